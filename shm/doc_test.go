@@ -12,8 +12,8 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// table is one table of docs/api.md: the heading it stands under, the name of
-// its first column, and for each row the first column's number and the name.
+// table is one table of docs/api.md: the heading above it, the name of its first column, and for each row the
+// number and the name.
 type table struct {
 	heading, column string
 	rows            map[string]string // name -> number, with "/size" if there is a size column
@@ -168,8 +168,8 @@ func TestDocument(t *testing.T) {
 	}
 }
 
-// TestDocumentRaw is a client written from docs/api.md alone: numbers, no
-// constants and none of the client side's code.
+// TestDocumentRaw checks that a client can be written from docs/api.md alone. It uses only numbers, and neither
+// the constants nor the client code of this package.
 func TestDocumentRaw(t *testing.T) {
 	q, p := newSQ(t, 4, 2, 16)
 	m := p.mem

@@ -48,7 +48,7 @@ func newCQ(t testing.TB, workers, entries int) (*CQ, *CQConsumer) {
 	return q, c
 }
 
-// newBells returns both ends of a doorbell page, and where its worker sleeps.
+// newBells returns both ends of a doorbell page, and the alarm on which its worker sleeps.
 func newBells(t testing.TB, bits int) (d *Doorbells, r *DoorbellRinger, alarm *Alarm) {
 	t.Helper()
 	d, err := CreateDoorbells(bits)
@@ -61,7 +61,7 @@ func newBells(t testing.TB, bits int) (d *Doorbells, r *DoorbellRinger, alarm *A
 	if err := alarm.Watch(d.WakeFD()); err != nil {
 		t.Fatal(err)
 	}
-	alarm.Clear() // it begins readable
+	alarm.Clear() // it is readable at first
 	if r, err = MapDoorbells(d.FD(), d.WakeFD()); err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func newBells(t testing.TB, bits int) (d *Doorbells, r *DoorbellRinger, alarm *A
 	return d, r, alarm
 }
 
-// newSendWR has room for what the limits allow, as a QP's scratch has.
+// newSendWR returns a work request with room for as many SGEs and bytes as the limits allow, like a QP's scratch.
 func newSendWR() *verbs.SendWR {
 	return &verbs.SendWR{SGEs: make([]verbs.SGE, 0, verbs.MaxSGE), Inline: make([]byte, 0, verbs.MaxInline)}
 }

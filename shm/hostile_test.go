@@ -13,7 +13,7 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// checkSend is what must hold of any decoded WQE, whatever its bytes were.
+// checkSend checks what must hold for any decoded WQE, whatever bytes the client wrote.
 func checkSend(t testing.TB, wr *verbs.SendWR, maxSGE, maxInline int) {
 	t.Helper()
 	switch {
@@ -28,9 +28,8 @@ func checkSend(t testing.TB, wr *verbs.SendWR, maxSGE, maxInline int) {
 	}
 }
 
-// TestHostileIndices writes impossible and random producer indices: what is
-// taken never exceeds what an honest ring could hold at a time, and the fault
-// is seen.
+// TestHostileIndices writes impossible and random producer indices. It checks that the worker never takes more
+// entries than a ring can hold, and that the fault is reported.
 func TestHostileIndices(t *testing.T) {
 	rng := testenv.Rand(t)
 	const entries = 8
@@ -55,7 +54,7 @@ func TestHostileIndices(t *testing.T) {
 		if !q.Fault() {
 			t.Fatal("the fault was not seen")
 		}
-		cons.Store(rng.Uint32()) // ours: the client's writing to it is its own loss
+		cons.Store(rng.Uint32()) // the consumer index is ours: a client that writes it harms only itself
 		want := rng.IntN(entries + 1)
 		prod.Store(base + uint32(want))
 		if n := drain(); n != want {
@@ -65,8 +64,8 @@ func TestHostileIndices(t *testing.T) {
 	_ = p
 }
 
-// TestHostileCQ writes random consumer indices: Push never writes outside the
-// ring, and never more than it holds.
+// TestHostileCQ writes random consumer indices and checks that Push never writes outside the ring, and never more
+// entries than the ring holds.
 func TestHostileCQ(t *testing.T) {
 	rng := testenv.Rand(t)
 	const entries = 8
@@ -79,7 +78,7 @@ func TestHostileCQ(t *testing.T) {
 	for range 1000 {
 		cons.Store(pushed + 1 + rng.Uint32N(1<<31))
 		if q.Push(0, &verbs.WC{ID: ^uint64(0)}) {
-			// What was seen before may still leave room, never more than that.
+			// An index that was read before may still leave room, but never more than that.
 			if pushed++; pushed > entries {
 				t.Fatal("a full ring took a completion")
 			}
@@ -99,9 +98,8 @@ func TestHostileCQ(t *testing.T) {
 	}
 }
 
-// TestMutatingPeer has another goroutine scribble over the whole ring through a
-// mapping of its own while the worker takes from it, and gives what comes to
-// real queue pairs.
+// TestMutatingPeer writes random bytes over the whole ring from another goroutine, through its own mapping, while
+// the worker takes work requests from the ring and posts them to real queue pairs.
 func TestMutatingPeer(t *testing.T) {
 	rng := testenv.Rand(t)
 	const entries, maxSGE, maxInline = 16, 4, 100
@@ -116,7 +114,7 @@ func TestMutatingPeer(t *testing.T) {
 
 	var stop atomic.Bool
 	var wg sync.WaitGroup
-	var pos [2]atomic.Uint32 // where the worker is in the two rings, so that some indices are right
+	var pos [2]atomic.Uint32 // positions of the worker in the two rings, so that some indices are right
 	seed := rng.Uint64()
 	wg.Add(1)
 	go func() {
@@ -124,7 +122,7 @@ func TestMutatingPeer(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		for !stop.Load() {
 			for i, m := range [][]byte{sp.mem, rp.mem, cc.mem} {
-				// Mostly small values, so that opcodes and counts are often right.
+				// Most values are small, so that opcodes and counts are often valid.
 				v := rng.Uint64() >> (8 * rng.IntN(8))
 				if rng.IntN(8) == 0 {
 					v = uint64(region.STag()) << 32
@@ -211,7 +209,7 @@ func FuzzSendWQE(f *testing.F) {
 			t.Fatal("one WQE was posted")
 		}
 		checkSend(t, wr, 4, 100)
-		// Encoding what was decoded and decoding it again changes nothing.
+		// Encoding and decoding the result again must change nothing.
 		if wr.Op != verbs.OpInvalid {
 			if !fitsSend(wr, 4, 100) {
 				t.Fatalf("%+v does not fit", wr)
@@ -246,8 +244,7 @@ func FuzzSendWQE(f *testing.F) {
 	})
 }
 
-// FuzzRing runs a script of both sides' steps over a receive ring, with the
-// client's index written at will.
+// FuzzRing runs random steps of both sides over a receive ring, in which the client may write any index.
 func FuzzRing(f *testing.F) {
 	f.Add([]byte{0, 1, 0, 1, 2, 0xff, 1, 3, 9, 1})
 	f.Add([]byte{2, 8, 1, 1, 1, 2, 0, 1})
@@ -276,8 +273,7 @@ func FuzzRing(f *testing.F) {
 	})
 }
 
-// TestBadWQE breaks each rule of the layout: the work request comes through as
-// invalid, with its ID.
+// TestBadWQE breaks each rule of the layout and checks that the work request is passed on as invalid, with its ID.
 func TestBadWQE(t *testing.T) {
 	const maxSGE, maxInline = 2, 20
 	tests := []struct {
@@ -319,7 +315,7 @@ func TestBadWQE(t *testing.T) {
 			t.Errorf("%s: %+v", tt.name, wr)
 		}
 		checkSend(t, wr, maxSGE, maxInline)
-		q.NextSend(wr) // gives the entry back
+		q.NextSend(wr) // returns the entry to the ring
 	}
 	rq, rp := newRQ(t, 1, maxSGE)
 	recv := newRecvWR()

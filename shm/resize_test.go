@@ -14,8 +14,8 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// TestResize: what was pushed before stays in the old rings, unflushed completions
-// too; all later ones come in the new, and none is lost or changes its place.
+// TestResize checks that completions pushed before a resize stay in the old rings, flushed or not, that all later
+// ones come in the new rings, and that none is lost or reordered.
 func TestResize(t *testing.T) {
 	q, old := newCQ(t, 2, 4)
 	for id := range uint64(3) {
@@ -58,7 +58,7 @@ func TestResize(t *testing.T) {
 	if next != 100 {
 		t.Errorf("%d completions", next)
 	}
-	if s := q.Stats(); s.Completions != 99 || s.Overruns != 0 { // that of id 3 went with the old ring
+	if s := q.Stats(); s.Completions != 99 || s.Overruns != 0 { // the completion with ID 3 is in the old ring
 		t.Errorf("%+v", s)
 	}
 }
@@ -111,7 +111,7 @@ func TestModeration(t *testing.T) {
 	}
 }
 
-// TestOnFault: an impossible index is reported once.
+// TestOnFault checks that an impossible index is reported once.
 func TestOnFault(t *testing.T) {
 	told := 0
 	sq, sp := newSQ(t, 4, 1, 0)
@@ -133,7 +133,7 @@ func TestOnFault(t *testing.T) {
 	cq, cc := newCQ(t, 1, 4)
 	cq.OnFault = func() { told++ }
 	word32(cc.mem, HeaderSize+RingConsumer).Store(77)
-	for range 8 { // what was seen before leaves room for 4
+	for range 8 { // the index that was read before leaves room for 4
 		cq.Push(0, &verbs.WC{})
 	}
 	if told != 3 {
@@ -141,9 +141,9 @@ func TestOnFault(t *testing.T) {
 	}
 }
 
-// TestFreeWhileStuck: a client makes the daemon wait for the rings that a resize
-// replaced, and ends. Its other rings are freed without that wait, and nothing twice:
-// the addresses may be another mapping's by then.
+// TestFreeWhileStuck checks a client that makes the daemon wait for the rings that a resize replaced, and then
+// ends. Its other rings must be freed without that wait, and none twice: the address may be that of another
+// mapping by then.
 func TestFreeWhileStuck(t *testing.T) {
 	q, err := CreateCQ(1, 4)
 	if err != nil {
@@ -157,7 +157,7 @@ func TestFreeWhileStuck(t *testing.T) {
 	}
 	publish()
 	freed := make(chan struct{})
-	t.Cleanup(func() { <-freed }) // after that of stuckPage
+	t.Cleanup(func() { <-freed }) // runs after the cleanup of stuckPage
 	stickIn(t, unix.SYS_WRITE, old, stuckPage(t))
 	tid := make(chan int, 1)
 	go func() {

@@ -31,7 +31,7 @@ func sges(n int) []verbs.SGE {
 	return s
 }
 
-// TestSendRoundTrip has every operation through the ring.
+// TestSendRoundTrip passes every operation through the ring.
 func TestSendRoundTrip(t *testing.T) {
 	q, p := newSQ(t, 4, 3, 80)
 	all := verbs.SendWR{
@@ -51,7 +51,7 @@ func TestSendRoundTrip(t *testing.T) {
 	tests := []struct {
 		op   rdmap.Op
 		wr   verbs.SendWR
-		back rdmap.Op // with Solicited, where it differs
+		back rdmap.Op // with Solicited, where it is not op
 	}{
 		{rdmap.OpWrite, imm, 0}, {rdmap.OpRead, imm, 0},
 		{rdmap.OpSend, imm, 0}, {rdmap.OpSendInv, imm, 0},
@@ -75,7 +75,7 @@ func TestSendRoundTrip(t *testing.T) {
 			if tt.back != 0 {
 				want.Op, want.Flags = tt.back, want.Flags|verbs.Solicited
 			}
-			// Fields that share bytes come back in each reading.
+			// Fields that share bytes are decoded in each meaning.
 			g := *got
 			mask(&g, tt.op)
 			if diff := cmp.Diff(want, g, cmpopts.EquateEmpty()); diff != "" {
@@ -97,7 +97,7 @@ func TestSendRoundTrip(t *testing.T) {
 	}
 }
 
-// mask clears what the operation has no use for.
+// mask clears the fields that the operation does not use.
 func mask(w *verbs.SendWR, op rdmap.Op) {
 	switch op {
 	case rdmap.OpFetchAdd, rdmap.OpCmpSwap:
@@ -164,8 +164,7 @@ func TestCQERoundTrip(t *testing.T) {
 	}
 }
 
-// TestRingModel has random posts and takes against a FIFO, in rings that start
-// anywhere in the index space.
+// TestRingModel compares random posts and takes with a FIFO, in rings that start anywhere in the index space.
 func TestRingModel(t *testing.T) {
 	rng := testenv.Rand(t)
 	for range 60 {
@@ -199,7 +198,7 @@ func modelRing(t *testing.T, rng *rand.Rand, entries int, q *RQ, p *RQProducer) 
 				posted++
 				continue
 			}
-			// Full: no more than a batch may be taken and not given back.
+			// The ring is full: at most one batch may be taken and not yet returned.
 			if held := int(posted - taken); !errors.Is(err, ErrFull) || held+int(q.batch) < entries {
 				t.Fatalf("%d of %d in the ring: %v", held, entries, err)
 			}
@@ -229,7 +228,7 @@ func modelRing(t *testing.T, rng *rand.Rand, entries int, q *RQ, p *RQProducer) 
 	}
 }
 
-// TestCQOverrun: a full ring loses completions, says so, and goes on.
+// TestCQOverrun checks that a full completion ring drops completions, reports it, and goes on.
 func TestCQOverrun(t *testing.T) {
 	q, c := newCQ(t, 2, 4)
 	for i := range uint64(6) {
@@ -254,7 +253,7 @@ func TestCQOverrun(t *testing.T) {
 	}
 }
 
-// TestCQWorkers: one consumer, a ring for each worker; none starves.
+// TestCQWorkers checks that a consumer with one ring for each worker starves none of them.
 func TestCQWorkers(t *testing.T) {
 	const workers = 3
 	q, c := newCQ(t, workers, 8)
@@ -291,7 +290,7 @@ func readable(fd int) bool {
 	return err == nil && n == 1
 }
 
-// TestArm: who wakes whom, once.
+// TestArm checks which events wake an armed client, and that they wake it once.
 func TestArm(t *testing.T) {
 	plain, solicited, failed := verbs.WC{}, verbs.WC{Flags: verbs.WCSolicited}, verbs.WC{Status: verbs.WCFlushErr}
 	type step func(q *CQ, c *CQConsumer)
@@ -330,7 +329,7 @@ func TestArm(t *testing.T) {
 	}
 }
 
-// TestDoorbells: each bell once, a wake-up only for a sleeper.
+// TestDoorbells checks that each bell is seen once, and that only a sleeping worker is woken.
 func TestDoorbells(t *testing.T) {
 	d, r, alarm := newBells(t, 130)
 	if d.Words() != 3 || d.Bits() != 192 || r.Bits() != 192 || d.Any() {
@@ -357,7 +356,7 @@ func TestDoorbells(t *testing.T) {
 		t.Error("a sleeper was not woken")
 	}
 	var b [64]byte
-	if n, err := unix.Read(d.WakeFD(), b[:]); n != 8 || err != nil || b[0] != 2 { // it begins at 1
+	if n, err := unix.Read(d.WakeFD(), b[:]); n != 8 || err != nil || b[0] != 2 { // the counter starts at 1
 		t.Errorf("%d bytes, %d, of the eventfd: %v; want one wake-up", n, b[0], err)
 	}
 	alarm.Clear()
@@ -392,7 +391,7 @@ func TestCreateRefuses(t *testing.T) {
 	}
 }
 
-// TestNoAllocs: nothing on the way of a work request allocates.
+// TestNoAllocs checks that no step of a work request allocates.
 func TestNoAllocs(t *testing.T) {
 	sq, sp := newSQ(t, 64, 16, 256)
 	rq, rp := newRQ(t, 64, 16)
@@ -415,8 +414,8 @@ func TestNoAllocs(t *testing.T) {
 	}
 }
 
-// BenchmarkRings is the share of the API in a work request: post, doorbell,
-// decode, completion, poll, all on one core.
+// BenchmarkRings measures what the API adds to a work request: post, doorbell, decode, completion and poll, all on
+// one core.
 func BenchmarkRings(b *testing.B) {
 	for _, kind := range []string{"sge", "inline64"} {
 		b.Run(kind, func(b *testing.B) {
@@ -441,7 +440,7 @@ func BenchmarkRings(b *testing.B) {
 				if cc.Poll(wcs) != 1 {
 					b.Fatal("no completion")
 				}
-				sq.NextSend(got) // the end of the worker's batch
+				sq.NextSend(got) // ends the worker's batch
 			}
 		})
 	}
@@ -466,8 +465,8 @@ func BenchmarkRings(b *testing.B) {
 	})
 }
 
-// TestReceiveRingStaysFull: a client that keeps as many receives posted as the
-// ring holds can post the next one as soon as one has been taken.
+// TestReceiveRingStaysFull checks that a client that keeps the ring full of receives can post the next one as soon
+// as the worker has taken one.
 func TestReceiveRingStaysFull(t *testing.T) {
 	q, p := newRQ(t, 8, 1)
 	wr := verbs.RecvWR{SGEs: []verbs.SGE{{Addr: 1, Len: 2, LKey: 3}}}
@@ -487,8 +486,8 @@ func TestReceiveRingStaysFull(t *testing.T) {
 	}
 }
 
-// TestSendRingGivesBack: what a queue pair has taken is free in the ring, also in
-// the middle of a batch, before any of it can complete.
+// TestSendRingGivesBack checks that an entry that a queue pair has taken is free in the ring at once, also in the
+// middle of a batch and before its operation completes.
 func TestSendRingGivesBack(t *testing.T) {
 	const entries = 16
 	q, p := newSQ(t, entries, 1, 0)

@@ -35,8 +35,8 @@ func testMemfd(t *testing.T, size int64, seals int) int {
 	return fd
 }
 
-// TestRingSeals: a client can change neither the size nor the seals of what the
-// daemon gave it.
+// TestRingSeals checks that a client can change neither the size nor the seals of the memory that the daemon
+// passed to it.
 func TestRingSeals(t *testing.T) {
 	sq, _ := newSQ(t, 4, 1, 0)
 	rq, _ := newRQ(t, 4, 1)
@@ -54,11 +54,11 @@ func TestRingSeals(t *testing.T) {
 		if err := unix.Fallocate(f.FD(), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(len(f.mem))); err != nil {
 			t.Errorf("%s: punching a hole: %v", name, err)
 		}
-		f.mem[len(f.mem)-1] = 1 // a hole is filled again, not a fault
+		f.mem[len(f.mem)-1] = 1 // a hole is filled again by this store; it does not fault
 	}
 }
 
-// TestAttachRefuses: a client believes only what is consistent.
+// TestAttachRefuses checks that a client takes only a consistent layout.
 func TestAttachRefuses(t *testing.T) {
 	const sizes = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	if _, err := MapSQ(testMemfd(t, 8192, 0)); !errors.Is(err, ErrMemory) {
@@ -83,7 +83,7 @@ func TestAttachRefuses(t *testing.T) {
 	if _, err := MapDoorbells(sq.FD(), -1); !errors.Is(err, ErrLayout) {
 		t.Errorf("an SQ as doorbells: %v", err)
 	}
-	// Each field of each kind, each bit: what maps has a ring inside its memory.
+	// Flip each bit of each field of each kind: a layout that is taken must have its rings inside the memory.
 	rng := testenv.Rand(t)
 	cq, _ := newCQ(t, 2, 4)
 	bells, _, _ := newBells(t, 64)
@@ -126,7 +126,7 @@ func TestMapRegion(t *testing.T) {
 	if _, err := unix.Pread(fd, b, 4096+16); err != nil || string(b) != "shared" {
 		t.Errorf("in the memfd: %q, %v", b, err)
 	}
-	if err := unix.Ftruncate(fd, 0); err != nil { // it was not sealed
+	if err := unix.Ftruncate(fd, 0); err != nil { // works, since it was not sealed
 		t.Error(err)
 	}
 	if !faults(func() { r.Bytes()[0]++ }) {
@@ -135,14 +135,14 @@ func TestMapRegion(t *testing.T) {
 	if err := r.Close(); err != nil || r.Bytes() != nil || r.Close() != nil {
 		t.Errorf("Close: %v", err)
 	}
-	// Read-only memory for a region that nobody may write.
+	// Read-only memory, for a region without any write access.
 	ro := testMemfd(t, 4096, unix.F_SEAL_WRITE)
 	if r, err = MapRegion(ro, 0, 4096, false); err != nil {
 		t.Errorf("write-sealed, read-only: %v", err)
 	} else {
 		r.Close()
 	}
-	// The same through a descriptor that cannot write.
+	// The same with a descriptor that is open for reading only.
 	sealed := testMemfd(t, 4096, unix.F_SEAL_SHRINK)
 	rdonly, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", sealed), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -160,8 +160,8 @@ func TestMapRegion(t *testing.T) {
 	}
 }
 
-// TestMapRegionWhileStuck: a client that holds the lock of its memfd, by a write from a
-// page that never arrives, holds up neither its registration nor its end.
+// TestMapRegionWhileStuck checks that a client that holds the lock of its memfd, by a write(2) from a page that
+// never arrives, delays neither its registration nor its end.
 func TestMapRegionWhileStuck(t *testing.T) {
 	fd := testMemfd(t, 2*4096, 0)
 	stickIn(t, unix.SYS_WRITE, fd, stuckPage(t))
@@ -186,7 +186,8 @@ func TestMapRegionWhileStuck(t *testing.T) {
 	}
 }
 
-// A client's memfd may be as large as its address space, with pages at their addresses.
+// TestMapRegionSparse checks that a client's memfd may be as large as its address space, with each page at the offset
+// of its address.
 func TestMapRegionSparse(t *testing.T) {
 	for _, off := range []int64{1 << 47, 1<<56 - 4096} {
 		fd, err := unix.MemfdCreate("sparse", unix.MFD_ALLOW_SEALING|unix.MFD_CLOEXEC)
@@ -194,7 +195,7 @@ func TestMapRegionSparse(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer unix.Close(fd)
-		if err := unix.Ftruncate(fd, 1<<56); err != nil { // not allocated, unlike testMemfd's
+		if err := unix.Ftruncate(fd, 1<<56); err != nil { // sparse, unlike the one of testMemfd
 			t.Fatal(err)
 		}
 		if _, err := unix.Pwrite(fd, []byte("page"), off); err != nil {
@@ -259,7 +260,7 @@ func TestMapRegionRefuses(t *testing.T) {
 			r.Close()
 		}
 	}
-	// Sealing against growth alone is no obstacle, nor is a memfd sealed before.
+	// A seal against growth alone is allowed, and so is a memfd that the client has sealed.
 	for _, seals := range []int{unix.F_SEAL_GROW, unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL} {
 		r, err := MapRegion(testMemfd(t, page, seals), 0, page, true)
 		if err != nil {
@@ -279,7 +280,7 @@ func TestMapRegionRefuses(t *testing.T) {
 	}
 }
 
-// allocated returns the bytes of memory that a memfd has.
+// allocated returns how many bytes of a memfd are allocated.
 func allocated(t *testing.T, fd int) int64 {
 	t.Helper()
 	var st unix.Stat_t
@@ -296,7 +297,7 @@ func punch(t *testing.T, fd int, off, n int64) {
 	}
 }
 
-var sink byte // keeps reads
+var sink byte // sink keeps the compiler from removing reads.
 
 // faults reports whether touch is a memory fault.
 func faults(touch func()) (fault bool) {
@@ -306,8 +307,8 @@ func faults(touch func()) (fault bool) {
 	return false
 }
 
-// TestMapRegionHoles: no memory of a client is allocated by the daemon: a hole is
-// refused, and one that is made later is a fault.
+// TestMapRegionHoles checks that the daemon never allocates memory of a client: it refuses a region with a hole,
+// and takes a fault for a hole that is made later.
 func TestMapRegionHoles(t *testing.T) {
 	const page, pages = 4096, 8
 	if err := Guarded(); err != nil {
@@ -349,7 +350,7 @@ func TestMapRegionHoles(t *testing.T) {
 		if n := allocated(t, fd); n != (pages-1)*page {
 			t.Errorf("write %v: %d bytes allocated after access to the hole", write, n)
 		}
-		// A client that fills the hole again has memory there.
+		// A client that fills the hole again can use the memory.
 		if _, err := unix.Pwrite(fd, []byte("new"), page); err != nil {
 			t.Fatal(err)
 		}
@@ -360,8 +361,8 @@ func TestMapRegionHoles(t *testing.T) {
 	}
 }
 
-// TestIncore is the check for holes where there is no userfaultfd. It wants pages
-// that were written.
+// TestIncore checks how holes are found where there is no userfaultfd. That way counts only pages that were
+// written.
 func TestIncore(t *testing.T) {
 	m, err := CreateRegion("mem", 5*4096)
 	if err != nil {
@@ -380,7 +381,7 @@ func TestIncore(t *testing.T) {
 	}
 }
 
-// TestPopulate: memory that is mapped for reading is allocated too.
+// TestPopulate checks that memory that is mapped for reading is allocated too.
 func TestPopulate(t *testing.T) {
 	fd, err := memfd("test")
 	if err != nil {

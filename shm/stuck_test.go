@@ -14,8 +14,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// stuckPage returns a page whose first access, also by the kernel, waits until the test
-// ends: a page of a userfaultfd that nobody serves. It takes root.
+// stuckPage returns a page whose first access, also by the kernel, blocks until the test ends: a page of a
+// userfaultfd that nobody serves. It needs root.
 func stuckPage(t testing.TB) []byte {
 	t.Helper()
 	testenv.RequireRoot(t)
@@ -43,15 +43,14 @@ func stuckPage(t testing.TB) []byte {
 		t.Fatal(errno)
 	}
 	t.Cleanup(func() {
-		unix.Close(int(fd)) // those that wait go on
+		unix.Close(int(fd)) // lets blocked threads go on
 		_ = unix.Munmap(page)
 	})
 	return page
 }
 
-// stickIn has a thread stop in the system call trap, read or write, on fd, which it
-// can only finish when the test ends, since page is one of stuckPage. Then the kernel
-// holds what locks it takes before it copies.
+// stickIn makes a thread block in the system call trap, a read or write on fd that copies from or to page, a page of
+// stuckPage. The kernel then holds the locks that it takes before it copies.
 func stickIn(t testing.TB, trap uintptr, fd int, page []byte) {
 	t.Helper()
 	tid := make(chan int, 1)

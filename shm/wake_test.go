@@ -17,12 +17,12 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// A wake-up that takes this long was lost.
+// lostAfter is the time after which a wake-up counts as lost.
 const lostAfter = 60000 // ms
 
 var errLost = errors.New("slept through a wake-up")
 
-// sleepOn waits until fd is readable, and has clear take that back.
+// sleepOn waits until fd is readable and then calls clear, which must make it unreadable.
 func sleepOn(fd int, clear func(fd int)) error {
 	for {
 		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
@@ -40,8 +40,7 @@ func sleepOn(fd int, clear func(fd int)) error {
 	}
 }
 
-// TestNoLostWake: clients and a worker sleep and wake each other, many times,
-// at random moments.
+// TestNoLostWake makes clients and a worker sleep and wake each other many times, at random moments.
 func TestNoLostWake(t *testing.T) {
 	rounds := 20000
 	if testing.Short() {
@@ -102,8 +101,7 @@ func TestNoLostWake(t *testing.T) {
 		var posted, done uint64
 		for done < uint64(rounds) {
 			for range 1 + rng.IntN(8) {
-				// The last of each batch is solicited: a client that armed for
-				// those alone is owed that wake-up.
+				// The last of each batch is solicited, since a client that armed for solicited completions alone must be woken.
 				wr := verbs.SendWR{ID: posted, Op: rdmap.OpSend, Flags: verbs.Solicited}
 				if posted-done < 60 && sp.Post(&wr) == nil {
 					posted++
@@ -148,8 +146,8 @@ func TestNoLostWake(t *testing.T) {
 	t.Logf("the worker slept %d times, the client %d", workerSleeps, clientSleeps)
 }
 
-// TestManyDoorbells: several threads of a client ring bells of one page, which
-// share words, for queues of their own; the worker sleeps in between.
+// TestManyDoorbells rings bells of one page from several threads. The bells share words but belong to different
+// queues, and the worker sleeps between them.
 func TestManyDoorbells(t *testing.T) {
 	const threads, queues = 4, 40 // queues of each thread
 	rounds := 3000
@@ -263,8 +261,7 @@ func TestManyDoorbells(t *testing.T) {
 	}
 }
 
-// TestWakeIsSafe: a client that does its worst with its end of the channel
-// cannot make Wake wait.
+// TestWakeIsSafe checks that a client cannot make Wake block, whatever it does with its end of the channel.
 func TestWakeIsSafe(t *testing.T) {
 	q, c := newCQ(t, 1, 4)
 	for _, flags := range []int{0, unix.O_NONBLOCK} {
@@ -272,7 +269,7 @@ func TestWakeIsSafe(t *testing.T) {
 			t.Fatal(err)
 		}
 		wcs := make([]verbs.WC, 4)
-		for range 100000 / 8 * 2 { // more than a pipe holds, never read
+		for range 100000 / 8 * 2 { // more than a pipe holds; nothing reads it
 			c.Arm(false)
 			q.Push(0, &verbs.WC{})
 			q.Flush(0, 0)
@@ -284,8 +281,8 @@ func TestWakeIsSafe(t *testing.T) {
 	}
 }
 
-// TestWakeWhileStuck: a client whose threads stop in the kernel while they read what wakes
-// it and write what wakes the worker stops the daemon in neither direction.
+// TestWakeWhileStuck checks that a client does not stop the daemon when its threads block in the kernel while they
+// read its own wake-up descriptor and write the worker's.
 func TestWakeWhileStuck(t *testing.T) {
 	page := stuckPage(t)
 	q, c := newCQ(t, 1, 4)
@@ -306,7 +303,7 @@ func TestWakeWhileStuck(t *testing.T) {
 		for range 10 {
 			c.Arm(false)
 			q.Push(0, &verbs.WC{})
-			q.Flush(0, 0) // wakes the client that is stuck
+			q.Flush(0, 0) // wakes the blocked client
 			Wake(other.WakeFD())
 			ok := readable(alarm.FD())
 			alarm.Clear()
@@ -323,8 +320,8 @@ func TestWakeWhileStuck(t *testing.T) {
 	}
 }
 
-// TestAlarmIsBounded: clients that wake a worker all the time do not keep it from
-// going on, and no wake-up is lost.
+// TestAlarmIsBounded checks that a worker makes progress while clients wake it all the time, and that no wake-up is
+// lost.
 func TestAlarmIsBounded(t *testing.T) {
 	_, _, alarm := newBells(t, 64)
 	var fds []int
@@ -345,7 +342,7 @@ func TestAlarmIsBounded(t *testing.T) {
 		}
 	})
 	for range 1000 {
-		alarm.Clear() // that it returns is the test
+		alarm.Clear() // the test is that it returns
 	}
 	stop.Store(true)
 	wg.Wait()

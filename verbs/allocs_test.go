@@ -31,7 +31,7 @@ func (l *loopRecv) NextRecv(wr *RecvWR) bool {
 	return true
 }
 
-// TestNoAllocs: no work request and no message allocates.
+// TestNoAllocs checks that no work request and no message allocates.
 func TestNoAllocs(t *testing.T) {
 	for _, op := range []rdmap.Op{rdmap.OpWrite, rdmap.OpSend, rdmap.OpRead, rdmap.OpFetchAdd} {
 		src, rcv := &loop{}, &loopRecv{}
@@ -91,8 +91,7 @@ func (l *script) NextSend(wr *SendWR) bool {
 	return true
 }
 
-// TestLocalOpsNoAllocs: registering, binding and invalidating by work request
-// is as cheap as it should be.
+// TestLocalOpsNoAllocs checks that registering, binding and invalidating by work request do not allocate.
 func TestLocalOpsNoAllocs(t *testing.T) {
 	src := &script{}
 	a := newSide(t, 1, 4096, QPConfig{Sends: src})

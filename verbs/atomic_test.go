@@ -9,13 +9,13 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
-// TestAtomicWaits: an atomic does not touch memory while another one is in progress, of
-// whatever QP and region (RFC 7306 section 5.3).
+// TestAtomicWaits checks that an atomic does not touch memory while another one is in progress, on any QP and region
+// (RFC 7306 section 5.3).
 func TestAtomicWaits(t *testing.T) {
 	a := newSide(t, 1, 64, QPConfig{})
 	a.Start(rdmap.Config{})
 	a.mem[0] = 7
-	a.table.atomics.Lock() // as the other one does
+	a.table.atomics.Lock() // as the other atomic does
 	done := make(chan uint64, 1)
 	go func() {
 		old, _ := a.Atomic(a.mr.STag(), sideBase, &rdmap.AtomicOp{Op: rdmap.OpFetchAdd, Data: 1})
@@ -36,8 +36,7 @@ func TestAtomicWaits(t *testing.T) {
 	}
 }
 
-// blocked reports whether a goroutine waits, for the reason that its stack begins with,
-// in function f.
+// blocked reports whether a goroutine is blocked in function f, for the reason at the top of its stack.
 func blocked(reason, f string) bool {
 	b := make([]byte, 1<<20)
 	for g := range strings.SplitSeq(string(b[:runtime.Stack(b, true)]), "\n\n") {
@@ -49,8 +48,8 @@ func blocked(reason, f string) bool {
 	return false
 }
 
-// TestCmpSwapAlignment: the target of a CmpSwap is aligned, as that of a FetchAdd is, or
-// stays as it was (RFC 7306 section 5.1.2).
+// TestCmpSwapAlignment checks that the target of a CmpSwap must be aligned like that of a FetchAdd, and that it stays
+// unchanged otherwise (RFC 7306 section 5.1.2).
 func TestCmpSwapAlignment(t *testing.T) {
 	a := newSide(t, 1, 64, QPConfig{})
 	a.Start(rdmap.Config{})

@@ -12,9 +12,8 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
-// TestBadWR posts a good Read, the bad work request, and a good Send behind it:
-// the Read completes, the bad one tells why, the rest is flushed, and the peer
-// gets a Terminate.
+// TestBadWR posts a good Read, a bad work request and a good Send. It checks that the Read completes, that the bad one
+// reports the reason, that the rest is flushed, and that the peer gets a Terminate.
 func TestBadWR(t *testing.T) {
 	many := make([]SGE, 17)
 	tests := []struct {
@@ -123,7 +122,7 @@ func TestBadWR(t *testing.T) {
 	}
 }
 
-// TestNoORD: a stream that may have no Read outstanding refuses one.
+// TestNoORD checks that a stream with an ORD of 0 refuses a Read.
 func TestNoORD(t *testing.T) {
 	a, b := newSide(t, 1, 64, QPConfig{}), newSide(t, 2, 64, QPConfig{})
 	a.Start(rdmap.Config{})
@@ -135,7 +134,7 @@ func TestNoORD(t *testing.T) {
 	}
 }
 
-// TestRemoteErrors provokes each refusal by the peer's checks.
+// TestRemoteErrors provokes each error that the peer's checks can return.
 func TestRemoteErrors(t *testing.T) {
 	tests := []struct {
 		name string
@@ -213,8 +212,7 @@ func TestRemoteErrors(t *testing.T) {
 	}
 }
 
-// TestGatherFails deregisters memory after the work request was taken, and
-// after the Read Request was accepted.
+// TestGatherFails deregisters memory after the work request was taken, and after the Read Request was accepted.
 func TestGatherFails(t *testing.T) {
 	t.Run("send", func(t *testing.T) {
 		a, b := newPair(t, 8192, QPConfig{})
@@ -252,7 +250,7 @@ func TestGatherFails(t *testing.T) {
 			if !a.Stream().PollSegment(1000, &seg) {
 				t.Fatal("nothing to send")
 			}
-			if polled && a.poll() { // what the stream has completed is known
+			if polled && a.poll() { // the completions of the stream are known
 				t.Errorf("completions %v", outcomes(a.take()))
 			}
 			if _, ok := a.Gather(&seg.Src, seg.Len, nil); ok {
@@ -285,7 +283,7 @@ func TestGatherFails(t *testing.T) {
 	})
 }
 
-// TestBadReceive: a message meets a receive that cannot take it.
+// TestBadReceive sends a message to a receive that cannot take it.
 func TestBadReceive(t *testing.T) {
 	tests := []struct {
 		name string
@@ -323,7 +321,7 @@ func TestBadReceive(t *testing.T) {
 	}
 }
 
-// TestZeroLengthErrors: errors without a byte moved end the QP as well.
+// TestZeroLengthErrors checks that errors of operations without data end the QP as well.
 func TestZeroLengthErrors(t *testing.T) {
 	t.Run("receive", func(t *testing.T) {
 		a, b := newPair(t, 64, QPConfig{})
@@ -354,7 +352,7 @@ func TestZeroLengthErrors(t *testing.T) {
 	})
 }
 
-// TestErrorBeforeStart: a QP that never had a stream flushes too.
+// TestErrorBeforeStart checks that a QP that never had a stream is flushed too.
 func TestErrorBeforeStart(t *testing.T) {
 	a := newSide(t, 1, 64, QPConfig{})
 	a.post(SendWR{ID: 1, Op: rdmap.OpSend})

@@ -11,16 +11,16 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
-// mover is a Mover over the heap that moves when the test says so.
+// mover is a Mover over the heap that moves data when the test calls step.
 type mover struct {
 	ops          []func()
 	done, failed uint64
-	fail         bool // what moves from now on fails
-	room         int  // Fetches that may be outstanding; negative: any number
+	fail         bool // further operations fail
+	room         int  // Fetches that may be outstanding; negative: no limit
 	fetching     int
 }
 
-// step does the oldest operation. It reports whether there was one.
+// step does the oldest operation and reports whether there was one.
 func (m *mover) step() bool {
 	if len(m.ops) == 0 {
 		return false
@@ -88,7 +88,7 @@ func (f *heapFetch) Release() {
 	f.m.fetching--
 }
 
-// farSide is a side with far memory beside its own.
+// farSide is a side that also has far memory.
 type farSide struct {
 	*side
 	m   *mover
@@ -121,7 +121,7 @@ func (s *farSide) fsge(off, n int) SGE {
 	return SGE{Addr: farBase + uint64(off), Len: uint32(n), LKey: s.fmr.STag()}
 }
 
-// exchange lets both sides send and receive, without anything being moved, until neither has more to do.
+// exchange lets both sides send and receive, without a step of the mover, until neither has more to do.
 func exchange(t *testing.T, a, b *farSide) {
 	t.Helper()
 	for busy := true; busy; {
@@ -132,7 +132,7 @@ func exchange(t *testing.T, a, b *farSide) {
 	}
 }
 
-// settle does that, and moves everything.
+// settle calls exchange and moves everything, until nothing is left to do.
 func settle(t *testing.T, a, b *farSide) {
 	t.Helper()
 	for exchange(t, a, b); a.m.step() || b.m.step(); exchange(t, a, b) {
@@ -169,7 +169,7 @@ func random(r *rand.Rand, b []byte) {
 	}
 }
 
-// Messages of all kinds out of far memory and into it, mixed with near memory.
+// TestFarTransfers sends messages of all kinds out of far memory and into it, mixed with near memory.
 func TestFarTransfers(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, uint64(testenv.Seed(t))))
 	a, b := newFarPair(t)
@@ -208,7 +208,7 @@ func TestFarTransfers(t *testing.T) {
 	}
 }
 
-// A completion says that the bytes are where they should be: it comes when they were moved.
+// A completion comes after the data was moved.
 func TestFarCompletes(t *testing.T) {
 	a, b := newFarPair(t)
 	copy(a.mem, "hello")
@@ -241,7 +241,7 @@ func TestFarCompletes(t *testing.T) {
 	}
 }
 
-// A fenced Send out of the memory that a Read brings its bytes to sends those.
+// A fenced Send from the memory that a Read has filled sends what the Read brought.
 func TestFarFence(t *testing.T) {
 	a, b := newFarPair(t)
 	copy(b.far, "fresh")
@@ -255,7 +255,7 @@ func TestFarFence(t *testing.T) {
 	}
 }
 
-// Memory that is gone is an error of the connection that uses it.
+// Memory that no longer exists is an error of the connection that uses it.
 func TestFarGone(t *testing.T) {
 	t.Run("store", func(t *testing.T) {
 		a, b := newFarPair(t)
@@ -294,7 +294,7 @@ func TestFarGone(t *testing.T) {
 	})
 }
 
-// What is flushed waits too: its memory is not the client's as long as something is to be stored there.
+// A flushed work request also waits, since its memory belongs to the daemon until nothing more is stored there.
 func TestFarFlush(t *testing.T) {
 	a, b := newFarPair(t)
 	b.postRecv(RecvWR{ID: 1, SGEs: []SGE{b.fsge(0, 16)}}, RecvWR{ID: 2, SGEs: []SGE{b.fsge(0, 16)}})
@@ -317,7 +317,7 @@ func TestFarFlush(t *testing.T) {
 	}
 }
 
-// With memory for one Fetch at a time everything is sent, one after the other.
+// With memory for one Fetch at a time everything is sent, one Fetch after the other.
 func TestFarLittleMemory(t *testing.T) {
 	a, b := newFarPair(t)
 	random(rand.New(rand.NewPCG(1, 2)), a.far)
@@ -331,7 +331,7 @@ func TestFarLittleMemory(t *testing.T) {
 	}
 }
 
-// Nobody gets atomics on far memory, nor by a window.
+// Atomics on far memory are refused, also through a window.
 func TestFarAtomics(t *testing.T) {
 	a, b := newFarPair(t)
 	if _, err := b.table.RegisterFar(pdA, b.far, 0, 8, 0, accessRW); !errors.Is(err, ErrFarAtomic) {

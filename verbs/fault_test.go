@@ -12,8 +12,7 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
-// TestFault: memory that cannot be touched panics, as a worker expects of it,
-// and leaves the table usable.
+// TestFault checks that memory that cannot be touched panics, as a worker expects, and leaves the table usable.
 func TestFault(t *testing.T) {
 	none, err := unix.Mmap(-1, 0, 4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
@@ -52,7 +51,7 @@ func TestFault(t *testing.T) {
 	}
 }
 
-// TestAtomicsAreAtomic has four workers add to one word, through two regions.
+// TestAtomicsAreAtomic lets four workers add to one word through two regions.
 func TestAtomicsAreAtomic(t *testing.T) {
 	const workers, each = 4, 2000
 	tb := NewTable(rand.Reader)

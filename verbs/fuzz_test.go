@@ -9,12 +9,11 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
-// FuzzPeer lets a peer send any ULPDUs to a queue pair, each with two bytes of
-// length in front: nothing changes but the memory it may write and the receives
-// posted, and nothing leaves but what it may read.
+// FuzzPeer lets a peer send any ULPDUs to a queue pair, each after two bytes of length. It checks that they change only
+// memory that the peer may write and posted receives, and that only memory that the peer may read is sent.
 func FuzzPeer(f *testing.F) {
 	const quarter = 1024
-	// The same draws each time, so that a corpus may hold STags.
+	// The draws are the same each time, so that a corpus may contain STags.
 	table := func() *Table { return NewTable(rand.NewChaCha8([32]byte{7})) }
 	setup := func(mem []byte) (*Table, []*Region) {
 		tb := table()
@@ -22,7 +21,7 @@ func FuzzPeer(f *testing.F) {
 		for i, a := range []Access{accessRW, LocalWrite | RemoteWrite | RemoteAtomic, RemoteRead, LocalWrite} {
 			pd := pdA
 			if i == 0 {
-				pd = pdB // of another client
+				pd = pdB // belongs to another client
 			}
 			r, err := tb.Register(pd, mem[i*quarter:(i+1)*quarter], uint64(i)<<32, a)
 			if err != nil {
@@ -33,7 +32,7 @@ func FuzzPeer(f *testing.F) {
 		return tb, rs
 	}
 
-	// Seeds: what a sender of ours would send, to each region.
+	// Seeds: what our own sender would send, to each region.
 	_, rs := setup(make([]byte, 4*quarter))
 	for _, r := range rs {
 		for _, op := range []rdmap.Op{rdmap.OpWrite, rdmap.OpRead, rdmap.OpFetchAdd, rdmap.OpSend, rdmap.OpSendInv, rdmap.OpImm} {

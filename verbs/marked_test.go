@@ -10,7 +10,7 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
-// A receive gets the bytes without the markers, however it is cut into SGEs.
+// TestPlaceMarked checks that a receive gets the bytes without the markers, however its SGEs divide them.
 func TestPlaceMarked(t *testing.T) {
 	const n, base = 2000, 0x1000
 	mem, payload, with := make([]byte, n), make([]byte, n), make([]byte, n+40)

@@ -12,9 +12,8 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
-// TestModel moves random batches of every verb both ways and compares all memory
-// with a model after each batch. Each operation of a batch has a stretch of
-// memory of its own on both sides, so that the batch has one outcome.
+// TestModel moves random batches of every verb in both directions and compares all memory with a model after each
+// batch. Each operation of a batch has its own part of memory on both sides, so that the batch has one outcome.
 func TestModel(t *testing.T) {
 	rng := testenv.Rand(t)
 	const stretch, perBatch = 8192, 8
@@ -29,9 +28,9 @@ func TestModel(t *testing.T) {
 			for k := range 1 + rng.IntN(perBatch) {
 				id++
 				me, peer := sides[s], sides[1-s]
-				// Stretches s*perBatch+k: the one's operations never meet the other's.
+				// Operation k of side s uses part s*perBatch+k, so that no two operations touch the same memory.
 				lo := (s*perBatch + k) * stretch
-				for range 64 { // new content to move
+				for range 64 { // new data to move
 					p := lo + rng.IntN(stretch)
 					v := byte(rng.Uint32())
 					me.mem[p], model[s][p] = v, v
@@ -70,13 +69,12 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// modelOp posts one random operation of me and does it in the model.
+// modelOp posts one random operation of me and applies it to the model.
 func modelOp(rng *rand.Rand, id uint64, me, peer *side, mine, theirs []byte, lo int, wcs, peerWCs *[]WC) {
 	half := len(mine) / 2
 	wr := SendWR{ID: id, RKey: peer.mr.STag()}
 	wc := WC{ID: id, QP: me.Num()}
-	// Up to 16 pieces of the first half of the stretch are read; what is
-	// written goes to the second half.
+	// Up to 16 pieces of the first half of the part are read. Data is written to the second half.
 	var data []byte
 	for range rng.IntN(17) {
 		off := rng.IntN(half)
@@ -112,7 +110,7 @@ func modelOp(rng *rand.Rand, id uint64, me, peer *side, mine, theirs []byte, lo 
 	case rdmap.OpWrite:
 		off := half + rng.IntN(half-min(len(data), half)+1)
 		data = data[:min(len(data), half)]
-		for total := 0; ; { // cut the list where the data was cut
+		for total := 0; ; { // divide the list where the data was divided
 			total = 0
 			for _, g := range wr.SGEs {
 				total += int(g.Len)

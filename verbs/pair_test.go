@@ -34,7 +34,7 @@ func (s *recvs) NextRecv(wr *RecvWR) bool {
 	return true
 }
 
-// side is one end of a pair: a QP, its queues, memory and completions.
+// side is one end of a pair: a QP with its queues, memory and completions.
 type side struct {
 	*QP
 	table *Table
@@ -81,7 +81,7 @@ func newPair(t testing.TB, memLen int, cfg QPConfig) (a, b *side) {
 	return a, b
 }
 
-// sge is n bytes at offset off of the side's memory.
+// sge returns n bytes at offset off of the side's memory.
 func (s *side) sge(off, n int) SGE {
 	return SGE{Addr: sideBase + uint64(off), Len: uint32(n), LKey: s.mr.STag()}
 }
@@ -90,7 +90,7 @@ func (s *side) post(wrs ...SendWR) { s.s.q = append(s.s.q, wrs...) }
 
 func (s *side) postRecv(wrs ...RecvWR) { s.r.q = append(s.r.q, wrs...) }
 
-// turn sends all that s can send to p, and reports whether anything happened.
+// turn sends all that s can send to p, and reports whether it sent anything.
 func (s *side) turn(p *side, mulpdu int) bool {
 	busy := s.HandleSends(64) > 0
 	var seg rdmap.Segment
@@ -108,7 +108,7 @@ func (s *side) turn(p *side, mulpdu int) bool {
 		if len(s.ulpdu) != seg.HdrLen+seg.Len {
 			panic("Gather gave another length")
 		}
-		p.Stream().HandleULPDU(s.ulpdu) // the stream itself keeps the error
+		p.Stream().HandleULPDU(s.ulpdu) // the stream keeps the error
 	}
 	return busy
 }
@@ -123,7 +123,7 @@ func (s *side) poll() bool {
 	return busy
 }
 
-// run takes both sides to quiescence.
+// run lets both sides send until neither has more to do.
 func run(a, b *side, mulpdu int) {
 	for busy := true; busy; {
 		busy = a.turn(b, mulpdu)
@@ -133,14 +133,14 @@ func run(a, b *side, mulpdu int) {
 	}
 }
 
-// take returns the completions so far and forgets them.
+// take returns the completions so far and clears them.
 func (s *side) take() []WC {
 	w := s.wcs
 	s.wcs = nil
 	return w
 }
 
-// statuses are the IDs and statuses of completions.
+// statuses returns the IDs and statuses of completions.
 type outcome struct {
 	id uint64
 	st WCStatus

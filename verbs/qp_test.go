@@ -14,7 +14,7 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
-// TestVerbs does each operation once and looks at memory and completions.
+// TestVerbs does each operation once and checks memory and completions.
 func TestVerbs(t *testing.T) {
 	a, b := newPair(t, 64<<10, QPConfig{})
 	fill := func(s *side, seed byte) {
@@ -114,7 +114,7 @@ func TestVerbs(t *testing.T) {
 	}
 }
 
-// TestStats follows the counters through a success, a refusal and a flush.
+// TestStats checks the counters after a success, a refusal and a flush.
 func TestStats(t *testing.T) {
 	a, b := newPair(t, 64, QPConfig{SQDepth: 3, RQDepth: 5})
 	if c := a.Config(); c.SQDepth != 4 || c.RQDepth != 8 || a.PD() != pdA || a.Num() != 1 {
@@ -162,8 +162,8 @@ func TestVendor(t *testing.T) {
 	}
 }
 
-// TestFlush: ERROR flushes what is in flight, what waits in the queues, and
-// what is posted later, each once and in order.
+// TestFlush checks that ERROR flushes what is in flight, what waits in the queues, and what is posted later, each once
+// and in order.
 func TestFlush(t *testing.T) {
 	a, b := newPair(t, 4096, QPConfig{SQDepth: 2})
 	for i := range uint64(5) {
@@ -197,7 +197,7 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// TestEndlessPoster: a client that posts without end is flushed in pieces.
+// TestEndlessPoster checks that the queue of a client that never stops posting is flushed in pieces.
 func TestEndlessPoster(t *testing.T) {
 	a := newSide(t, 1, 64, QPConfig{SQDepth: 8, RQDepth: 8, Sends: &loop{n: math.MaxInt}, Recvs: &loopRecv{}})
 	a.Start(rdmap.Config{})
@@ -213,14 +213,14 @@ func TestEndlessPoster(t *testing.T) {
 	}
 }
 
-// TestRecvOrder: receives are given by message number, as many as there are slots, and
-// across the wrap of the number.
+// TestRecvOrder checks that receives are given by message number, as many as there are slots, and across the wrap of
+// the number.
 func TestRecvOrder(t *testing.T) {
 	for _, head := range []serial.Num{firstMSN, 0xfffffffe, 0xffffffff} {
 		a := newSide(t, 1, 4096, QPConfig{RQDepth: 4})
 		a.Start(rdmap.Config{})
 		a.rqHead, a.rqTail = head, head
-		a.stats.Recvs = 100 // no RTR came
+		a.stats.Recvs = 100 // no RTR was sent
 		for i := range uint64(8) {
 			a.postRecv(RecvWR{ID: i, SGEs: []SGE{a.sge(0, int(i))}})
 		}
@@ -241,7 +241,7 @@ func TestRecvOrder(t *testing.T) {
 	}
 }
 
-// TestRecvHuge: a receive may offer more than the largest message.
+// TestRecvHuge checks that a receive may be larger than the largest message.
 func TestRecvHuge(t *testing.T) {
 	a := newSide(t, 1, 64, QPConfig{MaxSGE: 32})
 	a.Start(rdmap.Config{})
@@ -256,7 +256,7 @@ func TestRecvHuge(t *testing.T) {
 	}
 }
 
-// TestEmptySGEs: an SGE of no bytes names no memory, in sends and in receives.
+// TestEmptySGEs checks that an SGE of length 0 refers to no memory, in sends and in receives.
 func TestEmptySGEs(t *testing.T) {
 	a, b := newPair(t, 4096, QPConfig{SigAll: true})
 	copy(a.mem, "0123456789")
@@ -272,7 +272,7 @@ func TestEmptySGEs(t *testing.T) {
 	}
 }
 
-// TestLongestMessage: 2^31-1 bytes are a message yet.
+// TestLongestMessage checks that a message may have 2^31-1 bytes.
 func TestLongestMessage(t *testing.T) {
 	a, b := newPair(t, 4096, QPConfig{})
 	huge := mustRegister(t, a.table, pdA, make([]byte, 1<<28), 0, 0) // never touched
@@ -287,8 +287,8 @@ func TestLongestMessage(t *testing.T) {
 	}
 }
 
-// TestFetchAddFields: the mask of a FetchAdd, which parts the word into fields, is that
-// of the work request's SwapMask.
+// TestFetchAddFields checks that the mask of a FetchAdd, which divides the word into fields, is the work request's
+// SwapMask.
 func TestFetchAddFields(t *testing.T) {
 	a, b := newPair(t, 4096, QPConfig{SigAll: true})
 	binary.NativeEndian.PutUint64(b.mem, 0x00000001_ffffffff)
@@ -300,7 +300,7 @@ func TestFetchAddFields(t *testing.T) {
 	}
 }
 
-// TestAtomicResultRefused: an atomic whose result has nowhere to go is not begun.
+// TestAtomicResultRefused checks that an atomic is not begun when there is no memory for its result.
 func TestAtomicResultRefused(t *testing.T) {
 	a, b := newPair(t, 4096, QPConfig{SigAll: true})
 	readOnly := mustRegister(t, a.table, pdA, a.mem, 0, 0)
@@ -314,8 +314,7 @@ func TestAtomicResultRefused(t *testing.T) {
 	}
 }
 
-// TestAtomicAlignment: what counts is where the word lies in memory, whatever its
-// tagged offset is.
+// TestAtomicAlignment checks that the alignment of the address counts, and not that of the tagged offset.
 func TestAtomicAlignment(t *testing.T) {
 	a := newSide(t, 1, 64, QPConfig{})
 	a.Start(rdmap.Config{})
@@ -329,8 +328,8 @@ func TestAtomicAlignment(t *testing.T) {
 	}
 }
 
-// TestLocalOps: a local operation waits for what was posted before it, and what
-// comes after waits for it.
+// TestLocalOps checks that a local operation waits for what was posted before it, and that what is posted later
+// waits for it.
 func TestLocalOps(t *testing.T) {
 	a, b := newPair(t, 4096, QPConfig{SigAll: true})
 	fast, err := a.table.RegisterFast(pdA, a.mem, LocalWrite|RemoteRead)
@@ -358,8 +357,8 @@ func TestLocalOps(t *testing.T) {
 	}
 }
 
-// TestPendingSegment: a segment that was taken from the stream and not gathered
-// holds back its completion and the local operation behind it.
+// TestPendingSegment checks that a segment that was taken from the stream and not yet gathered delays its completion
+// and the local operation after it.
 func TestPendingSegment(t *testing.T) {
 	a, b := newPair(t, 4096, QPConfig{SigAll: true})
 	b.postRecv(RecvWR{ID: 60, SGEs: []SGE{b.sge(0, 100)}})
@@ -402,7 +401,7 @@ func TestPendingSegment(t *testing.T) {
 	}
 }
 
-// TestUnsignaled: success is silent, order and errors are not.
+// TestUnsignaled checks that unsignaled successes have no completion, and that order and errors are unchanged.
 func TestUnsignaled(t *testing.T) {
 	a, b := newPair(t, 4096, QPConfig{SQDepth: 4})
 	var ids []uint64

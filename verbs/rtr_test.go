@@ -8,8 +8,8 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
-// TestRTRTakesNoReceive: the Send that only says that its sender is ready has a
-// message number, but no receive and no completion.
+// TestRTRTakesNoReceive checks that the Send that only reports that its sender is ready has a message number, but
+// consumes no receive and has no completion.
 func TestRTRTakesNoReceive(t *testing.T) {
 	for _, rtr := range []rdmap.Op{rdmap.OpSend, rdmap.OpWrite, rdmap.OpRead} {
 		a, b := newPair(t, 4096, QPConfig{})

@@ -8,7 +8,7 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
-// TestSRQ: two QPs take from one queue; ERROR of one leaves it alone.
+// TestSRQ checks that two QPs take receives from one queue, and that ERROR of one QP does not affect the queue.
 func TestSRQ(t *testing.T) {
 	var shared recvs
 	srq := NewSRQ(&shared)

@@ -31,8 +31,8 @@ func mustRegister(t testing.TB, tb *Table, pd PDID, mem []byte, base uint64, a A
 	return r
 }
 
-// TestCheckBounds compares Check with unbounded arithmetic at every edge of
-// regions at the bottom, in the middle and at the top of the address space.
+// TestCheckBounds compares Check with arithmetic without overflow at every edge of regions at the bottom, in the middle
+// and at the top of the address space.
 func TestCheckBounds(t *testing.T) {
 	tb := NewTable(rand.Reader)
 	lens := []uint64{1, 2, 7, 8, 4096}
@@ -90,7 +90,7 @@ func checkOne(t *testing.T, tb *Table, r *Region, mem []byte, to uint64, n uint3
 	}
 }
 
-// TestCheckRights has every set of rights against every use.
+// TestCheckRights checks every set of rights against every use.
 func TestCheckRights(t *testing.T) {
 	need := map[Use]Access{
 		UseWriteSink: RemoteWrite, UseReadSink: LocalWrite, UseReadSource: RemoteRead,
@@ -188,7 +188,7 @@ func TestRegisterRefuses(t *testing.T) {
 	}
 }
 
-// TestSTagDraw feeds the draws: index 0 and indices in use are drawn again.
+// TestSTagDraw supplies the random draws: index 0 and indices in use are drawn again.
 func TestSTagDraw(t *testing.T) {
 	var draws bytes.Buffer
 	for _, v := range []uint32{0x00000000, 0x00000001, 0x000000ff, 0x00000102, 0x00000199, 0xffffff00} {
@@ -287,7 +287,7 @@ func TestWindows(t *testing.T) {
 	if _, err := tb.Check(pdA, qp, tag, 0x1010, 16, UseWriteSink); err != term.ErrInvalidSTag {
 		t.Errorf("invalidated window: %v", err)
 	}
-	// Zero-based, and freed while bound.
+	// A zero-based window, freed while bound.
 	if !tb.bind(pdA, qp, tag, r.STag(), 0x1020, 8, RemoteRead|ZeroBased) {
 		t.Fatal("second bind")
 	}
@@ -353,8 +353,8 @@ func TestFastRegistration(t *testing.T) {
 	}
 }
 
-// TestWindowOfFastRegion binds a window to part of what was registered of a region,
-// which then cannot be invalidated before the window is.
+// TestWindowOfFastRegion binds a window to part of the registered part of a region. The region then cannot be
+// invalidated before the window.
 func TestWindowOfFastRegion(t *testing.T) {
 	tb := NewTable(rand.Reader)
 	mem := make([]byte, 4096)
@@ -392,8 +392,8 @@ func TestWindowOfFastRegion(t *testing.T) {
 	}
 }
 
-// TestDeregisterInRegistration: a region that is freed while a work request registers
-// it does not stay valid.
+// TestDeregisterInRegistration checks that a region that is freed while a work request registers it does not stay
+// valid.
 func TestDeregisterInRegistration(t *testing.T) {
 	tb := NewTable(rand.Reader)
 	r, err := tb.RegisterFast(pdA, make([]byte, 64), accessRW)
@@ -411,8 +411,8 @@ func TestDeregisterInRegistration(t *testing.T) {
 	}
 }
 
-// TestUnchanged: what is loaded of a region counts only when no change was in progress
-// before, and none came meanwhile, be it over already.
+// TestUnchanged checks that values loaded from a region count only if no change was in progress before and none began
+// meanwhile, even one that has ended.
 func TestUnchanged(t *testing.T) {
 	r, err := NewTable(rand.Reader).RegisterFast(pdA, make([]byte, 64), accessRW)
 	if err != nil {
@@ -463,9 +463,8 @@ func TestTableFull(t *testing.T) {
 	}
 }
 
-// TestTableConcurrent has workers check while the control plane registers and
-// work requests register, bind and invalidate: what a check grants always lies
-// in the region's own memory.
+// TestTableConcurrent lets workers check while the control plane registers regions and work requests register, bind
+// and invalidate. What a check grants must always lie in the region's own memory.
 func TestTableConcurrent(t *testing.T) {
 	const rounds = 3000
 	tb := NewTable(rand.Reader)
@@ -503,7 +502,7 @@ func TestTableConcurrent(t *testing.T) {
 	})
 	for k := range uint32(2) {
 		run(func(i int) {
-			// Views of the first or the last half: a mix of the two would leave mem.
+			// Views of the first or the last half: a mixture of the two would reach beyond mem.
 			tag := fast.STag()&^0xff | k
 			half := uint64(i%2) * 2048
 			tb.fastReg(pdA, tag, half, half, 2048, RemoteRead)
@@ -535,7 +534,7 @@ func TestTableConcurrent(t *testing.T) {
 	}
 }
 
-// TestTableMemory: what churn has grown shrinks again.
+// TestTableMemory checks that a table that has grown shrinks again.
 func TestTableMemory(t *testing.T) {
 	tb := NewTable(rand.Reader)
 	mem := make([]byte, 1)

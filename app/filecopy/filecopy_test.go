@@ -29,7 +29,7 @@ const (
 	testSlots = 3
 )
 
-// world is a server and a client, joined by memory.
+// world is a server and a client that are connected through memory.
 type world struct {
 	t          *testing.T
 	dir, there string // the client's folder, the server's
@@ -83,7 +83,7 @@ func (w *world) read(dir, name string) []byte {
 	return b
 }
 
-// serveFolder makes the server of w serve dir, before the first request.
+// serveFolder makes the server of w serve dir. It is called before the first request.
 func (w *world) serveFolder(dir string) {
 	w.t.Helper()
 	root, err := os.OpenRoot(dir)
@@ -94,7 +94,7 @@ func (w *world) serveFolder(dir string) {
 	w.store.root, w.there = root, dir
 }
 
-// clean fails the test if dir holds anything but the names.
+// clean fails the test if dir holds anything but the given names.
 func (w *world) clean(dir string, names ...string) {
 	w.t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -116,9 +116,8 @@ func random(n int) []byte {
 	return b
 }
 
-// Every size around the limits of a chunk and of the window goes there and
-// back, over one connection.
-// With a server of version 1 they do so in its messages.
+// TestPutAndGet copies a file of every size around the limits of a chunk and of the window to the server and back, over
+// one connection, also with a server of version 1.
 func TestPutAndGet(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -192,7 +191,7 @@ func TestRefusedNames(t *testing.T) {
 	} {
 		for _, op := range []string{"get", "put"} {
 			if op == "put" && (tt.name == "missing" || tt.name == "link") {
-				continue // put makes the one, and replaces the other itself
+				continue // put makes the file in one case, and replaces it in the other
 			}
 			t.Run(op+" "+strings.ReplaceAll(tt.name[:min(len(tt.name), 20)], "/", "|"), func(t *testing.T) {
 				w := newWorld(t)
@@ -207,14 +206,14 @@ func TestRefusedNames(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				// The client refuses bad names itself; here the server must.
+				// The client refuses bad names itself. Here the server must.
 				m := message{Kind: kindGet, Name: tt.name}
 				if op == "put" {
 					m = message{Kind: kindPut, Name: tt.name, Size: 1}
 				}
 				code := tt.code
 				if len(tt.name) > MaxName {
-					code = CodeRequest // does not even decode
+					code = CodeRequest // the message cannot be decoded
 				}
 				err := send(t.Context(), w.conn, &m)
 				if err != nil {
@@ -262,7 +261,7 @@ func TestPutOverLink(t *testing.T) {
 	}
 }
 
-// Whatever operation fails, both sides report it, and neither keeps a file.
+// TestBrokenConnection lets each operation fail and checks that both sides report it and that neither keeps a file.
 func TestBrokenConnection(t *testing.T) {
 	errCut := errors.New("cable cut")
 	data := random(20 * testChunk)
@@ -302,7 +301,7 @@ func TestBrokenConnection(t *testing.T) {
 	}
 }
 
-// Bytes that change on the way are found, and nothing is stored.
+// Data that changes on the way is detected, and nothing is stored.
 func TestCorruption(t *testing.T) {
 	w := newWorld(t)
 	data := random(5 * testChunk)
@@ -334,7 +333,7 @@ func TestCorruption(t *testing.T) {
 	}
 }
 
-// A full disk: the side with the disk says so, the other side hears it.
+// When a disk is full, the side with the disk reports it, and the other side gets the error.
 func TestDiskFull(t *testing.T) {
 	testenv.RequireRoot(t)
 	small := t.TempDir()
@@ -364,7 +363,7 @@ func TestDiskFull(t *testing.T) {
 	}
 	w.clean(small)
 
-	// A disk that fills while the data comes, past the reservation.
+	// The disk fills up while the data arrives, although space was reserved.
 	in, err := store.Create("g", 0, Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -377,7 +376,7 @@ func TestDiskFull(t *testing.T) {
 	w.clean(small)
 }
 
-// A client that is told to stop says so to the server, which keeps nothing.
+// A canceled client tells the server, which keeps nothing.
 func TestCanceled(t *testing.T) {
 	w := newWorld(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -392,7 +391,7 @@ func TestCanceled(t *testing.T) {
 	w.clean(w.there)
 }
 
-// A file that becomes shorter while it is sent.
+// A file becomes shorter while it is sent.
 func TestFileShrinks(t *testing.T) {
 	w := newWorld(t)
 	_, err := w.client.Put(t.Context(), bytes.NewReader(random(10)), 5000, "f")
@@ -457,7 +456,7 @@ func TestHostilePeer(t *testing.T) {
 	}
 }
 
-// A server's window that would make the client allocate without bound.
+// A server offers a window that would make the client allocate without bound.
 func TestHostileWindow(t *testing.T) {
 	for _, m := range []message{
 		{Kind: kindOpen, Size: 1, Chunk: 0, Slots: 1}, {Kind: kindOpen, Size: 1, Chunk: 1, Slots: 0},
@@ -488,8 +487,8 @@ func TestHostileWindow(t *testing.T) {
 	}
 }
 
-// TestResume: a copy that breaks at any operation leaves what came, and the next
-// one goes on from there, or starts again for a file that has changed since.
+// TestResume checks that a copy that breaks off at any operation leaves what has arrived, and that the next copy
+// continues there, or starts again if the file has changed.
 func TestResume(t *testing.T) {
 	data := random(20*testChunk + 5)
 	for _, op := range []string{"put", "get"} {
@@ -563,8 +562,7 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// TestResumeOfOther: what is there and is not the beginning of the file is found
-// out, and removed.
+// TestResumeOfOther checks that a partial file that is not the beginning of the source is detected and removed.
 func TestResumeOfOther(t *testing.T) {
 	w := newWorld(t)
 	store, err := OpenStore(w.there)
@@ -602,7 +600,7 @@ func TestResumeOfOther(t *testing.T) {
 	w.clean(w.there)
 }
 
-// TestAttributes: permissions and times come along when they are asked for.
+// TestAttributes checks that permissions and times are copied when requested.
 func TestAttributes(t *testing.T) {
 	w := newWorld(t)
 	name := filepath.Join(w.dir, "f")
@@ -637,8 +635,8 @@ func TestAttributes(t *testing.T) {
 	}
 }
 
-// TestFolders: folders are made and listed, over several messages, and a server
-// cannot name what lies elsewhere.
+// TestFolders checks that folders are made and listed, over several messages, and that a server cannot name files
+// outside the folder.
 func TestFolders(t *testing.T) {
 	w := newWorld(t)
 	if err := w.client.Mkdir(t.Context(), "d", Attrs{Mode: 0o755}); err != nil {

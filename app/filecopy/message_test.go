@@ -10,7 +10,7 @@ import (
 var messages = []struct {
 	name string
 	m    message
-	wire string // as docs/cp.md lays it out
+	wire string // in the layout of docs/cp.md
 }{
 	{"get", message{Kind: kindGet, Name: "a/b"}, "01 0003 612f62"},
 	{"put", message{Kind: kindPut, Size: 0x1_0000_0001, Name: "x"}, "02 0000000100000001 0001 78"},
@@ -117,8 +117,8 @@ func TestRemoteErrorIsOneLine(t *testing.T) {
 	}
 }
 
-// TestHashes: the sums are those that every other program computes, however the bytes are cut.
-// BLAKE3's are of the test vectors of its specification: byte i of the input is i modulo 251.
+// TestHashes checks that the sums are the standard ones, however the data is divided. Those of BLAKE3 come from the
+// test vectors of its specification: byte i of the input is i modulo 251.
 func TestHashes(t *testing.T) {
 	input := make([]byte, 102400)
 	for i := range input {

@@ -13,8 +13,8 @@ import (
 	"github.com/iwarpd/iwarpd/client/embed"
 )
 
-// The whole stack under it, over a pipe: several clients at the same time put
-// and get, and one more than the server accepts is refused.
+// TestOverRDMA runs the whole stack over a pipe. Several clients put and get at the same time, and one more than the
+// server accepts is refused.
 func TestOverRDMA(t *testing.T) {
 	a, b, err := embed.Pair(embed.PairConfig{})
 	if err != nil {

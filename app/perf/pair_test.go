@@ -10,8 +10,8 @@ import (
 	"github.com/iwarpd/iwarpd/client/embed"
 )
 
-// server runs a perf server on one of two embedded nodes that a pipe joins,
-// and returns the other one with the server's address.
+// server runs a perf server on one of two embedded nodes that are connected by a pipe. It returns the other node and
+// the server's address.
 func server(t *testing.T) (client *embed.Node, addr string) {
 	t.Helper()
 	a, b, err := embed.Pair(embed.PairConfig{})
@@ -48,7 +48,7 @@ func server(t *testing.T) (client *embed.Node, addr string) {
 	return a, addr
 }
 
-// Every operation and mode, by number and by time.
+// Every operation and mode, by count and by time.
 func TestMeasure(t *testing.T) {
 	node, addr := server(t)
 	for _, op := range []Op{Write, Read, Send} {
@@ -74,7 +74,7 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
-// TestBidirectional: Writes and Reads run at the same time, and are counted while they do.
+// TestBidirectional checks that Writes and Reads run at the same time, and that they are counted meanwhile.
 func TestBidirectional(t *testing.T) {
 	node, addr := server(t)
 	p := Params{Op: Write, Mode: Bandwidth, Size: 4096, Depth: 8, Count: 400, QPs: 2, Bidirectional: true, Done: new(atomic.Int64)}
@@ -85,7 +85,7 @@ func TestBidirectional(t *testing.T) {
 	if r.Op != "write+read" || r.QPs != 4 || r.Operations != 1600 || r.Least != 400 || r.Most != 400 {
 		t.Errorf("result %+v", r)
 	}
-	if n := p.Done.Load(); n < 1600-4*8 || n > 1600+4*8 { // the last ones are awaited together
+	if n := p.Done.Load(); n < 1600-4*8 || n > 1600+4*8 { // the last ones complete together
 		t.Errorf("counted %d operations", n)
 	}
 	for _, p := range []Params{{Op: Send, Mode: Bandwidth}, {Op: Write, Mode: Latency}} {
@@ -96,7 +96,7 @@ func TestBidirectional(t *testing.T) {
 	}
 }
 
-// A server says why it refuses.
+// A server reports why it refuses.
 func TestRefused(t *testing.T) {
 	node, addr := server(t)
 	if _, err := Client(t.Context(), node.Device(), addr, Params{Op: Write, Mode: Bandwidth, Size: 0, Depth: 1, Count: 1}, nil); err == nil {

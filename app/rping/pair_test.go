@@ -8,7 +8,7 @@ import (
 	"github.com/iwarpd/iwarpd/client/embed"
 )
 
-// The whole stack under it, over a pipe.
+// TestOverRDMA runs rping with the whole stack, over a pipe.
 func TestOverRDMA(t *testing.T) {
 	a, b, err := embed.Pair(embed.PairConfig{})
 	if err != nil {

@@ -11,8 +11,7 @@ import (
 	"github.com/iwarpd/iwarpd/app/memconn"
 )
 
-// The data and the advert are those of rping -C 3 in a capture of two
-// soft-iWARP hosts.
+// The data and the advertisement are those of rping -C 3 in a capture of two soft-iWARP hosts.
 func TestGolden(t *testing.T) {
 	b := make([]byte, 64)
 	Fill(b, 0)
@@ -42,7 +41,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// The characters wrap from 'z' to 'A', and so does the first one of a round.
+// The characters wrap from 'z' to 'A', and so does the first one of each round.
 func TestFillWraps(t *testing.T) {
 	b := make([]byte, 200)
 	for _, n := range []int{0, 57, 58, 1000} {
@@ -128,7 +127,7 @@ func TestValidate(t *testing.T) {
 		t.Errorf("a lost write: client %v, server %v", c.err, s.err)
 	}
 
-	// A server that writes nothing back is found by -V alone.
+	// Only -V detects a server that writes nothing back.
 	for _, validate := range []bool{false, true} {
 		a, b := memconn.Pair(2, AdvertLen)
 		go func() {

@@ -13,7 +13,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
-// TestJudge: each way in which a connection fails names the step, and a fix.
+// TestJudge checks that each way in which a connection fails names the step and a fix.
 func TestJudge(t *testing.T) {
 	of := func(code ctrlpb.Code) error { return &iwarp.Error{Op: "connect", Code: code, Text: "because"} }
 	for _, tt := range []struct {
@@ -40,7 +40,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestFindings: a failure is the exit code for the peer.
+// TestFindings checks that a failed finding gives the exit code for the peer.
 func TestFindings(t *testing.T) {
 	var out strings.Builder
 	c := &command{out: &out, err: &out}
@@ -52,7 +52,7 @@ func TestFindings(t *testing.T) {
 	}
 }
 
-// TestAscend: doctor finds the MTU of the path with one failure, and the finding names it.
+// TestAscend checks that doctor finds the MTU of the path with one failure, and that the finding names it.
 func TestAscend(t *testing.T) {
 	if !slices.IsSorted(commonMTUs) {
 		t.Fatal("commonMTUs are not sorted")

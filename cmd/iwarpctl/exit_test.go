@@ -9,7 +9,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
-// TestReset: only a connection that was not made is blamed on a server that is missing.
+// TestReset checks that a missing server is named as the cause only if no connection was made.
 func TestReset(t *testing.T) {
 	refused := &iwarp.Error{Op: "connection", Code: ctrlpb.Code_CODE_REFUSED, Text: "tcp: connection reset by peer"}
 	const hint = "nothing listens on that port"

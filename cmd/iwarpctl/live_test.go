@@ -23,8 +23,8 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// running starts two daemons in the process, with a connection between them. The
-// socket of the accepting one is that of the command lines.
+// running starts two daemons in the process, with a connection between them. The command lines use the socket of the
+// accepting one.
 func running(t *testing.T) (socket string, ca, cb *iwarp.Conn) {
 	t.Helper()
 	socket = filepath.Join(t.TempDir(), "iwarpd.sock")
@@ -52,7 +52,7 @@ func running(t *testing.T) (socket string, ca, cb *iwarp.Conn) {
 	return socket, ca, cb
 }
 
-// message takes one message across.
+// message sends one message across.
 func message(t *testing.T, ca, cb *iwarp.Conn, n int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -65,7 +65,7 @@ func message(t *testing.T, ca, cb *iwarp.Conn, n int) {
 	}
 }
 
-// TestShowQP: each statistic of TCP and RDMAP has its name in the output.
+// TestShowQP checks that each statistic of TCP and RDMAP has its name in the output.
 func TestShowQP(t *testing.T) {
 	socket, ca, cb := running(t)
 	message(t, ca, cb, 100)
@@ -89,7 +89,7 @@ func TestShowQP(t *testing.T) {
 	}{{reflect.TypeFor[tcp.Stats](), q.TCP}, {reflect.TypeFor[rdmap.Stats](), q.RDMAP}} {
 		fields := 0
 		for _, f := range reflect.VisibleFields(s.typ) {
-			if !f.Anonymous { // whose fields are counted
+			if !f.Anonymous { // the fields of an embedded struct are counted themselves
 				fields++
 			}
 		}
@@ -166,7 +166,7 @@ func TestTop(t *testing.T) {
 			t.Fatalf("%v: %+v", err, v)
 		}
 	}
-	// A single look has rates too.
+	// A single display has rates too.
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -196,8 +196,8 @@ func TestTop(t *testing.T) {
 	}
 }
 
-// TestOtherClients: a client that queries is not itself counted or listed. The daemon may
-// take a moment to see that the one that asked before is gone.
+// TestOtherClients checks that a client that queries is not itself counted or listed. The daemon may take a moment to
+// notice that the previous one has ended.
 func TestOtherClients(t *testing.T) {
 	socket, _, _ := running(t)
 	for _, c := range []struct {
@@ -271,7 +271,7 @@ func TestTopView(t *testing.T) {
 	u := topUI{}
 	u.keys([]byte("sjjj\x1b[Ap"), 3)
 	if u != (topUI{sortBy: 1, offset: 2, paused: true}) {
-		t.Errorf("%+v", u) // the offset stops at the last queue pair at the end of what was typed
+		t.Errorf("%+v", u) // the offset ends at the last queue pair
 	}
 	if u.keys([]byte("\x1b[A\x1b[A\x1b[Aq"), 3); !u.quit || u.offset != 0 {
 		t.Errorf("%+v", u)

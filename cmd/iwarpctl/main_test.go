@@ -26,10 +26,10 @@ func ctl(t *testing.T, args ...string) (code int, out, errOut string) {
 	return code, o.String(), e.String()
 }
 
-// internals are words of Go, and an address that is told three times.
+// internals matches Go's own terms, which no error may show.
 var internals = regexp.MustCompile(`goroutine|panic|%!|0x[0-9a-f]{6}|strconv|netip|openat|errgroup|context deadline|i/o timeout|lookup .* on |invalid syntax`)
 
-// TestErrors: each mistake is one line that says what to do, and a code.
+// TestErrors checks that each mistake gives one line that says what to do, and the right exit code.
 func TestErrors(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "f")
@@ -151,8 +151,7 @@ func TestErrorAsJSON(t *testing.T) {
 	}
 }
 
-// TestHelp: every command has help with an example, and the root tells the exit
-// codes.
+// TestHelp checks that every command has help with an example, and that the root command lists the exit codes.
 func TestHelp(t *testing.T) {
 	_, help, _ := ctl(t, "--help")
 	if !strings.Contains(help, "Exit codes") {
@@ -288,8 +287,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// What is no regular file is refused, and a pipe without a writer waited for by nobody.
-// TestEscapes: no output has what others named as they wrote it: tables, JSON, errors.
+// TestEscapes checks that names that others chose are escaped in all output: tables, JSON and errors.
 func TestEscapes(t *testing.T) {
 	const name, want = "a\x1b[2J\u009b1m\u202eb", `a\u001b[2J\u009b1m\u202eb`
 	var out, errOut strings.Builder
@@ -333,14 +331,14 @@ func TestParseCopy(t *testing.T) {
 	}
 }
 
-// fullDisk takes no byte.
+// fullDisk fails every write.
 type fullDisk struct{}
 
 func (fullDisk) Write([]byte) (int, error) {
 	return 0, &os.PathError{Op: "write", Path: "/dev/stdout", Err: unix.ENOSPC}
 }
 
-// TestOutputLost: results that cannot be written are a failure.
+// TestOutputLost checks that the command fails if its results cannot be written.
 func TestOutputLost(t *testing.T) {
 	var e bytes.Buffer
 	if code := run(t.Context(), []string{"--help"}, fullDisk{}, &e); code != exitFile || !strings.Contains(e.String(), "no space") {

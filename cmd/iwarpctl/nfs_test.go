@@ -17,8 +17,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestWriteWhole: a file is there whole or not at all, with the mode of the one it
-// replaces, also where a link leads to it.
+// TestWriteWhole checks that a file is written whole or not at all, with the mode of the file that it replaces, also
+// through a symbolic link.
 func TestWriteWhole(t *testing.T) {
 	dir := t.TempDir()
 	at := func(s string) string { return filepath.Join(dir, s) }
@@ -52,7 +52,7 @@ func TestWriteWhole(t *testing.T) {
 	if st, err := os.Lstat(at("link")); err != nil || st.Mode()&fs.ModeSymlink == 0 {
 		t.Errorf("%v, %v", st, err)
 	}
-	// What is no file is written to as it is.
+	// What is not a regular file is written in place.
 	if err := writeWhole(at("dir"), whole); !errors.Is(err, unix.EISDIR) {
 		t.Error(err)
 	}
@@ -65,7 +65,7 @@ func TestWriteWhole(t *testing.T) {
 		t.Error(err)
 	}
 	w.Close()
-	// Nor is a file that has no name any more replaced.
+	// A file that no longer has a name is not replaced either.
 	f, err := os.Create(at("gone"))
 	if err != nil {
 		t.Fatal(err)
@@ -82,8 +82,8 @@ func TestWriteWhole(t *testing.T) {
 	}
 }
 
-// TestWriteOwner: root does not take files from their owners, and nobody else can
-// open what takes the place of a file that he cannot open.
+// TestWriteOwner checks that root does not change the owner of a file, and that other users cannot open the temporary
+// file in place of a file that they cannot open.
 func TestWriteOwner(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
@@ -111,7 +111,7 @@ func TestWriteOwner(t *testing.T) {
 	is(p, 0o640)
 }
 
-// TestUntil: a reader without input does not block the end.
+// TestUntil checks that a reader without input does not delay the end.
 func TestUntil(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -136,7 +136,7 @@ func TestUntil(t *testing.T) {
 	}
 }
 
-// TestExportPortTaken: of two exports on an address the second says what to do.
+// TestExportPortTaken checks that the second of two exports on an address says what to do.
 func TestExportPortTaken(t *testing.T) {
 	testenv.RequireRoot(t)
 	t.Setenv("STATE_DIRECTORY", t.TempDir())
@@ -161,8 +161,8 @@ func TestExportPortTaken(t *testing.T) {
 	}
 }
 
-// TestExportKeyFile: the key of file handles is made where --key-file says, or in the
-// state directory; one that others can read is refused.
+// TestExportKeyFile checks that the key of file handles is created at --key-file, or in the state directory, and that
+// a key file that others can read is refused.
 func TestExportKeyFile(t *testing.T) {
 	testenv.RequireRoot(t)
 	state, none := t.TempDir(), filepath.Join(t.TempDir(), "none")

@@ -8,7 +8,7 @@ import (
 	"github.com/iwarpd/iwarpd/app/perf"
 )
 
-// TestPlan: --all measures each size for a short time, --bidirectional only bandwidth.
+// TestPlan checks that --all measures each size for a short time, and that --bidirectional measures only bandwidth.
 func TestPlan(t *testing.T) {
 	f := perfFlags{mode: "both", depth: 32, all: true, sizes: allSizes(), bidirectional: true}
 	plan, err := f.plan(perf.Write)
@@ -20,7 +20,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestPerfLines: a line for each interval, of what was done in it.
+// TestPerfLines checks that each interval has one line about what was done in it.
 func TestPerfLines(t *testing.T) {
 	lines := make(lineWriter, 2)
 	c := &command{err: lines}
@@ -39,7 +39,7 @@ func TestPerfLines(t *testing.T) {
 	}
 }
 
-// lineWriter has the first lines that are written to it.
+// lineWriter keeps the first lines that are written to it.
 type lineWriter chan string
 
 func (w lineWriter) Write(b []byte) (int, error) {

@@ -10,7 +10,7 @@ import (
 	"github.com/iwarpd/iwarpd/app/filecopy"
 )
 
-// TestServed: serve names the hash that the sum is of.
+// TestServed checks that serve names the hash function of the sum.
 func TestServed(t *testing.T) {
 	for _, hash := range []filecopy.Hash{filecopy.BLAKE3, filecopy.SHA256} {
 		e := filecopy.Event{Put: true, Name: "f", Result: filecopy.Result{Size: 1, Hash: hash}}

@@ -17,9 +17,9 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestContainer: an OCI runtime starts a container with what CDI injects. As
-// root of the container, without capabilities and without a network of its own,
-// iwarpctl pings another host by the injected socket, and is no administrator.
+// TestContainer checks that an OCI runtime starts a container with what CDI injects. As root of the container, without
+// capabilities and without a network of its own, iwarpctl pings another host through the injected socket, and is
+// not an administrator.
 func TestContainer(t *testing.T) {
 	testenv.RequireRoot(t)
 	runc := testenv.RequireTool(t, "runc")
@@ -69,7 +69,7 @@ func TestContainer(t *testing.T) {
 	if err != nil {
 		t.Fatalf("ping from the container: %v\n%s", err, out)
 	}
-	// A program of the host, which root of the container does not see.
+	// This program of the host is hidden from root of the container.
 	other := testenv.Start(t, exec.Command(filepath.Join(bin, "iwarpctl"), "--socket", socketA, "ping", "-s", "-p", "7200"))
 	other.Expect("listening")
 	out, err = run("/iwarpctl", "listen", "list")

@@ -22,10 +22,10 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
-// bound is how long a test waits for what must come.
+// bound is the longest time that a test waits for an event.
 const bound = time.Minute
 
-// A kubelet is the part of the kubelet that device plugins see.
+// kubelet is the part of the kubelet that device plugins use.
 type kubelet struct {
 	v1beta1.UnimplementedRegistrationServer
 	dir        string
@@ -38,7 +38,7 @@ func (k *kubelet) Register(_ context.Context, r *v1beta1.RegisterRequest) (*v1be
 	return &v1beta1.Empty{}, nil
 }
 
-// start begins like the kubelet does: it removes every socket in its folder.
+// start begins as the kubelet does: it removes every socket in its folder.
 func (k *kubelet) start(t *testing.T) {
 	t.Helper()
 	old, err := filepath.Glob(filepath.Join(k.dir, "*.sock"))
@@ -79,7 +79,7 @@ func (k *kubelet) plugin(t *testing.T) v1beta1.DevicePluginClient {
 	return v1beta1.NewDevicePluginClient(conn)
 }
 
-// A node is a kubelet and a plugin with a daemon that can be said to be dead.
+// node is a kubelet and a plugin whose daemon can be declared dead.
 type node struct {
 	kubelet
 	config
@@ -145,7 +145,7 @@ func (n *node) addUnit(t *testing.T, name string) {
 	t.Cleanup(func() { l.Close() })
 }
 
-// watch returns what ListAndWatch sends, as "ID health" of each device.
+// watch returns the updates of ListAndWatch, as "ID health" of each device.
 func watch(t *testing.T, c v1beta1.DevicePluginClient) func(want ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), bound)
@@ -182,8 +182,8 @@ func TestListAndWatch(t *testing.T) {
 	next("0 Healthy", "1 Healthy", "2 Healthy")
 }
 
-// TestKubeletRestarts: the kubelet removes the plugin's socket and wants to
-// learn of it; one that was not there at the start is waited for.
+// TestKubeletRestarts checks that the plugin registers again when a kubelet that restarts has removed its socket, and
+// that it waits for a kubelet that is not there at the start.
 func TestKubeletRestarts(t *testing.T) {
 	n := newNode(t, "0")
 	watch(t, n.plugin(t))("0 Healthy")
@@ -225,8 +225,8 @@ func TestAllocate(t *testing.T) {
 	}
 }
 
-// TestCDI: the CDI library finds a device for each unit and gives a container
-// the folder of that unit's socket, and the libraries.
+// TestCDI checks that the CDI library finds a device for each unit and gives a container the folder of that unit's
+// socket, and the libraries.
 func TestCDI(t *testing.T) {
 	n := newNode(t, "0", "1")
 	n.plugin(t)
@@ -258,7 +258,7 @@ func TestCDI(t *testing.T) {
 	}
 }
 
-// TestNoSlots: without a slot nothing is offered, and no CDI file is left.
+// TestNoSlots checks that without slots no device is offered and no CDI file is left.
 func TestNoSlots(t *testing.T) {
 	n := newNode(t)
 	if err := os.WriteFile(filepath.Join(n.Slots, "file"), nil, 0o644); err != nil {

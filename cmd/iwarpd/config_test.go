@@ -20,7 +20,7 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// parse reads args as the daemon does; text, if any, is the file's.
+// parse parses args as the daemon does. If text is not empty, it is the configuration file.
 func parse(t *testing.T, text string, args ...string) (*settings, error) {
 	t.Helper()
 	flags := pflag.NewFlagSet("iwarpd", pflag.ContinueOnError)
@@ -61,8 +61,7 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
-// TestCRCKeys: crc and crc-peers as they stand in a file, where YAML might take off for
-// a boolean.
+// TestCRCKeys checks crc and crc-peers in a file, where YAML might read off as a boolean.
 func TestCRCKeys(t *testing.T) {
 	s, err := parse(t, "interface: x\ncrc: off\ncrc-peers: 10.1.0.0/16=required, 10.2.0.7=optional,fd00::/8=off\n")
 	if err != nil {
@@ -141,7 +140,8 @@ func TestLoadRefuses(t *testing.T) {
 	}
 }
 
-// TestInterfaces: one interface or several; what has precedence replaces both.
+// TestInterfaces checks that one interface or several can be given, and that a source of higher precedence replaces
+// both keys.
 func TestInterfaces(t *testing.T) {
 	for _, tt := range []struct {
 		name, text, env string
@@ -218,8 +218,7 @@ func TestEnvironmentNames(t *testing.T) {
 	}
 }
 
-// TestDeployedFile: deploy/iwarpd.yaml loads, names every key, and tells the
-// true defaults.
+// TestDeployedFile checks that deploy/iwarpd.yaml loads, names every key, and states the real defaults.
 func TestDeployedFile(t *testing.T) {
 	const file = "../../deploy/iwarpd.yaml"
 	text, err := os.ReadFile(file)
@@ -229,7 +228,7 @@ func TestDeployedFile(t *testing.T) {
 	if _, err := parse(t, string(text), "--interface", "if0"); err != nil {
 		t.Fatal(err)
 	}
-	// It names no interface: an XDP program on the wrong one may take a host off the network.
+	// It names no interface, since an XDP program on the wrong one may take a host off the network.
 	if _, err := parse(t, string(text)); err == nil || exitCode(err) != exitConfig || !strings.Contains(err.Error(), "no interface: name one") {
 		t.Errorf("%s without an interface: %v", file, err)
 	}
@@ -250,7 +249,7 @@ func TestDeployedFile(t *testing.T) {
 	if got := v.Get(allowKey); !reflect.DeepEqual(got, []any{}) {
 		t.Errorf("%s: allow is %v", file, got)
 	}
-	// Keys that one comment explains stand together under it.
+	// Keys that share one comment stand together below it.
 	lines := strings.Split(string(text), "\n")
 	for i, line := range lines {
 		if name, _, ok := strings.Cut(line, ":"); ok && !strings.HasPrefix(line, "#") && lines[i-1] == "" {
@@ -292,7 +291,7 @@ func TestDistance(t *testing.T) {
 	}
 }
 
-// TestTCPKeys: the time-outs of TCP reach the engine, and TIME-WAIT the ports too.
+// TestTCPKeys checks that the time-outs of TCP reach the engine, and that TIME-WAIT also reaches the ports.
 func TestTCPKeys(t *testing.T) {
 	s, err := parse(t, "interface: x\ntcp-r2: 10s\ntcp-r2-syn: 20s\ntcp-user-timeout: 30s\ntcp-time-wait: 40s\nkeep-alive: 60s\necn: request\ndscp: 46\nttl: 9\nvlan-priority: 7\n")
 	if err != nil {

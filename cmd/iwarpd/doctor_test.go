@@ -30,11 +30,11 @@ func TestDoctor(t *testing.T) {
 	if last := findings[len(findings)-1]; last.What != "interface" || last.State != hostcheck.Fail || exitCode(err) != exitFailure {
 		t.Errorf("%+v, %v", last, err)
 	}
-	out, err = doctor(t, "-i", "lo") // where no address is asked for
+	out, err = doctor(t, "-i", "lo") // no address is needed for it
 	if exitCode(err) != exitFailure || !strings.Contains(out, "fail  interface          lo is loopback") || !strings.Contains(out, "userfaultfd") || !strings.Contains(out, "mend: use a network interface") {
 		t.Errorf("%v:\n%s", err, out)
 	}
-	t.Setenv("IWARPD_INTERFACE", "iwarpd-none") // the configuration's
+	t.Setenv("IWARPD_INTERFACE", "iwarpd-none") // overrides the configuration file
 	if _, err := doctor(t); err == nil || !strings.Contains(err.Error(), "iwarpd-none") {
 		t.Errorf("%v", err)
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl"
 )
 
-// TestUnitFiles: eight users within the default quotas do not take all descriptors that
-// the unit gives the daemon, on eight workers.
+// TestUnitFiles checks that eight users within the default quotas, on eight workers, do not use up the descriptors that
+// the unit allows the daemon.
 func TestUnitFiles(t *testing.T) {
 	const users, workers = 8, 8
 	unit, err := os.ReadFile("../../deploy/iwarpd.service")
@@ -26,9 +26,9 @@ func TestUnitFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := ctrl.DefaultLimits
-	channels := l.CQs          // they have one quota
-	client := 1 + workers + 64 // the socket, wake-ups, and descriptors unread
-	listener := 2 * workers    // an address each
+	channels := l.CQs          // channels share the quota of CQs
+	client := 1 + workers + 64 // the socket, the wake-up descriptors and the unread descriptors
+	listener := 2 * workers    // one for each address
 	user := l.Ports + l.CQs + channels + l.Clients*client + l.Listens*listener + 2*l.Captures
 	if users*user > limit {
 		t.Errorf("%d users may take %d descriptors each, LimitNOFILE is %d", users, user, limit)

@@ -7,12 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestLeftOut: with the suggested fix every frame arrives on a queue that is served.
+// TestLeftOut checks that with the suggested fix every frame arrives on a queue that is served.
 func TestLeftOut(t *testing.T) {
 	for _, tt := range []struct {
 		queues []int
 		have   int
-		want   string // the end of it; "": nothing is said
+		want   string // suffix of the message; "": no message
 	}{
 		{[]int{0}, 1, ""},
 		{[]int{3, 1, 0, 2}, 4, ""},

@@ -12,7 +12,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestLogLink: what happens to the interface is in the log.
+// TestLogLink checks that changes of the interface are logged.
 func TestLogLink(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
@@ -44,7 +44,7 @@ func TestLogLink(t *testing.T) {
 			t.Fatalf("ip %v: %v: %s", args, err, out)
 		}
 	}
-	// The first change may come before the subscription: repeat it until it is seen.
+	// The first change may precede the subscription: repeat it until it is logged.
 	for n := 0; logs.FilterMessageSnippet("the MTU of the interface changed").Len() == 0; n++ {
 		if n == 600 {
 			t.Fatal("no change of the MTU seen")

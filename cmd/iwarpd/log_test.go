@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestLogEscapes: what others named does nothing to a terminal that shows the log, nor
-// begins a line of it.
+// TestLogEscapes checks that names that others chose can neither control a terminal that shows the log nor begin a line
+// of it.
 func TestLogEscapes(t *testing.T) {
 	for _, format := range []string{"console", "json"} {
 		r, w, err := os.Pipe()
@@ -37,7 +37,7 @@ func TestLogEscapes(t *testing.T) {
 	}
 }
 
-// TestJournal: lines for the journal begin with their priority, and have no second time.
+// TestJournal checks that lines for the journal begin with their priority and have no second time stamp.
 func TestJournal(t *testing.T) {
 	for format, want := range map[string]string{"console": "<4>beware\t{\"n\": 1}\n", "json": `<4>{"level":"warn"`} {
 		r, w, err := os.Pipe()

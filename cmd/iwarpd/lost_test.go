@@ -38,7 +38,7 @@ func TestFramesLost(t *testing.T) {
 		n, err = step.n, step.err
 		tick <- time.Time{}
 		<-asked
-		tick <- time.Time{} // the one before is done with
+		tick <- time.Time{} // the previous tick was handled
 		<-asked
 		if logs.Len() != step.want {
 			t.Fatalf("step %d: %d warnings, want %d", i, logs.Len(), step.want)

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asProgram has the test binary be iwarpd.
+// asProgram makes the test binary run as iwarpd.
 const asProgram = "TEST_AS_PROGRAM"
 
 func TestMain(m *testing.M) {
@@ -21,10 +21,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestCrash: a daemon that crashes, as with the SIGABRT of systemd's watchdog, ends by
-// a signal: exit code 2 is that of a wrong configuration, which the unit takes for final.
+// TestCrash checks that a daemon that crashes, as by the SIGABRT of systemd's watchdog, ends by a signal. Exit code 2
+// means a wrong configuration, after which the unit does not restart it.
 func TestCrash(t *testing.T) {
-	// While its configuration is a pipe that nobody writes, it waits.
+	// It waits as long as its configuration is a pipe without a writer.
 	pipe := filepath.Join(t.TempDir(), "config")
 	if err := unix.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
@@ -36,7 +36,7 @@ func TestCrash(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	f, err := os.OpenFile(pipe, os.O_WRONLY, 0) // returns once it reads
+	f, err := os.OpenFile(pipe, os.O_WRONLY, 0) // returns once the daemon reads
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -64,7 +64,7 @@ func scrape(t *testing.T, network, address string) (int, string) {
 
 func TestMetrics(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "m")
-	for range 2 { // the second finds the socket that the first left
+	for range 2 { // the second one finds the socket of the first
 		l, err := listenMetrics("unix:" + path)
 		if err != nil {
 			t.Fatal(err)
@@ -185,7 +185,7 @@ func knownMetrics() map[string]bool {
 	return known
 }
 
-// allCounters are the counters of a daemon without clients.
+// allCounters returns the counters of a daemon without clients.
 func allCounters() []*ctrlpb.Counter {
 	s, err := ctrl.New(ctrl.Config{}, ctrl.Options{Resolver: noHost{}, Devices: []ctrl.Device{{Name: "eth0", Steering: noHost{}}}})
 	if err != nil {
@@ -253,7 +253,7 @@ func TestMetricNames(t *testing.T) {
 	}
 }
 
-// noHost stands for what ctrl needs of the host.
+// noHost replaces what ctrl needs of the host.
 type noHost struct{}
 
 func (noHost) Resolve(_, _ netip.Addr, _ string) (dataplane.Hop, error) { return dataplane.Hop{}, nil }

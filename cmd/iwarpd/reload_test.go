@@ -15,15 +15,14 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 )
 
-// TestQuotaKeys: each quota is a key of the configuration and of a rule, with the default
-// of package ctrl.
+// TestQuotaKeys checks that each quota is a key of the configuration and of a rule, with the default of package ctrl.
 func TestQuotaKeys(t *testing.T) {
 	s, err := parse(t, "interface: eth0\n")
 	if err != nil {
 		t.Fatal(err)
 	}
 	def := ctrl.DefaultLimits
-	def.QueueDepth, def.MaxInline, def.MaxSGE = 0, 0, 0 // of a queue, not of a user
+	def.QueueDepth, def.MaxInline, def.MaxSGE = 0, 0, 0 // limits of a queue, not of a user
 	if s.Limits != def {
 		t.Errorf("defaults %+v; want %+v", s.Limits, def)
 	}
@@ -85,7 +84,7 @@ allow:
 	}
 }
 
-// TestReload: settings that can change do, what cannot is logged and stays.
+// TestReload checks that settings that can change do change, and that others are logged and keep their value.
 func TestReload(t *testing.T) {
 	const before = "interface: eth0\nlog-level: info\nmax-qps: 10\n"
 	s, err := parse(t, before)

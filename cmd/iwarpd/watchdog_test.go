@@ -12,7 +12,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// notifySocket stands in for systemd, with a watchdog of that period.
+// notifySocket replaces systemd, with a watchdog of the given period.
 func notifySocket(t *testing.T, period time.Duration) *net.UnixConn {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "notify")
@@ -53,7 +53,7 @@ func TestWatchdog(t *testing.T) {
 		verdict <- true
 		expect("WATCHDOG=1")
 	}
-	for range 3 { // stuck: silence
+	for range 3 { // a stuck worker: no message
 		<-asked
 		verdict <- false
 	}
@@ -73,7 +73,7 @@ func TestWatchdog(t *testing.T) {
 	}
 }
 
-// Without a unit that asks nothing is sent.
+// Outside such a unit nothing is sent.
 func TestWatchdogOff(t *testing.T) {
 	t.Setenv("WATCHDOG_USEC", "")
 	os.Unsetenv("WATCHDOG_USEC")

@@ -15,9 +15,9 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// BenchmarkLinks moves frames over a veth pair by each kind of link: a frame of 64 bytes
-// there and one back, and super-frames of 43 segments. One thread does both ends, so that
-// cpu-ns/op, the time of its CPU with the kernel's part, can be compared on a machine in use.
+// BenchmarkLinks moves frames over a veth pair by each kind of link: a frame of 64 bytes in each direction, and
+// super-frames of 43 segments. One thread serves both ends, so that cpu-ns/op, its CPU time with the kernel's part,
+// can be compared on a busy machine.
 func BenchmarkLinks(b *testing.B) {
 	for _, kind := range []Kind{XDP, Packet} {
 		name := []string{XDP: "xdp", Packet: "packet"}[kind]
@@ -75,7 +75,7 @@ func BenchmarkLinks(b *testing.B) {
 	}
 }
 
-// thread runs f for each iteration on one thread and reports its CPU time.
+// thread runs f for each iteration on one thread and reports the thread's CPU time.
 func thread(b *testing.B, f func()) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -104,7 +104,7 @@ func move(b *testing.B, from, to link.Link, frame []byte) {
 	}
 }
 
-// take receives one frame. What the kernel sends by itself is not claimed.
+// take receives one frame. Frames that the kernel sends on its own are not claimed.
 func take(b *testing.B, l link.Link, f func(*link.Frame)) {
 	var fs [1]link.Frame
 	for range 1 << 22 {
@@ -117,7 +117,7 @@ func take(b *testing.B, l link.Link, f func(*link.Frame)) {
 	b.Fatal("a frame was lost")
 }
 
-// superFrame is a super-frame of 43 segments for an MTU of 1500.
+// superFrame returns a super-frame of 43 segments for an MTU of 1500.
 func superFrame(v *testenv.Veth) *link.Super {
 	const n, size = 43, 1448
 	b := tcpFrame(v, port, 0, 32+n*size)

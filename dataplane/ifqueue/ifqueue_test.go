@@ -27,7 +27,7 @@ import (
 
 const port = 7174
 
-// open opens the queues of one end, where the port is claimed.
+// open opens the queues of one end and claims the port there.
 func open(t *testing.T, e *testenv.End, cfg Config) (*Set, *bpf.Steering) {
 	t.Helper()
 	cfg.Interface = e.Name
@@ -57,7 +57,7 @@ func open(t *testing.T, e *testenv.End, cfg Config) (*Set, *bpf.Steering) {
 	return s, steer
 }
 
-// receive waits for a frame on one of the links that want accepts.
+// receive waits until one of the links receives a frame that want accepts.
 func receive(links []link.Link, want func(b []byte) bool) (on int) {
 	fs := make([]link.Frame, 16)
 	for until := clock.Now().Add(time.Minute); clock.Now() < until; {
@@ -80,7 +80,7 @@ func receive(links []link.Link, want func(b []byte) bool) (on int) {
 	return -1
 }
 
-// TestKinds: what Auto takes on veth, and what it is asked for.
+// TestKinds checks which kind Auto takes on veth, and that an explicit kind is taken.
 func TestKinds(t *testing.T) {
 	for _, tc := range []struct {
 		cfg  Config
@@ -99,8 +99,8 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// TestFallsBack: where the kernel takes no program at tc ingress, Auto takes XDP and says
-// why; Packet fails and leaves nothing.
+// TestFallsBack checks that where the kernel takes no program at tc ingress, Auto takes XDP and says why, and that
+// Packet fails and leaves nothing behind.
 func TestFallsBack(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	attach := func() error {
@@ -148,8 +148,8 @@ func TestFallsBack(t *testing.T) {
 	}
 }
 
-// TestKernelKeepsItsOwn: the kernel's own traffic passes, and what is claimed comes to the
-// link alone: the kernel does not answer.
+// TestKernelKeepsItsOwn checks that the kernel's own traffic passes, that claimed packets reach only the link, and
+// that the kernel does not respond to them.
 func TestKernelKeepsItsOwn(t *testing.T) {
 	for _, kind := range []Kind{XDP, Packet} {
 		t.Run([]string{XDP: "xdp", Packet: "packet"}[kind], func(t *testing.T) {
@@ -180,7 +180,7 @@ func TestKernelKeepsItsOwn(t *testing.T) {
 			select {
 			case err := <-dialed:
 				t.Errorf("connect to the claimed port: %v", err)
-			case <-time.After(300 * time.Millisecond): // a RST would have come
+			case <-time.After(300 * time.Millisecond): // a RST would have arrived
 				giveUp()
 				<-dialed
 			}
@@ -192,7 +192,7 @@ func TestKernelKeepsItsOwn(t *testing.T) {
 	}
 }
 
-// dial connects by the kernel's TCP, which nobody will answer.
+// dial connects with the kernel's TCP to an address where nothing responds.
 func dial(t *testing.T, from *testenv.End, to netip.AddrPort) (<-chan error, func()) {
 	ctx, giveUp := context.WithCancel(t.Context())
 	dialed := make(chan error, 1)
@@ -208,7 +208,7 @@ func dial(t *testing.T, from *testenv.End, to netip.AddrPort) (<-chan error, fun
 	return dialed, giveUp
 }
 
-// TestSharedByFlow: of several links each connection has one, and several are used.
+// TestSharedByFlow checks that each connection is received on one of several links, and that several links are used.
 func TestSharedByFlow(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	s, _ := open(t, &v.B, Config{Link: Packet, Queues: []int{0, 1, 2}})
@@ -233,8 +233,8 @@ func TestSharedByFlow(t *testing.T) {
 	}
 }
 
-// TestVLANs: the kernel takes the outer tag out of a frame before anything sees it. The
-// programs know it, and it is back in the frame that comes.
+// TestVLANs checks that frames have their outer tag, which the kernel removes before any program sees the frame and
+// which the programs restore.
 func TestVLANs(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	s, steer := open(t, &v.B, Config{Link: Packet})
@@ -259,8 +259,7 @@ func TestVLANs(t *testing.T) {
 	}
 }
 
-// TestFragments: fragments come by the ring of the programs, with their tags, and not by
-// the link.
+// TestFragments checks that fragments arrive by the ring of the programs, with their tags, and not by the link.
 func TestFragments(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	_, steer := open(t, &v.B, Config{Link: Packet})
@@ -324,8 +323,8 @@ func send(t *testing.T, l link.Link, frame []byte) {
 	l.Free(done[0])
 }
 
-// TestInterfaceDownAndGone takes the interface away under a packet socket: it goes on to
-// sleep, and receives again when the interface is back.
+// TestInterfaceDownAndGone removes the interface below a packet socket. The link must go on sleeping, and receive
+// again when the interface is back.
 func TestInterfaceDownAndGone(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	s, _ := open(t, &v.B, Config{Link: Packet})
@@ -378,8 +377,8 @@ func TestInterfaceDownAndGone(t *testing.T) {
 	}
 }
 
-// TestSuperFramesWhole: super-frames come whole, in order with the frames between them, and
-// all memory comes back, whether they are released at once or held.
+// TestSuperFramesWhole checks that super-frames arrive complete, in order with the frames between them, and that all
+// memory is returned, whether they are released at once or held.
 func TestSuperFramesWhole(t *testing.T) {
 	v := testenv.NewVethOffloads(t, 1500)
 	s, _ := open(t, &v.B, Config{Link: Packet, Memory: 4 << 20})
@@ -426,7 +425,7 @@ func TestSuperFramesWhole(t *testing.T) {
 		if got := next(); !bytes.Equal(got, small) {
 			t.Fatalf("round %d: %x came of %x", round, got, small)
 		}
-		if len(held) > 20 { // out of order: those that came last go first
+		if len(held) > 20 { // release the newest first, out of order
 			for i := len(held) - 1; i >= 0; i-- {
 				b.Release(&held[i])
 			}

@@ -15,13 +15,12 @@ const (
 	jmpSet  = unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K
 	jmpFar  = unix.BPF_JMP | unix.BPF_JA
 	retOp   = unix.BPF_RET | unix.BPF_K
-	takeAll = 1 << 18 // bytes of a frame that a filter lets through
+	takeAll = 1 << 18 // length of a frame that a filter accepts
 )
 
-// PortFilter returns a classic BPF program that takes TCP, SCTP and UDP packets
-// to the given ports, and ICMP and ICMPv6 errors. Of IPv6 packets with
-// extension headers, which classic BPF cannot walk, it takes all; fragments of
-// IPv4 it does not take. The kernel has taken a VLAN tag out by then.
+// PortFilter returns a classic BPF program that accepts TCP, SCTP and UDP packets to the given ports, and ICMP and
+// ICMPv6 errors. It accepts all IPv6 packets with extension headers, which classic BPF cannot walk, and no
+// fragments of IPv4. The kernel has removed a VLAN tag before.
 func PortFilter(ports []uint16) []unix.SockFilter {
 	var f []unix.SockFilter
 	op := func(code uint16, k uint32) { f = append(f, unix.SockFilter{Code: code, K: k}) }
@@ -32,8 +31,7 @@ func PortFilter(ports []uint16) []unix.SockFilter {
 	take := func(k uint32) { skipUnless(k, 1); op(retOp, takeAll) }
 	drop := func() { op(retOp, 0) }
 
-	// transport is what follows once X is the offset of the transport header
-	// less 14, and A its protocol.
+	// transport is the code that runs once X is the offset of the transport header less 14, and A is its protocol.
 	transport := func(icmp uint32, errors [][2]uint32) {
 		skipUnless(icmp, uint8(2+3*len(errors)))
 		op(ldIndB, 14)

@@ -33,7 +33,7 @@ func openPacketEnd(t testing.TB, e *testenv.End, filter []unix.SockFilter) *Pack
 	return p
 }
 
-// ipFrame makes a frame of a protocol with n bytes behind the IP header.
+// ipFrame returns a frame with an IP header and n bytes after it.
 func ipFrame(from, to *testenv.End, v6 bool, proto uint8, dport uint16, vlans, n int) []byte {
 	src, dst := from.Addr4, to.Addr4
 	if v6 {
@@ -53,8 +53,7 @@ func ipFrame(from, to *testenv.End, v6 bool, proto uint8, dport uint16, vlans, n
 	return b
 }
 
-// receive waits for a frame that want accepts. Others, such as the kernel's own
-// neighbour discovery, are passed over.
+// receive waits for a frame that want accepts. It ignores others, such as the kernel's own neighbour discovery.
 func receive(t testing.TB, l Link, want func(b []byte) bool) []byte {
 	t.Helper()
 	fs := make([]Frame, 16)
@@ -123,8 +122,7 @@ func TestPacketManyFrames(t *testing.T) {
 		}
 		reaped += n
 		for i := range b.Receive(fs) {
-			// The kernel's multicast reports, with their extension header, pass
-			// the filter too.
+			// The kernel's multicast reports have an extension header and pass the filter too.
 			if g := fs[i].Pieces[0]; len(g) == len(f) && bytes.Equal(g[:40], f[:40]) {
 				if id := binary.BigEndian.Uint32(g[60:]); id != uint32(got) {
 					t.Fatalf("frame %d came as %d", got, id)
@@ -176,7 +174,7 @@ func TestPortFilter(t *testing.T) {
 		{"hop-by-hop", hop, true},
 	} {
 		send(t, a, tc.frame)
-		// What follows it tells that it was filtered and not just late.
+		// The frame after it shows that it was filtered and is not merely late.
 		last := ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 33)
 		send(t, a, last)
 		seen := false
@@ -190,7 +188,7 @@ func TestPortFilter(t *testing.T) {
 			t.Errorf("%s: taken %v, want %v", tc.name, seen, tc.want)
 		}
 	}
-	// A changed filter holds at once.
+	// A changed filter applies at once.
 	if err := b.SetFilter(PortFilter([]uint16{1})); err != nil {
 		t.Fatal(err)
 	}
@@ -201,8 +199,7 @@ func TestPortFilter(t *testing.T) {
 	}
 }
 
-// TestPacketFinishesChecksums receives what the kernel sends with its checksum
-// left to the hardware.
+// TestPacketFinishesChecksums receives packets whose checksum the kernel has left to the hardware.
 func TestPacketFinishesChecksums(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	if out, err := v.A.NS.Command(testenv.RequireTool(t, "ethtool"), "-K", v.A.Name, "tx", "on").CombinedOutput(); err != nil {

@@ -33,7 +33,7 @@ func newPipe(t testing.TB, cfg PipeConfig) (a, b *Pipe) {
 	return a, b
 }
 
-// send posts one frame made of b and flushes it.
+// send posts one frame that consists of b and flushes it.
 func send(t testing.TB, l Link, b []byte) {
 	t.Helper()
 	s, ok := l.Alloc()
@@ -52,7 +52,7 @@ func send(t testing.TB, l Link, b []byte) {
 	l.Free(s)
 }
 
-// join copies out a frame.
+// join copies the pieces of a frame together.
 func join(f *Frame) []byte {
 	var b []byte
 	for _, p := range f.Pieces[:f.N] {
@@ -212,9 +212,8 @@ func TestPipeFilter(t *testing.T) {
 	}
 }
 
-// TestPipeTwoGoroutines moves frames both ways between two pollers that sleep
-// when they have nothing to do. With -race it proves that the ends share
-// nothing but the rings.
+// TestPipeTwoGoroutines moves frames in both directions between two pollers that sleep when they have nothing to do.
+// With -race it proves that the ends share nothing but the rings.
 func TestPipeTwoGoroutines(t *testing.T) {
 	t.Run("copied", func(t *testing.T) { twoGoroutines(t, false) })
 	t.Run("lent", func(t *testing.T) { twoGoroutines(t, true) })
@@ -224,7 +223,7 @@ func twoGoroutines(t *testing.T, lend bool) {
 	const total = 20000
 	a, b := newPipe(t, PipeConfig{RxFrames: 64, Slots: 32, Lend: lend})
 	var wg sync.WaitGroup
-	// b echoes; a keeps at most 16 frames in flight, so nothing is dropped.
+	// b echoes. a keeps at most 16 frames in flight, so that none is dropped.
 	wg.Add(2)
 	go func() {
 		defer wg.Done()
@@ -277,8 +276,7 @@ func twoGoroutines(t *testing.T, lend bool) {
 	wg.Wait()
 }
 
-// TestPipeLends: a lent slot is reaped when the frame in it is released, and not
-// before.
+// TestPipeLends checks that a lent slot is reaped when the frame in it is released, and not before.
 func TestPipeLends(t *testing.T) {
 	a, b := newPipe(t, PipeConfig{Slots: 4, RxFrames: 4, Lend: true})
 	s, _ := a.Alloc()
@@ -316,14 +314,14 @@ func TestPipeWait(t *testing.T) {
 	if longest < 3*time.Millisecond {
 		t.Errorf("woke after %v with nothing there", longest)
 	}
-	// A frame in flight shortens the sleep to when it is due.
+	// A frame in flight limits the sleep to the time until it is due.
 	send(t, a, frame(60, 1))
 	b.Wait(time.Hour, -1)
 	fs := make([]Frame, 1)
 	for b.Receive(fs) == 0 {
 		b.Wait(time.Hour, -1)
 	}
-	// So does wakefd.
+	// A wake-up by wakefd ends it too.
 	fd, err := unix.Eventfd(1, unix.EFD_NONBLOCK)
 	if err != nil {
 		t.Fatal(err)

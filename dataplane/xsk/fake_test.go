@@ -13,7 +13,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/ring"
 )
 
-// fake is a Socket over plain memory, and the kernel's ends of its rings.
+// fake is a Socket over plain memory, with the kernel's ends of its rings.
 type fake struct {
 	*Socket
 	rxIn, compIn    ring.Producer
@@ -23,8 +23,8 @@ type fake struct {
 	txFlag, rxFlags atomic.Uint32
 }
 
-// newFake has n chunks, half of them for receiving, and rings of size entries,
-// whose indices wrap soon.
+// newFake returns a socket with n chunks, half of them for receiving, and rings of size entries whose indices wrap
+// soon.
 func newFake(mtu, n, size int) *fake {
 	cfg := Config{MTU: mtu, Frames: n, FrameSize: DefaultFrameSize, Ring: size, Mode: Generic}
 	cfg.layoutSlots()
@@ -45,8 +45,8 @@ func newFake(mtu, n, size int) *fake {
 	return f
 }
 
-// arrive puts a frame of pieces in the RX ring as the kernel would, into chunks
-// from the fill ring. whole says that its last piece is there too.
+// arrive puts a frame of several pieces in the RX ring, as the kernel would, into chunks from the fill ring. whole
+// says that the last piece is among them.
 func (f *fake) arrive(t *testing.T, whole bool, pieces ...[]byte) {
 	t.Helper()
 	for i, p := range pieces {
@@ -65,7 +65,7 @@ func (f *fake) arrive(t *testing.T, whole bool, pieces ...[]byte) {
 	}
 }
 
-// desc puts any descriptor in the RX ring.
+// desc puts any descriptor into the RX ring.
 func (f *fake) desc(t *testing.T, d unix.XDPDesc) {
 	t.Helper()
 	at, n := f.rxIn.Reserve(1)
@@ -76,7 +76,7 @@ func (f *fake) desc(t *testing.T, d unix.XDPDesc) {
 	f.rxIn.Submit()
 }
 
-// sent takes the descriptors that the socket published.
+// sent takes the descriptors that the socket has published.
 func (f *fake) sent() []unix.XDPDesc {
 	var ds []unix.XDPDesc
 	at, n := f.txOut.Peek(uint32(f.cfg.Ring))
@@ -87,7 +87,7 @@ func (f *fake) sent() []unix.XDPDesc {
 	return ds
 }
 
-// complete says that addresses were sent.
+// complete reports addresses as sent.
 func (f *fake) complete(addrs ...uint64) {
 	for _, a := range addrs {
 		at, _ := f.compIn.Reserve(1)
@@ -96,9 +96,8 @@ func (f *fake) complete(addrs ...uint64) {
 	f.compIn.Submit()
 }
 
-// TestBindFlags: a driver with zero copy for frames of one piece alone gets zero copy where
-// the MTU allows it. Frames of several pieces are asked for where the MTU needs them, and
-// in generic mode.
+// TestBindFlags checks that a driver that has zero copy only for frames of one piece gets zero copy where the MTU
+// allows it. Frames of several pieces are requested where the MTU needs them, and in generic mode.
 func TestBindFlags(t *testing.T) {
 	const sg = unix.XDP_USE_SG
 	for _, tc := range []struct {
@@ -107,7 +106,7 @@ func TestBindFlags(t *testing.T) {
 		mtu      int
 		chunks   int
 		refuseSG bool
-		want     []uint16 // the flags of each call of bind(2), beside XDP_USE_NEED_WAKEUP
+		want     []uint16 // the flags of each call of bind(2), apart from XDP_USE_NEED_WAKEUP
 		err      error
 	}{
 		{"native", Native, 1500, 0, false, []uint16{0}, nil},
@@ -140,7 +139,7 @@ func TestBindFlags(t *testing.T) {
 	}
 }
 
-// TestTaken: the mode is shown as the kernel reports it, not as it was asked for.
+// TestTaken checks that the reported mode is the one that the kernel reports, not the one that was requested.
 func TestTaken(t *testing.T) {
 	for want, s := range map[string]*Socket{
 		"native, zero copy": {cfg: Config{Mode: Native}, zeroCopy: true},
@@ -157,7 +156,7 @@ func TestReceiveChains(t *testing.T) {
 	f := newFake(9000, 64, 32)
 	piece := func(b byte, n int) []byte { return bytes.Repeat([]byte{b}, n) }
 	fs := make([]link.Frame, 4)
-	for round := range 20 { // every chunk comes round, and the indices wrap
+	for round := range 20 { // every chunk is reused, and the indices wrap
 		f.arrive(t, true, piece(1, 60))
 		f.arrive(t, true, piece(2, 3840), piece(3, 4096), piece(4, 1))
 		f.arrive(t, false, piece(5, 3840))
@@ -186,7 +185,7 @@ func TestReceiveRefusesBadDescriptors(t *testing.T) {
 	fs := make([]link.Frame, 4)
 	good := []byte("a frame that is good")
 	for _, d := range []unix.XDPDesc{
-		{Addr: f.rxMem - 10, Len: 11}, // runs into the TX half
+		{Addr: f.rxMem - 10, Len: 11}, // reaches into the TX half
 		{Addr: f.rxMem, Len: 60},
 		{Addr: ^uint64(0), Len: 60}, // wraps
 		{Addr: 0, Len: DefaultFrameSize + 1},
@@ -265,8 +264,7 @@ func TestPostCutsAtChunks(t *testing.T) {
 	}
 }
 
-// TestHalfSlots: frames that are short enough have two slots in a chunk, none of which
-// crosses into the next.
+// TestHalfSlots checks that short frames have two slots in a chunk, and that no slot crosses into the next.
 func TestHalfSlots(t *testing.T) {
 	for _, tc := range []struct{ mtu, size, rxFrames int }{
 		{576, 2048, 32}, {1500, 2048, 32}, {1898, 2048, 32}, {1899, 4096, 32}, {3498, 4096, 32}, {4052, 4096, 16}, {9000, 3 * 4096, 10},
@@ -320,8 +318,7 @@ func TestReapIgnoresStrangeCompletions(t *testing.T) {
 	f.Flush()
 	addr := f.sent()[0].Addr
 	done := make([]link.Slot, 8)
-	// Of the RX half, beyond the memory, of a slot that is not posted; then the
-	// right one, twice.
+	// Addresses in the RX half, beyond the memory and of a slot that was not posted, and then the right one, twice.
 	f.complete(0, 1<<40, f.rxMem+uint64((int(s)+1)*f.SlotSize()), addr, addr)
 	if n := f.Reap(done); n != 1 || done[0] != s {
 		t.Errorf("reaped %v", done[:n])
@@ -331,8 +328,8 @@ func TestReapIgnoresStrangeCompletions(t *testing.T) {
 	}
 }
 
-// TestFillLevel sees that the fill ring is kept short while frames come back at once,
-// that it grows when a burst nearly empties it, and shrinks after a long quiet.
+// TestFillLevel checks that the fill ring is kept short while frames return at once, that it grows when a burst
+// nearly empties it, and that it shrinks after a long quiet time.
 func TestFillLevel(t *testing.T) {
 	f := newFake(1500, 8192, 4096)
 	level := func() int { return int(f.fill.Pending()) }
@@ -363,7 +360,7 @@ func TestFillLevel(t *testing.T) {
 	if level() != leastFill {
 		t.Errorf("%d chunks in the fill ring after short bursts, want %d", level(), leastFill)
 	}
-	if len(used) > leastFill+64+1 { // and address 0 of entries that were never written
+	if len(used) > leastFill+64+1 { // address 0 stands in entries that were never written
 		t.Errorf("short bursts passed through %d chunks, want those that are in use and no more", len(used))
 	}
 	for want := 2 * leastFill; want <= 4096; want *= 2 {

@@ -17,16 +17,15 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestKernelKeepsItsOwn has a program and a socket on an interface that the
-// kernel uses too: the kernel's traffic passes, and what is steered the kernel
-// does not answer.
+// TestKernelKeepsItsOwn attaches a program and opens a socket on an interface that the kernel uses too. It checks
+// that the kernel's traffic passes, and that the kernel does not respond to what is steered.
 func TestKernelKeepsItsOwn(t *testing.T) {
 	for _, mode := range []bpf.Mode{bpf.Generic, bpf.Native} {
 		t.Run(mode.String(), func(t *testing.T) {
 			v := testenv.NewVeth(t, 1500)
 			b := openSide(t, &v.B, mode, Config{Frames: 256, Ring: 128})
 
-			// An exchange with the kernel's TCP, and with it ARP.
+			// The kernel's TCP exchanges data, after ARP.
 			var l net.Listener
 			if err := v.B.NS.Do(func() (err error) {
 				l, err = net.Listen("tcp4", netip.AddrPortFrom(v.B.Addr4, 0).String())
@@ -45,8 +44,8 @@ func TestKernelKeepsItsOwn(t *testing.T) {
 				t.Errorf("the kernel's own port: %v", err)
 			}
 
-			// A SYN to the claimed port comes to the socket, and nothing goes
-			// back, so the connect is still waiting when it is abandoned.
+			// A SYN to the claimed port must arrive at the socket without a response, so the connect is still waiting when it is
+			// abandoned.
 			ctx, giveUp := context.WithCancel(t.Context())
 			defer giveUp()
 			dialed := make(chan error, 1)
@@ -91,9 +90,8 @@ func TestKernelKeepsItsOwn(t *testing.T) {
 	}
 }
 
-// TestInterfaceDownAndGone takes the interface away under a socket: calls go on
-// to return, nothing spins, and frames posted while it was down are not lost to
-// the accounting.
+// TestInterfaceDownAndGone removes the interface below a socket. Calls must still return without spinning, and
+// frames posted while it was down must be accounted for.
 func TestInterfaceDownAndGone(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	a := openSide(t, &v.A, bpf.Generic, Config{Frames: 64, Ring: 32})
@@ -147,14 +145,13 @@ func TestInterfaceDownAndGone(t *testing.T) {
 	post()
 	fs := make([]link.Frame, 4)
 	start := clock.Now()
-	const waits = 20 // of which a signal may cut some short
+	const waits = 20 // a signal may cut some short
 	for range waits {
 		a.Wait(2*time.Millisecond, -1)
 		a.Receive(fs)
 		a.Flush()
 	}
-	// With frames left behind Wait sleeps a millisecond, not two, but it does
-	// sleep.
+	// With frames left over Wait sleeps one millisecond instead of two, but it does sleep.
 	if d := clock.Now().Sub(start); d < waits/4*time.Millisecond {
 		t.Errorf("%d Waits took %v: the descriptor of a gone interface keeps poll awake", waits, d)
 	}

@@ -29,8 +29,8 @@ func packetRing() (fd int, mem []byte, err error) {
 	return fd, mem, nil
 }
 
-// TestOthersMaps: a socket takes the rings that are its own, and leaves those alone that
-// the process maps of other sockets meanwhile, also when it cannot be bound.
+// TestOthersMaps checks that a socket takes its own rings and no mapping that the process makes of other sockets at the
+// same time, also when the socket cannot be bound.
 func TestOthersMaps(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	const rings = 100
@@ -48,7 +48,7 @@ func TestOthersMaps(t *testing.T) {
 				}
 				mapped.Add(1)
 				undo = append(undo, func() error {
-					mem[0] = 1 // faults if another has unmapped it
+					mem[0] = 1 // faults if it was unmapped
 					return errors.Join(unix.Munmap(mem), unix.Close(fd))
 				})
 			}
@@ -89,7 +89,7 @@ func TestOthersMaps(t *testing.T) {
 	}
 }
 
-// TestOwnMaps: which of the process's mappings are a socket's.
+// TestOwnMaps checks which mappings of the process are recognized as those of a socket.
 func TestOwnMaps(t *testing.T) {
 	set := func(ms ...mapping) map[mapping]struct{} {
 		all := make(map[mapping]struct{})

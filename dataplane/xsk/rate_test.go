@@ -15,7 +15,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// pin locks the goroutine to a thread on one CPU, if there is such a CPU.
+// pin locks the goroutine to a thread on one CPU, if the machine has that CPU.
 func pin(cpu int) {
 	runtime.LockOSThread()
 	var set unix.CPUSet
@@ -23,7 +23,7 @@ func pin(cpu int) {
 	_ = unix.SchedSetaffinity(0, &set)
 }
 
-// receiveAll counts frames until told to stop.
+// receiveAll counts frames until stop is closed.
 func receiveAll(s *Socket, stop *atomic.Bool, got *atomic.Uint64) {
 	fs := make([]link.Frame, 64)
 	for !stop.Load() {
@@ -37,9 +37,8 @@ func receiveAll(s *Socket, stop *atomic.Bool, got *atomic.Uint64) {
 	}
 }
 
-// BenchmarkRate is the raw frame rate of one direction over a veth pair, sender
-// and receiver spinning on a CPU each: what the transports above have to live
-// with. The machine should be idle.
+// BenchmarkRate measures the raw frame rate of one direction over a veth pair, with a sender and a receiver that each
+// spin on a CPU. It is an upper limit for the transports above. The machine should be idle.
 func BenchmarkRate(b *testing.B) {
 	for _, mode := range []bpf.Mode{bpf.Generic, bpf.Native} {
 		for _, size := range []int{64, 1514, 9014} {
@@ -95,8 +94,7 @@ func BenchmarkRate(b *testing.B) {
 	}
 }
 
-// BenchmarkRoundTrip is the round-trip time of a 64-byte frame between two
-// spinning sockets.
+// BenchmarkRoundTrip measures the round-trip time of a 64-byte frame between two spinning sockets.
 func BenchmarkRoundTrip(b *testing.B) {
 	for _, mode := range []bpf.Mode{bpf.Generic, bpf.Native} {
 		b.Run(mode.String(), func(b *testing.B) {
@@ -152,8 +150,7 @@ func BenchmarkRoundTrip(b *testing.B) {
 	}
 }
 
-// TestAllocatesNothing sends and receives a frame of each size through one
-// goroutine.
+// TestAllocatesNothing sends and receives a frame of each size in one goroutine.
 func TestAllocatesNothing(t *testing.T) {
 	v := testenv.NewVeth(t, 9000)
 	a, b := openSide(t, &v.A, bpf.Generic, Config{Frames: 256, Ring: 128}), openSide(t, &v.B, bpf.Generic, Config{Frames: 256, Ring: 128})

@@ -23,14 +23,14 @@ import (
 
 const port = 7174
 
-// side is a socket on one end of a veth pair, and the program in front of it.
+// side is a socket on one end of a veth pair, with its program.
 type side struct {
 	*Socket
 	steer *bpf.Steering
 	end   *testenv.End
 }
 
-// openSide attaches the program and opens a socket. mode is that of both.
+// openSide attaches the program and opens a socket, both in the given mode.
 func openSide(t testing.TB, e *testenv.End, mode bpf.Mode, cfg Config) *side {
 	t.Helper()
 	s := &side{end: e}
@@ -72,7 +72,7 @@ func openSide(t testing.TB, e *testenv.End, mode bpf.Mode, cfg Config) *side {
 	return s
 }
 
-// tuple is the way from one end to the other.
+// tuple is the flow from one end to the other.
 func tuple(from, to *testenv.End) pkt.Tuple {
 	return pkt.Tuple{
 		Flow:   pkt.NewFlow(netip.AddrPortFrom(from.Addr4, port), netip.AddrPortFrom(to.Addr4, port)),
@@ -81,7 +81,7 @@ func tuple(from, to *testenv.End) pkt.Tuple {
 	}
 }
 
-// fillFrame writes a frame of n bytes with a number in it.
+// fillFrame writes a frame of n bytes that contains a number.
 func fillFrame(b []byte, tu *pkt.Tuple, id uint32) {
 	h := tu.HeaderLen()
 	tu.Put(b, len(b)-h, 0, 0)
@@ -101,8 +101,8 @@ func join(f *link.Frame) []byte {
 	return b
 }
 
-// exchange sends frames of the given lengths from a to b and checks that each
-// arrives once, in order and whole, and that each slot is reaped once.
+// exchange sends frames of the given lengths from a to b and checks that each arrives once, in order and complete,
+// and that each slot is reaped once.
 func exchange(t *testing.T, a, b *side, off int, lengths []int, total int) {
 	t.Helper()
 	tu := tuple(a.end, b.end)
@@ -175,8 +175,7 @@ func TestFramesBothWays(t *testing.T) {
 				if mtu > 4096 {
 					lengths = append(lengths, 4096, 4097, 8192, 8193)
 				}
-				// More frames than there are chunks, so that every chunk comes
-				// round again.
+				// There are more frames than chunks, so that every chunk is reused.
 				exchange(t, a, b, 0, lengths, 1500)
 				exchange(t, b, a, 8, lengths, 1500)
 				var st link.Stats
@@ -263,7 +262,7 @@ func TestWait(t *testing.T) {
 	if !b.Wait(time.Hour, fd) {
 		t.Error("not woken by wakefd")
 	}
-	// A frame that comes while b sleeps wakes it.
+	// A frame that arrives while b sleeps wakes it.
 	woken := make(chan int)
 	go func() {
 		fs := make([]link.Frame, 1)
@@ -286,8 +285,8 @@ func TestWait(t *testing.T) {
 	}
 }
 
-// TestCloseFreesQueue opens a queue again and again: each Close must give it
-// back, and the rings that asavie/xdp leaves mapped would prevent that.
+// TestCloseFreesQueue opens a queue repeatedly. Each Close must free it, which the rings that asavie/xdp leaves
+// mapped would prevent.
 func TestCloseFreesQueue(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	for i := range 3 {
