@@ -17,8 +17,8 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
 )
 
-// TestExport: MOUNT is served over TCP beside the export, and NFS where it is asked for;
-// a portmapper names their ports. NLM and NSM are not served (RFC 8267 section 5.1).
+// TestExport checks that MOUNT is served over TCP beside the export, and NFS where requested, and that a portmapper
+// lists their ports. NLM and NSM are not served (RFC 8267 section 5.1).
 func TestExport(t *testing.T) {
 	testenv.RequireRoot(t)
 	s, err := nfs.NewServer(nfs.Config{Dir: t.TempDir(), KeyFile: filepath.Join(t.TempDir(), "nfs.key")})

@@ -8,8 +8,8 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
 )
 
-// FuzzServer feeds every procedure of NFS, MOUNT and the portmapper with any
-// arguments. The handle of the root stands for a marker in them.
+// FuzzServer calls every procedure of NFS, MOUNT and the portmapper with any arguments. A marker in them stands for the
+// handle of the root.
 func FuzzServer(f *testing.F) {
 	testenv.RequireRoot(f)
 	dir := f.TempDir()

@@ -19,8 +19,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestForgedHandle: what other users of the host can read is not enough to make a
-// handle. Before there was a key file, the key was a hash of /etc/machine-id.
+// TestForgedHandle checks that data that other users of the host can read is not enough to make a handle. Before there
+// was a key file, the key was a hash of /etc/machine-id.
 func TestForgedHandle(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
@@ -37,7 +37,7 @@ func TestForgedHandle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// As root the file can be opened by its kernel handle: only the MAC is in the way.
+	// As root the file could be opened by its kernel handle: only the MAC prevents it.
 	if fd, err := unix.OpenByHandleAt(s.tree.root, k, unix.O_RDONLY); err != nil {
 		t.Fatal(err)
 	} else {
@@ -64,7 +64,7 @@ func TestForgedHandle(t *testing.T) {
 			}
 		}
 	}
-	// The root's handle with each bit changed, with more and with less.
+	// The root's handle with each bit changed, shortened, and extended.
 	for i := range s.tree.fh {
 		for bit := range 8 {
 			fh := bytes.Clone(s.tree.fh)
@@ -84,8 +84,8 @@ func TestForgedHandle(t *testing.T) {
 	}
 }
 
-// TestHandlesLast: handles are valid after a restart with the same key file, and in no
-// other tree; without a key file, and with another key, they are stale.
+// TestHandlesLast checks that handles are valid after a restart with the same key file, that they are valid in no other
+// tree, and that they are stale without a key file or with another key.
 func TestHandlesLast(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
@@ -135,15 +135,15 @@ func TestHandlesLast(t *testing.T) {
 	}
 }
 
-// TestKeyFile: a key file that others can read or change, or that is no key, is
-// refused, and never replaced.
+// TestKeyFile checks that a key file that others can read or change, or that contains no key, is refused and never
+// replaced.
 func TestKeyFile(t *testing.T) {
 	dir := t.TempDir()
 	good := bytes.Repeat([]byte{7}, keySize)
 	for _, c := range []struct {
 		name string
 		make func(name string) error
-		want string // "": it is good
+		want string // "": it is valid
 	}{
 		{"good", func(n string) error { return os.WriteFile(n, good, 0o600) }, ""},
 		{"read-only", func(n string) error { return os.WriteFile(n, good, 0o400) }, ""},
@@ -196,8 +196,8 @@ func TestKeyFile(t *testing.T) {
 	}
 }
 
-// TestKeyFileCreated: processes that create the file at once have one key, whatever
-// the umask, and leave nothing else.
+// TestKeyFileCreated checks that processes that create the file at the same time get one key, whatever the umask, and
+// leave nothing else behind.
 func TestKeyFileCreated(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "a", "b", "nfs.key")
 	keys := make([][keySize]byte, 16)
@@ -232,7 +232,7 @@ func TestKeyFileCreated(t *testing.T) {
 	}
 }
 
-// TestKeyInTree: a key that clients could read is refused, also by a roundabout name.
+// TestKeyInTree checks that a key that clients could read is refused, also under an indirect name.
 func TestKeyInTree(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
@@ -256,7 +256,7 @@ func TestKeyInTree(t *testing.T) {
 	s.Close()
 }
 
-// TestDefaultKeyFile: each user has a key file of its own.
+// TestDefaultKeyFile checks that each user has a key file of its own.
 func TestDefaultKeyFile(t *testing.T) {
 	for _, c := range []struct{ dir, xdg, home, root, user string }{
 		{"/var/lib/x", "/s", "/h", "/var/lib/x/nfs.key", "/var/lib/x/nfs.key"},
@@ -276,8 +276,8 @@ func TestDefaultKeyFile(t *testing.T) {
 	}
 }
 
-// TestCapabilities: what is done for others than root is done without the rights
-// to what is kept for root, and to pass by quotas; the thread has them again then.
+// TestCapabilities checks that calls for users other than root are made without root's privileges over files and
+// quotas, and that the thread has them again afterwards.
 func TestCapabilities(t *testing.T) {
 	testenv.RequireRoot(t)
 	s, err := NewServer(Config{Dir: t.TempDir()})

@@ -98,7 +98,7 @@ func TestFiles(t *testing.T) {
 			n, ctx := g.n, g.ctx
 			rnd := rand.NewChaCha8([32]byte{byte(version)})
 			for _, size := range []int{0, 1, 7, 512, 4000, 4096, 100_001, 1 << 20, 5<<20 + 13} {
-				name := fmt.Sprintf("f%d \xff\xc3\xa9", size) // names are bytes
+				name := fmt.Sprintf("f%d \xff\xc3\xa9", size) // names are any bytes
 				data := make([]byte, size)
 				_, _ = rnd.Read(data)
 				fh, err := n.Create(ctx, n.Root(), name, 0o640)
@@ -151,12 +151,12 @@ func TestFiles(t *testing.T) {
 			if err := n.List(ctx, many.Handle, func(nfs.Info) error { names++; return nil }); err != nil || names != 200 {
 				t.Errorf("%d names, %v", names, err)
 			}
-			// Write chunks are as long as the longest result: none comes another way.
+			// Write chunks are as long as the longest result, so no result needs another way.
 			fh, err := n.Create(ctx, n.Root(), "chunks", 0o640)
 			if err != nil {
 				t.Fatal(err)
 			}
-			data := make([]byte, 20_000) // would fit a continued reply
+			data := make([]byte, 20_000) // fits in a continued reply
 			_, _ = rnd.Read(data)
 			if _, err := n.Put(ctx, fh, bytes.NewReader(data)); err != nil {
 				t.Fatal(err)
@@ -288,7 +288,7 @@ func TestTree(t *testing.T) {
 			t.Errorf("%s: %v", c.name, c.err)
 		}
 	}
-	// The root has no way up.
+	// The root has no parent that clients can reach.
 	up, err := n.Lookup(ctx, root, "..")
 	if err != nil || !bytes.Equal(up.Handle, root) {
 		t.Errorf("..: %v", err)

@@ -88,14 +88,14 @@ func (l *local) send(xid uint32, c who, prog, proc uint32, args func(*rpc.Writer
 	return r
 }
 
-// do makes a call; the Reader is behind the status.
+// do makes a call and returns the status and the Reader of the result after it.
 func (l *local) do(c who, proc uint32, args func(*rpc.Writer)) (*rpc.Reader, nfsv3.Nfsstat3) {
 	l.t.Helper()
 	r := l.send(l.xid.Add(1), c, nfs.ProgramNFS, proc, args)
 	return r, nfsv3.Nfsstat3(r.U32())
 }
 
-// want makes a call that must have that status.
+// want makes a call that must return the status.
 func (l *local) want(st nfsv3.Nfsstat3, c who, proc uint32, args func(*rpc.Writer)) *rpc.Reader {
 	l.t.Helper()
 	r, got := l.do(c, proc, args)
@@ -114,14 +114,14 @@ func name(dir []byte, s string) func(*rpc.Writer) {
 	return func(w *rpc.Writer) { w.Opaque(dir); w.String(s) }
 }
 
-// lookup gives the handle of an entry of the root.
+// lookup returns the handle of an entry of the root.
 func (l *local) lookup(s string) []byte {
 	l.t.Helper()
 	r := l.want(nfsv3.NFS3_OK, root, pLookup, name(l.root, s))
 	return bytes.Clone(r.Opaque(64))
 }
 
-// sattr writes a sattr3 with a mode, or a size, or nothing.
+// sattr encodes a sattr3 with a mode, with a size, or with nothing.
 func sattr(w *rpc.Writer, mode, size int64) {
 	if w.U32(0); mode >= 0 {
 		w.Body = w.Body[:len(w.Body)-4]
@@ -181,9 +181,9 @@ func TestRights(t *testing.T) {
 		read, writes nfsv3.Nfsstat3
 	}{
 		{0o600, alice, 0x0d, ok, ok}, {0o600, bob, 0, denied, denied}, {0o600, root, 0x0d, ok, ok},
-		{0o400, alice, 0x01, ok, ok}, // an owner that has it open goes on (RFC 1813 section 4.4)
+		{0o400, alice, 0x01, ok, ok}, // an owner may still use a file that it has open (RFC 1813 section 4.4)
 		{0o711, bob, 0x20, ok, denied}, {0o640, who{2000, 100, nil}, 0x01, ok, denied}, {0o660, who{2000, 200, []uint32{7, 100}}, 0x0d, ok, ok},
-		{0o604, who{2000, 100, nil}, 0, denied, denied}, // the group's bits count, not the others'
+		{0o604, who{2000, 100, nil}, 0, denied, denied}, // the bits of the group apply, not those of others
 	} {
 		fh := l.file("f", c.mode, alice, "data")
 		if got := l.access(c.who, fh); got != c.access {
@@ -193,8 +193,8 @@ func TestRights(t *testing.T) {
 		l.want(c.writes, c.who, pWrite, write(fh, 0, []byte("x")))
 	}
 	l.want(nfsv3.NFS3ERR_PERM, bob, pSetattr, func(w *rpc.Writer) { w.Opaque(l.file("f", 0o666, alice, "")); sattr(w, 0o777, -1); w.U32(0) })
-	// What others than root make is theirs, with the mode that they say; a sticky
-	// directory keeps others' hands off; set-group-ID is passed on.
+	// Files that users other than root make belong to them and have the requested mode. A sticky directory protects files
+	// from other users, and set-group-ID is inherited.
 	l.want(ok, root, pMkdir, func(w *rpc.Writer) { name(l.root, "tmp")(w); sattr(w, 0o1777, -1) })
 	tmp := l.lookup("tmp")
 	l.want(ok, alice, pCreate, create(tmp, "a", 0o666))
@@ -216,7 +216,7 @@ func TestRights(t *testing.T) {
 	if err := unix.Stat(filepath.Join(l.dir, "tmp/g"), &st); err != nil || st.Gid != 555 {
 		t.Errorf("%+v, %v", st, err)
 	}
-	// Changes by users other than root take set-user-ID away.
+	// A change by a user other than root removes set-user-ID.
 	fh := l.file("suid", 0o4777, alice, "x")
 	l.want(ok, bob, pWrite, write(fh, 0, []byte("y")))
 	if err := unix.Stat(filepath.Join(l.dir, "suid"), &st); err != nil || st.Mode&unix.S_ISUID != 0 {
@@ -229,8 +229,8 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestACL: rights that a file's mode does not tell. The mode of a file with an
-// ACL has the mask where the group's bits are.
+// TestACL checks rights that the mode of a file does not show. In the mode of a file with an ACL the group's bits are
+// the mask.
 func TestACL(t *testing.T) {
 	l := newLocal(t, nfs.Config{})
 	fh := l.file("f", 0o600, alice, "data")
@@ -323,12 +323,12 @@ func TestCreateKinds(t *testing.T) {
 	l.want(nfsv3.NFS3_OK, alice, pCreate, exclusive(0xdeadbeefcafe0123))
 	l.want(nfsv3.NFS3_OK, alice, pCreate, exclusive(0xdeadbeefcafe0123)) // sent again
 	l.want(nfsv3.NFS3ERR_EXIST, alice, pCreate, exclusive(0xdeadbeefcafe0124))
-	again := newLocal(t, nfs.Config{Dir: l.dir, KeyFile: l.key}) // the export was started again
+	again := newLocal(t, nfs.Config{Dir: l.dir, KeyFile: l.key}) // the export restarts
 	again.want(nfsv3.NFS3_OK, alice, pCreate, exclusive(0xdeadbeefcafe0123))
 	guarded := func(w *rpc.Writer) { name(l.root, "g")(w); w.U32(1); sattr(w, 0o600, -1) }
 	l.want(nfsv3.NFS3_OK, alice, pCreate, guarded)
 	l.want(nfsv3.NFS3ERR_EXIST, alice, pCreate, guarded)
-	// UNCHECKED cuts what is there, and leaves its mode.
+	// UNCHECKED truncates an existing file and keeps its mode.
 	l.file("u", 0o640, alice, "data")
 	l.want(nfsv3.NFS3_OK, alice, pCreate, func(w *rpc.Writer) { name(l.root, "u")(w); w.U32(0); sattr(w, 0o777, 2) })
 	st, err := os.Stat(filepath.Join(l.dir, "u"))
@@ -337,8 +337,7 @@ func TestCreateKinds(t *testing.T) {
 	}
 }
 
-// TestStale: a handle is of one object, and does not come back with its name or
-// number.
+// TestStale checks that a handle belongs to one object, and does not become valid again with its name or number.
 func TestStale(t *testing.T) {
 	l := newLocal(t, nfs.Config{})
 	for i := range 20 {
@@ -377,7 +376,7 @@ func TestLinksAndRename(t *testing.T) {
 	}
 	l.want(nfsv3.NFS3ERR_STALE, root, pGetattr, func(w *rpc.Writer) { w.Opaque(over) })
 	l.want(nfsv3.NFS3ERR_NOENT, root, pLookup, name(l.root, "f"))
-	l.want(nfsv3.NFS3_OK, root, pRename, move("over", "h")) // two names of one file: both stay
+	l.want(nfsv3.NFS3_OK, root, pRename, move("over", "h")) // both are names of one file, and both remain
 	l.lookup("over")
 	for _, p := range []string{"full/x", "empty"} {
 		if err := os.MkdirAll(filepath.Join(l.dir, p), 0o755); err != nil {
@@ -448,8 +447,8 @@ func TestLargeOffsets(t *testing.T) {
 	}
 }
 
-// TestVerifier: it stays for as long as the server runs, and changes with it.
-// Handles do not.
+// TestVerifier checks that the verifier is the same while the server runs and changes when it restarts. Handles do not
+// change.
 func TestVerifier(t *testing.T) {
 	l := newLocal(t, nfs.Config{})
 	fh := l.file("f", 0o600, root, "data")
@@ -487,8 +486,8 @@ func TestFsstat(t *testing.T) {
 	}
 }
 
-// TestCookies: entries that are there all the time are listed once each,
-// whatever else comes and goes meanwhile.
+// TestCookies checks that entries that exist all the time are listed exactly once while others are created and
+// removed.
 func TestCookies(t *testing.T) {
 	l := newLocal(t, nfs.Config{})
 	for i := range 600 {
@@ -542,7 +541,7 @@ func TestCookies(t *testing.T) {
 	}
 }
 
-// TestAgain: what must not be done twice is not.
+// TestAgain checks that a repeated call that is not idempotent is done once.
 func TestAgain(t *testing.T) {
 	l := newLocal(t, nfs.Config{})
 	fh := l.file("f", 0o600, root, "data")
@@ -562,16 +561,15 @@ func TestAgain(t *testing.T) {
 	twice(pRename, func(w *rpc.Writer) { name(l.root, "f")(w); name(l.root, "g")(w) }, nil)
 	twice(pLink, func(w *rpc.Writer) { w.Opaque(fh); name(l.root, "h")(w) }, nil)
 	twice(pRemove, name(l.root, "h"), nil)
-	// A WRITE that comes again behind a later one leaves that alone.
+	// A WRITE that is repeated after a later one does not overwrite it.
 	twice(pWrite, write(fh, 0, []byte("first")), func() { l.want(nfsv3.NFS3_OK, root, pWrite, write(fh, 0, []byte("later"))) })
 	if b, _ := os.ReadFile(filepath.Join(l.dir, "g")); string(b) != "later" {
 		t.Errorf("%q", b)
 	}
 }
 
-// TestWcc: what replies report a file before and after is of the one request:
-// a client takes another's change between for its own, and keeps what it has
-// cached.
+// TestWcc checks that the attributes before and after in a reply belong to that one request. Otherwise a client would
+// take another client's change for its own, and keep stale data in its cache.
 func TestWcc(t *testing.T) {
 	l := newLocal(t, nfs.Config{})
 	fh := l.file("f", 0o600, root, "")
@@ -587,7 +585,7 @@ func TestWcc(t *testing.T) {
 				r.U32()
 				a := r.U64()
 				r.Fixed(16 + 4 + 20)
-				if b := r.U64(); b > a { // it made the file longer
+				if b := r.U64(); b > a { // it extended the file
 					mu.Lock()
 					before[a]++
 					mu.Unlock()
@@ -603,7 +601,7 @@ func TestWcc(t *testing.T) {
 	}
 }
 
-// TestOtherExport: what clients have of an export that was here before is gone.
+// TestOtherExport checks that handles of a previous export are stale.
 func TestOtherExport(t *testing.T) {
 	old := newLocal(t, nfs.Config{})
 	f := old.file("f", 0o600, root, "old")
@@ -613,8 +611,8 @@ func TestOtherExport(t *testing.T) {
 	}
 }
 
-// TestMountBelow: folders of the export are mounted by their paths, by those who
-// may go there, and nothing else is.
+// TestMountBelow checks that users can mount those folders of the export that they may enter, by their paths, and
+// nothing else.
 func TestMountBelow(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Chmod(dir, 0o755); err != nil {
@@ -633,7 +631,7 @@ func TestMountBelow(t *testing.T) {
 		path string
 		who  who
 		want uint32
-		is   string // what it is the handle of
+		is   string // name of the object that the handle belongs to
 	}{
 		{"/", alice, 0, ""}, {"", root, 0, ""}, {dir, root, 0, ""}, {dir + "/", root, 0, ""},
 		{"/a", alice, 0, "a"}, {"/a/", root, 0, "a"}, {"a/./b c/..", root, 0, "a"}, {dir + "/a", alice, 0, "a"}, {"/a/b c", root, 0, "a/b c"},
@@ -662,8 +660,8 @@ func TestMountBelow(t *testing.T) {
 	}
 }
 
-// TestMountBeneath: where another file system is mounted beneath the export, clients
-// see the directory that it covers, whole, and cannot remove it.
+// TestMountBeneath checks that where another file system is mounted below the export, clients see the whole directory
+// under the mount, and cannot remove it.
 func TestMountBeneath(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
@@ -726,8 +724,7 @@ func TestMountBeneath(t *testing.T) {
 	}
 }
 
-// TestMovedAway: a directory that was moved out of the export tells nothing of
-// what is above it there.
+// TestMovedAway checks that a directory that was moved out of the export reveals nothing about its new parents.
 func TestMovedAway(t *testing.T) {
 	dir := t.TempDir()
 	for _, d := range []string{"export/a/b", "out"} {
@@ -750,15 +747,14 @@ func TestMovedAway(t *testing.T) {
 	l.want(nfsv3.NFS3ERR_STALE, root, pLookup, name(a, ".."))
 }
 
-// TestBadCookie: a place in a directory that cannot be.
+// TestBadCookie checks an impossible place in a directory.
 func TestBadCookie(t *testing.T) {
 	l := newLocal(t, nfs.Config{})
 	l.want(nfsv3.NFS3ERR_BAD_COOKIE, root, pReaddir, func(w *rpc.Writer) { w.Opaque(l.root); w.U64(1 << 63); w.U64(0); w.U32(4096) })
 	l.want(nfsv3.NFS3ERR_BAD_COOKIE, root, pReaddirplus, func(w *rpc.Writer) { w.Opaque(l.root); w.U64(math.MaxUint64); w.U64(0); w.U32(4096, 4096) })
 }
 
-// TestRelative: a folder that is exported by a relative path has an absolute one
-// for clients.
+// TestRelative checks that a folder that is exported by a relative path has an absolute path for clients.
 func TestRelative(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
@@ -775,7 +771,7 @@ func TestRelative(t *testing.T) {
 	}
 }
 
-// TestFlavors: unsupported credentials are rejected with an error.
+// TestFlavors checks that unsupported credentials are rejected with an error.
 func TestFlavors(t *testing.T) {
 	l := newLocal(t, nfs.Config{})
 	many := rpc.Sys{GIDs: make([]uint32, 17)}
@@ -799,8 +795,8 @@ func TestFlavors(t *testing.T) {
 	}
 }
 
-// TestEligible: the data items that may go by chunks are those of RFC 8267 section 4: the
-// arguments of WRITE and SYMLINK, the results of READ and READLINK.
+// TestEligible checks that the data items that may go by chunks are those of RFC 8267 section 4: the arguments of
+// WRITE and SYMLINK, and the results of READ and READLINK.
 func TestEligible(t *testing.T) {
 	l := newLocal(t, nfs.Config{})
 	fh := l.file("f", 0o644, root, "data")

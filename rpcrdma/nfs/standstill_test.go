@@ -12,8 +12,8 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
 )
 
-// TestStandstill: a server that tells the same place of a directory again and
-// again does not hold its client forever.
+// TestStandstill checks that a server that returns the same part of a directory over and over does not keep its client
+// forever.
 func TestStandstill(t *testing.T) {
 	for _, entries := range []int{0, 1} {
 		a, b, err := embed.Pair(embed.PairConfig{})

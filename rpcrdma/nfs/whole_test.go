@@ -26,7 +26,7 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-// TestPutFile: a file is there whole or not at all, whatever ends its transfer.
+// TestPutFile checks that a file exists whole or not at all, however its transfer ends.
 func TestPutFile(t *testing.T) {
 	g := start(t, 2)
 	n, ctx, root := g.n, g.ctx, g.n.Root()
@@ -78,7 +78,7 @@ func TestPutFile(t *testing.T) {
 	if _, err := os.Lstat(at("none")); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
-	// What is no file is left alone.
+	// What is not a regular file is not changed.
 	if err := errors.Join(os.Mkdir(at("dir"), 0o755), unix.Mkfifo(at("fifo"), 0o600), os.Symlink("new", at("link"))); err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestPutFile(t *testing.T) {
 	is("new", "other data", 0o640)
 }
 
-// TestPutLeft: what could not be removed after a transfer that failed is named.
+// TestPutLeft checks that the error of a failed transfer names a file that could not be removed.
 func TestPutLeft(t *testing.T) {
 	g := start(t, 2)
 	broken := errors.New("broken")
@@ -117,8 +117,8 @@ func TestPutLeft(t *testing.T) {
 	}
 }
 
-// TestPutOver: what replaces a file has its owner, and its permissions, but no
-// set-user-ID; and what could not be made is not told to be left behind.
+// TestPutOver checks that a file that replaces another has its owner and its permissions, but no set-user-ID, and
+// that a file that could not be made is not reported as left behind.
 func TestPutOver(t *testing.T) {
 	g := start(t, 2)
 	p := filepath.Join(g.dir, "f")
@@ -138,8 +138,8 @@ func TestPutOver(t *testing.T) {
 	}
 }
 
-// TestGetCancelled: a transfer that is abandoned while all that was asked for is
-// there already is not taken for the whole.
+// TestGetCancelled checks that a transfer that is canceled when all requested data has arrived does not count as
+// complete.
 func TestGetCancelled(t *testing.T) {
 	g := start(t, 2)
 	const size = 40 << 20
@@ -154,7 +154,7 @@ func TestGetCancelled(t *testing.T) {
 	defer cancel()
 	k, err := g.n.Get(ctx, i.Handle, writerFunc(func(b []byte) (int, error) {
 		if ctx.Err() == nil {
-			for range 200 { // which are answered after the READs that are in flight
+			for range 200 { // they are answered after the READs in flight
 				if _, err := g.n.Getattr(g.ctx, i.Handle); err != nil {
 					return 0, err
 				}
@@ -168,7 +168,7 @@ func TestGetCancelled(t *testing.T) {
 	}
 }
 
-// TestShrunk: what was cut off while it was read is not taken for the whole.
+// TestShrunk checks that a file that is truncated while it is read does not count as complete.
 func TestShrunk(t *testing.T) {
 	g := start(t, 2)
 	p := filepath.Join(g.dir, "f")

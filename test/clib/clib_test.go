@@ -1,5 +1,4 @@
-// Package clib tests the C library, client/c: against daemons in two network
-// namespaces, and against one that means it ill.
+// Package clib tests the C library, client/c, against daemons in two network namespaces, and against a hostile one.
 package clib
 
 import (
@@ -22,7 +21,7 @@ import (
 
 const source = "../../client/c"
 
-// A variant is a way to compile the library.
+// variant is a way to compile the library.
 type variant struct {
 	name, cflags string
 	once         sync.Once
@@ -55,8 +54,7 @@ func requireTools(t *testing.T) {
 	}
 }
 
-// build compiles the library, the example and check.c, without a warning, and
-// returns the path of a program or library.
+// build compiles the library, the example and check.c without a warning, and returns the path of a program or library.
 func (v *variant) build(t *testing.T, name string) string {
 	t.Helper()
 	requireTools(t)
@@ -76,8 +74,8 @@ func (v *variant) build(t *testing.T, name string) string {
 	return filepath.Join(v.dir, name)
 }
 
-// command runs a program of v's. The sanitizers of gcc 12 stop now and then where more
-// than 28 bits of an address are random, as on some kernels.
+// command runs a program of v. The sanitizers of gcc 12 fail now and then on kernels that randomize more than 28 bits of
+// an address.
 func (v *variant) command(t *testing.T, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	args = append([]string{v.build(t, name)}, args...)
@@ -90,7 +88,7 @@ func (v *variant) command(t *testing.T, name string, args ...string) *exec.Cmd {
 	return exec.Command(args[0], args[1:]...)
 }
 
-// host is one end of a wire with a daemon on it.
+// host is one end of a wire, with a daemon.
 type host struct {
 	end    *testenv.End
 	socket string
@@ -104,8 +102,8 @@ func newHosts(t *testing.T, args ...string) (a, b *host) {
 	v := testenv.NewVeth(t, 1500)
 	newHost := func(end *testenv.End) *host {
 		h := &host{end: end, socket: filepath.Join(t.TempDir(), "iwarpd.sock")}
-		// A namespace lasts as long as a process in it: the daemon's own address is
-		// its host's, the socket is found from everywhere.
+		// A namespace lasts as long as a process in it. The daemon has the address of its host, and its socket can be reached
+		// from everywhere.
 		h.daemon = testenv.Start(t, end.NS.Command(testenv.Program(t, "cmd/iwarpd"), append([]string{"--interface", end.Name, "--socket", h.socket}, args...)...))
 		h.daemon.Expect("ready")
 		return h
@@ -123,7 +121,7 @@ func (h *host) ping(t *testing.T, v *variant, args ...string) *testenv.Process {
 	return testenv.Start(t, v.command(t, "ping", append([]string{"-u", h.socket}, args...)...))
 }
 
-// The example pings iwarpctl ping, the other way round, and itself.
+// TestPing checks that the example pings iwarpctl ping, the other way round, and itself.
 func TestPing(t *testing.T) {
 	a, b := newHosts(t)
 	addr4, addr6 := b.end.Addr4.String(), b.end.Addr6.String()
@@ -152,7 +150,7 @@ func TestPing(t *testing.T) {
 	}
 }
 
-// check is check.c in one of its modes.
+// check runs check.c in one of its modes.
 func check(t *testing.T, v *variant, a, b *host, mode string) *exec.Cmd {
 	t.Helper()
 	return v.command(t, "check", a.socket, a.end.Addr4.String(), b.socket, b.end.Addr4.String(), mode)
@@ -170,8 +168,7 @@ func TestCheck(t *testing.T) {
 	for _, mode := range []string{"threads", "channels"} {
 		t.Run("threaded/"+mode, func(t *testing.T) { testenv.Start(t, check(t, threaded, a, b, mode)).Succeed() })
 	}
-	// What was left behind, at its end, by a process that did not give it back: nothing,
-	// as soon as the daemon has seen that end.
+	// A process that ends without freeing its objects leaves nothing behind, as soon as the daemon has noticed its end.
 	for deadline := time.Now().Add(time.Minute); ; {
 		status := a.ctl(t, "--json", "status")
 		status.Succeed()
@@ -186,14 +183,14 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// While the workers are awake posting and polling make no system call: check.c
-// forbids itself every call but read, write and exit.
+// While the workers are awake, posting and polling make no system call: check.c forbids itself every call but read,
+// write and exit.
 func TestNoSystemCall(t *testing.T) {
 	a, b := newHosts(t, "--poll", "busy")
 	testenv.Start(t, check(t, plain, a, b, "quiet")).Succeed()
 }
 
-// The daemon is killed: every call says so, and SIGPIPE ends nobody.
+// The daemon is killed: every call reports it, and SIGPIPE ends no program.
 func TestDaemonGone(t *testing.T) {
 	for _, v := range []*variant{plain, sanitized} {
 		t.Run(v.name, func(t *testing.T) {
@@ -217,8 +214,8 @@ func TestDaemonGone(t *testing.T) {
 	}
 }
 
-// The shared library shows what the header declares, and nothing else; the
-// static one has no other global names.
+// The shared library exports what the header declares, and nothing else. The static library has no other global
+// names.
 func TestSymbols(t *testing.T) {
 	plain.build(t, "")
 	header, err := os.ReadFile(source + "/iwarpd.h")
@@ -252,7 +249,7 @@ func TestSymbols(t *testing.T) {
 	}
 }
 
-// The header's numbers are those of docs/api.md.
+// The numbers in the header are those of docs/api.md.
 func TestHeaderNumbers(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/api.md")
 	if err != nil {
@@ -294,8 +291,8 @@ func TestHeaderNumbers(t *testing.T) {
 	}
 }
 
-// The files of the library form layers (client/c/internal.h): no file calls
-// one that calls it, by itself or through others.
+// The files of the library form layers (client/c/internal.h): no file calls a file that calls it, directly or through
+// others.
 func TestFilesFormLayers(t *testing.T) {
 	plain.build(t, "libiwarpd.so")
 	objects, err := filepath.Glob(filepath.Join(source, "*.c"))
@@ -323,7 +320,7 @@ func TestFilesFormLayers(t *testing.T) {
 	if len(definedBy) < 60 {
 		t.Fatalf("the files define %d names: is the output of nm read right?", len(definedBy))
 	}
-	left := map[string]bool{} // of the files visited, those whose callees all were
+	left := map[string]bool{} // visited files whose callees were all visited
 	var visit func(file string, path []string)
 	visit = func(file string, path []string) {
 		path = append(path, file)

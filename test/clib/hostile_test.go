@@ -15,13 +15,13 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// memory describes a memfd as the daemon hands it out, or nearly so.
+// memory describes a memfd as the daemon passes it, or a corrupted one.
 type memory struct {
 	kind, entries, stride, rings, ringSize, maxSGE, maxInline uint32
 
 	magic   string
 	version uint32
-	size    int64 // 0: what the header says
+	size    int64 // 0: as in the header
 	seals   int
 
 	producer, consumer uint32 // indices of the first ring
@@ -29,7 +29,7 @@ type memory struct {
 
 const sealSize = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
-// The memfds of docs/api.md for a client with one worker.
+// memfds returns the memfds of docs/api.md for a client with one worker.
 var good = map[string]memory{
 	"bells": {kind: 4, entries: 64, rings: 1, ringSize: 4096},
 	"cq":    {kind: 3, entries: 64, stride: 64, rings: 1, ringSize: 8192},
@@ -84,7 +84,7 @@ func (m memory) make(t *testing.T) int {
 	return fd
 }
 
-// evil is a daemon that hands out what it is told to.
+// evil is a daemon that sends what a test asks for.
 type evil struct {
 	t   *testing.T
 	mem map[string]memory
@@ -94,7 +94,7 @@ type evil struct {
 	events []*ctrlpb.Event
 }
 
-// serve answers one client until it is gone.
+// serve serves one client until it disconnects.
 func (e *evil) serve(c *seqpacket.Conn) {
 	defer c.Close()
 	for {
@@ -170,7 +170,7 @@ func (e *evil) answer(req *ctrlpb.Request) (*ctrlpb.Reply, []int) {
 	return &ctrlpb.Reply{Error: &ctrlpb.Error{Code: 999, Text: strings.Repeat("far", 2000)}}, nil
 }
 
-// ping runs the example against the daemon, and returns what it said.
+// ping runs the example against the daemon and returns its output.
 func (e *evil) ping(v *variant) (output string, code int) {
 	path := filepath.Join(e.t.TempDir(), "s")
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
@@ -192,10 +192,9 @@ func (e *evil) ping(v *variant) (output string, code int) {
 	return p.String(), p.Cmd.ProcessState.ExitCode()
 }
 
-// A daemon that means it ill gets an error said, not a crash: the example is
-// compiled with the sanitizers.
+// A hostile daemon causes an error and no crash. The example is compiled with the sanitizers.
 func TestHostileDaemon(t *testing.T) {
-	const whole = "far" // the error of Connect: everything before it was taken
+	const whole = "far" // the error of Connect: everything before it was accepted
 	with := func(which string, change func(*memory)) map[string]memory {
 		mem := map[string]memory{}
 		for k, m := range good {
@@ -246,7 +245,7 @@ func TestHostileDaemon(t *testing.T) {
 		}
 		for what, change := range changes {
 			if which == "rq" && what == "much inline" {
-				continue // means nothing there
+				continue // has no effect there
 			}
 			tests = append(tests, test{name: which + "/" + what, mem: with(which, change), want: "Protocol error"})
 		}

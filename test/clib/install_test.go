@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// The library, installed, is found by pkg-config, and the manual's program
-// compiles against it, shared and static.
+// The installed library is found by pkg-config, and the program in the manual compiles against it, shared and static.
 func TestInstalled(t *testing.T) {
 	plain.build(t, "")
 	root := t.TempDir()
@@ -24,7 +23,7 @@ func TestInstalled(t *testing.T) {
 			t.Fatalf("pkg-config %v: %v", args, err)
 		}
 		flags := strings.Fields(string(out))
-		for i := range flags { // those of the root, not of the machine
+		for i := range flags { // flags of the root, not of the machine
 			flags[i] = strings.Replace(flags[i], "/opt/", root+"/opt/", 1)
 		}
 		return flags
@@ -51,7 +50,7 @@ func TestInstalled(t *testing.T) {
 	}
 }
 
-// manualProgram is the example of iwarpd(3) as a whole program.
+// manualProgram returns the example of iwarpd(3) as a whole program.
 func manualProgram(t *testing.T) string {
 	t.Helper()
 	page, err := os.ReadFile(source + "/iwarpd.3")

@@ -22,8 +22,8 @@ const (
 	headroom = 64 // Ethernet, IPv4, UDP
 )
 
-// host is an association of ours on a link, with its DDP streams: what a worker of the
-// data plane is to it.
+// host is one of our associations on a link, with its DDP streams. It does for the association what a worker of the
+// data plane does.
 type host struct {
 	t     *testing.T
 	link  link.Link
@@ -45,7 +45,7 @@ type host struct {
 
 	events []sctp.Event
 	ddp    []session.Event
-	pieces int // messages that came in pieces
+	pieces int // messages that arrived in pieces
 }
 
 type message struct {
@@ -63,8 +63,7 @@ func makeHost(t *testing.T, profile session.Profile, udp bool) *host {
 	return h
 }
 
-// newHost opens v.A. The kernel there sees the packets too: sockets that nobody
-// reads keep it from answering.
+// newHost opens v.A. The kernel sees the packets too. Sockets that nothing reads keep it from responding.
 func newHost(t *testing.T, v *testenv.Veth, profile session.Profile, udp bool) *host {
 	h := makeHost(t, profile, udp)
 	h.flow = pkt.NewFlow(netip.AddrPortFrom(v.A.Addr4, port), netip.AddrPortFrom(v.B.Addr4, peerPort))
@@ -107,7 +106,7 @@ func (h *host) udpPort() uint16 {
 	return 0
 }
 
-// run turns until what is asked for is true.
+// run takes turns until done reports true.
 func (h *host) run(what string, done func() bool) {
 	h.t.Helper()
 	end := time.Now().Add(time.Minute)

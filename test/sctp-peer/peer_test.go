@@ -54,7 +54,7 @@ func peerBinary(t *testing.T) string {
 	return peerPath
 }
 
-// peer is the running peer, and what it has said.
+// peer is the running peer program with its output.
 type peer struct {
 	t     *testing.T
 	cmd   *exec.Cmd
@@ -103,7 +103,7 @@ func (p *peer) has(line string) bool {
 	return slices.ContainsFunc(p.said(), func(s string) bool { return strings.HasPrefix(s, line) })
 }
 
-// echo is a Sink that notes segments, or sends them back.
+// echo is a Sink that records segments, or sends them back.
 type echo struct {
 	got  []string
 	back bool
@@ -120,7 +120,7 @@ func (e *echo) HandleULPDU(b []byte) *term.Error {
 func (e *echo) HandleEarly(serial.Num, []byte) bool { return false }
 func (e *echo) DeliverEarly(serial.Num) *term.Error { panic("nothing was placed early") }
 
-// fields reads fields of the packets that match a filter.
+// fields returns fields of the packets that match a filter.
 func fields(t *testing.T, file, filter string, names ...string) []string {
 	t.Helper()
 	args := []string{"-Y", filter, "-T", "fields"}
@@ -130,7 +130,7 @@ func fields(t *testing.T, file, filter string, names ...string) []string {
 	return strings.Split(strings.TrimSpace(testenv.Tshark(t, file, args...)), "\n")
 }
 
-// checkWire has tshark judge the packets.
+// checkWire checks the packets with tshark.
 func checkWire(t *testing.T, file string, ours string, profile session.Profile) {
 	t.Helper()
 	if bad := fields(t, file, "sctp && !icmp && sctp.checksum.status != 1", "frame.number"); bad[0] != "" {
@@ -202,8 +202,8 @@ func (w wireKind) args() (a []string) {
 
 func (h *host) state(stream uint16) session.State { return h.mux().State(stream) }
 
-// TestDial has us set up association and session, sends segments that the peer sends
-// back, and ends both in order.
+// TestDial sets up an association and a session from our side, sends segments that the peer sends back, and ends both
+// in order.
 func TestDial(t *testing.T) {
 	for _, w := range wires {
 		t.Run(w.name, func(t *testing.T) {
@@ -219,7 +219,7 @@ func TestDial(t *testing.T) {
 				t.Errorf("the peer's adaptation is %d, %v", v, ok)
 			}
 			sink := &echo{}
-			for _, stream := range []uint16{3, 5, 3} { // two streams, and one of them again
+			for _, stream := range []uint16{3, 5, 3} { // two streams, one of them twice
 				if err := h.mux().Initiate(stream, session.Setup{Private: []byte("hello")}); err != nil {
 					t.Fatal(err)
 				}
@@ -267,8 +267,8 @@ func TestDial(t *testing.T) {
 	}
 }
 
-// TestListen has the peer set up association and session, with messages of one packet
-// and messages that it fragments; we send each segment back.
+// TestListen lets the peer set up an association and a session and send messages of one packet and messages that it
+// fragments. We send each segment back.
 func TestListen(t *testing.T) {
 	for _, w := range append(wires, wireKind{"fragments", session.RFC5043, false}) {
 		t.Run(w.name, func(t *testing.T) {
@@ -290,7 +290,7 @@ func TestListen(t *testing.T) {
 			sink := &echo{back: true}
 			h.m.Attach(3, sink)
 			if w.name == "fragments" {
-				// What is larger than a packet cannot go back: DDP would have segmented it.
+				// A segment larger than a packet cannot be sent back: DDP would have divided it.
 				h.run("all segments", func() bool { return len(sink.got) == 40 })
 				if h.pieces == 0 {
 					t.Error("no message came in pieces")
@@ -335,7 +335,7 @@ func gone(p *peer) bool {
 	}
 }
 
-// TestEnds: ABORT and SHUTDOWN of the peer's, our ABORT, and a restart of ours.
+// TestEnds checks ABORT and SHUTDOWN by the peer, our ABORT, and a restart on our side.
 func TestEnds(t *testing.T) {
 	open := func(t *testing.T) (*host, *peer, *testenv.Veth) {
 		v := testenv.NewVeth(t, 1500)
@@ -372,9 +372,9 @@ func TestEnds(t *testing.T) {
 	})
 	t.Run("restart of ours", func(t *testing.T) {
 		h, p, _ := open(t)
-		h.bufs, h.m, h.events = map[sctp.Buf]message{}, nil, nil // we lose our memory
+		h.bufs, h.m, h.events = map[sctp.Buf]message{}, nil, nil // we lose all state
 		h.key[0]++
-		h.cfg.Accept = nil // usrsctp's answer to the INIT of a restart has no indication
+		h.cfg.Accept = nil // usrsctp's INIT ACK for a restart has no indication
 		h.dial()
 		h.run("the association", func() bool { return h.a.State() == sctp.Established })
 		h.run("the restart", func() bool { return p.has("association restarted") })

@@ -23,19 +23,19 @@ import (
 	"github.com/iwarpd/iwarpd/sctp/session"
 )
 
-// pionPorts is what pion/sctp has for ports, at both ends.
+// pionPorts is the port that pion/sctp uses at both ends.
 const pionPorts = 5000
 
-// pionConn is the wire of a pion association: a net.Conn that carries SCTP packets over
-// one end of a link.Pipe. pion is made for DTLS, so the conn does what it leaves out:
-// it knows our ports, and it sends the Adaptation Layer Indication and notes ours.
+// pionConn is the wire of a pion association: a net.Conn that carries SCTP packets over one end of a link.Pipe. pion is
+// made for DTLS, so pionConn adds what it lacks: it maps our ports, adds the Adaptation Layer Indication and
+// records ours.
 type pionConn struct {
 	indication uint32 // 0: none
 	tuple      pkt.Tuple
 
 	in, out chan []byte
 	once    sync.Once
-	ended   chan struct{} // Close was called, or the read deadline has come
+	ended   chan struct{} // Close was called, or the read deadline has passed
 	gone    chan struct{} // the pump has returned
 
 	mu   sync.Mutex
@@ -59,7 +59,7 @@ func indicationOf(b []byte) (v uint32, ok bool) {
 
 func isInit(b []byte) bool { return len(b) >= 32 && (b[12] == 1 || b[12] == 2) }
 
-// pump moves packets between the link and the conn. It is the link's only user.
+// pump moves packets between the link and the conn. Only pump uses the link.
 func (c *pionConn) pump(l link.Link) {
 	defer close(c.gone)
 	defer l.Close()
@@ -74,7 +74,7 @@ func (c *pionConn) pump(l link.Link) {
 		}
 		select {
 		case <-c.ended:
-			end = true // what was written before that still goes out
+			end = true // data written before it is still sent
 		default:
 		}
 		for len(c.out) > 0 {
@@ -98,7 +98,7 @@ func (c *pionConn) arrived(f *link.Frame) {
 	}
 	b = slices.Clone(b[p.L4Off : p.L4Off+p.L4Len])
 	if !sctp.Verify(b) {
-		return // a byte was hurt on the way
+		return // a corrupted packet
 	}
 	if v, ok := uint32(0), false; isInit(b) {
 		if v, ok = indicationOf(b); ok {
@@ -164,7 +164,7 @@ func (c *pionConn) Close() error {
 	return nil
 }
 
-// SetReadDeadline ends reading: pion sets it to now, and only to end.
+// SetReadDeadline ends reading. pion sets the deadline to now, and only to end.
 func (c *pionConn) SetReadDeadline(time.Time) error  { return c.Close() }
 func (c *pionConn) SetWriteDeadline(time.Time) error { return nil }
 func (c *pionConn) SetDeadline(time.Time) error      { return nil }
@@ -177,8 +177,7 @@ func (c *pionConn) indications() []uint32 {
 	return slices.Clone(c.seen)
 }
 
-// ddpPeer is a small DDP peer over a pion association. It sends every segment back, in
-// the order of the DDP-SSNs.
+// ddpPeer is a small DDP peer over a pion association. It sends every segment back in the order of the DDP-SSNs.
 type ddpPeer struct {
 	t       *testing.T
 	conn    *pionConn
@@ -190,7 +189,7 @@ type ddpPeer struct {
 	mu    sync.Mutex
 	a     *pion.Association
 	said  []string
-	total int // segments that a client sends and wants back
+	total int // segments that a client sends and expects back
 
 	wg sync.WaitGroup
 }
@@ -211,7 +210,7 @@ func (p *ddpPeer) options() []pion.AssociationOption {
 	return []pion.AssociationOption{pion.WithNetConn(p.conn), pion.WithMTU(1480), pion.WithMaxMessageSize(1452), pion.WithRTOMax(2000)}
 }
 
-// server accepts one association, and sessions on any stream of it.
+// server accepts one association, and sessions on any of its streams.
 func (p *ddpPeer) server() {
 	defer p.wg.Done()
 	var opts []pion.ServerOption
@@ -242,7 +241,7 @@ func (p *ddpPeer) associated(a *pion.Association) {
 	p.said = append(p.said, "up")
 }
 
-// client begins an association, and a session on stream 3.
+// client starts an association, and a session on stream 3.
 func (p *ddpPeer) client() {
 	defer p.wg.Done()
 	var opts []pion.ClientOption
@@ -264,7 +263,7 @@ func (p *ddpPeer) client() {
 	go p.serve(s)
 }
 
-// pionStream is what a stream's goroutine has of its session.
+// pionStream is the state of the session on a stream.
 type pionStream struct {
 	p       *ddpPeer
 	s       *pion.Stream
@@ -313,7 +312,7 @@ func (p *ddpPeer) serve(s *pion.Stream) {
 	}
 }
 
-// payload is segment i of the client.
+// payload returns segment i of the client.
 func payload(i int) []byte {
 	n := 4 + i*37%1000
 	if i%3 == 0 {
@@ -371,7 +370,7 @@ func (x *pionStream) handle(ppid uint32, m []byte) {
 	}
 }
 
-// pionPair joins a host of ours and a pion peer by a wire.
+// pionPair connects one of our hosts and a pion peer by a wire.
 func pionPair(t *testing.T, profile session.Profile, wire impair.Config) (*host, *ddpPeer) {
 	cfg := link.PipeConfig{MTU: 1500, AtoB: wire, BtoA: wire}
 	cfg.AtoB.Seed, cfg.BtoA.Seed = 11, 12
@@ -411,7 +410,7 @@ func pionPair(t *testing.T, profile session.Profile, wire impair.Config) (*host,
 	return h, p
 }
 
-// start runs the peer as server, or, with segments, as client.
+// start runs the peer as a server or, with segments, as a client.
 func (p *ddpPeer) start(segments int) {
 	p.total = segments
 	p.wg.Add(1)
@@ -433,7 +432,7 @@ var pionWires = []struct {
 	{"impaired", session.RFC5043, impair.Config{Loss: 0.02, Duplicate: 0.02, Reorder: 0.05, Hold: 2 * time.Millisecond, Delay: time.Millisecond}, 400},
 }
 
-// checkPion looks at what both ends must agree on.
+// checkPion checks what both ends must agree on.
 func (p *ddpPeer) check(h *host) {
 	p.t.Helper()
 	ind := p.conn.indications()
@@ -450,8 +449,7 @@ func (p *ddpPeer) check(h *host) {
 	}
 }
 
-// TestPionServes has us set up association and sessions with pion, which sends each
-// segment back.
+// TestPionServes sets up an association and sessions with pion, which sends each segment back.
 func TestPionServes(t *testing.T) {
 	for _, w := range pionWires {
 		t.Run(w.name, func(t *testing.T) {
@@ -495,7 +493,7 @@ func TestPionServes(t *testing.T) {
 	}
 }
 
-// TestPionConnects has pion set up association and session; we send each segment back.
+// TestPionConnects lets pion set up an association and a session. We send each segment back.
 func TestPionConnects(t *testing.T) {
 	for _, w := range pionWires {
 		t.Run(w.name, func(t *testing.T) {
@@ -532,7 +530,7 @@ func TestPionConnects(t *testing.T) {
 	}
 }
 
-// TestPionEnds: ABORT and SHUTDOWN of either side, and a peer without an indication.
+// TestPionEnds checks ABORT and SHUTDOWN by either side, and a peer without an indication.
 func TestPionEnds(t *testing.T) {
 	open := func(t *testing.T) (*host, *ddpPeer) {
 		h, p := pionPair(t, session.RFC5043, impair.Config{})

@@ -14,9 +14,8 @@ import (
 
 const tree = "../.."
 
-// release returns the revision whose clients must work with today's daemon: the newest
-// release (CONTRIBUTING.md has the recipe), or, before the first one, the commit that
-// CHANGELOG.md names.
+// release returns the revision whose clients must work with today's daemon: the newest release (CONTRIBUTING.md has the
+// recipe) or, before the first one, the commit that CHANGELOG.md names.
 func release(t *testing.T) string {
 	t.Helper()
 	if out, err := exec.Command("git", "-C", tree, "describe", "--tags", "--abbrev=0", "--match", "v[0-9]*").Output(); err == nil {
@@ -64,8 +63,7 @@ func checkout(t *testing.T, revision string) string {
 	return dir
 }
 
-// TestReleasedClients: clients of the last release work with today's daemon and today's
-// programs, in Go and in C.
+// TestReleasedClients checks that clients of the last release, in Go and in C, work with today's daemon and programs.
 func TestReleasedClients(t *testing.T) {
 	testenv.RequireRoot(t)
 	testenv.RequireTool(t, "git")

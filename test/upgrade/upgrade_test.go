@@ -1,6 +1,5 @@
-// Package upgrade replaces the daemon again and again, as the packages do, under
-// clients in Go and C that check what they transfer. `make upgrade-test` does so
-// 50 times.
+// Package upgrade replaces the daemon repeatedly, as the packages do, while clients in Go and C check what they
+// transfer. `make upgrade-test` does so 50 times.
 package upgrade
 
 import (
@@ -41,8 +40,7 @@ func newHost(t *testing.T, end *testenv.End) *host {
 	return h
 }
 
-// install replaces the program as dpkg and rpm do: a new file takes the name of the one
-// that runs.
+// install replaces the program as dpkg and rpm do: a new file takes the name of the running one.
 func (h *host) install() {
 	h.t.Helper()
 	in, err := os.Open(testenv.Program(h.t, "cmd/iwarpd"))
@@ -73,8 +71,8 @@ func (h *host) start() {
 	h.daemon.Expect("ready")
 }
 
-// upgrade does what the scripts of the packages have systemd do: stop the daemon by
-// SIGTERM, and start the new program.
+// upgrade does what the scripts of the packages do through systemd: it stops the daemon by SIGTERM and starts the new
+// program.
 func (h *host) upgrade() {
 	h.t.Helper()
 	h.install()
@@ -85,17 +83,17 @@ func (h *host) upgrade() {
 	h.start()
 }
 
-// A client reports each connection, once a round on it was good, and each loss by one line.
+// A client prints one line for each connection, after one good round on it, and one line for each loss.
 type client struct {
 	name  string
 	p     *testenv.Process
-	lost  string // what it prints when a connection ended
+	lost  string // printed when a connection ended
 	conns int    // connections seen
 }
 
 var connected = regexp.MustCompile(`connected to \S+, round (\d+)`)
 
-// next waits for the next connection, and for progress on it since the one before.
+// next waits for the next connection, and for progress on it.
 func (c *client) next(t *testing.T, upgrade string) {
 	t.Helper()
 	deadline := time.After(limit)
@@ -138,7 +136,7 @@ func held(t *testing.T, p *testenv.Process) (fds, rss int) {
 	return len(l), rss
 }
 
-// buildC makes the example of the C library.
+// buildC builds the example of the C library.
 func buildC(t *testing.T) string {
 	t.Helper()
 	for _, tool := range []string{"gcc", "make", "protoc-c", "pkg-config"} {
@@ -151,8 +149,8 @@ func buildC(t *testing.T) string {
 	return filepath.Join(dir, "ping")
 }
 
-// TestUpgrades: clients and servers go on by the next daemon, the own or the peer's, with no
-// crash, no wrong byte and nothing left behind, and print one line for each loss.
+// TestUpgrades checks that clients and servers reconnect when their own daemon or the peer's is replaced, without a
+// crash, a wrong byte or anything left behind, and that they print one line for each loss.
 func TestUpgrades(t *testing.T) {
 	testenv.RequireRoot(t)
 	upgrades := testenv.Count(t, "UPGRADES", 3)
