@@ -88,8 +88,6 @@ func forms(t *testing.T, f func(t *testing.T, inline bool)) {
 	})
 }
 
-var raceEnabled bool
-
 func TestConnSendRecvReadWrite(t *testing.T) {
 	forms(t, func(t *testing.T, inline bool) {
 		a, b, ctx := pair(t, embed.PairConfig{InlineProgress: inline})

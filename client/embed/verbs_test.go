@@ -9,6 +9,7 @@ import (
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // end is one end of a connection at the verbs level.
@@ -260,7 +261,7 @@ func TestWindow(t *testing.T) {
 
 // TestNoAllocs checks that posting, polling and waiting allocate nothing.
 func TestNoAllocs(t *testing.T) {
-	if raceEnabled {
+	if testenv.Race {
 		t.Skip("the race detector allocates")
 	}
 	a, b, ctx := verbsPair(t, embed.PairConfig{}, 64)

@@ -16,6 +16,7 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 const (
@@ -156,7 +157,7 @@ var ops = []struct {
 func TestNothingAllocates(t *testing.T) {
 	for _, mtu := range []int{1500, 9000} {
 		for _, o := range ops {
-			if underRace && (o.size > 4096 || mtu > 1500) {
+			if testenv.Race && (o.size > 4096 || mtu > 1500) {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s/mtu%d", o.name, mtu), func(t *testing.T) {

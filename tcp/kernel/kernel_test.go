@@ -383,8 +383,6 @@ func relay(ctx context.Context, a, b *tun, out, in impair.Config) {
 	}
 }
 
-var raceEnabled bool
-
 // TestKernelGoodput compares what we send to the kernel with what the kernel sends
 // to another kernel over the same wire, in the same run (issue B: at least 0.8). With
 // KERNELTCP=full in the environment it holds us to that, on a machine that does nothing
@@ -393,8 +391,8 @@ func TestKernelGoodput(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes some seconds")
 	}
-	if raceEnabled {
-		t.Skip("measures time, which the race detector changes: make test runs it without")
+	if testenv.Race {
+		t.Skip("measures time, which the race detector changes")
 	}
 	for _, tc := range []struct {
 		loss  float64
@@ -413,12 +411,12 @@ func TestKernelGoodput(t *testing.T) {
 		{0.001, 10 * time.Millisecond, 4 << 20, true},
 	} {
 		t.Run(fmt.Sprintf("loss %v delay %v kernel sends %v", tc.loss, tc.delay, tc.recv), func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-			defer cancel()
 			least := 0.5
 			if os.Getenv("KERNELTCP") == "full" {
 				least = 0.8
 			}
+			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+			defer cancel()
 			// Which packets are lost is luck, and so is when a busy machine lets us run: a bad
 			// first run is one of nine.
 			var ours, kernel time.Duration

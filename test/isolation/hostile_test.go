@@ -126,7 +126,7 @@ func resident(t *testing.T, kind string) int {
 func private(t *testing.T) int {
 	t.Helper()
 	debug.FreeOSMemory()
-	if !raceEnabled {
+	if !testenv.Race {
 		return resident(t, "RssAnon")
 	}
 	var m runtime.MemStats
@@ -174,7 +174,7 @@ func TestHostileClient(t *testing.T) {
 			continue
 		}
 		// make test runs all attacks without the detector, and these with it.
-		if raceEnabled && only == "" && i%4 != 0 {
+		if testenv.Race && only == "" && i%4 != 0 {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {

@@ -1,6 +1,0 @@
-//go:build race
-
-package bench
-
-// underRace: the detector slows copies and sums many times over.
-const underRace = true

@@ -1,5 +1,0 @@
-//go:build linux && race
-
-package kernel
-
-func init() { raceEnabled = true }

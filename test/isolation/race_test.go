@@ -1,6 +1,0 @@
-//go:build race
-
-package isolation
-
-// raceEnabled reports whether this binary has the race detector.
-const raceEnabled = true
