@@ -227,7 +227,7 @@ func TestReceivesForAllReplies(t *testing.T) {
 			return fpdus, violations
 		}
 		var all atomic.Uint64 // FPDUs received when all replies are; 0 during set-up
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		wait := sync.OnceFunc(func() {
 			for n, bad := arrived(); n < all.Load(); n, bad = arrived() {
