@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
@@ -176,17 +177,27 @@ func TestRoutesAndInterfacesChange(t *testing.T) {
 	serve.Expect("listening on")
 	copying := func(from, name string, to *testenv.End) *testenv.Process {
 		t.Helper()
-		p := testenv.Start(t, a.command("cp", from, to.Addr4.String()+":7176/"+name))
+		return testenv.Start(t, a.command("cp", from, to.Addr4.String()+":7176/"+name))
+	}
+	// paused starts a copy and stops it when it has begun, so that it does not end before another one begins.
+	paused := func(from, name string, to *testenv.End) *testenv.Process {
+		t.Helper()
+		files := func() int { e, _ := os.ReadDir(there); return len(e) }
+		before, p := files(), copying(from, name, to)
+		waitFor(t, "the copy begins", func() bool { return files() > before })
+		p.Signal(unix.SIGSTOP)
 		return p
 	}
-	began := func(n int) {
+	resume := func(both ...*testenv.Process) {
 		t.Helper()
-		waitFor(t, "the copies begin", func() bool { e, _ := os.ReadDir(there); return len(e) >= n })
+		waitFor(t, "both are connected", func() bool { return len(a.devices()) == 2 })
+		for _, p := range both {
+			p.Signal(unix.SIGCONT)
+		}
 	}
 
-	first, second := copying(file, "0", &w.v0.B), copying(file, "1", &w.v1.B)
-	began(2)
-	waitFor(t, "both are connected", func() bool { return len(a.devices()) == 2 })
+	first, second := paused(file, "0", &w.v0.B), paused(file, "1", &w.v1.B)
+	resume(first, second)
 	done := make(chan int, 2)
 	for _, p := range []*testenv.Process{first, second} {
 		go func() { done <- p.Wait(2 * limit) }()
@@ -220,9 +231,8 @@ func TestRoutesAndInterfacesChange(t *testing.T) {
 	checkFile(t, filepath.Join(there, "0"), sum)
 	checkFile(t, filepath.Join(there, "1"), sum)
 
-	other, victim := copying(file, "2", &w.v0.B), copying(long, "victim", &w.v1.B)
-	began(4)
-	waitFor(t, "both are connected", func() bool { return len(a.devices()) == 2 })
+	other, victim := paused(file, "2", &w.v0.B), paused(long, "victim", &w.v1.B)
+	resume(other, victim)
 	remove(t, &w.v1.A)
 	for _, h := range []*host{a, b} {
 		h.daemon.Expect("was removed, and its connections were ended")
