@@ -322,6 +322,7 @@ func TestKernel(t *testing.T) {
 		{name: "delay 20 ms, loss 0.1 %", send: 2 << 20, recv: 2 << 20, wire: impair.Config{Delay: 10 * time.Millisecond, Loss: 0.001, Seed: 1}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			if tc.mtu == 0 {
 				tc.mtu = 1500
 			}
@@ -414,6 +415,8 @@ func TestKernelGoodput(t *testing.T) {
 			least := 0.5
 			if os.Getenv("KERNELTCP") == "full" {
 				least = 0.8
+			} else {
+				t.Parallel() // the wire is slow, so the CPU is idle most of the time
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 			defer cancel()

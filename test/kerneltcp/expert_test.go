@@ -103,6 +103,7 @@ func allOnes(t *testing.T, file string, from *testenv.End) int {
 // the same wire. Ours may show no error, and no warning of a kind that the kernel's do not show. No connection may be
 // reset, and both sides must close each.
 func TestExpert(t *testing.T) {
+	parallel(t)
 	cases := []struct {
 		name, impair string
 		n            int

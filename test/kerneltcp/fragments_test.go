@@ -9,6 +9,7 @@ import (
 // TestFragments connects, in both directions, to a kernel without path MTU discovery, whose segments a router
 // fragments.
 func TestFragments(t *testing.T) {
+	parallel(t)
 	w := testenv.NewWire(t, 1500)
 	w.Route(t, 1300, 1500)
 	sysctl(t, w.B.NS, "net.ipv4.ip_no_pmtu_disc", "1")

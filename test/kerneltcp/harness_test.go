@@ -27,6 +27,15 @@ import (
 // full reports whether the whole matrix is requested.
 func full() bool { return os.Getenv("KERNELTCP") == "full" }
 
+// parallel lets a test run beside others, each in its own namespaces: most of its time is waiting. A full run
+// measures, so there the tests run one at a time.
+func parallel(t *testing.T) {
+	t.Helper()
+	if !full() {
+		t.Parallel()
+	}
+}
+
 var (
 	buildOnce sync.Once
 	program   string

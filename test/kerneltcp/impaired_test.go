@@ -135,6 +135,7 @@ var arms = [][2]string{{"kernel", "kernel"}, {"ours", "kernel"}, {"kernel", "our
 // connections must close gracefully. The full run, on an otherwise idle machine, compares the goodput with that of
 // kernel to kernel, round by round on the same wire.
 func TestImpaired(t *testing.T) {
+	parallel(t)
 	var (
 		mu   sync.Mutex
 		rows = map[string]string{}

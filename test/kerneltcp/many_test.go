@@ -12,6 +12,7 @@ import (
 // TestManyConnections opens thousands of connections between two programs, ten times: ours to ours, and the kernel's
 // to ours. Nothing may be left of them.
 func TestManyConnections(t *testing.T) {
+	parallel(t)
 	def := 300
 	if full() {
 		def = 10000
@@ -20,6 +21,7 @@ func TestManyConnections(t *testing.T) {
 	const cycles = 10
 	for _, client := range []string{"ours", "kernel"} {
 		t.Run(client+" to ours", func(t *testing.T) {
+			parallel(t)
 			v := testenv.NewVeth(t, 1500)
 			sysctl(t, v.B.NS, "net.ipv4.ip_local_port_range", "2000 65000")
 			// The kernel closes first and would run out of ports in TIME-WAIT.

@@ -10,6 +10,7 @@ import (
 // TestOffloads connects to a kernel with the default offloads of containers and virtual machines: it leaves checksums
 // partial, and sends and receives frames of 64 KiB.
 func TestOffloads(t *testing.T) {
+	parallel(t)
 	for _, mtu := range []int{1500, 9000} {
 		v := testenv.NewVethOffloads(t, mtu)
 		for _, v6 := range []bool{false, true} {
@@ -39,6 +40,7 @@ func TestOffloads(t *testing.T) {
 
 // TestSegmented makes the kernel segment our super-frames on the way, at an interface without segmentation offload.
 func TestSegmented(t *testing.T) {
+	parallel(t)
 	w := testenv.NewBridged(t, 1500)
 	for _, v6 := range []bool{false, true} {
 		for i, talk := range talks[:3] {

@@ -65,9 +65,11 @@ func converse(t *testing.T, a, b *testenv.End, talk int, n int, v6 bool, ours, t
 
 // TestTalks runs every pattern over a clean wire, over both families and at each MTU.
 func TestTalks(t *testing.T) {
+	parallel(t)
 	mtus := []int{1280, 1500, 3498, 9000}
 	for _, mtu := range mtus {
 		t.Run(fmt.Sprint("MTU ", mtu), func(t *testing.T) {
+			parallel(t)
 			v := testenv.NewVeth(t, mtu)
 			for _, v6 := range []bool{false, true} {
 				for i, w := range talks {
@@ -91,6 +93,7 @@ func TestTalks(t *testing.T) {
 // TestOptions connects to a kernel without an option, or with another congestion control, and without the option on
 // our side.
 func TestOptions(t *testing.T) {
+	parallel(t)
 	v := testenv.NewVeth(t, 1500)
 	have, err := os.ReadFile("/proc/sys/net/ipv4/tcp_available_congestion_control")
 	if err != nil {

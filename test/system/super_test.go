@@ -44,12 +44,14 @@ func frames(t *testing.T, file string) (all [][]byte) {
 
 // TestSuperFramesSegmented sends super-frames through a bridge to an interface without segmentation offload, where
 // the kernel segments them, and checks in a capture at the receiver that each segment holds whole FPDUs.
-func TestSuperFramesSegmented(t *testing.T) {
+func TestSuperFramesSegmented(t *testing.T) { links(t, superFramesSegmented) }
+
+func superFramesSegmented(t *testing.T, link string) {
 	testenv.RequireRoot(t)
 	for _, markers := range []string{"false", "true"} {
 		t.Run("markers "+markers, func(t *testing.T) {
 			w := testenv.NewBridged(t, 1500)
-			a, b := newHost(t, &w.A, "--mpa-markers="+markers), newHost(t, &w.B, "--mpa-markers="+markers)
+			a, b := newHost(t, &w.A, link, "--mpa-markers="+markers), newHost(t, &w.B, link, "--mpa-markers="+markers)
 			dir, there := t.TempDir(), t.TempDir()
 			file, captured := filepath.Join(dir, "f"), filepath.Join(dir, "out.pcapng")
 			sum := randomFile(t, file, 8<<20)

@@ -112,11 +112,18 @@ func (h *host) steered() (attached bool) {
 	return attached
 }
 
-func pair(t *testing.T) (a, b *host) {
+func pair(t *testing.T, args ...string) (a, b *host) {
 	t.Helper()
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
-	return newHost(t, &v.A), newHost(t, &v.B)
+	return newHost(t, &v.A, args...), newHost(t, &v.B, args...)
+}
+
+// links runs a test with the daemons' default link, which is a packet socket on veth, and with AF_XDP.
+func links(t *testing.T, f func(t *testing.T, link string)) {
+	for _, link := range []string{"auto", "xdp"} {
+		t.Run(link, func(t *testing.T) { f(t, "--link="+link) })
+	}
 }
 
 // randomFile creates a file of n random bytes and returns its checksum.
@@ -181,8 +188,10 @@ func holds(t *testing.T, dir string, names ...string) {
 	}
 }
 
-func TestCopyPingPerf(t *testing.T) {
-	a, b := pair(t)
+func TestCopyPingPerf(t *testing.T) { links(t, copyPingPerf) }
+
+func copyPingPerf(t *testing.T, link string) {
+	a, b := pair(t, link)
 	dir, there := t.TempDir(), t.TempDir()
 	file := filepath.Join(dir, "f")
 	sum := randomFile(t, file, 5<<20+17)
