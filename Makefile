@@ -18,7 +18,7 @@ NORACE = /(tcp|tcp/gvisor|tcp/kernel|sctp|sctp/session|mpa|ddp|rdmap|rpcrdma/wir
 PACKAGES = ./... ./cmd/iwarpctl/... ./rpcrdma/... ./test/bench/...
 
 .DEFAULT_GOAL := build
-.PHONY: build image docs clib verbs packages packages-check release generate lint test upgrade-test mutate demo bench interop interop-nfs interop-sctp interop-verbs clean help
+.PHONY: build image docs clib verbs packages packages-check release generate lint test upgrade-test mutate demo bench interop interop-nfs interop-sctp interop-nic interop-verbs clean help
 
 build: ## build bin/iwarpd, bin/iwarpctl and bin/iwarpd-device-plugin
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/iwarpd ./cmd/iwarpctl
@@ -99,6 +99,9 @@ interop-nfs: build ## Linux's NFS client, in a virtual machine, on an export of 
 
 interop-sctp: build ## DDP over SCTP, with the SCTP of Linux in a virtual machine
 	@test/interop/sctp
+
+interop-nic: build ## on the drivers of network cards that QEMU has, in virtual machines with a new kernel
+	@test/interop/nic
 
 interop-verbs: ## unmodified RDMA programs of Debian on two daemons: rdmacm-utils, perftest, qperf, fio, libfabric (root)
 	@.ci/need $(VERBS_NEED) $(VERBS_PROGRAMS) ip:iproute2 ethtool:ethtool

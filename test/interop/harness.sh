@@ -51,10 +51,11 @@ harness_end() {
   rm -rf "$TMP"
 }
 
-# tap_up NETNS [ADDR/LEN]: tap0 of that namespace, with that address.
+# tap_up NETNS [ADDR/LEN [FLAG]]: tap0 of that namespace, with that address; FLAG is one of ip tuntap, such as multi_queue.
 tap_up() {
   [ -c /dev/net/tun ] || { mkdir -p /dev/net && mknod /dev/net/tun c 10 200; }
-  ip netns exec "$1" ip tuntap add tap0 mode tap
+  # shellcheck disable=SC2086
+  ip netns exec "$1" ip tuntap add tap0 mode tap ${3:-}
   [ -z "${2:-}" ] || ip -n "$1" addr add "$2" dev tap0
   ip -n "$1" link set tap0 up
 }

@@ -8,14 +8,15 @@
 #   vm_do NAME SECONDS CMD    runs CMD (one line of sh) in the guest, prints its output, returns its status
 #   vm_stop NAME
 #
-# VM_INITRD is another initramfs to boot, as what lab_overlay makes; VM_NIC other properties of the guest's virtio-net.
+# What is booted is in variables: VM_QEMU (the emulator, and its arguments), VM_KERNEL, VM_INITRD (such as lab_overlay
+# makes), VM_MEM (MiB), VM_SMP, VM_DEVICE (the NIC, as -device takes it) and VM_TAP (properties of the tap).
 #
 # Builds: default, crc (asks for CRC), p2p (asks for peer-to-peer set-up, RFC 6581), rev1 (MPA revision 1). They are
 # compile-time constants in siw.
 #
 # Plain emulation by default: nested KVM cannot be relied on. SIW_LAB_ACCEL=kvm changes that.
 #
-# maxcpus=2: where there can be but one CPU, QEMU 7.2 leaves the guest's memory barriers out, and its own threads, which
+# maxcpus=2 of VM_SMP: where there can be but one CPU, QEMU 7.2 leaves the guest's memory barriers out, and its own threads, which
 # run beside that CPU, miss what is in a queue of virtio: the guest's network stands still ("transmit queue 0 timed out").
 #
 # no_timer_check: on a loaded machine the guest finds too few ticks in the time it gives its timer, and panics.
@@ -25,6 +26,8 @@
 
 LAB=${SIW_LAB_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/siw-lab}
 declare -A VM_PID VM_FD VM_ARGS
+VM_QEMU=(qemu-system-x86_64) VM_KERNEL=$LAB/vmlinuz VM_INITRD='' VM_MEM=768 VM_SMP=1,maxcpus=2 VM_TAP=vnet_hdr=off
+VM_DEVICE=virtio-net-pci,csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ufo=off,host_tso4=off,host_tso6=off,mrg_rxbuf=off
 
 lab_ready() { [ -s "$LAB/initrd.gz" ] && [ -s "$LAB/vmlinuz" ]; }
 
@@ -64,22 +67,39 @@ apt_install() {
   "${apt[@]}" install -y --no-install-recommends "$@" >/dev/null 2>"$TMP/apt.err" || { cat "$TMP/apt.err" >&2; return 1; }
 }
 
-lab_initrd() {
-  local new=$1 kver=$2 R=$1/root S M b l d v
-  mkdir -p "$R"/{bin,sbin,proc,sys,dev,tmp,etc/libibverbs.d,lib64,usr/bin,usr/sbin,usr/lib/x86_64-linux-gnu/libibverbs,run,mnt,siw}
+# initrd_begin R PROGRAM...: the folders of an initramfs, with busybox and these programs.
+initrd_begin() {
+  local R=$1 b l
+  shift
+  mkdir -p "$R"/{bin,sbin,proc,sys,dev,tmp,etc,lib64,usr/bin,usr/sbin,run,mnt}
   cp /bin/busybox "$R/bin/"
   for b in $(/bin/busybox --list | grep -vxE 'busybox|ip|tc|modprobe|insmod|lsmod|depmod'); do ln -sf busybox "$R/bin/$b"; done
-  for b in rping ucmatose rcopy riostream rstream ib_send_bw ib_write_bw ib_read_bw ib_send_lat ib_write_lat ib_read_lat \
-           ibv_devices ibv_devinfo ibv_rc_pingpong rdma qperf fi_pingpong fi_info iperf3 ip tc ethtool tcpdump kmod mount.nfs; do
+  for b in kmod ip tc ethtool "$@"; do
     b=$(PATH=$PATH:/sbin:/usr/sbin command -v "$b") || continue
-    b=$(readlink -f "$b" | sed 's#^/sbin#/usr/sbin#')
+    b=$(readlink -f "$b" | sed 's#^/s\?bin#/usr&#')
     cp --parents "$b" "$R/"
     ldd "$b" 2>/dev/null | grep -o '/[^ ]*' | while read -r l; do cp -n --parents -L "$l" "$R/" || true; done
   done
+  for b in modprobe insmod lsmod depmod; do ln -sf /usr/bin/kmod "$R/sbin/$b"; done
+  echo 'root:x:0:0:root:/:/bin/sh' >"$R/etc/passwd"; echo '127.0.0.1 localhost' >"$R/etc/hosts"
+}
+
+# initrd_end R FROM RELEASE FILE: packs it into FILE, with the lists of the modules of the folder FROM.
+initrd_end() {
+  cp "$2"/modules.{order,builtin,builtin.modinfo} "$1/lib/modules/$3/"
+  depmod -b "$1" "$3"
+  chmod +x "$1/init"
+  (cd "$1" && find . | cpio -o -H newc 2>/dev/null | gzip -1) >"$4"
+}
+
+lab_initrd() {
+  local new=$1 kver=$2 R=$1/root S M d v
+  initrd_begin "$R" rping ucmatose rcopy riostream rstream ib_send_bw ib_write_bw ib_read_bw ib_send_lat ib_write_lat ib_read_lat \
+    ibv_devices ibv_devinfo ibv_rc_pingpong rdma qperf fi_pingpong fi_info iperf3 tcpdump mount.nfs
+  mkdir -p "$R"/{etc/libibverbs.d,usr/lib/x86_64-linux-gnu/libibverbs,siw}
   cp -n --parents -L /lib/x86_64-linux-gnu/libgcc_s.so.1 "$R/" || true   # loaded by pthread_cancel, which ldd cannot know
   cp /usr/lib/x86_64-linux-gnu/libibverbs/libsiw* "$R/usr/lib/x86_64-linux-gnu/libibverbs/"
   cp /etc/libibverbs.d/siw.driver "$R/etc/libibverbs.d/"
-  for b in modprobe insmod lsmod depmod; do ln -sf /usr/bin/kmod "$R/sbin/$b"; done
   S=$new/kernel/lib/modules/$kver/kernel; M=$R/lib/modules/$kver/kernel; mkdir -p "$M"
   for d in drivers/infiniband/core drivers/infiniband/ulp drivers/virtio drivers/net/virtio_net.ko drivers/net/veth.ko \
            drivers/net/net_failover.ko net/core arch/x86/crypto crypto lib net/sunrpc net/sctp net/ipv4/udp_tunnel.ko \
@@ -88,10 +108,7 @@ lab_initrd() {
     (cd "$S" && [ -e "$d" ] && cp -r --parents "$d" "$M/") || true
   done
   for v in default crc p2p rev1; do cp "$new/siw-$v/siw.ko" "$R/siw/$v.ko"; done
-  cp "$new/kernel/lib/modules/$kver/"modules.{order,builtin,builtin.modinfo} "$R/lib/modules/$kver/"
-  depmod -b "$R" "$kver"
   cp /etc/netconfig /etc/protocols /etc/services /etc/rpc "$R/etc/" 2>/dev/null || true
-  echo 'root:x:0:0:root:/:/bin/sh' >"$R/etc/passwd"; echo '127.0.0.1 localhost' >"$R/etc/hosts"
   cat >"$R/init" <<'I'
 #!/bin/sh
 export PATH=/sbin:/bin:/usr/sbin:/usr/bin
@@ -109,13 +126,12 @@ echo "siw-lab: guest ready"
 sh -c "$(echo $RUN | base64 -d)"; echo "siw-lab: exit $?"
 poweroff -f
 I
-  chmod +x "$R/init"
-  (cd "$R" && find . | cpio -o -H newc 2>/dev/null | gzip -1 >"$new/initrd.gz")
+  initrd_end "$R" "$new/kernel/lib/modules/$kver" "$kver" "$new/initrd.gz"
 }
 
-# lab_overlay DIR: the path of an initramfs with the files of DIR besides.
+# lab_overlay DIR [INITRD]: the path of an initramfs with the files of DIR besides.
 lab_overlay() {
-  (cd "$1" && find . | cpio -o -H newc 2>/dev/null | gzip -1) | cat "$LAB/initrd.gz" - >"$TMP/initrd.gz"
+  (cd "$1" && find . | cpio -o -H newc 2>/dev/null | gzip -1) | cat "${2:-$LAB/initrd.gz}" - >"$TMP/initrd.gz"
   echo "$TMP/initrd.gz"
 }
 
@@ -127,12 +143,11 @@ vm_start() {
   mac=52:54:00:$(printf '%s' "$tap" | md5sum | sed 's/\(..\)\(..\)\(..\).*/\1:\2:\3/')
   mkfifo "$TMP/$name.in"
   exec {fd}<>"$TMP/$name.in"
-  ip netns exec "$ns" nice -n -15 qemu-system-x86_64 -accel "${SIW_LAB_ACCEL:-tcg,thread=multi}" -cpu max -m 768 -smp 1,maxcpus=2 -display none \
-    -serial stdio -monitor none -no-reboot -kernel "$LAB/vmlinuz" -initrd "${VM_INITRD:-$LAB/initrd.gz}" \
+  ip netns exec "$ns" nice -n -15 "${VM_QEMU[@]}" -accel "${SIW_LAB_ACCEL:-tcg,thread=multi}" -cpu max -m "$VM_MEM" -smp "$VM_SMP" -display none \
+    -serial stdio -monitor none -no-reboot -kernel "$VM_KERNEL" -initrd "${VM_INITRD:-$LAB/initrd.gz}" \
     -append "console=ttyS0 quiet loglevel=3 panic=-1 no_timer_check ipaddr=$addr siw=$build run=$(printf '%s' "$shell" | base64 -w0)" \
-    -netdev "tap,id=n0,ifname=$tap,script=no,downscript=no,vhost=off,vnet_hdr=off" ${pcap:+-object filter-dump,id=d0,netdev=n0,file=$pcap} \
-    -device "virtio-net-pci,romfile=,mac=$mac,netdev=n0,${VM_NIC:-csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ufo=off,host_tso4=off,host_tso6=off,mrg_rxbuf=off}" \
-    <&"$fd" >"$TMP/$name.console" 2>&1 &
+    -netdev "tap,id=n0,ifname=$tap,script=no,downscript=no,vhost=off,$VM_TAP" ${pcap:+-object filter-dump,id=d0,netdev=n0,file=$pcap} \
+    -device "$VM_DEVICE,romfile=,mac=$mac,netdev=n0" <&"$fd" >"$TMP/$name.console" 2>&1 &
   VM_PID[$name]=$! VM_FD[$name]=$fd
 }
 
