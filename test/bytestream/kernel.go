@@ -17,7 +17,7 @@ type kernel struct {
 	listener net.Listener
 }
 
-// control sets what a socket has to be set before it is connected.
+// control sets the options that a socket needs before it is connected.
 func (k *kernel) control(_, _ string, rc syscall.RawConn) error {
 	var err error
 	cerr := rc.Control(func(fd uintptr) {
@@ -26,8 +26,7 @@ func (k *kernel) control(_, _ string, rc syscall.RawConn) error {
 				return
 			}
 		}
-		// No more waits unsent than with our TCP, so that the end of a run is
-		// not spent on draining a buffer.
+		// As little waits unsent as with our TCP, so that the end of a run is not spent on draining a buffer.
 		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, k.o.queue/2)
 	})
 	if cerr != nil {
@@ -71,7 +70,7 @@ func (k *kernel) Close(*report) error {
 // kernelStream is a socket.
 type kernelStream struct{ *net.TCPConn }
 
-// Stats gives what TCP_INFO has in common with our own statistics.
+// Stats returns what TCP_INFO has in common with our own statistics.
 func (s kernelStream) Stats() (st tcp.Stats, ok bool) {
 	rc, err := s.SyscallConn()
 	if err != nil {

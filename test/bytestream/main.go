@@ -5,8 +5,8 @@
 //	bytestream -stack ours -i veth0 -listen 10.0.0.1:7000 -do receive
 //	bytestream -stack kernel -connect 10.0.0.1:7000 -do send -for 5s -conns 4
 //
-// A listener prints "ready" once connections may come, and serves as many as
-// -conns says, -cycles times; with -cycles 0 until its standard input ends.
+// A listener prints "ready" once it accepts connections, and serves -conns of them, -cycles times; with -cycles 0 until
+// its standard input ends.
 package main
 
 import (
@@ -85,16 +85,14 @@ func main() {
 	}
 }
 
-// few is how many goroutines the runtime and the stack may have at the end.
+// few is the number of goroutines that the runtime and the stack may have at the end.
 const few = 64
 
-// stream is a connection of either stack. Read and Write are for one goroutine
-// each.
+// stream is a connection of either stack. One goroutine may call Read and one Write.
 type stream interface {
 	io.ReadWriter
 	CloseWrite() error
-	// Close closes what is open yet and returns when the connection is over, or an
-	// error if its end was not orderly.
+	// Close closes what is still open and returns when the connection has ended, with an error if its end was not orderly.
 	Close() error
 	Stats() (tcp.Stats, bool)
 }
@@ -104,8 +102,7 @@ type stack interface {
 	Listen(local netip.AddrPort, backlog int) error
 	Accept() (stream, error)
 	Dial(remote netip.AddrPort) (stream, error)
-	// Close waits until nothing of a closed connection is left, as far as the
-	// stack lets one know.
+	// Close waits until nothing is left of a closed connection, as far as the stack reports it.
 	Close(*report) error
 }
 
@@ -144,7 +141,7 @@ func run(o *options) error {
 	r.HeapMiB = float64(m.HeapSys) / (1 << 20)
 	r.Goroutines = runtime.NumGoroutine()
 	for began := time.Now(); r.Goroutines > few && time.Since(began) < time.Minute; time.Sleep(time.Millisecond) {
-		r.Goroutines = runtime.NumGoroutine() // one that is done still needs a moment to end
+		r.Goroutines = runtime.NumGoroutine() // a goroutine that is done still needs a moment to end
 	}
 	r.finish()
 	if jerr := json.NewEncoder(os.Stdout).Encode(r); err == nil {

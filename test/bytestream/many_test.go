@@ -13,9 +13,9 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestManyConnections opens thousands of connections between two engines in one
-// process, lets each carry a byte both ways, closes them, and does so ten times
-// over. Nothing is left of them: no connection, timer, frame, slot or goroutine.
+// TestManyConnections opens thousands of connections between two engines in one process, sends a byte in each direction
+// on each, and closes them, ten times over. It checks that nothing is left of them: no connection, timer, frame,
+// slot or goroutine.
 func TestManyConnections(t *testing.T) {
 	testenv.NoGoroutineLeaks(t)
 	conns := testenv.Count(t, "MANY_CONNECTIONS", 500)

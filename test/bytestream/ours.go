@@ -23,11 +23,10 @@ import (
 // firstPort is the lowest port of an active open.
 const firstPort = 20000
 
-// node is an engine on one link, with a byte stream for each of
-// its connections.
+// node is an engine on one link, with a byte stream for each of its connections.
 type node struct {
 	o        *options
-	steer    *bpf.Steering // nil: nobody else listens on the link
+	steer    *bpf.Steering // nil: no other stack listens on the link
 	engine   *dataplane.Engine
 	resolver dataplane.Resolver
 	undo     []func() error
@@ -35,7 +34,7 @@ type node struct {
 	listener dataplane.ListenerID
 	accepted chan *conn
 
-	mu    sync.Mutex // held over Connect, so that no event overtakes it
+	mu    sync.Mutex // held during Connect, so that no event precedes it
 	conns map[dataplane.ConnID]*conn
 	port  uint16
 }
@@ -98,13 +97,13 @@ func newNode(o *options) (_ *node, err error) {
 	return n, nil
 }
 
-// nodeOver makes a node on the queues of an interface. They are the caller's to close.
+// nodeOver makes a node on the queues of an interface, which the caller closes.
 func nodeOver(o *options, links []link.Link, resolver dataplane.Resolver, fragments dataplane.FragmentSource) (*node, error) {
 	name := o.cc
 	switch name {
 	case "":
 		name = "cubic"
-	case "reno": // as the kernel calls it
+	case "reno": // the kernel's name for it
 		name = "newreno"
 	}
 	cc, err := tcp.ParseCongestionControl(name)
@@ -146,8 +145,7 @@ func unwind(undo []func() error) error {
 	return errors.Join(errs...)
 }
 
-// claim and unclaim steer the frames of an endpoint to us, where there is a
-// kernel beside us that would else get them.
+// claim and unclaim steer the frames of an endpoint to us where a kernel would receive them otherwise.
 func (n *node) claim(local netip.AddrPort) error {
 	if n.steer == nil {
 		return nil
@@ -162,9 +160,8 @@ func (n *node) unclaim(local netip.AddrPort) error {
 	return n.steer.Unclaim(bpf.Endpoint{Proto: pkt.ProtoTCP, Addr: local.Addr(), Port: local.Port()})
 }
 
-// Close waits until the engine has forgotten all connections, TIME-WAIT
-// included. Those that a flood has left half-open are not waited for longer than
-// -drain says.
+// Close waits until the engine has forgotten all connections, including TIME-WAIT. It waits at most -drain for those
+// that a flood has left half-open.
 func (n *node) Close(r *report) error {
 	if n.listener != 0 {
 		n.engine.Unlisten(n.listener)
@@ -175,11 +172,11 @@ func (n *node) Close(r *report) error {
 		busy := uint64(0)
 		for _, e := range r.Engine {
 			r.Left += int(e.Conns)
-			busy += e.Slots - e.FreeSlots // free only when the kernel has said that it is sent
+			busy += e.Slots - e.FreeSlots // free only when the kernel has reported it as sent
 		}
 		took := time.Since(began)
 		if len(r.Engine) < n.engine.Workers() && took < time.Minute {
-			continue // a worker that had no CPU for a second is not among them
+			continue // a worker that had no CPU for a second is not included
 		}
 		if r.Left == 0 && busy == 0 || took > max(n.o.drain, time.Minute) {
 			break
@@ -189,7 +186,7 @@ func (n *node) Close(r *report) error {
 		}
 	}
 	for i, ci := range n.engine.Conns() {
-		if i < 8 && ci.State != tcp.SynReceived { // which is a flood's, and nobody's connection
+		if i < 8 && ci.State != tcp.SynReceived { // one of a flood belongs to nobody
 			r.fail(fmt.Errorf("left behind by worker %d: %v in %v, %+v", ci.Worker, ci.Flow, ci.State, ci.TCP))
 		}
 	}
@@ -206,7 +203,7 @@ func (n *node) Listen(local netip.AddrPort, backlog int) (err error) {
 
 func (n *node) Accept() (stream, error) { return <-n.accepted, nil }
 
-// Dial opens a connection from the next port that is free.
+// Dial opens a connection from the next free port.
 func (n *node) Dial(remote netip.AddrPort) (stream, error) {
 	hop, err := n.resolver.Resolve(remote.Addr(), netip.Addr{}, "")
 	if err != nil {
@@ -252,7 +249,7 @@ func (n *node) connect(src netip.Addr, remote netip.AddrPort) (*conn, error) {
 	return nil, fmt.Errorf("no free port: %w", last)
 }
 
-// event takes an event of the engine's.
+// event handles an event of the engine.
 func (n *node) event(ev dataplane.Event) {
 	n.mu.Lock()
 	c := n.conns[ev.Conn]
@@ -265,7 +262,7 @@ func (n *node) event(ev dataplane.Event) {
 	}
 	n.mu.Unlock()
 	if c == nil {
-		return // a connection that was never accepted
+		return // the connection was never accepted
 	}
 	c.mu.Lock()
 	switch ev.Kind {
@@ -280,7 +277,7 @@ func (n *node) event(ev dataplane.Event) {
 	case dataplane.EventClosed:
 		c.closed, c.err = true, ev.Err
 		if c.local.IsValid() {
-			// TIME-WAIT needs its frames yet.
+			// TIME-WAIT still needs its frames.
 			time.AfterFunc(n.o.timeWait+time.Second, func() { _ = n.unclaim(c.local) })
 		}
 	}
@@ -291,7 +288,7 @@ func (n *node) event(ev dataplane.Event) {
 	}
 }
 
-// conn is a connection of the engine's as a stream.
+// conn is a connection of the engine, as a stream.
 type conn struct {
 	n     *node
 	id    dataplane.ConnID
@@ -303,11 +300,11 @@ type conn struct {
 	credit     int // bytes that may be given to StreamSend
 	open       bool
 	peerClosed bool
-	shut       bool // our direction
+	shut       bool // in our direction
 	closed     bool
 	err        error
 
-	used int // bytes read and not yet reported as consumed; Read's own
+	used int // bytes read and not yet reported as consumed; used by Read alone
 }
 
 func newConn(n *node, id dataplane.ConnID) *conn {
@@ -316,7 +313,7 @@ func newConn(n *node, id dataplane.ConnID) *conn {
 	return c
 }
 
-// consumeAt is how many bytes are reported as consumed at once.
+// consumeAt is the number of bytes that are reported as consumed at once.
 const consumeAt = 64 << 10
 
 func (c *conn) Read(b []byte) (int, error) {

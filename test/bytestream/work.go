@@ -22,23 +22,22 @@ import (
 type report struct {
 	Stack, Do string
 	Conns     int
-	Done      int // connections that came to an end
-	// Sent and Received count bytes of all connections; the hashes are those of
-	// each connection, added up by exclusive or.
+	Done      int // connections that have ended
+	// Sent and Received count the bytes of all connections. The hashes are the exclusive or of those of each connection.
 	Sent, Received         int64
 	SentHash, ReceivedHash string
-	// Seconds is from the first byte that any connection received to the last.
+	// Seconds is the time from the first byte that any connection received to the last.
 	Seconds float64
-	// MBps is the sum of what each connection received a second, from its first
-	// byte to its last, in units of 1,000,000 bytes.
+	// MBps is the sum of the rates of all connections, each from its first received byte to its last, in units of
+	// 1,000,000 bytes per second.
 	MBps float64
-	// Requests is how many were answered; the times are of their round trips.
+	// Requests is the number of answered requests. The times are those of their round trips.
 	Requests         int     `json:",omitempty"`
 	P50, P99         float64 `json:",omitempty"` // µs
 	Errors           []string
 	TCP              []tcp.Stats       `json:",omitempty"` // of the first connections
-	Engine           []dataplane.Stats `json:",omitempty"` // at the end, everything closed
-	Left             int               // connections that the engine still knows
+	Engine           []dataplane.Stats `json:",omitempty"` // at the end, when everything is closed
+	Left             int               // connections that the engine still has
 	HeapMiB          float64
 	Goroutines       int
 	OpenSeconds      []float64 `json:",omitempty"` // hold: until all of a cycle were open
@@ -66,7 +65,7 @@ func (r *report) finish() {
 	}
 }
 
-// tally is what one direction of a connection carried.
+// tally counts one direction of a connection.
 type tally struct {
 	n    int64
 	hash hash.Hash
@@ -102,7 +101,7 @@ func (r *report) addTallies(sent, recv *tally, first, last time.Time) {
 	}
 }
 
-// work is what happens on one connection.
+// work runs the workload on one connection.
 func work(o *options, r *report, s stream, number int) error {
 	sent, recv := newTally(), newTally()
 	var first, last time.Time
@@ -188,7 +187,7 @@ func work(o *options, r *report, s stream, number int) error {
 	return err
 }
 
-// send sends random bytes, so many or for so long.
+// send sends random bytes, a given number of them or for a given time.
 func send(o *options, s stream, sent *tally, number int) error {
 	rng := rand.New(rand.NewPCG(o.seed, uint64(number)))
 	block := make([]byte, 1<<20+8191) // a prime length, so that the pieces differ
@@ -213,7 +212,7 @@ func send(o *options, s stream, sent *tally, number int) error {
 	return nil
 }
 
-// request sends requests, each when the last has been answered.
+// request sends requests, each after the answer to the one before.
 func request(o *options, r *report, s stream, sent, recv *tally) error {
 	q, a := make([]byte, o.size), make([]byte, o.size)
 	rng := rand.New(rand.NewPCG(o.seed, 99))
@@ -301,8 +300,8 @@ func call(o *options, st stack, r *report) error {
 	return nil
 }
 
-// hold opens all connections, and when all are open has each carry a byte both
-// ways and closes them; as many times as there are cycles.
+// hold opens all connections. When all are open it sends a byte in both directions on each and closes them. It repeats
+// this for each cycle.
 func hold(o *options, st stack, r *report, remote netip.AddrPort) error {
 	for range o.cycles {
 		began := time.Now()
@@ -342,7 +341,7 @@ func hold(o *options, st stack, r *report, remote netip.AddrPort) error {
 	return nil
 }
 
-// exchange says one byte, hears it again, and closes both ways.
+// exchange sends one byte, receives it back, and closes both directions.
 func exchange(r *report, s stream, octet byte) error {
 	sent, recv := newTally(), newTally()
 	defer func() { r.addTallies(sent, recv, time.Time{}, time.Time{}) }()

@@ -16,7 +16,7 @@ import (
 	"sync"
 )
 
-// A build is the tree with all mutants in it, each asleep until MUTANT is its id.
+// build is the tree with all mutants in it. A mutant is active if MUTANT is its id.
 type build struct {
 	root, dir string
 	src       *source
@@ -28,7 +28,7 @@ type build struct {
 	pkgs  map[string]string // name of the package in a folder
 }
 
-// helper is the file that a package with mutants gets.
+// helper is the file that is added to a package with mutants.
 const helper = `package %s
 
 import "os"
@@ -48,8 +48,7 @@ func mutantValue[T any](id int, mutated, original T) T {
 }
 `
 
-// overlay writes the sources with every mutant, and leaves out, by the compiler's
-// word, those that are not Go.
+// overlay writes the sources with every mutant, and leaves out those that the compiler reports as invalid Go.
 func (b *build) overlay(ctx context.Context, rows []*row) error {
 	id, seen := 0, map[*mutant]bool{}
 	files := map[string][]*mutant{}
@@ -124,7 +123,7 @@ func (b *build) write(made map[string]string, name string) error {
 
 var errorLine = regexp.MustCompile(`(?m)^(\S+\.go):(\d+):\d+: (.*)$`)
 
-// drop marks the mutants that the compiler names, and says how many.
+// drop marks the mutants that the compiler names, and returns their number.
 func (b *build) drop(out []byte, lines map[string][]span) (n int) {
 	original := map[string]string{}
 	for file, name := range b.made {
@@ -157,7 +156,7 @@ func packageName(text []byte) string {
 	return string(m[1])
 }
 
-// span says which lines of a file are a mutant's.
+// span is the range of lines of a mutant in a file.
 type span struct {
 	first, last int
 	m           *mutant
@@ -168,7 +167,7 @@ type edit struct {
 	text     string
 }
 
-// weave returns the file with the mutants, which are all of one file.
+// weave returns the file with the mutants, all of which are of that file.
 func weave(ms []*mutant) (string, []span) {
 	text := ms[0].place.text
 	byPlace := map[*place][]*mutant{}
@@ -247,8 +246,8 @@ func weave(ms []*mutant) (string, []span) {
 	return out.String(), spans
 }
 
-// rename returns the function text, which may be a mutant of p's from its first line on, with suffix added to its name. A text that does
-// not begin with the function is returned as it is, and does not compile.
+// rename returns the text of a function, which may be a mutant of p from its first line on, with suffix added to its
+// name. Text that does not begin with the function is returned unchanged and does not compile.
 func (p *place) rename(text, suffix string) string {
 	head := regexp.MustCompile(`^func\s*(\([^)]*\)\s*)?` + p.decl.Name.Name + `\b`).FindString(text)
 	if head == "" {
@@ -259,8 +258,7 @@ func (p *place) rename(text, suffix string) string {
 
 func (p *place) span0() int { _, at := p.span(); return at }
 
-// signature returns edits that give every parameter a name, and the call of a copy
-// with them.
+// signature returns edits that give every parameter a name, and the call of a copy with these parameters.
 func (p *place) signature() (edits []edit, call func(id int) string) {
 	n := 0
 	fresh := func() string { n++; return fmt.Sprintf("mutantArg%d", n) }
@@ -310,8 +308,8 @@ func (p *place) signature() (edits []edit, call func(id int) string) {
 	}
 }
 
-// binary returns the test binary of a folder that holds mutant m, and the file of
-// its overlay. A constant needs a build of its own.
+// binary returns the test binary of a folder that contains mutant m, and the file of its overlay. A constant needs a
+// build of its own.
 func (b *build) binary(ctx context.Context, dir string, m *mutant) (bin, overlay string, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

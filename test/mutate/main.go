@@ -96,7 +96,7 @@ func run(ctx context.Context) error {
 	return r.summary(rows, explained)
 }
 
-// choose returns the rows that -rows and -n ask for and that name a test.
+// choose returns the rows that -rows and -n select and that name a test.
 func choose(all []conformance.Row) (rows []*row) {
 	for _, r := range all {
 		if row := (&row{Row: r}); len(r.Tests) > 0 && wanted(row) {

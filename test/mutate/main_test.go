@@ -7,8 +7,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/conformance"
 )
 
-// Every mutant of mutants.txt has its row, and its code stands where it says;
-// every reason of survivors.txt is of one of them, or of a row.
+// TestLists checks that every mutant of mutants.txt has its row, that its code exists, and that every reason in
+// survivors.txt belongs to one of them or to a row.
 func TestLists(t *testing.T) {
 	root, err := moduleRoot()
 	if err != nil {
@@ -42,8 +42,7 @@ func TestLists(t *testing.T) {
 	}
 }
 
-// A file with mutants is Go, has a copy of the function for each, and leaves what
-// does not change alone.
+// A file with mutants must be valid Go, have a copy of the function for each, and keep everything else unchanged.
 func TestWeave(t *testing.T) {
 	root, err := moduleRoot()
 	if err != nil {

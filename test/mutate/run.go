@@ -22,7 +22,7 @@ import (
 
 var errBroken = errors.New("does not compile")
 
-// A verdict is how a mutant fared.
+// verdict is the result of a mutant.
 type verdict int
 
 const (
@@ -37,7 +37,7 @@ type result struct {
 	by      conformance.Name
 }
 
-// A test with what is known of it without a mutant.
+// test is a test with what is known of it without a mutant.
 type test struct {
 	name conformance.Name
 	once sync.Once
@@ -49,8 +49,8 @@ type runner struct {
 	b      *build
 	mu     sync.Mutex
 	tests  map[conformance.Name]*test
-	serial sync.Mutex   // of tests that make namespaces or daemons
-	alone  sync.RWMutex // held whole by a test that no other test of this program may disturb
+	serial sync.Mutex   // held for tests that make namespaces or daemons
+	alone  sync.RWMutex // write-locked by a test that no other test of this program may disturb
 
 	cache sync.Map // mutant id and test: whether it fails
 }
@@ -59,7 +59,7 @@ func newRunner(b *build) *runner {
 	return &runner{b: b, tests: map[conformance.Name]*test{}}
 }
 
-// each calls f for all rows, -jobs at a time.
+// each calls f for all rows, in -jobs goroutines.
 func (r *runner) each(ctx context.Context, rows []*row, f func(*row)) {
 	var wg sync.WaitGroup
 	sem := make(chan struct{}, *jobs)
@@ -85,7 +85,7 @@ func (r *runner) baseline(ctx context.Context, rows []*row) {
 	})
 }
 
-// test returns a test that has run without a mutant.
+// test returns a test after it has run without a mutant.
 func (r *runner) test(ctx context.Context, n conformance.Name) *test {
 	r.mu.Lock()
 	t := r.tests[n]
@@ -96,7 +96,7 @@ func (r *runner) test(ctx context.Context, n conformance.Name) *test {
 	r.mu.Unlock()
 	t.once.Do(func() {
 		o, err := r.exec(ctx, n, nil, *limit, false)
-		if err == nil && o.fails { // the load of the machine may be why
+		if err == nil && o.fails { // the load of the machine may be the reason
 			o, err = r.exec(ctx, n, nil, 3**limit, true)
 		}
 		t.took = o.took
@@ -121,16 +121,16 @@ func (r *runner) test(ctx context.Context, n conformance.Name) *test {
 
 func tail(out []byte) []byte { return out[max(0, len(out)-1500):] }
 
-// An outcome is what came of a run of a test.
+// outcome is the result of a run of a test.
 type outcome struct {
-	out       []byte // the last that it printed
-	fails     bool   // or did not end
+	out       []byte // the end of its output
+	fails     bool   // or it did not end
 	late      bool   // it did not end within the limit
-	hungry    bool   // the machine's memory went
+	hungry    bool   // it was ended because memory ran out
 	took, cpu time.Duration
 }
 
-// exec runs a test, alone or beside others.
+// exec runs a test, alone or concurrently with others.
 func (r *runner) exec(ctx context.Context, n conformance.Name, m *mutant, limit time.Duration, alone bool) (o outcome, err error) {
 	bin, overlay, err := r.b.binary(ctx, n.Dir, m)
 	if err != nil {
@@ -160,7 +160,7 @@ func (r *runner) exec(ctx context.Context, n conformance.Name, m *mutant, limit 
 	if m != nil && !m.place.constant {
 		cmd.Env = append(cmd.Env, fmt.Sprintf("MUTANT=%d", m.id))
 	}
-	// A process group, so that what the test started ends with it.
+	// Use a process group, so that what the test has started ends with it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 2 * time.Second
@@ -170,7 +170,7 @@ func (r *runner) exec(ctx context.Context, n conformance.Name, m *mutant, limit 
 	if err := cmd.Start(); err != nil {
 		return o, err
 	}
-	// Where the kernel runs out of memory it ends this process before others.
+	// If the kernel runs out of memory, it ends this process before others.
 	_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", cmd.Process.Pid), []byte("1000"), 0)
 	ended, hungry := make(chan struct{}), make(chan bool)
 	go func() { hungry <- watchMemory(ended, cancel) }()
@@ -183,9 +183,8 @@ func (r *runner) exec(ctx context.Context, n conformance.Name, m *mutant, limit 
 	return o, ctx.Err()
 }
 
-// watchMemory calls end, and returns true, when less than an eighth of the
-// machine's memory is left: a mutant may allocate without bound, also shared memory,
-// which no limit of a process bounds. It returns when stop is closed.
+// watchMemory calls end and returns true when less than an eighth of the machine's memory is left. A mutant may
+// allocate without bound, also shared memory, which no limit of a process covers. It returns when stop is closed.
 func watchMemory(stop <-chan struct{}, end func()) (ended bool) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -215,7 +214,7 @@ func space(r rune) rune {
 	return r
 }
 
-// tailBuffer keeps the last of what a mutant prints, which may have no end.
+// tailBuffer keeps the end of what a mutant prints, which may be endless.
 type tailBuffer struct{ bytes.Buffer }
 
 func (l *tailBuffer) Write(b []byte) (int, error) {
@@ -225,13 +224,12 @@ func (l *tailBuffer) Write(b []byte) (int, error) {
 	return l.Buffer.Write(b)
 }
 
-// heavy says whether tests of a folder make namespaces or daemons, and run one at
-// a time.
+// heavy reports whether tests of a folder make namespaces or daemons, and therefore run one at a time.
 func heavy(dir string) bool {
 	return strings.HasPrefix(dir, "test/") || dir == "client/embed" || strings.HasPrefix(dir, "cmd/") || dir == "dataplane/xsk"
 }
 
-// kills says whether a test notices a mutant; again runs it even if that is known.
+// kills reports whether a test fails with a mutant. With again it runs the test even if the result is known.
 func (r *runner) kills(ctx context.Context, n conformance.Name, m *mutant, again bool) (bool, error) {
 	t := r.test(ctx, n)
 	if t.err != nil {
@@ -242,7 +240,7 @@ func (r *runner) kills(ctx context.Context, n conformance.Name, m *mutant, again
 		return v.(bool), nil
 	}
 	o, err := r.exec(ctx, n, m, 5*time.Second+4*t.took, false)
-	if err == nil && o.hungry { // another's mutant may be why
+	if err == nil && o.hungry { // another test's mutant may be the reason
 		o, err = r.exec(ctx, n, m, 5*time.Second+4*t.took, true)
 	}
 	if err != nil {
@@ -265,9 +263,8 @@ func (r *runner) run(ctx context.Context, rows []*row) {
 	})
 }
 
-// row tries the mutants of a row: all of mutants.txt, and the others until one is
-// noticed. What would be an error is tried twice, so that luck, such as which
-// goroutine is first, does not decide alone.
+// row tries the mutants of a row: all of mutants.txt, and the others until a test fails. What would be reported as an
+// error is tried twice, so that it does not depend on chance, such as which goroutine runs first.
 func (r *runner) row(ctx context.Context, row *row) {
 	for _, again := range []bool{false, true} {
 		for _, m := range row.mutants {
@@ -310,7 +307,7 @@ func (r *runner) try(ctx context.Context, row *row, m *mutant, again bool) resul
 	return result{m: m, verdict: survived}
 }
 
-// sorted puts the quick tests first.
+// sorted puts the fast tests first.
 func (r *runner) sorted(ctx context.Context, names []conformance.Name) []conformance.Name {
 	out := slices.Clone(names)
 	for _, n := range out {
@@ -322,9 +319,8 @@ func (r *runner) sorted(ctx context.Context, names []conformance.Name) []conform
 	return out
 }
 
-// summary prints the report. Mutants of mutants.txt that survive without a reason
-// in survivors.txt, and rows none of whose mutants a test of theirs notices, are
-// errors.
+// summary prints the report. It counts as errors the mutants of mutants.txt that survive without a reason in
+// survivors.txt, and the rows whose tests notice none of their mutants.
 func (r *runner) summary(rows []*row, explained map[string]string) error {
 	w := io.Writer(os.Stdout)
 	if *report != "" {

@@ -34,15 +34,13 @@ func moduleRoot() (string, error) {
 	}
 }
 
-// hash is what order stands on: the same in every run, and not changed by code
-// that moves.
+// hash determines the order of mutants. It is the same in every run and does not change when code moves.
 func hash(s ...string) string {
 	h := sha256.Sum256([]byte(strings.Join(s, "\x00")))
 	return hex.EncodeToString(h[:8])
 }
 
-// A place is code that can be replaced: a function, or the value of a constant or
-// variable.
+// place is code that can be replaced: a function, or the value of a constant or variable.
 type place struct {
 	dir, file, name string
 	decl            *ast.FuncDecl  // of a function
@@ -55,7 +53,7 @@ type place struct {
 
 func (p *place) pos(n token.Pos) int { return p.fset.Position(n).Offset }
 
-// span is the text that mutants change, and where it begins in the file.
+// span returns the text that mutants change, and its offset in the file.
 func (p *place) span() (text string, at int) {
 	from, to := token.NoPos, token.NoPos
 	if p.decl != nil {
@@ -67,22 +65,22 @@ func (p *place) span() (text string, at int) {
 	return string(p.text[at:p.pos(to)]), at
 }
 
-// A mutant replaces bytes [from,to) of its file by text.
+// mutant replaces bytes [from,to) of its file by text.
 type mutant struct {
 	place    *place
 	op       string
 	from, to int
 	text     string
 	listed   bool // of mutants.txt
-	nth      int  // among those of the place with the same op and texts
+	nth      int  // among those of the place with the same operation and text
 
-	id     int // 1 and up; 0: it does not compile
+	id     int // from 1; 0: it does not compile
 	broken bool
 }
 
 func (m *mutant) old() string { return string(m.place.text[m.from:m.to]) }
 
-// key names the mutant in survivors.txt.
+// key returns the name of the mutant in survivors.txt.
 func (m *mutant) key() string {
 	s := fmt.Sprintf("%s.%s %s %s", m.place.dir, m.place.name, m.op, short(m.old()))
 	if m.listed || m.text != "" && m.op == "constant" {
@@ -102,11 +100,11 @@ func short(s string) string {
 	return s
 }
 
-// source has the code of packages, parsed when it is needed.
+// source has the code of packages, parsed on demand.
 type source struct {
 	root   string
 	dirs   map[string]map[string][]*place // by folder and name
-	writes map[string]map[string][]*place // functions that set a field, by folder and the field's name
+	writes map[string]map[string][]*place // functions that set a field, by folder and name of the field
 	muts   map[*place][]*mutant
 }
 
@@ -166,8 +164,7 @@ var foreign = regexp.MustCompile(`_(arm64|windows|darwin|freebsd|s390x|ppc64le|r
 
 func buildable(file string) bool { return !foreign.MatchString(file) }
 
-// fieldsSet returns the names of the fields that a function assigns or puts into
-// composite literals.
+// fieldsSet returns the names of the fields that a function assigns or sets in composite literals.
 func fieldsSet(f *ast.FuncDecl) map[string]bool {
 	names := map[string]bool{}
 	ast.Inspect(f.Body, func(n ast.Node) bool {
@@ -188,8 +185,8 @@ func fieldsSet(f *ast.FuncDecl) map[string]bool {
 	return names
 }
 
-// find returns the mutants of what a row names: of a function, a constant, a
-// variable, of all that sets a field, or of a type's methods.
+// find returns the mutants of what a row names: a function, a constant, a variable, all functions that set a field, or
+// the methods of a type.
 func (s *source) find(n conformance.Name) (out []*mutant) {
 	places := s.load(n.Dir)
 	if p := places[n.Name]; p != nil {
@@ -254,7 +251,7 @@ var swaps = map[token.Token]string{
 	token.LAND: "||", token.LOR: "&&", token.ADD: "-", token.SUB: "+",
 }
 
-// ofFunction makes every mutant of a function's body.
+// ofFunction returns every mutant of a function's body.
 func (p *place) ofFunction() (out []*mutant) {
 	out = append(out, p.early()...)
 	conds := map[ast.Expr]bool{}
@@ -324,7 +321,7 @@ func (p *place) ofFunction() (out []*mutant) {
 	return out
 }
 
-// early returns from the function before it does anything.
+// early makes the function return before it does anything.
 func (p *place) early() []*mutant {
 	if len(p.decl.Body.List) == 0 {
 		return nil
@@ -355,7 +352,7 @@ func (p *place) literal(n *ast.BasicLit) []*mutant {
 	return nil
 }
 
-// ofValue makes mutants of the value of a constant or variable.
+// ofValue returns mutants of the value of a constant or variable.
 func (p *place) ofValue(v ast.Expr) (out []*mutant) {
 	ast.Inspect(v, func(n ast.Node) bool {
 		switch n := n.(type) {
@@ -374,7 +371,7 @@ func (p *place) ofValue(v ast.Expr) (out []*mutant) {
 	return out
 }
 
-// A row is a row of a table with its mutants, in the order in which they are tried.
+// row is a row of a table with its mutants, in the order in which they are tried.
 type row struct {
 	conformance.Row
 	mutants []*mutant
@@ -405,9 +402,9 @@ func (r *row) key() string {
 	return strings.TrimSuffix(strings.TrimPrefix(r.File, "conformance-"), ".md") + " " + r.ID
 }
 
-// readMutants reads mutants.txt: for each mutant a line with the table, the row
-// and, after a colon, the function, constant or variable; lines "- " with its code
-// as it is, lines "+ " with what stands there instead. Indentation does not count.
+// readMutants reads mutants.txt. Each mutant has a line with the table, the row and, after a colon, the function,
+// constant or variable; then lines "- " with its code, and lines "+ " with the replacement. Indentation does not
+// count.
 func readMutants(root string, rows []conformance.Row) (map[string][]*mutant, error) {
 	const name = "test/mutate/mutants.txt"
 	b, err := os.ReadFile(filepath.Join(root, name))
