@@ -172,8 +172,8 @@ func install(t testing.TB, s *Steering) *Fragments {
 	return f
 }
 
-// TestFragmentsOptional: without the program, before it is installed and after Close, the
-// fragments of a claimed endpoint are the kernel's.
+// TestFragmentsOptional checks that the fragments of a claimed endpoint go to the kernel
+// without the program, before it is installed and after Close.
 func TestFragmentsOptional(t *testing.T) { eachHook(t, testFragmentsOptional) }
 
 func testFragmentsOptional(t *testing.T) {
@@ -209,8 +209,8 @@ func testFragmentsOptional(t *testing.T) {
 	}
 }
 
-// TestFragmentRing: frames of every length come out whole, and when the ring is
-// full those of ours do not reach the kernel in part.
+// TestFragmentRing checks that frames of every length are received whole, and that when
+// the ring is full the kernel does not receive some of our fragments.
 func TestFragmentRing(t *testing.T) { eachHook(t, testFragmentRing) }
 
 func testFragmentRing(t *testing.T) {
@@ -275,10 +275,10 @@ func testFragmentRing(t *testing.T) {
 	}
 }
 
-// TestFragmentsOfTheHost: packets in fragments for a socket of the kernel reach it
-// whole, in whatever order the fragments come, beside a claim of the same address
-// and protocol; those for the claim do not reach the kernel, which would answer
-// that nobody listens.
+// TestFragmentsOfTheHost checks that fragmented packets for a socket of the kernel reach
+// it whole, in whatever order the fragments arrive, beside a claim of the same address
+// and protocol. Fragments for the claim must not reach the kernel, which would respond
+// that the port is closed.
 func TestFragmentsOfTheHost(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	s := load(t)

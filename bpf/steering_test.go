@@ -374,8 +374,8 @@ func testWildcardMeansOurAddresses(t *testing.T) {
 	check("no list again", ours, actRedirect)
 }
 
-// TestVLANs: the host takes part in some VLANs; frames of others, to its address, are
-// not for it.
+// TestVLANs checks that the program takes frames of the VLANs that the host is a member
+// of, and that it leaves frames of others alone, even to the host's address.
 func TestVLANs(t *testing.T) { eachHook(t, testVLANs) }
 
 func testVLANs(t *testing.T) {
@@ -555,8 +555,9 @@ func TestIngressDetachedByOthers(t *testing.T) {
 	}
 }
 
-// TestDetachedByOthers: a program that an administrator detaches by its bpf_link, which is
-// the only way that the kernel allows, is missed, and can be attached again.
+// TestDetachedByOthers checks that a program that an administrator detaches by its
+// bpf_link, the only way that the kernel allows, is reported as detached, and that it can
+// be attached again.
 func TestDetachedByOthers(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	s := load(t)
@@ -610,7 +611,8 @@ func TestDetachedByOthers(t *testing.T) {
 	}
 }
 
-// TestAutoIsGenericOnTap: a tap's frames are skbs already, as a veth's are.
+// TestAutoIsGenericOnTap checks that auto is generic mode on a tap, whose frames are skbs
+// already, as those of a veth are.
 func TestAutoIsGenericOnTap(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	s := load(t)
@@ -633,7 +635,7 @@ func TestAutoIsGenericOnTap(t *testing.T) {
 	}
 }
 
-// TestWithoutPrivileges: the error says what is missing.
+// TestWithoutPrivileges checks that the error says which privilege is missing.
 func TestWithoutPrivileges(t *testing.T) {
 	testenv.RequireRoot(t)
 	testenv.WithoutPrivileges(t, nil, func() {

@@ -73,7 +73,7 @@ func (d *Device) AsyncEvent(ctx context.Context) (*AsyncEvent, error) {
 	}
 }
 
-// asyncError takes the event of that name.
+// asyncError handles an AsyncError event.
 func (d *Device) asyncError(e *ctrlpb.AsyncError) {
 	ev := &AsyncEvent{Kind: AsyncKind(e.Kind), PrivateData: e.PrivateData}
 	ev.Remote, _ = netip.ParseAddrPort(e.Remote)

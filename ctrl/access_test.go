@@ -57,7 +57,7 @@ func TestPorts(t *testing.T) {
 	c.ok(reqListen("", 7002))
 }
 
-// TestUserPorts: a client that is neither root nor the daemon's user.
+// TestUserPorts checks the ports of a client that is neither root nor the daemon's user.
 func TestUserPorts(t *testing.T) {
 	h := newHarness(t, Config{})
 	var c *tclient

@@ -64,8 +64,8 @@ func TestCaptureUnread(t *testing.T) {
 	}
 }
 
-// TestCapturePortFreed: a capture of a connection sees none that is made from its port when
-// another user may have it.
+// TestCapturePortFreed checks that a capture of a connection sees no later connection from
+// the same port, which another user may have.
 func TestCapturePortFreed(t *testing.T) {
 	h := newHarness(t, Config{})
 	c := h.hello(t)

@@ -56,8 +56,8 @@ func severalDevices(t *testing.T) (h *harness, steer [2]*fakeSteering) {
 	return h, steer
 }
 
-// TestDevices: a connection takes the device of its route, or the one that the client names,
-// directly or by a zone.
+// TestDevices checks that a connection uses the device of its route, or the one that the
+// client names, directly or by a zone.
 func TestDevices(t *testing.T) {
 	h, steer := severalDevices(t)
 	c := h.hello(t)
@@ -141,8 +141,8 @@ func steers(s *fakeSteering, addr string) bool {
 	return false
 }
 
-// TestUnplug: nothing is opened by a device whose interface is gone until it is back; the
-// other device is not concerned.
+// TestUnplug checks that a device whose interface was removed opens nothing until it is
+// back, and that the other device is not affected.
 func TestUnplug(t *testing.T) {
 	h, _ := severalDevices(t)
 	c := h.hello(t)
@@ -185,8 +185,8 @@ func TestUnplug(t *testing.T) {
 	}
 }
 
-// TestUnclaimAfterMove: a link-local address that has left its interface is unclaimed where
-// it was claimed.
+// TestUnclaimAfterMove checks that a link-local address that has left its interface is
+// unclaimed where it was claimed.
 func TestUnclaimAfterMove(t *testing.T) {
 	h, steer := severalDevices(t)
 	ep := bpf.Endpoint{Proto: protoTCP, Addr: netip.MustParseAddr("fe80::b"), Port: 1}

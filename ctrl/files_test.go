@@ -135,8 +135,8 @@ func TestAcceptNoDescriptors(t *testing.T) {
 	}
 }
 
-// TestFilesOfUsers: users who take as many descriptors as their quotas allow leave some for the
-// client of the next user, also when there are many of them.
+// TestFilesOfUsers checks that users who take as many descriptors as their quotas allow leave
+// some for the client of the next user, however many they are.
 func TestFilesOfUsers(t *testing.T) {
 	const most, users = 2000, 20
 	h := newHarness(t, Config{})

@@ -10,8 +10,8 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane"
 )
 
-// TestIPOptions: what a client sets counts, the rest is of the configuration, and what no header can
-// hold is refused, for connects and listeners.
+// TestIPOptions checks that the options that a client sets are used, that the others come from the
+// configuration, and that values that no header can hold are refused, for connects and listeners.
 func TestIPOptions(t *testing.T) {
 	h := newHarness(t, Config{IP: dataplane.IPOptions{DSCP: 10, TTL: 64, Priority: 3}})
 	c := h.hello(t)

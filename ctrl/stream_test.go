@@ -142,8 +142,8 @@ func TestStreamCloseBlocked(t *testing.T) {
 	h.settled(t)
 }
 
-// TestRejectedStay: a peer that keeps its rejected connections open has only so many of them,
-// in the engine and here.
+// TestRejectedStay checks that a peer that keeps its rejected connections open has only a
+// limited number of them, in the engine and in the server.
 func TestRejectedStay(t *testing.T) {
 	const most, more = 4, 3
 	h := newHarness(t, Config{Limits: Limits{QPs: most}})

@@ -10,7 +10,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestOpenUserfaultfd: a client has the device opened, unless the configuration forbids it.
+// TestOpenUserfaultfd checks that the daemon opens the device for a client, unless the
+// configuration forbids it.
 func TestOpenUserfaultfd(t *testing.T) {
 	req := func() *ctrlpb.Request {
 		return &ctrlpb.Request{Body: &ctrlpb.Request_OpenUserfaultfd{OpenUserfaultfd: &ctrlpb.OpenUserfaultfd{}}}

@@ -14,9 +14,10 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// TestDevices: a connection stays with the device that it was dialed by, though the peer
-// answers by another one, as where both are on one network. When the interface of a device
-// goes its connections end, and no others; it can be used again when it is back.
+// TestDevices checks that a connection stays with the device that dialed it, even if the
+// peer's answers arrive on another one, as when both are on one network. When the
+// interface of a device is removed, its connections end and no others. The device can be
+// used again when the interface is back.
 func TestDevices(t *testing.T) {
 	for _, over := range []string{"TCP", "SCTP", "SCTP in UDP"} {
 		t.Run(over, func(t *testing.T) {
@@ -109,7 +110,8 @@ func (q *twoQueues) openBy(w *worker, port uint16, qa, qb *simQP) *stream {
 	return w.streams[id]
 }
 
-// TestUnpluggedEngine: Unplug and Plug of a running engine, and what it refuses meanwhile.
+// TestUnpluggedEngine checks Unplug and Plug of a running engine, and what it refuses in
+// between.
 func TestUnpluggedEngine(t *testing.T) {
 	a, b, err := link.NewPipe(link.PipeConfig{})
 	if err != nil {

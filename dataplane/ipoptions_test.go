@@ -13,8 +13,8 @@ import (
 	"github.com/iwarpd/iwarpd/mpa"
 )
 
-// TestIPOptions: every packet of a connection, from the SYN or INIT and its answer on, has the
-// DSCP, the TTL and the VLAN priority of its end, also after its next hop has changed.
+// TestIPOptions checks that every packet of a connection, from the SYN or INIT and its answer
+// on, has the DSCP, TTL and VLAN priority of its end, also after its next hop has changed.
 func TestIPOptions(t *testing.T) {
 	ours, peers := IPOptions{DSCP: 46, TTL: 7, Priority: 5}, IPOptions{DSCP: 10, Priority: 1}
 	for _, tt := range []struct {
@@ -113,7 +113,8 @@ func TestIPOptions(t *testing.T) {
 	}
 }
 
-// TestSocketIPOptions: over kernel sockets the kernel gets them, for both ends.
+// TestSocketIPOptions checks that the kernel gets the options of connections over kernel
+// sockets, for both ends.
 func TestSocketIPOptions(t *testing.T) {
 	for _, addr := range []string{"127.0.0.1", "::1", "::"} {
 		t.Run(addr, func(t *testing.T) {

@@ -11,8 +11,8 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// TestTimes: Reads over a wire of 3 ms each way are counted with the 6 ms that they take at
-// least, and so are round trips, over both transports.
+// TestTimes checks that Reads over a wire of 3 ms in each direction are counted with at
+// least 6 ms, and so are round trips, over both transports.
 func TestTimes(t *testing.T) {
 	const way, reads = 3 * time.Millisecond, 5
 	for _, overSCTP := range []bool{false, true} {

@@ -73,8 +73,8 @@ func FuzzEarly(f *testing.F) {
 	})
 }
 
-// FuzzReorder: the script gives the sizes of some FPDUs, then which bytes arrive and whether the FPDUs found in them
-// are placed. In the end all bytes arrive in order.
+// FuzzReorder reads a script with the sizes of some FPDUs, and then which bytes arrive and whether the FPDUs found
+// in them are placed. In the end all bytes must have arrived in order.
 func FuzzReorder(f *testing.F) {
 	f.Add([]byte{3, 75, 75, 75, 20, 40, 1, 40, 80, 0, 60, 100, 1}, true)
 	f.Add([]byte{6, 3, 3, 3, 180, 3, 3, 128, 90, 1, 20, 60, 1, 100, 130, 1}, false)

@@ -104,7 +104,7 @@ func TestSackTimes(t *testing.T) {
 	}
 }
 
-// TestManyGaps: a SACK reports as many blocks as fit the packet (6.2).
+// TestManyGaps checks that a SACK reports as many blocks as fit in the packet (6.2).
 func TestManyGaps(t *testing.T) {
 	r := listening(t, Config{})
 	r.recv(7, 0, 0, 0, "x")

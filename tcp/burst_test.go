@@ -36,8 +36,9 @@ func burst(t *testing.T, cfg Config, n int, gap bool) (l *loop, acks []Out) {
 	return l, acks
 }
 
-// TestBurstIsAcknowledgedInParts: RFC 9293 3.8.6.3 asks for an ACK for at least every second full segment. The ACKs
-// of a short burst are sent one by one, all with the final right edge of the window; a long burst gets only a few.
+// TestBurstIsAcknowledgedInParts checks acknowledgements of bursts. RFC 9293 3.8.6.3 asks for an ACK for at least
+// every second full segment. The ACKs of a short burst are sent one by one, all with the final right edge of the
+// window. A long burst gets only a few.
 func TestBurstIsAcknowledgedInParts(t *testing.T) {
 	for _, c := range []struct{ n, acks int }{{1, 0}, {2, 1}, {3, 1}, {4, 2}, {6, 3}, {8, 4}, {10, 4}} {
 		t.Run(fmt.Sprint(c.n), func(t *testing.T) {

@@ -30,9 +30,10 @@ func TestECNLongAfter(t *testing.T) {
 	}
 }
 
-// TestSimECN: behind a router that marks, CUBIC and NewReno lower their windows before its queue
-// overflows and lose nothing, if one end requests ECN and the other accepts it, as by default. If the
-// other refuses, or none requests it, the same queue overflows.
+// TestSimECN simulates a router that marks packets. With ECN, if one end requests it and the other
+// accepts it, as by default, CUBIC and NewReno reduce their windows before the router's queue
+// overflows, and lose nothing. If the other end refuses it, or neither requests it, the same queue
+// overflows.
 func TestSimECN(t *testing.T) {
 	for _, cc := range []CongestionControl{CUBIC, NewReno} {
 		for _, tc := range []struct {

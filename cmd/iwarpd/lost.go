@@ -7,7 +7,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// Polling interval of a framesLost, and the number of polls between two warnings.
+// A framesLost polls each lostPeriod, and warns at most once in lostQuiet polls.
 const (
 	lostPeriod = 5 * time.Second
 	lostQuiet  = 12

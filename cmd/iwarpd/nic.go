@@ -194,7 +194,7 @@ func (d *daemon) unplug(n *nic) {
 	_ = n.shut() // the kernel has detached the program already
 }
 
-// plug serves n again. It reports whether it does.
+// plug starts to serve n again, and reports whether that succeeded.
 func (d *daemon) plug(n *nic) bool {
 	err := d.tryPlug(n)
 	switch {

@@ -253,8 +253,8 @@ func TestWatch(t *testing.T) {
 	wait("a new address", func() bool { return len(r.devices[0].Addrs()) == 2 })
 }
 
-// TestNeighbourReplaced: a neighbour that connections use is lost, and found again as
-// another machine. They have to learn of that: nothing else tells them.
+// TestNeighbourReplaced checks that connections get the new address when a neighbour that
+// they use is lost and found again as another machine. Nothing else reports that to them.
 func TestNeighbourReplaced(t *testing.T) {
 	r := &Resolver{macs: make(map[neighbour][6]byte), waiting: make(map[neighbour][]chan struct{}), changed: make(chan struct{}, 1)}
 	used, other := netip.MustParseAddr("10.77.0.2"), netip.MustParseAddr("10.77.0.3")
@@ -316,8 +316,8 @@ func TestNeighbourReplaced(t *testing.T) {
 	}
 }
 
-// TestCloseEndsResolve: Close does not wait for a neighbour that is not there, and
-// whoever still asks uses nothing that is closed.
+// TestCloseEndsResolve checks that Close does not wait for a missing neighbour, and that
+// a concurrent Resolve uses nothing that is closed.
 func TestCloseEndsResolve(t *testing.T) {
 	wire(t)
 	r, err := New("a0")
@@ -403,8 +403,9 @@ func TestStatic(t *testing.T) {
 	}
 }
 
-// TestHostless: our own addresses and our subnets' broadcast addresses are no other
-// host's; an address that goes is another's again.
+// TestHostless checks that our own addresses and the broadcast addresses of our subnets
+// are not taken for those of other hosts, and that an address that we lose may be another
+// host's.
 func TestHostless(t *testing.T) {
 	here, _ := wire(t)
 	a0 := up(t, here, "a0", "10.90.0.1/31", "10.91.0.5/30", "10.92.0.1/16", "fd77::1/64", "fe80::1/64")
@@ -465,7 +466,7 @@ func until(t *testing.T, changed <-chan struct{}, what string, ok func() bool) {
 	}
 }
 
-// TestGone: the interface is removed, and one that takes its name later is followed.
+// TestGone removes the interface and checks that a later one with its name is used.
 func TestGone(t *testing.T) {
 	here, _ := wire(t)
 	r, err := New("a0")
@@ -501,8 +502,8 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestSeveral: the routes choose among the interfaces, by rules about the source too; a
-// device that is asked for is used in spite of them.
+// TestSeveral checks that the routes choose among the interfaces, also by rules about the
+// source, and that a requested device is used in spite of them.
 func TestSeveral(t *testing.T) {
 	here, there := wire(t)
 	for _, name := range []string{"a1", "a2"} {
@@ -590,8 +591,8 @@ func TestSeveral(t *testing.T) {
 	}
 }
 
-// TestOldFailure: word that a neighbour was not found when it was asked for before
-// does not end a wait of now.
+// TestOldFailure checks that a late report of an earlier failure to find a neighbour does
+// not end a current wait.
 func TestOldFailure(t *testing.T) {
 	here, _ := wire(t)
 	r, err := New("a0")
@@ -644,7 +645,8 @@ func TestOldFailure(t *testing.T) {
 	}
 }
 
-// TestWhole: a list that changes while it is read is read again; another error stands.
+// TestWhole checks that a list that changes while it is read is read again, and that any
+// other error is returned.
 func TestWhole(t *testing.T) {
 	other := errors.New("another")
 	for _, tt := range []struct {

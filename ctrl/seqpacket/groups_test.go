@@ -8,8 +8,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestGroups: the kernel's list of the peer's groups, however long, as it was when the
-// connection was made.
+// TestGroups checks that the peer's groups are those that the kernel recorded when the
+// connection was made, however many they are.
 func TestGroups(t *testing.T) {
 	for _, n := range []int{0, 1, 64, 65, 1000} {
 		want, groups := []uint32{54321}, make([]int, n)

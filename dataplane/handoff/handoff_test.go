@@ -145,7 +145,7 @@ func TestDirectory(t *testing.T) {
 	}
 }
 
-// TestDialing: only the worker that dials ends it.
+// TestDialing checks that only the worker that dials can end the entry.
 func TestDialing(t *testing.T) {
 	var d Dialing[*int]
 	a, b, k := new(int), new(int), Key{Flow: pkt.Flow{LocalPort: 1}}
@@ -164,7 +164,8 @@ func TestDialing(t *testing.T) {
 	}
 }
 
-// TestMayKeep: half of the buffers pass frames whatever connections hold.
+// TestMayKeep checks that half of the buffers remain for passing frames, however many the
+// connections hold.
 func TestMayKeep(t *testing.T) {
 	r := NewRing(64)
 	_, _, all := r.Len()

@@ -7,7 +7,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestRound: a round does what a slice would.
+// TestRound compares a Round with a slice.
 func TestRound(t *testing.T) {
 	rng := testenv.Rand(t)
 	var r round[int]
@@ -40,7 +40,8 @@ func TestRound(t *testing.T) {
 	}
 }
 
-// TestMemberShare: a member holds no more slots than so many times those that are free.
+// TestMemberShare checks that a member holds at most a multiple of the number of free
+// slots.
 func TestMemberShare(t *testing.T) {
 	free := 10
 	var s Scheduler[int]

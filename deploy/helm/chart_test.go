@@ -46,7 +46,8 @@ func render(values map[string]any) (docs []string, err error) {
 	return docs, nil
 }
 
-// TestVersion: the chart is of the version that the programs print, and for their image.
+// TestVersion checks that the chart has the version that the programs print, and names
+// their image.
 func TestVersion(t *testing.T) {
 	chart, err := loader.Load("iwarpd")
 	if err != nil {
@@ -131,7 +132,7 @@ func TestChart(t *testing.T) {
 	}
 }
 
-// TestGroups: each group of nodes has its own DaemonSet and configuration.
+// TestGroups checks that each group of nodes has its own DaemonSet and configuration.
 func TestGroups(t *testing.T) {
 	docs, err := render(map[string]any{"groups": map[string]any{
 		"storage": map[string]any{"interface": "ens2f0"},
@@ -168,7 +169,7 @@ func TestNoInterface(t *testing.T) {
 	}
 }
 
-// TestLint: helm lint has no complaint.
+// TestLint checks that helm lint reports nothing.
 func TestLint(t *testing.T) {
 	for _, m := range lint.All("iwarpd", map[string]any{"interface": "eth0"}, "kube-system", true).Messages {
 		if m.Severity >= support.WarningSev {
@@ -177,7 +178,7 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// TestConfigKeys: what the chart writes are keys that the daemon knows.
+// TestConfigKeys checks that the daemon knows every key that the chart writes.
 func TestConfigKeys(t *testing.T) {
 	docs, err := render(map[string]any{"interface": "ens1"})
 	if err != nil {

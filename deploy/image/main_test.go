@@ -31,8 +31,8 @@ func write(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-// TestBuild: the layout is valid, has an image for each architecture with every
-// file in its place, and comes out the same from the same files.
+// TestBuild checks that the layout is valid, that it has an image for each architecture
+// with every file in its place, and that the same files always give the same layout.
 func TestBuild(t *testing.T) {
 	programs := write(t, map[string]string{
 		"amd64/iwarpd": "x86", "amd64/iwarpctl": "ctl", "amd64/iwarpd.yaml": "interface: eth0", "arm64/iwarpd": "arm",
@@ -127,7 +127,7 @@ func TestBuildErrors(t *testing.T) {
 	}
 }
 
-// TestSBOM: the bill of this test's own program names the modules in it.
+// TestSBOM checks that the bill of materials of the test's own program names its modules.
 func TestSBOM(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {

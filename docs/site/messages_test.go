@@ -38,9 +38,9 @@ func clauses(format string) []string {
 	return out
 }
 
-// TestMessages: docs/troubleshooting.md quotes a clause of each warning of the
-// daemon, of each reason for which it does not start, and of each refusal that
-// a user can act on.
+// TestMessages checks that docs/troubleshooting.md quotes a clause of each warning of the
+// daemon, of each reason for which it does not start, and of each refusal that a user can
+// act on.
 func TestMessages(t *testing.T) {
 	page, err := os.ReadFile("../troubleshooting.md")
 	if err != nil {

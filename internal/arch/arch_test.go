@@ -240,8 +240,8 @@ func top(folder string) string {
 	return parts[0]
 }
 
-// TestNoCircles: the folders of the module form layers, of which none imports, through
-// others, what imports it.
+// TestNoCircles checks that the folders of the module form layers: none imports, directly
+// or through others, a folder that imports it.
 func TestNoCircles(t *testing.T) {
 	next := make(map[string]map[string]string) // folder to folder: the file
 	for _, f := range parse(t) {
@@ -292,7 +292,7 @@ func inner(folder, imp string) bool {
 	return ok && l.core && inside != l.folder && !under(folder, l.folder)
 }
 
-// TestCoresAreClosed: no package above a core reaches into it.
+// TestCoresAreClosed checks that no package above a core imports the core's own parts.
 func TestCoresAreClosed(t *testing.T) {
 	for _, f := range parse(t) {
 		if f.test || helper(f.folder) {

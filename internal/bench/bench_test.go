@@ -179,7 +179,7 @@ func TestNothingAllocates(t *testing.T) {
 	}
 }
 
-// TestDataArrives: what run moves is the memory's content.
+// TestDataArrives checks that run moves the contents of the memory.
 func TestDataArrives(t *testing.T) {
 	w := newWire(t, 1500)
 	a, b := w.a.mr.Bytes(), w.b.mr.Bytes()

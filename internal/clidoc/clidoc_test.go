@@ -48,7 +48,8 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestConfigMan: the manual page has the keys of the file, and the sections that man-pages(7) asks for.
+// TestConfigMan checks that the manual page has the keys of the file, and the sections that man-
+// pages(7) requires.
 func TestConfigMan(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "iwarpd.yaml")
 	if err := os.WriteFile(name, []byte("# What it is.\n\n# How deep.\nmax-depth: 3\n"), 0o600); err != nil {
@@ -65,7 +66,7 @@ func TestConfigMan(t *testing.T) {
 	}
 }
 
-// TestFiles: the section stands before the references.
+// TestFiles checks that the section precedes the references.
 func TestFiles(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "x.8")
 	if err := os.WriteFile(page, []byte(".SH NAME\nx\n.SH SEE ALSO\ny\n"), 0o600); err != nil {

@@ -94,7 +94,7 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// TestBursts: bursts of loss are about as many and as long as configured.
+// TestBursts checks that bursts of loss are about as many and as long as configured.
 func TestBursts(t *testing.T) {
 	const n = 200000
 	cfg := Config{Burst: 0.01, BurstLen: 5, Seed: testenv.Seed(t)}
@@ -116,8 +116,8 @@ func TestBursts(t *testing.T) {
 	}
 }
 
-// TestBottleneck: frames leave at the rate, in order, and those that find the queue
-// full are lost.
+// TestBottleneck checks that frames leave at the rate, in order, and that those that find
+// the queue full are lost.
 func TestBottleneck(t *testing.T) {
 	d := NewDecider(Config{Rate: 8_000_000, Queue: 3000, MTU: 1486, Delay: time.Millisecond}) // a byte a microsecond
 	us := func(n int) clock.Time { return clock.Time(n * 1000) }

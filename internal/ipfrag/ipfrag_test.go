@@ -101,7 +101,8 @@ func TestOrders(t *testing.T) {
 	})
 }
 
-// TestOverlap: what no router makes ends the packet, and its later fragments too.
+// TestOverlap checks that overlapping fragments, which no router makes, end the packet,
+// and that its later fragments are dropped too.
 func TestOverlap(t *testing.T) {
 	both(t, func(t *testing.T, v6 bool) {
 		p, other, short := frameOf(v6, 1, l4, 7), frameOf(v6, 1, l4, 8), frameOf(v6, 1, l4-8, 7)
@@ -136,7 +137,7 @@ func TestOverlap(t *testing.T) {
 						t.Error("complete, after an overlap")
 					}
 				}
-				for _, f := range testenv.Cut(p, size, 2) { // another packet is none the worse
+				for _, f := range testenv.Cut(p, size, 2) { // another packet is not affected
 					if whole := r.Handle(start, f); whole != nil && same(t, whole, p) {
 						return
 					}
@@ -147,7 +148,7 @@ func TestOverlap(t *testing.T) {
 	})
 }
 
-// TestDuplicate: a fragment that the network has doubled harms nothing.
+// TestDuplicate checks that a duplicated fragment does no harm.
 func TestDuplicate(t *testing.T) {
 	both(t, func(t *testing.T, v6 bool) {
 		p := frameOf(v6, 1, l4, 7)
@@ -171,7 +172,7 @@ func TestDuplicate(t *testing.T) {
 	})
 }
 
-// TestApart: fragments of different packets are kept apart.
+// TestApart checks that fragments of different packets are kept apart.
 func TestApart(t *testing.T) {
 	both(t, func(t *testing.T, v6 bool) {
 		r := New(Config{})
@@ -187,9 +188,9 @@ func TestApart(t *testing.T) {
 	})
 }
 
-// TestTimeout: a packet is abandoned a fixed time after its first fragment came.
-// The source of its first fragment gets an ICMP error (RFC 1122, Section 3.3.2; RFC
-// 8200, Section 4.5).
+// TestTimeout checks that a packet is dropped a fixed time after its first fragment
+// arrived, and that the source of its first fragment gets an ICMP error (RFC 1122,
+// Section 3.3.2; RFC 8200, Section 4.5).
 func TestTimeout(t *testing.T) {
 	both(t, func(t *testing.T, v6 bool) {
 		limit := Timeout4
@@ -243,7 +244,7 @@ func TestTimeout(t *testing.T) {
 	})
 }
 
-// TestErrorsAreFew: many packets that do not become whole make few errors, and
+// TestErrorsAreFew checks that many incomplete packets cause only a few errors, and
 // frames to a group none.
 func TestErrorsAreFew(t *testing.T) {
 	r := New(Config{})
@@ -314,7 +315,8 @@ func TestECN(t *testing.T) {
 	})
 }
 
-// TestLengths: the largest packet there is, and one that its headers make larger.
+// TestLengths checks the largest possible packet, and one that its headers make too
+// large.
 func TestLengths(t *testing.T) {
 	for _, tc := range []struct {
 		v6 bool
@@ -348,8 +350,8 @@ func TestLengths(t *testing.T) {
 	sameStats(t, r, Stats{Received: uint64(len(c)), Malformed: 1})
 }
 
-// TestBounds: what is held stays within its bounds, whatever comes, and packets
-// that are sent in one go become whole in the midst of a flood.
+// TestBounds checks that the memory stays within its bounds, whatever arrives, and that
+// packets whose fragments arrive together are reassembled in the middle of a flood.
 func TestBounds(t *testing.T) {
 	both(t, func(t *testing.T, v6 bool) {
 		rnd := testenv.Rand(t)
@@ -387,7 +389,7 @@ func TestBounds(t *testing.T) {
 	})
 }
 
-// TestManyPieces: a packet in more fragments than a path makes is abandoned.
+// TestManyPieces checks that a packet in more fragments than any path makes is dropped.
 func TestManyPieces(t *testing.T) {
 	both(t, func(t *testing.T, v6 bool) {
 		r := New(Config{})
@@ -402,7 +404,7 @@ func TestManyPieces(t *testing.T) {
 	})
 }
 
-// TestSources: in IPv6 those of a /64 count as one.
+// TestSources checks that IPv6 sources in one /64 count as one.
 func TestSources(t *testing.T) {
 	r := New(Config{})
 	for i := range 10 {

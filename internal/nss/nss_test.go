@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestNameService: names that are only in the name service, as of LDAP, are found by a
-// static binary too; an unknown name, and a name service that fails, are errors.
+// TestNameService checks that a static binary finds names that exist only in a name
+// service such as LDAP, and that an unknown name and a failing name service are errors.
 func TestNameService(t *testing.T) {
 	dir := t.TempDir()
 	script := `#!/bin/sh

@@ -72,8 +72,8 @@ func TestPlaceRefuses(t *testing.T) {
 	}
 }
 
-// TestPadding: a data item that came in a chunk has the length that stands in the
-// message, or has its padding too.
+// TestPadding checks that a data item from a chunk has the length in the message, with or
+// without its padding.
 func TestPadding(t *testing.T) {
 	for _, c := range []struct {
 		n, chunk int
@@ -220,8 +220,9 @@ func TestDuplicates(t *testing.T) {
 	}
 }
 
-// TestReplyIsKept: neither a mass of others nor bulk pushes out the reply of what
-// must not be done twice, as long as that is being done, or is young.
+// TestReplyIsKept checks that the reply of a call that must not run twice stays in the
+// cache while the call runs and shortly after, however many and however large other
+// replies are.
 func TestReplyIsKept(t *testing.T) {
 	var n atomic.Uint32
 	entered, hold := make(chan struct{}, 2), make(chan struct{})
@@ -360,10 +361,9 @@ func TestTCP(t *testing.T) {
 	}
 }
 
-// serveTCP starts a server of p and returns a dialer to it.
-// TestUDP: a call in a datagram has its reply in one, from the address that it was
-// sent to, on a socket that is bound to one address or to all; what is no call has
-// none.
+// TestUDP checks that a call in a datagram gets its reply in one, from the address that
+// the call was sent to, on a socket that is bound to one address or to all, and that
+// other datagrams get no reply.
 func TestUDP(t *testing.T) {
 	for _, bind := range []string{"127.0.0.2:0", ":0"} {
 		l, err := ListenUDP(t.Context(), bind)
@@ -431,8 +431,9 @@ func serveTCP(t *testing.T, s *Server, p Program) func() net.Conn {
 	}
 }
 
-// TestLargeCalls: a connection has no more than a few large calls in progress,
-// whether it is their arguments or results. Large results do not keep other calls.
+// TestLargeCalls checks that a connection has only a few large calls in progress, large
+// by their arguments or by their results, and that large results do not delay other
+// calls.
 func TestLargeCalls(t *testing.T) {
 	const calls = 3 * perConnLarge
 	for _, args := range []int{0, 1 << 20} {
@@ -501,7 +502,7 @@ func TestLargeCalls(t *testing.T) {
 	}
 }
 
-// TestIdleConns: a connection without calls has no memory of those that were.
+// TestIdleConns checks that a connection without calls keeps no memory of earlier calls.
 func TestIdleConns(t *testing.T) {
 	dial := serveTCP(t, &Server{}, Program{Low: 1, High: 1, Serve: func(_ context.Context, r *Request) Status {
 		b, err := r.Buffer(1 << 20)
@@ -544,7 +545,7 @@ func TestIdleConns(t *testing.T) {
 	}
 }
 
-// TestMaxRecord: a server may take less over TCP.
+// TestMaxRecord checks that a server may accept shorter records over TCP.
 func TestMaxRecord(t *testing.T) {
 	dial := serveTCP(t, &Server{MaxRecord: 1 << 16}, Program{Low: 1, High: 1, Serve: func(context.Context, *Request) Status { return Success }})
 	for _, n := range []int{1 << 16, 1<<16 + 4} {

@@ -380,8 +380,8 @@ func TestLongContinuedReply(t *testing.T) {
 	}
 }
 
-// TestRemainingReadings: the draft does not say whether rdma_remaining counts the message that carries it. Both
-// readings are accepted.
+// TestRemainingReadings checks that both meanings of rdma_remaining are accepted, since the draft does not say
+// whether it counts the message that carries it.
 func TestRemainingReadings(t *testing.T) {
 	body := pattern(9, 100, rpcCall)
 	for reading := range 2 {

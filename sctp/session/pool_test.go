@@ -8,8 +8,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// TestPoolMemory: buffers of messages that were held are few, and one is not much longer
-// than the message that it holds: it is bytes of messages that Held counts.
+// TestPoolMemory checks that few buffers of held messages are kept, and that none is much
+// longer than its message, since Held counts bytes of messages.
 func TestPoolMemory(t *testing.T) {
 	const long, n = 1400, 2000
 	m := New(Config{}, 1)
@@ -53,7 +53,7 @@ func TestPoolMemory(t *testing.T) {
 	}
 }
 
-// TestMemory: Memory counts what there is, and Trim lets go what is of no use.
+// TestMemory checks that Memory counts all memory, and that Trim frees what is unused.
 func TestMemory(t *testing.T) {
 	if aheadSize != unsafe.Sizeof(ahead{}) {
 		t.Fatalf("a place takes %d bytes", unsafe.Sizeof(ahead{}))

@@ -173,9 +173,9 @@ func (b *bench) in(s string) *bench {
 	return b
 }
 
-// TestFunctionCodes: the registry of SCTP function codes, RFC 6580 section 3.5 and what RFC
-// 6581 section 11 added, and those of the draft. No other is understood, the experimental
-// one neither.
+// TestFunctionCodes checks the SCTP function codes: those of the registry (RFC 6580 section
+// 3.5 and RFC 6581 section 11) and those of the draft. All others are unknown, including
+// the experimental one.
 func TestFunctionCodes(t *testing.T) {
 	type known struct {
 		fn       function
@@ -322,7 +322,7 @@ func mapsKeys(m map[string]any) func(func(string) bool) {
 	}
 }
 
-// TestNumbers: illegal DDP-SSNs in an open session, and legal ones in any order.
+// TestNumbers checks illegal DDP-SSNs in an open session, and legal ones in any order.
 func TestNumbers(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -365,7 +365,7 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
-// TestWrap: DDP-SSNs wrap from 65535 to 0.
+// TestWrap checks that DDP-SSNs wrap from 65535 to 0.
 func TestWrap(t *testing.T) {
 	for _, p := range []Profile{RFC5043, Draft} {
 		b := newBench(t, Config{Profile: p}).in("passive")
@@ -447,7 +447,8 @@ func (b *bench) segmentAt(ssn uint16, s string) {
 	b.ssn = 0
 }
 
-// TestDraftSetup: numbers begin at 1, codes differ, both sides may be active.
+// TestDraftSetup checks the set-up of the draft: numbers begin at 1, codes differ, and
+// both sides may be active.
 func TestDraftSetup(t *testing.T) {
 	b := newBench(t, Config{Profile: Draft})
 	b.must(b.m.Negotiate(sid, []byte("offer")))
@@ -492,7 +493,8 @@ func TestDraftSetup(t *testing.T) {
 	}
 }
 
-// TestSessionRefusals: the ULP's Reject, and the limit of requests that wait (6.3, 6.4).
+// TestSessionRefusals checks the ULP's Reject, and the limit of waiting requests (6.3,
+// 6.4).
 func TestSessionRefusals(t *testing.T) {
 	b := newBench(t, Config{Pending: 2}).in("requested+")
 	b.must(b.m.Reject(sid, Setup{Private: []byte("no"), Enhanced: &mpa.EnhancedData{RTR: 1, P2P: true}}))
@@ -530,7 +532,7 @@ func TestSessionRefusals(t *testing.T) {
 	}
 }
 
-// TestCalls: what may not be called in a state.
+// TestCalls checks which calls fail in which state.
 func TestCalls(t *testing.T) {
 	for _, c := range []struct {
 		state string
@@ -562,8 +564,8 @@ func TestCalls(t *testing.T) {
 	}
 }
 
-// TestSinkError: after the sink has found a violation nothing more reaches it, and
-// the session lives until its owner ends it.
+// TestSinkError checks that the sink gets nothing more after it has found a violation,
+// and that the session lasts until its owner ends it.
 func TestSinkError(t *testing.T) {
 	b := newBench(t, Config{}).in("passive")
 	b.sink.fail = "bad"
@@ -585,7 +587,7 @@ func TestReset(t *testing.T) {
 	}
 }
 
-// TestOutstanding: fewer than 32768 messages of a stream are in flight.
+// TestOutstanding checks that fewer than 32768 messages of a stream are in flight.
 func TestOutstanding(t *testing.T) {
 	b := newBench(t, Config{}).in("passive")
 	n := 0
@@ -655,8 +657,8 @@ func FuzzMessages(f *testing.F) {
 	})
 }
 
-// TestAheadMemory: what a peer sends far ahead of its turn, without a session, costs
-// little memory, on however many streams it does so.
+// TestAheadMemory checks that messages which a peer sends far ahead of their turn,
+// without a session, take little memory, on however many streams.
 func TestAheadMemory(t *testing.T) {
 	const streams = 64
 	initiate := []byte{0, 0, 0, 1}
@@ -680,9 +682,9 @@ func TestAheadMemory(t *testing.T) {
 	}
 }
 
-// TestNegotiateCrosses: a Negotiate that crosses our Initiate is reported and ends nothing,
-// in order or not (draft 3.2). One that the peer sends after its Accept or Initiate is a
-// violation, and so are too many.
+// TestNegotiateCrosses checks that a Negotiate that crosses our Initiate is reported and
+// ends nothing, in order or not (draft 3.2). One that the peer sends after its Accept or
+// Initiate is a violation, and so are too many.
 func TestNegotiateCrosses(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		b := newBench(t, Config{Profile: Draft}).in("initiating")

@@ -46,7 +46,7 @@ func newRoot(t *testing.T, packages string) string {
 	install := []string{root, "dpkg", "-i"}
 	for _, deb := range debs {
 		if strings.Contains(filepath.Base(deb), "-dev_") {
-			continue // depends on a compiler's worth of packages
+			continue // depends on a compiler and its packages
 		}
 		run(t, "cp", deb, filepath.Join(root, "tmp"))
 		install = append(install, "/tmp/"+filepath.Base(deb))
@@ -162,7 +162,7 @@ func scrape(t *testing.T, socket string) string {
 	return string(b)
 }
 
-// TestLintian: Debian's checker finds no error in the packages.
+// TestLintian checks that lintian finds no error in the packages.
 func TestLintian(t *testing.T) {
 	packages := os.Getenv("PACKAGES_DIR")
 	if packages == "" {

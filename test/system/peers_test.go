@@ -15,8 +15,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestPeerRules: a daemon denies peers by the rules of its file, both as they connect and as its
-// users connect to them, says so, and follows a reload.
+// TestPeerRules checks that a daemon denies peers by the rules of its file, whether they connect
+// or its users connect to them, that it reports this, and that it follows a reload.
 func TestPeerRules(t *testing.T) {
 	p := newPlain(t)
 	file := filepath.Join(p.dir, "rules.yaml")

@@ -375,7 +375,8 @@ func TestListeners(t *testing.T) {
 	server.Succeed()
 }
 
-// TestWithinHost: client and server are programs of one host, with one daemon.
+// TestWithinHost checks clients and servers that are programs of one host, with one
+// daemon.
 func TestWithinHost(t *testing.T) {
 	_, b := newHosts(t, plain)
 	for _, r := range chosen(2) {

@@ -106,7 +106,7 @@ func Gather(name string) (*Facts, error) {
 		f.Interface.Addresses += addresses(l)
 	}
 	if f.Interface.Kind == "veth" {
-		// The index counts in the namespace of the peer.
+		// The index belongs to the namespace of the peer.
 		if peer, err := netlink.LinkByIndex(link.Attrs().ParentIndex); err == nil && link.Attrs().NetNsID < 0 {
 			f.Interface.Peer = look(e, peer)
 		} else {

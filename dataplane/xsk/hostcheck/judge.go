@@ -74,8 +74,8 @@ func (f *Facts) release() int {
 	return major*1000 + minor
 }
 
-// kernel: XDP programs for frames in pieces, and what reads fragments, are there since
-// 5.18; some distributors have them in kernels of lower numbers. iwarpd is tested from 6.1 on.
+// kernel checks the release of the kernel. XDP programs for multi-buffer frames, and the helper that reads
+// fragments, came with 5.18. Some distributions have backported them. iwarpd is tested from 6.1 on.
 func (f *Facts) kernel() Finding {
 	switch v := f.release(); {
 	case v == 0:
