@@ -45,29 +45,34 @@ func Guarded() error {
 	return err
 }
 
-// protect checks that all of mem, a mapping of client memory, is allocated, and ensures that this process never allocates any of it: an
-// access to a hole that the client makes later faults.
-func protect(mem []byte, write bool) error {
-	if fd, err := guard(); err == nil {
-		reg := [4]uint64{uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))), roundPages(len(mem)), uffdModeMissing}
-		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uffdioRegister, uintptr(unsafe.Pointer(&reg))); errno != 0 {
-			return fmt.Errorf("shm: protecting %d bytes: %w", len(mem), errno)
-		}
-	} else if !incore(mem) {
-		return fmt.Errorf("%w: not all of its %d bytes are allocated: %s", ErrMemory, len(mem), errNotAllocatedFix)
+// guardHoles ensures that this process never allocates any of mem, a mapping of client memory: an access to a hole faults.
+func guardHoles(mem []byte) error {
+	fd, err := guard()
+	if err != nil {
+		return nil // populate looks for holes instead
 	}
-	advice := unix.MADV_POPULATE_READ
-	if write {
-		advice = unix.MADV_POPULATE_WRITE
+	reg := [4]uint64{uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))), roundPages(len(mem)), uffdModeMissing}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uffdioRegister, uintptr(unsafe.Pointer(&reg))); errno != 0 {
+		return fmt.Errorf("shm: protecting %d bytes: %w", len(mem), errno)
 	}
-	switch err := unix.Madvise(mem, advice); {
-	case err == nil:
-		return nil
-	case errors.Is(err, unix.EFAULT):
+	return nil
+}
+
+// populate maps the pages of mem, part of what guardHoles protects, and checks that all are allocated. They are mapped for writing too where
+// the mapping is: the kernel maps several pages of a shared file at a read.
+func populate(mem []byte) error {
+	holes := Guarded() != nil && !incore(mem)
+	var err error
+	if !holes {
+		err = unix.Madvise(mem, unix.MADV_POPULATE_READ)
+	}
+	switch {
+	case holes, errors.Is(err, unix.EFAULT):
 		return fmt.Errorf("%w: not all of its %d bytes are allocated: %s", ErrMemory, len(mem), errNotAllocatedFix)
-	default:
+	case err != nil:
 		return fmt.Errorf("shm: mapping the pages of %d bytes: %w", len(mem), err)
 	}
+	return nil
 }
 
 // incore reports whether all pages of mem are allocated.

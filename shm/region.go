@@ -10,15 +10,20 @@ import (
 // Region is mapped client memory.
 type Region struct {
 	file
-	data []byte
+	data  []byte
+	close func() // of a slice of an Object
 }
 
 // Bytes returns the memory.
 func (m *Region) Bytes() []byte { return m.data }
 
-// Close unmaps the memory.
+// Close ends the use of the memory. A second Close does nothing.
 func (m *Region) Close() error {
 	m.data = nil
+	if m.close != nil {
+		m.close()
+		m.close = nil
+	}
 	return m.file.Close()
 }
 
@@ -41,22 +46,11 @@ func MapRegion(fd int, offset, size uint64, write bool) (*Region, error) {
 		return nil, fmt.Errorf("%w: offset %d, length %d", ErrMemory, offset, size)
 	}
 	off, length := int64(offset), int64(size)
-	have, seals, err := sealsOf(fd)
+	have, err := checkMemfd(fd, write)
 	if err != nil {
 		return nil, err
 	}
-	var fs unix.Statfs_t // of tmpfs or hugetlbfs, which answer by themselves
-	if err := unix.Fstatfs(fd, &fs); err != nil {
-		return nil, fmt.Errorf("shm: fstatfs: %w", err)
-	}
-	switch {
-	case fs.Type == hugetlbfsMagic:
-		return nil, fmt.Errorf("%w: huge pages", ErrMemory)
-	case seals&(unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL) == unix.F_SEAL_SEAL: // as a file of tmpfs is
-		return nil, fmt.Errorf("%w: memfd cannot be sealed against shrinking", ErrMemory)
-	case write && seals&(unix.F_SEAL_WRITE|unix.F_SEAL_FUTURE_WRITE) != 0:
-		return nil, fmt.Errorf("%w: memfd is sealed against writing", ErrMemory)
-	case off+length > have:
+	if off+length > have {
 		return nil, fmt.Errorf("%w: %d bytes at %d of a memfd of %d", ErrMemory, length, off, have)
 	}
 	// A private mapping that is never written shows the pages of the file too, and it can be protected even if the memfd is sealed or open
@@ -70,11 +64,35 @@ func MapRegion(fd int, offset, size uint64, write bool) (*Region, error) {
 	if err != nil {
 		return nil, fmt.Errorf("shm: mapping %d bytes: %w", length, mapLimit(err))
 	}
-	if err := protect(mem, write); err != nil {
+	if err = guardHoles(mem); err == nil {
+		err = populate(mem)
+	}
+	if err != nil {
 		_ = unix.Munmap(mem)
 		return nil, err
 	}
 	return &Region{file: file{fd: -1, mem: mem}, data: mem[head : head+length : head+length]}, nil
+}
+
+// checkMemfd returns the size of a memfd that a client may register memory of.
+func checkMemfd(fd int, write bool) (size int64, err error) {
+	size, seals, err := sealsOf(fd)
+	if err != nil {
+		return 0, err
+	}
+	var fs unix.Statfs_t // of tmpfs or hugetlbfs, which answer by themselves
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return 0, fmt.Errorf("shm: fstatfs: %w", err)
+	}
+	switch {
+	case fs.Type == hugetlbfsMagic:
+		return 0, fmt.Errorf("%w: huge pages", ErrMemory)
+	case seals&(unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL) == unix.F_SEAL_SEAL: // as a file of tmpfs is
+		return 0, fmt.Errorf("%w: memfd cannot be sealed against shrinking", ErrMemory)
+	case write && seals&(unix.F_SEAL_WRITE|unix.F_SEAL_FUTURE_WRITE) != 0:
+		return 0, fmt.Errorf("%w: memfd is sealed against writing", ErrMemory)
+	}
+	return size, nil
 }
 
 // CreateRegion creates client memory of size bytes in a memfd that cannot shrink, all allocated, and maps it.
