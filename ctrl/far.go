@@ -22,21 +22,40 @@ func (c *session) farStuck() {
 	c.cutOff(errorf(invalid, "ctrl: the client makes the daemon wait for its far memory"))
 }
 
-// attachMemory takes the client's /proc/self/mem.
-func (c *session) attachMemory(fds []int) error {
-	s := c.srv
+// attachMemory takes the memory of which regions will be slices.
+func (c *session) attachMemory(r *ctrlpb.AttachMemory, fds []int) error {
 	switch {
 	case len(fds) != 1:
 		return errorf(invalid, "ctrl: AttachMemory comes with one descriptor, not %d", len(fds))
-	case c.memory != nil:
+	case r.Near && c.near != nil, !r.Near && c.memory != nil:
 		return errorf(badState, "ctrl: the memory of the client is attached already")
 	}
 	fd, err := seqpacket.Dup(fds[0])
 	if err != nil {
-		return errorf(internal, "ctrl: far memory: %w", shm.Limit(err))
+		return errorf(internal, "ctrl: memory of the client: %w", shm.Limit(err))
 	}
+	if !r.Near {
+		return c.attachFar(fd)
+	}
+	if c.near, err = shm.OpenObject(fd); err != nil {
+		c.closeFiles([]int{fd})
+		return errorf(invalid, "ctrl: near memory: %w", err)
+	}
+	return nil
+}
+
+// detachNear ends the use of near memory. It has no region any more.
+func (c *session) detachNear() {
+	if c.near != nil {
+		_ = c.near.Close()
+	}
+}
+
+// attachFar takes fd, the client's /proc/self/mem.
+func (c *session) attachFar(fd int) error {
+	s := c.srv
 	s.mu.Lock()
-	err = c.take(resRings, far.Limit)
+	err := c.take(resRings, far.Limit)
 	s.mu.Unlock()
 	if err != nil {
 		c.closeFiles([]int{fd})

@@ -30,8 +30,8 @@ func filesLimit(slots int) uint64 {
 // of returns how many descriptors n of r hold. A listener may hold one for each address; two stands for them.
 func (f *files) of(r resource, n uint64) uint64 {
 	switch r {
-	case resClients: // the socket, and what wakes each worker
-		return n * (1 + f.workers)
+	case resClients: // the socket, near and far memory, and what wakes each worker
+		return n * (3 + f.workers)
 	case resListens:
 		return 2 * n
 	case resCQs, resChannels, resCaptures, resPorts:

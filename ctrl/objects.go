@@ -137,7 +137,7 @@ func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Repl
 	s := c.srv
 	m := &mr{length: r.Length}
 	if !r.Far {
-		if len(fds) != 1 {
+		if !r.Near && len(fds) != 1 {
 			return errorf(invalid, "ctrl: a memory region comes with one descriptor, not %d", len(fds))
 		}
 		if r.Length == 0 || r.Length > maxMRSize {
@@ -166,7 +166,7 @@ func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Repl
 	if r.Far {
 		m.region, err = c.registerFar(p.id, r)
 	} else {
-		err = c.mapMR(m, r, fds[0])
+		err = c.mapMR(m, r, fds)
 	}
 
 	s.mu.Lock()
@@ -185,10 +185,18 @@ func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Repl
 	return nil
 }
 
-// mapMR maps and registers memory of the memfd fd.
-func (c *session) mapMR(m *mr, r *ctrlpb.RegisterMR, fd int) (err error) {
+// mapMR maps and registers near memory, or that of the memfd in fds.
+func (c *session) mapMR(m *mr, r *ctrlpb.RegisterMR, fds []int) (err error) {
 	const writes = verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteAtomic
-	if m.mem, err = shm.MapRegion(fd, r.Offset, r.Length, verbs.Access(r.Access)&writes != 0); err != nil {
+	switch {
+	case !r.Near:
+		m.mem, err = shm.MapRegion(fds[0], r.Offset, r.Length, verbs.Access(r.Access)&writes != 0)
+	case c.near == nil:
+		err = errors.New("near memory without AttachMemory")
+	default:
+		m.mem, err = c.near.Slice(r.Offset, r.Length)
+	}
+	if err != nil {
 		return err
 	}
 	if m.region, err = c.srv.register(m.pd.id, m.mem.Bytes(), r); err != nil {

@@ -59,6 +59,7 @@ type session struct {
 	stuck   []<-chan struct{} // each is closed when something that the session is charged for is over; used by the session's goroutine only
 	mover   *far.Mover
 	memory  *far.Memory // by which mover reaches far memory, nil if not attached; used by the session's goroutine only
+	near    *shm.Object // of which near memory is slices, nil if not attached; used by the session's goroutine only
 	started time.Time
 
 	// Server.mu guards the rest. Only the session's own goroutine adds to the maps.
@@ -296,7 +297,7 @@ func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) 
 	case *ctrlpb.Request_DeregisterMr:
 		return nil, c.deregisterMR(b.DeregisterMr.Mr)
 	case *ctrlpb.Request_AttachMemory:
-		return nil, c.attachMemory(fds)
+		return nil, c.attachMemory(b.AttachMemory, fds)
 	case *ctrlpb.Request_OpenUserfaultfd:
 		return c.openUserfaultfd()
 	case *ctrlpb.Request_AllocMw:
@@ -611,6 +612,7 @@ func (c *session) teardown() {
 		c.unmapMR(m)
 	}
 	c.detachMemory()
+	c.detachNear()
 	var rings []interface{ Free() error }
 	for _, q := range cqs {
 		if closing {

@@ -2056,10 +2056,12 @@ func (x *DeallocPD) GetPd() uint32 {
 	return 0
 }
 
-// AttachMemory comes with one descriptor, of /proc/self/mem, open for reading and
-// writing. It may be sent once. The daemon reaches far memory by it.
+// AttachMemory comes with one descriptor, which regions are slices of. It may be
+// sent once for each kind of memory. Far memory: of /proc/self/mem, open for reading
+// and writing. Near memory: of a memfd that may be sealed, up to 2^56 bytes long.
 type AttachMemory struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Near          bool                   `protobuf:"varint,1,opt,name=near,proto3" json:"near,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2092,6 +2094,13 @@ func (x *AttachMemory) ProtoReflect() protoreflect.Message {
 // Deprecated: Use AttachMemory.ProtoReflect.Descriptor instead.
 func (*AttachMemory) Descriptor() ([]byte, []int) {
 	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *AttachMemory) GetNear() bool {
+	if x != nil {
+		return x.Near
+	}
+	return false
 }
 
 // OpenUserfaultfd returns one descriptor, of /dev/userfaultfd. With the ioctl
@@ -2133,7 +2142,7 @@ func (*OpenUserfaultfd) Descriptor() ([]byte, []int) {
 }
 
 // RegisterMR comes with one descriptor, of a memfd that may be sealed, or with none
-// for far memory.
+// for near and far memory.
 type RegisterMR struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Pd            uint32                 `protobuf:"varint,1,opt,name=pd,proto3" json:"pd,omitempty"`
@@ -2143,6 +2152,7 @@ type RegisterMR struct {
 	Access        uint32                 `protobuf:"varint,5,opt,name=access,proto3" json:"access,omitempty"` // Access bits
 	Fast          bool                   `protobuf:"varint,6,opt,name=fast,proto3" json:"fast,omitempty"`     // for fast registration by work request: not valid until then
 	Far           bool                   `protobuf:"varint,7,opt,name=far,proto3" json:"far,omitempty"`       // memory of the process of AttachMemory, which the daemon does not map
+	Near          bool                   `protobuf:"varint,8,opt,name=near,proto3" json:"near,omitempty"`     // offset is in the memfd of AttachMemory
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2222,6 +2232,13 @@ func (x *RegisterMR) GetFast() bool {
 func (x *RegisterMR) GetFar() bool {
 	if x != nil {
 		return x.Far
+	}
+	return false
+}
+
+func (x *RegisterMR) GetNear() bool {
+	if x != nil {
+		return x.Near
 	}
 	return false
 }
@@ -7842,9 +7859,10 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\aPDReply\x12\x0e\n" +
 	"\x02pd\x18\x01 \x01(\rR\x02pd\"\x1b\n" +
 	"\tDeallocPD\x12\x0e\n" +
-	"\x02pd\x18\x01 \x01(\rR\x02pd\"\x0e\n" +
-	"\fAttachMemory\"\x11\n" +
-	"\x0fOpenUserfaultfd\"\x9e\x01\n" +
+	"\x02pd\x18\x01 \x01(\rR\x02pd\"\"\n" +
+	"\fAttachMemory\x12\x12\n" +
+	"\x04near\x18\x01 \x01(\bR\x04near\"\x11\n" +
+	"\x0fOpenUserfaultfd\"\xb2\x01\n" +
 	"\n" +
 	"RegisterMR\x12\x0e\n" +
 	"\x02pd\x18\x01 \x01(\rR\x02pd\x12\x16\n" +
@@ -7853,7 +7871,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x04base\x18\x04 \x01(\x04R\x04base\x12\x16\n" +
 	"\x06access\x18\x05 \x01(\rR\x06access\x12\x12\n" +
 	"\x04fast\x18\x06 \x01(\bR\x04fast\x12\x10\n" +
-	"\x03far\x18\a \x01(\bR\x03far\"A\n" +
+	"\x03far\x18\a \x01(\bR\x03far\x12\x12\n" +
+	"\x04near\x18\b \x01(\bR\x04near\"A\n" +
 	"\aMRReply\x12\x0e\n" +
 	"\x02mr\x18\x01 \x01(\rR\x02mr\x12\x12\n" +
 	"\x04lkey\x18\x02 \x01(\rR\x04lkey\x12\x12\n" +

@@ -1,0 +1,105 @@
+package ctrl
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+)
+
+// nearMemory attaches a sparse memfd with n pages at off to a client.
+func nearMemory(t *testing.T, c *tclient, off int64, n int) int {
+	t.Helper()
+	fd := memfd(t, 4096)
+	if err := unix.Ftruncate(fd, 1<<56); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Pwrite(fd, make([]byte, 4096*n), off); err != nil {
+		t.Fatal(err)
+	}
+	c.ok(reqAttach(), fd)
+	return fd
+}
+
+func reqAttach() *ctrlpb.Request {
+	return &ctrlpb.Request{Body: &ctrlpb.Request_AttachMemory{AttachMemory: &ctrlpb.AttachMemory{Near: true}}}
+}
+
+func reqNear(pd uint32, off, length uint64) *ctrlpb.Request {
+	r := reqMR(pd, length)
+	r.GetRegisterMr().Near, r.GetRegisterMr().Offset = true, off
+	return r
+}
+
+// mapped returns how many mappings of a memfd this process, which is the daemon too, has.
+func mapped(t *testing.T, fd int) int {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(string(b), fmt.Sprintf(" %d  ", st.Ino))
+}
+
+// TestNear: regions are slices of one memfd that is sent once, charged by their lengths, and mapped until the client is gone.
+func TestNear(t *testing.T) {
+	h := newHarness(t, Config{Limits: Limits{Registered: 5 * 4096, MRs: 3}})
+	c := h.hello(t)
+	pd := c.pd()
+	const at = 0x7f12_3456_7000
+	if text := c.fails(cInvalid, reqNear(pd, at, 4096)); !strings.Contains(text, "AttachMemory") {
+		t.Errorf("before the memory is attached: %q", text)
+	}
+	c.fails(cInvalid, reqAttach())
+	c.fails(cInvalid, reqAttach(), nullFD(t))
+	fd := nearMemory(t, c, at, 3)
+	c.fails(ctrlpb.Code_CODE_STATE, reqAttach(), fd)
+	first := c.ok(reqNear(pd, at, 2*4096)).GetMr()
+	second := c.ok(reqNear(pd, at+100, 3*4096-100)).GetMr()
+	if n := mapped(t, fd); n != 1 {
+		t.Errorf("%d mappings for two regions", n)
+	}
+	if text := c.fails(cInvalid, reqNear(pd, at+3*4096, 1)); !strings.Contains(text, "not all of its") {
+		t.Errorf("a hole: %q", text)
+	}
+	c.fails(cInvalid, reqNear(pd, at, 0))
+	c.fails(cInvalid, reqNear(pd, 1<<63, 1))
+	c.fails(cQuota, reqNear(pd, at, 4096))
+	if st := h.Status(); st.Mrs != 2 || st.Registered != 5*4096-100 {
+		t.Errorf("status %v", st)
+	}
+	list := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListMrs{ListMrs: &ctrlpb.ListMRs{}}}).GetMrs().Mrs
+	if len(list) != 2 || list[0].Far || list[0].Length != 2*4096 {
+		t.Errorf("list %v", list)
+	}
+	for _, m := range []*ctrlpb.MRReply{first, second} {
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DeregisterMr{DeregisterMr: &ctrlpb.DeregisterMR{Mr: m.Mr}}})
+	}
+	if st := h.Status(); st.Mrs != 0 || st.Registered != 0 {
+		t.Errorf("status after all are deregistered: %v", st)
+	}
+	c.ok(reqNear(pd, at, 3*4096)) // it goes with the client
+	c.c.Close()
+	h.settled(t)
+	if n := mapped(t, fd); n != 0 {
+		t.Errorf("%d mappings after the client is gone", n)
+	}
+}
+
+func nullFD(t *testing.T) int {
+	t.Helper()
+	f, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return int(f.Fd())
+}
