@@ -180,7 +180,7 @@ struct iwarpd_device {
 	struct stream *readers; /* pending iwarpd_stream_read calls */
 	unsigned int num_qps, most_qps; /* current and maximum number */
 	unsigned int listening; /* pending iwarpd_listen calls */
-	bool attached;          /* the daemon has our /proc/self/mem */
+	bool far, near;         /* the daemon has our /proc/self/mem, and the memfd of near memory */
 	struct object objects; /* head of the list */
 	uint8_t buf[MAX_PACKET];
 };

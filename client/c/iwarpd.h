@@ -149,6 +149,11 @@ struct iwarpd_mr_attr {
 	 * daemon copies it through /proc/self/mem, which is slower. No atomics.
 	 */
 	bool far;
+	/*
+	 * fd is one memfd for all such regions of the device, in which the caller has
+	 * allocated the pages. The daemon gets it once, so that a region costs less.
+	 */
+	bool near;
 };
 
 /* Allocates and registers length bytes of memory; base is its address. */

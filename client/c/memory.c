@@ -94,29 +94,38 @@ static void populate(const struct iwarpd_mr_attr *attr)
 		errno = 0;
 }
 
-/* attach_memory gives the daemon our /proc/self/mem, once. */
-static int attach_memory(struct iwarpd_device *dev, struct iwarpd_error *e)
+/* attach_fd gives the daemon memory of which regions will be slices. */
+static int attach_fd(struct iwarpd_device *dev, bool near, int fd, struct iwarpd_error *e)
 {
-	static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
 	Pb__AttachMemory body = PB__ATTACH_MEMORY__INIT;
 	Pb__Request req = PB__REQUEST__INIT;
 	struct packet p;
-	int fd, err = 0;
+	int err;
+
+	body.near = near;
+	req.body_case = PB__REQUEST__BODY_ATTACH_MEMORY;
+	req.attach_memory = &body;
+	err = device_call(dev, &req, fd, PB__REPLY__BODY__NOT_SET, 0, &p, e);
+	if (!err)
+		packet_free(&p);
+	return err;
+}
+
+/* attach gives it, once, the memfd of near memory, or our /proc/self/mem. */
+static int attach(struct iwarpd_device *dev, const struct iwarpd_mr_attr *attr, struct iwarpd_error *e)
+{
+	static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
+	bool *attached = attr->near ? &dev->near : &dev->far;
+	int err = 0;
 
 	pthread_mutex_lock(&one);
-	if (!dev->attached) {
-		fd = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
-		if (fd < 0) {
-			err = sys_error(e, "far memory: /proc/self/mem");
-		} else {
-			req.body_case = PB__REQUEST__BODY_ATTACH_MEMORY;
-			req.attach_memory = &body;
-			err = device_call(dev, &req, fd, PB__REPLY__BODY__NOT_SET, 0, &p, e);
-			if (!err)
-				packet_free(&p);
+	if (!*attached) {
+		int fd = attr->near ? attr->fd : open("/proc/self/mem", O_RDWR | O_CLOEXEC);
+
+		err = fd < 0 ? sys_error(e, "far memory: /proc/self/mem") : attach_fd(dev, attr->near, fd, e);
+		if (!attr->near && fd >= 0)
 			close(fd);
-		}
-		dev->attached = !err;
+		*attached = !err;
 	}
 	pthread_mutex_unlock(&one);
 	return err;
@@ -158,7 +167,7 @@ static int register_mr(struct iwarpd_pd *pd, const struct iwarpd_mr_attr *attr, 
 
 	if (!m)
 		return set_error(e, -ENOMEM, "out of memory");
-	if (!attr->far)
+	if (!attr->far && !attr->near)
 		prepare(attr);
 	body.pd = pd->obj.handle;
 	body.offset = attr->far ? (uintptr_t)attr->addr : attr->offset;
@@ -167,9 +176,10 @@ static int register_mr(struct iwarpd_pd *pd, const struct iwarpd_mr_attr *attr, 
 	body.access = attr->access;
 	body.fast = attr->fast;
 	body.far = attr->far;
+	body.near = attr->near;
 	req.body_case = PB__REQUEST__BODY_REGISTER_MR;
 	req.register_mr = &body;
-	err = device_call(pd->obj.dev, &req, attr->far ? -1 : attr->fd, PB__REPLY__BODY_MR, 0, &p, e);
+	err = device_call(pd->obj.dev, &req, attr->far || attr->near ? -1 : attr->fd, PB__REPLY__BODY_MR, 0, &p, e);
 	if (err) {
 		free(m);
 		return err;
@@ -184,15 +194,13 @@ static int register_mr(struct iwarpd_pd *pd, const struct iwarpd_mr_attr *attr, 
 
 int iwarpd_reg_mr(struct iwarpd_pd *pd, const struct iwarpd_mr_attr *attr, struct iwarpd_mr **mr, struct iwarpd_error *e)
 {
-	if (attr->far) {
-		int err = attach_memory(pd->obj.dev, e);
+	int err = 0;
 
-		if (err)
-			return err;
-	} else if (attr->fd < 0) {
+	if (attr->fd < 0 && !attr->far)
 		return set_error(e, -EBADF, "memory region: no descriptor");
-	}
-	return register_mr(pd, attr, false, mr, e);
+	if (attr->far || attr->near)
+		err = attach(pd->obj.dev, attr, e);
+	return err ? err : register_mr(pd, attr, false, mr, e);
 }
 
 #ifndef MFD_NOEXEC_SEAL

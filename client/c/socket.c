@@ -88,12 +88,40 @@ static void take_fds(struct msghdr *h, struct packet *p)
 	}
 }
 
+static void *allocate(void *failed, size_t size)
+{
+	void *p = malloc(size);
+
+	if (!p)
+		*(bool *)failed = true;
+	return p;
+}
+
+static void release(void *failed, void *p)
+{
+	(void)failed;
+	free(p);
+}
+
+/* unpack returns 0 with a message to be freed by packet_free, or an error. */
+static int unpack(const void *buf, size_t n, Pb__Message **msg)
+{
+	bool failed = false;
+	ProtobufCAllocator a = { allocate, release, &failed };
+
+	*msg = pb__message__unpack(&a, n, buf);
+	if (*msg)
+		return 0;
+	return failed ? -ENOMEM : -EPROTO;
+}
+
 int socket_recv(int sock, void *buf, struct packet *p)
 {
 	_Alignas(struct cmsghdr) char control[CMSG_SPACE(MAX_FDS * sizeof(int))];
 	struct iovec iov = { .iov_base = buf, .iov_len = MAX_PACKET };
 	struct msghdr h = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control) };
 	ssize_t n;
+	int err;
 
 	p->msg = NULL;
 	p->lost = false;
@@ -111,11 +139,12 @@ int socket_recv(int sock, void *buf, struct packet *p)
 		close_fds(p->fds, p->num_fds);
 		p->num_fds = 0;
 	}
+	err = -EPROTO;
 	if (!(h.msg_flags & MSG_TRUNC) && (p->lost || !(h.msg_flags & MSG_CTRUNC)))
-		p->msg = pb__message__unpack(NULL, (size_t)n, buf);
-	if (!p->msg) {
+		err = unpack(buf, (size_t)n, &p->msg);
+	if (err) {
 		packet_free(p);
-		return -EPROTO;
+		return err;
 	}
 	return 1;
 }
