@@ -16,17 +16,16 @@ int far_check(uintptr_t addr, size_t length, bool writable)
 {
 	const int need = PROT_READ | (writable ? PROT_WRITE : 0);
 	uintptr_t end = addr + length;
-	struct vma_search s;
 	struct vma v;
-	int err = vma_open(&s);
+	int err = vma_begin();
 
 	if (err)
 		return err;
 	while (addr < end && !err) {
-		if (!vma_find(&s, addr, &v) || v.start > addr || (v.prot & need) != need)
+		if (!vma_find(addr, &v) || v.start > addr || (v.prot & need) != need)
 			err = -EFAULT;
 		addr = v.end;
 	}
-	vma_close(&s);
+	vma_end();
 	return err;
 }

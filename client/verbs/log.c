@@ -26,7 +26,7 @@ static int log_fd(void)
 	if (!v || !*v || strcmp(v, "0") == 0)
 		return -1;
 	if (strcmp(v, "1") == 0)
-		return dup(STDERR_FILENO);
+		return STDERR_FILENO; /* there may be no descriptor for another one */
 	return open(v, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
 }
 
@@ -47,7 +47,8 @@ void iwv_log(const char *format, ...)
 	va_end(ap);
 	strcat(line, "\n");
 	(void)!write(fd, line, strlen(line));
-	close(fd);
+	if (fd != STDERR_FILENO)
+		close(fd);
 	errno = saved;
 }
 

@@ -101,6 +101,7 @@ static int reg_near(struct context *c, struct iwarpd_pd *pd, struct iwarpd_mr_at
 
 	if (err)
 		return err;
+	attr->near = true;
 	attr->fd = where.fd;
 	attr->offset = where.offset;
 	err = iwarpd_reg_mr(pd, attr, &mr->mr, e);
@@ -117,6 +118,7 @@ static int reg_far(struct iwarpd_pd *pd, struct iwarpd_mr_attr *attr, struct mr 
 
 	if (!(attr->access & IBV_ACCESS_REMOTE_ATOMIC))
 		err = far_check((uintptr_t)attr->addr, attr->length, attr->access & IBV_ACCESS_LOCAL_WRITE);
+	attr->near = false;
 	attr->far = true;
 	return err ? err : iwarpd_reg_mr(pd, attr, &mr->mr, e);
 }

@@ -48,6 +48,7 @@ static int file = -1;
 static dev_t file_dev;
 static ino_t file_inode;
 static int protector = -1; /* a userfaultfd */
+static bool tried;         /* to make it */
 static struct use *uses;
 static size_t num_uses, room;
 
@@ -122,6 +123,8 @@ static int copy_in(int fd, uintptr_t to, uint64_t offset, size_t len)
 	return 0;
 }
 
+static void make_ends(void);
+
 static int make_file(void)
 {
 	const unsigned int flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
@@ -145,6 +148,7 @@ static int make_file(void)
 	file = fd;
 	file_dev = st.st_dev;
 	file_inode = st.st_ino;
+	make_ends();
 	return 0;
 }
 
@@ -175,10 +179,9 @@ static int from_device(int fd)
 	return made;
 }
 
-/* open_protector opens the best userfaultfd that this process, or the daemon for it, may have. */
-static int open_protector(struct iwarpd_device *dev)
+/* open_userfaultfd opens the best userfaultfd that this process, or the daemon for it, may have. */
+static int open_userfaultfd(struct iwarpd_device *dev)
 {
-	struct uffdio_api api = { .api = UFFD_API, .features = UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM };
 	struct iwarpd_error e = { 0 };
 	int device, fd = from_device(open("/dev/userfaultfd", O_RDWR | O_CLOEXEC));
 
@@ -186,17 +189,31 @@ static int open_protector(struct iwarpd_device *dev)
 		fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
 	if (fd < 0 && iwarpd_open_userfaultfd(dev, &device, &e) == 0)
 		fd = from_device(device);
-	if (fd < 0) {
-		fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
-		if (fd >= 0)
-			iwv_log("system calls that write to memory while it is registered fail: "
-				  "neither this process nor the daemon for it may use /dev/userfaultfd: %s", e.text);
-	}
-	if (fd >= 0 && ioctl(fd, UFFDIO_API, &api) < 0) {
-		close(fd);
-		return -1;
-	}
+	if (fd >= 0)
+		return fd;
+	fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+	if (fd >= 0)
+		iwv_log("system calls that write to memory while it is registered fail: "
+			"neither this process nor the daemon for it may use /dev/userfaultfd: %s", e.text);
+	else
+		iwv_log("memory is far once the program has several threads: no userfaultfd: %s; from the daemon: %s",
+			strerror(errno), e.text[0] ? e.text : "the system call is forbidden");
 	return fd;
+}
+
+/* open_protector makes protector, or -1, which stays so. */
+static void open_protector(struct iwarpd_device *dev)
+{
+	struct uffdio_api api = { .api = UFFD_API, .features = UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM };
+	int fd = open_userfaultfd(dev);
+
+	if (fd >= 0 && ioctl(fd, UFFDIO_API, &api) < 0) {
+		iwv_log("memory is far once the program has several threads: userfaultfd: %s", strerror(errno));
+		close(fd);
+		fd = -1;
+	}
+	protector = fd;
+	tried = true;
 }
 
 /*
@@ -205,8 +222,8 @@ static int open_protector(struct iwarpd_device *dev)
  */
 static int may_move(struct iwarpd_device *dev, bool of_file)
 {
-	if (protector < 0)
-		protector = open_protector(dev);
+	if (!tried)
+		open_protector(dev);
 	return (protector >= 0 && !of_file) || only_us() ? 0 : -EOPNOTSUPP;
 }
 
@@ -371,7 +388,7 @@ struct todo {
 };
 
 /* check returns 0 if all of a range can be near. */
-static int check(struct vma_search *s, uintptr_t start, uintptr_t end, bool writable, struct todo *todo)
+static int check(uintptr_t start, uintptr_t end, bool writable, struct todo *todo)
 {
 	struct vma v;
 
@@ -379,7 +396,7 @@ static int check(struct vma_search *s, uintptr_t start, uintptr_t end, bool writ
 	while (start < end) {
 		int err;
 
-		if (!vma_find(s, start, &v) || v.start > start)
+		if (!vma_find(start, &v) || v.start > start)
 			return -EFAULT;
 		err = usable(&v, writable);
 		if (err)
@@ -404,12 +421,12 @@ static bool used(uintptr_t start, uintptr_t end)
  * recover makes mappings private that mremap has moved away from their place: a
  * program that enlarges registered memory, say. Their pages of the file are free then.
  */
-static void recover(struct vma_search *s, uintptr_t start, uintptr_t end)
+static void recover(uintptr_t start, uintptr_t end)
 {
 	uintptr_t at = 0;
 	struct vma v;
 
-	while (vma_find(s, at, &v)) {
+	while (vma_find(at, &v)) {
 		at = v.end;
 		if (is_file(&v) && !in_place(&v) && v.offset < end && start < v.offset + (v.end - v.start))
 			take_back(v.start, v.end, v.prot, v.offset);
@@ -417,7 +434,7 @@ static void recover(struct vma_search *s, uintptr_t start, uintptr_t end)
 }
 
 /* move moves what is private of a range, which check has seen, into the file. */
-static int move(struct vma_search *s, uintptr_t start, uintptr_t end)
+static int move(uintptr_t start, uintptr_t end)
 {
 	struct vma v;
 	int err = 0;
@@ -425,12 +442,12 @@ static int move(struct vma_search *s, uintptr_t start, uintptr_t end)
 	while (start < end && !err) {
 		uintptr_t to;
 
-		if (!vma_find(s, start, &v) || v.start > start)
+		if (!vma_find(start, &v) || v.start > start)
 			return -EFAULT;
 		to = v.end < end ? v.end : end;
 		if (!in_place(&v)) {
 			if (used(start, to))
-				recover(s, start, to);
+				recover(start, to);
 			err = share(start, to, &v);
 		}
 		start = to;
@@ -471,7 +488,7 @@ static void punch(uintptr_t start, uintptr_t end)
 }
 
 /* give_back makes a range private that no region uses. */
-static void give_back(struct vma_search *s, uintptr_t start, uintptr_t end)
+static void give_back(uintptr_t start, uintptr_t end)
 {
 	uintptr_t at = start;
 	bool elsewhere = false;
@@ -480,19 +497,25 @@ static void give_back(struct vma_search *s, uintptr_t start, uintptr_t end)
 	while (at < end) {
 		uintptr_t from, to;
 
-		if (!vma_find(s, at, &v) || v.start >= end) {
+		if (!vma_find(at, &v) || v.start >= end) {
 			elsewhere = true;
 			break;
 		}
 		from = v.start > at ? v.start : at;
 		to = v.end < end ? v.end : end;
 		elsewhere |= from > at || !in_place(&v);
-		if (in_place(&v) && take_back(from, to, v.prot, from) < 0)
-			return; /* it stays shared */
+		if (in_place(&v)) {
+			int err = take_back(from, to, v.prot, from);
+
+			if (err) {
+				iwv_log("%zu bytes at %#lx stay shared with the daemon: %s", (size_t)(to - from), (unsigned long)from, strerror(-err));
+				return;
+			}
+		}
 		at = to;
 	}
 	if (elsewhere)
-		recover(s, start, end);
+		recover(start, end);
 	punch(start, end);
 }
 
@@ -516,29 +539,29 @@ static bool unused(uintptr_t start, uintptr_t end, struct use *part)
 	return true;
 }
 
-static void free_unused(struct vma_search *s, uintptr_t start, uintptr_t end)
+static void free_unused(uintptr_t start, uintptr_t end)
 {
 	struct use part;
 
 	while (unused(start, end, &part)) {
-		give_back(s, part.start, part.end);
+		give_back(part.start, part.end);
 		start = part.end;
 	}
 }
 
-static int get(struct iwarpd_device *dev, struct vma_search *s, uintptr_t start, uintptr_t end, bool writable)
+static int get(struct iwarpd_device *dev, uintptr_t start, uintptr_t end, bool writable)
 {
 	struct todo todo;
-	int err = check(s, start, end, writable, &todo);
+	int err = check(start, end, writable, &todo);
 
 	if (!err)
 		err = make_file();
 	if (!err && todo.any)
 		err = may_move(dev, todo.of_file);
 	if (!err && todo.any) {
-		err = move(s, start, end);
+		err = move(start, end);
 		if (err)
-			free_unused(s, start, end);
+			free_unused(start, end);
 	}
 	return err ? err : add_use(start, end);
 }
@@ -554,31 +577,30 @@ static struct use pages(uintptr_t addr, size_t length)
 int near_get(struct iwarpd_device *dev, uintptr_t addr, size_t length, bool writable, struct near_region *r)
 {
 	struct use p = pages(addr, length);
-	struct vma_search s;
-	int err = vma_open(&s);
+	int err;
 
-	if (err)
-		return err;
 	pthread_mutex_lock(&lock);
-	err = get(dev, &s, p.start, p.end, writable);
-	*r = (struct near_region){ file, addr };
+	err = vma_begin();
+	if (!err) {
+		err = get(dev, p.start, p.end, writable);
+		*r = (struct near_region){ file, addr };
+		vma_end();
+	}
 	pthread_mutex_unlock(&lock);
-	vma_close(&s);
 	return err;
 }
 
 void near_put(uintptr_t addr, size_t length)
 {
 	struct use p = pages(addr, length);
-	struct vma_search s;
 
-	if (vma_open(&s) < 0)
-		return; /* it stays shared */
 	pthread_mutex_lock(&lock);
 	remove_use(p.start, p.end);
-	free_unused(&s, p.start, p.end);
+	if (vma_begin() == 0) { /* it has its descriptor since near_get */
+		free_unused(p.start, p.end);
+		vma_end();
+	}
 	pthread_mutex_unlock(&lock);
-	vma_close(&s);
 }
 
 /*
@@ -586,64 +608,90 @@ void near_put(uintptr_t addr, size_t length)
  * it itself, before fork returns, while the parent waits.
  */
 
-static int done[2] = { -1, -1 }; /* a pipe whose end tells the parent */
+/*
+ * ends are those of a pipe: the parent waits until no process has the second one. Those
+ * that are there before a fork keep its descriptors free.
+ */
+static int ends[2] = { -1, -1 };
+
+static void close_ends(void)
+{
+	for (int i = 0; i < 2; i++) {
+		if (ends[i] >= 0)
+			close(ends[i]);
+		ends[i] = -1;
+	}
+}
+
+static void make_ends(void)
+{
+	close_ends();
+	if (pipe2(ends, O_CLOEXEC) < 0)
+		ends[0] = ends[1] = -1;
+}
 
 static void before_fork(void)
 {
 	pthread_mutex_lock(&lock);
-	if (file >= 0 && pipe2(done, O_CLOEXEC) < 0)
-		done[0] = done[1] = -1;
+	if (file < 0)
+		return;
+	make_ends();
+	if (ends[0] < 0)
+		iwv_log("fork: %s: the child may see what its parent writes to registered memory while it is copied", strerror(errno));
 }
 
 static void after_fork_parent(void)
 {
 	char b;
 
-	if (done[0] >= 0) {
-		close(done[1]);
-		while (read(done[0], &b, 1) < 0 && errno == EINTR)
+	if (ends[0] >= 0) {
+		close(ends[1]);
+		ends[1] = -1;
+		while (read(ends[0], &b, 1) < 0 && errno == EINTR)
 			;
-		close(done[0]);
-		done[0] = done[1] = -1;
+		make_ends();
 	}
 	pthread_mutex_unlock(&lock);
 }
 
 /* own_copy makes every mapping of the file private. */
-static void own_copy(void)
+static int own_copy(void)
 {
-	struct vma_search s;
 	uintptr_t at = 0;
 	struct vma v;
+	int err = vma_begin();
 
-	if (vma_open(&s) < 0)
-		abort(); /* the child would write to its parent's memory */
-	while (vma_find(&s, at, &v)) {
+	if (err)
+		return err;
+	while (!err && vma_find(at, &v)) {
 		at = v.end;
-		if (!is_file(&v))
-			continue;
-		if (take_back_chunk(v.start, v.end - v.start, v.prot, v.offset, -1) < 0)
-			abort();
+		if (is_file(&v))
+			err = take_back_chunk(v.start, v.end - v.start, v.prot, v.offset, -1);
 	}
-	vma_close(&s);
+	vma_end();
+	return err;
 }
 
 static void after_fork_child(void)
 {
+	int err = 0;
+
+	vma_forked();
 	if (file >= 0) {
-		own_copy();
+		err = own_copy();
 		close(file);
 		file = -1;
+	}
+	if (err) {
+		iwv_log("fork: the child's copy of registered memory: %s", strerror(-err));
+		abort(); /* it would write to its parent's memory */
 	}
 	if (protector >= 0)
 		close(protector);
 	protector = -1;
+	tried = false;
 	num_uses = 0;
-	if (done[0] >= 0) {
-		close(done[0]);
-		close(done[1]);
-		done[0] = done[1] = -1;
-	}
+	close_ends();
 	pthread_mutex_unlock(&lock);
 }
 

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/ioctl.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -24,25 +25,55 @@ struct procmap_query {
 
 enum { READABLE = 1, WRITABLE = 2, EXECUTABLE = 4, SHARED = 8, OR_NEXT = 16 };
 
-int vma_open(struct vma_search *s)
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the rest */
+static int fd = -1; /* of /proc/self/maps */
+static bool text;   /* the kernel has no PROCMAP_QUERY (before Linux 6.11) */
+static char buf[4096];
+static int len, at;    /* of buf, where text is read */
+static uintptr_t done; /* end of the last mapping that text has given */
+
+static void rewind_text(void)
 {
-	s->fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
-	s->text = false;
-	s->len = s->at = 0;
-	s->done = 0;
-	return s->fd < 0 ? -errno : 0;
+	(void)!lseek(fd, 0, SEEK_SET);
+	len = at = 0;
+	done = 0;
 }
 
-void vma_close(struct vma_search *s)
+int vma_begin(void)
 {
-	close(s->fd);
+	int err = 0;
+
+	pthread_mutex_lock(&lock);
+	if (fd < 0) {
+		fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+		if (fd < 0)
+			err = -errno;
+	}
+	if (err)
+		pthread_mutex_unlock(&lock);
+	else if (text)
+		rewind_text();
+	return err;
 }
 
-static int query(const struct vma_search *s, uintptr_t addr, struct vma *v)
+void vma_end(void)
+{
+	pthread_mutex_unlock(&lock);
+}
+
+void vma_forked(void)
+{
+	pthread_mutex_init(&lock, NULL);
+	if (fd >= 0)
+		close(fd); /* the parent's mappings */
+	fd = -1;
+}
+
+static int query(uintptr_t addr, struct vma *v)
 {
 	struct procmap_query q = { .size = sizeof(q), .query_flags = OR_NEXT, .query_addr = addr };
 
-	if (ioctl(s->fd, QUERY, &q) < 0)
+	if (ioctl(fd, QUERY, &q) < 0)
 		return -errno;
 	*v = (struct vma){
 		.start = q.vma_start,
@@ -59,26 +90,26 @@ static int query(const struct vma_search *s, uintptr_t addr, struct vma *v)
 }
 
 /* next_line returns the next line of the file, without its end; NULL: there is none. */
-static char *next_line(struct vma_search *s)
+static char *next_line(void)
 {
 	for (;;) {
-		char *line = s->buf + s->at, *end = memchr(line, '\n', (size_t)(s->len - s->at));
+		char *line = buf + at, *end = memchr(line, '\n', (size_t)(len - at));
 		ssize_t n;
 
 		if (end) {
 			*end = 0;
-			s->at = (int)(end - s->buf) + 1;
+			at = (int)(end - buf) + 1;
 			return line;
 		}
-		if (s->at == 0 && s->len == (int)sizeof(s->buf))
-			s->len = 0; /* a line without end: no such thing */
-		memmove(s->buf, line, (size_t)(s->len - s->at));
-		s->len -= s->at;
-		s->at = 0;
-		n = read(s->fd, s->buf + s->len, sizeof(s->buf) - (size_t)s->len);
+		if (at == 0 && len == (int)sizeof(buf))
+			len = 0; /* a line without end: no such thing */
+		memmove(buf, line, (size_t)(len - at));
+		len -= at;
+		at = 0;
+		n = read(fd, buf + len, sizeof(buf) - (size_t)len);
 		if (n <= 0)
 			return NULL;
-		s->len += (int)n;
+		len += (int)n;
 	}
 }
 
@@ -86,61 +117,54 @@ static char *next_line(struct vma_search *s)
 static bool parse(char *line, struct vma *v)
 {
 	unsigned long major, minor;
-	char *at, *perms;
+	char *p, *perms;
 
-	v->start = strtoul(line, &at, 16);
-	if (*at != '-')
+	v->start = strtoul(line, &p, 16);
+	if (*p != '-')
 		return false;
-	v->end = strtoul(at + 1, &at, 16);
-	if (*at != ' ' || strlen(at) < 6)
+	v->end = strtoul(p + 1, &p, 16);
+	if (*p != ' ' || strlen(p) < 6)
 		return false;
-	perms = at + 1;
+	perms = p + 1;
 	v->prot = (perms[0] == 'r' ? PROT_READ : 0) | (perms[1] == 'w' ? PROT_WRITE : 0) |
 		  (perms[2] == 'x' ? PROT_EXEC : 0);
 	v->shared = perms[3] == 's';
-	v->offset = strtoul(perms + 5, &at, 16);
-	major = strtoul(at + 1, &at, 16);
-	minor = strtoul(at + 1, &at, 16);
+	v->offset = strtoul(perms + 5, &p, 16);
+	major = strtoul(p + 1, &p, 16);
+	minor = strtoul(p + 1, &p, 16);
 	v->dev = makedev((unsigned int)major, (unsigned int)minor);
-	v->inode = strtoul(at + 1, &at, 10);
-	v->huge = strstr(at, "anon_hugepage") || strstr(at, "/hugepages/");
+	v->inode = strtoul(p + 1, &p, 10);
+	v->huge = strstr(p, "anon_hugepage") || strstr(p, "/hugepages/");
 	return true;
 }
 
-static void rewind_text(struct vma_search *s)
-{
-	(void)!lseek(s->fd, 0, SEEK_SET);
-	s->len = s->at = 0;
-	s->done = 0;
-}
-
-static bool find_text(struct vma_search *s, uintptr_t addr, struct vma *v)
+static bool find_text(uintptr_t addr, struct vma *v)
 {
 	char *line;
 
-	if (addr < s->done)
-		rewind_text(s);
-	while ((line = next_line(s)) != NULL) {
+	if (addr < done)
+		rewind_text();
+	while ((line = next_line()) != NULL) {
 		if (!parse(line, v))
 			continue;
-		s->done = v->end;
+		done = v->end;
 		if (v->end > addr)
 			return true;
 	}
 	return false;
 }
 
-bool vma_find(struct vma_search *s, uintptr_t addr, struct vma *v)
+bool vma_find(uintptr_t addr, struct vma *v)
 {
-	if (!s->text) {
-		int err = query(s, addr, v);
+	if (!text) {
+		int err = query(addr, v);
 
 		if (err == 0)
 			return true;
 		if (err == -ENOENT)
 			return false;
-		s->text = true;
-		rewind_text(s);
+		text = true;
+		rewind_text();
 	}
-	return find_text(s, addr, v);
+	return find_text(addr, v);
 }

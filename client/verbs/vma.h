@@ -15,19 +15,17 @@ struct vma {
 	ino_t inode; /* 0: anonymous */
 };
 
-/* A search keeps a descriptor of /proc/self/maps open. */
-struct vma_search {
-	int fd;
-	bool text; /* the kernel has no PROCMAP_QUERY (before Linux 6.11) */
-	int len, at; /* of buf, where text is read */
-	uintptr_t done; /* end of the last mapping that text has given */
-	char buf[4096];
-};
-
-int vma_open(struct vma_search *s); /* 0, or a negative errno value */
-void vma_close(struct vma_search *s);
+/*
+ * vma_begin begins a search, which one thread can do at a time, and vma_end ends it. 0, or a
+ * negative errno value. The first one opens a descriptor that stays.
+ */
+int vma_begin(void);
+void vma_end(void);
 
 /* vma_find returns the mapping that holds addr, or else the next one; false: there is none. */
-bool vma_find(struct vma_search *s, uintptr_t addr, struct vma *v);
+bool vma_find(uintptr_t addr, struct vma *v);
+
+/* vma_forked makes searches in the child of a fork find the child's mappings. */
+void vma_forked(void);
 
 #endif
