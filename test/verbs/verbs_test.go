@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -120,17 +121,21 @@ func (h *host) await(t *testing.T, what string, done func() bool) {
 }
 
 // listeners returns how many listeners the daemon has.
-func (h *host) listeners(t *testing.T) int {
+func (h *host) listeners(t *testing.T) int { return h.count(t, "listens") }
+
+// count returns a number of the daemon's status.
+func (h *host) count(t *testing.T, what string) int {
 	t.Helper()
 	out, err := exec.Command(testenv.Program(t, "cmd/iwarpctl"), "--socket", h.socket, "--json", "status").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var status struct{ Listens int }
+	var status map[string]any
 	if err := json.Unmarshal(out, &status); err != nil {
 		t.Fatal(err)
 	}
-	return status.Listens
+	n, _ := status[what].(float64) // none, if it is 0
+	return int(n)
 }
 
 // listening reports whether the server p of r takes connections, or has ended.
@@ -223,11 +228,13 @@ func TestPrograms(t *testing.T) {
 	}
 }
 
+const farEnv = "IWARPD_VERBS_MEMORY=far"
+
 // TestFar is TestPrograms with memory that the daemons do not map but copy.
 func TestFar(t *testing.T) {
 	a, b := newHosts(t, plain)
 	for _, r := range chosen(4) {
-		r.env = strings.TrimSpace(r.env + " IWARPD_VERBS_MEMORY=far")
+		r.env = strings.TrimSpace(r.env + " " + farEnv)
 		t.Run(r.group+"/"+r.name, func(t *testing.T) { check(t, r, a, b) })
 	}
 }
@@ -284,14 +291,60 @@ func compile(t *testing.T, name string) string {
 	return program
 }
 
+// A mode is what testdata/memory.c does, and a part of what the library must log then.
+type mode struct {
+	name, log string
+}
+
+var modes = []mode{
+	{"kinds", ""}, {"changes", ""}, {"forks", ""}, {"writers", ""}, {"many", ""}, {"sparse", ""}, {"flush", ""},
+	{"limit-as", "stay shared with the daemon: Cannot allocate memory"},
+	{"limit-data", "stay shared with the daemon: Cannot allocate memory"},
+	{"limit-memlock", ""},
+	{"limit-nofile", "Too many open files"},
+	{"execs", ""},
+	{"no-userfaultfd", ""},
+	{"without-eperm", "no userfaultfd: Operation not permitted"},
+	{"without-enosys", "no userfaultfd: Function not implemented"},
+	{"no-query", ""},
+}
+
+// memory runs a mode of the program and then finds that the daemon has no region left.
+func (h *host) memory(t *testing.T, program string, m mode) {
+	t.Helper()
+	p := h.start(t, program+" "+m.name, "IWARPD_VERBS_LOG=1")
+	p.Succeed()
+	if !strings.Contains(p.String(), m.log) {
+		t.Errorf("%s: the log has no %q:\n%s", m.name, m.log, p)
+	}
+	h.await(t, "no region is left", func() bool { return h.count(t, "mrs") == 0 })
+}
+
 // TestMemory registers memory of all kinds, while other threads write to it and
-// while it is forked, freed and enlarged; and flushes a queue pair without a connection.
+// while it is forked, freed and enlarged, and under limits; and flushes a queue pair without a connection.
 func TestMemory(t *testing.T) {
 	a, _ := newHosts(t, plain)
 	program := compile(t, "memory")
-	for _, mode := range []string{"kinds", "changes", "forks", "writers", "many", "sparse", "flush"} {
-		t.Run(mode, func(t *testing.T) { a.start(t, program+" "+mode).Succeed() })
+	for _, m := range append(modes, mode{"undumpable", ""}) {
+		t.Run(m.name, func(t *testing.T) { a.memory(t, program, m) })
 	}
+}
+
+// TestList: the list of regions says which memory is far.
+func TestList(t *testing.T) {
+	a, _ := newHosts(t, plain)
+	p := a.start(t, compile(t, "memory")+" hold")
+	p.Expect("registered")
+	out, err := exec.Command(testenv.Program(t, "cmd/iwarpctl"), "--socket", a.socket, "mr", "list").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, want := range []string{"1.0 MiB +mapped", "100 B +far"} {
+		if !regexp.MustCompile(want).Match(out) {
+			t.Errorf("iwarpctl mr list has no %q:\n%s", want, out)
+		}
+	}
+	a.endAll(t)
 }
 
 // TestTransfer sends and receives out of and into memory of every kind.
@@ -309,7 +362,7 @@ func TestTransfer(t *testing.T) {
 	program := compile(t, "transfer")
 	r := row{server: program, client: program + " ADDR"}
 	t.Run("auto", func(t *testing.T) { check(t, r, a, b) })
-	r.env = "IWARPD_VERBS_MEMORY=far"
+	r.env = farEnv
 	t.Run("far", func(t *testing.T) { check(t, r, a, b) })
 	t.Run("far on one host", func(t *testing.T) { check(t, r, b, b) })
 }
@@ -330,9 +383,23 @@ func TestUnprivileged(t *testing.T) {
 	if err := os.Chmod(a.socket, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	for _, mode := range []string{"kinds", "changes", "forks", "writers", "many", "sparse", "flush"} {
-		t.Run(mode, func(t *testing.T) {
-			a.start(t, "setpriv --reuid 65534 --regid 65534 --clear-groups "+program+" "+mode).Succeed()
+	program = "setpriv --reuid 65534 --regid 65534 --clear-groups " + program
+	for _, m := range append(modes, mode{"undumpable", "/proc/self/mem: Permission denied"}) {
+		t.Run(m.name, func(t *testing.T) { a.memory(t, program, m) })
+	}
+	const scope = "/proc/sys/kernel/yama/ptrace_scope"
+	was, err := os.ReadFile(scope)
+	if err != nil {
+		t.Logf("ptrace_scope: %v", err)
+		return
+	}
+	t.Cleanup(func() { _ = os.WriteFile(scope, was, 0) })
+	for _, level := range []string{"0", "1", "2"} { // 3 stays until the next boot
+		t.Run("ptrace_scope "+level, func(t *testing.T) {
+			if err := os.WriteFile(scope, []byte(level), 0); err != nil {
+				t.Skip(err)
+			}
+			a.memory(t, program, modes[0])
 		})
 	}
 }
@@ -352,10 +419,17 @@ func TestSanitized(t *testing.T) {
 		}
 		r.server, r.client = prefix+r.server, prefix+r.client
 		t.Run(r.name, func(t *testing.T) { check(t, r, a, b) })
+		if r.group == "rdmacm-utils" {
+			r.env = farEnv
+			t.Run("far "+r.name, func(t *testing.T) { check(t, r, a, b) })
+		}
 	}
-	program := compile(t, "memory")
-	for _, mode := range []string{"kinds", "changes", "forks", "flush"} {
-		t.Run(mode, func(t *testing.T) { a.start(t, prefix+program+" "+mode).Succeed() })
+	program := prefix + compile(t, "memory")
+	for _, mode := range []string{"kinds", "changes", "forks", "flush", "without-eperm"} {
+		t.Run(mode, func(t *testing.T) { a.start(t, program+" "+mode).Succeed() })
+	}
+	for _, mode := range []string{"kinds", "changes", "forks", "many", "sparse"} {
+		t.Run("far "+mode, func(t *testing.T) { a.start(t, program+" "+mode, farEnv).Succeed() })
 	}
 }
 

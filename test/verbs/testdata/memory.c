@@ -1,14 +1,25 @@
 /* What programs do on one device without a peer, above all register memory: memory MODE. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <linux/userfaultfd.h>
+#include <malloc.h>
 #include <pthread.h>
+#include <sched.h>
+#include <spawn.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -169,6 +180,7 @@ static void forks(void)
 static char *area;
 static atomic_bool stop;
 static atomic_ulong stores, lost, failed;
+static atomic_int ready; /* writers */
 
 /* A writer has a word of each page, and reads into another with a system call. */
 static void *writer(void *arg)
@@ -177,6 +189,7 @@ static void *writer(void *arg)
 	uint64_t seen[PAGES] = { 0 };
 	int zero = open("/dev/zero", O_RDONLY);
 
+	atomic_fetch_add(&ready, 1);
 	for (uint64_t i = 1; !atomic_load(&stop); i++) {
 		for (size_t page = 0; page < PAGES; page++) {
 			volatile uint64_t *w = (volatile uint64_t *)(void *)(area + page * PAGE + k * 8);
@@ -193,21 +206,269 @@ static void *writer(void *arg)
 	return NULL;
 }
 
+static pthread_t threads[WRITERS];
+
+static void start_writers(void)
+{
+	area = map(PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	for (size_t i = 0; i < WRITERS; i++)
+		CHECK(pthread_create(&threads[i], NULL, writer, (void *)i) == 0);
+	while (atomic_load(&ready) < WRITERS)
+		sched_yield();
+}
+
+static void end_writers(void)
+{
+	while (atomic_load(&stores) < 100000)
+		sched_yield();
+	atomic_store(&stop, true);
+	for (size_t i = 0; i < WRITERS; i++)
+		pthread_join(threads[i], NULL);
+	printf("%lu stores, %lu lost, %lu system calls failed\n", atomic_load(&stores), atomic_load(&lost), atomic_load(&failed));
+	CHECK(atomic_load(&lost) == 0 && atomic_load(&failed) == 0);
+}
+
 /* Other threads write to pages while these move. */
 static void writers(void)
 {
-	pthread_t t[WRITERS];
-
-	area = map(PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE);
-	for (size_t i = 0; i < WRITERS; i++)
-		CHECK(pthread_create(&t[i], NULL, writer, (void *)i) == 0);
+	start_writers();
 	for (int i = 0; i < MOVES || atomic_load(&stores) < 10000000; i++)
 		CHECK(ibv_dereg_mr(reg(area, PAGES * PAGE)) == 0);
-	atomic_store(&stop, true);
-	for (size_t i = 0; i < WRITERS; i++)
-		pthread_join(t[i], NULL);
-	printf("%lu stores, %lu lost, %lu system calls failed\n", atomic_load(&stores), atomic_load(&lost), atomic_load(&failed));
-	CHECK(atomic_load(&lost) == 0 && atomic_load(&failed) == 0);
+	end_writers();
+}
+
+/* shared reports whether the page of p is mapped from a file. */
+static bool shared(const void *p)
+{
+	FILE *f = fopen("/proc/self/maps", "re");
+	unsigned long start, end;
+	bool is = false, found = false;
+	char line[512], perms[5];
+
+	CHECK(f);
+	while (fgets(line, sizeof(line), f)) {
+		if (sscanf(line, "%lx-%lx %4s", &start, &end, perms) == 3 && start <= (uintptr_t)p && (uintptr_t)p < end) {
+			found = true;
+			is = perms[3] == 's';
+		}
+	}
+	fclose(f);
+	CHECK(found);
+	return is;
+}
+
+/* address_space returns how much of it the process has, in bytes. */
+static rlim_t address_space(void)
+{
+	FILE *f = fopen("/proc/self/statm", "re");
+	unsigned long v;
+
+	CHECK(f && fscanf(f, "%lu", &v) == 1);
+	fclose(f);
+	return v * PAGE;
+}
+
+static void limit(int which, rlim_t n)
+{
+	struct rlimit l;
+
+	CHECK(getrlimit(which, &l) == 0);
+	l.rlim_cur = n;
+	CHECK(setrlimit(which, &l) == 0);
+}
+
+/*
+ * Registers and deregisters under a limit while threads write. What fails has a reason, no
+ * store is lost, and without the limit all memory is private again.
+ */
+static void under(int which, rlim_t n)
+{
+	struct rlimit was;
+	int refused = 0;
+
+	start_writers();
+	CHECK(ibv_dereg_mr(reg(area, PAGES * PAGE)) == 0); /* makes what the library keeps */
+	CHECK(getrlimit(which, &was) == 0);
+	limit(which, which == RLIMIT_AS ? address_space() : n);
+	for (int i = 0; i < MOVES; i++) {
+		struct ibv_mr *mr = ibv_reg_mr(pd, area, PAGES * PAGE, RW);
+
+		refused += !mr;
+		CHECK(mr ? ibv_dereg_mr(mr) == 0 : errno != 0);
+	}
+	limit(which, was.rlim_cur);
+	end_writers();
+	printf("%d of %d refused\n", refused, MOVES);
+	CHECK(ibv_dereg_mr(reg(area, PAGES * PAGE)) == 0 && !shared(area));
+}
+
+/* grow_heap leaves room in the heap, which is that of all threads. */
+static void grow_heap(void)
+{
+	CHECK(mallopt(M_TRIM_THRESHOLD, 64 * MEGABYTE) && mallopt(M_MMAP_THRESHOLD, 16 * MEGABYTE));
+	free(malloc(8 * MEGABYTE));
+}
+
+static void limit_as(void)
+{
+	grow_heap();
+	under(RLIMIT_AS, 0); /* not a page more */
+}
+
+static void limit_data(void)
+{
+	grow_heap();
+	under(RLIMIT_DATA, PAGE);
+}
+
+static void limit_memlock(void)
+{
+	under(RLIMIT_MEMLOCK, 0);
+}
+
+/* fill_descriptors leaves none. */
+static void fill_descriptors(void)
+{
+	int fd = dup(0);
+
+	CHECK(fd >= 0);
+	limit(RLIMIT_NOFILE, (rlim_t)fd + 20);
+	while (dup(0) >= 0)
+		;
+	CHECK(errno == EMFILE);
+}
+
+/* No descriptor is left: near memory and fork work all the same. */
+static void limit_nofile(void)
+{
+	char *p = malloc(MEGABYTE);
+	struct rlimit was;
+	struct ibv_mr *mr;
+	pid_t child;
+	int status;
+
+	memset(p, 5, MEGABYTE);
+	mr = reg(p, MEGABYTE);
+	CHECK(getrlimit(RLIMIT_NOFILE, &was) == 0);
+	fill_descriptors();
+	CHECK(ibv_dereg_mr(mr) == 0 && filled(p, 5, MEGABYTE));
+	mr = reg(p, MEGABYTE);
+	for (int i = 0; i < 3; i++) {
+		child = fork();
+		CHECK(child >= 0);
+		if (child == 0) {
+			usleep(10000); /* the parent writes meanwhile */
+			_exit(!filled(p, 5, MEGABYTE));
+		}
+		memset(p, 6, MEGABYTE);
+		CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+		memset(p, 5, MEGABYTE);
+	}
+	CHECK(!ibv_reg_mr(pd, &status, sizeof(status), RW)); /* far memory needs one */
+	CHECK(ibv_dereg_mr(mr) == 0 && filled(p, 5, MEGABYTE));
+	limit(RLIMIT_NOFILE, was.rlim_cur);
+	under(RLIMIT_NOFILE, 3);
+}
+
+/* It runs other programs while its memory is registered, and then becomes one that does the same. */
+static void execs(void)
+{
+	char *p = malloc(MEGABYTE), *args[] = { "true", NULL }, stack[100];
+	extern char **environ;
+	pid_t child;
+	int status;
+
+	memset(p, 5, MEGABYTE);
+	reg(p, MEGABYTE);
+	reg(stack, sizeof(stack));
+	for (int i = 0; i < 5; i++) {
+		CHECK(posix_spawnp(&child, "true", NULL, NULL, args, environ) == 0);
+		CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+		CHECK(filled(p, 5, MEGABYTE));
+	}
+	execl("/proc/self/exe", "memory", "kinds", (char *)NULL);
+	CHECK(false);
+}
+
+/* A program that is not dumpable has near memory alone. */
+static void undumpable(void)
+{
+	char *p = malloc(MEGABYTE), stack[100];
+	struct ibv_mr *mr;
+
+	CHECK(prctl(PR_SET_DUMPABLE, 0) == 0);
+	memset(p, 5, MEGABYTE);
+	mr = reg(p, MEGABYTE);
+	CHECK(shared(p) && ibv_dereg_mr(mr) == 0 && filled(p, 5, MEGABYTE));
+	mr = ibv_reg_mr(pd, stack, sizeof(stack), RW);
+	if (geteuid() == 0)
+		CHECK(mr && ibv_dereg_mr(mr) == 0);
+	else
+		CHECK(!mr && errno == EACCES);
+}
+
+/* forbid makes system call nr, if its second argument is arg or arg is 0, fail with err. */
+static void forbid(uint32_t nr, uint32_t arg, uint32_t err)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, nr, 0, 3),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
+		BPF_JUMP(BPF_JMP | (arg ? BPF_JEQ : BPF_JGE) | BPF_K, arg, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | err),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog prog = { sizeof(code) / sizeof(code[0]), code };
+
+	CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog) == 0);
+}
+
+/* Without the system call, the descriptor of /dev/userfaultfd does as well. */
+static void no_userfaultfd(void)
+{
+	forbid(SYS_userfaultfd, 0, EPERM);
+	writers();
+	CHECK(shared(area) == false);
+	changes();
+}
+
+/* With none of the two, memory of several threads is far. */
+static void without(uint32_t err)
+{
+	struct ibv_mr *mr;
+
+	forbid(SYS_userfaultfd, 0, err);
+	forbid(SYS_ioctl, (uint32_t)USERFAULTFD_IOC_NEW, err);
+	start_writers();
+	for (int i = 0; i < MOVES; i++) {
+		mr = reg(area, PAGES * PAGE);
+		CHECK(!shared(area) && ibv_dereg_mr(mr) == 0);
+	}
+	end_writers();
+	mr = reg(area, PAGES * PAGE); /* alone again */
+	CHECK(shared(area) && ibv_dereg_mr(mr) == 0 && !shared(area));
+	kinds();
+	changes();
+	forks();
+}
+
+static void without_eperm(void)
+{
+	without(EPERM);
+}
+
+static void without_enosys(void)
+{
+	without(ENOSYS);
+}
+
+/* The kernel cannot be asked for one mapping (before Linux 6.11). */
+static void no_query(void)
+{
+	forbid(SYS_ioctl, (uint32_t)_IOWR('f', 17, char[104]), ENOTTY);
+	kinds();
+	changes();
+	forks();
 }
 
 /* Very many regions, next to each other. */
@@ -244,6 +505,18 @@ static void sparse(void)
 	CHECK(p[len / 2] == 1 && mincore(p, PAGE, &there) == 0 && !(there & 1));
 }
 
+/* A region of each kind, until the test has seen them. */
+static void hold(void)
+{
+	char *p = malloc(MEGABYTE), stack[100];
+
+	reg(p, MEGABYTE);
+	reg(stack, sizeof(stack));
+	printf("registered\n");
+	fflush(stdout);
+	pause();
+}
+
 /* A QP that has no connection completes what was posted when it goes to the error state. */
 static void flush(void)
 {
@@ -275,11 +548,14 @@ int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
 		{ "kinds", kinds }, { "changes", changes }, { "forks", forks }, { "writers", writers }, { "many", many }, { "sparse", sparse },
-		{ "flush", flush },
+		{ "flush", flush }, { "limit-as", limit_as }, { "limit-data", limit_data }, { "limit-memlock", limit_memlock },
+		{ "limit-nofile", limit_nofile }, { "execs", execs }, { "undumpable", undumpable }, { "no-userfaultfd", no_userfaultfd },
+		{ "without-eperm", without_eperm }, { "without-enosys", without_enosys }, { "no-query", no_query },
+		{ "hold", hold },
 	};
 	struct ibv_context *c;
 
-	CHECK(argc == 2);
+	CHECK(argc == 2 && mallopt(M_ARENA_MAX, 1));
 	pd = open_pd();
 	c = pd->context;
 	for (size_t i = 0; i < sizeof(modes) / sizeof(modes[0]); i++)
