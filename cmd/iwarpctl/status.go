@@ -173,9 +173,13 @@ func (c *command) lists() []*cobra.Command {
 	return []*cobra.Command{
 		qp,
 		group("mr", "Memory regions", list(c, "mr", "registered memory", (*iwarp.Admin).MRs,
-			[]string{"client", "uid", "region", "pd", "base", "length", "access"},
+			[]string{"client", "uid", "region", "pd", "base", "length", "memory", "access"},
 			func(m *ctrlpb.MRInfo) []any {
-				return []any{m.Client, owner(m.Uid), m.Mr, m.Pd, fmt.Sprintf("%#x", m.Base), octets(m.Length), access(m.Access)}
+				memory := "mapped"
+				if m.Far {
+					memory = "far"
+				}
+				return []any{m.Client, owner(m.Uid), m.Mr, m.Pd, fmt.Sprintf("%#x", m.Base), octets(m.Length), memory, access(m.Access)}
 			})),
 		group("cq", "Completion queues", list(c, "cq", "completion queues", (*iwarp.Admin).CQs,
 			[]string{"client", "uid", "cq", "depth", "qps", "completions", "overruns", "wake-ups", "moderation"},
