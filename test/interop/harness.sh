@@ -1,21 +1,21 @@
 # shellcheck shell=bash
-# What the runs of this folder share: the lock, the network, the processes, the table, the end. Sourced by each of them.
+# Functions of all runs in this folder, for the lock, the network, processes, the table and the end. Each run sources it.
 #
-# A run is one at a time on a machine: it holds a lock while it has its namespaces. $TMP is its folder from harness_begin on;
-# what is in it at the end stays in $KEEP, if that is set.
+# A machine does one run at a time: a run holds a lock while it has its namespaces. $TMP is its folder, from harness_begin on.
+# If $KEEP is set, the contents of $TMP are moved there at the end.
 
 BIN=bin KEEP='' PASSED=0 FAILED=0 LOCKED=
 
 cannot() { echo "interop/${0##*/}: $*" >&2; exit 2; }
 
-# needs WHAT:PACKAGE...: root, the programs under test, and these commands or files: what is missing is installed.
+# needs WHAT:PACKAGE...: checks for root and the programs under test, and installs the missing ones of these commands or files.
 needs() {
   [ "$(id -u)" -eq 0 ] || cannot "needs root"
   [ -x "$BIN/iwarpd" ] && [ -x "$BIN/iwarpctl" ] || cannot "no $BIN/iwarpd and $BIN/iwarpctl: run make build"
   .ci/need "$@" || cannot "not all of this can be installed: $*"
 }
 
-# harness_begin NETNS...: takes the lock of the first name, and makes the namespaces.
+# harness_begin NETNS...: takes the lock of the first namespace, and makes all of them.
 harness_begin() {
   local ns
   NAMESPACES=("$@")
@@ -26,13 +26,13 @@ harness_begin() {
   flock -n 9 || cannot "another run is going on"
   LOCKED=1
   for ns; do
-    ip netns del "$ns" 2>/dev/null || true   # of a run that was killed
+    ip netns del "$ns" 2>/dev/null || true   # left by a run that was killed
     ip netns add "$ns"
     ip -n "$ns" link set lo up
   done
 }
 
-# harness_end takes away all that the run has made. A run's own at_end is called when nothing runs any more.
+# harness_end removes all that the run has made. It calls the run's own at_end when all processes have ended.
 harness_end() {
   local name pid ns
   trap - EXIT INT TERM
@@ -60,8 +60,8 @@ tap_up() {
   ip -n "$1" link set tap0 up
 }
 
-# behind_wire NETNS OURS ADDR/LEN: tap0 of NETNS, and beside it veth1, for test/impair to join them; its other end is veth0
-# of OURS, with that address. The kernel of NETNS does not know it, and so does not answer for it.
+# behind_wire NETNS OURS ADDR/LEN: makes tap0 and veth1 in NETNS, for test/impair to connect. The other end of veth1 is veth0
+# in OURS, with the address. The kernel of NETNS does not have the address, so it does not respond for it.
 behind_wire() {
   tap_up "$1"
   ip -n "$1" link add veth0 netns "$2" type veth peer name veth1
@@ -71,14 +71,14 @@ behind_wire() {
   ip -n "$1" link set veth1 up
 }
 
-# started NAME: what was put in the background last is NAME from here on, for stop. Its number is in a file, for a check
-# that starts one anew is a subshell.
+# started NAME: names the last background process, for stop. Its PID is kept in a file, since a check that starts a process
+# again runs in a subshell.
 started() {
   echo $! >"$TMP/$1.pid"
   disown
 }
 
-# stop SIGNAL NAME: sends it the signal, and waits till it is gone, a minute at most.
+# stop SIGNAL NAME: sends the signal to the process, and waits up to a minute for its end.
 stop() {
   local pid
   pid=$(cat "$TMP/$2.pid" 2>/dev/null) || return 0
@@ -87,7 +87,7 @@ stop() {
   for _ in {1..600}; do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
 }
 
-# wait_for SECONDS PID CMD...: until CMD succeeds; fails when the time is up or process PID is gone.
+# wait_for SECONDS PID CMD...: waits until CMD succeeds. It fails after that time, or when process PID has ended.
 wait_for() {
   local end=$((SECONDS + $1)) pid=$2
   shift 2
@@ -97,7 +97,7 @@ wait_for() {
   done
 }
 
-# row STATUS FORMAT COLUMN...: a row of the table, which counts as passed or failed.
+# row STATUS FORMAT COLUMN...: prints a row of the table and counts it as passed or failed.
 row() {
   local mark=ok
   if [ "$1" -eq 0 ]; then PASSED=$((PASSED + 1)); else FAILED=$((FAILED + 1)) mark=FAIL; fi
@@ -105,7 +105,7 @@ row() {
   printf "%-4s  $2\n" "$mark" "${@:3}"
 }
 
-# check NAME CMD...: a row; what CMD prints is shown if it fails.
+# check NAME CMD...: prints a row, and the output of CMD if it fails.
 check() {
   local name=$1 start=$EPOCHREALTIME why
   shift
@@ -116,10 +116,10 @@ check() {
   fi
 }
 
-# seconds START: since that EPOCHREALTIME.
+# seconds START: prints the seconds since START, an EPOCHREALTIME.
 seconds() { awk -v a="$1" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f s", b - a }'; }
 
-# harness_count is the last line of a run, and its exit status.
+# harness_count prints the last line of a run and returns its exit status.
 harness_count() {
   echo "$PASSED passed, $FAILED failed"
   [ "$FAILED" -eq 0 ]

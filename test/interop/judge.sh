@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# judge PCAP PORT OURS [crc]: what tshark thinks of the iWARP connections to PORT in PCAP. Prints one line for each
-# objection, or a summary, and returns 1 if there was an objection. OURS is the address whose frames must be perfect (may be empty): each of its
-# segments starts and ends at an FPDU boundary. With crc, each FPDU must carry a CRC that is right.
+# judge PCAP PORT OURS [crc]: checks the iWARP connections to PORT in PCAP with tshark. It prints one line for each fault, or
+# a summary, and returns 1 if there is a fault. The segments of address OURS, which may be empty, must also start and end at
+# FPDU boundaries. With crc, each FPDU must have a correct CRC.
 
-# tshark_knows DIR PROTOCOL...: makes DIR a configuration for tshark (WIRESHARK_CONFIG_DIR) with these protocols alone. Of the
-# thousands that it knows another may lay claim to any payload, by the port that a client happens to get or by its looks.
+# tshark_knows DIR PROTOCOL...: makes DIR a configuration for tshark (WIRESHARK_CONFIG_DIR) with only these protocols. Others
+# of the thousands that it knows could claim the payload, because of a client's port or by a heuristic.
 tshark_knows() {
   mkdir -p "$1" && tshark -G protocols 2>/dev/null | cut -f 3 | grep -vxF "$(printf '%s\n' frame data eth ip ipv6 "${@:2}")" >"$1/disabled_protos"
 }
@@ -16,7 +16,7 @@ judge() {
   local -x WIRESHARK_CONFIG_DIR=$dir/tshark
   tshark -r "$pcap" -Y "tcp.port==$port" -w "$dir/one.pcap" 2>"$dir/err" || { cat "$dir/err"; return 1; }
 
-  # One line a frame: what the dissectors made of it.
+  # One line for each frame, with what the dissectors found.
   tshark -2 -r "$dir/one.pcap" -o tcp.try_heuristic_first:TRUE -o tcp.check_checksum:TRUE -o ip.check_checksum:TRUE -T fields -E separator=';' -E occurrence=a -E aggregator=, \
     -e frame.number -e ip.src -e tcp.len -e tcp.flags.syn -e tcp.flags.reset -e frame.protocols -e iwarp_rdma.opcode \
     -e tcp.reassembled_in -e tcp.analysis.retransmission -e tcp.analysis.lost_segment -e tcp.analysis.out_of_order -e tcp.checksum.status \
@@ -24,17 +24,17 @@ judge() {
   awk -F';' -v ours="$ours" '
     function bad(what) { if (n[what]++ < 3) print what ": frame " $1 ($15 != "" ? " (" $15 ")" : "") }
     $4 == "1" { conns++ }
-    $9 != ""  { bad("TCP retransmission"); next }   # tshark looks no further into it
+    $9 != ""  { bad("TCP retransmission"); next }   # tshark does not dissect its payload
     $10 != "" { bad("TCP segment missing from the capture") }
     $11 != "" { bad("TCP segment out of order") }
     ($12 == "0" && $15 !~ /0xffff instead of 0x0000/) || $13 == "0" { bad("wrong checksum") }   # Linux writes a sum of zero as 0xffff
     $6 ~ /malformed/ { bad("malformed") }
     $7 ~ /0x07/ { bad("Terminate") }
     $14 != "" {
-      # Severities: 0x00400000 note, 0x00600000 warning, 0x00800000 error. Revision 2 (RFC 6581) is news to this dissector.
+      # Severities: 0x00400000 note, 0x00600000 warning, 0x00800000 error. This dissector does not know revision 2 (RFC 6581).
       s = $15; gsub(/(Res field is NOT set to zero|Rev field is NOT set to one) as required by RFC 5044/, "", s)
       gsub(/TCP Checksum 0xffff instead of 0x0000 \(see RFC 1624\)/, "", s)
-      if ("TCP retransmission" in n) gsub(/D-SACK Sequence|TCP window update|Duplicate ACK \(#[0-9]*\)/, "", s)   # its echo
+      if ("TCP retransmission" in n) gsub(/D-SACK Sequence|TCP window update|Duplicate ACK \(#[0-9]*\)/, "", s)   # caused by it
       gsub(/Connection (establish|finish|reset)[^,]*|This frame (initiates|undergoes) the connection closing/, "", s)
       gsub(/[ ,]/, "", s)
       if (s != "" && $14 ~ /6291456|8388608|0x00600000|0x00800000/) bad("tshark objects")
