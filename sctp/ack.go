@@ -124,10 +124,10 @@ func (a *Assoc) acknowledged(now clock.Time) {
 			p.single = false
 		}
 		if p.flight == 0 {
-			p.t3 = 0
+			p.stop(timerT3)
 			p.pba = 0
-		} else if p.t3 == 0 || p.earliest {
-			p.t3 = now.Add(p.rto)
+		} else if !p.armed(timerT3) || p.earliest {
+			p.arm(timerT3, now.Add(p.rto))
 		}
 	}
 	// A peer that processes packets in batches sends one SACK for many packets: allow as many as if it had sent one for every second
@@ -213,7 +213,7 @@ func (a *Assoc) misses(newest serial.Num) {
 		a.stats.FastRetransmits++
 		a.lose(p)
 		if p == a.first {
-			pa.t3 = 0 // RFC 9260 7.2.4 (4)
+			pa.stop(timerT3) // RFC 9260 7.2.4 (4)
 		}
 	}
 	if found && a.recovery == recoveryNone {
@@ -244,7 +244,6 @@ func (a *Assoc) grow(p *path) {
 // retransmitTimeout is RFC 9260 6.3.3 and 7.2.3 for path i.
 func (a *Assoc) retransmitTimeout(now clock.Time, i int) {
 	p := &a.paths[i]
-	p.t3 = 0
 	a.stats.Timeouts++
 	if probe := a.probing && a.outstanding <= a.pmdcs(p) && a.lostCount == 0; !probe {
 		p.ssthresh = max(p.cwnd/2, 4*a.pmdcs(p))
@@ -282,7 +281,7 @@ func (a *Assoc) probeLost() {
 		a.lose(p)
 	}
 	for i := range a.paths[:a.npaths] {
-		a.paths[i].t3 = 0
+		a.paths[i].stop(timerT3)
 	}
 }
 

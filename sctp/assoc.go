@@ -338,7 +338,8 @@ func (a *Assoc) end(err error) {
 	a.stop(timerInit, timerShutdown, timerGuard)
 	for i := range a.paths[:a.npaths] {
 		p := &a.paths[i]
-		p.t3, p.hb, p.hbSend, p.ack = 0, 0, false, p.ack[:0]
+		p.deadlines = [numPathTimers]clock.Time{}
+		p.hbSend, p.ack = false, p.ack[:0]
 		p.pmtu = pmtu{limit: p.pmtu.limit}
 	}
 	a.events |= 1 << EventClosed
@@ -358,7 +359,8 @@ func (a *Assoc) dropSends() {
 	a.probe, a.starved = false, false
 	for i := range a.paths[:a.npaths] {
 		p := &a.paths[i]
-		p.flight, p.t3, p.timing, p.single = 0, 0, false, false
+		p.stop(timerT3)
+		p.flight, p.timing, p.single = 0, false, false
 	}
 }
 
@@ -375,7 +377,7 @@ func (a *Assoc) up(now clock.Time) {
 	for i := range a.paths[:a.npaths] {
 		a.armHeartbeat(now, i)
 		if !a.paths[i].confirmed {
-			a.paths[i].hb = now // verified at once (RFC 9260 5.4)
+			a.paths[i].arm(timerHeartbeat, now) // verified at once (RFC 9260 5.4)
 		}
 	}
 	if a.closing {

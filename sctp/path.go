@@ -32,9 +32,9 @@ type path struct {
 	timed             serial.Num
 	timedAt           clock.Time
 
-	t3      clock.Time
-	ack     []byte     // HEARTBEAT ACKs to send on this path
-	hb      clock.Time // time of the next HEARTBEAT, or time-out of the last one
+	deadlines [numPathTimers]clock.Time // see timers.go
+
+	ack     []byte // HEARTBEAT ACKs to send on this path
 	beat    beat
 	hbSend  bool // send it now
 	hbNonce uint64

@@ -31,12 +31,11 @@ var commonMTUs = [...]int{1006, 1280, 1400, 1420, 1450, 1476, 1492, 1500, 4352, 
 // long, packets become shorter, and padded HEARTBEATs later search for what the path carries (RFC 8899 6.2). While packets have the full
 // first-hop size there is no search.
 type pmtu struct {
-	limit  int        // MTU of the first hop
-	due    clock.Time // start of a search, or time-out of the outstanding probe
-	above  int        // sizes from here on do not get through, as far as the search knows
-	size   int        // IP packet size of the probe to send, or outstanding; 0: none
-	tries  int        // probes of this size sent
-	plain  bool       // the probe tests reachability for size, but is not padded
+	limit  int  // MTU of the first hop
+	above  int  // sizes from here on do not get through, as far as the search knows
+	size   int  // IP packet size of the probe to send, or outstanding; 0: none
+	tries  int  // probes of this size sent
+	plain  bool // the probe tests reachability for size, but is not padded
 	send   bool
 	nonce  uint64
 	lost   int // consecutive time-outs that lost something longer than floor
@@ -69,6 +68,7 @@ func (a *Assoc) SetMTU(i, mtu int) {
 		return
 	}
 	p.pmtu = pmtu{limit: mtu}
+	p.stop(timerMTU)
 	if mtu = max(mtu, p.minMTU()); mtu != p.mtu {
 		p.mtu = mtu
 	}
@@ -82,7 +82,8 @@ func (a *Assoc) lowerMTU(now clock.Time, i, mtu int, again time.Duration) {
 		return
 	}
 	p.mtu = mtu
-	p.pmtu = pmtu{limit: p.pmtu.limit, due: now.Add(again)}
+	p.pmtu = pmtu{limit: p.pmtu.limit}
+	p.arm(timerMTU, now.Add(again))
 }
 
 // tooBig processes an ICMP error that reports the MTU of path i.
@@ -124,10 +125,10 @@ func (a *Assoc) mtuDue(now clock.Time, i int) {
 	switch {
 	case a.state != Established || a.closing:
 		m.size = 0
-		m.due = now.Add(raiseAfter)
+		p.arm(timerMTU, now.Add(raiseAfter))
 	case !p.confirmed || !p.active || p.errors > 0:
 		m.tries = 0 // losses there have nothing to do with size
-		m.due = now.Add(probeWait + p.rto)
+		p.arm(timerMTU, now.Add(probeWait+p.rto))
 	case m.size == 0 || m.lost > 0:
 		m.lost, m.passed = 0, 0 // data sent now gets through
 		m.tries, m.above = 0, m.limit+1
@@ -156,9 +157,10 @@ func (a *Assoc) search(now clock.Time, p *path) {
 		a.probeMTU(now, p, sizes[n/2])
 		return
 	}
-	m.size, m.send, m.due = 0, false, 0
+	m.size, m.send = 0, false
+	p.stop(timerMTU)
 	if p.mtu < m.limit {
-		m.due = now.Add(raiseAfter)
+		p.arm(timerMTU, now.Add(raiseAfter))
 	}
 }
 
@@ -168,7 +170,7 @@ func (a *Assoc) probeMTU(now clock.Time, p *path, size int) {
 	m.size, m.send, m.plain = size, true, false
 	m.tries++
 	m.nonce = a.newNonce(now)
-	m.due = now.Add(probeWait + p.rto)
+	p.arm(timerMTU, now.Add(probeWait+p.rto))
 	a.stats.MTUProbes++
 }
 
@@ -228,9 +230,9 @@ func (a *Assoc) blackHole(now clock.Time, i, size int) {
 		a.stats.BlackHoles++
 		a.lowerMTU(now, i, m.passed, p.rto)
 	default:
-		due := m.due
+		due := p.deadlines[timerMTU]
 		a.probeMTU(now, p, p.floor())
-		m.due = due
+		p.arm(timerMTU, due)
 		if m.plain = (m.lost-blackHoleTimeouts)%2 == 0; m.plain {
 			m.size = p.minMTU()
 		}
@@ -240,7 +242,8 @@ func (a *Assoc) blackHole(now clock.Time, i, size int) {
 // longGotThrough ends a black hole suspicion and any search; another search starts later.
 func (a *Assoc) longGotThrough(now clock.Time, p *path) {
 	p.pmtu = pmtu{limit: p.pmtu.limit}
+	p.stop(timerMTU)
 	if p.mtu < p.pmtu.limit {
-		p.pmtu.due = now.Add(raiseAfter)
+		p.arm(timerMTU, now.Add(raiseAfter))
 	}
 }

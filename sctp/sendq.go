@@ -71,8 +71,8 @@ func (a *Assoc) leave(now clock.Time, p uint32, i int) {
 	pa.lastData = now
 	a.outstanding += int(it.len)
 	a.peerRwnd -= int(it.len)
-	if pa.t3 == 0 {
-		pa.t3 = now.Add(pa.rto)
+	if !pa.armed(timerT3) {
+		pa.arm(timerT3, now.Add(pa.rto))
 	}
 }
 

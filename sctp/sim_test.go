@@ -311,7 +311,7 @@ func checkAccounts(t testing.TB, a *Assoc) {
 	for i := range a.paths[:a.npaths] {
 		p := &a.paths[i]
 		sum += p.flight
-		if p.flight > 0 && p.t3 == 0 {
+		if p.flight > 0 && !p.armed(timerT3) {
 			t.Fatal("data in flight and no timer")
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// timer identifies a timer of an association. Each path has its own T3-rtx, heartbeat and MTU timers.
+// timer identifies a timer of an association.
 type timer uint8
 
 const (
@@ -18,6 +18,22 @@ const (
 	timerPersist               // probe of a closed window (6.1 A)
 	numTimers
 )
+
+// pathTimer identifies a timer of a path.
+type pathTimer uint8
+
+const (
+	timerT3        pathTimer = iota // T3-rtx (RFC 9260 6.3)
+	timerHeartbeat                  // the next HEARTBEAT, or the time-out of the last one (8.3)
+	timerMTU                        // start of a search, or time-out of the outstanding probe (RFC 8899)
+	numPathTimers
+)
+
+func (p *path) arm(t pathTimer, at clock.Time) { p.deadlines[t] = at }
+
+func (p *path) stop(t pathTimer) { p.deadlines[t] = 0 }
+
+func (p *path) armed(t pathTimer) bool { return p.deadlines[t] != 0 }
 
 func (a *Assoc) arm(t timer, at clock.Time) { a.deadlines[t] = at }
 
@@ -36,8 +52,9 @@ func (a *Assoc) Deadline() clock.Time {
 		d = clock.Earliest(d, t)
 	}
 	for i := range a.paths[:a.npaths] {
-		p := &a.paths[i]
-		d = clock.Earliest(d, clock.Earliest(p.t3, clock.Earliest(p.hb, p.pmtu.due)))
+		for _, t := range a.paths[i].deadlines {
+			d = clock.Earliest(d, t)
+		}
 	}
 	return d
 }
@@ -69,14 +86,20 @@ func (a *Assoc) HandleTimeout(now clock.Time) {
 		}
 	}
 	for i := range a.paths[:a.npaths] {
-		if a.state != Closed && a.paths[i].t3.Due(now) {
-			a.retransmitTimeout(now, i)
-		}
-		if a.state != Closed && a.paths[i].hb.Due(now) {
-			a.heartbeatDue(now, i)
-		}
-		if a.state != Closed && a.paths[i].pmtu.due.Due(now) {
-			a.mtuDue(now, i)
+		p := &a.paths[i]
+		for t := range numPathTimers {
+			if a.state == Closed || !p.deadlines[t].Due(now) {
+				continue
+			}
+			p.stop(t)
+			switch t {
+			case timerT3:
+				a.retransmitTimeout(now, i)
+			case timerHeartbeat:
+				a.heartbeatDue(now, i)
+			case timerMTU:
+				a.mtuDue(now, i)
+			}
 		}
 	}
 }
@@ -156,13 +179,13 @@ func (a *Assoc) armHeartbeat(now clock.Time, i int) {
 func (a *Assoc) nextHeartbeat(from clock.Time, i int) {
 	p := &a.paths[i]
 	if a.cfg.Heartbeat < 0 {
-		p.hb = 0
+		p.stop(timerHeartbeat)
 		return
 	}
 	// Jitter of half the RTO either way, unpredictable to the peer.
 	m, _ := draw(&a.key, &a.flow, from, uint32(i)<<8|0x80000000)
 	jitter := time.Duration(m%1024)*p.rto/1024 - p.rto/2
-	p.hb = from.Add(max(a.cfg.Heartbeat+p.rto+jitter, time.Millisecond))
+	p.arm(timerHeartbeat, from.Add(max(a.cfg.Heartbeat+p.rto+jitter, time.Millisecond)))
 }
 
 // heartbeatDue sends a HEARTBEAT on an idle path, or counts an unanswered one and schedules the next, with a backed-off RTO. On an
@@ -180,8 +203,8 @@ func (a *Assoc) heartbeatDue(now clock.Time, i int) {
 			return
 		}
 		if p.confirmed || !p.active {
-			if a.nextHeartbeat(p.hbAt, i); p.hb != 0 {
-				p.hb = max(p.hb, now.Add(time.Millisecond))
+			if a.nextHeartbeat(p.hbAt, i); p.armed(timerHeartbeat) {
+				p.arm(timerHeartbeat, max(p.deadlines[timerHeartbeat], now.Add(time.Millisecond)))
 			}
 			return
 		}
@@ -191,14 +214,14 @@ func (a *Assoc) heartbeatDue(now clock.Time, i int) {
 	}
 	if !p.confirmed { // HB.Max.Burst of 1 in an RTO (5.4)
 		if now < a.verifyAt {
-			p.hb = a.verifyAt
+			p.arm(timerHeartbeat, a.verifyAt)
 			return
 		}
 		a.verifyAt = now.Add(a.paths[a.primary].rto)
 	}
 	p.hbSend, p.beat = true, beatSent
 	p.hbAt = now
-	p.hb = now.Add(p.rto)
+	p.arm(timerHeartbeat, now.Add(p.rto))
 	p.hbNonce = a.newNonce(now)
 	a.stats.Heartbeats++
 }
