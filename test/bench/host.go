@@ -45,7 +45,9 @@ func runUnix(m *matrix, mtu int, tests []test) ([]result, error) {
 // runShm is fi_pingpong over libfabric's shared memory. The rate of its stream is that of one
 // message at a time.
 func runShm(m *matrix, _ int, tests []test) ([]result, error) {
-	return m.libfabric("shm", "rdm", &m.lab.b, tests)
+	client := m.lab.b
+	client.cpu = m.lab.a.cpu // both programs spin
+	return m.libfabric("shm", "rdm", &client, tests)
 }
 
 func runMemcpy(m *matrix, _ int, tests []test) ([]result, error) {

@@ -39,10 +39,12 @@ func (m *matrix) libfabric(provider, kind string, client *side, tests []test) ([
 	}
 	rs := make([]result, len(tests))
 	for i, t := range tests {
-		rounds := max(100, int(m.opt.window/(20*time.Microsecond)))
+		each := 20*time.Microsecond + time.Duration(t.Size/10) // there and back, about
+		rounds := max(100, int(m.opt.window/each))
 		var err error
 		for range 4 { // its two connections race each other at times
-			if rs[i], err = fiPingPong(m.lab, provider, kind, client, t, rounds); err == nil {
+			began := time.Now()
+			if rs[i], err = fiPingPong(m.lab, provider, kind, client, t, rounds); err == nil || time.Since(began) > pingPongLimit {
 				break
 			}
 			time.Sleep(200 * time.Millisecond)
@@ -53,6 +55,9 @@ func (m *matrix) libfabric(provider, kind string, client *side, tests []test) ([
 	}
 	return rs, nil
 }
+
+// pingPongLimit bounds a run of fi_pingpong. One that takes longer is not tried again.
+const pingPongLimit = 15 * time.Second
 
 func fiPingPong(l *lab, provider, kind string, on *side, t test, rounds int) (r result, err error) {
 	args := []string{"-p", provider, "-e", kind, "-I", strconv.Itoa(rounds), "-S", strconv.Itoa(t.Size)}
@@ -68,7 +73,7 @@ func fiPingPong(l *lab, provider, kind string, on *side, t test, rounds int) (r 
 	if err := on.start(client); err != nil {
 		return r, err
 	}
-	kill := time.AfterFunc(15*time.Second, func() { _ = client.Process.Kill() })
+	kill := time.AfterFunc(pingPongLimit, func() { _ = client.Process.Kill() })
 	defer kill.Stop()
 	if err := client.Wait(); err != nil {
 		return r, fmt.Errorf("fi_pingpong: %w: %s", err, lastLine(errs.String()))
