@@ -18,7 +18,7 @@ NORACE = /(tcp|tcp/gvisor|tcp/kernel|sctp|sctp/session|mpa|ddp|rdmap|rpcrdma/wir
 PACKAGES = ./... ./cmd/iwarpctl/... ./rpcrdma/... ./test/bench/...
 
 .DEFAULT_GOAL := build
-.PHONY: build image docs clib verbs packages packages-check release generate lint test upgrade-test mutate demo bench interop interop-nfs interop-sctp interop-nic interop-verbs clean help
+.PHONY: build image docs clib verbs packages packages-check release generate lint test upgrade-test mutate demo bench plot interop interop-nfs interop-sctp interop-nic interop-verbs clean help
 
 build: ## build bin/iwarpd, bin/iwarpctl and bin/iwarpd-device-plugin
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/iwarpd ./cmd/iwarpctl
@@ -87,6 +87,9 @@ bench: build ## measure against the budget, kernel TCP and libfabric; writes out
 	@mkdir -p $(OUT)
 	@.ci/need fi_pingpong:libfabric-bin gcc:gcc /usr/include/stdlib.h:libc6-dev /usr/include/usrsctp.h:libusrsctp-dev
 	$(GO) run ./test/bench $(BENCHFLAGS)
+
+plot: ## draw out/bench.json, which make bench wrote, into docs/pictures/speed.svg
+	$(GO) run ./test/bench -plot docs/pictures/speed.svg
 
 interop: build ## against Linux's soft-iWARP in a virtual machine
 	@test/interop/run

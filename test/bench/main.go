@@ -7,8 +7,9 @@
 // Peers: "budget" is an AF_XDP socket alone that does the same work per frame
 // (copy, CRC32c, checksum, one acknowledgement for two frames) with no protocol;
 // "kernel-tcp-gso" and "kernel-tcp-nogso" are the kernel's TCP with and without
-// segmentation offload; "libfabric-tcp" and "libfabric-shm" are fi_pingpong. The sctp rows are beside "daemon",
-// ourselves over TCP, and "usrsctp" over raw sockets.
+// segmentation offload; "daemon-socket" is iwarpd over the kernel's TCP sockets;
+// "libfabric-tcp" and "libfabric-shm" are fi_pingpong. The sctp rows are compared with
+// "daemon", iwarpd over TCP, and "usrsctp" over raw sockets.
 //
 // Each round runs every arm once, the next round in reversed order; each cell
 // waits for an idle machine. It prints a table and writes out/bench.json. A ratio
@@ -62,6 +63,7 @@ type options struct {
 	enforce  bool
 	markdown bool
 	against  string // a file of an earlier run
+	plot     string // the picture to draw of out, instead of measuring
 }
 
 func main() {
@@ -94,6 +96,7 @@ func parse(args []string) (*options, error) {
 	fs.BoolVar(&o.enforce, "enforce", false, "fail when a floor is missed")
 	fs.BoolVar(&o.markdown, "markdown", false, "print the table as Markdown")
 	fs.StringVar(&o.against, "against", "", "compare with the rows of an earlier run in this file")
+	fs.StringVar(&o.plot, "plot", "", "measure nothing, but draw the rows of the -out file that compare with the kernel's TCP into this SVG file")
 	if err := fs.Parse(args); err != nil {
 		return nil, err
 	}
@@ -140,6 +143,13 @@ func run(args []string) error {
 	o, err := parse(args)
 	if err != nil {
 		return err
+	}
+	if o.plot != "" {
+		rows, err := read(o.out)
+		if err != nil {
+			return fmt.Errorf("-plot: %w", err)
+		}
+		return plot(o.plot, rows)
 	}
 	var before []row
 	if o.against != "" {

@@ -16,6 +16,7 @@ type arm struct {
 
 var arms = []arm{
 	{"daemon", runDaemon},
+	{"daemon-socket", runDaemonSocket},
 	{"in-process", runInProcess},
 	{"budget", runBudget},
 	{"kernel-tcp-nogso", func(m *matrix, mtu int, tests []test) ([]result, error) { return runTCP(m, tests, false) }},
@@ -59,19 +60,23 @@ const (
 )
 
 func workloads() []workload {
-	bulk := map[string]string{"budget": "stream", "kernel-tcp-nogso": "stream", "kernel-tcp-gso": "stream"}
-	lat := map[string]string{"budget": "ping-pong", "kernel-tcp-nogso": "ping-pong", "kernel-tcp-gso": "ping-pong", "libfabric-tcp": "ping-pong"}
+	bulk := func(ours string) map[string]string {
+		return map[string]string{"budget": "stream", "kernel-tcp-nogso": "stream", "kernel-tcp-gso": "stream", "daemon-socket": ours}
+	}
+	lat := func(ours string) map[string]string {
+		return map[string]string{"budget": "ping-pong", "kernel-tcp-nogso": "ping-pong", "kernel-tcp-gso": "ping-pong", "libfabric-tcp": "ping-pong", "daemon-socket": ours}
+	}
 	rate := map[string]string{"kernel-tcp-nogso": "rate", "kernel-tcp-gso": "rate"}
 	return []workload{
-		{"write-bw", "daemon", "write-bw", "Gb/s", false, []int{mib, 64 * kib}, bulk},
-		{"read-bw", "daemon", "read-bw", "Gb/s", false, []int{mib, 64 * kib}, bulk},
+		{"write-bw", "daemon", "write-bw", "Gb/s", false, []int{mib, 64 * kib}, bulk("write-bw")},
+		{"read-bw", "daemon", "read-bw", "Gb/s", false, []int{mib, 64 * kib}, bulk("read-bw")},
 		{"write-rate", "daemon", "write-rate", "M/s", false, []int{64}, rate},
-		{"read-lat", "daemon", "read-lat", "us", true, []int{64}, lat},
-		{"send-lat", "daemon", "send-lat", "us", true, []int{64}, lat},
-		{"write-bw-inprocess", "in-process", "write-bw", "Gb/s", false, []int{mib}, bulk},
+		{"read-lat", "daemon", "read-lat", "us", true, []int{64}, lat("read-lat")},
+		{"send-lat", "daemon", "send-lat", "us", true, []int{64}, lat("send-lat")},
+		{"write-bw-inprocess", "in-process", "write-bw", "Gb/s", false, []int{mib}, bulk("write-bw")},
 		{"write-rate-inprocess", "in-process", "write-rate", "M/s", false, []int{64}, rate},
-		{"read-lat-inprocess", "in-process", "read-lat", "us", true, []int{64}, lat},
-		{"send-lat-inprocess", "in-process", "send-lat", "us", true, []int{64}, lat},
+		{"read-lat-inprocess", "in-process", "read-lat", "us", true, []int{64}, lat("read-lat")},
+		{"send-lat-inprocess", "in-process", "send-lat", "us", true, []int{64}, lat("send-lat")},
 		{"write-lat-pipe", "pipe", "write-lat", "us", true, []int{64}, map[string]string{rings: "local"}},
 		// Between two programs of one daemon. A Write's latency is until its completion, the data being in the other program's memory.
 		{"host-write-bw", "within-host", "write-bw", "Gb/s", false, []int{mib, 64 * kib}, map[string]string{"memcpy": "copy", "unix-socket": "stream", "libfabric-shm": "stream"}},
@@ -91,7 +96,7 @@ func workloads() []workload {
 }
 
 // peerOrder is the order of the peers in the table.
-var peerOrder = []string{"budget", "kernel-tcp-nogso", "kernel-tcp-gso", "libfabric-tcp", "memcpy", "unix-socket", "libfabric-shm", rings, "daemon", "usrsctp", "nfs-tcp-nogso", "nfs-tcp-gso"}
+var peerOrder = []string{"budget", "kernel-tcp-nogso", "kernel-tcp-gso", "libfabric-tcp", "daemon-socket", "memcpy", "unix-socket", "libfabric-shm", rings, "daemon", "usrsctp", "nfs-tcp-nogso", "nfs-tcp-gso"}
 
 // A cell is one number to measure once a round.
 type cell struct {

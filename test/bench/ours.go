@@ -44,19 +44,24 @@ func runDaemon(m *matrix, mtu int, tests []test) ([]result, error) { return m.da
 // runDaemonSCTP is the same over SCTP.
 func runDaemonSCTP(m *matrix, mtu int, tests []test) ([]result, error) { return m.daemons(tests, true) }
 
-func (m *matrix) daemons(tests []test, sctp bool) ([]result, error) {
-	return m.withDaemons(func(socketA, socketB string) ([]result, error) { return m.iwarp(tests, socketA, socketB, false, sctp) })
+// runDaemonSocket is runDaemon over the kernel's TCP sockets.
+func runDaemonSocket(m *matrix, mtu int, tests []test) ([]result, error) {
+	return m.daemons(tests, false, "--transport", "socket")
+}
+
+func (m *matrix) daemons(tests []test, sctp bool, flags ...string) ([]result, error) {
+	return m.withDaemons(func(socketA, socketB string) ([]result, error) { return m.iwarp(tests, socketA, socketB, false, sctp) }, flags...)
 }
 
 // withDaemons has run measure by two daemons, one on each side, whose sockets it
-// is given.
-func (m *matrix) withDaemons(run func(socketA, socketB string) ([]result, error)) (rs []result, err error) {
+// is given. Without flags each daemon serves the interface of its side.
+func (m *matrix) withDaemons(run func(socketA, socketB string) ([]result, error), flags ...string) (rs []result, err error) {
 	if err := m.lab.setOffloads(true); err != nil {
 		return nil, err
 	}
 	sockets := map[*side]string{}
 	for _, s := range []*side{&m.lab.a, &m.lab.b} {
-		d, socket, err := m.daemon(s)
+		d, socket, err := m.daemon(s, flags...)
 		if err != nil {
 			return nil, err
 		}
@@ -110,14 +115,17 @@ func (m *matrix) iwarp(tests []test, socketA, socketB string, inline, sctp bool)
 }
 
 // daemon starts iwarpd on one side and waits till it serves.
-func (m *matrix) daemon(s *side) (*exec.Cmd, string, error) {
+func (m *matrix) daemon(s *side, flags ...string) (*exec.Cmd, string, error) {
+	if len(flags) == 0 {
+		flags = []string{"--interface", s.ifn}
+	}
 	socket := filepath.Join(m.dir, s.ifn+".sock")
 	log, err := os.Create(filepath.Join(m.dir, s.ifn+".log"))
 	if err != nil {
 		return nil, "", err
 	}
 	defer log.Close()
-	cmd := exec.Command(filepath.Join(m.opt.bin, "iwarpd"), "--interface", s.ifn, "--socket", socket, "--log-level", "warn")
+	cmd := exec.Command(filepath.Join(m.opt.bin, "iwarpd"), append(flags, "--socket", socket, "--log-level", "warn")...)
 	cmd.Env = append(os.Environ(), "GOMAXPROCS=3") // its worker spins: the control plane needs a thread beside it
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := s.start(cmd); err != nil {
