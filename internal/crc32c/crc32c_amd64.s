@@ -412,3 +412,66 @@ done:
 	MOVL AX, reg+24(FP)
 	MOVL DX, sum+28(FP)
 	RET
+
+// THREE goes on by eight bytes of each lane: R12, R13 and DX.
+#define THREE \
+	MOVQ (SI), R12         \
+	MOVQ (SI)(CX*1), R13   \
+	MOVQ (SI)(CX*2), DX    \
+	CRC32Q R12, R8         \
+	CRC32Q R13, R9         \
+	CRC32Q DX, R10         \
+	ADCQ R12, AX           \
+	ADCQ R13, AX           \
+	ADCQ DX, AX            \
+	LEAQ 8(SI), SI
+
+// func lanes(dst, src *byte, k int, crc uint32, one, two uint64) (reg uint32, sum uint64)
+TEXT ·lanes(SB), NOSPLIT, $0-64
+	MOVQ dst+0(FP), DI
+	MOVQ src+8(FP), SI
+	MOVQ k+16(FP), CX
+	MOVL crc+24(FP), R8
+	XORL R9, R9
+	XORL R10, R10
+	MOVQ CX, R11
+	SHRQ $3, R11
+	TESTQ DI, DI
+	JZ   read
+	XORL AX, AX // clears the carry, which the loop keeps
+
+copy:
+	THREE
+	MOVQ R12, (DI)
+	MOVQ R13, (DI)(CX*1)
+	MOVQ DX, (DI)(CX*2)
+	LEAQ 8(DI), DI
+	DECQ R11
+	JNZ  copy
+	JMP  join
+
+read:
+	XORL AX, AX
+
+readOn:
+	THREE
+	DECQ R11
+	JNZ  readOn
+
+join:
+	ADCQ $0, AX
+	// The lanes become one: the first is 2k bytes in front of the end, the second k.
+	MOVQ R8, X0
+	MOVQ two+40(FP), X1
+	PCLMULQDQ $0, X1, X0
+	MOVQ R9, X2
+	MOVQ one+32(FP), X3
+	PCLMULQDQ $0, X3, X2
+	PXOR X2, X0
+	MOVQ X0, R12
+	XORL R8, R8
+	CRC32Q R12, R8
+	XORL R10, R8
+	MOVL R8, reg+48(FP)
+	MOVQ AX, sum+56(FP)
+	RET
