@@ -148,3 +148,36 @@ func TestCompare(t *testing.T) {
 		t.Errorf("printed %q, want %q", out.String(), want)
 	}
 }
+
+// TestPlot: a row that compares with the kernel's TCP has a bar, to the right of the middle line if
+// iwarpd is faster, and other rows have none.
+func TestPlot(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "plot.svg")
+	of := func(v float64) spread { return spread{v, v, v} }
+	rows := []row{
+		{"write-bw", 1500, mib, "kernel-tcp-gso", "Gb/s", of(20), of(10), 2, 5},
+		{"write-bw", 1500, mib, "budget", "Gb/s", of(20), of(5), 4, 5},
+		{"read-lat", 1500, 64, "kernel-tcp-gso", "us", of(20), of(10), 0.5, 5},
+	}
+	if err := plot(name, rows); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"write-bw 1 MiB, MTU 1500</text><rect x=\"360\" y=\"40\" width=\"55\"", "2.00: 20.0, kernel 10.0 Gb/s",
+		"read-lat 64 B, MTU 1500</text><rect x=\"305\" y=\"56\" width=\"55\"", "0.50: 20.0, kernel 10.0 us",
+	} {
+		if !strings.Contains(string(b), want) {
+			t.Errorf("the plot lacks %s:\n%s", want, b)
+		}
+	}
+	if n := strings.Count(string(b), "</text><rect"); n != 2 {
+		t.Errorf("%d bars; want 2", n)
+	}
+	if err := plot(name, rows[1:2]); err == nil {
+		t.Error("drew a plot without bars")
+	}
+}

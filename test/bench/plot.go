@@ -22,19 +22,19 @@ type plotMark struct {
 }
 
 const (
-	plotOne    = 320 // where a bar of ratio 1 begins and ends
+	plotOne    = 360 // where a bar of ratio 1 begins and ends
 	plotDouble = 55  // length of a bar of ratio 2
 	plotRow    = 16  // height of a row
 	plotTop    = 40
 )
 
 // plotSVG has a bar for each row, to the right of the middle line if iwarpd is faster.
-var plotSVG = template.Must(template.New("plot").Parse(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 {{.Height}}" font-family="sans-serif" font-size="11">
+var plotSVG = template.Must(template.New("plot").Parse(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 {{.Height}}" font-family="sans-serif" font-size="11">
 <title>iwarpd compared with the kernel's TCP</title>
-<rect width="800" height="{{.Height}}" fill="white"/>
+<rect width="860" height="{{.Height}}" fill="white"/>
 <text x="10" y="16" font-size="13">How many times faster than the kernel's TCP with segmentation offload (medians of ratios; left of 1 the kernel is faster)</text>
 {{range .Marks}}<line x1="{{.X}}" y1="36" x2="{{.X}}" y2="{{$.Height}}" stroke="#ccc"/><text x="{{.X}}" y="32" text-anchor="middle">{{.Text}}</text>
-{{end}}{{range .Bars}}<text x="170" y="{{.Y}}" dy="11" text-anchor="end">{{.Name}}</text><rect x="{{.X}}" y="{{.Y}}" width="{{.Width}}" height="13" fill="{{.Color}}"/><text x="625" y="{{.Y}}" dy="11">{{.Text}}</text>
+{{end}}{{range .Bars}}<text x="225" y="{{.Y}}" dy="11" text-anchor="end">{{.Name}}</text><rect x="{{.X}}" y="{{.Y}}" width="{{.Width}}" height="13" fill="{{.Color}}"/><text x="670" y="{{.Y}}" dy="11">{{.Text}}</text>
 {{end}}</svg>
 `))
 
@@ -46,7 +46,7 @@ func plot(name string, rows []row) error {
 		Marks  []plotMark
 		Bars   []plotBar
 	}
-	for exp := -3; exp <= 5; exp++ {
+	for exp := -2; exp <= 5; exp++ {
 		text := fmt.Sprint(1 << max(exp, 0))
 		if exp < 0 {
 			text = fmt.Sprintf("1/%d", 1<<-exp)
