@@ -75,6 +75,7 @@ var loads = []struct {
 
 // TestSteadyStateAllocatesNothing covers the whole path through both hosts, from the work request to the completion.
 func TestSteadyStateAllocatesNothing(t *testing.T) {
+	oneGoroutine(t)
 	run := func(name string, pipe link.PipeConfig, markers bool) {
 		for _, l := range loads {
 			l.size = min(l.size, 64<<10)

@@ -173,6 +173,7 @@ func TestAtomicMisaligned(t *testing.T) {
 // TestCorrupted checks that a segment with a bad TCP checksum is retransmitted, and that corruption the checksum
 // misses is detected by the CRC before any byte of the FPDU is placed.
 func TestCorrupted(t *testing.T) {
+	oneGoroutine(t)
 	flip := func(b []byte) { b[700] ^= 0x10 }
 	swap := func(b []byte) { b[700], b[701], b[702], b[703] = b[702], b[703], b[700], b[701] }
 	for _, markers := range []bool{false, true} {
@@ -571,6 +572,7 @@ func TestAdoption(t *testing.T) {
 // TestFewSlots checks that a connection that ran out of TX slots continues when slots become free, even without other
 // activity on it.
 func TestFewSlots(t *testing.T) {
+	oneGoroutine(t)
 	for _, slots := range []int{slotReserve + 1, 100, 200} {
 		s, a, q := newLoad(t, link.PipeConfig{Slots: slots}, mpa.Params{CRC: true, IRD: 4, ORD: 4}, rdmap.OpWrite, 1<<20)
 		s.load(a, q, 20)

@@ -2,12 +2,23 @@ package dataplane
 
 import (
 	"net/netip"
+	"testing"
 	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/sctp/session"
 )
+
+// oneGoroutine skips a long simulation under the race detector, which slows it up to eighty times and finds nothing in
+// one goroutine. make test runs it without.
+func oneGoroutine(t *testing.T) {
+	t.Helper()
+	if testenv.Race {
+		t.Skip("runs in one goroutine")
+	}
+}
 
 // conn returns the TCP connection of a stream.
 func (s *stream) conn() *tcpConn { return s.lane.llp.(*tcpConn) }

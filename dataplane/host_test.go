@@ -22,6 +22,7 @@ import (
 
 // TestWithinHost runs the connection tests over connections within one host, with and without FPDUs.
 func TestWithinHost(t *testing.T) {
+	oneGoroutine(t)
 	defer func() { withinHost.on, withinHost.direct = false, false }()
 	withinHost.on = true
 	for _, direct := range []bool{false, true} {

@@ -294,6 +294,7 @@ func (p *program) check(who string) error {
 // TestRandomPrograms runs random programs of all verbs in both directions at once over random lossy wires, MTUs, IP
 // versions, markers and CRC, and compares the result with a model in plain memory. SEEDS sets how many.
 func TestRandomPrograms(t *testing.T) {
+	oneGoroutine(t)
 	base := testenv.Seed(t)
 	seeds := testenv.Count(t, "SEEDS", 60)
 	if testing.Short() {
@@ -357,6 +358,7 @@ func addrOf(host int, v6 bool) netip.Addr {
 // TestEarlyPlacement measures what markers are for: on a wire with 5 % loss and reordering, nearly all FPDUs that
 // arrive whole after a gap are placed before the gap is filled, and hardly any frame is held for them.
 func TestEarlyPlacement(t *testing.T) {
+	oneGoroutine(t)
 	run := func(markers bool) Stats {
 		bad := impair.Config{Loss: 0.05, Reorder: 0.05, Delay: 2 * time.Millisecond, Seed: 1}
 		par := mpa.Params{CRC: true, SendMarkers: markers, RecvMarkers: markers, IRD: 4, ORD: 4}
@@ -444,6 +446,7 @@ func TestHeldFramesShared(t *testing.T) {
 // TestHeldFramesScarce makes many connections with constant loss share few frames. The windows they offer must match
 // what the frames can hold: little is dropped for lack of frames, and no connection stalls.
 func TestHeldFramesScarce(t *testing.T) {
+	oneGoroutine(t)
 	const conns, frames = 16, 64
 	bad := impair.Config{Loss: 0.01, Delay: 5 * time.Millisecond, Rate: 1e9, Queue: 2 << 20, Seed: 1}
 	s := newLoadLanes(t, link.PipeConfig{AtoB: bad, BtoA: impair.Config{Delay: 5 * time.Millisecond}})

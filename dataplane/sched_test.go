@@ -124,6 +124,7 @@ func everyLane(*loadLane) bool { return true }
 
 // TestFair checks that connections that always have work get equal shares of each scarce resource.
 func TestFair(t *testing.T) {
+	oneGoroutine(t)
 	for _, c := range []struct {
 		name  string
 		slots int
@@ -322,6 +323,7 @@ func (l *leaver) Flush(int, clock.Time) clock.Time { return 0 }
 // TestSilentLeavers checks that a client cannot exceed its share of the TX slots by disconnecting, and that what it
 // had posted to a responsive peer is still sent.
 func TestSilentLeavers(t *testing.T) {
+	oneGoroutine(t)
 	const n = 20
 	silent := false
 	s := newLoadLanes(t, link.PipeConfig{Slots: 200, Filter: func(toB bool, b []byte) bool {

@@ -534,6 +534,7 @@ func (p *rawPeer) segment(stream, ssn uint16) {
 // TestSCTPMemoryOfPlaces checks that the slots that a stream keeps for out-of-order segments count as memory, and
 // that empty ones are freed before an association is ended.
 func TestSCTPMemoryOfPlaces(t *testing.T) {
+	oneGoroutine(t)
 	p := newRawPeer(t)
 	w := p.hosts[1].w
 	w.e.cfg.SCTP.Memory = 100 << 10
@@ -579,6 +580,7 @@ func TestSCTPMemoryOfPlaces(t *testing.T) {
 
 // TestSCTPOddPeer has peers send random valid and invalid chunks and then leave. No state of them may remain.
 func TestSCTPOddPeer(t *testing.T) {
+	oneGoroutine(t)
 	base := testenv.Seed(t)
 	for i := range testenv.Count(t, "SCTP_PEERS", 100) {
 		seed := base + uint64(i)

@@ -79,6 +79,7 @@ func (s *sim) ended(host int, c *stream) (last Event) {
 // TestSCTPStreams opens and ends sessions on one association at random. They reuse its streams and never need more
 // than there are.
 func TestSCTPStreams(t *testing.T) {
+	oneGoroutine(t)
 	for _, profile := range []session.Profile{session.RFC5043, session.Draft} {
 		t.Run(profile.String(), func(t *testing.T) {
 			type pair struct {
@@ -345,6 +346,7 @@ func sharedLoad(t *testing.T, n int) (*sim, []*stream, []*loadQP) {
 // TestSCTPSharedFair checks that busy sessions get equal shares of their association, whichever other sessions have
 // ended.
 func TestSCTPSharedFair(t *testing.T) {
+	oneGoroutine(t)
 	for _, gone := range []int{0, 7} {
 		t.Run(fmt.Sprint(gone), func(t *testing.T) {
 			s, cs, qs := sharedLoad(t, 5+gone)

@@ -122,6 +122,7 @@ func (s *sim) closedSCTP() {
 // TestSCTPVerbs moves data by Write, Send and Read over SCTP, over good and lossy wires, in both profiles and over
 // UDP.
 func TestSCTPVerbs(t *testing.T) {
+	oneGoroutine(t)
 	seed := testenv.Seed(t)
 	seeds := 4
 	if testing.Short() {
@@ -218,6 +219,7 @@ func newLoadSCTP(tb testing.TB, mtu int, op rdmap.Op, size int) (*sim, *stream, 
 
 // TestSCTPAllocatesNothing covers the whole path through both hosts.
 func TestSCTPAllocatesNothing(t *testing.T) {
+	oneGoroutine(t)
 	for _, l := range loads {
 		l.size = min(l.size, 64<<10)
 		s, a, q := newLoadSCTP(t, 1500, l.op, l.size)
@@ -246,6 +248,7 @@ func BenchmarkPipeSCTP(b *testing.B) {
 
 // TestSCTPFullSlot sends packets that nearly fill a slot, copied for retransmission.
 func TestSCTPFullSlot(t *testing.T) {
+	oneGoroutine(t)
 	for _, mtu := range []int{3968, 4000, 4050, 4096} {
 		bad := impair.Config{Loss: 0.05, Duplicate: 0.05, Seed: 7}
 		moveDataSCTP(t, link.PipeConfig{MTU: mtu, AtoB: bad, BtoA: bad}, SCTP{UDP: mtu == 4096}, rand.New(rand.NewPCG(1, uint64(mtu))))
@@ -254,6 +257,7 @@ func TestSCTPFullSlot(t *testing.T) {
 
 // TestSCTPRandomPrograms is TestRandomPrograms over SCTP.
 func TestSCTPRandomPrograms(t *testing.T) {
+	oneGoroutine(t)
 	base := testenv.Seed(t)
 	seeds := testenv.Count(t, "SEEDS", 60)
 	if testing.Short() {

@@ -369,6 +369,7 @@ func TestStreamHalfClose(t *testing.T) {
 // TestVerbsOverBadWire moves data by Write, Read and Send over every kind of bad wire and checks the memory, the
 // completions, and that all frames and timers are returned.
 func TestVerbsOverBadWire(t *testing.T) {
+	oneGoroutine(t)
 	seed := testenv.Seed(t)
 	seeds := 6
 	if testing.Short() {

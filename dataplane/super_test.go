@@ -21,6 +21,7 @@ import (
 // TestSuperOverBadWire is TestVerbsOverBadWire with super-frames: some that a NIC segments, so that their segments
 // are lost one by one, and some that arrive or are lost whole.
 func TestSuperOverBadWire(t *testing.T) {
+	oneGoroutine(t)
 	seed := testenv.Seed(t)
 	seeds := 4
 	if testing.Short() {
@@ -197,6 +198,7 @@ func TestSuperPeerTakesNone(t *testing.T) {
 
 // TestSuperMTU lowers the path's MTU while super-frames are in flight.
 func TestSuperMTU(t *testing.T) {
+	oneGoroutine(t)
 	s := newSim(t, link.PipeConfig{Super: link.SuperCut, AtoB: impair.Config{Delay: time.Millisecond}, BtoA: impair.Config{Delay: time.Millisecond}})
 	a, b := s.open()
 	const size = 4 << 20
