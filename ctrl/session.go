@@ -83,6 +83,7 @@ type outbox struct {
 	out     []outMessage
 	outSize uint64         // bytes of out that are charged
 	unread  *atomic.Uint64 // the same, for all clients of the user
+	writing bool           // a goroutine writes to the socket
 	outFDs  int            // descriptors that the client has not read, as far as known
 	flying  int            // those of outFDs that were written
 	more    chan struct{}  // signalled when out grows
@@ -275,7 +276,43 @@ func (c *session) packet(b []byte, fds []int, lost bool) (err error) {
 		c.errors++
 	}
 	c.srv.mu.Unlock()
-	return c.send(&ctrlpb.Message{Body: &ctrlpb.Message_Reply{Reply: reply}}, out)
+	return c.answer(&ctrlpb.Message{Body: &ctrlpb.Message_Reply{Reply: reply}}, out)
+}
+
+// answer sends a reply without the writer if nothing else is to be sent and the socket has room: waking a goroutine takes longer.
+func (c *session) answer(m *ctrlpb.Message, fds []int) error {
+	c.outMu.Lock()
+	direct := len(c.out) == 0 && !c.writing
+	c.writing = c.writing || direct
+	c.outMu.Unlock()
+	if !direct {
+		return c.send(m, fds)
+	}
+	b, err := proto.Marshal(m)
+	sent := err == nil && c.conn.TryWrite(b, fds)
+	c.outMu.Lock()
+	c.writing = false
+	if sent {
+		c.outFDs += len(fds)
+		c.flying += len(fds)
+	}
+	waiting := len(c.out) > 0
+	c.outMu.Unlock()
+	if !sent {
+		return c.send(m, fds)
+	}
+	seqpacket.CloseAll(fds)
+	if waiting {
+		c.wakeWriter()
+	}
+	return nil
+}
+
+func (c *session) wakeWriter() {
+	select {
+	case c.more <- struct{}{}:
+	default:
+	}
 }
 
 // dispatch executes a request. It fills in reply and returns the descriptors to send with it, which
@@ -500,10 +537,7 @@ func (c *session) send(m *ctrlpb.Message, fds []int) error {
 		c.shutdown()
 		return err
 	}
-	select {
-	case c.more <- struct{}{}:
-	default:
-	}
+	c.wakeWriter()
 	return nil
 }
 
@@ -536,6 +570,7 @@ func (c *session) writeLoop() {
 		c.unread.Add(-m.size)
 		seqpacket.CloseAll(m.fds)
 		c.outMu.Lock()
+		c.writing = false
 		c.outSize -= m.size
 		if ok {
 			c.flying += len(m.fds)
@@ -558,11 +593,14 @@ func (c *session) writeLoop() {
 			c.outMu.Lock()
 			if len(c.out) == 0 {
 				c.out = nil
+			}
+			if len(c.out) == 0 || c.writing { // answer wakes the writer when it is done
 				c.outMu.Unlock()
 				break
 			}
 			m := c.out[0]
 			c.out = c.out[1:]
+			c.writing = true
 			c.outMu.Unlock()
 			write(m)
 		}

@@ -135,6 +135,26 @@ func (c *Conn) Write(b []byte, fds []int) error {
 	return err
 }
 
+// TryWrite sends one packet if there is room for it now, and reports whether it did. The caller keeps ownership of the descriptors.
+func (c *Conn) TryWrite(b []byte, fds []int) (ok bool) {
+	if len(b) > MaxPacket || len(fds) > MaxFDs {
+		return false
+	}
+	raw, err := c.c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var oob []byte
+	if len(fds) > 0 {
+		oob = unix.UnixRights(fds...)
+	}
+	_ = raw.Write(func(fd uintptr) bool {
+		ok = unix.Sendmsg(int(fd), b, oob, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL) == nil
+		return true
+	})
+	return ok
+}
+
 // WriteLast sends a packet concurrently with other writers, and waits at most limit for room. Later
 // writes fail.
 func (c *Conn) WriteLast(b []byte, limit time.Duration) error {

@@ -44,3 +44,37 @@ func TestFilesLost(t *testing.T) {
 		restore()
 	}
 }
+
+// TryWrite sends while there is room, with descriptors, and never waits.
+func TestTryWrite(t *testing.T) {
+	a, b, err := Pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	if !a.TryWrite([]byte("one"), []int{0, 1}) {
+		t.Fatal("no room")
+	}
+	got, fds, err := b.Read(2)
+	CloseAll(fds)
+	if err != nil || string(got) != "one" || len(fds) != 2 {
+		t.Fatalf("%q, %d descriptors, %v", got, len(fds), err)
+	}
+	n := 0
+	for a.TryWrite(make([]byte, 1000), nil) {
+		n++
+	}
+	for ; n > 0; n-- {
+		if got, _, err := b.Read(0); err != nil || len(got) != 1000 {
+			t.Fatalf("%d bytes, %v", len(got), err)
+		}
+	}
+	if !a.TryWrite([]byte("more"), nil) {
+		t.Error("no room after all was read")
+	}
+	b.Close()
+	if a.TryWrite([]byte("x"), nil) || a.TryWrite(make([]byte, MaxPacket+1), nil) {
+		t.Error("sent to nobody")
+	}
+}
