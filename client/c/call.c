@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <time.h>
 
@@ -112,18 +113,34 @@ static void read_packets(struct iwarpd_device *dev)
 	}
 }
 
-/* read_turn waits for the socket and reads from it on behalf of all threads. */
+/* watch_socket makes iwarpd_event_fd readable, or not, when the socket is. */
+static void watch_socket(struct iwarpd_device *dev, bool yes)
+{
+	struct epoll_event ev = { .events = yes ? EPOLLIN : 0 };
+
+	epoll_ctl(dev->epoll, EPOLL_CTL_MOD, dev->sock, &ev);
+}
+
+/*
+ * read_turn waits for the socket and reads from it on behalf of all threads. A thread
+ * that waits for iwarpd_event_fd sleeps on meanwhile, unless there is an event.
+ */
 static int read_turn(struct iwarpd_device *dev, int64_t deadline)
 {
+	bool sleeps = deadline < 0 || deadline > now_ns();
 	int err;
 
 	dev->reading = true;
+	if (sleeps)
+		watch_socket(dev, false);
 	pthread_mutex_unlock(&dev->lock);
 	err = wait_fd(dev->sock, deadline);
 	pthread_mutex_lock(&dev->lock);
 	if (!err)
 		read_packets(dev);
 	dev->reading = false;
+	if (sleeps)
+		watch_socket(dev, true);
 	pthread_cond_broadcast(&dev->turn);
 	return err;
 }
