@@ -11,6 +11,7 @@ RACE = $(shell command -v gcc >/dev/null 2>&1 && echo -race)
 # Packages tested only without it: the protocol cores have no goroutines (internal/arch sees to that),
 # and programs that a test runs are built without it. internal/bench and test/bench count
 # allocations and time, which it changes. dataplane is tested both ways.
+# Those in test/ mostly wait for programs: several run at a time, and they begin first.
 NORACE = /(tcp|tcp/gvisor|tcp/kernel|sctp|sctp/session|mpa|ddp|rdmap|rpcrdma/wire|rpcrdma/session|docs/site|internal/arch|internal/bench|test/bench|test/clib|test/kerneltcp|test/packages|test/sctp-peer|test/system|test/tutorial|test/upgrade|test/verbs)$$
 
 # What is built, tested and checked together: the packages of the modules of go.work but
@@ -66,7 +67,7 @@ test: ## unit, simulation and (as root) namespace tests, with the race detector
 		$(VERBS_NEED) $(VERBS_PROGRAMS)
 	@status=0; \
 	$(GO) test $(RACE) -shuffle=on -timeout 9m $(TESTFLAGS) $$($(GO) list $(PACKAGES) ./cmd/iwarpd-device-plugin/... | grep -vE '$(NORACE)') || status=1; \
-	$(GO) test -shuffle=on -timeout 9m $(TESTFLAGS) $$($(GO) list $(PACKAGES) | grep -E '$(NORACE)') ./dataplane || status=1; \
+	$(GO) test -p 4 -shuffle=on -timeout 9m $(TESTFLAGS) $$($(GO) list $(PACKAGES) | grep -E '$(NORACE)' | sort -r) ./dataplane || status=1; \
 	$(GO) test -timeout 9m -run 'NoAllocs|HostileClient' $(TESTFLAGS) ./client/embed ./test/isolation || status=1; \
 	TRANSPORT=socket $(GO) test $(RACE) -timeout 9m $(TESTFLAGS) ./client/embed || status=1; \
 	exit $$status
