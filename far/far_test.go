@@ -197,6 +197,46 @@ func TestStuck(t *testing.T) {
 	await(t, moved, "the client is not crowded any more", func() bool { return !q.Crowded() })
 }
 
+// Stores of single bytes, each to another place, make the client crowded before their operations take more memory than it is charged.
+func TestTinyStores(t *testing.T) {
+	if size := unsafe.Sizeof(op{}); 2*size > storeCost {
+		t.Errorf("an operation has %d bytes, two of them more than %d", size, storeCost)
+	}
+	mem := make(slow)
+	m, q, moved := newQueue(t, own(t), time.Minute, func() {})
+	n := 0
+	for ; !q.Crowded(); n++ {
+		if n > storeLimit/storeCost {
+			t.Fatalf("the client is not crowded after %d stores", n)
+		}
+		q.Store(mem, uint64(2*n), 1, marked.Bytes{B: []byte{1}})
+	}
+	others := make([]*Queue, 100)
+	for i := range others {
+		others[i] = m.NewQueue()
+		others[i].Notify(func() {})
+	}
+	for range 2 {
+		for _, o := range others {
+			o.Crowded()
+		}
+	}
+	m.mu.Lock()
+	waiting := len(m.crowd)
+	m.mu.Unlock()
+	if waiting != len(others)+1 {
+		t.Errorf("%d queues wait, %d are crowded", waiting, len(others)+1)
+	}
+	close(mem)
+	await(t, moved, "all is stored", func() bool { done, _ := q.Stored(); return done == uint64(n) })
+	m.Fence()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.storing.Load() != 0 || len(m.crowd) != 0 || m.blocks > Limit || cap(m.ops) > keptOps {
+		t.Errorf("%d bytes are charged, %d queues wait, %d bytes of blocks and %d operations are kept", m.storing.Load(), len(m.crowd), m.blocks, cap(m.ops))
+	}
+}
+
 // A Mover that is stuck ends when its operation does, and does nothing more.
 func TestCloseStuck(t *testing.T) {
 	mem := make(slow)

@@ -24,6 +24,11 @@ const (
 
 	blockSize  = verbs.MaxFetch
 	smallBlock = 4 << 10
+
+	// storeCost is the memory of a Store's operation in addition to its bytes: a peer may send one byte at a time, each to another place.
+	storeCost = 192
+	// keptOps is the length of a list of operations that is kept for the next ones.
+	keptOps = 4096
 )
 
 // A Mover moves data between the queue pairs of a client and its far memory, one operation after the other.
@@ -42,11 +47,12 @@ type Mover struct {
 	seen    uint64 // beats when the watchdog last looked
 	dog     *time.Timer
 	free    [2][]*block // not in use: small ones, large ones
+	blocks  int         // bytes of all blocks
 	fetched int         // bytes of blocks of Fetches in use
 	waiting []*Queue    // a Fetch found no memory
 
-	storing atomic.Int64 // bytes of blocks of Stores in use
-	crowd   []*Queue     // they were told that the client is crowded; guarded by mu
+	storing atomic.Int64 // bytes of blocks of Stores in use, and of their operations
+	crowd   []*Queue     // to be notified when the client is no longer crowded; guarded by mu
 }
 
 // op is an operation: a Store of b[off:off+n], a Fetch into b, or a fence.
@@ -128,6 +134,9 @@ func (m *Mover) run() {
 			return
 		}
 		m.watch()
+		if cap(batch) > keptOps {
+			batch = nil
+		}
 		batch, m.ops = m.ops, batch[:0]
 		for i := range batch {
 			if m.closed {
@@ -197,14 +206,16 @@ func (o *op) end(m *Mover, err error) {
 			m.freeFetch(o.b)
 		}
 	default:
+		freed := int64(storeCost)
 		if o.b.refs--; o.b.refs == 0 {
 			if o.q.cur == o.b {
 				o.q.cur = nil
 			}
 			m.put(o.b)
-			if m.storing.Add(-blockSize) <= storeLimit {
-				m.wake(&m.crowd)
-			}
+			freed += blockSize
+		}
+		if m.storing.Add(-freed) <= storeLimit {
+			m.wake(&m.crowd)
 		}
 		done := o.q.stored.Load()
 		if err != nil {
@@ -227,11 +238,16 @@ func (m *Mover) take(n int) *block {
 		m.free[i] = free[:len(free)-1]
 		return b
 	}
+	m.blocks += size
 	return &block{m: m, buf: make([]byte, size)}
 }
 
-// put takes back a block. Called with mu held.
+// put takes back a block, and frees it if there are too many. Called with mu held.
 func (m *Mover) put(b *block) {
+	if m.blocks > Limit {
+		m.blocks -= len(b.buf)
+		return
+	}
 	i := 0
 	if len(b.buf) == blockSize {
 		i = 1
@@ -249,6 +265,7 @@ func (m *Mover) freeFetch(b *block) {
 // wake notifies the queues of a list that wait, and empties it. Called with mu held.
 func (m *Mover) wake(list *[]*Queue) {
 	for _, q := range *list {
+		q.waits = slices.DeleteFunc(q.waits, func(l *[]*Queue) bool { return l == list })
 		q.notify()
 	}
 	clear(*list)
@@ -257,7 +274,8 @@ func (m *Mover) wake(list *[]*Queue) {
 
 // wait adds q to a list. Called with mu held.
 func wait(list *[]*Queue, q *Queue) {
-	if !slices.Contains(*list, q) {
+	if !slices.Contains(q.waits, list) {
+		q.waits = append(q.waits, list)
 		*list = append(*list, q)
 	}
 }
@@ -313,7 +331,8 @@ type Queue struct {
 	stored  atomic.Uint64
 	failed  atomic.Uint64 // number of the first Store that failed; 0: none
 
-	cur *block // where the next Store goes; guarded by Mover.mu
+	cur   *block      // where the next Store goes; guarded by Mover.mu
+	waits []*[]*Queue // lists that it is in; guarded by Mover.mu
 }
 
 var _ verbs.Mover = (*Queue)(nil)
@@ -367,6 +386,7 @@ func (q *Queue) Store(mem verbs.FarMemory, addr uint64, size uint32, p marked.By
 		p.CopyTo(b.buf[b.n : b.n+k])
 		o := m.extend(q, to, addr, b)
 		if o == nil {
+			m.storing.Add(storeCost)
 			m.push(op{q: q, mem: to, addr: addr, b: b, off: b.n})
 			o = &m.ops[len(m.ops)-1]
 			b.refs++
