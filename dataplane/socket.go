@@ -254,16 +254,16 @@ func (s *socket) askMSS(now clock.Time) {
 // leastSocketMSS is large enough for an FPDU.
 const leastSocketMSS = 256
 
-// read reads available data, up to the limit for a turn, and delivers it.
-func (s *socket) read(w *worker) {
+// read reads available data, up to the limit for a turn, and delivers it. It returns the number of bytes.
+func (s *socket) read(w *worker) (total int) {
 	for range socketReads {
 		if s.fd < 0 || s.eof {
-			return
+			return total
 		}
 		b := w.socks.buf
 		if room := s.room(w); room < len(b) {
 			if room <= 0 {
-				return // SetBacklog resumes
+				return total // SetBacklog resumes
 			}
 			b = b[:room]
 		}
@@ -276,15 +276,16 @@ func (s *socket) read(w *worker) {
 			if s.wrErr != nil {
 				s.end(w, s.wrErr)
 			}
-			return
+			return total
 		case errno != 0:
 			s.end(w, socketError(errno))
-			return
+			return total
 		case n == 0:
 			s.readable = false
 			s.peerClosed(w)
-			return
+			return total
 		}
+		total += n
 		s.rcvNxt = s.rcvNxt.Add(n)
 		w.stats.RxBytes += uint64(n)
 		s.readable = n == len(b) || s.hup || s.wrErr != nil
@@ -294,9 +295,10 @@ func (s *socket) read(w *worker) {
 		}
 		s.c.deliverBytes(w, b[:n])
 		if !s.readable {
-			return
+			return total
 		}
 	}
+	return total
 }
 
 // room returns how many bytes may be read: the free buffer of streaming mode, or what far memory may be behind.

@@ -23,8 +23,7 @@ type Sockets struct {
 	poll      [2]unix.PollFd
 	conns     map[int]*socket // by descriptor
 	listeners map[int]*listener
-	ready     []*socket // may have data to read
-	reading   []*socket // those to be read in this turn
+	ready     []*socket // may have data to read, in turns
 	buf       []byte    // read buffer
 	vec       link.Vec
 	stats     link.Stats
@@ -41,6 +40,8 @@ const (
 	socketRead = 64 << 10
 	// socketReads is the number of reads per connection and turn.
 	socketReads = 4
+	// socketTurn bounds the bytes read in a turn. A connection counts as socketLeast at least.
+	socketTurn, socketLeast = 512 << 10, 4 << 10
 	// socketQueue bounds the composed bytes that the kernel has not accepted.
 	socketQueue = 256 << 10
 	// acceptBudget is the number of connections accepted per listener and turn.
@@ -145,12 +146,14 @@ func (s *Sockets) serve(w *worker) int {
 			c.report(w, ev.Events)
 		}
 	}
-	s.reading, s.ready = s.ready, s.reading[:0]
-	for _, c := range s.reading {
+	at := 0
+	for left, end := socketTurn, len(s.ready); at < end && left > 0; at++ {
+		c := s.ready[at]
 		c.queued = false
-		c.read(w)
+		left -= max(c.read(w), socketLeast)
 	}
-	return n + len(s.reading)
+	s.ready = append(s.ready[:0], s.ready[at:]...)
+	return n + at
 }
 
 // recheck polls every socket again: a fault in a client's memory may have ended a turn in which
