@@ -562,7 +562,7 @@ func (e *Engine) Disconnect(id ConnID, abort bool) {
 }
 
 // Detach removes a queue pair from its worker and resets its connection, if any. When it
-// returns, no worker uses the binding or its rings.
+// returns, what was posted is flushed, and no worker uses the binding or its rings.
 func (e *Engine) Detach(b *QPBinding) {
 	if id := ConnID(b.id.Load()); id != 0 {
 		done := make(chan struct{})
@@ -574,7 +574,11 @@ func (e *Engine) Detach(b *QPBinding) {
 		})
 		e.await(done)
 	}
-	e.Fence()
+	for _, w := range e.workers { // also a fence
+		done := make(chan struct{})
+		w.post(func(w *worker) { w.afterFlush(b, func(*worker) { close(done) }) })
+		e.await(done)
+	}
 }
 
 // Fence returns after every worker has finished its current turn: then no worker uses memory

@@ -56,7 +56,7 @@ type stream struct {
 	rxFailed bool // ignore received data
 	leaving  bool // close it after it has sent what was posted, but at most
 	last     int  // this many bytes
-	settling bool // closed except for data that is still to be stored in far memory
+	settling bool // closed, but data is still to be stored in far memory, or work to be flushed
 	half     bool // the peer has closed, and
 	rest     int  // this many work requests may still be taken
 }
@@ -120,7 +120,9 @@ func (w *worker) answer(id ConnID, s *stream, set session.Setup, a Attachment) {
 func (w *worker) refuseAttach(id ConnID, a Attachment) {
 	a.QP.QP.Error()
 	w.flushQP(a.QP)
-	w.e.events.push(Event{Kind: EventClosed, Conn: id, Worker: w.id, Err: errNoConn, QP: a.QP})
+	w.afterFlush(a.QP, func(w *worker) {
+		w.e.events.push(Event{Kind: EventClosed, Conn: id, Worker: w.id, Err: errNoConn, QP: a.QP})
+	})
 }
 
 // linkQP connects a stream and a queue pair.
@@ -247,11 +249,21 @@ func (s *stream) finish(w *worker, err error) {
 	}
 	s.dropQP(w)
 	s.mode = modeClosing
-	if s.qp != nil && !s.qp.QP.Settled() {
-		s.settling = true // until then its completions wait
-		return
+	if s.settling = !s.settled(w); !s.settling {
+		s.over(w)
 	}
-	s.over(w)
+}
+
+// settled reports whether nothing is left to flush, and all that was placed is in far memory: until then completions wait.
+func (s *stream) settled(w *worker) bool {
+	return s.qp == nil || w.flushOf(s.qp) == nil && s.qp.QP.Settled()
+}
+
+// settle reports that s, which has closed, is gone, if it is settled.
+func (s *stream) settle(w *worker) {
+	if s.settling && s.settled(w) {
+		s.over(w)
+	}
 }
 
 // over reports that s is gone.
@@ -278,9 +290,9 @@ func (w *worker) lookMoved(b *QPBinding) {
 			c.tcp.SetBacklog(c.backlog) // also if the client was crowded
 		}
 		w.mark(s.lane)
-	case b.QP.Settled():
+	default:
 		w.flushQP(b)
-		s.over(w)
+		s.settle(w)
 	}
 }
 
@@ -292,14 +304,6 @@ func (s *stream) dropQP(w *worker) {
 	s.hasPend = false
 	s.qp.QP.Error()
 	w.flushQP(s.qp)
-}
-
-// flushQP delivers the completions of a queue pair in ERROR, flushed work
-// requests included.
-func (w *worker) flushQP(b *QPBinding) {
-	for b.QP.PollWC(&w.wc) {
-		w.complete(b, &w.wc)
-	}
 }
 
 // flushLate completes work requests posted after the queue pair ended, while its stream still

@@ -7,7 +7,6 @@ import (
 	"reflect"
 	"runtime"
 	"runtime/debug"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -65,6 +64,7 @@ type worker struct {
 	nextConn  uint64
 
 	round
+	flushing
 	cqs     []CQ       // those that are Pending
 	flushAt clock.Time // when one of cqs must be flushed again
 
@@ -266,7 +266,8 @@ func (w *worker) turn() int {
 	w.stats.Turns++
 	w.now = w.e.cfg.Now()
 	w.taps = w.e.taps.Load()
-	n := w.pollRx()
+	n := w.pollFlushes()
+	n += w.pollRx()
 	if w.socks != nil {
 		n += w.socks.serve(w)
 	}
@@ -285,7 +286,7 @@ func (w *worker) turn() int {
 	if w.socks != nil {
 		n += len(w.socks.ready)
 	}
-	return n + len(w.dirty) // marked lanes have work for the next turn
+	return n + len(w.dirty) + len(w.flushing.q) // marked lanes have work for the next turn
 }
 
 // pollBells marks the lanes whose clients rang. Bells of unknown streams are ignored.
@@ -335,6 +336,7 @@ func (w *worker) unbind(cb *ClientBinding) {
 			}
 		}
 		w.clients = append(w.clients[:i], w.clients[i+1:]...)
+		w.dropFlushes(cb)
 		return
 	}
 }
@@ -381,11 +383,16 @@ func (w *worker) fault(s *stream, reason any) {
 // cmdQueue passes functions from any goroutine to a worker.
 type cmdQueue struct {
 	mu       sync.Mutex
-	q, spare []func(*worker)
-	pending  atomic.Int32
+	q        []func(*worker)
+	batch    []func(*worker) // taken from q by the worker, which is to call those from at on
+	at       int
+	pending  atomic.Int32 // of both
 	sleeping atomic.Bool
 	alarm    *shm.Alarm // what the worker sleeps on
 }
+
+// cmdBudget is the number of commands per turn: a client that ends sends some for each of its queue pairs.
+const cmdBudget = 16
 
 func (q *cmdQueue) init() (err error) {
 	if q.alarm, err = shm.NewAlarm(); err != nil {
@@ -397,36 +404,40 @@ func (q *cmdQueue) init() (err error) {
 func (q *cmdQueue) push(f func(*worker)) {
 	q.mu.Lock()
 	q.q = append(q.q, f)
-	q.pending.Store(int32(len(q.q)))
+	q.pending.Add(1)
 	q.mu.Unlock()
 	if q.sleeping.Load() {
 		q.alarm.Ring()
 	}
 }
 
-// drain calls the queued functions. If one faults, those after it stay queued.
+// drain calls queued functions, at most cmdBudget, and none that one of them queues. If one faults, those after it stay queued.
 func (q *cmdQueue) drain(w *worker) int {
-	q.mu.Lock()
-	batch := q.q
-	q.q, q.spare = q.spare[:0], nil
-	q.pending.Store(0)
-	q.mu.Unlock()
 	n := 0
-	defer func() {
-		if n < len(batch) {
-			q.mu.Lock()
-			q.q = append(slices.Clone(batch[n:]), q.q...)
-			q.pending.Store(int32(len(q.q)))
-			q.mu.Unlock()
+	for taken := false; n < cmdBudget; n++ {
+		if q.at == len(q.batch) {
+			if taken {
+				break
+			}
+			taken = true
+			if q.take() == 0 {
+				break
+			}
 		}
-		clear(batch)
-		q.spare = batch
-	}()
-	for n < len(batch) {
-		n++
-		batch[n-1](w)
+		q.at++
+		q.pending.Add(-1)
+		q.batch[q.at-1](w)
 	}
 	return n
+}
+
+// take takes what is queued as the next batch, and returns its length.
+func (q *cmdQueue) take() int {
+	clear(q.batch)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.q, q.batch, q.at = q.batch[:0], q.q, 0
+	return len(q.batch)
 }
 
 // listenKey identifies a listener; the zero address stands for all addresses.

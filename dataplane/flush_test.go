@@ -1,0 +1,142 @@
+package dataplane
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// deepPairs returns connections whose queue pairs of host 1 have so many work requests posted.
+func deepPairs(t *testing.T, pairs, posted int) (s *sim, streams []*stream, qps []*simQP) {
+	t.Helper()
+	s = newSim(t, link.PipeConfig{})
+	for i := range pairs {
+		a, b := s.openFrom(netip.AddrPortFrom(addrA, 40000+uint16(i)), addrB)
+		qa, qb := newSimQP(t, s.hosts[0], 64), newSimQP(t, s.hosts[1], 64)
+		cfg := qb.QP.Config()
+		cfg.SQDepth = posted
+		qb.QP = verbs.NewQP(cfg)
+		s.attach(a, b, qa, qb, mpa.Params{CRC: true})
+		for id := range uint64(posted) {
+			qb.sends = append(qb.sends, verbs.SendWR{ID: id, Op: rdmap.OpSend, SGEs: qb.sge(0, 8)})
+		}
+		streams, qps = append(streams, b), append(qps, qb)
+	}
+	return s, streams, qps
+}
+
+// TestFlushesAreBounded: however much work the queue pairs of a client that ends have posted, a turn flushes a bounded part of it, of each
+// in turns, and a connection is reported closed when all of it is flushed.
+func TestFlushesAreBounded(t *testing.T) {
+	const pairs, posted = 8, 5000
+	s, streams, qps := deepPairs(t, pairs, posted)
+	w := s.hosts[1].w
+	for _, b := range streams {
+		w.post(func(w *worker) { w.disconnect(b, true) })
+	}
+	flushed := func() (n, least int) {
+		least = posted
+		for _, q := range qps {
+			n += len(q.wcs)
+			least = min(least, len(q.wcs))
+		}
+		return n, least
+	}
+	closed := 0
+	for before := 0; closed < pairs; {
+		w.turn()
+		s.hosts[1].drain()
+		n, least := flushed()
+		if n-before > flushBudget {
+			t.Fatalf("%d completions in a turn", n-before)
+		}
+		if n > 3*pairs*flushShare && least == 0 {
+			t.Fatalf("after %d completions a queue pair has none", n)
+		}
+		for {
+			ev, ok := s.hosts[1].take(EventClosed)
+			if !ok {
+				break
+			}
+			closed++
+			for i, q := range qps {
+				if ev.QP == &q.QPBinding && len(q.wcs) != posted {
+					t.Errorf("connection %d is closed with %d of %d work requests flushed", i, len(q.wcs), posted)
+				}
+			}
+		}
+		if n == before && closed < pairs {
+			t.Fatalf("at rest after %d completions and %d ends", n, closed)
+		}
+		before = n
+	}
+	for i, q := range qps {
+		for id, wc := range q.wcs {
+			if wc.ID != uint64(id) || wc.Status != verbs.WCFlushErr {
+				t.Fatalf("queue pair %d: completion %d is %+v", i, id, wc)
+			}
+		}
+	}
+	if len(w.streams) != 0 || len(w.flushing.q) != 0 {
+		t.Errorf("%d streams are left, %d queue pairs to be flushed", len(w.streams), len(w.flushing.q))
+	}
+}
+
+// TestDetachFlushes: when Detach returns, all that was posted is flushed, and no worker uses the queue pair.
+func TestDetachFlushes(t *testing.T) {
+	const posted = 5000
+	s, streams, qps := deepPairs(t, 1, posted)
+	h, b := s.hosts[1], qps[0]
+	b.id.Store(uint64(streams[0].id))
+	done := make(chan struct{})
+	go func() {
+		h.e.Detach(&b.QPBinding)
+		close(done)
+	}()
+	for detached := false; !detached; {
+		select {
+		case <-done:
+			detached = true
+		default:
+			h.w.turn()
+		}
+	}
+	if len(b.wcs) != posted || h.w.flushOf(&b.QPBinding) != nil {
+		t.Errorf("%d of %d work requests are flushed", len(b.wcs), posted)
+	}
+}
+
+// TestCommandsAreBounded: a turn calls some of the functions that others have posted, and all are called in order.
+func TestCommandsAreBounded(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	w := s.hosts[0].w
+	const n = 1000
+	var got []int
+	for i := range n {
+		w.post(func(w *worker) {
+			got = append(got, i)
+			if i%100 == 0 {
+				w.post(func(*worker) { got = append(got, n) })
+			}
+		})
+	}
+	for before := -1; len(got) > before; {
+		before = len(got)
+		w.turn()
+		if len(got)-before > cmdBudget {
+			t.Fatalf("%d commands in a turn", len(got)-before)
+		}
+	}
+	for i, g := range got {
+		if want := min(i, n); g != want {
+			t.Fatalf("command %d was the %d.", i, g)
+		}
+	}
+	if len(got) != n+n/100 {
+		t.Errorf("%d commands were called", len(got))
+	}
+}
