@@ -1,0 +1,87 @@
+package seqpacket
+
+import (
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// lingerer returns a socket whose close waits for an hour, since its peer takes nothing, and the peer.
+func lingerer(t *testing.T) (fd int, peer net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if peer, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { peer.Close() })
+	f, err := c.(*net.TCPConn).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if fd, err = Dup(int(f.Fd())); err != nil {
+		t.Fatal(err)
+	}
+	junk := make([]byte, 1<<16)
+	for unix.Send(fd, junk, unix.MSG_DONTWAIT) == nil {
+	}
+	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 3600}); err != nil {
+		t.Fatal(err)
+	}
+	return fd, peer
+}
+
+// TestAbandon: a connection with lingering sockets in it is closed at once, and they with it.
+func TestAbandon(t *testing.T) {
+	for range 20 {
+		a, b, err := Pair()
+		if err != nil {
+			t.Fatal(err)
+		}
+		fd, peer := lingerer(t)
+		for range 3 {
+			if err := a.Write([]byte("packet"), []int{fd}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		unix.Close(fd)
+		if p, err := b.Peek(); string(p) != "packet" || err != nil {
+			t.Fatalf("%q: %v", p, err)
+		}
+		done := make(chan struct{})
+		go func() {
+			b.Abandon()
+			close(done)
+		}()
+		select {
+		case <-done:
+		case <-time.After(time.Minute):
+			t.Fatal("it waits for the descriptors in it")
+		}
+		if _, _, err := a.Read(0); err == nil {
+			t.Error("the other end reads something")
+		}
+		a.Close()
+		// The socket was closed when its peer has read what was sent and then its end.
+		_ = peer.SetReadDeadline(time.Now().Add(time.Minute))
+		junk := make([]byte, 1<<20)
+		for err == nil {
+			_, err = peer.Read(junk)
+		}
+		if os.IsTimeout(err) {
+			t.Fatal("a socket that was in it is open")
+		}
+	}
+}
