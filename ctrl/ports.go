@@ -43,8 +43,9 @@ type claims struct {
 	noGuard  bool // the kernel does not use the addresses (pipes)
 	sockets  bool // the engine's connections are kernel sockets, on the ports of the guards
 	byAddr   map[netip.AddrPort]*claim
-	nextPort uint16           // for noGuard
-	freed    func(uid uint32) // of a port of an active open
+	byPort   map[uint16][]*claim // the same, one for each local address at most
+	nextPort uint16              // for noGuard
+	freed    func(uid uint32)    // of a port of an active open
 }
 
 // take reserves addr, or adds a user to its claim. An unspecified address stands for all addresses
@@ -77,6 +78,7 @@ func (cs *claims) take(addr netip.AddrPort, uid uint32, listen bool) (*claim, er
 		return nil, errorf(internal, "ctrl: steering %v: %w", c.addr, err)
 	}
 	cs.byAddr[c.addr] = c
+	cs.byPort[c.addr.Port()] = append(cs.byPort[c.addr.Port()], c)
 	return c, nil
 }
 
@@ -100,8 +102,8 @@ func (cs *claims) steer(c *claim, ep bpf.Endpoint) error {
 
 // overlap returns a claim of the same port whose address overlaps addr.
 func (cs *claims) overlap(addr netip.AddrPort) *claim {
-	for have, c := range cs.byAddr {
-		if have.Port() == addr.Port() && (have.Addr().IsUnspecified() || addr.Addr().IsUnspecified()) {
+	for _, c := range cs.byPort[addr.Port()] {
+		if c.addr.Addr().IsUnspecified() || addr.Addr().IsUnspecified() {
 			return c
 		}
 	}
@@ -187,6 +189,11 @@ func (cs *claims) drop(c *claim) {
 	}
 	c.dropped.Store(true)
 	delete(cs.byAddr, c.addr)
+	port := c.addr.Port()
+	cs.byPort[port] = slices.DeleteFunc(cs.byPort[port], func(o *claim) bool { return o == c })
+	if len(cs.byPort[port]) == 0 {
+		delete(cs.byPort, port)
+	}
 	cs.undo(c)
 	if c.active {
 		cs.freed(c.uid)
