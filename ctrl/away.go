@@ -65,8 +65,8 @@ func (c *session) free(rings ...interface{ Free() error }) bool {
 	})
 }
 
-// closeFiles closes descriptors that came from the client. Closing a FUSE file, or the last descriptor of a socket with SO_LINGER, may wait
-// for the other end; closing a memfd does not.
+// closeFiles closes descriptors that came from the client. Closing a FUSE file may wait for the client; closing a memfd does not, nor a socket
+// that no longer has SO_LINGER.
 func (c *session) closeFiles(fds []int) {
 	var odd []int
 	for _, fd := range fds {
@@ -77,7 +77,12 @@ func (c *session) closeFiles(fds []int) {
 		}
 	}
 	if len(odd) > 0 {
-		c.away("a descriptor that it sent to close", func() { seqpacket.CloseAll(odd) })
+		c.away("a descriptor that it sent to close", func() {
+			for _, fd := range odd {
+				_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{})
+			}
+			seqpacket.CloseAll(odd)
+		})
 	}
 }
 

@@ -336,7 +336,7 @@ func (s *Server) serve(c *seqpacket.Conn, slot int) {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
-		c.Close()
+		c.Abandon()
 		return
 	}
 	s.wg.Add(1)
@@ -381,7 +381,7 @@ func (s *Server) refuse(c *seqpacket.Conn, uid uint32, err error) {
 	}
 	s.mu.Unlock()
 	if !ok {
-		away(func() { c.Close() })
+		c.Abandon()
 		return
 	}
 	s.answerRefused(c, err)
@@ -396,7 +396,7 @@ func (s *Server) refuse(c *seqpacket.Conn, uid uint32, err error) {
 
 func (s *Server) answerRefused(c *seqpacket.Conn, err error) {
 	defer time.AfterFunc(refuseWait, c.Shutdown).Stop()
-	b, _, rerr := c.Read(0) // fails if there are descriptors; the kernel drops them
+	b, rerr := c.Peek() // it may have descriptors, whose closing waits
 	var req ctrlpb.Request
 	if rerr != nil || proto.Unmarshal(b, &req) != nil {
 		return

@@ -689,7 +689,7 @@ func (c *session) teardown() {
 	}()
 }
 
-// drain calls awaitUnread and then closes conn, which is shut down. over is closed at the end.
+// drain calls awaitUnread and then abandons conn, which is shut down. over is closed at the end.
 func (s *Server) drain(conn *seqpacket.Conn) (over <-chan struct{}) {
 	done := make(chan struct{})
 	s.wg.Add(1)
@@ -697,7 +697,7 @@ func (s *Server) drain(conn *seqpacket.Conn) (over <-chan struct{}) {
 		defer s.wg.Done()
 		defer close(done)
 		awaitUnread(conn.Unread, s.done)
-		away(func() { conn.Close() }) // the client may have sent descriptors
+		conn.Abandon()
 	}()
 	return done
 }
