@@ -72,11 +72,13 @@ type (
 	}
 )
 
-// qpSize estimates the memory of a QP's queues: for each work request, a ring entry in shared memory and a copy in the worker.
-func qpSize(r *ctrlpb.CreateQP) uint64 {
+// qpSize returns the memory of a QP's queues: for each work request, a ring entry in shared memory and its state in the worker. With a
+// shared receive queue, whose entries may have more pieces, maxSGE is that of both.
+func qpSize(r *ctrlpb.CreateQP, maxSGE int) uint64 {
 	const fixed = 3 * 4096
-	sges := uint64(r.MaxSge) * 16
-	return fixed + 2*entries(r.SqDepth)*(64+max(sges, uint64(r.MaxInline))) + 2*entries(r.RqDepth)*(64+sges)
+	const sendState, recvState = 192, 128 // in verbs and rdmap
+	ring, sges := uint64(r.MaxSge)*16, uint64(maxSGE)*16
+	return fixed + entries(r.SqDepth)*(64+(max(ring, uint64(r.MaxInline))+63)&^63+sges+uint64(r.MaxInline)+sendState) + entries(r.RqDepth)*((16+ring+63)&^63+sges+recvState)
 }
 
 // newHandle returns a number that is not a handle of a live object of the client.

@@ -17,7 +17,6 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 	}
 	q := &qp{
 		sess: c, sqDepth: int(r.SqDepth), rqDepth: int(r.RqDepth), maxSGE: int(r.MaxSge), maxInline: int(r.MaxInline), sigAll: r.SigAll,
-		size: qpSize(r),
 	}
 	bit, err := c.reserveQP(q, r)
 	if err != nil {
@@ -42,7 +41,7 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 	}
 	if q.srq != nil {
 		cfg.SRQ = verbs.NewSRQ(q.srq)
-		cfg.MaxSGE = max(cfg.MaxSGE, q.srq.maxSGE)
+		cfg.MaxSGE = q.mostSGE()
 		fds = []int{q.sq.TakeFD()}
 	} else {
 		fds = []int{q.sq.TakeFD(), q.rq.TakeFD()}
@@ -99,6 +98,7 @@ func (c *session) reserveQP(q *qp, r *ctrlpb.CreateQP) (bit int, err error) {
 			return 0, errorf(invalid, "ctrl: shared receive queue %d is of another protection domain", r.Srq)
 		}
 	}
+	q.size = qpSize(r, q.mostSGE())
 	if bit = c.bits.take(); bit < 0 {
 		return 0, errorf(quota, "ctrl: a client has at most %d queue pairs", c.bits.n)
 	}
@@ -127,6 +127,14 @@ func (c *session) reserveQP(q *qp, r *ctrlpb.CreateQP) (bit int, err error) {
 	}
 	s.qps[q.num] = q // reserves the number
 	return bit, nil
+}
+
+// mostSGE returns the number of pieces of a work request that the worker has room for.
+func (q *qp) mostSGE() int {
+	if q.srq != nil {
+		return max(q.maxSGE, q.srq.maxSGE)
+	}
+	return q.maxSGE
 }
 
 // maxQPNum keeps QP numbers within the 24 bits of the verbs.

@@ -2,6 +2,7 @@ package ctrl
 
 import (
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -9,7 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/shm"
+	"github.com/iwarpd/iwarpd/verbs"
 )
 
 // reqQuotas asks for the quotas.
@@ -133,4 +136,46 @@ func TestFreedRings(t *testing.T) {
 	if n := c.held(); n != 0 {
 		t.Errorf("%d bytes are held after the client has ended", n)
 	}
+}
+
+// TestQPSize: the quota covers what a queue pair really uses, also with a shared receive queue whose work requests have more pieces.
+func TestQPSize(t *testing.T) {
+	for _, tt := range []struct{ sq, rq, sge, inline, srq int }{
+		{16384, 16384, 1, 0, 0}, {16384, 16384, 1, 0, 16}, {4096, 1, 16, 256, 0}, {1, 16384, 16, 0, 0}, {8192, 8192, 4, 64, 0}, {16384, 1, 1, 256, 0},
+	} {
+		most := max(tt.sge, tt.srq)
+		before := heap()
+		qp := verbs.NewQP(verbs.QPConfig{SQDepth: tt.sq, RQDepth: tt.rq, MaxSGE: most, MaxInline: tt.inline})
+		qp.Start(rdmap.Config{IRD: 16, ORD: 16})
+		used := heap() - before
+		runtime.KeepAlive(qp)
+		sq, err := shm.CreateSQ(tt.sq, tt.sge, tt.inline)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer sq.Close()
+		rq, err := shm.CreateRQ(tt.rq, tt.sge)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer rq.Close()
+		for _, fd := range []int{sq.FD(), rq.FD()} {
+			var st unix.Stat_t
+			if err := unix.Fstat(fd, &st); err != nil {
+				t.Fatal(err)
+			}
+			used += uint64(st.Size)
+		}
+		charged := qpSize(&ctrlpb.CreateQP{SqDepth: uint32(tt.sq), RqDepth: uint32(tt.rq), MaxSge: uint32(tt.sge), MaxInline: uint32(tt.inline)}, most)
+		if charged < used || charged > used*3/2+1<<16 {
+			t.Errorf("%+v: %d bytes are charged, %d are used", tt, charged, used)
+		}
+	}
+}
+
+func heap() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
 }

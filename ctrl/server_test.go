@@ -275,7 +275,7 @@ func TestQuota(t *testing.T) {
 
 // TestRingQuota checks that deep queues are charged by their memory.
 func TestRingQuota(t *testing.T) {
-	h := newHarness(t, Config{Limits: Limits{Rings: 1 << 20}})
+	h := newHarness(t, Config{Limits: Limits{Rings: 2 << 20}})
 	c := h.hello(t)
 	pd, cq := c.pd(), c.cq()
 	big := func() *ctrlpb.Request {
