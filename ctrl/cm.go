@@ -63,6 +63,7 @@ type conn struct {
 	private   []byte            // the peer's private data
 	peer      *mpa.EnhancedData // the peer's depths; nil: none sent
 	waiting   bool              // in listener.waiting
+	loose     bool              // its kernel socket counts in Server.files, as no queue pair has it
 
 	// How and why it ends.
 	failure         error // connSwitching: the startup failed, and a Terminate is being sent to the peer
@@ -182,6 +183,10 @@ func (s *Server) accepted(ev dataplane.Event) {
 	}
 	s.makeRoom(l, remote.Addr())
 	l.starting.add(c)
+	if s.claims.sockets {
+		c.loose = true
+		s.files.extra++
+	}
 	s.startup(c)
 }
 
@@ -276,6 +281,10 @@ func (s *Server) request(c *conn, f *mpa.Frame) {
 			s.dropConn(c, errBacklog)
 			return
 		}
+		if c.loose && !s.files.spare() {
+			s.dropConn(c, errFiles)
+			return
+		}
 		l.waiting++
 		c.waiting = true
 		ask.Listen = l.handle
@@ -293,7 +302,10 @@ func (s *Server) request(c *conn, f *mpa.Frame) {
 	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_ConnectRequest{ConnectRequest: ask}})
 }
 
-var errBacklog = errors.New("backlog full")
+var (
+	errBacklog = errors.New("backlog full")
+	errFiles   = errors.New("the daemon has few descriptors left: raise LimitNOFILE of the unit (ulimit -n)")
+)
 
 // dropConn drops a connection for which the listener or the client has no room. The client is notified if it knows the connection, which is
 // then a byte stream on which it has started MPA.
@@ -397,7 +409,18 @@ func (c *session) reject(r *ctrlpb.Reject) error {
 }
 
 // take assigns q to c.
-func (c *conn) take(q *qp) { c.qp, q.conn, q.used = q, c, true }
+func (c *conn) take(q *qp) {
+	c.qp, q.conn, q.used = q, c, true
+	c.fasten()
+}
+
+// fasten ends the count of a kernel socket that no queue pair has: one has it now, or it is closed.
+func (c *conn) fasten() {
+	if c.loose {
+		c.loose = false
+		c.sess.srv.files.extra--
+	}
+}
 
 func (s *Server) answered(c *conn) {
 	if c.waiting {
@@ -659,6 +682,7 @@ func (s *Server) forget(c *conn) {
 		c.listener.starting.remove(c)
 	}
 	s.answered(c)
+	c.fasten()
 	s.unhold(c)
 	if c.orderly && c.state < connUp { // otherwise the engine has nothing left of it
 		s.linger(c)

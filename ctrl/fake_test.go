@@ -562,11 +562,11 @@ func (h *harness) settled(t testing.TB) {
 	deadline := time.After(time.Minute)
 	for {
 		h.mu.Lock()
-		n, left, files := len(h.sessions), maps.Clone(h.usage), h.files.used
+		n, left, files, mapped := len(h.sessions), maps.Clone(h.usage), h.files.used+h.files.extra, h.maps.used
 		h.mu.Unlock()
 		if n == 0 {
-			if len(left) != 0 || files != 0 {
-				t.Errorf("usage left: %v, and %d descriptors", left, files)
+			if len(left) != 0 || files != 0 || mapped != 0 {
+				t.Errorf("usage left: %v, %d descriptors, and %d mappings", left, files, mapped)
 			}
 			return
 		}

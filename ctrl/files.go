@@ -1,76 +1,91 @@
 package ctrl
 
 import (
+	"os"
+	"strconv"
+	"strings"
+
 	"golang.org/x/sys/unix"
 )
 
-// files counts the descriptors that the daemon holds for its clients. RLIMIT_NOFILE bounds them over all users, however many there are and
-// whatever their quotas are. The last quarter is for users that have few, so that a new user finds some. Server.mu guards files.
-type files struct {
-	most    uint64 // those of all users
-	used    uint64
-	workers uint64
-	sockets bool // connections are kernel sockets
+// A pool is something of which the kernel grants the daemon a limited number: descriptors, or mappings. It bounds them over all
+// users, however many there are and whatever their quotas are, so that the daemon never runs out of its own. The last quarter is for
+// users that have few, so that a new user finds some.
+type pool struct {
+	noun, fix string  // for errors
+	most      uint64  // those of all users
+	used      uint64  // those of the accounts
+	extra     uint64  // those that no account counts
+	per       account // how many one of each resource holds
 }
 
-// few is how many descriptors a user may always have, as long as some are free: enough for a client with a few queues.
-func (f *files) few() uint64 { return max(f.most/1024, 16) }
+// few returns how many a user may always have, as long as some are free: enough for a client with a few queues.
+func (p *pool) few() uint64 { return max(p.most/1024, 16) }
 
-// filesLimit returns files.most: what RLIMIT_NOFILE leaves after a reserve for the daemon itself, for messages with descriptors that clients
-// have not read, and for sockets of slots.
-func filesLimit(slots int) uint64 {
+// of returns how many the resources of a hold.
+func (p *pool) of(a *account) (n uint64) {
+	for r, have := range a {
+		n += have * p.per[r]
+	}
+	return n
+}
+
+// spare reports whether more than the last quarter is free.
+func (p *pool) spare() bool { return p.used+p.extra < p.most-p.most/4 }
+
+// room returns an error if more are too many for uid, which has have.
+func (p *pool) room(uid uint32, have, more uint64) error {
+	limit := p.most
+	if have+more > p.few() {
+		limit -= p.most / 4
+	}
+	if more == 0 || p.used+p.extra+more <= limit {
+		return nil
+	}
+	return errorf(quota, "ctrl: %s has %d %s of the daemon, all users have %d, and the limit is %d: %s", user(uid), have, p.noun, p.used+p.extra, limit, p.fix)
+}
+
+// newFiles returns the pool of descriptors, of which RLIMIT_NOFILE grants some. A reserve is for the daemon itself, and for sockets
+// of slots. With sockets, connections are kernel sockets.
+func newFiles(slots, workers int, sockets bool) pool {
 	var l unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil {
 		l.Cur = 1024
 	}
-	own := l.Cur/8 + 32 + uint64(slots)
-	return max(l.Cur, own) - own
+	p := pool{
+		noun: "descriptors", fix: "close connections or queues, or raise LimitNOFILE of the unit (ulimit -n)",
+		most: less(l.Cur, l.Cur/8+32+uint64(slots)),
+		per: account{
+			resClients: 3 + uint64(workers), // the socket, near and far memory, and what wakes each worker
+			resListens: 2,                   // one for each address; two stands for them
+			resCQs:     1, resChannels: 1, resCaptures: 1, resPorts: 1,
+		},
+	}
+	if sockets {
+		p.per[resQPs], p.per[resStreams] = 1, 1
+	}
+	return p
 }
 
-// of returns how many descriptors n of r hold. A listener may hold one for each address; two stands for them.
-func (f *files) of(r resource, n uint64) uint64 {
-	switch r {
-	case resClients: // the socket, near and far memory, and what wakes each worker
-		return n * (3 + f.workers)
-	case resListens:
-		return 2 * n
-	case resCQs, resChannels, resCaptures, resPorts:
-		return n
-	case resQPs:
-		if f.sockets {
-			return n
+// newMaps returns the pool of mappings, of which vm.max_map_count grants some. When it has none left the Go runtime ends the process.
+// A reserve is for the daemon itself.
+func newMaps(workers int) pool {
+	most := uint64(65530)
+	if b, err := os.ReadFile("/proc/sys/vm/max_map_count"); err == nil {
+		if n, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 32); err == nil {
+			most = n
 		}
 	}
-	return 0
-}
-
-// add charges n of r to a, the account of uid, or returns an error if there are too few descriptors for it.
-func (f *files) add(a *account, uid uint32, r resource, n uint64) error {
-	if more := f.of(r, n); more > 0 {
-		have, limit := uint64(0), f.most
-		for r, n := range a {
-			have += f.of(resource(r), n)
-		}
-		if have+more > f.few() {
-			limit -= f.most / 4
-		}
-		if f.used+more > limit {
-			return errorf(quota, "ctrl: %s has %d descriptors of the daemon, all users have %d, and the limit is %d: close connections or queues, or raise LimitNOFILE of the unit (ulimit -n)",
-				user(uid), have, f.used, limit)
-		}
+	return pool{
+		noun: "mappings", fix: "deregister memory or destroy queues, or raise the sysctl vm.max_map_count",
+		most: less(most, most/8+1024),
+		per: account{
+			resClients: uint64(workers), // doorbells
+			resMRs:     1, resQPs: 2, resSRQs: 1,
+			resCQs: 2, // that of before a resize too
+		},
 	}
-	f.charge(a, r, n)
-	return nil
 }
 
-// charge is add without the bound.
-func (f *files) charge(a *account, r resource, n uint64) {
-	f.used += f.of(r, n)
-	a[r] += n
-}
-
-// remove undoes add or charge.
-func (f *files) remove(a *account, r resource, n uint64) {
-	f.used -= f.of(r, n)
-	a[r] -= n
-}
+// less returns n-m, or 0 if m is greater.
+func less(n, m uint64) uint64 { return n - min(n, m) }

@@ -135,36 +135,93 @@ func TestAcceptNoDescriptors(t *testing.T) {
 	}
 }
 
-// TestFilesOfUsers checks that users who take as many descriptors as their quotas allow leave
+// TestPoolsOfUsers checks that users who take as many descriptors or mappings as their quotas allow leave
 // some for the client of the next user, however many they are.
-func TestFilesOfUsers(t *testing.T) {
+func TestPoolsOfUsers(t *testing.T) {
 	const most, users = 2000, 20
-	h := newHarness(t, Config{})
-	h.mu.Lock()
-	h.files.most = most
-	h.mu.Unlock()
-	for uid := range uint32(users) {
-		c := h.helloAs(t, 1000+uid)
-		r := reqChannel()
-		for n := 0; ; n++ {
-			if text := c.do(r).Error.GetText(); strings.Contains(text, "raise LimitNOFILE") {
-				break
-			} else if text != "" || n > most {
-				t.Fatalf("channel %d: %q", n, text)
+	for _, tt := range []struct {
+		pool func(h *harness) *pool
+		r    resource
+		make func(c *tclient, pd uint32) *ctrlpb.Error
+		want string
+	}{
+		{func(h *harness) *pool { return &h.files }, resChannels,
+			func(c *tclient, _ uint32) *ctrlpb.Error { return c.do(reqChannel()).Error }, "raise LimitNOFILE"},
+		{func(h *harness) *pool { return &h.maps }, resMRs,
+			func(c *tclient, pd uint32) *ctrlpb.Error { return c.do(reqMR(pd, 4096), memfd(t, 4096)).Error }, "vm.max_map_count"},
+	} {
+		h := newHarness(t, Config{})
+		p := tt.pool(h)
+		h.mu.Lock()
+		p.most = most
+		h.mu.Unlock()
+		for uid := range uint32(users) {
+			c := h.helloAs(t, 1000+uid)
+			pd := c.pd()
+			for n := 0; ; n++ {
+				if text := tt.make(c, pd).GetText(); strings.Contains(text, tt.want) {
+					break
+				} else if text != "" || n > most {
+					t.Fatalf("%s %d: %q", p.noun, n, text)
+				}
+				seqpacket.CloseAll(c.fds)
+				c.fds = nil
 			}
-			seqpacket.CloseAll(c.fds)
-			c.fds = nil
 		}
+		c := h.helloAs(t, 999)
+		c.cq()
+		h.mu.Lock()
+		used, first := p.used+p.extra, h.account(1000)[tt.r]
+		h.mu.Unlock()
+		if used > most || first < most/2 {
+			t.Errorf("%d %s are used, the first user has %d", used, p.noun, first)
+		}
+		c.c.Close()
 	}
-	c := h.helloAs(t, 999)
-	c.cq()
-	h.mu.Lock()
-	used, first := h.files.used, h.account(1000)[resChannels]
-	h.mu.Unlock()
-	if used > most || first < most/2 {
-		t.Errorf("%d descriptors are used, the first user has %d", used, first)
+}
+
+// TestUnreadCounted: the descriptors that clients have not read count, and where few are left a client that has not read all is not served.
+func TestUnreadCounted(t *testing.T) {
+	h := newHarness(t, Config{})
+	h.unread = 100 * time.Millisecond
+	for _, few := range []bool{false, true} {
+		c := h.hello(t)
+		pd, cq := c.pd(), c.cq()
+		h.mu.Lock()
+		old := h.files.most
+		if few {
+			h.files.most = h.files.used + h.files.extra
+		}
+		h.mu.Unlock()
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			for i := range 1 << 16 {
+				if c.c.Write(reqChurn(i, pd, cq), nil) != nil {
+					return
+				}
+			}
+		}()
+		most := uint64(0)
+		for ended := false; !ended; {
+			h.mu.Lock()
+			most = max(most, h.files.extra)
+			h.mu.Unlock()
+			select {
+			case <-over:
+				ended = true
+			case <-time.After(100 * time.Microsecond):
+			}
+		}
+		if want := uint64(maxQueuedFDs); few && most > 4 || !few && (most < want/2 || most > want+8) {
+			t.Errorf("few descriptors %v: %d unread are counted", few, most)
+		}
+		c.c.Close()
+		h.settled(t)
+		h.mu.Lock()
+		h.files.most = old
+		h.mu.Unlock()
 	}
-	c.c.Close()
 }
 
 func reqChannel() *ctrlpb.Request {

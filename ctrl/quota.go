@@ -1,6 +1,8 @@
 package ctrl
 
 import (
+	"sync/atomic"
+
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
@@ -61,8 +63,20 @@ type account [numResources]uint64
 // empty reports whether all amounts are zero.
 func (a *account) empty() bool { return *a == account{} }
 
-// account returns the account of uid. Called with mu held.
-func (s *Server) account(uid uint32) *account {
+// accounts are what the users have. Server.mu guards them.
+type accounts struct {
+	usage    map[uint32]*account       // by uid
+	unreadBy map[uint32]*atomic.Uint64 // by uid: bytes of unread messages
+	files    pool
+	maps     pool
+}
+
+func newAccounts() accounts {
+	return accounts{usage: make(map[uint32]*account), unreadBy: make(map[uint32]*atomic.Uint64)}
+}
+
+// account returns the account of uid.
+func (s *accounts) account(uid uint32) *account {
 	a := s.usage[uid]
 	if a == nil {
 		a = new(account)
@@ -71,11 +85,43 @@ func (s *Server) account(uid uint32) *account {
 	return a
 }
 
-// settle deletes the account of uid if it is empty. Called with mu held.
-func (s *Server) settle(uid uint32) {
+// settle deletes the account of uid if it is empty.
+func (s *accounts) settle(uid uint32) {
 	if a := s.usage[uid]; a != nil && a.empty() {
 		delete(s.usage, uid)
 	}
+}
+
+// unreadOf returns the count of the bytes of messages that clients of uid have not read.
+func (s *accounts) unreadOf(uid uint32) *atomic.Uint64 {
+	if s.unreadBy[uid] == nil {
+		s.unreadBy[uid] = new(atomic.Uint64)
+	}
+	return s.unreadBy[uid]
+}
+
+// room returns an error if n more of r, for a, the account of uid, are more than the kernel grants the daemon.
+func (s *accounts) room(a *account, uid uint32, r resource, n uint64) error {
+	for _, p := range []*pool{&s.files, &s.maps} {
+		if err := p.room(uid, p.of(a), n*p.per[r]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// charge adds n of r to a, regardless of limits.
+func (s *accounts) charge(a *account, r resource, n uint64) {
+	s.files.used += n * s.files.per[r]
+	s.maps.used += n * s.maps.per[r]
+	a[r] += n
+}
+
+// uncharge undoes charge.
+func (s *accounts) uncharge(a *account, r resource, n uint64) {
+	s.files.used -= n * s.files.per[r]
+	s.maps.used -= n * s.maps.per[r]
+	a[r] -= n
 }
 
 // overQuota returns the error for a user that uses have of r and requested n more, which exceeds
@@ -96,23 +142,24 @@ func (c *session) take(r resource, n uint64) error {
 	if have > limit || n > limit-have {
 		return overQuota(c.cred.Uid, r, have, n, limit)
 	}
-	if err := c.srv.files.add(c.use, c.cred.Uid, r, n); err != nil {
+	if err := c.srv.room(c.use, c.cred.Uid, r, n); err != nil {
 		return err
 	}
+	c.srv.charge(c.use, r, n)
 	c.own[r] += n
 	return nil
 }
 
 // give returns n of r to the quota. Called with mu held.
 func (c *session) give(r resource, n uint64) {
-	c.srv.files.remove(c.use, r, n)
+	c.srv.uncharge(c.use, r, n)
 	c.own[r] -= n
 }
 
 // giveAll returns everything charged to a client that has ended. Called with mu held.
 func (c *session) giveAll() {
 	for r, n := range c.own {
-		c.srv.files.remove(c.use, resource(r), n)
+		c.srv.uncharge(c.use, resource(r), n)
 	}
 	c.own = account{}
 	c.srv.settle(c.cred.Uid)

@@ -123,7 +123,7 @@ func (s *Server) partedSCTP(cl *claim) {
 				continue
 			}
 			s.lateNext = append(s.lateNext, lateEndpoint{ep, until, cl.uid})
-			s.files.charge(s.account(cl.uid), resPorts, 1)
+			s.charge(s.account(cl.uid), resPorts, 1)
 			s.wake(until)
 		}
 		s.late[ep] = until

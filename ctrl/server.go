@@ -93,13 +93,6 @@ type Server struct {
 	counters counters
 }
 
-// accounts are what the users have. Server.mu guards them.
-type accounts struct {
-	usage    map[uint32]*account       // by uid
-	unreadBy map[uint32]*atomic.Uint64 // by uid: bytes of unread messages
-	files    files
-}
-
 // numbers are the last ones assigned. Server.mu guards them.
 type numbers struct {
 	lastID    uint32
@@ -138,7 +131,7 @@ func New(cfg Config, o Options) (*Server, error) {
 	}
 	s := &Server{
 		log: o.Logger, peerGate: peerGate{peers: o.Peers, denials: denials{first: make(chan denial, 1)}}, network: network{resolver: o.Resolver}, table: o.Table, now: clock.Now, unread: unreadLimit, started: time.Now(), cfg: cfg.fill(),
-		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), timeWait: make(map[uint32][]*claim), accounts: accounts{usage: make(map[uint32]*account), unreadBy: make(map[uint32]*atomic.Uint64)},
+		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), timeWait: make(map[uint32][]*claim), accounts: newAccounts(),
 		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
 		assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}),
 		late: make(map[bpf.Endpoint]clock.Time), lingers: make(map[dataplane.ConnID]*linger), lingersOf: make(map[uint32][]*linger), turnedAway: turnedAway{refusing: make(map[uint32]int)}, rewake: make(chan struct{}, 1), done: make(chan struct{}),
@@ -158,7 +151,7 @@ func New(cfg Config, o Options) (*Server, error) {
 func (s *Server) Bind(e Engine) {
 	s.engine = e
 	s.mu.Lock()
-	s.files = files{most: filesLimit(s.cfg.Slots.Count), workers: uint64(e.Workers()), sockets: s.claims.sockets}
+	s.files, s.maps = newFiles(s.cfg.Slots.Count, e.Workers(), s.claims.sockets), newMaps(e.Workers())
 	s.claims.refresh()
 	s.mu.Unlock()
 	s.wg.Add(1)

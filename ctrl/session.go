@@ -86,6 +86,7 @@ type outbox struct {
 	writing bool           // a goroutine writes to the socket
 	outFDs  int            // descriptors that the client has not read, as far as known
 	flying  int            // those of outFDs that were written
+	closed  bool           // they are no longer counted
 	more    chan struct{}  // signalled when out grows
 	less    chan struct{}  // signalled when outFDs shrinks
 	room    atomic.Int64   // maximum length of out
@@ -188,13 +189,13 @@ func (c *session) readLoop() error {
 	}
 }
 
-// awaitRead waits until the client has read most of the descriptors sent to it, before it is served
-// further. A client that does not read them is cut off.
+// awaitRead waits until the client has read most of the descriptors sent to it, or all if the daemon has few
+// left, before it is served further. A client that does not read them is cut off.
 func (c *session) awaitRead() error {
 	var late <-chan time.Time
 	for {
 		n := c.unreadFDs()
-		if n <= maxQueuedFDs {
+		if n == 0 || n <= maxQueuedFDs && c.srv.spareFiles() {
 			return nil
 		}
 		if late == nil {
@@ -219,23 +220,35 @@ func (c *session) unreadFDs() int {
 	c.outMu.Lock()
 	n, flying := c.outFDs, c.flying
 	c.outMu.Unlock()
-	if n <= maxQueuedFDs || flying == 0 || c.conn.Unread() > 0 {
+	if n == 0 || flying == 0 || c.conn.Unread() > 0 {
 		return n
 	}
-	c.outMu.Lock()
-	defer c.outMu.Unlock()
-	c.outFDs -= flying
-	c.flying -= flying
-	return c.outFDs
+	c.countFDs(-flying, -flying)
+	return n - flying
 }
 
-// unreadOf returns the count of the bytes of messages that clients of uid have not
-// read. Called with mu held.
-func (s *Server) unreadOf(uid uint32) *atomic.Uint64 {
-	if s.unreadBy[uid] == nil {
-		s.unreadBy[uid] = new(atomic.Uint64)
+// countFDs changes the numbers of descriptors that the client has not read, and of those in the socket. Unless both
+// arguments are 0 it must be called without Server.mu.
+func (c *session) countFDs(unread, flying int) {
+	if unread == 0 && flying == 0 {
+		return
 	}
-	return s.unreadBy[uid]
+	c.srv.mu.Lock()
+	defer c.srv.mu.Unlock()
+	c.outMu.Lock()
+	defer c.outMu.Unlock()
+	if !c.closed {
+		c.outFDs += unread
+		c.flying += flying
+		c.srv.files.extra += uint64(unread) // may be negative, and wraps
+	}
+}
+
+// spareFiles reports whether a quarter of the daemon's descriptors is free.
+func (s *Server) spareFiles() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.files.spare()
 }
 
 // packet handles one packet. An error ends the session; errors in a well-formed request are
@@ -510,6 +523,7 @@ func (c *session) send(m *ctrlpb.Message, fds []int) error {
 		seqpacket.CloseAll(fds)
 		return fmt.Errorf("ctrl: %w", err)
 	}
+	c.countFDs(len(fds), 0)
 	c.outMu.Lock()
 	n, left, size := len(c.out), c.outSize, uint64(len(b))
 	if m.GetEvent().GetStreamData() != nil {
@@ -523,10 +537,10 @@ func (c *session) send(m *ctrlpb.Message, fds []int) error {
 	} else {
 		c.out = append(c.out, outMessage{b, fds, size})
 		c.outSize += size
-		c.outFDs += len(fds)
 	}
 	c.outMu.Unlock()
 	if full {
+		c.countFDs(-len(fds), 0)
 		seqpacket.CloseAll(fds)
 		err := fmt.Errorf("ctrl: the client left %d messages unread, %d bytes; all of its user %d bytes, whose limit is %d: read them, or raise max-messages",
 			n, left, all-size, limit)
@@ -572,12 +586,12 @@ func (c *session) writeLoop() {
 		c.outMu.Lock()
 		c.writing = false
 		c.outSize -= m.size
-		if ok {
-			c.flying += len(m.fds)
-		} else {
-			c.outFDs -= len(m.fds)
-		}
 		c.outMu.Unlock()
+		if n := len(m.fds); ok {
+			c.countFDs(0, n)
+		} else {
+			c.countFDs(-n, 0)
+		}
 		select {
 		case c.less <- struct{}{}:
 		default:
@@ -724,6 +738,10 @@ func (c *session) gone() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.sessions, c.id)
+	c.outMu.Lock()
+	s.files.extra -= uint64(c.outFDs)
+	c.closed = true
+	c.outMu.Unlock()
 	c.giveAll()
 }
 

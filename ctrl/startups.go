@@ -48,8 +48,8 @@ func (s *startups) remove(c *conn) {
 	}
 }
 
-// victim returns the connection to evict for a new one from addr, or nil.
-func (s *startups) victim(addr netip.Addr, d *StartupDefaults) *conn {
+// victim returns the connection to evict for a new one from addr, or nil. An address may have perPeer, and all together most.
+func (s *startups) victim(addr netip.Addr, perPeer, most int) *conn {
 	var oldest *conn
 	same := 0
 	for _, c := range s.by[networkOf(addr)] {
@@ -60,23 +60,28 @@ func (s *startups) victim(addr netip.Addr, d *StartupDefaults) *conn {
 		}
 	}
 	switch {
-	case same >= d.PerPeer:
+	case same >= perPeer:
 		return oldest
-	case s.n < d.PerListener:
+	case s.n < most:
 		return nil
 	}
-	most := s.by[networkOf(addr)]
+	longest := s.by[networkOf(addr)]
 	for _, cs := range s.by {
-		if len(cs) > len(most) {
-			most = cs
+		if len(cs) > len(longest) {
+			longest = cs
 		}
 	}
-	return most[0]
+	return longest[0]
 }
 
-// makeRoom resets a connection of l in start-up if a further one from addr would exceed a limit.
+// makeRoom resets a connection of l in start-up if a further one from addr would exceed a limit, or if the daemon has few descriptors left
+// and they are kernel sockets.
 func (s *Server) makeRoom(l *listener, addr netip.Addr) {
-	c := l.starting.victim(addr, &s.cfg.Startup)
+	most := s.cfg.Startup.PerListener
+	if s.claims.sockets && !s.files.spare() {
+		most = min(most, max(l.starting.n, 1))
+	}
+	c := l.starting.victim(addr, s.cfg.Startup.PerPeer, most)
 	if c == nil {
 		return
 	}

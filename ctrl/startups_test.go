@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/mpa"
 )
@@ -113,5 +114,55 @@ func TestCrowdedListener(t *testing.T) {
 		if l.starting.n != 5 {
 			t.Errorf("%d counted; want 5", l.starting.n)
 		}
+	}
+}
+
+// TestStartupFiles: connections over kernel sockets that have no queue pair yet count as descriptors of the daemon. Where few are left, a
+// further one takes the place of one of the same listener, and a request that waits for its client is dropped.
+func TestStartupFiles(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	c.ok(reqListen("", 7174))
+	h.mu.Lock()
+	h.claims.sockets = true
+	h.files.most = 4 * (h.files.used + h.files.extra + 8) / 3
+	h.mu.Unlock()
+	loose := func() uint64 {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		n := uint64(0)
+		for _, cn := range h.conns {
+			if cn.loose {
+				n++
+			}
+		}
+		if h.files.extra < n {
+			t.Errorf("%d connections, %d descriptors are counted", n, h.files.extra)
+		}
+		return n
+	}
+	cfg := mpa.DefaultConfig()
+	var all []*mpaPeer
+	for i := range 64 {
+		all = append(all, h.arrive(t, fmt.Sprintf("10.0.%d.3:1000", i), 7174, cfg))
+	}
+	if n := loose(); n == 0 || n > 10 {
+		t.Errorf("%d connections are in start-up", n)
+	}
+	p := all[len(all)-1]
+	p.send()
+	if _, abort := p.ended(); !abort {
+		t.Error("a request was taken though few descriptors are left")
+	}
+	h.mu.Lock()
+	h.files.most *= 4
+	h.mu.Unlock()
+	p = h.arrive(t, "10.1.0.3:1000", 7174, cfg)
+	p.send()
+	r := c.event().GetConnectRequest()
+	before := loose()
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Accept{Accept: &ctrlpb.Accept{Conn: r.GetConn(), Qp: c.qp()}}})
+	if n := loose(); n != before-1 {
+		t.Errorf("%d connections have no queue pair, %d had", n, before)
 	}
 }

@@ -23,7 +23,8 @@ func (s *Server) takePort(c *conn, want netip.AddrPort) (*claim, error) {
 	err := error(nil)
 	if have := a[resPorts]; have >= limit {
 		err = overQuota(uid, resPorts, have, 1, limit)
-	} else if err = s.files.add(a, uid, resPorts, 1); err == nil {
+	} else if err = s.room(a, uid, resPorts, 1); err == nil {
+		s.charge(a, resPorts, 1)
 		var cl *claim
 		if cl, err = s.claims.take(want, uid, false); err == nil {
 			cl.active = true
@@ -121,6 +122,6 @@ func (s *Server) portsInTimeWait() (n int) {
 
 // portFreed returns a port to the quota of uid. Called with mu held.
 func (s *Server) portFreed(uid uint32) {
-	s.files.remove(s.account(uid), resPorts, 1)
+	s.uncharge(s.account(uid), resPorts, 1)
 	s.settle(uid)
 }
