@@ -576,7 +576,7 @@ func (e *Engine) Detach(b *QPBinding) {
 	}
 	for _, w := range e.workers { // also a fence
 		done := make(chan struct{})
-		w.post(func(w *worker) { w.afterFlush(b, func(*worker) { close(done) }) })
+		w.post(func(w *worker) { w.flushes.after(w, b, func(*worker) { close(done) }) })
 		e.await(done)
 	}
 }

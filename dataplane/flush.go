@@ -23,55 +23,54 @@ type flush struct {
 	then []func(w *worker)
 }
 
-// flushQP delivers completions of a queue pair in ERROR, flushed work requests included, as far as the turn's budget goes. It reports
+// deliver delivers completions of a queue pair in ERROR, flushed work requests included, as far as the turn's budget goes. It reports
 // whether none is left now; otherwise the next turns deliver the rest.
-func (w *worker) flushQP(b *QPBinding) bool {
-	f := &w.flushing
-	if w.flushSome(b, f.left) {
+func (f *flushing) deliver(w *worker, b *QPBinding) bool {
+	if f.some(w, b, f.left) {
 		return true
 	}
-	if w.flushOf(b) == nil {
+	if f.of(b) == nil {
 		f.q = append(f.q, &flush{b: b})
 	}
 	return false
 }
 
-// flushSome delivers at most n completions, within the turn's budget. It reports whether none is left.
-func (w *worker) flushSome(b *QPBinding, n int) bool {
-	for n = min(n, w.flushing.left); n > 0; n-- {
+// some delivers at most n completions, within the turn's budget. It reports whether none is left.
+func (f *flushing) some(w *worker, b *QPBinding, n int) bool {
+	for n = min(n, f.left); n > 0; n-- {
 		if !b.QP.PollWC(&w.wc) {
 			return true
 		}
-		w.flushing.left--
+		f.left--
 		w.complete(b, &w.wc)
 	}
 	return false
 }
 
-func (w *worker) flushOf(b *QPBinding) *flush {
-	if i := slices.IndexFunc(w.flushing.q, func(f *flush) bool { return f.b == b }); i >= 0 {
-		return w.flushing.q[i]
+// of returns the entry of b, or nil if it has nothing left to flush.
+func (f *flushing) of(b *QPBinding) *flush {
+	if i := slices.IndexFunc(f.q, func(p *flush) bool { return p.b == b }); i >= 0 {
+		return f.q[i]
 	}
 	return nil
 }
 
-// afterFlush calls f when b has nothing left to flush on this worker.
-func (w *worker) afterFlush(b *QPBinding, f func(w *worker)) {
-	if p := w.flushOf(b); p != nil {
-		p.then = append(p.then, f)
+// after calls then when b has nothing left to flush on this worker.
+func (f *flushing) after(w *worker, b *QPBinding, then func(w *worker)) {
+	if p := f.of(b); p != nil {
+		p.then = append(p.then, then)
 	} else {
-		f(w)
+		then(w)
 	}
 }
 
-// pollFlushes goes on with the queue pairs that have more to flush. It returns the number of completions.
-func (w *worker) pollFlushes() int {
-	f := &w.flushing
+// poll begins a turn, and goes on with the queue pairs that have more to flush. It returns the number of completions.
+func (f *flushing) poll(w *worker) int {
 	f.left = flushBudget
 	for f.left > 0 && len(f.q) > 0 {
 		p := f.q[0]
 		f.q = append(f.q[:0], f.q[1:]...)
-		if !w.flushSome(p.b, flushShare) {
+		if !f.some(w, p.b, flushShare) {
 			f.q = append(f.q, p)
 			continue
 		}
@@ -85,9 +84,9 @@ func (w *worker) pollFlushes() int {
 	return flushBudget - f.left
 }
 
-// dropFlushes forgets what the queue pairs of cb have left to flush: their client has ended.
-func (w *worker) dropFlushes(cb *ClientBinding) {
-	for _, p := range w.flushing.q {
+// drop forgets what the queue pairs of cb have left to flush: their client has ended.
+func (f *flushing) drop(w *worker, cb *ClientBinding) {
+	for _, p := range f.q {
 		if p.b.Client != cb {
 			continue
 		}
@@ -95,5 +94,5 @@ func (w *worker) dropFlushes(cb *ClientBinding) {
 			then(w)
 		}
 	}
-	w.flushing.q = slices.DeleteFunc(w.flushing.q, func(p *flush) bool { return p.b.Client == cb })
+	f.q = slices.DeleteFunc(f.q, func(p *flush) bool { return p.b.Client == cb })
 }

@@ -81,8 +81,8 @@ func TestFlushesAreBounded(t *testing.T) {
 			}
 		}
 	}
-	if len(w.streams) != 0 || len(w.flushing.q) != 0 {
-		t.Errorf("%d streams are left, %d queue pairs to be flushed", len(w.streams), len(w.flushing.q))
+	if len(w.streams) != 0 || len(w.flushes.q) != 0 {
+		t.Errorf("%d streams are left, %d queue pairs to be flushed", len(w.streams), len(w.flushes.q))
 	}
 }
 
@@ -105,7 +105,7 @@ func TestDetachFlushes(t *testing.T) {
 			h.w.turn()
 		}
 	}
-	if len(b.wcs) != posted || h.w.flushOf(&b.QPBinding) != nil {
+	if len(b.wcs) != posted || h.w.flushes.of(&b.QPBinding) != nil {
 		t.Errorf("%d of %d work requests are flushed", len(b.wcs), posted)
 	}
 }

@@ -119,8 +119,8 @@ func (w *worker) answer(id ConnID, s *stream, set session.Setup, a Attachment) {
 
 func (w *worker) refuseAttach(id ConnID, a Attachment) {
 	a.QP.QP.Error()
-	w.flushQP(a.QP)
-	w.afterFlush(a.QP, func(w *worker) {
+	w.flushes.deliver(w, a.QP)
+	w.flushes.after(w, a.QP, func(w *worker) {
 		w.e.events.push(Event{Kind: EventClosed, Conn: id, Worker: w.id, Err: errNoConn, QP: a.QP})
 	})
 }
@@ -256,7 +256,7 @@ func (s *stream) finish(w *worker, err error) {
 
 // settled reports whether nothing is left to flush, and all that was placed is in far memory: until then completions wait.
 func (s *stream) settled(w *worker) bool {
-	return s.qp == nil || w.flushOf(s.qp) == nil && s.qp.QP.Settled()
+	return s.qp == nil || w.flushes.of(s.qp) == nil && s.qp.QP.Settled()
 }
 
 // settle reports that s, which has closed, is gone, if it is settled.
@@ -291,7 +291,7 @@ func (w *worker) lookMoved(b *QPBinding) {
 		}
 		w.mark(s.lane)
 	default:
-		w.flushQP(b)
+		w.flushes.deliver(w, b)
 		s.settle(w)
 	}
 }
@@ -303,14 +303,14 @@ func (s *stream) dropQP(w *worker) {
 	}
 	s.hasPend = false
 	s.qp.QP.Error()
-	w.flushQP(s.qp)
+	w.flushes.deliver(w, s.qp)
 }
 
 // flushLate completes work requests posted after the queue pair ended, while its stream still
 // exists.
 func (s *stream) flushLate(w *worker) {
 	if s.mode == modeClosing && s.qp != nil {
-		w.flushQP(s.qp)
+		w.flushes.deliver(w, s.qp)
 	}
 }
 

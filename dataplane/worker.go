@@ -64,7 +64,7 @@ type worker struct {
 	nextConn  uint64
 
 	round
-	flushing
+	flushes flushing
 	cqs     []CQ       // those that are Pending
 	flushAt clock.Time // when one of cqs must be flushed again
 
@@ -266,7 +266,7 @@ func (w *worker) turn() int {
 	w.stats.Turns++
 	w.now = w.e.cfg.Now()
 	w.taps = w.e.taps.Load()
-	n := w.pollFlushes()
+	n := w.flushes.poll(w)
 	n += w.pollRx()
 	if w.socks != nil {
 		n += w.socks.serve(w)
@@ -286,7 +286,7 @@ func (w *worker) turn() int {
 	if w.socks != nil {
 		n += len(w.socks.ready)
 	}
-	return n + len(w.dirty) + len(w.flushing.q) // marked lanes have work for the next turn
+	return n + len(w.dirty) + len(w.flushes.q) // marked lanes have work for the next turn
 }
 
 // pollBells marks the lanes whose clients rang. Bells of unknown streams are ignored.
@@ -336,7 +336,7 @@ func (w *worker) unbind(cb *ClientBinding) {
 			}
 		}
 		w.clients = append(w.clients[:i], w.clients[i+1:]...)
-		w.dropFlushes(cb)
+		w.flushes.drop(w, cb)
 		return
 	}
 }
