@@ -562,7 +562,7 @@ func (h *harness) settled(t testing.TB) {
 	deadline := time.After(time.Minute)
 	for {
 		h.mu.Lock()
-		n, left, files, mapped := len(h.sessions), maps.Clone(h.usage), h.files.used+h.files.extra, h.maps.used
+		n, left, files, mapped := len(h.sessions), maps.Clone(h.usage), h.files.used+h.files.extra, h.maps.used+h.maps.extra
 		h.mu.Unlock()
 		if n == 0 {
 			if len(left) != 0 || files != 0 || mapped != 0 {

@@ -37,18 +37,32 @@ func (c *session) attachMemory(r *ctrlpb.AttachMemory, fds []int) error {
 	if !r.Near {
 		return c.attachFar(fd)
 	}
-	if c.near, err = shm.OpenObject(fd); err != nil {
+	near, err := shm.OpenObject(fd)
+	if err != nil {
 		c.closeFiles([]int{fd})
 		return errorf(invalid, "ctrl: near memory: %w", err)
 	}
+	s := c.srv
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.maps.room(c.cred.Uid, s.maps.of(c.use), shm.ObjectMaps); err != nil {
+		_ = near.Close()
+		return err
+	}
+	s.maps.extra += shm.ObjectMaps
+	c.near = near
 	return nil
 }
 
 // detachNear ends the use of near memory. It has no region any more.
 func (c *session) detachNear() {
-	if c.near != nil {
-		_ = c.near.Close()
+	if c.near == nil {
+		return
 	}
+	_ = c.near.Close()
+	c.srv.mu.Lock()
+	defer c.srv.mu.Unlock()
+	c.srv.maps.extra -= shm.ObjectMaps
 }
 
 // attachFar takes fd, the client's /proc/self/mem.

@@ -28,6 +28,8 @@ const (
 	windowSize = 64 << 20
 	// maxWindows is the number of windows of that alignment. Beyond it a region is mapped by itself and unmapped with its last slice.
 	maxWindows = 64
+	// ObjectMaps is the number of mappings that an Object may have beyond one for each slice.
+	ObjectMaps = maxWindows
 )
 
 // OpenObject checks a memfd as MapRegion does. The Object owns fd, unless OpenObject fails.
