@@ -21,6 +21,7 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/zeebo/blake3"
+	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
 )
 
@@ -117,19 +118,30 @@ func random(n int) []byte {
 }
 
 // TestPutAndGet copies a file of every size around the limits of a chunk and of the window to the server and back, over
-// one connection, also with a server of version 1.
+// one connection, also with servers of older versions, by a hash that they have.
 func TestPutAndGet(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		version uint8
 		hash    Hash
 		sum     func([]byte) [32]byte
-	}{{"blake3", 0, 0, blake3.Sum256}, {"sha256", Version, SHA256, sha256.Sum256}, {"version 1", 1, 0, sha256.Sum256}} {
-		t.Run(tt.name, func(t *testing.T) { putAndGet(t, tt.version, tt.hash, tt.sum) })
+		used    Hash
+	}{
+		{"default", 0, 0, xxhSum, XXH128}, {"sha256", Version, SHA256, sha256.Sum256, SHA256}, {"blake3", Version, BLAKE3, blake3.Sum256, BLAKE3},
+		{"version 2", 2, 0, blake3.Sum256, BLAKE3}, {"xxh128 of version 2", 2, XXH128, blake3.Sum256, BLAKE3},
+		{"version 1", 1, 0, sha256.Sum256, SHA256}, {"blake3 of version 1", 1, BLAKE3, sha256.Sum256, SHA256},
+	} {
+		t.Run(tt.name, func(t *testing.T) { putAndGet(t, tt.version, tt.hash, tt.sum, tt.used) })
 	}
 }
 
-func putAndGet(t *testing.T, version uint8, hash Hash, sum func([]byte) [32]byte) {
+func xxhSum(b []byte) (sum [32]byte) {
+	s := xxh3.Hash128(b).Bytes()
+	copy(sum[:], s[:])
+	return sum
+}
+
+func putAndGet(t *testing.T, version uint8, hash Hash, sum func([]byte) [32]byte, used Hash) {
 	w := newWorld(t)
 	w.client.Version, w.client.Hash = version, hash
 	for _, n := range []int{0, 1, testChunk - 1, testChunk, testChunk + 1, testChunk * testSlots, testChunk*testSlots + 1, 50*testChunk + 17} {
@@ -145,7 +157,7 @@ func putAndGet(t *testing.T, version uint8, hash Hash, sum func([]byte) [32]byte
 		if err != nil {
 			t.Fatalf("put %d: %v", n, err)
 		}
-		if put.Size != int64(n) || put.Sum != sum(data) || last.Load() != int64(n) {
+		if put.Size != int64(n) || put.Sum != sum(data) || put.Hash != used || last.Load() != int64(n) {
 			t.Errorf("put %d: %+v, progress %d", n, put, last.Load())
 		}
 		if !bytes.Equal(w.read(w.there, "f"), data) {
@@ -541,7 +553,7 @@ func TestResume(t *testing.T) {
 			again.dir = home
 			again.serveFolder(w.there)
 			res, err := do(again)
-			if err != nil || res.Sum != blake3.Sum256(data) {
+			if err != nil || res.Sum != xxhSum(data) {
 				t.Fatalf("%s, broken at %d: %+v, %v", op, at, res, err)
 			}
 			if res.Offset > 0 {

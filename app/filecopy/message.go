@@ -14,11 +14,12 @@ import (
 	"unicode"
 
 	"github.com/zeebo/blake3"
+	"github.com/zeebo/xxh3"
 )
 
 // Version is the newest version of the protocol. Version 1 supports only whole files and SHA-256,
-// without attributes.
-const Version = 2
+// without attributes; version 2 does not have XXH128.
+const Version = 3
 
 const magic = "IWCP"
 
@@ -83,39 +84,57 @@ type Hash uint8
 const (
 	SHA256 Hash = 1
 	BLAKE3 Hash = 2
+	XXH128 Hash = 3 // XXH3 of 128 bits: finds accidents, not forgeries, at the speed of memory
 )
 
+// hashes has the properties of each Hash.
+var hashes = [...]struct {
+	name string
+	new  func() hash.Hash
+}{
+	SHA256: {"sha256", sha256.New},
+	BLAKE3: {"blake3", func() hash.Hash { return blake3.New() }},
+	XXH128: {"xxh128", func() hash.Hash { return xxh128{xxh3.New()} }},
+}
+
+// valid reports whether h is one of the hashes.
+func (h Hash) valid() bool { return h != 0 && int(h) < len(hashes) }
+
 func (h Hash) String() string {
-	switch h {
-	case SHA256:
-		return "sha256"
-	case BLAKE3:
-		return "blake3"
+	if !h.valid() {
+		return fmt.Sprintf("hash %d", uint8(h))
 	}
-	return fmt.Sprintf("hash %d", uint8(h))
+	return hashes[h].name
 }
 
-func (h Hash) new() hash.Hash {
-	if h == BLAKE3 {
-		return blake3.New()
-	}
-	return sha256.New()
+func (h Hash) new() hash.Hash { return hashes[h].new() }
+
+// xxh128 is the Hasher's sum of 128 bits, in the canonical order that xxh128sum prints.
+type xxh128 struct{ *xxh3.Hasher }
+
+func (x xxh128) Size() int { return 16 }
+
+func (x xxh128) Sum(b []byte) []byte {
+	sum := x.Sum128().Bytes()
+	return append(b, sum[:]...)
 }
 
-// Text returns sum with the name of the hash: "blake3:" and 64 hexadecimal digits.
-func (h Hash) Text(sum [sumSize]byte) string { return h.String() + ":" + hex.EncodeToString(sum[:]) }
+// Text returns sum with the name of the hash, such as "xxh128:" and 32 hexadecimal digits.
+func (h Hash) Text(sum [sumSize]byte) string {
+	return h.String() + ":" + hex.EncodeToString(sum[:h.new().Size()])
+}
 
 // ParseHash returns the hash with the name s.
 func ParseHash(s string) (Hash, error) {
-	for _, h := range []Hash{BLAKE3, SHA256} {
-		if s == h.String() {
+	for h := range Hash(len(hashes)) {
+		if h.valid() && s == h.String() {
 			return h, nil
 		}
 	}
-	return 0, fmt.Errorf("checksum %q: must be blake3 or sha256", s)
+	return 0, fmt.Errorf("checksum %q: must be xxh128, blake3 or sha256", s)
 }
 
-const sumSize = 32 // bytes of the sum of each hash
+const sumSize = 32 // bytes of the longest sum; shorter ones are followed by zeros
 
 // Types of an entry.
 const (
@@ -252,7 +271,7 @@ func (m *message) decode(b []byte) error {
 		case kindGet, kindPut, kindOpen:
 			m.Hash, m.Flags, m.Mode = Hash(r.uint(1)), uint8(r.uint(1)), uint32(r.uint(4))
 			m.Mtime, m.Offset = int64(r.uint(8)), r.uint(8)
-			r.bad = r.bad || m.Hash != SHA256 && m.Hash != BLAKE3
+			r.bad = r.bad || !m.Hash.valid()
 		case kindEnd, kindDone:
 			m.DiskTime, m.HashTime = r.uint(8), r.uint(8)
 		default:

@@ -102,7 +102,7 @@ func TestHello(t *testing.T) {
 		}
 	}
 	for _, tt := range []struct{ in, want string }{
-		{"", "does not speak"}, {"IWC", "does not speak"}, {"IWCP", "does not speak"}, {"IWCX\x01", "does not speak"}, {"IWCP\x03", "version 3"}, {"IWCP\x00", "version 0"},
+		{"", "does not speak"}, {"IWC", "does not speak"}, {"IWCP", "does not speak"}, {"IWCX\x01", "does not speak"}, {"IWCP\x04", "version 4"}, {"IWCP\x00", "version 0"},
 	} {
 		if _, err := CheckHello([]byte(tt.in)); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("CheckHello(%q) = %v; want %q", tt.in, err, tt.want)
@@ -118,7 +118,7 @@ func TestRemoteErrorIsOneLine(t *testing.T) {
 }
 
 // TestHashes checks that the sums are the standard ones, however the data is divided. Those of BLAKE3 come from the
-// test vectors of its specification: byte i of the input is i modulo 251.
+// test vectors of its specification: byte i of the input is i modulo 251. Those of XXH128 come from libxxhash.
 func TestHashes(t *testing.T) {
 	input := make([]byte, 102400)
 	for i := range input {
@@ -131,6 +131,9 @@ func TestHashes(t *testing.T) {
 	}{
 		{BLAKE3, 0, "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"},
 		{BLAKE3, 102400, "bc3e3d41a1146b069abffad3c0d44860cf664390afce4d9661f7902e7943e085"},
+		{XXH128, 0, "99aa06d3014798d86001c324468d497f"},
+		{XXH128, 1000, "18bf41bc8229e27733ef703fb2b20ed1"},
+		{XXH128, 102400, "ecd387d36185351b1428e17f1cac2837"},
 		{SHA256, 0, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
 	} {
 		for _, cut := range []int{1 << 20, 8192, 1024, 1000} {

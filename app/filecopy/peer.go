@@ -153,9 +153,17 @@ func (w *Window) open(m *message, size, offset int64, a Attrs) *message {
 
 // transfer returns the server's side of the transfer that open announces.
 func (w *Window) transfer(c Conn, idle time.Duration, open *message) *transfer {
-	t := &transfer{conn: c, idle: idle, v2: open.V2, hash: open.hash(), offset: int64(open.Offset), size: int64(open.Size)}
-	t.chunk, t.slots, t.buf = w.Chunk, w.Slots, w.Bytes
+	t := open.transfer(c, idle)
+	t.buf = w.Bytes
 	return t
+}
+
+// transfer returns the transfer that the open message m announces, without its buffer.
+func (m *message) transfer(c Conn, idle time.Duration) *transfer {
+	return &transfer{
+		conn: c, idle: idle, v2: m.V2, hash: m.hash(), sum: m.hash().new(),
+		offset: int64(m.Offset), size: int64(m.Size), chunk: int(m.Chunk), slots: int(m.Slots),
+	}
 }
 
 // hash returns the hash function for the file.
@@ -229,7 +237,7 @@ type Client struct {
 	Progress func(done, total int64)     // nil: none
 
 	Version  uint8 // of the server; 0: Version
-	Hash     Hash  // 0: BLAKE3. A server of version 1 has only SHA256
+	Hash     Hash  // 0: the fastest. The server's version may have fewer than this one
 	Preserve bool  // copy permissions and modification time
 	Resume   bool  // resume an earlier copy, and keep an incomplete file on failure
 
@@ -253,9 +261,12 @@ func (c *Client) needs(extended bool) error {
 // extend adds the fields of version 2 to a request, if the server supports it.
 func (c *Client) extend(m *message, a Attrs) *message {
 	if c.v2() {
-		m.V2, m.Hash, m.Mode, m.Mtime = true, BLAKE3, a.Mode, a.Mtime
-		if c.Hash != 0 {
-			m.Hash = c.Hash
+		m.V2, m.Hash, m.Mode, m.Mtime = true, c.Hash, a.Mode, a.Mtime
+		if m.Hash == 0 {
+			m.Hash = XXH128
+		}
+		if m.Hash == XXH128 && c.Version == 2 {
+			m.Hash = BLAKE3
 		}
 		if c.Preserve {
 			m.Flags |= flagPreserve
@@ -477,9 +488,7 @@ func (c *Client) ask(ctx context.Context, request *message) (*message, error) {
 }
 
 func (c *Client) transfer(open *message) (*transfer, error) {
-	size := int64(open.Size)
-	t := &transfer{conn: c.Conn, idle: c.idle(), v2: open.V2, hash: open.hash(), offset: int64(open.Offset), size: size}
-	t.chunk, t.slots = int(open.Chunk), int(open.Slots)
+	t := open.transfer(c.Conn, c.idle())
 	if need := t.chunk * t.slots; len(c.buf) < need {
 		buf, err := c.Alloc(need)
 		if err != nil {
@@ -489,7 +498,7 @@ func (c *Client) transfer(open *message) (*transfer, error) {
 	}
 	t.buf = c.buf
 	if c.Progress != nil {
-		t.progress = func(done int64) { c.Progress(done, size) }
+		t.progress = func(done int64) { c.Progress(done, t.size) }
 	}
 	return t, nil
 }

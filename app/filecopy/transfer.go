@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,8 +56,9 @@ type transfer struct {
 	idle     time.Duration
 	v2       bool
 	hash     Hash
-	offset   int64 // bytes that the receiver has already
-	size     int64 // of the whole file
+	sum      hash.Hash // of the file so far
+	offset   int64     // bytes that the receiver has already
+	size     int64     // of the whole file
 	chunk    int
 	slots    int
 	buf      []byte // slots of chunk bytes each
@@ -110,12 +113,11 @@ func (m *meter) time() time.Duration {
 
 // piece is a chunk on its way through the stages of a transfer.
 type piece struct {
-	seq    uint64
-	off    int // in buf
-	n      int
-	moved  chan error    // result of the RDMA operation; nil: there is none
-	hashed chan struct{} // closed when the chunk has been hashed
-	end    *message      // end of the file, instead of a chunk
+	seq   uint64
+	off   int // in buf
+	n     int
+	moved chan error // result of the RDMA operation; nil: there is none
+	end   *message   // end of the file, instead of a chunk
 }
 
 // chunks returns the number of chunks to send.
@@ -128,7 +130,7 @@ func (t *transfer) position(seq uint64) int64 { return t.offset + int64(seq)*int
 
 func (t *transfer) piece(seq uint64) piece {
 	n := min(int64(t.chunk), t.size-t.position(seq))
-	return piece{seq: seq, off: int(seq%uint64(t.slots)) * t.chunk, n: int(n), hashed: make(chan struct{})}
+	return piece{seq: seq, off: int(seq%uint64(t.slots)) * t.chunk, n: int(n)}
 }
 
 func (t *transfer) bytes(p *piece) []byte { return t.buf[p.off : p.off+p.n] }
@@ -162,44 +164,56 @@ func (p *piece) wait(ctx context.Context) error {
 	}
 }
 
-// summed waits until p has been hashed.
-func (p *piece) summed(ctx context.Context) error {
-	if p.hashed == nil {
-		return nil
+// stride is the number of bytes that are read or written, and hashed, at a time: they are still in
+// the processor's cache for the second of the two.
+const stride = 128 << 10
+
+// skip hashes the first offset bytes of the file, which r holds.
+func (t *transfer) skip(r io.Reader) error {
+	if _, err := io.CopyN(t.sum, r, t.offset); err != nil {
+		return errShorter(err)
 	}
-	select {
-	case <-p.hashed:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return nil
 }
 
-// sum hashes prefix, which may be nil, and then the pieces, in its own goroutine. The returned
-// function waits until pieces is closed and returns the sum.
-func (t *transfer) sum(g *errgroup.Group, prefix io.Reader, pieces <-chan piece) (wait func() [sumSize]byte) {
-	h := t.hash.new()
-	done := make(chan struct{})
-	g.Go(func() error {
-		defer close(done)
-		if prefix != nil {
-			if _, err := io.CopyN(h, prefix, t.offset); err != nil {
-				return errShorter(err)
-			}
+// read fills b from r, and hashes it.
+func (t *transfer) read(r io.Reader, b []byte) error {
+	for part := range slices.Chunk(b, stride) {
+		stop := t.disk.start()
+		_, err := io.ReadFull(r, part)
+		stop()
+		if err != nil {
+			return errShorter(err)
 		}
-		for p := range pieces {
-			stop := t.hashing.start()
-			h.Write(t.bytes(&p))
-			stop()
-			close(p.hashed)
-		}
-		return nil
-	})
-	return func() (sum [sumSize]byte) {
-		<-done
-		h.Sum(sum[:0])
-		return sum
+		t.hashed(part)
 	}
+	return nil
+}
+
+// write hashes b, and writes it to w.
+func (t *transfer) write(w io.Writer, b []byte) error {
+	for part := range slices.Chunk(b, stride) {
+		t.hashed(part)
+		stop := t.disk.start()
+		_, err := w.Write(part)
+		stop()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hashed adds b to the hash of the file.
+func (t *transfer) hashed(b []byte) {
+	defer t.hashing.start()()
+	t.sum.Write(b)
+}
+
+// total returns the hash of all bytes so far.
+func (t *transfer) total() (sum [sumSize]byte) {
+	t.sum.Sum(sum[:0])
+	return sum
 }
 
 // errShorter converts the EOF of a file whose size was known.
@@ -246,30 +260,17 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 	var (
 		credits = make(chan struct{}, t.slots)
 		ready   = make(chan piece, t.slots)
-		tosum   = make(chan piece, t.slots)
 		ended   atomic.Bool
 	)
 	for range t.slots {
 		credits <- struct{}{}
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	var prefix io.Reader
-	read := make(chan struct{}) // closed when the prefix has been read
-	if t.offset > 0 {
-		prefix = &atEnd{io.LimitReader(r, t.offset), t.offset, func() { close(read) }}
-	} else {
-		close(read)
-	}
-	sum := t.sum(g, prefix, tosum)
 	g.Go(func() error { // fills slots
 		defer close(ready)
-		defer close(tosum)
-		select {
-		case <-read:
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		if err := t.skip(r); err != nil {
+			return err
 		}
-		used := make([]piece, t.slots) // previous content of each slot
 		for seq := range t.chunks() {
 			select {
 			case <-credits:
@@ -277,19 +278,10 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 				return context.Cause(ctx)
 			}
 			p := t.piece(seq)
-			slot := &used[seq%uint64(t.slots)]
-			if err := slot.summed(ctx); err != nil {
+			if err := t.read(r, t.bytes(&p)); err != nil {
 				return err
 			}
-			*slot = p
-			stop := t.disk.start()
-			_, err := io.ReadFull(r, t.bytes(&p))
-			stop()
-			if err != nil {
-				return errShorter(err)
-			}
 			p.start(ctx, t)
-			tosum <- p // does not block: the slot was hashed
 			select {
 			case ready <- p:
 			case <-ctx.Done():
@@ -312,7 +304,7 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 		if told < t.chunks() || ctx.Err() != nil { // filling failed with its own error
 			return nil
 		}
-		end := message{Kind: kindEnd, Size: uint64(t.size), Sum: sum()}
+		end := message{Kind: kindEnd, Size: uint64(t.size), Sum: t.total()}
 		if t.v2 {
 			end.V2, end.DiskTime, end.HashTime = true, uint64(t.disk.time()), uint64(t.hashing.time())
 		}
@@ -344,28 +336,13 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 	if err := g.Wait(); err != nil {
 		return Result{}, err
 	}
-	return t.result(sum()), nil
+	return t.result(), nil
 }
 
-// atEnd calls end when n bytes have been read from r.
-type atEnd struct {
-	r   io.Reader
-	n   int64
-	end func()
-}
-
-func (a *atEnd) Read(b []byte) (int, error) {
-	n, err := a.r.Read(b)
-	if a.n -= int64(n); a.n == 0 && n > 0 {
-		a.end()
-	}
-	return n, err
-}
-
-func (t *transfer) result(sum [sumSize]byte) Result {
+func (t *transfer) result() Result {
 	times := t.peer
 	times.Disk, times.Hash, times.Network = t.disk.time(), t.hashing.time(), t.network.time()
-	return Result{t.size, t.offset, t.hash, sum, times}
+	return Result{t.size, t.offset, t.hash, t.total(), times}
 }
 
 // receive writes the file to w and compares its hash with the sender's. prefix holds the first
@@ -373,15 +350,10 @@ func (t *transfer) result(sum [sumSize]byte) Result {
 func (t *transfer) receive(ctx context.Context, w io.Writer, prefix io.Reader) (Result, error) {
 	var (
 		ready   = make(chan piece, t.slots+1)
-		tosum   = make(chan piece, t.slots)
 		written = make(chan piece, t.slots+1)
 		freed   atomic.Uint64
 	)
 	g, ctx := errgroup.WithContext(ctx)
-	if t.offset == 0 {
-		prefix = nil
-	}
-	sum := t.sum(g, prefix, tosum)
 	g.Go(func() error { // receives reports of full slots
 		defer close(ready)
 		for next := uint64(0); ; next++ {
@@ -406,17 +378,15 @@ func (t *transfer) receive(ctx context.Context, w io.Writer, prefix io.Reader) (
 	})
 	g.Go(func() error { // writes them
 		defer close(written)
-		defer close(tosum)
+		if err := t.skip(prefix); err != nil {
+			return err
+		}
 		for p := range ready {
 			if p.end == nil {
 				if err := p.wait(ctx); err != nil {
 					return err
 				}
-				tosum <- p
-				stop := t.disk.start()
-				_, err := w.Write(t.bytes(&p))
-				stop()
-				if err != nil {
+				if err := t.write(w, t.bytes(&p)); err != nil {
 					return err
 				}
 			}
@@ -425,13 +395,10 @@ func (t *transfer) receive(ctx context.Context, w io.Writer, prefix io.Reader) (
 		return nil
 	})
 	var end *message
-	g.Go(func() error { // reports slots free once their pieces have been hashed too
+	g.Go(func() error { // reports slots free
 		for p := range written {
 			if end = p.end; end != nil {
 				continue
-			}
-			if err := p.summed(ctx); err != nil {
-				return err
 			}
 			freed.Store(p.seq + 1)
 			t.report(t.position(p.seq) + int64(p.n))
@@ -444,11 +411,11 @@ func (t *transfer) receive(ctx context.Context, w io.Writer, prefix io.Reader) (
 	if err := g.Wait(); err != nil {
 		return Result{}, err
 	}
-	if end.Size != uint64(t.size) || end.Sum != sum() {
+	if end.Size != uint64(t.size) || end.Sum != t.total() {
 		return Result{}, &Error{CodeChecksum, errors.New("the checksum differs: the data changed on its way, nothing was stored; copy again")}
 	}
 	t.peer.PeerDisk, t.peer.PeerHash = time.Duration(end.DiskTime), time.Duration(end.HashTime)
-	return t.result(sum()), nil
+	return t.result(), nil
 }
 
 func (t *transfer) report(done int64) {

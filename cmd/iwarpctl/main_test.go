@@ -88,7 +88,7 @@ func TestErrors(t *testing.T) {
 		{"cp several to one file", []string{"cp", "10.0.0.1:a", "10.0.0.1:b", file}, exitFile, "is not a folder"},
 		{"cp to no folder", []string{"cp", "10.0.0.1:a", filepath.Join(dir, "no") + "/"}, exitFile, "make it first"},
 		{"cp onto a device", []string{"cp", "10.0.0.1:a", "/dev/null"}, exitFile, "not a regular file"},
-		{"cp unknown checksum", []string{"cp", "--checksum", "md5", file, "10.0.0.1:"}, exitUsage, "blake3 or sha256"},
+		{"cp unknown checksum", []string{"cp", "--checksum", "md5", file, "10.0.0.1:"}, exitUsage, "xxh128, blake3 or sha256"},
 		{"perf --size 64X", []string{"perf", "write", "--client", "1.2.3.4", "--size", "64X"}, exitUsage, "64K"},
 		{"perf --size of a unit alone", []string{"perf", "write", "--client", "1.2.3.4", "--size", "K"}, exitUsage, "64K"},
 		{"perf host/port", []string{"perf", "write", "--client", "1.2.3.4/7175"}, exitUsage, "write 1.2.3.4:7175"},

@@ -12,9 +12,9 @@ import (
 
 // TestServed checks that serve names the hash function of the sum.
 func TestServed(t *testing.T) {
-	for _, hash := range []filecopy.Hash{filecopy.BLAKE3, filecopy.SHA256} {
+	for hash, size := range map[filecopy.Hash]int{filecopy.XXH128: 16, filecopy.BLAKE3: 32, filecopy.SHA256: 32} {
 		e := filecopy.Event{Put: true, Name: "f", Result: filecopy.Result{Size: 1, Hash: hash}}
-		want := hash.String() + ":" + strings.Repeat("00", 32)
+		want := hash.String() + ":" + strings.Repeat("00", size)
 		var out bytes.Buffer
 		c := command{out: &out}
 		c.served(netip.AddrPort{}, e)

@@ -44,7 +44,7 @@ var layers = []layer{
 	{folder: "internal/clidoc", outside: []string{"github.com/spf13", "github.com/cpuguy83/go-md2man"}}, // in programs built with the tag docs
 	{folder: "internal/conformance"}, // imported by tests alone, as testenv is
 	{folder: "internal/testenv", outside: []string{"golang.org/x/sys", "github.com/vishvananda", "github.com/safchain/ethtool"}},
-	{folder: "app", inside: []string{"client"}, outside: []string{"golang.org/x", "github.com/zeebo/blake3", "github.com/HdrHistogram"}},
+	{folder: "app", inside: []string{"client"}, outside: []string{"golang.org/x", "github.com/zeebo/blake3", "github.com/zeebo/xxh3", "github.com/HdrHistogram"}},
 
 	{folder: "tcp", core: true},
 	{folder: "sctp/session", inside: []string{"sctp", "mpa", "rdmap"}, core: true},
@@ -73,7 +73,7 @@ var layers = []layer{
 	{folder: "dataplane", inside: []string{"internal/ipfrag", "bpf", "shm", "verbs", "rdmap", "ddp", "mpa", "tcp", "sctp"},
 		outside: []string{"golang.org/x/sys", "github.com/vishvananda"}},
 
-	{folder: "ctrl/hostnet", inside: []string{"dataplane"}, outside: []string{"github.com/vishvananda", "golang.org/x/sys"}},
+	{folder: "ctrl/hostnet", inside: []string{"dataplane"}, outside: []string{"github.com/vishvananda", "github.com/safchain/ethtool", "golang.org/x/sys"}},
 	{folder: "ctrl/nftset", outside: []string{"github.com/google/nftables", "github.com/mdlayher/netlink", "golang.org/x/sys", "go.uber.org/zap"}},
 	{folder: "ctrl", inside: []string{"ctrl", "shm", "far", "dataplane", "bpf", "verbs", "rdmap", "ddp", "mpa", "tcp", "sctp"},
 		outside: []string{"golang.org/x", "google.golang.org/protobuf", "go.uber.org/zap", "github.com/vishvananda", "github.com/prometheus"}},
