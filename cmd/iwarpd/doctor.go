@@ -24,7 +24,8 @@ func doctorCommand() *cobra.Command {
 		Use:   "doctor [--interface IF]",
 		Short: "Check that this host and interface meet the requirements of iwarpd, and suggest fixes",
 		Long: "doctor looks at the kernel, its own capabilities and limits, the interface, its driver,\n" +
-			"queues and offloads. It changes nothing. Run it as root: it judges what it may do itself.\n\n" +
+			"queues and offloads; with \"transport: socket\" in the configuration, the limits alone. It\n" +
+			"changes nothing. Run it as root: it judges what it may do itself.\n\n" +
 			"Exit codes: 0 nothing keeps iwarpd from working, 1 something does, 2 wrong flag or configuration.",
 		Example: "  iwarpd doctor --interface eth0\n  iwarpd doctor --config /etc/iwarpd/iwarpd.yaml --json",
 		Args:    noArguments,
@@ -35,42 +36,60 @@ func doctorCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				sets = s.AllowSets
-				if names = s.names(); len(names) == 0 {
-					names = []string{""} // kernel sockets
-				}
+				names, sets = s.names(), s.AllowSets
 			}
-			var findings []hostcheck.Finding
-			for i, name := range names {
-				facts, err := hostcheck.Gather(name)
-				if err != nil {
-					return err
-				}
-				facts.Unguarded = shm.Guarded()
-				if i == 0 {
-					findings = hostcheck.JudgeHost(facts)
-				}
-				for _, f := range hostcheck.JudgeInterface(facts) {
-					if len(names) > 1 {
-						f.What = name + " " + f.What
-					}
-					findings = append(findings, f)
-				}
+			findings, err := judgeNames(names)
+			if err != nil {
+				return err
 			}
 			findings = append(findings, judgeSets(sets)...)
 			if err := printFindings(cmd.OutOrStdout(), findings, asJSON); err != nil {
 				return err
 			}
-			if hostcheck.Worst(findings) == hostcheck.Fail {
-				return exitErr(exitFailure, "iwarpd cannot work on %q as it is: change what is marked fail, "+instead, strings.Join(names, ","))
+			if hostcheck.Worst(findings) != hostcheck.Fail {
+				return nil
 			}
-			return nil
+			on, or := strings.Join(names, ","), ", "+instead
+			if len(names) == 0 {
+				on, or = kernelSockets, ""
+			}
+			return exitErr(exitFailure, "iwarpd cannot work on %q as it is: change what is marked fail%s", on, or)
 		},
 	}
 	cmd.Flags().StringVarP(&name, "interface", "i", "", "the interface; default: those of the configuration")
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file; also "+envPrefix+"CONFIG")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+// judgeNames returns the findings about the host and the interfaces; without interfaces, those for
+// kernel sockets.
+func judgeNames(names []string) (findings []hostcheck.Finding, err error) {
+	if len(names) == 0 {
+		facts, err := hostcheck.Gather("")
+		if err != nil {
+			return nil, err
+		}
+		facts.Unguarded = shm.Guarded()
+		return hostcheck.JudgeSockets(facts), nil
+	}
+	for i, name := range names {
+		facts, err := hostcheck.Gather(name)
+		if err != nil {
+			return nil, err
+		}
+		facts.Unguarded = shm.Guarded()
+		if i == 0 {
+			findings = hostcheck.JudgeHost(facts)
+		}
+		for _, f := range hostcheck.JudgeInterface(facts) {
+			if len(names) > 1 {
+				f.What = name + " " + f.What
+			}
+			findings = append(findings, f)
+		}
+	}
+	return findings, nil
 }
 
 // judgeSets returns a finding for each set of allow-set.

@@ -49,6 +49,20 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
+// TestDoctorSockets: a configuration with kernel sockets is judged for what they need, and needs no other transport.
+func TestDoctorSockets(t *testing.T) {
+	t.Setenv("IWARPD_TRANSPORT", "socket")
+	out, err := doctor(t)
+	if err != nil || !strings.Contains(out, "open files") || !strings.Contains(out, "userfaultfd") {
+		t.Errorf("%v:\n%s", err, out)
+	}
+	for _, not := range []string{"capabilities", "BPF", "interface", "transport"} {
+		if strings.Contains(out, not) {
+			t.Errorf("doctor speaks of %q:\n%s", not, out)
+		}
+	}
+}
+
 // TestDoctorSets checks that doctor finds the sets of allow-set.
 func TestDoctorSets(t *testing.T) {
 	testenv.RequireRoot(t)

@@ -34,6 +34,12 @@ func JudgeHost(f *Facts) []Finding {
 	return []Finding{f.kernel(), f.capabilities(), f.memory(), f.files(), f.mappings(), f.guard(), f.jit()}
 }
 
+// JudgeSockets says what the facts mean for a daemon that uses kernel sockets, which needs no
+// capability, no locked memory, no BPF and no particular interface.
+func JudgeSockets(f *Facts) []Finding {
+	return []Finding{f.files(), f.mappings(), f.guard()}
+}
+
 // JudgeInterface says what the facts about the interface mean.
 func JudgeInterface(f *Facts) (out []Finding) {
 	i := f.Interface
