@@ -40,6 +40,9 @@ func (d *device) attr(cfg *Config, p *policy) *ctrlpb.DeviceAttr {
 	if d.Transport != nil {
 		a.Transport = d.Transport()
 	}
+	if d.Link != nil {
+		a.Link, a.Speed = d.Link()
+	}
 	for _, ad := range d.addrs() {
 		a.Addresses = append(a.Addresses, ad.String())
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -193,6 +194,36 @@ func TestTop(t *testing.T) {
 	}
 	if code, _, errOut = ctl(t, "--socket", socket, "top", "--sort", "luck"); code != exitUsage || !strings.Contains(errOut, "rate, retransmissions, rtt, qp") {
 		t.Error(code, errOut)
+	}
+}
+
+// TestStatusConnections checks that status and qp list show round-trip times once there are some.
+func TestStatusConnections(t *testing.T) {
+	socket, ca, cb := running(t)
+	message(t, ca, cb, 100)
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"status"}, `(?m)^connections +[12]\n  round trip min/median/max [0-9.]+.?s/[0-9.]+.?s/[0-9.]+.?s$`},
+		{[]string{"qp", "list"}, `^qp +.* rtt .*\n *[0-9]+ +RTS .* [0-9.]+.?s `},
+	} {
+		code, out, errOut := ctl(t, append([]string{"--socket", socket}, c.args...)...)
+		if code != exitOK || !regexp.MustCompile(c.want).MatchString(out) {
+			t.Errorf("%v: exit code %d, %s\n%s\nwant a match of %s", c.args, code, errOut, out, c.want)
+		}
+	}
+}
+
+// TestLink checks what status says about links.
+func TestLink(t *testing.T) {
+	for want, d := range map[string]*ctrlpb.DeviceAttr{
+		"": {}, ", link down": {Link: "down"}, ", link up": {Link: "up"},
+		", link up, 2.5 Gbit/s": {Link: "up", Speed: 2.5e9}, ", link up, 100 Mbit/s": {Link: "up", Speed: 100e6},
+	} {
+		if got := link(d); got != want {
+			t.Errorf("link(%v) = %q; want %q", d, got, want)
+		}
 	}
 }
 

@@ -96,13 +96,27 @@ func (c *command) clients(a *iwarp.Admin, ctx context.Context) ([]*ctrlpb.Client
 	return slices.DeleteFunc(all, func(i *ctrlpb.ClientInfo) bool { return i.Client == c.self }), err
 }
 
+// maxTimed is the number of connections up to which status asks for their round-trip times: more
+// would make it slow for those that only probe the daemon.
+const maxTimed = 64
+
 func (c *command) status() *cobra.Command {
+	var trips string
+	ask := func(a *iwarp.Admin, ctx context.Context) (*ctrlpb.StatusReply, error) {
+		s, err := status(a, ctx)
+		if err != nil || c.json || s.Conns == 0 || s.Conns > maxTimed {
+			return s, err
+		}
+		qps, err := a.QPs(ctx)
+		trips = roundTrips(qps)
+		return s, err
+	}
 	return &cobra.Command{
 		Use:     "status",
 		Short:   "Show the state of the daemon",
 		Example: "  iwarpctl status\n  iwarpctl status --json",
 		Args:    usageArgs(cobra.NoArgs),
-		RunE: query(c, status, func(s *ctrlpb.StatusReply) error {
+		RunE: query(c, ask, func(s *ctrlpb.StatusReply) error {
 			if c.json {
 				return c.print(plain(s))
 			}
@@ -112,7 +126,7 @@ func (c *command) status() *cobra.Command {
 			}
 			for _, d := range s.GetDevices() {
 				lines = append(lines, [][2]any{
-					{"interface", fmt.Sprintf("%s, MTU %d", d.GetInterface(), d.GetMtu())},
+					{"interface", fmt.Sprintf("%s, MTU %d%s", d.GetInterface(), d.GetMtu(), link(d))},
 					{"  steering", attached(s, d)},
 					{"  addresses", strings.Join(d.GetAddresses(), ", ")},
 				}...)
@@ -120,15 +134,50 @@ func (c *command) status() *cobra.Command {
 			for _, l := range append(lines, [][2]any{
 				{"clients", s.Clients},
 				{"connections", s.Conns},
+				{"  round trip", trips},
 				{"queue pairs", fmt.Sprintf("%d of %d", s.Qps, d.GetMaxQp())},
 				{"memory", fmt.Sprintf("%s, %s of %s", plural(s.Mrs, "region"), octets(s.Registered), octets(d.GetMaxRegistered()))},
 				{"listening", "on " + plural(s.Listens, "endpoint")},
 			}...) {
-				fmt.Fprintf(c.out, "%-12s %v\n", l[0], l[1])
+				if l[1] != "" {
+					fmt.Fprintf(c.out, "%-12s %v\n", l[0], l[1])
+				}
 			}
 			return nil
 		}),
 	}
+}
+
+// link describes the link of an interface: ", link up, 10 Gbit/s".
+func link(d *ctrlpb.DeviceAttr) string {
+	if d.GetLink() == "" {
+		return ""
+	}
+	s := ", link " + d.GetLink()
+	switch v := d.GetSpeed(); {
+	case v >= 1e9:
+		s += fmt.Sprintf(", %g Gbit/s", float64(v)/1e9)
+	case v > 0:
+		s += fmt.Sprintf(", %g Mbit/s", float64(v)/1e6)
+	}
+	return s
+}
+
+// roundTrips summarizes the smoothed round-trip times of the connections. It is empty if there is
+// none.
+func roundTrips(qps []*ctrlpb.QPInfo) string {
+	var all []time.Duration
+	for _, q := range qps {
+		if rtt := llp(q, "srtt_ns", "path_srtt_ns"); rtt > 0 {
+			all = append(all, time.Duration(rtt))
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	slices.Sort(all)
+	us := func(d time.Duration) time.Duration { return d.Round(time.Microsecond) }
+	return fmt.Sprintf("min/median/max %v/%v/%v", us(all[0]), us(all[len(all)/2]), us(all[len(all)-1]))
 }
 
 // attached says whether the XDP program is on an interface, and in which mode.
@@ -302,10 +351,19 @@ func (c *command) listQPs() *cobra.Command {
 		return all, err
 	}
 	return list(c, "qp", "queue pairs and their connections", ask,
-		[]string{"qp", "state", "local", "remote", "mpa", "ird/ord", "client", "process", "worker"},
+		[]string{"qp", "state", "local", "remote", "mpa", "ird/ord", "rtt", "client", "process", "worker"},
 		func(q *ctrlpb.QPInfo) []any {
-			return []any{q.Qp, q.State, q.Local, q.Remote, negotiated(q.Negotiated), fmt.Sprintf("%d/%d", q.GetNegotiated().GetIrd(), q.GetNegotiated().GetOrd()), q.Client, q.Pid, q.Worker}
+			return []any{q.Qp, q.State, q.Local, q.Remote, negotiated(q.Negotiated), fmt.Sprintf("%d/%d", q.GetNegotiated().GetIrd(), q.GetNegotiated().GetOrd()), rtt(q), q.Client, q.Pid, q.Worker}
 		})
+}
+
+// rtt returns the smoothed round-trip time of the connection of q, or "-".
+func rtt(q *ctrlpb.QPInfo) string {
+	v := llp(q, "srtt_ns", "path_srtt_ns")
+	if v == 0 {
+		return "-"
+	}
+	return time.Duration(v).Round(time.Microsecond).String()
 }
 
 func negotiated(n *ctrlpb.Negotiated) string {

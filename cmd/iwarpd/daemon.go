@@ -179,7 +179,7 @@ func (d *daemon) run(ctx context.Context) error {
 	notify(d.log, sd.SdNotifyReady)
 	go watchdog(serving, d.log, d.turning)
 	for _, n := range d.nics {
-		go logLink(serving, d.log, n.name)
+		go watchLink(serving, d.log, n.name, &n.link)
 		for _, l := range d.losses(n) {
 			tick := time.NewTicker(lostPeriod)
 			defer tick.Stop()

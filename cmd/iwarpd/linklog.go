@@ -2,17 +2,20 @@ package main
 
 import (
 	"context"
+	"sync/atomic"
 
 	"go.uber.org/zap"
 
 	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 )
 
-// logLink logs changes of the interface that explain what happens to connections: the link
-// goes down or up, its MTU or the routes over it change. It returns when ctx is done.
-func logLink(ctx context.Context, log *zap.Logger, ifname string) {
+// watchLink logs changes of the interface that explain what happens to connections: the link
+// goes down or up, its MTU or the routes over it change. It stores the state of the link in state.
+// It returns when ctx is done.
+func watchLink(ctx context.Context, log *zap.Logger, ifname string, state *atomic.Pointer[hostnet.LinkState]) {
 	log = log.With(zap.String("interface", ifname))
 	link := func(before, now hostnet.LinkState) {
+		state.Store(&now)
 		switch {
 		case before.Up && !now.Up:
 			log.Warn("the link is down: no frames come or go until it is up again")
@@ -24,6 +27,7 @@ func logLink(ctx context.Context, log *zap.Logger, ifname string) {
 		}
 	}
 	routes := func(changes int) { log.Info("routes over the interface changed", zap.Int("changes", changes)) }
+	defer state.Store(nil)
 	if err := hostnet.FollowLink(ctx, ifname, link, routes); err != nil {
 		log.Warn("changes of the link are not logged", zap.Error(err))
 	}

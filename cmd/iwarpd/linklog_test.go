@@ -3,19 +3,22 @@ package main
 import (
 	"context"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestLogLink checks that changes of the interface are logged.
-func TestLogLink(t *testing.T) {
+// TestWatchLink checks that changes of the interface are logged, and that its state is known.
+func TestWatchLink(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
+	var state atomic.Pointer[hostnet.LinkState]
 	core, logs := observer.New(zap.InfoLevel)
 	expect := func(what string) {
 		t.Helper()
@@ -32,7 +35,7 @@ func TestLogLink(t *testing.T) {
 		defer close(done)
 		_ = v.A.NS.Do(func() error {
 			close(started)
-			logLink(ctx, zap.New(core), v.A.Name)
+			watchLink(ctx, zap.New(core), v.A.Name, &state)
 			return nil
 		})
 	}()
@@ -56,6 +59,12 @@ func TestLogLink(t *testing.T) {
 	expect("routes over the interface changed")
 	ip("link", "set", v.A.Name, "down")
 	expect("the link is down")
+	if s := state.Load(); s == nil || s.Up {
+		t.Errorf("state %+v; want it down", s)
+	}
 	ip("link", "set", v.A.Name, "up")
 	expect("the link is up")
+	if s := state.Load(); s == nil || !s.Up || s.Speed != 10e9 { // what veth reports
+		t.Errorf("state %+v; want it up with 10 Gbit/s", s)
+	}
 }

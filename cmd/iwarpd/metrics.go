@@ -97,6 +97,16 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			up = 0
 		}
 		ch <- prometheus.MustNewConstMetric(interfaceUp, prometheus.GaugeValue, up, d.Interface)
+		if d.Link != "" {
+			up := 0.0
+			if d.Link == "up" {
+				up = 1
+			}
+			ch <- prometheus.MustNewConstMetric(linkUp, prometheus.GaugeValue, up, d.Interface)
+		}
+		if d.Speed != 0 {
+			ch <- prometheus.MustNewConstMetric(linkSpeed, prometheus.GaugeValue, float64(d.Speed)/8, d.Interface)
+		}
 		ch <- prometheus.MustNewConstMetric(transportInfo, prometheus.GaugeValue, 1, d.Interface, d.Transport)
 	}
 }
@@ -125,6 +135,8 @@ func cumulative(c *histogram.Counts) map[float64]uint64 {
 // What there is for each interface.
 var (
 	interfaceUp   = prometheus.NewDesc("iwarpd_interface_up", "1; 0 while the interface is gone, or its XDP program is detached.", []string{"interface"}, nil)
+	linkUp        = prometheus.NewDesc("iwarpd_link_up", "1 while the link of the interface is up; 0 while it is down.", []string{"interface"}, nil)
+	linkSpeed     = prometheus.NewDesc("iwarpd_link_speed_bytes", "Bytes per second that the link of the interface carries, where its driver reports them.", []string{"interface"}, nil)
 	transportInfo = prometheus.NewDesc("iwarpd_transport_info", "1; a label has the mode taken, as iwarpctl status shows it.", []string{"interface", "mode"}, nil)
 )
 

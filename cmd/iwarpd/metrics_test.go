@@ -40,7 +40,7 @@ func testCollector() collector {
 		},
 		device: func(worker int) string { return []string{"eth0", "eth1"}[worker] },
 		status: func() *ctrlpb.StatusReply {
-			return &ctrlpb.StatusReply{Devices: []*ctrlpb.DeviceAttr{{Interface: "eth0", Transport: "native, zero copy"}, {Interface: "eth1", Transport: "generic, copy", Down: "removed"}}}
+			return &ctrlpb.StatusReply{Devices: []*ctrlpb.DeviceAttr{{Interface: "eth0", Transport: "native, zero copy", Link: "up", Speed: 8e9}, {Interface: "eth1", Transport: "generic, copy", Down: "removed", Link: "down"}}}
 		},
 	}
 }
@@ -83,6 +83,7 @@ func TestMetrics(t *testing.T) {
 			`iwarpd_worker_rx_bytes_total{interface="eth0",worker="0"} 11`, `iwarpd_worker_rx_bytes_total{interface="eth1",worker="1"} 22`,
 			`iwarpd_worker_connections{interface="eth1",worker="1"} 2`, `iwarpd_build_info{version="devel"} 1`,
 			`iwarpd_transport_info{interface="eth0",mode="native, zero copy"} 1`, `iwarpd_transport_info{interface="eth1",mode="generic, copy"} 1`,
+			`iwarpd_link_up{interface="eth0"} 1`, `iwarpd_link_up{interface="eth1"} 0`, `iwarpd_link_speed_bytes{interface="eth0"} 1e+09`,
 			`iwarpd_interface_up{interface="eth0"} 1`, `iwarpd_interface_up{interface="eth1"} 0`,
 			`iwarpd_rtt_seconds_bucket{le="2e-06"} 0`, `iwarpd_rtt_seconds_bucket{le="4e-06"} 2`, `iwarpd_rtt_seconds_bucket{le="16.777216"} 2`,
 			`iwarpd_rtt_seconds_bucket{le="+Inf"} 4`, "iwarpd_rtt_seconds_sum 120.000006\n", "iwarpd_rtt_seconds_count 4\n",

@@ -35,8 +35,9 @@ type nic struct {
 	index atomic.Int32           // of the interface that the links are open on; 0: none
 	mode  atomic.Pointer[string] // how frames move, as ifqueue.Set has it
 	super atomic.Bool            // super-frames are sent
-	set   *ifqueue.Set           // nil: none is open
-	why   string                 // that it could not be served again, as last logged
+	link  atomic.Pointer[hostnet.LinkState]
+	set   *ifqueue.Set // nil: none is open
+	why   string       // that it could not be served again, as last logged
 }
 
 // newNIC looks at the interface, and loads the XDP program, which open attaches.
@@ -83,8 +84,20 @@ func (n *nic) load() (err error) {
 func (n *nic) device() ctrl.Device {
 	return ctrl.Device{
 		Name: n.name, MTU: n.mtu, PresentMTU: n.dev.MTU, Addrs: n.dev.Addrs, LinkLocal: n.dev.LinkLocal, VLANs: n.dev.VLANs,
-		Transport: func() string { return *n.mode.Load() }, Steering: n.steer, Program: n,
+		Transport: func() string { return *n.mode.Load() }, Link: n.linkState, Steering: n.steer, Program: n,
 	}
+}
+
+// linkState implements ctrl.Device.Link.
+func (n *nic) linkState() (state string, speed uint64) {
+	l := n.link.Load()
+	switch {
+	case l == nil:
+		return "", 0
+	case l.Up:
+		return "up", l.Speed
+	}
+	return "down", 0
 }
 
 // open attaches the program to the interface ifi and opens a socket for each queue.

@@ -1758,6 +1758,8 @@ type DeviceAttr struct {
 	MaxPrivateData uint32                 `protobuf:"varint,18,opt,name=max_private_data,json=maxPrivateData,proto3" json:"max_private_data,omitempty"` // bytes, of connect, accept and reject
 	Transport      string                 `protobuf:"bytes,19,opt,name=transport,proto3" json:"transport,omitempty"`                                    // how bytes move, for people: "native, zero copy", "generic, copy"
 	Down           string                 `protobuf:"bytes,20,opt,name=down,proto3" json:"down,omitempty"`                                              // why no frames come by it; "": they do
+	Link           string                 `protobuf:"bytes,21,opt,name=link,proto3" json:"link,omitempty"`                                              // "up" or "down", of the interface's link; "": not known
+	Speed          uint64                 `protobuf:"varint,22,opt,name=speed,proto3" json:"speed,omitempty"`                                           // of the link, in bits per second; 0: not known
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1930,6 +1932,20 @@ func (x *DeviceAttr) GetDown() string {
 		return x.Down
 	}
 	return ""
+}
+
+func (x *DeviceAttr) GetLink() string {
+	if x != nil {
+		return x.Link
+	}
+	return ""
+}
+
+func (x *DeviceAttr) GetSpeed() uint64 {
+	if x != nil {
+		return x.Speed
+	}
+	return 0
 }
 
 type AllocPD struct {
@@ -7829,7 +7845,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\aworkers\x18\x03 \x01(\rR\aworkers\x12\x16\n" +
 	"\x06client\x18\x04 \x01(\rR\x06client\x122\n" +
 	"\x06device\x18\x05 \x01(\v2\x1a.iwarpd.ctrl.v1.DeviceAttrR\x06device\x124\n" +
-	"\adevices\x18\x06 \x03(\v2\x1a.iwarpd.ctrl.v1.DeviceAttrR\adevices\"\xae\x04\n" +
+	"\adevices\x18\x06 \x03(\v2\x1a.iwarpd.ctrl.v1.DeviceAttrR\adevices\"\xd8\x04\n" +
 	"\n" +
 	"DeviceAttr\x12\x1c\n" +
 	"\tinterface\x18\x01 \x01(\tR\tinterface\x12\x1c\n" +
@@ -7854,7 +7870,9 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\amax_ord\x18\x11 \x01(\rR\x06maxOrd\x12(\n" +
 	"\x10max_private_data\x18\x12 \x01(\rR\x0emaxPrivateData\x12\x1c\n" +
 	"\ttransport\x18\x13 \x01(\tR\ttransport\x12\x12\n" +
-	"\x04down\x18\x14 \x01(\tR\x04down\"\t\n" +
+	"\x04down\x18\x14 \x01(\tR\x04down\x12\x12\n" +
+	"\x04link\x18\x15 \x01(\tR\x04link\x12\x14\n" +
+	"\x05speed\x18\x16 \x01(\x04R\x05speed\"\t\n" +
 	"\aAllocPD\"\x19\n" +
 	"\aPDReply\x12\x0e\n" +
 	"\x02pd\x18\x01 \x01(\rR\x02pd\"\x1b\n" +

@@ -3,8 +3,10 @@ package hostnet
 import (
 	"context"
 	"fmt"
+	"math"
 	"time"
 
+	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -14,13 +16,14 @@ const routePause = time.Second
 
 // LinkState is the state of an interface.
 type LinkState struct {
-	Up  bool // administratively, and with a carrier
-	MTU int
+	Up    bool // administratively, and with a carrier
+	MTU   int
+	Speed uint64 // bits per second; 0: the driver does not report it
 }
 
-// FollowLink calls link when the state of the interface that has that name changes, and routes with the
-// number of changes when routes over it do, from one goroutine. It returns nil when ctx is
-// done.
+// FollowLink calls link with the state of the interface that has that name, and again when it changes; at
+// first before is the same as now. It calls routes with the number of changes when routes over the interface
+// change. All calls are from one goroutine. It returns nil when ctx is done.
 func FollowLink(ctx context.Context, name string, link func(before, now LinkState), routes func(changes int)) error {
 	linkUpdates, routeUpdates := make(chan netlink.LinkUpdate, 16), make(chan netlink.RouteUpdate, 64)
 	if err := netlink.LinkSubscribe(linkUpdates, ctx.Done()); err != nil {
@@ -34,6 +37,7 @@ func FollowLink(ctx context.Context, name string, link func(before, now LinkStat
 		return fmt.Errorf("hostnet: interface %s: %w", name, err)
 	}
 	index, last := l.Attrs().Index, stateOf(l)
+	link(last, last)
 	var changed int
 	var pause <-chan time.Time
 	for linkUpdates != nil || routeUpdates != nil {
@@ -70,7 +74,17 @@ func FollowLink(ctx context.Context, name string, link func(before, now LinkStat
 func stateOf(l netlink.Link) LinkState {
 	a := l.Attrs()
 	const up = unix.IFF_UP | unix.IFF_RUNNING
-	return LinkState{a.RawFlags&up == up, a.MTU}
+	return LinkState{a.RawFlags&up == up, a.MTU, speed(a.Name)}
+}
+
+// speed returns the speed of the interface's link in bits per second, or 0 if it is not known.
+func speed(name string) uint64 {
+	var cmd ethtool.EthtoolCmd
+	mbits, err := cmd.CmdGet(name)
+	if err != nil || mbits == math.MaxUint32 {
+		return 0
+	}
+	return uint64(mbits) * 1e6
 }
 
 // overLink reports whether frames of r leave by the interface. The kernel's own entries for
