@@ -30,9 +30,8 @@ type Packet struct {
 	mtu          int
 	whole        bool
 	ring         rxRing
-	rx           []byte // arena of RX chunks
-	chunk        int    // bytes of one
-	free         []uint32
+	small        buffers // for frames of the ring
+	large        buffers // for a super-frame each
 	in           scatter
 	out          mmsgs
 	poll         poller
@@ -45,7 +44,7 @@ var (
 )
 
 // RxFrames is Link.RxFrames.
-func (p *Packet) RxFrames() int { return cap(p.free) }
+func (p *Packet) RxFrames() int { return cap(p.small.free) }
 
 // Sizes of a Packet.
 const (
@@ -58,9 +57,44 @@ const (
 	packetHead = 64
 	// packetRoom is what an owner of a TX slot may want in front of a frame.
 	packetRoom = 128
-	// packetChunk is the least size of an RX chunk: a super-frame has MaxPieces at most.
+	// packetChunk is the least size of a small RX buffer: a super-frame has MaxPieces at most.
 	packetChunk = 4096
+	// packetLarge is how many RX buffers take a whole super-frame.
+	packetLarge = 32
+	// packetBurst bounds the bytes of one Receive, so that they are still in the cache
+	// when they are processed.
+	packetBurst = 256 << 10
 )
+
+// buffers are RX buffers of one size. Their IDs begin at first.
+type buffers struct {
+	mem   []byte
+	size  int
+	first int
+	free  []uint32 // the last one was used last
+}
+
+func newBuffers(n, size, first int) buffers {
+	b := buffers{mem: make([]byte, n*size), size: size, first: first, free: make([]uint32, n)}
+	for i := range b.free {
+		b.free[i] = uint32(first + n - 1 - i)
+	}
+	return b
+}
+
+// bytes returns the bytes of the buffer id.
+func (b *buffers) bytes(id uint32) []byte {
+	off := (int(id) - b.first) * b.size
+	return b.mem[off : off+b.size : off+b.size]
+}
+
+// take adds a buffer to f. There must be one.
+func (b *buffers) take(f *Frame) {
+	id := b.free[len(b.free)-1]
+	b.free = b.free[:len(b.free)-1]
+	f.IDs[f.N], f.Pieces[f.N] = uint64(id), b.bytes(id)
+	f.N++
+}
 
 // PacketOptions are what OpenPacketWith may be told.
 type PacketOptions struct {
@@ -81,7 +115,7 @@ type PacketOptions struct {
 	// MTU is the longest IP packet; 0: that of the interface.
 	MTU int
 	// Memory is for frames, in bytes: half for those received, half for TX slots;
-	// 0: 32 MiB.
+	// 0: 32 MiB. With Whole there are 2 MiB more, for super-frames.
 	Memory int
 }
 
@@ -159,18 +193,17 @@ func openPacket(ifname string, opts PacketOptions) (_ *Packet, err error) {
 	p := &Packet{
 		txQueue: newTxQueue(opts.Memory/2/slot, slot, packetRing, longest),
 		fd:      fd, mtu: opts.MTU, whole: opts.Whole,
-		chunk: max(packetChunk, (packetHead+longest+63)&^63),
 	}
 	defer func() {
 		if err != nil {
 			_ = p.Close()
 		}
 	}()
-	n := opts.Memory / 2 / p.chunk
-	p.rx = make([]byte, n*p.chunk)
-	p.free = make([]uint32, n)
-	for i := range p.free {
-		p.free[i] = uint32(n - 1 - i)
+	chunk := max(packetChunk, (packetHead+longest+63)&^63)
+	n := opts.Memory / 2 / chunk
+	p.small = newBuffers(n, chunk, 0)
+	if opts.Whole {
+		p.large = newBuffers(packetLarge, packetHead+HeaderRoom+superBytes, n)
 	}
 	if opts.FilterFD != 0 {
 		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, opts.FilterFD); err != nil {
@@ -251,18 +284,19 @@ func (p *Packet) MTU() int { return p.mtu }
 // been copied, so that one that is kept holds up none behind it.
 func (p *Packet) Receive(fs []Frame) int {
 	n := 0
-	for n < len(fs) {
+	for octets := 0; n < len(fs) && octets < packetBurst; {
 		h := p.ring.peek()
 		if h == nil {
 			break
 		}
 		f := &fs[n]
 		f.N = 0
-		if len(p.free) < p.pieces(h) {
+		if !p.room(h, f) {
 			p.stats.RxFillEmpty++
 			break
 		}
 		if p.take(h, f) {
+			octets += f.Len()
 			p.stats.RxFrames++
 			p.stats.RxBytes += uint64(f.Len())
 			n++
@@ -274,23 +308,30 @@ func (p *Packet) Receive(fs []Frame) int {
 	return n
 }
 
-// pieces returns how many chunks the frame in a slot may take. Of two that come at once by
-// two CPUs the other may be first in the socket's queue: there it is as many as ever.
-func (p *Packet) pieces(h *unix.Tpacket2Hdr) int {
+// room gives f the buffers that the frame in a slot may take. It reports false if too few
+// are free.
+func (p *Packet) room(h *unix.Tpacket2Hdr, f *Frame) bool {
+	n := 1
 	if h.Status&unix.TP_STATUS_COPY != 0 {
-		return (packetHead+HeaderRoom+superBytes-1)/p.chunk + 1
+		// Of two frames that come at once by two CPUs the other may be first in the
+		// socket's queue, so the length in h says nothing.
+		if len(p.large.free) > 0 {
+			p.large.take(f)
+			return true
+		}
+		n = (packetHead+HeaderRoom+superBytes-1)/p.small.size + 1
 	}
-	return 1
+	if len(p.small.free) < n {
+		return false
+	}
+	for range n {
+		p.small.take(f)
+	}
+	return true
 }
 
 // take copies the frame in a slot to f. It reports false if the frame is lost.
 func (p *Packet) take(h *unix.Tpacket2Hdr, f *Frame) bool {
-	for range p.pieces(h) {
-		id := p.free[len(p.free)-1]
-		p.free = p.free[:len(p.free)-1]
-		f.IDs[f.N], f.Pieces[f.N] = uint64(id), p.buffer(id)
-		f.N++
-	}
 	f.Pieces[0] = f.Pieces[0][packetHead:]
 	tag := vlanTag{h.Status, h.Vlan_tci, h.Vlan_tpid}
 	switch {
@@ -333,10 +374,10 @@ func (p *Packet) cut(f *Frame, n int) bool {
 		f.Pieces[used] = b[:m:m]
 		n -= m
 	}
-	for i := f.N; i > used; i-- {
-		p.free = append(p.free, uint32(f.IDs[i-1]))
+	for f.N > used {
+		f.N--
+		p.put(uint32(f.IDs[f.N]))
 	}
-	f.N = used
 	return n == 0
 }
 
@@ -360,10 +401,24 @@ func (p *Packet) putTag(f *Frame, tag vlanTag) {
 	f.Pieces[0] = b[:len(b):len(b)]
 }
 
-// buffer returns the bytes of an RX chunk.
-func (p *Packet) buffer(id uint32) []byte {
-	off := int(id) * p.chunk
-	return p.rx[off : off+p.chunk : off+p.chunk]
+// pool returns the buffers that id is one of.
+func (p *Packet) pool(id uint32) *buffers {
+	if len(p.large.mem) > 0 && int(id) >= p.large.first {
+		return &p.large
+	}
+	return &p.small
+}
+
+// buffer returns the bytes of an RX buffer.
+func (p *Packet) buffer(id uint32) []byte { return p.pool(id).bytes(id) }
+
+// put makes an RX buffer free.
+func (p *Packet) put(id uint32) {
+	b := p.pool(id)
+	if len(b.free) == cap(b.free) {
+		panic("link: frame released twice")
+	}
+	b.free = append(b.free, id)
 }
 
 // finishChecksum writes the transport checksum of a frame that a local sender
@@ -390,10 +445,7 @@ func finishChecksum(b []byte) {
 // Release is Link.Release.
 func (p *Packet) Release(f *Frame) {
 	for _, id := range f.IDs[:f.N] {
-		if len(p.free) == cap(p.free) {
-			panic("link: frame released twice")
-		}
-		p.free = append(p.free, uint32(id))
+		p.put(uint32(id))
 	}
 	f.N = 0
 }
@@ -477,7 +529,7 @@ func (p *Packet) Close() error {
 		return nil
 	}
 	err := errors.Join(p.ring.close(), p.SuperSocket.Close(), unix.Close(p.fd))
-	p.fd, p.SuperSocket, p.rx = -1, nil, nil
+	p.fd, p.SuperSocket, p.small, p.large = -1, nil, buffers{}, buffers{}
 	if err != nil {
 		return fmt.Errorf("link: close: %w", err)
 	}

@@ -283,3 +283,59 @@ func TestPacketAllocatesNothing(t *testing.T) {
 		t.Errorf("only %d frames arrived", got)
 	}
 }
+
+// TestPacketSuperInOnePiece receives super-frames: each is one piece while there are large buffers,
+// and pieces of small ones when all of those are in use.
+func TestPacketSuperInOnePiece(t *testing.T) {
+	v := testenv.NewVethOffloads(t, 1500)
+	open := func(e *testenv.End, opts PacketOptions) (p *Packet) {
+		if err := e.NS.Do(func() (err error) {
+			p, err = OpenPacketWith(e.Name, opts)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.Close() })
+		return p
+	}
+	a, b := open(&v.A, PacketOptions{Super: true}), open(&v.B, PacketOptions{Filter: PortFilter([]uint16{7174}), Whole: true})
+	if a.SuperBytes() == 0 {
+		testenv.Skip(t, "no super-frames on %s", v.A.Name)
+	}
+	const size, n, headers = 1400, 20, 14 + 20 + 20
+	want := ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 20+n*size)
+	want[14+20+12] = 5 << 4 // the length of the TCP header
+	s := &Super{TCPOff: 14 + 20, HdrLen: headers, Size: size, Parts: [][]byte{want[:headers+size]}}
+	for at := headers + size; at < len(want); at += size {
+		s.Parts = append(s.Parts, want[at:at+size])
+	}
+	for range 2 {
+		kept := make([]Frame, packetLarge+2)
+		got := 0
+		for until := clock.Now().Add(time.Minute); got < len(kept) && clock.Now() < until; b.Wait(10*time.Millisecond, -1) {
+			if !a.SendSuper(s) {
+				t.Fatal("the kernel refused a super-frame")
+			}
+			for got < len(kept) && b.Receive(kept[got:got+1]) == 1 {
+				f := &kept[got]
+				if f.Len() != len(want) { // a multicast report of the kernel's
+					b.Release(f)
+					continue
+				}
+				if !bytes.Equal(join(f)[headers:], want[headers:]) {
+					t.Fatalf("frame %d differs", got)
+				}
+				if one := got < packetLarge; one != (f.N == 1) {
+					t.Errorf("frame %d has %d pieces", got, f.N)
+				}
+				got++
+			}
+		}
+		if got < len(kept) {
+			t.Fatalf("%d of %d frames arrived", got, len(kept))
+		}
+		for i := range kept {
+			b.Release(&kept[i])
+		}
+	}
+}
