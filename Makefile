@@ -68,7 +68,7 @@ test: ## unit, simulation and (as root) namespace tests, with the race detector
 	@status=0; \
 	$(GO) test $(RACE) -shuffle=on -timeout 9m $(TESTFLAGS) $$($(GO) list $(PACKAGES) ./cmd/iwarpd-device-plugin/... | grep -vE '$(NORACE)') || status=1; \
 	$(GO) test -p 4 -shuffle=on -timeout 9m $(TESTFLAGS) $$($(GO) list $(PACKAGES) | grep -E '$(NORACE)' | sort -r) ./dataplane || status=1; \
-	$(GO) test -timeout 9m -run 'NoAllocs|HostileClient' $(TESTFLAGS) ./client/embed ./test/isolation || status=1; \
+	$(GO) test -timeout 9m -run 'NoAllocs|HostileClient|PortsOfOneUser' $(TESTFLAGS) ./client/embed ./test/isolation ./ctrl || status=1; \
 	TRANSPORT=socket $(GO) test $(RACE) -timeout 9m $(TESTFLAGS) ./client/embed || status=1; \
 	exit $$status
 
