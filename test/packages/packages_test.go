@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -160,6 +161,32 @@ func scrape(t *testing.T, socket string) string {
 		t.Fatal(err)
 	}
 	return string(b)
+}
+
+// The daemon of the packages may open /dev/userfaultfd, and no other device that could do harm.
+func TestDevices(t *testing.T) {
+	for file, lines := range map[string][]string{
+		"../../deploy/iwarpd.service":       {"DevicePolicy=closed", "DeviceAllow=/dev/userfaultfd rw", "User=iwarpd"},
+		"../../deploy/iwarpd.rules":         {`KERNEL=="userfaultfd", SUBSYSTEM=="misc", OWNER="iwarpd", GROUP="root", MODE="0600"`},
+		"../../deploy/packages/iwarpd.yaml": {"  - {src: deploy/iwarpd.rules, dst: /usr/lib/udev/rules.d/60-iwarpd.rules}"},
+		"../../deploy/packages/postinstall": {"\tudevadm trigger --action=change --subsystem-match=misc --sysname-match=userfaultfd || true"},
+	} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		have := strings.Split(string(text), "\n")
+		for _, line := range lines {
+			if !slices.Contains(have, line) {
+				t.Errorf("%s has no line %q", file, line)
+			}
+		}
+		for _, line := range have {
+			if strings.HasPrefix(line, "PrivateDevices=") || strings.HasPrefix(line, "DeviceAllow=") && !slices.Contains(lines, line) {
+				t.Errorf("%s: %s", file, line)
+			}
+		}
+	}
 }
 
 // TestLintian checks that lintian finds no error in the packages.
