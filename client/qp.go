@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -24,6 +25,10 @@ type QPConfig struct {
 	MaxInline            int  // bytes of inline data; default 64
 	SigAll               bool // every send work request completes on the CQ
 	SRQ                  *SRQ // receives come from there; RecvDepth is then how many the QP holds at a time
+	// ReceiveWait is how long a Send of the peer may wait for its receive over TCP: whole
+	// milliseconds, at most a minute. 0: a Send without a receive ends the connection, as RFC 5041
+	// section 7.1 has it.
+	ReceiveWait time.Duration
 }
 
 // QP is a queue pair. It has at most one connection in its life, by Connect or by
@@ -75,6 +80,7 @@ func (d *Device) CreateQP(ctx context.Context, cfg QPConfig) (*QP, error) {
 	a, err := d.call(ctx, "create QP", &ctrlpb.Request{Body: &ctrlpb.Request_CreateQp{CreateQp: &ctrlpb.CreateQP{
 		Pd: cfg.PD.h, SendCq: cfg.SendCQ.h, RecvCq: cfg.RecvCQ.h, SqDepth: size(cfg.SendDepth), RqDepth: size(cfg.RecvDepth),
 		MaxSge: size(cfg.MaxSGE), MaxInline: size(cfg.MaxInline), SigAll: cfg.SigAll, Srq: cfg.SRQ.handle(),
+		ReceiveWaitMs: uint32(min(max(cfg.ReceiveWait, 0), math.MaxUint32*time.Millisecond) / time.Millisecond),
 	}}}, -1)
 	if err != nil {
 		return nil, err

@@ -34,7 +34,7 @@ func TestPorts(t *testing.T) {
 		{"rule with others, root", rule(PortRange{7000, 7999}), 0, 8000, false},
 	} {
 		cfg := Config{Allow: tt.allow}.fill()
-		pol, ok := cfg.policyOf(tt.uid, nil)
+		pol, ok := cfg.policyOf(tt.uid, nil, false)
 		if !ok || pol.mayBind(tt.port) != tt.ok {
 			t.Errorf("%s: port %d allowed %v; want %v", tt.name, tt.port, !tt.ok, tt.ok)
 		}
@@ -55,6 +55,28 @@ func TestPorts(t *testing.T) {
 	c.ok(from("10.0.0.1:7001"))
 	c.ok(from("")) // a port that the daemon chooses
 	c.ok(reqListen("", 7002))
+}
+
+// TestContainedRoot checks that root of a container has the rights of a user, unless a rule says otherwise.
+func TestContainedRoot(t *testing.T) {
+	for _, tt := range []struct {
+		name              string
+		allow             []Rule
+		ok, admin, system bool
+	}{
+		{"no rules", nil, true, false, false},
+		{"a rule for others", []Rule{{UIDs: []uint32{7}}}, false, false, false},
+		{"a rule", []Rule{{UIDs: []uint32{0}}}, true, false, false},
+		{"a rule for administrators", []Rule{{UIDs: []uint32{0}, Admin: true}}, true, true, false},
+	} {
+		cfg := Config{Allow: tt.allow}.fill()
+		if p, ok := cfg.policyOf(0, nil, true); ok != tt.ok || ok && (p.admin != tt.admin || p.system != tt.system) {
+			t.Errorf("%s: allowed %v, admin %v, system %v", tt.name, ok, p.admin, p.system)
+		}
+		if p, ok := cfg.policyOf(0, nil, false); !ok || !p.admin || !p.system {
+			t.Errorf("%s: root of the host: allowed %v, admin %v, system %v", tt.name, ok, p.admin, p.system)
+		}
+	}
 }
 
 // TestUserPorts checks the ports of a client that is neither root nor the daemon's user.

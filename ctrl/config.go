@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/shm"
 )
 
 // Config configures the control plane. The zero value of each field means its default. Reload can
@@ -22,7 +23,7 @@ type Config struct {
 
 	// Allow grants rights to users: the first rule that matches the uid or a gid of a client
 	// applies. Without rules, everybody who can open the socket has all rights within Limits,
-	// and root sees the objects of all users.
+	// and root, unless it is that of a container, sees the objects of all users.
 	Allow  []Rule
 	Limits Limits
 
@@ -70,7 +71,8 @@ type Limits struct {
 	Registered                                uint64 // bytes of all memory regions
 	Rings                                     uint64 // bytes of all queues and rings, including the daemon's own data for them
 	Messages                                  uint64 // bytes of replies and events that the clients have not read
-	QueueDepth                                int    // work requests per queue, completions per CQ
+	QueueDepth                                int    // work requests per queue
+	CQDepth                                   int    // completions per CQ, at most shm.MaxCQEntries
 	MaxInline                                 int    // bytes
 	MaxSGE                                    int
 }
@@ -78,7 +80,7 @@ type Limits struct {
 // DefaultLimits are the default quotas.
 var DefaultLimits = Limits{
 	Clients: 256, PDs: 4096, MRs: 16384, MWs: 4096, CQs: 4096, QPs: 4096, Listens: 256, Ports: 8192, Captures: 2,
-	Registered: 1 << 30, Rings: 1 << 30, Messages: 64 << 20, QueueDepth: 16384, MaxInline: 256, MaxSGE: 16,
+	Registered: 1 << 30, Rings: 1 << 30, Messages: 64 << 20, QueueDepth: 16384, CQDepth: shm.MaxCQEntries, MaxInline: 256, MaxSGE: 16,
 }
 
 // fill replaces each zero by its default.
@@ -86,7 +88,7 @@ func (l Limits) fill() Limits {
 	d := DefaultLimits
 	for _, f := range []struct{ have, def *int }{
 		{&l.Clients, &d.Clients}, {&l.PDs, &d.PDs}, {&l.MRs, &d.MRs}, {&l.MWs, &d.MWs}, {&l.CQs, &d.CQs},
-		{&l.QPs, &d.QPs}, {&l.Listens, &d.Listens}, {&l.Ports, &d.Ports}, {&l.Captures, &d.Captures}, {&l.QueueDepth, &d.QueueDepth},
+		{&l.QPs, &d.QPs}, {&l.Listens, &d.Listens}, {&l.Ports, &d.Ports}, {&l.Captures, &d.Captures}, {&l.QueueDepth, &d.QueueDepth}, {&l.CQDepth, &d.CQDepth},
 		{&l.MaxInline, &d.MaxInline}, {&l.MaxSGE, &d.MaxSGE},
 	} {
 		if *f.have == 0 {
@@ -232,28 +234,30 @@ func (c *Config) ruleName(rule string) string {
 	return rule + " in " + c.File
 }
 
-// policyOf returns the policy for a uid and its groups. ok is false if the user may not connect.
-func (c *Config) policyOf(uid uint32, gids []uint32) (p policy, ok bool) {
+// policyOf returns the policy for a uid and its groups. ok is false if the user may not connect. The
+// root of a container has no more rights than any user.
+func (c *Config) policyOf(uid uint32, gids []uint32, contained bool) (p policy, ok bool) {
 	if uid >= slotUID {
 		return c.Slots.policy(c), true
 	}
-	system := uid == 0 || int(uid) == os.Geteuid()
+	root := uid == 0 && !contained
+	system := root || int(uid) == os.Geteuid() && !contained
 	if len(c.Allow) == 0 {
-		return policy{admin: uid == 0, system: system, limits: c.Limits}, true
+		return policy{admin: root, system: system, limits: c.Limits}, true
 	}
 	for i := range c.Allow {
 		r := &c.Allow[i]
 		if !r.matches(uid, gids) {
 			continue
 		}
-		p = policy{admin: r.Admin || uid == 0, system: system, listen: r.Listen, addrs: r.Addrs, limits: c.Limits,
+		p = policy{admin: r.Admin || root, system: system, listen: r.Listen, addrs: r.Addrs, limits: c.Limits,
 			acceptFrom: r.AcceptFrom, connectTo: r.ConnectTo, rule: c.ruleName(fmt.Sprintf("rule %d of allow", i+1))}
 		if r.Limits != nil {
 			p.limits = r.Limits.fill()
 		}
 		return p, !r.Deny
 	}
-	return policy{admin: true, system: true, limits: c.Limits}, uid == 0
+	return policy{admin: true, system: true, limits: c.Limits}, root
 }
 
 func (r *Rule) matches(uid uint32, gids []uint32) bool {

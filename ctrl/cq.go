@@ -29,7 +29,7 @@ func (s *Server) quiet() {
 // resizeCQ replaces the rings of a completion queue.
 func (c *session) resizeCQ(r *ctrlpb.ResizeCQ, reply *ctrlpb.Reply) ([]int, error) {
 	s := c.srv
-	if err := c.depth("completion queue", r.Depth); err != nil {
+	if err := c.cqDepth(r.Depth); err != nil {
 		return nil, err
 	}
 	size := cqSize(s.engine.Workers(), r.Depth)

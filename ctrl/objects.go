@@ -75,7 +75,10 @@ type (
 // qpSize returns the memory of a QP's queues: for each work request, a ring entry in shared memory and its state in the worker. With a
 // shared receive queue, whose entries may have more pieces, maxSGE is that of both.
 func qpSize(r *ctrlpb.CreateQP, maxSGE int) uint64 {
-	const fixed = 3 * 4096
+	fixed := uint64(3 * 4096)
+	if r.ReceiveWaitMs != 0 {
+		fixed += dataplane.ReceiveWaitBytes
+	}
 	const sendState, recvState = 192, 128 // in verbs and rdmap
 	ring, sges := uint64(r.MaxSge)*16, uint64(maxSGE)*16
 	return fixed + entries(r.SqDepth)*(64+(max(ring, uint64(r.MaxInline))+63)&^63+sges+uint64(r.MaxInline)+sendState) + entries(r.RqDepth)*((16+ring+63)&^63+sges+recvState)
@@ -291,7 +294,7 @@ func (c *session) deallocMW(h uint32) error {
 
 func (c *session) createCQ(r *ctrlpb.CreateCQ, reply *ctrlpb.Reply) ([]int, error) {
 	s := c.srv
-	if err := c.depth("completion queue", r.Depth); err != nil {
+	if err := c.cqDepth(r.Depth); err != nil {
 		return nil, err
 	}
 	q := &cq{size: cqSize(s.engine.Workers(), r.Depth)}
@@ -350,11 +353,19 @@ func (c *session) forgetCQ(q *cq) {
 	}
 }
 
-func (c *session) depth(what string, d uint32) error {
-	if d == 0 || int64(d) > int64(c.policy().limits.QueueDepth) {
-		return errorf(invalid, "ctrl: the depth of a %s is 1 to %d, not %d", what, c.policy().limits.QueueDepth, d)
+func checkDepth(what string, d uint32, most int) error {
+	if d == 0 || int64(d) > int64(most) {
+		return errorf(invalid, "ctrl: the depth of a %s is 1 to %d, not %d", what, most, d)
 	}
 	return nil
+}
+
+func (c *session) depth(what string, d uint32) error {
+	return checkDepth(what, d, c.policy().limits.QueueDepth)
+}
+
+func (c *session) cqDepth(d uint32) error {
+	return checkDepth("completion queue", d, c.policy().limits.CQDepth)
 }
 
 func (c *session) destroyCQ(h uint32) error {

@@ -71,7 +71,7 @@ func TestPeerRules(t *testing.T) {
 // TestSlotPeers checks that the rule of slots has peers too and that errors name it.
 func TestSlotPeers(t *testing.T) {
 	cfg := Config{File: "/etc/x.yaml", Slots: Slots{Rule: Rule{AcceptFrom: nets("10.0.0.0/8"), ConnectTo: nets("10.0.0.0/8")}}}.fill()
-	pol, ok := cfg.policyOf(slotUID+3, nil)
+	pol, ok := cfg.policyOf(slotUID+3, nil, false)
 	if !ok || len(pol.acceptFrom) != 1 || len(pol.connectTo) != 1 || pol.rule != "slots in /etc/x.yaml" {
 		t.Errorf("%+v, %v", pol, ok)
 	}

@@ -3,6 +3,7 @@ package ctrl
 import (
 	"fmt"
 	"math/bits"
+	"time"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
@@ -52,7 +53,8 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 	cfg.Mover = queue
 	core := verbs.NewQP(cfg)
 	s.mu.Lock()
-	q.binding = &dataplane.QPBinding{QP: core, SendCQ: q.sendCQ.ring, RecvCQ: q.recvCQ.ring, Client: c.binding, Bit: bit, User: q, Far: queue}
+	q.binding = &dataplane.QPBinding{QP: core, SendCQ: q.sendCQ.ring, RecvCQ: q.recvCQ.ring, Client: c.binding, Bit: bit, User: q, Far: queue,
+		ReceiveWait: time.Duration(r.ReceiveWaitMs) * time.Millisecond}
 	c.qps[q.num] = q
 	s.mu.Unlock()
 	reply.Body = &ctrlpb.Reply_Qp{Qp: &ctrlpb.QPReply{
@@ -76,8 +78,14 @@ func (c *session) checkQP(r *ctrlpb.CreateQP) error {
 	if most := min(lim.MaxInline, verbs.MaxInline); int64(r.MaxInline) > int64(most) {
 		return errorf(invalid, "ctrl: inline data is at most %d bytes, not %d", most, r.MaxInline)
 	}
+	if wait := time.Duration(r.ReceiveWaitMs) * time.Millisecond; wait > maxReceiveWait {
+		return errorf(invalid, "ctrl: a Send may wait for its receive for at most %v, not %v", maxReceiveWait, wait)
+	}
 	return nil
 }
+
+// maxReceiveWait is the longest time that a Send can wait for its receive.
+const maxReceiveWait = time.Minute
 
 // reserveQP assigns a number and a doorbell bit to q, and charges the quotas.
 func (c *session) reserveQP(q *qp, r *ctrlpb.CreateQP) (bit int, err error) {

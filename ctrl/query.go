@@ -33,7 +33,7 @@ func (d *device) attr(cfg *Config, p *policy) *ctrlpb.DeviceAttr {
 		Interface: d.Name, Mtu: uint32(d.mtu()),
 		MaxQp: uint32(l.QPs), MaxCq: uint32(l.CQs), MaxPd: uint32(l.PDs), MaxMr: uint32(l.MRs), MaxMw: uint32(l.MWs),
 		MaxListen: uint32(l.Listens), MaxMrSize: min(maxMRSize, l.Registered), MaxRegistered: l.Registered,
-		MaxQpWr: uint32(l.QueueDepth), MaxCqe: uint32(l.QueueDepth), MaxSge: uint32(min(l.MaxSGE, verbs.MaxSGE)),
+		MaxQpWr: uint32(l.QueueDepth), MaxCqe: uint32(l.CQDepth), MaxSge: uint32(min(l.MaxSGE, verbs.MaxSGE)),
 		MaxInline: uint32(min(l.MaxInline, verbs.MaxInline)), MaxIrd: uint32(cfg.Startup.MaxIRD), MaxOrd: uint32(cfg.Startup.MaxIRD),
 		MaxPrivateData: maxPrivate,
 	}

@@ -180,7 +180,7 @@ func (c *session) listQuotas(r *ctrlpb.ListQuotas, reply *ctrlpb.Reply) error {
 	}
 	for uid := range s.usage {
 		if _, has := byUID[uid]; !has && (c.policy().admin || uid == c.cred.Uid) {
-			pol, _ := s.cfg.policyOf(uid, nil) // without a client its groups are unknown
+			pol, _ := s.cfg.policyOf(uid, nil, false) // without a client its groups are unknown
 			byUID[uid] = item{uid, &pol.limits}
 		}
 	}

@@ -196,7 +196,7 @@ func (s *Server) Reload(cfg Config) {
 	}
 	s.cfg = cfg.fill()
 	for _, c := range s.sessions {
-		pol, ok := s.cfg.policyOf(c.cred.Uid, c.gids)
+		pol, ok := s.cfg.policyOf(c.cred.Uid, c.gids, c.contained)
 		if !ok {
 			go c.cutOff(errorf(permission, "ctrl: %s is no longer allowed", user(c.cred.Uid)))
 			continue
@@ -419,12 +419,13 @@ func (s *Server) admit(c *seqpacket.Conn, slot int) (sess *session, uid uint32, 
 	case cred.Uid >= slotUID:
 		return nil, cred.Uid, errorf(permission, "ctrl: uid %d is not allowed: uids from %d on stand for slots", cred.Uid, uint32(slotUID))
 	}
+	contained := c.Contained()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || s.drained != nil {
 		return nil, cred.Uid, net.ErrClosed
 	}
-	sess, err = s.newSession(c, cred, gids)
+	sess, err = s.newSession(c, cred, gids, contained)
 	if err == nil {
 		s.wg.Add(1) // for its writer
 	}

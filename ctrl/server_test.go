@@ -169,7 +169,7 @@ func TestForeignHandles(t *testing.T) {
 }
 
 func TestInvalidRequests(t *testing.T) {
-	h := newHarness(t, Config{Limits: Limits{QueueDepth: 64, MaxInline: 64, MaxSGE: 4}})
+	h := newHarness(t, Config{Limits: Limits{QueueDepth: 64, CQDepth: 64, MaxInline: 64, MaxSGE: 4}})
 	c := h.hello(t)
 	pd, cq := c.pd(), c.cq()
 	qp := func(f func(*ctrlpb.CreateQP)) *ctrlpb.Request {
@@ -320,7 +320,7 @@ func TestPolicy(t *testing.T) {
 		{uid + 3, []uint32{50}, true, true},
 	} {
 		cfg := Config{Allow: append(h.cfg.Allow, Rule{GIDs: []uint32{50}, Admin: true})}.fill()
-		pol, ok := cfg.policyOf(tt.uid, tt.gids)
+		pol, ok := cfg.policyOf(tt.uid, tt.gids, false)
 		if ok != tt.ok || ok && pol.admin != tt.admin {
 			t.Errorf("uid %d, groups %v: %v, admin %v", tt.uid, tt.gids, ok, pol.admin)
 		}

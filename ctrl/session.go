@@ -45,13 +45,14 @@ const unreadLimit = 10 * time.Second
 
 // session is the session of a client.
 type session struct {
-	srv  *Server
-	id   uint32
-	conn *seqpacket.Conn
-	cred unix.Ucred
-	log  *zap.Logger
-	gids []uint32               // the effective group first
-	pol  atomic.Pointer[policy] // Reload may change it
+	srv       *Server
+	id        uint32
+	conn      *seqpacket.Conn
+	cred      unix.Ucred
+	log       *zap.Logger
+	gids      []uint32               // the effective group first
+	contained bool                   // see seqpacket.Conn.Contained
+	pol       atomic.Pointer[policy] // Reload may change it
 	outbox
 	quit    chan struct{}     // closed when the session ends, which stops the writer
 	cut     atomic.Bool       // it is being cut off, and the reason has been sent
@@ -114,14 +115,14 @@ type outMessage struct {
 }
 
 // newSession registers a client. Called with mu held.
-func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32) (*session, error) {
-	pol, ok := s.cfg.policyOf(cred.Uid, gids)
+func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32, contained bool) (*session, error) {
+	pol, ok := s.cfg.policyOf(cred.Uid, gids, contained)
 	if !ok {
 		return nil, errorf(permission, "ctrl: %s (pid %d) is not allowed (rule in the configuration)", user(cred.Uid), cred.Pid)
 	}
 	s.lastID++
 	sess := &session{
-		srv: s, id: s.lastID, conn: c, cred: *cred, gids: gids, use: s.account(cred.Uid), started: time.Now(),
+		srv: s, id: s.lastID, conn: c, cred: *cred, gids: gids, contained: contained, use: s.account(cred.Uid), started: time.Now(),
 		log:    s.log.With(zap.Uint32("client", s.lastID), zap.Uint32("uid", cred.Uid), zap.Int32("pid", cred.Pid)),
 		quit:   make(chan struct{}),
 		outbox: outbox{unread: s.unreadOf(cred.Uid), more: make(chan struct{}, 1), less: make(chan struct{}, 1)},

@@ -144,6 +144,9 @@ type QPBinding struct {
 	Bit            int // in the client's doorbell pages
 	User           any // for the owner's use
 	Far            Far // the Mover of QP, or nil
+	// ReceiveWait is how long a Send may wait for its receive over TCP. 0: one without a receive
+	// ends the stream at once, as RFC 5041 section 7.1 has it.
+	ReceiveWait time.Duration
 
 	stream *stream       // owned by the worker it is attached to
 	moved  atomic.Bool   // Far has moved something that the worker has not seen

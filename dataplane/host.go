@@ -7,7 +7,9 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/handoff"
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
@@ -248,7 +250,12 @@ func (c *tcpConn) receiveSegment(w *worker, from *tcpConn, parts [][]byte) {
 	payload := from.inOne(w, parts)
 	w.source, w.sourceMem = &from.stream, payload
 	w.current = &c.stream
-	err := c.ddp.HandleSegment(seg.Hdr[:seg.HdrLen], payload)
+	var err *term.Error
+	if hdr := seg.Hdr[:seg.HdrLen]; c.mustWait(w, marked.Bytes{B: hdr}) {
+		c.keep(w, waitingSegment{ulpdu: append(append([]byte(nil), hdr...), payload...)})
+	} else {
+		err = c.ddp.HandleSegment(hdr, payload)
+	}
 	w.current, w.source, w.sourceMem = nil, nil, nil
 	if err != nil {
 		c.violation(w, err)

@@ -38,11 +38,12 @@ type tcpConn struct {
 	// Full operation.
 	tx        mpa.Framer
 	txStart   serial.Num // of the first FPDU
-	backlog   int        // bytes to be stored in far memory, as the transport knows
+	backlog   int        // of noteBacklog, as the transport knows
 	rx        mpa.Receiver
 	markers   bool       // the peer sends them
 	direct    bool       // within the host: segments are copied, not framed
 	halfUntil clock.Time // when it closes after the peer has; 0: it has not
+	waits     receiveWait
 	probe     silenceProbe
 }
 
@@ -242,6 +243,7 @@ func (c *tcpConn) info(ci *ConnInfo) {
 
 func (c *tcpConn) begin(w *worker) int {
 	c.tell(w) // ahead of a FIN or the end
+	c.resume(w)
 	work := c.events(w)
 	if c.gone {
 		return work + c.send(w) // a RST may be left
@@ -278,7 +280,7 @@ func (c *tcpConn) pump(w *worker, g *sched.Grant) int {
 		c.completions(w)
 	}
 	if c.mode == modeFull {
-		c.noteBacklog()
+		c.noteBacklog(w)
 		c.pullMore(w)
 		c.watchSilence(w.now)
 	}
@@ -287,7 +289,8 @@ func (c *tcpConn) pump(w *worker, g *sched.Grant) int {
 }
 
 func (c *tcpConn) next() clock.Time {
-	return clock.Earliest(clock.Earliest(c.tcp.Deadline(), c.giveUp), clock.Earliest(c.probe.at, c.halfUntil))
+	at := clock.Earliest(clock.Earliest(c.tcp.Deadline(), c.giveUp), clock.Earliest(c.probe.at, c.halfUntil))
+	return clock.Earliest(at, c.waits.look)
 }
 
 // doubtful is the number of consecutive time-outs after which the next hop is resolved again.
@@ -378,6 +381,10 @@ func (c *tcpConn) finish(w *worker, err error) {
 // full operation is closed.
 func (c *tcpConn) peerClosed(w *worker) {
 	if c.closed {
+		return
+	}
+	if c.waits.waiting() {
+		c.waits.closed = true // resume calls again
 		return
 	}
 	w.event(&c.stream, EventPeerClosed, nil, nil)
@@ -552,19 +559,27 @@ func (c *tcpConn) probePeer(now clock.Time) {
 	}
 }
 
-// noteBacklog lessens the window by what is still to be stored in far memory.
-func (c *tcpConn) noteBacklog() {
-	if far := c.qp.Far; far != nil {
-		if n := far.Backlog(); n != c.backlog {
-			c.backlog = n
-			c.tcp.SetBacklog(n)
-		}
+// noteBacklog lessens the window by what is still to be stored in far memory, and closes it while
+// segments wait for a receive.
+func (c *tcpConn) noteBacklog(w *worker) {
+	n := 0
+	if c.waits.waiting() {
+		n = w.tcp.RcvWindow
+	} else if far := c.qp.Far; far != nil {
+		n = far.Backlog()
+	}
+	if n != c.backlog {
+		c.backlog = n
+		c.tcp.SetBacklog(n)
 	}
 }
 
-// farRoom returns how many of n bytes may be taken for c: as many as far memory may be behind.
+// farRoom returns how many of n bytes may be taken for c: as many as far memory may be behind, and
+// none while segments wait for a receive.
 func (c *tcpConn) farRoom(w *worker, n int) int {
 	switch {
+	case c.waits.waiting():
+		return 0
 	case c.qp == nil || c.qp.Far == nil:
 		return n
 	case c.crowded():

@@ -83,7 +83,7 @@ func (w *worker) tcpICMP(f *rxFrame) {
 // handle processes a segment of c.
 func (c *tcpConn) handle(w *worker, f *rxFrame) {
 	seg := &f.seg
-	if seg.Len > 0 && c.crowded() {
+	if seg.Len > 0 && (c.crowded() || c.waits.full()) {
 		w.stats.RxNoHold++
 		return // as if it had been lost
 	}
@@ -206,7 +206,7 @@ func (w *worker) reclaim() {
 // drainHeld delivers the held segments that are now in order.
 func (c *tcpConn) drainHeld(w *worker) {
 	var h tcp.Held
-	for c.segs != nil && c.segs.PollHeld(&h) {
+	for c.segs != nil && !c.waits.full() && c.segs.PollHeld(&h) {
 		switch {
 		case h.Buf != tcp.NoBuf:
 			c.deliverHeld(w, &h)
@@ -292,9 +292,16 @@ func (c *tcpConn) fpdus(w *worker) {
 		w.stats.RxFPDUs++
 		w.current = &c.stream
 		var terr *term.Error
-		if f.Placed {
+		switch {
+		case f.Placed && c.waits.waiting():
+			c.keep(w, waitingSegment{seq: f.Seq})
+		case f.Placed:
 			terr = c.ddp.DeliverEarly(f.Seq)
-		} else {
+		case c.mustWait(w, f.ULPDU):
+			b := make([]byte, f.ULPDU.Len())
+			f.ULPDU.CopyTo(b)
+			c.keep(w, waitingSegment{ulpdu: b})
+		default:
 			terr = c.ddp.HandleMarked(f.ULPDU)
 		}
 		w.current = nil

@@ -26,6 +26,23 @@ func (s *Stream) HandleMarked(u marked.Bytes) *term.Error {
 	return s.handle(b, u.After(min(hdr, n)), n)
 }
 
+// AwaitsReceive reports whether u, the next ULPDU in order or the start of it, is of a Send that has no receive yet: HandleMarked would fail
+// with term.ErrNoBuffer. It processes nothing.
+func (s *Stream) AwaitsReceive(u marked.Bytes) bool {
+	if !s.receiving() || s.expect != 0 {
+		return false
+	}
+	b := s.gather(u, min(u.Len(), ddp.UntaggedLen))
+	var h ddp.Untagged
+	if ddp.IsTagged(b) {
+		return false
+	}
+	if _, err := h.Decode(b); err != nil {
+		return false
+	}
+	return h.QN == ddp.QNSend && s.checkUntagged(&h) == nil && h.MSN == s.recvq.Head() && !s.supply(&h)
+}
+
 // HandleSegment is HandleMarked for a segment that the stream of a peer in this process has built: hdr is its Hdr, payload the Len bytes of
 // its source. The payload is read once, when it is placed.
 func (s *Stream) HandleSegment(hdr, payload []byte) *term.Error {

@@ -85,7 +85,7 @@ func CreateCQOn(workers, entries, wake int, event uint64) (*CQ, error) {
 }
 
 func createCQMem(workers, entries int) (*cqMem, error) {
-	if err := checkRange("number of entries", entries, MaxEntries); err != nil {
+	if err := checkRange("number of entries", entries, MaxCQEntries); err != nil {
 		return nil, err
 	}
 	entries = pow2(entries)

@@ -131,8 +131,9 @@ const (
 
 // Limits of the Create functions.
 const (
-	MaxEntries = 1 << 16
-	MaxWorkers = 256
+	MaxEntries   = 1 << 16 // of the ring of a queue
+	MaxCQEntries = 1 << 18 // of each ring of a completion queue
+	MaxWorkers   = 256
 )
 
 // Errors.

@@ -147,7 +147,11 @@ func (h *header) valid(size int) bool {
 	if h.kind == KindDoorbells {
 		return h.rings == 1 && h.entries <= MaxBells && h.entries%64 == 0 && h.ringSize == PageSize
 	}
-	if h.entries > MaxEntries || h.entries&(h.entries-1) != 0 || h.ringSize != ringSize(h.entries, h.stride) {
+	most := MaxEntries
+	if h.kind == KindCQ {
+		most = MaxCQEntries
+	}
+	if h.entries > most || h.entries&(h.entries-1) != 0 || h.ringSize != ringSize(h.entries, h.stride) {
 		return false
 	}
 	switch h.kind {

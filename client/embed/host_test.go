@@ -33,6 +33,8 @@ func TestWithinHost(t *testing.T) {
 		{"Verbs", TestVerbs},
 		{"LateFlush", TestLateFlush},
 		{"Window", TestWindow},
+		{"ReceiveWait", TestReceiveWait},
+		{"ReceiveWaitOver", TestReceiveWaitOver},
 	} {
 		t.Run(tt.name, tt.f)
 	}

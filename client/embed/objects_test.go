@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // join connects qa to qb, which belong to the nodes of a pair.
@@ -367,6 +369,107 @@ func TestSizes(t *testing.T) {
 			if !errors.Is(err, iwarp.ErrInvalid) {
 				t.Errorf("%s %d: %v", name, n, err)
 			}
+		}
+	}
+}
+
+// receiveWaiter returns the ends of a connection whose second one has no receives, and waits for them.
+func receiveWaiter(t *testing.T, wait time.Duration) (a, b *end, nb *embed.Node, ctx context.Context) {
+	t.Helper()
+	na, nb, ctx := pair(t, embed.PairConfig{})
+	a, b = newEnd(t, ctx, na, 32), newEnd(t, ctx, nb, 32)
+	var err error
+	if b.qp, err = nb.Device().CreateQP(ctx, iwarp.QPConfig{PD: b.pd, SendCQ: b.cq, RecvCQ: b.cq, SendDepth: 32, RecvDepth: 32, ReceiveWait: wait}); err != nil {
+		t.Fatal(err)
+	}
+	join(t, ctx, nb, a.qp, b.qp)
+	return a, b, nb, ctx
+}
+
+// arrived returns when the connection of b has n bytes from its peer.
+func arrived(t *testing.T, ctx context.Context, nb *embed.Node, b *end, n uint64) {
+	t.Helper()
+	until(t, ctx, "the data arrives", func() bool {
+		info, err := nb.Device().Admin().QP(ctx, b.qp.Num())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range info.Tcp {
+			if c.Name == "bytes_in" {
+				return c.Value >= n
+			}
+		}
+		t.Fatalf("no counter of bytes: %v", info.Tcp)
+		return false
+	})
+}
+
+// TestReceiveWait checks that Sends wait for their receives, and what follows them too, more than
+// memory is for; and that a close by the peer comes after them.
+func TestReceiveWait(t *testing.T) {
+	a, b, nb, ctx := receiveWaiter(t, 50*time.Second)
+	const messages, size = 20, 30000
+	for i := range messages {
+		a.mem.Bytes()[i] = byte('a' + i)
+		if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(i, size)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	copy(a.mem.Bytes()[60000:], "behind them")
+	if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{a.mem.SGE(60000, 11)}, RKey: b.mem.RKey(), Remote: b.mem.Remote().Addr + 60000}); err != nil {
+		t.Fatal(err)
+	}
+	arrived(t, ctx, nb, b, size)
+	for i := range messages {
+		if string(b.mem.Bytes()[60000:60011]) == "behind them" {
+			t.Fatal("the Write has overtaken Sends")
+		}
+		if err := b.qp.PostRecv(&iwarp.RecvWR{ID: uint64(i), SGEs: []iwarp.SGE{b.mem.SGE(0, size)}}); err != nil {
+			t.Fatal(err)
+		}
+		wc := b.wait(t, ctx, 1)[0]
+		if wc.ID != uint64(i) || wc.Len != size || b.mem.Bytes()[0] != byte('a'+i) {
+			t.Fatalf("message %d: %+v, begins with %q", i, wc, b.mem.Bytes()[0])
+		}
+	}
+	until(t, ctx, "the Write is placed", func() bool { return string(b.mem.Bytes()[60000:60011]) == "behind them" })
+	// The peer's close comes after what waits.
+	if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, SGEs: []iwarp.SGE{a.mem.SGE(0, 10)}}); err != nil {
+		t.Fatal(err)
+	}
+	arrived(t, ctx, nb, b, messages*size+10)
+	go func() { _ = a.qp.Disconnect(ctx) }()
+	until(t, ctx, "the peer closes", func() bool {
+		if testenv.Sockets() { // nothing is read of a socket meanwhile, not even the end
+			return true
+		}
+		info, err := nb.Device().Admin().QP(ctx, b.qp.Num())
+		return err == nil && info.TcpState == "CLOSE-WAIT"
+	})
+	if err := b.qp.PostRecv(&iwarp.RecvWR{SGEs: []iwarp.SGE{b.mem.SGE(0, size)}}); err != nil {
+		t.Fatal(err)
+	}
+	b.wait(t, ctx, 1)
+	<-b.qp.Done()
+	if err := b.qp.Err(); !errors.Is(err, iwarp.ErrPeerClosed) {
+		t.Errorf("the end: %v", err)
+	}
+}
+
+// TestReceiveWaitOver checks that a Send whose receive does not come ends the connection.
+func TestReceiveWaitOver(t *testing.T) {
+	a, b, _, ctx := receiveWaiter(t, 20*time.Millisecond)
+	if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, SGEs: []iwarp.SGE{a.mem.SGE(0, 10)}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range []*end{a, b} {
+		select {
+		case <-e.qp.Done():
+		case <-ctx.Done():
+			t.Fatal("the connection does not end")
+		}
+		if err := e.qp.Err(); !strings.Contains(err.Error(), "buffer") {
+			t.Errorf("the end: %v", err)
 		}
 	}
 }

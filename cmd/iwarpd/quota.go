@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/iwarpd/iwarpd/ctrl"
+	"github.com/iwarpd/iwarpd/shm"
 )
 
 // A quotaKey is a per-user quota. It is a key of the configuration, which sets the default, and a
@@ -23,6 +24,7 @@ var quotaKeys = []quotaKey{
 	{"max-qps", "4096", "queue pairs of one user", count(func(l *ctrl.Limits) *int { return &l.QPs }, 1<<20)},
 	{"max-pds", "4096", "protection domains of one user", count(func(l *ctrl.Limits) *int { return &l.PDs }, 1<<20)},
 	{"max-cqs", "4096", "completion queues and channels of one user", count(func(l *ctrl.Limits) *int { return &l.CQs }, 1<<20)},
+	{"max-cq-depth", "262144", "completions that one completion queue can hold", count(func(l *ctrl.Limits) *int { return &l.CQDepth }, shm.MaxCQEntries)},
 	{"max-regions", "16384", "memory regions of one user", count(func(l *ctrl.Limits) *int { return &l.MRs }, 1<<20)},
 	{"max-windows", "4096", "memory windows of one user", count(func(l *ctrl.Limits) *int { return &l.MWs }, 1<<20)},
 	{"max-listens", "256", "listeners of one user", count(func(l *ctrl.Limits) *int { return &l.Listens }, 1<<16)},

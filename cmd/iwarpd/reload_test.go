@@ -61,7 +61,7 @@ allow:
 			Addrs:      []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("fd00::1/128")},
 			AcceptFrom: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("fd00::/8")},
 			ConnectTo:  []netip.Prefix{netip.MustParsePrefix("10.0.0.7/32")},
-			Limits:     &ctrl.Limits{Clients: 256, PDs: 4096, MRs: 16384, MWs: 4096, CQs: 4096, QPs: 100, Listens: 256, Ports: 8192, Captures: 2, Registered: 16 << 30, Rings: 65536, Messages: 64 << 20},
+			Limits:     &ctrl.Limits{Clients: 256, PDs: 4096, MRs: 16384, MWs: 4096, CQs: 4096, CQDepth: 262144, QPs: 100, Listens: 256, Ports: 8192, Captures: 2, Registered: 16 << 30, Rings: 65536, Messages: 64 << 20},
 		},
 		{Admin: true},
 		{UIDs: []uint32{7}, Deny: true},

@@ -3147,9 +3147,10 @@ type CreateQP struct {
 	SqDepth       uint32                 `protobuf:"varint,4,opt,name=sq_depth,json=sqDepth,proto3" json:"sq_depth,omitempty"`
 	RqDepth       uint32                 `protobuf:"varint,5,opt,name=rq_depth,json=rqDepth,proto3" json:"rq_depth,omitempty"`
 	MaxSge        uint32                 `protobuf:"varint,6,opt,name=max_sge,json=maxSge,proto3" json:"max_sge,omitempty"`
-	MaxInline     uint32                 `protobuf:"varint,7,opt,name=max_inline,json=maxInline,proto3" json:"max_inline,omitempty"` // bytes
-	SigAll        bool                   `protobuf:"varint,8,opt,name=sig_all,json=sigAll,proto3" json:"sig_all,omitempty"`          // every send work request completes on the CQ
-	Srq           uint32                 `protobuf:"varint,9,opt,name=srq,proto3" json:"srq,omitempty"`                              // shared receive queue to use; rq_depth is then the number of receives that the QP may hold
+	MaxInline     uint32                 `protobuf:"varint,7,opt,name=max_inline,json=maxInline,proto3" json:"max_inline,omitempty"`                // bytes
+	SigAll        bool                   `protobuf:"varint,8,opt,name=sig_all,json=sigAll,proto3" json:"sig_all,omitempty"`                         // every send work request completes on the CQ
+	Srq           uint32                 `protobuf:"varint,9,opt,name=srq,proto3" json:"srq,omitempty"`                                             // shared receive queue to use; rq_depth is then the number of receives that the QP may hold
+	ReceiveWaitMs uint32                 `protobuf:"varint,10,opt,name=receive_wait_ms,json=receiveWaitMs,proto3" json:"receive_wait_ms,omitempty"` // how long a Send of the peer may wait for its receive over TCP; 0: it ends the connection
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3243,6 +3244,13 @@ func (x *CreateQP) GetSigAll() bool {
 func (x *CreateQP) GetSrq() uint32 {
 	if x != nil {
 		return x.Srq
+	}
+	return 0
+}
+
+func (x *CreateQP) GetReceiveWaitMs() uint32 {
+	if x != nil {
+		return x.ReceiveWaitMs
 	}
 	return 0
 }
@@ -7939,7 +7947,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x05limit\x18\x02 \x01(\rR\x05limit\"\x1e\n" +
 	"\n" +
 	"DestroySRQ\x12\x10\n" +
-	"\x03srq\x18\x01 \x01(\rR\x03srq\"\xe5\x01\n" +
+	"\x03srq\x18\x01 \x01(\rR\x03srq\"\x8d\x02\n" +
 	"\bCreateQP\x12\x0e\n" +
 	"\x02pd\x18\x01 \x01(\rR\x02pd\x12\x17\n" +
 	"\asend_cq\x18\x02 \x01(\rR\x06sendCq\x12\x17\n" +
@@ -7950,7 +7958,9 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\n" +
 	"max_inline\x18\a \x01(\rR\tmaxInline\x12\x17\n" +
 	"\asig_all\x18\b \x01(\bR\x06sigAll\x12\x10\n" +
-	"\x03srq\x18\t \x01(\rR\x03srq\"\xa3\x01\n" +
+	"\x03srq\x18\t \x01(\rR\x03srq\x12&\n" +
+	"\x0freceive_wait_ms\x18\n" +
+	" \x01(\rR\rreceiveWaitMs\"\xa3\x01\n" +
 	"\aQPReply\x12\x0e\n" +
 	"\x02qp\x18\x01 \x01(\rR\x02qp\x12\x1a\n" +
 	"\bdoorbell\x18\x02 \x01(\rR\bdoorbell\x12\x19\n" +

@@ -1,0 +1,107 @@
+package dataplane
+
+import (
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/marked"
+	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/term"
+)
+
+// ReceiveWaitBytes is about the most memory that a queue pair with QPBinding.ReceiveWait holds.
+const ReceiveWaitBytes = 256 << 10
+
+const (
+	// waitFull is how many bytes may wait before segments of TCP are dropped, as if lost.
+	waitFull = 128 << 10
+	// waitLook is the time between two looks for a receive: posting one wakes no worker.
+	waitLook = time.Millisecond
+)
+
+// receiveWait is the DDP segments of a connection from the first Send on that has found no receive.
+type receiveWait struct {
+	segs   []waitingSegment
+	bytes  int
+	until  clock.Time // when the first one ends the stream
+	look   clock.Time // when to look for its receive
+	closed bool       // the peer has closed after them
+}
+
+type waitingSegment struct {
+	ulpdu []byte     // nil: placed early
+	seq   serial.Num // of one that was placed early
+}
+
+// waiting reports whether segments wait. While they do, the receive window closes.
+func (r *receiveWait) waiting() bool { return len(r.segs) > 0 }
+
+func (r *receiveWait) full() bool { return r.bytes >= waitFull }
+
+// mustWait reports whether the DDP segment that begins with u has to wait for a receive, or for the
+// segments before it.
+func (c *tcpConn) mustWait(w *worker, u marked.Bytes) bool {
+	r := &c.waits
+	if !r.waiting() && c.qp.ReceiveWait != 0 && c.ddp.AwaitsReceive(u) {
+		c.waitFrom(w.now)
+		return true
+	}
+	return r.waiting()
+}
+
+// waitFrom begins the time of the first segment.
+func (c *tcpConn) waitFrom(now clock.Time) {
+	c.waits.until, c.waits.look = now.Add(c.qp.ReceiveWait), now.Add(waitLook)
+}
+
+// keep adds a segment to those that wait.
+func (c *tcpConn) keep(w *worker, s waitingSegment) {
+	c.waits.segs = append(c.waits.segs, s)
+	c.waits.bytes += len(s.ulpdu)
+	w.mark(&c.lane)
+}
+
+// resume processes the segments that wait, up to the first one that still finds no receive. When its
+// time is up that ends the stream, as it does without ReceiveWait.
+func (c *tcpConn) resume(w *worker) {
+	r := &c.waits
+	if !r.waiting() {
+		return
+	}
+	for r.waiting() && c.mode == modeFull && !c.rxFailed {
+		s := &r.segs[0]
+		w.current = &c.stream
+		stays := s.ulpdu != nil && !r.until.Due(w.now) && c.ddp.AwaitsReceive(marked.Bytes{B: s.ulpdu})
+		w.current = nil
+		if stays {
+			r.look = w.now.Add(waitLook)
+			return
+		}
+		c.waitFrom(w.now) // for the next one
+		c.takeWaiting(w)
+	}
+	closed := r.closed
+	*r = receiveWait{}
+	if closed {
+		c.peerClosed(w)
+	}
+}
+
+// takeWaiting processes the first segment that waits.
+func (c *tcpConn) takeWaiting(w *worker) {
+	r := &c.waits
+	s := r.segs[0]
+	r.segs = r.segs[1:] // before the code below, which may fault
+	r.bytes -= len(s.ulpdu)
+	w.current = &c.stream
+	var err *term.Error
+	if s.ulpdu == nil {
+		err = c.ddp.DeliverEarly(s.seq)
+	} else {
+		err = c.ddp.HandleULPDU(s.ulpdu)
+	}
+	w.current = nil
+	if err != nil {
+		c.violation(w, err)
+	}
+}
