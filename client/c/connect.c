@@ -61,6 +61,15 @@ ProtobufCBinaryData bytes(const void *data, size_t len)
 	return (ProtobufCBinaryData){ .len = len, .data = (uint8_t *)data };
 }
 
+/* put_device names the interface of iwarpd_use, if there is one. */
+static void put_device(char **device, const struct iwarpd_device *dev)
+{
+	const struct iwarpd_device_attr *used = atomic_load(&dev->used);
+
+	if (used)
+		*device = (char *)used->interface;
+}
+
 int iwarpd_connect(struct iwarpd_qp *qp, const struct iwarpd_connect_attr *attr, struct iwarpd_error *e)
 {
 	Pb__Connect body = PB__CONNECT__INIT;
@@ -76,6 +85,7 @@ int iwarpd_connect(struct iwarpd_qp *qp, const struct iwarpd_connect_attr *attr,
 	body.private_data = bytes(attr->private_data, attr->private_len);
 	body.timeout_ms = attr->timeout_ms;
 	body.streaming = attr->streaming;
+	put_device(&body.device, qp_object(qp)->dev);
 	if (attr->startup) {
 		put_startup(&startup, attr->startup);
 		body.startup = &startup;
@@ -128,6 +138,7 @@ int iwarpd_listen(struct iwarpd_device *dev, const struct iwarpd_listen_attr *at
 	body.port = attr->port;
 	body.backlog = attr->backlog;
 	body.streaming = attr->streaming;
+	put_device(&body.device, dev);
 	if (attr->startup) {
 		put_startup(&startup, attr->startup);
 		body.startup = &startup;

@@ -212,6 +212,17 @@ static void forget_before(struct iwarpd_cq *cq)
 	cq->before = NULL;
 }
 
+/* rings_empty reports whether there is nothing to poll in rings that the daemon does not use any more. */
+static bool rings_empty(struct cq_rings *r)
+{
+	int err = 0;
+
+	for (uint32_t i = 0; i < r->map.rings; i++)
+		if (ring_next_entry(&r->rings[i], &err) || err)
+			return false;
+	return true;
+}
+
 int iwarpd_resize_cq(struct iwarpd_cq *cq, uint32_t depth, struct iwarpd_error *e)
 {
 	Pb__ResizeCQ body = PB__RESIZE_CQ__INIT;
@@ -220,6 +231,8 @@ int iwarpd_resize_cq(struct iwarpd_cq *cq, uint32_t depth, struct iwarpd_error *
 	struct packet p;
 	int err;
 
+	if (cq->before && rings_empty(cq->before))
+		forget_before(cq);
 	if (cq->before)
 		return set_error(e, -EBUSY, "completion queue: poll what it held before the last resize first");
 	body.cq = cq->obj.handle;

@@ -12,9 +12,9 @@
 
 #include "internal.h"
 
-static int set_attr(struct iwarpd_device *dev, const Pb__HelloReply *h)
+/* put_attr fills in the attributes of an interface. */
+static int put_attr(struct iwarpd_device_attr *a, const Pb__HelloReply *h, const Pb__DeviceAttr *d)
 {
-	const Pb__DeviceAttr *d = h->device;
 	const char **addresses;
 
 	addresses = calloc(d->n_addresses + 1, sizeof(*addresses));
@@ -22,7 +22,7 @@ static int set_attr(struct iwarpd_device *dev, const Pb__HelloReply *h)
 		return -ENOMEM;
 	for (size_t i = 0; i < d->n_addresses; i++)
 		addresses[i] = d->addresses[i];
-	dev->attr = (struct iwarpd_device_attr){
+	*a = (struct iwarpd_device_attr){
 		.server = h->server,
 		.interface = d->interface,
 		.addresses = addresses,
@@ -48,6 +48,24 @@ static int set_attr(struct iwarpd_device *dev, const Pb__HelloReply *h)
 	return 0;
 }
 
+static int put_attrs(struct iwarpd_device *dev, const Pb__HelloReply *h)
+{
+	/* A daemon that can serve only one interface has no list. */
+	Pb__DeviceAttr *const *all = h->n_devices > 0 ? h->devices : &h->device;
+	size_t n = h->n_devices > 0 ? h->n_devices : 1;
+
+	dev->attrs = calloc(n, sizeof(*dev->attrs));
+	if (!dev->attrs)
+		return -ENOMEM;
+	for (; dev->num_attrs < n; dev->num_attrs++) {
+		int err = put_attr(&dev->attrs[dev->num_attrs], h, all[dev->num_attrs]);
+
+		if (err)
+			return err;
+	}
+	return 0;
+}
+
 /* hello_done processes the reply to Hello: texts and doorbell pages. */
 static int hello_done(struct iwarpd_device *dev, struct packet *p)
 {
@@ -59,7 +77,7 @@ static int hello_done(struct iwarpd_device *dev, struct packet *p)
 	dev->hello = p->msg;
 	p->msg = NULL;
 	err = bells_open(dev, h->workers, p);
-	return err ? err : set_attr(dev, h);
+	return err ? err : put_attrs(dev, h);
 }
 
 static int hello(struct iwarpd_device *dev, const char *name, struct iwarpd_error *e)
@@ -199,7 +217,9 @@ void iwarpd_close(struct iwarpd_device *dev)
 	events_free(dev);
 	close_fd(dev->epoll);
 	close_fd(dev->queued);
-	free((void *)dev->attr.addresses);
+	for (size_t i = 0; i < dev->num_attrs; i++)
+		free((void *)dev->attrs[i].addresses);
+	free(dev->attrs);
 	if (dev->hello)
 		pb__message__free_unpacked(dev->hello, NULL);
 	pthread_cond_destroy(&dev->turn);
@@ -209,7 +229,29 @@ void iwarpd_close(struct iwarpd_device *dev)
 
 const struct iwarpd_device_attr *iwarpd_query_device(const struct iwarpd_device *dev)
 {
-	return &dev->attr;
+	const struct iwarpd_device_attr *used = atomic_load(&dev->used);
+
+	return used ? used : &dev->attrs[0];
+}
+
+const struct iwarpd_device_attr *iwarpd_query_interface(const struct iwarpd_device *dev, unsigned int i)
+{
+	return i < dev->num_attrs ? &dev->attrs[i] : NULL;
+}
+
+int iwarpd_use(struct iwarpd_device *dev, const char *interface, struct iwarpd_error *e)
+{
+	if (!interface) {
+		atomic_store(&dev->used, NULL);
+		return 0;
+	}
+	for (size_t i = 0; i < dev->num_attrs; i++) {
+		if (strcmp(dev->attrs[i].interface, interface) == 0) {
+			atomic_store(&dev->used, &dev->attrs[i]);
+			return 0;
+		}
+	}
+	return set_error(e, -ENODEV, "use: the daemon does not serve an interface %s", interface);
 }
 
 int iwarpd_event_fd(const struct iwarpd_device *dev)

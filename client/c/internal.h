@@ -162,8 +162,10 @@ struct iwarpd_device {
 	int queued;   /* eventfd, readable while events are queued */
 	uint32_t workers;
 	struct bell_page *pages; /* one per worker */
-	struct iwarpd_device_attr attr;
-	Pb__Message *hello;      /* owns the texts in attr */
+	struct iwarpd_device_attr *attrs; /* of the interfaces, at least one once the device is open */
+	size_t num_attrs;
+	_Atomic(const struct iwarpd_device_attr *) used; /* of iwarpd_use; NULL: none */
+	Pb__Message *hello;      /* owns the texts in attrs */
 
 	void (*on_event)(struct iwarpd_device *dev, Pb__Message *msg); /* takes ownership of msg; the lock is held */
 

@@ -76,7 +76,7 @@ enum iwarpd_code {
 
 struct iwarpd_device_attr {
 	const char *server;    /* name and version of the daemon */
-	const char *interface; /* served by the daemon */
+	const char *interface; /* served by the daemon; "" over kernel sockets */
 	const char *const *addresses; /* of the interface, ended by NULL */
 	uint32_t client;       /* number of this client in the daemon's lists */
 	uint32_t workers;
@@ -110,7 +110,23 @@ IWARPD_API int iwarpd_open_wait(const char *socket, const char *name, int timeou
 /* Disconnects from the daemon. All connections are reset and all objects freed. */
 IWARPD_API void iwarpd_close(struct iwarpd_device *dev);
 
+/* Returns the attributes of the interface of iwarpd_use, or else of the first one. */
 IWARPD_API const struct iwarpd_device_attr *iwarpd_query_device(const struct iwarpd_device *dev);
+
+/*
+ * Returns the attributes of interface i of those that the daemon served when the
+ * device was opened, counted from 0, or NULL if there are not that many.
+ */
+IWARPD_API const struct iwarpd_device_attr *iwarpd_query_interface(const struct iwarpd_device *dev, unsigned int i);
+
+/*
+ * Makes connects and listeners use one interface of the daemon from now on. Without
+ * it, or after NULL, a connection takes the interface that the host's route to the
+ * peer names, and a listener listens on all. Regions, queue pairs and completion
+ * queues do not belong to an interface. Returns -ENODEV if the daemon does not serve
+ * the interface.
+ */
+IWARPD_API int iwarpd_use(struct iwarpd_device *dev, const char *interface, struct iwarpd_error *e);
 
 /* Protection domains. */
 
@@ -342,6 +358,11 @@ struct iwarpd_qp_attr {
 	uint32_t max_sge;                    /* 0: 4 */
 	uint32_t max_inline;                 /* bytes */
 	bool sig_all; /* all send work requests generate completions */
+	/*
+	 * How long a Send of the peer may wait for its receive over TCP, at most
+	 * 60000; 0: a Send without a receive ends the connection.
+	 */
+	uint32_t receive_wait_ms;
 	void *context; /* returned by iwarpd_qp_context */
 };
 

@@ -17,6 +17,7 @@ enum {
 	BELL_PAGE = 4096,
 	MAX_BELLS = (BELL_PAGE - 128) * 8,
 	MAX_ENTRIES = 1 << 16,
+	MAX_CQ_ENTRIES = 1 << 18,
 	MAX_RINGS = 256,
 	MAX_PIECES = 1 << 10,
 	MAX_INLINE = 1 << 16,
@@ -57,7 +58,7 @@ static bool header_valid(const struct header *h, uint64_t size)
 		return false;
 	if (h->kind == MAP_BELLS)
 		return h->ring_size == BELL_PAGE && h->entries > 0 && h->entries <= MAX_BELLS && h->entries % 64 == 0;
-	if (h->entries < 1 || h->entries > MAX_ENTRIES || (h->entries & (h->entries - 1)) != 0)
+	if (h->entries < 1 || h->entries > (h->kind == MAP_CQ ? MAX_CQ_ENTRIES : MAX_ENTRIES) || (h->entries & (h->entries - 1)) != 0)
 		return false;
 	if (h->max_sge > MAX_PIECES || h->max_inline > MAX_INLINE || h->stride != want_stride(h))
 		return false;

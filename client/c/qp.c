@@ -191,7 +191,7 @@ static int new_qp(struct iwarpd_device *dev, const struct packet *p, void *conte
  */
 static uint32_t ring_depth(const struct iwarpd_device *dev, uint32_t depth)
 {
-	uint32_t ask, most = dev->attr.max_qp_wr;
+	uint32_t ask, most = dev->attrs[0].max_qp_wr;
 
 	if (depth == 0)
 		depth = DEFAULT_DEPTH;
@@ -217,6 +217,7 @@ int iwarpd_create_qp(struct iwarpd_pd *pd, const struct iwarpd_qp_attr *attr, st
 	body.max_sge = attr->max_sge ? attr->max_sge : DEFAULT_SGE;
 	body.max_inline = attr->max_inline;
 	body.sig_all = attr->sig_all;
+	body.receive_wait_ms = attr->receive_wait_ms;
 	if (attr->srq)
 		body.srq = attr->srq->obj.handle;
 	req.body_case = PB__REQUEST__BODY_CREATE_QP;

@@ -361,11 +361,23 @@ static void check_violation(struct side *a, struct side *b)
 	CHECK(iwarpd_poll_cq(a->rcq, &wc, 1) == 0 && iwarpd_wait_cq(a->rcq, &wc, 1, 1) == -ETIMEDOUT);
 }
 
+/* check_interfaces uses an interface by name; from then on a connects by that one. */
+static void check_interfaces(struct side *a)
+{
+	const struct iwarpd_device_attr *attr = iwarpd_query_interface(a->dev, 0);
+
+	CHECK(attr == iwarpd_query_device(a->dev) && iwarpd_query_interface(a->dev, 1) == NULL);
+	CHECK(iwarpd_use(a->dev, "no such", &err) == -ENODEV && strstr(err.text, "no such"));
+	CHECK(iwarpd_use(a->dev, NULL, &err) == 0);
+	CHECK(iwarpd_use(a->dev, attr->interface, &err) == 0 && iwarpd_query_device(a->dev) == attr);
+}
+
 static void verbs(struct side *a, struct side *b)
 {
 	const struct iwarpd_device_attr *attr = iwarpd_query_device(a->dev);
 
 	CHECK(attr->workers >= 1 && attr->max_sge >= 2 && strncmp(attr->server, "iwarpd", 6) == 0 && attr->addresses[0]);
+	check_interfaces(a);
 	join(a, b);
 	check_tagged(a, b);
 	check_atomics(a, b);
