@@ -32,7 +32,7 @@ static inline struct channel *channel_of(struct rdma_event_channel *pub)
 }
 
 /*
- * A listener of iwarpd; an id bound to every address has one on each device. Two ids may
+ * A listener of iwarpd; an id bound to every address has one on each daemon. Two ids may
  * share one: those bound to every IPv4 and to every IPv6 address.
  */
 struct endpoint {
@@ -49,6 +49,7 @@ struct id {
 	bool listening;    /* rdma_listen was called */
 	int afonly;        /* RDMA_OPTION_ID_AFONLY */
 	int backlog;
+	int dscp;          /* of struct iwarpd_startup */
 	struct endpoint *endpoints;
 	uint32_t conn;     /* connect request to answer; 0: none */
 	bool request_gone; /* it was withdrawn */

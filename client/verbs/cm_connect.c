@@ -39,7 +39,7 @@ static struct qp *connection_qp(struct id *id, const struct rdma_conn_param *p)
 static int connect_qp(struct id *id, const struct rdma_conn_param *p)
 {
 	struct qp *qp = connection_qp(id, p);
-	struct iwarpd_startup startup = { 0 };
+	struct iwarpd_startup startup = { .dscp = id->dscp };
 	char remote[128], local[128];
 	struct iwarpd_connect_attr attr = { .remote = remote, .local = local, .startup = &startup };
 	struct iwarpd_error e;

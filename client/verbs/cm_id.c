@@ -190,11 +190,12 @@ static void set_addr(struct sockaddr_storage *to, const struct sockaddr *from)
 	memcpy(to, from, addr_len(from));
 }
 
-/* open_endpoint listens on one device. The lock is held. */
+/* open_endpoint listens by one device. The lock is held. */
 static int open_endpoint(struct id *id, struct context *c)
 {
 	struct sockaddr *src = &id->pub.route.addr.src_addr;
-	struct iwarpd_listen_attr attr = { .port = addr_port(src), .backlog = (uint32_t)id->backlog };
+	struct iwarpd_startup startup = { .dscp = id->dscp };
+	struct iwarpd_listen_attr attr = { .port = addr_port(src), .backlog = (uint32_t)id->backlog, .startup = &startup };
 	struct sockaddr_storage got;
 	struct iwarpd_error e;
 	struct endpoint *ep;
@@ -223,6 +224,18 @@ static int open_endpoint(struct id *id, struct context *c)
 	return 0;
 }
 
+/*
+ * on_daemon reports whether id listens by a device of the same daemon: a listener on
+ * every address is on all of its interfaces.
+ */
+static bool on_daemon(const struct id *id, const struct device *d)
+{
+	for (const struct endpoint *e = id->endpoints; e; e = e->next)
+		if (strcmp(e->ctx->device->socket, d->socket) == 0)
+			return true;
+	return false;
+}
+
 /* open_endpoints listens where id is bound. The lock is held. */
 static int open_endpoints(struct id *id)
 {
@@ -236,7 +249,7 @@ static int open_endpoints(struct id *id)
 		return one ? open_endpoint(id, one) : -EADDRNOTAVAIL;
 	}
 	for (c = cm_contexts(); *c; c++) {
-		if (atomic_load(&(*c)->gone))
+		if (atomic_load(&(*c)->gone) || on_daemon(id, (*c)->device))
 			continue;
 		err = open_endpoint(id, *c);
 		if (err)
@@ -376,6 +389,23 @@ __be16 rdma_get_dst_port(struct rdma_cm_id *pub)
 	return htons(addr_port(&pub->route.addr.dst_addr));
 }
 
+/* set_tos makes the packets of the connections of id carry the DSCP of an IP TOS. */
+static int set_tos(struct id *id, uint8_t tos)
+{
+	int err = 0;
+
+	if (id->parent)
+		iwv_log("rdma_set_option: a connection has the TOS of its listener");
+	iwv_thread_lock();
+	id->dscp = tos >> 2 ? tos >> 2 : -1;
+	if (id->endpoints && !id->listening) { /* of a bind to port 0 */
+		close_endpoints(id);
+		err = -open_endpoints(id);
+	}
+	iwv_thread_unlock();
+	return set_errno(err);
+}
+
 int rdma_set_option(struct rdma_cm_id *pub, int level, int name, void *value, size_t len)
 {
 	FORWARD(rdma_set_option, pub, level, name, value, len);
@@ -388,6 +418,8 @@ int rdma_set_option(struct rdma_cm_id *pub, int level, int name, void *value, si
 		memcpy(&id_of(pub)->afonly, value, sizeof(int));
 		return 0;
 	case RDMA_OPTION_ID_TOS:
+		return len == sizeof(uint8_t) ? set_tos(id_of(pub), *(uint8_t *)value) : set_errno(EINVAL);
+	case RDMA_OPTION_ID_ACK_TIMEOUT: /* TCP has its own */
 		return len == sizeof(uint8_t) ? 0 : set_errno(EINVAL);
 	case RDMA_OPTION_ID_REUSEADDR:
 		return len == sizeof(int) ? 0 : set_errno(EINVAL);

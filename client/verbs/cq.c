@@ -11,6 +11,8 @@
 
 #include "internal.h"
 
+enum { FIRST_DEPTH = 1024 }; /* of a CQ with no queue pairs, unless less is asked for */
+
 struct channel {
 	struct ibv_comp_channel ibv;
 	struct iwarpd_channel *ch;
@@ -124,6 +126,43 @@ static void refer(struct ibv_comp_channel *ch, int n)
 		__atomic_add_fetch(&ch->refcnt, n, __ATOMIC_RELAXED);
 }
 
+/*
+ * room_for returns the depth of the daemon's queue: programs ask for far more completions
+ * (cqe) than their queue pairs can have at once (need).
+ */
+static uint32_t room_for(int cqe, uint64_t need)
+{
+	uint64_t depth = need > FIRST_DEPTH ? need : FIRST_DEPTH;
+
+	return depth < (uint64_t)cqe ? (uint32_t)depth : (uint32_t)cqe;
+}
+
+/* resize changes the depth of the daemon's queue. */
+static int resize(struct cq *cq, uint32_t depth, struct iwarpd_error *e)
+{
+	int err;
+
+	pthread_mutex_lock(&cq->lock);
+	err = iwarpd_resize_cq(cq->q, depth, e);
+	if (!err) {
+		cq->depth = depth;
+		if (cq->armed)
+			iwarpd_arm_cq(cq->q, cq->solicited);
+	}
+	pthread_mutex_unlock(&cq->lock);
+	return err;
+}
+
+int cq_need(struct ibv_cq *ibv, uint64_t n, struct iwarpd_error *e)
+{
+	struct cq *cq = cq_of(ibv);
+	uint32_t depth;
+
+	cq->need += n;
+	depth = room_for(ibv->cqe, cq->need);
+	return depth > cq->depth ? resize(cq, depth, e) : 0;
+}
+
 struct ibv_cq *ibv_create_cq(struct ibv_context *ibv, int cqe, void *cq_context, struct ibv_comp_channel *channel,
 				 int vector)
 {
@@ -136,17 +175,16 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *ibv, int cqe, void *cq_context,
 	if (!iwv_is_ours(ibv))
 		return REAL(ibv_create_cq)(ibv, cqe, cq_context, channel, vector);
 	c = iwv_context_of(ibv);
-	if (cqe < 1 || vector < 0 || vector >= ibv->num_comp_vectors) {
+	if (cqe < 1 || (uint32_t)cqe > c->attr.max_cqe || vector < 0 || vector >= ibv->num_comp_vectors) {
 		errno = EINVAL;
 		return NULL;
 	}
 	/* Programs ask for far more than their queues can hold at once. */
-	depth = (uint32_t)cqe < c->attr.max_cqe ? (uint32_t)cqe : c->attr.max_cqe;
-	if (depth < (uint32_t)cqe)
-		iwv_log("ibv_create_cq: %d completions asked for, %u is the limit", cqe, depth);
+	depth = room_for(cqe, 0);
 	cq = calloc(1, sizeof(*cq));
 	if (!cq)
 		return NULL;
+	cq->depth = depth;
 	err = channel ? iwarpd_create_cq_on(channel_of(channel)->ch, depth, cq, &cq->q, &e) :
 			iwarpd_create_cq(c->dev, depth, &cq->q, &e);
 	if (err) {
@@ -290,13 +328,13 @@ int ibv_resize_cq(struct ibv_cq *ibv, int cqe)
 
 	if (!iwv_is_ours(ibv->context))
 		return REAL(ibv_resize_cq)(ibv, cqe);
-	if (cqe < 1)
+	if (cqe < 1 || (uint32_t)cqe > iwv_context_of(ibv->context)->attr.max_cqe)
 		return EINVAL;
-	pthread_mutex_lock(&cq->lock);
-	err = iwarpd_resize_cq(cq->q, (uint32_t)cqe, &e);
+	iwv_thread_lock();
+	err = resize(cq, room_for(cqe, cq->need), &e);
 	if (!err)
 		ibv->cqe = cqe;
-	pthread_mutex_unlock(&cq->lock);
+	iwv_thread_unlock();
 	if (err)
 		iwv_fail(err, "ibv_resize_cq", &e);
 	return -err;
@@ -395,6 +433,7 @@ int req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 	pthread_mutex_lock(&cq->lock);
 	iwarpd_arm_cq(cq->q, solicited_only != 0);
 	cq->armed = true;
+	cq->solicited = solicited_only != 0;
 	pthread_mutex_unlock(&cq->lock);
 	return 0;
 }

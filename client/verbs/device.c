@@ -11,7 +11,7 @@
 #include "internal.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct device *devices; /* by socket, in the order in which they were found */
+static struct device *devices; /* in the order in which they were found */
 static unsigned int num_devices;
 
 /* mark stands in a device where a provider of the distribution has nothing. */
@@ -49,7 +49,6 @@ static void device_update(struct device *d, const struct iwarpd_device_attr *a)
 {
 	unsigned int i;
 
-	snprintf(d->interface, sizeof(d->interface), "%s", a->interface);
 	for (i = 0; i < MAX_ADDRESSES && a->addresses[i]; i++)
 		snprintf(d->addresses[i], sizeof(d->addresses[i]), "%s", a->addresses[i]);
 	d->num_addresses = i;
@@ -69,17 +68,18 @@ static bool as_roce(void)
 	return v && strcmp(v, "roce") == 0;
 }
 
-static struct device *device_at(const char *socket)
+static struct device *device_at(const char *socket, const char *interface)
 {
 	struct device **at = &devices, *d;
 
 	for (; *at; at = &(*at)->next)
-		if (strcmp((*at)->socket, socket) == 0)
+		if (strcmp((*at)->socket, socket) == 0 && strcmp((*at)->interface, interface) == 0)
 			return *at;
 	d = calloc(1, sizeof(*d));
 	if (!d)
 		return NULL;
 	snprintf(d->socket, sizeof(d->socket), "%s", socket);
+	snprintf(d->interface, sizeof(d->interface), "%s", interface);
 	d->ibv._ops._dummy1 = mark;
 	d->ibv.node_type = as_roce() ? IBV_NODE_CA : IBV_NODE_RNIC;
 	d->ibv.transport_type = as_roce() ? IBV_TRANSPORT_IB : IBV_TRANSPORT_IWARP;
@@ -92,20 +92,23 @@ static struct device *device_at(const char *socket)
 	return d;
 }
 
-/* probe looks whether a daemon is at a socket. */
+/* probe looks whether a daemon is at a socket, and which interfaces it serves. */
 static void probe(const char *socket)
 {
+	const struct iwarpd_device_attr *a;
 	struct iwarpd_device *dev;
 	struct iwarpd_error e;
-	struct device *d;
 
 	if (iwarpd_open(socket, NULL, &dev, &e) < 0) {
 		iwv_log("%s", e.text);
 		return;
 	}
-	d = device_at(socket);
-	if (d)
-		device_update(d, iwarpd_query_device(dev));
+	for (unsigned int i = 0; (a = iwarpd_query_interface(dev, i)) != NULL; i++) {
+		struct device *d = device_at(socket, a->interface);
+
+		if (d)
+			device_update(d, a);
+	}
 	iwarpd_close(dev);
 }
 
@@ -236,6 +239,17 @@ int ibv_get_device_index(struct ibv_device *device)
 	return device_ours(device) ? -1 : REAL(ibv_get_device_index)(device);
 }
 
+/* attr_of returns what the daemon says of a device's interface. */
+static const struct iwarpd_device_attr *attr_of(const struct iwarpd_device *dev, const struct device *d)
+{
+	const struct iwarpd_device_attr *a;
+
+	for (unsigned int i = 0; (a = iwarpd_query_interface(dev, i)) != NULL; i++)
+		if (strcmp(a->interface, d->interface) == 0)
+			return a;
+	return iwarpd_query_device(dev);
+}
+
 static struct context *new_context(struct device *d)
 {
 	struct context *c = calloc(1, sizeof(*c));
@@ -251,7 +265,7 @@ static struct context *new_context(struct device *d)
 		return NULL;
 	}
 	c->device = d;
-	c->attr = *iwarpd_query_device(c->dev);
+	c->attr = *attr_of(c->dev, d);
 	c->v.sz = sizeof(c->v);
 	c->v.context = (struct ibv_context){
 		.device = &d->ibv,
@@ -332,6 +346,7 @@ int ibv_query_device(struct ibv_context *ibv, struct ibv_device_attr *a)
 		.sys_image_guid = htobe64(c->device->guid),
 		.max_mr_size = UINT64_C(1) << 57, /* far memory */
 		.page_size_cap = (uint64_t)sysconf(_SC_PAGESIZE),
+		.vendor_id = 0x695770, /* "iWp"; no vendor has it */
 		.max_qp = at_most(d->max_qp),
 		/* libiwarpd asks for up to 65 more, so that a completion frees its place at once. */
 		.max_qp_wr = at_most(d->max_qp_wr > 130 ? d->max_qp_wr - 65 : d->max_qp_wr / 2),

@@ -190,18 +190,28 @@ static int answer(struct qp *qp)
 	return err;
 }
 
-static int call(struct qp *qp, const union ibv_gid *gid)
+/* gid_text writes the address of a GID and returns whether it is IPv4. */
+static bool gid_text(const union ibv_gid *gid, char text[INET6_ADDRSTRLEN])
 {
 	static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
-	struct hello hello = { htonl(MAGIC), htonl(qp->ibv.qp_num), htonl(qp->exchange->peer) };
-	char host[INET6_ADDRSTRLEN], remote[80];
-	struct iwarpd_connect_attr attr = { .remote = remote, .private_data = &hello, .private_len = sizeof(hello) };
 	bool v4 = memcmp(gid->raw, mapped, sizeof(mapped)) == 0;
+
+	inet_ntop(v4 ? AF_INET : AF_INET6, v4 ? gid->raw + 12 : gid->raw, text, INET6_ADDRSTRLEN);
+	return v4;
+}
+
+static int call(struct qp *qp, const union ibv_gid *own, const union ibv_gid *peer)
+{
+	struct hello hello = { htonl(MAGIC), htonl(qp->ibv.qp_num), htonl(qp->exchange->peer) };
+	char host[INET6_ADDRSTRLEN], local[INET6_ADDRSTRLEN], remote[80];
+	struct iwarpd_connect_attr attr = { .remote = remote, .private_data = &hello, .private_len = sizeof(hello) };
 	struct iwarpd_error e;
+	bool v4 = gid_text(peer, host);
 	int err;
 
-	inet_ntop(v4 ? AF_INET : AF_INET6, v4 ? gid->raw + 12 : gid->raw, host, sizeof(host));
 	snprintf(remote, sizeof(remote), v4 ? "%s:%u" : "[%s]:%u", host, port_of(qp->exchange->peer));
+	if (gid_text(own, local) == v4)
+		attr.local = local;
 	unlisten(qp->exchange);
 	iwv_qp_connecting(qp, true);
 	err = iwarpd_connect(qp->q, &attr, &e);
@@ -228,7 +238,7 @@ int exchange_connect(struct qp *qp, const struct ibv_qp_attr *attr)
 	hold(qp);
 	order = memcmp(&own, peer, sizeof(own));
 	if (order < 0 || (order == 0 && qp->ibv.qp_num < attr->dest_qp_num))
-		return call(qp, peer);
+		return call(qp, &own, peer);
 	qp->exchange->accepts = true;
 	return qp->exchange->conn ? answer(qp) : 0;
 }

@@ -186,6 +186,9 @@ struct cq {
 	struct ibv_cq ibv;
 	struct iwarpd_cq *q;
 	struct cq *next;
+	uint32_t depth; /* of q, which grows with need up to ibv.cqe */
+	uint64_t need;  /* work requests that its QPs can have or had; guarded by iwv_thread_lock */
+	bool solicited; /* it was armed for these alone */
 	pthread_mutex_t lock; /* of polling and arming, and of late */
 	struct late *late, **last_late; /* after all that the daemon has completed */
 	bool armed;                     /* and no late completion has come since */
@@ -199,6 +202,12 @@ static inline struct cq *cq_of(struct ibv_cq *ibv)
 {
 	return container_of(ibv, struct cq, ibv);
 }
+
+/*
+ * cq_need adds work requests whose completions the CQ may have to hold, and makes room for
+ * them. The lock of iwv_thread_lock is held.
+ */
+int cq_need(struct ibv_cq *ibv, uint64_t n, struct iwarpd_error *e);
 
 /* cq_late adds a completion. */
 int cq_late(struct ibv_cq *ibv, const struct ibv_wc *wc);

@@ -34,6 +34,15 @@ static uint32_t most(uint32_t a, uint32_t b)
 	return a > b ? a : b;
 }
 
+/* receive_wait returns how long a Send of the peer may wait for its receive. */
+static uint32_t receive_wait(void)
+{
+	const char *v = secure_getenv("IWARPD_VERBS_RECEIVE_WAIT");
+	unsigned long ms = v ? strtoul(v, NULL, 10) : 0;
+
+	return ms < 60000 ? (uint32_t)ms : 60000;
+}
+
 /* fill sets the depths and sizes of attr, and of cap what the program gets. */
 static int fill(const struct context *c, struct iwarpd_qp_attr *attr, struct ibv_qp_cap *cap)
 {
@@ -50,6 +59,7 @@ static int fill(const struct context *c, struct iwarpd_qp_attr *attr, struct ibv
 	attr->recv_depth = cap->max_recv_wr;
 	attr->max_sge = cap->max_send_sge;
 	attr->max_inline = cap->max_inline_data;
+	attr->receive_wait_ms = receive_wait();
 	return 0;
 }
 
@@ -86,6 +96,25 @@ static void free_qp(struct qp *qp)
 	free(qp);
 }
 
+/* The completions that a QP can have in its CQs at once; those of an SRQ's receives are all counted for each. */
+static uint32_t most_recvs(const struct qp *qp)
+{
+	return qp->ibv.srq ? container_of(qp->ibv.srq, struct srq, ibv)->attr.max_wr : qp->cap.max_recv_wr;
+}
+
+/* need makes room for them, for good: those of a QP that is destroyed may not have been polled. */
+static int need(struct qp *qp, struct iwarpd_error *e)
+{
+	int err;
+
+	iwv_thread_lock();
+	err = cq_need(qp->ibv.send_cq, 2 * (uint64_t)qp->cap.max_send_wr, e);
+	if (!err)
+		err = cq_need(qp->ibv.recv_cq, most_recvs(qp), e);
+	iwv_thread_unlock();
+	return err;
+}
+
 struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 {
 	struct iwarpd_qp_attr attr = { 0 };
@@ -108,6 +137,8 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 		return NULL;
 	qp->cap = init->cap;
 	err = fill(qp->ctx, &attr, &qp->cap);
+	if (!err)
+		err = need(qp, &e);
 	attr.send_cq = iwarpd_cq(init->send_cq);
 	attr.recv_cq = iwarpd_cq(init->recv_cq);
 	attr.srq = init->srq ? container_of(init->srq, struct srq, ibv)->q : NULL;
@@ -327,13 +358,16 @@ void iwv_qp_connecting(struct qp *qp, bool yes)
 }
 
 /* modify does what a new state stands for. librdmacm has done it where it has an id for the QP. */
-static int modify(struct qp *qp, const struct ibv_qp_attr *attr, struct iwarpd_error *e)
+static int modify(struct qp *qp, const struct ibv_qp_attr *attr, int mask, struct iwarpd_error *e)
 {
 	switch (attr->qp_state) {
 	case IBV_QPS_INIT:
 		return atomic_load(&qp->cm) ? 0 : exchange_listen(qp);
 	case IBV_QPS_RTR:
-		return atomic_load(&qp->cm) || atomic_load(&qp->conn) != CONN_NONE ? 0 : exchange_connect(qp, attr);
+		/* Without an address librdmacm connects it, of whose id it is from then on. */
+		if (!(mask & IBV_QP_AV) || atomic_load(&qp->cm) || atomic_load(&qp->conn) != CONN_NONE)
+			return 0;
+		return exchange_connect(qp, attr);
 	case IBV_QPS_ERR:
 		exchange_show(qp);
 		if (atomic_load(&qp->conn) == CONN_NONE)
@@ -355,7 +389,7 @@ int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
 	if (!(mask & IBV_QP_STATE))
 		return 0;
 	iwv_thread_lock();
-	err = modify(qp, attr, &e);
+	err = modify(qp, attr, mask, &e);
 	if (!err)
 		ibv->state = attr->qp_state;
 	iwv_thread_unlock();
@@ -577,7 +611,8 @@ static int put_wr(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, struc
 	case IBV_WR_BIND_MW:
 		to->opcode = IWARPD_WR_BIND_MW;
 		to->rkey = wr->bind_mw.rkey;
-		to->access = wr->bind_mw.bind_info.mw_access_flags;
+		/* The program may give the rights of its region, of which a window has the remote ones. */
+		to->access = wr->bind_mw.bind_info.mw_access_flags & (unsigned int)~IBV_ACCESS_LOCAL_WRITE;
 		*window = (struct iwarpd_sge){ wr->bind_mw.bind_info.addr, (uint32_t)wr->bind_mw.bind_info.length,
 					       wr->bind_mw.bind_info.mr ? wr->bind_mw.bind_info.mr->lkey : 0 };
 		to->sge = window;

@@ -3,20 +3,24 @@ package verbs
 import "strings"
 
 // A row is a program that runs unmodified on two daemons: its server on one, its
-// client on the other. ADDR stands for the server's address.
+// client on the other; see command for what is replaced in both. Without a server the client
+// is all, on one host.
 type row struct {
 	group, name    string
 	server, client string
-	port           int    // TCP port on which the server listens with the kernel; 0: it listens with RDMA
-	env            string // set for both
-	stays          bool   // the server does not end with its client
-	fails          string // why the programs cannot work; they must fail
-	long           bool   // only with VERBS=full
+	port           int      // TCP port on which the server listens with the kernel; 0: it listens with RDMA
+	ready          string   // what the server prints when it listens, if that is not to be seen from outside
+	needs          []string // commands that the row's scripts use
+	env            string   // set for both
+	stays          bool     // the server does not end with its client
+	fails          string   // why the programs cannot work; they must fail
+	long           bool     // only with VERBS=full
+	siw            bool     // it is for Linux's soft-iWARP too
 }
 
 // perftest makes the row of a test of perftest with the same arguments on both sides.
 func perftest(program, args string) row {
-	r := row{group: "perftest", name: strings.TrimSpace(program + " -R " + args)}
+	r := row{group: "perftest", name: strings.TrimSpace(program + " -R " + args), siw: !strings.Contains(program, "atomic")}
 	r.server = program + " -R -F " + args
 	// See refusedBetween: the server should be faster.
 	r.client = "nice -n 19 " + r.server + " ADDR"
@@ -46,35 +50,66 @@ func long(r row) row {
 
 // qperf makes the row of a test of qperf.
 func qperf(test string) row {
-	return row{group: "qperf", name: test, server: "qperf", client: "qperf -t 1 -cm 1 ADDR " + test, port: 19765, stays: true}
+	r := row{group: "qperf", name: test, server: "qperf", client: "qperf -t 1 -cm 1 ADDR " + test, port: 19765, stays: true}
+	switch test {
+	case "rc_rdma_write_lat", "rc_compare_swap_mr", "rc_fetch_add_mr": // siw has neither Immediate Data nor atomics
+	default:
+		r.siw = true
+	}
+	return r
 }
 
 // fio makes the row of a transfer by fio's RDMA engine, whose options come after its name.
 func fio(verb string) row {
 	const common = "fio --thread --ioengine=rdma --port=7900 --bs=64k --size=16m"
 	return row{
-		group: "fio", name: "ioengine=rdma verb=" + verb,
+		group: "fio", name: "ioengine=rdma verb=" + verb, siw: true,
 		server: common + " --name=server --rw=read --iodepth=16",
 		client: common + " --name=client --rw=write --iodepth=8 --hostname=ADDR --verb=" + verb,
 	}
 }
 
+// waiting lets Sends wait for receives, as InfiniBand does.
+func waiting(r row) row {
+	r.env, r.name, r.siw = "IWARPD_VERBS_RECEIVE_WAIT=1000", r.name+" (IWARPD_VERBS_RECEIVE_WAIT)", false
+	return r
+}
+
 // pingpong makes the row of libfabric's fi_pingpong.
 func pingpong(provider, endpoint string) row {
 	args := "fi_pingpong -p " + provider + " -e " + endpoint + " -I 20"
-	return row{group: "libfabric", name: "fi_pingpong -p '" + provider + "' -e " + endpoint, server: args, client: args + " ADDR", port: 47592}
+	return row{group: "libfabric", siw: true, name: "fi_pingpong -p '" + provider + "' -e " + endpoint, server: args, client: args + " ADDR", port: 47592}
+}
+
+// iser makes the row of an initiator of libiscsi on a disk of tgtd.
+func iser(program, args string) row {
+	return row{
+		group: "tgt, libiscsi", name: "tgtd (iSER), " + program, needs: []string{"tgtd", "tgtadm", program},
+		server: "@iser ADDR", ready: "ready", stays: true,
+		client: strings.TrimSpace(program+" "+args) + " iser://ADDR/iqn.2026-01.org.example:disk/1",
+		fails:  "they connect and exchange the login, which has the right name; tgtd answers that its target does not exist", long: true,
+	}
+}
+
+// pyverbs makes the row of tests of rdma-core, all in one class.
+func pyverbs(class string, tests ...string) row {
+	client := "@pyverbs IFACE"
+	for _, test := range tests {
+		client += " " + class + "." + test
+	}
+	return row{group: "pyverbs", name: class, client: client, env: roce, needs: []string{"python3"}}
 }
 
 // rows is the table of docs/verbs.md.
 func rows() []row {
 	rs := []row{
-		{group: "rdmacm-utils", name: "rping", server: "rping -s -a ADDR -v -C 10", client: "rping -c -a ADDR -v -V -C 10"},
-		{group: "rdmacm-utils", name: "rping -S 65000", server: "rping -s -a ADDR -v -C 10 -S 65000", client: "rping -c -a ADDR -v -V -C 10 -S 65000"},
-		{group: "rdmacm-utils", name: "ucmatose", server: "ucmatose -b ADDR", client: "ucmatose -s ADDR"},
-		long(row{group: "rdmacm-utils", name: "ucmatose -c 20 -C 50", server: "ucmatose -b ADDR -c 20 -C 50", client: "ucmatose -s ADDR -c 20 -C 50"}),
-		{group: "rdmacm-utils", name: "rdma_client, rdma_server", server: "rdma_server -p 7500", client: "rdma_client -s ADDR -p 7500"},
-		{group: "rdmacm-utils", name: "rdma_xclient, rdma_xserver", server: "rdma_xserver -p 7501", client: "rdma_xclient -s ADDR -p 7501"},
-		{group: "rdmacm-utils", name: "cmtime", server: "cmtime -b ADDR -p 7700 -c 20", client: "cmtime -s ADDR -p 7700 -c 20", stays: true},
+		{group: "rdmacm-utils", siw: true, name: "rping", server: "rping -s -a ADDR -v -C 10", client: "rping -c -a ADDR -v -V -C 10"},
+		{group: "rdmacm-utils", siw: true, name: "rping -S 65000", server: "rping -s -a ADDR -v -C 10 -S 65000", client: "rping -c -a ADDR -v -V -C 10 -S 65000"},
+		{group: "rdmacm-utils", siw: true, name: "ucmatose", server: "ucmatose -b ADDR", client: "ucmatose -s ADDR"},
+		long(row{group: "rdmacm-utils", siw: true, name: "ucmatose -c 20 -C 50", server: "ucmatose -b ADDR -c 20 -C 50", client: "ucmatose -s ADDR -c 20 -C 50"}),
+		{group: "rdmacm-utils", siw: true, name: "rdma_client, rdma_server", server: "rdma_server -p 7500", client: "rdma_client -s ADDR -p 7500"},
+		{group: "rdmacm-utils", siw: true, name: "rdma_xclient, rdma_xserver", server: "rdma_xserver -p 7501", client: "rdma_xclient -s ADDR -p 7501"},
+		{group: "rdmacm-utils", siw: true, name: "cmtime", server: "cmtime -b ADDR -p 7700 -c 20", client: "cmtime -s ADDR -p 7700 -c 20", stays: true},
 		qperf("rc_bw"), qperf("rc_lat"), qperf("rc_bi_bw"), qperf("rc_rdma_read_bw"), qperf("rc_rdma_read_lat"), qperf("rc_rdma_write_bw"), qperf("rc_rdma_write_lat"),
 		long(qperf("rc_rdma_write_poll_lat")), long(qperf("rc_compare_swap_mr")), long(qperf("rc_fetch_add_mr")),
 		pingpongs("ibv_rc_pingpong -g 0"), pingpongs("ibv_rc_pingpong -g 0 -e"), pingpongs("ibv_srq_pingpong -g 0 -n 200"),
@@ -82,8 +117,20 @@ func rows() []row {
 			group: "ibverbs-utils", name: "ibv_ud_pingpong -g 0", server: "ibv_ud_pingpong -g 0", client: "ibv_ud_pingpong -g 0 ADDR",
 			fails: "iWARP has no datagrams",
 		},
-		fio("write"), fio("read"),
+		fio("write"), fio("read"), waiting(fio("send")),
 		pingpong("verbs", "msg"), long(pingpong("verbs;ofi_rxm", "rdm")),
+		iser("iscsi-inq", ""),
+		{group: "librpma", name: "write, flush, read, send", server: "@rpma ADDR server", client: "@rpma ADDR"},
+		pyverbs("test_rdmacm.CMTestCase", "test_rdmacm_sync_traffic", "test_rdmacm_async_reject_traffic", "test_rdmacm_async_read", "test_rdmacm_async_write"),
+		pyverbs("test_qp.QPTest", "test_create_rc_qp_no_attr", "test_create_rc_qp_with_attr", "test_query_rc_qp"),
+		pyverbs("test_cq.CQAPITest", "test_create_cq", "test_create_cq_with_comp_channel", "test_create_cq_bad_flow"),
+		pyverbs("test_cq_events.CqEventsTestCase", "test_cq_events_rc"),
+		pyverbs("test_pd.PDTest", "test_alloc_pd", "test_dealloc_pd", "test_multiple_pd_creation", "test_destroy_pd_twice"),
+		pyverbs("test_mr.MRTest", "test_reg_mr_bad_flags"),
+		pyverbs("test_atomic.AtomicTest", "test_atomic_cmp_and_swap", "test_atomic_fetch_and_add"),
+		pyverbs("test_relaxed_ordering.RoTestCase", "test_ro_rc_traffic"),
+		pyverbs("test_device.DeviceTest", "test_dev_list", "test_open_dev", "test_query_device", "test_query_pkey", "test_query_gid", "test_query_gid_table", "test_query_port"),
+		pyverbs("test_fork.ForkAPITest", "test_is_fork_initialized"),
 	}
 	for _, p := range []string{"ib_write_bw", "ib_read_bw", "ib_send_bw"} {
 		rs = append(rs, perftest(p, "-n 300"))

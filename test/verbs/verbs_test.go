@@ -23,6 +23,9 @@ const source = "../../client/verbs"
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
+// results has what became of the rows of the table.
+var results report
+
 // A variant is a way to compile the libraries.
 type variant struct {
 	name, cflags string
@@ -69,16 +72,24 @@ type host struct {
 
 func newHosts(t *testing.T, libs *variant) (a, b *host) {
 	t.Helper()
-	dir := libs.libraries(t)
+	libs.libraries(t)
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
-	newHost := func(end *testenv.End) *host {
-		h := &host{end: end, dir: dir, socket: filepath.Join(t.TempDir(), "iwarpd.sock")}
-		h.daemon = testenv.Start(t, end.NS.Command(testenv.Program(t, "cmd/iwarpd"), "--interface", end.Name, "--socket", h.socket))
-		h.daemon.Expect("ready")
-		return h
+	return newHost(t, libs, &v.A), newHost(t, libs, &v.B)
+}
+
+// newHost starts a daemon on an end of a wire, and if there are others on those interfaces of
+// the same namespace too.
+func newHost(t *testing.T, libs *variant, end *testenv.End, others ...*testenv.End) *host {
+	t.Helper()
+	names := []string{end.Name}
+	for _, o := range others {
+		names = append(names, o.Name)
 	}
-	return newHost(&v.A), newHost(&v.B)
+	h := &host{end: end, dir: libs.libraries(t), socket: filepath.Join(t.TempDir(), "iwarpd.sock")}
+	h.daemon = testenv.Start(t, end.NS.Command(testenv.Program(t, "cmd/iwarpd"), "--interfaces", strings.Join(names, ","), "--socket", h.socket))
+	h.daemon.Expect("ready")
+	return h
 }
 
 // start runs a program of the distribution by iwarpd-run.
@@ -164,15 +175,55 @@ func (h *host) listening(t *testing.T, r row, p *testenv.Process) bool {
 	return false
 }
 
+// command fills in a command of a row for the server b: ADDR and IFACE are b's address and
+// interface, and @NAME is a program or script of testdata.
+func command(t *testing.T, s string, b *host) string {
+	t.Helper()
+	s = strings.NewReplacer("ADDR", b.end.Addr4.String(), "IFACE", b.end.Name).Replace(s)
+	words := strings.Fields(s)
+	for i, w := range words {
+		if name, ok := strings.CutPrefix(w, "@"); ok {
+			words[i] = ours(t, name)
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// ours returns the path of a script of testdata, or of a program, which it compiles.
+func ours(t *testing.T, name string) string {
+	t.Helper()
+	if _, err := os.Stat(filepath.Join("testdata", name+".c")); err == nil {
+		return compile(t, name)
+	}
+	path, err := filepath.Abs(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// serve starts the server of r on b, and returns when it takes connections.
+func serve(t *testing.T, r row, b *host) *testenv.Process {
+	t.Helper()
+	server := b.start(t, command(t, r.server, b), strings.Fields(r.env)...)
+	if r.ready != "" {
+		server.Expect(r.ready)
+	} else {
+		b.await(t, "the server listens", func() bool { return b.listening(t, r, server) })
+	}
+	return server
+}
+
 // run runs a row and returns the exit code of the client, and what it printed.
 func run(t *testing.T, r row, a, b *host) (code int, out string) {
 	t.Helper()
-	addr := b.end.Addr4.String()
-	server := b.start(t, strings.ReplaceAll(r.server, "ADDR", addr), strings.Fields(r.env)...)
-	b.await(t, "the server listens", func() bool { return b.listening(t, r, server) })
-	client := a.start(t, strings.ReplaceAll(r.client, "ADDR", addr), strings.Fields(r.env)...)
+	var server *testenv.Process
+	if r.server != "" {
+		server = serve(t, r, b)
+	}
+	client := a.start(t, command(t, r.client, b), strings.Fields(r.env)...)
 	code = client.Wait(2 * time.Minute)
-	if code == 0 && !r.stays {
+	if code == 0 && server != nil && !r.stays {
 		server.Succeed()
 	}
 	a.endAll(t)
@@ -187,18 +238,29 @@ func refusedBetween(r row, out string) bool {
 	return r.group == "perftest" && strings.Contains(out, "RDMA_CM_EVENT_REJECTED; error: -111")
 }
 
-func check(t *testing.T, r row, a, b *host) {
+// check runs a row. It returns, and reports to t, why it did not end as the table says.
+func check(t *testing.T, r row, a, b *host) (why string) {
 	t.Helper()
+	for _, p := range r.needs {
+		testenv.RequireTool(t, p)
+	}
+	if r.server == "" {
+		a = b
+	}
 	code, out := run(t, r, a, b)
 	for try := 0; try < 10 && code != 0 && refusedBetween(r, out); try++ {
 		code, out = run(t, r, a, b)
 	}
 	switch {
 	case r.fails == "" && code != 0:
-		t.Errorf("%s: exit code %d\n%s", r.client, code, out)
+		why = fmt.Sprintf("%s: exit code %d\n%s", r.client, code, out)
 	case r.fails != "" && code == 0:
-		t.Errorf("%s: works, though the table says that it does not: %s", r.client, r.fails)
+		why = fmt.Sprintf("%s: works, though the table says that it does not: %s", r.client, r.fails)
 	}
+	if why != "" {
+		t.Error(why)
+	}
+	return why
 }
 
 // chosen returns all rows with VERBS=full, and else one of n of those that are not long.
@@ -224,7 +286,11 @@ func chosen(n int) []row {
 func TestPrograms(t *testing.T) {
 	a, b := newHosts(t, plain)
 	for _, r := range chosen(1) {
-		t.Run(r.group+"/"+r.name, func(t *testing.T) { check(t, r, a, b) })
+		t.Run(r.group+"/"+r.name, func(t *testing.T) {
+			why := unfinished
+			defer func() { results.add(t, r, "between daemons", r.fails, why) }()
+			why = check(t, r, a, b)
+		})
 	}
 }
 
@@ -285,6 +351,12 @@ func compile(t *testing.T, name string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), name)
 	args := []string{"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-o", program, "testdata/" + name + ".c", "-lrdmacm", "-libverbs", "-lpthread"}
+	if name == "rpma" {
+		if _, err := os.Stat("/usr/include/librpma.h"); err != nil {
+			testenv.Skip(t, "needs librpma-dev: %v", err)
+		}
+		args = append(args, "-lrpma")
+	}
 	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}
@@ -458,4 +530,85 @@ func TestWithinHost(t *testing.T) {
 			t.Run(r.name, func(t *testing.T) { check(t, r, b, b) })
 		}
 	}
+}
+
+// The TOS that a program sets is the DSCP of the packets of its side. ucmatose sets it on the client.
+func TestTypeOfService(t *testing.T) {
+	plain.libraries(t)
+	testenv.RequireRoot(t)
+	w := testenv.NewBridged(t, 1500)
+	a, b := newHost(t, plain, &w.A), newHost(t, plain, &w.B)
+	stop := testenv.Capture(t, w.Mid, w.MidA, "tcp port 7471", "tos")
+	check(t, row{server: "ucmatose -b ADDR", client: "ucmatose -s ADDR -t 0xb8"}, a, b)
+	packets := make(map[string]int)
+	for line := range strings.Lines(testenv.Tshark(t, stop(), "-T", "fields", "-e", "ip.src", "-e", "ip.dsfield.dscp", "-Y", "tcp.len > 0")) {
+		packets[strings.TrimSpace(line)]++
+	}
+	for _, want := range []string{a.end.Addr4.String() + "\t46", b.end.Addr4.String() + "\t0"} {
+		if packets[want] == 0 {
+			t.Errorf("no packet with %q; there are %v", want, packets)
+		}
+		delete(packets, want)
+	}
+	if len(packets) > 0 {
+		t.Errorf("packets with another DSCP: %v", packets)
+	}
+}
+
+// A daemon of two interfaces is two devices, which have the addresses of their interfaces.
+func TestInterfaces(t *testing.T) {
+	plain.libraries(t)
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	w := v.Another(t)
+	a, b := newHost(t, plain, &v.A, &w.A), newHost(t, plain, &v.B, &w.B)
+	second := func(h *host, end *testenv.End) *host {
+		other := *h
+		other.end = end
+		return &other
+	}
+	a2, b2 := second(a, &w.A), second(b, &w.B)
+	for name, h := range map[string]*host{"iwarpd0": a, "iwarpd1": a2} {
+		p := a.start(t, "ibv_devinfo -v -d "+name)
+		p.Succeed()
+		if want := "::ffff:" + h.end.Addr4.String(); !strings.Contains(p.String(), want) {
+			t.Errorf("ibv_devinfo -d %s has no %q:\n%s", name, want, p)
+		}
+	}
+	for _, r := range []row{
+		{name: "by the address", server: "rping -s -a ADDR -v -C 3", client: "rping -c -a ADDR -v -C 3"},
+		{name: "on every address", server: "rping -s -v -C 3", client: "rping -c -a ADDR -v -C 3"},
+		{name: "ucmatose on every address", server: "ucmatose", client: "ucmatose -s ADDR"},
+	} {
+		t.Run(r.name, func(t *testing.T) {
+			check(t, r, a, b)
+			check(t, r, a2, b2)
+			check(t, r, b, b2) // within the host
+		})
+	}
+	// A program without librdmacm chooses the device, and connects from its address.
+	before := sent(t, &w.A)
+	check(t, exchanging("ib_write_bw", "-d iwarpd1 -x 0 -n 20"), a2, b2)
+	if n := sent(t, &w.A) - before; n < 20*65536 {
+		t.Errorf("%d bytes left by the second interface", n)
+	}
+}
+
+// sent returns how many bytes an interface has sent.
+func sent(t *testing.T, e *testenv.End) (n int) {
+	t.Helper()
+	out, err := e.NS.Command("cat", "/sys/class/net/"+e.Name+"/statistics/tx_bytes").Output()
+	if err == nil {
+		n, err = strconv.Atoi(strings.TrimSpace(string(out)))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// A completion queue holds as many completions as the program has asked for.
+func TestDeepQueue(t *testing.T) {
+	a, b := newHosts(t, plain)
+	check(t, row{server: "@deep", client: "@deep ADDR"}, a, b)
 }

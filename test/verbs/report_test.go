@@ -1,0 +1,53 @@
+package verbs
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// A report is the outcome of rows, for people: the file that VERBS_TABLE names, as Markdown.
+type report struct {
+	mu   sync.Mutex
+	file *os.File
+}
+
+// unfinished is why a row failed whose test stopped early; its log says more.
+const unfinished = "the programs did not get to their end"
+
+// add adds a row that was run in the way of peers. fails is why it has to fail, and why is how it
+// differed from that; both are empty for one that works.
+func (p *report) add(t *testing.T, r row, peers, fails, why string) {
+	path := os.Getenv("VERBS_TABLE")
+	if path == "" {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.file == nil {
+		f, err := os.Create(path)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		p.file = f
+		fmt.Fprint(f, "| package | programs | how | result |\n| --- | --- | --- | --- |\n")
+	}
+	result := "pass"
+	switch {
+	case t.Skipped():
+		result = "not run: see the log"
+	case why != "":
+		result = "FAIL: " + firstLine(why)
+	case fails != "":
+		result = "cannot work: " + fails
+	}
+	fmt.Fprintf(p.file, "| %s | `%s` | %s | %s |\n", r.group, r.name, peers, result)
+}
+
+func firstLine(s string) string {
+	s, _, _ = strings.Cut(s, "\n")
+	return strings.ReplaceAll(s, "|", `\|`)
+}

@@ -1,0 +1,224 @@
+package verbs
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// guest is the virtual machine of test/interop/guest.
+type guest struct {
+	in    io.WriteCloser
+	lines chan string // of its output; closed at the end
+}
+
+// startGuest boots a guest with an address on tap0 of ns. It has the programs of the rows.
+func startGuest(t *testing.T, ns *testenv.Namespace, addr string, programs ...string) *guest {
+	t.Helper()
+	cmd := ns.Command("../interop/guest", append([]string{ns.Name, "tap0", addr}, programs...)...)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	g := &guest{in: in, lines: make(chan string)}
+	over := make(chan struct{})
+	go func() {
+		defer close(g.lines)
+		for s := bufio.NewScanner(out); s.Scan(); {
+			select {
+			case g.lines <- s.Text():
+			case <-over:
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		close(over)
+		_ = in.Close()
+		_ = cmd.Wait()
+	})
+	if _, err := g.answer(15 * time.Minute); err != nil { // the first time it builds the guest
+		t.Fatalf("the guest does not start: %v", err)
+	}
+	return g
+}
+
+// answer returns the output of the guest up to its next "@@", and fails if the word after that
+// is a status that is not 0.
+func (g *guest) answer(limit time.Duration) (out string, err error) {
+	deadline := time.After(limit)
+	var b strings.Builder
+	for {
+		select {
+		case line, ok := <-g.lines:
+			if !ok {
+				return b.String(), errors.New("the guest has ended")
+			}
+			if word, ok := strings.CutPrefix(line, "@@ "); ok {
+				if n, err := strconv.Atoi(word); err == nil && n != 0 {
+					return b.String(), fmt.Errorf("exit code %d", n)
+				}
+				return b.String(), nil
+			}
+			fmt.Fprintln(&b, line)
+		case <-deadline:
+			return b.String(), errors.New("the guest does not answer")
+		}
+	}
+}
+
+// do runs a line of sh in the guest.
+func (g *guest) do(seconds int, line string) (out string, err error) {
+	if _, err := fmt.Fprintf(g.in, "%d %s\n", seconds, line); err != nil {
+		return "", err
+	}
+	return g.answer(time.Duration(seconds+60) * time.Second)
+}
+
+// patience is the time of a program in the guest, in seconds: its processor is emulated.
+const patience = 100
+
+// serve starts the server of a row in the guest and waits until it listens.
+func (g *guest) serve(command string) error {
+	const listens = `grep -q ' 0A ' /proc/net/tcp /proc/net/tcp6`
+	_, err := g.do(60, command+` >/tmp/server 2>&1 & S=$!; n=0; until `+listens+`; do sleep 0.1; n=$((n+1)); [ $n -lt 300 ] && kill -0 $S || { cat /tmp/server; false; break; }; done`)
+	return err
+}
+
+// stop ends the server in the guest; wait: it is to end by itself, and well.
+func (g *guest) stop(program string, wait bool) (string, error) {
+	if wait {
+		if out, err := g.do(patience, `wait $S || { s=$?; tail -5 /tmp/server; (exit $s); }`); err != nil {
+			return out, err
+		}
+	}
+	return g.do(30, `killall -q -9 `+program+`; wait; true`)
+}
+
+// TestSoftIwarp runs rows with Linux's soft-iWARP on the other side, in both roles. It takes
+// minutes: SIW=1.
+func TestSoftIwarp(t *testing.T) {
+	if os.Getenv("SIW") == "" {
+		t.Skip("SIW is not set")
+	}
+	plain.libraries(t)
+	testenv.RequireRoot(t)
+	end := testenv.NewVeth(t, 1500).A
+	for _, line := range []string{"ip tuntap add tap0 mode tap", "ip addr add 10.97.0.1/24 dev tap0", "ip link set tap0 up"} {
+		f := strings.Fields(line)
+		if out, err := end.NS.Command(f[0], f[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", line, err, out)
+		}
+	}
+	end.Name, end.Addr4 = "tap0", netip.MustParseAddr("10.97.0.1")
+	const addr = "10.97.0.2"
+	g := startGuest(t, end.NS, addr+"/24", guestPrograms()...)
+	h := newHost(t, plain, &end)
+	for _, r := range rows() {
+		if !r.siw {
+			continue
+		}
+		t.Run("server siw/"+r.group+"/"+r.name, func(t *testing.T) {
+			why := unfinished
+			defer func() { results.add(t, r, "server on siw", "", why) }()
+			why = againstServer(t, r, h, g, addr)
+		})
+		t.Run("client siw/"+r.group+"/"+r.name, func(t *testing.T) {
+			why := unfinished
+			defer func() { results.add(t, r, "client on siw", "", why) }()
+			why = againstClient(t, r, h, g)
+		})
+	}
+}
+
+// guestPrograms returns the first words of the rows.
+func guestPrograms() (programs []string) {
+	seen := make(map[string]bool)
+	for _, r := range rows() {
+		for _, c := range []string{r.server, r.client} {
+			for _, p := range strings.Fields(c) {
+				if p == "nice" || p == "-n" || p == "19" {
+					continue
+				}
+				if r.siw && !seen[p] {
+					programs = append(programs, p)
+				}
+				seen[p] = true
+				break
+			}
+		}
+	}
+	return programs
+}
+
+// againstServer runs the client of r here and the server in the guest. It returns, and reports to t,
+// why the two did not end well.
+func againstServer(t *testing.T, r row, h *host, g *guest, addr string) (why string) {
+	t.Helper()
+	program := strings.Fields(r.server)[0]
+	defer h.endAll(t)
+	for try := 0; ; try++ {
+		if err := g.serve(strings.ReplaceAll(r.server, "ADDR", addr)); err != nil {
+			why = fmt.Sprintf("the server: %v", err)
+			break
+		}
+		client := h.start(t, "timeout "+strconv.Itoa(patience)+" "+strings.ReplaceAll(r.client, "ADDR", addr))
+		if code := client.Wait(2 * patience * time.Second); code != 0 {
+			why = fmt.Sprintf("the client: exit code %d\n%s", code, client)
+		}
+		out, err := g.stop(program, why == "" && !r.stays)
+		if why == "" && err != nil {
+			why = fmt.Sprintf("the server: %v\n%s", err, out)
+		}
+		if why == "" || try == 10 || !refusedBetween(r, why) {
+			break
+		}
+		why = ""
+	}
+	if why != "" {
+		t.Error(why)
+	}
+	return why
+}
+
+// againstClient runs the server of r here and the client in the guest.
+func againstClient(t *testing.T, r row, h *host, g *guest) (why string) {
+	t.Helper()
+	defer h.endAll(t)
+	for try := 0; ; try++ {
+		server := serve(t, r, h)
+		out, err := g.do(patience, "timeout "+strconv.Itoa(patience-10)+" "+strings.ReplaceAll(r.client, "ADDR", h.end.Addr4.String()))
+		if err != nil {
+			why = fmt.Sprintf("the client: %v\n%s", err, out)
+		} else if !r.stays {
+			if code := server.Wait(time.Minute); code != 0 {
+				why = fmt.Sprintf("the server: exit code %d\n%s", code, server)
+			}
+		}
+		h.endAll(t)
+		if why == "" || try == 10 || !refusedBetween(r, why) {
+			break
+		}
+		why = ""
+	}
+	if why != "" {
+		t.Error(why)
+	}
+	return why
+}
