@@ -109,9 +109,15 @@ type Counters struct {
 	DroppedFragment                     uint64 // of steered packets: the ring was full
 }
 
+// Seen returns the sum of the counters, which grows with each frame that the program sees.
+func (c *Counters) Seen() uint64 {
+	return c.SteeredTCP + c.SteeredSCTP + c.SteeredUDP + c.SteeredICMP + c.Passed + c.PassedFragment + c.Malformed + c.NoSocket +
+		c.SteeredFragment + c.CopiedFragment + c.DroppedFragment
+}
+
 // Steering is the loaded programs and their maps. It is safe for concurrent use.
 type Steering struct {
-	objs steerObjects
+	objs objects
 
 	room int // entries of the map of endpoints
 
@@ -127,7 +133,16 @@ type Steering struct {
 type attachment struct {
 	link link.Link
 	mode Mode
+	prog *ebpf.Program
 }
+
+// objects are the programs and maps. Twin is the XDP program a second time, for Renew.
+type objects struct {
+	steerObjects
+	Twin *ebpf.Program `ebpf:"iwarpd_twin"`
+}
+
+func (o *objects) Close() error { return errors.Join(o.Twin.Close(), o.steerObjects.Close()) }
 
 // Load loads the programs and their maps into the kernel. Frames are steered only after
 // Attach, SetSocket and Claim.
@@ -150,6 +165,7 @@ func Load(opts Options) (*Steering, error) {
 		spec.Maps[name].MaxEntries = uint32(opts.Endpoints)
 		spec.Maps[name].Flags |= unix.BPF_F_NO_PREALLOC // most entries are never used
 	}
+	spec.Programs["iwarpd_twin"] = spec.Programs[xdpName].Copy()
 	s := &Steering{
 		room:   opts.Endpoints,
 		claims: map[steerEndpoint]int{},
@@ -210,9 +226,9 @@ func (s *Steering) Attach(ifindex int, mode Mode) (Mode, error) {
 	}
 	var errs []error
 	for _, m := range try {
-		l, err := s.attach(ifindex, m)
+		a, err := s.attach(ifindex, m)
 		if err == nil {
-			s.links[ifindex] = attachment{l, m}
+			s.links[ifindex] = a
 			return m, nil
 		}
 		errs = append(errs, fmt.Errorf("bpf: attach to %s in %s mode: %w", dev.Attrs().Name, m, explain(err)))
@@ -221,15 +237,18 @@ func (s *Steering) Attach(ifindex int, mode Mode) (Mode, error) {
 }
 
 // attach creates the bpf_link.
-func (s *Steering) attach(ifindex int, mode Mode) (link.Link, error) {
-	if mode == Ingress { // before those already attached
-		return link.AttachTCX(link.TCXOptions{Program: s.objs.IwarpdIngress, Interface: ifindex, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
+func (s *Steering) attach(ifindex int, mode Mode) (a attachment, err error) {
+	a = attachment{mode: mode, prog: s.objs.IwarpdSteer}
+	switch mode {
+	case Ingress: // before those already attached
+		a.prog = s.objs.IwarpdIngress
+		a.link, err = link.AttachTCX(link.TCXOptions{Program: a.prog, Interface: ifindex, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
+	case Generic:
+		a.link, err = link.AttachXDP(link.XDPOptions{Program: a.prog, Interface: ifindex, Flags: link.XDPGenericMode})
+	default:
+		a.link, err = link.AttachXDP(link.XDPOptions{Program: a.prog, Interface: ifindex, Flags: link.XDPDriverMode})
 	}
-	flags := link.XDPDriverMode
-	if mode == Generic {
-		flags = link.XDPGenericMode
-	}
-	return link.AttachXDP(link.XDPOptions{Program: s.objs.IwarpdSteer, Interface: ifindex, Flags: flags})
+	return a, err
 }
 
 // alone returns an error if another process steers on the interface in the other way. The
@@ -317,21 +336,45 @@ func (p *Program) Attached() (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("bpf: interface %d: %w", ifindex, err)
 	}
-	prog, on := s.objs.IwarpdSteer, 0
-	if a.mode == Ingress {
-		prog = s.objs.IwarpdIngress
-	}
+	on := 0
 	if x := info.XDP(); x != nil {
 		on = int(x.Ifindex)
 	} else if x := info.TCX(); x != nil {
 		on = int(x.Ifindex)
 	}
-	own, err := prog.Info()
+	own, err := a.prog.Info()
 	if err != nil {
 		return false, fmt.Errorf("bpf: interface %d: %w", ifindex, err)
 	}
 	id, _ := own.ID()
 	return on == ifindex && info.Program == id, nil
+}
+
+// Renew gives the program to the driver again. A driver may lose it when it closes its rings, because
+// the interface goes down or its MTU changes, although the kernel still shows it as attached
+// (vmxnet3 of Linux 6.6 to 7.3). Drivers that have not lost it replace it without losing frames. It does
+// nothing unless the program is attached in native mode.
+func (s *Steering) Renew(ifindex int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a, ok := s.links[ifindex]
+	if !ok || a.mode != Native {
+		return nil
+	}
+	// The kernel does not tell the driver if a program replaces itself, so two equal ones take turns.
+	if a.prog == s.objs.IwarpdSteer {
+		a.prog = s.objs.Twin
+	} else {
+		a.prog = s.objs.IwarpdSteer
+	}
+	switch err := a.link.Update(a.prog); {
+	case errors.Is(err, unix.ENOLINK): // the interface is gone, or the program was detached
+		return nil
+	case err != nil:
+		return fmt.Errorf("bpf: renew the program of interface %d: %w", ifindex, explain(err))
+	}
+	s.links[ifindex] = a
+	return nil
 }
 
 // Detach detaches the program from an interface. It returns nil if it is not attached.

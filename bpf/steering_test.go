@@ -611,6 +611,78 @@ func TestDetachedByOthers(t *testing.T) {
 	}
 }
 
+// TestRenew checks that Renew gives the driver another program each time, without the program ever being detached,
+// and that it and its counters are the same as before.
+func TestRenew(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	s := load(t)
+	if err := v.A.NS.Do(func() error {
+		for _, m := range []Mode{Generic, Native} {
+			if _, err := s.Attach(v.A.Index, m); err != nil {
+				return err
+			}
+			p, before := s.Program(v.A.Index, m), xdpProgram(t, v.A.Index)
+			for range 3 {
+				if err := s.Renew(v.A.Index); err != nil {
+					return err
+				}
+				if now := xdpProgram(t, v.A.Index); (now != before) != (m == Native) {
+					t.Errorf("%v: program %d after %d", m, now, before)
+				} else {
+					before = now
+				}
+				if ok, err := p.Attached(); !ok || err != nil {
+					t.Errorf("%v: attached %v, %v", m, ok, err)
+				}
+			}
+			if err := s.Detach(v.A.Index); err != nil {
+				return err
+			}
+		}
+		if err := s.Renew(v.A.Index); err != nil {
+			t.Errorf("not attached: %v", err)
+		}
+		if _, err := s.Attach(v.A.Index, Native); err != nil {
+			return err
+		}
+		if err := detachByOthers(s, v.A.Index); err != nil {
+			return err
+		}
+		if err := s.Renew(v.A.Index); err != nil {
+			t.Errorf("detached by others: %v", err)
+		}
+		if ok, _ := s.Program(v.A.Index, Native).Attached(); ok {
+			t.Error("attached by Renew, which is for the policy to decide")
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	tcp := frame(6, peer4, addr4, 999, port, 0)
+	for _, p := range []*ebpf.Program{s.objs.IwarpdSteer, s.objs.Twin} {
+		before, err := s.Counters()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := result(p, tcp); err != nil {
+			t.Fatal(err)
+		}
+		if after, err := s.Counters(); err != nil || after.Seen() != before.Seen()+1 {
+			t.Errorf("%d frames seen after %d, %v", after.Seen(), before.Seen(), err)
+		}
+	}
+}
+
+// xdpProgram returns the ID of the XDP program on an interface.
+func xdpProgram(t *testing.T, index int) uint32 {
+	t.Helper()
+	dev, err := netlink.LinkByIndex(index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dev.Attrs().Xdp.ProgId
+}
+
 // TestAutoIsGenericOnTap checks that auto is generic mode on a tap, whose frames are skbs
 // already, as those of a veth are.
 func TestAutoIsGenericOnTap(t *testing.T) {

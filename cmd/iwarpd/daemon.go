@@ -179,11 +179,15 @@ func (d *daemon) run(ctx context.Context) error {
 	notify(d.log, sd.SdNotifyReady)
 	go watchdog(serving, d.log, d.turning)
 	for _, n := range d.nics {
-		go watchLink(serving, d.log, n.name, &n.link)
+		go watchLink(serving, d.log, n.name, &n.link, n.renew)
+		watches := []func(<-chan time.Time){func(tick <-chan time.Time) { n.watchUnseen(serving, tick) }}
 		for _, l := range d.losses(n) {
+			watches = append(watches, func(tick <-chan time.Time) { l.watch(serving, d.log, n.name, tick) })
+		}
+		for _, watch := range watches {
 			tick := time.NewTicker(lostPeriod)
 			defer tick.Stop()
-			go l.watch(serving, d.log, n.name, tick.C)
+			go watch(tick.C)
 		}
 	}
 	if d.metrics != nil {

@@ -10,9 +10,9 @@ import (
 )
 
 // watchLink logs changes of the interface that explain what happens to connections: the link
-// goes down or up, its MTU or the routes over it change. It stores the state of the link in state.
-// It returns when ctx is done.
-func watchLink(ctx context.Context, log *zap.Logger, ifname string, state *atomic.Pointer[hostnet.LinkState]) {
+// goes down or up, its MTU or the routes over it change. It stores the state of the link in state,
+// and calls renew when the driver may have lost the XDP program. It returns when ctx is done.
+func watchLink(ctx context.Context, log *zap.Logger, ifname string, state *atomic.Pointer[hostnet.LinkState], renew func() error) {
 	log = log.With(zap.String("interface", ifname))
 	link := func(before, now hostnet.LinkState) {
 		state.Store(&now)
@@ -25,6 +25,12 @@ func watchLink(ctx context.Context, log *zap.Logger, ifname string, state *atomi
 		if before.MTU != now.MTU {
 			log.Info("the MTU of the interface changed", zap.Int("mtu", now.MTU), zap.Int("before", before.MTU))
 		}
+		// Not when the carrier comes and goes: some drivers lose it for a moment when they are given a program.
+		if before.MTU != now.MTU || before.Enabled != now.Enabled {
+			if err := renew(); err != nil {
+				log.Warn(refused, zap.Error(err))
+			}
+		}
 	}
 	routes := func(changes int) { log.Info("routes over the interface changed", zap.Int("changes", changes)) }
 	defer state.Store(nil)
@@ -32,3 +38,6 @@ func watchLink(ctx context.Context, log *zap.Logger, ifname string, state *atomi
 		log.Warn("changes of the link are not logged", zap.Error(err))
 	}
 }
+
+// refused is logged when the driver of an interface does not take the program again.
+const refused = "the driver did not take the XDP program again: frames may go to the kernel instead of iwarpd until iwarpd is restarted"

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -14,7 +15,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestWatchLink checks that changes of the interface are logged, and that its state is known.
+// TestWatchLink checks that changes of the interface are logged, that its state is known, and that the driver gets its
+// program again when the MTU changes and when the interface is set down or up.
 func TestWatchLink(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
@@ -28,6 +30,11 @@ func TestWatchLink(t *testing.T) {
 			}
 		}
 	}
+	var renewed atomic.Int32
+	renew := func() error {
+		renewed.Add(1)
+		return errors.New("no such luck")
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	started := make(chan struct{})
@@ -35,7 +42,7 @@ func TestWatchLink(t *testing.T) {
 		defer close(done)
 		_ = v.A.NS.Do(func() error {
 			close(started)
-			watchLink(ctx, zap.New(core), v.A.Name, &state)
+			watchLink(ctx, zap.New(core), v.A.Name, &state, renew)
 			return nil
 		})
 	}()
@@ -55,16 +62,20 @@ func TestWatchLink(t *testing.T) {
 		ip("link", "set", v.A.Name, "mtu", strconv.Itoa(1400+n%2))
 		time.Sleep(50 * time.Millisecond)
 	}
+	expect(refused)
 	ip("route", "add", "192.0.2.0/24", "dev", v.A.Name)
 	expect("routes over the interface changed")
-	ip("link", "set", v.A.Name, "down")
-	expect("the link is down")
-	if s := state.Load(); s == nil || s.Up {
-		t.Errorf("state %+v; want it down", s)
-	}
-	ip("link", "set", v.A.Name, "up")
-	expect("the link is up")
-	if s := state.Load(); s == nil || !s.Up || s.Speed != 10e9 { // what veth reports
-		t.Errorf("state %+v; want it up with 10 Gbit/s", s)
+	for _, up := range []bool{false, true} {
+		before, word := renewed.Load(), map[bool]string{false: "down", true: "up"}[up]
+		ip("link", "set", v.A.Name, word)
+		expect("the link is " + word)
+		if s := state.Load(); s == nil || s.Up != up || up && s.Speed != 10e9 { // what veth reports
+			t.Errorf("set %s: state %+v", word, s)
+		}
+		for deadline := time.Now().Add(30 * time.Second); renewed.Load() == before; time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("set %s: the program was not renewed", word)
+			}
+		}
 	}
 }

@@ -16,9 +16,10 @@ const routePause = time.Second
 
 // LinkState is the state of an interface.
 type LinkState struct {
-	Up    bool // administratively, and with a carrier
-	MTU   int
-	Speed uint64 // bits per second; 0: the driver does not report it
+	Up      bool // administratively, and with a carrier
+	Enabled bool // administratively
+	MTU     int
+	Speed   uint64 // bits per second; 0: the driver does not report it
 }
 
 // FollowLink calls link with the state of the interface that has that name, and again when it changes; at
@@ -74,7 +75,7 @@ func FollowLink(ctx context.Context, name string, link func(before, now LinkStat
 func stateOf(l netlink.Link) LinkState {
 	a := l.Attrs()
 	const up = unix.IFF_UP | unix.IFF_RUNNING
-	return LinkState{a.RawFlags&up == up, a.MTU, speed(a.Name)}
+	return LinkState{a.RawFlags&up == up, a.RawFlags&unix.IFF_UP != 0, a.MTU, speed(a.Name)}
 }
 
 // speed returns the speed of the interface's link in bits per second, or 0 if it is not known.
@@ -85,6 +86,19 @@ func speed(name string) uint64 {
 		return 0
 	}
 	return uint64(mbits) * 1e6
+}
+
+// Received returns the number of frames that the interface of that name has received, as its driver
+// counts them: some update it once a second or two.
+func Received(name string) (uint64, error) {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return 0, fmt.Errorf("hostnet: interface %s: %w", name, err)
+	}
+	if st := l.Attrs().Statistics; st != nil {
+		return st.RxPackets, nil
+	}
+	return 0, fmt.Errorf("hostnet: interface %s: no statistics", name)
 }
 
 // overLink reports whether frames of r leave by the interface. The kernel's own entries for
