@@ -213,7 +213,7 @@ func TestUnreadCounted(t *testing.T) {
 			case <-time.After(100 * time.Microsecond):
 			}
 		}
-		if want := uint64(maxQueuedFDs); few && most > 4 || !few && (most < want/2 || most > want+8) {
+		if want := uint64(maxQueuedFDs); few && most > 8 || !few && (most < want/2 || most > want+8) {
 			t.Errorf("few descriptors %v: %d unread are counted", few, most)
 		}
 		c.c.Close()

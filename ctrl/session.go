@@ -306,15 +306,12 @@ func (c *session) answer(m *ctrlpb.Message, fds []int) error {
 	sent := err == nil && c.conn.TryWrite(b, fds)
 	c.outMu.Lock()
 	c.writing = false
-	if sent {
-		c.outFDs += len(fds)
-		c.flying += len(fds)
-	}
 	waiting := len(c.out) > 0
 	c.outMu.Unlock()
 	if !sent {
 		return c.send(m, fds)
 	}
+	c.countFDs(len(fds), len(fds))
 	seqpacket.CloseAll(fds)
 	if waiting {
 		c.wakeWriter()
