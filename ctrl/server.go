@@ -467,6 +467,9 @@ func (s *Server) Close() error {
 	return nil
 }
 
+// ErrNotMember means that the socket cannot be given to its group. That takes CAP_CHOWN, or a process in the group.
+var ErrNotMember = errors.New("the daemon's user is not a member")
+
 // listenSocket opens the socket at path with its mode and group.
 func listenSocket(path string, mode fs.FileMode, group string) (*net.UnixListener, error) {
 	gid := -1
@@ -485,7 +488,9 @@ func listenSocket(path string, mode fs.FileMode, group string) (*net.UnixListene
 		return nil, fmt.Errorf("ctrl: socket %s: %w", path, err)
 	}
 	if gid >= 0 {
-		err = os.Chown(path, -1, gid)
+		if err = os.Chown(path, -1, gid); errors.Is(err, fs.ErrPermission) {
+			err = fmt.Errorf("%w of %s: usermod -aG %s USER, and start it again", ErrNotMember, group, group)
+		}
 	}
 	if err == nil {
 		err = os.Chmod(path, mode.Perm())

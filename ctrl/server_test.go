@@ -20,6 +20,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 const (
@@ -607,6 +608,30 @@ func TestSocket(t *testing.T) {
 	if _, err := listenSocket(filepath.Join(dir, "none", "x"), 0o600, ""); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("missing folder: %v", err)
 	}
+}
+
+// TestSocketGroup checks that an unprivileged daemon can give its socket to a group that it is a member of, and to no other.
+func TestSocketGroup(t *testing.T) {
+	dir := t.TempDir()
+	if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(dir, 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	const daemon = 1 // of every Linux; bin is 2
+	testenv.AsUser(t, 54321, 54321, []int{daemon}, func() {
+		l, err := listenSocket(filepath.Join(dir, "a"), 0o660, "daemon")
+		if err != nil {
+			t.Errorf("a group of the daemon's: %v", err)
+			return
+		}
+		defer l.Close()
+		var st unix.Stat_t
+		if err := unix.Stat(filepath.Join(dir, "a"), &st); err != nil || st.Gid != daemon || st.Mode&0o777 != 0o660 {
+			t.Errorf("group %d, mode %o, %v", st.Gid, st.Mode, err)
+		}
+		if _, err := listenSocket(filepath.Join(dir, "b"), 0o660, "bin"); !errors.Is(err, ErrNotMember) || !strings.Contains(err.Error(), "usermod -aG bin") {
+			t.Errorf("another group: %v", err)
+		}
+	})
 }
 
 func TestLists(t *testing.T) {

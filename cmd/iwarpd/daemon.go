@@ -346,6 +346,8 @@ func metricsError(err error) error {
 
 func socketError(path string, err error) error {
 	switch {
+	case errors.Is(err, ctrl.ErrNotMember):
+		return exitErr(exitPermission, "cannot make the socket: %w", err)
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS):
 		return exitErr(exitPermission, "cannot make the socket: %w: give another path with --socket", err)
 	case errors.Is(err, fs.ErrNotExist):
