@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -396,10 +397,18 @@ static void put_wc(struct ibv_wc *to, const struct iwarpd_wc *from)
 	}
 }
 
+/*
+ * EMPTY_POLLS: a program that polls that often in vain gives the CPU to another thread,
+ * as the daemon may have to share it. If no thread wants it this takes less time than
+ * a message.
+ */
+enum { EMPTY_POLLS = 32 };
+
 int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 {
 	struct cq *cq = cq_of(ibv);
 	struct iwarpd_wc got[32];
+	unsigned int empty;
 	int total = 0, k = 1;
 
 	pthread_mutex_lock(&cq->lock);
@@ -422,7 +431,11 @@ int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 	}
 	if (total < n && cq->late)
 		total += take_late(cq, n - total, wc + total);
+	cq->empty = total > 0 ? 0 : cq->empty + 1;
+	empty = cq->empty;
 	pthread_mutex_unlock(&cq->lock);
+	if (empty > 0 && empty % EMPTY_POLLS == 0)
+		sched_yield();
 	return total > 0 || k >= 0 ? total : k;
 }
 

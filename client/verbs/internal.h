@@ -195,6 +195,7 @@ struct cq {
 	struct cq *next_ready;          /* of those whose channel has an event for a late completion */
 	bool ready;
 	struct iwarpd_wc hidden; /* the last one that failed and was not shown */
+	unsigned int empty;      /* how often polling has found nothing since it last found something */
 };
 
 /* cq_of returns the CQ of an ibv_cq. */

@@ -9,7 +9,9 @@
 // "kernel-tcp-gso" and "kernel-tcp-nogso" are the kernel's TCP with and without
 // segmentation offload; "daemon-socket" is iwarpd over the kernel's TCP sockets;
 // "libfabric-tcp" and "libfabric-shm" are fi_pingpong. The sctp rows are compared with
-// "daemon", iwarpd over TCP, and "usrsctp" over raw sockets.
+// "daemon", iwarpd over TCP, and "usrsctp" over raw sockets. The verbs rows are perftest
+// on the filter libraries of client/verbs, compared with "iwarpctl-perf", and the cost of
+// registering memory, compared with "touch", the first write to it.
 //
 // Each round runs every arm once, the next round in reversed order; each cell
 // waits for an idle machine. It prints a table and writes out/bench.json. A ratio
@@ -57,6 +59,7 @@ type options struct {
 	only     *regexp.Regexp
 	out      string
 	bin      string
+	verbs    string
 	idle     time.Duration
 	warm     time.Duration
 	window   time.Duration
@@ -91,6 +94,7 @@ func parse(args []string) (*options, error) {
 	only := fs.String("only", "", "only the cells \"workload/size/mtu/peer\" that this regular expression matches")
 	fs.StringVar(&o.out, "out", "out/bench.json", "where the rows go as JSON")
 	fs.StringVar(&o.bin, "bin", "bin", "the directory of iwarpd")
+	fs.StringVar(&o.verbs, "verbs", "out/verbs", "the directory of iwarpd-run")
 	fs.DurationVar(&o.idle, "idle", 8*time.Second, "how long to wait for an idle machine before each cell")
 	fs.DurationVar(&o.window, "window", 0, "how long each cell is measured (default 600ms)")
 	fs.BoolVar(&o.enforce, "enforce", false, "fail when a floor is missed")

@@ -30,6 +30,10 @@ var arms = []arm{
 	{"libfabric-shm", runShm},
 	{"daemon-sctp", runDaemonSCTP},
 	{"usrsctp", runUsrsctp},
+	{"verbs-near", func(m *matrix, _ int, tests []test) ([]result, error) { return runVerbs(m, nearMemory, tests) }},
+	{"verbs-far", func(m *matrix, _ int, tests []test) ([]result, error) { return runVerbs(m, farMemory, tests) }},
+	{"iwarpctl-perf", runPerf},
+	{"touch", runTouch},
 	{"nfs", runNFS},
 	{"nfs-tcp-nogso", func(m *matrix, mtu int, tests []test) ([]result, error) { return runNFSTCP(m, tests, false) }},
 	{"nfs-tcp-gso", func(m *matrix, mtu int, tests []test) ([]result, error) { return runNFSTCP(m, tests, true) }},
@@ -89,6 +93,16 @@ func workloads() []workload {
 		{"sctp-write-rate", "daemon-sctp", "write-rate", "M/s", false, []int{64}, map[string]string{"daemon": "write-rate"}},
 		{"sctp-read-lat", "daemon-sctp", "read-lat", "us", true, []int{64}, map[string]string{"daemon": "read-lat", "usrsctp": "ping-pong"}},
 		{"sctp-send-lat", "daemon-sctp", "send-lat", "us", true, []int{64}, map[string]string{"daemon": "send-lat", "usrsctp": "ping-pong"}},
+		// Unmodified programs of libibverbs, whose memory the daemon maps (near) or copies (far), beside iwarpctl perf and a
+		// program in Go that does the same.
+		{"verbs-near-write-bw", "verbs-near", "write-bw", "Gb/s", false, []int{mib, 64 * kib}, map[string]string{"iwarpctl-perf": "write-bw"}},
+		{"verbs-far-write-bw", "verbs-far", "write-bw", "Gb/s", false, []int{mib, 64 * kib}, map[string]string{"iwarpctl-perf": "write-bw"}},
+		{"verbs-near-write-lat", "verbs-near", "write-ping-pong", "us", true, []int{64}, map[string]string{"daemon": "write-ping-pong"}},
+		// Registering memory: for the first time, and what another region has.
+		{"verbs-near-reg-first", "verbs-near", "reg-first", "us", true, []int{64 * mib, mib, 64 * kib}, map[string]string{"touch": "touch"}},
+		{"verbs-near-reg-last", "verbs-near", "reg-last", "us", true, []int{mib}, map[string]string{"touch": "touch"}},
+		{"verbs-near-reg-again", "verbs-near", "reg-again", "us", true, []int{mib, 64 * kib}, map[string]string{"unix-socket": "ping-pong"}},
+		{"verbs-far-reg", "verbs-far", "reg-any", "us", true, []int{64 * 1024 * mib, mib, 64}, map[string]string{"unix-socket": "ping-pong"}},
 		// NFSv3 over RPC-over-RDMA, beside the RDMA operations that it is made of, and over the kernel's TCP.
 		{"nfs-read", "nfs", "nfs-read", "Gb/s", false, []int{mib}, map[string]string{"daemon": "write-spread", "nfs-tcp-nogso": "nfs-read", "nfs-tcp-gso": "nfs-read"}},
 		{"nfs-write", "nfs", "nfs-write", "Gb/s", false, []int{mib}, map[string]string{"daemon": "read-spread", "nfs-tcp-nogso": "nfs-write", "nfs-tcp-gso": "nfs-write"}},
@@ -96,7 +110,7 @@ func workloads() []workload {
 }
 
 // peerOrder is the order of the peers in the table.
-var peerOrder = []string{"budget", "kernel-tcp-nogso", "kernel-tcp-gso", "libfabric-tcp", "daemon-socket", "memcpy", "unix-socket", "libfabric-shm", rings, "daemon", "usrsctp", "nfs-tcp-nogso", "nfs-tcp-gso"}
+var peerOrder = []string{"budget", "kernel-tcp-nogso", "kernel-tcp-gso", "libfabric-tcp", "daemon-socket", "memcpy", "unix-socket", "libfabric-shm", rings, "daemon", "usrsctp", "iwarpctl-perf", "touch", "nfs-tcp-nogso", "nfs-tcp-gso"}
 
 // A cell is one number to measure once a round.
 type cell struct {
@@ -290,6 +304,16 @@ var floorList = []floor{
 	{"write-lat-pipe", []string{rings}, 64, 0, 5, "a Write over the pipe completes within 5 us of its posting"},
 	{"host-write-bw", []string{"memcpy"}, mib, 0.6, 0, "a Write of 1 MiB between two programs of the host is at least 0.6 of memcpy"},
 	{"host-write-lat", []string{"unix-socket"}, 64, 0, 2, "a Write of 64 bytes between two programs of the host completes within 2 us"},
+	{"verbs-near-write-bw", []string{"iwarpctl-perf"}, mib, 0.9, 0, "ib_write_bw of 1 MiB on near memory is at least 0.9 of iwarpctl perf write"},
+	{"verbs-near-write-bw", []string{"iwarpctl-perf"}, 64 * kib, 0.9, 0, "ib_write_bw of 64 KiB on near memory is at least 0.9 of iwarpctl perf write"},
+	{"verbs-far-write-bw", []string{"iwarpctl-perf"}, mib, 0.6, 0, "ib_write_bw of 1 MiB on far memory is at least 0.6 of iwarpctl perf write"},
+	{"verbs-far-write-bw", []string{"iwarpctl-perf"}, 64 * kib, 0.6, 0, "ib_write_bw of 64 KiB on far memory is at least 0.6 of iwarpctl perf write"},
+	{"verbs-near-write-lat", []string{"daemon"}, 64, 1 / 1.2, 0, "ib_write_lat takes at most 1.2 times what a program in Go takes"},
+	{"verbs-near-reg-first", []string{"touch"}, 64 * mib, 0, 64 * 600, "registering memory for the first time costs at most 600 us/MiB"},
+	{"verbs-near-reg-first", []string{"touch"}, mib, 0, 600, "registering 1 MiB for the first time costs at most 600 us"},
+	{"verbs-near-reg-again", []string{"unix-socket"}, mib, 0, 25, "registering 1 MiB again costs at most 25 us"},
+	{"verbs-far-reg", []string{"unix-socket"}, 64 * 1024 * mib, 0, 30, "registering 64 GiB of far memory costs at most 30 us"},
+	{"verbs-far-reg", []string{"unix-socket"}, 64, 0, 30, "registering 64 bytes of far memory costs at most 30 us"},
 	{"nfs-read", []string{"daemon"}, mib, 0.8, 0, "NFS READs of 1 MiB are at least 0.8 of RDMA Writes"},
 	{"nfs-write", []string{"daemon"}, mib, 0.8, 0, "NFS WRITEs of 1 MiB are at least 0.8 of RDMA Reads"},
 }

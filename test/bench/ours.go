@@ -12,7 +12,9 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -312,7 +314,7 @@ func (e *end) postRecv(n int) error {
 }
 
 // iwarpServer accepts one connection after another. The first byte of the
-// request's private data says whether to answer messages ('s') or to sleep.
+// request's private data says whether to answer messages ('s') or Writes ('w'), or to sleep.
 func iwarpServer(j job, ready func()) ([]result, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -363,9 +365,12 @@ func serveOne(ctx context.Context, d *iwarp.Device, req *iwarp.ConnRequest, shar
 		return err
 	}
 	if echo {
-		if err := e.echo(size); err != nil {
-			return err
-		}
+		err = e.echo(size)
+	} else if p := req.PrivateData(); len(p) > 5 && p[0] == 'w' {
+		err = e.writeBack(int(binary.BigEndian.Uint32(p[1:])), p[5:])
+	}
+	if err != nil {
+		return err
 	}
 	select {
 	case <-e.qp.Done():
@@ -394,6 +399,53 @@ func (e *end) echo(size int) error {
 			}
 		}
 	}
+}
+
+// writeBack answers each Write with one, until the connection is over.
+func (e *end) writeBack(size int, private []byte) error {
+	to, err := decodeOffer(private)
+	if err != nil {
+		return err
+	}
+	for n := uint32(1); ; n++ {
+		if e.written(n, size) != nil {
+			return nil
+		}
+		if err := e.write(n, size, to); err != nil {
+			return err
+		}
+	}
+}
+
+// written waits for the peer's Write of size bytes whose last four are n, as perftest does: it looks at the memory and never sleeps.
+func (e *end) written(n uint32, size int) error {
+	word := (*uint32)(unsafe.Pointer(&e.mr.Bytes()[recvOffset+size-4]))
+	for spins := 1; atomic.LoadUint32(word) != n; spins++ {
+		if spins%4096 == 0 {
+			select {
+			case <-e.qp.Done():
+				return e.over()
+			default:
+			}
+		}
+	}
+	return nil
+}
+
+// write writes size bytes, the last four being n, to the peer's memory.
+func (e *end) write(n uint32, size int, to offer) error {
+	binary.NativeEndian.PutUint32(e.mr.Bytes()[size-4:], n)
+	for k := e.cq.Poll(e.wcs[:]); k > 0; k = e.cq.Poll(e.wcs[:]) {
+		if _, err := e.good(k); err != nil {
+			return err
+		}
+	}
+	to.Addr += recvOffset
+	flags := iwarp.Inline
+	if n%signalEach == 0 {
+		flags |= iwarp.Signaled
+	}
+	return e.post(iwarp.OpWrite, size, to, flags)
 }
 
 // send sends a message, with a completion now and then so that the queue never
@@ -432,7 +484,11 @@ func iwarpTest(ctx context.Context, d *iwarp.Device, j job, t test) (r result, e
 		return r, err
 	}
 	private := binary.BigEndian.AppendUint32([]byte{'o'}, uint32(t.Size))
-	if t.Workload == "send-lat" {
+	switch t.Workload {
+	case "write-ping-pong":
+		private[0] = 'w'
+		private = append(private, offer{e.mr.Base(), e.mr.RKey()}.encode()...)
+	case "send-lat":
 		private[0] = 's'
 		for range 16 {
 			if err := e.postRecv(t.Size); err != nil {
@@ -510,6 +566,16 @@ func (e *end) measure(j job, t test, to offer) (result, error) {
 		return e.oneByOne(j, t, iwarp.OpRead, to, iwarp.Signaled)
 	case "write-lat":
 		return e.oneByOne(j, t, iwarp.OpWrite, to, iwarp.Signaled|iwarp.Inline)
+	case "write-ping-pong": // half of the round trip, as perftest has it
+		n := uint32(0)
+		r, err := pingPong(j, func() error {
+			n++
+			if err := e.write(n, t.Size, to); err != nil {
+				return err
+			}
+			return e.written(n, t.Size)
+		})
+		return result{Value: r.Value / 2, Mean: r.Mean / 2, P99: r.P99 / 2, P999: r.P999 / 2}, err
 	case "local":
 		return e.local(j)
 	case "send-lat":
