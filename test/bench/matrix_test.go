@@ -64,6 +64,8 @@ func TestMatrix(t *testing.T) {
 		"write-bw/1 MiB/budget", "write-bw/64 KiB/budget", "read-bw/1 MiB/budget", "read-bw/64 KiB/kernel-tcp-gso",
 		"write-rate/64 B/kernel-tcp-nogso", "read-lat/64 B/kernel-tcp-nogso", "read-lat-inprocess/64 B/kernel-tcp-nogso",
 		"send-lat/64 B/libfabric-tcp", "send-lat-inprocess/64 B/libfabric-tcp", "write-lat-pipe/64 B/rings",
+		"verbs-near-write-bw/64 KiB/iwarpctl-perf", "verbs-far-write-bw/1 MiB/iwarpctl-perf", "verbs-near-write-lat/64 B/daemon",
+		"verbs-near-reg-first/1 MiB/touch", "verbs-near-reg-again/1 MiB/unix-socket", "verbs-far-reg/65536 MiB/unix-socket",
 	} {
 		if !have[want] {
 			t.Errorf("no cell %s", want)

@@ -104,11 +104,11 @@ func (m *matrix) on(s *side, args, env []string) (string, error) {
 
 // perftest runs ib_write_bw or ib_write_lat between the daemons.
 func (m *matrix) perftest(t test, memory, socketA, socketB string) (r result, err error) {
-	program, output, count := "ib_write_lat", "latency", 20*m.opt.window.Milliseconds()
+	program, output, count := "ib_write_lat", "latency", 2*m.opt.window.Milliseconds()
 	if t.Workload == "write-bw" {
-		program, output, count = "ib_write_bw", "bandwidth", 2*mib/int64(t.Size)*m.opt.window.Milliseconds() // 16 Gb/s
+		program, output, count = "ib_write_bw", "bandwidth", mib/int64(t.Size)*m.opt.window.Milliseconds() // for the window at 8 Gb/s
 	}
-	args := []string{program, "-R", "-F", "-s", strconv.Itoa(t.Size), "-n", strconv.FormatInt(max(count, 5), 10), "--output=" + output, "--report_gbits"}
+	args := []string{program, "-R", "-F", "-s", strconv.Itoa(t.Size), "-n", strconv.FormatInt(max(count, 100), 10), "--output=" + output, "--report_gbits"}
 	for range 10 {
 		if r.Value, err = m.perftestOnce(args, memory, socketA, socketB); err == nil {
 			return r, nil
