@@ -1,0 +1,228 @@
+package hostnet
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// iface is an interface, or a VLAN on top of it.
+type iface struct {
+	dev   *Device
+	mac   [6]byte
+	mtu   int
+	vlans []uint16 // outermost first
+	noARP bool     // no neighbour resolution
+}
+
+// Device is one interface that a Resolver follows. Its methods return what is so now.
+type Device struct {
+	r     *Resolver
+	name  string
+	index int // 0: it is gone
+
+	addrs  []netip.Addr
+	scoped []netip.Addr // IPv6 link-local ones of the interface itself, with its name
+	vlans  [][]uint16
+}
+
+// Device returns the interface of that name, which New was given.
+func (r *Resolver) Device(name string) *Device {
+	for _, d := range r.devices {
+		if d.name == name {
+			return d
+		}
+	}
+	return nil
+}
+
+// Index returns the index of the interface, 0 while there is no interface of that name.
+func (d *Device) Index() int {
+	d.r.mu.Lock()
+	defer d.r.mu.Unlock()
+	return d.index
+}
+
+// Addrs returns the addresses of the interface and its VLANs. Link-local IPv6
+// addresses, which mean nothing without an interface, are left out.
+func (d *Device) Addrs() []netip.Addr {
+	d.r.mu.Lock()
+	defer d.r.mu.Unlock()
+	return d.addrs
+}
+
+// LinkLocal returns the link-local IPv6 addresses of the interface itself, with its
+// name for a zone.
+func (d *Device) LinkLocal() []netip.Addr {
+	d.r.mu.Lock()
+	defer d.r.mu.Unlock()
+	return d.scoped
+}
+
+// VLANs returns the VLANs on the interface, each by its identifiers, outermost first;
+// the interface itself has none.
+func (d *Device) VLANs() [][]uint16 {
+	d.r.mu.Lock()
+	defer d.r.mu.Unlock()
+	return d.vlans
+}
+
+// MTU returns the interface's, in bytes of an IP packet, 0 while it is gone.
+func (d *Device) MTU() int {
+	d.r.mu.Lock()
+	defer d.r.mu.Unlock()
+	return d.r.ifaces[d.index].mtu
+}
+
+// MTU returns that of the interface of that name, 0 if there is none.
+func (r *Resolver) MTU(name string) int {
+	if d := r.Device(name); d != nil {
+		return d.MTU()
+	}
+	return 0
+}
+
+// Hostless returns the addresses that no other host has: those of the interfaces and their
+// VLANs, and the broadcast addresses of their subnets.
+func (r *Resolver) Hostless() []netip.Addr {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.hostless
+}
+
+// found is what refresh finds of one interface.
+type found struct {
+	index         int
+	addrs, scoped []netip.Addr
+	vlans         [][]uint16
+}
+
+// refresh reads the interfaces and addresses again.
+func (r *Resolver) refresh() error {
+	links, err := whole(r.handle.LinkList)
+	if err != nil {
+		return err
+	}
+	byIndex := make(map[int]netlink.Link, len(links))
+	for _, l := range links {
+		byIndex[l.Attrs().Index] = l
+	}
+	all := make(map[*Device]*found)
+	for _, d := range r.devices {
+		all[d] = &found{index: d.find(links)}
+	}
+	ifaces := make(map[int]iface)
+	var hostless []netip.Addr
+	for i, l := range byIndex {
+		f, ok := r.iface(l, byIndex, all)
+		if !ok {
+			continue
+		}
+		ifaces[i] = f
+		d := all[f.dev]
+		if f.vlans != nil {
+			d.vlans = append(d.vlans, f.vlans)
+		}
+		list, err := whole(func() ([]netlink.Addr, error) { return r.handle.AddrList(l, netlink.FAMILY_ALL) })
+		if err != nil {
+			return err
+		}
+		for _, a := range list {
+			ad, ok := netip.AddrFromSlice(a.IP)
+			ad = ad.Unmap()
+			if ok {
+				hostless = append(hostless, ad)
+			}
+			if b, ok := broadcast(a.IPNet); ok {
+				hostless = append(hostless, b)
+			}
+			if b, ok := netip.AddrFromSlice(a.Broadcast); ok && !b.IsUnspecified() { // the administrator may set any address
+				hostless = append(hostless, b.Unmap())
+			}
+			switch {
+			case !ok || a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0:
+			case !isScoped(ad):
+				d.addrs = append(d.addrs, ad)
+			case i == d.index:
+				d.scoped = append(d.scoped, ad.WithZone(f.dev.name))
+			}
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ifaces, r.hostless = ifaces, hostless
+	for d, f := range all {
+		d.index, d.addrs, d.scoped, d.vlans = f.index, f.addrs, f.scoped, f.vlans
+	}
+	return nil
+}
+
+// find returns the index of the interface: the one that it had, also under another name,
+// or that of the interface that has its name now, or 0.
+func (d *Device) find(links []netlink.Link) (index int) {
+	had := d.Index()
+	for _, l := range links {
+		switch a := l.Attrs(); {
+		case a.Index == had:
+			return had
+		case a.Name == d.name:
+			index = a.Index
+		}
+	}
+	return index
+}
+
+// broadcast returns the directed broadcast address of an IPv4 subnet; one of 31 bits or
+// more has none (RFC 3021).
+func broadcast(n *net.IPNet) (netip.Addr, bool) {
+	ip := n.IP.To4()
+	ones, bits := n.Mask.Size()
+	if ip == nil || bits != 32 || ones > 30 {
+		return netip.Addr{}, false
+	}
+	b := [4]byte(ip)
+	for i := range b {
+		b[i] |= ^n.Mask[i]
+	}
+	return netip.AddrFrom4(b), true
+}
+
+// whole repeats a netlink dump that was interrupted by a change, as happens on hosts where
+// containers come and go.
+func whole[T any](read func() ([]T, error)) (list []T, err error) {
+	for range 100 {
+		if list, err = read(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return list, err
+}
+
+// isScoped reports whether a is valid only on one link.
+func isScoped(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
+
+// iface returns a description of l if it is one of the interfaces or a VLAN on top of one.
+func (r *Resolver) iface(l netlink.Link, links map[int]netlink.Link, all map[*Device]*found) (f iface, ok bool) {
+	a := l.Attrs()
+	f = iface{mtu: a.MTU, noARP: a.RawFlags&unix.IFF_NOARP != 0}
+	copy(f.mac[:], a.HardwareAddr)
+	for {
+		for d, is := range all {
+			if l.Attrs().Index == is.index {
+				f.dev = d
+				return f, true
+			}
+		}
+		v, isVLAN := l.(*netlink.Vlan)
+		if !isVLAN || len(f.vlans) == maxVLANs {
+			return f, false
+		}
+		f.vlans = append([]uint16{uint16(v.VlanId)}, f.vlans...)
+		if l = links[v.ParentIndex]; l == nil {
+			return f, false
+		}
+	}
+}

@@ -1,0 +1,189 @@
+package hostnet
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// neighbour identifies a neighbour.
+type neighbour struct {
+	iface int
+	addr  netip.Addr
+}
+
+// neighbour processes a change of a neighbour. Watchers are notified only if the address of a
+// resolved neighbour has changed, because traffic changes the state of a neighbour all the time.
+// The last address of a failed neighbour is kept, since it may return with another one.
+func (r *Resolver) neighbour(n *netlink.NeighUpdate) {
+	addr, ok := netip.AddrFromSlice(n.IP)
+	if !ok || n.Family != unix.AF_INET && n.Family != unix.AF_INET6 {
+		return
+	}
+	key := neighbour{n.LinkIndex, addr.Unmap()}
+	mac, valid := macOf(&n.Neigh)
+	moved := false
+	r.mu.Lock()
+	if valid && n.Type != unix.RTM_DELNEIGH {
+		if old, known := r.macs[key]; known && old != mac {
+			moved = true
+			r.macs[key] = mac
+		}
+	}
+	if valid || n.State&netlink.NUD_FAILED != 0 {
+		for _, ch := range r.waiting[key] {
+			close(ch)
+		}
+		delete(r.waiting, key)
+	}
+	r.mu.Unlock()
+	if moved {
+		r.change()
+	}
+}
+
+// usable are the states in which the address of a neighbour may be used.
+const usable = netlink.NUD_REACHABLE | netlink.NUD_STALE | netlink.NUD_DELAY | netlink.NUD_PROBE | netlink.NUD_PERMANENT | netlink.NUD_NOARP
+
+func macOf(n *netlink.Neigh) (mac [6]byte, ok bool) {
+	if n.State&usable == 0 || len(n.HardwareAddr) != 6 {
+		return mac, false
+	}
+	return [6]byte(n.HardwareAddr), true
+}
+
+// neighbourMAC returns the MAC address of a neighbour. It makes the kernel resolve the neighbour,
+// or probe it if the address is known, since the kernel does not see our traffic.
+func (r *Resolver) neighbourMAC(n neighbour) (mac [6]byte, err error) {
+	switch mac, state, err := r.lookup(n); {
+	case err != nil, state == fixed:
+		return mac, err
+	case state == known:
+		_ = r.kick(n)
+		return mac, nil
+	}
+	heard := r.listen(n)
+	defer func() { r.unwait(n, heard) }()
+	if err := r.kick(n); err != nil {
+		return mac, fmt.Errorf("asking the kernel for the neighbour: %w", err)
+	}
+	timeout := time.NewTimer(r.patience)
+	defer timeout.Stop()
+	mac, state, err := r.lookup(n) // it may have been resolved before listen
+	for first := true; err == nil && (state == asked || first && state == unknown); first = false {
+		select {
+		case <-heard: // resolved or failed
+			heard = r.listen(n)
+			mac, state, err = r.lookup(n)
+		case <-timeout.C:
+			return mac, ErrNoNeighbour
+		case <-r.done:
+			return mac, net.ErrClosed
+		}
+	}
+	if state != known && state != fixed && err == nil {
+		err = ErrNoNeighbour
+	}
+	return mac, err
+}
+
+// listen returns a channel that is closed at the next notification about n. The caller must call
+// unwait.
+func (r *Resolver) listen(n neighbour) chan struct{} {
+	heard := make(chan struct{})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.waiting[n] = append(r.waiting[n], heard)
+	return heard
+}
+
+func (r *Resolver) unwait(n neighbour, heard chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	left := slices.DeleteFunc(r.waiting[n], func(c chan struct{}) bool { return c == heard })
+	if len(left) == 0 {
+		delete(r.waiting, n)
+	} else {
+		r.waiting[n] = left
+	}
+}
+
+// knowledge is the state of a neighbour in the kernel's table.
+type knowledge uint8
+
+const (
+	unknown knowledge = iota // no entry, or a failed one
+	asked                    // being resolved
+	known
+	fixed // by an administrator, or not to be found: kick would make the kernel forget it
+)
+
+// lookup reads a neighbour from the kernel's table.
+func (r *Resolver) lookup(n neighbour) (mac [6]byte, state knowledge, err error) {
+	r.mu.Lock()
+	noARP := r.ifaces[n.iface].noARP
+	r.mu.Unlock()
+	if noARP {
+		return mac, fixed, nil
+	}
+	family := netlink.FAMILY_V4
+	if n.addr.Is6() {
+		family = netlink.FAMILY_V6
+	}
+	list, err := r.handle.NeighList(n.iface, family)
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return mac, unknown, fmt.Errorf("neighbours: %w", err)
+	}
+	for i := range list {
+		if a, ok := netip.AddrFromSlice(list[i].IP); !ok || a.Unmap() != n.addr {
+			continue
+		}
+		mac, ok := macOf(&list[i])
+		switch {
+		case ok:
+			r.learn(n, mac)
+			if list[i].State&(netlink.NUD_PERMANENT|netlink.NUD_NOARP) != 0 {
+				return mac, fixed, nil
+			}
+			return mac, known, nil
+		case list[i].State&netlink.NUD_INCOMPLETE != 0:
+			return mac, asked, nil
+		}
+		return mac, unknown, nil
+	}
+	return mac, unknown, nil
+}
+
+// learn records the MAC address that n was resolved to. If it replaces another one, learn calls the
+// watchers, since the kernel's notification would no longer show a change.
+func (r *Resolver) learn(n neighbour, mac [6]byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	old, known := r.macs[n]
+	if !known && len(r.macs) == maxKnown {
+		clear(r.macs)
+		r.change() // users resolve their neighbours again
+	}
+	if known && old != mac {
+		r.change()
+	}
+	r.macs[n] = mac
+}
+
+// kick notifies the kernel that the neighbour is in use (NTF_USE), so that it resolves or probes
+// it.
+func (r *Resolver) kick(n neighbour) error {
+	family := unix.AF_INET
+	if n.addr.Is6() {
+		family = unix.AF_INET6
+	}
+	return r.handle.NeighSet(&netlink.Neigh{
+		LinkIndex: n.iface, Family: family, Flags: netlink.NTF_USE, IP: n.addr.AsSlice(),
+	})
+}

@@ -1,0 +1,202 @@
+package hostnet
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/dataplane"
+)
+
+// Resolve implements dataplane.Resolver. Any address of the host is a destination, and its loopback
+// addresses are sources for these. Resolve waits up to neighbourWait for the kernel to resolve the
+// neighbour. If the routes name another interface than
+// device, it looks for a way by device.
+func (r *Resolver) Resolve(dst, src netip.Addr, device string) (dataplane.Hop, error) {
+	if !r.enter() {
+		return dataplane.Hop{}, fmt.Errorf("hostnet: %v: %w", dst, net.ErrClosed)
+	}
+	defer r.wg.Done()
+	hop, via, err := r.way(dst, src, device)
+	if err != nil {
+		return hop, fmt.Errorf("hostnet: %v: %w", dst, err)
+	}
+	if hop.Local {
+		return hop, nil
+	}
+	if hop.Local {
+		return hop, nil
+	}
+	if hop.DstMAC, err = r.neighbourMAC(via); err != nil {
+		return hop, fmt.Errorf("hostnet: %v: %w (asked for %v on %s)", dst, err, via.addr, hop.Device)
+	}
+	return hop, nil
+}
+
+// way finds the way to dst: all of the hop but the neighbour's address.
+func (r *Resolver) way(dst, src netip.Addr, device string) (hop dataplane.Hop, via neighbour, err error) {
+	if isScoped(dst) {
+		d, err := r.scope(dst, device)
+		if err != nil {
+			return hop, via, err
+		}
+		return r.sourced(dst.WithZone(""), src, d)
+	}
+	hop, via, err = r.sourced(dst, src, nil)
+	if device != "" && (errors.Is(err, ErrInterface) || err == nil && !hop.Local && hop.Device != device) {
+		if d := r.Device(device); d != nil {
+			return r.sourced(dst, src, d)
+		}
+	}
+	return hop, via, err
+}
+
+// scope returns the interface that a link-local address is behind.
+func (r *Resolver) scope(a netip.Addr, device string) (*Device, error) {
+	z := a.Zone()
+	switch {
+	case z != "" && device != "" && z != device:
+		return nil, fmt.Errorf("%w than %s: %s", ErrInterface, device, z)
+	case z == "":
+		z = device
+	}
+	if z == "" {
+		if len(r.devices) > 1 {
+			return nil, fmt.Errorf("%w: name it, as in %v%%%s", ErrZone, a, r.devices[0].name)
+		}
+		return r.devices[0], nil
+	}
+	if d := r.Device(z); d != nil {
+		return d, nil
+	}
+	return nil, fmt.Errorf("%w than %s: %s", ErrInterface, r.names(), z)
+}
+
+// sourced is route with the source address that the kernel chooses, if src is none: it
+// is asked twice, as for a connect(2), since a rule may be about the source address.
+func (r *Resolver) sourced(dst, src netip.Addr, by *Device) (hop dataplane.Hop, via neighbour, err error) {
+	if !src.IsValid() || src.IsUnspecified() {
+		if hop, via, err = r.route(dst, netip.Addr{}, by); err != nil || hop.Local {
+			return hop, via, err
+		}
+		src = hop.Src
+	}
+	return r.route(dst, src, by)
+}
+
+// enter makes Close wait for the caller, which must call wg.Done. It returns false if the Resolver
+// is closed.
+func (r *Resolver) enter() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.closed {
+		r.wg.Add(1)
+	}
+	return !r.closed
+}
+
+// route looks up the route to dst, by an interface if by is not nil. It fills in the hop except for the
+// neighbour's MAC address.
+func (r *Resolver) route(dst, src netip.Addr, by *Device) (hop dataplane.Hop, via neighbour, err error) {
+	opts := &netlink.RouteGetOptions{}
+	if by != nil {
+		if opts.OifIndex = by.Index(); opts.OifIndex == 0 {
+			return hop, via, ErrGone
+		}
+	}
+	if src.IsValid() {
+		src = src.WithZone("")
+		if !src.IsLoopback() && !r.owns(src, by) {
+			return hop, via, fmt.Errorf("%v is %w %s", src, ErrSource, r.names())
+		}
+		opts.SrcAddr = src.AsSlice()
+	}
+	routes, err := r.handle.RouteGetWithOptions(dst.AsSlice(), opts)
+	switch {
+	case err != nil:
+		return hop, via, fmt.Errorf("%w: %w", r.orGone(ErrNoRoute), err)
+	case len(routes) == 0:
+		return hop, via, ErrNoRoute
+	}
+	rt := &routes[0]
+	switch rt.Type {
+	case unix.RTN_LOCAL:
+		hop = dataplane.Hop{Src: src, Local: true}
+		if opts.SrcAddr == nil {
+			a, _ := netip.AddrFromSlice(rt.Src)
+			hop.Src = a.Unmap()
+		}
+		return hop, via, nil
+	case unix.RTN_BROADCAST, unix.RTN_MULTICAST:
+		return hop, via, ErrBroadcast
+	}
+	r.mu.Lock()
+	f, ok := r.ifaces[rt.LinkIndex]
+	r.mu.Unlock()
+	if !ok {
+		return hop, via, fmt.Errorf("%w than %s: %s", r.orGone(ErrInterface), r.names(), r.linkName(rt.LinkIndex))
+	}
+	hop = dataplane.Hop{SrcMAC: f.mac, VLANs: f.vlans, MTU: f.mtu, Src: src, Device: f.dev.name}
+	if rt.MTU > 0 {
+		hop.MTU = min(hop.MTU, rt.MTU)
+	}
+	if opts.SrcAddr == nil {
+		a, ok := netip.AddrFromSlice(rt.Src)
+		if !ok {
+			return hop, via, fmt.Errorf("%w with a source address: give the interface one", ErrNoRoute)
+		}
+		hop.Src = a.Unmap()
+	}
+	via = neighbour{rt.LinkIndex, dst}
+	if gw, ok := netip.AddrFromSlice(rt.Gw); ok && !gw.IsUnspecified() {
+		via.addr = gw.Unmap()
+	} else if v, ok := rt.Via.(*netlink.Via); ok {
+		if gw, ok := netip.AddrFromSlice(v.Addr); ok {
+			via.addr = gw.Unmap()
+		}
+	}
+	return hop, via, nil
+}
+
+// owns reports whether a is an address of one of the interfaces, by's alone if it is
+// link-local and by is not nil.
+func (r *Resolver) owns(a netip.Addr, by *Device) bool {
+	for _, d := range r.devices {
+		if slices.Contains(d.Addrs(), a) || (by == nil || by == d) && slices.Contains(d.LinkLocal(), a.WithZone(d.name)) {
+			return true
+		}
+	}
+	return false
+}
+
+// orGone returns err, or ErrGone if none of the interfaces is there.
+func (r *Resolver) orGone(err error) error {
+	for _, d := range r.devices {
+		if d.Index() != 0 {
+			return err
+		}
+	}
+	return ErrGone
+}
+
+// names lists the interfaces, for messages.
+func (r *Resolver) names() string {
+	var all []string
+	for _, d := range r.devices {
+		all = append(all, d.name)
+	}
+	return strings.Join(all, ", ")
+}
+
+func (r *Resolver) linkName(index int) string {
+	if l, err := r.handle.LinkByIndex(index); err == nil {
+		return l.Attrs().Name
+	}
+	return fmt.Sprintf("interface %d", index)
+}

@@ -1,0 +1,148 @@
+package hostnet
+
+import (
+	"runtime"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// subscription is one set of netlink subscriptions.
+type subscription struct {
+	done   chan struct{}
+	links  chan netlink.LinkUpdate
+	addrs  chan netlink.AddrUpdate
+	routes chan netlink.RouteUpdate
+	neighs chan netlink.NeighUpdate
+}
+
+// subscribe subscribes to changes of links, addresses, routes and neighbours.
+func (r *Resolver) subscribe() error {
+	s := &subscription{
+		done: make(chan struct{}), links: make(chan netlink.LinkUpdate, 64), addrs: make(chan netlink.AddrUpdate, 64),
+		routes: make(chan netlink.RouteUpdate, 64), neighs: make(chan netlink.NeighUpdate, 64),
+	}
+	runtime.LockOSThread() // netlink sockets use the thread's namespace
+	defer runtime.UnlockOSThread()
+	ns := r.elsewhere()
+	err := netlink.LinkSubscribeWithOptions(s.links, s.done, netlink.LinkSubscribeOptions{Namespace: ns})
+	if err == nil {
+		err = netlink.AddrSubscribeWithOptions(s.addrs, s.done, netlink.AddrSubscribeOptions{Namespace: ns})
+	}
+	if err == nil {
+		err = netlink.RouteSubscribeWithOptions(s.routes, s.done, netlink.RouteSubscribeOptions{Namespace: ns})
+	}
+	if err == nil {
+		err = netlink.NeighSubscribeWithOptions(s.neighs, s.done, netlink.NeighSubscribeOptions{Namespace: ns})
+	}
+	if err != nil {
+		close(s.done)
+		return err
+	}
+	r.wg.Add(1)
+	go r.follow(s)
+	return nil
+}
+
+// elsewhere returns the namespace in which to open sockets, or nil if it is the current one:
+// entering a namespace takes CAP_SYS_ADMIN, which the daemon may not have.
+func (r *Resolver) elsewhere() *netns.NsHandle {
+	if here, err := netns.Get(); err == nil {
+		defer here.Close()
+		if here.Equal(r.ns) {
+			return nil
+		}
+	}
+	return &r.ns
+}
+
+// end closes the sockets and drains the channels, so that their readers exit too.
+func (s *subscription) end() {
+	close(s.done)
+	go drain(s.links)
+	go drain(s.addrs)
+	go drain(s.routes)
+	go drain(s.neighs)
+}
+
+func drain[T any](ch <-chan T) {
+	for range ch {
+	}
+}
+
+// follow processes the kernel's notifications. If a channel closes because its socket overflowed,
+// it subscribes again.
+func (r *Resolver) follow(s *subscription) {
+	defer r.wg.Done()
+	defer s.end()
+	for {
+		var ok bool
+		select {
+		case <-r.done:
+			return
+		case _, ok = <-s.links:
+			_ = r.refresh() // on failure keep the previous state
+			r.change()
+		case _, ok = <-s.addrs:
+			_ = r.refresh()
+			r.change()
+		case _, ok = <-s.routes:
+			r.change()
+		case n, more := <-s.neighs:
+			if ok = more; ok {
+				r.neighbour(&n)
+			}
+		}
+		for !ok {
+			select {
+			case <-r.done:
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+			if r.subscribe() == nil {
+				_ = r.refresh()
+				r.change()
+				return
+			}
+		}
+	}
+}
+
+// change schedules a call of the watchers. Several changes may share one call.
+func (r *Resolver) change() {
+	select {
+	case r.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (r *Resolver) notify() {
+	defer r.wg.Done()
+	for {
+		select {
+		case <-r.done:
+			return
+		case <-r.changed:
+		}
+		r.mu.Lock()
+		watchers := r.watchers
+		r.mu.Unlock()
+		for _, f := range watchers {
+			f()
+		}
+		// A flapping route must not keep the watchers busy.
+		select {
+		case <-r.done:
+			return
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// Watch implements dataplane.Resolver.
+func (r *Resolver) Watch(changed func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.watchers = append(r.watchers, changed)
+}
