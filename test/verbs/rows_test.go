@@ -122,15 +122,15 @@ func rows() []row {
 		iser("iscsi-inq", ""),
 		{group: "librpma", name: "write, flush, read, send", server: "@rpma ADDR server", client: "@rpma ADDR"},
 		pyverbs("test_rdmacm.CMTestCase", "test_rdmacm_sync_traffic", "test_rdmacm_async_reject_traffic", "test_rdmacm_async_read", "test_rdmacm_async_write"),
-		pyverbs("test_qp.QPTest", "test_create_rc_qp_no_attr", "test_create_rc_qp_with_attr", "test_query_rc_qp"),
-		pyverbs("test_cq.CQAPITest", "test_create_cq", "test_create_cq_with_comp_channel", "test_create_cq_bad_flow"),
+		long(pyverbs("test_qp.QPTest", "test_create_rc_qp_no_attr", "test_create_rc_qp_with_attr", "test_query_rc_qp")),
+		long(pyverbs("test_cq.CQAPITest", "test_create_cq", "test_create_cq_with_comp_channel", "test_create_cq_bad_flow")),
 		pyverbs("test_cq_events.CqEventsTestCase", "test_cq_events_rc"),
-		pyverbs("test_pd.PDTest", "test_alloc_pd", "test_dealloc_pd", "test_multiple_pd_creation", "test_destroy_pd_twice"),
-		pyverbs("test_mr.MRTest", "test_reg_mr_bad_flags"),
+		long(pyverbs("test_pd.PDTest", "test_alloc_pd", "test_dealloc_pd", "test_multiple_pd_creation", "test_destroy_pd_twice")),
+		long(pyverbs("test_mr.MRTest", "test_reg_mr_bad_flags")),
 		pyverbs("test_atomic.AtomicTest", "test_atomic_cmp_and_swap", "test_atomic_fetch_and_add"),
-		pyverbs("test_relaxed_ordering.RoTestCase", "test_ro_rc_traffic"),
+		long(pyverbs("test_relaxed_ordering.RoTestCase", "test_ro_rc_traffic")),
 		pyverbs("test_device.DeviceTest", "test_dev_list", "test_open_dev", "test_query_device", "test_query_pkey", "test_query_gid", "test_query_gid_table", "test_query_port"),
-		pyverbs("test_fork.ForkAPITest", "test_is_fork_initialized"),
+		long(pyverbs("test_fork.ForkAPITest", "test_is_fork_initialized")),
 	}
 	for _, p := range []string{"ib_write_bw", "ib_read_bw", "ib_send_bw"} {
 		rs = append(rs, perftest(p, "-n 300"))
