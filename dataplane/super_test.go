@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
@@ -218,5 +219,37 @@ func TestSuperMTU(t *testing.T) {
 	}
 	if s.hosts[0].w.stats.TxSuper == before {
 		t.Error("no super-frame with the new MTU")
+	}
+}
+
+// TestSuperFull checks that super-frames are full while messages follow each other: the last record of
+// a message is filled by the next one, and the frames of 90 segments, two full super-frames, leave at once.
+func TestSuperFull(t *testing.T) {
+	oneGoroutine(t)
+	for _, tt := range []struct {
+		op        rdmap.Op
+		size, mtu int
+		frames    float64 // sent for a message; at most
+	}{
+		{rdmap.OpWrite, 4 << 10, 1500, 0.25},
+		{rdmap.OpWrite, 64 << 10, 1500, 1.3},
+		{rdmap.OpRead, 64 << 10, 1500, 1.3},
+		{rdmap.OpWrite, 1 << 20, 1500, 18},
+		{rdmap.OpWrite, 64 << 10, 9000, 1.6},
+	} {
+		t.Run(fmt.Sprintf("%v/%d/mtu=%d", tt.op, tt.size, tt.mtu), func(t *testing.T) {
+			s, a, q := newLoad(t, link.PipeConfig{Super: link.SuperWhole, MTU: tt.mtu}, mpa.Params{CRC: true, IRD: 16, ORD: 16}, tt.op, tt.size)
+			s.load(a, q, 200)
+			w := s.hosts[0].w
+			if tt.op == rdmap.OpRead {
+				w = s.hosts[1].w
+			}
+			const n = 200
+			before := w.stats.TxFrames
+			s.load(a, q, n)
+			if got := float64(w.stats.TxFrames-before) / n; got > tt.frames {
+				t.Errorf("%.2f frames a message; want at most %v", got, tt.frames)
+			}
+		})
 	}
 }

@@ -137,6 +137,11 @@ func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
 	return n
 }
 
+// leastFill is how many bytes must be left of a record so that a message of several records begins
+// in it, with an FPDU that fills it: those of the smallest MULPDU. Records of messages that follow
+// each other then have equal lengths, as the segments of a super-frame must.
+const leastFill = 144
+
 // composeRecord packs whole FPDUs into one TCP segment. It returns false if there was nothing
 // to send.
 func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
@@ -166,7 +171,11 @@ func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
 		used += size
 		seq = seq.Add(size)
 		sum = pkt.Add(sum, c.tx.Sum()) // an FPDU has a multiple of four bytes
-		if c.ddp.TerminateSent() || !c.ddp.PollSegment(mulpdu, &c.pending) {
+		room := mulpdu
+		if left := mss - used; left >= leastFill {
+			room = c.tx.MULPDU(left)
+		}
+		if c.ddp.TerminateSent() || !c.ddp.PollFilling(room, mulpdu, &c.pending) {
 			break
 		}
 	}

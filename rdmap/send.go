@@ -15,6 +15,12 @@ const maxBalance = 16 << 20
 // Responses and the send queue alternate message by message, balanced by bytes while both have something to send. Messages are never
 // interleaved: DDP transmits them one after the other (RFC 5041 section 5.3), and some peers end the stream otherwise.
 func (s *Stream) PollSegment(mulpdu int, seg *Segment) bool {
+	return s.PollFilling(mulpdu, mulpdu, seg)
+}
+
+// PollFilling is PollSegment for a place that has room for room bytes, ddp.MinMULPDU to mulpdu. If the message does not fit in a segment
+// of mulpdu bytes, this one has at most room bytes. Otherwise it is not cut, and may be longer than room.
+func (s *Stream) PollFilling(room, mulpdu int, seg *Segment) bool {
 	if s.state != stateOpen || s.flushed {
 		return s.state == stateFailing && s.pollTerminate(seg)
 	}
@@ -40,6 +46,9 @@ func (s *Stream) PollSegment(mulpdu int, seg *Segment) bool {
 		if whole {
 			return s.sent(seg)
 		}
+	}
+	if s.Left() > mulpdu {
+		mulpdu = room
 	}
 	s.nextSegment(mulpdu, seg)
 	return s.sent(seg)

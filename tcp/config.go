@@ -68,7 +68,7 @@ func DefaultConfig() Config {
 		MinMTU:            552,
 		ECN:               AcceptECN,
 		InitialWindow:     10,
-		MaxBurst:          64,
+		MaxBurst:          90, // two packets of 64 KiB at an MTU of 1500
 		InitialRTO:        time.Second,
 		MinRTO:            200 * time.Millisecond,
 		MaxRTO:            60 * time.Second,

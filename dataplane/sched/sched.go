@@ -7,11 +7,11 @@
 package sched
 
 const (
-	turnBudget = 64       // records composed in a turn: as many as frames are received
+	turnBudget = 90       // records composed in a turn: two super-frames at an MTU of 1500
 	minQuantum = 16 << 10 // bytes of cost that a member, or group, may send in its turn of the round
 	// A member that no other waits behind gets so many turns at once: a fifth of
 	// the time of large Writes at an MTU of 9000 is between two turns.
-	aloneQuanta = 8
+	aloneQuanta = 12
 
 	// RecordCost is that of a record's headers, and a frame's share of everything else.
 	RecordCost = 128
