@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -66,7 +67,7 @@ func (c *command) findings(l []finding) error {
 	var failed error
 	for _, f := range l {
 		if f.State == "fail" {
-			failed = peerError{fmt.Errorf("doctor: %s: %s", f.Check, f.Text)}
+			failed = peerError{fmt.Errorf("doctor: %s: %s", f.Check, strings.TrimPrefix(f.Text, f.Check+": "))}
 		}
 		if c.json {
 			continue

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
@@ -101,7 +102,7 @@ func (c *command) root() *cobra.Command {
 	root.PersistentFlags().StringVar(&c.device, "device", "", "interface of the daemon to connect and listen by (default: to connect that of the route, to listen all)")
 	root.PersistentFlags().BoolVar(&c.json, "json", false, "print JSON")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
+		return usageError{fmt.Errorf("%w; see %s --help", flagError(err), cmd.CommandPath())}
 	})
 	root.AddCommand(c.status())
 	for _, cmd := range []*cobra.Command{c.ping(), c.serve(), c.cp(), c.perf()} {
@@ -110,6 +111,19 @@ func (c *command) root() *cobra.Command {
 	root.AddCommand(c.nfs(), c.doctor())
 	root.AddCommand(c.lists()...)
 	return root
+}
+
+// flagError rewords the errors of numbers and durations, which name functions of Go.
+func flagError(err error) error {
+	var wrong *pflag.InvalidValueError
+	if !errors.As(err, &wrong) {
+		return err
+	}
+	want, ok := map[string]string{"int": "a whole number", "duration": "a number with a unit, such as 10s or 500ms"}[wrong.GetFlag().Value.Type()]
+	if !ok {
+		return err
+	}
+	return fmt.Errorf("--%s %q: must be %s", wrong.GetFlag().Name, wrong.GetValue(), want)
 }
 
 // usageArgs turns a wrong number of arguments into a usage error that names the expected arguments.

@@ -52,6 +52,8 @@ func TestErrors(t *testing.T) {
 	}{
 		{"unknown command", []string{"pingg"}, exitUsage, `no command "pingg", did you mean ping?; see iwarpctl --help`},
 		{"unknown command of a group", []string{"qp", "fly"}, exitUsage, `iwarpctl qp has no command "fly"; see iwarpctl qp --help`},
+		{"count without a number", []string{"ping", "-c", "-C", "abc"}, exitUsage, `--count "abc": must be a whole number; see iwarpctl ping --help`},
+		{"duration without a unit", []string{"perf", "write", "--duration", "5"}, exitUsage, `--duration "5": must be a number with a unit, such as 10s or 500ms; see`},
 		{"unknown flag", []string{"status", "--colour"}, exitUsage, "--colour; see iwarpctl status --help"},
 		{"no daemon", []string{"--socket", none, "status"}, exitDaemon, "no iwarpd at " + none},
 		{"stale socket", []string{"--socket", stale, "status"}, exitDaemon, "no iwarpd at " + stale},
