@@ -466,9 +466,15 @@ func (p *Packet) Flush() {
 		case 0:
 		case unix.EINTR:
 			continue
-		case unix.EAGAIN, unix.ENOBUFS:
+		case unix.EAGAIN:
 			p.stats.TxIncomplete++
 			return
+		case unix.ENOBUFS:
+			// The device has dropped the first frame, as a veth does with one that is
+			// longer than the MTU of its peer.
+			p.stats.TxErrors++
+			p.finish(1)
+			continue
 		case unix.EMSGSIZE:
 			// The first frame is refused, and would be again.
 			p.stats.TxInvalid++

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/clock"
@@ -246,6 +247,32 @@ func TestPacketErrors(t *testing.T) {
 		return nil
 	}); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestPacketFrameTooLong checks that a frame which the peer of a veth drops, since it is longer than the peer's MTU, is
+// lost, and that the frames after it are sent.
+func TestPacketFrameTooLong(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	if err := v.B.NS.Do(func() error {
+		l, err := netlink.LinkByName(v.B.Name)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetMTU(l, 1000)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	a, b := openPacketEnd(t, &v.A, nil), openPacketEnd(t, &v.B, nil)
+	send(t, a, ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 1400))
+	want := ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 40)
+	send(t, a, want)
+	if receive(t, b, func(g []byte) bool { return bytes.Equal(g, want) }) == nil {
+		t.Error("the frame after it did not arrive")
+	}
+	var st Stats
+	if a.Stats(&st); st.TxFrames != 1 || st.TxErrors != 1 {
+		t.Errorf("stats %+v", st)
 	}
 }
 
