@@ -58,6 +58,7 @@ func (c *tcpConn) waitFrom(now clock.Time) {
 func (c *tcpConn) keep(w *worker, s waitingSegment) {
 	c.waits.segs = append(c.waits.segs, s)
 	c.waits.bytes += len(s.ulpdu)
+	c.noteBacklog(w) // even if it ends within the turn: the sender may stop, and the next call resumes it
 	w.mark(&c.lane)
 }
 
