@@ -125,7 +125,7 @@ func TestChart(t *testing.T) {
 			}
 		}
 	}
-	for _, want := range []string{"interface: ens1\n", "socket: /run/iwarpd/iwarpd.sock\n", "folder: /run/iwarpd/slots\n", "count: 64\n"} {
+	for _, want := range []string{"interfaces:\n- ens1\n", "socket: /run/iwarpd/iwarpd.sock\n", "folder: /run/iwarpd/slots\n", "count: 64\n"} {
 		if !strings.Contains(maps[0].Data["iwarpd.yaml"]+"\n", want) {
 			t.Errorf("iwarpd.yaml lacks %q:\n%s", want, maps[0].Data["iwarpd.yaml"])
 		}
@@ -134,8 +134,9 @@ func TestChart(t *testing.T) {
 
 // TestGroups checks that each group of nodes has its own DaemonSet and configuration.
 func TestGroups(t *testing.T) {
-	docs, err := render(map[string]any{"groups": map[string]any{
-		"storage": map[string]any{"interface": "ens2f0"},
+	docs, err := render(map[string]any{"interface": "eth0", "groups": map[string]any{
+		"storage": map[string]any{"interfaces": []any{"ens2f0", "ens2f1"}},
+		"default": nil,
 		"compute": map[string]any{"interface": "eth1", "config": map[string]any{"xdp-mode": "native"}},
 	}})
 	if err != nil {
@@ -151,9 +152,11 @@ func TestGroups(t *testing.T) {
 			}
 		}
 	}
-	for group, want := range map[string][]string{"storage": {"interface: ens2f0"}, "compute": {"interface: eth1", "xdp-mode: native"}} {
+	for group, want := range map[string][]string{
+		"storage": {"interfaces:\n- ens2f0\n- ens2f1\n"}, "compute": {"interfaces:\n- eth1\n", "xdp-mode: native"}, "default": {"interfaces:\n- eth0\n"},
+	} {
 		for _, w := range want {
-			if !strings.Contains(got[group], w) {
+			if !strings.Contains(got[group]+"\n", w) {
 				t.Errorf("group %s lacks %q:\n%s", group, w, got[group])
 			}
 		}
@@ -163,9 +166,35 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-func TestNoInterface(t *testing.T) {
-	if _, err := render(nil); err == nil || !strings.Contains(err.Error(), "name the interface to serve") {
-		t.Errorf("error %v; want one that asks for the interface", err)
+// TestWrongValues: values that would give a configuration that the daemon refuses are refused here, with the reason.
+func TestWrongValues(t *testing.T) {
+	for _, tt := range []struct {
+		values map[string]any
+		want   string
+	}{
+		{nil, "name the interface to serve"},
+		{map[string]any{"groups": map[string]any{"a": map[string]any{}}}, "groups.a.interface"},
+		{map[string]any{"interface": "eth0", "interfaces": []any{"eth1"}}, "are both set"},
+		{map[string]any{"interface": "eth0", "groups": map[string]any{"a": map[string]any{"interface": "eth1", "interfaces": []any{"eth2"}}}}, "are both set"},
+		{map[string]any{"interfaces": "eth0,eth1"}, "interfaces"},
+		{map[string]any{"interfaces": []any{"eth0", "eth0"}}, "interfaces"},
+		{map[string]any{"interfaces": []any{"eth0"}, "groups": map[string]any{"a": map[string]any{"nic": "eth1"}}}, "nic"},
+		{map[string]any{"interface": "eth0", "slots": map[string]any{"count": "many"}}, "count"},
+	} {
+		if docs, err := render(tt.values); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%v: error %v, %d objects; want an error about %q", tt.values, err, len(docs), tt.want)
+		}
+	}
+}
+
+// TestSocketTransport: over kernel sockets there is no interface to name.
+func TestSocketTransport(t *testing.T) {
+	docs, err := render(map[string]any{"config": map[string]any{"transport": "socket"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, maps := decode(t, docs); strings.Contains(maps[0].Data["iwarpd.yaml"], "interface") || !strings.Contains(maps[0].Data["iwarpd.yaml"], "transport: socket") {
+		t.Errorf("iwarpd.yaml is\n%s", maps[0].Data["iwarpd.yaml"])
 	}
 }
 
