@@ -32,7 +32,7 @@ type daemon struct {
 	log     *zap.Logger
 	level   zap.AtomicLevel // log level
 	hangups <-chan os.Signal
-	read    func() (*settings, error) // the settings, anew
+	read    func() (*settings, error) // reads the settings again
 	nics    []*nic                    // none: the transport is kernel sockets
 	watch   func(context.Context)     // follows the interfaces; nil: there are none
 	server  *ctrl.Server

@@ -11,7 +11,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestContained: a process in a PID namespace of its own is told from one in ours.
+// TestContained checks that a process in a PID namespace of its own is distinguished from one in ours.
 func TestContained(t *testing.T) {
 	if path := os.Getenv("CONNECT_TO"); path != "" { // the child
 		c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
