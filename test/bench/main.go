@@ -67,6 +67,7 @@ type options struct {
 	markdown bool
 	against  string // a file of an earlier run
 	plot     string // the picture to draw of out, instead of measuring
+	hold     bool   // hold free memory where the hypervisor takes it back
 }
 
 func main() {
@@ -101,6 +102,7 @@ func parse(args []string) (*options, error) {
 	fs.BoolVar(&o.markdown, "markdown", false, "print the table as Markdown")
 	fs.StringVar(&o.against, "against", "", "compare with the rows of an earlier run in this file")
 	fs.StringVar(&o.plot, "plot", "", "measure nothing, but draw the rows of the -out file that compare with the kernel's TCP into this SVG file")
+	fs.BoolVar(&o.hold, "hold", true, "where the hypervisor takes free memory back, hold most of it while measuring, but for -quick")
 	if err := fs.Parse(args); err != nil {
 		return nil, err
 	}
@@ -189,6 +191,13 @@ func run(args []string) error {
 	fmt.Println(box())
 	if o.rounds < 5 || o.quick {
 		fmt.Println("A short run: the numbers prove nothing.")
+	}
+	if o.hold && !o.quick {
+		release, err := hold()
+		if err != nil {
+			return err
+		}
+		defer release()
 	}
 	for _, mtu := range o.mtus {
 		if err := l.setMTU(mtu); err != nil {
