@@ -105,7 +105,7 @@ int ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *event)
 	return 0;
 }
 
-/* element_context returns the context of what an event is about, or NULL. */
+/* element_context returns the context of the object of an event, or NULL. */
 static struct ibv_context *element_context(const struct ibv_async_event *event)
 {
 	switch (event->event_type) {
@@ -128,7 +128,7 @@ static struct ibv_context *element_context(const struct ibv_async_event *event)
 	}
 }
 
-/* Events of iwarpd need no acknowledgement: their objects are freed with what is queued of them. */
+/* Events of iwarpd need no acknowledgement: destroying an object frees its queued events. */
 void ibv_ack_async_event(struct ibv_async_event *event)
 {
 	struct ibv_context *ibv = element_context(event);

@@ -1,4 +1,4 @@
-/* What the files of librdmacm.so.1 share. */
+/* Declarations shared by the files of librdmacm.so.1. */
 #ifndef CM_H
 #define CM_H
 
@@ -14,7 +14,10 @@ void *real_cm_symbol(const char *name);
 /* cm_off reports whether all calls go to the distribution's library. */
 bool cm_off(void);
 
-/* FORWARD(f, args) ends a function by calling the distribution's, if iwarpd is switched off. */
+/*
+ * FORWARD(f, args) returns from a function by calling the distribution's f if iwarpd is
+ * switched off.
+ */
 #define FORWARD(f, ...)                                                        \
 	do {                                                                   \
 		if (cm_off())                                                  \
@@ -32,8 +35,9 @@ static inline struct channel *channel_of(struct rdma_event_channel *pub)
 }
 
 /*
- * A listener of iwarpd; an id bound to every address has one on each daemon. Two ids may
- * share one: those bound to every IPv4 and to every IPv6 address.
+ * An endpoint is a listener of iwarpd. An id bound to every address has one on each
+ * daemon. An id bound to every IPv4 address and one bound to every IPv6 address may share
+ * a listener.
  */
 struct endpoint {
 	struct endpoint *next;
@@ -43,20 +47,20 @@ struct endpoint {
 
 struct id {
 	struct rdma_cm_id pub;
-	struct id *next;   /* of all */
-	bool sync;         /* calls wait for their outcome; the channel is the id's own */
+	struct id *next;   /* list of all ids */
+	bool sync;         /* calls wait for their results; the id owns its channel */
 	bool bound;
 	bool listening;    /* rdma_listen was called */
 	int afonly;        /* RDMA_OPTION_ID_AFONLY */
 	int backlog;
 	int dscp;          /* of struct iwarpd_startup */
 	struct endpoint *endpoints;
-	uint32_t conn;     /* connect request to answer; 0: none */
-	bool request_gone; /* it was withdrawn */
+	uint32_t conn;     /* connect request to answer, or 0 */
+	bool request_gone; /* the connect request was withdrawn */
 	bool own_cqs;      /* rdma_create_qp made the CQs */
-	unsigned int events; /* that rdma_get_cm_event has returned and are not acknowledged */
-	struct rdma_cm_id *parent; /* of a connect request: its listener */
-	struct ibv_qp_init_attr *ep_attr; /* of rdma_create_ep, for connections */
+	unsigned int events; /* returned by rdma_get_cm_event and not acknowledged */
+	struct rdma_cm_id *parent; /* the listener of a connect request */
+	struct ibv_qp_init_attr *ep_attr; /* of rdma_create_ep, for its connections */
 	struct ibv_pd *ep_pd;
 	void *connect;     /* private data of rdma_getaddrinfo's hints */
 	size_t connect_len;
@@ -79,23 +83,23 @@ int set_errno(int err);
 
 /* cm_event.c */
 
-/* event_new makes an event of id; NULL: out of memory. */
+/* event_new makes an event of id. It returns NULL if there is no memory. */
 struct cm_event *event_new(struct id *id, enum rdma_cm_event_type type, int status);
 void event_post(struct cm_event *e);
 
-/* event_simple posts an event that has nothing but a status. */
+/* event_simple posts an event that has only a status. */
 void event_simple(struct id *id, enum rdma_cm_event_type type, int status);
 
-/* sync_wait waits for the outcome of a call of a synchronous id. */
+/* sync_wait waits for the result of a call on a synchronous id. */
 int sync_wait(struct id *id);
 
 /* sync_done acknowledges the event that a synchronous id holds. */
 void sync_done(struct id *id);
 
-/* events_drop frees events of id that nobody has taken. */
+/* events_drop frees the events of id that the program has not taken. */
 void events_drop(struct id *id);
 
-/* cm_id.c: with the lock held */
+/* cm_id.c: called with the lock held */
 
 extern struct id *ids;
 struct id *id_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space ps, enum ibv_qp_type type);
@@ -106,27 +110,33 @@ struct qp *id_qp(const struct id *id);
 
 /* cm_device.c */
 
-/* cm_contexts returns a context for each device that is present, ended by NULL. */
+/* cm_contexts returns a NULL-terminated array with a context of each device that is present. */
 struct context **cm_contexts(void);
 
 /* context_with returns the context whose device has the address a, or NULL. */
 struct context *context_with(const struct sockaddr *a);
 
-/* context_for finds the device by which dst is reached, and its address for that in src. */
+/*
+ * context_for returns the context of the device that reaches dst, and stores its source
+ * address in src.
+ */
 struct context *context_for(const struct sockaddr *dst, struct sockaddr_storage *src);
 
 /* cm_addr.c */
 
-socklen_t addr_len(const struct sockaddr *a); /* 0: of a family that iwarpd has not */
-bool addr_any(const struct sockaddr *a); /* unspecified, or loopback, which rdma_cm takes for that too */
+socklen_t addr_len(const struct sockaddr *a); /* 0 if iwarpd does not support the family */
+bool addr_any(const struct sockaddr *a); /* unspecified or loopback: rdma_cm treats both alike */
 bool addr_same(const struct sockaddr *a, const struct sockaddr *b); /* without the port */
 uint16_t addr_port(const struct sockaddr *a);
 void addr_set_port(struct sockaddr *a, uint16_t port);
 
-/* addr_text writes "192.0.2.1:7174" or "[2001:db8::1]:7174", without the port if that is not wanted. */
+/*
+ * addr_text writes "192.0.2.1:7174" or "[2001:db8::1]:7174", or the address alone if port
+ * is false.
+ */
 void addr_text(const struct sockaddr *a, bool port, char text[128]);
 
-/* addr_parse reads what addr_text writes, with the port. */
+/* addr_parse reads an address and port as addr_text writes them. */
 bool addr_parse(const char *text, struct sockaddr_storage *a);
 
 /* cm_events.c */

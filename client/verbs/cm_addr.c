@@ -1,4 +1,4 @@
-/* Addresses, as sockets and as iwarpd write them. */
+/* Conversion between socket addresses and the text form of iwarpd. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <net/if.h>

@@ -6,13 +6,13 @@
 
 #include "cm.h"
 
-/* depth returns what iwarpd takes for a number of Reads: 0, and more than there can be, is its choice. */
+/* depth returns n, but at most most. 0 makes iwarpd choose. */
 static int depth(uint8_t n, uint32_t most)
 {
 	return n > most ? (int)most : n;
 }
 
-/* The private data that a call has, or that rdma_getaddrinfo's hints had. */
+/* private_data returns the private data of param, or that of rdma_getaddrinfo's hints. */
 static const void *private_data(const struct id *id, const struct rdma_conn_param *p, size_t *len)
 {
 	if (p && p->private_data && p->private_data_len > 0) {
@@ -23,7 +23,7 @@ static const void *private_data(const struct id *id, const struct rdma_conn_para
 	return id->connect;
 }
 
-/* connection_qp returns the QP for a connection, which is id's from then on. The lock is held. */
+/* connection_qp returns the QP for a connection and assigns it to id. The lock is held. */
 static struct qp *connection_qp(struct id *id, const struct rdma_conn_param *p)
 {
 	struct qp *qp = id_qp(id);
@@ -168,7 +168,10 @@ int rdma_disconnect(struct rdma_cm_id *pub)
 	return set_errno(-err);
 }
 
-/* iwarpd's events name the connection by its QP; that of an id leads to it. */
+/*
+ * id_of_qp returns the id of the connection of an event. iwarpd's events name a
+ * connection by its QP.
+ */
 
 static struct id *id_of_qp(const struct iwarpd_event *ev)
 {
@@ -177,7 +180,7 @@ static struct id *id_of_qp(const struct iwarpd_event *ev)
 	return qp ? atomic_load(&qp->cm) : NULL;
 }
 
-/* takes reports whether a listening id takes connections of an address family. */
+/* takes reports whether a listening id accepts connections of an address family. */
 static bool takes(const struct id *id, sa_family_t family)
 {
 	const struct sockaddr *src = &id->pub.route.addr.src_addr;
@@ -234,7 +237,10 @@ static void connect_request(struct context *c, const struct iwarpd_event *ev)
 		iwarpd_reject(c->dev, ev->conn, NULL, 0, NULL);
 		return;
 	}
-	/* The peer's ord is what this side responds to, and its ird what it may initiate. */
+	/*
+	 * The peer's ORD limits what this side responds to, and its IRD limits what this
+	 * side may initiate.
+	 */
 	e->pub.param.conn.responder_resources = (uint8_t)(ev->negotiated.ord < UINT8_MAX ? ev->negotiated.ord : UINT8_MAX);
 	e->pub.param.conn.initiator_depth = (uint8_t)(ev->negotiated.ird < UINT8_MAX ? ev->negotiated.ird : UINT8_MAX);
 	e->pub.listen_id = &listener->pub;
@@ -256,7 +262,7 @@ static void established(const struct iwarpd_event *ev)
 		event_post(e);
 }
 
-/* connect_failed reports what iw_cm of Linux reports for the same causes. */
+/* connect_failed reports the events and errors that Linux's iw_cm reports for the same causes. */
 static void connect_failed(const struct iwarpd_event *ev)
 {
 	struct id *id = id_of_qp(ev);
@@ -284,7 +290,7 @@ static void request_gone(struct context *c, const struct iwarpd_event *ev)
 			id->request_gone = true;
 }
 
-/* device_gone tells all ids of a context that its daemon has ended. */
+/* device_gone notifies all ids of a context that its daemon has ended. */
 static void device_gone(struct context *c)
 {
 	for (struct id *id = ids; id; id = id->next)

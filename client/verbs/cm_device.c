@@ -1,4 +1,4 @@
-/* Devices as the connection manager uses them, and which of them leads to an address. */
+/* Devices as the connection manager uses them, and the choice of the device for an address. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -12,7 +12,7 @@
 
 enum { MAX_DEVICES = 64 };
 
-/* Contexts that are open, NULL at the end. They stay open: ids of the program use them. */
+/* A NULL-terminated array of open contexts. They stay open, because the program's ids use them. */
 static struct context *open_contexts[MAX_DEVICES + 1];
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -38,7 +38,10 @@ bool cm_off(void)
 	return v && strcmp(v, "off") == 0;
 }
 
-/* slot returns the place of a device's context: of a live one, or else a free one; NULL: there is none. */
+/*
+ * slot returns the element of open_contexts for a device: that of its context, or else a
+ * free one. It returns NULL if all are in use.
+ */
 static struct context **slot(const struct device *d)
 {
 	struct context **c, **dead = NULL;
@@ -48,7 +51,7 @@ static struct context **slot(const struct device *d)
 			continue;
 		if (!atomic_load(&(*c)->gone))
 			return c;
-		dead = c; /* the daemon may have started again; ids of before keep what they have */
+		dead = c; /* the daemon may have restarted; older ids keep the context of the daemon that ended */
 	}
 	if (dead)
 		return dead;
@@ -68,7 +71,7 @@ static struct context *context_open(struct device *d)
 
 	if (live(c))
 		return *c;
-	/* The thread serves a context under its lock. */
+	/* The thread takes the context's events under the lock. */
 	iwv_thread_unlock();
 	ibv = ibv_open_device(&d->ibv);
 	iwv_thread_lock();
@@ -77,7 +80,7 @@ static struct context *context_open(struct device *d)
 		*c = iwv_context_of(ibv);
 		return *c;
 	}
-	if (ibv) { /* another thread was faster */
+	if (ibv) { /* another thread has opened it meanwhile */
 		iwv_thread_unlock();
 		ibv_close_device(ibv);
 		iwv_thread_lock();
@@ -86,7 +89,7 @@ static struct context *context_open(struct device *d)
 	return live(c) ? *c : NULL;
 }
 
-/* A child of a fork opens the devices itself. */
+/* The child of a fork opens the devices again. */
 static void after_fork_child(void)
 {
 	memset(open_contexts, 0, sizeof(open_contexts));
@@ -112,7 +115,10 @@ struct context **cm_contexts(void)
 	return open_contexts;
 }
 
-/* has reports whether an address is one of a device's, or a link-local one of its interface. */
+/*
+ * has reports whether the device has the address, or its interface has it as a link-local
+ * address.
+ */
 static bool has(const struct device *d, const struct sockaddr *a)
 {
 	const struct sockaddr_in6 *a6 = (const struct sockaddr_in6 *)(const void *)a;
@@ -141,7 +147,10 @@ struct context *context_with(const struct sockaddr *a)
 
 	if (c)
 		return c;
-	/* An interface may have got an address, and a daemon started, meanwhile. */
+	/*
+	 * Since the last scan an interface may have got an address, or a daemon may have
+	 * started.
+	 */
 	for (struct device *d = iwv_devices_scan(); d; d = d->next)
 		if (d->present && has(d, a))
 			return context_open(d);
@@ -154,7 +163,7 @@ struct context *context_for(const struct sockaddr *dst, struct sockaddr_storage 
 	struct context *c = NULL;
 	int s = socket(dst->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
-	/* The kernel's routes say from which address. */
+	/* The kernel's routes determine the source address. */
 	if (s < 0)
 		return NULL;
 	if (connect(s, dst, addr_len(dst)) == 0 && getsockname(s, (struct sockaddr *)src, &len) == 0) {

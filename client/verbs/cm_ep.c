@@ -1,4 +1,4 @@
-/* Queue pairs of identifiers, and endpoints: identifiers that come with one. */
+/* Queue pairs of identifiers, and endpoints (identifiers with a queue pair). */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 
 #include "cm.h"
 
-/* destroy_cqs frees the CQs that make_cqs has made. */
+/* destroy_cqs frees the CQs that make_cqs made. */
 static void destroy_cqs(struct id *id)
 {
 	if (!id->own_cqs)
@@ -32,7 +32,7 @@ static struct ibv_cq *make_cq(struct id *id, uint32_t depth, struct ibv_comp_cha
 	return ibv_create_cq(id->pub.verbs, depth > 0 ? (int)depth : 1, &id->pub, *channel, 0);
 }
 
-/* make_cqs makes the CQs that attr lacks. */
+/* make_cqs makes the CQs that attr does not name. */
 static int make_cqs(struct id *id, struct ibv_qp_init_attr *attr)
 {
 	if (attr->send_cq && attr->recv_cq)
@@ -98,7 +98,7 @@ int rdma_create_qp_ex(struct rdma_cm_id *pub, struct ibv_qp_init_attr_ex *ex)
 	FORWARD(rdma_create_qp_ex, pub, ex);
 	if (ex->comp_mask & ~(uint32_t)IBV_QP_INIT_ATTR_PD)
 		return set_errno(iwv_unsupported("rdma_create_qp_ex: comp_mask"));
-	memcpy(&attr, ex, sizeof(attr)); /* it begins with the same members */
+	memcpy(&attr, ex, sizeof(attr)); /* ex begins with the members of attr */
 	err = rdma_create_qp(pub, ex->comp_mask & IBV_QP_INIT_ATTR_PD ? ex->pd : NULL, &attr);
 	if (err)
 		return err;
@@ -153,7 +153,7 @@ void rdma_destroy_srq(struct rdma_cm_id *pub)
 	pub->srq = NULL;
 }
 
-/* passive keeps what the connections of a listening endpoint are made with. */
+/* passive stores in a listening endpoint the attributes of the QPs of its connections. */
 static int passive(struct id *id, const struct rdma_addrinfo *res, struct ibv_pd *pd, const struct ibv_qp_init_attr *attr)
 {
 	if (rdma_bind_addr(&id->pub, res->ai_src_addr) < 0)
@@ -231,7 +231,7 @@ int rdma_get_request(struct rdma_cm_id *listen, struct rdma_cm_id **out)
 	if (event->event != RDMA_CM_EVENT_CONNECT_REQUEST)
 		return set_errno(EINVAL);
 	pub = event->id;
-	/* The event, with the private data, goes to the new id. */
+	/* Move the event with its private data to the new id. */
 	listen->event = NULL;
 	if (rdma_migrate_id(pub, NULL) < 0)
 		goto failed;

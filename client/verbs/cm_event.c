@@ -67,7 +67,10 @@ void event_simple(struct id *id, enum rdma_cm_event_type type, int status)
 		event_post(e);
 }
 
-/* counted returns the id that is not destroyed before the event is acknowledged. */
+/*
+ * counted returns the id that counts an event. rdma_destroy_id waits until its events are
+ * acknowledged.
+ */
 static struct id *counted(const struct cm_event *e)
 {
 	return id_of(e->pub.listen_id ? e->pub.listen_id : e->pub.id);
@@ -152,7 +155,10 @@ void events_drop(struct id *id)
 	}
 }
 
-/* is_own matches events that go with an id: not the connect requests of a listener's. */
+/*
+ * is_own matches the events that move to another channel with an id. A connect request
+ * moves with its listener.
+ */
 static bool is_own(struct queue_item *item, void *id)
 {
 	struct cm_event *e = container_of(item, struct cm_event, item);

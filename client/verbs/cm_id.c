@@ -1,4 +1,4 @@
-/* Identifiers: making, binding, resolving and destroying them. */
+/* Identifiers: creating, binding, resolving and destroying them. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
@@ -36,7 +36,7 @@ static void id_free(struct id *id)
 	free(id);
 }
 
-/* default_pd returns the PD of ids whose program has made none. */
+/* default_pd returns the PD for ids whose program has created none. */
 static struct ibv_pd *default_pd(struct context *c)
 {
 	static struct { struct context *ctx; struct ibv_pd *pd; } made[64];
@@ -66,7 +66,7 @@ struct qp *id_qp(const struct id *id)
 {
 	struct qp *qp = id->pub.verbs ? iwv_context_of(id->pub.verbs)->qps : NULL;
 
-	/* Not id->pub.qp: the program may have destroyed that by ibv_destroy_qp. */
+	/* Do not use id->pub.qp: the program may have destroyed it with ibv_destroy_qp. */
 	while (qp && atomic_load(&qp->cm) != id)
 		qp = qp->next;
 	return qp;
@@ -99,7 +99,7 @@ int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **out, 
 	return 0;
 }
 
-/* shared reports whether an id has an endpoint with that listener. */
+/* shared reports whether an id has an endpoint with the listener l. */
 static bool shared(const struct iwarpd_listener *l)
 {
 	for (struct id *id = ids; id; id = id->next)
@@ -129,8 +129,8 @@ static bool both_families(const struct id *id)
 }
 
 /*
- * other_family returns the listener of an id that is bound to every address of the other
- * family, and the same port: for iwarpd every address is of both.
+ * other_family returns the listener of an id that is bound to the same port on every
+ * address of the other family. iwarpd's listeners on every address accept both families.
  */
 static struct iwarpd_listener *other_family(const struct id *id, const struct context *c)
 {
@@ -143,7 +143,7 @@ static struct iwarpd_listener *other_family(const struct id *id, const struct co
 		if (!other->endpoints || !addr_any(theirs) || addr_port(theirs) != addr_port(src))
 			continue;
 		if (both_families(other) || theirs->sa_family == src->sa_family)
-			return NULL; /* iwarpd says that the port is in use */
+			return NULL; /* iwarpd will report that the port is in use */
 		for (struct endpoint *e = other->endpoints; e; e = e->next)
 			if (e->ctx == c)
 				found = e->listener;
@@ -168,7 +168,7 @@ int rdma_destroy_id(struct rdma_cm_id *pub)
 		iwv_qp_disconnect(qp, false, NULL);
 		atomic_store(&qp->cm, NULL);
 	}
-	/* A connection that is closing has its QP in a list of its own. */
+	/* The QP of a closing connection is in another list. */
 	for (struct qp *q = pub->verbs ? iwv_context_of(pub->verbs)->closing : NULL; q; q = q->next)
 		if (atomic_load(&q->cm) == id)
 			atomic_store(&q->cm, NULL);
@@ -190,7 +190,7 @@ static void set_addr(struct sockaddr_storage *to, const struct sockaddr *from)
 	memcpy(to, from, addr_len(from));
 }
 
-/* open_endpoint listens by one device. The lock is held. */
+/* open_endpoint listens on one device. The lock is held. */
 static int open_endpoint(struct id *id, struct context *c)
 {
 	struct sockaddr *src = &id->pub.route.addr.src_addr;
@@ -225,8 +225,8 @@ static int open_endpoint(struct id *id, struct context *c)
 }
 
 /*
- * on_daemon reports whether id listens by a device of the same daemon: a listener on
- * every address is on all of its interfaces.
+ * on_daemon reports whether id already listens on a device of the same daemon. A listener
+ * on every address covers all interfaces of its daemon.
  */
 static bool on_daemon(const struct id *id, const struct device *d)
 {
@@ -236,7 +236,7 @@ static bool on_daemon(const struct id *id, const struct device *d)
 	return false;
 }
 
-/* open_endpoints listens where id is bound. The lock is held. */
+/* open_endpoints listens on the address of id. The lock is held. */
 static int open_endpoints(struct id *id)
 {
 	const struct sockaddr *src = &id->pub.route.addr.src_addr;
@@ -277,7 +277,7 @@ static int bind_addr(struct id *id, const struct sockaddr *addr)
 	}
 	set_addr(&id->pub.route.addr.src_storage, addr);
 	id->bound = true;
-	/* The program may ask at once for the port that it has got. */
+	/* The program may ask for its port at once. */
 	if (addr_port(addr) == 0) {
 		int err = open_endpoints(id);
 
@@ -331,7 +331,7 @@ static int resolve(struct id *id, const struct sockaddr *src, const struct socka
 		if (err)
 			return err;
 	}
-	close_endpoints(id); /* of a bind to port 0: the port is for this connection */
+	close_endpoints(id); /* of a bind to port 0: its port is used for this connection */
 	if (id->pub.verbs)
 		return 0;
 	c = context_for(dst, &from);
@@ -389,7 +389,7 @@ __be16 rdma_get_dst_port(struct rdma_cm_id *pub)
 	return htons(addr_port(&pub->route.addr.dst_addr));
 }
 
-/* set_tos makes the packets of the connections of id carry the DSCP of an IP TOS. */
+/* set_tos sets the DSCP of the connections of id from an IP TOS. */
 static int set_tos(struct id *id, uint8_t tos)
 {
 	int err = 0;
@@ -398,7 +398,7 @@ static int set_tos(struct id *id, uint8_t tos)
 		iwv_log("rdma_set_option: a connection has the TOS of its listener");
 	iwv_thread_lock();
 	id->dscp = tos >> 2 ? tos >> 2 : -1;
-	if (id->endpoints && !id->listening) { /* of a bind to port 0 */
+	if (id->endpoints && !id->listening) { /* the listener was opened by a bind to port 0 */
 		close_endpoints(id);
 		err = -open_endpoints(id);
 	}
@@ -419,7 +419,7 @@ int rdma_set_option(struct rdma_cm_id *pub, int level, int name, void *value, si
 		return 0;
 	case RDMA_OPTION_ID_TOS:
 		return len == sizeof(uint8_t) ? set_tos(id_of(pub), *(uint8_t *)value) : set_errno(EINVAL);
-	case RDMA_OPTION_ID_ACK_TIMEOUT: /* TCP has its own */
+	case RDMA_OPTION_ID_ACK_TIMEOUT: /* TCP has its own time-out */
 		return len == sizeof(uint8_t) ? 0 : set_errno(EINVAL);
 	case RDMA_OPTION_ID_REUSEADDR:
 		return len == sizeof(int) ? 0 : set_errno(EINVAL);

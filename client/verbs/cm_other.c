@@ -1,4 +1,4 @@
-/* Addresses by name, and what iwarpd has not. */
+/* Address lookup, and functions that iwarpd does not support. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netdb.h>
@@ -32,7 +32,7 @@ static int lookup(const char *node, const char *service, const struct rdma_addri
 	return getaddrinfo(node, service, &h, ai);
 }
 
-/* put_addr sets an address of an entry, if there is one. */
+/* put_addr sets an address of an entry if a is not NULL. */
 static int put_addr(struct sockaddr **to, socklen_t *to_len, const struct sockaddr *a, socklen_t len)
 {
 	if (!a || len == 0)
@@ -42,7 +42,7 @@ static int put_addr(struct sockaddr **to, socklen_t *to_len, const struct sockad
 	return *to ? 0 : -1;
 }
 
-/* put_addresses sets the addresses of an entry: that of ai, and those that the hints have besides. */
+/* put_addresses sets the addresses of an entry: that of ai, and those of the hints. */
 static int put_addresses(struct rdma_addrinfo *r, const struct rdma_addrinfo *hints, const struct addrinfo *ai)
 {
 	bool passive = r->ai_flags & RAI_PASSIVE;
@@ -58,7 +58,7 @@ static int put_addresses(struct rdma_addrinfo *r, const struct rdma_addrinfo *hi
 	return err;
 }
 
-/* new_entry makes an entry of an address of getaddrinfo, or of the hints alone. */
+/* new_entry makes an entry from an address of getaddrinfo, or from the hints alone. */
 static struct rdma_addrinfo *new_entry(const struct rdma_addrinfo *hints, const struct addrinfo *ai)
 {
 	struct rdma_addrinfo *r = calloc(1, sizeof(*r));
@@ -75,7 +75,7 @@ static struct rdma_addrinfo *new_entry(const struct rdma_addrinfo *hints, const 
 	return NULL;
 }
 
-/* entries makes an entry of each address of a name. */
+/* entries makes an entry for each address of a name. */
 static int entries(const char *node, const char *service, const struct rdma_addrinfo *hints, struct rdma_addrinfo **list)
 {
 	struct addrinfo *all, *ai;
@@ -134,10 +134,13 @@ int rdma_notify(struct rdma_cm_id *id, enum ibv_event_type event)
 int rdma_establish(struct rdma_cm_id *id)
 {
 	FORWARD(rdma_establish, id);
-	return 0; /* the daemon has completed the connection itself */
+	return 0; /* the daemon has already completed the connection */
 }
 
-/* A program that makes its QP itself asks what ibv_modify_qp is to be given; iwarpd needs nothing. */
+/*
+ * A program that makes its QP itself asks which attributes to pass to ibv_modify_qp.
+ * iwarpd needs none.
+ */
 int rdma_init_qp_attr(struct rdma_cm_id *id, struct ibv_qp_attr *attr, int *mask)
 {
 	FORWARD(rdma_init_qp_attr, id, attr, mask);
@@ -178,7 +181,10 @@ int rdma_get_remote_ece(struct rdma_cm_id *id, struct ibv_ece *ece)
 	return set_errno(iwv_unsupported("rdma_get_remote_ece"));
 }
 
-/* The distribution's rsockets look behind identifiers, which only its own allow. */
+/*
+ * The distribution's rsockets use internals of its own identifiers, so they cannot run on
+ * iwarpd's.
+ */
 int rsocket(int domain, int type, int protocol);
 
 int rsocket(int domain, int type, int protocol)

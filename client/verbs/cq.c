@@ -12,13 +12,13 @@
 
 #include "internal.h"
 
-enum { FIRST_DEPTH = 1024 }; /* of a CQ with no queue pairs, unless less is asked for */
+enum { FIRST_DEPTH = 1024 }; /* depth of a CQ without queue pairs, unless the program asks for less */
 
 struct channel {
 	struct ibv_comp_channel ibv;
 	struct iwarpd_channel *ch;
 	pthread_mutex_t lock; /* guards the rest */
-	int wake;             /* an eventfd, readable while there are ready queues */
+	int wake;             /* an eventfd that is readable while there are ready queues */
 	struct cq *ready;
 };
 
@@ -81,7 +81,10 @@ int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
 	return 0;
 }
 
-/* show_ready makes the descriptor readable while there are ready queues. The channel's lock is held. */
+/*
+ * show_ready makes the descriptor readable if there are ready queues. The channel's lock
+ * is held.
+ */
 static void show_ready(struct channel *ch)
 {
 	static const uint64_t one = 1;
@@ -102,7 +105,7 @@ static void push_ready(struct channel *ch, struct cq *cq)
 	pthread_mutex_unlock(&ch->lock);
 }
 
-/* pop_ready takes a ready queue: that one, or any if cq is NULL. */
+/* pop_ready removes cq from the ready queues, or any one of them if cq is NULL. */
 static struct cq *pop_ready(struct channel *ch, const struct cq *cq)
 {
 	struct cq **at = &ch->ready, *got;
@@ -120,7 +123,7 @@ static struct cq *pop_ready(struct channel *ch, const struct cq *cq)
 	return got;
 }
 
-/* refer counts the queues of a channel. */
+/* refer adds n to the number of CQs of a channel. */
 static void refer(struct ibv_comp_channel *ch, int n)
 {
 	if (ch)
@@ -128,8 +131,8 @@ static void refer(struct ibv_comp_channel *ch, int n)
 }
 
 /*
- * room_for returns the depth of the daemon's queue: programs ask for far more completions
- * (cqe) than their queue pairs can have at once (need).
+ * room_for returns the depth of the daemon's queue. Programs ask for far more completions
+ * (cqe) than their queue pairs can have outstanding (need).
  */
 static uint32_t room_for(int cqe, uint64_t need)
 {
@@ -180,7 +183,7 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *ibv, int cqe, void *cq_context,
 		errno = EINVAL;
 		return NULL;
 	}
-	/* Programs ask for far more than their queues can hold at once. */
+	/* Programs ask for far more completions than their QPs can have outstanding. */
 	depth = room_for(cqe, 0);
 	cq = calloc(1, sizeof(*cq));
 	if (!cq)
@@ -209,7 +212,7 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *ibv, int cqe, void *cq_context,
 	return &cq->ibv;
 }
 
-/* forget takes the queue out of its context's list. The lock is held. */
+/* forget removes the CQ from its context's list. The lock is held. */
 static void forget(struct context *c, struct cq *cq)
 {
 	for (struct cq **at = &c->cqs; *at; at = &(*at)->next) {
@@ -220,10 +223,10 @@ static void forget(struct context *c, struct cq *cq)
 	}
 }
 
-/* events_taken returns how many events of the queue ibv_get_cq_event has returned. */
+/* events_taken returns the counter of the CQ's events that ibv_get_cq_event has returned. */
 static uint32_t *events_taken(struct cq *cq)
 {
-	return &cq->ibv.handle; /* the handle means nothing to programs */
+	return &cq->ibv.handle; /* programs have no use for the handle */
 }
 
 static void wait_acknowledged(struct cq *cq)
@@ -344,18 +347,21 @@ int ibv_resize_cq(struct ibv_cq *ibv, int cqe)
 static enum ibv_wc_opcode wc_opcode(uint32_t opcode)
 {
 	switch (opcode) {
-	case IWARPD_WC_IMM: /* the second half of a Write */
+	case IWARPD_WC_IMM: /* second half of a Write with Immediate Data */
 		return IBV_WC_RDMA_WRITE;
 	case IWARPD_WC_REG:
 		return IBV_WC_LOCAL_INV;
-	default: /* the numbers are libibverbs' */
+	default: /* both libraries use the same numbers */
 		return (enum ibv_wc_opcode)opcode;
 	}
 }
 
 const char hidden_wr;
 
-/* hide reports whether a completion is not shown, and keeps what it says. */
+/*
+ * hide reports whether a completion is of a work request that the library added, and
+ * saves its error.
+ */
 static bool hide(struct cq *cq, const struct iwarpd_wc *wc)
 {
 	if (wc->id != HIDDEN_WR)
@@ -365,7 +371,7 @@ static bool hide(struct cq *cq, const struct iwarpd_wc *wc)
 	return true;
 }
 
-/* unhide gives the second half of a Write the status of the first, if that has failed. */
+/* unhide gives the second half of a Write with Immediate Data the error of the first half. */
 static void unhide(struct cq *cq, struct iwarpd_wc *wc)
 {
 	if (wc->opcode != IWARPD_WC_IMM || wc->status == IWARPD_WC_SUCCESS || wc->qp != cq->hidden.qp)
@@ -398,9 +404,9 @@ static void put_wc(struct ibv_wc *to, const struct iwarpd_wc *from)
 }
 
 /*
- * EMPTY_POLLS: a program that polls that often in vain gives the CPU to another thread,
- * as the daemon may have to share it. If no thread wants it this takes less time than
- * a message.
+ * EMPTY_POLLS is the number of empty polls after which a thread yields its CPU, since the
+ * daemon may share it. If no other thread is ready, yielding takes less time than a
+ * message.
  */
 enum { EMPTY_POLLS = 32 };
 
@@ -451,7 +457,7 @@ int req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 	return 0;
 }
 
-/* look takes an event that is there, in a section that cannot be canceled. */
+/* look takes a waiting event. The thread cannot be canceled meanwhile. */
 static int look(struct channel *ch, struct cq **cq)
 {
 	struct iwarpd_cq *q;
@@ -468,8 +474,8 @@ static int look(struct channel *ch, struct cq **cq)
 }
 
 /*
- * interrupts reports whether a signal is to end ibv_get_cq_event. The read of the
- * kernel's verbs is restarted by handlers with SA_RESTART; poll never is.
+ * interrupts reports whether a signal must end ibv_get_cq_event. The kernel's verbs use
+ * read, which handlers with SA_RESTART restart; poll is never restarted.
  */
 static bool interrupts(void)
 {

@@ -1,4 +1,4 @@
-/* Devices: the interfaces of daemons, and those of the kernel. */
+/* Devices: the interfaces of daemons, and the devices of the distribution's library. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -11,10 +11,10 @@
 #include "internal.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct device *devices; /* in the order in which they were found */
+static struct device *devices; /* in the order of discovery */
 static unsigned int num_devices;
 
-/* mark stands in a device where a provider of the distribution has nothing. */
+/* mark identifies iwarpd's devices: no other device has it among its operations. */
 static struct ibv_context *mark(struct ibv_device *device, int fd)
 {
 	(void)device, (void)fd;
@@ -36,7 +36,7 @@ struct context *iwv_context_of(struct ibv_context *ibv)
 	return container_of(ibv, struct context, v.context);
 }
 
-/* hash is FNV-1a: a name that is the same in each run. */
+/* hash is FNV-1a, so that a name gives the same number in each run. */
 static uint64_t hash(uint64_t h, const char *s)
 {
 	while (*s)
@@ -44,7 +44,7 @@ static uint64_t hash(uint64_t h, const char *s)
 	return h;
 }
 
-/* device_update notes what a daemon says of itself. */
+/* device_update stores what the daemon reports about an interface. */
 static void device_update(struct device *d, const struct iwarpd_device_attr *a)
 {
 	unsigned int i;
@@ -58,8 +58,8 @@ static void device_update(struct device *d, const struct iwarpd_device_attr *a)
 }
 
 /*
- * as_roce reports whether devices are shown as of RoCE: programs that connect by
- * ibv_modify_qp take no iWARP device.
+ * as_roce reports whether devices appear as RoCE devices. Programs that connect with
+ * ibv_modify_qp refuse iWARP devices.
  */
 static bool as_roce(void)
 {
@@ -92,7 +92,7 @@ static struct device *device_at(const char *socket, const char *interface)
 	return d;
 }
 
-/* probe looks whether a daemon is at a socket, and which interfaces it serves. */
+/* probe adds the interfaces of the daemon at a socket, if there is one. */
 static void probe(const char *socket)
 {
 	const struct iwarpd_device_attr *a;
@@ -112,7 +112,7 @@ static void probe(const char *socket)
 	iwarpd_close(dev);
 }
 
-/* IWARPD_SOCKET may name several sockets, with commas between them. */
+/* probe_list probes several sockets, separated by commas, as in IWARPD_SOCKET. */
 static void probe_list(char *list)
 {
 	char *save, *s;
@@ -132,7 +132,7 @@ static void probe_all(void)
 		free(list);
 		return;
 	}
-	/* Of the daemon, and of those that serve an interface each. */
+	/* The default daemon, and the daemons of one interface each. */
 	glob("/run/iwarpd/iwarpd.sock", 0, NULL, &g);
 	glob("/run/iwarpd-*/iwarpd.sock", GLOB_APPEND, NULL, &g);
 	for (size_t i = 0; i < g.gl_pathc; i++)
@@ -175,8 +175,8 @@ bool iwv_device_address(const struct device *d, unsigned int i, struct sockaddr_
 }
 
 /*
- * A list has the devices, then NULL, and then the list of the distribution's
- * library, which it frees.
+ * The array that is returned has the devices, then NULL, and then the array of the
+ * distribution's library, which ibv_free_device_list frees.
  */
 struct ibv_device **ibv_get_device_list(int *num)
 {
@@ -239,7 +239,7 @@ int ibv_get_device_index(struct ibv_device *device)
 	return device_ours(device) ? -1 : REAL(ibv_get_device_index)(device);
 }
 
-/* attr_of returns what the daemon says of a device's interface. */
+/* attr_of returns the daemon's attributes of the device's interface. */
 static const struct iwarpd_device_attr *attr_of(const struct iwarpd_device *dev, const struct device *d)
 {
 	const struct iwarpd_device_attr *a;
@@ -346,9 +346,12 @@ int ibv_query_device(struct ibv_context *ibv, struct ibv_device_attr *a)
 		.sys_image_guid = htobe64(c->device->guid),
 		.max_mr_size = UINT64_C(1) << 57, /* far memory */
 		.page_size_cap = (uint64_t)sysconf(_SC_PAGESIZE),
-		.vendor_id = 0x695770, /* "iWp"; no vendor has it */
+		.vendor_id = 0x695770, /* "iWp", which is not assigned to a vendor */
 		.max_qp = at_most(d->max_qp),
-		/* libiwarpd asks for up to 65 more, so that a completion frees its place at once. */
+		/*
+		 * libiwarpd asks for up to 65 more, so that a completed work request
+		 * frees its place at once.
+		 */
 		.max_qp_wr = at_most(d->max_qp_wr > 130 ? d->max_qp_wr - 65 : d->max_qp_wr / 2),
 		.device_cap_flags = IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B,
 		.max_sge = at_most(d->max_sge),
@@ -405,12 +408,15 @@ int ibv_query_port(struct ibv_context *ibv, uint8_t port, struct _compat_ibv_por
 		.phys_state = 5,   /* link up */
 		.link_layer = IBV_LINK_LAYER_ETHERNET,
 	};
-	/* The exported function fills what was there before flags; the inline one zeroes the rest. */
+	/*
+	 * The exported function fills the members before flags; the inline function
+	 * zeroes the rest.
+	 */
 	memcpy(out, &a, offsetof(struct ibv_port_attr, flags));
 	return 0;
 }
 
-/* put_gid makes a GID of an address: IPv4 as RoCE has it, IPv4-mapped. */
+/* put_gid makes a GID from an address. IPv4 addresses are IPv4-mapped, as in RoCE. */
 int put_gid(const struct context *c, unsigned int index, union ibv_gid *gid)
 {
 	struct sockaddr_storage a;

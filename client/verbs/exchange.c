@@ -1,11 +1,12 @@
 /*
  * Connections of programs without librdmacm.
  *
- * Such programs tell each other the GID and the number of their QPs, and then call
+ * Such programs exchange the GID and number of their QPs themselves, and then call
  * ibv_modify_qp with those of the peer. A GID is an address of a daemon, and a QP number
- * is unique on it: so each QP listens on a port that its number gives, from the state
- * INIT on, when its peer cannot know it yet. In the state RTR the one whose GID and number
- * are lower connects, and the other accepts. Private data says which QP wants which.
+ * is unique on a daemon. Each QP therefore listens on a port that follows from its
+ * number. It listens from the state INIT on, in which its peer cannot know it yet. In the
+ * state RTR the QP with the lower GID and number connects, and the other accepts. Private
+ * data identifies both QPs.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -22,7 +23,7 @@ enum {
 	MAGIC = 0x69577651, /* "iWvQ" */
 };
 
-/* What the initiator says, in network byte order. */
+/* Private data of the initiator, in network byte order. */
 struct hello {
 	uint32_t magic;
 	uint32_t from, to; /* QP numbers */
@@ -34,18 +35,18 @@ struct held {
 };
 
 struct exchange {
-	struct exchange *next; /* of those that hold completions */
+	struct exchange *next; /* list holders */
 	uint32_t qp;
-	bool shows;            /* and holds none any more */
+	bool shows;            /* completions are no longer held */
 	struct held *held, **last_held;
 	struct iwarpd_listener *listener; /* or NULL */
-	uint32_t peer; /* QP number, from the state RTR on */
-	uint32_t conn; /* connect request that came before */
-	struct hello hello; /* of it */
+	uint32_t peer; /* QP number; set in the state RTR */
+	uint32_t conn; /* pending connect request, or 0 */
+	struct hello hello; /* private data of conn */
 	bool accepts;  /* the peer connects */
 };
 
-/* Innermost: it guards the list, and what its members hold. */
+/* holding guards the list and what its members hold. No other lock is taken under it. */
 static pthread_mutex_t holding = PTHREAD_MUTEX_INITIALIZER;
 static struct exchange *holders;
 
@@ -70,7 +71,7 @@ bool exchange_hold(const struct ibv_wc *wc)
 	return x != NULL;
 }
 
-/* release ends holding and returns what is held. */
+/* release stops holding completions, and returns those that are held. */
 static struct held *release(struct exchange *x)
 {
 	struct held *list;
@@ -144,7 +145,7 @@ int exchange_listen(struct qp *qp)
 	if (!qp->exchange)
 		return -ENOMEM;
 	err = iwarpd_listen(qp->ctx->dev, &attr, &qp->exchange->listener, &e);
-	/* A QP for librdmacm needs no listener: the failure counts in the state RTR. */
+	/* A QP of librdmacm needs no listener, so the failure matters only in the state RTR. */
 	if (err)
 		iwv_log("QP %u cannot be connected by ibv_modify_qp: %s", qp->ibv.qp_num, e.text);
 	return 0;
@@ -171,7 +172,10 @@ void exchange_end(struct qp *qp)
 	free(x);
 }
 
-/* answer accepts the request that is there if it is that of the peer. */
+/*
+ * answer accepts the pending connect request if it comes from the peer QP, and rejects it
+ * otherwise.
+ */
 static int answer(struct qp *qp)
 {
 	struct exchange *x = qp->exchange;
@@ -190,7 +194,7 @@ static int answer(struct qp *qp)
 	return err;
 }
 
-/* gid_text writes the address of a GID and returns whether it is IPv4. */
+/* gid_text writes the address of a GID and reports whether it is an IPv4 address. */
 static bool gid_text(const union ibv_gid *gid, char text[INET6_ADDRSTRLEN])
 {
 	static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };

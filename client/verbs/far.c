@@ -1,6 +1,6 @@
 /*
- * Far memory: memory of the program that the daemon copies through /proc/self/mem,
- * because its pages cannot be moved.
+ * Far memory: memory that the daemon copies through /proc/self/mem, because its pages
+ * cannot be moved.
  */
 #include <errno.h>
 #include <sys/mman.h>
@@ -9,8 +9,8 @@
 #include "vma.h"
 
 /*
- * far_check: the daemon's writes would go through read-only mappings too, so the
- * library refuses what the program itself may not do.
+ * The daemon's writes would ignore read-only mappings, so far_check refuses accesses that
+ * the program itself may not make.
  */
 int far_check(uintptr_t addr, size_t length, bool writable)
 {

@@ -1,4 +1,4 @@
-/* What the files of the two filter libraries share. See docs/verbs.md. */
+/* Declarations shared by the files of both filter libraries. See docs/verbs.md. */
 #ifndef INTERNAL_H
 #define INTERNAL_H
 
@@ -13,8 +13,8 @@
 #define container_of(ptr, type, member) ((type *)((char *)(ptr) - offsetof(type, member)))
 
 enum {
-	MAX_ADDRESSES = 64, /* of a device */
-	CLOSE_WAIT_MS = 10000, /* how long a connection may take to close after its QP is destroyed */
+	MAX_ADDRESSES = 64, /* addresses of a device */
+	CLOSE_WAIT_MS = 10000, /* time a connection has to close after its QP is destroyed */
 };
 
 /* log.c */
@@ -22,50 +22,53 @@ enum {
 /* verbs_off reports whether IWARPD_VERBS=off hides iwarpd's devices. */
 bool verbs_off(void);
 
-/* iwv_log writes a line where IWARPD_VERBS_LOG says: a file, or 1 for standard error. */
+/*
+ * iwv_log writes a line to the file that IWARPD_VERBS_LOG names, or to standard error if
+ * it is 1.
+ */
 __attribute__((format(printf, 1, 2))) void iwv_log(const char *format, ...);
 
-/* fail logs what iwarpd said, sets errno to -err, and returns -1. */
+/* iwv_fail logs an error of libiwarpd, sets errno to -err, and returns -1. */
 int iwv_fail(int err, const char *what, const struct iwarpd_error *e);
 
-/* unsupported logs that what is not possible and sets errno to EOPNOTSUPP, which it returns. */
+/* iwv_unsupported logs that what is not supported. It sets errno to EOPNOTSUPP and returns it. */
 int iwv_unsupported(const char *what);
 
 int64_t now_ms(void);
 
 /* real.c */
 
-/* real_symbol returns a function of the distribution's library, or NULL. */
+/* real_verbs_symbol returns a function of the distribution's libibverbs, or NULL. */
 void *real_verbs_symbol(const char *name);
 
-/* REAL(f) is the distribution's f, or one that does not exist. */
+/* REAL(f) is the distribution's f, or NULL if it has none. */
 #define REAL(f) ((__typeof__(&f))real_verbs_symbol(#f))
 
 /* queue.c */
 
-/* An event of a queue is the first member of a larger structure. */
+/* A queue_item is the first member of each event. */
 struct queue_item {
 	struct queue_item *next;
 };
 
-/* A queue has a descriptor that is readable while it holds an item. */
+/* An event_queue has a descriptor that is readable while the queue holds an item. */
 struct event_queue {
 	pthread_mutex_t lock;
 	struct queue_item *first, **last;
 	int fd; /* an eventfd that counts the items */
 };
 
-int iwv_queue_init(struct event_queue *q); /* returns the descriptor, or -1 with errno */
+int iwv_queue_init(struct event_queue *q); /* returns the descriptor, or -1 with errno set */
 void iwv_queue_close(struct event_queue *q); /* the descriptor too */
 void iwv_queue_put(struct event_queue *q, struct queue_item *item);
 
-/* iwv_queue_wait waits for an item. It blocks, or fails with EAGAIN, by O_NONBLOCK of the descriptor. */
+/* iwv_queue_wait waits for an item, or fails with EAGAIN if the descriptor has O_NONBLOCK. */
 int iwv_queue_wait(struct event_queue *q);
 
-/* iwv_queue_pop takes the item that was waited for; NULL: iwv_queue_take was faster. */
+/* iwv_queue_pop removes the first item. It returns NULL if another thread has taken it. */
 struct queue_item *iwv_queue_pop(struct event_queue *q);
 
-/* iwv_queue_take takes all items for which match returns true, as a list. */
+/* iwv_queue_take removes all items for which match returns true, and returns them as a list. */
 struct queue_item *iwv_queue_take(struct event_queue *q, bool (*match)(struct queue_item *item, void *arg), void *arg);
 
 /* device.c */
@@ -82,35 +85,38 @@ struct device {
 	bool present;
 };
 
-/* A context is a client of a daemon. */
+/* A context is a connection to a daemon. */
 struct context {
 	struct iwarpd_device *dev;
 	struct device *device;
-	struct iwarpd_device_attr attr; /* numbers; its texts are the iwarpd_device's */
-	struct context *next;  /* of those that the library thread serves */
+	struct iwarpd_device_attr attr; /* its strings belong to the iwarpd_device */
+	struct context *next;  /* list of the library thread */
 	struct event_queue async;
-	atomic_bool gone;     /* the daemon is */
-	struct cq *cqs;       /* guarded by iwv_thread_lock, as the rest */
-	struct qp *qps;       /* that the program has */
-	struct qp *closing;   /* that it destroyed, and whose connections are still closing */
+	atomic_bool gone;     /* the daemon has ended */
+	struct cq *cqs;       /* this and the members below are guarded by iwv_thread_lock */
+	struct qp *qps;       /* QPs of the program */
+	struct qp *closing;   /* destroyed QPs whose connections are still closing */
 	struct verbs_context v; /* its last member is the ibv_context */
 };
 
 struct context *iwv_context_of(struct ibv_context *ibv);
 
-/* iwv_is_ours reports whether a context is one of iwarpd. */
+/* iwv_is_ours reports whether a context is one of iwarpd's. */
 bool iwv_is_ours(const struct ibv_context *ibv);
 
-/* device_ours reports whether a device is one of iwarpd. */
+/* device_ours reports whether a device is one of iwarpd's. */
 bool device_ours(const struct ibv_device *ibv);
 
-/* iwv_devices_scan looks for daemons and returns the list of devices, present or not. */
+/*
+ * iwv_devices_scan looks for daemons. It returns the list of all devices, including those
+ * no longer present.
+ */
 struct device *iwv_devices_scan(void);
 
-/* iwv_device_address puts address i of a device; false: there is none. */
+/* iwv_device_address stores address i of a device, and reports whether there is one. */
 bool iwv_device_address(const struct device *d, unsigned int i, struct sockaddr_storage *a, unsigned int *prefix);
 
-/* put_gid makes the GID of address index of a device; -1: there is none. */
+/* put_gid stores the GID of address index of a device. It returns -1 if there is none. */
 int put_gid(const struct context *c, unsigned int index, union ibv_gid *gid);
 
 /* async.c */
@@ -120,65 +126,71 @@ void async_close(struct context *c);
 void async_error(struct context *c, const struct iwarpd_event *ev);
 void async_fatal(struct context *c);
 
-/* async_drop drops events about an object that is destroyed. */
+/* async_drop drops the events of an object that is being destroyed. */
 void async_drop(struct context *c, const void *element);
 
 /* thread.c */
 
 /*
- * iwv_thread_lock guards the lists of objects and all state of connections. The thread
- * holds it from taking an event to the end of what it does about it, so that an
- * object can be freed by a thread that holds it.
+ * iwv_thread_lock guards the lists of objects and the state of all connections. The
+ * library's thread holds it while it takes and handles an event, so a thread that holds
+ * it may free an object.
  */
 void iwv_thread_lock(void);
 void iwv_thread_unlock(void);
 
-/* iwv_thread_wait releases the lock until iwv_thread_wake, or for at most ms. */
+/*
+ * iwv_thread_wait releases the lock until iwv_thread_wake is called, for at most ms
+ * milliseconds.
+ */
 void iwv_thread_wait(int ms);
 void iwv_thread_wake(void);
 
 /* thread_serve makes the library's thread take the events of a context. */
 int thread_serve(struct context *c);
 
-/* thread_forget ends that; the thread does not touch the context any more. */
+/* thread_forget undoes thread_serve. The thread does not use the context after it returns. */
 void thread_forget(struct context *c);
 
 /*
- * iwv_thread_set_cm sets what the thread calls with connection events, under the lock;
- * ev is NULL when the daemon is gone.
+ * iwv_thread_set_cm sets the handler of connection events, which is called under the
+ * lock. ev is NULL if the daemon has ended.
  */
 typedef void cm_handler(struct context *c, const struct iwarpd_event *ev);
 void iwv_thread_set_cm(cm_handler *handler);
 
-/* near.c: memory of the program that the daemon can map */
+/* near.c: memory of the program that the daemon maps */
 
 struct near_region {
-	int fd;          /* the memfd, the library's */
-	uint64_t offset; /* in it: the address */
+	int fd;          /* the memfd, owned by the library */
+	uint64_t offset; /* offset in the memfd, equal to the address */
 };
 
 /*
- * near_get moves the pages of a range into the memfd, where they are not there yet.
- * 0, or a negative errno value: -EOPNOTSUPP for memory that cannot be moved.
- * The daemon of dev may provide the userfaultfd.
+ * near_get moves those pages of a range into the memfd that are not there yet. It returns
+ * 0 or a negative errno value: -EOPNOTSUPP for memory that cannot be moved. The daemon of
+ * dev may provide the userfaultfd.
  */
 int near_get(struct iwarpd_device *dev, uintptr_t addr, size_t length, bool writable, struct near_region *r);
 
-/* near_put moves them back where no other region uses them. */
+/* near_put makes the pages of a range private again where no other region uses them. */
 void near_put(uintptr_t addr, size_t length);
 
-/* far_check returns 0 if the program may use all of a range so, or -EFAULT. */
+/* far_check returns 0 if the program may read, or write, all of the range, or -EFAULT. */
 int far_check(uintptr_t addr, size_t length, bool writable);
 
 /* cq.c */
 
-/* A completion that the library makes itself. */
+/* A completion made by the library. */
 struct late {
 	struct late *next;
 	struct ibv_wc wc;
 };
 
-/* The wr_id of work requests that the library adds; their completions are not shown. */
+/*
+ * The wr_id of work requests that the library adds. Their completions are not shown to
+ * the program.
+ */
 #define HIDDEN_WR ((uint64_t)(uintptr_t)&hidden_wr)
 extern const char hidden_wr;
 
@@ -186,16 +198,16 @@ struct cq {
 	struct ibv_cq ibv;
 	struct iwarpd_cq *q;
 	struct cq *next;
-	uint32_t depth; /* of q, which grows with need up to ibv.cqe */
-	uint64_t need;  /* work requests that its QPs can have or had; guarded by iwv_thread_lock */
-	bool solicited; /* it was armed for these alone */
-	pthread_mutex_t lock; /* of polling and arming, and of late */
-	struct late *late, **last_late; /* after all that the daemon has completed */
-	bool armed;                     /* and no late completion has come since */
-	struct cq *next_ready;          /* of those whose channel has an event for a late completion */
+	uint32_t depth; /* depth of q; grows with need up to ibv.cqe */
+	uint64_t need;  /* most completions outstanding; guarded by iwv_thread_lock */
+	bool solicited; /* armed for solicited completions alone */
+	pthread_mutex_t lock; /* held while polling and arming; guards the late completions */
+	struct late *late, **last_late; /* come after the completions of the daemon */
+	bool armed;                     /* armed, and no late completion added since */
+	struct cq *next_ready;          /* list of those whose channel has an event for a late completion */
 	bool ready;
-	struct iwarpd_wc hidden; /* the last one that failed and was not shown */
-	unsigned int empty;      /* how often polling has found nothing since it last found something */
+	struct iwarpd_wc hidden; /* the last failed completion that was not shown */
+	unsigned int empty;      /* polls in a row that found nothing */
 };
 
 /* cq_of returns the CQ of an ibv_cq. */
@@ -205,15 +217,18 @@ static inline struct cq *cq_of(struct ibv_cq *ibv)
 }
 
 /*
- * cq_need adds work requests whose completions the CQ may have to hold, and makes room for
- * them. The lock of iwv_thread_lock is held.
+ * cq_need adds n completions to those that may be outstanding, and enlarges the CQ for
+ * them. iwv_thread_lock is held.
  */
 int cq_need(struct ibv_cq *ibv, uint64_t n, struct iwarpd_error *e);
 
 /* cq_late adds a completion. */
 int cq_late(struct ibv_cq *ibv, const struct ibv_wc *wc);
 
-/* cq_flush adds the completion of a work request that came after the end of its QP's connection. */
+/*
+ * cq_flush adds a flushed completion for a work request that was posted after the
+ * connection ended.
+ */
 int cq_flush(struct ibv_cq *ibv, const struct ibv_qp *qp, uint64_t wr_id, enum ibv_wc_opcode opcode);
 
 int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc);
@@ -234,11 +249,11 @@ int dealloc_mw(struct ibv_mw *mw);
 struct srq {
 	struct ibv_srq ibv;
 	struct iwarpd_srq *q;
-	pthread_mutex_t lock; /* of posting */
+	pthread_mutex_t lock; /* held while posting */
 	struct ibv_srq_attr attr;
 };
 
-/* What has become of the connection of a QP. */
+/* State of the connection of a QP. */
 enum connection { CONN_NONE, CONN_MAKING, CONN_UP, CONN_CLOSING, CONN_OVER };
 
 struct qp {
@@ -250,10 +265,10 @@ struct qp {
 	bool sig_all;
 	_Atomic(void *) cm; /* librdmacm's id, or NULL */
 	atomic_int conn;    /* enum connection */
-	int64_t deadline;   /* of a connection that is closing, ms */
-	uint64_t *early;    /* wr_id of each receive that was posted before there is a connection */
-	uint32_t num_early; /* guarded by recv_lock, as early and dead */
-	bool dead;          /* it went to the error state without a connection */
+	int64_t deadline;   /* when a closing connection is cut, in ms */
+	uint64_t *early;    /* wr_id of each receive that was posted before the connection */
+	uint32_t num_early; /* guarded by recv_lock, like early and dead */
+	bool dead;          /* in the error state without a connection */
 	struct exchange *exchange; /* connection by ibv_modify_qp, or NULL */
 	pthread_mutex_t send_lock, recv_lock;
 };
@@ -265,50 +280,56 @@ static inline struct qp *qp_of(struct ibv_qp *ibv)
 
 /* The functions from here to qp_wait_closing are called with the lock held. */
 
-/* iwv_qp_of_event returns the QP that an event is about, or NULL. */
+/* iwv_qp_of_event returns the QP of an event, or NULL. */
 struct qp *iwv_qp_of_event(const struct iwarpd_event *ev);
 
-/* iwv_qp_find returns the QP with that number, or NULL. */
+/* iwv_qp_find returns the QP with the number num, or NULL. */
 struct qp *iwv_qp_find(struct context *c, uint32_t num);
 
 /* iwv_qp_disconnect ends the connection of a QP, if it has one. */
 int iwv_qp_disconnect(struct qp *qp, bool abort, struct iwarpd_error *e);
 
-/* qp_event notes what an event says of its QP, after the connection manager has seen it. */
+/* qp_event updates the state of a QP after the connection manager has handled the event. */
 void qp_event(struct context *c, const struct iwarpd_event *ev);
 
-/* qp_expire ends connections that have not closed in time; it returns ms until it is to be called again, or -1. */
+/*
+ * qp_expire frees QPs whose connections have not closed in time. It returns the time
+ * until its next call in ms, or -1.
+ */
 int qp_expire(struct context *c);
 
-/* qp_wait_closing waits until no QP that uses the CQ, SRQ or PD used is closing. */
+/* qp_wait_closing waits until no closing QP uses the CQ, SRQ or PD used. */
 void qp_wait_closing(struct context *c, const void *used);
 
-/* qp_connecting notes that a QP gets a connection. */
+/* iwv_qp_connecting records that a connection of a QP has begun, or that its start has failed. */
 void iwv_qp_connecting(struct qp *qp, bool yes);
 
-/* exchange.c: connections that ibv_modify_qp makes. With the lock held, but for exchange_hold. */
+/*
+ * exchange.c: connections made by ibv_modify_qp. All but exchange_hold are called with
+ * the lock held.
+ */
 
-/* exchange_listen prepares a QP in the state INIT for the connection of its peer. */
+/* exchange_listen makes a QP in the state INIT listen for its peer. */
 int exchange_listen(struct qp *qp);
 
-/* exchange_connect connects a QP to the one that attr names, for the state RTR. */
+/* exchange_connect connects a QP to the one that attr names, on the transition to RTR. */
 int exchange_connect(struct qp *qp, const struct ibv_qp_attr *attr);
 
-/* exchange_end drops what a QP has for that. */
+/* exchange_end frees the exchange state of a QP. */
 void exchange_end(struct qp *qp);
 
 /*
- * exchange_hold keeps the completion of a receive that was flushed because the peer of
- * such a QP has left, until the program moves the QP to the error state: a QP of
- * InfiniBand does not notice that its peer leaves. false: it is to be shown. It may be
- * called with any lock held.
+ * exchange_hold keeps a receive that was flushed because the peer has left, until the
+ * program moves the QP to the error state: a QP of InfiniBand does not notice that its
+ * peer leaves. It returns false if the completion is to be shown now. It may be called
+ * with any lock held.
  */
 bool exchange_hold(const struct ibv_wc *wc);
 
-/* exchange_show makes the CQ show what was held. */
+/* exchange_show adds the held completions to the CQ. */
 void exchange_show(struct qp *qp);
 
-/* exchange_event returns whether an event is of such a connection. */
+/* exchange_event handles an event of such a connection, and reports whether it was one. */
 bool exchange_event(struct context *c, const struct iwarpd_event *ev);
 
 int post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad);

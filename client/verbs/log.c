@@ -1,4 +1,4 @@
-/* The environment's settings, and the log. */
+/* Settings from the environment, and the log. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +18,7 @@ bool verbs_off(void)
 	return v && strcmp(v, "off") == 0;
 }
 
-/* log_fd returns where the log goes, or -1. */
+/* log_fd returns the descriptor of the log, or -1. */
 static int log_fd(void)
 {
 	const char *v = secure_getenv("IWARPD_VERBS_LOG");
@@ -26,7 +26,7 @@ static int log_fd(void)
 	if (!v || !*v || strcmp(v, "0") == 0)
 		return -1;
 	if (strcmp(v, "1") == 0)
-		return STDERR_FILENO; /* there may be no descriptor for another one */
+		return STDERR_FILENO; /* not duplicated: the process may have no descriptor to spare */
 	return open(v, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
 }
 

@@ -10,7 +10,7 @@ struct mr {
 	struct ibv_mr ibv;
 	struct iwarpd_mr *mr;
 	unsigned int access;
-	bool near; /* its pages are moved */
+	bool near; /* its pages are in the memfd */
 };
 
 struct mw {
@@ -21,7 +21,7 @@ struct mw {
 enum {
 	ACCESS_MASK = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
 		      IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED,
-	/* The next one asks for nothing that iwarpd would not do anyhow. */
+	/* IBV_ACCESS_HUGETLB is a hint that iwarpd does not need. */
 	ACCESS_IGNORED = IBV_ACCESS_HUGETLB,
 };
 _Static_assert((int)IBV_ACCESS_LOCAL_WRITE == IWARPD_LOCAL_WRITE && (int)IBV_ACCESS_REMOTE_WRITE == IWARPD_REMOTE_WRITE &&
@@ -72,17 +72,17 @@ int ibv_dealloc_pd(struct ibv_pd *ibv)
 	return 0;
 }
 
-/* check_access returns 0, or EINVAL where the kernel's verbs say so. */
+/* check_access returns 0, EINVAL where the kernel's verbs do, or EOPNOTSUPP. */
 static int check_access(unsigned int access)
 {
 	const unsigned int writes = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 
 	if (access & ~(unsigned int)(ACCESS_MASK | ACCESS_IGNORED | IBV_ACCESS_OPTIONAL_RANGE))
-		return EOPNOTSUPP; /* on-demand paging, for one */
+		return EOPNOTSUPP; /* on-demand paging, for example */
 	return (access & writes) && !(access & IBV_ACCESS_LOCAL_WRITE) ? EINVAL : 0;
 }
 
-/* memory_is reports whether IWARPD_VERBS_MEMORY asks for that kind. */
+/* memory_is reports whether IWARPD_VERBS_MEMORY is kind. */
 static bool memory_is(const char *kind)
 {
 	const char *s = secure_getenv("IWARPD_VERBS_MEMORY");
@@ -92,7 +92,7 @@ static bool memory_is(const char *kind)
 
 /*
  * reg_near registers memory whose pages can be moved. It fails with -EFAULT if the
- * program may not use the memory like that.
+ * program itself may not make these accesses.
  */
 static int reg_near(struct context *c, struct iwarpd_pd *pd, struct iwarpd_mr_attr *attr, struct mr *mr, struct iwarpd_error *e)
 {
@@ -123,7 +123,7 @@ static int reg_far(struct iwarpd_pd *pd, struct iwarpd_mr_attr *attr, struct mr 
 	return err ? err : iwarpd_reg_mr(pd, attr, &mr->mr, e);
 }
 
-/* place registers near memory, which is faster, or far memory where that cannot be. */
+/* place registers memory as near memory, which is faster, or else as far memory. */
 static int place(struct context *c, struct iwarpd_pd *pd, struct iwarpd_mr_attr *attr, struct mr *mr, struct iwarpd_error *e)
 {
 	bool far = memory_is("far") && !(attr->access & IBV_ACCESS_REMOTE_ATOMIC);
@@ -224,7 +224,7 @@ int ibv_dereg_mr(struct ibv_mr *ibv)
 	return 0;
 }
 
-/* The region gets new keys, as it may with hardware. */
+/* The region gets new keys, as the verbs allow. */
 int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, size_t length, int access)
 {
 	struct mr *mr = container_of(ibv, struct mr, ibv), old = *mr, *fresh;

@@ -1,14 +1,14 @@
 /*
  * Near memory: pages of the program that the daemon maps too.
  *
- * A memfd as large as the address space holds them, each at the offset that is its
- * address. A range is registered by copying its pages into the file and mapping the
- * file over them; when no region uses a page any more it becomes private again.
+ * They are in a memfd as large as the address space, each at the offset that equals its
+ * address. Registering a range copies its pages into the file and maps the file over
+ * them. When no region uses a page any more, it becomes private again.
  *
- * Other threads go on meanwhile. Write protection by userfaultfd makes them wait if
- * they store into a page on the move, within a system call too. The thread that moves
- * pages makes nothing but system calls then: the page may hold whatever it would
- * write to, but for its stack.
+ * Other threads keep running. Write protection by userfaultfd blocks those that store
+ * into a page while it is moved, also within a system call. The thread that moves pages
+ * makes only raw system calls meanwhile, since any memory but its stack may be in a
+ * protected page.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -34,9 +34,9 @@
 #define MFD_NOEXEC_SEAL 8U
 #endif
 
-enum { CHUNK = 4 << 20 }; /* bytes that are moved at once, while their writers wait */
+enum { CHUNK = 4 << 20 }; /* bytes moved at once, while threads that write to them are blocked */
 
-#define FILE_SIZE (INT64_C(1) << 56) /* addresses of five-level page tables have as many bits */
+#define FILE_SIZE (INT64_C(1) << 56) /* the address space with five-level page tables */
 
 /* A range of pages that a region uses. */
 struct use {
@@ -48,11 +48,11 @@ static int file = -1;
 static dev_t file_dev;
 static ino_t file_inode;
 static int protector = -1; /* a userfaultfd */
-static bool tried;         /* to make it */
+static bool tried;         /* open_protector has run */
 static struct use *uses;
 static size_t num_uses, room;
 
-extern void *__libc_stack_end; /* of the first thread */
+extern void *__libc_stack_end; /* stack of the first thread */
 
 static uintptr_t page_size(void)
 {
@@ -60,8 +60,8 @@ static uintptr_t page_size(void)
 }
 
 /*
- * Raw system calls, which do not write errno, as that may lie in a page that is
- * protected. They return a negative errno value.
+ * raw makes a system call. It does not write errno, which may be in a protected page, and
+ * returns a negative errno value.
  */
 static long raw(long n, long a, long b, long c, long d, long e, long f)
 {
@@ -106,7 +106,7 @@ static int copy_out(int fd, uintptr_t at, size_t len)
 	return 0;
 }
 
-/* copy_in reads what the file has at an offset. */
+/* copy_in reads len bytes at an offset of the file. */
 static int copy_in(int fd, uintptr_t to, uint64_t offset, size_t len)
 {
 	while (len > 0) {
@@ -152,7 +152,7 @@ static int make_file(void)
 	return 0;
 }
 
-/* only_us reports whether no other thread of the program can write meanwhile. */
+/* only_us reports whether no other thread of the program can write to memory. */
 static bool only_us(void)
 {
 	DIR *d = opendir("/proc/self/task");
@@ -164,10 +164,10 @@ static bool only_us(void)
 	while ((e = readdir(d)) != NULL)
 		n += e->d_name[0] != '.';
 	closedir(d);
-	return n <= 2; /* the caller, and the library's */
+	return n <= 2; /* the caller and the library's thread */
 }
 
-/* from_device makes a userfaultfd from a descriptor of /dev/userfaultfd, which it closes. */
+/* from_device makes a userfaultfd from a descriptor of /dev/userfaultfd, and closes that. */
 static int from_device(int fd)
 {
 	int made = -1;
@@ -179,7 +179,7 @@ static int from_device(int fd)
 	return made;
 }
 
-/* open_userfaultfd opens the best userfaultfd that this process, or the daemon for it, may have. */
+/* open_userfaultfd opens the best userfaultfd that this process, or the daemon for it, may open. */
 static int open_userfaultfd(struct iwarpd_device *dev)
 {
 	struct iwarpd_error e = { 0 };
@@ -201,7 +201,7 @@ static int open_userfaultfd(struct iwarpd_device *dev)
 	return fd;
 }
 
-/* open_protector makes protector, or -1, which stays so. */
+/* open_protector sets protector, to -1 if there is no userfaultfd. It is not tried again. */
 static void open_protector(struct iwarpd_device *dev)
 {
 	struct uffdio_api api = { .api = UFFD_API, .features = UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM };
@@ -217,8 +217,8 @@ static void open_protector(struct iwarpd_device *dev)
 }
 
 /*
- * may_move returns 0 if pages can be moved without losing a store. Those of a file,
- * as .data, cannot be protected: they are moved while no other thread runs.
+ * may_move returns 0 if pages can be moved without losing a store. Pages of a file, such
+ * as .data, cannot be protected, so they are moved only while no other thread runs.
  */
 static int may_move(struct iwarpd_device *dev, bool of_file)
 {
@@ -227,14 +227,14 @@ static int may_move(struct iwarpd_device *dev, bool of_file)
 	return (protector >= 0 && !of_file) || only_us() ? 0 : -EOPNOTSUPP;
 }
 
-/* touch reads every page of a range, as MADV_POPULATE_READ does since Linux 5.14. */
+/* touch reads every page of a range, like MADV_POPULATE_READ since Linux 5.14. */
 static void touch(uintptr_t start, size_t len)
 {
 	for (uintptr_t at = start, size = page_size(); at < start + len; at += size)
 		(void)*(volatile const char *)at;
 }
 
-/* protect makes threads that write to the range wait. */
+/* protect blocks threads that write to the range. */
 static int protect(int fd, uintptr_t start, size_t len)
 {
 	struct uffdio_register reg = { .range = { start, len }, .mode = UFFDIO_REGISTER_MODE_WP };
@@ -244,7 +244,7 @@ static int protect(int fd, uintptr_t start, size_t len)
 	if (fd < 0)
 		return 0;
 	err = raw(SYS_ioctl, fd, UFFDIO_REGISTER, (long)&reg, 0, 0, 0);
-	/* A page that was never touched would not be protected. */
+	/* Pages that were never touched would not be protected. */
 	if (!err && raw(SYS_madvise, (long)start, (long)len, MADV_POPULATE_READ, 0, 0, 0) != 0)
 		touch(start, len);
 	if (!err)
@@ -252,7 +252,7 @@ static int protect(int fd, uintptr_t start, size_t len)
 	return (int)err;
 }
 
-/* release makes them go on. */
+/* release lets blocked threads continue. */
 static void release(int fd, uintptr_t start, size_t len, bool moved)
 {
 	struct uffdio_range range = { start, len };
@@ -285,7 +285,7 @@ static int share_chunk(uintptr_t start, size_t len, int prot, int uffd)
 	return err;
 }
 
-/* unshare_chunk makes pages private again that the file has at an offset. */
+/* take_back_chunk makes pages at an offset of the file private again. */
 static int take_back_chunk(uintptr_t start, size_t len, int prot, uint64_t offset, int uffd)
 {
 	const int fd = file;
@@ -310,7 +310,7 @@ static int take_back_chunk(uintptr_t start, size_t len, int prot, uint64_t offse
 	return err;
 }
 
-/* A signal handler would write where it should not. */
+/* block_signals blocks all signals: a handler could write to a protected page. */
 static void block_signals(sigset_t *old)
 {
 	sigset_t all;
@@ -358,7 +358,7 @@ static bool is_file(const struct vma *v)
 	return v->inode == file_inode && v->dev == file_dev && v->shared;
 }
 
-/* in_place reports whether a mapping of the file is where its offset says. */
+/* in_place reports whether v maps the file at the offset that equals its address. */
 static bool in_place(const struct vma *v)
 {
 	return is_file(v) && v->offset == v->start;
@@ -372,7 +372,7 @@ static bool holds_stack(const struct vma *v)
 	return (first >= v->start && first < v->end) || (mine >= v->start && mine < v->end);
 }
 
-/* usable returns 0 if the pages of a mapping can be moved, or are in the file. */
+/* usable returns 0 if the pages of a mapping are in the file or can be moved there. */
 static int usable(const struct vma *v, bool writable)
 {
 	if (!(v->prot & PROT_READ) || (writable && !(v->prot & PROT_WRITE)))
@@ -382,12 +382,12 @@ static int usable(const struct vma *v, bool writable)
 	return v->shared || v->huge || (v->prot & PROT_EXEC) || holds_stack(v) ? -EOPNOTSUPP : 0;
 }
 
-/* What there is to move of a range. */
+/* The pages of a range that must be moved. */
 struct todo {
 	bool any, of_file;
 };
 
-/* check returns 0 if all of a range can be near. */
+/* check returns 0 if all of a range can be near memory. */
 static int check(uintptr_t start, uintptr_t end, bool writable, struct todo *todo)
 {
 	struct vma v;
@@ -418,8 +418,8 @@ static bool used(uintptr_t start, uintptr_t end)
 }
 
 /*
- * recover makes mappings private that mremap has moved away from their place: a
- * program that enlarges registered memory, say. Their pages of the file are free then.
+ * recover makes mappings of the file private that mremap has moved, for example because
+ * the program enlarged registered memory. It frees their pages of the file.
  */
 static void recover(uintptr_t start, uintptr_t end)
 {
@@ -433,7 +433,7 @@ static void recover(uintptr_t start, uintptr_t end)
 	}
 }
 
-/* move moves what is private of a range, which check has seen, into the file. */
+/* move moves the private pages of a range into the file. check has accepted the range. */
 static int move(uintptr_t start, uintptr_t end)
 {
 	struct vma v;
@@ -487,7 +487,7 @@ static void punch(uintptr_t start, uintptr_t end)
 		iwv_log("near memory: free pages: %s", strerror(errno));
 }
 
-/* give_back makes a range private that no region uses. */
+/* give_back makes a range private. No region uses it. */
 static void give_back(uintptr_t start, uintptr_t end)
 {
 	uintptr_t at = start;
@@ -596,7 +596,7 @@ void near_put(uintptr_t addr, size_t length)
 
 	pthread_mutex_lock(&lock);
 	remove_use(p.start, p.end);
-	if (vma_begin() == 0) { /* it has its descriptor since near_get */
+	if (vma_begin() == 0) { /* near_get has opened its descriptor */
 		free_unused(p.start, p.end);
 		vma_end();
 	}
@@ -604,13 +604,13 @@ void near_put(uintptr_t addr, size_t length)
 }
 
 /*
- * fork: the child must get memory of its own, with what it was at the fork. It copies
- * it itself, before fork returns, while the parent waits.
+ * fork: the child needs memory of its own, with the contents at the time of the fork. The
+ * child makes the copy before fork returns, and the parent waits for it.
  */
 
 /*
- * ends are those of a pipe: the parent waits until no process has the second one. Those
- * that are there before a fork keep its descriptors free.
+ * ends are the ends of a pipe. The parent waits until no process has the second end open.
+ * A pipe made in advance ensures that fork finds two free descriptors.
  */
 static int ends[2] = { -1, -1 };
 
@@ -684,7 +684,7 @@ static void after_fork_child(void)
 	}
 	if (err) {
 		iwv_log("fork: the child's copy of registered memory: %s", strerror(-err));
-		abort(); /* it would write to its parent's memory */
+		abort(); /* the child would write to its parent's memory */
 	}
 	if (protector >= 0)
 		close(protector);

@@ -7,9 +7,9 @@
 #include "internal.h"
 
 enum {
-	BATCH = 16,        /* work requests with one doorbell */
+	BATCH = 16,        /* work requests posted with one doorbell */
 	MIN_INLINE = 64,   /* bytes; some programs use inline data without asking for it */
-	MAX_INLINE = 1024, /* that the library gathers */
+	MAX_INLINE = 1024, /* bytes, gathered by the library */
 };
 
 _Static_assert(sizeof(struct ibv_sge) == sizeof(struct iwarpd_sge) &&
@@ -34,7 +34,7 @@ static uint32_t most(uint32_t a, uint32_t b)
 	return a > b ? a : b;
 }
 
-/* receive_wait returns how long a Send of the peer may wait for its receive. */
+/* receive_wait returns the time in ms that a Send of the peer may wait for its receive. */
 static uint32_t receive_wait(void)
 {
 	const char *v = secure_getenv("IWARPD_VERBS_RECEIVE_WAIT");
@@ -43,7 +43,7 @@ static uint32_t receive_wait(void)
 	return ms < 60000 ? (uint32_t)ms : 60000;
 }
 
-/* fill sets the depths and sizes of attr, and of cap what the program gets. */
+/* fill sets the depths and sizes of attr, and updates cap to them. */
 static int fill(const struct context *c, struct iwarpd_qp_attr *attr, struct ibv_qp_cap *cap)
 {
 	if (cap->max_send_sge > c->attr.max_sge || cap->max_recv_sge > c->attr.max_sge ||
@@ -52,9 +52,12 @@ static int fill(const struct context *c, struct iwarpd_qp_attr *attr, struct ibv
 	cap->max_send_wr = most(cap->max_send_wr, 1);
 	cap->max_recv_wr = most(cap->max_recv_wr, 1);
 	cap->max_send_sge = cap->max_recv_sge = most(most(cap->max_send_sge, cap->max_recv_sge), 1);
-	/* Programs ask for more until they are refused, or believe what they get: so they get what there is. */
+	/*
+	 * Some programs ask for more until they are refused, others take what they get:
+	 * so give the maximum.
+	 */
 	cap->max_inline_data = least(most(cap->max_inline_data, MIN_INLINE), least(c->attr.max_inline, MAX_INLINE));
-	/* A Write with Immediate Data takes two places. */
+	/* A Write with Immediate Data takes two entries of the send queue. */
 	attr->send_depth = 2 * cap->max_send_wr <= c->attr.max_qp_wr / 2 ? 2 * cap->max_send_wr : cap->max_send_wr;
 	attr->recv_depth = cap->max_recv_wr;
 	attr->max_sge = cap->max_send_sge;
@@ -96,13 +99,19 @@ static void free_qp(struct qp *qp)
 	free(qp);
 }
 
-/* The completions that a QP can have in its CQs at once; those of an SRQ's receives are all counted for each. */
+/*
+ * most_recvs returns the receive completions that a QP can have outstanding. All receives
+ * of an SRQ count for each of its QPs.
+ */
 static uint32_t most_recvs(const struct qp *qp)
 {
 	return qp->ibv.srq ? container_of(qp->ibv.srq, struct srq, ibv)->attr.max_wr : qp->cap.max_recv_wr;
 }
 
-/* need makes room for them, for good: those of a QP that is destroyed may not have been polled. */
+/*
+ * need enlarges the CQs for the completions of a QP. They stay so when the QP is
+ * destroyed, since its completions may not have been polled.
+ */
 static int need(struct qp *qp, struct iwarpd_error *e)
 {
 	int err;
@@ -142,7 +151,7 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 	attr.send_cq = iwarpd_cq(init->send_cq);
 	attr.recv_cq = iwarpd_cq(init->recv_cq);
 	attr.srq = init->srq ? container_of(init->srq, struct srq, ibv)->q : NULL;
-	attr.context = qp; /* sig_all is in the flags of each work request: not all are the program's */
+	attr.context = qp; /* sig_all is in the flags of each work request, since the library adds some of its own */
 	if (!err)
 		err = iwarpd_create_qp(container_of(pd, struct pd, ibv)->pd, &attr, &qp->q, &e);
 	if (err) {
@@ -159,7 +168,7 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 	return &qp->ibv;
 }
 
-/* unlink_qp takes a QP out of a list. The lock is held. */
+/* unlink_qp removes a QP from a list. The lock is held. */
 static void unlink_qp(struct qp **list, struct qp *qp)
 {
 	for (; *list; list = &(*list)->next) {
@@ -201,7 +210,7 @@ int iwv_qp_disconnect(struct qp *qp, bool abort, struct iwarpd_error *e)
 	}
 	err = iwarpd_disconnect(qp->q, abort, e);
 	if (err == -EBADFD || err == -ENOENT)
-		err = 0; /* it has just ended */
+		err = 0; /* the connection has just ended */
 	if (!err)
 		atomic_store(&qp->conn, CONN_CLOSING);
 	return err;
@@ -278,8 +287,8 @@ void qp_wait_closing(struct context *c, const void *used)
 }
 
 /*
- * A QP whose connection is up is closed in order, and freed when that is done: the
- * peer then gets all that was sent, and librdmacm's id its event.
+ * A QP with a connection is closed in order and freed later: the peer then receives all
+ * that was sent, and librdmacm's id gets its event.
  */
 int ibv_destroy_qp(struct ibv_qp *ibv)
 {
@@ -334,7 +343,7 @@ int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask, struct 
 	return 0;
 }
 
-/* kill_unconnected completes the receives of a QP that will have no connection. */
+/* kill_unconnected flushes the receives of a QP that will have no connection. */
 static void kill_unconnected(struct qp *qp)
 {
 	pthread_mutex_lock(&qp->recv_lock);
@@ -357,14 +366,14 @@ void iwv_qp_connecting(struct qp *qp, bool yes)
 	pthread_mutex_unlock(&qp->recv_lock);
 }
 
-/* modify does what a new state stands for. librdmacm has done it where it has an id for the QP. */
+/* modify performs a change of state. librdmacm has done so already if the QP has an id. */
 static int modify(struct qp *qp, const struct ibv_qp_attr *attr, int mask, struct iwarpd_error *e)
 {
 	switch (attr->qp_state) {
 	case IBV_QPS_INIT:
 		return atomic_load(&qp->cm) ? 0 : exchange_listen(qp);
 	case IBV_QPS_RTR:
-		/* Without an address librdmacm connects it, of whose id it is from then on. */
+		/* Without an address, librdmacm will connect the QP for an id. */
 		if (!(mask & IBV_QP_AV) || atomic_load(&qp->cm) || atomic_load(&qp->conn) != CONN_NONE)
 			return 0;
 		return exchange_connect(qp, attr);
@@ -490,7 +499,7 @@ int ibv_destroy_srq(struct ibv_srq *ibv)
 	return 0;
 }
 
-/* posted returns what the kernel's verbs return for an error of libiwarpd. */
+/* posted returns the errno value of the kernel's verbs for an error of libiwarpd. */
 static int posted(int err)
 {
 	switch (err) {
@@ -505,7 +514,10 @@ static int posted(int err)
 	}
 }
 
-/* gather copies the SGEs of an inline work request; it returns the length, or -1. */
+/*
+ * gather copies the SGEs of an inline work request. It returns the length, or -1 if they
+ * do not fit.
+ */
 static int gather(char *to, size_t size, const struct ibv_send_wr *wr)
 {
 	size_t n = 0;
@@ -521,7 +533,7 @@ static int gather(char *to, size_t size, const struct ibv_send_wr *wr)
 	return (int)n;
 }
 
-/* put_inline makes the data inline, gathered in room if it has several pieces. */
+/* put_inline passes the data inline, gathered in room if it has several pieces. */
 static int put_inline(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, char *room)
 {
 	int n;
@@ -552,7 +564,7 @@ static uint64_t length_of(const struct ibv_send_wr *wr)
 
 /*
  * put_imm makes the second half of a Write with Immediate Data: a message with Immediate
- * Data (RFC 7306), of which 32 bits are the program's and 32 the length of the Write.
+ * Data (RFC 7306). Its 64 bits are the program's 32 bits and the length of the Write.
  */
 static void put_imm(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr)
 {
@@ -564,7 +576,7 @@ static void put_imm(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr)
 	};
 }
 
-/* put_wr makes a work request of libiwarpd. */
+/* put_wr translates a work request. */
 static int put_wr(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, struct iwarpd_sge *window, char *room)
 {
 	*to = (struct iwarpd_send_wr){
@@ -611,14 +623,17 @@ static int put_wr(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, struc
 	case IBV_WR_BIND_MW:
 		to->opcode = IWARPD_WR_BIND_MW;
 		to->rkey = wr->bind_mw.rkey;
-		/* The program may give the rights of its region, of which a window has the remote ones. */
+		/*
+		 * The program may name all access rights of the region; a window has only
+		 * remote ones.
+		 */
 		to->access = wr->bind_mw.bind_info.mw_access_flags & (unsigned int)~IBV_ACCESS_LOCAL_WRITE;
 		*window = (struct iwarpd_sge){ wr->bind_mw.bind_info.addr, (uint32_t)wr->bind_mw.bind_info.length,
 					       wr->bind_mw.bind_info.mr ? wr->bind_mw.bind_info.mr->lkey : 0 };
 		to->sge = window;
 		to->num_sge = 1;
 		break;
-	default: /* Send with immediate data, as on other iWARP devices; TSO */
+	default: /* TSO, and Send with Immediate Data, which other iWARP devices lack too */
 		return -EOPNOTSUPP;
 	}
 	if ((wr->send_flags & IBV_SEND_INLINE) && wr->num_sge > 0 &&
@@ -629,17 +644,20 @@ static int put_wr(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, struc
 	return 0;
 }
 
-/* own_room reports whether a work request uses the room of a batch, and ends it. */
+/*
+ * own_room reports whether a work request uses the room of a batch, so that it is the
+ * last one of it.
+ */
 static bool own_room(const struct ibv_send_wr *wr)
 {
 	return wr->opcode == IBV_WR_BIND_MW || ((wr->send_flags & IBV_SEND_INLINE) && wr->num_sge > 1);
 }
 
-/* A batch is work requests of libiwarpd, and what they point to. */
+/* A batch is work requests of libiwarpd and the data that they point to. */
 struct batch {
 	int n;
 	struct iwarpd_send_wr wr[BATCH + 1];
-	bool last[BATCH + 1]; /* it is the last of a work request of the program */
+	bool last[BATCH + 1]; /* the last one made from a work request of the program */
 	struct iwarpd_sge window;
 	char room[MAX_INLINE];
 };
@@ -651,7 +669,7 @@ static void add(struct batch *b, bool sig_all, bool last)
 	b->last[b->n++] = last;
 }
 
-/* fill_batch takes work requests from a list until the batch is full. */
+/* fill_batch translates work requests of a list until the batch is full. */
 static int fill_batch(struct batch *b, const struct ibv_send_wr *wr, bool sig_all)
 {
 	for (b->n = 0; wr && b->n < BATCH; wr = wr->next) {
@@ -677,7 +695,7 @@ static int post_batch(struct qp *qp, struct ibv_send_wr **wr)
 	struct batch b;
 	int err = fill_batch(&b, *wr, qp->sig_all), done = 0;
 
-	while (done < b.n) { /* only what fits is posted: the rest says why */
+	while (done < b.n) { /* a full queue takes a part; the next call returns why */
 		int n = iwarpd_post_sends(qp->q, &b.wr[done], b.n - done);
 
 		if (n < 0)
@@ -719,7 +737,7 @@ int post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **b
 	pthread_mutex_lock(&qp->send_lock);
 	while (wr && !err)
 		err = post_batch(qp, &wr);
-	/* What is posted after the end completes too. */
+	/* Work requests posted after the end of the connection complete too, as flushed. */
 	for (; wr && (err == -ENOTCONN || err == 0); wr = wr->next)
 		err = cq_flush(ibv->send_cq, ibv, wr->wr_id, completion_of(wr));
 	pthread_mutex_unlock(&qp->send_lock);
@@ -734,7 +752,10 @@ static struct iwarpd_recv_wr recv_of(const struct ibv_recv_wr *wr)
 					(uint32_t)wr->num_sge };
 }
 
-/* note_early keeps the wr_id of a receive in case that there will be no connection. recv_lock is held. */
+/*
+ * note_early saves the wr_id of a receive, in case there will be no connection. recv_lock
+ * is held.
+ */
 static void note_early(struct qp *qp, uint64_t wr_id)
 {
 	if (atomic_load(&qp->conn) != CONN_NONE || qp->num_early == qp->cap.max_recv_wr)

@@ -1,4 +1,4 @@
-/* Queues of events with a descriptor to sleep on. */
+/* Queues of events, each with a descriptor to wait on. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <sys/eventfd.h>
@@ -34,14 +34,17 @@ void iwv_queue_put(struct event_queue *q, struct queue_item *item)
 	q->last = &item->next;
 	pthread_mutex_unlock(&q->lock);
 	if (write(q->fd, &one, sizeof(one)) < 0)
-		return; /* only with a count of 2^64 - 2 */
+		return; /* fails only at a count of 2^64 - 2 */
 }
 
 int iwv_queue_wait(struct event_queue *q)
 {
 	uint64_t count;
 
-	/* The read acts on signals and pthread_cancel as one of the kernel's verbs does. */
+	/*
+	 * Like the read of the kernel's verbs, this one can be interrupted by signals and
+	 * pthread_cancel.
+	 */
 	return read(q->fd, &count, sizeof(count)) < 0 ? -1 : 0;
 }
 

@@ -1,4 +1,4 @@
-/* The library's thread, which takes the events of the daemons. */
+/* The library's thread, which takes events from the daemons. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>
@@ -47,7 +47,7 @@ void iwv_thread_set_cm(cm_handler *h)
 	atomic_store(&handler, h);
 }
 
-/* deliver passes an event on; ev is NULL when the daemon is gone. */
+/* deliver passes an event to its handlers. ev is NULL if the daemon has ended. */
 static void deliver(struct context *c, const struct iwarpd_event *ev)
 {
 	cm_handler *h = atomic_load(&handler);
@@ -64,7 +64,7 @@ static void deliver(struct context *c, const struct iwarpd_event *ev)
 		async_fatal(c);
 }
 
-/* serve takes the events of a context that are there. */
+/* serve handles all waiting events of a context. */
 static void serve(struct context *c)
 {
 	struct iwarpd_event ev;
@@ -81,7 +81,7 @@ static void serve(struct context *c)
 	deliver(c, NULL);
 }
 
-/* sooner returns the shorter of two time-outs, of which -1 is none. */
+/* sooner returns the shorter of two time-outs; -1 is none. */
 static int sooner(int a, int b)
 {
 	return a < 0 || (b >= 0 && b < a) ? b : a;
@@ -106,7 +106,7 @@ static void *run(void *arg)
 
 		pthread_mutex_lock(&lock);
 		for (int i = 0; i < n; i++)
-			if (served(ev[i].data.ptr)) /* it may have been closed meanwhile */
+			if (served(ev[i].data.ptr)) /* the context may have been closed meanwhile */
 				serve(ev[i].data.ptr);
 		timeout = -1;
 		for (struct context *c = contexts; c; c = c->next)
@@ -116,7 +116,7 @@ static void *run(void *arg)
 	return NULL;
 }
 
-/* start starts the thread, which takes no signal. The lock is held. */
+/* start starts the thread with all signals blocked. The lock is held. */
 static int start(void)
 {
 	pthread_attr_t attr;
@@ -177,8 +177,8 @@ void thread_forget(struct context *c)
 }
 
 /*
- * The thread is not in the child of a fork. Contexts that the child opens get a new one;
- * those of the parent are of no use there.
+ * The child of a fork does not have the thread. Contexts that the child opens start a new
+ * one; the parent's contexts cannot be used in the child.
  */
 static void after_fork_child(void)
 {

@@ -1,4 +1,4 @@
-/* Functions that take objects of iwarpd and cannot do anything with them. */
+/* Functions that fail for objects of iwarpd. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stddef.h>
@@ -118,15 +118,15 @@ void ibv_unimport_dm(struct ibv_dm *dm)
 		REAL(ibv_unimport_dm)(dm);
 }
 
-/* Memory of iwarpd is copied at a fork, with no help of the program or of madvise. */
+/* near.c copies registered memory at a fork, so programs need neither ibv_fork_init nor madvise. */
 enum ibv_fork_status ibv_is_fork_initialized(void)
 {
 	return verbs_off() ? REAL(ibv_is_fork_initialized)() : IBV_FORK_UNNEEDED;
 }
 
 /*
- * The providers and ibv_devinfo use this one, which is of libibverbs' private interface;
- * its version differs from release to release.
+ * Providers and ibv_devinfo call this function of libibverbs' private interface. Its
+ * symbol version differs between releases.
  */
 int iwv_query_gid_type(struct ibv_context *ibv, uint8_t port, unsigned int index, unsigned int *type);
 
@@ -149,6 +149,6 @@ int iwv_query_gid_type(struct ibv_context *ibv, uint8_t port, unsigned int index
 
 	if (f)
 		return f(ibv, port, index, type);
-	*type = 1; /* RoCE v2: the form of iwarpd's GIDs */
+	*type = 1; /* RoCE v2, whose GIDs have the same form */
 	return 0;
 }

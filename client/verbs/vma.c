@@ -1,4 +1,4 @@
-/* Mappings of this process, by /proc/self/maps. Nothing here allocates memory. */
+/* Mappings of this process, from /proc/self/maps. Nothing here allocates memory. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 
 #include "vma.h"
 
-/* Of linux/fs.h since 6.11, which is newer than the headers of Debian 12. */
+/* From linux/fs.h since Linux 6.11. The headers of Debian 12 are older. */
 struct procmap_query {
 	uint64_t size, query_flags, query_addr;
 	uint64_t vma_start, vma_end, vma_flags, vma_page_size, vma_offset, inode;
@@ -27,10 +27,10 @@ enum { READABLE = 1, WRITABLE = 2, EXECUTABLE = 4, SHARED = 8, OR_NEXT = 16 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the rest */
 static int fd = -1; /* of /proc/self/maps */
-static bool text;   /* the kernel has no PROCMAP_QUERY (before Linux 6.11) */
+static bool text;   /* the kernel has no PROCMAP_QUERY (before Linux 6.11), so the text is parsed */
 static char buf[4096];
-static int len, at;    /* of buf, where text is read */
-static uintptr_t done; /* end of the last mapping that text has given */
+static int len, at;    /* bytes in buf, and the position in it */
+static uintptr_t done; /* end of the last mapping that was parsed */
 
 static void rewind_text(void)
 {
@@ -89,7 +89,7 @@ static int query(uintptr_t addr, struct vma *v)
 	return 0;
 }
 
-/* next_line returns the next line of the file, without its end; NULL: there is none. */
+/* next_line returns the next line of the file without its newline, or NULL at the end. */
 static char *next_line(void)
 {
 	for (;;) {
@@ -102,7 +102,7 @@ static char *next_line(void)
 			return line;
 		}
 		if (at == 0 && len == (int)sizeof(buf))
-			len = 0; /* a line without end: no such thing */
+			len = 0; /* discard a line longer than any that the kernel writes */
 		memmove(buf, line, (size_t)(len - at));
 		len -= at;
 		at = 0;

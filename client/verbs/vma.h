@@ -16,16 +16,20 @@ struct vma {
 };
 
 /*
- * vma_begin begins a search, which one thread can do at a time, and vma_end ends it. 0, or a
- * negative errno value. The first one opens a descriptor that stays.
+ * vma_begin begins a search, and vma_end ends it. One thread at a time can search; others
+ * wait. vma_begin returns 0 or a negative errno value. Its first call opens a descriptor
+ * that stays open.
  */
 int vma_begin(void);
 void vma_end(void);
 
-/* vma_find returns the mapping that holds addr, or else the next one; false: there is none. */
+/*
+ * vma_find finds the mapping that holds addr, or else the next one. It returns false if
+ * there is none.
+ */
 bool vma_find(uintptr_t addr, struct vma *v);
 
-/* vma_forked makes searches in the child of a fork find the child's mappings. */
+/* vma_forked makes searches in the child of a fork use the child's mappings. */
 void vma_forked(void);
 
 #endif
