@@ -16,24 +16,23 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 )
 
-// The budget is what the link leaves for a transport: it does per frame what
-// iwarpd cannot avoid, and nothing else. Data frames carry a CRC32c and a TCP
-// checksum; the sender copies and sums each payload into a TX slot, the receiver
-// checks both and copies it out, and answers two frames with one. There is no
-// connection, no retransmission and no window but a fixed one. A ping is a small
-// data frame that is answered by another at once.
+// The budget measures what the link leaves for a transport. Per frame it does only what iwarpd
+// cannot avoid. Data frames carry a CRC32c and a TCP checksum. The sender copies and sums each
+// payload into a TX slot; the receiver checks both sums, copies the payload out, and answers
+// two frames with one. There is no connection, no retransmission, and the window is fixed. A
+// ping is a small data frame that is answered at once by another.
 
 const (
 	budgetPort    = 7191
 	budgetHeader  = 14 + 20 + 32           // Ethernet, IPv4, TCP with timestamps
-	budgetInIP    = budgetHeader - 14      // of which the MTU counts
-	budgetSeq     = 14 + 20 + 4            // in a data frame its number, in an answer how many have come
-	budgetFlags   = 14 + 20 + 13           // TCP's flags: PSH says that it is a ping
+	budgetInIP    = budgetHeader - 14      // the part that counts against the MTU
+	budgetSeq     = 14 + 20 + 4            // number of a data frame; in an answer, the number of frames received
+	budgetFlags   = 14 + 20 + 13           // TCP's flags; PSH marks a ping
 	budgetSum     = 14 + 20 + 16           // the checksum
 	budgetWindow  = 512                    // frames in flight
-	budgetStep    = 512                    // bytes copied and summed at a time, as on iwarpd's transmit path
-	budgetMessage = 1 << 20                // the buffer that is sent over and over
-	budgetTimeout = 100 * time.Millisecond // patience of a measurement
+	budgetStep    = 512                    // bytes copied and summed at a time, as iwarpd does when it transmits
+	budgetMessage = 1 << 20                // the buffer that is sent repeatedly
+	budgetTimeout = 100 * time.Millisecond // patience during a measurement
 )
 
 const (
@@ -59,8 +58,7 @@ func runBudget(m *matrix, mtu int, tests []test) ([]result, error) {
 	return m.lab.pairOf(server, client, m.limit(len(tests)), "GOMAXPROCS=2")
 }
 
-// openXSK opens queue 0 of the job's interface with the budget's port steered to
-// it.
+// openXSK opens queue 0 of the job's interface and steers the budget's port to it.
 func openXSK(j job) (link.Link, func(), error) {
 	ifc, err := net.InterfaceByName(j.If)
 	if err != nil {
@@ -90,20 +88,20 @@ func openXSK(j job) (link.Link, func(), error) {
 	return x, closer, nil
 }
 
-// A budget is one end.
+// A budget is one end of the wire.
 type budget struct {
 	link   link.Link
 	header [budgetHeader]byte
 	pseudo uint32 // sum of the pseudo-header without its length
 	data   []byte // bytes sent or received
-	off    int    // in data, where the next payload starts
+	off    int    // where the next payload starts in data
 	ping   int    // bytes of a ping
 
-	sent, acked, lost uint32 // frames, from the first on
+	sent, acked, lost uint32 // counts of frames
 	frames            [64]link.Frame
 	slots             [64]link.Slot
-	bad               uint64        // frames whose CRC or checksum was wrong
-	patience          time.Duration // without an answer: the frames in flight are lost
+	bad               uint64        // frames with a wrong CRC or checksum
+	patience          time.Duration // time without an answer after which the frames in flight are lost
 }
 
 var errNoFrame = errors.New("no frame came back")
@@ -154,8 +152,8 @@ func newBudget(l link.Link, j job) (*budget, error) {
 	return b, nil
 }
 
-// put finishes a frame of n payload bytes, whose partial sum is sum, behind the
-// header in f.
+// put completes a frame: it writes the header of f for n payload bytes whose partial sum is
+// sum.
 func (b *budget) put(f []byte, n int, seq, sum uint32) {
 	copy(f, b.header[:])
 	binary.BigEndian.PutUint16(f[16:], uint16(budgetInIP+n))
@@ -165,7 +163,8 @@ func (b *budget) put(f []byte, n int, seq, sum uint32) {
 	binary.BigEndian.PutUint16(f[budgetSum:], pkt.Checksum(sum))
 }
 
-// postData sends the next piece of data as frame number seq; false: no room.
+// postData sends the next piece of data as frame number seq. It returns false if the link has
+// no room.
 func (b *budget) postData(seq uint32) bool {
 	s, ok := b.link.Alloc()
 	if !ok {
@@ -208,7 +207,7 @@ func (b *budget) postPing(n int) bool {
 	return ok
 }
 
-// postAnswer tells how many frames have come; false: no room.
+// postAnswer reports the number of frames received. It returns false if the link has no room.
 func (b *budget) postAnswer(count uint32) bool {
 	s, ok := b.link.Alloc()
 	if !ok {
@@ -234,8 +233,7 @@ func (b *budget) reap() {
 	}
 }
 
-// check verifies a received frame and returns its number and payload. A data
-// frame's payload is returned in pieces of f.
+// check verifies a received frame and returns its number.
 func (b *budget) check(f *link.Frame) (seq uint32, ok bool) {
 	head := f.Pieces[0]
 	total := f.Len()
@@ -248,7 +246,7 @@ func (b *budget) check(f *link.Frame) (seq uint32, ok bool) {
 	}
 	sum := pkt.Sum(head[26:34], pkt.ProtoTCP+uint32(32+n))
 	var crc, want uint32
-	at := 34 // offset in the frame of what is summed next
+	at := 34 // offset in the frame of the next bytes to sum
 	skip := 34
 	left := 32 + n
 	payload := n - 4
@@ -272,7 +270,7 @@ func (b *budget) check(f *link.Frame) (seq uint32, ok bool) {
 			c := min(len(p), payload)
 			crc = crc32.Update(crc, castagnoli, p[:c])
 			payload -= c
-			for _, o := range p[c:] { // the CRC itself may lie across pieces
+			for _, o := range p[c:] { // the CRC itself may span pieces
 				want = want>>8 | uint32(o)<<24
 			}
 		}
@@ -284,7 +282,7 @@ func (b *budget) check(f *link.Frame) (seq uint32, ok bool) {
 	return binary.BigEndian.Uint32(head[budgetSeq:]), true
 }
 
-// place copies a checked data frame's payload out.
+// place copies the payload of a checked data frame to data.
 func (b *budget) place(f *link.Frame) {
 	n := int(binary.BigEndian.Uint16(f.Pieces[0][16:])) - budgetInIP - 4
 	skip := budgetHeader
@@ -303,14 +301,14 @@ func (b *budget) place(f *link.Frame) {
 	}
 }
 
-// placePing is place that leaves the stream where it was.
+// placePing is place for a ping. It does not advance the stream.
 func (b *budget) placePing(f *link.Frame) {
 	off := b.off
 	b.place(f)
 	b.off = off
 }
 
-// receive is the receiving end, until stop.
+// receive runs the receiving end until stop.
 func (b *budget) receive(stop *atomic.Bool) {
 	var count, answered uint32
 	idle := 0
@@ -340,7 +338,8 @@ func (b *budget) receive(stop *atomic.Bool) {
 	}
 }
 
-// send is the sending end: goodput in Gb/s over the window, and the frames lost.
+// send runs the sending end. It returns the goodput in Gb/s over the window and the frames
+// lost.
 func (b *budget) send(warm, window time.Duration) (r result, err error) {
 	payload := b.link.MTU() - budgetInIP - 4
 	var first, lostFirst uint32
@@ -353,7 +352,7 @@ func (b *budget) send(warm, window time.Duration) (r result, err error) {
 		for i := range b.frames[:n] {
 			f := &b.frames[i]
 			if c, ok := b.check(f); ok {
-				b.lost = min(b.lost, b.sent-c) // abandoned, but only late
+				b.lost = min(b.lost, b.sent-c) // counted as lost, but arrived late
 				if int32(c+b.lost-b.acked) > 0 {
 					b.acked, progress = c+b.lost, now
 				}
@@ -387,7 +386,7 @@ func (b *budget) send(warm, window time.Duration) (r result, err error) {
 	}
 }
 
-// pingPong is the round trip of a frame with size bytes.
+// pingPong measures the round trip of a frame with size bytes.
 func (b *budget) pingPong(j job, size int) (result, error) {
 	return pingPong(j, func() error {
 		if !b.postPing(size) {

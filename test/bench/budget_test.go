@@ -11,8 +11,8 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/link"
 )
 
-// TestBudget runs both ends over the in-process wire: what arrives is what was
-// sent, also when frames come in pieces, at odd offsets too.
+// TestBudget runs both ends over the in-process wire and checks that the data arrives
+// unchanged, also when frames come in pieces, at odd offsets too.
 func TestBudget(t *testing.T) {
 	for _, c := range []struct{ mtu, chunk int }{{1500, 4096}, {9000, 4096}, {3498, 2048}, {1500, 301}, {9000, 1501}} {
 		t.Run(fmt.Sprintf("mtu%d_chunk%d", c.mtu, c.chunk), func(t *testing.T) {
@@ -30,7 +30,7 @@ func TestBudget(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			a.patience = time.Minute // the wire loses nothing, and b may have no CPU for a while
+			a.patience = time.Minute // the wire loses nothing, but b may get no CPU for a while
 			want := bytes.Clone(a.data)
 			clear(b.data)
 			var stop atomic.Bool
@@ -63,8 +63,8 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// TestBudgetChecks: a frame with any one byte of its TCP header or payload
-// changed is refused.
+// TestBudgetChecks checks that a frame is refused if any byte of its TCP header or payload is
+// changed.
 func TestBudgetChecks(t *testing.T) {
 	var damage int
 	la, lb, err := link.NewPipe(link.PipeConfig{Filter: func(_ bool, f []byte) bool {

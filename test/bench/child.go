@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// A job is what a child process is asked to do. The same program is the parent
-// and each child: `bench child JOB`, JOB being JSON.
+// A job is the task of a child process. The same program is the parent and each child: `bench
+// child JOB`, where JOB is JSON.
 type job struct {
 	Role      string        `json:"role"`
 	Local     string        `json:"local,omitempty"`  // IP address of this side
@@ -24,7 +24,7 @@ type job struct {
 	MTU       int           `json:"mtu,omitempty"`
 	Socket    string        `json:"socket,omitempty"` // of the daemon; empty: engine in this process
 	Inline    bool          `json:"inline,omitempty"` // the application drives the engine in its process
-	Alone     bool          `json:"alone,omitempty"`  // the daemon is on another CPU
+	Alone     bool          `json:"alone,omitempty"`  // the daemon runs on another CPU
 	SCTP      bool          `json:"sctp,omitempty"`
 	Tests     []test        `json:"tests,omitempty"`
 	Warm      time.Duration `json:"warm,omitempty"`
@@ -39,20 +39,20 @@ type test struct {
 
 func (t test) String() string { return t.Workload + "/" + sizeName(t.Size) }
 
-// A result is what one child measured of one test. Rates fill in Value; latencies
-// fill in all.
+// A result is what a child measured in one test. Rates have only a Value; latencies have all
+// fields.
 type result struct {
 	Value float64 `json:"value"` // Gb/s, M/s, or the median in us
 	Mean  float64 `json:"mean,omitempty"`
 	P99   float64 `json:"p99,omitempty"`
 	P999  float64 `json:"p999,omitempty"`
-	CPU   float64 `json:"cpu,omitempty"` // of bulk, seconds per GiB of all CPUs: both sides, the kernel and whatever else ran
+	CPU   float64 `json:"cpu,omitempty"` // of bulk, in seconds per GiB over all CPUs: both sides, the kernel and all other work
 	Note  string  `json:"note,omitempty"`
 	Err   string  `json:"err,omitempty"`
 }
 
-// roles are the children's main functions. ready is called when a server can be
-// reached; a server returns when stdin ends.
+// roles are the children's main functions. A server calls ready when it can be reached, and
+// returns when stdin ends.
 var roles = map[string]func(j job, ready func()) ([]result, error){
 	"tcp-server": tcpServer,
 	"tcp-client": tcpClient,
@@ -60,7 +60,8 @@ var roles = map[string]func(j job, ready func()) ([]result, error){
 
 const readyLine = "ready"
 
-// childMain runs a role: "ready" on stdout for a server, then one line of JSON.
+// childMain runs a role. A server prints "ready", and every child prints its results as a line
+// of JSON.
 func childMain(arg string) error {
 	var j job
 	if err := json.Unmarshal([]byte(arg), &j); err != nil {
@@ -77,7 +78,7 @@ func childMain(arg string) error {
 	return json.NewEncoder(os.Stdout).Encode(rs)
 }
 
-// untilStdinEnds blocks till the parent lets go.
+// untilStdinEnds waits until the parent closes the child's stdin.
 func untilStdinEnds() { _, _ = io.Copy(io.Discard, os.Stdin) }
 
 // A proc is a running child.
@@ -89,7 +90,7 @@ type proc struct {
 	killer *time.Timer
 }
 
-// spawn starts a child on a side. It is killed when it outlives limit.
+// spawn starts a child on a side. The child is killed after limit.
 func (s *side) spawn(j job, limit time.Duration, env ...string) (*proc, error) {
 	arg, err := json.Marshal(j)
 	if err != nil {
@@ -117,7 +118,7 @@ func (s *side) spawn(j job, limit time.Duration, env ...string) (*proc, error) {
 	return p, nil
 }
 
-// ready waits for a server to say that it is.
+// ready waits until a server reports that it can be reached.
 func (p *proc) ready() error {
 	line, err := p.out.ReadString('\n')
 	if err != nil || strings.TrimSpace(line) != readyLine {
@@ -126,14 +127,15 @@ func (p *proc) ready() error {
 	return nil
 }
 
-// results waits for the child's answer and its end.
+// results reads the child's results and waits for its end.
 func (p *proc) results() ([]result, error) {
 	var rs []result
 	err := json.NewDecoder(p.out).Decode(&rs)
 	return rs, p.end(err)
 }
 
-// end lets a server go, and gives err more words if there is one.
+// end closes the child's stdin and waits for its end. After an error it kills the child. The
+// last line of the child's stderr replaces err.
 func (p *proc) end(err error) error {
 	_ = p.in.Close()
 	if err != nil {

@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// Connections within the host: two programs, each on a CPU of its own, and one daemon, which
-// shares the CPU of the server. They are beside what else joins two programs: a Unix socket
-// and libfabric's shared memory. memcpy is what one copy costs.
+// Connections within the host join two programs, each on a CPU of its own, by one daemon, which
+// shares the CPU of the server. They are compared with a Unix socket and with libfabric's
+// shared memory. memcpy measures one copy.
 
 func init() { roles["memcpy"] = memcpy }
 
-// runHost measures two programs with the daemon of side b.
+// runHost measures two programs on the daemon of side b.
 func runHost(m *matrix, mtu int, tests []test) (rs []result, err error) {
 	b := &m.lab.b
 	d, socket, err := m.daemon(b)
@@ -32,7 +32,7 @@ func runHost(m *matrix, mtu int, tests []test) (rs []result, err error) {
 		m.limit(len(tests)), "GOMAXPROCS=3")
 }
 
-// runUnix is a Unix socket, used as the TCP of runTCP is.
+// runUnix measures a Unix socket, used like the TCP of runTCP.
 func runUnix(m *matrix, mtu int, tests []test) ([]result, error) {
 	path := filepath.Join(m.dir, "stream")
 	defer os.Remove(path)
@@ -42,8 +42,8 @@ func runUnix(m *matrix, mtu int, tests []test) ([]result, error) {
 		m.limit(len(tests)), "GODEBUG=asyncpreemptoff=1")
 }
 
-// runShm is fi_pingpong over libfabric's shared memory. The rate of its stream is that of one
-// message at a time.
+// runShm measures fi_pingpong over libfabric's shared memory. Its stream sends one message at a
+// time.
 func runShm(m *matrix, _ int, tests []test) ([]result, error) {
 	client := m.lab.b
 	client.cpu = m.lab.a.cpu // both programs spin
@@ -58,7 +58,7 @@ func runMemcpy(m *matrix, _ int, tests []test) ([]result, error) {
 	return p.results()
 }
 
-// memcpy copies a buffer to another again and again.
+// memcpy copies one buffer to another in a loop.
 func memcpy(j job, _ func()) ([]result, error) {
 	quiet()
 	rs := make([]result, len(j.Tests))

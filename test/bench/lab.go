@@ -19,14 +19,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A side is one end of the wire: a network namespace with one interface, and
-// the CPU that its processes are pinned to.
+// A side is one end of the wire: a network namespace with one interface, and the CPU that its
+// processes are pinned to.
 type side struct {
 	ns   string
 	ifn  string
 	addr netip.Prefix
 	mac  net.HardwareAddr
-	cpu  int // anyCPU: all of them
+	cpu  int // or anyCPU
 	h    netns.NsHandle
 }
 
@@ -38,7 +38,7 @@ type lab struct {
 	lock *os.File
 }
 
-// newLab makes a lab; the machine has one at a time.
+// newLab makes a lab. A lock ensures that the machine has one at a time.
 func newLab() (*lab, error) {
 	lock, err := os.Create(filepath.Join(os.TempDir(), "iwarpd-bench.lock"))
 	if err != nil {
@@ -53,7 +53,7 @@ func newLab() (*lab, error) {
 		a:    side{ns: "iwarpd-bench-a", ifn: "iwb0", addr: netip.MustParsePrefix("10.98.0.1/24"), cpu: 0},
 		b:    side{ns: "iwarpd-bench-b", ifn: "iwb1", addr: netip.MustParsePrefix("10.98.0.2/24"), cpu: 1 % runtime.NumCPU()},
 	}
-	l.Close() // what a killed run left
+	l.Close() // remove what a killed run left
 	for _, s := range []*side{&l.a, &l.b} {
 		if err := s.create(); err != nil {
 			l.Close()
@@ -120,8 +120,8 @@ func (l *lab) wire() error {
 	return nil
 }
 
-// Close removes both namespaces, and the veth pair with them. The lock goes
-// with the process.
+// Close removes both namespaces, and the veth pair with them. The lock is released when the
+// process ends.
 func (l *lab) Close() {
 	for _, s := range []*side{&l.a, &l.b} {
 		if s.h > 0 {
@@ -151,7 +151,7 @@ func (l *lab) setMTU(mtu int) error {
 	return nil
 }
 
-// offloads are what a kernel peer loses in the "nogso" arms.
+// offloads are the features that the "nogso" arms of the kernel turn off.
 var offloads = []string{
 	"tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-tcp-ecn-segmentation", "tx-tcp-mangleid-segmentation",
 	"tx-generic-segmentation", "rx-gro", "tx-checksum-ip-generic", "tx-scatter-gather",
@@ -186,8 +186,8 @@ func (l *lab) setOffloads(on bool) error {
 	return nil
 }
 
-// do runs f on a thread inside the namespace and pinned to the side's CPU, so
-// that a process started by f inherits both.
+// do runs f on a thread inside the namespace and pinned to the side's CPU, so that a process
+// started by f inherits both.
 func (s *side) do(f func() error) error {
 	done := make(chan error)
 	go func() {
@@ -211,8 +211,8 @@ func (s *side) do(f func() error) error {
 		if err == nil {
 			err = f()
 		}
-		// The thread lives on only when it is again as it was: a child that
-		// asked for a signal at its parent's death hangs on it.
+		// Unlock the thread only if its state is restored. A child that set a parent-death
+		// signal dies with its thread.
 		if errors.Join(netns.Set(home), unix.SchedSetaffinity(0, &all)) == nil {
 			runtime.UnlockOSThread()
 		}
@@ -221,13 +221,13 @@ func (s *side) do(f func() error) error {
 	return <-done
 }
 
-// start starts cmd inside the namespace, pinned; it dies with us.
+// start starts cmd inside the namespace, pinned. It is killed when this process ends.
 func (s *side) start(cmd *exec.Cmd) error {
 	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
 	return s.do(cmd.Start)
 }
 
-// stop ends a process politely, then not.
+// stop interrupts a process, and kills it if it does not end.
 func stop(cmd *exec.Cmd) error {
 	if cmd.Process == nil {
 		return nil
@@ -238,8 +238,8 @@ func stop(cmd *exec.Cmd) error {
 	return cmd.Wait()
 }
 
-// waitIdle returns when the whole box has been at least 94 % idle for 150 ms, or
-// false when it was not within limit.
+// waitIdle waits until the whole machine has been at least 94 % idle for 150 ms, and returns
+// false if it was not within limit.
 func waitIdle(limit time.Duration) bool {
 	for end := time.Now().Add(limit); ; {
 		t0, i0 := cpuTimes()
@@ -254,7 +254,7 @@ func waitIdle(limit time.Duration) bool {
 	}
 }
 
-// cpuTimes is the first line of /proc/stat: all ticks, and those idle.
+// cpuTimes returns the sum of all ticks in the first line of /proc/stat, and the idle ones.
 func cpuTimes() (total, idle uint64) {
 	b, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -263,7 +263,7 @@ func cpuTimes() (total, idle uint64) {
 	line, _, _ := strings.Cut(string(b), "\n")
 	for i, f := range strings.Fields(line)[1:] {
 		v, _ := strconv.ParseUint(f, 10, 64)
-		if i < 8 { // guest time is in user time already
+		if i < 8 { // user time already includes guest time
 			total += v
 		}
 		if i == 3 || i == 4 {
@@ -273,8 +273,7 @@ func cpuTimes() (total, idle uint64) {
 	return total, idle
 }
 
-// box describes the machine, with the two costs that explain most differences
-// between machines.
+// box describes the machine, with the two costs that explain most differences between machines.
 func box() string {
 	model, kernel := "unknown CPU", "unknown"
 	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
@@ -297,8 +296,8 @@ func box() string {
 		runtime.NumCPU(), model, kernel, runtime.Version(), time.Since(t).Nanoseconds()/n, wakeCost())
 }
 
-// wakeCost is half the round trip between two threads that sleep in eventfd
-// reads on two CPUs, in microseconds.
+// wakeCost returns half the round trip between two threads that sleep in reads of an eventfd on
+// two CPUs, in microseconds.
 func wakeCost() float64 {
 	var fd [2]int
 	for i := range fd {
@@ -311,7 +310,7 @@ func wakeCost() float64 {
 	}
 	const n = 2000
 	pin := func(cpu int) {
-		runtime.LockOSThread() // never unlocked: the thread ends with its goroutine
+		runtime.LockOSThread() // never unlocked, so the thread ends with its goroutine
 		var set unix.CPUSet
 		set.Set(cpu % runtime.NumCPU())
 		_ = unix.SchedSetaffinity(0, &set)

@@ -1,21 +1,20 @@
-// Command bench measures iwarpd beside what a user could take instead, in the same run
-// and on the same wire: a veth pair of its own, between two namespaces, one queue
-// each way, one CPU each end.
+// Command bench measures iwarpd and its alternatives in the same run and on the same wire: a
+// veth pair between two network namespaces, with one queue each way and one CPU at each end.
 //
 //	go run ./test/bench [-quick] [-rounds N] [-mtu LIST] [-only REGEXP] [-out FILE]
 //
-// Peers: "budget" is an AF_XDP socket alone that does the same work per frame
-// (copy, CRC32c, checksum, one acknowledgement for two frames) with no protocol;
-// "kernel-tcp-gso" and "kernel-tcp-nogso" are the kernel's TCP with and without
-// segmentation offload; "daemon-socket" is iwarpd over the kernel's TCP sockets;
-// "libfabric-tcp" and "libfabric-shm" are fi_pingpong. The sctp rows are compared with
-// "daemon", iwarpd over TCP, and "usrsctp" over raw sockets. The verbs rows are perftest
-// on the filter libraries of client/verbs, compared with "iwarpctl-perf", and the cost of
-// registering memory, compared with "touch", the first write to it.
+// Peers: "budget" is an AF_XDP socket alone that does the same work per frame (copy, CRC32c,
+// checksum, one acknowledgement for two frames) without a protocol; "kernel-tcp-gso" and
+// "kernel-tcp-nogso" are the kernel's TCP with and without segmentation offload;
+// "daemon-socket" is iwarpd over the kernel's TCP sockets; "libfabric-tcp" and "libfabric-shm"
+// are fi_pingpong. The sctp rows are compared with "daemon", iwarpd over TCP, and "usrsctp"
+// over raw sockets. The verbs rows are perftest on the filter libraries of client/verbs,
+// compared with "iwarpctl-perf", and the cost of registering memory, compared with "touch", the
+// first write to it.
 //
-// Each round runs every arm once, the next round in reversed order; each cell
-// waits for an idle machine. It prints a table and writes out/bench.json. A ratio
-// is the median of the per-round ratios; above 1 is better for iwarpd.
+// Each round runs every arm once, the next round in reversed order. Each cell waits for an idle
+// machine. bench prints a table and writes out/bench.json. A ratio is the median of the ratios
+// of the rounds; above 1 is better for iwarpd.
 package main
 
 import (
@@ -65,8 +64,8 @@ type options struct {
 	window   time.Duration
 	enforce  bool
 	markdown bool
-	against  string // a file of an earlier run
-	plot     string // the picture to draw of out, instead of measuring
+	against  string // the file of an earlier run to compare with
+	plot     string // the picture to draw from out, instead of measuring
 	hold     bool   // hold free memory where the hypervisor takes it back
 }
 
@@ -185,7 +184,7 @@ func run(args []string) error {
 		<-sig
 		l.Close()
 		os.RemoveAll(m.dir)
-		os.Exit(130) // every child dies with us
+		os.Exit(130) // every child ends with this process
 	}()
 
 	fmt.Println(box())
@@ -225,7 +224,7 @@ func run(args []string) error {
 	return nil
 }
 
-// read returns the rows that write put into a file.
+// read returns the rows of a file that write wrote.
 func read(name string) (rows []row, err error) {
 	b, err := os.ReadFile(name)
 	if err != nil {
@@ -237,9 +236,9 @@ func read(name string) (rows []row, err error) {
 	return rows, nil
 }
 
-// compare prints how the rows differ from those of an earlier run. The ratio to the peer,
-// which was measured in the same rounds, says more than the numbers themselves: these
-// depend on what else the machine did.
+// compare prints how the rows differ from those of an earlier run. The ratio to the peer is the
+// better measure, since both were measured in the same rounds. The values themselves depend on
+// the load of the machine.
 func compare(out io.Writer, before, now []row) {
 	for _, r := range now {
 		i := slices.IndexFunc(before, func(b row) bool {
@@ -254,7 +253,7 @@ func compare(out io.Writer, before, now []row) {
 	}
 }
 
-// write puts the rows into a file that is whole or not there.
+// write replaces the file name by the rows atomically.
 func write(name string, rows []row) error {
 	b, err := json.MarshalIndent(rows, "", "  ")
 	if err != nil {
@@ -269,8 +268,8 @@ func write(name string, rows []row) error {
 	return os.Rename(name+".new", name)
 }
 
-// printDetails prints the distribution of each latency, and what bulk cost. Each number
-// is the median of the rounds.
+// printDetails prints the distribution of each latency and the CPU time of each bulk transfer.
+// Each number is the median of the rounds.
 func (m *matrix) printDetails() {
 	m.printColumns([]string{"latency", "p50 us", "p99 us", "p99.9 us", "mean us"}, func(r *result) []float64 {
 		if r.P99 == 0 {
@@ -286,7 +285,7 @@ func (m *matrix) printDetails() {
 	})
 }
 
-// printColumns prints the numbers of the results that have some.
+// printColumns prints a table with a line for each result that has numbers.
 func (m *matrix) printColumns(names []string, numbers func(*result) []float64) {
 	t := table.NewWriter()
 	t.SetOutputMirror(os.Stdout)

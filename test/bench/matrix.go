@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// An arm is one implementation under test. Its run does all tests asked of it in
-// one session, at the lab's present MTU.
+// An arm is an implementation under test. Its run makes all the given tests in one session, at
+// the MTU that the lab has set.
 type arm struct {
 	name string
 	run  func(m *matrix, mtu int, tests []test) ([]result, error)
@@ -39,23 +39,23 @@ var arms = []arm{
 	{"nfs-tcp-gso", func(m *matrix, mtu int, tests []test) ([]result, error) { return runNFSTCP(m, tests, true) }},
 }
 
-// rings is the arm of work requests that pass the rings and no protocol.
+// rings is the arm whose work requests use the rings but no protocol.
 const rings = "rings"
 
-// errSkip is wrapped by an arm that this machine cannot run.
+// errSkip is wrapped by the error of an arm that cannot run on this machine.
 var errSkip = errors.New("skipped")
 
-// A workload is one of ours and what it is compared with. The latency of a round
-// trip is compared by its median, with libfabric, which only tells the mean, by
-// that.
+// A workload is a test of iwarpd with the tests of peers that it is compared with. Round trips
+// are compared by their median. With libfabric, which prints only the mean, they are compared
+// by the mean.
 type workload struct {
-	name  string // as in the table
-	arm   string // which of ours
-	test  string // what that arm is asked for
+	name  string // in the table
+	arm   string // the arm of iwarpd
+	test  string // the test of that arm
 	unit  string
 	lower bool // less is better
 	sizes []int
-	peers map[string]string // peer arm: what it is asked for
+	peers map[string]string // test of each peer arm
 }
 
 const (
@@ -82,28 +82,30 @@ func workloads() []workload {
 		{"read-lat-inprocess", "in-process", "read-lat", "us", true, []int{64}, lat("read-lat")},
 		{"send-lat-inprocess", "in-process", "send-lat", "us", true, []int{64}, lat("send-lat")},
 		{"write-lat-pipe", "pipe", "write-lat", "us", true, []int{64}, map[string]string{rings: "local"}},
-		// Between two programs of one daemon. A Write's latency is until its completion, the data being in the other program's memory.
+		// Between two programs of one daemon. The latency of a Write ends with its completion,
+		// when the data is in the other program's memory.
 		{"host-write-bw", "within-host", "write-bw", "Gb/s", false, []int{mib, 64 * kib}, map[string]string{"memcpy": "copy", "unix-socket": "stream", "libfabric-shm": "stream"}},
 		{"host-write-rate", "within-host", "write-rate", "M/s", false, []int{64}, map[string]string{"unix-socket": "rate"}},
 		{"host-write-lat", "within-host", "write-lat", "us", true, []int{64}, map[string]string{"unix-socket": "one-way", "libfabric-shm": "one-way"}},
 		{"host-send-lat", "within-host", "send-lat", "us", true, []int{64}, map[string]string{"unix-socket": "ping-pong", "libfabric-shm": "ping-pong"}},
-		// Over SCTP, beside the same over TCP.
+		// Over SCTP, compared with the same over TCP.
 		{"sctp-write-bw", "daemon-sctp", "write-bw", "Gb/s", false, []int{mib, 64 * kib}, map[string]string{"daemon": "write-bw", "usrsctp": "stream"}},
 		{"sctp-read-bw", "daemon-sctp", "read-bw", "Gb/s", false, []int{mib}, map[string]string{"daemon": "read-bw", "usrsctp": "stream"}},
 		{"sctp-write-rate", "daemon-sctp", "write-rate", "M/s", false, []int{64}, map[string]string{"daemon": "write-rate"}},
 		{"sctp-read-lat", "daemon-sctp", "read-lat", "us", true, []int{64}, map[string]string{"daemon": "read-lat", "usrsctp": "ping-pong"}},
 		{"sctp-send-lat", "daemon-sctp", "send-lat", "us", true, []int{64}, map[string]string{"daemon": "send-lat", "usrsctp": "ping-pong"}},
-		// Unmodified programs of libibverbs, whose memory the daemon maps (near) or copies (far), beside iwarpctl perf and a
-		// program in Go that does the same.
+		// Unmodified programs of libibverbs, whose memory the daemon maps (near) or copies
+		// (far), compared with iwarpctl perf and with the same test in Go.
 		{"verbs-near-write-bw", "verbs-near", "write-bw", "Gb/s", false, []int{mib, 64 * kib}, map[string]string{"iwarpctl-perf": "write-bw"}},
 		{"verbs-far-write-bw", "verbs-far", "write-bw", "Gb/s", false, []int{mib, 64 * kib}, map[string]string{"iwarpctl-perf": "write-bw"}},
 		{"verbs-near-write-lat", "verbs-near", "write-ping-pong", "us", true, []int{64}, map[string]string{"daemon": "write-ping-pong"}},
-		// Registering memory: for the first time, and what another region has.
+		// Registering memory for the first time, and again while another region covers it.
 		{"verbs-near-reg-first", "verbs-near", "reg-first", "us", true, []int{64 * mib, mib, 64 * kib}, map[string]string{"touch": "touch"}},
 		{"verbs-near-reg-last", "verbs-near", "reg-last", "us", true, []int{mib}, map[string]string{"touch": "touch"}},
 		{"verbs-near-reg-again", "verbs-near", "reg-again", "us", true, []int{mib, 64 * kib}, map[string]string{"unix-socket": "ping-pong"}},
 		{"verbs-far-reg", "verbs-far", "reg-any", "us", true, []int{64 * 1024 * mib, mib, 64}, map[string]string{"unix-socket": "ping-pong"}},
-		// NFSv3 over RPC-over-RDMA, beside the RDMA operations that it is made of, and over the kernel's TCP.
+		// NFSv3 over RPC-over-RDMA, compared with the RDMA operations that it consists of, and
+		// with NFSv3 over the kernel's TCP.
 		{"nfs-read", "nfs", "nfs-read", "Gb/s", false, []int{mib}, map[string]string{"daemon": "write-spread", "nfs-tcp-nogso": "nfs-read", "nfs-tcp-gso": "nfs-read"}},
 		{"nfs-write", "nfs", "nfs-write", "Gb/s", false, []int{mib}, map[string]string{"daemon": "read-spread", "nfs-tcp-nogso": "nfs-write", "nfs-tcp-gso": "nfs-write"}},
 	}
@@ -112,7 +114,7 @@ func workloads() []workload {
 // peerOrder is the order of the peers in the table.
 var peerOrder = []string{"budget", "kernel-tcp-nogso", "kernel-tcp-gso", "libfabric-tcp", "daemon-socket", "memcpy", "unix-socket", "libfabric-shm", rings, "daemon", "usrsctp", "iwarpctl-perf", "touch", "nfs-tcp-nogso", "nfs-tcp-gso"}
 
-// A cell is one number to measure once a round.
+// A cell is a value that each round measures once.
 type cell struct {
 	arm  string
 	test test
@@ -124,16 +126,16 @@ type matrix struct {
 	opt      *options
 	lab      *lab
 	dir      string
-	got      map[cell][]float64 // by round; 0: that round gave none
-	details  map[cell][]result  // of latencies and of bulk, those of each round
-	order    []cell             // its keys, as they came
+	got      map[cell][]float64 // by round; 0 if the round has no value
+	details  map[cell][]result  // latency and bulk results of each round
+	order    []cell             // keys in the order of their arrival
 	failed   []string
-	notes    map[string]string // by arm, MTU and test: what to know of the last such round
+	notes    map[string]string // remarks on the last such round, by arm, MTU and test
 	busy     int
 	sessions int
 }
 
-// A pairing is what becomes a row: a cell of ours and one of a peer.
+// A pairing is the source of a row: a cell of iwarpd and one of a peer.
 type pairing struct {
 	w    workload
 	size int
@@ -156,9 +158,9 @@ func (m *matrix) pairings(mtu int) []pairing {
 				theirs := size
 				switch {
 				case asked == "stream" && (peer == "budget" || peer == "usrsctp"):
-					theirs = mib // it has no messages
+					theirs = mib // the peer has no messages
 				case asked == "ping-pong":
-					theirs = 64 // what is registered with one has any size
+					theirs = 64 // registering does not depend on the size of a message
 				}
 				ps = append(ps, pairing{w, size, mtu, peer,
 					cell{w.arm, test{w.test, size}, mtu, mean}, cell{peer, test{asked, theirs}, mtu, mean}})
@@ -189,7 +191,7 @@ func (m *matrix) measure(mtu int) {
 	}
 }
 
-// session runs one arm's tests of one round.
+// session runs the tests of one arm in one round.
 func (m *matrix) session(a arm, mtu, round int, tests []test) {
 	m.sessions++
 	if !waitIdle(m.opt.idle) {
@@ -235,7 +237,7 @@ func (m *matrix) session(a arm, mtu, round int, tests []test) {
 	fmt.Println()
 }
 
-// put notes a round's number; 0 says that there is none.
+// put stores the value of a cell in a round. 0 means that there is none.
 func (m *matrix) put(c cell, round int, v float64) {
 	for len(m.got[c]) <= round {
 		m.got[c] = append(m.got[c], 0)
@@ -260,7 +262,7 @@ func (m *matrix) rows() []row {
 	return rows
 }
 
-// row joins the rounds in which both arms gave a number.
+// row summarizes the rounds in which both arms have a value.
 func (m *matrix) row(p pairing) (row, bool) {
 	var ours, theirs, ratios []float64
 	for i := range m.opt.rounds {
@@ -288,13 +290,14 @@ func at(v []float64, i int) float64 {
 	return 0
 }
 
-// A floor is what the rows of a workload are held to on the machine of docs/performance.md.
+// A floor is the least ratio that the rows of a workload must reach on the machine of
+// docs/performance.md.
 type floor struct {
 	workload string
 	peers    []string
 	size     int
 	ratio    float64 // at least
-	us       float64 // if not 0: what our median stays below, instead of the ratio
+	us       float64 // if not 0: an upper bound of our median, instead of the ratio
 	says     string
 }
 
@@ -321,8 +324,8 @@ var floorList = []floor{
 	{"nfs-write", []string{"daemon"}, mib, 0.8, 0, "NFS WRITEs of 1 MiB are at least 0.8 of RDMA Reads"},
 }
 
-// floors prints whether each holds, at each MTU and against each peer that was
-// measured, and returns how many do not.
+// floors prints whether each floor holds, at each MTU and against each peer that was measured.
+// It returns the number of those that do not.
 func floors(rows []row) (missed int) {
 	for _, f := range floorList {
 		for _, r := range rows {

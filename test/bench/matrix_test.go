@@ -10,8 +10,9 @@ import (
 	"testing"
 )
 
-// TestRows: rounds are paired, a ratio is the median of the per-round ratios and
-// above 1 when we are better, and a round that one arm missed does not count.
+// TestRows checks that rounds are paired, that a ratio is the median of the ratios of the
+// rounds and above 1 when iwarpd is better, and that a round counts only if both arms have a
+// value.
 func TestRows(t *testing.T) {
 	o, err := parse([]string{"-mtu", "1500", "-only", "^(write-bw/1048576/1500/budget|read-lat/64/1500/libfabric-tcp)$"})
 	if err != nil {
@@ -36,8 +37,8 @@ func TestRows(t *testing.T) {
 	}
 }
 
-// TestMatrix: every cell of the list is there, and each pairing names an
-// arm and tests that exist.
+// TestMatrix checks that the matrix has every required cell, and that each pairing names an
+// existing arm and existing tests.
 func TestMatrix(t *testing.T) {
 	o, err := parse(nil)
 	if err != nil {
@@ -91,7 +92,7 @@ func TestFloors(t *testing.T) {
 	}
 }
 
-// TestWrite: bench.json has the keys that its readers know, and no other.
+// TestWrite checks the keys of bench.json, which its readers depend on.
 func TestWrite(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "out", "bench.json")
 	r := row{"write-bw", 1500, mib, "budget", "Gb/s", spread{1, 2, 3}, spread{4, 5, 6}, 0.4, 5}
@@ -130,7 +131,7 @@ func TestMedian(t *testing.T) {
 	}
 }
 
-// TestCompare: a row is compared with the row of the same cell, and with no other.
+// TestCompare checks that rows are compared only with rows of the same cell.
 func TestCompare(t *testing.T) {
 	r := row{"read-lat", 1500, 64, "kernel-tcp-gso", "us", spread{4, 5, 6}, spread{5, 10, 20}, 2, 5}
 	name := filepath.Join(t.TempDir(), "bench.json")
@@ -151,8 +152,8 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// TestPlot: a row that compares with the kernel's TCP has a bar, to the right of the middle line if
-// iwarpd is faster, and other rows have none.
+// TestPlot checks that rows compared with the kernel's TCP have a bar, to the right of the
+// middle line if iwarpd is faster, and that other rows have none.
 func TestPlot(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "plot.svg")
 	of := func(v float64) spread { return spread{v, v, v} }

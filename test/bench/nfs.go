@@ -24,10 +24,9 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
 )
 
-// NFSv3 READs and WRITEs of one file in memory, nfsDepth of them under
-// way: over RPC-over-RDMA version 2 and two daemons, and over the kernel's TCP,
-// with the same server. A READ is an RDMA Write of the server's, a WRITE an RDMA
-// Read.
+// NFSv3 READs and WRITEs of one file in memory, nfsDepth of them outstanding, over
+// RPC-over-RDMA version 2 and two daemons, and over the kernel's TCP, with the same server. A
+// READ is an RDMA Write by the server, and a WRITE is an RDMA Read by the server.
 
 const (
 	nfsDepth   = 8
@@ -39,12 +38,12 @@ func init() {
 	roles["nfs-client"] = nfsClient
 }
 
-// runNFS measures it over two daemons.
+// runNFS measures NFS over two daemons.
 func runNFS(m *matrix, _ int, tests []test) ([]result, error) {
 	return m.withDaemons(func(socketA, socketB string) ([]result, error) { return m.nfs(tests, socketA, socketB) })
 }
 
-// runNFSTCP measures it over the kernel's TCP.
+// runNFSTCP measures NFS over the kernel's TCP.
 func runNFSTCP(m *matrix, tests []test, gso bool) ([]result, error) {
 	if err := m.lab.setOffloads(gso); err != nil {
 		return nil, err
@@ -104,9 +103,9 @@ func nfsServer(j job, ready func()) ([]result, error) {
 	return nil, nil
 }
 
-// memoryDir mounts a file system in memory, which goes away with the process. Its
-// files have large pages where the kernel can, as those of ext4 and XFS have in the
-// page cache: to look for each 4 KiB of a file makes its copy take twice as long.
+// memoryDir mounts a file system in memory, which is gone when the process ends. Its files have
+// large pages if the kernel supports them, as files of ext4 and XFS have in the page cache:
+// looking up each 4 KiB of a file doubles the time of its copy.
 func memoryDir() (string, error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -159,7 +158,7 @@ func nfsProc(t test) uint32 {
 	return 6
 }
 
-// nfsMoved checks a reply: all bytes that were asked for were moved.
+// nfsMoved checks that a reply moved all bytes.
 func nfsMoved(r *rpc.Reader, t test) error {
 	if st := r.U32(); st != 0 {
 		return fmt.Errorf("NFS status %d", st)
@@ -184,7 +183,7 @@ type meter struct {
 	n           int
 }
 
-// done notes one operation, and reports whether it was the last.
+// done counts an operation, and reports whether it was the last.
 func (m *meter) done(r *result) bool {
 	now := time.Now()
 	if m.from.IsZero() {
@@ -271,7 +270,7 @@ func nfsRDMA(ctx context.Context, j job, t test) (r result, err error) {
 	}()
 	m := meter{j: j, t: t, start: time.Now()}
 	over := false
-	for e := range ends { // to the end: the buffers are theirs
+	for e := range ends { // wait for all ends, which still use their buffers
 		err = errors.Join(err, e)
 		if !over && (err != nil || m.done(&r)) {
 			over = true
@@ -282,7 +281,7 @@ func nfsRDMA(ctx context.Context, j job, t test) (r result, err error) {
 	return r, err
 }
 
-// nfsTCP has one goroutine that asks, and takes the replies as they come.
+// nfsTCP runs a client in one goroutine, which sends calls and reads the replies.
 func nfsTCP(_ context.Context, j job, t test) (r result, err error) {
 	c, err := net.Dial("tcp", net.JoinHostPort(j.Remote, strconv.Itoa(nfsTCPPort)))
 	if err != nil {
@@ -290,7 +289,7 @@ func nfsTCP(_ context.Context, j job, t test) (r result, err error) {
 	}
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
-	in := bufio.NewReaderSize(c, 4*kib) // larger reads pass it by
+	in := bufio.NewReaderSize(c, 4*kib) // larger reads bypass it
 	var xid uint32
 	ask := func(prog, proc uint32, args func(*rpc.Writer)) error {
 		xid++

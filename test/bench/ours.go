@@ -26,11 +26,11 @@ import (
 
 const (
 	iwarpPort  = 7192
-	regionSize = spreadDepth * mib // the memory that is read and written, over and over; most workloads use its start alone
-	writeDepth = 256               // posted small writes
+	regionSize = spreadDepth * mib // size of the region that is read and written; most workloads use only its start
+	writeDepth = 256               // outstanding small Writes
 	signalEach = 64
-	// spreadDepth is how many operations of the workloads that spread are posted, each
-	// with bytes of its own, as calls of NFS have.
+	// spreadDepth is the number of outstanding operations of the workloads that spread. Each
+	// has its own part of the region, as calls of NFS do.
 	spreadDepth = nfsDepth
 )
 
@@ -39,11 +39,11 @@ func init() {
 	roles["iwarp-client"] = iwarpClient
 }
 
-// runDaemon measures two daemons and an application beside each, all four of
-// them on the two pinned CPUs.
+// runDaemon measures two daemons with an application each. All four processes run on the two
+// pinned CPUs.
 func runDaemon(m *matrix, mtu int, tests []test) ([]result, error) { return m.daemons(tests, false) }
 
-// runDaemonSCTP is the same over SCTP.
+// runDaemonSCTP is runDaemon over SCTP.
 func runDaemonSCTP(m *matrix, mtu int, tests []test) ([]result, error) { return m.daemons(tests, true) }
 
 // runDaemonSocket is runDaemon over the kernel's TCP sockets.
@@ -55,8 +55,8 @@ func (m *matrix) daemons(tests []test, sctp bool, flags ...string) ([]result, er
 	return m.withDaemons(func(socketA, socketB string) ([]result, error) { return m.iwarp(tests, socketA, socketB, false, sctp) }, flags...)
 }
 
-// withDaemons has run measure by two daemons, one on each side, whose sockets it
-// is given. Without flags each daemon serves the interface of its side.
+// withDaemons starts a daemon on each side and calls run with their sockets. Without flags each
+// daemon serves the interface of its side.
 func (m *matrix) withDaemons(run func(socketA, socketB string) ([]result, error), flags ...string) (rs []result, err error) {
 	if err := m.lab.setOffloads(true); err != nil {
 		return nil, err
@@ -77,9 +77,9 @@ func (m *matrix) withDaemons(run func(socketA, socketB string) ([]result, error)
 	return run(sockets[&m.lab.a], sockets[&m.lab.b])
 }
 
-// runInProcess measures the engine inside the two applications: at the client's
-// end driven by its polling; at the server's too where that answers messages,
-// else by the engine's own thread, since the server sleeps.
+// runInProcess measures the engine inside the two applications. The client's polling drives its
+// engine, and so does the server's if it answers messages. Otherwise the server sleeps, and its
+// engine runs on its own thread.
 func runInProcess(m *matrix, mtu int, tests []test) ([]result, error) {
 	if err := m.lab.setOffloads(true); err != nil {
 		return nil, err
@@ -116,7 +116,7 @@ func (m *matrix) iwarp(tests []test, socketA, socketB string, inline, sctp bool)
 		m.limit(len(tests)), "GOMAXPROCS=3")
 }
 
-// daemon starts iwarpd on one side and waits till it serves.
+// daemon starts iwarpd on a side and waits until it serves.
 func (m *matrix) daemon(s *side, flags ...string) (*exec.Cmd, string, error) {
 	if len(flags) == 0 {
 		flags = []string{"--interface", s.ifn}
@@ -128,7 +128,7 @@ func (m *matrix) daemon(s *side, flags ...string) (*exec.Cmd, string, error) {
 	}
 	defer log.Close()
 	cmd := exec.Command(filepath.Join(m.opt.bin, "iwarpd"), append(flags, "--socket", socket, "--log-level", "warn")...)
-	cmd.Env = append(os.Environ(), "GOMAXPROCS=3") // its worker spins: the control plane needs a thread beside it
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=3") // its worker spins, so the control plane needs another thread
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := s.start(cmd); err != nil {
 		return nil, "", err
@@ -148,15 +148,14 @@ func (m *matrix) daemon(s *side, flags ...string) (*exec.Cmd, string, error) {
 	}
 }
 
-// open is the device of the job: a daemon's, or one in this process.
+// open returns the device of the job: a daemon's, or one in this process.
 func open(ctx context.Context, j job) (*iwarp.Device, func(), error) {
 	if j.Socket != "" {
 		d, err := iwarp.Open(ctx, j.Socket)
 		return d, func() { d.Close() }, err
 	}
-	// A side whose application sleeps has a CPU for its worker, as the peers' spinning
-	// programs have.
-	// As for a daemon, which reads it by itself.
+	// A worker whose application sleeps spins on a CPU of its own, as the peers' programs do.
+	// IWARPD_LINK is read here, since only the daemon reads it by itself.
 	kind, err := ifqueue.ParseKind(cmp.Or(os.Getenv("IWARPD_LINK"), "auto"))
 	if err != nil {
 		return nil, nil, fmt.Errorf("IWARPD_LINK: %w", err)
@@ -168,8 +167,7 @@ func open(ctx context.Context, j job) (*iwarp.Device, func(), error) {
 	return n.Device(), func() { n.Close() }, nil
 }
 
-// offer is the private data of the server's reply: the region that the client
-// may use.
+// offer is the private data of the server's reply: the region that the client may access.
 type offer struct {
 	Addr uint64
 	RKey uint32
@@ -186,20 +184,20 @@ func decodeOffer(b []byte) (offer, error) {
 	return offer{binary.BigEndian.Uint64(b), binary.BigEndian.Uint32(b[8:])}, nil
 }
 
-// An end is one side's queue pair with its memory.
+// An end is the queue pair of one side with its memory.
 type end struct {
 	pd *iwarp.PD
 	cq *iwarp.CQ
 	qp *iwarp.QP
 	mr *iwarp.MR
 
-	shared bool // the engine is in another process on this CPU: make way for it
+	shared bool // the engine is in another process on this CPU, so yield it
 	spins  int
 	wcs    [128]iwarp.WC
 	sge    [1]iwarp.SGE
 	wr     iwarp.SendWR
 	rr     iwarp.RecvWR
-	spread bool // over the regions: each operation has other bytes than those posted beside it
+	spread bool // each outstanding operation uses its own part of the regions
 	posts  int
 }
 
@@ -222,7 +220,7 @@ func (e *end) close() error {
 	return errors.Join(e.qp.Close(), e.cq.Close(), e.mr.Close(), e.pd.Close())
 }
 
-// poll returns the next completions, all of them good. It spins.
+// poll spins until there are completions, and returns them. It fails if one of them has failed.
 func (e *end) poll() ([]iwarp.WC, error) {
 	for {
 		if n := e.cq.Poll(e.wcs[:]); n > 0 {
@@ -241,7 +239,7 @@ func (e *end) poll() ([]iwarp.WC, error) {
 	}
 }
 
-// wait is poll that leaves the CPU to an engine that shares it.
+// wait is poll that yields the CPU to an engine that shares it.
 func (e *end) wait() ([]iwarp.WC, error) {
 	if !e.shared {
 		return e.poll()
@@ -264,8 +262,8 @@ func (e *end) good(n int) ([]iwarp.WC, error) {
 	return e.wcs[:n], nil
 }
 
-// failed explains a completion that is not good: if it was flushed, by why the
-// connection is over.
+// failed returns the error of a failed completion. A flushed one gets the reason why the
+// connection ended.
 func (e *end) failed(wc *iwarp.WC) error {
 	if wc.Status == iwarp.WCFlushErr {
 		select {
@@ -284,7 +282,8 @@ func (e *end) over() error {
 	return iwarp.ErrPeerClosed
 }
 
-// post posts op on the first n bytes of both regions, or on the next n.
+// post posts op on n bytes of both regions: the first n, or the next n if the operations
+// spread.
 func (e *end) post(op iwarp.Op, n int, to offer, flags iwarp.SendFlags) error {
 	at := 0
 	if e.spread {
@@ -304,7 +303,8 @@ func (e *end) post(op iwarp.Op, n int, to offer, flags iwarp.SendFlags) error {
 	return err
 }
 
-// recvOffset is where received messages go: apart from what is sent.
+// recvOffset is the offset of received messages, so that they do not overlap those that are
+// sent.
 const recvOffset = 4096
 
 func (e *end) postRecv(n int) error {
@@ -313,8 +313,8 @@ func (e *end) postRecv(n int) error {
 	return e.qp.PostRecv(&e.rr)
 }
 
-// iwarpServer accepts one connection after another. The first byte of the
-// request's private data says whether to answer messages ('s') or Writes ('w'), or to sleep.
+// iwarpServer accepts connections one after another. The first byte of the request's private
+// data selects whether the server answers messages ('s'), answers Writes ('w') or sleeps.
 func iwarpServer(j job, ready func()) ([]result, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -379,8 +379,8 @@ func serveOne(ctx context.Context, d *iwarp.Device, req *iwarp.ConnRequest, shar
 	return e.close()
 }
 
-// echo answers each message with one, until the connection is over: why is the
-// client's to tell.
+// echo answers each message with a message until the connection ends. The client reports why it
+// ended.
 func (e *end) echo(size int) error {
 	for n := 0; ; {
 		wcs, err := e.poll()
@@ -401,7 +401,7 @@ func (e *end) echo(size int) error {
 	}
 }
 
-// writeBack answers each Write with one, until the connection is over.
+// writeBack answers each Write with a Write until the connection ends.
 func (e *end) writeBack(size int, private []byte) error {
 	to, err := decodeOffer(private)
 	if err != nil {
@@ -417,7 +417,8 @@ func (e *end) writeBack(size int, private []byte) error {
 	}
 }
 
-// written waits for the peer's Write of size bytes whose last four are n, as perftest does: it looks at the memory and never sleeps.
+// written spins until the peer's Write of size bytes with the last four equal to n has arrived.
+// Like perftest, it reads the memory.
 func (e *end) written(n uint32, size int) error {
 	word := (*uint32)(unsafe.Pointer(&e.mr.Bytes()[recvOffset+size-4]))
 	for spins := 1; atomic.LoadUint32(word) != n; spins++ {
@@ -432,7 +433,7 @@ func (e *end) written(n uint32, size int) error {
 	return nil
 }
 
-// write writes size bytes, the last four being n, to the peer's memory.
+// write writes size bytes to the peer's memory. The last four are n.
 func (e *end) write(n uint32, size int, to offer) error {
 	binary.NativeEndian.PutUint32(e.mr.Bytes()[size-4:], n)
 	for k := e.cq.Poll(e.wcs[:]); k > 0; k = e.cq.Poll(e.wcs[:]) {
@@ -448,8 +449,7 @@ func (e *end) write(n uint32, size int, to offer) error {
 	return e.post(iwarp.OpWrite, size, to, flags)
 }
 
-// send sends a message, with a completion now and then so that the queue never
-// fills.
+// send sends a message. Some of them are signaled, so that the queue never fills.
 func (e *end) send(size int, n *int) error {
 	flags := iwarp.SendFlags(0)
 	if size <= 64 {
@@ -509,14 +509,14 @@ func iwarpTest(ctx context.Context, d *iwarp.Device, j job, t test) (r result, e
 		r.Note = health(before, counters(ctx, d))
 	}
 	err = errors.Join(err, e.qp.Disconnect(ctx))
-	select { // Close would cut what Disconnect still has to send
+	select { // Close would drop what Disconnect still has to send
 	case <-e.qp.Done():
 	case <-ctx.Done():
 	}
 	return r, errors.Join(err, e.close())
 }
 
-// counters are those of the engine; none if it does not tell.
+// counters returns the counters of the engine, or nil if they cannot be read.
 func counters(ctx context.Context, d *iwarp.Device) map[string]uint64 {
 	all, err := d.Admin().Stats(ctx)
 	if err != nil {
@@ -529,8 +529,8 @@ func counters(ctx context.Context, d *iwarp.Device) map[string]uint64 {
 	return c
 }
 
-// health is empty, or says what makes a number doubtful: more than one frame in
-// a thousand was lost here, or had to be sent again.
+// health returns a warning if more than one frame in a thousand was lost here or retransmitted,
+// and "" otherwise.
 func health(before, after map[string]uint64) string {
 	delta := func(names ...string) (n uint64) {
 		for _, name := range names {
@@ -566,7 +566,7 @@ func (e *end) measure(j job, t test, to offer) (result, error) {
 		return e.oneByOne(j, t, iwarp.OpRead, to, iwarp.Signaled)
 	case "write-lat":
 		return e.oneByOne(j, t, iwarp.OpWrite, to, iwarp.Signaled|iwarp.Inline)
-	case "write-ping-pong": // half of the round trip, as perftest has it
+	case "write-ping-pong": // half of the round trip, as in perftest
 		n := uint32(0)
 		r, err := pingPong(j, func() error {
 			n++
@@ -600,7 +600,7 @@ func (e *end) measure(j job, t test, to offer) (result, error) {
 	return result{}, fmt.Errorf("no workload %q", t.Workload)
 }
 
-// oneByOne posts an operation when the one before it has completed.
+// oneByOne posts each operation after the previous one has completed.
 func (e *end) oneByOne(j job, t test, op iwarp.Op, to offer, flags iwarp.SendFlags) (result, error) {
 	return pingPong(j, func() error {
 		if err := e.post(op, t.Size, to, flags); err != nil {
@@ -611,15 +611,15 @@ func (e *end) oneByOne(j job, t test, op iwarp.Op, to offer, flags iwarp.SendFla
 	})
 }
 
-// stream keeps depth operations posted, every each-th of which completes, and
-// counts completions in the window.
+// stream keeps depth operations outstanding and counts those that complete in the window. One
+// in each is signaled.
 func (e *end) stream(j job, t test, op iwarp.Op, to offer, depth, each int) (r result, err error) {
 	inline := iwarp.SendFlags(0)
 	if op == iwarp.OpWrite && t.Size <= 64 {
 		inline = iwarp.Inline
 	}
 	next := e.poll
-	if t.Size >= 64*kib { // these complete rarely: the application sleeps
+	if t.Size >= 64*kib { // these complete rarely, so the application sleeps
 		next = e.wait
 	}
 	posted, done := 0, 0
@@ -659,7 +659,7 @@ func (e *end) stream(j job, t test, op iwarp.Op, to offer, depth, each int) (r r
 			break
 		}
 	}
-	// What is posted and signaled completes before the connection is ended.
+	// Wait for all signaled operations before the connection ends.
 	for posted-done >= each {
 		wcs, err := next()
 		if err != nil {

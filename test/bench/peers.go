@@ -20,16 +20,16 @@ func runTCP(m *matrix, tests []test, gso bool) ([]result, error) {
 	return m.lab.pairOf(
 		job{Role: "tcp-server", Local: m.lab.b.addr.Addr().String()},
 		job{Role: "tcp-client", Remote: m.lab.b.addr.Addr().String(), Tests: tests, Warm: m.opt.warm, Window: m.opt.window},
-		m.limit(len(tests)), "GODEBUG=asyncpreemptoff=1") // its signals would cut system calls
+		m.limit(len(tests)), "GODEBUG=asyncpreemptoff=1") // preemption signals would interrupt system calls
 }
 
-// runLibfabric is fi_pingpong, with the kernel's offloads on, as a user has it. It
-// tells the mean of half the round trip.
+// runLibfabric measures fi_pingpong with the kernel's offloads on, which is the default.
+// fi_pingpong prints the mean of half the round trip.
 func runLibfabric(m *matrix, _ int, tests []test) ([]result, error) {
 	return m.libfabric("tcp", "msg", &m.lab.a, tests)
 }
 
-// libfabric runs fi_pingpong by a provider with endpoints of a kind; the server is on side b.
+// libfabric runs fi_pingpong with a provider and a kind of endpoint. The server is on side b.
 func (m *matrix) libfabric(provider, kind string, client *side, tests []test) ([]result, error) {
 	if _, err := exec.LookPath("fi_pingpong"); err != nil {
 		return nil, fmt.Errorf("%w: fi_pingpong is not installed (Debian: libfabric-bin)", errSkip)
@@ -39,10 +39,10 @@ func (m *matrix) libfabric(provider, kind string, client *side, tests []test) ([
 	}
 	rs := make([]result, len(tests))
 	for i, t := range tests {
-		each := 20*time.Microsecond + time.Duration(t.Size/10) // there and back, about
+		each := 20*time.Microsecond + time.Duration(t.Size/10) // approximate round trip
 		rounds := max(100, int(m.opt.window/each))
 		var err error
-		for range 4 { // its two connections race each other at times
+		for range 4 { // its two connections sometimes race with each other
 			began := time.Now()
 			if rs[i], err = fiPingPong(m.lab, provider, kind, client, t, rounds); err == nil || time.Since(began) > pingPongLimit {
 				break
@@ -56,7 +56,7 @@ func (m *matrix) libfabric(provider, kind string, client *side, tests []test) ([
 	return rs, nil
 }
 
-// pingPongLimit bounds a run of fi_pingpong. One that takes longer is not tried again.
+// pingPongLimit bounds a run of fi_pingpong. A run that takes longer is not tried again.
 const pingPongLimit = 15 * time.Second
 
 func fiPingPong(l *lab, provider, kind string, on *side, t test, rounds int) (r result, err error) {
@@ -66,7 +66,7 @@ func fiPingPong(l *lab, provider, kind string, on *side, t test, rounds int) (r 
 		return r, err
 	}
 	defer func() { _ = stop(server) }()
-	time.Sleep(300 * time.Millisecond) // it does not tell when it listens
+	time.Sleep(300 * time.Millisecond) // it does not print when it listens
 	var out, errs bytes.Buffer
 	client := exec.Command("fi_pingpong", append(args, l.b.addr.Addr().String())...)
 	client.Stdout, client.Stderr = &out, &errs

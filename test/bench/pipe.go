@@ -18,12 +18,11 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/link"
 )
 
-// The pipe is the in-process wire: two engines in one process, without a kernel
-// between them. The application drives the near one by its polling, the far one
-// spins on the other CPU. What a Write takes there from post to completion is
-// the cost of iwarpd alone. A work request that ends in verbs (a fast
-// registration, a local invalidate) passes the same rings and doorbell and no
-// protocol: what it takes is the API's share.
+// The pipe is the in-process wire: it connects two engines in one process, without a kernel
+// between them. The application drives the near one by its polling, and the far one spins on
+// the other CPU. The time of a Write from post to completion is the cost of iwarpd alone. A
+// work request that ends in package verbs (a fast registration or a local invalidate) uses the
+// same rings and doorbell but no protocol: its time is the API's share.
 
 func init() { roles["pipe"] = pipeChild }
 
@@ -57,10 +56,10 @@ func pipeChild(j job, _ func()) ([]result, error) {
 			if err != nil {
 				return
 			}
-			_ = serveOne(ctx, far.Device(), req, false) // what it meets is the client's to tell
+			_ = serveOne(ctx, far.Device(), req, false) // the client reports its errors
 		}
 	}()
-	pin() // the far engine finds the other CPU
+	pin() // the far engine uses the other CPU
 	rs := make([]result, len(j.Tests))
 	for i, t := range j.Tests {
 		j.Remote = far.Addr().String()
@@ -96,8 +95,8 @@ func pipePair(mtu int) (near, far *embed.Node, err error) {
 	return nodes[0], nodes[1], nil
 }
 
-// local is a work request that ends in verbs: it registers a region, and then
-// makes it invalid, in turn.
+// local posts work requests that end in package verbs: they register a region and invalidate it
+// in turn.
 func (e *end) local(j job) (result, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -120,8 +119,7 @@ func (e *end) local(j job) (result, error) {
 	return r, errors.Join(err, mr.Close())
 }
 
-// pin keeps the calling goroutine, until the process ends, on a thread of its
-// own and that on CPU 0.
+// pin pins the calling goroutine to a thread on CPU 0 until the process ends.
 func pin() {
 	runtime.LockOSThread()
 	var one unix.CPUSet

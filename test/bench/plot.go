@@ -8,11 +8,11 @@ import (
 	"text/template"
 )
 
-// A plotBar is a row in a plot. Lengths are in pixels.
+// A plotBar is the bar of a row. Lengths are in pixels.
 type plotBar struct {
 	Y, X, Width float64
 	Color       string
-	Name, Text  string // before the bar and after it
+	Name, Text  string // before and after the bar
 }
 
 // A plotMark is a ratio on the axis.
@@ -28,7 +28,7 @@ const (
 	plotTop    = 40
 )
 
-// plotSVG has a bar for each row, to the right of the middle line if iwarpd is faster.
+// plotSVG draws a bar for each row, to the right of the middle line if iwarpd is faster.
 var plotSVG = template.Must(template.New("plot").Parse(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 {{.Height}}" font-family="sans-serif" font-size="11">
 <title>iwarpd compared with the kernel's TCP</title>
 <rect width="860" height="{{.Height}}" fill="white"/>
@@ -38,8 +38,8 @@ var plotSVG = template.Must(template.New("plot").Parse(`<svg xmlns="http://www.w
 {{end}}</svg>
 `))
 
-// plot writes a picture of the rows that compare with the kernel's TCP to the file name. The
-// axis is logarithmic.
+// plot writes a picture of the rows that are compared with the kernel's TCP to the file name.
+// The axis is logarithmic.
 func plot(name string, rows []row) error {
 	var data struct {
 		Height float64

@@ -19,7 +19,7 @@ const usrsctpPort = "7193"
 //go:embed usrsctp/bulk.c
 var usrsctpSource []byte
 
-// startup is what both ends say of the transport.
+// startup returns the parameters of the transport, which both ends must agree on.
 func (j job) startup() iwarp.Startup {
 	if j.SCTP {
 		return iwarp.Startup{Transport: iwarp.SCTP}
@@ -46,13 +46,13 @@ func (m *matrix) usrsctp() (string, error) {
 	return exe, nil
 }
 
-// runUsrsctp measures usrsctp over raw sockets: messages as large as one packet takes.
+// runUsrsctp measures usrsctp over raw sockets. A message fills one packet.
 func runUsrsctp(m *matrix, mtu int, tests []test) ([]result, error) {
 	exe, err := m.usrsctp()
 	if err != nil {
 		return nil, err
 	}
-	// It writes checksums of its own, and wants whole packets.
+	// usrsctp computes checksums itself and needs whole packets.
 	if err := m.lab.setOffloads(false); err != nil {
 		return nil, err
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// pingPong calls once for a warm-up time and then for the window, and returns the
-// distribution of its duration in microseconds.
+// pingPong calls once in a loop, first for the warm-up time and then for the window. It returns
+// the distribution of the call's duration in microseconds.
 func pingPong(j job, once func() error) (r result, err error) {
 	h := hdrhistogram.New(1, int64(10*time.Second), 3)
 	for end := time.Now().Add(j.Warm); time.Now().Before(end); {
@@ -31,7 +31,7 @@ func pingPong(j job, once func() error) (r result, err error) {
 	return result{Value: us(h.ValueAtQuantile(50)), Mean: h.Mean() / 1000, P99: us(h.ValueAtQuantile(99)), P999: us(h.ValueAtQuantile(99.9))}, nil
 }
 
-// cpuBusy returns the seconds that the CPUs have worked since the machine started, in
+// cpuBusy returns the seconds that all CPUs together have worked since the machine started, in
 // steps of 10 ms.
 func cpuBusy() float64 {
 	b, err := os.ReadFile("/proc/stat")
@@ -45,7 +45,7 @@ func cpuBusy() float64 {
 	return float64(user+nice+system+irq+softirq) / 100
 }
 
-// spread is the least, the middle and the greatest of some rounds.
+// spread is the least, the median and the greatest value of several rounds.
 type spread struct {
 	Min    float64 `json:"min"`
 	Median float64 `json:"median"`
@@ -68,7 +68,7 @@ func (s spread) String() string {
 	return fmt.Sprintf("%s / %s / %s", short(s.Min), short(s.Median), short(s.Max))
 }
 
-// short prints three digits that matter.
+// short formats v with three significant digits.
 func short(v float64) string {
 	switch {
 	case v >= 100:

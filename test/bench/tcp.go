@@ -17,13 +17,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel's TCP, used as well as a Go program can: plain system calls on
-// blocking sockets for bulk and message rate, on spinning non-blocking ones for
-// latency, TCP_NODELAY, no garbage collection.
+// The kernel's TCP, used as efficiently as a Go program can: system calls on blocking sockets
+// for bulk and message rate, on spinning non-blocking ones for latency, TCP_NODELAY, and no
+// garbage collection.
 
 const tcpPort = 7190
 
-// tcpOrder is what the client asks of the server, one connection a test.
+// tcpOrder is the client's request to the server. Each test has a connection.
 type tcpOrder struct {
 	Kind   byte // 's' stream to the server, 'p' ping-pong
 	_      [3]byte
@@ -58,8 +58,8 @@ func tcpServer(j job, ready func()) ([]result, error) {
 	}
 }
 
-// endpoint is the network and the address of the server at addr, which is an IP address or,
-// of a Unix socket, a path.
+// endpoint returns the network and address of the server at addr, which is an IP address or the
+// path of a Unix socket.
 func endpoint(addr string) (network, address string) {
 	if filepath.IsAbs(addr) {
 		return "unix", addr
@@ -91,7 +91,7 @@ func tcpServe(c net.Conn) error {
 			}
 		}
 	}
-	// A stream is measured here, where it arrives.
+	// The receiver measures a stream.
 	b := make([]byte, max(1<<20, int(o.Size)))
 	var octets uint64
 	var start, from, to time.Time
@@ -128,7 +128,7 @@ func tcpServe(c net.Conn) error {
 		return errors.New("the answer could not be sent")
 	}
 	_ = unix.Shutdown(fd, unix.SHUT_WR)
-	for { // the client stops when it sees the answer
+	for { // the client stops when it receives the answer
 		if n, errno := rawRead(fd, b); errno != 0 || n == 0 {
 			return nil
 		}
@@ -186,7 +186,7 @@ func tcpTest(j job, t test) (r result, err error) {
 		if err := spinWrite(fd, b); err != nil {
 			return r, err
 		}
-		if len(b) >= 1<<16 || n%256 == 0 { // has the server seen enough?
+		if len(b) >= 1<<16 || n%256 == 0 { // has the server received enough?
 			k, _, _ := unix.Recvfrom(fd, ans[:], unix.MSG_DONTWAIT)
 			if k == len(ans) {
 				break
@@ -205,7 +205,7 @@ func tcpTest(j job, t test) (r result, err error) {
 	return r, nil
 }
 
-// quiet takes the runtime out of the measurement.
+// quiet keeps the garbage collector and the scheduler out of the measurement.
 func quiet() {
 	debug.SetGCPercent(-1)
 	runtime.LockOSThread()
@@ -225,8 +225,8 @@ func rawFD(c net.Conn, nonblock bool) (int, func(), error) {
 	return fd, func() { f.Close() }, err
 }
 
-// The raw calls keep the processor while they block, as a C program would: there
-// is no other goroutine to give it to.
+// The raw calls keep the processor while they block, as in a C program: no other goroutine
+// needs it.
 
 func rawRead(fd int, b []byte) (int, unix.Errno) {
 	n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))

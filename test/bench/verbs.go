@@ -15,18 +15,18 @@ import (
 )
 
 // Unmodified programs on the filter libraries of client/verbs: perftest between the two
-// daemons, and a program that registers memory. Each runs by iwarpd-run.
+// daemons, and a program that registers memory. iwarpd-run starts them.
 
 //go:embed verbs/register.c
 var registerSource []byte
 
-// Kinds of memory of the library's programs, as in IWARPD_VERBS_MEMORY.
+// Kinds of memory of the libraries, as in IWARPD_VERBS_MEMORY.
 const (
 	nearMemory = "near"
 	farMemory  = "far"
 )
 
-// runVerbs measures programs whose memory is of one kind.
+// runVerbs measures programs with one kind of memory.
 func runVerbs(m *matrix, memory string, tests []test) ([]result, error) {
 	for _, tool := range []string{m.runner(), "ib_write_bw"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -85,7 +85,7 @@ func (m *matrix) register(kind string, size int, env ...string) (r result, err e
 	return r, err
 }
 
-// on runs a program by iwarpd-run on a side, and returns what it prints.
+// on runs a program with iwarpd-run on a side, and returns its output.
 func (m *matrix) on(s *side, args, env []string) (string, error) {
 	cmd := exec.Command(m.runner(), args...)
 	cmd.Env = append(os.Environ(), env...)
@@ -124,7 +124,7 @@ func (m *matrix) perftestOnce(args []string, memory, socketA, socketB string) (f
 		return 0, err
 	}
 	defer func() { _ = stop(server) }()
-	time.Sleep(300 * time.Millisecond) // it does not say when it listens
+	time.Sleep(300 * time.Millisecond) // it does not print when it listens
 	out, err := m.on(&m.lab.a, append(args, m.lab.b.addr.Addr().String()), []string{"IWARPD_SOCKET=" + socketA, "IWARPD_VERBS_MEMORY=" + memory})
 	if err != nil {
 		return 0, err

@@ -267,8 +267,8 @@ func TestDial(t *testing.T) {
 	}
 }
 
-// TestListen lets the peer set up an association and a session and send messages of one packet and messages that it
-// fragments. We send each segment back.
+// TestListen makes the peer set up an association and a session and send messages, of one
+// packet and of several fragments. We send each segment back.
 func TestListen(t *testing.T) {
 	for _, w := range append(wires, wireKind{"fragments", session.RFC5043, false}) {
 		t.Run(w.name, func(t *testing.T) {

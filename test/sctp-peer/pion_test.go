@@ -39,7 +39,7 @@ type pionConn struct {
 	gone    chan struct{} // the pump has returned
 
 	mu   sync.Mutex
-	seen []uint32 // indications of ours
+	seen []uint32 // indications of iwarpd
 }
 
 // indicationOf returns the adaptation parameter of an INIT or INIT ACK.
@@ -410,7 +410,7 @@ func pionPair(t *testing.T, profile session.Profile, wire impair.Config) (*host,
 	return h, p
 }
 
-// start runs the peer as a server or, with segments, as a client.
+// start runs the peer as a server, or as a client if segments is not 0.
 func (p *ddpPeer) start(segments int) {
 	p.total = segments
 	p.wg.Add(1)
@@ -432,7 +432,8 @@ var pionWires = []struct {
 	{"impaired", session.RFC5043, impair.Config{Loss: 0.02, Duplicate: 0.02, Reorder: 0.05, Hold: 2 * time.Millisecond, Delay: time.Millisecond}, 400},
 }
 
-// checkPion checks what both ends must agree on.
+// check checks that both ends saw the same indication, and that neither complains about the
+// other.
 func (p *ddpPeer) check(h *host) {
 	p.t.Helper()
 	ind := p.conn.indications()
@@ -493,7 +494,7 @@ func TestPionServes(t *testing.T) {
 	}
 }
 
-// TestPionConnects lets pion set up an association and a session. We send each segment back.
+// TestPionConnects makes pion set up an association and a session. We send each segment back.
 func TestPionConnects(t *testing.T) {
 	for _, w := range pionWires {
 		t.Run(w.name, func(t *testing.T) {
