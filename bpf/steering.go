@@ -136,7 +136,7 @@ type attachment struct {
 	prog *ebpf.Program
 }
 
-// objects are the programs and maps. Twin is the XDP program a second time, for Renew.
+// objects are the programs and maps. Twin is a second copy of the XDP program, for Renew.
 type objects struct {
 	steerObjects
 	Twin *ebpf.Program `ebpf:"iwarpd_twin"`
@@ -240,7 +240,7 @@ func (s *Steering) Attach(ifindex int, mode Mode) (Mode, error) {
 func (s *Steering) attach(ifindex int, mode Mode) (a attachment, err error) {
 	a = attachment{mode: mode, prog: s.objs.IwarpdSteer}
 	switch mode {
-	case Ingress: // before those already attached
+	case Ingress: // run before those already attached
 		a.prog = s.objs.IwarpdIngress
 		a.link, err = link.AttachTCX(link.TCXOptions{Program: a.prog, Interface: ifindex, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
 	case Generic:

@@ -25,9 +25,9 @@ type QPConfig struct {
 	MaxInline            int  // bytes of inline data; default 64
 	SigAll               bool // every send work request completes on the CQ
 	SRQ                  *SRQ // receives come from there; RecvDepth is then how many the QP holds at a time
-	// ReceiveWait is how long a Send of the peer may wait for its receive over TCP: whole
-	// milliseconds, at most a minute. 0: a Send without a receive ends the connection, as RFC 5041
-	// section 7.1 has it.
+	// ReceiveWait is how long a Send of the peer may wait for its receive over TCP, in whole
+	// milliseconds up to a minute. If it is 0, a Send without a receive ends the connection, as
+	// RFC 5041 section 7.1 requires.
 	ReceiveWait time.Duration
 }
 

@@ -63,7 +63,7 @@ type conn struct {
 	private   []byte            // the peer's private data
 	peer      *mpa.EnhancedData // the peer's depths; nil: none sent
 	waiting   bool              // in listener.waiting
-	loose     bool              // its kernel socket counts in Server.files, as no queue pair has it
+	loose     bool              // its kernel socket is counted in Server.files, because it has no queue pair
 
 	// How and why it ends.
 	failure         error // connSwitching: the startup failed, and a Terminate is being sent to the peer
@@ -414,7 +414,7 @@ func (c *conn) take(q *qp) {
 	c.fasten()
 }
 
-// fasten ends the count of a kernel socket that no queue pair has: one has it now, or it is closed.
+// fasten stops counting the kernel socket of c: a queue pair has it now, or it is closed.
 func (c *conn) fasten() {
 	if c.loose {
 		c.loose = false

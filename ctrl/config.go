@@ -234,8 +234,8 @@ func (c *Config) ruleName(rule string) string {
 	return rule + " in " + c.File
 }
 
-// policyOf returns the policy for a uid and its groups. ok is false if the user may not connect. The
-// root of a container has no more rights than any user.
+// policyOf returns the policy for a uid and its groups. ok is false if the user may not
+// connect. Root in a container has only the rights of a user.
 func (c *Config) policyOf(uid uint32, gids []uint32, contained bool) (p policy, ok bool) {
 	if uid >= slotUID {
 		return c.Slots.policy(c), true

@@ -27,11 +27,11 @@ type Device struct {
 	// Transport describes how bytes move, for people; it is called once the engine is
 	// bound.
 	Transport func() string
-	// Link returns whether the link is "up" or "down", and its speed in bits per second; "" and 0 mean
-	// that they are not known. A nil Link knows neither.
+	// Link returns whether the link is "up" or "down", and its speed in bits per second. "" and
+	// 0 mean that they are unknown, as both are if Link is nil.
 	Link     func() (state string, speed uint64)
-	Steering Steering // nil: nothing to steer
-	Program  Program  // to watch; nil: none
+	Steering Steering // nil if nothing is steered
+	Program  Program  // program to watch, or nil
 }
 
 // device is a Device of a Server. Server.mu guards down and detached.

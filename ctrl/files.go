@@ -8,21 +8,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A pool is something of which the kernel grants the daemon a limited number: descriptors, or mappings. It bounds them over all
-// users, however many there are and whatever their quotas are, so that the daemon never runs out of its own. The last quarter is for
-// users that have few, so that a new user finds some.
+// A pool is a resource of which the kernel grants the daemon a limited number: descriptors or
+// mappings. It limits their number over all users, regardless of the number of users and of
+// their quotas, so that the daemon itself never runs out. The last quarter is reserved for
+// users that have few, so that a new user gets some.
 type pool struct {
 	noun, fix string  // for errors
-	most      uint64  // those of all users
-	used      uint64  // those of the accounts
-	extra     uint64  // those that no account counts
-	per       account // how many one of each resource holds
+	most      uint64  // limit over all users
+	used      uint64  // used by the accounts
+	extra     uint64  // used, but in no account
+	per       account // number that each resource of an account uses
 }
 
-// few returns how many a user may always have, as long as some are free: enough for a client with a few queues.
+// few returns the number that a user may always have while some are free. It suffices for a
+// client with a few queues.
 func (p *pool) few() uint64 { return max(p.most/1024, 16) }
 
-// of returns how many the resources of a hold.
+// of returns the number that the resources of a use.
 func (p *pool) of(a *account) (n uint64) {
 	for r, have := range a {
 		n += have * p.per[r]
@@ -33,7 +35,7 @@ func (p *pool) of(a *account) (n uint64) {
 // spare reports whether more than the last quarter is free.
 func (p *pool) spare() bool { return p.used+p.extra < p.most-p.most/4 }
 
-// room returns an error if more are too many for uid, which has have.
+// room returns an error if uid, which has have, may not have more of them.
 func (p *pool) room(uid uint32, have, more uint64) error {
 	limit := p.most
 	if have+more > p.few() {
@@ -45,8 +47,9 @@ func (p *pool) room(uid uint32, have, more uint64) error {
 	return errorf(quota, "ctrl: %s has %d %s of the daemon, all users have %d, and the limit is %d: %s", user(uid), have, p.noun, p.used+p.extra, limit, p.fix)
 }
 
-// newFiles returns the pool of descriptors, of which RLIMIT_NOFILE grants some. A reserve is for the daemon itself, and for sockets
-// of slots. With sockets, connections are kernel sockets.
+// newFiles returns the pool of descriptors, whose limit is RLIMIT_NOFILE. Some are reserved for
+// the daemon itself and for the sockets of slots. sockets says that connections are kernel
+// sockets.
 func newFiles(slots, workers int, sockets bool) pool {
 	var l unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil {
@@ -56,8 +59,8 @@ func newFiles(slots, workers int, sockets bool) pool {
 		noun: "descriptors", fix: "close connections or queues, or raise LimitNOFILE of the unit (ulimit -n)",
 		most: less(l.Cur, l.Cur/8+32+uint64(slots)),
 		per: account{
-			resClients: 3 + uint64(workers), // the socket, near and far memory, and what wakes each worker
-			resListens: 2,                   // one for each address; two stands for them
+			resClients: 3 + uint64(workers), // the socket, near and far memory, and an eventfd of each worker
+			resListens: 2,                   // one for each address; two are typical
 			resCQs:     1, resChannels: 1, resCaptures: 1, resPorts: 1,
 		},
 	}
@@ -67,8 +70,8 @@ func newFiles(slots, workers int, sockets bool) pool {
 	return p
 }
 
-// newMaps returns the pool of mappings, of which vm.max_map_count grants some. When it has none left the Go runtime ends the process.
-// A reserve is for the daemon itself.
+// newMaps returns the pool of mappings, whose limit is vm.max_map_count. The Go runtime ends
+// the process when no mapping is left, so some are reserved for the daemon itself.
 func newMaps(workers int) pool {
 	most := uint64(65530)
 	if b, err := os.ReadFile("/proc/sys/vm/max_map_count"); err == nil {
@@ -82,7 +85,7 @@ func newMaps(workers int) pool {
 		per: account{
 			resClients: uint64(workers), // doorbells
 			resMRs:     1, resQPs: 2, resSRQs: 1,
-			resCQs: 2, // that of before a resize too
+			resCQs: 2, // also the one before a resize
 		},
 	}
 }

@@ -180,7 +180,8 @@ func TestPoolsOfUsers(t *testing.T) {
 	}
 }
 
-// TestUnreadCounted: the descriptors that clients have not read count, and where few are left a client that has not read all is not served.
+// TestUnreadCounted checks that descriptors which clients have not read are counted, and that a
+// client which does not read them is not served while few are left.
 func TestUnreadCounted(t *testing.T) {
 	h := newHarness(t, Config{})
 	h.unread = 100 * time.Millisecond

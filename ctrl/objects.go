@@ -72,14 +72,15 @@ type (
 	}
 )
 
-// qpSize returns the memory of a QP's queues: for each work request, a ring entry in shared memory and its state in the worker. With a
-// shared receive queue, whose entries may have more pieces, maxSGE is that of both.
+// qpSize returns the memory of a QP's queues. Each work request has a ring entry in shared
+// memory and a state in the worker. maxSGE is the greater of the QP's and of its shared receive
+// queue's.
 func qpSize(r *ctrlpb.CreateQP, maxSGE int) uint64 {
 	fixed := uint64(3 * 4096)
 	if r.ReceiveWaitMs != 0 {
 		fixed += dataplane.ReceiveWaitBytes
 	}
-	const sendState, recvState = 192, 128 // in verbs and rdmap
+	const sendState, recvState = 192, 128 // sizes in packages verbs and rdmap
 	ring, sges := uint64(r.MaxSge)*16, uint64(maxSGE)*16
 	return fixed + entries(r.SqDepth)*(64+(max(ring, uint64(r.MaxInline))+63)&^63+sges+uint64(r.MaxInline)+sendState) + entries(r.RqDepth)*((16+ring+63)&^63+sges+recvState)
 }

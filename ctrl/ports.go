@@ -43,9 +43,9 @@ type claims struct {
 	noGuard  bool // the kernel does not use the addresses (pipes)
 	sockets  bool // the engine's connections are kernel sockets, on the ports of the guards
 	byAddr   map[netip.AddrPort]*claim
-	byPort   map[uint16][]*claim // the same, one for each local address at most
+	byPort   map[uint16][]*claim // the same claims by port; a port has at most one per local address
 	nextPort uint16              // for noGuard
-	freed    func(uid uint32)    // of a port of an active open
+	freed    func(uid uint32)    // called with the owner of a freed port of an active open
 }
 
 // take reserves addr, or adds a user to its claim. An unspecified address stands for all addresses

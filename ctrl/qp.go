@@ -137,7 +137,7 @@ func (c *session) reserveQP(q *qp, r *ctrlpb.CreateQP) (bit int, err error) {
 	return bit, nil
 }
 
-// mostSGE returns the number of pieces of a work request that the worker has room for.
+// mostSGE returns the greatest number of pieces of a work request that the worker accepts.
 func (q *qp) mostSGE() int {
 	if q.srq != nil {
 		return max(q.maxSGE, q.srq.maxSGE)

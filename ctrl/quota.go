@@ -63,10 +63,10 @@ type account [numResources]uint64
 // empty reports whether all amounts are zero.
 func (a *account) empty() bool { return *a == account{} }
 
-// accounts are what the users have. Server.mu guards them.
+// accounts are the resources that the users have. Server.mu guards them.
 type accounts struct {
 	usage    map[uint32]*account       // by uid
-	unreadBy map[uint32]*atomic.Uint64 // by uid: bytes of unread messages
+	unreadBy map[uint32]*atomic.Uint64 // bytes of unread messages, by uid
 	files    pool
 	maps     pool
 }
@@ -92,7 +92,7 @@ func (s *accounts) settle(uid uint32) {
 	}
 }
 
-// unreadOf returns the count of the bytes of messages that clients of uid have not read.
+// unreadOf returns the counter of bytes that clients of uid have not read.
 func (s *accounts) unreadOf(uid uint32) *atomic.Uint64 {
 	if s.unreadBy[uid] == nil {
 		s.unreadBy[uid] = new(atomic.Uint64)
@@ -100,7 +100,8 @@ func (s *accounts) unreadOf(uid uint32) *atomic.Uint64 {
 	return s.unreadBy[uid]
 }
 
-// room returns an error if n more of r, for a, the account of uid, are more than the kernel grants the daemon.
+// room returns an error if the kernel does not grant the daemon n more of r. a is the account
+// of uid.
 func (s *accounts) room(a *account, uid uint32, r resource, n uint64) error {
 	for _, p := range []*pool{&s.files, &s.maps} {
 		if err := p.room(uid, p.of(a), n*p.per[r]); err != nil {
@@ -180,7 +181,7 @@ func (c *session) listQuotas(r *ctrlpb.ListQuotas, reply *ctrlpb.Reply) error {
 	}
 	for uid := range s.usage {
 		if _, has := byUID[uid]; !has && (c.policy().admin || uid == c.cred.Uid) {
-			pol, _ := s.cfg.policyOf(uid, nil, false) // without a client its groups are unknown
+			pol, _ := s.cfg.policyOf(uid, nil, false) // the groups are unknown without a client
 			byUID[uid] = item{uid, &pol.limits}
 		}
 	}

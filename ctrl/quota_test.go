@@ -138,7 +138,8 @@ func TestFreedRings(t *testing.T) {
 	}
 }
 
-// TestQPSize: the quota covers what a queue pair really uses, also with a shared receive queue whose work requests have more pieces.
+// TestQPSize checks that the quota covers the memory that a queue pair really uses, also with a
+// shared receive queue whose work requests have more pieces.
 func TestQPSize(t *testing.T) {
 	for _, tt := range []struct{ sq, rq, sge, inline, srq int }{
 		{16384, 16384, 1, 0, 0}, {16384, 16384, 1, 0, 16}, {4096, 1, 16, 256, 0}, {1, 16384, 16, 0, 0}, {8192, 8192, 4, 64, 0}, {16384, 1, 1, 256, 0},

@@ -12,7 +12,8 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
-// lingerers returns n TCP sockets whose close waits for an hour: their peers take nothing.
+// lingerers returns n TCP sockets whose close waits for an hour, because their peers read
+// nothing.
 func lingerers(t *testing.T, n int) (fds []int) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -49,8 +50,8 @@ func threads(t *testing.T) int {
 	return len(all)
 }
 
-// closes closes fd and reports whether that ended soon. The close of a socket that the server no longer has waits here,
-// in a thread of the test.
+// closes closes fd and reports whether that ended soon. If fd is the last reference to a
+// socket, its close waits, in a thread of the test.
 func closes(fd int) bool {
 	closed := make(chan struct{})
 	go func() {
@@ -65,8 +66,9 @@ func closes(fd int) bool {
 	}
 }
 
-// TestRefusedFiles checks that clients which are refused, or are cut off with unread messages, do not take a thread of the daemon each for
-// sockets that they have sent and whose close waits. The Go runtime allows 10000 threads.
+// TestRefusedFiles checks that clients that are refused, or cut off with unread messages, do
+// not occupy threads of the daemon. They have sent sockets whose close waits, and each close
+// could block a thread. The Go runtime allows 10000 threads.
 func TestRefusedFiles(t *testing.T) {
 	const clients = 4 * maxRefusing
 	hello, err := proto.Marshal(&ctrlpb.Request{Id: 1, Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
@@ -99,7 +101,7 @@ func TestRefusedFiles(t *testing.T) {
 		for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 			h.mu.Lock()
 			n := len(h.refusing)
-			if unread { // they are cut off, and are still there
+			if unread { // they are cut off, and are still connected
 				n = len(h.sessions)
 				for _, s := range h.sessions {
 					if s.dead {

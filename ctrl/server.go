@@ -389,7 +389,7 @@ func (s *Server) refuse(c *seqpacket.Conn, uid uint32, err error) {
 
 func (s *Server) answerRefused(c *seqpacket.Conn, err error) {
 	defer time.AfterFunc(refuseWait, c.Shutdown).Stop()
-	b, rerr := c.Peek() // it may have descriptors, whose closing waits
+	b, rerr := c.Peek() // it may carry descriptors whose close waits
 	var req ctrlpb.Request
 	if rerr != nil || proto.Unmarshal(b, &req) != nil {
 		return
@@ -467,7 +467,8 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// ErrNotMember means that the socket cannot be given to its group. That takes CAP_CHOWN, or a process in the group.
+// ErrNotMember means that the daemon cannot give its socket to the group. That takes CAP_CHOWN,
+// or membership in the group.
 var ErrNotMember = errors.New("the daemon's user is not a member")
 
 // listenSocket opens the socket at path with its mode and group.

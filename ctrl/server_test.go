@@ -616,7 +616,7 @@ func TestSocketGroup(t *testing.T) {
 	if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(dir, 0o777)); err != nil {
 		t.Fatal(err)
 	}
-	const daemon = 1 // of every Linux; bin is 2
+	const daemon = 1 // gid on every Linux; 2 is bin
 	testenv.AsUser(t, 54321, 54321, []int{daemon}, func() {
 		l, err := listenSocket(filepath.Join(dir, "a"), 0o660, "daemon")
 		if err != nil {

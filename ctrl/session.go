@@ -50,9 +50,9 @@ type session struct {
 	conn      *seqpacket.Conn
 	cred      unix.Ucred
 	log       *zap.Logger
-	gids      []uint32               // the effective group first
+	gids      []uint32               // the first is the effective group
 	contained bool                   // see seqpacket.Conn.Contained
-	pol       atomic.Pointer[policy] // Reload may change it
+	pol       atomic.Pointer[policy] // Reload may replace it
 	outbox
 	quit    chan struct{}     // closed when the session ends, which stops the writer
 	cut     atomic.Bool       // it is being cut off, and the reason has been sent
@@ -87,7 +87,7 @@ type outbox struct {
 	writing bool           // a goroutine writes to the socket
 	outFDs  int            // descriptors that the client has not read, as far as known
 	flying  int            // those of outFDs that were written
-	closed  bool           // they are no longer counted
+	closed  bool           // the messages are no longer counted
 	more    chan struct{}  // signalled when out grows
 	less    chan struct{}  // signalled when outFDs shrinks
 	room    atomic.Int64   // maximum length of out
@@ -190,8 +190,9 @@ func (c *session) readLoop() error {
 	}
 }
 
-// awaitRead waits until the client has read most of the descriptors sent to it, or all if the daemon has few
-// left, before it is served further. A client that does not read them is cut off.
+// awaitRead waits until the client has read most of the descriptors sent to it, or all of them
+// if the daemon has few left. The client is not served meanwhile. A client that does not read
+// them is disconnected.
 func (c *session) awaitRead() error {
 	var late <-chan time.Time
 	for {
@@ -228,8 +229,8 @@ func (c *session) unreadFDs() int {
 	return n - flying
 }
 
-// countFDs changes the numbers of descriptors that the client has not read, and of those in the socket. Unless both
-// arguments are 0 it must be called without Server.mu.
+// countFDs adds to the numbers of descriptors that the client has not read, and that are in the
+// socket. Server.mu must not be held unless both arguments are 0.
 func (c *session) countFDs(unread, flying int) {
 	if unread == 0 && flying == 0 {
 		return
@@ -241,7 +242,7 @@ func (c *session) countFDs(unread, flying int) {
 	if !c.closed {
 		c.outFDs += unread
 		c.flying += flying
-		c.srv.files.extra += uint64(unread) // may be negative, and wraps
+		c.srv.files.extra += uint64(unread) // unread may be negative; unsigned addition wraps
 	}
 }
 
@@ -293,7 +294,8 @@ func (c *session) packet(b []byte, fds []int, lost bool) (err error) {
 	return c.answer(&ctrlpb.Message{Body: &ctrlpb.Message_Reply{Reply: reply}}, out)
 }
 
-// answer sends a reply without the writer if nothing else is to be sent and the socket has room: waking a goroutine takes longer.
+// answer sends a reply from the caller's goroutine if nothing else is queued and the socket has
+// room. Waking the writer would take longer.
 func (c *session) answer(m *ctrlpb.Message, fds []int) error {
 	c.outMu.Lock()
 	direct := len(c.out) == 0 && !c.writing
@@ -606,7 +608,7 @@ func (c *session) writeLoop() {
 			if len(c.out) == 0 {
 				c.out = nil
 			}
-			if len(c.out) == 0 || c.writing { // answer wakes the writer when it is done
+			if len(c.out) == 0 || c.writing { // answer wakes the writer when it returns
 				c.outMu.Unlock()
 				break
 			}
@@ -701,7 +703,8 @@ func (c *session) teardown() {
 	}()
 }
 
-// drain calls awaitUnread and then abandons conn, which is shut down. over is closed at the end.
+// drain calls awaitUnread and then abandons conn, which is already shut down. It closes over at
+// the end.
 func (s *Server) drain(conn *seqpacket.Conn) (over <-chan struct{}) {
 	done := make(chan struct{})
 	s.wg.Add(1)

@@ -48,7 +48,8 @@ func (s *startups) remove(c *conn) {
 	}
 }
 
-// victim returns the connection to evict for a new one from addr, or nil. An address may have perPeer, and all together most.
+// victim returns the connection to evict for a new one from addr, or nil. The limits are
+// perPeer for an address and most for all.
 func (s *startups) victim(addr netip.Addr, perPeer, most int) *conn {
 	var oldest *conn
 	same := 0
@@ -74,8 +75,8 @@ func (s *startups) victim(addr netip.Addr, perPeer, most int) *conn {
 	return longest[0]
 }
 
-// makeRoom resets a connection of l in start-up if a further one from addr would exceed a limit, or if the daemon has few descriptors left
-// and they are kernel sockets.
+// makeRoom resets a connection of l in start-up if a new one from addr would exceed a limit, or
+// if connections are kernel sockets and the daemon has few descriptors left.
 func (s *Server) makeRoom(l *listener, addr netip.Addr) {
 	most := s.cfg.Startup.PerListener
 	if s.claims.sockets && !s.files.spare() {

@@ -117,8 +117,9 @@ func TestCrowdedListener(t *testing.T) {
 	}
 }
 
-// TestStartupFiles: connections over kernel sockets that have no queue pair yet count as descriptors of the daemon. Where few are left, a
-// further one takes the place of one of the same listener, and a request that waits for its client is dropped.
+// TestStartupFiles checks that connections over kernel sockets without a queue pair count as
+// descriptors of the daemon. If few descriptors are left, a new connection replaces one of the
+// same listener, and a request that waits for its client is dropped.
 func TestStartupFiles(t *testing.T) {
 	h := newHarness(t, Config{})
 	c := h.hello(t)

@@ -144,8 +144,8 @@ type QPBinding struct {
 	Bit            int // in the client's doorbell pages
 	User           any // for the owner's use
 	Far            Far // the Mover of QP, or nil
-	// ReceiveWait is how long a Send may wait for its receive over TCP. 0: one without a receive
-	// ends the stream at once, as RFC 5041 section 7.1 has it.
+	// ReceiveWait is how long a Send may wait for its receive over TCP. If it is 0, a Send
+	// without a receive ends the stream at once, as RFC 5041 section 7.1 requires.
 	ReceiveWait time.Duration
 
 	stream *stream       // owned by the worker it is attached to
@@ -565,7 +565,7 @@ func (e *Engine) Disconnect(id ConnID, abort bool) {
 }
 
 // Detach removes a queue pair from its worker and resets its connection, if any. When it
-// returns, what was posted is flushed, and no worker uses the binding or its rings.
+// returns, all posted work is flushed, and no worker uses the binding or its rings.
 func (e *Engine) Detach(b *QPBinding) {
 	if id := ConnID(b.id.Load()); id != 0 {
 		done := make(chan struct{})
@@ -577,7 +577,7 @@ func (e *Engine) Detach(b *QPBinding) {
 		})
 		e.await(done)
 	}
-	for _, w := range e.workers { // also a fence
+	for _, w := range e.workers { // serves as a fence too
 		done := make(chan struct{})
 		w.post(func(w *worker) { w.flushes.after(w, b, func(*worker) { close(done) }) })
 		e.await(done)

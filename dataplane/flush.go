@@ -2,19 +2,20 @@ package dataplane
 
 import "slices"
 
-// The work that a queue pair has posted when it ends is flushed. A client may have many queue pairs, all of which end with it, and each
-// may have tens of thousands of work requests posted, so a turn flushes a bounded number of them.
+// When a queue pair ends, its posted work is flushed. A client may have many queue pairs, which
+// all end with it, and each may have posted tens of thousands of work requests, so a turn
+// flushes a bounded number of them.
 
 const (
-	// flushBudget is the number of completions of queue pairs that have ended, per turn.
+	// flushBudget is the number of completions per turn for queue pairs that have ended.
 	flushBudget = 1024
-	// flushShare is how many of them one queue pair gets before the others get theirs.
+	// flushShare is the number of these that a queue pair gets before the next one's share.
 	flushShare = 128
 )
 
-// flushing are the queue pairs that have more to flush than a turn does.
+// flushing holds the queue pairs that have more to flush than fits in a turn.
 type flushing struct {
-	left int // budget of this turn
+	left int // rest of this turn's budget
 	q    []*flush
 }
 
@@ -23,8 +24,9 @@ type flush struct {
 	then []func(w *worker)
 }
 
-// deliver delivers completions of a queue pair in ERROR, flushed work requests included, as far as the turn's budget goes. It reports
-// whether none is left now; otherwise the next turns deliver the rest.
+// deliver delivers completions of a queue pair in ERROR, including flushed work requests,
+// within the turn's budget. It reports whether none is left. Otherwise the next turns deliver
+// the rest.
 func (f *flushing) deliver(w *worker, b *QPBinding) bool {
 	if f.some(w, b, f.left) {
 		return true
@@ -64,7 +66,8 @@ func (f *flushing) after(w *worker, b *QPBinding, then func(w *worker)) {
 	}
 }
 
-// poll begins a turn, and goes on with the queue pairs that have more to flush. It returns the number of completions.
+// poll begins a turn and continues with the queue pairs that have more to flush. It returns the
+// number of completions.
 func (f *flushing) poll(w *worker) int {
 	f.left = flushBudget
 	for f.left > 0 && len(f.q) > 0 {
@@ -84,7 +87,7 @@ func (f *flushing) poll(w *worker) int {
 	return flushBudget - f.left
 }
 
-// drop forgets what the queue pairs of cb have left to flush: their client has ended.
+// drop discards the flushes of the queue pairs of cb, whose client has ended.
 func (f *flushing) drop(w *worker, cb *ClientBinding) {
 	for _, p := range f.q {
 		if p.b.Client != cb {

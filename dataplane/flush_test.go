@@ -10,7 +10,7 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// deepPairs returns connections whose queue pairs of host 1 have so many work requests posted.
+// deepPairs returns connections whose queue pairs on host 1 have posted work requests each.
 func deepPairs(t *testing.T, pairs, posted int) (s *sim, streams []*stream, qps []*simQP) {
 	t.Helper()
 	s = newSim(t, link.PipeConfig{})
@@ -29,8 +29,9 @@ func deepPairs(t *testing.T, pairs, posted int) (s *sim, streams []*stream, qps 
 	return s, streams, qps
 }
 
-// TestFlushesAreBounded: however much work the queue pairs of a client that ends have posted, a turn flushes a bounded part of it, of each
-// in turns, and a connection is reported closed when all of it is flushed.
+// TestFlushesAreBounded checks that a turn flushes a bounded part of the work of a client that
+// ends, alternating between its queue pairs, and that a connection is reported closed when all
+// its work is flushed.
 func TestFlushesAreBounded(t *testing.T) {
 	const pairs, posted = 8, 5000
 	s, streams, qps := deepPairs(t, pairs, posted)
@@ -86,7 +87,8 @@ func TestFlushesAreBounded(t *testing.T) {
 	}
 }
 
-// TestDetachFlushes: when Detach returns, all that was posted is flushed, and no worker uses the queue pair.
+// TestDetachFlushes checks that when Detach returns, all posted work is flushed and no worker
+// uses the queue pair.
 func TestDetachFlushes(t *testing.T) {
 	const posted = 5000
 	s, streams, qps := deepPairs(t, 1, posted)
@@ -110,7 +112,8 @@ func TestDetachFlushes(t *testing.T) {
 	}
 }
 
-// TestCommandsAreBounded: a turn calls some of the functions that others have posted, and all are called in order.
+// TestCommandsAreBounded checks that a turn calls a bounded number of the posted functions, and
+// that all are called in order.
 func TestCommandsAreBounded(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	w := s.hosts[0].w

@@ -11,8 +11,8 @@ import (
 	"github.com/iwarpd/iwarpd/sctp/session"
 )
 
-// oneGoroutine skips a long simulation under the race detector, which slows it up to eighty times and finds nothing in
-// one goroutine. make test runs it without.
+// oneGoroutine skips a long simulation under the race detector, which is up to eighty times
+// slower and cannot find races in one goroutine. make test runs the simulation without it.
 func oneGoroutine(t *testing.T) {
 	t.Helper()
 	if testenv.Race {

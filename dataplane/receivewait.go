@@ -9,28 +9,31 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// ReceiveWaitBytes is about the most memory that a queue pair with QPBinding.ReceiveWait holds.
+// ReceiveWaitBytes is the approximate limit of the memory of a queue pair with
+// QPBinding.ReceiveWait.
 const ReceiveWaitBytes = 256 << 10
 
 const (
-	// waitFull is how many bytes may wait before segments of TCP are dropped, as if lost.
+	// waitFull is the number of waiting bytes after which segments of TCP are dropped, as if
+	// lost.
 	waitFull = 128 << 10
-	// waitLook is the time between two looks for a receive: posting one wakes no worker.
+	// waitLook is the interval at which a worker looks for a receive: posting one does not wake
+	// the worker.
 	waitLook = time.Millisecond
 )
 
-// receiveWait is the DDP segments of a connection from the first Send on that has found no receive.
+// receiveWait holds the DDP segments of a connection from the first Send without a receive on.
 type receiveWait struct {
 	segs   []waitingSegment
 	bytes  int
-	until  clock.Time // when the first one ends the stream
-	look   clock.Time // when to look for its receive
-	closed bool       // the peer has closed after them
+	until  clock.Time // when the first segment ends the stream
+	look   clock.Time // when to look for a receive again
+	closed bool       // the peer has closed the stream after them
 }
 
 type waitingSegment struct {
-	ulpdu []byte     // nil: placed early
-	seq   serial.Num // of one that was placed early
+	ulpdu []byte     // nil if the segment was placed early
+	seq   serial.Num // sequence number of a segment that was placed early
 }
 
 // waiting reports whether segments wait. While they do, the receive window closes.
@@ -38,8 +41,8 @@ func (r *receiveWait) waiting() bool { return len(r.segs) > 0 }
 
 func (r *receiveWait) full() bool { return r.bytes >= waitFull }
 
-// mustWait reports whether the DDP segment that begins with u has to wait for a receive, or for the
-// segments before it.
+// mustWait reports whether the DDP segment that begins with u has to wait for a receive, or for
+// the segments that already wait.
 func (c *tcpConn) mustWait(w *worker, u marked.Bytes) bool {
 	r := &c.waits
 	if !r.waiting() && c.qp.ReceiveWait != 0 && c.ddp.AwaitsReceive(u) {
@@ -49,7 +52,7 @@ func (c *tcpConn) mustWait(w *worker, u marked.Bytes) bool {
 	return r.waiting()
 }
 
-// waitFrom begins the time of the first segment.
+// waitFrom starts the timers of the first segment.
 func (c *tcpConn) waitFrom(now clock.Time) {
 	c.waits.until, c.waits.look = now.Add(c.qp.ReceiveWait), now.Add(waitLook)
 }
@@ -58,12 +61,12 @@ func (c *tcpConn) waitFrom(now clock.Time) {
 func (c *tcpConn) keep(w *worker, s waitingSegment) {
 	c.waits.segs = append(c.waits.segs, s)
 	c.waits.bytes += len(s.ulpdu)
-	c.noteBacklog(w) // even if it ends within the turn: the sender may stop, and the next call resumes it
+	c.noteBacklog(w) // even if the wait ends within the turn: the sender may stop, and the next call resumes it
 	w.mark(&c.lane)
 }
 
-// resume processes the segments that wait, up to the first one that still finds no receive. When its
-// time is up that ends the stream, as it does without ReceiveWait.
+// resume processes the waiting segments up to the first one that still has no receive. If the
+// time of that one is up, it ends the stream, as it does without ReceiveWait.
 func (c *tcpConn) resume(w *worker) {
 	r := &c.waits
 	if !r.waiting() {
@@ -88,7 +91,7 @@ func (c *tcpConn) resume(w *worker) {
 	}
 }
 
-// takeWaiting processes the first segment that waits.
+// takeWaiting processes the first waiting segment.
 func (c *tcpConn) takeWaiting(w *worker) {
 	r := &c.waits
 	s := r.segs[0]

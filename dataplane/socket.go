@@ -254,7 +254,8 @@ func (s *socket) askMSS(now clock.Time) {
 // leastSocketMSS is large enough for an FPDU.
 const leastSocketMSS = 256
 
-// read reads available data, up to the limit for a turn, and delivers it. It returns the number of bytes.
+// read reads available data up to the limit of a turn, and delivers it. It returns the number
+// of bytes.
 func (s *socket) read(w *worker) (total int) {
 	for range socketReads {
 		if s.fd < 0 || s.eof {

@@ -23,7 +23,7 @@ type Sockets struct {
 	poll      [2]unix.PollFd
 	conns     map[int]*socket // by descriptor
 	listeners map[int]*listener
-	ready     []*socket // may have data to read, in turns
+	ready     []*socket // may have data to read; served round-robin
 	buf       []byte    // read buffer
 	vec       link.Vec
 	stats     link.Stats
@@ -40,7 +40,8 @@ const (
 	socketRead = 64 << 10
 	// socketReads is the number of reads per connection and turn.
 	socketReads = 4
-	// socketTurn bounds the bytes read in a turn. A connection counts as socketLeast at least.
+	// socketTurn is the limit of the bytes read in a turn. Each connection that is read counts
+	// as at least socketLeast.
 	socketTurn, socketLeast = 512 << 10, 4 << 10
 	// socketQueue bounds the composed bytes that the kernel has not accepted.
 	socketQueue = 256 << 10

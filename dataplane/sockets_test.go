@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestSocketReadsAreBounded: however many connections have something to read, a turn reads a bounded part of it, and the others come first
-// in the next one.
+// TestSocketReadsAreBounded checks that a turn reads a bounded amount from the connections that
+// have data, and that the next turn begins with those that were not read.
 func TestSocketReadsAreBounded(t *testing.T) {
 	const conns, each = 32, 48 << 10
 	socks, err := NewSockets(0)
@@ -22,7 +22,7 @@ func TestSocketReadsAreBounded(t *testing.T) {
 	w := e.workers[0]
 	defer w.closeFDs()
 	defer socks.Close()
-	hold, err := net.Listen("tcp", "127.0.0.1:0") // to reserve a free port
+	hold, err := net.Listen("tcp", "127.0.0.1:0") // reserves a free port
 	if err != nil {
 		t.Fatal(err)
 	}

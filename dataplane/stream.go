@@ -56,7 +56,7 @@ type stream struct {
 	rxFailed bool // ignore received data
 	leaving  bool // close it after it has sent what was posted, but at most
 	last     int  // this many bytes
-	settling bool // closed, but data is still to be stored in far memory, or work to be flushed
+	settling bool // closed, but data must still be stored in far memory or work be flushed
 	half     bool // the peer has closed, and
 	rest     int  // this many work requests may still be taken
 }
@@ -254,12 +254,13 @@ func (s *stream) finish(w *worker, err error) {
 	}
 }
 
-// settled reports whether nothing is left to flush, and all that was placed is in far memory: until then completions wait.
+// settled reports whether nothing is left to flush, and all placed data is in far memory.
+// Completions wait until then.
 func (s *stream) settled(w *worker) bool {
 	return s.qp == nil || w.flushes.of(s.qp) == nil && s.qp.QP.Settled()
 }
 
-// settle reports that s, which has closed, is gone, if it is settled.
+// settle reports that the closed stream s is gone, if it is settled.
 func (s *stream) settle(w *worker) {
 	if s.settling && s.settled(w) {
 		s.over(w)

@@ -229,7 +229,7 @@ func TestSuperFull(t *testing.T) {
 	for _, tt := range []struct {
 		op        rdmap.Op
 		size, mtu int
-		frames    float64 // sent for a message; at most
+		frames    float64 // per message; an upper bound
 	}{
 		{rdmap.OpWrite, 4 << 10, 1500, 0.25},
 		{rdmap.OpWrite, 64 << 10, 1500, 1.3},

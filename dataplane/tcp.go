@@ -38,7 +38,7 @@ type tcpConn struct {
 	// Full operation.
 	tx        mpa.Framer
 	txStart   serial.Num // of the first FPDU
-	backlog   int        // of noteBacklog, as the transport knows
+	backlog   int        // of noteBacklog, as last given to the transport
 	rx        mpa.Receiver
 	markers   bool       // the peer sends them
 	direct    bool       // within the host: segments are copied, not framed
@@ -559,8 +559,8 @@ func (c *tcpConn) probePeer(now clock.Time) {
 	}
 }
 
-// noteBacklog lessens the window by what is still to be stored in far memory, and closes it while
-// segments wait for a receive.
+// noteBacklog reduces the window by the data that must still be stored in far memory, and
+// closes it while segments wait for a receive.
 func (c *tcpConn) noteBacklog(w *worker) {
 	n := 0
 	if c.waits.waiting() {
@@ -574,8 +574,8 @@ func (c *tcpConn) noteBacklog(w *worker) {
 	}
 }
 
-// farRoom returns how many of n bytes may be taken for c: as many as far memory may be behind, and
-// none while segments wait for a receive.
+// farRoom returns how many of n bytes c may receive now: as many as the limit of outstanding
+// far memory allows, and none while segments wait for a receive.
 func (c *tcpConn) farRoom(w *worker, n int) int {
 	switch {
 	case c.waits.waiting():

@@ -137,9 +137,9 @@ func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
 	return n
 }
 
-// leastFill is how many bytes must be left of a record so that a message of several records begins
-// in it, with an FPDU that fills it: those of the smallest MULPDU. Records of messages that follow
-// each other then have equal lengths, as the segments of a super-frame must.
+// leastFill is the least room in a record, in bytes, for starting a message of several records
+// with an FPDU that fills it: the size of the smallest MULPDU. Filling makes the records of
+// consecutive messages equally long, which the segments of a super-frame must be.
 const leastFill = 144
 
 // composeRecord packs whole FPDUs into one TCP segment. It returns false if there was nothing

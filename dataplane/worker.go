@@ -286,7 +286,7 @@ func (w *worker) turn() int {
 	if w.socks != nil {
 		n += len(w.socks.ready)
 	}
-	return n + len(w.dirty) + len(w.flushes.q) // marked lanes have work for the next turn
+	return n + len(w.dirty) + len(w.flushes.q) // marked lanes have work in the next turn
 }
 
 // pollBells marks the lanes whose clients rang. Bells of unknown streams are ignored.
@@ -384,14 +384,15 @@ func (w *worker) fault(s *stream, reason any) {
 type cmdQueue struct {
 	mu       sync.Mutex
 	q        []func(*worker)
-	batch    []func(*worker) // taken from q by the worker, which is to call those from at on
+	batch    []func(*worker) // taken from q; the worker has called those before at
 	at       int
 	pending  atomic.Int32 // of both
 	sleeping atomic.Bool
 	alarm    *shm.Alarm // what the worker sleeps on
 }
 
-// cmdBudget is the number of commands per turn: a client that ends sends some for each of its queue pairs.
+// cmdBudget is the number of commands per turn. A client that ends causes some for each of its
+// queue pairs.
 const cmdBudget = 16
 
 func (q *cmdQueue) init() (err error) {
@@ -411,7 +412,8 @@ func (q *cmdQueue) push(f func(*worker)) {
 	}
 }
 
-// drain calls queued functions, at most cmdBudget, and none that one of them queues. If one faults, those after it stay queued.
+// drain calls at most cmdBudget of the queued functions, and none that they queue themselves.
+// If one faults, those after it stay queued.
 func (q *cmdQueue) drain(w *worker) int {
 	n := 0
 	for taken := false; n < cmdBudget; n++ {
@@ -431,7 +433,7 @@ func (q *cmdQueue) drain(w *worker) int {
 	return n
 }
 
-// take takes what is queued as the next batch, and returns its length.
+// take makes the queued functions the next batch, and returns its length.
 func (q *cmdQueue) take() int {
 	clear(q.batch)
 	q.mu.Lock()

@@ -197,7 +197,8 @@ func TestStuck(t *testing.T) {
 	await(t, moved, "the client is not crowded any more", func() bool { return !q.Crowded() })
 }
 
-// Stores of single bytes, each to another place, make the client crowded before their operations take more memory than it is charged.
+// TestTinyStores checks that Stores of single bytes to scattered addresses crowd the client
+// before their operations take more memory than it is charged for.
 func TestTinyStores(t *testing.T) {
 	if size := unsafe.Sizeof(op{}); 2*size > storeCost {
 		t.Errorf("an operation has %d bytes, two of them more than %d", size, storeCost)

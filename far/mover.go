@@ -25,9 +25,10 @@ const (
 	blockSize  = verbs.MaxFetch
 	smallBlock = 4 << 10
 
-	// storeCost is the memory of a Store's operation in addition to its bytes: a peer may send one byte at a time, each to another place.
+	// storeCost is the memory of a Store's operation in addition to its bytes. A peer may send
+	// single bytes to scattered addresses.
 	storeCost = 192
-	// keptOps is the length of a list of operations that is kept for the next ones.
+	// keptOps is the longest list of operations that is kept for reuse.
 	keptOps = 4096
 )
 
@@ -51,8 +52,8 @@ type Mover struct {
 	fetched int         // bytes of blocks of Fetches in use
 	waiting []*Queue    // a Fetch found no memory
 
-	storing atomic.Int64 // bytes of blocks of Stores in use, and of their operations
-	crowd   []*Queue     // to be notified when the client is no longer crowded; guarded by mu
+	storing atomic.Int64 // bytes of blocks in use by Stores, and of their operations
+	crowd   []*Queue     // queues to notify when the client is no longer crowded; guarded by mu
 }
 
 // op is an operation: a Store of b[off:off+n], a Fetch into b, or a fence.
@@ -331,8 +332,8 @@ type Queue struct {
 	stored  atomic.Uint64
 	failed  atomic.Uint64 // number of the first Store that failed; 0: none
 
-	cur   *block      // where the next Store goes; guarded by Mover.mu
-	waits []*[]*Queue // lists that it is in; guarded by Mover.mu
+	cur   *block      // block of the next Store; guarded by Mover.mu
+	waits []*[]*Queue // lists that contain the queue; guarded by Mover.mu
 }
 
 var _ verbs.Mover = (*Queue)(nil)

@@ -26,8 +26,9 @@ func (s *Stream) HandleMarked(u marked.Bytes) *term.Error {
 	return s.handle(b, u.After(min(hdr, n)), n)
 }
 
-// AwaitsReceive reports whether u, the next ULPDU in order or the start of it, is of a Send that has no receive yet: HandleMarked would fail
-// with term.ErrNoBuffer. It processes nothing.
+// AwaitsReceive reports whether u, which is the next ULPDU in order or its start, belongs to a
+// Send that has no receive yet. HandleMarked would fail with term.ErrNoBuffer. AwaitsReceive
+// changes no state.
 func (s *Stream) AwaitsReceive(u marked.Bytes) bool {
 	if !s.receiving() || s.expect != 0 {
 		return false

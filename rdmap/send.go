@@ -18,8 +18,9 @@ func (s *Stream) PollSegment(mulpdu int, seg *Segment) bool {
 	return s.PollFilling(mulpdu, mulpdu, seg)
 }
 
-// PollFilling is PollSegment for a place that has room for room bytes, ddp.MinMULPDU to mulpdu. If the message does not fit in a segment
-// of mulpdu bytes, this one has at most room bytes. Otherwise it is not cut, and may be longer than room.
+// PollFilling is PollSegment for a place with room for only room bytes, between ddp.MinMULPDU
+// and mulpdu. A message that does not fit in a segment of mulpdu bytes begins with a segment of
+// at most room bytes. Other messages are not cut, and may be longer than room.
 func (s *Stream) PollFilling(room, mulpdu int, seg *Segment) bool {
 	if s.state != stateOpen || s.flushed {
 		return s.state == stateFailing && s.pollTerminate(seg)

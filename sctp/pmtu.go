@@ -32,8 +32,8 @@ var commonMTUs = [...]int{1006, 1280, 1400, 1420, 1450, 1476, 1492, 1500, 4352, 
 // first-hop size there is no search.
 type pmtu struct {
 	limit  int  // MTU of the first hop
-	above  int  // sizes from here on do not get through, as far as the search knows
-	size   int  // IP packet size of the probe to send, or outstanding; 0: none
+	above  int  // least size known not to get through
+	size   int  // IP packet size of the outstanding or next probe; 0 if none
 	tries  int  // probes of this size sent
 	plain  bool // the probe tests reachability for size, but is not padded
 	send   bool

@@ -131,8 +131,8 @@ const (
 
 // Limits of the Create functions.
 const (
-	MaxEntries   = 1 << 16 // of the ring of a queue
-	MaxCQEntries = 1 << 18 // of each ring of a completion queue
+	MaxEntries   = 1 << 16 // entries of a ring of a work queue
+	MaxCQEntries = 1 << 18 // entries of a ring of a completion queue
 	MaxWorkers   = 256
 )
 

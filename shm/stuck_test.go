@@ -42,8 +42,8 @@ func stuckPage(t testing.TB) []byte {
 	if errno != 0 {
 		t.Fatal(errno)
 	}
-	// Closing it lets blocked threads go on. The page stays mapped, since they may then copy to it: what is mapped
-	// at its address next would change.
+	// Closing the userfaultfd lets blocked threads continue. The page stays mapped, since they
+	// may still copy to it and would change what is mapped there next.
 	t.Cleanup(func() { unix.Close(int(fd)) })
 	return page
 }

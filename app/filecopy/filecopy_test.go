@@ -117,8 +117,9 @@ func random(n int) []byte {
 	return b
 }
 
-// TestPutAndGet copies a file of every size around the limits of a chunk and of the window to the server and back, over
-// one connection, also with servers of older versions, by a hash that they have.
+// TestPutAndGet copies a file of every size around the limits of a chunk and of the window to
+// the server and back over one connection. It does so with servers of older versions too, and
+// with hashes that they support.
 func TestPutAndGet(t *testing.T) {
 	for _, tt := range []struct {
 		name    string

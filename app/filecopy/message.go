@@ -84,10 +84,10 @@ type Hash uint8
 const (
 	SHA256 Hash = 1
 	BLAKE3 Hash = 2
-	XXH128 Hash = 3 // XXH3 of 128 bits: finds accidents, not forgeries, at the speed of memory
+	XXH128 Hash = 3 // XXH3 of 128 bits: detects accidents but not forgery, at the speed of memory
 )
 
-// hashes has the properties of each Hash.
+// hashes describes each Hash.
 var hashes = [...]struct {
 	name string
 	new  func() hash.Hash
@@ -97,7 +97,7 @@ var hashes = [...]struct {
 	XXH128: {"xxh128", func() hash.Hash { return xxh128{xxh3.New()} }},
 }
 
-// valid reports whether h is one of the hashes.
+// valid reports whether h is a known hash.
 func (h Hash) valid() bool { return h != 0 && int(h) < len(hashes) }
 
 func (h Hash) String() string {
@@ -109,7 +109,7 @@ func (h Hash) String() string {
 
 func (h Hash) new() hash.Hash { return hashes[h].new() }
 
-// xxh128 is the Hasher's sum of 128 bits, in the canonical order that xxh128sum prints.
+// xxh128 computes the 128-bit sum of a Hasher, in the canonical order that xxh128sum prints.
 type xxh128 struct{ *xxh3.Hasher }
 
 func (x xxh128) Size() int { return 16 }
@@ -119,7 +119,7 @@ func (x xxh128) Sum(b []byte) []byte {
 	return append(b, sum[:]...)
 }
 
-// Text returns sum with the name of the hash, such as "xxh128:" and 32 hexadecimal digits.
+// Text returns sum after the name of the hash, such as "xxh128:" and 32 hexadecimal digits.
 func (h Hash) Text(sum [sumSize]byte) string {
 	return h.String() + ":" + hex.EncodeToString(sum[:h.new().Size()])
 }
@@ -134,7 +134,7 @@ func ParseHash(s string) (Hash, error) {
 	return 0, fmt.Errorf("checksum %q: must be xxh128, blake3 or sha256", s)
 }
 
-const sumSize = 32 // bytes of the longest sum; shorter ones are followed by zeros
+const sumSize = 32 // bytes of the longest sum; shorter ones are padded with zeros
 
 // Types of an entry.
 const (

@@ -117,8 +117,9 @@ func TestRemoteErrorIsOneLine(t *testing.T) {
 	}
 }
 
-// TestHashes checks that the sums are the standard ones, however the data is divided. Those of BLAKE3 come from the
-// test vectors of its specification: byte i of the input is i modulo 251. Those of XXH128 come from libxxhash.
+// TestHashes checks that the sums are the standard ones, however the data is split. Those of
+// BLAKE3 come from the test vectors of its specification, in which byte i of the input is i
+// modulo 251. Those of XXH128 come from libxxhash.
 func TestHashes(t *testing.T) {
 	input := make([]byte, 102400)
 	for i := range input {

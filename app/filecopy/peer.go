@@ -237,7 +237,7 @@ type Client struct {
 	Progress func(done, total int64)     // nil: none
 
 	Version  uint8 // of the server; 0: Version
-	Hash     Hash  // 0: the fastest. The server's version may have fewer than this one
+	Hash     Hash  // 0 selects the fastest that the server's version supports
 	Preserve bool  // copy permissions and modification time
 	Resume   bool  // resume an earlier copy, and keep an incomplete file on failure
 

@@ -56,9 +56,9 @@ type transfer struct {
 	idle     time.Duration
 	v2       bool
 	hash     Hash
-	sum      hash.Hash // of the file so far
-	offset   int64     // bytes that the receiver has already
-	size     int64     // of the whole file
+	sum      hash.Hash // hash of the file so far
+	offset   int64     // bytes that the receiver already has
+	size     int64     // size of the whole file
 	chunk    int
 	slots    int
 	buf      []byte // slots of chunk bytes each
@@ -116,8 +116,8 @@ type piece struct {
 	seq   uint64
 	off   int // in buf
 	n     int
-	moved chan error // result of the RDMA operation; nil: there is none
-	end   *message   // end of the file, instead of a chunk
+	moved chan error // result of the RDMA operation, or nil if there is none
+	end   *message   // the last message of the file, or nil for a chunk
 }
 
 // chunks returns the number of chunks to send.
@@ -164,11 +164,11 @@ func (p *piece) wait(ctx context.Context) error {
 	}
 }
 
-// stride is the number of bytes that are read or written, and hashed, at a time: they are still in
-// the processor's cache for the second of the two.
+// stride is the number of bytes that are read or written, and hashed, at a time. It is small
+// enough that they are still in the processor's cache when they are hashed.
 const stride = 128 << 10
 
-// skip hashes the first offset bytes of the file, which r holds.
+// skip hashes the first offset bytes of the file, which it reads from r.
 func (t *transfer) skip(r io.Reader) error {
 	if _, err := io.CopyN(t.sum, r, t.offset); err != nil {
 		return errShorter(err)
@@ -395,7 +395,7 @@ func (t *transfer) receive(ctx context.Context, w io.Writer, prefix io.Reader) (
 		return nil
 	})
 	var end *message
-	g.Go(func() error { // reports slots free
+	g.Go(func() error { // frees slots
 		for p := range written {
 			if end = p.end; end != nil {
 				continue

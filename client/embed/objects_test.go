@@ -373,7 +373,8 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// receiveWaiter returns the ends of a connection whose second one has no receives, and waits for them.
+// receiveWaiter returns the ends of a connection. b posts no receives, and Sends to it may wait
+// for one.
 func receiveWaiter(t *testing.T, wait time.Duration) (a, b *end, nb *embed.Node, ctx context.Context) {
 	t.Helper()
 	na, nb, ctx := pair(t, embed.PairConfig{})
@@ -386,7 +387,7 @@ func receiveWaiter(t *testing.T, wait time.Duration) (a, b *end, nb *embed.Node,
 	return a, b, nb, ctx
 }
 
-// arrived returns when the connection of b has n bytes from its peer.
+// arrived waits until the connection of b has received n bytes.
 func arrived(t *testing.T, ctx context.Context, nb *embed.Node, b *end, n uint64) {
 	t.Helper()
 	until(t, ctx, "the data arrives", func() bool {
@@ -404,8 +405,9 @@ func arrived(t *testing.T, ctx context.Context, nb *embed.Node, b *end, n uint64
 	})
 }
 
-// TestReceiveWait checks that Sends wait for their receives, and what follows them too, more than
-// memory is for; and that a close by the peer comes after them.
+// TestReceiveWait checks that Sends wait for their receives, that the data after them waits
+// too, even if it exceeds the memory for it, and that a close by the peer is reported after
+// them.
 func TestReceiveWait(t *testing.T) {
 	a, b, nb, ctx := receiveWaiter(t, 50*time.Second)
 	const messages, size = 20, 30000
@@ -433,14 +435,14 @@ func TestReceiveWait(t *testing.T) {
 		}
 	}
 	until(t, ctx, "the Write is placed", func() bool { return string(b.mem.Bytes()[60000:60011]) == "behind them" })
-	// The peer's close comes after what waits.
+	// The peer's close comes after the waiting data.
 	if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, SGEs: []iwarp.SGE{a.mem.SGE(0, 10)}}); err != nil {
 		t.Fatal(err)
 	}
 	arrived(t, ctx, nb, b, messages*size+10)
 	go func() { _ = a.qp.Disconnect(ctx) }()
 	until(t, ctx, "the peer closes", func() bool {
-		if testenv.Sockets() { // nothing is read of a socket meanwhile, not even the end
+		if testenv.Sockets() { // sockets are not read meanwhile, so the end is not seen either
 			return true
 		}
 		info, err := nb.Device().Admin().QP(ctx, b.qp.Num())

@@ -215,7 +215,7 @@ func TestStatusConnections(t *testing.T) {
 	}
 }
 
-// TestLink checks what status says about links.
+// TestLink checks the state of the link that status shows.
 func TestLink(t *testing.T) {
 	for want, d := range map[string]*ctrlpb.DeviceAttr{
 		"": {}, ", link down": {Link: "down"}, ", link up": {Link: "up"},

@@ -113,7 +113,8 @@ func (c *command) root() *cobra.Command {
 	return root
 }
 
-// flagError rewords the errors of numbers and durations, which name functions of Go.
+// flagError rewords the errors of wrong numbers and durations, in which package flag names
+// functions of Go.
 func flagError(err error) error {
 	var wrong *pflag.InvalidValueError
 	if !errors.As(err, &wrong) {

@@ -96,8 +96,8 @@ func (c *command) clients(a *iwarp.Admin, ctx context.Context) ([]*ctrlpb.Client
 	return slices.DeleteFunc(all, func(i *ctrlpb.ClientInfo) bool { return i.Client == c.self }), err
 }
 
-// maxTimed is the number of connections up to which status asks for their round-trip times: more
-// would make it slow for those that only probe the daemon.
+// maxTimed is the greatest number of connections for which status asks for round-trip times.
+// With more connections the request would slow down programs that only probe the daemon.
 const maxTimed = 64
 
 func (c *command) status() *cobra.Command {
@@ -163,8 +163,8 @@ func link(d *ctrlpb.DeviceAttr) string {
 	return s
 }
 
-// roundTrips summarizes the smoothed round-trip times of the connections. It is empty if there is
-// none.
+// roundTrips summarizes the smoothed round-trip times of the connections. It returns "" if
+// there are none.
 func roundTrips(qps []*ctrlpb.QPInfo) string {
 	var all []time.Duration
 	for _, q := range qps {

@@ -62,8 +62,8 @@ func doctorCommand() *cobra.Command {
 	return cmd
 }
 
-// judgeNames returns the findings about the host and the interfaces; without interfaces, those for
-// kernel sockets.
+// judgeNames returns the findings about the host and the interfaces. Without interfaces it
+// returns those for kernel sockets.
 func judgeNames(names []string) (findings []hostcheck.Finding, err error) {
 	if len(names) == 0 {
 		facts, err := hostcheck.Gather("")

@@ -49,7 +49,8 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
-// TestDoctorSockets: a configuration with kernel sockets is judged for what they need, and needs no other transport.
+// TestDoctorSockets checks that doctor judges a configuration with kernel sockets by the needs
+// of sockets alone.
 func TestDoctorSockets(t *testing.T) {
 	t.Setenv("IWARPD_TRANSPORT", "socket")
 	out, err := doctor(t)

@@ -9,9 +9,9 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 )
 
-// watchLink logs changes of the interface that explain what happens to connections: the link
-// goes down or up, its MTU or the routes over it change. It stores the state of the link in state,
-// and calls renew when the driver may have lost the XDP program. It returns when ctx is done.
+// watchLink logs changes of the interface that affect connections: its link goes down or up, or
+// its MTU or the routes over it change. It stores the state of the link in state, and calls
+// renew when the driver may have lost the XDP program. It returns when ctx is done.
 func watchLink(ctx context.Context, log *zap.Logger, ifname string, state *atomic.Pointer[hostnet.LinkState], renew func() error) {
 	log = log.With(zap.String("interface", ifname))
 	link := func(before, now hostnet.LinkState) {
@@ -25,7 +25,8 @@ func watchLink(ctx context.Context, log *zap.Logger, ifname string, state *atomi
 		if before.MTU != now.MTU {
 			log.Info("the MTU of the interface changed", zap.Int("mtu", now.MTU), zap.Int("before", before.MTU))
 		}
-		// Not when the carrier comes and goes: some drivers lose it for a moment when they are given a program.
+		// A change of the carrier is no reason: some drivers lose the carrier for a moment when
+		// they get a program.
 		if before.MTU != now.MTU || before.Enabled != now.Enabled {
 			if err := renew(); err != nil {
 				log.Warn(refused, zap.Error(err))
@@ -39,5 +40,5 @@ func watchLink(ctx context.Context, log *zap.Logger, ifname string, state *atomi
 	}
 }
 
-// refused is logged when the driver of an interface does not take the program again.
+// refused is logged when the driver of an interface does not accept the program again.
 const refused = "the driver did not take the XDP program again: frames may go to the kernel instead of iwarpd until iwarpd is restarted"

@@ -15,8 +15,9 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestWatchLink checks that changes of the interface are logged, that its state is known, and that the driver gets its
-// program again when the MTU changes and when the interface is set down or up.
+// TestWatchLink checks that changes of the interface are logged, that its state is known, and
+// that the driver gets its program again when the MTU changes and when the interface is set
+// down or up.
 func TestWatchLink(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
@@ -69,7 +70,7 @@ func TestWatchLink(t *testing.T) {
 		before, word := renewed.Load(), map[bool]string{false: "down", true: "up"}[up]
 		ip("link", "set", v.A.Name, word)
 		expect("the link is " + word)
-		if s := state.Load(); s == nil || s.Up != up || up && s.Speed != 10e9 { // what veth reports
+		if s := state.Load(); s == nil || s.Up != up || up && s.Speed != 10e9 { // values that veth reports
 			t.Errorf("set %s: state %+v", word, s)
 		}
 		for deadline := time.Now().Add(30 * time.Second); renewed.Load() == before; time.Sleep(5 * time.Millisecond) {

@@ -36,8 +36,8 @@ type nic struct {
 	mode  atomic.Pointer[string] // how frames move, as ifqueue.Set has it
 	super atomic.Bool            // super-frames are sent
 	link  atomic.Pointer[hostnet.LinkState]
-	set   *ifqueue.Set // nil: none is open
-	why   string       // that it could not be served again, as last logged
+	set   *ifqueue.Set // nil while none is open
+	why   string       // reason why it could not be served again, as last logged
 }
 
 // newNIC looks at the interface, and loads the XDP program, which open attaches.

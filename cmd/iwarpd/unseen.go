@@ -10,23 +10,23 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 )
 
-// unseenFrames is the number of frames that are enough to judge by.
+// unseenFrames is the least number of frames from which unseen concludes anything.
 const unseenFrames = 4
 
-// An unseen finds out whether a driver has lost the XDP program, so that frames go to the kernel,
-// while the kernel still shows it as attached.
+// An unseen detects that a driver has lost the XDP program while the kernel still shows it as
+// attached. All frames then go to the kernel.
 type unseen struct {
 	seen, came uint64 // frames that the program has seen, and that the interface has received
 
 	// Since the program last saw a frame.
 	missed  uint64 // frames received
-	periods int    // in which frames were received
+	periods int    // periods in which frames were received
 	told    bool   // lost has returned true
 }
 
-// lost reports, given both counts once a period, whether to give the driver its program again. Some drivers
-// count frames late, so that those of one period prove nothing. If it did not help, lost does not
-// return true a second time.
+// lost takes both counts once a period and reports whether to give the driver its program
+// again. Some drivers count frames late, so the frames of a single period prove nothing. If the
+// program does not see frames afterwards, lost does not return true again.
 func (u *unseen) lost(seen, came uint64) bool {
 	moved, more := seen != u.seen, uint64(0)
 	if came > u.came {
@@ -47,7 +47,8 @@ func (u *unseen) lost(seen, came uint64) bool {
 	return true
 }
 
-// watchUnseen gives the driver of n its program again when it has lost it. It returns when ctx is done.
+// watchUnseen gives the driver of n its program again when the driver has lost it. It returns
+// when ctx is done.
 func (n *nic) watchUnseen(ctx context.Context, tick <-chan time.Time) {
 	var u unseen
 	for {

@@ -2,10 +2,10 @@ package main
 
 import "testing"
 
-// TestUnseen checks when a driver is taken to have lost the XDP program.
+// TestUnseen checks when a driver is considered to have lost the XDP program.
 func TestUnseen(t *testing.T) {
 	type period struct {
-		seen, came uint64 // more than in the period before
+		seen, came uint64 // more than in the previous period
 		lost       bool
 	}
 	for name, periods := range map[string][]period{
@@ -28,7 +28,7 @@ func TestUnseen(t *testing.T) {
 			}
 		}
 	}
-	// Another interface of the name counts from 0.
+	// Counters of another interface with this name start at 0.
 	u := unseen{seen: 7, came: 1000}
 	for range 3 {
 		if u.lost(7, 2) {

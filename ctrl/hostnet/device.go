@@ -15,21 +15,21 @@ type iface struct {
 	mac   [6]byte
 	mtu   int
 	vlans []uint16 // outermost first
-	noARP bool     // no neighbour resolution
+	noARP bool     // without neighbour resolution
 }
 
-// Device is one interface that a Resolver follows. Its methods return what is so now.
+// Device is an interface that a Resolver follows. Its methods return the current state.
 type Device struct {
 	r     *Resolver
 	name  string
-	index int // 0: it is gone
+	index int // 0 while the interface is gone
 
 	addrs  []netip.Addr
-	scoped []netip.Addr // IPv6 link-local ones of the interface itself, with its name
+	scoped []netip.Addr // IPv6 link-local addresses of the interface itself, with its name
 	vlans  [][]uint16
 }
 
-// Device returns the interface of that name, which New was given.
+// Device returns the interface with that name, which must be one of those passed to New.
 func (r *Resolver) Device(name string) *Device {
 	for _, d := range r.devices {
 		if d.name == name {
@@ -62,22 +62,23 @@ func (d *Device) LinkLocal() []netip.Addr {
 	return d.scoped
 }
 
-// VLANs returns the VLANs on the interface, each by its identifiers, outermost first;
-// the interface itself has none.
+// VLANs returns the VLANs on the interface. Each is a list of identifiers, outermost first; the
+// list of the interface itself is empty.
 func (d *Device) VLANs() [][]uint16 {
 	d.r.mu.Lock()
 	defer d.r.mu.Unlock()
 	return d.vlans
 }
 
-// MTU returns the interface's, in bytes of an IP packet, 0 while it is gone.
+// MTU returns the MTU of the interface, in bytes of an IP packet. It is 0 while the interface
+// is gone.
 func (d *Device) MTU() int {
 	d.r.mu.Lock()
 	defer d.r.mu.Unlock()
 	return d.r.ifaces[d.index].mtu
 }
 
-// MTU returns that of the interface of that name, 0 if there is none.
+// MTU returns the MTU of the interface with that name, or 0 if there is none.
 func (r *Resolver) MTU(name string) int {
 	if d := r.Device(name); d != nil {
 		return d.MTU()
@@ -85,15 +86,15 @@ func (r *Resolver) MTU(name string) int {
 	return 0
 }
 
-// Hostless returns the addresses that no other host has: those of the interfaces and their
-// VLANs, and the broadcast addresses of their subnets.
+// Hostless returns the addresses at which no other host can be: those of the interfaces and
+// their VLANs, and the broadcast addresses of their subnets.
 func (r *Resolver) Hostless() []netip.Addr {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.hostless
 }
 
-// found is what refresh finds of one interface.
+// found is the result of refresh for one interface.
 type found struct {
 	index         int
 	addrs, scoped []netip.Addr
@@ -160,8 +161,8 @@ func (r *Resolver) refresh() error {
 	return nil
 }
 
-// find returns the index of the interface: the one that it had, also under another name,
-// or that of the interface that has its name now, or 0.
+// find returns the index of the interface, or 0. It is the interface that had this index
+// before, even under another name, or else the one that now has the name.
 func (d *Device) find(links []netlink.Link) (index int) {
 	had := d.Index()
 	for _, l := range links {
@@ -175,8 +176,8 @@ func (d *Device) find(links []netlink.Link) (index int) {
 	return index
 }
 
-// broadcast returns the directed broadcast address of an IPv4 subnet; one of 31 bits or
-// more has none (RFC 3021).
+// broadcast returns the directed broadcast address of an IPv4 subnet. A subnet with a prefix of
+// 31 or 32 bits has none (RFC 3021).
 func broadcast(n *net.IPNet) (netip.Addr, bool) {
 	ip := n.IP.To4()
 	ones, bits := n.Mask.Size()
@@ -190,8 +191,8 @@ func broadcast(n *net.IPNet) (netip.Addr, bool) {
 	return netip.AddrFrom4(b), true
 }
 
-// whole repeats a netlink dump that was interrupted by a change, as happens on hosts where
-// containers come and go.
+// whole repeats a netlink dump that a change interrupted, as happens on hosts where containers
+// start and stop.
 func whole[T any](read func() ([]T, error)) (list []T, err error) {
 	for range 100 {
 		if list, err = read(); !errors.Is(err, netlink.ErrDumpInterrupted) {

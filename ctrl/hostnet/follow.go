@@ -16,15 +16,16 @@ const routePause = time.Second
 
 // LinkState is the state of an interface.
 type LinkState struct {
-	Up      bool // administratively, and with a carrier
+	Up      bool // set up by the administrator, and with a carrier
 	Enabled bool // administratively
 	MTU     int
-	Speed   uint64 // bits per second; 0: the driver does not report it
+	Speed   uint64 // bits per second; 0 if the driver does not report it
 }
 
-// FollowLink calls link with the state of the interface that has that name, and again when it changes; at
-// first before is the same as now. It calls routes with the number of changes when routes over the interface
-// change. All calls are from one goroutine. It returns nil when ctx is done.
+// FollowLink calls link with the state of the interface that has that name, and again when it
+// changes. In the first call before equals now. It calls routes with the number of changes when
+// routes over the interface change. All calls come from one goroutine. It returns nil when ctx
+// is done.
 func FollowLink(ctx context.Context, name string, link func(before, now LinkState), routes func(changes int)) error {
 	linkUpdates, routeUpdates := make(chan netlink.LinkUpdate, 16), make(chan netlink.RouteUpdate, 64)
 	if err := netlink.LinkSubscribe(linkUpdates, ctx.Done()); err != nil {
@@ -88,8 +89,8 @@ func speed(name string) uint64 {
 	return uint64(mbits) * 1e6
 }
 
-// Received returns the number of frames that the interface of that name has received, as its driver
-// counts them: some update it once a second or two.
+// Received returns the number of frames that the interface with that name has received. It is
+// the driver's count, which some drivers update only every second or two.
 func Received(name string) (uint64, error) {
 	l, err := netlink.LinkByName(name)
 	if err != nil {

@@ -121,7 +121,7 @@ const (
 	unknown knowledge = iota // no entry, or a failed one
 	asked                    // being resolved
 	known
-	fixed // by an administrator, or not to be found: kick would make the kernel forget it
+	fixed // set by an administrator, or resolution is impossible: kick would make the kernel forget it
 )
 
 // lookup reads a neighbour from the kernel's table.

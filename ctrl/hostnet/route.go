@@ -14,10 +14,10 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane"
 )
 
-// Resolve implements dataplane.Resolver. Any address of the host is a destination, and its loopback
-// addresses are sources for these. Resolve waits up to neighbourWait for the kernel to resolve the
-// neighbour. If the routes name another interface than
-// device, it looks for a way by device.
+// Resolve implements dataplane.Resolver. The destination may be an address of the host itself,
+// and only then may the source be a loopback address. Resolve waits up to neighbourWait for the
+// kernel to resolve the neighbour. If the routes name another interface than device, it looks
+// for a route over device.
 func (r *Resolver) Resolve(dst, src netip.Addr, device string) (dataplane.Hop, error) {
 	if !r.enter() {
 		return dataplane.Hop{}, fmt.Errorf("hostnet: %v: %w", dst, net.ErrClosed)
@@ -39,7 +39,7 @@ func (r *Resolver) Resolve(dst, src netip.Addr, device string) (dataplane.Hop, e
 	return hop, nil
 }
 
-// way finds the way to dst: all of the hop but the neighbour's address.
+// way finds the hop to dst, without the neighbour's MAC address.
 func (r *Resolver) way(dst, src netip.Addr, device string) (hop dataplane.Hop, via neighbour, err error) {
 	if isScoped(dst) {
 		d, err := r.scope(dst, device)
@@ -57,7 +57,7 @@ func (r *Resolver) way(dst, src netip.Addr, device string) (hop dataplane.Hop, v
 	return hop, via, err
 }
 
-// scope returns the interface that a link-local address is behind.
+// scope returns the interface to which a link-local address belongs.
 func (r *Resolver) scope(a netip.Addr, device string) (*Device, error) {
 	z := a.Zone()
 	switch {
@@ -78,8 +78,8 @@ func (r *Resolver) scope(a netip.Addr, device string) (*Device, error) {
 	return nil, fmt.Errorf("%w than %s: %s", ErrInterface, r.names(), z)
 }
 
-// sourced is route with the source address that the kernel chooses, if src is none: it
-// is asked twice, as for a connect(2), since a rule may be about the source address.
+// sourced is route with the source address that the kernel chooses if src is invalid. It looks
+// up the route twice, like connect(2), since a rule may match the source address.
 func (r *Resolver) sourced(dst, src netip.Addr, by *Device) (hop dataplane.Hop, via neighbour, err error) {
 	if !src.IsValid() || src.IsUnspecified() {
 		if hop, via, err = r.route(dst, netip.Addr{}, by); err != nil || hop.Local {
@@ -90,8 +90,8 @@ func (r *Resolver) sourced(dst, src netip.Addr, by *Device) (hop dataplane.Hop, 
 	return r.route(dst, src, by)
 }
 
-// enter makes Close wait for the caller, which must call wg.Done. It returns false if the Resolver
-// is closed.
+// enter makes Close wait for the caller, which must call wg.Done. It returns false if the
+// Resolver is closed.
 func (r *Resolver) enter() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -101,8 +101,8 @@ func (r *Resolver) enter() bool {
 	return !r.closed
 }
 
-// route looks up the route to dst, by an interface if by is not nil. It fills in the hop except for the
-// neighbour's MAC address.
+// route looks up the route to dst, over the interface by if that is not nil. It fills in the
+// hop except for the neighbour's MAC address.
 func (r *Resolver) route(dst, src netip.Addr, by *Device) (hop dataplane.Hop, via neighbour, err error) {
 	opts := &netlink.RouteGetOptions{}
 	if by != nil {
@@ -164,8 +164,8 @@ func (r *Resolver) route(dst, src netip.Addr, by *Device) (hop dataplane.Hop, vi
 	return hop, via, nil
 }
 
-// owns reports whether a is an address of one of the interfaces, by's alone if it is
-// link-local and by is not nil.
+// owns reports whether a is an address of one of the interfaces. If a is link-local and by is
+// not nil, only by counts.
 func (r *Resolver) owns(a netip.Addr, by *Device) bool {
 	for _, d := range r.devices {
 		if slices.Contains(d.Addrs(), a) || (by == nil || by == d) && slices.Contains(d.LinkLocal(), a.WithZone(d.name)) {
@@ -175,7 +175,7 @@ func (r *Resolver) owns(a netip.Addr, by *Device) bool {
 	return false
 }
 
-// orGone returns err, or ErrGone if none of the interfaces is there.
+// orGone returns ErrGone if none of the interfaces exists, and err otherwise.
 func (r *Resolver) orGone(err error) error {
 	for _, d := range r.devices {
 		if d.Index() != 0 {
@@ -185,7 +185,7 @@ func (r *Resolver) orGone(err error) error {
 	return ErrGone
 }
 
-// names lists the interfaces, for messages.
+// names lists the interfaces for error messages.
 func (r *Resolver) names() string {
 	var all []string
 	for _, d := range r.devices {

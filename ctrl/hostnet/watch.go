@@ -45,8 +45,8 @@ func (r *Resolver) subscribe() error {
 	return nil
 }
 
-// elsewhere returns the namespace in which to open sockets, or nil if it is the current one:
-// entering a namespace takes CAP_SYS_ADMIN, which the daemon may not have.
+// elsewhere returns the namespace in which to open sockets, or nil if it is the current one.
+// Entering a namespace takes CAP_SYS_ADMIN, which the daemon may not have.
 func (r *Resolver) elsewhere() *netns.NsHandle {
 	if here, err := netns.Get(); err == nil {
 		defer here.Close()

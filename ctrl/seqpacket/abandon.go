@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peek waits for a packet and returns its bytes, which stay in the socket, as do its descriptors. The bytes are valid until the next Read
-// or Peek.
+// Peek waits for a packet and returns its bytes. They and the packet's descriptors stay in the
+// socket. The bytes are valid until the next Read or Peek.
 func (c *Conn) Peek() (b []byte, err error) {
 	raw, err := c.c.SyscallConn()
 	if err != nil {
@@ -26,11 +26,13 @@ func (c *Conn) Peek() (b []byte, err error) {
 	return c.buf[:max(n, 0)], err
 }
 
-// Abandon is Close for a connection whose other end may have sent descriptors that were not read. Close would wait for them: the kernel
-// closes them with the last reference to the connection, and closing a socket with SO_LINGER waits for as long as its owner likes. But it
-// does not linger for a thread that exits, so a thread takes the last reference, and exits.
+// Abandon closes a connection on which the peer may have sent descriptors that were not read.
+// Close could block: the kernel closes these descriptors with the last reference to the
+// connection, and closing a socket with SO_LINGER waits for the time that its owner has set.
+// The kernel does not linger when a thread exits, so Abandon makes a thread take the last
+// reference and exit.
 func (c *Conn) Abandon() {
-	c.Shutdown() // nothing more is sent
+	c.Shutdown() // nothing more can be sent
 	fd := -1
 	if raw, err := c.c.SyscallConn(); err == nil {
 		_ = raw.Control(func(s uintptr) { fd, _ = Dup(int(s)) })
@@ -41,16 +43,18 @@ func (c *Conn) Abandon() {
 	}
 }
 
-// closeByExit closes fd. For a moment the thread has the other descriptors too.
+// closeByExit closes fd in a thread that exits. For a moment the thread has the process's other
+// descriptors too.
 func closeByExit(fd int) {
 	taken, closed := make(chan error), make(chan struct{})
 	go takeAndExit(fd, taken, closed)
-	<-taken // also if it failed: there is no other way
+	<-taken // also after a failure, since there is no other way
 	unix.Close(fd)
 	close(closed)
 }
 
-// takeAndExit gives its thread descriptors of its own, and ends it when closed is closed.
+// takeAndExit gives its thread a descriptor table of its own, and ends the thread when closed
+// is closed.
 func takeAndExit(fd int, taken chan<- error, closed <-chan struct{}) {
 	runtime.LockOSThread() // never unlocked: the thread exits with the goroutine
 	if unix.Gettid() == unix.Getpid() {
@@ -59,6 +63,6 @@ func takeAndExit(fd int, taken chan<- error, closed <-chan struct{}) {
 		runtime.UnlockOSThread()
 		return
 	}
-	taken <- unix.CloseRange(uint(fd)+1, math.MaxUint32, unix.CLOSE_RANGE_UNSHARE) // it gets those up to fd
+	taken <- unix.CloseRange(uint(fd)+1, math.MaxUint32, unix.CLOSE_RANGE_UNSHARE) // the table has the descriptors up to fd
 	<-closed
 }

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lingerer returns a socket whose close waits for an hour, since its peer takes nothing, and the peer.
+// lingerer returns a socket whose close waits for an hour, because its peer reads nothing, and
+// the peer.
 func lingerer(t *testing.T) (fd int, peer net.Conn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -43,7 +44,8 @@ func lingerer(t *testing.T) (fd int, peer net.Conn) {
 	return fd, peer
 }
 
-// TestAbandon: a connection with lingering sockets in it is closed at once, and they with it.
+// TestAbandon checks that closing a connection that holds lingering sockets returns at once,
+// and that those sockets are closed too.
 func TestAbandon(t *testing.T) {
 	for range 20 {
 		a, b, err := Pair()
@@ -74,7 +76,7 @@ func TestAbandon(t *testing.T) {
 			t.Error("the other end reads something")
 		}
 		a.Close()
-		// The socket was closed when its peer has read what was sent and then its end.
+		// The socket is closed if its peer reads the data and then the end of the stream.
 		_ = peer.SetReadDeadline(time.Now().Add(time.Minute))
 		junk := make([]byte, 1<<20)
 		for err == nil {

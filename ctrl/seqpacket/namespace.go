@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Contained reports whether the process at the other end, as recorded by the kernel when the
-// connection was made, is outside of this process's PID namespace, as the processes of containers
-// are, or has ended.
+// Contained reports whether the peer process is outside of this process's PID namespace, like
+// the processes of containers, or has ended. The peer is the process that the kernel recorded
+// when the connection was made.
 func (c *Conn) Contained() bool {
 	fd, err := c.peerPidfd()
 	if err != nil {
@@ -21,9 +21,9 @@ func (c *Conn) Contained() bool {
 	return err != nil || !inNamespace(string(b))
 }
 
-// inNamespace reports whether the process of a pidfd is in the PID namespace of the procfs that info,
-// the pidfd's fdinfo, comes from. NSpid has its number there, 0 if it has none or the process is
-// gone, and those in the namespaces below.
+// inNamespace reports whether a process is in the PID namespace of this process's procfs. info
+// is the fdinfo of a pidfd of the process. Its line NSpid has the number of the process in the
+// namespace, or 0 if it has none or has ended, and then the numbers in nested namespaces.
 func inNamespace(info string) bool {
 	for line := range strings.Lines(info) {
 		if list, ok := strings.CutPrefix(line, "NSpid:"); ok {
@@ -34,8 +34,8 @@ func inNamespace(info string) bool {
 	return false
 }
 
-// peerPidfd returns a pidfd of the process at the other end. Before Linux 6.5 it is that of the
-// process that has the number now.
+// peerPidfd returns a pidfd of the peer process. Before Linux 6.5 it refers to the process that
+// has the peer's number now.
 func (c *Conn) peerPidfd() (fd int, err error) {
 	raw, err := c.c.SyscallConn()
 	if err != nil {

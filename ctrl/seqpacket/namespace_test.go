@@ -61,7 +61,7 @@ func TestContained(t *testing.T) {
 	}
 }
 
-// TestInNamespace: what the kernel says of a pidfd.
+// TestInNamespace checks how the kernel's description of a pidfd is read.
 func TestInNamespace(t *testing.T) {
 	for info, want := range map[string]bool{
 		"pos:\t0\nPid:\t42\nNSpid:\t42\n": true,

@@ -45,7 +45,8 @@ func TestFilesLost(t *testing.T) {
 	}
 }
 
-// TryWrite sends while there is room, with descriptors, and never waits.
+// TestTryWrite checks that TryWrite sends data with descriptors while there is room, and never
+// waits.
 func TestTryWrite(t *testing.T) {
 	a, b, err := Pair()
 	if err != nil {

@@ -30,8 +30,8 @@ type Packet struct {
 	mtu          int
 	whole        bool
 	ring         rxRing
-	small        buffers // for frames of the ring
-	large        buffers // for a super-frame each
+	small        buffers // each takes a frame of the ring
+	large        buffers // each takes a super-frame
 	in           scatter
 	out          mmsgs
 	poll         poller
@@ -57,21 +57,22 @@ const (
 	packetHead = 64
 	// packetRoom is what an owner of a TX slot may want in front of a frame.
 	packetRoom = 128
-	// packetChunk is the least size of a small RX buffer: a super-frame has MaxPieces at most.
+	// packetChunk is the least size of a small RX buffer. A super-frame must fit in MaxPieces
+	// of them.
 	packetChunk = 4096
-	// packetLarge is how many RX buffers take a whole super-frame.
+	// packetLarge is the number of RX buffers that take a whole super-frame.
 	packetLarge = 32
 	// packetBurst bounds the bytes of one Receive, so that they are still in the cache
 	// when they are processed.
 	packetBurst = 256 << 10
 )
 
-// buffers are RX buffers of one size. Their IDs begin at first.
+// buffers are RX buffers of one size. first is the ID of the first.
 type buffers struct {
 	mem   []byte
 	size  int
 	first int
-	free  []uint32 // the last one was used last
+	free  []uint32 // the most recently used buffer is last
 }
 
 func newBuffers(n, size, first int) buffers {
@@ -88,7 +89,7 @@ func (b *buffers) bytes(id uint32) []byte {
 	return b.mem[off : off+b.size : off+b.size]
 }
 
-// take adds a buffer to f. There must be one.
+// take adds a buffer to f. One must be free.
 func (b *buffers) take(f *Frame) {
 	id := b.free[len(b.free)-1]
 	b.free = b.free[:len(b.free)-1]
@@ -114,8 +115,8 @@ type PacketOptions struct {
 	Super bool
 	// MTU is the longest IP packet; 0: that of the interface.
 	MTU int
-	// Memory is for frames, in bytes: half for those received, half for TX slots;
-	// 0: 32 MiB. With Whole there are 2 MiB more, for super-frames.
+	// Memory is the memory for frames in bytes, half for received frames and half for TX slots.
+	// 0 means 32 MiB. Whole adds 2 MiB for super-frames.
 	Memory int
 }
 
@@ -308,13 +309,12 @@ func (p *Packet) Receive(fs []Frame) int {
 	return n
 }
 
-// room gives f the buffers that the frame in a slot may take. It reports false if too few
-// are free.
+// room gives f enough buffers for the frame in a slot. It returns false if too few are free.
 func (p *Packet) room(h *unix.Tpacket2Hdr, f *Frame) bool {
 	n := 1
 	if h.Status&unix.TP_STATUS_COPY != 0 {
-		// Of two frames that come at once by two CPUs the other may be first in the
-		// socket's queue, so the length in h says nothing.
+		// The length in h is not that of the next frame in the socket's queue if two CPUs
+		// deliver frames at once.
 		if len(p.large.free) > 0 {
 			p.large.take(f)
 			return true
@@ -401,7 +401,7 @@ func (p *Packet) putTag(f *Frame, tag vlanTag) {
 	f.Pieces[0] = b[:len(b):len(b)]
 }
 
-// pool returns the buffers that id is one of.
+// pool returns the buffers that id belongs to.
 func (p *Packet) pool(id uint32) *buffers {
 	if len(p.large.mem) > 0 && int(id) >= p.large.first {
 		return &p.large
@@ -412,7 +412,7 @@ func (p *Packet) pool(id uint32) *buffers {
 // buffer returns the bytes of an RX buffer.
 func (p *Packet) buffer(id uint32) []byte { return p.pool(id).bytes(id) }
 
-// put makes an RX buffer free.
+// put frees an RX buffer.
 func (p *Packet) put(id uint32) {
 	b := p.pool(id)
 	if len(b.free) == cap(b.free) {
@@ -470,8 +470,8 @@ func (p *Packet) Flush() {
 			p.stats.TxIncomplete++
 			return
 		case unix.ENOBUFS:
-			// The device has dropped the first frame, as a veth does with one that is
-			// longer than the MTU of its peer.
+			// The device has dropped the first frame, as veth does with frames longer than its
+			// peer's MTU.
 			p.stats.TxErrors++
 			p.finish(1)
 			continue

@@ -311,8 +311,8 @@ func TestPacketAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestPacketSuperInOnePiece receives super-frames: each is one piece while there are large buffers,
-// and pieces of small ones when all of those are in use.
+// TestPacketSuperInOnePiece checks that a super-frame is received in one piece while there are
+// large buffers, and in several small ones while all large ones are in use.
 func TestPacketSuperInOnePiece(t *testing.T) {
 	v := testenv.NewVethOffloads(t, 1500)
 	open := func(e *testenv.End, opts PacketOptions) (p *Packet) {
@@ -345,7 +345,7 @@ func TestPacketSuperInOnePiece(t *testing.T) {
 			}
 			for got < len(kept) && b.Receive(kept[got:got+1]) == 1 {
 				f := &kept[got]
-				if f.Len() != len(want) { // a multicast report of the kernel's
+				if f.Len() != len(want) { // a multicast report from the kernel
 					b.Release(f)
 					continue
 				}

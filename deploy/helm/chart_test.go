@@ -166,7 +166,8 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// TestWrongValues: values that would give a configuration that the daemon refuses are refused here, with the reason.
+// TestWrongValues checks that the chart refuses values that the daemon would refuse, and says
+// why.
 func TestWrongValues(t *testing.T) {
 	for _, tt := range []struct {
 		values map[string]any
@@ -187,7 +188,8 @@ func TestWrongValues(t *testing.T) {
 	}
 }
 
-// TestSocketTransport: over kernel sockets there is no interface to name.
+// TestSocketTransport checks that the chart needs no interface when the transport is kernel
+// sockets.
 func TestSocketTransport(t *testing.T) {
 	docs, err := render(map[string]any{"config": map[string]any{"transport": "socket"}})
 	if err != nil {

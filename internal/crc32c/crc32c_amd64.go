@@ -32,10 +32,10 @@ func pass(dst, src *byte, n int, crc, ptr uint32, next int) (reg, even, odd uint
 //go:noescape
 func short(p *byte, n int, crc uint32) (reg, sum uint32)
 
-// longestLane is the maximum length of a lane, in bytes. A multiple of 8.
+// longestLane is the maximum length of a lane in bytes, a multiple of 8.
 const longestLane = 1024
 
-// shifts[i] is x^(64*i-33) modulo the polynomial, bit-reflected: lanes multiplies by it to move
+// shifts[i] is x^(64*i-33) modulo the polynomial, bit-reflected. lanes multiplies by it to move
 // a CRC register over 8*i bytes.
 var shifts = func() (t [2*longestLane/8 + 1]uint64) {
 	const polynomial = 0x82f63b78
@@ -50,8 +50,9 @@ var shifts = func() (t [2*longestLane/8 + 1]uint64) {
 	return t
 }()
 
-// inLanes is Sum of p, or Copy of it if dst is not nil, for processors without the vectors of
-// pass. The CRC instruction has a latency of three cycles, so it runs in three lanes.
+// inLanes computes Sum of p, or Copy of it if dst is not nil, on processors without the vector
+// instructions of pass. The CRC instruction has a latency of three cycles, so it runs in three
+// lanes.
 func inLanes(dst, p []byte, crc uint32) (crc2, sum uint32) {
 	reg, le := ^crc, uint64(0)
 	for len(p) >= shortest {

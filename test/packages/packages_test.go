@@ -163,7 +163,8 @@ func scrape(t *testing.T, socket string) string {
 	return string(b)
 }
 
-// The daemon of the packages may open /dev/userfaultfd, and no other device that could do harm.
+// TestDevices checks that the packaged daemon may open /dev/userfaultfd, and no other device
+// that could do harm.
 func TestDevices(t *testing.T) {
 	for file, lines := range map[string][]string{
 		"../../deploy/iwarpd.service":       {"DevicePolicy=closed", "DeviceAllow=/dev/userfaultfd rw", "User=iwarpd"},
@@ -238,7 +239,7 @@ func TestDebian(t *testing.T) {
 	if out, err := exec.Command("chroot", root, "iwarpd", "--config", "/etc/iwarpd/iwarpd.yaml").CombinedOutput(); err == nil || !strings.Contains(string(out), "no interface: name one") {
 		t.Errorf("a daemon of the packaged configuration: %v\n%s", err, out)
 	}
-	run(t, "chroot", root, "systemd-analyze", "security", "--offline=true", "--threshold=23", unit) // docs/service.md has the score
+	run(t, "chroot", root, "systemd-analyze", "security", "--offline=true", "--threshold=23", unit) // docs/service.md states the score
 
 	socket := filepath.Join(root, "run/notify")
 	notify, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})

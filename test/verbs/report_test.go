@@ -8,17 +8,17 @@ import (
 	"testing"
 )
 
-// A report is the outcome of rows, for people: the file that VERBS_TABLE names, as Markdown.
+// A report collects the results of rows for the file that VERBS_TABLE names, as Markdown.
 type report struct {
 	mu   sync.Mutex
 	file *os.File
 }
 
-// unfinished is why a row failed whose test stopped early; its log says more.
+// unfinished is the reason of a row whose test stopped early. Its log says more.
 const unfinished = "the programs did not get to their end"
 
-// add adds a row that was run in the way of peers. fails is why it has to fail, and why is how it
-// differed from that; both are empty for one that works.
+// add adds a row and the kind of its peers. fails is the reason why it must fail, and why is
+// how it differed from the expectation; both are empty for a row that works.
 func (p *report) add(t *testing.T, r row, peers, fails, why string) {
 	path := os.Getenv("VERBS_TABLE")
 	if path == "" {

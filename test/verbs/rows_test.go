@@ -2,20 +2,20 @@ package verbs
 
 import "strings"
 
-// A row is a program that runs unmodified on two daemons: its server on one, its
-// client on the other; see command for what is replaced in both. Without a server the client
-// is all, on one host.
+// A row is a program that runs unmodified on two daemons: its server on one, its client on the
+// other. See command for the placeholders in both. A row without a server is one program on one
+// host.
 type row struct {
 	group, name    string
 	server, client string
-	port           int      // TCP port on which the server listens with the kernel; 0: it listens with RDMA
-	ready          string   // what the server prints when it listens, if that is not to be seen from outside
+	port           int      // TCP port of the server if it listens with the kernel; 0 if it listens with RDMA
+	ready          string   // line that the server prints when it listens, if that cannot be seen from outside
 	needs          []string // commands that the row's scripts use
-	env            string   // set for both
-	stays          bool     // the server does not end with its client
+	env            string   // set for both programs
+	stays          bool     // the server keeps running after its client ends
 	fails          string   // why the programs cannot work; they must fail
 	long           bool     // only with VERBS=full
-	siw            bool     // it is for Linux's soft-iWARP too
+	siw            bool     // also runs with Linux's soft-iWARP
 }
 
 // perftest makes the row of a test of perftest with the same arguments on both sides.
@@ -52,7 +52,7 @@ func long(r row) row {
 func qperf(test string) row {
 	r := row{group: "qperf", name: test, server: "qperf", client: "qperf -t 1 -cm 1 ADDR " + test, port: 19765, stays: true}
 	switch test {
-	case "rc_rdma_write_lat", "rc_compare_swap_mr", "rc_fetch_add_mr": // siw has neither Immediate Data nor atomics
+	case "rc_rdma_write_lat", "rc_compare_swap_mr", "rc_fetch_add_mr": // siw supports neither Immediate Data nor atomics
 	default:
 		r.siw = true
 	}
@@ -69,7 +69,7 @@ func fio(verb string) row {
 	}
 }
 
-// waiting lets Sends wait for receives, as InfiniBand does.
+// waiting returns r with Sends that wait for receives, as InfiniBand's do.
 func waiting(r row) row {
 	r.env, r.name, r.siw = "IWARPD_VERBS_RECEIVE_WAIT=1000", r.name+" (IWARPD_VERBS_RECEIVE_WAIT)", false
 	return r
@@ -81,7 +81,7 @@ func pingpong(provider, endpoint string) row {
 	return row{group: "libfabric", siw: true, name: "fi_pingpong -p '" + provider + "' -e " + endpoint, server: args, client: args + " ADDR", port: 47592}
 }
 
-// iser makes the row of an initiator of libiscsi on a disk of tgtd.
+// iser returns the row of an initiator of libiscsi that uses a disk of tgtd.
 func iser(program, args string) row {
 	return row{
 		group: "tgt, libiscsi", name: "tgtd (iSER), " + program, needs: []string{"tgtd", "tgtadm", program},
@@ -91,7 +91,7 @@ func iser(program, args string) row {
 	}
 }
 
-// pyverbs makes the row of tests of rdma-core, all in one class.
+// pyverbs returns the row of tests of rdma-core, all in one class.
 func pyverbs(class string, tests ...string) row {
 	client := "@pyverbs IFACE"
 	for _, test := range tests {

@@ -18,10 +18,10 @@ import (
 // guest is the virtual machine of test/interop/guest.
 type guest struct {
 	in    io.WriteCloser
-	lines chan string // of its output; closed at the end
+	lines chan string // output of the guest; closed at its end
 }
 
-// startGuest boots a guest with an address on tap0 of ns. It has the programs of the rows.
+// startGuest boots a guest with an address on tap0 of ns. The programs are copied into it.
 func startGuest(t *testing.T, ns *testenv.Namespace, addr string, programs ...string) *guest {
 	t.Helper()
 	cmd := ns.Command("../interop/guest", append([]string{ns.Name, "tap0", addr}, programs...)...)
@@ -53,14 +53,14 @@ func startGuest(t *testing.T, ns *testenv.Namespace, addr string, programs ...st
 		_ = in.Close()
 		_ = cmd.Wait()
 	})
-	if _, err := g.answer(15 * time.Minute); err != nil { // the first time it builds the guest
+	if _, err := g.answer(15 * time.Minute); err != nil { // the first start builds the guest
 		t.Fatalf("the guest does not start: %v", err)
 	}
 	return g
 }
 
-// answer returns the output of the guest up to its next "@@", and fails if the word after that
-// is a status that is not 0.
+// answer returns the output of the guest up to the next "@@". It fails if the word after that
+// is a status other than 0.
 func (g *guest) answer(limit time.Duration) (out string, err error) {
 	deadline := time.After(limit)
 	var b strings.Builder
@@ -83,7 +83,7 @@ func (g *guest) answer(limit time.Duration) (out string, err error) {
 	}
 }
 
-// do runs a line of sh in the guest.
+// do runs a shell command in the guest.
 func (g *guest) do(seconds int, line string) (out string, err error) {
 	if _, err := fmt.Fprintf(g.in, "%d %s\n", seconds, line); err != nil {
 		return "", err
@@ -91,7 +91,8 @@ func (g *guest) do(seconds int, line string) (out string, err error) {
 	return g.answer(time.Duration(seconds+60) * time.Second)
 }
 
-// patience is the time of a program in the guest, in seconds: its processor is emulated.
+// patience is the time limit of a program in the guest, in seconds. The guest's processor is
+// emulated.
 const patience = 100
 
 // serve starts the server of a row in the guest and waits until it listens.
@@ -101,7 +102,8 @@ func (g *guest) serve(command string) error {
 	return err
 }
 
-// stop ends the server in the guest; wait: it is to end by itself, and well.
+// stop stops the server in the guest. If wait is set, the server must end by itself with status
+// 0.
 func (g *guest) stop(program string, wait bool) (string, error) {
 	if wait {
 		if out, err := g.do(patience, `wait $S || { s=$?; tail -5 /tmp/server; (exit $s); }`); err != nil {
@@ -111,8 +113,8 @@ func (g *guest) stop(program string, wait bool) (string, error) {
 	return g.do(30, `killall -q -9 `+program+`; wait; true`)
 }
 
-// TestSoftIwarp runs rows with Linux's soft-iWARP on the other side, in both roles. It takes
-// minutes: SIW=1.
+// TestSoftIwarp runs rows against Linux's soft-iWARP, in both roles. It takes minutes and runs
+// only with SIW=1.
 func TestSoftIwarp(t *testing.T) {
 	if os.Getenv("SIW") == "" {
 		t.Skip("SIW is not set")
@@ -167,8 +169,8 @@ func guestPrograms() (programs []string) {
 	return programs
 }
 
-// againstServer runs the client of r here and the server in the guest. It returns, and reports to t,
-// why the two did not end well.
+// againstServer runs the client of r here and the server in the guest. If they do not end as
+// expected, it reports why to t and returns the reason.
 func againstServer(t *testing.T, r row, h *host, g *guest, addr string) (why string) {
 	t.Helper()
 	program := strings.Fields(r.server)[0]

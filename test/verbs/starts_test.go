@@ -13,17 +13,18 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// libraryFolders is where the distribution's loader finds libraries.
+// libraryFolders are the folders in which the distribution's loader finds libraries.
 var libraryFolders = []string{"/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"}
 
-// needing finds the binaries that need libibverbs or librdmacm, by other libraries too.
+// needing finds the binaries that need libibverbs or librdmacm, directly or through other
+// libraries. It maps the path of each binary to the result.
 type needing map[string]bool
 
 func (n needing) needs(path string) bool {
 	if known, ok := n[path]; ok {
 		return known
 	}
-	n[path] = false // of a circle
+	n[path] = false // ends circles
 	f, err := elf.Open(path)
 	if err != nil {
 		return false
@@ -53,12 +54,13 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// rdmaPrograms returns the installed programs that use RDMA, each under one of its names.
+// rdmaPrograms returns the installed programs that use RDMA. A program with several names is
+// listed once.
 func rdmaPrograms(t *testing.T) (paths []string) {
 	t.Helper()
 	n, seen := make(needing), make(map[string]bool)
 	for _, dir := range []string{"/usr/bin", "/usr/sbin", "/usr/libexec", "/usr/lib/fio"} {
-		entries, _ := os.ReadDir(dir) // not each of them is there
+		entries, _ := os.ReadDir(dir) // not every folder exists
 		for _, e := range entries {
 			path, err := filepath.EvalSymlinks(filepath.Join(dir, e.Name()))
 			if err != nil || seen[path] {
@@ -74,8 +76,8 @@ func rdmaPrograms(t *testing.T) (paths []string) {
 	return paths
 }
 
-// Every program of the distribution that uses RDMA and is installed starts with all its symbols
-// bound at once.
+// TestStarts checks that every installed program of the distribution that uses RDMA starts with
+// all its symbols bound at once.
 func TestStarts(t *testing.T) {
 	dir := plain.libraries(t)
 	programs := rdmaPrograms(t)
@@ -90,11 +92,11 @@ func TestStarts(t *testing.T) {
 	t.Logf("%d programs: %s", len(programs), strings.Join(programs, " "))
 }
 
-// The test of the starts notices a library that lacks a symbol.
+// TestStartsFail checks that TestStarts would notice a library that lacks a symbol.
 func TestStartsFail(t *testing.T) {
 	dir := t.TempDir()
 	plain.libraries(t)
-	// A librdmacm with none of its symbols.
+	// A librdmacm without any symbols.
 	stub := filepath.Join(dir, "librdmacm.so.1")
 	if out, err := exec.Command("gcc", "-shared", "-nostdlib", "-Wl,-soname,librdmacm.so.1", "-o", stub, "-x", "c", "/dev/null").CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
@@ -111,8 +113,8 @@ func TestStartsFail(t *testing.T) {
 	}
 }
 
-// startNow starts a program by the iwarpd-run of dir and returns what the loader complains of. What
-// the program does with --help is its own affair, and some do not end.
+// startNow starts a program with the iwarpd-run of dir and returns the loader's errors. The
+// program is run with --help; what it does then is ignored, and some do not end.
 func startNow(t *testing.T, dir, path string) string {
 	t.Helper()
 	cmd := exec.Command("timeout", "-k", "1", "5", filepath.Join(dir, "iwarpd-run"), path, "--help")
@@ -120,7 +122,7 @@ func startNow(t *testing.T, dir, path string) string {
 	cmd.Dir = t.TempDir()
 	cmd.WaitDelay = time.Second
 	out, _ := cmd.CombinedOutput()
-	// The loader ends the program with 127 and says why, and so do timeout and the shell.
+	// The loader reports errors with status 127. So do timeout and the shell.
 	if code := cmd.ProcessState.ExitCode(); code == 126 || code == 127 {
 		return string(out)
 	}

@@ -23,7 +23,7 @@ const source = "../../client/verbs"
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-// results has what became of the rows of the table.
+// results collects the results of the rows.
 var results report
 
 // A variant is a way to compile the libraries.
@@ -78,8 +78,8 @@ func newHosts(t *testing.T, libs *variant) (a, b *host) {
 	return newHost(t, libs, &v.A), newHost(t, libs, &v.B)
 }
 
-// newHost starts a daemon on an end of a wire, and if there are others on those interfaces of
-// the same namespace too.
+// newHost starts a daemon on an end of a wire, and also on the interfaces of others, which are
+// in the same namespace.
 func newHost(t *testing.T, libs *variant, end *testenv.End, others ...*testenv.End) *host {
 	t.Helper()
 	names := []string{end.Name}
@@ -175,8 +175,8 @@ func (h *host) listening(t *testing.T, r row, p *testenv.Process) bool {
 	return false
 }
 
-// command fills in a command of a row for the server b: ADDR and IFACE are b's address and
-// interface, and @NAME is a program or script of testdata.
+// command replaces the placeholders of a row's command for the server b. ADDR and IFACE are b's
+// address and interface, and @NAME is a program or script of testdata.
 func command(t *testing.T, s string, b *host) string {
 	t.Helper()
 	s = strings.NewReplacer("ADDR", b.end.Addr4.String(), "IFACE", b.end.Name).Replace(s)
@@ -189,7 +189,8 @@ func command(t *testing.T, s string, b *host) string {
 	return strings.Join(words, " ")
 }
 
-// ours returns the path of a script of testdata, or of a program, which it compiles.
+// ours returns the path of a script of testdata, or of a program of testdata, which it
+// compiles.
 func ours(t *testing.T, name string) string {
 	t.Helper()
 	if _, err := os.Stat(filepath.Join("testdata", name+".c")); err == nil {
@@ -202,7 +203,7 @@ func ours(t *testing.T, name string) string {
 	return path
 }
 
-// serve starts the server of r on b, and returns when it takes connections.
+// serve starts the server of r on b, and returns when the server accepts connections.
 func serve(t *testing.T, r row, b *host) *testenv.Process {
 	t.Helper()
 	server := b.start(t, command(t, r.server, b), strings.Fields(r.env)...)
@@ -238,7 +239,8 @@ func refusedBetween(r row, out string) bool {
 	return r.group == "perftest" && strings.Contains(out, "RDMA_CM_EVENT_REJECTED; error: -111")
 }
 
-// check runs a row. It returns, and reports to t, why it did not end as the table says.
+// check runs a row. If it does not end as the table says, check reports why to t and returns
+// the reason.
 func check(t *testing.T, r row, a, b *host) (why string) {
 	t.Helper()
 	for _, p := range r.needs {
@@ -402,7 +404,7 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// TestList: the list of regions says which memory is far.
+// TestList checks that the list of regions says which memory is far.
 func TestList(t *testing.T) {
 	a, _ := newHosts(t, plain)
 	p := a.start(t, compile(t, "memory")+" hold")
@@ -532,7 +534,8 @@ func TestWithinHost(t *testing.T) {
 	}
 }
 
-// The TOS that a program sets is the DSCP of the packets of its side. ucmatose sets it on the client.
+// TestTypeOfService checks that the TOS that a program sets becomes the DSCP of the packets of
+// its side. ucmatose sets it on the client.
 func TestTypeOfService(t *testing.T) {
 	plain.libraries(t)
 	testenv.RequireRoot(t)
@@ -555,7 +558,8 @@ func TestTypeOfService(t *testing.T) {
 	}
 }
 
-// A daemon of two interfaces is two devices, which have the addresses of their interfaces.
+// TestInterfaces checks that a daemon of two interfaces appears as two devices with the
+// addresses of their interfaces.
 func TestInterfaces(t *testing.T) {
 	plain.libraries(t)
 	testenv.RequireRoot(t)
@@ -586,7 +590,7 @@ func TestInterfaces(t *testing.T) {
 			check(t, r, b, b2) // within the host
 		})
 	}
-	// A program without librdmacm chooses the device, and connects from its address.
+	// A program without librdmacm chooses the device and connects from the device's address.
 	before := sent(t, &w.A)
 	check(t, exchanging("ib_write_bw", "-d iwarpd1 -x 0 -n 20"), a2, b2)
 	if n := sent(t, &w.A) - before; n < 20*65536 {
@@ -594,7 +598,7 @@ func TestInterfaces(t *testing.T) {
 	}
 }
 
-// sent returns how many bytes an interface has sent.
+// sent returns the number of bytes that an interface has sent.
 func sent(t *testing.T, e *testenv.End) (n int) {
 	t.Helper()
 	out, err := e.NS.Command("cat", "/sys/class/net/"+e.Name+"/statistics/tx_bytes").Output()
@@ -607,7 +611,8 @@ func sent(t *testing.T, e *testenv.End) (n int) {
 	return n
 }
 
-// A completion queue holds as many completions as the program has asked for.
+// TestDeepQueue checks that a completion queue holds as many completions as the program has
+// requested.
 func TestDeepQueue(t *testing.T) {
 	a, b := newHosts(t, plain)
 	check(t, row{server: "@deep", client: "@deep ADDR"}, a, b)

@@ -34,8 +34,8 @@ func JudgeHost(f *Facts) []Finding {
 	return []Finding{f.kernel(), f.capabilities(), f.memory(), f.files(), f.mappings(), f.guard(), f.jit()}
 }
 
-// JudgeSockets says what the facts mean for a daemon that uses kernel sockets, which needs no
-// capability, no locked memory, no BPF and no particular interface.
+// JudgeSockets judges the facts for a daemon that uses kernel sockets. Such a daemon needs no
+// capabilities, locked memory, BPF or particular interface.
 func JudgeSockets(f *Facts) []Finding {
 	return []Finding{f.files(), f.mappings(), f.guard()}
 }
