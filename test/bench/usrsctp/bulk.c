@@ -1,13 +1,13 @@
 /*
- * usrsctp moving bytes as DDP over SCTP does: unordered messages of one packet each,
- * in one association over raw sockets.
+ * bulk moves data over usrsctp as DDP over SCTP does: in unordered messages of one packet
+ * each, in one association over raw sockets.
  *
  *	bulk server port
  *	bulk client port address stream|ping size warm_ms window_ms
  *
- * The server drops what has PPID 16, and sends back what has PPID 17. The client prints
- * Gb/s, or the median and the mean of a round trip in microseconds. It looks for what
- * came without sleeping when it pings.
+ * The server discards messages with PPID 16 and returns those with PPID 17. The client
+ * prints Gb/s, or the median and the mean of a round trip in microseconds. It polls without
+ * sleeping when it pings.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -50,7 +50,7 @@ static void send_message(struct socket *s, uint32_t ppid, const void *m, size_t 
 		die("send");
 }
 
-/* Bytes of the next message; 0 at the end. */
+/* Returns the length of the next message, or 0 at the end. */
 static ssize_t receive(struct socket *s, void *m, size_t n, uint32_t *ppid)
 {
 	struct sctp_rcvinfo info;
@@ -70,7 +70,7 @@ static int by_value(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-/* usrsctp takes 1500 for the MTU of an interface, whatever it is. */
+/* usrsctp assumes an MTU of 1500 for each interface. */
 static void set_mtu(struct socket *s, uint32_t mtu)
 {
 	struct sctp_paddrparams p;

@@ -1,14 +1,14 @@
 /*
- * What registering memory costs a program of libibverbs.
+ * Measures registering memory with libibverbs.
  *
  *	register first|again|last|any|touch size ms
  *
- * It prints the median, the mean and the least in microseconds of
+ * It prints the median, the mean and the least time in microseconds of
  *
- *	first  ibv_reg_mr of memory that was written to and not registered before
- *	again  ibv_reg_mr of memory that another region has
- *	last   ibv_dereg_mr of the only region of the memory
- *	any    ibv_reg_mr of memory that was not touched: for far memory, which may be larger than the machine's
+ *	first  ibv_reg_mr of memory that was written to but never registered
+ *	again  ibv_reg_mr of memory that another region covers
+ *	last   ibv_dereg_mr of the last region of the memory
+ *	any    ibv_reg_mr of memory that was never written to; far memory may exceed the machine's
  *	touch  no registration: the first write to each page of new memory
  */
 #include <errno.h>
@@ -182,7 +182,7 @@ int main(int argc, char **argv)
 	size = strtoul(argv[2], NULL, 10);
 	if (once != touched)
 		open_pd();
-	once(); /* the first one makes what the process keeps */
+	once(); /* the first call makes what the process keeps */
 	end = now() + 1000 * atof(argv[3]);
 	while (n < MOST && (n < LEAST || now() < end)) {
 		samples[n] = once();

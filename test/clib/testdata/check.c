@@ -1,6 +1,6 @@
 /*
- * check tries libiwarpd against two daemons that reach each other; a process may
- * be the client of both.
+ * check tests libiwarpd with two daemons that reach each other. It may be a client of
+ * both.
  *
  *   check SOCKET_A ADDRESS_A SOCKET_B ADDRESS_B verbs|cm|files|memory|streams|sctp|shared|channels|threads|quiet|gone
  */
@@ -38,7 +38,7 @@ struct side {
 	struct iwarpd_device *dev;
 	const char *address;
 	struct iwarpd_pd *pd;
-	struct iwarpd_channel *channel; /* of the queues; NULL: each has its own */
+	struct iwarpd_channel *channel; /* channel of the queues; NULL if each has its own */
 	struct iwarpd_cq *scq, *rcq;
 	struct iwarpd_qp *qp;
 	struct iwarpd_mr *mr;
@@ -82,7 +82,7 @@ static void make_qp(struct side *s)
 	}
 }
 
-/* drop gives everything back in order; nothing may be in use any more. */
+/* drop destroys everything in order; nothing may be in use any more. */
 static void drop(struct side *s)
 {
 	CHECK(iwarpd_dealloc_pd(s->pd, &err) == -EBUSY && err.code == IWARPD_CODE_BUSY && err.text[0]);
@@ -96,7 +96,7 @@ static void drop(struct side *s)
 
 static void expect_event(struct side *s, uint32_t type)
 {
-	do { /* asynchronous errors may come between the others */
+	do { /* asynchronous errors may occur between other events */
 		CHECK(iwarpd_get_qp_event(s->qp, &s->ev, WAIT, &err) == 0);
 	} while (s->ev.type == IWARPD_EVENT_ASYNC_ERROR && s->ev.type != type);
 	if (s->ev.type != type)
@@ -104,7 +104,7 @@ static void expect_event(struct side *s, uint32_t type)
 	CHECK(s->ev.type == type && s->ev.qp == s->qp);
 }
 
-/* request has a connect from a to b, and returns the connect request. */
+/* request connects from a to b, and waits for the connect request at b. */
 static void request(struct side *a, struct side *b, struct iwarpd_listener *l)
 {
 	struct iwarpd_connect_attr attr = {
@@ -155,7 +155,7 @@ static struct iwarpd_wc wait_one(struct iwarpd_cq *cq)
 	return wc;
 }
 
-/* run posts a work request with one SGE and expects that status of it. */
+/* run posts a work request with one SGE and checks the status of its completion. */
 static void run(struct side *s, struct iwarpd_send_wr wr, uint64_t offset, uint32_t len, uint32_t status)
 {
 	struct iwarpd_sge sge = { s->mr->base + offset, len, s->mr->lkey };
@@ -264,7 +264,7 @@ static void check_window(struct side *a, struct side *b)
 	CHECK(iwarpd_dealloc_mw(mw, &err) == 0);
 }
 
-/* check_reg has a region made valid by a work request, used, and invalidated. */
+/* check_reg makes a region valid by a work request, uses it, and invalidates it. */
 static void check_reg(struct side *a, struct side *b)
 {
 	struct iwarpd_mr_attr attr = {
@@ -297,7 +297,7 @@ static void check_reg(struct side *a, struct side *b)
 	close(attr.fd);
 }
 
-/* check_resize makes a queue deeper while it holds completions: none is lost. */
+/* check_resize makes a queue deeper while it holds completions, and checks that none is lost. */
 static void check_resize(struct side *a)
 {
 	struct iwarpd_send_wr wr = { .opcode = IWARPD_WR_RDMA_WRITE, .flags = IWARPD_SIGNALED };
@@ -338,7 +338,10 @@ static void check_posting(struct side *s)
 	CHECK(iwarpd_post_send(s->qp, &wr) == -EINVAL);
 }
 
-/* check_violation writes where it may not: Terminate, end, nothing more posted. */
+/*
+ * check_violation reads outside of a region. Both ends get a Terminate, the connection
+ * ends, and nothing more can be posted.
+ */
 static void check_violation(struct side *a, struct side *b)
 {
 	struct iwarpd_send_wr wr = { .opcode = IWARPD_WR_RDMA_READ, .remote_addr = b->mr->base + SIZE, .rkey = b->mr->rkey };
@@ -361,7 +364,7 @@ static void check_violation(struct side *a, struct side *b)
 	CHECK(iwarpd_poll_cq(a->rcq, &wc, 1) == 0 && iwarpd_wait_cq(a->rcq, &wc, 1, 1) == -ETIMEDOUT);
 }
 
-/* check_interfaces uses an interface by name; from then on a connects by that one. */
+/* check_interfaces selects an interface by name; from then on a connects over it. */
 static void check_interfaces(struct side *a)
 {
 	const struct iwarpd_device_attr *attr = iwarpd_query_interface(a->dev, 0);
@@ -419,7 +422,10 @@ static void check_refusals(struct side *a, struct side *b)
 	drop(a);
 }
 
-/* check_files checks that a peer without a free descriptor gets an error for it and loses nothing else. */
+/*
+ * check_files checks that a reply whose descriptors do not fit in the process gives an
+ * error, and that nothing else is lost.
+ */
 static void check_files(struct side *a)
 {
 	struct rlimit was, few;
@@ -427,14 +433,14 @@ static void check_files(struct side *a)
 
 	make_qp(a);
 	CHECK(getrlimit(RLIMIT_NOFILE, &was) == 0);
-	do { /* no free one below */
+	do { /* until no lower descriptor is free */
 		last = dup(0);
 		CHECK(last >= 0);
 	} while (last < 100);
 	few = was;
-	few.rlim_cur = (rlim_t)(last + 2); /* not enough for a channel, though what comes from the daemon finds room */
+	few.rlim_cur = (rlim_t)(last + 2); /* too few for a channel, although the descriptors from the daemon fit */
 	CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
-	for (int i = 0; i < 4200; i++) { /* more than one may have */
+	for (int i = 0; i < 4200; i++) { /* more channels than the quota allows */
 		struct iwarpd_channel *channel;
 
 		CHECK(iwarpd_create_channel(a->dev, &channel, &err) == -EMFILE);
@@ -459,7 +465,7 @@ static void check_files(struct side *a)
 	drop(a); /* nothing is left in the domain, or on the queues */
 }
 
-/* memory_mapped is how much address space this process has, in bytes. */
+/* memory_mapped returns the size of this process's address space, in bytes. */
 static rlim_t memory_mapped(void)
 {
 	unsigned long pages;
@@ -470,7 +476,10 @@ static rlim_t memory_mapped(void)
 	return (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE);
 }
 
-/* check_resize_lost: a queue whose new rings cannot be mapped ends the device, or completions would be lost unheard of. */
+/*
+ * check_resize_lost checks that a queue whose new rings cannot be mapped ends the device,
+ * since completions would be lost unnoticed.
+ */
 static void check_resize_lost(struct side *a)
 {
 	struct rlimit was, few;
@@ -486,7 +495,7 @@ static void check_resize_lost(struct side *a)
 	CHECK(iwarpd_modify_cq(cq, 1, 1, &err) == -ENOMEM);
 }
 
-/* expect_byte receives a message of one byte, and posts its receive again. */
+/* expect_octet receives a message of one byte, and posts its receive again. */
 static void expect_octet(struct side *s)
 {
 	struct iwarpd_wc wc = wait_one(s->rcq);
@@ -497,7 +506,7 @@ static void expect_octet(struct side *s)
 	CHECK(iwarpd_post_recv(s->qp, &wr) == 0);
 }
 
-/* check_early posts a send before the connection is there. */
+/* check_early posts a send before the connection is established. */
 static void check_early(struct side *a, struct side *b)
 {
 	struct iwarpd_send_wr wr = { .opcode = IWARPD_WR_SEND, .flags = IWARPD_INLINE, .inline_data = "x", .inline_len = 1 };
@@ -567,7 +576,10 @@ static uint32_t open_stream(struct side *a, struct side *b, struct iwarpd_listen
 	return a->ev.conn;
 }
 
-/* check_roles: the side that accepted TCP is MPA's initiator; both are; it is rejected. */
+/*
+ * check_roles makes the side that accepted TCP the initiator of MPA, then both sides, and
+ * then rejects a request.
+ */
 static void check_roles(struct side *a, struct side *b, struct iwarpd_listener *l)
 {
 	struct iwarpd_mpa_attr responder = { .role = IWARPD_MPA_RESPONDER };
@@ -580,7 +592,7 @@ static void check_roles(struct side *a, struct side *b, struct iwarpd_listener *
 	initiator.qp = b->qp;
 	CHECK(iwarpd_start_mpa_as(a->dev, ca, &responder, &err) == 0);
 	CHECK(iwarpd_start_mpa_as(b->dev, cb, &initiator, &err) == 0);
-	CHECK(iwarpd_listen(a->dev, &other, &l2, &err) < 0); /* not its address; no request is held back meanwhile */
+	CHECK(iwarpd_listen(a->dev, &other, &l2, &err) < 0); /* a failed listen must not hold back requests */
 	expect_event(a, IWARPD_EVENT_CONNECT_REQUEST);
 	CHECK(a->ev.conn == ca && !a->ev.listener && a->ev.data_len == 5 && memcmp(a->ev.data, "hello", 5) == 0);
 	CHECK(iwarpd_accept(a->dev, ca, NULL, NULL, &err) == 0);
@@ -595,7 +607,7 @@ static void check_roles(struct side *a, struct side *b, struct iwarpd_listener *
 
 	ca = open_stream(a, b, l);
 	cb = b->ev.conn;
-	initiator.qp = NULL; /* that of the connect */
+	initiator.qp = NULL; /* the QP of the connect */
 	CHECK(iwarpd_start_mpa_as(a->dev, ca, &initiator, &err) == 0);
 	initiator.qp = b->qp;
 	CHECK(iwarpd_start_mpa_as(b->dev, cb, &initiator, &err) == 0);
@@ -621,7 +633,10 @@ static void check_roles(struct side *a, struct side *b, struct iwarpd_listener *
 	drop(b);
 }
 
-/* streams: bytes both ways, then MPA on the same connection, then a message; a stream that ends instead. */
+/*
+ * streams sends bytes both ways, starts MPA on the same connection, and sends a message.
+ * Then it ends streams without MPA.
+ */
 static void streams(struct side *a, struct side *b)
 {
 	enum { MANY = 200000 };
@@ -639,7 +654,7 @@ static void streams(struct side *a, struct side *b)
 	write_stream(a, ca, "HELLO", 5);
 	CHECK(iwarpd_get_event(b->dev, &b->ev, WAIT, &err) == 0);
 	CHECK(b->ev.type == IWARPD_EVENT_STREAM_DATA && b->ev.conn == cb);
-	CHECK(iwarpd_get_event(b->dev, &b->ev, WAIT, &err) == 0); /* until it is read */
+	CHECK(iwarpd_get_event(b->dev, &b->ev, WAIT, &err) == 0); /* the event repeats until the data is read */
 	CHECK(b->ev.type == IWARPD_EVENT_STREAM_DATA && b->ev.conn == cb);
 	read_stream(b, cb, in, 2);
 	read_stream(b, cb, in + 2, 3);
@@ -682,11 +697,11 @@ static void streams(struct side *a, struct side *b)
 	CHECK(iwarpd_stream_close(b->dev, cb, true, &err) == 0);
 	CHECK(iwarpd_stream_read(a->dev, ca, in, 1, WAIT, &err) == -ECONNRESET);
 	expect_event(a, IWARPD_EVENT_CONNECT_FAILED);
-	CHECK(iwarpd_stream_read(a->dev, ca, in, 1, WAIT, &err) == -ECONNRESET); /* nor does it wait when that was told */
+	CHECK(iwarpd_stream_read(a->dev, ca, in, 1, WAIT, &err) == -ECONNRESET); /* already reported: no wait */
 	drop(a);
 	drop(b);
 
-	/* Unread data hides no other event, and a stream outlives its listener. */
+	/* Unread data does not hide other events, and a stream outlives its listener. */
 	ca = open_stream(a, b, l);
 	cb = b->ev.conn;
 	write_stream(a, ca, "abc", 3);
@@ -714,7 +729,7 @@ static void streams(struct side *a, struct side *b)
 	drop(b);
 }
 
-/* sctp: the same over each of the other transports. */
+/* sctp repeats these checks over each of the other transports. */
 static void sctp(struct side *a, struct side *b)
 {
 	static const struct iwarpd_startup how[] = {
@@ -750,7 +765,10 @@ static void sctp(struct side *a, struct side *b)
 	}
 }
 
-/* shared: a QP takes its receives from an SRQ, whose limit is reported once; a moderated CQ. */
+/*
+ * shared checks that a QP takes its receives from an SRQ, that the SRQ's limit is
+ * reported once, and that a CQ is moderated.
+ */
 static void shared(struct side *a, struct side *b)
 {
 	struct iwarpd_srq_attr srq_attr = { .depth = 8, .max_sge = 1, .limit = 7, .context = b };
@@ -794,7 +812,7 @@ static void shared(struct side *a, struct side *b)
 	CHECK(iwarpd_destroy_srq(srq, &err) == 0);
 }
 
-/* told expects the channel to name that queue, which has n completions. */
+/* told checks that the channel returns cq, and that cq has n completions. */
 static void told(struct side *s, struct iwarpd_cq *cq, int n)
 {
 	struct iwarpd_cq *got;
@@ -812,7 +830,7 @@ static bool readable(struct iwarpd_channel *ch)
 	return poll(&fd, 1, 0) == 1;
 }
 
-/* until_told waits until the channel's descriptor is readable, and takes nothing. */
+/* until_told waits until the channel's descriptor is readable, without reading it. */
 static void until_told(struct iwarpd_channel *ch)
 {
 	struct pollfd fd = { .fd = iwarpd_channel_fd(ch), .events = POLLIN };
@@ -820,7 +838,7 @@ static void until_told(struct iwarpd_channel *ch)
 	CHECK(poll(&fd, 1, WAIT) == 1);
 }
 
-/* sleeper takes one queue of a channel. */
+/* sleeper waits for a queue of a channel. */
 static void *sleeper(void *arg)
 {
 	struct side *s = arg;
@@ -830,7 +848,7 @@ static void *sleeper(void *arg)
 	return cq;
 }
 
-/* full_channel: wake-ups that find the pipe full are not lost. */
+/* full_channel checks that wake-ups are not lost when the pipe is full. */
 static void full_channel(struct side *a, struct side *b)
 {
 	enum { PIPE = 4096 };
@@ -838,7 +856,7 @@ static void full_channel(struct side *a, struct side *b)
 	struct iwarpd_cq *got;
 	struct iwarpd_wc wc;
 
-	for (int fd = 3; fd < 256; fd++) /* the channel's pipe is one of them */
+	for (int fd = 3; fd < 256; fd++) /* one of them is the channel's pipe */
 		fcntl(fd, F_SETPIPE_SZ, PIPE);
 	for (int i = 0; i < PIPE / 8 + 10; i++) {
 		iwarpd_arm_cq(b->scq, false);
@@ -856,7 +874,7 @@ static void full_channel(struct side *a, struct side *b)
 		;
 }
 
-/* channels: two queues of b wake one channel. */
+/* channels checks one channel of two queues of b. */
 static void channels(struct side *a, struct side *b)
 {
 	struct iwarpd_send_wr send = { .opcode = IWARPD_WR_SEND }, none = { .opcode = IWARPD_WR_RDMA_WRITE, .flags = IWARPD_SIGNALED };
@@ -870,11 +888,14 @@ static void channels(struct side *a, struct side *b)
 	CHECK(iwarpd_cq_fd(b->scq) == iwarpd_channel_fd(b->channel));
 	CHECK(iwarpd_wait_cq(b->scq, &wc, 1, WAIT) == -EINVAL);
 
-	/* What is not armed wakes nobody, and what came before the arming neither. */
+	/* Queues that are not armed do not wake, nor do completions from before the arming. */
 	run(a, send, 0, 1, 0);
 	while (iwarpd_poll_cq(b->rcq, &wc, 1) == 0)
 		sched_yield();
-	/* The worker shows a completion, then looks whether to wake: it has done so when it shows another. */
+	/*
+	 * The worker publishes a completion and then decides whether to wake. When it
+	 * publishes another one, it has decided.
+	 */
 	CHECK(iwarpd_post_send(b->qp, &none) == 0);
 	while (iwarpd_poll_cq(b->scq, &wc, 1) == 0)
 		sched_yield();
@@ -885,7 +906,10 @@ static void channels(struct side *a, struct side *b)
 	told(b, b->rcq, 1);
 	CHECK(!readable(b->channel));
 
-	/* Both wake it; it is readable until both are taken, in the order in which they came. */
+	/*
+	 * Both queues wake it. It is readable until both are taken, in the order of their
+	 * wake-ups.
+	 */
 	iwarpd_arm_cq(b->rcq, false);
 	iwarpd_arm_cq(b->scq, false);
 	run(a, send, 0, 1, 0);
@@ -907,7 +931,7 @@ static void channels(struct side *a, struct side *b)
 	told(b, b->rcq, 1);
 	send.flags = 0;
 
-	/* Two threads sleep: each is given a queue of its own. */
+	/* Two threads wait: each gets another queue. */
 	iwarpd_arm_cq(b->rcq, false);
 	iwarpd_arm_cq(b->scq, false);
 	CHECK(pthread_create(&t, NULL, sleeper, b) == 0);
@@ -919,7 +943,7 @@ static void channels(struct side *a, struct side *b)
 	expect_octet(b);
 	CHECK(iwarpd_poll_cq(b->scq, &wc, 1) == 1);
 
-	/* After a resize the queue has to be armed again, and wakes. */
+	/* After a resize the queue must be armed again, and then wakes. */
 	iwarpd_arm_cq(b->rcq, false);
 	CHECK(iwarpd_resize_cq(b->rcq, 128, &err) == 0);
 	iwarpd_arm_cq(b->rcq, false);
@@ -927,7 +951,7 @@ static void channels(struct side *a, struct side *b)
 	told(b, b->rcq, 1);
 	full_channel(a, b);
 
-	/* A queue that has woken the channel, and is destroyed, is not named: b's, whose flushed receives are not looked at. */
+	/* A destroyed queue is not returned, even if it has woken the channel. */
 	iwarpd_arm_cq(b->rcq, false);
 	iwarpd_arm_cq(b->scq, false);
 	run(a, send, 0, 1, 0);
@@ -964,7 +988,7 @@ static void *churn(void *arg)
 	return NULL;
 }
 
-/* threads: several make requests, others wait for events, on the same devices. */
+/* threads makes requests in several threads while others wait for events, on the same devices. */
 static void threads(struct side *a, struct side *b)
 {
 	struct iwarpd_listener *l = listen_on(b);
@@ -983,7 +1007,7 @@ static void threads(struct side *a, struct side *b)
 	check_tagged(a, b);
 }
 
-/* quiet: with daemons that never sleep no post and no poll is a system call. */
+/* quiet checks that posting and polling make no system calls, with daemons that never sleep. */
 static void quiet(struct side *a, struct side *b)
 {
 	enum { ALL = 1000 };
@@ -995,8 +1019,11 @@ static void quiet(struct side *a, struct side *b)
 	join(a, b);
 	wr.remote_addr = b->mr->base;
 	wr.rkey = b->mr->rkey;
-	CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) == 0); /* any call but read, write, exit kills */
-	/* As many at once as there is room for: a round trip takes long where three that never sleep share a core. */
+	CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) == 0); /* kills at other system calls than read, write, exit */
+	/*
+	 * Post as many as fit: a round trip takes long when three processes that never
+	 * sleep share a CPU.
+	 */
 	while (good && done < ALL) {
 		if (posted < ALL && (e = iwarpd_post_send(a->qp, &wr)) != -EAGAIN) {
 			good = e == 0;
@@ -1011,7 +1038,7 @@ static void quiet(struct side *a, struct side *b)
 	syscall(SYS_exit, good ? 0 : 1);
 }
 
-/* gone: the daemons are killed when we say so. */
+/* gone has the daemons killed and checks what calls return then. */
 static void gone(struct side *a, struct side *b)
 {
 	struct iwarpd_send_wr wr = { .opcode = IWARPD_WR_SEND };
@@ -1024,7 +1051,7 @@ static void gone(struct side *a, struct side *b)
 	printf("kill\n");
 	fflush(stdout);
 	CHECK(read(0, &c, 1) == 1);
-	for (int i = 0; i < 4; i++) /* the worker slept: SIGPIPE, were it let through */
+	for (int i = 0; i < 4; i++) /* writing to the sleeping worker's pipe could raise SIGPIPE */
 		CHECK(iwarpd_post_send(a->qp, &wr) == 0);
 	CHECK(iwarpd_get_event(a->dev, &a->ev, WAIT, &err) == -EPIPE);
 	CHECK(iwarpd_get_qp_event(b->qp, &b->ev, WAIT, &err) == -EPIPE);

@@ -1,7 +1,7 @@
 /*
- * A small DDP peer over the socket interface of SCTP, of usrsctp or, with -DLINUX, of
- * the kernel: the other end of the tests in this folder and of test/interop/sctp. One
- * association, any number of DDP streams.
+ * peer is a small DDP peer for the tests in this folder and for test/interop/sctp. It uses
+ * the SCTP sockets of usrsctp or, with -DLINUX, of the kernel. It has one association with
+ * any number of DDP streams.
  *
  *	peer [options] server port
  *	peer [options] client port address
@@ -9,16 +9,16 @@
  *	-d      the draft's code points          -a N    adaptation; 0: none
  *	-u N    in UDP, from and to that port    -e      enhanced Initiate (RFC 6581)
  *	-r      RDMAP: see rdmap.h               -6      IPv6
- *	-n N    segments of the echo             -k N    one session after the other
- *	-s N    stream of the client's session   -p TEXT private data of it
- *	-b N    local port of the client         -l      serves one association after the other
- *	-f      fragmentation is allowed, and segments of the echo are larger than a packet
+ *	-n N    segments of the echo             -k N    consecutive sessions
+ *	-s N    stream of the client's session   -p TEXT its private data
+ *	-b N    local port of the client         -l      serve associations one after another
+ *	-f      allow fragmentation, and echo segments larger than a packet
  *	-z      closing resets (SO_LINGER)       -i      the first message opens the association
  *
- * Without -r a server sends each segment back; a client counts what comes back and ends
- * the session. A segment "ABORT" or "SHUTDOWN" tells the server to do so. An Initiate
- * whose private data begin with "reject" is rejected. Lines on standard output say what
- * was seen.
+ * Without -r a server returns each segment; a client counts the segments that return and
+ * ends the session. The segments "ABORT" and "SHUTDOWN" make the server abort or shut down
+ * the association. An Initiate whose private data begins with "reject" is rejected. The
+ * peer prints what happens.
  */
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -40,7 +40,7 @@ static uint32_t adaptation = 1;
 static uint16_t udp_port, first_stream = 3;
 static const char *private = "hello";
 static sock_t sock;
-static struct sockaddr *to; /* where the first message goes */
+static struct sockaddr *to; /* destination of the first message */
 static socklen_t tolen;
 
 static void die(const char *what)
@@ -73,7 +73,7 @@ static void abort_association(void);
 
 enum { AHEAD = 8192 };
 
-/* A DDP stream: what it sends, and what waits for its turn. */
+/* A DDP stream: its next segment numbers, and the segments that arrived out of order. */
 struct stream {
 	uint16_t out, in;
 	int open, initiated, terminated, echoed;
@@ -123,7 +123,7 @@ static void send_message(uint16_t sid, uint32_t ppid, int ordered, unsigned char
 	info.snd_ppid = htonl(ppid);
 	info.snd_flags = ordered ? 0 : SCTP_UNORDERED;
 	if (x_send(sock, m, n, &info, to, tolen) < 0)
-		perror("send"); /* the end will be told by a receive */
+		perror("send"); /* a receive will report the end */
 	to = NULL, tolen = 0;
 }
 
@@ -237,7 +237,7 @@ static void setup(void)
 		e.se_type = events[i];
 		e.se_on = 1;
 #ifdef LINUX
-		e.se_assoc_id = SCTP_FUTURE_ASSOC; /* a socket of one association has no others */
+		e.se_assoc_id = SCTP_FUTURE_ASSOC; /* a one-to-one socket has no other associations */
 #endif
 		set(SCTP_EVENT, &e, sizeof e, "event");
 	}
@@ -245,7 +245,7 @@ static void setup(void)
 		reset_on_close();
 }
 
-/* The echo client's segments: a number and a pattern that follows from it. */
+/* fill makes segment n of the echo client: n and a pattern that depends on it. */
 static size_t fill(unsigned char *m, uint32_t n)
 {
 	size_t len = n % 3 == 0 ? (udp_port ? 1440 : 1450) : 8 + n * 37 % 1000, i;
@@ -258,7 +258,7 @@ static size_t fill(unsigned char *m, uint32_t n)
 	return len;
 }
 
-static int closed; /* the association, in order */
+static int closed; /* the association has ended in order */
 
 static void notification(const union sctp_notification *n)
 {
@@ -284,7 +284,7 @@ static void notification(const union sctp_notification *n)
 	}
 }
 
-static int over; /* the client has had its sessions on its stream */
+static int over; /* the client has had all its sessions */
 
 static void ended(uint16_t sid)
 {
@@ -354,7 +354,7 @@ static void echoed(uint16_t sid, unsigned char *m, size_t n)
 	send_message(sid, ppid_segment(), 0, copy, n);
 }
 
-/* received puts messages into the order of their DDP-SSNs. */
+/* received handles messages in the order of their DDP-SSNs. */
 static void received(uint16_t sid, uint32_t ppid, int flags, const unsigned char *b, size_t n)
 {
 	struct stream *s = stream(sid);
@@ -388,7 +388,7 @@ static void received(uint16_t sid, uint32_t ppid, int flags, const unsigned char
 		else if (!s->open)
 			printf("segment outside a session\n");
 		else if (s->terminated)
-			; /* the other side has not seen it yet */
+			; /* the other side has not seen the Terminate yet */
 		else if (!rdma)
 			echoed(sid, now.b, now.n);
 		else if (rdmap_segment(&s->rdmap, sid, now.b + 2, now.n - 2) < 0)
@@ -397,7 +397,7 @@ static void received(uint16_t sid, uint32_t ppid, int flags, const unsigned char
 	}
 }
 
-/* talk is an association from its beginning to its end. */
+/* talk serves an association until it ends. */
 static int talk(void)
 {
 	static unsigned char m[1 << 17];
@@ -416,7 +416,7 @@ static int talk(void)
 		}
 		have += n;
 		if (!(flags & MSG_EOR) && CAN_FORK)
-			continue; /* a part of it */
+			continue; /* part of a message */
 		if (flags & MSG_NOTIFICATION)
 			notification((union sctp_notification *)m);
 		else
@@ -468,7 +468,7 @@ int main(int argc, char **argv)
 	addr.ss_family = v6 ? AF_INET6 : AF_INET;
 	len = v6 ? sizeof *a6 : sizeof *a4;
 	local = addr;
-	a4->sin_port = htons(atoi(argv[1])); /* an IPv6 address has it in the same place */
+	a4->sin_port = htons(atoi(argv[1])); /* at the same offset in an IPv6 address */
 	if (client) {
 		if (argc < 3 || inet_pton(addr.ss_family, argv[2], v6 ? (void *)&a6->sin6_addr : (void *)&a4->sin_addr) != 1)
 			return 2;

@@ -1,22 +1,22 @@
 /*
- * RDMAP and DDP (RFC 5040, RFC 5041) of a session: it does what messages tell it, the
- * first byte of which says what; numbers are in network order.
+ * RDMAP and DDP (RFC 5040, RFC 5041) of a session. The first byte of each message is a
+ * command; numbers are in network byte order.
  *
  *	e ...                           sends the message back
- *	m count4 size4 seed4            sends that many messages, of a pattern
- *	w off4 len4 rkey4 addr8         writes memory of its own there, then sends "w"
- *	r off4 len4 rkey4 addr8         reads from there into its memory, then sends "r"
- *	h off4 len4                     sends "h" and FNV-1a of its memory, 8 bytes
+ *	m count4 size4 seed4            sends count messages with a pattern
+ *	w off4 len4 rkey4 addr8         writes from its memory to the peer's, then sends "w"
+ *	r off4 len4 rkey4 addr8         reads from the peer's memory, then sends "r"
+ *	h off4 len4                     sends "h" and the FNV-1a hash of its memory, 8 bytes
  *	f limit4                        DDP segments have up to limit bytes, which SCTP
  *	                                then fragments; 0: none is fragmented
- *	i stream2                       begins one more session
+ *	i stream2                       begins another session
  *	o                               sends a segment with ordered delivery
- *	p                               sends a segment with a PPID of nobody's
- *	b                               writes where it may not
+ *	p                               sends a segment with an unknown PPID
+ *	b                               writes outside of the peer's region
  *	n                               sends a segment with a DDP-SSN far ahead
- *	T, A, S                         ends session or association: Terminate, ABORT, SHUTDOWN
+ *	T, A, S                         sends Terminate, ABORT or SHUTDOWN
  *
- * Its memory is mem, under one STag, from MEM_BASE on.
+ * The peer's memory is mem. It has one STag, and begins at MEM_BASE.
  */
 enum { MEM_SIZE = 4 << 20, MEM_STAG = 0x00a1b2c3, MEM_BASE = 0x100000, MAX_SEND = 1 << 20 };
 
@@ -38,7 +38,7 @@ static uint64_t get64(const unsigned char *b) { return (uint64_t)get32(b) << 32 
 static void put32(unsigned char *b, uint32_t v) { b[0] = v >> 24, b[1] = v >> 16, b[2] = v >> 8, b[3] = v; }
 static void put64(unsigned char *b, uint64_t v) { put32(b, v >> 32), put32(b + 4, v); }
 
-/* The bytes of a DDP segment, header included. */
+/* Size of a DDP segment in bytes, including its header. */
 static size_t mulpdu(void) { return (limit ? limit : fragment_point()) - 2; }
 
 static void tagged(uint16_t sid, int op, uint32_t stag, uint64_t to, const unsigned char *b, size_t n)
@@ -169,7 +169,7 @@ static int command(struct rdmap *r, uint16_t sid, unsigned char *b, size_t n)
 	return bad("command");
 }
 
-/* The next DDP segment in the order of DDP-SSNs. */
+/* Handles the next DDP segment in the order of DDP-SSNs. */
 static int rdmap_segment(struct rdmap *r, uint16_t sid, unsigned char *b, size_t n)
 {
 	uint32_t qn;

@@ -83,7 +83,7 @@ int main(int argc, char **argv)
 	}
 	for (int i = 0; i < PAIRS; i++)
 		CHECK(rdma_connect(id[i], NULL) == 0);
-	/* Nothing is polled before all receives have completed. */
+	/* Poll only when all receives have completed. */
 	for (int i = 0; i < PAIRS; i++)
 		await_end(id[i]);
 	do {

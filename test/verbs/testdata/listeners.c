@@ -1,6 +1,6 @@
 /*
- * Listens on port 3260 of every IPv4 address, and of every IPv6 address, and says
- * which of them two connect requests come to.
+ * Listens on port 3260 of every IPv4 address and of every IPv6 address, and prints which
+ * listener gets each of two connect requests.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -20,7 +20,7 @@ enum { PORT = 3260 };
 
 static struct rdma_event_channel *channel;
 
-/* make makes an id that is bound to addr; af_only: to no other family. */
+/* make makes an id that is bound to addr, and to no other family if af_only is set. */
 static struct rdma_cm_id *make(void *addr, int af_only)
 {
 	struct rdma_cm_id *id;
@@ -47,7 +47,7 @@ int main(void)
 	again = make(&any4, 1);
 	CHECK(rdma_listen(again, 5) < 0 && errno == EADDRINUSE);
 	CHECK(rdma_destroy_id(again) == 0);
-	/* The port is known before rdma_listen. */
+	/* The port is known before rdma_listen is called. */
 	bound = make(&free4, 0);
 	CHECK(rdma_get_src_port(bound) != 0);
 	CHECK(rdma_destroy_id(bound) == 0);
@@ -62,7 +62,7 @@ int main(void)
 		CHECK(rdma_reject(id, NULL, 0) == 0);
 		rdma_ack_cm_event(event);
 		CHECK(rdma_destroy_id(id) == 0);
-		if (i == 0) /* the other goes on */
+		if (i == 0) /* the other one continues */
 			CHECK(rdma_destroy_id(v4) == 0);
 	}
 	CHECK(rdma_destroy_id(v6) == 0);

@@ -1,4 +1,4 @@
-/* What programs do on one device without a peer, above all register memory: memory MODE. */
+/* Uses of one device without a peer, mainly registering memory: memory MODE. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -68,7 +68,7 @@ static bool filled(const char *p, char with, size_t len)
 	return true;
 }
 
-/* Where it may lie, and where not. */
+/* Checks which memory can be registered. */
 static void kinds(void)
 {
 	char *p = malloc(100), stack[100], *read_only = map(PAGE, PROT_READ, MAP_PRIVATE);
@@ -95,7 +95,7 @@ static void kinds(void)
 	CHECK(a && ibv_dereg_mr(a) == 0);
 	CHECK(!ibv_reg_mr(pd, read_only, 100, RW));
 	CHECK(!ibv_reg_mr(pd, (void *)kinds, 100, RW));
-	CHECK(!ibv_reg_mr(pd, stack, sizeof(stack), RW | IBV_ACCESS_REMOTE_ATOMIC)); /* far memory has none */
+	CHECK(!ibv_reg_mr(pd, stack, sizeof(stack), RW | IBV_ACCESS_REMOTE_ATOMIC)); /* far memory has no atomics */
 	CHECK(ibv_dereg_mr(reg(stack, sizeof(stack))) == 0);
 	a = ibv_reg_mr(pd, (void *)kinds, 100, IBV_ACCESS_REMOTE_READ);
 	CHECK(a && ibv_dereg_mr(a) == 0);
@@ -104,7 +104,7 @@ static void kinds(void)
 	CHECK(!ibv_reg_mr(pd, p, 0, RW));
 }
 
-/* Freed, mapped again and enlarged while it is registered. */
+/* Frees, maps again and enlarges memory while it is registered. */
 static void changes(void)
 {
 	char *p = malloc(MEGABYTE), *big;
@@ -120,7 +120,7 @@ static void changes(void)
 	mr = reg(p, MEGABYTE);
 	big = realloc(p, 64 * MEGABYTE); /* by mremap */
 	CHECK(filled(big, 3, MEGABYTE));
-	p = map(MEGABYTE, PROT_READ | PROT_WRITE, MAP_PRIVATE); /* where big was, maybe */
+	p = map(MEGABYTE, PROT_READ | PROT_WRITE, MAP_PRIVATE); /* possibly at the former place of big */
 	memset(p, 8, MEGABYTE);
 	CHECK(ibv_dereg_mr(reg(p, MEGABYTE)) == 0);
 	CHECK(filled(big, 3, MEGABYTE));
@@ -145,7 +145,7 @@ static struct ibv_pd *open_pd(void)
 	return made;
 }
 
-/* A child has its own copy, of the time of the fork, and may open the device itself. */
+/* A child has its own copy from the time of the fork, and may open the device itself. */
 static void forks(void)
 {
 	char *p = malloc(MEGABYTE), b;
@@ -182,7 +182,7 @@ static atomic_bool stop;
 static atomic_ulong stores, lost, failed;
 static atomic_int ready; /* writers */
 
-/* A writer has a word of each page, and reads into another with a system call. */
+/* Each writer has a word in each page, and reads into another one with a system call. */
 static void *writer(void *arg)
 {
 	size_t k = (size_t)arg;
@@ -228,7 +228,7 @@ static void end_writers(void)
 	CHECK(atomic_load(&lost) == 0 && atomic_load(&failed) == 0);
 }
 
-/* Other threads write to pages while these move. */
+/* Other threads write to pages while they are moved. */
 static void writers(void)
 {
 	start_writers();
@@ -257,7 +257,7 @@ static bool shared(const void *p)
 	return is;
 }
 
-/* address_space returns how much of it the process has, in bytes. */
+/* address_space returns the size of the process's address space, in bytes. */
 static rlim_t address_space(void)
 {
 	FILE *f = fopen("/proc/self/statm", "re");
@@ -278,8 +278,8 @@ static void limit(int which, rlim_t n)
 }
 
 /*
- * Registers and deregisters under a limit while threads write. What fails has a reason, no
- * store is lost, and without the limit all memory is private again.
+ * Registers and deregisters under a limit while threads write. Failed calls set errno, no
+ * store is lost, and without the limit all memory becomes private again.
  */
 static void under(int which, rlim_t n)
 {
@@ -302,7 +302,7 @@ static void under(int which, rlim_t n)
 	CHECK(ibv_dereg_mr(reg(area, PAGES * PAGE)) == 0 && !shared(area));
 }
 
-/* grow_heap leaves room in the heap, which is that of all threads. */
+/* grow_heap leaves room in the heap that all threads use. */
 static void grow_heap(void)
 {
 	CHECK(mallopt(M_TRIM_THRESHOLD, 64 * MEGABYTE) && mallopt(M_MMAP_THRESHOLD, 16 * MEGABYTE));
@@ -312,7 +312,7 @@ static void grow_heap(void)
 static void limit_as(void)
 {
 	grow_heap();
-	under(RLIMIT_AS, 0); /* not a page more */
+	under(RLIMIT_AS, 0); /* not one more page */
 }
 
 static void limit_data(void)
@@ -338,7 +338,7 @@ static void fill_descriptors(void)
 	CHECK(errno == EMFILE);
 }
 
-/* No descriptor is left: near memory and fork work all the same. */
+/* Without a free descriptor, near memory and fork still work. */
 static void limit_nofile(void)
 {
 	char *p = malloc(MEGABYTE);
@@ -357,20 +357,20 @@ static void limit_nofile(void)
 		child = fork();
 		CHECK(child >= 0);
 		if (child == 0) {
-			usleep(10000); /* the parent writes meanwhile */
+			usleep(10000); /* meanwhile the parent writes */
 			_exit(!filled(p, 5, MEGABYTE));
 		}
 		memset(p, 6, MEGABYTE);
 		CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 		memset(p, 5, MEGABYTE);
 	}
-	CHECK(!ibv_reg_mr(pd, &status, sizeof(status), RW)); /* far memory needs one */
+	CHECK(!ibv_reg_mr(pd, &status, sizeof(status), RW)); /* far memory needs a descriptor */
 	CHECK(ibv_dereg_mr(mr) == 0 && filled(p, 5, MEGABYTE));
 	limit(RLIMIT_NOFILE, was.rlim_cur);
 	under(RLIMIT_NOFILE, 3);
 }
 
-/* It runs other programs while its memory is registered, and then becomes one that does the same. */
+/* Runs other programs while its memory is registered, and then executes itself. */
 static void execs(void)
 {
 	char *p = malloc(MEGABYTE), *args[] = { "true", NULL }, stack[100];
@@ -390,7 +390,7 @@ static void execs(void)
 	CHECK(false);
 }
 
-/* A program that is not dumpable has near memory alone. */
+/* A program that is not dumpable can only use near memory. */
 static void undumpable(void)
 {
 	char *p = malloc(MEGABYTE), stack[100];
@@ -407,7 +407,10 @@ static void undumpable(void)
 		CHECK(!mr && errno == EACCES);
 }
 
-/* forbid makes system call nr, if its second argument is arg or arg is 0, fail with err. */
+/*
+ * forbid makes the system call nr fail with err. If arg is not 0, only calls with the
+ * second argument arg fail.
+ */
 static void forbid(uint32_t nr, uint32_t arg, uint32_t err)
 {
 	struct sock_filter code[] = {
@@ -423,7 +426,7 @@ static void forbid(uint32_t nr, uint32_t arg, uint32_t err)
 	CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog) == 0);
 }
 
-/* Without the system call, the descriptor of /dev/userfaultfd does as well. */
+/* Without the system call, /dev/userfaultfd is used. */
 static void no_userfaultfd(void)
 {
 	forbid(SYS_userfaultfd, 0, EPERM);
@@ -432,7 +435,7 @@ static void no_userfaultfd(void)
 	changes();
 }
 
-/* With none of the two, memory of several threads is far. */
+/* Without both, memory is far once there are several threads. */
 static void without(uint32_t err)
 {
 	struct ibv_mr *mr;
@@ -462,7 +465,7 @@ static void without_enosys(void)
 	without(ENOSYS);
 }
 
-/* The kernel cannot be asked for one mapping (before Linux 6.11). */
+/* The kernel lacks PROCMAP_QUERY (before Linux 6.11). */
 static void no_query(void)
 {
 	forbid(SYS_ioctl, (uint32_t)_IOWR('f', 17, char[104]), ENOTTY);
@@ -471,7 +474,7 @@ static void no_query(void)
 	forks();
 }
 
-/* Very many regions, next to each other. */
+/* Very many adjacent regions. */
 static void many(void)
 {
 	enum { N = 10000 };
@@ -492,7 +495,7 @@ static void many(void)
 		CHECK(p[i * PAGE] == (char)i);
 }
 
-/* Much more than there is, of which nothing is touched. */
+/* A region larger than the machine's memory, which is not touched. */
 static void sparse(void)
 {
 	const size_t len = (size_t)64 << 30;
@@ -505,7 +508,7 @@ static void sparse(void)
 	CHECK(p[len / 2] == 1 && mincore(p, PAGE, &there) == 0 && !(there & 1));
 }
 
-/* A region of each kind, until the test has seen them. */
+/* Holds a region of each kind until the test ends the program. */
 static void hold(void)
 {
 	char *p = malloc(MEGABYTE), stack[100];
@@ -517,7 +520,7 @@ static void hold(void)
 	pause();
 }
 
-/* A QP that has no connection completes what was posted when it goes to the error state. */
+/* A QP without a connection completes posted receives when it enters the error state. */
 static void flush(void)
 {
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(pd->context);
@@ -556,7 +559,7 @@ int main(int argc, char **argv)
 	struct ibv_context *c;
 
 	CHECK(argc == 2);
-	mallopt(M_ARENA_MAX, 1); /* not a function of the sanitizer's malloc, which needs no limit */
+	mallopt(M_ARENA_MAX, 1); /* returns 0 with the sanitizer's malloc, which needs no limit */
 	pd = open_pd();
 	c = pd->context;
 	for (size_t i = 0; i < sizeof(modes) / sizeof(modes[0]); i++)

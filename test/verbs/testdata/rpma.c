@@ -1,6 +1,6 @@
 /*
- * librpma: rpma ADDRESS server on one host, rpma ADDRESS on the other. The client
- * writes into the server's memory, flushes, reads it back, and sends what it wrote.
+ * librpma: rpma ADDRESS server on one host, rpma ADDRESS on the other. The client writes
+ * into the server's memory, flushes, reads the memory back, and sends the data.
  */
 #define _GNU_SOURCE
 #include <librpma.h>

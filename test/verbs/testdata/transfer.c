@@ -1,6 +1,6 @@
 /*
- * Messages out of memory of every kind and into it: transfer ADDRESS on the client,
- * transfer on the server. Both take the kinds in the same order.
+ * Messages from and to memory of every kind: transfer ADDRESS on the client, transfer on
+ * the server. Both use the kinds in the same order.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -26,7 +26,7 @@ static const char *kind = "set-up";
 static struct rdma_cm_id *id;
 static char data[SIZE] = { 1 };
 
-/* What one side says to the other: where its memory is, or that it is done. */
+/* Message that says where the sender's memory is, or that the sender has finished. */
 struct word {
 	uint64_t addr;
 	uint32_t rkey, done;
@@ -85,7 +85,7 @@ static void serve(char *p)
 
 	CHECK(mr);
 	memset(p, 0, SIZE);
-	received(); /* the client has a receive */
+	received(); /* the client has posted a receive */
 	CHECK(rdma_post_recv(id, NULL, p, PART, mr) == 0);
 	listen_for_word();
 	say((struct word){ .addr = (uintptr_t)p, .rkey = mr->rkey });
