@@ -1,14 +1,14 @@
 /*
- * hostile is a client of the daemon that means harm. It speaks docs/api.md by itself,
- * with neither libiwarpd nor a protobuf library, and runs one attack:
+ * hostile is a malicious client of the daemon. It implements the protocol of docs/api.md
+ * without libiwarpd or a protobuf library, and runs one attack:
  *
- *     hostile SOCKET PEER DIR ATTACK    "hostile list" prints the names of all
+ *     hostile SOCKET PEER DIR ATTACK    "hostile list" prints the names of all attacks
  *
- * It begins as root, to have pages and files that never arrive (userfaultfd, FUSE), and
- * goes on as an unprivileged user, but as root where the name says so. Attacks on a slot
- * take the socket of slot 0, in the folder slots beside SOCKET. It exits with 0 when the attack has been carried out,
- * whatever the daemon made of it, and with 2 when it could not be: the test looks at the
- * daemon and at a victim.
+ * hostile starts as root, to prepare pages and files that never arrive (userfaultfd, FUSE).
+ * It runs the attack as an unprivileged user, or as root if the attack's name says so.
+ * Attacks on a slot use the socket of slot 0, in the folder slots beside SOCKET. The exit
+ * status is 0 if the attack was carried out, however the daemon reacted, and 2 if it could
+ * not be. The test checks the daemon and a victim.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -64,7 +64,10 @@ static void fail(const char *what)
 
 #define TRY(x) ({ __typeof__(x) _r = (x); if ((intptr_t)_r == -1) fail(#x); _r; })
 
-/* give_up ends the attack; the server of FUSE goes first, or our end would wait for FLUSH. */
+/*
+ * give_up ends the attack. The FUSE server is killed first, since otherwise our exit
+ * would wait for its FLUSH.
+ */
 static void give_up(int sig)
 {
 	if (getpid() == main_pid && fuse_server > 0)
@@ -74,7 +77,7 @@ static void give_up(int sig)
 
 static void nap(int ms) { usleep((useconds_t)ms * 1000); }
 
-/* Protobuf, as much of it as is needed. */
+/* The part of protobuf that is needed. */
 
 struct buf { uint8_t b[8192]; size_t n; };
 
@@ -111,7 +114,7 @@ static bool get_varint(struct span *s, uint64_t *v)
 	return false;
 }
 
-/* field finds a field of a message: its number, or its content in *sub. */
+/* field finds a field of a message. It returns its number, or stores its content in *sub. */
 static uint64_t field(struct span s, int want, struct span *sub)
 {
 	uint64_t key, v;
@@ -146,7 +149,7 @@ static int dial(void)
 	struct sockaddr_un a = { .sun_family = AF_UNIX };
 	int s = TRY(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
 
-	if (slot > 0) /* the folder above is closed to us, as to a container */
+	if (slot > 0) /* as for a container, the folder above is not accessible */
 		snprintf(a.sun_path, sizeof(a.sun_path), "/proc/self/fd/%d/iwarpd.sock", slot);
 	else
 		strncpy(a.sun_path, sock_path, sizeof(a.sun_path) - 1);
@@ -169,7 +172,7 @@ static ssize_t send_fds(int s, const void *p, size_t n, const int *fds, int nfds
 	return sendmsg(s, &m, flags | MSG_NOSIGNAL);
 }
 
-/* receive reads a packet. 0: the daemon has hung up. */
+/* receive reads a packet. It returns 0 if the daemon has closed the connection. */
 static int receive(int s, struct reply *r)
 {
 	union { struct cmsghdr h; uint8_t b[CMSG_SPACE(sizeof(int) * FDS)]; } c;
@@ -195,7 +198,10 @@ static void request(struct client *c, int kind, const struct buf *body, struct b
 	bytes(out, kind, body->b, body->n);
 }
 
-/* ask sends a request and reads up to its reply. False: the daemon has hung up. */
+/*
+ * ask sends a request and reads up to its reply. It returns false if the daemon has
+ * closed the connection.
+ */
 static bool ask(struct client *c, int kind, const struct buf *body, const int *fds, int nfds, struct reply *r)
 {
 	struct buf q;
@@ -234,7 +240,7 @@ static bool call_fd(struct client *c, int kind, int fd, ...)
 #define U(x) ((uint64_t)(x))
 #define call(c, kind, ...) call_fd(c, kind, -1, ##__VA_ARGS__, 0)
 
-/* body returns field f of the reply's content, which is field kind of it. */
+/* body returns field f of the reply's content, which is in field kind. */
 static uint64_t body(int kind, int f)
 {
 	struct span s;
@@ -257,7 +263,7 @@ static struct client greet(void)
 	return c;
 }
 
-/* won ends the attack: the daemon has done what it must refuse. */
+/* won ends the attack with success: the daemon has accepted what it must refuse. */
 static void won(const char *what)
 {
 	fprintf(stderr, "hostile: %s\n", what);
@@ -355,7 +361,7 @@ static bool join(struct client *c, struct objects *o, uint64_t *lkey, int *mem)
 	return false;
 }
 
-/* post writes a SEND of n bytes at addr of lkey and rings. */
+/* post posts a SEND of n bytes at addr of lkey and rings the doorbell. */
 static void post(struct client *c, struct objects *o, uint64_t lkey, uint64_t addr, uint32_t n)
 {
 	uint8_t *m = map(o->sq), *e;
@@ -379,7 +385,7 @@ static void post(struct client *c, struct objects *o, uint64_t lkey, uint64_t ad
 
 static void *stuck_page(void)
 {
-	static int fd = -1; /* made by main, as root */
+	static int fd = -1; /* main opens it as root */
 	struct uffdio_api api = { .api = UFFD_API };
 	struct uffdio_register reg = { .mode = UFFDIO_REGISTER_MODE_MISSING };
 	void *p = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -415,13 +421,13 @@ static void fuse_answer(int dev, const struct fuse_in_header *in, int err, const
 		return;
 }
 
-/* serve answers what it takes to open the file, and nothing else: no READ, STATFS, GETATTR nor FLUSH. */
+/* serve answers only the requests for opening the file: no READ, STATFS, GETATTR or FLUSH. */
 static void serve(int dev)
 {
 	static uint8_t b[1 << 18];
 	const struct fuse_in_header *in = (const void *)b;
 
-	TRY(setresuid(UID, UID, UID)); /* so that the attacker may kill it */
+	TRY(setresuid(UID, UID, UID)); /* after that the attacker may kill it */
 	alarm(15);
 	while (read(dev, b, sizeof(b)) > 0) {
 		struct fuse_attr root = { .ino = 1, .mode = S_IFDIR | 0777, .nlink = 1 };
@@ -487,7 +493,7 @@ static void *stick_main(void *p)
 	return NULL;
 }
 
-/* stick has a thread stop in the kernel in a read from, or write to, fd. */
+/* stick makes a thread block in the kernel in a read from, or write to, fd. */
 static void stick(int fd, bool write, void *page)
 {
 	struct stick *s = malloc(sizeof(*s));
@@ -498,7 +504,7 @@ static void stick(int fd, bool write, void *page)
 	nap(50);
 }
 
-/* Attacks. Each leaves without giving anything back. */
+/* Attacks. Each exits without freeing anything. */
 
 static void traffic(struct client *c)
 {
@@ -539,7 +545,7 @@ static void cq_stuck_on(void *page)
 		fail("join");
 	nap(20);
 	stick(o.wake, false, page);
-	for (int i = 0; i < 20; i++) { /* wake-ups for the one that is stuck */
+	for (int i = 0; i < 20; i++) { /* wake-ups for the blocked one */
 		atomic_store(word(cq, 2048), 1);
 		post(&c, &o, lkey, 0, 64);
 		nap(5);
@@ -652,7 +658,7 @@ static bool far_region(struct client *c, uint64_t pd, void *p, uint64_t len)
 	return call(c, REGISTER, 1, pd, 2, U((uintptr_t)p), 3, len, 4, U((uintptr_t)p), 5, U(5), 7, U(1)) && !last.error;
 }
 
-/* far_refused offers a descriptor that is not the client's memory. */
+/* far_refused offers a descriptor that is not of the client's memory. */
 static void far_refused(int fd)
 {
 	struct client c = greet();
@@ -733,7 +739,10 @@ static void far_wraps(void)
 	traffic(&c);
 }
 
-/* far_send has the daemon read pages that do not come, and waits until it is cut off if it must be. */
+/*
+ * far_send makes the daemon read pages that never arrive. If cut_off is set, it waits
+ * until the daemon ends the connection.
+ */
 static void far_send(void *page, bool destroy, bool cut_off)
 {
 	struct client c = greet();
@@ -750,7 +759,7 @@ static void far_send(void *page, bool destroy, bool cut_off)
 		post(&c, &o, key, (uintptr_t)page, PAGE);
 	nap(300);
 	if (destroy)
-		call(&c, DESTROY_QP, 1, o.qp); /* waits for the pages */
+		call(&c, DESTROY_QP, 1, o.qp); /* the daemon waits for the pages */
 	if (!cut_off)
 		traffic(&c);
 	while (cut_off && receive(c.s, &last))
@@ -833,7 +842,7 @@ static void fuse_clients(void)
 	nap(1200);
 }
 
-/* lingerer returns a socket whose close waits: its peer takes nothing. */
+/* lingerer returns a socket whose close waits, because its peer reads nothing. */
 static int lingerer(void)
 {
 	struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -867,7 +876,7 @@ static void linger_many(bool bad)
 	for (int i = 0; i < 8; i++)
 		send_fds(c.s, q.b, q.n, fds, bad ? 250 : 4, MSG_DONTWAIT);
 	for (int i = 0; i < 4; i++)
-		close(fds[i]); /* now the daemon has the last */
+		close(fds[i]); /* now the daemon holds the last reference */
 	close(c.s);
 	nap(1200);
 }
@@ -927,7 +936,7 @@ static void wake_drained(void)
 	}
 }
 
-/* watched has very many watch what the daemon signals. */
+/* watched registers very many watches on what the daemon signals. */
 static void watched(void)
 {
 	struct client c = greet();
@@ -1101,7 +1110,7 @@ static void gone(void (*f)(int mem))
 	for (int i = 0; i < 8; i++)
 		post(&c, &o, lkey, 8192, 60000);
 	while (receive(c.s, &last))
-		; /* until it is cut off, or the alarm */
+		; /* until the connection is cut off, or the alarm */
 }
 
 static void cut(int fd) { TRY(ftruncate(fd, 0)); }
@@ -1404,7 +1413,7 @@ static void moderate(void)
 	post(&c, &o, lkey, 0, 64);
 }
 
-/* Descriptors that are no memory. */
+/* Descriptors of other things than memory. */
 
 static int fd_memfd(unsigned int flags, size_t size, int seals)
 {
@@ -1474,7 +1483,7 @@ static const char *const odd_names[] = {
 };
 enum { ODD = sizeof(odd_names) / sizeof(odd_names[0]) };
 
-/* Attacks by the socket of a slot. Its clients are never administrators. */
+/* Attacks over the socket of a slot. Its clients never have administrator rights. */
 
 static void slot_capture(void)
 {
@@ -1507,7 +1516,7 @@ static void slot_handles(void)
 				won("it has the object of another");
 }
 
-/* listed returns how many items a list has. */
+/* listed returns the length of a list. */
 static int listed(struct client *c, int kind)
 {
 	struct span list;
@@ -1594,7 +1603,7 @@ static void slot_name(void)
 		won("its name reaches a terminal");
 }
 
-/* slot_namespace is root of a user namespace of its own. */
+/* slot_namespace acts as root of a user namespace of its own. */
 static void slot_namespace(void)
 {
 	char text[64];
@@ -1608,7 +1617,7 @@ static void slot_namespace(void)
 	slot_disconnect();
 }
 
-/* slot_file puts other files in the place of the socket. */
+/* slot_file replaces the socket by other files. */
 static void slot_file(void)
 {
 	struct client c = greet();
