@@ -49,7 +49,8 @@ func mapped(t *testing.T, fd int) int {
 	return strings.Count(string(b), fmt.Sprintf(" %d  ", st.Ino))
 }
 
-// TestNear: regions are slices of one memfd that is sent once, charged by their lengths, and mapped until the client is gone.
+// TestNear checks that near regions are slices of one memfd, which is sent once, that they are charged by their lengths, and that
+// the memfd stays mapped until the client has ended.
 func TestNear(t *testing.T) {
 	h := newHarness(t, Config{Limits: Limits{Registered: 5 * 4096, MRs: 3}})
 	c := h.hello(t)
