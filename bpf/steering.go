@@ -1,14 +1,13 @@
-// Package bpf loads and feeds the programs that tell the frames of claimed
-// endpoints from all others (steer.c). One of them, at XDP, sends them to the
-// AF_XDP socket of their queue. Two others do it for packet sockets: a socket
-// filter receives them, and a program at tc ingress, which is behind the packet
-// sockets, drops them, so that the kernel does not answer. All else is the kernel's.
+// Package bpf loads and controls the programs that distinguish the frames of claimed endpoints
+// from all others (steer.c). At XDP, a program redirects them to the AF_XDP socket of their
+// queue. For packet sockets there are two others: a socket filter accepts only these frames,
+// and a program at tc ingress, which runs after the packet sockets, drops them, so that the
+// kernel does not answer. All other frames go to the kernel.
 //
-// XDP sees frames as the device delivers them. Three offloads of the
-// receiving side must be off on an interface that uses what they touch: rxvlan
-// (a VLAN tag that is not in the frame cannot be seen), gro-hw and lro. A kernel
-// that is the peer over a veth pair must have tx, tso and gso off at its end,
-// for its frames would lack checksums and exceed the MTU.
+// XDP sees frames as the device delivers them. Three receive offloads must therefore be off on
+// an interface: rxvlan (it removes the VLAN tag from the frame), gro-hw and lro. If the peer is
+// a kernel at the other end of a veth pair, tx, tso and gso must be off there, since its frames
+// would otherwise lack checksums and exceed the MTU.
 package bpf
 
 import (
@@ -115,7 +114,7 @@ func (c *Counters) Seen() uint64 {
 		c.SteeredFragment + c.CopiedFragment + c.DroppedFragment
 }
 
-// Steering is the loaded programs and their maps. It is safe for concurrent use.
+// Steering holds the loaded programs and their maps. It is safe for concurrent use.
 type Steering struct {
 	objs objects
 
@@ -361,7 +360,8 @@ func (s *Steering) Renew(ifindex int) error {
 	if !ok || a.mode != Native {
 		return nil
 	}
-	// The kernel does not tell the driver if a program replaces itself, so two equal ones take turns.
+	// The kernel does not notify the driver if a program replaces itself, so two equal programs
+	// take turns.
 	if a.prog == s.objs.IwarpdSteer {
 		a.prog = s.objs.Twin
 	} else {

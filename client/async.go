@@ -11,18 +11,18 @@ import (
 // AsyncKind is the kind of an asynchronous event.
 type AsyncKind uint8
 
-// Asynchronous events, of libibverbs' names.
+// Kinds of asynchronous events, named as in libibverbs.
 const (
 	AsyncCQOverrun AsyncKind = 1 + iota // CQ was full; the connection of QP has ended
 	AsyncQPFatal                        // a violation ended the stream of QP: see its Err
 	AsyncSRQLimit                       // SRQ has fewer receives than its limit; it is not armed any more
-	// AsyncNegotiate: over SCTPDraft a peer, Remote, has sent a DDP Stream Session Negotiate
-	// with PrivateData, to Listener or to the QP that is being connected. It asks for no
+	// AsyncNegotiate reports that a peer over SCTPDraft, Remote, has sent a DDP Stream Session
+	// Negotiate with PrivateData, to Listener or to the QP that is connecting. It needs no
 	// answer.
 	AsyncNegotiate
 )
 
-// String names the kind.
+// String returns the name of the kind.
 func (k AsyncKind) String() string {
 	switch k {
 	case AsyncCQOverrun:
@@ -37,8 +37,8 @@ func (k AsyncKind) String() string {
 	return fmt.Sprintf("asynchronous event %d", uint8(k))
 }
 
-// AsyncEvent is an event that belongs to no work request. Objects that it does not
-// concern, or that have been closed, are nil.
+// AsyncEvent is an event that does not belong to a work request. A field is nil if the event
+// does not concern such an object, or if the object has been closed.
 type AsyncEvent struct {
 	Kind AsyncKind
 	QP   *QP
@@ -52,8 +52,7 @@ type AsyncEvent struct {
 	PrivateData []byte
 }
 
-// maxAsync is the number of events kept for AsyncEvent; a further one replaces the
-// oldest.
+// maxAsync is the number of events kept for AsyncEvent. Further events replace the oldest.
 const maxAsync = 256
 
 // AsyncEvent waits for the next asynchronous event of the Device's objects.
@@ -104,7 +103,7 @@ func (d *Device) asyncError(e *ctrlpb.AsyncError) {
 			return
 		default:
 		}
-		select { // readLoop alone adds
+		select { // only readLoop sends
 		case <-d.async:
 		default:
 		}

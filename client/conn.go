@@ -27,20 +27,20 @@ type Conn struct {
 	qp      *QP
 	inline  int
 	recvLen int
-	stage   *MR // chunks for data that is in no region
+	stage   *MR // chunks for data outside of regions
 	recv    *MR // receive buffers
 
-	memMu sync.RWMutex // held while stage, recv or an op's tmp is touched
-	gone  bool         // they are unmapped; guarded by memMu
+	memMu sync.RWMutex // held while stage, recv or an op's tmp is accessed
+	gone  bool         // the memory is unmapped; guarded by memMu
 
 	free   chan *op // operations not in use
 	chunks chan int // chunks of stage not in use
 	ops    []*op
-	leader chan struct{} // token of the one that polls scq
-	swcs   [16]WC        // the leader's
+	leader chan struct{} // token of the goroutine that polls scq
+	swcs   [16]WC        // completions of the leader
 
-	reader chan struct{} // token of the one that is in Recv
-	rwcs   [16]WC        // the reader's; nr of them from ri on are not received yet
+	reader chan struct{} // token of the goroutine in Recv
+	rwcs   [16]WC        // completions of the reader; nr of them, from ri on, are not yet received
 	ri, nr int
 
 	closeOnce sync.Once
@@ -54,12 +54,12 @@ type op struct {
 
 	mu        sync.Mutex
 	complete  bool
-	abandoned bool // the caller has gone; whoever sees the completion cleans up
-	chunk     int  // of stage; -1: none
+	abandoned bool // the caller has returned; the goroutine that polls the completion frees o
+	chunk     int  // chunk of stage, or -1
 	tmp       *MR  // closed when the operation is complete
 }
 
-// Stage: chunks through which data goes that lies in no region.
+// The stage is memory for data outside of regions, divided into chunks.
 const (
 	chunkSize  = 64 << 10
 	numChunks  = 8
@@ -135,7 +135,7 @@ func (r *ConnRequest) AcceptConn(ctx context.Context, cfg *Config) (*Conn, error
 	return c, nil
 }
 
-// ofPeer reports whether a failed accept is the peer's doing.
+// ofPeer reports whether the peer caused an accept to fail.
 func ofPeer(err error) bool {
 	for _, e := range []error{ErrRefused, ErrTimeout, ErrProtocol, ErrNoObject, ErrPeerClosed, ErrCanceled} {
 		if errors.Is(err, e) {
@@ -146,9 +146,9 @@ func ofPeer(err error) bool {
 	return ok
 }
 
-// newConn makes all that a Conn needs but its connection. The context counts before
-// that: what the daemon had made of a call that was left would stay, and keep the
-// rest from being given back.
+// newConn creates a Conn except for its connection. It checks ctx only before it starts: if a
+// call to the daemon were abandoned, the object that it creates would stay and prevent the
+// others from being destroyed.
 func (d *Device) newConn(ctx context.Context, cfg *Config) (_ *Conn, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("iwarp: make a connection: %w", err)
@@ -234,7 +234,7 @@ func (c *Conn) Alloc(ctx context.Context, size int, a Access) (*MR, error) {
 	return c.pd.Alloc(ctx, size, a)
 }
 
-// begin takes an operation that is not in use.
+// begin returns a free operation.
 func (c *Conn) begin(ctx context.Context) (*op, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -244,7 +244,7 @@ func (c *Conn) begin(ctx context.Context) (*op, error) {
 		case o := <-c.free:
 			o.reset()
 			return o, nil
-		case c.leader <- struct{}{}: // operations that nobody waits for any more come free by polling
+		case c.leader <- struct{}{}: // polling frees abandoned operations
 			err := c.lead(ctx, func() bool { return len(c.free) > 0 })
 			<-c.leader
 			if err != nil {
@@ -256,29 +256,29 @@ func (c *Conn) begin(ctx context.Context) (*op, error) {
 	}
 }
 
-// reset makes o new. It takes the lock, though nobody else has o: what orders it
-// after the completion of o's last use is the queues' shared memory, of which
-// the race detector knows nothing.
+// reset prepares o for another use. No other goroutine uses o, but the race detector cannot
+// know: the completion of the previous use came through memory shared with the daemon. The lock
+// tells it.
 func (o *op) reset() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.complete, o.abandoned, o.chunk, o.tmp = false, false, -1, nil
 }
 
-// end gives an operation back.
+// end frees an operation.
 func (c *Conn) end(o *op) {
 	if o.chunk >= 0 {
 		c.chunks <- o.chunk
 	}
 	if o.tmp != nil {
 		tmp := o.tmp
-		go tmp.Close() // asks the daemon, and the poller must not wait for that
+		go tmp.Close() // Close asks the daemon; the poller must not wait for it
 	}
 	c.free <- o
 }
 
-// lead waits for completions and hands them out. The caller holds the leader's
-// token; it returns at once when idle says that there is nothing to wait for.
+// lead waits for completions and delivers them. The caller holds the leader's token. lead
+// returns at once if idle reports that there is nothing to wait for.
 func (c *Conn) lead(ctx context.Context, idle func() bool) error {
 	if idle() {
 		return nil
@@ -303,8 +303,8 @@ func (c *Conn) lead(ctx context.Context, idle func() bool) error {
 	return err
 }
 
-// move copies between the caller's memory and the connection's own, which Close
-// may be unmapping.
+// move copies between the caller's memory and the connection's own, which a concurrent Close
+// may unmap.
 func (c *Conn) move(dst, src []byte) error {
 	c.memMu.RLock()
 	defer c.memMu.RUnlock()
@@ -315,10 +315,10 @@ func (c *Conn) move(dst, src []byte) error {
 	return nil
 }
 
-// chunk is the memory of o's chunk.
+// chunk returns the memory of o's chunk.
 func (c *Conn) chunk(o *op) []byte { return c.stage.mem[o.chunk*chunkSize:][:chunkSize] }
 
-// run posts wr as o and waits for its completion. o is given back.
+// run posts wr as o, waits for its completion, and frees o.
 func (c *Conn) run(ctx context.Context, o *op, wr *SendWR) error {
 	if err := c.post(o, wr); err != nil {
 		return err
@@ -331,7 +331,7 @@ func (c *Conn) run(ctx context.Context, o *op, wr *SendWR) error {
 	return err
 }
 
-// post posts wr as o, which is given back if that fails.
+// post posts wr as o. If that fails, it frees o.
 func (c *Conn) post(o *op, wr *SendWR) error {
 	wr.ID = uint64(o.id)
 	wr.Flags |= Signaled
@@ -342,8 +342,7 @@ func (c *Conn) post(o *op, wr *SendWR) error {
 	return nil
 }
 
-// await waits for the completion of o. With an error o is not the caller's any
-// more.
+// await waits for the completion of o. After an error the caller must not use o any more.
 func (c *Conn) await(ctx context.Context, o *op) error {
 	for {
 		select {
@@ -367,7 +366,7 @@ func (c *Conn) await(ctx context.Context, o *op) error {
 	}
 }
 
-// abandon leaves o to whoever sees its completion.
+// abandon leaves o to the goroutine that will poll its completion.
 func (c *Conn) abandon(o *op, err error) error {
 	o.mu.Lock()
 	if !o.complete {
@@ -381,14 +380,14 @@ func (c *Conn) abandon(o *op, err error) error {
 	return err
 }
 
-// result makes an error of a completion that is one.
+// result returns the error of a failed completion, or nil.
 func (c *Conn) result(wc *WC) error {
 	if wc.Status == WCSuccess {
 		return nil
 	}
 	cause := c.qp.Err()
 	if wc.Status == WCFlushErr && cause == nil {
-		// The end of the connection is on its way.
+		// The connection is ending: wait for the reason.
 		select {
 		case <-c.qp.Done():
 			cause = c.qp.Err()
@@ -401,14 +400,14 @@ func (c *Conn) result(wc *WC) error {
 	return &WCError{Status: wc.Status, Op: wc.Op, Cause: cause}
 }
 
-// closeWait is how long Close lets an orderly close take.
+// closeWait is the time that Close allows for an orderly close.
 const closeWait = 5 * time.Second
 
-// Close closes the connection in order and gives back all that belongs to it,
-// but for memory of Alloc whose PD is the caller's.
+// Close closes the connection in order and frees all its objects, except memory of Alloc in a
+// PD that the caller passed in.
 func (c *Conn) Close() error { return c.close(false) }
 
-// Abort resets the connection and gives back all that belongs to it.
+// Abort resets the connection and frees all its objects.
 func (c *Conn) Abort() error { return c.close(true) }
 
 func (c *Conn) close(abort bool) error {
@@ -430,7 +429,7 @@ func (c *Conn) close(abort bool) error {
 	return err
 }
 
-// release gives back the objects, in the order of their dependence.
+// release frees the objects in the order of their dependence.
 func (c *Conn) release() {
 	if c.qp != nil {
 		c.qp.Close()

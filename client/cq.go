@@ -19,30 +19,30 @@ import (
 type CQ struct {
 	d    *Device
 	h    uint32
-	file *os.File // wake-up channel; nil: ch
+	file *os.File // wake-up channel, or nil if ch is set
 	fd   int
-	ch   *CompChannel // that it shares; nil: file
+	ch   *CompChannel // channel shared with other CQs, or nil if file is set
 
 	queued bool // in ch.ready; guarded by ch.mu
 
-	resizing sync.Mutex // held by Resize, ahead of mu
+	resizing sync.Mutex // held by Resize; acquired before mu
 
 	mu     sync.Mutex // guards the rest
 	ring   *shm.CQConsumer
-	old    *shm.CQConsumer // of before the last Resize, until it is drained; or nil
-	saved  []WC            // what was left in the rings of before old
-	swaps  int             // how often Resize replaced ring
-	ending bool            // Close has asked the daemon, which closes its end first
+	old    *shm.CQConsumer // ring before the last Resize until it is empty, or nil
+	saved  []WC            // completions left in the rings before old
+	swaps  int             // number of times that Resize replaced ring
+	ending bool            // Close has sent its request; the daemon closes its end first
 	closed bool
-	armed  bool // since the channel was last drained
+	armed  bool // set since the channel was last drained
 
-	sleeper chan struct{} // token of the one that looks and sleeps; it has the rest
-	wakes   [512]byte     // what is read from the channel
+	sleeper chan struct{} // token of the goroutine that polls and sleeps; it owns the rest
+	wakes   [512]byte     // bytes read from the channel
 }
 
-// spin is how long Wait looks before it sleeps: about what waking a thread of
-// another CPU costs in a VM, and as long as a worker looks. It gives the CPU
-// away between looks, so that it is free to whoever else has work there.
+// spin is how long Wait polls before it sleeps: about the cost of waking a thread on another
+// CPU in a VM, and as long as a worker polls. Wait yields its CPU between polls, so that others
+// with work can have it.
 const spin = 50 * time.Microsecond
 
 // CreateCQ creates a completion queue with room for at least depth completions. It
@@ -130,7 +130,7 @@ func (c *CQ) Wait(ctx context.Context, wcs []WC) (n int, err error) {
 	if n := c.Poll(wcs); n > 0 {
 		return n, nil
 	}
-	select { // one looks and sleeps, others wait for their turn
+	select { // one goroutine polls and sleeps, the others wait for their turn
 	case c.sleeper <- struct{}{}:
 		defer func() { <-c.sleeper }()
 	case <-ctx.Done():
@@ -145,7 +145,7 @@ func (c *CQ) Wait(ctx context.Context, wcs []WC) (n int, err error) {
 			return n, nil
 		}
 		if err := c.sleep(ctx, swaps); err != nil {
-			// What was flushed when the daemon went is still there.
+			// Completions flushed when the daemon ended are still there.
 			if n := c.poll(wcs); n > 0 {
 				return n, nil
 			}
@@ -154,8 +154,8 @@ func (c *CQ) Wait(ctx context.Context, wcs []WC) (n int, err error) {
 	}
 }
 
-// yield lets another thread have the CPU. The scheduler of Go would take some
-// 10 µs to come back; the kernel's comes back at once if nobody wants it.
+// yield yields the CPU to another thread. The scheduler of Go would return after some 10 µs;
+// the kernel's returns at once if no other thread is ready.
 func yield() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
 // look polls for as long as spinning is worth it.
@@ -174,8 +174,8 @@ func (c *CQ) look(wcs []WC) int {
 	}
 }
 
-// sleep waits for the wake-up of an armed queue, or for a Resize after the swaps
-// that were counted when it was armed.
+// sleep waits for the wake-up of an armed queue, or until Resize has replaced the ring more
+// than swaps times.
 func (c *CQ) sleep(ctx context.Context, swaps int) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -198,7 +198,7 @@ func (c *CQ) sleep(ctx context.Context, swaps int) error {
 		c.armed = false
 		c.mu.Unlock()
 		return nil
-	case errors.Is(err, os.ErrDeadlineExceeded): // of this context, late from an earlier one, or of Resize
+	case errors.Is(err, os.ErrDeadlineExceeded): // deadline of this context or, late, of an earlier one, or set by Resize
 		return ctx.Err()
 	case c.isEnding():
 		return ErrClosed
@@ -209,10 +209,9 @@ func (c *CQ) sleep(ctx context.Context, swaps int) error {
 	return ErrDaemonGone
 }
 
-// Arm asks that FD becomes readable with the next completion; with
-// solicitedOnly, with the next that is solicited or an error. Completions that
-// came before it do not count: Poll once more after Arm. It takes back what
-// made FD readable before, but for a CQ of a channel.
+// Arm makes FD readable at the next completion or, with solicitedOnly, at the next one that is
+// solicited or has failed. Earlier completions do not count, so call Poll once more after Arm.
+// For a CQ without a CompChannel, Arm also clears an earlier wake-up of FD.
 func (c *CQ) Arm(solicitedOnly bool) { c.arm(solicitedOnly) }
 
 func (c *CQ) arm(solicitedOnly bool) (swaps int) {
@@ -229,15 +228,15 @@ func (c *CQ) arm(solicitedOnly bool) (swaps int) {
 	return c.swaps
 }
 
-// fired reports whether the daemon has taken the arming back.
+// fired reports whether the daemon has disarmed the queue.
 func (c *CQ) fired() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return !c.closed && c.armed && c.ring.Armed() == shm.ArmNone
 }
 
-// FD returns the descriptor that becomes readable after Arm, for poll and
-// epoll. It stays the CQ's, or its channel's.
+// FD returns the descriptor that becomes readable after Arm, for poll and epoll. The CQ, or its
+// channel, owns it.
 func (c *CQ) FD() int { return c.fd }
 
 // Overruns returns the number of completions lost because the queue was full.

@@ -29,9 +29,9 @@ const protocolVersion = 1
 // objects created through it.
 type Device struct {
 	conn     *seqpacket.Conn
-	attrs    []DeviceAttr               // of the daemon's interfaces
+	attrs    []DeviceAttr               // one for each of the daemon's interfaces
 	use      atomic.Pointer[DeviceAttr] // one of attrs, or nil; see Use
-	progress func() int                 // drives an engine of the same process; nil: the daemon runs by itself
+	progress func() int                 // drives an engine in the same process; nil if a daemon runs it
 
 	ringers []*shm.DoorbellRinger
 	wakes   []int
@@ -39,7 +39,7 @@ type Device struct {
 	wmu    sync.Mutex // guards writes to conn
 	nextID atomic.Uint64
 	async  chan *AsyncEvent
-	done   chan struct{} // closed when the daemon is gone, or Close was called
+	done   chan struct{} // closed when the daemon has ended, or Close was called
 	drains chan struct{} // closed when the daemon announces that it stops
 
 	mu           sync.Mutex
@@ -48,8 +48,8 @@ type Device struct {
 	waiting      map[uint64]chan answer
 	qps          map[uint32]*QP
 	listens      map[uint32]*Listener
-	opening      int                      // Listen calls whose reply is not handled yet
-	early        []*ctrlpb.ConnectRequest // that came meanwhile
+	opening      int                      // Listen calls without a reply so far
+	early        []*ctrlpb.ConnectRequest // requests that arrived meanwhile
 	reqs         map[uint32]*ConnRequest
 	streams      map[uint32]*Stream
 	earlyStreams []earlyStream // as early
@@ -63,12 +63,12 @@ type Device struct {
 type answer struct {
 	reply *ctrlpb.Reply
 	fds   []int
-	lost  bool // there was no room for its descriptors
+	lost  bool // its descriptors were lost for lack of free ones
 	err   error
 }
 
-// Open connects to the daemon that listens on the Unix socket of the given path. An
-// empty path means $IWARPD_SOCKET or, if that is empty, DefaultSocket.
+// Open connects to the daemon that listens on the Unix socket with that path. An empty path
+// means $IWARPD_SOCKET or, if that is empty, DefaultSocket.
 func Open(ctx context.Context, socket string) (*Device, error) {
 	if socket == "" {
 		socket = os.Getenv("IWARPD_SOCKET")
@@ -86,13 +86,13 @@ func Open(ctx context.Context, socket string) (*Device, error) {
 	return newDevice(ctx, c, nil)
 }
 
-// reopenEvery is how often OpenWait tries.
+// reopenEvery is the interval between two attempts of OpenWait.
 const reopenEvery = 200 * time.Millisecond
 
-// OpenWait is Open for a program that outlives its daemon: it waits for one that
-// does not run yet, or is being restarted, until ctx is done. It returns at once an
-// error that no wait cures, such as missing permission. After ErrDaemonGone a
-// program closes its Device, calls OpenWait, and makes its objects again.
+// OpenWait is Open for programs that survive a restart of the daemon: it waits until ctx is
+// done for a daemon that is not running yet, or is restarting. Errors that waiting cannot fix,
+// such as missing permission, are returned at once. After ErrDaemonGone a program closes its
+// Device, calls OpenWait, and creates its objects again.
 func OpenWait(ctx context.Context, socket string) (*Device, error) {
 	tick := time.NewTicker(reopenEvery)
 	defer tick.Stop()
@@ -113,9 +113,9 @@ func OpenWait(ctx context.Context, socket string) (*Device, error) {
 	}
 }
 
-// OpenFD is Open over a connected SOCK_SEQPACKET descriptor, which it takes
-// over. progress, if not nil, is called where the Device waits: it drives an
-// engine that runs in this process, and returns how much work it found.
+// OpenFD is Open for a connected SOCK_SEQPACKET descriptor, which it takes over. If progress is
+// not nil, the Device calls it while it waits. It drives an engine in this process and returns
+// the amount of work found.
 func OpenFD(ctx context.Context, fd int, progress func() int) (*Device, error) {
 	c, err := seqpacket.FromFD(fd)
 	if err != nil {
@@ -138,7 +138,7 @@ func newDevice(ctx context.Context, c *seqpacket.Conn, progress func() int) (*De
 	return d, nil
 }
 
-// hello settles the version and maps the doorbell pages.
+// hello negotiates the version and maps the doorbell pages.
 func (d *Device) hello(ctx context.Context) error {
 	a, err := d.call(ctx, "hello", &ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{
 		Version: protocolVersion, MinVersion: protocolVersion, Name: filepath.Base(os.Args[0]),
@@ -166,7 +166,7 @@ func (d *Device) hello(ctx context.Context) error {
 		return fmt.Errorf("iwarp: hello: %w", err)
 	}
 	all := h.GetDevices()
-	if len(all) == 0 { // a daemon of one interface, before there were several
+	if len(all) == 0 { // an old daemon, which has only one interface
 		all = []*ctrlpb.DeviceAttr{h.GetDevice()}
 	}
 	for _, p := range all {
@@ -191,8 +191,8 @@ func attrFromPB(h *ctrlpb.HelloReply, p *ctrlpb.DeviceAttr) DeviceAttr {
 	return a
 }
 
-// Attr returns the attributes of the daemon and the limits of this client, with the
-// interface of Use, or if there was none with the first.
+// Attr returns the attributes of the daemon and the limits of this client. The interface is
+// that of Use, or else the first one.
 func (d *Device) Attr() DeviceAttr {
 	if a := d.use.Load(); a != nil {
 		return *a
@@ -204,10 +204,10 @@ func (d *Device) Attr() DeviceAttr {
 // were when the Device was opened.
 func (d *Device) Interfaces() []DeviceAttr { return slices.Clone(d.attrs) }
 
-// Use makes the Device connect and listen by one interface of the daemon from now on.
-// Without it a connection takes the interface that the host's route to the peer names,
-// and a listener listens on all. "" ends Use. Regions, queue pairs and completion queues
-// do not belong to an interface.
+// Use makes later connections and listeners use one interface of the daemon. Without it a
+// connection uses the interface of the host's route to the peer, and a listener listens on all
+// interfaces. Use("") restores this. Regions, queue pairs and completion queues do not belong
+// to an interface.
 func (d *Device) Use(name string) error {
 	if name == "" {
 		d.use.Store(nil)
@@ -236,23 +236,22 @@ func (d *Device) device() string {
 // the connection.
 func (d *Device) Done() <-chan struct{} { return d.done }
 
-// Draining returns a channel that is closed when the daemon announces that it is about to
-// stop, for an upgrade for example. Connections go on until DrainDeadline, but Listen and
-// the Dial and Connect calls fail with ErrDraining, and so do Accept and Request of a
-// Listener once they have returned what had arrived. A program finishes its transfers,
-// closes the Device and calls OpenWait. The daemon exits as soon as no client has
-// connections. A daemon that is killed announces nothing.
+// Draining returns a channel that is closed when the daemon announces that it will stop, for an
+// upgrade for example. Connections continue until DrainDeadline, but Listen, Dial and Connect
+// fail with ErrDraining. So do Accept and Request of a Listener after they have returned all
+// earlier requests. A program finishes its transfers, closes the Device and calls OpenWait. The
+// daemon exits as soon as no client has connections. A daemon that is killed announces nothing.
 func (d *Device) Draining() <-chan struct{} { return d.drains }
 
-// DrainDeadline returns when the draining daemon ends the connections that are left, or
-// the zero Time if it is not draining.
+// DrainDeadline returns when the draining daemon will end the remaining connections, or the
+// zero Time if it is not draining.
 func (d *Device) DrainDeadline() time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.drainBy
 }
 
-// draining handles the event of that name.
+// draining handles a Draining event.
 func (d *Device) draining(e *ctrlpb.Draining) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -269,8 +268,8 @@ func (d *Device) Err() error {
 	return d.err
 }
 
-// Close ends the client. The daemon destroys all objects that it owned. Memory of
-// Alloc stays mapped until its MR is closed.
+// Close disconnects from the daemon, which destroys all objects of this client. Memory of Alloc
+// stays mapped until its MR is closed.
 func (d *Device) Close() error {
 	d.fail(ErrClosed)
 	d.mu.Lock()
@@ -301,9 +300,9 @@ func (d *Device) Close() error {
 	return nil
 }
 
-// fail ends everything that waits for the daemon.
+// fail ends all calls that wait for the daemon.
 func (d *Device) fail(err error) {
-	defer d.conn.Close() // after err is set: the reader calls us too
+	defer d.conn.Close() // after err is set, since the reader calls fail too
 	d.mu.Lock()
 	if d.err != nil {
 		d.mu.Unlock()
@@ -326,8 +325,7 @@ func (d *Device) fail(err error) {
 	}
 }
 
-// readLoop takes replies to those who wait for them, and events to their
-// objects.
+// readLoop passes replies to the calls that wait for them, and events to their objects.
 func (d *Device) readLoop() {
 	for {
 		b, fds, err := d.conn.Read(seqpacket.MaxFDs)
@@ -364,9 +362,9 @@ func (d *Device) readLoop() {
 	}
 }
 
-// call sends a request, with the descriptor fd unless it is negative, and waits
-// for its reply. If ctx ends first the reply, with what it made, is left to
-// the daemon, which gives it back when the Device is closed.
+// call sends a request, with the descriptor fd unless it is negative, and waits for its reply.
+// If ctx ends first, the Device ignores the reply, and the objects that the request created
+// stay in the daemon until the Device is closed.
 func (d *Device) call(ctx context.Context, op string, req *ctrlpb.Request, fd int) (answer, error) {
 	if err := ctx.Err(); err != nil {
 		return answer{}, fmt.Errorf("iwarp: %s: %w", op, err)
@@ -412,7 +410,7 @@ func (d *Device) call(ctx context.Context, op string, req *ctrlpb.Request, fd in
 		_, out := d.waiting[req.Id]
 		delete(d.waiting, req.Id)
 		d.mu.Unlock()
-		if !out { // the answer is on its way, and its descriptors are ours
+		if !out { // the reply has arrived: close its descriptors
 			a := <-ch
 			seqpacket.CloseAll(a.fds)
 		}
@@ -427,7 +425,7 @@ func (d *Device) call(ctx context.Context, op string, req *ctrlpb.Request, fd in
 	}
 	if a.lost {
 		err := fmt.Errorf("iwarp: %s: %w", op, shm.Limit(unix.EMFILE))
-		if req.GetResizeCq() != nil { // completions go where nobody sees them
+		if req.GetResizeCq() != nil { // completions would be lost
 			d.fail(err)
 		} else {
 			d.giveBack(a.reply)
@@ -437,8 +435,8 @@ func (d *Device) call(ctx context.Context, op string, req *ctrlpb.Request, fd in
 	return a, nil
 }
 
-// local reports whether a request was not sent for a reason on this side: a descriptor
-// that is none, or too many on their way.
+// local reports whether a request was not sent because of an error on this side: an invalid
+// descriptor, or too many in flight.
 func local(err error) bool {
 	for _, e := range []error{unix.EBADF, unix.ETOOMANYREFS, unix.ENOBUFS, unix.ENOMEM} {
 		if errors.Is(err, e) {
@@ -448,8 +446,7 @@ func local(err error) bool {
 	return false
 }
 
-// giveBack destroys what a reply has brought that cannot be used, and does not
-// wait for it.
+// giveBack destroys the objects of a reply that cannot be used. It does not wait.
 func (d *Device) giveBack(r *ctrlpb.Reply) {
 	var req ctrlpb.Request
 	switch b := r.Body.(type) {
@@ -467,14 +464,14 @@ func (d *Device) giveBack(r *ctrlpb.Reply) {
 	go func() { _ = d.do(context.Background(), "give back", &req) }()
 }
 
-// do is call for requests whose reply says nothing but done.
+// do is call for requests whose reply has no content.
 func (d *Device) do(ctx context.Context, op string, req *ctrlpb.Request) error {
 	a, err := d.call(ctx, op, req, -1)
 	seqpacket.CloseAll(a.fds)
 	return err
 }
 
-// wait receives from ch, and drives the engine meanwhile if that is ours to do.
+// wait receives from ch. If the engine is in this process, it drives the engine meanwhile.
 func wait[T any](ctx context.Context, d *Device, ch <-chan T) (v T, err error) {
 	if d.progress != nil {
 		for range progressTurns {
@@ -498,11 +495,11 @@ func wait[T any](ctx context.Context, d *Device, ch <-chan T) (v T, err error) {
 	}
 }
 
-// progressTurns is how long a wait drives the engine itself before it leaves
-// that to the engine's own goroutine.
+// progressTurns is the number of turns for which a wait drives the engine itself. After that
+// the engine's own goroutine takes over.
 const progressTurns = 2000
 
-// ring tells worker that the QP of that doorbell has work.
+// ring notifies worker that the QP with that doorbell has work.
 func (d *Device) ring(worker int32, bit int) {
 	if int(worker) < len(d.ringers) {
 		d.ringers[worker].Ring(bit)

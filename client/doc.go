@@ -1,8 +1,8 @@
-// Package iwarp lets a Go program use iwarpd as it would use an RNIC.
+// Package iwarp makes iwarpd available to Go programs in the way of an RNIC.
 //
-// There are two levels. The plain one is like package net: Dial, Listen and
-// Accept give a Conn, which sends and receives messages, and reads and writes
-// the peer's memory where the peer has allowed it:
+// It has two levels. The plain level resembles package net: Dial, Listen and
+// Accept return a Conn, which sends and receives messages, and reads and writes
+// the memory that the peer allows it to access:
 //
 //	conn, err := iwarp.Dial(ctx, "10.0.0.2:7174", nil)
 //	...
@@ -10,11 +10,11 @@
 //
 // The verbs level has the objects and rules of libibverbs and librdmacm: a
 // Device has protection domains (PD), memory regions (MR), completion queues
-// (CQ) and queue pairs (QP); work requests are posted to a QP and their
-// completions polled from a CQ. Posting and polling are loads and stores in
-// memory shared with the daemon: while the daemon is awake they cost no system
-// call, and they never allocate.
+// (CQ) and queue pairs (QP). Work requests are posted to a QP, and their
+// completions are polled from a CQ. Posting and polling are loads and stores in
+// memory shared with the daemon: they make no system call while the daemon is
+// awake, and never allocate.
 //
-// All methods may be called from several goroutines. A context ends the wait,
-// not what was waited for: a work request that was posted stays posted.
+// All methods may be called from several goroutines. A canceled context ends
+// only the wait: a work request that was posted stays posted.
 package iwarp

@@ -73,8 +73,7 @@ func fromPB(op string, e *ctrlpb.Error) error {
 // RejectError reports that the peer's application rejected the connection.
 type RejectError struct {
 	PrivateData []byte // from the peer's application; may be empty
-	// IRD and ORD are the depths that the peer requires, as PeerIRD and PeerORD in
-	// ConnInfo.
+	// IRD and ORD are the depths that the peer requires, like PeerIRD and PeerORD of ConnInfo.
 	IRD, ORD int
 }
 
@@ -83,21 +82,20 @@ func (e *RejectError) Error() string {
 	return fmt.Sprintf("iwarp: the peer rejected the connection (%d bytes of private data)", len(e.PrivateData))
 }
 
-// Is reports that it is an ErrRejected.
+// Is reports whether target is ErrRejected.
 func (e *RejectError) Is(target error) bool { return target == ErrRejected }
 
-// TerminateError is a Terminate message (RFC 5040 section 4.8) that ended a
-// stream. Layer, EType and ECode are the RFC's (its figure 9, RFC 5041 section 8,
-// RFC 5044 section 8, RFC 6581 section 8), also of a peer that puts them in other
-// places of the message.
+// TerminateError is a Terminate message (RFC 5040 section 4.8) that ended a stream. Layer,
+// EType and ECode have the values of the RFCs (RFC 5040 figure 9, RFC 5041 section 8, RFC 5044
+// section 8, RFC 6581 section 8), even if the peer puts them in other places of the message.
 type TerminateError struct {
-	Remote bool // the peer found the violation; false: this side did
+	Remote bool // the peer found the violation, not this side
 	Layer  TerminateLayer
 	EType  uint8 // error type, 0 to 15
 	ECode  uint8 // error code
-	// Message is the peer's, byte for byte: four of control, then, where there are
-	// any, the length and the headers of the terminated segment. Nil if this side sent it,
-	// or it has not come this far.
+	// Message holds the bytes that the peer sent: the four control bytes, then the length and
+	// the headers of the terminated segment if present. It is nil if this side sent the
+	// Terminate, or did not receive it completely.
 	Message []byte
 }
 
@@ -128,7 +126,7 @@ func terminateError(e *term.Error, remote bool, message []byte) *TerminateError 
 	return &TerminateError{Remote: remote, Layer: TerminateLayer(e.Layer), EType: e.Type, ECode: e.Code, Message: message}
 }
 
-// violation returns the violation, with its words.
+// violation returns the violation with its description.
 func (e *TerminateError) violation() *term.Error {
 	return term.Lookup(uint8(e.Layer), e.EType, e.ECode)
 }
@@ -148,7 +146,7 @@ func (e *TerminateError) Unwrap() error { return e.violation() }
 type WCError struct {
 	Status WCStatus
 	Op     WCOp
-	Cause  error // why the connection ended, where that is the reason
+	Cause  error // reason why the connection ended, if that made the request fail
 }
 
 // Error implements error.

@@ -18,7 +18,7 @@ type Listener struct {
 	h    uint32
 	addr netip.AddrPort
 	cfg  Config
-	own  bool // the Device is the Listener's
+	own  bool // the Listener owns the Device
 
 	mu      sync.Mutex
 	queue   []*ConnRequest
@@ -42,7 +42,7 @@ type ConnRequest struct {
 	Local, Remote netip.AddrPort
 
 	d        *Device
-	l        *Listener // nil: of a Stream of ConnectStream, whose QP is q
+	l        *Listener // nil for a request on a Stream of ConnectStream, whose QP is q
 	q        *QP
 	h        uint32
 	priv     []byte
@@ -104,7 +104,7 @@ func (d *Device) Listen(ctx context.Context, addr string, cfg *Config) (*Listene
 	return l, err
 }
 
-// connectRequest takes the event of that name to its listener.
+// connectRequest passes a ConnectRequest event to its listener.
 func (d *Device) connectRequest(e *ctrlpb.ConnectRequest) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -112,7 +112,7 @@ func (d *Device) connectRequest(e *ctrlpb.ConnectRequest) {
 		delete(d.streams, e.Conn)
 		r := d.newRequest(s.l, e)
 		r.q, r.streamed = s.q, true
-		s.request <- r // there is one
+		s.request <- r // buffered: a stream has one request
 	} else if l := d.listens[e.Listen]; l != nil {
 		d.push(l, e)
 	} else if d.opening > 0 {
@@ -120,7 +120,7 @@ func (d *Device) connectRequest(e *ctrlpb.ConnectRequest) {
 	}
 }
 
-// newRequest notes a request. Called with d.mu held.
+// newRequest makes a request of an event. Called with d.mu held.
 func (d *Device) newRequest(l *Listener, e *ctrlpb.ConnectRequest) *ConnRequest {
 	r := &ConnRequest{
 		d: d, l: l, h: e.Conn, priv: e.PrivateData, ird: int(e.Ird), ord: int(e.Ord), rev: int(e.Revision), gone: make(chan struct{}),
@@ -143,7 +143,7 @@ func (d *Device) push(l *Listener, e *ctrlpb.ConnectRequest) {
 	}
 }
 
-// withdraw ends a request, if the connection h is one.
+// withdraw ends the request of the connection h, if there is one.
 func (d *Device) withdraw(h uint32) {
 	d.mu.Lock()
 	r := d.reqs[h]
@@ -174,8 +174,8 @@ func (d *Device) connectGone(e *ctrlpb.ConnectGone) {
 // Addr returns the endpoint.
 func (l *Listener) Addr() netip.AddrPort { return l.addr }
 
-// Request waits for the next connection request. The caller must answer it by
-// Accept, AcceptConn or Reject within the daemon's time-out.
+// Request waits for the next connection request. The caller must answer it with Accept,
+// AcceptConn or Reject within the daemon's time-out.
 func (l *Listener) Request(ctx context.Context) (*ConnRequest, error) {
 	for {
 		r, err := next(ctx, l, &l.queue)
@@ -190,14 +190,14 @@ func (l *Listener) Request(ctx context.Context) (*ConnRequest, error) {
 	}
 }
 
-// next waits for something in queue, which is one of l's, and takes it out.
+// next waits for an element of queue, which is one of l's, and removes it.
 func next[T any](ctx context.Context, l *Listener, queue *[]*T) (*T, error) {
-	drained := false // the queue was looked at after the daemon said that it stops
+	drained := false // the queue was checked after the daemon announced that it will stop
 	for {
 		l.mu.Lock()
 		if q := *queue; len(q) > 0 {
 			if *queue = q[1:]; len(q) > 1 {
-				select { // for another that waits
+				select { // pass the signal on to another waiter
 				case l.more <- struct{}{}:
 				default:
 				}
@@ -243,8 +243,8 @@ func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 	}
 }
 
-// acceptLoop accepts every request, each in a goroutine of its own. The daemon
-// bounds how many there are by the backlog.
+// acceptLoop accepts every request in a goroutine of its own. The daemon limits their number to
+// the backlog.
 func (l *Listener) acceptLoop() {
 	defer l.wg.Done()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -262,7 +262,7 @@ func (l *Listener) acceptLoop() {
 		r, err := l.Request(ctx)
 		if err != nil {
 			accepting.Wait()
-			for { // to every Accept
+			for { // report to every Accept
 				select {
 				case l.accepted <- acceptResult{nil, err}:
 				case <-ctx.Done():
@@ -333,8 +333,8 @@ func (r *ConnRequest) ORD() int { return r.ord }
 // Revision returns the MPA revision of the request.
 func (r *ConnRequest) Revision() int { return r.rev }
 
-// Gone returns a channel that is closed when the peer closes the connection, or the
-// time to answer is over.
+// Gone returns a channel that is closed when the peer closes the connection, or the time to
+// answer has passed.
 func (r *ConnRequest) Gone() <-chan struct{} { return r.gone }
 
 func (r *ConnRequest) forget() {
@@ -343,9 +343,9 @@ func (r *ConnRequest) forget() {
 	r.d.mu.Unlock()
 }
 
-// Accept accepts the request with the queue pair q, and returns when the connection
-// is established. It uses only PrivateData, Startup.IRD and Startup.ORD of cfg. If the
-// request came by a Stream of ConnectStream, q must be the QP of that Stream, or nil.
+// Accept accepts the request with the queue pair q, and returns when the connection is
+// established. It uses only PrivateData, Startup.IRD and Startup.ORD of cfg. If the request
+// came on a Stream of ConnectStream, q must be the QP of that Stream, or nil.
 func (r *ConnRequest) Accept(ctx context.Context, q *QP, cfg *Config) (*ConnInfo, error) {
 	cfg = cfg.orDefault()
 	op := fmt.Sprintf("accept %v", r.Remote)

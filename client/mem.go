@@ -14,7 +14,7 @@ import (
 	"github.com/iwarpd/iwarpd/shm"
 )
 
-// PD is a protection domain. A QP can access memory of its own domain only.
+// PD is a protection domain. A QP can only access memory of its own domain.
 type PD struct {
 	d *Device
 	h uint32
@@ -23,7 +23,7 @@ type PD struct {
 	mrs []*MR
 }
 
-// find returns the region that b lies in, and where; nil: none.
+// find returns the region that contains b and the offset of b in it, or nil.
 func (p *PD) find(b []byte) (*MR, int) {
 	if len(b) == 0 {
 		return nil, 0
@@ -59,26 +59,26 @@ func (p *PD) Close() error {
 	return p.d.do(context.Background(), "close PD", &ctrlpb.Request{Body: &ctrlpb.Request_DeallocPd{DeallocPd: &ctrlpb.DeallocPD{Pd: p.h}}})
 }
 
-// MR is a memory region: bytes that the daemon reads and writes for the QPs of
-// its PD, and for the peers of these within its access rights.
+// MR is a memory region. The daemon reads and writes it for the QPs of its PD, and for their
+// peers within its access rights.
 type MR struct {
 	pd         *PD
 	h          uint32
 	lkey, rkey uint32
 	base       uint64
 	mem        []byte
-	own        *shm.Region // nil: the memory is the caller's
+	own        *shm.Region // nil if the caller owns the memory
 	once       sync.Once
 }
 
-// Alloc makes a region of size bytes of new memory, zeroed, in a memfd that is
-// shared with the daemon. Its base is the address of the memory here.
+// Alloc allocates size bytes of zeroed memory in a memfd that it shares with the daemon, and
+// registers them. The base of the region is the address of the memory in this process.
 func (p *PD) Alloc(ctx context.Context, size int, a Access) (*MR, error) {
 	return p.alloc(ctx, size, 0, true, a)
 }
 
-// AllocBase is Alloc with a base address of the caller's choice: the first
-// byte is at base for work requests and peers.
+// AllocBase is Alloc with a base address that the caller chooses: work requests and peers use
+// base for the first byte.
 func (p *PD) AllocBase(ctx context.Context, size int, base uint64, a Access) (*MR, error) {
 	return p.alloc(ctx, size, base, false, a)
 }
@@ -96,26 +96,26 @@ func (p *PD) alloc(ctx context.Context, size int, base uint64, natural bool, a A
 		m.Close()
 		return nil, err
 	}
-	closeFD(m.TakeFD()) // the memory is mapped at both ends
+	closeFD(m.TakeFD()) // both sides have mapped the memory
 	mr.own = m
 	return mr, nil
 }
 
-// Register makes a region of memory that the caller has: mem is where the
-// bytes from offset on of the memfd fd are mapped. The memfd is sealed against
-// shrinking, and its pages are allocated; fd and mem stay the caller's.
+// Register registers memory of the caller: mem is the mapping of the bytes from offset on of
+// the memfd fd. Register seals the memfd against shrinking and allocates its pages. The caller
+// keeps ownership of fd and mem.
 func (p *PD) Register(ctx context.Context, fd int, mem []byte, offset int64, a Access) (*MR, error) {
 	return p.register(ctx, fd, mem, offset, addrOf(mem), a)
 }
 
-// RegisterBase is Register with a base address of the caller's choice.
+// RegisterBase is Register with a base address that the caller chooses.
 func (p *PD) RegisterBase(ctx context.Context, fd int, mem []byte, offset int64, base uint64, a Access) (*MR, error) {
 	return p.register(ctx, fd, mem, offset, base, a)
 }
 
-// AllocFast is Alloc of a region that is not valid until a work request of MR.Reg
-// registers it, or part of it, within the rights a. LocalInv, or the peer's Send
-// with Invalidate, makes it invalid again.
+// AllocFast is Alloc for a region that is invalid until a work request made by MR.Reg registers
+// it, or part of it, with the rights a. LocalInv, or the peer's Send with Invalidate, makes it
+// invalid again.
 func (p *PD) AllocFast(ctx context.Context, size int, a Access) (*MR, error) {
 	m, err := shm.CreateRegion("iwarp-mr", size)
 	if err != nil {
@@ -131,15 +131,15 @@ func (p *PD) AllocFast(ctx context.Context, size int, a Access) (*MR, error) {
 	return mr, nil
 }
 
-// RegisterFast is AllocFast for memory that the caller has, as in Register.
+// RegisterFast is AllocFast for memory of the caller, as in Register.
 func (p *PD) RegisterFast(ctx context.Context, fd int, mem []byte, offset int64, a Access) (*MR, error) {
 	return p.request(ctx, fd, mem, offset, 0, a, true)
 }
 
-// Reg is the work request that registers n bytes of a region of AllocFast, from
-// off on, for the rights a, with base the address of the first. key is the low
-// byte of the key that is valid then: the RKey of the work request. It panics if
-// the bytes are not within the region.
+// Reg returns the work request that registers n bytes of a region of AllocFast, from off on,
+// with the rights a. base becomes the address of the first byte, and key the low byte of the
+// region's key, which is the RKey of the work request. Reg panics if the bytes are not within
+// the region.
 func (m *MR) Reg(id uint64, key uint8, base uint64, off, n int, a Access) SendWR {
 	_ = m.mem[off : off+n]
 	return SendWR{
@@ -159,8 +159,8 @@ func (p *PD) request(ctx context.Context, fd int, mem []byte, offset int64, base
 	if a&AccessZeroBased != 0 {
 		base = 0
 	}
-	// The pages are charged to us, so we allocate them, and see that they stay. What
-	// cannot be, the daemon refuses, with a better error.
+	// The pages are charged to this process, so allocate them here. If that fails, the daemon
+	// refuses the region with a better error.
 	_ = shm.Populate(mem)
 	_, _ = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK)
 	ans, err := p.d.call(ctx, "register memory", &ctrlpb.Request{Body: &ctrlpb.Request_RegisterMr{RegisterMr: &ctrlpb.RegisterMR{
@@ -172,7 +172,7 @@ func (p *PD) request(ctx context.Context, fd int, mem []byte, offset int64, base
 	seqpacket.CloseAll(ans.fds)
 	r := ans.reply.GetMr()
 	m := &MR{pd: p, h: r.GetMr(), lkey: r.GetLkey(), rkey: r.GetRkey(), base: base, mem: mem}
-	if !fast { // find gives regions that are valid
+	if !fast { // find returns only valid regions
 		p.mu.Lock()
 		p.mrs = append(p.mrs, m)
 		p.mu.Unlock()
@@ -182,8 +182,7 @@ func (p *PD) request(ctx context.Context, fd int, mem []byte, offset int64, base
 
 func addrOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
 
-// Bytes returns the memory. After Close it must not be used any more where
-// Alloc made it.
+// Bytes returns the memory. If Alloc allocated it, it must not be used after Close.
 func (m *MR) Bytes() []byte { return m.mem }
 
 // Base returns the address of the first byte, as used by work requests and peers.
@@ -195,25 +194,24 @@ func (m *MR) LKey() uint32 { return m.lkey }
 // RKey returns the key (STag) of the region for the peer.
 func (m *MR) RKey() uint32 { return m.rkey }
 
-// SGE names n bytes from off on for a work request. It panics if they are not
-// within the region.
+// SGE returns an SGE for n bytes from off on. It panics if they are not within the region.
 func (m *MR) SGE(off, n int) SGE {
 	_ = m.mem[off : off+n]
 	return SGE{Addr: m.base + uint64(off), Len: uint32(n), LKey: m.lkey}
 }
 
-// Remote names the whole region for the peer.
+// Remote returns the whole region in the form that the peer needs.
 func (m *MR) Remote() Remote { return Remote{m.base, m.rkey, uint32(len(m.mem))} }
 
-// RemoteAt names n bytes from off on for the peer. It panics if they are not
-// within the region.
+// RemoteAt returns n bytes from off on in the form that the peer needs. It panics if they are
+// not within the region.
 func (m *MR) RemoteAt(off, n int) Remote {
 	_ = m.mem[off : off+n]
 	return Remote{m.base + uint64(off), m.rkey, uint32(n)}
 }
 
-// Close deregisters the region and, where Alloc made it, unmaps the memory.
-// When it returns the daemon does not touch the memory any more.
+// Close deregisters the region. If Alloc allocated the memory, Close unmaps it. The daemon does
+// not access the memory after Close has returned.
 func (m *MR) Close() error {
 	err := m.pd.d.do(context.Background(), "deregister memory", &ctrlpb.Request{Body: &ctrlpb.Request_DeregisterMr{DeregisterMr: &ctrlpb.DeregisterMR{Mr: m.h}}})
 	if err != nil && m.pd.d.Err() == nil {
@@ -234,7 +232,7 @@ func (m *MR) unmap() {
 	})
 }
 
-// contains reports whether b lies within the region, and where.
+// contains reports whether b lies within the region, and at which offset.
 func (m *MR) contains(b []byte) (off int, ok bool) {
 	if len(b) == 0 || len(m.mem) == 0 {
 		return 0, false
@@ -246,8 +244,7 @@ func (m *MR) contains(b []byte) (off int, ok bool) {
 	return int(at - start), true
 }
 
-// MW is a memory window of type 2: a work request with OpBindMW binds it to
-// part of a region.
+// MW is a memory window of type 2. A work request with OpBindMW binds it to part of a region.
 type MW struct {
 	pd   *PD
 	h    uint32
@@ -264,8 +261,8 @@ func (p *PD) AllocMW(ctx context.Context) (*MW, error) {
 	return &MW{p, a.reply.GetMw().GetMw(), a.reply.GetMw().GetRkey()}, nil
 }
 
-// RKey returns the window's key: its upper 24 bits are the window, the low
-// byte is the caller's to choose with each binding.
+// RKey returns the window's key. Its upper 24 bits identify the window; the caller may choose
+// the low byte with each binding.
 func (w *MW) RKey() uint32 { return w.rkey }
 
 // Close destroys the window.
@@ -273,5 +270,5 @@ func (w *MW) Close() error {
 	return w.pd.d.do(context.Background(), "close memory window", &ctrlpb.Request{Body: &ctrlpb.Request_DeallocMw{DeallocMw: &ctrlpb.DeallocMW{Mw: w.h}}})
 }
 
-// closeFD is unix.Close without its error.
+// closeFD closes fd and ignores errors.
 func closeFD(fd int) { _ = unix.Close(fd) }

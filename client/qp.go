@@ -23,40 +23,40 @@ type QPConfig struct {
 	SendDepth, RecvDepth int  // work requests in each queue; default 64
 	MaxSGE               int  // pieces in a work request; default 4
 	MaxInline            int  // bytes of inline data; default 64
-	SigAll               bool // every send work request completes on the CQ
-	SRQ                  *SRQ // receives come from there; RecvDepth is then how many the QP holds at a time
+	SigAll               bool // every send work request generates a completion
+	SRQ                  *SRQ // queue to take receives from; RecvDepth is then the number that the QP holds at a time
 	// ReceiveWait is how long a Send of the peer may wait for its receive over TCP, in whole
 	// milliseconds up to a minute. If it is 0, a Send without a receive ends the connection, as
 	// RFC 5041 section 7.1 requires.
 	ReceiveWait time.Duration
 }
 
-// QP is a queue pair. It has at most one connection in its life, by Connect or by
-// ConnRequest.Accept. Receives may be posted before the connection is established;
-// sends posted before wait for it.
+// QP is a queue pair. It can have only one connection, made by Connect or by
+// ConnRequest.Accept. Receives may be posted before the connection is established. Sends posted
+// before that wait for it.
 type QP struct {
 	d              *Device
 	num            uint32
 	bit            int
 	sendCQ, recvCQ *CQ
-	srq            bool // it has no receive queue of its own
+	srq            bool // the QP has no receive queue of its own
 
 	smu sync.Mutex
-	sq  *shm.SQProducer // nil: closed; guarded by smu
+	sq  *shm.SQProducer // nil after Close; guarded by smu
 	rmu sync.Mutex
-	rq  *shm.RQProducer // nil: closed, or an SRQ's; guarded by rmu
+	rq  *shm.RQProducer // nil after Close or with an SRQ; guarded by rmu
 
-	worker  atomic.Int32 // whose doorbell page to ring; -1: none yet
-	ended   atomic.Bool  // the connection is over: nothing more is posted
-	outcome chan error   // of connect or accept
+	worker  atomic.Int32 // worker whose doorbell page to ring; -1 before the connection
+	ended   atomic.Bool  // the connection has ended: nothing more can be posted
+	outcome chan error   // result of connect or accept
 
 	mu      sync.Mutex // guards the rest
 	info    *ConnInfo
-	stream  *Stream // of ConnectStream or Initiate
-	private []byte  // of the request, on the accepting side
-	leaving bool    // we asked for the end
+	stream  *Stream // set by ConnectStream or Initiate
+	private []byte  // private data of the request, on the accepting side
+	leaving bool    // this side has requested the end
 	term    *TerminateError
-	async   error // an AsyncError that was told of it
+	async   error // the error of an AsyncError for this QP
 	err     error
 	done    chan struct{}
 }
@@ -116,7 +116,7 @@ func (d *Device) CreateQP(ctx context.Context, cfg QPConfig) (*QP, error) {
 		d.qps[q.num] = q
 	}
 	d.mu.Unlock()
-	if err != nil { // the daemon went meanwhile, and nobody would tell the QP
+	if err != nil { // otherwise the QP would not be notified that the daemon has ended
 		q.unmap()
 		return nil, fmt.Errorf("iwarp: create QP: %w", err)
 	}
@@ -126,10 +126,10 @@ func (d *Device) CreateQP(ctx context.Context, cfg QPConfig) (*QP, error) {
 // Num returns the QP number, which is also in each completion.
 func (q *QP) Num() uint32 { return q.num }
 
-// PostSend posts a work request to the send queue. wr may be used again when it
-// returns, its SGEs' memory when it completes. ErrQueueFull: poll the CQ first.
-// ErrWR: more SGEs or inline data than the QP was made for. Once the connection
-// is over it fails with the reason.
+// PostSend posts a work request to the send queue. wr may be reused when PostSend returns, and
+// the memory of its SGEs when the work request completes. It returns ErrQueueFull if the CQ
+// must be polled first, ErrWR if there are more SGEs or inline data than the QP was created
+// for, and the reason of the end if the connection has ended.
 func (q *QP) PostSend(wr *SendWR) error {
 	q.smu.Lock()
 	defer q.smu.Unlock()
@@ -148,8 +148,8 @@ func (q *QP) PostSend(wr *SendWR) error {
 	return nil
 }
 
-// PostSends posts several work requests with one doorbell, and returns how many
-// were posted before the error, if there is one.
+// PostSends posts several work requests with one doorbell. It returns the number of those
+// posted, and the error of the first that was not.
 func (q *QP) PostSends(wrs []SendWR) (n int, err error) {
 	q.smu.Lock()
 	defer q.smu.Unlock()
@@ -172,9 +172,9 @@ func (q *QP) PostSends(wrs []SendWR) (n int, err error) {
 	return n, err
 }
 
-// PostRecv posts a buffer for a message. Messages fill buffers in the order of
-// posting; a message without a buffer ends the connection. ErrWR: the QP has an
-// SRQ.
+// PostRecv posts a buffer for a message. Messages fill buffers in the order of posting. A
+// message without a buffer ends the connection, unless QPConfig.ReceiveWait is set. PostRecv
+// returns ErrWR if the QP has an SRQ.
 func (q *QP) PostRecv(wr *RecvWR) error {
 	q.rmu.Lock()
 	defer q.rmu.Unlock()
@@ -202,9 +202,8 @@ func postError(err error) error {
 	return err
 }
 
-// Connect connects the QP to a peer that listens at remote, "addr:port", and
-// returns when work requests flow. A refusal by the peer's application is a
-// *RejectError.
+// Connect connects the QP to a peer that listens at remote, "addr:port". It returns when the
+// connection is established. If the peer's application refuses it, the error is a *RejectError.
 func (q *QP) Connect(ctx context.Context, remote string, cfg *Config) (*ConnInfo, error) {
 	if err := q.connect(ctx, remote, cfg, false); err != nil {
 		return nil, err
@@ -232,7 +231,7 @@ func (q *QP) connect(ctx context.Context, remote string, cfg *Config, streaming 
 	}}})
 }
 
-// await waits for the outcome of a connect or accept.
+// await waits for the result of a connect or accept.
 func (q *QP) await(ctx context.Context, op string) (*ConnInfo, error) {
 	err, werr := wait(ctx, q.d, q.outcome)
 	if werr != nil {
@@ -248,7 +247,7 @@ func (q *QP) await(ctx context.Context, op string) (*ConnInfo, error) {
 	return q.Info(), nil
 }
 
-// give asks the daemon to end the connection and does not wait for the answer.
+// give asks the daemon to end the connection. It does not wait for the reply.
 func (q *QP) give(abort bool) {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -257,9 +256,9 @@ func (q *QP) give(abort bool) {
 	}()
 }
 
-// Disconnect closes the connection in order: what was posted before is sent,
-// what is posted later is refused. It returns when the close has begun; Done
-// tells the end. Work requests that do not complete are flushed.
+// Disconnect starts an orderly close of the connection: requests posted earlier are sent, and
+// requests posted later are refused. Disconnect does not wait for the end; see Done. Requests
+// that cannot complete are flushed.
 func (q *QP) Disconnect(ctx context.Context) error { return q.disconnect(ctx, false) }
 
 // Abort resets the connection.
@@ -284,16 +283,15 @@ func (q *QP) Info() *ConnInfo {
 // be established.
 func (q *QP) Done() <-chan struct{} { return q.done }
 
-// Err returns why the connection is over: a *TerminateError, ErrPeerClosed,
-// ErrClosed for an end that this side asked for, or an *Error. It is nil
-// before.
+// Err returns the reason why the connection has ended: a *TerminateError, ErrPeerClosed,
+// ErrClosed if this side requested the end, or an *Error. Before the end it returns nil.
 func (q *QP) Err() error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.err
 }
 
-// peerDepth is a depth that the peer may not have sent.
+// peerDepth returns a depth of the peer, or -1 if the peer did not send it.
 func peerDepth(n *uint32) int {
 	if n == nil {
 		return -1
@@ -301,7 +299,7 @@ func peerDepth(n *uint32) int {
 	return int(*n)
 }
 
-// established takes the event of that name.
+// established handles an Established event.
 func (q *QP) established(e *ctrlpb.Established) {
 	n := e.GetNegotiated()
 	info := &ConnInfo{
@@ -323,7 +321,7 @@ func (q *QP) established(e *ctrlpb.Established) {
 	}
 	q.smu.Lock()
 	q.worker.Store(int32(e.Worker))
-	if q.sq != nil { // sends that were posted before rang no bell
+	if q.sq != nil { // sends posted earlier did not ring a bell
 		q.d.ring(int32(e.Worker), q.bit)
 	}
 	q.smu.Unlock()
@@ -337,7 +335,7 @@ func (q *QP) settle(err error) {
 	}
 }
 
-// terminated notes the Terminate that Disconnected will follow.
+// terminated stores a Terminate, which a Disconnected event will follow.
 func (q *QP) terminated(e *ctrlpb.Terminated) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -346,7 +344,7 @@ func (q *QP) terminated(e *ctrlpb.Terminated) {
 	}
 }
 
-// over ends the connection for err; nil: it was closed in order.
+// over ends the connection with err, or nil after an orderly close.
 func (q *QP) over(err error) {
 	q.mu.Lock()
 	if q.err != nil {
@@ -373,8 +371,8 @@ func (q *QP) over(err error) {
 		q.d.withdraw(stream.h)
 	}
 
-	// From here on nothing is posted. What was, after the daemon had flushed the
-	// queues, it must flush once more.
+	// From here on nothing can be posted. The daemon has already flushed its queues and must do
+	// so again for requests posted after that.
 	q.smu.Lock()
 	q.rmu.Lock()
 	q.ended.Store(true)
@@ -421,7 +419,7 @@ func (q *QP) unmap() {
 	q.rmu.Unlock()
 }
 
-// event takes an event to its object.
+// event passes an event to its object.
 func (d *Device) event(ev *ctrlpb.Event) {
 	qp := func(num uint32) *QP {
 		d.mu.Lock()

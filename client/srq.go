@@ -15,11 +15,11 @@ type SRQConfig struct {
 	PD     *PD
 	Depth  int // receives; default 64
 	MaxSGE int // pieces in a receive; default 4
-	Limit  int // as of SetLimit
+	Limit  int // see SetLimit
 }
 
-// SRQ is a shared receive queue: messages of several QPs take its receives, in
-// the order of posting. Their completions come to each QP's own receive CQ.
+// SRQ is a shared receive queue. Messages of several QPs use its receives, in the order of
+// posting. A receive completes on the CQ of the QP that used it.
 type SRQ struct {
 	d *Device
 	h uint32
@@ -78,8 +78,8 @@ func (s *SRQ) PostRecv(wr *RecvWR) error {
 	return postError(s.rq.Post(wr))
 }
 
-// SetLimit arms the limit event: AsyncSRQLimit comes once, when a message leaves
-// fewer than n receives. 0 disarms it.
+// SetLimit arms the limit event: AsyncSRQLimit occurs once, when a message leaves fewer than n
+// receives. 0 disarms it.
 func (s *SRQ) SetLimit(ctx context.Context, n int) error {
 	return s.d.do(ctx, "set SRQ limit", &ctrlpb.Request{Body: &ctrlpb.Request_ModifySrq{ModifySrq: &ctrlpb.ModifySRQ{Srq: s.h, Limit: size(max(n, 0))}}})
 }
@@ -106,7 +106,7 @@ func (s *SRQ) unmap() {
 	}
 }
 
-// handle returns 0 for nil.
+// handle returns the handle, or 0 for nil.
 func (s *SRQ) handle() uint32 {
 	if s == nil {
 		return 0

@@ -12,16 +12,15 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
-// Stream is a connection before MPA is started on it: the two programs exchange
-// bytes, to agree on what follows, and then both start MPA (RFC 5044 section
-// 7.1.3). ConnectStream and AcceptStream make one. What a program has read is
-// the stream's; what it has not read when it starts MPA is MPA's. So it must read
-// what its peer sends ahead of MPA to the last byte, and no program sends more
-// once it has told the other to start.
+// Stream is a connection before MPA: the two programs exchange bytes, for example to agree on
+// parameters, and then both start MPA (RFC 5044 section 7.1.3). ConnectStream and AcceptStream
+// return Streams. Bytes that a program has not read when it starts MPA are taken for MPA's. A
+// program must therefore read everything that its peer sends before MPA, and must not send more
+// after it has asked the peer to start.
 //
-// One of the two starts MPA as the initiator and the other as the responder; who
-// opened the TCP connection does not matter, but it must be agreed. Where both are
-// initiators both fail with ErrProtocol, where both are responders with ErrTimeout.
+// One program starts MPA as the initiator and the other as the responder. The roles do not
+// depend on which side opened the TCP connection, but the programs must agree on them. If both
+// are initiators, both fail with ErrProtocol; if both are responders, with ErrTimeout.
 type Stream struct {
 	Local, Remote netip.AddrPort
 
@@ -42,7 +41,7 @@ type Stream struct {
 	more chan struct{}
 }
 
-// streamReady handles the event of that name.
+// streamReady handles a StreamReady event.
 func (d *Device) streamReady(e *ctrlpb.StreamReady) {
 	s := &Stream{d: d, h: e.Conn, more: make(chan struct{}, 1), request: make(chan *ConnRequest, 1)}
 	s.Local, _ = netip.ParseAddrPort(e.Local)

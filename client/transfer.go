@@ -80,7 +80,7 @@ func (c *Conn) takeChunk(ctx context.Context, o *op) error {
 	}
 }
 
-// wrap names the operation and the peer in an error.
+// wrap adds the operation and the peer to an error.
 func (c *Conn) wrap(what string, err error) error {
 	if err == nil {
 		return nil
@@ -148,11 +148,11 @@ func (c *Conn) RecvMsg(ctx context.Context, b []byte) (int, MsgInfo, error) {
 	return n, info, nil
 }
 
-// Write writes b to the start of the peer's memory r. When it returns, b may be
-// reused; a nil error means no more than that. RDMA has no answer to a Write (RFC 5040
-// Section 5.1): if the peer's memory does not allow it, the peer ends the connection,
-// and a later call returns the *TerminateError. The peer's memory holds b once a Read
-// that follows has returned, or the peer has answered a message that was sent later.
+// Write writes b to the start of the peer's memory r. When it returns without an error, b may
+// be reused, but the data need not have been placed: RDMA does not acknowledge a Write (RFC
+// 5040 Section 5.1). If the peer's memory does not allow the access, the peer ends the
+// connection, and a later call returns the *TerminateError. The data has been placed once a
+// later Read has returned, or the peer has answered a later message.
 func (c *Conn) Write(ctx context.Context, r Remote, b []byte) error {
 	if uint64(len(b)) > uint64(r.Len) {
 		return fmt.Errorf("%w: write of %d bytes to %d of the peer's", ErrInvalid, len(b), r.Len)

@@ -93,7 +93,7 @@ const (
 // DeviceAttr describes the daemon, one of its interfaces and the limits of this client.
 type DeviceAttr struct {
 	Interface string
-	Down      string // why no frames come by the interface; "": they do
+	Down      string // why the interface receives no frames; "" if it does
 	Addrs     []netip.Addr
 	MTU       int
 	Server    string // name and version of the daemon
@@ -122,22 +122,22 @@ const (
 // configuration: by default CRC32c, no markers, and revision 2 in peer-to-peer
 // mode, with a retry at revision 1.
 type Startup struct {
-	// NoCRC asks for a connection without CRC32c. It has effect only if the daemon
-	// is configured with crc: optional (RFC 5044 Section 4.4) and the peer does not
-	// ask for the CRC. ConnInfo.CRC is the outcome.
+	// NoCRC asks for a connection without CRC32c. It has effect only if the daemon is
+	// configured with crc: optional (RFC 5044 Section 4.4) and the peer does not request the
+	// CRC. ConnInfo.CRC is the result.
 	NoCRC        bool
 	Markers      bool // ask the peer to send markers
 	Revision     int  // 1 or 2
-	NoFallback   bool // do not try again with revision 1 (over SCTP: without enhanced data), or without markers
-	PeerToPeer   bool // ask for it; the daemon's default is to ask
+	NoFallback   bool // do not retry with revision 1 (over SCTP: without enhanced data), or without markers
+	PeerToPeer   bool // request peer-to-peer mode; if neither is set the daemon decides, and by default requests it
 	NoPeerToPeer bool
 	RTR          RTR // offered in peer-to-peer mode
 	// IRD is the number of RDMA Reads and atomics that the peer may have outstanding,
 	// ORD the number that this side may have. 0: the daemon's default, negative: none.
 	IRD, ORD int
-	Timeout  time.Duration // of each wait of the start-up
+	Timeout  time.Duration // limit of each step of the start-up
 
-	Transport Transport // what carries DDP; over SCTP of the rest Revision, IRD and ORD count
+	Transport Transport // protocol below DDP; over SCTP only Revision, IRD and ORD of the others are used
 	UDP       bool      // SCTP in UDP, port 9899 (RFC 6951)
 	// SharedAssociation makes the connections of this Device to one address and port
 	// share one SCTP association. The first Connect opens it, and it is closed after the
@@ -146,8 +146,8 @@ type Startup struct {
 	SharedAssociation bool
 
 	// DSCP (1 to 63), TTL (or hop limit, 1 to 255) and Priority (in VLAN tags, 1 to 7) of the
-	// packets. 0: the daemon's default, negative: 0, or for TTL the default. On a shared
-	// association those of the Connect that opened it count.
+	// packets. 0 means the daemon's default. Negative values mean 0, or for TTL the default. A
+	// shared association uses those of the Connect that opened it.
 	DSCP, TTL, Priority int
 }
 
@@ -190,7 +190,7 @@ func (s *Startup) pb() *ctrlpb.Startup {
 	return p
 }
 
-// depth returns n, or nil for the default. A negative n stands for 0.
+// depth returns n for the daemon, or nil for the default. A negative n stands for 0.
 func depth(n int) *uint32 {
 	if n == 0 {
 		return nil
@@ -198,7 +198,7 @@ func depth(n int) *uint32 {
 	return proto.Uint32(size(max(n, 0)))
 }
 
-// size is n for the daemon: what does not fit is the most that does, which the
+// size converts n for the daemon. Values that do not fit become the greatest value, which the
 // daemon refuses.
 func size(n int) uint32 {
 	if n < 0 || n > math.MaxUint32 {
@@ -214,24 +214,24 @@ func millis(d time.Duration) uint32 {
 	return uint32(min(max(d.Milliseconds(), 1), 1<<31))
 }
 
-// Config sets how connections are established. The zero value, and a nil *Config,
-// suit most uses.
+// Config sets how connections are established. The zero value, or a nil *Config, suits most
+// uses.
 type Config struct {
 	Startup     Startup
-	PrivateData []byte         // goes with the request, or with the reply of an accept
-	LocalAddr   netip.AddrPort // Connect, Dial: where to connect from; each part may be left open
-	Backlog     int            // Listen: requests that may wait to be accepted; default 128
-	Streaming   bool           // Listen: connections begin as byte streams, for AcceptStream
-	// Timeout bounds Dial and Connect as a whole; 0: the daemon's default of 30 s.
-	// A context with a deadline bounds them too.
+	PrivateData []byte         // sent with the request, or with the reply of an accept
+	LocalAddr   netip.AddrPort // Connect and Dial: local address, whose parts may be zero
+	Backlog     int            // Listen: number of requests that may wait for an answer; default 128
+	Streaming   bool           // Listen: connections start as byte streams, for AcceptStream
+	// Timeout is the limit of Dial and Connect as a whole. 0 means the daemon's default of 30
+	// s. The deadline of a context applies too.
 	Timeout time.Duration
 
 	// The fields below apply to a Conn only.
 	SendDepth int // operations in flight; default 64
 	RecvDepth int // messages that may wait for Recv; default 64
 	RecvSize  int // longest message that can be received, in bytes; default 16 KiB
-	MaxInline int // messages up to it are copied into the queue; default 64 bytes
-	PD        *PD // protection domain for the connection; nil: one of its own
+	MaxInline int // longest message that is copied into the queue, in bytes; default 64
+	PD        *PD // protection domain of the connection; nil creates one
 }
 
 var zeroConfig Config
@@ -246,22 +246,23 @@ func (c *Config) orDefault() *Config {
 // ConnInfo describes an established connection.
 type ConnInfo struct {
 	Local, Remote netip.AddrPort
-	PrivateData   []byte // of the peer's reply; for the accepting side that of its request
+	PrivateData   []byte // private data of the peer's reply or, on the accepting side, request
 	Revision      int    // of MPA
-	IRD, ORD      int    // what this side runs with
-	// PeerIRD and PeerORD are what the peer's request or reply says (RFC 6581 section
-	// 9.1): Reads of ours that it takes, and that it wants outstanding. 0x3FFF leaves the
-	// number to the applications; -1: it does not say (revision 1).
+	IRD, ORD      int    // depths in use on this side
+	// PeerIRD and PeerORD are the values in the peer's request or reply (RFC 6581 section 9.1):
+	// the number of our Reads that it accepts, and the number that it wants outstanding. 0x3FFF
+	// leaves the number to the applications; -1 means that the peer did not send it (revision
+	// 1).
 	PeerIRD, PeerORD         int
 	CRC                      bool
 	SendMarkers, RecvMarkers bool
 	PeerToPeer               bool
-	Initiator                bool // of the MPA start-up; the other side is its responder
+	Initiator                bool // this side initiated the MPA start-up
 	Worker                   int
 }
 
-// Remote identifies memory of the peer. The peer gets it from MR.Remote and sends
-// it to the program that shall read or write the memory.
+// Remote identifies memory of the peer. The peer gets it from MR.Remote and sends it to the
+// program that reads or writes the memory.
 type Remote struct {
 	Addr uint64
 	RKey uint32

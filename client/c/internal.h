@@ -1,11 +1,11 @@
 /*
- * What the files of libiwarpd share. Nothing of it is seen outside.
+ * Declarations shared by the files of libiwarpd. They are not exported.
  *
  * The files form layers, and test/clib checks it: a file calls only those to its left.
  *
  *	error map | socket | call | object bell channel | cq memory | qp | connect | event | device stream
  *
- * What goes up goes through a function pointer: on_event of a device, ended of an object, fired
+ * Calls in the other direction use function pointers: on_event of a device, ended of an object, fired
  * of a completion queue.
  */
 #ifndef INTERNAL_H

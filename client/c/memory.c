@@ -94,7 +94,7 @@ static void populate(const struct iwarpd_mr_attr *attr)
 		errno = 0;
 }
 
-/* attach_fd gives the daemon memory of which regions will be slices. */
+/* attach_fd gives the daemon a descriptor of memory that contains regions. */
 static int attach_fd(struct iwarpd_device *dev, bool near, int fd, struct iwarpd_error *e)
 {
 	Pb__AttachMemory body = PB__ATTACH_MEMORY__INIT;
@@ -111,7 +111,10 @@ static int attach_fd(struct iwarpd_device *dev, bool near, int fd, struct iwarpd
 	return err;
 }
 
-/* attach gives it, once, the memfd of near memory, or our /proc/self/mem. */
+/*
+ * attach gives the daemon the memfd of near memory, or /proc/self/mem for far memory. It
+ * does so once for each.
+ */
 static int attach(struct iwarpd_device *dev, const struct iwarpd_mr_attr *attr, struct iwarpd_error *e)
 {
 	static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;

@@ -26,29 +26,27 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// Config says what a Node runs on. Link, Interface or Sockets must be set.
+// Config configures a Node. Link, Interface or Sockets must be set.
 type Config struct {
-	// Sockets says that connections are sockets of the kernel's TCP, which takes no
-	// privileges. Addrs may restrict what Node.Addr and clients are shown.
+	// Sockets makes the Node use sockets of the kernel's TCP for connections, which takes no
+	// privileges. Addrs may restrict the addresses that Node.Addr and clients see.
 	Sockets bool
 
-	// Link is what frames go through; Close closes it. Addrs are the addresses of
-	// its end, and Resolver finds the next hop of a destination.
+	// Link carries the frames; Node.Close closes it. Addrs are the addresses of its end, and
+	// Resolver finds the next hop of a destination.
 	Link     link.Link
 	Addrs    []netip.Addr
 	Resolver dataplane.Resolver
 
-	// Interface is a network interface of the host. Its addresses, routes and
-	// neighbours are the kernel's, and the frames go as LinkKind says: the privileges
-	// are the daemon's (CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF). It is looked for in
-	// the network namespace of the process.
+	// Interface is a network interface of the host, in the network namespace of the process.
+	// The Node uses the kernel's addresses, routes and neighbours, and sends frames as LinkKind
+	// says. It needs the privileges of the daemon (CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF).
 	Interface string
 	LinkKind  ifqueue.Kind
 	XDPMode   bpf.Mode // of ifqueue.XDP
 
-	// InlineProgress has CQ.Poll and Wait drive the engine from the
-	// application's goroutine. The engine's own one only fills in while the
-	// application does not poll.
+	// InlineProgress makes CQ.Poll and Wait drive the engine from the application's goroutine.
+	// The engine's own goroutine runs only while the application does not poll.
 	InlineProgress bool
 	Poll           dataplane.PollPolicy
 	Spin           time.Duration // default 50 µs
@@ -56,10 +54,10 @@ type Config struct {
 	Ctrl           ctrl.Config   // limits and MPA settings; Socket, if set, serves other processes too
 	Logger         *zap.Logger   // nil: none
 
-	shared *progress // drives several engines
+	shared *progress // drives several engines, or nil
 }
 
-// socketMemory is for the bytes that the kernel has not taken yet.
+// socketMemory is the memory for bytes that the kernel has not yet accepted, in bytes.
 const socketMemory = 16 << 20
 
 // Node is an iwarpd inside the process.
@@ -153,7 +151,7 @@ func Open(cfg Config) (n *Node, err error) {
 // Device returns the Node's client.
 func (n *Node) Device() *iwarp.Device { return n.device }
 
-// NewDevice makes one more client. Close of the Node ends it.
+// NewDevice returns another client of the Node. Node.Close ends it.
 func (n *Node) NewDevice(ctx context.Context) (*iwarp.Device, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -184,7 +182,7 @@ func (n *Node) Server() *ctrl.Server { return n.server }
 // Engine returns the engine.
 func (n *Node) Engine() *dataplane.Engine { return n.engine }
 
-// Close ends every client of the Node, and the Node.
+// Close ends the Node and all its clients.
 func (n *Node) Close() error {
 	var err error
 	n.once.Do(func() {
@@ -208,9 +206,9 @@ func (n *Node) Close() error {
 	return err
 }
 
-// PairConfig says how the two Nodes of Pair are joined.
+// PairConfig configures the two Nodes of Pair.
 type PairConfig struct {
-	Sockets        bool // no wire, but sockets on 127.0.0.1 and 127.0.0.2
+	Sockets        bool // use sockets on 127.0.0.1 and 127.0.0.2 instead of a wire
 	Pipe           link.PipeConfig
 	InlineProgress bool // polling either side drives both
 	Poll           dataplane.PollPolicy
@@ -220,8 +218,8 @@ type PairConfig struct {
 	Logger         *zap.Logger
 }
 
-// Pair starts two Nodes, 10.99.0.1 and 10.99.0.2 (also fd99::1 and fd99::2),
-// joined by a wire within the process. It takes no privileges.
+// Pair starts two Nodes, 10.99.0.1 and 10.99.0.2 (also fd99::1 and fd99::2), connected by a
+// wire within the process. It takes no privileges.
 func Pair(cfg PairConfig) (a, b *Node, err error) {
 	if cfg.Sockets {
 		return socketPair(cfg)

@@ -7,8 +7,8 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane"
 )
 
-// progress drives engines from the application's goroutines, one at a time.
-// While nobody does, each engine's own goroutine goes on.
+// progress drives engines from the application's goroutines, one at a time. While no goroutine
+// does, each engine's own goroutine drives it.
 type progress struct {
 	mu      sync.Mutex
 	engines []*dataplane.Engine
