@@ -17,14 +17,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rereadPeriod is how often sets are read of which the kernel reports no change, or that could not
-// be read.
+// rereadPeriod is the interval of reading sets whose changes the kernel does not report, or
+// that could not be read.
 const rereadPeriod = time.Second
 
 // sizeofNfgenmsg is the size of struct nfgenmsg, which begins with the family.
 const sizeofNfgenmsg = 4
 
-// A Follower keeps the content of sets. It is a ctrl.PeerSet, of the addresses in any of the sets.
+// A Follower tracks the content of sets. It is a ctrl.PeerSet of the addresses in any of the
+// sets.
 type Follower struct {
 	names   []Name
 	log     *zap.Logger
@@ -37,10 +38,10 @@ type Follower struct {
 	wg      sync.WaitGroup
 }
 
-// followed is what a follower knows of one set.
+// followed is the state of one set.
 type followed struct {
 	set
-	err error // of the last read
+	err error // error of the last read
 }
 
 // Follow follows the sets names of the network namespace of the caller until the follower is closed.
@@ -88,7 +89,7 @@ func failed(err error) error {
 	return fmt.Errorf("allow-set: cannot follow nftables sets: %w: iwarpd needs CAP_NET_ADMIN and a kernel with nf_tables for it", err)
 }
 
-// answered reports whether err says what the set is, in contrast to a failure to read it.
+// answered reports whether err is a finding about the set, not a failure to read it.
 func answered(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, errUnusable) }
 
 // Contains reports whether a is in one of the sets.
@@ -120,7 +121,7 @@ func (f *Follower) Close() error {
 	return errors.Join(err, f.reader.CloseLasting())
 }
 
-// listen reports the events of the sets to follow, until the follower is closed.
+// listen notifies follow of changes of the sets until the follower is closed.
 func (f *Follower) listen() {
 	for {
 		messages, err := f.events.Receive()
@@ -129,7 +130,7 @@ func (f *Follower) listen() {
 		}
 		select {
 		case f.event <- struct{}{}:
-		default: // the next read is yet to come
+		default: // a read is already pending
 		}
 		if err == nil {
 			continue
@@ -143,7 +144,7 @@ func (f *Follower) listen() {
 	}
 }
 
-// concerns reports whether m is a change of one of the sets, or of a table of them.
+// concerns reports whether m is about one of the sets, or a table of them.
 func (f *Follower) concerns(m netlink.Message) bool {
 	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Data) < sizeofNfgenmsg {
 		return false
@@ -207,7 +208,8 @@ func (f *Follower) read() {
 	}
 }
 
-// reconnect opens the reader's connection again, as replies to the failed request may still come.
+// reconnect reopens the reader's connection, because replies to the failed request may still
+// arrive.
 func (f *Follower) reconnect() {
 	if c, err := nftables.New(nftables.AsLasting()); err == nil {
 		f.reader.CloseLasting()
@@ -215,7 +217,7 @@ func (f *Follower) reconnect() {
 	}
 }
 
-// report logs that a set is followed, or why it is not, if that has changed.
+// report logs that a set is followed, or the reason why it is not, if this has changed.
 func (f *Follower) report(n Name, now, old followed) {
 	switch {
 	case fmt.Sprint(now.err) == fmt.Sprint(old.err):

@@ -21,7 +21,8 @@ type Name struct {
 
 var families = map[string]nftables.TableFamily{"inet": nftables.TableFamilyINet, "ip": nftables.TableFamilyIPv4, "ip6": nftables.TableFamilyIPv6, "netdev": nftables.TableFamilyNetdev, "bridge": nftables.TableFamilyBridge, "arp": nftables.TableFamilyARP}
 
-// Parse parses sets as nft(8) names them, with commas between: "inet filter peers4, inet filter peers6".
+// Parse parses a list of sets in the notation of nft(8), separated by commas: "inet filter
+// peers4, inet filter peers6".
 func Parse(list string) (names []Name, err error) {
 	if list == "" {
 		return nil, nil
@@ -40,7 +41,7 @@ func Parse(list string) (names []Name, err error) {
 	return names, nil
 }
 
-// String returns the name as nft(8) has it.
+// String returns the name in the notation of nft(8).
 func (n Name) String() string {
 	for name, family := range families {
 		if family == n.Family {
@@ -50,7 +51,7 @@ func (n Name) String() string {
 	return fmt.Sprintf("family %d %s %s", n.Family, n.Table, n.Set)
 }
 
-// Fix returns the command that makes the set.
+// Fix returns the command that creates the set.
 func (n Name) Fix() string {
 	table := strings.TrimSuffix(n.String(), " "+n.Set)
 	kind := nftables.TypeIPAddr.Name
@@ -60,11 +61,11 @@ func (n Name) Fix() string {
 	return fmt.Sprintf("nft 'add table %s; add set %v { type %s; flags interval; }'", table, n, kind)
 }
 
-// errUnusable is the error of a set that is not one of addresses.
+// errUnusable is the error of a set whose elements are not addresses.
 var errUnusable = errors.New("it is not a set of ipv4_addr or ipv6_addr: make it again with such a type")
 
-// Check returns an error if n is not a set of addresses that can be read: an fs.ErrNotExist if
-// there is no such set.
+// Check returns an error if n cannot be read as a set of addresses. The error is an
+// fs.ErrNotExist if there is no such set.
 func Check(n Name) error {
 	c, err := nftables.New()
 	if err != nil {
@@ -74,16 +75,16 @@ func Check(n Name) error {
 	return err
 }
 
-// An edge is an address from which on addresses are in a set, or are not in it.
+// An edge is an address at which an interval of a set begins or ends.
 type edge struct {
 	from netip.Addr
 	in   bool
 }
 
-// A set is the content of a set at one time.
+// A set is the content of a set at one point in time.
 type set struct {
-	edges []edge // in order of addresses; those of one family only
-	aging bool   // changes without an event: by time-outs, or by packets
+	edges []edge // sorted by address; all of one family
+	aging bool   // changes without events, by time-outs or by packets
 }
 
 func (s set) contains(a netip.Addr) bool {
@@ -109,7 +110,7 @@ func read(c *nftables.Conn, n Name) (set, error) {
 	}
 	elements, err := c.GetSetElements(is)
 	if err != nil {
-		// The library's error has the cause as text only.
+		// The library's error names the cause only in its text.
 		if _, gone := c.GetSetByName(is.Table, n.Set); errors.Is(gone, fs.ErrNotExist) {
 			err = gone
 		}
@@ -118,8 +119,9 @@ func read(c *nftables.Conn, n Name) (set, error) {
 	return set{edgesOf(elements, is.Interval), is.HasTimeout || is.Dynamic}, nil
 }
 
-// edgesOf returns the edges of the elements of a set. In a set of intervals an element is the first
-// address of an interval, or the address after the last; the last interval may have no end.
+// edgesOf returns the edges of the elements of a set. In a set of intervals an element is the
+// first address of an interval, or the first address after it. The last interval may have no
+// end.
 func edgesOf(elements []nftables.SetElement, intervals bool) []edge {
 	var all []edge
 	for _, e := range elements {
@@ -132,7 +134,7 @@ func edgesOf(elements []nftables.SetElement, intervals bool) []edge {
 			all = append(all, edge{a.Next(), false})
 		}
 	}
-	// Where one interval ends and the next begins, the beginning counts.
+	// If one interval begins where another ends, the beginning counts.
 	slices.SortFunc(all, func(a, b edge) int {
 		if c := a.from.Compare(b.from); c != 0 || a.in == b.in {
 			return c

@@ -1,5 +1,5 @@
-// Package ifqueue opens the queues of an interface as Links: AF_XDP sockets, or packet
-// sockets where those are faster, and steers to them the frames that are claimed.
+// Package ifqueue opens the queues of an interface as Links and steers the claimed frames to
+// them. The Links are AF_XDP sockets, or packet sockets where those are faster.
 package ifqueue
 
 import (
@@ -13,21 +13,21 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/xsk"
 )
 
-// Kind is how frames come from an interface and go to it.
+// Kind is the kind of the sockets that receive and send frames.
 type Kind uint8
 
 // The kinds.
 const (
-	// Auto is Packet on veth and tap devices, where each frame is an skb already, if the
-	// kernel can steer for packet sockets (Linux 6.6); else XDP.
+	// Auto is Packet on veth and tap devices, where each frame is already an skb, if the kernel
+	// can steer for packet sockets (Linux 6.6), and XDP otherwise.
 	Auto Kind = iota
-	// XDP is AF_XDP sockets.
+	// XDP uses AF_XDP sockets.
 	XDP
-	// Packet is packet sockets, each with a ring that the kernel shares.
+	// Packet uses packet sockets, each with a ring shared with the kernel.
 	Packet
 )
 
-// ParseKind returns the kind that is called auto, xdp or packet.
+// ParseKind parses a kind: auto, xdp or packet.
 func ParseKind(s string) (Kind, error) {
 	switch s {
 	case "auto":
@@ -40,31 +40,32 @@ func ParseKind(s string) (Kind, error) {
 	return Auto, errors.New("must be one of auto, xdp, packet")
 }
 
-// Config says which queues to open and how.
+// Config configures Open.
 type Config struct {
 	Interface string // in the network namespace of the calling thread
-	Queues    []int  // one link for each; packet sockets share all frames by flow
+	Queues    []int  // one link for each; packet sockets distribute all frames by flow
 	Link      Kind
-	Mode      bpf.Mode // of XDP; Auto takes XDP if it is not bpf.Auto
-	MTU       int      // largest IP packet, in bytes; 0: that of the interface
-	Memory    int      // for the frames of each queue, in bytes; 0: 32 MiB
+	Mode      bpf.Mode // mode of XDP; Auto uses XDP unless this is bpf.Auto
+	MTU       int      // largest IP packet, in bytes; 0 means that of the interface
+	Memory    int      // memory for the frames of each queue, in bytes; 0 means 32 MiB
 	Super     bool     // send super-frames if the interface has segmentation offload
-	// FellBack, if not nil, gets the reason why Auto took XDP where it prefers Packet.
+	// FellBack, if not nil, is called with the reason if Auto uses XDP although it prefers
+	// Packet.
 	FellBack func(error)
 }
 
-// Set is the queues of an interface that are open.
+// Set holds the open queues of an interface.
 type Set struct {
 	Links []link.Link
-	Mode  string // how frames move, in words
-	Super bool   // super-frames are sent
+	Mode  string // description of how frames move
+	Super bool   // super-frames can be sent
 	Local bool   // see xsk.Offloads
 
 	steer   *bpf.Steering
 	ifindex int
 }
 
-// QueueError is why a queue cannot be opened.
+// QueueError is the reason why a queue cannot be opened.
 type QueueError struct {
 	Queue int
 	Err   error
@@ -75,7 +76,7 @@ func (e *QueueError) Error() string { return e.Err.Error() }
 // Unwrap returns e.Err.
 func (e *QueueError) Unwrap() error { return e.Err }
 
-// Open opens the queues and steers to them.
+// Open opens the queues and steers frames to them.
 func Open(steer *bpf.Steering, cfg Config) (*Set, error) {
 	dev, err := netlink.LinkByName(cfg.Interface)
 	if err != nil {
@@ -109,8 +110,7 @@ func Open(steer *bpf.Steering, cfg Config) (*Set, error) {
 	return s, nil
 }
 
-// openPackets opens packet sockets, and then has the kernel no longer see what they
-// receive.
+// openPackets opens packet sockets, and then hides their frames from the kernel.
 func (s *Set) openPackets(cfg *Config) error {
 	links, err := link.OpenPackets(cfg.Interface, len(cfg.Queues), link.PacketOptions{
 		FilterFD: s.steer.TapFD(), Whole: true, Super: cfg.Super, MTU: cfg.MTU, Memory: cfg.Memory,
@@ -150,7 +150,7 @@ func (s *Set) openXDP(cfg *Config) error {
 		if err := s.steer.SetSocket(q, sock.FD()); err != nil {
 			return errors.Join(err, s.Close())
 		}
-		if s.Mode == "" || !sock.ZeroCopy() { // the worst of the queues
+		if s.Mode == "" || !sock.ZeroCopy() { // that of the slowest queue
 			s.Mode = sock.Taken()
 		}
 		s.Super = sock.SuperBytes() > 0
@@ -158,7 +158,7 @@ func (s *Set) openXDP(cfg *Config) error {
 	return nil
 }
 
-// Close takes the program off the interface and closes the links.
+// Close detaches the program from the interface and closes the links.
 func (s *Set) Close() error {
 	errs := []error{s.steer.Detach(s.ifindex)}
 	for _, l := range s.Links {

@@ -1,12 +1,12 @@
-// Package link defines the Link, one queue of an interface as a worker sees it,
-// and two implementations that need no XDP: Pipe, an in-process wire that can
-// be made bad, and Packet, an AF_PACKET socket. AF_XDP is in dataplane/xsk.
+// Package link defines Link, one queue of an interface as seen by a worker, and two
+// implementations that need no XDP: Pipe, an in-process wire that can be impaired, and Packet,
+// an AF_PACKET socket. AF_XDP is in dataplane/xsk.
 package link
 
 import "time"
 
-// MaxPieces is the maximum number of pieces of a received frame: those of a super-frame, an IP
-// packet of 64 KiB, in chunks of 4 KiB of which the first has headroom.
+// MaxPieces is the maximum number of pieces of a received frame. A super-frame of 64 KiB has as
+// many in chunks of 4 KiB, the first of which has headroom.
 const MaxPieces = 18
 
 // HeaderRoom is the maximum length of the headers before the IP packet: Ethernet and two tags.
@@ -43,15 +43,15 @@ const NoSlot Slot = ^Slot(0)
 type Link interface {
 	// Receive fills fs with up to len(fs) frames and returns how many.
 	Receive(fs []Frame) int
-	// Release releases a received frame, at the latest at the next Receive, Flush or Wait.
-	// Each frame must be released once.
+	// Release releases a received frame. The link reuses its memory by the next Receive, Flush
+	// or Wait. Each frame must be released once.
 	Release(f *Frame)
 	// RxFrames returns the number of frames of the MTU that fit in the receive memory.
 	RxFrames() int
 
 	// Alloc allocates a TX slot, preferably the one freed last.
 	Alloc() (Slot, bool)
-	// Free frees a slot, which must not be posted: see Reap.
+	// Free frees a slot. It must not be posted; see Reap.
 	Free(Slot)
 	// FreeSlots returns the number of free slots, Slots the total number, and SlotSize
 	// their length in bytes, at least MTU+HeaderRoom.
@@ -61,11 +61,10 @@ type Link interface {
 	// Bytes returns the bytes of a slot.
 	Bytes(Slot) []byte
 
-	// Post queues bytes [off,off+n) of s as one frame, which must not change
-	// until s is reaped. It returns false, and queues nothing, when the ring is
-	// full or s is posted already: try after Flush and Reap. A frame longer
-	// than MTU+HeaderRoom, or outside the slot, is counted in TxInvalid, not
-	// sent, and reaped like any other.
+	// Post queues the bytes [off,off+n) of s as a frame. They must not change until s is
+	// reaped. Post returns false, and queues nothing, if the ring is full or s is already
+	// posted: try again after Flush and Reap. A frame that is longer than MTU+HeaderRoom, or
+	// not within the slot, is counted in TxInvalid; it is not sent, but reaped like any other.
 	Post(s Slot, off, n int) bool
 	// Flush passes the posted frames to the kernel or the peer. It never sleeps; frames
 	// that the kernel does not accept are passed at a later Flush.
@@ -90,7 +89,7 @@ type Link interface {
 // Stats are the counters of a Link.
 type Stats struct {
 	RxFrames, RxBytes uint64
-	TxFrames, TxBytes uint64 // posted and taken by the link
+	TxFrames, TxBytes uint64 // posted and accepted by the link
 
 	RxDropped    uint64 // lost for other reasons
 	RxRingFull   uint64 // lost because the RX ring was full

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// batch is how many frames one system call moves at most.
+// batch is the maximum number of frames per system call.
 const batch = 64
 
 // mmsghdr is struct mmsghdr.

@@ -9,7 +9,7 @@ type None struct {
 	mtu int
 }
 
-// NewNone makes a None that says that it has that MTU.
+// NewNone returns a None with the given MTU.
 func NewNone(mtu int) *None { return &None{mtu: mtu} }
 
 // Receive returns 0.
@@ -33,7 +33,7 @@ func (*None) FreeSlots() int { return 0 }
 // Slots returns 0.
 func (*None) Slots() int { return 0 }
 
-// SlotSize returns what a slot for the MTU would have.
+// SlotSize returns the size of a slot for the MTU.
 func (n *None) SlotSize() int { return n.mtu + HeaderRoom }
 
 // Bytes returns nil.

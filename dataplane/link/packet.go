@@ -13,19 +13,19 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 )
 
-// Packet is a Link on an AF_PACKET socket. Frames that fit in a slot come by a ring that
-// the kernel shares (TPACKET_V2); those that do not, which are super-frames, by the
-// socket's queue, from which this Link copies them.
+// Packet is a Link on an AF_PACKET socket. Frames that fit in a slot arrive in a ring shared
+// with the kernel (TPACKET_V2). Longer ones, which are super-frames, arrive in the socket's
+// queue, from which the Link copies them.
 //
-// It receives what the filter lets through, of every queue of the interface, before
-// the kernel's own stack sees it. The caller keeps that from answering: by a program at
-// tc ingress (bpf.Ingress), or in a test by a kernel socket bound to each claimed port
-// and an nftables input chain that drops the port's segments. Of a frame with
-// two VLAN tags the kernel takes eight bytes less than the MTU: a longer one is
-// counted in TxInvalid.
+// It receives the frames that the filter accepts, from all queues of the interface, before the
+// kernel's own stack sees them. The caller must keep the kernel from answering them: with a
+// program at tc ingress (bpf.Ingress), or in a test with a kernel socket bound to each claimed
+// port and an nftables input chain that drops the port's segments. The kernel sends frames with
+// two VLAN tags only if they are eight bytes shorter than the MTU; longer ones are counted in
+// TxInvalid.
 type Packet struct {
 	txQueue
-	*SuperSocket // nil: no super-frames are sent
+	*SuperSocket // nil if no super-frames are sent
 	fd           int
 	mtu          int
 	whole        bool
@@ -52,18 +52,18 @@ const (
 	packetRing   = 4096
 	packetSndbuf = 4 << 20
 
-	// packetHead is free room in front of a received frame, where a VLAN tag
-	// that the kernel took out goes back in.
+	// packetHead is the room before a received frame, into which a VLAN tag that the kernel has
+	// removed is reinserted.
 	packetHead = 64
-	// packetRoom is what an owner of a TX slot may want in front of a frame.
+	// packetRoom is the room before a frame in a TX slot for its owner.
 	packetRoom = 128
 	// packetChunk is the least size of a small RX buffer. A super-frame must fit in MaxPieces
 	// of them.
 	packetChunk = 4096
 	// packetLarge is the number of RX buffers that take a whole super-frame.
 	packetLarge = 32
-	// packetBurst bounds the bytes of one Receive, so that they are still in the cache
-	// when they are processed.
+	// packetBurst limits the bytes of one Receive, so that they are still in the cache when
+	// they are processed.
 	packetBurst = 256 << 10
 )
 
@@ -97,31 +97,30 @@ func (b *buffers) take(f *Frame) {
 	f.N++
 }
 
-// PacketOptions are what OpenPacketWith may be told.
+// PacketOptions are the options of OpenPacketWith.
 type PacketOptions struct {
-	// Filter is a classic BPF program that says which frames are received;
-	// nil: all.
+	// Filter is a classic BPF program that selects the frames to receive; nil selects all.
 	Filter []unix.SockFilter
-	// FilterFD is the descriptor of a BPF program instead; 0: none.
+	// FilterFD is the descriptor of a BPF program used instead of Filter; 0 if there is none.
 	FilterFD int
 	// Promiscuous receives frames for other stations too.
 	Promiscuous bool
-	// Whole receives frames as the kernel has them: merged segments (GRO, or a sender on
-	// this machine) as one frame, and transport checksums that a kernel on this machine
-	// has left undone as they are. Without it a frame longer than the MTU is dropped and
-	// counted in RxInvalid, and those checksums are finished.
+	// Whole receives frames unchanged: merged segments (GRO, or a sender on this machine) stay
+	// one frame, and partial transport checksums of a kernel on this machine stay partial.
+	// Otherwise frames longer than the MTU are dropped and counted in RxInvalid, and partial
+	// checksums are completed.
 	Whole bool
-	// Super sends super-frames, if the kernel takes them.
+	// Super sends super-frames if the kernel supports them.
 	Super bool
-	// MTU is the longest IP packet; 0: that of the interface.
+	// MTU is the longest IP packet in bytes; 0 means that of the interface.
 	MTU int
 	// Memory is the memory for frames in bytes, half for received frames and half for TX slots.
 	// 0 means 32 MiB. Whole adds 2 MiB for super-frames.
 	Memory int
 }
 
-// OpenPackets opens n links on an interface that share its frames by flow, so that all
-// frames of a connection come by one of them.
+// OpenPackets opens n links on an interface. They share its frames by flow, so that all frames
+// of a connection arrive on one of them.
 func OpenPackets(ifname string, n int, opts PacketOptions) (links []*Packet, err error) {
 	group := -1
 	for range n {
@@ -142,7 +141,7 @@ func OpenPackets(ifname string, n int, opts PacketOptions) (links []*Packet, err
 	return links, nil
 }
 
-// join joins a group of sockets; -1 makes a new one. It returns the group.
+// join adds the socket to a fanout group, or to a new one if group is -1. It returns the group.
 func (p *Packet) join(group int) (int, error) {
 	how := unix.PACKET_FANOUT_HASH | unix.PACKET_FANOUT_FLAG_IGNORE_OUTGOING
 	if group < 0 {
@@ -181,7 +180,7 @@ func openPacket(ifname string, opts PacketOptions) (_ *Packet, err error) {
 	if opts.Memory == 0 {
 		opts.Memory = packetMemory
 	}
-	// Protocol 0: nothing is received before the filter is in place.
+	// Protocol 0 receives nothing until the filter is attached.
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		if errors.Is(err, unix.EPERM) {
@@ -234,7 +233,7 @@ func openPacket(ifname string, opts PacketOptions) (_ *Packet, err error) {
 		return nil, err
 	}
 	if opts.Super {
-		// A kernel that has none of it gets segments.
+		// A kernel without support for it gets segments.
 		p.SuperSocket, _ = OpenSuper(ifname)
 	}
 	if opts.Promiscuous {
@@ -250,7 +249,7 @@ func openPacket(ifname string, opts PacketOptions) (_ *Packet, err error) {
 	return p, nil
 }
 
-// htons returns v so that it lies in memory in network order.
+// htons converts v to network byte order.
 func htons(v uint16) uint16 {
 	if binary.NativeEndian.Uint16([]byte{0, 1}) == 1 {
 		return v
@@ -258,8 +257,8 @@ func htons(v uint16) uint16 {
 	return bits.ReverseBytes16(v)
 }
 
-// SetFilter replaces the classic BPF program that chooses what is received. Nil
-// receives everything.
+// SetFilter replaces the classic BPF program that selects the frames to receive. nil selects
+// all.
 func (p *Packet) SetFilter(filter []unix.SockFilter) error {
 	if len(filter) == 0 {
 		err := unix.SetsockoptInt(p.fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
@@ -275,14 +274,14 @@ func (p *Packet) SetFilter(filter []unix.SockFilter) error {
 	return nil
 }
 
-// FD is the socket's descriptor, to wait for several links at once.
+// FD returns the socket's descriptor, for waiting for several links at once.
 func (p *Packet) FD() int { return p.fd }
 
 // MTU is Link.MTU.
 func (p *Packet) MTU() int { return p.mtu }
 
-// Receive is Link.Receive. A slot of the ring is the kernel's again when its frame has
-// been copied, so that one that is kept holds up none behind it.
+// Receive is Link.Receive. It copies each frame and returns its slot to the kernel at once, so
+// that a frame that is kept does not block later ones.
 func (p *Packet) Receive(fs []Frame) int {
 	n := 0
 	for octets := 0; n < len(fs) && octets < packetBurst; {
@@ -330,7 +329,7 @@ func (p *Packet) room(h *unix.Tpacket2Hdr, f *Frame) bool {
 	return true
 }
 
-// take copies the frame in a slot to f. It reports false if the frame is lost.
+// take copies the frame in a slot to f. It returns false if the frame is lost.
 func (p *Packet) take(h *unix.Tpacket2Hdr, f *Frame) bool {
 	f.Pieces[0] = f.Pieces[0][packetHead:]
 	tag := vlanTag{h.Status, h.Vlan_tci, h.Vlan_tpid}
@@ -364,8 +363,8 @@ func (p *Packet) take(h *unix.Tpacket2Hdr, f *Frame) bool {
 	return true
 }
 
-// cut makes f as long as n bytes, if it has so many, and takes back the chunks that it
-// does not need.
+// cut truncates f to n bytes and frees the buffers that it no longer needs. It returns false if
+// f is shorter.
 func (p *Packet) cut(f *Frame, n int) bool {
 	used := 0
 	for ; n > 0 && used < f.N; used++ {
@@ -381,13 +380,13 @@ func (p *Packet) cut(f *Frame, n int) bool {
 	return n == 0
 }
 
-// vlanTag is a tag that the kernel took out of a frame.
+// vlanTag is a tag that the kernel has removed from a frame.
 type vlanTag struct {
 	status    uint32 // TP_STATUS_VLAN_VALID and others
 	tci, tpid uint16
 }
 
-// putTag puts the tag back into f.
+// putTag reinserts the tag in f.
 func (p *Packet) putTag(f *Frame, tag vlanTag) {
 	whole := p.buffer(uint32(f.IDs[0]))
 	const start = packetHead - 4
@@ -421,8 +420,7 @@ func (p *Packet) put(id uint32) {
 	b.free = append(b.free, id)
 }
 
-// finishChecksum writes the transport checksum of a frame that a local sender
-// left to the hardware.
+// finishChecksum completes a transport checksum that a local sender left to the hardware.
 func finishChecksum(b []byte) {
 	var q pkt.Packet
 	if q.Parse(b, len(b)) != nil {
@@ -436,7 +434,7 @@ func finishChecksum(b []byte) {
 	case pkt.ProtoUDP:
 		at = 6
 	default:
-		return // SCTP's is a CRC32c; Linux finishes it itself for devices like these
+		return // SCTP uses a CRC32c, which Linux completes itself for such devices
 	}
 	l4[at], l4[at+1] = 0, 0
 	binary.BigEndian.PutUint16(l4[at:], pkt.Checksum(pkt.Sum(l4, q.PseudoSum)))
@@ -476,13 +474,12 @@ func (p *Packet) Flush() {
 			p.finish(1)
 			continue
 		case unix.EMSGSIZE:
-			// The first frame is refused, and would be again.
+			// The first frame is invalid and would be refused again.
 			p.stats.TxInvalid++
 			p.finish(1)
 			continue
 		default:
-			// The interface is down or gone: frames are lost, as on a wire
-			// that was pulled.
+			// The interface is down or removed: frames are lost, as with an unplugged wire.
 			p.stats.TxErrors++
 			p.finish(n)
 			continue
@@ -495,7 +492,7 @@ func (p *Packet) Flush() {
 	}
 }
 
-// SendSuper is Segmenter.SendSuper. What was posted before leaves first.
+// SendSuper is Segmenter.SendSuper. Frames posted before are sent first.
 func (p *Packet) SendSuper(f *Super) bool {
 	if p.Flush(); len(p.queued) > 0 || !p.SuperSocket.SendSuper(f) {
 		return false
@@ -506,8 +503,7 @@ func (p *Packet) SendSuper(f *Super) bool {
 	return true
 }
 
-// Wait is Link.Wait. While frames could not be sent it sleeps a millisecond at
-// most.
+// Wait is Link.Wait. While there are unsent frames it sleeps at most a millisecond.
 func (p *Packet) Wait(timeout time.Duration, wakefd int) (woken bool) {
 	if len(p.queued) > 0 && (timeout < 0 || timeout > time.Millisecond) {
 		timeout = time.Millisecond
@@ -517,7 +513,7 @@ func (p *Packet) Wait(timeout time.Duration, wakefd int) (woken bool) {
 	}
 	woken = p.poll.wait(timeout, p.fd, wakefd)
 	if p.poll.fds[0].Revents&unix.POLLERR != 0 {
-		// The interface went down. The error is read, or poll would not sleep any more.
+		// The interface went down. Clear the error, since poll would not sleep otherwise.
 		_, _ = unix.GetsockoptInt(p.fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	}
 	return woken

@@ -16,38 +16,36 @@ import (
 // PipeConfig describes an in-process wire. Zero fields mean the defaults.
 type PipeConfig struct {
 	MTU       int // largest IP packet; 1500
-	ChunkSize int // received frames come in pieces of at most this; 4096
+	ChunkSize int // maximum size of a piece of a received frame; 4096
 	Slots     int // TX slots of each end; 1024
-	RxFrames  int // frames in flight to, or held by, each end; 2048, a power of two
+	RxFrames  int // frames in flight to, or held by, each end; 2048; a power of two
 	TxRing    int // frames posted between two Flushes; 1024
 
-	Super SuperMode // what becomes of super-frames
+	Super SuperMode // handling of super-frames
 
-	AtoB, BtoA impair.Config // what happens to frames, by direction
+	AtoB, BtoA impair.Config // impairments, by direction
 
-	// Filter, if set, sees each frame at Flush and drops it by returning
-	// false. toB says which way the frame goes. It is called from the sending
-	// side's goroutine.
+	// Filter, if set, is called for each frame at Flush, and drops it by returning false. toB
+	// is the direction of the frame. It is called from the sending side's goroutine.
 	Filter func(toB bool, frame []byte) bool
 
-	// Lend has the receiver read the sender's slots, each of which is reaped once
-	// the frame in it is released: no byte is copied on the way, as between a
-	// NIC and its driver. It is for a perfect wire, with RxFrames >= Slots.
+	// Lend lets the receiver read the sender's slots without a copy, as between a NIC and its
+	// driver. Each slot is reaped when its frame has been released. It requires a wire without
+	// impairments and RxFrames >= Slots.
 	Lend bool
 
-	// Now is the clock that impairments run by; nil means clock.Now. With a
-	// virtual clock both ends must be driven from one goroutine, and Wait
-	// returns at once.
+	// Now is the clock of the impairments; nil means clock.Now. With a virtual clock both ends
+	// must be driven from one goroutine, and Wait returns at once.
 	Now func() clock.Time
 }
 
-// SuperMode says what a Pipe does with super-frames.
+// SuperMode is how a Pipe handles super-frames.
 type SuperMode uint8
 
 const (
-	NoSuper    SuperMode = iota // it takes none
-	SuperCut                    // cuts them into segments, each of which has a fate of its own
-	SuperWhole                  // passes each on as it is, its checksum partial
+	NoSuper    SuperMode = iota // does not accept them
+	SuperCut                    // cuts them into segments, which are impaired individually
+	SuperWhole                  // passes them on unchanged, with a partial checksum
 )
 
 // Pipe is one end of an in-process wire. The two ends may be driven by two
@@ -60,35 +58,35 @@ type Pipe struct {
 	cfg     *PipeConfig
 	toB     bool
 
-	// Receiving side: frames that have left the ring and are not yet due.
+	// Receiving side: frames removed from the ring that are not yet due.
 	early impair.Queue[parcel]
-	super []byte // a super-frame in one piece
+	super []byte // buffer for a super-frame in one piece
 
 	poll  poller
 	stats Stats
-	shut  *atomic.Bool // descriptors closed; shared by both ends
+	shut  *atomic.Bool // the descriptors are closed; shared by both ends
 }
 
 // parcel is a frame in a cell of a wire.
 type parcel struct {
-	at   clock.Time // when it is due; not used by a perfect wire
-	cell uint32     // or the sender's slot
-	off  int32      // in the slot
+	at   clock.Time // when the frame is due; not used without impairments
+	cell uint32     // or slot of the sender
+	off  int32      // offset in the slot
 	n    int32
 }
 
-// wire is one direction. Cells go from the sender to the receiver in full, and
-// come back in free; each ring has one producer and one consumer. What one side
-// writes is kept a cache line away from what the other does.
+// wire is one direction. Full cells go from the sender to the receiver in full, and return
+// empty in free. Each ring has one producer and one consumer. Data written by one side is on
+// other cache lines than that of the other side.
 type wire struct {
 	arena []byte
 	size  int   // bytes of a cell
-	slots *Pool // the sender's, of a wire that lends
+	slots *Pool // slots of the sender, if the wire lends
 
 	full []parcel
 	free []uint32
 
-	wakeup *waker // of the receiver
+	wakeup *waker // wakes the receiver
 
 	_                 [64]byte
 	fullProd, freeCon atomic.Uint32 // written by the sender
@@ -111,12 +109,12 @@ type wire struct {
 	give ring.Producer
 }
 
-// minSlot is what a TX slot has even where the MTU is tiny: an owner may compose
-// what it then sends in several frames.
+// minSlot is the minimum size of a TX slot. With a tiny MTU an owner may compose in a slot what
+// it sends in several frames.
 const minSlot = 512
 
-// NewPipe makes a wire and returns its two ends. It fails only for a bad
-// configuration, or when the process has no descriptor left.
+// NewPipe makes a wire and returns its two ends. It fails only if the configuration is invalid
+// or the process has no free descriptor.
 func NewPipe(cfg PipeConfig) (a, b *Pipe, err error) {
 	def := func(p *int, v int) {
 		if *p == 0 {
@@ -282,11 +280,11 @@ func (p *Pipe) SendSuper(s *Super) bool {
 	return true
 }
 
-// lend shows the queued frames to the other side.
+// lend passes the queued slots to the other side.
 func (p *Pipe) lend() {
 	w := p.out
 	for _, f := range p.queued {
-		// There are as many entries as slots.
+		// The ring has as many entries as there are slots.
 		i, _ := w.put.Reserve(1)
 		w.full[w.put.Mask(i)] = parcel{cell: uint32(f.slot), off: int32(f.off), n: int32(f.n)}
 		p.stats.TxFrames++
@@ -312,8 +310,8 @@ func (p *Pipe) Reap(done []Slot) int {
 	return p.txQueue.Reap(done)
 }
 
-// send puts the deliveries of a frame in the ring, unpublished, and reports
-// whether there were any.
+// send copies a frame to the ring, as often as the impairments say, without publishing it. It
+// reports whether there were any copies.
 func (w *wire) send(now clock.Time, b []byte) (sent bool) {
 	if w.closed.Load() {
 		return false
@@ -335,7 +333,7 @@ func (w *wire) send(now clock.Time, b []byte) (sent bool) {
 		if d.Bit >= 0 {
 			c[d.Bit/8] ^= 1 << (d.Bit % 8)
 		}
-		// There are as many cells as entries: a free cell means a free entry.
+		// There are as many cells as entries, so a free cell implies a free entry.
 		i, _ = w.put.Reserve(1)
 		w.full[w.put.Mask(i)] = parcel{at: d.At, cell: cell, n: int32(len(b))}
 		sent = true
@@ -372,7 +370,7 @@ func (p *Pipe) Receive(fs []Frame) int {
 	return len(fs)
 }
 
-// collect moves what is in the ring to the queue by time.
+// collect moves frames from the ring to the queue ordered by time.
 func (p *Pipe) collect() {
 	w := p.in
 	first, n := w.get.Peek(uint32(len(w.full)))
@@ -385,7 +383,7 @@ func (p *Pipe) collect() {
 	}
 }
 
-// fill makes f the frame in q.
+// fill makes f the frame of q.
 func (p *Pipe) fill(f *Frame, q parcel) {
 	var b []byte
 	if p.in.slots != nil {
@@ -419,17 +417,16 @@ func (p *Pipe) Release(f *Frame) {
 	w.free[w.give.Mask(i)] = uint32(f.IDs[0])
 }
 
-// giveBack shows the other side what was released: once for a burst of frames, as
-// each time waits for all that is written before.
+// giveBack publishes the released cells to the other side, once for a burst of frames because
+// publishing waits for all earlier stores.
 func (p *Pipe) giveBack() {
 	if w := p.in; w.give.Unsubmitted() > 0 {
 		w.give.Submit()
 	}
 }
 
-// Deadline returns when the next frame that is in flight to this end is due: 0
-// when there is none, and a time not after now when it can be received. A
-// simulation steps its clock by it.
+// Deadline returns when the next frame in flight to this end is due: 0 if there is none, and a
+// time not after now if it can be received. A simulation uses it to advance its clock.
 func (p *Pipe) Deadline() clock.Time {
 	if p.in.decider == nil {
 		if _, n := p.in.get.Peek(1); n == 0 {
@@ -449,8 +446,7 @@ func (p *Pipe) Wait(timeout time.Duration, wakefd int) (woken bool) {
 	}
 	wk := p.in.wakeup
 	wk.asleep.Store(true)
-	// Look once more: a frame published before the flag was seen rings no
-	// bell.
+	// Check once more: a sender that did not see the flag does not wake this end.
 	if at := p.Deadline(); at != 0 {
 		left := max(at.Sub(p.now()), 0)
 		if timeout < 0 || left < timeout {
@@ -474,8 +470,8 @@ func (p *Pipe) Stats(s *Stats) {
 	s.RxFillEmpty = p.in.lost.Load()
 }
 
-// Impaired returns what the wire out of this end has done to frames so far. It
-// is for the goroutine that drives this end.
+// Impaired returns statistics of the impairments of frames sent from this end so far. Only the
+// goroutine that drives this end may call it.
 func (p *Pipe) Impaired() impair.Stats {
 	if p.out.decider == nil {
 		return impair.Stats{}
@@ -483,13 +479,12 @@ func (p *Pipe) Impaired() impair.Stats {
 	return p.out.decider.Stats()
 }
 
-// Close is Link.Close. The other end may live on: what it sends is lost.
+// Close is Link.Close. The other end may stay open; frames that it sends are lost.
 func (p *Pipe) Close() error {
 	if p.in.closed.Swap(true) || !p.out.closed.Load() {
 		return nil
 	}
-	// Both ends are closed, and each end closes only itself: nobody is left
-	// to write to the descriptors.
+	// The second end to be closed closes the descriptors: no one can write to them any more.
 	if p.shut.Swap(true) {
 		return nil
 	}

@@ -2,13 +2,12 @@ package link
 
 import "github.com/iwarpd/iwarpd/internal/prefetch"
 
-// ahead is how many bytes of the slot that is allocated next are fetched while
-// one is filled.
+// ahead is the number of bytes of the next slot that are prefetched while a slot is filled.
 const ahead = 1536 + 128
 
-// Pool is a LIFO allocator of the TX slots of one arena: the slot freed last is
-// the one whose bytes are still in the cache. It also knows which slots are
-// posted. It is for the implementations of Link.
+// Pool is a LIFO allocator of the TX slots of an arena, because the bytes of the slot freed
+// last are still in the cache. It also tracks which slots are posted. It is for implementations
+// of Link.
 type Pool struct {
 	arena  []byte
 	size   int
@@ -16,7 +15,7 @@ type Pool struct {
 	posted []bool
 }
 
-// NewPool cuts an arena into slots of size bytes each.
+// NewPool divides an arena into slots of size bytes each.
 func NewPool(arena []byte, size int) Pool {
 	n := len(arena) / size
 	p := Pool{arena: arena, size: size, free: make([]Slot, n), posted: make([]bool, n)}
@@ -41,8 +40,8 @@ func (p *Pool) Alloc() (Slot, bool) {
 	return s, true
 }
 
-// Free is Link.Free. To free a posted slot, or one twice, is a bug of the worker
-// that would corrupt some other frame much later, so it panics here.
+// Free is Link.Free. Freeing a slot that is posted or already free is a bug of the worker,
+// which would corrupt another frame much later, so it panics.
 func (p *Pool) Free(s Slot) {
 	if p.posted[s] {
 		panic("link: Free of a posted slot")
@@ -71,5 +70,5 @@ func (p *Pool) Bytes(s Slot) []byte {
 // Posted reports whether a slot is posted.
 func (p *Pool) Posted(s Slot) bool { return p.posted[s] }
 
-// SetPosted says whether a slot is posted.
+// SetPosted records whether a slot is posted.
 func (p *Pool) SetPosted(s Slot, posted bool) { p.posted[s] = posted }

@@ -8,29 +8,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rxRing is the receive ring of an AF_PACKET socket: slots in blocks, each with a header
-// whose status says whose it is, the kernel's or ours.
+// rxRing is the receive ring of an AF_PACKET socket. It has slots in blocks. The status in a
+// slot's header says whether the kernel or the link owns it.
 type rxRing struct {
 	mem      []byte
-	slot     int // bytes of one
+	slot     int // bytes of a slot
 	perBlock int // slots
-	at       int // bytes of the slot that is read next
-	left     int // slots of its block, this one included
+	at       int // offset of the next slot to read
+	left     int // slots left in its block, including it
 }
 
 // Sizes of an rxRing.
 const (
 	ringBlock = 64 << 10
-	// ringHead is in front of a frame in its slot: the header, the address of the sender,
-	// and what aligns them.
+	// ringHead is the space before a frame in its slot, for the header, the sender's address
+	// and padding.
 	ringHead = 80
-	// ringSlots is how many slots a ring has that the memory suffices for: a window of
-	// 2 MiB in segments of 1500 bytes, and more.
+	// ringSlots is the number of slots of a ring that can hold a window of 2 MiB in segments of
+	// 1500 bytes, and more.
 	ringSlots = 2048
 )
 
-// openRxRing gives a socket a ring for frames of up to longest bytes, in about memory
-// bytes.
+// openRxRing sets up a ring for frames of up to longest bytes, in about memory bytes.
 func openRxRing(fd, longest, memory int) (r rxRing, err error) {
 	r.slot = (ringHead + longest + unix.TPACKET_ALIGNMENT - 1) &^ (unix.TPACKET_ALIGNMENT - 1)
 	r.perBlock = ringBlock / r.slot
@@ -50,10 +49,10 @@ func openRxRing(fd, longest, memory int) (r rxRing, err error) {
 	return r, nil
 }
 
-// status is that of the slot that is read next.
+// status returns the status of the next slot to read.
 func (r *rxRing) status() *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&r.mem[r.at])) }
 
-// peek returns the header of the next slot, nil if the kernel has not filled it.
+// peek returns the header of the next slot, or nil if the kernel has not filled it.
 func (r *rxRing) peek() *unix.Tpacket2Hdr {
 	if r.status().Load()&unix.TP_STATUS_USER == 0 {
 		return nil
@@ -67,7 +66,7 @@ func (r *rxRing) frame(h *unix.Tpacket2Hdr) []byte {
 	return r.mem[r.at+int(h.Mac):][:max(n, 0)]
 }
 
-// next gives the slot back to the kernel.
+// next returns the slot to the kernel.
 func (r *rxRing) next() {
 	r.status().Store(unix.TP_STATUS_KERNEL)
 	if r.left--; r.left > 0 {
@@ -89,14 +88,14 @@ func (r *rxRing) close() error {
 	return unix.Munmap(mem)
 }
 
-// scatter is the arguments of recvmsg, kept so that no call allocates.
+// scatter holds the arguments of recvmsg, so that calls do not allocate.
 type scatter struct {
 	msg unix.Msghdr
 	iov [MaxPieces]unix.Iovec
 	aux [auxSpace]byte
 }
 
-// auxSpace is room for the control message PACKET_AUXDATA.
+// auxSpace is the space for the control message PACKET_AUXDATA.
 const auxSpace = 64
 
 // auxdata is struct tpacket_auxdata.
@@ -106,11 +105,11 @@ type auxdata struct {
 	vlanTCI, vlanTPID    uint16
 }
 
-// errNoAux: the kernel said nothing about a frame.
+// errNoAux means that the kernel did not send the PACKET_AUXDATA of a frame.
 const errNoAux = unix.EBADMSG
 
-// recv receives a frame from the socket's queue into pieces, without blocking. It returns
-// the length that the frame has, which may be more than they hold.
+// recv receives a frame from the socket's queue into pieces, without blocking. It returns the
+// length of the frame, which may exceed the pieces.
 func (s *scatter) recv(fd int, pieces [][]byte) (n int, aux auxdata, errno unix.Errno) {
 	for i, b := range pieces {
 		s.iov[i].Base = unsafe.SliceData(b)
@@ -137,8 +136,8 @@ func (s *scatter) recv(fd int, pieces [][]byte) (n int, aux auxdata, errno unix.
 	return n, *(*auxdata)(unsafe.Pointer(&s.aux[unix.CmsgLen(0)])), 0
 }
 
-// packetDrops reads, and so resets, the count of frames that an AF_PACKET socket
-// had no room for.
+// packetDrops reads and resets the number of frames that did not fit in the buffers of an
+// AF_PACKET socket.
 func packetDrops(fd int) uint64 {
 	var st struct{ packets, drops uint32 }
 	n := uint32(unsafe.Sizeof(st))

@@ -6,10 +6,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxVec is how many buffers a Vec holds.
+// MaxVec is the maximum number of buffers in a Vec.
 const MaxVec = 64
 
-// Vec is the buffers of one sendmsg(2), kept so that no call allocates.
+// Vec holds the buffers of a sendmsg(2), so that calls do not allocate.
 type Vec struct {
 	iov [MaxVec]unix.Iovec
 	hdr unix.Msghdr
@@ -19,7 +19,7 @@ type Vec struct {
 // Reset empties v.
 func (v *Vec) Reset() { v.n = 0 }
 
-// Add appends b, which has at least one byte. It reports false if v is full.
+// Add appends b, which must not be empty. It returns false if v is full.
 func (v *Vec) Add(b []byte) bool {
 	if v.n == MaxVec {
 		return false
@@ -30,8 +30,8 @@ func (v *Vec) Add(b []byte) bool {
 	return true
 }
 
-// Send sends the buffers over a stream socket without blocking. It returns how many
-// bytes the kernel took.
+// Send sends the buffers over a stream socket without blocking. It returns the number of bytes
+// that the kernel accepted.
 func (v *Vec) Send(fd int) (int, unix.Errno) {
 	v.hdr = unix.Msghdr{Iov: &v.iov[0]}
 	v.hdr.SetIovlen(v.n)

@@ -10,24 +10,23 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 )
 
-// MaxSuper is the most segments of a super-frame.
+// MaxSuper is the maximum number of segments of a super-frame.
 const MaxSuper = 64
 
-// superBytes is the longest IP packet of a super-frame: what the length field of IPv4
-// can say.
+// superBytes is the length of the longest IP packet of a super-frame, limited by the length
+// field of IPv4.
 const superBytes = 0xffff
 
-// Super is a super-frame: consecutive TCP segments of one connection, with equal
-// headers, that leave as one packet. It may stay one up to the receiver; what cannot
-// carry it cuts it into its segments (TCP segmentation offload, by a NIC or by the
-// kernel).
+// Super is a super-frame: consecutive TCP segments of one connection, with equal headers, that
+// are sent as one packet. It may stay one packet up to the receiver. A link that cannot carry
+// it splits it into its segments (TCP segmentation offload by a NIC or by the kernel).
 type Super struct {
-	// Parts are the bytes. The first part begins with the headers; each part ends with
-	// the payload of a segment. The lengths in the IP header are those of the whole
+	// Parts are the bytes of the packet. The first part begins with the headers; each part ends
+	// with the payload of a segment. The lengths in the IP header are those of the whole
 	// packet, and the TCP checksum is the sum of its pseudo-header.
 	Parts  [][]byte
-	TCPOff int // of the TCP header in Parts[0]
-	HdrLen int // bytes of all headers
+	TCPOff int // offset of the TCP header in Parts[0]
+	HdrLen int // length of all headers
 	Size   int // payload bytes of each segment; the last one may have fewer
 	V6     bool
 }
@@ -41,8 +40,8 @@ func (s *Super) Len() int {
 	return n
 }
 
-// cut gives emit each segment of s as a frame of its own, as a NIC does that has TCP
-// segmentation offload. The frame is valid until emit returns.
+// cut calls emit with each segment of s as a separate frame, as TCP segmentation offload makes
+// it. The frame is valid until emit returns.
 func (s *Super) cut(emit func(frame []byte)) {
 	var p pkt.Packet
 	if p.Parse(s.Parts[0], s.Len()) != nil {
@@ -68,7 +67,7 @@ func (s *Super) cut(emit func(frame []byte)) {
 		}
 		be.PutUint32(l4[4:], seq+uint32(i*s.Size))
 		if i+1 < len(s.Parts) {
-			l4[13] &^= 1 | 8 // FIN and PSH are for the last
+			l4[13] &^= 1 | 8 // only the last segment has FIN and PSH
 		}
 		l4[16], l4[17] = 0, 0
 		var q pkt.Packet
@@ -79,17 +78,18 @@ func (s *Super) cut(emit func(frame []byte)) {
 	}
 }
 
-// Segmenter is a Link that may take super-frames.
+// Segmenter is a Link that may accept super-frames.
 type Segmenter interface {
-	// SuperBytes is the longest IP packet of a super-frame; 0: it takes none.
+	// SuperBytes returns the length of the longest IP packet of a super-frame, or 0 if the link
+	// accepts none.
 	SuperBytes() int
-	// SendSuper sends s, after all that was posted before. It copies the bytes. It
-	// reports whether it took s: if not, the segments are to be posted one by one.
+	// SendSuper sends s after all frames posted before, and copies its bytes. It returns false
+	// if it does not accept s; the segments must then be posted one by one.
 	SendSuper(s *Super) bool
 }
 
-// SuperSocket sends super-frames by an AF_PACKET socket, from which the kernel takes
-// them as it takes those of its own TCP. Like a Link it is for one goroutine.
+// SuperSocket sends super-frames through an AF_PACKET socket, from which the kernel handles
+// them like those of its own TCP. Like a Link it is for one goroutine.
 type SuperSocket struct {
 	fd   int
 	addr unix.RawSockaddrLinklayer
@@ -104,8 +104,8 @@ const (
 	vnetGSOTCPv6  = 4
 )
 
-// OpenSuper opens a SuperSocket on an interface of the calling thread's network
-// namespace. It needs CAP_NET_RAW, and fails where the kernel cannot take super-frames.
+// OpenSuper opens a SuperSocket on an interface of the calling thread's network namespace. It
+// needs CAP_NET_RAW, and fails if the kernel does not support super-frames.
 func OpenSuper(ifname string) (*SuperSocket, error) {
 	s, err := openSuper(ifname)
 	if err != nil {
@@ -119,7 +119,7 @@ func openSuper(ifname string) (*SuperSocket, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Protocol 0: nothing is received.
+	// Protocol 0 receives nothing.
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -135,7 +135,7 @@ func openSuper(ifname string) (*SuperSocket, error) {
 	return s, nil
 }
 
-// SuperBytes is Segmenter.SuperBytes; that of a nil SuperSocket is 0.
+// SuperBytes is Segmenter.SuperBytes. It is 0 for a nil SuperSocket.
 func (s *SuperSocket) SuperBytes() int {
 	if s == nil {
 		return 0
@@ -155,11 +155,11 @@ func (s *SuperSocket) SendSuper(f *Super) bool {
 	binary.NativeEndian.PutUint16(h[2:], uint16(f.HdrLen))
 	binary.NativeEndian.PutUint16(h[4:], uint16(f.Size))
 	binary.NativeEndian.PutUint16(h[6:], uint16(f.TCPOff))
-	binary.NativeEndian.PutUint16(h[8:], 16) // of the checksum in the TCP header
+	binary.NativeEndian.PutUint16(h[8:], 16) // offset of the checksum in the TCP header
 	return s.out.send(s.fd, &s.addr, f.Parts) == 0
 }
 
-// Close closes the socket; a nil one is closed.
+// Close closes the socket. It may be called on a nil SuperSocket.
 func (s *SuperSocket) Close() error {
 	if s == nil {
 		return nil

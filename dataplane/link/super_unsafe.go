@@ -6,14 +6,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// superMsg is the argument of sendmsg, kept so that no call allocates.
+// superMsg holds the argument of sendmsg, so that calls do not allocate.
 type superMsg struct {
 	hdr [vnetHdrLen]byte
 	iov [MaxSuper + 1]unix.Iovec
 	msg unix.Msghdr
 }
 
-// send sends the parts, with hdr in front, without blocking.
+// send sends hdr and the parts after it, without blocking.
 func (m *superMsg) send(fd int, to *unix.RawSockaddrLinklayer, parts [][]byte) unix.Errno {
 	if len(parts) > MaxSuper {
 		return unix.EMSGSIZE

@@ -6,8 +6,8 @@ type txFrame struct {
 	off, n int
 }
 
-// txQueue are the posted frames of a link whose Flush finishes with them at
-// once, and the slots that wait to be reaped.
+// txQueue holds the posted frames of a link whose Flush completes them at once, and the slots
+// to be reaped.
 type txQueue struct {
 	Pool
 	queued []txFrame // posted, not flushed
@@ -28,8 +28,7 @@ func ValidFrame(off, n, size, limit int) bool {
 	return off >= 0 && n >= 14 && n <= limit && n <= size && off <= size-n
 }
 
-// post is Link.Post. A frame that cannot be sent at all is counted, and its slot
-// reaped.
+// post is Link.Post. A frame that can never be sent is counted, and its slot reaped.
 func (q *txQueue) post(s Slot, off, n int, stats *Stats) bool {
 	valid := ValidFrame(off, n, q.SlotSize(), q.max)
 	if q.Posted(s) || valid && len(q.queued) == cap(q.queued) {
@@ -55,7 +54,7 @@ func (q *txQueue) finish(n int) {
 	q.queued = q.queued[:m]
 }
 
-// bytes returns the bytes of a queued frame.
+// octets returns the bytes of a queued frame.
 func (q *txQueue) octets(f *txFrame) []byte { return q.Bytes(f.slot)[f.off : f.off+f.n] }
 
 // Reap is Link.Reap.

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// waker lets another goroutine wake one that sleeps in poll, and costs it only
-// an atomic load while nobody sleeps.
+// waker wakes a goroutine that sleeps in poll. It costs the waking goroutine only an atomic
+// load while no goroutine sleeps.
 type waker struct {
 	asleep atomic.Bool
 	fd     int
@@ -22,12 +22,11 @@ func newWaker() (*waker, error) {
 	return &waker{fd: fd}, nil
 }
 
-// wake wakes the sleeper, if there is one. What it is to see must have been
-// published before.
+// wake wakes the sleeper, if there is one. Publish the data for it first.
 func (w *waker) wake() {
 	if w.asleep.Load() && w.asleep.CompareAndSwap(true, false) {
 		one := [8]byte{1}
-		_, _ = unix.Write(w.fd, one[:]) // EAGAIN: it is readable already
+		_, _ = unix.Write(w.fd, one[:]) // EAGAIN: it is already readable
 	}
 }
 
@@ -41,8 +40,8 @@ func (w *waker) clear() {
 // not allocate.
 type poller struct{ fds [2]unix.PollFd }
 
-// wait sleeps until fd or wakefd is readable or timeout is up. It reports whether
-// wakefd is readable.
+// wait sleeps until fd or wakefd is readable or timeout has elapsed. It reports whether wakefd
+// is readable.
 func (p *poller) wait(timeout time.Duration, fd, wakefd int) (woken bool) {
 	// A negative descriptor is ignored by poll(2).
 	p.fds[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}

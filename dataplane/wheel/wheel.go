@@ -8,10 +8,10 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
-// Wheel has three levels of 256 slots, of 128 µs, 32.8 ms and 8.4 s. Arming and
-// stopping cost a few stores. A timer is armed for no later than its owner needs
-// it; one that expires too early is a no-op in the cores and is armed again, so a
-// deadline that moves later costs nothing. T is what owns a timer.
+// Wheel has three levels of 256 slots, of 128 µs, 32.8 ms and 8.4 s. Arming and stopping cost a
+// few stores. A timer may expire before its owner's deadline, but not after it. An early expiry
+// has no effect in the cores, and the timer is armed again, so moving a deadline to a later
+// time costs nothing. T is the type of the owner of a timer.
 type Wheel[T any] struct {
 	tick   uint64 // the last expired tick
 	levels [wheelLevels][wheelSlots]Timer[T]
@@ -94,7 +94,8 @@ func (w *Wheel[T]) insert(t *Timer[T], first uint64) {
 		t.level = 1
 		h = &w.levels[1][tick/wheelSlots%wheelSlots]
 	default:
-		// Beyond the last level: wait there for another round.
+		// The time is beyond the last level: use its last slot and insert the timer again
+		// later.
 		tick = first + min(d, wheelSlots*wheelSlots*wheelSlots-1)
 		t.level = 2
 		h = &w.levels[2][tick/(wheelSlots*wheelSlots)%wheelSlots]
@@ -143,8 +144,8 @@ func (w *Wheel[T]) Expire(now clock.Time) int {
 	return fired
 }
 
-// cascade spreads a slot of an upper level over the levels below. The current
-// tick has not been expired yet, so that is where its own timers go.
+// cascade distributes the timers of a slot to the lower levels. The current tick has not
+// expired yet, so timers of that tick are inserted there.
 func (w *Wheel[T]) cascade(h *Timer[T]) {
 	for last := h.prev; h.next != h; {
 		t := h.next
@@ -156,8 +157,8 @@ func (w *Wheel[T]) cascade(h *Timer[T]) {
 	}
 }
 
-// Next returns a time no later than the next expiry, zero if nothing is armed.
-// A slot of an upper level counts from its start.
+// Next returns a time no later than the next expiry, or 0 if nothing is armed. It counts a slot
+// of an upper level from its start.
 func (w *Wheel[T]) Next() clock.Time {
 	if w.count == 0 {
 		return 0

@@ -19,8 +19,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/ring"
 )
 
-// Mode is how a socket moves frames. It must match how the XDP program is attached: Generic for
-// bpf.Generic, otherwise Native or ZeroCopy.
+// Mode is how a socket receives and sends frames. It must match how the XDP program is
+// attached: Generic for bpf.Generic, otherwise Native or ZeroCopy.
 type Mode uint8
 
 // Modes.
@@ -49,11 +49,10 @@ func (m Mode) String() string {
 	return "unknown"
 }
 
-// Defaults of Config. The measurements behind them: a fill ring of 2048 is 4.5
-// ms of slack at 0.45 million frames a second, which a preempted worker
-// exceeds, so that it may grow to more (see fillLevel); chunks of 2048 are 8 % slower at MTU 9000, and the kernel refuses
-// more than 4096; a kernel's own budget of 32 frames a system call costs a
-// tenth of the frame rate.
+// Defaults of Config, from measurements. A fill ring of 2048 lasts 4.5 ms at 0.45 million
+// frames per second. A preempted worker needs longer, so the ring may grow (see fillLevel).
+// Chunks of 2048 bytes are 8 % slower at MTU 9000, and the kernel refuses more than 4096. With
+// the kernel's default budget of 32 frames per system call, the frame rate is a tenth lower.
 const (
 	DefaultFrames    = 8192
 	DefaultFrameSize = 4096
@@ -244,10 +243,10 @@ func (c *Config) needsSG() bool {
 	return c.rxPieces() > 1 || c.SlotChunks > 1 || c.MTU+link.HeaderRoom > onePiece
 }
 
-// bind binds the socket by newSocket, which takes the flags of bind(2). Frames of several
-// pieces are asked for only where the MTU needs them: many drivers have zero copy only
-// without them, and the kernel then copies and does not say so. Generic mode always
-// copies, so that they cost nothing there.
+// bind binds the socket with newSocket, which takes the flags of bind(2). It requests frames of
+// several pieces only if the MTU needs them: many drivers support zero-copy only without them,
+// and the kernel would then copy silently. Generic mode always copies, so there they cost
+// nothing.
 func (s *Socket) bind(newSocket func(flags uint16) error) error {
 	flags := uint16(unix.XDP_USE_NEED_WAKEUP)
 	switch s.cfg.Mode {
@@ -302,9 +301,9 @@ func withErrno(err error) error {
 	return err
 }
 
-// newSocket opens, registers and binds the socket through asavie/xdp. That package takes
-// the flags of bind(2) from a package variable, formats each errno into text, shows no
-// caller its rings, and never unmaps them; newSocket makes up for each.
+// newSocket opens, registers and binds the socket with asavie/xdp. That package takes the flags
+// of bind(2) from a package variable, formats each errno into text, does not give access to its
+// rings, and never unmaps them. newSocket works around each of these.
 func (s *Socket) newSocket(ifindex int, flags uint16) error {
 	opening.Lock()
 	defer opening.Unlock()
@@ -321,10 +320,9 @@ func (s *Socket) newSocket(ifindex int, flags uint16) error {
 	})
 	xdp.DefaultSocketFlags = saved
 
-	// The rings are found where asavie/xdp mapped them: kernels before 6.4 map
-	// none of a socket that is bound. A mapping holds the socket open, and with it
-	// the queue, so that without unmap neither a failed bind nor Close would ever
-	// free either.
+	// The rings must be found where asavie/xdp mapped them, because kernels before 6.4 cannot
+	// map the rings of a bound socket. A mapping keeps the socket and thus the queue open, so
+	// without unmap neither a failed bind nor Close would free them.
 	after, merr := socketMaps()
 	ino := uint64(0)
 	if err == nil {
@@ -343,7 +341,7 @@ func (s *Socket) newSocket(ifindex int, flags uint16) error {
 	}
 	s.sock = sock
 	s.fd = sock.FD()
-	s.umem = sock.GetFrame(xdp.Desc{})[:s.cfg.Frames*s.cfg.FrameSize] // which a Len of 32 bits may not hold
+	s.umem = sock.GetFrame(xdp.Desc{})[:s.cfg.Frames*s.cfg.FrameSize] // whose length may not fit in the package's 32 bits
 	return nil
 }
 
@@ -446,7 +444,7 @@ func Queues(name string) (int, error) {
 	dirs, err := os.ReadDir("/sys/class/net/" + name + "/queues")
 	if err != nil {
 		if _, nerr := net.InterfaceByName(name); nerr == nil {
-			return 1, nil // in a namespace that /sys does not show
+			return 1, nil // of a namespace that /sys does not show
 		}
 		return 0, fmt.Errorf("xsk: %s: %w", name, err)
 	}

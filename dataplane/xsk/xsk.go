@@ -23,8 +23,8 @@ var (
 // Socket is an open queue. Like every Link it is not safe for concurrent use. The first half of
 // its memory is for reception, the second half has the TX slots.
 type Socket struct {
-	link.Pool         // in the second half
-	*link.SuperSocket // nil: not supported
+	link.Pool         // in the second half of the memory
+	*link.SuperSocket // nil if not supported
 
 	cfg      Config
 	sock     *xdp.Socket
@@ -42,7 +42,7 @@ type Socket struct {
 
 	rxMem uint64      // bytes for reception: [0,rxMem) of umem
 	spare []uint64    // RX chunks that are neither in the fill ring nor held by the worker
-	keep  fillLevel   // how many to keep in the fill ring
+	keep  fillLevel   // number of chunks to keep in the fill ring
 	left  []uint8     // per slot: descriptors of its posted frame that are not completed
 	dead  []link.Slot // posted but invalid: to be reaped
 
@@ -115,7 +115,7 @@ func (s *Socket) Receive(fs []link.Frame) int {
 			f.N++
 		}
 		if !whole {
-			break // the rest of the chain has not arrived
+			break // the rest of the chain has not arrived yet
 		}
 		used = i
 		if !ok || f.N == 0 {
@@ -150,15 +150,15 @@ func (s *Socket) giveBack(addr uint64) {
 	s.spare = append(s.spare, addr&^uint64(s.cfg.FrameSize-1))
 }
 
-// fillLevel is how many chunks a fill ring is kept at. The kernel takes them in FIFO
-// order, so that a ring with many walks through memory that has left the cache; with
-// few, the chunks that were released last are soon used again. A ring that is found
-// nearly empty may have lost frames: it is kept at twice as many from then on, and at
-// half as many once a long time has passed in which half would have been enough.
+// fillLevel is the number of chunks to keep in a fill ring. The kernel uses chunks in FIFO
+// order. With many chunks it uses memory that is no longer in the cache; with few, recently
+// released chunks are soon used again. If a ring is found nearly empty, frames may have been
+// lost, so its level is doubled. If half of the level has sufficed for a long time, it is
+// halved.
 type fillLevel struct {
 	want, least, most uint32
 	low               uint32 // lowest level found since count was reset
-	count             uint32 // chunks added since
+	count             uint32 // chunks added since low was reset
 }
 
 // leastFill bounds the initial level of the fill ring. shrinkAfter is the number of chunks to
@@ -252,9 +252,9 @@ func (s *Socket) Post(slot link.Slot, off, n int) bool {
 	return true
 }
 
-// Flush is link.Link.Flush. The kernel handles a limited number of frames a
-// call, so it is called again as long as it makes progress; when it makes none
-// its own queue, or the completion ring, is full, and only time or Reap helps.
+// Flush is link.Link.Flush. The kernel handles a limited number of frames per call, so Flush
+// repeats the call while it makes progress. If it makes none, the kernel's own queue or the
+// completion ring is full, and only time or Reap helps.
 func (s *Socket) Flush() {
 	s.refill()
 	if s.tx.Unsubmitted() > 0 {
@@ -284,7 +284,7 @@ func (s *Socket) Flush() {
 	}
 }
 
-// SendSuper is link.Segmenter.SendSuper. What was posted before leaves first.
+// SendSuper is link.Segmenter.SendSuper. Frames posted before are sent first.
 func (s *Socket) SendSuper(f *link.Super) bool {
 	if s.Flush(); s.behind {
 		return false
@@ -331,8 +331,8 @@ func (s *Socket) Reap(done []link.Slot) int {
 	return n
 }
 
-// retry bounds the sleep in Wait while the TX ring has frames that the kernel did not take:
-// there is no notification when it can.
+// retry limits the sleep in Wait while the TX ring has frames that the kernel has not accepted.
+// The kernel does not report when it can accept them.
 const retry = time.Millisecond
 
 // Wait is link.Link.Wait.
@@ -341,8 +341,8 @@ func (s *Socket) Wait(timeout time.Duration, wakefd int) (woken bool) {
 	if s.behind && (timeout < 0 || timeout > retry) {
 		timeout = retry
 	}
-	// A negative descriptor is ignored by poll(2). In copy mode poll itself
-	// sends what is in the TX ring.
+	// poll(2) ignores a negative descriptor. In copy mode poll itself sends the frames in the
+	// TX ring.
 	s.poll[0] = unix.PollFd{Fd: int32(s.fd), Events: unix.POLLIN}
 	s.poll[1] = unix.PollFd{Fd: int32(wakefd), Events: unix.POLLIN}
 	var ts *unix.Timespec
@@ -371,7 +371,7 @@ func (s *Socket) Stats(st *link.Stats) {
 	st.TxInvalid += k.Tx_invalid_descs
 }
 
-// Close is link.Link.Close: the queue is free for another socket soon after.
+// Close is link.Link.Close. Another socket can use the queue soon after.
 func (s *Socket) Close() error {
 	if s.sock == nil {
 		return nil

@@ -1,6 +1,6 @@
-// Package peertest drives one tcp.Conn against another TCP implementation, for
-// tests: it is what a worker of the data plane is, for one connection, with a bad
-// wire in front of it. Time is real, or that of a clock of the test's.
+// Package peertest tests a tcp.Conn against another TCP implementation. It drives one
+// connection as a worker of the data plane does, over a wire that can be impaired. Time is real
+// or from a clock of the test.
 package peertest
 
 import (
@@ -16,36 +16,36 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// Byte is the byte at a position of every stream.
+// Octet returns the byte at a position of every stream.
 func Octet(pos int) byte { return byte(pos ^ pos>>8*7 ^ pos>>16*13) }
 
 // Wire carries IP packets to and from the other TCP.
 type Wire interface {
 	Send(packet []byte)
-	// Recv returns the next packet, or nil when d has passed without one, by the
-	// clock of the End. The packet is valid until the next call.
+	// Recv returns the next packet, or nil if none arrives within d by the clock of the End.
+	// The packet is valid until the next call.
 	Recv(d time.Duration) []byte
 }
 
-// End is our end of a connection, and its application.
+// End is our end of a connection with its application.
 type End struct {
 	T          testing.TB
 	Wire       Wire
 	Config     tcp.Config
 	Flow       pkt.Flow
 	MTU        int
-	Passive    bool // the other end opens
+	Passive    bool // the other end opens the connection
 	Send, Recv int  // bytes to send, and to expect
 	CloseFirst bool // close when all is sent, not when the peer has closed
-	Echo       int  // request and response: records of so many bytes, each sent when the one before has come back; Send and Recv are equal
+	Echo       int  // request and response: send records of this length, each after the previous one has returned; Send and Recv must be equal
 	Out, In    impair.Config
-	Rate       int // bytes a second, each way; 0: no limit
-	Queue      int // bytes that wait for the rate; more are dropped
+	Rate       int // bytes per second in each direction; 0 means no limit
+	Queue      int // bytes that may wait for the rate; further ones are dropped
 	Small      bool
 	Now        func() clock.Time // nil: clock.Now
-	Peer       func() string     // what the other end knows of itself, for the message of a failure; may be nil
+	Peer       func() string     // state of the other end for failure messages; may be nil
 
-	Took time.Duration // from the first byte to the last, of the longer direction
+	Took time.Duration // time from the first byte to the last, of the longer direction
 
 	conn     *tcp.Conn
 	listener *tcp.Listener
@@ -61,7 +61,7 @@ type End struct {
 	seg      []byte
 }
 
-// Path is one direction of a bad wire.
+// Path is one direction of an impaired wire.
 type Path struct {
 	d     *impair.Decider
 	q     impair.Queue[[]byte]
@@ -71,12 +71,12 @@ type Path struct {
 	scr   []impair.Delivery
 }
 
-// NewPath returns a path that loses, delays and so on as cfg says.
+// NewPath returns a path with impairments, a rate and a queue.
 func NewPath(cfg impair.Config, rate, queue int) *Path {
 	return &Path{d: impair.NewDecider(cfg), rate: rate, queue: queue}
 }
 
-// Push puts a packet on the path.
+// Push sends a packet over the path.
 func (p *Path) Push(now clock.Time, b []byte) {
 	at := now
 	if p.rate > 0 {
@@ -97,15 +97,15 @@ func (p *Path) Push(now clock.Time, b []byte) {
 	}
 }
 
-// Pop takes the next packet that is due.
+// Pop returns the next packet that is due.
 func (p *Path) Pop(now clock.Time) ([]byte, bool) { return p.q.Pop(now) }
 
-// Deadline is when the next packet is due.
+// Deadline returns when the next packet is due.
 func (p *Path) Deadline() clock.Time { return p.q.Deadline() }
 
 func (e *End) v6() bool { return e.Flow.Remote[0] != 0 }
 
-// transmit makes an IP packet of a segment and puts it on the wire.
+// transmit sends a segment in an IP packet.
 func (e *End) transmit(now clock.Time, h *tcp.Header, ecn uint8, payload []byte) {
 	n := h.Len() + len(payload)
 	var b []byte
@@ -145,7 +145,7 @@ func (e *End) transmit(now clock.Time, h *tcp.Header, ecn uint8, payload []byte)
 	e.link[0].Push(now, whole)
 }
 
-// receive takes an IP packet that has come over the wire.
+// receive processes an IP packet from the wire.
 func (e *End) receive(now clock.Time, b []byte) {
 	var l4 []byte
 	var pseudo uint32
@@ -171,7 +171,7 @@ func (e *End) receive(now clock.Time, b []byte) {
 		return
 	}
 	if pkt.Fold(pkt.Sum(l4, pseudo)) != 0xffff {
-		return // damaged on the way
+		return // damaged on the wire
 	}
 	var s tcp.Segment
 	n, err := s.Decode(l4)
@@ -234,7 +234,7 @@ func (e *End) deliver(_ serial.Num, b []byte) {
 	}
 }
 
-// turn lets the application act, and sends what is due.
+// turn runs the application, and sends what is due.
 func (e *End) turn(now clock.Time) {
 	c := e.conn
 	if d := c.Deadline(); d.Due(now) {
@@ -296,8 +296,8 @@ func (e *End) turn(now clock.Time) {
 	}
 }
 
-// Run moves everything, closes, and checks what must hold at the end, all within
-// limit. done gives the verdict of the other end's application.
+// Run transfers all data, closes the connection, and checks the final state, all within limit.
+// done yields the result of the other end's application.
 func (e *End) Run(limit time.Duration, done <-chan error) tcp.Stats {
 	t := e.T
 	t.Helper()
@@ -381,7 +381,7 @@ func (e *End) Run(limit time.Duration, done <-chan error) tcp.Stats {
 	return e.conn.Stats()
 }
 
-// fail ends the test, with what both ends know of themselves.
+// fail ends the test and prints the state of both ends.
 func (e *End) fail(why string) {
 	e.T.Helper()
 	state := "no connection"

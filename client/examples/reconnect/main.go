@@ -44,8 +44,8 @@ func main() {
 	}
 }
 
-// withDevice calls work with a device, and again with the next one each time that the
-// daemon goes away.
+// withDevice opens a device and calls work with it. Each time the daemon ends, it does so
+// again.
 func withDevice(ctx context.Context, socket string, work func(*iwarp.Device) error) error {
 	for {
 		dev, err := iwarp.OpenWait(ctx, socket)
@@ -62,8 +62,8 @@ func withDevice(ctx context.Context, socket string, work func(*iwarp.Device) err
 	}
 }
 
-// serve gives each client memory of its own. Accept returns ErrDraining when the daemon
-// is about to stop: the clients that are there may finish.
+// serve gives each client memory of its own. Accept returns ErrDraining when the daemon is
+// about to stop; connected clients may then finish.
 func serve(ctx context.Context, dev *iwarp.Device, addr string) error {
 	l, err := dev.Listen(ctx, addr, nil)
 	if err != nil {
@@ -73,7 +73,7 @@ func serve(ctx context.Context, dev *iwarp.Device, addr string) error {
 	for {
 		conn, err := l.Accept(ctx)
 		if err != nil {
-			select { // until the clients have gone, or the daemon ends
+			select { // until the clients have left, or the daemon ends
 			case <-dev.Done():
 			case <-ctx.Done():
 			}
@@ -83,7 +83,8 @@ func serve(ctx context.Context, dev *iwarp.Device, addr string) error {
 	}
 }
 
-// offer tells the client where its memory is, and keeps it until the client leaves.
+// offer sends the client the address of its memory, and keeps the memory until the client
+// disconnects.
 func offer(ctx context.Context, conn *iwarp.Conn) {
 	defer conn.Close()
 	mr, err := conn.Alloc(ctx, size, iwarp.AccessLocalWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteWrite)
@@ -103,11 +104,11 @@ type client struct {
 	rounds int
 }
 
-// errWrong is an error that connecting again does not cure.
+// errWrong is an error that reconnecting does not fix.
 var errWrong = errors.New("the bytes that came back are not those that were written")
 
-// run returns a function that transfers by one device until its daemon goes away. A
-// peer that goes away is dialed again.
+// run returns a function that transfers data with a device until its daemon ends. It dials
+// again when the peer disconnects.
 func (c *client) run(ctx context.Context) func(*iwarp.Device) error {
 	return func(dev *iwarp.Device) error {
 		for before := -1; ; {
@@ -115,7 +116,7 @@ func (c *client) run(ctx context.Context) func(*iwarp.Device) error {
 			if ctx.Err() != nil || errors.Is(err, errWrong) || errors.Is(err, iwarp.ErrDaemonGone) || dev.Err() != nil {
 				return err
 			}
-			if c.rounds != before { // once for each failure, not for each attempt
+			if c.rounds != before { // log each failure once, not each attempt
 				log.Printf("%v: dialing again", err)
 			}
 			before = c.rounds
@@ -127,7 +128,7 @@ func (c *client) run(ctx context.Context) func(*iwarp.Device) error {
 	}
 }
 
-// session transfers over one connection until it, or the daemon, ends.
+// session transfers data over one connection until the connection or the daemon ends.
 func (c *client) session(ctx context.Context, dev *iwarp.Device) error {
 	conn, err := dev.Dial(ctx, c.addr, nil)
 	if err != nil {

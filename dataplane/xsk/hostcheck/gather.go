@@ -1,5 +1,5 @@
-// Package hostcheck tells what a host and an interface lack for iwarpd, and how
-// to fix it. Gather looks, Judge thinks.
+// Package hostcheck finds out what a host and an interface lack for iwarpd, and how to fix it.
+// Gather collects facts, and Judge evaluates them.
 package hostcheck
 
 import (
@@ -19,43 +19,43 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/xsk"
 )
 
-// Facts are what Gather found.
+// Facts are the results of Gather.
 type Facts struct {
-	Kernel       string // release, as uname tells it
-	Capabilities uint64 // effective, of this process
-	MemLock      uint64 // bytes that this process may lock
-	Files        uint64 // descriptors that it may open; the daemon raises its soft limit to the hard one
-	Mappings     uint64 // vm.max_map_count; 0 where it cannot be read
+	Kernel       string // release, as uname reports it
+	Capabilities uint64 // effective capabilities of this process
+	MemLock      uint64 // limit of locked memory of this process, in bytes
+	Files        uint64 // limit of descriptors; the daemon raises its soft limit to the hard one
+	Mappings     uint64 // vm.max_map_count; 0 if it cannot be read
 	CPUs         int
-	IPsec        int    // IPsec policies of the host, as far as they can be read
-	Unguarded    error  // why client memory is not protected against holes; nil: it is. Not by Gather: of shm.Guarded
-	JIT          string // net.core.bpf_jit_enable; "" where it cannot be read
+	IPsec        int    // IPsec policies of the host, as far as this process may read them
+	Unguarded    error  // reason why client memory is not protected against holes, or nil; set from shm.Guarded, not by Gather
+	JIT          string // net.core.bpf_jit_enable; "" if it cannot be read
 
-	Interface *Interface // nil: there is none of that name
-	Others    []string   // interfaces that there are
+	Interface *Interface // nil if no interface has that name
+	Others    []string   // names of the other interfaces
 }
 
-// Interface is what is known of the interface.
+// Interface holds the facts about an interface.
 type Interface struct {
 	Name      string
-	Unfit     string // as Unfit has it
+	Unfit     string // result of Unfit
 	Loopback  bool
 	Up        bool
 	Ethernet  bool
-	Addresses int    // also of the VLANs on it; without the link-local ones of IPv6
-	Driver    string // "" where it does not tell
-	Kind      string // of virtual interfaces: veth, bond, ...
+	Addresses int    // number, including the VLANs on it, without link-local IPv6 addresses
+	Driver    string // "" if the interface does not report it
+	Kind      string // kind of a virtual interface: veth, bond, ...
 	MTU       int
 	Queues    int
-	XDP       bool            // a program is attached
-	Generic   bool            // it runs in generic mode
-	ZeroCopy  []bool          // of each AF_XDP socket on it; empty also where the kernel does not list them
-	Features  map[string]bool // offloads that are on, by their names in ethtool
-	Peer      *Interface      // of a veth, in this namespace
-	PeerAway  bool            // of a veth, in another namespace
+	XDP       bool            // an XDP program is attached
+	Generic   bool            // the program runs in generic mode
+	ZeroCopy  []bool          // one for each AF_XDP socket on it; empty if the kernel does not list them
+	Features  map[string]bool // enabled offloads, by their names in ethtool
+	Peer      *Interface      // peer of a veth in this namespace
+	PeerAway  bool            // the peer of the veth is in another namespace
 }
 
-// Gather looks at the host and at the interface of that name.
+// Gather collects the facts about the host and the interface with that name.
 func Gather(name string) (*Facts, error) {
 	f := &Facts{CPUs: runtime.NumCPU()}
 	var u unix.Utsname
@@ -79,7 +79,7 @@ func Gather(name string) (*Facts, error) {
 	if b, err := os.ReadFile("/proc/sys/vm/max_map_count"); err == nil {
 		f.Mappings, _ = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
 	}
-	if policies, err := netlink.XfrmPolicyList(netlink.FAMILY_ALL); err == nil { // root alone may
+	if policies, err := netlink.XfrmPolicyList(netlink.FAMILY_ALL); err == nil { // only root may list them
 		f.IPsec = len(policies)
 	}
 	all, err := net.Interfaces()
@@ -119,7 +119,7 @@ func Gather(name string) (*Facts, error) {
 // umemZeroCopy is XDP_DU_F_ZEROCOPY of linux/xdp_diag.h.
 const umemZeroCopy = 1
 
-// look gathers what one interface tells.
+// look collects the facts about one interface.
 func look(e *ethtool.Ethtool, link netlink.Link) *Interface {
 	a := link.Attrs()
 	i := &Interface{
@@ -146,8 +146,8 @@ func look(e *ethtool.Ethtool, link netlink.Link) *Interface {
 	return i
 }
 
-// addresses counts those that link has for itself, without the link-local ones of
-// IPv6, which every interface has.
+// addresses returns the number of addresses of link, except link-local IPv6 addresses, which
+// every interface has.
 func addresses(link netlink.Link) (n int) {
 	addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
@@ -161,14 +161,14 @@ func addresses(link netlink.Link) (n int) {
 	return n
 }
 
-// vlansOn lists the VLANs on link, and those on them.
+// vlansOn returns the VLANs on link, and the VLANs on these.
 func vlansOn(link netlink.Link) []netlink.Link {
 	all, err := netlink.LinkList()
 	if err != nil {
 		return nil
 	}
 	on := []netlink.Link{link}
-	for range 2 { // tags that a frame may carry
+	for range 2 { // number of tags that a frame may have
 		for _, l := range all {
 			if l.Type() == "vlan" && !slices.Contains(on, l) && slices.ContainsFunc(on, func(o netlink.Link) bool { return o.Attrs().Index == l.Attrs().ParentIndex }) {
 				on = append(on, l)
@@ -178,7 +178,7 @@ func vlansOn(link netlink.Link) []netlink.Link {
 	return on[1:]
 }
 
-// capabilities returns the effective ones of this thread.
+// capabilities returns the effective capabilities of this thread.
 func capabilities() uint64 {
 	h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var d [2]unix.CapUserData

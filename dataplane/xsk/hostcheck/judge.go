@@ -8,17 +8,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// State is how serious a finding is.
+// State is the severity of a finding.
 type State string
 
 // States.
 const (
 	OK   State = "ok"
 	Warn State = "warn" // it works, but not as well as it could
-	Fail State = "fail" // iwarpd does not start, or does not work
+	Fail State = "fail" // iwarpd does not start or does not work
 )
 
-// Finding is one answer.
+// Finding is the result of one check.
 type Finding struct {
 	What  string `json:"what"`
 	State State  `json:"state"`
@@ -26,21 +26,21 @@ type Finding struct {
 	Mend  string `json:"mend,omitempty"` // what to do about it
 }
 
-// Judge says what the facts mean.
+// Judge evaluates the facts.
 func Judge(f *Facts) []Finding { return append(JudgeHost(f), JudgeInterface(f)...) }
 
-// JudgeHost says what the facts about the host mean.
+// JudgeHost evaluates the facts about the host.
 func JudgeHost(f *Facts) []Finding {
 	return []Finding{f.kernel(), f.capabilities(), f.memory(), f.files(), f.mappings(), f.guard(), f.jit()}
 }
 
-// JudgeSockets judges the facts for a daemon that uses kernel sockets. Such a daemon needs no
-// capabilities, locked memory, BPF or particular interface.
+// JudgeSockets evaluates the facts for a daemon that uses kernel sockets. Such a daemon needs
+// no capabilities, locked memory, BPF or particular interface.
 func JudgeSockets(f *Facts) []Finding {
 	return []Finding{f.files(), f.mappings(), f.guard()}
 }
 
-// JudgeInterface says what the facts about the interface mean.
+// JudgeInterface evaluates the facts about the interface.
 func JudgeInterface(f *Facts) (out []Finding) {
 	i := f.Interface
 	if i == nil {
@@ -71,7 +71,8 @@ func Worst(all []Finding) State {
 	return worst
 }
 
-// release is the number of the kernel's release, 6001 for 6.1; 0: it has none.
+// release returns the number of the kernel's release, for example 6001 for 6.1, or 0 if it
+// cannot be parsed.
 func (f *Facts) release() int {
 	var major, minor int
 	if n, _ := fmt.Sscanf(f.Kernel, "%d.%d", &major, &minor); n != 2 {
@@ -80,8 +81,9 @@ func (f *Facts) release() int {
 	return major*1000 + minor
 }
 
-// kernel checks the release of the kernel. XDP programs for multi-buffer frames, and the helper that reads
-// fragments, came with 5.18. Some distributions have backported them. iwarpd is tested from 6.1 on.
+// kernel checks the release of the kernel. XDP programs for multi-buffer frames, and the helper
+// that reads fragments, came with 5.18, and some distributions have backported them. iwarpd is
+// tested with 6.1 and later.
 func (f *Facts) kernel() Finding {
 	switch v := f.release(); {
 	case v == 0:
@@ -94,7 +96,7 @@ func (f *Facts) kernel() Finding {
 	return Finding{"kernel", OK, f.Kernel, ""}
 }
 
-// needed are the capabilities that iwarpd cannot do without.
+// needed are the capabilities that iwarpd requires.
 var needed = []struct {
 	bit  int
 	name string
@@ -116,7 +118,7 @@ func (f *Facts) capabilities() Finding {
 	return Finding{"capabilities", OK, "NET_ADMIN, NET_RAW, BPF and PERFMON are there", ""}
 }
 
-// enoughMemory is what the packet memory of some queues takes.
+// enoughMemory suffices for the packet memory of some queues.
 const enoughMemory = 256 << 20
 
 func (f *Facts) memory() Finding {
@@ -132,9 +134,9 @@ func (f *Facts) memory() Finding {
 	return Finding{"locked memory", OK, fmt.Sprintf("up to %d MiB", f.MemLock>>20), ""}
 }
 
-// enoughFiles is what the connections of one user take, by default, if it makes
-// them all from here: a descriptor holds the port of each. enoughMappings is
-// what their queue pairs take: two each.
+// enoughFiles suffices for the connections of a user with the default quota, if all are active
+// opens: each holds a descriptor for its port. enoughMappings suffices for their queue pairs,
+// at two each.
 const enoughFiles, enoughMappings = 8192, 16384
 
 func (f *Facts) files() Finding {
@@ -184,7 +186,7 @@ func (i *Interface) link() Finding {
 	return Finding{"interface", OK, fmt.Sprintf("%s is up; addresses: %d", i.Name, i.Addresses), ""}
 }
 
-// nativeDrivers have AF_XDP in the driver; most of them without copies.
+// nativeDrivers support AF_XDP in the driver, most of them without copying.
 var nativeDrivers = []string{
 	"atlantic", "bnxt_en", "dpaa2-eth", "ena", "fec", "gve", "hv_netvsc", "i40e", "iavf", "ice", "idpf", "igb", "igc", "ixgbe", "ixgbevf",
 	"mana", "mlx4_en", "mlx5_core", "mtk_soc_eth", "mvneta", "mvpp2", "nfp", "qede", "sfc", "stmmac", "tsnep", "virtio_net", "vmxnet3",
@@ -218,7 +220,7 @@ func (i *Interface) xdp() Finding {
 	return Finding{"XDP program", OK, "none attached", ""}
 }
 
-// taken describes how the attached program and the AF_XDP sockets move frames now.
+// taken describes how the attached program and the AF_XDP sockets receive frames now.
 func (i *Interface) taken() string {
 	mode, zero := "native", 0
 	if i.Generic {
@@ -252,7 +254,7 @@ func (f *Facts) queues() Finding {
 	return Finding{"queues", OK, fmt.Sprintf("%d: connections are spread over them by the card's hash (RSS)", i.Queues), ""}
 }
 
-// largest is the largest MTU that a frame of the data plane holds.
+// largest is the largest MTU that the data plane supports.
 const largest = 9216
 
 func (i *Interface) mtu() Finding {
@@ -265,7 +267,7 @@ func (i *Interface) mtu() Finding {
 	return Finding{"MTU", OK, fmt.Sprint(i.MTU), ""}
 }
 
-// receive: frames that the card or the kernel joins do not fit an XDP frame.
+// receive checks the offloads that merge frames: merged frames do not fit in an XDP frame.
 func (i *Interface) receive() Finding {
 	var on []string
 	for _, f := range []struct{ feature, short string }{{"rx-lro", "lro"}, {"rx-gro-hw", "rx-gro-hw"}} {
@@ -280,9 +282,9 @@ func (i *Interface) receive() Finding {
 	return Finding{"receive offloads", OK, "none in the way", ""}
 }
 
-// peer: what the kernel's own stack sends on the other end of a veth arrives
-// without checksum, and longer than the MTU, unless that end does the work itself.
-// Linux 6.6 gives such frames to AF_XDP in several pieces.
+// peer checks the other end of a veth. Frames from its kernel lack checksums and exceed the
+// MTU, unless that end turns its offloads off. Linux 6.6 passes such frames to AF_XDP in
+// several pieces.
 func (i *Interface) peer(f *Facts) Finding {
 	if f.release() >= 6006 {
 		return Finding{"veth peer", OK, "TCP of a kernel's stack is taken with its offloads; for SCTP of one: ethtool -K PEER tx off there", ""}
@@ -308,7 +310,7 @@ func (i *Interface) peer(f *Facts) Finding {
 	return Finding{"veth peer", OK, i.Peer.Name + " sends whole frames", ""}
 }
 
-// unseen says which tools of the host the connections pass by.
+// unseen lists the tools of the host that do not see iwarpd's connections.
 func (f *Facts) unseen() Finding {
 	if f.IPsec > 0 {
 		return Finding{"host tools", Warn, fmt.Sprintf("IPsec policies: %d: iwarpd sends and takes packets in the clear whatever they say", f.IPsec),

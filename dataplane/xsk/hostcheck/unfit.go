@@ -6,8 +6,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Unfit returns why the interface of that index cannot be served and another one can,
-// which it names; the text follows "is". "" if it can.
+// Unfit returns why the interface with that index cannot be served while another one can, and
+// names the other one. The text follows "is". It returns "" if the interface can be served.
 func Unfit(index int) string {
 	l, err := netlink.LinkByIndex(index)
 	if err != nil {
@@ -16,7 +16,7 @@ func Unfit(index int) string {
 	return unfit(l, netlink.LinkByIndex)
 }
 
-// unfit is Unfit for l, where find returns an interface of the same network namespace.
+// unfit is Unfit for l. find returns an interface of the same network namespace.
 func unfit(l netlink.Link, find func(index int) (netlink.Link, error)) string {
 	a := l.Attrs()
 	if m, err := find(a.MasterIndex); a.MasterIndex != 0 && err == nil {
