@@ -1,5 +1,6 @@
-// Package far reaches memory of a client that the daemon cannot map, by a descriptor of the client's /proc/self/mem. Such an access can block
-// for as long as the client likes (userfaultfd, FUSE, swap), so a goroutine for each client makes them, and the workers none.
+// Package far accesses memory of a client that the daemon cannot map, through a descriptor of
+// the client's /proc/self/mem. Such an access may block for as long as the client wants
+// (userfaultfd, FUSE, swap), so a goroutine for each client makes the accesses, never a worker.
 package far
 
 import (
@@ -17,9 +18,10 @@ import (
 
 // Memory of the daemon that a client's Mover uses, in bytes.
 const (
-	storeLimit = 8 << 20 // when more is to be stored the client is Crowded
+	storeLimit = 8 << 20 // above this the client is Crowded
 	fetchLimit = 4 << 20
-	// Limit is the most memory of a Mover, but for what arrives in one turn after it is Crowded.
+	// Limit is the maximum memory of a Mover, except for data that arrives in the turn in which
+	// it becomes Crowded.
 	Limit = storeLimit + fetchLimit
 
 	blockSize  = verbs.MaxFetch
@@ -32,25 +34,26 @@ const (
 	keptOps = 4096
 )
 
-// A Mover moves data between the queue pairs of a client and its far memory, one operation after the other.
+// A Mover moves data between the queue pairs of a client and its far memory, one operation
+// after another.
 type Mover struct {
 	bound  time.Duration
-	over   chan struct{} // closed when the goroutine has ended; nil: it was not started
+	over   chan struct{} // closed when the goroutine has ended; nil before it is started
 	stuck  chan struct{} // closed when an operation takes too long
-	giveUp func()        // closes stuck; calls after the first do nothing
+	giveUp func()        // closes stuck; later calls do nothing
 
 	mu      sync.Mutex
-	work    sync.Cond // ops, or closed
+	work    sync.Cond // signaled when there are ops, or on Close
 	ops     []op
 	closed  bool
 	busy    bool
-	beats   uint64 // operations that have ended
-	seen    uint64 // beats when the watchdog last looked
+	beats   uint64 // number of completed operations
+	seen    uint64 // beats at the last check of the watchdog
 	dog     *time.Timer
-	free    [2][]*block // not in use: small ones, large ones
+	free    [2][]*block // unused blocks: small ones, large ones
 	blocks  int         // bytes of all blocks
 	fetched int         // bytes of blocks of Fetches in use
-	waiting []*Queue    // a Fetch found no memory
+	waiting []*Queue    // queues of Fetches that found no memory
 
 	storing atomic.Int64 // bytes of blocks in use by Stores, and of their operations
 	crowd   []*Queue     // queues to notify when the client is no longer crowded; guarded by mu
@@ -63,12 +66,13 @@ type op struct {
 	addr   uint64
 	b      *block
 	off, n int
-	stores uint64 // Store: that many end with it
+	stores uint64 // number of Stores that end with this operation
 	fetch  bool
 	fence  chan struct{}
 }
 
-// New returns a Mover without a goroutine, which Start starts. onStuck is called, once, when an operation has taken bound to twice bound.
+// New returns a Mover whose goroutine Start will start. onStuck is called once if an operation
+// takes longer than bound, at the latest after twice bound.
 func New(bound time.Duration, onStuck func()) *Mover {
 	m := &Mover{bound: bound, stuck: make(chan struct{})}
 	m.giveUp = sync.OnceFunc(func() {
@@ -79,13 +83,14 @@ func New(bound time.Duration, onStuck func()) *Mover {
 	return m
 }
 
-// Start begins to move. It must be called once, before anything is to be moved.
+// Start starts the goroutine. It must be called once, before the first operation.
 func (m *Mover) Start() {
 	m.over = make(chan struct{})
 	go m.run()
 }
 
-// Fence returns when all that was asked for before has ended, or will not: the Mover is stuck, or was closed.
+// Fence returns when all earlier operations have completed, or never will because the Mover is
+// stuck or closed.
 func (m *Mover) Fence() {
 	if m.over == nil {
 		return
@@ -101,7 +106,8 @@ func (m *Mover) Fence() {
 	}
 }
 
-// Close ends the Mover: what is outstanding is not done any more. It waits for the operation at hand, however long that takes.
+// Close ends the Mover. Outstanding operations are discarded. Close waits for the operation in
+// progress, however long that takes.
 func (m *Mover) Close() {
 	if m.over == nil {
 		return
@@ -154,7 +160,7 @@ func (m *Mover) run() {
 	}
 }
 
-// watch sets the watchdog when the goroutine becomes busy. Called with mu held.
+// watch starts the watchdog when the goroutine becomes busy. Called with mu held.
 func (m *Mover) watch() {
 	if m.busy {
 		return
@@ -167,7 +173,7 @@ func (m *Mover) watch() {
 	}
 }
 
-// look ends a client whose memory does not come.
+// look ends a client whose memory does not respond.
 func (m *Mover) look() {
 	m.mu.Lock()
 	stuck := m.busy && m.beats == m.seen
@@ -192,7 +198,7 @@ func (o *op) do() error {
 	return o.mem.write(o.b.buf[o.off:o.off+o.n], o.addr)
 }
 
-// end takes the result of o. Called with mu held.
+// end processes the result of o. Called with mu held.
 func (o *op) end(m *Mover, err error) {
 	switch {
 	case o.fence != nil:
@@ -228,7 +234,7 @@ func (o *op) end(m *Mover, err error) {
 	o.q.notify()
 }
 
-// take returns a block that holds n bytes. Called with mu held.
+// take returns a block with room for n bytes. Called with mu held.
 func (m *Mover) take(n int) *block {
 	size, i := blockSize, 1
 	if n <= smallBlock {
@@ -256,14 +262,14 @@ func (m *Mover) put(b *block) {
 	m.free[i] = append(m.free[i], b)
 }
 
-// freeFetch takes back the block of a Fetch. Called with mu held.
+// freeFetch frees the block of a Fetch. Called with mu held.
 func (m *Mover) freeFetch(b *block) {
 	m.fetched -= len(b.buf)
 	m.put(b)
 	m.wake(&m.waiting)
 }
 
-// wake notifies the queues of a list that wait, and empties it. Called with mu held.
+// wake notifies the queues in a list and empties it. Called with mu held.
 func (m *Mover) wake(list *[]*Queue) {
 	for _, q := range *list {
 		q.waits = slices.DeleteFunc(q.waits, func(l *[]*Queue) bool { return l == list })
@@ -289,11 +295,11 @@ const (
 	released // while fetching
 )
 
-// block is memory of the daemon for data on its way: a Fetch, or Stores of one queue pair.
+// block is memory of the daemon for data in transit: a Fetch, or Stores of one queue pair.
 type block struct {
 	m     *Mover
 	buf   []byte
-	n     int           // Fetch: bytes; Stores: bytes in use
+	n     int           // Fetch: its bytes; Stores: bytes in use
 	refs  int           // Stores: operations; guarded by Mover.mu
 	state atomic.Uint32 // Fetch
 }
@@ -324,13 +330,14 @@ func (b *block) Release() {
 	b.m.freeFetch(b)
 }
 
-// Queue is the verbs.Mover of one queue pair. Its worker's goroutine is the only one to use it, but for notify.
+// Queue is the verbs.Mover of one queue pair. Only the goroutine of its worker may use it,
+// except for notify.
 type Queue struct {
 	m       *Mover
 	notify  func()
-	backlog atomic.Int64 // bytes to be stored
+	backlog atomic.Int64 // bytes that must still be stored
 	stored  atomic.Uint64
-	failed  atomic.Uint64 // number of the first Store that failed; 0: none
+	failed  atomic.Uint64 // number of the first Store that failed, or 0
 
 	cur   *block      // block of the next Store; guarded by Mover.mu
 	waits []*[]*Queue // lists that contain the queue; guarded by Mover.mu
@@ -341,14 +348,15 @@ var _ verbs.Mover = (*Queue)(nil)
 // NewQueue returns the Queue of a new queue pair.
 func (m *Mover) NewQueue() *Queue { return &Queue{m: m, notify: func() {}} }
 
-// Notify makes f be called after each operation, and when a Fetch that found no memory may find some. f must not block, and not use the Queue.
-// Notify must be called before the first operation.
+// Notify makes the Mover call f after each operation, and when memory for a failed Fetch may be
+// free. f must not block or use the Queue. Notify must be called before the first operation.
 func (q *Queue) Notify(f func()) { q.notify = f }
 
-// Backlog returns how many bytes are to be stored.
+// Backlog returns the number of bytes that must still be stored.
 func (q *Queue) Backlog() int { return int(q.backlog.Load()) }
 
-// Crowded reports whether the client has so much to be stored that nothing more should be taken for it. Then q is notified when that is over.
+// Crowded reports whether the client has so many bytes to store that it should receive no more.
+// If it does, q is notified when that has changed.
 func (q *Queue) Crowded() bool {
 	m := q.m
 	if m.storing.Load() <= storeLimit {
@@ -403,7 +411,8 @@ func (q *Queue) Store(mem verbs.FarMemory, addr uint64, size uint32, p marked.By
 	}
 }
 
-// extend returns the newest operation if a Store that follows it in memory and in b can be part of it.
+// extend returns the newest operation if a Store can be appended to it, because it follows in
+// memory and in b.
 func (m *Mover) extend(q *Queue, mem memory, addr uint64, b *block) *op {
 	if len(m.ops) == 0 {
 		return nil
@@ -432,16 +441,16 @@ func (q *Queue) Fetch(mem verbs.FarMemory, addr uint64, n uint32) verbs.Fetch {
 	return b
 }
 
-// errGone is the error of memory whose process has exited or executed another program.
+// errGone is returned for memory of a process that has exited or executed another program.
 var errGone = errors.New("its process has exited, or has executed another program")
 
-// memory is a *Memory.
+// memory is implemented by *Memory.
 type memory interface {
 	read(b []byte, addr uint64) error
 	write(b []byte, addr uint64) error
 }
 
-// Memory is the memory of a process, by a descriptor of its /proc/self/mem.
+// Memory is the memory of a process, accessed through a descriptor of its /proc/self/mem.
 type Memory struct{ fd int }
 
 // Close closes the descriptor. No Mover may use the memory any more.
@@ -450,7 +459,7 @@ func (m *Memory) Close() error { return unix.Close(m.fd) }
 func (m *Memory) read(b []byte, addr uint64) error  { return move(m.fd, b, addr, unix.Pread) }
 func (m *Memory) write(b []byte, addr uint64) error { return move(m.fd, b, addr, unix.Pwrite) }
 
-// move moves all of b, by as many calls as it takes.
+// move moves all of b, in as many calls as needed.
 func move(fd int, b []byte, addr uint64, call func(fd int, b []byte, off int64) (int, error)) error {
 	for len(b) > 0 {
 		n, err := call(fd, b, int64(addr))

@@ -11,14 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrMemory is the error of a descriptor that Open does not take.
+// ErrMemory is returned for a descriptor that Open does not accept.
 var ErrMemory = errors.New("far: not the client's /proc/self/mem")
 
-// Open takes fd, which must be the /proc/self/mem of the process pid, open for reading and writing. On success it owns fd. It may block for as
-// long as the owner of fd likes.
+// Open accepts fd if it is the /proc/self/mem of the process pid, open for reading and writing.
+// On success it owns fd. It may block for as long as the owner of fd wants.
 //
-// The kernel decides which memory it is when the file is opened. Open finds mistakes, not attacks: a
-// client with such a descriptor of another process can already use its memory.
+// The kernel determines which memory it is when the file is opened. Open detects mistakes, not
+// attacks: a client with such a descriptor of another process can already access that process's
+// memory.
 func Open(fd, pid int) (*Memory, error) {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(fd, &fs); err != nil {
@@ -45,7 +46,7 @@ func Open(fd, pid int) (*Memory, error) {
 	if flags&unix.O_ACCMODE != unix.O_RDWR {
 		return nil, fmt.Errorf("%w: not open for reading and writing", ErrMemory)
 	}
-	// Nothing is read of a process that is gone; one that is there has a page, or EIO.
+	// A read returns nothing if the process has ended. Otherwise it returns a byte or EIO.
 	var b [1]byte
 	if n, err := unix.Pread(fd, b[:], 0); n == 0 && err == nil {
 		return nil, fmt.Errorf("%w: %w", ErrMemory, errGone)
@@ -53,7 +54,8 @@ func Open(fd, pid int) (*Memory, error) {
 	return &Memory{fd}, nil
 }
 
-// ownerOf returns the process whose memory a file of procfs is, by its name there: PID/mem or PID/task/TID/mem.
+// ownerOf returns the process of a memory file of procfs, by the file's name there: PID/mem or
+// PID/task/TID/mem.
 func ownerOf(name string) (int, error) {
 	if strings.HasSuffix(name, " (deleted)") {
 		return 0, fmt.Errorf("%w: %w", ErrMemory, errGone)
@@ -71,8 +73,8 @@ func ownerOf(name string) (int, error) {
 	return 0, fmt.Errorf("%w: a file named %q", ErrMemory, name)
 }
 
-// checkOwner checks that a file PID/mem of owner is that of pid. Both numbers are of the daemon's namespace, or owner is of that of the
-// procfs that the file is on.
+// checkOwner checks that the file PID/mem of owner belongs to pid. Both numbers are in the
+// daemon's namespace, or owner is in the namespace of the file's procfs.
 func checkOwner(fd, owner, pid int) error {
 	var have, want unix.Stat_t
 	if err := unix.Fstat(fd, &have); err != nil {
@@ -82,7 +84,7 @@ func checkOwner(fd, owner, pid int) error {
 	if err := unix.Stat(dir+"/mem", &want); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) {
 		return fmt.Errorf("far: %s: %w", dir, err)
 	}
-	hidden := want.Dev == 0 // by procfs's option hidepid
+	hidden := want.Dev == 0 // by the mount option hidepid of procfs
 	if owner == pid && (hidden || have.Dev == want.Dev) {
 		return nil
 	}
@@ -92,7 +94,7 @@ func checkOwner(fd, owner, pid int) error {
 	return fmt.Errorf("%w: the memory of process %d, and the client is process %d", ErrMemory, owner, pid)
 }
 
-// pidsOf returns the numbers of a process in all namespaces that it is in.
+// pidsOf returns the numbers of a process in all namespaces that it belongs to.
 func pidsOf(dir string) (pids []int) {
 	b, err := os.ReadFile(dir + "/status")
 	if err != nil {

@@ -160,7 +160,7 @@ func (q *QP) count(wc *WC) {
 	}
 }
 
-// flushSend takes one more posted work request, in order to flush it.
+// flushSend takes and flushes another posted work request.
 func (q *QP) flushSend(wc *WC) bool {
 	if q.sqHead != q.sqTail || q.cfg.Sends == nil || !q.cfg.Sends.NextSend(&q.wr) {
 		return false
@@ -171,7 +171,8 @@ func (q *QP) flushSend(wc *WC) bool {
 	return true
 }
 
-// flushRecv does the same for a receive of the QP's own queue; the receives of an SRQ are for other QPs.
+// flushRecv takes and flushes another receive of the QP's own queue. The receives of an SRQ are
+// left for other QPs.
 func (q *QP) flushRecv(wc *WC) bool {
 	if q.rqHead != q.rqTail || q.cfg.SRQ != nil || !q.nextRecv(&q.rwr) {
 		return false

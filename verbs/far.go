@@ -5,38 +5,45 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
-// Far memory is client memory that no worker may touch, because an access can block for as long as the client likes. A Mover copies between
-// it and memory of the daemon. What arrives is stored, and completes when it has been; what is to be sent is fetched ahead of its turn.
+// Far memory is client memory that no worker may access, because an access can block for as
+// long as the client wants. A Mover copies between it and memory of the daemon. Received data
+// is stored, and completes only then. Data to send is fetched ahead of its turn.
 
-// FarMemory names the memory of a process to a Mover.
+// FarMemory identifies the memory of a process to a Mover.
 type FarMemory any
 
-// MaxFetch is the largest number of bytes of one Fetch.
+// MaxFetch is the maximum number of bytes of a Fetch.
 const MaxFetch = 64 << 10
 
-// fetchAhead is how many bytes of far memory a QP fetches ahead for each direction of its messages: its own, and responses.
+// fetchAhead is the number of bytes of far memory that a QP fetches ahead, for its own messages
+// and for responses each.
 const fetchAhead = 4 * MaxFetch
 
-// A Mover reaches far memory for one QP. Its methods never block. Each operation takes effect after those before it.
+// A Mover accesses far memory for one QP. Its methods never block. Operations take effect in
+// order.
 type Mover interface {
-	// Store copies the first n bytes of p, to be stored at addr.
+	// Store copies the first n bytes of p and will store them at addr.
 	Store(mem FarMemory, addr uint64, n uint32, p marked.Bytes)
-	// Stored returns how many Stores have ended, and the number of the first that failed, from 1; 0: none.
+	// Stored returns the number of Stores that have completed, and the number of the first one
+	// that failed, counted from 1, or 0.
 	Stored() (done, failed uint64)
-	// Fetch begins to read n bytes at addr, at most MaxFetch. It returns nil if there is no memory for them now.
+	// Fetch starts to read n bytes at addr, at most MaxFetch. It returns nil if there is no
+	// memory for them now.
 	Fetch(mem FarMemory, addr uint64, n uint32) Fetch
 }
 
-// A Fetch is bytes of far memory that were asked for.
+// A Fetch is a read of far memory in progress, or its result.
 type Fetch interface {
 	Len() int
-	// Bytes returns the bytes, nil until they are here. ok is false if they could not be read.
+	// Bytes returns the bytes, or nil while the read is in progress. ok is false if it has
+	// failed.
 	Bytes() (b []byte, ok bool)
-	// Release ends the use of the bytes, also before they are here.
+	// Release frees the bytes. It may be called while the read is in progress.
 	Release()
 }
 
-// RegisterFar is Register for length bytes at addr of mem. Nobody can be granted atomics on far memory: they would not be atomic.
+// RegisterFar is Register for length bytes at addr of mem. Far memory cannot allow atomics,
+// because accesses to it are not atomic.
 func (t *Table) RegisterFar(pd PDID, mem FarMemory, addr, length, base uint64, a Access) (*Region, error) {
 	if a&RemoteAtomic != 0 {
 		return nil, ErrFarAtomic
@@ -44,7 +51,8 @@ func (t *Table) RegisterFar(pd PDID, mem FarMemory, addr, length, base uint64, a
 	return t.register(&Region{pd: pd, kind: kindMR, far: mem, addr: addr}, length, base, a)
 }
 
-// memory is what a check has granted: b, or bytes from addr on of the region far. None: it is the zero value.
+// memory is the memory that a check has granted: b, or the bytes from addr on of the region
+// far. The zero value is no memory.
 type memory struct {
 	b    []byte
 	far  *Region
@@ -72,7 +80,7 @@ func (q *QP) stored(n uint64) bool {
 	return done >= n
 }
 
-// Settled reports whether all that was placed is in the client's memory. Completions wait for that.
+// Settled reports whether all placed data is in the client's memory. Completions wait for that.
 func (q *QP) Settled() bool { return q.stored(q.stores) }
 
 // storedOK reports whether none of the first n Stores has failed.
@@ -84,13 +92,13 @@ func (q *QP) storedOK(n uint64) bool {
 	return failed == 0 || n < failed
 }
 
-// fetches are bytes of far memory in the order in which they will be sent.
+// fetches holds bytes of far memory in the order of sending.
 type fetches struct {
 	list  []Fetch
-	spent int // of list: taken whole, not released before that
-	head  int // of list: not taken whole
-	taken int // bytes of the head
-	n     int // bytes that are not taken
+	spent int // entries of list that were taken whole and are not yet released
+	head  int // first entry of list that was not taken whole
+	taken int // bytes taken of that entry
+	n     int // bytes that are not taken yet
 }
 
 func (f *fetches) push(x Fetch) {
@@ -98,7 +106,8 @@ func (f *fetches) push(x Fetch) {
 	f.n += x.Len()
 }
 
-// ready reports whether the next n bytes are here. ok is false if some of them could not be read.
+// ready reports whether the next n bytes have arrived. ok is false if some of them could not be
+// read.
 func (f *fetches) ready(n int) (here, ok bool) {
 	if n == 0 {
 		return true, true
@@ -119,7 +128,8 @@ func (f *fetches) ready(n int) (here, ok bool) {
 	return false, true
 }
 
-// take appends the next n bytes to dst. They are valid until the next release. It reports false if they are not all here.
+// take appends the next n bytes to dst. They are valid until the next release. It returns false
+// if some have not arrived.
 func (f *fetches) take(n int, dst [][]byte) ([][]byte, bool) {
 	if here, _ := f.ready(n); !here {
 		return dst, false
@@ -139,7 +149,7 @@ func (f *fetches) take(n int, dst [][]byte) ([][]byte, bool) {
 	return dst, true
 }
 
-// release gives back what was taken.
+// release frees the bytes that were taken.
 func (f *fetches) release() {
 	for ; f.spent < f.head; f.spent++ {
 		f.list[f.spent].Release()
@@ -151,27 +161,28 @@ func (f *fetches) release() {
 	}
 }
 
-// drop gives everything back.
+// drop frees everything.
 func (f *fetches) drop() {
 	f.head = len(f.list)
 	f.release()
 	f.taken, f.n = 0, 0
 }
 
-// farSends are the fetches for work requests.
+// farSends holds the fetches for work requests.
 type farSends struct {
 	fetches
-	any bool   // a work request had far memory
-	at  uint32 // slot to be fetched for next; free-running
-	off uint64 // bytes of its payload that were asked for
+	any bool   // a work request had payload in far memory
+	at  uint32 // slot to fetch for next; free-running
+	off uint64 // bytes of its payload requested so far
 }
 
-// fetchSends fetches the payload of posted work requests ahead of their turn. A fenced one waits for its turn: an earlier Read may still write
-// to its memory. sending is the slot whose turn it is, or noSlot.
+// fetchSends fetches the payload of posted work requests ahead of their turn. A fenced one is
+// not fetched before its turn, since an earlier Read may still write to its memory. sending is
+// the slot whose turn it is, or noSlot.
 func (q *QP) fetchSends(sending uint32) {
 	f := &q.farSends
 	if !f.any || q.awaits && sending == noSlot {
-		return // what is waited for comes first
+		return // fetch for the fenced request first
 	}
 	if int32(f.at-q.sqHead) < 0 {
 		f.at, f.off = q.sqHead, 0
@@ -189,7 +200,8 @@ func (q *QP) fetchSends(sending uint32) {
 
 const noSlot = 1<<32 - 1
 
-// fetchSlot fetches what is left of the payload of s, the work request at farSends.at. It reports whether it has asked for all.
+// fetchSlot fetches the rest of the payload of s, the work request at farSends.at. It returns
+// false if there was not enough memory.
 func (q *QP) fetchSlot(s *sendSlot) bool {
 	f := &q.farSends
 	off := f.off
@@ -208,7 +220,7 @@ func (q *QP) fetchSlot(s *sendSlot) bool {
 				}
 				f.push(x)
 			} else if m.b == nil {
-				return false // Gather finds that
+				return false // Gather reports the error
 			}
 			f.off += uint64(n)
 			off += uint64(n)
@@ -218,7 +230,8 @@ func (q *QP) fetchSlot(s *sendSlot) bool {
 	return true
 }
 
-// farBytes returns how many of the n bytes at off of a work request's payload are far memory.
+// farBytes returns how many of the n bytes at off of a work request's payload are in far
+// memory.
 func (q *QP) farBytes(sges []SGE, off uint64, n int) (far int) {
 	for k := range sges {
 		g := &sges[k]
@@ -238,15 +251,15 @@ func (q *QP) farBytes(sges []SGE, off uint64, n int) (far int) {
 	return far
 }
 
-// farResponse are the fetches for the response to a Read.
+// farResponse holds the fetches for the response to a Read.
 type farResponse struct {
 	fetches
 	stag uint32
-	next uint64 // tagged offset to be fetched next
+	next uint64 // tagged offset to fetch next
 }
 
-// gatherResponse is Gather for a response out of far memory, of which left bytes follow. It reports false if the bytes are not here: awaits
-// says whether they will be.
+// gatherResponse is Gather for a response from far memory, of which left bytes follow. It
+// returns false if the bytes have not arrived; awaits reports whether they will.
 func (q *QP) gatherResponse(src *rdmap.Source, n, left int, dst [][]byte) ([][]byte, bool) {
 	f := &q.farResponse
 	f.release()
@@ -261,8 +274,9 @@ func (q *QP) gatherResponse(src *rdmap.Source, n, left int, dst [][]byte) ([][]b
 	return f.take(n, dst)
 }
 
-// ready reports whether the next n bytes of f are here; awaits says whether they will be. A QP that gets no memory for what it needs next gives
-// back all that it has: if many waited for more and kept theirs, none might get any.
+// ready reports whether the next n bytes of f have arrived; awaits reports whether they will. A
+// QP that gets no memory for the bytes that it needs next frees all its fetches: if many QPs
+// kept theirs while waiting, none might get enough.
 func (q *QP) ready(f *fetches, n int) bool {
 	here, ok := f.ready(n)
 	q.awaits = !here && ok
@@ -289,7 +303,7 @@ func (q *QP) fetchResponse(end uint64) {
 		n := uint32(min(end-f.next, MaxFetch))
 		m, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, f.stag, f.next, n, UseReadSource)
 		if m.far == nil {
-			return // Gather finds that
+			return // Gather reports the error
 		}
 		x := q.cfg.Mover.Fetch(m.far.far, m.addr, n)
 		if x == nil {

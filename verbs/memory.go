@@ -13,14 +13,15 @@ import (
 
 var _ rdmap.Memory = (*QP)(nil)
 
-// Recv implements rdmap.Memory. Receives are used in the order of message numbers, whatever the order of arrival: Recv takes all up to msn.
-// Asking again for one already taken returns the same one.
+// Recv implements rdmap.Memory. Receives are used in the order of message numbers, whatever the
+// order of arrival: Recv takes all up to msn. Another call with the same msn returns the same
+// receive.
 func (q *QP) Recv(msn serial.Num) (id, size uint32, ok bool) {
 	if q.state != StateRTS {
 		return 0, 0, false
 	}
 	if q.stats.Recvs == 0 && msn == firstMSN+1 {
-		// The first message was an RTR, which takes no receive (RFC 6581 section 9.2).
+		// The first message was an RTR, which uses no receive (RFC 6581 section 9.2).
 		q.rqHead, q.rqTail = msn, msn
 	}
 	if n := msn.Sub(q.rqHead); n < 0 || n >= len(q.rq) {

@@ -53,7 +53,7 @@ type QPConfig struct {
 	Sends     SendSource
 	Recvs     RecvSource
 	SRQ       *SRQ  // used instead of Recvs
-	Mover     Mover // reaches far memory; nil: the PD has none
+	Mover     Mover // accesses far memory; nil if the PD has none
 }
 
 type sendSlot struct {
@@ -66,9 +66,9 @@ type sendSlot struct {
 	inline int // bytes of inline data; -1: SGEs
 	length uint32
 
-	need, gathered uint32 // bytes of payload to be sent, and those that Gather has returned
+	need, gathered uint32 // bytes of payload to send, and those that Gather has returned
 	far, fence     bool   // some of its payload is far memory; it is fenced
-	stores         uint64 // it completes when so many Stores of the QP have ended
+	stores         uint64 // the work request completes when this many Stores of the QP have ended
 }
 
 // complete reports whether the work request is complete. An outgoing payload must have been gathered too, because its memory may be reused
@@ -89,7 +89,7 @@ type recvSlot struct {
 	length    uint32
 	imm       uint64
 	inv       uint32
-	stores    uint64 // as of a sendSlot
+	stores    uint64 // see sendSlot
 }
 
 // QP is a queue pair on an RDMAP stream. It is not safe for concurrent use.
@@ -115,8 +115,8 @@ type QP struct {
 	rqHead serial.Num // MSN of the oldest receive in use
 	rqTail serial.Num // MSN of the next receive to be taken
 
-	stores      uint64 // Stores asked of cfg.Mover
-	storeFailed bool   // one has failed
+	stores      uint64 // number of Stores passed to cfg.Mover
+	storeFailed bool   // a Store has failed
 	farSends    farSends
 	farResponse farResponse
 	awaits      bool            // the last Gather returned nothing because far memory is being fetched
@@ -134,7 +134,7 @@ type QP struct {
 // Stats are a QP's counters.
 type Stats struct {
 	Sends, Recvs         uint64 // work requests taken
-	Completions, Flushed uint64 // WCs made, of which WCFlushErr
+	Completions, Flushed uint64 // WCs generated, and those of them with WCFlushErr
 	LocalErrors          uint64 // WCs with another error
 	ProtectionErrors     uint64 // checks of the peer's accesses that failed
 	BytesPlaced          uint64
@@ -182,15 +182,16 @@ func (q *QP) PD() PDID { return q.cfg.PD }
 // Config returns the configuration, with the actual depths.
 func (q *QP) Config() QPConfig { return q.cfg }
 
-// Outstanding returns how many work requests of each queue the QP has taken and not completed.
+// Outstanding returns the number of work requests of each queue that the QP has taken and not
+// completed.
 func (q *QP) Outstanding() (sends, recvs int) {
 	return int(q.sqTail - q.sqHead), q.rqTail.Sub(q.rqHead)
 }
 
-// Taken returns how many send work requests the QP has taken.
+// Taken returns the number of send work requests that the QP has taken.
 func (q *QP) Taken() uint64 { return q.stats.Sends }
 
-// Retired returns how many of them are complete, in order.
+// Retired returns the number of those that are complete, in order.
 func (q *QP) Retired() uint64 { return q.stats.Sends - uint64(q.sqTail-q.sqHead) }
 
 // Stream returns the RDMAP stream, which is usable after Start.
@@ -240,7 +241,7 @@ func (q *QP) Error() {
 	for i := q.sqHead; i != q.sqTail; i++ {
 		if s := q.sendSlot(i); !s.complete() {
 			s.finish(WCFlushErr)
-			s.stores = q.stores // its memory is not the client's before
+			s.stores = q.stores // before that its memory may still be written
 		}
 	}
 	for m := q.rqHead; m != q.rqTail; m++ {

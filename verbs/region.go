@@ -21,7 +21,7 @@ const (
 	stateValid = 1 << 8
 )
 
-// windowsClosed in Region.windows: the region is gone, nothing can be bound.
+// windowsClosed is the value of Region.windows after deregistration: nothing can be bound.
 const windowsClosed = -1 << 30
 
 // Region is a memory region or window. The control plane creates it; work requests may change fast-register regions and windows. The fields
@@ -34,16 +34,16 @@ type Region struct {
 	qp    atomic.Uint32          // kindWindow: the QP it is bound for
 	acc   atomic.Uint32          // Access
 	base  atomic.Uint64          // address of the first byte
-	off   atomic.Uint64          // of the first byte in root's memory
+	off   atomic.Uint64          // offset of the first byte in root's memory
 	size  atomic.Uint64          // bytes
-	root  atomic.Pointer[Region] // whose memory it is; nil for a window not bound
+	root  atomic.Pointer[Region] // region that owns the memory; nil for an unbound window
 	kind  kind
 	gone  bool // deregistered; guarded by Table.mu
 	index uint32
 
-	mem     []byte       // all of it; nil for a window and for far memory
+	mem     []byte       // the whole memory; nil for a window and for far memory
 	far     FarMemory    // nil: mem, or a window
-	addr    uint64       // of the first byte in far
+	addr    uint64       // address of the first byte in far
 	windows atomic.Int32 // windows bound to this region, or windowsClosed
 	most    Access       // kindFast: what OpReg may grant
 }
@@ -72,7 +72,7 @@ func (r *Region) Far() bool {
 // Window reports whether it is a memory window.
 func (r *Region) Window() bool { return r.kind == kindWindow }
 
-// set publishes the range and rights; the state is the caller's to set.
+// set publishes the range and the rights. The caller sets the state.
 func (r *Region) set(base, off, size uint64, a Access) {
 	r.base.Store(base)
 	r.off.Store(off)
@@ -138,7 +138,7 @@ func (r *Region) invalidate(key uint8, force bool) bool {
 	return true
 }
 
-// Use is what a check is for; it selects the rights and the error codes.
+// Use is the purpose of a check. It selects the required rights and the error codes.
 type Use uint8
 
 // Uses of memory.
@@ -163,7 +163,7 @@ var rights = [numUses]Access{
 type fault uint8
 
 const (
-	faultSTag   fault = iota // no such STag, key wrong, not valid
+	faultSTag   fault = iota // no such STag, wrong key, or not valid
 	faultStream              // another PD, or a window of another QP
 	faultAccess
 	faultWrap

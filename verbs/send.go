@@ -47,7 +47,7 @@ func (q *QP) post(wr *SendWR) {
 		return
 	}
 	if !q.stream.PostSend(&w) {
-		// The stream has ended; its Flush will not know this one.
+		// The stream has ended, so its flush will not include this request.
 		s.finish(WCFlushErr)
 	}
 }
@@ -153,7 +153,7 @@ func (q *QP) compile(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR) WCStatus {
 		if inline || len(wr.SGEs) != 1 {
 			return WCLocQPOpErr
 		}
-		return WCSuccess // the SGE is checked when it is done
+		return WCSuccess // the SGE is checked when the bind is executed
 	case OpLocalInv:
 		if inline || len(wr.SGEs) != 0 {
 			return WCLocQPOpErr
@@ -167,7 +167,7 @@ func (q *QP) compile(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR) WCStatus {
 	return q.keepSGEs(wr, i, s, w, use, outgoing)
 }
 
-// keepInline is the end of compile for a payload in the work request.
+// keepInline finishes compile for a payload in the work request.
 func (q *QP) keepInline(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR) WCStatus {
 	if len(wr.SGEs) != 0 {
 		return WCLocQPOpErr

@@ -1,7 +1,7 @@
 package verbs
 
-// SRQ is a shared receive queue: receives that several QPs of one worker take
-// from. It is for that worker's goroutine.
+// SRQ is a shared receive queue, from which several QPs of one worker take receives. Only that
+// worker's goroutine may use it.
 type SRQ struct {
 	src   RecvSource
 	taken uint64
@@ -19,5 +19,5 @@ func (s *SRQ) NextRecv(wr *RecvWR) bool {
 	return true
 }
 
-// Taken returns how many receives were taken.
+// Taken returns the number of receives that were taken.
 func (s *SRQ) Taken() uint64 { return s.taken }

@@ -18,7 +18,7 @@ import (
 	"sync/atomic"
 )
 
-// PDID names a protection domain; it is unique over all clients.
+// PDID identifies a protection domain. It is unique over all clients.
 type PDID uint64
 
 // Errors of the control path.
@@ -35,8 +35,9 @@ var (
 const (
 	dirBits, midBits, leafBits = 12, 6, 6
 
-	// MaxRegions is how many regions and windows a Table holds: a sixteenth of the index space. A random index is nearly always free at the
-	// first try, and a guessed STag is valid with a probability of at most 2^-12; a wrong guess ends the stream.
+	// MaxRegions is the maximum number of regions and windows in a Table: a sixteenth of the
+	// index space. A random index is nearly always free at the first try, and a guessed STag is
+	// valid with a probability of at most 2^-12; a wrong guess ends the stream.
 	MaxRegions = 1 << 20
 
 	maxDraws = 1000 // attempts to draw a free index
@@ -84,7 +85,7 @@ func (t *Table) Register(pd PDID, mem []byte, base uint64, a Access) (*Region, e
 	return t.register(&Region{pd: pd, kind: kindMR, mem: mem}, uint64(len(mem)), base, a)
 }
 
-// register makes r, which has size bytes, valid.
+// register makes r valid. It has size bytes.
 func (t *Table) register(r *Region, size, base uint64, a Access) (*Region, error) {
 	if !a.valid() {
 		return nil, fmt.Errorf("%w: %#x", ErrAccess, uint32(a))
@@ -169,7 +170,7 @@ func (t *Table) insert(r *Region, valid bool) error {
 		t.n++
 		return nil
 	}
-	return ErrTableFull // only a broken reader gets here
+	return ErrTableFull // reached only if the reader is broken
 }
 
 // Deregister invalidates r and frees its STag. If windows are bound to it, it returns ErrBusy and changes nothing. A second call does

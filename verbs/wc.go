@@ -6,7 +6,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// WCStatus says how a work request ended. Values are libibverbs' ibv_wc_status.
+// WCStatus is the result of a work request. Values are libibverbs' ibv_wc_status.
 type WCStatus uint8
 
 // Statuses that iwarpd reports.
@@ -42,7 +42,7 @@ func (s WCStatus) String() string {
 	return fmt.Sprintf("status %d", uint8(s))
 }
 
-// WCOp is what completed. Values are libibverbs' ibv_wc_opcode; iwarpd's own
+// WCOp is the operation that completed. Values are libibverbs' ibv_wc_opcode; iwarpd's own
 // start at 64.
 type WCOp uint8
 
@@ -106,8 +106,8 @@ func (w *WC) Wakes() bool { return w.Flags&WCSolicited != 0 || w.Status != WCSuc
 
 const vendorValid = 1 << 31
 
-// Vendor packs the layer, type and code of a Terminate: 1<<31 | remote<<30 |
-// layer<<16 | type<<8 | code. remote: the peer sent it. Nil gives 0.
+// Vendor packs the layer, type and code of a Terminate: 1<<31 | remote<<30 | layer<<16 |
+// type<<8 | code. remote is true if the peer sent it. Vendor(nil, remote) is 0.
 func Vendor(e *term.Error, remote bool) uint32 {
 	if e == nil {
 		return 0
@@ -119,8 +119,7 @@ func Vendor(e *term.Error, remote bool) uint32 {
 	return v
 }
 
-// Terminate unpacks Vendor: the violation, nil if none, and whether the peer
-// reported it.
+// Terminate unpacks Vendor. It returns the violation, or nil, and whether the peer reported it.
 func (w *WC) Terminate() (e *term.Error, remote bool) {
 	if w.Vendor&vendorValid == 0 {
 		return nil, false

@@ -58,7 +58,7 @@ func (t *Table) bind(pd PDID, qp, stag, lkey uint32, addr uint64, n uint32, a Ac
 	return true
 }
 
-// hold counts one more window bound to r. It reports false if r is gone.
+// hold counts another window bound to r. It returns false if r has been deregistered.
 func (r *Region) hold() bool {
 	for {
 		n := r.windows.Load()
@@ -94,8 +94,8 @@ func (r *Region) change(stag uint32, root *Region, set func()) bool {
 	return true
 }
 
-// remoteInv invalidates stag for the peer of QP qp. The peer can invalidate only what work requests made valid, not a region that the
-// control plane registered, nor a window of another QP.
+// remoteInv invalidates stag for the peer of QP qp. The peer can only invalidate what work
+// requests made valid: neither regions of the control plane nor windows of other QPs.
 func (t *Table) remoteInv(pd PDID, qp, stag uint32) bool {
 	r := t.at(stag)
 	if r == nil || r.pd != pd || r.kind == kindWindow && r.qp.Load() != qp {

@@ -50,7 +50,7 @@ type SendWR struct {
 	RKey   uint32
 	Remote uint64
 	Inv    uint32
-	Imm    uint64 // 8 bytes of immediate data, the first in the high byte
+	Imm    uint64 // 8 bytes of immediate data, the first byte most significant
 
 	CompareAdd, Swap, CompareMask, SwapMask uint64
 

@@ -203,7 +203,7 @@ func plural(n uint32, thing string) string {
 	return fmt.Sprintf("%d %s", n, thing)
 }
 
-// bytes writes a number of bytes in a unit that fits.
+// octets writes a number of bytes in a unit that fits.
 func octets(n uint64) string {
 	const units = "KMGTPE"
 	if n < 1024 {
