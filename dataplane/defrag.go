@@ -33,7 +33,7 @@ type FragmentSource interface {
 // FragmentStats are the counters of reassembly, for all workers.
 type FragmentStats struct {
 	ipfrag.Stats
-	Lost uint64 // reassembled packets dropped because the worker was too far behind
+	Lost uint64 // packets dropped after reassembly because the worker was too far behind
 }
 
 // defrag reassembles the fragments from the workers' links and from the engine's
@@ -41,7 +41,7 @@ type FragmentStats struct {
 type defrag struct {
 	e      *Engine
 	dev    *device
-	source FragmentSource // beside the queues; nil: none
+	source FragmentSource // source in addition to the queues, or nil
 
 	mu     sync.Mutex
 	r      *ipfrag.Reassembler // nil until the first fragment
@@ -85,7 +85,7 @@ func (d *defrag) read() {
 		var wait time.Time
 		now := d.e.cfg.Now
 		if at := d.timeout(); at != 0 {
-			wait = time.Now().Add(at.Sub(now()) + time.Millisecond) // a source may return that much early
+			wait = time.Now().Add(at.Sub(now()) + time.Millisecond) // a source may return that much too early
 		}
 		b, err := d.source.Read(wait)
 		switch {
@@ -125,8 +125,8 @@ func (d *defrag) handle(now clock.Time, frame []byte) []byte {
 	return whole
 }
 
-// tellExpired makes the device's first worker send the ICMP errors about packets that timed out. d.mu is
-// held.
+// tellExpired makes the device's first worker send the ICMP errors for packets that have timed
+// out. d.mu is held.
 func (d *defrag) tellExpired() {
 	for {
 		x, ok := d.r.PollExpired()

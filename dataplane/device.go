@@ -12,18 +12,18 @@ import (
 	"github.com/iwarpd/iwarpd/sctp"
 )
 
-// device is an interface: the workers of its queues. Connections do not move between
-// devices; listeners, regions and completion queues are for all.
+// device is an interface with the workers of its queues. Connections do not move between
+// devices. Listeners, regions and completion queues belong to no device.
 type device struct {
 	name    string
 	workers []*worker
 	frags   defrag
 }
 
-// errUnplugged is why a connect by a device fails whose interface is gone.
+// errUnplugged is the error of connects over a device whose interface has been removed.
 var errUnplugged = errors.New("dataplane: the interface is gone")
 
-// named returns the device of that name, or nil.
+// named returns the device with that name, or nil.
 func (e *Engine) named(name string) *device {
 	for _, d := range e.devices {
 		if d.name == name {
@@ -33,10 +33,10 @@ func (e *Engine) named(name string) *device {
 	return nil
 }
 
-// device returns the device of that name, or the first device if there is none.
+// device returns the device with that name, or the first device if there is none.
 func (e *Engine) device(name string) *device { return cmp.Or(e.named(name), e.devices[0]) }
 
-// addDevice returns the device of that name, made if there is none.
+// addDevice returns the device with that name. It creates one if there is none.
 func (e *Engine) addDevice(name string) *device {
 	if d := e.named(name); d != nil {
 		return d
@@ -50,8 +50,8 @@ func (e *Engine) addDevice(name string) *device {
 // Device returns the name of the device that a connection uses.
 func (e *Engine) Device(id ConnID) string { return e.worker(id).dev.name }
 
-// WorkerDevice returns the name of the device that a worker, from 0 to Workers()-1,
-// serves a queue of.
+// WorkerDevice returns the name of the device whose queue a worker serves. Workers are numbered
+// from 0 to Workers()-1.
 func (e *Engine) WorkerDevice(worker int) string { return e.workers[worker].dev.name }
 
 // dialer returns the worker that opens connections from local.
@@ -59,13 +59,12 @@ func (d *device) dialer(local netip.AddrPort) *worker {
 	return d.workers[int(local.Port())%len(d.workers)]
 }
 
-// Unplug ends all connections of a device, since its interface is gone, and takes its
-// links: when it returns they are not used any more, and are the caller's to close. why
-// is what the connections end with. Until Plug nothing can be opened by that device; its
-// listeners stay.
+// Unplug ends all connections of a device with the error why, because its interface has been
+// removed. When it returns, the device's links are no longer used, and the caller must close
+// them. Until Plug nothing can be opened over the device; its listeners stay.
 func (e *Engine) Unplug(name string, why error) {
 	d := e.device(name)
-	for range 2 { // a connection may have been on its way from one worker to another
+	for range 2 { // a connection may have been moving from one worker to another
 		for _, w := range d.workers {
 			w.post(func(w *worker) { replaceLink(w, Queue{Link: link.NewNone(w.link.MTU())}, why) })
 		}
@@ -73,8 +72,8 @@ func (e *Engine) Unplug(name string, why error) {
 	}
 }
 
-// Plug gives a device that was unplugged a link for each of its workers, in the order
-// in which New was given them.
+// Plug gives a device that was unplugged new links, one for each of its workers, in the order
+// of those passed to New.
 func (e *Engine) Plug(name string, queues []Queue) error {
 	d := e.device(name)
 	if len(queues) != len(d.workers) {
@@ -87,14 +86,14 @@ func (e *Engine) Plug(name string, queues []Queue) error {
 	return nil
 }
 
-// unplugged reports whether l stands for an interface that is gone.
+// unplugged reports whether l stands for a removed interface.
 func unplugged(l link.Link) bool {
 	_, none := l.(*link.None)
 	return none
 }
 
-// replaceLink gives w another link. Its connections, which the old one has frames of, end
-// for the reason why; its listeners stay.
+// replaceLink gives w another link. Its connections, which hold frames of the old link, end
+// with the error why. Its listeners stay.
 func replaceLink(w *worker, q Queue, why error) {
 	for _, l := range slices.Collect(maps.Values(w.lanes)) {
 		l.cut(w, why)
@@ -115,11 +114,11 @@ func replaceLink(w *worker, q Queue, why error) {
 	}
 }
 
-// cut ends a lane at once, also one in TIME-WAIT, and one within the host, which has slots
-// of the link too.
+// cut ends a lane at once. It also ends those in TIME-WAIT, and those within the host, which
+// use slots of the link too.
 func (l *lane) cut(w *worker, why error) {
 	if l.gone {
-		return // by another of its keys
+		return // already cut under another key
 	}
 	for _, s := range l.llp.streams() {
 		if s.err == nil {
@@ -137,7 +136,7 @@ func (l *lane) cut(w *worker, why error) {
 	}
 }
 
-// setLink makes w use a link, and nothing of the one before.
+// setLink makes w use a link and discards all state of the previous one.
 func setLink(w *worker, q Queue) {
 	w.link, w.partial = q.Link, q.PartialChecksums
 	w.rx, w.recent, w.super = rxBurst{}, nil, superTx{}
@@ -154,5 +153,5 @@ func setLink(w *worker, q Queue) {
 	if w.e.cfg.TCP.MaxHeld == 0 {
 		w.tcp.MaxHeld = len(w.held.frames)
 	}
-	clear(w.strays.out) // their buffers are of the MTU
+	clear(w.strays.out) // their buffers have the size of the old MTU
 }

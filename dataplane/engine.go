@@ -25,14 +25,14 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// ConnID identifies a connection for the life of the engine. The upper 16 bits are the worker
-// that created it.
+// ConnID identifies a connection for the life of the engine. Its upper 16 bits are the number
+// of the worker that created it.
 type ConnID uint64
 
 // Worker returns the worker that created id. IDs of one worker increase.
 func (id ConnID) Worker() int { return int(id >> 48) }
 
-// ListenerID names a listener.
+// ListenerID identifies a listener.
 type ListenerID uint64
 
 // PollPolicy determines what an idle worker does.
@@ -52,7 +52,7 @@ type Config struct {
 	// block for long.
 	OnEvent func(Event)
 	Poll    PollPolicy
-	// Spin is how long an adaptive worker spins after work; default 50 µs.
+	// Spin is the time for which an adaptive worker spins after work; default 50 µs.
 	Spin time.Duration
 	// TCP is the configuration of every connection; default tcp.DefaultConfig(). If MaxHeld
 	// is 0, the worker's memory is the only limit.
@@ -69,8 +69,8 @@ type Config struct {
 	// Inline lets an application drive worker 0 by calling Turn. The engine's own goroutine
 	// takes over only while the application does not call it.
 	Inline bool
-	// Fragments is where the IP fragments of a device come from in addition to its
-	// queues, by its name. The engine closes them.
+	// Fragments are the sources of IP fragments in addition to the queues, by the name of the
+	// device. The engine closes them.
 	Fragments map[string]FragmentSource
 	// Now is the workers' clock; default clock.Now.
 	Now func() clock.Time
@@ -98,13 +98,13 @@ type SCTPConfig struct {
 // Queue is a NIC queue, to be served by a worker.
 type Queue struct {
 	Link link.Link
-	// Device is the name of the interface. A connection stays with the device that it
-	// began on; its frames may arrive by any.
+	// Device is the name of the interface. A connection stays with its device; its frames may
+	// arrive on any device.
 	Device string
 	CPU    int // CPU to pin the worker to, or -1
-	// PartialChecksums accepts TCP segments whose checksum field has only the sum of the
-	// pseudo-header. Kernels on this host, or of its guests, send such segments over
-	// virtual links. From a wire they would be corrupt.
+	// PartialChecksums accepts TCP segments whose checksum field contains only the sum of the
+	// pseudo-header. Kernels of this host and of its guests send such segments over virtual
+	// links. From a physical link they would be corrupt.
 	PartialChecksums bool
 }
 
@@ -115,13 +115,13 @@ type Hop struct {
 	MTU            int      // path MTU, in bytes of an IP packet
 	Src            netip.Addr
 	Local          bool   // the destination is an address of this host
-	Device         string // the interface that it leaves by
+	Device         string // name of the outgoing interface
 }
 
-// Resolver finds the next hop to a destination, by the interface device, or if that is "" by the
-// one that the routes name. Resolve may block for a bounded time while the kernel resolves a
-// neighbour. Watch registers a function that is called when routes, neighbours or the MTU may
-// have changed.
+// Resolver finds the next hop to a destination over the interface device, or over the one that
+// the routes name if device is "". Resolve may block for a bounded time while the kernel
+// resolves a neighbour. Watch registers a function that is called when routes, neighbours or
+// the MTU may have changed.
 type Resolver interface {
 	Resolve(dst, src netip.Addr, device string) (Hop, error)
 	Watch(changed func())
@@ -136,7 +136,7 @@ type CQ interface {
 	Flush(worker int, now clock.Time) (again clock.Time)
 }
 
-// QPBinding is a queue pair and its rings, for the worker that gets its connection.
+// QPBinding is a queue pair with its rings, as passed to the worker of its connection.
 type QPBinding struct {
 	QP             *verbs.QP
 	SendCQ, RecvCQ CQ
@@ -149,25 +149,26 @@ type QPBinding struct {
 	ReceiveWait time.Duration
 
 	stream *stream       // owned by the worker it is attached to
-	moved  atomic.Bool   // Far has moved something that the worker has not seen
+	moved  atomic.Bool   // Far has moved data since the worker last looked
 	id     atomic.Uint64 // connection passed to Attach
 }
 
-// Far is what a worker needs of the Mover of a queue pair.
+// Far is the part of a queue pair's Mover that the worker uses.
 type Far interface {
-	// Notify makes f be called from any goroutine when something has been moved.
+	// Notify makes the Mover call f, from any goroutine, when it has moved data.
 	Notify(f func())
-	// Backlog returns how many bytes are to be stored.
+	// Backlog returns the number of bytes that must still be stored.
 	Backlog() int
-	// Crowded reports whether the client has so much to be stored that nothing more should be taken for it.
+	// Crowded reports whether the client has so many bytes to store that it should receive no
+	// more.
 	Crowded() bool
 }
 
 // ClientBinding is the part of a client that workers use: its doorbell pages.
 type ClientBinding struct {
 	Doorbells []*shm.Doorbells // one per worker
-	// OnFault is called by the worker when an access to the client's memory faulted. The
-	// client must be ended.
+	// OnFault is called by the worker when an access to the client's memory has faulted. The
+	// client must then be ended.
 	OnFault func()
 }
 
@@ -176,9 +177,8 @@ type Attachment struct {
 	QP     *QPBinding
 	Params mpa.Params
 	Reply  []byte // the last streaming-mode bytes to send: a responder's MPA reply
-	// Fail, if set, terminates the stream with that Terminate as soon as full operation
-	// begins: some start-up failures are reported to the peer in this way (RFC 6581 section
-	// 9).
+	// Fail, if set, terminates the stream with this Terminate as soon as full operation begins.
+	// Some start-up failures are reported to the peer in this way (RFC 6581 section 9).
 	Fail *term.Error
 }
 
@@ -193,7 +193,7 @@ const (
 	EventAccepted
 	// EventConnected: an active open succeeded; the connection is in streaming mode.
 	EventConnected
-	// EventData: Data has the streaming-mode bytes that arrived in one turn.
+	// EventData: Data contains the streaming-mode bytes that arrived in one turn.
 	EventData
 	// EventWritable: bytes passed to StreamSend have been sent; more can be queued.
 	EventWritable
@@ -235,7 +235,7 @@ type Event struct {
 	Listener ListenerID // EventAccepted, EventRequest, EventNegotiate, EventJoined
 	Flow     pkt.Flow
 	Host     bool // EventAccepted, EventConnected: the peer is a program of this host
-	Worker   int  // which of the client's doorbell pages serves the connection
+	Worker   int  // index of the client's doorbell page for the connection
 	Data     []byte
 	Err      error
 	QP       *QPBinding     // nil in streaming mode
@@ -268,7 +268,7 @@ type Engine struct {
 	dialing    handoff.Dialing[*worker]
 	hopLookups atomic.Int32                          // pending lookups
 	hostless   atomic.Pointer[map[[16]byte]struct{}] // see learnHostless
-	changes    atomic.Int32                          // of hops, since the rehop in progress began and before; 0: none is
+	changes    atomic.Int32                          // changes of hops that are not yet processed, including those of the rehop in progress
 
 	stop    atomic.Bool
 	wg      sync.WaitGroup
@@ -418,17 +418,17 @@ type ListenRequest struct {
 	Stream bool
 	// SCTP has the settings for SCTP; nil means TCP.
 	SCTP *SCTP
-	// Admit reports whether a peer may connect. It is called by workers for each packet
-	// that may begin a connection, so it must not block. One that is not admitted gets
-	// the answer of a port without a listener. nil: all may.
+	// Admit reports whether a peer may connect. Workers call it for each packet that may begin
+	// a connection, so it must not block. A peer that is not admitted gets the answer of a port
+	// without a listener. nil admits all.
 	Admit func(peer netip.Addr) bool
-	IP    IPOptions // of the connections
-	// Device is the only one to listen on; "": all.
+	IP    IPOptions // of the accepted connections
+	// Device is the only device to listen on; "" means all.
 	Device string
 }
 
-// Listen makes all workers accept connections, reported by EventAccepted, or sessions over
-// SCTP, for which EventRequest demands an Answer. If one worker cannot listen, none does.
+// Listen makes all workers accept connections, which EventAccepted reports, or sessions over
+// SCTP, which EventRequest reports and Answer answers. If one worker cannot listen, none does.
 func (e *Engine) Listen(r ListenRequest) (ListenerID, error) {
 	id := ListenerID(e.nextID.Add(1))
 	workers := e.workers
@@ -459,31 +459,30 @@ func (e *Engine) Unlisten(id ListenerID) {
 	}
 }
 
-// NewID returns the id of a connection that Connect is to open from local by a device,
-// that of the Hop. No event has it before Connect is called.
+// NewID returns the id for a connection that Connect will open from local over the device of
+// the Hop. No event has this id before Connect is called.
 func (e *Engine) NewID(local netip.AddrPort, device string) ConnID {
 	return e.device(device).dialer(local).newID()
 }
 
-// ConnectRequest says what Connect is to open.
+// ConnectRequest describes the connection that Connect opens.
 type ConnectRequest struct {
 	Local, Remote netip.AddrPort
-	Timeout       time.Duration // 0: as long as the transport tries
+	Timeout       time.Duration // 0 means as long as the transport tries
 	Stream        bool          // as in ListenRequest
-	SCTP          *SCTP         // nil: the transport is TCP
-	Setup         session.Setup // over SCTP: what the session is asked for with
-	// Join begins the session on an association that an earlier Connect has opened, or is
-	// opening, between the same endpoints, and not on a new one.
+	SCTP          *SCTP         // nil means TCP
+	Setup         session.Setup // over SCTP: contents of the session request
+	// Join begins the session on an existing association between the same endpoints, which an
+	// earlier Connect has opened or is opening, instead of a new one.
 	Join bool
-	IP   IPOptions // ignored with Join: the association has its own
+	IP   IPOptions // ignored with Join: the association keeps its own
 }
 
-// Connect opens connection id, of NewID for the same local endpoint, by the device that
-// the id was made for. EventConnected, or
-// EventAnswer over SCTP, or EventClosed follows within the timeout. An error means that
-// nothing was opened and no event comes. Without an association to join, or a free stream
-// on it, it is ErrNoStream; if that turns out only when the association is established,
-// EventClosed says so. Connect waits for the resolver.
+// Connect opens the connection id, which NewID returned for the same local endpoint and device.
+// EventConnected, or EventAnswer over SCTP, or EventClosed follows within the timeout. After an
+// error nothing was opened, and no event follows. The error is ErrNoStream if there is no
+// association to join, or no free stream on it. If this is known only when the association is
+// established, EventClosed reports it. Connect waits for the resolver.
 func (e *Engine) Connect(id ConnID, r ConnectRequest) error {
 	var hop Hop
 	w := e.worker(id)
@@ -517,12 +516,12 @@ func (e *Engine) Connect(id ConnID, r ConnectRequest) error {
 	return <-done
 }
 
-// Answer answers the request of EventRequest: a.QP is attached, or, with a nil
-// QP, the request is rejected. If the request is gone, what was posted to a.QP is
-// flushed and an EventClosed has the queue pair.
+// Answer answers the request of an EventRequest. It attaches a.QP, or rejects the request if
+// a.QP is nil. If the request has been withdrawn, work posted to a.QP is flushed, and an
+// EventClosed reports the queue pair.
 func (e *Engine) Answer(id ConnID, set session.Setup, a Attachment) {
 	if a.QP != nil {
-		a.QP.id.Store(uint64(id)) // as Attach does
+		a.QP.id.Store(uint64(id)) // like Attach
 	}
 	e.onStream(id, func(w *worker, s *stream) { w.answer(id, s, set, a) })
 }
@@ -536,8 +535,8 @@ func (e *Engine) StreamSend(id ConnID, b []byte) {
 	})
 }
 
-// StreamConsumed says that the first n bytes of those given by EventData and
-// not yet consumed have been used.
+// StreamConsumed reports that the control plane has consumed the next n bytes of those in
+// EventData.
 func (e *Engine) StreamConsumed(id ConnID, n int) {
 	e.onStream(id, func(w *worker, s *stream) {
 		if c, ok := streamOf(s); ok {
@@ -643,7 +642,7 @@ func (e *Engine) Unbind(cb *ClientBinding) {
 // once, so that results cannot arrive out of order.
 func (e *Engine) hopsChanged() {
 	if e.changes.Add(1) > 1 {
-		return // the goroutine that runs starts over
+		return // the running goroutine starts over
 	}
 	go func() {
 		for left := int32(1); left > 0 && !e.stop.Load(); {
@@ -656,8 +655,8 @@ func (e *Engine) hopsChanged() {
 	}()
 }
 
-// learnHostless asks the resolver, if it supports that, for the addresses that no other host
-// can have: this host's own, and the broadcast addresses of its subnets.
+// learnHostless asks the resolver, if it supports this, for the addresses at which no other
+// host can be: this host's own, and the broadcast addresses of its subnets.
 func (e *Engine) learnHostless() {
 	r, ok := e.resolver.(interface{ Hostless() []netip.Addr })
 	if !ok {
@@ -670,8 +669,8 @@ func (e *Engine) learnHostless() {
 	e.hostless.Store(&all)
 }
 
-// answerable reports whether p may be answered, or begin a connection (RFC 9293 MUST-57
-// and MUST-63).
+// answerable reports whether p may be answered and may begin a connection (RFC 9293 MUST-57 and
+// MUST-63).
 func (e *Engine) answerable(p *pkt.Packet) bool {
 	if !p.Answerable() {
 		return false
@@ -694,7 +693,7 @@ func (e *Engine) offerMTU() {
 	for _, d := range e.devices {
 		mtu := r.MTU(d.name)
 		if mtu <= 0 {
-			continue // it is gone
+			continue // the interface has been removed
 		}
 		for _, w := range d.workers {
 			w.post(func(w *worker) { w.offerMTU(mtu) })
@@ -714,7 +713,7 @@ func (e *Engine) rehop() {
 	}
 	conns := make(map[way][]ConnID)
 	all, silent := e.QueryConns()
-	for _, id := range silent { // its connections are resolved when it turns again
+	for _, id := range silent { // the worker's connections are resolved when it runs again
 		e.workers[id].post(func(*worker) { e.hopsChanged() })
 	}
 	for _, ci := range all {
@@ -751,7 +750,7 @@ func (e *Engine) recheckHop(id ConnID, flow pkt.Flow) {
 	e.ask(maxHopLookups, func() { e.resolveConn(id, flow) })
 }
 
-// ask calls f in a goroutine, unless most of the maxHopLookups lookups are in progress.
+// ask calls f in a goroutine, unless the number of lookups in progress has reached most.
 func (e *Engine) ask(most int32, f func()) {
 	if e.resolver == nil {
 		return

@@ -13,26 +13,26 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// hostEnd is one end of a connection between two programs of this host, in place of its
-// TCP connection. Both ends belong to one worker, so that what one of them sends the other
-// has received when the call returns. MPA's start-up is bytes, as over TCP. In full
-// operation FPDUs are bytes too where CRC or markers were negotiated. Otherwise a DDP
-// segment is copied once, from the memory of one program to that of the other.
+// hostEnd is one end of a connection between two programs of this host. It takes the place of a
+// TCP connection. Both ends belong to one worker, so that data sent by one end has been
+// received by the other when the call returns. MPA's start-up exchanges bytes, as over TCP. In
+// full operation, FPDUs are exchanged as bytes too if CRC or markers were negotiated. Otherwise
+// each DDP segment is copied once, from the memory of one program to that of the other.
 type hostEnd struct {
 	byteEnd
 	w    *worker
 	c    *tcpConn
-	peer *hostEnd // other end; nil: the connection was refused
+	peer *hostEnd // other end, or nil if the connection was refused
 	eof  bool     // the peer has closed
 }
 
 const (
 	// hostQueue bounds the bytes of FPDUs that are composed but not delivered.
 	hostQueue = 256 << 10
-	// hostSegment is the longest DDP segment. What one copies is in the cache for the next
-	// program to read, and other connections have their turn soon.
+	// hostSegment is the longest DDP segment in bytes. A segment of this length is still in the
+	// cache when the receiving program reads it, and does not delay other connections for long.
 	hostSegment = 128 << 10
-	// hostRecord is how many bytes count as a record composed.
+	// hostRecord is the number of copied bytes that count as one record.
 	hostRecord = 16 << 10
 )
 
@@ -135,8 +135,8 @@ func (h *hostEnd) finish() {
 	p.w.mark(&p.c.lane)
 }
 
-// peerRoom returns how many bytes the peer can accept: the free buffer of streaming mode,
-// or what its far memory may be behind.
+// peerRoom returns how many bytes the peer can accept: the free buffer of streaming mode, or
+// the free part of the limit for far memory.
 func (h *hostEnd) peerRoom() int {
 	p := h.peer.c
 	switch p.mode {

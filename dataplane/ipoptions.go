@@ -18,7 +18,7 @@ type IPOptions struct {
 // vlanID masks the identifier in a TCI.
 const vlanID = 0xfff
 
-// apply sets the fields in t, whose VLAN tags may have another priority.
+// apply sets the fields in t and its VLAN tags.
 func (o IPOptions) apply(t *pkt.Tuple) {
 	t.DSCP, t.TTL = o.DSCP, o.TTL
 	for i := range t.VLANs[:t.NVLAN] {
@@ -26,8 +26,9 @@ func (o IPOptions) apply(t *pkt.Tuple) {
 	}
 }
 
-// applySocket sets the options of a kernel socket. The kernel maps the priority to that of VLAN tags
-// by the interface's egress-qos-map. A socket for both families gets the options of both.
+// applySocket sets the options of a kernel socket. The kernel maps the priority to that of VLAN
+// tags with the interface's egress-qos-map. A socket for both families gets the options of
+// both.
 func (o IPOptions) applySocket(fd int) error {
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	if err != nil {

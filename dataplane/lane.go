@@ -18,15 +18,15 @@ type llp interface {
 	// begin processes events of the transport and frees acknowledged slots, before new ones
 	// are allocated. A lane with something to send joins the round.
 	begin(w *worker) int
-	// pump composes what the window and g allow, nothing if g is nil, and sends what is
-	// due. It returns the amount of work done.
+	// pump composes as much as the window and g allow, or nothing if g is nil, and sends what
+	// is due. It returns the amount of work done.
 	pump(w *worker, g *sched.Grant) int
 	// timeout is called when next is due.
 	timeout(w *worker)
 	next() clock.Time
 	// setHop sets the next hop to remote, an address of the peer.
 	setHop(w *worker, remote [16]byte, hop *Hop)
-	// streams returns the DDP streams, which the s of the methods below is one of.
+	// streams returns the DDP streams. The argument s of the methods below is one of them.
 	streams() []*stream
 	info(ci *ConnInfo)
 
@@ -79,7 +79,7 @@ func (w *worker) moveTo(to *worker, l *lane, f func(to *worker)) {
 	w.timers.Stop(&l.timer)
 	w.unmark(l)
 	w.sched.Leave(&l.member)
-	w.e.dir.Move(l.key, w, to) // segments that arrive before it is there are dropped, not answered
+	w.e.dir.Move(l.key, w, to) // until then segments for it are dropped, not answered
 	delete(w.lanes, l.key)
 	for _, s := range l.llp.streams() {
 		delete(w.streams, s.id)
@@ -96,7 +96,7 @@ func (w *worker) moveTo(to *worker, l *lane, f func(to *worker)) {
 	})
 }
 
-// round is the work for the end of a worker's turn.
+// round holds the work for the end of a worker's turn.
 type round struct {
 	dirty      []*lane // to be pumped
 	dirtyNext  []*lane // spare slice for the next turn
@@ -112,7 +112,7 @@ func (w *worker) mark(l *lane) {
 	}
 }
 
-// unmark removes l from that list and from the round.
+// unmark removes l from the marked lanes and from the round.
 func (w *worker) unmark(l *lane) {
 	if l.dirty {
 		l.dirty = false

@@ -54,15 +54,15 @@ type heldTable struct {
 type heldFrame struct {
 	frame link.Frame
 	off   int           // offset of the segment's payload in the frame
-	ring  *handoff.Ring // nil: the link, or
+	ring  *handoff.Ring // nil if it is a frame of the link, or
 	whole bool          // reassembled
 	cost  int
 }
 
-// cost returns the number of MTU-sized frames that f counts for.
+// cost returns the number of MTU-sized frames that f counts as.
 func (w *worker) cost(f *link.Frame) int { return (f.Len()-1)/(w.link.MTU()+link.HeaderRoom) + 1 }
 
-// room returns how many more frames may be held.
+// room returns the number of frames that can still be held.
 func (h *heldTable) room() int { return len(h.frames) - h.used }
 
 func (h *heldTable) init(n int) {
@@ -73,8 +73,8 @@ func (h *heldTable) init(n int) {
 	}
 }
 
-// ahead is how much of the next frame is prefetched. For longer frames the hardware prefetcher
-// takes over.
+// ahead is the number of bytes of the next frame that are prefetched. For longer frames the
+// hardware prefetcher takes over.
 const ahead = 2048
 
 // pollRx processes a burst of frames from the link, or the rest of a burst that was interrupted

@@ -16,11 +16,11 @@ import (
 // SCTP configures DDP over SCTP for a listener or a connect.
 type SCTP struct {
 	Profile session.Profile
-	UDP     bool // encapsulated (RFC 6951), port 9899 at both ends
-	// Fallback lets a connect retry without the enhanced connection data if the peer
-	// refuses them by a Terminate, as one that implements only RFC 5043 does.
+	UDP     bool // encapsulated in UDP (RFC 6951), port 9899 at both ends
+	// Fallback makes a connect retry without the enhanced connection data if the peer refuses
+	// them with a Terminate, as peers that implement only RFC 5043 do.
 	Fallback bool
-	Answer   time.Duration // how long a connect waits for the answer to its Initiate; 0: no limit
+	Answer   time.Duration // time that a connect waits for the answer to its Initiate; 0 means no limit
 }
 
 // assoc is DDP over SCTP: an association, and a stream for each of its sessions.
@@ -29,7 +29,7 @@ type assoc struct {
 	a    *sctp.Assoc
 	mux  *session.Mux // nil until established
 	opts SCTP
-	lst  *listener // nil: it ends with its last session, because we dialed it or the listener is closed
+	lst  *listener // nil if it ends with its last session: we dialed it, or the listener is closed
 
 	// Paths to the peer.
 	also  []handoff.Key // keys for its further addresses
@@ -43,7 +43,7 @@ type assoc struct {
 	turn     int        // index in round of the session whose turn it is
 	nextSID  uint16     // where to start looking for a free stream
 	giveUp   clock.Time // earliest time at which a session gives up
-	idle     clock.Time // when it ends unless the peer requests a session; 0: never
+	idle     clock.Time // when it ends unless the peer requests a session, or 0
 	enhanced bool       // the peer accepted enhanced connection data
 	inHand   bool       // a stream is processing one of its messages
 
@@ -57,7 +57,7 @@ type assoc struct {
 // initiate is the state of a session that we requested, until it is answered.
 type initiate struct {
 	setup    session.Setup
-	limit    clock.Time    // deadline of the whole set-up; 0: none
+	limit    clock.Time    // deadline of the whole set-up, or 0
 	answer   time.Duration // how long to wait for the answer to each Initiate; 0: up to limit
 	fallback bool          // may retry without enhanced data
 	retry    bool          // will retry with setup when its stream is free
@@ -147,7 +147,8 @@ func (w *worker) sctpSecret() *sctp.Secret {
 	return &s
 }
 
-// unlistenSCTP lets the associations of l end: it accepts no further sessions on them.
+// unlistenSCTP makes the associations of l accept no further sessions, so that they end with
+// their last one.
 func (w *worker) unlistenSCTP(l *listener) {
 	st := l.sctp.Stats()
 	w.sctp.over.Listeners.Add(&st)

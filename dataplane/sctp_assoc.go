@@ -27,9 +27,9 @@ func (w *worker) newAssoc(a *sctp.Assoc, flow pkt.Flow, t pkt.Tuple, o SCTP, ip 
 	return as
 }
 
-// adoptSCTP moves the association for which an INIT ACK or COOKIE ACK arrived here from the
-// worker that dialed k. Until it is established, that worker has none of its data in slots. A
-// packet without the tag of the association moves nothing. It reports whether there is such an
+// adoptSCTP moves an association for which an INIT ACK or COOKIE ACK has arrived here from the
+// worker that dialed k. Until it is established it has no data in that worker's slots. A packet
+// without the association's tag moves nothing. adoptSCTP reports whether there is such an
 // association.
 func (w *worker) adoptSCTP(k handoff.Key, udp uint16, b []byte) bool {
 	owner := w.e.dialing.Find(k)
@@ -45,7 +45,7 @@ func (w *worker) adoptSCTP(k handoff.Key, udp uint16, b []byte) bool {
 		if s := as.a.State(); s != sctp.CookieWait && s != sctp.CookieEchoed {
 			return
 		}
-		if !as.a.Ours(b) { // anybody may have sent it
+		if !as.a.Ours(b) { // any host may have sent it
 			as.a.HandlePacket(o.now, k.Flow, udp, b)
 			as.data(o, b)
 			o.mark(&as.lane)
@@ -229,7 +229,7 @@ func (as *assoc) restarted(w *worker) {
 	for _, s := range slices.Clone(as.round) {
 		as.endSession(w, s, errSession)
 	}
-	as.dropReleased(w) // their messages must not be attributed to later sessions
+	as.dropReleased(w) // messages of these sessions must not be attributed to later ones
 	as.enhanced = false
 	as.forgetAddrs(w)
 	as.learnAddrs(w)
@@ -275,7 +275,7 @@ func (as *assoc) timeout(w *worker) {
 		_, i := as.a.Paths()
 		flow.Remote = as.a.Path(i).Addr.As16()
 		if len(as.round) > 0 {
-			w.e.recheckHop(as.round[0].id, flow) // the result is for the association
+			w.e.recheckHop(as.round[0].id, flow) // the result applies to the whole association
 		}
 	}
 }
@@ -389,6 +389,6 @@ func (as *assoc) retire(w *worker) {
 		as.endSession(w, s, as.a.Err())
 	}
 	w.e.events.push(Event{Kind: EventParted, Flow: as.key.Flow, Worker: w.id})
-	w.e.dir.Remove(as.key, w) // from here on another worker may adopt one of this flow
+	w.e.dir.Remove(as.key, w) // now another worker may adopt an association of this flow
 	as.dropReleased(w)
 }

@@ -153,7 +153,7 @@ func (w *worker) sctpUnowned(f *rxFrame, flow pkt.Flow, udp uint16, b []byte) *a
 		return nil
 	}
 	if old := w.assocOf(handoff.Key{Flow: flow, SCTP: true}); old != nil {
-		old.events(w) // it is closed; this packet arrived before it was pumped
+		old.events(w) // the old association is closed; this packet arrived before it was pumped
 		old.retire(w)
 	}
 	as := w.newAssoc(a, flow, t, l.opts, l.ip)
@@ -182,7 +182,7 @@ func (w *worker) sctpReply(t *pkt.Tuple, udp uint16, b []byte) {
 	w.stats.TxStateless++
 }
 
-// crowded reports whether nothing more should be taken for the client of as, whose far memory is
+// crowded reports whether the client of as should receive no more, because its far memory is
 // slow. All sessions belong to one client.
 func (as *assoc) crowded() bool {
 	for _, s := range as.round {
@@ -247,7 +247,7 @@ func (as *assoc) unkeep(w *worker, slot int) {
 
 func (as *assoc) message(w *worker, d *sctp.Data, b []byte) {
 	as.up(w)
-	if !d.Begin || !d.End { // the pieces of a message follow one another
+	if !d.Begin || !d.End { // the pieces of a message are consecutive
 		part := &w.sctp.part
 		if d.Begin {
 			*part = (*part)[:0]

@@ -35,8 +35,8 @@ func (w *worker) joinSCTP(id ConnID, r *ConnectRequest, done chan<- error) {
 	done <- err
 }
 
-// freeStream returns a stream for a new session. Streams on which a session has just ended are
-// used last.
+// freeStream returns a stream for a new session. It prefers streams on which no session has
+// just ended.
 func (as *assoc) freeStream() (uint16, bool) {
 	n := sctpStreams // the peer's number is not known yet
 	switch {
@@ -255,7 +255,7 @@ func (as *assoc) sessionEvents(w *worker) int {
 			w.e.events.push(Event{Kind: EventAnswer, Conn: s.id, Flow: s.flow(), Worker: w.id, Setup: ev.Setup})
 		case session.EventRejected:
 			if as.plain(s, ev.Setup) {
-				continue // as soon as the stream is free
+				continue // retried when the stream is free
 			}
 			w.e.events.push(Event{Kind: EventRejected, Conn: s.id, Flow: s.flow(), Worker: w.id, Setup: ev.Setup})
 			as.endSession(w, s, ErrRejected)
@@ -280,8 +280,8 @@ func (as *assoc) sessionEvents(w *worker) int {
 	return n
 }
 
-// leaveShared is how much a session may still send, in bytes, when it leaves a shared
-// association whose window others have filled.
+// leaveShared is the number of bytes that a session may still send when it leaves a shared
+// association whose window other sessions have filled.
 const leaveShared = 64 << 10
 
 // disconnect closes s after everything posted has been sent.
@@ -292,7 +292,7 @@ func (as *assoc) disconnect(w *worker, s *stream) {
 	}
 	room := as.a.Room()
 	if len(as.round) > 1 {
-		room = max(room, leaveShared) // the room left by other sessions is no measure
+		room = max(room, leaveShared) // other sessions may have used all the room
 	}
 	s.leave(w, room)
 }

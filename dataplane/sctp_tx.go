@@ -15,7 +15,7 @@ func (as *assoc) begin(w *worker) int {
 	return 0
 }
 
-// pump pumps an association and its sessions. They share one place in the round, that of the
+// pump pumps an association and its sessions. They share one place in the round: that of the
 // client of the first session.
 func (as *assoc) pump(w *worker, g *sched.Grant) int {
 	work := as.events(w)

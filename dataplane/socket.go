@@ -53,7 +53,7 @@ type socket struct {
 	wrErr    error // write error; data that arrived before it is read first
 
 	readable bool
-	hup      bool // the peer has closed: a short read is not the end
+	hup      bool // the peer has closed, so a short read does not mean that there is no more data
 	queued   bool // in Sockets.ready
 	eof      bool
 
@@ -69,14 +69,14 @@ type byteEnd struct {
 	events   []tcp.Event // not yet polled
 	released []tcp.Buf   // sent, not yet polled
 
-	out     []outSlot // composed slots, from outAt on
+	out     []outSlot // composed slots; those before outAt are done
 	outAt   int
 	written int // bytes of the first slot already sent
 	unsent  int // composed bytes not yet sent
 
 	closing bool // send the FIN when everything is sent
 	finSent bool
-	until   clock.Time // when to reset it if it has not ended; 0: never
+	until   clock.Time // when to reset the connection if it has not ended, or 0
 
 	sndNxt, rcvNxt serial.Num
 }
@@ -302,7 +302,8 @@ func (s *socket) read(w *worker) (total int) {
 	return total
 }
 
-// room returns how many bytes may be read: the free buffer of streaming mode, or what far memory may be behind.
+// room returns how many bytes may be read: the free buffer of streaming mode, or the free part
+// of the limit for far memory.
 func (s *socket) room(w *worker) int {
 	switch s.c.mode {
 	case modeOpening, modeStreaming, modeSwitching:

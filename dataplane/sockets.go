@@ -213,7 +213,7 @@ func (s *Sockets) listen(w *worker, l *listener, addr netip.AddrPort, backlog in
 	if err != nil {
 		return err
 	}
-	if err = l.ip.applySocket(fd); err == nil { // for the SYN-ACKs
+	if err = l.ip.applySocket(fd); err == nil { // before listen, for the SYN-ACKs
 		err = unix.Listen(fd, max(backlog, 1))
 	}
 	if err != nil {
@@ -259,7 +259,7 @@ func (s *Sockets) accept(w *worker, lfd int, l *listener) {
 		case err != nil:
 			return // EAGAIN, or an error of a connection that is gone
 		}
-		// The kernel has answered the SYN, so the peer sees a connection that is reset.
+		// The kernel has already answered the SYN, so for the peer the connection is reset.
 		if !l.admits(addrPort(peer).Addr()) || s.accepted(w, fd, peer, l) != nil {
 			w.stats.RxNoConn++
 			reset(fd)
@@ -287,7 +287,7 @@ func (s *Sockets) accepted(w *worker, fd int, peer unix.Sockaddr, l *listener) e
 		return err
 	}
 	flow := pkt.NewFlow(addrPort(own), addrPort(peer))
-	if old := w.lookup(&flow); old != nil { // its socket is gone, or the kernel would not have reused the flow
+	if old := w.lookup(&flow); old != nil { // its socket is closed, since otherwise the kernel would not have reused the flow
 		old.tcp.Abort(w.now)
 		w.pumpLane(&old.lane, nil)
 	}

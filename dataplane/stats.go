@@ -35,7 +35,7 @@ type Stats struct {
 	Fragments FragmentStats // of the device; only its first worker has them
 
 	RTTs        histogram.Counts // round-trip times that TCP and SCTP have measured
-	Completions histogram.Counts // from the taking of a work request to its completion; see timed
+	Completions histogram.Counts // from taking a work request to its completion; see timed
 }
 
 // RxStats are the counters for reception. A dropped frame is counted in exactly one of
@@ -56,7 +56,7 @@ type RxStats struct {
 	RxChecksum          uint64
 	RxNoConn            uint64
 	RxNoHold            uint64
-	RxWrongQueueDropped uint64 // of those frames
+	RxWrongQueueDropped uint64 // those of RxWrongQueue that were dropped
 	RxReclaims          uint64 // times that a connection lost some of its held frames
 	RxUnsupported       uint64
 	RxAfterCloseBytes   uint64 // bytes
@@ -84,10 +84,10 @@ type TxStats struct {
 type ConnStats struct {
 	Conns                     uint64 // gauge
 	ActiveOpens, PassiveOpens uint64
-	Evicted                   uint64 // connections in TIME-WAIT removed to make room
+	Evicted                   uint64 // connections removed in TIME-WAIT to make room
 	AssocsIdle                uint64 // SCTP associations ended for lack of a session
 	AssocsRefused             uint64 // set-up chunks dropped from peers with too many associations
-	AssocsNoMemory            uint64 // SCTP associations ended because all held too much
+	AssocsNoMemory            uint64 // SCTP associations ended because together they held too much
 	SessionRetries            uint64 // over SCTP, without enhanced data
 	Violations                uint64 // by peers, answered with a Terminate
 }

@@ -41,7 +41,7 @@ func (w *worker) stray(k handoff.Key, f *rxFrame) bool {
 		if k.Tag != 0 {
 			return false // the first address may belong to another peer
 		}
-		w.stats.RxWrongQueueDropped++ // the connection is moving between workers
+		w.stats.RxWrongQueueDropped++ // the connection is being moved between workers
 		return true
 	}
 	s := &w.strays

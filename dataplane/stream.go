@@ -32,13 +32,13 @@ type stream struct {
 	mode    mode
 	passive bool       // opened by the peer
 	closed  bool       // EventClosed was sent
-	err     error      // why it ends; nil: the transport's reason
+	err     error      // why the stream ends; nil means the transport's reason
 	giveUp  clock.Time // deadline of an active open
 
 	// SCTP only.
 	sid   uint16    // SCTP stream
 	ini   *initiate // state of a session that we requested, until it is answered
-	share int       // cost in bytes that it may send before other sessions' turns
+	share int       // cost in bytes that it may send before the turns of other sessions
 
 	// Full operation.
 	qp      *QPBinding
@@ -54,7 +54,7 @@ type stream struct {
 	// Closing.
 	failed   bool // a Terminate is queued or sent
 	rxFailed bool // ignore received data
-	leaving  bool // close it after it has sent what was posted, but at most
+	leaving  bool // close after the posted data has been sent, but at most
 	last     int  // this many bytes
 	settling bool // closed, but data must still be stored in far memory or work be flushed
 	half     bool // the peer has closed, and
@@ -182,9 +182,9 @@ func (w *worker) disconnect(s *stream, abort bool) {
 	s.lane.llp.disconnect(w, s)
 }
 
-// leave closes s after everything posted or queued, limited to the window at the time of the
-// call or, if the peer has closed, without limit; the rest is flushed. Like all senders it
-// waits for its turns of the round.
+// leave closes s after sending everything posted or queued, up to the window at the time of the
+// call, or without limit if the peer has closed. The rest is flushed. Like all senders s waits
+// for its turns of the round.
 func (s *stream) leave(w *worker, room int) {
 	if !s.leaving {
 		s.leaving, s.last = true, room
@@ -195,10 +195,10 @@ func (s *stream) leave(w *worker, room int) {
 // sent records that s composed n bytes, and whether it has nothing left to send. It reports
 // whether s must be closed now.
 func (s *stream) sent(n int, idle bool) bool {
-	if !s.leaving || s.mode != modeFull || s.failed { // a Terminate ends it
+	if !s.leaving || s.mode != modeFull || s.failed { // a Terminate ends the stream
 		return false
 	}
-	if s.half { // includes what the window does not allow yet
+	if s.half { // the rest includes data that the window does not allow yet
 		return idle && (s.gate || !s.hasPend && !s.ddp.Sendable())
 	}
 	s.last -= n
@@ -212,8 +212,8 @@ func (s *stream) close(w *worker) {
 	s.lane.llp.closeStream(w, s)
 }
 
-// abort resets s. A connection is reset by a RST. For a session the session ends, and if it was
-// the last, the association by an ABORT.
+// abort resets s: a connection with a RST, and the last session of an association with an
+// ABORT. Other sessions just end.
 func (s *stream) abort(w *worker, why error) {
 	if s.err == nil {
 		s.err = why
@@ -242,7 +242,7 @@ func (s *stream) finish(w *worker, err error) {
 	}
 	s.closed = true
 	if s.half && errors.Is(err, tcp.ErrReset) {
-		err = nil // it had closed already
+		err = nil // it was already closed
 	}
 	if s.err == nil {
 		s.err = err
@@ -279,7 +279,7 @@ func (s *stream) over(w *worker) {
 	}
 }
 
-// lookMoved goes on with a queue pair for which far memory was moved.
+// lookMoved continues a queue pair for which far memory was moved.
 func (w *worker) lookMoved(b *QPBinding) {
 	b.moved.Store(false)
 	s := b.stream
@@ -288,7 +288,7 @@ func (w *worker) lookMoved(b *QPBinding) {
 	case !s.settling:
 		if c, ok := s.lane.llp.(*tcpConn); ok && s.mode == modeFull {
 			c.backlog = b.Far.Backlog()
-			c.tcp.SetBacklog(c.backlog) // also if the client was crowded
+			c.tcp.SetBacklog(c.backlog) // the client may no longer be crowded
 		}
 		w.mark(s.lane)
 	default:
@@ -332,8 +332,9 @@ func (s *stream) pull(w *worker) int {
 	return n
 }
 
-// timed is a work request whose time to completion is measured: one of a queue pair at a time, in
-// steps of a turn, so that measuring reads no clock and stores nothing in the other ones.
+// timed is the work request whose time to completion is measured. A queue pair measures one at
+// a time, in steps of a turn, so that measuring needs no clock reading and no state per
+// request.
 type timed struct {
 	on    bool
 	seq   uint64 // number of the work request, from 0
@@ -357,8 +358,8 @@ func (s *stream) lookAt(w *worker) {
 	}
 }
 
-// pullMore takes the work requests for which the send queue had no room before this turn's
-// completions: there may be no further doorbell or acknowledgement to trigger that.
+// pullMore takes the work requests that did not fit in the send queue before this turn's
+// completions. No later doorbell or acknowledgement might trigger that.
 func (s *stream) pullMore(w *worker) {
 	if !s.gate && !s.failed && s.pull(w) > 0 {
 		w.mark(s.lane)
@@ -384,7 +385,8 @@ func (s *stream) gather(w *worker) (payload [][]byte, ok bool) {
 	return payload, ok
 }
 
-// crowded reports whether nothing more should be taken for the client of s, because its far memory is slow.
+// crowded reports whether the client of s should receive no more, because its far memory is
+// slow.
 func (s *stream) crowded() bool { return s.qp != nil && s.qp.Far != nil && s.qp.Far.Crowded() }
 
 // violation records a violation that the DDP stream has detected and answered with a Terminate.

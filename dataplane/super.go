@@ -9,9 +9,9 @@ import (
 
 // A super-frame carries several new segments of one connection, within the limits of the
 // congestion window, the peer's window and pacing. All segments but the last have the same
-// length, at which the super-frame is cut again, so that each segment on a wire has the
-// FPDUs that it was composed of (RFC 5044 Appendix A). Retransmissions, and segments with
-// different headers, are sent separately.
+// length, at which the super-frame is split again, so that each segment on a wire has the FPDUs
+// for which it was composed (RFC 5044 Appendix A). Retransmissions, and segments with different
+// headers, are sent separately.
 
 // superTx is the super-frame that a worker is composing.
 type superTx struct {
@@ -34,16 +34,16 @@ type superTx struct {
 // acknowledged so far. A probe has failed if all of its bytes had to be retransmitted.
 type superPath struct {
 	proven   int  // segments of the longest one acknowledged
-	most     int  // segments of the longest one to try; 0: not known yet
-	failures int  // in a row
+	most     int  // segments of the longest one to try; 0 means not known yet
+	failures int  // consecutive failures
 	trying   bool // a probe, [start,end), is outstanding
 	start    serial.Num
 	end      serial.Num
 	n        int // its segments
-	again    int // retransmitted bytes of it
+	again    int // bytes of the probe that were retransmitted
 }
 
-// maxSuperFailures is the number of attempts for a length.
+// maxSuperFailures is the number of attempts for each length.
 const maxSuperFailures = 3
 
 // limit returns the maximum number of segments of the next super-frame.
@@ -122,7 +122,7 @@ func (c *tcpConn) join(w *worker, o *tcp.Out) bool {
 	return true
 }
 
-// maxHeaders is the longest IPv6 and TCP headers.
+// maxHeaders is the maximum length of IPv6 and TCP headers.
 const maxHeaders = 40 + tcp.MaxHeaderLen
 
 // sendGathered sends the current super-frame.
@@ -158,7 +158,7 @@ func (c *tcpConn) sendSuper(w *worker, n int) bool {
 	tcpOff := headroom - hl
 	off := tcpOff - t.HeaderLen()
 	b.head.Put(first[tcpOff:headroom])
-	w.ipid += uint16(n) // one for each segment
+	w.ipid += uint16(n) // each segment uses an identification
 	t.Put(first[off:tcpOff], hl+b.used, b.ecn, w.ipid-uint16(n)+1)
 	sum := pkt.Fold(t.PseudoSum(hl + b.used))
 	first[tcpOff+16], first[tcpOff+17] = byte(sum>>8), byte(sum)

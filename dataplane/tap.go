@@ -42,12 +42,12 @@ type tapHead struct {
 type TapFrame struct {
 	At     clock.Time
 	Worker int
-	Out    bool // sent, not received
+	Out    bool // the frame was sent, not received
 	Size   int  // length of the frame; Data may be truncated
 	Data   []byte
 }
 
-// NewTap returns a Tap for frames that match, which workers call with our end as Local; nil
+// NewTap returns a Tap for frames that match. Workers call match with our end as Local; nil
 // matches all frames. Each worker has room for frames copies of snap bytes.
 func (e *Engine) NewTap(frames, snap int, match func(*pkt.Flow) bool) *Tap {
 	t := &Tap{match: match, snap: snap, rings: make([]tapRing, len(e.workers))}
@@ -139,7 +139,7 @@ func (w *worker) tapIn(f *link.Frame) {
 		case pkt.ProtoICMP, pkt.ProtoICMPv6:
 			if e.Parse(&p, f.Pieces[0]) == nil {
 				e.Decapsulate()
-				flow = &e.Flow // an error belongs to the connection that it is about
+				flow = &e.Flow // a quoted packet identifies the connection
 			}
 		case pkt.ProtoUDP: // to the association in it
 			if b := f.Pieces[0][p.L4Off:]; p.Flow.LocalPort == sctp.UDPPort && p.L4Len >= 12 && len(b) >= 12 {

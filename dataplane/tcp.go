@@ -31,18 +31,18 @@ type tcpConn struct {
 	super  superPath
 
 	// Streaming mode.
-	wide bool // a byte stream for a while: in may hold a whole window
+	wide bool // for a byte stream, in may hold a whole window
 	pre  byteStream
-	doom *term.Error // if not nil, ends full operation when it begins
+	doom *term.Error // if not nil, terminates full operation when it begins
 
 	// Full operation.
 	tx        mpa.Framer
-	txStart   serial.Num // of the first FPDU
-	backlog   int        // of noteBacklog, as last given to the transport
+	txStart   serial.Num // sequence number of the first FPDU
+	backlog   int        // backlog that noteBacklog last passed to the transport
 	rx        mpa.Receiver
-	markers   bool       // the peer sends them
+	markers   bool       // the peer sends markers
 	direct    bool       // within the host: segments are copied, not framed
-	halfUntil clock.Time // when it closes after the peer has; 0: it has not
+	halfUntil clock.Time // when it closes after the peer has closed, or 0
 	waits     receiveWait
 	probe     silenceProbe
 }
@@ -62,7 +62,7 @@ func (b *byteStream) unread() int { return len(b.in) - b.inAt }
 
 func (b *byteStream) unsent() int { return len(b.out) - b.outAt }
 
-// newTCPConn makes a connection over tc, or, if that is nil, over what the caller sets.
+// newTCPConn makes a connection over tc. If tc is nil, the caller sets another transport.
 func newTCPConn(id ConnID, flow pkt.Flow, tc *tcp.Conn) *tcpConn {
 	c := &tcpConn{tcp: tc, segs: tc}
 	c.llp, c.key = c, handoff.Key{Flow: flow}
@@ -110,7 +110,8 @@ func (w *worker) leaves(c *tcpConn) {
 	w.stats.Conns--
 }
 
-// timeWait is the connections in TIME-WAIT, from at on, oldest first; some are gone.
+// timeWait is the queue of connections in TIME-WAIT, oldest first, from at on. Some entries
+// have ended.
 type timeWait struct {
 	q  []*tcpConn
 	at int
@@ -224,7 +225,7 @@ func isV4(a [16]byte) bool {
 
 func (c *tcpConn) setHop(w *worker, _ [16]byte, hop *Hop) {
 	if c.segs == nil {
-		return // there is none, or the kernel has it
+		return // over a socket or within the host there are no headers
 	}
 	if c.tuple.HeaderLen() != 0 {
 		setHop(&c.tuple, hop, c.ip)
@@ -242,11 +243,11 @@ func (c *tcpConn) info(ci *ConnInfo) {
 }
 
 func (c *tcpConn) begin(w *worker) int {
-	c.tell(w) // ahead of a FIN or the end
+	c.tell(w) // before the FIN or the end is reported
 	c.resume(w)
 	work := c.events(w)
 	if c.gone {
-		return work + c.send(w) // a RST may be left
+		return work + c.send(w) // there may be a RST to send
 	}
 	work += c.takeBack(w)
 	if c.mode == modeFull || c.wide && c.pre.unsent() > 0 {
@@ -400,8 +401,8 @@ func (c *tcpConn) peerClosed(w *worker) {
 	}
 }
 
-// halfTime is how long to keep sending after the peer has closed. It is shorter than the time
-// after which iwarpd as the peer resets the connection.
+// halfTime is the time for which sending continues after the peer has closed. It is shorter
+// than the time after which iwarpd, as the peer, resets the connection.
 const halfTime = 5 * time.Second
 
 func (c *tcpConn) disconnect(w *worker, s *stream) {
@@ -456,7 +457,7 @@ func (c *tcpConn) streamConsumed(w *worker, n int) {
 	w.mark(&c.lane)
 }
 
-// tell reports what has arrived since the last EventData, once per turn.
+// tell reports the data received since the last EventData, once per turn.
 func (c *tcpConn) tell(w *worker) {
 	b := &c.pre
 	if p := b.in[b.inAt+b.told:]; len(p) > 0 && c.mode == modeStreaming {
@@ -478,7 +479,7 @@ func (c *tcpConn) attach(w *worker, s *stream, a Attachment) {
 	w.mark(&c.lane)
 }
 
-// answer fails: only SCTP has requests of peers.
+// answer refuses the queue pair: only SCTP has requests to answer.
 func (c *tcpConn) answer(w *worker, s *stream, _ session.Setup, a Attachment) {
 	if a.QP != nil {
 		w.refuseAttach(s.id, a)
@@ -530,11 +531,11 @@ const (
 
 type silenceProbe struct {
 	n     int        // number sent
-	at    clock.Time // time of the next one; 0: none
+	at    clock.Time // time of the next probe, or 0
 	heard bool       // an FPDU has arrived: stop
 }
 
-// watchSilence arms the next one after an initiator has sent its first FPDUs.
+// watchSilence arms the next probe after an initiator has sent its first FPDUs.
 func (c *tcpConn) watchSilence(now clock.Time) {
 	n := &c.probe
 	if n.heard || n.at != 0 || n.n == maxProbes || !c.params.Initiator || c.tcp.SndNxt() == c.txStart {

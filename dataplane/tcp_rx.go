@@ -27,8 +27,8 @@ func (f *rxFrame) checksumTCP(n int) bool {
 	return checksum(f.Frame, p) == 0xffff
 }
 
-// partial reports whether the checksum field of the segment in f is the sum of the
-// pseudo-header alone, as a kernel leaves it for a device that would finish it.
+// partial reports whether the checksum field of the segment in f contains only the sum of the
+// pseudo-header. Kernels leave the rest to the device.
 func (f *rxFrame) partial() bool {
 	b := f.Pieces[0][f.pkt.L4Off:]
 	return uint16(b[16])<<8|uint16(b[17]) == pkt.Fold(f.pkt.PseudoSum)
@@ -116,7 +116,7 @@ func (c *tcpConn) handle(w *worker, f *rxFrame) {
 	case tcp.Hold:
 		c.hold(w, f, r)
 	case tcp.Reopen:
-		w.pumpLane(&c.lane, nil) // takes what the old connection still reports, and drops it
+		w.pumpLane(&c.lane, nil) // takes the remaining results of the old connection and drops them
 		w.unowned(f)
 	}
 }
@@ -171,8 +171,8 @@ func (c *tcpConn) wantsHeld(w *worker) bool {
 	return 2*c.holds*w.held.holders < len(w.held.frames)
 }
 
-// mayHold returns how many segments of the MTU c could hold: those it has, plus all free ones,
-// or the half of its share that others would have to give up.
+// mayHold returns how many segments of the MTU c could hold: those it holds already, plus all
+// free frames, or the half of its share for which others would have to give up frames.
 func (c *tcpConn) mayHold(w *worker) int {
 	n := c.holds + w.held.room()
 	if 2*n < len(w.held.frames) {
@@ -249,8 +249,8 @@ func (c *tcpConn) deliverBytes(w *worker, b []byte) {
 	}
 }
 
-// streamLimit returns how many streaming-mode bytes may wait for the control plane. The receive
-// window, which they reduce, is another bound.
+// streamLimit returns the number of streaming-mode bytes that may wait for the control plane.
+// They also reduce the receive window, which is another limit.
 func (c *tcpConn) streamLimit(w *worker) int {
 	if c.wide {
 		return max(w.e.cfg.StreamBuffer, w.tcp.RcvWindow)
@@ -312,7 +312,7 @@ func (c *tcpConn) fpdus(w *worker) {
 	}
 }
 
-// heard notes that something of full operation has come from the peer.
+// heard records that data of full operation has arrived from the peer.
 func (c *tcpConn) heard(w *worker) {
 	c.probe.heard, c.probe.at = true, 0
 	if c.gate {

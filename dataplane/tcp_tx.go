@@ -170,7 +170,7 @@ func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
 		}
 		used += size
 		seq = seq.Add(size)
-		sum = pkt.Add(sum, c.tx.Sum()) // an FPDU has a multiple of four bytes
+		sum = pkt.Add(sum, c.tx.Sum()) // FPDUs are multiples of four bytes
 		room := mulpdu
 		if left := mss - used; left >= leastFill {
 			room = c.tx.MULPDU(left)

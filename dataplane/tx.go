@@ -11,17 +11,17 @@ import (
 // TCP with options 60, rounded up.
 const headroom = 128
 
-// minHeaders is the IPv4 and TCP headers without options.
+// minHeaders is the length of the IPv4 and TCP headers without options.
 const minHeaders = 20 + 20
 
 // slotReserve is the number of TX slots reserved for ACKs, retransmissions and connection
 // set-up.
 const slotReserve = 64
 
-// slotState is a worker's state of a TX slot. A slot is free when it has no owner and no
+// slotState is a worker's state of a TX slot. A slot is free if it has no owner and no
 // outstanding post.
 type slotState struct {
-	owned  bool   // by a tcp.Conn or sctp.Assoc, until acknowledged
+	owned  bool   // owned by a tcp.Conn or sctp.Assoc, until acknowledged
 	posted uint16 // posts that the kernel has not completed
 	sum    uint32 // partial checksum of the payload, for retransmissions
 	n      int    // payload bytes
@@ -32,9 +32,9 @@ type slotState struct {
 
 // txPath is the sending side of a worker: slots and scratch space.
 type txPath struct {
-	past   link.Stats // of the links before this one
+	past   link.Stats // counters of earlier links
 	slots  []slotState
-	record link.Slot // that is being composed, or link.NoSlot: a fault frees it
+	record link.Slot // record being composed, or link.NoSlot; freed after a fault
 	done   [reapBudget]link.Slot
 	ipid   uint16
 	out    tcp.Out
@@ -62,7 +62,7 @@ func (t *txPath) recordSlot(l link.Link) (link.Slot, bool) {
 	return s, ok
 }
 
-// freeRecord gives back a slot of recordSlot that nothing was composed in.
+// freeRecord returns an unused slot of recordSlot.
 func (t *txPath) freeRecord(l link.Link) {
 	if t.record != link.NoSlot {
 		l.Free(t.record)

@@ -33,7 +33,7 @@ const (
 	reapBudget = 256
 )
 
-// queueOf is what a worker knows of its queue in addition to the link.
+// queueOf holds properties of a worker's queue that its link does not have.
 type queueOf struct {
 	dev     *device
 	partial bool // see Queue
@@ -47,14 +47,14 @@ type worker struct {
 	id   int
 	link link.Link
 	queueOf
-	mtu  int // of the link, bounded by the size of slots
+	mtu  int // MTU of the link, limited by the size of slots
 	told int // MTU that listeners announce: mtu, or that of the interface if it is lower
 	tcp  tcp.Config
 	cmds cmdQueue
 
 	now       clock.Time
 	timers    wheel.Wheel[*lane]
-	lanes     map[handoff.Key]*lane // associations also by the further addresses of their peers
+	lanes     map[handoff.Key]*lane // associations are listed also under the further addresses of their peers
 	recent    *tcpConn              // most recently used TCP connection in lanes, or nil
 	streams   map[ConnID]*stream
 	moved     map[ConnID]*worker // dialed streams that another queue has adopted
@@ -65,7 +65,7 @@ type worker struct {
 
 	round
 	flushes flushing
-	cqs     []CQ       // those that are Pending
+	cqs     []CQ       // CQs that are Pending
 	flushAt clock.Time // when one of cqs must be flushed again
 
 	rx     rxBurst
@@ -73,18 +73,18 @@ type worker struct {
 	held   heldTable
 	txPath
 	sctp  *sctpState // nil until SCTP is used
-	socks *Sockets   // the link, if it uses kernel sockets
+	socks *Sockets   // the link if it uses kernel sockets, or nil
 	scratch
-	current *stream // whose client's memory is being touched
-	source  *stream // whose client's memory is being copied to that of current, or nil
-	taps    *[]*Tap // as they were at the start of the turn; nil: none
+	current *stream // stream whose client's memory is being accessed
+	source  *stream // stream whose client's memory is being copied to that of current, or nil
+	taps    *[]*Tap // taps at the start of the turn, or nil
 
 	stats  Stats
 	times  times
 	driver driver
 }
 
-// times are measured durations, as Stats has them.
+// times holds measured durations; see Stats.
 type times struct {
 	rtts, completions histogram.Histogram
 }
@@ -93,13 +93,13 @@ type times struct {
 type scratch struct {
 	wc          verbs.WC
 	fpdu, early mpa.FPDU
-	sourceMem   []byte // what is copied from source
-	joined      []byte // payloads of several pieces within the host
+	sourceMem   []byte // source memory of a copy within the host
+	joined      []byte // several pieces of a payload within the host, joined
 }
 
-// driver is shared between worker 0 and an application that drives it.
+// driver synchronizes worker 0 with an application that drives it.
 type driver struct {
-	mu   sync.Mutex   // held for a turn
+	mu   sync.Mutex   // held during a turn
 	last atomic.Int64 // when the application last called Turn
 }
 
@@ -166,8 +166,8 @@ func (w *worker) loop() {
 			continue // the worker has its own CPU
 		}
 		if w.now.Sub(idle) < w.e.cfg.Spin {
-			// Costs nothing on an otherwise idle core; hands the core to the client
-			// if it is waiting for it.
+			// Yielding costs nothing on an otherwise idle core. It gives the core to a client
+			// that waits for it.
 			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 			continue
 		}
@@ -176,7 +176,8 @@ func (w *worker) loop() {
 	}
 }
 
-// survive is deferred. It recovers from a fault in a client's memory; other panics continue.
+// survive recovers from a fault in a client's memory; other panics continue. It must be
+// deferred.
 func (w *worker) survive() {
 	if s := w.current; s != nil {
 		if r := recover(); r != nil {
@@ -197,10 +198,10 @@ func faultIn(mem []byte, r any) bool {
 	return f.Addr()-reflect.ValueOf(mem).Pointer() < uintptr(len(mem))
 }
 
-// fillIn runs the worker while the application does not drive it. It holds drive
-// through its turns and its sleep, since Wait uses the link too; an application
-// that comes meanwhile wakes it, and then has the worker to itself for as long
-// as it turns at least once a millisecond.
+// fillIn runs the worker while the application does not drive it. It holds drive during its
+// turns and its sleep, since Wait uses the link too. An application that calls Turn wakes it.
+// From then on the application drives the worker alone, as long as it calls Turn at least once
+// per millisecond.
 func (w *worker) fillIn() {
 	for !w.e.stop.Load() {
 		if w.e.cfg.Now().Sub(clock.Time(w.driver.last.Load())) < time.Millisecond {
@@ -233,8 +234,8 @@ func (w *worker) inlineTurn() int {
 	return n
 }
 
-// sleep waits for work. It arms the wake-ups first and then checks again, so that nothing rung
-// or posted in between is missed.
+// sleep waits for work. It arms the wake-ups and then checks for work again, so that bells and
+// commands in between are not missed.
 func (w *worker) sleep(limit time.Duration) {
 	w.arm(true)
 	if w.turn() == 0 && !w.e.stop.Load() {
@@ -388,7 +389,7 @@ type cmdQueue struct {
 	at       int
 	pending  atomic.Int32 // of both
 	sleeping atomic.Bool
-	alarm    *shm.Alarm // what the worker sleeps on
+	alarm    *shm.Alarm // alarm that wakes the worker
 }
 
 // cmdBudget is the number of commands per turn. A client that ends causes some for each of its
