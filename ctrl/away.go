@@ -10,7 +10,7 @@ import (
 	"github.com/iwarpd/iwarpd/shm"
 )
 
-// awayWait is how long a system call that a client can delay may take.
+// awayWait is the time that a system call which a client can delay may take.
 const awayWait = time.Second
 
 // away runs f, a system call that a client can delay indefinitely, in a goroutine of its own. It returns when f does, or after awayWait;
@@ -31,8 +31,9 @@ func away(f func()) (over <-chan struct{}, ok bool) {
 	}
 }
 
-// away runs f like the function away. If the client delays it, the client is cut off, what it holds stays in its quotas until f returns,
-// and the result is false: the caller must not release what f was to free. Only the session's own goroutine calls it, never with Server.mu
+// away runs f like the function away. If the client delays f, away cuts the client off and
+// returns false; the client's resources stay charged until f returns, and the caller must not
+// release what f was to free. Only the session's own goroutine calls it, never with Server.mu
 // held.
 func (c *session) away(what string, f func()) bool {
 	over, ok := away(f)
@@ -43,7 +44,8 @@ func (c *session) away(what string, f func()) bool {
 	return ok
 }
 
-// holdUntil keeps the session charged until over is closed, also when it has ended. Only the session's own goroutine calls it.
+// holdUntil keeps the session charged until over is closed, even after the session has ended.
+// Only the session's own goroutine calls it.
 func (c *session) holdUntil(over <-chan struct{}) {
 	c.stuck = append(slices.DeleteFunc(c.stuck, func(over <-chan struct{}) bool {
 		select {

@@ -67,7 +67,7 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 		return nil, errorf(internal, "ctrl: capture: %w", err)
 	}
 	if unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, captureSocket) != nil {
-		_ = unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUF, captureSocket) // as much as we may
+		_ = unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUF, captureSocket) // as much as the limits allow
 	}
 	_ = unix.Shutdown(fds[0], unix.SHUT_RD) // the reader must not send anything, especially not descriptors
 	s.captures++
@@ -93,7 +93,8 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	return fds[1:], nil
 }
 
-// closeCapture closes the socket of a capture when the reader has read what is in it or has closed its end, or done is closed.
+// closeCapture closes the socket of a capture when the reader has read all frames or has closed
+// its end, or done is closed.
 func closeCapture(fd int, done <-chan struct{}) {
 	_ = unix.Shutdown(fd, unix.SHUT_RDWR)
 	awaitUnread(func() int { n, _ := unix.IoctlGetInt(fd, unix.SIOCOUTQ); return n }, done)
@@ -127,7 +128,7 @@ func (c *session) captureFilter(r *ctrlpb.Capture) (func(*pkt.Flow) bool, error)
 		if q.conn == nil || !q.conn.local.IsValid() {
 			return nil, errorf(badState, "ctrl: queue pair %d has no connection to capture", r.Qp)
 		}
-		// A later connection between the same endpoints may be another user's.
+		// A later connection between the same endpoints may belong to another user.
 		flow, cl := flowOf(q.conn.local, q.conn.remote), q.conn.claim
 		return func(f *pkt.Flow) bool { return *f == flow && (cl == nil || !cl.dropped.Load()) }, nil
 	}

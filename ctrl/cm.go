@@ -44,9 +44,9 @@ type conn struct {
 	state  connState
 
 	// The two ends. claim holds the local port.
-	listener *listener // passive; nil: active
+	listener *listener // nil for an active open
 	local    netip.AddrPort
-	by       *device        // that the client requested; nil: that of the route
+	by       *device        // device that the client requested; nil means that of the route
 	wantAddr netip.AddrPort // local address that the client requested
 	remote   netip.AddrPort
 	ip       dataplane.IPOptions // active
@@ -55,19 +55,19 @@ type conn struct {
 
 	// The startup of MPA and its result.
 	cfg       mpa.Config
-	initiator bool         // it sends the MPA request; otherwise it waits for the peer's
+	initiator bool         // this side sends the MPA request; otherwise it waits for the peer's
 	st        *mpa.Startup // over TCP
 	limit     clock.Time   // deadline of the whole setup, or of the current wait
-	deadline  clock.Time   // the earlier of limit and st's
+	deadline  clock.Time   // the earlier of limit and the deadline of st
 	params    mpa.Params
 	private   []byte            // the peer's private data
-	peer      *mpa.EnhancedData // the peer's depths; nil: none sent
+	peer      *mpa.EnhancedData // the peer's depths, or nil if it sent none
 	waiting   bool              // in listener.waiting
 	loose     bool              // its kernel socket is counted in Server.files, because it has no queue pair
 
 	// How and why it ends.
 	failure         error // connSwitching: the startup failed, and a Terminate is being sent to the peer
-	reason          error // connClosing: why we reset it; nil: at the client's request, or the engine knows
+	reason          error // connClosing: why we reset it, or nil if the client requested it or the engine knows why
 	peerClosedFirst bool  // the peer closed first and holds TIME-WAIT
 	orderly         bool  // closed in order: its port stays in TIME-WAIT
 
@@ -79,10 +79,10 @@ type conn struct {
 type overSCTP struct {
 	sctp    *dataplane.SCTP // nil: TCP
 	neg     mpa.Negotiation // over TCP, conn.st has it
-	shares  bool            // may use an association with other connections of its client
+	shares  bool            // may share an association with other connections of its client
 	shared  *shared         // that association, or nil
 	alone   bool            // start a new association, because the others had no stream
-	redials int             // how often it has tried another stream
+	redials int             // number of attempts with another stream
 }
 
 // byteStream is the state of a connection that begins as a byte stream (connStreaming).
@@ -90,8 +90,8 @@ type byteStream struct {
 	streaming bool
 	held      bool   // counted as a byte stream
 	in        []byte // received and not consumed
-	shown     int    // bytes of in that were sent to the client
-	ended     bool   // the peer sends nothing more
+	shown     int    // bytes of in that were reported to the client
+	ended     bool   // the peer sends no more data
 	endTold   bool
 	memory    uint64 // quota charged while it is a byte stream
 	unsent    int    // bytes of StreamSend that the peer has not acknowledged, as far as known
@@ -343,7 +343,7 @@ func (c *session) accept(r *ctrlpb.Accept) error {
 	if err != nil {
 		return err
 	}
-	q := cn.qp // of Connect: a byte stream whose initiator is the peer
+	q := cn.qp // for Connect: a byte stream whose initiator is the peer
 	if q == nil {
 		if q, err = c.freshQP(r.Qp); err != nil {
 			return err
@@ -556,7 +556,7 @@ func (s *Server) peerClosed(c *conn) {
 	}
 }
 
-// closeTimeout is how long a graceful close may take before the connection is reset.
+// closeTimeout is the time that a graceful close may take before the connection is reset.
 const closeTimeout = 10 * time.Second
 
 // terminated reports a Terminate, sent or received, to the client.

@@ -22,8 +22,8 @@ type Config struct {
 	Group  string
 
 	// Allow grants rights to users: the first rule that matches the uid or a gid of a client
-	// applies. Without rules, everybody who can open the socket has all rights within Limits,
-	// and root, unless it is that of a container, sees the objects of all users.
+	// applies. Without rules, everybody who can open the socket has all rights within Limits.
+	// Root sees the objects of all users, except root of a container.
 	Allow  []Rule
 	Limits Limits
 
@@ -32,8 +32,8 @@ type Config struct {
 
 	Startup StartupDefaults
 	IP      dataplane.IPOptions // of connections whose client sets none
-	// TimeWait is how long the port of a connection that we opened and closed first stays in
-	// TIME-WAIT; the default is 60 s, as in Linux.
+	// TimeWait is the time for which the port of a connection that we opened and closed first
+	// stays in TIME-WAIT; the default is 60 s, as in Linux.
 	TimeWait time.Duration
 	// ReceiveWindow is the maximum number of bytes that a peer can send on a byte stream before
 	// the client reads; the default is 2 MiB.
@@ -42,7 +42,7 @@ type Config struct {
 	// EndDenied ends running connections whose peer a reload, or a change of Options.Peers,
 	// denies. Otherwise they stay.
 	EndDenied bool
-	// Userfaultfd lets clients have /dev/userfaultfd opened.
+	// Userfaultfd allows clients to obtain /dev/userfaultfd from the daemon.
 	Userfaultfd bool
 	File        string // path of the configuration, for errors; "" if there is none
 	Version     string // of the daemon, shown to clients
@@ -112,7 +112,7 @@ func (l Limits) fill() Limits {
 type StartupDefaults struct {
 	CRC        CRCPolicy
 	CRCPeers   []CRCRule // exceptions from CRC; the first that contains the peer applies
-	CRCLocal   bool      // CRC and CRCPeers apply within the host too; false: there is no CRC
+	CRCLocal   bool      // CRC and CRCPeers apply within the host too; otherwise there is no CRC there
 	Markers    bool
 	Revision   int // default 2
 	NoFallback bool
@@ -128,9 +128,9 @@ type StartupDefaults struct {
 	PerPeer, PerListener int
 }
 
-// A CRCPolicy is the administrator's choice whether MPA uses CRC32c, as RFC 5044 Section 4.4
-// demands. What a client requests counts only within it. A connection runs without CRC only if both
-// ends disable it.
+// A CRCPolicy is the administrator's choice of whether MPA uses CRC32c, which RFC 5044 Section
+// 4.4 demands. A client's request has effect only within it. A connection runs without CRC only
+// if both ends disable it.
 type CRCPolicy uint8
 
 // CRC policies.

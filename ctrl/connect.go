@@ -219,7 +219,7 @@ func (s *Server) dial(c *conn) {
 		return
 	}
 	dev := s.devices.named(hop.Device)
-	if hop.Local && c.by == nil { // any will do
+	if hop.Local && c.by == nil { // any device will do
 		dev = s.devices.up()
 	}
 	if dev.down != nil {

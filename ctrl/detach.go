@@ -12,8 +12,8 @@ type Program interface {
 	Attach() error // attaches it again
 }
 
-// DetachPolicy is the reaction to the XDP program being detached. From then on the kernel receives
-// the frames of iwarpd's connections, and resets them.
+// DetachPolicy is the reaction to the XDP program being detached. After that the kernel
+// receives the frames of iwarpd's connections, and resets them.
 type DetachPolicy uint8
 
 // Detach policies.
@@ -45,7 +45,7 @@ func (s *Server) watchProgram(d *device, tick <-chan time.Time) {
 
 // checkProgram applies the policy if the program of d is not attached.
 func (s *Server) checkProgram(d *device) {
-	if ok, err := d.Program.Attached(); ok || err != nil { // the interface is gone, or there is no memory
+	if ok, err := d.Program.Attached(); ok || err != nil { // the interface has been removed, or there is no memory
 		return
 	}
 	s.mu.Lock()

@@ -11,21 +11,21 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane"
 )
 
-// Device is a network interface that the engine has queues of. Functions that are nil are
-// not known.
+// Device is a network interface with queues of the engine. A function that is nil provides no
+// information.
 type Device struct {
-	// Name is that of the interface, as clients are shown it, and as the engine's Queues and
-	// the resolver's Hops have it.
+	// Name is the name of the interface, as shown to clients and as used in the engine's Queues
+	// and the resolver's Hops.
 	Name string
-	// MTU is what the links were opened for; clients are shown PresentMTU if that is less.
+	// MTU is the MTU for which the links were opened. Clients see PresentMTU if that is less.
 	MTU        int
 	PresentMTU func() int
 	Addrs      func() []netip.Addr // without link-local IPv6 addresses
-	// LinkLocal returns the link-local IPv6 addresses of the interface, with it for a zone.
+	// LinkLocal returns the link-local IPv6 addresses of the interface, with its name as their
+	// zone.
 	LinkLocal func() []netip.Addr
-	VLANs     func() [][]uint16 // that the host is in
-	// Transport describes how bytes move, for people; it is called once the engine is
-	// bound.
+	VLANs     func() [][]uint16 // VLANs of the host
+	// Transport describes how frames move, for people. It is called after Bind.
 	Transport func() string
 	// Link returns whether the link is "up" or "down", and its speed in bits per second. "" and
 	// 0 mean that they are unknown, as both are if Link is nil.
@@ -37,11 +37,11 @@ type Device struct {
 // device is a Device of a Server. Server.mu guards down and detached.
 type device struct {
 	Device
-	down     error // why no frames come; nil: they do
-	detached bool  // the reason is that the program was detached
+	down     error // why the interface receives no frames, or nil
+	detached bool  // down is set because the program was detached
 }
 
-// name returns that of d, "" for nil, which leaves the device open.
+// name returns the name of d, or "" for nil, which means any device.
 func (d *device) name() string {
 	if d == nil {
 		return ""
@@ -66,7 +66,7 @@ func (d *device) addrs() []netip.Addr {
 	return d.Addrs()
 }
 
-// mtu is the interface's now, as far as the links that were opened carry it.
+// mtu returns the current MTU of the interface, up to that of its links.
 func (d *device) mtu() int {
 	if d.PresentMTU != nil {
 		if now := d.PresentMTU(); now > 0 {
@@ -76,10 +76,10 @@ func (d *device) mtu() int {
 	return d.MTU
 }
 
-// devices are those of a server, at least one.
+// devices are the devices of a server, at least one.
 type devices []*device
 
-// named returns the device of that name, the first one for "", and nil for any other name.
+// named returns the device with that name, the first one for "", or nil if there is none.
 func (ds devices) named(name string) *device {
 	for _, d := range ds {
 		if d.Name == name || name == "" {
@@ -89,7 +89,7 @@ func (ds devices) named(name string) *device {
 	return nil
 }
 
-// find is named for a name that a client gave, which "" leaves open.
+// find is named for a name from a client. "" means any device, for which it returns nil.
 func (ds devices) find(name string) (*device, error) {
 	if name == "" {
 		return nil, nil
@@ -108,8 +108,8 @@ func (ds devices) names() string {
 	return strings.Join(all, ", ")
 }
 
-// unzoned returns a without its zone, and the device that it stands for, which for a
-// link-local address has to be known: d, if that is not nil, the zone's or the only one.
+// unzoned returns a without its zone, and the device for it. A link-local address needs a
+// device: d if that is not nil, else that of the zone, or the only one.
 func (ds devices) unzoned(a netip.Addr, d *device) (netip.Addr, *device, error) {
 	z := a.Zone()
 	switch {
@@ -130,7 +130,7 @@ func (ds devices) unzoned(a netip.Addr, d *device) (netip.Addr, *device, error) 
 	return a.WithZone(""), d, nil
 }
 
-// down returns why no frames come by d, or, if that is nil, by any.
+// down returns why d receives no frames or, if d is nil, why no device does.
 func (ds devices) down(d *device) error {
 	if d != nil {
 		return d.down
@@ -138,7 +138,7 @@ func (ds devices) down(d *device) error {
 	return ds.up().down
 }
 
-// up returns the first device that frames come by, or if there is none the first.
+// up returns the first device that receives frames, or the first device if none does.
 func (ds devices) up() *device {
 	for _, d := range ds {
 		if d.down == nil {
@@ -148,8 +148,8 @@ func (ds devices) up() *device {
 	return ds[0]
 }
 
-// addrs returns every address that an endpoint may have, without zones; known is false
-// where that cannot be told.
+// addrs returns every address that an endpoint may have, without zones. known is false if a
+// device does not provide them.
 func (ds devices) addrs() (all []netip.Addr, known bool) {
 	for _, d := range ds {
 		if d.Addrs == nil {
@@ -160,7 +160,7 @@ func (ds devices) addrs() (all []netip.Addr, known bool) {
 	return all, true
 }
 
-// owner returns the device that has the link-local address a, nil for other addresses.
+// owner returns the device that has the link-local address a, or nil for other addresses.
 func (ds devices) owner(a netip.Addr) *device {
 	if a.Is6() && a.IsLinkLocalUnicast() {
 		for _, d := range ds {
@@ -172,9 +172,9 @@ func (ds devices) owner(a netip.Addr) *device {
 	return nil
 }
 
-// steered gives the steerings that an endpoint is claimed from: frames for an address may
-// come by each interface, as neighbours answer ARP for all that the host has, but for
-// link-local addresses.
+// steered returns the steerings in which an endpoint is claimed. Frames for an address may
+// arrive on every interface, because the host answers ARP for all its addresses on each. Those
+// for link-local addresses arrive on one.
 func (ds devices) steered(ep bpf.Endpoint) (all []Steering) {
 	only := ds.owner(ep.Addr)
 	for _, d := range ds {
@@ -185,7 +185,7 @@ func (ds devices) steered(ep bpf.Endpoint) (all []Steering) {
 	return all
 }
 
-// claim claims an endpoint everywhere, or nowhere.
+// claim claims an endpoint in all its steerings, or in none.
 func (ds devices) claim(ep bpf.Endpoint) error {
 	all := ds.steered(ep)
 	for i, s := range all {
@@ -199,8 +199,8 @@ func (ds devices) claim(ep bpf.Endpoint) error {
 	return nil
 }
 
-// unclaim ends claim. A link-local address may have left its interface since: those that
-// do not have it claimed say so, which is no matter.
+// unclaim undoes claim. Errors are ignored, since a link-local address may have moved to
+// another interface.
 func (ds devices) unclaim(ep bpf.Endpoint) {
 	for _, d := range ds {
 		if d.Steering != nil {
@@ -209,12 +209,12 @@ func (ds devices) unclaim(ep bpf.Endpoint) {
 	}
 }
 
-// refresh gives the steerings the addresses and VLANs that there are now.
+// refresh passes the current addresses and VLANs to the steerings.
 func (ds devices) refresh() {
 	all, _ := ds.addrs()
 	for _, d := range ds {
 		if st, ok := d.Steering.(interface{ SetAddresses([]netip.Addr) error }); ok {
-			_ = st.SetAddresses(slices.DeleteFunc(slices.Clone(all), func(a netip.Addr) bool { // what it knew stays
+			_ = st.SetAddresses(slices.DeleteFunc(slices.Clone(all), func(a netip.Addr) bool { // on failure the previous addresses stay
 				o := ds.owner(a)
 				return o != nil && !slices.Contains(d.linkLocal(), a)
 			}))
@@ -225,9 +225,8 @@ func (ds devices) refresh() {
 	}
 }
 
-// Unplug tells the server that the interface of a device has been removed. Its connections
-// end; listeners and the clients' other objects stay. When it returns the links are not used
-// any more.
+// Unplug tells the server that the interface of a device has been removed. Its connections end;
+// listeners and the clients' other objects stay. When it returns, the links are no longer used.
 func (s *Server) Unplug(name string) {
 	why := errorf(unreachable, "ctrl: the interface %s was removed: it is served again when it is back", name)
 	s.mu.Lock()
@@ -239,7 +238,7 @@ func (s *Server) Unplug(name string) {
 	s.log.Error("the interface was removed, and its connections were ended", zap.String("interface", name), zap.Int("connections", n))
 }
 
-// Plug ends Unplug, with new links, which are for packets of that MTU.
+// Plug undoes Unplug. The device has new links, for packets of the given MTU.
 func (s *Server) Plug(name string, mtu int, queues []dataplane.Queue) error {
 	if err := s.engine.Plug(name, queues); err != nil {
 		return err
@@ -252,7 +251,7 @@ func (s *Server) Plug(name string, mtu int, queues []dataplane.Queue) error {
 	return nil
 }
 
-// of returns the device that c uses, nil while it has none.
+// of returns the device that c uses, or nil while it has none.
 func (ds devices) of(c *conn, e Engine) *device {
 	if c.id == 0 {
 		return nil

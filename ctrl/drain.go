@@ -8,9 +8,9 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
-// Drain refuses new connections and clients, announces to the clients that the daemon
-// ends in timeout, and waits until no connection is left or ctx is done. It returns the
-// number of connections that are left. Close must follow.
+// Drain refuses new connections and clients, announces to the clients that the daemon ends in
+// timeout, and waits until no connection is left or ctx is done. It returns the number of
+// remaining connections. Close must follow.
 func (s *Server) Drain(ctx context.Context, timeout time.Duration) int {
 	s.mu.Lock()
 	if s.drained != nil || s.closed {
@@ -21,7 +21,7 @@ func (s *Server) Drain(ctx context.Context, timeout time.Duration) int {
 	s.drained = drained
 	closeAll(s.sockets)
 	for id := range s.listeners {
-		s.engine.Unlisten(id) // peers are refused; the handles stay the clients'
+		s.engine.Unlisten(id) // peers are refused; the clients keep their handles
 	}
 	ms := uint32(min(timeout.Milliseconds(), math.MaxUint32))
 	for _, c := range s.sessions {
@@ -52,8 +52,8 @@ func (s *Server) checkDrained() {
 	}
 }
 
-// unready returns why no connection can be made now by d, or if that is nil by any
-// device; or nil. Called with mu held.
+// unready returns why no connection can be made now over d or, if d is nil, over any device. It
+// returns nil if one can.
 func (s *Server) unready(d *device) error {
 	if s.drained != nil {
 		return errorf(draining, "ctrl: the daemon is stopping: open the device again when the next one runs")

@@ -13,16 +13,16 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// farWait is how long one access to a client's far memory may take, up to twice as long. Meanwhile the connections of that client wait, and
-// no others.
+// farWait is the time that an access to a client's far memory may take; it may take up to twice
+// as long. Meanwhile only the connections of that client wait.
 const farWait = 3 * time.Second
 
-// farStuck ends a client whose far memory does not come.
+// farStuck ends a client whose far memory does not respond.
 func (c *session) farStuck() {
 	c.cutOff(errorf(invalid, "ctrl: the client makes the daemon wait for its far memory"))
 }
 
-// attachMemory takes the memory of which regions will be slices.
+// attachMemory accepts a descriptor of memory that will contain regions.
 func (c *session) attachMemory(r *ctrlpb.AttachMemory, fds []int) error {
 	switch {
 	case len(fds) != 1:
@@ -54,7 +54,7 @@ func (c *session) attachMemory(r *ctrlpb.AttachMemory, fds []int) error {
 	return nil
 }
 
-// detachNear ends the use of near memory. It has no region any more.
+// detachNear ends the use of near memory, which has no regions any more.
 func (c *session) detachNear() {
 	if c.near == nil {
 		return
@@ -65,7 +65,7 @@ func (c *session) detachNear() {
 	c.srv.maps.extra -= shm.ObjectMaps
 }
 
-// attachFar takes fd, the client's /proc/self/mem.
+// attachFar accepts fd, the client's /proc/self/mem.
 func (c *session) attachFar(fd int) error {
 	s := c.srv
 	s.mu.Lock()
@@ -81,7 +81,7 @@ func (c *session) attachFar(fd int) error {
 			unix.Close(fd)
 		}
 	})
-	if !ok { // it stays in the quota
+	if !ok { // the quota stays charged
 		over := c.stuck[len(c.stuck)-1]
 		go func() {
 			if <-over; mem != nil {
@@ -101,7 +101,7 @@ func (c *session) attachFar(fd int) error {
 	return nil
 }
 
-// detachMemory ends the use of far memory. No worker uses it any more.
+// detachMemory ends the use of far memory, which no worker uses any more.
 func (c *session) detachMemory() {
 	if c.memory == nil {
 		return
@@ -112,16 +112,17 @@ func (c *session) detachMemory() {
 	})
 }
 
-// fenceMemory returns when what workers have placed in far memory is there, unless the client is being ended.
+// fenceMemory returns when all data that workers have placed in far memory is there, unless the
+// client is being ended.
 func (c *session) fenceMemory() {
 	if c.memory != nil && !c.dead && !c.cut.Load() {
 		c.mover.Fence()
 	}
 }
 
-// registerFar registers memory of the process that was attached.
+// registerFar registers memory of the attached process.
 func (c *session) registerFar(id verbs.PDID, r *ctrlpb.RegisterMR) (*verbs.Region, error) {
-	const maxAddr = 1 << 57 // of five-level page tables
+	const maxAddr = 1 << 57 // the address space with five-level page tables
 	switch {
 	case c.memory == nil:
 		return nil, errors.New("far memory without AttachMemory")

@@ -148,8 +148,8 @@ func (c *session) mayBind(port uint16) error {
 	return errorf(permission, "ctrl: %s may not use port %d (rule in the configuration)", user(c.cred.Uid), port)
 }
 
-// isLocal reports whether a is an address of on, or if that is nil of any interface, or the addresses
-// are unknown.
+// isLocal reports whether a is an address of on, or of any interface if on is nil. It returns
+// true if the addresses are unknown.
 func (s *Server) isLocal(a netip.Addr, on *device) bool {
 	of := s.devices
 	if on != nil {

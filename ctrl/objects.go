@@ -24,7 +24,7 @@ type (
 		index  uint32 // creation order, over all clients
 		pd     *pd
 		region *verbs.Region
-		mem    *shm.Region // nil: far memory
+		mem    *shm.Region // nil for far memory
 		length uint64
 		mapped uint64 // bytes that the quota counts
 	}
@@ -40,11 +40,11 @@ type (
 	}
 	cq struct {
 		handle    uint32
-		channel   *channel // nil: its own
+		channel   *channel // nil if the CQ has its own
 		index     uint32   // creation order, over all clients
 		ring      *shm.CQ
 		size      uint64 // bytes, for the quota
-		before    uint64 // the same for the rings that the last resize replaced
+		before    uint64 // size of the rings that the last resize replaced
 		uses      int    // QPs that complete on it
 		modCount  uint32
 		modPeriod time.Duration
@@ -66,7 +66,7 @@ type (
 		maxInline      int // bytes
 		sigAll         bool
 		conn           *conn            // its connection, from connect or accept
-		used           bool             // it has had a connection: a QP has only one
+		used           bool             // it has had a connection, and may not have another
 		size           uint64           // bytes of its queues, for the quota
 		over           dataplane.ConnID // its former connection, once established and ended
 	}
@@ -135,7 +135,7 @@ func (c *session) pdOf(h uint32) (*pd, error) {
 	return nil, errorf(noObject, "ctrl: no protection domain %d", h)
 }
 
-// maxMRSize is the maximum length of a memory region: one SGE can describe all of it.
+// maxMRSize is the maximum length of a memory region, so that one SGE can describe all of it.
 const maxMRSize = 1<<32 - 1
 
 // registerMR maps the client's memory and registers it. The quota is charged before anything is mapped.
@@ -191,7 +191,7 @@ func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Repl
 	return nil
 }
 
-// mapMR maps and registers near memory, or that of the memfd in fds.
+// mapMR maps and registers near memory, or the memory of the memfd in fds.
 func (c *session) mapMR(m *mr, r *ctrlpb.RegisterMR, fds []int) (err error) {
 	const writes = verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteAtomic
 	switch {

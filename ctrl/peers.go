@@ -30,8 +30,8 @@ func (c *session) mayConnectTo(peer netip.Addr) error {
 	return nil
 }
 
-// denies returns why peers, the key of the client's rule, or the set of the daemon do not contain
-// peer, or "" if they do.
+// denies returns why peer is denied: it is not in peers, which is the key of the client's rule,
+// or not in the daemon's set. It returns "" if peer is allowed.
 func (c *session) denies(peers []netip.Prefix, key string, peer netip.Addr) string {
 	s := c.srv
 	switch {
@@ -62,13 +62,13 @@ type denial struct {
 	why  string
 }
 
-// peerGate is what restricts peers, in addition to the rules.
+// peerGate restricts peers, in addition to the rules.
 type peerGate struct {
 	peers   PeerSet // nil: all
 	denials denials
 }
 
-// denials carries denials to the log, which workers must not wait for. It holds the first since the
+// denials passes denials to the log without blocking workers. It holds the first one since the
 // last message, and counts the others.
 type denials struct {
 	n     atomic.Uint64

@@ -82,16 +82,16 @@ func (cs *claims) take(addr netip.AddrPort, uid uint32, listen bool) (*claim, er
 	return c, nil
 }
 
-// steer steers one more endpoint to c, unless it is already.
+// steer steers another endpoint to c, unless it is already steered.
 func (cs *claims) steer(c *claim, ep bpf.Endpoint) error {
 	if ep.Addr.IsUnspecified() {
-		ep.Addr = netip.Addr{} // of both families
+		ep.Addr = netip.Addr{} // all addresses of both families
 	}
 	if slices.Contains(c.eps, ep) {
 		return nil
 	}
 	if ep.Addr.IsLoopback() {
-		return nil // no frame is for it
+		return nil // no frames are addressed to it
 	}
 	if err := cs.devices.claim(ep); err != nil {
 		return err
@@ -163,7 +163,7 @@ func (cs *claims) guardAddr(c *claim, a netip.Addr) error {
 // addresses have changed.
 func (cs *claims) refresh() {
 	addrs, known := cs.devices.addrs()
-	if !known || cs.sockets { // the kernel knows its addresses
+	if !known || cs.sockets { // the kernel knows the sockets' addresses
 		return
 	}
 	cs.devices.refresh()
@@ -225,8 +225,8 @@ func (cs *claims) freePort(a netip.Addr) (uint16, error) {
 	return 0, errorf(portInUse, "ctrl: every port from %d on is in use on %v", first, a)
 }
 
-// bindGuard binds a TCP socket to addr, in the interface zone if it is link-local, and returns its
-// port. If share is set, sockets of the engine can be bound to the same port.
+// bindGuard binds a TCP socket to addr, in zone if addr is link-local, and returns its port. If
+// share is set, sockets of the engine can be bound to the same port.
 func bindGuard(addr netip.AddrPort, zone string, share bool) (fd int, port uint16, err error) {
 	domain := unix.AF_INET
 	if addr.Addr().Is6() {

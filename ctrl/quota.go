@@ -187,7 +187,7 @@ func (c *session) listQuotas(r *ctrlpb.ListQuotas, reply *ctrlpb.Reply) error {
 	}
 	// A uid can be 0, so keys start at 1.
 	all, more := page(values(byUID), func(i item) uint32 { return i.uid + 1 }, r.After)
-	const most = pageSize / 4 // items are long
+	const most = pageSize / 4 // list items are long
 	if len(all) > most {
 		all, more = all[:most], true
 	}

@@ -154,7 +154,7 @@ func (s *Server) endLate(now clock.Time) clock.Time {
 // requestSCTP handles an Initiate of a peer.
 func (s *Server) requestSCTP(ev dataplane.Event) {
 	l := s.listeners[ev.Listener]
-	if l == nil || l.sess.dead || l.sctp == nil || !l.admits(addrPort(ev.Flow.Remote, 0).Addr()) { // its association may be older than the rules
+	if l == nil || l.sess.dead || l.sctp == nil || !l.admits(addrPort(ev.Flow.Remote, 0).Addr()) { // the association may be older than the rules
 		s.engine.Disconnect(ev.Conn, true)
 		return
 	}

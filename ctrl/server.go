@@ -36,15 +36,15 @@ type Options struct {
 	Logger   *zap.Logger        // nil: none
 	Resolver dataplane.Resolver // must not be nil
 	Devices  []Device           // at least one
-	Table    *verbs.Table       // nil: a new one
-	NoGuard  bool               // the kernel does not use the addresses: bind no guard sockets
-	Peers    PeerSet            // peers that every client is restricted to; nil: none
+	Table    *verbs.Table       // nil means a new one
+	NoGuard  bool               // bind no guard sockets, since the kernel does not use the addresses
+	Peers    PeerSet            // peers to which every client is restricted, or nil
 	// Sockets reports that the engine uses kernel sockets: all addresses of the host are
 	// usable, and frames cannot be captured.
 	Sockets bool
 }
 
-// network is how a Server reaches peers.
+// network holds the parts of a Server that reach peers.
 type network struct {
 	resolver dataplane.Resolver
 	devices  devices
@@ -66,7 +66,7 @@ type Server struct {
 	mu       sync.Mutex
 	cfg      Config
 	closed   bool
-	sockets  []socket // the main one, then those of the slots
+	sockets  []socket // the main socket, then those of the slots
 	sessions map[uint32]*session
 	qps      map[uint32]*qp // by number
 	numbers
@@ -75,17 +75,17 @@ type Server struct {
 	listeners map[dataplane.ListenerID]*listener
 	conns     map[dataplane.ConnID]*conn
 	assocs    map[pkt.Flow]*claim         // claims of associations
-	pending   map[*conn]struct{}          // those with a deadline
-	timeWait  map[uint32][]*claim         // by uid: ports in TIME-WAIT, earliest end first
+	pending   map[*conn]struct{}          // connections with a deadline
+	timeWait  map[uint32][]*claim         // ports in TIME-WAIT by uid, earliest end first
 	late      map[bpf.Endpoint]clock.Time // SCTP endpoints that are steered until then, for packets in flight after the association
-	lateNext  []lateEndpoint              // the same, in order
+	lateNext  []lateEndpoint              // the same entries in order of time
 	lingers   map[dataplane.ConnID]*linger
-	lingersOf map[uint32][]*linger // the same by uid, earliest limit first
+	lingersOf map[uint32][]*linger // the same lingers by uid, earliest limit first
 	captures  int
-	wakeAt    clock.Time // when the timer goroutine wakes
+	wakeAt    clock.Time // when the timer goroutine will wake
 
 	turnedAway
-	drained chan struct{} // closed when no connection is left; nil: not draining
+	drained chan struct{} // closed when no connection is left; nil unless draining
 
 	rewake   chan struct{}
 	done     chan struct{}
@@ -93,7 +93,7 @@ type Server struct {
 	counters counters
 }
 
-// numbers are the last ones assigned. Server.mu guards them.
+// numbers are the last numbers assigned. Server.mu guards them.
 type numbers struct {
 	lastID    uint32
 	lastQP    uint32
@@ -101,10 +101,10 @@ type numbers struct {
 	lastIndex uint32
 }
 
-// turnedAway counts the clients that were refused or cut off.
+// turnedAway counts clients that were refused or cut off.
 type turnedAway struct {
 	refused  tally          // guarded by Server.mu
-	refusing map[uint32]int // by uid: refused clients still connected; guarded by Server.mu
+	refusing map[uint32]int // refused clients still connected, by uid; guarded by Server.mu
 	cutMu    sync.Mutex     // acquired last
 	cuts     tally          // guarded by cutMu
 }
@@ -359,7 +359,7 @@ func (s *Server) logRefused(err error) {
 }
 
 const (
-	// refuseWait is how long to wait for the first request of a refused client.
+	// refuseWait is the time to wait for the first request of a refused client.
 	refuseWait = time.Second
 	// maxRefusing bounds the refused clients of a user that have not read the answer.
 	maxRefusing = 16

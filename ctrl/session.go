@@ -40,7 +40,8 @@ const (
 	maxName   = 64
 )
 
-// unreadLimit is how long a client may leave more than maxQueuedFDs descriptors unread.
+// unreadLimit is the time for which a client may leave more than maxQueuedFDs descriptors
+// unread.
 const unreadLimit = 10 * time.Second
 
 // session is the session of a client.
@@ -57,10 +58,10 @@ type session struct {
 	quit    chan struct{}     // closed when the session ends, which stops the writer
 	cut     atomic.Bool       // it is being cut off, and the reason has been sent
 	hungUp  atomic.Bool       // nothing more is read from the client
-	stuck   []<-chan struct{} // each is closed when something that the session is charged for is over; used by the session's goroutine only
+	stuck   []<-chan struct{} // each is closed when a delayed system call of the session has returned; used by the session's goroutine only
 	mover   *far.Mover
-	memory  *far.Memory // by which mover reaches far memory, nil if not attached; used by the session's goroutine only
-	near    *shm.Object // of which near memory is slices, nil if not attached; used by the session's goroutine only
+	memory  *far.Memory // far memory of the client, or nil; used by the session's goroutine only
+	near    *shm.Object // near memory of the client, or nil; used by the session's goroutine only
 	started time.Time
 
 	// Server.mu guards the rest. Only the session's own goroutine adds to the maps.
@@ -68,7 +69,7 @@ type session struct {
 	dead     bool // being torn down
 	name     string
 	use      *account
-	own      account // its share of the account
+	own      account // the client's share of the account
 	requests uint64
 	errors   uint64
 	lastH    uint32
@@ -83,7 +84,7 @@ type outbox struct {
 	outMu   sync.Mutex // acquired last; guards out, outSize, outFDs and flying
 	out     []outMessage
 	outSize uint64         // bytes of out that are charged
-	unread  *atomic.Uint64 // the same, for all clients of the user
+	unread  *atomic.Uint64 // unread bytes of all clients of the user
 	writing bool           // a goroutine writes to the socket
 	outFDs  int            // descriptors that the client has not read, as far as known
 	flying  int            // those of outFDs that were written
@@ -93,7 +94,7 @@ type outbox struct {
 	room    atomic.Int64   // maximum length of out
 }
 
-// objects are what the client has, by handle or number.
+// objects are the objects of the client, by handle or number.
 type objects struct {
 	pds      map[uint32]*pd
 	mrs      map[uint32]*mr
@@ -513,7 +514,7 @@ func (c *session) cutOff(why error) {
 	c.shutdown()
 }
 
-// cutOffWait is how long to wait for a client that is cut off to read the reason.
+// cutOffWait is the time to wait for a client that is cut off to read the reason.
 const cutOffWait = 200 * time.Millisecond
 
 // send queues a message and takes ownership of its descriptors.
@@ -647,7 +648,7 @@ func (c *session) teardown() {
 	s.mu.Lock()
 	closing := s.closed
 	mrs, mws, cqs, srqs := values(c.mrs), values(c.mws), values(c.cqs), values(c.srqs)
-	for _, w := range mws { // before the regions that they are bound to
+	for _, w := range mws { // before the regions to which they are bound
 		_ = s.table.Deregister(w.window)
 	}
 	for _, m := range mrs {

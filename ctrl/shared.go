@@ -15,10 +15,10 @@ import (
 type shared struct {
 	remote netip.AddrPort
 	opts   dataplane.SCTP
-	ready  chan struct{} // closed when the engine has it, or never will
-	claim  *claim        // nil: the engine does not have it
-	device string        // as of the Hop; with claim
-	n      int           // connections on it; it ends with the last one
+	ready  chan struct{} // closed when the engine has the association, or never will
+	claim  *claim        // nil until the engine has the association
+	device string        // device of the Hop; set with claim
+	n      int           // connections on it; the association ends with the last one
 }
 
 // redials limits how often a connection tries another stream.
@@ -69,14 +69,14 @@ func (s *Server) joinShared(c *conn, sh *shared) bool {
 	sh.n++
 	sh.claim.refs++
 	c.shared, c.claim, c.local, c.state, c.id = sh, sh.claim, local, connDialing, id
-	s.conns[id] = c // its events may come before Connect returns
+	s.conns[id] = c // its events may arrive before Connect returns
 	r := s.connectRequest(c)
 	r.Join = true
 	s.mu.Unlock()
 	err := s.engine.Connect(id, r)
 	s.mu.Lock()
 	switch ours := c.id == id && c.state != connGone; {
-	case err == nil && !ours: // canceled before the worker handled it, perhaps
+	case err == nil && !ours: // it may have been canceled before the worker handled it
 		s.engine.Disconnect(id, true)
 	case err == nil || !ours:
 	case errors.Is(err, dataplane.ErrNoStream):
@@ -117,7 +117,7 @@ func (s *Server) reshare(c *conn, err error) bool {
 		return false
 	}
 	c.redials++
-	c.alone = c.alone || few // another association would have as few
+	c.alone = c.alone || few // another association would have no more streams
 	s.leaveShared(c)
 	s.startDial(c)
 	return true

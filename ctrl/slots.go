@@ -18,7 +18,7 @@ import (
 type Slots struct {
 	Folder string // contains a folder for each slot, named by its number, with iwarpd.sock
 	Count  int    // 0 to MaxSlots; 0: none
-	Rule   Rule   // applies to each slot, but for UIDs, GIDs, Deny and Admin
+	Rule   Rule   // applies to each slot, except for UIDs, GIDs, Deny and Admin
 }
 
 // MaxSlots bounds Slots.Count.
@@ -47,7 +47,7 @@ func (s *Slots) policy(c *Config) policy {
 	return p
 }
 
-// A socket is one that clients connect to.
+// A socket is a listening socket for clients.
 type socket struct {
 	*net.UnixListener
 	public string // another name of its file, in the folder of a slot, or ""
@@ -87,8 +87,9 @@ func (s *Slots) listen() (all []socket, err error) {
 	return all, nil
 }
 
-// listenSlot opens the socket of a slot. Root of a container may have write access to the folder of its slot, so the socket is made in the
-// folder above, which nobody else can write to, and then gets its name in the slot.
+// listenSlot opens the socket of a slot. Root of a container may have write access to the
+// folder of its slot, so the socket is created in the parent folder, to which nobody else can
+// write, and is then linked into the slot.
 func (s *Slots) listenSlot(slot string) (socket, error) {
 	dir := filepath.Join(s.Folder, slot)
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -110,7 +111,8 @@ func (s *Slots) listenSlot(slot string) (socket, error) {
 	return socket{l, public}, nil
 }
 
-// publish gives the file private the further name public, in place of whatever has it: a container may have put anything there.
+// publish links the file private as public and replaces any file there, which a container may
+// have created.
 func publish(private, public string) error {
 	dir, err := os.MkdirTemp(filepath.Dir(private), ".old")
 	if err != nil {

@@ -21,7 +21,7 @@ type srq struct {
 	ring *shm.RQ // only workers read it, with mu held
 
 	mu     sync.Mutex // guards the rest
-	limit  int        // 0: not armed
+	limit  int        // 0 if not armed
 	posted int        // receives in the ring when a worker last read it
 	taken  uint64
 	short  uint64 // messages without a receive
@@ -45,8 +45,8 @@ func (q *srq) NextRecv(wr *verbs.RecvWR) bool {
 	return true
 }
 
-// arm sets the limit; 0 disarms it. The event follows when a worker next takes a receive and fewer than limit remain, even if that is
-// already so now.
+// arm sets the limit; 0 disarms it. The event follows when a worker next takes a receive and
+// fewer than limit remain, even if fewer remain already.
 func (q *srq) arm(limit int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

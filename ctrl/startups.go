@@ -7,10 +7,11 @@ import (
 	"go.uber.org/zap"
 )
 
-// startups are the connections of a listener whose MPA request has not arrived. An address may have
-// StartupDefaults.PerPeer of them, and all addresses together StartupDefaults.PerListener. A
-// further connection evicts the oldest of its own address, or of the network that has the most, so
-// idle connections cannot lock out a peer that sends its request, or affect another listener.
+// startups are the connections of a listener whose MPA request has not arrived. An address may
+// have StartupDefaults.PerPeer of them, and all addresses together StartupDefaults.PerListener.
+// A further connection evicts the oldest of its own address, or of the network that has the
+// most. Idle connections therefore cannot lock out a peer that sends its request, or affect
+// another listener.
 type startups struct {
 	by  map[netip.Prefix][]*conn // by network, oldest first
 	n   int

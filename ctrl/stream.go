@@ -16,12 +16,12 @@ import (
 // maxChunk is the maximum size in bytes of one StreamSend or StreamData.
 const maxChunk = 32 << 10
 
-// maxUnsent is how many bytes StreamSend accepts that the peer has not acknowledged.
+// maxUnsent is the number of unacknowledged bytes that StreamSend accepts.
 const maxUnsent = 256 << 10
 
 // streamReady reports to the client that TCP is established.
 func (s *Server) streamReady(c *conn) {
-	c.state, c.limit = connStreaming, 0 // from here on the client decides how long it takes
+	c.state, c.limit = connStreaming, 0 // from here on there is no deadline: the client decides
 	s.arm(c)
 	ev := &ctrlpb.StreamReady{Conn: c.handle, Local: c.local.String(), Remote: c.remote.String()}
 	if c.listener != nil {
@@ -66,7 +66,8 @@ func (c *conn) uncharge() {
 	c.memory = 0
 }
 
-// A linger is a connection that was closed in order before full operation. The engine may still send for it what the client gave it last.
+// A linger is a connection that was closed in order before full operation. The engine may still
+// send the last data of its client.
 type linger struct {
 	id     dataplane.ConnID
 	uid    uint32
@@ -74,13 +75,15 @@ type linger struct {
 	limit  clock.Time
 }
 
-// lingerTime is how long a linger may last. It is longer than TCP waits for an acknowledgement (R2), so that it ends only connections whose
-// peer answers and keeps its window closed.
+// lingerTime is the maximum time of a linger. It is longer than TCP waits for an
+// acknowledgement (R2), so that it ends only connections whose peer answers and keeps its
+// window closed.
 const lingerTime = 2 * time.Minute
 
-// linger keeps c, which is being forgotten, charged with what the engine may still hold of it until EventClosed. The charge passes from the
-// client, which may leave, to its user. A peer whose requests are rejected may keep each of them open, so a user has as many lingers as it
-// may have queue pairs, and a further one resets the oldest. Called with mu held.
+// linger keeps charging for c, which is being forgotten, until EventClosed, since the engine
+// may still hold data of it. The charge moves from the client, which may leave, to its user. A
+// peer whose requests are rejected may keep each of them open, so a user may have as many
+// lingers as queue pairs, and a further one resets the oldest. Called with mu held.
 func (s *Server) linger(c *conn) {
 	l := &linger{c.id, c.sess.cred.Uid, min(c.memory, maxUnsent), s.now().Add(lingerTime)}
 	c.sess.own[resRings] -= l.memory
@@ -178,7 +181,7 @@ func (s *Server) streamConsumed(cn *conn, r *ctrlpb.StreamConsumed) error {
 		return errorf(invalid, "ctrl: %d bytes consumed of %d that were shown", n, cn.shown)
 	}
 	if cn.in = cn.in[n:]; len(cn.in) == 0 {
-		cn.in = nil // streamData would grow it where it is
+		cn.in = nil // otherwise streamData would append to the old buffer
 	}
 	cn.shown -= n
 	s.engine.StreamConsumed(cn.id, n)

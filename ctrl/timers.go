@@ -21,7 +21,7 @@ func (s *Server) arm(c *conn) {
 	s.wake(c.deadline)
 }
 
-// wake makes the timer goroutine wake at that time, if not earlier. Called with mu held.
+// wake makes the timer goroutine wake at the given time or earlier. Called with mu held.
 func (s *Server) wake(at clock.Time) {
 	if s.wakeAt == 0 || at < s.wakeAt {
 		select {
@@ -55,7 +55,7 @@ func (s *Server) runTimers() {
 	}
 }
 
-// expire ends the waits that are over and returns the next deadline. Called with mu held.
+// expire handles the deadlines that have passed and returns the next one. Called with mu held.
 func (s *Server) expire(now clock.Time) (next clock.Time) {
 	for c := range s.pending {
 		if c.deadline.Due(now) {
@@ -110,6 +110,7 @@ type lateEndpoint struct {
 	uid uint32 // user whose quota of ports it counts in
 }
 
-// lateTime is how long SCTP packets to a port are still steered after its last association has ended: for packets in flight, and a few
-// retransmissions of a SHUTDOWN ACK. The port may be used again meanwhile.
+// lateTime is the time for which SCTP packets to a port are still steered after its last
+// association has ended: for packets in flight, and a few retransmissions of a SHUTDOWN ACK.
+// The port may be used again meanwhile.
 const lateTime = 10 * time.Second

@@ -13,7 +13,7 @@ import (
 // host's ports are used up, the port that has been in TIME-WAIT longest is reused: for another peer there is no need to wait, and for the
 // same peer RFC 6191 allows it.
 
-// reuseAfter is how long a port stays in TIME-WAIT at least.
+// reuseAfter is the least time that a port stays in TIME-WAIT.
 const reuseAfter = time.Second
 
 // takePort claims the local endpoint want for the active open c, within the user's quota. Called with mu held.
@@ -68,20 +68,21 @@ func (s *Server) reusePort(uid uint32, addr netip.Addr, remote netip.AddrPort) *
 	return cl
 }
 
-// reuseLook limits how many ports with the same last peer are skipped.
+// reuseLook is the maximum number of ports with the same last peer that are skipped.
 const reuseLook = 64
 
-// leavePort releases the endpoint of c, which has ended; a port in TIME-WAIT is released when that is over. Called with mu held.
+// leavePort releases the endpoint of c, which has ended. A port in TIME-WAIT is released at the
+// end of TIME-WAIT.
 func (s *Server) leavePort(c *conn) {
 	cl, now := c.claim, s.now()
 	if c.listener != nil || cl == nil {
 		s.claims.drop(cl)
 		return
 	}
-	if c.orderly && !c.within { // no segment of it is on its way
+	if c.orderly && !c.within { // none of its segments is in flight
 		cl.until, cl.remote = now.Add(s.cfg.TimeWait), c.remote
 	}
-	if cl.until <= now { // also that of a connection before
+	if cl.until <= now { // or that of an earlier connection
 		s.claims.drop(cl)
 		return
 	}

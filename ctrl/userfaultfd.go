@@ -2,8 +2,9 @@ package ctrl
 
 import "golang.org/x/sys/unix"
 
-// openUserfaultfd opens /dev/userfaultfd for the client, which makes a userfaultfd of its own memory from it.
-// The device acts on the process that calls it, so the descriptor gives no access to anything of the daemon.
+// openUserfaultfd opens /dev/userfaultfd for the client, which uses it to make a userfaultfd
+// for its own memory. The device acts on the calling process, so the descriptor gives no access
+// to the daemon.
 func (c *session) openUserfaultfd() ([]int, error) {
 	if !c.srv.cfg.Userfaultfd {
 		return nil, errorf(permission, "ctrl: userfaultfd: the configuration forbids it (key userfaultfd)")
