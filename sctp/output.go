@@ -60,7 +60,7 @@ func (a *Assoc) PollTransmit(now clock.Time, o *Out) bool {
 			o.Path, o.Probe = i, true
 			return a.done(o)
 		}
-		// Nothing else goes to an unconfirmed address (5.4).
+		// Only HEARTBEATs and their answers go to an unconfirmed address (5.4).
 		if p := &a.paths[i]; len(p.ack) > 0 && !p.confirmed {
 			o.Head = append(h.Append(a.head[:0]), p.ack...)
 			a.head, p.ack = o.Head[:0], p.ack[:0]

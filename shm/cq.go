@@ -15,7 +15,7 @@ import (
 type CQ struct {
 	wakeR, wakeW int
 	shared       bool                  // wakeW belongs to a Channel
-	event        [8]byte               // what is written there
+	event        [8]byte               // buffer for the event
 	gen          atomic.Pointer[cqMem] // replaced by Resize; each worker switches with its next Push
 	before       atomic.Pointer[cqMem] // replaced by the last Resize; the client may still read it
 	rings        []cqRing
@@ -345,7 +345,7 @@ func (c *CQConsumer) Arm(solicitedOnly bool) {
 	c.arm.Store(ArmNext)
 }
 
-// Armed returns what the queue is armed for.
+// Armed returns the kind of completions for which the queue is armed.
 func (c *CQConsumer) Armed() uint32 { return c.arm.Load() }
 
 // Overruns returns how many completions were lost because a ring was full.

@@ -58,8 +58,9 @@ func guardHoles(mem []byte) error {
 	return nil
 }
 
-// populate maps the pages of mem, part of what guardHoles protects, and checks that all are allocated. They are mapped for writing too where
-// the mapping is: the kernel maps several pages of a shared file at a read.
+// populate maps the pages of mem, which guardHoles protects, and checks that all are allocated.
+// On a read the kernel maps the pages of a shared file for writing too, if the mapping is
+// writable.
 func populate(mem []byte) error {
 	holes := Guarded() != nil && !incore(mem)
 	var err error

@@ -8,9 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Object is a memfd of a client, of which Slice makes regions. It is mapped in windows that stay, so a region costs system calls only for
-// pages that no other region has. The offset of a page may be its address in the client; such a memfd is larger than what can be mapped.
-// An Object is for one goroutine.
+// Object is a memfd of a client. Slice makes regions of it. It is mapped in windows that stay
+// mapped, so a region costs system calls only for pages that no other region covers. The offset
+// of a page may equal its address in the client; such a memfd is larger than any possible
+// mapping. An Object is for one goroutine.
 type Object struct {
 	fd      int
 	windows []*window
@@ -68,7 +69,8 @@ func (o *Object) Slice(offset, length uint64) (*Region, error) {
 	}, nil
 }
 
-// window returns a window that has the pages from start to end. It maps one if there is none.
+// window returns a window that contains the pages from start to end. It maps one if there is
+// none.
 func (o *Object) window(start, end uint64) (*window, error) {
 	for _, w := range o.windows {
 		if w.start <= start && end <= w.end {
@@ -123,7 +125,8 @@ func (o *Object) Close() error {
 	return err
 }
 
-// pageCounts says how many slices have each page: spans in order, without overlap. Neighbors differ in n.
+// pageCounts counts the slices that contain each page. Its spans are in order and do not
+// overlap. Neighbors differ in n.
 type pageCounts []pageSpan
 
 // pageSpan is pages that n slices have, n > 0.

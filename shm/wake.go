@@ -12,7 +12,7 @@ import (
 // reads, the kernel holds only the lock of that end. An object whose lock is held while client memory is copied, such as a pipe, would
 // block the daemon if the client copies from a page that never arrives.
 
-// Alarm is what a worker sleeps on. Clients wake it with eventfds, others with Ring.
+// Alarm wakes a sleeping worker. Clients wake it with eventfds, and other goroutines with Ring.
 type Alarm struct {
 	epoll, own int
 	events     [64]unix.EpollEvent

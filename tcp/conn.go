@@ -65,7 +65,7 @@ type sndSpace struct {
 	finQueued     bool // Close was called
 }
 
-// pathState holds what limits the size of a segment.
+// pathState holds the limits of the size of a segment.
 type pathState struct {
 	mtu, linkMTU int // of the path; of the link
 	mss, peerMSS int

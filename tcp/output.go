@@ -265,7 +265,7 @@ func (c *Conn) allowed(n int) bool {
 func (c *Conn) fits(s *seg) bool {
 	edge := c.una.Add(c.wnd)
 	if s.fin && s.len == 0 {
-		return s.seq.LessEq(edge) // a FIN may lie on the right edge
+		return s.seq.LessEq(edge) // a FIN may be at the right edge
 	}
 	return s.seq.Add(int(s.len)).LessEq(edge)
 }

@@ -45,7 +45,7 @@ const (
 	// DefaultIdle is how long to wait for a message during a transfer. It must allow for
 	// writing a chunk to a slow disk.
 	DefaultIdle = 60 * time.Second
-	// farewell is how long the side that reports an error waits for the other one to
+	// farewell is the time that the side which reports an error waits for the other one to
 	// disconnect.
 	farewell = 3 * time.Second
 )
@@ -424,8 +424,9 @@ func (t *transfer) report(done int64) {
 	}
 }
 
-// fail reports err to the other side, unless it comes from the other side or the connection, and
-// waits shortly for it to disconnect: closing at once could overtake the message.
+// fail reports err to the other side, unless the error came from there or from the connection.
+// It then waits briefly for the other side to disconnect, because closing at once could
+// overtake the message.
 func fail(ctx context.Context, c Conn, err error) {
 	m := message{Kind: kindError, Code: CodeInternal, Text: "stopped"}
 	var e *Error

@@ -143,7 +143,7 @@ type window struct {
 
 func head() []byte { return append([]byte(magic), version) }
 
-// checkHead returns what follows the magic and the version.
+// checkHead checks the magic and the version, and returns the bytes after them.
 func checkHead(b []byte) ([]byte, error) {
 	if len(b) < len(magic)+1 || string(b[:len(magic)]) != magic {
 		return nil, errors.New("the other side does not speak iwarpctl's perf protocol")

@@ -127,15 +127,16 @@ func tooLarge(err error, mtu, pass int) finding {
 // minimum of IPv6.
 var commonMTUs = []int{1280, 1400, 1420, 1450, 1476, 1492, 1500, 2000, 3498, 4000, 8000, 8950, 9000}
 
-// packetOverhead is what a packet has beside the data of a Write of one segment: the headers of
-// IPv6, TCP with time stamps, MPA and DDP, up to 3 bytes of padding and the CRC.
+// packetOverhead is the maximum length of a packet in addition to the data of a Write of one
+// segment: the headers of IPv6, TCP with timestamps, MPA and DDP, up to 3 bytes of padding, and
+// the CRC.
 const packetOverhead = 40 + 32 + 2 + 14 + 3 + 4
 
 // A trial is a transfer of size bytes, which takes packets of up to mtu bytes.
 type trial struct{ mtu, size int }
 
-// sizes returns the transfers to try with the peer at addr: those of one packet for each common
-// MTU below mtu, and one of many packets of mtu bytes.
+// sizes returns the transfers to try with the peer at addr: one that fills a packet for each
+// common MTU below mtu, and one of many packets of mtu bytes.
 func sizes(mtu int, addr string) (l []trial) {
 	over := packetOverhead
 	if a, err := netip.ParseAddrPort(addr); err == nil && a.Addr().Is4() {
@@ -169,8 +170,8 @@ func (c *command) roundTrip(ctx context.Context, dev *iwarp.Device, addr string,
 	return err
 }
 
-// judge tells what the outcome of a first connection with a small transfer says about
-// each step, and whether there was a connection.
+// judge derives findings about each step from the result of a first connection with a small
+// transfer, and reports whether there was a connection.
 func judge(addr string, err error) (l []finding, connected bool) {
 	add := func(check, state, text, fix string) { l = append(l, finding{check, state, text, fix}) }
 	flushed := errors.As(err, new(*iwarp.WCError)) // there was a connection

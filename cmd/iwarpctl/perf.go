@@ -78,7 +78,7 @@ func (c *command) perf() *cobra.Command {
 	return cmd
 }
 
-// allSizes are those of --all.
+// allSizes returns the sizes of --all.
 func allSizes() (l []int) {
 	for n := 2; n <= 8<<20; n *= 2 {
 		l = append(l, n)
@@ -86,7 +86,7 @@ func allSizes() (l []int) {
 	return l
 }
 
-// plan is the list of measurements that the flags ask for.
+// plan returns the measurements that the flags request.
 func (f *perfFlags) plan(op perf.Op) ([]perf.Params, error) {
 	modes := []perf.Mode{perf.Bandwidth, perf.Latency}
 	if f.mode != "both" {
@@ -150,7 +150,7 @@ func (c *command) perfClient(ctx context.Context, f *perfFlags, op perf.Op) erro
 	return nil
 }
 
-// perfLines prints what p does in each interval, until stop is called.
+// perfLines prints the progress of p in each interval until stop is called.
 func (c *command) perfLines(p *perf.Params, interval time.Duration) (stop func()) {
 	if interval <= 0 {
 		return func() {}

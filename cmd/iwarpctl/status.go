@@ -180,7 +180,7 @@ func roundTrips(qps []*ctrlpb.QPInfo) string {
 	return fmt.Sprintf("min/median/max %v/%v/%v", us(all[0]), us(all[len(all)/2]), us(all[len(all)-1]))
 }
 
-// attached says whether the XDP program is on an interface, and in which mode.
+// attached describes whether the XDP program is attached to an interface, and in which mode.
 func attached(s *ctrlpb.StatusReply, d *ctrlpb.DeviceAttr) string {
 	switch mode := d.GetTransport(); {
 	case mode == "kernel sockets":

@@ -50,7 +50,7 @@ type settings struct {
 	Detached  ctrl.DetachPolicy
 	Poll      string
 	Spin      time.Duration
-	MTU       int // 0: that of the interface
+	MTU       int // 0 means that of the interface
 	QueueMem  int64
 	Endpoints int // endpoints that the XDP program can steer
 
@@ -87,7 +87,7 @@ type settings struct {
 
 // peerSettings are about peers, in addition to the rules.
 type peerSettings struct {
-	File        string // of the rules, for errors; "" if there is none
+	File        string // file of the rules, for errors; "" if there is none
 	Userfaultfd bool   // open /dev/userfaultfd for clients
 	EndDenied   bool   // end running connections whose peer is denied now
 	AllowSets   []nftset.Name
@@ -320,8 +320,9 @@ func load(flags *pflag.FlagSet, file string) (*settings, error) {
 	return s, s.check()
 }
 
-// insteadOf returns that of interface and interfaces which counts for nothing, as the other
-// was given in a place of more precedence, such as a unit's template beside the file; or "".
+// insteadOf returns the key, interface or interfaces, that has no effect because the other one
+// was set in a place of higher precedence, such as a unit's template over the file. It returns
+// "" if there is none.
 func insteadOf(v *viper.Viper, flags *pflag.FlagSet) string {
 	rank := func(key string) int {
 		_, env := os.LookupEnv(envName(key))
@@ -357,7 +358,7 @@ func text(v *viper.Viper, name string) string {
 	return strings.Join(all, ",")
 }
 
-// source returns where the value of a key comes from, in the order of precedence.
+// source returns where the value of a key was set, checking in the order of precedence.
 func source(v *viper.Viper, flags *pflag.FlagSet, file, key string) string {
 	if flags.Changed(key) {
 		return "--" + key

@@ -210,7 +210,7 @@ func (d *daemon) run(ctx context.Context) error {
 	return err
 }
 
-// how says how bytes move, for the log.
+// how returns log fields that describe how frames move.
 func (d *daemon) how() (fields []zap.Field) {
 	if len(d.nics) == 0 {
 		return []zap.Field{zap.String("transport", kernelSockets)}

@@ -48,8 +48,8 @@ func (d *daemon) losses(n *nic) []framesLost {
 	}
 }
 
-// unserved counts the frames for claimed endpoints that came by a queue that nobody
-// serves. The kernel refuses those connections.
+// unserved returns the number of frames for claimed endpoints that arrived on a queue without a
+// worker. The kernel refuses their connections.
 func (n *nic) unserved() (uint64, error) {
 	c, err := n.steer.Counters()
 	return c.NoSocket, err

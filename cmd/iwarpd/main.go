@@ -99,7 +99,8 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// serve runs the daemon until ctx is done, and logs that. SIGHUP makes it read its settings again.
+// serve runs the daemon until ctx is done, and logs its start and end. SIGHUP makes it read its
+// settings again.
 func serve(ctx context.Context, s *settings, read func() (*settings, error)) error {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, unix.SIGHUP)

@@ -19,9 +19,9 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/xsk"
 )
 
-// A nic is an interface that the daemon serves: an XDP program with its maps, and a
-// worker for each queue. When the interface is removed the program stays, with what
-// is claimed, and is attached to the one that takes its name.
+// A nic is an interface that the daemon serves: an XDP program with its maps, and a worker for
+// each queue. If the interface is removed, the program and its claims stay, and the program is
+// attached to the next interface of that name.
 type nic struct {
 	name   string
 	s      *settings
@@ -33,7 +33,7 @@ type nic struct {
 	mtu    int   // that the links are for
 
 	index atomic.Int32           // of the interface that the links are open on; 0: none
-	mode  atomic.Pointer[string] // how frames move, as ifqueue.Set has it
+	mode  atomic.Pointer[string] // how frames move; see ifqueue.Set
 	super atomic.Bool            // super-frames are sent
 	link  atomic.Pointer[hostnet.LinkState]
 	set   *ifqueue.Set // nil while none is open
@@ -155,7 +155,7 @@ func (n *nic) shut() (err error) {
 	return err
 }
 
-// Attached implements ctrl.Program. It is an error to ask while the interface is gone.
+// Attached implements ctrl.Program. It returns an error while the interface is missing.
 func (n *nic) Attached() (bool, error) {
 	i := int(n.index.Load())
 	if i == 0 {
@@ -173,8 +173,8 @@ func (n *nic) Attach() error {
 	return n.steer.Program(int(n.index.Load()), bpfMode(n.s.XDPMode)).Attach()
 }
 
-// retryPeriod is how often an interface is tried that is back and cannot be served yet:
-// not all that it waits for is seen by netlink.
+// retryPeriod is the interval of attempts to serve an interface that has returned. Some of the
+// conditions for success are not reported by netlink.
 const retryPeriod = time.Second
 
 // watchNICs stops to serve interfaces that are removed, and serves those that are back,

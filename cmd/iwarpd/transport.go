@@ -12,10 +12,10 @@ import (
 // instead names the transport without the requirements of AF_XDP.
 const instead = "or use kernel sockets, which need no privileges: --transport socket"
 
-// kernelSockets is what clients are shown for how bytes move by that transport.
+// kernelSockets describes this transport to clients.
 const kernelSockets = "kernel sockets"
 
-// lower is what the transport gives the rest of the daemon.
+// lower holds the parts of a transport that the rest of the daemon uses.
 type lower struct {
 	options ctrl.Options
 	// open opens the link of each worker. fragments may be nil.
@@ -75,7 +75,7 @@ func (d *daemon) prepareAFXDP() (l lower, err error) {
 	return l, nil
 }
 
-// openNICs opens what the interfaces' workers use.
+// openNICs opens the interfaces and returns the queues for the workers.
 func (d *daemon) openNICs() (queues []dataplane.Queue, fragments map[string]dataplane.FragmentSource, err error) {
 	fragments = make(map[string]dataplane.FragmentSource)
 	for _, n := range d.nics {

@@ -124,7 +124,7 @@ func configFile(img v1.Image, arch, version string) *v1.ConfigFile {
 	return c
 }
 
-// places says where the files of a folder of programs go.
+// places maps each folder of programs to its place in the image.
 var places = map[string]string{
 	"iwarpd": "usr/sbin/iwarpd", "iwarpctl": "usr/bin/iwarpctl", "iwarpd-device-plugin": "usr/bin/iwarpd-device-plugin",
 	"iwarpd.yaml": "etc/iwarpd/iwarpd.yaml", "LICENSE": "usr/share/doc/iwarpd/LICENSE", "sbom.json": "usr/share/doc/iwarpd/sbom.json",

@@ -1,6 +1,5 @@
-// Command site checks the built documentation site: every link and every
-// anchor within it leads somewhere, and the search index knows what users look
-// for.
+// Command site checks the built documentation site: the targets of all links and anchors within
+// it exist, and the search index contains the words that users look for.
 package main
 
 import (
@@ -43,7 +42,7 @@ var (
 	linkRef = regexp.MustCompile(`\b(?:href|src)="([^"]*)"`)
 )
 
-// check returns what is wrong with the site in dir.
+// check returns the errors of the site in dir.
 func check(dir fs.FS) ([]string, error) {
 	ids := make(map[string]map[string]bool) // of each page
 	links := make(map[string][]string)
@@ -83,7 +82,7 @@ func check(dir fs.FS) ([]string, error) {
 	return append(slices.Compact(faults), missing...), err
 }
 
-// broken says why ref on page leads nowhere, or returns "".
+// broken returns why the target of ref on page does not exist, or "".
 func broken(dir fs.FS, ids map[string]map[string]bool, page, ref string) string {
 	u, err := url.Parse(ref)
 	if err != nil {

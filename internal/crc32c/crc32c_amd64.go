@@ -15,13 +15,13 @@ var vectors = cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VBMI
 // laned reports whether the processor has the instructions of inLanes.
 var laned = cpu.X86.HasSSE42 && cpu.X86.HasPCLMULQDQ
 
-// pass returns the CRC register after the n bytes at src, at least 64, from
-// crc before them, and the sums of the bytes at even and at odd places, counted
-// so that the last one is odd. If dst is not nil it copies them there; the
-// results are those of the copy.
+// pass returns the CRC register after the n bytes at src, at least 64, given crc before them,
+// and the sums of the bytes at even and at odd places, counted so that the last one is odd. If
+// dst is not nil it copies the bytes there; the results are those of the copy.
 //
-// If ptr is not zero, the bytes are those of src with markers among them: one that
-// says ptr at next, and one that says 512 more at each 512th byte behind. n, 320 at least, and next are then multiples of four.
+// If ptr is not zero, pass inserts markers among the bytes of src: one with the value ptr at
+// next, and one with a value 512 greater every 512 bytes after it. n, which is at least 320,
+// and next are then multiples of four.
 //
 //go:noescape
 func pass(dst, src *byte, n int, crc, ptr uint32, next int) (reg, even, odd uint32)

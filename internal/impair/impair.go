@@ -34,8 +34,8 @@ type Config struct {
 	Seed uint64
 }
 
-// DefaultHold is how long a reordered frame is held. At a few microseconds per frame some tens of
-// others overtake it.
+// DefaultHold is the time for which a reordered frame is held. At a few microseconds per frame,
+// some tens of others overtake it.
 const DefaultHold = 100 * time.Microsecond
 
 // Perfect reports whether c impairs nothing.

@@ -83,7 +83,7 @@ func New(cfg Config, n int) *Mux {
 	return &Mux{cfg: cfg, streams: make([]*stream, n), seenWords: max(1, 1<<bits.Len(uint(cfg.MaxAhead))/64)}
 }
 
-// aheadKind says what was done with an out-of-order message.
+// aheadKind is how an out-of-order message was handled.
 type aheadKind uint8
 
 const (
