@@ -1,13 +1,13 @@
 /*
- * ping speaks the protocol of rping, and so pings iwarpctl ping and the rping of
- * librdmacm-utils, in both roles.
+ * ping implements the protocol of rping in both roles. Its peer may be iwarpctl ping or the
+ * rping of librdmacm-utils.
  *
  *   ping -s -a 10.0.0.1                       serve one client
  *   ping -c -a 10.0.0.1 -C 100 -S 65000 -V    be the client
- *   ping -c -a 10.0.0.1 -C 100000 -V -r       go on when a daemon, here or there, is restarted
+ *   ping -c -a 10.0.0.1 -C 100000 -V -r       continue when a daemon on either side restarts
  *
- * In each round the client tells where a buffer with data is; the server reads it
- * by RDMA Read and answers. Then the client tells where a second buffer is; the
+ * In each round the client sends the address of a buffer with data. The server reads the
+ * buffer by RDMA Read and answers. Then the client sends the address of a second buffer. The
  * server writes the data back into it by RDMA Write and answers.
  */
 #define _GNU_SOURCE
