@@ -1,0 +1,143 @@
+package dataplane
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/shm"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// CQ is a completion queue; shm.CQ implements it. Flush publishes the completions pushed by a
+// worker and wakes the client if it waits, possibly later: if again is not 0, Flush must be
+// called again at that time. Pending reports whether worker must call Flush.
+type CQ interface {
+	Push(worker int, wc *verbs.WC) bool // false: full
+	Pending(worker int) bool
+	Flush(worker int, now clock.Time) (again clock.Time)
+}
+
+// QPBinding is a queue pair with its rings, as passed to the worker of its connection.
+type QPBinding struct {
+	QP             *verbs.QP
+	SendCQ, RecvCQ CQ
+	Client         *ClientBinding
+	Bit            int // in the client's doorbell pages
+	User           any // for the owner's use
+	Far            Far // the Mover of QP, or nil
+	// ReceiveWait is how long a Send may wait for its receive over TCP. If it is 0, a Send
+	// without a receive ends the stream at once, as RFC 5041 section 7.1 requires.
+	ReceiveWait time.Duration
+
+	stream *stream       // owned by the worker it is attached to
+	moved  atomic.Bool   // Far has moved data since the worker last looked
+	id     atomic.Uint64 // connection passed to Attach
+}
+
+// Far is the part of a queue pair's Mover that the worker uses.
+type Far interface {
+	// Notify makes the Mover call f, from any goroutine, when it has moved data.
+	Notify(f func())
+	// Backlog returns the number of bytes that must still be stored.
+	Backlog() int
+	// Crowded reports whether the client has so many bytes to store that it should receive no
+	// more.
+	Crowded() bool
+}
+
+// ClientBinding is the part of a client that workers use: its doorbell pages.
+type ClientBinding struct {
+	Doorbells []*shm.Doorbells // one per worker
+	// OnFault is called by the worker when an access to the client's memory has faulted. The
+	// client must then be ended.
+	OnFault func()
+}
+
+// Attachment moves a connection from streaming mode to full operation.
+type Attachment struct {
+	QP     *QPBinding
+	Params mpa.Params
+	Reply  []byte // the last streaming-mode bytes to send: a responder's MPA reply
+	// Fail, if set, terminates the stream with this Terminate as soon as full operation begins.
+	// Some start-up failures are reported to the peer in this way (RFC 6581 section 9).
+	Fail *term.Error
+}
+
+// Detach removes a queue pair from its worker and resets its connection, if any. When it
+// returns, all posted work is flushed, and no worker uses the binding or its rings.
+func (e *Engine) Detach(b *QPBinding) {
+	if id := ConnID(b.id.Load()); id != 0 {
+		done := make(chan struct{})
+		e.onStream(id, func(w *worker, s *stream) {
+			if s != nil && s.qp == b {
+				s.detach(w)
+			}
+			close(done)
+		})
+		e.await(done)
+	}
+	for _, w := range e.workers { // serves as a fence too
+		done := make(chan struct{})
+		w.post(func(w *worker) { w.flushes.after(w, b, func(*worker) { close(done) }) })
+		e.await(done)
+	}
+}
+
+// Fence returns after every worker has finished its current turn: then no worker uses memory
+// that was unlinked before the call.
+func (e *Engine) Fence() {
+	for _, w := range e.workers {
+		done := make(chan struct{})
+		w.post(func(*worker) { close(done) })
+		e.await(done)
+	}
+}
+
+func (e *Engine) await(done chan struct{}) {
+	for {
+		select {
+		case <-done:
+			return
+		case <-time.After(10 * time.Millisecond):
+			if e.stop.Load() {
+				e.wg.Wait()
+				return
+			}
+		}
+	}
+}
+
+// Bind makes the workers poll a client's doorbells, and registers the client's wake-ups.
+func (e *Engine) Bind(cb *ClientBinding) error {
+	for i, w := range e.workers {
+		if err := w.cmds.alarm.Watch(cb.Doorbells[i].WakeFD()); err != nil {
+			e.unwatch(cb, i)
+			return fmt.Errorf("dataplane: wake-ups of a client: %w", err)
+		}
+	}
+	for _, w := range e.workers {
+		w.post(func(w *worker) { w.bind(cb) })
+	}
+	e.Fence()
+	return nil
+}
+
+// unwatch removes the wake-ups of a client from the first n workers.
+func (e *Engine) unwatch(cb *ClientBinding, n int) {
+	for i, w := range e.workers[:n] {
+		w.cmds.alarm.Unwatch(cb.Doorbells[i].WakeFD())
+	}
+}
+
+// Unbind undoes Bind. When it returns, no worker uses the pages.
+func (e *Engine) Unbind(cb *ClientBinding) {
+	for _, w := range e.workers {
+		w.post(func(w *worker) { w.unbind(cb) })
+	}
+	e.Fence()
+	e.unwatch(cb, len(e.workers))
+}

@@ -1,0 +1,176 @@
+package dataplane
+
+import (
+	"net/netip"
+	"sync"
+
+	"github.com/iwarpd/iwarpd/internal/pkt"
+)
+
+// Hop is the first hop to a destination, from the kernel's routes and neighbours.
+type Hop struct {
+	SrcMAC, DstMAC [6]byte
+	VLANs          []uint16 // TCIs, outermost first
+	MTU            int      // path MTU, in bytes of an IP packet
+	Src            netip.Addr
+	Local          bool   // the destination is an address of this host
+	Device         string // name of the outgoing interface
+}
+
+// Resolver finds the next hop to a destination over the interface device, or over the one that
+// the routes name if device is "". Resolve may block for a bounded time while the kernel
+// resolves a neighbour. Watch registers a function that is called when routes, neighbours or
+// the MTU may have changed.
+type Resolver interface {
+	Resolve(dst, src netip.Addr, device string) (Hop, error)
+	Watch(changed func())
+}
+
+// hopsChanged starts to resolve all next hops again, without waiting. It never runs twice at
+// once, so that results cannot arrive out of order.
+func (e *Engine) hopsChanged() {
+	if e.changes.Add(1) > 1 {
+		return // the running goroutine starts over
+	}
+	go func() {
+		for left := int32(1); left > 0 && !e.stop.Load(); {
+			n := e.changes.Load()
+			e.learnHostless()
+			e.offerMTU()
+			e.rehop()
+			left = e.changes.Add(-n)
+		}
+	}()
+}
+
+// learnHostless asks the resolver, if it supports this, for the addresses at which no other
+// host can be: this host's own, and the broadcast addresses of its subnets.
+func (e *Engine) learnHostless() {
+	r, ok := e.resolver.(interface{ Hostless() []netip.Addr })
+	if !ok {
+		return
+	}
+	all := make(map[[16]byte]struct{})
+	for _, a := range r.Hostless() {
+		all[a.As16()] = struct{}{}
+	}
+	e.hostless.Store(&all)
+}
+
+// answerable reports whether p may be answered and may begin a connection (RFC 9293 MUST-57 and
+// MUST-63).
+func (e *Engine) answerable(p *pkt.Packet) bool {
+	if !p.Answerable() {
+		return false
+	}
+	hostless := e.hostless.Load()
+	if hostless == nil {
+		return true
+	}
+	_, bad := (*hostless)[p.Flow.Remote]
+	return !bad
+}
+
+// offerMTU makes new connections announce the current MTU of their interface, if the resolver
+// knows it: larger frames may not arrive.
+func (e *Engine) offerMTU() {
+	r, ok := e.resolver.(interface{ MTU(device string) int })
+	if !ok {
+		return
+	}
+	for _, d := range e.devices {
+		mtu := r.MTU(d.name)
+		if mtu <= 0 {
+			continue // the interface has been removed
+		}
+		for _, w := range d.workers {
+			w.post(func(w *worker) { w.offerMTU(mtu) })
+		}
+	}
+}
+
+// maxRehops bounds the concurrent lookups of rehop.
+const maxRehops = 64
+
+// rehop resolves the next hop of every connection again, once per pair of addresses and many at
+// a time, since each unreachable neighbour takes seconds.
+func (e *Engine) rehop() {
+	type way struct {
+		local, remote [16]byte
+		device        string
+	}
+	conns := make(map[way][]ConnID)
+	all, silent := e.QueryConns()
+	for _, id := range silent { // the worker's connections are resolved when it runs again
+		e.workers[id].post(func(*worker) { e.hopsChanged() })
+	}
+	for _, ci := range all {
+		w := way{ci.Flow.Local, ci.Flow.Remote, e.Device(ci.ID)}
+		conns[w] = append(conns[w], ci.ID)
+		if ci.SCTP == nil {
+			continue
+		}
+		for _, a := range ci.SCTP.further {
+			w.remote = a
+			conns[w] = append(conns[w], ci.ID)
+		}
+	}
+	var wg sync.WaitGroup
+	turns := make(chan struct{}, maxRehops)
+	for w, ids := range conns {
+		turns <- struct{}{}
+		wg.Go(func() {
+			e.resolveConns(ids, pkt.Flow{Local: w.local, Remote: w.remote}, w.device)
+			<-turns
+		})
+	}
+	wg.Wait()
+}
+
+// maxHopLookups bounds the concurrent lookups of recheckHop. Other connections retry at their next
+// time-out.
+const maxHopLookups = 16
+
+// recheckHop resolves the next hop of a connection again after repeated time-outs. The kernel sees
+// none of its packets, so it would not notice by itself that the neighbour is gone or has a new
+// address (RFC 1122, Section 3.3.1.4; RFC 4861, Section 7.3.1).
+func (e *Engine) recheckHop(id ConnID, flow pkt.Flow) {
+	e.ask(maxHopLookups, func() { e.resolveConn(id, flow) })
+}
+
+// ask calls f in a goroutine, unless the number of lookups in progress has reached most.
+func (e *Engine) ask(most int32, f func()) {
+	if e.resolver == nil {
+		return
+	}
+	if e.hopLookups.Add(1) > most {
+		e.hopLookups.Add(-1)
+		return
+	}
+	go func() {
+		defer e.hopLookups.Add(-1)
+		f()
+	}()
+}
+
+// resolveConn resolves a connection's next hop and passes the result to its worker.
+func (e *Engine) resolveConn(id ConnID, flow pkt.Flow) {
+	e.resolveConns([]ConnID{id}, flow, e.Device(id))
+}
+
+func (e *Engine) resolveConns(ids []ConnID, flow pkt.Flow, device string) {
+	if e.resolver == nil {
+		return
+	}
+	hop, err := e.resolver.Resolve(netip.AddrFrom16(flow.Remote).Unmap(), netip.AddrFrom16(flow.Local).Unmap(), device)
+	if err != nil {
+		return // keep the current hop: the peer was reached through it
+	}
+	for _, id := range ids {
+		e.onStream(id, func(w *worker, s *stream) {
+			if s != nil {
+				s.lane.llp.setHop(w, flow.Remote, &hop)
+			}
+		})
+	}
+}
