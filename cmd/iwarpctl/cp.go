@@ -59,7 +59,7 @@ func (c *command) cp() *cobra.Command {
 	fl.BoolVarP(&f.preserve, "preserve", "p", false, "preserve permissions and modification times")
 	fl.BoolVar(&f.resume, "resume", false, "continue a copy with --resume that was interrupted")
 	fl.IntVarP(&f.port, "port", "P", copyPort, "port of the server")
-	fl.StringVar(&f.checksum, "checksum", "xxh128", "xxh128, blake3 or sha256; an older server may use another one of them")
+	fl.StringVar(&f.checksum, "checksum", "xxh128", "xxh128, blake3 or sha256; an older server may choose another one")
 	return cmd
 }
 

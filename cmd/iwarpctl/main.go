@@ -99,7 +99,7 @@ func (c *command) root() *cobra.Command {
 	}
 	root.SetVersionTemplate("iwarpctl {{.Version}}\n")
 	root.PersistentFlags().StringVar(&c.socket, "socket", "", "socket of the daemon (default "+iwarp.DefaultSocket+", or $IWARPD_SOCKET)")
-	root.PersistentFlags().StringVar(&c.device, "device", "", "interface of the daemon to connect and listen by (default: to connect that of the route, to listen all)")
+	root.PersistentFlags().StringVar(&c.device, "device", "", "interface of the daemon for connections and listeners (default: that of the route, and all)")
 	root.PersistentFlags().BoolVar(&c.json, "json", false, "print JSON")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see %s --help", flagError(err), cmd.CommandPath())}

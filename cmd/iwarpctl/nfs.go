@@ -26,7 +26,7 @@ import (
 func (c *command) nfs() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "nfs",
-		Short: "Serve a folder by NFSv3 over RDMA, or use one",
+		Short: "Serve or use a folder by NFSv3 over RDMA",
 		Long: "nfs export serves a folder by NFS version 3 over RPC-over-RDMA, versions 2 and 1.\n" +
 			"Linux mounts it (version 1) through soft-iWARP or an iWARP adapter:\n\n" +
 			"  mount -o rdma,port=20049,vers=3,nolock ADDR:/ /mnt\n\n" +
@@ -95,7 +95,7 @@ func (c *command) nfsExport() *cobra.Command {
 	f.BoolVar(&cfg.Async, "async", false, "do not wait for the disk: faster, and a crash loses data")
 	f.IntVar(&x.MountPort, "mount-port", nfs.PortMount, "TCP port of MOUNT; 0: none")
 	f.IntVar(&x.PortmapPort, "portmap-port", nfs.PortPortmap, "TCP and UDP port of the portmapper; 0: none")
-	f.IntVar(&x.TCPPort, "tcp-port", 0, "serve NFS over TCP too, at this port, 2049 as a rule; 0: not")
+	f.IntVar(&x.TCPPort, "tcp-port", 0, "also serve NFS over TCP on this port, usually 2049; 0: do not")
 	f.StringVar(&cfg.KeyFile, "key-file", "", "file with the secret key of file handles, made if it does not exist; default /var/lib/iwarpd/nfs.key for root")
 	f.IntVar(&memory, "memory", 32, "registered memory, MiB")
 	return cmd
@@ -222,7 +222,7 @@ func (c *command) nfsLs() *cobra.Command {
 
 func (c *command) nfsStat() *cobra.Command {
 	return &cobra.Command{
-		Use: "stat ADDR:/path", Short: "Show what the server tells of a file or folder", Args: usageArgs(cobra.ExactArgs(1)),
+		Use: "stat ADDR:/path", Short: "Show the attributes of a file or folder", Args: usageArgs(cobra.ExactArgs(1)),
 		Example: "  iwarpctl nfs stat 10.0.0.1:/file",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.withNFS(cmd.Context(), args[0], func(ctx context.Context, n *nfs.Client, p string) error {

@@ -33,9 +33,9 @@ func (c *command) perf() *cobra.Command {
 		Short: "Measure bandwidth, message rate and latency",
 		Long: "perf measures one operation against another host's perf server, which serves all\n" +
 			"three. Bandwidth keeps --depth operations outstanding; latency has one. The latency\n" +
-			"of a Read is one-sided; of a Send, and of a Write that a Send tells of, it is the\n" +
-			"time of a whole round there and back. With --bidirectional as many queue pairs Read as\n" +
-			"Write, at the same time.",
+			"of a Read is one-sided. The latency of a Send, or of a Write followed by a Send, is the\n" +
+			"time of a whole round trip. --bidirectional adds as many queue pairs in the\n" +
+			"other direction: they Read while the others Write, or the reverse.",
 		Example: "  iwarpctl perf write --server\n" +
 			"  iwarpctl perf write --client 10.0.0.1 --size 64,64K,1M\n" +
 			"  iwarpctl perf read --client 10.0.0.1 --mode lat --size 64 --iterations 100000 --json\n" +
@@ -63,17 +63,17 @@ func (c *command) perf() *cobra.Command {
 		},
 	}
 	fl := cmd.Flags()
-	fl.BoolVar(&f.server, "server", false, "be the server, until interrupted")
-	fl.StringVar(&f.client, "client", "", "be the client of the server at ADDR[:PORT]")
-	fl.StringVar(&f.listen, "listen", fmt.Sprintf(":%d", perf.DefaultPort), "server: where to listen, ADDR:PORT or :PORT")
+	fl.BoolVar(&f.server, "server", false, "run as the server until interrupted")
+	fl.StringVar(&f.client, "client", "", "run as a client of the server at ADDR[:PORT]")
+	fl.StringVar(&f.listen, "listen", fmt.Sprintf(":%d", perf.DefaultPort), "server: address to listen on, ADDR:PORT or :PORT")
 	fl.StringVar(&f.mode, "mode", "both", "bw, lat or both")
 	fl.Var(&f.sizes, "size", "bytes of each message, such as 64K; several with commas")
 	fl.BoolVarP(&f.all, "all", "a", false, "all powers of two from 2 bytes to 8 MiB as sizes")
-	fl.BoolVarP(&f.bidirectional, "bidirectional", "b", false, "client: bandwidth in both directions at a time, of write and read")
-	fl.DurationVar(&f.interval, "interval", 0, "client: print a line about each such time while measuring, such as 1s; 0: none")
-	fl.IntVar(&f.depth, "depth", 32, "operations outstanding in bw")
-	fl.IntVar(&f.qps, "qps", 1, "client: queue pairs, each with its connection, at a time")
-	fl.IntVar(&f.count, "iterations", 0, "operations to do, of each queue pair; 0: as many as fit in the duration")
+	fl.BoolVarP(&f.bidirectional, "bidirectional", "b", false, "client: measure write and read bandwidth in both directions at once")
+	fl.DurationVar(&f.interval, "interval", 0, "client: interval at which to print progress while measuring, such as 1s; 0: do not")
+	fl.IntVar(&f.depth, "depth", 32, "outstanding operations in bw")
+	fl.IntVar(&f.qps, "qps", 1, "client: number of concurrent queue pairs, each with a connection")
+	fl.IntVar(&f.count, "iterations", 0, "number of operations of each queue pair; 0: as many as fit in the duration")
 	fl.DurationVar(&f.duration, "duration", 0, "time to measure each size (default 2s without --iterations, 500ms with --all)")
 	return cmd
 }

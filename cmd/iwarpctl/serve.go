@@ -26,7 +26,7 @@ func (c *command) serve() *cobra.Command {
 	var f serveFlags
 	cmd := &cobra.Command{
 		Use:   "serve --dir D [--listen ADDR:PORT]",
-		Short: "Let other hosts put files into a folder, and get them from there, by RDMA",
+		Short: "Serve a folder to iwarpctl cp on other hosts",
 		Long: "serve lets iwarpctl cp on other hosts read and write a folder. Names are relative to\n" +
 			"the folder and cannot lead out of it. A file gets its final name only when it is\n" +
 			"completely on disk. Anyone who can reach the port can read and write the folder.",

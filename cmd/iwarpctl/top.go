@@ -24,7 +24,7 @@ func (c *command) top() *cobra.Command {
 	var count int
 	var by string
 	cmd := &cobra.Command{
-		Use: "top", Short: "Show live what the daemon and its connections do",
+		Use: "top", Short: "Show the activity of the daemon and its connections live",
 		Long: "Show the busiest queue pairs, and the rates of the daemon, until q is typed.\n\n" +
 			"Keys: q quit, s sort by the next column, p pause, up and down (or k and j) scroll.\n" +
 			"Without a terminal it prints one screen per interval, and with --json one object.",

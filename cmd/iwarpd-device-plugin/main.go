@@ -31,12 +31,12 @@ func main() {
 	var c config
 	var socket string
 	flag.StringVar(&c.Resource, "resource", "iwarpd.io/rdma", "name of the resource")
-	flag.StringVar(&c.Slots, "slots", "/run/iwarpd/slots", "folder of the daemon's sockets for containers: SLOTS/NAME/iwarpd.sock; each is one unit")
-	flag.StringVar(&socket, "socket", iwarp.DefaultSocket, "socket of the daemon, whose health is that of the units")
+	flag.StringVar(&c.Slots, "slots", "/run/iwarpd/slots", "folder of the daemon's sockets for containers, SLOTS/NAME/iwarpd.sock; each is one unit")
+	flag.StringVar(&socket, "socket", iwarp.DefaultSocket, "socket of the daemon; its health is the health of the units")
 	flag.StringVar(&c.Libraries, "libraries", "/usr/lib/iwarpd", "folder of the libraries for unmodified RDMA programs; empty: none")
 	flag.StringVar(&c.Kubelet, "kubelet", filepath.Clean(v1beta1.DevicePluginPath), "folder of the kubelet's device plugins")
 	flag.StringVar(&c.CDI, "cdi", "/var/run/cdi", "folder of CDI files; containerd, CRI-O and podman read it")
-	flag.DurationVar(&c.Period, "period", 2*time.Second, "time between two looks at the daemon")
+	flag.DurationVar(&c.Period, "period", 2*time.Second, "interval at which to check the daemon")
 	flag.Usage = func() {
 		fmt.Fprintln(flag.CommandLine.Output(), "Usage: iwarpd-device-plugin [flags]\n\nGives pods access to the iwarpd of their node, as the resource iwarpd.io/rdma.\n\nFlags:")
 		flag.PrintDefaults()

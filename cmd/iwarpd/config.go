@@ -118,7 +118,7 @@ type key struct {
 
 // keys lists all settings; deploy/iwarpd.yaml documents them.
 var keys = slices.Concat([]key{
-	{"transport", "", "afxdp", "afxdp, or socket: over the kernel's TCP, which needs no privileges and no interface", oneOf(func(s *settings) *string { return &s.Transport }, "afxdp", "socket")},
+	{"transport", "", "afxdp", "transport below iWARP: afxdp, or socket (the kernel's TCP, which needs no privileges and no interface)", oneOf(func(s *settings) *string { return &s.Transport }, "afxdp", "socket")},
 	{"interface", "i", "", "network interface to serve", func(s *settings, v string) error {
 		s.Interface = v
 		return nil
@@ -140,7 +140,7 @@ var keys = slices.Concat([]key{
 		s.CPUs, err = parseList(v)
 		return err
 	}},
-	{"link", "", "auto", "how frames come from the interface: auto (packet on veth and tap, else xdp), xdp (AF_XDP sockets) or packet (packet sockets with a shared ring; needs Linux 6.6)", func(s *settings, v string) (err error) {
+	{"link", "", "auto", "how to receive and send frames: auto (packet on veth and tap, else xdp), xdp (AF_XDP sockets) or packet (packet sockets with a shared ring; needs Linux 6.6)", func(s *settings, v string) (err error) {
 		s.Link, err = ifqueue.ParseKind(v)
 		return err
 	}},
@@ -201,7 +201,7 @@ var keys = slices.Concat([]key{
 		return nil
 	}},
 
-	{"userfaultfd", "", "true", "open /dev/userfaultfd for clients that may not, so that their threads only wait while memory is registered", boolean(func(s *settings) *bool { return &s.Userfaultfd })},
+	{"userfaultfd", "", "true", "open /dev/userfaultfd for clients that may not; without it their system calls can fail while memory is being registered", boolean(func(s *settings) *bool { return &s.Userfaultfd })},
 	{"congestion-control", "", "cubic", "TCP congestion control: " + strings.Join(tcp.CongestionControls(), ", "), congestion},
 	{"ecn", "", "accept", "ECN of TCP (RFC 3168): accept (if the peer asks for it), request or off", func(s *settings, v string) (err error) {
 		s.ECN, err = parseECN(v)
@@ -243,7 +243,7 @@ var keys = slices.Concat([]key{
 		}
 		return nil
 	}},
-	{"allow-set", "", "", "nftables sets of the peers that connections are restricted to, such as \"inet filter rdma_peers\", with commas between; empty: not restricted", func(s *settings, v string) (err error) {
+	{"allow-set", "", "", "comma-separated nftables sets of the peers to which connections are restricted, such as \"inet filter rdma_peers\"; empty: no restriction", func(s *settings, v string) (err error) {
 		s.AllowSets, err = nftset.Parse(v)
 		return err
 	}},
@@ -253,7 +253,7 @@ var keys = slices.Concat([]key{
 		return err
 	}},
 
-	{"drain-timeout", "", "5s", "how long the daemon, when stopped, waits for its clients to end their connections; 0: not at all", duration(func(s *settings) *time.Duration { return &s.Drain }, 0, 10*time.Minute)},
+	{"drain-timeout", "", "5s", "time that a stopping daemon waits for clients to end their connections; 0: do not wait", duration(func(s *settings) *time.Duration { return &s.Drain }, 0, 10*time.Minute)},
 	{"log-level", "", "info", "least severe level to log: debug, info, warn or error", func(s *settings, v string) error {
 		if err := s.LogLevel.UnmarshalText([]byte(v)); err != nil || s.LogLevel > zapcore.ErrorLevel {
 			return errors.New("must be debug, info, warn or error")

@@ -23,10 +23,10 @@ func doctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor [--interface IF]",
 		Short: "Check that this host and interface meet the requirements of iwarpd, and suggest fixes",
-		Long: "doctor looks at the kernel, its own capabilities and limits, the interface, its driver,\n" +
-			"queues and offloads; with \"transport: socket\" in the configuration, the limits alone. It\n" +
-			"changes nothing. Run it as root: it judges what it may do itself.\n\n" +
-			"Exit codes: 0 nothing keeps iwarpd from working, 1 something does, 2 wrong flag or configuration.",
+		Long: "doctor checks the kernel, its own capabilities and limits, the interface, its driver,\n" +
+			"queues and offloads; with \"transport: socket\" in the configuration, only the limits. It\n" +
+			"changes nothing. Run it as root, since it checks its own privileges.\n\n" +
+			"Exit codes: 0 iwarpd can work, 1 it cannot, 2 wrong flag or configuration.",
 		Example: "  iwarpd doctor --interface eth0\n  iwarpd doctor --config /etc/iwarpd/iwarpd.yaml --json",
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {

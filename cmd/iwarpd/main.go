@@ -55,10 +55,10 @@ func rootCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "iwarpd --interface IF [flags]",
 		Short: "RDMA (iWARP) on a plain Ethernet interface, in user space",
-		Long: "iwarpd speaks iWARP on network interfaces through AF_XDP, for the programs that\n" +
+		Long: "iwarpd implements iWARP on network interfaces through AF_XDP, for the programs that\n" +
 			"connect to its socket. The kernel keeps all other traffic of the interface.\n\n" +
 			"Each flag is also a key of the file (without the dashes) and an environment variable\n" +
-			"(" + envPrefix + "LOG_LEVEL for --log-level). Flags win over the environment, that over the file.\n\n" +
+			"(" + envPrefix + "LOG_LEVEL for --log-level). Flags override the environment, which overrides the file.\n\n" +
 			"Exit codes:" + exitCodes,
 		Example: "  iwarpd --interface eth0\n" +
 			"  iwarpd --config /etc/iwarpd/iwarpd.yaml --log-level debug\n" +
@@ -76,7 +76,7 @@ func rootCommand() *cobra.Command {
 				return err
 			}
 			if check {
-				fmt.Fprintln(cmd.OutOrStdout(), "iwarpd: the configuration is good")
+				fmt.Fprintln(cmd.OutOrStdout(), "iwarpd: the configuration is valid")
 				return nil
 			}
 			return serve(cmd.Context(), s, func() (*settings, error) { return load(cmd.Flags(), file) })
