@@ -219,8 +219,8 @@ func (s *Server) dial(c *conn) {
 		return
 	}
 	dev := s.devices.named(hop.Device)
-	if hop.Local && c.by == nil { // any device will do
-		dev = s.devices.up()
+	if hop.Local && c.by == nil {
+		dev = s.devices.local(remote.Addr())
 	}
 	if dev.down != nil {
 		s.failConn(c, dev.down)

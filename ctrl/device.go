@@ -66,6 +66,15 @@ func (d *device) addrs() []netip.Addr {
 	return d.Addrs()
 }
 
+// all returns every address that an endpoint may have on d, without zones.
+func (d *device) all() []netip.Addr { return slices.Concat(d.addrs(), d.linkLocal()) }
+
+// has reports whether a is an address of d. It is true for a nil d, which stands for all devices, and
+// for a device that does not provide its addresses.
+func (d *device) has(a netip.Addr) bool {
+	return d == nil || d.Addrs == nil || slices.Contains(d.all(), a)
+}
+
 // mtu returns the current MTU of the interface, up to that of its links.
 func (d *device) mtu() int {
 	if d.PresentMTU != nil {
@@ -148,6 +157,25 @@ func (ds devices) up() *device {
 	return ds[0]
 }
 
+// local returns the device for a connection to the address a of this host: the one that has it, as the
+// listener may be on that device alone, and else any that is up.
+func (ds devices) local(a netip.Addr) *device {
+	for _, d := range ds {
+		if d.down == nil && d.has(a) {
+			return d
+		}
+	}
+	return ds.up()
+}
+
+// only returns d alone, or all if d is nil.
+func (ds devices) only(d *device) devices {
+	if d == nil {
+		return ds
+	}
+	return devices{d}
+}
+
 // addrs returns every address that an endpoint may have, without zones. known is false if a
 // device does not provide them.
 func (ds devices) addrs() (all []netip.Addr, known bool) {
@@ -155,7 +183,7 @@ func (ds devices) addrs() (all []netip.Addr, known bool) {
 		if d.Addrs == nil {
 			return nil, false
 		}
-		all = slices.Concat(all, d.addrs(), d.linkLocal())
+		all = append(all, d.all()...)
 	}
 	return all, true
 }

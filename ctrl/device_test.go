@@ -5,19 +5,25 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
-// routed is a resolver whose routes lead to 10.0.1.0/24 by eth1, and elsewhere by eth0.
+// routed is a resolver whose routes lead to 10.0.1.0/24 by eth1, and elsewhere by eth0, but for
+// the host's own addresses, which end in 1.
 type routed struct{ fakeResolver }
 
 func (routed) Resolve(dst, src netip.Addr, device string) (dataplane.Hop, error) {
 	h := dataplane.Hop{Src: addrA, MTU: 1500, Device: "eth0"}
 	if netip.MustParsePrefix("10.0.1.0/24").Contains(dst) || device == "eth1" {
 		h.Src, h.Device = netip.MustParseAddr("10.0.1.1"), "eth1"
+	}
+	if b := dst.AsSlice(); len(b) == 4 && b[3] == 1 {
+		h = dataplane.Hop{Src: dst, MTU: 1500, Local: true}
 	}
 	if src.IsValid() {
 		h.Src = src
@@ -196,5 +202,73 @@ func TestUnclaimAfterMove(t *testing.T) {
 	h.devices[1].LinkLocal = nil
 	if h.devices.unclaim(ep); steer[1].len() != 0 {
 		t.Error("still claimed")
+	}
+}
+
+// TestSamePortOnDevices checks that listeners on every address of different devices may have the same
+// port, each for the addresses of its device, and that a connection within the host comes to the one
+// that has the address.
+func TestSamePortOnDevices(t *testing.T) {
+	h, steer := severalDevices(t)
+	c := h.hello(t)
+	listen := func(addr, device string, port uint32) *ctrlpb.Request {
+		r := reqListen(addr, port)
+		r.GetListen().Device = device
+		return r
+	}
+	c.ok(listen("", "eth1", 7174))
+	if steers(steer[0], "10.0.0.1") || !steers(steer[0], "10.0.1.1") || steers(steer[0], "fe80::b") || !steers(steer[1], "fe80::b") {
+		t.Errorf("a listener on eth1 steers %v and %v", steer[0].eps, steer[1].eps)
+	}
+	for _, r := range []*ctrlpb.Request{listen("", "eth1", 7174), listen("", "", 7174), listen("10.0.1.1", "", 7174), listen("::", "eth1", 7174)} {
+		if text := c.fails(portInUse, r); !strings.Contains(text, "7174") {
+			t.Errorf("%v: %s", r, text)
+		}
+	}
+	c.ok(listen("10.0.0.1", "", 7174))
+	c.fails(portInUse, listen("", "eth0", 7174))
+	c.ok(listen("", "eth0", 7175))
+	c.ok(listen("", "eth1", 7175))
+	if got := c.ok(listen("", "eth0", 0)).GetListen().Address; got != "[::]:49152" {
+		t.Errorf("the first free port of eth0: %s", got)
+	}
+	if got := c.ok(listen("", "eth1", 49152)).GetListen().Address; got != "[::]:49152" {
+		t.Errorf("the same port of eth1: %s", got)
+	}
+
+	// An address that comes later belongs to the listeners of its device.
+	sctp := listen("", "eth0", 7176)
+	sctp.GetListen().Startup = &ctrlpb.Startup{Transport: ctrlpb.Transport_TRANSPORT_SCTP}
+	c.ok(sctp)
+	h.mu.Lock()
+	h.devices[0].Addrs = func() []netip.Addr {
+		return []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.9")}
+	}
+	h.claims.refresh()
+	h.mu.Unlock()
+	steer[1].mu.Lock()
+	for _, proto := range []uint8{protoTCP, 132} {
+		ep := bpf.Endpoint{Proto: proto, Addr: netip.MustParseAddr("10.0.0.9"), Port: 7176}
+		if steer[1].eps[ep] != 1 {
+			t.Errorf("%v is claimed %d times", ep, steer[1].eps[ep])
+		}
+	}
+	steer[1].mu.Unlock()
+
+	for _, want := range []struct{ remote, device string }{{"10.0.0.1:7175", "eth0"}, {"10.0.1.1:7175", "eth1"}, {"127.0.0.1:7175", "eth0"}} {
+		c.ok(reqConnect(c.qp(), want.remote))
+		h.e.await(t, "connect")
+		id, _ := h.e.only(t, netip.MustParseAddrPort(want.remote))
+		if got := h.e.Device(id); got != want.device {
+			t.Errorf("to %s: by %s", want.remote, got)
+		}
+	}
+	h.mu.Lock()
+	h.devices[1].down = unix.ENODEV
+	h.mu.Unlock()
+	c.ok(reqConnect(c.qp(), "10.0.1.1:7176"))
+	h.e.await(t, "connect")
+	if id, _ := h.e.only(t, netip.MustParseAddrPort("10.0.1.1:7176")); h.e.Device(id) != "eth0" {
+		t.Errorf("to an interface that is gone: by %s", h.e.Device(id))
 	}
 }

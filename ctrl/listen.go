@@ -108,7 +108,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	if err := c.take(resListens, 1); err != nil {
 		return err
 	}
-	cl, err := s.claims.take(netip.AddrPortFrom(addr, port), c.cred.Uid, true)
+	cl, err := s.claims.take(netip.AddrPortFrom(addr, port), on, c.cred.Uid, true)
 	if err != nil {
 		c.give(resListens, 1)
 		return err
@@ -151,11 +151,7 @@ func (c *session) mayBind(port uint16) error {
 // isLocal reports whether a is an address of on, or of any interface if on is nil. It returns
 // true if the addresses are unknown.
 func (s *Server) isLocal(a netip.Addr, on *device) bool {
-	of := s.devices
-	if on != nil {
-		of = devices{on}
-	}
-	all, known := of.addrs()
+	all, known := s.devices.only(on).addrs()
 	return !known || s.claims.sockets || slices.Contains(all, a)
 }
 

@@ -23,6 +23,7 @@ const protoTCP = 6
 // does not respond on it. A listener and the connections it accepted share a claim.
 type claim struct {
 	addr      netip.AddrPort
+	on        *device // of an unspecified address: stands for the addresses of this interface; nil: of all
 	uid       uint32
 	listening bool           // a listener uses it
 	timeWait  bool           // its connection has ended and is in TIME-WAIT
@@ -32,7 +33,8 @@ type claim struct {
 	until     clock.Time     // end of TIME-WAIT
 	refs      int
 	fds       []int
-	eps       []bpf.Endpoint
+	wants     []bpf.Endpoint      // what was asked of steer
+	eps       []bpf.Endpoint      // what is steered for them
 	guard     map[netip.Addr]bool // addresses that a guard socket is bound to
 	dropped   atomic.Bool         // the endpoint may be another user's
 }
@@ -42,18 +44,29 @@ type claims struct {
 	devices  devices
 	noGuard  bool // the kernel does not use the addresses (pipes)
 	sockets  bool // the engine's connections are kernel sockets, on the ports of the guards
-	byAddr   map[netip.AddrPort]*claim
+	byAddr   map[claimKey]*claim
 	byPort   map[uint16][]*claim // the same claims by port; a port has at most one per local address
 	nextPort uint16              // for noGuard
 	freed    func(uid uint32)    // called with the owner of a freed port of an active open
 }
 
+// claimKey is what makes a claim the only one of its kind.
+type claimKey struct {
+	addr netip.AddrPort
+	on   *device
+}
+
+func (c *claim) key() claimKey { return claimKey{c.addr, c.on} }
+
 // take reserves addr, or adds a user to its claim. An unspecified address stands for all addresses
-// of all interfaces; port 0 selects a free port. A listener may share the claim of connections that
-// an earlier listener of the same uid accepted.
-func (cs *claims) take(addr netip.AddrPort, uid uint32, listen bool) (*claim, error) {
+// of on, or if that is nil of all interfaces; port 0 selects a free port. A listener may share the
+// claim of connections that an earlier listener of the same uid accepted.
+func (cs *claims) take(addr netip.AddrPort, on *device, uid uint32, listen bool) (*claim, error) {
+	if !addr.Addr().IsUnspecified() {
+		on = nil // one address is of one interface
+	}
 	if addr.Port() != 0 {
-		if c := cs.byAddr[addr]; c != nil {
+		if c := cs.byAddr[claimKey{addr, on}]; c != nil {
 			if !listen || c.listening || c.uid != uid {
 				if c.timeWait {
 					return nil, errorf(portInUse, "ctrl: %v is in TIME-WAIT after the connection that was made from it (RFC 9293 3.6.1): choose another port, or wait (tcp-time-wait)", addr)
@@ -64,11 +77,11 @@ func (cs *claims) take(addr netip.AddrPort, uid uint32, listen bool) (*claim, er
 			c.listening = true
 			return c, nil
 		}
-		if other := cs.overlap(addr); other != nil {
+		if other := cs.overlap(addr, on); other != nil {
 			return nil, errorf(portInUse, "ctrl: %v is in use by another client of iwarpd, on %v: choose another port (iwarpctl listen list)", addr, other.addr)
 		}
 	}
-	c := &claim{addr: addr, uid: uid, listening: listen, refs: 1, guard: make(map[netip.Addr]bool)}
+	c := &claim{addr: addr, on: on, uid: uid, listening: listen, refs: 1, guard: make(map[netip.Addr]bool)}
 	if err := cs.bind(c); err != nil {
 		cs.undo(c)
 		return nil, err
@@ -77,21 +90,35 @@ func (cs *claims) take(addr netip.AddrPort, uid uint32, listen bool) (*claim, er
 		cs.undo(c)
 		return nil, errorf(internal, "ctrl: steering %v: %w", c.addr, err)
 	}
-	cs.byAddr[c.addr] = c
+	cs.byAddr[c.key()] = c
 	cs.byPort[c.addr.Port()] = append(cs.byPort[c.addr.Port()], c)
 	return c, nil
 }
 
-// steer steers another endpoint to c, unless it is already steered.
+// steer steers another endpoint to c, unless it is already steered. An unspecified address stands for all
+// that c has now.
 func (cs *claims) steer(c *claim, ep bpf.Endpoint) error {
-	if ep.Addr.IsUnspecified() {
+	if !slices.Contains(c.wants, ep) {
+		c.wants = append(c.wants, ep)
+	}
+	if !ep.Addr.IsUnspecified() {
+		return cs.steerOne(c, ep)
+	}
+	if c.on == nil || c.on.Addrs == nil {
 		ep.Addr = netip.Addr{} // all addresses of both families
+		return cs.steerOne(c, ep)
 	}
-	if slices.Contains(c.eps, ep) {
+	for _, ep.Addr = range c.on.all() {
+		if err := cs.steerOne(c, ep); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (cs *claims) steerOne(c *claim, ep bpf.Endpoint) error {
+	if slices.Contains(c.eps, ep) || ep.Addr.IsLoopback() { // no frames are addressed to it
 		return nil
-	}
-	if ep.Addr.IsLoopback() {
-		return nil // no frames are addressed to it
 	}
 	if err := cs.devices.claim(ep); err != nil {
 		return err
@@ -100,21 +127,34 @@ func (cs *claims) steer(c *claim, ep bpf.Endpoint) error {
 	return nil
 }
 
-// overlap returns a claim of the same port whose address overlaps addr.
-func (cs *claims) overlap(addr netip.AddrPort) *claim {
+// overlap returns a claim of the same port that has an address of addr on on.
+func (cs *claims) overlap(addr netip.AddrPort, on *device) *claim {
 	for _, c := range cs.byPort[addr.Port()] {
-		if c.addr.Addr().IsUnspecified() || addr.Addr().IsUnspecified() {
+		if c.covers(addr.Addr(), on) {
 			return c
 		}
 	}
 	return nil
 }
 
+// covers reports whether c and addr on on have an address in common, and are not equal.
+func (c *claim) covers(addr netip.Addr, on *device) bool {
+	switch all, other := c.addr.Addr().IsUnspecified(), addr.IsUnspecified(); {
+	case all && other:
+		return c.on == nil || on == nil || c.on == on
+	case all:
+		return c.on.has(addr)
+	case other:
+		return on.has(c.addr.Addr())
+	}
+	return false
+}
+
 // bind binds the guard sockets of c and, for port 0, determines its port.
 func (cs *claims) bind(c *claim) error {
 	if cs.noGuard {
 		if c.addr.Port() == 0 {
-			p, err := cs.freePort(c.addr.Addr())
+			p, err := cs.freePort(c.addr.Addr(), c.on)
 			if err != nil {
 				return err
 			}
@@ -124,7 +164,7 @@ func (cs *claims) bind(c *claim) error {
 	}
 	addrs := []netip.Addr{c.addr.Addr()}
 	if c.addr.Addr().IsUnspecified() && !cs.sockets {
-		if addrs, _ = cs.devices.addrs(); len(addrs) == 0 {
+		if addrs, _ = cs.devices.only(c.on).addrs(); len(addrs) == 0 {
 			return errorf(badAddress, "ctrl: there is no address to listen on: give one to the interface (ip addr add)")
 		}
 	}
@@ -162,18 +202,22 @@ func (cs *claims) guardAddr(c *claim, a netip.Addr) error {
 // refresh updates steering and guards of claims for unspecified addresses after the interfaces'
 // addresses have changed.
 func (cs *claims) refresh() {
-	addrs, known := cs.devices.addrs()
+	_, known := cs.devices.addrs()
 	if !known || cs.sockets { // the kernel knows the sockets' addresses
 		return
 	}
 	cs.devices.refresh()
-	if cs.noGuard {
-		return
-	}
 	for _, c := range cs.byAddr {
-		if c.addr.Addr().IsUnspecified() {
-			for _, a := range addrs {
-				_ = cs.guardAddr(c, a) // another program uses the port there; the other addresses remain usable
+		if !c.addr.Addr().IsUnspecified() {
+			continue
+		}
+		for _, ep := range c.wants {
+			_ = cs.steer(c, ep) // the steering map is full; the other addresses remain usable
+		}
+		addrs, _ := cs.devices.only(c.on).addrs()
+		for _, a := range addrs {
+			if !cs.noGuard {
+				_ = cs.guardAddr(c, a) // another program uses the port there
 			}
 		}
 	}
@@ -188,7 +232,7 @@ func (cs *claims) drop(c *claim) {
 		return
 	}
 	c.dropped.Store(true)
-	delete(cs.byAddr, c.addr)
+	delete(cs.byAddr, c.key())
 	port := c.addr.Port()
 	cs.byPort[port] = slices.DeleteFunc(cs.byPort[port], func(o *claim) bool { return o == c })
 	if len(cs.byPort[port]) == 0 {
@@ -207,18 +251,18 @@ func (cs *claims) undo(c *claim) {
 	for _, fd := range c.fds {
 		unix.Close(fd)
 	}
-	c.eps, c.fds = nil, nil
+	c.wants, c.eps, c.fds = nil, nil, nil
 }
 
-// freePort returns a free port on a when the kernel does not assign one. The range is that of RFC
-// 6335 section 6.
-func (cs *claims) freePort(a netip.Addr) (uint16, error) {
+// freePort returns a port that is free on a, if a is unspecified on the addresses of on, when the
+// kernel does not assign one. The range is that of RFC 6335 section 6.
+func (cs *claims) freePort(a netip.Addr, on *device) (uint16, error) {
 	const first, n = 49152, 65536 - 49152
 	for range n {
 		p := first + cs.nextPort%n
 		cs.nextPort++
 		ap := netip.AddrPortFrom(a, p)
-		if cs.byAddr[ap] == nil && cs.overlap(ap) == nil {
+		if cs.byAddr[claimKey{ap, on}] == nil && cs.overlap(ap, on) == nil {
 			return p, nil
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -139,7 +138,7 @@ func New(cfg Config, o Options) (*Server, error) {
 	for _, d := range o.Devices {
 		s.devices = append(s.devices, &device{Device: d})
 	}
-	s.claims = claims{devices: s.devices, noGuard: o.NoGuard, sockets: o.Sockets, byAddr: make(map[netip.AddrPort]*claim), byPort: make(map[uint16][]*claim), freed: s.portFreed}
+	s.claims = claims{devices: s.devices, noGuard: o.NoGuard, sockets: o.Sockets, byAddr: make(map[claimKey]*claim), byPort: make(map[uint16][]*claim), freed: s.portFreed}
 	if s.table == nil {
 		s.table = newTable()
 	}

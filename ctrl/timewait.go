@@ -26,7 +26,7 @@ func (s *Server) takePort(c *conn, want netip.AddrPort) (*claim, error) {
 	} else if err = s.room(a, uid, resPorts, 1); err == nil {
 		s.charge(a, resPorts, 1)
 		var cl *claim
-		if cl, err = s.claims.take(want, uid, false); err == nil {
+		if cl, err = s.claims.take(want, nil, uid, false); err == nil {
 			cl.active = true
 			return cl, nil
 		}
