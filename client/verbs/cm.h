@@ -35,8 +35,8 @@ static inline struct channel *channel_of(struct rdma_event_channel *pub)
 }
 
 /*
- * An endpoint is a listener of iwarpd. An id bound to every address has one on each
- * daemon. An id bound to every IPv4 address and one bound to every IPv6 address may share
+ * An endpoint is a listener of iwarpd. An id bound to every address has one for each
+ * device. An id bound to every IPv4 address and one bound to every IPv6 address may share
  * a listener.
  */
 struct endpoint {

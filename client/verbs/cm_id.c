@@ -190,6 +190,20 @@ static void set_addr(struct sockaddr_storage *to, const struct sockaddr *from)
 	memcpy(to, from, addr_len(from));
 }
 
+/*
+ * listen_by listens with a context. A listener on every address takes only the connections that
+ * arrive at the context's device. The lock is held.
+ */
+static int listen_by(struct context *c, const struct iwarpd_listen_attr *attr, struct iwarpd_listener **l, struct iwarpd_error *e)
+{
+	int err = attr->address ? 0 : iwarpd_use(c->dev, c->device->interface, e);
+
+	if (!err)
+		err = iwarpd_listen(c->dev, attr, l, e);
+	iwarpd_use(c->dev, NULL, NULL);
+	return err;
+}
+
 /* open_endpoint listens on one device. The lock is held. */
 static int open_endpoint(struct id *id, struct context *c)
 {
@@ -210,7 +224,7 @@ static int open_endpoint(struct id *id, struct context *c)
 	if (!ep)
 		return -ENOMEM;
 	ep->listener = addr_any(src) ? other_family(id, c) : NULL;
-	err = ep->listener ? 0 : iwarpd_listen(c->dev, &attr, &ep->listener, &e);
+	err = ep->listener ? 0 : listen_by(c, &attr, &ep->listener, &e);
 	if (err) {
 		iwv_fail(err, "rdma_listen", &e);
 		free(ep);
@@ -224,39 +238,48 @@ static int open_endpoint(struct id *id, struct context *c)
 	return 0;
 }
 
-/*
- * on_daemon reports whether id already listens on a device of the same daemon. A listener
- * on every address covers all interfaces of its daemon.
- */
-static bool on_daemon(const struct id *id, const struct device *d)
+/* absent reports whether an error means that a device has no address, is down or is gone. */
+static bool absent(int err)
 {
-	for (const struct endpoint *e = id->endpoints; e; e = e->next)
-		if (strcmp(e->ctx->device->socket, d->socket) == 0)
-			return true;
-	return false;
+	return err == -EADDRNOTAVAIL || err == -EHOSTUNREACH || err == -EPIPE;
+}
+
+/* open_everywhere listens on each device. The lock is held. */
+static int open_everywhere(struct id *id)
+{
+	int err = -ENODEV;
+
+	for (struct context **c = cm_contexts(); *c; c++) {
+		int failed = atomic_load(&(*c)->gone) ? -EPIPE : open_endpoint(id, *c);
+
+		if (failed)
+			err = failed;
+		if (failed && !absent(failed))
+			return err;
+	}
+	return id->endpoints ? 0 : err;
 }
 
 /* open_endpoints listens on the address of id. The lock is held. */
 static int open_endpoints(struct id *id)
 {
-	const struct sockaddr *src = &id->pub.route.addr.src_addr;
-	struct context **c;
-	int err = -ENODEV;
+	struct sockaddr *src = &id->pub.route.addr.src_addr;
+	uint16_t port = addr_port(src);
+	int err = -EADDRINUSE;
 
 	if (!addr_any(src)) {
 		struct context *one = context_with(src);
 
 		return one ? open_endpoint(id, one) : -EADDRNOTAVAIL;
 	}
-	for (c = cm_contexts(); *c; c++) {
-		if (atomic_load(&(*c)->gone) || on_daemon(id, (*c)->device))
-			continue;
-		err = open_endpoint(id, *c);
-		if (err)
-			break;
+	/* The port that the first device gives may be in use on another one. */
+	for (int tries = port ? 1 : 16; tries > 0 && err == -EADDRINUSE; tries--) {
+		err = open_everywhere(id);
+		if (err) {
+			close_endpoints(id);
+			addr_set_port(src, port);
+		}
 	}
-	if (err)
-		close_endpoints(id);
 	return err;
 }
 

@@ -54,33 +54,64 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// rdmaPrograms returns the installed programs that use RDMA. A program with several names is
-// listed once.
-func rdmaPrograms(t *testing.T) (paths []string) {
+// rdmaFiles returns the installed programs that use RDMA, and the libraries and plug-ins that need libibverbs or librdmacm themselves. A file
+// with several names is listed once.
+func rdmaFiles(t *testing.T) (programs, libraries []string) {
 	t.Helper()
 	n, seen := make(needing), make(map[string]bool)
-	for _, dir := range []string{"/usr/bin", "/usr/sbin", "/usr/libexec", "/usr/lib/fio"} {
-		entries, _ := os.ReadDir(dir) // not every folder exists
-		for _, e := range entries {
-			path, err := filepath.EvalSymlinks(filepath.Join(dir, e.Name()))
+	for _, dir := range []string{"/usr/bin", "/usr/sbin", "/usr/libexec", "/usr/lib"} {
+		_ = filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error { // not each of them is there
+			if err != nil || e.IsDir() {
+				return nil
+			}
+			path, err = filepath.EvalSymlinks(path)
 			if err != nil || seen[path] {
-				continue
+				return nil
 			}
 			seen[path] = true
-			if n.needs(path) {
-				paths = append(paths, path)
+			switch kind, direct := kindOf(path); {
+			case kind == elfProgram && n.needs(path):
+				programs = append(programs, path)
+			case kind == elfLibrary && direct:
+				libraries = append(libraries, path)
 			}
-		}
+			return nil
+		})
 	}
-	slices.Sort(paths)
-	return paths
+	slices.Sort(programs)
+	slices.Sort(libraries)
+	return programs, libraries
+}
+
+const (
+	elfProgram = iota + 1
+	elfLibrary
+)
+
+// kindOf returns what a file is, 0 for neither, and whether it needs libibverbs or librdmacm itself.
+func kindOf(path string) (kind int, direct bool) {
+	info, err := os.Stat(path)
+	if err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0 && !strings.Contains(path, ".so") {
+		return 0, false
+	}
+	f, err := elf.Open(path)
+	if err != nil {
+		return 0, false
+	}
+	defer f.Close()
+	libs, _ := f.ImportedLibraries()
+	direct = slices.Contains(libs, "libibverbs.so.1") || slices.Contains(libs, "librdmacm.so.1")
+	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) && info.Mode()&0o111 != 0 {
+		return elfProgram, direct
+	}
+	return elfLibrary, direct
 }
 
 // TestStarts checks that every installed program of the distribution that uses RDMA starts with
 // all its symbols bound at once.
 func TestStarts(t *testing.T) {
 	dir := plain.libraries(t)
-	programs := rdmaPrograms(t)
+	programs, _ := rdmaFiles(t)
 	if len(programs) < 20 {
 		testenv.Skip(t, "only %d programs that use RDMA are installed: see .ci/need in the Makefile", len(programs))
 	}
@@ -90,6 +121,32 @@ func TestStarts(t *testing.T) {
 		}
 	}
 	t.Logf("%d programs: %s", len(programs), strings.Join(programs, " "))
+}
+
+// TestSymbols checks that every installed library and plug-in that needs libibverbs or librdmacm finds as many symbols with iwarpd's
+// libraries as without.
+func TestSymbols(t *testing.T) {
+	dir := plain.libraries(t)
+	_, libraries := rdmaFiles(t)
+	missing := func(path, dir string) (lines []string, out string) {
+		cmd := exec.Command("ldd", "-r", path)
+		cmd.Env = append(os.Environ(), "LC_ALL=C", "LD_LIBRARY_PATH="+dir)
+		b, _ := cmd.CombinedOutput()
+		for line := range strings.Lines(string(b)) {
+			if strings.Contains(line, "undefined symbol") || strings.Contains(line, "not found") {
+				lines = append(lines, line)
+			}
+		}
+		return lines, string(b)
+	}
+	for _, path := range libraries {
+		without, _ := missing(path, "")
+		with, out := missing(path, dir)
+		if !slices.Equal(with, without) || !strings.Contains(out, dir) {
+			t.Errorf("ldd -r %s:\n%s", path, out)
+		}
+	}
+	t.Logf("%d libraries: %s", len(libraries), strings.Join(libraries, " "))
 }
 
 // TestStartsFail checks that TestStarts would notice a library that lacks a symbol.

@@ -5,6 +5,7 @@ package verbs
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -322,32 +323,6 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// Every binary of the distribution that uses RDMA and is installed finds its symbols.
-func TestSymbols(t *testing.T) {
-	dir := plain.libraries(t)
-	var found int
-	for _, pattern := range []string{"/usr/bin/*", "/usr/sbin/*", "/usr/lib/*/libfabric.so.1", "/usr/lib/*/librpma.so.0", "/usr/lib/*/libibverbs/*.so", "/usr/lib/*/libmlx[45].so.1", "/usr/lib/*/libefa.so.1"} {
-		paths, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, path := range paths {
-			b, err := os.ReadFile(path)
-			if err != nil || !strings.HasPrefix(string(b), "\x7fELF") || !strings.Contains(string(b), "libibverbs.so.1") && !strings.Contains(string(b), "librdmacm.so.1") {
-				continue
-			}
-			found++
-			cmd := exec.Command("ldd", "-r", path)
-			cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+dir)
-			out, err := cmd.CombinedOutput()
-			if err != nil || strings.Contains(string(out), "undefined symbol") || strings.Contains(string(out), "not found") || !strings.Contains(string(out), dir) {
-				t.Errorf("ldd -r %s: %v\n%s", path, err, out)
-			}
-		}
-	}
-	t.Logf("%d binaries", found)
-}
-
 // compile compiles a program of testdata against the distribution's headers.
 func compile(t *testing.T, name string) string {
 	t.Helper()
@@ -535,27 +510,51 @@ func TestWithinHost(t *testing.T) {
 }
 
 // TestTypeOfService checks that the TOS that a program sets becomes the DSCP of the packets of
-// its side. ucmatose sets it on the client.
+// its side. ucmatose sets it on the client, arrive on a listener that is bound already.
 func TestTypeOfService(t *testing.T) {
 	plain.libraries(t)
 	testenv.RequireRoot(t)
 	w := testenv.NewBridged(t, 1500)
 	a, b := newHost(t, plain, &w.A), newHost(t, plain, &w.B)
-	stop := testenv.Capture(t, w.Mid, w.MidA, "tcp port 7471", "tos")
-	check(t, row{server: "ucmatose -b ADDR", client: "ucmatose -s ADDR -t 0xb8"}, a, b)
-	packets := make(map[string]int)
-	for line := range strings.Lines(testenv.Tshark(t, stop(), "-T", "fields", "-e", "ip.src", "-e", "ip.dsfield.dscp", "-Y", "tcp.len > 0")) {
-		packets[strings.TrimSpace(line)]++
+	for _, tt := range []struct {
+		name           string
+		run            func()
+		client, server int // DSCP
+	}{
+		{"client", func() { check(t, row{server: "ucmatose -b ADDR", client: "ucmatose -s ADDR -t 0xb8"}, a, b) }, 46, 0},
+		{"listener", func() {
+			program := compile(t, "arrive")
+			server := b.start(t, program+" server 0 0xb8")
+			a.start(t, program+" client "+b.end.Addr4.String()+" "+port(server)).Succeed()
+			b.endAll(t)
+		}, 0, 46},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			stop := testenv.Capture(t, w.Mid, w.MidA, "tcp", "tos-"+tt.name)
+			tt.run()
+			packets := make(map[string]int)
+			for line := range strings.Lines(testenv.Tshark(t, stop(), "-T", "fields", "-e", "ip.src", "-e", "ip.dsfield.dscp", "-Y", "tcp.len > 0")) {
+				packets[strings.TrimSpace(line)]++
+			}
+			for _, want := range []string{fmt.Sprintf("%v\t%d", a.end.Addr4, tt.client), fmt.Sprintf("%v\t%d", b.end.Addr4, tt.server)} {
+				if packets[want] == 0 {
+					t.Errorf("no packet with %q; there are %v", want, packets)
+				}
+				delete(packets, want)
+			}
+			if len(packets) > 0 {
+				t.Errorf("packets with another DSCP: %v", packets)
+			}
+		})
 	}
-	for _, want := range []string{a.end.Addr4.String() + "\t46", b.end.Addr4.String() + "\t0"} {
-		if packets[want] == 0 {
-			t.Errorf("no packet with %q; there are %v", want, packets)
-		}
-		delete(packets, want)
-	}
-	if len(packets) > 0 {
-		t.Errorf("packets with another DSCP: %v", packets)
-	}
+}
+
+// port returns the port that arrive listens on.
+func port(server *testenv.Process) string {
+	server.Expect("port ")
+	_, port, _ := strings.Cut(server.String(), "port ")
+	port, _, _ = strings.Cut(port, "\n")
+	return port
 }
 
 // TestInterfaces checks that a daemon of two interfaces appears as two devices with the
@@ -579,17 +578,36 @@ func TestInterfaces(t *testing.T) {
 			t.Errorf("ibv_devinfo -d %s has no %q:\n%s", name, want, p)
 		}
 	}
-	for _, r := range []row{
-		{name: "by the address", server: "rping -s -a ADDR -v -C 3", client: "rping -c -a ADDR -v -C 3"},
-		{name: "on every address", server: "rping -s -v -C 3", client: "rping -c -a ADDR -v -C 3"},
-		{name: "ucmatose on every address", server: "ucmatose", client: "ucmatose -s ADDR"},
-	} {
-		t.Run(r.name, func(t *testing.T) {
-			check(t, r, a, b)
-			check(t, r, a2, b2)
-			check(t, r, b, b2) // within the host
-		})
-	}
+	t.Run("by the address", func(t *testing.T) {
+		r := row{server: "rping -s -a ADDR -v -C 3", client: "rping -c -a ADDR -v -C 3"}
+		check(t, r, a, b)
+		check(t, r, a2, b2)
+		check(t, r, b, b2) // within the host
+	})
+	// A connection to every address is by the device at which it arrives, and one within the host by that of the address.
+	t.Run("on every address", func(t *testing.T) {
+		program := compile(t, "arrive")
+		for _, number := range []string{"7177", "0"} {
+			server := b.start(t, program+" server "+number)
+			at := port(server)
+			for _, c := range []struct {
+				from     *host
+				src, dst netip.Addr
+				device   string
+			}{
+				{a, v.A.Addr4, v.B.Addr4, "iwarpd0"}, {a, v.A.Addr6, v.B.Addr6, "iwarpd0"}, {b, v.B.Addr4, v.B.Addr4, "iwarpd0"},
+				{a, w.A.Addr4, w.B.Addr4, "iwarpd1"}, {a, w.A.Addr6, w.B.Addr6, "iwarpd1"}, {b, w.B.Addr4, w.B.Addr4, "iwarpd1"},
+			} {
+				c.from.start(t, program+" client "+c.dst.String()+" "+at).Succeed()
+				server.Expect(fmt.Sprintf("%v to %v by %s\n", c.src, c.dst, c.device))
+			}
+			second := b.start(t, program+" server "+at) // every device has the port
+			if second.Wait(time.Minute) == 0 || !strings.Contains(second.String(), "in use") {
+				t.Errorf("a second listener:\n%s", second)
+			}
+			b.endAll(t)
+		}
+	})
 	// A program without librdmacm chooses the device and connects from the device's address.
 	before := sent(t, &w.A)
 	check(t, exchanging("ib_write_bw", "-d iwarpd1 -x 0 -n 20"), a2, b2)
