@@ -205,8 +205,9 @@ func (c *session) mapMR(m *mr, r *ctrlpb.RegisterMR, fds []int) (err error) {
 	if err != nil {
 		return err
 	}
+	c.binding.Memory.Add(m.mem.Bytes())
 	if m.region, err = c.srv.register(m.pd.id, m.mem.Bytes(), r); err != nil {
-		m.mem.Close()
+		unmap(c.binding, m.mem)
 	}
 	return err
 }
@@ -241,10 +242,16 @@ func (c *session) deregisterMR(h uint32) error {
 	return nil
 }
 
+// unmap ends the use of memory of a client that no worker accesses.
+func unmap(b *dataplane.ClientBinding, mem *shm.Region) {
+	b.Memory.Remove(mem.Bytes())
+	mem.Close()
+}
+
 // unmapMR releases a region that no worker accesses.
 func (c *session) unmapMR(m *mr) {
 	if m.mem != nil {
-		m.mem.Close()
+		unmap(c.binding, m.mem)
 	}
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()

@@ -49,9 +49,10 @@ type Far interface {
 	Crowded() bool
 }
 
-// ClientBinding is the part of a client that workers use: its doorbell pages.
+// ClientBinding is the part of a client that workers use: its doorbell pages and memory.
 type ClientBinding struct {
 	Doorbells []*shm.Doorbells // one per worker
+	Memory    shm.Mapped       // where workers may fault
 	// OnFault is called by the worker when an access to the client's memory has faulted. The
 	// client must then be ended.
 	OnFault func()

@@ -1,13 +1,12 @@
 package dataplane
 
-import "slices"
-
 // When a queue pair ends, its posted work is flushed. A client may have many queue pairs, which
 // all end with it, and each may have posted tens of thousands of work requests, so a turn
 // flushes a bounded number of them.
 
 const (
-	// flushBudget is the number of completions per turn for queue pairs that have ended.
+	// flushBudget is the number of completions per turn for queue pairs that have ended. Each of
+	// the queue pairs counts as one more.
 	flushBudget = 1024
 	// flushShare is the number of these that a queue pair gets before the next one's share.
 	flushShare = 128
@@ -15,13 +14,15 @@ const (
 
 // flushing holds the queue pairs that have more to flush than fits in a turn.
 type flushing struct {
-	left int // rest of this turn's budget
-	q    []*flush
+	left        int // rest of this turn's budget
+	first, last *flush
+	of          map[*QPBinding]*flush
 }
 
 type flush struct {
 	b    *QPBinding
 	then []func(w *worker)
+	next *flush
 }
 
 // deliver delivers completions of a queue pair in ERROR, including flushed work requests,
@@ -31,8 +32,13 @@ func (f *flushing) deliver(w *worker, b *QPBinding) bool {
 	if f.some(w, b, f.left) {
 		return true
 	}
-	if f.of(b) == nil {
-		f.q = append(f.q, &flush{b: b})
+	if f.of[b] == nil {
+		if f.of == nil {
+			f.of = make(map[*QPBinding]*flush)
+		}
+		p := &flush{b: b}
+		f.of[b] = p
+		f.push(p)
 	}
 	return false
 }
@@ -49,17 +55,32 @@ func (f *flushing) some(w *worker, b *QPBinding, n int) bool {
 	return false
 }
 
-// of returns the entry of b, or nil if it has nothing left to flush.
-func (f *flushing) of(b *QPBinding) *flush {
-	if i := slices.IndexFunc(f.q, func(p *flush) bool { return p.b == b }); i >= 0 {
-		return f.q[i]
+// push makes p the last.
+func (f *flushing) push(p *flush) {
+	if f.last == nil {
+		f.first = p
+	} else {
+		f.last.next = p
 	}
-	return nil
+	f.last = p
 }
+
+// pop removes the first.
+func (f *flushing) pop() *flush {
+	p := f.first
+	if f.first = p.next; f.first == nil {
+		f.last = nil
+	}
+	p.next = nil
+	return p
+}
+
+// done reports whether b has nothing left to flush on this worker.
+func (f *flushing) done(b *QPBinding) bool { return f.of[b] == nil }
 
 // after calls then when b has nothing left to flush on this worker.
 func (f *flushing) after(w *worker, b *QPBinding, then func(w *worker)) {
-	if p := f.of(b); p != nil {
+	if p := f.of[b]; p != nil {
 		p.then = append(p.then, then)
 	} else {
 		then(w)
@@ -67,35 +88,44 @@ func (f *flushing) after(w *worker, b *QPBinding, then func(w *worker)) {
 }
 
 // poll begins a turn and continues with the queue pairs that have more to flush. It returns the
-// number of completions.
+// amount of work.
 func (f *flushing) poll(w *worker) int {
 	f.left = flushBudget
-	for f.left > 0 && len(f.q) > 0 {
-		p := f.q[0]
-		f.q = append(f.q[:0], f.q[1:]...)
+	for f.left > 0 && f.first != nil {
+		f.left-- // also for one that has nothing
+		p := f.pop()
 		if !f.some(w, p.b, flushShare) {
-			f.q = append(f.q, p)
+			f.push(p)
 			continue
 		}
+		delete(f.of, p.b)
 		if s := p.b.stream; s != nil {
 			s.settle(w)
 		}
-		for _, then := range p.then {
-			then(w)
-		}
+		p.end(w)
 	}
 	return flushBudget - f.left
 }
 
+func (p *flush) end(w *worker) {
+	for _, then := range p.then {
+		then(w)
+	}
+}
+
 // drop discards the flushes of the queue pairs of cb, whose client has ended.
 func (f *flushing) drop(w *worker, cb *ClientBinding) {
-	for _, p := range f.q {
-		if p.b.Client != cb {
-			continue
+	p := f.first
+	f.first, f.last = nil, nil
+	for p != nil {
+		next := p.next
+		p.next = nil
+		if p.b.Client == cb {
+			delete(f.of, p.b)
+			p.end(w)
+		} else {
+			f.push(p)
 		}
-		for _, then := range p.then {
-			then(w)
-		}
+		p = next
 	}
-	f.q = slices.DeleteFunc(f.q, func(p *flush) bool { return p.b.Client == cb })
 }

@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
@@ -82,8 +83,8 @@ func TestFlushesAreBounded(t *testing.T) {
 			}
 		}
 	}
-	if len(w.streams) != 0 || len(w.flushes.q) != 0 {
-		t.Errorf("%d streams are left, %d queue pairs to be flushed", len(w.streams), len(w.flushes.q))
+	if len(w.streams) != 0 || len(w.flushes.of) != 0 {
+		t.Errorf("%d streams are left, %d queue pairs to be flushed", len(w.streams), len(w.flushes.of))
 	}
 }
 
@@ -107,7 +108,7 @@ func TestDetachFlushes(t *testing.T) {
 			h.w.turn()
 		}
 	}
-	if len(b.wcs) != posted || h.w.flushes.of(&b.QPBinding) != nil {
+	if len(b.wcs) != posted || !h.w.flushes.done(&b.QPBinding) {
 		t.Errorf("%d of %d work requests are flushed", len(b.wcs), posted)
 	}
 }
@@ -141,5 +142,54 @@ func TestCommandsAreBounded(t *testing.T) {
 	}
 	if len(got) != n+n/100 {
 		t.Errorf("%d commands were called", len(got))
+	}
+}
+
+// A queue pair that has ended costs a turn something even if nothing is posted: a client may have thousands.
+func TestFlushesOfManyAreBounded(t *testing.T) {
+	const pairs = 3 * flushBudget
+	h := newSim(t, link.PipeConfig{}).hosts[0]
+	w := h.w
+	w.turn()
+	w.flushes.left = 0 // others have used up this turn
+	ended := 0
+	for range pairs {
+		q := &simQP{h: h}
+		q.Client, q.QP = &ClientBinding{}, verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: h.table, SQDepth: 1, RQDepth: 1, MaxSGE: 1, Sends: q, Recvs: q})
+		w.refuseAttach(1, Attachment{QP: &q.QPBinding})
+		w.flushes.after(w, &q.QPBinding, func(*worker) { ended++ })
+	}
+	for before := 0; ended < pairs; before = ended {
+		if w.turn(); ended == before || ended-before > flushBudget {
+			t.Fatalf("%d queue pairs ended in a turn, %d before it", ended-before, before)
+		}
+	}
+	if len(w.flushes.of) != 0 || w.flushes.first != nil || w.flushes.last != nil {
+		t.Errorf("%d queue pairs are left", len(w.flushes.of))
+	}
+}
+
+// When a client ends, what its queue pairs have left is forgotten, and that of others is flushed in the same order.
+func TestFlushesDrop(t *testing.T) {
+	h := newSim(t, link.PipeConfig{}).hosts[0]
+	w := h.w
+	w.turn()
+	w.flushes.left = 0
+	clients := [2]*ClientBinding{{}, {}}
+	var got []int
+	for i := range 7 {
+		q := &simQP{h: h}
+		q.Client, q.QP = clients[i%2], verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: h.table, SQDepth: 1, RQDepth: 1, MaxSGE: 1, Sends: q, Recvs: q})
+		q.QP.Error()
+		w.flushes.deliver(w, &q.QPBinding)
+		w.flushes.after(w, &q.QPBinding, func(*worker) { got = append(got, i) })
+	}
+	w.flushes.drop(w, clients[0])
+	if want := []int{0, 2, 4, 6}; !slices.Equal(got, want) || len(w.flushes.of) != 3 {
+		t.Errorf("dropped %v, %d are left; want %v", got, len(w.flushes.of), want)
+	}
+	w.turn()
+	if want := []int{0, 2, 4, 6, 1, 3, 5}; !slices.Equal(got, want) || len(w.flushes.of) != 0 {
+		t.Errorf("ended %v, %d are left; want %v", got, len(w.flushes.of), want)
 	}
 }

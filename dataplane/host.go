@@ -248,15 +248,14 @@ func (c *tcpConn) receiveSegment(w *worker, from *tcpConn, parts [][]byte) {
 	}
 	c.heard(w)
 	payload := from.inOne(w, parts)
-	w.source, w.sourceMem = &from.stream, payload
-	w.current = &c.stream
+	w.source, w.current = &from.stream, &c.stream
 	var err *term.Error
 	if hdr := seg.Hdr[:seg.HdrLen]; c.mustWait(w, marked.Bytes{B: hdr}) {
 		c.keep(w, waitingSegment{ulpdu: append(append([]byte(nil), hdr...), payload...)})
 	} else {
 		err = c.ddp.HandleSegment(hdr, payload)
 	}
-	w.current, w.source, w.sourceMem = nil, nil, nil
+	w.current, w.source = nil, nil
 	if err != nil {
 		c.violation(w, err)
 	}

@@ -103,12 +103,10 @@ func TestHostFault(t *testing.T) {
 			if err := unix.Mprotect(mem[size-page:], unix.PROT_NONE); err != nil {
 				t.Fatal(err)
 			}
-			if q[tt.bad].reg, err = s.hosts[0].table.Register(1, mem, 0x10000, simAccess); err != nil {
-				t.Fatal(err)
-			}
+			q[tt.bad].reg = q[tt.bad].register(mem)
 			var faults [2]int
 			for i := range q {
-				q[i].Client = &ClientBinding{OnFault: func() { faults[i]++ }}
+				q[i].Client.OnFault = func() { faults[i]++ }
 			}
 			s.attach(a, b, q[0], q[1], mpa.Params{CRC: tt.crc, IRD: 4, ORD: 4})
 			q[1].recvs = append(q[1].recvs, verbs.RecvWR{ID: 2, SGEs: q[1].sge(0, size)})

@@ -62,6 +62,7 @@ type client struct {
 	b       *ClientBinding
 	bells   *shm.Doorbells
 	streams []*stream // by doorbell bit
+	failed  bool      // its memory has faulted: see failing
 	group   sched.Group[*lane]
 }
 
@@ -99,6 +100,7 @@ func (w *worker) moveTo(to *worker, l *lane, f func(to *worker)) {
 // round holds the work for the end of a worker's turn.
 type round struct {
 	dirty      []*lane // to be pumped
+	pumping    []*lane // those that were, during pump
 	dirtyNext  []*lane // spare slice for the next turn
 	sched      sched.Scheduler[*lane]
 	clientless sched.Group[*lane] // lanes without a client
@@ -131,9 +133,11 @@ func (w *worker) may(l *lane, g *sched.Grant) bool { return w.sched.May(&l.membe
 func (w *worker) pump() int {
 	n := 0
 	work := w.dirty
-	w.dirty = w.dirtyNext[:0]
+	w.dirty, w.pumping = w.dirtyNext[:0], work
 	for _, l := range work {
 		l.dirty = false
+	}
+	for _, l := range work {
 		if !l.gone {
 			n += l.llp.begin(w)
 		}
@@ -144,7 +148,7 @@ func (w *worker) pump() int {
 			n += w.pumpLane(l, nil) // it has ACKs to send, or can send again
 		}
 	}
-	w.dirtyNext = work[:0]
+	w.pumping, w.dirtyNext = nil, work[:0]
 	return n
 }
 

@@ -386,12 +386,9 @@ func TestStrayFault(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Munmap(none)
-	bad, err := q.hosts[0].table.Register(1, none, 0x10000, simAccess)
-	if err != nil {
-		t.Fatal(err)
-	}
 	w, second, b := q.workers[0], q.workers[1], q.workers[2]
 	qa, qb := newSimQP(t, q.hosts[0], size), newSimQP(t, q.hosts[1], size)
+	bad := qa.register(none)
 	q.markers = true
 	c := q.openQueues("TCP", qa, qb)
 	// Our first message allows the responder to send.

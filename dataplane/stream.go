@@ -63,6 +63,7 @@ type stream struct {
 
 var (
 	errDetached   = errors.New("dataplane: queue pair destroyed")
+	errFaulted    = errors.New("dataplane: fault in client memory, on another connection")
 	errAborted    = errors.New("dataplane: connection aborted by the application")
 	errNoConn     = errors.New("dataplane: connection is gone")
 	errTooMany    = errors.New("dataplane: too many connections")
@@ -257,7 +258,7 @@ func (s *stream) finish(w *worker, err error) {
 // settled reports whether nothing is left to flush, and all placed data is in far memory.
 // Completions wait until then.
 func (s *stream) settled(w *worker) bool {
-	return s.qp == nil || w.flushes.of(s.qp) == nil && s.qp.QP.Settled()
+	return s.qp == nil || w.flushes.done(s.qp) && s.qp.QP.Settled()
 }
 
 // settle reports that the closed stream s is gone, if it is settled.

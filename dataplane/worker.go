@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/bits"
 	"net/netip"
-	"reflect"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -64,7 +63,7 @@ type worker struct {
 	nextConn  uint64
 
 	round
-	flushes flushing
+	ending
 	cqs     []CQ       // CQs that are Pending
 	flushAt clock.Time // when one of cqs must be flushed again
 
@@ -75,13 +74,24 @@ type worker struct {
 	sctp  *sctpState // nil until SCTP is used
 	socks *Sockets   // the link if it uses kernel sockets, or nil
 	scratch
-	current *stream // stream whose client's memory is being accessed
-	source  *stream // stream whose client's memory is being copied to that of current, or nil
-	taps    *[]*Tap // taps at the start of the turn, or nil
+	touched
+	taps *[]*Tap // taps at the start of the turn, or nil
 
 	stats  Stats
 	times  times
 	driver driver
+}
+
+// ending is the work for queue pairs and clients that have ended.
+type ending struct {
+	flushes flushing
+	failing failing
+}
+
+// touched says whose clients' memory is being accessed.
+type touched struct {
+	current *stream
+	source  *stream // stream whose client's memory is being copied to that of current, or nil
 }
 
 // times holds measured durations; see Stats.
@@ -93,7 +103,6 @@ type times struct {
 type scratch struct {
 	wc          verbs.WC
 	fpdu, early mpa.FPDU
-	sourceMem   []byte // source memory of a copy within the host
 	joined      []byte // several pieces of a payload within the host, joined
 }
 
@@ -176,26 +185,36 @@ func (w *worker) loop() {
 	}
 }
 
-// survive recovers from a fault in a client's memory; other panics continue. It must be
-// deferred.
+// survive recovers from a fault in a client's memory; other panics continue, as they are bugs
+// of ours. It must be deferred.
 func (w *worker) survive() {
-	if s := w.current; s != nil {
-		if r := recover(); r != nil {
-			if w.source != nil && faultIn(w.sourceMem, r) {
-				s = w.source
-			}
-			w.fault(s, r)
-		}
+	if w.current == nil {
+		return
 	}
+	r := recover()
+	if r == nil {
+		return
+	}
+	s := w.touched.at(r)
+	if s == nil {
+		panic(r) // with the stack of the first panic, which is not unwound yet
+	}
+	w.fault(s, r)
 }
 
-// faultIn reports whether the fault r was at an address of mem.
-func faultIn(mem []byte, r any) bool {
-	f, ok := r.(interface{ Addr() uintptr })
-	if !ok || len(mem) == 0 {
-		return false
+// at returns the stream whose client's memory has the address of r, a panic. It returns nil if r is no memory fault, or
+// one elsewhere.
+func (t *touched) at(r any) *stream {
+	f, ok := r.(interface{ Addr() uintptr }) // as the runtime's panics of debug.SetPanicOnFault
+	if !ok {
+		return nil
 	}
-	return f.Addr()-reflect.ValueOf(mem).Pointer() < uintptr(len(mem))
+	for _, s := range []*stream{t.source, t.current} {
+		if s != nil && s.qp != nil && s.qp.Client.Memory.Has(f.Addr()) {
+			return s
+		}
+	}
+	return nil
 }
 
 // fillIn runs the worker while the application does not drive it. It holds drive during its
@@ -268,6 +287,7 @@ func (w *worker) turn() int {
 	w.now = w.e.cfg.Now()
 	w.taps = w.e.taps.Load()
 	n := w.flushes.poll(w)
+	n += w.failing.poll(w)
 	n += w.pollRx()
 	if w.socks != nil {
 		n += w.socks.serve(w)
@@ -287,7 +307,7 @@ func (w *worker) turn() int {
 	if w.socks != nil {
 		n += len(w.socks.ready)
 	}
-	return n + len(w.dirty) + len(w.flushes.q) // marked lanes have work in the next turn
+	return n + len(w.dirty) + len(w.flushes.of) + len(w.failing) // marked lanes have work in the next turn
 }
 
 // pollBells marks the lanes whose clients rang. Bells of unknown streams are ignored.
@@ -354,31 +374,65 @@ func (w *worker) client(cb *ClientBinding) *client {
 // fault ends the client in whose memory the worker faulted. The turn was interrupted; its frame
 // has been released, and the next turn continues with the following frames.
 func (w *worker) fault(s *stream, reason any) {
-	w.current, w.source, w.sourceMem = nil, nil, nil
+	w.current, w.source = nil, nil
 	w.stats.Faults++
 	w.freeRecord(w.link)
 	b := s.qp
 	s.dropQP(w)
 	s.lane.llp.fault(w)
 	s.abort(w, fmt.Errorf("dataplane: fault in client memory: %v", reason))
-	if b != nil && b.Client != nil && b.Client.OnFault != nil {
-		b.Client.OnFault()
+	if b != nil && b.Client != nil {
+		w.failing.add(w.client(b.Client), s)
+		if b.Client.OnFault != nil {
+			b.Client.OnFault()
+		}
 	}
-	// Keep lanes marked that the interrupted turn did not finish. An association may have
-	// no stream left.
-	for _, l := range w.dirty {
-		l.dirty = false
+	// Lanes that the interrupted turn was pumping stay marked. The others that have work are in the scheduler.
+	if w.pumping != nil {
+		for _, l := range w.pumping {
+			w.mark(l)
+		}
+		w.pumping, w.dirtyNext = nil, w.pumping[:0]
 	}
-	w.dirty, w.dirtyNext = nil, nil
 	if w.socks != nil {
 		w.socks.recheck()
 	}
-	for _, l := range w.lanes {
-		l.dirty = false
+}
+
+// failing are the streams of clients whose memory has faulted, which end with them: a client may have many, and each
+// would fault.
+type failing []*stream
+
+// failBudget is how many of them a turn resets.
+const failBudget = 16
+
+// add adds the streams of a client except s, which has faulted. They ignore their peers from now on.
+func (f *failing) add(cl *client, s *stream) {
+	if cl == nil || cl.failed {
+		return
 	}
-	for _, l := range w.lanes {
-		w.mark(l)
+	cl.failed = true
+	for _, o := range cl.streams {
+		if o != nil && o != s {
+			o.rxFailed = true
+			*f = append(*f, o)
+		}
 	}
+}
+
+// poll resets some of them.
+func (f *failing) poll(w *worker) int {
+	some := (*f)[:min(failBudget, len(*f))]
+	for _, s := range some {
+		if !s.closed && !s.settling {
+			s.abort(w, errFaulted)
+		}
+	}
+	clear(some)
+	if *f = (*f)[len(some):]; len(*f) == 0 {
+		*f = nil
+	}
+	return len(some)
 }
 
 // cmdQueue passes functions from any goroutine to a worker.
