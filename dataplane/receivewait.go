@@ -73,6 +73,10 @@ func (c *tcpConn) resume(w *worker) {
 		return
 	}
 	for r.waiting() && c.mode == modeFull && !c.rxFailed {
+		if w.enough() {
+			w.mark(&c.lane) // for the next turn
+			return
+		}
 		s := &r.segs[0]
 		w.current = &c.stream
 		stays := s.ulpdu != nil && !r.until.Due(w.now) && c.ddp.AwaitsReceive(marked.Bytes{B: s.ulpdu})
@@ -97,6 +101,7 @@ func (c *tcpConn) takeWaiting(w *worker) {
 	s := r.segs[0]
 	r.segs = r.segs[1:] // before the code below, which may fault
 	r.bytes -= len(s.ulpdu)
+	w.segments++
 	w.current = &c.stream
 	var err *term.Error
 	if s.ulpdu == nil {

@@ -78,14 +78,17 @@ func (h *heldTable) init(n int) {
 const ahead = 2048
 
 // pollRx processes a burst of frames from the link, or the rest of a burst that was interrupted
-// by a fault.
+// by a fault or by the budget of the turn.
 func (w *worker) pollRx() int {
 	rx := &w.rx
+	if w.enough() {
+		return 0
+	}
 	if rx.at == rx.end {
 		rx.at, rx.end = 0, w.link.Receive(rx.frames[:])
 	}
 	first, end := rx.at, rx.end
-	for i := first; i < end; i++ {
+	for i := first; i < end && !w.enough(); i++ {
 		rx.at = i + 1
 		if i+1 < end {
 			next := rx.frames[i+1].Pieces[0]

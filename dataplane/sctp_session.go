@@ -184,6 +184,7 @@ func (k *ddpSink) HandleULPDU(b []byte) *term.Error {
 		return nil
 	}
 	k.w.stats.RxFPDUs++
+	k.w.segments++
 	k.begin()
 	return k.done(k.s.ddp.HandleULPDU(b))
 }
@@ -193,6 +194,7 @@ func (k *ddpSink) HandleEarly(key serial.Num, b []byte) bool {
 		return false
 	}
 	k.w.stats.RxFPDUsEarly++
+	k.w.segments++
 	k.begin()
 	ok := k.s.ddp.HandleEarly(key, b)
 	k.end()
@@ -207,6 +209,7 @@ func (k *ddpSink) DeliverEarly(key serial.Num) *term.Error {
 		return nil
 	}
 	k.w.stats.RxFPDUs++
+	k.w.segments++
 	k.begin()
 	return k.done(k.s.ddp.DeliverEarly(key))
 }

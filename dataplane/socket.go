@@ -258,7 +258,7 @@ const leastSocketMSS = 256
 // of bytes.
 func (s *socket) read(w *worker) (total int) {
 	for range socketReads {
-		if s.fd < 0 || s.eof {
+		if s.fd < 0 || s.eof || w.enough() {
 			return total
 		}
 		b := w.socks.buf

@@ -148,7 +148,7 @@ func (s *Sockets) serve(w *worker) int {
 		}
 	}
 	at := 0
-	for left, end := socketTurn, len(s.ready); at < end && left > 0; at++ {
+	for left, end := socketTurn, len(s.ready); at < end && left > 0 && !w.enough(); at++ {
 		c := s.ready[at]
 		c.queued = false
 		left -= max(c.read(w), socketLeast)

@@ -89,12 +89,15 @@ func (w *worker) pollStrays() int {
 		if r == nil {
 			continue
 		}
-		for k := 0; w.fromWorker(r); k++ {
-			n++
-			if k == rxBudget {
+		for k := 0; ; k++ {
+			if k > rxBudget || w.enough() {
 				s.pending.Store(true)
 				break
 			}
+			if !w.fromWorker(r) {
+				break
+			}
+			n++
 		}
 	}
 	return n

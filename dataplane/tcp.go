@@ -42,6 +42,7 @@ type tcpConn struct {
 	rx        mpa.Receiver
 	markers   bool       // the peer sends markers
 	direct    bool       // within the host: segments are copied, not framed
+	late      bool       // bytes that have arrived in order are not processed yet: see received
 	halfUntil clock.Time // when it closes after the peer has closed, or 0
 	waits     receiveWait
 	probe     silenceProbe
@@ -317,7 +318,7 @@ func (c *tcpConn) timeout(w *worker) {
 // events handles the events of the transport.
 func (c *tcpConn) events(w *worker) int {
 	n := 0
-	for {
+	for !c.late { // it has received more before
 		ev, ok := c.tcp.PollEvent()
 		if !ok {
 			break
@@ -512,11 +513,26 @@ func (c *tcpConn) switchOver(w *worker) {
 	default:
 		c.ddp.ExpectRTR(rtr)
 	}
-	left := c.pre.in[c.pre.inAt:]
-	c.pre = byteStream{}
-	if len(left) > 0 {
-		c.receive(w, left)
+	c.pre = byteStream{in: c.pre.in, inAt: c.pre.inAt}
+	c.takeAhead(w)
+}
+
+// aheadPiece is the number of bytes ahead of full operation between two looks at the turn's budget.
+const aheadPiece = 16 << 10
+
+// takeAhead processes the FPDUs that had arrived when full operation began: up to a receive window of them.
+func (c *tcpConn) takeAhead(w *worker) {
+	for c.mode == modeFull && c.pre.unread() > 0 {
+		if w.enough() {
+			w.postpone(c)
+			return
+		}
+		b := c.pre.in[c.pre.inAt:]
+		b = b[:min(len(b), aheadPiece)]
+		c.pre.inAt += len(b) // first, since the code below may fault
+		c.receive(w, b)
 	}
+	c.pre = byteStream{}
 }
 
 // Soft-iWARP passes its socket to the queue pair only after it has sent its MPA reply. It does
@@ -576,10 +592,10 @@ func (c *tcpConn) noteBacklog(w *worker) {
 }
 
 // farRoom returns how many of n bytes c may receive now: as many as the limit of outstanding
-// far memory allows, and none while segments wait for a receive.
+// far memory allows, and none while earlier ones are late or segments wait for a receive.
 func (c *tcpConn) farRoom(w *worker, n int) int {
 	switch {
-	case c.waits.waiting():
+	case c.late, c.waits.waiting():
 		return 0
 	case c.qp == nil || c.qp.Far == nil:
 		return n

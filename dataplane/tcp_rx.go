@@ -83,7 +83,7 @@ func (w *worker) tcpICMP(f *rxFrame) {
 // handle processes a segment of c.
 func (c *tcpConn) handle(w *worker, f *rxFrame) {
 	seg := &f.seg
-	if seg.Len > 0 && (c.crowded() || c.waits.full()) {
+	if seg.Len > 0 && (c.late || c.crowded() || c.waits.full()) {
 		w.stats.RxNoHold++
 		return // as if it had been lost
 	}
@@ -206,7 +206,14 @@ func (w *worker) reclaim() {
 // drainHeld delivers the held segments that are now in order.
 func (c *tcpConn) drainHeld(w *worker) {
 	var h tcp.Held
-	for c.segs != nil && !c.waits.full() && c.segs.PollHeld(&h) {
+	for c.segs != nil && !c.late && !c.waits.full() {
+		if w.enough() {
+			w.postpone(c)
+			return
+		}
+		if !c.segs.PollHeld(&h) {
+			return
+		}
 		switch {
 		case h.Buf != tcp.NoBuf:
 			c.deliverHeld(w, &h)
@@ -290,6 +297,7 @@ func (c *tcpConn) fpdus(w *worker) {
 		}
 		c.heard(w)
 		w.stats.RxFPDUs++
+		w.segments++
 		w.current = &c.stream
 		var terr *term.Error
 		switch {
@@ -335,6 +343,7 @@ func (c *tcpConn) placeEarly(w *worker, h *heldFrame, r tcp.Input) bool {
 	f := &w.early
 	for c.rx.PollEarly(f) {
 		w.stats.RxFPDUsEarly++
+		w.segments++
 		w.current = &c.stream
 		placed := c.ddp.HandleEarlyMarked(f.Seq, f.ULPDU)
 		w.current = nil

@@ -84,7 +84,7 @@ func (c *tcpConn) composeStream(w *worker, g *sched.Grant) {
 		b.outAt = 0
 	}
 	switch {
-	case left > 0:
+	case left > 0, c.late:
 	case c.mode == modeSwitching:
 		c.switchOver(w)
 	case b.finish:

@@ -67,6 +67,7 @@ type worker struct {
 	cqs     []CQ       // CQs that are Pending
 	flushAt clock.Time // when one of cqs must be flushed again
 
+	received
 	rx     rxBurst
 	strays strays
 	held   heldTable
@@ -288,6 +289,7 @@ func (w *worker) turn() int {
 	w.taps = w.e.taps.Load()
 	n := w.flushes.poll(w)
 	n += w.failing.poll(w)
+	n += w.catchUp()
 	n += w.pollRx()
 	if w.socks != nil {
 		n += w.socks.serve(w)
@@ -307,7 +309,7 @@ func (w *worker) turn() int {
 	if w.socks != nil {
 		n += len(w.socks.ready)
 	}
-	return n + len(w.dirty) + len(w.flushes.of) + len(w.failing) // marked lanes have work in the next turn
+	return n + len(w.dirty) + len(w.flushes.of) + len(w.failing) + len(w.late) // marked lanes have work in the next turn
 }
 
 // pollBells marks the lanes whose clients rang. Bells of unknown streams are ignored.
