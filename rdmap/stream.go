@@ -16,7 +16,7 @@ const (
 // recvWindow is how many messages of queue 0 may be open at once, starting with the next in order. Only early segments open more than one.
 const recvWindow = 64
 
-// Config sets the sizes of a Stream. Init allocates all memory, except that the table of early segments is allocated with the first of them
+// Config sets the sizes of a Stream. Init allocates all memory that Reserve has not, except that the table of early segments is allocated with the first of them
 // unless Early is set, because only streams with markers need it.
 type Config struct {
 	IRD int // maximum number of the peer's Reads and atomics served at once, from 0
@@ -174,14 +174,26 @@ const (
 	turnResponse
 )
 
-// Init initializes s over mem.
-func (s *Stream) Init(cfg Config, mem Memory) {
+// Reserve allocates what depends on MaxWR and MaxRecv of cfg, most of the memory of s. Init then does not, if it is called with the same
+// sizes.
+func (s *Stream) Reserve(cfg Config) {
 	if cfg.MaxWR <= 0 {
 		cfg.MaxWR = DefaultMaxWR
 	}
 	if cfg.MaxRecv <= 0 {
 		cfg.MaxRecv = DefaultMaxRecv
 	}
+	if n := pow2(cfg.MaxWR); len(s.slots) != n {
+		s.slots = make([]sendSlot, n)
+	}
+	if n := pow2(cfg.MaxRecv); len(s.comps) != n {
+		s.comps = make([]Completion, n)
+	}
+}
+
+// Init initializes s over mem.
+func (s *Stream) Init(cfg Config, mem Memory) {
+	s.Reserve(cfg)
 	cfg.IRD, cfg.ORD = max(cfg.IRD, 0), max(cfg.ORD, 0)
 	*s = Stream{
 		mem: mem,
@@ -189,8 +201,8 @@ func (s *Stream) Init(cfg Config, mem Memory) {
 		// One more entry for an RTR that is a Read, which does not count against ORD.
 		pendings:  make([]pending, pow2(cfg.ORD+1)),
 		responses: responses{ird: cfg.IRD, resps: make([]response, pow2(cfg.IRD+1))},
-		slots:     make([]sendSlot, pow2(cfg.MaxWR)),
-		comps:     make([]Completion, pow2(cfg.MaxRecv)),
+		slots:     s.slots,
+		comps:     s.comps,
 	}
 	for i := range s.msn {
 		s.msn[i] = ddp.FirstMSN

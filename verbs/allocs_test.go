@@ -1,7 +1,9 @@
 package verbs
 
 import (
+	"crypto/rand"
 	"fmt"
+	"runtime"
 	"testing"
 
 	"github.com/iwarpd/iwarpd/rdmap"
@@ -146,5 +148,20 @@ func BenchmarkWrite(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// Start, which a worker calls between packets, allocates little: not the queues, which are megabytes.
+func TestStartAllocatesLittle(t *testing.T) {
+	q := NewQP(QPConfig{Num: 1, PD: pdA, Table: NewTable(rand.Reader), SQDepth: MaxDepth, RQDepth: MaxDepth})
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	q.Start(rdmap.Config{IRD: 16, ORD: 16})
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > 64<<10 {
+		t.Errorf("%d bytes", n)
+	}
+	if q.State() != StateRTS {
+		t.Errorf("state %v", q.State())
 	}
 }

@@ -140,7 +140,7 @@ type Stats struct {
 	BytesPlaced          uint64
 }
 
-// NewQP returns a QP in IDLE. It allocates all memory that the QP needs.
+// NewQP returns a QP in IDLE. It allocates the memory that the QP needs: a worker, which calls Start, has no time for that.
 func NewQP(cfg QPConfig) *QP {
 	cfg.SQDepth = pow2(clamp(cfg.SQDepth, defaultDepth, MaxDepth))
 	cfg.RQDepth = pow2(clamp(cfg.RQDepth, defaultDepth, MaxDepth))
@@ -156,6 +156,7 @@ func NewQP(cfg QPConfig) *QP {
 		rqHead: firstMSN,
 		rqTail: firstMSN,
 	}
+	q.stream.Reserve(rdmap.Config{MaxWR: cfg.SQDepth, MaxRecv: cfg.RQDepth})
 	q.taken, _ = cfg.Sends.(interface{ Taken() })
 	q.wr.SGEs = make([]SGE, 0, cfg.MaxSGE)
 	q.wr.Inline = make([]byte, 0, cfg.MaxInline)
