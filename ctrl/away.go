@@ -2,6 +2,7 @@ package ctrl
 
 import (
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,35 +14,124 @@ import (
 // awayWait is the time that a system call which a client can delay may take.
 const awayWait = time.Second
 
-// away runs f, a system call that a client can delay indefinitely, in a goroutine of its own. It returns when f does, or after awayWait;
-// over is closed when f has returned.
-func away(f func()) (over <-chan struct{}, ok bool) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		f()
-	}()
-	t := time.NewTimer(awayWait)
-	defer t.Stop()
-	select {
-	case <-done:
-		return done, true
-	case <-t.C:
-		return done, false
+const (
+	// mostAway is the number of threads that clients can block in system calls. The Go runtime allows 10000, of which far.Movers have
+	// mostMovers.
+	mostAway = 2048
+	// userAway is the number of them that one user can block. In the last quarter of all it is one.
+	userAway = 16
+)
+
+// awayThreads runs functions that may block, each in a goroutine of its own, as many at a time as the limits allow. The others wait; users have
+// their turns one after the other, whatever they have waiting.
+type awayThreads struct {
+	mu      sync.Mutex
+	running int
+	users   map[uint32]*awayUser // that have something running or waiting
+	waiting []*awayUser          // that have something waiting, in the order of their turns
+}
+
+type awayUser struct {
+	uid     uint32
+	running int
+	calls   []*awayCall // waiting
+}
+
+// awayCall is a function that runs, or is to run.
+type awayCall struct {
+	f     func()
+	began chan struct{} // closed when f is called
+	over  chan struct{} // closed when f has returned
+}
+
+// do runs f for a user, at once or when it is its turn.
+func (t *awayThreads) do(uid uint32, f func()) *awayCall {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	u := t.users[uid]
+	if u == nil {
+		u = &awayUser{uid: uid}
+		if t.users == nil {
+			t.users = make(map[uint32]*awayUser)
+		}
+		t.users[uid] = u
+	}
+	call := &awayCall{f: f, began: make(chan struct{}), over: make(chan struct{})}
+	if u.calls = append(u.calls, call); len(u.calls) == 1 {
+		t.waiting = append(t.waiting, u)
+	}
+	t.next()
+	return call
+}
+
+// next starts what the limits allow. Called with mu held.
+func (t *awayThreads) next() {
+	for {
+		i := slices.IndexFunc(t.waiting, t.may)
+		if i < 0 {
+			return
+		}
+		u := t.waiting[i]
+		t.waiting = slices.Delete(t.waiting, i, i+1)
+		call := u.calls[0]
+		if u.calls = u.calls[1:]; len(u.calls) > 0 {
+			t.waiting = append(t.waiting, u)
+		}
+		t.running++
+		u.running++
+		close(call.began)
+		go t.run(u, call)
 	}
 }
 
-// away runs f like the function away. If the client delays f, away cuts the client off and
-// returns false; the client's resources stay charged until f returns, and the caller must not
-// release what f was to free. Only the session's own goroutine calls it, never with Server.mu
-// held.
-func (c *session) away(what string, f func()) bool {
-	over, ok := away(f)
-	if !ok {
-		c.holdUntil(over)
-		c.cutOff(errorf(invalid, "ctrl: the client delays the daemon in %s", what))
+// may reports whether another function of u may run.
+func (t *awayThreads) may(u *awayUser) bool {
+	if t.running >= mostAway-mostAway/4 {
+		return u.running == 0 && t.running < mostAway
 	}
-	return ok
+	return u.running < userAway
+}
+
+func (t *awayThreads) run(u *awayUser, call *awayCall) {
+	call.f()
+	close(call.over)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.running--
+	u.running--
+	if u.running == 0 && len(u.calls) == 0 {
+		delete(t.users, u.uid)
+	}
+	t.next()
+}
+
+// away runs f, a system call that a client can delay indefinitely, in a goroutine of its own. It returns true when f has returned. If the
+// client delays it, the client is cut off, what it holds stays in its quotas until f returns, and the result is false: the caller must not
+// release what f was to free. So it is if the server is closed before f begins. Only the session's own goroutine calls it, never with
+// Server.mu held.
+func (c *session) away(what string, f func()) bool {
+	call := c.srv.threads.do(c.cred.Uid, f)
+	select {
+	case <-call.began:
+	case <-c.srv.done:
+		c.holdUntil(call.over)
+		return false
+	}
+	return c.await(what, call.over)
+}
+
+// await waits for the end of what away says.
+func (c *session) await(what string, over <-chan struct{}) bool {
+	t := time.NewTimer(awayWait)
+	defer t.Stop()
+	select {
+	case <-over:
+		return true
+	case <-t.C:
+	}
+	c.holdUntil(over)
+	c.cutOff(errorf(invalid, "ctrl: the client delays the daemon in %s", what))
+	return false
 }
 
 // holdUntil keeps the session charged until over is closed, even after the session has ended.

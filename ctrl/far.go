@@ -68,14 +68,12 @@ func (c *session) detachNear() {
 // attachFar accepts fd, the client's /proc/self/mem.
 func (c *session) attachFar(fd int) error {
 	s := c.srv
-	s.mu.Lock()
-	err := c.take(resRings, far.Limit)
-	s.mu.Unlock()
-	if err != nil {
+	if err := s.takeMover(c); err != nil {
 		c.closeFiles([]int{fd})
 		return err
 	}
 	var mem *far.Memory
+	var err error
 	ok := c.away("opening its memory", func() {
 		if mem, err = far.Open(fd, int(c.cred.Pid)); err != nil {
 			unix.Close(fd)
@@ -93,6 +91,7 @@ func (c *session) attachFar(fd int) error {
 	if err != nil {
 		s.mu.Lock()
 		c.give(resRings, far.Limit)
+		s.giveMover(c)
 		s.mu.Unlock()
 		return errorf(invalid, "ctrl: far memory: %w: open /proc/self/mem in the process that connected", err)
 	}
@@ -101,15 +100,47 @@ func (c *session) attachFar(fd int) error {
 	return nil
 }
 
+// takeMover charges the memory and the thread of a client's Mover.
+func (s *Server) takeMover(c *session) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	have := uint64(0)
+	for _, o := range s.sessions {
+		if o.moves && o.cred.Uid == c.cred.Uid {
+			have++
+		}
+	}
+	if err := s.movers.room(c.cred.Uid, have, 1); err != nil {
+		return err
+	}
+	if err := c.take(resRings, far.Limit); err != nil {
+		return err
+	}
+	c.moves = true
+	s.movers.extra++
+	return nil
+}
+
+// giveMover returns the thread. Called with mu held.
+func (s *Server) giveMover(c *session) {
+	if c.moves {
+		c.moves = false
+		s.movers.extra--
+	}
+}
+
 // detachMemory ends the use of far memory, which no worker uses any more.
 func (c *session) detachMemory() {
 	if c.memory == nil {
 		return
 	}
-	c.away("closing its memory", func() {
+	over := make(chan struct{})
+	go func() { // it waits for the Mover, whose thread the client may block
+		defer close(over)
 		c.mover.Close()
 		_ = c.memory.Close()
-	})
+	}()
+	c.await("closing its memory", over)
 }
 
 // fenceMemory returns when all data that workers have placed in far memory is there, unless the

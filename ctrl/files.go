@@ -90,5 +90,12 @@ func newMaps(workers int) pool {
 	}
 }
 
+// mostMovers is the number of clients that may have far memory.
+const mostMovers = 4096
+
+func newMovers() pool {
+	return pool{noun: "threads for far memory", fix: "end some of the programs that use them", most: mostMovers}
+}
+
 // less returns n-m, or 0 if m is greater.
 func less(n, m uint64) uint64 { return n - min(n, m) }

@@ -69,10 +69,11 @@ type accounts struct {
 	unreadBy map[uint32]*atomic.Uint64 // bytes of unread messages, by uid
 	files    pool
 	maps     pool
+	movers   pool // threads of far.Movers, all of which clients may block; no account counts them
 }
 
 func newAccounts() accounts {
-	return accounts{usage: make(map[uint32]*account), unreadBy: make(map[uint32]*atomic.Uint64)}
+	return accounts{usage: make(map[uint32]*account), unreadBy: make(map[uint32]*atomic.Uint64), movers: newMovers()}
 }
 
 // account returns the account of uid.

@@ -59,6 +59,7 @@ type Server struct {
 	engine  Engine // set by Bind, before anything runs
 	now     func() clock.Time
 	unread  time.Duration // unreadLimit, except in tests
+	threads awayThreads   // that clients can block
 
 	// mu guards everything below, and the objects of all sessions. It is not held
 	// while waiting for a worker, except in Listen.

@@ -77,6 +77,7 @@ type session struct {
 	binding *dataplane.ClientBinding
 	bells   []*shm.Doorbells
 	bits    bitmap
+	moves   bool // it has a place in Server.movers
 }
 
 // outbox holds the messages that the writer sends to the client.
@@ -744,6 +745,7 @@ func (c *session) gone() {
 	s.files.extra -= uint64(c.outFDs)
 	c.closed = true
 	c.outMu.Unlock()
+	s.giveMover(c)
 	c.giveAll()
 }
 
