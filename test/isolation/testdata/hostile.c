@@ -272,7 +272,7 @@ static void won(const char *what)
 
 enum { LIST_QPS = 33, LIST_CLIENTS = 36, ADMIN_DISCONNECT = 38, LIST_QUOTAS = 47 };
 enum { ALLOC_PD = 3, REGISTER = 5, DEREGISTER, CREATE_CQ, DESTROY_CQ, CREATE_QP, DESTROY_QP, LISTEN, CONNECT = 13, DISCONNECT = 16,
-       CREATE_SRQ = 19, DESTROY_SRQ = 21, RESIZE_CQ, MODIFY_CQ, CREATE_CHANNEL = 28, ATTACH_MEMORY = 30, STATUS = 32, CAPTURE = 39, LIST_SRQS = 41 };
+       ALLOC_MW = 17, DEALLOC_MW, CREATE_SRQ, DESTROY_SRQ = 21, RESIZE_CQ, MODIFY_CQ, CREATE_CHANNEL = 28, ATTACH_MEMORY = 30, STATUS = 32, CAPTURE = 39, LIST_SRQS = 41 };
 
 struct objects { uint64_t pd, cq, qp, bell, worker; int ring, wake, sq, rq; };
 
@@ -1632,6 +1632,368 @@ static void slot_file(void)
 	TRY(renameat(slot, "away", slot, "iwarpd.sock"));
 }
 
+/* Near memory: slices of one memfd, and windows bound to them. */
+
+#define NEAR UINT64_C(0x7f1200000000) /* where its pages are in the file */
+
+static int near_file(int pages)
+{
+	int fd = TRY(memfd_create("hostile", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+
+	TRY(ftruncate(fd, INT64_C(1) << 56));
+	if (pages)
+		TRY(fallocate(fd, 0, (off_t)NEAR, (off_t)pages * PAGE));
+	return fd;
+}
+
+static bool attach_near(struct client *c, int fd) { return call_fd(c, ATTACH_MEMORY, fd, 1, U(1), 0) && !last.error; }
+
+static bool near_region(struct client *c, uint64_t pd, uint64_t at, uint64_t len)
+{
+	return call(c, REGISTER, 1, pd, 2, at, 3, len, 4, at, 5, U(31), 8, U(1)) && !last.error;
+}
+
+/* near_refused offers a descriptor that is no memfd, or no fit one. */
+static void near_refused(int fd)
+{
+	struct client c = greet();
+
+	if (attach_near(&c, fd))
+		won("it is near memory");
+	traffic(&c);
+}
+
+static void near_fuse(void) { near_refused(fuse_fd); }
+static void near_linger(void) { near_refused(lingerer()); }
+static void near_process(void) { near_refused(own_memory()); }
+static void near_sealed(void) { near_refused(fd_memfd(MFD_ALLOW_SEALING, PAGE, F_SEAL_WRITE)); }
+static void near_unsealable(void) { near_refused(fd_memfd(0, PAGE, 0)); }
+static void near_huge(void) { near_refused(TRY(memfd_create("hostile", MFD_HUGETLB | MFD_ALLOW_SEALING))); }
+
+static void near_twice(void)
+{
+	struct client c = greet();
+
+	if (!attach_near(&c, near_file(1)) || attach_near(&c, near_file(1)))
+		won("its near memory is attached twice");
+	traffic(&c);
+}
+
+static void near_without(void)
+{
+	struct client c = greet();
+
+	call(&c, ALLOC_PD);
+	if (near_region(&c, body(4, 1), NEAR, PAGE))
+		won("it has near memory without a memfd");
+	traffic(&c);
+}
+
+/* near_client returns a client with so many pages of near memory, in *fd. */
+static struct client near_client(int pages, int *fd, uint64_t *pd)
+{
+	struct client c = greet();
+
+	*fd = near_file(pages);
+	if (!attach_near(&c, *fd) || !call(&c, ALLOC_PD))
+		fail("near memory");
+	*pd = body(4, 1);
+	return c;
+}
+
+/* near_bounds asks for what is not in the file, or not allocated. */
+static void near_bounds(void)
+{
+	static const struct { uint64_t at, len; } bad[] = {
+		{ NEAR, 0 }, { NEAR, 5 * PAGE }, { NEAR - 1, PAGE }, { NEAR + 4 * PAGE, 1 }, { 0, PAGE }, { UINT64_C(1) << 56, 1 },
+		{ (UINT64_C(1) << 56) - PAGE, 2 * PAGE }, { UINT64_MAX, 1 }, { UINT64_MAX - PAGE + 1, PAGE }, { NEAR, UINT64_MAX },
+		{ NEAR, UINT64_C(1) << 32 }, { UINT64_MAX - NEAR, 2 * NEAR },
+	};
+	int fd;
+	uint64_t pd;
+	struct client c = near_client(4, &fd, &pd);
+
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+		if (near_region(&c, pd, bad[i].at, bad[i].len))
+			won("it has memory that is not there");
+	if (!near_region(&c, pd, NEAR, 4 * PAGE))
+		fail("memory that is there");
+}
+
+/* near_lock has the lock of the memfd while the daemon uses it. */
+static void near_lock(void)
+{
+	int fd;
+	uint64_t pd;
+	struct client c = near_client(4, &fd, &pd);
+
+	stick(fd, true, stuck);
+	near_region(&c, pd, NEAR, PAGE);
+	near_region(&c, pd, NEAR, 2 * PAGE);
+	call(&c, DEREGISTER, 1, body(5, 1));
+	traffic(&c);
+}
+
+/* near_spread has pages so far apart that each needs a mapping of its own. */
+static void near_spread(void)
+{
+	int fd;
+	uint64_t pd;
+	struct client c = near_client(0, &fd, &pd);
+
+	for (uint64_t i = 0; i < 600; i++) {
+		uint64_t at = NEAR + i * (UINT64_C(65) << 20);
+
+		TRY(fallocate(fd, 0, (off_t)at, PAGE));
+		if (!near_region(&c, pd, at, PAGE))
+			break;
+	}
+}
+
+/* near_slices has many slices of the same pages, of which it gives back some. */
+static void near_slices(void)
+{
+	int fd;
+	uint64_t pd, mrs[512];
+	struct client c = near_client(64, &fd, &pd);
+
+	for (int round = 0; round < 3; round++) {
+		for (int i = 0; i < 512; i++) {
+			uint64_t at = (uint64_t)rand() % (63 * PAGE), len = 1 + (uint64_t)rand() % (64 * PAGE - at - 1);
+
+			if (!near_region(&c, pd, NEAR + at, len))
+				return;
+			mrs[i] = body(5, 1);
+		}
+		for (int i = 0; i < 512 - 100 * round; i++)
+			if (!call(&c, DEREGISTER, 1, mrs[i]) || last.error)
+				fail("deregister");
+	}
+}
+
+/* near_sealed_late forbids writing once the daemon has the memfd, before and after it is mapped. */
+static void near_sealed_late(void)
+{
+	for (int mapped = 0; mapped < 2; mapped++) {
+		int fd;
+		uint64_t pd;
+		struct client c = near_client(4, &fd, &pd);
+
+		if (mapped && !near_region(&c, pd, NEAR, PAGE))
+			fail("register");
+		TRY(fcntl(fd, F_ADD_SEALS, mapped ? F_SEAL_FUTURE_WRITE : F_SEAL_WRITE));
+		near_region(&c, pd, NEAR, 2 * PAGE);
+		near_region(&c, pd, NEAR + (UINT64_C(1) << 40), PAGE);
+		traffic(&c);
+	}
+}
+
+/* near_gone makes near memory go away by f, then sends it. */
+static void near_gone(void (*f)(int fd))
+{
+	struct client c = greet();
+	struct objects o = objects(&c);
+	int mem, fd = near_file(256);
+	uint64_t lkey;
+
+	if (!attach_near(&c, fd) || !join(&c, &o, &lkey, &mem) || !near_region(&c, o.pd, NEAR, 256 * PAGE))
+		fail("join");
+	lkey = body(5, 2);
+	f(fd);
+	for (int i = 0; i < 8; i++)
+		post(&c, &o, lkey, NEAR + 2 * PAGE, 60000);
+	while (receive(c.s, &last))
+		; /* until it is cut off, or the alarm */
+}
+
+static void punch_near(int fd) { TRY(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)NEAR, 256 * PAGE)); }
+static void cut_near(int fd) { TRY(ftruncate(fd, 0)); TRY(ftruncate(fd, INT64_C(1) << 56)); }
+static void near_punched(void) { near_gone(punch_near); }
+static void near_truncated(void) { near_gone(cut_near); }
+
+/* near_punch_race frees and allocates pages while slices of them are made, sent and given back. */
+static void near_punch_race(void)
+{
+	struct client c = greet();
+	struct objects o = objects(&c);
+	int mem, fd = near_file(256);
+	uint64_t lkey, mr;
+
+	if (!attach_near(&c, fd) || !join(&c, &o, &lkey, &mem))
+		fail("join");
+	if (fork() == 0) {
+		alarm(1);
+		for (;;) {
+			punch_near(fd);
+			fallocate(fd, 0, (off_t)NEAR, 256 * PAGE);
+		}
+	}
+	for (int i = 0; i < 200; i++) {
+		if (!near_region(&c, o.pd, NEAR, 16 * PAGE))
+			continue;
+		mr = body(5, 1);
+		post(&c, &o, body(5, 2), NEAR, 60000);
+		if (i % 3 && !call(&c, DEREGISTER, 1, mr))
+			return;
+	}
+}
+
+/* A window of near memory, whose key is rkey. */
+struct window { struct objects o; int fd; uint64_t mr, lkey, mw, rkey; };
+
+/* bind_window posts the request that binds a window to len bytes at addr of a region. It is not rung. */
+static void bind_window(struct window *w, uint64_t lkey, uint64_t addr, uint32_t len)
+{
+	uint8_t *m = map(w->o.sq), *e;
+	uint32_t at = atomic_load(word(m, HEADER)), stride, key = (uint32_t)lkey, rkey = (uint32_t)(w->rkey = (w->rkey & ~UINT64_C(255)) | 7), rights = 6;
+
+	memcpy(&stride, m + 20, 4);
+	e = m + HEADER + ENTRIES + (at & 15) * stride;
+	memset(e, 0, stride);
+	e[8] = 8;
+	e[9] = 2;
+	e[10] = 1;
+	memcpy(e + 24, &rkey, 4);
+	memcpy(e + 40, &rights, 4);
+	memcpy(e + 64, &addr, 8);
+	memcpy(e + 72, &len, 4);
+	memcpy(e + 76, &key, 4);
+	atomic_store(word(m, HEADER), at + 1);
+}
+
+/* window makes a client with four pages of near memory, a region of the middle two, and a window that is not bound. */
+static struct client window(struct window *w)
+{
+	struct client c = greet();
+
+	w->o = objects(&c);
+	w->fd = near_file(4);
+	if (!attach_near(&c, w->fd) || !near_region(&c, w->o.pd, NEAR + PAGE, 2 * PAGE))
+		fail("near memory");
+	w->mr = body(5, 1), w->lkey = body(5, 2);
+	if (!call(&c, ALLOC_MW, 1, w->o.pd) || last.error)
+		fail("window");
+	w->mw = body(10, 1), w->rkey = body(10, 2);
+	return c;
+}
+
+/* struck connects to the peer's service that writes to addr of the window. What was posted is done first. */
+static void struck(struct client *c, struct window *w, uint64_t addr)
+{
+	struct buf b = { .n = 0 };
+	char text[128], to[64];
+	size_t n = strlen(peer);
+
+	memcpy(to, peer, n + 1);
+	to[n - 1]++; /* its port is the next one */
+	snprintf(text, sizeof(text), "{\"RKey\":%u,\"Addr\":%llu,\"Len\":64,\"Read\":false}", (unsigned int)w->rkey, (unsigned long long)addr);
+	num(&b, 1, w->o.qp);
+	bytes(&b, 3, to, n);
+	bytes(&b, 4, text, strlen(text));
+	if (!ask(c, CONNECT, &b, NULL, 0, &last) || last.error)
+		fail("connect");
+}
+
+/* page_of reads the first byte of a page of near memory, which a hole has too. */
+static uint8_t page_of(struct window *w, int page)
+{
+	uint8_t b;
+
+	TRY(pread(w->fd, &b, 1, (off_t)NEAR + page * PAGE));
+	return b;
+}
+
+/* hit waits until the peer has written to a page, and reports whether it has. */
+static bool hit(struct window *w, int page)
+{
+	for (int i = 0; i < 600; i++) {
+		if (page_of(w, page))
+			return true;
+		nap(5);
+	}
+	return false;
+}
+
+/* near_window binds a window that the peer may write to: the attacks below test nothing if it cannot. */
+static void near_window(void)
+{
+	struct window w;
+	struct client c = window(&w);
+
+	bind_window(&w, w.lkey, NEAR + PAGE, PAGE);
+	struck(&c, &w, NEAR + PAGE);
+	if (!hit(&w, 1))
+		fail("the peer did not reach the window");
+	if (call(&c, DEREGISTER, 1, w.mr) && !last.error)
+		won("the region of a bound window is gone");
+	call(&c, DEALLOC_MW, 1, w.mw);
+	if (!call(&c, DEREGISTER, 1, w.mr) || last.error)
+		fail("deregister");
+}
+
+/* near_window_wrong has the peer write where no window may be. */
+static void near_window_wrong(uint64_t lkey_xor, uint64_t addr, uint32_t len, uint64_t at)
+{
+	struct window w;
+	struct client c = window(&w);
+
+	bind_window(&w, w.lkey ^ lkey_xor, addr, len);
+	struck(&c, &w, at);
+	nap(300);
+	for (int page = 0; page < 4; page++)
+		if (page_of(&w, page))
+			won("the peer has written beyond the region");
+	traffic(&c);
+}
+
+static void near_window_before(void) { near_window_wrong(0, NEAR, 2 * PAGE, NEAR); }
+static void near_window_after(void) { near_window_wrong(0, NEAR + 2 * PAGE, PAGE + 1, NEAR + 3 * PAGE); }
+static void near_window_around(void) { near_window_wrong(0, NEAR + PAGE, UINT32_MAX, NEAR + 3 * PAGE); }
+static void near_window_wraps(void) { near_window_wrong(0, UINT64_MAX - PAGE, 2 * PAGE, NEAR); }
+static void near_window_empty(void) { near_window_wrong(0, NEAR + PAGE, 0, NEAR + PAGE); }
+static void near_window_key(void) { near_window_wrong(1, NEAR + PAGE, PAGE, NEAR + PAGE); }
+static void near_window_past(void) { near_window_wrong(0, NEAR + PAGE, 8, NEAR + PAGE + 8); }
+
+/* near_window_gone makes the pages of a window go away before the peer writes to them. */
+static void near_window_gone(bool cut)
+{
+	struct window w;
+	struct client c = window(&w);
+
+	bind_window(&w, w.lkey, NEAR + PAGE, PAGE);
+	if (cut)
+		cut_near(w.fd);
+	else
+		punch_near(w.fd);
+	struck(&c, &w, NEAR + PAGE);
+	while (receive(c.s, &last))
+		; /* until it is cut off, or the alarm */
+}
+
+static void near_window_punched(void) { near_window_gone(false); }
+static void near_window_truncated(void) { near_window_gone(true); }
+
+/* near_window_race frees the window, its region or the client while the peer writes. */
+static void near_window_race(void)
+{
+	for (int i = 0; i < 24; i++) {
+		struct window w;
+		struct client c = window(&w);
+
+		bind_window(&w, w.lkey, NEAR + PAGE, PAGE);
+		struck(&c, &w, NEAR + PAGE);
+		nap(i / 4);
+		if (i % 4 == 0)
+			punch_near(w.fd);
+		if (i % 4 == 1)
+			call(&c, DEALLOC_MW, 1, w.mw);
+		if (i % 4 < 3)
+			call(&c, DEREGISTER, 1, w.mr);
+		close(c.s);
+		close(w.fd);
+	}
+}
+
 static const struct attack { const char *name; void (*run)(void); } attacks[] = {
 	{ "write to the worker's wake-up, stuck", wake_stuck },
 	{ "write to the worker's wake-up, stuck in FUSE", wake_stuck_fuse },
@@ -1693,6 +2055,33 @@ static const struct attack { const char *name; void (*run)(void); } attacks[] = 
 	{ "memory with holes", mr_punched },
 	{ "memory with holes, a race", mr_punch_race },
 	{ "memory of half a GiB with holes", mr_punch_large },
+	{ "FUSE file as near memory", near_fuse },
+	{ "lingering socket as near memory", near_linger },
+	{ "memory of a process as near memory", near_process },
+	{ "write-sealed near memory", near_sealed },
+	{ "near memory that cannot be sealed", near_unsealable },
+	{ "near memory of huge pages", near_huge },
+	{ "near memory twice", near_twice },
+	{ "near memory without a memfd", near_without },
+	{ "near memory that is not there", near_bounds },
+	{ "near memory, locked", near_lock },
+	{ "near memory, spread", near_spread },
+	{ "near memory, many slices", near_slices },
+	{ "near memory, write-sealed late", near_sealed_late },
+	{ "near memory with holes", near_punched },
+	{ "near memory that is truncated", near_truncated },
+	{ "near memory with holes, a race", near_punch_race },
+	{ "near window", near_window },
+	{ "near window before its region", near_window_before },
+	{ "near window after its region", near_window_after },
+	{ "near window around memory", near_window_around },
+	{ "near window that wraps", near_window_wraps },
+	{ "near window of nothing", near_window_empty },
+	{ "near window with a wrong key", near_window_key },
+	{ "near window, written past its end", near_window_past },
+	{ "near window with holes", near_window_punched },
+	{ "near window that is truncated", near_window_truncated },
+	{ "near window, a race", near_window_race },
 	{ "half a message", half_message },
 	{ "empty packets", empty_packets },
 	{ "status unread", unread_status },
