@@ -49,6 +49,9 @@ type result struct {
 	CPU   float64 `json:"cpu,omitempty"` // of bulk, in seconds per GiB over all CPUs: both sides, the kernel and all other work
 	Note  string  `json:"note,omitempty"`
 	Err   string  `json:"err,omitempty"`
+
+	Client map[string]uint64 `json:"client,omitempty"` // how the counters of its engine have changed
+	Server map[string]uint64 `json:"server,omitempty"`
 }
 
 // roles are the children's main functions. A server calls ready when it can be reached, and
@@ -134,6 +137,12 @@ func (p *proc) results() ([]result, error) {
 	return rs, p.end(err)
 }
 
+// finish lets a server go, and returns what it measured.
+func (p *proc) finish() ([]result, error) {
+	_ = p.in.Close()
+	return p.results()
+}
+
 // end closes the child's stdin and waits for its end. After an error it kills the child. The
 // last line of the child's stderr replaces err.
 func (p *proc) end(err error) error {
@@ -159,7 +168,7 @@ func lastLine(s string) string {
 }
 
 // pairOf runs a server on b and a client on a, and returns what the client
-// measured.
+// measured, with the counters of the server.
 func (l *lab) pairOf(server, client job, limit time.Duration, env ...string) ([]result, error) {
 	sp, err := l.b.spawn(server, limit, env...)
 	if err != nil {
@@ -176,8 +185,12 @@ func (l *lab) pairOf(server, client job, limit time.Duration, env ...string) ([]
 	if err != nil {
 		err = fmt.Errorf("%s: %w", client.Role, err)
 	}
-	if serr := sp.end(nil); serr != nil && err == nil {
+	served, serr := sp.finish()
+	if serr != nil && err == nil {
 		err = fmt.Errorf("%s: %w", server.Role, serr)
+	}
+	for i := range min(len(rs), len(served)) {
+		rs[i].Server = served[i].Server
 	}
 	return rs, err
 }

@@ -64,9 +64,10 @@ type options struct {
 	window   time.Duration
 	enforce  bool
 	markdown bool
-	against  string // the file of an earlier run to compare with
-	plot     string // the picture to draw from out, instead of measuring
-	hold     bool   // hold free memory where the hypervisor takes it back
+	against  string         // the file of an earlier run to compare with
+	plot     string         // the picture to draw from out, instead of measuring
+	hold     bool           // hold free memory where the hypervisor takes it back
+	counters *regexp.Regexp // the counters to print after each measurement; nil: none
 }
 
 func main() {
@@ -102,6 +103,10 @@ func parse(args []string) (*options, error) {
 	fs.StringVar(&o.against, "against", "", "compare with the rows of an earlier run in this file")
 	fs.StringVar(&o.plot, "plot", "", "measure nothing, but draw the rows of the -out file that compare with the kernel's TCP into this SVG file")
 	fs.BoolVar(&o.hold, "hold", true, "where the hypervisor takes free memory back, hold most of it while measuring, but for -quick")
+	fs.Func("counters", "print how the counters of both ends that match this regular expression changed in each measurement", func(s string) (err error) {
+		o.counters, err = regexp.Compile(s)
+		return err
+	})
 	if err := fs.Parse(args); err != nil {
 		return nil, err
 	}

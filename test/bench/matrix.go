@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 )
@@ -219,10 +220,11 @@ func (m *matrix) session(a arm, mtu, round int, tests []test) {
 				m.failed = append(m.failed, f)
 			}
 		}
-		if r.Note != "" {
-			m.notes[fmt.Sprintf("%s, MTU %d, %v", a.name, mtu, t)] = r.Note
+		if note := health(&r); note != "" {
+			m.notes[fmt.Sprintf("%s, MTU %d, %v", a.name, mtu, t)] = note
 		}
 		fmt.Printf(" %v %s", t, short(r.Value))
+		m.printCounters(&r)
 		c := cell{arm: a.name, test: t, mtu: mtu}
 		m.put(c, round, r.Value)
 		if r.P99 > 0 || r.CPU > 0 {
@@ -235,6 +237,23 @@ func (m *matrix) session(a arm, mtu, round int, tests []test) {
 		m.put(c, round, r.Mean)
 	}
 	fmt.Println()
+}
+
+// printCounters prints how the counters of both engines changed, those that -counters matches.
+func (m *matrix) printCounters(r *result) {
+	if m.opt.counters == nil {
+		return
+	}
+	for _, end := range []struct {
+		name    string
+		counted map[string]uint64
+	}{{"client", r.Client}, {"server", r.Server}} {
+		for _, k := range slices.Sorted(maps.Keys(end.counted)) {
+			if m.opt.counters.MatchString(k) {
+				fmt.Printf("\n\t%s %s %d", end.name, k, end.counted[k])
+			}
+		}
+	}
 }
 
 // put stores the value of a cell in a round. 0 means that there is none.

@@ -184,3 +184,29 @@ func TestPlot(t *testing.T) {
 		t.Error("drew a plot without bars")
 	}
 }
+
+// TestHealth: losses and retransmissions of either end are told, as parts of frames received and of segments sent.
+func TestHealth(t *testing.T) {
+	before := map[string]uint64{"link.rx_ring_full": 7, "engine.tx_frames": 5, "gauge": 9}
+	after := map[string]uint64{
+		"link.rx_ring_full": 10, "engine.rx_frames": 1000, "gauge": 8,
+		// 1000 frames, of which 900 are super-frames of 40 segments
+		"engine.tx_frames": 1005, "engine.tx_super": 900, "engine.tx_super_segments": 36000, "engine.tx_retransmits": 36,
+	}
+	got := changes(before, after)
+	if _, ok := got["gauge"]; ok || got["link.rx_ring_full"] != 3 {
+		t.Errorf("changes %v", got)
+	}
+	r := result{Server: got}
+	if s := health(&r); s != "the server lost 3 of 1003 frames at its receiving ring" {
+		t.Errorf("%q", s)
+	}
+	got["engine.tx_retransmits"], got["link.rx_ring_full"] = 37, 0
+	r = result{Client: got, Note: "note"}
+	if s := health(&r); s != "note; 37 of the client's 36100 segments were retransmissions" {
+		t.Errorf("%q", s)
+	}
+	if s := health(&result{}); s != "" {
+		t.Errorf("%q", s)
+	}
+}

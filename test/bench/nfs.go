@@ -277,7 +277,7 @@ func nfsRDMA(ctx context.Context, j job, t test) (r result, err error) {
 			close(stop)
 		}
 	}
-	r.Note = health(before, counters(ctx, d))
+	r.Client = changes(before, counters(ctx, d))
 	return r, err
 }
 

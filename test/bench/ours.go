@@ -332,17 +332,20 @@ func iwarpServer(j job, ready func()) ([]result, error) {
 		cancel()
 	}()
 	ready()
+	var rs []result
 	for {
 		req, err := ln.Request(ctx)
 		if ctx.Err() != nil {
-			return nil, nil
+			return rs, nil
 		}
 		if err != nil {
 			return nil, err
 		}
+		before := counters(ctx, d)
 		if err := serveOne(ctx, d, req, j.Socket != ""); err != nil && ctx.Err() == nil {
 			return nil, err
 		}
+		rs = append(rs, result{Server: changes(before, counters(ctx, d))})
 	}
 }
 
@@ -506,7 +509,7 @@ func iwarpTest(ctx context.Context, d *iwarp.Device, j job, t test) (r result, e
 	if err == nil {
 		before := counters(ctx, d)
 		r, err = e.measure(j, t, to)
-		r.Note = health(before, counters(ctx, d))
+		r.Client = changes(before, counters(ctx, d))
 	}
 	err = errors.Join(err, e.qp.Disconnect(ctx))
 	select { // Close would drop what Disconnect still has to send
@@ -516,8 +519,10 @@ func iwarpTest(ctx context.Context, d *iwarp.Device, j job, t test) (r result, e
 	return r, errors.Join(err, e.close())
 }
 
-// counters returns the counters of the engine, or nil if they cannot be read.
+// counters returns the counters of the engine, or nil if they cannot be read. The session may be over.
 func counters(ctx context.Context, d *iwarp.Device) map[string]uint64 {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
 	all, err := d.Admin().Stats(ctx)
 	if err != nil {
 		return nil
@@ -529,21 +534,37 @@ func counters(ctx context.Context, d *iwarp.Device) map[string]uint64 {
 	return c
 }
 
-// health returns a warning if more than one frame in a thousand was lost here or retransmitted,
-// and "" otherwise.
-func health(before, after map[string]uint64) string {
-	delta := func(names ...string) (n uint64) {
-		for _, name := range names {
-			n += after[name] - before[name]
+// changes returns how much each counter has grown. Gauges that shrank are left out.
+func changes(before, after map[string]uint64) map[string]uint64 {
+	c := make(map[string]uint64)
+	for k, v := range after {
+		if v > before[k] {
+			c[k] = v - before[k]
 		}
-		return n
 	}
+	return c
+}
+
+// health returns a warning if either end lost more than one frame in a thousand, or sent as many
+// segments again, and "" otherwise.
+func health(r *result) string {
 	var notes []string
-	if n, of := delta("link.rx_fill_empty", "link.rx_ring_full", "link.rx_dropped"), delta("engine.rx_frames"); n*1000 > of {
-		notes = append(notes, fmt.Sprintf("%d of %d frames lost at the receiving ring", n, of+n))
+	if r.Note != "" {
+		notes = append(notes, r.Note)
 	}
-	if n, of := delta("engine.tx_retransmits"), delta("engine.tx_frames"); n*1000 > of {
-		notes = append(notes, fmt.Sprintf("%d of %d frames were retransmissions", n, of))
+	for _, end := range []struct {
+		name    string
+		counted map[string]uint64
+	}{{"client", r.Client}, {"server", r.Server}} {
+		c := end.counted
+		of := c["engine.rx_frames"]
+		if n := c["link.rx_fill_empty"] + c["link.rx_ring_full"] + c["link.rx_dropped"]; n*1000 > of {
+			notes = append(notes, fmt.Sprintf("the %s lost %d of %d frames at its receiving ring", end.name, n, of+n))
+		}
+		of = c["engine.tx_frames"] - c["engine.tx_super"] + c["engine.tx_super_segments"]
+		if n := c["engine.tx_retransmits"]; n*1000 > of {
+			notes = append(notes, fmt.Sprintf("%d of the %s's %d segments were retransmissions", n, end.name, of))
+		}
 	}
 	return strings.Join(notes, "; ")
 }
