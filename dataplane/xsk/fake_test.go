@@ -363,7 +363,8 @@ func TestFillLevel(t *testing.T) {
 	if len(used) > leastFill+64+1 { // address 0 stands in entries that were never written
 		t.Errorf("short bursts passed through %d chunks, want those that are in use and no more", len(used))
 	}
-	for want := 2 * leastFill; want <= 4096; want *= 2 {
+	for want := leastFill; want < 4096; {
+		want = min(2*want, 4096)
 		burst(level() - 1)
 		if level() != want {
 			t.Fatalf("%d chunks in the fill ring after a burst that took nearly all, want %d", level(), want)
@@ -378,5 +379,23 @@ func TestFillLevel(t *testing.T) {
 	}
 	if level() != leastFill {
 		t.Errorf("%d chunks in the fill ring after a long quiet, want %d", level(), leastFill)
+	}
+}
+
+// TestFillHoldsWindow checks that a new fill ring has room for a receive window of super-frames that arrive while the
+// worker waits for a CPU: 64 KiB each, in 17 chunks.
+func TestFillHoldsWindow(t *testing.T) {
+	f := newFake(1500, 8192, 4096)
+	pieces := make([][]byte, 17)
+	for i := range pieces {
+		pieces[i] = make([]byte, 3840)
+	}
+	const window = 2 << 20 // of tcp.DefaultConfig
+	n := window/(45*1448) + 1
+	for range n {
+		f.arrive(t, true, pieces...) // fails if the ring is empty
+	}
+	if got := f.Receive(make([]link.Frame, n)); got != n {
+		t.Errorf("received %d super-frames of %d", got, n)
 	}
 }

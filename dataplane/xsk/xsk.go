@@ -161,10 +161,11 @@ type fillLevel struct {
 	count             uint32 // chunks added since low was reset
 }
 
-// leastFill bounds the initial level of the fill ring. shrinkAfter is the number of chunks to
-// be added before the level is lowered.
+// leastFill bounds the initial level of the fill ring: what a receive window of 2 MiB takes that arrives
+// in super-frames of 17 chunks while the worker waits for a CPU, and some more. shrinkAfter is the
+// number of chunks to be added before the level is lowered.
 const (
-	leastFill   = 512
+	leastFill   = 768
 	shrinkAfter = 1 << 16
 )
 
@@ -178,10 +179,10 @@ func (l *fillLevel) more(have uint32) uint32 {
 	l.low = min(l.low, have)
 	switch {
 	case have <= l.want/8 && l.want < l.most:
-		l.want, l.low, l.count = 2*l.want, l.most, 0
+		l.want, l.low, l.count = min(2*l.want, l.most), l.most, 0
 	case l.count >= shrinkAfter:
 		if l.low > l.want/2+l.want/8 && l.want > l.least {
-			l.want /= 2
+			l.want = max(l.want/2, l.least)
 		}
 		l.low, l.count = l.most, 0
 	}
