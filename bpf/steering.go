@@ -56,9 +56,6 @@ func (m Mode) String() string {
 var (
 	// ErrPrivilege means that the process lacks CAP_BPF or CAP_NET_ADMIN.
 	ErrPrivilege = errors.New("needs CAP_BPF and CAP_NET_ADMIN (root, or AmbientCapabilities= in the unit)")
-	// ErrBusy means that another XDP program is attached to the interface or, in mode
-	// Ingress, that another process steers there.
-	ErrBusy = errors.New("another XDP program is attached")
 	// ErrNoIngress means that the kernel does not support bpf_link at tc ingress.
 	ErrNoIngress = errors.New("programs at tc ingress need Linux 6.6")
 	// ErrUnclaimed is returned by Unclaim for an endpoint that is not claimed.
@@ -181,11 +178,8 @@ func Load(opts Options) (*Steering, error) {
 
 // explain adds a remedy to errors that an operator can fix.
 func explain(err error) error {
-	switch {
-	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES) && !isVerifier(err):
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) && !isVerifier(err) {
 		return fmt.Errorf("%w: %w", ErrPrivilege, err)
-	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):
-		return fmt.Errorf("%w (see `ip link show`; `ip link set dev IF xdp off` removes one that is no bpf_link): %w", ErrBusy, err)
 	}
 	return err
 }
@@ -221,7 +215,7 @@ func (s *Steering) Attach(ifindex int, mode Mode) (Mode, error) {
 		}
 	}
 	if err := alone(dev, mode); err != nil {
-		return 0, fmt.Errorf("bpf: attach to %s: %w", dev.Attrs().Name, explain(err))
+		return 0, fmt.Errorf("bpf: attach: %w", explain(err))
 	}
 	var errs []error
 	for _, m := range try {
@@ -229,6 +223,9 @@ func (s *Steering) Attach(ifindex int, mode Mode) (Mode, error) {
 		if err == nil {
 			s.links[ifindex] = a
 			return m, nil
+		}
+		if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
+			return 0, fmt.Errorf("bpf: attach: %w", xdpOf(dev))
 		}
 		errs = append(errs, fmt.Errorf("bpf: attach to %s in %s mode: %w", dev.Attrs().Name, m, explain(err)))
 	}
@@ -253,30 +250,45 @@ func (s *Steering) attach(ifindex int, mode Mode) (a attachment, err error) {
 // alone returns an error if another process steers on the interface in the other way. The
 // kernel would allow both, and each would lose frames to the other.
 func alone(dev netlink.Link, mode Mode) error {
-	var there []ebpf.ProgramID
-	if x := dev.Attrs().Xdp; x != nil && x.Attached {
-		there = append(there, ebpf.ProgramID(x.ProgId))
+	if e := xdpOf(dev); e.iwarpd() {
+		return e
 	}
 	at, err := link.QueryPrograms(link.QueryOptions{Target: dev.Attrs().Index, Attach: ebpf.AttachTCXIngress})
-	if err == nil {
-		for _, p := range at.Programs {
-			there = append(there, p.ID)
+	if err != nil {
+		if mode == Ingress {
+			return fmt.Errorf("%w: %w", ErrNoIngress, err)
 		}
-	} else if mode == Ingress {
-		return fmt.Errorf("%w: %w", ErrNoIngress, err)
+		return nil // a kernel without tcx
 	}
-	for _, id := range there {
-		prog, err := ebpf.NewProgramFromID(id)
-		if err != nil {
-			continue // removed in the meantime
-		}
-		info, err := prog.Info()
-		_ = prog.Close()
-		if err == nil && (info.Name == xdpName || info.Name == ingressName) {
-			return errOther
+	for _, p := range at.Programs {
+		if e := occupant(dev, p.ID); e.iwarpd() {
+			return e
 		}
 	}
 	return nil
+}
+
+// xdpOf returns the XDP program of an interface as an error.
+func xdpOf(dev netlink.Link) *BusyError {
+	if x := dev.Attrs().Xdp; x != nil && x.Attached {
+		return occupant(dev, ebpf.ProgramID(x.ProgId))
+	}
+	return &BusyError{Interface: dev.Attrs().Name}
+}
+
+// occupant returns the program with the given id, on an interface, as an error. It has no name if the
+// program was removed in the meantime.
+func occupant(dev netlink.Link, id ebpf.ProgramID) *BusyError {
+	e := &BusyError{Interface: dev.Attrs().Name, ID: id}
+	prog, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return e
+	}
+	defer prog.Close()
+	if info, err := prog.Info(); err == nil {
+		e.Program = info.Name
+	}
+	return e
 }
 
 // The kernel's names of the programs, truncated to 15 characters.
@@ -285,12 +297,28 @@ const (
 	ingressName = "iwarpd_ingress"
 )
 
-// errOther is an ErrBusy.
-var errOther = busyError{errors.New("another iwarpd steers the frames of this interface")}
+// A BusyError is returned by Attach if another program has the interface: an XDP program, of which
+// the kernel allows one, or the programs of another iwarpd.
+type BusyError struct {
+	Interface string
+	Program   string         // name of the program, of at most 15 characters; empty if unknown
+	ID        ebpf.ProgramID // of the program; 0 if unknown
+}
 
-type busyError struct{ error }
+// Error implements error. It names the fix.
+func (e *BusyError) Error() string {
+	if e.iwarpd() {
+		return fmt.Sprintf("interface %s is served by another iwarpd: stop that one, or choose another interface", e.Interface)
+	}
+	name := ""
+	if e.ID != 0 {
+		name = fmt.Sprintf(" (%s, id %d)", e.Program, e.ID)
+	}
+	return fmt.Sprintf("interface %s has another XDP program%s: stop the program that attached it, run \"ip link set dev %s xdp off\" if none runs, or choose another interface",
+		e.Interface, name, e.Interface)
+}
 
-func (busyError) Is(target error) bool { return target == ErrBusy }
+func (e *BusyError) iwarpd() bool { return e.Program == xdpName || e.Program == ingressName }
 
 // TapFD returns the descriptor of the filter for packet sockets (SO_ATTACH_BPF), which lets
 // them receive only frames for claimed endpoints. It is valid until Close.

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -468,6 +469,44 @@ func testAgreesWithPkt(t *testing.T) {
 	}
 }
 
+// another reports whether Attach failed because another iwarpd serves the interface.
+func another(err error) bool {
+	e, ok := errors.AsType[*BusyError](err)
+	return ok && e.iwarpd()
+}
+
+// TestForeignProgram checks that the error of an interface with the XDP program of others names that program.
+func TestForeignProgram(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	s := load(t)
+	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "balance", Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, actPass), asm.Return()},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pass.Close()
+	if err := v.A.NS.Do(func() error {
+		l, err := link.AttachXDP(link.XDPOptions{Program: pass, Interface: v.A.Index, Flags: link.XDPGenericMode})
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		info, err := pass.Info()
+		if err != nil {
+			return err
+		}
+		id, _ := info.ID()
+		_, err = s.Attach(v.A.Index, Auto)
+		if e, ok := errors.AsType[*BusyError](err); !ok || e.iwarpd() || e.Interface != v.A.Name || e.Program != "balance" || e.ID != id {
+			t.Errorf("attach: %v; want one that names the program, whose id is %d", err, id)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestAttach(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	s := load(t)
@@ -491,7 +530,7 @@ func TestAttach(t *testing.T) {
 				return err
 			}
 			defer other.Close()
-			if _, err := other.Attach(v.A.Index, m); !errors.Is(err, ErrBusy) {
+			if _, err := other.Attach(v.A.Index, m); !another(err) {
 				return fmt.Errorf("second program: %v", err)
 			}
 			return s.Detach(v.A.Index)
@@ -594,7 +633,7 @@ func TestDetachedByOthers(t *testing.T) {
 			return err
 		}
 		attached("with another program", false)
-		if err := p.Attach(); !errors.Is(err, ErrBusy) {
+		if err := p.Attach(); !another(err) {
 			t.Errorf("attach beside another program: %v", err)
 		}
 		attached("still with another program", false)

@@ -79,7 +79,7 @@ type RejectError struct {
 
 // Error implements error.
 func (e *RejectError) Error() string {
-	return fmt.Sprintf("iwarp: the peer rejected the connection (%d bytes of private data)", len(e.PrivateData))
+	return "iwarp: the peer's application rejected the connection"
 }
 
 // Is reports whether target is ErrRejected.

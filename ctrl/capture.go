@@ -151,9 +151,14 @@ func (c *session) captureFilter(r *ctrlpb.Capture) (func(*pkt.Flow) bool, error)
 func (c *session) visibleQP(num uint32) (*qp, error) {
 	q := c.srv.qps[num]
 	if q == nil || q.sess.dead || !c.policy().admin && q.sess.cred.Uid != c.cred.Uid {
-		return nil, errorf(noObject, "ctrl: no queue pair %d of %s", num, user(c.cred.Uid))
+		return nil, noQP(num)
 	}
 	return q, nil
+}
+
+// noQP is the error of a query of a queue pair that does not exist, or that the client may not see.
+func noQP(num uint32) *Error {
+	return errorf(noObject, "ctrl: no queue pair %d: iwarpctl qp list shows those that exist", num)
 }
 
 // copyFrames copies the frames of tap to fd until fd or quit is closed. If the reader is slow the frames stay in the tap, which drops and

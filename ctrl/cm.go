@@ -14,7 +14,9 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/sctp"
 	ddp "github.com/iwarpd/iwarpd/sctp/session"
+	"github.com/iwarpd/iwarpd/tcp"
 )
 
 // connState is the state of a connection.
@@ -595,9 +597,9 @@ func (s *Server) closedEvent(c *conn, err error) {
 		if s.reshare(c, err) {
 			return
 		}
-		s.failConn(c, errorf(closeCode(err), "%s: %v: %w", c.llp(), c.remote, orClosed(err)))
+		s.failConn(c, errorf(closeCode(err), "%w (peer %v)", orClosed(err), c.remote))
 	case connStreaming:
-		s.failConn(c, errorf(refused, "%s: %v: %w", c.llp(), c.remote, orClosed(err)))
+		s.failConn(c, errorf(refused, "%w (peer %v)", orClosed(err), c.remote))
 	case connStartup:
 		c.st.HandleClosed(s.now())
 		s.pump(c)
@@ -605,13 +607,13 @@ func (s *Server) closedEvent(c *conn, err error) {
 		if err == nil {
 			err = errors.New("the peer left before it was answered")
 		}
-		s.failConn(c, errorf(closeCode(err), "%s: %v: %w", c.llp(), c.remote, err))
+		s.failConn(c, errorf(closeCode(err), "%w (peer %v)", err, c.remote))
 	case connSwitching:
 		if c.failure != nil {
 			s.failConn(c, c.failure)
 			return
 		}
-		s.failConn(c, errorf(refused, "%s: %v: %w", c.llp(), c.remote, orClosed(err)))
+		s.failConn(c, errorf(refused, "%w (peer %v)", orClosed(err), c.remote))
 	case connUp, connClosing:
 		c.orderly = err == nil && c.sctp == nil && !c.peerClosedFirst
 		if errors.Is(err, dataplane.ErrCQOverrun) {
@@ -622,19 +624,19 @@ func (s *Server) closedEvent(c *conn, err error) {
 		case c.reason != nil:
 			d.Error = toPB(c.reason)
 		case err != nil:
-			d.Error = toPB(errorf(refused, "%s: %v: %w", c.llp(), c.remote, err))
+			d.Error = toPB(errorf(closeCode(err), "%w (peer %v)", err, c.remote))
 		}
 		c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_Disconnected{Disconnected: d}})
 		s.forget(c)
 	}
 }
 
-// closeCode returns the code of a setup that the engine ended with err.
+// closeCode returns the code of a connection that the engine ended with err.
 func closeCode(err error) ctrlpb.Code {
 	if _, ok := errors.AsType[*ddp.Error](err); ok {
 		return protocol
 	}
-	if errors.Is(err, dataplane.ErrTimeout) {
+	if errors.Is(err, dataplane.ErrTimeout) || errors.Is(err, tcp.ErrTimeout) || errors.Is(err, sctp.ErrTimeout) {
 		return timedOut
 	}
 	return refused

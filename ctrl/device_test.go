@@ -11,6 +11,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 // routed is a resolver whose routes lead to 10.0.1.0/24 by eth1, and elsewhere by eth0, but for
@@ -163,11 +164,11 @@ func TestUnplug(t *testing.T) {
 		t.Fatalf("unplugged %v", h.e.unplugged)
 	}
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: id, Err: why})
-	if e := c.event().GetConnectFailed(); e.GetError().GetCode() != unreachable || e.Error.Text != why.Error() {
+	if e := c.event().GetConnectFailed(); e.GetError().GetCode() != unreachable || e.Error.Text != printable.Error(why) {
 		t.Errorf("event %v", e)
 	}
 	c.ok(reqConnect(c.qp(), "10.0.1.2:7174"))
-	if e := c.event().GetConnectFailed(); e.GetError().GetText() != why.Error() {
+	if e := c.event().GetConnectFailed(); e.GetError().GetText() != printable.Error(why) {
 		t.Errorf("event %v", e)
 	}
 	if st := h.Status(); st.Devices[0].Down != "" || st.Devices[1].Down != why.Error() || st.Detached != "" {

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 // An Error is the reason for a refused request or failed connection, as reported to the client.
@@ -28,7 +29,7 @@ func errorf(code ctrlpb.Code, format string, args ...any) *Error {
 }
 
 // toPB converts err to a message: nil for nil, otherwise with the code of the first Error in its
-// chain, or the code for an internal error.
+// chain, or the code for an internal error. The text is for users of the client.
 func toPB(err error) *ctrlpb.Error {
 	if err == nil {
 		return nil
@@ -37,7 +38,7 @@ func toPB(err error) *ctrlpb.Error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		code = e.Code
 	}
-	return &ctrlpb.Error{Code: code, Text: clip(strings.ToValidUTF8(err.Error(), "?"), maxText)}
+	return &ctrlpb.Error{Code: code, Text: clip(strings.ToValidUTF8(printable.Error(err), "?"), maxText)}
 }
 
 // maxText is the maximum length in bytes of an error text in a message.

@@ -153,7 +153,7 @@ func (c *session) listQPs(r *ctrlpb.ListQPs, reply *ctrlpb.Reply) error {
 		}
 	}
 	if r.Qp != 0 && len(qps) == 0 {
-		return errorf(noObject, "ctrl: no queue pair %d", r.Qp)
+		return noQP(r.Qp)
 	}
 	// An item with its counters is long.
 	qps, more := page(qps, func(q *qp) uint32 { return q.num }, r.After)

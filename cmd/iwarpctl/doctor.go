@@ -83,8 +83,12 @@ func (c *command) findings(l []finding) error {
 	return failed
 }
 
-// doctorWait bounds each step with a peer.
+// doctorWait bounds the first transfer with a peer.
 const doctorWait = 15 * time.Second
+
+// trialWait bounds a transfer that tries a packet size, if another transfer took that long. TCP's detection of
+// black holes makes packets smaller after 1.4 s without an answer, so a longer trial would pass on any path.
+func trialWait(took time.Duration) time.Duration { return time.Second + 2*took }
 
 // smallPing is a transfer that fits any packet.
 const smallPing = 64
@@ -96,15 +100,23 @@ func (c *command) examine(ctx context.Context, dev *iwarp.Device, peer string) (
 		return nil, err
 	}
 	began := time.Now()
-	err = c.roundTrip(ctx, dev, addr, smallPing)
-	took := time.Since(began).Round(10 * time.Microsecond)
+	err = c.roundTrip(ctx, dev, addr, smallPing, doctorWait)
+	took := time.Since(began)
 	l, connected := judge(addr, err)
 	if !connected || err != nil {
 		return l, nil
 	}
-	l = append(l, finding{"transfer", "ok", fmt.Sprintf("%d bytes there and back, compared; with the connection %v", smallPing, took), ""})
+	l = append(l, finding{"transfer", "ok", fmt.Sprintf("%d bytes there and back, compared; with the connection %v", smallPing, took.Round(10*time.Microsecond)), ""})
 	mtu := dev.Attr().MTU
-	pass, err := ascend(sizes(mtu, addr), func(size int) error { return c.roundTrip(ctx, dev, addr, size) })
+	pass, err := ascend(sizes(mtu, addr), func(t trial) error {
+		began, wait := time.Now(), trialWait(took)
+		err := c.roundTrip(ctx, dev, addr, t.size, wait)
+		if errors.Is(err, context.DeadlineExceeded) {
+			return fmt.Errorf("packets of %d bytes get no answer within %v", t.mtu, wait.Round(100*time.Millisecond))
+		}
+		took = min(took, time.Since(began))
+		return err
+	})
 	if err != nil {
 		return append(l, tooLarge(err, mtu, pass)), ctx.Err()
 	}
@@ -152,9 +164,9 @@ func sizes(mtu int, addr string) (l []trial) {
 
 // ascend tries l in order, up to the first failure: a server that serves one client at a time
 // hangs after it. It returns the MTU of the last success, or 0.
-func ascend(l []trial, try func(size int) error) (pass int, err error) {
+func ascend(l []trial, try func(trial) error) (pass int, err error) {
 	for _, t := range l {
-		if err := try(t.size); err != nil {
+		if err := try(t); err != nil {
 			return pass, err
 		}
 		pass = t.mtu
@@ -162,9 +174,9 @@ func ascend(l []trial, try func(size int) error) (pass int, err error) {
 	return pass, nil
 }
 
-// roundTrip makes a connection, and one round of ping over it.
-func (c *command) roundTrip(ctx context.Context, dev *iwarp.Device, addr string, size int) error {
-	ctx, cancel := context.WithTimeout(ctx, doctorWait)
+// roundTrip makes a connection, and one round of ping over it, within wait.
+func (c *command) roundTrip(ctx context.Context, dev *iwarp.Device, addr string, size int, wait time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	_, err := rping.Ping(ctx, dev, addr, rping.Config(), size, rping.Options{Count: 1, Validate: true})
 	return err

@@ -60,8 +60,8 @@ func TestAscend(t *testing.T) {
 	const mtu = 9000
 	for path, want := range map[int]int{0: 0, 1279: 0, 1280: 1280, 1459: 1450, 1500: 1500, 8999: 8950, mtu: mtu} {
 		failed := 0
-		pass, err := ascend(sizes(mtu, "10.0.0.2:7174"), func(size int) error {
-			if size == rping.MaxSize && path < mtu || size < rping.MaxSize && size+packetOverhead-20 > path {
+		pass, err := ascend(sizes(mtu, "10.0.0.2:7174"), func(t trial) error {
+			if t.size == rping.MaxSize && path < mtu || t.size < rping.MaxSize && t.size+packetOverhead-20 > path {
 				failed++
 				return errors.New("lost")
 			}

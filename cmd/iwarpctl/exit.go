@@ -8,8 +8,8 @@ import (
 
 	"github.com/iwarpd/iwarpd/app/filecopy"
 	"github.com/iwarpd/iwarpd/app/rping"
-
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 // Exit codes.
@@ -64,13 +64,15 @@ func (e *peerFailure) Unwrap() error { return e.err }
 
 func (e *peerFailure) Error() string {
 	text := reason(e.err)
-	for _, again := range []string{" of " + e.addr, " with " + e.addr, " to " + e.addr, e.addr + ": ", " " + e.addr} {
+	for _, again := range []string{" (peer " + e.addr + ")", " of " + e.addr, " with " + e.addr, " to " + e.addr, e.addr + ": ", " " + e.addr} {
 		text = strings.ReplaceAll(text, again, "")
 	}
-	text = strings.Replace(text, "tcp: tcp: ", "tcp: ", 1)
+	server := servers[strings.Fields(e.op)[0]]
 	switch {
 	case errors.Is(e.err, iwarp.ErrRefused) && !errors.As(e.err, new(*iwarp.WCError)): // not the reset of a connection
-		text += ": nothing listens on that port there: start iwarpctl " + servers[strings.Fields(e.op)[0]] + ", or check the port"
+		text += ": nothing listens on that port there: start iwarpctl " + server + ", or check the port"
+	case errors.Is(e.err, iwarp.ErrRejected) && e.op == "ping": // the others explain the private data
+		text += ": another program listens on that port there: start iwarpctl " + server + ", or check the port"
 	case errors.Is(e.err, iwarp.ErrTimeout), errors.Is(e.err, iwarp.ErrUnreachable):
 		text += ": is that host up, is iwarpd running there, and does this host reach it?"
 	}
@@ -78,16 +80,19 @@ func (e *peerFailure) Error() string {
 }
 
 // servers maps a client command to its server command.
-var servers = map[string]string{"cp": "serve", "ping": "ping -s", "perf": "perf --server"}
+var servers = map[string]string{"cp": "serve", "ping": "ping -s", "perf": "perf --server", "mount": "nfs export"}
 
-// reason returns the text of err without the name of the library, and without the operation if the
-// daemon's text follows.
+// reason returns the text of err for a user, without the operation if the daemon's text follows, and without the
+// completion that a lost connection flushed.
 func reason(err error) string {
-	text := err.Error()
-	if d, ok := errors.AsType[*iwarp.Error](err); ok {
-		text = strings.Replace(text, d.Error(), d.Text, 1)
+	text := printable.Error(err)
+	if wc, ok := errors.AsType[*iwarp.WCError](err); ok && wc.Cause != nil {
+		text = strings.Replace(text, printable.Error(wc), printable.Error(wc.Cause), 1)
 	}
-	return strings.ReplaceAll(text, "iwarp: ", "")
+	if d, ok := errors.AsType[*iwarp.Error](err); ok {
+		text = strings.Replace(text, printable.Error(d), d.Text, 1)
+	}
+	return text
 }
 
 // exitCode returns the exit code for the error of a command.

@@ -153,7 +153,7 @@ func (c *command) withNFS(ctx context.Context, target string, f func(ctx context
 	n, err := nfs.Mount(mctx, conn, "/")
 	cancel()
 	if err != nil {
-		return peerError{fmt.Errorf("mount %s: %w", addr, err)}
+		return peerFailed("mount", addr, err)
 	}
 	if err := f(ctx, n, p); err != nil {
 		if _, ok := errors.AsType[*nfs.Error](err); ok {

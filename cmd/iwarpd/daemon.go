@@ -307,11 +307,11 @@ func (d *daemon) trafficOf(n *nic, stats []dataplane.Stats) {
 
 // bpfError adds the exit code to an error of package bpf.
 func bpfError(err error) error {
-	switch {
-	case errors.Is(err, bpf.ErrPrivilege):
+	if errors.Is(err, bpf.ErrPrivilege) {
 		return exitErr(exitPermission, "%w; "+instead, err)
-	case errors.Is(err, bpf.ErrBusy):
-		return exitErr(exitBusy, "is another iwarpd running on it? Stop it, or choose another interface: %w", err)
+	}
+	if busy, ok := errors.AsType[*bpf.BusyError](err); ok {
+		return exitErr(exitBusy, "%w", busy)
 	}
 	return err
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/buffer"
@@ -32,6 +33,7 @@ func newLogger(s *settings) (*zap.Logger, zap.AtomicLevel) {
 		}
 		encoder = zapcore.NewConsoleEncoder(enc)
 	}
+	encoder = plainEncoder{encoder}
 	if journal {
 		encoder = journalEncoder{encoder}
 	}
@@ -46,6 +48,23 @@ func inJournal(f *os.File) bool {
 		return false
 	}
 	return os.Getenv("JOURNAL_STREAM") == fmt.Sprintf("%d:%d", st.Dev, st.Ino)
+}
+
+// plainEncoder writes errors without names of Go packages.
+type plainEncoder struct{ zapcore.Encoder }
+
+// Clone implements zapcore.Encoder.
+func (e plainEncoder) Clone() zapcore.Encoder { return plainEncoder{e.Encoder.Clone()} }
+
+// EncodeEntry implements zapcore.Encoder.
+func (e plainEncoder) EncodeEntry(entry zapcore.Entry, fields []zapcore.Field) (*buffer.Buffer, error) {
+	fields = slices.Clone(fields)
+	for i, f := range fields {
+		if err, ok := f.Interface.(error); ok && f.Type == zapcore.ErrorType {
+			fields[i] = zap.String(f.Key, printable.Error(err))
+		}
+	}
+	return e.Encoder.EncodeEntry(entry, fields)
 }
 
 // journalEncoder puts the priority of sd-daemon(3) before each line.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -12,27 +13,47 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// logged returns a logger of a format, and a function that closes its output and returns the text.
+func logged(t *testing.T, format string) (*zap.Logger, func() string) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stderr := os.Stderr
+	os.Stderr = w
+	log, _ := newLogger(&settings{LogFormat: format, LogLevel: zapcore.InfoLevel})
+	os.Stderr = stderr
+	return log, func() string {
+		w.Close()
+		defer r.Close()
+		text, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+}
+
 // TestLogEscapes checks that names that others chose can neither control a terminal that shows the log nor begin a line
 // of it.
 func TestLogEscapes(t *testing.T) {
 	for _, format := range []string{"console", "json"} {
-		r, w, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		stderr := os.Stderr
-		os.Stderr = w
-		log, _ := newLogger(&settings{LogFormat: format, LogLevel: zapcore.InfoLevel})
-		os.Stderr = stderr
+		log, read := logged(t, format)
 		log.Info("client", zap.String("name", "a\x1b[2J\nERROR\u009b1m\u202eb"))
-		w.Close()
-		text, err := io.ReadAll(r)
-		r.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if s := string(text); strings.ContainsAny(s, "\x1b\u009b\u202e") || strings.Count(s, "\n") != 1 || !strings.Contains(s, `\u009b1m\u202eb`) {
+		if s := read(); strings.ContainsAny(s, "\x1b\u009b\u202e") || strings.Count(s, "\n") != 1 || !strings.Contains(s, `\u009b1m\u202eb`) {
 			t.Errorf("%s: %q", format, s)
+		}
+	}
+}
+
+// TestLogErrors checks that errors are logged without names of Go packages, and that names of protocols stay.
+func TestLogErrors(t *testing.T) {
+	for format, want := range map[string]string{"console": `{"error": "no such peer: tcp: refused"}`, "json": `"error":"no such peer: tcp: refused"`} {
+		log, read := logged(t, format)
+		log.Warn("beware", zap.Error(fmt.Errorf("ctrl: %w", fmt.Errorf("no such peer: dataplane: %w", errors.New("tcp: refused")))))
+		if text := read(); !strings.Contains(text, want) {
+			t.Errorf("%s: %q; want %q", format, text, want)
 		}
 	}
 }

@@ -15,6 +15,8 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 // version is set by the linker.
@@ -35,7 +37,7 @@ func main() {
 		if inJournal(os.Stderr) {
 			prefix = priority(zapcore.ErrorLevel)
 		}
-		fmt.Fprintln(os.Stderr, prefix+oneLine(err.Error()))
+		fmt.Fprintln(os.Stderr, prefix+oneLine(printable.Error(err)))
 	}
 	stop()
 	os.Exit(exitCode(err))

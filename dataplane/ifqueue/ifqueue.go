@@ -95,7 +95,8 @@ func Open(steer *bpf.Steering, cfg Config) (*Set, error) {
 	case cfg.Link == Packet:
 		err = s.openPackets(&cfg)
 	case cfg.Link == Auto && cfg.Mode == bpf.Auto && off.SKB:
-		if err = s.openPackets(&cfg); err != nil && !errors.Is(err, bpf.ErrBusy) {
+		err = s.openPackets(&cfg)
+		if _, busy := errors.AsType[*bpf.BusyError](err); err != nil && !busy {
 			if cfg.FellBack != nil {
 				cfg.FellBack(err)
 			}

@@ -2,6 +2,7 @@ package printable
 
 import (
 	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 	"unicode"
@@ -32,6 +33,20 @@ func TestString(t *testing.T) {
 	var b strings.Builder
 	if n, err := (Writer{&b}).Write([]byte("one\ttwo\x1b\n")); n != 9 || err != nil || b.String() != "one\ttwo\\u001b\n" {
 		t.Errorf("Writer: %d, %v, %q", n, err, b.String())
+	}
+}
+
+func TestError(t *testing.T) {
+	for in, want := range map[string]string{
+		"ctrl: no queue pair 9":                                  "no queue pair 9",
+		"iwarp: connect: ctrl: connect to 1.2.3.4: tcp: refused": "connect: connect to 1.2.3.4: tcp: refused",
+		"ctrl: hostnet: no route":                                "no route",
+		"a\nbpf: b (shm: c)":                                     "a\nb (c)",
+		"cannot open /x/ctrl: no such file":                      "cannot open /x/ctrl: no such file",
+	} {
+		if got := Error(errors.New(in)); got != want {
+			t.Errorf("%q: %q; want %q", in, got, want)
+		}
 	}
 }
 

@@ -148,6 +148,44 @@ func TestStaleSocket(t *testing.T) {
 	a.must("status")
 }
 
+// TestNoGroup checks the error of a user who is not in the socket's group.
+func TestNoGroup(t *testing.T) {
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	a := newHost(t, &v.A)
+	for dir := filepath.Dir(a.socket); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := testenv.Start(t, newPlain(t).command("iwarpctl", "--socket", a.socket, "status"))
+	if code := p.Wait(limit); code != 3 {
+		t.Errorf("exit code %d; want 3", code)
+	}
+	oneLine(t, p.String(), "iwarpctl", "no permission to use "+a.socket+": join the group that owns it")
+}
+
+// TestLinkDown checks the error of a copy during which the link of the peer, or of this host, goes down.
+func TestLinkDown(t *testing.T) {
+	for _, which := range []string{"own", "peer"} {
+		t.Run(which, func(t *testing.T) {
+			testenv.RequireRoot(t)
+			w := testenv.NewBridged(t, 1500)
+			a, b := newHost(t, &w.A, "--tcp-r2", "1s"), newHost(t, &w.B, "--tcp-r2", "1s")
+			cp, _, _ := copying(t, a, b)
+			h := map[string]*host{"own": a, "peer": b}[which]
+			if out, err := h.end.NS.Command("ip", "link", "set", "dev", h.end.Name, "down").CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			h.daemon.Expect("the link is down")
+			if code := cp.Wait(limit); code != 4 {
+				t.Errorf("exit code %d; want 4", code)
+			}
+			oneLine(t, cp.String(), "iwarpctl", "timed out: is that host up, is iwarpd running there, and does this host reach it?")
+		})
+	}
+}
+
 func TestNotify(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)

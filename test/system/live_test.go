@@ -136,6 +136,26 @@ func TestDoctorPeer(t *testing.T) {
 	}
 }
 
+// TestDoctorPath checks that doctor finds the MTU of a path that drops larger packets without an ICMP error, which
+// TCP's detection of black holes would hide from a longer trial.
+func TestDoctorPath(t *testing.T) {
+	testenv.RequireRoot(t)
+	w := testenv.NewWire(t, 1500)
+	w.Route(t, 1430, 1430) // drops what is larger as it arrives
+	a, b := newHost(t, &w.A), newHost(t, &w.B)
+	addr := b.end.Addr4.String()
+	testenv.Start(t, b.command("ping", "-s", "-P", "-a", addr)).Expect("listening on")
+	code, out := a.ctl("doctor", addr)
+	for _, want := range []string{"ok    transfer", "fail  large packets  packets of 1450 bytes get no answer within ", "packets of 1420 bytes pass: with the key mtu: 1420 on both sides"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	if code != 4 {
+		t.Errorf("exit code %d; want 4", code)
+	}
+}
+
 // TestCapture checks that tshark decodes the output of iwarpctl capture from the SYN on.
 func TestCapture(t *testing.T) {
 	a, b := pair(t)

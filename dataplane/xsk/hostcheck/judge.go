@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 // State is the severity of a finding.
@@ -159,7 +161,7 @@ func (f *Facts) mappings() Finding {
 
 func (f *Facts) guard() Finding {
 	if f.Unguarded != nil {
-		return Finding{"userfaultfd", Warn, "not available: a client can make the daemon allocate memory: " + f.Unguarded.Error(),
+		return Finding{"userfaultfd", Warn, "not available: a client can make the daemon allocate memory: " + printable.Error(f.Unguarded),
 			"allow the system call userfaultfd (a container's seccomp profile), and boot a kernel with CONFIG_USERFAULTFD"}
 	}
 	return Finding{"userfaultfd", OK, "holes in the memory of clients are not filled at the daemon's cost", ""}
