@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -115,11 +116,18 @@ func TestStarts(t *testing.T) {
 	if len(programs) < 20 {
 		testenv.Skip(t, "only %d programs that use RDMA are installed: see .ci/need in the Makefile", len(programs))
 	}
+	var wg sync.WaitGroup
+	turn := make(chan struct{}, 8) // those that do not end take five seconds
 	for _, path := range programs {
-		if out := startNow(t, dir, path); out != "" {
-			t.Errorf("%s:\n%s", path, out)
-		}
+		turn <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-turn }()
+			if out := startNow(t, dir, path); out != "" {
+				t.Errorf("%s:\n%s", path, out)
+			}
+		})
 	}
+	wg.Wait()
 	t.Logf("%d programs: %s", len(programs), strings.Join(programs, " "))
 }
 

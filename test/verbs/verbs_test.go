@@ -3,7 +3,6 @@
 package verbs
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os"
@@ -17,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
@@ -69,6 +70,7 @@ type host struct {
 	dir    string // of the libraries
 	socket string
 	daemon *testenv.Process
+	dev    *iwarp.Device // for queries
 }
 
 func newHosts(t *testing.T, libs *variant) (a, b *host) {
@@ -90,6 +92,11 @@ func newHost(t *testing.T, libs *variant, end *testenv.End, others ...*testenv.E
 	h := &host{end: end, dir: libs.libraries(t), socket: filepath.Join(t.TempDir(), "iwarpd.sock")}
 	h.daemon = testenv.Start(t, end.NS.Command(testenv.Program(t, "cmd/iwarpd"), "--interfaces", strings.Join(names, ","), "--socket", h.socket))
 	h.daemon.Expect("ready")
+	var err error
+	if h.dev, err = iwarp.Open(t.Context(), h.socket); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { h.dev.Close() })
 	return h
 }
 
@@ -119,7 +126,7 @@ func (h *host) endAll(t *testing.T) {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 	}
-	h.await(t, "no listener is left", func() bool { return h.listeners(t) == 0 })
+	h.await(t, "no listener is left", func() bool { return h.status(t).Listens == 0 })
 }
 
 // await waits until done, which is polled.
@@ -132,22 +139,14 @@ func (h *host) await(t *testing.T, what string, done func() bool) {
 	}
 }
 
-// listeners returns how many listeners the daemon has.
-func (h *host) listeners(t *testing.T) int { return h.count(t, "listens") }
-
-// count returns a number of the daemon's status.
-func (h *host) count(t *testing.T, what string) int {
+// status returns the daemon's counts of objects.
+func (h *host) status(t *testing.T) *ctrlpb.StatusReply {
 	t.Helper()
-	out, err := exec.Command(testenv.Program(t, "cmd/iwarpctl"), "--socket", h.socket, "--json", "status").Output()
+	s, err := h.dev.Admin().Status(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	var status map[string]any
-	if err := json.Unmarshal(out, &status); err != nil {
-		t.Fatal(err)
-	}
-	n, _ := status[what].(float64) // none, if it is 0
-	return int(n)
+	return s
 }
 
 // listening reports whether the server p of r takes connections, or has ended.
@@ -159,7 +158,7 @@ func (h *host) listening(t *testing.T, r row, p *testenv.Process) bool {
 	default:
 	}
 	if r.port == 0 {
-		return h.listeners(t) > 0
+		return h.status(t).Listens > 0
 	}
 	for _, table := range []string{"tcp", "tcp6"} {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", h.daemon.Cmd.Process.Pid, table))
@@ -366,7 +365,7 @@ func (h *host) memory(t *testing.T, program string, m mode) {
 	if !strings.Contains(p.String(), m.log) {
 		t.Errorf("%s: the log has no %q:\n%s", m.name, m.log, p)
 	}
-	h.await(t, "no region is left", func() bool { return h.count(t, "mrs") == 0 })
+	h.await(t, "no region is left", func() bool { return h.status(t).Mrs == 0 })
 }
 
 // TestMemory registers memory of all kinds, while other threads write to it and
@@ -486,7 +485,7 @@ func TestSanitized(t *testing.T) {
 func TestListeners(t *testing.T) {
 	a, b := newHosts(t, plain)
 	server := b.start(t, compile(t, "listeners"))
-	b.await(t, "the server listens", func() bool { return b.listeners(t) == 1 })
+	b.await(t, "the server listens", func() bool { return b.status(t).Listens == 1 })
 	for _, host := range []struct{ addr, family string }{{b.end.Addr4.String(), "v4"}, {b.end.Addr6.String(), "v6"}} {
 		client := a.start(t, "rping -c -a "+host.addr+" -p 3260")
 		client.Wait(time.Minute)
