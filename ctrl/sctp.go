@@ -57,14 +57,6 @@ func (cs *claims) steerSCTP(c *claim, o *dataplane.SCTP) error {
 	return nil
 }
 
-// llp returns the name of the transport of c.
-func (c *conn) llp() string {
-	if c.sctp != nil {
-		return "sctp"
-	}
-	return "tcp"
-}
-
 // setSCTP adapts the settings of a connection to its transport. The draft has no enhanced set-up.
 // Over SCTP a ready-to-receive indication is offered only if the client requests it, since either
 // side may send first without one (RFC 6581 section 7).
