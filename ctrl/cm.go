@@ -332,7 +332,7 @@ func (c *session) waitingConn(h uint32) (*conn, error) {
 		return nil, errorf(noObject, "ctrl: no connection %d: the peer may have left", h)
 	}
 	if cn.state != connWaiting {
-		return nil, errorf(badState, "ctrl: connection %d waits for no answer", h)
+		return nil, errorf(badState, "ctrl: connection %d is not waiting for an answer", h)
 	}
 	return cn, nil
 }
@@ -351,7 +351,7 @@ func (c *session) accept(r *ctrlpb.Accept) error {
 			return err
 		}
 	} else if r.Qp != 0 && r.Qp != q.num {
-		return errorf(invalid, "ctrl: connection %d is queue pair %d's, not %d's", r.Conn, q.num, r.Qp)
+		return errorf(invalid, "ctrl: connection %d belongs to queue pair %d, not %d", r.Conn, q.num, r.Qp)
 	}
 	ird, ord := -1, -1
 	if r.Ird != nil {

@@ -115,7 +115,7 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 		return err
 	}
 	if r.Streaming && len(r.PrivateData) > 0 {
-		return errorf(invalid, "ctrl: private data of a connection that begins as a byte stream goes with StartMPA")
+		return errorf(invalid, "ctrl: private data of a connection that begins as a byte stream must be passed to StartMPA")
 	}
 	if len(r.PrivateData) > maxPrivate {
 		return errorf(invalid, "ctrl: private data has at most %d bytes, not %d", maxPrivate, len(r.PrivateData))

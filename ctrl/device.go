@@ -106,7 +106,7 @@ func (ds devices) find(name string) (*device, error) {
 	if d := ds.named(name); d != nil {
 		return d, nil
 	}
-	return nil, errorf(invalid, "ctrl: %q is no interface of this daemon: choose one of %s", clip(name, 64), ds.names())
+	return nil, errorf(invalid, "ctrl: %q is not an interface of this daemon: choose one of %s", clip(name, 64), ds.names())
 }
 
 func (ds devices) names() string {
@@ -134,7 +134,7 @@ func (ds devices) unzoned(a netip.Addr, d *device) (netip.Addr, *device, error) 
 	case d != nil:
 		return a, nil, errorf(invalid, "ctrl: %v is not a link-local address of the interface %s", a, d.Name)
 	default:
-		return a, nil, errorf(invalid, "ctrl: %v: this daemon has link-local addresses of %s alone", a, ds.names())
+		return a, nil, errorf(invalid, "ctrl: %v: this daemon has link-local addresses only on %s", a, ds.names())
 	}
 	return a.WithZone(""), d, nil
 }

@@ -56,7 +56,7 @@ func (s *Server) checkDrained() {
 // returns nil if one can.
 func (s *Server) unready(d *device) error {
 	if s.drained != nil {
-		return errorf(draining, "ctrl: the daemon is stopping: open the device again when the next one runs")
+		return errorf(draining, "ctrl: the daemon is stopping: open the device again when it has restarted")
 	}
 	return s.devices.down(d)
 }

@@ -26,7 +26,7 @@ func (c *session) farStuck() {
 func (c *session) attachMemory(r *ctrlpb.AttachMemory, fds []int) error {
 	switch {
 	case len(fds) != 1:
-		return errorf(invalid, "ctrl: AttachMemory comes with one descriptor, not %d", len(fds))
+		return errorf(invalid, "ctrl: AttachMemory needs one descriptor, not %d", len(fds))
 	case r.Near && c.near != nil, !r.Near && c.memory != nil:
 		return errorf(badState, "ctrl: the memory of the client is attached already")
 	}

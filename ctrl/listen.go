@@ -88,7 +88,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 		return err
 	}
 	if o != nil && addr.IsLoopback() {
-		return errorf(badAddress, "ctrl: SCTP does not reach programs of this host: listen on %v over TCP", addr)
+		return errorf(badAddress, "ctrl: SCTP cannot reach programs of this host: listen on %v over TCP", addr)
 	}
 	setSCTP(&cfg, o, r.Startup.GetP2P())
 	ip, err := ipOptions(s.cfg.IP, r.Startup)

@@ -144,7 +144,7 @@ func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Repl
 	m := &mr{length: r.Length}
 	if !r.Far {
 		if !r.Near && len(fds) != 1 {
-			return errorf(invalid, "ctrl: a memory region comes with one descriptor, not %d", len(fds))
+			return errorf(invalid, "ctrl: a memory region needs one descriptor, not %d", len(fds))
 		}
 		if r.Length == 0 || r.Length > maxMRSize {
 			return errorf(invalid, "ctrl: a memory region has 1 to %d bytes, not %d", uint64(maxMRSize), r.Length)

@@ -103,7 +103,7 @@ func (c *session) reserveQP(q *qp, r *ctrlpb.CreateQP) (bit int, err error) {
 			return 0, err
 		}
 		if q.srq.pd != q.pd {
-			return 0, errorf(invalid, "ctrl: shared receive queue %d is of another protection domain", r.Srq)
+			return 0, errorf(invalid, "ctrl: shared receive queue %d belongs to another protection domain", r.Srq)
 		}
 	}
 	q.size = qpSize(r, q.mostSGE())

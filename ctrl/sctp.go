@@ -17,10 +17,10 @@ func (s *Server) sctpOf(w *ctrlpb.Startup, streaming bool) (*dataplane.SCTP, err
 	switch w.GetTransport() {
 	case ctrlpb.Transport_TRANSPORT_TCP:
 		if o.UDP {
-			return nil, errorf(invalid, "ctrl: only SCTP is encapsulated in UDP")
+			return nil, errorf(invalid, "ctrl: only SCTP can be encapsulated in UDP")
 		}
 		if w.GetSharedAssociation() {
-			return nil, errorf(invalid, "ctrl: only over SCTP are associations shared")
+			return nil, errorf(invalid, "ctrl: only connections over SCTP can share an association")
 		}
 		return nil, nil
 	case ctrlpb.Transport_TRANSPORT_SCTP:
@@ -30,7 +30,7 @@ func (s *Server) sctpOf(w *ctrlpb.Startup, streaming bool) (*dataplane.SCTP, err
 		return nil, errorf(invalid, "ctrl: unknown transport %d", w.GetTransport())
 	}
 	if streaming {
-		return nil, errorf(invalid, "ctrl: a connection over SCTP does not begin as a byte stream")
+		return nil, errorf(invalid, "ctrl: a connection over SCTP cannot begin as a byte stream")
 	}
 	return o, nil
 }

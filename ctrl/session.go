@@ -436,7 +436,7 @@ func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) ([]int, error) {
 	}
 	n := s.engine.Workers()
 	if 2*n > seqpacket.MaxFDs {
-		return nil, errorf(internal, "ctrl: %d workers are more than a client can be told of", n)
+		return nil, errorf(internal, "ctrl: %d workers exceed the limit of the protocol", n)
 	}
 	bells, fds, err := s.newBells(n, min(shm.MaxBells, max(c.policy().limits.QPs, 64)))
 	if err != nil {
@@ -497,7 +497,7 @@ func closeBells(bells []*shm.Doorbells) {
 // fault cuts off a client whose memory could not be accessed.
 func (c *session) fault() {
 	c.srv.counters.faults.Add(1)
-	c.cutOff(errorf(invalid, "ctrl: memory of the client could not be touched: it must stay as it was registered"))
+	c.cutOff(errorf(invalid, "ctrl: the client's memory could not be accessed: it must not change while it is registered"))
 }
 
 // cutOff ends the session and reports the reason to the client if it reads. It may block for a

@@ -63,7 +63,7 @@ func (c *session) createSRQ(r *ctrlpb.CreateSRQ, reply *ctrlpb.Reply) ([]int, er
 		return nil, errorf(invalid, "ctrl: a work request has 1 to %d pieces, not %d", min(lim.MaxSGE, verbs.MaxSGE), r.MaxSge)
 	}
 	if r.Limit > r.Depth {
-		return nil, errorf(invalid, "ctrl: a limit of %d receives, in a queue of %d", r.Limit, r.Depth)
+		return nil, errorf(invalid, "ctrl: a limit of %d receives exceeds the depth %d of the queue", r.Limit, r.Depth)
 	}
 	q := &srq{depth: int(r.Depth), maxSGE: int(r.MaxSge), limit: int(r.Limit), size: 8192 + 2*entries(r.Depth)*(64+16*uint64(r.MaxSge))}
 	s.mu.Lock()
@@ -126,7 +126,7 @@ func (c *session) modifySRQ(r *ctrlpb.ModifySRQ) error {
 		return err
 	}
 	if int64(r.Limit) > int64(q.depth) {
-		return errorf(invalid, "ctrl: a limit of %d receives, in a queue of %d", r.Limit, q.depth)
+		return errorf(invalid, "ctrl: a limit of %d receives exceeds the depth %d of the queue", r.Limit, q.depth)
 	}
 	q.arm(int(r.Limit))
 	return nil

@@ -165,7 +165,7 @@ func (c *session) onStream(h uint32, f func(cn *conn) error) error {
 
 func (s *Server) streamSend(cn *conn, r *ctrlpb.StreamSend) error {
 	if len(r.Data) > maxChunk {
-		return errorf(invalid, "ctrl: %d bytes at a time: at most %d", len(r.Data), maxChunk)
+		return errorf(invalid, "ctrl: %d bytes at once: at most %d are allowed", len(r.Data), maxChunk)
 	}
 	if cn.unsent += len(r.Data); cn.unsent > maxUnsent {
 		cn.unsent -= len(r.Data)
@@ -178,7 +178,7 @@ func (s *Server) streamSend(cn *conn, r *ctrlpb.StreamSend) error {
 func (s *Server) streamConsumed(cn *conn, r *ctrlpb.StreamConsumed) error {
 	n := int(r.Count)
 	if n > cn.shown {
-		return errorf(invalid, "ctrl: %d bytes consumed of %d that were shown", n, cn.shown)
+		return errorf(invalid, "ctrl: %d bytes consumed, but only %d were sent to the client", n, cn.shown)
 	}
 	if cn.in = cn.in[n:]; len(cn.in) == 0 {
 		cn.in = nil // otherwise streamData would append to the old buffer
@@ -203,16 +203,16 @@ func (s *Server) startMPA(cn *conn, r *ctrlpb.StartMPA) error {
 	q := cn.qp
 	switch {
 	case !initiator && len(r.PrivateData) > 0:
-		return errorf(invalid, "ctrl: private data of the responder goes with Accept")
+		return errorf(invalid, "ctrl: the responder's private data must be passed to Accept")
 	case q != nil && r.Qp != 0 && r.Qp != q.num:
-		return errorf(invalid, "ctrl: connection %d is queue pair %d's, not %d's", r.Conn, q.num, r.Qp)
+		return errorf(invalid, "ctrl: connection %d belongs to queue pair %d, not %d", r.Conn, q.num, r.Qp)
 	case q == nil && initiator:
 		var err error
 		if q, err = cn.sess.freshQP(r.Qp); err != nil {
 			return err
 		}
 	case q == nil && r.Qp != 0:
-		return errorf(invalid, "ctrl: the queue pair of the responder goes with Accept")
+		return errorf(invalid, "ctrl: the responder's queue pair must be passed to Accept")
 	}
 	cfg := cn.cfg
 	cfg.PrivateData = r.PrivateData

@@ -36,7 +36,7 @@ const (
 	hostRecord = 16 << 10
 )
 
-var errHostSCTP = errors.New("dataplane: SCTP does not reach programs of this host: take TCP for them")
+var errHostSCTP = errors.New("dataplane: SCTP cannot reach programs of this host: use TCP")
 
 // newHostEnd returns one end of a connection, and adds it to the tables.
 func newHostEnd(w *worker, id ConnID, flow pkt.Flow) *tcpConn {

@@ -53,7 +53,7 @@ const (
 
 var (
 	errSocketSCTP = errors.New("dataplane: SCTP needs AF_XDP: the transport is kernel sockets")
-	errSelf       = errors.New("dataplane: a connection cannot be to its own address and port")
+	errSelf       = errors.New("dataplane: cannot connect to its own address and port")
 )
 
 // NewSockets returns the link for a Queue over kernel sockets. memory is the size of its TX

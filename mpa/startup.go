@@ -151,7 +151,7 @@ func (r Retry) Apply(c Config) Config {
 
 // Causes of a failed startup, as in Error.Cause.
 var (
-	ErrTimeout        = errors.New("mpa: no startup frame in time")
+	ErrTimeout        = errors.New("mpa: no startup frame arrived in time")
 	ErrDecision       = errors.New("mpa: no answer from the ULP in time")
 	ErrClosed         = errors.New("mpa: TCP connection closed before the startup frame")
 	ErrBothInitiators = errors.New("mpa: both sides started as initiator")
@@ -160,8 +160,8 @@ var (
 	ErrNotEnhanced    = errors.New("mpa: enhanced setup on one side only")
 	ErrTrailing       = errors.New("mpa: bytes after the Request Frame")
 	ErrRejected       = errors.New("mpa: rejected by the peer")
-	ErrIRD            = errors.New("mpa: the responder needs more IRD than there is")
-	ErrRTR            = errors.New("mpa: the responder takes no RTR that can be sent")
+	ErrIRD            = errors.New("mpa: the responder requires more IRD than this side allows")
+	ErrRTR            = errors.New("mpa: the responder accepts none of the RTRs that this side can send")
 )
 
 // Error is the reason why a startup did not reach Full Operation. errors.Is matches both Cause and Term.

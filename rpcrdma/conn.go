@@ -89,7 +89,7 @@ const recvID = 1 << 63
 // a server occupy memory that other calls wait for, even if the peer is alive.
 const opWait = time.Minute
 
-var errSilent = errors.New("rpcrdma: the peer leaves RDMA Reads or Writes undone")
+var errSilent = errors.New("rpcrdma: the peer does not complete RDMA Reads or Writes")
 
 // watched ends a connection whose Reads and Writes have stalled. Work requests complete in order,
 // so if any request completes, those queued after it have not stalled.

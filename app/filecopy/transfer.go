@@ -233,7 +233,7 @@ func recv(ctx context.Context, c Conn, idle time.Duration) (message, error) {
 	var m message
 	switch {
 	case err != nil && wait.Err() != nil && ctx.Err() == nil:
-		return m, fmt.Errorf("the other side said nothing for %v", idle)
+		return m, fmt.Errorf("no message from the other side for %v", idle)
 	case err != nil:
 		return m, err
 	}
@@ -412,7 +412,7 @@ func (t *transfer) receive(ctx context.Context, w io.Writer, prefix io.Reader) (
 		return Result{}, err
 	}
 	if end.Size != uint64(t.size) || end.Sum != t.total() {
-		return Result{}, &Error{CodeChecksum, errors.New("the checksum differs: the data changed on its way, nothing was stored; copy again")}
+		return Result{}, &Error{CodeChecksum, errors.New("the checksum differs: the data was corrupted in transit, and was not stored: copy again")}
 	}
 	t.peer.PeerDisk, t.peer.PeerHash = time.Duration(end.DiskTime), time.Duration(end.HashTime)
 	return t.result(), nil

@@ -115,7 +115,7 @@ func (p *Params) Check() error {
 	case p.QPs < 0 || p.QPs > MaxQPs:
 		return fmt.Errorf("%d queue pairs: must be from 1 to %d", p.QPs, MaxQPs)
 	case p.Bidirectional && (p.Mode != Bandwidth || p.Op == Send):
-		return errors.New("only the bandwidth of write and read is measured in both directions at a time")
+		return errors.New("only write and read bandwidth can be measured in both directions at once")
 	case p.Count < 0 || p.Duration < 0 || p.Count == 0 && p.Duration == 0:
 		return errors.New("give a positive number of iterations or a duration")
 	}

@@ -234,7 +234,7 @@ int iwarpd_resize_cq(struct iwarpd_cq *cq, uint32_t depth, struct iwarpd_error *
 	if (cq->before && rings_empty(cq->before))
 		forget_before(cq);
 	if (cq->before)
-		return set_error(e, -EBUSY, "completion queue: poll what it held before the last resize first");
+		return set_error(e, -EBUSY, "completion queue: first poll the completions from before the last resize");
 	body.cq = cq->obj.handle;
 	body.depth = depth;
 	req.body_case = PB__REQUEST__BODY_RESIZE_CQ;

@@ -583,7 +583,7 @@ func TestHole(t *testing.T) {
 	case <-ctx.Done():
 		t.Fatal("the client was not cut off")
 	}
-	if err := dev.Err(); !strings.Contains(err.Error(), "memory of the client") {
+	if err := dev.Err(); !strings.Contains(err.Error(), "client's memory") {
 		t.Errorf("cut off: %v", err)
 	}
 	var st unix.Stat_t

@@ -79,7 +79,7 @@ int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **out, 
 
 	FORWARD(rdma_create_id, channel, out, context, ps);
 	if (ps != RDMA_PS_TCP && ps != RDMA_PS_IB) {
-		iwv_log("rdma_create_id: iwarpd has the port space RDMA_PS_TCP only");
+		iwv_log("rdma_create_id: iwarpd supports only the port space RDMA_PS_TCP");
 		return set_errno(ENODEV);
 	}
 	if (sync)
@@ -380,7 +380,7 @@ int rdma_resolve_addr(struct rdma_cm_id *pub, struct sockaddr *src, struct socka
 	err = resolve(id, src, dst);
 	if (err) {
 		addr_text(dst, true, text);
-		iwv_log("rdma_resolve_addr: no device of iwarpd leads to %s: %s", text, strerror(err));
+		iwv_log("rdma_resolve_addr: no device of iwarpd reaches %s: %s", text, strerror(err));
 	}
 	event_simple(id, err ? RDMA_CM_EVENT_ADDR_ERROR : RDMA_CM_EVENT_ADDR_RESOLVED, -err);
 	iwv_thread_unlock();

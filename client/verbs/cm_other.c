@@ -190,6 +190,6 @@ int rsocket(int domain, int type, int protocol);
 int rsocket(int domain, int type, int protocol)
 {
 	FORWARD(rsocket, domain, type, protocol);
-	iwv_log("rsocket: iwarpd has no rsockets");
+	iwv_log("rsocket: not supported by iwarpd");
 	return set_errno(EPROTONOSUPPORT);
 }

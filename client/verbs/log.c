@@ -61,7 +61,7 @@ int iwv_fail(int err, const char *what, const struct iwarpd_error *e)
 
 int iwv_unsupported(const char *what)
 {
-	iwv_log("%s: iwarpd cannot do this", what);
+	iwv_log("%s: not supported by iwarpd", what);
 	errno = EOPNOTSUPP;
 	return EOPNOTSUPP;
 }

@@ -33,9 +33,9 @@ func resolve(ctx context.Context, host string, defaultPort int) (string, error) 
 	if addr, err := netip.ParseAddr(name); err == nil {
 		switch {
 		case addr.IsUnspecified():
-			return "", usageError{fmt.Errorf("address %q: names no host: it stands for all addresses where one listens", host)}
+			return "", usageError{fmt.Errorf("address %q: is not the address of a host: it means all addresses, and is only for listening", host)}
 		case addr.IsMulticast():
-			return "", usageError{fmt.Errorf("address %q: is a multicast address, RDMA goes to one host", host)}
+			return "", usageError{fmt.Errorf("address %q: is a multicast address: RDMA needs the address of one host", host)}
 		}
 		return net.JoinHostPort(addr.String(), port), nil
 	}

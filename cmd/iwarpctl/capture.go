@@ -52,7 +52,7 @@ func (c *command) capture() *cobra.Command {
 				return usageError{errors.New("capture: --snaplen, --count and --duration must not be negative")}
 			}
 			if filter.QP != 0 && peer != "" {
-				return usageError{errors.New("a queue pair has its address already: leave out --host")}
+				return usageError{errors.New("a queue pair already selects an address: omit --host")}
 			}
 			return c.runCapture(cmd.Context(), file, filter, count, length)
 		},

@@ -480,7 +480,7 @@ func (w *copying) failed(err error) error {
 		return fmt.Errorf("cp: %s: %w", w.addr, err)
 	}
 	if w.flags.resume {
-		return peerFailed("cp", w.addr, fmt.Errorf("%w; run the same command again to go on", err))
+		return peerFailed("cp", w.addr, fmt.Errorf("%w; run the same command again to continue", err))
 	}
 	return peerFailed("cp", w.addr, err)
 }

@@ -96,7 +96,7 @@ func TestErrors(t *testing.T) {
 		{"perf host/port", []string{"perf", "write", "--client", "1.2.3.4/7175"}, exitUsage, "write 1.2.3.4:7175"},
 		{"perf as a user", []string{"perf", "write", "--client", "me@1.2.3.4"}, exitUsage, "write 1.2.3.4"},
 		{"perf to IPv6 with a port", []string{"perf", "write", "--client", "fd00::1:99999"}, exitUsage, "in brackets"},
-		{"ping of all addresses", []string{"ping", "-c", "-a", "0.0.0.0"}, exitUsage, "names no host"},
+		{"ping of all addresses", []string{"ping", "-c", "-a", "0.0.0.0"}, exitUsage, "is not the address of a host"},
 		{"ping of a multicast address", []string{"ping", "-c", "-a", "224.0.0.1"}, exitUsage, "multicast"},
 		{"cp remote to remote", []string{"cp", "1.2.3.4:1/a", "1.2.3.4:1/b"}, exitUsage, "both sides are remote"},
 		{"cp out of folder to serve", []string{"cp", file, "1.2.3.4:1/../x"}, exitUsage, `".."`},

@@ -244,7 +244,7 @@ func nfsRegular(i *nfs.Info) error {
 	case nfsv3.NF3DIR:
 		return &fs.PathError{Op: "nfs", Path: i.Name, Err: errors.New("is a folder")}
 	case nfsv3.NF3LNK:
-		return &fs.PathError{Op: "nfs", Path: i.Name, Err: errors.New("is a symbolic link, and those are not followed")}
+		return &fs.PathError{Op: "nfs", Path: i.Name, Err: errors.New("is a symbolic link, which is not followed")}
 	}
 	return &fs.PathError{Op: "nfs", Path: i.Name, Err: errors.New("is not a file")}
 }

@@ -59,7 +59,7 @@ func parseRule(m map[string]any, base ctrl.Limits) (r ctrl.Rule, err error) {
 	}
 	for _, who := range []string{"users", "groups"} {
 		if _, has := m[who]; has && len(r.UIDs) == 0 && len(r.GIDs) == 0 {
-			return r, fmt.Errorf("%s: empty: the rule would be for everybody; leave it out if it shall", who)
+			return r, fmt.Errorf("%s: empty: the rule would apply to everybody: omit the key if that is intended", who)
 		}
 	}
 	if limits != base {
@@ -248,7 +248,7 @@ func parsePrefix(v string) (netip.Prefix, error) {
 		p = netip.PrefixFrom(a, a.BitLen())
 	}
 	if p.Addr().Is4In6() {
-		return p, fmt.Errorf("%q: write the IPv4 address by itself", v) // a v4-mapped address never matches
+		return p, fmt.Errorf("%q: write it as an IPv4 address", v) // a v4-mapped address never matches
 	}
 	if p != p.Masked() {
 		return p, fmt.Errorf("%q: has bits set after its length: did you mean %v?", v, p.Masked())

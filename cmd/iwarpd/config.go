@@ -376,14 +376,14 @@ func source(v *viper.Viper, flags *pflag.FlagSet, file, key string) string {
 func (s *settings) check() error {
 	names := s.names()
 	if s.Transport == "socket" && len(names) > 0 {
-		return configErr("interface is %q: it has no meaning with transport socket, which has every address of the host: leave one of them out", strings.Join(names, ","))
+		return configErr("interface is %q: transport socket serves every address of the host, whatever the interface: omit one of them", strings.Join(names, ","))
 	}
 	if s.Interface != "" && len(s.Interfaces) > 0 {
-		return configErr("interface is %q and interfaces is %q: give all of them with interfaces", s.Interface, strings.Join(s.Interfaces, ","))
+		return configErr("interface is %q and interfaces is %q: list all of them in interfaces", s.Interface, strings.Join(s.Interfaces, ","))
 	}
 	for i, name := range names {
 		if slices.Contains(names[:i], name) {
-			return configErr("interfaces has %s twice", name)
+			return configErr("interfaces lists %s twice", name)
 		}
 	}
 	if len(names) == 0 && s.Transport != "socket" {
@@ -397,7 +397,7 @@ func (s *settings) check() error {
 		return configErr("ird %d, ord %d: more than max-ird, which is %d", s.IRD, s.ORD, s.MaxIRD)
 	}
 	if n := len(s.Queues) * max(len(names), 1); len(s.CPUs) > 0 && n > 0 && len(s.CPUs) != n {
-		return configErr("cpus: %d CPUs for %d queues: give one CPU a queue", len(s.CPUs), n)
+		return configErr("cpus: %d CPUs for %d queues: give one CPU per queue", len(s.CPUs), n)
 	}
 	return nil
 }

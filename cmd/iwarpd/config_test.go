@@ -86,7 +86,7 @@ func TestLoadRefuses(t *testing.T) {
 	}{
 		{"no interface", "", nil, "--interface IF"},
 		{"no interface, the other transport", "", nil, "--transport socket"},
-		{"sockets and an interface", "", []string{"-i", "x", "--transport", "socket"}, "no meaning with transport socket"},
+		{"sockets and an interface", "", []string{"-i", "x", "--transport", "socket"}, "transport socket serves every address"},
 		{"transport", "", []string{"-i", "x", "--transport", "udp"}, "afxdp, socket"},
 		{"unknown key", "interfcae: eth0\n", nil, `unknown key "interfcae": did you mean "interface"?`},
 		{"unknown key, nested", "log:\n  level: debug\n", nil, `unknown key "log.level": did you mean "log-level"?`},
@@ -122,7 +122,7 @@ func TestLoadRefuses(t *testing.T) {
 		{"crc peers, no policy", "", []string{"-i", "x", "--crc-peers", "10.0.0.0/8"}, "like 10.1.0.0/16=off"},
 		{"crc peers, policy", "", []string{"-i", "x", "--crc-peers", "10.0.0.0/8=never"}, "required, optional, off"},
 		{"crc peers, network", "", []string{"-i", "x", "--crc-peers", "10.0.0.1/8=off"}, "did you mean 10.0.0.0/8"},
-		{"crc peers, mapped", "", []string{"-i", "x", "--crc-peers", "::ffff:10.0.0.0/104=off"}, "IPv4 address by itself"},
+		{"crc peers, mapped", "", []string{"-i", "x", "--crc-peers", "::ffff:10.0.0.0/104=off"}, "write it as an IPv4 address"},
 		{"size overflow", "", []string{"-i", "x", "--max-registered", "9999999TiB"}, "16MiB"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -156,7 +156,7 @@ func TestInterfaces(t *testing.T) {
 		{name: "one by flag", text: "interfaces: [eth0, eth1]\n", args: []string{"-i", "eth2"}, want: []string{"eth2"}},
 		{name: "several by the environment", text: "interface: eth0\n", env: "eth1,eth2", want: []string{"eth1", "eth2"}},
 		{name: "empty", text: "interface: eth0\ninterfaces: []\n", want: []string{"eth0"}},
-		{name: "both", text: "interface: eth0\ninterfaces: [eth1]\n", err: "give all of them with interfaces"},
+		{name: "both", text: "interface: eth0\ninterfaces: [eth1]\n", err: "list all of them in interfaces"},
 		{name: "twice", text: "interfaces: [eth1, eth0, eth1]\n", err: "eth1 twice"},
 		{name: "a list for one", text: "interface: [eth0]\n", err: "must be one value"},
 		{name: "with sockets", text: "interfaces: [eth0, eth1]\ntransport: socket\n", err: "eth0,eth1"},

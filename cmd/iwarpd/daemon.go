@@ -273,7 +273,7 @@ func (d *daemon) stop() {
 	select {
 	case err := <-done:
 		if err != nil {
-			d.log.Warn("clients not ended in order", zap.Error(err))
+			d.log.Warn("clients were not ended in order", zap.Error(err))
 		}
 	case <-limit.C:
 		d.log.Warn("clients did not end in time", zap.Duration("limit", stopTimeout))

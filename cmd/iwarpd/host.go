@@ -179,11 +179,11 @@ func checkCPUs(cpus []int, queues int) error {
 		return nil
 	}
 	if len(cpus) != queues {
-		return configErr("cpus: %d CPUs for %d queues: give one CPU a queue with --cpus", len(cpus), queues)
+		return configErr("cpus: %d CPUs for %d queues: give one CPU per queue with --cpus", len(cpus), queues)
 	}
 	for _, cpu := range cpus {
 		if err := mayRunOn(cpu); err != nil {
-			return configErr("cpus: CPU %d is not there, is offline, or is not for this process (see /sys/devices/system/cpu/online and AllowedCPUs= of the unit): %w", cpu, err)
+			return configErr("cpus: CPU %d does not exist, is offline, or is not allowed for this process (see /sys/devices/system/cpu/online and AllowedCPUs= of the unit): %w", cpu, err)
 		}
 	}
 	return nil

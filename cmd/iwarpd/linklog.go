@@ -18,7 +18,7 @@ func watchLink(ctx context.Context, log *zap.Logger, ifname string, state *atomi
 		state.Store(&now)
 		switch {
 		case before.Up && !now.Up:
-			log.Warn("the link is down: no frames come or go until it is up again")
+			log.Warn("the link is down: no frames are received or sent until it is up again")
 		case !before.Up && now.Up:
 			log.Info("the link is up")
 		}

@@ -67,7 +67,7 @@ func (d *daemon) reload(s *settings) (changed, kept []string) {
 	}
 	d.log.Info("reloaded", zap.Strings("changed", changed))
 	if len(kept) > 0 {
-		d.log.Warn("these settings change only when the daemon is started again", zap.Strings("keys", kept))
+		d.log.Warn("these settings change only when the daemon is restarted", zap.Strings("keys", kept))
 	}
 	return changed, kept
 }

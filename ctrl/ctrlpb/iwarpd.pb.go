@@ -2072,7 +2072,7 @@ func (x *DeallocPD) GetPd() uint32 {
 	return 0
 }
 
-// AttachMemory comes with one descriptor, which regions are slices of. It may be
+// AttachMemory needs one descriptor, which regions are slices of. It may be
 // sent once for each kind of memory. Far memory: of /proc/self/mem, open for reading
 // and writing. Near memory: of a memfd that may be sealed, up to 2^56 bytes long.
 type AttachMemory struct {

@@ -33,7 +33,7 @@ var (
 	ErrSource      = errors.New("no address of the interface")
 	ErrBroadcast   = errors.New("a broadcast or multicast address")
 	ErrGone        = errors.New("the interface is gone")
-	ErrZone        = errors.New("a link-local address, and there are several interfaces that it may be behind")
+	ErrZone        = errors.New("a link-local address, which may belong to several interfaces")
 )
 
 // Resolver tracks the kernel's state of some interfaces and of the VLANs on top of them. It is safe for

@@ -34,7 +34,7 @@ func Parse(list string) (names []Name, err error) {
 		}
 		n := Name{families[f[0]], f[1], f[2]}
 		if slices.Contains(names, n) {
-			return nil, fmt.Errorf("%v: is there twice", n)
+			return nil, fmt.Errorf("%v: is listed twice", n)
 		}
 		names = append(names, n)
 	}

@@ -160,7 +160,7 @@ func (c *Config) rxPieces() int {
 // Errors of Open, for errors.Is.
 var (
 	// ErrBusy means that another AF_XDP socket uses the queue.
-	ErrBusy = errors.New("another AF_XDP socket has this queue")
+	ErrBusy = errors.New("another AF_XDP socket uses this queue")
 	// ErrNoSG means that the MTU needs frames of several fragments, which the kernel does
 	// not support.
 	ErrNoSG = errors.New("frames of several fragments need Linux 6.6 and driver support; lower the MTU to 3498")

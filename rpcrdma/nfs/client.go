@@ -242,7 +242,7 @@ func (n *Client) List(ctx context.Context, dir []byte, f func(Info) error) error
 			return err
 		}
 		if cookie == from {
-			return errors.New("nfs: readdirplus: the server does not go on")
+			return errors.New("nfs: readdirplus: the server makes no progress")
 		}
 	}
 }
@@ -570,7 +570,7 @@ func (n *Client) Put(ctx context.Context, fh []byte, r io.Reader) (int64, error)
 		}
 		s, ok := r.(io.Seeker)
 		if !ok || try == 3 {
-			return done, errors.New("nfs: the server lost what was written")
+			return done, errors.New("nfs: the server lost written data")
 		}
 		if _, err := s.Seek(0, io.SeekStart); err != nil {
 			return done, err

@@ -36,7 +36,7 @@ func TestHangup(t *testing.T) {
 	}
 	write("max-qps: 9\nspin: 1ms\nlog-level: debug\n")
 	h.daemon.Signal(unix.SIGHUP)
-	h.daemon.Expect("only when the daemon is started again")
+	h.daemon.Expect("only when the daemon is restarted")
 	if out := h.daemon.String(); !strings.Contains(out, `["max-qps", "log-level"]`) || !strings.Contains(out, `["spin"]`) {
 		t.Errorf("the log: %s", out)
 	}
@@ -325,7 +325,7 @@ func TestLinkLocal(t *testing.T) {
 		p.Signal(unix.SIGTERM)
 		p.Wait(limit)
 	}
-	if code, out := a.ctl("ping", "-c", "-a", "fe80::2%lo"); code == 0 || !strings.Contains(out, v.A.Name+" alone") {
+	if code, out := a.ctl("ping", "-c", "-a", "fe80::2%lo"); code == 0 || !strings.Contains(out, "only on "+v.A.Name) {
 		t.Errorf("a link-local address of another interface: exit code %d: %s", code, out)
 	}
 }
