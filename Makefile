@@ -70,7 +70,7 @@ test: ## unit, simulation and (as root) namespace tests, with the race detector
 	$(GO) test $(RACE) -shuffle=on -timeout 20m $(TESTFLAGS) $$($(GO) list $(PACKAGES) ./cmd/iwarpd-device-plugin/... | grep -vE '$(NORACE)') || status=1; \
 	$(GO) test -p 4 -shuffle=on -timeout 20m $(TESTFLAGS) $$($(GO) list $(PACKAGES) | grep -E '$(NORACE)' | sort -r) ./dataplane || status=1; \
 	$(GO) test -timeout 20m -run 'NoAllocs|HostileClient|PortsOfOneUser' $(TESTFLAGS) ./client/embed ./test/isolation ./ctrl || status=1; \
-	TRANSPORT=socket $(GO) test $(RACE) -timeout 20m $(TESTFLAGS) ./client/embed || status=1; \
+	TRANSPORT=socket $(GO) test $(RACE) -timeout 20m $(TESTFLAGS) ./client/embed ./test/adversary || status=1; \
 	exit $$status
 
 upgrade-test: ## replace the daemon 50 times under clients in Go and C that transfer and compare (root)

@@ -90,12 +90,7 @@ func TestAdmitSocket(t *testing.T) {
 	e.Start()
 	defer socks.Close()
 	defer e.Stop()
-	hold, err := net.Listen("tcp", "127.0.0.1:0") // to reserve a free port
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := hold.Addr().(*net.TCPAddr).AddrPort()
-	hold.Close()
+	at := freeEndpoint(t, "127.0.0.1")
 	asked := make(chan netip.Addr, 16)
 	if _, err := e.Listen(ListenRequest{Local: at, Backlog: 8, Admit: func(p netip.Addr) bool { asked <- p; return false }}); err != nil {
 		t.Fatal(err)

@@ -257,8 +257,15 @@ const leastSocketMSS = 256
 // read reads available data up to the limit of a turn, and delivers it. It returns the number
 // of bytes.
 func (s *socket) read(w *worker) (total int) {
+	if s.eof {
+		s.readable = false
+		if err := s.failure(); err != nil {
+			s.end(w, err)
+		}
+		return 0
+	}
 	for range socketReads {
-		if s.fd < 0 || s.eof || w.enough() {
+		if s.fd < 0 || w.enough() {
 			return total
 		}
 		b := w.socks.buf
@@ -302,6 +309,18 @@ func (s *socket) read(w *worker) (total int) {
 	return total
 }
 
+// failure returns the error of a failed write, or of a RST after the peer's FIN, which a read does not
+// report; or nil.
+func (s *socket) failure() error {
+	if s.wrErr != nil || s.fd < 0 {
+		return s.wrErr
+	}
+	if errno, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && errno != 0 {
+		return socketError(unix.Errno(errno))
+	}
+	return nil
+}
+
 // room returns how many bytes may be read: the free buffer of streaming mode, or the free part
 // of the limit for far memory.
 func (s *socket) room(w *worker) int {
@@ -315,9 +334,9 @@ func (s *socket) room(w *worker) int {
 func (s *socket) peerClosed(w *worker) {
 	s.eof = true
 	w.mark(&s.c.lane)
-	switch {
-	case s.wrErr != nil:
-		s.end(w, s.wrErr)
+	switch err := s.failure(); {
+	case err != nil:
+		s.end(w, err)
 	case s.finSent:
 		s.end(w, nil)
 	default:

@@ -22,12 +22,7 @@ func TestSocketReadsAreBounded(t *testing.T) {
 	w := e.workers[0]
 	defer w.closeFDs()
 	defer socks.Close()
-	hold, err := net.Listen("tcp", "127.0.0.1:0") // reserves a free port
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := hold.Addr().(*net.TCPAddr).AddrPort()
-	hold.Close()
+	at := freeEndpoint(t, "127.0.0.1")
 	if err := w.listen(1, &ListenRequest{Local: at, Backlog: conns}); err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,11 @@ import (
 	"regexp"
 	"strconv"
 	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
+
+func TestMain(m *testing.M) { os.Exit(testenv.RunApart(m)) }
 
 var row = regexp.MustCompile(`\b[MEDRA][0-9]+\b`)
 

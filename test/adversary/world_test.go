@@ -5,15 +5,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
 	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/test/adversary/peer"
 )
 
@@ -59,14 +63,12 @@ func newWorld(t testing.TB) *world {
 			t.Fatal(err)
 		}
 	}
-	a, b, err := link.NewPipe(link.PipeConfig{})
-	must(err)
+	cfg, b := wire(t)
+	cfg.Addrs = []netip.Addr{nodeAddr}
+	cfg.Ctrl = ctrl.Config{Startup: ctrl.StartupDefaults{CRC: ctrl.CRCOptional}}
 	w := &world{regions: make(map[string]*iwarp.MR)}
-	w.node, err = embed.Open(embed.Config{
-		Link: a, Addrs: []netip.Addr{nodeAddr},
-		Resolver: &hostnet.Static{SrcMAC: nodeMAC, DstMAC: peer.MAC, MTU: a.MTU(), Addrs: []netip.Addr{nodeAddr}},
-		Ctrl:     ctrl.Config{Startup: ctrl.StartupDefaults{CRC: ctrl.CRCOptional}},
-	})
+	var err error
+	w.node, err = embed.Open(cfg)
 	must(err)
 	var cancel context.CancelFunc
 	w.ctx, cancel = context.WithTimeout(context.Background(), 5*time.Minute)
@@ -122,6 +124,51 @@ func newWorld(t testing.TB) *world {
 	w.listens[onNoCRC] = listen(iwarp.Startup{NoCRC: true})
 	w.good = newGood(t, w, pdx)
 	return w
+}
+
+// wire makes a wire. It returns the node's end, as a configuration, and the raw peer's. With
+// TRANSPORT=socket the node's end is the kernel's TCP on a veth, otherwise a link in the process.
+func wire(t testing.TB) (embed.Config, link.Link) {
+	t.Helper()
+	if testenv.Sockets() {
+		end, err := link.OpenPacket(station(t), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return embed.Config{Sockets: true}, end
+	}
+	a, b, err := link.NewPipe(link.PipeConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return embed.Config{Link: a, Resolver: &hostnet.Static{SrcMAC: nodeMAC, DstMAC: peer.MAC, MTU: a.MTU(), Addrs: []netip.Addr{nodeAddr}}}, b
+}
+
+// station makes a veth pair in the process's network namespace. One end has the node's addresses, and knows the raw
+// peer as a neighbour; it returns the name of the other, which belongs to the raw peer alone.
+func station(t testing.TB) string {
+	t.Helper()
+	testenv.RequireRoot(t)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	near, far := netlink.NewLinkAttrs(), "raw-peer"
+	near.Name, near.HardwareAddr = "node", nodeMAC[:]
+	pair := &netlink.Veth{LinkAttrs: near, PeerName: far, PeerHardwareAddr: peer.MAC[:]}
+	must(netlink.LinkAdd(pair))
+	t.Cleanup(func() { must(netlink.LinkDel(pair)) })
+	l, err := netlink.LinkByName(near.Name)
+	must(err)
+	must(netlink.AddrAdd(l, &netlink.Addr{IPNet: &net.IPNet{IP: nodeAddr.AsSlice(), Mask: net.CIDRMask(24, 32)}}))
+	other, err := netlink.LinkByName(far)
+	must(err)
+	must(netlink.LinkSetUp(other))
+	must(netlink.LinkSetUp(l))
+	must(netlink.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: peerAddr.AsSlice(), HardwareAddr: peer.MAC[:], State: netlink.NUD_PERMANENT}))
+	return far
 }
 
 func (w *world) snapshot() map[string][]byte {

@@ -1,0 +1,124 @@
+package dataplane
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+)
+
+// socketEngine starts an engine over kernel sockets, and returns its events and a free endpoint.
+func socketEngine(t *testing.T, addr string) (*Engine, <-chan Event, netip.AddrPort) {
+	t.Helper()
+	socks, err := NewSockets(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	events := make(chan Event, 64)
+	e, err := New(Config{OnEvent: func(ev Event) { events <- ev }}, []Queue{{Link: socks, CPU: -1}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Start()
+	t.Cleanup(func() {
+		e.Stop()
+		socks.Close()
+	})
+	return e, events, freeEndpoint(t, addr)
+}
+
+// freeEndpoint returns addr with a port that no socket uses.
+func freeEndpoint(t *testing.T, addr string) netip.AddrPort {
+	t.Helper()
+	hold, err := net.Listen("tcp", net.JoinHostPort(addr, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hold.Close()
+	return hold.Addr().(*net.TCPAddr).AddrPort()
+}
+
+func awaitEvent(t *testing.T, events <-chan Event, kind EventKind) Event {
+	t.Helper()
+	for limit := time.After(time.Minute); ; {
+		select {
+		case ev := <-events:
+			if ev.Kind == kind {
+				return ev
+			}
+		case <-limit:
+			t.Fatalf("no event %d", kind)
+		}
+	}
+}
+
+// TestSocketResetAfterFIN checks that the peer's RST ends a connection also after the peer's FIN,
+// with and without data to send.
+func TestSocketResetAfterFIN(t *testing.T) {
+	for name, send := range map[string]int{"idle": 0, "sending": 64 << 20} {
+		t.Run(name, func(t *testing.T) {
+			e, events, at := socketEngine(t, "127.0.0.1")
+			if _, err := e.Listen(ListenRequest{Local: at, Backlog: 8, Stream: true}); err != nil {
+				t.Fatal(err)
+			}
+			c, err := net.Dial("tcp", at.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			id := awaitEvent(t, events, EventAccepted).Conn
+			if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+			awaitEvent(t, events, EventPeerClosed)
+			if send > 0 {
+				e.StreamSend(id, make([]byte, send))
+			}
+			if err := c.(*net.TCPConn).SetLinger(0); err != nil {
+				t.Fatal(err)
+			}
+			c.Close()
+			if ev := awaitEvent(t, events, EventClosed); ev.Conn != id || ev.Err == nil {
+				t.Errorf("%+v", ev)
+			}
+		})
+	}
+}
+
+// TestSocketFINAndReset checks that a RST ends a connection whose FIN the worker has not yet read: the
+// kernel then reports both as one change, and a read only the FIN.
+func TestSocketFINAndReset(t *testing.T) {
+	socks, err := NewSockets(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socks.Close()
+	e, err := New(Config{}, []Queue{{Link: socks, CPU: -1}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := e.workers[0]
+	defer w.closeFDs()
+	at := freeEndpoint(t, "127.0.0.1")
+	if err := w.listen(1, &ListenRequest{Local: at, Backlog: 8}); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := net.Dial("tcp", at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := conn.(*net.TCPConn)
+	defer c.Close()
+	for len(w.streams) == 0 {
+		w.turn()
+	}
+	if err := errors.Join(c.CloseWrite(), c.SetLinger(0), c.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for late := time.Now().Add(5 * time.Second); len(w.streams) > 0; w.turn() {
+		if time.Now().After(late) {
+			t.Fatal("the connection lasts")
+		}
+	}
+}
