@@ -271,6 +271,14 @@ func (q *QP) disconnect(ctx context.Context, abort bool) error {
 	return q.d.do(ctx, "disconnect", &ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: q.num, Abort: abort}}})
 }
 
+// SetDSCP changes the DSCP (0 to 63) of the packets that this end of an established
+// connection sends from now on. Over SCTP it changes that of all connections of the
+// association; between programs of one host there are no packets. The error is an
+// *Error: ErrInvalid for another value, ErrState without an established connection.
+func (q *QP) SetDSCP(ctx context.Context, dscp uint32) error {
+	return q.d.do(ctx, "set the DSCP", &ctrlpb.Request{Body: &ctrlpb.Request_SetDscp{SetDscp: &ctrlpb.SetDSCP{Qp: q.num, Dscp: dscp}}})
+}
+
 // Info returns the addresses and the negotiated settings of the connection, or nil
 // before it is established.
 func (q *QP) Info() *ConnInfo {

@@ -25,6 +25,7 @@ type Engine interface {
 	StreamSend(dataplane.ConnID, []byte)
 	StreamConsumed(dataplane.ConnID, int)
 	Attach(dataplane.ConnID, dataplane.Attachment)
+	SetDSCP(id dataplane.ConnID, dscp uint8) error
 	Disconnect(id dataplane.ConnID, abort bool)
 
 	Detach(*dataplane.QPBinding)

@@ -32,6 +32,7 @@ type fakeEngine struct {
 	admit   func(netip.Addr) bool // of the last Listen
 
 	listenIP, connectIP dataplane.IPOptions // of the last calls
+	dscp                map[dataplane.ConnID]uint8
 
 	conns    map[dataplane.ConnID]*fakeConn
 	bound    int
@@ -120,6 +121,16 @@ func (e *fakeEngine) Listen(r dataplane.ListenRequest) (dataplane.ListenerID, er
 	id := dataplane.ListenerID(e.next)
 	e.listens[id], e.on[id], e.admit, e.listenIP = r.Local, r.Device, r.Admit, r.IP
 	return id, nil
+}
+
+func (e *fakeEngine) SetDSCP(id dataplane.ConnID, dscp uint8) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.dscp == nil {
+		e.dscp = make(map[dataplane.ConnID]uint8)
+	}
+	e.dscp[id] = dscp
+	return nil
 }
 
 // admits reports what the listener made last says of a peer.

@@ -37,7 +37,8 @@ func FuzzRequests(f *testing.F) {
 	add(&ctrlpb.Request{Body: &ctrlpb.Request_QueryStatus{QueryStatus: &ctrlpb.QueryStatus{}}},
 		&ctrlpb.Request{Body: &ctrlpb.Request_ListQps{ListQps: &ctrlpb.ListQPs{}}},
 		&ctrlpb.Request{Body: &ctrlpb.Request_ListClients{ListClients: &ctrlpb.ListClients{After: 1 << 31}}},
-		&ctrlpb.Request{Body: &ctrlpb.Request_AdminDisconnect{AdminDisconnect: &ctrlpb.AdminDisconnect{Qp: 1}}})
+		&ctrlpb.Request{Body: &ctrlpb.Request_AdminDisconnect{AdminDisconnect: &ctrlpb.AdminDisconnect{Qp: 1}}},
+		&ctrlpb.Request{Body: &ctrlpb.Request_SetDscp{SetDscp: &ctrlpb.SetDSCP{Qp: 1, Dscp: 46}}})
 	f.Add([]byte{3, 8, 1, 0x12, 0})
 
 	h := newHarness(f, Config{Limits: Limits{QueueDepth: 64, QPs: 4, CQs: 4, MRs: 4, Registered: 1 << 20}})

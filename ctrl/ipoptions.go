@@ -32,3 +32,33 @@ func ipOptions(def dataplane.IPOptions, w *ctrlpb.Startup) (o dataplane.IPOption
 	}
 	return o, nil
 }
+
+// setDSCP changes the DSCP of an established connection (RFC 9293 3.9.2, SHLD-21).
+func setDSCP(c *session, r *ctrlpb.SetDSCP) error {
+	o, err := ipOptions(dataplane.IPOptions{}, &ctrlpb.Startup{Dscp: &r.Dscp})
+	if err != nil {
+		return err
+	}
+	id, err := upConn(c, r.Qp)
+	if err != nil {
+		return err
+	}
+	if err := c.srv.engine.SetDSCP(id, o.DSCP); err != nil {
+		return errorf(badState, "ctrl: the DSCP of queue pair %d: %w", r.Qp, err)
+	}
+	return nil
+}
+
+// upConn returns the established connection of a queue pair.
+func upConn(c *session, qp uint32) (dataplane.ConnID, error) {
+	c.srv.mu.Lock()
+	defer c.srv.mu.Unlock()
+	q := c.qps[qp]
+	switch {
+	case q == nil:
+		return 0, errorf(noObject, "ctrl: no queue pair %d", qp)
+	case q.conn == nil || q.conn.state != connUp:
+		return 0, errorf(badState, "ctrl: queue pair %d has no established connection: wait for the event", qp)
+	}
+	return q.conn.id, nil
+}

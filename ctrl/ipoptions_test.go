@@ -8,6 +8,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/mpa"
 )
 
 // TestIPOptions checks that the options that a client sets are used, that the others come from the
@@ -51,4 +52,33 @@ func TestIPOptions(t *testing.T) {
 		}
 		h.e.mu.Unlock()
 	}
+}
+
+// TestSetDSCP checks that only an established connection's DSCP changes, and only to what the header
+// can hold.
+func TestSetDSCP(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	q := c.qp()
+	set := func(qp, dscp uint32) *ctrlpb.Request {
+		return &ctrlpb.Request{Body: &ctrlpb.Request_SetDscp{SetDscp: &ctrlpb.SetDSCP{Qp: qp, Dscp: dscp}}}
+	}
+	c.fails(ctrlpb.Code_CODE_STATE, set(q, 10))
+	p, _ := h.dial(t, c, reqConnect(q, peerA.String()), mpa.DefaultConfig())
+	p.accept("", -1, -1)
+	c.fails(ctrlpb.Code_CODE_STATE, set(q, 10))
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id, QP: p.attached().QP})
+	if c.event().GetEstablished() == nil {
+		t.Fatal("not established")
+	}
+	for _, dscp := range []uint32{10, 0, 63} {
+		c.ok(set(q, dscp))
+		h.e.mu.Lock()
+		if got, ok := h.e.dscp[p.id]; !ok || uint32(got) != dscp {
+			t.Errorf("the engine has %v; want %d", h.e.dscp, dscp)
+		}
+		h.e.mu.Unlock()
+	}
+	c.fails(ctrlpb.Code_CODE_INVALID, set(q, 64))
+	c.fails(ctrlpb.Code_CODE_NO_OBJECT, set(q+1, 10))
 }

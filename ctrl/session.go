@@ -402,6 +402,8 @@ func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) 
 		return nil, c.onStream(b.StreamClose.Conn, func(cn *conn) error { return c.srv.streamClose(cn, b.StreamClose) })
 	case *ctrlpb.Request_Disconnect:
 		return nil, c.disconnect(b.Disconnect)
+	case *ctrlpb.Request_SetDscp:
+		return nil, setDSCP(c, b.SetDscp)
 	case *ctrlpb.Request_QueryStatus:
 		return nil, c.queryStatus(reply)
 	case *ctrlpb.Request_ListQps:

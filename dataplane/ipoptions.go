@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"errors"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -15,6 +16,9 @@ type IPOptions struct {
 	Priority uint8 // in VLAN tags, 0 to 7 (IEEE 802.1Q)
 }
 
+// errOver is the error of a change to a connection that has ended.
+var errOver = errors.New("dataplane: the connection has ended")
+
 // vlanID masks the identifier in a TCI.
 const vlanID = 0xfff
 
@@ -26,28 +30,48 @@ func (o IPOptions) apply(t *pkt.Tuple) {
 	}
 }
 
-// applySocket sets the options of a kernel socket. The kernel maps the priority to that of VLAN
-// tags with the interface's egress-qos-map. A socket for both families gets the options of
-// both.
+// socketOption is an option of a kernel socket.
+type socketOption struct {
+	name              string
+	v6                bool // of IPv6 sockets only
+	level, opt, value int
+}
+
+// applySocket sets the options of a kernel socket; those that are 0 are the host's default. The
+// kernel maps the priority to that of VLAN tags with the interface's egress-qos-map.
 func (o IPOptions) applySocket(fd int) error {
+	var opts []socketOption
+	if o.DSCP != 0 {
+		opts = o.dscpOptions()
+	}
+	if o.TTL != 0 {
+		opts = append(opts, socketOption{"IP_TTL", false, unix.IPPROTO_IP, unix.IP_TTL, int(o.TTL)},
+			socketOption{"IPV6_UNICAST_HOPS", true, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, int(o.TTL)})
+	}
+	return o.setSocket(fd, opts)
+}
+
+// applySocketDSCP sets the DSCP of a kernel socket, also if it is 0.
+func (o IPOptions) applySocketDSCP(fd int) error { return o.setSocket(fd, o.dscpOptions()) }
+
+func (o IPOptions) dscpOptions() []socketOption {
+	return []socketOption{{"IP_TOS", false, unix.IPPROTO_IP, unix.IP_TOS, int(o.DSCP) << 2},
+		{"IPV6_TCLASS", true, unix.IPPROTO_IPV6, unix.IPV6_TCLASS, int(o.DSCP) << 2}}
+}
+
+// setSocket sets options, and then the priority, which IP_TOS changes. A socket for both families
+// gets the options of both.
+func (o IPOptions) setSocket(fd int, opts []socketOption) error {
+	if o.Priority != 0 {
+		opts = append(opts, socketOption{"SO_PRIORITY", false, unix.SOL_SOCKET, unix.SO_PRIORITY, int(o.Priority)})
+	}
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	if err != nil {
 		return fmt.Errorf("dataplane: socket: %w", err)
 	}
-	v6 := domain == unix.AF_INET6
-	for _, opt := range []struct {
-		name              string
-		v6                bool
-		level, opt, value int
-	}{
-		{"IP_TOS", false, unix.IPPROTO_IP, unix.IP_TOS, int(o.DSCP) << 2},
-		{"IP_TTL", false, unix.IPPROTO_IP, unix.IP_TTL, int(o.TTL)},
-		{"IPV6_TCLASS", true, unix.IPPROTO_IPV6, unix.IPV6_TCLASS, int(o.DSCP) << 2},
-		{"IPV6_UNICAST_HOPS", true, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, int(o.TTL)},
-		{"SO_PRIORITY", v6, unix.SOL_SOCKET, unix.SO_PRIORITY, int(o.Priority)}, // last: IP_TOS changes it
-	} {
-		if opt.value == 0 || opt.v6 && !v6 {
-			continue // the host's default
+	for _, opt := range opts {
+		if opt.v6 && domain != unix.AF_INET6 {
+			continue
 		}
 		if err := unix.SetsockoptInt(fd, opt.level, opt.opt, opt.value); err != nil {
 			return fmt.Errorf("dataplane: socket option %s=%d: %w", opt.name, opt.value, err)

@@ -4,7 +4,6 @@ import (
 	"net"
 	"net/netip"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -14,9 +13,9 @@ import (
 )
 
 // TestIPOptions checks that every packet of a connection, from the SYN or INIT and its answer
-// on, has the DSCP, TTL and VLAN priority of its end, also after its next hop has changed.
+// on, has the DSCP, TTL and VLAN priority of its end, also after its next hop or the DSCP
+// has changed.
 func TestIPOptions(t *testing.T) {
-	ours, peers := IPOptions{DSCP: 46, TTL: 7, Priority: 5}, IPOptions{DSCP: 10, Priority: 1}
 	for _, tt := range []struct {
 		name         string
 		sctp, cookie bool
@@ -28,6 +27,7 @@ func TestIPOptions(t *testing.T) {
 		{"SCTP", true, false, addrA, addrB},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			ours, peers := IPOptions{DSCP: 46, TTL: 7, Priority: 5}, IPOptions{DSCP: 10, Priority: 1}
 			seen := [2]int{}
 			s := newSim(t, link.PipeConfig{Filter: func(toB bool, frame []byte) bool {
 				var p pkt.Packet
@@ -98,6 +98,13 @@ func TestIPOptions(t *testing.T) {
 				s.until("the other end too", func() bool { return a.w.streams[id].mode == modeStreaming })
 				s.attach(a.w.streams[id], b.w.streams[passive.Conn], newSimQP(t, a, 64), newSimQP(t, b, 64), mpa.Params{CRC: true})
 			}
+			ours.DSCP = 12 // while the connections last
+			for _, s := range a.w.streams {
+				if err := s.lane.llp.setDSCP(ours.DSCP); err != nil {
+					t.Fatal(err)
+				}
+			}
+			a.w.streams[id].lane.llp.setHop(a.w, remote.Addr().As16(), &hop)
 			a.w.disconnect(a.w.streams[id], false)
 			if tt.cookie {
 				a.w.disconnect(a.w.streams[other], true)
@@ -118,24 +125,7 @@ func TestIPOptions(t *testing.T) {
 func TestSocketIPOptions(t *testing.T) {
 	for _, addr := range []string{"127.0.0.1", "::1", "::"} {
 		t.Run(addr, func(t *testing.T) {
-			socks, err := NewSockets(0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			done := make(chan Event, 64)
-			e, err := New(Config{OnEvent: func(ev Event) { done <- ev }}, []Queue{{Link: socks, CPU: -1}}, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			e.Start()
-			defer socks.Close()
-			defer e.Stop()
-			hold, err := net.Listen("tcp", net.JoinHostPort(addr, "0"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			at := hold.Addr().(*net.TCPAddr).AddrPort()
-			hold.Close()
+			e, events, at := socketEngine(t, addr)
 			want := IPOptions{DSCP: 46, TTL: 7, Priority: 5}
 			if _, err := e.Listen(ListenRequest{Local: at, Backlog: 8, IP: want}); err != nil {
 				t.Fatal(err)
@@ -149,27 +139,33 @@ func TestSocketIPOptions(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer c.Close()
-			select {
-			case ev := <-done:
-				if ev.Kind != EventAccepted {
-					t.Fatalf("%+v", ev)
-				}
-			case <-time.After(time.Minute):
-				t.Fatal("not accepted")
-			}
+			awaitEvent(t, events, EventAccepted)
+			id := make(chan ConnID, 1)
 			opts := make(chan [3]int, 1)
-			e.workers[0].post(func(w *worker) {
-				for fd := range w.socks.conns {
+			look := func(w *worker) {
+				for fd, s := range w.socks.conns {
 					get := func(level, opt int) int { n, _ := unix.GetsockoptInt(fd, level, opt); return n }
 					tos, ttl := get(unix.IPPROTO_IP, unix.IP_TOS), get(unix.IPPROTO_IP, unix.IP_TTL)
 					if to.Addr().Is6() {
 						tos, ttl = get(unix.IPPROTO_IPV6, unix.IPV6_TCLASS), get(unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS)
 					}
+					id <- s.c.id
 					opts <- [3]int{tos >> 2, ttl, get(unix.SOL_SOCKET, unix.SO_PRIORITY)}
 				}
-			})
+			}
+			e.workers[0].post(look)
 			if got := <-opts; got != [3]int{46, 7, 5} {
 				t.Errorf("DSCP, TTL and priority of the accepted socket are %v; want %+v", got, want)
+			}
+			if err := e.SetDSCP(<-id, 0); err != nil {
+				t.Fatal(err)
+			}
+			e.workers[0].post(look)
+			if got := <-opts; got != [3]int{0, 7, 5} {
+				t.Errorf("after its DSCP was set to 0: %v", got)
+			}
+			if err := e.SetDSCP(<-id+1, 0); err == nil {
+				t.Error("the DSCP of an unknown connection can be set")
 			}
 		})
 	}

@@ -26,6 +26,8 @@ type llp interface {
 	next() clock.Time
 	// setHop sets the next hop to remote, an address of the peer.
 	setHop(w *worker, remote [16]byte, hop *Hop)
+	// setDSCP changes the DSCP of the packets sent from now on.
+	setDSCP(dscp uint8) error
 	// streams returns the DDP streams. The argument s of the methods below is one of them.
 	streams() []*stream
 	info(ci *ConnInfo)

@@ -153,6 +153,20 @@ func (e *Engine) Attach(id ConnID, a Attachment) {
 	e.onStream(id, func(w *worker, s *stream) { w.attach(id, s, a) })
 }
 
+// SetDSCP changes the DSCP of the packets that a connection sends, and, over SCTP, of those of its
+// association. A connection within the host has none.
+func (e *Engine) SetDSCP(id ConnID, dscp uint8) error {
+	err, done := errOver, make(chan struct{})
+	e.onStream(id, func(w *worker, s *stream) {
+		if s != nil {
+			err = s.lane.llp.setDSCP(dscp)
+		}
+		close(done)
+	})
+	e.await(done)
+	return err
+}
+
 // Disconnect closes a connection. A graceful close first sends posted work as far as the window
 // allows (in streaming mode, everything passed to StreamSend); abort sends a RST. EventClosed
 // follows.

@@ -129,6 +129,11 @@ func (as *assoc) setHop(w *worker, remote [16]byte, hop *Hop) {
 	w.mark(&as.lane)
 }
 
+func (as *assoc) setDSCP(dscp uint8) error {
+	as.ip.DSCP, as.tuple.DSCP = dscp, dscp
+	return nil
+}
+
 func (as *assoc) setFurtherHop(w *worker, addr [16]byte, hop *Hop) {
 	i, ok := as.a.FindPath(netip.AddrFrom16(addr).Unmap())
 	if !ok || as.gone {

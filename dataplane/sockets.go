@@ -301,7 +301,7 @@ func (s *Sockets) accepted(w *worker, fd int, peer unix.Sockaddr, l *listener) e
 	if err != nil {
 		return err
 	}
-	c.lst, c.passive, c.wide = l, true, l.stream
+	c.lst, c.passive, c.wide, c.ip = l, true, l.stream, l.ip
 	w.enterTCP(c)
 	w.stats.PassiveOpens++
 	c.sock.establish(w)
@@ -332,7 +332,7 @@ func (s *Sockets) connect(w *worker, id ConnID, r *ConnectRequest) error {
 		unix.Close(fd)
 		return err
 	}
-	c.wide = r.Stream
+	c.wide, c.ip = r.Stream, r.IP
 	c.giveUp = w.deadlineAfter(r.Timeout)
 	w.enterTCP(c)
 	w.stats.ActiveOpens++

@@ -237,6 +237,14 @@ func (c *tcpConn) setHop(w *worker, _ [16]byte, hop *Hop) {
 	w.mark(&c.lane)
 }
 
+func (c *tcpConn) setDSCP(dscp uint8) error {
+	c.ip.DSCP, c.tuple.DSCP = dscp, dscp
+	if c.sock != nil && c.sock.fd >= 0 {
+		return c.ip.applySocketDSCP(c.sock.fd)
+	}
+	return nil
+}
+
 func (c *tcpConn) streams() []*stream { return []*stream{&c.stream} }
 
 func (c *tcpConn) info(ci *ConnInfo) {

@@ -208,6 +208,18 @@ int iwarpd_reject(struct iwarpd_device *dev, uint32_t conn, const void *private_
 	return device_do(dev, &req, e);
 }
 
+int iwarpd_set_dscp(struct iwarpd_qp *qp, unsigned dscp, struct iwarpd_error *e)
+{
+	Pb__SetDSCP body = PB__SET_DSCP__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+
+	body.qp = iwarpd_qp_num(qp);
+	body.dscp = dscp;
+	req.body_case = PB__REQUEST__BODY_SET_DSCP;
+	req.set_dscp = &body;
+	return device_do(qp_object(qp)->dev, &req, e);
+}
+
 int iwarpd_disconnect(struct iwarpd_qp *qp, bool abort, struct iwarpd_error *e)
 {
 	Pb__Disconnect body = PB__DISCONNECT__INIT;

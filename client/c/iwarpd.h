@@ -550,6 +550,13 @@ IWARPD_API int iwarpd_reject(struct iwarpd_device *dev, uint32_t conn, const voi
 IWARPD_API int iwarpd_disconnect(struct iwarpd_qp *qp, bool abort, struct iwarpd_error *e);
 
 /*
+ * Sets the DSCP, 0 to 63, of the packets that this end of an established connection
+ * sends from now on; over SCTP, of all connections of its association. -EINVAL: another
+ * value; -EBADFD: there is no established connection.
+ */
+IWARPD_API int iwarpd_set_dscp(struct iwarpd_qp *qp, unsigned dscp, struct iwarpd_error *e);
+
+/*
  * Byte streams before MPA (delayed start, RFC 5044 section 7.1.3): both programs
  * connect and listen with streaming set, exchange bytes on the conn of
  * STREAM_READY, and then start MPA. A program must read everything that its peer

@@ -91,6 +91,7 @@ func attacks(j *job) []attack {
 		{"destroy its queue pair", refused(req(&ctrlpb.DestroyQP{Qp: v.QP}), noObject)},
 		{"disconnect its queue pair", refused(req(&ctrlpb.Disconnect{Qp: v.QP, Abort: true}), noObject)},
 		{"disconnect as an administrator", refused(req(&ctrlpb.AdminDisconnect{Qp: v.QP, Abort: true}), noObject)},
+		{"change the DSCP of its connection", refused(req(&ctrlpb.SetDSCP{Qp: v.QP}), noObject)},
 		{"connect its queue pair", refused(req(&ctrlpb.Connect{Qp: v.QP, Remote: j.Peer}), noObject)},
 		{"close its listener", everyHandle(func(h uint32) *ctrlpb.Request { return req(&ctrlpb.Unlisten{Listen: h}) }, noObject)},
 		{"accept its peer", everyHandle(func(h uint32) *ctrlpb.Request { return req(&ctrlpb.Accept{Conn: h, Qp: v.QP}) }, noObject)},

@@ -115,6 +115,9 @@ func (h *Host) frame(b []byte) {
 		st = h.newStream(k)
 		st.passive = true
 	}
+	if len(s.payload) > 0 {
+		st.TOS = ip[1]
+	}
 	st.handle(&s)
 }
 

@@ -68,6 +68,7 @@ type Stream struct {
 	wnd     uint16 // the other side's, not scaled
 
 	In  []byte // received in order, not taken
+	TOS byte   // of the last segment with payload
 	FIN bool   // received, in order
 	RST bool   // received
 }

@@ -530,9 +530,12 @@ static void check_early(struct side *a, struct side *b)
 	CHECK(poll(&fd, 1, 0) == 0);
 	for (int i = 0; i < posted; i++)
 		expect_octet(b);
+	CHECK(iwarpd_set_dscp(b->qp, 63, &err) == 0);
+	CHECK(iwarpd_set_dscp(b->qp, 64, &err) == -EINVAL && strstr(err.text, "a DSCP is 0 to 63"));
 	CHECK(iwarpd_disconnect(b->qp, false, &err) == 0);
 	expect_event(a, IWARPD_EVENT_DISCONNECTED);
 	CHECK(a->ev.error.err == 0);
+	CHECK(iwarpd_set_dscp(a->qp, 0, &err) == -EBADFD);
 	CHECK(iwarpd_unlisten(l, &err) == 0);
 	drop(a);
 }
