@@ -3,11 +3,12 @@ package rpcrdma
 import (
 	"context"
 	"errors"
-	"fmt"
+	"net/netip"
 	"testing"
 	"time"
 
 	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
 	"github.com/iwarpd/iwarpd/rpcrdma/session"
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
@@ -16,7 +17,7 @@ import (
 // TestInvalidateFlag checks that Send with Invalidate is used if both ends set R in their private data, never
 // otherwise with version 1, and never if the client's R is 0 (RFC 8797 section 4.1).
 func TestInvalidateFlag(t *testing.T) {
-	a, b, err := embed.Pair(embed.PairConfig{})
+	a, b, err := embed.Pair(embed.PairConfig{Sockets: testenv.Sockets()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +36,7 @@ func TestInvalidateFlag(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer se.Close()
-	l, err := se.Listen(ctx, fmt.Sprintf("%v:%d", b.Addr(), Port))
+	l, err := se.Listen(ctx, netip.AddrPortFrom(b.Addr(), 0).String())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +117,7 @@ func TestPrivateSizes(t *testing.T) {
 // provider fails the invalidating work request.
 func TestInvalidationFails(t *testing.T) {
 	for _, version := range []int{1, 2} {
-		a, b, err := embed.Pair(embed.PairConfig{})
+		a, b, err := embed.Pair(embed.PairConfig{Sockets: testenv.Sockets()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -131,7 +132,7 @@ func TestInvalidationFails(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l, err := se.Listen(ctx, fmt.Sprintf("%v:%d", b.Addr(), Port))
+		l, err := se.Listen(ctx, netip.AddrPortFrom(b.Addr(), 0).String())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
 	"github.com/iwarpd/iwarpd/rpcrdma/session"
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
@@ -15,7 +16,7 @@ import (
 // endpoint returns a server's endpoint with a context of two minutes.
 func endpoint(t *testing.T) (context.Context, *Endpoint) {
 	t.Helper()
-	a, b, err := embed.Pair(embed.PairConfig{})
+	a, b, err := embed.Pair(embed.PairConfig{Sockets: testenv.Sockets()})
 	if err != nil {
 		t.Fatal(err)
 	}

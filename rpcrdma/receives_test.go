@@ -8,6 +8,7 @@ import (
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rpcrdma/session"
 )
 
@@ -15,7 +16,7 @@ import (
 // first, and two more for errors if it granted no credits for those: that many messages arrive while no completion is
 // taken (draft section 4.2.1.1, RFC 8166 section 3.3.1).
 func TestReceives(t *testing.T) {
-	a, b, err := embed.Pair(embed.PairConfig{})
+	a, b, err := embed.Pair(embed.PairConfig{Sockets: testenv.Sockets()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rpcrdma"
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
 	"github.com/iwarpd/iwarpd/rpcrdma/session"
@@ -115,7 +117,7 @@ type rig struct {
 
 func newRig(t testing.TB, client, server func(*rpcrdma.Config)) *rig {
 	t.Helper()
-	a, b, err := embed.Pair(embed.PairConfig{})
+	a, b, err := embed.Pair(embed.PairConfig{Sockets: testenv.Sockets()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +139,7 @@ func newRig(t testing.TB, client, server func(*rpcrdma.Config)) *rig {
 	if g.ce, err = rpcrdma.New(ctx, a.Device(), ccfg); err != nil {
 		t.Fatal(err)
 	}
-	if g.l, err = g.se.Listen(ctx, fmt.Sprintf("%v:%d", b.Addr(), rpcrdma.Port)); err != nil {
+	if g.l, err = g.se.Listen(ctx, netip.AddrPortFrom(b.Addr(), 0).String()); err != nil {
 		t.Fatal(err)
 	}
 	g.c = g.ce.Dial(g.l.Addr())

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,6 +35,9 @@ type rig struct {
 	n   *nfs.Client
 }
 
+// exports counts the exports. Each has its own port: over kernel sockets all have the same address.
+var exports atomic.Uint32
+
 func start(t testing.TB, version int, set ...func(*nfs.Config)) *rig {
 	t.Helper()
 	testenv.RequireRoot(t)
@@ -49,13 +53,13 @@ func start(t testing.TB, version int, set ...func(*nfs.Config)) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, b, err := embed.Pair(embed.PairConfig{})
+	a, b, err := embed.Pair(embed.PairConfig{Sockets: testenv.Sockets()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	x := &nfs.Export{
-		Server: s, Listen: netip.AddrPortFrom(b.Addr(), rpcrdma.Port).String(), Config: rpcrdma.DefaultConfig(true),
+		Server: s, Listen: netip.AddrPortFrom(b.Addr(), rpcrdma.Port+uint16(exports.Add(1))).String(), Config: rpcrdma.DefaultConfig(true),
 		Open: func(ctx context.Context) (*iwarp.Device, error) { return b.NewDevice(ctx) },
 	}
 	up := make(chan struct{})

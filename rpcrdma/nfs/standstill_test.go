@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rpcrdma"
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
@@ -16,7 +17,7 @@ import (
 // forever.
 func TestStandstill(t *testing.T) {
 	for _, entries := range []int{0, 1} {
-		a, b, err := embed.Pair(embed.PairConfig{})
+		a, b, err := embed.Pair(embed.PairConfig{Sockets: testenv.Sockets()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -51,7 +52,7 @@ func TestStandstill(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer s.Close()
-		l, err := s.Listen(ctx, netip.AddrPortFrom(b.Addr(), rpcrdma.Port).String())
+		l, err := s.Listen(ctx, netip.AddrPortFrom(b.Addr(), 0).String())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -162,7 +162,7 @@ func many(t *testing.T, clients, each int, length time.Duration) {
 	testenv.NoGoroutineLeaks(t)
 	rng := testenv.Rand(t)
 	limits := ctrl.Limits{Clients: clients + 10, QPs: 1 << 14, CQs: 1 << 15, PDs: 1 << 14, MRs: 1 << 16, Rings: 4 << 30, Registered: 4 << 30}
-	a, b, err := embed.Pair(embed.PairConfig{CtrlA: limitsOf(limits), CtrlB: limitsOf(limits)})
+	a, b, err := embed.Pair(embed.PairConfig{Sockets: testenv.Sockets(), CtrlA: limitsOf(limits), CtrlB: limitsOf(limits)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
 	"github.com/iwarpd/iwarpd/ctrl"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // full reports whether the tests run at their full size instead of the short one of every test run.
@@ -48,7 +49,7 @@ type victimObjects struct {
 func TestMain(m *testing.M) {
 	role := os.Getenv(roleEnv)
 	if role == "" {
-		os.Exit(m.Run())
+		os.Exit(testenv.RunApart(m))
 	}
 	var j job
 	in := bufio.NewReader(os.Stdin)
@@ -90,7 +91,7 @@ func newWorld(t *testing.T, limits ctrl.Limits) *world {
 	if err := copyFile("/proc/self/exe", w.exe); err != nil {
 		t.Fatal(err)
 	}
-	w.a, w.b, err = embed.Pair(embed.PairConfig{CtrlB: ctrl.Config{Socket: w.socket, Mode: 0o666, Limits: limits, Slots: ctrl.Slots{Folder: filepath.Join(dir, "slots"), Count: 2}}})
+	w.a, w.b, err = embed.Pair(embed.PairConfig{Sockets: testenv.Sockets(), CtrlB: ctrl.Config{Socket: w.socket, Mode: 0o666, Limits: limits, Slots: ctrl.Slots{Folder: filepath.Join(dir, "slots"), Count: 2}}})
 	if err != nil {
 		t.Fatal(err)
 	}

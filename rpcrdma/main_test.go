@@ -1,0 +1,10 @@
+package rpcrdma_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.RunApart(m)) }
