@@ -169,9 +169,9 @@ func (c *session) unlisten(h uint32) error {
 // dropListener closes a listener and resets the connections that the client has not accepted.
 func (c *session) dropListener(l *listener) {
 	s := c.srv
+	s.engine.Unlisten(l.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.engine.Unlisten(l.id)
 	delete(s.listeners, l.id)
 	delete(c.listens, l.handle)
 	for _, cn := range s.conns {

@@ -99,17 +99,14 @@ func (e *Engine) Fence() {
 }
 
 func (e *Engine) await(done chan struct{}) {
-	for {
+	for !e.stop.Load() {
 		select {
 		case <-done:
 			return
 		case <-time.After(10 * time.Millisecond):
-			if e.stop.Load() {
-				e.wg.Wait()
-				return
-			}
 		}
 	}
+	e.wg.Wait()
 }
 
 // Bind makes the workers poll a client's doorbells, and registers the client's wake-ups.

@@ -53,11 +53,12 @@ func (e *Engine) Listen(r ListenRequest) (ListenerID, error) {
 	return id, nil
 }
 
-// Unlisten closes a listener. Its connections are not affected.
+// Unlisten closes a listener. Its connections are not affected. When it returns, its port is free.
 func (e *Engine) Unlisten(id ListenerID) {
 	for _, w := range e.workers {
 		w.post(func(w *worker) { w.unlisten(id) })
 	}
+	e.Fence()
 }
 
 // NewID returns the id for a connection that Connect will open from local over the device of

@@ -358,6 +358,22 @@ func TestDialFails(t *testing.T) {
 	idle(t, b)
 }
 
+// TestListenAgain checks that a port is free again as soon as its listener is closed.
+func TestListenAgain(t *testing.T) {
+	_, b, ctx := pair(t, embed.PairConfig{})
+	at := netip.AddrPortFrom(b.Addr(), 0)
+	for range 100 {
+		l, err := b.Device().Listen(ctx, at.String(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at = l.Addr()
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestTerminate checks that a violation ends the connection on both sides, and that both report its name.
 func TestTerminate(t *testing.T) {
 	a, b, ctx := pair(t, embed.PairConfig{})
