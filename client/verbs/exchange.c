@@ -7,6 +7,9 @@
  * number. It listens from the state INIT on, in which its peer cannot know it yet. In the
  * state RTR the QP with the lower GID and number connects, and the other accepts. Private
  * data identifies both QPs.
+ *
+ * Anyone can connect to that port. The requests that come before the state RTR are kept,
+ * and then the one is accepted that comes from the address and QP of the peer.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -21,12 +24,20 @@ enum {
 	FIRST_PORT = 61000, /* above the ephemeral ports of Linux */
 	NUM_PORTS = 65536 - FIRST_PORT,
 	MAGIC = 0x69577651, /* "iWvQ" */
+	MAX_CALLERS = 8,
 };
 
 /* Private data of the initiator, in network byte order. */
 struct hello {
 	uint32_t magic;
 	uint32_t from, to; /* QP numbers */
+};
+
+/* A pending connect request. */
+struct caller {
+	uint32_t conn;
+	uint32_t qp; /* where it comes from */
+	union ibv_gid gid;
 };
 
 struct held {
@@ -40,10 +51,12 @@ struct exchange {
 	bool shows;            /* completions are no longer held */
 	struct held *held, **last_held;
 	struct iwarpd_listener *listener; /* or NULL */
-	uint32_t peer; /* QP number; set in the state RTR */
-	uint32_t conn; /* pending connect request, or 0 */
-	struct hello hello; /* private data of conn */
-	bool accepts;  /* the peer connects */
+	uint32_t peer;          /* QP number; set in the state RTR */
+	union ibv_gid peer_gid;
+	bool any_gid;           /* the peer connects from another address than that GID's */
+	bool accepts;           /* the peer connects */
+	struct caller callers[MAX_CALLERS];
+	unsigned int num_callers;
 };
 
 /* holding guards the list and what its members hold. No other lock is taken under it. */
@@ -158,6 +171,18 @@ static void unlisten(struct exchange *x)
 	x->listener = NULL;
 }
 
+static void refuse(struct qp *qp, uint32_t conn)
+{
+	iwarpd_reject(qp->ctx->dev, conn, NULL, 0, NULL);
+}
+
+static void refuse_all(struct qp *qp, struct exchange *x)
+{
+	for (unsigned int i = 0; i < x->num_callers; i++)
+		refuse(qp, x->callers[i].conn);
+	x->num_callers = 0;
+}
+
 void exchange_end(struct qp *qp)
 {
 	struct exchange *x = qp->exchange;
@@ -165,33 +190,10 @@ void exchange_end(struct qp *qp)
 	qp->exchange = NULL;
 	if (!x)
 		return;
-	if (x->conn)
-		iwarpd_reject(qp->ctx->dev, x->conn, NULL, 0, NULL);
+	refuse_all(qp, x);
 	unlisten(x);
 	unhold(x);
 	free(x);
-}
-
-/*
- * answer accepts the pending connect request if it comes from the peer QP, and rejects it
- * otherwise.
- */
-static int answer(struct qp *qp)
-{
-	struct exchange *x = qp->exchange;
-	uint32_t conn = x->conn;
-	int err;
-
-	x->conn = 0;
-	if (ntohl(x->hello.from) != x->peer || ntohl(x->hello.to) != qp->ibv.qp_num) {
-		iwarpd_reject(qp->ctx->dev, conn, NULL, 0, NULL);
-		return 0;
-	}
-	iwv_qp_connecting(qp, true);
-	err = iwarpd_accept(qp->ctx->dev, conn, qp->q, NULL, NULL);
-	if (err)
-		iwv_qp_connecting(qp, false);
-	return err;
 }
 
 /* gid_text writes the address of a GID and reports whether it is an IPv4 address. */
@@ -202,6 +204,49 @@ static bool gid_text(const union ibv_gid *gid, char text[INET6_ADDRSTRLEN])
 
 	inet_ntop(v4 ? AF_INET : AF_INET6, v4 ? gid->raw + 12 : gid->raw, text, INET6_ADDRSTRLEN);
 	return v4;
+}
+
+/* gid_of makes a GID from the address of an event, which has a port. */
+static bool gid_of(const char *remote, union ibv_gid *gid)
+{
+	char text[64], *end;
+	bool v6 = remote[0] == '[';
+
+	snprintf(text, sizeof(text), "%s", remote + v6);
+	end = v6 ? strpbrk(text, "%]") : strrchr(text, ':');
+	if (!end)
+		return false;
+	*end = 0;
+	*gid = (union ibv_gid){ .raw = { [10] = 0xff, 0xff } };
+	return inet_pton(v6 ? AF_INET6 : AF_INET, text, v6 ? gid->raw : gid->raw + 12) == 1;
+}
+
+static bool is_peer(const struct exchange *x, const struct caller *c)
+{
+	return c->qp == x->peer && (x->any_gid || memcmp(&c->gid, &x->peer_gid, sizeof(c->gid)) == 0);
+}
+
+/* answer accepts the connect request of the peer, if it has come, and refuses the others. */
+static int answer(struct qp *qp)
+{
+	struct exchange *x = qp->exchange;
+	uint32_t conn = 0;
+	int err;
+
+	for (unsigned int i = 0; i < x->num_callers && !conn; i++) {
+		if (is_peer(x, &x->callers[i])) {
+			conn = x->callers[i].conn;
+			x->callers[i] = x->callers[--x->num_callers];
+		}
+	}
+	refuse_all(qp, x);
+	if (!conn)
+		return 0;
+	iwv_qp_connecting(qp, true);
+	err = iwarpd_accept(qp->ctx->dev, conn, qp->q, NULL, NULL);
+	if (err)
+		iwv_qp_connecting(qp, false);
+	return err;
 }
 
 static int call(struct qp *qp, const union ibv_gid *own, const union ibv_gid *peer)
@@ -216,6 +261,7 @@ static int call(struct qp *qp, const union ibv_gid *own, const union ibv_gid *pe
 	snprintf(remote, sizeof(remote), v4 ? "%s:%u" : "[%s]:%u", host, port_of(qp->exchange->peer));
 	if (gid_text(own, local) == v4)
 		attr.local = local;
+	refuse_all(qp, qp->exchange);
 	unlisten(qp->exchange);
 	iwv_qp_connecting(qp, true);
 	err = iwarpd_connect(qp->q, &attr, &e);
@@ -229,6 +275,7 @@ static int call(struct qp *qp, const union ibv_gid *own, const union ibv_gid *pe
 int exchange_connect(struct qp *qp, const struct ibv_qp_attr *attr)
 {
 	const union ibv_gid *peer = &attr->ah_attr.grh.dgid;
+	char text[INET6_ADDRSTRLEN];
 	union ibv_gid own;
 	int order;
 
@@ -239,12 +286,14 @@ int exchange_connect(struct qp *qp, const struct ibv_qp_attr *attr)
 		return -EINVAL;
 	}
 	qp->exchange->peer = attr->dest_qp_num;
+	qp->exchange->peer_gid = *peer;
+	qp->exchange->any_gid = gid_text(&own, text) != gid_text(peer, text);
 	hold(qp);
 	order = memcmp(&own, peer, sizeof(own));
 	if (order < 0 || (order == 0 && qp->ibv.qp_num < attr->dest_qp_num))
 		return call(qp, &own, peer);
 	qp->exchange->accepts = true;
-	return qp->exchange->conn ? answer(qp) : 0;
+	return answer(qp);
 }
 
 static struct qp *listening(struct context *c, const struct iwarpd_listener *l)
@@ -256,30 +305,53 @@ static struct qp *listening(struct context *c, const struct iwarpd_listener *l)
 	return qp;
 }
 
+/* keep adds a connect request to those of a QP. The oldest one makes room. */
+static void keep(struct qp *qp, const struct caller *c)
+{
+	struct exchange *x = qp->exchange;
+
+	if (x->num_callers == MAX_CALLERS) {
+		refuse(qp, x->callers[0].conn);
+		memmove(x->callers, x->callers + 1, sizeof(*c) * --x->num_callers);
+	}
+	x->callers[x->num_callers++] = *c;
+}
+
+static void forget(struct exchange *x, uint32_t conn)
+{
+	for (unsigned int i = 0; i < x->num_callers; i++) {
+		if (x->callers[i].conn == conn) {
+			memmove(x->callers + i, x->callers + i + 1, sizeof(*x->callers) * (--x->num_callers - i));
+			return;
+		}
+	}
+}
+
 bool exchange_event(struct context *c, const struct iwarpd_event *ev)
 {
-	struct exchange *x;
+	struct caller caller = { .conn = ev->conn };
+	struct hello hello = { 0 };
 	struct qp *qp;
 
 	if (ev->type == IWARPD_EVENT_CONNECT_GONE)
 		for (qp = c->qps; qp; qp = qp->next)
-			if (qp->exchange && qp->exchange->conn == ev->conn)
-				qp->exchange->conn = 0;
+			if (qp->exchange)
+				forget(qp->exchange, ev->conn);
 	if (ev->type != IWARPD_EVENT_CONNECT_REQUEST || !ev->listener)
 		return false;
 	qp = listening(c, ev->listener);
 	if (!qp)
 		return false;
-	x = qp->exchange;
-	memset(&x->hello, 0, sizeof(x->hello));
-	if (ev->data_len >= sizeof(x->hello))
-		memcpy(&x->hello, ev->data, sizeof(x->hello));
-	if (x->conn || ntohl(x->hello.magic) != MAGIC || atomic_load(&qp->conn) != CONN_NONE) {
-		iwarpd_reject(c->dev, ev->conn, NULL, 0, NULL);
+	if (ev->data_len >= sizeof(hello))
+		memcpy(&hello, ev->data, sizeof(hello));
+	caller.qp = ntohl(hello.from);
+	if (ntohl(hello.magic) != MAGIC || ntohl(hello.to) != qp->ibv.qp_num || !gid_of(ev->remote, &caller.gid) ||
+	    atomic_load(&qp->conn) != CONN_NONE) {
+		refuse(qp, ev->conn);
 		return true;
 	}
-	x->conn = ev->conn;
-	if (x->accepts)
+	keep(qp, &caller);
+	if (qp->exchange->accepts)
 		answer(qp);
 	return true;
 }

@@ -508,6 +508,26 @@ func TestWithinHost(t *testing.T) {
 	}
 }
 
+// TestIntruders: programs that connect a QP by ibv_modify_qp connect to each other, although others have connected to the
+// port of the QP before: one with another QP number, and one with the right number from another address.
+func TestIntruders(t *testing.T) {
+	a, b := newHosts(t, plain)
+	program := compile(t, "intruder")
+	server := b.start(t, "ibv_rc_pingpong -g 0 -p 18517", roce)
+	b.await(t, "the server's queue pair listens", func() bool { return b.listeners(t) == 1 })
+	// The first queue pair of each daemon has the number 1. Those of the intruders are 1 and 2, and that of the client 3.
+	var intruders []*testenv.Process
+	for i, args := range []string{b.end.Addr4.String() + " 1 999", b.end.Addr6.String() + " 1 3"} {
+		intruders = append(intruders, a.start(t, program+" "+args))
+		b.await(t, "an intruder is there", func() bool { return b.count(t, "conns") > i })
+	}
+	a.start(t, "ibv_rc_pingpong -g 0 -p 18517 "+b.end.Addr4.String(), roce).Succeed()
+	server.Succeed()
+	for _, p := range intruders {
+		p.Expect("refused")
+	}
+}
+
 // TestTypeOfService checks that the TOS that a program sets becomes the DSCP of the packets of
 // its side. ucmatose sets it on the client, arrive on a listener that is bound already.
 func TestTypeOfService(t *testing.T) {
