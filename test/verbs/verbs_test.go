@@ -514,12 +514,12 @@ func TestIntruders(t *testing.T) {
 	a, b := newHosts(t, plain)
 	program := compile(t, "intruder")
 	server := b.start(t, "ibv_rc_pingpong -g 0 -p 18517", roce)
-	b.await(t, "the server's queue pair listens", func() bool { return b.listeners(t) == 1 })
+	b.await(t, "the server's queue pair listens", func() bool { return b.status(t).Listens == 1 })
 	// The first queue pair of each daemon has the number 1. Those of the intruders are 1 and 2, and that of the client 3.
 	var intruders []*testenv.Process
 	for i, args := range []string{b.end.Addr4.String() + " 1 999", b.end.Addr6.String() + " 1 3"} {
 		intruders = append(intruders, a.start(t, program+" "+args))
-		b.await(t, "an intruder is there", func() bool { return b.count(t, "conns") > i })
+		b.await(t, "an intruder is there", func() bool { return b.status(t).Conns > uint32(i) })
 	}
 	a.start(t, "ibv_rc_pingpong -g 0 -p 18517 "+b.end.Addr4.String(), roce).Succeed()
 	server.Succeed()
