@@ -84,7 +84,10 @@ func (e *Engine) offerMTU() {
 			continue // the interface has been removed
 		}
 		for _, w := range d.workers {
-			w.post(func(w *worker) { w.offerMTU(mtu) })
+			w.post(func(w *worker) {
+				w.told = min(w.mtu, mtu)
+				w.listeners.setMTU(w.told)
+			})
 		}
 	}
 }

@@ -3,7 +3,6 @@ package dataplane
 import (
 	"fmt"
 	"math/bits"
-	"net/netip"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -17,10 +16,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/wheel"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/histogram"
-	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/mpa"
-	"github.com/iwarpd/iwarpd/sctp"
-	"github.com/iwarpd/iwarpd/shm"
 	"github.com/iwarpd/iwarpd/tcp"
 	"github.com/iwarpd/iwarpd/verbs"
 )
@@ -57,7 +53,7 @@ type worker struct {
 	recent    *tcpConn              // most recently used TCP connection in lanes, or nil
 	streams   map[ConnID]*stream
 	moved     map[ConnID]*worker // dialed streams that another queue has adopted
-	listeners map[listenKey]*listener
+	listeners listeners
 	timeWait  timeWait
 	clients   []*client
 	nextConn  uint64
@@ -117,7 +113,7 @@ func newWorker(e *Engine, id int, q Queue) (*worker, error) {
 	w := &worker{
 		e: e, id: id, queueOf: queueOf{dev: e.addDevice(q.Device), cpu: q.CPU}, tcp: *e.cfg.TCP,
 		lanes: make(map[handoff.Key]*lane), streams: make(map[ConnID]*stream), moved: make(map[ConnID]*worker),
-		listeners: make(map[listenKey]*listener),
+		listeners: make(listeners),
 	}
 	w.tcp.RTT = &w.times.rtts
 	w.socks, _ = q.Link.(*Sockets)
@@ -435,158 +431,4 @@ func (f *failing) poll(w *worker) int {
 		*f = nil
 	}
 	return len(some)
-}
-
-// cmdQueue passes functions from any goroutine to a worker.
-type cmdQueue struct {
-	mu       sync.Mutex
-	q        []func(*worker)
-	batch    []func(*worker) // taken from q; the worker has called those before at
-	at       int
-	pending  atomic.Int32 // of both
-	sleeping atomic.Bool
-	alarm    *shm.Alarm // alarm that wakes the worker
-}
-
-// cmdBudget is the number of commands per turn. A client that ends causes some for each of its
-// queue pairs.
-const cmdBudget = 16
-
-func (q *cmdQueue) init() (err error) {
-	if q.alarm, err = shm.NewAlarm(); err != nil {
-		return fmt.Errorf("dataplane: %w", err)
-	}
-	return nil
-}
-
-func (q *cmdQueue) push(f func(*worker)) {
-	q.mu.Lock()
-	q.q = append(q.q, f)
-	q.pending.Add(1)
-	q.mu.Unlock()
-	if q.sleeping.Load() {
-		q.alarm.Ring()
-	}
-}
-
-// drain calls at most cmdBudget of the queued functions, and none that they queue themselves.
-// If one faults, those after it stay queued.
-func (q *cmdQueue) drain(w *worker) int {
-	n := 0
-	for taken := false; n < cmdBudget; n++ {
-		if q.at == len(q.batch) {
-			if taken {
-				break
-			}
-			taken = true
-			if q.take() == 0 {
-				break
-			}
-		}
-		q.at++
-		q.pending.Add(-1)
-		q.batch[q.at-1](w)
-	}
-	return n
-}
-
-// take makes the queued functions the next batch, and returns its length.
-func (q *cmdQueue) take() int {
-	clear(q.batch)
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.q, q.batch, q.at = q.batch[:0], q.q, 0
-	return len(q.batch)
-}
-
-// listenKey identifies a listener; the zero address stands for all addresses.
-type listenKey struct {
-	addr [16]byte
-	port uint16
-	sctp bool
-}
-
-// listener is a listening endpoint. Either tcp or sctp is set.
-type listener struct {
-	id     ListenerID
-	tcp    *tcp.Listener
-	stream bool // connections start as byte streams
-	sctp   *sctp.Listener
-	opts   SCTP
-	admit  func(peer netip.Addr) bool // nil: all
-	ip     IPOptions
-}
-
-// admits reports whether peer may connect to l.
-func (l *listener) admits(peer netip.Addr) bool { return l.admit == nil || l.admit(peer) }
-
-// listen makes this worker listen.
-func (w *worker) listen(id ListenerID, r *ListenRequest) error {
-	k := listenKey{port: r.Local.Port(), sctp: r.SCTP != nil}
-	if !r.Local.Addr().IsUnspecified() {
-		k.addr = r.Local.Addr().As16()
-	}
-	if w.listeners[k] != nil {
-		return fmt.Errorf("dataplane: already listening on %v", r.Local)
-	}
-	l := &listener{id: id, stream: r.Stream, admit: r.Admit, ip: r.IP}
-	if w.socks != nil {
-		if r.SCTP != nil {
-			return errSocketSCTP
-		}
-		if err := w.socks.listen(w, l, r.Local, r.Backlog); err != nil {
-			return err
-		}
-	} else if r.SCTP != nil {
-		w.sctp0()
-		l.opts = *r.SCTP
-		l.sctp = sctp.NewListener(w.sctpConfig(l.opts), w.sctpSecret(), w.mtu)
-	} else {
-		l.tcp = tcp.NewListener(&w.tcp, r.Backlog, w.e.secret, w.told)
-	}
-	w.listeners[k] = l
-	return nil
-}
-
-// offerMTU sets the MTU that listeners announce to that of the interface.
-func (w *worker) offerMTU(mtu int) {
-	w.told = min(w.mtu, mtu)
-	for _, l := range w.listeners {
-		if l.tcp != nil {
-			l.tcp.SetMTU(w.told)
-		}
-	}
-}
-
-func (w *worker) unlisten(id ListenerID) {
-	for k, l := range w.listeners {
-		if l.id != id {
-			continue
-		}
-		delete(w.listeners, k)
-		if l.sctp != nil {
-			w.unlistenSCTP(l)
-		}
-		if w.socks != nil {
-			w.socks.unlisten(l)
-		}
-	}
-}
-
-// findListener returns the listener for a packet of flow f, or nil.
-func (w *worker) findListener(f *pkt.Flow, sctp bool) *listener {
-	if l := w.listeners[listenKey{f.Local, f.LocalPort, sctp}]; l != nil {
-		return l
-	}
-	return w.listeners[listenKey{port: f.LocalPort, sctp: sctp}]
-}
-
-// listenerFor returns the listener for a packet of flow f, or nil if there is none or if it does not
-// admit the peer.
-func (w *worker) listenerFor(f *pkt.Flow, sctp bool) *listener {
-	l := w.findListener(f, sctp)
-	if l == nil || !l.admits(netip.AddrFrom16(f.Remote).Unmap()) {
-		return nil
-	}
-	return l
 }
