@@ -16,6 +16,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/tcp"
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
@@ -70,6 +71,19 @@ func TestTerminate(t *testing.T) {
 		t.Errorf("completions %+v; want the Write, then the Read in error", qa.wcs)
 	}
 	s.closeAll(a)
+}
+
+// TestTerminateCloses checks that the side that sends a Terminate closes the connection behind it, whatever the peer does.
+func TestTerminateCloses(t *testing.T) {
+	s, a, b, qa, _ := fullPair(t, mpa.Params{CRC: true, IRD: 4, ORD: 4})
+	s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, 100), RKey: 0x12345678, Remote: 0})
+	s.hosts[0].w.turn() // and never again
+	for range 10 {
+		s.hosts[1].w.turn()
+	}
+	if state := b.conn().tcp.State(); b.mode != modeClosing || state != tcp.FinWait1 || !b.qp.QP.Stream().TerminateSent() {
+		t.Errorf("mode %d, TCP in %v, Terminate sent %v", b.mode, state, b.qp.QP.Stream().TerminateSent())
+	}
 }
 
 // TestTerminateWaits checks that a Terminate that does not fit the send window is sent as soon as it does, and that

@@ -83,6 +83,9 @@ func TestSegmenterLongest(t *testing.T) {
 		if uint64(off) != total {
 			t.Fatalf("segment %d at %d; want %d", count, off, total)
 		}
+		if want := min(uint64(mulpdu-UntaggedLen), 0xffffffff-total); uint64(n) != want {
+			t.Fatalf("segment %d has %d bytes with a MULPDU of %d; want %d", count, n, mulpdu, want)
+		}
 		total += uint64(n)
 		count++
 	}

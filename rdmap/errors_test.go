@@ -102,6 +102,8 @@ var errorCases = []struct {
 	{"RDMAP version 2, tagged", "c180 00000007 0000000000001000 aa", term.ErrRDMAPVersion, ddpHeader},
 	{"RDMAP version 0, untagged", "4103 00000000 00000000 00000001 00000000 aa", term.ErrRDMAPVersion, ddpHeader},
 	{"RDMAP version 3, untagged", "41c1 00000000 00000001 00000001 00000000" + sink + "00000000 00000000 0000000000000000", term.ErrRDMAPVersion, ddpHeader},
+	{"RDMAP version 0, atomic", "410a 00000000 00000001 00000001 00000000" + strings.Repeat("00", 52), term.ErrRDMAPVersion, ddpHeader},
+	{"RDMAP version 2, Immediate Data", "4188 00000000 00000000 00000001 00000000 0000000000000000", term.ErrRDMAPVersion, ddpHeader},
 	{"opcode 12, tagged", "c14c 00000007 0000000000001000 aa", term.ErrOpcode, ddpHeader},
 	{"opcode 15, tagged", "c14f 00000007 0000000000001000 aa", term.ErrOpcode, ddpHeader},
 	{"Send, tagged", "c143 00000007 0000000000001000 aa", term.ErrOpcode, ddpHeader},

@@ -162,6 +162,13 @@ func TestRemoteErrors(t *testing.T) {
 		{"Read, bounds", func(a, b *side) SendWR {
 			return SendWR{Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase + uint64(len(b.mem)) - 7}
 		}, term.ErrReadBounds, WCRemAccessErr},
+		{"Read, before the region", func(a, b *side) SendWR {
+			return SendWR{Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase - 8}
+		}, term.ErrReadBounds, WCRemAccessErr},
+		{"Read, PD", func(a, b *side) SendWR {
+			r, _ := b.table.Register(pdB, b.mem, sideBase, accessRW)
+			return SendWR{Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8)}, RKey: r.STag(), Remote: sideBase}
+		}, term.ErrReadSTagStream, WCRemAccessErr},
 		{"Read, no right", func(a, b *side) SendWR {
 			r, _ := b.table.Register(pdA, b.mem, sideBase, LocalWrite|RemoteWrite)
 			return SendWR{Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8)}, RKey: r.STag(), Remote: sideBase}
@@ -180,6 +187,13 @@ func TestRemoteErrors(t *testing.T) {
 		{"Send, too long", func(a, b *side) SendWR {
 			return SendWR{Op: rdmap.OpSend, SGEs: []SGE{a.sge(0, 101)}}
 		}, term.ErrTooLong, WCSuccess},
+		{"Send with Invalidate, PD", func(a, b *side) SendWR {
+			r, _ := b.table.RegisterFast(pdB, b.mem, accessRW)
+			if !b.table.fastReg(pdB, r.STag(), sideBase, 0, 8, accessRW) {
+				panic("no fast registration")
+			}
+			return SendWR{Op: rdmap.OpSendInv, Inv: r.STag()}
+		}, term.ErrOpInvalidate, WCSuccess},
 		{"Send with Invalidate of a plain region", func(a, b *side) SendWR {
 			return SendWR{Op: rdmap.OpSendInv, Inv: b.mr.STag()}
 		}, term.ErrOpInvalidate, WCSuccess},
