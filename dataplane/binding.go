@@ -89,9 +89,12 @@ func (e *Engine) Detach(b *QPBinding) {
 }
 
 // Fence returns after every worker has finished its current turn: then no worker uses memory
-// that was unlinked before the call.
+// that was unlinked before the call. It does not wake a worker that sleeps.
 func (e *Engine) Fence() {
 	for _, w := range e.workers {
+		if w.cmds.pending.Load() == 0 && w.cmds.resting.Load() { // in this order: a command may have just been taken
+			continue
+		}
 		done := make(chan struct{})
 		w.post(func(*worker) { close(done) })
 		e.await(done)

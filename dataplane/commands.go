@@ -16,7 +16,8 @@ type cmdQueue struct {
 	at       int
 	pending  atomic.Int32 // of both
 	sleeping atomic.Bool
-	alarm    *shm.Alarm // alarm that wakes the worker
+	resting  atomic.Bool // the worker is between two turns and waits for its link
+	alarm    *shm.Alarm  // alarm that wakes the worker
 }
 
 // cmdBudget is the number of commands per turn. A client that ends causes some for each of its

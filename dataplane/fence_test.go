@@ -50,3 +50,37 @@ func TestFence(t *testing.T) {
 		}
 	}
 }
+
+// TestFenceAsleep checks that Fence does not wake a worker that sleeps, but waits for the commands that were posted to it.
+func TestFenceAsleep(t *testing.T) {
+	a, b, err := link.NewPipe(link.PipeConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	e, err := New(Config{}, []Queue{{Link: a, CPU: -1}}, fixed{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := e.workers[0]
+	e.Start()
+	const n = 100
+	for range n {
+		for !w.cmds.resting.Load() {
+			runtime.Gosched()
+		}
+		e.Fence()
+	}
+	var ran int
+	for i := range 5 {
+		w.post(func(*worker) { ran++ })
+		if e.Fence(); ran != i+1 {
+			t.Fatal("it has not waited for a command")
+		}
+	}
+	e.Stop()
+	if w.stats.Sleeps > n/2 {
+		t.Errorf("the worker slept %d times", w.stats.Sleeps)
+	}
+}

@@ -256,7 +256,11 @@ func (w *worker) sleep(limit time.Duration) {
 	w.arm(true)
 	if w.turn() == 0 && !w.e.stop.Load() {
 		w.stats.Sleeps++
-		if w.link.Wait(w.untilTimer(limit), w.cmds.alarm.FD()) {
+		limit = w.untilTimer(limit)
+		w.cmds.resting.Store(true)
+		alarmed := w.link.Wait(limit, w.cmds.alarm.FD())
+		w.cmds.resting.Store(false)
+		if alarmed {
 			w.cmds.alarm.Clear()
 		}
 	}

@@ -97,8 +97,14 @@ func (m *Mover) Fence() {
 	}
 	done := make(chan struct{})
 	m.mu.Lock()
-	m.push(op{fence: done})
+	idle := !m.busy && len(m.ops) == 0
+	if !idle {
+		m.push(op{fence: done})
+	}
 	m.mu.Unlock()
+	if idle {
+		return
+	}
 	select {
 	case <-done:
 	case <-m.over:
