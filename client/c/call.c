@@ -54,8 +54,8 @@ static void device_died(struct iwarpd_device *dev, int err)
 			o->ended(o);
 }
 
-/* reply_arrived passes a packet to the call that waits for it, if any. */
-static void reply_arrived(struct iwarpd_device *dev, struct packet *p)
+/* reply_arrived passes a packet to the call that waits for it, if any, and returns whether there is one. */
+static bool reply_arrived(struct iwarpd_device *dev, struct packet *p)
 {
 	for (struct call **at = &dev->calls; *at; at = &(*at)->next) {
 		struct call *c = *at;
@@ -65,9 +65,10 @@ static void reply_arrived(struct iwarpd_device *dev, struct packet *p)
 		*at = c->next;
 		c->packet = *p;
 		c->done = true;
-		return;
+		return true;
 	}
 	packet_free(p); /* reply to device_post */
+	return false;
 }
 
 /* note_cut_off stores the reason in the daemon's last message. */
@@ -77,12 +78,12 @@ static void note_cut_off(struct iwarpd_device *dev, const Pb__CutOff *m)
 		strncpy(dev->why, m->error->text, sizeof(dev->why) - 1);
 }
 
-static void packet_arrived(struct iwarpd_device *dev, struct packet *p)
+/* packet_arrived processes a packet and returns whether a call waits for it. */
+static bool packet_arrived(struct iwarpd_device *dev, struct packet *p)
 {
 	switch (p->msg->body_case) {
 	case PB__MESSAGE__BODY_REPLY:
-		reply_arrived(dev, p);
-		return;
+		return reply_arrived(dev, p);
 	case PB__MESSAGE__BODY_EVENT:
 		close_fds(p->fds, p->num_fds);
 		if (p->msg->event->body_case == PB__EVENT__BODY_CUT_OFF)
@@ -90,13 +91,14 @@ static void packet_arrived(struct iwarpd_device *dev, struct packet *p)
 		dev->on_event(dev, p->msg);
 		if (dev->event_lost || dev->num_events > MAX_EVENTS + EVENTS_QP * dev->most_qps)
 			device_died(dev, -EOVERFLOW);
-		return;
+		return false;
 	default: /* of a later protocol version */
 		packet_free(p);
+		return false;
 	}
 }
 
-/* read_packets reads the available packets, up to a limit. */
+/* read_packets reads the available packets, up to a limit or the end of a call. */
 static void read_packets(struct iwarpd_device *dev)
 {
 	struct packet p;
@@ -108,8 +110,8 @@ static void read_packets(struct iwarpd_device *dev)
 			return;
 		if (n < 0)
 			device_died(dev, n);
-		else
-			packet_arrived(dev, &p);
+		else if (packet_arrived(dev, &p))
+			return;
 	}
 }
 
@@ -122,17 +124,22 @@ static void watch_socket(struct iwarpd_device *dev, bool yes)
 }
 
 /*
- * read_turn waits for the socket and reads from it on behalf of all threads. A thread
- * that waits for iwarpd_event_fd sleeps on meanwhile, unless there is an event.
+ * begin_turn makes the caller read the socket on behalf of all threads, until end_turn. If
+ * the caller sleeps, a thread that waits for iwarpd_event_fd sleeps on meanwhile, unless
+ * there is an event.
  */
-static int read_turn(struct iwarpd_device *dev, int64_t deadline)
+static void begin_turn(struct iwarpd_device *dev, bool sleeps)
 {
-	bool sleeps = deadline < 0 || deadline > now_ns();
-	int err;
-
 	dev->reading = true;
 	if (sleeps)
 		watch_socket(dev, false);
+}
+
+/* end_turn waits for the socket, reads from it and ends the turn. */
+static int end_turn(struct iwarpd_device *dev, bool sleeps, int64_t deadline)
+{
+	int err;
+
 	pthread_mutex_unlock(&dev->lock);
 	err = wait_fd(dev->sock, deadline);
 	pthread_mutex_lock(&dev->lock);
@@ -143,6 +150,14 @@ static int read_turn(struct iwarpd_device *dev, int64_t deadline)
 		watch_socket(dev, true);
 	pthread_cond_broadcast(&dev->turn);
 	return err;
+}
+
+static int read_turn(struct iwarpd_device *dev, int64_t deadline)
+{
+	bool sleeps = deadline < 0 || deadline > now_ns();
+
+	begin_turn(dev, sleeps);
+	return end_turn(dev, sleeps, deadline);
 }
 
 /* await_turn waits until the reading thread has read something. */
@@ -184,6 +199,31 @@ static void forget_call(struct iwarpd_device *dev, struct call *c)
 	}
 }
 
+/*
+ * send_request sends a request. The caller's turn begins before, if no other thread is
+ * reading: the reply may come at once and should wake no other thread. But nobody has a turn
+ * while the socket is full, as the daemon may wait for replies to be read. The lock is held.
+ */
+static int send_request(struct iwarpd_device *dev, Pb__Request *req, int fd)
+{
+	bool turn = !dev->reading;
+	int err;
+
+	if (turn)
+		begin_turn(dev, true);
+	pthread_mutex_unlock(&dev->lock);
+	err = socket_send(dev->sock, req, fd, !turn);
+	pthread_mutex_lock(&dev->lock);
+	if (turn)
+		end_turn(dev, true, err ? 0 : -1);
+	if (!turn || err != -EAGAIN)
+		return err;
+	pthread_mutex_unlock(&dev->lock);
+	err = socket_send(dev->sock, req, fd, true);
+	pthread_mutex_lock(&dev->lock);
+	return err;
+}
+
 /* exchange sends a request and waits for the reply. */
 static int exchange(struct iwarpd_device *dev, Pb__Request *req, int fd, struct call *c)
 {
@@ -193,13 +233,7 @@ static int exchange(struct iwarpd_device *dev, Pb__Request *req, int fd, struct 
 	c->id = req->id = ++dev->last_id;
 	c->next = dev->calls;
 	dev->calls = c;
-	err = dev->dead;
-	pthread_mutex_unlock(&dev->lock);
-
-	if (!err)
-		err = socket_send(dev->sock, req, fd, true);
-
-	pthread_mutex_lock(&dev->lock);
+	err = dev->dead ? dev->dead : send_request(dev, req, fd);
 	if (!err)
 		do {
 			err = device_wait(dev, call_done, c, -1);
