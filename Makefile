@@ -11,7 +11,8 @@ RACE = $(shell command -v gcc >/dev/null 2>&1 && echo -race)
 # Packages tested only without it: the protocol cores have no goroutines (internal/arch sees to that),
 # and programs that a test runs are built without it. internal/bench and test/bench count
 # allocations and time, which it changes. dataplane is tested both ways.
-# Those in test/ mostly wait for programs: several run at a time, and they begin first.
+# Those in test/ mostly wait for programs: several run at a time, and they begin first, beside the tests that
+# run again in another way. make lint vets all packages, so the tests do not.
 NORACE = /(tcp|tcp/gvisor|tcp/kernel|sctp|sctp/session|mpa|ddp|rdmap|rpcrdma/wire|rpcrdma/session|docs/site|internal/arch|internal/bench|test/bench|test/clib|test/kerneltcp|test/packages|test/sctp-peer|test/system|test/tutorial|test/upgrade|test/verbs)$$
 
 # What is built, tested and checked together: the packages of the modules of go.work but
@@ -66,11 +67,12 @@ lint: ## formatting, vet, staticcheck, the import table, generated files up to d
 test: ## unit, simulation and (as root) namespace tests, with the race detector
 	@.ci/need ip:iproute2 ethtool:ethtool nft:nftables gcc:gcc /usr/include/stdlib.h:libc6-dev tshark:tshark /usr/include/usrsctp.h:libusrsctp-dev runc:runc \
 		$(VERBS_NEED) $(VERBS_PROGRAMS)
-	@status=0; \
-	$(GO) test $(RACE) -shuffle=on -timeout 20m $(TESTFLAGS) $$($(GO) list $(PACKAGES) ./cmd/iwarpd-device-plugin/... | grep -vE '$(NORACE)') || status=1; \
-	$(GO) test -p 4 -shuffle=on -timeout 20m $(TESTFLAGS) $$($(GO) list $(PACKAGES) | grep -E '$(NORACE)' | sort -r) ./dataplane || status=1; \
-	$(GO) test -timeout 20m -run 'NoAllocs|HostileClient|PortsOfOneUser' $(TESTFLAGS) ./client/embed ./test/isolation ./ctrl || status=1; \
-	TRANSPORT=socket $(GO) test $(RACE) -timeout 20m $(TESTFLAGS) ./client/embed ./test/adversary || status=1; \
+	@status=0; test="$(GO) test -vet=off -timeout 20m $(TESTFLAGS)"; \
+	$$test $(RACE) -p 3 -shuffle=on $$($(GO) list $(PACKAGES) ./cmd/iwarpd-device-plugin/... | grep -vE '$(NORACE)') || status=1; \
+	{ $$test -run 'NoAllocs|HostileClient|PortsOfOneUser' ./client/embed ./test/isolation ./ctrl; first=$$?; \
+	  TRANSPORT=socket $$test $(RACE) ./client/embed ./test/adversary && exit $$first; } & \
+	$$test -p 4 -shuffle=on $$($(GO) list $(PACKAGES) | grep -E '$(NORACE)' | sort -r) ./dataplane || status=1; \
+	wait $$! || status=1; \
 	exit $$status
 
 upgrade-test: ## replace the daemon 50 times under clients in Go and C that transfer and compare (root)

@@ -139,6 +139,7 @@ func TestDoctorPeer(t *testing.T) {
 // TestDoctorPath checks that doctor finds the MTU of a path that drops larger packets without an ICMP error, which
 // TCP's detection of black holes would hide from a longer trial.
 func TestDoctorPath(t *testing.T) {
+	t.Parallel()
 	testenv.RequireRoot(t)
 	w := testenv.NewWire(t, 1500)
 	w.Route(t, 1430, 1430) // drops what is larger as it arrives

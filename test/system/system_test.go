@@ -325,7 +325,8 @@ func waitFor(t *testing.T, what string, ok func() bool) {
 // TestKillDaemon kills a daemon: the other side must report it, the kernel gets its interface back, and a new daemon
 // can start at once.
 func TestKillDaemon(t *testing.T) {
-	a, b := pair(t)
+	t.Parallel()
+	a, b := pair(t, "--keep-alive", "1s") // the copy may be waiting for a message when the peer dies
 	cp, serve, there := copying(t, a, b)
 
 	b.daemon.Signal(unix.SIGKILL)
@@ -342,6 +343,7 @@ func TestKillDaemon(t *testing.T) {
 
 // TestSilentPeer checks that an idle connection to a silent peer is ended by keep-alive.
 func TestSilentPeer(t *testing.T) {
+	t.Parallel()
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
 	a, b := newHost(t, &v.A), newHost(t, &v.B, "--keep-alive", "1s")
@@ -400,6 +402,7 @@ func TestKillClient(t *testing.T) {
 
 // TestImpairedWire copies over a wire with loss, reordering and delay.
 func TestImpairedWire(t *testing.T) {
+	t.Parallel()
 	testenv.RequireRoot(t)
 	w := testenv.NewWire(t, 1500)
 	w.Impair(t, "-both", "loss=0.01,reorder=0.02,delay=10ms", "-seed", fmt.Sprint(testenv.Seed(t)))
