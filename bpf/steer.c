@@ -6,7 +6,8 @@
  * are the kernel's, by the same maps:
  *
  *   iwarpd_steer    XDP: sends them to the AF_XDP socket of their queue;
- *   iwarpd_tap      filter of a packet socket: it receives them;
+ *   iwarpd_tap      filter of a packet socket: it receives them, of super-frames the start;
+ *   iwarpd_tap_super  filter of another one: it receives super-frames;
  *   iwarpd_ingress  tc ingress, which is behind the packet sockets: drops them,
  *                   so that the kernel does not see what iwarpd_tap has received.
  *
@@ -16,6 +17,9 @@
 #include "uapi.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
+
+/* How much of a super-frame is enough to tell it from others. */
+#define SUPER_START 256
 
 #define MAX_VLAN 2
 #define MAX_EXT 8
@@ -485,7 +489,17 @@ int iwarpd_tap(struct __sk_buff *skb)
 {
 	if (skb->pkt_type == PACKET_OUTGOING)
 		return 0;
-	return is_steered(decide(skb, TAP)) ? -1 : 0; /* -1: all of the frame */
+	if (!is_steered(decide(skb, TAP)))
+		return 0;
+	return skb->gso_size ? SUPER_START : -1; /* -1: all of the frame */
+}
+
+SEC("socket")
+int iwarpd_tap_super(struct __sk_buff *skb)
+{
+	if (!skb->gso_size || skb->pkt_type == PACKET_OUTGOING)
+		return 0;
+	return is_steered(decide(skb, TAP)) ? -1 : 0;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -64,6 +64,7 @@ const (
 	steerProgIwarpdSkbFragments = "iwarpd_skb_fragments"
 	steerProgIwarpdSteer        = "iwarpd_steer"
 	steerProgIwarpdTap          = "iwarpd_tap"
+	steerProgIwarpdTapSuper     = "iwarpd_tap_super"
 	steerVarCheckAddresses      = "check_addresses"
 	steerVarCheckVlans          = "check_vlans"
 )
@@ -115,6 +116,7 @@ type steerProgramSpecs struct {
 	IwarpdSkbFragments *ebpf.ProgramSpec `ebpf:"iwarpd_skb_fragments"`
 	IwarpdSteer        *ebpf.ProgramSpec `ebpf:"iwarpd_steer"`
 	IwarpdTap          *ebpf.ProgramSpec `ebpf:"iwarpd_tap"`
+	IwarpdTapSuper     *ebpf.ProgramSpec `ebpf:"iwarpd_tap_super"`
 }
 
 // steerMapSpecs contains maps before they are loaded into the kernel.
@@ -205,6 +207,7 @@ type steerPrograms struct {
 	IwarpdSkbFragments *ebpf.Program `ebpf:"iwarpd_skb_fragments"`
 	IwarpdSteer        *ebpf.Program `ebpf:"iwarpd_steer"`
 	IwarpdTap          *ebpf.Program `ebpf:"iwarpd_tap"`
+	IwarpdTapSuper     *ebpf.Program `ebpf:"iwarpd_tap_super"`
 }
 
 func (p *steerPrograms) Close() error {
@@ -214,6 +217,7 @@ func (p *steerPrograms) Close() error {
 		p.IwarpdSkbFragments,
 		p.IwarpdSteer,
 		p.IwarpdTap,
+		p.IwarpdTapSuper,
 	)
 }
 

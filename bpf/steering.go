@@ -322,7 +322,12 @@ func (e *BusyError) iwarpd() bool { return e.Program == xdpName || e.Program == 
 
 // TapFD returns the descriptor of the filter for packet sockets (SO_ATTACH_BPF), which lets
 // them receive only frames for claimed endpoints. It is valid until Close.
+// Of a super-frame (a merged packet of several segments) they receive the first 256 bytes.
 func (s *Steering) TapFD() int { return s.objs.IwarpdTap.FD() }
+
+// SuperTapFD returns the descriptor of a filter that lets packet sockets receive only super-frames
+// for claimed endpoints. It is valid until Close.
+func (s *Steering) SuperTapFD() int { return s.objs.IwarpdTapSuper.FD() }
 
 // A Program is the steering program on one interface. It implements ctrl.Program.
 type Program struct {

@@ -46,7 +46,7 @@ struct xdp_md {
 	__u32 egress_ifindex;
 };
 
-/* Only the first members. */
+/* Only some members; others are where skipped is. */
 struct __sk_buff {
 	__u32 len;
 	__u32 pkt_type;
@@ -56,6 +56,8 @@ struct __sk_buff {
 	__u32 vlan_present;
 	__u32 vlan_tci;
 	__u32 vlan_proto;
+	__u32 skipped[36];
+	__u32 gso_size;
 };
 
 #endif

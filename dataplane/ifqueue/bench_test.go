@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -72,20 +73,71 @@ func BenchmarkLinks(b *testing.B) {
 				})
 			})
 		})
+		for _, to := range []int{1, 0} {
+			b.Run(fmt.Sprintf("%s/super-across/to=%d", name, to), func(b *testing.B) { across(b, ends[0], ends[1], super, to) })
+		}
 	}
+}
+
+// across sends super-frames from one CPU to a thread on the other one, and reports the CPU time of each.
+func across(b *testing.B, from, to link.Link, super *link.Super, cpu int) {
+	if runtime.NumCPU() < 2 {
+		b.Skip("one CPU")
+	}
+	b.SetBytes(int64(super.Len()))
+	var sent, got atomic.Int64
+	received := make(chan int64)
+	go func() {
+		received <- onCPU(cpu, func() {
+			for got.Load() < int64(b.N) {
+				take(b, to, func(*link.Frame) {})
+				got.Add(1)
+			}
+		})
+	}()
+	ns := onCPU(1-cpu, func() {
+		for range b.N {
+			for sent.Load()-got.Load() >= 16 {
+				_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			}
+			if !from.(link.Segmenter).SendSuper(super) {
+				b.Error("not sent")
+				return
+			}
+			sent.Add(1)
+		}
+	})
+	b.ReportMetric(float64(ns)/float64(b.N), "sender-ns/op")
+	b.ReportMetric(float64(<-received)/float64(b.N), "receiver-ns/op")
+}
+
+// onCPU runs f on a thread of that CPU and returns the thread's CPU time in nanoseconds.
+func onCPU(cpu int, f func()) int64 {
+	runtime.LockOSThread() // the thread stays pinned, and ends with its goroutine
+	var set unix.CPUSet
+	set.Set(cpu)
+	_ = unix.SchedSetaffinity(0, &set)
+	return cpuTime(f)
+}
+
+// cpuTime runs f and returns the CPU time of the thread in nanoseconds.
+func cpuTime(f func()) int64 {
+	var start, end unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_THREAD, &start)
+	f()
+	_ = unix.Getrusage(unix.RUSAGE_THREAD, &end)
+	return unix.TimevalToNsec(end.Utime) + unix.TimevalToNsec(end.Stime) - unix.TimevalToNsec(start.Utime) - unix.TimevalToNsec(start.Stime)
 }
 
 // thread runs f for each iteration on one thread and reports the thread's CPU time.
 func thread(b *testing.B, f func()) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	var start, end unix.Rusage
-	_ = unix.Getrusage(unix.RUSAGE_THREAD, &start)
-	for b.Loop() {
-		f()
-	}
-	_ = unix.Getrusage(unix.RUSAGE_THREAD, &end)
-	ns := unix.TimevalToNsec(end.Utime) + unix.TimevalToNsec(end.Stime) - unix.TimevalToNsec(start.Utime) - unix.TimevalToNsec(start.Stime)
+	ns := cpuTime(func() {
+		for b.Loop() {
+			f()
+		}
+	})
 	b.ReportMetric(float64(ns)/float64(b.N), "cpu-ns/op")
 }
 

@@ -114,7 +114,7 @@ func Open(steer *bpf.Steering, cfg Config) (*Set, error) {
 // openPackets opens packet sockets, and then hides their frames from the kernel.
 func (s *Set) openPackets(cfg *Config) error {
 	links, err := link.OpenPackets(cfg.Interface, len(cfg.Queues), link.PacketOptions{
-		FilterFD: s.steer.TapFD(), Whole: true, Super: cfg.Super, MTU: cfg.MTU, Memory: cfg.Memory,
+		FilterFD: s.steer.TapFD(), SuperFilterFD: s.steer.SuperTapFD(), Whole: true, Super: cfg.Super, MTU: cfg.MTU, Memory: cfg.Memory,
 	})
 	for _, l := range links {
 		s.Links = append(s.Links, l)

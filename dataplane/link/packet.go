@@ -13,9 +13,13 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 )
 
-// Packet is a Link on an AF_PACKET socket. Frames that fit in a slot arrive in a ring shared
-// with the kernel (TPACKET_V2). Longer ones, which are super-frames, arrive in the socket's
-// queue, from which the Link copies them.
+// Packet is a Link on an AF_PACKET socket. Frames arrive in a ring shared with the kernel
+// (TPACKET_V2). Super-frames, which do not fit in its slots, arrive in the ring of a second socket.
+// The first ring has the start of each, which marks its place among the other frames.
+//
+// The kernel thus copies a super-frame, and frees it, on the CPU of its sender, if that is on this
+// machine. A frame that waited in a socket's queue would be freed on the CPU of its receiver, and
+// the sender would get other, cold memory for each.
 //
 // It receives the frames that the filter accepts, from all queues of the interface, before the
 // kernel's own stack sees them. The caller must keep the kernel from answering them: with a
@@ -28,11 +32,9 @@ type Packet struct {
 	*SuperSocket // nil if no super-frames are sent
 	fd           int
 	mtu          int
-	whole        bool
 	ring         rxRing
-	small        buffers // each takes a frame of the ring
-	large        buffers // each takes a super-frame
-	in           scatter
+	supers       *superRing // nil if none are received whole
+	small        buffers
 	out          mmsgs
 	poll         poller
 	stats        Stats
@@ -57,43 +59,35 @@ const (
 	packetHead = 64
 	// packetRoom is the room before a frame in a TX slot for its owner.
 	packetRoom = 128
-	// packetChunk is the least size of a small RX buffer. A super-frame must fit in MaxPieces
-	// of them.
+	// packetChunk is the least size of an RX buffer. A super-frame must fit in MaxPieces of
+	// them.
 	packetChunk = 4096
-	// packetLarge is the number of RX buffers that take a whole super-frame.
-	packetLarge = 32
 	// packetBurst limits the bytes of one Receive, so that they are still in the cache when
 	// they are processed.
 	packetBurst = 256 << 10
 )
 
-// buffers are RX buffers of one size. first is the ID of the first.
+// buffers are the RX buffers. Their IDs are below those of the slots of a superRing.
 type buffers struct {
-	mem   []byte
-	size  int
-	first int
-	free  []uint32 // the most recently used buffer is last
+	mem  []byte
+	size int
+	free []uint32 // the most recently used buffer is last
 }
 
-func newBuffers(n, size, first int) buffers {
-	b := buffers{mem: make([]byte, n*size), size: size, first: first, free: make([]uint32, n)}
+func newBuffers(n, size int) buffers {
+	b := buffers{mem: make([]byte, n*size), size: size, free: make([]uint32, n)}
 	for i := range b.free {
-		b.free[i] = uint32(first + n - 1 - i)
+		b.free[i] = uint32(n - 1 - i)
 	}
 	return b
 }
 
-// bytes returns the bytes of the buffer id.
-func (b *buffers) bytes(id uint32) []byte {
-	off := (int(id) - b.first) * b.size
-	return b.mem[off : off+b.size : off+b.size]
-}
-
-// take adds a buffer to f. One must be free.
-func (b *buffers) take(f *Frame) {
+// take adds a buffer to f, without its first room bytes. One must be free.
+func (b *buffers) take(f *Frame, room int) {
 	id := b.free[len(b.free)-1]
 	b.free = b.free[:len(b.free)-1]
-	f.IDs[f.N], f.Pieces[f.N] = uint64(id), b.bytes(id)
+	off := int(id) * b.size
+	f.IDs[f.N], f.Pieces[f.N] = uint64(id), b.mem[off+room:off+b.size:off+b.size]
 	f.N++
 }
 
@@ -102,7 +96,9 @@ type PacketOptions struct {
 	// Filter is a classic BPF program that selects the frames to receive; nil selects all.
 	Filter []unix.SockFilter
 	// FilterFD is the descriptor of a BPF program used instead of Filter; 0 if there is none.
-	FilterFD int
+	// Of super-frames it may select the start only. SuperFilterFD is the descriptor of one that
+	// selects super-frames alone; Whole needs it.
+	FilterFD, SuperFilterFD int
 	// Promiscuous receives frames for other stations too.
 	Promiscuous bool
 	// Whole receives frames unchanged: merged segments (GRO, or a sender on this machine) stay
@@ -115,18 +111,18 @@ type PacketOptions struct {
 	// MTU is the longest IP packet in bytes; 0 means that of the interface.
 	MTU int
 	// Memory is the memory for frames in bytes, half for received frames and half for TX slots.
-	// 0 means 32 MiB. Whole adds 2 MiB for super-frames.
+	// 0 means 32 MiB. The ring takes up to a quarter more, and Whole another quarter.
 	Memory int
 }
 
 // OpenPackets opens n links on an interface. They share its frames by flow, so that all frames
 // of a connection arrive on one of them.
 func OpenPackets(ifname string, n int, opts PacketOptions) (links []*Packet, err error) {
-	group := -1
+	groups := [2]int{-1, -1}
 	for range n {
 		p, err := OpenPacketWith(ifname, opts)
 		if err == nil && n > 1 {
-			if group, err = p.join(group); err != nil {
+			if err = p.join(&groups); err != nil {
 				err = errors.Join(fmt.Errorf("link: packet sockets on %s: share flows: %w", ifname, err), p.Close())
 			}
 		}
@@ -141,17 +137,25 @@ func OpenPackets(ifname string, n int, opts PacketOptions) (links []*Packet, err
 	return links, nil
 }
 
-// join adds the socket to a fanout group, or to a new one if group is -1. It returns the group.
-func (p *Packet) join(group int) (int, error) {
+// join adds the sockets to the fanout groups, or to new ones if these are -1.
+func (p *Packet) join(groups *[2]int) (err error) {
+	if groups[0], err = joinGroup(p.fd, groups[0]); err == nil && p.supers != nil {
+		groups[1], err = joinGroup(p.supers.fd, groups[1])
+	}
+	return err
+}
+
+// joinGroup adds a socket to a fanout group, or to a new one if group is -1. It returns the group.
+func joinGroup(fd, group int) (int, error) {
 	how := unix.PACKET_FANOUT_HASH | unix.PACKET_FANOUT_FLAG_IGNORE_OUTGOING
 	if group < 0 {
-		if err := unix.SetsockoptInt(p.fd, unix.SOL_PACKET, unix.PACKET_FANOUT, (how|unix.PACKET_FANOUT_FLAG_UNIQUEID)<<16); err != nil {
+		if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_FANOUT, (how|unix.PACKET_FANOUT_FLAG_UNIQUEID)<<16); err != nil {
 			return -1, err
 		}
-		got, err := unix.GetsockoptInt(p.fd, unix.SOL_PACKET, unix.PACKET_FANOUT)
+		got, err := unix.GetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_FANOUT)
 		return got & 0xffff, err
 	}
-	return group, unix.SetsockoptInt(p.fd, unix.SOL_PACKET, unix.PACKET_FANOUT, how<<16|group)
+	return group, unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_FANOUT, how<<16|group)
 }
 
 // OpenPacket opens an AF_PACKET link on an interface of the calling thread's
@@ -180,19 +184,15 @@ func openPacket(ifname string, opts PacketOptions) (_ *Packet, err error) {
 	if opts.Memory == 0 {
 		opts.Memory = packetMemory
 	}
-	// Protocol 0 receives nothing until the filter is attached.
-	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	fd, err := packetSocket()
 	if err != nil {
-		if errors.Is(err, unix.EPERM) {
-			return nil, fmt.Errorf("needs CAP_NET_RAW: %w", err)
-		}
 		return nil, err
 	}
 	longest := opts.MTU + HeaderRoom
 	slot := (longest + packetRoom + 63) &^ 63
 	p := &Packet{
 		txQueue: newTxQueue(opts.Memory/2/slot, slot, packetRing, longest),
-		fd:      fd, mtu: opts.MTU, whole: opts.Whole,
+		fd:      fd, mtu: opts.MTU,
 	}
 	defer func() {
 		if err != nil {
@@ -200,36 +200,15 @@ func openPacket(ifname string, opts PacketOptions) (_ *Packet, err error) {
 		}
 	}()
 	chunk := max(packetChunk, (packetHead+longest+63)&^63)
-	n := opts.Memory / 2 / chunk
-	p.small = newBuffers(n, chunk, 0)
-	if opts.Whole {
-		p.large = newBuffers(packetLarge, packetHead+HeaderRoom+superBytes, n)
-	}
-	if opts.FilterFD != 0 {
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, opts.FilterFD); err != nil {
-			return nil, fmt.Errorf("attach filter: %w", err)
-		}
-	} else if err := p.SetFilter(opts.Filter); err != nil {
+	p.small = newBuffers(opts.Memory/2/chunk, chunk)
+	if err := attach(fd, opts.FilterFD, opts.Filter); err != nil {
 		return nil, err
 	}
-	options := []struct{ name, val int }{{unix.PACKET_IGNORE_OUTGOING, 1}, {unix.PACKET_AUXDATA, 1}}
-	if opts.Whole {
-		options = append(options, struct{ name, val int }{unix.PACKET_COPY_THRESH, 1})
+	// Without CAP_NET_ADMIN the limit of net.core applies.
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, packetSndbuf) != nil {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, packetSndbuf)
 	}
-	for _, o := range options {
-		if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, o.name, o.val); err != nil {
-			return nil, fmt.Errorf("setsockopt %d: %w", o.name, err)
-		}
-	}
-	// Without CAP_NET_ADMIN the limits of net.core apply.
-	for _, o := range []struct{ force, plain, val int }{
-		{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, opts.Memory / 2}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, packetSndbuf},
-	} {
-		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, o.force, o.val) != nil {
-			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, o.plain, o.val)
-		}
-	}
-	if p.ring, err = openRxRing(fd, longest, opts.Memory/4); err != nil {
+	if p.ring, err = openRxRing(fd, longest, ringBlock, opts.Memory/4); err != nil {
 		return nil, err
 	}
 	if opts.Super {
@@ -246,7 +225,40 @@ func openPacket(ifname string, opts PacketOptions) (_ *Packet, err error) {
 	if err := unix.Bind(fd, &sa); err != nil {
 		return nil, fmt.Errorf("bind: %w", err)
 	}
+	if opts.Whole {
+		// The kernel passes a frame first to the socket that was bound last.
+		if p.supers, err = openSuperRing(&sa, &opts, longest); err != nil {
+			return nil, fmt.Errorf("super-frames: %w", err)
+		}
+	}
 	return p, nil
+}
+
+// packetSocket opens a socket that receives nothing until it is bound.
+func packetSocket() (int, error) {
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return -1, fmt.Errorf("needs CAP_NET_RAW: %w", err)
+	case err != nil:
+		return -1, err
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1); err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("setsockopt PACKET_IGNORE_OUTGOING: %w", err)
+	}
+	return fd, nil
+}
+
+// attach attaches the BPF program prog or, if that is 0, the classic filter.
+func attach(fd, prog int, filter []unix.SockFilter) error {
+	if prog == 0 {
+		return setFilter(fd, filter)
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, prog); err != nil {
+		return fmt.Errorf("attach filter: %w", err)
+	}
+	return nil
 }
 
 // htons converts v to network byte order.
@@ -259,16 +271,18 @@ func htons(v uint16) uint16 {
 
 // SetFilter replaces the classic BPF program that selects the frames to receive. nil selects
 // all.
-func (p *Packet) SetFilter(filter []unix.SockFilter) error {
+func (p *Packet) SetFilter(filter []unix.SockFilter) error { return setFilter(p.fd, filter) }
+
+func setFilter(fd int, filter []unix.SockFilter) error {
 	if len(filter) == 0 {
-		err := unix.SetsockoptInt(p.fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
+		err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("detach filter: %w", err)
 		}
 		return nil
 	}
 	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	if err := unix.SetsockoptSockFprog(p.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &prog); err != nil {
+	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &prog); err != nil {
 		return fmt.Errorf("attach filter: %w", err)
 	}
 	return nil
@@ -280,8 +294,8 @@ func (p *Packet) FD() int { return p.fd }
 // MTU is Link.MTU.
 func (p *Packet) MTU() int { return p.mtu }
 
-// Receive is Link.Receive. It copies each frame and returns its slot to the kernel at once, so
-// that a frame that is kept does not block later ones.
+// Receive is Link.Receive. It copies frames other than super-frames and returns their slots to the
+// kernel at once, so that a frame that is kept does not block later ones.
 func (p *Packet) Receive(fs []Frame) int {
 	n := 0
 	for octets := 0; n < len(fs) && octets < packetBurst; {
@@ -291,129 +305,117 @@ func (p *Packet) Receive(fs []Frame) int {
 		}
 		f := &fs[n]
 		f.N = 0
-		if !p.room(h, f) {
-			p.stats.RxFillEmpty++
+		var got outcome
+		if h.Snaplen < h.Len {
+			got = p.takeSuper(h, f)
+		} else {
+			got = p.takeFrame(h, f)
+		}
+		if got == later {
 			break
 		}
-		if p.take(h, f) {
+		p.ring.next()
+		if got == taken {
 			octets += f.Len()
 			p.stats.RxFrames++
 			p.stats.RxBytes += uint64(f.Len())
 			n++
-		} else {
-			p.Release(f)
 		}
-		p.ring.next()
 	}
 	return n
 }
 
-// room gives f enough buffers for the frame in a slot. It returns false if too few are free.
-func (p *Packet) room(h *unix.Tpacket2Hdr, f *Frame) bool {
-	n := 1
-	if h.Status&unix.TP_STATUS_COPY != 0 {
-		// The length in h is not that of the next frame in the socket's queue if two CPUs
-		// deliver frames at once.
-		if len(p.large.free) > 0 {
-			p.large.take(f)
-			return true
-		}
-		n = (packetHead+HeaderRoom+superBytes-1)/p.small.size + 1
-	}
-	if len(p.small.free) < n {
-		return false
-	}
-	for range n {
-		p.small.take(f)
-	}
-	return true
-}
+// outcome is the result of taking a frame from the ring.
+type outcome uint8
 
-// take copies the frame in a slot to f. It returns false if the frame is lost.
-func (p *Packet) take(h *unix.Tpacket2Hdr, f *Frame) bool {
-	f.Pieces[0] = f.Pieces[0][packetHead:]
-	tag := vlanTag{h.Status, h.Vlan_tci, h.Vlan_tpid}
+const (
+	taken outcome = iota
+	lost
+	later // it stays in the ring
+)
+
+// takeFrame copies the next frame of the ring, whose header is h, to f.
+func (p *Packet) takeFrame(h *unix.Tpacket2Hdr, f *Frame) outcome {
 	switch {
-	case h.Status&unix.TP_STATUS_COPY != 0:
-		n, aux, errno := p.in.recv(p.fd, f.Pieces[:f.N])
-		if errno != 0 {
-			p.stats.RxDropped++
-			return false
-		}
-		tag = vlanTag{aux.status, aux.vlanTCI, aux.vlanTPID}
-		if !p.cut(f, n) {
-			p.stats.RxInvalid++
-			return false
-		}
-	case h.Snaplen < h.Len && p.whole:
-		p.stats.RxRingFull++ // the socket's queue was full
-		return false
-	case h.Snaplen < h.Len || h.Len < 14:
+	case h.Len < 14:
 		p.stats.RxInvalid++
-		return false
-	default:
-		f.Pieces[0] = f.Pieces[0][:copy(f.Pieces[0], p.ring.frame(h))]
+		return lost
+	case len(p.small.free) == 0:
+		p.stats.RxFillEmpty++
+		return later
 	}
-	if tag.status&unix.TP_STATUS_VLAN_VALID != 0 {
-		p.putTag(f, tag)
-	}
-	if tag.status&unix.TP_STATUS_CSUMNOTREADY != 0 && !p.whole {
+	p.small.take(f, packetHead-tagLen)
+	b := f.Pieces[0]
+	f.Pieces[0] = tagged(b[:tagLen+copy(b[tagLen:], p.ring.frame(h))], h)
+	if h.Status&unix.TP_STATUS_CSUMNOTREADY != 0 && p.supers == nil {
 		finishChecksum(f.Pieces[0])
 	}
-	return true
+	return taken
 }
 
-// cut truncates f to n bytes and frees the buffers that it no longer needs. It returns false if
-// f is shorter.
-func (p *Packet) cut(f *Frame, n int) bool {
-	used := 0
-	for ; n > 0 && used < f.N; used++ {
-		b := f.Pieces[used]
-		m := min(n, len(b))
-		f.Pieces[used] = b[:m:m]
-		n -= m
+// takeSuper takes the super-frame whose start is the next frame of the ring, with the header h.
+func (p *Packet) takeSuper(h *unix.Tpacket2Hdr, f *Frame) outcome {
+	s := p.supers
+	if s == nil {
+		p.stats.RxInvalid++
+		return lost
 	}
-	for f.N > used {
-		f.N--
-		p.put(uint32(f.IDs[f.N]))
+	l := s.find(p.ring.frame(h), h.Len)
+	switch {
+	case l == nil && s.looks < maxLooks && !p.ring.more():
+		s.looks++ // another CPU may be about to store it
+		return later
+	case l == nil:
+		s.looks = 0
+		p.stats.RxRingFull++
+		return lost
 	}
-	return n == 0
-}
-
-// vlanTag is a tag that the kernel has removed from a frame.
-type vlanTag struct {
-	status    uint32 // TP_STATUS_VLAN_VALID and others
-	tci, tpid uint16
-}
-
-// putTag reinserts the tag in f.
-func (p *Packet) putTag(f *Frame, tag vlanTag) {
-	whole := p.buffer(uint32(f.IDs[0]))
-	const start = packetHead - 4
-	b := whole[start : packetHead+len(f.Pieces[0])]
-	copy(b[:12], whole[packetHead:packetHead+12])
-	if tag.status&unix.TP_STATUS_VLAN_TPID_VALID == 0 {
-		tag.tpid = unix.ETH_P_8021Q
+	s.looks = 0
+	if s.kept < len(s.keeps)/4 {
+		f.IDs[0], f.Pieces[0], f.N = uint64(len(p.small.mem)/p.small.size+s.ring.index()), tagged(s.ring.withRoom(l), l), 1
+		s.keep()
+		return taken
 	}
-	binary.BigEndian.PutUint16(b[12:], tag.tpid)
-	binary.BigEndian.PutUint16(b[14:], tag.tci)
-	f.Pieces[0] = b[:len(b):len(b)]
-}
-
-// pool returns the buffers that id belongs to.
-func (p *Packet) pool(id uint32) *buffers {
-	if len(p.large.mem) > 0 && int(id) >= p.large.first {
-		return &p.large
+	// If this one were kept too, it might block the ring.
+	if len(p.small.free) < MaxPieces {
+		p.stats.RxFillEmpty++
+		return later
 	}
-	return &p.small
+	for b := tagged(s.ring.withRoom(l), l); len(b) > 0 && f.N < MaxPieces; {
+		p.small.take(f, 0)
+		c := f.Pieces[f.N-1]
+		n := copy(c, b)
+		f.Pieces[f.N-1], b = c[:n:n], b[n:]
+	}
+	s.ring.next()
+	return taken
 }
 
-// buffer returns the bytes of an RX buffer.
-func (p *Packet) buffer(id uint32) []byte { return p.pool(id).bytes(id) }
+// tagLen is the length of a VLAN tag.
+const tagLen = 4
 
-// put frees an RX buffer.
+// tagged returns the frame b[tagLen:]. If the kernel has removed a VLAN tag from it, it reinserts it.
+func tagged(b []byte, h *unix.Tpacket2Hdr) []byte {
+	if h.Status&unix.TP_STATUS_VLAN_VALID == 0 {
+		return b[tagLen:len(b):len(b)]
+	}
+	tpid := h.Vlan_tpid
+	if h.Status&unix.TP_STATUS_VLAN_TPID_VALID == 0 {
+		tpid = unix.ETH_P_8021Q
+	}
+	copy(b[:12], b[tagLen:tagLen+12])
+	binary.BigEndian.PutUint16(b[12:], tpid)
+	binary.BigEndian.PutUint16(b[14:], h.Vlan_tci)
+	return b[:len(b):len(b)]
+}
+
+// put frees an RX buffer, or a slot of the ring of super-frames.
 func (p *Packet) put(id uint32) {
-	b := p.pool(id)
+	b := &p.small
+	if n := uint32(len(b.mem) / b.size); id >= n {
+		p.supers.giveBack(int(id - n))
+		return
+	}
 	if len(b.free) == cap(b.free) {
 		panic("link: frame released twice")
 	}
@@ -530,8 +532,8 @@ func (p *Packet) Close() error {
 	if p.fd < 0 {
 		return nil
 	}
-	err := errors.Join(p.ring.close(), p.SuperSocket.Close(), unix.Close(p.fd))
-	p.fd, p.SuperSocket, p.small, p.large = -1, nil, buffers{}, buffers{}
+	err := errors.Join(p.supers.close(), p.ring.close(), p.SuperSocket.Close(), unix.Close(p.fd))
+	p.fd, p.SuperSocket, p.supers, p.small = -1, nil, nil, buffers{}
 	if err != nil {
 		return fmt.Errorf("link: close: %w", err)
 	}

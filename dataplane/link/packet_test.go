@@ -311,8 +311,8 @@ func TestPacketAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestPacketSuperInOnePiece checks that a super-frame is received in one piece while there are
-// large buffers, and in several small ones while all large ones are in use.
+// TestPacketSuperInOnePiece checks that a super-frame is received in one piece, and in several while
+// many are kept, and that a ring full of them loses some and no other.
 func TestPacketSuperInOnePiece(t *testing.T) {
 	v := testenv.NewVethOffloads(t, 1500)
 	open := func(e *testenv.End, opts PacketOptions) (p *Packet) {
@@ -337,7 +337,8 @@ func TestPacketSuperInOnePiece(t *testing.T) {
 		s.Parts = append(s.Parts, want[at:at+size])
 	}
 	for range 2 {
-		kept := make([]Frame, packetLarge+2)
+		limit := len(b.supers.keeps) / 4
+		kept := make([]Frame, limit+2)
 		got := 0
 		for until := clock.Now().Add(time.Minute); got < len(kept) && clock.Now() < until; b.Wait(10*time.Millisecond, -1) {
 			if !a.SendSuper(s) {
@@ -352,7 +353,7 @@ func TestPacketSuperInOnePiece(t *testing.T) {
 				if !bytes.Equal(join(f)[headers:], want[headers:]) {
 					t.Fatalf("frame %d differs", got)
 				}
-				if one := got < packetLarge; one != (f.N == 1) {
+				if one := got < limit; one != (f.N == 1) {
 					t.Errorf("frame %d has %d pieces", got, f.N)
 				}
 				got++
@@ -364,5 +365,34 @@ func TestPacketSuperInOnePiece(t *testing.T) {
 		for i := range kept {
 			b.Release(&kept[i])
 		}
+	}
+	// More than the ring holds arrive at once: those that were stored, and the frames between them, are received.
+	slots := len(b.supers.keeps)
+	for i := range slots + 10 {
+		if !a.SendSuper(s) {
+			t.Fatal("the kernel refused a super-frame")
+		}
+		send(t, a, ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 40+i))
+	}
+	supers, small := 0, 0
+	for until := clock.Now().Add(time.Minute); small < slots+10 && clock.Now() < until; {
+		var f [1]Frame
+		if b.Receive(f[:]) == 0 {
+			continue
+		}
+		switch f[0].Len() {
+		case len(want):
+			if !bytes.Equal(join(&f[0])[headers:], want[headers:]) {
+				t.Fatal("a super-frame differs")
+			}
+			supers++
+		case 14 + 20 + 40 + small:
+			small++
+		}
+		b.Release(&f[0])
+	}
+	var st Stats
+	if b.Stats(&st); supers != slots || small != slots+10 || st.RxRingFull != 10 || b.supers.kept != 0 {
+		t.Errorf("%d super-frames of %d, %d frames between them; %d kept, stats %+v", supers, slots, small, b.supers.kept, st)
 	}
 }

@@ -1,0 +1,106 @@
+package link
+
+import (
+	"bytes"
+	"errors"
+
+	"golang.org/x/sys/unix"
+)
+
+// superRing is the ring for super-frames, on a socket of its own. They stay in their slots until they
+// are released.
+type superRing struct {
+	fd    int
+	ring  rxRing
+	keeps []bool // by slot: it has a frame that was received and not released
+	kept  int    // number of those
+	looks int    // times that the next super-frame was looked for in vain
+}
+
+const (
+	// superBlock is the size of the ring's blocks: 15 slots.
+	superBlock = 1 << 20
+	// maxLooks is how often a super-frame is looked for if nothing after it has arrived. It is
+	// lost only if the ring was full.
+	maxLooks = 64
+)
+
+// openSuperRing opens a ring that receives frames as a socket bound to sa and with opts does.
+func openSuperRing(sa *unix.SockaddrLinklayer, opts *PacketOptions, longest int) (_ *superRing, err error) {
+	s := new(superRing)
+	if s.fd, err = packetSocket(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = s.close()
+		}
+	}()
+	if err := attach(s.fd, opts.SuperFilterFD, longer(longest, opts.Filter)); err != nil {
+		return nil, err
+	}
+	if s.ring, err = openRxRing(s.fd, HeaderRoom+superBytes, superBlock, opts.Memory/4); err != nil {
+		return nil, err
+	}
+	s.keeps = make([]bool, s.ring.slots())
+	return s, unix.Bind(s.fd, sa)
+}
+
+// longer returns a filter that accepts the frames that filter does, if they are longer than n bytes.
+func longer(n int, filter []unix.SockFilter) []unix.SockFilter {
+	f := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_LEN},
+		{Code: unix.BPF_JMP | unix.BPF_JGT | unix.BPF_K, Jt: 1, K: uint32(n)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+	}
+	if len(filter) == 0 {
+		filter = []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 1 << 18}} // all of it
+	}
+	return append(f, filter...)
+}
+
+// find makes the super-frame of length octets that begins with start the next one of the ring, and
+// returns its header. It returns nil if there is none. Those before it are dropped: their starts were
+// lost.
+func (s *superRing) find(start []byte, octets uint32) *unix.Tpacket2Hdr {
+	for c := s.ring; !s.keeps[c.index()]; {
+		h := c.peek()
+		if h == nil {
+			return nil
+		}
+		if b := c.frame(h); h.Len == octets && len(b) == int(octets) && bytes.Equal(b[:min(len(b), len(start))], start) {
+			for s.ring.at != c.at {
+				s.ring.next()
+			}
+			return h
+		}
+		if c.skip(); c.at == s.ring.at {
+			return nil
+		}
+	}
+	return nil
+}
+
+// keep leaves the next slot to the receiver of its frame, until giveBack.
+func (s *superRing) keep() {
+	s.keeps[s.ring.index()] = true
+	s.kept++
+	s.ring.skip()
+}
+
+func (s *superRing) giveBack(slot int) {
+	if !s.keeps[slot] {
+		panic("link: frame released twice")
+	}
+	s.keeps[slot] = false
+	s.kept--
+	r := s.ring
+	r.giveBack(slot)
+}
+
+func (s *superRing) close() error {
+	if s == nil {
+		return nil
+	}
+	return errors.Join(s.ring.close(), unix.Close(s.fd))
+}
