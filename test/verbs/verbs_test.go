@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -71,6 +72,7 @@ type host struct {
 	socket string
 	daemon *testenv.Process
 	dev    *iwarp.Device // for queries
+	keep   []int         // processes that endAll does not end: the daemon and those that were there before
 }
 
 func newHosts(t *testing.T, libs *variant) (a, b *host) {
@@ -97,6 +99,7 @@ func newHost(t *testing.T, libs *variant, end *testenv.End, others ...*testenv.E
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { h.dev.Close() })
+	h.keep = h.pids(t)
 	return h
 }
 
@@ -114,15 +117,26 @@ func (h *host) start(t *testing.T, command string, env ...string) *testenv.Proce
 	return testenv.Start(t, cmd)
 }
 
-// endAll ends all programs but the daemon on the host.
-func (h *host) endAll(t *testing.T) {
+// pids returns the processes on the host.
+func (h *host) pids(t *testing.T) (pids []int) {
 	t.Helper()
 	out, err := exec.Command("ip", "netns", "pids", h.end.NS.Name).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range strings.Fields(string(out)) {
-		if pid, err := strconv.Atoi(f); err == nil && pid != h.daemon.Cmd.Process.Pid {
+		if pid, err := strconv.Atoi(f); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// endAll ends the programs that were started on the host after the daemon.
+func (h *host) endAll(t *testing.T) {
+	t.Helper()
+	for _, pid := range h.pids(t) {
+		if !slices.Contains(h.keep, pid) {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 	}
