@@ -75,8 +75,8 @@ test: ## unit, simulation and (as root) namespace tests, with the race detector
 	wait $$! || status=1; \
 	exit $$status
 
-upgrade-test: ## replace the daemon 50 times under clients in Go and C that transfer and compare (root)
-	UPGRADES=50 $(GO) test -count=1 -timeout 20m -v ./test/upgrade
+upgrade-test: packages ## replace the daemon 50 times under clients in Go and C, also by dpkg and systemd (root)
+	UPGRADES=50 PACKAGES_DIR=$(CURDIR)/$(OUT)/packages $(GO) test -count=1 -timeout 20m -v ./test/upgrade
 
 mutate: ## break what the rows of docs/conformance-*.md name, and see their tests fail; out/mutate.txt
 	@mkdir -p $(OUT)

@@ -149,25 +149,42 @@ func buildC(t *testing.T) string {
 	return filepath.Join(dir, "ping")
 }
 
-// TestUpgrades checks that clients and servers reconnect when their own daemon or the peer's is replaced, without a
-// crash, a wrong byte or anything left behind, and that they print one line for each loss.
+// A side is an end of the wire whose daemon can be replaced.
+type side struct {
+	upgrade func()
+	socket  string
+}
+
+// TestUpgrades checks the programs of upgrades with daemons that the test starts itself.
 func TestUpgrades(t *testing.T) {
 	testenv.RequireRoot(t)
-	upgrades := testenv.Count(t, "UPGRADES", 3)
-	ping, reconnect, ctl := buildC(t), testenv.Program(t, "client/examples/reconnect"), testenv.Program(t, "cmd/iwarpctl")
 	v := testenv.NewVeth(t, 1500)
 	a, b := newHost(t, &v.A), newHost(t, &v.B)
-	addr := b.end.Addr4.String()
+	upgrades(t, v, [2]side{{a.upgrade, a.socket}, {b.upgrade, b.socket}})
+	for _, h := range []*host{a, b} {
+		if out := h.daemon.String(); strings.Contains(out, "\tERROR\t") || strings.Contains(out, "panic") {
+			t.Errorf("the daemon: %s", out)
+		}
+	}
+}
+
+// upgrades checks that clients and servers reconnect when their own daemon or the peer's is replaced, without a
+// crash, a wrong byte or anything left behind, and that they print one line for each loss.
+func upgrades(t *testing.T, v *testenv.Veth, sides [2]side) {
+	t.Helper()
+	rounds := testenv.Count(t, "UPGRADES", 3)
+	ping, reconnect, ctl := buildC(t), testenv.Program(t, "client/examples/reconnect"), testenv.Program(t, "cmd/iwarpctl")
+	a, b, addr := sides[0], sides[1], v.B.Addr4.String()
 	servers := []*testenv.Process{
-		testenv.Start(t, b.end.NS.Command(reconnect, "-socket", b.socket, "-listen", addr+":7190")),
-		testenv.Start(t, b.end.NS.Command(ctl, "--socket", b.socket, "ping", "-s", "-P", "-a", addr)),
+		testenv.Start(t, v.B.NS.Command(reconnect, "-socket", b.socket, "-listen", addr+":7190")),
+		testenv.Start(t, v.B.NS.Command(ctl, "--socket", b.socket, "ping", "-s", "-P", "-a", addr)),
 	}
 	for _, s := range servers {
 		s.Expect("listening on")
 	}
 	clients := []*client{
-		{name: "the Go client", lost: "again", p: testenv.Start(t, a.end.NS.Command(reconnect, "-socket", a.socket, "-dial", addr+":7190"))},
-		{name: "the C client", lost: "ping: ", p: testenv.Start(t, a.end.NS.Command(ping, "-u", a.socket, "-c", "-r", "-V", "-S", "60000", "-C", "2000000000", "-a", addr))},
+		{name: "the Go client", lost: "again", p: testenv.Start(t, v.A.NS.Command(reconnect, "-socket", a.socket, "-dial", addr+":7190"))},
+		{name: "the C client", lost: "ping: ", p: testenv.Start(t, v.A.NS.Command(ping, "-u", a.socket, "-c", "-r", "-V", "-S", "60000", "-C", "2000000000", "-a", addr))},
 	}
 	processes := append([]*testenv.Process{clients[0].p, clients[1].p}, servers...)
 	names := []string{clients[0].name, clients[1].name, "the Go server", "iwarpctl ping -s"}
@@ -176,13 +193,13 @@ func TestUpgrades(t *testing.T) {
 	}
 	type use struct{ fds, rss int }
 	before := make([]use, len(processes))
-	for i := range upgrades {
-		h, name := []*host{a, b}[i%2], fmt.Sprintf("upgrade %d of host %c", i+1, 'a'+i%2)
-		h.upgrade()
+	for i := range rounds {
+		name := fmt.Sprintf("upgrade %d of host %c", i+1, 'a'+i%2)
+		sides[i%2].upgrade()
 		for _, c := range clients {
 			c.next(t, name)
 		}
-		if i == min(upgrades-1, 3) { // both daemons were replaced, and pools have filled
+		if i == min(rounds-1, 3) { // both daemons were replaced, and pools have filled
 			for j, p := range processes {
 				before[j].fds, before[j].rss = held(t, p)
 			}
@@ -205,13 +222,16 @@ func TestUpgrades(t *testing.T) {
 				losses++
 			}
 		}
-		if n := strings.Count(c.p.String(), "\n"); losses != upgrades || n != 2*upgrades+1 {
-			t.Errorf("%s printed %d lines about %d upgrades, %d in all:\n%s", c.name, losses, upgrades, n, c.p)
+		if n := strings.Count(c.p.String(), "\n"); losses != rounds || n != 2*rounds+1 {
+			t.Errorf("%s printed %d lines about %d upgrades, %d in all:\n%s", c.name, losses, rounds, n, c.p)
+		} else {
+			t.Logf("%s printed one line about each of %d upgrades; its last ones:\n%s", c.name, rounds, lastLines(c.p.String(), 4))
 		}
 	}
-	for _, h := range []*host{a, b} {
-		if out := h.daemon.String(); strings.Contains(out, "\tERROR\t") || strings.Contains(out, "panic") {
-			t.Errorf("the daemon: %s", out)
-		}
-	}
+}
+
+// lastLines returns the last n lines of s.
+func lastLines(s string, n int) string {
+	l := strings.SplitAfter(strings.TrimSpace(s), "\n")
+	return strings.Join(l[max(0, len(l)-n):], "")
 }
