@@ -54,7 +54,7 @@ func TestJudge(t *testing.T) {
 		{"no address", func(f *Facts) { f.Interface.Addresses = 0 }, "interface", Fail, "ip address add"},
 		{"driver without XDP", func(f *Facts) { f.Interface.Driver = "e1000e" }, "driver", Warn, "generic"},
 		{"driver unknown", func(f *Facts) { f.Interface.Driver = "" }, "driver", Warn, "generic"},
-		{"bond", func(f *Facts) { f.Interface.Kind = "bond" }, "driver", Warn, "no part of one"},
+		{"bond", func(f *Facts) { f.Interface.Kind = "bond" }, "driver", Warn, "not part of one"},
 		{"VLAN", func(f *Facts) { f.Interface.Kind = "vlan" }, "driver", Warn, "below"},
 		{"tunnel", func(f *Facts) { f.Interface.Ethernet = false }, "interface", Fail, "tap"},
 		{"program attached", func(f *Facts) { f.Interface.XDP = true }, "XDP program", Warn, "xdp off"},

@@ -50,7 +50,7 @@ func JudgeInterface(f *Facts) (out []Finding) {
 		if len(f.Others) > 0 {
 			mend += ": " + strings.Join(f.Others, ", ")
 		}
-		return append(out, Finding{"interface", Fail, "there is none of that name", mend})
+		return append(out, Finding{"interface", Fail, "no interface has that name", mend})
 	}
 	if i.Unfit != "" {
 		out = append(out, Finding{"kind", Fail, "it is " + i.Unfit, ""})
@@ -117,7 +117,7 @@ func (f *Facts) capabilities() Finding {
 	if len(missing) > 0 {
 		return Finding{"capabilities", Fail, "missing: " + strings.Join(missing, ", "), "run this as root; the unit gives the daemon what it needs; without them: transport: socket"}
 	}
-	return Finding{"capabilities", OK, "NET_ADMIN, NET_RAW, BPF and PERFMON are there", ""}
+	return Finding{"capabilities", OK, "NET_ADMIN, NET_RAW, BPF and PERFMON are available", ""}
 }
 
 // enoughMemory suffices for the packet memory of some queues.
@@ -164,7 +164,7 @@ func (f *Facts) guard() Finding {
 		return Finding{"userfaultfd", Warn, "not available: a client can make the daemon allocate memory: " + printable.Error(f.Unguarded),
 			"allow the system call userfaultfd (a container's seccomp profile), and boot a kernel with CONFIG_USERFAULTFD"}
 	}
-	return Finding{"userfaultfd", OK, "holes in the memory of clients are not filled at the daemon's cost", ""}
+	return Finding{"userfaultfd", OK, "holes in the memory of clients are not charged to the daemon", ""}
 }
 
 func (f *Facts) jit() Finding {
@@ -201,17 +201,17 @@ func (i *Interface) driver(f *Facts) Finding {
 			"serve the interface below it: iwarpd does VLANs itself, and takes the addresses of this one"}
 	case i.Kind == "bond" || i.Kind == "bridge" || i.Kind == "macvlan" || i.Kind == "ipvlan":
 		return Finding{"driver", Warn, "a " + i.Kind + " has no queues of its own: generic mode on top of it, which is slower",
-			"serve an interface that is no part of one, and has the address"}
+			"serve an interface that is not part of one and has an address"}
 	case slices.Contains(nativeDrivers, i.Driver):
-		return Finding{"driver", OK, i.Driver + " has XDP: native mode", ""}
+		return Finding{"driver", OK, i.Driver + " supports XDP: native mode", ""}
 	case (i.Kind == "veth" || i.Kind == "tuntap") && f.release() >= 6006:
 		return Finding{"driver", OK, i.Kind + ": packet sockets with a shared ring (link: auto), faster there than AF_XDP", ""}
 	case i.Kind == "veth" || i.Kind == "tuntap":
-		return Finding{"driver", OK, i.Kind + ": generic mode, which is the faster one there", ""}
+		return Finding{"driver", OK, i.Kind + ": generic mode, which is faster there", ""}
 	case i.Driver == "":
-		return Finding{"driver", Warn, "unknown: XDP may run in generic mode alone", "if the daemon does not start: xdp-mode: generic"}
+		return Finding{"driver", Warn, "unknown: XDP may run only in generic mode", "if the daemon does not start: xdp-mode: generic"}
 	}
-	return Finding{"driver", Warn, i.Driver + " is not known to have XDP: generic mode costs more CPU", "xdp-mode: generic, if native is refused; or a card with XDP"}
+	return Finding{"driver", Warn, i.Driver + " is not known to support XDP: generic mode costs more CPU", "xdp-mode: generic, if native is refused; or a card whose driver supports XDP"}
 }
 
 func (i *Interface) xdp() Finding {
@@ -262,7 +262,7 @@ const largest = 9216
 func (i *Interface) mtu() Finding {
 	switch {
 	case i.MTU > largest:
-		return Finding{"MTU", Warn, fmt.Sprintf("%d is more than iwarpd sends", i.MTU), fmt.Sprintf("mtu: %d, or ip link set dev %s mtu %d", largest, i.Name, largest)}
+		return Finding{"MTU", Warn, fmt.Sprintf("%d exceeds the maximum of iwarpd", i.MTU), fmt.Sprintf("mtu: %d, or ip link set dev %s mtu %d", largest, i.Name, largest)}
 	case i.MTU < 1280:
 		return Finding{"MTU", Warn, fmt.Sprintf("%d is less than IPv6 needs", i.MTU), "ip link set dev " + i.Name + " mtu 1500"}
 	}
@@ -278,7 +278,7 @@ func (i *Interface) receive() Finding {
 		}
 	}
 	if len(on) > 0 {
-		return Finding{"receive offloads", Warn, strings.Join(on, ", ") + ": joined frames are lost to XDP, or keep it from being attached",
+		return Finding{"receive offloads", Warn, strings.Join(on, ", ") + ": merged frames do not reach XDP, or keep it from being attached",
 			"ethtool -K " + i.Name + " " + strings.Join(on, " off ") + " off"}
 	}
 	return Finding{"receive offloads", OK, "none in the way", ""}
@@ -289,7 +289,7 @@ func (i *Interface) receive() Finding {
 // several pieces.
 func (i *Interface) peer(f *Facts) Finding {
 	if f.release() >= 6006 {
-		return Finding{"veth peer", OK, "TCP of a kernel's stack is taken with its offloads; for SCTP of one: ethtool -K PEER tx off there", ""}
+		return Finding{"veth peer", OK, "a kernel's TCP on that end may use its offloads; for its SCTP: ethtool -K PEER tx off there", ""}
 	}
 	const mend = "on the other end, if the kernel's stack sends there: ethtool -K PEER tx off tso off gso off"
 	if i.PeerAway {
@@ -306,7 +306,7 @@ func (i *Interface) peer(f *Facts) Finding {
 	}
 	slices.Sort(on)
 	if len(on) > 0 {
-		return Finding{"veth peer", Warn, i.Peer.Name + " leaves checksums and segments to others: " + strings.Join(on, ", "),
+		return Finding{"veth peer", Warn, i.Peer.Name + " leaves checksums and segmentation to offloads: " + strings.Join(on, ", "),
 			strings.Replace(mend, "PEER", i.Peer.Name, 1)}
 	}
 	return Finding{"veth peer", OK, i.Peer.Name + " sends whole frames", ""}
@@ -315,7 +315,7 @@ func (i *Interface) peer(f *Facts) Finding {
 // unseen lists the tools of the host that do not see iwarpd's connections.
 func (f *Facts) unseen() Finding {
 	if f.IPsec > 0 {
-		return Finding{"host tools", Warn, fmt.Sprintf("IPsec policies: %d: iwarpd sends and takes packets in the clear whatever they say", f.IPsec),
+		return Finding{"host tools", Warn, fmt.Sprintf("IPsec policies: %d: they do not apply to iwarpd, which sends and receives packets in the clear", f.IPsec),
 			"protect the network otherwise (MACsec, a gateway), or transport: socket; see docs/security.md"}
 	}
 	return Finding{"host tools", OK, "nftables, conntrack, IPsec and tcpdump do not see iWARP connections: restrict peers by allow (accept-from, connect-to), capture with iwarpctl capture", ""}
