@@ -9,7 +9,6 @@ import (
 	"slices"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
-	"github.com/iwarpd/iwarpd/sctp"
 )
 
 // device is an interface with the workers of its queues. Connections do not move between
@@ -103,14 +102,7 @@ func replaceLink(w *worker, q Queue, why error) {
 	w.past.Add(&st)
 	setLink(w, q)
 	for _, l := range w.listeners {
-		switch {
-		case l.tcp != nil:
-			l.tcp.SetMTU(w.told)
-		case l.sctp != nil:
-			st := l.sctp.Stats()
-			w.sctp.over.Listeners.Add(&st)
-			l.sctp = sctp.NewListener(w.sctpConfig(l.opts), w.sctpSecret(), w.mtu)
-		}
+		l.relink(w)
 	}
 }
 

@@ -52,7 +52,7 @@ func newHostEnd(w *worker, id ConnID, flow pkt.Flow) *tcpConn {
 // reaches reports whether the engine of w must accept or refuse connections to remote, an
 // endpoint of this host. With kernel sockets another engine may listen there.
 func reaches(w *worker, remote netip.AddrPort) bool {
-	return w.socks == nil || w.listeners.find(&pkt.Flow{Local: remote.Addr().As16(), LocalPort: remote.Port()}, false) != nil
+	return w.socks == nil || w.listeners.find(&pkt.Flow{Local: remote.Addr().As16(), LocalPort: remote.Port()}, pkt.ProtoTCP) != nil
 }
 
 // connectHost opens a connection to an address of this host. w gets both ends.
@@ -72,7 +72,7 @@ func connectHost(w *worker, id ConnID, r *ConnectRequest) error {
 	c := newHostEnd(w, id, flow)
 	c.wide = r.Stream
 	w.stats.ActiveOpens++
-	l := w.listeners.admitting(&back, false)
+	l := w.listeners.admitting(&back, pkt.ProtoTCP)
 	switch {
 	case l == nil:
 		c.host.end(tcp.ErrRefused)

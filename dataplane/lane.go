@@ -8,43 +8,8 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/sched"
 	"github.com/iwarpd/iwarpd/dataplane/wheel"
 	"github.com/iwarpd/iwarpd/internal/clock"
-	"github.com/iwarpd/iwarpd/sctp/session"
 	"github.com/iwarpd/iwarpd/shm"
 )
-
-// llp is DDP's lower layer protocol (RFC 5041 section 2): a tcpConn or an assoc. The worker is
-// an argument, since the lane may move to another worker while it is dialed.
-type llp interface {
-	// begin processes events of the transport and frees acknowledged slots, before new ones
-	// are allocated. A lane with something to send joins the round.
-	begin(w *worker) int
-	// pump composes as much as the window and g allow, or nothing if g is nil, and sends what
-	// is due. It returns the amount of work done.
-	pump(w *worker, g *sched.Grant) int
-	// timeout is called when next is due.
-	timeout(w *worker)
-	next() clock.Time
-	// setHop sets the next hop to remote, an address of the peer.
-	setHop(w *worker, remote [16]byte, hop *Hop)
-	// setDSCP changes the DSCP of the packets sent from now on.
-	setDSCP(dscp uint8) error
-	// streams returns the DDP streams. The argument s of the methods below is one of them.
-	streams() []*stream
-	info(ci *ConnInfo)
-
-	// attach starts full operation of s; answer does so in response to a request of the
-	// peer.
-	attach(w *worker, s *stream, a Attachment)
-	answer(w *worker, s *stream, set session.Setup, a Attachment)
-	// disconnect closes s gracefully, after everything posted.
-	disconnect(w *worker, s *stream)
-	// closeStream closes s gracefully at once; abortStream resets it. The queue pair is in
-	// ERROR.
-	closeStream(w *worker, s *stream)
-	abortStream(w *worker, s *stream)
-	// fault is called when an access to client memory failed for one of the streams.
-	fault(w *worker)
-}
 
 // lane is the state that the scheduler, the timer wheel and the dirty list use. There is one
 // per TCP connection and SCTP association.

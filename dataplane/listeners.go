@@ -5,26 +5,22 @@ import (
 	"net/netip"
 
 	"github.com/iwarpd/iwarpd/internal/pkt"
-	"github.com/iwarpd/iwarpd/sctp"
-	"github.com/iwarpd/iwarpd/tcp"
 )
 
 // listenKey identifies a listener; the zero address stands for all addresses.
 type listenKey struct {
-	addr [16]byte
-	port uint16
-	sctp bool
+	addr  [16]byte
+	port  uint16
+	proto uint8 // pkt.ProtoTCP, pkt.ProtoSCTP
 }
 
-// listener is a listening endpoint. Either tcp or sctp is set.
+// listener is a listening endpoint.
 type listener struct {
 	id     ListenerID
-	tcp    *tcp.Listener
 	stream bool // connections start as byte streams
-	sctp   *sctp.Listener
-	opts   SCTP
-	admit  func(peer netip.Addr) bool // nil: all
-	ip     IPOptions
+	transportListener
+	admit func(peer netip.Addr) bool // nil: all
+	ip    IPOptions
 }
 
 // admits reports whether peer may connect to l.
@@ -33,18 +29,18 @@ func (l *listener) admits(peer netip.Addr) bool { return l.admit == nil || l.adm
 // listeners are those of a worker.
 type listeners map[listenKey]*listener
 
-// find returns the listener for a packet of flow f, or nil.
-func (ls listeners) find(f *pkt.Flow, sctp bool) *listener {
-	if l := ls[listenKey{f.Local, f.LocalPort, sctp}]; l != nil {
+// find returns the listener for a packet of flow f and transport proto, or nil.
+func (ls listeners) find(f *pkt.Flow, proto uint8) *listener {
+	if l := ls[listenKey{f.Local, f.LocalPort, proto}]; l != nil {
 		return l
 	}
-	return ls[listenKey{port: f.LocalPort, sctp: sctp}]
+	return ls[listenKey{port: f.LocalPort, proto: proto}]
 }
 
-// admitting returns the listener for a packet of flow f, or nil if there is none or if it does
-// not admit the peer.
-func (ls listeners) admitting(f *pkt.Flow, sctp bool) *listener {
-	l := ls.find(f, sctp)
+// admitting returns the listener for a packet of flow f and transport proto, or nil if there is
+// none or if it does not admit the peer.
+func (ls listeners) admitting(f *pkt.Flow, proto uint8) *listener {
+	l := ls.find(f, proto)
 	if l == nil || !l.admits(netip.AddrFrom16(f.Remote).Unmap()) {
 		return nil
 	}
@@ -62,7 +58,7 @@ func (ls listeners) setMTU(mtu int) {
 
 // listen makes this worker listen.
 func (w *worker) listen(id ListenerID, r *ListenRequest) error {
-	k := listenKey{port: r.Local.Port(), sctp: r.SCTP != nil}
+	k := listenKey{port: r.Local.Port(), proto: r.proto()}
 	if !r.Local.Addr().IsUnspecified() {
 		k.addr = r.Local.Addr().As16()
 	}
@@ -70,19 +66,8 @@ func (w *worker) listen(id ListenerID, r *ListenRequest) error {
 		return fmt.Errorf("dataplane: already listening on %v", r.Local)
 	}
 	l := &listener{id: id, stream: r.Stream, admit: r.Admit, ip: r.IP}
-	if w.socks != nil {
-		if r.SCTP != nil {
-			return errSocketSCTP
-		}
-		if err := w.socks.listen(w, l, r.Local, r.Backlog); err != nil {
-			return err
-		}
-	} else if r.SCTP != nil {
-		w.sctp0()
-		l.opts = *r.SCTP
-		l.sctp = sctp.NewListener(w.sctpConfig(l.opts), w.sctpSecret(), w.mtu)
-	} else {
-		l.tcp = tcp.NewListener(&w.tcp, r.Backlog, w.e.secret, w.told)
+	if err := l.open(w, r); err != nil {
+		return err
 	}
 	w.listeners[k] = l
 	return nil
@@ -95,11 +80,6 @@ func (w *worker) unlisten(id ListenerID) {
 			continue
 		}
 		delete(w.listeners, k)
-		if l.sctp != nil {
-			w.unlistenSCTP(l)
-		}
-		if w.socks != nil {
-			w.socks.unlisten(l)
-		}
+		l.close(w)
 	}
 }

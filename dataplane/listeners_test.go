@@ -31,7 +31,7 @@ func TestListeners(t *testing.T) {
 	want := func(local string, lport uint16, id ListenerID) {
 		t.Helper()
 		var got ListenerID
-		if l := w.listeners.admitting(&pkt.Flow{Local: netip.MustParseAddr(local).As16(), LocalPort: lport}, false); l != nil {
+		if l := w.listeners.admitting(&pkt.Flow{Local: netip.MustParseAddr(local).As16(), LocalPort: lport}, pkt.ProtoTCP); l != nil {
 			got = l.id
 		}
 		if got != id {

@@ -95,26 +95,7 @@ func (e *Engine) Connect(id ConnID, r ConnectRequest) error {
 		}
 	}
 	done := make(chan error, 1)
-	w.post(func(w *worker) {
-		switch {
-		case hop.Local && r.SCTP != nil && w.socks == nil:
-			done <- errHostSCTP
-		case hop.Local && reaches(w, r.Remote):
-			done <- connectHost(w, id, &r)
-		case unplugged(w.link):
-			done <- errUnplugged
-		case w.socks != nil && r.SCTP != nil:
-			done <- errSocketSCTP
-		case w.socks != nil:
-			done <- w.socks.connect(w, id, &r)
-		case r.Join:
-			w.joinSCTP(id, &r, done)
-		case r.SCTP != nil:
-			done <- w.connectSCTP(id, &r, &hop)
-		default:
-			done <- w.connectTCP(id, &r, &hop)
-		}
-	})
+	w.post(func(w *worker) { r.connect(w, id, &hop, done) })
 	return <-done
 }
 

@@ -134,24 +134,7 @@ func (w *worker) frame(f *rxFrame) {
 		}
 		return
 	}
-	switch f.pkt.Proto {
-	case pkt.ProtoTCP:
-		w.segment(f)
-	case pkt.ProtoSCTP, pkt.ProtoUDP:
-		w.sctpFrame(f)
-	case pkt.ProtoICMP, pkt.ProtoICMPv6:
-		if f.icmp.Parse(&f.pkt, head) != nil {
-			return
-		}
-		switch f.icmp.Proto {
-		case pkt.ProtoSCTP, pkt.ProtoUDP:
-			w.sctpICMP(f)
-		case pkt.ProtoTCP:
-			w.tcpICMP(f)
-		}
-	default:
-		w.stats.RxUnsupported++
-	}
+	w.packet(f)
 }
 
 // checksum sums the transport header and payload over the pieces of f.

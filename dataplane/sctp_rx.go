@@ -132,7 +132,7 @@ func (w *worker) sctpUnowned(f *rxFrame, flow pkt.Flow, udp uint16, b []byte) *a
 		return nil
 	}
 	t := f.pkt.Reply()
-	l := w.listeners.admitting(&flow, true)
+	l := w.listeners.admitting(&flow, pkt.ProtoSCTP)
 	if l != nil && w.sctp.n >= w.e.cfg.MaxConns {
 		w.stats.RxNoConn++
 		return nil // no answer: the peer tries again

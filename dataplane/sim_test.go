@@ -186,7 +186,7 @@ func (s *sim) openFrom(local netip.AddrPort, to netip.Addr) (a, b *stream) {
 	ha, hb := s.hosts[0], s.hosts[1]
 	remote := netip.AddrPortFrom(to, 7174)
 	hb.w.turn()
-	if hb.w.listeners.admitting(&pkt.Flow{Local: remote.Addr().As16(), LocalPort: remote.Port()}, false) == nil {
+	if hb.w.listeners.admitting(&pkt.Flow{Local: remote.Addr().As16(), LocalPort: remote.Port()}, pkt.ProtoTCP) == nil {
 		if err := hb.w.listen(1, &ListenRequest{Local: remote, Backlog: 8}); err != nil {
 			s.t.Fatal(err)
 		}

@@ -364,7 +364,7 @@ func (w *worker) unowned(f *rxFrame) {
 		return
 	}
 	seg, flow := &f.seg, f.pkt.Flow
-	if l := w.listeners.admitting(&flow, false); l != nil {
+	if l := w.listeners.admitting(&flow, pkt.ProtoTCP); l != nil {
 		if w.full() && seg.Flags&tcp.SYN != 0 {
 			w.stats.RxNoConn++
 			return
