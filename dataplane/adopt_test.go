@@ -294,7 +294,7 @@ func TestAdoptForeignTag(t *testing.T) {
 			if err := w.dialSCTP(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, o, session.Setup{}, time.Minute); err != nil {
 				t.Fatal(err)
 			}
-			as := w.assocOf(handoff.Key{Flow: flow, SCTP: true})
+			as := w.assocOf(handoff.Key{Flow: flow, Proto: pkt.ProtoSCTP})
 
 			h := sctp.Header{SrcPort: flow.RemotePort, DstPort: flow.LocalPort}
 			p := append(h.Append(nil), byte(sctp.ChunkHeartbeat), 0, 0, 8, 0, 1, 0, 4)

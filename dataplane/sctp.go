@@ -91,7 +91,7 @@ type sctpState struct {
 func (w *worker) assocs() iter.Seq[*assoc] {
 	return func(yield func(*assoc) bool) {
 		for k, l := range w.lanes {
-			if k.SCTP && k.Tag == 0 && !yield(l.llp.(*assoc)) {
+			if k.Proto == pkt.ProtoSCTP && k.Tag == 0 && !yield(l.llp.(*assoc)) {
 				return
 			}
 		}
@@ -172,7 +172,7 @@ func (w *worker) sctp0() *sctpState {
 func (w *worker) connectSCTP(id ConnID, r *ConnectRequest, hop *Hop) error {
 	s := w.sctp0()
 	flow, o := pkt.NewFlow(r.Local, r.Remote), *r.SCTP
-	k := handoff.Key{Flow: flow, SCTP: true}
+	k := handoff.Key{Flow: flow, Proto: pkt.ProtoSCTP}
 	switch {
 	case w.lanes[k] != nil || w.e.elsewhere(k, w):
 		return errFlowExists

@@ -21,7 +21,7 @@ func (w *worker) newAssoc(a *sctp.Assoc, flow pkt.Flow, t pkt.Tuple, o SCTP, ip 
 	if o.UDP {
 		as.tuple.Proto = pkt.ProtoUDP
 	}
-	as.llp, as.key = as, handoff.Key{Flow: flow, SCTP: true}
+	as.llp, as.key = as, handoff.Key{Flow: flow, Proto: pkt.ProtoSCTP}
 	w.enter(&as.lane)
 	w.sctp.n++
 	return as
@@ -68,12 +68,12 @@ func (w *worker) adoptSCTP(k handoff.Key, udp uint16, b []byte) bool {
 func (as *assoc) learnAddrs(w *worker) {
 	n, _ := as.a.Paths()
 	for i := range n {
-		k := handoff.Key{Flow: as.key.Flow, SCTP: true, Tag: as.a.Tag()}
+		k := handoff.Key{Flow: as.key.Flow, Proto: pkt.ProtoSCTP, Tag: as.a.Tag()}
 		if k.Flow.Remote = as.a.Path(i).Addr.As16(); k.Flow == as.key.Flow || w.lanes[k] != nil {
 			continue
 		}
 		// ICMP errors quote packets as we sent them.
-		for _, k := range [...]handoff.Key{k, {Flow: k.Flow.Reverse(), SCTP: true, Tag: as.a.PeerTag()}} {
+		for _, k := range [...]handoff.Key{k, {Flow: k.Flow.Reverse(), Proto: pkt.ProtoSCTP, Tag: as.a.PeerTag()}} {
 			if w.lanes[k] == nil {
 				w.lanes[k] = &as.lane
 				as.also = append(as.also, k)
@@ -172,7 +172,7 @@ func (as *assoc) tupleTo(i int, addr netip.Addr) pkt.Tuple {
 
 // furtherKey returns the key that packet b of flow f has if it came from a further address.
 func furtherKey(f pkt.Flow, b []byte) handoff.Key {
-	return handoff.Key{Flow: f, SCTP: true, Tag: binary.BigEndian.Uint32(b[4:])}
+	return handoff.Key{Flow: f, Proto: pkt.ProtoSCTP, Tag: binary.BigEndian.Uint32(b[4:])}
 }
 
 // up creates the sessions of an association that has been established.

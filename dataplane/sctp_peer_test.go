@@ -99,7 +99,7 @@ func (p *rawPeer) initAck() (cookie []byte, ok bool) {
 }
 
 func (p *rawPeer) assoc() *assoc {
-	return p.hosts[1].w.assocOf(handoff.Key{Flow: pkt.NewFlow(p.remote, p.local), SCTP: true})
+	return p.hosts[1].w.assocOf(handoff.Key{Flow: pkt.NewFlow(p.remote, p.local), Proto: pkt.ProtoSCTP})
 }
 
 // send sends a packet of chunks from an address and collects the replies.

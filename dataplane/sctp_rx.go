@@ -46,7 +46,7 @@ func (w *worker) sctpFrame(f *rxFrame) {
 	}
 	flow := f.pkt.Flow
 	flow.RemotePort, flow.LocalPort = binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:])
-	k, further := handoff.Key{Flow: flow, SCTP: true}, furtherKey(flow, b)
+	k, further := handoff.Key{Flow: flow, Proto: pkt.ProtoSCTP}, furtherKey(flow, b)
 	as := w.assocOf(k)
 	if as == nil {
 		as = w.assocOf(further)
@@ -101,8 +101,8 @@ func (w *worker) sctpICMP(f *rxFrame) {
 			return
 		}
 	}
-	k := handoff.Key{Flow: e.Flow, SCTP: true}
-	further := handoff.Key{Flow: e.Flow.Reverse(), SCTP: true, Tag: e.Seq}
+	k := handoff.Key{Flow: e.Flow, Proto: pkt.ProtoSCTP}
+	further := handoff.Key{Flow: e.Flow.Reverse(), Proto: pkt.ProtoSCTP, Tag: e.Seq}
 	if further.Tag == 0 {
 		further = k
 	}
@@ -152,7 +152,7 @@ func (w *worker) sctpUnowned(f *rxFrame, flow pkt.Flow, udp uint16, b []byte) *a
 	if a == nil {
 		return nil
 	}
-	if old := w.assocOf(handoff.Key{Flow: flow, SCTP: true}); old != nil {
+	if old := w.assocOf(handoff.Key{Flow: flow, Proto: pkt.ProtoSCTP}); old != nil {
 		old.events(w) // the old association is closed; this packet arrived before it was pumped
 		old.retire(w)
 	}

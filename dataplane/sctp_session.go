@@ -15,7 +15,7 @@ import (
 // joinSCTP starts session id on the association that r names, which may belong to another
 // worker.
 func (w *worker) joinSCTP(id ConnID, r *ConnectRequest, done chan<- error) {
-	k := handoff.Key{Flow: pkt.NewFlow(r.Local, r.Remote), SCTP: true}
+	k := handoff.Key{Flow: pkt.NewFlow(r.Local, r.Remote), Proto: pkt.ProtoSCTP}
 	as := w.assocOf(k)
 	if to := w.sctp0().moved[k.Flow]; as == nil && to != nil {
 		w.moved[id] = to

@@ -14,10 +14,10 @@ import (
 
 // Key identifies a connection or an association among all workers.
 type Key struct {
-	Flow pkt.Flow
-	SCTP bool   // also for SCTP in UDP
-	Host bool   // between programs of this host: no frame is of it
-	Tag  uint32 // SCTP: verification tag of a further address of a peer; 0 for the first address
+	Flow  pkt.Flow
+	Proto uint8  // 0 is TCP, else the IP protocol; SCTP in UDP has that of SCTP
+	Host  bool   // between programs of this host: no frame is of it
+	Tag   uint32 // SCTP: verification tag of a further address of a peer; 0 for the first address
 }
 
 // Directory maps connections and associations to workers. It is used without locks: each change

@@ -155,7 +155,7 @@ func TestDialing(t *testing.T) {
 	if d.Find(k) != a || d.Len() != 1 {
 		t.Error("another worker has ended it")
 	}
-	if d.Find(Key{Flow: k.Flow, SCTP: true}) != nil {
+	if d.Find(Key{Flow: k.Flow, Proto: pkt.ProtoSCTP}) != nil {
 		t.Error("found over another transport")
 	}
 	d.Remove(k, a)
