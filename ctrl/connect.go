@@ -74,42 +74,9 @@ func (s *Server) mpaConfig(w *ctrlpb.Startup) (mpa.Config, error) {
 // connect starts an active open.
 func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	s := c.srv
-	remote, err := parseAddrPort(r.Remote)
-	if err != nil || !remote.Addr().IsValid() || remote.Addr().IsUnspecified() || remote.Port() == 0 {
-		return errorf(invalid, "ctrl: remote %q: want address:port of one host", clip(r.Remote, 64))
-	}
-	if remote.Addr().IsMulticast() {
-		return errorf(invalid, "ctrl: remote %v is a multicast address", remote.Addr())
-	}
-	local, err := parseAddrPort(r.Local)
-	if err != nil {
-		return errorf(invalid, "ctrl: local %w", err)
-	}
-	if local.Addr().IsUnspecified() {
-		local = netip.AddrPortFrom(netip.Addr{}, local.Port())
-	}
-	if local.Addr().IsValid() && local.Addr().Is4() != remote.Addr().Is4() {
-		return errorf(invalid, "ctrl: local %v and remote %v are of different families", local.Addr(), remote.Addr())
-	}
-	if local.Port() != 0 {
-		if err := c.mayBind(local.Port()); err != nil {
-			return err
-		}
-	}
-	by, err := s.devices.find(r.Device)
+	remote, local, by, err := c.connectAddrs(r)
 	if err != nil {
 		return err
-	}
-	addrs := []*netip.AddrPort{&remote, &local}
-	if local.Addr().Zone() != "" { // which the remote address may leave out then
-		slices.Reverse(addrs)
-	}
-	for _, a := range addrs {
-		var to netip.Addr
-		if to, by, err = s.devices.unzoned(a.Addr(), by); err != nil {
-			return err
-		}
-		*a = netip.AddrPortFrom(to, a.Port())
 	}
 	if err := c.mayConnectTo(remote.Addr()); err != nil {
 		return err
@@ -171,6 +138,49 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	s.startDial(cn)
 	reply.Body = &ctrlpb.Reply_Connect{Connect: &ctrlpb.ConnectReply{Conn: cn.handle}}
 	return nil
+}
+
+// connectAddrs returns the endpoints and the device that r names, if the client may use the local
+// port. The device is nil if r names none.
+func (c *session) connectAddrs(r *ctrlpb.Connect) (remote, local netip.AddrPort, by *device, err error) {
+	remote, err = parseAddrPort(r.Remote)
+	if err != nil || !remote.Addr().IsValid() || remote.Addr().IsUnspecified() || remote.Port() == 0 {
+		return remote, local, nil, errorf(invalid, "ctrl: remote %q: want address:port of one host", clip(r.Remote, 64))
+	}
+	if remote.Addr().IsMulticast() {
+		return remote, local, nil, errorf(invalid, "ctrl: remote %v is a multicast address", remote.Addr())
+	}
+	local, err = parseAddrPort(r.Local)
+	if err != nil {
+		return remote, local, nil, errorf(invalid, "ctrl: local %w", err)
+	}
+	if local.Addr().IsUnspecified() {
+		local = netip.AddrPortFrom(netip.Addr{}, local.Port())
+	}
+	if local.Addr().IsValid() && local.Addr().Is4() != remote.Addr().Is4() {
+		return remote, local, nil, errorf(invalid, "ctrl: local %v and remote %v are of different families", local.Addr(), remote.Addr())
+	}
+	if local.Port() != 0 {
+		if err := c.mayBind(local.Port()); err != nil {
+			return remote, local, nil, err
+		}
+	}
+	by, err = c.srv.devices.find(r.Device)
+	if err != nil {
+		return remote, local, nil, err
+	}
+	addrs := []*netip.AddrPort{&remote, &local}
+	if local.Addr().Zone() != "" { // which the remote address may leave out then
+		slices.Reverse(addrs)
+	}
+	for _, a := range addrs {
+		var to netip.Addr
+		if to, by, err = c.srv.devices.unzoned(a.Addr(), by); err != nil {
+			return remote, local, nil, err
+		}
+		*a = netip.AddrPortFrom(to, a.Port())
+	}
+	return remote, local, by, nil
 }
 
 // freshQP returns a QP that has never had a connection.

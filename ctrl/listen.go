@@ -33,38 +33,9 @@ type listener struct {
 
 func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	s := c.srv
-	if r.Port > 65535 {
-		return errorf(invalid, "ctrl: invalid port %d", r.Port)
-	}
-	port := uint16(r.Port)
-	addr := netip.IPv6Unspecified()
-	if r.Address != "" {
-		a, err := netip.ParseAddr(r.Address)
-		if err != nil || a.IsMulticast() {
-			return errorf(invalid, "ctrl: %q is not an address to listen on", clip(r.Address, 64))
-		}
-		if a = a.Unmap(); !a.IsUnspecified() {
-			addr = a
-		}
-	}
-	on, err := s.devices.find(r.Device)
+	local, on, err := c.listenAddr(r)
 	if err != nil {
 		return err
-	}
-	addr, on, err = s.devices.unzoned(addr, on)
-	if err != nil {
-		return err
-	}
-	switch pol := c.policy(); {
-	case port != 0:
-		if err := c.mayBind(port); err != nil {
-			return err
-		}
-	case len(pol.listen) > 0: // port 0 could yield a port outside of the ranges
-		return errorf(permission, "ctrl: %s may listen only on the ports of its rule in the configuration: name one of them", user(c.cred.Uid))
-	}
-	if len(c.policy().addrs) > 0 && !c.policy().mayUse(addr) {
-		return errorf(permission, "ctrl: %s may not listen on %v (rule in the configuration)", user(c.cred.Uid), addr)
 	}
 	backlog := int(min(r.Backlog, maxBacklog))
 	if backlog == 0 {
@@ -76,39 +47,17 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	if err := s.unready(on); err != nil {
 		return err
 	}
-	if !addr.IsUnspecified() && !addr.IsLoopback() && !s.isLocal(addr, on) {
+	if addr := local.Addr(); !addr.IsUnspecified() && !addr.IsLoopback() && !s.isLocal(addr, on) {
 		return errorf(badAddress, "ctrl: %v is not an address of the interface: choose one of those that iwarpctl status shows", addr)
 	}
-	cfg, err := s.mpaConfig(r.Startup)
+	cfg, o, ip, err := s.listenSettings(r, local.Addr())
 	if err != nil {
 		return err
-	}
-	o, err := s.sctpOf(r.Startup, r.Streaming)
-	if err != nil {
-		return err
-	}
-	if o != nil && addr.IsLoopback() {
-		return errorf(badAddress, "ctrl: SCTP cannot reach programs of this host: listen on %v over TCP", addr)
-	}
-	setSCTP(&cfg, o, r.Startup.GetP2P())
-	ip, err := ipOptions(s.cfg.IP, r.Startup)
-	if err != nil {
-		return err
-	}
-	// Depths in the request also bound those of an Accept that specifies none.
-	if r.Startup != nil && r.Startup.Ird != nil {
-		cfg.MaxIRD = cfg.IRD
-	}
-	if r.Startup != nil && r.Startup.Ord != nil {
-		cfg.MaxORD = cfg.ORD
-	}
-	if err := cfg.Validate(); err != nil {
-		return errorf(invalid, "ctrl: %w", err)
 	}
 	if err := c.take(resListens, 1); err != nil {
 		return err
 	}
-	cl, err := s.claims.take(netip.AddrPortFrom(addr, port), on, c.cred.Uid, true)
+	cl, err := s.claims.take(local, on, c.cred.Uid, true)
 	if err != nil {
 		c.give(resListens, 1)
 		return err
@@ -134,6 +83,76 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	s.listeners[l.id] = l
 	reply.Body = &ctrlpb.Reply_Listen{Listen: &ctrlpb.ListenReply{Listen: l.handle, Address: cl.addr.String()}}
 	return nil
+}
+
+// listenAddr returns the endpoint and the device that r names, if the client may listen there. The
+// device is nil for all.
+func (c *session) listenAddr(r *ctrlpb.Listen) (netip.AddrPort, *device, error) {
+	if r.Port > 65535 {
+		return netip.AddrPort{}, nil, errorf(invalid, "ctrl: invalid port %d", r.Port)
+	}
+	port := uint16(r.Port)
+	addr := netip.IPv6Unspecified()
+	if r.Address != "" {
+		a, err := netip.ParseAddr(r.Address)
+		if err != nil || a.IsMulticast() {
+			return netip.AddrPort{}, nil, errorf(invalid, "ctrl: %q is not an address to listen on", clip(r.Address, 64))
+		}
+		if a = a.Unmap(); !a.IsUnspecified() {
+			addr = a
+		}
+	}
+	on, err := c.srv.devices.find(r.Device)
+	if err != nil {
+		return netip.AddrPort{}, nil, err
+	}
+	addr, on, err = c.srv.devices.unzoned(addr, on)
+	if err != nil {
+		return netip.AddrPort{}, nil, err
+	}
+	switch pol := c.policy(); {
+	case port != 0:
+		if err := c.mayBind(port); err != nil {
+			return netip.AddrPort{}, nil, err
+		}
+	case len(pol.listen) > 0: // port 0 could yield a port outside of the ranges
+		return netip.AddrPort{}, nil, errorf(permission, "ctrl: %s may listen only on the ports of its rule in the configuration: name one of them", user(c.cred.Uid))
+	}
+	if len(c.policy().addrs) > 0 && !c.policy().mayUse(addr) {
+		return netip.AddrPort{}, nil, errorf(permission, "ctrl: %s may not listen on %v (rule in the configuration)", user(c.cred.Uid), addr)
+	}
+	return netip.AddrPortFrom(addr, port), on, nil
+}
+
+// listenSettings returns the settings of connections that r asks for. Called with mu held.
+func (s *Server) listenSettings(r *ctrlpb.Listen, addr netip.Addr) (cfg mpa.Config, o *dataplane.SCTP, ip dataplane.IPOptions, err error) {
+	cfg, err = s.mpaConfig(r.Startup)
+	if err != nil {
+		return cfg, nil, ip, err
+	}
+	o, err = s.sctpOf(r.Startup, r.Streaming)
+	if err != nil {
+		return cfg, nil, ip, err
+	}
+	if o != nil && addr.IsLoopback() {
+		return cfg, nil, ip, errorf(badAddress, "ctrl: SCTP cannot reach programs of this host: listen on %v over TCP", addr)
+	}
+	setSCTP(&cfg, o, r.Startup.GetP2P())
+	ip, err = ipOptions(s.cfg.IP, r.Startup)
+	if err != nil {
+		return cfg, nil, ip, err
+	}
+	// Depths in the request also bound those of an Accept that specifies none.
+	if r.Startup != nil && r.Startup.Ird != nil {
+		cfg.MaxIRD = cfg.IRD
+	}
+	if r.Startup != nil && r.Startup.Ord != nil {
+		cfg.MaxORD = cfg.ORD
+	}
+	if err := cfg.Validate(); err != nil {
+		return cfg, nil, ip, errorf(invalid, "ctrl: %w", err)
+	}
+	return cfg, o, ip, nil
 }
 
 // mayBind returns an error if the client may not use a local port.
