@@ -20,7 +20,7 @@ NORACE = /(tcp|tcp/gvisor|tcp/kernel|sctp|sctp/session|mpa|ddp|rdmap|rpcrdma/wir
 PACKAGES = ./... ./cmd/iwarpctl/... ./rpcrdma/... ./test/bench/...
 
 .DEFAULT_GOAL := build
-.PHONY: build image docs clib verbs packages packages-check release generate lint test upgrade-test mutate demo bench plot interop interop-nfs interop-sctp interop-nic interop-verbs clean help
+.PHONY: build image docs clib verbs packages packages-check release generate lint test upgrade-test mutate demo transcript bench plot interop interop-nfs interop-sctp interop-nic interop-verbs clean help
 
 build: ## build bin/iwarpd, bin/iwarpctl and bin/iwarpd-device-plugin
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/iwarpd ./cmd/iwarpctl
@@ -86,6 +86,9 @@ demo: build ## a file of 256 MiB there and back by RDMA between two namespaces, 
 	@mkdir -p $(OUT)
 	@CGO_ENABLED=0 $(GO) build -o $(OUT)/iwarpd-demo ./test/demo
 	@GO=$(GO) exec $(OUT)/iwarpd-demo $(DEMOFLAGS)
+
+transcript: build ## replace the sample output in README.md by that of real runs (root)
+	@docs/transcript
 
 bench: build ## measure against the budget, kernel TCP and libfabric; writes out/bench.json
 	@mkdir -p $(OUT)
