@@ -95,7 +95,7 @@ func TestDevices(t *testing.T) {
 		{"10.0.0.2:7174", "", "eth2", "choose one of eth0, eth1"},
 		{"[fe80::2]:7174", "", "", "name the interface"},
 		{"[fe80::2%eth0]:7174", "", "eth1", "not a link-local address of the interface eth1"},
-		{"[fe80::2%eth2]:7174", "", "", "of eth0, eth1 alone"},
+		{"[fe80::2%eth2]:7174", "", "", "only on eth0, eth1"},
 		{"[fe80::2%eth0]:7174", "fe80::b%eth1", "", "not a link-local address of the interface eth1"},
 	} {
 		if text := c.fails(invalid, connect(tt.remote, tt.local, tt.device)); !strings.Contains(text, tt.want) {
