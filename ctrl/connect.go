@@ -74,7 +74,7 @@ func (s *Server) mpaConfig(w *ctrlpb.Startup) (mpa.Config, error) {
 // connect starts an active open.
 func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	s := c.srv
-	remote, local, by, err := c.connectAddrs(r)
+	remote, local, by, err := connectAddrs(c, r)
 	if err != nil {
 		return err
 	}
@@ -142,7 +142,7 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 
 // connectAddrs returns the endpoints and the device that r names, if the client may use the local
 // port. The device is nil if r names none.
-func (c *session) connectAddrs(r *ctrlpb.Connect) (remote, local netip.AddrPort, by *device, err error) {
+func connectAddrs(c *session, r *ctrlpb.Connect) (remote, local netip.AddrPort, by *device, err error) {
 	remote, err = parseAddrPort(r.Remote)
 	if err != nil || !remote.Addr().IsValid() || remote.Addr().IsUnspecified() || remote.Port() == 0 {
 		return remote, local, nil, errorf(invalid, "ctrl: remote %q: want address:port of one host", clip(r.Remote, 64))

@@ -33,7 +33,7 @@ type listener struct {
 
 func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	s := c.srv
-	local, on, err := c.listenAddr(r)
+	local, on, err := listenAddr(c, r)
 	if err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	if addr := local.Addr(); !addr.IsUnspecified() && !addr.IsLoopback() && !s.isLocal(addr, on) {
 		return errorf(badAddress, "ctrl: %v is not an address of the interface: choose one of those that iwarpctl status shows", addr)
 	}
-	cfg, o, ip, err := s.listenSettings(r, local.Addr())
+	cfg, o, ip, err := listenSettings(s, r, local.Addr())
 	if err != nil {
 		return err
 	}
@@ -87,7 +87,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 
 // listenAddr returns the endpoint and the device that r names, if the client may listen there. The
 // device is nil for all.
-func (c *session) listenAddr(r *ctrlpb.Listen) (netip.AddrPort, *device, error) {
+func listenAddr(c *session, r *ctrlpb.Listen) (netip.AddrPort, *device, error) {
 	if r.Port > 65535 {
 		return netip.AddrPort{}, nil, errorf(invalid, "ctrl: invalid port %d", r.Port)
 	}
@@ -125,7 +125,7 @@ func (c *session) listenAddr(r *ctrlpb.Listen) (netip.AddrPort, *device, error) 
 }
 
 // listenSettings returns the settings of connections that r asks for. Called with mu held.
-func (s *Server) listenSettings(r *ctrlpb.Listen, addr netip.Addr) (cfg mpa.Config, o *dataplane.SCTP, ip dataplane.IPOptions, err error) {
+func listenSettings(s *Server, r *ctrlpb.Listen, addr netip.Addr) (cfg mpa.Config, o *dataplane.SCTP, ip dataplane.IPOptions, err error) {
 	cfg, err = s.mpaConfig(r.Startup)
 	if err != nil {
 		return cfg, nil, ip, err
