@@ -108,3 +108,81 @@ func message(n ast.Node) (string, bool) {
 	s, err := strconv.Unquote(lit.Value)
 	return s, err == nil
 }
+
+// mistakes are the commonest ones: a clause of the message that follows, and the heading of its
+// section.
+var mistakes = []struct{ what, clause, heading string }{
+	{"no interface named", "name one with --interface IF", "no interface: name one with"},
+	{"wrong interface", "give one of %s with --interface", "no interface \"…\": give one of"},
+	{"interface down", "is down: ip link set dev", "is down: ip link set dev"},
+	{"interface without address", "has no IP address: ip address add", "has no IP address"},
+	{"loopback", "is loopback", "interface … is loopback"},
+	{"tunnel of layer 3", "carries no Ethernet frames", "carries no Ethernet frames"},
+	{"no root", "capability missing", "capability missing"},
+	{"no such queue", "has no queue", "has no queue"},
+	{"no such CPU", "does not exist, is offline, or is not allowed for this process", "cpus: …"},
+	{"second daemon on the interface", "is served by another iwarpd", "is served by another iwarpd"},
+	{"second daemon on the socket", "cannot make the socket", "cannot make the socket"},
+	{"another XDP program", "has another XDP program", "has another XDP program"},
+	{"misspelt key", "did you mean", "unknown key"},
+	{"not YAML", "not YAML", "not YAML"},
+	{"wrong value", "must be one of", "A value is refused"},
+	{"too few descriptors", "this process may have at most", "open files"},
+	{"daemon not running", "start it, or name its socket with --socket", "no iwarpd at"},
+	{"not in the socket's group", "join the group that owns it", "no permission to use"},
+	{"address of another host", "is not an address of the interface", "is not an address of the interface"},
+	{"port taken by a client", "is in use by another client of iwarpd", "is in use by another client of iwarpd"},
+	{"port taken by a program", "is in use by another program: choose another port", "is in use by another program"},
+	{"port below 1024", "are for root, and for users with a rule that lists them", "ports below 1024"},
+	{"quota", "its limit is", "its limit is"},
+	{"peer does not listen", "nothing listens on that port", "connection refused"},
+	{"peer does not exist", "no answer to ARP or neighbour discovery", "no answer to ARP"},
+	{"no route", "no route", "no route"},
+	{"wrong checksum offload", "their checksums are wrong", "their checksums are wrong"},
+	{"frames on a queue not served", "by a queue of the interface that iwarpd does not serve", "their frames come by a queue"},
+}
+
+// TestMistakes checks that the message of each common mistake is in the programs, and that the
+// section of docs/troubleshooting.md whose heading it leads to quotes it.
+func TestMistakes(t *testing.T) {
+	page, err := os.ReadFile("../troubleshooting.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var source strings.Builder
+	for _, folder := range []string{"cmd/iwarpd", "cmd/iwarpctl", "ctrl", "ctrl/hostnet", "client", "dataplane/ifqueue", "bpf"} {
+		files, err := filepath.Glob("../../" + folder + "/*.go")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range files {
+			b, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.HasSuffix(name, "_test.go") {
+				source.Write(b)
+			}
+		}
+	}
+	sections := strings.Split(string(page), "\n### ")[1:]
+	for _, m := range mistakes {
+		if !strings.Contains(source.String(), m.clause) {
+			t.Errorf("%s: no program prints %q", m.what, m.clause)
+		}
+		i := slices.IndexFunc(sections, func(s string) bool {
+			heading, _, _ := strings.Cut(s, "\n")
+			return strings.Contains(heading, m.heading)
+		})
+		if i < 0 {
+			t.Errorf("%s: no section %q", m.what, m.heading)
+			continue
+		}
+		section := strings.Join(strings.Fields(sections[i]), " ")
+		for _, p := range clauses(m.clause) {
+			if !strings.Contains(section, p) {
+				t.Errorf("%s: the section %q does not quote %q", m.what, m.heading, p)
+			}
+		}
+	}
+}
