@@ -298,6 +298,17 @@ func TestStartupConsumes(t *testing.T) {
 		}
 	}
 
+	// Nor are those that come with the Reply.
+	i, r = NewInitiator(DefaultConfig(), t0), NewResponder(DefaultConfig(), t0)
+	give(t, r, frameOf(t, i))
+	if err := r.Accept(t0, nil, -1, -1); err != nil {
+		t.Fatal(err)
+	}
+	reply := frameOf(t, r)
+	if n, err := i.HandleStream(t0, append(bytes.Clone(reply), "FPDU"...)); n != len(reply) || err != nil {
+		t.Errorf("HandleStream of a Reply of %d bytes and an FPDU: %d, %v", len(reply), n, err)
+	}
+
 	// The initiator may send nothing before it has the Reply.
 	i, r = NewInitiator(DefaultConfig(), t0), NewResponder(DefaultConfig(), t0)
 	give(t, r, frameOf(t, i))

@@ -51,6 +51,7 @@ func TestScriptStates(t *testing.T) {
 			resetErr = "none"
 		}
 		add("5961 3.2 RST at the exact number", "< R %d\nstate CLOSED\nerr %s\ndeadline none", r, resetErr)
+		add("SHLD-2 RST with data", "< R %d+100\nstate CLOSED\nerr %s\ndeadline none", r, resetErr)
 		add("5961 3.2 RST in the window", "< R %d\n%s\nstat challenge 1", r+100, challenge)
 		add("5961 3.2 RST outside of the window", "< R %d\n< R %d\n%s\nstat challenge 0", r-1, r+70000, stay)
 		add("5961 4.2 SYN in the window", "< S. %d ack %d\n%s\nstat challenge 1", r+10, st.una(), challenge)
