@@ -223,32 +223,37 @@ func TestSuperMTU(t *testing.T) {
 }
 
 // TestSuperFull checks that super-frames are full while messages follow each other: the last record of
-// a message is filled by the next one, and the frames of 90 segments, two full super-frames, leave at once.
+// a message is filled by the next one, and the frames of 90 segments, two full super-frames, leave at once. One ACK
+// is sent for all that arrive in a turn.
 func TestSuperFull(t *testing.T) {
 	oneGoroutine(t)
 	for _, tt := range []struct {
 		op        rdmap.Op
 		size, mtu int
 		frames    float64 // per message; an upper bound
+		acks      float64 // and of the receiver
 	}{
-		{rdmap.OpWrite, 4 << 10, 1500, 0.25},
-		{rdmap.OpWrite, 64 << 10, 1500, 1.3},
-		{rdmap.OpRead, 64 << 10, 1500, 1.3},
-		{rdmap.OpWrite, 1 << 20, 1500, 18},
-		{rdmap.OpWrite, 64 << 10, 9000, 1.6},
+		{rdmap.OpWrite, 4 << 10, 1500, 0.25, 0.1},
+		{rdmap.OpWrite, 64 << 10, 1500, 1.3, 0.7},
+		{rdmap.OpRead, 64 << 10, 1500, 1.3, 0.7},
+		{rdmap.OpWrite, 1 << 20, 1500, 18, 10},
+		{rdmap.OpWrite, 64 << 10, 9000, 1.6, 0.5},
 	} {
 		t.Run(fmt.Sprintf("%v/%d/mtu=%d", tt.op, tt.size, tt.mtu), func(t *testing.T) {
 			s, a, q := newLoad(t, link.PipeConfig{Super: link.SuperWhole, MTU: tt.mtu}, mpa.Params{CRC: true, IRD: 16, ORD: 16}, tt.op, tt.size)
 			s.load(a, q, 200)
-			w := s.hosts[0].w
+			w, far := s.hosts[0].w, s.hosts[1].w
 			if tt.op == rdmap.OpRead {
-				w = s.hosts[1].w
+				w, far = far, w
 			}
 			const n = 200
-			before := w.stats.TxFrames
+			before, acks := w.stats.TxFrames, far.stats.TxFrames
 			s.load(a, q, n)
 			if got := float64(w.stats.TxFrames-before) / n; got > tt.frames {
 				t.Errorf("%.2f frames a message; want at most %v", got, tt.frames)
+			}
+			if got := float64(far.stats.TxFrames-acks) / n; got > tt.acks {
+				t.Errorf("%.2f frames of the receiver a message; want at most %v", got, tt.acks)
 			}
 		})
 	}

@@ -113,3 +113,28 @@ func TestBurstOfDuplicatesIsReported(t *testing.T) {
 		t.Errorf("%d D-SACKs; want %d", n, len(want))
 	}
 }
+
+// TestSuperFramesAreAcknowledgedTogether checks that one ACK is sent for all long super-frames of a burst, and one for each
+// short one, whose sender may have a small window.
+func TestSuperFramesAreAcknowledgedTogether(t *testing.T) {
+	for _, c := range []struct{ segments, acks int }{{2, 2}, {longSuper - 1, 2}, {longSuper, 1}, {20, 1}} {
+		l := newLoop(t, DefaultConfig(), 1500)
+		mss := l.a.MSS()
+		l.b.quickAcks, l.b.rcvLast = 0, mss
+		for k := range 2 {
+			s := Segment{Header: Header{Flags: ACK, Seq: l.b.rcvNxt, Ack: l.b.nxt, Window: 1000}, Len: c.segments * mss, Buf: Buf(k)}
+			s.Opts.HasTimestamps, s.Opts.TSVal = true, l.b.tsRecent
+			if r := l.b.HandleSegment(l.now, &s); r.Action != Deliver || r.Len != s.Len {
+				t.Fatalf("%+v", r)
+			}
+		}
+		var o Out
+		acks := 0
+		for l.b.PollTransmit(l.now, &o) {
+			acks++
+		}
+		if acks != c.acks || o.Ack != l.b.rcvNxt {
+			t.Errorf("%d ACKs of 2 super-frames of %d segments; want %d, the last one of everything", acks, c.segments, c.acks)
+		}
+	}
+}

@@ -342,7 +342,7 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 			c.arm(timerDelayedAck, at)
 		}
 		if c.unacked >= 2*full || one < s.Len || c.quickAcks > 0 {
-			c.dueAck()
+			c.dueAck(s.Len > (longSuper-1)*one)
 		}
 		if c.quickAcks > 0 {
 			c.quickAcks--
@@ -359,10 +359,14 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 	return in
 }
 
+// longSuper is how many segments a long super-frame has. The window of its sender is not small, so that one ACK may acknowledge several of
+// a burst: the loss of an ACK would not stop it.
+const longSuper = 16
+
 // dueAck makes an ACK of the delivered data due. If several segments of one burst make ACKs due, an earlier ACK is not replaced by a later
-// one.
-func (c *Conn) dueAck() {
-	if c.ackNow && c.lastAckSent.Less(c.ackPoint) && c.ackPoint.Less(c.rcvNxt) {
+// one, unless that is for a long super-frame.
+func (c *Conn) dueAck(long bool) {
+	if !long && c.ackNow && c.lastAckSent.Less(c.ackPoint) && c.ackPoint.Less(c.rcvNxt) {
 		c.earlyAck(c.ackPoint)
 	}
 	c.ackNow = true
