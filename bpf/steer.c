@@ -2,23 +2,23 @@
 
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * These programs tell the frames of claimed local endpoints from all others, which
- * are the kernel's, by the same maps:
+ * These programs select the frames of claimed local endpoints, with the same maps. All
+ * other frames go to the kernel.
  *
- *   iwarpd_steer    XDP: sends them to the AF_XDP socket of their queue;
- *   iwarpd_tap      filter of a packet socket: it receives them, of super-frames the start;
- *   iwarpd_tap_super  filter of another one: it receives super-frames;
- *   iwarpd_ingress  tc ingress, which is behind the packet sockets: drops them,
+ *   iwarpd_steer    XDP: redirects them to the AF_XDP socket of their queue;
+ *   iwarpd_tap      filter of a packet socket: accepts them, but only the start of super-frames;
+ *   iwarpd_tap_super  filter of another packet socket: accepts super-frames;
+ *   iwarpd_ingress  tc ingress, which runs after the packet sockets: drops them,
  *                   so that the kernel does not see what iwarpd_tap has received.
  *
- * Packets in IP fragments are for the programs in fragments.h, if they are installed:
- * without them they are the kernel's.
+ * Packets in IP fragments are handled by the programs in fragments.h if these are
+ * installed, and by the kernel otherwise.
  */
 #include "uapi.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
 
-/* How much of a super-frame is enough to tell it from others. */
+/* Bytes of a super-frame that suffice to recognize it. */
 #define SUPER_START 256
 
 #define MAX_VLAN 2

@@ -1,11 +1,10 @@
-// Package rping is the protocol of rping, the ping of librdmacm-utils, which
-// any RDMA host has: each side here can talk to that program.
+// Package rping implements both roles of the protocol of rping, the ping of librdmacm-utils. The
+// other side may be that program on any RDMA host.
 //
-// In each round the client advertises a buffer with ping data in a Send, the
-// server reads it by RDMA Read and answers with a Send; the client advertises
-// a second buffer, the server writes the data back into it by RDMA Write and
-// answers with a Send. Both go-ahead Sends have the length of an advert and
-// their content means nothing. The client disconnects after its last round.
+// In each round the client advertises a buffer with ping data in a Send. The server reads it by
+// RDMA Read and answers with a Send. Then the client advertises a second buffer, and the server
+// writes the data back into it by RDMA Write and answers with a Send. Both answers have the
+// length of an advert; their content is ignored. The client disconnects after its last round.
 package rping
 
 import (
