@@ -100,6 +100,7 @@ plot: ## draw out/bench.json, which make bench wrote, into docs/pictures/speed.s
 
 interop: build ## against Linux's soft-iWARP in a virtual machine
 	@test/interop/run
+	@TRANSPORT=socket test/interop/run -b default -s "64 65000"
 	@test/interop/impaired
 	@test/interop/kernel
 

@@ -2,7 +2,7 @@
 # Functions of all runs in this folder, for the lock, the network, processes, the table and the end. Each run sources it.
 #
 # A machine does one run at a time: a run holds a lock while it has its namespaces. $TMP is its folder, from harness_begin on.
-# If $KEEP is set, the contents of $TMP are moved there at the end.
+# If $KEEP is set, the contents of $TMP are moved there at the end. With TRANSPORT=socket our daemons use kernel sockets.
 
 BIN=bin KEEP='' PASSED=0 FAILED=0 LOCKED=
 
@@ -13,6 +13,11 @@ needs() {
   [ "$(id -u)" -eq 0 ] || cannot "needs root"
   [ -x "$BIN/iwarpd" ] && [ -x "$BIN/iwarpctl" ] || cannot "no $BIN/iwarpd and $BIN/iwarpctl: run make build"
   .ci/need "$@" || cannot "not all of this can be installed: $*"
+}
+
+# over INTERFACE: the flags of a daemon that serves the interface.
+over() {
+  if [ "${TRANSPORT:-}" = socket ]; then echo "--transport socket"; else echo "--interface $1"; fi
 }
 
 # harness_begin NETNS...: takes the lock of the first namespace, and makes all of them.
