@@ -486,7 +486,7 @@ func listenSocket(path string, mode fs.FileMode, group string) (*net.UnixListene
 	}
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err != nil {
-		return nil, fmt.Errorf("ctrl: socket %s: %w", path, err)
+		return nil, socketError(path, err)
 	}
 	if gid >= 0 {
 		if err = os.Chown(path, -1, gid); errors.Is(err, fs.ErrPermission) {
@@ -498,9 +498,17 @@ func listenSocket(path string, mode fs.FileMode, group string) (*net.UnixListene
 	}
 	if err != nil {
 		l.Close()
-		return nil, fmt.Errorf("ctrl: socket %s: %w", path, err)
+		return nil, socketError(path, err)
 	}
 	return l, nil
+}
+
+// socketError returns the error of a system call on the socket at path, which Go's errors name too.
+func socketError(path string, err error) error {
+	if errno, ok := errors.AsType[unix.Errno](err); ok {
+		err = errno
+	}
+	return fmt.Errorf("ctrl: socket %s: %w", path, err)
 }
 
 // removeStale removes the socket file of a daemon that no longer runs.
@@ -521,7 +529,7 @@ func removeStale(path string) error {
 		return fmt.Errorf("ctrl: another iwarpd answers on %s: stop it, or set another path: %w", path, unix.EADDRINUSE)
 	}
 	if !errors.Is(err, unix.ECONNREFUSED) {
-		return fmt.Errorf("ctrl: socket %s: %w", path, err)
+		return socketError(path, err)
 	}
 	if err := os.Remove(path); err != nil {
 		return fmt.Errorf("ctrl: stale socket: %w", err)

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
@@ -211,8 +212,11 @@ func listenMetrics(v string) (net.Listener, error) {
 			l.Close()
 		}
 	}
+	if errno, ok := errors.AsType[unix.Errno](err); ok {
+		err = errno // Go's errors name the address too
+	}
 	if err != nil {
-		return nil, fmt.Errorf("metrics: %w", err)
+		return nil, fmt.Errorf("metrics: %s: %w", v, err)
 	}
 	return l, nil
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -14,15 +15,23 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/internal/printable"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// oneLine checks an error message: one line from the program, holding want.
+// internals matches Go's own terms.
+var internals = regexp.MustCompile(`goroutine|panic|%!|0x[0-9a-f]{6}|strconv|netip|openat|errgroup|context deadline|i/o timeout|work request flushed`)
+
+// oneLine checks an error message: one line from the program, holding want, without Go's terms or the names of its packages.
 func oneLine(t *testing.T, out, name, want string) {
 	t.Helper()
 	out = strings.TrimSuffix(out, "\n")
+	t.Log(out)
 	if !strings.HasPrefix(out, name+": ") || strings.Contains(out, "\n") || !strings.Contains(out, want) {
 		t.Errorf("message %q; want one line of %s with %q", out, name, want)
+	}
+	if text := strings.TrimPrefix(out, name+": "); internals.MatchString(text) || printable.Error(errors.New(text)) != text {
+		t.Errorf("message %q shows how the program is made", out)
 	}
 }
 
