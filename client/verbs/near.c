@@ -30,11 +30,18 @@
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #endif
+#ifndef UFFD_FEATURE_WP_UNPOPULATED /* since Linux 6.4 */
+#define UFFD_FEATURE_WP_UNPOPULATED (1 << 13)
+#endif
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 8U
 #endif
 
-enum { CHUNK = 4 << 20 }; /* bytes moved at once, while threads that write to them are blocked */
+enum {
+	CHUNK = 4 << 20,  /* bytes moved at once, while threads that write to them are blocked */
+	SPARE = 16 << 20, /* bytes of the file that are kept though no region uses them */
+	MAX_SPARES = 16,
+};
 
 #define FILE_SIZE (INT64_C(1) << 56) /* the address space with five-level page tables */
 
@@ -49,6 +56,9 @@ static dev_t file_dev;
 static ino_t file_inode;
 static int protector = -1; /* a userfaultfd */
 static bool tried;         /* open_protector has run */
+static bool unpopulated;   /* protector also protects pages that were never touched */
+static struct use spares[MAX_SPARES]; /* pages that are kept, oldest first */
+static size_t num_spares;
 static struct use *uses;
 static size_t num_uses, room;
 
@@ -201,13 +211,17 @@ static int open_userfaultfd(struct iwarpd_device *dev)
 	return fd;
 }
 
+#define NEEDED (UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM)
+
 /* open_protector sets protector, to -1 if there is no userfaultfd. It is not tried again. */
 static void open_protector(struct iwarpd_device *dev)
 {
-	struct uffdio_api api = { .api = UFFD_API, .features = UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM };
+	struct uffdio_api api = { .api = UFFD_API, .features = NEEDED | UFFD_FEATURE_WP_UNPOPULATED };
 	int fd = open_userfaultfd(dev);
 
-	if (fd >= 0 && ioctl(fd, UFFDIO_API, &api) < 0) {
+	unpopulated = fd >= 0 && ioctl(fd, UFFDIO_API, &api) == 0;
+	api = (struct uffdio_api){ .api = UFFD_API, .features = NEEDED };
+	if (fd >= 0 && !unpopulated && ioctl(fd, UFFDIO_API, &api) < 0) {
 		iwv_log("memory is far once the program has several threads: userfaultfd: %s", strerror(errno));
 		close(fd);
 		fd = -1;
@@ -244,8 +258,8 @@ static int protect(int fd, uintptr_t start, size_t len)
 	if (fd < 0)
 		return 0;
 	err = raw(SYS_ioctl, fd, UFFDIO_REGISTER, (long)&reg, 0, 0, 0);
-	/* Pages that were never touched would not be protected. */
-	if (!err && raw(SYS_madvise, (long)start, (long)len, MADV_POPULATE_READ, 0, 0, 0) != 0)
+	/* On older kernels pages that were never touched would not be protected. */
+	if (!err && !unpopulated && raw(SYS_madvise, (long)start, (long)len, MADV_POPULATE_READ, 0, 0, 0) != 0)
 		touch(start, len);
 	if (!err)
 		err = raw(SYS_ioctl, fd, UFFDIO_WRITEPROTECT, (long)&wp, 0, 0, 0);
@@ -267,21 +281,63 @@ static void release(int fd, uintptr_t start, size_t len, bool moved)
 	raw(SYS_ioctl, fd, UFFDIO_WAKE, (long)&range, 0, 0, 0);
 }
 
+/* replace moves a mapping over another one. */
+static int replace(uintptr_t from, uintptr_t to, size_t len)
+{
+	long at = raw(SYS_mremap, (long)from, (long)len, (long)len, MREMAP_MAYMOVE | MREMAP_FIXED, (long)to, 0);
+
+	return at < 0 && at > -4096 ? (int)at : 0;
+}
+
+/*
+ * fill copies private pages to their places in the file, of which tmp is a mapping. A
+ * userfaultfd allocates the pages, fills and maps them in one call. It refuses pages that the
+ * file has already.
+ */
+static int fill(int fd, int uffd, uintptr_t tmp, uintptr_t start, size_t len)
+{
+	struct uffdio_register reg = { .range = { tmp, len }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+	struct uffdio_copy copy = { .dst = tmp, .src = start, .len = len };
+	size_t done = 0;
+	long err = 0;
+
+	if (uffd >= 0 && raw(SYS_ioctl, uffd, UFFDIO_REGISTER, (long)&reg, 0, 0, 0) == 0) {
+		raw(SYS_ioctl, uffd, UFFDIO_COPY, (long)&copy, 0, 0, 0);
+		done = copy.copy > 0 ? (size_t)copy.copy : 0;
+		err = raw(SYS_ioctl, uffd, UFFDIO_UNREGISTER, (long)&reg.range, 0, 0, 0);
+	}
+	if (err || done == len)
+		return (int)err;
+	err = copy_out(fd, start + done, len - done);
+	if (!err)
+		raw(SYS_madvise, (long)(tmp + done), (long)(len - done), MADV_POPULATE_READ, 0, 0, 0);
+	return (int)err;
+}
+
+/* refill does both in place, for a process that may have no further mapping. */
+static int refill(int fd, uintptr_t start, size_t len, int prot)
+{
+	int err = copy_out(fd, start, len);
+	long at = err ? 0 : raw(SYS_mmap, (long)start, (long)len, prot, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, (long)start);
+
+	return at < 0 && at > -4096 ? (int)at : err;
+}
+
 /* share_chunk moves private pages into the file. */
 static int share_chunk(uintptr_t start, size_t len, int prot, int uffd)
 {
-	const int fd = file;
+	const int fd = file, copier = protector;
+	long tmp = raw(SYS_mmap, 0, (long)len, prot, MAP_SHARED, fd, (long)start);
+	bool apart = tmp >= 0 || tmp <= -4096;
 	int err = protect(uffd, start, len);
 
 	if (!err)
-		err = copy_out(fd, start, len);
-	if (!err) {
-		long at = raw(SYS_mmap, (long)start, (long)len, prot, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, (long)start);
-
-		if (at < 0 && at > -4096)
-			err = (int)at;
-	}
+		err = apart ? fill(fd, copier, (uintptr_t)tmp, start, len) : refill(fd, start, len, prot);
+	if (!err && apart)
+		err = replace((uintptr_t)tmp, start, len);
 	release(uffd, start, len, err == 0);
+	if (err && apart)
+		raw(SYS_munmap, tmp, (long)len, 0, 0, 0, 0);
 	return err;
 }
 
@@ -289,7 +345,7 @@ static int share_chunk(uintptr_t start, size_t len, int prot, int uffd)
 static int take_back_chunk(uintptr_t start, size_t len, int prot, uint64_t offset, int uffd)
 {
 	const int fd = file;
-	long at, tmp = raw(SYS_mmap, 0, (long)len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	long tmp = raw(SYS_mmap, 0, (long)len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	int err;
 
 	if (tmp < 0 && tmp > -4096)
@@ -299,11 +355,8 @@ static int take_back_chunk(uintptr_t start, size_t len, int prot, uint64_t offse
 		err = copy_in(fd, (uintptr_t)tmp, offset, len);
 	if (!err && prot != (PROT_READ | PROT_WRITE))
 		err = (int)raw(SYS_mprotect, tmp, (long)len, prot, 0, 0, 0);
-	if (!err) {
-		at = raw(SYS_mremap, tmp, (long)len, (long)len, MREMAP_MAYMOVE | MREMAP_FIXED, (long)start, 0);
-		if (at < 0 && at > -4096)
-			err = (int)at;
-	}
+	if (!err)
+		err = replace((uintptr_t)tmp, start, len);
 	release(uffd, start, len, err == 0);
 	if (err)
 		raw(SYS_munmap, tmp, (long)len, 0, 0, 0, 0);
@@ -433,6 +486,58 @@ static void recover(uintptr_t start, uintptr_t end)
 	}
 }
 
+/* punch frees the pages of the file in a range. */
+static void punch(uintptr_t start, uintptr_t end)
+{
+	if (fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)start, (off_t)(end - start)) < 0)
+		iwv_log("near memory: free pages: %s", strerror(errno));
+}
+
+/* drop_spare removes an entry of spares. */
+static void drop_spare(size_t i)
+{
+	num_spares--;
+	for (; i < num_spares; i++)
+		spares[i] = spares[i + 1];
+}
+
+/*
+ * keep keeps the pages of the file in a range that no region uses. Programs often register
+ * the same addresses again, and copying to new pages takes several times as long.
+ */
+static void keep(uintptr_t start, uintptr_t end)
+{
+	size_t bytes = end - start;
+
+	for (size_t i = 0; i < num_spares; i++)
+		bytes += spares[i].end - spares[i].start;
+	while (num_spares > 0 && (bytes > SPARE || num_spares == MAX_SPARES)) {
+		bytes -= spares[0].end - spares[0].start;
+		punch(spares[0].start, spares[0].end);
+		drop_spare(0);
+	}
+	if (bytes > SPARE)
+		punch(start, end);
+	else
+		spares[num_spares++] = (struct use){ start, end };
+}
+
+/* use_spares forgets the kept pages of a range that will be written, and frees those beside it. */
+static void use_spares(uintptr_t start, uintptr_t end)
+{
+	for (size_t i = num_spares; i-- > 0;) {
+		struct use s = spares[i];
+
+		if (s.start >= end || start >= s.end)
+			continue;
+		drop_spare(i);
+		if (s.start < start)
+			punch(s.start, start);
+		if (end < s.end)
+			punch(end, s.end);
+	}
+}
+
 /* move moves the private pages of a range into the file. check has accepted the range. */
 static int move(uintptr_t start, uintptr_t end)
 {
@@ -448,6 +553,7 @@ static int move(uintptr_t start, uintptr_t end)
 		if (!in_place(&v)) {
 			if (used(start, to))
 				recover(start, to);
+			use_spares(start, to);
 			err = share(start, to, &v);
 		}
 		start = to;
@@ -480,13 +586,6 @@ static void remove_use(uintptr_t start, uintptr_t end)
 	}
 }
 
-/* punch frees the pages of the file in a range. */
-static void punch(uintptr_t start, uintptr_t end)
-{
-	if (fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)start, (off_t)(end - start)) < 0)
-		iwv_log("near memory: free pages: %s", strerror(errno));
-}
-
 /* give_back makes a range private. No region uses it. */
 static void give_back(uintptr_t start, uintptr_t end)
 {
@@ -516,7 +615,7 @@ static void give_back(uintptr_t start, uintptr_t end)
 	}
 	if (elsewhere)
 		recover(start, end);
-	punch(start, end);
+	keep(start, end);
 }
 
 /* unused finds the first part of a range that no region uses. */
@@ -690,7 +789,7 @@ static void after_fork_child(void)
 		close(protector);
 	protector = -1;
 	tried = false;
-	num_uses = 0;
+	num_uses = num_spares = 0;
 	close_ends();
 	pthread_mutex_unlock(&lock);
 }

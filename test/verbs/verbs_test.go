@@ -359,7 +359,7 @@ type mode struct {
 }
 
 var modes = []mode{
-	{"kinds", ""}, {"changes", ""}, {"forks", ""}, {"writers", ""}, {"many", ""}, {"sparse", ""}, {"flush", ""},
+	{"kinds", ""}, {"changes", ""}, {"forks", ""}, {"writers", ""}, {"many", ""}, {"sparse", ""}, {"kept", ""}, {"flush", ""},
 	{"limit-as", "stay shared with the daemon: Cannot allocate memory"},
 	{"limit-data", "stay shared with the daemon: Cannot allocate memory"},
 	{"limit-memlock", ""},

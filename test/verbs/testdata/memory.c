@@ -19,6 +19,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -508,6 +509,54 @@ static void sparse(void)
 	CHECK(p[len / 2] == 1 && mincore(p, PAGE, &there) == 0 && !(there & 1));
 }
 
+/* in_file returns how many bytes the library's memfd has. */
+static size_t in_file(void)
+{
+	char path[64], name[64];
+	size_t bytes = 0;
+
+	for (int fd = 0; fd < 256; fd++) {
+		struct stat st;
+		ssize_t n;
+
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+		n = readlink(path, name, sizeof(name) - 1);
+		if (n < 0)
+			continue;
+		name[n] = 0;
+		if (strstr(name, "iwarpd-near") && fstat(fd, &st) == 0)
+			bytes += (size_t)st.st_blocks * 512;
+	}
+	return bytes;
+}
+
+/* Checks that pages kept after their region take what the memory has when it is registered again, and that no more than 16 MiB are kept. */
+static void kept(void)
+{
+	enum { MANY = 8 * MEGABYTE };
+	char *p = map(3 * MANY, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	struct ibv_mr *mr;
+
+	memset(p, 1, 3 * MANY);
+	CHECK(ibv_dereg_mr(reg(p, MANY)) == 0 && in_file() == MANY);
+	memset(p, 2, MANY);
+	/* A part: what is beside it is freed. */
+	mr = reg(p + MEGABYTE, MEGABYTE);
+	CHECK(in_file() == MEGABYTE && filled(p, 2, MANY));
+	p[MEGABYTE] = 3;
+	CHECK(ibv_dereg_mr(mr) == 0 && p[MEGABYTE] == 3 && filled(p + MEGABYTE + 1, 2, MANY - MEGABYTE - 1));
+	/* More than a part, where the file has pages in the middle. */
+	mr = reg(p, MANY);
+	CHECK(in_file() == MANY && p[MEGABYTE] == 3 && filled(p, 2, MEGABYTE) && filled(p + MEGABYTE + 1, 2, MANY - MEGABYTE - 1));
+	CHECK(ibv_dereg_mr(mr) == 0 && ibv_dereg_mr(reg(p + MANY, MANY)) == 0 && in_file() == 2 * MANY);
+	CHECK(ibv_dereg_mr(reg(p + 2 * MANY, MANY)) == 0 && in_file() == 2 * MANY);
+	CHECK(ibv_dereg_mr(reg(p, 3 * MANY)) == 0 && in_file() == 0);
+	CHECK(p[MEGABYTE] == 3 && filled(p + MANY, 1, 2 * MANY));
+	for (int i = 0; i < 20; i++)
+		CHECK(ibv_dereg_mr(reg(p + 2 * PAGE * i, PAGE)) == 0);
+	CHECK(in_file() == 16 * PAGE);
+}
+
 /* Holds a region of each kind until the test ends the program. */
 static void hold(void)
 {
@@ -550,7 +599,7 @@ static void flush(void)
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
-		{ "kinds", kinds }, { "changes", changes }, { "forks", forks }, { "writers", writers }, { "many", many }, { "sparse", sparse },
+		{ "kinds", kinds }, { "changes", changes }, { "forks", forks }, { "writers", writers }, { "many", many }, { "sparse", sparse }, { "kept", kept },
 		{ "flush", flush }, { "limit-as", limit_as }, { "limit-data", limit_data }, { "limit-memlock", limit_memlock },
 		{ "limit-nofile", limit_nofile }, { "execs", execs }, { "undumpable", undumpable }, { "no-userfaultfd", no_userfaultfd },
 		{ "without-eperm", without_eperm }, { "without-enosys", without_enosys }, { "no-query", no_query },
