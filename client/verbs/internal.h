@@ -14,6 +14,7 @@
 
 enum {
 	MAX_ADDRESSES = 64, /* addresses of a device */
+	MAX_INLINE = 1024, /* bytes of inline data, gathered by the library */
 	CLOSE_WAIT_MS = 10000, /* time a connection has to close after its QP is destroyed */
 };
 
@@ -331,6 +332,8 @@ void exchange_show(struct qp *qp);
 
 /* exchange_event handles an event of such a connection, and reports whether it was one. */
 bool exchange_event(struct context *c, const struct iwarpd_event *ev);
+
+/* wr.c */
 
 int post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
 int post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
