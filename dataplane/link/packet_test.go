@@ -396,3 +396,55 @@ func TestPacketSuperInOnePiece(t *testing.T) {
 		t.Errorf("%d super-frames of %d, %d frames between them; %d kept, stats %+v", supers, slots, small, b.supers.kept, st)
 	}
 }
+
+// TestPacketSuperAfterDown checks that super-frames arrive after the interface was down: the kernel may then pass
+// frames to the two sockets in the other order.
+func TestPacketSuperAfterDown(t *testing.T) {
+	v := testenv.NewVethOffloads(t, 1500)
+	var a, b *Packet
+	for _, end := range []struct {
+		e    *testenv.End
+		p    **Packet
+		opts PacketOptions
+	}{{&v.A, &a, PacketOptions{Super: true}}, {&v.B, &b, PacketOptions{Filter: PortFilter([]uint16{7174}), Whole: true}}} {
+		if err := end.e.NS.Do(func() (err error) {
+			*end.p, err = OpenPacketWith(end.e.Name, end.opts)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		defer (*end.p).Close()
+	}
+	if a.SuperBytes() == 0 {
+		testenv.Skip(t, "no super-frames on %s", v.A.Name)
+	}
+	if err := v.B.NS.Do(func() error {
+		l, err := netlink.LinkByName(v.B.Name)
+		if err != nil {
+			return err
+		}
+		return errors.Join(netlink.LinkSetDown(l), netlink.LinkSetUp(l))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	const size, headers = 1400, 14 + 20 + 20
+	want := ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 20+2*size)
+	want[14+20+12] = 5 << 4
+	s := &Super{TCPOff: 14 + 20, HdrLen: headers, Size: size, Parts: [][]byte{want[:headers+size], want[headers+size:]}}
+	got := 0
+	for until := clock.Now().Add(time.Minute); got < 100 && clock.Now() < until; {
+		var f [1]Frame
+		a.SendSuper(s) // refused until the interface is up
+		if b.Receive(f[:]) == 0 {
+			continue
+		}
+		if f[0].Len() == len(want) {
+			got++
+		}
+		b.Release(&f[0])
+	}
+	var st Stats
+	if b.Stats(&st); got < 100 || st.RxInvalid != 0 {
+		t.Errorf("%d super-frames arrived, stats %+v", got, st)
+	}
+}
