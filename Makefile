@@ -20,11 +20,13 @@ NORACE = /(tcp|tcp/gvisor|tcp/kernel|sctp|sctp/session|mpa|ddp|rdmap|rpcrdma/wir
 PACKAGES = ./... ./cmd/iwarpctl/... ./rpcrdma/... ./test/bench/...
 
 .DEFAULT_GOAL := build
-.PHONY: build image docs clib verbs packages packages-check release generate lint test upgrade-test mutate demo transcript bench plot interop interop-nfs interop-sctp interop-nic interop-verbs clean help
+.PHONY: build programs image docs clib verbs packages packages-check release generate lint test upgrade-test mutate demo transcript bench plot interop interop-nfs interop-sctp interop-nic interop-verbs clean help
 
-build: ## build bin/iwarpd, bin/iwarpctl and bin/iwarpd-device-plugin
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/iwarpd ./cmd/iwarpctl
+build: programs ## build bin/iwarpd, bin/iwarpctl and bin/iwarpd-device-plugin
 	CGO_ENABLED=0 $(GO) build -C cmd/iwarpd-device-plugin -trimpath -ldflags '$(LDFLAGS)' -o $(CURDIR)/bin/ .
+
+programs: # without the device plugin, which needs many more modules
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/iwarpd ./cmd/iwarpctl
 
 clib: ## build the C library and its example into out/libiwarpd
 	@.ci/need gcc:gcc /usr/include/stdlib.h:libc6-dev protoc-c:protobuf-c-compiler /usr/include/protobuf-c/protobuf-c.h:libprotobuf-c-dev pkg-config:pkg-config
@@ -82,7 +84,7 @@ mutate: ## break what the rows of docs/conformance-*.md name, and see their test
 	@mkdir -p $(OUT)
 	$(GO) run ./test/mutate -o $(OUT)/mutate.txt $(MUTATEFLAGS)
 
-demo: build ## a file of 256 MiB there and back by RDMA between two namespaces, with checks and figures
+demo: programs ## a file of 256 MiB there and back by RDMA between two namespaces, with checks and figures
 	@mkdir -p $(OUT)
 	@CGO_ENABLED=0 $(GO) build -o $(OUT)/iwarpd-demo ./test/demo
 	@GO=$(GO) exec $(OUT)/iwarpd-demo $(DEMOFLAGS)
