@@ -15,7 +15,7 @@ import (
 const awayWait = time.Second
 
 const (
-	// mostAway is the number of threads that clients can block in system calls. The Go runtime allows 10000, of which far.Movers have
+	// mostAway is the maximum number of threads that clients can block in system calls. The Go runtime allows 10000, of which far.Movers have
 	// mostMovers.
 	mostAway = 2048
 	// userAway is the number of them that one user can block. In the last quarter of all it is one.

@@ -170,7 +170,7 @@ func connectAddrs(c *session, r *ctrlpb.Connect) (remote, local netip.AddrPort, 
 		return remote, local, nil, err
 	}
 	addrs := []*netip.AddrPort{&remote, &local}
-	if local.Addr().Zone() != "" { // which the remote address may leave out then
+	if local.Addr().Zone() != "" { // the remote address may then omit its zone
 		slices.Reverse(addrs)
 	}
 	for _, a := range addrs {

@@ -124,7 +124,7 @@ func listenAddr(c *session, r *ctrlpb.Listen) (netip.AddrPort, *device, error) {
 	return netip.AddrPortFrom(addr, port), on, nil
 }
 
-// listenSettings returns the settings of connections that r asks for. Called with mu held.
+// listenSettings returns the settings of the connections that r requests. Called with mu held.
 func listenSettings(s *Server, r *ctrlpb.Listen, addr netip.Addr) (cfg mpa.Config, o *dataplane.SCTP, ip dataplane.IPOptions, err error) {
 	cfg, err = s.mpaConfig(r.Startup)
 	if err != nil {

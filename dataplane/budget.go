@@ -6,13 +6,13 @@ package dataplane
 // fpduBudget is the number of FPDUs of a turn. A frame, at most 64 KiB, is processed as a whole.
 const fpduBudget = 2048
 
-// received is what a turn has received.
+// received counts the work of a turn's reception.
 type received struct {
 	segments int        // DDP segments processed
 	late     []*tcpConn // that have more in order than the turn could process
 }
 
-// enough reports whether the turn has processed so much that the rest must wait.
+// enough reports whether the turn has used its budget.
 func (r *received) enough() bool { return r.segments >= fpduBudget }
 
 // postpone leaves the rest of what c has received to the next turn, which begins with it: nothing else is received before.

@@ -19,7 +19,7 @@ struct iwarpd_channel {
 	struct object obj;
 	int sock;
 	int more;  /* eventfd, readable while ready is not empty */
-	int epoll; /* of both: iwarpd_channel_fd */
+	int epoll; /* waits for sock and more; iwarpd_channel_fd */
 
 	pthread_mutex_t lock; /* guards the rest, and the list links of the queues */
 	struct cq_link *cqs;

@@ -163,7 +163,7 @@ func (n *nic) Attached() (bool, error) {
 	}
 	ok, err := n.steer.Program(i, bpfMode(n.s.XDPMode)).Attached()
 	if !ok && err == nil {
-		_, err = net.InterfaceByIndex(i) // which is gone before its program is
+		_, err = net.InterfaceByIndex(i) // the interface disappears before its program
 	}
 	return ok, err
 }

@@ -13,10 +13,10 @@ const (
 	// the time of large Writes at an MTU of 9000 is between two turns.
 	aloneQuanta = 12
 
-	// RecordCost is that of a record's headers, and a frame's share of everything else.
+	// RecordCost is the cost of a record in bytes: its headers, and a frame's share of the other work.
 	RecordCost = 128
-	// FPDUCost is that of an FPDU: a work request or message costs about as much as so
-	// many bytes more.
+	// FPDUCost is the cost of an FPDU in bytes: a work request or message takes as long as about
+	// so many bytes of payload.
 	FPDUCost = 512
 )
 
