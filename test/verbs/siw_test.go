@@ -169,6 +169,11 @@ func guestPrograms() (programs []string) {
 	return programs
 }
 
+// inGuest returns a command of a row for the guest's shell, which must not take the semicolon of a provider's name.
+func inGuest(command, addr string) string {
+	return strings.NewReplacer("ADDR", addr, ";", `\;`).Replace(command)
+}
+
 // againstServer runs the client of r here and the server in the guest. If they do not end as
 // expected, it reports why to t and returns the reason.
 func againstServer(t *testing.T, r row, h *host, g *guest, addr string) (why string) {
@@ -176,7 +181,7 @@ func againstServer(t *testing.T, r row, h *host, g *guest, addr string) (why str
 	program := strings.Fields(r.server)[0]
 	defer h.endAll(t)
 	for try := 0; ; try++ {
-		if err := g.serve(strings.ReplaceAll(r.server, "ADDR", addr)); err != nil {
+		if err := g.serve(inGuest(r.server, addr)); err != nil {
 			why = fmt.Sprintf("the server: %v", err)
 			break
 		}
@@ -205,7 +210,7 @@ func againstClient(t *testing.T, r row, h *host, g *guest) (why string) {
 	defer h.endAll(t)
 	for try := 0; ; try++ {
 		server := serve(t, r, h)
-		out, err := g.do(patience, "timeout "+strconv.Itoa(patience-10)+" "+strings.ReplaceAll(r.client, "ADDR", h.end.Addr4.String()))
+		out, err := g.do(patience, "timeout "+strconv.Itoa(patience-10)+" "+inGuest(r.client, h.end.Addr4.String()))
 		if err != nil {
 			why = fmt.Sprintf("the client: %v\n%s", err, out)
 		} else if !r.stays {
