@@ -31,12 +31,12 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	e := s.engine
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.claims.sockets {
+		return nil, errorf(badState, "ctrl: no frames to capture: the transport is kernel sockets: use tcpdump")
+	}
 	match, err := c.captureFilter(r)
 	if err != nil {
 		return nil, err
-	}
-	if s.claims.sockets {
-		return nil, errorf(badState, "ctrl: no frames to capture: the transport is kernel sockets: use tcpdump")
 	}
 	if s.captures >= maxCaptures && !c.policy().admin {
 		return nil, errorf(busy, "ctrl: %d captures are running, the limit: end one", s.captures)

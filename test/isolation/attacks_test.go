@@ -18,6 +18,7 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/shm"
 	"github.com/iwarpd/iwarpd/verbs"
 )
@@ -182,6 +183,15 @@ const (
 	noPerm   = ctrlpb.Code_CODE_PERMISSION
 	noQuota  = ctrlpb.Code_CODE_QUOTA
 )
+
+// captures returns the code with which a capture is refused: code, or over kernel sockets, where nobody can
+// capture, that of a bad state.
+func captures(code ctrlpb.Code) ctrlpb.Code {
+	if testenv.Sockets() {
+		return ctrlpb.Code_CODE_STATE
+	}
+	return code
+}
 
 // everyHandle tries a request with each handle that the victim may have; none of them is the attacker's.
 func everyHandle(make func(h uint32) *ctrlpb.Request, codes ...ctrlpb.Code) func(*foe) error {

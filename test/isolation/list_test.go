@@ -101,9 +101,9 @@ func attacks(j *job) []attack {
 		{"start MPA for it", everyHandle(func(h uint32) *ctrlpb.Request { return req(&ctrlpb.StartMPA{Conn: h}) }, noObject)},
 		{"close its stream", everyHandle(func(h uint32) *ctrlpb.Request { return req(&ctrlpb.StreamClose{Conn: h}) }, noObject)},
 		{"listen on its port", refused(req(&ctrlpb.Listen{Port: uint32(v.Port)}), ctrlpb.Code_CODE_PORT_IN_USE)},
-		{"capture its frames", refused(req(&ctrlpb.Capture{Qp: v.QP}), noObject)},
-		{"capture all frames", refused(req(&ctrlpb.Capture{}), noPerm)},
-		{"capture its port", refused(req(&ctrlpb.Capture{Port: uint32(v.Port)}), noPerm)},
+		{"capture its frames", refused(req(&ctrlpb.Capture{Qp: v.QP}), captures(noObject))},
+		{"capture all frames", refused(req(&ctrlpb.Capture{}), captures(noPerm))},
+		{"capture its port", refused(req(&ctrlpb.Capture{Port: uint32(v.Port)}), captures(noPerm))},
 		// Lists, which must show only the attacker's own objects.
 		{"show its queue pair", refused(req(&ctrlpb.ListQPs{Qp: v.QP}), noObject)},
 		{"list queue pairs", empty(req(&ctrlpb.ListQPs{}), func(r *ctrlpb.Reply) int { return len(r.GetQps().Qps) }, 0)},
