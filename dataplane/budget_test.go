@@ -117,17 +117,22 @@ func TestFPDUsAreBounded(t *testing.T) {
 	}
 }
 
+// losing returns a filter that loses the next long frame to b when drop is set, and clears drop.
+func losing(drop *bool) func(toB bool, f []byte) bool {
+	return func(toB bool, f []byte) bool {
+		if !toB || !*drop || len(f) < 1000 {
+			return true
+		}
+		*drop = false
+		return false
+	}
+}
+
 // The same holds for frames that were held out of order, all of which are in order at once, and that are taken in order.
 func TestHeldFPDUsAreBounded(t *testing.T) {
 	for _, markers := range []bool{false, true} {
 		drop := false
-		y := newTiny(t, 8000, link.PipeConfig{MTU: 9000, Filter: func(toB bool, f []byte) bool {
-			if !toB || !drop || len(f) < 1000 {
-				return true
-			}
-			drop = false
-			return false
-		}})
+		y := newTiny(t, 8000, link.PipeConfig{MTU: 9000, Filter: losing(&drop)})
 		y.attachEach(y.a, y.b, y.qa, y.qb, mpa.Params{CRC: true, SendMarkers: markers})
 		y.grow()
 		y.post()
@@ -164,13 +169,7 @@ func TestFPDUsAheadAreBounded(t *testing.T) {
 func TestLateConnectionEnds(t *testing.T) {
 	for _, end := range []string{"reset", "close", "detach"} {
 		drop := false
-		y := newTiny(t, 8000, link.PipeConfig{MTU: 9000, Filter: func(toB bool, f []byte) bool {
-			if !toB || !drop || len(f) < 1000 {
-				return true
-			}
-			drop = false
-			return false
-		}})
+		y := newTiny(t, 8000, link.PipeConfig{MTU: 9000, Filter: losing(&drop)})
 		y.attach(y.a, y.b, y.qa, y.qb, mpa.Params{CRC: true})
 		y.grow()
 		y.post()

@@ -185,7 +185,8 @@ func TestPlot(t *testing.T) {
 	}
 }
 
-// TestHealth: losses and retransmissions of either end are told, as parts of frames received and of segments sent.
+// TestHealth checks that losses and retransmissions of either end are reported, as parts of the frames received
+// and of the segments sent.
 func TestHealth(t *testing.T) {
 	before := map[string]uint64{"link.rx_ring_full": 7, "engine.tx_frames": 5, "gauge": 9}
 	after := map[string]uint64{
