@@ -182,6 +182,7 @@ static char *area;
 static atomic_bool stop;
 static atomic_ulong stores, lost, failed;
 static atomic_int ready; /* writers */
+static pid_t tids[WRITERS];
 
 /* Each writer has a word in each page, and reads into another one with a system call. */
 static void *writer(void *arg)
@@ -190,6 +191,7 @@ static void *writer(void *arg)
 	uint64_t seen[PAGES] = { 0 };
 	int zero = open("/dev/zero", O_RDONLY);
 
+	tids[k] = gettid();
 	atomic_fetch_add(&ready, 1);
 	for (uint64_t i = 1; !atomic_load(&stop); i++) {
 		for (size_t page = 0; page < PAGES; page++) {
@@ -218,6 +220,18 @@ static void start_writers(void)
 		sched_yield();
 }
 
+/* await_ended waits until the kernel no longer lists the writers, which it may do for a while after pthread_join. */
+static void await_ended(void)
+{
+	char path[64];
+
+	for (size_t i = 0; i < WRITERS; i++) {
+		snprintf(path, sizeof(path), "/proc/self/task/%d", tids[i]);
+		while (access(path, F_OK) == 0)
+			sched_yield();
+	}
+}
+
 static void end_writers(void)
 {
 	while (atomic_load(&stores) < 100000)
@@ -225,6 +239,7 @@ static void end_writers(void)
 	atomic_store(&stop, true);
 	for (size_t i = 0; i < WRITERS; i++)
 		pthread_join(threads[i], NULL);
+	await_ended();
 	printf("%lu stores, %lu lost, %lu system calls failed\n", atomic_load(&stores), atomic_load(&lost), atomic_load(&failed));
 	CHECK(atomic_load(&lost) == 0 && atomic_load(&failed) == 0);
 }
