@@ -159,6 +159,7 @@ const (
 	TCP       Transport = iota // with MPA
 	SCTP                       // RFC 5043, with the set-up of RFC 6581
 	SCTPDraft                  // draft-ietf-rddp-sctp-00
+	Socket                     // TCP of the kernel, with MPA, if the daemon has kernel sockets
 )
 
 func (s *Startup) pb() *ctrlpb.Startup {

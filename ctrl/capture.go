@@ -31,7 +31,7 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	e := s.engine
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.claims.sockets {
+	if s.devices.interfaces()[0].Sockets {
 		return nil, errorf(badState, "ctrl: no frames to capture: the transport is kernel sockets: use tcpdump")
 	}
 	match, err := c.captureFilter(r)

@@ -185,7 +185,7 @@ func (s *Server) accepted(ev dataplane.Event) {
 	}
 	s.makeRoom(l, remote.Addr())
 	l.starting.add(c)
-	if s.claims.sockets {
+	if l.on.sockets() {
 		c.loose = true
 		s.files.extra++
 	}

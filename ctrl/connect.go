@@ -165,7 +165,7 @@ func connectAddrs(c *session, r *ctrlpb.Connect) (remote, local netip.AddrPort, 
 			return remote, local, nil, err
 		}
 	}
-	by, err = c.srv.devices.find(r.Device)
+	by, err = c.srv.devices.pick(r.Device, r.Startup.GetTransport())
 	if err != nil {
 		return remote, local, nil, err
 	}
@@ -229,7 +229,10 @@ func (s *Server) dial(c *conn) {
 		return
 	}
 	dev := s.devices.named(hop.Device)
-	if hop.Local && c.by == nil {
+	switch {
+	case c.by.sockets():
+		dev = c.by
+	case hop.Local && c.by == nil:
 		dev = s.devices.local(remote.Addr())
 	}
 	if dev.down != nil {

@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/iwarpd/iwarpd/bpf"
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
 )
 
@@ -27,6 +28,10 @@ type Device struct {
 	VLANs     func() [][]uint16 // VLANs of the host
 	// Transport describes how frames move, for people. It is called after Bind.
 	Transport func() string
+	// Sockets says that connections are sockets of the kernel's TCP, which has all addresses of
+	// the host. Only the last Device may have it. A listen or connect without a device uses it
+	// only if there is no other.
+	Sockets bool
 	// Link returns whether the link is "up" or "down", and its speed in bits per second. "" and
 	// 0 mean that they are unknown, as both are if Link is nil.
 	Link     func() (state string, speed uint64)
@@ -48,6 +53,9 @@ func (d *device) name() string {
 	}
 	return d.Name
 }
+
+// sockets reports whether connections over d are kernel sockets.
+func (d *device) sockets() bool { return d != nil && d.Sockets }
 
 // linkLocal returns the link-local addresses of d, without zones.
 func (d *device) linkLocal() (all []netip.Addr) {
@@ -88,6 +96,15 @@ func (d *device) mtu() int {
 // devices are the devices of a server, at least one.
 type devices []*device
 
+// interfaces returns the devices that a request without a device means: all but kernel sockets,
+// unless there is nothing else.
+func (ds devices) interfaces() devices {
+	if last := len(ds) - 1; last > 0 && ds[last].Sockets {
+		return ds[:last]
+	}
+	return ds
+}
+
 // named returns the device with that name, the first one for "", or nil if there is none.
 func (ds devices) named(name string) *device {
 	for _, d := range ds {
@@ -98,15 +115,23 @@ func (ds devices) named(name string) *device {
 	return nil
 }
 
-// find is named for a name from a client. "" means any device, for which it returns nil.
-func (ds devices) find(name string) (*device, error) {
-	if name == "" {
+// pick returns the device for a listen or connect of a client, which names a device or "", and a
+// transport. It returns nil if any interface will do.
+func (ds devices) pick(name string, t ctrlpb.Transport) (*device, error) {
+	d, last := ds.named(name), ds[len(ds)-1]
+	switch {
+	case d == nil:
+		return nil, errorf(invalid, "ctrl: %q is not an interface of this daemon: choose one of %s", clip(name, 64), ds.names())
+	case t != ctrlpb.Transport_TRANSPORT_SOCKET && name == "" && !d.Sockets:
 		return nil, nil
-	}
-	if d := ds.named(name); d != nil {
+	case t != ctrlpb.Transport_TRANSPORT_SOCKET:
 		return d, nil
+	case !last.Sockets:
+		return nil, errorf(invalid, "ctrl: this daemon has no kernel sockets: ask for TCP, or configure transport: both")
+	case name != "" && d != last:
+		return nil, errorf(invalid, "ctrl: kernel sockets belong to no interface: leave out %s", d.Name)
 	}
-	return nil, errorf(invalid, "ctrl: %q is not an interface of this daemon: choose one of %s", clip(name, 64), ds.names())
+	return last, nil
 }
 
 func (ds devices) names() string {
@@ -120,7 +145,7 @@ func (ds devices) names() string {
 // unzoned returns a without its zone, and the device for it. A link-local address needs a
 // device: d if that is not nil, else that of the zone, or the only one.
 func (ds devices) unzoned(a netip.Addr, d *device) (netip.Addr, *device, error) {
-	z := a.Zone()
+	z, ds := a.Zone(), ds.interfaces()
 	switch {
 	case z == "" && !a.IsLinkLocalUnicast(), a.Is4():
 		return a, d, nil
@@ -147,9 +172,9 @@ func (ds devices) down(d *device) error {
 	return ds.up().down
 }
 
-// up returns the first device that receives frames, or the first device if none does.
+// up returns the first interface that receives frames, or the first one if none does.
 func (ds devices) up() *device {
-	for _, d := range ds {
+	for _, d := range ds.interfaces() {
 		if d.down == nil {
 			return d
 		}
@@ -160,7 +185,7 @@ func (ds devices) up() *device {
 // local returns the device for a connection to the address a of this host: the one that has it, as the
 // listener may be on that device alone, and else any that is up.
 func (ds devices) local(a netip.Addr) *device {
-	for _, d := range ds {
+	for _, d := range ds.interfaces() {
 		if d.down == nil && d.has(a) {
 			return d
 		}
@@ -176,10 +201,10 @@ func (ds devices) only(d *device) devices {
 	return devices{d}
 }
 
-// addrs returns every address that an endpoint may have, without zones. known is false if a
-// device does not provide them.
+// addrs returns every address of the interfaces that an endpoint may have, without zones. known is
+// false if one does not provide them.
 func (ds devices) addrs() (all []netip.Addr, known bool) {
-	for _, d := range ds {
+	for _, d := range ds.interfaces() {
 		if d.Addrs == nil {
 			return nil, false
 		}

@@ -32,8 +32,8 @@ func (routed) Resolve(dst, src netip.Addr, device string) (dataplane.Hop, error)
 	return h, nil
 }
 
-// severalDevices is a harness of two devices.
-func severalDevices(t *testing.T) (h *harness, steer [2]*fakeSteering) {
+// severalDevices is a harness of two devices, and of others.
+func severalDevices(t *testing.T, others ...Device) (h *harness, steer [2]*fakeSteering) {
 	t.Helper()
 	h = &harness{e: newFakeEngine(), steer: &fakeSteering{}}
 	var ds []Device
@@ -45,7 +45,7 @@ func severalDevices(t *testing.T) (h *harness, steer [2]*fakeSteering) {
 			LinkLocal: func() []netip.Addr { return []netip.Addr{netip.MustParseAddr(d.local).WithZone(d.name)} },
 		})
 	}
-	s, err := New(Config{}, Options{Resolver: routed{}, NoGuard: true, Devices: ds})
+	s, err := New(Config{}, Options{Resolver: routed{}, NoGuard: true, Devices: append(ds, others...)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -271,5 +271,87 @@ func TestSamePortOnDevices(t *testing.T) {
 	h.e.await(t, "connect")
 	if id, _ := h.e.only(t, netip.MustParseAddrPort("10.0.1.1:7176")); h.e.Device(id) != "eth0" {
 		t.Errorf("to an interface that is gone: by %s", h.e.Device(id))
+	}
+}
+
+// TestTransportSocket checks that listeners and connections use kernel sockets if they ask for them,
+// and only then, and that an endpoint is either steered or a socket.
+func TestTransportSocket(t *testing.T) {
+	all := []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.1.1"), netip.MustParseAddr("127.0.0.1")}
+	h, steer := severalDevices(t, Device{Name: "any", Sockets: true, MTU: 16384, Addrs: func() []netip.Addr { return all }})
+	c := h.hello(t)
+	over := &ctrlpb.Startup{Transport: ctrlpb.Transport_TRANSPORT_SOCKET}
+	listen := func(addr string, port uint32, on string, s *ctrlpb.Startup) *ctrlpb.Request {
+		r := reqListen(addr, port)
+		r.GetListen().Device, r.GetListen().Startup = on, s
+		return r
+	}
+	connect := func(remote, local string, s *ctrlpb.Startup) *ctrlpb.Request {
+		r := reqConnect(c.qp(), remote)
+		r.GetConnect().Local, r.GetConnect().Startup = local, s
+		return r
+	}
+	for i, tt := range []struct {
+		addr, on string
+		startup  *ctrlpb.Startup
+		want     string
+		steered  int // endpoints of the first interface
+	}{
+		{"", "", nil, "", 1}, {"", "", over, "any", 0}, {"10.0.1.1", "", over, "any", 0}, {"127.0.0.1", "", over, "any", 0}, {"", "any", nil, "any", 0}, {"", "eth0", nil, "eth0", 2},
+	} {
+		before := steer[0].len()
+		c.ok(listen(tt.addr, uint32(8000+i), tt.on, tt.startup))
+		h.e.mu.Lock()
+		if got := h.e.on[dataplane.ListenerID(h.e.next)]; got != tt.want {
+			t.Errorf("%+v: on %q", tt, got)
+		}
+		h.e.mu.Unlock()
+		if n := steer[0].len() - before; n != tt.steered {
+			t.Errorf("%+v: %d endpoints are steered", tt, n)
+		}
+	}
+	for _, r := range []*ctrlpb.Request{
+		listen("", 8000, "", over), listen("10.0.0.1", 8000, "", over), listen("", 8001, "", nil), listen("10.0.0.1", 8001, "", nil),
+		listen("", 8001, "eth1", nil), listen("10.0.1.1", 8002, "", nil), listen("", 8002, "eth1", nil),
+	} {
+		c.fails(portInUse, r)
+	}
+	c.ok(listen("10.0.0.1", 8002, "", nil)) // another address
+	for _, tt := range []struct {
+		remote, local string
+		startup       *ctrlpb.Startup
+		want          string
+	}{
+		{"10.0.0.2:7174", "", nil, "eth0"}, {"10.0.0.2:7175", "", over, "any"}, {"10.0.1.2:7176", "10.0.1.1:9000", over, "any"},
+		{"127.0.0.1:7177", "", nil, "eth0"}, {"127.0.0.1:7178", "", over, "any"},
+	} {
+		before := steer[0].len()
+		c.ok(connect(tt.remote, tt.local, tt.startup))
+		h.e.await(t, "connect")
+		id, _ := h.e.only(t, netip.MustParseAddrPort(tt.remote))
+		if got := h.e.Device(id); got != tt.want {
+			t.Errorf("%+v: by %s", tt, got)
+		}
+		if tt.want == "any" && steer[0].len() != before {
+			t.Errorf("%+v: the endpoint is steered", tt)
+		}
+	}
+	c.ok(connect("10.0.1.2:7179", "10.0.1.1:9000", nil))
+	if e := c.event().GetConnectFailed(); e.GetError().GetCode() != portInUse {
+		t.Errorf("from the port of a socket: %v", e)
+	}
+	if text := c.fails(invalid, listen("", 8100, "eth0", over)); !strings.Contains(text, "leave out eth0") {
+		t.Error(text)
+	}
+
+	h.mu.Lock()
+	h.devices[0].down, h.devices[1].down = unix.ENODEV, unix.ENODEV
+	h.mu.Unlock()
+	c.ok(listen("", 8101, "", over))
+	c.fails(internal, listen("", 8102, "", nil))
+
+	without, _ := severalDevices(t)
+	if text := without.hello(t).fails(invalid, listen("", 8000, "", over)); !strings.Contains(text, "transport: both") {
+		t.Error(text)
 	}
 }

@@ -48,8 +48,8 @@ func (p *pool) room(uid uint32, have, more uint64) error {
 }
 
 // newFiles returns the pool of descriptors, whose limit is RLIMIT_NOFILE. Some are reserved for
-// the daemon itself and for the sockets of slots. sockets says that connections are kernel
-// sockets.
+// the daemon itself and for the sockets of slots. sockets says that connections may be
+// kernel sockets.
 func newFiles(slots, workers int, sockets bool) pool {
 	var l unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil {

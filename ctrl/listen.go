@@ -102,7 +102,7 @@ func listenAddr(c *session, r *ctrlpb.Listen) (netip.AddrPort, *device, error) {
 			addr = a
 		}
 	}
-	on, err := c.srv.devices.find(r.Device)
+	on, err := c.srv.devices.pick(r.Device, r.Startup.GetTransport())
 	if err != nil {
 		return netip.AddrPort{}, nil, err
 	}
@@ -171,7 +171,7 @@ func (c *session) mayBind(port uint16) error {
 // true if the addresses are unknown.
 func (s *Server) isLocal(a netip.Addr, on *device) bool {
 	all, known := s.devices.only(on).addrs()
-	return !known || s.claims.sockets || slices.Contains(all, a)
+	return !known || on.sockets() || slices.Contains(all, a)
 }
 
 func (c *session) unlisten(h uint32) error {

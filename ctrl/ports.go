@@ -23,7 +23,7 @@ const protoTCP = 6
 // does not respond on it. A listener and the connections it accepted share a claim.
 type claim struct {
 	addr      netip.AddrPort
-	on        *device // of an unspecified address: stands for the addresses of this interface; nil: of all
+	on        *device // of an unspecified address: stands for the addresses of this interface, or nil for those of all; of others: nil, or kernel sockets
 	uid       uint32
 	listening bool           // a listener uses it
 	timeWait  bool           // its connection has ended and is in TIME-WAIT
@@ -43,7 +43,6 @@ type claim struct {
 type claims struct {
 	devices  devices
 	noGuard  bool // the kernel does not use the addresses (pipes)
-	sockets  bool // the engine's connections are kernel sockets, on the ports of the guards
 	byAddr   map[claimKey]*claim
 	byPort   map[uint16][]*claim // the same claims by port; a port has at most one per local address
 	nextPort uint16              // for noGuard
@@ -59,10 +58,11 @@ type claimKey struct {
 func (c *claim) key() claimKey { return claimKey{c.addr, c.on} }
 
 // take reserves addr, or adds a user to its claim. An unspecified address stands for all addresses
-// of on, or if that is nil of all interfaces; port 0 selects a free port. A listener may share the
+// of on, or if that is nil of all interfaces; port 0 selects a free port. With kernel sockets as on,
+// the engine's socket has the endpoint, and nothing is steered. A listener may share the
 // claim of connections that an earlier listener of the same uid accepted.
 func (cs *claims) take(addr netip.AddrPort, on *device, uid uint32, listen bool) (*claim, error) {
-	if !addr.Addr().IsUnspecified() {
+	if !addr.Addr().IsUnspecified() && !on.sockets() {
 		on = nil // one address is of one interface
 	}
 	if addr.Port() != 0 {
@@ -98,6 +98,9 @@ func (cs *claims) take(addr netip.AddrPort, on *device, uid uint32, listen bool)
 // steer steers another endpoint to c, unless it is already steered. An unspecified address stands for all
 // that c has now.
 func (cs *claims) steer(c *claim, ep bpf.Endpoint) error {
+	if c.on.sockets() {
+		return nil
+	}
 	if !slices.Contains(c.wants, ep) {
 		c.wants = append(c.wants, ep)
 	}
@@ -140,6 +143,8 @@ func (cs *claims) overlap(addr netip.AddrPort, on *device) *claim {
 // covers reports whether c and addr on on have an address in common, and are not equal.
 func (c *claim) covers(addr netip.Addr, on *device) bool {
 	switch all, other := c.addr.Addr().IsUnspecified(), addr.IsUnspecified(); {
+	case c.on.sockets() != on.sockets(): // the kernel has the addresses of all interfaces
+		return all || other || c.addr.Addr() == addr
 	case all && other:
 		return c.on == nil || on == nil || c.on == on
 	case all:
@@ -163,7 +168,7 @@ func (cs *claims) bind(c *claim) error {
 		return nil
 	}
 	addrs := []netip.Addr{c.addr.Addr()}
-	if c.addr.Addr().IsUnspecified() && !cs.sockets {
+	if c.addr.Addr().IsUnspecified() && !c.on.sockets() {
 		if addrs, _ = cs.devices.only(c.on).addrs(); len(addrs) == 0 {
 			return errorf(badAddress, "ctrl: there is no address to listen on: give one to the interface (ip addr add)")
 		}
@@ -187,7 +192,7 @@ func (cs *claims) guardAddr(c *claim, a netip.Addr) error {
 	if d := cs.devices.owner(a); d != nil {
 		zone = d.Name
 	}
-	fd, port, err := bindGuard(want, zone, cs.sockets)
+	fd, port, err := bindGuard(want, zone, c.on.sockets())
 	if err != nil {
 		return err
 	}
@@ -202,13 +207,12 @@ func (cs *claims) guardAddr(c *claim, a netip.Addr) error {
 // refresh updates steering and guards of claims for unspecified addresses after the interfaces'
 // addresses have changed.
 func (cs *claims) refresh() {
-	_, known := cs.devices.addrs()
-	if !known || cs.sockets { // the kernel knows the sockets' addresses
+	if _, known := cs.devices.addrs(); !known {
 		return
 	}
 	cs.devices.refresh()
 	for _, c := range cs.byAddr {
-		if !c.addr.Addr().IsUnspecified() {
+		if !c.addr.Addr().IsUnspecified() || c.on.sockets() { // the kernel follows the sockets' addresses
 			continue
 		}
 		for _, ep := range c.wants {

@@ -15,7 +15,7 @@ import (
 func (s *Server) sctpOf(w *ctrlpb.Startup, streaming bool) (*dataplane.SCTP, error) {
 	o := &dataplane.SCTP{UDP: w.GetUdpEncapsulation()}
 	switch w.GetTransport() {
-	case ctrlpb.Transport_TRANSPORT_TCP:
+	case ctrlpb.Transport_TRANSPORT_TCP, ctrlpb.Transport_TRANSPORT_SOCKET:
 		if o.UDP {
 			return nil, errorf(invalid, "ctrl: only SCTP can be encapsulated in UDP")
 		}

@@ -38,9 +38,6 @@ type Options struct {
 	Table    *verbs.Table       // nil means a new one
 	NoGuard  bool               // bind no guard sockets, since the kernel does not use the addresses
 	Peers    PeerSet            // peers to which every client is restricted, or nil
-	// Sockets reports that the engine uses kernel sockets: all addresses of the host are
-	// usable, and frames cannot be captured.
-	Sockets bool
 }
 
 // network holds the parts of a Server that reach peers.
@@ -139,7 +136,7 @@ func New(cfg Config, o Options) (*Server, error) {
 	for _, d := range o.Devices {
 		s.devices = append(s.devices, &device{Device: d})
 	}
-	s.claims = claims{devices: s.devices, noGuard: o.NoGuard, sockets: o.Sockets, byAddr: make(map[claimKey]*claim), byPort: make(map[uint16][]*claim), freed: s.portFreed}
+	s.claims = claims{devices: s.devices, noGuard: o.NoGuard, byAddr: make(map[claimKey]*claim), byPort: make(map[uint16][]*claim), freed: s.portFreed}
 	if s.table == nil {
 		s.table = newTable()
 	}
@@ -151,7 +148,7 @@ func New(cfg Config, o Options) (*Server, error) {
 func (s *Server) Bind(e Engine) {
 	s.engine = e
 	s.mu.Lock()
-	s.files, s.maps = newFiles(s.cfg.Slots.Count, e.Workers(), s.claims.sockets), newMaps(e.Workers())
+	s.files, s.maps = newFiles(s.cfg.Slots.Count, e.Workers(), s.devices[len(s.devices)-1].Sockets), newMaps(e.Workers())
 	s.claims.refresh()
 	s.mu.Unlock()
 	s.wg.Add(1)

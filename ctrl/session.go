@@ -456,7 +456,7 @@ func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) ([]int, error) {
 	c.bits.init(bells[0].Bits())
 	c.name = clip(printable.String(clip(h.Name, maxName)), maxName)
 	c.hello = true
-	attrs := s.devices.attrs(&s.cfg, c.policy())
+	attrs := s.devices.interfaces().attrs(&s.cfg, c.policy())
 	version := s.cfg.Version
 	s.mu.Unlock()
 	c.log.Debug("client", zap.String("name", c.name))

@@ -77,10 +77,10 @@ func (s *startups) victim(addr netip.Addr, perPeer, most int) *conn {
 }
 
 // makeRoom resets a connection of l in start-up if a new one from addr would exceed a limit, or
-// if connections are kernel sockets and the daemon has few descriptors left.
+// if its connections are kernel sockets and the daemon has few descriptors left.
 func (s *Server) makeRoom(l *listener, addr netip.Addr) {
 	most := s.cfg.Startup.PerListener
-	if s.claims.sockets && !s.files.spare() {
+	if l.on.sockets() && !s.files.spare() {
 		most = min(most, max(l.starting.n, 1))
 	}
 	c := l.starting.victim(addr, s.cfg.Startup.PerPeer, most)

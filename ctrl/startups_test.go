@@ -122,10 +122,12 @@ func TestCrowdedListener(t *testing.T) {
 // same listener, and a request that waits for its client is dropped.
 func TestStartupFiles(t *testing.T) {
 	h := newHarness(t, Config{})
+	h.mu.Lock()
+	h.devices[0].Sockets = true
+	h.mu.Unlock()
 	c := h.hello(t)
 	c.ok(reqListen("", 7174))
 	h.mu.Lock()
-	h.claims.sockets = true
 	h.files.most = 4 * (h.files.used + h.files.extra + 8) / 3
 	h.mu.Unlock()
 	loose := func() uint64 {

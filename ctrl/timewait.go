@@ -26,32 +26,32 @@ func (s *Server) takePort(c *conn, want netip.AddrPort) (*claim, error) {
 	} else if err = s.room(a, uid, resPorts, 1); err == nil {
 		s.charge(a, resPorts, 1)
 		var cl *claim
-		if cl, err = s.claims.take(want, nil, uid, false); err == nil {
+		if cl, err = s.claims.take(want, c.by, uid, false); err == nil {
 			cl.active = true
 			return cl, nil
 		}
 		s.portFreed(uid)
 	}
 	if want.Port() == 0 {
-		if cl := s.reusePort(uid, want.Addr(), c.remote); cl != nil {
+		if cl := s.reusePort(uid, want.Addr(), c); cl != nil {
 			return cl, nil
 		}
 	}
 	return nil, err
 }
 
-// reusePort takes the user's oldest reusable port on addr out of TIME-WAIT, preferring one whose last peer was not remote. Called with mu
-// held.
-func (s *Server) reusePort(uid uint32, addr netip.Addr, remote netip.AddrPort) *claim {
+// reusePort takes the user's oldest reusable port on addr for c out of TIME-WAIT, preferring one whose last peer was another. Called with
+// mu held.
+func (s *Server) reusePort(uid uint32, addr netip.Addr, c *conn) *claim {
 	q, best := s.timeWait[uid], -1
 	for i, cl := range q {
-		if cl.addr.Addr() != addr || s.now().Sub(cl.since) < reuseAfter {
+		if cl.addr.Addr() != addr || cl.on.sockets() != c.by.sockets() || s.now().Sub(cl.since) < reuseAfter {
 			continue
 		}
 		if best < 0 {
 			best = i
 		}
-		if cl.remote != remote {
+		if cl.remote != c.remote {
 			best = i
 			break
 		}

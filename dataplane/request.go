@@ -24,7 +24,8 @@ type ListenRequest struct {
 	// without a listener. nil admits all.
 	Admit func(peer netip.Addr) bool
 	IP    IPOptions // of the accepted connections
-	// Device is the only device to listen on; "" means all.
+	// Device is the only device to listen on; "" means all, without kernel sockets unless the
+	// engine has nothing else.
 	Device string
 }
 
@@ -32,10 +33,7 @@ type ListenRequest struct {
 // SCTP, which EventRequest reports and Answer answers. If one worker cannot listen, none does.
 func (e *Engine) Listen(r ListenRequest) (ListenerID, error) {
 	id := ListenerID(e.nextID.Add(1))
-	workers := e.workers
-	if r.Device != "" {
-		workers = e.device(r.Device).workers
-	}
+	workers := e.listening(r.Device)
 	errs := make(chan error, len(workers))
 	for _, w := range workers {
 		w.post(func(w *worker) { errs <- w.listen(id, &r) })
@@ -51,6 +49,22 @@ func (e *Engine) Listen(r ListenRequest) (ListenerID, error) {
 		return 0, first
 	}
 	return id, nil
+}
+
+// listening returns the workers that listen on a device.
+func (e *Engine) listening(device string) (all []*worker) {
+	if device != "" {
+		return e.device(device).workers
+	}
+	for _, w := range e.workers {
+		if w.socks == nil {
+			all = append(all, w)
+		}
+	}
+	if all == nil {
+		return e.workers
+	}
+	return all
 }
 
 // Unlisten closes a listener. Its connections are not affected. When it returns, its port is free.
@@ -90,7 +104,7 @@ func (e *Engine) Connect(id ConnID, r ConnectRequest) error {
 	w := e.worker(id)
 	if !r.Join {
 		var err error
-		if hop, err = e.resolver.Resolve(r.Remote.Addr(), r.Local.Addr(), w.dev.name); err != nil && e.workers[0].socks == nil {
+		if hop, err = e.resolver.Resolve(r.Remote.Addr(), r.Local.Addr(), w.dev.name); err != nil && w.socks == nil {
 			return err
 		}
 	}

@@ -200,7 +200,7 @@ func openSocket(addr netip.AddrPort, dual, shared bool) (fd int, err error) {
 // listen makes the worker listen for l. The kernel distributes connections among the workers'
 // sockets.
 func (s *Sockets) listen(w *worker, l *listener, addr netip.AddrPort, backlog int) error {
-	shared := len(w.e.workers) > 1
+	shared := len(w.dev.workers) > 1
 	dual := addr.Addr().IsUnspecified()
 	if dual {
 		addr = netip.AddrPortFrom(netip.IPv6Unspecified(), addr.Port())
@@ -319,7 +319,7 @@ func (s *Sockets) connect(w *worker, id ConnID, r *ConnectRequest) error {
 	case w.full():
 		return errTooMany
 	}
-	fd, err := openSocket(r.Local, false, len(w.e.workers) > 1)
+	fd, err := openSocket(r.Local, false, len(w.dev.workers) > 1)
 	if err != nil {
 		return err
 	}

@@ -490,6 +490,7 @@ enum iwarpd_transport {
 	IWARPD_TRANSPORT_TCP = 0,
 	IWARPD_TRANSPORT_SCTP = 1,       /* RFC 5043 */
 	IWARPD_TRANSPORT_SCTP_DRAFT = 2, /* draft-ietf-rddp-sctp-00 */
+	IWARPD_TRANSPORT_SOCKET = 3,     /* TCP of the kernel, if the daemon has kernel sockets */
 };
 
 struct iwarpd_connect_attr {

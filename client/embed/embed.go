@@ -102,8 +102,8 @@ func Open(cfg Config) (n *Node, err error) {
 		if n.addrs = cfg.Addrs; n.addrs == nil {
 			n.addrs = hostnet.Sockets{}.Addrs()
 		}
-		opts.Resolver, opts.Sockets = hostnet.Sockets{}, true
-		opts.Devices = []ctrl.Device{{MTU: sockets.MTU(), Addrs: func() []netip.Addr { return n.addrs }}}
+		opts.Resolver = hostnet.Sockets{}
+		opts.Devices = []ctrl.Device{{Sockets: true, MTU: sockets.MTU(), Addrs: func() []netip.Addr { return n.addrs }}}
 	case cfg.Link == nil:
 		return n, errors.New("embed: neither a link, nor an interface, nor sockets")
 	default:

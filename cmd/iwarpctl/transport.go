@@ -9,7 +9,7 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 )
 
-// transportValue is the flag --transport: TCP or SCTP.
+// transportValue is the flag --transport: TCP, of iwarpd or of the kernel, or SCTP.
 type transportValue struct {
 	name string
 	kind iwarp.Transport
@@ -21,6 +21,7 @@ var transports = []transportValue{
 	{"sctp", iwarp.SCTP, false},
 	{"sctp-udp", iwarp.SCTP, true},
 	{"sctp-draft", iwarp.SCTPDraft, false},
+	{"socket", iwarp.Socket, false},
 }
 
 func transportNames() (names []string) {
@@ -46,7 +47,7 @@ func (v *transportValue) Type() string   { return "transport" }
 // addTransport adds the flag to cmd.
 func (c *command) addTransport(cmd *cobra.Command) *cobra.Command {
 	c.transport.name = transports[0].name
-	cmd.Flags().Var(&c.transport, "transport", "what carries DDP: "+strings.Join(transportNames(), ", ")+"; both sides say the same")
+	cmd.Flags().Var(&c.transport, "transport", "what carries DDP: "+strings.Join(transportNames(), ", ")+" (the kernel's TCP, of a daemon with kernel sockets); over SCTP both sides say the same")
 	cmd.Flags().BoolVar(&c.share, "shared-association", false, "over SCTP, share one association among all connections of this program to the same port")
 	cmd.Flags().IntVar(&c.ip.DSCP, "dscp", 0, "DSCP of the packets sent, 1 to 63; 0: the daemon's default, -1: 0")
 	cmd.Flags().IntVar(&c.ip.TTL, "ttl", 0, "TTL or hop limit of the packets sent, 1 to 255; 0: the daemon's default")

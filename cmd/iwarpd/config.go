@@ -39,7 +39,7 @@ type interfaceSettings struct {
 
 // settings is the validated configuration of a daemon.
 type settings struct {
-	Transport string // afxdp or socket
+	Transport string // afxdp, socket or both
 	interfaceSettings
 	Queues    []int // of each interface; empty: all
 	CPUs      []int // one a queue; empty: not pinned
@@ -118,7 +118,7 @@ type key struct {
 
 // keys lists all settings; deploy/iwarpd.yaml documents them.
 var keys = slices.Concat([]key{
-	{"transport", "", "afxdp", "transport below iWARP: afxdp, or socket (the kernel's TCP, which needs no privileges and no interface)", oneOf(func(s *settings) *string { return &s.Transport }, "afxdp", "socket")},
+	{"transport", "", "afxdp", "transport below iWARP: afxdp, socket (the kernel's TCP, which needs no privileges and no interface), or both (AF_XDP, and the kernel's TCP for listeners and connections that ask for it)", oneOf(func(s *settings) *string { return &s.Transport }, "afxdp", "socket", "both")},
 	{"interface", "i", "", "network interface to serve", func(s *settings, v string) error {
 		s.Interface = v
 		return nil

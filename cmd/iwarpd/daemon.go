@@ -64,11 +64,7 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 			err = errors.Join(err, d.close())
 		}
 	}()
-	prepare := d.prepareAFXDP
-	if s.Transport == "socket" {
-		prepare = d.prepareSockets
-	}
-	lower, err := prepare()
+	lower, err := d.prepare()
 	if err != nil {
 		return nil, err
 	}

@@ -22,8 +22,39 @@ type lower struct {
 	open func() (queues []dataplane.Queue, fragments map[string]dataplane.FragmentSource, err error)
 }
 
-// prepareAFXDP looks at the interfaces, and loads their XDP programs, which open attaches.
-func (d *daemon) prepareAFXDP() (l lower, err error) {
+// prepare sets up the transports that the configuration names.
+func (d *daemon) prepare() (lower, error) {
+	switch d.s.Transport {
+	case "socket":
+		return d.prepareSockets()
+	case "both":
+		l, err := d.prepareAFXDP(1)
+		if err != nil {
+			return l, err
+		}
+		return d.addSockets(l), nil
+	}
+	return d.prepareAFXDP(0)
+}
+
+// addSockets adds kernel sockets with one worker to l.
+func (d *daemon) addSockets(l lower) lower {
+	open := l.open
+	l.options.Devices = append(l.options.Devices, socketDevice())
+	l.open = func() ([]dataplane.Queue, map[string]dataplane.FragmentSource, error) {
+		queues, fragments, err := open()
+		if err != nil {
+			return nil, nil, err
+		}
+		more, err := d.openSockets(1, nil)
+		return append(queues, more...), fragments, err
+	}
+	return l
+}
+
+// prepareAFXDP looks at the interfaces, and loads their XDP programs, which open attaches. more is the
+// number of workers that others add.
+func (d *daemon) prepareAFXDP(more int) (l lower, err error) {
 	names, workers := d.s.names(), 0
 	for _, name := range names {
 		n, err := d.newNIC(name)
@@ -36,7 +67,7 @@ func (d *daemon) prepareAFXDP() (l lower, err error) {
 	if err := checkCapabilities("/proc/self/status"); err != nil {
 		return l, err
 	}
-	if err := checkFiles(openFiles(), workers, d.s.Slots.Count); err != nil {
+	if err := checkFiles(openFiles(), workers+more, d.s.Slots.Count); err != nil {
 		return l, err
 	}
 	if err := checkCPUs(d.s.CPUs, workers); err != nil {
@@ -109,21 +140,28 @@ func (d *daemon) prepareSockets() (l lower, err error) {
 	if err := checkCPUs(s.CPUs, workers); err != nil {
 		return l, err
 	}
-	resolver := hostnet.Sockets{}
-	l.options = ctrl.Options{Sockets: true, Resolver: resolver, Devices: []ctrl.Device{{
-		Name: "any", MTU: dataplane.SocketMTU, Addrs: resolver.Addrs, Transport: func() string { return kernelSockets },
-	}}}
+	l.options = ctrl.Options{Resolver: hostnet.Sockets{}, Devices: []ctrl.Device{socketDevice()}}
 	l.open = func() ([]dataplane.Queue, map[string]dataplane.FragmentSource, error) {
-		var queues []dataplane.Queue
-		for i := range workers {
-			sockets, err := dataplane.NewSockets(int(s.QueueMem))
-			if err != nil {
-				return nil, nil, fmt.Errorf("worker %d: %w", i, err)
-			}
-			d.onClose(sockets.Close)
-			queues = append(queues, dataplane.Queue{Link: sockets, CPU: cpuOf(s.CPUs, i)})
-		}
-		return queues, nil, nil
+		queues, err := d.openSockets(workers, s.CPUs)
+		return queues, nil, err
 	}
 	return l, nil
+}
+
+// socketDevice describes kernel sockets to the control plane.
+func socketDevice() ctrl.Device {
+	return ctrl.Device{Name: hostnet.AnyInterface, Sockets: true, MTU: dataplane.SocketMTU, Addrs: hostnet.Sockets{}.Addrs, Transport: func() string { return kernelSockets }}
+}
+
+// openSockets returns the queues of n workers over kernel sockets.
+func (d *daemon) openSockets(n int, cpus []int) (queues []dataplane.Queue, err error) {
+	for i := range n {
+		sockets, err := dataplane.NewSockets(int(d.s.QueueMem))
+		if err != nil {
+			return nil, fmt.Errorf("worker %d: %w", i, err)
+		}
+		d.onClose(sockets.Close)
+		queues = append(queues, dataplane.Queue{Link: sockets, Device: hostnet.AnyInterface, CPU: cpuOf(cpus, i)})
+	}
+	return queues, nil
 }

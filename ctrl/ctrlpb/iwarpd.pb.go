@@ -198,6 +198,7 @@ const (
 	Transport_TRANSPORT_TCP        Transport = 0
 	Transport_TRANSPORT_SCTP       Transport = 1 // RFC 5043
 	Transport_TRANSPORT_SCTP_DRAFT Transport = 2 // draft-ietf-rddp-sctp-00
+	Transport_TRANSPORT_SOCKET     Transport = 3 // TCP of the kernel, if the daemon has kernel sockets
 )
 
 // Enum value maps for Transport.
@@ -206,11 +207,13 @@ var (
 		0: "TRANSPORT_TCP",
 		1: "TRANSPORT_SCTP",
 		2: "TRANSPORT_SCTP_DRAFT",
+		3: "TRANSPORT_SOCKET",
 	}
 	Transport_value = map[string]int32{
 		"TRANSPORT_TCP":        0,
 		"TRANSPORT_SCTP":       1,
 		"TRANSPORT_SCTP_DRAFT": 2,
+		"TRANSPORT_SOCKET":     3,
 	}
 )
 
@@ -8460,11 +8463,12 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x12ACCESS_REMOTE_READ\x10\x04\x12\x18\n" +
 	"\x14ACCESS_REMOTE_ATOMIC\x10\b\x12\x12\n" +
 	"\x0eACCESS_MW_BIND\x10\x10\x12\x15\n" +
-	"\x11ACCESS_ZERO_BASED\x10 *L\n" +
+	"\x11ACCESS_ZERO_BASED\x10 *b\n" +
 	"\tTransport\x12\x11\n" +
 	"\rTRANSPORT_TCP\x10\x00\x12\x12\n" +
 	"\x0eTRANSPORT_SCTP\x10\x01\x12\x18\n" +
-	"\x14TRANSPORT_SCTP_DRAFT\x10\x02*S\n" +
+	"\x14TRANSPORT_SCTP_DRAFT\x10\x02\x12\x14\n" +
+	"\x10TRANSPORT_SOCKET\x10\x03*S\n" +
 	"\aMPARole\x12\x18\n" +
 	"\x14MPA_ROLE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12MPA_ROLE_INITIATOR\x10\x01\x12\x16\n" +

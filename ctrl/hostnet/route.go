@@ -17,8 +17,11 @@ import (
 // Resolve implements dataplane.Resolver. The destination may be an address of the host itself,
 // and only then may the source be a loopback address. Resolve waits up to neighbourWait for the
 // kernel to resolve the neighbour. If the routes name another interface than device, it looks
-// for a route over device.
+// for a route over device. AnyInterface stands for kernel sockets.
 func (r *Resolver) Resolve(dst, src netip.Addr, device string) (dataplane.Hop, error) {
+	if device == AnyInterface {
+		return Sockets{}.Resolve(dst, src, device)
+	}
 	if !r.enter() {
 		return dataplane.Hop{}, fmt.Errorf("hostnet: %v: %w", dst, net.ErrClosed)
 	}
@@ -26,9 +29,6 @@ func (r *Resolver) Resolve(dst, src netip.Addr, device string) (dataplane.Hop, e
 	hop, via, err := r.way(dst, src, device)
 	if err != nil {
 		return hop, fmt.Errorf("hostnet: %v: %w", dst, err)
-	}
-	if hop.Local {
-		return hop, nil
 	}
 	if hop.Local {
 		return hop, nil

@@ -12,6 +12,9 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane"
 )
 
+// AnyInterface is the name of the device of kernel sockets.
+const AnyInterface = "any"
+
 // Sockets is the resolver for an engine that uses kernel sockets. The kernel routes each packet;
 // Resolve only returns the source address.
 type Sockets struct{}

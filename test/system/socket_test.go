@@ -269,3 +269,40 @@ func TestSocketsAgainstAFXDP(t *testing.T) {
 		})
 	}
 }
+
+// TestBothTransports checks that listeners and connections of a daemon with both transports use that for which they ask,
+// at the same time, and that the two reach each other.
+func TestBothTransports(t *testing.T) {
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	a, b := newHost(t, &v.A, "--transport", "both"), newHost(t, &v.B, "--transport", "both")
+	if out := a.must("status"); !strings.Contains(out, "kernel sockets") || !strings.Contains(out, v.A.Name) {
+		t.Errorf("status: %s", out)
+	}
+	device := map[string]string{"tcp": v.A.Name, "socket": "any"} // the ends have the same name
+	to := map[string]string{"tcp": "7174", "socket": "7175"}
+	for listen, port := range to {
+		server := testenv.Start(t, b.command("ping", "-s", "-P", "-p", port, "--transport", listen))
+		server.Expect("listening on")
+	}
+	if code, out := b.ctl("ping", "-s", "-p", to["socket"]); code == 0 || !strings.Contains(out, "in use") {
+		t.Errorf("AF_XDP on the port of a socket: exit code %d: %s", code, out)
+	}
+	for listen, port := range to {
+		for _, connect := range []string{"tcp", "socket"} {
+			for _, addr := range []string{v.B.Addr4.String(), v.B.Addr6.String()} {
+				client := testenv.Start(t, a.command("ping", "-c", "-a", addr, "-p", port, "-S", "9000", "-v", "-V", "--transport", connect))
+				client.Expect("rdma-ping-3")
+				if got := a.devices(); len(got) != 1 || got[0] != device[connect] {
+					t.Errorf("%s to %s at %s: connections by %v", connect, listen, addr, got)
+				}
+				if got := b.devices(); len(got) != 1 || got[0] != device[listen] {
+					t.Errorf("%s to %s at %s: accepted by %v", connect, listen, addr, got)
+				}
+				client.Signal(os.Interrupt)
+				client.Wait(limit)
+				waitFor(t, "the connection ends", func() bool { return len(a.devices())+len(b.devices()) == 0 })
+			}
+		}
+	}
+}
