@@ -173,12 +173,41 @@ func (cs *claims) bind(c *claim) error {
 			return errorf(badAddress, "ctrl: there is no address to listen on: give one to the interface (ip addr add)")
 		}
 	}
+	if c.addr.Port() != 0 {
+		return cs.guardAll(c, addrs)
+	}
+	// The kernel chooses a port that is free on the first address, and it may be in use on another.
+	// The guards of such ports are kept for now, so that it chooses others.
+	var kept []int
+	defer func() { closeFDs(kept) }()
+	for range portTries {
+		err := cs.guardAll(c, addrs)
+		if e, ok := errors.AsType[*Error](err); !ok || e.Code != portInUse || len(c.fds) == 0 {
+			return err
+		}
+		kept, c.fds, c.addr = append(kept, c.fds...), nil, netip.AddrPortFrom(c.addr.Addr(), 0)
+		clear(c.guard)
+	}
+	return errorf(portInUse, "ctrl: no port was found that is free on all addresses to listen on: name one, or listen on one address")
+}
+
+// portTries is the number of ports that are tried for port 0.
+const portTries = 256
+
+// guardAll binds guard sockets to the claim's port on all addrs.
+func (cs *claims) guardAll(c *claim, addrs []netip.Addr) error {
 	for _, a := range addrs {
 		if err := cs.guardAddr(c, a); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func closeFDs(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
 }
 
 // guardAddr binds a kernel socket to the claim's port on a. If the port is 0, the kernel chooses
@@ -252,9 +281,7 @@ func (cs *claims) undo(c *claim) {
 	for _, ep := range c.eps {
 		cs.devices.unclaim(ep)
 	}
-	for _, fd := range c.fds {
-		unix.Close(fd)
-	}
+	closeFDs(c.fds)
 	c.wants, c.eps, c.fds = nil, nil, nil
 }
 
