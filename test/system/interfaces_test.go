@@ -1,19 +1,26 @@
 package system
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
@@ -262,4 +269,169 @@ func TestRoutesAndInterfacesChange(t *testing.T) {
 	if out := a.must("status"); strings.Contains(out, "DOWN: ") {
 		t.Errorf("status: %s", out)
 	}
+}
+
+// verifiedWriter writes blocks of 1 MiB to the memory of a peer, which compares each with what was sent.
+type verifiedWriter struct {
+	by   string // the interface
+	n    atomic.Int64
+	over chan error // why it ended
+}
+
+const writtenBlock = 1 << 20
+
+// newVerifiedWriter connects from to the address of an end of the other host, by the interface of that end, and writes
+// until the connection or ctx ends.
+func newVerifiedWriter(ctx context.Context, t *testing.T, from *iwarp.Device, l *iwarp.Listener, to *testenv.End) *verifiedWriter {
+	t.Helper()
+	data := make([]byte, 2*writtenBlock)
+	_, _ = rand.NewChaCha8([32]byte{byte(testenv.Seed(t))}).Read(data)
+	block := func(i int64) []byte { return data[i*4099%writtenBlock:][:writtenBlock] }
+	w := &verifiedWriter{by: to.Name, over: make(chan error, 2)}
+
+	accepted := make(chan *iwarp.Conn, 1)
+	go func() {
+		c, err := l.Accept(ctx)
+		if err != nil {
+			w.over <- err
+		}
+		accepted <- c
+	}()
+	c, err := from.Dial(ctx, net.JoinHostPort(to.Addr4.String(), strconv.Itoa(int(l.Addr().Port()))), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer := <-accepted
+	if peer == nil {
+		t.Fatal(<-w.over)
+	}
+	t.Cleanup(func() { c.Abort(); peer.Abort() })
+	target, err := peer.Alloc(ctx, 2*writtenBlock, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := c.Alloc(ctx, 2*writtenBlock, iwarp.AccessLocalWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	verify := func() error {
+		var b [8]byte
+		for i := int64(0); ; i++ {
+			if _, err := peer.Recv(ctx, b[:]); err != nil {
+				return err
+			}
+			if !bytes.Equal(target.Bytes()[i%2*writtenBlock:][:writtenBlock], block(i)) {
+				return fmt.Errorf("block %d arrived with wrong bytes", i)
+			}
+			w.n.Add(1)
+			if err := peer.Send(ctx, b[:1]); err != nil {
+				return err
+			}
+		}
+	}
+	write := func() error {
+		var b [8]byte
+		for i := int64(0); ; i++ {
+			if i >= 2 { // until the peer has compared the block before in the same place
+				if _, err := c.Recv(ctx, b[:]); err != nil {
+					return err
+				}
+			}
+			at := uint32(i % 2 * writtenBlock)
+			from := source.Bytes()[at:][:writtenBlock]
+			copy(from, block(i))
+			if err := c.Write(ctx, target.Remote().At(at, writtenBlock), from); err != nil {
+				return err
+			}
+			if err := c.Send(ctx, b[:1]); err != nil {
+				return err
+			}
+		}
+	}
+	go func() { w.over <- verify() }()
+	go func() { w.over <- write() }()
+	return w
+}
+
+// ended returns why the writer has ended, or nil.
+func (w *verifiedWriter) ended() error {
+	select {
+	case err := <-w.over:
+		return err
+	default:
+		return nil
+	}
+}
+
+// awaitBlocks waits until each writer has written n more blocks, unless one ends.
+func awaitBlocks(t *testing.T, n int64, writers ...*verifiedWriter) {
+	t.Helper()
+	for _, w := range writers {
+		end := w.n.Load() + n
+		waitFor(t, fmt.Sprintf("%d more Writes by %s", n, w.by), func() bool {
+			if err := w.ended(); err != nil {
+				t.Fatalf("a connection by %s ended: %v", w.by, err)
+			}
+			return w.n.Load() >= end
+		})
+	}
+}
+
+// TestWritesWhileRoutesChange checks Writes of 1 MiB in both directions between two daemons of two interfaces each while
+// routes change: no byte is wrong and no connection ends. When a route is lost with its interface only its
+// connections end.
+func TestWritesWhileRoutesChange(t *testing.T) {
+	w := newTwice(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	hosts := []*host{w.a, w.b}
+	ends := [][]*testenv.End{{&w.v0.A, &w.v1.A}, {&w.v0.B, &w.v1.B}}
+	var devs []*iwarp.Device
+	var listeners []*iwarp.Listener
+	for _, h := range hosts {
+		d, err := iwarp.Open(ctx, h.socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { d.Close() })
+		l, err := d.Listen(ctx, ":7200", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		devs, listeners = append(devs, d), append(listeners, l)
+	}
+	var by [2][]*verifiedWriter // by wire
+	for i := range by {
+		for from := range hosts {
+			by[i] = append(by[i], newVerifiedWriter(ctx, t, devs[from], listeners[1-from], ends[1-from][i]))
+		}
+	}
+	all := slices.Concat(by[:]...)
+	awaitBlocks(t, 1, all...)
+
+	const changes = 20
+	for i := range changes {
+		gone := i%2 == 1
+		for side, e := range ends { // the address behind each wire by the other one, and back
+			for wire := range e {
+				route(t, e[1-wire], gone, ends[1-side][wire].Addr4)
+			}
+		}
+		awaitBlocks(t, 2, all...)
+	}
+
+	remove(t, &w.v1.A)
+	for _, x := range by[1] {
+		for range 2 { // both ends
+			select {
+			case err := <-x.over:
+				if strings.Contains(err.Error(), "wrong bytes") {
+					t.Error(err)
+				}
+			case <-time.After(limit):
+				t.Fatalf("a connection by %s, which was removed, goes on", x.by)
+			}
+		}
+	}
+	awaitBlocks(t, 20, by[0]...)
 }
