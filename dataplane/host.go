@@ -221,7 +221,7 @@ func (c *tcpConn) copySegment(w *worker) bool {
 		return false
 	}
 	c.hasPend = false
-	parts, ok := c.gather(w)
+	parts, ok := c.gather(w, seg.Len)
 	if !ok {
 		return false
 	}

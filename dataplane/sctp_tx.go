@@ -186,7 +186,7 @@ func (as *assoc) composeDDP(w *worker, s *stream, g *sched.Grant) int {
 // could not be read, which the DDP stream handles.
 func (as *assoc) composeSegment(w *worker, s *stream, dst []byte) int {
 	p := &s.pending
-	payload, ok := s.gather(w)
+	payload, ok := s.gather(w, s.pending.Len)
 	if !ok {
 		return 0
 	}

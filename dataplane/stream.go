@@ -367,15 +367,16 @@ func (s *stream) pullMore(w *worker) {
 	}
 }
 
-// gather returns the payload of the pending segment in client memory. ok is false if the memory
+// gather returns the payload of n bytes of the pending segment, and of those that follow it, in
+// client memory. ok is false if the memory
 // is no longer valid; the stream then has a Terminate pending. It is also
 // false if far memory has not been fetched yet: the segment stays pending.
-func (s *stream) gather(w *worker) (payload [][]byte, ok bool) {
+func (s *stream) gather(w *worker, n int) (payload [][]byte, ok bool) {
 	p := &s.pending
-	if p.Len == 0 || p.Src.Kind == rdmap.SourceNone {
+	if n == 0 || p.Src.Kind == rdmap.SourceNone {
 		return nil, true
 	}
-	payload, ok = s.qp.QP.Gather(&p.Src, p.Len, w.parts[:0])
+	payload, ok = s.qp.QP.Gather(&p.Src, n, w.parts[:0])
 	s.awaits = s.qp.QP.Awaits()
 	if s.awaits {
 		s.hasPend = true

@@ -22,7 +22,8 @@ type superTx struct {
 	head  tcp.Header // header of the first segment
 	ecn   uint8
 	slots [link.MaxSuper]link.Slot
-	n     int  // segments
+	n     int  // segments, at most
+	most  int  // this many
 	size  int  // payload bytes of the first segment
 	used  int  // payload bytes
 	last  bool // its last segment is shorter, so no more can follow
@@ -92,8 +93,8 @@ func (p *superPath) acked(una serial.Num) (dropped bool) {
 }
 
 // join appends a segment that is due to the current super-frame. It returns false if that is
-// not possible.
-func (c *tcpConn) join(w *worker, o *tcp.Out) bool {
+// not possible. following says that the header of the segment continues that of the one before it.
+func (c *tcpConn) join(w *worker, o *tcp.Out, following bool) bool {
 	b := &w.super
 	if b.link == nil || o.Buf == tcp.NoBuf || o.Retransmit || o.Off != 0 || o.Flags != tcp.ACK|tcp.PSH || c.tuple.NVLAN != 0 {
 		return false
@@ -103,23 +104,26 @@ func (c *tcpConn) join(w *worker, o *tcp.Out) bool {
 		return false
 	}
 	if b.n == 0 {
-		if c.super.limit() < 2 {
+		if b.most = c.super.limit(); b.most < 2 {
 			return false
 		}
 		b.head, b.ecn, b.size, b.used, b.last = o.Header, o.ECN, o.Len, 0, false
-	} else {
-		h := o.Header
-		h.Seq = b.head.Seq
-		if b.last || o.Len > b.size || o.ECN != b.ecn || o.Seq != b.head.Seq.Add(b.used) || h != b.head ||
-			b.n == c.super.limit() || b.used+o.Len+maxHeaders > b.link.SuperBytes() {
-			return false
-		}
+	} else if b.last || o.Len > b.size || b.n == b.most || b.used+o.Len+maxHeaders > b.link.SuperBytes() ||
+		!following && !b.continues(o) {
+		return false
 	}
 	b.last = o.Len < b.size
 	b.slots[b.n] = link.Slot(o.Buf)
 	b.n++
 	b.used += o.Len
 	return true
+}
+
+// continues reports whether the header of o is that of the next segment of b.
+func (b *superTx) continues(o *tcp.Out) bool {
+	h := o.Header
+	h.Seq = b.head.Seq
+	return o.ECN == b.ecn && o.Seq == b.head.Seq.Add(b.used) && h == b.head
 }
 
 // maxHeaders is the maximum length of IPv6 and TCP headers.

@@ -3,6 +3,7 @@ package dataplane
 import (
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/dataplane/sched"
+	"github.com/iwarpd/iwarpd/ddp"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/tcp"
@@ -21,14 +22,17 @@ func (c *tcpConn) send(w *worker) int {
 	if c.super.acked(c.segs.SndUna()) {
 		w.stats.TxSuperDropped++
 	}
-	for c.segs.PollTransmit(w.now, &w.out) {
-		if !c.join(w, &w.out) {
+	for o := &w.out; ; n++ {
+		following := w.super.n > 0 && c.segs.PollFollowing(w.now, o)
+		if !following && !c.segs.PollTransmit(w.now, o) {
+			break
+		}
+		if !c.join(w, o, following) {
 			c.sendGathered(w)
-			if !c.join(w, &w.out) {
-				c.transmit(w, &w.out)
+			if !c.join(w, o, false) {
+				c.transmit(w, o)
 			}
 		}
-		n++
 	}
 	c.sendGathered(w)
 	return n
@@ -115,12 +119,13 @@ func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
 		if c.tcp.Room() <= 0 || !w.may(&c.lane, g) {
 			break
 		}
-		seq, segs := c.tcp.SndNxt(), w.stats.TxFPDUs+w.stats.HostSegments
-		if c.direct && !c.copySegment(w) || !c.direct && !c.composeRecord(w, g) {
+		seq, records, segs := c.tcp.SndNxt(), w.stats.TxRecords+w.stats.HostSegments, w.stats.TxFPDUs+w.stats.HostSegments
+		if c.direct && !c.copySegment(w) || !c.direct && !c.composeRun(w, g) && !c.composeRecord(w, g) {
 			break
 		}
-		g.Left -= c.tcp.SndNxt().Sub(seq) + sched.RecordCost + sched.FPDUCost*int(w.stats.TxFPDUs+w.stats.HostSegments-segs)
-		n++
+		records, segs = w.stats.TxRecords+w.stats.HostSegments-records, w.stats.TxFPDUs+w.stats.HostSegments-segs
+		g.Left -= c.tcp.SndNxt().Sub(seq) + sched.RecordCost*int(records) + sched.FPDUCost*int(segs)
+		n += int(records)
 	}
 	if c.mode == modeFull && g.Why == sched.Share && (c.hasPend || c.ddp.Sendable()) {
 		w.sched.Starve()
@@ -188,11 +193,55 @@ func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
 	return true
 }
 
+// composeRun composes several records at once, each an FPDU of the largest size with the next part of
+// the same message, starting with the pending segment. It returns false if there is only one, or none.
+// Other records, and FPDUs with markers, whose sizes vary, are composed by composeRecord.
+func (c *tcpConn) composeRun(w *worker, g *sched.Grant) bool {
+	p, ulpdu := &c.pending, c.pending.HdrLen+c.pending.Len
+	if !c.hasPend || c.tx.Markers() || ulpdu != c.tx.MULPDU(c.tcp.MSS()) || c.qp.QP.Far(&p.Src) {
+		return false
+	}
+	seq := c.tcp.SndNxt()
+	size := c.tx.Size(seq, ulpdu)
+	most := min((c.tcp.Room()+size-1)/size, w.sched.Most(&c.lane.member, g, size+sched.RecordCost+sched.FPDUCost))
+	n := 1 + c.ddp.Extend(p, most-1)
+	if n < 2 {
+		return false
+	}
+	c.hasPend = false
+	payload, ok := c.gather(w, n*p.Len)
+	if !ok {
+		return false
+	}
+	w.current = &c.stream
+	for range n {
+		s, _ := w.recordSlot(w.link) // Most has counted the free ones
+		c.tx.Begin(w.link.Bytes(s)[headroom:], seq, ulpdu)
+		c.tx.Write(p.Hdr[:p.HdrLen])
+		for left := p.Len; left > 0; {
+			b := payload[0][:min(left, len(payload[0]))]
+			c.tx.Write(b)
+			left -= len(b)
+			if payload[0] = payload[0][len(b):]; len(payload[0]) == 0 {
+				payload = payload[1:]
+			}
+		}
+		c.tx.End()
+		c.push(w, s, size, c.tx.Sum())
+		ddp.Advance(p.Hdr[:p.HdrLen], p.Len)
+		seq = seq.Add(size)
+	}
+	w.current = nil
+	w.stats.TxFPDUs += uint64(n)
+	w.stats.TxRecords += uint64(n)
+	return true
+}
+
 // composeFPDU writes the pending segment to dst as an FPDU in one pass: header, payload from
 // client memory, markers and CRC.
 func (c *tcpConn) composeFPDU(w *worker, dst []byte, seq serial.Num, ulpdu int) bool {
 	p := &c.pending
-	payload, ok := c.gather(w)
+	payload, ok := c.gather(w, p.Len)
 	if !ok {
 		return false
 	}

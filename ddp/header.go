@@ -68,6 +68,16 @@ func (h *Untagged) Append(dst []byte) []byte {
 	return be.AppendUint32(dst, h.MO)
 }
 
+// Advance turns hdr, the header of a segment with n bytes of payload that is not the last of its message, into that of the next segment
+// with as many.
+func Advance(hdr []byte, n int) {
+	if IsTagged(hdr) {
+		be.PutUint64(hdr[6:], be.Uint64(hdr[6:])+uint64(n))
+	} else {
+		be.PutUint32(hdr[14:], be.Uint32(hdr[14:])+uint32(n))
+	}
+}
+
 func control(c byte, last bool) byte {
 	if last {
 		c |= ctrlLast

@@ -61,5 +61,17 @@ func (s *Segmenter) Next(dst []byte, mulpdu int) (hdr []byte, off uint32, n int,
 	return u.Append(dst), off, n, last
 }
 
+// More returns how many segments with n bytes of payload follow, up to most, before the final segment.
+func (s *Segmenter) More(n, most int) int {
+	left := int64(s.Left()) - 1
+	if !s.active || left < int64(n) {
+		return 0
+	}
+	return int(min(left/int64(n), int64(most)))
+}
+
+// Skip continues the message n bytes later. The caller has built the headers of the segments that carry these bytes.
+func (s *Segmenter) Skip(n int) { s.off += uint32(n) }
+
 // Cancel drops the rest of the message.
 func (s *Segmenter) Cancel() { s.active = false }

@@ -98,6 +98,36 @@ func TestSegmenterLongest(t *testing.T) {
 	}
 }
 
+// TestSegmenterRun compares segments that Advance has made with those of Next.
+func TestSegmenterRun(t *testing.T) {
+	for _, start := range []func(*Segmenter){
+		func(s *Segmenter) { s.StartTagged(0x40, 7, 1<<40-5000, 20000) },
+		func(s *Segmenter) { s.StartUntagged(0x43, 9, 0, 3, 20000) },
+	} {
+		for _, mulpdu := range []int{128, 1442, 20000, 30000} {
+			for most := range 16 {
+				var s, by Segmenter
+				start(&s)
+				start(&by)
+				hdr, off, n, last := s.Next(nil, mulpdu)
+				by.Next(nil, mulpdu)
+				k := s.More(n, most)
+				s.Skip(k * n)
+				for range k {
+					Advance(hdr, n)
+					var want []byte
+					if want, off, _, last = by.Next(nil, mulpdu); string(hdr) != string(want) {
+						t.Fatalf("MULPDU %d: header %x; want %x", mulpdu, hdr, want)
+					}
+				}
+				if last != (mulpdu >= 20018) || k < most && s.Active() && s.Left() > uint32(n) || s.Offset() != off+uint32(n) {
+					t.Errorf("MULPDU %d: %d more of at most %d, offset %d, last %v", mulpdu, k, most, s.Offset(), last)
+				}
+			}
+		}
+	}
+}
+
 func TestSegmenterCancel(t *testing.T) {
 	var s Segmenter
 	s.StartTagged(0x40, 1, 0, 1000)

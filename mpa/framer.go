@@ -43,6 +43,9 @@ func (f *Framer) Init(crc, markers bool, start serial.Num) {
 	*f = Framer{layout: layout{markers: markers, start: start}, crc: crc}
 }
 
+// Markers reports whether the FPDUs have markers.
+func (f *Framer) Markers() bool { return f.markers }
+
 // MULPDU returns the size in bytes of the largest ULPDU whose FPDU fits in a TCP segment of emss bytes, however many markers it contains.
 // It is at least 128 and at most 64768 (RFC 5044 sections 3 and 4.5). Only if emss is less than 140 may an FPDU of that size need more than
 // one segment.

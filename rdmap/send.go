@@ -55,6 +55,18 @@ func (s *Stream) PollFilling(room, mulpdu int, seg *Segment) bool {
 	return s.sent(seg)
 }
 
+// Extend returns how many segments follow seg, the last segment built, in its message, with as much payload, up to most. The final segment
+// is not one of them. They count as built; ddp.Advance makes their headers, and their payload follows that of seg.
+func (s *Stream) Extend(seg *Segment, most int) int {
+	if s.state != stateOpen || s.flushed || seg.Len == 0 || !s.seg.Active() {
+		return 0
+	}
+	n := s.seg.More(seg.Len, most)
+	s.seg.Skip(n * seg.Len)
+	s.count(n, n*(seg.HdrLen+seg.Len))
+	return n
+}
+
 // Left returns how many bytes of the current message are not yet in a segment.
 func (s *Stream) Left() int {
 	if !s.seg.Active() {
@@ -65,10 +77,15 @@ func (s *Stream) Left() int {
 
 // sent counts a segment.
 func (s *Stream) sent(seg *Segment) bool {
-	n := seg.HdrLen + seg.Len
-	s.stats.TxSegments++
-	s.stats.TxBytes += uint64(n)
 	s.last = s.sending
+	s.count(1, seg.HdrLen+seg.Len)
+	return true
+}
+
+// count counts segments of the current message, of n bytes together.
+func (s *Stream) count(segments, n int) {
+	s.stats.TxSegments += uint64(segments)
+	s.stats.TxBytes += uint64(n)
 	if s.contended {
 		if s.sending == turnResponse {
 			s.balance += n
@@ -77,7 +94,6 @@ func (s *Stream) sent(seg *Segment) bool {
 		}
 		s.balance = min(max(s.balance, -maxBalance), maxBalance)
 	}
-	return true
 }
 
 // pick chooses the side whose message is next. Only bytes sent while the other side waits count.

@@ -16,6 +16,9 @@ type loop struct {
 	got  int
 	drop int // drops every drop-th segment with payload; 0: none
 	n    int
+
+	follow    bool // PollFollowing is called
+	following int  // segments that it returned
 }
 
 func newLoop(t testing.TB, cfg Config, mtu int) *loop {
@@ -55,7 +58,7 @@ func (l *loop) turn() {
 		if d := c.Deadline(); d.Due(l.now) {
 			c.HandleTimeout(l.now)
 		}
-		for c.PollTransmit(l.now, &o) {
+		for o = (Out{}); l.poll(c, &o); {
 			if l.n++; l.drop > 0 && o.Len > 0 && l.n%l.drop == 0 {
 				continue
 			}
@@ -72,6 +75,15 @@ func (l *loop) turn() {
 			}
 		}
 	}
+}
+
+// poll returns the next segment of c.
+func (l *loop) poll(c *Conn, o *Out) bool {
+	if l.follow && c.PollFollowing(l.now, o) {
+		l.following++
+		return true
+	}
+	return c.PollTransmit(l.now, o)
 }
 
 func (l *loop) push() {

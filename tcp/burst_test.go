@@ -2,7 +2,10 @@ package tcp
 
 import (
 	"fmt"
+	"slices"
 	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // burst delivers n full segments to b in one batch, without the first if gap is set, and returns the ACKs that
@@ -63,6 +66,60 @@ func TestBurstIsAcknowledgedInParts(t *testing.T) {
 				t.Errorf("a delayed ACK is due: %v", due)
 			}
 		})
+	}
+}
+
+// TestFollowing checks that PollFollowing changes nothing: two equal connections, of which one uses it, send the same
+// segments at the same time, over wires with and without losses and marks, while both ends send.
+func TestFollowing(t *testing.T) {
+	for _, drop := range []int{0, 53, 7} {
+		for _, ecn := range []bool{false, true} {
+			rng := testenv.Rand(t)
+			cfg := DefaultConfig()
+			cfg.RcvWindow = 256 << 10
+			if ecn {
+				cfg.ECN = RequestECN
+			}
+			var ls [2]*loop
+			for i := range ls {
+				ls[i] = newLoop(t, cfg, 1500)
+				ls[i].drop, ls[i].follow = drop, i == 1
+			}
+			for turn := range 3000 {
+				n, small, back := rng.IntN(60), rng.IntN(60), rng.IntN(20) == 0
+				for _, l := range ls {
+					for k := 0; k < n && l.a.Room() > 0; k++ {
+						size := l.a.MSS()
+						if k == small {
+							size = 1 + size/3
+						}
+						l.buf++
+						l.a.Push(l.buf, size)
+					}
+					if back && l.b.Room() > 0 {
+						l.buf++
+						l.b.Push(l.buf, 100)
+					}
+					l.turn()
+					for k := range l.q[0] {
+						if ecn && (l.n+k)%200 == 0 {
+							l.q[0][k].ECN = ce
+						}
+					}
+				}
+				for i := range ls[0].q {
+					if !slices.Equal(ls[0].q[i], ls[1].q[i]) {
+						t.Fatalf("drop %d, ECN %v, turn %d: end %d sends\n%+v\nwith PollFollowing\n%+v", drop, ecn, turn, i, ls[0].q[i], ls[1].q[i])
+					}
+				}
+			}
+			if ls[0].a.Stats() != ls[1].a.Stats() || ls[0].b.Stats() != ls[1].b.Stats() {
+				t.Errorf("drop %d: counters\n%+v\nwith PollFollowing\n%+v", drop, ls[0].a.Stats(), ls[1].a.Stats())
+			}
+			if sent := ls[1].a.Stats().SegsOut; uint64(ls[1].following) < sent/8 {
+				t.Errorf("drop %d: only %d of %d segments by PollFollowing", drop, ls[1].following, sent)
+			}
+		}
 	}
 }
 

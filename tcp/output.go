@@ -55,6 +55,26 @@ func (c *Conn) PollTransmit(now clock.Time, o *Out) bool {
 	return false
 }
 
+// PollFollowing returns in o the segment after the one in o, which PollTransmit or PollFollowing has just returned, if both are new data and
+// their headers differ only in the sequence number, as in a burst. Otherwise it returns false, and PollTransmit returns what is next.
+func (c *Conn) PollFollowing(now clock.Time, o *Out) bool {
+	p := c.q.next
+	if o.Flags != ACK|PSH || o.Retransmit || o.Opts.NSACK > 0 || p == c.q.tail || c.lostSegs > 0 || c.tlpPending || c.probePending ||
+		c.earlyAcks.len() > 0 || c.dsackPending || len(c.reasm.s) > 0 {
+		return false
+	}
+	s := c.q.at(p)
+	if s.fin || s.seq != o.Seq.Add(o.Len) || !c.fits(s) || !c.allowed(int(s.len)) || c.paced(now, int(s.len)) {
+		return false
+	}
+	o.Buf, o.Off, o.Len, o.Seq = s.buf, int(s.off), int(s.len), s.seq
+	c.stats.SegsOut++
+	c.sendNew(s)
+	c.inTransit(now, p)
+	c.scheduleTLP(now)
+	return true
+}
+
 func (c *Conn) sendRST(o *Out) {
 	c.rstPending = false
 	*o = Out{Buf: NoBuf}
@@ -320,11 +340,7 @@ func (c *Conn) transmit(now clock.Time, o *Out, p uint64, again bool) {
 		c.stats.Retransmits++
 		c.stats.RetransBytes += uint64(s.len)
 	} else {
-		c.q.next++
-		c.pushed -= int(s.len)
-		c.inFlight += int(s.len)
-		c.stats.BytesOut += uint64(s.len)
-		c.nxt = serial.Max(c.nxt, s.end())
+		c.sendNew(s)
 		if c.ecnOK && s.len > 0 {
 			o.ECN = ect0 // not on retransmissions, RFC 3168 6.1.5
 			if c.cwrPending {
@@ -333,6 +349,27 @@ func (c *Conn) transmit(now clock.Time, o *Out, p uint64, again bool) {
 			}
 		}
 	}
+	c.inTransit(now, p)
+	if !c.armed(timerRTO) {
+		c.arm(timerRTO, now.Add(c.currentRTO()))
+	}
+	if !again {
+		c.scheduleTLP(now)
+	}
+}
+
+// sendNew accounts for the first transmission of s, the next segment.
+func (c *Conn) sendNew(s *seg) {
+	c.q.next++
+	c.pushed -= int(s.len)
+	c.inFlight += int(s.len)
+	c.stats.BytesOut += uint64(s.len)
+	c.nxt = serial.Max(c.nxt, s.end())
+}
+
+// inTransit records that the segment at p is being sent.
+func (c *Conn) inTransit(now clock.Time, p uint64) {
+	s := c.q.at(p)
 	if c.w.cwnd-c.pipe() < c.w.mss {
 		c.limitedNow = true
 	}
@@ -343,12 +380,6 @@ func (c *Conn) transmit(now clock.Time, o *Out, p uint64, again bool) {
 	c.prrOut += int(s.len)
 	c.bucket -= int(s.len)
 	c.lastSend = now
-	if !c.armed(timerRTO) {
-		c.arm(timerRTO, now.Add(c.currentRTO()))
-	}
-	if !again {
-		c.scheduleTLP(now)
-	}
 }
 
 // sendTailProbe sends the probe of RFC 8985 7.3: new data if the peer's window allows any, else the last segment again.

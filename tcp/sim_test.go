@@ -361,7 +361,7 @@ func (s *sim) app(h *simHost) {
 func (s *sim) drain(h *simHost) {
 	c := h.c
 	var o Out
-	for i := 0; c.PollTransmit(s.now, &o); i++ {
+	for i := 0; i%8 > 0 && c.PollFollowing(s.now, &o) || c.PollTransmit(s.now, &o); i++ {
 		if i > 100000 {
 			s.t.Fatalf("host %d: PollTransmit does not end", h.id)
 		}

@@ -290,6 +290,15 @@ func (q *QP) Gather(src *rdmap.Source, n int, dst [][]byte) ([][]byte, bool) {
 	return dst, false
 }
 
+// Far reports whether the payload of a segment comes from far memory.
+func (q *QP) Far(src *rdmap.Source) bool {
+	if src.Kind == rdmap.SourceWR {
+		return q.sq[src.WR&uint32(len(q.sq)-1)].far
+	}
+	r := q.cfg.Table.at(src.STag)
+	return r != nil && r.Far()
+}
+
 // Awaits reports whether the last Gather returned nothing because far memory is being fetched.
 func (q *QP) Awaits() bool { return q.awaits }
 

@@ -262,6 +262,16 @@ func (s *Scheduler[T]) May(m *Member[T], g *Grant) bool {
 	return false
 }
 
+// Most returns how many records of the given cost in bytes m may compose one after the other. It is at least 1 if May reports true.
+func (s *Scheduler[T]) Most(m *Member[T], g *Grant, cost int) int {
+	free := s.free()
+	n := min((g.Left+cost-1)/cost, free, (MemberShare*free-m.slots+MemberShare)/(MemberShare+1))
+	if g.until != 0 {
+		n = int(min(int64(n), int64(g.until)-int64(s.composed)))
+	}
+	return n
+}
+
 // Own counts a slot with a record of m, until Disown.
 func (s *Scheduler[T]) Own(m *Member[T]) {
 	m.slots++

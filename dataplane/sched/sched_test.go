@@ -40,6 +40,36 @@ func TestRound(t *testing.T) {
 	}
 }
 
+// TestMost checks that Most counts the records that May would allow one after the other.
+func TestMost(t *testing.T) {
+	rng := testenv.Rand(t)
+	for range 10000 {
+		free := 1 + rng.IntN(200)
+		var s Scheduler[int]
+		var g Group[int]
+		var m Member[int]
+		s.Init(1500, func() int { return free }, func(int, *Grant) int { return 0 })
+		s.Join(&m, &g)
+		for range rng.IntN(MemberShare * free) {
+			s.Own(&m)
+		}
+		gr := Grant{Left: 1 + rng.IntN(300000)}
+		if rng.IntN(2) == 0 {
+			gr.until = s.composed + 1 + uint64(rng.IntN(100))
+		}
+		cost := 1 + rng.IntN(3000)
+		got, want := s.Most(&m, &gr, cost), 0
+		for ; s.May(&m, &gr); want++ {
+			s.Own(&m)
+			free--
+			gr.Left -= cost
+		}
+		if got != want {
+			t.Fatalf("%d records of cost %d; want %d", got, cost, want)
+		}
+	}
+}
+
 // TestMemberShare checks that a member holds at most a multiple of the number of free
 // slots.
 func TestMemberShare(t *testing.T) {
