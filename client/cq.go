@@ -12,6 +12,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/internal/spin"
 	"github.com/iwarpd/iwarpd/shm"
 )
 
@@ -37,13 +38,14 @@ type CQ struct {
 	armed  bool // set since the channel was last drained
 
 	sleeper chan struct{} // token of the goroutine that polls and sleeps; it owns the rest
+	spin    spin.Limit    // how long it polls
 	wakes   [512]byte     // bytes read from the channel
 }
 
-// spin is how long Wait polls before it sleeps: about the cost of waking a thread on another
+// leastSpin is how long Wait polls before it sleeps: about the cost of waking a thread on another
 // CPU in a VM, and as long as a worker polls. Wait yields its CPU between polls, so that others
 // with work can have it.
-const spin = 50 * time.Microsecond
+const leastSpin = 50 * time.Microsecond
 
 // CreateCQ creates a completion queue with room for at least depth completions. It
 // must have room for all requests that can complete before the program polls; an
@@ -75,7 +77,7 @@ func (d *Device) createCQ(ctx context.Context, depth int, ch *CompChannel) (*CQ,
 		d.giveBack(a.reply)
 		return nil, fmt.Errorf("iwarp: create CQ: %w", err)
 	}
-	c := &CQ{d: d, h: a.reply.GetCq().GetCq(), ring: ring, ch: ch, sleeper: make(chan struct{}, 1)}
+	c := &CQ{d: d, h: a.reply.GetCq().GetCq(), ring: ring, ch: ch, sleeper: make(chan struct{}, 1), spin: spin.Limit{Least: leastSpin}}
 	if ch != nil {
 		c.fd = ch.fd
 		ch.mu.Lock()
@@ -144,7 +146,10 @@ func (c *CQ) Wait(ctx context.Context, wcs []WC) (n int, err error) {
 		if n := c.Poll(wcs); n > 0 {
 			return n, nil
 		}
-		if err := c.sleep(ctx, swaps); err != nil {
+		began := time.Now()
+		err := c.sleep(ctx, swaps)
+		c.spin.Slept(time.Since(began))
+		if err != nil {
 			// Completions flushed when the daemon ended are still there.
 			if n := c.poll(wcs); n > 0 {
 				return n, nil
@@ -160,7 +165,7 @@ func yield() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
 // look polls for as long as spinning is worth it.
 func (c *CQ) look(wcs []WC) int {
-	end := time.Now().Add(spin)
+	end := time.Now().Add(c.spin.Now())
 	for {
 		for range 16 {
 			if n := c.Poll(wcs); n > 0 {

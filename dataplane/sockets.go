@@ -135,10 +135,7 @@ func (s *Sockets) Close() error {
 
 // serve handles epoll events, accepts connections and reads data.
 func (s *Sockets) serve(w *worker) int {
-	n, err := unix.EpollWait(s.ep, s.events[:], 0)
-	if err != nil {
-		n = 0 // EINTR
-	}
+	n := link.Ready(s.ep, s.events[:])
 	for i := range n {
 		ev := &s.events[i]
 		if l := s.listeners[int(ev.Fd)]; l != nil {

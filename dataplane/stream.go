@@ -440,6 +440,7 @@ func (w *worker) complete(b *QPBinding, wc *verbs.WC) bool {
 	}
 	if !listed {
 		w.cqs = append(w.cqs, cq)
+		w.replyAt = w.now.Add(replyTime)
 	}
 	return true
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/wheel"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/histogram"
+	"github.com/iwarpd/iwarpd/internal/spin"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/tcp"
 	"github.com/iwarpd/iwarpd/verbs"
@@ -60,8 +61,7 @@ type worker struct {
 
 	round
 	ending
-	cqs     []CQ       // CQs that are Pending
-	flushAt clock.Time // when one of cqs must be flushed again
+	completed
 
 	received
 	rx     rxBurst
@@ -83,6 +83,13 @@ type worker struct {
 type ending struct {
 	flushes flushing
 	failing failing
+}
+
+// completed holds the CQs with new completions.
+type completed struct {
+	cqs     []CQ       // CQs that are Pending
+	flushAt clock.Time // when one of cqs must be flushed again
+	replyAt clock.Time // until then a client may respond to the last completion
 }
 
 // touched says whose clients' memory is being accessed.
@@ -159,7 +166,7 @@ func (w *worker) loop() {
 		w.fillIn()
 		return
 	}
-	idle := clock.Time(0)
+	idle, limit := clock.Time(0), spin.Limit{Least: w.e.cfg.Spin}
 	for !w.e.stop.Load() {
 		if w.turn() > 0 {
 			idle = 0
@@ -168,19 +175,25 @@ func (w *worker) loop() {
 		if idle == 0 {
 			idle = w.now
 		}
-		if w.e.cfg.Poll == Busy {
-			continue // the worker has its own CPU
+		if w.e.cfg.Poll == Busy || w.now < w.replyAt {
+			continue // the worker has its own CPU, or the client probably runs on another one
 		}
-		if w.now.Sub(idle) < w.e.cfg.Spin {
+		if w.now.Sub(idle) < limit.Now() {
 			// Yielding costs nothing on an otherwise idle core. It gives the core to a client
 			// that waits for it.
 			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 			continue
 		}
+		from := w.e.cfg.Now()
 		w.sleep(time.Hour)
+		limit.Slept(w.e.cfg.Now().Sub(from))
 		idle = 0
 	}
 }
+
+// replyTime is how long after the begin of a turn with a completion its client typically posts again,
+// if it runs on another CPU. Yielding this one meanwhile would take longer.
+const replyTime = 3 * time.Microsecond
 
 // survive recovers from a fault in a client's memory; other panics continue, as they are bugs
 // of ours. It must be deferred.

@@ -50,3 +50,13 @@ func Recv(fd int, b []byte) (int, unix.Errno) {
 	}
 	return int(n), 0
 }
+
+// Ready stores the events of an epoll descriptor that are pending, and returns their number. It
+// does not wait, so the scheduler of Go need not know of the call.
+func Ready(epoll int, events []unix.EpollEvent) int {
+	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epoll), uintptr(unsafe.Pointer(unsafe.SliceData(events))), uintptr(len(events)), 0, 0, 0)
+	if errno != 0 {
+		return 0 // EINTR
+	}
+	return int(n)
+}

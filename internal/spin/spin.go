@@ -1,0 +1,28 @@
+// Package spin determines how long to poll for work before sleeping.
+package spin
+
+import "time"
+
+// A Limit is the time to poll before sleeping. Waking a thread takes the kernel about as long as Least,
+// more than many round trips. While work comes soon after each sleep the limit grows, so that a
+// request and its response do not wait for threads to wake in turn. After a long sleep it is Least
+// again.
+type Limit struct {
+	Least time.Duration // more than 0
+	grown time.Duration
+}
+
+// growth bounds the limit, as a multiple of Least.
+const growth = 4
+
+// Now returns the limit.
+func (l *Limit) Now() time.Duration { return l.Least + l.grown }
+
+// Slept adapts the limit after a sleep.
+func (l *Limit) Slept(d time.Duration) {
+	if d > growth*l.Least {
+		l.grown = 0
+		return
+	}
+	l.grown = min(l.Least+2*l.grown, (growth-1)*l.Least)
+}
