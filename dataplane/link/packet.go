@@ -411,6 +411,9 @@ func tagged(b []byte, h *unix.Tpacket2Hdr) []byte {
 
 // put frees an RX buffer, or a slot of the ring of super-frames.
 func (p *Packet) put(id uint32) {
+	if p.fd < 0 {
+		return // Close has freed all
+	}
 	b := &p.small
 	if n := uint32(len(b.mem) / b.size); id >= n {
 		p.supers.giveBack(int(id - n))

@@ -91,6 +91,25 @@ func TestPacketCarriesFrames(t *testing.T) {
 	}
 }
 
+// TestPacketReleaseAfterClose checks that a frame may be released when its link is closed.
+func TestPacketReleaseAfterClose(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	a, b := openPacketEnd(t, &v.A, nil), openPacketEnd(t, &v.B, nil)
+	send(t, a, ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 40))
+	fs := make([]Frame, 1)
+	for until := clock.Now().Add(time.Minute); b.Receive(fs) == 0; b.Wait(10*time.Millisecond, -1) {
+		if clock.Now() > until {
+			t.Fatal("no frame")
+		}
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if b.Release(&fs[0]); fs[0].N != 0 {
+		t.Errorf("%d pieces are left", fs[0].N)
+	}
+}
+
 func TestPacketManyFrames(t *testing.T) {
 	testenv.OneCPU(t)
 	v := testenv.NewVeth(t, 1500)
