@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -12,17 +13,12 @@ import (
 	"time"
 
 	"github.com/google/nftables"
-	"github.com/mdlayher/netlink"
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 )
 
 // rereadPeriod is the interval of reading sets whose changes the kernel does not report, or
 // that could not be read.
 const rereadPeriod = time.Second
-
-// sizeofNfgenmsg is the size of struct nfgenmsg, which begins with the family.
-const sizeofNfgenmsg = 4
 
 // A Follower tracks the content of sets. It is a ctrl.PeerSet of the addresses in any of the
 // sets.
@@ -30,12 +26,12 @@ type Follower struct {
 	names   []Name
 	log     *zap.Logger
 	reader  *nftables.Conn
-	events  *netlink.Conn
 	content atomic.Pointer[[]followed]
 	changed atomic.Pointer[func()]
-	event   chan struct{}
-	done    chan struct{}
-	wg      sync.WaitGroup
+	reads   atomic.Int64 // how often the sets were read whole
+	changes
+	done chan struct{}
+	wg   sync.WaitGroup
 }
 
 // followed is the state of one set.
@@ -47,22 +43,18 @@ type followed struct {
 // Follow follows the sets names of the network namespace of the caller until the follower is closed.
 // Sets need not exist: one that does not exist has no elements. It needs CAP_NET_ADMIN.
 func Follow(names []Name, log *zap.Logger) (*Follower, error) {
-	events, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
-	if err != nil {
-		return nil, failed(err)
-	}
 	// Before the first read, so that no change is missed.
-	if err := events.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
-		events.Close()
+	c, err := newChanges()
+	if err != nil {
 		return nil, failed(err)
 	}
 	// A lasting connection stays in the namespace of this thread.
 	reader, err := nftables.New(nftables.AsLasting())
 	if err != nil {
-		events.Close()
+		c.close()
 		return nil, failed(err)
 	}
-	f := &Follower{names: names, log: log, reader: reader, events: events, event: make(chan struct{}, 1), done: make(chan struct{})}
+	f := &Follower{names: names, log: log, reader: reader, changes: c, done: make(chan struct{})}
 	first := make([]followed, len(names))
 	f.content.Store(&first)
 	f.changed.Store(new(func()))
@@ -72,7 +64,7 @@ func Follow(names []Name, log *zap.Logger) (*Follower, error) {
 	f.read()
 	for i, s := range *f.content.Load() {
 		if s.err != nil && !answered(s.err) {
-			events.Close()
+			f.close()
 			f.reader.CloseLasting()
 			return nil, fmt.Errorf("allow-set: cannot read the nftables set %v: %w", names[i], s.err)
 		}
@@ -116,80 +108,96 @@ func (f *Follower) String() string {
 // Close ends following.
 func (f *Follower) Close() error {
 	close(f.done)
-	err := f.events.Close()
+	err := f.close()
 	f.wg.Wait()
 	return errors.Join(err, f.reader.CloseLasting())
 }
 
-// listen notifies follow of changes of the sets until the follower is closed.
+// listen passes events to follow until the follower is closed. nil says that events were lost.
 func (f *Follower) listen() {
 	for {
-		messages, err := f.events.Receive()
-		if err == nil && !slices.ContainsFunc(messages, f.concerns) {
-			continue
+		messages, err := f.messages.Receive()
+		if err != nil {
+			f.drain()
+			messages = nil
 		}
 		select {
-		case f.event <- struct{}{}:
-		default: // a read is already pending
+		case f.events <- messages:
+		case <-f.done:
+			return
 		}
-		if err == nil {
-			continue
-		}
-		// Events were lost (ENOBUFS), or the follower is closed.
+	}
+}
+
+// drainWait is how long drain waits for another event.
+const drainWait = 10 * time.Millisecond
+
+// drain discards events until there are none, or for rereadPeriod. After the kernel has lost an event (ENOBUFS) it loses all
+// others too, without another error, until its buffer has been empty once.
+func (f *Follower) drain() {
+	end := time.Now().Add(rereadPeriod)
+	for err := error(nil); !errors.Is(err, os.ErrDeadlineExceeded) && time.Now().Before(end); {
 		select {
 		case <-f.done:
 			return
-		case <-time.After(rereadPeriod / 10):
+		default:
 		}
+		if f.messages.SetReadDeadline(time.Now().Add(drainWait)) != nil {
+			return // the follower is being closed
+		}
+		_, err = f.messages.Receive()
 	}
+	_ = f.messages.SetReadDeadline(time.Time{}) // the next Receive reports a failure
 }
 
-// concerns reports whether m is about one of the sets, or a table of them.
-func (f *Follower) concerns(m netlink.Message) bool {
-	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Data) < sizeofNfgenmsg {
-		return false
-	}
-	switch m.Header.Type & 0xff {
-	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE, unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET, unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
-	default:
-		return false
-	}
-	attributes, err := netlink.NewAttributeDecoder(m.Data[sizeofNfgenmsg:])
-	if err != nil {
-		return true
-	}
-	for attributes.Next() {
-		if attributes.Type() == unix.NFTA_SET_TABLE { // as NFTA_TABLE_NAME and NFTA_SET_ELEM_LIST_TABLE
-			family, table := nftables.TableFamily(m.Data[0]), attributes.String()
-			return slices.ContainsFunc(f.names, func(n Name) bool { return n.Family == family && n.Table == table })
-		}
-	}
-	return true
-}
-
-// follow reads the sets after each event, until the follower is closed.
+// follow keeps the content of the sets current until the follower is closed.
 func (f *Follower) follow() {
 	tick := time.NewTicker(rereadPeriod)
 	defer tick.Stop()
 	for {
 		select {
-		case <-f.event:
+		case messages := <-f.events:
+			if messages == nil {
+				f.lost()
+			}
+			for _, m := range messages {
+				f.handle(m)
+			}
 		case <-tick.C:
-			if !slices.ContainsFunc(*f.content.Load(), func(s followed) bool { return s.aging || s.err != nil && !answered(s.err) }) {
-				continue
+			if slices.ContainsFunc(*f.content.Load(), func(s followed) bool { return s.aging || s.err != nil && !answered(s.err) }) {
+				f.read()
 			}
 		case <-f.done:
 			return
 		}
-		f.read()
 	}
 }
 
-// read reads all sets and calls the watcher if one has changed.
+// readTries bounds how often read starts again because the sets change while it reads.
+const readTries = 5
+
+// read reads all sets and the generation of the ruleset that they are of.
 func (f *Follower) read() {
+	f.known = false
+	for range readTries {
+		before, err := f.generation()
+		f.readSets()
+		after, again := f.generation()
+		if err != nil || again != nil {
+			return // each transaction is read whole
+		}
+		if before == after {
+			f.gen, f.known = before, true
+			return
+		}
+	}
+}
+
+// readSets reads all sets.
+func (f *Follower) readSets() {
+	f.reads.Add(1)
 	old := *f.content.Load()
 	now := make([]followed, len(old))
-	changed := false
 	for i, n := range f.names {
 		s, err := read(f.reader, n)
 		if err != nil && !answered(err) {
@@ -197,11 +205,18 @@ func (f *Follower) read() {
 			f.reconnect()
 		}
 		now[i] = followed{s, err}
-		changed = changed || !slices.Equal(s.edges, old[i].edges)
 	}
+	f.publish(now)
+}
+
+// publish makes now the content, and calls the watcher if a set has changed.
+func (f *Follower) publish(now []followed) {
+	old := *f.content.Load()
 	f.content.Store(&now)
+	changed := false
 	for i, n := range f.names {
 		f.report(n, now[i], old[i])
+		changed = changed || !slices.Equal(now[i].edges, old[i].edges)
 	}
 	if watch := *f.changed.Load(); changed && watch != nil {
 		watch()

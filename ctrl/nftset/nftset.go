@@ -81,21 +81,50 @@ type edge struct {
 	in   bool
 }
 
+// compare orders edges by address. If one interval begins where another ends, the beginning is last.
+func (e edge) compare(o edge) int {
+	if c := e.from.Compare(o.from); c != 0 || e.in == o.in {
+		return c
+	}
+	if o.in {
+		return -1
+	}
+	return 1
+}
+
 // A set is the content of a set at one point in time.
 type set struct {
-	edges []edge // sorted by address; all of one family
-	aging bool   // changes without events, by time-outs or by packets
+	edges     []edge // sorted; all of one family
+	intervals bool
+	aging     bool // changes without events, by time-outs or by packets
 }
 
 func (s set) contains(a netip.Addr) bool {
 	if len(s.edges) == 0 || s.edges[0].from.BitLen() != a.BitLen() {
 		return false
 	}
-	i, found := slices.BinarySearchFunc(s.edges, a, func(e edge, a netip.Addr) int { return e.from.Compare(a) })
-	if !found {
-		i--
+	i, found := slices.BinarySearchFunc(s.edges, edge{a, true}, edge.compare)
+	return found || i > 0 && s.edges[i-1].in
+}
+
+// with returns the set after changes, and false if it cannot be known from them.
+func (s set) with(changes []change) (set, bool) {
+	if s.aging {
+		return s, false
 	}
-	return i >= 0 && s.edges[i].in
+	s.edges = slices.Clone(s.edges)
+	for _, c := range changes {
+		for _, e := range edgesOf(c.element, s.intervals) {
+			i, found := slices.BinarySearchFunc(s.edges, e, edge.compare)
+			switch {
+			case found && c.gone:
+				s.edges = slices.Delete(s.edges, i, i+1)
+			case !found && !c.gone:
+				s.edges = slices.Insert(s.edges, i, e)
+			}
+		}
+	}
+	return s, true
 }
 
 // read reads the set n.
@@ -116,33 +145,29 @@ func read(c *nftables.Conn, n Name) (set, error) {
 		}
 		return set{}, err
 	}
-	return set{edgesOf(elements, is.Interval), is.HasTimeout || is.Dynamic}, nil
+	return newSet(elements, is.Interval, is.HasTimeout || is.Dynamic), nil
 }
 
-// edgesOf returns the edges of the elements of a set. In a set of intervals an element is the
-// first address of an interval, or the first address after it. The last interval may have no
-// end.
-func edgesOf(elements []nftables.SetElement, intervals bool) []edge {
-	var all []edge
+// newSet returns a set of elements.
+func newSet(elements []nftables.SetElement, intervals, aging bool) set {
+	s := set{intervals: intervals, aging: aging}
 	for _, e := range elements {
-		a, ok := netip.AddrFromSlice(e.Key)
-		if !ok {
-			continue
-		}
-		all = append(all, edge{a, !e.IntervalEnd})
-		if !intervals && a.Next().IsValid() {
-			all = append(all, edge{a.Next(), false})
-		}
+		s.edges = append(s.edges, edgesOf(e, intervals)...)
 	}
-	// If one interval begins where another ends, the beginning counts.
-	slices.SortFunc(all, func(a, b edge) int {
-		if c := a.from.Compare(b.from); c != 0 || a.in == b.in {
-			return c
-		}
-		if a.in {
-			return -1
-		}
-		return 1
-	})
-	return slices.CompactFunc(all, func(a, b edge) bool { return a.from == b.from })
+	slices.SortFunc(s.edges, edge.compare)
+	return s
+}
+
+// edgesOf returns the edges of an element. In a set of intervals an element is the first address of
+// an interval, or the first address after it. The last interval may have no end.
+func edgesOf(e nftables.SetElement, intervals bool) (all []edge) {
+	a, ok := netip.AddrFromSlice(e.Key)
+	if !ok {
+		return nil
+	}
+	all = append(all, edge{a, !e.IntervalEnd})
+	if !intervals && a.Next().IsValid() {
+		all = append(all, edge{a.Next(), false})
+	}
+	return all
 }

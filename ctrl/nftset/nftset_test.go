@@ -2,6 +2,7 @@ package nftset
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"os/exec"
 	"runtime"
@@ -36,7 +37,7 @@ func TestMembership(t *testing.T) {
 		{"to the last address", []nftables.SetElement{at("240.0.0.0", false)}, true, "240.0.0.0 255.255.255.255", "239.255.255.255"},
 		{"IPv6", []nftables.SetElement{at("fd00:1::", false), at("fd00:2::", true)}, true, "fd00:1::7", "fd00:2:: 10.0.0.1 ::ffff:10.0.0.1"},
 	} {
-		s := set{edges: edgesOf(tc.elements, tc.interval)}
+		s := newSet(tc.elements, tc.interval, false)
 		for _, a := range strings.Fields(tc.in) {
 			if !s.contains(netip.MustParseAddr(a)) {
 				t.Errorf("%s: %s is not in it", tc.name, a)
@@ -109,8 +110,10 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) nft(command string) {
 	w.Helper()
-	if out, err := exec.Command("nft", command).CombinedOutput(); err != nil {
-		w.Fatalf("nft %s: %v: %s", command, err, out)
+	cmd := exec.Command("nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(strings.ReplaceAll(command, "; ", "\n"))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		w.Fatalf("nft %.200s: %v: %.200s", command, err, out)
 	}
 }
 
@@ -122,7 +125,7 @@ func (w *world) wait(in, out string) {
 		select {
 		case <-w.changes:
 		case <-limit:
-			w.Fatalf("want %q in, %q out of %+v", in, out, *w.content.Load())
+			w.Fatalf("want %q in, %q out of %.1000s", in, out, fmt.Sprintf("%+v", *w.content.Load()))
 		}
 	}
 }
@@ -164,6 +167,50 @@ func TestFollow(t *testing.T) {
 	w.wait("10.7.7.7", "10.7.7.6 10.7.7.8 fd00::1")
 	w.nft("flush set inet filter peers4")
 	w.wait("", "10.7.7.7")
+}
+
+// TestIncremental checks that the elements of a transaction are applied without reading the sets
+// again, and that neighbouring intervals do not affect each other.
+func TestIncremental(t *testing.T) {
+	w := newWorld(t)
+	w.nft("add table inet filter; add set inet filter peers4 { type ipv4_addr; flags interval; }; add set inet filter peers6 { type ipv6_addr; }; add table inet other; add set inet other s { type ipv4_addr; }")
+	w.nft("add element inet filter peers4 { 10.0.0.0/24 }")
+	w.wait("10.0.0.1", "10.0.1.1 fd00::1")
+	before := w.reads.Load()
+	w.nft("add element inet filter peers4 { 10.0.1.0/24, 10.0.3.0-10.0.4.7 }; add element inet filter peers6 { fd00::1, fd00::2 }; add element inet other s { 10.9.9.9 }")
+	w.wait("10.0.0.255 10.0.1.0 10.0.1.255 10.0.3.0 10.0.4.7 fd00::1 fd00::2", "9.255.255.255 10.0.2.0 10.0.2.255 10.0.4.8 10.9.9.9 fd00:: fd00::3")
+	w.nft("add element inet filter peers4 { 10.0.0.0/24 }") // there already
+	w.nft("delete element inet filter peers4 { 10.0.1.0/24 }; delete element inet filter peers6 { fd00::1 }")
+	w.wait("10.0.0.255 10.0.3.0 fd00::2", "10.0.1.0 10.0.1.255 fd00::1")
+	w.nft("add element inet filter peers4 { 10.0.1.0/24 }; delete element inet filter peers4 { 10.0.0.0/24 }")
+	w.wait("10.0.1.0", "10.0.0.255 10.0.2.0")
+	w.nft("flush set inet filter peers6")
+	w.wait("10.0.1.0 10.0.3.1", "fd00::1 fd00::2")
+	if n := w.reads.Load() - before; n != 0 {
+		t.Errorf("the sets were read %d times", n)
+	}
+	w.nft("add set inet filter more { type ipv4_addr; }") // may be one of them, under another name
+	w.nft("delete element inet filter peers4 { 10.0.1.0/24 }")
+	w.wait("10.0.3.0", "10.0.1.0")
+	if n := w.reads.Load() - before; n == 0 {
+		t.Error("the sets were not read after a change of their table")
+	}
+}
+
+// TestEventsLost checks that the sets are right after a transaction whose events do not fit in the
+// socket's buffer.
+func TestEventsLost(t *testing.T) {
+	w := newWorld(t)
+	w.nft("add table inet filter; add set inet filter peers4 { type ipv4_addr; }")
+	const n = 20000
+	var all strings.Builder
+	for i := range n {
+		fmt.Fprintf(&all, "10.%d.%d.1,", i>>8, i&255)
+	}
+	w.nft("add element inet filter peers4 { " + all.String() + " 11.0.0.1 }")
+	w.wait("10.0.0.1 10.0.255.1 10.77.255.1 11.0.0.1", "10.0.0.2 10.250.0.1")
+	w.nft("delete element inet filter peers4 { " + all.String() + " 11.0.0.1 }; add element inet filter peers4 { 12.0.0.1 }")
+	w.wait("12.0.0.1", "10.0.0.1 10.77.255.1 11.0.0.1")
 }
 
 // TestUnusable checks that a set of something else allows nothing, which the log says.
