@@ -10,7 +10,7 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
-// BenchmarkSides is BenchmarkPipeRatio with both workers in one goroutine, taking turns. It reports the time of each
+// BenchmarkSides is BenchmarkPipeRatio with both workers in one goroutine, taking turns, and also with super-frames. It reports the time of each
 // (host0 initiates) for 1 MiB, also as a multiple of one copy plus one CRC32c. Each message is timed, and the best 5
 // % is reported, so that results can be compared on a busy machine.
 func BenchmarkSides(b *testing.B) {
@@ -18,10 +18,15 @@ func BenchmarkSides(b *testing.B) {
 	base := newBaseline(size)
 	for _, op := range []rdmap.Op{rdmap.OpWrite, rdmap.OpRead} {
 		for _, mtu := range []int{1500, 9000} {
-			for _, markers := range []bool{false, true} {
-				b.Run(fmt.Sprintf("%v/mtu=%d/markers=%v", op, mtu, markers), func(b *testing.B) {
+			for _, how := range []string{"plain", "markers", "super"} {
+				b.Run(fmt.Sprintf("%v/mtu=%d/%s", op, mtu, how), func(b *testing.B) {
+					markers := how == "markers"
 					p := mpa.Params{CRC: true, SendMarkers: markers, RecvMarkers: markers, IRD: 16, ORD: 16}
-					s, a, q := newLoad(b, link.PipeConfig{MTU: mtu, ChunkSize: 16 << 10, Slots: 2048, RxFrames: 2048, TxRing: 2048, Lend: true}, p, op, size)
+					cfg := link.PipeConfig{MTU: mtu, ChunkSize: 16 << 10, Slots: 2048, RxFrames: 2048, TxRing: 2048, Lend: true}
+					if how == "super" {
+						cfg.Super, cfg.Lend = link.SuperWhole, false
+					}
+					s, a, q := newLoad(b, cfg, p, op, size)
 					s.load(a, q, 64)
 					b.ReportAllocs()
 					b.ResetTimer()

@@ -214,27 +214,44 @@ func (c *tcpConn) composeRun(w *worker, g *sched.Grant) bool {
 		return false
 	}
 	w.current = &c.stream
+	hdr := p.Hdr[:p.HdrLen]
 	for range n {
 		s, _ := w.recordSlot(w.link) // Most has counted the free ones
-		c.tx.Begin(w.link.Bytes(s)[headroom:], seq, ulpdu)
-		c.tx.Write(p.Hdr[:p.HdrLen])
-		for left := p.Len; left > 0; {
-			b := payload[0][:min(left, len(payload[0]))]
-			c.tx.Write(b)
-			left -= len(b)
-			if payload[0] = payload[0][len(b):]; len(payload[0]) == 0 {
-				payload = payload[1:]
-			}
+		dst := w.link.Bytes(s)[headroom:]
+		var sum uint32
+		if b := payload[0]; len(b) > p.Len {
+			sum = c.tx.Put(dst, hdr, b[:p.Len])
+			payload[0] = b[p.Len:]
+		} else {
+			payload = c.composePieces(dst, seq, hdr, payload)
+			sum = c.tx.Sum()
 		}
-		c.tx.End()
-		c.push(w, s, size, c.tx.Sum())
-		ddp.Advance(p.Hdr[:p.HdrLen], p.Len)
+		c.push(w, s, size, sum)
+		ddp.Advance(hdr, p.Len)
 		seq = seq.Add(size)
 	}
 	w.current = nil
 	w.stats.TxFPDUs += uint64(n)
 	w.stats.TxRecords += uint64(n)
 	return true
+}
+
+// composePieces composes an FPDU whose payload lies in several pieces, or ends one. It returns the rest
+// of the pieces.
+func (c *tcpConn) composePieces(dst []byte, seq serial.Num, hdr []byte, payload [][]byte) [][]byte {
+	left := c.pending.Len
+	c.tx.Begin(dst, seq, len(hdr)+left)
+	c.tx.Write(hdr)
+	for left > 0 {
+		b := payload[0][:min(left, len(payload[0]))]
+		c.tx.Write(b)
+		left -= len(b)
+		if payload[0] = payload[0][len(b):]; len(payload[0]) == 0 {
+			payload = payload[1:]
+		}
+	}
+	c.tx.End()
+	return payload
 }
 
 // composeFPDU writes the pending segment to dst as an FPDU in one pass: header, payload from

@@ -159,6 +159,30 @@ func TestFramerReference(t *testing.T) {
 	}
 }
 
+// TestFramerPut compares FPDUs of Put with the reference.
+func TestFramerPut(t *testing.T) {
+	rnd := seeded(t)
+	for _, crc := range []bool{true, false} {
+		var f Framer
+		f.Init(crc, false, 100)
+		for n := range 1600 {
+			hdr, payload := randomBytes(rnd, 14+rnd.IntN(6)), randomBytes(rnd, n)
+			want := reference(crc, false, 100, 100, append(hdr[:len(hdr):len(hdr)], payload...))
+			dst := bytes.Repeat([]byte{0xaa}, len(want)+8)
+			sum := f.Put(dst, hdr, payload)
+			if got := dst[:len(want)]; !bytes.Equal(got, want) {
+				t.Fatalf("crc %v, %d and %d bytes:\ngot  %x\nwant %x", crc, len(hdr), n, got, want)
+			}
+			if got, want := pkt.Fold(sum), pkt.Fold(pkt.Sum(want, 0)); got != want {
+				t.Fatalf("crc %v, %d and %d bytes: sum %04x; want %04x", crc, len(hdr), n, got, want)
+			}
+			if !bytes.Equal(dst[len(want):], bytes.Repeat([]byte{0xaa}, 8)) {
+				t.Fatal("bytes behind the FPDU were written")
+			}
+		}
+	}
+}
+
 func TestMULPDU(t *testing.T) {
 	for _, tt := range []struct {
 		emss           int
@@ -209,6 +233,7 @@ func TestFramerMisuse(t *testing.T) {
 		"negative":       func() { f.Begin(make([]byte, MaxFPDU), 0, -1) },
 		"too many":       func() { f.Begin(make([]byte, 64), 0, 3); f.Write(make([]byte, 4)) },
 		"too few":        func() { f.Begin(make([]byte, 64), 0, 3); f.Write(make([]byte, 2)); f.End() },
+		"put too much":   func() { f.Put(make([]byte, MaxFPDU), make([]byte, 14), make([]byte, 0x10000-14)) },
 		"no room in dst": func() { f.Begin(make([]byte, 8), 0, 10); f.Write(make([]byte, 10)); f.End() },
 	} {
 		func() {

@@ -46,6 +46,37 @@ func (f *Framer) Init(crc, markers bool, start serial.Num) {
 // Markers reports whether the FPDUs have markers.
 func (f *Framer) Markers() bool { return f.markers }
 
+// Put writes an FPDU whose ULPDU is hdr and payload to the front of dst, and returns its partial sum (see pkt.Sum). It does in one step what
+// Begin, Write and End do; there must be no markers.
+func (f *Framer) Put(dst, hdr, payload []byte) (sum uint32) {
+	at := lengthLen + len(hdr)
+	end := at + len(payload)
+	if f.markers || end-lengthLen > 0xFFFF {
+		panic("mpa: Put with markers, or of a ULPDU longer than its length field can say")
+	}
+	binary.BigEndian.PutUint16(dst, uint16(end-lengthLen))
+	copy(dst[lengthLen:], hdr)
+	body := (end + 3) &^ 3
+	if !f.crc {
+		copy(dst[at:], payload)
+		clear(dst[end:body])
+		binary.LittleEndian.PutUint32(dst[body:], 0)
+		return pkt.Sum(dst[:body], 0)
+	}
+	c, sum := crc32c.Sum(0, dst[:at])
+	c, s := crc32c.Copy(dst[at:end], c, payload)
+	if at%2 == 1 {
+		s = pkt.Swap(s)
+	}
+	sum = pkt.Add(sum, s)
+	if end < body {
+		clear(dst[end:body])
+		c = crc32c.Update(c, dst[end:body])
+	}
+	binary.LittleEndian.PutUint32(dst[body:], c)
+	return pkt.Add(sum, bits.ReverseBytes32(c))
+}
+
 // MULPDU returns the size in bytes of the largest ULPDU whose FPDU fits in a TCP segment of emss bytes, however many markers it contains.
 // It is at least 128 and at most 64768 (RFC 5044 sections 3 and 4.5). Only if emss is less than 140 may an FPDU of that size need more than
 // one segment.
