@@ -39,7 +39,7 @@ func openSuperRing(sa *unix.SockaddrLinklayer, opts *PacketOptions, longest int)
 	if err := attach(s.fd, opts.SuperFilterFD, longer(longest, opts.Filter)); err != nil {
 		return nil, err
 	}
-	if s.ring, err = openRxRing(s.fd, HeaderRoom+superBytes, superBlock, opts.Memory/4); err != nil {
+	if s.ring, err = openRxRing(s.fd, HeaderRoom+superBytes, superBlock, opts.Memory/8); err != nil {
 		return nil, err
 	}
 	s.keeps = make([]bool, s.ring.slots())
