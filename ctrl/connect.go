@@ -213,55 +213,24 @@ func (s *Server) dial(c *conn) {
 		}
 		defer close(sh.ready)
 	}
-	s.mu.Lock()
-	want, remote := c.wantAddr, c.remote
-	s.mu.Unlock()
-	hop, err := s.resolver.Resolve(remote.Addr(), want.Addr(), c.by.name())
+	hop, err := s.resolver.Resolve(c.remote.Addr(), c.wantAddr.Addr(), c.by.name())
 
 	s.mu.Lock()
 	if c.state != connResolving {
 		s.mu.Unlock()
 		return // canceled in the meantime
 	}
+	var dev *device
+	var cl *claim
 	if err != nil {
-		s.failConn(c, errorf(unreachable, "%w", err))
-		s.mu.Unlock()
-		return
+		err = errorf(unreachable, "%w", err)
+	} else {
+		dev, cl, err = s.claimLocal(c, &hop)
 	}
-	dev := s.devices.named(hop.Device)
-	switch {
-	case c.by.sockets():
-		dev = c.by
-	case hop.Local && c.by == nil:
-		dev = s.devices.local(remote.Addr())
-	}
-	if dev.down != nil {
-		s.failConn(c, dev.down)
-		s.mu.Unlock()
-		return
-	}
-	addr := want.Addr()
-	if !addr.IsValid() {
-		addr = hop.Src
-	}
-	if !c.sess.policy().mayUse(addr) {
-		s.failConn(c, errorf(permission, "ctrl: %s may not use the address %v", user(c.sess.cred.Uid), addr))
-		s.mu.Unlock()
-		return
-	}
-	cl, err := s.takePort(c, netip.AddrPortFrom(addr, want.Port()))
 	if err != nil {
 		s.failConn(c, err)
 		s.mu.Unlock()
 		return
-	}
-	if c.sctp != nil {
-		if err := s.claims.steerSCTP(cl, c.sctp); err != nil {
-			s.failConn(c, err)
-			s.claims.drop(cl)
-			s.mu.Unlock()
-			return
-		}
 	}
 	id := s.engine.NewID(cl.addr, dev.Name)
 	c.claim, c.local, c.state, c.id = cl, cl.addr, connDialing, id
@@ -280,7 +249,7 @@ func (s *Server) dial(c *conn) {
 		s.engine.Disconnect(id, true)
 		s.partedSCTP(cl)
 	case err != nil && ours:
-		s.failConn(c, errorf(dialCode(err), "ctrl: connect to %v: %w", remote, err))
+		s.failConn(c, errorf(dialCode(err), "ctrl: connect to %v: %w", c.remote, err))
 		s.claims.drop(cl)
 	default:
 		s.claims.drop(cl)
@@ -288,6 +257,38 @@ func (s *Server) dial(c *conn) {
 	if sh != nil && err == nil {
 		sh.claim, sh.device = cl, dev.Name
 	}
+}
+
+// claimLocal reserves the local endpoint of c on the device of hop. Called with mu held.
+func (s *Server) claimLocal(c *conn, hop *dataplane.Hop) (*device, *claim, error) {
+	dev := s.devices.named(hop.Device)
+	switch {
+	case c.by.sockets():
+		dev = c.by
+	case hop.Local && c.by == nil:
+		dev = s.devices.local(c.remote.Addr())
+	}
+	if dev.down != nil {
+		return nil, nil, dev.down
+	}
+	addr := c.wantAddr.Addr()
+	if !addr.IsValid() {
+		addr = hop.Src
+	}
+	if !c.sess.policy().mayUse(addr) {
+		return nil, nil, errorf(permission, "ctrl: %s may not use the address %v", user(c.sess.cred.Uid), addr)
+	}
+	cl, err := s.takePort(c, netip.AddrPortFrom(addr, c.wantAddr.Port()))
+	if err != nil {
+		return nil, nil, err
+	}
+	if c.sctp != nil {
+		if err := s.claims.steerSCTP(cl, c.sctp); err != nil {
+			s.claims.drop(cl)
+			return nil, nil, err
+		}
+	}
+	return dev, cl, nil
 }
 
 // connectRequest returns the request to the engine for c. Called with mu held.

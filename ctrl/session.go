@@ -374,10 +374,6 @@ func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) 
 		return nil, c.modifySRQ(b.ModifySrq)
 	case *ctrlpb.Request_DestroySrq:
 		return nil, c.destroySRQ(b.DestroySrq.Srq)
-	case *ctrlpb.Request_ListCqs:
-		return nil, c.listCQs(b.ListCqs, reply)
-	case *ctrlpb.Request_ListSrqs:
-		return nil, c.listSRQs(b.ListSrqs, reply)
 	case *ctrlpb.Request_CreateQp:
 		return c.createQP(b.CreateQp, reply)
 	case *ctrlpb.Request_DestroyQp:
@@ -404,26 +400,37 @@ func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) 
 		return nil, c.disconnect(b.Disconnect)
 	case *ctrlpb.Request_SetDscp:
 		return nil, setDSCP(c, b.SetDscp)
-	case *ctrlpb.Request_QueryStatus:
-		return nil, c.queryStatus(reply)
-	case *ctrlpb.Request_ListQps:
-		return nil, c.listQPs(b.ListQps, reply)
-	case *ctrlpb.Request_ListMrs:
-		return nil, c.listMRs(b.ListMrs, reply)
-	case *ctrlpb.Request_ListListens:
-		return nil, c.listListens(b.ListListens, reply)
-	case *ctrlpb.Request_ListClients:
-		return nil, c.listClients(b.ListClients, reply)
-	case *ctrlpb.Request_ListQuotas:
-		return nil, c.listQuotas(b.ListQuotas, reply)
-	case *ctrlpb.Request_QueryStats:
-		return nil, c.queryStats(reply)
-	case *ctrlpb.Request_AdminDisconnect:
-		return nil, c.adminDisconnect(b.AdminDisconnect)
 	case *ctrlpb.Request_Capture:
 		return c.capture(b.Capture, reply)
 	}
-	return nil, errorf(invalid, "ctrl: request %d is of a kind that this daemon does not know: update it", req.Id)
+	return nil, c.query(req, reply)
+}
+
+// query serves the requests of tools that look at the daemon.
+func (c *session) query(req *ctrlpb.Request, reply *ctrlpb.Reply) error {
+	switch b := req.Body.(type) {
+	case *ctrlpb.Request_ListCqs:
+		return c.listCQs(b.ListCqs, reply)
+	case *ctrlpb.Request_ListSrqs:
+		return c.listSRQs(b.ListSrqs, reply)
+	case *ctrlpb.Request_QueryStatus:
+		return c.queryStatus(reply)
+	case *ctrlpb.Request_ListQps:
+		return c.listQPs(b.ListQps, reply)
+	case *ctrlpb.Request_ListMrs:
+		return c.listMRs(b.ListMrs, reply)
+	case *ctrlpb.Request_ListListens:
+		return c.listListens(b.ListListens, reply)
+	case *ctrlpb.Request_ListClients:
+		return c.listClients(b.ListClients, reply)
+	case *ctrlpb.Request_ListQuotas:
+		return c.listQuotas(b.ListQuotas, reply)
+	case *ctrlpb.Request_QueryStats:
+		return c.queryStats(reply)
+	case *ctrlpb.Request_AdminDisconnect:
+		return c.adminDisconnect(b.AdminDisconnect)
+	}
+	return errorf(invalid, "ctrl: request %d is of a kind that this daemon does not know: update it", req.Id)
 }
 
 // doHello negotiates the version and sends the client its doorbell pages.

@@ -266,77 +266,86 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 		credits <- struct{}{}
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { // fills slots
-		defer close(ready)
-		if err := t.skip(r); err != nil {
-			return err
-		}
-		for seq := range t.chunks() {
-			select {
-			case <-credits:
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
-			p := t.piece(seq)
-			if err := t.read(r, t.bytes(&p)); err != nil {
-				return err
-			}
-			p.start(ctx, t)
-			select {
-			case ready <- p:
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
-		}
-		return nil
-	})
-	g.Go(func() error { // reports full slots, in order
-		var told uint64
-		for p := range ready {
-			if err := p.wait(ctx); err != nil {
-				return err
-			}
-			if err := send(ctx, t.conn, &message{Kind: kindChunk, Seq: p.seq, Len: uint32(p.n)}); err != nil {
-				return err
-			}
-			told++
-		}
-		if told < t.chunks() || ctx.Err() != nil { // filling failed with its own error
-			return nil
-		}
-		end := message{Kind: kindEnd, Size: uint64(t.size), Sum: t.total()}
-		if t.v2 {
-			end.V2, end.DiskTime, end.HashTime = true, uint64(t.disk.time()), uint64(t.hashing.time())
-		}
-		ended.Store(true)
-		return send(ctx, t.conn, &end)
-	})
-	g.Go(func() error { // receives reports of free slots
-		for next := uint64(0); ; {
-			m, err := recv(ctx, t.conn, t.patience())
-			switch {
-			case err != nil:
-				return err
-			case m.Kind == kindFree && m.Seq == next && next < t.chunks():
-				next++
-				t.report(min(t.position(next), t.size))
-				select {
-				case credits <- struct{}{}:
-				default: // more slots reported free than were sent
-					return errTurn(&m)
-				}
-			case m.Kind == kindDone && m.V2 == t.v2 && ended.Load():
-				t.peer.PeerDisk, t.peer.PeerHash = time.Duration(m.DiskTime), time.Duration(m.HashTime)
-				return nil
-			default:
-				return errTurn(&m)
-			}
-		}
-	})
+	g.Go(func() error { return t.fill(ctx, r, credits, ready) })
+	g.Go(func() error { return t.announce(ctx, ready, &ended) })
+	g.Go(func() error { return t.reclaim(ctx, credits, &ended) })
 	if err := g.Wait(); err != nil {
 		return Result{}, err
 	}
 	return t.result(), nil
+}
+
+// fill reads the file into slots, each of which takes a credit, and starts their transfer.
+func (t *transfer) fill(ctx context.Context, r io.Reader, credits <-chan struct{}, ready chan<- piece) error {
+	defer close(ready)
+	if err := t.skip(r); err != nil {
+		return err
+	}
+	for seq := range t.chunks() {
+		select {
+		case <-credits:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		p := t.piece(seq)
+		if err := t.read(r, t.bytes(&p)); err != nil {
+			return err
+		}
+		p.start(ctx, t)
+		select {
+		case ready <- p:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// announce reports full slots, in order, and then the end of the file.
+func (t *transfer) announce(ctx context.Context, ready <-chan piece, ended *atomic.Bool) error {
+	var told uint64
+	for p := range ready {
+		if err := p.wait(ctx); err != nil {
+			return err
+		}
+		if err := send(ctx, t.conn, &message{Kind: kindChunk, Seq: p.seq, Len: uint32(p.n)}); err != nil {
+			return err
+		}
+		told++
+	}
+	if told < t.chunks() || ctx.Err() != nil { // filling failed with its own error
+		return nil
+	}
+	end := message{Kind: kindEnd, Size: uint64(t.size), Sum: t.total()}
+	if t.v2 {
+		end.V2, end.DiskTime, end.HashTime = true, uint64(t.disk.time()), uint64(t.hashing.time())
+	}
+	ended.Store(true)
+	return send(ctx, t.conn, &end)
+}
+
+// reclaim returns the credits of slots that the other side reports free, until it is done.
+func (t *transfer) reclaim(ctx context.Context, credits chan<- struct{}, ended *atomic.Bool) error {
+	for next := uint64(0); ; {
+		m, err := recv(ctx, t.conn, t.patience())
+		switch {
+		case err != nil:
+			return err
+		case m.Kind == kindFree && m.Seq == next && next < t.chunks():
+			next++
+			t.report(min(t.position(next), t.size))
+			select {
+			case credits <- struct{}{}:
+			default: // more slots reported free than were sent
+				return errTurn(&m)
+			}
+		case m.Kind == kindDone && m.V2 == t.v2 && ended.Load():
+			t.peer.PeerDisk, t.peer.PeerHash = time.Duration(m.DiskTime), time.Duration(m.HashTime)
+			return nil
+		default:
+			return errTurn(&m)
+		}
+	}
 }
 
 func (t *transfer) result() Result {

@@ -161,69 +161,16 @@ func (m *Mux) process(s *stream, ppid uint32, b []byte) {
 
 // handleControl handles a control message in order (RFC 5043 6.2 to 6.4; draft 3.2 to 3.5).
 func (m *Mux) handleControl(s *stream, b []byte) {
-	fn, enhanced, ok := m.cfg.Profile.decodeFunction(be.Uint16(b[2:]))
-	private := b[controlHeader:]
-	set := &Setup{}
-	switch {
-	case !ok:
-		m.violation(s, ErrFunction)
-		return
-	case enhanced && m.cfg.NoEnhanced:
-		m.violation(s, ErrEnhanced)
-		return
-	case fn == fnTerminate && len(private) > 0:
-		m.violation(s, ErrTermData)
-		return
-	case len(private) > MaxPrivate && m.cfg.Profile != Draft:
-		m.violation(s, ErrPrivate)
-		return
-	case enhanced && len(private) < mpa.EnhancedLen:
-		m.violation(s, ErrShort)
+	fn, set, err := m.decodeControl(b)
+	if err != nil {
+		m.violation(s, err)
 		return
 	}
-	if enhanced {
-		set.Enhanced = &mpa.EnhancedData{}
-		_ = set.Enhanced.Decode(private) // cannot fail: there are enough bytes
-		private = private[mpa.EnhancedLen:]
-	}
-	set.Private = append([]byte{}, private...)
-	draft := m.cfg.Profile == Draft
-	switch fn {
+	switch enhanced := set.Enhanced != nil; fn {
 	case fnNegotiate:
-		s.negotiates++
-		switch {
-		case s.state != Idle && s.state != Negotiating && s.state != Initiating:
-			m.violation(s, ErrNegotiate)
-			return
-		case s.negotiates > maxNegotiates:
-			m.violation(s, ErrNegotiates)
-			return
-		case s.state != Initiating: // otherwise it crossed our Initiate (draft 3.2)
-			s.state = Negotiating
-		}
-		m.event(s, EventNegotiate, set, nil)
+		m.negotiated(s, set)
 	case fnInitiate:
-		switch {
-		case s.state == Initiating && draft:
-			m.opened(s, set) // active/active
-		case s.state == Initiating:
-			m.violation(s, ErrCollision)
-		case s.state == Idle || s.state == Negotiating:
-			s.enhanced = enhanced
-			if m.pending >= m.cfg.Pending {
-				// Refused without asking the ULP (RFC 5043 6.4).
-				m.stats.Rejected++
-				m.terminate(s)
-				s.gotTerm = true
-				m.settle(s)
-				return
-			}
-			m.pending++
-			s.state = Requested
-			m.event(s, EventRequest, set, nil)
-		default:
-			m.violation(s, ErrAgain)
-		}
+		m.requested(s, set)
 	case fnAccept, fnReject:
 		switch {
 		case s.state == Open || s.state == Requested:
@@ -239,6 +186,71 @@ func (m *Mux) handleControl(s *stream, b []byte) {
 		}
 	case fnTerminate:
 		m.terminated(s)
+	}
+}
+
+// decodeControl returns the function of a session control message and its data.
+func (m *Mux) decodeControl(b []byte) (function, *Setup, *Error) {
+	fn, enhanced, ok := m.cfg.Profile.decodeFunction(be.Uint16(b[2:]))
+	private := b[controlHeader:]
+	switch {
+	case !ok:
+		return 0, nil, ErrFunction
+	case enhanced && m.cfg.NoEnhanced:
+		return 0, nil, ErrEnhanced
+	case fn == fnTerminate && len(private) > 0:
+		return 0, nil, ErrTermData
+	case len(private) > MaxPrivate && m.cfg.Profile != Draft:
+		return 0, nil, ErrPrivate
+	case enhanced && len(private) < mpa.EnhancedLen:
+		return 0, nil, ErrShort
+	}
+	set := &Setup{}
+	if enhanced {
+		set.Enhanced = &mpa.EnhancedData{}
+		_ = set.Enhanced.Decode(private) // cannot fail: there are enough bytes
+		private = private[mpa.EnhancedLen:]
+	}
+	set.Private = append([]byte{}, private...)
+	return fn, set, nil
+}
+
+// negotiated handles a Negotiate of the peer.
+func (m *Mux) negotiated(s *stream, set *Setup) {
+	s.negotiates++
+	switch {
+	case s.state != Idle && s.state != Negotiating && s.state != Initiating:
+		m.violation(s, ErrNegotiate)
+		return
+	case s.negotiates > maxNegotiates:
+		m.violation(s, ErrNegotiates)
+		return
+	case s.state != Initiating: // otherwise it crossed our Initiate (draft 3.2)
+		s.state = Negotiating
+	}
+	m.event(s, EventNegotiate, set, nil)
+}
+
+// requested handles an Initiate of the peer.
+func (m *Mux) requested(s *stream, set *Setup) {
+	switch {
+	case s.state == Initiating && m.cfg.Profile == Draft:
+		m.opened(s, set) // active/active
+	case s.state == Initiating:
+		m.violation(s, ErrCollision)
+	case s.state != Idle && s.state != Negotiating:
+		m.violation(s, ErrAgain)
+	case m.pending >= m.cfg.Pending:
+		// Refused without asking the ULP (RFC 5043 6.4).
+		m.stats.Rejected++
+		m.terminate(s)
+		s.gotTerm = true
+		m.settle(s)
+	default:
+		s.enhanced = set.Enhanced != nil
+		m.pending++
+		s.state = Requested
+		m.event(s, EventRequest, set, nil)
 	}
 }
 
