@@ -74,25 +74,25 @@ func TestAttachUnread(t *testing.T) {
 				qb := newSimQP(t, s.hosts[1], 8192)
 				data := bytes.Repeat([]byte("before the switch, and behind it "), size)[:size]
 				var f mpa.Framer
-				var octets []byte
+				var wire []byte
 				start := a.conn().tcp.SndNxt()
 				f.Init(true, markers, start)
 				for i := 0; i < size; i += each {
 					h := ddp.Tagged{Last: true, ULP: 0x40, STag: qb.reg.STag(), TO: 0x10000 + uint64(i)}
 					ulpdu := append(h.Append(nil), data[i:i+each]...)
-					seq := start.Add(len(octets))
+					seq := start.Add(len(wire))
 					fpdu := make([]byte, f.Size(seq, len(ulpdu)))
 					f.Begin(fpdu, seq, len(ulpdu))
 					f.Write(ulpdu)
 					f.End()
-					octets = append(octets, fpdu...)
+					wire = append(wire, fpdu...)
 				}
-				a.conn().streamSend(s.hosts[0].w, octets[:before])
+				a.conn().streamSend(s.hosts[0].w, wire[:before])
 				s.until("the front", func() bool { return b.conn().pre.unread() == before })
 				s.hosts[1].w.attach(b.id, b, Attachment{QP: &qb.QPBinding, Params: mpa.Params{CRC: true, RecvMarkers: markers}})
 				s.until("full operation", func() bool { return b.mode == modeFull })
 				losing = true
-				a.conn().streamSend(s.hosts[0].w, octets[before:])
+				a.conn().streamSend(s.hosts[0].w, wire[before:])
 				s.until("the Writes", func() bool { return bytes.Equal(qb.mem[:size], data) })
 				if n := s.hosts[1].w.stats.RxFPDUsPlacedEarly; (n > 0) != markers || lost != 1 {
 					t.Errorf("%d FPDUs placed early, %d frames lost", n, lost)

@@ -140,7 +140,7 @@ func (w *worker) frame(f *rxFrame) {
 // checksum sums the transport header and payload over the pieces of f.
 func checksum(f *link.Frame, p *pkt.Packet) uint16 {
 	sum, odd := p.PseudoSum, false
-	for b := range octets(f, p.L4Off, p.L4Len) {
+	for b := range pieces(f, p.L4Off, p.L4Len) {
 		if odd {
 			sum = pkt.SumSwap(b, sum)
 		} else {
@@ -151,8 +151,8 @@ func checksum(f *link.Frame, p *pkt.Packet) uint16 {
 	return pkt.Fold(sum)
 }
 
-// octets yields n bytes at off of the frame, piece by piece.
-func octets(f *link.Frame, off, n int) iter.Seq[[]byte] {
+// pieces yields n bytes at off of the frame, piece by piece.
+func pieces(f *link.Frame, off, n int) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
 		for i := 0; i < f.N && n > 0; i++ {
 			b := f.Pieces[i]
@@ -172,7 +172,7 @@ func octets(f *link.Frame, off, n int) iter.Seq[[]byte] {
 
 // contiguous returns n bytes at off of the frame if they lie in one piece.
 func contiguous(f *link.Frame, off, n int) []byte {
-	for b := range octets(f, off, n) {
+	for b := range pieces(f, off, n) {
 		if len(b) == n {
 			return b
 		}

@@ -27,8 +27,8 @@ type loadLane struct {
 	side int
 }
 
-// octets is the number of bytes that the lane has moved.
-func (l *loadLane) octets() int { return l.done * int(l.wr.SGEs[0].Len) }
+// moved is the number of bytes that the lane has moved.
+func (l *loadLane) moved() int { return l.done * int(l.wr.SGEs[0].Len) }
 
 // loadLanes is a set of loads between two hosts.
 type loadLanes struct {
@@ -104,7 +104,7 @@ func (s *loadLanes) run(each int) {
 		}
 		sum = 0
 		for _, l := range s.all {
-			sum += l.octets()
+			sum += l.moved()
 		}
 	}
 }
@@ -114,7 +114,7 @@ func (s *loadLanes) spread(meant func(*loadLane) bool) (least, most int) {
 	least = 1 << 62
 	for _, l := range s.all {
 		if meant(l) {
-			least, most = min(least, l.octets()), max(most, l.octets())
+			least, most = min(least, l.moved()), max(most, l.moved())
 		}
 	}
 	return least, most
@@ -181,9 +181,9 @@ func TestFairClients(t *testing.T) {
 		s.add(many, 0, 1, rdmap.OpWrite, 16<<10)
 		s.run(16 << 10)
 		s.run(2 << 20 / many)
-		one, all := s.all[0].octets(), 0
+		one, all := s.all[0].moved(), 0
 		for _, l := range s.all[1:] {
-			all += l.octets()
+			all += l.moved()
 		}
 		t.Logf("one connection: %d bytes; %d connections: %d bytes", one, many, all)
 		if 5*all > 8*one || 5*one > 8*all {

@@ -458,12 +458,12 @@ func TestSCTPStranger(t *testing.T) {
 		for range 200 {
 			p.piece(4, size)
 		}
-		as, octets := p.assoc(), 0
+		as, memory := p.assoc(), 0
 		for _, b := range as.kept {
-			octets += cap(b)
+			memory += cap(b)
 		}
-		if n := as.a.Kept(); n >= strangerWindow+size || n != as.memory || n != p.hosts[1].w.sctp.memory || octets > 2*strangerWindow || size*30 > n {
-			t.Errorf("pieces of %d: keeps %d bytes in buffers of %d, counted %d of %d", size, n, octets, as.memory, p.hosts[1].w.sctp.memory)
+		if n := as.a.Kept(); n >= strangerWindow+size || n != as.memory || n != p.hosts[1].w.sctp.memory || memory > 2*strangerWindow || size*30 > n {
+			t.Errorf("pieces of %d: keeps %d bytes in buffers of %d, counted %d of %d", size, n, memory, as.memory, p.hosts[1].w.sctp.memory)
 		}
 		if n := p.window(); n > strangerWindow {
 			t.Errorf("a window of %d", n)

@@ -59,9 +59,9 @@ func (p *superPath) limit() int {
 }
 
 // sent records a super-frame.
-func (p *superPath) sent(seq serial.Num, octets, n int) {
+func (p *superPath) sent(seq serial.Num, size, n int) {
 	if !p.trying {
-		p.trying, p.start, p.end, p.n, p.again = true, seq, seq.Add(octets), n, 0
+		p.trying, p.start, p.end, p.n, p.again = true, seq, seq.Add(size), n, 0
 	}
 }
 
@@ -176,13 +176,13 @@ func (c *tcpConn) sendSuper(w *worker, n int) bool {
 	if !b.link.SendSuper(f) {
 		return false
 	}
-	octets := f.Len()
+	size := f.Len()
 	if w.taps != nil {
 		for _, tap := range *w.taps {
-			tap.take(w, &t.Flow, true, octets, f.Parts)
+			tap.take(w, &t.Flow, true, size, f.Parts)
 		}
 	}
 	w.stats.TxFrames++
-	w.stats.TxBytes += uint64(octets)
+	w.stats.TxBytes += uint64(size)
 	return true
 }

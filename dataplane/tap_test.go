@@ -32,13 +32,13 @@ func TestTap(t *testing.T) {
 	after := s.hosts[0].w.stats
 	rx, tx := after.RxFrames-before.RxFrames, after.TxFrames-before.TxFrames
 
-	var in, out, octets uint64
+	var in, out, total uint64
 	all.Read(func(f *TapFrame) bool {
 		var p pkt.Packet
 		if err := p.Parse(f.Data, len(f.Data)); err != nil || f.Size != len(f.Data) {
 			t.Errorf("frame of %d bytes, %d copied: %v", f.Size, len(f.Data), err)
 		}
-		octets += uint64(f.Size)
+		total += uint64(f.Size)
 		switch {
 		case f.Out && p.Flow == a.flow().Reverse():
 			out++
@@ -52,8 +52,8 @@ func TestTap(t *testing.T) {
 	if in != rx || out != tx || in < size/1500 || all.Dropped() != 0 {
 		t.Errorf("%d frames in, %d out, %d dropped; the worker had %d and %d", in, out, all.Dropped(), rx, tx)
 	}
-	if want := after.RxBytes - before.RxBytes + after.TxBytes - before.TxBytes; octets != want {
-		t.Errorf("%d bytes; want %d", octets, want)
+	if want := after.RxBytes - before.RxBytes + after.TxBytes - before.TxBytes; total != want {
+		t.Errorf("%d bytes; want %d", total, want)
 	}
 	if n := none.Read(func(*TapFrame) bool { return true }); n != 0 || none.Dropped() != 0 {
 		t.Errorf("%d frames that do not match", n)

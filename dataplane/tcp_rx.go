@@ -235,7 +235,7 @@ func (c *tcpConn) deliverHeld(w *worker, h *tcp.Held) {
 
 // deliver passes n in-order bytes at off of the frame to the current mode of the connection.
 func (c *tcpConn) deliver(w *worker, f *link.Frame, off, n int) {
-	for b := range octets(f, off, n) {
+	for b := range pieces(f, off, n) {
 		c.deliverBytes(w, b)
 	}
 }

@@ -32,13 +32,13 @@ func TestNoAllocation(t *testing.T) {
 		sizes[i] = 1400
 	}
 	for _, markers := range []bool{false, true} {
-		octets, _ := stream(rnd, true, markers, 0, sizes...)
+		data, _ := stream(rnd, true, markers, 0, sizes...)
 		var r Receiver
 		for _, cut := range []int{100_000, 1448, 500} {
 			check("Receiver", func() {
 				r.Init(true, markers, 0)
 				var p FPDU
-				for rest := octets; len(rest) > 0; {
+				for rest := data; len(rest) > 0; {
 					n := min(cut, len(rest))
 					r.HandleStream(rest[:n])
 					rest = rest[n:]

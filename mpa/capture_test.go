@@ -14,7 +14,7 @@ import (
 // segment is the payload of a TCP segment of a capture.
 type segment struct {
 	initiator bool
-	octets    []byte
+	data      []byte
 }
 
 // capture reads testdata/name, which has one segment per line.
@@ -60,18 +60,18 @@ func TestCaptures(t *testing.T) {
 			tt.cfg(&rc)
 			rc.RTR = AllRTRs
 			i, r := NewInitiator(ic, t0), NewResponder(rc, t0)
-			if got := frameOf(t, i); !bytes.Equal(got, segs[0].octets) {
-				t.Fatalf("our request  %x\nsoft-iWARP's %x", got, segs[0].octets)
+			if got := frameOf(t, i); !bytes.Equal(got, segs[0].data) {
+				t.Fatalf("our request  %x\nsoft-iWARP's %x", got, segs[0].data)
 			}
-			give(t, r, segs[0].octets)
+			give(t, r, segs[0].data)
 			event(t, r, EventRequest)
 			if err := r.Accept(t0, nil, -1, -1); err != nil {
 				t.Fatal(err)
 			}
-			if got := frameOf(t, r); !bytes.Equal(got, segs[1].octets) {
-				t.Fatalf("our reply    %x\nsoft-iWARP's %x", got, segs[1].octets)
+			if got := frameOf(t, r); !bytes.Equal(got, segs[1].data) {
+				t.Fatalf("our reply    %x\nsoft-iWARP's %x", got, segs[1].data)
 			}
-			give(t, i, segs[1].octets)
+			give(t, i, segs[1].data)
 			if diff := cmp.Diff(tt.params, r.Result()); diff != "" {
 				t.Errorf("responder (-want +got):\n%s", diff)
 			}
@@ -93,8 +93,8 @@ func TestCaptures(t *testing.T) {
 					if s.initiator != initiator {
 						continue
 					}
-					in = append(in, s.octets...)
-					rx.HandleStream(s.octets)
+					in = append(in, s.data...)
+					rx.HandleStream(s.data)
 					for {
 						ok, err := rx.PollFPDU(&p)
 						if err != nil {

@@ -34,17 +34,17 @@ func FuzzEarly(f *testing.F) {
 		}
 		pieces := []piece{{0, i, b[:i]}, {i, j, b[i:j]}, {j, len(b), b[j:]}}
 		if r.EarlyWhole() {
-			pieces[1].octets = nil
+			pieces[1].data = nil
 		}
 		plain.HandleStream(b)
 		for _, x := range pieces {
 			if x.from == x.to {
 				continue
 			}
-			if x.octets == nil {
+			if x.data == nil {
 				r.HandleSkipped(x.to - x.from)
 			} else {
-				r.HandleStream(x.octets)
+				r.HandleStream(x.data)
 			}
 			for {
 				ok, _ := r.PollFPDU(&p)

@@ -14,7 +14,7 @@ import (
 // piece is a range of bytes of a stream, as TCP has received it.
 type piece struct {
 	from, to int
-	octets   []byte // nil: placed early and released
+	data     []byte // nil: placed early and released
 }
 
 // early takes the FPDUs found in bytes [from, to) of stream out of order. place is called for each. It returns what
@@ -105,7 +105,7 @@ func (w *world) arrive(from, to int, place func() bool) {
 		})
 		p := piece{from: from, to: to}
 		if !gone {
-			p.octets = w.stream[from:to]
+			p.data = w.stream[from:to]
 		}
 		for i := range w.fpdus {
 			if gone && w.fpdus[i].begin < to && w.end(i) > from && !w.placed[i] {
@@ -132,10 +132,10 @@ func (w *world) arrive(from, to int, place func() bool) {
 // deliver moves the in-order point to the end of p.
 func (w *world) deliver(p piece) {
 	w.t.Helper()
-	if p.octets == nil {
+	if p.data == nil {
 		w.r.HandleSkipped(p.to - w.at)
 	} else {
-		w.r.HandleStream(p.octets[w.at-p.from:])
+		w.r.HandleStream(p.data[w.at-p.from:])
 	}
 	w.at = p.to
 	var f FPDU
@@ -197,7 +197,7 @@ func TestEarlyAfterLoss(t *testing.T) {
 			w.arrive(s[0], s[1], always)
 		}
 		for i, p := range w.held {
-			if p.octets != nil {
+			if p.data != nil {
 				t.Errorf("segment %d is kept", i+1)
 			}
 		}
@@ -408,7 +408,7 @@ func TestEarlyFull(t *testing.T) {
 	}
 	kept := 0
 	for _, p := range w.held {
-		if p.octets != nil {
+		if p.data != nil {
 			kept++
 		}
 	}
@@ -556,7 +556,7 @@ func TestEarlyLowBits(t *testing.T) {
 	fpdu[w.r.toMarker(w.fpdus[1].seq)+3] |= 3
 	resum(fpdu)
 	w.arrive(w.fpdus[1].begin, w.end(1), always)
-	if !w.placed[1] || w.held[0].octets != nil {
+	if !w.placed[1] || w.held[0].data != nil {
 		t.Error("the FPDU was not found ahead of order")
 	}
 	w.arrive(0, w.fpdus[1].begin, always)

@@ -20,16 +20,16 @@ type sent struct {
 }
 
 // stream composes the FPDUs of ULPDUs with the given sizes.
-func stream(rnd *rand.Rand, crc, markers bool, start serial.Num, sizes ...int) (octets []byte, fpdus []sent) {
+func stream(rnd *rand.Rand, crc, markers bool, start serial.Num, sizes ...int) (wire []byte, fpdus []sent) {
 	var f Framer
 	f.Init(crc, markers, start)
 	for _, n := range sizes {
-		seq := start + serial.Num(len(octets))
-		s := sent{f.lengthAt(seq), len(octets), randomBytes(rnd, n)}
-		octets = append(octets, compose(&f, seq, s.ulpdu)...)
+		seq := start + serial.Num(len(wire))
+		s := sent{f.lengthAt(seq), len(wire), randomBytes(rnd, n)}
+		wire = append(wire, compose(&f, seq, s.ulpdu)...)
 		fpdus = append(fpdus, s)
 	}
-	return octets, fpdus
+	return wire, fpdus
 }
 
 // joined returns a copy of o without markers.
@@ -91,18 +91,18 @@ func TestReceiverRandomCuts(t *testing.T) {
 		for i := range sizes {
 			sizes[i] = randomSize(rnd)
 		}
-		octets, want := stream(rnd, crc, markers, start, sizes...)
+		wire, want := stream(rnd, crc, markers, start, sizes...)
 		r.Init(crc, markers, start)
 		most := []int{1, 8, 600, 3000, 100_000}[rnd.IntN(5)]
 		if most == 1 {
-			most = max(1, len(octets)/20_000)
+			most = max(1, len(wire)/20_000)
 		}
-		for len(octets) > 0 {
-			n := min(1+rnd.IntN(most), len(octets))
-			if next := r.header(r.next, octets); rnd.IntN(2) == 0 && r.Held() == 0 && next != 0 {
-				n = min(next, len(octets))
+		for len(wire) > 0 {
+			n := min(1+rnd.IntN(most), len(wire))
+			if next := r.header(r.next, wire); rnd.IntN(2) == 0 && r.Held() == 0 && next != 0 {
+				n = min(next, len(wire))
 			}
-			seg := bytes.Clone(octets[:n])
+			seg := bytes.Clone(wire[:n])
 			if n > crcLen && rnd.IntN(2) == 0 {
 				r.HandleSummed(seg, crc32c.Update(0, seg[:n-crcLen]))
 			} else {
@@ -112,7 +112,7 @@ func TestReceiverRandomCuts(t *testing.T) {
 			for i := range seg { // the frame is reused
 				seg[i] = 0xee
 			}
-			octets = octets[n:]
+			wire = wire[n:]
 		}
 		if len(want) != 0 || r.Held() != 0 {
 			t.Fatalf("%d FPDUs are missing, %d bytes held", len(want), r.Held())
@@ -125,25 +125,25 @@ func TestReceiverRandomCuts(t *testing.T) {
 
 func TestFeedSummed(t *testing.T) {
 	rnd := seeded(t)
-	octets, want := stream(rnd, true, false, 0, 1442, 18, 700)
+	wire, want := stream(rnd, true, false, 0, 1442, 18, 700)
 	two, three := want[1].begin, want[2].begin
 	sum := func(b []byte) uint32 { return crc32c.Update(0, b[:len(b)-crcLen]) }
-	bad := bytes.Clone(octets)
+	bad := bytes.Clone(wire)
 	bad[700] ^= 4
 	for _, tt := range []struct {
 		name string
 		feed func(r *Receiver)
 		ok   bool
 	}{
-		{"one FPDU", func(r *Receiver) { r.HandleSummed(octets[:two], sum(octets[:two])) }, true},
+		{"one FPDU", func(r *Receiver) { r.HandleSummed(wire[:two], sum(wire[:two])) }, true},
 		{"one FPDU, corrupt", func(r *Receiver) { r.HandleSummed(bad[:two], sum(bad[:two])) }, false},
-		{"one FPDU, its sum is another's", func(r *Receiver) { r.HandleSummed(octets[:two], 7) }, false},
-		{"two FPDUs", func(r *Receiver) { r.HandleSummed(octets[:three], sum(octets[:three])) }, true},
+		{"one FPDU, its sum is another's", func(r *Receiver) { r.HandleSummed(wire[:two], 7) }, false},
+		{"two FPDUs", func(r *Receiver) { r.HandleSummed(wire[:three], sum(wire[:three])) }, true},
 		{"two FPDUs, corrupt", func(r *Receiver) { r.HandleSummed(bad[:three], sum(bad[:three])) }, false},
 		{"its end", func(r *Receiver) {
-			r.HandleStream(octets[:100])
+			r.HandleStream(wire[:100])
 			r.PollFPDU(new(FPDU))
-			r.HandleSummed(octets[100:two], sum(octets[100:two]))
+			r.HandleSummed(wire[100:two], sum(wire[100:two]))
 		}, true},
 		{"its corrupt end", func(r *Receiver) {
 			r.HandleStream(bad[:100])
@@ -151,8 +151,8 @@ func TestFeedSummed(t *testing.T) {
 			r.HandleSummed(bad[100:two], sum(bad[100:two]))
 		}, false},
 		{"a corrupt one behind another", func(r *Receiver) {
-			r.next = -serial.Num(len(octets) - two)
-			b := append(bytes.Clone(octets[two:]), bad[:two]...)
+			r.next = -serial.Num(len(wire) - two)
+			b := append(bytes.Clone(wire[two:]), bad[:two]...)
 			r.HandleSummed(b, sum(b))
 			r.PollFPDU(new(FPDU))
 			r.PollFPDU(new(FPDU))
@@ -189,16 +189,16 @@ func TestReceiverEverySplit(t *testing.T) {
 				var f Framer
 				f.Init(true, markers, start)
 				want := []sent{{f.lengthAt(seq), 0, randomBytes(rnd, n)}}
-				octets := compose(&f, seq, want[0].ulpdu)
-				for cut := range len(octets) {
+				wire := compose(&f, seq, want[0].ulpdu)
+				for cut := range len(wire) {
 					var r Receiver
 					r.Init(true, markers, start)
 					r.next = seq
-					r.HandleStream(octets[:cut])
+					r.HandleStream(wire[:cut])
 					if left := collect(t, &r, want); len(left) != 1 {
-						t.Fatalf("offset %d, %d bytes: FPDU complete with %d of %d bytes", off, n, cut, len(octets))
+						t.Fatalf("offset %d, %d bytes: FPDU complete with %d of %d bytes", off, n, cut, len(wire))
 					}
-					r.HandleStream(octets[cut:])
+					r.HandleStream(wire[cut:])
 					if left := collect(t, &r, want); len(left) != 0 {
 						t.Fatalf("offset %d, %d bytes, cut at %d: no FPDU", off, n, cut)
 					}
@@ -213,13 +213,13 @@ func TestReceiverEverySplit(t *testing.T) {
 
 func TestReceiverNoCopy(t *testing.T) {
 	rnd := seeded(t)
-	octets, want := stream(rnd, true, false, 9, 100, 200, 300)
+	wire, want := stream(rnd, true, false, 9, 100, 200, 300)
 	var r Receiver
 	r.Init(true, false, 9)
-	r.HandleStream(octets)
+	r.HandleStream(wire)
 	var f FPDU
 	for _, w := range want {
-		if ok, err := r.PollFPDU(&f); !ok || err != nil || &f.ULPDU.B[0] != &octets[w.begin+lengthLen] {
+		if ok, err := r.PollFPDU(&f); !ok || err != nil || &f.ULPDU.B[0] != &wire[w.begin+lengthLen] {
 			t.Fatalf("Next = %v, %v, or the ULPDU was copied", ok, err)
 		}
 		if cap(f.ULPDU.B) != len(w.ulpdu) {
@@ -228,12 +228,12 @@ func TestReceiverNoCopy(t *testing.T) {
 	}
 
 	// Nor with markers.
-	octets, want = stream(rnd, true, true, 9, 100, 2000, 3000)
+	wire, want = stream(rnd, true, true, 9, 100, 2000, 3000)
 	r.Init(true, true, 9)
-	r.HandleStream(octets)
+	r.HandleStream(wire)
 	for _, w := range want {
 		at := w.seq.Sub(9) + lengthLen
-		if ok, err := r.PollFPDU(&f); !ok || err != nil || &f.ULPDU.B[0] != &octets[at] || !bytes.Equal(joined(f.ULPDU), w.ulpdu) {
+		if ok, err := r.PollFPDU(&f); !ok || err != nil || &f.ULPDU.B[0] != &wire[at] || !bytes.Equal(joined(f.ULPDU), w.ulpdu) {
 			t.Fatalf("Next = %v, %v, or the ULPDU was copied, or is another", ok, err)
 		}
 	}
@@ -281,15 +281,15 @@ func TestReceiverErrors(t *testing.T) {
 		{"longest that can be announced", true, true, []int{0xffff}, func(b []byte) {}, 1, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			octets, want := stream(rnd, tt.crc, tt.mark, start, tt.sizes...)
-			tt.change(octets)
-			for _, step := range []int{len(octets), 100, 7} {
+			wire, want := stream(rnd, tt.crc, tt.mark, start, tt.sizes...)
+			tt.change(wire)
+			for _, step := range []int{len(wire), 100, 7} {
 				var r Receiver
 				r.Init(tt.crc, tt.mark, start)
 				var f FPDU
 				var err *term.Error
 				n := 0
-				for rest := octets; len(rest) > 0; {
+				for rest := wire; len(rest) > 0; {
 					k := min(step, len(rest))
 					r.HandleStream(rest[:k])
 					rest = rest[k:]

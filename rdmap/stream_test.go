@@ -327,7 +327,7 @@ func TestFairness(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		var octets [16]int
+		var moved [16]int
 		open := byte(0xff)
 		for range 20000 {
 			post()
@@ -342,12 +342,12 @@ func TestFairness(t *testing.T) {
 			if p[0]&0x40 != 0 {
 				open = 0xff
 			}
-			octets[op] += len(p)
+			moved[op] += len(p)
 			if len(e.slots) == int(e.tail-e.head) || len(e.resps) == int(e.respTail-e.respHead)+24 {
 				break
 			}
 		}
-		w, r := octets[opcodeWrite], octets[opcodeReadResponse]
+		w, r := moved[opcodeWrite], moved[opcodeReadResponse]
 		if limit := int(max(size.write, size.read)) * 5 / 4; w-r > limit || r-w > limit || w == 0 || r == 0 {
 			t.Errorf("%v: %d bytes of Writes, %d of Responses", size, w, r)
 		}

@@ -139,7 +139,7 @@ func TestManyInFlight(t *testing.T) {
 				h.nextBuf++
 				h.bufs[h.nextBuf] = binary.BigEndian.AppendUint32(make([]byte, 0, 20), uint32(n))
 				for i := 4; i < 20; i++ {
-					h.bufs[h.nextBuf] = append(h.bufs[h.nextBuf], octet(0, uint32(n), i))
+					h.bufs[h.nextBuf] = append(h.bufs[h.nextBuf], byteAt(0, uint32(n), i))
 				}
 				h.bufs[h.nextBuf][4] = 0
 				h.a.Push(&Message{Buf: h.nextBuf, Len: 20})

@@ -196,6 +196,3 @@ func (s *Sack) Gap(i int) (first, last serial.Num) {
 	g := s.gaps[4*i:]
 	return s.Cum + serial.Num(be.Uint16(g)), s.Cum + serial.Num(be.Uint16(g[2:]))
 }
-
-// Dups returns the number of TSNs received more than once.
-func (s *Sack) Dups() int { return len(s.dups) / 4 }

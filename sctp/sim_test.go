@@ -87,8 +87,8 @@ func newSim(t testing.TB, seed uint64, ca, cb Config, wire impair.Config, mtu in
 	return s
 }
 
-// octet returns the byte of message n of host id at position i.
-func octet(id int, n uint32, i int) byte {
+// byteAt returns the byte of message n of host id at position i.
+func byteAt(id int, n uint32, i int) byte {
 	return byte(uint32(id)*31 + n*7 + uint32(i)*13 + uint32(i>>8))
 }
 
@@ -106,7 +106,7 @@ func (h *simHost) message(n uint32, size int) (b []byte, m Message, ordered bool
 		h.ssn[m.Stream]++
 	}
 	for i := 7; i < size; i++ {
-		b[i] = octet(h.id, n, i)
+		b[i] = byteAt(h.id, n, i)
 	}
 	h.nextBuf++
 	m.Buf = h.nextBuf
@@ -136,7 +136,7 @@ func (s *sim) deliver(h *simHost, d *Data, b []byte) {
 	}
 	h.got[n] = true
 	for i := 7; i < len(b); i++ {
-		if b[i] != octet(1-h.id, n, i) {
+		if b[i] != byteAt(1-h.id, n, i) {
 			s.t.Fatalf("host %d: message %d of %d bytes is wrong at %d", h.id, n, len(b), i)
 		}
 	}

@@ -24,9 +24,6 @@ const (
 	RequestECN     // and in connections opened here, if the peer accepts
 )
 
-// DefaultKeepAliveIdle is the usual KeepAliveIdle when keep-alive is enabled (RFC 9293 MUST-28).
-const DefaultKeepAliveIdle = 2 * time.Hour
-
 // Config holds the settings of an administrator or an owner. Many connections may share one; it must not change while a connection uses it.
 type Config struct {
 	RcvWindow int // largest window offered, in bytes

@@ -16,8 +16,8 @@ import (
 // simStart is when every simulation begins.
 const simStart = clock.Time(1_000_000_000_000)
 
-// octet returns the byte at a position of every simulated stream.
-func octet(pos int) byte { return byte(pos ^ pos>>8*7 ^ pos>>16*13) }
+// byteAt returns the byte at a position of every simulated stream.
+func byteAt(pos int) byte { return byte(pos ^ pos>>8*7 ^ pos>>16*13) }
 
 // simFrame is a segment on the wire.
 type simFrame struct {
@@ -268,7 +268,7 @@ func (s *sim) receive(f simFrame) {
 func (s *sim) check(h *simHost, seq serial.Num, b []byte) {
 	pos := int(uint32(seq - h.c.irs - 1))
 	for i, v := range b {
-		if v != octet(pos+i) {
+		if v != byteAt(pos+i) {
 			s.t.Fatalf("host %d: byte %d is wrong", h.id, pos+i)
 		}
 	}
@@ -345,7 +345,7 @@ func (s *sim) app(h *simHost) {
 		}
 		b := make([]byte, n)
 		for i := range b {
-			b[i] = octet(h.pushed + i)
+			b[i] = byteAt(h.pushed + i)
 		}
 		h.nextBuf++
 		h.records[h.nextBuf] = b

@@ -142,7 +142,7 @@ func (c *command) runCapture(ctx context.Context, file string, filter iwarp.Capt
 	if c.json && file != "-" {
 		return c.print(have)
 	}
-	fmt.Fprintf(c.err, "%d frames, %s, %d dropped\n", have.Frames, octets(uint64(have.Bytes)), have.Dropped)
+	fmt.Fprintf(c.err, "%d frames, %s, %d dropped\n", have.Frames, bytesText(uint64(have.Bytes)), have.Dropped)
 	return nil
 }
 

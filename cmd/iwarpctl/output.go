@@ -55,19 +55,19 @@ func (c *command) file() (*os.File, bool) {
 }
 
 // gbit returns a rate in Gbit/s.
-func gbit(octets int64, seconds float64) float64 {
+func gbit(n int64, seconds float64) float64 {
 	if seconds <= 0 {
 		return 0
 	}
-	return float64(octets) * 8 / 1e9 / seconds
+	return float64(n) * 8 / 1e9 / seconds
 }
 
 // rate formats a rate.
-func rate(octets int64, seconds float64) string {
+func rate(n int64, seconds float64) string {
 	if seconds <= 0 {
 		return "-"
 	}
-	perSec := float64(octets) / seconds
+	perSec := float64(n) / seconds
 	return fmt.Sprintf("%.1f MiB/s (%.2f Gbit/s)", perSec/(1<<20), perSec*8/1e9)
 }
 

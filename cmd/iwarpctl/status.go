@@ -136,7 +136,7 @@ func (c *command) status() *cobra.Command {
 				{"connections", s.Conns},
 				{"  round trip", trips},
 				{"queue pairs", fmt.Sprintf("%d of %d", s.Qps, d.GetMaxQp())},
-				{"memory", fmt.Sprintf("%s, %s of %s", plural(s.Mrs, "region"), octets(s.Registered), octets(d.GetMaxRegistered()))},
+				{"memory", fmt.Sprintf("%s, %s of %s", plural(s.Mrs, "region"), bytesText(s.Registered), bytesText(d.GetMaxRegistered()))},
 				{"listening", "on " + plural(s.Listens, "endpoint")},
 			}...) {
 				if l[1] != "" {
@@ -203,8 +203,8 @@ func plural(n uint32, thing string) string {
 	return fmt.Sprintf("%d %s", n, thing)
 }
 
-// octets writes a number of bytes in a unit that fits.
-func octets(n uint64) string {
+// bytesText writes a number of bytes in a unit that fits.
+func bytesText(n uint64) string {
 	const units = "KMGTPE"
 	if n < 1024 {
 		return fmt.Sprintf("%d B", n)
@@ -228,7 +228,7 @@ func (c *command) lists() []*cobra.Command {
 				if m.Far {
 					memory = "far"
 				}
-				return []any{m.Client, owner(m.Uid), m.Mr, m.Pd, fmt.Sprintf("%#x", m.Base), octets(m.Length), memory, access(m.Access)}
+				return []any{m.Client, owner(m.Uid), m.Mr, m.Pd, fmt.Sprintf("%#x", m.Base), bytesText(m.Length), memory, access(m.Access)}
 			})),
 		group("cq", "Completion queues", list(c, "cq", "completion queues", (*iwarp.Admin).CQs,
 			[]string{"client", "uid", "cq", "depth", "qps", "completions", "overruns", "wake-ups", "moderation"},
@@ -252,7 +252,7 @@ func (c *command) lists() []*cobra.Command {
 		group("client", "Programs that use the daemon", list(c, "client", "programs that are connected", c.clients,
 			[]string{"client", "name", "uid", "process", "qps", "regions", "memory", "listens", "connected"},
 			func(l *ctrlpb.ClientInfo) []any {
-				return []any{l.Client, l.Name, owner(l.Uid), l.Pid, l.Qps, l.Mrs, octets(l.Registered), l.Listens, (time.Duration(l.ConnectedMs) * time.Millisecond).Round(time.Second)}
+				return []any{l.Client, l.Name, owner(l.Uid), l.Pid, l.Qps, l.Mrs, bytesText(l.Registered), l.Listens, (time.Duration(l.ConnectedMs) * time.Millisecond).Round(time.Second)}
 			})),
 		group("quota", "What users hold, and their limits", c.listQuotas()),
 		c.stats(), c.top(), c.capture(), c.disconnect("disconnect", "  iwarpctl disconnect 3 --abort"),
@@ -278,7 +278,7 @@ func (c *command) listQuotas() *cobra.Command {
 				for _, q := range u.Quotas {
 					row := []any{owner(u.Uid), q.Name, q.Used, q.Limit, orDash(q.Key)}
 					if q.Bytes {
-						row[2], row[3] = octets(q.Used), octets(q.Limit)
+						row[2], row[3] = bytesText(q.Used), bytesText(q.Limit)
 					}
 					rows = append(rows, row)
 				}

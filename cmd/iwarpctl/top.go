@@ -209,7 +209,7 @@ func messages(cs []*ctrlpb.Counter) uint64 {
 func (v *topView) screen(width, rows, offset int, note string) []string {
 	lines := []string{
 		fmt.Sprintf("iwarpd on %s   %s   %s", v.Interface, v.Time.Format(time.TimeOnly), note),
-		fmt.Sprintf("clients %d   connections %d   queue pairs %d   registered %s", v.Clients, v.Conns, v.QPCount, octets(v.Registered)),
+		fmt.Sprintf("clients %d   connections %d   queue pairs %d   registered %s", v.Clients, v.Conns, v.QPCount, bytesText(v.Registered)),
 		fmt.Sprintf("in  %12s/s %11.0f frames/s %11.0f FPDUs/s", bits(v.RxBytes), v.RxFrames, v.RxFPDUs),
 		fmt.Sprintf("out %12s/s %11.0f frames/s %11.0f FPDUs/s   %.0f retransmissions/s", bits(v.TxBytes), v.TxFrames, v.TxFPDUs, v.Retransmits),
 		"",
@@ -221,7 +221,7 @@ func (v *topView) screen(width, rows, offset int, note string) []string {
 	}
 	for _, q := range qps {
 		lines = append(lines, fmt.Sprintf("%6d %-10s %11s %11s %10.0f %8.0f %9v %9s %6d  %s", q.QP, q.State, bits(q.RxBytes), bits(q.TxBytes),
-			q.Messages, q.Retransmits, time.Duration(q.RTT).Round(time.Microsecond), octets(q.Cwnd), q.Client, q.Remote))
+			q.Messages, q.Retransmits, time.Duration(q.RTT).Round(time.Microsecond), bytesText(q.Cwnd), q.Client, q.Remote))
 	}
 	for i, l := range lines {
 		if len(l) > width {

@@ -216,9 +216,9 @@ var keys = slices.Concat([]key{
 	{"sctp-rto-min", "", "1s", "minimum SCTP retransmission time-out (RTO.Min), 10ms to 1m", duration(func(s *settings) *time.Duration { return &s.SCTPRTOMin }, 10*time.Millisecond, time.Minute)},
 	{"sctp-idle", "", "1m", "how long a peer may keep an SCTP association without a session; 0: forever", duration(func(s *settings) *time.Duration { return &s.SCTPIdle }, 0, 24*time.Hour)},
 	{"sctp-per-peer", "", "1024", "maximum number of SCTP associations from one address to one listener, per queue", number(func(s *settings) *int { return &s.SCTPPerPeer }, 1, 1<<20)},
-	{"dscp", "", "0", "DSCP of connections whose program sets none, 0 to 63", octet(func(s *settings) *uint8 { return &s.IP.DSCP }, 0, 63)},
-	{"ttl", "", "64", "TTL or hop limit of connections whose program sets none", octet(func(s *settings) *uint8 { return &s.IP.TTL }, 1, 255)},
-	{"vlan-priority", "", "0", "priority in VLAN tags of connections whose program sets none, 0 to 7", octet(func(s *settings) *uint8 { return &s.IP.Priority }, 0, 7)},
+	{"dscp", "", "0", "DSCP of connections whose program sets none, 0 to 63", byteOf(func(s *settings) *uint8 { return &s.IP.DSCP }, 0, 63)},
+	{"ttl", "", "64", "TTL or hop limit of connections whose program sets none", byteOf(func(s *settings) *uint8 { return &s.IP.TTL }, 1, 255)},
+	{"vlan-priority", "", "0", "priority in VLAN tags of connections whose program sets none, 0 to 7", byteOf(func(s *settings) *uint8 { return &s.IP.Priority }, 0, 7)},
 	{"mpa-revision", "", "2", "highest MPA revision offered, 1 or 2", number(func(s *settings) *int { return &s.MPARevision }, 1, 2)},
 	{"crc", "", "required", "MPA's CRC32c: required, optional (a client may disable it) or off (used only if the peer requests it)", func(s *settings, v string) (err error) {
 		s.CRC, err = parseCRC(v)
@@ -539,7 +539,7 @@ func number(field func(*settings) *int, least, most int) func(*settings, string)
 	}
 }
 
-func octet(field func(*settings) *uint8, least, most int) func(*settings, string) error {
+func byteOf(field func(*settings) *uint8, least, most int) func(*settings, string) error {
 	return func(s *settings, v string) error {
 		n := 0
 		err := number(func(*settings) *int { return &n }, least, most)(s, v)

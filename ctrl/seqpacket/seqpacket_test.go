@@ -29,9 +29,9 @@ func TestFilesLost(t *testing.T) {
 			if err := a.Write([]byte(text), fds); err != nil {
 				t.Fatal(err)
 			}
-			octets, got, err := b.Read(MaxFDs)
-			if string(octets) != text {
-				t.Errorf("room for %d: %q, want %q", room, octets, text)
+			packet, got, err := b.Read(MaxFDs)
+			if string(packet) != text {
+				t.Errorf("room for %d: %q, want %q", room, packet, text)
 			}
 			if room < len(fds) && (!errors.Is(err, ErrFilesLost) || len(got) > room) {
 				t.Errorf("room for %d: %v, %v; want ErrFilesLost", room, got, err)

@@ -286,7 +286,7 @@ func TestFragments(t *testing.T) {
 func raw(t *testing.T, e *testenv.End) (p *link.Packet) {
 	t.Helper()
 	if err := e.NS.Do(func() (err error) {
-		p, err = link.OpenPacket(e.Name, nil)
+		p, err = link.OpenPacket(e.Name, link.PacketOptions{})
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -384,7 +384,7 @@ func TestSuperFramesWhole(t *testing.T) {
 	s, _ := open(t, &v.B, Config{Link: Packet, Memory: 4 << 20})
 	var a *link.Packet
 	if err := v.A.NS.Do(func() (err error) {
-		a, err = link.OpenPacketWith(v.A.Name, link.PacketOptions{Super: true})
+		a, err = link.OpenPacket(v.A.Name, link.PacketOptions{Super: true})
 		return err
 	}); err != nil {
 		t.Fatal(err)

@@ -91,7 +91,7 @@ func (b *buffers) take(f *Frame, room int) {
 	f.N++
 }
 
-// PacketOptions are the options of OpenPacketWith.
+// PacketOptions are the options of OpenPacket.
 type PacketOptions struct {
 	// Filter is a classic BPF program that selects the frames to receive; nil selects all.
 	Filter []unix.SockFilter
@@ -122,7 +122,7 @@ type PacketOptions struct {
 func OpenPackets(ifname string, n int, opts PacketOptions) (links []*Packet, err error) {
 	groups := [2]int{-1, -1}
 	for range n {
-		p, err := OpenPacketWith(ifname, opts)
+		p, err := OpenPacket(ifname, opts)
 		if err == nil && n > 1 {
 			if err = p.join(&groups); err != nil {
 				err = errors.Join(fmt.Errorf("link: packet sockets on %s: share flows: %w", ifname, err), p.Close())
@@ -162,12 +162,7 @@ func joinGroup(fd, group int) (int, error) {
 
 // OpenPacket opens an AF_PACKET link on an interface of the calling thread's
 // network namespace. It needs CAP_NET_RAW.
-func OpenPacket(ifname string, filter []unix.SockFilter) (*Packet, error) {
-	return OpenPacketWith(ifname, PacketOptions{Filter: filter})
-}
-
-// OpenPacketWith is OpenPacket with more options.
-func OpenPacketWith(ifname string, opts PacketOptions) (*Packet, error) {
+func OpenPacket(ifname string, opts PacketOptions) (*Packet, error) {
 	p, err := openPacket(ifname, opts)
 	if err != nil {
 		return nil, fmt.Errorf("link: packet socket on %s: %w", ifname, err)
@@ -271,10 +266,7 @@ func htons(v uint16) uint16 {
 	return bits.ReverseBytes16(v)
 }
 
-// SetFilter replaces the classic BPF program that selects the frames to receive. nil selects
-// all.
-func (p *Packet) SetFilter(filter []unix.SockFilter) error { return setFilter(p.fd, filter) }
-
+// setFilter replaces the classic BPF program that selects the frames to receive. nil selects all.
 func setFilter(fd int, filter []unix.SockFilter) error {
 	if len(filter) == 0 {
 		err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
@@ -300,7 +292,7 @@ func (p *Packet) MTU() int { return p.mtu }
 // kernel at once, so that a frame that is kept does not block later ones.
 func (p *Packet) Receive(fs []Frame) int {
 	n := 0
-	for octets := 0; n < len(fs) && octets < packetBurst; {
+	for size := 0; n < len(fs) && size < packetBurst; {
 		h := p.ring.peek()
 		if h == nil {
 			break
@@ -318,7 +310,7 @@ func (p *Packet) Receive(fs []Frame) int {
 		}
 		p.ring.next()
 		if got == taken {
-			octets += f.Len()
+			size += f.Len()
 			p.stats.RxFrames++
 			p.stats.RxBytes += uint64(f.Len())
 			n++
@@ -463,7 +455,7 @@ func (p *Packet) Flush() {
 	for len(p.queued) > 0 {
 		n := min(len(p.queued), batch)
 		for i := range n {
-			p.out.set(i, p.octets(&p.queued[i]))
+			p.out.set(i, p.frameBytes(&p.queued[i]))
 		}
 		p.stats.Kicks++
 		sent, errno := p.out.send(p.fd, n)

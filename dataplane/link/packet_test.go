@@ -21,7 +21,7 @@ func openPacketEnd(t testing.TB, e *testenv.End, filter []unix.SockFilter) *Pack
 	t.Helper()
 	var p *Packet
 	if err := e.NS.Do(func() (err error) {
-		p, err = OpenPacket(e.Name, filter)
+		p, err = OpenPacket(e.Name, PacketOptions{Filter: filter})
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -209,7 +209,7 @@ func TestPortFilter(t *testing.T) {
 		}
 	}
 	// A changed filter applies at once.
-	if err := b.SetFilter(PortFilter([]uint16{1})); err != nil {
+	if err := setFilter(b.fd, PortFilter([]uint16{1})); err != nil {
 		t.Fatal(err)
 	}
 	send(t, a, ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 40))
@@ -249,17 +249,17 @@ func TestPacketFinishesChecksums(t *testing.T) {
 
 func TestPacketErrors(t *testing.T) {
 	testenv.RequireRoot(t)
-	if _, err := OpenPacket("nothere", nil); err == nil {
+	if _, err := OpenPacket("nothere", PacketOptions{}); err == nil {
 		t.Error("opened an interface that is not there")
 	}
 	v := testenv.NewVeth(t, 1500)
 	testenv.WithoutPrivileges(t, v.A.NS, func() {
-		if _, err := OpenPacket(v.A.Name, nil); !errors.Is(err, unix.EPERM) {
+		if _, err := OpenPacket(v.A.Name, PacketOptions{}); !errors.Is(err, unix.EPERM) {
 			t.Errorf("without privileges: %v", err)
 		}
 	})
 	if err := v.A.NS.Do(func() error {
-		_, err := OpenPacket(v.A.Name, []unix.SockFilter{{Code: 0xffff}})
+		_, err := OpenPacket(v.A.Name, PacketOptions{Filter: []unix.SockFilter{{Code: 0xffff}}})
 		if err == nil {
 			t.Error("took a filter that is none")
 		}
@@ -336,7 +336,7 @@ func TestPacketSuperInOnePiece(t *testing.T) {
 	v := testenv.NewVethOffloads(t, 1500)
 	open := func(e *testenv.End, opts PacketOptions) (p *Packet) {
 		if err := e.NS.Do(func() (err error) {
-			p, err = OpenPacketWith(e.Name, opts)
+			p, err = OpenPacket(e.Name, opts)
 			return err
 		}); err != nil {
 			t.Fatal(err)
@@ -427,7 +427,7 @@ func TestPacketSuperAfterDown(t *testing.T) {
 		opts PacketOptions
 	}{{&v.A, &a, PacketOptions{Super: true}}, {&v.B, &b, PacketOptions{Filter: PortFilter([]uint16{7174}), Whole: true}}} {
 		if err := end.e.NS.Do(func() (err error) {
-			*end.p, err = OpenPacketWith(end.e.Name, end.opts)
+			*end.p, err = OpenPacket(end.e.Name, end.opts)
 			return err
 		}); err != nil {
 			t.Fatal(err)

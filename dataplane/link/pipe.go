@@ -226,7 +226,7 @@ func (p *Pipe) Flush() {
 	sent := false
 	for i := range p.queued {
 		f := &p.queued[i]
-		b := p.octets(f)
+		b := p.frameBytes(f)
 		p.stats.TxFrames++
 		p.stats.TxBytes += uint64(len(b))
 		if p.cfg.Filter != nil && !p.cfg.Filter(p.toB, b) {
@@ -468,15 +468,6 @@ func (p *Pipe) Wait(timeout time.Duration, wakefd int) (woken bool) {
 func (p *Pipe) Stats(s *Stats) {
 	*s = p.stats
 	s.RxFillEmpty = p.in.lost.Load()
-}
-
-// Impaired returns statistics of the impairments of frames sent from this end so far. Only the
-// goroutine that drives this end may call it.
-func (p *Pipe) Impaired() impair.Stats {
-	if p.out.decider == nil {
-		return impair.Stats{}
-	}
-	return p.out.decider.Stats()
 }
 
 // Close is Link.Close. The other end may stay open; frames that it sends are lost.

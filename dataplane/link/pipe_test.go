@@ -175,7 +175,7 @@ func TestPipeImpairedUnderVirtualClock(t *testing.T) {
 			now = max(now, at)
 			receive()
 		}
-		st := a.Impaired()
+		st := a.out.decider.Stats()
 		if want := int(st.Frames - st.Lost + st.Duplicated); len(got) != want {
 			t.Errorf("received %d, want %d", len(got), want)
 		}

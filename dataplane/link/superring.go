@@ -59,16 +59,16 @@ func longer(n int, filter []unix.SockFilter) []unix.SockFilter {
 	return append(f, filter...)
 }
 
-// find makes the super-frame of length octets that begins with start the next one of the ring, and
+// find makes the super-frame of that length that begins with start the next one of the ring, and
 // returns its header. It returns nil if there is none. Those before it are dropped: their starts were
 // lost.
-func (s *superRing) find(start []byte, octets uint32) *unix.Tpacket2Hdr {
+func (s *superRing) find(start []byte, length uint32) *unix.Tpacket2Hdr {
 	for c := s.ring; !s.keeps[c.index()]; {
 		h := c.peek()
 		if h == nil {
 			return nil
 		}
-		if b := c.frame(h); h.Len == octets && len(b) == int(octets) && bytes.Equal(b[:min(len(b), len(start))], start) {
+		if b := c.frame(h); h.Len == length && len(b) == int(length) && bytes.Equal(b[:min(len(b), len(start))], start) {
 			for s.ring.at != c.at {
 				s.ring.next()
 			}

@@ -54,8 +54,8 @@ func (q *txQueue) finish(n int) {
 	q.queued = q.queued[:m]
 }
 
-// octets returns the bytes of a queued frame.
-func (q *txQueue) octets(f *txFrame) []byte { return q.Bytes(f.slot)[f.off : f.off+f.n] }
+// frameBytes returns the bytes of a queued frame.
+func (q *txQueue) frameBytes(f *txFrame) []byte { return q.Bytes(f.slot)[f.off : f.off+f.n] }
 
 // Reap is Link.Reap.
 func (q *txQueue) Reap(done []Slot) int {

@@ -167,8 +167,8 @@ func (d *Decider) bottleneck(now clock.Time, n int) (clock.Time, bool) {
 	if d.cfg.Rate <= 0 {
 		return now, true
 	}
-	took := func(octets int) time.Duration {
-		return time.Duration(float64(octets) * 8 / float64(d.cfg.Rate) * float64(time.Second))
+	took := func(n int) time.Duration {
+		return time.Duration(float64(n) * 8 / float64(d.cfg.Rate) * float64(time.Second))
 	}
 	begin := max(now, d.free)
 	if begin.Sub(now) > took(d.cfg.Queue) {

@@ -5,7 +5,7 @@ package prefetch
 // nothing on processors for which it is not implemented.
 func Bytes(p []byte) {
 	if len(p) > 0 {
-		octets(&p[0], len(p))
+		fetch(&p[0], len(p))
 	}
 }
 

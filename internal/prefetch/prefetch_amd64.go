@@ -1,7 +1,7 @@
 package prefetch
 
 //go:noescape
-func octets(p *byte, n int)
+func fetch(p *byte, n int)
 
 //go:noescape
 func forWriting(p *byte, n int)

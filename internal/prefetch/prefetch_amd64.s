@@ -1,7 +1,7 @@
 #include "textflag.h"
 
 // func bytes(p *byte, n int)
-TEXT ·octets(SB), NOSPLIT, $0-16
+TEXT ·fetch(SB), NOSPLIT, $0-16
 	MOVQ p+0(FP), SI
 	MOVQ n+8(FP), CX
 

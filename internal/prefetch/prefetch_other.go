@@ -2,6 +2,6 @@
 
 package prefetch
 
-func octets(*byte, int) {}
+func fetch(*byte, int) {}
 
 func forWriting(*byte, int) {}

@@ -306,7 +306,7 @@ func TestTCP(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		b, err := ReadRecord(c)
+		b, err := record(c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -324,7 +324,7 @@ func TestTCP(t *testing.T) {
 	}
 	seen := make(map[uint32]bool)
 	for range 100 {
-		b, err := ReadRecord(c)
+		b, err := record(c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -344,7 +344,7 @@ func TestTCP(t *testing.T) {
 		if err := WriteRecord(&b, &w.Msg); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := ReadRecord(&b); err != nil || !bytes.Equal(got, w.AppendFlat(nil)) || b.Len() != 0 {
+		if got, err := record(&b); err != nil || !bytes.Equal(got, w.AppendFlat(nil)) || b.Len() != 0 {
 			t.Errorf("%d bytes: %x, %v", n, got, err)
 		}
 	}
@@ -352,7 +352,7 @@ func TestTCP(t *testing.T) {
 	if _, err := c.Write([]byte{0x7f, 0xff, 0xff, 0xff}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ReadRecord(c); err == nil {
+	if _, err := record(c); err == nil {
 		t.Error("a record of 2 GiB is taken")
 	}
 	cancel()
@@ -480,7 +480,7 @@ func TestLargeCalls(t *testing.T) {
 		}
 		seen := make(map[uint32]bool)
 		for i := range calls + 1 {
-			b, err := ReadRecord(c)
+			b, err := record(c)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -530,7 +530,7 @@ func TestIdleConns(t *testing.T) {
 			if err := WriteRecord(c, &m); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := ReadRecord(c); err != nil {
+			if _, err := record(c); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -553,7 +553,7 @@ func TestMaxRecord(t *testing.T) {
 		m := makeCall(1, 0, 0)
 		m.Body = append(m.Body, make([]byte, n-len(m.Body))...)
 		_ = WriteRecord(c, &m) // cut off where the server is faster
-		if _, err := ReadRecord(c); (err == nil) != (n == 1<<16) {
+		if _, err := record(c); (err == nil) != (n == 1<<16) {
 			t.Errorf("%d bytes: %v", n, err)
 		}
 	}
@@ -587,3 +587,6 @@ func FuzzServer(f *testing.F) {
 		}
 	})
 }
+
+// record reads a message.
+func record(r io.Reader) ([]byte, error) { return readRecord(r, nil, maxRecord, func(int) {}) }

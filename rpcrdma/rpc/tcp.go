@@ -139,10 +139,7 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn) {
 // ErrRecord means that a record is too long.
 var ErrRecord = errors.New("rpc: record is too long")
 
-// ReadRecord reads a message. It allocates as data arrives.
-func ReadRecord(r io.Reader) ([]byte, error) { return readRecord(r, nil, maxRecord, func(int) {}) }
-
-// readRecord reads up to limit bytes into the memory of b, overwriting it. It calls want with the
+// readRecord reads a message of up to limit bytes into the memory of b, overwriting it. It calls want with the
 // expected length as soon as it is known.
 func readRecord(r io.Reader, b []byte, limit int, want func(n int)) ([]byte, error) {
 	b = b[:0]

@@ -67,7 +67,7 @@ func holdChunks(t *testing.T, src func(n int) int) (accepted int) {
 	s := New(cfg)
 	var out Out
 	var before, after runtime.MemStats
-	octets, calls := 0, 0
+	size, calls := 0, 0
 	var messages [][]byte
 	for range 1 + src(8) {
 		h, body := absurd(src)
@@ -77,10 +77,10 @@ func holdChunks(t *testing.T, src func(n int) int) (accepted int) {
 	}
 	runtime.ReadMemStats(&before)
 	for _, b := range messages {
-		octets += len(b)
+		size += len(b)
 		s.HandleMessage(b)
 		for s.PollTransmit(&out) {
-			octets += len(out.B)
+			size += len(out.B)
 		}
 		for e, ok := s.PollEvent(); ok; e, ok = s.PollEvent() {
 			if e.Kind != EventCall {
@@ -122,12 +122,12 @@ func holdChunks(t *testing.T, src func(n int) int) (accepted int) {
 				left += result
 			}
 			s.Reply(c, p, make([]byte, left))
-			octets += left
+			size += left
 		}
 	}
 	runtime.ReadMemStats(&after)
-	if n := after.TotalAlloc - before.TotalAlloc; n > uint64(64*octets+(calls+8)*limits.Message+64<<10) {
-		t.Fatalf("%d bytes were allocated for messages of %d bytes and %d calls", n, octets, calls)
+	if n := after.TotalAlloc - before.TotalAlloc; n > uint64(64*size+(calls+8)*limits.Message+64<<10) {
+		t.Fatalf("%d bytes were allocated for messages of %d bytes and %d calls", n, size, calls)
 	}
 	return calls
 }

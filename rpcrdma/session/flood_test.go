@@ -67,17 +67,17 @@ func TestErrorFlood(t *testing.T) {
 // reads them can continue forever.
 func TestReplyFlood(t *testing.T) {
 	for _, c := range []struct {
-		name   string
-		octets int
-		vers   uint32
-		takes  bool
+		name  string
+		size  int
+		vers  uint32
+		takes bool
 	}{
 		{"many", 100, 2, false}, {"long", 25_000, 2, false}, {"version 1", 100, 1, false}, {"takes them", 100, 2, true}, {"takes them, version 1", 100, 1, true},
 	} {
 		s := New(DefaultConfig(true))
 		var o Out
 		var last Event
-		queued, most, octets := 0, 0, 0
+		queued, most, size := 0, 0, 0
 		for i := range uint32(5000) {
 			h := wire.Header{XID: i + 1, Vers: c.vers, Credit: 2, Type: wire.CallInline}
 			if c.vers == 1 {
@@ -90,23 +90,23 @@ func TestReplyFlood(t *testing.T) {
 			for e, ok := s.PollEvent(); ok; e, ok = s.PollEvent() {
 				last = e
 				if e.Kind == EventCall {
-					p, _, ok := s.PlanReply(e.Call, c.octets, nil)
+					p, _, ok := s.PlanReply(e.Call, c.size, nil)
 					if !ok {
 						t.Fatalf("%s: no plan", c.name)
 					}
-					s.Reply(e.Call, p, replyBody(i+1, c.octets))
+					s.Reply(e.Call, p, replyBody(i+1, c.size))
 				}
 			}
 			if c.vers == 2 || c.takes { // in version 1 the Sends in flight are the bound: none completes
 				for s.PollTransmit(&o) {
 				}
 			}
-			queued, octets = len(s.queue), 0
+			queued, size = len(s.queue), 0
 			for _, m := range s.queue {
-				octets += len(m.body)
+				size += len(m.body)
 			}
-			if most = max(most, queued); queued != s.replies.n || octets != s.replies.octets {
-				t.Fatalf("%s: %d replies with %d bytes, counted %+v", c.name, queued, octets, s.replies)
+			if most = max(most, queued); queued != s.replies.n || size != s.replies.bytes {
+				t.Fatalf("%s: %d replies with %d bytes, counted %+v", c.name, queued, size, s.replies)
 			}
 			if last.Kind == EventClose {
 				break

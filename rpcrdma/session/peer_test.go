@@ -102,7 +102,7 @@ func clientPeer(t *testing.T, change func(*Config)) *peer {
 	}
 	p := newPeer(t, cfg)
 	p.send(wire.Header{Type: wire.ConnPropFinal})
-	if !p.s.Ready() {
+	if !p.s.ready {
 		t.Fatal("not ready")
 	}
 	p.clear()

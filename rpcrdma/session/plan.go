@@ -45,7 +45,7 @@ func (s *Session) continueLimit(call bool) int {
 		return 0
 	}
 	if !call {
-		return maxReplyBytes - s.replies.octets
+		return maxReplyBytes - s.replies.bytes
 	}
 	return (s.sendLimit() - wire.PrefixSize - 4 - 600) * s.cfg.Continue
 }
@@ -375,8 +375,8 @@ func (s *Session) Reply(c *Call, p *ReplyPlan, body []byte) {
 	}
 	s.queue = append(s.queue, message{hdr: p.hdr, body: body, inv: p.inv, pieces: p.format == 1})
 	s.replies.n++
-	s.replies.octets += len(body)
-	if s.replies.n > maxReplies || s.replies.octets > maxReplyBytes {
+	s.replies.bytes += len(body)
+	if s.replies.n > maxReplies || s.replies.bytes > maxReplyBytes {
 		s.close(ErrProtocol)
 	}
 }

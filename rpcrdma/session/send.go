@@ -103,7 +103,7 @@ func (s *Session) next(out *Out) {
 func (s *Session) left(m *message) {
 	if !m.call {
 		s.replies.n--
-		s.replies.octets -= len(m.body)
+		s.replies.bytes -= len(m.body)
 	}
 }
 

@@ -184,9 +184,9 @@ type Session struct {
 
 	asm      assembly
 	pending  map[uint32]*pending
-	named    map[uint32]int          // number of segments of unanswered calls per handle
-	queue    []message               // in order; the head may be partly sent
-	replies  struct{ n, octets int } // in the queue
+	named    map[uint32]int         // number of segments of unanswered calls per handle
+	queue    []message              // in order; the head may be partly sent
+	replies  struct{ n, bytes int } // in the queue
 	ctrl     []message
 	events   []Event
 	hdr      wire.Header
@@ -271,9 +271,6 @@ func (s *Session) Stats() Stats { return s.stats }
 // Outstanding returns the number of our unanswered calls.
 func (s *Session) Outstanding() int { return len(s.pending) }
 
-// Ready reports whether calls may be planned.
-func (s *Session) Ready() bool { return s.ready }
-
 // PollEvent returns the next event.
 func (s *Session) PollEvent() (e Event, ok bool) {
 	if len(s.events) == 0 {
@@ -290,7 +287,7 @@ func (s *Session) event(e Event) { s.events = append(s.events, e) }
 func (s *Session) close(err error) {
 	if !s.closed {
 		s.closed = true
-		s.queue, s.ctrl, s.replies.n, s.replies.octets = nil, nil, 0, 0
+		s.queue, s.ctrl, s.replies.n, s.replies.bytes = nil, nil, 0, 0
 		s.event(Event{Kind: EventClose, Err: err})
 	}
 }

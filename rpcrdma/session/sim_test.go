@@ -173,7 +173,7 @@ func TestSimulation(t *testing.T) {
 					if e == a {
 						o = b
 					}
-					if issue && e.s.Ready() && rnd.IntN(3) == 0 {
+					if issue && e.s.ready && rnd.IntN(3) == 0 {
 						n := sizes[rnd.IntN(len(sizes))]
 						xid := next * 2
 						if version == 2 && rnd.IntN(6) == 0 {
@@ -449,8 +449,8 @@ func TestHostAuthentication(t *testing.T) {
 				a.events()
 				b.events()
 			}
-			if !a.s.Ready() || !b.s.auth.done || a.s.propsSent != phaseFinal || b.s.propsSent != phaseFinal {
-				t.Fatalf("%d bytes, %d steps: ready %v, done %v %v, sent %v %v", size, steps, a.s.Ready(), a.s.auth.done, b.s.auth.done, a.s.propsSent, b.s.propsSent)
+			if !a.s.ready || !b.s.auth.done || a.s.propsSent != phaseFinal || b.s.propsSent != phaseFinal {
+				t.Fatalf("%d bytes, %d steps: ready %v, done %v %v, sent %v %v", size, steps, a.s.ready, a.s.auth.done, b.s.auth.done, a.s.propsSent, b.s.propsSent)
 			}
 			if err := a.s.Call(4, pattern(4, 40, rpcCall), &CallChunks{}); err != nil {
 				t.Fatal(err)

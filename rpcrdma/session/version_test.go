@@ -44,7 +44,7 @@ func TestVersions(t *testing.T) {
 	for _, vers := range []uint32{1, 2} { // Linux's server copies the version of the request
 		p := newPeer(t, DefaultConfig(false))
 		p.send(wire.Header{Vers: vers, Type: wire.Error, Failure: wire.Failure{Code: wire.ErrVers, Low: 1, High: 1}})
-		if p.s.Version() != 1 || !p.s.Ready() {
+		if p.s.Version() != 1 || !p.s.ready {
 			t.Fatalf("fallback: %+v", p.evs)
 		}
 		if err := p.s.Call(8, callBody(8, 40), &CallChunks{}); err != nil {

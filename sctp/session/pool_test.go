@@ -23,7 +23,7 @@ func TestPoolMemory(t *testing.T) {
 	msg := func(ssn, size int) {
 		m.HandleMessage(0, ppidSegment, true, append(be.AppendUint16(nil, uint16(ssn)), make([]byte, size)...))
 	}
-	octets := func() (free, used int) {
+	sizes := func() (free, used int) {
 		for _, b := range m.pool {
 			free += cap(b)
 		}
@@ -39,13 +39,13 @@ func TestPoolMemory(t *testing.T) {
 		}
 		msg(next, long)
 		next += n + 1
-		if free, _ := octets(); free > maxPooled || free != m.pooled || m.Held() != 0 {
+		if free, _ := sizes(); free > maxPooled || free != m.pooled || m.Held() != 0 {
 			t.Errorf("%d bytes of free buffers, counted %d; held %d", free, m.pooled, m.Held())
 		}
 		for i := range n {
 			msg(next+1+i, 1)
 		}
-		if _, used := octets(); used > 4*m.Held()+8*n {
+		if _, used := sizes(); used > 4*m.Held()+8*n {
 			t.Errorf("%d bytes of buffers for %d", used, m.Held())
 		}
 		msg(next, 1)

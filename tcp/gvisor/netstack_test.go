@@ -239,7 +239,7 @@ func (n *netstack) act() (acted bool, err error) {
 			break
 		}
 		for i, v := range b.Bytes() {
-			if v != peertest.Octet(n.got+i) {
+			if v != peertest.ByteAt(n.got+i) {
 				return true, fmt.Errorf("byte %d from us is wrong", n.got+i)
 			}
 		}
@@ -249,7 +249,7 @@ func (n *netstack) act() (acted bool, err error) {
 	for n.sent < n.sc.recv {
 		out := make([]byte, min(64<<10, n.sc.recv-n.sent))
 		for i := range out {
-			out[i] = peertest.Octet(n.sent + i)
+			out[i] = peertest.ByteAt(n.sent + i)
 		}
 		k, err := n.ep.Write(bytes.NewReader(out), tcpip.WriteOptions{})
 		if err != nil {

@@ -184,7 +184,7 @@ func (a *app) run(conn *net.TCPConn) error {
 		for {
 			n, err := conn.Read(b)
 			for i, v := range b[:n] {
-				if v != peertest.Octet(got+i) {
+				if v != peertest.ByteAt(got+i) {
 					errs <- fmt.Errorf("byte %d from us is wrong", got+i)
 					return
 				}
@@ -208,7 +208,7 @@ func (a *app) run(conn *net.TCPConn) error {
 	go func() {
 		b := make([]byte, a.send)
 		for i := range b {
-			b[i] = peertest.Octet(i)
+			b[i] = peertest.ByteAt(i)
 		}
 		if _, err := conn.Write(b); err != nil {
 			errs <- err

@@ -16,8 +16,8 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// Octet returns the byte at a position of every stream.
-func Octet(pos int) byte { return byte(pos ^ pos>>8*7 ^ pos>>16*13) }
+// ByteAt returns the byte at a position of every stream.
+func ByteAt(pos int) byte { return byte(pos ^ pos>>8*7 ^ pos>>16*13) }
 
 // Wire carries IP packets to and from the other TCP.
 type Wire interface {
@@ -224,7 +224,7 @@ func (e *End) deliver(_ serial.Num, b []byte) {
 		e.start = e.Now()
 	}
 	for i, v := range b {
-		if v != Octet(e.got+i) {
+		if v != ByteAt(e.got+i) {
 			e.T.Fatalf("byte %d from the peer is wrong", e.got+i)
 		}
 	}
@@ -256,7 +256,7 @@ func (e *End) turn(now clock.Time) {
 		}
 		b := make([]byte, n)
 		for i := range b {
-			b[i] = Octet(e.pushed + i)
+			b[i] = ByteAt(e.pushed + i)
 		}
 		e.next++
 		e.records[e.next] = b

@@ -417,9 +417,9 @@ func TestOutOfTurn(t *testing.T) {
 	segments := func(name string, on listenerKind, run func(c *conn, one, two []byte)) {
 		attacks = append(attacks, attack{name: "segments/" + name, rules: "M29, M53, M127", opts: options{on: on}, changed: []string{"all"}, run: func(c *conn) []byte {
 			c.begin()
-			one := c.octets(write(c, 0))
+			one := c.framed(write(c, 0))
 			c.at += len(one)
-			two := c.octets(write(c, 600))
+			two := c.framed(write(c, 600))
 			c.at -= len(one)
 			run(c, one, two)
 			c.until("both Writes", func() bool { return string(c.regions["all"].Bytes()[:1200]) == string(long[:1200]) })

@@ -365,7 +365,7 @@ func terminates() []attack {
 		{name: "terminate/bad CRC behind it", rules: "R84", want: taken, run: func(c *conn) []byte {
 			b := peer.FPDU(peer.SendMsg(1, long[:8]))
 			b[5] ^= 1
-			c.raw(append(c.octets(msg(peer.TermHeader(1, 1, 1, nil, false))), b...))
+			c.raw(append(c.framed(msg(peer.TermHeader(1, 1, 1, nil, false))), b...))
 			return nil
 		}},
 		{name: "terminate/blames a Read that was never sent", rules: "R28", want: taken, run: func(c *conn) []byte {

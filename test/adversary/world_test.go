@@ -131,7 +131,7 @@ func newWorld(t testing.TB) *world {
 func wire(t testing.TB) (embed.Config, link.Link) {
 	t.Helper()
 	if testenv.Sockets() {
-		end, err := link.OpenPacket(station(t), nil)
+		end, err := link.OpenPacket(station(t), link.PacketOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -345,8 +345,8 @@ func (w *world) open(t testing.TB, o options) *conn {
 	return c
 }
 
-// octets frames ULPDUs as negotiated with the node.
-func (c *conn) octets(ulpdus ...[]byte) (b []byte) {
+// framed frames ULPDUs as negotiated with the node.
+func (c *conn) framed(ulpdus ...[]byte) (b []byte) {
 	for _, u := range ulpdus {
 		if c.marked {
 			b = append(b, peer.Marked(c.at+len(b), u, nil)...)
@@ -366,7 +366,7 @@ func (c *conn) raw(b []byte) {
 	c.at += len(b)
 }
 
-func (c *conn) send(ulpdus ...[]byte) { c.t.Helper(); c.raw(c.octets(ulpdus...)) }
+func (c *conn) send(ulpdus ...[]byte) { c.t.Helper(); c.raw(c.framed(ulpdus...)) }
 
 func (c *conn) next() []byte {
 	c.t.Helper()

@@ -43,7 +43,7 @@ func TestBudget(t *testing.T) {
 				t.Errorf("pingPong = %+v, %v", p, err)
 			}
 			var r result
-			for octets := 0.0; octets < 2*budgetMessage && err == nil; octets += r.Value * 200e6 / 8 {
+			for sent := 0.0; sent < 2*budgetMessage && err == nil; sent += r.Value * 200e6 / 8 {
 				if r, err = a.send(time.Millisecond, 200*time.Millisecond); errors.Is(err, errNoFrame) {
 					r, err = result{}, nil
 				}

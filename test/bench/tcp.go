@@ -93,7 +93,7 @@ func tcpServe(c net.Conn) error {
 	}
 	// The receiver measures a stream.
 	b := make([]byte, max(1<<20, int(o.Size)))
-	var octets uint64
+	var total uint64
 	var start, from, to time.Time
 	for {
 		n, errno := rawRead(fd, b)
@@ -116,13 +116,13 @@ func tcpServe(c net.Conn) error {
 			}
 			continue
 		}
-		octets += uint64(n)
+		total += uint64(n)
 		if to = now; to.Sub(from) >= time.Duration(o.Window) {
 			break
 		}
 	}
 	var ans [16]byte
-	binary.LittleEndian.PutUint64(ans[:], octets)
+	binary.LittleEndian.PutUint64(ans[:], total)
 	binary.LittleEndian.PutUint64(ans[8:], uint64(to.Sub(from)))
 	if n, errno := rawWrite(fd, ans[:]); errno != 0 || n != len(ans) {
 		return errors.New("the answer could not be sent")
@@ -195,11 +195,11 @@ func tcpTest(j job, t test) (r result, err error) {
 			}
 		}
 	}
-	octets, took := binary.LittleEndian.Uint64(ans[:]), binary.LittleEndian.Uint64(ans[8:])
+	total, took := binary.LittleEndian.Uint64(ans[:]), binary.LittleEndian.Uint64(ans[8:])
 	if t.Workload == "rate" {
-		r.Value = float64(octets) / float64(t.Size) / float64(took) * 1e3 // M/s
+		r.Value = float64(total) / float64(t.Size) / float64(took) * 1e3 // M/s
 	} else {
-		r.Value = float64(octets) * 8 / float64(took) // Gb/s
+		r.Value = float64(total) * 8 / float64(took) // Gb/s
 		r.CPU = (cpuBusy() - busy) / (float64(n+1) * float64(t.Size) / (1 << 30))
 	}
 	return r, nil

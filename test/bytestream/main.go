@@ -30,7 +30,7 @@ type options struct {
 	queues          int
 	listen, connect string
 	do              string
-	octets          int64
+	bytes           int64
 	time            time.Duration
 	size            int
 	conns, cycles   int
@@ -59,7 +59,7 @@ func main() {
 	fl.StringVar(&o.listen, "listen", "", "address and port to accept connections on")
 	fl.StringVar(&o.connect, "connect", "", "address and port to connect to")
 	fl.StringVar(&o.do, "do", "receive", "receive, send, both, echo, request, or hold: open all connections, say one byte on each, close")
-	fl.Int64Var(&o.octets, "bytes", 0, "how much to send on each connection, or how many requests; 0: see -for")
+	fl.Int64Var(&o.bytes, "bytes", 0, "how much to send on each connection, or how many requests; 0: see -for")
 	fl.DurationVar(&o.time, "for", 2*time.Second, "how long to send")
 	fl.IntVar(&o.size, "size", 64, "bytes of a request and of its answer")
 	fl.IntVar(&o.conns, "conns", 1, "connections at once")

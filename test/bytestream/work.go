@@ -196,10 +196,10 @@ func send(o *options, s stream, sent *tally, number int) error {
 	}
 	until := time.Now().Add(o.time)
 	const piece = 64 << 10
-	for at := 0; o.octets > 0 && sent.n < o.octets || o.octets == 0 && time.Now().Before(until); {
+	for at := 0; o.bytes > 0 && sent.n < o.bytes || o.bytes == 0 && time.Now().Before(until); {
 		n := min(piece, len(block)-at)
-		if o.octets > 0 {
-			n = int(min(int64(n), o.octets-sent.n))
+		if o.bytes > 0 {
+			n = int(min(int64(n), o.bytes-sent.n))
 		}
 		if _, err := s.Write(block[at : at+n]); err != nil {
 			return fmt.Errorf("write: %w", err)
@@ -218,7 +218,7 @@ func request(o *options, r *report, s stream, sent, recv *tally) error {
 	rng := rand.New(rand.NewPCG(o.seed, 99))
 	until := time.Now().Add(o.time)
 	var rtts []time.Duration
-	for i := int64(0); o.octets > 0 && i < o.octets || o.octets == 0 && time.Now().Before(until); i++ {
+	for i := int64(0); o.bytes > 0 && i < o.bytes || o.bytes == 0 && time.Now().Before(until); i++ {
 		for j := range q {
 			q[j] = byte(rng.Uint32())
 		}
@@ -342,10 +342,10 @@ func hold(o *options, st stack, r *report, remote netip.AddrPort) error {
 }
 
 // exchange sends one byte, receives it back, and closes both directions.
-func exchange(r *report, s stream, octet byte) error {
+func exchange(r *report, s stream, v byte) error {
 	sent, recv := newTally(), newTally()
 	defer func() { r.addTallies(sent, recv, time.Time{}, time.Time{}) }()
-	b := []byte{octet}
+	b := []byte{v}
 	if _, err := s.Write(b); err != nil {
 		return err
 	}
@@ -354,8 +354,8 @@ func exchange(r *report, s stream, octet byte) error {
 		return err
 	}
 	recv.add(b)
-	if b[0] != octet {
-		return fmt.Errorf("said %d, heard %d", octet, b[0])
+	if b[0] != v {
+		return fmt.Errorf("said %d, heard %d", v, b[0])
 	}
 	if err := s.CloseWrite(); err != nil {
 		return err

@@ -123,7 +123,7 @@ func open(name string) (*link.Packet, error) {
 	if err := offloadsOff(name); err != nil {
 		return nil, fmt.Errorf("offloads of %s: %w", name, err)
 	}
-	return link.OpenPacketWith(name, link.PacketOptions{Promiscuous: true})
+	return link.OpenPacket(name, link.PacketOptions{Promiscuous: true})
 }
 
 // offloadsOff turns off what would merge, split or finish frames.

@@ -115,7 +115,7 @@ func TestFramesAreCarriedAsTheyAre(t *testing.T) {
 		p   **link.Packet
 	}{{&w.A, &a}, {&w.B, &b}} {
 		if err := e.end.NS.Do(func() (err error) {
-			*e.p, err = link.OpenPacket(e.end.Name, nil)
+			*e.p, err = link.OpenPacket(e.end.Name, link.PacketOptions{})
 			return err
 		}); err != nil {
 			t.Fatal(err)

@@ -80,7 +80,7 @@ func newHost(t *testing.T, v *testenv.Veth, profile session.Profile, udp bool) *
 			fd, err = syscall.Socket(syscall.AF_INET, syscall.SOCK_RAW, pkt.ProtoSCTP)
 		}
 		if err == nil {
-			h.link, err = link.OpenPacket(v.A.Name, nil)
+			h.link, err = link.OpenPacket(v.A.Name, link.PacketOptions{})
 		}
 		return err
 	}); err != nil {

@@ -1,5 +1,5 @@
 // Package hostcheck finds out what a host and an interface lack for iwarpd, and how to fix it.
-// Gather collects facts, and Judge evaluates them.
+// Gather collects facts, and JudgeHost and JudgeInterface evaluate them.
 package hostcheck
 
 import (

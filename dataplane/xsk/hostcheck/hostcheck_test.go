@@ -75,7 +75,7 @@ func TestJudge(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			f := healthy()
 			tt.change(f)
-			all := Judge(f)
+			all := judge(f)
 			found := false
 			for _, g := range all {
 				if g.Text == "" || g.State != OK && g.Mend == "" {
@@ -113,7 +113,7 @@ func TestGather(t *testing.T) {
 	if f.Capabilities == 0 || f.Files == 0 || f.Mappings == 0 || f.Kernel == "" || f.CPUs < 1 || len(f.Others) != 1 {
 		t.Errorf("%+v", f)
 	}
-	if all := Judge(f); Worst(all) == Fail {
+	if all := judge(f); Worst(all) == Fail {
 		t.Errorf("%+v", all)
 	}
 	// The addresses of VLANs on it count.
@@ -147,3 +147,6 @@ func TestGather(t *testing.T) {
 		t.Errorf("an interface that is not there: %+v, %v", f.Interface, err)
 	}
 }
+
+// judge evaluates all facts.
+func judge(f *Facts) []Finding { return append(JudgeHost(f), JudgeInterface(f)...) }

@@ -28,9 +28,6 @@ type Finding struct {
 	Mend  string `json:"mend,omitempty"` // what to do about it
 }
 
-// Judge evaluates the facts.
-func Judge(f *Facts) []Finding { return append(JudgeHost(f), JudgeInterface(f)...) }
-
 // JudgeHost evaluates the facts about the host.
 func JudgeHost(f *Facts) []Finding {
 	return []Finding{f.kernel(), f.capabilities(), f.memory(), f.files(), f.mappings(), f.guard(), f.jit()}

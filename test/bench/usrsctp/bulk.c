@@ -85,19 +85,19 @@ static void set_mtu(struct socket *s, uint32_t mtu)
 static void stream(struct socket *s, size_t size, double warm, double window)
 {
 	static unsigned char m[1 << 16];
-	double start = now(), from = 0, octets = 0;
+	double start = now(), from = 0, bytes = 0;
 
 	for (;;) {
 		double t = now();
 
 		if (!from && t - start >= warm)
-			from = t, octets = 0;
+			from = t, bytes = 0;
 		if (from && t - from >= window) {
-			printf("%f\n", octets * 8 / (t - from) / 1e3);
+			printf("%f\n", bytes * 8 / (t - from) / 1e3);
 			return;
 		}
 		send_message(s, 16, m, size);
-		octets += size;
+		bytes += size;
 	}
 }
 

@@ -495,8 +495,8 @@ static void check_resize_lost(struct side *a)
 	CHECK(iwarpd_modify_cq(cq, 1, 1, &err) == -ENOMEM);
 }
 
-/* expect_octet receives a message of one byte, and posts its receive again. */
-static void expect_octet(struct side *s)
+/* expect_byte receives a message of one byte, and posts its receive again. */
+static void expect_byte(struct side *s)
 {
 	struct iwarpd_wc wc = wait_one(s->rcq);
 	struct iwarpd_sge sge = { s->mr->base + SIZE / 2, 64, s->mr->lkey };
@@ -529,7 +529,7 @@ static void check_early(struct side *a, struct side *b)
 	expect_event(a, IWARPD_EVENT_ESTABLISHED);
 	CHECK(poll(&fd, 1, 0) == 0);
 	for (int i = 0; i < posted; i++)
-		expect_octet(b);
+		expect_byte(b);
 	CHECK(iwarpd_set_dscp(b->qp, 63, &err) == 0);
 	CHECK(iwarpd_set_dscp(b->qp, 64, &err) == -EINVAL && strstr(err.text, "a DSCP is 0 to 63"));
 	CHECK(iwarpd_disconnect(b->qp, false, &err) == 0);
@@ -602,9 +602,9 @@ static void check_roles(struct side *a, struct side *b, struct iwarpd_listener *
 	expect_event(a, IWARPD_EVENT_ESTABLISHED);
 	expect_event(b, IWARPD_EVENT_ESTABLISHED);
 	run(b, (struct iwarpd_send_wr){ .opcode = IWARPD_WR_SEND }, 0, 1, 0);
-	expect_octet(a);
+	expect_byte(a);
 	run(a, (struct iwarpd_send_wr){ .opcode = IWARPD_WR_SEND }, 0, 1, 0);
-	expect_octet(b);
+	expect_byte(b);
 	drop(a);
 	drop(b);
 
@@ -676,7 +676,7 @@ static void streams(struct side *a, struct side *b)
 	expect_event(a, IWARPD_EVENT_ESTABLISHED);
 	expect_event(b, IWARPD_EVENT_ESTABLISHED);
 	run(a, (struct iwarpd_send_wr){ .opcode = IWARPD_WR_SEND }, 0, 1, 0);
-	expect_octet(b);
+	expect_byte(b);
 	CHECK(iwarpd_disconnect(a->qp, false, &err) == 0);
 	expect_event(a, IWARPD_EVENT_DISCONNECTED);
 	expect_event(b, IWARPD_EVENT_DISCONNECTED);
@@ -758,7 +758,7 @@ static void sctp(struct side *a, struct side *b)
 		expect_event(a, IWARPD_EVENT_ESTABLISHED);
 		expect_event(b, IWARPD_EVENT_ESTABLISHED);
 		run(a, (struct iwarpd_send_wr){ .opcode = IWARPD_WR_SEND }, 0, 1, 0);
-		expect_octet(b);
+		expect_byte(b);
 		CHECK(iwarpd_disconnect(a->qp, false, &err) == 0);
 		expect_event(a, IWARPD_EVENT_DISCONNECTED);
 		expect_event(b, IWARPD_EVENT_DISCONNECTED);
@@ -872,7 +872,7 @@ static void full_channel(struct side *a, struct side *b)
 	do {
 		CHECK(iwarpd_get_cq_event(b->channel, &got, WAIT) == 0);
 	} while (got != b->rcq);
-	expect_octet(b);
+	expect_byte(b);
 	while (iwarpd_get_cq_event(b->channel, &got, 0) == 0)
 		;
 }
@@ -943,7 +943,7 @@ static void channels(struct side *a, struct side *b)
 	one = sleeper(b);
 	CHECK(pthread_join(t, (void **)&two) == 0);
 	CHECK(one != two && (one == b->scq || two == b->scq) && (one == b->rcq || two == b->rcq));
-	expect_octet(b);
+	expect_byte(b);
 	CHECK(iwarpd_poll_cq(b->scq, &wc, 1) == 1);
 
 	/* After a resize the queue must be armed again, and then wakes. */
