@@ -8,6 +8,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/mpa"
 )
@@ -236,7 +237,7 @@ func (s *Server) dial(c *conn) {
 	c.claim, c.local, c.state, c.id = cl, cl.addr, connDialing, id
 	s.conns[id] = c // its events may arrive before Connect returns
 	cl.refs++       // until Connect returns, even if c ends before
-	r := s.connectRequest(c)
+	r := c.connectRequest(s.now())
 	s.mu.Unlock()
 
 	err = s.engine.Connect(id, r)
@@ -291,9 +292,9 @@ func (s *Server) claimLocal(c *conn, hop *dataplane.Hop) (*device, *claim, error
 	return dev, cl, nil
 }
 
-// connectRequest returns the request to the engine for c. Called with mu held.
-func (s *Server) connectRequest(c *conn) dataplane.ConnectRequest {
-	r := dataplane.ConnectRequest{Local: c.local, Remote: c.remote, Timeout: max(c.limit.Sub(s.now()), time.Millisecond), Stream: c.streaming, IP: c.ip}
+// connectRequest returns the request to the engine. Called with mu held.
+func (c *conn) connectRequest(now clock.Time) dataplane.ConnectRequest {
+	r := dataplane.ConnectRequest{Local: c.local, Remote: c.remote, Timeout: max(c.limit.Sub(now), time.Millisecond), Stream: c.streaming, IP: c.ip}
 	if c.sctp != nil {
 		o := *c.sctp
 		o.Fallback, o.Answer = c.cfg.RetryRev1, c.cfg.Timeout

@@ -70,7 +70,7 @@ func (s *Server) joinShared(c *conn, sh *shared) bool {
 	sh.claim.refs++
 	c.shared, c.claim, c.local, c.state, c.id = sh, sh.claim, local, connDialing, id
 	s.conns[id] = c // its events may arrive before Connect returns
-	r := s.connectRequest(c)
+	r := c.connectRequest(s.now())
 	r.Join = true
 	s.mu.Unlock()
 	err := s.engine.Connect(id, r)
