@@ -403,11 +403,11 @@ func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) 
 	case *ctrlpb.Request_Capture:
 		return c.capture(b.Capture, reply)
 	}
-	return nil, c.query(req, reply)
+	return nil, query(c, req, reply)
 }
 
 // query serves the requests of tools that look at the daemon.
-func (c *session) query(req *ctrlpb.Request, reply *ctrlpb.Reply) error {
+func query(c *session, req *ctrlpb.Request, reply *ctrlpb.Reply) error {
 	switch b := req.Body.(type) {
 	case *ctrlpb.Request_ListCqs:
 		return c.listCQs(b.ListCqs, reply)
