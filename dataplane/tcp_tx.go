@@ -147,10 +147,18 @@ func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
 // consecutive messages equally long, which the segments of a super-frame must be.
 const leastFill = 144
 
-// composeRecord packs whole FPDUs into one TCP segment. It returns false if there was nothing
-// to send.
+// recordSize returns how many bytes a record may have: those of a segment, or, as the kernel's TCP
+// forms its segments itself, of a slot.
+func (c *tcpConn) recordSize() int {
+	if c.sock != nil {
+		return socketSlot - headroom
+	}
+	return c.tcp.MSS()
+}
+
+// composeRecord packs whole FPDUs into a record. It returns false if there was nothing to send.
 func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
-	mss := c.tcp.MSS()
+	mss, most := c.tcp.MSS(), c.recordSize()
 	mulpdu := c.tx.MULPDU(mss)
 	if !c.hasPend && !c.ddp.PollSegment(mulpdu, &c.pending) {
 		return false
@@ -165,7 +173,7 @@ func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
 	for {
 		ulpdu := c.pending.HdrLen + c.pending.Len
 		size := c.tx.Size(seq, ulpdu)
-		if used > 0 && used+size > mss {
+		if used > 0 && used+size > most {
 			c.hasPend = true
 			break
 		}
@@ -177,8 +185,8 @@ func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
 		seq = seq.Add(size)
 		sum = pkt.Add(sum, c.tx.Sum()) // FPDUs are multiples of four bytes
 		room := mulpdu
-		if left := mss - used; left >= leastFill {
-			room = c.tx.MULPDU(left)
+		if left := most - used; left >= leastFill {
+			room = c.tx.MULPDU(min(left, mss))
 		}
 		if c.ddp.TerminateSent() || !c.ddp.PollFilling(room, mulpdu, &c.pending) {
 			break
@@ -189,12 +197,13 @@ func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
 		return false
 	}
 	c.push(w, s, used, sum)
+	w.sched.Compose((used - 1) / mss) // a long record costs as much as several
 	w.stats.TxRecords++
 	return true
 }
 
-// composeRun composes several records at once, each an FPDU of the largest size with the next part of
-// the same message, starting with the pending segment. It returns false if there is only one, or none.
+// composeRun composes several FPDUs of the largest size at once, each with the next part of the same
+// message, starting with the pending segment. It returns false if there is only one, or none.
 // Other records, and FPDUs with markers, whose sizes vary, are composed by composeRecord.
 func (c *tcpConn) composeRun(w *worker, g *sched.Grant) bool {
 	p, ulpdu := &c.pending, c.pending.HdrLen+c.pending.Len
@@ -215,24 +224,29 @@ func (c *tcpConn) composeRun(w *worker, g *sched.Grant) bool {
 	}
 	w.current = &c.stream
 	hdr := p.Hdr[:p.HdrLen]
-	for range n {
+	per := max(c.recordSize()/size, 1) // more than 1 over kernel sockets
+	for done := 0; done < n; {
 		s, _ := w.recordSlot(w.link) // Most has counted the free ones
-		dst := w.link.Bytes(s)[headroom:]
-		var sum uint32
-		if b := payload[0]; len(b) > p.Len {
-			sum = c.tx.Put(dst, hdr, b[:p.Len])
-			payload[0] = b[p.Len:]
-		} else {
-			payload = c.composePieces(dst, seq, hdr, payload)
-			sum = c.tx.Sum()
+		some, sum := min(per, n-done), uint32(0)
+		for i := range some {
+			dst := w.link.Bytes(s)[headroom+i*size:]
+			if b := payload[0]; len(b) > p.Len {
+				sum = pkt.Add(sum, c.tx.Put(dst, hdr, b[:p.Len]))
+				payload[0] = b[p.Len:]
+			} else {
+				payload = c.composePieces(dst, seq, hdr, payload)
+				sum = pkt.Add(sum, c.tx.Sum())
+			}
+			ddp.Advance(hdr, p.Len)
+			seq = seq.Add(size)
 		}
-		c.push(w, s, size, sum)
-		ddp.Advance(hdr, p.Len)
-		seq = seq.Add(size)
+		c.push(w, s, some*size, sum)
+		w.sched.Compose(some - 1)
+		w.stats.TxRecords++
+		done += some
 	}
 	w.current = nil
 	w.stats.TxFPDUs += uint64(n)
-	w.stats.TxRecords += uint64(n)
 	return true
 }
 
