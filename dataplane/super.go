@@ -96,11 +96,7 @@ func (p *superPath) acked(una serial.Num) (dropped bool) {
 // not possible. following says that the header of the segment continues that of the one before it.
 func (c *tcpConn) join(w *worker, o *tcp.Out, following bool) bool {
 	b := &w.super
-	if b.link == nil || o.Buf == tcp.NoBuf || o.Retransmit || o.Off != 0 || o.Flags != tcp.ACK|tcp.PSH || c.tuple.NVLAN != 0 {
-		return false
-	}
-	slot := &w.slots[o.Buf]
-	if slot.posted != 0 || o.Len != slot.n {
+	if b.link == nil || !o.Whole || o.Flags != tcp.ACK|tcp.PSH || c.tuple.NVLAN != 0 {
 		return false
 	}
 	if b.n == 0 {
@@ -169,8 +165,10 @@ func (c *tcpConn) sendSuper(w *worker, n int) bool {
 	f := &b.frame
 	f.Parts = b.parts[:n]
 	for i, s := range b.slots[:n] {
-		f.Parts[i] = w.link.Bytes(s)[headroom : headroom+w.slots[s].n]
+		f.Parts[i] = w.link.Bytes(s)[headroom : headroom+b.size]
 	}
+	last := b.used - (n-1)*b.size
+	f.Parts[n-1] = f.Parts[n-1][:last]
 	f.Parts[0] = first[off : headroom+b.size]
 	f.HdrLen, f.TCPOff, f.Size, f.V6 = headroom-off, tcpOff-off, b.size, t.V6
 	if !b.link.SendSuper(f) {

@@ -64,7 +64,7 @@ func (s *Segmenter) Next(dst []byte, mulpdu int) (hdr []byte, off uint32, n int,
 // More returns how many segments with n bytes of payload follow, up to most, before the final segment.
 func (s *Segmenter) More(n, most int) int {
 	left := int64(s.Left()) - 1
-	if !s.active || left < int64(n) {
+	if !s.active || left < int64(n) || most < 0 {
 		return 0
 	}
 	return int(min(left/int64(n), int64(most)))

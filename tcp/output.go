@@ -67,7 +67,7 @@ func (c *Conn) PollFollowing(now clock.Time, o *Out) bool {
 	if s.fin || s.seq != o.Seq.Add(o.Len) || !c.fits(s) || !c.allowed(int(s.len)) || c.paced(now, int(s.len)) {
 		return false
 	}
-	o.Buf, o.Off, o.Len, o.Seq = s.buf, int(s.off), int(s.len), s.seq
+	o.Buf, o.Off, o.Len, o.Seq, o.Whole = s.buf, int(s.off), int(s.len), s.seq, s.whole()
 	c.stats.SegsOut++
 	c.sendNew(s)
 	c.inTransit(now, p)
@@ -308,7 +308,7 @@ func (c *Conn) transmit(now clock.Time, o *Out, p uint64, again bool) {
 	if !again {
 		c.restartAfterIdle(now)
 	}
-	*o = Out{Buf: s.buf, Off: int(s.off), Len: int(s.len), Retransmit: again}
+	*o = Out{Buf: s.buf, Off: int(s.off), Len: int(s.len), Retransmit: again, Whole: !again && s.whole()}
 	c.header(now, o, int(s.len))
 	o.Seq = s.seq
 	if s.len > 0 {

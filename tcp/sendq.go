@@ -37,6 +37,9 @@ func (s *seg) end() serial.Num {
 	return e
 }
 
+// whole reports whether s is all of its record.
+func (s *seg) whole() bool { return s.len > 0 && s.off == 0 && s.last }
+
 // noPos is an invalid position. Positions start at 1.
 const noPos = 0
 

@@ -84,6 +84,7 @@ type Out struct {
 	Off, Len   int
 	ECN        uint8 // for the IP header
 	Retransmit bool
+	Whole      bool // the payload is all of a record, and new
 }
 
 // Action says what the owner does with the payload of an arriving segment.
