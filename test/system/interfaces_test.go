@@ -186,14 +186,21 @@ func TestRoutesAndInterfacesChange(t *testing.T) {
 		t.Helper()
 		return testenv.Start(t, a.command("cp", from, to.Addr4.String()+":7176/"+name))
 	}
-	// paused starts a copy and stops it when it has begun, so that it does not end before another one begins.
+	// paused starts a copy and stops it when it has begun, so that it does not end before another one begins. A copy that has
+	// ended before it could be stopped is repeated.
 	paused := func(from, name string, to *testenv.End) *testenv.Process {
 		t.Helper()
 		files := func() int { e, _ := os.ReadDir(there); return len(e) }
-		before, p := files(), copying(from, name, to)
-		waitFor(t, "the copy begins", func() bool { return files() > before })
-		p.Signal(unix.SIGSTOP)
-		return p
+		for {
+			before, p := files(), copying(from, name, to)
+			waitFor(t, "the copy begins", func() bool { return files() > before || ended(p) })
+			if stop(t, p) {
+				return p
+			}
+			if code := p.Wait(limit); code != 0 {
+				t.Fatalf("a copy: exit code %d: %s", code, p)
+			}
+		}
 	}
 	resume := func(both ...*testenv.Process) {
 		t.Helper()
@@ -203,37 +210,40 @@ func TestRoutesAndInterfacesChange(t *testing.T) {
 		}
 	}
 
-	first, second := paused(file, "0", &w.v0.B), paused(file, "1", &w.v1.B)
-	resume(first, second)
-	done := make(chan int, 2)
-	for _, p := range []*testenv.Process{first, second} {
-		go func() { done <- p.Wait(2 * limit) }()
-	}
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	flaps := 0
-	for left := 2; left > 0; {
-		select {
-		case code := <-done:
-			left--
-			if code != 0 {
-				t.Errorf("a copy: exit code %d: %s %s", code, first, second)
+	for round := 0; flaps < 10; round++ { // the copies of a round may end after fewer
+		if round == 20 {
+			t.Fatalf("routes changed only %d times during %d copies", flaps, 2*round)
+		}
+		first, second := paused(file, "0", &w.v0.B), paused(file, "1", &w.v1.B)
+		resume(first, second)
+		done := make(chan int, 2)
+		for _, p := range []*testenv.Process{first, second} {
+			go func() { done <- p.Wait(2 * limit) }()
+		}
+		for left := 2; left > 0; {
+			select {
+			case code := <-done:
+				left--
+				if code != 0 {
+					t.Errorf("a copy: exit code %d: %s %s", code, first, second)
+				}
+			case <-tick.C:
+				// Each address by the other wire, and back.
+				route(t, &w.v1.A, flaps%2 == 1, w.v0.B.Addr4)
+				route(t, &w.v0.A, flaps%2 == 1, w.v1.B.Addr4)
+				route(t, &w.v1.B, flaps%2 == 1, w.v0.A.Addr4)
+				flaps++
 			}
-		case <-tick.C:
-			// Each address by the other wire, and back.
-			route(t, &w.v1.A, flaps%2 == 1, w.v0.B.Addr4)
-			route(t, &w.v0.A, flaps%2 == 1, w.v1.B.Addr4)
-			route(t, &w.v1.B, flaps%2 == 1, w.v0.A.Addr4)
+		}
+		if flaps%2 == 1 {
+			route(t, &w.v1.A, true, w.v0.B.Addr4)
+			route(t, &w.v0.A, true, w.v1.B.Addr4)
+			route(t, &w.v1.B, true, w.v0.A.Addr4)
 			flaps++
 		}
-	}
-	if flaps%2 == 1 {
-		route(t, &w.v1.A, true, w.v0.B.Addr4)
-		route(t, &w.v0.A, true, w.v1.B.Addr4)
-		route(t, &w.v1.B, true, w.v0.A.Addr4)
-	}
-	if flaps < 10 {
-		t.Errorf("routes changed only %d times meanwhile", flaps)
 	}
 	checkFile(t, filepath.Join(there, "0"), sum)
 	checkFile(t, filepath.Join(there, "1"), sum)

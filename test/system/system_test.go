@@ -161,6 +161,27 @@ func copying(t *testing.T, a, b *host) (cp, serve *testenv.Process, there string
 	return cp, serve, there
 }
 
+// ended reports whether p has exited.
+func ended(p *testenv.Process) bool {
+	select {
+	case <-p.Done:
+		return true
+	default:
+		return false
+	}
+}
+
+// stop stops p by SIGSTOP, and reports false if p has exited before.
+func stop(t *testing.T, p *testenv.Process) bool {
+	t.Helper()
+	_ = p.Cmd.Process.Signal(unix.SIGSTOP) // p may have exited
+	waitFor(t, "the process stops", func() bool {
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Cmd.Process.Pid))
+		return ended(p) || strings.Contains(string(b), ") T ")
+	})
+	return !ended(p)
+}
+
 func checkFile(t *testing.T, name string, want [32]byte) {
 	t.Helper()
 	b, err := os.ReadFile(name)
