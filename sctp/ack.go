@@ -131,8 +131,11 @@ func (a *Assoc) acknowledged(now clock.Time) {
 		}
 	}
 	// A peer that processes packets in batches sends one SACK for many packets: allow as many as if it had sent one for every second
-	// packet.
-	a.burst = a.cfg.MaxBurst * max(1, a.ackedPackets/2)
+	// packet. An owner that does so passes several SACKs at once: allow as many as if PollTransmit had been called after each.
+	if a.polled {
+		a.burst, a.polled = 0, false
+	}
+	a.burst = max(a.burst, 0) + a.cfg.MaxBurst*max(1, a.ackedPackets/2)
 	a.tryShutdown(now)
 }
 

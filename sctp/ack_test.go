@@ -111,6 +111,19 @@ func TestBurst(t *testing.T) {
 	if n := len(r.take()); n != 40 {
 		t.Errorf("%d packets after a SACK for 20, want four for every second one", n)
 	}
+	// An owner that receives three SACKs before it sends may send as much as if it had sent after each. What is not used is lost.
+	cum += 20
+	for range 2 {
+		for range 3 {
+			cum++
+			h := Header{r.flow.RemotePort, r.flow.LocalPort, r.a.tag}
+			r.a.HandlePacket(r.now, r.flow, r.from, append(h.Append(nil), sackBytes(cum, 1<<20)...))
+		}
+		r.drain(nil)
+		if n := len(r.take()); n != 12 {
+			t.Errorf("%d packets after three SACKs at once, want 12", n)
+		}
+	}
 	// The limit is in packets, not bytes: these have 32 small messages each.
 	r = dialing(t, Config{}, Established)
 	r.a.paths[0].cwnd, r.a.peerRwnd = 1<<20, 1<<20

@@ -87,8 +87,9 @@ type sending struct {
 	queued       int // bytes never sent
 	lostCount    int
 	gapAcked     int
-	burst        int
-	ackedPackets int // packets acknowledged by the current SACK
+	burst        int  // packets of new data that may be sent
+	polled       bool // PollTransmit was called after the last SACK
+	ackedPackets int  // packets acknowledged by the current SACK
 	recovery     recovery
 	recoverTo    serial.Num // recovery ends when this is acknowledged
 	probing      bool       // a zero window is being probed, and a SACK was received

@@ -150,6 +150,7 @@ func (a *Assoc) maySend() bool {
 
 // addData appends lost messages, then new ones, after the control chunks in o.
 func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
+	a.polled = true
 	if !a.maySend() || a.first == a.last {
 		return
 	}
