@@ -133,9 +133,9 @@ void async_drop(struct context *c, const void *element);
 /* thread.c */
 
 /*
- * iwv_thread_lock guards the lists of objects and the state of all connections. The
- * library's thread holds it while it takes and handles an event, so a thread that holds
- * it may free an object.
+ * iwv_thread_lock guards the lists of objects, the state of all connections, and the pages of
+ * near memory. The library's thread holds it while it takes and handles an event, so a thread
+ * that holds it may free an object, and the library's thread writes to no memory meanwhile.
  */
 void iwv_thread_lock(void);
 void iwv_thread_unlock(void);
@@ -176,6 +176,11 @@ int near_get(struct iwarpd_device *dev, uintptr_t addr, size_t length, bool writ
 
 /* near_put makes the pages of a range private again where no other region uses them. */
 void near_put(uintptr_t addr, size_t length);
+
+/* fork calls these with the lock held. The child gets a copy of the pages. */
+void near_before_fork(void);
+void near_after_fork_parent(void);
+void near_after_fork_child(void);
 
 /* far_check returns 0 if the program may read, or write, all of the range, or -EFAULT. */
 int far_check(uintptr_t addr, size_t length, bool writable);

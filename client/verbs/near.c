@@ -50,7 +50,7 @@ struct use {
 	uintptr_t start, end;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the rest */
+/* iwv_thread_lock guards all of this. */
 static int file = -1;
 static dev_t file_dev;
 static ino_t file_inode;
@@ -59,6 +59,7 @@ static bool tried;         /* open_protector has run */
 static bool unpopulated;   /* protector also protects pages that were never touched */
 static struct use spares[MAX_SPARES]; /* pages that are kept, oldest first */
 static size_t num_spares;
+static bool left; /* the program may still have pages of the file that no region uses */
 static struct use *uses;
 static size_t num_uses, room;
 
@@ -162,7 +163,10 @@ static int make_file(void)
 	return 0;
 }
 
-/* only_us reports whether no other thread of the program can write to memory. */
+/*
+ * only_us reports whether no other thread can write to memory. The library's own thread waits
+ * for iwv_thread_lock, which the caller holds, before it writes to any but its stack.
+ */
 static bool only_us(void)
 {
 	DIR *d = opendir("/proc/self/task");
@@ -231,14 +235,12 @@ static void open_protector(struct iwarpd_device *dev)
 }
 
 /*
- * may_move returns 0 if pages can be moved without losing a store. Pages of a file, such
+ * may_move reports whether pages can be moved without losing a store. Pages of a file, such
  * as .data, cannot be protected, so they are moved only while no other thread runs.
  */
-static int may_move(struct iwarpd_device *dev, bool of_file)
+static bool may_move(bool of_file)
 {
-	if (!tried)
-		open_protector(dev);
-	return (protector >= 0 && !of_file) || only_us() ? 0 : -EOPNOTSUPP;
+	return (protector >= 0 && !of_file) || only_us();
 }
 
 /* touch reads every page of a range, like MADV_POPULATE_READ since Linux 5.14. */
@@ -392,7 +394,7 @@ static int share(uintptr_t start, uintptr_t end, const struct vma *v)
 static int take_back(uintptr_t start, uintptr_t end, int prot, uint64_t offset)
 {
 	sigset_t old;
-	int err = 0;
+	int err = may_move(false) ? 0 : -EBUSY; /* there may be more threads than at registration */
 
 	block_signals(&old);
 	while (start < end && !err) {
@@ -472,18 +474,20 @@ static bool used(uintptr_t start, uintptr_t end)
 
 /*
  * recover makes mappings of the file private that mremap has moved, for example because
- * the program enlarged registered memory. It frees their pages of the file.
+ * the program enlarged registered memory. Their pages of the file are then free.
  */
-static void recover(uintptr_t start, uintptr_t end)
+static int recover(uintptr_t start, uintptr_t end)
 {
 	uintptr_t at = 0;
 	struct vma v;
+	int err = 0;
 
-	while (vma_find(at, &v)) {
+	while (!err && vma_find(at, &v)) {
 		at = v.end;
 		if (is_file(&v) && !in_place(&v) && v.offset < end && start < v.offset + (v.end - v.start))
-			take_back(v.start, v.end, v.prot, v.offset);
+			err = take_back(v.start, v.end, v.prot, v.offset);
 	}
+	return err;
 }
 
 /* punch frees the pages of the file in a range. */
@@ -551,8 +555,10 @@ static int move(uintptr_t start, uintptr_t end)
 			return -EFAULT;
 		to = v.end < end ? v.end : end;
 		if (!in_place(&v)) {
-			if (used(start, to))
-				recover(start, to);
+			if (left || used(start, to))
+				err = recover(start, to);
+			if (err)
+				return err;
 			use_spares(start, to);
 			err = share(start, to, &v);
 		}
@@ -586,11 +592,11 @@ static void remove_use(uintptr_t start, uintptr_t end)
 	}
 }
 
-/* give_back makes a range private. No region uses it. */
-static void give_back(uintptr_t start, uintptr_t end)
+/* private_again makes a range private, and what mremap has moved out of it. */
+static int private_again(uintptr_t start, uintptr_t end)
 {
-	uintptr_t at = start;
 	bool elsewhere = false;
+	uintptr_t at = start;
 	struct vma v;
 
 	while (at < end) {
@@ -606,16 +612,29 @@ static void give_back(uintptr_t start, uintptr_t end)
 		if (in_place(&v)) {
 			int err = take_back(from, to, v.prot, from);
 
-			if (err) {
-				iwv_log("%zu bytes at %#lx stay shared with the daemon: %s", (size_t)(to - from), (unsigned long)from, strerror(-err));
-				return;
-			}
+			if (err)
+				return err;
 		}
 		at = to;
 	}
-	if (elsewhere)
-		recover(start, end);
-	keep(start, end);
+	return elsewhere ? recover(start, end) : 0;
+}
+
+/*
+ * give_back makes a range private. No region uses it. Pages that cannot be made private now
+ * stay shared until they are registered again.
+ */
+static void give_back(uintptr_t start, uintptr_t end)
+{
+	int err = private_again(start, end);
+
+	if (!err) {
+		keep(start, end);
+		return;
+	}
+	left = true;
+	iwv_log("%zu bytes at %#lx stay shared with the daemon: %s", (size_t)(end - start), (unsigned long)start,
+		err == -EBUSY ? "other threads may write to them, and there is no userfaultfd" : strerror(-err));
 }
 
 /* unused finds the first part of a range that no region uses. */
@@ -655,8 +674,10 @@ static int get(struct iwarpd_device *dev, uintptr_t start, uintptr_t end, bool w
 
 	if (!err)
 		err = make_file();
-	if (!err && todo.any)
-		err = may_move(dev, todo.of_file);
+	if (!err && todo.any && !tried)
+		open_protector(dev);
+	if (!err && todo.any && !may_move(todo.of_file))
+		err = -EOPNOTSUPP;
 	if (!err && todo.any) {
 		err = move(start, end);
 		if (err)
@@ -678,14 +699,14 @@ int near_get(struct iwarpd_device *dev, uintptr_t addr, size_t length, bool writ
 	struct use p = pages(addr, length);
 	int err;
 
-	pthread_mutex_lock(&lock);
+	iwv_thread_lock();
 	err = vma_begin();
 	if (!err) {
 		err = get(dev, p.start, p.end, writable);
 		*r = (struct near_region){ file, addr };
 		vma_end();
 	}
-	pthread_mutex_unlock(&lock);
+	iwv_thread_unlock();
 	return err;
 }
 
@@ -693,13 +714,13 @@ void near_put(uintptr_t addr, size_t length)
 {
 	struct use p = pages(addr, length);
 
-	pthread_mutex_lock(&lock);
+	iwv_thread_lock();
 	remove_use(p.start, p.end);
 	if (vma_begin() == 0) { /* near_get has opened its descriptor */
 		free_unused(p.start, p.end);
 		vma_end();
 	}
-	pthread_mutex_unlock(&lock);
+	iwv_thread_unlock();
 }
 
 /*
@@ -729,9 +750,8 @@ static void make_ends(void)
 		ends[0] = ends[1] = -1;
 }
 
-static void before_fork(void)
+void near_before_fork(void)
 {
-	pthread_mutex_lock(&lock);
 	if (file < 0)
 		return;
 	make_ends();
@@ -739,18 +759,17 @@ static void before_fork(void)
 		iwv_log("fork: %s: the child may see what its parent writes to registered memory while it is copied", strerror(errno));
 }
 
-static void after_fork_parent(void)
+void near_after_fork_parent(void)
 {
 	char b;
 
-	if (ends[0] >= 0) {
-		close(ends[1]);
-		ends[1] = -1;
-		while (read(ends[0], &b, 1) < 0 && errno == EINTR)
-			;
-		make_ends();
-	}
-	pthread_mutex_unlock(&lock);
+	if (ends[0] < 0)
+		return;
+	close(ends[1]);
+	ends[1] = -1;
+	while (read(ends[0], &b, 1) < 0 && errno == EINTR)
+		;
+	make_ends();
 }
 
 /* own_copy makes every mapping of the file private. */
@@ -771,7 +790,7 @@ static int own_copy(void)
 	return err;
 }
 
-static void after_fork_child(void)
+void near_after_fork_child(void)
 {
 	int err = 0;
 
@@ -788,13 +807,7 @@ static void after_fork_child(void)
 	if (protector >= 0)
 		close(protector);
 	protector = -1;
-	tried = false;
+	tried = left = false;
 	num_uses = num_spares = 0;
 	close_ends();
-	pthread_mutex_unlock(&lock);
-}
-
-__attribute__((constructor)) static void init(void)
-{
-	pthread_atfork(before_fork, after_fork_parent, after_fork_child);
 }

@@ -176,12 +176,25 @@ void thread_forget(struct context *c)
 	pthread_mutex_unlock(&lock);
 }
 
+static void before_fork(void)
+{
+	pthread_mutex_lock(&lock);
+	near_before_fork();
+}
+
+static void after_fork_parent(void)
+{
+	near_after_fork_parent();
+	pthread_mutex_unlock(&lock);
+}
+
 /*
  * The child of a fork does not have the thread. Contexts that the child opens start a new
  * one; the parent's contexts cannot be used in the child.
  */
 static void after_fork_child(void)
 {
+	near_after_fork_child();
 	pthread_mutex_init(&lock, NULL);
 	pthread_cond_init(&changed, NULL);
 	contexts = NULL;
@@ -192,5 +205,5 @@ static void after_fork_child(void)
 
 __attribute__((constructor)) static void init(void)
 {
-	pthread_atfork(iwv_thread_lock, iwv_thread_unlock, after_fork_child);
+	pthread_atfork(before_fork, after_fork_parent, after_fork_child);
 }

@@ -368,6 +368,7 @@ var modes = []mode{
 	{"no-userfaultfd", ""},
 	{"without-eperm", "no userfaultfd: Operation not permitted"},
 	{"without-enosys", "no userfaultfd: Function not implemented"},
+	{"heap", ""},
 	{"no-query", ""},
 }
 
@@ -487,7 +488,7 @@ func TestSanitized(t *testing.T) {
 		}
 	}
 	program := prefix + compile(t, "memory")
-	for _, mode := range []string{"kinds", "changes", "forks", "flush", "without-eperm"} {
+	for _, mode := range []string{"kinds", "changes", "forks", "kept", "flush", "without-eperm"} {
 		t.Run(mode, func(t *testing.T) { a.start(t, program+" "+mode).Succeed() })
 	}
 	for _, mode := range []string{"kinds", "changes", "forks", "many", "sparse"} {

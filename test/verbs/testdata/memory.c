@@ -8,7 +8,9 @@
 #include <linux/userfaultfd.h>
 #include <malloc.h>
 #include <pthread.h>
+#include <rdma/rdma_cma.h>
 #include <sched.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -213,23 +215,27 @@ static pthread_t threads[WRITERS];
 
 static void start_writers(void)
 {
-	area = map(PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	if (!area)
+		area = map(PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	memset(area, 0, PAGES * PAGE);
+	atomic_store(&stop, false);
+	atomic_store(&ready, 0);
+	atomic_store(&stores, 0);
 	for (size_t i = 0; i < WRITERS; i++)
 		CHECK(pthread_create(&threads[i], NULL, writer, (void *)i) == 0);
 	while (atomic_load(&ready) < WRITERS)
 		sched_yield();
 }
 
-/* await_ended waits until the kernel no longer lists the writers, which it may do for a while after pthread_join. */
-static void await_ended(void)
+/* join waits until the kernel no longer lists a thread, which it may do for a while after pthread_join. */
+static void join(pthread_t t, const pid_t *tid)
 {
 	char path[64];
 
-	for (size_t i = 0; i < WRITERS; i++) {
-		snprintf(path, sizeof(path), "/proc/self/task/%d", tids[i]);
-		while (access(path, F_OK) == 0)
-			sched_yield();
-	}
+	CHECK(pthread_join(t, NULL) == 0);
+	snprintf(path, sizeof(path), "/proc/self/task/%d", *tid);
+	while (access(path, F_OK) == 0)
+		sched_yield();
 }
 
 static void end_writers(void)
@@ -238,8 +244,7 @@ static void end_writers(void)
 		sched_yield();
 	atomic_store(&stop, true);
 	for (size_t i = 0; i < WRITERS; i++)
-		pthread_join(threads[i], NULL);
-	await_ended();
+		join(threads[i], &tids[i]);
 	printf("%lu stores, %lu lost, %lu system calls failed\n", atomic_load(&stores), atomic_load(&lost), atomic_load(&failed));
 	CHECK(atomic_load(&lost) == 0 && atomic_load(&failed) == 0);
 }
@@ -451,13 +456,65 @@ static void no_userfaultfd(void)
 	changes();
 }
 
-/* Without both, memory is far once there are several threads. */
+/* no_protection forbids both, so that pages cannot be protected while they move. */
+static void no_protection(uint32_t err)
+{
+	forbid(SYS_userfaultfd, 0, err);
+	forbid(SYS_ioctl, (uint32_t)USERFAULTFD_IOC_NEW, err);
+}
+
+/* Memory that one thread registers and several deregister stays shared. */
+static void more_threads(void)
+{
+	for (int i = 0; i < 10; i++) {
+		struct ibv_mr *mr = reg(area, PAGES * PAGE);
+
+		CHECK(shared(area));
+		start_writers();
+		CHECK(ibv_dereg_mr(mr) == 0 && shared(area));
+		end_writers();
+	}
+	CHECK(ibv_dereg_mr(reg(area, PAGES * PAGE)) == 0 && !shared(area));
+}
+
+static int park[2];
+static pid_t parked_tid;
+
+static void *parked(void *arg)
+{
+	char b;
+
+	parked_tid = gettid();
+	CHECK(read(park[0], &b, 1) == 1);
+	return arg;
+}
+
+/* Pages that stayed shared, and that mremap has moved, keep what they have when their former addresses are registered. */
+static void moved(void)
+{
+	char *p = map(MEGABYTE, PROT_READ | PROT_WRITE, MAP_PRIVATE), *q = map(MEGABYTE, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	struct ibv_mr *mr;
+	pthread_t t;
+
+	memset(p, 1, MEGABYTE);
+	mr = reg(p, MEGABYTE);
+	CHECK(pipe(park) == 0 && pthread_create(&t, NULL, parked, NULL) == 0);
+	CHECK(ibv_dereg_mr(mr) == 0 && shared(p));
+	CHECK(mremap(p, MEGABYTE, MEGABYTE, MREMAP_MAYMOVE | MREMAP_FIXED, q) == q);
+	CHECK(write(park[1], "x", 1) == 1);
+	join(t, &parked_tid);
+	CHECK(mmap(p, MEGABYTE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p);
+	memset(p, 2, MEGABYTE);
+	CHECK(ibv_dereg_mr(reg(p, MEGABYTE)) == 0);
+	CHECK(filled(q, 1, MEGABYTE) && filled(p, 2, MEGABYTE) && !shared(q) && !shared(p));
+}
+
+/* Without protection, memory is far once there are several threads. */
 static void without(uint32_t err)
 {
 	struct ibv_mr *mr;
 
-	forbid(SYS_userfaultfd, 0, err);
-	forbid(SYS_ioctl, (uint32_t)USERFAULTFD_IOC_NEW, err);
+	no_protection(err);
 	start_writers();
 	for (int i = 0; i < MOVES; i++) {
 		mr = reg(area, PAGES * PAGE);
@@ -466,6 +523,8 @@ static void without(uint32_t err)
 	end_writers();
 	mr = reg(area, PAGES * PAGE); /* alone again */
 	CHECK(shared(area) && ibv_dereg_mr(mr) == 0 && !shared(area));
+	more_threads();
+	moved();
 	kinds();
 	changes();
 	forks();
@@ -479,6 +538,95 @@ static void without_eperm(void)
 static void without_enosys(void)
 {
 	without(ENOSYS);
+}
+
+/* call_always connects again and again, and is refused each time. */
+static void call_always(struct sockaddr_in to)
+{
+	for (;;) {
+		struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+		struct rdma_cm_id *id;
+
+		CHECK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
+		CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 2000) == 0 && rdma_resolve_route(id, 2000) == 0);
+		CHECK(rdma_create_qp(id, NULL, &init) == 0 && rdma_connect(id, NULL) < 0);
+		rdma_destroy_qp(id);
+		CHECK(rdma_destroy_id(id) == 0);
+	}
+}
+
+/* refuse_all rejects the requests that have come, and returns how many they were. */
+static int refuse_all(struct rdma_event_channel *ch)
+{
+	struct rdma_cm_event *e;
+	int n = 0;
+
+	for (; rdma_get_cm_event(ch, &e) == 0; n++) {
+		struct rdma_cm_id *id = e->id;
+
+		CHECK(e->event == RDMA_CM_EVENT_CONNECT_REQUEST && rdma_ack_cm_event(e) == 0);
+		rdma_reject(id, NULL, 0); /* fails if the peer has ended */
+		CHECK(rdma_destroy_id(id) == 0);
+	}
+	CHECK(errno == EAGAIN);
+	return n;
+}
+
+static uintptr_t heap_start(void)
+{
+	FILE *f = fopen("/proc/self/maps", "re");
+	unsigned long start = 0;
+	char line[512];
+
+	CHECK(f);
+	while (!start && fgets(line, sizeof(line), f))
+		if (strstr(line, "[heap]"))
+			CHECK(sscanf(line, "%lx", &start) == 1);
+	fclose(f);
+	CHECK(start);
+	return start;
+}
+
+/* The library's thread uses the heap, which moves without protection. */
+static void heap(void)
+{
+	struct sockaddr_in any = { .sin_family = AF_INET };
+	struct rdma_event_channel *ch;
+	struct rdma_cm_id *id;
+	union ibv_gid gid;
+	pid_t callers[4];
+	char *start;
+
+	no_protection(EPERM);
+	CHECK(ibv_query_gid(pd->context, 1, 0, &gid) == 0);
+	memcpy(&any.sin_addr, gid.raw + 12, 4);
+	ch = rdma_create_event_channel();
+	CHECK(ch && rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_bind_addr(id, (struct sockaddr *)&any) == 0 && rdma_listen(id, 0) == 0);
+	any.sin_port = rdma_get_src_port(id);
+	for (int i = 0; i < 4; i++) {
+		callers[i] = fork();
+		CHECK(callers[i] >= 0);
+		if (callers[i] == 0) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			call_always(any);
+		}
+	}
+	CHECK(fcntl(ch->fd, F_SETFL, O_NONBLOCK) == 0);
+	grow_heap();
+	start = (char *)heap_start();
+	alarm(300); /* lost stores may stop it */
+	for (int i = 0, n = 0; i < MOVES || n < 3 * MOVES; i++) {
+		struct ibv_mr *mr = reg(start, (size_t)((char *)sbrk(0) - start));
+
+		CHECK(shared(mr) && ibv_dereg_mr(mr) == 0);
+		n += refuse_all(ch);
+	}
+	for (int i = 0; i < 4; i++)
+		CHECK(kill(callers[i], SIGKILL) == 0 && waitpid(callers[i], NULL, 0) == callers[i]);
+	refuse_all(ch);
+	CHECK(rdma_destroy_id(id) == 0);
+	rdma_destroy_event_channel(ch);
 }
 
 /* The kernel lacks PROCMAP_QUERY (before Linux 6.11). */
@@ -617,7 +765,7 @@ int main(int argc, char **argv)
 		{ "kinds", kinds }, { "changes", changes }, { "forks", forks }, { "writers", writers }, { "many", many }, { "sparse", sparse }, { "kept", kept },
 		{ "flush", flush }, { "limit-as", limit_as }, { "limit-data", limit_data }, { "limit-memlock", limit_memlock },
 		{ "limit-nofile", limit_nofile }, { "execs", execs }, { "undumpable", undumpable }, { "no-userfaultfd", no_userfaultfd },
-		{ "without-eperm", without_eperm }, { "without-enosys", without_enosys }, { "no-query", no_query },
+		{ "without-eperm", without_eperm }, { "without-enosys", without_enosys }, { "heap", heap }, { "no-query", no_query },
 		{ "hold", hold },
 	};
 	struct ibv_context *c;
