@@ -57,6 +57,8 @@ struct id {
 	struct endpoint *endpoints;
 	uint32_t conn;     /* connect request to answer, or 0 */
 	bool request_gone; /* the connect request was withdrawn */
+	bool unreported; /* its only event is the connect request, which the program has not taken */
+	unsigned int requests; /* connect requests of the listener that the program has not taken */
 	bool own_cqs;      /* rdma_create_qp made the CQs */
 	unsigned int events; /* returned by rdma_get_cm_event and not acknowledged */
 	struct rdma_cm_id *parent; /* the listener of a connect request */
@@ -96,7 +98,7 @@ int sync_wait(struct id *id);
 /* sync_done acknowledges the event that a synchronous id holds. */
 void sync_done(struct id *id);
 
-/* events_drop frees the events of id that the program has not taken. */
+/* events_drop frees the events of id that the program has not taken, and the ids of its connect requests. */
 void events_drop(struct id *id);
 
 /* cm_id.c: called with the lock held */
@@ -104,6 +106,9 @@ void events_drop(struct id *id);
 extern struct id *ids;
 struct id *id_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space ps, enum ibv_qp_type type);
 void id_bind_device(struct id *id, struct context *c);
+
+/* id_drop rejects the connect request of an id that is not reported, and frees the id. */
+void id_drop(struct id *id);
 
 /* id_qp returns the QP that carries the connection of id, or NULL. */
 struct qp *id_qp(const struct id *id);

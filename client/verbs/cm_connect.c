@@ -6,6 +6,8 @@
 
 #include "cm.h"
 
+enum { MAX_REQUESTS = 1024 };
+
 /* depth returns n, but at most most. 0 makes iwarpd choose. */
 static int depth(uint8_t n, uint32_t most)
 {
@@ -23,16 +25,19 @@ static const void *private_data(const struct id *id, const struct rdma_conn_para
 	return id->connect;
 }
 
-/* connection_qp returns the QP for a connection and assigns it to id. The lock is held. */
+/*
+ * connection_qp returns the QP for a connection and assigns it to id. It returns NULL if there is
+ * none, or if it has had a connection. The lock is held.
+ */
 static struct qp *connection_qp(struct id *id, const struct rdma_conn_param *p)
 {
 	struct qp *qp = id_qp(id);
 
-	if (!qp && p && id->pub.verbs) {
+	if (!qp && p && id->pub.verbs)
 		qp = iwv_qp_find(iwv_context_of(id->pub.verbs), p->qp_num);
-		if (qp)
-			atomic_store(&qp->cm, id);
-	}
+	if (!qp || atomic_load(&qp->conn) != CONN_NONE)
+		return NULL;
+	atomic_store(&qp->cm, id);
 	return qp;
 }
 
@@ -217,26 +222,38 @@ static struct cm_event *with_data(struct id *id, enum rdma_cm_event_type type, i
 	return e;
 }
 
+/*
+ * max_requests returns how many connect requests of a listener the program may leave, as Linux
+ * does. Those that were withdrawn count too: peers could otherwise fill the memory of a program
+ * that is busy.
+ */
+static unsigned int max_requests(const struct id *listener)
+{
+	return listener->backlog > 0 && listener->backlog < MAX_REQUESTS ? (unsigned int)listener->backlog : MAX_REQUESTS;
+}
+
 static void connect_request(struct context *c, const struct iwarpd_event *ev)
 {
 	struct id *listener = id_of_listener(ev), *id = NULL;
 	struct cm_event *e = NULL;
 
-	if (listener && listener->listening)
+	if (listener && listener->listening && listener->requests < max_requests(listener))
 		id = id_new(listener->pub.channel, listener->pub.context, listener->pub.ps, listener->pub.qp_type);
 	if (id) {
 		id->conn = ev->conn;
 		id->parent = &listener->pub;
-		id->bound = true;
+		id->bound = id->unreported = true;
 		id_bind_device(id, c);
 		addr_parse(ev->local, &id->pub.route.addr.src_storage);
 		addr_parse(ev->remote, &id->pub.route.addr.dst_storage);
 		e = with_data(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0, ev);
 	}
-	if (!e) {
+	if (id && !e)
+		id_drop(id);
+	else if (!e)
 		iwarpd_reject(c->dev, ev->conn, NULL, 0, NULL);
+	if (!e)
 		return;
-	}
 	/*
 	 * The peer's ORD limits what this side responds to, and its IRD limits what this
 	 * side may initiate.
@@ -244,6 +261,7 @@ static void connect_request(struct context *c, const struct iwarpd_event *ev)
 	e->pub.param.conn.responder_resources = (uint8_t)(ev->negotiated.ord < UINT8_MAX ? ev->negotiated.ord : UINT8_MAX);
 	e->pub.param.conn.initiator_depth = (uint8_t)(ev->negotiated.ird < UINT8_MAX ? ev->negotiated.ird : UINT8_MAX);
 	e->pub.listen_id = &listener->pub;
+	listener->requests++;
 	event_post(e);
 }
 
@@ -290,11 +308,11 @@ static void request_gone(struct context *c, const struct iwarpd_event *ev)
 			id->request_gone = true;
 }
 
-/* device_gone notifies all ids of a context that its daemon has ended. */
+/* device_gone notifies all ids of a context that its daemon has ended, if the program knows them. */
 static void device_gone(struct context *c)
 {
 	for (struct id *id = ids; id; id = id->next)
-		if (id->pub.verbs == &c->v.context)
+		if (id->pub.verbs == &c->v.context && !id->unreported)
 			event_simple(id, RDMA_CM_EVENT_DEVICE_REMOVAL, 0);
 }
 

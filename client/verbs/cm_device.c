@@ -110,7 +110,7 @@ struct context **cm_contexts(void)
 	if (live > 0)
 		return open_contexts;
 	for (struct device *d = iwv_devices_scan(); d; d = d->next)
-		if (d->present)
+		if (atomic_load(&d->present))
 			context_open(d);
 	return open_contexts;
 }
@@ -152,7 +152,7 @@ struct context *context_with(const struct sockaddr *a)
 	 * started.
 	 */
 	for (struct device *d = iwv_devices_scan(); d; d = d->next)
-		if (d->present && has(d, a))
+		if (atomic_load(&d->present) && has(d, a))
 			return context_open(d);
 	return NULL;
 }

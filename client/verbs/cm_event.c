@@ -76,6 +76,16 @@ static struct id *counted(const struct cm_event *e)
 	return id_of(e->pub.listen_id ? e->pub.listen_id : e->pub.id);
 }
 
+/* taken counts an event that the program takes. The lock is held. */
+static void taken(struct cm_event *e)
+{
+	counted(e)->events++;
+	if (e->pub.event == RDMA_CM_EVENT_CONNECT_REQUEST) {
+		id_of(e->pub.listen_id)->requests--;
+		id_of(e->pub.id)->unreported = false;
+	}
+}
+
 int rdma_get_cm_event(struct rdma_event_channel *pub, struct rdma_cm_event **event)
 {
 	struct queue_item *item;
@@ -89,7 +99,7 @@ int rdma_get_cm_event(struct rdma_event_channel *pub, struct rdma_cm_event **eve
 		iwv_thread_lock();
 		item = iwv_queue_pop(&channel_of(pub)->queue);
 		if (item)
-			counted(container_of(item, struct cm_event, item))->events++;
+			taken(container_of(item, struct cm_event, item));
 		iwv_thread_unlock();
 	} while (!item);
 	*event = &container_of(item, struct cm_event, item)->pub;
@@ -136,34 +146,24 @@ int sync_wait(struct id *id)
 	return set_errno(status < 0 ? -status : status);
 }
 
-static bool is_of(struct queue_item *item, void *id)
+/* is_own matches the events of an id. A connect request is one of its listener. */
+static bool is_own(struct queue_item *item, void *id)
 {
-	struct cm_event *e = container_of(item, struct cm_event, item);
-
-	return e->pub.id == id || e->pub.listen_id == id;
+	return counted(container_of(item, struct cm_event, item)) == id;
 }
 
 void events_drop(struct id *id)
 {
-	struct queue_item *list = iwv_queue_take(&channel_of(id->pub.channel)->queue, is_of, &id->pub);
+	struct queue_item *list = iwv_queue_take(&channel_of(id->pub.channel)->queue, is_own, id);
 
 	while (list) {
-		struct queue_item *next = list->next;
+		struct cm_event *e = container_of(list, struct cm_event, item);
 
-		free(container_of(list, struct cm_event, item));
-		list = next;
+		list = list->next;
+		if (e->pub.event == RDMA_CM_EVENT_CONNECT_REQUEST)
+			id_drop(id_of(e->pub.id));
+		free(e);
 	}
-}
-
-/*
- * is_own matches the events that move to another channel with an id. A connect request
- * moves with its listener.
- */
-static bool is_own(struct queue_item *item, void *id)
-{
-	struct cm_event *e = container_of(item, struct cm_event, item);
-
-	return (e->pub.listen_id ? e->pub.listen_id : e->pub.id) == id;
 }
 
 int rdma_migrate_id(struct rdma_cm_id *pub, struct rdma_event_channel *channel)
@@ -183,13 +183,14 @@ int rdma_migrate_id(struct rdma_cm_id *pub, struct rdma_event_channel *channel)
 		sync_done(id);
 	iwv_thread_lock();
 	old = pub->channel;
-	list = iwv_queue_take(&channel_of(old)->queue, is_own, pub);
+	list = iwv_queue_take(&channel_of(old)->queue, is_own, id);
 	pub->channel = channel;
 	while (list) {
-		struct queue_item *next = list->next;
+		struct cm_event *e = container_of(list, struct cm_event, item);
 
-		iwv_queue_put(&channel_of(channel)->queue, list);
-		list = next;
+		list = list->next;
+		e->pub.id->channel = channel; /* that of a connect request moves too */
+		iwv_queue_put(&channel_of(channel)->queue, &e->item);
 	}
 	iwv_thread_unlock();
 	if (id->sync)

@@ -23,43 +23,31 @@ struct id *id_new(struct rdma_event_channel *channel, void *context, enum rdma_p
 	return id;
 }
 
-static void id_free(struct id *id)
+static void id_unlink(struct id *id)
 {
 	for (struct id **at = &ids; *at; at = &(*at)->next) {
 		if (*at == id) {
 			*at = id->next;
-			break;
+			return;
 		}
 	}
+}
+
+static void id_free(struct id *id)
+{
 	free(id->ep_attr);
 	free(id->connect);
 	free(id);
-}
-
-/* default_pd returns the PD for ids whose program has created none. */
-static struct ibv_pd *default_pd(struct context *c)
-{
-	static struct { struct context *ctx; struct ibv_pd *pd; } made[64];
-
-	for (size_t i = 0; i < sizeof(made) / sizeof(made[0]); i++) {
-		if (made[i].ctx == c)
-			return made[i].pd;
-		if (made[i].ctx)
-			continue;
-		made[i].pd = ibv_alloc_pd(&c->v.context);
-		if (made[i].pd)
-			made[i].ctx = c;
-		return made[i].pd;
-	}
-	return NULL;
 }
 
 void id_bind_device(struct id *id, struct context *c)
 {
 	id->pub.verbs = &c->v.context;
 	id->pub.port_num = 1;
+	if (!c->pd)
+		c->pd = ibv_alloc_pd(&c->v.context);
 	if (!id->pub.pd)
-		id->pub.pd = default_pd(c);
+		id->pub.pd = c->pd;
 }
 
 struct qp *id_qp(const struct id *id)
@@ -151,6 +139,20 @@ static struct iwarpd_listener *other_family(const struct id *id, const struct co
 	return found;
 }
 
+/* reject_request rejects the connect request of an id, if there is one to answer. */
+static void reject_request(const struct id *id)
+{
+	if (id->conn && !id->request_gone)
+		iwarpd_reject(iwv_context_of(id->pub.verbs)->dev, id->conn, NULL, 0, NULL);
+}
+
+void id_drop(struct id *id)
+{
+	reject_request(id);
+	id_unlink(id);
+	id_free(id);
+}
+
 int rdma_destroy_id(struct rdma_cm_id *pub)
 {
 	struct id *id = id_of(pub);
@@ -160,9 +162,9 @@ int rdma_destroy_id(struct rdma_cm_id *pub)
 	if (id->sync)
 		sync_done(id);
 	iwv_thread_lock();
+	id_unlink(id); /* it gets no events any more */
 	close_endpoints(id);
-	if (id->conn && !id->request_gone)
-		iwarpd_reject(iwv_context_of(pub->verbs)->dev, id->conn, NULL, 0, NULL);
+	reject_request(id);
 	qp = id_qp(id);
 	if (qp) {
 		iwv_qp_disconnect(qp, false, NULL);
@@ -178,9 +180,7 @@ int rdma_destroy_id(struct rdma_cm_id *pub)
 	iwv_thread_unlock();
 	if (id->sync)
 		rdma_destroy_event_channel(pub->channel);
-	iwv_thread_lock();
 	id_free(id);
-	iwv_thread_unlock();
 	return 0;
 }
 

@@ -17,7 +17,7 @@ enum { FIRST_DEPTH = 1024 }; /* depth of a CQ without queue pairs, unless the pr
 struct channel {
 	struct ibv_comp_channel ibv;
 	struct iwarpd_channel *ch;
-	pthread_mutex_t lock; /* guards the rest */
+	pthread_mutex_t lock; /* guards the rest, and keeps CQs while their events are counted */
 	int wake;             /* an eventfd that is readable while there are ready queues */
 	struct cq *ready;
 };
@@ -105,12 +105,14 @@ static void push_ready(struct channel *ch, struct cq *cq)
 	pthread_mutex_unlock(&ch->lock);
 }
 
-/* pop_ready removes cq from the ready queues, or any one of them if cq is NULL. */
+/*
+ * pop_ready removes cq from the ready queues, or any one of them if cq is NULL. The channel's
+ * lock is held.
+ */
 static struct cq *pop_ready(struct channel *ch, const struct cq *cq)
 {
 	struct cq **at = &ch->ready, *got;
 
-	pthread_mutex_lock(&ch->lock);
 	while (cq && *at && *at != cq)
 		at = &(*at)->next_ready;
 	got = *at;
@@ -119,7 +121,6 @@ static struct cq *pop_ready(struct channel *ch, const struct cq *cq)
 		got->ready = false;
 		show_ready(ch);
 	}
-	pthread_mutex_unlock(&ch->lock);
 	return got;
 }
 
@@ -229,6 +230,13 @@ static uint32_t *events_taken(struct cq *cq)
 	return &cq->ibv.handle; /* programs have no use for the handle */
 }
 
+static void count_taken(struct cq *cq)
+{
+	pthread_mutex_lock(&cq->ibv.mutex);
+	(*events_taken(cq))++;
+	pthread_mutex_unlock(&cq->ibv.mutex);
+}
+
 static void wait_acknowledged(struct cq *cq)
 {
 	pthread_mutex_lock(&cq->ibv.mutex);
@@ -286,7 +294,30 @@ int cq_flush(struct ibv_cq *ibv, const struct ibv_qp *qp, uint64_t wr_id, enum i
 {
 	struct ibv_wc wc = { .wr_id = wr_id, .status = IBV_WC_WR_FLUSH_ERR, .opcode = opcode, .qp_num = qp->qp_num };
 
-	return opcode == IBV_WC_RECV && exchange_hold(&wc) ? 0 : cq_late(ibv, &wc);
+	return opcode == IBV_WC_RECV && exchange_hold(qp->context, &wc) ? 0 : cq_late(ibv, &wc);
+}
+
+static bool gone(struct ibv_context *ibv)
+{
+	return atomic_load(&iwv_context_of(ibv)->gone);
+}
+
+/* end_queue destroys the daemon's queue. ibv_get_cq_event does not find the CQ afterwards. */
+static int end_queue(struct cq *cq, struct iwarpd_error *e)
+{
+	struct channel *ch = cq->ibv.channel ? channel_of(cq->ibv.channel) : NULL;
+	int err;
+
+	if (ch)
+		pthread_mutex_lock(&ch->lock);
+	err = iwarpd_destroy_cq(cq->q, e);
+	if (err && gone(cq->ibv.context))
+		err = 0;
+	if (!err && ch)
+		pop_ready(ch, cq);
+	if (ch)
+		pthread_mutex_unlock(&ch->lock);
+	return err;
 }
 
 int ibv_destroy_cq(struct ibv_cq *ibv)
@@ -301,19 +332,16 @@ int ibv_destroy_cq(struct ibv_cq *ibv)
 	c = iwv_context_of(ibv->context);
 	iwv_thread_lock();
 	qp_wait_closing(c, ibv);
-	err = iwarpd_destroy_cq(cq->q, &e);
-	if (!err || atomic_load(&c->gone)) {
+	err = end_queue(cq, &e);
+	if (!err) {
 		forget(c, cq);
 		async_drop(c, ibv);
-		err = 0;
 	}
 	iwv_thread_unlock();
 	if (err) {
 		iwv_fail(err, "ibv_destroy_cq", &e);
 		return -err;
 	}
-	if (ibv->channel)
-		pop_ready(channel_of(ibv->channel), cq);
 	wait_acknowledged(cq);
 	drop_late(cq);
 	refer(ibv->channel, -1);
@@ -428,7 +456,7 @@ int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 			unhide(cq, &got[i]);
 			put_wc(&wc[total], &got[i]);
 			if (wc[total].status == IBV_WC_WR_FLUSH_ERR && wc[total].opcode == IBV_WC_RECV &&
-			    exchange_hold(&wc[total]))
+			    exchange_hold(ibv->context, &wc[total]))
 				continue;
 			total++;
 		}
@@ -457,18 +485,27 @@ int req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 	return 0;
 }
 
-/* look takes a waiting event. The thread cannot be canceled meanwhile. */
+/*
+ * look takes and counts a waiting event. The thread cannot be canceled meanwhile. When the daemon
+ * has ended, libiwarpd may still have events of CQs that were destroyed since.
+ */
 static int look(struct channel *ch, struct cq **cq)
 {
 	struct iwarpd_cq *q;
 	int state, err = 0;
 
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+	pthread_mutex_lock(&ch->lock);
 	*cq = pop_ready(ch, NULL);
-	if (!*cq) {
+	if (!*cq && gone(ch->ibv.context)) {
+		err = -EPIPE;
+	} else if (!*cq) {
 		err = iwarpd_get_cq_event(ch->ch, &q, 0);
 		*cq = err ? NULL : iwarpd_cq_context(q);
 	}
+	if (*cq)
+		count_taken(*cq);
+	pthread_mutex_unlock(&ch->lock);
 	pthread_setcancelstate(state, &state);
 	return err;
 }
@@ -509,9 +546,6 @@ int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **out, void **c
 			return -1;
 		}
 	}
-	pthread_mutex_lock(&cq->ibv.mutex);
-	(*events_taken(cq))++;
-	pthread_mutex_unlock(&cq->ibv.mutex);
 	*out = &cq->ibv;
 	*cq_context = cq->ibv.cq_context;
 	return 0;

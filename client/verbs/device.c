@@ -13,6 +13,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct device *devices; /* in the order of discovery */
 static unsigned int num_devices;
+static unsigned int scans;
 
 /* mark identifies iwarpd's devices: no other device has it among its operations. */
 static struct ibv_context *mark(struct ibv_device *device, int fd)
@@ -54,7 +55,8 @@ static void device_update(struct device *d, const struct iwarpd_device_attr *a)
 	d->num_addresses = i;
 	d->guid = hash(hash(UINT64_C(0xcbf29ce484222325), d->interface), i > 0 ? d->addresses[0] : "");
 	d->guid = (d->guid & ~(UINT64_C(1) << 56)) | (UINT64_C(2) << 56); /* locally administered */
-	d->present = true;
+	d->seen = scans;
+	atomic_store(&d->present, true);
 }
 
 /*
@@ -143,10 +145,11 @@ static void probe_all(void)
 struct device *iwv_devices_scan(void)
 {
 	pthread_mutex_lock(&lock);
-	for (struct device *d = devices; d; d = d->next)
-		d->present = false;
+	scans++;
 	if (!verbs_off())
 		probe_all();
+	for (struct device *d = devices; d; d = d->next)
+		atomic_store(&d->present, d->seen == scans);
 	pthread_mutex_unlock(&lock);
 	return devices;
 }
@@ -187,7 +190,7 @@ struct ibv_device **ibv_get_device_list(int *num)
 	iwv_devices_scan();
 	pthread_mutex_lock(&lock);
 	for (struct device *d = devices; d; d = d->next)
-		ours += d->present;
+		ours += atomic_load(&d->present);
 	if (!real)
 		theirs = 0;
 	list = calloc((size_t)(ours + theirs) + 2, sizeof(*list));
@@ -195,7 +198,7 @@ struct ibv_device **ibv_get_device_list(int *num)
 		int n = 0;
 
 		for (struct device *d = devices; d; d = d->next)
-			if (d->present)
+			if (atomic_load(&d->present))
 				list[n++] = &d->ibv;
 		if (theirs > 0)
 			memcpy(list + n, real, (size_t)theirs * sizeof(*list));
@@ -204,8 +207,11 @@ struct ibv_device **ibv_get_device_list(int *num)
 	pthread_mutex_unlock(&lock);
 	if (num)
 		*num = list ? ours + theirs : 0;
-	if (!list)
+	if (!list) {
+		if (real)
+			REAL(ibv_free_device_list)(real);
 		errno = ENOMEM;
+	}
 	return list;
 }
 
@@ -321,6 +327,9 @@ int ibv_close_device(struct ibv_context *ibv)
 	if (!iwv_is_ours(ibv))
 		return REAL(ibv_close_device)(ibv);
 	c = iwv_context_of(ibv);
+	iwv_thread_lock();
+	qp_wait_closing(c, NULL);
+	iwv_thread_unlock();
 	thread_forget(c);
 	async_close(c);
 	free_context(c);

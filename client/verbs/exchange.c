@@ -47,8 +47,8 @@ struct held {
 
 struct exchange {
 	struct exchange *next; /* list holders */
-	uint32_t qp;
-	bool shows;            /* completions are no longer held */
+	const struct ibv_qp *qp;
+	bool holds; /* completions are held: from the state RTR to the error state */
 	struct held *held, **last_held;
 	struct iwarpd_listener *listener; /* or NULL */
 	uint32_t peer;          /* QP number; set in the state RTR */
@@ -63,15 +63,15 @@ struct exchange {
 static pthread_mutex_t holding = PTHREAD_MUTEX_INITIALIZER;
 static struct exchange *holders;
 
-bool exchange_hold(const struct ibv_wc *wc)
+bool exchange_hold(const struct ibv_context *context, const struct ibv_wc *wc)
 {
 	struct held *h = calloc(1, sizeof(*h));
 	struct exchange *x;
 
 	pthread_mutex_lock(&holding);
-	for (x = holders; x && x->qp != wc->qp_num; x = x->next)
+	for (x = holders; x && (x->qp->qp_num != wc->qp_num || x->qp->context != context); x = x->next)
 		;
-	if (x && !x->shows && h) {
+	if (x && x->holds && h) {
 		h->wc = *wc;
 		*x->last_held = h;
 		x->last_held = &h->next;
@@ -93,7 +93,7 @@ static struct held *release(struct exchange *x)
 	list = x->held;
 	x->held = NULL;
 	x->last_held = &x->held;
-	x->shows = true;
+	x->holds = false;
 	pthread_mutex_unlock(&holding);
 	return list;
 }
@@ -111,13 +111,26 @@ void exchange_show(struct qp *qp)
 	}
 }
 
-static void hold(struct qp *qp)
+/* new_exchange returns the exchange state of a QP, which holds no completions yet. */
+static struct exchange *new_exchange(const struct qp *qp)
 {
-	qp->exchange->qp = qp->ibv.qp_num;
-	qp->exchange->last_held = &qp->exchange->held;
+	struct exchange *x = calloc(1, sizeof(*x));
+
+	if (!x)
+		return NULL;
+	x->qp = &qp->ibv;
+	x->last_held = &x->held;
 	pthread_mutex_lock(&holding);
-	qp->exchange->next = holders;
-	holders = qp->exchange;
+	x->next = holders;
+	holders = x;
+	pthread_mutex_unlock(&holding);
+	return x;
+}
+
+static void hold(struct exchange *x)
+{
+	pthread_mutex_lock(&holding);
+	x->holds = true;
 	pthread_mutex_unlock(&holding);
 }
 
@@ -154,7 +167,7 @@ int exchange_listen(struct qp *qp)
 
 	if (qp->exchange || atomic_load(&qp->conn) != CONN_NONE)
 		return 0;
-	qp->exchange = calloc(1, sizeof(*qp->exchange));
+	qp->exchange = new_exchange(qp);
 	if (!qp->exchange)
 		return -ENOMEM;
 	err = iwarpd_listen(qp->ctx->dev, &attr, &qp->exchange->listener, &e);
@@ -288,7 +301,7 @@ int exchange_connect(struct qp *qp, const struct ibv_qp_attr *attr)
 	qp->exchange->peer = attr->dest_qp_num;
 	qp->exchange->peer_gid = *peer;
 	qp->exchange->any_gid = gid_text(&own, text) != gid_text(peer, text);
-	hold(qp);
+	hold(qp->exchange);
 	order = memcmp(&own, peer, sizeof(own));
 	if (order < 0 || (order == 0 && qp->ibv.qp_num < attr->dest_qp_num))
 		return call(qp, &own, peer);

@@ -21,11 +21,8 @@ int far_check(uintptr_t addr, size_t length, bool writable)
 
 	if (err)
 		return err;
-	while (addr < end && !err) {
-		if (!vma_find(addr, &v) || v.start > addr || (v.prot & need) != need)
-			err = -EFAULT;
+	while (addr < end && vma_find(addr, &v) && v.start <= addr && (v.prot & need) == need)
 		addr = v.end;
-	}
 	vma_end();
-	return err;
+	return addr < end ? -EFAULT : 0;
 }

@@ -83,7 +83,8 @@ struct device {
 	char addresses[MAX_ADDRESSES][64]; /* "address/length" */
 	unsigned int num_addresses;
 	uint64_t guid;
-	bool present;
+	unsigned int seen; /* the last scan that has found it */
+	atomic_bool present;
 };
 
 /* A context is a connection to a daemon. */
@@ -97,6 +98,7 @@ struct context {
 	struct cq *cqs;       /* this and the members below are guarded by iwv_thread_lock */
 	struct qp *qps;       /* QPs of the program */
 	struct qp *closing;   /* destroyed QPs whose connections are still closing */
+	struct ibv_pd *pd;    /* of librdmacm, for ids whose program has created none; or NULL */
 	struct verbs_context v; /* its last member is the ibv_context */
 };
 
@@ -304,7 +306,7 @@ void qp_event(struct context *c, const struct iwarpd_event *ev);
  */
 int qp_expire(struct context *c);
 
-/* qp_wait_closing waits until no closing QP uses the CQ, SRQ or PD used. */
+/* qp_wait_closing waits until no closing QP uses the CQ, SRQ or PD used; NULL: until there is none. */
 void qp_wait_closing(struct context *c, const void *used);
 
 /* iwv_qp_connecting records that a connection of a QP has begun, or that its start has failed. */
@@ -330,7 +332,7 @@ void exchange_end(struct qp *qp);
  * peer leaves. It returns false if the completion is to be shown now. It may be called
  * with any lock held.
  */
-bool exchange_hold(const struct ibv_wc *wc);
+bool exchange_hold(const struct ibv_context *context, const struct ibv_wc *wc);
 
 /* exchange_show adds the held completions to the CQ. */
 void exchange_show(struct qp *qp);

@@ -227,7 +227,7 @@ int ibv_dereg_mr(struct ibv_mr *ibv)
 /* The region gets new keys, as the verbs allow. */
 int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, size_t length, int access)
 {
-	struct mr *mr = container_of(ibv, struct mr, ibv), old = *mr, *fresh;
+	struct mr *mr = container_of(ibv, struct mr, ibv), old, *fresh;
 	struct ibv_mr *made;
 
 	if (!iwv_is_ours(ibv->context))
@@ -240,6 +240,7 @@ int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, s
 		addr = ibv->addr;
 		length = ibv->length;
 	}
+	old = *mr;
 	made = reg_mr(flags & IBV_REREG_MR_CHANGE_PD ? pd : ibv->pd, addr, length, (uintptr_t)addr,
 		      flags & IBV_REREG_MR_CHANGE_ACCESS ? (unsigned int)access : mr->access);
 	if (!made)

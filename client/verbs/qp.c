@@ -256,7 +256,7 @@ int qp_expire(struct context *c)
 
 static bool uses(const struct qp *qp, const void *used)
 {
-	return qp->ibv.send_cq == used || qp->ibv.recv_cq == used || qp->ibv.srq == used || qp->ibv.pd == used;
+	return !used || qp->ibv.send_cq == used || qp->ibv.recv_cq == used || qp->ibv.srq == used || qp->ibv.pd == used;
 }
 
 void qp_wait_closing(struct context *c, const void *used)
@@ -359,6 +359,11 @@ void iwv_qp_connecting(struct qp *qp, bool yes)
 static int modify(struct qp *qp, const struct ibv_qp_attr *attr, int mask, struct iwarpd_error *e)
 {
 	switch (attr->qp_state) {
+	case IBV_QPS_RESET:
+		if (atomic_load(&qp->conn) == CONN_NONE)
+			return 0;
+		iwv_log("QP %u: iwarpd cannot reset a queue pair that has had a connection: create another one", qp->ibv.qp_num);
+		return -EOPNOTSUPP;
 	case IBV_QPS_INIT:
 		return atomic_load(&qp->cm) ? 0 : exchange_listen(qp);
 	case IBV_QPS_RTR:

@@ -467,15 +467,43 @@ func TestUnprivileged(t *testing.T) {
 	}
 }
 
-// The same libraries with the sanitizers of gcc, which stop a program that is not
-// compiled with them only if it has their library from the start.
-func TestSanitized(t *testing.T) {
-	a, b := newHosts(t, sanitized)
+// sanitizer returns what runs a program that is not compiled with the sanitizers of gcc on libraries that are: such a
+// program needs their library from the start.
+func sanitizer(t *testing.T) string {
+	t.Helper()
 	out, err := exec.Command("gcc", "-print-file-name=libasan.so").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	prefix := "setarch --addr-no-randomize env LD_PRELOAD=" + strings.TrimSpace(string(out)) + " ASAN_OPTIONS=detect_leaks=0 "
+	return "setarch --addr-no-randomize env LD_PRELOAD=" + strings.TrimSpace(string(out)) + " ASAN_OPTIONS=detect_leaks=0 "
+}
+
+// TestIdentifiers checks uses of connections, queue pairs and completion queues that the programs of the table seldom
+// make, with the sanitizers.
+func TestIdentifiers(t *testing.T) {
+	a, b := newHosts(t, sanitized)
+	program := sanitizer(t) + compile(t, "cm")
+	run := func(t *testing.T, mode string, env ...string) *testenv.Process {
+		t.Helper()
+		return b.start(t, program+" "+mode+" "+b.end.Addr4.String(), append(env, "IWARPD_VERBS_LOG=1")...)
+	}
+	// The first queue pair of each daemon has the number 1.
+	t.Run("devices", func(t *testing.T) { run(t, "devices", "IWARPD_SOCKET="+a.socket+","+b.socket).Succeed() })
+	for _, mode := range []string{"rtr", "cqs", "requests", "migrate", "twice"} {
+		t.Run(mode, func(t *testing.T) { run(t, mode).Succeed() })
+	}
+	t.Run("dropped", func(t *testing.T) {
+		p := run(t, "dropped")
+		p.Expect("dropped\n")
+		b.daemon.Signal(syscall.SIGKILL)
+		p.Succeed()
+	})
+}
+
+// TestSanitized runs programs on the same libraries with the sanitizers.
+func TestSanitized(t *testing.T) {
+	a, b := newHosts(t, sanitized)
+	prefix := sanitizer(t)
 	for _, r := range rows() {
 		if r.long || r.group != "rdmacm-utils" && r.group != "ibverbs-utils" {
 			continue

@@ -1,0 +1,360 @@
+/* Uses of librdmacm and libibverbs that programs seldom make: cm MODE ADDRESS. The peer is the same process. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <infiniband/verbs.h>
+#include <poll.h>
+#include <pthread.h>
+#include <rdma/rdma_cma.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define CHECK(x)                                                              \
+	do {                                                                  \
+		if (!(x)) {                                                   \
+			printf("line %d: failed: %s: %s\n", __LINE__, #x, strerror(errno)); \
+			exit(1);                                              \
+		}                                                             \
+	} while (0)
+
+static const char *address;
+
+static struct rdma_event_channel *channel(void)
+{
+	struct rdma_event_channel *ch = rdma_create_event_channel();
+
+	CHECK(ch);
+	return ch;
+}
+
+static struct sockaddr_in socket_address(__be16 port)
+{
+	struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = port };
+
+	CHECK(inet_pton(AF_INET, address, &a.sin_addr) == 1);
+	return a;
+}
+
+static struct rdma_cm_id *listener(struct rdma_event_channel *ch, int backlog)
+{
+	struct sockaddr_in a = socket_address(0);
+	struct rdma_cm_id *id;
+
+	CHECK(rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_bind_addr(id, (struct sockaddr *)&a) == 0 && rdma_listen(id, backlog) == 0);
+	return id;
+}
+
+/* next takes and acknowledges the next event of a channel, and returns its id. */
+static struct rdma_cm_id *next(struct rdma_event_channel *ch, enum rdma_cm_event_type want)
+{
+	struct rdma_cm_event *e;
+	struct rdma_cm_id *id;
+
+	CHECK(rdma_get_cm_event(ch, &e) == 0);
+	if (e->event != want)
+		printf("%s instead of %s\n", rdma_event_str(e->event), rdma_event_str(want));
+	CHECK(e->event == want);
+	id = e->id;
+	CHECK(rdma_ack_cm_event(e) == 0);
+	return id;
+}
+
+static void create_qp(struct rdma_cm_id *id)
+{
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+
+	CHECK(rdma_create_qp(id, NULL, &init) == 0);
+}
+
+/* call starts a connection to a listener. */
+static struct rdma_cm_id *call(struct rdma_event_channel *ch, struct rdma_cm_id *to)
+{
+	struct sockaddr_in a = socket_address(rdma_get_src_port(to));
+	struct rdma_cm_id *id;
+
+	CHECK(rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&a, 2000) == 0 && next(ch, RDMA_CM_EVENT_ADDR_RESOLVED) == id);
+	CHECK(rdma_resolve_route(id, 2000) == 0 && next(ch, RDMA_CM_EVENT_ROUTE_RESOLVED) == id);
+	create_qp(id);
+	CHECK(rdma_connect(id, NULL) == 0);
+	return id;
+}
+
+static void end(struct rdma_cm_id *id)
+{
+	if (id->qp)
+		rdma_destroy_qp(id);
+	CHECK(rdma_destroy_id(id) == 0);
+}
+
+static bool readable(int fd)
+{
+	struct pollfd p = { .fd = fd, .events = POLLIN };
+
+	return poll(&p, 1, 0) == 1;
+}
+
+/* waiting returns the number of events that a channel has. */
+static unsigned long waiting(struct rdma_event_channel *ch)
+{
+	char path[64], line[128];
+	unsigned long n;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", ch->fd);
+	f = fopen(path, "re");
+	CHECK(f);
+	while (fgets(line, sizeof(line), f)) {
+		if (sscanf(line, "eventfd-count: %lx", &n) == 1) {
+			fclose(f);
+			return n;
+		}
+	}
+	CHECK(false);
+}
+
+static void await(struct rdma_event_channel *ch, unsigned long n)
+{
+	while (waiting(ch) != n)
+		usleep(1000);
+}
+
+/* The requests of peers that do not wait are bounded by the backlog, like others. */
+static void requests(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 2);
+
+	for (int i = 0; i < 6; i++) {
+		unsigned long before = waiting(server);
+		struct rdma_cm_id *id = call(client, l);
+
+		while (waiting(server) == before && !readable(client->fd))
+			usleep(1000);
+		end(id);
+	}
+	CHECK(waiting(server) == 2);
+	for (int i = 0; i < 2; i++)
+		end(next(server, RDMA_CM_EVENT_CONNECT_REQUEST));
+	for (int reported = 0; !reported;) { /* until the daemon has noticed that they are gone */
+		struct rdma_cm_id *id = call(client, l);
+
+		while (waiting(server) == 0 && !readable(client->fd))
+			usleep(1000);
+		reported = waiting(server) == 1;
+		end(id);
+	}
+	end(l); /* with a request that was not taken */
+	rdma_destroy_event_channel(server);
+	rdma_destroy_event_channel(client);
+}
+
+/* A request moves to another channel with its listener. */
+static void migrate(void)
+{
+	struct rdma_event_channel *old = channel(), *now = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(old, 0), *id = call(client, l), *child;
+
+	await(old, 1);
+	CHECK(rdma_migrate_id(l, now) == 0);
+	rdma_destroy_event_channel(old);
+	child = next(now, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(child->channel == now);
+	CHECK(rdma_reject(child, NULL, 0) == 0);
+	end(child);
+	CHECK(next(client, RDMA_CM_EVENT_REJECTED) == id);
+	end(id);
+	end(l);
+	rdma_destroy_event_channel(now);
+	rdma_destroy_event_channel(client);
+}
+
+/* Connecting a second time fails and changes nothing. */
+static void twice(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id = call(client, l), *child;
+
+	child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	create_qp(child);
+	CHECK(rdma_accept(child, NULL) == 0);
+	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
+	CHECK(rdma_connect(id, NULL) == -1 && errno == EINVAL);
+	CHECK(rdma_disconnect(id) == 0);
+	CHECK(next(server, RDMA_CM_EVENT_DISCONNECTED) == child);
+	CHECK(rdma_disconnect(child) == 0);
+	CHECK(next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
+	end(child);
+	end(id);
+	end(l);
+}
+
+/* A listener ends with a request that was not taken, and then the daemon ends. */
+static void dropped(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id = call(client, l);
+
+	await(server, 1);
+	end(l);
+	rdma_destroy_event_channel(server);
+	CHECK(next(client, RDMA_CM_EVENT_REJECTED) == id);
+	printf("dropped\n");
+	fflush(stdout);
+	CHECK(next(client, RDMA_CM_EVENT_DEVICE_REMOVAL) == id);
+	CHECK(!readable(client->fd));
+	end(id);
+}
+
+static struct ibv_context *device(int i)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct ibv_context *c;
+
+	CHECK(list && list[0] && (i == 0 || list[1]));
+	c = ibv_open_device(list[i]);
+	CHECK(c);
+	ibv_free_device_list(list);
+	return c;
+}
+
+/* A queue pair and what it needs. */
+struct queues {
+	struct ibv_pd *pd;
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;
+};
+
+static struct queues make(struct ibv_context *c, struct ibv_comp_channel *ch)
+{
+	struct queues q = { .pd = ibv_alloc_pd(c), .cq = ibv_create_cq(c, 10, NULL, ch, 0) };
+	struct ibv_qp_init_attr init = { .send_cq = q.cq, .recv_cq = q.cq, .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+
+	CHECK(q.pd && q.cq);
+	q.qp = ibv_create_qp(q.pd, &init);
+	CHECK(q.qp);
+	return q;
+}
+
+static void unmake(struct queues *q)
+{
+	CHECK(ibv_destroy_qp(q->qp) == 0 && ibv_destroy_cq(q->cq) == 0 && ibv_dealloc_pd(q->pd) == 0);
+}
+
+/* flush posts a receive and moves a queue pair to the error state. */
+static void flush(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
+	struct ibv_recv_wr wr = { .wr_id = 7 }, *bad;
+
+	CHECK(ibv_post_recv(qp, &wr, &bad) == 0 && ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
+}
+
+static void flushes(struct queues *q)
+{
+	struct ibv_wc wc;
+
+	flush(q->qp);
+	CHECK(ibv_poll_cq(q->cq, 1, &wc) == 1 && wc.wr_id == 7 && wc.status == IBV_WC_WR_FLUSH_ERR);
+}
+
+/* to_rtr makes a queue pair wait for one that never connects. */
+static void to_rtr(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT };
+	struct ibv_qp_attr rtr = { .qp_state = IBV_QPS_RTR, .ah_attr = { .is_global = 1, .port_num = 1 } };
+
+	CHECK(ibv_query_gid(qp->context, 1, 0, &rtr.ah_attr.grh.dgid) == 0);
+	CHECK(ibv_modify_qp(qp, &init, IBV_QP_STATE) == 0);
+	for (int i = 0; i < 2; i++)
+		CHECK(ibv_modify_qp(qp, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN) == 0);
+}
+
+/* The state RTR set twice. */
+static void rtr(void)
+{
+	struct ibv_context *c = device(0);
+	struct queues a = make(c, NULL), b;
+
+	to_rtr(a.qp);
+	flushes(&a);
+	unmake(&a);
+	b = make(c, NULL);
+	flushes(&b);
+	unmake(&b);
+	CHECK(ibv_close_device(c) == 0);
+}
+
+/* Queue pairs of two daemons may have the same number. */
+static void devices(void)
+{
+	struct ibv_context *one = device(0), *two = device(1);
+	struct queues a = make(one, NULL), b = make(two, NULL);
+
+	CHECK(a.qp->qp_num == b.qp->qp_num);
+	to_rtr(a.qp);
+	flushes(&b);
+	flushes(&a);
+	unmake(&a);
+	unmake(&b);
+	CHECK(ibv_close_device(one) == 0 && ibv_close_device(two) == 0);
+}
+
+static atomic_bool stop;
+
+static void *taker(void *arg)
+{
+	while (!atomic_load(&stop)) {
+		struct ibv_cq *cq;
+		void *context;
+
+		CHECK(ibv_get_cq_event(arg, &cq, &context) == 0);
+		ibv_ack_cq_events(cq, 1);
+	}
+	return NULL;
+}
+
+/* Completion queues end while another thread takes their events. */
+static void cqs(void)
+{
+	struct ibv_context *c = device(0);
+	struct ibv_comp_channel *ch = ibv_create_comp_channel(c);
+	struct queues q;
+	pthread_t t;
+
+	CHECK(ch && pthread_create(&t, NULL, taker, ch) == 0);
+	for (int i = 0; i < 1000; i++) {
+		q = make(c, ch);
+		CHECK(ibv_req_notify_cq(q.cq, 0) == 0);
+		flush(q.qp);
+		unmake(&q);
+	}
+	q = make(c, ch);
+	atomic_store(&stop, true); /* after the next event at the latest */
+	CHECK(ibv_req_notify_cq(q.cq, 0) == 0);
+	flush(q.qp);
+	CHECK(pthread_join(t, NULL) == 0);
+	unmake(&q);
+	CHECK(ibv_destroy_comp_channel(ch) == 0 && ibv_close_device(c) == 0);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct { const char *name; void (*run)(void); } modes[] = {
+		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "dropped", dropped },
+		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs },
+	};
+
+	CHECK(argc == 3);
+	address = argv[2];
+	alarm(120);
+	for (size_t i = 0; i < sizeof(modes) / sizeof(modes[0]); i++)
+		if (strcmp(argv[1], modes[i].name) == 0)
+			modes[i].run();
+	return 0;
+}
