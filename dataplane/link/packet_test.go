@@ -467,3 +467,89 @@ func TestPacketSuperAfterDown(t *testing.T) {
 		t.Errorf("%d super-frames arrived, stats %+v", got, st)
 	}
 }
+
+// TestPacketsAfterDown checks that several links of an interface share its frames by flow also after the
+// interface was down: none is lost, and those of a flow arrive on one link.
+func TestPacketsAfterDown(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	a := openPacketEnd(t, &v.A, PortFilter([]uint16{1}))
+	const n = 3
+	var links []*Packet
+	if err := v.B.NS.Do(func() (err error) {
+		links, err = OpenPackets(v.B.Name, n, PacketOptions{Filter: PortFilter([]uint16{7174})})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		defer l.Close()
+	}
+	const flows, each = 64, 4
+	exchange := func(round byte) {
+		t.Helper()
+		by := make(map[uint16]int) // link of a flow
+		got := make([]int, n)
+		take := func() (all int) {
+			fs := make([]Frame, 16)
+			for i, l := range links {
+				for k := range l.Receive(fs) {
+					f := fs[k].Pieces[0]
+					if len(f) == 14+20+40 && f[len(f)-1] == round { // others are the kernel's, or late
+						port := binary.BigEndian.Uint16(f[34:])
+						if had, ok := by[port]; ok && had != i {
+							t.Errorf("round %d: a flow arrives on links %d and %d", round, had, i)
+						}
+						by[port] = i
+						got[i]++
+					}
+					l.Release(&fs[k])
+				}
+				all += got[i]
+			}
+			return all
+		}
+		for k := range flows * each {
+			f := ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 40)
+			binary.BigEndian.PutUint16(f[34:], uint16(20000+k%flows))
+			f[14+20+12], f[len(f)-1] = 5<<4, round
+			send(t, a, f)
+			take()
+		}
+		for until := clock.Now().Add(time.Minute); take() < flows*each; links[0].Wait(time.Millisecond, -1) {
+			if clock.Now() > until {
+				t.Fatalf("round %d: %v frames of %d arrived", round, got, flows*each)
+			}
+		}
+		for i, k := range got {
+			if k == 0 {
+				t.Errorf("round %d: link %d received none of %d flows", round, i, flows)
+			}
+		}
+	}
+	exchange(1)
+	if err := v.B.NS.Do(func() error {
+		l, err := netlink.LinkByName(v.B.Name)
+		if err != nil {
+			return err
+		}
+		return errors.Join(netlink.LinkSetDown(l), netlink.LinkSetUp(l))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	probe := ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 40)
+	for until, up := clock.Now().Add(time.Minute), false; !up; {
+		if clock.Now() > until {
+			t.Fatal("no frame arrives after the interface was down")
+		}
+		send(t, a, probe) // lost until the interface is up
+		fs := make([]Frame, 16)
+		for _, l := range links {
+			k := l.Receive(fs)
+			for i := range k {
+				l.Release(&fs[i])
+			}
+			up = up || k > 0
+		}
+	}
+	exchange(2)
+}
