@@ -29,6 +29,7 @@ type job struct {
 	Tests     []test        `json:"tests,omitempty"`
 	Warm      time.Duration `json:"warm,omitempty"`
 	Window    time.Duration `json:"window,omitempty"`
+	Count     int           `json:"count,omitempty"` // connections
 }
 
 // A test is one workload at one message size.

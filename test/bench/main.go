@@ -67,6 +67,7 @@ type options struct {
 	against  string         // the file of an earlier run to compare with
 	plot     string         // the picture to draw from out, instead of measuring
 	hold     bool           // hold free memory where the hypervisor takes it back
+	crowd    int            // connections to make, instead of measuring
 	counters *regexp.Regexp // the counters to print after each measurement; nil: none
 }
 
@@ -102,6 +103,7 @@ func parse(args []string) (*options, error) {
 	fs.BoolVar(&o.markdown, "markdown", false, "print the table as Markdown")
 	fs.StringVar(&o.against, "against", "", "compare with the rows of an earlier run in this file")
 	fs.StringVar(&o.plot, "plot", "", "measure nothing, but draw the rows of the -out file that compare with the kernel's TCP into this SVG file")
+	fs.IntVar(&o.crowd, "crowd", 0, "only connect this many queue pairs by two daemons, and print what each costs while all are idle")
 	fs.BoolVar(&o.hold, "hold", true, "where the hypervisor takes free memory back, hold most of it while measuring, but for -quick")
 	fs.Func("counters", "print how the counters of both ends that match this regular expression changed in each measurement", func(s string) (err error) {
 		o.counters, err = regexp.Compile(s)
@@ -193,6 +195,9 @@ func run(args []string) error {
 	}()
 
 	fmt.Println(box())
+	if o.crowd > 0 {
+		return m.crowd(o.crowd)
+	}
 	if o.rounds < 5 || o.quick {
 		fmt.Println("A short run: the numbers prove nothing.")
 	}
