@@ -37,7 +37,7 @@ func (m *matrix) crowd(n int) (err error) {
 	sockets := map[*side]string{}
 	most := strconv.Itoa(n + 1)
 	for _, s := range []*side{a, b} {
-		d, socket, err := m.daemon(s, "--interface", s.ifn, "--max-qps", most, "--max-ports", most, "--max-rings", "8G")
+		d, socket, err := m.daemon(s, "--interface", s.ifn, "--max-qps", most, "--max-ports", most, "--max-rings", "8GiB")
 		if err != nil {
 			return err
 		}
