@@ -184,8 +184,15 @@ func (c *Conn) persistTimeout(now clock.Time) {
 
 func (c *Conn) armKeepAlive(now clock.Time) {
 	if c.cfg.KeepAliveIdle > 0 {
-		c.arm(timerKeepAlive, now.Add(c.cfg.KeepAliveIdle))
+		c.keepAliveAt(now.Add(c.cfg.KeepAliveIdle))
 	}
+}
+
+// keepAliveAt arms the timer for the first multiple of an eighth of the interval that is not before at. So the
+// probes of thousands of idle connections, due at about the same time, do not each wake the worker.
+func (c *Conn) keepAliveAt(at clock.Time) {
+	step := clock.Time(max(c.cfg.KeepAliveInterval/8, 1))
+	c.arm(timerKeepAlive, (at+step-1)/step*step)
 }
 
 func (c *Conn) keepAliveTimeout(now clock.Time) {
@@ -196,7 +203,7 @@ func (c *Conn) keepAliveTimeout(now clock.Time) {
 	if quiet < c.cfg.KeepAliveIdle || c.q.head != c.q.tail {
 		// A segment has arrived, or data in flight acts as a probe.
 		c.keepProbes = 0
-		c.arm(timerKeepAlive, now.Add(max(c.cfg.KeepAliveIdle-quiet, c.cfg.KeepAliveInterval)))
+		c.keepAliveAt(now.Add(max(c.cfg.KeepAliveIdle-quiet, c.cfg.KeepAliveInterval)))
 		return
 	}
 	if c.keepProbes >= c.cfg.KeepAliveCount {
@@ -205,7 +212,7 @@ func (c *Conn) keepAliveTimeout(now clock.Time) {
 	}
 	c.keepProbes++
 	c.keepPending = true
-	c.arm(timerKeepAlive, now.Add(c.cfg.KeepAliveInterval))
+	c.keepAliveAt(now.Add(c.cfg.KeepAliveInterval))
 }
 
 // reuseAfter is how long a connection stays in TIME-WAIT at least before MayFollow reports true.
