@@ -29,7 +29,8 @@ import (
 // Config configures a Node. Link, Interface or Sockets must be set.
 type Config struct {
 	// Sockets makes the Node use sockets of the kernel's TCP for connections, which takes no
-	// privileges. Addrs may restrict the addresses that Node.Addr and clients see.
+	// privileges. Addrs may restrict the addresses that Node.Addr and clients see. A program that
+	// wants both opens a second Node.
 	Sockets bool
 
 	// Link carries the frames; Node.Close closes it. Addrs are the addresses of its end, and

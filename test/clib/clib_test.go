@@ -104,7 +104,7 @@ func newHosts(t *testing.T, args ...string) (a, b *host) {
 		h := &host{end: end, socket: filepath.Join(t.TempDir(), "iwarpd.sock")}
 		// A namespace lasts as long as a process in it. The daemon has the address of its host, and its socket can be reached
 		// from everywhere.
-		h.daemon = testenv.Start(t, end.NS.Command(testenv.Program(t, "cmd/iwarpd"), append([]string{"--interface", end.Name, "--socket", h.socket}, args...)...))
+		h.daemon = testenv.Start(t, end.NS.Command(testenv.Program(t, "cmd/iwarpd"), append([]string{"--interface", end.Name, "--transport", "both", "--socket", h.socket}, args...)...))
 		h.daemon.Expect("ready")
 		return h
 	}
@@ -159,7 +159,7 @@ func check(t *testing.T, v *variant, a, b *host, mode string) *exec.Cmd {
 func TestCheck(t *testing.T) {
 	a, b := newHosts(t)
 	for _, v := range []*variant{plain, sanitized} {
-		for _, mode := range []string{"verbs", "cm", "streams", "sctp", "shared", "channels", "threads", "files"} {
+		for _, mode := range []string{"verbs", "cm", "streams", "transports", "shared", "channels", "threads", "files"} {
 			t.Run(v.name+"/"+mode, func(t *testing.T) { testenv.Start(t, check(t, v, a, b, mode)).Succeed() })
 		}
 	}

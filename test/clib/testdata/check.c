@@ -732,14 +732,15 @@ static void streams(struct side *a, struct side *b)
 	drop(b);
 }
 
-/* sctp repeats these checks over each of the other transports. */
-static void sctp(struct side *a, struct side *b)
+/* transports repeats these checks over each of the other transports. */
+static void transports(struct side *a, struct side *b)
 {
 	static const struct iwarpd_startup how[] = {
 		{ .transport = IWARPD_TRANSPORT_SCTP },
 		{ .transport = IWARPD_TRANSPORT_SCTP, .udp_encapsulation = 1 },
 		{ .transport = IWARPD_TRANSPORT_SCTP_DRAFT },
 		{ .transport = IWARPD_TRANSPORT_SCTP, .shared_association = 1 },
+		{ .transport = IWARPD_TRANSPORT_SOCKET },
 	};
 
 	for (size_t i = 0; i < sizeof(how) / sizeof(how[0]); i++) {
@@ -1083,8 +1084,8 @@ int main(int argc, char **argv)
 		check_resize_lost(&a);
 	} else if (strcmp(argv[5], "streams") == 0) {
 		streams(&a, &b);
-	} else if (strcmp(argv[5], "sctp") == 0) {
-		sctp(&a, &b);
+	} else if (strcmp(argv[5], "transports") == 0) {
+		transports(&a, &b);
 	} else if (strcmp(argv[5], "shared") == 0) {
 		shared(&a, &b);
 	} else if (strcmp(argv[5], "channels") == 0) {
