@@ -16,7 +16,7 @@ type cmdQueue struct {
 	at       int
 	pending  atomic.Int32 // of both
 	sleeping atomic.Bool
-	resting  atomic.Bool // the worker is between two turns and waits for its link
+	resting  atomic.Bool // the worker waits for its link, and uses no memory of a client before another turn finds it
 	alarm    *shm.Alarm  // alarm that wakes the worker
 }
 

@@ -3,9 +3,13 @@ package dataplane
 import (
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/shm"
+	"github.com/iwarpd/iwarpd/verbs"
 )
 
 // TestFence checks that Fence waits until every worker has finished its current turn, so that no worker still uses
@@ -82,5 +86,60 @@ func TestFenceAsleep(t *testing.T) {
 	e.Stop()
 	if w.stats.Sleeps > n/2 {
 		t.Errorf("the worker slept %d times", w.stats.Sleeps)
+	}
+}
+
+// A waitLink notes how many completions cq has whenever its worker waits.
+type waitLink struct {
+	link.Link
+	cq        *shm.CQ
+	published atomic.Uint64
+}
+
+func (l *waitLink) Wait(limit time.Duration, fd int) bool {
+	l.published.Store(l.cq.Stats().Completions)
+	return l.Link.Wait(limit, fd)
+}
+
+// TestFenceModerated checks that Fence does not take a worker that sleeps until a delayed wake-up for one that uses no memory:
+// it would use a completion queue that has been freed.
+func TestFenceModerated(t *testing.T) {
+	a, b, err := link.NewPipe(link.PipeConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	cq, err := shm.CreateCQ(1, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cq.Close()
+	asleep := &waitLink{Link: a, cq: cq}
+	e, err := New(Config{}, []Queue{{Link: asleep, CPU: -1}}, fixed{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := shm.MapCQ(cq.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	w := e.workers[0]
+	e.Start()
+	defer e.Stop()
+	cq.Moderate(16, time.Hour)
+	client.Arm(false)
+	w.post(func(w *worker) { w.complete(&QPBinding{SendCQ: cq}, &verbs.WC{}) })
+	for began := time.Now(); asleep.published.Load() == 0; time.Sleep(time.Millisecond) {
+		if time.Since(began) > time.Minute {
+			t.Fatal("the worker does not sleep after the completion")
+		}
+	}
+	cq.Moderate(0, 0)
+	e.Fence() // the worker takes the command in one turn, and has ended it when it takes the next one
+	e.Fence()
+	if n := cq.Stats().WakeUps; n != 1 {
+		t.Errorf("%d wake-ups: the worker has not published the queue", n)
 	}
 }

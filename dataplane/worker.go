@@ -270,7 +270,7 @@ func (w *worker) sleep(limit time.Duration) {
 	if w.turn() == 0 && !w.e.stop.Load() {
 		w.stats.Sleeps++
 		limit = w.untilTimer(limit)
-		w.cmds.resting.Store(true)
+		w.cmds.resting.Store(len(w.cqs) == 0)
 		alarmed := w.link.Wait(limit, w.cmds.alarm.FD())
 		w.cmds.resting.Store(false)
 		if alarmed {
