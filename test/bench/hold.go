@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -48,6 +49,18 @@ func hold() (release func(), err error) {
 	}
 	fmt.Printf("The hypervisor takes free memory back: %d MiB are held meanwhile, which took %.0f s.\n", n>>20, time.Since(began).Seconds())
 	return release, nil
+}
+
+// holdMain holds memory for another measurement, prints a line once it does, and releases it when standard input ends.
+func holdMain() error {
+	release, err := hold()
+	if err != nil {
+		return err
+	}
+	defer release()
+	fmt.Println("ready")
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
 }
 
 // reports tells whether the kernel reports free pages; file is reportingOrder.

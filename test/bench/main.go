@@ -2,6 +2,9 @@
 // veth pair between two network namespaces, with one queue each way and one CPU at each end.
 //
 //	go run ./test/bench [-quick] [-rounds N] [-mtu LIST] [-only REGEXP] [-out FILE]
+//	go run ./test/bench hold
+//
+// The second form only holds memory, as the first does while measuring, until its standard input ends: for test/bench/cp.
 //
 // Peers: "budget" is an AF_XDP socket alone that does the same work per frame (copy, CRC32c,
 // checksum, one acknowledgement for two frames) without a protocol; "kernel-tcp-gso" and
@@ -75,6 +78,13 @@ func main() {
 	if len(os.Args) == 3 && os.Args[1] == "child" {
 		if err := childMain(os.Args[2]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	if len(os.Args) == 2 && os.Args[1] == "hold" {
+		if err := holdMain(); err != nil {
+			fmt.Fprintln(os.Stderr, "bench: hold memory:", err)
 			os.Exit(1)
 		}
 		return
