@@ -25,7 +25,8 @@ type Config struct {
 	// block for long.
 	OnEvent func(Event)
 	Poll    PollPolicy
-	// Spin is the time for which an adaptive worker spins after work; default 50 µs.
+	// Spin is the time for which an adaptive worker spins after work, and up to four times as
+	// long while more work comes soon after; default 50 µs. If it is negative, it never spins.
 	Spin time.Duration
 	// TCP is the configuration of every connection; default tcp.DefaultConfig(). If MaxHeld
 	// is 0, the worker's memory is the only limit.

@@ -211,3 +211,25 @@ func TestNoDoorbellIsLost(t *testing.T) {
 		})
 	}
 }
+
+// TestNoSpin checks that a worker that is told not to spin sleeps as soon as it is idle.
+func TestNoSpin(t *testing.T) {
+	socks, err := NewSockets(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socks.Close()
+	e, err := New(Config{Spin: -1}, []Queue{{Link: socks, CPU: -1}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Start()
+	defer e.Stop()
+	const wakes = 50
+	for range wakes {
+		e.Fence()
+	}
+	if st := e.Stats()[0]; st.Turns > 10*wakes {
+		t.Errorf("%d turns for %d wake-ups", st.Turns, wakes)
+	}
+}

@@ -163,7 +163,7 @@ var keys = slices.Concat([]key{
 		return nil
 	}},
 	{"poll", "", "adaptive", "what an idle worker does: adaptive (spins, then sleeps) or busy (always spins)", oneOf(func(s *settings) *string { return &s.Poll }, "adaptive", "busy")},
-	{"spin", "", "50us", "how long an idle adaptive worker spins before it sleeps; up to four times as long while work keeps coming soon after", duration(func(s *settings) *time.Duration { return &s.Spin }, 0, time.Second)},
+	{"spin", "", "50us", "how long an idle adaptive worker spins before it sleeps, and up to four times as long while work keeps coming soon after; 0: it never spins", duration(func(s *settings) *time.Duration { return &s.Spin }, 0, time.Second)},
 	{"mtu", "", "0", "largest IP packet to send, in bytes, 576 to 9216; 0: the MTU of the interface", func(s *settings, v string) error {
 		err := number(func(s *settings) *int { return &s.MTU }, 0, 9216)(s, v)
 		if err != nil || 0 < s.MTU && s.MTU < leastMTU {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -106,7 +107,7 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 	if s.Poll == "busy" {
 		poll = dataplane.Busy
 	}
-	d.engine, err = dataplane.New(dataplane.Config{Fragments: fragments, OnEvent: d.server.OnEvent, Poll: poll, Spin: s.Spin, TCP: &tcpConfig, SCTP: sctpConfig(s)}, queues, lower.options.Resolver)
+	d.engine, err = dataplane.New(dataplane.Config{Fragments: fragments, OnEvent: d.server.OnEvent, Poll: poll, Spin: cmp.Or(s.Spin, -1), TCP: &tcpConfig, SCTP: sctpConfig(s)}, queues, lower.options.Resolver)
 	if err != nil {
 		return nil, err
 	}
