@@ -22,11 +22,10 @@ type superTx struct {
 	head  tcp.Header // header of the first segment
 	ecn   uint8
 	slots [link.MaxSuper]link.Slot
-	n     int  // segments, at most
-	most  int  // this many
-	size  int  // payload bytes of the first segment
-	used  int  // payload bytes
-	last  bool // its last segment is shorter, so no more can follow
+	n     int // segments, of at most
+	most  int
+	size  int // payload bytes of the first segment
+	used  int // payload bytes
 }
 
 // superPath probes how long super-frames may be on the path of a connection. A peer may
@@ -103,16 +102,24 @@ func (c *tcpConn) join(w *worker, o *tcp.Out, following bool) bool {
 		if b.most = c.super.limit(); b.most < 2 {
 			return false
 		}
-		b.head, b.ecn, b.size, b.used, b.last = o.Header, o.ECN, o.Len, 0, false
-	} else if b.last || o.Len > b.size || b.n == b.most || b.used+o.Len+maxHeaders > b.link.SuperBytes() ||
-		!following && !b.continues(o) {
+		b.head, b.ecn, b.size, b.used = o.Header, o.ECN, o.Len, 0
+	} else if o.Len > b.size || !following && !b.continues(o) {
 		return false
 	}
-	b.last = o.Len < b.size
 	b.slots[b.n] = link.Slot(o.Buf)
 	b.n++
 	b.used += o.Len
+	if o.Len < b.size || b.n == b.most || b.used+b.size+maxHeaders > b.link.SuperBytes() {
+		c.sendGathered(w) // it is full
+	}
 	return true
+}
+
+// partial reports whether some segments are not sent yet, but too few for a full super-frame, while
+// others are in flight, whose acknowledgement would send these if nothing else did.
+func (c *tcpConn) partial(w *worker) bool {
+	n, mss := c.segs.Unsent(), c.segs.MSS()
+	return n > 0 && w.super.link != nil && n+mss+maxHeaders <= w.super.link.SuperBytes() && c.segs.SndNxt().Add(-n) != c.segs.SndUna()
 }
 
 // continues reports whether the header of o is that of the next segment of b.

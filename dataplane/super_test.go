@@ -234,10 +234,11 @@ func TestSuperFull(t *testing.T) {
 		acks      float64 // and of the receiver
 	}{
 		{rdmap.OpWrite, 4 << 10, 1500, 0.25, 0.1},
-		{rdmap.OpWrite, 64 << 10, 1500, 1.3, 0.7},
-		{rdmap.OpRead, 64 << 10, 1500, 1.3, 0.7},
-		{rdmap.OpWrite, 1 << 20, 1500, 18, 10},
-		{rdmap.OpWrite, 64 << 10, 9000, 1.6, 0.5},
+		{rdmap.OpWrite, 64 << 10, 1500, 1.15, 0.7},
+		{rdmap.OpRead, 64 << 10, 1500, 1.15, 0.7},
+		{rdmap.OpWrite, 1 << 20, 1500, 17, 10},
+		{rdmap.OpWrite, 64 << 10, 9000, 1.2, 0.5},
+		{rdmap.OpWrite, 1 << 20, 9000, 18, 6},
 	} {
 		t.Run(fmt.Sprintf("%v/%d/mtu=%d", tt.op, tt.size, tt.mtu), func(t *testing.T) {
 			s, a, q := newLoad(t, link.PipeConfig{Super: link.SuperWhole, MTU: tt.mtu}, mpa.Params{CRC: true, IRD: 16, ORD: 16}, tt.op, tt.size)

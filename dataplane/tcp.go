@@ -256,7 +256,7 @@ func (c *tcpConn) begin(w *worker) int {
 	c.resume(w)
 	work := c.events(w)
 	if c.gone {
-		return work + c.send(w) // there may be a RST to send
+		return work + c.send(w, false) // there may be a RST to send
 	}
 	work += c.takeBack(w)
 	if c.mode == modeFull || c.wide && c.pre.unsent() > 0 {
@@ -279,7 +279,8 @@ func (c *tcpConn) pump(w *worker, g *sched.Grant) int {
 			c.lookAt(w)
 		}
 	}
-	work += c.send(w) + c.takeBack(w)
+	more := c.mode == modeFull && g != nil && g.Why == sched.Spent && g.Alone()
+	work += c.send(w, more) + c.takeBack(w)
 	c.drainHeld(w)
 	c.tell(w)
 	work += c.events(w)

@@ -9,8 +9,9 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// send posts the segments that are due.
-func (c *tcpConn) send(w *worker) int {
+// send posts the segments that are due. If more will be composed in the next turn, the segments of a
+// super-frame that is not full wait for it.
+func (c *tcpConn) send(w *worker, more bool) int {
 	switch {
 	case c.sock != nil:
 		return c.sock.flush(w)
@@ -22,7 +23,7 @@ func (c *tcpConn) send(w *worker) int {
 	if c.super.acked(c.segs.SndUna()) {
 		w.stats.TxSuperDropped++
 	}
-	for o := &w.out; ; n++ {
+	for o := &w.out; !more || w.super.n > 0 || !c.partial(w); n++ {
 		following := w.super.n > 0 && c.segs.PollFollowing(w.now, o)
 		if !following && !c.segs.PollTransmit(w.now, o) {
 			break

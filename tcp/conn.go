@@ -258,6 +258,9 @@ func (c *Conn) Room() int {
 	return c.room()
 }
 
+// Unsent returns the number of bytes that were pushed and not sent yet.
+func (c *Conn) Unsent() int { return c.pushed }
+
 func (c *Conn) room() int {
 	n := c.w.cwnd - c.pipe() - c.pushed - c.lostBytes
 	return min(n, c.una.Add(c.wnd).Sub(c.pushNxt))

@@ -36,6 +36,9 @@ type Grant struct {
 	Why   Stop
 }
 
+// Alone reports whether no other member was waiting.
+func (g *Grant) Alone() bool { return g.until != 0 }
+
 // Part returns a grant of left bytes that ends no later than g.
 func (g *Grant) Part(left int) Grant { return Grant{Left: left, until: g.until} }
 
