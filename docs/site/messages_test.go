@@ -138,6 +138,8 @@ var mistakes = []struct{ what, clause, heading string }{
 	{"peer does not listen", "nothing listens on that port", "connection refused"},
 	{"peer does not exist", "no answer to ARP or neighbour discovery", "no answer to ARP"},
 	{"no route", "no route", "no route"},
+	{"MTU mismatch", "do not pass: set the same MTU on both sides and on every switch between", "packets of the MTU do not pass"},
+	{"no answer to large packets", "packets of %d bytes get no answer", "bytes get no answer"},
 	{"wrong checksum offload", "their checksums are wrong", "their checksums are wrong"},
 	{"frames on a queue not served", "by a queue of the interface that iwarpd does not serve", "their frames come by a queue"},
 }
