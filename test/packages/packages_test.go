@@ -167,7 +167,7 @@ func scrape(t *testing.T, socket string) string {
 // that could do harm.
 func TestDevices(t *testing.T) {
 	for file, lines := range map[string][]string{
-		"../../deploy/iwarpd.service":       {"DevicePolicy=closed", "DeviceAllow=/dev/userfaultfd rw", "User=iwarpd"},
+		"../../deploy/iwarpd.service":       {"PrivateDevices=yes", "BindPaths=-/dev/userfaultfd", "DeviceAllow=/dev/userfaultfd rw", "User=iwarpd"},
 		"../../deploy/iwarpd.rules":         {`KERNEL=="userfaultfd", SUBSYSTEM=="misc", OWNER="iwarpd", GROUP="root", MODE="0600"`},
 		"../../deploy/packages/iwarpd.yaml": {"  - {src: deploy/iwarpd.rules, dst: /usr/lib/udev/rules.d/60-iwarpd.rules}"},
 		"../../deploy/packages/postinstall": {"\tudevadm trigger --action=change --subsystem-match=misc --sysname-match=userfaultfd || true"},
@@ -183,7 +183,7 @@ func TestDevices(t *testing.T) {
 			}
 		}
 		for _, line := range have {
-			if strings.HasPrefix(line, "PrivateDevices=") || strings.HasPrefix(line, "DeviceAllow=") && !slices.Contains(lines, line) {
+			if strings.HasPrefix(line, "DeviceAllow=") && !slices.Contains(lines, line) {
 				t.Errorf("%s: %s", file, line)
 			}
 		}
@@ -272,7 +272,7 @@ func TestDebian(t *testing.T) {
 		t.Errorf("metrics:\n%s", text)
 	}
 	if out, err := s.end.NS.Command("chroot", root, "iwarpd", "doctor", "--interface", s.end.Name).CombinedOutput(); err != nil ||
-		!strings.Contains(string(out), "warn  XDP program") {
+		!strings.Contains(string(out), "packet sockets") || !strings.Contains(string(out), "none attached") { // link: auto takes no XDP program on veth
 		t.Errorf("iwarpd doctor: %v\n%s", err, out)
 	}
 
