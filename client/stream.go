@@ -14,7 +14,7 @@ import (
 
 // Stream is a connection before MPA: the two programs exchange bytes, for example to agree on
 // parameters, and then both start MPA (RFC 5044 section 7.1.3). ConnectStream and AcceptStream
-// return Streams. Bytes that a program has not read when it starts MPA are taken for MPA's. A
+// return Streams. Bytes that a program has not read when it starts MPA are treated as MPA's. A
 // program must therefore read everything that its peer sends before MPA, and must not send more
 // after it has asked the peer to start.
 //

@@ -22,8 +22,8 @@ const (
 	userAway = 16
 )
 
-// awayThreads runs functions that may block, each in a goroutine of its own, as many at a time as the limits allow. The others wait; users have
-// their turns one after the other, whatever they have waiting.
+// awayThreads runs functions that may block, each in a goroutine of its own, as many at a time as the limits allow. The others wait. Users take
+// turns, however many functions each has waiting.
 type awayThreads struct {
 	mu      sync.Mutex
 	running int
@@ -120,7 +120,7 @@ func (c *session) away(what string, f func()) bool {
 	return c.await(what, call.over)
 }
 
-// await waits for the end of what away says.
+// await waits until over is closed, at most awayWait. Then it cuts off the client, which delays the daemon in what, and returns false.
 func (c *session) await(what string, over <-chan struct{}) bool {
 	t := time.NewTimer(awayWait)
 	defer t.Stop()

@@ -33,8 +33,8 @@ type claim struct {
 	until     clock.Time     // end of TIME-WAIT
 	refs      int
 	fds       []int
-	wants     []bpf.Endpoint      // what was asked of steer
-	eps       []bpf.Endpoint      // what is steered for them
+	wants     []bpf.Endpoint      // endpoints that steer was called with
+	eps       []bpf.Endpoint      // endpoints that are steered for wants
 	guard     map[netip.Addr]bool // addresses that a guard socket is bound to
 	dropped   atomic.Bool         // the endpoint may be another user's
 }
@@ -49,7 +49,7 @@ type claims struct {
 	freed    func(uid uint32)    // called with the owner of a freed port of an active open
 }
 
-// claimKey is what makes a claim the only one of its kind.
+// claimKey identifies a claim.
 type claimKey struct {
 	addr netip.AddrPort
 	on   *device
@@ -63,7 +63,7 @@ func (c *claim) key() claimKey { return claimKey{c.addr, c.on} }
 // claim of connections that an earlier listener of the same uid accepted.
 func (cs *claims) take(addr netip.AddrPort, on *device, uid uint32, listen bool) (*claim, error) {
 	if !addr.Addr().IsUnspecified() && !on.sockets() {
-		on = nil // one address is of one interface
+		on = nil // an address belongs to one interface
 	}
 	if addr.Port() != 0 {
 		if c := cs.byAddr[claimKey{addr, on}]; c != nil {
