@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,8 +28,16 @@ import (
 // longestStall is the longest time that an attack may keep another client from making progress.
 const longestStall = 250 * time.Millisecond
 
-// steady writes continuously, and answers each input line with the longest time, in seconds, between two Writes since
-// the previous line.
+// progress is how a client fared for some time.
+type progress struct {
+	Stall time.Duration // longest time between two Writes
+	Rate  float64       // Writes a second
+}
+
+// leastRate is the part of its rate that a client must keep while another one attacks with far memory.
+const leastRate = 0.8
+
+// steady writes continuously, and answers each input line with its progress since the previous line.
 func steady(j *job, in *bufio.Reader) error {
 	ctx := context.Background()
 	d, err := iwarp.Open(ctx, j.Socket)
@@ -38,7 +48,7 @@ func steady(j *job, in *bufio.Reader) error {
 	if err != nil {
 		return err
 	}
-	var longest atomic.Int64
+	var longest, writes atomic.Int64
 	failed := make(chan error, 1)
 	go func() {
 		b := make([]byte, 1024)
@@ -49,12 +59,13 @@ func steady(j *job, in *bufio.Reader) error {
 			}
 			now := time.Now()
 			longest.Store(max(longest.Load(), int64(now.Sub(last))))
+			writes.Add(1)
 			last = now
 			time.Sleep(500 * time.Microsecond) // so that the worker sleeps, and must be woken
 		}
 	}()
-	fmt.Println("0") // it runs
-	for {
+	fmt.Println("{}") // it runs
+	for began := time.Now(); ; {
 		if _, err := in.ReadString('\n'); err != nil {
 			return nil
 		}
@@ -62,7 +73,12 @@ func steady(j *job, in *bufio.Reader) error {
 		case err := <-failed:
 			return err
 		default:
-			fmt.Println(time.Duration(longest.Swap(0)).Seconds())
+			now := time.Now()
+			p := progress{time.Duration(longest.Swap(0)), float64(writes.Swap(0)) / now.Sub(began).Seconds()}
+			began = now
+			if err := json.NewEncoder(os.Stdout).Encode(p); err != nil {
+				return err
+			}
 		}
 	}
 }
@@ -163,11 +179,12 @@ func TestHostileClient(t *testing.T) {
 		t.Fatalf("%d attacks", len(names))
 	}
 	v := w.start(t, "steady", 61001, job{})
-	var stall float64
-	v.ask(t, "", &stall)
+	var calm, p progress
+	v.ask(t, "", &calm)
 	before := w.level(t)
 	anon, shmem := private(t), resident(t, "RssShmem")
 	var worst time.Duration
+	lowest, lowestOf := math.Inf(1), ""
 	for i, name := range names {
 		only := os.Getenv("ATTACK")
 		if !strings.Contains(name, only) {
@@ -180,16 +197,30 @@ func TestHostileClient(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			// On a shared machine the victim may be delayed by other programs: only a stall in every attempt counts
 			// as the attack's.
-			shortest := time.Hour
-			for try := 0; try < 4 && shortest > longestStall; try++ {
-				v.ask(t, "begin", &stall)
+			rated := full() && (strings.Contains(name, "far") || strings.Contains(name, "FUSE"))
+			shortest, rate := time.Hour, 0.0
+			for try := 0; try < 4 && (shortest > longestStall || rated && rate < leastRate); try++ {
+				v.ask(t, "begin", &calm)
+				if rated {
+					time.Sleep(time.Second) // its rate just before is to be compared
+					v.ask(t, "calm", &calm)
+				}
 				w.attack(t, program, mnt, name)
 				settle(t, "the daemon has given back what the attack took", func() bool {
 					collectSockets(t)
 					return w.level(t) == before
 				})
-				v.ask(t, "end", &stall)
-				shortest = min(shortest, time.Duration(stall*float64(time.Second)))
+				v.ask(t, "end", &p)
+				shortest, rate = min(shortest, p.Stall), max(rate, p.Rate/calm.Rate)
+			}
+			if rated {
+				t.Logf("the victim's rate is %.2f of that before, its longest stall %v", rate, shortest)
+				if rate < lowest {
+					lowest, lowestOf = rate, name
+				}
+				if rate < leastRate {
+					t.Errorf("the victim's rate fell to %.2f", rate)
+				}
 			}
 			if worst = max(worst, shortest); shortest > longestStall {
 				t.Errorf("the victim was held up for %v", shortest)
@@ -205,6 +236,9 @@ func TestHostileClient(t *testing.T) {
 		t.Errorf("the daemon has %d bytes of its own, it had %d", n, anon)
 	}
 	t.Logf("%d attacks; the victim's longest stall %v", len(names), worst)
+	if lowestOf != "" {
+		t.Logf("the victim's lowest rate is %.2f of that before: %s", lowest, lowestOf)
+	}
 	v.in.Close()
 	if err := v.Wait(); err != nil {
 		t.Error(err)
