@@ -212,7 +212,7 @@ func TestNoDoorbellIsLost(t *testing.T) {
 	}
 }
 
-// TestNoSpin checks that a worker that is told not to spin sleeps as soon as it is idle.
+// TestNoSpin checks that a worker that may not spin sleeps as soon as it is idle.
 func TestNoSpin(t *testing.T) {
 	socks, err := NewSockets(0)
 	if err != nil {

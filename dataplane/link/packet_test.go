@@ -17,6 +17,20 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
+// downAndUp sets the interface of e down and up again.
+func downAndUp(t *testing.T, e *testenv.End) {
+	t.Helper()
+	if err := e.NS.Do(func() error {
+		l, err := netlink.LinkByName(e.Name)
+		if err != nil {
+			return err
+		}
+		return errors.Join(netlink.LinkSetDown(l), netlink.LinkSetUp(l))
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func openPacketEnd(t testing.TB, e *testenv.End, filter []unix.SockFilter) *Packet {
 	t.Helper()
 	var p *Packet
@@ -437,15 +451,7 @@ func TestPacketSuperAfterDown(t *testing.T) {
 	if a.SuperBytes() == 0 {
 		testenv.Skip(t, "no super-frames on %s", v.A.Name)
 	}
-	if err := v.B.NS.Do(func() error {
-		l, err := netlink.LinkByName(v.B.Name)
-		if err != nil {
-			return err
-		}
-		return errors.Join(netlink.LinkSetDown(l), netlink.LinkSetUp(l))
-	}); err != nil {
-		t.Fatal(err)
-	}
+	downAndUp(t, &v.B)
 	const size, headers = 1400, 14 + 20 + 20
 	want := ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 20+2*size)
 	want[14+20+12] = 5 << 4
@@ -527,15 +533,7 @@ func TestPacketsAfterDown(t *testing.T) {
 		}
 	}
 	exchange(1)
-	if err := v.B.NS.Do(func() error {
-		l, err := netlink.LinkByName(v.B.Name)
-		if err != nil {
-			return err
-		}
-		return errors.Join(netlink.LinkSetDown(l), netlink.LinkSetUp(l))
-	}); err != nil {
-		t.Fatal(err)
-	}
+	downAndUp(t, &v.B)
 	probe := ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 40)
 	for until, up := clock.Now().Add(time.Minute), false; !up; {
 		if clock.Now() > until {
