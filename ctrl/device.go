@@ -118,18 +118,27 @@ func (ds devices) named(name string) *device {
 // pick returns the device for a listen or connect of a client, which names a device or "", and a
 // transport. It returns nil if any interface will do.
 func (ds devices) pick(name string, t ctrlpb.Transport) (*device, error) {
-	d, last := ds.named(name), ds[len(ds)-1]
-	switch {
-	case d == nil:
+	d := ds.named(name)
+	if d == nil {
 		return nil, errorf(invalid, "ctrl: %q is not an interface of this daemon: choose one of %s", clip(name, 64), ds.names())
-	case t != ctrlpb.Transport_TRANSPORT_SOCKET && name == "" && !d.Sockets:
+	}
+	if t == ctrlpb.Transport_TRANSPORT_SOCKET {
+		return ds.kernel(name)
+	}
+	if name == "" && !d.Sockets {
 		return nil, nil
-	case t != ctrlpb.Transport_TRANSPORT_SOCKET:
-		return d, nil
-	case !last.Sockets:
+	}
+	return d, nil
+}
+
+// kernel returns the device of the kernel sockets for a request that names a device or "".
+func (ds devices) kernel(name string) (*device, error) {
+	last := ds[len(ds)-1]
+	if !last.Sockets {
 		return nil, errorf(invalid, "ctrl: this daemon has no kernel sockets: ask for TCP, or configure transport: both")
-	case name != "" && d != last:
-		return nil, errorf(invalid, "ctrl: kernel sockets belong to no interface: leave out %s", d.Name)
+	}
+	if name != "" && name != last.Name {
+		return nil, errorf(invalid, "ctrl: kernel sockets belong to no interface: leave out %s", name)
 	}
 	return last, nil
 }
@@ -211,6 +220,13 @@ func (ds devices) addrs() (all []netip.Addr, known bool) {
 		all = append(all, d.all()...)
 	}
 	return all, true
+}
+
+// have reports whether a is an address of on, or of any interface if on is nil. It is true if the
+// addresses are unknown.
+func (ds devices) have(a netip.Addr, on *device) bool {
+	all, known := ds.only(on).addrs()
+	return !known || on.sockets() || slices.Contains(all, a)
 }
 
 // owner returns the device that has the link-local address a, or nil for other addresses.
