@@ -209,21 +209,50 @@ func (x *exchange) parts() []*part {
 }
 
 // prepare allocates memory and windows.
-func (x *exchange) prepare(ctx context.Context) error {
-	get := func(n int, a iwarp.Access, own *Buffer) (*part, error) {
-		p := &part{access: a}
-		if own != nil {
-			p.b = own.b
-		} else {
-			b, err := x.c.e.pool.alloc(ctx, n)
-			if err != nil {
-				return nil, err
-			}
-			p.b, p.own = b, true
-		}
-		return p, nil
+func (x *exchange) prepare(ctx context.Context) (err error) {
+	if err := x.reduce(ctx); err != nil {
+		return err
 	}
-	// Items that stay inline are part of the message.
+	if x.plan.External {
+		if x.ext, err = x.alloc(ctx, len(x.body), iwarp.AccessRemoteRead); err != nil {
+			return err
+		}
+		copy(x.ext.b.b, x.body)
+	}
+	for i, n := range x.plan.Writes {
+		p := &part{access: iwarp.AccessRemoteWrite}
+		if i < len(x.q.Into) && x.q.Into[i] != nil {
+			p.b = x.q.Into[i].b
+		} else if p, err = x.alloc(ctx, n, iwarp.AccessRemoteWrite); err != nil {
+			return err
+		}
+		x.writes = append(x.writes, p)
+	}
+	if x.plan.Reply > 0 {
+		if x.reply, err = x.alloc(ctx, x.plan.Reply, iwarp.AccessRemoteWrite); err != nil {
+			return err
+		}
+	}
+	for _, p := range x.parts() {
+		if p.win, err = x.c.window(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// alloc returns a part with n bytes of its own.
+func (x *exchange) alloc(ctx context.Context, n int, a iwarp.Access) (*part, error) {
+	b, err := x.c.e.pool.alloc(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	return &part{b: b, own: true, access: a}, nil
+}
+
+// reduce moves the items that the plan reduces into parts of their own, unless they are in registered memory already, and makes the
+// message of the rest.
+func (x *exchange) reduce(ctx context.Context) (err error) {
 	m := x.q.Msg
 	at, moved := 0, 0
 	for i, it := range m.Items {
@@ -237,11 +266,8 @@ func (x *exchange) prepare(ctx context.Context) error {
 			continue
 		}
 		p := &part{access: iwarp.AccessRemoteRead}
-		if b := x.c.e.find(it.Data); b != nil {
-			p.b = b
-		} else {
-			var err error
-			if p, err = get(len(it.Data), iwarp.AccessRemoteRead, nil); err != nil {
+		if p.b = x.c.e.find(it.Data); p.b == nil {
+			if p, err = x.alloc(ctx, len(it.Data), iwarp.AccessRemoteRead); err != nil {
 				return err
 			}
 			copy(p.b.b, it.Data)
@@ -254,39 +280,6 @@ func (x *exchange) prepare(ctx context.Context) error {
 		x.body = m.Body
 	} else {
 		x.body = append(x.body, m.Body[at:]...)
-	}
-	if x.plan.External {
-		p, err := get(len(x.body), iwarp.AccessRemoteRead, nil)
-		if err != nil {
-			return err
-		}
-		copy(p.b.b, x.body)
-		x.ext = p
-	}
-	for i, n := range x.plan.Writes {
-		var own *Buffer
-		if i < len(x.q.Into) {
-			own = x.q.Into[i]
-		}
-		p, err := get(n, iwarp.AccessRemoteWrite, own)
-		if err != nil {
-			return err
-		}
-		x.writes = append(x.writes, p)
-	}
-	if x.plan.Reply > 0 {
-		p, err := get(x.plan.Reply, iwarp.AccessRemoteWrite, nil)
-		if err != nil {
-			return err
-		}
-		x.reply = p
-	}
-	for _, p := range x.parts() {
-		w, err := x.c.window(ctx)
-		if err != nil {
-			return err
-		}
-		p.win = w
 	}
 	return nil
 }

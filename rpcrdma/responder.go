@@ -88,100 +88,106 @@ func (c *Conn) hold(n, want int, held *[]*buffer) (*buffer, error) {
 
 var errPlace = errors.New("rpcrdma: a chunk has no place in the message")
 
-// fetch reads the chunks of a call and assembles its message. On error, f is the failure to report,
-// unless err is errPlace.
-func (c *Conn) fetch(in *session.Call, alloc func(n, want int) (*buffer, error)) (m rpc.Msg, f wire.Failure, err error) {
-	f = wire.Failure{Code: wire.ErrSystem}
-	type read struct {
-		segs []wire.ReadSegment
-		b    *buffer
+// A chunk is a chunk of a call and the buffer that it is read into, or nil if it is empty.
+type chunk struct {
+	segs []wire.ReadSegment
+	b    *buffer
+}
+
+// length returns the sum of the lengths of segs.
+func length(segs []wire.ReadSegment) (n int) {
+	for _, g := range segs {
+		n += int(g.Length)
 	}
-	var reads []read
-	left := 0 // bytes of chunks not yet allocated
-	for _, l := range [][]wire.ReadSegment{in.Ext, in.Reads} {
-		for _, g := range l {
-			left += int(g.Length)
-		}
-	}
-	add := func(segs []wire.ReadSegment) error {
-		n := 0
-		for _, g := range segs {
-			n += int(g.Length)
-		}
-		r := read{segs: segs}
-		if n > 0 {
-			var err error
-			if r.b, err = alloc(n, left); err != nil {
-				return err
-			}
-			left -= n
-		}
-		reads = append(reads, r)
-		return nil
-	}
+	return n
+}
+
+// chunksOf returns the chunks of a call with a buffer for each: the Call chunk, if there is one, then the Read
+// chunks, whose positions it returns too.
+func chunksOf(in *session.Call, alloc func(n, want int) (*buffer, error)) (chunks []chunk, pos []uint32, err error) {
 	if in.Ext != nil {
-		if err := add(in.Ext); err != nil {
-			return m, f, err
-		}
+		chunks = append(chunks, chunk{segs: in.Ext})
 	}
-	var pos []uint32
 	for l := in.Reads; len(l) > 0; {
 		k := 1
 		for k < len(l) && l[k].Position == l[0].Position {
 			k++
 		}
-		if err := add(l[:k]); err != nil {
-			return m, f, err
-		}
-		pos = append(pos, l[0].Position)
+		chunks, pos = append(chunks, chunk{segs: l[:k]}), append(pos, l[0].Position)
 		l = l[k:]
 	}
-	if len(reads) > 0 {
-		n := 0
-		for _, r := range reads {
-			n += len(r.segs)
+	left := length(in.Ext) + length(in.Reads) // bytes not yet allocated
+	for i := range chunks {
+		k := &chunks[i]
+		n := length(k.segs)
+		if n == 0 {
+			continue
 		}
-		done := make(chan error, n)
-		c.mu.Lock()
-		for _, r := range reads {
-			off := 0
-			for _, g := range r.segs {
-				if g.Length == 0 {
-					done <- nil
-					continue
-				}
-				if !c.waitRoom() {
-					done <- c.err
-					continue
-				}
-				wr := iwarp.SendWR{Op: iwarp.OpRead, SGEs: []iwarp.SGE{r.b.sge(off, int(g.Length))}, RKey: g.Handle, Remote: g.Offset}
-				if err := c.post(&wr, &op{slot: -1, done: func(err error) { done <- err }}); err != nil {
-					done <- err
-				}
-				c.count.ReadBytes += uint64(g.Length)
-				off += int(g.Length)
+		if k.b, err = alloc(n, left); err != nil {
+			return nil, nil, err
+		}
+		left -= n
+	}
+	return chunks, pos, nil
+}
+
+// read reads chunks into their buffers.
+func (c *Conn) read(chunks []chunk) (err error) {
+	n := 0
+	for _, k := range chunks {
+		n += len(k.segs)
+	}
+	done := make(chan error, n)
+	c.mu.Lock()
+	for _, k := range chunks {
+		off := 0
+		for _, g := range k.segs {
+			if g.Length == 0 {
+				done <- nil
+				continue
 			}
+			if !c.waitRoom() {
+				done <- c.err
+				continue
+			}
+			wr := iwarp.SendWR{Op: iwarp.OpRead, SGEs: []iwarp.SGE{k.b.sge(off, int(g.Length))}, RKey: g.Handle, Remote: g.Offset}
+			if err := c.post(&wr, &op{slot: -1, done: func(err error) { done <- err }}); err != nil {
+				done <- err
+			}
+			c.count.ReadBytes += uint64(g.Length)
+			off += int(g.Length)
 		}
-		c.mu.Unlock()
-		for range n {
-			err = errors.Join(err, <-done)
-		}
-		if err != nil {
-			return m, f, err
-		}
+	}
+	c.mu.Unlock()
+	for range n {
+		err = errors.Join(err, <-done)
+	}
+	return err
+}
+
+// fetch reads the chunks of a call and assembles its message. On error, f is the failure to report,
+// unless err is errPlace.
+func (c *Conn) fetch(in *session.Call, alloc func(n, want int) (*buffer, error)) (m rpc.Msg, f wire.Failure, err error) {
+	f = wire.Failure{Code: wire.ErrSystem}
+	chunks, pos, err := chunksOf(in, alloc)
+	if err == nil {
+		err = c.read(chunks)
+	}
+	if err != nil {
+		return m, f, err
 	}
 	m.Body = in.Body
 	if in.Ext != nil {
-		m.Body = slices.Clone(reads[0].b.b) // outlives the buffer if a reply quotes it
-		reads = reads[1:]
+		m.Body = slices.Clone(chunks[0].b.b) // outlives the buffer if a reply quotes it
+		chunks = chunks[1:]
 		if !session.CheckBody(in.XID, m.Body) {
 			return m, wire.Failure{Code: wire.ErrBadXDR}, rpc.ErrXDR
 		}
 	}
-	items := make([]rpc.Item, len(reads))
-	for i, r := range reads {
-		if r.b != nil {
-			items[i].Data = r.b.b
+	items := make([]rpc.Item, len(chunks))
+	for i, k := range chunks {
+		if k.b != nil {
+			items[i].Data = k.b.b
 		}
 	}
 	m, ok := rpc.Place(m.Body, items, pos)

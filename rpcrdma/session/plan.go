@@ -89,65 +89,26 @@ func (s *Session) planCall(spec *Spec) (p CallPlan, err error) {
 	if s.version == 2 {
 		p.MaxSeg = int(min(s.peer.SegmentSize, s.cfg.Props.SegmentSize, 1<<30))
 	}
-	level := wire.ReverseGeneral
-	if s.cfg.Server {
-		level = s.peer.Reverse
-		if s.version == 1 {
-			level = wire.ReverseSimple
-		}
-	}
+	level := s.calls()
 	if level == wire.ReverseNone {
 		return p, ErrReverse
 	}
 	chunks := level == wire.ReverseGeneral
-	segs := func(n int) int { return max((n+p.MaxSeg-1)/p.MaxSeg, 1) }
-
-	whole, items := spec.Body, 0
+	body := spec.Body
 	for _, it := range spec.Items {
-		whole += pad(it.Len)
-		items += it.Len
-	}
-	fixed := wire.PrefixSize + 4 + 4 + 4 + 4 // InvHandle and three empty lists
-	// What the reply needs.
-	results := 0
-	for _, n := range spec.Results {
-		results += pad(n)
-	}
-	if replyLimit := s.recvLimit() - wire.PrefixSize - 12; spec.Reply+results > replyLimit && chunks {
-		if len(spec.Results) > 0 && (s.maxWrite < 0 || len(spec.Results) <= s.maxWrite) {
-			p.Writes = spec.Results
-			for _, n := range spec.Results {
-				fixed += 8 + 16*segs(n)
-			}
-			results = 0
-			replyLimit -= (fixed - 32)
-		}
-		// A responder of version 2 could continue a long reply; a Reply chunk is cheaper
-		// for it.
-		if spec.Reply+results > replyLimit {
-			p.Reply = spec.Reply + results
-			fixed += 8 + 16*segs(p.Reply)
-		}
+		body += pad(it.Len)
 	}
 	limit := s.sendLimit()
-	if whole+fixed <= limit {
+	fixed := wire.PrefixSize + 4 + 4 + 4 + 4 // InvHandle and three empty lists
+	if chunks {
+		fixed += s.planResults(spec, &p)
+	}
+	if body+fixed <= limit {
 		return p, nil
 	}
-	body := whole
-	if len(spec.Items) > 0 && chunks && items > 0 && s.maxRead != 0 {
-		p.Reduce = make([]bool, len(spec.Items))
-		n := 0
-		for i, it := range spec.Items {
-			if it.Len >= smallItem && (s.maxRead < 0 || n < s.maxRead) {
-				p.Reduce[i] = true
-				n++
-				body -= pad(it.Len)
-				fixed += 24 * segs(it.Len)
-			}
-		}
-		if n == 0 {
-			p.Reduce = nil
-		}
+	if chunks {
+		moved, lists := s.planItems(spec, &p)
+		body, fixed = body-moved, fixed+lists
 		if body+fixed <= limit {
 			return p, nil
 		}
@@ -159,11 +120,71 @@ func (s *Session) planCall(spec *Spec) (p CallPlan, err error) {
 		return p, ErrTooLong
 	}
 	p.External = true
-	fixed += 24*segs(body) + 4
+	fixed += 24*p.segments(body) + 4
 	if fixed > limit || s.refused&(1<<wire.CallExternal) != 0 && s.version == 2 {
 		return p, ErrTooLong
 	}
 	return p, nil
+}
+
+// calls returns which calls the peer supports: a server all, a client those that it has announced.
+func (s *Session) calls() wire.Reverse {
+	switch {
+	case !s.cfg.Server:
+		return wire.ReverseGeneral
+	case s.version == 1:
+		return wire.ReverseSimple
+	}
+	return s.peer.Reverse
+}
+
+// segments returns the number of segments of a chunk of n bytes.
+func (p *CallPlan) segments(n int) int { return max((n+p.MaxSeg-1)/p.MaxSeg, 1) }
+
+// planResults plans the chunks for a reply that does not fit in a message, and returns their length in the header of the call.
+func (s *Session) planResults(spec *Spec, p *CallPlan) (lists int) {
+	reply := spec.Reply
+	for _, n := range spec.Results {
+		reply += pad(n)
+	}
+	limit := s.recvLimit() - wire.PrefixSize - 12
+	if reply <= limit {
+		return 0
+	}
+	if len(spec.Results) > 0 && (s.maxWrite < 0 || len(spec.Results) <= s.maxWrite) {
+		p.Writes = spec.Results
+		for _, n := range spec.Results {
+			lists += 8 + 16*p.segments(n)
+		}
+		reply = spec.Reply
+		limit -= lists
+	}
+	// A responder of version 2 could continue a long reply; a Reply chunk is cheaper
+	// for it.
+	if reply > limit {
+		p.Reply = reply
+		lists += 8 + 16*p.segments(reply)
+	}
+	return lists
+}
+
+// planItems plans Read chunks for the larger items. It returns the number of bytes that they move out of the message,
+// and the length of their list in the header.
+func (s *Session) planItems(spec *Spec, p *CallPlan) (moved, list int) {
+	n := 0
+	reduce := make([]bool, len(spec.Items))
+	for i, it := range spec.Items {
+		if it.Len >= smallItem && (s.maxRead < 0 || n < s.maxRead) {
+			reduce[i] = true
+			n++
+			moved += pad(it.Len)
+			list += 24 * p.segments(it.Len)
+		}
+	}
+	if n > 0 {
+		p.Reduce = reduce
+	}
+	return moved, list
 }
 
 // CallChunks are the segments that a CallPlan asks for.

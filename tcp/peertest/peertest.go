@@ -305,55 +305,9 @@ func (e *End) Run(limit time.Duration, done <-chan error) tcp.Stats {
 		e.Now = clock.Now
 	}
 	end := e.Now().Add(limit)
-	e.records, e.held = map[tcp.Buf][]byte{}, map[tcp.Buf][]byte{}
-	e.seg = make([]byte, 64<<10)
-	e.link[0], e.link[1] = NewPath(e.Out, e.Rate, e.Queue), NewPath(e.In, e.Rate, e.Queue)
-	secret := [16]byte{9}
-	if e.Passive {
-		e.listener = tcp.NewListener(&e.Config, 4, secret, e.MTU)
-	} else {
-		now := e.Now()
-		e.conn = tcp.Dial(now, &e.Config, e.Flow, tcp.ISS(secret, e.Flow, now), e.MTU)
-	}
-	peerDone := false
-	for {
-		now := e.Now()
-		next := now.Add(50 * time.Millisecond)
-		for _, d := range []clock.Time{e.link[0].Deadline(), e.link[1].Deadline()} {
-			if d != 0 {
-				next = min(next, d)
-			}
-		}
-		if e.conn != nil {
-			if d := e.conn.Deadline(); d != 0 {
-				next = min(next, d)
-			}
-		}
-		for i, wait := 0, max(next.Sub(now), 0); i < 64; i, wait = i+1, 0 {
-			b := e.Wire.Recv(wait)
-			if b == nil {
-				break
-			}
-			e.link[1].Push(e.Now(), b)
-		}
-		now = e.Now()
-		for {
-			b, ok := e.link[1].Pop(now)
-			if !ok {
-				break
-			}
-			e.receive(now, b)
-		}
-		if e.conn != nil {
-			e.turn(now)
-		}
-		for {
-			b, ok := e.link[0].Pop(now)
-			if !ok {
-				break
-			}
-			e.Wire.Send(b)
-		}
+	e.open()
+	for peerDone := false; !peerDone || e.conn == nil || e.conn.State() != tcp.Closed || e.link[0].Deadline() != 0; {
+		e.step()
 		select {
 		case err := <-done:
 			if err != nil {
@@ -362,10 +316,7 @@ func (e *End) Run(limit time.Duration, done <-chan error) tcp.Stats {
 			peerDone = true
 		default:
 		}
-		if peerDone && e.conn != nil && e.conn.State() == tcp.Closed && e.link[0].Deadline() == 0 {
-			break
-		}
-		if now > end {
+		if e.Now() > end {
 			e.fail(fmt.Sprintf("out of time after %v, peer done %v", limit, peerDone))
 		}
 	}
@@ -379,6 +330,52 @@ func (e *End) Run(limit time.Duration, done <-chan error) tcp.Stats {
 		t.Errorf("%d records and %d frames not given back", len(e.records), len(e.held))
 	}
 	return e.conn.Stats()
+}
+
+// open begins to connect or listen.
+func (e *End) open() {
+	e.records, e.held = map[tcp.Buf][]byte{}, map[tcp.Buf][]byte{}
+	e.seg = make([]byte, 64<<10)
+	e.link[0], e.link[1] = NewPath(e.Out, e.Rate, e.Queue), NewPath(e.In, e.Rate, e.Queue)
+	secret := [16]byte{9}
+	if e.Passive {
+		e.listener = tcp.NewListener(&e.Config, 4, secret, e.MTU)
+	} else {
+		now := e.Now()
+		e.conn = tcp.Dial(now, &e.Config, e.Flow, tcp.ISS(secret, e.Flow, now), e.MTU)
+	}
+}
+
+// step waits for a packet or the next deadline, at most 50 ms, and then does what is due.
+func (e *End) step() {
+	now := e.Now()
+	next := now.Add(50 * time.Millisecond)
+	due := []clock.Time{e.link[0].Deadline(), e.link[1].Deadline()}
+	if e.conn != nil {
+		due = append(due, e.conn.Deadline())
+	}
+	for _, d := range due {
+		if d != 0 {
+			next = min(next, d)
+		}
+	}
+	for i, wait := 0, max(next.Sub(now), 0); i < 64; i, wait = i+1, 0 {
+		b := e.Wire.Recv(wait)
+		if b == nil {
+			break
+		}
+		e.link[1].Push(e.Now(), b)
+	}
+	now = e.Now()
+	for b, ok := e.link[1].Pop(now); ok; b, ok = e.link[1].Pop(now) {
+		e.receive(now, b)
+	}
+	if e.conn != nil {
+		e.turn(now)
+	}
+	for b, ok := e.link[0].Pop(now); ok; b, ok = e.link[0].Pop(now) {
+		e.Wire.Send(b)
+	}
 }
 
 // fail ends the test and prints the state of both ends.
