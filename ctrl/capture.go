@@ -80,7 +80,7 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	go func() {
 		defer s.wg.Done()
 		defer close(over)
-		copyFrames(tap, fds[0], c.quit)
+		copyFrames(tap, fds[0], c.out.quit)
 		e.RemoveTap(tap)
 		closeCapture(fds[0], s.done)
 		c.log.Info("capture ends", zap.Uint64("dropped", tap.Dropped()))

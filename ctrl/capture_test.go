@@ -22,7 +22,7 @@ func TestCaptureCharged(t *testing.T) {
 	sess := h.sessions[h.lastID]
 	h.mu.Unlock()
 	c.c.Close()
-	<-sess.quit
+	<-sess.out.quit
 	<-untap
 	h.mu.Lock()
 	a := *h.account(uint32(os.Getuid()))

@@ -213,7 +213,7 @@ func addrPort(a [16]byte, port uint16) netip.AddrPort {
 func (s *Server) streamData(c *conn, b []byte) {
 	if c.state == connStreaming {
 		c.in = append(c.in, b...)
-		s.show(c)
+		c.show()
 		return
 	}
 	if c.state != connStartup && c.state != connWaiting {
@@ -277,7 +277,7 @@ func (s *Server) request(c *conn, f *mpa.Frame) {
 	}
 	if l := c.listener; l != nil {
 		l.starting.remove(c)
-		if l.waiting >= l.backlog || c.sess.behind() {
+		if l.waiting >= l.backlog || c.sess.out.behind() {
 			// The same applies to a client that does not keep up: a peer that connects
 			// and leaves repeatedly must not cause the client to be cut off.
 			s.dropConn(c, errBacklog)
@@ -325,23 +325,11 @@ func (s *Server) dropConn(c *conn, why error) {
 	s.forget(c)
 }
 
-// waitingConn returns a connect request that waits for the client's answer.
-func (c *session) waitingConn(h uint32) (*conn, error) {
-	cn := c.conns[h]
-	if cn == nil {
-		return nil, errorf(noObject, "ctrl: no connection %d: the peer may have left", h)
-	}
-	if cn.state != connWaiting {
-		return nil, errorf(badState, "ctrl: connection %d is not waiting for an answer", h)
-	}
-	return cn, nil
-}
-
 func (c *session) accept(r *ctrlpb.Accept) error {
 	s := c.srv
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	cn, err := c.waitingConn(r.Conn)
+	cn, err := c.connOf(r.Conn, connWaiting, "waiting for an answer")
 	if err != nil {
 		return err
 	}
@@ -369,7 +357,7 @@ func (c *session) accept(r *ctrlpb.Accept) error {
 	if err != nil {
 		return err
 	}
-	s.answered(cn)
+	cn.answered()
 	if cn.listener != nil {
 		cn.listener.accepted++
 	}
@@ -386,7 +374,7 @@ func (c *session) reject(r *ctrlpb.Reject) error {
 	s := c.srv
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	cn, err := c.waitingConn(r.Conn)
+	cn, err := c.connOf(r.Conn, connWaiting, "waiting for an answer")
 	if err != nil {
 		return err
 	}
@@ -398,7 +386,7 @@ func (c *session) reject(r *ctrlpb.Reject) error {
 	if err != nil {
 		return err
 	}
-	s.answered(cn)
+	cn.answered()
 	if cn.listener != nil {
 		cn.listener.rejected++
 	}
@@ -424,7 +412,8 @@ func (c *conn) fasten() {
 	}
 }
 
-func (s *Server) answered(c *conn) {
+// answered records that the client has answered the connect request, or started MPA.
+func (c *conn) answered() {
 	if c.waiting {
 		c.waiting = false
 		c.listener.waiting--
@@ -540,7 +529,7 @@ func (s *Server) peerClosed(c *conn) {
 	switch c.state {
 	case connStreaming:
 		c.ended = true
-		s.show(c)
+		c.show()
 	case connStartup:
 		c.st.HandleClosed(s.now())
 		s.pump(c)
@@ -683,14 +672,14 @@ func (s *Server) forget(c *conn) {
 	if c.listener != nil {
 		c.listener.starting.remove(c)
 	}
-	s.answered(c)
+	c.answered()
 	c.fasten()
-	s.unhold(c)
+	c.unhold()
 	if c.orderly && c.state < connUp { // otherwise the engine has nothing left of it
 		s.linger(c)
 	}
 	c.uncharge()
-	s.unshare(c)
+	c.unshare()
 	if c.handle != 0 {
 		delete(c.sess.conns, c.handle)
 	}
@@ -720,9 +709,9 @@ func (c *session) disconnect(r *ctrlpb.Disconnect) error {
 	s := c.srv
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	q := c.qps[r.Qp]
-	if q == nil {
-		return errorf(noObject, "ctrl: no queue pair %d", r.Qp)
+	q, err := c.qpOf(r.Qp)
+	if err != nil {
+		return err
 	}
 	if q.conn == nil && q.over != 0 {
 		// Work requests posted while the connection ended are flushed by a worker.

@@ -13,10 +13,9 @@ import (
 	"github.com/iwarpd/iwarpd/mpa"
 )
 
-// mpaConfig merges the settings of a client with the defaults. The CRC of the result is only the
+// mpa merges the settings of a client with the defaults. The CRC of the result is only the
 // client's choice: startup applies the policy, which depends on the peer.
-func (s *Server) mpaConfig(w *ctrlpb.Startup) (mpa.Config, error) {
-	d := &s.cfg.Startup
+func (d *StartupDefaults) mpa(w *ctrlpb.Startup) (mpa.Config, error) {
 	cfg := mpa.DefaultConfig()
 	cfg.CRC, cfg.Markers = w == nil || w.Crc == nil || *w.Crc, d.Markers
 	cfg.Rev, cfg.Enhanced = uint8(d.Revision), d.Revision >= 2
@@ -93,11 +92,11 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	if err := s.unready(by); err != nil {
 		return err
 	}
-	cfg, err := s.mpaConfig(r.Startup)
+	cfg, err := s.cfg.Startup.mpa(r.Startup)
 	if err != nil {
 		return err
 	}
-	o, err := s.sctpOf(r.Startup, r.Streaming)
+	o, err := sctpOf(r.Startup, r.Streaming)
 	if err == nil && o != nil {
 		err = checkPrivate(r.PrivateData)
 	}
@@ -119,7 +118,7 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	}
 	memory := uint64(0)
 	if r.Streaming {
-		memory = s.streamSize()
+		memory = s.cfg.streamMemory()
 	}
 	if err := c.take(resRings, memory); err != nil {
 		return err
@@ -182,18 +181,6 @@ func connectAddrs(c *session, r *ctrlpb.Connect) (remote, local netip.AddrPort, 
 		*a = netip.AddrPortFrom(to, a.Port())
 	}
 	return remote, local, by, nil
-}
-
-// freshQP returns a QP that has never had a connection.
-func (c *session) freshQP(num uint32) (*qp, error) {
-	q := c.qps[num]
-	if q == nil {
-		return nil, errorf(noObject, "ctrl: no queue pair %d", num)
-	}
-	if q.used {
-		return nil, errorf(badState, "ctrl: queue pair %d has or had a connection: make another", num)
-	}
-	return q, nil
 }
 
 // startDial begins an attempt to open c. Called with mu held.

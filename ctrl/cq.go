@@ -90,14 +90,6 @@ func (c *session) modifyCQ(r *ctrlpb.ModifyCQ) error {
 	return nil
 }
 
-// cqOf returns a completion queue of the client. Called with mu held.
-func (c *session) cqOf(h uint32) (*cq, error) {
-	if q := c.cqs[h]; q != nil {
-		return q, nil
-	}
-	return nil, errorf(noObject, "ctrl: no completion queue %d", h)
-}
-
 // cqSize returns the memory that the rings of a completion queue use.
 func cqSize(workers int, depth uint32) uint64 { return 4096 + uint64(workers)*(4096+64*entries(depth)) }
 
@@ -181,12 +173,4 @@ func (c *session) destroyChannel(h uint32) error {
 	c.give(resChannels, 1)
 	unix.Close(ch.wake)
 	return nil
-}
-
-// channelOf returns a channel of the client. Called with mu held.
-func (c *session) channelOf(h uint32) (*channel, error) {
-	if ch := c.channels[h]; ch != nil {
-		return ch, nil
-	}
-	return nil, errorf(noObject, "ctrl: no channel %d", h)
 }

@@ -53,11 +53,11 @@ func setDSCP(c *session, r *ctrlpb.SetDSCP) error {
 func upConn(c *session, qp uint32) (dataplane.ConnID, error) {
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
-	q := c.qps[qp]
-	switch {
-	case q == nil:
-		return 0, errorf(noObject, "ctrl: no queue pair %d", qp)
-	case q.conn == nil || q.conn.state != connUp:
+	q, err := c.qpOf(qp)
+	if err != nil {
+		return 0, err
+	}
+	if q.conn == nil || q.conn.state != connUp {
 		return 0, errorf(badState, "ctrl: queue pair %d has no established connection: wait for the event", qp)
 	}
 	return q.conn.id, nil

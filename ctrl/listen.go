@@ -2,7 +2,6 @@ package ctrl
 
 import (
 	"net/netip"
-	"slices"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
@@ -47,7 +46,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	if err := s.unready(on); err != nil {
 		return err
 	}
-	if addr := local.Addr(); !addr.IsUnspecified() && !addr.IsLoopback() && !s.isLocal(addr, on) {
+	if addr := local.Addr(); !addr.IsUnspecified() && !addr.IsLoopback() && !s.devices.have(addr, on) {
 		return errorf(badAddress, "ctrl: %v is not an address of the interface: choose one of those that iwarpctl status shows", addr)
 	}
 	cfg, o, ip, err := listenSettings(s, r, local.Addr())
@@ -126,11 +125,11 @@ func listenAddr(c *session, r *ctrlpb.Listen) (netip.AddrPort, *device, error) {
 
 // listenSettings returns the settings of the connections that r requests. Called with mu held.
 func listenSettings(s *Server, r *ctrlpb.Listen, addr netip.Addr) (cfg mpa.Config, o *dataplane.SCTP, ip dataplane.IPOptions, err error) {
-	cfg, err = s.mpaConfig(r.Startup)
+	cfg, err = s.cfg.Startup.mpa(r.Startup)
 	if err != nil {
 		return cfg, nil, ip, err
 	}
-	o, err = s.sctpOf(r.Startup, r.Streaming)
+	o, err = sctpOf(r.Startup, r.Streaming)
 	if err != nil {
 		return cfg, nil, ip, err
 	}
@@ -167,19 +166,12 @@ func (c *session) mayBind(port uint16) error {
 	return errorf(permission, "ctrl: %s may not use port %d (rule in the configuration)", user(c.cred.Uid), port)
 }
 
-// isLocal reports whether a is an address of on, or of any interface if on is nil. It returns
-// true if the addresses are unknown.
-func (s *Server) isLocal(a netip.Addr, on *device) bool {
-	all, known := s.devices.only(on).addrs()
-	return !known || on.sockets() || slices.Contains(all, a)
-}
-
 func (c *session) unlisten(h uint32) error {
 	c.srv.mu.Lock()
-	l := c.listens[h]
+	l, err := c.listenerOf(h)
 	c.srv.mu.Unlock()
-	if l == nil {
-		return errorf(noObject, "ctrl: no listener %d", h)
+	if err != nil {
+		return err
 	}
 	c.dropListener(l)
 	return nil

@@ -85,16 +85,70 @@ func qpSize(r *ctrlpb.CreateQP, maxSGE int) uint64 {
 	return fixed + entries(r.SqDepth)*(64+(max(ring, uint64(r.MaxInline))+63)&^63+sges+uint64(r.MaxInline)+sendState) + entries(r.RqDepth)*((16+ring+63)&^63+sges+recvState)
 }
 
+// objects are the objects of a client, by handle or number. Server.mu guards them; only the
+// session's own goroutine adds to the maps.
+type objects struct {
+	lastH    uint32 // last handle assigned
+	pds      map[uint32]*pd
+	mrs      map[uint32]*mr
+	mws      map[uint32]*mw
+	cqs      map[uint32]*cq
+	qps      map[uint32]*qp // by number
+	srqs     map[uint32]*srq
+	channels map[uint32]*channel
+	listens  map[uint32]*listener
+	conns    map[uint32]*conn
+	shared   []*shared // associations
+}
+
 // newHandle returns a number that is not a handle of a live object of the client.
-func (c *session) newHandle() uint32 {
+func (o *objects) newHandle() uint32 {
 	for {
-		c.lastH++
-		h := c.lastH
-		if h == 0 || c.pds[h] != nil || c.mrs[h] != nil || c.mws[h] != nil || c.cqs[h] != nil || c.srqs[h] != nil || c.channels[h] != nil || c.listens[h] != nil || c.conns[h] != nil {
+		o.lastH++
+		h := o.lastH
+		if h == 0 || o.pds[h] != nil || o.mrs[h] != nil || o.mws[h] != nil || o.cqs[h] != nil || o.srqs[h] != nil || o.channels[h] != nil || o.listens[h] != nil || o.conns[h] != nil {
 			continue
 		}
 		return h
 	}
+}
+
+// find returns the object h of m, whose objects noun names for errors.
+func find[T any](m map[uint32]*T, noun string, h uint32) (*T, error) {
+	if o := m[h]; o != nil {
+		return o, nil
+	}
+	return nil, errorf(noObject, "ctrl: no %s %d", noun, h)
+}
+
+func (o *objects) pdOf(h uint32) (*pd, error)             { return find(o.pds, "protection domain", h) }
+func (o *objects) mrOf(h uint32) (*mr, error)             { return find(o.mrs, "memory region", h) }
+func (o *objects) mwOf(h uint32) (*mw, error)             { return find(o.mws, "memory window", h) }
+func (o *objects) cqOf(h uint32) (*cq, error)             { return find(o.cqs, "completion queue", h) }
+func (o *objects) qpOf(num uint32) (*qp, error)           { return find(o.qps, "queue pair", num) }
+func (o *objects) srqOf(h uint32) (*srq, error)           { return find(o.srqs, "shared receive queue", h) }
+func (o *objects) channelOf(h uint32) (*channel, error)   { return find(o.channels, "channel", h) }
+func (o *objects) listenerOf(h uint32) (*listener, error) { return find(o.listens, "listener", h) }
+
+// freshQP returns a QP that has never had a connection.
+func (o *objects) freshQP(num uint32) (*qp, error) {
+	q, err := o.qpOf(num)
+	if err == nil && q.used {
+		return nil, errorf(badState, "ctrl: queue pair %d has or had a connection: make another", num)
+	}
+	return q, err
+}
+
+// connOf returns a connection in the given state. what describes the state for errors.
+func (o *objects) connOf(h uint32, state connState, what string) (*conn, error) {
+	c := o.conns[h]
+	if c == nil {
+		return nil, errorf(noObject, "ctrl: no connection %d: the peer may have left", h)
+	}
+	if c.state != state {
+		return nil, errorf(badState, "ctrl: connection %d is not %s", h, what)
+	}
+	return c, nil
 }
 
 func newTable() *verbs.Table { return verbs.NewTable(rand.Reader) }
@@ -126,13 +180,6 @@ func (c *session) deallocPD(h uint32) error {
 	delete(c.pds, h)
 	c.give(resPDs, 1)
 	return nil
-}
-
-func (c *session) pdOf(h uint32) (*pd, error) {
-	if p := c.pds[h]; p != nil {
-		return p, nil
-	}
-	return nil, errorf(noObject, "ctrl: no protection domain %d", h)
 }
 
 // maxMRSize is the maximum length of a memory region, so that one SGE can describe all of it.
@@ -222,10 +269,10 @@ func (s *Server) register(id verbs.PDID, mem []byte, r *ctrlpb.RegisterMR) (*ver
 func (c *session) deregisterMR(h uint32) error {
 	s := c.srv
 	s.mu.Lock()
-	m := c.mrs[h]
-	if m == nil {
+	m, err := c.mrOf(h)
+	if err != nil {
 		s.mu.Unlock()
-		return errorf(noObject, "ctrl: no memory region %d", h)
+		return err
 	}
 	if err := s.table.Deregister(m.region); err != nil {
 		s.mu.Unlock()
@@ -287,9 +334,9 @@ func (c *session) deallocMW(h uint32) error {
 	s := c.srv
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	m := c.mws[h]
-	if m == nil {
-		return errorf(noObject, "ctrl: no memory window %d", h)
+	m, err := c.mwOf(h)
+	if err != nil {
+		return err
 	}
 	if err := s.table.Deregister(m.window); err != nil {
 		return errorf(internal, "ctrl: memory window %d: %w", h, err)
@@ -379,14 +426,13 @@ func (c *session) cqDepth(d uint32) error {
 func (c *session) destroyCQ(h uint32) error {
 	s := c.srv
 	s.mu.Lock()
-	q := c.cqs[h]
-	if q == nil {
-		s.mu.Unlock()
-		return errorf(noObject, "ctrl: no completion queue %d", h)
+	q, err := c.cqOf(h)
+	if err == nil && q.uses > 0 {
+		err = errorf(busy, "ctrl: completion queue %d is still used by %d queues", h, q.uses)
 	}
-	if q.uses > 0 {
+	if err != nil {
 		s.mu.Unlock()
-		return errorf(busy, "ctrl: completion queue %d is still used by %d queues", h, q.uses)
+		return err
 	}
 	delete(c.cqs, h)
 	s.mu.Unlock()

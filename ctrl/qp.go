@@ -120,7 +120,7 @@ func (c *session) reserveQP(q *qp, r *ctrlpb.CreateQP) (bit int, err error) {
 		return 0, err
 	}
 	// The limit never decreases: messages about a queue pair can outlive it.
-	c.room.Store(max(c.room.Load(), int64(maxQueued)+perQP*int64(c.own[resQPs])))
+	c.out.room.Store(max(c.out.room.Load(), int64(maxQueued)+perQP*int64(c.own[resQPs])))
 	for s.lastQP++; s.lastQP == 0 || s.lastQP > maxQPNum || s.qps[s.lastQP] != nil; s.lastQP++ {
 		if s.lastQP > maxQPNum {
 			s.lastQP = 0
@@ -161,10 +161,10 @@ func (q *qp) rings() (all []interface{ Free() error }) {
 
 func (c *session) destroyQP(num uint32) error {
 	c.srv.mu.Lock()
-	q := c.qps[num]
+	q, err := c.qpOf(num)
 	c.srv.mu.Unlock()
-	if q == nil {
-		return errorf(noObject, "ctrl: no queue pair %d", num)
+	if err != nil {
+		return err
 	}
 	c.dropQP(q)
 	return nil

@@ -12,7 +12,7 @@ import (
 )
 
 // sctpOf returns the SCTP settings that a client requests, or nil for TCP.
-func (s *Server) sctpOf(w *ctrlpb.Startup, streaming bool) (*dataplane.SCTP, error) {
+func sctpOf(w *ctrlpb.Startup, streaming bool) (*dataplane.SCTP, error) {
 	o := &dataplane.SCTP{UDP: w.GetUdpEncapsulation()}
 	switch w.GetTransport() {
 	case ctrlpb.Transport_TRANSPORT_TCP, ctrlpb.Transport_TRANSPORT_SOCKET:
@@ -180,7 +180,7 @@ func (s *Server) negotiateSCTP(ev dataplane.Event) {
 	} else if l := s.listeners[ev.Listener]; l != nil {
 		sess, a.Listen = l.sess, l.handle
 	}
-	if sess == nil || sess.dead || sess.behind() {
+	if sess == nil || sess.dead || sess.out.behind() {
 		return
 	}
 	sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_AsyncError{AsyncError: a}})

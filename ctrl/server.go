@@ -71,9 +71,9 @@ type Server struct {
 	claims    claims
 	listeners map[dataplane.ListenerID]*listener
 	conns     map[dataplane.ConnID]*conn
-	assocs    map[pkt.Flow]*claim         // claims of associations
-	pending   map[*conn]struct{}          // connections with a deadline
-	timeWait  map[uint32][]*claim         // ports in TIME-WAIT by uid, earliest end first
+	assocs    map[pkt.Flow]*claim // claims of associations
+	pending   map[*conn]struct{}  // connections with a deadline
+	timeWait  timeWaits
 	late      map[bpf.Endpoint]clock.Time // SCTP endpoints that are steered until then, for packets in flight after the association
 	lateNext  []lateEndpoint              // the same entries in order of time
 	lingers   map[dataplane.ConnID]*linger
@@ -128,7 +128,7 @@ func New(cfg Config, o Options) (*Server, error) {
 	}
 	s := &Server{
 		log: o.Logger, peerGate: peerGate{peers: o.Peers, denials: denials{first: make(chan denial, 1)}}, network: network{resolver: o.Resolver}, table: o.Table, now: clock.Now, unread: unreadLimit, started: time.Now(), cfg: cfg.fill(),
-		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), timeWait: make(map[uint32][]*claim), accounts: newAccounts(),
+		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), timeWait: make(timeWaits), accounts: newAccounts(),
 		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
 		assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}),
 		late: make(map[bpf.Endpoint]clock.Time), lingers: make(map[dataplane.ConnID]*linger), lingersOf: make(map[uint32][]*linger), turnedAway: turnedAway{refusing: make(map[uint32]int)}, rewake: make(chan struct{}, 1), done: make(chan struct{}),
@@ -339,7 +339,7 @@ func (s *Server) serve(c *seqpacket.Conn, slot int) {
 			s.refuse(c, uid, err)
 			return
 		}
-		go sess.writeLoop()
+		go sess.out.writeLoop()
 		sess.run()
 	}()
 }

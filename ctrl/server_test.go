@@ -363,7 +363,7 @@ func testUnread(t *testing.T, leave func(*tclient)) {
 	if err == nil {
 		t.Fatal("a million requests without reading a reply")
 	}
-	<-sess.quit
+	<-sess.out.quit
 	for range 10 {
 		late := h.client(t)
 		late.fails(cQuota, &ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
@@ -528,9 +528,9 @@ func TestLateReader(t *testing.T) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		for _, s := range h.sessions {
-			s.outMu.Lock()
-			defer s.outMu.Unlock()
-			return s.outFDs > maxQueuedFDs
+			s.out.mu.Lock()
+			defer s.out.mu.Unlock()
+			return s.out.fds > maxQueuedFDs
 		}
 		return false
 	}

@@ -7,7 +7,6 @@ import (
 	"net"
 	"runtime/debug"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -26,15 +25,6 @@ import (
 const (
 	// Version and MinVersion are the highest and lowest supported protocol versions.
 	Version, MinVersion = 1, 1
-	// maxQueued bounds the messages that a client has not read, in addition to perQP for each
-	// queue pair: all connections may end at once.
-	maxQueued, perQP = 1024, 4
-	// maxQueuedFDs bounds the descriptors that a client has not read, here or in the socket,
-	// while it is served. No quota covers them and their memory.
-	maxQueuedFDs = 64
-	// messageShare is the number of bytes of messages that each client may leave unread,
-	// regardless of the other clients of its user.
-	messageShare = 64 << 10
 	// lookAgain is the polling interval for a client that is not served.
 	lookAgain = time.Millisecond
 	maxName   = 64
@@ -54,15 +44,14 @@ type session struct {
 	gids      []uint32               // the first is the effective group
 	contained bool                   // see seqpacket.Conn.Contained
 	pol       atomic.Pointer[policy] // Reload may replace it
-	outbox
-	quit    chan struct{}     // closed when the session ends, which stops the writer
-	cut     atomic.Bool       // it is being cut off, and the reason has been sent
-	hungUp  atomic.Bool       // nothing more is read from the client
-	stuck   []<-chan struct{} // each is closed when a delayed system call of the session has returned; used by the session's goroutine only
-	mover   *far.Mover
-	memory  *far.Memory // far memory of the client, or nil; used by the session's goroutine only
-	near    *shm.Object // near memory of the client, or nil; used by the session's goroutine only
-	started time.Time
+	out       outbox
+	cut       atomic.Bool       // it is being cut off, and the reason has been sent
+	hungUp    atomic.Bool       // nothing more is read from the client
+	stuck     []<-chan struct{} // each is closed when a delayed system call of the session has returned; used by the session's goroutine only
+	mover     *far.Mover
+	memory    *far.Memory // far memory of the client, or nil; used by the session's goroutine only
+	near      *shm.Object // near memory of the client, or nil; used by the session's goroutine only
+	started   time.Time
 
 	// Server.mu guards the rest. Only the session's own goroutine adds to the maps.
 	hello    bool
@@ -72,48 +61,11 @@ type session struct {
 	own      account // the client's share of the account
 	requests uint64
 	errors   uint64
-	lastH    uint32
 	objects
 	binding *dataplane.ClientBinding
 	bells   []*shm.Doorbells
 	bits    bitmap
 	moves   bool // it has a place in Server.movers
-}
-
-// outbox holds the messages that the writer sends to the client.
-type outbox struct {
-	outMu   sync.Mutex // acquired last; guards out, outSize, outFDs and flying
-	out     []outMessage
-	outSize uint64         // bytes of out that are charged
-	unread  *atomic.Uint64 // unread bytes of all clients of the user
-	writing bool           // a goroutine writes to the socket
-	outFDs  int            // descriptors that the client has not read, as far as known
-	flying  int            // those of outFDs that were written
-	closed  bool           // the messages are no longer counted
-	more    chan struct{}  // signalled when out grows
-	less    chan struct{}  // signalled when outFDs shrinks
-	room    atomic.Int64   // maximum length of out
-}
-
-// objects are the objects of the client, by handle or number.
-type objects struct {
-	pds      map[uint32]*pd
-	mrs      map[uint32]*mr
-	mws      map[uint32]*mw
-	cqs      map[uint32]*cq
-	qps      map[uint32]*qp // by number
-	srqs     map[uint32]*srq
-	channels map[uint32]*channel
-	listens  map[uint32]*listener
-	conns    map[uint32]*conn
-	shared   []*shared // associations
-}
-
-// outMessage is a queued message. Its descriptors are closed when it is sent or dropped.
-type outMessage struct {
-	b    []byte
-	fds  []int
-	size uint64 // charged bytes
 }
 
 // newSession registers a client. Called with mu held.
@@ -125,21 +77,21 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32, 
 	s.lastID++
 	sess := &session{
 		srv: s, id: s.lastID, conn: c, cred: *cred, gids: gids, contained: contained, use: s.account(cred.Uid), started: time.Now(),
-		log:    s.log.With(zap.Uint32("client", s.lastID), zap.Uint32("uid", cred.Uid), zap.Int32("pid", cred.Pid)),
-		quit:   make(chan struct{}),
-		outbox: outbox{unread: s.unreadOf(cred.Uid), more: make(chan struct{}, 1), less: make(chan struct{}, 1)},
+		log: s.log.With(zap.Uint32("client", s.lastID), zap.Uint32("uid", cred.Uid), zap.Int32("pid", cred.Pid)),
+		out: outbox{srv: s, to: c, quit: make(chan struct{}), unread: s.unreadOf(cred.Uid), more: make(chan struct{}, 1), less: make(chan struct{}, 1)},
 		objects: objects{
 			pds: make(map[uint32]*pd), mrs: make(map[uint32]*mr), mws: make(map[uint32]*mw), cqs: make(map[uint32]*cq),
 			qps: make(map[uint32]*qp), srqs: make(map[uint32]*srq), channels: make(map[uint32]*channel), listens: make(map[uint32]*listener), conns: make(map[uint32]*conn),
 		},
 	}
+	sess.out.fail = sess.shutdown
 	sess.pol.Store(&pol)
 	sess.mover = far.New(farWait, sess.farStuck)
 	if err := sess.take(resClients, 1); err != nil {
 		s.settle(cred.Uid)
 		return nil, err
 	}
-	sess.room.Store(maxQueued)
+	sess.out.room.Store(maxQueued)
 	s.sessions[sess.id] = sess
 	return sess, nil
 }
@@ -198,7 +150,7 @@ func (c *session) readLoop() error {
 func (c *session) awaitRead() error {
 	var late <-chan time.Time
 	for {
-		n := c.unreadFDs()
+		n := c.out.unreadFDs()
 		if n == 0 || n <= maxQueuedFDs && c.srv.spareFiles() {
 			return nil
 		}
@@ -208,43 +160,13 @@ func (c *session) awaitRead() error {
 			late = t.C
 		}
 		select {
-		case <-c.less:
+		case <-c.out.less:
 		case <-time.After(lookAgain):
 		case <-late:
 			err := errorf(quota, "ctrl: the client left %d descriptors unread for %v: read the replies", n, c.srv.unread)
 			c.cutOff(err)
 			return err
 		}
-	}
-}
-
-// unreadFDs returns the number of descriptors that the client has not read. Those in the socket
-// count as in flight for the kernel too, which bounds them over all clients.
-func (c *session) unreadFDs() int {
-	c.outMu.Lock()
-	n, flying := c.outFDs, c.flying
-	c.outMu.Unlock()
-	if n == 0 || flying == 0 || c.conn.Unread() > 0 {
-		return n
-	}
-	c.countFDs(-flying, -flying)
-	return n - flying
-}
-
-// countFDs adds to the numbers of descriptors that the client has not read, and that are in the
-// socket. Server.mu must not be held unless both arguments are 0.
-func (c *session) countFDs(unread, flying int) {
-	if unread == 0 && flying == 0 {
-		return
-	}
-	c.srv.mu.Lock()
-	defer c.srv.mu.Unlock()
-	c.outMu.Lock()
-	defer c.outMu.Unlock()
-	if !c.closed {
-		c.outFDs += unread
-		c.flying += flying
-		c.srv.files.extra += uint64(unread) // unread may be negative; unsigned addition wraps
 	}
 }
 
@@ -296,38 +218,17 @@ func (c *session) packet(b []byte, fds []int, lost bool) (err error) {
 	return c.answer(&ctrlpb.Message{Body: &ctrlpb.Message_Reply{Reply: reply}}, out)
 }
 
-// answer sends a reply from the caller's goroutine if nothing else is queued and the socket has
-// room. Waking the writer would take longer.
+// answer sends a reply, at once if that is possible.
 func (c *session) answer(m *ctrlpb.Message, fds []int) error {
-	c.outMu.Lock()
-	direct := len(c.out) == 0 && !c.writing
-	c.writing = c.writing || direct
-	c.outMu.Unlock()
-	if !direct {
-		return c.send(m, fds)
-	}
 	b, err := proto.Marshal(m)
-	sent := err == nil && c.conn.TryWrite(b, fds)
-	c.outMu.Lock()
-	c.writing = false
-	waiting := len(c.out) > 0
-	c.outMu.Unlock()
-	if !sent {
-		return c.send(m, fds)
+	if err != nil {
+		seqpacket.CloseAll(fds)
+		return fmt.Errorf("ctrl: %w", err)
 	}
-	c.countFDs(len(fds), len(fds))
-	seqpacket.CloseAll(fds)
-	if waiting {
-		c.wakeWriter()
+	if c.out.try(b, fds) {
+		return nil
 	}
-	return nil
-}
-
-func (c *session) wakeWriter() {
-	select {
-	case c.more <- struct{}{}:
-	default:
-	}
+	return c.queue(outMessage{b, fds, uint64(len(b))})
 }
 
 // dispatch executes a request. It fills in reply and returns the descriptors to send with it, which
@@ -447,7 +348,7 @@ func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) ([]int, error) {
 	if 2*n > seqpacket.MaxFDs {
 		return nil, errorf(internal, "ctrl: %d workers exceed the limit of the protocol", n)
 	}
-	bells, fds, err := s.newBells(n, min(shm.MaxBells, max(c.policy().limits.QPs, 64)))
+	bells, fds, err := newBells(n, min(shm.MaxBells, max(c.policy().limits.QPs, 64)))
 	if err != nil {
 		return nil, errorf(internal, "ctrl: doorbells: %w", err)
 	}
@@ -474,7 +375,7 @@ func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) ([]int, error) {
 }
 
 // newBells creates the doorbell pages of a client and the descriptors to send.
-func (s *Server) newBells(workers, bits int) (bells []*shm.Doorbells, fds []int, err error) {
+func newBells(workers, bits int) (bells []*shm.Doorbells, fds []int, err error) {
 	defer func() {
 		if err != nil {
 			seqpacket.CloseAll(fds)
@@ -527,109 +428,34 @@ func (c *session) cutOff(why error) {
 // cutOffWait is the time to wait for a client that is cut off to read the reason.
 const cutOffWait = 200 * time.Millisecond
 
-// send queues a message and takes ownership of its descriptors.
-func (c *session) send(m *ctrlpb.Message, fds []int) error {
-	b, err := proto.Marshal(m)
+// queue queues a message and takes ownership of its descriptors. It cuts off a client that does not read its
+// messages.
+func (c *session) queue(m outMessage) error {
+	err := c.out.put(m, c.policy().limits.Messages)
 	if err != nil {
-		seqpacket.CloseAll(fds)
-		return fmt.Errorf("ctrl: %w", err)
-	}
-	c.countFDs(len(fds), 0)
-	c.outMu.Lock()
-	n, left, size := len(c.out), c.outSize, uint64(len(b))
-	if m.GetEvent().GetStreamData() != nil {
-		size = 0 // charged with its stream
-	}
-	limit := c.policy().limits.Messages
-	all := c.unread.Add(size)
-	full := int64(n) >= c.room.Load() || left+size > messageShare && all > limit
-	if full {
-		c.unread.Add(-size)
-	} else {
-		c.out = append(c.out, outMessage{b, fds, size})
-		c.outSize += size
-	}
-	c.outMu.Unlock()
-	if full {
-		c.countFDs(-len(fds), 0)
-		seqpacket.CloseAll(fds)
-		err := fmt.Errorf("ctrl: the client left %d messages unread, %d bytes; all of its user %d bytes, whose limit is %d: read them, or raise max-messages",
-			n, left, all-size, limit)
 		if c.cut.CompareAndSwap(false, true) {
 			c.srv.counters.cutOff.Add(1)
 			c.logCut(err)
 		}
 		c.shutdown()
-		return err
 	}
-	c.wakeWriter()
-	return nil
+	return err
 }
 
-// behind reports whether half of the client's message queue is unread.
-func (c *session) behind() bool {
-	c.outMu.Lock()
-	defer c.outMu.Unlock()
-	return 2*int64(len(c.out)) >= c.room.Load()
-}
-
-// event queues an event. send cuts off a client that does not read its events.
+// event queues an event.
 func (c *session) event(e *ctrlpb.Event) {
 	if c.dead {
 		return
 	}
-	_ = c.send(&ctrlpb.Message{Body: &ctrlpb.Message_Event{Event: e}}, nil)
-}
-
-// writeLoop sends queued messages until the session ends.
-func (c *session) writeLoop() {
-	defer c.srv.wg.Done()
-	ok := true
-	write := func(m outMessage) {
-		if ok {
-			if err := c.conn.Write(m.b, m.fds); err != nil {
-				c.shutdown() // stops the reader too
-				ok = false
-			}
-		}
-		c.unread.Add(-m.size)
-		seqpacket.CloseAll(m.fds)
-		c.outMu.Lock()
-		c.writing = false
-		c.outSize -= m.size
-		c.outMu.Unlock()
-		if n := len(m.fds); ok {
-			c.countFDs(0, n)
-		} else {
-			c.countFDs(-n, 0)
-		}
-		select {
-		case c.less <- struct{}{}:
-		default:
-		}
+	b, err := proto.Marshal(&ctrlpb.Message{Body: &ctrlpb.Message_Event{Event: e}})
+	if err != nil {
+		return
 	}
-	for last := false; !last; {
-		select {
-		case <-c.more:
-		case <-c.quit:
-			last = true
-		}
-		for {
-			c.outMu.Lock()
-			if len(c.out) == 0 {
-				c.out = nil
-			}
-			if len(c.out) == 0 || c.writing { // answer wakes the writer when it returns
-				c.outMu.Unlock()
-				break
-			}
-			m := c.out[0]
-			c.out = c.out[1:]
-			c.writing = true
-			c.outMu.Unlock()
-			write(m)
-		}
+	size := uint64(len(b))
+	if e.GetStreamData() != nil {
+		size = 0 // charged with its stream
 	}
+	_ = c.queue(outMessage{b, nil, size})
 }
 
 // teardown releases everything that the client has.
@@ -701,7 +527,7 @@ func (c *session) teardown() {
 	} else { // messages in the socket may have descriptors, whose closing may block
 		c.away("its socket", func() { c.conn.Close() })
 	}
-	close(c.quit)
+	close(c.out.quit)
 	if len(c.stuck) == 0 {
 		c.gone()
 		return
@@ -750,10 +576,7 @@ func (c *session) gone() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.sessions, c.id)
-	c.outMu.Lock()
-	s.files.extra -= uint64(c.outFDs)
-	c.closed = true
-	c.outMu.Unlock()
+	c.out.close()
 	s.giveMover(c)
 	c.giveAll()
 }

@@ -94,11 +94,11 @@ func (s *Server) leaveShared(c *conn) {
 	delete(s.conns, c.id)
 	s.claims.drop(c.claim)
 	c.claim = nil
-	s.unshare(c)
+	c.unshare()
 }
 
 // unshare records that c has left its association.
-func (s *Server) unshare(c *conn) {
+func (c *conn) unshare() {
 	sh := c.shared
 	if sh == nil {
 		return

@@ -110,14 +110,6 @@ func (c *session) srqLimit(q *srq) {
 	}
 }
 
-// srqOf returns a shared receive queue. Called with mu held.
-func (c *session) srqOf(h uint32) (*srq, error) {
-	if q := c.srqs[h]; q != nil {
-		return q, nil
-	}
-	return nil, errorf(noObject, "ctrl: no shared receive queue %d", h)
-}
-
 func (c *session) modifySRQ(r *ctrlpb.ModifySRQ) error {
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()

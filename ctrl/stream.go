@@ -36,15 +36,15 @@ func (s *Server) streamReady(c *conn) {
 // queue pairs, because it outlives its listener.
 func (s *Server) streamAccepted(c *conn) {
 	l := c.listener
-	if l.waiting >= l.backlog || c.sess.behind() { // as in request
+	if l.waiting >= l.backlog || c.sess.out.behind() { // as in request
 		s.dropConn(c, errBacklog)
 		return
 	}
-	if err := c.sess.take(resRings, s.streamSize()); err != nil {
+	if err := c.sess.take(resRings, s.cfg.streamMemory()); err != nil {
 		s.dropConn(c, err)
 		return
 	}
-	c.memory = s.streamSize()
+	c.memory = s.cfg.streamMemory()
 	if err := c.sess.take(resStreams, 1); err != nil {
 		s.dropConn(c, err)
 		return
@@ -56,9 +56,9 @@ func (s *Server) streamAccepted(c *conn) {
 	s.streamReady(c)
 }
 
-// streamSize is the memory that a byte stream may use: data that the client has not read, in the engine and here, the current chunk, and
+// streamMemory is the memory that a byte stream may use: data that the client has not read, in the engine and here, the current chunk, and
 // data that the peer has not acknowledged. It is charged when the stream starts, because data of the peer cannot be refused later.
-func (s *Server) streamSize() uint64 { return 2*uint64(s.cfg.ReceiveWindow) + maxChunk + maxUnsent }
+func (c *Config) streamMemory() uint64 { return 2*uint64(c.ReceiveWindow) + maxChunk + maxUnsent }
 
 // uncharge returns the quota of a byte stream. Called with mu held.
 func (c *conn) uncharge() {
@@ -131,7 +131,7 @@ func (s *Server) resetLingers(now clock.Time) (next clock.Time) {
 }
 
 // unhold removes c from the count of accepted byte streams.
-func (s *Server) unhold(c *conn) {
+func (c *conn) unhold() {
 	if c.held {
 		c.held = false
 		c.sess.give(resStreams, 1)
@@ -139,7 +139,7 @@ func (s *Server) unhold(c *conn) {
 }
 
 // show sends the client the next chunk, if it has consumed the last one.
-func (s *Server) show(c *conn) {
+func (c *conn) show() {
 	if c.shown > 0 || c.endTold || len(c.in) == 0 && !c.ended {
 		return
 	}
@@ -153,12 +153,9 @@ func (c *session) onStream(h uint32, f func(cn *conn) error) error {
 	s := c.srv
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	cn := c.conns[h]
-	if cn == nil {
-		return errorf(noObject, "ctrl: no connection %d: the peer may have left", h)
-	}
-	if cn.state != connStreaming {
-		return errorf(badState, "ctrl: connection %d is not a byte stream, or no longer one", h)
+	cn, err := c.connOf(h, connStreaming, "a byte stream, or no longer one")
+	if err != nil {
+		return err
 	}
 	return f(cn)
 }
@@ -185,7 +182,7 @@ func (s *Server) streamConsumed(cn *conn, r *ctrlpb.StreamConsumed) error {
 	}
 	cn.shown -= n
 	s.engine.StreamConsumed(cn.id, n)
-	s.show(cn)
+	cn.show()
 	return nil
 }
 
@@ -226,8 +223,8 @@ func (s *Server) startMPA(cn *conn, r *ctrlpb.StartMPA) error {
 	}
 	left := cn.in
 	cn.in, cn.shown = nil, 0
-	s.answered(cn)
-	s.unhold(cn)
+	cn.answered()
+	cn.unhold()
 	s.startup(cn)
 	if len(left) > 0 {
 		s.streamData(cn, left)

@@ -65,10 +65,9 @@ func (s *Server) expire(now clock.Time) (next clock.Time) {
 	for c := range s.pending {
 		next = clock.Earliest(next, c.deadline)
 	}
-	for _, end := range []func(clock.Time) clock.Time{s.endTimeWait, s.endLate, s.resetLingers} {
-		next = clock.Earliest(next, end(now))
-	}
-	return next
+	next = clock.Earliest(next, s.timeWait.end(now, s.claims.drop))
+	next = clock.Earliest(next, s.endLate(now))
+	return clock.Earliest(next, s.resetLingers(now))
 }
 
 func (s *Server) expired(c *conn, now clock.Time) {

@@ -13,8 +13,79 @@ import (
 // host's ports are used up, the port that has been in TIME-WAIT longest is reused: for another peer there is no need to wait, and for the
 // same peer RFC 6191 allows it.
 
+// timeWaits are the ports in TIME-WAIT by uid, each user's in order of their ends.
+type timeWaits map[uint32][]*claim
+
 // reuseAfter is the least time that a port stays in TIME-WAIT.
 const reuseAfter = time.Second
+
+// reuseLook is the maximum number of ports with the same last peer that are skipped.
+const reuseLook = 64
+
+// add inserts cl, whose connection has ended now.
+func (t timeWaits) add(cl *claim, now clock.Time) {
+	cl.timeWait, cl.since = true, now
+	q := t[cl.uid]
+	i := len(q)
+	for i > 0 && q[i-1].until > cl.until {
+		i--
+	}
+	t[cl.uid] = slices.Insert(q, i, cl)
+}
+
+// reuse removes and returns the oldest port of c's user on addr that c can use, preferring one whose last peer was another. It returns nil if
+// there is none.
+func (t timeWaits) reuse(c *conn, addr netip.Addr, now clock.Time) *claim {
+	uid := c.sess.cred.Uid
+	q, best := t[uid], -1
+	for i, cl := range q {
+		if cl.addr.Addr() != addr || cl.on.sockets() != c.by.sockets() || now.Sub(cl.since) < reuseAfter {
+			continue
+		}
+		if best < 0 {
+			best = i
+		}
+		if cl.remote != c.remote {
+			best = i
+			break
+		}
+		if i-best >= reuseLook {
+			break
+		}
+	}
+	if best < 0 {
+		return nil
+	}
+	cl := q[best]
+	t[uid] = slices.Delete(q, best, best+1)
+	cl.timeWait = false
+	return cl
+}
+
+// end passes the ports whose TIME-WAIT is over to drop, and returns when the next one ends, or 0.
+func (t timeWaits) end(now clock.Time, drop func(*claim)) (next clock.Time) {
+	for uid, q := range t {
+		for len(q) > 0 && q[0].until.Due(now) {
+			drop(q[0])
+			q[0] = nil
+			q = q[1:]
+		}
+		if t[uid] = q; len(q) == 0 {
+			delete(t, uid)
+			continue
+		}
+		next = clock.Earliest(next, q[0].until)
+	}
+	return next
+}
+
+// count returns the number of ports in TIME-WAIT.
+func (t timeWaits) count() (n int) {
+	for _, q := range t {
+		n += len(q)
+	}
+	return n
+}
 
 // takePort claims the local endpoint want for the active open c, within the user's quota. Called with mu held.
 func (s *Server) takePort(c *conn, want netip.AddrPort) (*claim, error) {
@@ -33,43 +104,12 @@ func (s *Server) takePort(c *conn, want netip.AddrPort) (*claim, error) {
 		s.portFreed(uid)
 	}
 	if want.Port() == 0 {
-		if cl := s.reusePort(uid, want.Addr(), c); cl != nil {
+		if cl := s.timeWait.reuse(c, want.Addr(), s.now()); cl != nil {
 			return cl, nil
 		}
 	}
 	return nil, err
 }
-
-// reusePort takes the user's oldest reusable port on addr for c out of TIME-WAIT, preferring one whose last peer was another. Called with
-// mu held.
-func (s *Server) reusePort(uid uint32, addr netip.Addr, c *conn) *claim {
-	q, best := s.timeWait[uid], -1
-	for i, cl := range q {
-		if cl.addr.Addr() != addr || cl.on.sockets() != c.by.sockets() || s.now().Sub(cl.since) < reuseAfter {
-			continue
-		}
-		if best < 0 {
-			best = i
-		}
-		if cl.remote != c.remote {
-			best = i
-			break
-		}
-		if i-best >= reuseLook {
-			break
-		}
-	}
-	if best < 0 {
-		return nil
-	}
-	cl := q[best]
-	s.timeWait[uid] = slices.Delete(q, best, best+1)
-	cl.timeWait = false
-	return cl
-}
-
-// reuseLook is the maximum number of ports with the same last peer that are skipped.
-const reuseLook = 64
 
 // leavePort releases the endpoint of c, which has ended. A port in TIME-WAIT is released at the
 // end of TIME-WAIT.
@@ -86,39 +126,8 @@ func (s *Server) leavePort(c *conn) {
 		s.claims.drop(cl)
 		return
 	}
-	cl.timeWait, cl.since = true, now
-	q := s.timeWait[cl.uid]
-	i := len(q)
-	for i > 0 && q[i-1].until > cl.until {
-		i--
-	}
-	s.timeWait[cl.uid] = slices.Insert(q, i, cl)
+	s.timeWait.add(cl, now)
 	s.wake(cl.until)
-}
-
-// endTimeWait releases the ports whose TIME-WAIT is over, and returns when the next one ends, or 0. Called with mu held.
-func (s *Server) endTimeWait(now clock.Time) (next clock.Time) {
-	for uid, q := range s.timeWait {
-		for len(q) > 0 && q[0].until.Due(now) {
-			s.claims.drop(q[0])
-			q[0] = nil
-			q = q[1:]
-		}
-		if s.timeWait[uid] = q; len(q) == 0 {
-			delete(s.timeWait, uid)
-			continue
-		}
-		next = clock.Earliest(next, q[0].until)
-	}
-	return next
-}
-
-// portsInTimeWait returns the number of ports in TIME-WAIT. Called with mu held.
-func (s *Server) portsInTimeWait() (n int) {
-	for _, q := range s.timeWait {
-		n += len(q)
-	}
-	return n
 }
 
 // portFreed returns a port to the quota of uid. Called with mu held.

@@ -1,0 +1,208 @@
+package ctrl
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+)
+
+const (
+	// maxQueued bounds the messages that a client has not read, in addition to perQP for each
+	// queue pair: all connections may end at once.
+	maxQueued, perQP = 1024, 4
+	// maxQueuedFDs bounds the descriptors that a client has not read, here or in the socket,
+	// while it is served. No quota covers them and their memory.
+	maxQueuedFDs = 64
+	// messageShare is the number of bytes of messages that each client may leave unread,
+	// regardless of the other clients of its user.
+	messageShare = 64 << 10
+)
+
+// outbox holds the messages for a client, which its writer sends. Any goroutine may call its methods.
+type outbox struct {
+	srv  *Server
+	to   *seqpacket.Conn
+	fail func()        // called when a message cannot be written
+	quit chan struct{} // closed when the session ends, which stops the writer
+
+	room   atomic.Int64   // maximum length of queue
+	unread *atomic.Uint64 // unread bytes of all clients of the user
+	more   chan struct{}  // signalled when queue grows
+	less   chan struct{}  // signalled when fds shrinks
+
+	mu      sync.Mutex // acquired last; guards the rest
+	queue   []outMessage
+	size    uint64 // bytes of queue that are charged
+	writing bool   // a goroutine writes to the socket
+	fds     int    // descriptors that the client has not read, as far as known
+	flying  int    // those of fds that were written
+	closed  bool   // fds is no longer counted
+}
+
+// outMessage is a queued message. Its descriptors are closed when it is sent or dropped.
+type outMessage struct {
+	b    []byte
+	fds  []int
+	size uint64 // charged bytes
+}
+
+// put queues m and takes ownership of its descriptors. limit bounds the bytes that the clients of the user have not
+// read. An error means that the client does not read its messages.
+func (o *outbox) put(m outMessage, limit uint64) error {
+	o.countFDs(len(m.fds), 0)
+	o.mu.Lock()
+	n, left := len(o.queue), o.size
+	all := o.unread.Add(m.size)
+	full := int64(n) >= o.room.Load() || left+m.size > messageShare && all > limit
+	if full {
+		o.unread.Add(-m.size)
+	} else {
+		o.queue = append(o.queue, m)
+		o.size += m.size
+	}
+	o.mu.Unlock()
+	if full {
+		o.countFDs(-len(m.fds), 0)
+		seqpacket.CloseAll(m.fds)
+		return fmt.Errorf("ctrl: the client left %d messages unread, %d bytes; all of its user %d bytes, whose limit is %d: read them, or raise max-messages",
+			n, left, all-m.size, limit)
+	}
+	o.wake()
+	return nil
+}
+
+// try writes a message from the caller's goroutine if nothing else is queued and the socket has room. Waking the
+// writer would take longer. If it returns true, it has taken ownership of the descriptors.
+func (o *outbox) try(b []byte, fds []int) bool {
+	o.mu.Lock()
+	direct := len(o.queue) == 0 && !o.writing
+	o.writing = o.writing || direct
+	o.mu.Unlock()
+	if !direct {
+		return false
+	}
+	sent := o.to.TryWrite(b, fds)
+	o.mu.Lock()
+	o.writing = false
+	waiting := len(o.queue) > 0
+	o.mu.Unlock()
+	if !sent {
+		return false
+	}
+	o.countFDs(len(fds), len(fds))
+	seqpacket.CloseAll(fds)
+	if waiting {
+		o.wake()
+	}
+	return true
+}
+
+// wake wakes the writer.
+func (o *outbox) wake() {
+	select {
+	case o.more <- struct{}{}:
+	default:
+	}
+}
+
+// behind reports whether half of the queue is unread.
+func (o *outbox) behind() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return 2*int64(len(o.queue)) >= o.room.Load()
+}
+
+// writeLoop sends queued messages until the session ends.
+func (o *outbox) writeLoop() {
+	defer o.srv.wg.Done()
+	ok := true
+	for last := false; !last; {
+		select {
+		case <-o.more:
+		case <-o.quit:
+			last = true
+		}
+		for m, more := o.next(); more; m, more = o.next() {
+			if ok && o.to.Write(m.b, m.fds) != nil {
+				o.fail() // stops the reader too
+				ok = false
+			}
+			o.written(m, ok)
+		}
+	}
+}
+
+// next returns the message to be written next, if there is one and nobody else is writing.
+func (o *outbox) next() (m outMessage, ok bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.queue) == 0 {
+		o.queue = nil
+	}
+	if len(o.queue) == 0 || o.writing { // try wakes the writer when it returns
+		return m, false
+	}
+	m = o.queue[0]
+	o.queue = o.queue[1:]
+	o.writing = true
+	return m, true
+}
+
+// written releases m, which was sent if ok is true, and dropped otherwise.
+func (o *outbox) written(m outMessage, ok bool) {
+	o.unread.Add(-m.size)
+	seqpacket.CloseAll(m.fds)
+	o.mu.Lock()
+	o.writing = false
+	o.size -= m.size
+	o.mu.Unlock()
+	if n := len(m.fds); ok {
+		o.countFDs(0, n)
+	} else {
+		o.countFDs(-n, 0)
+	}
+	select {
+	case o.less <- struct{}{}:
+	default:
+	}
+}
+
+// unreadFDs returns the number of descriptors that the client has not read. Those in the socket
+// count as in flight for the kernel too, which bounds them over all clients.
+func (o *outbox) unreadFDs() int {
+	o.mu.Lock()
+	n, flying := o.fds, o.flying
+	o.mu.Unlock()
+	if n == 0 || flying == 0 || o.to.Unread() > 0 {
+		return n
+	}
+	o.countFDs(-flying, -flying)
+	return n - flying
+}
+
+// countFDs adds to the numbers of descriptors that the client has not read, and that are in the
+// socket. Server.mu must not be held unless both arguments are 0.
+func (o *outbox) countFDs(unread, flying int) {
+	if unread == 0 && flying == 0 {
+		return
+	}
+	o.srv.mu.Lock()
+	defer o.srv.mu.Unlock()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.closed {
+		o.fds += unread
+		o.flying += flying
+		o.srv.files.extra += uint64(unread) // unread may be negative; unsigned addition wraps
+	}
+}
+
+// close stops counting the descriptors that the client has not read. Called with Server.mu held.
+func (o *outbox) close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.srv.files.extra -= uint64(o.fds)
+	o.closed = true
+}
