@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"iter"
 	"slices"
 	"time"
 
@@ -8,6 +9,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/sched"
 	"github.com/iwarpd/iwarpd/dataplane/wheel"
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/shm"
 )
 
@@ -31,6 +33,44 @@ type client struct {
 	streams []*stream // by doorbell bit
 	failed  bool      // its memory has faulted: see failing
 	group   sched.Group[*lane]
+}
+
+// laneTable holds the lanes of a worker by key.
+type laneTable struct {
+	lanes  map[handoff.Key]*lane // associations are listed also under the further addresses of their peers
+	recent *tcpConn              // most recently used TCP connection in lanes, or nil
+}
+
+// lookup returns the TCP connection of flow f, or nil. It tries the most recent one first, since
+// segments arrive in bursts.
+func (t *laneTable) lookup(f *pkt.Flow) *tcpConn {
+	if c := t.recent; c != nil && c.key.Flow == *f {
+		return c
+	}
+	if l := t.lanes[handoff.Key{Flow: *f}]; l != nil {
+		t.recent = l.llp.(*tcpConn)
+		return t.recent
+	}
+	return nil
+}
+
+// assocOf returns the association of k, or nil.
+func (t *laneTable) assocOf(k handoff.Key) *assoc {
+	if l := t.lanes[k]; l != nil {
+		return l.llp.(*assoc)
+	}
+	return nil
+}
+
+// assocs yields the associations.
+func (t *laneTable) assocs() iter.Seq[*assoc] {
+	return func(yield func(*assoc) bool) {
+		for k, l := range t.lanes {
+			if k.Proto == pkt.ProtoSCTP && k.Tag == 0 && !yield(l.llp.(*assoc)) {
+				return
+			}
+		}
+	}
 }
 
 // enter adds a new lane, whose key and llp are set, to the tables.
@@ -74,27 +114,27 @@ type round struct {
 }
 
 // mark adds l to the lanes to be pumped.
-func (w *worker) mark(l *lane) {
+func (r *round) mark(l *lane) {
 	if !l.dirty {
 		l.dirty = true
-		w.dirty = append(w.dirty, l)
+		r.dirty = append(r.dirty, l)
 	}
 }
 
 // unmark removes l from the marked lanes and from the round.
-func (w *worker) unmark(l *lane) {
+func (r *round) unmark(l *lane) {
 	if l.dirty {
 		l.dirty = false
-		w.dirty = slices.DeleteFunc(w.dirty, func(d *lane) bool { return d == l })
+		r.dirty = slices.DeleteFunc(r.dirty, func(d *lane) bool { return d == l })
 	}
-	w.sched.Remove(&l.member)
+	r.sched.Remove(&l.member)
 }
 
 // enqueue adds l to the round of its client.
-func (w *worker) enqueue(l *lane) { w.sched.Enqueue(&l.member) }
+func (r *round) enqueue(l *lane) { r.sched.Enqueue(&l.member) }
 
 // may reports whether l may compose another record. If not, g has the reason.
-func (w *worker) may(l *lane, g *sched.Grant) bool { return w.sched.May(&l.member, g) }
+func (r *round) may(l *lane, g *sched.Grant) bool { return r.sched.May(&l.member, g) }
 
 // pump pumps the marked lanes, and then the round of lanes with something to send.
 func (w *worker) pump() int {

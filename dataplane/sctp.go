@@ -3,7 +3,6 @@ package dataplane
 import (
 	"errors"
 	"fmt"
-	"iter"
 	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane/handoff"
@@ -85,25 +84,6 @@ type sctpState struct {
 	ctl     session.Control
 	ev      session.Event
 	over    SCTPStats // counters of ended associations and listeners
-}
-
-// assocs yields the associations of the worker.
-func (w *worker) assocs() iter.Seq[*assoc] {
-	return func(yield func(*assoc) bool) {
-		for k, l := range w.lanes {
-			if k.Proto == pkt.ProtoSCTP && k.Tag == 0 && !yield(l.llp.(*assoc)) {
-				return
-			}
-		}
-	}
-}
-
-// assocOf returns the association of k on this worker, or nil.
-func (w *worker) assocOf(k handoff.Key) *assoc {
-	if l := w.lanes[k]; l != nil {
-		return l.llp.(*assoc)
-	}
-	return nil
 }
 
 func (w *worker) sctpStats() SCTPStats {

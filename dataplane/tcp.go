@@ -71,19 +71,6 @@ func newTCPConn(id ConnID, flow pkt.Flow, tc *tcp.Conn) *tcpConn {
 	return c
 }
 
-// lookup returns the connection of flow f, or nil. It tries the most recent one first, since
-// segments arrive in bursts.
-func (w *worker) lookup(f *pkt.Flow) *tcpConn {
-	if c := w.recent; c != nil && c.key.Flow == *f {
-		return c
-	}
-	if l := w.lanes[handoff.Key{Flow: *f}]; l != nil {
-		w.recent = l.llp.(*tcpConn)
-		return w.recent
-	}
-	return nil
-}
-
 // enterTCP adds a new connection to the tables.
 func (w *worker) enterTCP(c *tcpConn) {
 	w.enter(&c.lane)

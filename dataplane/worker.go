@@ -48,10 +48,9 @@ type worker struct {
 	tcp  tcp.Config
 	cmds cmdQueue
 
-	now       clock.Time
-	timers    wheel.Wheel[*lane]
-	lanes     map[handoff.Key]*lane // associations are listed also under the further addresses of their peers
-	recent    *tcpConn              // most recently used TCP connection in lanes, or nil
+	now    clock.Time
+	timers wheel.Wheel[*lane]
+	laneTable
 	streams   map[ConnID]*stream
 	moved     map[ConnID]*worker // dialed streams that another queue has adopted
 	listeners listeners
@@ -119,7 +118,7 @@ type driver struct {
 func newWorker(e *Engine, id int, q Queue) (*worker, error) {
 	w := &worker{
 		e: e, id: id, queueOf: queueOf{dev: e.addDevice(q.Device), cpu: q.CPU}, tcp: *e.cfg.TCP,
-		lanes: make(map[handoff.Key]*lane), streams: make(map[ConnID]*stream), moved: make(map[ConnID]*worker),
+		laneTable: laneTable{lanes: make(map[handoff.Key]*lane)}, streams: make(map[ConnID]*stream), moved: make(map[ConnID]*worker),
 		listeners: make(listeners),
 	}
 	w.tcp.RTT = &w.times.rtts
