@@ -31,11 +31,13 @@ const (
 // detached.
 const programPeriod = 500 * time.Millisecond
 
-// watchProgram checks the program of d at each tick until the server is closed.
-func (s *Server) watchProgram(d *device, tick <-chan time.Time) {
+// watchProgram checks the program of d until the server is closed.
+func (s *Server) watchProgram(d *device) {
+	t := time.NewTicker(programPeriod)
+	defer t.Stop()
 	for {
 		select {
-		case <-tick:
+		case <-t.C:
 			s.checkProgram(d)
 		case <-s.done:
 			return

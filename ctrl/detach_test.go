@@ -3,7 +3,9 @@ package ctrl
 import (
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
@@ -16,17 +18,17 @@ import (
 
 // fakeProgram is an XDP program that the test can detach.
 type fakeProgram struct {
-	off   bool
+	off   atomic.Bool
 	fails error // of Attach
 	tries int
 }
 
-func (p *fakeProgram) Attached() (bool, error) { return !p.off, nil }
+func (p *fakeProgram) Attached() (bool, error) { return !p.off.Load(), nil }
 
 func (p *fakeProgram) Attach() error {
 	p.tries++
 	if p.fails == nil {
-		p.off = false
+		p.off.Store(false)
 	}
 	return p.fails
 }
@@ -81,7 +83,7 @@ func TestDetachEnd(t *testing.T) {
 	if up, abort := up.ended(); up || abort || h.Status().Detached != "" || h.value(t, "ctrl.program_detached") != 0 {
 		t.Fatal("ended while the program was attached")
 	}
-	p.off = true
+	p.off.Store(true)
 	const why = "the XDP program was detached from the interface eth9"
 	for range 3 {
 		h.checkProgram(d)
@@ -125,7 +127,7 @@ func TestDetachEnd(t *testing.T) {
 	// The administrator changes the setting back.
 	h.Reload(Config{Detached: DetachAttach})
 	h.checkProgram(d)
-	if p.off || h.Status().Detached != "" || h.value(t, "ctrl.program_detached") != 0 {
+	if p.off.Load() || h.Status().Detached != "" || h.value(t, "ctrl.program_detached") != 0 {
 		t.Error("not attached after the reload")
 	}
 	c.ok(reqListen("", 7175))
@@ -135,17 +137,19 @@ func TestDetachEnd(t *testing.T) {
 // attaching is retried.
 func TestDetachAttach(t *testing.T) {
 	h, c, up, logs := detachable(t, Config{Detached: DetachAttach})
-	p, d := &fakeProgram{off: true}, h.devices[0]
+	p, d := &fakeProgram{}, h.devices[0]
+	p.off.Store(true)
 	d.Program = p
 	h.checkProgram(d)
-	if _, abort := up.ended(); abort || p.off || h.Status().Detached != "" {
+	if _, abort := up.ended(); abort || p.off.Load() || h.Status().Detached != "" {
 		t.Error("the connection was ended, or the program is off")
 	}
 	if h.value(t, "ctrl.program_detachments") != 1 || logs.FilterMessageSnippet("attached again").Len() != 1 {
 		t.Errorf("logged %v", logs.All())
 	}
 	c.ok(reqListen("", 7175))
-	p.off, p.fails = true, errors.New("another program is there")
+	p.off.Store(true)
+	p.fails = errors.New("another program is there")
 	for range 3 {
 		h.checkProgram(d)
 	}
@@ -154,21 +158,29 @@ func TestDetachAttach(t *testing.T) {
 	}
 	p.fails = nil
 	h.checkProgram(d)
-	if h.Status().Detached != "" || p.off || h.value(t, "ctrl.program_detachments") != 2 {
+	if h.Status().Detached != "" || p.off.Load() || h.value(t, "ctrl.program_detachments") != 2 {
 		t.Errorf("status %q", h.Status().Detached)
 	}
 	c.ok(reqListen("", 7176))
 }
 
-// TestWatchProgram checks that the server watches its program and stops watching when it is closed.
+// TestWatchProgram checks with a virtual clock that a server notices within half a second that its program was
+// detached, and that closing the server ends the watch.
 func TestWatchProgram(t *testing.T) {
-	h := newHarness(t, Config{})
-	tick := make(chan time.Time)
-	h.devices[0].Program = &fakeProgram{off: true}
-	h.wg.Go(func() { h.watchProgram(h.devices[0], tick) })
-	tick <- time.Time{}
-	tick <- time.Time{} // the first tick has been processed
-	if h.Status().Detached == "" {
-		t.Error("not noticed")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		p := &fakeProgram{}
+		s, err := New(Config{}, Options{Resolver: fakeResolver{addrA}, NoGuard: true, Devices: []Device{{Name: "eth9", Program: p}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Bind(newFakeEngine())
+		defer s.Close()
+		synctest.Wait() // the first check is as far away as it can be
+		p.off.Store(true)
+		time.Sleep(time.Second / 2)
+		synctest.Wait()
+		if s.Status().Detached == "" {
+			t.Error("not noticed within half a second")
+		}
+	})
 }

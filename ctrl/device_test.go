@@ -174,7 +174,9 @@ func TestUnplug(t *testing.T) {
 	if st := h.Status(); st.Devices[0].Down != "" || st.Devices[1].Down != why.Error() || st.Detached != "" {
 		t.Errorf("status %v", st)
 	}
-	h.devices[1].Program = &fakeProgram{off: true}
+	p := &fakeProgram{}
+	p.off.Store(true)
+	h.devices[1].Program = p
 	h.checkProgram(h.devices[1])
 	if h.value(t, "ctrl.program_detachments") != 0 {
 		t.Error("the program of an interface that is gone was taken for detached")

@@ -163,11 +163,7 @@ func (s *Server) Bind(e Engine) {
 	}
 	for _, d := range s.devices {
 		if d.Program != nil {
-			s.wg.Go(func() {
-				t := time.NewTicker(programPeriod)
-				defer t.Stop()
-				s.watchProgram(d, t.C)
-			})
+			s.wg.Go(func() { s.watchProgram(d) })
 		}
 	}
 	s.resolver.Watch(func() {
