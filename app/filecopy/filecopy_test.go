@@ -237,6 +237,9 @@ func TestRefusedNames(t *testing.T) {
 				if !errors.As(err, &e) || e.Code != code {
 					t.Fatalf("answer %v; want an error of code %d", err, code)
 				}
+				if op == "put" && tt.name == "missing/f" && !strings.Contains(err.Error(), "missing/f: no folder missing: make it first") {
+					t.Errorf("answer %v; want one that says which folder is missing", err)
+				}
 				if strings.Contains(err.Error(), w.there) || strings.Contains(err.Error(), "\n") {
 					t.Errorf("the error tells too much or too long: %q", err)
 				}

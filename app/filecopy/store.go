@@ -31,7 +31,7 @@ type Store struct {
 func OpenStore(dir string) (*Store, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return nil, err
+		return nil, fileError(dir, err)
 	}
 	return &Store{root}, nil
 }
@@ -157,7 +157,11 @@ func (s *Store) Create(name string, size int64, o Options) (*Incoming, error) {
 		in.attrs.Mode = 0o666
 	}
 	var err error
-	if in.file, err = s.root.OpenFile(in.temp, flags, fs.FileMode(in.attrs.Mode|0o600)); err != nil {
+	in.file, err = s.root.OpenFile(in.temp, flags, fs.FileMode(in.attrs.Mode|0o600))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, &Error{CodeNotFound, fmt.Errorf("%s: no folder %s: make it first", name, path.Dir(name))}
+	case err != nil:
 		return nil, fileError(name, err)
 	}
 	if err := in.begin(size); err != nil {

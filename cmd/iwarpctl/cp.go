@@ -238,8 +238,8 @@ func (j *copyJob) checkTarget() error {
 		return fileError{fmt.Errorf("cp: %s exists and is not a regular file", j.target)}
 	}
 	dir := filepath.Dir(j.target)
-	if _, err := os.Stat(dir); err != nil {
-		return fileError{fmt.Errorf("cp: folder of the file: %w", err)}
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return fileError{fmt.Errorf("cp: no folder %s: make it first", dir)}
 	}
 	return writable(dir)
 }
@@ -345,7 +345,7 @@ func (w *copying) getAll(ctx context.Context) error {
 	}
 	store, err := filecopy.OpenStore(dir)
 	if err != nil {
-		return fmt.Errorf("folder of the file: %w", err)
+		return err
 	}
 	defer store.Close()
 	for _, s := range w.sources {

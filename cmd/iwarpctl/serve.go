@@ -55,7 +55,7 @@ func (c *command) runServe(ctx context.Context, f *serveFlags) error {
 	}
 	store, err := filecopy.OpenStore(f.dir)
 	if err != nil {
-		return fmt.Errorf("serve: folder %w", err)
+		return fmt.Errorf("serve: %w: give the folder to serve by --dir", err)
 	}
 	defer store.Close()
 	server := &filecopy.Server{Store: store, MaxClients: f.clients, Tell: c.served}
