@@ -3,8 +3,8 @@
 // container that asks for one gets the folder of one socket of the daemon, and
 // the libraries for unmodified RDMA programs, by CDI.
 //
-// Each unit of the resource is a slot: a folder below --slots with a socket
-// that the daemon opens there (key "sockets" of iwarpd.yaml), with its own
+// Each unit of the resource is a slot: a folder below -slots with a socket
+// that the daemon opens there (key "slots" of iwarpd.yaml), with its own
 // quotas and without administrator's rights.
 package main
 

@@ -21,8 +21,11 @@ import (
 	kyaml "sigs.k8s.io/yaml"
 )
 
-// render returns the objects of the chart with the given values, as YAML.
-func render(values map[string]any) (docs []string, err error) {
+// notes is the file of the chart that helm install prints.
+const notes = "iwarpd/templates/NOTES.txt"
+
+// files returns the rendered templates of the chart with the given values, by name.
+func files(values map[string]any) (map[string]string, error) {
 	chart, err := loader.Load("iwarpd")
 	if err != nil {
 		return nil, err
@@ -32,11 +35,17 @@ func render(values map[string]any) (docs []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	files, err := engine.Render(chart, all)
+	return engine.Render(chart, all)
+}
+
+// render returns the objects of the chart with the given values, as YAML.
+func render(values map[string]any) (docs []string, err error) {
+	all, err := files(values)
 	if err != nil {
 		return nil, err
 	}
-	for _, text := range files {
+	delete(all, notes)
+	for _, text := range all {
 		for doc := range strings.SplitSeq(text, "\n---\n") {
 			if strings.TrimSpace(doc) != "" {
 				docs = append(docs, doc)
@@ -163,6 +172,22 @@ func TestGroups(t *testing.T) {
 	}
 	if strings.Contains(got["storage"], "xdp-mode") {
 		t.Error("storage has the setting of compute")
+	}
+}
+
+// TestNotes checks that helm install prints how to label nodes, and how to check the pods.
+func TestNotes(t *testing.T) {
+	all, err := files(map[string]any{"interface": "eth0", "resource": "example.org/rdma", "groups": map[string]any{"storage": nil}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"kubectl label node NODE iwarpd.io/group=storage\n", "kubectl -n kube-system get pods -o wide -l app.kubernetes.io/instance=rdma\n",
+		"offers 64 of example.org/rdma:", "resources.limits: example.org/rdma: 1",
+	} {
+		if !strings.Contains(all[notes], want) {
+			t.Errorf("the notes lack %q:\n%s", want, all[notes])
+		}
 	}
 }
 
