@@ -189,6 +189,16 @@ func putAndGet(t *testing.T, version uint8, hash Hash, sum func([]byte) [32]byte
 	}
 }
 
+// TestSilence checks that a copy whose other side falls silent, for example since its link is down, ends and says so.
+func TestSilence(t *testing.T) {
+	near, _ := memconn.Pair(RecvDepth, MaxMessage)
+	c := &Client{Conn: near, Idle: time.Millisecond}
+	_, err := c.Put(t.Context(), strings.NewReader("x"), 1, "f")
+	if want := "the other side has sent nothing for 1ms: is that host up, and the network between?"; err == nil || err.Error() != want {
+		t.Errorf("Put returned %v; want %q", err, want)
+	}
+}
+
 func TestRefusedNames(t *testing.T) {
 	outside := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(outside, []byte("secret"), 0o600); err != nil {

@@ -233,7 +233,7 @@ func recv(ctx context.Context, c Conn, idle time.Duration) (message, error) {
 	var m message
 	switch {
 	case err != nil && wait.Err() != nil && ctx.Err() == nil:
-		return m, fmt.Errorf("no message from the other side for %v", idle)
+		return m, fmt.Errorf("the other side has sent nothing for %v: is that host up, and the network between?", idle)
 	case err != nil:
 		return m, err
 	}
