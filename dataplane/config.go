@@ -75,7 +75,7 @@ type Queue struct {
 	// Device is the name of the interface. A connection stays with its device; its frames may
 	// arrive on any device.
 	Device string
-	CPU    int // CPU to pin the worker to, or -1
+	CPU    int // CPU to pin the worker to, or -1; not used with Config.Inline
 	// PartialChecksums accepts TCP segments whose checksum field contains only the sum of the
 	// pseudo-header. Kernels of this host and of its guests send such segments over virtual
 	// links. From a physical link they would be corrupt.

@@ -144,16 +144,23 @@ func (w *worker) newID() ConnID {
 func (w *worker) post(f func(*worker)) { w.cmds.push(f) }
 
 func (w *worker) run() {
+	debug.SetPanicOnFault(true)
+	if !w.e.cfg.Inline {
+		w.pin()
+	}
+	for !w.e.stop.Load() {
+		w.loop()
+	}
+}
+
+// pin gives the worker a thread, on its CPU if it has one.
+func (w *worker) pin() {
 	runtime.LockOSThread() // never unlocked: the thread exits with the goroutine
 	if w.cpu >= 0 {
 		var set unix.CPUSet
 		set.Set(w.cpu)
 		// A failure to pin the worker is harmless.
 		_ = unix.SchedSetaffinity(0, &set)
-	}
-	debug.SetPanicOnFault(true)
-	for !w.e.stop.Load() {
-		w.loop()
 	}
 }
 
@@ -230,10 +237,14 @@ func (t *touched) at(r any) *stream {
 // turns and its sleep, since Wait uses the link too. An application that calls Turn wakes it.
 // From then on the application drives the worker alone, as long as it calls Turn at least once
 // per millisecond.
+//
+// It has no thread of its own, and sleeps by a timer of Go's. While a goroutine sleeps in a system
+// call and another one computes, the monitor of Go's scheduler looks every 20 us whether to start
+// a thread for others, and each time interrupts the application if there is no other CPU.
 func (w *worker) fillIn() {
 	for !w.e.stop.Load() {
 		if w.e.cfg.Now().Sub(clock.Time(w.driver.last.Load())) < time.Millisecond {
-			unix.Nanosleep(&unix.Timespec{Nsec: int64(time.Millisecond)}, nil)
+			time.Sleep(time.Millisecond)
 			continue
 		}
 		w.fillInTurn()
