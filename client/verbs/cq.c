@@ -262,12 +262,14 @@ static int take_late(struct cq *cq, int n, struct ibv_wc *wc)
 	return i;
 }
 
-static void drop_late(struct cq *cq)
+static void free_late(struct late *l)
 {
-	struct ibv_wc wc;
+	while (l) {
+		struct late *next = l->next;
 
-	while (take_late(cq, 1, &wc) > 0)
-		;
+		free(l);
+		l = next;
+	}
 }
 
 int cq_late(struct ibv_cq *ibv, const struct ibv_wc *wc)
@@ -343,7 +345,8 @@ int ibv_destroy_cq(struct ibv_cq *ibv)
 		return -err;
 	}
 	wait_acknowledged(cq);
-	drop_late(cq);
+	free_late(cq->late);
+	free_late(cq->hidden);
 	refer(ibv->channel, -1);
 	pthread_mutex_destroy(&cq->lock);
 	pthread_mutex_destroy(&cq->ibv.mutex);
@@ -384,31 +387,6 @@ static enum ibv_wc_opcode wc_opcode(uint32_t opcode)
 	}
 }
 
-const char hidden_wr;
-
-/*
- * hide reports whether a completion is of a work request that the library added, and
- * saves its error.
- */
-static bool hide(struct cq *cq, const struct iwarpd_wc *wc)
-{
-	if (wc->id != HIDDEN_WR)
-		return false;
-	if (wc->status != IWARPD_WC_SUCCESS && wc->status != IWARPD_WC_WR_FLUSH_ERR)
-		cq->hidden = *wc;
-	return true;
-}
-
-/* unhide gives the second half of a Write with Immediate Data the error of the first half. */
-static void unhide(struct cq *cq, struct iwarpd_wc *wc)
-{
-	if (wc->opcode != IWARPD_WC_IMM || wc->status == IWARPD_WC_SUCCESS || wc->qp != cq->hidden.qp)
-		return;
-	wc->status = cq->hidden.status;
-	wc->vendor = cq->hidden.vendor;
-	cq->hidden.qp = 0;
-}
-
 static void put_wc(struct ibv_wc *to, const struct iwarpd_wc *from)
 {
 	*to = (struct ibv_wc){
@@ -429,6 +407,49 @@ static void put_wc(struct ibv_wc *to, const struct iwarpd_wc *from)
 		to->wc_flags = IBV_WC_WITH_INV;
 		to->invalidated_rkey = from->inv_key;
 	}
+}
+
+const char hidden_wr;
+
+/*
+ * hide reports whether a completion is of a work request that the library added, and
+ * saves its error.
+ */
+static bool hide(struct cq *cq, const struct iwarpd_wc *wc)
+{
+	struct late *l;
+
+	if (wc->id != HIDDEN_WR)
+		return false;
+	if (wc->status == IWARPD_WC_SUCCESS || wc->status == IWARPD_WC_WR_FLUSH_ERR)
+		return true;
+	l = calloc(1, sizeof(*l));
+	if (!l) {
+		iwv_log("QP %u: error %u: out of memory, so it is reported as a flush", wc->qp, wc->status);
+		return true;
+	}
+	put_wc(&l->wc, wc);
+	l->next = cq->hidden;
+	cq->hidden = l;
+	return true;
+}
+
+/* unhide gives the second half of a Write with Immediate Data the error of the first half. */
+static void unhide(struct cq *cq, struct iwarpd_wc *wc)
+{
+	struct late **at = &cq->hidden, *l;
+
+	if (wc->opcode != IWARPD_WC_IMM || wc->status == IWARPD_WC_SUCCESS)
+		return;
+	while (*at && (*at)->wc.qp_num != wc->qp)
+		at = &(*at)->next;
+	l = *at;
+	if (!l)
+		return;
+	*at = l->next;
+	wc->status = l->wc.status;
+	wc->vendor = l->wc.vendor_err;
+	free(l);
 }
 
 /*

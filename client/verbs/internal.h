@@ -214,7 +214,7 @@ struct cq {
 	bool armed;                     /* armed, and no late completion added since */
 	struct cq *next_ready;          /* list of those whose channel has an event for a late completion */
 	bool ready;
-	struct iwarpd_wc hidden; /* the last failed completion that was not shown */
+	struct late *hidden;     /* failed completions that were not shown */
 	unsigned int empty;      /* polls in a row that found nothing */
 };
 

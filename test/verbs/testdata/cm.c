@@ -64,9 +64,11 @@ static struct rdma_cm_id *next(struct rdma_event_channel *ch, enum rdma_cm_event
 	return id;
 }
 
+static struct ibv_cq *shared; /* of all queue pairs of create_qp, or NULL */
+
 static void create_qp(struct rdma_cm_id *id)
 {
-	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+	struct ibv_qp_init_attr init = { .send_cq = shared, .recv_cq = shared, .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
 
 	CHECK(rdma_create_qp(id, NULL, &init) == 0);
 }
@@ -192,6 +194,50 @@ static void twice(void)
 	end(child);
 	end(id);
 	end(l);
+}
+
+/* write_badly posts a Write with Immediate Data from memory that is not registered. */
+static void write_badly(struct ibv_qp *qp)
+{
+	static char byte;
+	struct ibv_sge sge = { .addr = (uintptr_t)&byte, .length = 1, .lkey = UINT32_MAX };
+	struct ibv_send_wr wr = { .wr_id = qp->qp_num, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE_WITH_IMM }, *bad;
+
+	CHECK(ibv_post_send(qp, &wr, &bad) == 0);
+}
+
+/* Writes with Immediate Data fail at once, on queue pairs that share a completion queue. Each has a completion with the reason. */
+static void halves(void)
+{
+	enum { PAIRS = 8 };
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *ids[PAIRS], *children[PAIRS];
+	struct ibv_wc wc;
+
+	shared = ibv_create_cq(l->verbs, 100, NULL, NULL, 0);
+	CHECK(shared);
+	for (int i = 0; i < PAIRS; i++) {
+		ids[i] = call(client, l);
+		children[i] = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+		create_qp(children[i]);
+		CHECK(rdma_accept(children[i], NULL) == 0);
+		CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == children[i] && next(client, RDMA_CM_EVENT_ESTABLISHED) == ids[i]);
+	}
+	for (int i = 0; i < PAIRS; i++)
+		write_badly(ids[i]->qp);
+	for (int i = 0; i < PAIRS; i++) {
+		while (ibv_poll_cq(shared, 1, &wc) == 0)
+			usleep(1000);
+		if (wc.status != IBV_WC_LOC_PROT_ERR)
+			printf("queue pair %u: %s\n", wc.qp_num, ibv_wc_status_str(wc.status));
+		CHECK(wc.wr_id == wc.qp_num && wc.status == IBV_WC_LOC_PROT_ERR);
+	}
+	for (int i = 0; i < PAIRS; i++) {
+		end(ids[i]);
+		end(children[i]);
+	}
+	end(l);
+	CHECK(ibv_destroy_cq(shared) == 0);
 }
 
 /* A listener ends with a request that was not taken, and then the daemon ends. */
@@ -347,6 +393,7 @@ int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "dropped", dropped },
+		{ "halves", halves },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs },
 	};
 
