@@ -100,6 +100,7 @@ func workloads() []workload {
 		{"verbs-near-write-bw", "verbs-near", "write-bw", "Gb/s", false, []int{mib, 64 * kib}, map[string]string{"iwarpctl-perf": "write-bw"}},
 		{"verbs-far-write-bw", "verbs-far", "write-bw", "Gb/s", false, []int{mib, 64 * kib}, map[string]string{"iwarpctl-perf": "write-bw"}},
 		{"verbs-near-write-lat", "verbs-near", "write-ping-pong", "us", true, []int{64}, map[string]string{"daemon": "write-ping-pong"}},
+		{"verbs-near-send-lat", "verbs-near", "send-ping-pong", "us", true, []int{64}, map[string]string{"daemon": "send-ping-pong"}},
 		// Registering memory for the first time, and again while another region covers it.
 		{"verbs-near-reg-first", "verbs-near", "reg-first", "us", true, []int{64 * mib, mib, 64 * kib}, map[string]string{"touch": "touch"}},
 		{"verbs-near-reg-last", "verbs-near", "reg-last", "us", true, []int{mib}, map[string]string{"touch": "touch"}},
@@ -334,6 +335,7 @@ var floorList = []floor{
 	{"verbs-far-write-bw", []string{"iwarpctl-perf"}, mib, 0.6, 0, "ib_write_bw of 1 MiB on far memory is at least 0.6 of iwarpctl perf write"},
 	{"verbs-far-write-bw", []string{"iwarpctl-perf"}, 64 * kib, 0.6, 0, "ib_write_bw of 64 KiB on far memory is at least 0.6 of iwarpctl perf write"},
 	{"verbs-near-write-lat", []string{"daemon"}, 64, 1 / 1.2, 0, "ib_write_lat takes at most 1.2 times what a program in Go takes"},
+	{"verbs-near-send-lat", []string{"daemon"}, 64, 1 / 1.2, 0, "ib_send_lat takes at most 1.2 times what a program in Go takes"},
 	{"verbs-near-reg-first", []string{"touch"}, 64 * mib, 0, 64 * 600, "registering memory for the first time costs at most 600 us/MiB"},
 	{"verbs-near-reg-first", []string{"touch"}, mib, 0, 600, "registering 1 MiB for the first time costs at most 600 us"},
 	{"verbs-near-reg-again", []string{"unix-socket"}, mib, 0, 25, "registering 1 MiB again costs at most 25 us"},

@@ -421,10 +421,13 @@ func (e *end) writeBack(size int, private []byte) error {
 }
 
 // written spins until the peer's Write of size bytes with the last four equal to n has arrived.
-// Like perftest, it reads the memory.
+// Like perftest, it reads the memory. Unlike perftest, it yields the CPU to an engine that shares it.
 func (e *end) written(n uint32, size int) error {
 	word := (*uint32)(unsafe.Pointer(&e.mr.Bytes()[recvOffset+size-4]))
 	for spins := 1; atomic.LoadUint32(word) != n; spins++ {
+		if e.shared {
+			_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		}
 		if spins%4096 == 0 {
 			select {
 			case <-e.qp.Done():
@@ -491,7 +494,7 @@ func iwarpTest(ctx context.Context, d *iwarp.Device, j job, t test) (r result, e
 	case "write-ping-pong":
 		private[0] = 'w'
 		private = append(private, offer{e.mr.Base(), e.mr.RKey()}.encode()...)
-	case "send-lat":
+	case "send-lat", "send-ping-pong":
 		private[0] = 's'
 		for range 16 {
 			if err := e.postRecv(t.Size); err != nil {
@@ -587,7 +590,7 @@ func (e *end) measure(j job, t test, to offer) (result, error) {
 		return e.oneByOne(j, t, iwarp.OpRead, to, iwarp.Signaled)
 	case "write-lat":
 		return e.oneByOne(j, t, iwarp.OpWrite, to, iwarp.Signaled|iwarp.Inline)
-	case "write-ping-pong": // half of the round trip, as in perftest
+	case "write-ping-pong":
 		n := uint32(0)
 		r, err := pingPong(j, func() error {
 			n++
@@ -596,29 +599,42 @@ func (e *end) measure(j job, t test, to offer) (result, error) {
 			}
 			return e.written(n, t.Size)
 		})
-		return result{Value: r.Value / 2, Mean: r.Mean / 2, P99: r.P99 / 2, P999: r.P999 / 2}, err
+		return half(r), err
 	case "local":
 		return e.local(j)
 	case "send-lat":
-		n := 0
-		return pingPong(j, func() error {
-			if err := e.send(t.Size, &n); err != nil {
-				return err
-			}
-			for {
-				wcs, err := e.poll()
-				if err != nil {
-					return err
-				}
-				for i := range wcs {
-					if wcs[i].IsRecv() {
-						return e.postRecv(t.Size)
-					}
-				}
-			}
-		})
+		return e.exchange(j, t)
+	case "send-ping-pong":
+		r, err := e.exchange(j, t)
+		return half(r), err
 	}
 	return result{}, fmt.Errorf("no workload %q", t.Workload)
+}
+
+// exchange sends messages to a server that answers each with a message.
+func (e *end) exchange(j job, t test) (result, error) {
+	n := 0
+	return pingPong(j, func() error {
+		if err := e.send(t.Size, &n); err != nil {
+			return err
+		}
+		for {
+			wcs, err := e.poll()
+			if err != nil {
+				return err
+			}
+			for i := range wcs {
+				if wcs[i].IsRecv() {
+					return e.postRecv(t.Size)
+				}
+			}
+		}
+	})
+}
+
+// half returns half of the round trip r, which perftest reports.
+func half(r result) result {
+	return result{Value: r.Value / 2, Mean: r.Mean / 2, P99: r.P99 / 2, P999: r.P999 / 2}
 }
 
 // oneByOne posts each operation after the previous one has completed.

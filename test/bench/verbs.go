@@ -102,11 +102,16 @@ func (m *matrix) on(s *side, args, env []string) (string, error) {
 	return out.String(), nil
 }
 
-// perftest runs ib_write_bw or ib_write_lat between the daemons.
+// perftest runs a program of perftest between the daemons.
 func (m *matrix) perftest(t test, memory, socketA, socketB string) (r result, err error) {
-	program, output, count := "ib_write_lat", "latency", 2*m.opt.window.Milliseconds()
-	if t.Workload == "write-bw" {
+	program, output, count := "", "latency", 2*m.opt.window.Milliseconds()
+	switch t.Workload {
+	case "write-bw":
 		program, output, count = "ib_write_bw", "bandwidth", mib/int64(t.Size)*m.opt.window.Milliseconds() // for the window at 8 Gb/s
+	case "write-ping-pong":
+		program = "ib_write_lat"
+	case "send-ping-pong":
+		program = "ib_send_lat"
 	}
 	args := []string{program, "-R", "-F", "-s", strconv.Itoa(t.Size), "-n", strconv.FormatInt(max(count, 100), 10), "--output=" + output, "--report_gbits"}
 	for range 10 {
