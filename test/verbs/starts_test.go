@@ -2,6 +2,7 @@ package verbs
 
 import (
 	"debug/elf"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -59,8 +60,12 @@ func exists(path string) bool {
 // with several names is listed once.
 func rdmaFiles(t *testing.T) (programs, libraries []string) {
 	t.Helper()
+	return rdmaFilesIn("/usr/bin", "/usr/sbin", "/usr/libexec", "/usr/lib")
+}
+
+func rdmaFilesIn(folders ...string) (programs, libraries []string) {
 	n, seen := make(needing), make(map[string]bool)
-	for _, dir := range []string{"/usr/bin", "/usr/sbin", "/usr/libexec", "/usr/lib"} {
+	for _, dir := range folders {
 		_ = filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error { // not each of them is there
 			if err != nil || e.IsDir() {
 				return nil
@@ -101,7 +106,7 @@ func kindOf(path string) (kind int, direct bool) {
 	}
 	defer f.Close()
 	libs, _ := f.ImportedLibraries()
-	direct = slices.Contains(libs, "libibverbs.so.1") || slices.Contains(libs, "librdmacm.so.1")
+	direct = slices.ContainsFunc(libs, func(l string) bool { return slices.Contains(verbsLibraries, l) })
 	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) && info.Mode()&0o111 != 0 {
 		return elfProgram, direct
 	}
@@ -155,6 +160,98 @@ func TestSymbols(t *testing.T) {
 		}
 	}
 	t.Logf("%d libraries: %s", len(libraries), strings.Join(libraries, " "))
+}
+
+// verbsLibraries are the libraries of libibverbs and librdmacm.
+var verbsLibraries = []string{"libibverbs.so.1", "librdmacm.so.1"}
+
+// offers returns the symbols, as "name@version", and the versions, as "@version", that a library of iwarpd in dir has together with that
+// of the distribution, which it loads. The versions must be its own.
+func offers(t *testing.T, dir, library string) map[string]bool {
+	t.Helper()
+	has := make(map[string]bool)
+	real, err := filepath.Glob("/usr/lib/*/" + library)
+	if err != nil || len(real) == 0 {
+		testenv.Skip(t, "needs %s: %v", library, err)
+	}
+	for _, path := range []string{real[0], filepath.Join(dir, library)} {
+		f, err := elf.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		symbols, err := f.DynamicSymbols()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range symbols {
+			if s.Section != elf.SHN_UNDEF {
+				has[s.Name+"@"+s.Version] = true
+			}
+		}
+		versions, err := f.DynamicVersions()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range versions {
+			has["@"+v.Name] = path != real[0]
+		}
+	}
+	return has
+}
+
+// missing returns what a file needs of a library and has does not have.
+func missing(path, library string, has map[string]bool) (all []string, err error) {
+	f, err := elf.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	symbols, err := f.ImportedSymbols()
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range symbols {
+		if s.Library == library && !has[s.Name+"@"+s.Version] {
+			all = append(all, s.Name+"@"+s.Version)
+		}
+	}
+	needs, err := f.DynamicVersionNeeds()
+	for _, n := range needs {
+		for _, v := range n.Needs {
+			if n.Name == library && !has["@"+v.Dep] {
+				all = append(all, "@"+v.Dep)
+			}
+		}
+	}
+	return all, err
+}
+
+// TestUnpacked looks up the symbols of programs, libraries and plug-ins without starting them, since other libraries that they need may not be
+// installed. VERBS_UNPACKED names a folder in which packages were unpacked (dpkg -x). Without it the test takes the installed files.
+func TestUnpacked(t *testing.T) {
+	dir := plain.libraries(t)
+	programs, libraries := rdmaFiles(t)
+	if root := os.Getenv("VERBS_UNPACKED"); root != "" {
+		programs, libraries = rdmaFilesIn(root)
+	}
+	files := make(map[string]bool) // those that need something
+	for _, library := range verbsLibraries {
+		has := offers(t, dir, library)
+		for _, path := range slices.Concat(programs, libraries) {
+			lacks, err := missing(path, library, has)
+			if err != nil || len(lacks) > 0 {
+				t.Errorf("%s: %s lacks %v: %v", path, library, lacks, err)
+			}
+			if lacks, _ := missing(path, library, nil); len(lacks) > 0 {
+				files[path] = true
+			}
+		}
+	}
+	t.Logf("%d files: %s", len(files), strings.Join(slices.Sorted(maps.Keys(files)), " "))
+	if len(files) == 0 {
+		testenv.Skip(t, "no file uses RDMA")
+	}
 }
 
 // TestStartsFail checks that TestStarts would notice a library that lacks a symbol.
