@@ -19,15 +19,23 @@ const (
 // table is what rows says, for people.
 func table() string {
 	var b strings.Builder
-	b.WriteString("| package | programs | result |\n| --- | --- | --- |\n")
+	b.WriteString("| package | programs | two daemons | server on siw | client on siw |\n| --- | --- | --- | --- | --- |\n")
 	for _, r := range rows() {
-		result := "works"
-		if r.fails != "" {
-			result = "fails: " + r.fails
+		server, client := "", "" // not tried
+		if r.siw {
+			server, client = result(r.serverFails), result(r.clientFails)
 		}
-		fmt.Fprintf(&b, "| %s | `%s` | %s |\n", r.group, r.name, result)
+		fmt.Fprintf(&b, "| %s | `%s` | %s | %s | %s |\n", r.group, r.name, result(r.fails), server, client)
 	}
 	return b.String()
+}
+
+// result says how programs end. fails is why they fail, if they do.
+func result(fails string) string {
+	if fails == "" {
+		return "works"
+	}
+	return "fails: " + fails
 }
 
 // The table of the manual is that of the tests.
