@@ -71,6 +71,7 @@ type options struct {
 	plot     string         // the picture to draw from out, instead of measuring
 	hold     bool           // hold free memory where the hypervisor takes it back
 	crowd    int            // connections to make, instead of measuring
+	churn    bool           // measure the latency beside programs that connect and disconnect, instead
 	counters *regexp.Regexp // the counters to print after each measurement; nil: none
 }
 
@@ -114,6 +115,7 @@ func parse(args []string) (*options, error) {
 	fs.StringVar(&o.against, "against", "", "compare with the rows of an earlier run in this file")
 	fs.StringVar(&o.plot, "plot", "", "measure nothing, but draw the rows of the -out file that compare with the kernel's TCP into this SVG file")
 	fs.IntVar(&o.crowd, "crowd", 0, "only connect this many queue pairs by two daemons, and print what each costs while all are idle")
+	fs.BoolVar(&o.churn, "churn", false, "only measure the latency of Reads in turn without and with programs that connect, register memory and disconnect, and the daemons' garbage collections meanwhile")
 	fs.BoolVar(&o.hold, "hold", true, "where the hypervisor takes free memory back, hold most of it while measuring, but for -quick")
 	fs.Func("counters", "print how the counters of both ends that match this regular expression changed in each measurement", func(s string) (err error) {
 		o.counters, err = regexp.Compile(s)
@@ -217,6 +219,9 @@ func run(args []string) error {
 			return err
 		}
 		defer release()
+	}
+	if o.churn {
+		return m.churn()
 	}
 	for _, mtu := range o.mtus {
 		if err := l.setMTU(mtu); err != nil {

@@ -95,6 +95,8 @@ func workloads() []workload {
 		{"sctp-write-rate", "daemon-sctp", "write-rate", "M/s", false, []int{64}, map[string]string{"daemon": "write-rate"}},
 		{"sctp-read-lat", "daemon-sctp", "read-lat", "us", true, []int{64}, map[string]string{"daemon": "read-lat", "usrsctp": "ping-pong"}},
 		{"sctp-send-lat", "daemon-sctp", "send-lat", "us", true, []int{64}, map[string]string{"daemon": "send-lat", "usrsctp": "ping-pong"}},
+		// Many queue pairs, compared with one.
+		{"write-bw-64qps", "iwarpctl-perf", "write-bw-64qps", "Gb/s", false, []int{mib, 64 * kib}, map[string]string{"iwarpctl-perf": "write-bw"}},
 		// Unmodified programs of libibverbs, whose memory the daemon maps (near) or copies
 		// (far), compared with iwarpctl perf and with the same test in Go.
 		{"verbs-near-write-bw", "verbs-near", "write-bw", "Gb/s", false, []int{mib, 64 * kib}, map[string]string{"iwarpctl-perf": "write-bw"}},

@@ -502,7 +502,7 @@ func iwarpTest(ctx context.Context, d *iwarp.Device, j job, t test) (r result, e
 			}
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, j.Warm+j.Window+10*time.Second)
 	defer cancel()
 	info, err := e.qp.Connect(ctx, net.JoinHostPort(j.Remote, strconv.Itoa(iwarpPort)), &iwarp.Config{PrivateData: private, Startup: j.startup()})
 	if err != nil {

@@ -164,8 +164,12 @@ func runPerf(m *matrix, _ int, tests []test) ([]result, error) {
 }
 
 func (m *matrix) perf(ctl, socket string, t test) (float64, error) {
+	qps := 1
+	if t.Workload == "write-bw-64qps" {
+		qps = 64
+	}
 	client := exec.Command(ctl, "--json", "--socket", socket, "perf", "write", "--client", m.lab.b.addr.Addr().String(),
-		"--mode", "bw", "--size", strconv.Itoa(t.Size), "--duration", m.opt.window.String())
+		"--mode", "bw", "--size", strconv.Itoa(t.Size), "--qps", strconv.Itoa(qps), "--duration", m.opt.window.String())
 	var out, errs bytes.Buffer
 	client.Stdout, client.Stderr = &out, &errs
 	if err := m.lab.a.start(client); err != nil {
