@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
 
@@ -183,45 +184,50 @@ func TestPoolsOfUsers(t *testing.T) {
 // TestUnreadCounted checks that descriptors which clients have not read are counted, and that a
 // client which does not read them is not served while few are left.
 func TestUnreadCounted(t *testing.T) {
-	h := newHarness(t, Config{})
-	h.unread = 100 * time.Millisecond
-	for _, few := range []bool{false, true} {
-		c := h.hello(t)
-		pd, cq := c.pd(), c.cq()
-		h.mu.Lock()
-		old := h.files.most
-		if few {
-			h.files.most = h.files.used + h.files.extra
-		}
-		h.mu.Unlock()
-		over := make(chan struct{})
-		go func() {
-			defer close(over)
+	for _, tt := range []struct {
+		name        string
+		few         bool
+		least, most uint64
+	}{
+		{"some are left", false, maxQueuedFDs + 1, maxQueuedFDs + 8},
+		{"few are left", true, 1, 8},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h := newHarness(t, Config{})
+			h.unread = 100 * time.Millisecond
+			counted := make(chan uint64, 1)
+			core, _ := observer.New(zap.WarnLevel)
+			h.log = zap.New(core, zap.Hooks(func(e zapcore.Entry) error {
+				if e.Message == "client cut off" {
+					h.mu.Lock()
+					defer h.mu.Unlock()
+					counted <- h.files.extra
+				}
+				return nil
+			}))
+			c := h.hello(t)
+			pd, cq := c.pd(), c.cq()
+			if tt.few {
+				h.mu.Lock()
+				h.files.most = h.files.used + h.files.extra
+				h.mu.Unlock()
+			}
 			for i := range 1 << 16 {
 				if c.c.Write(reqChurn(i, pd, cq), nil) != nil {
-					return
+					break
 				}
 			}
-		}()
-		most := uint64(0)
-		for ended := false; !ended; {
-			h.mu.Lock()
-			most = max(most, h.files.extra)
-			h.mu.Unlock()
 			select {
-			case <-over:
-				ended = true
-			case <-time.After(100 * time.Microsecond):
+			case n := <-counted:
+				if n < tt.least || n > tt.most {
+					t.Errorf("%d unread descriptors are counted when the client is cut off; want %d to %d", n, tt.least, tt.most)
+				}
+			case <-time.After(time.Minute):
+				t.Error("the client was not cut off")
 			}
-		}
-		if want := uint64(maxQueuedFDs); few && most > 8 || !few && (most < want/2 || most > want+8) {
-			t.Errorf("few descriptors %v: %d unread are counted", few, most)
-		}
-		c.c.Close()
-		h.settled(t)
-		h.mu.Lock()
-		h.files.most = old
-		h.mu.Unlock()
+			c.c.Close()
+			h.settled(t)
+		})
 	}
 }
 
