@@ -4,6 +4,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -111,5 +112,30 @@ func TestLeftoversAreRemoved(t *testing.T) {
 	if _, err := os.Stat("/run/netns/" + name); err == nil {
 		t.Error("a namespace of a process that is gone is still there")
 		_ = netns.DeleteNamed(name)
+	}
+}
+
+// TestPort checks that listeners can use a port of Port, and that the kernel assigns it to none.
+func TestPort(t *testing.T) {
+	for _, addr := range []string{"127.0.0.1", "::1"} {
+		if l, err := net.Listen("tcp", net.JoinHostPort(addr, "0")); err != nil {
+			t.Logf("this host has no %s: %v", addr, err)
+			continue
+		} else {
+			l.Close()
+		}
+		at := net.JoinHostPort(addr, strconv.Itoa(Port(t, addr)))
+		for range 2 { // again after it was closed
+			l, err := net.Listen("tcp", at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c, err := net.Dial("tcp", at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Close()
+			l.Close()
+		}
 	}
 }

@@ -28,19 +28,7 @@ func TestExport(t *testing.T) {
 	defer s.Close()
 	var ports [3]int
 	for i := range ports {
-		l, err := net.Listen("tcp", "127.0.0.9:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		_, p, err := net.SplitHostPort(l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if ports[i], err = strconv.Atoi(p); err != nil {
-			t.Fatal(err)
-		}
-		l.Close()
+		ports[i] = testenv.Port(t, "127.0.0.9")
 	}
 	up, gone := make(chan struct{}), errors.New("no daemon")
 	x := &nfs.Export{

@@ -50,7 +50,7 @@ func TestPeerRules(t *testing.T) {
 // ping pings a server on to from the other host.
 func ping(t *testing.T, from, to *plainHost) (int, string) {
 	t.Helper()
-	server := to.serve("ping", "-s", "-P", "-a", "127.0.0.1", "-p", freePort(t, "127.0.0.1"))
+	server := to.serve("ping", "-s", "-P", "-a", "127.0.0.1", "-p", port(t, "127.0.0.1"))
 	defer server.Signal(syscall.SIGTERM)
 	_, port, _ := net.SplitHostPort(server.at)
 	return from.ctl("ping", "-c", "-a", "127.0.0.1", "-p", port, "-C", "3")

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -123,7 +124,7 @@ func (h *plainHost) must(args ...string) string {
 // ping verifies Sends, Reads and Writes from h to a server of s at addr.
 func (h *plainHost) ping(s *plainHost, addr string) {
 	h.t.Helper()
-	server := s.serve("ping", "-s", "-a", addr, "-p", freePort(h.t, addr))
+	server := s.serve("ping", "-s", "-a", addr, "-p", port(h.t, addr))
 	host, port, err := net.SplitHostPort(server.at)
 	if err != nil {
 		h.t.Fatal(err)
@@ -134,17 +135,8 @@ func (h *plainHost) ping(s *plainHost, addr string) {
 	}
 }
 
-// freePort returns a port that was free a moment ago.
-func freePort(t *testing.T, addr string) string {
-	t.Helper()
-	l, err := net.Listen("tcp", net.JoinHostPort(addr, "0"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	return port
-}
+// port returns a port of addr for a server of iwarpctl.
+func port(t *testing.T, addr string) string { return strconv.Itoa(testenv.Port(t, addr)) }
 
 // TestKernelSockets checks that a user without privileges can run everything over the kernel's TCP, between daemons
 // and within one.
@@ -181,7 +173,7 @@ func TestKernelSockets(t *testing.T) {
 	if err := os.WriteFile(file, data, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	files := b.serve("serve", "--dir", there, "--listen", "127.0.0.2:"+freePort(t, "127.0.0.2"))
+	files := b.serve("serve", "--dir", there, "--listen", "127.0.0.2:"+port(t, "127.0.0.2"))
 	a.must("cp", file, files.at+"/copy")
 	a.must("cp", files.at+"/copy", filepath.Join(p.dir, "back"))
 	for _, name := range []string{"there/copy", "back"} {
@@ -195,7 +187,7 @@ func TestKernelSockets(t *testing.T) {
 	}
 
 	// When the peer's daemon dies, the client is notified and our daemon continues.
-	server := b.serve("ping", "-s", "-P", "-a", "127.0.0.2", "-p", freePort(t, "127.0.0.2"))
+	server := b.serve("ping", "-s", "-P", "-a", "127.0.0.2", "-p", port(t, "127.0.0.2"))
 	host, port, _ := net.SplitHostPort(server.at)
 	client := testenv.Start(t, a.ctlCommand("ping", "-c", "-a", host, "-p", port, "-v"))
 	client.Expect("rdma-ping-3")
