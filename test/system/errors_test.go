@@ -2,6 +2,7 @@ package system
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -368,22 +369,49 @@ func TestPortOfTheKernel(t *testing.T) {
 	oneLine(t, out, "iwarpctl", "7999")
 }
 
-// TestIdle checks that an idle daemon uses less than 2 % of a core.
+// TestIdle checks that an idle daemon sleeps: that its threads wake up seldom, however slow the machine is, and that
+// none spins.
 func TestIdle(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
 	a := newHost(t, &v.A)
 	// The first windows may include the end of the start-up and the kernels' neighbor discovery.
 	const window = 2 * time.Second
+	const mostCPU, mostSleeps = window / 10, 100 * int(window/time.Second)
 	var used time.Duration
+	var sleeps int
 	for range 10 {
-		before := cpuTime(t, a.daemon.Cmd)
+		cpu, slept := cpuTime(t, a.daemon.Cmd), voluntarySwitches(t, a.daemon.Cmd)
 		<-time.After(window)
-		if used = cpuTime(t, a.daemon.Cmd) - before; used <= window*2/100 {
+		used, sleeps = cpuTime(t, a.daemon.Cmd)-cpu, voluntarySwitches(t, a.daemon.Cmd)-slept
+		t.Logf("%v of CPU, %d sleeps", used, sleeps)
+		if used <= mostCPU && sleeps <= mostSleeps {
 			return
 		}
 	}
-	t.Errorf("an idle daemon used %v of CPU in %v", used, window)
+	t.Errorf("an idle daemon used %v of CPU in %v and went to sleep %d times; at most %v and %d", used, window, sleeps, mostCPU, mostSleeps)
+}
+
+// voluntarySwitches returns how often the threads of a process have gone to sleep.
+func voluntarySwitches(t *testing.T, cmd *exec.Cmd) (sum int) {
+	t.Helper()
+	files, err := filepath.Glob("/proc/" + strconv.Itoa(cmd.Process.Pid) + "/task/*/status")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no threads of the daemon: %v", err)
+	}
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			continue // the thread has ended
+		}
+		_, after, _ := strings.Cut(string(b), "\nvoluntary_ctxt_switches:")
+		var n int
+		if _, err := fmt.Sscan(after, &n); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		sum += n
+	}
+	return sum
 }
 
 // cpuTime returns the CPU time of a process: utime and stime of proc(5).
