@@ -361,6 +361,7 @@ func (p *Packet) takeSuper(h *unix.Tpacket2Hdr, f *Frame) outcome {
 		return later
 	case l == nil:
 		s.looks = 0
+		s.missed()
 		p.stats.RxRingFull++
 		return lost
 	}

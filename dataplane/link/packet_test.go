@@ -345,7 +345,8 @@ func TestPacketAllocatesNothing(t *testing.T) {
 }
 
 // TestPacketSuperInOnePiece checks that a super-frame is received in one piece, and in several while
-// many are kept, and that a ring full of them loses some and no other.
+// many are kept, that a ring full of them loses some and no other, and that a ring is used again after the
+// starts of all in it were lost.
 func TestPacketSuperInOnePiece(t *testing.T) {
 	v := testenv.NewVethOffloads(t, 1500)
 	open := func(e *testenv.End, opts PacketOptions) (p *Packet) {
@@ -399,34 +400,57 @@ func TestPacketSuperInOnePiece(t *testing.T) {
 			b.Release(&kept[i])
 		}
 	}
+	// burst sends n super-frames with a frame after each, then receives. It returns how many super-frames arrived.
+	burst := func(n int) (supers int) {
+		for i := range n {
+			if !a.SendSuper(s) {
+				t.Fatal("the kernel refused a super-frame")
+			}
+			send(t, a, ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 40+i))
+		}
+		small := 0
+		for until := clock.Now().Add(time.Minute); small < n && clock.Now() < until; {
+			var f [1]Frame
+			if b.Receive(f[:]) == 0 {
+				continue
+			}
+			switch f[0].Len() {
+			case len(want):
+				if !bytes.Equal(join(&f[0])[headers:], want[headers:]) {
+					t.Fatal("a super-frame differs")
+				}
+				supers++
+			case 14 + 20 + 40 + small:
+				small++
+			}
+			b.Release(&f[0])
+		}
+		if small != n || b.supers.kept != 0 {
+			t.Errorf("%d of %d frames between super-frames arrived; %d are kept", small, n, b.supers.kept)
+		}
+		return supers
+	}
 	// More than the ring holds arrive at once: those that were stored, and the frames between them, are received.
 	slots := len(b.supers.keeps)
-	for i := range slots + 10 {
-		if !a.SendSuper(s) {
-			t.Fatal("the kernel refused a super-frame")
-		}
-		send(t, a, ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 40+i))
-	}
-	supers, small := 0, 0
-	for until := clock.Now().Add(time.Minute); small < slots+10 && clock.Now() < until; {
-		var f [1]Frame
-		if b.Receive(f[:]) == 0 {
-			continue
-		}
-		switch f[0].Len() {
-		case len(want):
-			if !bytes.Equal(join(&f[0])[headers:], want[headers:]) {
-				t.Fatal("a super-frame differs")
-			}
-			supers++
-		case 14 + 20 + 40 + small:
-			small++
-		}
-		b.Release(&f[0])
-	}
+	supers := burst(slots + 10)
 	var st Stats
-	if b.Stats(&st); supers != slots || small != slots+10 || st.RxRingFull != 10 || b.supers.kept != 0 {
-		t.Errorf("%d super-frames of %d, %d frames between them; %d kept, stats %+v", supers, slots, small, b.supers.kept, st)
+	if b.Stats(&st); supers != slots || st.RxRingFull != 10 {
+		t.Errorf("%d super-frames of %d, stats %+v", supers, slots, st)
+	}
+	// The ring fills while the starts are lost.
+	if err := setFilter(b.fd, PortFilter([]uint16{7175})); err != nil {
+		t.Fatal(err)
+	}
+	for range slots {
+		a.SendSuper(s)
+	}
+	if err := setFilter(b.fd, PortFilter([]uint16{7174})); err != nil {
+		t.Fatal(err)
+	}
+	s.Parts[0][14+5]++ // another identification
+	burst(2 * slots)
+	if n := burst(slots / 2); n != slots/2 {
+		t.Errorf("%d of %d super-frames arrived after the starts of a full ring were lost", n, slots/2)
 	}
 }
 

@@ -15,6 +15,7 @@ type superRing struct {
 	keeps []bool // by slot: it has a frame that was received and not released
 	kept  int    // number of those
 	looks int    // times that the next super-frame was looked for in vain
+	lost  int    // super-frames that were not found, since the last one that was
 }
 
 const (
@@ -72,6 +73,7 @@ func (s *superRing) find(start []byte, length uint32) *unix.Tpacket2Hdr {
 			for s.ring.at != c.at {
 				s.ring.next()
 			}
+			s.lost = 0
 			return h
 		}
 		if c.skip(); c.at == s.ring.at {
@@ -79,6 +81,14 @@ func (s *superRing) find(start []byte, length uint32) *unix.Tpacket2Hdr {
 		}
 	}
 	return nil
+}
+
+// missed records that a super-frame was not found. If as many as the ring holds were not, the oldest in the
+// ring is dropped: the starts of all in it may have been lost, and a full ring would take no others.
+func (s *superRing) missed() {
+	if s.lost++; s.lost > len(s.keeps) && !s.keeps[s.ring.index()] && s.ring.peek() != nil {
+		s.ring.next()
+	}
 }
 
 // keep leaves the next slot to the receiver of its frame, until giveBack.
