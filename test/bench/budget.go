@@ -7,6 +7,7 @@ import (
 	"hash/crc32"
 	"net"
 	"net/netip"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -43,17 +44,20 @@ const (
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 func init() {
-	roles["budget-server"] = budgetServer
-	roles["budget-client"] = budgetClient
+	for _, kind := range []string{"budget", "budget-super"} {
+		roles[kind+"-server"] = budgetServer
+		roles[kind+"-client"] = budgetClient
+	}
 }
 
-func runBudget(m *matrix, mtu int, tests []test) ([]result, error) {
+// runBudget runs the budget of that kind: "budget", or "budget-super" with super-frames.
+func runBudget(m *matrix, kind string, mtu int, tests []test) ([]result, error) {
 	if err := m.lab.setOffloads(true); err != nil {
 		return nil, err
 	}
 	a, b := &m.lab.a, &m.lab.b
-	server := job{Role: "budget-server", If: b.ifn, MTU: mtu, Local: b.addr.Addr().String(), Remote: a.addr.Addr().String(), RemoteMAC: a.mac.String()}
-	client := job{Role: "budget-client", If: a.ifn, MTU: mtu, Local: a.addr.Addr().String(), Remote: b.addr.Addr().String(), RemoteMAC: b.mac.String(),
+	server := job{Role: kind + "-server", If: b.ifn, MTU: mtu, Local: b.addr.Addr().String(), Remote: a.addr.Addr().String(), RemoteMAC: a.mac.String()}
+	client := job{Role: kind + "-client", If: a.ifn, MTU: mtu, Local: a.addr.Addr().String(), Remote: b.addr.Addr().String(), RemoteMAC: b.mac.String(),
 		Tests: tests, Warm: m.opt.warm, Window: m.opt.window}
 	return m.lab.pairOf(server, client, m.limit(len(tests)), "GOMAXPROCS=2")
 }
@@ -91,6 +95,7 @@ func openXSK(j job) (link.Link, func(), error) {
 // A budget is one end of the wire.
 type budget struct {
 	link   link.Link
+	super  *superBudget // nil: frame by frame
 	header [budgetHeader]byte
 	pseudo uint32 // sum of the pseudo-header without its length
 	data   []byte // bytes sent or received
@@ -107,13 +112,21 @@ type budget struct {
 var errNoFrame = errors.New("no frame came back")
 
 func openBudget(j job) (b *budget, closer func(), err error) {
-	l, closer, err := openXSK(j)
+	super := strings.HasPrefix(j.Role, "budget-super")
+	open := openXSK
+	if super {
+		open = openSuperLink
+	}
+	l, closer, err := open(j)
 	if err != nil {
 		return nil, nil, err
 	}
 	if b, err = newBudget(l, j); err != nil {
 		closer()
 		return nil, nil, err
+	}
+	if super {
+		b.useSuper()
 	}
 	return b, closer, nil
 }
@@ -316,7 +329,12 @@ func (b *budget) receive(stop *atomic.Bool) {
 		n := b.link.Receive(b.frames[:])
 		for i := range b.frames[:n] {
 			f := &b.frames[i]
-			if _, ok := b.check(f); ok && f.Pieces[0][budgetFlags] == flagPing {
+			if b.super != nil {
+				if b.placeSuper(f) && b.postAnswer(count+1) {
+					count++
+					answered = count
+				}
+			} else if _, ok := b.check(f); ok && f.Pieces[0][budgetFlags] == flagPing {
 				b.placePing(f)
 				b.postPing(f.Len() - budgetHeader - 4)
 			} else if ok {
@@ -341,7 +359,10 @@ func (b *budget) receive(stop *atomic.Bool) {
 // send runs the sending end. It returns the goodput in Gb/s over the window and the frames
 // lost.
 func (b *budget) send(warm, window time.Duration) (r result, err error) {
-	payload := b.link.MTU() - budgetInIP - 4
+	payload, most, post := b.link.MTU()-budgetInIP-4, uint32(budgetWindow), b.postData
+	if b.super != nil {
+		payload, most, post = b.super.most*(b.super.size-4), superWindow, b.postSuper
+	}
 	var first, lostFirst uint32
 	start := time.Now()
 	progress := start
@@ -378,7 +399,7 @@ func (b *budget) send(warm, window time.Duration) (r result, err error) {
 			b.lost += b.sent - b.acked
 			b.acked, progress = b.sent, now
 		}
-		for k := 0; k < 64 && b.sent-b.acked < budgetWindow && b.postData(b.sent); k++ {
+		for k := 0; k < 64 && b.sent-b.acked < most && post(b.sent); k++ {
 			b.sent++
 		}
 		b.link.Flush()

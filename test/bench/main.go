@@ -7,7 +7,8 @@
 // The second form only holds memory, as the first does while measuring, until its standard input ends: for test/bench/cp.
 //
 // Peers: "budget" is an AF_XDP socket alone that does the same work per frame (copy, CRC32c,
-// checksum, one acknowledgement for two frames) without a protocol; "kernel-tcp-gso" and
+// checksum, one acknowledgement for two frames) without a protocol, and "budget-super" the same
+// with super-frames; "kernel-tcp-gso" and
 // "kernel-tcp-nogso" are the kernel's TCP with and without segmentation offload;
 // "daemon-socket" is iwarpd over the kernel's TCP sockets; "libfabric-tcp" and "libfabric-shm"
 // are fi_pingpong. The sctp rows are compared with "daemon", iwarpd over TCP, and "usrsctp"

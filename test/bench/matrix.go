@@ -19,7 +19,10 @@ var arms = []arm{
 	{"daemon", runDaemon},
 	{"daemon-socket", runDaemonSocket},
 	{"in-process", runInProcess},
-	{"budget", runBudget},
+	{"budget", func(m *matrix, mtu int, tests []test) ([]result, error) { return runBudget(m, "budget", mtu, tests) }},
+	{"budget-super", func(m *matrix, mtu int, tests []test) ([]result, error) {
+		return runBudget(m, "budget-super", mtu, tests)
+	}},
 	{"kernel-tcp-nogso", func(m *matrix, mtu int, tests []test) ([]result, error) { return runTCP(m, tests, false) }},
 	{"kernel-tcp-gso", func(m *matrix, mtu int, tests []test) ([]result, error) { return runTCP(m, tests, true) }},
 	{"libfabric-tcp", runLibfabric},
@@ -66,7 +69,7 @@ const (
 
 func workloads() []workload {
 	bulk := func(ours string) map[string]string {
-		return map[string]string{"budget": "stream", "kernel-tcp-nogso": "stream", "kernel-tcp-gso": "stream", "daemon-socket": ours}
+		return map[string]string{"budget": "stream", "budget-super": "stream", "kernel-tcp-nogso": "stream", "kernel-tcp-gso": "stream", "daemon-socket": ours}
 	}
 	lat := func(ours string) map[string]string {
 		return map[string]string{"budget": "ping-pong", "kernel-tcp-nogso": "ping-pong", "kernel-tcp-gso": "ping-pong", "libfabric-tcp": "ping-pong", "daemon-socket": ours}
@@ -116,7 +119,7 @@ func workloads() []workload {
 }
 
 // peerOrder is the order of the peers in the table.
-var peerOrder = []string{"budget", "kernel-tcp-nogso", "kernel-tcp-gso", "libfabric-tcp", "daemon-socket", "memcpy", "unix-socket", "libfabric-shm", rings, "daemon", "usrsctp", "iwarpctl-perf", "touch", "nfs-tcp-nogso", "nfs-tcp-gso"}
+var peerOrder = []string{"budget", "budget-super", "kernel-tcp-nogso", "kernel-tcp-gso", "libfabric-tcp", "daemon-socket", "memcpy", "unix-socket", "libfabric-shm", rings, "daemon", "usrsctp", "iwarpctl-perf", "touch", "nfs-tcp-nogso", "nfs-tcp-gso"}
 
 // A cell is a value that each round measures once.
 type cell struct {
@@ -161,7 +164,7 @@ func (m *matrix) pairings(mtu int) []pairing {
 				mean := (peer == "libfabric-tcp" || peer == "libfabric-shm") && w.lower
 				theirs := size
 				switch {
-				case asked == "stream" && (peer == "budget" || peer == "usrsctp"):
+				case asked == "stream" && (peer == "budget" || peer == "budget-super" || peer == "usrsctp"):
 					theirs = mib // the peer has no messages
 				case asked == "ping-pong":
 					theirs = 64 // registering does not depend on the size of a message
