@@ -110,19 +110,18 @@ func (l Limits) fill() Limits {
 // StartupDefaults are the defaults for the MPA negotiation, and bounds on what a client may
 // request.
 type StartupDefaults struct {
-	CRC        CRCPolicy
-	CRCPeers   []CRCRule // exceptions from CRC; the first that contains the peer applies
-	CRCLocal   bool      // CRC and CRCPeers apply within the host too; otherwise there is no CRC there
-	Markers    bool
-	Revision   int // default 2
-	NoFallback bool
-	NoP2P      bool          // do not ask for peer-to-peer mode, in which either side may send first
-	RTR        uint32        // RTR bits offered in peer-to-peer mode: 1 Send, 2 Write, 4 Read; default all
-	IRD, ORD   int           // default 16
-	MaxIRD     int           // default 128
-	Timeout    time.Duration // for each step of the MPA start-up; default 10 s
-	Connect    time.Duration // for a whole connect; default 30 s
-	Accept     time.Duration // for the client to answer a connect request; default 30 s
+	CRC      CRCPolicy
+	CRCPeers []CRCRule // exceptions from CRC; the first that contains the peer applies
+	CRCLocal bool      // CRC and CRCPeers apply within the host too; otherwise there is no CRC there
+	Markers  bool
+	Revision int           // default 2
+	NoP2P    bool          // do not ask for peer-to-peer mode, in which either side may send first
+	RTR      uint32        // RTR bits offered in peer-to-peer mode: 1 Send, 2 Write, 4 Read; default all
+	IRD, ORD int           // default 16
+	MaxIRD   int           // default 128
+	Timeout  time.Duration // for each step of the MPA start-up; default 10 s
+	Connect  time.Duration // for a whole connect; default 30 s
+	Accept   time.Duration // for the client to answer a connect request; default 30 s
 	// PerPeer and PerListener bound the connections of a listener whose MPA request has not
 	// arrived: those from one address, default 64, and all, default 1024.
 	PerPeer, PerListener int

@@ -22,7 +22,7 @@ func (d *StartupDefaults) mpa(w *ctrlpb.Startup) (mpa.Config, error) {
 	cfg.P2P, cfg.RTR = !d.NoP2P, mpa.RTRs(d.RTR)
 	cfg.IRD, cfg.ORD, cfg.MaxIRD, cfg.MaxORD = d.IRD, d.ORD, d.MaxIRD, d.MaxIRD
 	cfg.Timeout, cfg.Decision = d.Timeout, d.Accept
-	fallback := !d.NoFallback
+	fallback := true
 	if w != nil {
 		if w.Markers != nil {
 			cfg.Markers = *w.Markers

@@ -1,7 +1,6 @@
 package ctrl
 
 import (
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"time"
@@ -150,8 +149,6 @@ func (o *objects) connOf(h uint32, state connState, what string) (*conn, error) 
 	}
 	return c, nil
 }
-
-func newTable() *verbs.Table { return verbs.NewTable(rand.Reader) }
 
 func (c *session) allocPD(reply *ctrlpb.Reply) error {
 	s := c.srv

@@ -5,6 +5,7 @@ package ctrl
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -35,7 +36,6 @@ type Options struct {
 	Logger   *zap.Logger        // nil: none
 	Resolver dataplane.Resolver // must not be nil
 	Devices  []Device           // at least one
-	Table    *verbs.Table       // nil means a new one
 	NoGuard  bool               // bind no guard sockets, since the kernel does not use the addresses
 	Peers    PeerSet            // peers to which every client is restricted, or nil
 }
@@ -127,7 +127,7 @@ func New(cfg Config, o Options) (*Server, error) {
 		o.Logger.Warn("a client can make the daemon allocate memory", zap.Error(err))
 	}
 	s := &Server{
-		log: o.Logger, peerGate: peerGate{peers: o.Peers, denials: denials{first: make(chan denial, 1)}}, network: network{resolver: o.Resolver}, table: o.Table, now: clock.Now, unread: unreadLimit, started: time.Now(), cfg: cfg.fill(),
+		log: o.Logger, peerGate: peerGate{peers: o.Peers, denials: denials{first: make(chan denial, 1)}}, network: network{resolver: o.Resolver}, table: verbs.NewTable(rand.Reader), now: clock.Now, unread: unreadLimit, started: time.Now(), cfg: cfg.fill(),
 		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), timeWait: make(timeWaits), accounts: newAccounts(),
 		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
 		assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}),
@@ -137,9 +137,6 @@ func New(cfg Config, o Options) (*Server, error) {
 		s.devices = append(s.devices, &device{Device: d})
 	}
 	s.claims = claims{devices: s.devices, noGuard: o.NoGuard, byAddr: make(map[claimKey]*claim), byPort: make(map[uint16][]*claim), freed: s.portFreed}
-	if s.table == nil {
-		s.table = newTable()
-	}
 	return s, nil
 }
 
@@ -172,9 +169,6 @@ func (s *Server) Bind(e Engine) {
 		s.claims.refresh()
 	})
 }
-
-// Table returns the region table that the QPs use.
-func (s *Server) Table() *verbs.Table { return s.table }
 
 // Reload applies the settings of cfg that can change at run time: rules and quotas, also for
 // current clients, and the settings of new connections. Clients that the rules no longer allow are

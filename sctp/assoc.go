@@ -395,7 +395,7 @@ func (a *Assoc) adopt(c *cookie) {
 	a.adaptation, a.hasAdaptation = c.adaptation, c.hasAdaptation
 	a.peerRwnd = int(c.rwnd)
 	a.stop(timerSack)
-	a.rcv.start(c.peerTSN, a.cfg.RcvWindow, a.cfg.MaxKept, a.in)
+	a.rcv.start(c.peerTSN, a.cfg.RcvWindow, a.cfg.MaxKept)
 	a.addAddrs(c.addrs[:c.naddrs])
 }
 

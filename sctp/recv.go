@@ -24,10 +24,8 @@ type receiver struct {
 	cum        serial.Num // cumulative TSN
 	high       serial.Num // highest TSN received
 	bits       [rcvTSNs / 64]uint64
-	window     int
 	advertised int
 	backlog    int
-	streams    int
 
 	kept     []kept // by TSN
 	keptLen  int    // bytes
@@ -46,12 +44,12 @@ type receiver struct {
 	first   bool // no TSN received yet
 }
 
-func (r *receiver) start(tsn serial.Num, window, maxKept, streams int) {
+func (r *receiver) start(tsn serial.Num, window, maxKept int) {
 	r.forgetAll()
 	r.started, r.first = true, true
 	r.cum, r.high = tsn-1, tsn-1
 	r.bits = [rcvTSNs / 64]uint64{}
-	r.window, r.maxKept, r.streams = window, maxKept, streams
+	r.maxKept = maxKept
 	r.advertised = window
 	clear(r.expected)
 	r.ndups, r.pending, r.sackNow = 0, 0, false

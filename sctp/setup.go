@@ -111,7 +111,7 @@ func (a *Assoc) handleInitAck(now clock.Time, c *Chunk) {
 	a.adaptation, a.hasAdaptation = i.Adaptation, i.HasAdaptation
 	a.peerRwnd = int(min(i.Rwnd, 1<<30))
 	a.stop(timerSack)
-	a.rcv.start(i.TSN, a.cfg.RcvWindow, a.cfg.MaxKept, a.in)
+	a.rcv.start(i.TSN, a.cfg.RcvWindow, a.cfg.MaxKept)
 	a.addAddrs(i.Addrs[:i.NAddrs])
 	a.cookie = append(a.cookie[:0], i.Cookie...)
 	a.unknown = a.unknown[:0]

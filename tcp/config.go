@@ -28,7 +28,6 @@ const (
 type Config struct {
 	RcvWindow int // largest window offered, in bytes
 	MaxHeld   int // maximum number of out-of-order segments held
-	MaxMSS    int // upper limit of the MSS in both directions, without options; 0: what the MTU allows
 	MinMTU    int // smallest path MTU accepted; the minimums of RFC 1191 and RFC 8201 apply too
 
 	NoSACK, NoTimestamps, NoWindowScale bool

@@ -39,19 +39,12 @@ func (c *Conn) defaultMSS() int {
 
 // offeredMSS returns the value of our MSS option (RFC 9293 3.7.1, RFC 6691). It depends on the link, not on the path to the peer.
 func (c *Conn) offeredMSS() int {
-	n := min(max(c.linkMTU-c.ipHeader()-headerLen, minMSS), 0xffff)
-	if c.cfg.MaxMSS > 0 {
-		n = min(n, c.cfg.MaxMSS)
-	}
-	return n
+	return min(max(c.linkMTU-c.ipHeader()-headerLen, minMSS), 0xffff)
 }
 
 // setMSS computes the payload of a full segment (RFC 9293 3.7.1, MUST-16) and splits queued segments if it has shrunk.
 func (c *Conn) setMSS() {
 	n := min(c.mtu-c.ipHeader()-headerLen, c.peerMSS)
-	if c.cfg.MaxMSS > 0 {
-		n = min(n, c.cfg.MaxMSS)
-	}
 	if c.tsOK {
 		n -= timestampsLen
 	}

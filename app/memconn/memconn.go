@@ -15,11 +15,10 @@ import (
 
 // Conn is one end. It is safe for concurrent use.
 type Conn struct {
-	peer  *Conn
-	depth int // receives that are always posted
-	size  int // bytes of each
-	down  chan struct{}
-	once  *sync.Once
+	peer *Conn
+	size int // bytes of each
+	down chan struct{}
+	once *sync.Once
 
 	in chan []byte
 
@@ -45,7 +44,7 @@ var ErrDown = errors.New("memconn: connection is down")
 func Pair(depth, size int) (a, b *Conn) {
 	down, once := make(chan struct{}), new(sync.Once)
 	mk := func(base uint32) *Conn {
-		return &Conn{depth: depth, size: size, down: down, once: once, in: make(chan []byte, depth), regions: make(map[uint32]*region), next: base}
+		return &Conn{size: size, down: down, once: once, in: make(chan []byte, depth), regions: make(map[uint32]*region), next: base}
 	}
 	a, b = mk(0x1000), mk(0x2000)
 	a.peer, b.peer = b, a

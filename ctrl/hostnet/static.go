@@ -12,14 +12,13 @@ import (
 // its own addresses to the other end.
 type Static struct {
 	SrcMAC, DstMAC [6]byte
-	VLANs          []uint16
 	MTU            int
 	Addrs          []netip.Addr // local addresses; the first of the destination's family is the source
 }
 
 // Resolve implements dataplane.Resolver.
 func (s *Static) Resolve(dst, src netip.Addr, _ string) (dataplane.Hop, error) {
-	h := dataplane.Hop{SrcMAC: s.SrcMAC, DstMAC: s.DstMAC, VLANs: s.VLANs, MTU: s.MTU, Src: src, Local: slices.Contains(s.Addrs, dst)}
+	h := dataplane.Hop{SrcMAC: s.SrcMAC, DstMAC: s.DstMAC, MTU: s.MTU, Src: src, Local: slices.Contains(s.Addrs, dst)}
 	for _, a := range s.Addrs {
 		if !src.IsValid() && a.Is4() == dst.Is4() || a == src {
 			h.Src = a

@@ -70,23 +70,6 @@ func FromFD(fd int) (*Conn, error) {
 // FromUnix returns a Conn for an accepted connection.
 func FromUnix(c *net.UnixConn) *Conn { return newConn(c) }
 
-// Pair returns the two ends of a connection within this process.
-func Pair() (a, b *Conn, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, fmt.Errorf("seqpacket: %w", err)
-	}
-	if a, err = FromFD(fds[0]); err != nil {
-		unix.Close(fds[1])
-		return nil, nil, err
-	}
-	if b, err = FromFD(fds[1]); err != nil {
-		a.Close()
-		return nil, nil, err
-	}
-	return a, b, nil
-}
-
 func newConn(c *net.UnixConn) *Conn {
 	return &Conn{c: c, buf: make([]byte, MaxPacket+1), oob: make([]byte, unix.CmsgSpace(scmMaxFD*4))}
 }

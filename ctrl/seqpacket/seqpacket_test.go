@@ -2,8 +2,11 @@ package seqpacket
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
@@ -78,4 +81,21 @@ func TestTryWrite(t *testing.T) {
 	if a.TryWrite([]byte("x"), nil) || a.TryWrite(make([]byte, MaxPacket+1), nil) {
 		t.Error("sent to nobody")
 	}
+}
+
+// Pair returns the two ends of a connection within this process.
+func Pair() (a, b *Conn, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("seqpacket: %w", err)
+	}
+	if a, err = FromFD(fds[0]); err != nil {
+		unix.Close(fds[1])
+		return nil, nil, err
+	}
+	if b, err = FromFD(fds[1]); err != nil {
+		a.Close()
+		return nil, nil, err
+	}
+	return a, b, nil
 }

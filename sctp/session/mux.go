@@ -116,7 +116,6 @@ type stream struct {
 	unacked    int
 	ctlUnacked int      // unacknowledged control messages
 	ctlQueue   [][]byte // control messages that wait for earlier ones
-	sentTerm   bool
 
 	// Receiving.
 	next       uint16 // next SSN in order
@@ -456,7 +455,6 @@ func (m *Mux) Terminate(id uint16) error {
 
 // terminate sends a Terminate and ends the session.
 func (m *Mux) terminate(s *stream) {
-	s.sentTerm = true
 	m.send(s, fnTerminate, nil)
 	m.over(s)
 }
