@@ -31,8 +31,16 @@ func (m *mmsgs) set(i int, b []byte) {
 	m.msg[i].n = 0
 }
 
-// send sends up to n messages without blocking.
+// send sends up to n messages without blocking. For a single one sendto has less to do.
 func (m *mmsgs) send(fd, n int) (int, unix.Errno) {
+	if n == 1 {
+		v := &m.iov[0]
+		_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(v.Base)), uintptr(v.Len), unix.MSG_DONTWAIT, 0, 0)
+		if errno != 0 {
+			return 0, errno
+		}
+		return 1, 0
+	}
 	r, _, errno := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(&m.msg[0])), uintptr(n), unix.MSG_DONTWAIT, 0, 0)
 	if errno != 0 {
 		return 0, errno
