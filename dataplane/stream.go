@@ -440,9 +440,15 @@ func (w *worker) complete(b *QPBinding, wc *verbs.WC) bool {
 	}
 	if !listed {
 		w.cqs = append(w.cqs, cq)
-		w.replyAt = w.now.Add(replyTime)
+		w.response = response{w.now.Add(replyTime), b.stream != nil && b.stream.near()}
 	}
 	return true
+}
+
+// near reports whether s is within the host.
+func (s *stream) near() bool {
+	c, ok := s.lane.llp.(*tcpConn)
+	return ok && c.host != nil
 }
 
 // remoteEvents handles the events of the DDP stream.

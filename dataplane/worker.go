@@ -86,9 +86,9 @@ type ending struct {
 
 // completed holds the CQs with new completions.
 type completed struct {
-	cqs     []CQ       // CQs that are Pending
-	flushAt clock.Time // when one of cqs must be flushed again
-	replyAt clock.Time // until then a client may respond to the last completion
+	cqs      []CQ       // CQs that are Pending
+	flushAt  clock.Time // when one of cqs must be flushed again
+	response response
 }
 
 // touched says whose clients' memory is being accessed.
@@ -172,34 +172,31 @@ func (w *worker) loop() {
 		w.fillIn()
 		return
 	}
-	idle, limit := clock.Time(0), spin.Limit{Least: w.e.cfg.Spin}
+	var idle idling
+	limit := spin.Limit{Least: w.e.cfg.Spin}
 	for !w.e.stop.Load() {
-		if w.turn() > 0 {
-			idle = 0
+		switch {
+		case w.turn() > 0:
+			idle = idling{}
+			continue
+		case w.e.cfg.Poll == Busy: // the worker has its own CPU
 			continue
 		}
-		if idle == 0 {
-			idle = w.now
-		}
-		if w.e.cfg.Poll == Busy || w.now < w.replyAt {
-			continue // the worker has its own CPU, or the client probably runs on another one
-		}
-		if w.now.Sub(idle) < limit.Now() {
-			// Yielding costs nothing on an otherwise idle core. It gives the core to a client
-			// that waits for it.
+		switch idle.next(w.now, limit.Now(), w.awaits(), &w.response) {
+		case yieldPause:
 			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
-			continue
+		case sleepPause:
+			from := w.e.cfg.Now()
+			w.sleep(time.Hour)
+			limit.Slept(w.e.cfg.Now().Sub(from))
+			idle = idling{}
 		}
-		from := w.e.cfg.Now()
-		w.sleep(time.Hour)
-		limit.Slept(w.e.cfg.Now().Sub(from))
-		idle = 0
 	}
 }
 
-// replyTime is how long after the begin of a turn with a completion its client typically posts again,
-// if it runs on another CPU. Yielding this one meanwhile would take longer.
-const replyTime = 3 * time.Microsecond
+// awaits reports whether peers have not acknowledged everything that the worker has sent. An answer
+// probably comes with the acknowledgement.
+func (w *worker) awaits() bool { return w.link.FreeSlots() < w.link.Slots() }
 
 // survive recovers from a fault in a client's memory; other panics continue, as they are bugs
 // of ours. It must be deferred.

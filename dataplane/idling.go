@@ -1,0 +1,54 @@
+package dataplane
+
+import (
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+)
+
+// idling chooses what an adaptive worker does after a turn without work. The zero value is that of a worker that has
+// just had some.
+type idling struct {
+	since clock.Time // when the first turn without work began, or 0
+	gave  bool       // it has yielded since
+}
+
+// pause is what a worker does before its next turn.
+type pause uint8
+
+const (
+	noPause pause = iota
+	// yieldPause lets another thread have the CPU. That costs nothing but a system call if there is none.
+	yieldPause
+	sleepPause
+)
+
+// next returns what to do after a turn, at now, without work, if idle turns are followed by sleep after spin. It first
+// yields to a client on the same CPU, which has completions to see or requests to post. A client that has neither
+// polls, and yields the CPU again: two context switches, during which the worker would not see the frame that it
+// awaits, and a client on another CPU would wait longer. So it then yields only after half of spin if it awaits an
+// answer from its peer, and not while a client may respond to a completion.
+func (i *idling) next(now clock.Time, spin time.Duration, awaits bool, r *response) pause {
+	if i.since == 0 {
+		i.since = now
+	}
+	responds := now < r.until
+	switch idle := now.Sub(i.since); {
+	case idle >= spin && !responds:
+		return sleepPause
+	case responds && r.near, i.gave && (awaits && idle < spin/2 || responds):
+		return noPause
+	}
+	i.gave = true
+	return yieldPause
+}
+
+// response says until when a client may respond to the last completion.
+type response struct {
+	until clock.Time
+	near  bool // over a connection within the host, where even one system call would be a large part of the round trip
+}
+
+// replyTime is how long after the begin of a turn with a completion its client typically posts again,
+// if it runs on another CPU. Yielding this one again and again meanwhile would take longer.
+const replyTime = 3 * time.Microsecond
