@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/dataplane/sched"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/tcp"
@@ -26,6 +27,15 @@ type superTx struct {
 	most  int
 	size  int // payload bytes of the first segment
 	used  int // payload bytes
+}
+
+// frameCost returns what a full frame of the link costs the scheduler, in bytes, if each of its segments has one FPDU.
+func (w *worker) frameCost() int {
+	if w.super.link == nil {
+		return w.mtu
+	}
+	n := w.super.link.SuperBytes()
+	return n + n/w.mtu*(sched.RecordCost+sched.FPDUCost)
 }
 
 // superPath probes how long super-frames may be on the path of a connection. A peer may

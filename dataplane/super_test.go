@@ -259,3 +259,24 @@ func TestSuperFull(t *testing.T) {
 		})
 	}
 }
+
+// TestSuperShared checks that super-frames are full while many connections send at the same time.
+func TestSuperShared(t *testing.T) {
+	oneGoroutine(t)
+	for _, mtu := range []int{1500, 9000} {
+		t.Run(fmt.Sprintf("mtu=%d", mtu), func(t *testing.T) {
+			const conns, size, n = 16, 64 << 10, 100
+			s := newLoadLanes(t, link.PipeConfig{Super: link.SuperWhole, MTU: mtu, Slots: 8192})
+			s.add(conns, 0, 0, rdmap.OpWrite, size)
+			s.run(n * size) // the paths are probed
+			w := s.hosts[0].w
+			before := w.stats.TxFrames
+			s.run(n * size)
+			got := float64(w.stats.TxFrames-before) / (n * conns)
+			t.Logf("%.2f frames for a message of 64 KiB", got)
+			if got > 1.5 {
+				t.Errorf("%.2f frames for a message of 64 KiB; want at most 1.5", got)
+			}
+		})
+	}
+}

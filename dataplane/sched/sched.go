@@ -9,9 +9,9 @@ package sched
 const (
 	turnBudget = 90       // records composed in a turn: two super-frames at an MTU of 1500
 	minQuantum = 16 << 10 // bytes of cost that a member, or group, may send in its turn of the round
-	// A member that no other waits behind gets so many turns at once: a fifth of
+	// A member that no other waits behind gets so much more at once: a fifth of
 	// the time of large Writes at an MTU of 9000 is between two turns.
-	aloneQuanta = 12
+	aloneBonus = 12 * minQuantum
 
 	// RecordCost is the cost of a record in bytes: its headers, and a frame's share of the other work.
 	RecordCost = 128
@@ -104,10 +104,11 @@ type Scheduler[T any] struct {
 	times    uint64 // number of times that happened
 }
 
-// Init sets the MTU, which is the minimum of the quantum. free returns the number of TX slots
+// Init sets the least cost of what a frame of the link carries, which is the minimum of the quantum: with less, a
+// frame would not be full where several members send. free returns the number of TX slots
 // available to records. send makes a member send what its grant allows, and returns the amount.
-func (s *Scheduler[T]) Init(mtu int, free func() int, send func(T, *Grant) int) {
-	s.quantum, s.free, s.send = max(minQuantum, mtu), free, send
+func (s *Scheduler[T]) Init(frame int, free func() int, send func(T, *Grant) int) {
+	s.quantum, s.free, s.send = max(minQuantum, frame), free, send
 }
 
 // Quantum returns the cost in bytes that a member may send per turn.
@@ -204,8 +205,8 @@ func (s *Scheduler[T]) Serve() int {
 		m.queued = false
 		alone := g.queue.n == 0 && s.ready.n == 1
 		if alone {
-			m.credit += aloneQuanta * s.quantum
-			g.credit += aloneQuanta * s.quantum
+			m.credit += aloneBonus
+			g.credit += aloneBonus
 		}
 		gr := &s.grant
 		*gr = Grant{Left: m.credit}
