@@ -58,7 +58,7 @@ var layers = []layer{
 	{folder: "rpcrdma/rpc", outside: []string{"golang.org/x"}},
 	{folder: "rpcrdma/rpcgen", inside: []string{"rpcrdma/rpc"}, outside: []string{"github.com/buildbarn/go-xdr"}},
 	{folder: "rpcrdma/nfs", inside: []string{"rpcrdma", "client"}, outside: []string{"github.com/buildbarn/go-xdr", "golang.org/x"}},
-	{folder: "rpcrdma", inside: []string{"client", "rpcrdma/wire", "rpcrdma/session", "rpcrdma/rpc"}},
+	{folder: "rpcrdma", inside: []string{"client", "rpcrdma/wire", "rpcrdma/session", "rpcrdma/rpc"}, outside: []string{"golang.org/x/sys"}},
 
 	{folder: "shm", inside: []string{"verbs", "rdmap"}, outside: []string{"golang.org/x/sys"}},
 	{folder: "far", inside: []string{"verbs", "rdmap"}, outside: []string{"golang.org/x/sys"}},
