@@ -17,9 +17,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/iwarpd/iwarpd/app/memconn"
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/internal/testenv/memconn"
 	"github.com/zeebo/blake3"
 	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"

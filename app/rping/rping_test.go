@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/iwarpd/iwarpd/app/memconn"
+	"github.com/iwarpd/iwarpd/internal/testenv/memconn"
 )
 
 // The data and the advertisement are those of rping -C 3 in a capture of two soft-iWARP hosts.

@@ -43,7 +43,7 @@ var layers = []layer{
 	{folder: "docs"},
 	{folder: "internal/clidoc", outside: []string{"github.com/spf13", "github.com/cpuguy83/go-md2man"}}, // in programs built with the tag docs
 	{folder: "internal/conformance"}, // imported by tests alone, as testenv is
-	{folder: "internal/testenv", outside: []string{"golang.org/x/sys", "github.com/vishvananda", "github.com/safchain/ethtool"}},
+	{folder: "internal/testenv", inside: []string{"client"}, outside: []string{"golang.org/x/sys", "github.com/vishvananda", "github.com/safchain/ethtool"}},
 	{folder: "app", inside: []string{"client"}, outside: []string{"golang.org/x", "github.com/zeebo/blake3", "github.com/zeebo/xxh3", "github.com/HdrHistogram"}},
 
 	{folder: "tcp", core: true},
