@@ -193,7 +193,8 @@ func TestLinkDown(t *testing.T) {
 			if code := cp.Wait(limit); code != 4 {
 				t.Errorf("exit code %d; want 4", code)
 			}
-			oneLine(t, cp.String(), "iwarpctl", "timed out: is that host up, is iwarpd running there, and does this host reach it?")
+			// TCP times out, or cp does if everything it had sent was acknowledged.
+			oneLine(t, cp.String(), "iwarpctl", "is that host up, ")
 		})
 	}
 }
