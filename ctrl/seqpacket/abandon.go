@@ -47,22 +47,24 @@ func (c *Conn) Abandon() {
 // descriptors too.
 func closeByExit(fd int) {
 	taken, closed := make(chan error), make(chan struct{})
-	go takeAndExit(fd, taken, closed)
+	go takeAndExit(taken, closed)
 	<-taken // also after a failure, since there is no other way
 	unix.Close(fd)
 	close(closed)
 }
 
 // takeAndExit gives its thread a descriptor table of its own, and ends the thread when closed
-// is closed.
-func takeAndExit(fd int, taken chan<- error, closed <-chan struct{}) {
+// is closed. Until then the thread closes nothing: another one may abandon a connection at the
+// same time, so that any descriptor may be the last of one.
+func takeAndExit(taken chan<- error, closed <-chan struct{}) {
 	runtime.LockOSThread() // never unlocked: the thread exits with the goroutine
 	if unix.Gettid() == unix.Getpid() {
-		go takeAndExit(fd, taken, closed) // the first thread cannot exit
+		go takeAndExit(taken, closed) // the first thread cannot exit
 		<-closed
 		runtime.UnlockOSThread()
 		return
 	}
-	taken <- unix.CloseRange(uint(fd)+1, math.MaxUint32, unix.CLOSE_RANGE_UNSHARE) // the table has the descriptors up to fd
+	// The range has no descriptor. Containers often do not allow unshare.
+	taken <- unix.CloseRange(math.MaxInt32, math.MaxInt32, unix.CLOSE_RANGE_UNSHARE)
 	<-closed
 }

@@ -87,3 +87,35 @@ func TestAbandon(t *testing.T) {
 		}
 	}
 }
+
+// TestTakeAndExit checks that the thread keeps each descriptor until it exits: it would wait if it closed one that is
+// the last of another connection.
+func TestTakeAndExit(t *testing.T) {
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(p[0])
+	taken, closed := make(chan error), make(chan struct{})
+	go takeAndExit(taken, closed)
+	if err := <-taken; err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(p[1])
+	b := make([]byte, 1)
+	if n, err := unix.Read(p[0], b); err != unix.EAGAIN {
+		t.Errorf("after the thread took the descriptors: read %d, %v; want EAGAIN, since it has the other end", n, err)
+	}
+	close(closed)
+	fds := []unix.PollFd{{Fd: int32(p[0]), Events: unix.POLLIN}}
+	for {
+		n, err := unix.Poll(fds, 60e3)
+		if err == unix.EINTR {
+			continue
+		}
+		if n == 0 || err != nil {
+			t.Errorf("the thread has not closed the other end a minute after it should have exited: %v", err)
+		}
+		return
+	}
+}
