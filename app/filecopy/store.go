@@ -12,6 +12,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 	"unicode"
 
@@ -164,6 +165,12 @@ func (s *Store) Create(name string, size int64, o Options) (*Incoming, error) {
 	case err != nil:
 		return nil, fileError(name, err)
 	}
+	if o.Resume {
+		if err := in.lock(); err != nil {
+			in.file.Close()
+			return nil, fileError(name, err)
+		}
+	}
 	if err := in.begin(size); err != nil {
 		in.Abort()
 		return nil, fileError(name, err)
@@ -171,28 +178,39 @@ func (s *Store) Create(name string, size int64, o Options) (*Incoming, error) {
 	return in, nil
 }
 
-// begin determines how much of the file exists, and reserves the rest.
-func (in *Incoming) begin(size int64) error {
-	if in.keep {
-		if err := unix.Flock(int(in.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			in.keep = true
-			return fmt.Errorf("another copy of this file is in progress: %w", err)
-		}
-		info, err := in.file.Stat()
-		if err == nil {
-			err = checkRegular(info)
-		}
-		if err != nil {
-			return err
-		}
-		in.size = min(info.Size(), size)
-		in.flushed = in.size
-		if _, err := in.file.Seek(in.size, io.SeekStart); err != nil {
-			return err
-		}
+// lock takes over the file of an earlier copy.
+func (in *Incoming) lock() error {
+	if err := unix.Flock(int(in.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return fmt.Errorf("another copy of this file is in progress: %w", err)
 	}
-	if size == in.size {
-		return nil
+	info, err := in.file.Stat()
+	if err == nil {
+		err = checkRegular(info)
+	}
+	if err != nil {
+		return err
+	}
+	if named, err := in.store.root.Lstat(in.temp); err != nil || !os.SameFile(info, named) {
+		return errors.New("another copy of this file has just ended: copy again")
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && int(st.Uid) != os.Geteuid() { // that user could change it after Commit
+		return fmt.Errorf("%s belongs to another user: remove it", path.Base(in.temp))
+	}
+	in.size = info.Size()
+	return nil
+}
+
+// begin reserves the space for the rest of the file.
+func (in *Incoming) begin(size int64) error {
+	if in.size > size {
+		if err := in.file.Truncate(size); err != nil {
+			return err
+		}
+		in.size = size
+	}
+	in.flushed = in.size
+	if _, err := in.file.Seek(in.size, io.SeekStart); err != nil || size == in.size {
+		return err
 	}
 	return reserve(in.file, size-in.size, in.size)
 }
@@ -290,10 +308,11 @@ func (in *Incoming) Commit() error {
 	return nil
 }
 
-// Abort removes the file, unless it is kept to be resumed.
+// Abort removes the file, or keeps what was received to be resumed, without the space reserved for the
+// rest. It removes the file before it closes it, since closing unlocks it.
 func (in *Incoming) Abort() {
-	in.file.Close()
-	if !in.keep {
+	defer in.file.Close()
+	if !in.keep || in.size == 0 || in.file.Truncate(in.size) != nil {
 		_ = in.store.root.Remove(in.temp)
 	}
 }

@@ -169,9 +169,15 @@ func (p *piece) wait(ctx context.Context) error {
 const stride = 128 << 10
 
 // skip hashes the first offset bytes of the file, which it reads from r.
-func (t *transfer) skip(r io.Reader) error {
-	if _, err := io.CopyN(t.sum, r, t.offset); err != nil {
-		return errShorter(err)
+func (t *transfer) skip(ctx context.Context, r io.Reader) error {
+	const part = 64 << 20
+	for left := t.offset; left > 0; left -= part {
+		if ctx.Err() != nil { // the peer may be gone
+			return context.Cause(ctx)
+		}
+		if _, err := io.CopyN(t.sum, r, min(left, part)); err != nil {
+			return errShorter(err)
+		}
 	}
 	return nil
 }
@@ -278,7 +284,7 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 // fill reads the file into slots, each of which takes a credit, and starts their transfer.
 func (t *transfer) fill(ctx context.Context, r io.Reader, credits <-chan struct{}, ready chan<- piece) error {
 	defer close(ready)
-	if err := t.skip(r); err != nil {
+	if err := t.skip(ctx, r); err != nil {
 		return err
 	}
 	for seq := range t.chunks() {
@@ -387,7 +393,7 @@ func (t *transfer) receive(ctx context.Context, w io.Writer, prefix io.Reader) (
 	})
 	g.Go(func() error { // writes them
 		defer close(written)
-		if err := t.skip(prefix); err != nil {
+		if err := t.skip(ctx, prefix); err != nil {
 			return err
 		}
 		for p := range ready {

@@ -1,0 +1,146 @@
+package filecopy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// part creates the file that a copy with --resume of size bytes writes to.
+func part(t *testing.T, size int64) (*Store, *Incoming) {
+	t.Helper()
+	store, err := OpenStore(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { store.Close() })
+	in, err := store.Create("f", size, Options{Resume: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return store, in
+}
+
+// TestPartReservesNothing checks that an incomplete file does not keep the disk space that was reserved for the rest, and
+// that no file is left if nothing was received. Otherwise a peer could fill the disk without sending anything.
+func TestPartReservesNothing(t *testing.T) {
+	const size = 64 << 20
+	for _, got := range []int{0, 5000} {
+		store, in := part(t, size)
+		if _, err := in.Write(make([]byte, got)); err != nil {
+			t.Fatal(err)
+		}
+		blocks := func() int64 {
+			info, err := store.root.Stat(in.temp)
+			if errors.Is(err, os.ErrNotExist) {
+				return -1
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			return info.Sys().(*syscall.Stat_t).Blocks
+		}
+		if blocks() < size/512 {
+			t.Skip("the file system reserves nothing")
+		}
+		in.Abort()
+		if n := blocks(); got == 0 && n >= 0 {
+			t.Errorf("a part of 0 bytes is left, with %d blocks", n)
+		} else if got > 0 && (n < 1 || n > 1<<10) {
+			t.Errorf("a part of %d bytes has %d blocks", got, n)
+		}
+	}
+}
+
+// TestPartTooLong checks that bytes after the end of the file, which the checksum does not cover, are not stored.
+func TestPartTooLong(t *testing.T) {
+	store, in := part(t, 100)
+	if _, err := in.Write(make([]byte, 150)); err != nil {
+		t.Fatal(err)
+	}
+	in.Abort()
+	in, err := store.Create("f", 100, Options{Resume: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := in.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := store.root.Stat("f"); err != nil || info.Size() != 100 {
+		t.Errorf("%v, %v; want 100 bytes", info.Size(), err)
+	}
+}
+
+// TestPartOfAnother checks that a copy does not continue a file that another user may change afterwards.
+func TestPartOfAnother(t *testing.T) {
+	testenv.RequireRoot(t)
+	store, in := part(t, 100)
+	if _, err := in.Write(make([]byte, 50)); err != nil {
+		t.Fatal(err)
+	}
+	in.Abort()
+	if err := store.root.Chown(in.temp, 65534, 65534); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Create("f", 100, Options{Resume: true}); err == nil || !strings.Contains(err.Error(), "another user") {
+		t.Errorf("got %v; want a refusal", err)
+	}
+}
+
+// zeros returns up to 1 GiB of zeros, and calls first at the first read.
+type zeros struct {
+	n     int
+	first func()
+}
+
+func (z *zeros) Read(b []byte) (int, error) {
+	if z.n == 0 {
+		z.first()
+	}
+	if z.n += len(b); z.n > 1<<30 {
+		return 0, io.EOF
+	}
+	clear(b)
+	return len(b), nil
+}
+
+// TestSkipEnds checks that the hashing of the part that the receiver already has ends with the connection, however long
+// the part is.
+func TestSkipEnds(t *testing.T) {
+	w := newWorld(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	m := message{V2: true, Hash: XXH128, Size: 1 << 50, Offset: 1 << 50, Chunk: testChunk, Slots: testSlots}
+	tr := m.transfer(w.conn, time.Minute)
+	z := &zeros{first: cancel}
+	if _, err := tr.send(ctx, z); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if z.n > 1<<30 {
+		t.Error("everything was read after the end of the connection")
+	}
+}
+
+// TestPartRenamed checks that a copy that has waited for another one to end does not continue with its file, which has
+// got its final name.
+func TestPartRenamed(t *testing.T) {
+	store, in := part(t, 100)
+	late := &Incoming{store: store, name: "f", temp: in.temp, keep: true}
+	var err error
+	if late.file, err = store.root.OpenFile(late.temp, os.O_RDWR, 0); err != nil {
+		t.Fatal(err)
+	}
+	defer late.file.Close()
+	if err := in.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	if err := late.lock(); err == nil || !strings.Contains(err.Error(), "another copy") {
+		t.Errorf("got %v; want a refusal", err)
+	}
+}
