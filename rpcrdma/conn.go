@@ -106,7 +106,11 @@ func (c *Conn) watched() {
 	c.failLocked(errSilent)
 }
 
+// newConn makes a connection that is not started. It returns errFull if a server has too many.
 func (e *Endpoint) newConn(ctx context.Context, peer string, cfg session.Config) (c *Conn, err error) {
+	if err := e.reserve(cfg.Server); err != nil {
+		return nil, err
+	}
 	recvs := max(cfg.Window, 2) + 1
 	if !cfg.Server || cfg.Version == 1 {
 		recvs += 2 // version 1 grants no receive for an error
@@ -121,6 +125,7 @@ func (e *Endpoint) newConn(ctx context.Context, peer string, cfg session.Config)
 		if err != nil {
 			made.cancel()
 			made.release()
+			e.remove(made)
 		}
 	}(c)
 	if c.mem, err = e.pool.alloc(ctx, (recvs+sendSlots)*c.slot); err != nil {
@@ -255,9 +260,7 @@ func (c *Conn) end() {
 		c.recordFailed(c.qp.Err(), time.Now())
 	}
 	c.release()
-	c.e.mu.Lock()
-	delete(c.e.conns, c)
-	c.e.mu.Unlock()
+	c.e.remove(c)
 	close(c.done)
 }
 

@@ -67,6 +67,7 @@ type Endpoint struct {
 
 	mu      sync.Mutex
 	conns   map[*Conn]struct{}
+	live    int               // connections in conns, and those that are being made
 	buffers map[*byte]*buffer // the caller's, by their first byte
 	closed  bool
 }
@@ -102,6 +103,30 @@ func (e *Endpoint) Close() error {
 	}
 	err := e.pool.mr.Close()
 	return errors.Join(err, e.pd.Close())
+}
+
+var errFull = errors.New("rpcrdma: too many connections")
+
+// reserve reserves a place for a connection before its memory is allocated, within MaxConns for a server's.
+func (e *Endpoint) reserve(server bool) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return ErrClosed
+	}
+	if server && e.live >= e.cfg.MaxConns {
+		return errFull
+	}
+	e.live++
+	return nil
+}
+
+// remove frees the place of a connection.
+func (e *Endpoint) remove(c *Conn) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.conns, c)
+	e.live--
 }
 
 // Conns returns the current connections.
@@ -235,12 +260,6 @@ func (l *Listener) run(ctx context.Context) {
 }
 
 func (e *Endpoint) accept(ctx context.Context, r *iwarp.ConnRequest) error {
-	e.mu.Lock()
-	full := len(e.conns) >= e.cfg.MaxConns
-	e.mu.Unlock()
-	if full {
-		return r.Reject(ctx, nil)
-	}
 	c, err := e.newConn(ctx, r.Remote.Addr().String(), e.cfg.session(r.PrivateData()))
 	if err != nil {
 		_ = r.Reject(ctx, nil)

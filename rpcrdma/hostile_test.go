@@ -322,6 +322,30 @@ func quietServer(t *testing.T, setup time.Duration) error {
 	return nil
 }
 
+// TestTooManyConnsAtOnce checks that connections that arrive together do not exceed the limit: their
+// messages would take the whole pool.
+func TestTooManyConnsAtOnce(t *testing.T) {
+	const limit, tries = 3, 12
+	g := newRig(t, nil, func(c *rpcrdma.Config) { c.MaxConns = limit })
+	conns := make(chan *iwarp.Conn, tries)
+	for range tries {
+		go func() {
+			c, _ := g.a.Device().Dial(g.ctx, g.l.Addr(), nil)
+			conns <- c
+		}()
+	}
+	n := 0
+	for range tries {
+		if c := <-conns; c != nil {
+			defer c.Close()
+			n++
+		}
+	}
+	if n != limit {
+		t.Errorf("%d connections; want %d", n, limit)
+	}
+}
+
 // TestTooManyConns checks that connections beyond the limit are refused and existing ones continue.
 func TestTooManyConns(t *testing.T) {
 	g := newRig(t, nil, func(c *rpcrdma.Config) { c.MaxConns = 3 })
