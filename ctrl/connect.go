@@ -116,6 +116,10 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	if err != nil {
 		return err
 	}
+	if n, limit := s.dials[c.cred.Uid], c.policy().limits.QPs; n >= limit {
+		return errorf(quota, "ctrl: %s has %d connects whose next hops are being looked up, canceled ones included, its limit is %d: cancel fewer, or raise max-qps in the configuration",
+			user(c.cred.Uid), n, limit)
+	}
 	memory := uint64(0)
 	if r.Streaming {
 		memory = s.cfg.streamMemory()
@@ -186,14 +190,21 @@ func connectAddrs(c *session, r *ctrlpb.Connect) (remote, local netip.AddrPort, 
 // startDial begins an attempt to open c. Called with mu held.
 func (s *Server) startDial(c *conn) {
 	c.state, c.id, c.st = connResolving, 0, nil
-	s.wg.Add(1)
-	go s.dial(c)
+	uid := c.sess.cred.Uid
+	s.dials[uid]++
+	s.wg.Go(func() {
+		s.dial(c)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.dials[uid]--; s.dials[uid] == 0 {
+			delete(s.dials, uid)
+		}
+	})
 }
 
 // dial resolves the route to the peer, claims a local port and makes the engine connect. It runs in
 // its own goroutine, since the resolver may block.
 func (s *Server) dial(c *conn) {
-	defer s.wg.Done()
 	var sh *shared
 	if c.shares {
 		if sh = s.share(c); sh == nil {

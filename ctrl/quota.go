@@ -69,11 +69,12 @@ type accounts struct {
 	unreadBy map[uint32]*atomic.Uint64 // bytes of unread messages, by uid
 	files    pool
 	maps     pool
-	movers   pool // threads of far.Movers, all of which clients may block; no account counts them
+	movers   pool           // threads of far.Movers, all of which clients may block; no account counts them
+	dials    map[uint32]int // calls of Server.dial in progress, by uid; those of canceled connects last until the resolver answers
 }
 
 func newAccounts() accounts {
-	return accounts{usage: make(map[uint32]*account), unreadBy: make(map[uint32]*atomic.Uint64), movers: newMovers()}
+	return accounts{usage: make(map[uint32]*account), unreadBy: make(map[uint32]*atomic.Uint64), dials: make(map[uint32]int), movers: newMovers()}
 }
 
 // account returns the account of uid.

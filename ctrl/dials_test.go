@@ -1,0 +1,74 @@
+package ctrl
+
+import (
+	"maps"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/dataplane"
+)
+
+// stuckResolver finds no neighbour until it is released.
+type stuckResolver struct {
+	fakeResolver
+	n       atomic.Int32 // calls in progress
+	release chan struct{}
+}
+
+func (r *stuckResolver) Resolve(dst, src netip.Addr, device string) (dataplane.Hop, error) {
+	r.n.Add(1)
+	defer r.n.Add(-1)
+	<-r.release
+	return r.fakeResolver.Resolve(dst, src, device)
+}
+
+// TestCanceledDials checks that a client cannot make the daemon look for ever more neighbours by canceling its connects: each look-up
+// takes seconds, and delays those of others.
+func TestCanceledDials(t *testing.T) {
+	const limit = 8
+	h := newHarness(t, Config{Limits: Limits{QPs: limit}})
+	r := &stuckResolver{fakeResolver: fakeResolver{addrA}, release: make(chan struct{})}
+	h.resolver = r
+	release := sync.OnceFunc(func() { close(r.release) })
+	defer release()
+	refused := 0
+	for range 4 {
+		c := h.hello(t) // another client of the user
+		pd, cq := c.pd(), c.cq()
+		for range limit {
+			qp := c.ok(reqQP(pd, cq)).GetQp().Qp
+			if reply := c.do(reqConnect(qp, "10.0.0.2:7174")); reply.Error != nil {
+				if reply.Error.Code != ctrlpb.Code_CODE_QUOTA {
+					t.Fatal(reply.Error)
+				}
+				refused++
+			}
+			c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: qp}}})
+		}
+		c.c.Close()
+	}
+	if refused != 3*limit {
+		t.Errorf("%d connects were refused; want %d: %d look-ups are in progress", refused, 3*limit, r.n.Load())
+	}
+	release()
+	h.settled(t)
+	for end := time.Now().Add(time.Minute); len(h.dialing()) > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("look-ups are still counted")
+		}
+	}
+	c := h.hello(t)
+	c.ok(reqConnect(c.qp(), "10.0.0.2:7174"))
+	h.e.await(t, "connect")
+}
+
+// dialing returns the counts of dials.
+func (h *harness) dialing() map[uint32]int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return maps.Clone(h.dials)
+}
