@@ -222,7 +222,7 @@ func (s *Server) dial(c *conn) {
 	var dev *device
 	var cl *claim
 	if err != nil {
-		err = errorf(unreachable, "%w", err)
+		err = errorf(dialCode(err), "%w", err)
 	} else {
 		dev, cl, err = s.claimLocal(c, &hop)
 	}
@@ -307,6 +307,10 @@ func dialCode(err error) ctrlpb.Code {
 		return timedOut
 	case errors.Is(err, dataplane.ErrStopped):
 		return internal
+	case errors.Is(err, dataplane.ErrSource):
+		return badAddress
+	case errors.Is(err, dataplane.ErrBroadcast):
+		return invalid
 	}
 	return unreachable
 }

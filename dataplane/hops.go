@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"errors"
 	"net/netip"
 	"sync"
 
@@ -16,6 +17,12 @@ type Hop struct {
 	Local          bool   // the destination is an address of this host
 	Device         string // name of the outgoing interface
 }
+
+// Errors of a Resolver that the request causes, and no host on the way.
+var (
+	ErrSource    = errors.New("no address of the interface")
+	ErrBroadcast = errors.New("a broadcast or multicast address")
+)
 
 // Resolver finds the next hop to a destination over the interface device, or over the one that
 // the routes name if device is "". Resolve may block for a bounded time while the kernel

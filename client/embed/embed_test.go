@@ -337,7 +337,7 @@ func TestDialFails(t *testing.T) {
 	if _, err := a.Device().Dial(ctx, "10.99.0.2", nil); !errors.Is(err, iwarp.ErrInvalid) {
 		t.Errorf("no port: %v", err)
 	}
-	if _, err := a.Device().Dial(ctx, "10.99.0.2:1", &iwarp.Config{LocalAddr: netip.MustParseAddrPort("10.1.1.1:0")}); !errors.Is(err, iwarp.ErrUnreachable) {
+	if _, err := a.Device().Dial(ctx, "10.99.0.2:1", &iwarp.Config{LocalAddr: netip.MustParseAddrPort("10.1.1.1:0")}); !errors.Is(err, iwarp.ErrAddress) {
 		t.Errorf("foreign local address: %v", err)
 	}
 	l, err := b.Device().Listen(ctx, ":7174", nil)

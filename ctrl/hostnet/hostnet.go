@@ -30,8 +30,6 @@ var (
 	ErrNoRoute     = errors.New("no route")
 	ErrInterface   = errors.New("the route leads through another interface")
 	ErrNoNeighbour = errors.New("no answer to ARP or neighbour discovery")
-	ErrSource      = errors.New("no address of the interface")
-	ErrBroadcast   = errors.New("a broadcast or multicast address")
 	ErrGone        = errors.New("the interface is gone")
 	ErrZone        = errors.New("a link-local address, which may belong to several interfaces")
 )

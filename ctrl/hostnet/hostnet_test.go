@@ -153,14 +153,14 @@ func TestResolve(t *testing.T) {
 		{dst: "fd77::1", want: "fd77::1", local: true},
 		{dst: "fe80::1", want: "fe80::1", local: true},
 		{dst: "10.77.0.2", src: "127.0.0.1", err: ErrNoRoute},
-		{dst: "10.77.0.2", src: "10.99.9.9", err: ErrSource},
-		{dst: "10.77.0.255", err: ErrBroadcast},
+		{dst: "10.77.0.2", src: "10.99.9.9", err: dataplane.ErrSource},
+		{dst: "10.77.0.255", err: dataplane.ErrBroadcast},
 		{dst: "169.254.7.2", want: "169.254.7.1", mtu: 1500},
 		{dst: "fe80::2", want: "fe80::1", mtu: 1500},
 		{dst: "fe80::2%a0", want: "fe80::1", mtu: 1500},
 		{dst: "fe80::2%a0", src: "fe80::1", want: "fe80::1", mtu: 1500},
 		{dst: "fe80::2%lo", err: ErrInterface},
-		{dst: "fe80::2", src: "fe80::9", err: ErrSource},
+		{dst: "fe80::2", src: "fe80::9", err: dataplane.ErrSource},
 	} {
 		if tt.vlan != 0 && !vlans {
 			continue
@@ -553,14 +553,14 @@ func TestSeveral(t *testing.T) {
 		{"10.78.0.2", "10.77.0.1", "", "a1", "10.77.0.1", nil}, // as Linux does
 		{"10.77.0.2", "", "a1", "a1", "10.78.0.1", nil},
 		{"10.77.0.2", "10.77.0.1", "a1", "a1", "10.77.0.1", nil},
-		{"10.78.0.2", "10.79.0.1", "", "", "", ErrSource},
+		{"10.78.0.2", "10.79.0.1", "", "", "", dataplane.ErrSource},
 		{"10.79.0.2", "", "", "", "", ErrInterface},
 		{"10.200.0.1", "10.77.0.1", "", "a0", "10.77.0.1", nil},
 		{"10.200.0.1", "", "", "a1", "10.78.0.1", nil}, // the rule about the source that the first route has
 		{"fe80::2", "", "", "", "", ErrZone},
 		{"fe80::2%a1", "", "", "a1", "fe80::a1", nil},
 		{"fe80::2", "", "a1", "a1", "fe80::a1", nil},
-		{"fe80::2", "fe80::a0", "a1", "", "", ErrSource},
+		{"fe80::2", "fe80::a0", "a1", "", "", dataplane.ErrSource},
 		{"fe80::2%a0", "", "a1", "", "", ErrInterface},
 		{"fe80::2%a2", "", "", "", "", ErrInterface},
 	} {

@@ -113,7 +113,7 @@ func (r *Resolver) route(dst, src netip.Addr, by *Device) (hop dataplane.Hop, vi
 	if src.IsValid() {
 		src = src.WithZone("")
 		if !src.IsLoopback() && !r.owns(src, by) {
-			return hop, via, fmt.Errorf("%v is %w %s", src, ErrSource, r.names())
+			return hop, via, fmt.Errorf("%v is %w %s", src, dataplane.ErrSource, r.names())
 		}
 		opts.SrcAddr = src.AsSlice()
 	}
@@ -134,7 +134,7 @@ func (r *Resolver) route(dst, src netip.Addr, by *Device) (hop dataplane.Hop, vi
 		}
 		return hop, via, nil
 	case unix.RTN_BROADCAST, unix.RTN_MULTICAST:
-		return hop, via, ErrBroadcast
+		return hop, via, dataplane.ErrBroadcast
 	}
 	r.mu.Lock()
 	f, ok := r.ifaces[rt.LinkIndex]

@@ -33,14 +33,14 @@ func (Sockets) Resolve(dst, src netip.Addr, _ string) (hop dataplane.Hop, err er
 	defer unix.Close(fd)
 	if src.IsValid() {
 		if err := unix.Bind(fd, sockaddr(src, 0)); err != nil {
-			return hop, fmt.Errorf("hostnet: %v: %w: %w", src, ErrSource, err)
+			return hop, fmt.Errorf("hostnet: %v: %w: %w", src, dataplane.ErrSource, err)
 		}
 	}
 	const discard = 9 // no packet is sent
 	if err := unix.Connect(fd, sockaddr(dst, discard)); err != nil {
 		why := ErrNoRoute
 		if errors.Is(err, unix.EACCES) {
-			why = ErrBroadcast
+			why = dataplane.ErrBroadcast
 		}
 		return hop, fmt.Errorf("hostnet: %v: %w: %w", dst, why, err)
 	}

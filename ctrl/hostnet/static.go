@@ -26,7 +26,7 @@ func (s *Static) Resolve(dst, src netip.Addr, _ string) (dataplane.Hop, error) {
 		}
 	}
 	if src.IsValid() {
-		return h, fmt.Errorf("hostnet: %v is not an address of the link", src)
+		return h, fmt.Errorf("hostnet: %v is %w", src, dataplane.ErrSource)
 	}
 	return h, fmt.Errorf("hostnet: no address of %v's family on the link", dst)
 }
