@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 )
@@ -55,6 +56,8 @@ func CheckName(name string) error {
 	switch {
 	case len(name) > MaxName:
 		return &Error{CodeName, fmt.Errorf("name of %d bytes; at most %d are allowed", len(name), MaxName)}
+	case !utf8.ValidString(name):
+		return &Error{CodeName, fmt.Errorf("name %q is not allowed: it is not UTF-8: rename it", name)}
 	case name == "." || !fs.ValidPath(name):
 		return &Error{CodeName, fmt.Errorf("name %q is not allowed: it must be relative, without \"..\" and empty parts", name)}
 	case strings.ContainsFunc(name, unicode.IsControl):

@@ -71,7 +71,7 @@ func (e *peerFailure) Error() string {
 	switch {
 	case errors.Is(e.err, iwarp.ErrRefused) && !errors.As(e.err, new(*iwarp.WCError)): // not the reset of a connection
 		text += ": nothing listens on that port there: start iwarpctl " + server + ", or check the port"
-	case errors.Is(e.err, iwarp.ErrRejected) && e.op == "ping": // the others explain the private data
+	case errors.Is(e.err, iwarp.ErrRejected) && (e.op == "ping" || e.op == "nfs"): // the others explain the private data
 		text += ": another program listens on that port there: start iwarpctl " + server + ", or check the port"
 	case errors.Is(e.err, iwarp.ErrTimeout), errors.Is(e.err, iwarp.ErrUnreachable):
 		text += ": is that host up, is iwarpd running there, and does this host reach it?"
@@ -80,7 +80,7 @@ func (e *peerFailure) Error() string {
 }
 
 // servers maps a client command to its server command.
-var servers = map[string]string{"cp": "serve", "ping": "ping -s", "perf": "perf --server", "mount": "nfs export"}
+var servers = map[string]string{"cp": "serve", "ping": "ping -s", "perf": "perf --server", "nfs": "nfs export"}
 
 // reason returns the text of err for a user, without the operation if the daemon's text follows, and without the
 // completion that a lost connection flushed.

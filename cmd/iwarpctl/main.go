@@ -142,7 +142,7 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 			}
 			return usageError{fmt.Errorf("%s has no command %q%s; see %s --help", cmd.CommandPath(), args[0], mean, cmd.CommandPath())}
 		}
-		return usageError{fmt.Errorf("%q: write it as %s; see %s --help", cmd.CommandPath()+" "+strings.Join(args, " "), cmd.UseLine(), cmd.CommandPath())}
+		return usageError{fmt.Errorf("%q: write it as %s; see %s --help", strings.Join(append([]string{cmd.CommandPath()}, args...), " "), cmd.UseLine(), cmd.CommandPath())}
 	}
 }
 

@@ -122,6 +122,14 @@ func TestErrors(t *testing.T) {
 		{"capture of no address with a port", []string{"capture", "--host", "foo:7174", "-w", "-"}, exitUsage, `"foo" is not an IP address`},
 		{"capture of no port", []string{"capture", "--host", "10.0.0.1:x", "-w", "-"}, exitUsage, `"x" is not a port`},
 		{"capture count", []string{"capture", "-n", "-1", "-w", "-"}, exitUsage, "not be negative"},
+		{"ping TTL", []string{"ping", "-c", "-a", "1.2.3.4", "--ttl", "256"}, exitUsage, "--ttl 256: must be 1 to 255"},
+		{"cp DSCP", []string{"cp", "--dscp", "-2", file, "1.2.3.4:"}, exitUsage, "--dscp -2: must be 1 to 63"},
+		{"serve priority", []string{"serve", "--dir", dir, "--priority", "8"}, exitUsage, "--priority 8: must be 1 to 7"},
+		{"perf queue pairs", []string{"perf", "write", "--client", "1.2.3.4", "--qps", "0"}, exitUsage, "from 1 to 1024"},
+		{"perf interval", []string{"perf", "write", "--client", "1.2.3.4", "--interval", "-1s"}, exitUsage, "--interval -1s"},
+		{"perf duration", []string{"perf", "write", "--client", "1.2.3.4", "--duration", "0"}, exitUsage, "--duration 0s: must be positive"},
+		{"disconnect nothing", []string{"disconnect"}, exitUsage, `"iwarpctl disconnect": write`},
+		{"cp of a name that is not UTF-8", []string{"cp", file, "1.2.3.4:a\xff"}, exitUsage, "not UTF-8"},
 		{"perf size", []string{"perf", "write", "--client", "1.2.3.4", "--size", "0"}, exitUsage, "size 0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -140,7 +140,7 @@ func (c *command) withNFS(ctx context.Context, target string, f func(ctx context
 	cfg := rpcrdma.DefaultConfig(false)
 	cfg.Patience = nfsPatience
 	cfg.Silent = func(addr string, err error) {
-		fmt.Fprintf(c.err, "%s does not answer; trying for %v: %v\n", addr, nfsPatience, err)
+		fmt.Fprintf(c.err, "%v: trying again for %v\n", peerFailed("nfs", addr, err), nfsPatience)
 	}
 	e, err := rpcrdma.New(ctx, dev, cfg)
 	if err != nil {
@@ -149,24 +149,33 @@ func (c *command) withNFS(ctx context.Context, target string, f func(ctx context
 	defer e.Close()
 	conn := e.Dial(addr)
 	defer conn.Close()
-	mctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	n, err := nfs.Mount(mctx, conn, "/")
-	cancel()
+	n, err := nfsMount(ctx, conn)
 	if err != nil {
-		return peerFailed("mount", addr, err)
+		return peerFailed("nfs", addr, err)
 	}
 	if err := f(ctx, n, p); err != nil {
 		if _, ok := errors.AsType[*nfs.Error](err); ok {
-			return &fs.PathError{Op: "nfs", Path: target, Err: err} // for the exit code of a file error
+			err = fileError{err}
 		}
 		return fmt.Errorf("%s: %w", target, err)
 	}
 	return nil
 }
 
-var nfsTypes = map[nfsv3.Ftype3]fs.FileMode{
-	nfsv3.NF3DIR: fs.ModeDir, nfsv3.NF3LNK: fs.ModeSymlink, nfsv3.NF3BLK: fs.ModeDevice, nfsv3.NF3CHR: fs.ModeDevice | fs.ModeCharDevice,
-	nfsv3.NF3SOCK: fs.ModeSocket, nfsv3.NF3FIFO: fs.ModeNamedPipe,
+// nfsMount connects and mounts the root. A server that cannot be reached is an error at once: only a transfer that has
+// begun waits for it.
+func nfsMount(ctx context.Context, conn *rpcrdma.Client) (*nfs.Client, error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	if _, err := conn.Conn(ctx); err != nil {
+		return nil, err
+	}
+	return nfs.Mount(ctx, conn, "/")
+}
+
+// nfsTypes has the letters of ls(1).
+var nfsTypes = map[nfsv3.Ftype3]string{
+	nfsv3.NF3REG: "-", nfsv3.NF3DIR: "d", nfsv3.NF3LNK: "l", nfsv3.NF3BLK: "b", nfsv3.NF3CHR: "c", nfsv3.NF3SOCK: "s", nfsv3.NF3FIFO: "p",
 }
 
 // nfsEntry is the JSON form of an object.
@@ -182,7 +191,7 @@ type nfsEntry struct {
 }
 
 func nfsEntryOf(i *nfs.Info) nfsEntry {
-	return nfsEntry{i.Name, (nfsTypes[i.Type] | fs.FileMode(i.Perm&0o777)).String(), i.Nlink, i.UID, i.GID, i.Size, i.Mtime.UTC(), i.Fileid}
+	return nfsEntry{i.Name, nfsTypes[i.Type] + fs.FileMode(i.Perm & 0o777).String()[1:], i.Nlink, i.UID, i.GID, i.Size, i.Mtime.UTC(), i.Fileid}
 }
 
 func (c *command) nfsShow(l []nfsEntry) error {
@@ -242,11 +251,11 @@ func nfsRegular(i *nfs.Info) error {
 	case nfsv3.NF3REG:
 		return nil
 	case nfsv3.NF3DIR:
-		return &fs.PathError{Op: "nfs", Path: i.Name, Err: errors.New("is a folder")}
+		return fileError{errors.New("is a folder")}
 	case nfsv3.NF3LNK:
-		return &fs.PathError{Op: "nfs", Path: i.Name, Err: errors.New("is a symbolic link, which is not followed")}
+		return fileError{errors.New("is a symbolic link, which is not followed")}
 	}
-	return &fs.PathError{Op: "nfs", Path: i.Name, Err: errors.New("is not a file")}
+	return fileError{errors.New("is not a file")}
 }
 
 // writeWhole atomically creates or replaces the file name with what f writes: f writes to a
@@ -273,7 +282,7 @@ func writeWhole(name string, f func(io.Writer) error) (err error) {
 	}
 	w, terr := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
 	if terr != nil {
-		return terr
+		return &fs.PathError{Op: "create", Path: name, Err: errors.Unwrap(terr)}
 	}
 	defer func() {
 		if err != nil {
@@ -347,7 +356,7 @@ func until(ctx context.Context, r io.Reader) io.Reader {
 
 func (c *command) nfsPut() *cobra.Command {
 	return &cobra.Command{
-		Use: "put FILE ADDR:/path", Short: "Copy a file to the server; FILE -: standard input", Args: usageArgs(cobra.ExactArgs(2)),
+		Use: "put FILE ADDR:/path", Short: "Copy a file to the server, under its own name if path is a folder; FILE -: standard input", Args: usageArgs(cobra.ExactArgs(2)),
 		Example: "  iwarpctl nfs put big.tar 10.0.0.1:/big.tar",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in, perm := io.Reader(cmd.InOrStdin()), uint32(0o644)
@@ -363,14 +372,19 @@ func (c *command) nfsPut() *cobra.Command {
 				in = until(cmd.Context(), in)
 			}
 			return c.withNFS(cmd.Context(), args[1], func(ctx context.Context, n *nfs.Client, p string) error {
-				if strings.HasSuffix(p, "/") {
-					p += path.Base(args[0])
+				name := path.Base(args[0])
+				dir, err := n.Walk(ctx, p)
+				if err != nil || dir.Type != nfsv3.NF3DIR {
+					name = path.Base(p)
+					dir, err = n.Walk(ctx, path.Dir(p))
 				}
-				dir, err := n.Walk(ctx, path.Dir(p))
 				if err != nil {
 					return err
 				}
-				_, err = n.PutFile(ctx, dir.Handle, path.Base(p), perm, in)
+				if name == "-" {
+					return usageError{errors.New("is a folder: give the name of the file for standard input")}
+				}
+				_, err = n.PutFile(ctx, dir.Handle, name, perm, in)
 				return err
 			})
 		},

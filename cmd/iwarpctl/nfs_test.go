@@ -52,6 +52,9 @@ func TestWriteWhole(t *testing.T) {
 	if st, err := os.Lstat(at("link")); err != nil || st.Mode()&fs.ModeSymlink == 0 {
 		t.Errorf("%v, %v", st, err)
 	}
+	if err := writeWhole(at("no/file"), whole); !errors.Is(err, fs.ErrNotExist) || strings.Contains(err.Error(), ".iwarpctl-") {
+		t.Error(err)
+	}
 	// What is not a regular file is written in place.
 	if err := writeWhole(at("dir"), whole); !errors.Is(err, unix.EISDIR) {
 		t.Error(err)

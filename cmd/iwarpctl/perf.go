@@ -56,6 +56,14 @@ func (c *command) perf() *cobra.Command {
 			if err != nil {
 				return usageError{fmt.Errorf("perf: %w", err)}
 			}
+			switch {
+			case f.qps < 1:
+				return usageError{fmt.Errorf("perf: %d queue pairs: must be from 1 to %d", f.qps, perf.MaxQPs)}
+			case f.interval < 0:
+				return usageError{fmt.Errorf("perf: --interval %v: must not be negative", f.interval)}
+			case cmd.Flags().Changed("duration") && f.duration <= 0:
+				return usageError{fmt.Errorf("perf: --duration %v: must be positive", f.duration)}
+			}
 			if f.server {
 				return c.perfServer(cmd.Context(), &f)
 			}

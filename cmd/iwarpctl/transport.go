@@ -51,10 +51,29 @@ func (c *command) addTransport(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().BoolVar(&c.share, "shared-association", false, "over SCTP, share one association among all connections of this program to the same port")
 	cmd.Flags().IntVar(&c.ip.DSCP, "dscp", 0, "DSCP of the packets sent, 1 to 63; 0: the daemon's default, -1: 0")
 	cmd.Flags().IntVar(&c.ip.TTL, "ttl", 0, "TTL or hop limit of the packets sent, 1 to 255; 0: the daemon's default")
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return c.checkIP(cmd.Name()) }
 	cmd.Flags().IntVar(&c.ip.Priority, "priority", 0, "priority in VLAN tags of the packets sent, 1 to 7; 0: the daemon's default, -1: 0")
 	// Fails only if the flag does not exist.
 	_ = cmd.RegisterFlagCompletionFunc("transport", cobra.FixedCompletions(transportNames(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
+}
+
+// checkIP checks the flags for fields of IP and VLAN headers.
+func (c *command) checkIP(name string) error {
+	for _, f := range []struct {
+		name               string
+		value, least, most int
+		zero               string
+	}{
+		{"dscp", c.ip.DSCP, -1, 63, ", or -1 for 0"},
+		{"ttl", c.ip.TTL, 0, 255, ""},
+		{"priority", c.ip.Priority, -1, 7, ", or -1 for 0"},
+	} {
+		if f.value < f.least || f.value > f.most {
+			return usageError{fmt.Errorf("%s: --%s %d: must be 1 to %d, or 0 for the daemon's default%s", name, f.name, f.value, f.most, f.zero)}
+		}
+	}
+	return nil
 }
 
 // over sets the transport in cfg.

@@ -33,11 +33,32 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	s, ok := nfsv3.Nfsstat3_name[e.Status]
+	s, ok := statusTexts[e.Status]
+	if !ok {
+		s, ok = nfsv3.Nfsstat3_name[e.Status]
+	}
 	if !ok {
 		s = fmt.Sprintf("status %d", e.Status)
 	}
 	return "nfs: " + e.Op + ": " + s
+}
+
+// statusTexts has words for the statuses that a user can do something about.
+var statusTexts = map[nfsv3.Nfsstat3]string{
+	nfsv3.NFS3ERR_PERM:        "not permitted",
+	nfsv3.NFS3ERR_NOENT:       "no such file or folder",
+	nfsv3.NFS3ERR_IO:          "input/output error of the server's disk",
+	nfsv3.NFS3ERR_ACCES:       "permission denied",
+	nfsv3.NFS3ERR_EXIST:       "exists already",
+	nfsv3.NFS3ERR_NOTDIR:      "not a folder",
+	nfsv3.NFS3ERR_ISDIR:       "is a folder",
+	nfsv3.NFS3ERR_FBIG:        "file too large",
+	nfsv3.NFS3ERR_NOSPC:       "no space left on the server",
+	nfsv3.NFS3ERR_ROFS:        "the export is read-only",
+	nfsv3.NFS3ERR_NAMETOOLONG: "name too long",
+	nfsv3.NFS3ERR_NOTEMPTY:    "folder not empty",
+	nfsv3.NFS3ERR_DQUOT:       "disk quota exceeded on the server",
+	nfsv3.NFS3ERR_STALE:       "the file was removed, or the server exports another folder now",
 }
 
 // Is reports whether e corresponds to an error of package fs.
