@@ -78,7 +78,9 @@ func (w *worker) enter(l *lane) {
 	l.timer.Owner, l.member.Owner = l, l
 	w.sched.Join(&l.member, &w.clientless)
 	w.lanes[l.key] = l
-	w.e.dir.Put(l.key, w)
+	if w.socks == nil || l.key.Host { // no frame is of a kernel socket
+		w.e.dir.Put(l.key, w)
+	}
 }
 
 // moveTo moves a lane that is being dialed to worker to, and calls f there.

@@ -4,6 +4,10 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/tcp"
 )
 
 // TestSocketReadsAreBounded checks that a turn reads a bounded amount from the connections that
@@ -64,5 +68,54 @@ func TestSocketReadsAreBounded(t *testing.T) {
 		if time.Now().After(late) {
 			t.Fatalf("within a minute: %v", got)
 		}
+	}
+}
+
+// TestFrameOfSocket checks that a frame with the addresses and ports of a kernel socket is no segment of it, even if it was
+// received before the socket was made.
+func TestFrameOfSocket(t *testing.T) {
+	a, b, err := link.NewPipe(link.PipeConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	socks, err := NewSockets(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socks.Close()
+	e, err := New(Config{}, []Queue{{Link: a, Device: "eth", CPU: -1}, {Link: socks, CPU: -1}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer, err := New(Config{}, []Queue{{Link: b, CPU: -1}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range append(e.workers, peer.workers...) {
+		defer w.closeFDs()
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	w, done := e.workers[1], make(chan error, 1)
+	r := &ConnectRequest{Local: freeEndpoint(t, "127.0.0.1"), Remote: l.Addr().(*net.TCPAddr).AddrPort(), Timeout: time.Minute}
+	r.connect(w, w.newID(), &Hop{}, done)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	tuple := tupleOf(pkt.NewFlow(r.Remote, r.Local), &Hop{SrcMAC: macB, DstMAC: macA}, IPOptions{})
+	s, _ := peer.workers[0].spareSlot()
+	peer.workers[0].postSegment(&tuple, &tcp.Header{SrcPort: r.Remote.Port(), DstPort: r.Local.Port(), Seq: 1, Ack: 1, Flags: tcp.ACK}, s, 0, 0, 0)
+	peer.workers[0].link.Flush()
+	for e.workers[0].stats.RxFrames == 0 {
+		e.workers[0].turn()
+	}
+	w.turn()
+	if n := e.workers[0].stats.RxWrongQueue; n != 0 {
+		t.Errorf("%d frames were passed to the worker of the sockets", n)
 	}
 }
