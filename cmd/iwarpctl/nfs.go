@@ -77,7 +77,7 @@ func (c *command) nfsExport() *cobra.Command {
 					return fileError{err}
 				}
 			}
-			x.Tell = func(format string, args ...any) { fmt.Fprintf(c.err, format+"\n", args...) }
+			x.Tell = func(format string, args ...any) { fmt.Fprintln(c.err, reason(fmt.Errorf(format, args...))) }
 			if x.Server, err = nfs.NewServer(cfg); err != nil {
 				return fileError{err}
 			}

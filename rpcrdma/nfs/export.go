@@ -96,16 +96,19 @@ func (x *Export) Run(ctx context.Context) error {
 			x.Tell("no portmapper over UDP: %v", err)
 		}
 	}
-	up := false
+	up, told := false, ""
 	for {
-		err := x.serve(ctx, func() { up = true })
+		err := x.serve(ctx, func() { up, told = true, "" })
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if !up { // it never worked, so retrying is useless
 			return err
 		}
-		x.Tell("%v; trying again", err)
+		if text := err.Error(); text != told {
+			x.Tell("%v; trying again", err)
+			told = text
+		}
 		select {
 		case <-time.After(x.Retry):
 		case <-ctx.Done():

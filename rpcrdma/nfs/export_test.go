@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"path/filepath"
@@ -12,7 +13,9 @@ import (
 	"time"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/client/embed"
 	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/rpcrdma"
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
 )
@@ -99,5 +102,47 @@ func TestExport(t *testing.T) {
 	}
 	if _, err := call(ports[2], nlm, 4, 0, func(*rpc.Writer) {}); !errors.Is(err, rpc.ProgUnavail) {
 		t.Error("NLM:", err)
+	}
+}
+
+// TestExportWaits checks that an export whose daemon is gone says so once, however often it tries.
+func TestExportWaits(t *testing.T) {
+	testenv.RequireRoot(t)
+	s, err := nfs.NewServer(nfs.Config{Dir: t.TempDir(), KeyFile: filepath.Join(t.TempDir(), "nfs.key")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	a, b, err := embed.Pair(embed.PairConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var lines []string
+	opened := 0
+	x := &nfs.Export{
+		Server: s, Listen: net.JoinHostPort(a.Addr().String(), "20049"), Config: rpcrdma.DefaultConfig(true), Retry: time.Millisecond,
+		Open: func(context.Context) (*iwarp.Device, error) {
+			switch opened++; opened {
+			case 1:
+				return a.Device(), nil
+			case 5:
+				cancel()
+			}
+			return nil, errors.New("no daemon")
+		},
+		Tell: func(format string, args ...any) {
+			if lines = append(lines, fmt.Sprintf(format, args...)); len(lines) == 1 {
+				go a.Close()
+			}
+		},
+	}
+	if err := x.Run(ctx); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if len(lines) != 3 || lines[2] != "no daemon; trying again" {
+		t.Errorf("it said %q", lines)
 	}
 }
