@@ -9,6 +9,7 @@ import (
 	"time"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 // creditLen is the length of a credit: the number of messages received so far, as be64.
@@ -142,7 +143,7 @@ func refused(err error) error {
 	if e != nil {
 		return fmt.Errorf("%w: %w", err, e)
 	}
-	return fmt.Errorf("%w: %q", err, text)
+	return fmt.Errorf("%w: it says: %s", err, printable.String(string(text)))
 }
 
 func (p *Params) clientReceives() int {

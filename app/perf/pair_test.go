@@ -2,11 +2,14 @@ package perf
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
 )
 
@@ -101,5 +104,14 @@ func TestRefused(t *testing.T) {
 	node, addr := server(t)
 	if _, err := Client(t.Context(), node.Device(), addr, Params{Op: Write, Mode: Bandwidth, Size: 0, Depth: 1, Count: 1}, nil); err == nil {
 		t.Error("size 0 accepted")
+	}
+}
+
+// TestRefusalText checks that the text of a peer is quoted without a pair of quotes that would keep its "iwarp: ", and
+// without control characters.
+func TestRefusalText(t *testing.T) {
+	err := refused(&iwarp.RejectError{PrivateData: appendRefusal("iwarp: no memory\x1b")})
+	if want := `: it says: iwarp: no memory\u001b`; !strings.HasSuffix(err.Error(), want) || !errors.Is(err, iwarp.ErrRejected) {
+		t.Errorf("%v; want it to end with %s", err, want)
 	}
 }
