@@ -133,11 +133,11 @@ var keys = slices.Concat([]key{
 		return nil
 	}},
 	{"queues", "", "all", `queues of each interface to serve: "all", or a list such as 0,2-3`, func(s *settings, v string) (err error) {
-		s.Queues, err = parseList(v)
+		s.Queues, err = parseList(v, "all")
 		return err
 	}},
 	{"cpus", "", "", "CPUs to pin the workers to, one for each queue of each interface in turn, such as 2-5; empty: not pinned", func(s *settings, v string) (err error) {
-		s.CPUs, err = parseList(v)
+		s.CPUs, err = parseList(v, "")
 		return err
 	}},
 	{"link", "", "auto", "how to receive and send frames: auto (packet on veth and tap, else xdp), xdp (AF_XDP sockets) or packet (packet sockets with a shared ring; needs Linux 6.6)", func(s *settings, v string) (err error) {
@@ -208,13 +208,13 @@ var keys = slices.Concat([]key{
 		return err
 	}},
 	{"receive-window", "", "2097152", "TCP receive window of a connection, in bytes, 65535 to 1073741824", number(func(s *settings) *int { return &s.RcvWindow }, 65535, 1<<30)},
-	{"keep-alive", "", "30s", "idle time before the first keep-alive probe; 0: no probes", duration(func(s *settings) *time.Duration { return &s.KeepAlive }, 0, 24*time.Hour)},
+	{"keep-alive", "", "30s", "idle time before the first keep-alive probe; 0: no probes", durationOrNone(func(s *settings) *time.Duration { return &s.KeepAlive }, time.Second, 24*time.Hour)},
 	{"tcp-r2", "", "2m", "how long TCP retransmits data without an acknowledgement before it ends the connection (R2)", duration(func(s *settings) *time.Duration { return &s.TCPR2 }, time.Second, 24*time.Hour)},
 	{"tcp-r2-syn", "", "3m", "how long TCP retransmits a SYN or SYN-ACK before it gives up", duration(func(s *settings) *time.Duration { return &s.TCPR2SYN }, time.Second, 24*time.Hour)},
-	{"tcp-user-timeout", "", "0s", "how long sent data may stay unacknowledged, even while the peer's window is closed; 0: no limit", duration(func(s *settings) *time.Duration { return &s.UserTimeout }, 0, 24*time.Hour)},
+	{"tcp-user-timeout", "", "0s", "how long sent data may stay unacknowledged, even while the peer's window is closed; 0: no limit", durationOrNone(func(s *settings) *time.Duration { return &s.UserTimeout }, time.Second, 24*time.Hour)},
 	{"tcp-time-wait", "", "1m", "how long a connection that this side closed, and its port, stay in TIME-WAIT", duration(func(s *settings) *time.Duration { return &s.TimeWait }, time.Second, 4*time.Minute)},
 	{"sctp-rto-min", "", "1s", "minimum SCTP retransmission time-out (RTO.Min), 10ms to 1m", duration(func(s *settings) *time.Duration { return &s.SCTPRTOMin }, 10*time.Millisecond, time.Minute)},
-	{"sctp-idle", "", "1m", "how long a peer may keep an SCTP association without a session; 0: forever", duration(func(s *settings) *time.Duration { return &s.SCTPIdle }, 0, 24*time.Hour)},
+	{"sctp-idle", "", "1m", "how long a peer may keep an SCTP association without a session; 0: forever", durationOrNone(func(s *settings) *time.Duration { return &s.SCTPIdle }, time.Second, 24*time.Hour)},
 	{"sctp-per-peer", "", "1024", "maximum number of SCTP associations from one address to one listener, per queue", number(func(s *settings) *int { return &s.SCTPPerPeer }, 1, 1<<20)},
 	{"dscp", "", "0", "DSCP of connections whose program sets none, 0 to 63", byteOf(func(s *settings) *uint8 { return &s.IP.DSCP }, 0, 63)},
 	{"ttl", "", "64", "TTL or hop limit of connections whose program sets none", byteOf(func(s *settings) *uint8 { return &s.IP.TTL }, 1, 255)},
@@ -417,11 +417,11 @@ func readFile(v *viper.Viper, file string) error {
 		return configErr("cannot read the configuration: %w", err)
 	}
 	v.SetConfigType("yaml")
-	if err := v.ReadConfig(bytes.NewReader(text)); err != nil {
-		return configErr("%s: not YAML: %s", file, oneLine(err.Error()))
-	}
 	if err := oneDocument(text); err != nil {
 		return configErr("%s: %s", file, oneLine(err.Error()))
+	}
+	if err := v.ReadConfig(bytes.NewReader(text)); err != nil {
+		return configErr("%s: not YAML: %s", file, oneLine(err.Error()))
 	}
 	for _, name := range v.AllKeys() {
 		if top, _, _ := strings.Cut(name, "."); top == allowKey || top == slotsKey {
@@ -456,7 +456,7 @@ func oneDocument(text []byte) error {
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
-			return fmt.Errorf("not YAML: %w", err)
+			return errors.New("not YAML: " + strings.TrimPrefix(strings.TrimPrefix(err.Error(), "yaml: "), "unmarshal errors:\n"))
 		case i > 0 && doc != nil:
 			return errors.New("more than one YAML document: remove the line \"---\" between them")
 		}
@@ -570,15 +570,29 @@ func duration(field func(*settings) *time.Duration, least, most time.Duration) f
 	}
 }
 
+// durationOrNone accepts 0 too.
+func durationOrNone(field func(*settings) *time.Duration, least, most time.Duration) func(*settings, string) error {
+	return func(s *settings, v string) error {
+		if d, err := time.ParseDuration(v); err == nil && d == 0 {
+			*field(s) = 0
+			return nil
+		}
+		if err := duration(field, least, most)(s, v); err != nil {
+			return fmt.Errorf("must be 0, or a time from %v to %v, like 90s", least, most)
+		}
+		return nil
+	}
+}
+
 // maxListed is the maximum length of a list of queues or CPUs.
 const maxListed = 1024
 
-// parseList parses "0,2-3"; "all" and "" return an empty list.
-func parseList(v string) ([]int, error) {
-	if v == "" || v == "all" {
+// parseList parses "0,2-3"; "" and the word every return an empty list.
+func parseList(v, every string) ([]int, error) {
+	if v == "" || v == every {
 		return nil, nil
 	}
-	bad := errors.New(`must be "all" or a list like 0,2-3, each number once`)
+	bad := fmt.Errorf("must be %q or a list like 0,2-3, each number once", every)
 	var out []int
 	for part := range strings.SplitSeq(v, ",") {
 		first, last, isRange := strings.Cut(part, "-")

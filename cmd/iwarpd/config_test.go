@@ -93,6 +93,10 @@ func TestLoadRefuses(t *testing.T) {
 		{"list", "interface: [eth0]\n", nil, "must be one value"},
 		{"mode without quotes", "interface: eth0\nsocket-mode: 0660\n", nil, "in quotes"},
 		{"not YAML", "interface: eth0\n\tx", nil, "not YAML"},
+		{"key twice", "interface: eth0\nttl: 3\nttl: 4\n", nil, "not YAML: line 3: mapping key"},
+		{"all CPUs", "", []string{"-i", "x", "--cpus", "all"}, `must be "" or a list`},
+		{"keep-alive without pause", "", []string{"-i", "x", "--keep-alive", "1ns"}, "must be 0, or a time from 1s to 24h0m0s"},
+		{"time-out of no time", "", []string{"-i", "x", "--tcp-user-timeout", "1us"}, "must be 0, or a time from 1s"},
 		{"two documents", "interface: eth0\n---\nlog-level: debug\n", nil, "more than one YAML document"},
 		{"two documents, the first empty", "# nothing\n---\n---\ninterface: eth0\n", nil, "more than one YAML document"},
 		{"not YAML, in a second document", "interface: eth0\n---\n\tx", nil, "not YAML"},
@@ -266,12 +270,12 @@ func TestDeployedFile(t *testing.T) {
 }
 
 func TestParseList(t *testing.T) {
-	got, err := parseList("0,2-4,9")
+	got, err := parseList("0,2-4,9", "all")
 	if err != nil || !slices.Equal(got, []int{0, 2, 3, 4, 9}) {
 		t.Errorf("parseList = %v, %v", got, err)
 	}
 	for _, bad := range []string{",", "1,", "-1", "1-", "a", "0-99999", "0-65535"} {
-		if got, err := parseList(bad); err == nil {
+		if got, err := parseList(bad, "all"); err == nil {
 			t.Errorf("parseList(%q) = %v; want an error", bad, got)
 		}
 	}
