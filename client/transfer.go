@@ -257,7 +257,7 @@ func (c *Conn) beginChunk(ctx context.Context, block bool) (*op, error) {
 	}
 	select {
 	case o := <-c.free:
-		o.complete, o.abandoned, o.chunk, o.tmp = false, false, -1, nil
+		o.reset()
 		select {
 		case o.chunk = <-c.chunks:
 			return o, nil
