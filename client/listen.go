@@ -32,6 +32,9 @@ type Listener struct {
 	wg         sync.WaitGroup
 }
 
+// defaultBacklog is the daemon's.
+const defaultBacklog = 128
+
 type acceptResult struct {
 	conn *Conn
 	err  error
@@ -243,8 +246,8 @@ func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 	}
 }
 
-// acceptLoop accepts every request in a goroutine of its own. The daemon limits their number to
-// the backlog.
+// acceptLoop accepts every request in a goroutine of its own. While as many connections as the
+// backlog wait for Accept, it leaves further requests to wait, whose number the daemon limits.
 func (l *Listener) acceptLoop() {
 	defer l.wg.Done()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -257,8 +260,18 @@ func (l *Listener) acceptLoop() {
 		}
 		cancel()
 	}()
+	backlog := l.cfg.Backlog
+	if backlog <= 0 {
+		backlog = defaultBacklog
+	}
+	waiting := make(chan struct{}, backlog)
 	var accepting sync.WaitGroup
 	for {
+		select {
+		case waiting <- struct{}{}: // there is room
+			<-waiting
+		case <-ctx.Done():
+		}
 		r, err := l.Request(ctx)
 		if err != nil {
 			accepting.Wait()
@@ -274,6 +287,11 @@ func (l *Listener) acceptLoop() {
 			c, err := r.AcceptConn(ctx, &l.cfg)
 			if err != nil && ofPeer(err) {
 				return
+			}
+			select {
+			case waiting <- struct{}{}:
+				defer func() { <-waiting }()
+			case <-ctx.Done():
 			}
 			select {
 			case l.accepted <- acceptResult{c, err}:
