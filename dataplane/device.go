@@ -53,9 +53,11 @@ func (e *Engine) Device(id ConnID) string { return e.worker(id).dev.name }
 // from 0 to Workers()-1.
 func (e *Engine) WorkerDevice(worker int) string { return e.workers[worker].dev.name }
 
-// dialer returns the worker that opens connections from local.
+// dialer returns the worker that opens connections from local, by a hash of the port: all ports
+// that Linux's bind(2) chooses are odd, unless none of those is free.
 func (d *device) dialer(local netip.AddrPort) *worker {
-	return d.workers[int(local.Port())%len(d.workers)]
+	h := uint32(local.Port()) * 0x9e3779b1 >> 16
+	return d.workers[int(h)%len(d.workers)]
 }
 
 // Unplug ends all connections of a device with the error why, because its interface has been

@@ -14,6 +14,26 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
+// TestDialers checks that connections from ports that bind(2) has chosen, which are all odd, are opened by all workers of a device.
+func TestDialers(t *testing.T) {
+	for workers := 2; workers <= 64; workers++ {
+		d := &device{workers: make([]*worker, workers)}
+		opened := map[*worker]int{}
+		for i := range d.workers {
+			d.workers[i] = new(worker)
+		}
+		const ports = 14000
+		for i := range ports {
+			opened[d.dialer(netip.AddrPortFrom(addrA, uint16(32769+2*i)))]++
+		}
+		for i, w := range d.workers {
+			if share := ports / workers; opened[w] < share/2 || opened[w] > 2*share {
+				t.Errorf("worker %d of %d opens %d connections, want about %d", i, workers, opened[w], share)
+			}
+		}
+	}
+}
+
 // TestDevices checks that a connection stays with the device that dialed it, even if the
 // peer's answers arrive on another one, as when both are on one network. When the
 // interface of a device is removed, its connections end and no others. The device can be
