@@ -57,6 +57,8 @@ type op struct {
 	abandoned bool // the caller has returned; the goroutine that polls the completion frees o
 	chunk     int  // chunk of stage, or -1
 	tmp       *MR  // closed when the operation is complete
+
+	sge [1]SGE // of a work request that message or PostWrite makes
 }
 
 // The stage is memory for data outside of regions, divided into chunks.
@@ -227,6 +229,10 @@ func (c *Conn) QP() *QP { return c.qp }
 // Info returns the addresses and the negotiated settings of the connection.
 func (c *Conn) Info() *ConnInfo { return c.qp.Info() }
 
+// Done returns a channel that is closed when the connection has ended. Messages that arrived before
+// can still be received.
+func (c *Conn) Done() <-chan struct{} { return c.qp.Done() }
+
 // Alloc allocates and registers size bytes of memory. The peer may access it within
 // the rights a, and operations of the connection use it without a copy. Close of the
 // Conn unmaps it, unless Config.PD was set.
@@ -340,6 +346,14 @@ func (c *Conn) post(o *op, wr *SendWR) error {
 		return err
 	}
 	return nil
+}
+
+// launch posts wr as o, which is freed when it completes.
+func (c *Conn) launch(o *op, wr *SendWR) error {
+	o.mu.Lock()
+	o.abandoned = true
+	o.mu.Unlock()
+	return c.post(o, wr)
 }
 
 // await waits for the completion of o. After an error the caller must not use o any more.

@@ -19,47 +19,60 @@ func (c *Conn) Send(ctx context.Context, b []byte) error { return c.SendMsg(ctx,
 
 // SendMsg is Send with a mode.
 func (c *Conn) SendMsg(ctx context.Context, b []byte, mode SendMode) error {
-	wr := SendWR{Op: OpSend}
+	o, wr, err := c.message(ctx, b, mode)
+	if err == nil {
+		err = c.run(ctx, o, &wr)
+	}
+	return c.wrap("send", err)
+}
+
+// PostSend is Send that does not wait until the message has been sent. b may be reused when it
+// returns, unless it lies in memory of Alloc. A message that cannot be sent ends the connection,
+// and Recv returns the reason.
+func (c *Conn) PostSend(ctx context.Context, b []byte) error {
+	o, wr, err := c.message(ctx, b, SendMode{})
+	if err == nil {
+		err = c.launch(o, &wr)
+	}
+	return c.wrap("send", err)
+}
+
+// message returns the work request that sends b, and the operation that holds its memory.
+func (c *Conn) message(ctx context.Context, b []byte, mode SendMode) (o *op, wr SendWR, err error) {
+	wr.Op = OpSend
 	if mode.Invalidate != 0 {
 		wr.Op, wr.Inv = OpSendInv, mode.Invalidate
 	}
 	if mode.Solicited {
 		wr.Flags |= Solicited
 	}
-	o, err := c.begin(ctx)
-	if err != nil {
-		return c.wrap("send", err)
+	if o, err = c.begin(ctx); err != nil {
+		return nil, wr, err
 	}
-	var sge [1]SGE
 	switch mr, off := c.pd.find(b); {
 	case mr != nil:
-		sge[0] = mr.SGE(off, len(b))
-		wr.SGEs = sge[:]
+		o.sge[0] = mr.SGE(off, len(b))
+		wr.SGEs = o.sge[:]
 	case len(b) <= c.inline:
 		wr.Flags |= Inline
 		wr.Inline = b
 	case len(b) <= chunkSize:
-		if err := c.takeChunk(ctx, o); err != nil {
-			c.end(o)
-			return c.wrap("send", err)
+		if err = c.takeChunk(ctx, o); err == nil {
+			err = c.move(c.chunk(o), b)
+			o.sge[0] = c.stage.SGE(o.chunk*chunkSize, len(b))
+			wr.SGEs = o.sge[:]
 		}
-		err = c.move(c.chunk(o), b)
-		sge[0] = c.stage.SGE(o.chunk*chunkSize, len(b))
-		wr.SGEs = sge[:]
 	default: // a message must be contiguous
-		if o.tmp, err = c.pd.Alloc(ctx, len(b), AccessLocalWrite); err != nil {
-			c.end(o)
-			return c.wrap("send", err)
+		if o.tmp, err = c.pd.Alloc(ctx, len(b), AccessLocalWrite); err == nil {
+			err = c.move(o.tmp.mem, b)
+			o.sge[0] = o.tmp.SGE(0, len(b))
+			wr.SGEs = o.sge[:]
 		}
-		err = c.move(o.tmp.mem, b)
-		sge[0] = o.tmp.SGE(0, len(b))
-		wr.SGEs = sge[:]
 	}
 	if err != nil {
 		c.end(o)
-		return c.wrap("send", err)
 	}
-	return c.wrap("send", c.run(ctx, o, &wr))
+	return o, wr, err
 }
 
 // takeChunk assigns a chunk of the stage to o, waiting until one is free.
@@ -161,6 +174,22 @@ func (c *Conn) Write(ctx context.Context, r Remote, b []byte) error {
 		return c.wrap("write", c.direct(ctx, OpWrite, r, mr.SGE(off, len(b))))
 	}
 	return c.wrap("write", c.staged(ctx, OpWrite, r, b))
+}
+
+// PostWrite is Write that does not wait until b may be reused. b must lie in memory of Alloc, and
+// stay as it is until the peer has answered a message sent after the Write. A Write that fails ends
+// the connection, and Recv returns the reason.
+func (c *Conn) PostWrite(ctx context.Context, r Remote, b []byte) error {
+	mr, off := c.pd.find(b)
+	if mr == nil || uint64(len(b)) > uint64(r.Len) {
+		return fmt.Errorf("%w: post a write of %d bytes to %d of the peer's, from memory that Alloc must have returned", ErrInvalid, len(b), r.Len)
+	}
+	o, err := c.begin(ctx)
+	if err != nil {
+		return c.wrap("write", err)
+	}
+	o.sge[0] = mr.SGE(off, len(b))
+	return c.wrap("write", c.launch(o, &SendWR{Op: OpWrite, SGEs: o.sge[:], RKey: r.RKey, Remote: r.Addr}))
 }
 
 // Read reads len(b) bytes from the start of the peer's memory r into b.

@@ -720,12 +720,12 @@ type flipper struct {
 	n atomic.Int64
 }
 
-func (f *flipper) Write(ctx context.Context, r iwarp.Remote, b []byte) error {
+func (f *flipper) PostWrite(ctx context.Context, r iwarp.Remote, b []byte) error {
 	if f.n.Add(1) == 3 {
 		b = bytes.Clone(b)
 		b[len(b)/2] ^= 1
 	}
-	return f.Conn.Write(ctx, r, b)
+	return f.Conn.PostWrite(ctx, r, b)
 }
 
 func (f *flipper) Read(ctx context.Context, r iwarp.Remote, b []byte) error {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
@@ -111,19 +112,33 @@ func (z *zeros) Read(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestSkipEnds checks that the hashing of the part that the receiver already has ends with the connection, however long
-// the part is.
+// TestSkipEnds checks that the hashing of the part that the receiver already has ends with the connection and with the
+// context, however long the part is, on either side.
 func TestSkipEnds(t *testing.T) {
-	w := newWorld(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	m := message{V2: true, Hash: XXH128, Size: 1 << 50, Offset: 1 << 50, Chunk: testChunk, Slots: testSlots}
-	tr := m.transfer(w.conn, time.Minute)
-	z := &zeros{first: cancel}
-	if _, err := tr.send(ctx, z); !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
-	if z.n > 1<<30 {
-		t.Error("everything was read after the end of the connection")
+	for side, run := range map[string]func(*transfer, context.Context, io.Reader) error{
+		"sender": func(tr *transfer, ctx context.Context, r io.Reader) error { _, err := tr.send(ctx, r); return err },
+		"receiver": func(tr *transfer, ctx context.Context, r io.Reader) error {
+			_, err := tr.receive(ctx, io.Discard, r)
+			return err
+		},
+	} {
+		for _, end := range []string{"connection", "context"} {
+			w := newWorld(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			first, want := cancel, context.Canceled
+			if end == "connection" {
+				first, want = w.far.Close, iwarp.ErrPeerClosed
+			}
+			m := message{V2: true, Hash: XXH128, Size: 1 << 50, Offset: 1 << 50, Chunk: testChunk, Slots: testSlots}
+			z := &zeros{first: first}
+			if err := run(m.transfer(w.conn, time.Minute), ctx, z); !errors.Is(err, want) {
+				t.Errorf("%s, end of the %s: %v", side, end, err)
+			}
+			if z.n > 1<<30 {
+				t.Errorf("%s: everything was read after the end of the %s", side, end)
+			}
+		}
 	}
 }
 

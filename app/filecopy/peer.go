@@ -308,8 +308,8 @@ func (c *Client) put(ctx context.Context, r io.Reader, size int64, name string, 
 	if err != nil {
 		return Result{}, err
 	}
-	t.move = func(ctx context.Context, off, n int) error {
-		return c.Conn.Write(ctx, m.remote(off, n), t.buf[off:off+n])
+	t.write = func(ctx context.Context, off, n int) error {
+		return c.Conn.PostWrite(ctx, m.remote(off, n), t.buf[off:off+n])
 	}
 	return t.send(ctx, r)
 }
@@ -356,7 +356,7 @@ func (c *Client) Get(ctx context.Context, name string, store *Store, as string) 
 	if err != nil {
 		return Result{}, err
 	}
-	t.move = func(ctx context.Context, off, n int) error {
+	t.read = func(ctx context.Context, off, n int) error {
 		return c.Conn.Read(ctx, m.remote(off, n), t.buf[off:off+n])
 	}
 	take := in

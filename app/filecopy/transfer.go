@@ -8,19 +8,19 @@ import (
 	"io"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
-	"golang.org/x/sync/errgroup"
 )
 
 // A Conn is the part of *iwarp.Conn that the protocol uses. It must be safe for concurrent use.
 type Conn interface {
 	Send(ctx context.Context, b []byte) error
+	PostSend(ctx context.Context, b []byte) error
 	Recv(ctx context.Context, b []byte) (int, error)
 	Read(ctx context.Context, r iwarp.Remote, b []byte) error
-	Write(ctx context.Context, r iwarp.Remote, b []byte) error
+	PostWrite(ctx context.Context, r iwarp.Remote, b []byte) error
+	Done() <-chan struct{} // closed when the connection has ended
 }
 
 // Result describes a file that was copied.
@@ -37,7 +37,7 @@ type Result struct {
 type Times struct {
 	Disk, Hash         time.Duration // of this side
 	PeerDisk, PeerHash time.Duration
-	Network            time.Duration // with an RDMA operation outstanding; 0 on a server
+	Network            time.Duration // with a chunk under way; 0 on a server
 }
 
 // Time-outs of both sides.
@@ -64,9 +64,9 @@ type transfer struct {
 	buf      []byte // slots of chunk bytes each
 	progress func(done int64)
 
-	// move performs the RDMA operation for n bytes of buf at off. It is nil on the side whose
-	// window is accessed.
-	move func(ctx context.Context, off, n int) error
+	// write posts the RDMA Write of n bytes of buf at off, and read performs the RDMA Read. On the
+	// side whose window is accessed, the server's, they are nil.
+	write, read func(ctx context.Context, off, n int) error
 
 	disk, hashing, network meter
 	peer                   Times
@@ -111,13 +111,12 @@ func (m *meter) time() time.Duration {
 	return m.total
 }
 
-// piece is a chunk on its way through the stages of a transfer.
+// piece is a chunk on its way.
 type piece struct {
-	seq   uint64
 	off   int // in buf
 	n     int
-	moved chan error // result of the RDMA operation, or nil if there is none
-	end   *message   // the last message of the file, or nil for a chunk
+	moved chan error // result of the RDMA Read, or nil if there is none
+	stop  func()     // stops the meter of the network, or nil
 }
 
 // chunks returns the number of chunks to send.
@@ -130,39 +129,10 @@ func (t *transfer) position(seq uint64) int64 { return t.offset + int64(seq)*int
 
 func (t *transfer) piece(seq uint64) piece {
 	n := min(int64(t.chunk), t.size-t.position(seq))
-	return piece{seq: seq, off: int(seq%uint64(t.slots)) * t.chunk, n: int(n)}
+	return piece{off: int(seq%uint64(t.slots)) * t.chunk, n: int(n)}
 }
 
 func (t *transfer) bytes(p *piece) []byte { return t.buf[p.off : p.off+p.n] }
-
-func (p *piece) start(ctx context.Context, t *transfer) {
-	if t.move == nil {
-		return
-	}
-	moved := make(chan error, 1)
-	p.moved = moved
-	off, n := p.off, p.n
-	stop := t.network.start()
-	go func() {
-		err := t.move(ctx, off, n)
-		stop()
-		moved <- err
-	}()
-}
-
-// wait waits until the bytes of p have been transferred. The operation ends with the connection at
-// the latest, so nothing accesses the slot after a nil error.
-func (p *piece) wait(ctx context.Context) error {
-	if p.moved == nil {
-		return nil
-	}
-	select {
-	case err := <-p.moved:
-		return err
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
 
 // stride is the number of bytes that are read or written, and hashed, at a time. It is small
 // enough that they are still in the processor's cache when they are hashed.
@@ -172,8 +142,12 @@ const stride = 128 << 10
 func (t *transfer) skip(ctx context.Context, r io.Reader) error {
 	const part = 64 << 20
 	for left := t.offset; left > 0; left -= part {
-		if ctx.Err() != nil { // the peer may be gone
+		select {
+		case <-ctx.Done():
 			return context.Cause(ctx)
+		case <-t.conn.Done():
+			return t.reason(ctx, iwarp.ErrPeerClosed)
+		default:
 		}
 		if _, err := io.CopyN(t.sum, r, min(left, part)); err != nil {
 			return errShorter(err)
@@ -182,8 +156,8 @@ func (t *transfer) skip(ctx context.Context, r io.Reader) error {
 	return nil
 }
 
-// read fills b from r, and hashes it.
-func (t *transfer) read(r io.Reader, b []byte) error {
+// fill fills b from r, and hashes it.
+func (t *transfer) fill(r io.Reader, b []byte) error {
 	for part := range slices.Chunk(b, stride) {
 		stop := t.disk.start()
 		_, err := io.ReadFull(r, part)
@@ -196,8 +170,8 @@ func (t *transfer) read(r io.Reader, b []byte) error {
 	return nil
 }
 
-// write hashes b, and writes it to w.
-func (t *transfer) write(w io.Writer, b []byte) error {
+// drain hashes b, and writes it to w.
+func (t *transfer) drain(w io.Writer, b []byte) error {
 	for part := range slices.Chunk(b, stride) {
 		t.hashed(part)
 		stop := t.disk.start()
@@ -256,100 +230,104 @@ func send(ctx context.Context, c Conn, m *message) error {
 	return c.Send(ctx, m.append(nil))
 }
 
+// post is send for a message that needs no reply of its own.
+func post(ctx context.Context, c Conn, m *message) error {
+	return c.PostSend(ctx, m.append(nil))
+}
+
 func errTurn(m *message) error {
 	return &Error{CodeRequest, fmt.Errorf("message of kind %d out of turn", m.Kind)}
 }
 
 // send sends the file from r, after its first offset bytes, which are only hashed. It returns after
-// the other side's done.
+// the other side's done. It never waits while a slot is free, and then only for a message: a Write
+// is complete when its chunk is reported free.
 func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
-	var (
-		credits = make(chan struct{}, t.slots)
-		ready   = make(chan piece, t.slots)
-		ended   atomic.Bool
-	)
-	for range t.slots {
-		credits <- struct{}{}
-	}
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return t.fill(ctx, r, credits, ready) })
-	g.Go(func() error { return t.announce(ctx, ready, &ended) })
-	g.Go(func() error { return t.reclaim(ctx, credits, &ended) })
-	if err := g.Wait(); err != nil {
+	if err := t.skip(ctx, r); err != nil {
 		return Result{}, err
 	}
-	return t.result(), nil
-}
-
-// fill reads the file into slots, each of which takes a credit, and starts their transfer.
-func (t *transfer) fill(ctx context.Context, r io.Reader, credits <-chan struct{}, ready chan<- piece) error {
-	defer close(ready)
-	if err := t.skip(ctx, r); err != nil {
-		return err
-	}
+	var freed uint64
+	under := make([]piece, t.slots) // under way
 	for seq := range t.chunks() {
-		select {
-		case <-credits:
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		if seq-freed == uint64(t.slots) {
+			if err := t.reclaim(ctx, freed, under); err != nil {
+				return Result{}, err
+			}
+			freed++
 		}
 		p := t.piece(seq)
-		if err := t.read(r, t.bytes(&p)); err != nil {
-			return err
+		if err := t.fill(r, t.bytes(&p)); err != nil {
+			return Result{}, err
 		}
-		p.start(ctx, t)
-		select {
-		case ready <- p:
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		if err := t.ship(ctx, seq, &p); err != nil {
+			return Result{}, t.reason(ctx, err)
 		}
-	}
-	return nil
-}
-
-// announce reports full slots, in order, and then the end of the file.
-func (t *transfer) announce(ctx context.Context, ready <-chan piece, ended *atomic.Bool) error {
-	var told uint64
-	for p := range ready {
-		if err := p.wait(ctx); err != nil {
-			return err
-		}
-		if err := send(ctx, t.conn, &message{Kind: kindChunk, Seq: p.seq, Len: uint32(p.n)}); err != nil {
-			return err
-		}
-		told++
-	}
-	if told < t.chunks() || ctx.Err() != nil { // filling failed with its own error
-		return nil
+		under[seq%uint64(t.slots)] = p
 	}
 	end := message{Kind: kindEnd, Size: uint64(t.size), Sum: t.total()}
 	if t.v2 {
 		end.V2, end.DiskTime, end.HashTime = true, uint64(t.disk.time()), uint64(t.hashing.time())
 	}
-	ended.Store(true)
-	return send(ctx, t.conn, &end)
+	if err := send(ctx, t.conn, &end); err != nil {
+		return Result{}, t.reason(ctx, err)
+	}
+	for ; freed < t.chunks(); freed++ {
+		if err := t.reclaim(ctx, freed, under); err != nil {
+			return Result{}, err
+		}
+	}
+	m, err := recv(ctx, t.conn, t.patience())
+	if err != nil {
+		return Result{}, err
+	}
+	if m.Kind != kindDone || m.V2 != t.v2 {
+		return Result{}, errTurn(&m)
+	}
+	t.peer.PeerDisk, t.peer.PeerHash = time.Duration(m.DiskTime), time.Duration(m.HashTime)
+	return t.result(), nil
 }
 
-// reclaim returns the credits of slots that the other side reports free, until it is done.
-func (t *transfer) reclaim(ctx context.Context, credits chan<- struct{}, ended *atomic.Bool) error {
-	for next := uint64(0); ; {
-		m, err := recv(ctx, t.conn, t.patience())
-		switch {
-		case err != nil:
+// ship posts what brings chunk seq to the other side. The message arrives only when the data before
+// it has been placed (RFC 5040 Section 5.5).
+func (t *transfer) ship(ctx context.Context, seq uint64, p *piece) error {
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	if t.write != nil {
+		p.stop = t.network.start()
+		if err := t.write(ctx, p.off, p.n); err != nil {
 			return err
-		case m.Kind == kindFree && m.Seq == next && next < t.chunks():
-			next++
-			t.report(min(t.position(next), t.size))
-			select {
-			case credits <- struct{}{}:
-			default: // more slots reported free than were sent
-				return errTurn(&m)
-			}
-		case m.Kind == kindDone && m.V2 == t.v2 && ended.Load():
-			t.peer.PeerDisk, t.peer.PeerHash = time.Duration(m.DiskTime), time.Duration(m.HashTime)
-			return nil
-		default:
-			return errTurn(&m)
+		}
+	}
+	return post(ctx, t.conn, &message{Kind: kindChunk, Seq: seq, Len: uint32(p.n)})
+}
+
+// reclaim waits until the other side reports the slot of chunk seq free.
+func (t *transfer) reclaim(ctx context.Context, seq uint64, under []piece) error {
+	m, err := recv(ctx, t.conn, t.patience())
+	if err != nil {
+		return err
+	}
+	if m.Kind != kindFree || m.Seq != seq {
+		return errTurn(&m)
+	}
+	if p := &under[seq%uint64(t.slots)]; p.stop != nil {
+		p.stop()
+	}
+	t.report(min(t.position(seq+1), t.size))
+	return nil
+}
+
+// reason returns the error that the other side reported before the connection ended with err, or
+// else err.
+func (t *transfer) reason(ctx context.Context, err error) error {
+	for {
+		_, e := recv(ctx, t.conn, farewell)
+		if r := (*RemoteError)(nil); errors.As(e, &r) {
+			return e
+		}
+		if e != nil {
+			return err
 		}
 	}
 }
@@ -363,74 +341,86 @@ func (t *transfer) result() Result {
 // receive writes the file to w and compares its hash with the sender's. prefix holds the first
 // offset bytes. It does not send done, since the file is not on disk yet.
 func (t *transfer) receive(ctx context.Context, w io.Writer, prefix io.Reader) (Result, error) {
-	var (
-		ready   = make(chan piece, t.slots+1)
-		written = make(chan piece, t.slots+1)
-		freed   atomic.Uint64
-	)
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { // receives reports of full slots
-		defer close(ready)
-		for next := uint64(0); ; next++ {
-			m, err := recv(ctx, t.conn, t.patience())
-			if err != nil {
-				return err
-			}
-			if m.Kind == kindEnd && m.V2 == t.v2 && next == t.chunks() {
-				ready <- piece{end: &m}
-				return nil
-			}
-			if m.Kind != kindChunk || m.Seq != next || next >= t.chunks() || next-freed.Load() >= uint64(t.slots) {
-				return errTurn(&m)
-			}
-			p := t.piece(next)
-			if int(m.Len) != p.n {
-				return errTurn(&m)
-			}
-			p.start(ctx, t)
-			ready <- p // does not block: at most slots pieces and the end are queued
-		}
-	})
-	g.Go(func() error { // writes them
-		defer close(written)
-		if err := t.skip(ctx, prefix); err != nil {
-			return err
-		}
-		for p := range ready {
-			if p.end == nil {
-				if err := p.wait(ctx); err != nil {
-					return err
-				}
-				if err := t.write(w, t.bytes(&p)); err != nil {
-					return err
-				}
-			}
-			written <- p
-		}
-		return nil
-	})
-	var end *message
-	g.Go(func() error { // frees slots
-		for p := range written {
-			if end = p.end; end != nil {
-				continue
-			}
-			freed.Store(p.seq + 1)
-			t.report(t.position(p.seq) + int64(p.n))
-			if err := send(ctx, t.conn, &message{Kind: kindFree, Seq: p.seq}); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err := g.Wait(); err != nil {
+	ctx, cancel := context.WithCancel(ctx) // ends the Reads
+	defer cancel()
+	if err := t.skip(ctx, prefix); err != nil {
 		return Result{}, err
+	}
+	ahead := uint64(0)
+	if t.read != nil { // the chunks of one half are under way while the sender fills the other
+		ahead = uint64(t.slots) / 2
+	}
+	under := make([]piece, t.slots)
+	for told, freed := uint64(0), uint64(0); freed < t.chunks(); {
+		if told < t.chunks() && told-freed <= ahead {
+			p, err := t.announced(ctx, told)
+			if err != nil {
+				return Result{}, err
+			}
+			under[told%uint64(t.slots)] = p
+			told++
+			continue
+		}
+		p := &under[freed%uint64(t.slots)]
+		if err := p.wait(ctx); err != nil {
+			return Result{}, err
+		}
+		if err := t.drain(w, t.bytes(p)); err != nil {
+			return Result{}, err
+		}
+		t.report(t.position(freed) + int64(p.n))
+		if err := post(ctx, t.conn, &message{Kind: kindFree, Seq: freed}); err != nil {
+			return Result{}, t.reason(ctx, err)
+		}
+		freed++
+	}
+	end, err := recv(ctx, t.conn, t.patience())
+	if err != nil {
+		return Result{}, err
+	}
+	if end.Kind != kindEnd || end.V2 != t.v2 {
+		return Result{}, errTurn(&end)
 	}
 	if end.Size != uint64(t.size) || end.Sum != t.total() {
 		return Result{}, &Error{CodeChecksum, errors.New("the checksum differs: the data was corrupted in transit, and was not stored: copy again")}
 	}
 	t.peer.PeerDisk, t.peer.PeerHash = time.Duration(end.DiskTime), time.Duration(end.HashTime)
 	return t.result(), nil
+}
+
+// announced waits for the report that chunk seq is in its slot, and starts the RDMA Read.
+func (t *transfer) announced(ctx context.Context, seq uint64) (piece, error) {
+	m, err := recv(ctx, t.conn, t.patience())
+	if err != nil {
+		return piece{}, err
+	}
+	p := t.piece(seq)
+	if m.Kind != kindChunk || m.Seq != seq || int(m.Len) != p.n {
+		return piece{}, errTurn(&m)
+	}
+	if t.read != nil {
+		p.moved, p.stop = make(chan error, 1), t.network.start()
+		go func() {
+			err := t.read(ctx, p.off, p.n)
+			p.stop()
+			p.moved <- err
+		}()
+	}
+	return p, nil
+}
+
+// wait waits until the bytes of p have been transferred. The operation ends with the connection at
+// the latest, so nothing accesses the slot after a nil error.
+func (p *piece) wait(ctx context.Context) error {
+	if p.moved == nil {
+		return nil
+	}
+	select {
+	case err := <-p.moved:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 func (t *transfer) report(done int64) {

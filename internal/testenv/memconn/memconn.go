@@ -64,6 +64,9 @@ func (c *Conn) Alloc(n int) ([]byte, iwarp.Remote) {
 // Close closes the connection cleanly: the peer reads io.EOF after the messages already sent.
 func (c *Conn) Close() { c.once.Do(func() { close(c.down) }) }
 
+// Done returns a channel that is closed when the connection has ended.
+func (c *Conn) Done() <-chan struct{} { return c.down }
+
 func (c *Conn) check(op string, n int) error {
 	select {
 	case <-c.down:
@@ -96,6 +99,9 @@ func (c *Conn) Send(_ context.Context, b []byte) error {
 		return errors.New("memconn: no receive is posted")
 	}
 }
+
+// PostSend is Send.
+func (c *Conn) PostSend(ctx context.Context, b []byte) error { return c.Send(ctx, b) }
 
 // Recv receives one message.
 func (c *Conn) Recv(ctx context.Context, b []byte) (int, error) {
@@ -133,6 +139,11 @@ func (c *Conn) region(r iwarp.Remote, n int) ([]byte, error) {
 // Write performs an RDMA Write.
 func (c *Conn) Write(_ context.Context, r iwarp.Remote, b []byte) error {
 	return c.access("write", r, b, func(far []byte) { copy(far, b) })
+}
+
+// PostWrite is Write.
+func (c *Conn) PostWrite(ctx context.Context, r iwarp.Remote, b []byte) error {
+	return c.Write(ctx, r, b)
 }
 
 // Read performs an RDMA Read.

@@ -1,0 +1,63 @@
+package embed_test
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/client/embed"
+)
+
+// TestPost posts more Writes and messages, of each size that Conn sends in another way, than a connection has operations,
+// without waiting for any. Each message finds the data before it. A Write that the peer refuses ends the connection, and
+// Recv says why.
+func TestPost(t *testing.T) {
+	a, b, ctx := pair(t, embed.PairConfig{})
+	const recvSize = 100 << 10
+	ca, cb := connect(t, ctx, a, b, &iwarp.Config{SendDepth: 8, RecvSize: recvSize})
+	far, err := cb.Alloc(ctx, 4096, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	near, err := ca.Alloc(ctx, 4096, iwarp.AccessLocalWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ca.PostWrite(ctx, far.Remote(), make([]byte, 8)); !errors.Is(err, iwarp.ErrInvalid) {
+		t.Errorf("PostWrite of other memory: %v", err)
+	}
+	if err := ca.PostWrite(ctx, far.RemoteAt(0, 8), near.Bytes()); !errors.Is(err, iwarp.ErrInvalid) {
+		t.Errorf("PostWrite beyond the peer's memory: %v", err)
+	}
+	got := make([]byte, recvSize)
+	for i := range 40 {
+		for j := range near.Bytes() {
+			near.Bytes()[j] = byte(i)
+		}
+		msg := bytes.Repeat([]byte{byte(i)}, []int{1, 1000, recvSize}[i%3])
+		if err := errors.Join(ca.PostWrite(ctx, far.Remote(), near.Bytes()), ca.PostSend(ctx, msg)); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := cb.Recv(ctx, got); err != nil || !bytes.Equal(got[:n], msg) {
+			t.Fatalf("message %d: %d bytes, %v", i, n, err)
+		}
+		if !bytes.Equal(far.Bytes(), near.Bytes()) {
+			t.Fatalf("message %d came before the data", i)
+		}
+	}
+	select {
+	case <-ca.Done():
+		t.Fatal("Done before the end")
+	default:
+	}
+	r := far.Remote()
+	r.RKey ^= 0xff00
+	if err := ca.PostWrite(ctx, r, near.Bytes()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ca.Recv(ctx, got); !errors.As(err, new(*iwarp.TerminateError)) {
+		t.Errorf("Recv after a Write that was refused: %v", err)
+	}
+	<-ca.Done()
+}
