@@ -12,6 +12,7 @@ type Pool struct {
 	arena  []byte
 	size   int
 	free   []Slot
+	row    bool // a slot was taken since the last one was freed, so that a burst is being composed
 	posted []bool
 }
 
@@ -33,10 +34,11 @@ func (p *Pool) Alloc() (Slot, bool) {
 	}
 	s := p.free[n-1]
 	p.free = p.free[:n-1]
-	if n > 1 {
+	if p.row && n > 1 { // a single small frame would wait for the lines of a slot that it does not use
 		b := p.Bytes(p.free[n-2])
 		prefetch.ForWriting(b[:min(len(b), ahead)])
 	}
+	p.row = true
 	return s, true
 }
 
@@ -50,6 +52,7 @@ func (p *Pool) Free(s Slot) {
 		panic("link: slot freed twice")
 	}
 	p.free = append(p.free, s)
+	p.row = false
 }
 
 // FreeSlots is Link.FreeSlots.
