@@ -413,15 +413,17 @@ func (s *stream) fail(w *worker, err *term.Error) {
 }
 
 // completions moves completions of the queue pair to its CQs. A work request is complete only
-// after its payload has been copied.
-func (s *stream) completions(w *worker) {
+// after its payload has been copied. It reports whether the send queue was full before.
+func (s *stream) completions(w *worker) (full bool) {
+	full = s.qp.QP.Full()
 	for s.qp.QP.PollWC(&w.wc) {
 		if !w.complete(s.qp, &w.wc) {
 			s.abort(w, ErrCQOverrun)
-			return
+			return full
 		}
 	}
 	s.measure(w)
+	return full
 }
 
 // complete pushes a completion. It returns false if the CQ is full.

@@ -267,19 +267,23 @@ func (c *tcpConn) pump(w *worker, g *sched.Grant) int {
 		}
 	}
 	more := c.mode == modeFull && g != nil && g.Why == sched.Spent && g.Alone()
-	work += c.send(w, more) + c.takeBack(w)
+	work += c.send(w, more)
+	if g != nil && g.Alone() {
+		w.link.Flush() // first, since the peer waits for it, and no other lane has a frame to add
+	}
+	work += c.takeBack(w)
 	c.drainHeld(w)
 	c.tell(w)
 	work += c.events(w)
 	if c.gone {
 		return work
 	}
-	if c.mode == modeFull {
-		c.completions(w)
-	}
+	full := c.mode == modeFull && c.completions(w)
 	if c.mode == modeFull {
 		c.noteBacklog(w)
-		c.pullMore(w)
+		if full {
+			c.pullMore(w)
+		}
 		c.watchSilence(w.now)
 	}
 	c.flushLate(w)

@@ -111,9 +111,9 @@ func (c *tcpConn) push(w *worker, s link.Slot, n int, sum uint32) {
 func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
 	c.remoteEvents(w)
 	n, start := 0, c.tcp.SndNxt()
-	for c.mode == modeFull && !c.gate {
+	for pulled := 0; c.mode == modeFull && !c.gate; {
 		if !c.failed && c.ddp.Left() < c.tcp.MSS() {
-			c.pull(w)
+			pulled = c.pull(w)
 		}
 		// A segment that does not fit in the current record starts the next one at
 		// once, so two slots must be free.
@@ -127,6 +127,9 @@ func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
 		records, segs = w.stats.TxRecords+w.stats.HostSegments-records, w.stats.TxFPDUs+w.stats.HostSegments-segs
 		g.Left -= c.tcp.SndNxt().Sub(seq) + sched.RecordCost*int(records) + sched.FPDUCost*int(segs)
 		n += int(records)
+		if pulled < pullBudget && !c.hasPend && !c.ddp.Sendable() {
+			break // what was posted meanwhile waits for its doorbell
+		}
 	}
 	if c.mode == modeFull && g.Why == sched.Share && (c.hasPend || c.ddp.Sendable()) {
 		w.sched.Starve()

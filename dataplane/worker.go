@@ -444,6 +444,9 @@ func (f *failing) add(cl *client, s *stream) {
 
 // poll resets some of them.
 func (f *failing) poll(w *worker) int {
+	if len(*f) == 0 {
+		return 0
+	}
 	some := (*f)[:min(failBudget, len(*f))]
 	for _, s := range some {
 		if !s.closed && !s.settling {

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"errors"
+	"math/bits"
 	"time"
 
 	"github.com/iwarpd/iwarpd/internal/clock"
@@ -317,13 +318,12 @@ func (c *Conn) Reclaim(n int) { c.reasm.reclaim(n) }
 
 // PollEvent returns the next event. EventClosed is the last event of a connection.
 func (c *Conn) PollEvent() (Event, bool) {
-	for i := range uint8(4) {
-		if c.events&(1<<i) != 0 {
-			c.events &^= 1 << i
-			return Event(i + 1), true
-		}
+	if c.events == 0 {
+		return 0, false
 	}
-	return 0, false
+	i := bits.TrailingZeros8(uint8(c.events))
+	c.events &= c.events - 1
+	return Event(i + 1), true
 }
 
 // Close ends our half of the connection: pushed data is sent, then a FIN. Data still arrives until the peer closes too.

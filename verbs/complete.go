@@ -12,11 +12,13 @@ func (q *QP) drain() {
 	if !q.inited {
 		return
 	}
-	q.farSends.release()
-	q.farResponse.release()
-	if !q.storeFailed && q.state != StateError && !q.storedOK(q.stores) {
-		q.storeFailed = true
-		q.stream.Fail(term.ErrRDMAPLocal, nil)
+	if q.cfg.Mover != nil {
+		q.farSends.release()
+		q.farResponse.release()
+		if !q.storeFailed && q.state != StateError && !q.storedOK(q.stores) {
+			q.storeFailed = true
+			q.stream.Fail(term.ErrRDMAPLocal, nil)
+		}
 	}
 	for q.stream.PollCompletion(&q.comp) {
 		c := &q.comp
