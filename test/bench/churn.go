@@ -154,43 +154,13 @@ func yieldCPU() error { return unix.Setpriority(unix.PRIO_PGRP, 0, 19) }
 
 // churnServer accepts connections until stdin ends, and destroys each when it has ended.
 func churnServer(j job, ready func()) ([]result, error) {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
 	if err := yieldCPU(); err != nil {
 		return nil, err
 	}
-	c, err := openCrowd(ctx, j)
-	if err != nil {
-		return nil, err
-	}
-	ln, err := c.d.Listen(ctx, net.JoinHostPort(j.Local, strconv.Itoa(churnPort)), nil)
-	if err != nil {
-		return nil, err
-	}
-	go func() {
-		untilStdinEnds()
-		cancel()
-	}()
-	ready()
-	for {
-		req, err := ln.Request(ctx)
-		if ctx.Err() != nil {
-			return []result{}, nil
-		} else if err != nil {
-			return nil, err
-		}
-		go func() {
-			qp, err := c.d.CreateQP(ctx, c.cfg)
-			if err != nil { // the client reports it
-				_ = req.Reject(ctx, []byte(err.Error()))
-				return
-			}
-			if _, err := req.Accept(ctx, qp, nil); err == nil {
-				<-qp.Done()
-			}
-			_ = qp.Close()
-		}()
-	}
+	return acceptCrowd(j, churnPort, ready, func(qp *iwarp.QP) {
+		<-qp.Done()
+		_ = qp.Close()
+	})
 }
 
 // churnClient makes and ends connections until stdin ends, each with a new region of 1 MiB.

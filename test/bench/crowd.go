@@ -144,13 +144,19 @@ func openCrowd(ctx context.Context, j job) (*crowdEnd, error) {
 
 // crowdServer accepts connections until stdin ends.
 func crowdServer(j job, ready func()) ([]result, error) {
+	return acceptCrowd(j, iwarpPort, ready, func(*iwarp.QP) {})
+}
+
+// acceptCrowd accepts connections until stdin ends. It calls accepted, in a goroutine of its own, for
+// each.
+func acceptCrowd(j job, port int, ready func(), accepted func(*iwarp.QP)) ([]result, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	c, err := openCrowd(ctx, j)
 	if err != nil {
 		return nil, err
 	}
-	ln, err := c.d.Listen(ctx, net.JoinHostPort(j.Local, strconv.Itoa(iwarpPort)), nil)
+	ln, err := c.d.Listen(ctx, net.JoinHostPort(j.Local, strconv.Itoa(port)), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -172,7 +178,11 @@ func crowdServer(j job, ready func()) ([]result, error) {
 				_ = req.Reject(ctx, []byte(err.Error()))
 				return
 			}
-			_, _ = req.Accept(ctx, qp, nil)
+			if _, err := req.Accept(ctx, qp, nil); err != nil {
+				_ = qp.Close()
+				return
+			}
+			accepted(qp)
 		}()
 	}
 }
