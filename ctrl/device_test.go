@@ -171,7 +171,7 @@ func TestUnplug(t *testing.T) {
 	if e := c.event().GetConnectFailed(); e.GetError().GetText() != printable.Error(why) {
 		t.Errorf("event %v", e)
 	}
-	if st := h.Status(); st.Devices[0].Down != "" || st.Devices[1].Down != why.Error() || st.Detached != "" {
+	if st := h.Status(); st.Devices[0].Down != "" || st.Devices[1].Down != printable.Error(why) || st.Detached != "" {
 		t.Errorf("status %v", st)
 	}
 	p := &fakeProgram{}

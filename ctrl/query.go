@@ -12,6 +12,7 @@ import (
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/printable"
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
@@ -47,7 +48,7 @@ func (d *device) attr(cfg *Config, p *policy) *ctrlpb.DeviceAttr {
 		a.Addresses = append(a.Addresses, ad.String())
 	}
 	if d.down != nil {
-		a.Down = d.down.Error()
+		a.Down = printable.Error(d.down)
 	}
 	return a
 }
@@ -95,7 +96,7 @@ func (s *Server) status(sessions []*session, p *policy) *ctrlpb.StatusReply {
 	r.Device = r.Devices[0]
 	for _, d := range s.devices {
 		if d.detached {
-			r.Detached = d.down.Error()
+			r.Detached = printable.Error(d.down)
 		}
 	}
 	seen := make(map[*session]bool, len(sessions))

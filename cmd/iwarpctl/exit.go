@@ -73,6 +73,7 @@ func (e *peerFailure) Error() string {
 		text += ": nothing listens on that port there: start iwarpctl " + server + ", or check the port"
 	case errors.Is(e.err, iwarp.ErrRejected) && (e.op == "ping" || e.op == "nfs"): // the others explain the private data
 		text += ": another program listens on that port there: start iwarpctl " + server + ", or check the port"
+	case strings.Contains(text, "interface"): // of this host
 	case errors.Is(e.err, iwarp.ErrTimeout), errors.Is(e.err, iwarp.ErrUnreachable):
 		text += ": is that host up, is iwarpd running there, and does this host reach it?"
 	}

@@ -16,6 +16,10 @@ func TestReset(t *testing.T) {
 	if text := peerFailed("ping", "10.0.0.1:7174", refused).Error(); !strings.Contains(text, hint) {
 		t.Errorf("refused: %s", text)
 	}
+	gone := &iwarp.Error{Op: "connection", Code: ctrlpb.Code_CODE_UNREACHABLE, Text: "the interface e2 was removed: it is served again when it is back"}
+	if text := peerFailed("ping", "10.0.0.1:7174", gone).Error(); strings.Contains(text, "is that host up") {
+		t.Errorf("removed: %s", text)
+	}
 	reset := fmt.Errorf("receive: %w", &iwarp.WCError{Status: iwarp.WCFlushErr, Cause: refused})
 	if text := peerFailed("ping", "10.0.0.1:7174", reset).Error(); strings.Contains(text, hint) {
 		t.Errorf("reset: %s", text)

@@ -23,7 +23,11 @@ func watchLink(ctx context.Context, log *zap.Logger, ifname string, state *atomi
 			log.Info("the link is up")
 		}
 		if before.MTU != now.MTU {
-			log.Info("the MTU of the interface changed", zap.Int("mtu", now.MTU), zap.Int("before", before.MTU))
+			fields := []zap.Field{zap.Int("mtu", now.MTU), zap.Int("before", before.MTU)}
+			if now.MTU > before.MTU {
+				fields = append(fields, zap.String("note", "a larger MTU than at the daemon's start needs a restart, or the key mtu"))
+			}
+			log.Info("the MTU of the interface changed", fields...)
 		}
 		// A change of the carrier is no reason: some drivers lose the carrier for a moment when
 		// they get a program.

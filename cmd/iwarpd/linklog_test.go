@@ -63,6 +63,9 @@ func TestWatchLink(t *testing.T) {
 		ip("link", "set", v.A.Name, "mtu", strconv.Itoa(1400+n%2))
 		time.Sleep(50 * time.Millisecond)
 	}
+	if e := logs.FilterFieldKey("note").All(); len(e) != 0 && e[0].ContextMap()["mtu"].(int64) < e[0].ContextMap()["before"].(int64) {
+		t.Errorf("a smaller MTU has the note of a larger: %v", e[0].ContextMap())
+	}
 	expect(refused)
 	ip("route", "add", "192.0.2.0/24", "dev", v.A.Name)
 	expect("routes over the interface changed")
