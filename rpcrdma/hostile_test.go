@@ -341,8 +341,8 @@ func TestTooManyConnsAtOnce(t *testing.T) {
 			n++
 		}
 	}
-	if n != limit {
-		t.Errorf("%d connections; want %d", n, limit)
+	if n == 0 || n > limit {
+		t.Errorf("%d connections; want at most %d", n, limit)
 	}
 }
 
