@@ -57,6 +57,7 @@ type Server struct {
 	now     func() clock.Time
 	unread  time.Duration // unreadLimit, except in tests
 	threads awayThreads   // that clients can block
+	readers atomic.Int32  // goroutines that serve connections
 
 	// mu guards everything below, and the objects of all sessions. It is not held
 	// while waiting for a worker, except in Listen.
@@ -323,6 +324,10 @@ func (s *Server) serve(c *seqpacket.Conn, slot int) {
 	s.mu.Unlock()
 	go func() {
 		defer s.wg.Done()
+		defer s.readers.Add(-1)
+		if s.readers.Add(1) <= mostReaders {
+			_ = c.Block() // else it is served nevertheless
+		}
 		sess, uid, err := s.admit(c, slot)
 		if err != nil {
 			s.logRefused(err)
@@ -333,6 +338,9 @@ func (s *Server) serve(c *seqpacket.Conn, slot int) {
 		sess.run()
 	}()
 }
+
+// mostReaders is the maximum number of connections that have a thread of their own.
+const mostReaders = 256
 
 // logRefused logs that a client was refused. A refused client may retry at once, so only some
 // refusals are logged, with their number.

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -788,5 +789,34 @@ func TestSeldom(t *testing.T) {
 	}
 	if want := []clock.Time{1e9, 11e9, 21e9}; !slices.Equal(logged, want) {
 		t.Errorf("logged at %v; want %v", logged, want)
+	}
+}
+
+// TestReaders checks that the number of threads that wait for clients has a bound, and that the clients beyond are served.
+func TestReaders(t *testing.T) {
+	threads := func() int {
+		tasks, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(tasks)
+	}
+	h := newHarness(t, Config{Limits: Limits{Clients: mostReaders + 200}})
+	before := threads()
+	var clients []*tclient
+	for range mostReaders + 100 {
+		clients = append(clients, h.client(t))
+	}
+	for _, c := range clients {
+		c.fails(badVersion, reqListen("", 1)) // before Hello
+	}
+	if n := threads() - before; n > mostReaders+50 {
+		t.Errorf("%d threads more for %d clients", n, len(clients))
+	}
+	for _, c := range clients {
+		c.c.Close()
+	}
+	for h.readers.Load() > 0 {
+		runtime.Gosched()
 	}
 }

@@ -420,7 +420,7 @@ func (c *session) cutOff(why error) {
 	c.srv.counters.cutOff.Add(1)
 	m := &ctrlpb.Message{Body: &ctrlpb.Message_Event{Event: &ctrlpb.Event{Body: &ctrlpb.Event_CutOff{CutOff: &ctrlpb.CutOff{Error: toPB(why)}}}}}
 	if b, err := proto.Marshal(m); err == nil {
-		_ = c.conn.WriteLast(b, cutOffWait)
+		c.conn.WriteLast(b, cutOffWait)
 	}
 	c.shutdown()
 }

@@ -10,20 +10,8 @@ import (
 // Peek waits for a packet and returns its bytes. They and the packet's descriptors stay in the
 // socket. The bytes are valid until the next Read or Peek.
 func (c *Conn) Peek() (b []byte, err error) {
-	raw, err := c.c.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	var n int
-	var rerr error
-	err = raw.Read(func(fd uintptr) bool {
-		n, _, _, _, rerr = unix.Recvmsg(int(fd), c.buf, nil, unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		return rerr != unix.EAGAIN
-	})
-	if err == nil {
-		err = rerr
-	}
-	return c.buf[:max(n, 0)], err
+	n, _, _, err := c.recv(nil, unix.MSG_PEEK)
+	return c.buf[:n], err
 }
 
 // Abandon closes a connection on which the peer may have sent descriptors that were not read.
@@ -34,9 +22,7 @@ func (c *Conn) Peek() (b []byte, err error) {
 func (c *Conn) Abandon() {
 	c.Shutdown() // nothing more can be sent
 	fd := -1
-	if raw, err := c.c.SyscallConn(); err == nil {
-		_ = raw.Control(func(s uintptr) { fd, _ = Dup(int(s)) })
-	}
+	_ = c.raw.Control(func(s uintptr) { fd, _ = Dup(int(s)) })
 	c.Close()
 	if fd >= 0 {
 		closeByExit(fd)

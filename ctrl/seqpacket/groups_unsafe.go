@@ -14,13 +14,9 @@ func (c *Conn) Groups() ([]uint32, error) {
 	if err != nil {
 		return nil, err
 	}
-	raw, err := c.c.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
 	var gids []uint32
 	var serr error
-	if err := raw.Control(func(fd uintptr) { gids, serr = peerGroups(fd) }); err != nil {
+	if err := c.raw.Control(func(fd uintptr) { gids, serr = peerGroups(fd) }); err != nil {
 		return nil, err
 	}
 	return append([]uint32{cred.Gid}, gids...), serr

@@ -37,12 +37,8 @@ func inNamespace(info string) bool {
 // peerPidfd returns a pidfd of the peer process. Before Linux 6.5 it refers to the process that
 // has the peer's number now.
 func (c *Conn) peerPidfd() (fd int, err error) {
-	raw, err := c.c.SyscallConn()
-	if err != nil {
-		return -1, err
-	}
 	var serr error
-	if err := raw.Control(func(sock uintptr) { fd, serr = unix.GetsockoptInt(int(sock), unix.SOL_SOCKET, unix.SO_PEERPIDFD) }); err != nil {
+	if err := c.raw.Control(func(sock uintptr) { fd, serr = unix.GetsockoptInt(int(sock), unix.SOL_SOCKET, unix.SO_PEERPIDFD) }); err != nil {
 		return -1, err
 	}
 	if serr == nil {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"syscall"
@@ -32,9 +33,11 @@ var (
 
 // Conn is one end of a connection. One goroutine may call Read while another calls Write.
 type Conn struct {
-	c   *net.UnixConn
-	buf []byte
-	oob []byte
+	c     io.Closer
+	raw   syscall.RawConn
+	waits bool // system calls wait, and Go's poller does not have the socket
+	buf   []byte
+	oob   []byte
 }
 
 // Dial connects to the socket at path.
@@ -71,7 +74,74 @@ func FromFD(fd int) (*Conn, error) {
 func FromUnix(c *net.UnixConn) *Conn { return newConn(c) }
 
 func newConn(c *net.UnixConn) *Conn {
-	return &Conn{c: c, buf: make([]byte, MaxPacket+1), oob: make([]byte, unix.CmsgSpace(scmMaxFD*4))}
+	raw, _ := c.SyscallConn() // fails for a nil UnixConn only
+	return &Conn{c: c, raw: raw, buf: make([]byte, MaxPacket+1), oob: make([]byte, unix.CmsgSpace(scmMaxFD*4))}
+}
+
+// Block makes Read and Write wait in system calls, on threads of their own. That takes half the
+// time of waiting for Go's poller, which the peer also wakes each time it reads a packet. No
+// other method may be called meanwhile. If Block fails, the connection stays as it was.
+func (c *Conn) Block() error {
+	fd := -1
+	var derr error
+	if err := c.raw.Control(func(s uintptr) { fd, derr = Dup(int(s)) }); err != nil {
+		return err
+	}
+	if derr != nil {
+		return derr
+	}
+	if err := unix.SetNonblock(fd, false); err != nil {
+		unix.Close(fd)
+		return err
+	}
+	c.c.Close()
+	f := os.NewFile(uintptr(fd), "seqpacket")
+	c.c, c.waits = f, true
+	c.raw, _ = f.SyscallConn() // fails for a nil File only
+	return nil
+}
+
+// recv waits for a packet and receives it into buf and oob.
+func (c *Conn) recv(oob []byte, flags int) (n, oobn, rflags int, err error) {
+	cerr := c.raw.Read(func(fd uintptr) bool {
+		for {
+			n, oobn, rflags, _, err = unix.Recvmsg(int(fd), c.buf, oob, flags|unix.MSG_CMSG_CLOEXEC)
+			if err != unix.EINTR {
+				return err != unix.EAGAIN
+			}
+		}
+	})
+	switch {
+	case cerr != nil:
+		return 0, 0, 0, net.ErrClosed
+	case err == nil && n == 0:
+		err = io.EOF
+	}
+	return max(n, 0), oobn, rflags, err
+}
+
+// trySend sends a packet if there is room for it now, or fails with EAGAIN.
+func trySend(fd uintptr, b []byte, fds []int) error {
+	var oob []byte
+	if len(fds) > 0 {
+		oob = unix.UnixRights(fds...)
+	}
+	for {
+		err := unix.Sendmsg(int(fd), b, oob, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		if err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+// awaitRoom waits until the socket has room or is shut down, or for limit if that is positive.
+// It may return early. sendmsg does not return when the socket is shut down, but poll does.
+func awaitRoom(fd uintptr, limit time.Duration) {
+	ms := -1
+	if limit > 0 {
+		ms = int(limit.Milliseconds()) + 1
+	}
+	_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, ms)
 }
 
 // Read waits for a packet. The bytes are valid until the next Read. The caller must close the
@@ -84,7 +154,7 @@ func (c *Conn) Read(maxFDs int) (b []byte, fds []int, err error) {
 	if maxFDs == 0 {
 		oob = nil
 	}
-	n, oobn, flags, _, err := c.c.ReadMsgUnix(c.buf, oob)
+	n, oobn, flags, err := c.recv(oob, 0)
 	if oobn > 0 {
 		fds = parseFDs(oob[:oobn])
 	}
@@ -110,11 +180,16 @@ func (c *Conn) Write(b []byte, fds []int) error {
 	if len(fds) > MaxFDs {
 		return ErrTooManyFDs
 	}
-	var oob []byte
-	if len(fds) > 0 {
-		oob = unix.UnixRights(fds...)
+	var err error
+	cerr := c.raw.Write(func(fd uintptr) bool {
+		for err = trySend(fd, b, fds); c.waits && err == unix.EAGAIN; err = trySend(fd, b, fds) {
+			awaitRoom(fd, 0)
+		}
+		return err != unix.EAGAIN
+	})
+	if cerr != nil {
+		return net.ErrClosed
 	}
-	_, _, err := c.c.WriteMsgUnix(b, oob, nil)
 	return err
 }
 
@@ -123,65 +198,48 @@ func (c *Conn) TryWrite(b []byte, fds []int) (ok bool) {
 	if len(b) > MaxPacket || len(fds) > MaxFDs {
 		return false
 	}
-	raw, err := c.c.SyscallConn()
-	if err != nil {
-		return false
-	}
-	var oob []byte
-	if len(fds) > 0 {
-		oob = unix.UnixRights(fds...)
-	}
-	_ = raw.Write(func(fd uintptr) bool {
-		ok = unix.Sendmsg(int(fd), b, oob, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL) == nil
-		return true
-	})
+	_ = c.raw.Control(func(fd uintptr) { ok = trySend(fd, b, fds) == nil })
 	return ok
 }
 
-// WriteLast sends a packet concurrently with other writers, and waits at most limit for room. Later
-// writes fail.
-func (c *Conn) WriteLast(b []byte, limit time.Duration) error {
-	if err := c.c.SetWriteDeadline(time.Now().Add(limit)); err != nil {
-		return err
-	}
-	err := c.Write(b, nil)
-	_ = c.c.SetWriteDeadline(time.Unix(1, 0))
-	return err
+// WriteLast sends a packet concurrently with other writers, and waits at most limit for room.
+func (c *Conn) WriteLast(b []byte, limit time.Duration) {
+	end := time.Now().Add(limit)
+	_ = c.raw.Control(func(fd uintptr) {
+		for left := limit; left > 0 && trySend(fd, b, nil) == unix.EAGAIN; left = time.Until(end) {
+			awaitRoom(fd, left)
+		}
+	})
 }
 
 // Shutdown makes Read fail once it has returned the packets queued in the socket, and makes Write
 // fail. Unlike Close it never blocks, since it closes nothing, in particular not the descriptors
 // queued in the socket.
 func (c *Conn) Shutdown() {
-	if raw, err := c.c.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
-	}
+	_ = c.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
 }
 
 // Unread returns how much kernel memory is used by packets that the other end has not read, or 0 if
 // the connection is closed.
 func (c *Conn) Unread() (n int) {
-	raw, err := c.c.SyscallConn()
-	if err != nil {
-		return 0
-	}
-	_ = raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
+	_ = c.raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
 	return n
 }
 
 // Close ends the connection. A blocked Read or Write returns.
-func (c *Conn) Close() error { return c.c.Close() }
+func (c *Conn) Close() error {
+	if c.waits {
+		c.Shutdown()
+	}
+	return c.c.Close()
+}
 
 // Cred returns the credentials of the process at the other end, as recorded by the kernel when the
 // connection was made.
 func (c *Conn) Cred() (*unix.Ucred, error) {
-	raw, err := c.c.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
 	var cred *unix.Ucred
 	var serr error
-	if err := raw.Control(func(fd uintptr) {
+	if err := c.raw.Control(func(fd uintptr) {
 		cred, serr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	}); err != nil {
 		return nil, err

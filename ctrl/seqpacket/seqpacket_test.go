@@ -3,8 +3,11 @@ package seqpacket
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"runtime"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -65,11 +68,7 @@ func TestTryWrite(t *testing.T) {
 	if err != nil || string(got) != "one" || len(fds) != 2 {
 		t.Fatalf("%q, %d descriptors, %v", got, len(fds), err)
 	}
-	n := 0
-	for a.TryWrite(make([]byte, 1000), nil) {
-		n++
-	}
-	for ; n > 0; n-- {
+	for range fill(a) {
 		if got, _, err := b.Read(0); err != nil || len(got) != 1000 {
 			t.Fatalf("%d bytes, %v", len(got), err)
 		}
@@ -98,4 +97,118 @@ func Pair() (a, b *Conn, err error) {
 		return nil, nil, err
 	}
 	return a, b, nil
+}
+
+// fill writes packets until there is no room.
+func fill(c *Conn) (n int) {
+	for c.TryWrite(make([]byte, 1000), nil) {
+		n++
+	}
+	return n
+}
+
+// TestBlock checks a connection whose system calls wait: each wait ends when there is a packet, room, the time is
+// over, or the connection is shut down or closed.
+func TestBlock(t *testing.T) {
+	pair := func(t *testing.T) (a, b *Conn) {
+		a, b, err := Pair()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { a.Close() })
+		t.Cleanup(func() { b.Close() })
+		if err := a.Block(); err != nil {
+			t.Fatal(err)
+		}
+		return a, b
+	}
+	result := func(t *testing.T, errs <-chan error) error {
+		t.Helper()
+		select {
+		case err := <-errs:
+			return err
+		case <-time.After(30 * time.Second):
+			t.Fatal("it waits for ever")
+			return nil
+		}
+	}
+	start := func(f func() error) <-chan error {
+		errs := make(chan error, 1)
+		go func() { errs <- f() }()
+		return errs
+	}
+	read := func(c *Conn) func() error {
+		return func() error {
+			_, _, err := c.Read(0)
+			return err
+		}
+	}
+	t.Run("packet", func(t *testing.T) {
+		a, b := pair(t)
+		errs := start(read(a))
+		if err := b.Write([]byte("one"), nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := result(t, errs); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("peer closes", func(t *testing.T) {
+		a, b := pair(t)
+		errs := start(read(a))
+		b.Close()
+		if err := result(t, errs); err != io.EOF {
+			t.Error(err)
+		}
+	})
+	for name, end := range map[string]func(*Conn){"shutdown": (*Conn).Shutdown, "close": func(c *Conn) { c.Close() }} {
+		t.Run(name, func(t *testing.T) {
+			for i := range 20 { // the other goroutines wait before it or not
+				a, _ := pair(t)
+				fill(a)
+				reads := start(read(a))
+				writes := start(func() error { return a.Write([]byte("more"), nil) })
+				for range i * i {
+					runtime.Gosched()
+				}
+				end(a)
+				if err := result(t, reads); err == nil {
+					t.Error("read")
+				}
+				if err := result(t, writes); err == nil {
+					t.Error("written")
+				}
+			}
+		})
+	}
+	t.Run("room", func(t *testing.T) {
+		a, b := pair(t)
+		n := fill(a)
+		errs := start(func() error { return a.Write([]byte("more"), nil) })
+		for range n {
+			if _, _, err := b.Read(0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := result(t, errs); err != nil {
+			t.Error(err)
+		}
+		if p, _, err := b.Read(0); string(p) != "more" || err != nil {
+			t.Errorf("%q, %v", p, err)
+		}
+	})
+	t.Run("last", func(t *testing.T) {
+		a, b := pair(t)
+		n := fill(a)
+		a.WriteLast([]byte("late"), time.Millisecond)
+		for range n {
+			if _, _, err := b.Read(0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		a.WriteLast([]byte("last"), time.Hour)
+		if p, _, err := b.Read(0); string(p) != "last" || err != nil {
+			t.Errorf("%q, %v", p, err)
+		}
+	})
 }
