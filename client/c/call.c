@@ -98,21 +98,22 @@ static bool packet_arrived(struct iwarpd_device *dev, struct packet *p)
 	}
 }
 
+/* received processes the result n of socket_recv and returns whether to read on. */
+static bool received(struct iwarpd_device *dev, int n, struct packet *p)
+{
+	if (n < 0)
+		device_died(dev, n);
+	return n > 0 && !packet_arrived(dev, p);
+}
+
 /* read_packets reads the available packets, up to a limit or the end of a call. */
 static void read_packets(struct iwarpd_device *dev)
 {
 	struct packet p;
 
-	for (int i = 0; i < 64 && !dev->dead; i++) {
-		int n = socket_recv(dev->sock, dev->buf, &p);
-
-		if (n == 0)
+	for (int i = 0; i < 64 && !dev->dead; i++)
+		if (!received(dev, socket_recv(dev->sock, dev->buf, &p, false), &p))
 			return;
-		if (n < 0)
-			device_died(dev, n);
-		else if (packet_arrived(dev, &p))
-			return;
-	}
 }
 
 /* watch_socket makes iwarpd_event_fd readable, or not, when the socket is. */
@@ -135,29 +136,27 @@ static void begin_turn(struct iwarpd_device *dev, bool sleeps)
 		watch_socket(dev, false);
 }
 
-/* end_turn waits for the socket, reads from it and ends the turn. */
-static int end_turn(struct iwarpd_device *dev, bool sleeps, int64_t deadline)
+static void end_turn(struct iwarpd_device *dev, bool sleeps)
 {
-	int err;
-
-	pthread_mutex_unlock(&dev->lock);
-	err = wait_fd(dev->sock, deadline);
-	pthread_mutex_lock(&dev->lock);
-	if (!err)
-		read_packets(dev);
 	dev->reading = false;
 	if (sleeps)
 		watch_socket(dev, true);
 	pthread_cond_broadcast(&dev->turn);
-	return err;
 }
 
 static int read_turn(struct iwarpd_device *dev, int64_t deadline)
 {
 	bool sleeps = deadline < 0 || deadline > now_ns();
+	int err;
 
 	begin_turn(dev, sleeps);
-	return end_turn(dev, sleeps, deadline);
+	pthread_mutex_unlock(&dev->lock);
+	err = wait_fd(dev->sock, deadline);
+	pthread_mutex_lock(&dev->lock);
+	if (!err)
+		read_packets(dev);
+	end_turn(dev, sleeps);
+	return err;
 }
 
 /* await_turn waits until the reading thread has read something. */
@@ -201,21 +200,27 @@ static void forget_call(struct iwarpd_device *dev, struct call *c)
 
 /*
  * send_request sends a request. The caller's turn begins before, if no other thread is
- * reading: the reply may come at once and should wake no other thread. But nobody has a turn
- * while the socket is full, as the daemon may wait for replies to be read. The lock is held.
+ * reading: the reply may come at once and should wake no other thread. It is then read by one
+ * system call, which waits. But nobody has a turn while the socket is full, as the daemon may
+ * wait for replies to be read. The lock is held.
  */
 static int send_request(struct iwarpd_device *dev, Pb__Request *req, int fd)
 {
 	bool turn = !dev->reading;
-	int err;
+	struct packet p;
+	int n = 0, err;
 
 	if (turn)
 		begin_turn(dev, true);
 	pthread_mutex_unlock(&dev->lock);
 	err = socket_send(dev->sock, req, fd, !turn);
+	if (turn && !err)
+		n = socket_recv(dev->sock, dev->buf, &p, true);
 	pthread_mutex_lock(&dev->lock);
-	if (turn)
-		end_turn(dev, true, err ? 0 : -1);
+	if (turn) {
+		received(dev, n, &p);
+		end_turn(dev, true);
+	}
 	if (!turn || err != -EAGAIN)
 		return err;
 	pthread_mutex_unlock(&dev->lock);

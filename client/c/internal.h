@@ -59,8 +59,8 @@ struct packet {
 int socket_connect(const char *path, struct iwarpd_error *e);
 int socket_send(int sock, const Pb__Request *req, int fd, bool wait);
 
-/* socket_recv returns 1 with a packet, 0 if none is available, or an error. */
-int socket_recv(int sock, void *buf, struct packet *p);
+/* socket_recv returns 1 with a packet, 0 if none is available and wait is false, or an error. */
+int socket_recv(int sock, void *buf, struct packet *p, bool wait);
 void packet_free(struct packet *p);
 void close_fds(const int *fds, int n);
 

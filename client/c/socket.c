@@ -115,7 +115,7 @@ static int unpack(const void *buf, size_t n, Pb__Message **msg)
 	return failed ? -ENOMEM : -EPROTO;
 }
 
-int socket_recv(int sock, void *buf, struct packet *p)
+int socket_recv(int sock, void *buf, struct packet *p, bool wait)
 {
 	_Alignas(struct cmsghdr) char control[CMSG_SPACE(MAX_FDS * sizeof(int))];
 	struct iovec iov = { .iov_base = buf, .iov_len = MAX_PACKET };
@@ -127,7 +127,7 @@ int socket_recv(int sock, void *buf, struct packet *p)
 	p->lost = false;
 	p->num_fds = 0;
 	do {
-		n = recvmsg(sock, &h, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+		n = recvmsg(sock, &h, MSG_CMSG_CLOEXEC | (wait ? 0 : MSG_DONTWAIT));
 	} while (n < 0 && errno == EINTR);
 	if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
 		return 0;
