@@ -19,12 +19,15 @@ import (
 // manyWakes is a number of bytes that fits in the channel.
 const manyWakes = 1024
 
+// wakesRead is the number of bytes read from the channel at a time.
+const wakesRead = 4096
+
 // CompChannel is a completion channel: it waits for completions of several CQs, with a single
 // descriptor.
 type CompChannel struct {
 	d    *Device
 	h    uint32
-	file *os.File
+	file *wakeups
 	fd   int
 
 	mu     sync.Mutex // guards the rest; acquired before that of a CQ
@@ -34,7 +37,6 @@ type CompChannel struct {
 	closed bool
 
 	sleeper chan struct{} // held by the goroutine that reads from the descriptor
-	wakes   [4096]byte
 }
 
 // CreateCompChannel creates a completion channel. Its CreateCQ method creates CQs that use it.
@@ -48,7 +50,7 @@ func (d *Device) CreateCompChannel(ctx context.Context) (*CompChannel, error) {
 		return nil, fmt.Errorf("%w: create channel: %d descriptors", ErrInternal, len(a.fds))
 	}
 	ch := &CompChannel{
-		d: d, h: a.reply.GetChannel().GetChannel(), fd: a.fds[0], file: os.NewFile(uintptr(a.fds[0]), "iwarp-channel"),
+		d: d, h: a.reply.GetChannel().GetChannel(), fd: a.fds[0], file: newWakeups(a.fds[0], "iwarp-channel", wakesRead),
 		cqs: make(map[uint32]*CQ), sleeper: make(chan struct{}, 1),
 	}
 	d.mu.Lock()
@@ -113,12 +115,12 @@ func (ch *CompChannel) sleep(ctx context.Context) error {
 		stop := context.AfterFunc(ctx, func() { _ = ch.file.SetReadDeadline(time.Unix(1, 0)) })
 		defer stop()
 	}
-	n, err := ch.file.Read(ch.wakes[:])
+	b, err := ch.file.wait()
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
 	switch {
 	case err == nil:
-		ch.woken(ch.wakes[:n])
+		ch.woken(b)
 		return nil
 	case errors.Is(err, os.ErrDeadlineExceeded): // of this context, of an earlier one, or set by Resize
 		return ctx.Err()
@@ -147,7 +149,7 @@ func (ch *CompChannel) woken(b []byte) {
 
 // Poll is like Wait but does not block. It returns nil if no CQ is ready.
 func (ch *CompChannel) Poll() *CQ {
-	var b [len(ch.wakes)]byte
+	var b [wakesRead]byte
 	ch.mu.Lock()
 	if !ch.closed && len(ch.ready) == 0 {
 		if n, err := unix.Read(ch.fd, b[:]); err == nil {

@@ -20,7 +20,7 @@ import (
 type CQ struct {
 	d    *Device
 	h    uint32
-	file *os.File // wake-up channel, or nil if ch is set
+	file *wakeups // nil if ch is set
 	fd   int
 	ch   *CompChannel // channel shared with other CQs, or nil if file is set
 
@@ -39,7 +39,6 @@ type CQ struct {
 
 	sleeper chan struct{} // token of the goroutine that polls and sleeps; it owns the rest
 	spin    spin.Limit    // how long it polls
-	wakes   [512]byte     // bytes read from the channel
 }
 
 // leastSpin is how long Wait polls before it sleeps: about the cost of waking a thread on another
@@ -84,7 +83,7 @@ func (d *Device) createCQ(ctx context.Context, depth int, ch *CompChannel) (*CQ,
 		ch.cqs[c.h] = c
 		ch.mu.Unlock()
 	} else {
-		c.fd, c.file = a.fds[1], os.NewFile(uintptr(a.fds[1]), "iwarp-cq")
+		c.fd, c.file = a.fds[1], newWakeups(a.fds[1], "iwarp-cq", 512)
 	}
 	d.mu.Lock()
 	closed := d.closed
@@ -196,7 +195,7 @@ func (c *CQ) sleep(ctx context.Context, swaps int) error {
 		stop := context.AfterFunc(ctx, func() { _ = c.file.SetReadDeadline(time.Unix(1, 0)) })
 		defer stop()
 	}
-	_, err := c.file.Read(c.wakes[:])
+	_, err := c.file.wait()
 	switch {
 	case err == nil:
 		c.mu.Lock()

@@ -118,8 +118,7 @@ func notify(w int, b []byte) {
 func Drain(fd int) {
 	var b [512]byte
 	for {
-		n, err := unix.Read(fd, b[:])
-		if err != unix.EINTR && n < len(b) {
+		if n, _ := ReadWakes(fd, b[:]); n < len(b) {
 			return
 		}
 	}
