@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"net"
+	"regexp"
 	"strings"
 
 	"github.com/iwarpd/iwarpd/app/filecopy"
@@ -64,7 +66,8 @@ func (e *peerFailure) Unwrap() error { return e.err }
 
 func (e *peerFailure) Error() string {
 	text := reason(e.err)
-	for _, again := range []string{" (peer " + e.addr + ")", " of " + e.addr, " with " + e.addr, " to " + e.addr, e.addr + ": ", " " + e.addr} {
+	host, _, _ := net.SplitHostPort(e.addr)
+	for _, again := range []string{host + ": ", " (peer " + e.addr + ")", " of " + e.addr, " with " + e.addr, " to " + e.addr, e.addr + ": ", " " + e.addr} {
 		text = strings.ReplaceAll(text, again, "")
 	}
 	server := servers[strings.Fields(e.op)[0]]
@@ -73,12 +76,17 @@ func (e *peerFailure) Error() string {
 		text += ": nothing listens on that port there: start iwarpctl " + server + ", or check the port"
 	case errors.Is(e.err, iwarp.ErrRejected) && (e.op == "ping" || e.op == "nfs"): // the others explain the private data
 		text += ": another program listens on that port there: start iwarpctl " + server + ", or check the port"
-	case strings.Contains(text, "interface"): // of this host
+	case strings.HasPrefix(text, "no route"):
+		text += ": add a route to it (ip route add)"
+	case errors.Is(e.err, iwarp.ErrUnreachable) && !silent.MatchString(text): // the reason is on this host
 	case errors.Is(e.err, iwarp.ErrTimeout), errors.Is(e.err, iwarp.ErrUnreachable):
 		text += ": is that host up, is iwarpd running there, and does this host reach it?"
 	}
 	return e.op + ": " + e.addr + ": " + text
 }
+
+// silent matches the reasons why a peer is unreachable that are not on this host.
+var silent = regexp.MustCompile(`no answer|timed out|unreachable$`)
 
 // servers maps a client command to its server command.
 var servers = map[string]string{"cp": "serve", "ping": "ping -s", "perf": "perf --server", "nfs": "nfs export"}

@@ -20,6 +20,17 @@ func TestReset(t *testing.T) {
 	if text := peerFailed("ping", "10.0.0.1:7174", gone).Error(); strings.Contains(text, "is that host up") {
 		t.Errorf("removed: %s", text)
 	}
+	for text, hint := range map[string]string{
+		"10.0.0.1: no route: network is unreachable":                                   "x: 10.0.0.1:7174: no route: network is unreachable: add a route",
+		"10.0.0.1: no answer to ARP or neighbour discovery (asked for 10.0.0.7 on e1)": "on e1): is that host up",
+		"sctp: destination unreachable":                                                "unreachable: is that host up",
+		"connect: SCTP cannot reach programs of this host: use TCP":                    "use TCP",
+	} {
+		err := &iwarp.Error{Op: "connection", Code: ctrlpb.Code_CODE_UNREACHABLE, Text: text}
+		if got := peerFailed("x", "10.0.0.1:7174", err).Error(); !strings.Contains(got, hint) || strings.HasSuffix(text, "use TCP") && !strings.HasSuffix(got, "use TCP") {
+			t.Errorf("%s", got)
+		}
+	}
 	reset := fmt.Errorf("receive: %w", &iwarp.WCError{Status: iwarp.WCFlushErr, Cause: refused})
 	if text := peerFailed("ping", "10.0.0.1:7174", reset).Error(); strings.Contains(text, hint) {
 		t.Errorf("reset: %s", text)

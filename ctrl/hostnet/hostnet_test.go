@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -127,9 +128,20 @@ func TestResolve(t *testing.T) {
 	must(t, err)
 	must(t, here.RouteAdd(&netlink.Route{LinkIndex: a0.Attrs().Index, Dst: dst, Gw: netip.MustParseAddr("10.77.0.2").AsSlice(), MTU: 1400}))
 
+	for cidr, kind := range map[string]int{"10.81.0.0/16": unix.RTN_BLACKHOLE, "10.82.0.0/16": unix.RTN_PROHIBIT} {
+		_, dst, err := net.ParseCIDR(cidr)
+		must(t, err)
+		must(t, here.RouteAdd(&netlink.Route{Dst: dst, Type: kind}))
+	}
+
 	r, err := New("a0")
 	must(t, err)
 	defer r.Close()
+	for dst, want := range map[string]string{"10.81.1.1": "no route: a blackhole route", "10.82.1.1": "no route: a prohibit route"} {
+		if _, err := r.Resolve(netip.MustParseAddr(dst), netip.Addr{}, ""); !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want %s", dst, err, want)
+		}
+	}
 
 	for _, tt := range []struct {
 		dst, src string

@@ -101,6 +101,17 @@ func (r *Resolver) enter() bool {
 	return !r.closed
 }
 
+// routeError names the routes that the kernel reports as an invalid argument and as a lack of permission.
+func routeError(err error) error {
+	switch {
+	case errors.Is(err, unix.EINVAL):
+		return errors.New("a blackhole route, or a source address that cannot leave this host")
+	case errors.Is(err, unix.EACCES):
+		return errors.New("a prohibit route")
+	}
+	return err
+}
+
 // route looks up the route to dst, over the interface by if that is not nil. It fills in the
 // hop except for the neighbour's MAC address.
 func (r *Resolver) route(dst, src netip.Addr, by *Device) (hop dataplane.Hop, via neighbour, err error) {
@@ -120,7 +131,7 @@ func (r *Resolver) route(dst, src netip.Addr, by *Device) (hop dataplane.Hop, vi
 	routes, err := r.handle.RouteGetWithOptions(dst.AsSlice(), opts)
 	switch {
 	case err != nil:
-		return hop, via, fmt.Errorf("%w: %w", r.orGone(ErrNoRoute), err)
+		return hop, via, fmt.Errorf("%w: %w", r.orGone(ErrNoRoute), routeError(err))
 	case len(routes) == 0:
 		return hop, via, ErrNoRoute
 	}
