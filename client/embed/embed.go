@@ -29,8 +29,8 @@ import (
 // Config configures a Node. Link, Interface or Sockets must be set.
 type Config struct {
 	// Sockets makes the Node use sockets of the kernel's TCP for connections, which takes no
-	// privileges. Addrs may restrict the addresses that Node.Addr and clients see. A program that
-	// wants both opens a second Node.
+	// privileges. Addrs may restrict the addresses that Node.Addr and clients see. With Link or
+	// Interface too, only connections and listeners with iwarp.Socket use them.
 	Sockets bool
 
 	// Link carries the frames; Node.Close closes it. Addrs are the addresses of its end, and
@@ -86,35 +86,38 @@ func Open(cfg Config) (n *Node, err error) {
 	if cfg.Logger == nil {
 		cfg.Logger = zap.NewNop()
 	}
-	queues := []dataplane.Queue{{Link: cfg.Link, CPU: -1}}
 	opts := ctrl.Options{Logger: cfg.Logger, Resolver: cfg.Resolver}
+	var queues []dataplane.Queue
 	switch {
-	case cfg.Interface != "" && cfg.Link == nil:
-		if queues, err = n.openInterface(&cfg, &opts); err != nil {
-			return n, err
-		}
-	case cfg.Sockets && cfg.Link == nil:
-		sockets, err := dataplane.NewSockets(socketMemory)
-		if err != nil {
-			return n, fmt.Errorf("embed: %w", err)
-		}
-		n.closers = append(n.closers, sockets.Close)
-		queues[0].Link = sockets
-		if n.addrs = cfg.Addrs; n.addrs == nil {
-			n.addrs = hostnet.Sockets{}.Addrs()
-		}
-		opts.Resolver = hostnet.Sockets{}
-		opts.Devices = []ctrl.Device{{Sockets: true, MTU: sockets.MTU(), Addrs: func() []netip.Addr { return n.addrs }}}
-	case cfg.Link == nil:
-		return n, errors.New("embed: neither a link, nor an interface, nor sockets")
-	default:
+	case cfg.Link != nil:
 		n.closers = append(n.closers, cfg.Link.Close)
 		if cfg.Resolver == nil {
 			return n, errors.New("embed: a link needs a resolver")
 		}
 		n.addrs = cfg.Addrs
-		opts.Devices = []ctrl.Device{{MTU: cfg.Link.MTU(), Addrs: func() []netip.Addr { return n.addrs }}}
+		queues = []dataplane.Queue{{Link: cfg.Link, CPU: -1}}
+		opts.Devices = []ctrl.Device{{MTU: cfg.Link.MTU(), Addrs: n.addresses}}
 		opts.NoGuard = true
+	case cfg.Interface != "":
+		if queues, err = n.openInterface(&cfg, &opts); err != nil {
+			return n, err
+		}
+	case cfg.Sockets:
+		if n.addrs = cfg.Addrs; n.addrs == nil {
+			n.addrs = hostnet.Sockets{}.Addrs()
+		}
+		opts.Resolver = hostnet.Sockets{}
+	default:
+		return n, errors.New("embed: neither a link, nor an interface, nor sockets")
+	}
+	if cfg.Sockets {
+		sockets, err := dataplane.NewSockets(socketMemory)
+		if err != nil {
+			return n, fmt.Errorf("embed: %w", err)
+		}
+		n.closers = append(n.closers, sockets.Close)
+		queues = append(queues, dataplane.Queue{Link: sockets, Device: hostnet.AnyInterface, CPU: -1})
+		opts.Devices = append(opts.Devices, ctrl.Device{Name: hostnet.AnyInterface, Sockets: true, MTU: sockets.MTU(), Addrs: n.addresses})
 	}
 	if n.server, err = ctrl.New(cfg.Ctrl, opts); err != nil {
 		return n, err
@@ -148,6 +151,8 @@ func Open(cfg Config) (n *Node, err error) {
 	n.device, err = n.NewDevice(context.Background())
 	return n, err
 }
+
+func (n *Node) addresses() []netip.Addr { return n.addrs }
 
 // Device returns the Node's client.
 func (n *Node) Device() *iwarp.Device { return n.device }
@@ -210,6 +215,7 @@ func (n *Node) Close() error {
 // PairConfig configures the two Nodes of Pair.
 type PairConfig struct {
 	Sockets        bool // use sockets on 127.0.0.1 and 127.0.0.2 instead of a wire
+	Both           bool // use sockets besides a wire; the host must have the addresses of both Nodes
 	Pipe           link.PipeConfig
 	InlineProgress bool // polling either side drives both
 	Poll           dataplane.PollPolicy
@@ -240,7 +246,7 @@ func Pair(cfg PairConfig) (a, b *Node, err error) {
 			netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x99, 15: byte(i + 1)}),
 		}
 		return Open(Config{
-			Link: l, Addrs: addrs, InlineProgress: cfg.InlineProgress, Poll: cfg.Poll, Spin: cfg.Spin, TCP: cfg.TCP, Ctrl: cc,
+			Link: l, Sockets: cfg.Both, Addrs: addrs, InlineProgress: cfg.InlineProgress, Poll: cfg.Poll, Spin: cfg.Spin, TCP: cfg.TCP, Ctrl: cc,
 			Resolver: &hostnet.Static{SrcMAC: macs[i], DstMAC: macs[1-i], MTU: l.MTU(), Addrs: addrs}, Logger: cfg.Logger, shared: shared,
 		})
 	}
