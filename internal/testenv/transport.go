@@ -15,6 +15,12 @@ import (
 // Sockets reports whether tests use kernel sockets (TRANSPORT=socket) instead of an in-process wire.
 func Sockets() bool { return os.Getenv("TRANSPORT") == "socket" }
 
+// Both reports whether nodes have kernel sockets besides the in-process wire (TRANSPORT=both).
+func Both() bool { return os.Getenv("TRANSPORT") == "both" }
+
+// bothAddrs are the addresses of the nodes of embed.Pair, which their kernel sockets then have too.
+var bothAddrs = []string{"10.99.0.1/32", "10.99.0.2/32", "fd99::1/128", "fd99::2/128"}
+
 // ownNamespace marks the child process of RunApart.
 const ownNamespace = "IWARPD_TEST_NAMESPACE"
 
@@ -22,11 +28,11 @@ const ownNamespace = "IWARPD_TEST_NAMESPACE"
 // in a child process with a network namespace of its own, in which only lo is up. Namespace.Do would
 // not be enough: the goroutines of an engine open sockets too.
 func RunApart(m *testing.M) int {
-	if !Sockets() || os.Geteuid() != 0 {
+	if !Sockets() && !Both() || os.Geteuid() != 0 {
 		return m.Run()
 	}
 	if os.Getenv(ownNamespace) != "" {
-		if err := loopbackUp(); err != nil {
+		if err := loopback(); err != nil {
 			fmt.Fprintln(os.Stderr, "testenv: lo:", err)
 			return 1
 		}
@@ -48,10 +54,23 @@ func RunApart(m *testing.M) int {
 	return 0
 }
 
-func loopbackUp() error {
+// loopback sets up lo, with the addresses that the tests need.
+func loopback() error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return err
 	}
-	return netlink.LinkSetUp(lo)
+	if err := netlink.LinkSetUp(lo); err != nil || !Both() {
+		return err
+	}
+	for _, s := range bothAddrs {
+		addr, err := netlink.ParseAddr(s)
+		if err == nil {
+			err = netlink.AddrAdd(lo, addr)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", s, err)
+		}
+	}
+	return nil
 }

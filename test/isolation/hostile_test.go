@@ -48,7 +48,7 @@ func steady(j *job, in *bufio.Reader) error {
 	if err != nil {
 		return err
 	}
-	c, to, err := dialSink(ctx, d, j.Peer)
+	c, to, err := dialSink(ctx, d, j.Peer, j.Over)
 	if err != nil {
 		return err
 	}
@@ -156,9 +156,31 @@ func private(t *testing.T) int {
 
 // TestHostileClient runs a client in C that shares no code with the daemon and attacks it in about a hundred ways. No
 // other client may be stalled for long, and when the attacker is gone the daemon must have released its memory,
-// descriptors and mappings.
+// descriptors and mappings. With TRANSPORT=both one of them uses kernel sockets, and the other one frames.
 func TestHostileClient(t *testing.T) {
 	testenv.RequireRoot(t)
+	if !testenv.Both() {
+		hostile(t, iwarp.TCP, iwarp.TCP)
+		return
+	}
+	t.Run("the attacker over kernel sockets", func(t *testing.T) { hostile(t, iwarp.Socket, iwarp.TCP) })
+	t.Run("the victim over kernel sockets", func(t *testing.T) { hostile(t, iwarp.TCP, iwarp.Socket) })
+}
+
+// every returns which attacks run: one in so many.
+func every() int {
+	switch {
+	case os.Getenv("ATTACK") != "":
+		return 1
+	case testenv.Both() && !full():
+		return 16
+	case testenv.Race: // make test runs all attacks without the detector, and these with it
+		return 4
+	}
+	return 1
+}
+
+func hostile(t *testing.T, attacker, victim iwarp.Transport) {
 	testenv.RequireTool(t, "gcc")
 	for _, name := range []string{"/dev/fuse", "/dev/userfaultfd"} {
 		if _, err := os.Stat(name); err != nil {
@@ -182,7 +204,7 @@ func TestHostileClient(t *testing.T) {
 	if len(names) < 80 {
 		t.Fatalf("%d attacks", len(names))
 	}
-	v := w.start(t, "steady", 61001, job{})
+	v := w.start(t, "steady", 61001, job{Over: victim})
 	var calm, p progress
 	v.ask(t, "", &calm)
 	before := w.level(t)
@@ -190,12 +212,7 @@ func TestHostileClient(t *testing.T) {
 	var worst time.Duration
 	lowest, lowestOf := math.Inf(1), ""
 	for i, name := range names {
-		only := os.Getenv("ATTACK")
-		if !strings.Contains(name, only) {
-			continue
-		}
-		// make test runs all attacks without the detector, and these with it.
-		if testenv.Race && only == "" && i%4 != 0 {
+		if !strings.Contains(name, os.Getenv("ATTACK")) || i%every() != 0 {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
@@ -209,7 +226,7 @@ func TestHostileClient(t *testing.T) {
 					time.Sleep(time.Second) // its rate just before is to be compared
 					v.ask(t, "calm", &calm)
 				}
-				w.attack(t, program, mnt, name)
+				w.attack(t, attacker, program, mnt, name)
 				settle(t, "the daemon has given back what the attack took", func() bool {
 					collectSockets(t)
 					return w.level(t) == before
@@ -250,11 +267,15 @@ func TestHostileClient(t *testing.T) {
 }
 
 // attack runs an attack until all its processes have exited.
-func (w *world) attack(t *testing.T, program, mnt, name string) {
+func (w *world) attack(t *testing.T, over iwarp.Transport, program, mnt, name string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	p := exec.CommandContext(ctx, program, w.socket, w.peer, mnt, name)
+	args := []string{w.socket, w.peerOver(over), mnt, name}
+	if over == iwarp.Socket {
+		args = append(args, "socket")
+	}
+	p := exec.CommandContext(ctx, program, args...)
 	var text bytes.Buffer
 	p.Stderr = &text
 	p.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

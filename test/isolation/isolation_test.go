@@ -110,7 +110,7 @@ func worker(j *job, _ *bufio.Reader) error {
 		if err != nil {
 			return err
 		}
-		c, to, err := dialSink(ctx, d, j.Peer)
+		c, to, err := dialSink(ctx, d, j.Peer, j.Over)
 		if err != nil {
 			return err
 		}

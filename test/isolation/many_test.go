@@ -171,7 +171,7 @@ func many(t *testing.T, clients, each int, length time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	w := &world{a: a, b: b}
-	peer := w.service(t, ctx, ":7001", sink)
+	peer := w.service(t, ctx, ":7001", iwarp.TCP, sink)
 
 	var parties []*party
 	for range clients {

@@ -31,8 +31,9 @@ const roleEnv = "ISOLATION_ROLE"
 // job holds the parameters of a client process.
 type job struct {
 	Socket string
-	Peer   string // sink of the other node
-	Strike string // service of the other node that attacks its clients
+	Peer   string          // sink of the other node
+	Strike string          // service of the other node that attacks its clients
+	Over   iwarp.Transport // for Peer
 	Victim victimObjects
 	Seed   uint64
 }
@@ -75,6 +76,16 @@ type world struct {
 	socket string
 	peer   string
 	strike string
+
+	socketPeer string // peer over kernel sockets, with testenv.Both
+}
+
+// peerOver returns the sink of the other node.
+func (w *world) peerOver(t iwarp.Transport) string {
+	if t == iwarp.Socket {
+		return w.socketPeer
+	}
+	return w.peer
 }
 
 func newWorld(t *testing.T, limits ctrl.Limits) *world {
@@ -92,17 +103,21 @@ func newWorld(t *testing.T, limits ctrl.Limits) *world {
 		t.Fatal(err)
 	}
 	cfg := ctrl.Config{Socket: w.socket, Mode: 0o666, Limits: limits, Slots: ctrl.Slots{Folder: filepath.Join(dir, "slots"), Count: 2}}
-	if testenv.Sockets() {
+	if testenv.Sockets() || testenv.Both() {
 		cfg.TimeWait = time.Second // until then a port has a descriptor, and the tests compare their number
 	}
-	w.a, w.b, err = embed.Pair(embed.PairConfig{Sockets: testenv.Sockets(), CtrlB: cfg})
+	w.a, w.b, err = embed.Pair(embed.PairConfig{Sockets: testenv.Sockets(), Both: testenv.Both(), CtrlB: cfg})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(func() { cancel(); w.a.Close(); w.b.Close() })
-	w.peer = w.service(t, ctx, ":7001", sink)
-	w.strike = w.service(t, ctx, ":7002", strike)
+	w.peer = w.service(t, ctx, ":7001", iwarp.TCP, sink)
+	w.strike = w.service(t, ctx, ":7002", iwarp.TCP, strike)
+	if testenv.Both() {
+		w.socketPeer = w.service(t, ctx, ":7011", iwarp.Socket, sink)
+		w.service(t, ctx, ":7012", iwarp.Socket, strike)
+	}
 	return w
 }
 
@@ -121,9 +136,9 @@ func copyFile(from, to string) error {
 }
 
 // service accepts connections on node a.
-func (w *world) service(t *testing.T, ctx context.Context, addr string, serve func(context.Context, *iwarp.Conn)) string {
+func (w *world) service(t *testing.T, ctx context.Context, addr string, over iwarp.Transport, serve func(context.Context, *iwarp.Conn)) string {
 	t.Helper()
-	l, err := w.a.Device().Listen(ctx, addr, &iwarp.Config{Backlog: 2000, SendDepth: 4, RecvDepth: 4, RecvSize: 256})
+	l, err := w.a.Device().Listen(ctx, addr, &iwarp.Config{Startup: iwarp.Startup{Transport: over}, Backlog: 2000, SendDepth: 4, RecvDepth: 4, RecvSize: 256})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +204,7 @@ type process struct {
 // start runs a client as user uid.
 func (w *world) start(t *testing.T, role string, uid uint32, j job) *process {
 	t.Helper()
-	j.Socket, j.Peer, j.Strike = w.socket, w.peer, w.strike
+	j.Socket, j.Peer, j.Strike = w.socket, w.peerOver(j.Over), w.strike
 	p := &process{Cmd: exec.Command(w.exe)}
 	p.Env = append(os.Environ(), roleEnv+"="+role, "GOTRACEBACK=all")
 	p.Stderr = os.Stderr
@@ -233,9 +248,9 @@ func (p *process) ask(t *testing.T, line string, v any) {
 }
 
 // dialSink connects to sink and receives the location of its memory.
-func dialSink(ctx context.Context, d *iwarp.Device, peer string) (*iwarp.Conn, iwarp.Remote, error) {
+func dialSink(ctx context.Context, d *iwarp.Device, peer string, over iwarp.Transport) (*iwarp.Conn, iwarp.Remote, error) {
 	var to iwarp.Remote
-	c, err := d.Dial(ctx, peer, nil)
+	c, err := d.Dial(ctx, peer, &iwarp.Config{Startup: iwarp.Startup{Transport: over}})
 	if err != nil {
 		return nil, to, err
 	}
@@ -255,7 +270,7 @@ func victim(j *job, in *bufio.Reader) error {
 	if err != nil {
 		return err
 	}
-	c, to, err := dialSink(ctx, d, j.Peer)
+	c, to, err := dialSink(ctx, d, j.Peer, j.Over)
 	if err != nil {
 		return err
 	}

@@ -2,8 +2,9 @@
  * hostile is a malicious client of the daemon. It implements the protocol of docs/api.md
  * without libiwarpd or a protobuf library, and runs one attack:
  *
- *     hostile SOCKET PEER DIR ATTACK    "hostile list" prints the names of all attacks
+ *     hostile SOCKET PEER DIR ATTACK [socket]    "hostile list" prints the names of all attacks
  *
+ * With "socket" it connects and listens over kernel sockets, of a daemon that has them besides frames.
  * hostile starts as root, to prepare pages and files that never arrive (userfaultfd, FUSE).
  * It runs the attack as an unprivileged user, or as root if the attack's name says so.
  * Attacks on a slot use the socket of slot 0, in the folder slots beside SOCKET. The exit
@@ -51,6 +52,7 @@
 enum { UID = 61002, PAGE = 4096, HEADER = 4096, ENTRIES = 256, CONSUMER = 128, BELLS = 128, FDS = 250 };
 
 static const char *sock_path, *peer, *dir;
+static bool kernel_sockets;
 static pid_t fuse_server, main_pid;
 static int slot; /* its folder; 0: the main socket */
 
@@ -191,11 +193,21 @@ static int receive(int s, struct reply *r)
 	return 1;
 }
 
+enum { ALLOC_PD = 3, REGISTER = 5, DEREGISTER, CREATE_CQ, DESTROY_CQ, CREATE_QP, DESTROY_QP, LISTEN, CONNECT = 13, DISCONNECT = 16,
+       ALLOC_MW = 17, DEALLOC_MW, CREATE_SRQ, DESTROY_SRQ = 21, RESIZE_CQ, MODIFY_CQ, CREATE_CHANNEL = 28, ATTACH_MEMORY = 30, STATUS = 32, CAPTURE = 39, LIST_SRQS = 41 };
+
+/* request builds a request in out. Listeners and connections use kernel sockets if main was told so. */
 static void request(struct client *c, int kind, const struct buf *body, struct buf *out)
 {
+	struct buf all = *body, startup = { .n = 0 };
+
+	if (kernel_sockets && (kind == LISTEN || kind == CONNECT)) {
+		num(&startup, 10, 3); /* transport */
+		bytes(&all, kind == LISTEN ? 4 : 5, startup.b, startup.n);
+	}
 	out->n = 0;
 	num(out, 1, ++c->id);
-	bytes(out, kind, body->b, body->n);
+	bytes(out, kind, all.b, all.n);
 }
 
 /*
@@ -271,8 +283,6 @@ static void won(const char *what)
 }
 
 enum { LIST_QPS = 33, LIST_CLIENTS = 36, ADMIN_DISCONNECT = 38, LIST_QUOTAS = 47 };
-enum { ALLOC_PD = 3, REGISTER = 5, DEREGISTER, CREATE_CQ, DESTROY_CQ, CREATE_QP, DESTROY_QP, LISTEN, CONNECT = 13, DISCONNECT = 16,
-       ALLOC_MW = 17, DEALLOC_MW, CREATE_SRQ, DESTROY_SRQ = 21, RESIZE_CQ, MODIFY_CQ, CREATE_CHANNEL = 28, ATTACH_MEMORY = 30, STATUS = 32, CAPTURE = 39, LIST_SRQS = 41 };
 
 struct objects { uint64_t pd, cq, qp, bell, worker; int ring, wake, sq, rq; };
 
@@ -2132,8 +2142,9 @@ int main(int argc, char **argv)
 			printf("as memory: %s\n", odd_names[i]);
 		return 0;
 	}
-	if (argc != 5)
+	if (argc < 5)
 		return 2;
+	kernel_sockets = argc > 5 && !strcmp(argv[5], "socket");
 	sock_path = argv[1], peer = argv[2], dir = argv[3], name = argv[4];
 	signal(SIGPIPE, SIG_IGN);
 	signal(SIGCHLD, SIG_IGN);
