@@ -309,7 +309,7 @@ func dialCode(err error) ctrlpb.Code {
 		return internal
 	case errors.Is(err, dataplane.ErrSource):
 		return badAddress
-	case errors.Is(err, dataplane.ErrBroadcast):
+	case errors.Is(err, dataplane.ErrBroadcast), errors.Is(err, dataplane.ErrNetwork):
 		return invalid
 	}
 	return unreachable

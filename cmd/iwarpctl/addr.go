@@ -31,13 +31,7 @@ func resolve(ctx context.Context, host string, defaultPort int) (string, error) 
 		return "", err
 	}
 	if addr, err := netip.ParseAddr(name); err == nil {
-		switch {
-		case addr.IsUnspecified():
-			return "", usageError{fmt.Errorf("address %q: is not the address of a host: it means all addresses, and is only for listening", host)}
-		case addr.IsMulticast():
-			return "", usageError{fmt.Errorf("address %q: is a multicast address: RDMA needs the address of one host", host)}
-		}
-		return net.JoinHostPort(addr.String(), port), nil
+		return endpoint(host, addr, port)
 	}
 	if name == "" {
 		return "", usageError{fmt.Errorf("address %q: the host is missing", host)}
@@ -46,7 +40,21 @@ func resolve(ctx context.Context, host string, defaultPort int) (string, error) 
 	if err != nil || len(addrs) == 0 {
 		return "", peerError{unknownHost(name, err)}
 	}
-	return net.JoinHostPort(addrs[0].Unmap().String(), port), nil
+	return endpoint(name+", "+addrs[0].Unmap().String(), addrs[0], port)
+}
+
+// endpoint returns "address:port" of one host, which the user calls host.
+func endpoint(host string, addr netip.Addr, port string) (string, error) {
+	addr = addr.Unmap()
+	switch {
+	case addr.IsUnspecified():
+		return "", usageError{fmt.Errorf("address %q: is not the address of a host: it means all addresses, and is only for listening", host)}
+	case addr.IsMulticast():
+		return "", usageError{fmt.Errorf("address %q: is a multicast address: RDMA needs the address of one host", host)}
+	case addr == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return "", usageError{fmt.Errorf("address %q: is a broadcast address: RDMA needs the address of one host", host)}
+	}
+	return net.JoinHostPort(addr.String(), port), nil
 }
 
 // unknownHost returns an error that explains why a name cannot be resolved.

@@ -36,3 +36,13 @@ func TestReset(t *testing.T) {
 		t.Errorf("reset: %s", text)
 	}
 }
+
+// TestNotHost checks that an address that no host can have is named once and as such, without advice to look at the host.
+func TestNotHost(t *testing.T) {
+	const what = "a broadcast or multicast address, not that of one host: give the host's own"
+	e := &iwarp.Error{Op: "connection to 10.0.0.255:7174", Code: ctrlpb.Code_CODE_INVALID, Text: "10.0.0.255: " + what}
+	const want = "ping: 10.0.0.255:7174: " + what
+	if got := peerFailed("ping", "10.0.0.255:7174", e).Error(); got != want {
+		t.Errorf("got %q; want %q", got, want)
+	}
+}

@@ -263,6 +263,14 @@ func TestAddresses(t *testing.T) {
 			t.Errorf("resolve(%q) = %q", bad, got)
 		}
 	}
+	for bad, want := range map[string]string{
+		"0.0.0.0": "means all addresses", "[::]:9": "means all addresses", "::ffff:0.0.0.0": "means all addresses",
+		"224.0.0.1": "multicast", "[ff02::1]:9": "multicast", "::ffff:224.0.0.1": "multicast", "255.255.255.255:9": "broadcast",
+	} {
+		if got, err := resolve(t.Context(), bad, 7); err == nil || !strings.Contains(err.Error(), want) || exitCode(t.Context(), err) != exitUsage {
+			t.Errorf("resolve(%q) = %q, %v; want %q", bad, got, err, want)
+		}
+	}
 }
 
 func TestBar(t *testing.T) {

@@ -116,7 +116,7 @@ func (r *Resolver) refresh() error {
 		all[d] = &found{index: d.find(links)}
 	}
 	ifaces := make(map[int]iface)
-	var hostless []netip.Addr
+	var hostless, networks []netip.Addr
 	for i, l := range byIndex {
 		f, ok := r.iface(l, byIndex, all)
 		if !ok {
@@ -137,6 +137,10 @@ func (r *Resolver) refresh() error {
 			if ok {
 				hostless = append(hostless, ad)
 			}
+			ones, _ := a.Mask.Size()
+			if n, err := ad.Prefix(ones); err == nil && ad.BitLen()-ones > 1 { // both addresses of a network of two are hosts
+				networks = append(networks, n.Addr())
+			}
 			if b, ok := broadcast(a.IPNet); ok {
 				hostless = append(hostless, b)
 			}
@@ -154,7 +158,7 @@ func (r *Resolver) refresh() error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.ifaces, r.hostless = ifaces, hostless
+	r.ifaces, r.hostless, r.networks = ifaces, hostless, networks
 	for d, f := range all {
 		d.index, d.addrs, d.scoped, d.vlans = f.index, f.addrs, f.scoped, f.vlans
 	}

@@ -49,6 +49,7 @@ type Resolver struct {
 	macs     map[neighbour][6]byte // last resolved address of each
 	waiting  map[neighbour][]chan struct{}
 	hostless []netip.Addr  // see Hostless
+	networks []netip.Addr  // lowest addresses of the networks of the interfaces
 	ifaces   map[int]iface // the interfaces themselves and the VLANs on them
 	watchers []func()
 	changed  chan struct{}

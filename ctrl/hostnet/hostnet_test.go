@@ -167,6 +167,7 @@ func TestResolve(t *testing.T) {
 		{dst: "10.77.0.2", src: "127.0.0.1", err: ErrNoRoute},
 		{dst: "10.77.0.2", src: "10.99.9.9", err: dataplane.ErrSource},
 		{dst: "10.77.0.255", err: dataplane.ErrBroadcast},
+		{dst: "10.77.0.0", err: dataplane.ErrNetwork},
 		{dst: "169.254.7.2", want: "169.254.7.1", mtu: 1500},
 		{dst: "fe80::2", want: "fe80::1", mtu: 1500},
 		{dst: "fe80::2%a0", want: "fe80::1", mtu: 1500},

@@ -33,10 +33,21 @@ func (r *Resolver) Resolve(dst, src netip.Addr, device string) (dataplane.Hop, e
 	if hop.Local {
 		return hop, nil
 	}
-	if hop.DstMAC, err = r.neighbourMAC(via); err != nil {
+	hop.DstMAC, err = r.neighbourMAC(via)
+	switch {
+	case errors.Is(err, ErrNoNeighbour) && r.isNetwork(via.addr): // a host may have it, but few do
+		return hop, fmt.Errorf("hostnet: %v: %w", dst, dataplane.ErrNetwork)
+	case err != nil:
 		return hop, fmt.Errorf("hostnet: %v: %w (asked for %v on %s)", dst, err, via.addr, hop.Device)
 	}
 	return hop, nil
+}
+
+// isNetwork reports whether a is the lowest address of a network of one of the interfaces.
+func (r *Resolver) isNetwork(a netip.Addr) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Contains(r.networks, a)
 }
 
 // way finds the hop to dst, without the neighbour's MAC address.
