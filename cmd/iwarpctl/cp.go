@@ -449,15 +449,26 @@ func (w *copying) done() error {
 	return nil
 }
 
+var errNotRegular = errors.New("not a regular file: cp copies files and folders only")
+
 // openSource opens a regular file.
 func openSource(name string) (*os.File, os.FileInfo, error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0) // does not block if it is a FIFO
 	if err != nil {
+		link, lerr := os.Readlink(name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && lerr == nil:
+			err = &os.PathError{Op: "open", Path: name, Err: fmt.Errorf("a symbolic link to %s: %w", link, unix.ENOENT)}
+		case errors.Is(err, unix.ELOOP):
+			err = &os.PathError{Op: "open", Path: name, Err: errors.New("a symbolic link that leads back to itself")}
+		case errors.Is(err, unix.ENXIO): // a socket
+			err = &os.PathError{Op: "copy", Path: name, Err: errNotRegular}
+		}
 		return nil, nil, err
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = &os.PathError{Op: "copy", Path: name, Err: errors.New("not a regular file")}
+		err = &os.PathError{Op: "copy", Path: name, Err: errNotRegular}
 	}
 	if err != nil {
 		f.Close()

@@ -65,11 +65,7 @@ type peerFailure struct {
 func (e *peerFailure) Unwrap() error { return e.err }
 
 func (e *peerFailure) Error() string {
-	text := reason(e.err)
-	host, _, _ := net.SplitHostPort(e.addr)
-	for _, again := range []string{host + ": ", " (peer " + e.addr + ")", " of " + e.addr, " with " + e.addr, " to " + e.addr, e.addr + ": ", " " + e.addr} {
-		text = strings.ReplaceAll(text, again, "")
-	}
+	text := peerReason(e.err, e.addr)
 	server := servers[strings.Fields(e.op)[0]]
 	switch {
 	case errors.Is(e.err, iwarp.ErrRefused) && !errors.As(e.err, new(*iwarp.WCError)): // not the reset of a connection
@@ -87,6 +83,20 @@ func (e *peerFailure) Error() string {
 
 // silent matches the reasons why a peer is unreachable that are not on this host.
 var silent = regexp.MustCompile(`no answer|timed out|unreachable$`)
+
+// peerReason is reason without the peer's address, which the caller prints, and with advice if the connection was lost.
+func peerReason(err error, addr string) string {
+	text := strings.ReplaceAll(reason(err), "wait for completions: ", "")
+	host, _, _ := net.SplitHostPort(addr)
+	for _, again := range []string{host + ": ", " (peer " + addr + ")", " of " + addr, " with " + addr, " to " + addr, addr + ": ", " " + addr} {
+		text = strings.ReplaceAll(text, again, "")
+	}
+	text = strings.ReplaceAll(text, "the daemon is gone", "the iwarpd of this host has ended: start it, and try again")
+	if errors.Is(err, iwarp.ErrRefused) && errors.As(err, new(*iwarp.WCError)) {
+		text += ": the program or the iwarpd there has ended"
+	}
+	return text
+}
 
 // servers maps a client command to its server command.
 var servers = map[string]string{"cp": "serve", "ping": "ping -s", "perf": "perf --server", "nfs": "nfs export"}

@@ -2,9 +2,11 @@ package main
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
+	"github.com/iwarpd/iwarpd/app/filecopy"
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
@@ -44,5 +46,29 @@ func TestNotHost(t *testing.T) {
 	const want = "ping: 10.0.0.255:7174: " + what
 	if got := peerFailed("ping", "10.0.0.255:7174", e).Error(); got != want {
 		t.Errorf("got %q; want %q", got, want)
+	}
+}
+
+// TestLost checks what a client and a server say of a connection that was lost.
+func TestLost(t *testing.T) {
+	const addr = "10.0.0.1:7176"
+	reset := &iwarp.Error{Op: "connection", Code: ctrlpb.Code_CODE_REFUSED, Text: "tcp: connection reset by peer (peer " + addr + ")"}
+	flushed := &iwarp.WCError{Status: iwarp.WCFlushErr, Cause: reset}
+	for _, tt := range []struct {
+		err  error
+		want string
+	}{
+		{fmt.Errorf("receive to %s: iwarp: wait for completions: %w", addr, iwarp.ErrDaemonGone), "receive: the iwarpd of this host has ended: start it, and try again"},
+		{fmt.Errorf("receive to %s: %w", addr, flushed), "receive: tcp: connection reset by peer: the program or the iwarpd there has ended"},
+	} {
+		if got := peerReason(tt.err, addr); got != tt.want {
+			t.Errorf("%q: got %q; want %q", tt.err, got, tt.want)
+		}
+		var out strings.Builder
+		c := &command{out: &out}
+		c.served(netip.MustParseAddrPort(addr), filecopy.Event{Put: true, Name: "f", Err: tt.err})
+		if want := addr + ": put \"f\": " + tt.want + "\n"; out.String() != want {
+			t.Errorf("serve: got %q; want %q", out.String(), want)
+		}
 	}
 }

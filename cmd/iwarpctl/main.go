@@ -53,6 +53,10 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(results)
 	root.SetErr(errOut)
+	root.InitDefaultCompletionCmd()
+	if cmd, _, err := root.Find([]string{"completion"}); err == nil && cmd != root {
+		cmd.Args, cmd.RunE = usageArgs(cobra.NoArgs), func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	}
 	err := root.ExecuteContext(working)
 	if werr := results.error(); werr != nil {
 		err = werr
@@ -215,6 +219,12 @@ func (e *daemonError) Error() string {
 		return fmt.Sprintf("no iwarpd at %s: start it, or name its socket with --socket", e.socket)
 	case errors.Is(e.err, unix.EACCES), errors.Is(e.err, unix.EPERM):
 		return fmt.Sprintf("no permission to use %s: join the group that owns it, or run as root", e.socket)
+	case errors.Is(e.err, unix.ENOTSOCK):
+		return fmt.Sprintf("%s is not a socket: name the socket of iwarpd with --socket", e.socket)
+	case errors.Is(e.err, unix.EPROTOTYPE):
+		return fmt.Sprintf("%s is the socket of another program: name that of iwarpd with --socket", e.socket)
+	case errors.Is(e.err, unix.ENAMETOOLONG):
+		return fmt.Sprintf("the path of a socket has at most 107 bytes: %s has %d", e.socket, len(e.socket))
 	}
 	return fmt.Sprintf("iwarpd at %s: %v", e.socket, e.err)
 }

@@ -43,7 +43,13 @@ func TestErrors(t *testing.T) {
 	}
 	l.SetUnlinkOnClose(false)
 	l.Close()
-	none := filepath.Join(dir, "none.sock")
+	none, long := filepath.Join(dir, "none.sock"), filepath.Join(dir, strings.Repeat("s", 108))
+	stream := filepath.Join(dir, "stream.sock")
+	other, err := net.Listen("unix", stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
 	for _, tt := range []struct {
 		name string
 		args []string
@@ -57,6 +63,11 @@ func TestErrors(t *testing.T) {
 		{"unknown flag", []string{"status", "--colour"}, exitUsage, "--colour; see iwarpctl status --help"},
 		{"no daemon", []string{"--socket", none, "status"}, exitDaemon, "no iwarpd at " + none},
 		{"stale socket", []string{"--socket", stale, "status"}, exitDaemon, "no iwarpd at " + stale},
+		{"socket is a file", []string{"--socket", file, "status"}, exitDaemon, file + " is not a socket: name the socket of iwarpd with --socket"},
+		{"socket is a folder", []string{"--socket", dir, "status"}, exitDaemon, dir + " is not a socket: name the socket of iwarpd with --socket"},
+		{"socket of another program", []string{"--socket", stream, "status"}, exitDaemon, stream + " is the socket of another program"},
+		{"socket path too long", []string{"--socket", long, "status"}, exitDaemon, "the path of a socket has at most 107 bytes: " + long},
+		{"unknown shell", []string{"completion", "tcsh"}, exitUsage, `iwarpctl completion has no command "tcsh", did you mean bash or zsh or fish?; see iwarpctl completion --help`},
 		{"status with an argument", []string{"status", "x"}, exitUsage, "iwarpctl status --help"},
 		{"ping without side", []string{"ping", "-a", "10.0.0.1"}, exitUsage, "-s (server) or -c (client)"},
 		{"ping with both sides", []string{"ping", "-s", "-c"}, exitUsage, "-s (server) or -c (client)"},
@@ -330,10 +341,22 @@ func TestCopySource(t *testing.T) {
 	if err := unix.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{pipe, dir, "/dev/zero"} {
+	sock, loop, dangling := filepath.Join(dir, "sock"), filepath.Join(dir, "loop"), filepath.Join(dir, "dangling")
+	l, err := net.Listen("unix", sock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := errors.Join(os.Symlink(loop, loop), os.Symlink("/nowhere", dangling)); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		pipe: "not a regular file", dir: "a folder", "/dev/zero": "not a regular file", sock: "not a regular file",
+		loop: "a symbolic link that leads back to itself", dangling: "a symbolic link to /nowhere: no such file or directory",
+	} {
 		for _, args := range [][]string{{"cp", name, "10.0.0.1:7176/x"}, {"nfs", "put", name, "10.0.0.1:/x"}} {
 			code, _, errOut := ctl(t, args...)
-			if code != exitFile || !strings.Contains(errOut, "not a regular file") && !strings.Contains(errOut, "is a folder") {
+			if code != exitFile || !strings.Contains(errOut, want) && !(name == dir && strings.Contains(errOut, "not a regular file")) {
 				t.Errorf("%v: exit code %d: %s", args, code, errOut)
 			}
 		}

@@ -90,7 +90,7 @@ func (c *command) served(peer netip.AddrPort, e filecopy.Event) {
 		s.Op = "get"
 	}
 	if e.Err != nil {
-		s.Error = strings.Join(strings.Fields(e.Err.Error()), " ")
+		s.Error = strings.Join(strings.Fields(peerReason(e.Err, s.Peer)), " ")
 	} else {
 		s.Size, s.Checksum = e.Size, e.Hash.Text(e.Sum)
 		if e.Hash == filecopy.SHA256 {

@@ -51,6 +51,10 @@ func main() {
 		fmt.Fprintf(os.Stderr, "iwarpd-device-plugin: unexpected argument %q; see -help\n", flag.Arg(0))
 		os.Exit(2)
 	}
+	if err := c.check(); err != nil {
+		fmt.Fprintln(os.Stderr, "iwarpd-device-plugin:", err)
+		os.Exit(2)
+	}
 	c.Alive = func(ctx context.Context) error { return ask(ctx, socket) }
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)

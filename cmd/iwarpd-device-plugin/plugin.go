@@ -9,8 +9,10 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -30,6 +32,20 @@ type config struct {
 	Period    time.Duration
 
 	Alive func(context.Context) error // returns nil if the daemon answers
+}
+
+// resources are the names that the kubelet takes: a domain and a name.
+var resources = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`)
+
+// check returns an error if the kubelet would refuse the configuration.
+func (c *config) check() error {
+	if !resources.MatchString(c.Resource) {
+		return fmt.Errorf("-resource %q: must be DOMAIN/NAME, such as iwarpd.io/rdma", c.Resource)
+	}
+	if c.Period <= 0 {
+		return fmt.Errorf("-period %v: must be more than 0, such as 2s", c.Period)
+	}
+	return nil
 }
 
 // answerTime bounds each request to the daemon and each call to the kubelet.
@@ -74,7 +90,7 @@ func (p *plugin) serve(ctx context.Context) error {
 	}
 	l, err := net.Listen("unix", path)
 	if err != nil {
-		return fmt.Errorf("listen: %w", err)
+		return fmt.Errorf("make %s: %w: is the kubelet running, and is its folder mounted?", path, bare(err))
 	}
 	own, err := os.Lstat(path)
 	if err != nil {
@@ -118,10 +134,21 @@ func (p *plugin) register(ctx context.Context) error {
 	_, err = v1beta1.NewRegistrationClient(conn).Register(ctx, &v1beta1.RegisterRequest{
 		Version: v1beta1.Version, Endpoint: endpoint, ResourceName: p.Resource,
 	})
+	if status.Code(err) == codes.Unavailable {
+		return fmt.Errorf("no kubelet answers at %s/kubelet.sock: is it running?", p.Kubelet)
+	}
 	if err != nil {
-		return fmt.Errorf("register with the kubelet: %w", err)
+		return fmt.Errorf("register with the kubelet: %s", status.Convert(err).Message())
 	}
 	return nil
+}
+
+// bare returns the system's reason of err, without the words of package net.
+func bare(err error) error {
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		return errno
+	}
+	return err
 }
 
 // look reads the slots, checks that the daemon answers, and publishes changes.

@@ -279,3 +279,37 @@ func TestNoSlots(t *testing.T) {
 		t.Errorf("%d CDI files; want none", len(files))
 	}
 }
+
+// TestMistakes checks that a wrong setting and a kubelet that is not there are named in one line, without the words of
+// Go's packages.
+func TestMistakes(t *testing.T) {
+	dir := t.TempDir()
+	good := config{Resource: "iwarpd.io/rdma", Kubelet: dir, Period: time.Second}
+	if err := good.check(); err != nil {
+		t.Error(err)
+	}
+	for _, resource := range []string{"", "5", "rdma", "/rdma", "iwarpd.io/", "a/b/c", "iwarpd.io/rd ma", "Iwarpd.io/rdma"} {
+		c := good
+		c.Resource = resource
+		if c.check() == nil {
+			t.Errorf("resource %q is accepted", resource)
+		}
+	}
+	bad := good
+	bad.Period = 0
+	if bad.check() == nil {
+		t.Error("a period of 0 is accepted")
+	}
+	none := filepath.Join(dir, "none")
+	for folder, want := range map[string]string{
+		none: "make " + none + "/iwarpd.sock: no such file or directory: is the kubelet running, and is its folder mounted?",
+		dir:  "no kubelet answers at " + dir + "/kubelet.sock: is it running?",
+	} {
+		c := good
+		c.Kubelet = folder
+		p := &plugin{config: c, log: slog.New(slog.DiscardHandler), changed: make(chan struct{})}
+		if err := p.serve(t.Context()); err == nil || err.Error() != want {
+			t.Errorf("got %v; want %q", err, want)
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"syscall"
@@ -40,10 +41,25 @@ type Conn struct {
 	oob   []byte
 }
 
-// Dial connects to the socket at path.
+// maxPath is the length of the longest path of a socket, in bytes (unix(7)).
+const maxPath = 107
+
+// Dial connects to the socket at path. Its error wraps ENAMETOOLONG, ENOTSOCK if another kind of file
+// is there, and EPROTOTYPE if the socket belongs to another program.
 func Dial(ctx context.Context, path string) (*Conn, error) {
+	if len(path) > maxPath {
+		return nil, fmt.Errorf("%s: %w", path, unix.ENAMETOOLONG)
+	}
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unixpacket", path)
+	if errors.Is(err, unix.ECONNREFUSED) {
+		if info, serr := os.Stat(path); serr == nil && info.Mode()&fs.ModeSocket == 0 {
+			err = unix.ENOTSOCK
+		}
+	}
+	if errno, ok := errors.AsType[syscall.Errno](err); ok { // without the words of package net
+		err = fmt.Errorf("%s: %w", path, errno)
+	}
 	if err != nil {
 		return nil, err
 	}
