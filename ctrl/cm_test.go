@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -167,6 +168,15 @@ func TestConnect(t *testing.T) {
 		if q := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListQps{ListQps: &ctrlpb.ListQPs{}}}).GetQps().Qps[0]; q.State != "RTS" || q.Remote != peerA.String() || q.Silent != (silent != nil) {
 			t.Errorf("queue pair %v", q)
 		}
+	}
+	// A worker looks only at the connections that are listed.
+	for after, want := range map[uint32][]dataplane.ConnID{0: {p.id}, ev.Qp: {}} {
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListQps{ListQps: &ctrlpb.ListQPs{After: after}}})
+		h.e.mu.Lock()
+		if h.e.queried == nil || !slices.Equal(h.e.queried, want) {
+			t.Errorf("after %d the connections %v were queried, want %v", after, h.e.queried, want)
+		}
+		h.e.mu.Unlock()
 	}
 	c.fails(cState, req) // a QP has one connection
 

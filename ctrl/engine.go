@@ -33,7 +33,7 @@ type Engine interface {
 	Bind(*dataplane.ClientBinding) error
 	Unbind(*dataplane.ClientBinding)
 
-	QueryConns() (conns []dataplane.ConnInfo, silent []int)
+	QueryConns(ids []dataplane.ConnID) (conns []dataplane.ConnInfo, silent []int)
 	Stats() []dataplane.Stats
 	NewTap(frames, snap int, match func(*pkt.Flow) bool) *dataplane.Tap
 	AddTap(*dataplane.Tap)

@@ -44,8 +44,9 @@ type fakeEngine struct {
 	hold     chan struct{} // if set, Connect returns when it is closed
 	late     bool          // and opens the connection only then
 	connects []netip.AddrPort
-	calls    chan string // one for each call that a test awaits
-	silent   []int       // workers that do not respond
+	calls    chan string        // one for each call that a test awaits
+	silent   []int              // workers that do not respond
+	queried  []dataplane.ConnID // by the last QueryConns
 
 	devices   map[dataplane.ConnID]string // by NewID
 	on        map[dataplane.ListenerID]string
@@ -72,9 +73,10 @@ func newFakeEngine() *fakeEngine {
 }
 
 // QueryConns reports no connection.
-func (e *fakeEngine) QueryConns() (conns []dataplane.ConnInfo, silent []int) {
+func (e *fakeEngine) QueryConns(ids []dataplane.ConnID) (conns []dataplane.ConnInfo, silent []int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.queried = ids
 	return nil, e.silent
 }
 

@@ -136,8 +136,21 @@ func page[T any](items []T, key func(T) uint32, after uint32) (out []T, more boo
 
 func (c *session) listQPs(r *ctrlpb.ListQPs, reply *ctrlpb.Reply) error {
 	s := c.srv
+	qps, more, err := c.pageOfQPs(r)
+	if err != nil {
+		return err
+	}
+	// A worker must not spend a turn on connections that are not listed.
+	s.mu.Lock()
+	ids := []dataplane.ConnID{}
+	for _, q := range qps {
+		if q.conn != nil && q.conn.id != 0 {
+			ids = append(ids, q.conn.id)
+		}
+	}
+	s.mu.Unlock()
 	infos := make(map[*dataplane.QPBinding]dataplane.ConnInfo)
-	conns, silent := s.engine.QueryConns()
+	conns, silent := s.engine.QueryConns(ids)
 	for _, ci := range conns {
 		if ci.QP != nil {
 			infos[ci.QP] = ci
@@ -145,7 +158,18 @@ func (c *session) listQPs(r *ctrlpb.ListQPs, reply *ctrlpb.Reply) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var qps []*qp
+	list := &ctrlpb.QPList{More: more}
+	for _, q := range qps {
+		list.Qps = append(list.Qps, q.info(infos, silent))
+	}
+	reply.Body = &ctrlpb.Reply_Qps{Qps: list}
+	return nil
+}
+
+// pageOfQPs returns the queue pairs that r asks for, as many as fit in a reply.
+func (c *session) pageOfQPs(r *ctrlpb.ListQPs) (qps []*qp, more bool, err error) {
+	c.srv.mu.Lock()
+	defer c.srv.mu.Unlock()
 	for _, o := range c.visible() {
 		for _, q := range o.qps {
 			if r.Qp == 0 || r.Qp == q.num {
@@ -154,19 +178,14 @@ func (c *session) listQPs(r *ctrlpb.ListQPs, reply *ctrlpb.Reply) error {
 		}
 	}
 	if r.Qp != 0 && len(qps) == 0 {
-		return noQP(r.Qp)
+		return nil, false, noQP(r.Qp)
 	}
 	// An item with its counters is long.
-	qps, more := page(qps, func(q *qp) uint32 { return q.num }, r.After)
+	qps, more = page(qps, func(q *qp) uint32 { return q.num }, r.After)
 	if len(qps) > pageSize/4 {
 		qps, more = qps[:pageSize/4], true
 	}
-	list := &ctrlpb.QPList{More: more}
-	for _, q := range qps {
-		list.Qps = append(list.Qps, q.info(infos, silent))
-	}
-	reply.Body = &ctrlpb.Reply_Qps{Qps: list}
-	return nil
+	return qps, more, nil
 }
 
 func (q *qp) srqHandle() uint32 {

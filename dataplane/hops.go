@@ -111,7 +111,7 @@ func (e *Engine) rehop() {
 		device        string
 	}
 	conns := make(map[way][]ConnID)
-	all, silent := e.QueryConns()
+	all, silent := e.QueryConns(nil)
 	for _, id := range silent { // the worker's connections are resolved when it runs again
 		e.workers[id].post(func(*worker) { e.hopsChanged() })
 	}

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -177,24 +178,35 @@ func (e *Engine) Stats() []Stats {
 
 // Conns returns the connections of all workers that answer.
 func (e *Engine) Conns() []ConnInfo {
-	all, _ := e.QueryConns()
+	all, _ := e.QueryConns(nil)
 	return all
 }
 
-// QueryConns returns the connections of all workers that answer within a second, and the
-// workers that do not.
-func (e *Engine) QueryConns() (conns []ConnInfo, silent []int) {
+// QueryConns returns the connections ids, or all if ids is nil, of all workers that answer within a
+// second, and the workers that do not.
+func (e *Engine) QueryConns(ids []ConnID) (conns []ConnInfo, silent []int) {
 	all, silent := ask(e, func(w *worker) []ConnInfo {
-		infos := make([]ConnInfo, 0, len(w.streams))
-		for _, t := range w.streams {
-			ci := ConnInfo{ID: t.id, Flow: t.flow(), Worker: w.id, Full: t.mode == modeFull, Params: t.params, QP: t.qp}
-			t.lane.llp.info(&ci)
-			if t.ddp != nil {
-				ci.RDMAP, ci.Verbs = t.ddp.Stats(), t.qp.QP.Stats()
+		some := ids
+		if some == nil {
+			some = slices.Collect(maps.Keys(w.streams))
+		}
+		infos := make([]ConnInfo, 0, len(some))
+		for _, id := range some {
+			if s := w.streams[id]; s != nil {
+				infos = append(infos, s.connInfo(w))
 			}
-			infos = append(infos, ci)
 		}
 		return infos
 	})
 	return slices.Concat(all...), silent
+}
+
+// connInfo returns the state of s.
+func (s *stream) connInfo(w *worker) ConnInfo {
+	ci := ConnInfo{ID: s.id, Flow: s.flow(), Worker: w.id, Full: s.mode == modeFull, Params: s.params, QP: s.qp}
+	s.lane.llp.info(&ci)
+	if s.ddp != nil {
+		ci.RDMAP, ci.Verbs = s.ddp.Stats(), s.qp.QP.Stats()
+	}
+	return ci
 }

@@ -19,7 +19,7 @@ func TestSilentWorker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conns, silent := e.QueryConns() // it was not started
+	conns, silent := e.QueryConns(nil) // it was not started
 	if len(conns) != 0 || !slices.Equal(silent, []int{0}) {
 		t.Errorf("%d connections, silent %v; want 0", len(conns), silent)
 	}

@@ -266,6 +266,8 @@ func (noHost) Counters() (bpf.Counters, error)                          { return
 // countedEngine has one worker that has done nothing.
 type countedEngine struct{ ctrl.Engine }
 
-func (countedEngine) QueryConns() (conns []dataplane.ConnInfo, silent []int) { return nil, nil }
-func (countedEngine) Stats() []dataplane.Stats                               { return make([]dataplane.Stats, 1) }
-func (countedEngine) Workers() int                                           { return 1 }
+func (countedEngine) QueryConns([]dataplane.ConnID) (conns []dataplane.ConnInfo, silent []int) {
+	return nil, nil
+}
+func (countedEngine) Stats() []dataplane.Stats { return make([]dataplane.Stats, 1) }
+func (countedEngine) Workers() int             { return 1 }
