@@ -115,6 +115,7 @@ func (ch *CompChannel) sleep(ctx context.Context) error {
 		stop := context.AfterFunc(ctx, func() { _ = ch.file.SetReadDeadline(time.Unix(1, 0)) })
 		defer stop()
 	}
+	ch.d.rest()
 	b, err := ch.file.wait()
 	ch.mu.Lock()
 	defer ch.mu.Unlock()

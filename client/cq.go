@@ -102,7 +102,7 @@ func (d *Device) createCQ(ctx context.Context, depth int, ch *CompChannel) (*CQ,
 // wait.
 func (c *CQ) Poll(wcs []WC) int {
 	n := c.poll(wcs)
-	if n == 0 && c.d.progress != nil && c.d.progress() > 0 {
+	if n == 0 && c.d.progress != nil && c.d.progress.Turn() > 0 {
 		n = c.poll(wcs)
 	}
 	return n
@@ -195,6 +195,7 @@ func (c *CQ) sleep(ctx context.Context, swaps int) error {
 		stop := context.AfterFunc(ctx, func() { _ = c.file.SetReadDeadline(time.Unix(1, 0)) })
 		defer stop()
 	}
+	c.d.rest()
 	_, err := c.file.wait()
 	switch {
 	case err == nil:

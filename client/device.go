@@ -31,7 +31,7 @@ type Device struct {
 	conn     *seqpacket.Conn
 	attrs    []DeviceAttr               // one for each of the daemon's interfaces
 	use      atomic.Pointer[DeviceAttr] // one of attrs, or nil; see Use
-	progress func() int                 // drives an engine in the same process; nil if a daemon runs it
+	progress Progress                   // nil if a daemon runs the engine
 
 	ringers []*shm.DoorbellRinger
 	wakes   []int
@@ -113,10 +113,18 @@ func OpenWait(ctx context.Context, socket string) (*Device, error) {
 	}
 }
 
+// Progress drives an engine in the process of its application.
+type Progress interface {
+	// Turn lets the engine work once, and returns the amount of work found.
+	Turn() int
+	// Rest says that the caller is about to sleep, so that the engine must run by itself until
+	// the next Turn.
+	Rest()
+}
+
 // OpenFD is Open for a connected SOCK_SEQPACKET descriptor, which it takes over. If progress is
-// not nil, the Device calls it while it waits. It drives an engine in this process and returns
-// the amount of work found.
-func OpenFD(ctx context.Context, fd int, progress func() int) (*Device, error) {
+// not nil, the Device drives the engine by it while it waits.
+func OpenFD(ctx context.Context, fd int, progress Progress) (*Device, error) {
 	c, err := seqpacket.FromFD(fd)
 	if err != nil {
 		return nil, fmt.Errorf("iwarp: %w", err)
@@ -124,7 +132,7 @@ func OpenFD(ctx context.Context, fd int, progress func() int) (*Device, error) {
 	return newDevice(ctx, c, progress)
 }
 
-func newDevice(ctx context.Context, c *seqpacket.Conn, progress func() int) (*Device, error) {
+func newDevice(ctx context.Context, c *seqpacket.Conn, progress Progress) (*Device, error) {
 	d := &Device{
 		conn: c, progress: progress, done: make(chan struct{}), drains: make(chan struct{}), async: make(chan *AsyncEvent, maxAsync), srqs: make(map[uint32]*SRQ), streams: make(map[uint32]*Stream),
 		waiting: make(map[uint64]chan answer), qps: make(map[uint32]*QP), listens: make(map[uint32]*Listener),
@@ -482,16 +490,24 @@ func wait[T any](ctx context.Context, d *Device, ch <-chan T) (v T, err error) {
 				return v, ctx.Err()
 			default:
 			}
-			if d.progress() == 0 {
+			if d.progress.Turn() == 0 {
 				runtime.Gosched()
 			}
 		}
 	}
+	d.rest()
 	select {
 	case v = <-ch:
 		return v, nil
 	case <-ctx.Done():
 		return v, ctx.Err()
+	}
+}
+
+// rest says that the caller is about to sleep.
+func (d *Device) rest() {
+	if d.progress != nil {
+		d.progress.Rest()
 	}
 }
 

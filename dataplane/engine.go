@@ -172,6 +172,11 @@ func (e *Engine) Workers() int { return len(e.workers) }
 // in a turn.
 func (e *Engine) Turn() int { return e.workers[0].inlineTurn() }
 
+// Rest makes the engine's own goroutine take over at once, without waiting whether the application
+// calls Turn again. It is for an application that is about to sleep. The engine must have been
+// created with Inline.
+func (e *Engine) Rest() { e.workers[0].restInline() }
+
 func (e *Engine) worker(id ConnID) *worker {
 	i := id.Worker()
 	if i >= len(e.workers) {

@@ -111,15 +111,16 @@ type scratch struct {
 
 // driver synchronizes worker 0 with an application that drives it.
 type driver struct {
-	mu   sync.Mutex   // held during a turn
-	last atomic.Int64 // when the application last called Turn
+	mu   sync.Mutex    // held during a turn
+	last atomic.Int64  // when the application last called Turn, or 0 after Rest
+	rest chan struct{} // has a value after Rest
 }
 
 func newWorker(e *Engine, id int, q Queue) (*worker, error) {
 	w := &worker{
 		e: e, id: id, queueOf: queueOf{dev: e.addDevice(q.Device), cpu: q.CPU}, tcp: *e.cfg.TCP,
 		laneTable: laneTable{lanes: make(map[handoff.Key]*lane)}, streams: make(map[ConnID]*stream), moved: make(map[ConnID]*worker),
-		listeners: make(listeners),
+		listeners: make(listeners), driver: driver{rest: make(chan struct{}, 1)},
 	}
 	w.tcp.RTT = &w.times.rtts
 	w.socks, _ = q.Link.(*Sockets)
@@ -232,19 +233,44 @@ func (t *touched) at(r any) *stream {
 
 // fillIn runs the worker while the application does not drive it. It holds drive during its
 // turns and its sleep, since Wait uses the link too. An application that calls Turn wakes it.
-// From then on the application drives the worker alone, as long as it calls Turn at least once
-// per millisecond.
+// From then on the application drives the worker alone, until it calls Rest, or has not called Turn
+// for a millisecond when fillIn looks. The longer it drives, the more rarely fillIn looks.
 //
-// It has no thread of its own, and sleeps by a timer of Go's. While a goroutine sleeps in a system
-// call and another one computes, the monitor of Go's scheduler looks every 20 us whether to start
-// a thread for others, and each time interrupts the application if there is no other CPU.
+// fillIn has no thread of its own, and waits for a timer of Go's. While a goroutine sleeps in a
+// system call and another one computes, the monitor of Go's scheduler looks every 20 us whether to
+// start a thread for others, and each time interrupts the application if there is no other CPU.
 func (w *worker) fillIn() {
-	for !w.e.stop.Load() {
-		if w.e.cfg.Now().Sub(clock.Time(w.driver.last.Load())) < time.Millisecond {
-			time.Sleep(time.Millisecond)
+	d := &w.driver
+	look := time.NewTimer(0)
+	defer look.Stop()
+	for wait := lookLeast; !w.e.stop.Load(); {
+		if w.e.cfg.Now().Sub(clock.Time(d.last.Load())) >= lookLeast {
+			w.fillInTurn()
+			wait = lookLeast
 			continue
 		}
-		w.fillInTurn()
+		look.Reset(wait)
+		select {
+		case <-look.C:
+			wait = min(2*wait, lookMost)
+		case <-d.rest:
+		}
+	}
+}
+
+// lookLeast is how long after a Turn of the application the worker may run by itself, and lookMost bounds the time
+// between two looks whether it may. A look costs up to 75 us in a virtual machine.
+const (
+	lookLeast = time.Millisecond
+	lookMost  = 8 * time.Millisecond
+)
+
+// restInline lets the worker run by itself until the application calls Turn.
+func (w *worker) restInline() {
+	w.driver.last.Store(0)
+	select {
+	case w.driver.rest <- struct{}{}:
+	default:
 	}
 }
 

@@ -167,11 +167,10 @@ func (n *Node) NewDevice(ctx context.Context) (*iwarp.Device, error) {
 		unix.Close(fds[1])
 		return nil, fmt.Errorf("embed: %w", err)
 	}
-	var turn func() int
-	if n.progress != nil {
-		turn = n.progress.turn
+	if n.progress == nil {
+		return iwarp.OpenFD(ctx, fds[1], nil)
 	}
-	return iwarp.OpenFD(ctx, fds[1], turn)
+	return iwarp.OpenFD(ctx, fds[1], n.progress)
 }
 
 // Addr returns the first address of the Node.

@@ -28,8 +28,8 @@ func (p *progress) remove(e *dataplane.Engine) {
 	p.engines = slices.DeleteFunc(p.engines, func(o *dataplane.Engine) bool { return o == e })
 }
 
-// turn drives each engine once and returns how much work there was.
-func (p *progress) turn() (work int) {
+// Turn drives each engine once and returns how much work there was.
+func (p *progress) Turn() (work int) {
 	if !p.mu.TryLock() {
 		return 0
 	}
@@ -38,4 +38,13 @@ func (p *progress) turn() (work int) {
 		work += e.Turn()
 	}
 	return work
+}
+
+// Rest lets each engine's own goroutine drive it.
+func (p *progress) Rest() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range p.engines {
+		e.Rest()
+	}
 }

@@ -14,7 +14,7 @@ import (
 // interrupts the application ten thousand times a second.
 func TestDrivenEngineSleeps(t *testing.T) {
 	a, _, _ := pair(t, embed.PairConfig{InlineProgress: true})
-	asleep := regexp.MustCompile(`(?s)^goroutine \d+ \[sleep.*\(\*worker\)\.fillIn`)
+	asleep := regexp.MustCompile(`(?s)^goroutine \d+ \[select.*\(\*worker\)\.fillIn`)
 	stacks := make([]byte, 1<<20)
 	for end := time.Now().Add(30 * time.Second); ; {
 		for range 1000 {
