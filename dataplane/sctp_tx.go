@@ -59,8 +59,10 @@ func (as *assoc) pump(w *worker, g *sched.Grant) int {
 	work += as.data(w, nil)
 	for i := 0; i < len(as.round); i++ {
 		s := as.round[i]
-		full := s.mode == modeFull && s.completions(w)
-		if full && s.mode == modeFull && as.mux.CanSend(s.sid) {
+		if s.mode == modeFull {
+			s.completions(w)
+		}
+		if s.mode == modeFull && as.mux.CanSend(s.sid) {
 			s.pullMore(w)
 		}
 		s.flushLate(w)

@@ -360,7 +360,7 @@ func (s *stream) lookAt(w *worker) {
 }
 
 // pullMore takes the work requests that did not fit in the send queue before this turn's
-// completions. No later doorbell or acknowledgement might trigger that.
+// completions, or in its batch. No later doorbell or acknowledgement might trigger that.
 func (s *stream) pullMore(w *worker) {
 	if !s.gate && !s.failed && s.pull(w) > 0 {
 		w.mark(s.lane)
@@ -413,17 +413,15 @@ func (s *stream) fail(w *worker, err *term.Error) {
 }
 
 // completions moves completions of the queue pair to its CQs. A work request is complete only
-// after its payload has been copied. It reports whether the send queue was full before.
-func (s *stream) completions(w *worker) (full bool) {
-	full = s.qp.QP.Full()
+// after its payload has been copied.
+func (s *stream) completions(w *worker) {
 	for s.qp.QP.PollWC(&w.wc) {
 		if !w.complete(s.qp, &w.wc) {
 			s.abort(w, ErrCQOverrun)
-			return full
+			return
 		}
 	}
 	s.measure(w)
-	return full
 }
 
 // complete pushes a completion. It returns false if the CQ is full.

@@ -278,12 +278,12 @@ func (c *tcpConn) pump(w *worker, g *sched.Grant) int {
 	if c.gone {
 		return work
 	}
-	full := c.mode == modeFull && c.completions(w)
+	if c.mode == modeFull {
+		c.completions(w)
+	}
 	if c.mode == modeFull {
 		c.noteBacklog(w)
-		if full {
-			c.pullMore(w)
-		}
+		c.pullMore(w)
 		c.watchSilence(w.now)
 	}
 	c.flushLate(w)

@@ -222,9 +222,6 @@ func (q *QP) State() State {
 	return q.state
 }
 
-// Full reports whether HandleSends would take nothing for want of room, or because a work request must be completed first.
-func (q *QP) Full() bool { return q.held || int(q.sqTail-q.sqHead) == len(q.sq) }
-
 // Idle reports whether no send work request is outstanding.
 func (q *QP) Idle() bool { return q.sqHead == q.sqTail }
 
