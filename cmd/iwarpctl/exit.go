@@ -86,9 +86,9 @@ var silent = regexp.MustCompile(`no answer|timed out|unreachable$`)
 
 // peerReason is reason without the peer's address, which the caller prints, and with advice if the connection was lost.
 func peerReason(err error, addr string) string {
-	text := strings.ReplaceAll(reason(err), "wait for completions: ", "")
 	host, _, _ := net.SplitHostPort(addr)
-	for _, again := range []string{host + ": ", " (peer " + addr + ")", " of " + addr, " with " + addr, " to " + addr, addr + ": ", " " + addr} {
+	text := strings.ReplaceAll(strings.TrimPrefix(reason(err), host+": "), "wait for completions: ", "")
+	for _, again := range []string{" (peer " + addr + ")", " of " + addr, " with " + addr, " to " + addr, addr + ": ", " " + addr} {
 		text = strings.ReplaceAll(text, again, "")
 	}
 	text = strings.ReplaceAll(text, "the daemon is gone", "the iwarpd of this host has ended: start it, and try again")

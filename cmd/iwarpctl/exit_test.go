@@ -33,6 +33,10 @@ func TestReset(t *testing.T) {
 			t.Errorf("%s", got)
 		}
 	}
+	denied := &iwarp.Error{Op: "connection", Code: ctrlpb.Code_CODE_PERMISSION, Text: "uid 7 may not connect to 10.0.0.1: not in connect-to of rule 1"}
+	if got, want := peerFailed("ping", "10.0.0.1:7174", denied).Error(), "ping: 10.0.0.1:7174: "+denied.Text; got != want {
+		t.Errorf("denied: got %q; want %q", got, want)
+	}
 	reset := fmt.Errorf("receive: %w", &iwarp.WCError{Status: iwarp.WCFlushErr, Cause: refused})
 	if text := peerFailed("ping", "10.0.0.1:7174", reset).Error(); strings.Contains(text, hint) {
 		t.Errorf("reset: %s", text)
