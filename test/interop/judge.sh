@@ -51,6 +51,7 @@ judge() {
       gsub(/TCP Checksum 0xffff instead of 0x0000 \(see RFC 1624\)/, "", s)
       if (resent) gsub(/D-SACK Sequence|TCP window update|Duplicate ACK \(#[0-9]*\)/, "", s)   # caused by it
       gsub(/Connection (establish|finish|reset)[^,]*|This frame (initiates|undergoes) the connection closing/, "", s)
+      if (ours == "") gsub(/TCP window specified by the receiver is now completely full/, "", s)   # flow control of Linux at both ends
       gsub(/[ ,]/, "", s)
       if (s != "" && $14 ~ /6291456|8388608|0x00600000|0x00800000/) bad("tshark objects")
     }
