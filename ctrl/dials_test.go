@@ -26,7 +26,7 @@ func (r *stuckResolver) Resolve(dst, src netip.Addr, device string) (dataplane.H
 	return r.fakeResolver.Resolve(dst, src, device)
 }
 
-// TestCanceledDials checks that a client cannot make the daemon look for ever more neighbours by canceling its connects: each look-up
+// TestCanceledDials checks that canceled connects count against the limit until their look-ups of the next hop have ended: each
 // takes seconds, and delays those of others.
 func TestCanceledDials(t *testing.T) {
 	const limit = 8

@@ -37,7 +37,7 @@ type Result struct {
 type Times struct {
 	Disk, Hash         time.Duration // of this side
 	PeerDisk, PeerHash time.Duration
-	Network            time.Duration // with a chunk under way; 0 on a server
+	Network            time.Duration // while a chunk is transferred; 0 on a server
 }
 
 // Time-outs of both sides.
@@ -247,10 +247,10 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 		return Result{}, err
 	}
 	var freed uint64
-	under := make([]piece, t.slots) // under way
+	pending := make([]piece, t.slots)
 	for seq := range t.chunks() {
 		if seq-freed == uint64(t.slots) {
-			if err := t.reclaim(ctx, freed, under); err != nil {
+			if err := t.reclaim(ctx, freed, pending); err != nil {
 				return Result{}, err
 			}
 			freed++
@@ -262,7 +262,7 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 		if err := t.ship(ctx, seq, &p); err != nil {
 			return Result{}, t.reason(ctx, err)
 		}
-		under[seq%uint64(t.slots)] = p
+		pending[seq%uint64(t.slots)] = p
 	}
 	end := message{Kind: kindEnd, Size: uint64(t.size), Sum: t.total()}
 	if t.v2 {
@@ -272,7 +272,7 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 		return Result{}, t.reason(ctx, err)
 	}
 	for ; freed < t.chunks(); freed++ {
-		if err := t.reclaim(ctx, freed, under); err != nil {
+		if err := t.reclaim(ctx, freed, pending); err != nil {
 			return Result{}, err
 		}
 	}
@@ -302,8 +302,8 @@ func (t *transfer) ship(ctx context.Context, seq uint64, p *piece) error {
 	return post(ctx, t.conn, &message{Kind: kindChunk, Seq: seq, Len: uint32(p.n)})
 }
 
-// reclaim waits until the other side reports the slot of chunk seq free.
-func (t *transfer) reclaim(ctx context.Context, seq uint64, under []piece) error {
+// reclaim waits until the other side reports the slot of chunk seq free, which ends its transfer.
+func (t *transfer) reclaim(ctx context.Context, seq uint64, pending []piece) error {
 	m, err := recv(ctx, t.conn, t.patience())
 	if err != nil {
 		return err
@@ -311,7 +311,7 @@ func (t *transfer) reclaim(ctx context.Context, seq uint64, under []piece) error
 	if m.Kind != kindFree || m.Seq != seq {
 		return errTurn(&m)
 	}
-	if p := &under[seq%uint64(t.slots)]; p.stop != nil {
+	if p := &pending[seq%uint64(t.slots)]; p.stop != nil {
 		p.stop()
 	}
 	t.report(min(t.position(seq+1), t.size))
@@ -347,21 +347,21 @@ func (t *transfer) receive(ctx context.Context, w io.Writer, prefix io.Reader) (
 		return Result{}, err
 	}
 	ahead := uint64(0)
-	if t.read != nil { // the chunks of one half are under way while the sender fills the other
+	if t.read != nil { // one half of the slots is read while the sender fills the other
 		ahead = uint64(t.slots) / 2
 	}
-	under := make([]piece, t.slots)
+	pending := make([]piece, t.slots)
 	for told, freed := uint64(0), uint64(0); freed < t.chunks(); {
 		if told < t.chunks() && told-freed <= ahead {
 			p, err := t.announced(ctx, told)
 			if err != nil {
 				return Result{}, err
 			}
-			under[told%uint64(t.slots)] = p
+			pending[told%uint64(t.slots)] = p
 			told++
 			continue
 		}
-		p := &under[freed%uint64(t.slots)]
+		p := &pending[freed%uint64(t.slots)]
 		if err := p.wait(ctx); err != nil {
 			return Result{}, err
 		}
