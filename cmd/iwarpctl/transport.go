@@ -51,8 +51,8 @@ func (c *command) addTransport(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().BoolVar(&c.share, "shared-association", false, "over SCTP, share one association among all connections of this program to the same port")
 	cmd.Flags().IntVar(&c.ip.DSCP, "dscp", 0, "DSCP of the packets sent, 1 to 63; 0: the daemon's default, -1: 0")
 	cmd.Flags().IntVar(&c.ip.TTL, "ttl", 0, "TTL or hop limit of the packets sent, 1 to 255; 0: the daemon's default")
-	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return c.checkIP(cmd.Name()) }
 	cmd.Flags().IntVar(&c.ip.Priority, "priority", 0, "priority in VLAN tags of the packets sent, 1 to 7; 0: the daemon's default, -1: 0")
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return c.checkIP(cmd.Name()) }
 	// Fails only if the flag does not exist.
 	_ = cmd.RegisterFlagCompletionFunc("transport", cobra.FixedCompletions(transportNames(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
