@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/google/nftables"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 )
 
 // rereadPeriod is the interval of reading sets whose changes the kernel does not report, or
@@ -129,25 +129,19 @@ func (f *Follower) listen() {
 	}
 }
 
-// drainWait is how long drain waits for another event.
-const drainWait = 10 * time.Millisecond
-
-// drain discards events until there are none, or for rereadPeriod. After the kernel has lost an event (ENOBUFS) it loses all
-// others too, without another error, until its buffer has been empty once.
+// drain discards the events that wait, until there are none. After the kernel has lost an event
+// (ENOBUFS) it loses all others too, without another error, until its buffer has been empty once.
 func (f *Follower) drain() {
-	end := time.Now().Add(rereadPeriod)
-	for err := error(nil); !errors.Is(err, os.ErrDeadlineExceeded) && time.Now().Before(end); {
-		select {
-		case <-f.done:
-			return
-		default:
-		}
-		if f.messages.SetReadDeadline(time.Now().Add(drainWait)) != nil {
-			return // the follower is being closed
-		}
-		_, err = f.messages.Receive()
+	raw, err := f.messages.SyscallConn()
+	if err != nil {
+		return // the follower is being closed
 	}
-	_ = f.messages.SetReadDeadline(time.Time{}) // the next Receive reports a failure
+	_ = raw.Read(func(fd uintptr) bool {
+		for err := error(nil); err == nil || errors.Is(err, unix.ENOBUFS); {
+			_, _, err = unix.Recvfrom(int(fd), nil, unix.MSG_DONTWAIT)
+		}
+		return true
+	})
 }
 
 // follow keeps the content of the sets current until the follower is closed.
