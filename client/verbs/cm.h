@@ -11,16 +11,13 @@
 /* real_cm_symbol returns a function of the distribution's librdmacm, or NULL. */
 void *real_cm_symbol(const char *name);
 
-/* cm_off reports whether all calls go to the distribution's library. */
-bool cm_off(void);
-
 /*
  * FORWARD(f, args) returns from a function by calling the distribution's f if iwarpd is
  * switched off.
  */
 #define FORWARD(f, ...)                                                        \
 	do {                                                                   \
-		if (cm_off())                                                  \
+		if (iwv_settings()->off)                                               \
 			return ((__typeof__(&f))real_cm_symbol(#f))(__VA_ARGS__); \
 	} while (0)
 

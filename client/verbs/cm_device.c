@@ -31,13 +31,6 @@ void *real_cm_symbol(const char *name)
 	return library ? dlsym(library, name) : NULL;
 }
 
-bool cm_off(void)
-{
-	const char *v = secure_getenv("IWARPD_VERBS");
-
-	return v && strcmp(v, "off") == 0;
-}
-
 /*
  * slot returns the element of open_contexts for a device: that of its context, or else a
  * free one. It returns NULL if all are in use.

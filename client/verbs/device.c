@@ -59,20 +59,10 @@ static void device_update(struct device *d, const struct iwarpd_device_attr *a)
 	atomic_store(&d->present, true);
 }
 
-/*
- * as_roce reports whether devices appear as RoCE devices. Programs that connect with
- * ibv_modify_qp refuse iWARP devices.
- */
-static bool as_roce(void)
-{
-	const char *v = secure_getenv("IWARPD_VERBS_TRANSPORT");
-
-	return v && strcmp(v, "roce") == 0;
-}
-
 static struct device *device_at(const char *socket, const char *interface)
 {
 	struct device **at = &devices, *d;
+	bool roce = iwv_settings()->roce;
 
 	for (; *at; at = &(*at)->next)
 		if (strcmp((*at)->socket, socket) == 0 && strcmp((*at)->interface, interface) == 0)
@@ -83,8 +73,8 @@ static struct device *device_at(const char *socket, const char *interface)
 	snprintf(d->socket, sizeof(d->socket), "%s", socket);
 	snprintf(d->interface, sizeof(d->interface), "%s", interface);
 	d->ibv._ops._dummy1 = mark;
-	d->ibv.node_type = as_roce() ? IBV_NODE_CA : IBV_NODE_RNIC;
-	d->ibv.transport_type = as_roce() ? IBV_TRANSPORT_IB : IBV_TRANSPORT_IWARP;
+	d->ibv.node_type = roce ? IBV_NODE_CA : IBV_NODE_RNIC;
+	d->ibv.transport_type = roce ? IBV_TRANSPORT_IB : IBV_TRANSPORT_IWARP;
 	snprintf(d->ibv.name, sizeof(d->ibv.name), "iwarpd%u", num_devices);
 	snprintf(d->ibv.dev_name, sizeof(d->ibv.dev_name), "iwarpd%u", num_devices);
 	snprintf(d->ibv.dev_path, sizeof(d->ibv.dev_path), "/sys/class/infiniband_verbs/iwarpd%u", num_devices);
@@ -94,15 +84,23 @@ static struct device *device_at(const char *socket, const char *interface)
 	return d;
 }
 
-/* probe adds the interfaces of the daemon at a socket, if there is one. */
-static void probe(const char *socket)
+/*
+ * probe adds the interfaces of the daemon at a socket. It complains, once, if IWARPD_SOCKET names
+ * a socket without one.
+ */
+static void probe(const char *socket, bool named)
 {
+	static bool told;
 	const struct iwarpd_device_attr *a;
 	struct iwarpd_device *dev;
 	struct iwarpd_error e;
 
 	if (iwarpd_open(socket, NULL, &dev, &e) < 0) {
-		iwv_log("%s", e.text);
+		if (named && !told)
+			iwv_complain("IWARPD_SOCKET: %s", e.text);
+		else
+			iwv_log("%s", e.text);
+		told |= named;
 		return;
 	}
 	for (unsigned int i = 0; (a = iwarpd_query_interface(dev, i)) != NULL; i++) {
@@ -115,30 +113,28 @@ static void probe(const char *socket)
 }
 
 /* probe_list probes several sockets, separated by commas, as in IWARPD_SOCKET. */
-static void probe_list(char *list)
+static void probe_list(const char *sockets)
 {
-	char *save, *s;
+	char *list = strdup(sockets), *save, *s;
 
-	for (s = strtok_r(list, ",", &save); s; s = strtok_r(NULL, ",", &save))
-		probe(s);
+	for (s = list ? strtok_r(list, ",", &save) : NULL; s; s = strtok_r(NULL, ",", &save))
+		probe(s, true);
+	free(list);
 }
 
 static void probe_all(void)
 {
-	const char *env = secure_getenv("IWARPD_SOCKET");
-	char *list = env && *env ? strdup(env) : NULL;
 	glob_t g = { 0 };
 
-	if (list) {
-		probe_list(list);
-		free(list);
+	if (iwv_settings()->sockets) {
+		probe_list(iwv_settings()->sockets);
 		return;
 	}
 	/* The default daemon, and the daemons of one interface each. */
 	glob("/run/iwarpd/iwarpd.sock", 0, NULL, &g);
 	glob("/run/iwarpd-*/iwarpd.sock", GLOB_APPEND, NULL, &g);
 	for (size_t i = 0; i < g.gl_pathc; i++)
-		probe(g.gl_pathv[i]);
+		probe(g.gl_pathv[i], false);
 	globfree(&g);
 }
 
@@ -146,7 +142,7 @@ struct device *iwv_devices_scan(void)
 {
 	pthread_mutex_lock(&lock);
 	scans++;
-	if (!verbs_off())
+	if (!iwv_settings()->off)
 		probe_all();
 	for (struct device *d = devices; d; d = d->next)
 		atomic_store(&d->present, d->seen == scans);

@@ -18,10 +18,30 @@ enum {
 	CLOSE_WAIT_MS = 10000, /* time a connection has to close after its QP is destroyed */
 };
 
+/* settings.c */
+
+struct settings {
+	bool off;  /* no devices of iwarpd */
+	bool roce; /* devices appear as RoCE: programs that connect with ibv_modify_qp refuse iWARP devices */
+	enum { MEMORY_AUTO, MEMORY_NEAR, MEMORY_FAR } memory;
+	uint32_t receive_wait; /* how long a Send of the peer waits for its receive, in ms */
+	char *sockets;         /* of daemons, with commas between them; NULL: look for them */
+	char *log;             /* a file, "1" for standard error, or NULL */
+};
+
+/*
+ * iwv_settings returns what the environment says. The first call reads it, and complains about
+ * values that it ignores.
+ */
+const struct settings *iwv_settings(void);
+
 /* log.c */
 
-/* verbs_off reports whether IWARPD_VERBS=off hides iwarpd's devices. */
-bool verbs_off(void);
+/* log_check complains if the log cannot be written. */
+void log_check(const char *log);
+
+/* iwv_complain writes a line to standard error. It is for mistakes that would have no other effect. */
+__attribute__((format(printf, 1, 2))) void iwv_complain(const char *format, ...);
 
 /*
  * iwv_log writes a line to the file that IWARPD_VERBS_LOG names, or to standard error if

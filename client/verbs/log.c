@@ -1,54 +1,73 @@
-/* Settings from the environment, and the log. */
+/* The log. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "internal.h"
 
-bool verbs_off(void)
+/* log_open returns a descriptor of the log, or -1 if there is none. It complains once about one that cannot be opened. */
+static int log_open(const char *log)
 {
-	const char *v = secure_getenv("IWARPD_VERBS");
+	static atomic_flag told = ATOMIC_FLAG_INIT;
+	int fd;
 
-	return v && strcmp(v, "off") == 0;
+	if (!log)
+		return -1;
+	if (strcmp(log, "1") == 0)
+		return STDERR_FILENO; /* not duplicated: the process may have no descriptor to spare */
+	fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+	if (fd < 0 && !atomic_flag_test_and_set(&told))
+		iwv_complain("IWARPD_VERBS_LOG=%s: the log cannot be written: %s; give a file that can, or 1 for standard error",
+			     log, strerror(errno));
+	return fd;
 }
 
-/* log_fd returns the descriptor of the log, or -1. */
-static int log_fd(void)
+static void log_close(int fd)
 {
-	const char *v = secure_getenv("IWARPD_VERBS_LOG");
+	if (fd >= 0 && fd != STDERR_FILENO)
+		close(fd);
+}
 
-	if (!v || !*v || strcmp(v, "0") == 0)
-		return -1;
-	if (strcmp(v, "1") == 0)
-		return STDERR_FILENO; /* not duplicated: the process may have no descriptor to spare */
-	return open(v, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+void log_check(const char *log)
+{
+	log_close(log_open(log));
+}
+
+__attribute__((format(printf, 2, 0))) static void put(int fd, const char *format, va_list ap)
+{
+	char line[512];
+	int n = snprintf(line, sizeof(line), "iwarpd-verbs[%d]: ", (int)getpid());
+
+	vsnprintf(line + n, sizeof(line) - (size_t)n - 1, format, ap);
+	strcat(line, "\n");
+	(void)!write(fd, line, strlen(line));
+}
+
+void iwv_complain(const char *format, ...)
+{
+	va_list ap;
+
+	va_start(ap, format);
+	put(STDERR_FILENO, format, ap);
+	va_end(ap);
 }
 
 void iwv_log(const char *format, ...)
 {
-	char line[512];
-	int saved = errno, fd = log_fd();
+	int saved = errno, fd = log_open(iwv_settings()->log);
 	va_list ap;
-	int n;
 
-	if (fd < 0) {
-		errno = saved;
-		return;
+	if (fd >= 0) {
+		va_start(ap, format);
+		put(fd, format, ap);
+		va_end(ap);
 	}
-	n = snprintf(line, sizeof(line), "iwarpd-verbs[%d]: ", (int)getpid());
-	va_start(ap, format);
-	vsnprintf(line + n, sizeof(line) - (size_t)n - 1, format, ap);
-	va_end(ap);
-	strcat(line, "\n");
-	(void)!write(fd, line, strlen(line));
-	if (fd != STDERR_FILENO)
-		close(fd);
+	log_close(fd);
 	errno = saved;
 }
 

@@ -82,14 +82,6 @@ static int check_access(unsigned int access)
 	return (access & writes) && !(access & IBV_ACCESS_LOCAL_WRITE) ? EINVAL : 0;
 }
 
-/* memory_is reports whether IWARPD_VERBS_MEMORY is kind. */
-static bool memory_is(const char *kind)
-{
-	const char *s = secure_getenv("IWARPD_VERBS_MEMORY");
-
-	return s && !strcmp(s, kind);
-}
-
 /*
  * reg_near registers memory whose pages can be moved. It fails with -EFAULT if the
  * program itself may not make these accesses.
@@ -126,12 +118,12 @@ static int reg_far(struct iwarpd_pd *pd, struct iwarpd_mr_attr *attr, struct mr 
 /* place registers memory as near memory, which is faster, or else as far memory. */
 static int place(struct context *c, struct iwarpd_pd *pd, struct iwarpd_mr_attr *attr, struct mr *mr, struct iwarpd_error *e)
 {
-	bool far = memory_is("far") && !(attr->access & IBV_ACCESS_REMOTE_ATOMIC);
+	bool far = iwv_settings()->memory == MEMORY_FAR && !(attr->access & IBV_ACCESS_REMOTE_ATOMIC);
 	int err = -EOPNOTSUPP;
 
 	if (!far && attr->length <= c->attr.max_mr_size && attr->length <= c->attr.max_registered)
 		err = reg_near(c, pd, attr, mr, e);
-	if (!err || err == -EFAULT || memory_is("near"))
+	if (!err || err == -EFAULT || iwv_settings()->memory == MEMORY_NEAR)
 		return err;
 	iwv_log("%zu bytes at %p are far memory: %s", (size_t)attr->length, attr->addr, e->text[0] ? e->text : strerror(-err));
 	return reg_far(pd, attr, mr, e);

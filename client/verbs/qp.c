@@ -23,15 +23,6 @@ static uint32_t most(uint32_t a, uint32_t b)
 	return a > b ? a : b;
 }
 
-/* receive_wait returns the time in ms that a Send of the peer may wait for its receive. */
-static uint32_t receive_wait(void)
-{
-	const char *v = secure_getenv("IWARPD_VERBS_RECEIVE_WAIT");
-	unsigned long ms = v ? strtoul(v, NULL, 10) : 0;
-
-	return ms < 60000 ? (uint32_t)ms : 60000;
-}
-
 /* fill sets the depths and sizes of attr, and updates cap to them. */
 static int fill(const struct context *c, struct iwarpd_qp_attr *attr, struct ibv_qp_cap *cap)
 {
@@ -51,7 +42,7 @@ static int fill(const struct context *c, struct iwarpd_qp_attr *attr, struct ibv
 	attr->recv_depth = cap->max_recv_wr;
 	attr->max_sge = cap->max_send_sge;
 	attr->max_inline = cap->max_inline_data;
-	attr->receive_wait_ms = receive_wait();
+	attr->receive_wait_ms = iwv_settings()->receive_wait;
 	return 0;
 }
 

@@ -121,7 +121,7 @@ void ibv_unimport_dm(struct ibv_dm *dm)
 /* near.c copies registered memory at a fork, so programs need neither ibv_fork_init nor madvise. */
 enum ibv_fork_status ibv_is_fork_initialized(void)
 {
-	return verbs_off() ? REAL(ibv_is_fork_initialized)() : IBV_FORK_UNNEEDED;
+	return iwv_settings()->off ? REAL(ibv_is_fork_initialized)() : IBV_FORK_UNNEEDED;
 }
 
 /*

@@ -5,7 +5,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 )
 
 // TestRunMistakes checks what iwarpd-run says of a program that it cannot run, and its exit status, which is the shell's.
@@ -15,18 +17,28 @@ func TestRunMistakes(t *testing.T) {
 	if err := os.WriteFile(text, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	libraries := t.TempDir()
+	for _, name := range []string{"libibverbs.so.1", "librdmacm.so.1"} {
+		if err := os.WriteFile(filepath.Join(libraries, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for _, tt := range []struct {
 		program string
+		dir     string
 		code    int
 		want    string
 	}{
-		{"iwarp-no-such-program", 127, "no such program: install it, or give its path"},
-		{filepath.Join(dir, "none"), 127, "no such file: check the path"},
-		{dir, 126, "is not a program"},
-		{text, 126, "may not be executed: chmod +x it, or give the interpreter first"},
-		{"true", 0, ""},
+		{"iwarp-no-such-program", libraries, 127, "no such program: install it, or give its path"},
+		{filepath.Join(dir, "none"), libraries, 127, "no such file: check the path"},
+		{dir, libraries, 126, "is not a program"},
+		{text, libraries, 126, "may not be executed: chmod +x it, or give the interpreter first"},
+		{"true", libraries, 0, ""},
+		{"true", dir, 126, "there is no libibverbs.so.1 in " + dir + ": install iwarpd-verbs, or correct IWARPD_VERBS_DIR"},
 	} {
-		out, err := exec.Command("sh", "../../client/verbs/iwarpd-run.in", tt.program).CombinedOutput()
+		cmd := exec.Command("sh", "../../client/verbs/iwarpd-run.in", tt.program)
+		cmd.Env = append(os.Environ(), "IWARPD_VERBS_DIR="+tt.dir)
+		out, err := cmd.CombinedOutput()
 		code := 0
 		if e, ok := errors.AsType[*exec.ExitError](err); ok {
 			code = e.ExitCode()
@@ -39,6 +51,43 @@ func TestRunMistakes(t *testing.T) {
 		}
 		if code != tt.code || string(out) != want {
 			t.Errorf("%s: exit status %d, %q; want %d, %q", tt.program, code, out, tt.code, want)
+		}
+	}
+}
+
+// TestSettings checks that a program says once which of its variables it ignores and why, and nothing about those it does not.
+func TestSettings(t *testing.T) {
+	a, _ := newHosts(t, plain)
+	dir := t.TempDir()
+	for _, tt := range []struct{ env, want string }{
+		{"IWARPD_VERBS=on", ""},
+		{"IWARPD_VERBS=", ""},
+		{"IWARPD_VERBS=false", "IWARPD_VERBS=false is ignored: it must be on or off"},
+		{"IWARPD_VERBS_MEMORY=near", ""},
+		{"IWARPD_VERBS_MEMORY=foo", "IWARPD_VERBS_MEMORY=foo is ignored: it must be auto, near or far"},
+		{"IWARPD_VERBS_TRANSPORT=roce", ""},
+		{"IWARPD_VERBS_TRANSPORT=RoCE", "IWARPD_VERBS_TRANSPORT=RoCE is ignored: it must be iwarp or roce"},
+		{"IWARPD_VERBS_RECEIVE_WAIT=60000", ""},
+		{"IWARPD_VERBS_RECEIVE_WAIT=60001", "IWARPD_VERBS_RECEIVE_WAIT=60001 is ignored: it must be a number of milliseconds up to 60000"},
+		{"IWARPD_VERBS_RECEIVE_WAIT=1s", "IWARPD_VERBS_RECEIVE_WAIT=1s is ignored: it must be a number of milliseconds up to 60000"},
+		{"IWARPD_VERBS_RECEIVE_WAIT=-1", "IWARPD_VERBS_RECEIVE_WAIT=-1 is ignored: it must be a number of milliseconds up to 60000"},
+		{"IWARPD_VERBS_LOG=" + filepath.Join(dir, "log"), ""},
+		{"IWARPD_VERBS_LOG=" + dir, "IWARPD_VERBS_LOG=" + dir + ": the log cannot be written: Is a directory; give a file that can, or 1 for standard error"},
+		{"IWARPD_VERBS_MEMROY=far", "IWARPD_VERBS_MEMROY=far is ignored: there is no variable IWARPD_VERBS_MEMROY; see iwarpd-run(1)"},
+		{"IWARPD_SOCKET=" + dir + "/none", "IWARPD_SOCKET: " + dir + "/none: No such file or directory: is iwarpd running?"},
+		{"IWARPD_SOCKET=" + a.socket + "," + dir + "/none", "IWARPD_SOCKET: " + dir + "/none: No such file or directory: is iwarpd running?"},
+		{"IWARPD_SOCKET=,", "IWARPD_SOCKET=, is ignored: it must be sockets of daemons, with commas between them"},
+	} {
+		p := a.start(t, "rping -c -a 127.0.0.1 -C 1", tt.env)
+		p.Wait(time.Minute)
+		var lines []string
+		for line := range strings.Lines(p.String()) {
+			if _, text, ok := strings.Cut(strings.TrimSpace(line), "]: "); ok && strings.HasPrefix(line, "iwarpd-verbs[") {
+				lines = append(lines, text)
+			}
+		}
+		if got := strings.Join(lines, "\n"); got != tt.want {
+			t.Errorf("%s: the program says %q, want %q:\n%s", tt.env, got, tt.want, p)
 		}
 	}
 }

@@ -263,6 +263,9 @@ func TestStartsFail(t *testing.T) {
 	if out, err := exec.Command("gcc", "-shared", "-nostdlib", "-Wl,-soname,librdmacm.so.1", "-o", stub, "-x", "c", "/dev/null").CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}
+	if err := os.Symlink(filepath.Join(plain.dir, "libibverbs.so.1"), filepath.Join(dir, "libibverbs.so.1")); err != nil {
+		t.Fatal(err)
+	}
 	run, err := os.ReadFile(filepath.Join(plain.dir, "iwarpd-run"))
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, "iwarpd-run"), []byte(strings.ReplaceAll(string(run), plain.dir, dir)), 0o755)
