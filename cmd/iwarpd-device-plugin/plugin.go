@@ -72,13 +72,38 @@ func run(ctx context.Context, c config, log *slog.Logger) error {
 	if err := p.look(ctx); err != nil {
 		return err
 	}
+	unreached := repeated{log: log, text: "the kubelet is not reached; trying again"}
 	for ctx.Err() == nil {
-		if err := p.serve(ctx); err != nil {
-			log.Warn("the kubelet is not reached; trying again", "error", err)
+		err := p.serve(ctx)
+		unreached.warn(time.Now(), err)
+		if err != nil {
 			pause(ctx, c.Period)
 		}
 	}
 	return nil
+}
+
+// A repeated logs the error of something that is tried again and again.
+type repeated struct {
+	log  *slog.Logger
+	text string
+	last string // the error that was logged last; "" after a success
+	at   time.Time
+}
+
+// remindEvery is how often an error that lasts is logged.
+const remindEvery = 10 * time.Minute
+
+// warn logs err at the time now, unless it is nil, or is the same as before and was logged within remindEvery.
+func (r *repeated) warn(now time.Time, err error) {
+	if err == nil {
+		r.last = ""
+		return
+	}
+	if text := err.Error(); text != r.last || now.Sub(r.at) >= remindEvery {
+		r.last, r.at = text, now
+		r.log.Warn(r.text, "error", err)
+	}
 }
 
 // serve registers the devices with the kubelet and serves it. It returns nil when the kubelet has
@@ -109,13 +134,12 @@ func (p *plugin) serve(ctx context.Context) error {
 		return err
 	}
 	p.log.Info("registered with the kubelet", "resource", p.Resource)
+	stale := repeated{log: p.log, text: "slots or CDI files"}
 	for {
 		if !pause(ctx, p.Period) {
 			return nil
 		}
-		if err := p.look(ctx); err != nil {
-			p.log.Warn("slots or CDI files", "error", err)
-		}
+		stale.warn(time.Now(), p.look(ctx))
 		if now, err := os.Lstat(path); err != nil || !os.SameFile(own, now) {
 			p.log.Info("the kubelet has restarted")
 			return nil

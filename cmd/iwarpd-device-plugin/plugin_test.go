@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -310,6 +311,36 @@ func TestMistakes(t *testing.T) {
 		p := &plugin{config: c, log: slog.New(slog.DiscardHandler), changed: make(chan struct{})}
 		if err := p.serve(t.Context()); err == nil || err.Error() != want {
 			t.Errorf("got %v; want %q", err, want)
+		}
+	}
+}
+
+// TestRepeated checks that an error that lasts is logged once in remindEvery, and at once when it changes or comes back.
+func TestRepeated(t *testing.T) {
+	var out bytes.Buffer
+	now := time.Unix(1e9, 0)
+	r := repeated{log: slog.New(slog.NewTextHandler(&out, nil)), text: "the kubelet is not reached"}
+	one, two := errors.New("one"), errors.New("two")
+	for _, tt := range []struct {
+		after  time.Duration // since the step before
+		err    error
+		logged bool
+	}{
+		{0, one, true},
+		{2 * time.Second, errors.New("one"), false},
+		{remindEvery - 3*time.Second, one, false},
+		{time.Second, one, true},
+		{2 * time.Second, one, false},
+		{2 * time.Second, two, true},
+		{2 * time.Second, one, true},
+		{2 * time.Second, nil, false},
+		{2 * time.Second, one, true},
+	} {
+		out.Reset()
+		now = now.Add(tt.after)
+		r.warn(now, tt.err)
+		if logged := out.Len() > 0; logged != tt.logged {
+			t.Errorf("%+v: logged %q", tt, out.String())
 		}
 	}
 }
