@@ -131,7 +131,36 @@ func parseCopy(sources []string, target string, f *cpFlags) (*copyJob, error) {
 			return wrong("%w", err)
 		}
 	}
-	return j, nil
+	return j, j.checkNames()
+}
+
+// checkNames returns an error if two of several sources, which all go to one folder, would get the
+// same name there.
+func (j *copyJob) checkNames() error {
+	if len(j.sources) == 1 {
+		return nil
+	}
+	first := make(map[string]string)
+	for _, s := range j.sources {
+		name := path.Base(s)
+		if j.put {
+			var err error
+			if name, err = localName(s); err != nil {
+				return err
+			}
+		}
+		if other, ok := first[name]; ok {
+			return fileError{fmt.Errorf("cp: %s and %s would both become %s: copy one of them by itself, to another name", other, s, name)}
+		}
+		first[name] = s
+	}
+	return nil
+}
+
+// localName returns the last part of the name of a local file or folder, which "." and ".." have too.
+func localName(name string) (string, error) {
+	full, err := filepath.Abs(name)
+	return filepath.Base(full), err
 }
 
 // copyResult is the JSON form of a file's outcome.
@@ -268,11 +297,11 @@ func (w *copying) putAll(ctx context.Context) error {
 	for _, s := range w.sources {
 		name := target
 		if into {
-			full, err := filepath.Abs(s) // so that "." and ".." have a name
+			base, err := localName(s)
 			if err != nil {
 				return err
 			}
-			name = path.Join(target, filepath.Base(full))
+			name = path.Join(target, base)
 		}
 		if err := w.put(ctx, s, name); err != nil {
 			return err

@@ -199,7 +199,7 @@ func TestKeyFile(t *testing.T) {
 // TestKeyFileCreated checks that processes that create the file at the same time get one key, whatever the umask, and
 // leave nothing else behind.
 func TestKeyFileCreated(t *testing.T) {
-	name := filepath.Join(t.TempDir(), "a", "b", "nfs.key")
+	name := filepath.Join(t.TempDir(), "nfs.key")
 	keys := make([][keySize]byte, 16)
 	errs := make([]error, len(keys))
 	begin := make(chan struct{})
@@ -229,6 +229,13 @@ func TestKeyFileCreated(t *testing.T) {
 	}
 	if err := createKey(name); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("an existing key is replaced: %v", err)
+	}
+	dir := filepath.Join(t.TempDir(), "a")
+	if _, err := loadKey(filepath.Join(dir, "nfs.key")); err == nil || !strings.Contains(err.Error(), "no folder "+dir+": make it first") {
+		t.Errorf("a key in no folder: %v", err)
+	}
+	if _, err := os.Stat(dir); err == nil {
+		t.Error("the folder of a key file was created silently")
 	}
 }
 

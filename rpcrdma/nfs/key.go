@@ -22,8 +22,18 @@ const keySize = 32
 
 // DefaultKeyFile returns the name of the key file for the current user: nfs.key in
 // $STATE_DIRECTORY (systemd.exec(5)) or /var/lib/iwarpd for root, and in
-// $XDG_STATE_HOME/iwarpd or ~/.local/state/iwarpd for others.
-func DefaultKeyFile() (string, error) { return defaultKeyFile(os.Geteuid()) }
+// $XDG_STATE_HOME/iwarpd or ~/.local/state/iwarpd for others. It creates the folder, with mode 0700,
+// if it does not exist.
+func DefaultKeyFile() (string, error) {
+	name, err := defaultKeyFile(os.Geteuid())
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(name), 0o700)
+	}
+	if err != nil {
+		return "", fmt.Errorf("nfs: key file: %w; name one with --key-file", err)
+	}
+	return name, nil
+}
 
 func defaultKeyFile(uid int) (string, error) {
 	dir := "/var/lib/iwarpd"
@@ -34,7 +44,7 @@ func defaultKeyFile(uid int) (string, error) {
 		if !filepath.IsAbs(state) { // the XDG specification ignores relative paths
 			home, err := os.UserHomeDir()
 			if err != nil {
-				return "", fmt.Errorf("nfs: key file: %w; name one with --key-file", err)
+				return "", err
 			}
 			state = filepath.Join(home, ".local", "state")
 		}
@@ -44,7 +54,7 @@ func defaultKeyFile(uid int) (string, error) {
 }
 
 // loadKey returns the key in the file name. A file that does not exist is created,
-// with a random key and mode 0600, and its directory with mode 0700.
+// with a random key and mode 0600.
 func loadKey(name string) (key [keySize]byte, err error) {
 	key, err = readKey(name)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -91,8 +101,8 @@ func readKey(name string) (key [keySize]byte, err error) {
 // file, so that no reader sees an incomplete key.
 func createKey(name string) (err error) {
 	dir := filepath.Dir(name)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("no folder %s: make it first", dir)
 	}
 	key, suffix := make([]byte, keySize), make([]byte, 8)
 	_, _ = rand.Read(key) // never fails
