@@ -513,10 +513,10 @@ func removeStale(path string) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("ctrl: socket: %w", err)
+		return socketError(path, err)
 	}
 	if fi.Mode().Type() != fs.ModeSocket {
-		return fmt.Errorf("ctrl: %s exists: %w: remove it, or set another path", path, unix.ENOTSOCK)
+		return socketError(path, errors.New("exists and is not a socket"))
 	}
 	c, err := net.DialTimeout("unixpacket", path, time.Second)
 	if err == nil {
@@ -527,7 +527,7 @@ func removeStale(path string) error {
 		return socketError(path, err)
 	}
 	if err := os.Remove(path); err != nil {
-		return fmt.Errorf("ctrl: stale socket: %w", err)
+		return socketError(path, err)
 	}
 	return nil
 }

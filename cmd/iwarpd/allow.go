@@ -121,8 +121,8 @@ func parseSlots(v any, base ctrl.Limits) (s ctrl.Slots, err error) {
 		return nil
 	}
 	fields["count"] = func(v any) error {
-		n, ok := v.(int)
-		if !ok || n < 0 || n > ctrl.MaxSlots {
+		n, err := strconv.Atoi(fmt.Sprint(v))
+		if err != nil || n < 0 || n > ctrl.MaxSlots {
 			return fmt.Errorf("%v: must be a number from 0 to %d", v, ctrl.MaxSlots)
 		}
 		s.Count = n
@@ -148,14 +148,11 @@ func scalars(v any) ([]string, error) {
 	}
 	var out []string
 	for _, item := range list {
-		switch x := item.(type) {
-		case string:
-			out = append(out, x)
-		case int:
-			out = append(out, strconv.Itoa(x))
-		default:
-			return nil, fmt.Errorf("%v: must be a name or a number", x)
+		text, ok := item.(string)
+		if !ok {
+			return nil, errors.New("must be one value, or a list of values")
 		}
+		out = append(out, text)
 	}
 	return out, nil
 }
@@ -180,11 +177,11 @@ func ids(v any, lookup func(string) (uint32, error)) ([]uint32, error) {
 }
 
 func truth(v any, to *bool) error {
-	b, ok := v.(bool)
-	if !ok {
+	text, _ := v.(string)
+	*to = strings.EqualFold(text, "true")
+	if !*to && !strings.EqualFold(text, "false") {
 		return errors.New("must be true or false")
 	}
-	*to = b
 	return nil
 }
 

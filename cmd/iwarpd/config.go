@@ -22,6 +22,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/nftset"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
+	"github.com/iwarpd/iwarpd/internal/nss"
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
@@ -207,7 +208,14 @@ var keys = slices.Concat([]key{
 		s.ECN, err = parseECN(v)
 		return err
 	}},
-	{"receive-window", "", "2097152", "TCP receive window of a connection, in bytes, 65535 to 1073741824", number(func(s *settings) *int { return &s.RcvWindow }, 65535, 1<<30)},
+	{"receive-window", "", "2MiB", "TCP receive window of a connection, in bytes, from 65535 to 1GiB", func(s *settings, v string) error {
+		n, err := parseSize(v)
+		if err != nil || n < 65535 || n > 1<<30 {
+			return errors.New("must be a size from 65535 to 1GiB, like 2MiB")
+		}
+		s.RcvWindow = int(n)
+		return nil
+	}},
 	{"keep-alive", "", "30s", "idle time before the first keep-alive probe; 0: no probes", durationOrNone(func(s *settings) *time.Duration { return &s.KeepAlive }, time.Second, 24*time.Hour)},
 	{"tcp-r2", "", "2m", "how long TCP retransmits data without an acknowledgement before it ends the connection (R2)", duration(func(s *settings) *time.Duration { return &s.TCPR2 }, time.Second, 24*time.Hour)},
 	{"tcp-r2-syn", "", "3m", "how long TCP retransmits a SYN or SYN-ACK before it gives up", duration(func(s *settings) *time.Duration { return &s.TCPR2SYN }, time.Second, 24*time.Hour)},
@@ -393,6 +401,11 @@ func (s *settings) check() error {
 		}
 		return configErr("no interface: name one with --interface IF, %sINTERFACE or \"interface:\" in the file: %s; %s", envPrefix, there, instead)
 	}
+	if s.SocketGroup != "" {
+		if _, err := nss.GID(s.SocketGroup); err != nil {
+			return configErr("socket-group: %w: create the group, or name another", err)
+		}
+	}
 	if s.IRD > s.MaxIRD || s.ORD > s.MaxIRD {
 		return configErr("ird %d, ord %d: more than max-ird, which is %d", s.IRD, s.ORD, s.MaxIRD)
 	}
@@ -412,16 +425,19 @@ func (s *interfaceSettings) names() []string {
 
 // readFile reads the YAML file and rejects unknown keys.
 func readFile(v *viper.Viper, file string) error {
-	text, err := os.ReadFile(file)
+	text, err := readBounded(file)
+	if errors.Is(err, fs.ErrPermission) {
+		return configErr("cannot read the configuration: %w: let the user of the daemon read it", err)
+	}
 	if err != nil {
 		return configErr("cannot read the configuration: %w", err)
 	}
-	v.SetConfigType("yaml")
-	if err := oneDocument(text); err != nil {
-		return configErr("%s: %s", file, oneLine(err.Error()))
+	m, err := parseYAML(text)
+	if err == nil {
+		err = v.MergeConfigMap(m)
 	}
-	if err := v.ReadConfig(bytes.NewReader(text)); err != nil {
-		return configErr("%s: not YAML: %s", file, oneLine(err.Error()))
+	if err != nil {
+		return configErr("%s: %s", file, oneLine(err.Error()))
 	}
 	for _, name := range v.AllKeys() {
 		if top, _, _ := strings.Cut(name, "."); top == allowKey || top == slotsKey {
@@ -436,30 +452,81 @@ func readFile(v *viper.Viper, file string) error {
 				continue
 			}
 			return configErr("%s: %s: must be one value; write a list as a string like \"0,2-3\"", file, name)
-		case int:
-			if name == "socket-mode" { // YAML has parsed it as octal already
-				return configErr("%s: %s is %d: put it in quotes, like \"0660\"", file, name, value)
-			}
 		}
 	}
 	return nil
 }
 
-// oneDocument returns an error if text has more than one YAML document, since viper reads only the
-// first.
-func oneDocument(text []byte) error {
+// maxFile bounds the configuration file, since a device that is named by mistake may be endless.
+const maxFile = 4 << 20
+
+func readBounded(file string) ([]byte, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if len(text) > maxFile {
+		err = fmt.Errorf("%s has more than %d MiB: is that the right file?", file, maxFile>>20)
+	}
+	return text, err
+}
+
+// parseYAML returns the keys of a YAML document. Values are text as it was typed, nil, lists and
+// maps of these: errors quote them, and a number would have other digits after YAML had parsed it.
+func parseYAML(text []byte) (m map[string]any, err error) {
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	for i := 0; ; i++ {
-		var doc any
+		var doc yaml.Node
 		err := dec.Decode(&doc)
-		switch {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
-			return errors.New("not YAML: " + strings.TrimPrefix(strings.TrimPrefix(err.Error(), "yaml: "), "unmarshal errors:\n"))
-		case i > 0 && doc != nil:
-			return errors.New("more than one YAML document: remove the line \"---\" between them")
+		if errors.Is(err, io.EOF) {
+			return m, nil
 		}
+		if err == nil {
+			root := doc.Content[0]
+			switch {
+			case root.ShortTag() == "!!null":
+				continue
+			case i > 0: // only the first one would be read
+				return nil, errors.New("more than one YAML document: remove the line \"---\" between them")
+			case root.Kind != yaml.MappingNode:
+				return nil, errors.New("must have keys like \"interface: eth0\"")
+			}
+			if err := checkMode(root.Content); err != nil {
+				return nil, err
+			}
+			asText(root)
+			err = root.Decode(&m)
+		}
+		if err != nil {
+			why := strings.TrimPrefix(strings.TrimPrefix(err.Error(), "yaml: "), "unmarshal errors:\n")
+			if bytes.Contains(text, []byte("\t")) && strings.Contains(why, "cannot start any token") {
+				why += ": indent with spaces, not with tabs"
+			}
+			return nil, errors.New("not YAML: " + why)
+		}
+	}
+}
+
+// checkMode returns an error if socket-mode is a number: a program that wrote the file may have
+// written 0660 as 432. pairs are the keys and values of the file.
+func checkMode(pairs []*yaml.Node) error {
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if key, value := pairs[i], pairs[i+1]; key.Value == "socket-mode" && value.ShortTag() == "!!int" {
+			return fmt.Errorf("socket-mode is %s: put it in quotes, like \"0660\"", value.Value)
+		}
+	}
+	return nil
+}
+
+// asText makes all numbers, booleans and times in n strings.
+func asText(n *yaml.Node) {
+	if tag := n.ShortTag(); n.Kind == yaml.ScalarNode && tag != "!!null" && tag != "!!merge" {
+		n.Tag = "!!str"
+	}
+	for _, c := range n.Content {
+		asText(c)
 	}
 }
 
@@ -658,11 +725,11 @@ func parseCRCPeers(v string) (rules []ctrl.CRCRule, err error) {
 	return rules, nil
 }
 
-// parseSize parses a number of bytes: 4096, 64KiB, 16MiB, 2GiB.
+// parseSize parses a number of bytes: 4096, 64KiB, 16MiB, 2GiB, or 64K, 16M, 2G.
 func parseSize(v string) (int64, error) {
 	number, shift := v, 0
-	for i, unit := range []string{"KiB", "MiB", "GiB", "TiB"} {
-		if n, ok := strings.CutSuffix(v, unit); ok {
+	for i, unit := range []string{"K", "M", "G", "T"} {
+		if n, ok := strings.CutSuffix(strings.TrimSuffix(v, "iB"), unit); ok {
 			number, shift = strings.TrimSpace(n), 10*(i+1)
 		}
 	}

@@ -94,6 +94,21 @@ func TestLoadRefuses(t *testing.T) {
 		{"mode without quotes", "interface: eth0\nsocket-mode: 0660\n", nil, "in quotes"},
 		{"not YAML", "interface: eth0\n\tx", nil, "not YAML"},
 		{"key twice", "interface: eth0\nttl: 3\nttl: 4\n", nil, "not YAML: line 3: mapping key"},
+		{"tab", "interface: eth0\nallow:\n\t- users: [root]\n", nil, "line 3: found character that cannot start any token: indent with spaces, not with tabs"},
+		{"no mapping", "eth0\n", nil, "must have keys like \"interface: eth0\""},
+		{"equals sign", "interface=eth0\n", nil, "must have keys like \"interface: eth0\""},
+		{"list of keys", "- interface: eth0\n", nil, "must have keys like \"interface: eth0\""},
+		{"binary", "\x7fELF\x02\x01\x01\x00", nil, "not YAML: control characters are not allowed"},
+		{"number quoted as it was typed", "interface: x\nmax-qps: 99999999999999999999\n", nil, `max-qps is "99999999999999999999": must be a number`},
+		{"number with an exponent", "interface: x\nmax-qps: 1e3\n", nil, `max-qps is "1e3": must be a number`},
+		{"date", "interface: x\nkeep-alive: 2020-01-01\n", nil, `keep-alive is "2020-01-01": must be 0, or a time`},
+		{"line ends of Windows", "interface: x\r\nlog-level: inf\r\n", nil, `log-level is "inf": must be`},
+		{"group", "interface: x\nsocket-group: nobody-has-this-name\n", nil, `socket-group: "nobody-has-this-name": not known on this host: create the group, or name another`},
+		{"receive window", "interface: x\nreceive-window: 4MB\n", nil, "must be a size from 65535 to 1GiB, like 2MiB"},
+		{"receive window, too large", "interface: x\nreceive-window: 2GiB\n", nil, "must be a size from 65535 to 1GiB"},
+		{"rule, user without a name", "interface: x\nallow:\n  - users: [~]\n", nil, "rule 1: users: must be one value, or a list of values"},
+		{"rule, no truth", "interface: x\nallow:\n  - users: [0]\n    deny: maybe\n", nil, "deny: must be true or false"},
+		{"slots", "interface: x\nslots:\n  count: many\n", nil, "count: many: must be a number from 0 to 4096"},
 		{"all CPUs", "", []string{"-i", "x", "--cpus", "all"}, `must be "" or a list`},
 		{"keep-alive without pause", "", []string{"-i", "x", "--keep-alive", "1ns"}, "must be 0, or a time from 1s to 24h0m0s"},
 		{"time-out of no time", "", []string{"-i", "x", "--tcp-user-timeout", "1us"}, "must be 0, or a time from 1s"},
@@ -198,6 +213,36 @@ func TestAllowSet(t *testing.T) {
 	}
 	if _, err := parse(t, "interface: x\nallow-set: filter peers\n"); err == nil || exitCode(err) != exitConfig || !strings.Contains(err.Error(), "like inet filter rdma_peers") {
 		t.Error(err)
+	}
+}
+
+// TestTyped checks that a file may have the text of Windows and JSON, and that sizes may have short units.
+func TestTyped(t *testing.T) {
+	for _, text := range []string{
+		"interface: x\nreceive-window: 4MiB\nird: 7\nmpa-markers: true\n",
+		"interface: x\r\nreceive-window: 4M\r\nird: 7\r\nmpa-markers: true\r\n",
+		"\ufeffinterface: x\nreceive-window: 4 MiB\nird: \"7\"\nmpa-markers: True\n",
+		`{"interface": "x", "receive-window": 4194304, "ird": 7, "mpa-markers": true}`,
+	} {
+		if s, err := parse(t, text); err != nil || s.RcvWindow != 4<<20 || s.IRD != 7 || !s.MPAMarkers {
+			t.Errorf("%q: %+v, %v", text, s, err)
+		}
+	}
+}
+
+// TestConfigFile checks the errors of a file that cannot be read.
+func TestConfigFile(t *testing.T) {
+	dir := t.TempDir()
+	for file, want := range map[string]string{
+		dir:                        dir + ": is a directory",
+		filepath.Join(dir, "none"): filepath.Join(dir, "none") + ": no such file or directory",
+		"/dev/zero":                "/dev/zero has more than 4 MiB: is that the right file?",
+	} {
+		flags := pflag.NewFlagSet("iwarpd", pflag.ContinueOnError)
+		addFlags(flags)
+		if _, err := load(flags, file); err == nil || !strings.Contains(err.Error(), want) || exitCode(err) != exitConfig {
+			t.Errorf("%q: %v; want %q", file, err, want)
+		}
 	}
 }
 
@@ -338,7 +383,7 @@ func TestSlots(t *testing.T) {
 	for _, tt := range []struct{ text, want string }{
 		{"slots: 3", "slots: must have keys"},
 		{"slots:\n  count: 5000", "count: 5000: must be a number from 0 to 4096"},
-		{"slots:\n  count: \"3\"", "count: 3: must be a number"},
+		{"slots:\n  count: three", "count: three: must be a number"},
 		{"slots:\n  folder: run", "folder: run: must be an absolute path"},
 		{"slots:\n  users: [alice]", "unknown key \"users\": must be one of folder"},
 		{"slots:\n  listen: 0", "must be ports from 1 to 65535"},

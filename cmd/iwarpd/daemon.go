@@ -23,7 +23,6 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
 	"github.com/iwarpd/iwarpd/dataplane/xsk"
-	"github.com/iwarpd/iwarpd/internal/nss"
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
@@ -351,8 +350,8 @@ func socketError(path string, err error) error {
 		return exitErr(exitConfig, "cannot make the socket: %w: make the folder, or give another path with --socket", err)
 	case errors.Is(err, unix.EADDRINUSE):
 		return exitErr(exitBusy, "cannot make the socket: %w", err)
-	case errors.Is(err, unix.ENOTSOCK), errors.Is(err, nss.ErrUnknown):
-		return exitErr(exitConfig, "cannot make the socket: %w", err)
+	case errors.Is(err, unix.ENOSPC):
+		return exitErr(exitFailure, "cannot make the socket: %w: make room there, or give another path with --socket", err)
 	}
-	return fmt.Errorf("cannot make the socket: %w", err)
+	return exitErr(exitConfig, "cannot make the socket: %w: give another path with --socket", err)
 }
