@@ -263,6 +263,7 @@ type report struct {
 	sum  [sha256.Size]byte
 
 	where    string
+	cpus     string // how threads share CPUs, or ""
 	put, get time.Duration
 	rounds   int
 	rtt      *perf.Percentiles
@@ -296,7 +297,11 @@ func (r *report) print(w io.Writer) {
 		perSec := float64(r.size) / d.Seconds()
 		return fmt.Sprintf("%.2f s, %.1f MiB/s, %.2f Gbit/s", d.Seconds(), perSec/(1<<20), perSec*8/1e9)
 	}
-	fmt.Fprintf(w, "\n%s\n\n", r.where)
+	fmt.Fprintf(w, "\n%s\n", r.where)
+	if r.cpus != "" {
+		fmt.Fprintf(w, "%s\n", r.cpus)
+	}
+	fmt.Fprintln(w)
 	fmt.Fprintf(w, "verbs     RDMA Write (put), RDMA Read (get), Send (control); ping: Send, RDMA Read, RDMA Write\n")
 	fmt.Fprintf(w, "file      %d bytes, sha256 %s\n", r.size, hex.EncodeToString(r.sum[:]))
 	fmt.Fprintf(w, "put       %s: the copy there is the same\n", rate(r.put))

@@ -36,6 +36,7 @@ var sides = []*side{
 type side struct {
 	name, ns, dev string
 	addr          netip.Prefix
+	cpu           int // of its worker, or -1: not pinned
 
 	handle netns.NsHandle
 	daemon *process
@@ -106,6 +107,7 @@ func runNamespaces(ctx context.Context, o *options, r *report) (err error) {
 		return fmt.Errorf("make two namespaces joined by veth: %w", err)
 	}
 	r.where = fmt.Sprintf("Two namespaces joined by veth, MTU %d, an iwarpd in each (AF_XDP)", o.mtu)
+	r.cpus = place(sides)
 	for _, s := range sides {
 		if err := s.startDaemon(ctx, home, o); err != nil {
 			return err
@@ -131,6 +133,7 @@ func runSockets(ctx context.Context, o *options, r *report) error {
 		}
 	}()
 	r.where = "Two iwarpd on 127.0.0.1 and 127.0.0.2, over the kernel's TCP (kernel sockets)"
+	r.cpus = place(sides)
 	for _, s := range sides {
 		if err := s.startDaemon(ctx, 0, o); err != nil {
 			return err
@@ -145,6 +148,38 @@ func runSockets(ctx context.Context, o *options, r *report) error {
 		}
 	}
 	return nil
+}
+
+// place gives the workers of two sides a CPU each if there are just two. A measurement has a third thread that polls, its
+// client. Where the kernel puts it decides how long a Read takes, so use pins it to the CPU of b's worker, where it delays a
+// Read the least (docs/performance.md). place returns a line about that, or "".
+func place(sides []*side) string {
+	var may unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &may); err != nil || may.Count() != 2 {
+		for _, s := range sides {
+			s.cpu = -1
+		}
+		return ""
+	}
+	cpu := 0
+	for _, s := range sides {
+		for !may.IsSet(cpu) {
+			cpu++
+		}
+		s.cpu = cpu
+		cpu++
+	}
+	return fmt.Sprintf("Two CPUs for three threads that poll: the worker of a on CPU %d, that of b, ping and perf on CPU %d", sides[0].cpu, sides[1].cpu)
+}
+
+// pin makes the calling thread, and the processes that it starts, run on the CPU until undo is called.
+func pin(cpu int) (undo func(), err error) {
+	var before, one unix.CPUSet
+	one.Set(cpu)
+	if err := errors.Join(unix.SchedGetaffinity(0, &before), unix.SchedSetaffinity(0, &one)); err != nil {
+		return nil, err
+	}
+	return func() { _ = unix.SchedSetaffinity(0, &before) }, nil
 }
 
 // makeNamespaces makes both, and the veth pair between them.
@@ -297,11 +332,16 @@ func (s *side) startDaemon(ctx context.Context, home netns.NsHandle, o *options)
 		return err
 	}
 	s.socket = filepath.Join(dir, s.name+".sock")
-	over := []string{"--interface", s.dev}
+	args := []string{"--socket", s.socket, "--log-format", "json"}
 	if s.dev == "" {
-		over = []string{"--transport", "socket"}
+		args = append(args, "--transport", "socket")
+	} else {
+		args = append(args, "--interface", s.dev)
 	}
-	s.daemon, err = s.start(ctx, home, `"ready"`, nil, filepath.Join(o.bin, "iwarpd"), append(over, "--socket", s.socket, "--log-format", "json")...)
+	if s.cpu >= 0 {
+		args = append(args, "--cpus", strconv.Itoa(s.cpu))
+	}
+	s.daemon, err = s.start(ctx, home, `"ready"`, nil, filepath.Join(o.bin, "iwarpd"), args...)
 	return err
 }
 
@@ -410,6 +450,13 @@ func use(ctx context.Context, home netns.NsHandle, o *options, r *report, sides 
 	}
 
 	fmt.Printf("Pinging and measuring\n")
+	if b.cpu >= 0 {
+		undo, err := pin(b.cpu)
+		if err != nil {
+			return err
+		}
+		defer undo()
+	}
 	var ping struct {
 		Rounds int
 		RTT    *perf.Percentiles `json:"rtt_us"`
