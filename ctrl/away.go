@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"container/list"
 	"slices"
 	"sync"
 	"time"
@@ -23,18 +24,21 @@ const (
 )
 
 // awayThreads runs functions that may block, each in a goroutine of its own, as many at a time as the limits allow. The others wait. Users take
-// turns, however many functions each has waiting.
+// turns, those that run nothing first, however many functions each has waiting. It takes constant time, whatever waits.
 type awayThreads struct {
 	mu      sync.Mutex
 	running int
 	users   map[uint32]*awayUser // that have something running or waiting
-	waiting []*awayUser          // that have something waiting, in the order of their turns
+	// The users that have something waiting, in the order of their turns: those that run nothing, and those that run less than userAway.
+	idle, busy list.List
 }
 
 type awayUser struct {
 	uid     uint32
 	running int
 	calls   []*awayCall // waiting
+	in      *list.List  // idle, busy or nil
+	turn    *list.Element
 }
 
 // awayCall is a function that runs, or is to run.
@@ -57,39 +61,53 @@ func (t *awayThreads) do(uid uint32, f func()) *awayCall {
 		t.users[uid] = u
 	}
 	call := &awayCall{f: f, began: make(chan struct{}), over: make(chan struct{})}
-	if u.calls = append(u.calls, call); len(u.calls) == 1 {
-		t.waiting = append(t.waiting, u)
-	}
+	u.calls = append(u.calls, call)
+	t.place(u)
 	t.next()
 	return call
 }
 
 // next starts what the limits allow. Called with mu held.
 func (t *awayThreads) next() {
-	for {
-		i := slices.IndexFunc(t.waiting, t.may)
-		if i < 0 {
+	for t.running < mostAway {
+		in := &t.idle
+		if in.Len() == 0 && t.running < mostAway-mostAway/4 {
+			in = &t.busy
+		}
+		if in.Len() == 0 {
 			return
 		}
-		u := t.waiting[i]
-		t.waiting = slices.Delete(t.waiting, i, i+1)
+		u := in.Remove(in.Front()).(*awayUser)
+		u.in = nil
 		call := u.calls[0]
-		if u.calls = u.calls[1:]; len(u.calls) > 0 {
-			t.waiting = append(t.waiting, u)
-		}
+		u.calls = u.calls[1:]
 		t.running++
 		u.running++
+		t.place(u)
 		close(call.began)
 		go t.run(u, call)
 	}
 }
 
-// may reports whether another function of u may run.
-func (t *awayThreads) may(u *awayUser) bool {
-	if t.running >= mostAway-mostAway/4 {
-		return u.running == 0 && t.running < mostAway
+// place puts u at the end of the list where it belongs, unless it is in that list. Called with mu held.
+func (t *awayThreads) place(u *awayUser) {
+	var in *list.List
+	switch {
+	case len(u.calls) == 0 || u.running == userAway:
+	case u.running == 0:
+		in = &t.idle
+	default:
+		in = &t.busy
 	}
-	return u.running < userAway
+	if u.in == in {
+		return
+	}
+	if u.in != nil {
+		u.in.Remove(u.turn)
+	}
+	if u.in = in; in != nil {
+		u.turn = in.PushBack(u)
+	}
 }
 
 func (t *awayThreads) run(u *awayUser, call *awayCall) {
@@ -99,6 +117,7 @@ func (t *awayThreads) run(u *awayUser, call *awayCall) {
 	defer t.mu.Unlock()
 	t.running--
 	u.running--
+	t.place(u)
 	if u.running == 0 && len(u.calls) == 0 {
 		delete(t.users, u.uid)
 	}

@@ -35,6 +35,18 @@ func (s *stuck) runs() int {
 	return s.running
 }
 
+// waits returns how many users have something waiting.
+func (t *awayThreads) waits() (n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, u := range t.users {
+		if len(u.calls) > 0 {
+			n++
+		}
+	}
+	return n
+}
+
 func ended(call *awayCall) bool {
 	select {
 	case <-call.over:
@@ -94,8 +106,8 @@ func TestThreadsAreBounded(t *testing.T) {
 			t.Fatalf("%d calls still run", s.runs())
 		}
 	}
-	if n := s.began.Load(); n != want || len(s.users) != 0 || len(s.waiting) != 0 {
-		t.Errorf("%d calls were run of %d; %d users are left, %d wait", n, want, len(s.users), len(s.waiting))
+	if n := s.began.Load(); n != want || len(s.users) != 0 || s.waits() != 0 {
+		t.Errorf("%d calls were run of %d; %d users are left, %d wait", n, want, len(s.users), s.waits())
 	}
 }
 
@@ -132,6 +144,37 @@ func TestThreadsTakeTurns(t *testing.T) {
 	close(s.let)
 }
 
+// Users that run something have their turns one after the other, too.
+func TestBusyThreadsTakeTurns(t *testing.T) {
+	s := newStuck()
+	defer close(s.let)
+	for uid := range uint32(mostAway) {
+		s.block(1000+uid, 1)
+	}
+	began, let := make(chan uint32), make(chan struct{})
+	defer close(let)
+	for uid := range uint32(2) {
+		for range 4 {
+			s.do(uid, func() {
+				began <- uid
+				<-let
+			})
+		}
+	}
+	for range mostAway/4 + 2 { // the last quarter is for users that run nothing, as these two do at first
+		s.let <- struct{}{}
+	}
+	if a, b := <-began, <-began; a == b {
+		t.Errorf("user %d began twice before the other", a)
+	}
+	for i := range 6 {
+		s.let <- struct{}{}
+		if uid := <-began; uid != uint32(i%2) {
+			t.Errorf("user %d had turn %d", uid, i)
+		}
+	}
+}
+
 // A client whose calls wait for those of others is not cut off, and goes on when it is its turn.
 func TestAwayWaits(t *testing.T) {
 	h := newHarness(t, Config{})
@@ -142,12 +185,7 @@ func TestAwayWaits(t *testing.T) {
 		h.threads.do(uint32(os.Getuid()), func() { <-let })
 	}
 	c.send(&ctrlpb.Request{Body: &ctrlpb.Request_DestroyCq{DestroyCq: &ctrlpb.DestroyCQ{Cq: cq}}})
-	waits := func() int {
-		h.threads.mu.Lock()
-		defer h.threads.mu.Unlock()
-		return len(h.threads.waiting)
-	}
-	for deadline := time.Now().Add(time.Minute); waits() == 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); h.threads.waits() == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("rings were freed beyond the limit")
 		}
