@@ -5,6 +5,9 @@
 //
 //	impair -a veth1 -b veth2 -both loss=0.01,delay=1ms -b-to-a corrupt=0.001 -seed 7
 //	impair -a veth1 -b veth2 -both delay=1ms -after 2s -then delay=1ms,mtu=1300 -icmp
+//	impair -a tap0 -b veth2 -vlan 7
+//
+// With -vlan it joins b to that VLAN of a: frames without that tag stay at a, and b has none with it.
 //
 // The ends where a kernel's stack sits must not leave segmentation and checksums
 // to the hardware: ethtool -K DEV tx off tso off gso off gro off. On its own
@@ -12,11 +15,13 @@
 package main
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -47,6 +52,7 @@ func run(args []string) error {
 	after := fl.Duration("after", 0, "when to change to -then, from the first frame on")
 	then := fl.String("then", "", "what happens to frames either way from -after on")
 	icmp := fl.Bool("icmp", false, "tell the sender of a packet that is longer than mtu=, as a router does")
+	vlan := fl.Uint("vlan", 0, "join b to this VLAN of a, 1 to 4094; 0: to a itself")
 	seed := fl.Uint64("seed", 0, "seed of all decisions; 0: $TEST_SEED, else from the clock")
 	stats := fl.Bool("stats", false, "print counters as JSON at the end")
 	if err := fl.Parse(args); err != nil {
@@ -54,6 +60,9 @@ func run(args []string) error {
 	}
 	if *a == "" || *b == "" || *a == *b || fl.NArg() != 0 {
 		return fmt.Errorf("needs two interfaces: -a and -b")
+	}
+	if *vlan > 4094 {
+		return fmt.Errorf("-vlan %d: 4094 at most", *vlan)
 	}
 	if *seed == 0 {
 		*seed = uint64(time.Now().UnixNano())
@@ -107,6 +116,7 @@ func run(args []string) error {
 		return err
 	}
 	w := &wire{ab: newWay(la, lb, cab), ba: newWay(lb, la, cba), stop: stop, after: *after, later: later}
+	w.ab.untag, w.ba.tag = uint16(*vlan), uint16(*vlan)
 	if *icmp {
 		w.ab.back, w.ba.back = w.ba, w.ab
 	}
@@ -226,6 +236,8 @@ type way struct {
 	decider  *impair.Decider
 	before   impair.Stats // of earlier deciders
 	mtu      int
+	untag    uint16               // the VLAN whose frames alone are carried, without its tag; 0: all frames as they are
+	tag      uint16               // the VLAN whose tag frames get; 0: none
 	back     *way                 // where senders of longer packets are told; nil: they are not
 	late     impair.Queue[[]byte] // frames that wait for their time
 	free     [][]byte             // buffers for more
@@ -254,6 +266,10 @@ func (w *way) turn(now clock.Time) (busy bool) {
 	n := w.from.Receive(w.frames)
 	for i := range n {
 		f := &w.frames[i]
+		if w.untag != 0 && !inVLAN(f.Pieces[0], w.untag) {
+			w.from.Release(f)
+			continue
+		}
 		if w.back != nil && w.mtu > 0 && f.Len() > ethernet+w.mtu {
 			if b := tooBig(f.Pieces[0], w.mtu); b != nil {
 				w.back.late.Push(now, b)
@@ -298,9 +314,20 @@ func (w *way) become(cfg impair.Config) {
 	w.decider, w.mtu = impair.NewDecider(cfg), cfg.MTU
 }
 
+// A VLAN tag of tagLen bytes follows the two MAC addresses of a frame.
+const macs, tagLen = 12, 4
+
+// inVLAN reports whether the outer tag of the frame that begins with head is of that VLAN.
+func inVLAN(head []byte, vlan uint16) bool {
+	return len(head) >= macs+tagLen && binary.BigEndian.Uint16(head[macs:]) == 0x8100 && binary.BigEndian.Uint16(head[macs+2:])&0xfff == vlan
+}
+
 // hold copies a frame for one delivery.
 func (w *way) hold(f *link.Frame, d impair.Delivery) {
 	n := f.Len()
+	if w.tag != 0 {
+		n += tagLen
+	}
 	if n > w.to.SlotSize() || w.late.Len() >= maxLate {
 		w.noRoom++
 		return
@@ -317,6 +344,12 @@ func (w *way) hold(f *link.Frame, d impair.Delivery) {
 	}
 	if d.Bit >= 0 {
 		b[d.Bit/8] ^= 1 << (d.Bit % 8)
+	}
+	switch {
+	case w.untag != 0:
+		b = slices.Delete(b, macs, macs+tagLen)
+	case w.tag != 0:
+		b = slices.Insert(b, macs, 0x81, 0, byte(w.tag>>8), byte(w.tag))
 	}
 	w.late.Push(d.At, b)
 }
