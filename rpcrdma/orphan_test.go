@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
@@ -128,5 +129,34 @@ func TestSendFails(t *testing.T) {
 	case <-c.Done():
 	case <-ctx.Done():
 		t.Error("the connection goes on")
+	}
+}
+
+// TestWindowsOfEndedConn checks that a call releases its windows if the connection ends just after the call has: it must not leave them to
+// a connection that has released its own.
+func TestWindowsOfEndedConn(t *testing.T) {
+	ctx, e := endpoint(t)
+	c, err := e.newConn(ctx, "peer", session.DefaultConfig(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := &exchange{c: c}
+	for range 3 {
+		win, err := c.window(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.reads = append(x.reads, &part{win: win})
+	}
+	c.Close()
+	c.ctx = ctx // as a goroutine saw it that was descheduled since
+	x.release()
+	if n := len(c.windows); n != 0 {
+		t.Errorf("%d windows are left to a connection that has ended", n)
+	}
+	for _, p := range x.reads {
+		if err := p.win.mw.Close(); !errors.Is(err, iwarp.ErrNoObject) {
+			t.Errorf("a window was not released: %v", err)
+		}
 	}
 }

@@ -375,11 +375,13 @@ func (x *exchange) hide() error {
 // release frees the memory that the response does not use.
 func (x *exchange) release() {
 	c := x.c
-	gone := c.ctx.Err() != nil
-	if gone { // the peer may access the memory until the queue pair is destroyed
-		<-c.dead
-	}
 	c.mu.Lock()
+	gone := c.err != nil // otherwise the connection releases the windows when it ends
+	if gone {            // the peer may access the memory until the queue pair is destroyed
+		c.mu.Unlock()
+		<-c.dead
+		c.mu.Lock()
+	}
 	for _, p := range x.parts() {
 		if p.win == nil {
 			continue
