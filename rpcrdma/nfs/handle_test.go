@@ -28,7 +28,7 @@ func TestForgedHandle(t *testing.T) {
 	if err := errors.Join(os.Mkdir(filepath.Join(dir, "export"), 0o755), os.WriteFile(outside, []byte("secret"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	s, err := NewServer(Config{Dir: filepath.Join(dir, "export"), KeyFile: filepath.Join(dir, "state", "nfs.key")})
+	s, err := NewServer(Config{Dir: filepath.Join(dir, "export"), KeyFile: filepath.Join(dir, "nfs.key")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,11 @@ func TestHandlesLast(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	key := filepath.Join(dir, "state", "iwarpd", "nfs.key")
+	t.Setenv("STATE_DIRECTORY", filepath.Join(dir, "state", "iwarpd"))
+	key, err := DefaultKeyFile() // makes the folder
+	if err != nil {
+		t.Fatal(err)
+	}
 	handle := func(tree, key string) []byte {
 		s, err := NewServer(Config{Dir: filepath.Join(dir, tree), KeyFile: key})
 		if err != nil {
