@@ -56,7 +56,7 @@ func (s *Server) NfsV3Nfsproc3Lookup(ctx context.Context, a *nfsv3.Lookup3args) 
 		case ".":
 			fd, err = at(d.fd, ".")
 		case "..":
-			if d.st.Ino == s.tree.ino && d.st.Dev == s.tree.dev {
+			if s.tree.isRoot(&d.st) {
 				fd, err = at(d.fd, ".")
 			} else {
 				fd, err = s.parent(d.fd)
@@ -94,7 +94,7 @@ func (s *Server) parent(dir int) (fd int, err error) {
 		if err != nil || unix.Fstat(up, &st) != nil {
 			break
 		}
-		if st.Ino == s.tree.ino && st.Dev == s.tree.dev {
+		if s.tree.isRoot(&st) {
 			unix.Close(up)
 			return fd, nil
 		}
@@ -415,16 +415,17 @@ type entry struct {
 var errCookie = errors.New("nfs: bad cookie")
 
 // entries calls f for each entry of d from cookie on, until f returns false. It reports whether the
-// end was reached.
-func entries(d int, cookie uint64, f func(e *entry) bool) (end bool, err error) {
-	if _, err := unix.Seek(d, int64(cookie), unix.SEEK_SET); err == unix.EINVAL {
+// end was reached. The root is its own parent: the directory above is not exported.
+func (s *Server) entries(d *object, cookie uint64, f func(e *entry) bool) (end bool, err error) {
+	root := s.tree.isRoot(&d.st)
+	if _, err := unix.Seek(d.fd, int64(cookie), unix.SEEK_SET); err == unix.EINVAL {
 		return false, errCookie
 	} else if err != nil {
 		return false, err
 	}
 	buf := make([]byte, 1<<15)
 	for {
-		n, err := unix.Getdents(d, buf)
+		n, err := unix.Getdents(d.fd, buf)
 		if err != nil {
 			return false, err
 		}
@@ -438,6 +439,9 @@ func entries(d int, cookie uint64, f func(e *entry) bool) (end bool, err error) 
 			}
 			name, _, _ := bytes.Cut(b[19:size], []byte{0})
 			e := entry{binary.NativeEndian.Uint64(b), binary.NativeEndian.Uint64(b[8:]), string(name)}
+			if root && e.name == ".." {
+				e.ino = d.st.Ino
+			}
 			if !f(&e) {
 				return false, nil
 			}
@@ -465,7 +469,7 @@ func (s *Server) NfsV3Nfsproc3Readdir(ctx context.Context, a *nfsv3.Readdir3args
 	if err == nil {
 		left := int(min(a.Count, maxDir)) - 104 // attributes, verifier, end
 		next := &ok.Reply.Entries
-		ok.Reply.Eof, err = entries(d.fd, a.Cookie, func(e *entry) bool {
+		ok.Reply.Eof, err = s.entries(&d, a.Cookie, func(e *entry) bool {
 			if left -= 24 + pad4(len(e.name)); left < 0 {
 				return false
 			}
@@ -493,8 +497,7 @@ func (s *Server) NfsV3Nfsproc3Readdirplus(ctx context.Context, a *nfsv3.Readdirp
 	if err == nil {
 		left, names := int(min(a.Maxcount, maxDir))-104, int(min(a.Dircount, maxDir))
 		next := &ok.Reply.Entries
-		root := d.st.Ino == s.tree.ino && d.st.Dev == s.tree.dev
-		ok.Reply.Eof, err = entries(d.fd, a.Cookie, func(e *entry) bool {
+		ok.Reply.Eof, err = s.entries(&d, a.Cookie, func(e *entry) bool {
 			n := &nfsv3.Entryplus3{Fileid: e.ino, Name: []byte(e.name), Cookie: e.cookie, NameAttributes: noAttr, NameHandle: &nfsv3.PostOpFh3_FALSE{}}
 			names -= 24 + pad4(len(e.name))
 			size := 24 + pad4(len(e.name)) + 8
@@ -506,8 +509,6 @@ func (s *Server) NfsV3Nfsproc3Readdirplus(ctx context.Context, a *nfsv3.Readdirp
 					n.NameHandle = &nfsv3.PostOpFh3_TRUE{Handle: nfsv3.NfsFh3{Data: fh}}
 					size += 84 + 4 + pad4(len(fh))
 				}
-			} else if e.name == ".." && root {
-				n.Fileid = d.st.Ino
 			}
 			if left -= size; left < 0 || names < 0 && ok.Reply.Entries != nil {
 				return false

@@ -37,6 +37,9 @@ type tree struct {
 	fh   []byte // of the root
 }
 
+// isRoot reports whether st is of the root.
+func (t *tree) isRoot(st *unix.Stat_t) bool { return st.Dev == t.dev && st.Ino == t.ino }
+
 // openTree opens the tree at path. The key of its handles is derived from that in keyFile, or
 // random if keyFile is "".
 func openTree(path, keyFile string) (*tree, error) {
@@ -147,7 +150,7 @@ func (t *tree) contains(name string) (bool, error) {
 		if err := unix.Stat(dir, &st); err != nil {
 			return false, err
 		}
-		if st.Dev == t.dev && st.Ino == t.ino {
+		if t.isRoot(&st) {
 			return true, nil
 		}
 		if dir == "/" {

@@ -836,3 +836,53 @@ func TestEligible(t *testing.T) {
 		}
 	}
 }
+
+// TestParentOfRoot checks that listing the root tells nothing of the folder above, which is not exported: ".." is the root itself.
+func TestParentOfRoot(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	var st unix.Stat_t
+	if err := unix.Stat(l.dir, &st); err != nil {
+		t.Fatal(err)
+	}
+	for _, plus := range []bool{false, true} {
+		proc := uint32(pReaddir)
+		if plus {
+			proc = pReaddirplus
+		}
+		r := l.want(nfsv3.NFS3_OK, root, proc, func(w *rpc.Writer) {
+			w.Opaque(l.root)
+			w.U64(0)
+			w.U64(0)
+			w.U32(4096)
+			if plus {
+				w.U32(4096)
+			}
+		})
+		if r.U32() == 1 {
+			r.Fixed(84)
+		}
+		r.U64()
+		seen := 0
+		for r.U32() == 1 {
+			ino, name := r.U64(), r.String(255)
+			r.U64()
+			if plus {
+				if r.U32() == 1 {
+					r.Fixed(84)
+				}
+				if r.U32() == 1 {
+					r.Opaque(64)
+				}
+			}
+			if name == "." || name == ".." {
+				seen++
+				if ino != st.Ino {
+					t.Errorf("procedure %d: %s is %d, the root is %d", proc, name, ino, st.Ino)
+				}
+			}
+		}
+		if r.Err() != nil || seen != 2 {
+			t.Errorf("procedure %d: %d entries, %v", proc, seen, r.Err())
+		}
+	}
+}
