@@ -18,21 +18,21 @@ import (
 
 // doctorCommand returns the command that checks the host and the interface.
 func doctorCommand() *cobra.Command {
-	var name, file string
+	var name, file, transport string
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "doctor [--interface IF]",
+		Use:   "doctor [--interface IF | --transport socket]",
 		Short: "Check that this host and interface meet the requirements of iwarpd, and suggest fixes",
 		Long: "doctor checks the kernel, its own capabilities and limits, the interface, its driver,\n" +
-			"queues and offloads; with \"transport: socket\" in the configuration, only the limits. It\n" +
+			"queues and offloads; for kernel sockets (--transport socket) only the limits. It\n" +
 			"changes nothing. Run it as root, since it checks its own privileges.\n\n" +
 			"Exit codes: 0 iwarpd can work, 1 it cannot, 2 wrong flag or configuration.",
-		Example: "  iwarpd doctor --interface eth0\n  iwarpd doctor --config /etc/iwarpd/iwarpd.yaml --json",
+		Example: "  iwarpd doctor --interface eth0\n  iwarpd doctor --transport socket\n  iwarpd doctor --config /etc/iwarpd/iwarpd.yaml --json",
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			names, sets := []string{name}, []nftset.Name(nil)
-			if name == "" {
-				s, err := settingsOf(file)
+			if name == "" || transport != "" {
+				s, err := settingsOf(file, name, transport)
 				if err != nil {
 					return err
 				}
@@ -58,6 +58,7 @@ func doctorCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVarP(&name, "interface", "i", "", "the interface; default: those of the configuration")
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file; also "+envPrefix+"CONFIG")
+	cmd.Flags().StringVar(&transport, "transport", "", "afxdp, socket or both; default: that of the configuration")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
@@ -108,14 +109,23 @@ func judgeSets(sets []nftset.Name) (findings []hostcheck.Finding) {
 	return findings
 }
 
-// settingsOf reads the configuration without flags.
-func settingsOf(file string) (*settings, error) {
+// settingsOf reads the configuration, in which name and transport, unless they are "", replace the interface and the
+// transport.
+func settingsOf(file, name, transport string) (*settings, error) {
 	if file == "" {
 		file = os.Getenv(envPrefix + "CONFIG")
 	}
-	none := &cobra.Command{}
-	addFlags(none.Flags())
-	return load(none.Flags(), file)
+	flags := (&cobra.Command{}).Flags()
+	addFlags(flags)
+	for flag, value := range map[string]string{"interface": name, "transport": transport} {
+		if value == "" {
+			continue
+		}
+		if err := flags.Set(flag, value); err != nil {
+			return nil, err
+		}
+	}
+	return load(flags, file)
 }
 
 func printFindings(w io.Writer, findings []hostcheck.Finding, asJSON bool) error {

@@ -49,11 +49,27 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
-// TestDoctorSockets checks that doctor judges a configuration with kernel sockets by the needs
-// of sockets alone.
+// TestDoctorSockets checks that doctor judges kernel sockets by the needs of sockets alone.
 func TestDoctorSockets(t *testing.T) {
-	t.Setenv("IWARPD_TRANSPORT", "socket")
-	out, err := doctor(t)
+	t.Run("flag", func(t *testing.T) { doctorSockets(t, "--transport", "socket") })
+	t.Run("environment", func(t *testing.T) {
+		t.Setenv("IWARPD_TRANSPORT", "socket")
+		doctorSockets(t)
+	})
+	if _, err := doctor(t, "--transport", "tcp"); exitCode(err) != exitConfig {
+		t.Errorf("--transport tcp: %v", err)
+	}
+	if _, err := doctor(t, "--interface", "iwarpd-none", "--transport", "both"); exitCode(err) != exitFailure || !strings.Contains(err.Error(), "iwarpd-none") {
+		t.Errorf("--transport both: %v", err)
+	}
+	if _, err := doctor(t, "--colour"); err == nil || !strings.Contains(err.Error(), "see iwarpd doctor --help") {
+		t.Errorf("an unknown flag: %v", err)
+	}
+}
+
+func doctorSockets(t *testing.T, args ...string) {
+	t.Helper()
+	out, err := doctor(t, args...)
 	if err != nil || !strings.Contains(out, "open files") || !strings.Contains(out, "userfaultfd") {
 		t.Errorf("%v:\n%s", err, out)
 	}

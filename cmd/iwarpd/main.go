@@ -85,7 +85,9 @@ func rootCommand() *cobra.Command {
 		},
 	}
 	cmd.SetVersionTemplate("iwarpd {{.Version}}\n")
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return configErr("%w; see iwarpd --help", err) })
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return configErr("%w; see %s --help", err, cmd.CommandPath())
+	})
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file (YAML); also "+envPrefix+"CONFIG")
 	cmd.Flags().BoolVar(&check, "check-config", false, "check flags, environment and file, and exit")
 	cmd.Flags().SortFlags = false
