@@ -64,6 +64,9 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 			err = errors.Join(err, d.close())
 		}
 	}()
+	if err := checkMounts(); err != nil {
+		return nil, err
+	}
 	lower, err := d.prepare()
 	if err != nil {
 		return nil, err

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -52,7 +51,7 @@ const moreFiles = "raise the limit with LimitNOFILE=524288 in the unit, or ulimi
 // fewFiles adds the remedy to an error caused by a lack of descriptors, which any step of start may
 // return.
 func fewFiles(err error) error {
-	if errors.Is(err, unix.EMFILE) || strings.Contains(err.Error(), unix.EMFILE.Error()) { // the error of package xsk has only the text
+	if errors.Is(err, unix.EMFILE) {
 		return exitErr(exitFailure, "%w: "+moreFiles, err)
 	}
 	return err

@@ -116,6 +116,20 @@ func openFiles() uint64 {
 	return l.Cur
 }
 
+// checkMounts returns an error if a file system that the kernel serves is missing, as in a container
+// that was made by hand. Later errors would not say so.
+func checkMounts() error {
+	for _, m := range []struct{ file, how string }{
+		{"/proc/self/status", "mount -t proc proc /proc"},
+		{"/sys/class/net", "mount -t sysfs sysfs /sys"},
+	} {
+		if err := unix.Access(m.file, unix.R_OK); err != nil {
+			return exitErr(exitFailure, "%s cannot be read: %w: %s", m.file, err, m.how)
+		}
+	}
+	return nil
+}
+
 // makeSocketDir creates the folder of the socket if its parent exists. The returned function
 // removes it again if it is empty.
 func makeSocketDir(socket string) (undo func(), err error) {

@@ -282,23 +282,18 @@ func (s *Socket) bind(newSocket func(flags uint16) error) error {
 	}
 }
 
-// errnoError is an error of asavie/xdp together with the errno that is only in its text.
-type errnoError struct {
-	error
-	errno unix.Errno
-}
-
-func (e errnoError) Unwrap() error { return e.errno }
+var goNames = strings.NewReplacer("unix.SetsockoptUint64", "setsockopt", "unix.Syscall6 ", "", "syscall.", "")
 
 // withErrno returns err so that errors.Is finds its errno. asavie/xdp formats every errno with
-// %v at the end of the text, which is parsed only here.
+// %v at the end of the text, which is parsed only here, and begins it with a name of Go's.
 func withErrno(err error) error {
-	for _, errno := range [...]unix.Errno{unix.EBUSY, unix.EPERM, unix.ENOBUFS, unix.EINVAL, unix.EOPNOTSUPP} {
-		if strings.HasSuffix(err.Error(), errno.Error()) {
-			return errnoError{err, errno}
+	text := goNames.Replace(err.Error())
+	for _, errno := range [...]unix.Errno{unix.EBUSY, unix.EPERM, unix.EMFILE, unix.ENOMEM, unix.ENOBUFS, unix.EINVAL, unix.EOPNOTSUPP} {
+		if text, ok := strings.CutSuffix(text, errno.Error()); ok {
+			return fmt.Errorf("%s%w", text, errno)
 		}
 	}
-	return err
+	return errors.New(text)
 }
 
 // newSocket opens, registers and binds the socket with asavie/xdp. That package takes the flags

@@ -75,7 +75,7 @@ func TestDaemonErrors(t *testing.T) {
 	on := func(ifname, socket string, more ...string) []string {
 		return append([]string{bin, "--interface", ifname, "--socket", socket}, more...)
 	}
-	setpriv := testenv.RequireTool(t, "setpriv")
+	setpriv, prlimit, unshare := testenv.RequireTool(t, "setpriv"), testenv.RequireTool(t, "prlimit"), testenv.RequireTool(t, "unshare")
 	for _, tt := range []struct {
 		name string
 		args []string
@@ -95,7 +95,10 @@ func TestDaemonErrors(t *testing.T) {
 		{"no Ethernet", on("tun0", sock), 3, "no Ethernet frames"},
 		{"no such CPU", on(v.A.Name, sock, "--cpus", "1023"), 2, "CPU 1023"},
 		{"more CPUs than queues", on(v.A.Name, sock, "--cpus", "0,1"), 2, "2 CPUs for 1 queues"},
-		{"few descriptors", append([]string{testenv.RequireTool(t, "prlimit"), "--nofile=23"}, on(v.A.Name, sock)...), 1, "at most 23 open files"},
+		{"few descriptors", append([]string{prlimit, "--nofile=23"}, on(v.A.Name, sock)...), 1, "at most 23 open files"},
+		{"no /proc", append([]string{unshare, "-m", "sh", "-c", `umount -l /proc && exec "$@"`, "sh"}, on(v.A.Name, sock)...), 1, "/proc/self/status cannot be read: no such file or directory: mount -t proc proc /proc"},
+		{"no /sys", append([]string{unshare, "-m", "sh", "-c", `umount -l /sys && exec "$@"`, "sh"}, on(v.A.Name, sock)...), 1, "/sys/class/net cannot be read: no such file or directory: mount -t sysfs sysfs /sys"},
+		{"little locked memory", append([]string{setpriv, "--bounding-set=-ipc_lock,-sys_admin,-sys_resource", prlimit, "--memlock=65536"}, on(v.A.Name, sock, "--link", "xdp")...), 4, "LimitMEMLOCK= in the unit): setsockopt XDP_UMEM_REG failed: no buffer space available"},
 		{"socket in no folder", on(v.A.Name, filepath.Join(dir, "no", "no", "s")), 2, "--socket"},
 		{"socket not writable", on(v.A.Name, "/proc/iwarpd.sock"), 2, "--socket"},
 		{"metrics in no folder", on(v.A.Name, sock, "--metrics", "unix:"+filepath.Join(dir, "no", "m")), 2, "--metrics"},
