@@ -108,7 +108,7 @@ func (e *endpoint) wait(ctx context.Context) ([]iwarp.WC, error) {
 	}
 	for i := range e.wcs[:n] {
 		if wc := &e.wcs[i]; wc.Status != iwarp.WCSuccess {
-			return nil, e.failed(wc)
+			return nil, e.failed(ctx, wc)
 		}
 	}
 	return e.wcs[:n], nil
@@ -129,16 +129,18 @@ func (e *endpoint) waitRecv(ctx context.Context) error {
 	}
 }
 
-// failed returns the error for a failed completion, with the reason for the connection's end, if it
-// ended.
-func (e *endpoint) failed(wc *iwarp.WC) error {
-	if wc.Status == iwarp.WCFlushErr {
-		if err := e.qp.Err(); err != nil {
-			return err
-		}
-		return iwarp.ErrPeerClosed
+// failed returns the error for a failed completion, with the reason for the connection's end, if it ended. The reason comes
+// after the completions that the end flushes.
+func (e *endpoint) failed(ctx context.Context, wc *iwarp.WC) error {
+	if wc.Status != iwarp.WCFlushErr {
+		return fmt.Errorf("%v: %v", wc.Op, wc.Status)
 	}
-	return fmt.Errorf("%v: %v", wc.Op, wc.Status)
+	select {
+	case <-e.qp.Done():
+		return e.qp.Err()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // ended reports whether err only means that the other side disconnected.

@@ -222,6 +222,9 @@ func TestDetached(t *testing.T) {
 	}
 	ping := client()
 	ping.Expect("rdma-ping-3")
+	testenv.Start(t, b.command("perf", "write", "--server", "--listen", b.end.Addr4.String()+":7175")).Expect("listening on")
+	writes := testenv.Start(t, a.command("perf", "write", "--client", b.end.Addr4.String(), "--mode", "bw", "--size", "16K", "--duration", "10m", "--interval", "100ms"))
+	writes.Expect("Gbit/s")
 	if out := a.must("status"); !strings.Contains(out, "attached, generic, copy") {
 		t.Errorf("status: %s", out)
 	}
@@ -239,8 +242,10 @@ func TestDetached(t *testing.T) {
 	detach()
 	waitFor(t, "the daemon to notice", func() bool { return strings.Contains(a.must("status"), "DETACHED") })
 	a.daemon.Expect("was detached from the interface")
-	if code := ping.Wait(limit); code == 0 || !strings.Contains(ping.String(), "XDP program was detached") {
-		t.Errorf("the client ended with %d: %s", code, ping.String())
+	for _, p := range []*testenv.Process{ping, writes} {
+		if code := p.Wait(limit); code == 0 || !strings.Contains(p.String(), "XDP program was detached") {
+			t.Errorf("the client ended with %d: %s", code, p.String())
+		}
 	}
 	if code, out := a.ctl("ping", "-c", "-a", b.end.Addr4.String(), "-C", "1"); code == 0 || !strings.Contains(out, "XDP program was detached") {
 		t.Errorf("a new connection: %d: %s", code, out)
