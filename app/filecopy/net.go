@@ -87,7 +87,7 @@ func (s *Server) serve(ctx context.Context, req *iwarp.ConnRequest, tell func(Ev
 	size := w.Chunk * w.Slots
 	mr, err := conn.Alloc(ctx, size, iwarp.AccessLocalWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteWrite)
 	if err != nil {
-		err = &Error{CodeBusy, fmt.Errorf("register %d bytes: %w", size, err)}
+		err = &Error{CodeBusy, fmt.Errorf("window of %d bytes: %w", size, err)}
 		fail(ctx, conn, err)
 		return err
 	}

@@ -492,7 +492,7 @@ func (c *Client) transfer(open *message) (*transfer, error) {
 	if need := t.chunk * t.slots; len(c.buf) < need {
 		buf, err := c.Alloc(need)
 		if err != nil {
-			return nil, &Error{CodeInternal, fmt.Errorf("register %d bytes: %w", need, err)}
+			return nil, &Error{CodeInternal, fmt.Errorf("window of %d bytes: %w", need, err)}
 		}
 		c.buf = buf
 	}

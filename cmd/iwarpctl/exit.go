@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"regexp"
@@ -52,8 +53,11 @@ type fileError struct{ error }
 func (e fileError) Unwrap() error { return e.error }
 
 // peerFailed returns the error of op with the peer at addr, without repeating the address or naming
-// internal packages.
+// internal packages. A quota is exceeded on this host, so the error does not name the peer.
 func peerFailed(op, addr string, err error) error {
+	if errors.Is(err, iwarp.ErrQuota) {
+		return fmt.Errorf("%s: %w", op, err)
+	}
 	return peerError{&peerFailure{op, addr, err}}
 }
 

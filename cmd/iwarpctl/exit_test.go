@@ -76,3 +76,11 @@ func TestLost(t *testing.T) {
 		}
 	}
 }
+
+// TestQuota checks that a quota of this host is not taken for a failure of the peer.
+func TestQuota(t *testing.T) {
+	err := peerFailed("cp", "10.0.0.1:7176", &iwarp.Error{Op: "connect", Code: ctrlpb.Code_CODE_QUOTA, Text: "uid 0 has 1 local ports, its limit is 1"})
+	if got, want := reason(err), "cp: uid 0 has 1 local ports, its limit is 1"; got != want || exitCode(t.Context(), err) != exitFailure {
+		t.Errorf("got %q, exit code %d; want %q, %d", got, exitCode(t.Context(), err), want, exitFailure)
+	}
+}
