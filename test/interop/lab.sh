@@ -69,19 +69,26 @@ apt_install() {
 
 # initrd_begin R PROGRAM...: the folders of an initramfs, with busybox and these programs.
 initrd_begin() {
-  local R=$1 b l
+  local R=$1 b
   shift
   mkdir -p "$R"/{bin,sbin,proc,sys,dev,tmp,etc,lib64,usr/bin,usr/sbin,run,mnt}
   cp /bin/busybox "$R/bin/"
   for b in $(/bin/busybox --list | grep -vxE 'busybox|ip|tc|modprobe|insmod|lsmod|depmod'); do ln -sf busybox "$R/bin/$b"; done
-  for b in kmod ip tc ethtool "$@"; do
+  initrd_programs "$R" kmod ip tc ethtool "$@"
+  for b in modprobe insmod lsmod depmod; do ln -sf /usr/bin/kmod "$R/sbin/$b"; done
+  echo 'root:x:0:0:root:/:/bin/sh' >"$R/etc/passwd"; echo '127.0.0.1 localhost' >"$R/etc/hosts"
+}
+
+# initrd_programs R PROGRAM...: adds these programs of the machine, as far as it has them, and their libraries.
+initrd_programs() {
+  local R=$1 b l
+  shift
+  for b; do
     b=$(PATH=$PATH:/sbin:/usr/sbin command -v "$b") || continue
     b=$(readlink -f "$b" | sed 's#^/s\?bin#/usr&#')
     cp --parents "$b" "$R/"
     ldd "$b" 2>/dev/null | grep -o '/[^ ]*' | while read -r l; do cp -n --parents -L "$l" "$R/" || true; done
   done
-  for b in modprobe insmod lsmod depmod; do ln -sf /usr/bin/kmod "$R/sbin/$b"; done
-  echo 'root:x:0:0:root:/:/bin/sh' >"$R/etc/passwd"; echo '127.0.0.1 localhost' >"$R/etc/hosts"
 }
 
 # initrd_end R FROM RELEASE FILE: packs it into FILE, with the lists of the modules of the folder FROM.

@@ -14,10 +14,10 @@ NIC_LAB=${NIC_LAB_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/nic-lab}
 
 # Modules of the guest: names of files, as an extended regular expression.
 NIC_MODULES='virtio|virtio_(net|pci|pci_modern_dev|pci_legacy_dev|ring)|net_failover|failover|igb|e1000e|e1000|vmxnet3|8139cp|8139too|tulip|mii|mdio'
-NIC_MODULES+='|8021q|garp|mrp|stp|llc|veth|dummy|i2c-algo-bit|dca|ptp|pps_core|crc32c.*|libcrc32c|xsk_diag|hwmon'
+NIC_MODULES+='|8021q|garp|mrp|stp|llc|veth|dummy|i2c-algo-bit|dca|ptp|pps_core|crc32c.*|libcrc32c|xsk_diag|hwmon|bridge|bonding|tls|macvlan|vxlan|udp_tunnel|ip6_udp_tunnel'
 
 nic_lab_build() {
-  [ ! -s "$NIC_LAB/new/initrd.gz" ] || [ ! -x "$NIC_LAB/qemu/run" ] || return 0
+  [ "$(cat "$NIC_LAB/new/modules" 2>/dev/null)" != "$NIC_MODULES" ] || [ ! -x "$NIC_LAB/qemu/run" ] || return 0
   echo "interop: building the virtual machine with NICs in $NIC_LAB (once)"
   local new=$NIC_LAB.$$ code uri s opts
   rm -rf "$new"; mkdir -p "$new"/{apt/lists/partial,apt/cache/archives/partial,deb,new,qemu,kernel}
@@ -67,7 +67,7 @@ nic_lab_kernel() {
   [ -n "$from" ] || { echo "interop: no modules of Linux $rel" >&2; return 1; }
   cp "$(find "$dir/kernel" -name vmlinuz -o -name "vmlinuz-$rel" | head -1)" "$dir/new/vmlinuz"
   echo "$rel" >"$dir/new/release"
-  nic_lab_initrd "$dir/root" "$from" "$rel" "$dir/new/initrd.gz"
+  nic_lab_initrd "$dir/root" "$from" "$rel" "$dir/new/initrd.gz" && echo "$NIC_MODULES" >"$dir/new/modules"
 }
 
 # nic_lab_initrd R FROM RELEASE FILE: FROM is the folder of the kernel's modules.
@@ -102,7 +102,7 @@ nic_lab_use() {
   # A QEMU of its own must not load the modules of the machine's: ip netns exec gives a mount namespace to hide those in.
   VM_QEMU=(sh -c '[ ! -d "$0" ] || mount --bind "$0" /usr/lib/x86_64-linux-gnu/qemu; exec "$@"' "$mods"
     "$NIC_LAB/qemu/run" -L "$NIC_LAB/qemu/usr/share/qemu" -L /usr/share/seabios -L /usr/share/qemu -M "$machine")
-  VM_KERNEL=$NIC_LAB/new/vmlinuz VM_MEM=1024 VM_SMP=2,maxcpus=3 VM_TAP=vnet_hdr=on
+  VM_KERNEL=$NIC_LAB/new/vmlinuz VM_MEM=1536 VM_SMP=2,maxcpus=3 VM_TAP=vnet_hdr=on
   case $1 in
     virtio*) VM_DEVICE=virtio-net-pci,mq=on,vectors=6 VM_TAP+=,queues=2 ;;
     *) VM_DEVICE=$1 ;;
