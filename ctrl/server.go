@@ -27,6 +27,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/nss"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/printable"
 	"github.com/iwarpd/iwarpd/shm"
 	"github.com/iwarpd/iwarpd/verbs"
 )
@@ -498,12 +499,9 @@ func listenSocket(path string, mode fs.FileMode, group string) (*net.UnixListene
 	return l, nil
 }
 
-// socketError returns the error of a system call on the socket at path, which Go's errors name too.
+// socketError returns the error of a system call on the socket at path.
 func socketError(path string, err error) error {
-	if errno, ok := errors.AsType[unix.Errno](err); ok {
-		err = errno
-	}
-	return fmt.Errorf("ctrl: socket %s: %w", path, err)
+	return fmt.Errorf("ctrl: socket %s: %w", path, printable.Reason(err))
 }
 
 // removeStale removes the socket file of a daemon that no longer runs.

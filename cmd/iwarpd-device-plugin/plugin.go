@@ -12,7 +12,6 @@ import (
 	"regexp"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -20,6 +19,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 // config is the configuration of the plugin.
@@ -115,7 +116,7 @@ func (p *plugin) serve(ctx context.Context) error {
 	}
 	l, err := net.Listen("unix", path)
 	if err != nil {
-		return fmt.Errorf("make %s: %w: is the kubelet running, and is its folder mounted?", path, bare(err))
+		return fmt.Errorf("make %s: %w: is the kubelet running, and is its folder mounted?", path, printable.Reason(err))
 	}
 	own, err := os.Lstat(path)
 	if err != nil {
@@ -165,14 +166,6 @@ func (p *plugin) register(ctx context.Context) error {
 		return fmt.Errorf("register with the kubelet: %s", status.Convert(err).Message())
 	}
 	return nil
-}
-
-// bare returns the system's reason of err, without the words of package net.
-func bare(err error) error {
-	if errno, ok := errors.AsType[syscall.Errno](err); ok {
-		return errno
-	}
-	return err
 }
 
 // look reads the slots, checks that the daemon answers, and publishes changes.

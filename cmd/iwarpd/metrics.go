@@ -18,12 +18,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/docs"
 	"github.com/iwarpd/iwarpd/internal/histogram"
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 // A counterDoc is the documentation of a counter.
@@ -212,11 +212,8 @@ func listenMetrics(v string) (net.Listener, error) {
 			l.Close()
 		}
 	}
-	if errno, ok := errors.AsType[unix.Errno](err); ok {
-		err = errno // Go's errors name the address too
-	}
 	if err != nil {
-		return nil, fmt.Errorf("metrics: %s: %w", v, err)
+		return nil, fmt.Errorf("metrics: %s: %w", v, printable.Reason(err))
 	}
 	return l, nil
 }

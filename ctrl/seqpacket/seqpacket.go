@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 const (
@@ -57,11 +59,8 @@ func Dial(ctx context.Context, path string) (*Conn, error) {
 			err = unix.ENOTSOCK
 		}
 	}
-	if errno, ok := errors.AsType[syscall.Errno](err); ok { // without the words of package net
-		err = fmt.Errorf("%s: %w", path, errno)
-	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", path, printable.Reason(err))
 	}
 	return newConn(c.(*net.UnixConn)), nil
 }

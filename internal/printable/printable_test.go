@@ -3,7 +3,10 @@ package printable
 import (
 	"encoding/json"
 	"errors"
+	"net"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"unicode"
 )
@@ -46,6 +49,19 @@ func TestError(t *testing.T) {
 	} {
 		if got := Error(errors.New(in)); got != want {
 			t.Errorf("%q: %q; want %q", in, got, want)
+		}
+	}
+}
+
+func TestReason(t *testing.T) {
+	other := errors.New("other")
+	for _, c := range []struct{ in, want error }{
+		{&net.OpError{Op: "dial", Net: "unix", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}, syscall.ECONNREFUSED},
+		{&os.PathError{Op: "open", Path: "/x", Err: syscall.ENOENT}, syscall.ENOENT},
+		{other, other}, {nil, nil},
+	} {
+		if got := Reason(c.in); got != c.want {
+			t.Errorf("%v: %v; want %v", c.in, got, c.want)
 		}
 	}
 }
