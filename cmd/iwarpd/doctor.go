@@ -139,7 +139,7 @@ func printFindings(w io.Writer, findings []hostcheck.Finding, asJSON bool) error
 			return err
 		}
 		if f.Mend != "" {
-			fmt.Fprintf(w, "%4s  %17s  mend: %s\n", "", "", f.Mend)
+			fmt.Fprintf(w, "%4s  %17s  fix: %s\n", "", "", f.Mend)
 		}
 	}
 	return nil

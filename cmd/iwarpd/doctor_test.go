@@ -31,7 +31,7 @@ func TestDoctor(t *testing.T) {
 		t.Errorf("%+v, %v", last, err)
 	}
 	out, err = doctor(t, "-i", "lo") // no address is needed for it
-	if exitCode(err) != exitFailure || !strings.Contains(out, "fail  interface          lo is loopback") || !strings.Contains(out, "userfaultfd") || !strings.Contains(out, "mend: use a network interface") {
+	if exitCode(err) != exitFailure || !strings.Contains(out, "fail  interface          lo is loopback") || !strings.Contains(out, "userfaultfd") || !strings.Contains(out, "fix: use a network interface") {
 		t.Errorf("%v:\n%s", err, out)
 	}
 	t.Setenv("IWARPD_INTERFACE", "iwarpd-none") // overrides the configuration file
@@ -86,7 +86,7 @@ func TestDoctorSets(t *testing.T) {
 	t.Setenv("IWARPD_TRANSPORT", "socket")
 	t.Setenv("IWARPD_ALLOW_SET", "inet iwarpd_none peers")
 	out, _ := doctor(t)
-	if !strings.Contains(out, "warn  allow-set          the nftables set inet iwarpd_none peers does not exist") || !strings.Contains(out, "mend: nft 'add table inet iwarpd_none; add set") {
+	if !strings.Contains(out, "warn  allow-set          the nftables set inet iwarpd_none peers does not exist") || !strings.Contains(out, "fix: nft 'add table inet iwarpd_none; add set") {
 		t.Error(out)
 	}
 }
