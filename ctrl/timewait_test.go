@@ -67,10 +67,10 @@ func (h *harness) churn(t *testing.T, c *tclient, pd, cq uint32) (port uint16, e
 	return p.c.local.Port(), ""
 }
 
-// TestPortsOfOneUser checks that a user that makes 600 connections per second, until each port of its quota has been used
+// TestPortsOfOneUser checks that a user that makes 150 connections per second, until each port of its quota has been used
 // again, never fails, holds no more ports than its quota, and does not keep other users from connecting.
 func TestPortsOfOneUser(t *testing.T) {
-	const rate, limit, seconds = 600, 4096, 12
+	const rate, limit, seconds = 150, 1024, 12
 	h := newHarness(t, Config{Limits: Limits{Ports: limit}})
 	busy, other := h.helloAs(t, 1001), h.helloAs(t, 1002)
 	pd, cq := busy.pd(), busy.cq()
