@@ -149,8 +149,9 @@ func (w *worker) run() {
 	if !w.e.cfg.Inline {
 		w.pin()
 	}
+	var others crowd
 	for !w.e.stop.Load() {
-		w.loop()
+		w.loop(&others)
 	}
 }
 
@@ -167,7 +168,7 @@ func (w *worker) pin() {
 
 // loop runs turns until the engine stops, or until an access to client memory faults, which
 // ends that client only.
-func (w *worker) loop() {
+func (w *worker) loop(others *crowd) {
 	defer w.survive()
 	if w.e.cfg.Inline {
 		w.fillIn()
@@ -183,9 +184,15 @@ func (w *worker) loop() {
 		case w.e.cfg.Poll == Busy: // the worker has its own CPU
 			continue
 		}
-		switch idle.next(w.now, limit.Now(), w.awaits(), &w.response) {
+		next := idle.next(w.now, limit.Now(), w.awaits(), &w.response)
+		if next == yieldPause && others.at(w.now) {
+			next = sleepPause
+		}
+		switch next {
 		case yieldPause:
 			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			now := w.e.cfg.Now()
+			others.yielded(now.Sub(w.now), now)
 		case sleepPause:
 			from := w.e.cfg.Now()
 			w.sleep(time.Hour)

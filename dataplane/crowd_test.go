@@ -1,0 +1,63 @@
+package dataplane
+
+import (
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+)
+
+// TestCrowd checks that long yields for most of a period give a thread a short slice for a while, and then the one that it had.
+func TestCrowd(t *testing.T) {
+	runtime.LockOSThread() // never unlocked: the thread exits with the goroutine
+	slice := func() time.Duration {
+		a, err := unix.SchedGetAttr(0, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(a.Runtime)
+	}
+	before := slice()
+	if before == 0 {
+		t.Skip("the kernel has no slices of threads (before Linux 6.12)")
+	}
+	const short, long = time.Microsecond, 2 * crowdYield
+	var c crowd
+	now := clock.Time(time.Hour)
+	yield := func(took time.Duration, total time.Duration) {
+		for ; total > 0; total -= took {
+			now = now.Add(took)
+			c.yielded(took, now)
+		}
+	}
+	check := func(want bool) {
+		t.Helper()
+		size := before
+		if want {
+			size = crowdSlice
+		}
+		if got := c.at(now); got != want || slice() != size {
+			t.Errorf("at is %v and the slice %v; want %v and %v", got, slice(), want, size)
+		}
+	}
+	yield(short, crowdPeriod)
+	check(false)
+	yield(long, crowdPeriod/2)
+	yield(short, crowdPeriod/2)
+	check(false)
+	yield(long, crowdPeriod-long)
+	check(false)
+	yield(long, long)
+	check(true)
+	now = now.Add(crowdTime - 1)
+	check(true)
+	now = now.Add(1)
+	check(false)
+	yield(long, crowdPeriod) // it is looked at again
+	check(true)
+	now = now.Add(crowdTime)
+	check(false)
+}
