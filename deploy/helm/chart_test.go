@@ -206,9 +206,33 @@ func TestWrongValues(t *testing.T) {
 		{map[string]any{"interfaces": []any{"eth0", "eth0"}}, "interfaces"},
 		{map[string]any{"interfaces": []any{"eth0"}, "groups": map[string]any{"a": map[string]any{"nic": "eth1"}}}, "nic"},
 		{map[string]any{"interface": "eth0", "slots": map[string]any{"count": "many"}}, "count"},
+		{map[string]any{"interface": 5}, "interface"},
+		{map[string]any{"interface": "eth0", "slots": 16}, "slots"},
+		{map[string]any{"interface": "eth0", "config": "log-level: debug"}, "config"},
+		{map[string]any{"interface": "eth0", "image": "iwarpd:0.2.0"}, "image"},
+		{map[string]any{"interface": "eth0", "image": map[string]any{"pullPolicy": "Sometimes"}}, "pullPolicy"},
+		{map[string]any{"interface": "eth0", "nodeSelector": []any{"a"}}, "nodeSelector"},
+		{map[string]any{"interface": "eth0", "tolerations": map[string]any{}}, "tolerations"},
+		{map[string]any{"interface": "eth0", "terminationGracePeriodSeconds": "5s"}, "terminationGracePeriodSeconds"},
+		{map[string]any{"interface": "eth0", "resources": map[string]any{"daemon": map[string]any{}}}, "daemon"},
+		{map[string]any{"interface": "eth0", "nic": "eth1"}, "nic"},
 	} {
 		if docs, err := render(tt.values); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%v: error %v, %d objects; want an error about %q", tt.values, err, len(docs), tt.want)
+		}
+	}
+}
+
+// TestNumbers checks that numbers, which Helm reads as floating point, reach the daemon as it takes them.
+func TestNumbers(t *testing.T) {
+	docs, err := render(map[string]any{"interface": "eth0", "config": map[string]any{"receive-window": 8388608.0, "max-registered": 1099511627776.0, "max-qps": 17.0}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, maps := decode(t, docs)
+	for _, want := range []string{"\nreceive-window: 8388608\n", "\nmax-registered: 1099511627776\n", "\nmax-qps: 17\n"} {
+		if !strings.Contains("\n"+maps[0].Data["iwarpd.yaml"], want) {
+			t.Errorf("iwarpd.yaml lacks %q:\n%s", want, maps[0].Data["iwarpd.yaml"])
 		}
 	}
 }
