@@ -46,6 +46,14 @@ func (c *config) check() error {
 	if c.Period <= 0 {
 		return fmt.Errorf("-period %v: must be more than 0, such as 2s", c.Period)
 	}
+	for flag, folder := range map[string]string{"slots": c.Slots, "kubelet": c.Kubelet, "cdi": c.CDI} {
+		if !filepath.IsAbs(folder) {
+			return fmt.Errorf("-%s %q: must be the absolute path of a folder", flag, folder)
+		}
+	}
+	if c.Libraries != "" && !filepath.IsAbs(c.Libraries) {
+		return fmt.Errorf("-libraries %q: must be the absolute path of a folder, or empty", c.Libraries)
+	}
 	return nil
 }
 

@@ -285,7 +285,7 @@ func TestNoSlots(t *testing.T) {
 // Go's packages.
 func TestMistakes(t *testing.T) {
 	dir := t.TempDir()
-	good := config{Resource: "iwarpd.io/rdma", Kubelet: dir, Period: time.Second}
+	good := config{Resource: "iwarpd.io/rdma", Slots: dir, Kubelet: dir, CDI: dir, Period: time.Second}
 	if err := good.check(); err != nil {
 		t.Error(err)
 	}
@@ -300,6 +300,20 @@ func TestMistakes(t *testing.T) {
 	bad.Period = 0
 	if bad.check() == nil {
 		t.Error("a period of 0 is accepted")
+	}
+	for _, folder := range []string{"", "x", "./x"} {
+		slots, kubelet, cdi := good, good, good
+		slots.Slots, kubelet.Kubelet, cdi.CDI = folder, folder, folder
+		for _, c := range []config{slots, kubelet, cdi} {
+			if c.check() == nil {
+				t.Errorf("%+v is accepted", c)
+			}
+		}
+	}
+	relative := good
+	relative.Libraries = "lib"
+	if relative.check() == nil {
+		t.Error("a relative folder of libraries is accepted")
 	}
 	none := filepath.Join(dir, "none")
 	for folder, want := range map[string]string{
