@@ -96,8 +96,8 @@ int rdma_create_qp_ex(struct rdma_cm_id *pub, struct ibv_qp_init_attr_ex *ex)
 	int err;
 
 	FORWARD(rdma_create_qp_ex, pub, ex);
-	if (ex->comp_mask & ~(uint32_t)IBV_QP_INIT_ATTR_PD)
-		return set_errno(iwv_unsupported("rdma_create_qp_ex: comp_mask"));
+	if (!qp_plain(ex))
+		return set_errno(iwv_unsupported("rdma_create_qp_ex: comp_mask or create_flags"));
 	memcpy(&attr, ex, sizeof(attr)); /* ex begins with the members of attr */
 	err = rdma_create_qp(pub, ex->comp_mask & IBV_QP_INIT_ATTR_PD ? ex->pd : NULL, &attr);
 	if (err)

@@ -269,6 +269,7 @@ static struct context *new_context(struct device *d)
 	c->device = d;
 	c->attr = *attr_of(c->dev, d);
 	c->v.sz = sizeof(c->v);
+	c->v.create_qp_ex = create_qp_ex;
 	c->v.context = (struct ibv_context){
 		.device = &d->ibv,
 		.cmd_fd = -1,

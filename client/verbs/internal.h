@@ -306,6 +306,16 @@ static inline struct qp *qp_of(struct ibv_qp *ibv)
 	return container_of(ibv, struct qp, ibv);
 }
 
+/* qp_plain reports whether init asks for nothing that ibv_create_qp does not do. */
+static inline bool qp_plain(const struct ibv_qp_init_attr_ex *init)
+{
+	if (init->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS && init->create_flags)
+		return false;
+	return !(init->comp_mask & ~(uint32_t)(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS));
+}
+
+struct ibv_qp *create_qp_ex(struct ibv_context *ctx, struct ibv_qp_init_attr_ex *init);
+
 /* The functions from here to qp_wait_closing are called with the lock held. */
 
 /* iwv_qp_of_event returns the QP of an event, or NULL. */

@@ -148,6 +148,19 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 	return &qp->ibv;
 }
 
+struct ibv_qp *create_qp_ex(struct ibv_context *ctx, struct ibv_qp_init_attr_ex *init)
+{
+	if (!qp_plain(init)) {
+		iwv_unsupported("ibv_create_qp_ex: comp_mask or create_flags");
+		return NULL;
+	}
+	if (!(init->comp_mask & IBV_QP_INIT_ATTR_PD) || !init->pd || init->pd->context != ctx) {
+		errno = EINVAL;
+		return NULL;
+	}
+	return ibv_create_qp(init->pd, (struct ibv_qp_init_attr *)init); /* which it begins with */
+}
+
 /* unlink_qp removes a QP from a list. The lock is held. */
 static void unlink_qp(struct qp **list, struct qp *qp)
 {

@@ -389,12 +389,40 @@ static void cqs(void)
 	CHECK(ibv_destroy_comp_channel(ch) == 0 && ibv_close_device(c) == 0);
 }
 
+/* Extended attributes that ask for nothing else are those of ibv_create_qp. */
+static void extended(void)
+{
+	struct ibv_context *c = device(0);
+	struct ibv_pd *pd = ibv_alloc_pd(c);
+	struct ibv_cq *cq = ibv_create_cq(c, 16, NULL, NULL, 0);
+	static const struct { uint32_t mask, flags; int err; } cases[] = {
+		{ IBV_QP_INIT_ATTR_PD, 0, 0 },
+		{ IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS, 0, 0 },
+		{ IBV_QP_INIT_ATTR_CREATE_FLAGS, 0, EINVAL },
+		{ IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_CREATE_SCATTER_FCS, EOPNOTSUPP },
+		{ IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_MAX_TSO_HEADER, 0, EOPNOTSUPP },
+		{ IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, 0, EOPNOTSUPP },
+	};
+
+	CHECK(pd && cq);
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct ibv_qp_init_attr_ex init = {
+			.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 },
+			.comp_mask = cases[i].mask, .pd = pd, .create_flags = cases[i].flags,
+		};
+		struct ibv_qp *qp = ibv_create_qp_ex(c, &init);
+
+		CHECK(qp ? !cases[i].err && init.cap.max_send_wr >= 4 && ibv_destroy_qp(qp) == 0 : errno == cases[i].err);
+	}
+	CHECK(ibv_destroy_cq(cq) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(c) == 0);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "dropped", dropped },
 		{ "halves", halves },
-		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs },
+		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended },
 	};
 
 	CHECK(argc == 3);
