@@ -48,8 +48,10 @@ func (c *command) nfsExport() *cobra.Command {
 		Short: "Serve a folder",
 		Long: "export serves a folder until interrupted. It also serves MOUNT and a small portmapper\n" +
 			"over the kernel's TCP and UDP, at the same address. Anyone who can reach the address\n" +
-			"can access the folder with the rights of any user that they claim to be. It must run\n" +
-			"as root: file handles need CAP_DAC_READ_SEARCH. When the daemon stops, export\n" +
+			"can access the folder with the rights of any user that they claim to be, or with\n" +
+			"yours if you are not root. Without CAP_DAC_READ_SEARCH, which plain users do not have,\n" +
+			"clients must mount again when export restarts, and a file that somebody renames on\n" +
+			"this host is stale until clients look it up again. When the daemon stops, export\n" +
 			"waits for it to restart, and continues.",
 		Example: "  iwarpctl nfs export /srv/files --listen 10.0.0.1:20049",
 		Args:    usageArgs(cobra.ExactArgs(1)),
@@ -82,6 +84,9 @@ func (c *command) nfsExport() *cobra.Command {
 				return fileError{err}
 			}
 			defer x.Server.Close()
+			if !x.Server.HandlesLast() {
+				x.Tell("no CAP_DAC_READ_SEARCH, as a plain user: file handles end with this process, and a file renamed on this host is stale until clients look it up again")
+			}
 			if err := x.Run(cmd.Context()); err != nil && cmd.Context().Err() == nil {
 				return portTaken(err)
 			}

@@ -178,7 +178,10 @@ func (s *Server) setattr(c *cred, o *object, fh nfsv3.NfsFh3, a *nfsv3.Sattr3) e
 			if o.st.Mode&unix.S_IFMT == unix.S_IFLNK {
 				return nil // it has no mode
 			}
-			if err := unix.Fchmodat(unix.AT_FDCWD, proc(o.fd), m.Mode&0o7777, 0); err != nil {
+			unlock := s.tree.still()
+			err := unix.Fchmodat(unix.AT_FDCWD, proc(o.fd), m.Mode&0o7777, 0)
+			unlock()
+			if err != nil {
 				return err
 			}
 		}

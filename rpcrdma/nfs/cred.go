@@ -1,6 +1,7 @@
 package nfs
 
 import (
+	"os"
 	"runtime"
 	"slices"
 	"unsafe"
@@ -18,17 +19,21 @@ type cred struct {
 	gids     []uint32
 }
 
-// credOf returns the caller: that of AUTH_SYS, or nobody for AUTH_NONE. ok is false for other
-// flavors and malformed credentials.
+// credOf returns the caller: that of AUTH_SYS, or nobody for AUTH_NONE. A process that may not act
+// on behalf of others acts for all callers as its own user. ok is false for other flavors and
+// malformed credentials.
 func (s *Server) credOf(a rpc.Auth) (c cred, ok bool) {
-	if a.Flavor == rpc.AuthNone {
-		return cred{uid: nobody, gid: nobody}, true
+	c = cred{uid: nobody, gid: nobody}
+	if a.Flavor != rpc.AuthNone {
+		sys, ok := rpc.ParseSys(a)
+		if !ok {
+			return c, false
+		}
+		c = cred{sys.UID, sys.GID, sys.GIDs}
 	}
-	sys, ok := rpc.ParseSys(a)
-	if !ok {
-		return c, false
+	if !s.root {
+		return cred{uint32(os.Geteuid()), uint32(os.Getegid()), s.groups}, true
 	}
-	c = cred{sys.UID, sys.GID, sys.GIDs}
 	if s.cfg.RootSquash {
 		if c.uid == 0 {
 			return cred{uid: nobody, gid: nobody}, true
@@ -51,7 +56,7 @@ const (
 // may reports whether c has the rights want for o, which was opened by its handle. It asks the
 // kernel, since access may depend on more than the mode.
 func (s *Server) may(c *cred, o *object, want uint32) bool {
-	if c.uid == 0 || !s.root {
+	if c.uid == 0 {
 		return c.may(&o.st, want)
 	}
 	return s.as(c, func() error { return unix.Faccessat2(o.fd, "", want, unix.AT_EMPTY_PATH|unix.AT_EACCESS) }) == nil

@@ -54,22 +54,21 @@ func (s *Server) NfsV3Nfsproc3Lookup(ctx context.Context, a *nfsv3.Lookup3args) 
 	if err == nil {
 		switch name := string(a.What.Name); name {
 		case ".":
-			fd, err = at(d.fd, ".")
+			fd, fh, err = s.tree.find(d.fd, a.What.Dir.Data, ".")
 		case "..":
 			if s.tree.isRoot(&d.st) {
-				fd, err = at(d.fd, ".")
-			} else {
-				fd, err = s.parent(d.fd)
+				fd, fh, err = s.tree.find(d.fd, a.What.Dir.Data, ".")
+			} else if fd, err = s.parent(d.fd); err == nil {
+				fh, err = s.tree.handle(fd, "")
 			}
 		default:
 			if name, err = entryName(a.What.Name); err == nil {
-				fd, err = at(d.fd, name)
+				fd, fh, err = s.tree.find(d.fd, a.What.Dir.Data, name)
 			}
 		}
 	}
-	if err == nil {
+	if fd >= 0 {
 		defer unix.Close(fd)
-		fh, err = s.tree.handle(fd, "")
 	}
 	if err != nil {
 		return &nfsv3.Lookup3res_default{Status: status(err), Resfail: nfsv3.Lookup3resfail{DirAttributes: post(d.fd)}}, nil
@@ -160,17 +159,13 @@ func (s *Server) finish(c *cred, dir nfsv3.NfsFh3, name []byte, a *nfsv3.Sattr3)
 		return m, err
 	}
 	defer d.close()
-	fd, err := at(d.fd, string(name))
+	fd, fh, err := s.tree.find(d.fd, dir.Data, string(name))
 	if err != nil {
 		return m, err
 	}
 	o := object{fd: fd}
 	defer o.close()
 	if err = unix.Fstat(fd, &o.st); err != nil {
-		return m, err
-	}
-	fh, err := s.tree.handle(fd, "")
-	if err != nil {
 		return m, err
 	}
 	if a != nil {
@@ -373,7 +368,7 @@ func (s *Server) rename(c *cred, a *nfsv3.Rename3args, as string, from *nfsv3.Wc
 	}
 	defer t.close()
 	*from, err = s.change(c, a.From.Dir, a.From.Name, &t, func(d *object, name string) error {
-		err := unix.Renameat(d.fd, name, t.fd, as)
+		err := s.tree.rename(d.fd, name, t.fd, a.To.Dir.Data, as)
 		to = t.wcc()
 		return err
 	})
@@ -396,7 +391,12 @@ func (s *Server) NfsV3Nfsproc3Link(ctx context.Context, a *nfsv3.Link3args) (nfs
 			}
 			// Use its path in /proc: AT_EMPTY_PATH requires CAP_DAC_READ_SEARCH, which
 			// only root has.
-			return unix.Linkat(unix.AT_FDCWD, proc(o.fd), d.fd, name, unix.AT_SYMLINK_FOLLOW)
+			defer s.tree.still()()
+			err := unix.Linkat(unix.AT_FDCWD, proc(o.fd), d.fd, name, unix.AT_SYMLINK_FOLLOW)
+			if err == nil {
+				s.tree.learn(a.File.Data, a.Link.Dir.Data, name)
+			}
+			return err
 		})
 	}
 	if err != nil {
@@ -504,7 +504,7 @@ func (s *Server) NfsV3Nfsproc3Readdirplus(ctx context.Context, a *nfsv3.Readdirp
 			// Return nothing about the parent, which may be outside of the export.
 			var st unix.Stat_t
 			if e.name != ".." && unix.Fstatat(d.fd, e.name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Dev == d.st.Dev {
-				if fh, err := s.tree.handle(d.fd, e.name); err == nil {
+				if fh, err := s.tree.entry(d.fd, a.Dir.Data, e.name); err == nil {
 					n.NameAttributes = &nfsv3.PostOpAttr_TRUE{Attributes: fattr(&st)}
 					n.NameHandle = &nfsv3.PostOpFh3_TRUE{Handle: nfsv3.NfsFh3{Data: fh}}
 					size += 84 + 4 + pad4(len(fh))

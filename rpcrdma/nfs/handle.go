@@ -35,6 +35,8 @@ type tree struct {
 	ino  uint64
 	key  []byte // of the MACs
 	fh   []byte // of the root
+	// names is not nil if files cannot be opened by handle.
+	names *names
 }
 
 // isRoot reports whether st is of the root.
@@ -66,13 +68,12 @@ func openTree(path, keyFile string) (*tree, error) {
 		var f int
 		if f, err = t.open(t.fh, unix.O_PATH); err == nil {
 			unix.Close(f)
+		} else if err == unix.EPERM {
+			t.names, err = newNames(t.fh, maxNames), nil
 		}
 	}
 	if err != nil {
 		t.close()
-		if errors.Is(err, unix.EPERM) {
-			return nil, fmt.Errorf("nfs: export %s: file handles need CAP_DAC_READ_SEARCH: %w", path, err)
-		}
 		if errors.Is(err, unix.EOPNOTSUPP) {
 			return nil, fmt.Errorf("nfs: export %s: its file system has no file handles; an overlay may, by its mount option nfs_export=on: %w", path, err)
 		}
@@ -198,8 +199,26 @@ func (t *tree) open(fh []byte, flags int) (fd int, err error) {
 	if !hmac.Equal(t.mac(body), fh[len(body):]) {
 		return -1, unix.ESTALE
 	}
+	if t.names != nil {
+		return t.openByName(fh, flags)
+	}
 	k := unix.NewFileHandle(int32(fh[1]), body[headSize:])
 	return unix.OpenByHandleAt(t.root, k, flags|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK)
+}
+
+// find opens the entry name of dir for its attributes, without leaving dir, and returns its handle.
+// dh is the handle of dir.
+func (t *tree) find(dir int, dh []byte, name string) (fd int, fh []byte, err error) {
+	defer t.still()()
+	if fd, err = at(dir, name); err != nil {
+		return -1, nil, err
+	}
+	if fh, err = t.handle(fd, ""); err != nil {
+		unix.Close(fd)
+		return -1, nil, err
+	}
+	t.learn(fh, dh, name)
+	return fd, fh, nil
 }
 
 // at opens the entry name of dir for its attributes, without leaving dir.

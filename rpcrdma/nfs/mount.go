@@ -93,6 +93,9 @@ func (s *Server) below(c *cred, p string) (fh []byte, err error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		return nil, unix.ENOTDIR
 	}
+	if err = s.tree.learnPath(p); err != nil {
+		return nil, err
+	}
 	return s.tree.handle(fd, "")
 }
 

@@ -447,6 +447,58 @@ func TestLargeOffsets(t *testing.T) {
 	}
 }
 
+// TestMoved checks that handles stay valid when a client renames or links a file or a directory above it, or removes a
+// link.
+func TestMoved(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	for _, d := range []string{"a/b", "c"} {
+		if err := os.MkdirAll(filepath.Join(l.dir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, c := l.lookup("a"), l.lookup("c")
+	b := bytes.Clone(l.want(nfsv3.NFS3_OK, root, pLookup, name(a, "b")).Opaque(64))
+	l.want(nfsv3.NFS3_OK, root, pCreate, create(b, "f", 0o644))
+	fh := bytes.Clone(l.want(nfsv3.NFS3_OK, root, pLookup, name(b, "f")).Opaque(64))
+	valid := func(what string, handles ...[]byte) {
+		t.Helper()
+		for _, fh := range handles {
+			if _, st := l.do(root, pGetattr, func(w *rpc.Writer) { w.Opaque(fh) }); st != nfsv3.NFS3_OK {
+				t.Errorf("%s: %s", what, nfsv3.Nfsstat3_name[st])
+			}
+		}
+		l.want(nfsv3.NFS3_OK, root, pWrite, write(fh, 0, []byte(what)))
+		l.want(nfsv3.NFS3_OK, root, pRead, read(fh, 0, 4))
+	}
+	move := func(from []byte, old string, to []byte, as string) {
+		t.Helper()
+		l.want(nfsv3.NFS3_OK, root, pRename, func(w *rpc.Writer) { name(from, old)(w); name(to, as)(w) })
+	}
+	link := func(dir []byte, as string) {
+		t.Helper()
+		l.want(nfsv3.NFS3_OK, root, pLink, func(w *rpc.Writer) { w.Opaque(fh); name(dir, as)(w) })
+	}
+	move(b, "f", b, "g")
+	valid("renamed", b, a)
+	move(b, "g", c, "g")
+	valid("moved", c)
+	move(l.root, "c", b, "c")
+	valid("with the directory above", a, b, c)
+	move(l.root, "a", l.root, "z")
+	valid("with the directory on top", a, b, c)
+	link(b, "second")
+	l.want(nfsv3.NFS3_OK, root, pRemove, name(c, "g"))
+	valid("the first link removed", a, b, c)
+	for range 2 {
+		link(c, "third")
+		l.want(nfsv3.NFS3_OK, root, pRemove, name(c, "third"))
+		valid("the newer link removed", a, b, c)
+	}
+	if s, err := os.ReadFile(filepath.Join(l.dir, "z/b/second")); err != nil || !strings.HasPrefix(string(s), "the newer") {
+		t.Errorf("%q, %v", s, err)
+	}
+}
+
 // TestVerifier checks that the verifier is the same while the server runs and changes when it restarts. Handles do not
 // change.
 func TestVerifier(t *testing.T) {
@@ -464,6 +516,10 @@ func TestVerifier(t *testing.T) {
 		t.Error("it changes")
 	}
 	again := newLocal(t, nfs.Config{Dir: l.dir, KeyFile: l.key})
+	if os.Getenv(noHandles) != "" {
+		again.want(nfsv3.NFS3ERR_STALE, root, pGetattr, func(w *rpc.Writer) { w.Opaque(fh) })
+		again.lookup("f")
+	}
 	if verf(again) == a {
 		t.Error("the same after a start")
 	}

@@ -53,7 +53,7 @@ type Server struct {
 	cfg    Config
 	tree   *tree
 	verf   atomic.Uint64 // write verifier: changes at each start, and when data was lost
-	root   bool          // the process may act on behalf of other users
+	root   bool          // the process may act on behalf of other users; otherwise it is the only user
 	groups []uint32
 	caps   capabilities
 	locks  [256]sync.Mutex
@@ -115,6 +115,10 @@ func (s *Server) lock(o ...*object) (unlock func()) {
 		}
 	}
 }
+
+// HandlesLast reports whether file handles stay valid after a restart with the same key file, and
+// when files are renamed on the host. That requires CAP_DAC_READ_SEARCH.
+func (s *Server) HandlesLast() bool { return s.tree.names == nil && s.cfg.KeyFile != "" }
 
 // Close closes the tree.
 func (s *Server) Close() error { return s.tree.close() }

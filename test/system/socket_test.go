@@ -302,3 +302,60 @@ func TestBothTransports(t *testing.T) {
 		}
 	}
 }
+
+// TestPlainExport checks that a user without privileges can export a folder by NFS, and others can copy files to and
+// from it.
+func TestPlainExport(t *testing.T) {
+	p := newPlain(t)
+	a, b := p.host("a"), p.host("b")
+	there := filepath.Join(p.dir, "there")
+	if err := os.Mkdir(there, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(there, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	data := make([]byte, 5<<20+123)
+	_, _ = rand.NewChaCha8([32]byte{byte(testenv.Seed(t))}).Read(data)
+	at := "127.0.0.2:" + port(t, "127.0.0.2")
+	export := testenv.Start(t, b.ctlCommand("nfs", "export", there, "--listen", at, "--mount-port", "0", "--portmap-port", "0", "--key-file", filepath.Join(p.dir, "nfs.key")))
+	export.Expect("serving")
+	if os.Geteuid() == 0 && !strings.Contains(export.String(), "file handles end with this process") {
+		t.Errorf("the export prints %s", export.String())
+	}
+	for name, perm := range map[string]os.FileMode{"file": 0o600, "read-only": 0o444} {
+		file := filepath.Join(p.dir, name)
+		if err := os.WriteFile(file, data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if os.Geteuid() == 0 {
+			if err := os.Chown(file, 65534, 65534); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Chmod(file, perm); err != nil {
+			t.Fatal(err)
+		}
+		a.must("nfs", "put", file, at+":/"+name)
+		a.must("nfs", "get", at+":/"+name, filepath.Join(p.dir, "back"))
+		for _, copied := range []string{filepath.Join(there, name), filepath.Join(p.dir, "back")} {
+			got, err := os.ReadFile(copied)
+			if err != nil || sha256.Sum256(got) != sha256.Sum256(data) {
+				t.Errorf("%s is not the file: %d bytes, %v", copied, len(got), err)
+			}
+		}
+		if st, err := os.Stat(filepath.Join(there, name)); err != nil || st.Mode() != perm {
+			t.Errorf("%v, %v", st, err)
+		}
+	}
+	// What the user may not read stays unread.
+	if os.Geteuid() == 0 {
+		secret := filepath.Join(there, "secret")
+		if err := os.WriteFile(secret, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if code, out := a.ctl("nfs", "get", at+":/secret", filepath.Join(p.dir, "stolen")); code == 0 || !strings.Contains(out, "permission") {
+			t.Errorf("a file of root: exit code %d: %s", code, out)
+		}
+	}
+}
