@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // TestCrowd checks that long yields for most of a period give a thread a short slice for a while, and then the one that it had.
@@ -22,7 +23,7 @@ func TestCrowd(t *testing.T) {
 	}
 	before := slice()
 	if before == 0 {
-		t.Skip("the kernel has no slices of threads (before Linux 6.12)")
+		testenv.Skip(t, "the kernel has no slices of threads (before Linux 6.12)")
 	}
 	const short, long = time.Microsecond, 2 * crowdYield
 	var c crowd
