@@ -46,9 +46,9 @@ func (c *config) check() error {
 	if c.Period <= 0 {
 		return fmt.Errorf("-period %v: must be more than 0, such as 2s", c.Period)
 	}
-	for flag, folder := range map[string]string{"slots": c.Slots, "kubelet": c.Kubelet, "cdi": c.CDI} {
-		if !filepath.IsAbs(folder) {
-			return fmt.Errorf("-%s %q: must be the absolute path of a folder", flag, folder)
+	for _, f := range []struct{ flag, folder string }{{"slots", c.Slots}, {"kubelet", c.Kubelet}, {"cdi", c.CDI}} {
+		if !filepath.IsAbs(f.folder) {
+			return fmt.Errorf("-%s %q: must be the absolute path of a folder", f.flag, f.folder)
 		}
 	}
 	if c.Libraries != "" && !filepath.IsAbs(c.Libraries) {
