@@ -188,7 +188,6 @@ func (t *tree) walk(path []string) (fd int, err error) {
 	for {
 		n, size := 0, 0
 		for n < len(path) && size+len(path[n])+2 < unix.PathMax { // "./", and a zero byte
-
 			size += len(path[n]) + 1
 			n++
 		}
