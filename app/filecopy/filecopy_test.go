@@ -714,6 +714,41 @@ func TestFolders(t *testing.T) {
 	}
 }
 
+// TestListed checks what the list of a folder says about links, of which those to folders may lead in circles, and about
+// names that messages cannot have: a recursive copy must skip these, and say so.
+func TestListed(t *testing.T) {
+	w := newWorld(t)
+	if err := os.WriteFile(filepath.Join(w.there, "file"), []byte("1234"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, to := range map[string]string{"circle": ".", "to-file": "file", "nowhere": "none", "out": "/etc"} {
+		if err := os.Symlink(to, filepath.Join(w.there, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"a\nb", "a\tb", "x\xffy", strings.Repeat("\xff", 255)} {
+		if err := os.WriteFile(filepath.Join(w.there, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := make(map[string]Entry)
+	if err := w.client.List(t.Context(), "", func(e Entry) error { got[e.Name] = e; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	const odd = "\ufffd" // what is shown for bytes that are not UTF-8
+	for name, other := range map[string]bool{
+		"file": false, "to-file": false, "circle": true, "nowhere": true, "out": true, "a?b": true, "x" + odd + "y": true, strings.Repeat(odd, 85): true,
+	} {
+		if e, ok := got[name]; !ok || e.Other != other || e.Folder || !other && e.Size != 4 {
+			t.Errorf("%q: %+v", name, e)
+		}
+		delete(got, name)
+	}
+	if len(got) > 0 {
+		t.Errorf("and %v", got)
+	}
+}
+
 // flipper changes one byte of the third RDMA operation.
 type flipper struct {
 	*memconn.Conn

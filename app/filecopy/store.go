@@ -354,8 +354,9 @@ func (s *Store) Stat(name string) (Entry, error) {
 	return entryOf(path.Base(rooted), info), nil
 }
 
-// List returns the entries of the folder name, sorted by name. It omits incomplete files and names
-// that the protocol cannot represent.
+// List returns the entries of the folder name, sorted by name. It omits incomplete files. Symbolic links
+// to folders, which could lead in circles, and names that the protocol cannot represent, which are shown
+// with question marks, are Other.
 func (s *Store) List(name string) ([]Entry, error) {
 	rooted, err := checkFolder(name)
 	if err != nil {
@@ -370,19 +371,34 @@ func (s *Store) List(name string) ([]Entry, error) {
 	if err != nil {
 		return nil, fileError(name, err)
 	}
-	slices.Sort(names)
 	var l []Entry
 	for _, n := range names {
-		if full := path.Join(name, n); CheckName(full) == nil {
-			info, err := s.root.Stat(full)
-			if err != nil {
-				l = append(l, Entry{Name: n, Other: true})
-				continue
-			}
-			l = append(l, entryOf(n, info))
+		if !strings.HasPrefix(n, tempPrefix) {
+			l = append(l, s.entry(name, n))
 		}
 	}
-	return l, nil
+	byName := func(a, b Entry) int { return strings.Compare(a.Name, b.Name) }
+	slices.SortFunc(l, byName)
+	return slices.CompactFunc(l, func(a, b Entry) bool { return a.Name == b.Name }), nil
+}
+
+// entry describes the entry n of the folder name.
+func (s *Store) entry(name, n string) Entry {
+	full := path.Join(name, n)
+	if CheckName(full) != nil {
+		shown := printable(n)
+		return Entry{Name: strings.ToValidUTF8(shown[:min(len(shown), maxEntry)], ""), Other: true}
+	}
+	info, err := s.root.Lstat(full)
+	if err == nil && info.Mode()&fs.ModeSymlink != 0 {
+		if info, err = s.root.Stat(full); err == nil && info.IsDir() {
+			return Entry{Name: n, Other: true}
+		}
+	}
+	if err != nil {
+		return Entry{Name: n, Other: true}
+	}
+	return entryOf(n, info)
 }
 
 // Mkdir creates the folder name if it does not exist, and sets the attributes that o preserves.
