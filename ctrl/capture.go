@@ -32,7 +32,7 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.devices.interfaces()[0].Sockets {
-		return nil, errorf(badState, "ctrl: no frames to capture: the transport is kernel sockets: use tcpdump")
+		return nil, errNoFrames
 	}
 	match, err := c.captureFilter(r)
 	if err != nil {
@@ -93,6 +93,9 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	return fds[1:], nil
 }
 
+// errNoFrames refuses a capture of what the kernel's TCP carries.
+var errNoFrames = errorf(badState, "ctrl: no frames to capture: the transport is kernel sockets: use tcpdump")
+
 // closeCapture closes the socket of a capture when the reader has read all frames or has closed
 // its end, or done is closed.
 func closeCapture(fd int, done <-chan struct{}) {
@@ -125,8 +128,13 @@ func (c *session) captureFilter(r *ctrlpb.Capture) (func(*pkt.Flow) bool, error)
 		if err != nil {
 			return nil, err
 		}
-		if q.conn == nil || !q.conn.local.IsValid() {
+		switch {
+		case q.conn == nil || !q.conn.local.IsValid():
 			return nil, errorf(badState, "ctrl: queue pair %d has no connection to capture", r.Qp)
+		case q.conn.within:
+			return nil, errorf(badState, "ctrl: no frames to capture: both ends of queue pair %d are on this host", r.Qp)
+		case c.srv.devices.of(q.conn, c.srv.engine).sockets():
+			return nil, errNoFrames
 		}
 		// A later connection between the same endpoints may belong to another user.
 		flow, cl := flowOf(q.conn.local, q.conn.remote), q.conn.claim

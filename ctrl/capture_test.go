@@ -2,6 +2,7 @@ package ctrl
 
 import (
 	"os"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -81,5 +82,20 @@ func TestCapturePortFreed(t *testing.T) {
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qp, Abort: true}}})
 	if match(&flow) {
 		t.Error("a later connection is captured")
+	}
+}
+
+// TestCaptureWithin checks that a capture of a connection within the host, which has no frames, is refused.
+func TestCaptureWithin(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	qp := c.qp()
+	h.dial(t, c, reqConnect(qp, peerA.String()), mpa.DefaultConfig())
+	h.mu.Lock()
+	h.qps[qp].conn.within = true
+	h.mu.Unlock()
+	text := c.fails(badState, &ctrlpb.Request{Body: &ctrlpb.Request_Capture{Capture: &ctrlpb.Capture{Qp: qp}}})
+	if !strings.Contains(text, "both ends") {
+		t.Error(text)
 	}
 }

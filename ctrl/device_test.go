@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"errors"
 	"net/netip"
 	"strings"
 	"testing"
@@ -336,6 +337,12 @@ func TestTransportSocket(t *testing.T) {
 		}
 		if tt.want == "any" && steer[0].len() != before {
 			t.Errorf("%+v: the endpoint is steered", tt)
+		}
+		h.mu.Lock()
+		_, err := h.sessions[h.lastID].captureFilter(&ctrlpb.Capture{Qp: h.conns[id].qp.num})
+		h.mu.Unlock()
+		if errors.Is(err, errNoFrames) != (tt.want == "any") {
+			t.Errorf("%+v: a capture: %v", tt, err)
 		}
 	}
 	c.ok(connect("10.0.1.2:7179", "10.0.1.1:9000", nil))
