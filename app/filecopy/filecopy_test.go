@@ -63,7 +63,7 @@ func newWorld(t *testing.T) *world {
 }
 
 func (w *world) put(data []byte, name string) (Result, error) {
-	return w.client.Put(w.t.Context(), bytes.NewReader(data), int64(len(data)), name)
+	return w.client.Put(w.t.Context(), bytes.NewReader(data), int64(len(data)), Attrs{}, name)
 }
 
 func (w *world) get(name, as string) (Result, error) {
@@ -193,7 +193,7 @@ func putAndGet(t *testing.T, version uint8, hash Hash, sum func([]byte) [32]byte
 func TestSilence(t *testing.T) {
 	near, _ := memconn.Pair(RecvDepth, MaxMessage)
 	c := &Client{Conn: near, Idle: time.Millisecond}
-	_, err := c.Put(t.Context(), strings.NewReader("x"), 1, "f")
+	_, err := c.Put(t.Context(), strings.NewReader("x"), 1, Attrs{}, "f")
 	if want := "the other side has sent nothing for 1ms: is that host up, and the network between?"; err == nil || err.Error() != want {
 		t.Errorf("Put returned %v; want %q", err, want)
 	}
@@ -406,7 +406,7 @@ func TestDiskFull(t *testing.T) {
 func TestCanceled(t *testing.T) {
 	w := newWorld(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	_, err := w.client.Put(ctx, &stopper{cancel: cancel, after: 3}, 100*testChunk, "f")
+	_, err := w.client.Put(ctx, &stopper{cancel: cancel, after: 3}, 100*testChunk, Attrs{}, "f")
 	if err == nil {
 		t.Fatal("no error")
 	}
@@ -420,7 +420,7 @@ func TestCanceled(t *testing.T) {
 // A file becomes shorter while it is sent.
 func TestFileShrinks(t *testing.T) {
 	w := newWorld(t)
-	_, err := w.client.Put(t.Context(), bytes.NewReader(random(10)), 5000, "f")
+	_, err := w.client.Put(t.Context(), bytes.NewReader(random(10)), 5000, Attrs{}, "f")
 	if err == nil || !strings.Contains(err.Error(), "became shorter") {
 		t.Errorf("error %v", err)
 	}
@@ -485,10 +485,9 @@ func TestHostilePeer(t *testing.T) {
 // A server offers a window that would make the client allocate without bound.
 func TestHostileWindow(t *testing.T) {
 	for _, m := range []message{
-		{Kind: kindOpen, Size: 1, Chunk: 0, Slots: 1}, {Kind: kindOpen, Size: 1, Chunk: 1, Slots: 0},
-		{Kind: kindOpen, Size: 1, Chunk: MaxChunk + 1, Slots: 1}, {Kind: kindOpen, Size: 1, Chunk: 1, Slots: MaxSlots + 1},
-		{Kind: kindOpen, Size: 1, Chunk: MaxChunk, Slots: MaxSlots}, {Kind: kindDone},
+		{Chunk: 0, Slots: 1}, {Chunk: 1, Slots: 0}, {Chunk: MaxChunk + 1, Slots: 1}, {Chunk: 1, Slots: MaxSlots + 1}, {Chunk: MaxChunk, Slots: MaxSlots},
 	} {
+		m.Kind, m.V2, m.Size, m.Hash = kindOpen, true, 1, XXH128
 		a, b := memconn.Pair(RecvDepth, MaxMessage)
 		if err := send(t.Context(), b, &m); err != nil {
 			t.Fatal(err)
@@ -505,9 +504,9 @@ func TestHostileWindow(t *testing.T) {
 			b.Close()
 			close(done)
 		}()
-		_, err := c.Put(t.Context(), bytes.NewReader(nil), 0, "f")
-		if err == nil {
-			t.Errorf("%+v: accepted", m)
+		_, err := c.Put(t.Context(), bytes.NewReader(nil), 1, Attrs{}, "f")
+		if err == nil || !strings.Contains(err.Error(), "not allowed") {
+			t.Errorf("%+v: %v", m, err)
 		}
 		<-done
 	}
@@ -552,7 +551,7 @@ func TestResume(t *testing.T) {
 				if _, err := src.Seek(0, io.SeekStart); err != nil {
 					t.Fatal(err)
 				}
-				return w.client.PutFile(t.Context(), src, info, "dst")
+				return w.client.Put(t.Context(), src, info.Size(), AttrsOf(info), "dst")
 			}
 			if _, err := do(w); err == nil {
 				t.Fatalf("%s: no error though operation %d failed", op, at)
@@ -605,19 +604,19 @@ func TestResumeOfOther(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	in, err := store.Create("f", int64(len(data)), Options{Attrs: attrsOf(info), Resume: true})
+	in, err := store.Create("f", int64(len(data)), Options{Attrs: AttrsOf(info), Resume: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := in.Write(make([]byte, testChunk)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := store.Create("f", int64(len(data)), Options{Attrs: attrsOf(info), Resume: true}); err == nil || !strings.Contains(err.Error(), "another copy") {
+	if _, err := store.Create("f", int64(len(data)), Options{Attrs: AttrsOf(info), Resume: true}); err == nil || !strings.Contains(err.Error(), "another copy") {
 		t.Errorf("two copies of one file at a time: %v", err)
 	}
 	in.Abort()
 	w.client.Resume = true
-	_, err = w.client.PutFile(t.Context(), bytes.NewReader(data), info, "f")
+	_, err = w.client.Put(t.Context(), bytes.NewReader(data), info.Size(), AttrsOf(info), "f")
 	if e := (*RemoteError)(nil); !errors.As(err, &e) || e.Code != CodeChecksum {
 		t.Errorf("going on from another file: %v", err)
 	}
@@ -647,7 +646,7 @@ func TestAttributes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.client.PutFile(t.Context(), f, info, "there"); err != nil {
+	if _, err := w.client.Put(t.Context(), f, info.Size(), AttrsOf(info), "there"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.get("there", "back"); err != nil {

@@ -103,14 +103,9 @@ func (s *Server) serve(ctx context.Context, req *iwarp.ConnRequest, tell func(Ev
 	return err
 }
 
-// Dial connects to the server at addr, an "address:port".
-func Dial(ctx context.Context, dev *iwarp.Device, addr string) (*Client, error) {
-	return DialConfig(ctx, dev, addr, Config())
-}
-
-// DialConfig is Dial with a Config, which should be derived from Config(). If the server supports
-// only version 1, it connects again with that version.
-func DialConfig(ctx context.Context, dev *iwarp.Device, addr string, cfg *iwarp.Config) (*Client, error) {
+// Dial connects to the server at addr, an "address:port", by cfg, which should be derived from
+// Config(). If the server supports only an older version, Dial connects again with that version.
+func Dial(ctx context.Context, dev *iwarp.Device, addr string, cfg *iwarp.Config) (*Client, error) {
 	conn, err := dev.Dial(ctx, addr, cfg)
 	if r := (*iwarp.RejectError)(nil); errors.As(err, &r) {
 		if v, e := CheckHello(r.PrivateData); e == nil && v < Version {

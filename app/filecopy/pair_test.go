@@ -57,12 +57,12 @@ func TestOverRDMA(t *testing.T) {
 	defer home.Close()
 	all := make([]*Client, clients)
 	for i := range all {
-		if all[i], err = Dial(t.Context(), a.Device(), addr); err != nil {
+		if all[i], err = Dial(t.Context(), a.Device(), addr, Config()); err != nil {
 			t.Fatal(err)
 		}
 		defer all[i].Close()
 	}
-	if c, err := Dial(t.Context(), a.Device(), addr); err == nil {
+	if c, err := Dial(t.Context(), a.Device(), addr, Config()); err == nil {
 		c.Close()
 		t.Error("a client too many was accepted")
 	}
@@ -72,7 +72,7 @@ func TestOverRDMA(t *testing.T) {
 			data := random(3<<20 + i*12345)
 			name := fmt.Sprintf("f%d", i)
 			for range 2 {
-				if _, err := c.Put(t.Context(), bytes.NewReader(data), int64(len(data)), name); err != nil {
+				if _, err := c.Put(t.Context(), bytes.NewReader(data), int64(len(data)), Attrs{}, name); err != nil {
 					t.Errorf("put: %v", err)
 					return
 				}

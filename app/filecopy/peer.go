@@ -181,7 +181,7 @@ func serveGet(ctx context.Context, c Conn, store *Store, w Window, idle time.Dur
 	}
 	defer f.Close()
 	offset := int64(min(m.Offset, uint64(info.Size())))
-	open := w.open(m, info.Size(), offset, attrsOf(info))
+	open := w.open(m, info.Size(), offset, AttrsOf(info))
 	if err := send(ctx, c, open); err != nil {
 		return Result{}, err
 	}
@@ -278,21 +278,8 @@ func (c *Client) extend(m *message, a Attrs) *message {
 	return m
 }
 
-// Put copies size bytes from r to the server's file name by RDMA Write. The file gets default
-// permissions; the copy cannot be resumed.
-func (c *Client) Put(ctx context.Context, r io.Reader, size int64, name string) (res Result, err error) {
-	plain := *c
-	plain.Preserve, plain.Resume = false, false
-	defer func() { c.buf = plain.buf }()
-	return plain.put(ctx, r, size, name, Attrs{Mode: 0o666})
-}
-
-// PutFile copies the file f, described by info, to the server's file name.
-func (c *Client) PutFile(ctx context.Context, f io.Reader, info fs.FileInfo, name string) (Result, error) {
-	return c.put(ctx, f, info.Size(), name, attrsOf(info))
-}
-
-func (c *Client) put(ctx context.Context, r io.Reader, size int64, name string, a Attrs) (res Result, err error) {
+// Put copies size bytes from r, a file with the attributes a, to the server's file name by RDMA Write.
+func (c *Client) Put(ctx context.Context, r io.Reader, size int64, a Attrs, name string) (res Result, err error) {
 	defer func() { c.finish(ctx, err) }()
 	if err := errors.Join(CheckName(name), c.needs(c.Preserve || c.Resume)); err != nil {
 		return Result{}, err

@@ -76,7 +76,8 @@ type Attrs struct {
 
 const permissions = 0o777
 
-func attrsOf(info fs.FileInfo) Attrs {
+// AttrsOf returns the attributes of a file.
+func AttrsOf(info fs.FileInfo) Attrs {
 	return Attrs{uint32(info.Mode().Perm()), info.ModTime().UnixNano()}
 }
 
@@ -330,7 +331,7 @@ type Entry struct {
 }
 
 func entryOf(name string, info fs.FileInfo) Entry {
-	return Entry{attrsOf(info), name, info.Size(), info.IsDir(), !info.IsDir() && !info.Mode().IsRegular()}
+	return Entry{AttrsOf(info), name, info.Size(), info.IsDir(), !info.IsDir() && !info.Mode().IsRegular()}
 }
 
 // checkFolder is CheckName for a folder; "" is the whole store.

@@ -209,7 +209,7 @@ func (c *command) runCopy(ctx context.Context, j *copyJob) error {
 		return err
 	}
 	defer dev.Close()
-	client, err := filecopy.DialConfig(ctx, dev, addr, c.over(filecopy.Config()))
+	client, err := filecopy.Dial(ctx, dev, addr, c.over(filecopy.Config()))
 	if err != nil {
 		return peerFailed("cp", addr, err)
 	}
@@ -318,7 +318,7 @@ func (w *copying) put(ctx context.Context, src, name string) error {
 		began := time.Now()
 		bar := w.c.newBar(path.Base(name))
 		w.client.Progress = bar.update
-		r, err := w.client.PutFile(ctx, f, info, name)
+		r, err := w.client.Put(ctx, f, info.Size(), filecopy.AttrsOf(info), name)
 		bar.clear()
 		if err != nil {
 			return err
@@ -340,7 +340,7 @@ func (w *copying) put(ctx context.Context, src, name string) error {
 	if err != nil {
 		return err
 	}
-	attrs := filecopy.Attrs{Mode: uint32(dir.Mode().Perm()), Mtime: dir.ModTime().UnixNano()}
+	attrs := filecopy.AttrsOf(dir)
 	if err := w.mkdir(ctx, name, attrs); err != nil {
 		return err
 	}

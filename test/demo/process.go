@@ -101,7 +101,7 @@ func useProcess(ctx context.Context, o *options, r *report, a, b *embed.Node, th
 	}
 	serve(func() error { return perf.Serve(ctx, b.Device(), measured, nil) })
 
-	client, err := filecopy.Dial(ctx, a.Device(), at(7176))
+	client, err := filecopy.Dial(ctx, a.Device(), at(7176), filecopy.Config())
 	if err != nil {
 		return err
 	}
@@ -113,7 +113,7 @@ func useProcess(ctx context.Context, o *options, r *report, a, b *embed.Node, th
 	}
 	defer src.Close()
 	began := time.Now()
-	if _, err := client.Put(ctx, src, r.size, "copy.tar"); err != nil {
+	if _, err := client.Put(ctx, src, r.size, filecopy.Attrs{}, "copy.tar"); err != nil {
 		return err
 	}
 	r.put = time.Since(began)
