@@ -8,9 +8,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,16 +16,12 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/iwarpd/iwarpd/bpf"
-	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/internal/clock"
-	"github.com/iwarpd/iwarpd/internal/nss"
 	"github.com/iwarpd/iwarpd/internal/pkt"
-	"github.com/iwarpd/iwarpd/internal/printable"
 	"github.com/iwarpd/iwarpd/shm"
 	"github.com/iwarpd/iwarpd/verbs"
 )
@@ -100,18 +94,13 @@ type numbers struct {
 	lastIndex uint32
 }
 
-// turnedAway counts clients that were refused or cut off.
-type turnedAway struct {
-	refused  tally          // guarded by Server.mu
-	refusing map[uint32]int // refused clients still connected, by uid; guarded by Server.mu
-	cutMu    sync.Mutex     // acquired last
-	cuts     tally          // guarded by cutMu
-}
-
 // counters are those of the control plane. They are atomic, since sessions access them
 // concurrently.
 type counters struct {
-	requests, errors, cutOff, connRequests, established, rejected, startupFailed, startupTimeout, startupsEvicted, detached, fallbacks, faults, peersDenied, connectsDenied atomic.Uint64
+	requests, errors, cutOff, faults                          atomic.Uint64
+	connRequests, established, rejected                       atomic.Uint64
+	startupFailed, startupTimeout, startupsEvicted, fallbacks atomic.Uint64
+	detached, peersDenied, connectsDenied                     atomic.Uint64
 }
 
 // New returns a Server. Bind must be called before any other method.
@@ -129,11 +118,28 @@ func New(cfg Config, o Options) (*Server, error) {
 		o.Logger.Warn("a client can make the daemon allocate memory", zap.Error(err))
 	}
 	s := &Server{
-		log: o.Logger, peerGate: peerGate{peers: o.Peers, denials: denials{first: make(chan denial, 1)}}, network: network{resolver: o.Resolver}, table: verbs.NewTable(rand.Reader), now: clock.Now, unread: unreadLimit, started: time.Now(), cfg: cfg.fill(),
-		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), timeWait: make(timeWaits), accounts: newAccounts(),
-		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
-		assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}),
-		late: make(map[bpf.Endpoint]clock.Time), lingers: make(map[dataplane.ConnID]*linger), lingersOf: make(map[uint32][]*linger), turnedAway: turnedAway{refusing: make(map[uint32]int)}, rewake: make(chan struct{}, 1), done: make(chan struct{}),
+		log:        o.Logger,
+		network:    network{resolver: o.Resolver},
+		table:      verbs.NewTable(rand.Reader),
+		peerGate:   peerGate{peers: o.Peers, denials: denials{first: make(chan denial, 1)}},
+		started:    time.Now(),
+		now:        clock.Now,
+		unread:     unreadLimit,
+		cfg:        cfg.fill(),
+		sessions:   make(map[uint32]*session),
+		qps:        make(map[uint32]*qp),
+		accounts:   newAccounts(),
+		listeners:  make(map[dataplane.ListenerID]*listener),
+		conns:      make(map[dataplane.ConnID]*conn),
+		assocs:     make(map[pkt.Flow]*claim),
+		pending:    make(map[*conn]struct{}),
+		timeWait:   make(timeWaits),
+		late:       make(map[bpf.Endpoint]clock.Time),
+		lingers:    make(map[dataplane.ConnID]*linger),
+		lingersOf:  make(map[uint32][]*linger),
+		turnedAway: turnedAway{refusing: make(map[uint32]int)},
+		rewake:     make(chan struct{}, 1),
+		done:       make(chan struct{}),
 	}
 	for _, d := range o.Devices {
 		s.devices = append(s.devices, &device{Device: d})
@@ -273,35 +279,6 @@ func (s *Server) accept(ctx context.Context, l *net.UnixListener, slot int) erro
 	}
 }
 
-// logLimit limits log messages about frequent events to one per logEvery.
-type logLimit struct{ next clock.Time }
-
-const logEvery = 10 * time.Second
-
-func (s *logLimit) now(t clock.Time) bool {
-	if t < s.next {
-		return false
-	}
-	s.next = t.Add(logEvery)
-	return true
-}
-
-// A tally counts a frequent event for a log message at most once per logEvery.
-type tally struct {
-	logLimit
-	n uint64 // since the last message
-}
-
-// add counts an event. If tell is true, it should be logged as n events.
-func (t *tally) add(now clock.Time) (n uint64, tell bool) {
-	t.n++
-	n, tell = t.n, t.now(now)
-	if tell {
-		t.n = 0
-	}
-	return n, tell
-}
-
 // ServeConn serves the client at the other end of a connected SOCK_SEQPACKET descriptor. It takes
 // ownership of fd and returns at once.
 func (s *Server) ServeConn(fd int) error {
@@ -311,121 +288,6 @@ func (s *Server) ServeConn(fd int) error {
 	}
 	s.serve(c, noSlot)
 	return nil
-}
-
-// serve starts a session for a client of the socket of slot, in new goroutines.
-func (s *Server) serve(c *seqpacket.Conn, slot int) {
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		c.Abandon()
-		return
-	}
-	s.wg.Add(1)
-	s.mu.Unlock()
-	go func() {
-		defer s.wg.Done()
-		defer s.readers.Add(-1)
-		if s.readers.Add(1) <= mostReaders {
-			_ = c.Block() // else it is served nevertheless
-		}
-		sess, uid, err := s.admit(c, slot)
-		if err != nil {
-			s.logRefused(err)
-			s.refuse(c, uid, err)
-			return
-		}
-		go sess.out.writeLoop()
-		sess.run()
-	}()
-}
-
-// mostReaders is the maximum number of connections that have a thread of their own.
-const mostReaders = 256
-
-// logRefused logs that a client was refused. A refused client may retry at once, so only some
-// refusals are logged, with their number.
-func (s *Server) logRefused(err error) {
-	s.mu.Lock()
-	n, tell := s.refused.add(s.now())
-	s.mu.Unlock()
-	if tell {
-		s.log.Warn("client refused", zap.Error(err), zap.Uint64("times", n))
-	}
-}
-
-const (
-	// refuseWait is the time to wait for the first request of a refused client.
-	refuseWait = time.Second
-	// maxRefusing bounds the refused clients of a user that have not read the answer.
-	maxRefusing = 16
-)
-
-// refuse answers the first request of a client of uid with err and closes the connection.
-func (s *Server) refuse(c *seqpacket.Conn, uid uint32, err error) {
-	s.mu.Lock()
-	ok := s.refusing[uid] < maxRefusing
-	if ok {
-		s.refusing[uid]++
-	}
-	s.mu.Unlock()
-	if !ok {
-		c.Abandon()
-		return
-	}
-	s.answerRefused(c, err)
-	c.Shutdown()
-	<-s.drain(c)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.refusing[uid]--; s.refusing[uid] == 0 {
-		delete(s.refusing, uid)
-	}
-}
-
-func (s *Server) answerRefused(c *seqpacket.Conn, err error) {
-	defer time.AfterFunc(refuseWait, c.Shutdown).Stop()
-	b, rerr := c.Peek() // it may carry descriptors whose close waits
-	var req ctrlpb.Request
-	if rerr != nil || proto.Unmarshal(b, &req) != nil {
-		return
-	}
-	m := &ctrlpb.Message{Body: &ctrlpb.Message_Reply{Reply: &ctrlpb.Reply{Id: req.Id, Error: toPB(err)}}}
-	if b, err := proto.Marshal(m); err == nil {
-		_ = c.Write(b, nil)
-	}
-}
-
-// admit creates a session for the client at the other end of c, if it is allowed. uid is the client's, even if
-// it is refused.
-func (s *Server) admit(c *seqpacket.Conn, slot int) (sess *session, uid uint32, err error) {
-	cred, err := c.Cred()
-	if err != nil {
-		return nil, 0, fmt.Errorf("ctrl: peer credentials: %w", err)
-	}
-	// Ask the kernel for the groups: the name service may fail, and does not know groups from
-	// newgrp or a unit's SupplementaryGroups.
-	gids, err := c.Groups()
-	if err != nil {
-		return nil, cred.Uid, fmt.Errorf("ctrl: peer groups: %w", err)
-	}
-	switch {
-	case slot != noSlot:
-		cred.Uid, cred.Gid, gids = slotUID+uint32(slot), slotUID+uint32(slot), nil
-	case cred.Uid >= slotUID:
-		return nil, cred.Uid, errorf(permission, "ctrl: uid %d is not allowed: uids from %d on stand for slots", cred.Uid, uint32(slotUID))
-	}
-	contained := c.Contained()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed || s.drained != nil {
-		return nil, cred.Uid, net.ErrClosed
-	}
-	sess, err = s.newSession(c, cred, gids, contained)
-	if err == nil {
-		s.wg.Add(1) // for its writer
-	}
-	return sess, cred.Uid, err
 }
 
 // Close ends all sessions and releases the endpoints. The engine must still run.
@@ -460,72 +322,5 @@ func (s *Server) Close() error {
 	s.lateNext = nil
 	clear(s.assocs)
 	clear(s.late)
-	return nil
-}
-
-// ErrNotMember means that the daemon cannot give its socket to the group. That takes CAP_CHOWN,
-// or membership in the group.
-var ErrNotMember = errors.New("the daemon's user is not a member")
-
-// listenSocket opens the socket at path with its mode and group.
-func listenSocket(path string, mode fs.FileMode, group string) (*net.UnixListener, error) {
-	gid := -1
-	if group != "" {
-		n, err := nss.GID(group)
-		if err != nil {
-			return nil, fmt.Errorf("ctrl: socket group: %w", err)
-		}
-		gid = int(n)
-	}
-	if err := removeStale(path); err != nil {
-		return nil, err
-	}
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
-	if err != nil {
-		return nil, socketError(path, err)
-	}
-	if gid >= 0 {
-		if err = os.Chown(path, -1, gid); errors.Is(err, fs.ErrPermission) {
-			err = fmt.Errorf("%w of %s: usermod -aG %s USER, and start it again", ErrNotMember, group, group)
-		}
-	}
-	if err == nil {
-		err = os.Chmod(path, mode.Perm())
-	}
-	if err != nil {
-		l.Close()
-		return nil, socketError(path, err)
-	}
-	return l, nil
-}
-
-// socketError returns the error of a system call on the socket at path.
-func socketError(path string, err error) error {
-	return fmt.Errorf("ctrl: socket %s: %w", path, printable.Reason(err))
-}
-
-// removeStale removes the socket file of a daemon that no longer runs.
-func removeStale(path string) error {
-	fi, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return socketError(path, err)
-	}
-	if fi.Mode().Type() != fs.ModeSocket {
-		return socketError(path, errors.New("exists and is not a socket"))
-	}
-	c, err := net.DialTimeout("unixpacket", path, time.Second)
-	if err == nil {
-		c.Close()
-		return fmt.Errorf("ctrl: another iwarpd answers on %s: stop it, or set another path: %w", path, unix.EADDRINUSE)
-	}
-	if !errors.Is(err, unix.ECONNREFUSED) {
-		return socketError(path, err)
-	}
-	if err := os.Remove(path); err != nil {
-		return socketError(path, err)
-	}
 	return nil
 }

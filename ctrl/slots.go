@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -45,20 +44,6 @@ func (s *Slots) policy(c *Config) policy {
 		p.limits = s.Rule.Limits.fill()
 	}
 	return p
-}
-
-// A socket is a listening socket for clients.
-type socket struct {
-	*net.UnixListener
-	public string // another name of its file, in the folder of a slot, or ""
-}
-
-// Close closes the socket and removes its file.
-func (s socket) Close() {
-	if s.public != "" {
-		_ = os.Remove(s.public) // in the meantime it may be the container's own
-	}
-	s.UnixListener.Close()
 }
 
 // listen opens the sockets of all slots. The folders are not removed when the daemon exits:
@@ -127,10 +112,4 @@ func publish(private, public string) error {
 		return err
 	}
 	return unix.Renameat2(unix.AT_FDCWD, name, unix.AT_FDCWD, public, unix.RENAME_EXCHANGE)
-}
-
-func closeAll(all []socket) {
-	for _, s := range all {
-		s.Close()
-	}
 }

@@ -1,0 +1,137 @@
+package ctrl
+
+import (
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+)
+
+// turnedAway counts clients that were refused or cut off.
+type turnedAway struct {
+	refused  tally          // guarded by Server.mu
+	refusing map[uint32]int // refused clients still connected, by uid; guarded by Server.mu
+	cutMu    sync.Mutex     // acquired last
+	cuts     tally          // guarded by cutMu
+}
+
+// serve starts a session for a client of the socket of slot, in new goroutines.
+func (s *Server) serve(c *seqpacket.Conn, slot int) {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		c.Abandon()
+		return
+	}
+	s.wg.Add(1)
+	s.mu.Unlock()
+	go func() {
+		defer s.wg.Done()
+		defer s.readers.Add(-1)
+		if s.readers.Add(1) <= mostReaders {
+			_ = c.Block() // else it is served nevertheless
+		}
+		sess, uid, err := s.admit(c, slot)
+		if err != nil {
+			s.logRefused(err)
+			s.refuse(c, uid, err)
+			return
+		}
+		go sess.out.writeLoop()
+		sess.run()
+	}()
+}
+
+// mostReaders is the maximum number of connections that have a thread of their own.
+const mostReaders = 256
+
+// logRefused logs that a client was refused. A refused client may retry at once, so only some
+// refusals are logged, with their number.
+func (s *Server) logRefused(err error) {
+	s.mu.Lock()
+	n, tell := s.refused.add(s.now())
+	s.mu.Unlock()
+	if tell {
+		s.log.Warn("client refused", zap.Error(err), zap.Uint64("times", n))
+	}
+}
+
+const (
+	// refuseWait is the time to wait for the first request of a refused client.
+	refuseWait = time.Second
+	// maxRefusing bounds the refused clients of a user that have not read the answer.
+	maxRefusing = 16
+)
+
+// refuse answers the first request of a client of uid with err and closes the connection.
+func (s *Server) refuse(c *seqpacket.Conn, uid uint32, err error) {
+	s.mu.Lock()
+	ok := s.refusing[uid] < maxRefusing
+	if ok {
+		s.refusing[uid]++
+	}
+	s.mu.Unlock()
+	if !ok {
+		c.Abandon()
+		return
+	}
+	s.answerRefused(c, err)
+	c.Shutdown()
+	<-s.drain(c)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.refusing[uid]--; s.refusing[uid] == 0 {
+		delete(s.refusing, uid)
+	}
+}
+
+func (s *Server) answerRefused(c *seqpacket.Conn, err error) {
+	defer time.AfterFunc(refuseWait, c.Shutdown).Stop()
+	b, rerr := c.Peek() // it may carry descriptors whose close waits
+	var req ctrlpb.Request
+	if rerr != nil || proto.Unmarshal(b, &req) != nil {
+		return
+	}
+	m := &ctrlpb.Message{Body: &ctrlpb.Message_Reply{Reply: &ctrlpb.Reply{Id: req.Id, Error: toPB(err)}}}
+	if b, err := proto.Marshal(m); err == nil {
+		_ = c.Write(b, nil)
+	}
+}
+
+// admit creates a session for the client at the other end of c, if it is allowed. uid is the client's, even if
+// it is refused.
+func (s *Server) admit(c *seqpacket.Conn, slot int) (sess *session, uid uint32, err error) {
+	cred, err := c.Cred()
+	if err != nil {
+		return nil, 0, fmt.Errorf("ctrl: peer credentials: %w", err)
+	}
+	// Ask the kernel for the groups: the name service may fail, and does not know groups from
+	// newgrp or a unit's SupplementaryGroups.
+	gids, err := c.Groups()
+	if err != nil {
+		return nil, cred.Uid, fmt.Errorf("ctrl: peer groups: %w", err)
+	}
+	switch {
+	case slot != noSlot:
+		cred.Uid, cred.Gid, gids = slotUID+uint32(slot), slotUID+uint32(slot), nil
+	case cred.Uid >= slotUID:
+		return nil, cred.Uid, errorf(permission, "ctrl: uid %d is not allowed: uids from %d on stand for slots", cred.Uid, uint32(slotUID))
+	}
+	contained := c.Contained()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.drained != nil {
+		return nil, cred.Uid, net.ErrClosed
+	}
+	sess, err = s.newSession(c, cred, gids, contained)
+	if err == nil {
+		s.wg.Add(1) // for its writer
+	}
+	return sess, cred.Uid, err
+}

@@ -1,0 +1,36 @@
+package ctrl
+
+import (
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+)
+
+// logLimit limits log messages about frequent events to one per logEvery.
+type logLimit struct{ next clock.Time }
+
+const logEvery = 10 * time.Second
+
+func (s *logLimit) now(t clock.Time) bool {
+	if t < s.next {
+		return false
+	}
+	s.next = t.Add(logEvery)
+	return true
+}
+
+// A tally counts a frequent event for a log message at most once per logEvery.
+type tally struct {
+	logLimit
+	n uint64 // since the last message
+}
+
+// add counts an event. If tell is true, it should be logged as n events.
+func (t *tally) add(now clock.Time) (n uint64, tell bool) {
+	t.n++
+	n, tell = t.n, t.now(now)
+	if tell {
+		t.n = 0
+	}
+	return n, tell
+}
