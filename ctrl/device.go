@@ -282,14 +282,15 @@ func (ds devices) unclaim(ep bpf.Endpoint) {
 func (ds devices) refresh() {
 	all, _ := ds.addrs()
 	for _, d := range ds {
-		if st, ok := d.Steering.(interface{ SetAddresses([]netip.Addr) error }); ok {
-			_ = st.SetAddresses(slices.DeleteFunc(slices.Clone(all), func(a netip.Addr) bool { // on failure the previous addresses stay
-				o := ds.owner(a)
-				return o != nil && !slices.Contains(d.linkLocal(), a)
-			}))
+		if d.Steering == nil {
+			continue
 		}
-		if st, ok := d.Steering.(interface{ SetVLANs([][]uint16) error }); ok && d.VLANs != nil {
-			_ = st.SetVLANs(d.VLANs())
+		_ = d.Steering.SetAddresses(slices.DeleteFunc(slices.Clone(all), func(a netip.Addr) bool { // on failure the previous addresses stay
+			o := ds.owner(a)
+			return o != nil && !slices.Contains(d.linkLocal(), a)
+		}))
+		if d.VLANs != nil {
+			_ = d.Steering.SetVLANs(d.VLANs())
 		}
 	}
 }

@@ -12,7 +12,6 @@ import (
 // Engine is the part of dataplane.Engine that the control plane uses.
 type Engine interface {
 	Workers() int
-	WorkerDevice(worker int) string
 	Device(dataplane.ConnID) string
 	Unplug(device string, why error)
 	Plug(device string, queues []dataplane.Queue) error
@@ -42,8 +41,13 @@ type Engine interface {
 
 var _ Engine = (*dataplane.Engine)(nil)
 
-// Steering claims endpoints in the XDP program; *bpf.Steering implements it.
+// Steering is the part of bpf.Steering that the control plane uses.
 type Steering interface {
 	Claim(bpf.Endpoint) error
 	Unclaim(bpf.Endpoint) error
+	SetAddresses([]netip.Addr) error
+	SetVLANs([][]uint16) error
+	Counters() (bpf.Counters, error)
 }
+
+var _ Steering = (*bpf.Steering)(nil)

@@ -92,8 +92,7 @@ func (e *fakeEngine) RemoveTap(*dataplane.Tap) {
 	}
 }
 
-func (e *fakeEngine) Workers() int            { return 1 }
-func (e *fakeEngine) WorkerDevice(int) string { return "" }
+func (e *fakeEngine) Workers() int { return 1 }
 
 // Device returns that of NewID.
 func (e *fakeEngine) Device(id dataplane.ConnID) string {
@@ -303,6 +302,10 @@ func (s *fakeSteering) Unclaim(e bpf.Endpoint) error {
 	}
 	return nil
 }
+
+func (*fakeSteering) SetAddresses([]netip.Addr) error { return nil }
+func (*fakeSteering) SetVLANs([][]uint16) error       { return nil }
+func (*fakeSteering) Counters() (bpf.Counters, error) { return bpf.Counters{}, nil }
 
 func (s *fakeSteering) len() int {
 	s.mu.Lock()

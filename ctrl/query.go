@@ -9,7 +9,6 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/internal/printable"
@@ -351,10 +350,11 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 		}
 	}
 	for _, d := range s.devices {
-		if x, ok := d.Steering.(interface{ Counters() (bpf.Counters, error) }); ok {
-			if k, err := x.Counters(); err == nil {
-				add(appendCounters(nil, "xdp.", k))
-			}
+		if d.Steering == nil {
+			continue
+		}
+		if k, err := d.Steering.Counters(); err == nil {
+			add(appendCounters(nil, "xdp.", k))
 		}
 	}
 	for _, st := range s.engine.Stats() {

@@ -261,6 +261,8 @@ func (noHost) Resolve(_, _ netip.Addr, _ string) (dataplane.Hop, error) { return
 func (noHost) Watch(func())                                             {}
 func (noHost) Claim(bpf.Endpoint) error                                 { return nil }
 func (noHost) Unclaim(bpf.Endpoint) error                               { return nil }
+func (noHost) SetAddresses([]netip.Addr) error                          { return nil }
+func (noHost) SetVLANs([][]uint16) error                                { return nil }
 func (noHost) Counters() (bpf.Counters, error)                          { return bpf.Counters{}, nil }
 
 // countedEngine has one worker that has done nothing.
