@@ -17,49 +17,53 @@ import (
 // client's choice: startup applies the policy, which depends on the peer.
 func (d *StartupDefaults) mpa(w *ctrlpb.Startup) (mpa.Config, error) {
 	cfg := mpa.DefaultConfig()
-	cfg.CRC, cfg.Markers = w == nil || w.Crc == nil || *w.Crc, d.Markers
+	cfg.CRC, cfg.Markers = true, d.Markers
 	cfg.Rev, cfg.Enhanced = uint8(d.Revision), d.Revision >= 2
 	cfg.P2P, cfg.RTR = !d.NoP2P, mpa.RTRs(d.RTR)
 	cfg.IRD, cfg.ORD, cfg.MaxIRD, cfg.MaxORD = d.IRD, d.ORD, d.MaxIRD, d.MaxIRD
 	cfg.Timeout, cfg.Decision = d.Timeout, d.Accept
 	fallback := true
-	if w != nil {
-		if w.Markers != nil {
-			cfg.Markers = *w.Markers
+	if w == nil {
+		w = &ctrlpb.Startup{}
+	}
+	if w.Crc != nil {
+		cfg.CRC = *w.Crc
+	}
+	if w.Markers != nil {
+		cfg.Markers = *w.Markers
+	}
+	if w.Revision != nil {
+		if *w.Revision < 1 || *w.Revision > mpa.MaxRev {
+			return cfg, errorf(invalid, "ctrl: MPA has no revision %d: choose 1 or 2", *w.Revision)
 		}
-		if w.Revision != nil {
-			if *w.Revision < 1 || *w.Revision > mpa.MaxRev {
-				return cfg, errorf(invalid, "ctrl: MPA has no revision %d: choose 1 or 2", *w.Revision)
-			}
-			cfg.Rev, cfg.Enhanced = uint8(*w.Revision), *w.Revision >= 2
+		cfg.Rev, cfg.Enhanced = uint8(*w.Revision), *w.Revision >= 2
+	}
+	if w.Fallback != nil {
+		fallback = *w.Fallback
+	}
+	if w.P2P != nil {
+		cfg.P2P = *w.P2P
+	}
+	if w.Rtr != nil && *w.Rtr != 0 {
+		if *w.Rtr > uint32(mpa.AllRTRs) {
+			return cfg, errorf(invalid, "ctrl: RTR bits are 1 (Send), 2 (Write) and 4 (Read), not %#x", *w.Rtr)
 		}
-		if w.Fallback != nil {
-			fallback = *w.Fallback
+		cfg.RTR = mpa.RTRs(*w.Rtr)
+	}
+	if w.Ird != nil {
+		if *w.Ird > uint32(d.MaxIRD) {
+			return cfg, errorf(invalid, "ctrl: IRD is at most %d here, not %d", d.MaxIRD, *w.Ird)
 		}
-		if w.P2P != nil {
-			cfg.P2P = *w.P2P
+		cfg.IRD = int(*w.Ird)
+	}
+	if w.Ord != nil {
+		if *w.Ord > uint32(d.MaxIRD) {
+			return cfg, errorf(invalid, "ctrl: ORD is at most %d here, not %d", d.MaxIRD, *w.Ord)
 		}
-		if w.Rtr != nil && *w.Rtr != 0 {
-			if *w.Rtr > uint32(mpa.AllRTRs) {
-				return cfg, errorf(invalid, "ctrl: RTR bits are 1 (Send), 2 (Write) and 4 (Read), not %#x", *w.Rtr)
-			}
-			cfg.RTR = mpa.RTRs(*w.Rtr)
-		}
-		if w.Ird != nil {
-			if *w.Ird > uint32(d.MaxIRD) {
-				return cfg, errorf(invalid, "ctrl: IRD is at most %d here, not %d", d.MaxIRD, *w.Ird)
-			}
-			cfg.IRD = int(*w.Ird)
-		}
-		if w.Ord != nil {
-			if *w.Ord > uint32(d.MaxIRD) {
-				return cfg, errorf(invalid, "ctrl: ORD is at most %d here, not %d", d.MaxIRD, *w.Ord)
-			}
-			cfg.ORD = int(*w.Ord)
-		}
-		if ms := w.GetTimeoutMs(); ms != 0 {
-			cfg.Timeout = time.Duration(ms) * time.Millisecond
-		}
+		cfg.ORD = int(*w.Ord)
+	}
+	if ms := w.GetTimeoutMs(); ms != 0 {
+		cfg.Timeout = time.Duration(ms) * time.Millisecond
 	}
 	if !cfg.Enhanced {
 		if w.GetP2P() {

@@ -462,11 +462,40 @@ func (c *session) event(e *ctrlpb.Event) {
 func (c *session) teardown() {
 	s := c.srv
 	c.shutdown()
+	c.endConnections()
+	if c.binding != nil {
+		s.engine.Unbind(c.binding)
+	}
+	s.mu.Lock()
+	closing := s.closed
+	s.mu.Unlock()
+	c.releaseMemory()
+	c.releaseRings(closing)
+	if !closing && c.conn.Unread() > 0 {
+		c.holdUntil(s.drain(c.conn))
+	} else { // messages in the socket may have descriptors, whose closing may block
+		c.away("its socket", func() { c.conn.Close() })
+	}
+	close(c.out.quit)
+	if len(c.stuck) == 0 {
+		c.gone()
+		return
+	}
+	go func() { // the server may be closed in the meantime
+		for _, over := range c.stuck {
+			<-over
+		}
+		c.gone()
+	}()
+}
+
+// endConnections ends everything of the client that the engine knows of, except its binding.
+func (c *session) endConnections() {
+	s := c.srv
 	s.mu.Lock()
 	c.dead = true
 	listens, conns, qps := values(c.listens), values(c.conns), values(c.qps)
 	s.mu.Unlock()
-
 	for _, l := range listens {
 		c.dropListener(l)
 	}
@@ -478,13 +507,14 @@ func (c *session) teardown() {
 	for _, q := range qps {
 		c.dropQP(q)
 	}
-	if c.binding != nil {
-		s.engine.Unbind(c.binding)
-	}
+}
+
+// releaseMemory ends the access of workers to the client's memory and unmaps it.
+func (c *session) releaseMemory() {
+	s := c.srv
 	s.mu.Lock()
-	closing := s.closed
-	mrs, mws, cqs, srqs := values(c.mrs), values(c.mws), values(c.cqs), values(c.srqs)
-	for _, w := range mws { // before the regions to which they are bound
+	mrs, cqs := values(c.mrs), values(c.cqs)
+	for _, w := range c.mws { // before the regions to which they are bound
 		_ = s.table.Deregister(w.window)
 	}
 	for _, m := range mrs {
@@ -502,10 +532,19 @@ func (c *session) teardown() {
 	}
 	c.detachMemory()
 	c.detachNear()
+}
+
+// releaseRings frees the rings that the client shares with the workers. If the server is closing,
+// the completions made so far stay readable.
+func (c *session) releaseRings(closing bool) {
+	s := c.srv
+	s.mu.Lock()
+	cqs, srqs := values(c.cqs), values(c.srqs)
+	s.mu.Unlock()
 	var rings []interface{ Free() error }
 	for _, q := range cqs {
 		if closing {
-			q.ring.Close() // the client can read the completions made so far
+			q.ring.Close()
 		} else {
 			rings = append(rings, q.ring)
 		}
@@ -522,22 +561,6 @@ func (c *session) teardown() {
 	if len(rings) > 0 {
 		c.free(rings...)
 	}
-	if !closing && c.conn.Unread() > 0 {
-		c.holdUntil(s.drain(c.conn))
-	} else { // messages in the socket may have descriptors, whose closing may block
-		c.away("its socket", func() { c.conn.Close() })
-	}
-	close(c.out.quit)
-	if len(c.stuck) == 0 {
-		c.gone()
-		return
-	}
-	go func() { // the server may be closed in the meantime
-		for _, over := range c.stuck {
-			<-over
-		}
-		c.gone()
-	}()
 }
 
 // drain calls awaitUnread and then abandons conn, which is already shut down. It closes over at
