@@ -417,19 +417,22 @@ func TestCanceled(t *testing.T) {
 	w.clean(w.there)
 }
 
-// A file becomes shorter while it is sent.
-func TestFileShrinks(t *testing.T) {
-	w := newWorld(t)
-	_, err := w.client.Put(t.Context(), bytes.NewReader(random(10)), 5000, Attrs{}, "f")
-	if err == nil || !strings.Contains(err.Error(), "became shorter") {
-		t.Errorf("error %v", err)
+// TestWrongSize copies files that have more or less content than their size says: one that becomes shorter or is of
+// /sys, and one of /proc.
+func TestWrongSize(t *testing.T) {
+	for size, want := range map[int64]string{5000: "f: became shorter", 0: "f: has content but a size of 0"} {
+		w := newWorld(t)
+		_, err := w.client.Put(t.Context(), bytes.NewReader(random(10)), size, Attrs{}, "f")
+		if err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("size %d: %v; want %q", size, err, want)
+		}
+		var re *RemoteError
+		w.conn.Close()
+		if err := <-w.served; !errors.As(err, &re) || re.Code != CodeIO {
+			t.Errorf("size %d: the server received %v", size, err)
+		}
+		w.clean(w.there)
 	}
-	var re *RemoteError
-	w.conn.Close()
-	if err := <-w.served; !errors.As(err, &re) || re.Code != CodeIO {
-		t.Errorf("the server heard %v", err)
-	}
-	w.clean(w.there)
 }
 
 // A peer that breaks the protocol gets an error, and the server survives.

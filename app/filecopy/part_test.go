@@ -132,7 +132,7 @@ func TestSkipEnds(t *testing.T) {
 			}
 			m := message{V2: true, Hash: XXH128, Size: 1 << 50, Offset: 1 << 50, Chunk: testChunk, Slots: testSlots}
 			z := &zeros{first: first}
-			if err := run(m.transfer(w.conn, time.Minute), ctx, z); !errors.Is(err, want) {
+			if err := run(m.transfer(w.conn, time.Minute, "f"), ctx, z); !errors.Is(err, want) {
 				t.Errorf("%s, end of the %s: %v", side, end, err)
 			}
 			if z.n > 1<<30 {

@@ -152,16 +152,16 @@ func (w *Window) open(m *message, size, offset int64, a Attrs) *message {
 }
 
 // transfer returns the server's side of the transfer that open announces.
-func (w *Window) transfer(c Conn, idle time.Duration, open *message) *transfer {
-	t := open.transfer(c, idle)
+func (w *Window) transfer(c Conn, idle time.Duration, name string, open *message) *transfer {
+	t := open.transfer(c, idle, name)
 	t.buf = w.Bytes
 	return t
 }
 
 // transfer returns the transfer that the open message m announces, without its buffer.
-func (m *message) transfer(c Conn, idle time.Duration) *transfer {
+func (m *message) transfer(c Conn, idle time.Duration, name string) *transfer {
 	return &transfer{
-		conn: c, idle: idle, v2: m.V2, hash: m.hash(), sum: m.hash().new(),
+		name: name, conn: c, idle: idle, v2: m.V2, hash: m.hash(), sum: m.hash().new(),
 		offset: int64(m.Offset), size: int64(m.Size), chunk: int(m.Chunk), slots: int(m.Slots),
 	}
 }
@@ -185,7 +185,7 @@ func serveGet(ctx context.Context, c Conn, store *Store, w Window, idle time.Dur
 	if err := send(ctx, c, open); err != nil {
 		return Result{}, err
 	}
-	return w.transfer(c, idle, open).send(ctx, f)
+	return w.transfer(c, idle, m.Name, open).send(ctx, f)
 }
 
 func servePut(ctx context.Context, c Conn, store *Store, w Window, idle time.Duration, m *message) (Result, error) {
@@ -201,7 +201,7 @@ func servePut(ctx context.Context, c Conn, store *Store, w Window, idle time.Dur
 		in.Abort()
 		return Result{}, err
 	}
-	return w.transfer(c, idle, open).take(ctx, in)
+	return w.transfer(c, idle, m.Name, open).take(ctx, in)
 }
 
 // take receives a file into in, commits it and sends done.
@@ -291,7 +291,7 @@ func (c *Client) Put(ctx context.Context, r io.Reader, size int64, a Attrs, name
 	if m.Size != uint64(size) || m.Offset > 0 && !c.Resume {
 		return Result{}, errTurn(m)
 	}
-	t, err := c.transfer(m)
+	t, err := c.transfer(name, m)
 	if err != nil {
 		return Result{}, err
 	}
@@ -339,7 +339,7 @@ func (c *Client) Get(ctx context.Context, name string, store *Store, as string) 
 	if err != nil {
 		return Result{}, err
 	}
-	t, err := c.transfer(m)
+	t, err := c.transfer(name, m)
 	if err != nil {
 		return Result{}, err
 	}
@@ -474,8 +474,8 @@ func (c *Client) ask(ctx context.Context, request *message) (*message, error) {
 	return &m, nil
 }
 
-func (c *Client) transfer(open *message) (*transfer, error) {
-	t := open.transfer(c.Conn, c.idle())
+func (c *Client) transfer(name string, open *message) (*transfer, error) {
+	t := open.transfer(c.Conn, c.idle(), name)
 	if need := t.chunk * t.slots; len(c.buf) < need {
 		buf, err := c.Alloc(need)
 		if err != nil {

@@ -61,7 +61,7 @@ func CheckName(name string) error {
 	case name == "." || !fs.ValidPath(name):
 		return &Error{CodeName, fmt.Errorf("name %q is not allowed: it must be relative, without \"..\" and empty parts", name)}
 	case strings.ContainsFunc(name, unicode.IsControl):
-		return &Error{CodeName, fmt.Errorf("name %q is not allowed: it contains a control character", name)}
+		return &Error{CodeName, fmt.Errorf("name %q is not allowed: it contains a control character: rename it", name)}
 	case strings.HasPrefix(path.Base(name), tempPrefix):
 		return &Error{CodeName, fmt.Errorf("name %q is not allowed: %s is for temporary files", name, tempPrefix)}
 	}

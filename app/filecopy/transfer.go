@@ -52,6 +52,7 @@ const (
 
 // transfer is the transfer of one file, on either side.
 type transfer struct {
+	name     string // of the file, in errors
 	conn     Conn
 	idle     time.Duration
 	v2       bool
@@ -150,7 +151,7 @@ func (t *transfer) skip(ctx context.Context, r io.Reader) error {
 		default:
 		}
 		if _, err := io.CopyN(t.sum, r, min(left, part)); err != nil {
-			return errShorter(err)
+			return t.errShorter(err)
 		}
 	}
 	return nil
@@ -163,7 +164,7 @@ func (t *transfer) fill(r io.Reader, b []byte) error {
 		_, err := io.ReadFull(r, part)
 		stop()
 		if err != nil {
-			return errShorter(err)
+			return t.errShorter(err)
 		}
 		t.hashed(part)
 	}
@@ -197,11 +198,22 @@ func (t *transfer) total() (sum [sumSize]byte) {
 }
 
 // errShorter converts the EOF of a file whose size was known.
-func errShorter(err error) error {
+func (t *transfer) errShorter(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		err = errors.New("the file became shorter while it was copied")
+		err = fmt.Errorf("%s: became shorter while it was copied, or is a file of /sys: copy again, or copy it to a file first", t.name)
 	}
 	return &Error{CodeIO, err}
+}
+
+// checkEmpty returns an error if a file has content and a size of 0, as those of /proc have.
+func (t *transfer) checkEmpty(r io.Reader) error {
+	if t.size > 0 {
+		return nil
+	}
+	if n, _ := r.Read(make([]byte, 1)); n > 0 {
+		return &Error{CodeIO, fmt.Errorf("%s: has content but a size of 0, as files of /proc have: copy it to a file first", t.name)}
+	}
+	return nil
 }
 
 // recv waits for one message. It returns a message of kind error as a *RemoteError.
@@ -244,6 +256,9 @@ func errTurn(m *message) error {
 // is complete when its chunk is reported free.
 func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 	if err := t.skip(ctx, r); err != nil {
+		return Result{}, err
+	}
+	if err := t.checkEmpty(r); err != nil {
 		return Result{}, err
 	}
 	var freed uint64
@@ -382,7 +397,7 @@ func (t *transfer) receive(ctx context.Context, w io.Writer, prefix io.Reader) (
 		return Result{}, errTurn(&end)
 	}
 	if end.Size != uint64(t.size) || end.Sum != t.total() {
-		return Result{}, &Error{CodeChecksum, errors.New("the checksum differs: the data was corrupted in transit, and was not stored: copy again")}
+		return Result{}, &Error{CodeChecksum, fmt.Errorf("%s: the checksum differs: the data was corrupted in transit, and was not stored: copy again", t.name)}
 	}
 	t.peer.PeerDisk, t.peer.PeerHash = time.Duration(end.DiskTime), time.Duration(end.HashTime)
 	return t.result(), nil

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -82,6 +84,9 @@ func parseCopy(sources []string, target string, f *cpFlags) (*copyJob, error) {
 	if j.hash, err = filecopy.ParseHash(f.checksum); err != nil {
 		return wrong("--%w", err)
 	}
+	if target == "" || slices.Contains(sources, "") {
+		return wrong("a name is empty: is a variable of the shell not set?")
+	}
 	to, err := splitRemote(target)
 	if err != nil {
 		return wrong("%w", err)
@@ -96,7 +101,7 @@ func parseCopy(sources []string, target string, f *cpFlags) (*copyJob, error) {
 		case err != nil:
 			return wrong("%w", err)
 		case from.host != "" && j.put:
-			return wrong("both sides are remote: one must be local: copy to this host first")
+			return wrong("%q and %q are both on other hosts: copy to this host first; a local file is written ./%s", s, target, s)
 		case from.host == "" && !j.put:
 			mean := target
 			if _, err := os.Stat(target); err == nil || strings.Contains(target, "/") {
@@ -186,7 +191,7 @@ type copying struct {
 	client  *filecopy.Client
 	began   time.Time
 	all     []copyResult
-	skipped []string // names that are neither files nor folders
+	skipped []string // names of what cannot be copied
 }
 
 func (c *command) runCopy(ctx context.Context, j *copyJob) error {
@@ -228,7 +233,7 @@ func (c *command) runCopy(ctx context.Context, j *copyJob) error {
 		return err
 	}
 	if len(w.skipped) > 0 {
-		return fileError{fmt.Errorf("cp: skipped what is neither a file nor a folder: %s", strings.Join(w.skipped, ", "))}
+		return fileError{fmt.Errorf("cp: skipped what is neither a file nor a folder, or has a name that is not allowed: %s", strings.Join(w.skipped, ", "))}
 	}
 	return nil
 }
@@ -346,6 +351,10 @@ func (w *copying) put(ctx context.Context, src, name string) error {
 	}
 	for _, e := range entries {
 		full := filepath.Join(src, e.Name())
+		if filecopy.CheckName(path.Join(name, e.Name())) != nil {
+			w.skipped = append(w.skipped, strconv.Quote(full))
+			continue
+		}
 		if t := e.Type(); t&fs.ModeSymlink != 0 {
 			if info, err := os.Stat(full); err != nil || info.IsDir() { // a link to a folder could cause a loop
 				w.skipped = append(w.skipped, full)

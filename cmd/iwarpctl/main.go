@@ -118,8 +118,17 @@ func (c *command) root() *cobra.Command {
 }
 
 // flagError rewords the errors of wrong numbers and durations, in which package flag names
-// functions of Go.
+// functions of Go, and explains how to write the name of a file that looks like a flag.
 func flagError(err error) error {
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
+		name := "--" + unknown.GetSpecifiedName()
+		if short := unknown.GetSpecifiedShortnames(); short != "" {
+			name = "-" + short
+		}
+		if _, e := os.Lstat(name); e == nil {
+			return fmt.Errorf("%w: write ./%s for the file of that name", err, name)
+		}
+	}
 	var wrong *pflag.InvalidValueError
 	if !errors.As(err, &wrong) {
 		return err

@@ -36,6 +36,10 @@ func TestErrors(t *testing.T) {
 	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	t.Chdir(dir)
+	if err := os.WriteFile("-dash", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	stale := filepath.Join(dir, "stale.sock")
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: stale, Net: "unixpacket"})
 	if err != nil {
@@ -68,6 +72,9 @@ func TestErrors(t *testing.T) {
 		{"socket of another program", []string{"--socket", stream, "status"}, exitDaemon, stream + " is the socket of another program"},
 		{"socket path too long", []string{"--socket", long, "status"}, exitDaemon, "the path of a socket has at most 107 bytes: " + long},
 		{"unknown shell", []string{"completion", "tcsh"}, exitUsage, `iwarpctl completion has no command "tcsh", did you mean bash or zsh or fish?; see iwarpctl completion --help`},
+		{"cp a file with a leading dash", []string{"cp", "-dash", "10.0.0.1:"}, exitUsage, "write ./-dash for the file of that name"},
+		{"cp without a name", []string{"cp", "", "10.0.0.1:"}, exitUsage, "a name is empty"},
+		{"cp to an empty name", []string{"cp", file, ""}, exitUsage, "a name is empty"},
 		{"status with an argument", []string{"status", "x"}, exitUsage, "iwarpctl status --help"},
 		{"ping without side", []string{"ping", "-a", "10.0.0.1"}, exitUsage, "-s (server) or -c (client)"},
 		{"ping with both sides", []string{"ping", "-s", "-c"}, exitUsage, "-s (server) or -c (client)"},
@@ -112,7 +119,7 @@ func TestErrors(t *testing.T) {
 		{"perf to IPv6 with a port", []string{"perf", "write", "--client", "fd00::1:99999"}, exitUsage, "in brackets"},
 		{"ping of all addresses", []string{"ping", "-c", "-a", "0.0.0.0"}, exitUsage, "is not the address of a host"},
 		{"ping of a multicast address", []string{"ping", "-c", "-a", "224.0.0.1"}, exitUsage, "multicast"},
-		{"cp remote to remote", []string{"cp", "1.2.3.4:1/a", "1.2.3.4:1/b"}, exitUsage, "both sides are remote"},
+		{"cp remote to remote", []string{"cp", "1.2.3.4:1/a", "1.2.3.4:1/b"}, exitUsage, "both on other hosts"},
 		{"cp out of folder to serve", []string{"cp", file, "1.2.3.4:1/../x"}, exitUsage, `".."`},
 		{"cp a file that is not there", []string{"cp", filepath.Join(dir, "no"), "1.2.3.4:1/a"}, exitFile, "no such file"},
 		{"cp a folder", []string{"cp", dir, "1.2.3.4:1/a"}, exitFile, "is a folder: copy it with cp -r"},
