@@ -332,7 +332,7 @@ func (c *Conn) run(ctx context.Context, o *op, wr *SendWR) error {
 	if err := c.await(ctx, o); err != nil {
 		return err
 	}
-	err := c.result(&o.wc)
+	err := c.qp.WCErr(ctx, &o.wc)
 	c.end(o)
 	return err
 }
@@ -392,26 +392,6 @@ func (c *Conn) abandon(o *op, err error) error {
 	<-o.done
 	c.end(o)
 	return err
-}
-
-// result returns the error of a failed completion, or nil.
-func (c *Conn) result(wc *WC) error {
-	if wc.Status == WCSuccess {
-		return nil
-	}
-	cause := c.qp.Err()
-	if wc.Status == WCFlushErr && cause == nil {
-		// The connection is ending: wait for the reason.
-		select {
-		case <-c.qp.Done():
-			cause = c.qp.Err()
-		case <-time.After(time.Second):
-		}
-	}
-	if t, remote := wc.Terminate(); t != nil && cause == nil {
-		cause = terminateError(t, remote, nil)
-	}
-	return &WCError{Status: wc.Status, Op: wc.Op, Cause: cause}
 }
 
 // closeWait is the time that Close allows for an orderly close.

@@ -299,6 +299,23 @@ func (q *QP) Err() error {
 	return q.err
 }
 
+// WCErr returns nil for a completion of q that succeeded, and otherwise a *WCError. Its cause is the reason for the end of
+// the connection, if that has ended. The event with the reason comes after the completions that the end flushes: for a
+// flushed one WCErr waits for the event, until ctx is canceled.
+func (q *QP) WCErr(ctx context.Context, wc *WC) error {
+	switch wc.Status {
+	case WCSuccess:
+		return nil
+	case WCFlushErr:
+		_, _ = wait(ctx, q.d, q.done) // canceled: no cause
+	}
+	cause := q.Err()
+	if t, remote := wc.Terminate(); t != nil && cause == nil {
+		cause = terminateError(t, remote, nil)
+	}
+	return &WCError{Status: wc.Status, Op: wc.Op, Cause: cause}
+}
+
 // peerDepth returns a depth of the peer, or -1 if the peer did not send it.
 func peerDepth(n *uint32) int {
 	if n == nil {

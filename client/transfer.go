@@ -137,7 +137,7 @@ func (c *Conn) RecvMsg(ctx context.Context, b []byte) (int, MsgInfo, error) {
 	}
 	wc := &c.rwcs[c.ri]
 	if wc.Status != WCSuccess {
-		err := c.result(wc) // not consumed: further calls return the same error
+		err := c.qp.WCErr(ctx, wc) // not consumed: further calls return the same error
 		if errors.Is(err, ErrPeerClosed) && wc.Status == WCFlushErr {
 			return 0, MsgInfo{}, io.EOF
 		}
@@ -227,7 +227,7 @@ func (c *Conn) staged(ctx context.Context, what Op, r Remote, b []byte) (err err
 		if err := c.await(ctx, o); err != nil {
 			return err
 		}
-		err := c.result(&o.wc)
+		err := c.qp.WCErr(ctx, &o.wc)
 		if err == nil && what == OpRead {
 			err = c.move(part, c.chunk(o))
 		}
@@ -324,7 +324,7 @@ func (c *Conn) atomic(ctx context.Context, wr *SendWR) (uint64, error) {
 		return 0, c.wrap("atomic", err)
 	}
 	var old [8]byte
-	if err = c.result(&o.wc); err == nil {
+	if err = c.qp.WCErr(ctx, &o.wc); err == nil {
 		err = c.move(old[:], c.chunk(o))
 	}
 	c.end(o)

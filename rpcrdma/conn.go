@@ -311,17 +311,15 @@ func (c *Conn) run() {
 			c.fail(err)
 			return
 		}
+		ferr := c.firstErr(wcs[:n]) // without mu, since it may wait
 		c.mu.Lock()
 		var finished []*op
-		var ferr error
 		for i := range wcs[:n] {
 			w := &wcs[i]
 			if w.ID&recvID != 0 {
-				if w.Status != iwarp.WCSuccess {
-					ferr = c.reason(w)
-					continue
+				if w.Status == iwarp.WCSuccess {
+					c.received(w)
 				}
-				c.received(w)
 				continue
 			}
 			o := c.ops[w.ID]
@@ -337,7 +335,6 @@ func (c *Conn) run() {
 				c.moving--
 			}
 			if w.Status != iwarp.WCSuccess {
-				ferr = c.reason(w)
 				o.done = failed(o.done, ferr)
 			}
 			finished = append(finished, o)
@@ -364,14 +361,14 @@ func failed(done func(error), err error) func(error) {
 	return func(error) { done(err) }
 }
 
-// reason returns the error for a failed completion.
-func (c *Conn) reason(w *iwarp.WC) error {
-	if w.Status == iwarp.WCFlushErr {
-		if err := c.qp.Err(); err != nil {
+// firstErr returns the error of the first failed completion, or nil.
+func (c *Conn) firstErr(wcs []iwarp.WC) error {
+	for i := range wcs {
+		if err := c.qp.WCErr(c.ctx, &wcs[i]); err != nil {
 			return err
 		}
 	}
-	return &iwarp.WCError{Status: w.Status, Op: w.Op}
+	return nil
 }
 
 // received processes a message of the peer. Called with mu held.

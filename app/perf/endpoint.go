@@ -3,7 +3,6 @@ package perf
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 )
@@ -107,8 +106,8 @@ func (e *endpoint) wait(ctx context.Context) ([]iwarp.WC, error) {
 		return nil, err
 	}
 	for i := range e.wcs[:n] {
-		if wc := &e.wcs[i]; wc.Status != iwarp.WCSuccess {
-			return nil, e.failed(ctx, wc)
+		if err := e.qp.WCErr(ctx, &e.wcs[i]); err != nil {
+			return nil, err
 		}
 	}
 	return e.wcs[:n], nil
@@ -126,20 +125,6 @@ func (e *endpoint) waitRecv(ctx context.Context) error {
 				return nil
 			}
 		}
-	}
-}
-
-// failed returns the error for a failed completion, with the reason for the connection's end, if it ended. The reason comes
-// after the completions that the end flushes.
-func (e *endpoint) failed(ctx context.Context, wc *iwarp.WC) error {
-	if wc.Status != iwarp.WCFlushErr {
-		return fmt.Errorf("%v: %v", wc.Op, wc.Status)
-	}
-	select {
-	case <-e.qp.Done():
-		return e.qp.Err()
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 
