@@ -38,6 +38,9 @@ type Conn struct {
 	done   chan struct{} // closed when the connection has ended
 	serve  sync.WaitGroup
 
+	serving atomic.Int32 // calls in progress at this side
+	used    atomic.Int64 // time of the last completion, or of the creation, in Unix nanoseconds
+
 	mu      sync.Mutex // guards the rest
 	s       *session.Session
 	err     error
@@ -108,7 +111,7 @@ func (c *Conn) watched() {
 
 // newConn makes a connection that is not started. It returns errFull if a server has too many.
 func (e *Endpoint) newConn(ctx context.Context, peer string, cfg session.Config) (c *Conn, err error) {
-	if err := e.reserve(cfg.Server); err != nil {
+	if err := e.reserve(ctx, peer, cfg.Server); err != nil {
 		return nil, err
 	}
 	recvs := max(cfg.Window, 2) + 1
@@ -119,6 +122,7 @@ func (e *Endpoint) newConn(ctx context.Context, peer string, cfg session.Config)
 		e: e, peer: peer, slot: int(max(cfg.Props.RecvSize, cfg.Props.SendSize, 4096)), ready: make(chan struct{}), done: make(chan struct{}), dead: make(chan struct{}),
 		loop: make(chan struct{}), free: sendDepth, ops: make(map[uint64]*op), calls: make(map[uint32]*call), byKey: make(map[uint32]*window),
 	}
+	c.used.Store(time.Now().UnixNano())
 	c.room = sync.NewCond(&c.mu)
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	defer func(made *Conn) {
@@ -197,6 +201,9 @@ func (c *Conn) Counters() Counters {
 
 // Done returns a channel that is closed when the connection has ended.
 func (c *Conn) Done() <-chan struct{} { return c.done }
+
+// lastUsed returns the time of the last completion, or of the creation.
+func (c *Conn) lastUsed() time.Time { return time.Unix(0, c.used.Load()) }
 
 // Err returns why the connection ended.
 func (c *Conn) Err() error {
@@ -311,6 +318,8 @@ func (c *Conn) run() {
 			c.fail(err)
 			return
 		}
+		now := time.Now()
+		c.used.Store(now.UnixNano())
 		ferr := c.firstErr(wcs[:n]) // without mu, since it may wait
 		c.mu.Lock()
 		var finished []*op
@@ -340,7 +349,7 @@ func (c *Conn) run() {
 			finished = append(finished, o)
 		}
 		if len(finished) > 0 {
-			c.doneAt = time.Now()
+			c.doneAt = now
 		}
 		if ferr != nil {
 			c.failLocked(ferr)
@@ -413,6 +422,7 @@ func (c *Conn) events() {
 			default:
 				c.exposed.add(e.Call)
 				c.serve.Add(1)
+				c.serving.Add(1)
 				go c.answer(e.Call)
 			}
 		case session.EventReply:

@@ -31,8 +31,9 @@ type Config struct {
 	// client's connections. The latter requires Session.Props.Reverse.
 	Server *rpc.Server
 	Pool   int // bytes of registered memory of an Endpoint
-	// MaxConns bounds the connections of an Endpoint; further ones are refused. Each uses about
-	// 0.5 MiB of the Pool for messages.
+	// MaxConns bounds the connections of a server, each of which uses about 0.5 MiB of the Pool for
+	// messages. A further one takes the place of an idle one, if that has been idle for six minutes
+	// or its client has at least two more connections, and is refused otherwise.
 	MaxConns int
 	Setup    time.Duration // time-out for negotiating version and properties
 	Patience time.Duration // how long a call of a Client tries to reach the server; 0: until its context is done
@@ -105,20 +106,59 @@ func (e *Endpoint) Close() error {
 	return errors.Join(err, e.pd.Close())
 }
 
-var errFull = errors.New("rpcrdma: too many connections")
+var (
+	errFull     = errors.New("rpcrdma: too many connections")
+	errReplaced = errors.New("rpcrdma: the connection was idle, and another client needed its place")
+)
 
-// reserve reserves a place for a connection before its memory is allocated, within MaxConns for a server's.
-func (e *Endpoint) reserve(server bool) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
-		return ErrClosed
+// reserve reserves a place for a connection of peer before its memory is allocated. A server with MaxConns closes an idle
+// connection for it, or returns errFull.
+func (e *Endpoint) reserve(ctx context.Context, peer string, server bool) error {
+	for {
+		e.mu.Lock()
+		if e.closed {
+			e.mu.Unlock()
+			return ErrClosed
+		}
+		if !server || e.live < e.cfg.MaxConns {
+			e.live++
+			e.mu.Unlock()
+			return nil
+		}
+		idle := replaceable(e.conns, peer, time.Now())
+		e.mu.Unlock()
+		if idle == nil {
+			return errFull
+		}
+		idle.fail(errReplaced)
+		select {
+		case <-idle.done:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
-	if server && e.live >= e.cfg.MaxConns {
-		return errFull
+}
+
+// idleWait is the time after which a full server may close an idle connection for any client, as Linux's does. Clients
+// connect again when they have a call to make.
+const idleWait = 6 * time.Minute
+
+// replaceable returns the connection to close for one of peer, or nil: the least recently used one without a call in
+// progress, if its client has at least two connections more than peer, or it has been idle for idleWait.
+func replaceable(conns map[*Conn]struct{}, peer string, now time.Time) (idle *Conn) {
+	count := make(map[string]int)
+	for c := range conns {
+		count[c.peer]++
 	}
-	e.live++
-	return nil
+	for c := range conns {
+		if c.serving.Load() > 0 || count[c.peer] < count[peer]+2 && now.Sub(c.lastUsed()) < idleWait {
+			continue
+		}
+		if idle == nil || c.lastUsed().Before(idle.lastUsed()) {
+			idle = c
+		}
+	}
+	return idle
 }
 
 // remove frees the place of a connection.

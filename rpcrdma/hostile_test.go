@@ -362,3 +362,35 @@ func TestTooManyConns(t *testing.T) {
 	}
 	g.check(1000)
 }
+
+// TestIdleConnsMakeRoom checks that a client that holds all connections, idle, does not keep another one out, and that none of them
+// is refused more than its share.
+func TestIdleConnsMakeRoom(t *testing.T) {
+	g := newRig(t, nil, func(c *rpcrdma.Config) { c.MaxConns = 3 })
+	for range 3 {
+		g.raw()
+	}
+	cfg := rpcrdma.DefaultConfig(false)
+	cfg.Pool = 4 << 20
+	e, err := rpcrdma.New(g.ctx, g.b.Device(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	c := e.Dial(g.l.Addr())
+	defer c.Close()
+	_, resp, err := c.Do(g.ctx, rpc.Call{Prog: prog, Vers: 1}, nil, rpcrdma.Call{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Release()
+	for name, d := range map[string]*iwarp.Device{"the client with two": g.a.Device(), "that with one": g.b.Device()} {
+		c, err := d.Dial(g.ctx, g.l.Addr(), nil)
+		if !errors.As(err, new(*iwarp.RejectError)) {
+			t.Errorf("%s connects once more: %v", name, err)
+		}
+		if err == nil {
+			c.Close()
+		}
+	}
+}

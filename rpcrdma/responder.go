@@ -21,6 +21,7 @@ const memoryWait = time.Minute
 // answer handles a call in its own goroutine. Credits bound the number of goroutines.
 func (c *Conn) answer(in *session.Call) {
 	defer c.serve.Done()
+	defer c.serving.Add(-1)
 	var held []*buffer
 	release := func() {
 		for _, b := range held {

@@ -1,0 +1,50 @@
+package rpcrdma
+
+import (
+	"testing"
+	"time"
+)
+
+// TestReplaceable checks which connection of a full server makes room for a new one.
+func TestReplaceable(t *testing.T) {
+	now := time.Now()
+	type conn struct {
+		peer string
+		idle time.Duration
+		busy bool
+	}
+	for _, tt := range []struct {
+		name  string
+		conns []conn
+		peer  string
+		want  int // index, or -1
+	}{
+		{"the least recently used", []conn{{"a", 1, false}, {"a", 3, false}, {"a", 2, false}}, "b", 1},
+		{"not the busy", []conn{{"a", 1, false}, {"a", 3, true}, {"a", 2, false}}, "b", 2},
+		{"all busy", []conn{{"a", 1, true}, {"a", 3, true}, {"a", 2, true}}, "b", -1},
+		{"its own", []conn{{"a", 1, false}, {"a", 3, false}}, "a", -1},
+		{"of the largest client", []conn{{"a", 1, false}, {"a", 2, false}, {"b", 3, false}}, "c", 1},
+		{"equal shares", []conn{{"a", 1, false}, {"a", 2, false}, {"b", 3, false}}, "b", -1},
+		{"one each", []conn{{"a", 1, false}, {"b", 2, false}}, "c", -1},
+		{"one each, idle for long", []conn{{"a", idleWait, false}, {"b", 2, false}}, "c", 0},
+		{"busy for long", []conn{{"a", idleWait, true}, {"b", 2, false}}, "c", -1},
+		{"its own, idle for long", []conn{{"a", idleWait + 1, false}, {"a", idleWait, false}}, "a", 0},
+	} {
+		conns, index := make(map[*Conn]struct{}), make(map[*Conn]int)
+		for i, x := range tt.conns {
+			c := &Conn{peer: x.peer}
+			c.used.Store(now.Add(-x.idle).UnixNano())
+			if x.busy {
+				c.serving.Store(1)
+			}
+			conns[c], index[c] = struct{}{}, i
+		}
+		got := -1
+		if c := replaceable(conns, tt.peer, now); c != nil {
+			got = index[c]
+		}
+		if got != tt.want {
+			t.Errorf("%s: connection %d makes room, want %d", tt.name, got, tt.want)
+		}
+	}
+}
