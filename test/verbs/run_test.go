@@ -78,7 +78,7 @@ func TestSettings(t *testing.T) {
 		{"IWARPD_SOCKET=" + a.socket + "," + dir + "/none", "IWARPD_SOCKET: " + dir + "/none: No such file or directory: is iwarpd running?"},
 		{"IWARPD_SOCKET=,", "IWARPD_SOCKET=, is ignored: it must be sockets of daemons, with commas between them"},
 	} {
-		p := a.start(t, "rping -c -a 127.0.0.1 -C 1", tt.env)
+		p := a.start(t, "rping -c -a "+a.end.Addr4.String()+" -C 1", tt.env) // refused at once
 		p.Wait(time.Minute)
 		var lines []string
 		for line := range strings.Lines(p.String()) {
