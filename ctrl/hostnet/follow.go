@@ -2,6 +2,7 @@ package hostnet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -13,6 +14,9 @@ import (
 
 // routePause is how long route changes are collected for one call.
 const routePause = time.Second
+
+// resubscribe is the time before a new subscription after events were lost.
+const resubscribe = 100 * time.Millisecond
 
 // LinkState is the state of an interface.
 type LinkState struct {
@@ -27,50 +31,103 @@ type LinkState struct {
 // routes over the interface change. All calls come from one goroutine. It returns nil when ctx
 // is done.
 func FollowLink(ctx context.Context, name string, link func(before, now LinkState), routes func(changes int)) error {
-	linkUpdates, routeUpdates := make(chan netlink.LinkUpdate, 16), make(chan netlink.RouteUpdate, 64)
-	if err := netlink.LinkSubscribe(linkUpdates, ctx.Done()); err != nil {
-		return fmt.Errorf("hostnet: follow links: %w", err)
-	}
-	if err := netlink.RouteSubscribe(routeUpdates, ctx.Done()); err != nil {
-		return fmt.Errorf("hostnet: follow routes: %w", err)
-	}
-	l, err := netlink.LinkByName(name)
-	if err != nil {
-		return fmt.Errorf("hostnet: interface %s: %w", name, err)
-	}
-	index, last := l.Attrs().Index, stateOf(l)
-	link(last, last)
-	var changed int
-	var pause <-chan time.Time
-	for linkUpdates != nil || routeUpdates != nil {
-		select {
-		case u, ok := <-linkUpdates:
-			if !ok { // ctx is done, or the kernel had more to say than the socket holds
-				linkUpdates = nil
-			} else if u.Attrs().Name == name { // that of another one, perhaps, which has taken its place
-				index = u.Attrs().Index
-				if now := stateOf(u.Link); now != last {
-					link(last, now)
-					last = now
-				}
-			}
-		case r, ok := <-routeUpdates:
-			if !ok {
-				routeUpdates = nil
-			} else if overLink(&r.Route, index) {
-				if changed++; pause == nil {
-					pause = time.After(routePause)
-				}
-			}
-		case <-pause:
-			routes(changed)
-			changed, pause = 0, nil
+	f := linkFollower{name: name, link: link, routes: routes}
+	for {
+		err := f.follow(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil && !f.known:
+			return err
+		}
+		select { // the kernel had more to report than a socket holds
+		case <-time.After(resubscribe):
+		case <-ctx.Done():
 		}
 	}
-	if ctx.Err() == nil {
-		return fmt.Errorf("hostnet: the kernel reported more changes than fit its socket")
+}
+
+// A linkFollower is a call of FollowLink.
+type linkFollower struct {
+	name    string
+	link    func(before, now LinkState)
+	routes  func(changes int)
+	index   int // of the interface, 0 while it is gone
+	last    LinkState
+	known   bool // last has been reported
+	changes int  // of routes, not reported yet
+}
+
+// follow reports changes until events are lost or ctx is done.
+func (f *linkFollower) follow(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	links, routes := make(chan netlink.LinkUpdate, 16), make(chan netlink.RouteUpdate, 64)
+	defer cancel()
+	if err := netlink.LinkSubscribe(links, ctx.Done()); err != nil {
+		return fmt.Errorf("hostnet: follow links: %w", err)
 	}
+	defer func() { go drain(links) }()
+	if err := netlink.RouteSubscribe(routes, ctx.Done()); err != nil {
+		return fmt.Errorf("hostnet: follow routes: %w", err)
+	}
+	defer func() { go drain(routes) }()
+	if err := f.look(); err != nil {
+		return err
+	}
+	var pause <-chan time.Time
+	for {
+		if f.changes > 0 && pause == nil {
+			pause = time.After(routePause)
+		}
+		select {
+		case u, ok := <-links:
+			if !ok {
+				return nil
+			}
+			if u.Attrs().Name == f.name { // that of another one, perhaps, which has taken its place
+				f.index = u.Attrs().Index
+				f.set(stateOf(u.Link))
+			}
+		case r, ok := <-routes:
+			if !ok {
+				f.changes++ // at least
+				return nil
+			}
+			if overLink(&r.Route, f.index) {
+				f.changes++
+			}
+		case <-pause:
+			f.routes(f.changes)
+			f.changes, pause = 0, nil
+		}
+	}
+}
+
+// look reads the state of the interface.
+func (f *linkFollower) look() error {
+	l, err := netlink.LinkByName(f.name)
+	if _, gone := errors.AsType[netlink.LinkNotFoundError](err); gone && f.known {
+		f.index = 0
+		f.set(LinkState{MTU: f.last.MTU})
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("hostnet: interface %s: %w", f.name, err)
+	}
+	f.index = l.Attrs().Index
+	f.set(stateOf(l))
 	return nil
+}
+
+// set reports the state if it is the first one, or not the last.
+func (f *linkFollower) set(now LinkState) {
+	if !f.known {
+		f.last = now
+	}
+	if before := f.last; !f.known || now != before {
+		f.last, f.known = now, true
+		f.link(before, now)
+	}
 }
 
 func stateOf(l netlink.Link) LinkState {

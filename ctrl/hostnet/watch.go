@@ -98,7 +98,7 @@ func (r *Resolver) follow(s *subscription) {
 			select {
 			case <-r.done:
 				return
-			case <-time.After(100 * time.Millisecond):
+			case <-time.After(resubscribe):
 			}
 			if r.subscribe() == nil {
 				_ = r.refresh()
