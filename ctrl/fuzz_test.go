@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"runtime"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -51,8 +52,16 @@ func FuzzRequests(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		h.mu.Lock()
+		before := h.lastID
+		h.mu.Unlock()
 		if err := h.ServeConn(fds[0]); err != nil {
 			t.Fatal(err)
+		}
+		for began := false; !began; runtime.Gosched() { // otherwise settled might look before it
+			h.mu.Lock()
+			began = h.lastID != before
+			h.mu.Unlock()
 		}
 		defer func() {
 			unix.Close(fds[1])
