@@ -2,6 +2,9 @@ package hostnet
 
 import (
 	"context"
+	"net"
+	"net/netip"
+	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -59,5 +62,53 @@ func TestFollowLinkAfterLoss(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatalf("the MTU reported last is %d", mtu.Load())
 		}
+	}
+}
+
+// TestNeighbourEventLost checks that a neighbour is found whose notification the kernel has dropped because the socket
+// was full.
+func TestNeighbourEventLost(t *testing.T) {
+	here, _ := wire(t)
+	must(t, os.WriteFile("/proc/sys/net/ipv4/neigh/a0/mcast_solicit", []byte("1000"), 0)) // the kernel asks until the end of the test
+	r, err := New("a0")
+	must(t, err)
+	defer r.Close()
+	r.patience = time.Minute
+	link, err := here.LinkByName("a0")
+	must(t, err)
+	silent := neighbour{link.Attrs().Index, netip.MustParseAddr("10.77.0.9")}
+	type result struct {
+		mac [6]byte
+		err error
+	}
+	found := make(chan result, 1)
+	go func() {
+		mac, err := r.neighbourMAC(silent)
+		found <- result{mac, err}
+	}()
+	waits := func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return len(r.waiting[silent]) > 0
+	}
+	for !waits() {
+		time.Sleep(time.Millisecond)
+	}
+	set := func(addr string, last byte) error {
+		return here.NeighSet(&netlink.Neigh{
+			LinkIndex: silent.iface, IP: net.ParseIP(addr), State: netlink.NUD_PERMANENT, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, last},
+		})
+	}
+	r.mu.Lock() // nobody reads events any more
+	for i := 0; i < 5000 && err == nil; i++ {
+		err = set("10.77.0.8", byte(i))
+	}
+	if err == nil {
+		err = set("10.77.0.9", 7)
+	}
+	r.mu.Unlock()
+	must(t, err)
+	if got := <-found; got.err != nil || got.mac != [6]byte{2, 5: 7} {
+		t.Errorf("%x, %v", got.mac, got.err)
 	}
 }

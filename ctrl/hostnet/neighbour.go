@@ -48,6 +48,18 @@ func (r *Resolver) neighbour(n *netlink.NeighUpdate) {
 	}
 }
 
+// lookAgain makes all that wait for a neighbour look for it, since its notification may be lost.
+func (r *Resolver) lookAgain() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, all := range r.waiting {
+		for _, ch := range all {
+			close(ch)
+		}
+	}
+	clear(r.waiting)
+}
+
 // usable are the states in which the address of a neighbour may be used.
 const usable = netlink.NUD_REACHABLE | netlink.NUD_STALE | netlink.NUD_DELAY | netlink.NUD_PROBE | netlink.NUD_PERMANENT | netlink.NUD_NOARP
 

@@ -103,6 +103,7 @@ func (r *Resolver) follow(s *subscription) {
 			if r.subscribe() == nil {
 				_ = r.refresh()
 				r.change()
+				r.lookAgain()
 				return
 			}
 		}
