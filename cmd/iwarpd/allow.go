@@ -57,11 +57,6 @@ func parseRule(m map[string]any, base ctrl.Limits) (r ctrl.Rule, err error) {
 	if err := setFields(m, fields, ruleKeys); err != nil {
 		return r, err
 	}
-	for _, who := range []string{"users", "groups"} {
-		if _, has := m[who]; has && len(r.UIDs) == 0 && len(r.GIDs) == 0 {
-			return r, fmt.Errorf("%s: empty: the rule would apply to everybody: omit the key if that is intended", who)
-		}
-	}
 	if limits != base {
 		r.Limits = &limits
 	}
@@ -74,8 +69,8 @@ func rights(r *ctrl.Rule, limits *ctrl.Limits) map[string]func(v any) error {
 		"listen":    func(v any) (err error) { r.Listen, err = parsePorts(v); return err },
 		"addresses": func(v any) (err error) { r.Addrs, err = parsePrefixes(v); return err },
 
-		"accept-from": func(v any) (err error) { r.AcceptFrom, err = parsePeers(v); return err },
-		"connect-to":  func(v any) (err error) { r.ConnectTo, err = parsePeers(v); return err },
+		"accept-from": func(v any) (err error) { r.AcceptFrom, err = parsePrefixes(v); return err },
+		"connect-to":  func(v any) (err error) { r.ConnectTo, err = parsePrefixes(v); return err },
 	}
 	for _, q := range quotaKeys {
 		fields[q.name] = func(v any) error { return q.set(limits, fmt.Sprint(v)) }
@@ -140,11 +135,14 @@ func parseSlots(v any, base ctrl.Limits) (s ctrl.Slots, err error) {
 // maxSlotFolder leaves room for "/4095/iwarpd.sock" in sun_path of sockaddr_un(7).
 const maxSlotFolder = 90
 
-// scalars returns the values of a list, or a single value.
+// scalars returns the values of a list, which must not be empty, since that would restrict nothing, or a single value.
 func scalars(v any) ([]string, error) {
 	list, ok := v.([]any)
 	if !ok {
 		list = []any{v}
+	}
+	if len(list) == 0 {
+		return nil, errors.New("empty, which would restrict nothing: leave the key out if that is intended")
 	}
 	var out []string
 	for _, item := range list {
@@ -223,15 +221,6 @@ func parsePrefixes(v any) ([]netip.Prefix, error) {
 		out = append(out, p)
 	}
 	return out, nil
-}
-
-// parsePeers parses networks, of which there must be one: an empty list would admit all peers.
-func parsePeers(v any) ([]netip.Prefix, error) {
-	list, err := parsePrefixes(v)
-	if err == nil && len(list) == 0 {
-		err = errors.New("empty: leave it out to allow all peers")
-	}
-	return list, err
 }
 
 // parsePrefix parses an address, or a network such as 10.0.0.0/24.

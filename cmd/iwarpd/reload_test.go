@@ -118,7 +118,8 @@ func TestReload(t *testing.T) {
 	if d.s.Limits.QPs != 20 || d.s.CRC != ctrl.CRCOff || d.s.Interface != "eth0" || d.s.Poll != "adaptive" || d.level.Level() != zapcore.DebugLevel || len(d.s.Allow) != 1 {
 		t.Errorf("%+v", d.s)
 	}
-	for _, wrong := range []string{"max-qps: many", "crc: maybe", "crc-peers: 10.0.0.1/8=off", "allow: [{groups: [nosuchgroup]}]", "allow: [{users: 6, deny: 1}]", "allow: [{accept-from: []}]", "denied-connections: maybe"} {
+	for _, wrong := range []string{"max-qps: many", "crc: maybe", "crc-peers: 10.0.0.1/8=off", "allow: [{groups: [nosuchgroup]}]", "allow: [{users: 6, deny: 1}]", "allow: [{accept-from: []}]",
+		"allow: [{connect-to: []}]", "allow: [{listen: []}]", "allow: [{addresses: []}]", "allow: [{users: []}]", "slots: {listen: []}", "slots: {addresses: []}", "denied-connections: maybe"} {
 		d.read = func() (*settings, error) { return parse(t, "interface: eth0\n"+wrong+"\n") }
 		d.hangup()
 		if d.s.Limits.QPs != 20 || d.s.CRC != ctrl.CRCOff || len(d.s.Allow) != 1 || d.s.Allow[0].UIDs[0] != 5 {
