@@ -512,9 +512,9 @@ func (s *Steering) dropHost(h steerEndpoint) error {
 	return s.objs.Hosts.Delete(h)
 }
 
-// SetAddresses sets the addresses that claims of unspecified addresses cover. By default,
-// and if addrs is nil, they cover every destination address, which is wrong on a host that
-// forwards packets.
+// SetAddresses sets the addresses that claims of unspecified addresses cover: none if addrs is
+// empty. By default they cover every destination address, which is wrong on a host that forwards
+// packets.
 func (s *Steering) SetAddresses(addrs []netip.Addr) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -530,11 +530,7 @@ func (s *Steering) SetAddresses(addrs []netip.Addr) error {
 			s.local[k] = true
 		}
 	}
-	var check uint32
-	if addrs != nil {
-		check = 1
-	}
-	if err := s.objs.CheckAddresses.Set(check); err != nil {
+	if err := s.objs.CheckAddresses.Set(uint32(1)); err != nil {
 		return fmt.Errorf("bpf: addresses: %w", err)
 	}
 	if err := prune(s.objs.Addresses, s.local, want); err != nil {

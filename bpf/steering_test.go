@@ -372,7 +372,8 @@ func testWildcardMeansOurAddresses(t *testing.T) {
 	if err := s.SetAddresses(nil); err != nil {
 		t.Fatal(err)
 	}
-	check("no list again", ours, actRedirect)
+	check("none of ours left", ours, actPass)
+	check("forwarded, and none of ours left", theirs, actPass)
 }
 
 // TestVLANs checks that the program takes frames of the VLANs that the host is a member
