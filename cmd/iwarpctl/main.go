@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -159,9 +160,14 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
+// daemonPatience is how long to wait for the daemon to accept a client.
+var daemonPatience = 15 * time.Second
+
 // open connects to the daemon.
 func (c *command) open(ctx context.Context) (*iwarp.Device, error) {
-	dev, err := iwarp.Open(ctx, c.socket)
+	limited, cancel := context.WithTimeout(ctx, daemonPatience)
+	defer cancel()
+	dev, err := iwarp.Open(limited, c.socket)
 	if err != nil {
 		return nil, &daemonError{c.socketPath(), err}
 	}
@@ -224,6 +230,8 @@ func (e *daemonError) Unwrap() error { return e.err }
 
 func (e *daemonError) Error() string {
 	switch {
+	case errors.Is(e.err, context.DeadlineExceeded), errors.Is(e.err, unix.EAGAIN): // EAGAIN: many clients wait already
+		return fmt.Sprintf("iwarpd at %s does not answer: is its process stopped, or the host overloaded? (systemctl status iwarpd)", e.socket)
 	case errors.Is(e.err, unix.ENOENT), errors.Is(e.err, unix.ECONNREFUSED):
 		return fmt.Sprintf("no iwarpd at %s: start it, or name its socket with --socket", e.socket)
 	case errors.Is(e.err, unix.EACCES), errors.Is(e.err, unix.EPERM):

@@ -26,6 +26,22 @@ func ctl(t *testing.T, args ...string) (code int, out, errOut string) {
 	return code, o.String(), e.String()
 }
 
+// TestSilentDaemon asks a daemon that is stopped.
+func TestSilentDaemon(t *testing.T) {
+	defer func(was time.Duration) { daemonPatience = was }(daemonPatience)
+	daemonPatience = 50 * time.Millisecond
+	socket := filepath.Join(t.TempDir(), "silent.sock")
+	l, err := net.Listen("unixpacket", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	code, out, errOut := ctl(t, "--socket", socket, "mr", "list")
+	if want := "iwarpd at " + socket + " does not answer: is its process stopped"; code != exitDaemon || out != "" || !strings.Contains(errOut, want) {
+		t.Errorf("exit code %d, %q, %q; want %d and %q", code, out, errOut, exitDaemon, want)
+	}
+}
+
 // internals matches Go's own terms, which no error may show.
 var internals = regexp.MustCompile(`goroutine|panic|%!|0x[0-9a-f]{6}|strconv|netip|openat|errgroup|context deadline|i/o timeout|lookup .* on |invalid syntax`)
 
