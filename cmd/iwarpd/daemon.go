@@ -64,7 +64,7 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 			err = errors.Join(err, d.close())
 		}
 	}()
-	if err := checkMounts(); err != nil {
+	if err := errors.Join(checkMounts(), checkMemory()); err != nil {
 		return nil, err
 	}
 	lower, err := d.prepare()

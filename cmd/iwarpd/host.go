@@ -116,6 +116,30 @@ func openFiles() uint64 {
 	return l.Cur
 }
 
+// leastMemory are the limits of memory below which Go's runtime may end the daemon with its stacks,
+// at any time.
+var leastMemory = []struct {
+	resource   int
+	what       string
+	unit, flag string
+	bytes      uint64
+}{
+	{unix.RLIMIT_AS, "address space", "LimitAS", "-v", 4 << 30},
+	{unix.RLIMIT_DATA, "data", "LimitDATA", "-d", 1 << 30},
+}
+
+// checkMemory returns an error if the process may not have enough memory.
+func checkMemory() error {
+	for _, m := range leastMemory {
+		var l unix.Rlimit
+		if unix.Getrlimit(m.resource, &l) == nil && l.Cur < m.bytes {
+			return exitErr(exitFailure, "this process may have at most %d MiB of %s, and needs %d: raise the limit with %s=infinity in the unit, or ulimit %s unlimited",
+				l.Cur>>20, m.what, m.bytes>>20, m.unit, m.flag)
+		}
+	}
+	return nil
+}
+
 // checkMounts returns an error if a file system that the kernel serves is missing, as in a container
 // that was made by hand. Later errors would not say so.
 func checkMounts() error {

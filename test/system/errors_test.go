@@ -97,6 +97,8 @@ func TestDaemonErrors(t *testing.T) {
 		{"more CPUs than queues", on(v.A.Name, sock, "--cpus", "0,1"), 2, "2 CPUs for 1 queues"},
 		{"few descriptors", append([]string{prlimit, "--nofile=23"}, on(v.A.Name, sock)...), 1, "at most 23 open files"},
 		{"no /proc", append([]string{unshare, "-m", "sh", "-c", `umount -l /proc && exec "$@"`, "sh"}, on(v.A.Name, sock)...), 1, "/proc/self/status cannot be read: no such file or directory: mount -t proc proc /proc"},
+		{"little address space", append([]string{prlimit, "--as=2000000000"}, on(v.A.Name, sock)...), 1, "at most 1907 MiB of address space, and needs 4096: raise the limit with LimitAS=infinity in the unit, or ulimit -v unlimited"},
+		{"little data", append([]string{prlimit, "--data=500000000"}, on(v.A.Name, sock)...), 1, "at most 476 MiB of data, and needs 1024: raise the limit with LimitDATA=infinity in the unit, or ulimit -d unlimited"},
 		{"no /sys", append([]string{unshare, "-m", "sh", "-c", `umount -l /sys && exec "$@"`, "sh"}, on(v.A.Name, sock)...), 1, "/sys/class/net cannot be read: no such file or directory: mount -t sysfs sysfs /sys"},
 		{"little locked memory", append([]string{setpriv, "--bounding-set=-ipc_lock,-sys_admin,-sys_resource", prlimit, "--memlock=65536"}, on(v.A.Name, sock, "--link", "xdp")...), 4, "LimitMEMLOCK= in the unit): setsockopt XDP_UMEM_REG failed: no buffer space available"},
 		{"socket in no folder", on(v.A.Name, filepath.Join(dir, "no", "no", "s")), 2, "--socket"},
