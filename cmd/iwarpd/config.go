@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -15,7 +13,6 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
 	"go.uber.org/zap/zapcore"
-	"go.yaml.in/yaml/v3"
 
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl"
@@ -45,11 +42,11 @@ type settings struct {
 	Queues    []int // of each interface; empty: all
 	CPUs      []int // one a queue; empty: not pinned
 	Link      ifqueue.Kind
-	XDPMode   string
+	XDPMode   bpf.Mode
 	Super     bool   // send super-frames if the interface supports them
 	Partial   string // whether to accept partial checksums: auto, accept or refuse
 	Detached  ctrl.DetachPolicy
-	Poll      string
+	Poll      dataplane.PollPolicy
 	Spin      time.Duration
 	MTU       int // 0 means that of the interface
 	QueueMem  int64
@@ -119,7 +116,7 @@ type key struct {
 
 // keys lists all settings; deploy/iwarpd.yaml documents them.
 var keys = slices.Concat([]key{
-	{"transport", "", "afxdp", "transport below iWARP: afxdp, socket (the kernel's TCP, which needs no privileges and no interface), or both (AF_XDP, and the kernel's TCP for listeners and connections that ask for it)", oneOf(func(s *settings) *string { return &s.Transport }, "afxdp", "socket", "both")},
+	{"transport", "", "afxdp", "transport below iWARP: afxdp, socket (the kernel's TCP, which needs no privileges and no interface), or both (AF_XDP, and the kernel's TCP for listeners and connections that ask for it)", word(func(s *settings) *string { return &s.Transport }, "afxdp", "socket", "both")},
 	{"interface", "i", "", "network interface to serve", func(s *settings, v string) error {
 		s.Interface = v
 		return nil
@@ -145,25 +142,11 @@ var keys = slices.Concat([]key{
 		s.Link, err = ifqueue.ParseKind(v)
 		return err
 	}},
-	{"xdp-mode", "", "auto", "how to attach the XDP program: auto, native (in the driver) or generic", oneOf(func(s *settings) *string { return &s.XDPMode }, "auto", "native", "generic")},
-	{"super-frames", "", "auto", "whether to send up to 64 KiB of one connection as one packet: auto (if the interface has TCP segmentation offload) or off", func(s *settings, v string) error {
-		s.Super = v == "auto"
-		if v != "auto" && v != "off" {
-			return errors.New("must be one of auto, off")
-		}
-		return nil
-	}},
-	{"partial-checksums", "", "auto", "what to do with TCP segments whose checksum a kernel on this machine left to the hardware: accept, refuse, or auto (accept on veth, tap and virtio)", oneOf(func(s *settings) *string { return &s.Partial }, "auto", "accept", "refuse")},
-	{"xdp-detached", "", "end", "what to do when another program detaches the XDP program: end (all connections) or attach (again)", func(s *settings, v string) error {
-		s.Detached = ctrl.DetachEnd
-		if v == "attach" {
-			s.Detached = ctrl.DetachAttach
-		} else if v != "end" {
-			return errors.New("must be one of end, attach")
-		}
-		return nil
-	}},
-	{"poll", "", "adaptive", "what an idle worker does: adaptive (spins, then sleeps) or busy (always spins)", oneOf(func(s *settings) *string { return &s.Poll }, "adaptive", "busy")},
+	{"xdp-mode", "", "auto", "how to attach the XDP program: auto, native (in the driver) or generic", oneOf(func(s *settings) *bpf.Mode { return &s.XDPMode }, "auto native generic", bpf.Auto, bpf.Native, bpf.Generic)},
+	{"super-frames", "", "auto", "whether to send up to 64 KiB of one connection as one packet: auto (if the interface has TCP segmentation offload) or off", oneOf(func(s *settings) *bool { return &s.Super }, "auto off", true, false)},
+	{"partial-checksums", "", "auto", "what to do with TCP segments whose checksum a kernel on this machine left to the hardware: accept, refuse, or auto (accept on veth, tap and virtio)", word(func(s *settings) *string { return &s.Partial }, "auto", "accept", "refuse")},
+	{"xdp-detached", "", "end", "what to do when another program detaches the XDP program: end (all connections) or attach (again)", oneOf(func(s *settings) *ctrl.DetachPolicy { return &s.Detached }, "end attach", ctrl.DetachEnd, ctrl.DetachAttach)},
+	{"poll", "", "adaptive", "what an idle worker does: adaptive (spins, then sleeps) or busy (always spins)", oneOf(func(s *settings) *dataplane.PollPolicy { return &s.Poll }, "adaptive busy", dataplane.Adaptive, dataplane.Busy)},
 	{"spin", "", "50us", "how long an idle adaptive worker spins before it sleeps, and up to four times as long while work keeps coming soon after; 0: it never spins", duration(func(s *settings) *time.Duration { return &s.Spin }, 0, time.Second)},
 	{"mtu", "", "0", "largest IP packet to send, in bytes, 576 to 9216; 0: the MTU of the interface", func(s *settings, v string) error {
 		err := number(func(s *settings) *int { return &s.MTU }, 0, 9216)(s, v)
@@ -203,11 +186,11 @@ var keys = slices.Concat([]key{
 	}},
 
 	{"userfaultfd", "", "true", "open /dev/userfaultfd for clients that may not; without it their system calls can fail while memory is being registered", boolean(func(s *settings) *bool { return &s.Userfaultfd })},
-	{"congestion-control", "", "cubic", "TCP congestion control: " + strings.Join(tcp.CongestionControls(), ", "), congestion},
-	{"ecn", "", "accept", "ECN of TCP (RFC 3168): accept (if the peer asks for it), request or off", func(s *settings, v string) (err error) {
-		s.ECN, err = parseECN(v)
+	{"congestion-control", "", "cubic", "TCP congestion control: " + strings.Join(tcp.CongestionControls(), ", "), func(s *settings, v string) (err error) {
+		s.Congestion, err = tcp.ParseCongestionControl(v)
 		return err
 	}},
+	{"ecn", "", "accept", "ECN of TCP (RFC 3168): accept (if the peer asks for it), request or off", oneOf(func(s *settings) *tcp.ECN { return &s.ECN }, "accept request off", tcp.AcceptECN, tcp.RequestECN, tcp.NoECN)},
 	{"receive-window", "", "2MiB", "TCP receive window of a connection, in bytes, from 65535 to 1GiB", func(s *settings, v string) error {
 		n, err := parseSize(v)
 		if err != nil || n < 65535 || n > 1<<30 {
@@ -228,10 +211,7 @@ var keys = slices.Concat([]key{
 	{"ttl", "", "64", "TTL or hop limit of connections whose program sets none", byteOf(func(s *settings) *uint8 { return &s.IP.TTL }, 1, 255)},
 	{"vlan-priority", "", "0", "priority in VLAN tags of connections whose program sets none, 0 to 7", byteOf(func(s *settings) *uint8 { return &s.IP.Priority }, 0, 7)},
 	{"mpa-revision", "", "2", "highest MPA revision offered, 1 or 2", number(func(s *settings) *int { return &s.MPARevision }, 1, 2)},
-	{"crc", "", "required", "MPA's CRC32c: required, optional (a client may disable it) or off (used only if the peer requests it)", func(s *settings, v string) (err error) {
-		s.CRC, err = parseCRC(v)
-		return err
-	}},
+	{"crc", "", "required", "MPA's CRC32c: required, optional (a client may disable it) or off (used only if the peer requests it)", crcPolicy(func(s *settings) *ctrl.CRCPolicy { return &s.CRC })},
 	{"crc-peers", "", "", "CRC policy for some networks, overriding crc, such as 10.1.0.0/16=off,fd00::/8=optional", func(s *settings, v string) (err error) {
 		s.CRCPeers, err = parseCRCPeers(v)
 		return err
@@ -244,13 +224,7 @@ var keys = slices.Concat([]key{
 	{"max-ird", "", "128", "largest ird and ord that a client may request", number(func(s *settings) *int { return &s.MaxIRD }, 1, 16382)},
 	{"startup-timeout", "", "10s", "how long to wait for the peer in each step of connection set-up", duration(func(s *settings) *time.Duration { return &s.StartTimeout }, 100*time.Millisecond, 10*time.Minute)},
 }, quotaSettings(), []key{
-	{"denied-connections", "", "keep", "what happens to running connections whose peer a reload or a change of allow-set denies: keep or end", func(s *settings, v string) error {
-		s.EndDenied = v == "end"
-		if v != "end" && v != "keep" {
-			return errors.New("must be one of keep, end")
-		}
-		return nil
-	}},
+	{"denied-connections", "", "keep", "what happens to running connections whose peer a reload or a change of allow-set denies: keep or end", oneOf(func(s *settings) *bool { return &s.EndDenied }, "keep end", false, true)},
 	{"allow-set", "", "", "comma-separated nftables sets of the peers to which connections are restricted, such as \"inet filter rdma_peers\"; empty: no restriction", func(s *settings, v string) (err error) {
 		s.AllowSets, err = nftset.Parse(v)
 		return err
@@ -268,7 +242,7 @@ var keys = slices.Concat([]key{
 		}
 		return nil
 	}},
-	{"log-format", "", "console", "log format: console or json", oneOf(func(s *settings) *string { return &s.LogFormat }, "console", "json")},
+	{"log-format", "", "console", "log format: console or json", word(func(s *settings) *string { return &s.LogFormat }, "console", "json")},
 })
 
 // reloadable are the keys that SIGHUP can change, in addition to the rules of "allow".
@@ -423,113 +397,6 @@ func (s *interfaceSettings) names() []string {
 	return s.Interfaces
 }
 
-// readFile reads the YAML file and rejects unknown keys.
-func readFile(v *viper.Viper, file string) error {
-	text, err := readBounded(file)
-	if errors.Is(err, fs.ErrPermission) {
-		return configErr("cannot read the configuration: %w: let the user of the daemon read it", err)
-	}
-	if err != nil {
-		return configErr("cannot read the configuration: %w", err)
-	}
-	m, err := parseYAML(text)
-	if err == nil {
-		err = v.MergeConfigMap(m)
-	}
-	if err != nil {
-		return configErr("%s: %s", file, oneLine(err.Error()))
-	}
-	for _, name := range v.AllKeys() {
-		if top, _, _ := strings.Cut(name, "."); top == allowKey || top == slotsKey {
-			continue
-		}
-		if !slices.ContainsFunc(keys, func(k key) bool { return k.name == name }) {
-			return configErr("%s: unknown key %q: did you mean %q?", file, name, nearest(name))
-		}
-		switch value := v.Get(name).(type) {
-		case []any, map[string]any:
-			if _, list := value.([]any); list && (name == "interfaces" || name == "allow-set") {
-				continue
-			}
-			return configErr("%s: %s: must be one value; write a list as a string like \"0,2-3\"", file, name)
-		}
-	}
-	return nil
-}
-
-// maxFile bounds the configuration file, since a device that is named by mistake may be endless.
-const maxFile = 4 << 20
-
-func readBounded(file string) ([]byte, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if len(text) > maxFile {
-		err = fmt.Errorf("%s has more than %d MiB: is that the right file?", file, maxFile>>20)
-	}
-	return text, err
-}
-
-// parseYAML returns the keys of a YAML document. Values are text as it was typed, nil, lists and
-// maps of these: errors quote them, and a number would have other digits after YAML had parsed it.
-func parseYAML(text []byte) (m map[string]any, err error) {
-	dec := yaml.NewDecoder(bytes.NewReader(text))
-	for i := 0; ; i++ {
-		var doc yaml.Node
-		err := dec.Decode(&doc)
-		if errors.Is(err, io.EOF) {
-			return m, nil
-		}
-		if err == nil {
-			root := doc.Content[0]
-			switch {
-			case root.ShortTag() == "!!null":
-				continue
-			case i > 0: // only the first one would be read
-				return nil, errors.New("more than one YAML document: remove the line \"---\" between them")
-			case root.Kind != yaml.MappingNode:
-				return nil, errors.New("must have keys like \"interface: eth0\"")
-			}
-			if err := checkMode(root.Content); err != nil {
-				return nil, err
-			}
-			asText(root)
-			err = root.Decode(&m)
-		}
-		if err != nil {
-			why := strings.TrimPrefix(strings.TrimPrefix(err.Error(), "yaml: "), "unmarshal errors:\n")
-			if bytes.Contains(text, []byte("\t")) && strings.Contains(why, "cannot start any token") {
-				why += ": indent with spaces, not with tabs"
-			}
-			return nil, errors.New("not YAML: " + why)
-		}
-	}
-}
-
-// checkMode returns an error if socket-mode is a number: a program that wrote the file may have
-// written 0660 as 432. pairs are the keys and values of the file.
-func checkMode(pairs []*yaml.Node) error {
-	for i := 0; i+1 < len(pairs); i += 2 {
-		if key, value := pairs[i], pairs[i+1]; key.Value == "socket-mode" && value.ShortTag() == "!!int" {
-			return fmt.Errorf("socket-mode is %s: put it in quotes, like \"0660\"", value.Value)
-		}
-	}
-	return nil
-}
-
-// asText makes all numbers, booleans and times in n strings.
-func asText(n *yaml.Node) {
-	if tag := n.ShortTag(); n.Kind == yaml.ScalarNode && tag != "!!null" && tag != "!!merge" {
-		n.Tag = "!!str"
-	}
-	for _, c := range n.Content {
-		asText(c)
-	}
-}
-
 // checkEnv rejects unknown variables with the prefix.
 func checkEnv(environ []string) error {
 	for _, e := range environ {
@@ -578,169 +445,4 @@ func distance(a, b string) int {
 		}
 	}
 	return row[len(b)]
-}
-
-func oneOf(field func(*settings) *string, values ...string) func(*settings, string) error {
-	return func(s *settings, v string) error {
-		if !slices.Contains(values, v) {
-			return fmt.Errorf("must be one of %s", strings.Join(values, ", "))
-		}
-		*field(s) = v
-		return nil
-	}
-}
-
-func congestion(s *settings, v string) (err error) {
-	s.Congestion, err = tcp.ParseCongestionControl(v)
-	return err
-}
-
-func number(field func(*settings) *int, least, most int) func(*settings, string) error {
-	return func(s *settings, v string) error {
-		n, err := strconv.Atoi(v)
-		if err != nil || n < least || n > most {
-			return fmt.Errorf("must be a number from %d to %d", least, most)
-		}
-		*field(s) = n
-		return nil
-	}
-}
-
-func byteOf(field func(*settings) *uint8, least, most int) func(*settings, string) error {
-	return func(s *settings, v string) error {
-		n := 0
-		err := number(func(*settings) *int { return &n }, least, most)(s, v)
-		*field(s) = uint8(n)
-		return err
-	}
-}
-
-func boolean(field func(*settings) *bool) func(*settings, string) error {
-	return func(s *settings, v string) error {
-		b, err := strconv.ParseBool(v)
-		if err != nil {
-			return errors.New("must be true or false")
-		}
-		*field(s) = b
-		return nil
-	}
-}
-
-func duration(field func(*settings) *time.Duration, least, most time.Duration) func(*settings, string) error {
-	return func(s *settings, v string) error {
-		d, err := time.ParseDuration(v)
-		if err != nil || d < least || d > most {
-			return fmt.Errorf("must be a time from %v to %v, like 50us, 2s", least, most)
-		}
-		*field(s) = d
-		return nil
-	}
-}
-
-// durationOrNone accepts 0 too.
-func durationOrNone(field func(*settings) *time.Duration, least, most time.Duration) func(*settings, string) error {
-	return func(s *settings, v string) error {
-		if d, err := time.ParseDuration(v); err == nil && d == 0 {
-			*field(s) = 0
-			return nil
-		}
-		if err := duration(field, least, most)(s, v); err != nil {
-			return fmt.Errorf("must be 0, or a time from %v to %v, like 90s", least, most)
-		}
-		return nil
-	}
-}
-
-// maxListed is the maximum length of a list of queues or CPUs.
-const maxListed = 1024
-
-// parseList parses "0,2-3"; "" and the word every return an empty list.
-func parseList(v, every string) ([]int, error) {
-	if v == "" || v == every {
-		return nil, nil
-	}
-	bad := fmt.Errorf("must be %q or a list like 0,2-3, each number once", every)
-	var out []int
-	for part := range strings.SplitSeq(v, ",") {
-		first, last, isRange := strings.Cut(part, "-")
-		if !isRange {
-			last = first
-		}
-		a, err1 := strconv.ParseUint(first, 10, 16)
-		b, err2 := strconv.ParseUint(last, 10, 16)
-		if err1 != nil || err2 != nil || b < a {
-			return nil, bad
-		}
-		for n := int(a); n <= int(b); n++ {
-			if slices.Contains(out, n) || len(out) == maxListed {
-				return nil, bad
-			}
-			out = append(out, n)
-		}
-	}
-	return out, nil
-}
-
-var crcPolicies = map[string]ctrl.CRCPolicy{"required": ctrl.CRCRequired, "optional": ctrl.CRCOptional, "off": ctrl.CRCOff}
-
-func parseECN(v string) (tcp.ECN, error) {
-	switch v {
-	case "accept":
-		return tcp.AcceptECN, nil
-	case "request":
-		return tcp.RequestECN, nil
-	case "off":
-		return tcp.NoECN, nil
-	}
-	return 0, errors.New("must be one of accept, request, off")
-}
-
-func parseCRC(v string) (ctrl.CRCPolicy, error) {
-	p, ok := crcPolicies[v]
-	if !ok {
-		return p, errors.New("must be one of required, optional, off")
-	}
-	return p, nil
-}
-
-// parseCRCPeers parses "10.1.0.0/16=off,fd00::/8=optional".
-func parseCRCPeers(v string) (rules []ctrl.CRCRule, err error) {
-	if v == "" {
-		return nil, nil
-	}
-	for part := range strings.SplitSeq(v, ",") {
-		peers, policy, ok := strings.Cut(strings.TrimSpace(part), "=")
-		if !ok {
-			return nil, fmt.Errorf("%q: must be a network and its policy, like 10.1.0.0/16=off", part)
-		}
-		var r ctrl.CRCRule
-		if r.Peers, err = parsePrefix(peers); err != nil {
-			return nil, err
-		}
-		if r.CRC, err = parseCRC(policy); err != nil {
-			return nil, fmt.Errorf("%q: %w", part, err)
-		}
-		rules = append(rules, r)
-	}
-	return rules, nil
-}
-
-// parseSize parses a number of bytes: 4096, 64KiB, 16MiB, 2GiB, or 64K, 16M, 2G.
-func parseSize(v string) (int64, error) {
-	number, shift := v, 0
-	for i, unit := range []string{"K", "M", "G", "T"} {
-		if n, ok := strings.CutSuffix(strings.TrimSuffix(v, "iB"), unit); ok {
-			number, shift = strings.TrimSpace(n), 10*(i+1)
-		}
-	}
-	n, err := strconv.ParseInt(number, 10, 64)
-	if err != nil || n <= 0 || n > 1<<50>>shift {
-		return 0, errors.New("must be a size like 4096, 64KiB, 16MiB or 2GiB")
-	}
-	return n << shift, nil
-}
-
-// oneLine joins the lines of an error message.
-func oneLine(s string) string {
-	return strings.Join(strings.Fields(s), " ")
 }

@@ -105,11 +105,10 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 		return nil, err
 	}
 	tcpConfig := tcpConfig(s)
-	poll := dataplane.Adaptive
-	if s.Poll == "busy" {
-		poll = dataplane.Busy
-	}
-	d.engine, err = dataplane.New(dataplane.Config{Fragments: fragments, OnEvent: d.server.OnEvent, Poll: poll, Spin: cmp.Or(s.Spin, -1), TCP: &tcpConfig, SCTP: sctpConfig(s)}, queues, lower.options.Resolver)
+	d.engine, err = dataplane.New(dataplane.Config{
+		Fragments: fragments, OnEvent: d.server.OnEvent,
+		Poll: s.Poll, Spin: cmp.Or(s.Spin, -1), TCP: &tcpConfig, SCTP: sctpConfig(s),
+	}, queues, lower.options.Resolver)
 	if err != nil {
 		return nil, err
 	}
@@ -139,16 +138,6 @@ func tcpConfig(s *settings) tcp.Config {
 	c.KeepAliveCount = probes
 	c.DataTimeout, c.SynTimeout, c.UserTimeout, c.TimeWait = s.TCPR2, s.TCPR2SYN, s.UserTimeout, s.TimeWait
 	return c
-}
-
-func bpfMode(s string) bpf.Mode {
-	switch s {
-	case "native":
-		return bpf.Native
-	case "generic":
-		return bpf.Generic
-	}
-	return bpf.Auto
 }
 
 func ctrlConfig(s *settings) ctrl.Config {

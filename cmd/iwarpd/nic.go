@@ -115,7 +115,7 @@ func (n *nic) open(ifi *net.Interface) (queues []dataplane.Queue, err error) {
 	there := slices.DeleteFunc(slices.Clone(n.queues), func(q int) bool { return q >= have })
 	n.index.Store(int32(ifi.Index))
 	n.set, err = ifqueue.Open(n.steer, ifqueue.Config{
-		Interface: n.name, Queues: there, Link: n.s.Link, Mode: bpfMode(n.s.XDPMode), MTU: n.mtu, Memory: int(n.s.QueueMem), Super: n.s.Super,
+		Interface: n.name, Queues: there, Link: n.s.Link, Mode: n.s.XDPMode, MTU: n.mtu, Memory: int(n.s.QueueMem), Super: n.s.Super,
 		FellBack: func(err error) {
 			n.log.Info("packet sockets would be faster on this interface, and cannot be used: AF_XDP is used", zap.String("interface", n.name), zap.Error(err))
 		},
@@ -161,7 +161,7 @@ func (n *nic) Attached() (bool, error) {
 	if i == 0 {
 		return false, hostnet.ErrGone
 	}
-	ok, err := n.steer.Program(i, bpfMode(n.s.XDPMode)).Attached()
+	ok, err := n.steer.Program(i, n.s.XDPMode).Attached()
 	if !ok && err == nil {
 		_, err = net.InterfaceByIndex(i) // the interface disappears before its program
 	}
@@ -170,7 +170,7 @@ func (n *nic) Attached() (bool, error) {
 
 // Attach implements ctrl.Program.
 func (n *nic) Attach() error {
-	return n.steer.Program(int(n.index.Load()), bpfMode(n.s.XDPMode)).Attach()
+	return n.steer.Program(int(n.index.Load()), n.s.XDPMode).Attach()
 }
 
 // retryPeriod is the interval of attempts to serve an interface that has returned. Some of the
