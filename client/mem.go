@@ -74,66 +74,42 @@ type MR struct {
 // Alloc allocates size bytes of zeroed memory in a memfd that it shares with the daemon, and
 // registers them. The base of the region is the address of the memory in this process.
 func (p *PD) Alloc(ctx context.Context, size int, a Access) (*MR, error) {
-	return p.alloc(ctx, size, 0, true, a)
+	m, err := newMemory(size)
+	if err != nil {
+		return nil, err
+	}
+	return p.own(ctx, m, &ctrlpb.RegisterMR{Base: addrOf(m.Bytes()), Access: uint32(a)})
 }
 
 // AllocBase is Alloc with a base address that the caller chooses: work requests and peers use
 // base for the first byte.
 func (p *PD) AllocBase(ctx context.Context, size int, base uint64, a Access) (*MR, error) {
-	return p.alloc(ctx, size, base, false, a)
-}
-
-func (p *PD) alloc(ctx context.Context, size int, base uint64, natural bool, a Access) (*MR, error) {
-	m, err := shm.CreateRegion("iwarp-mr", size)
+	m, err := newMemory(size)
 	if err != nil {
-		return nil, fmt.Errorf("iwarp: allocate memory: %w", err)
-	}
-	if natural {
-		base = addrOf(m.Bytes())
-	}
-	mr, err := p.register(ctx, m.FD(), m.Bytes(), 0, base, a)
-	if err != nil {
-		m.Close()
 		return nil, err
 	}
-	closeFD(m.TakeFD()) // both sides have mapped the memory
-	mr.own = m
-	return mr, nil
-}
-
-// Register registers memory of the caller: mem is the mapping of the bytes from offset on of
-// the memfd fd. Register seals the memfd against shrinking and allocates its pages. The caller
-// keeps ownership of fd and mem.
-func (p *PD) Register(ctx context.Context, fd int, mem []byte, offset int64, a Access) (*MR, error) {
-	return p.register(ctx, fd, mem, offset, addrOf(mem), a)
-}
-
-// RegisterBase is Register with a base address that the caller chooses.
-func (p *PD) RegisterBase(ctx context.Context, fd int, mem []byte, offset int64, base uint64, a Access) (*MR, error) {
-	return p.register(ctx, fd, mem, offset, base, a)
+	return p.own(ctx, m, &ctrlpb.RegisterMR{Base: base, Access: uint32(a)})
 }
 
 // AllocFast is Alloc for a region that is invalid until a work request made by MR.Reg registers
 // it, or part of it, with the rights a. LocalInv, or the peer's Send with Invalidate, makes it
 // invalid again.
 func (p *PD) AllocFast(ctx context.Context, size int, a Access) (*MR, error) {
-	m, err := shm.CreateRegion("iwarp-mr", size)
+	m, err := newMemory(size)
 	if err != nil {
-		return nil, fmt.Errorf("iwarp: allocate memory: %w", err)
-	}
-	mr, err := p.request(ctx, m.FD(), m.Bytes(), 0, 0, a, true)
-	if err != nil {
-		m.Close()
 		return nil, err
 	}
-	closeFD(m.TakeFD())
-	mr.own = m
-	return mr, nil
+	return p.own(ctx, m, &ctrlpb.RegisterMR{Access: uint32(a), Fast: true})
 }
 
-// RegisterFast is AllocFast for memory of the caller, as in Register.
-func (p *PD) RegisterFast(ctx context.Context, fd int, mem []byte, offset int64, a Access) (*MR, error) {
-	return p.request(ctx, fd, mem, offset, 0, a, true)
+// Register registers memory of the caller: mem is the mapping of the bytes from offset on of
+// the memfd fd. Register seals the memfd against shrinking and allocates its pages. The caller
+// keeps ownership of fd and mem.
+func (p *PD) Register(ctx context.Context, fd int, mem []byte, offset int64, a Access) (*MR, error) {
+	if len(mem) == 0 || offset < 0 || fd < 0 {
+		return nil, &Error{"register memory", ctrlpb.Code_CODE_INVALID, "no memory"}
+	}
+	return p.register(ctx, fd, mem, &ctrlpb.RegisterMR{Base: addrOf(mem), Offset: uint64(offset), Access: uint32(a)})
 }
 
 // Reg returns the work request that registers n bytes of a region of AllocFast, from off on,
@@ -148,31 +124,44 @@ func (m *MR) Reg(id uint64, key uint8, base uint64, off, n int, a Access) SendWR
 	}
 }
 
-func (p *PD) register(ctx context.Context, fd int, mem []byte, offset int64, base uint64, a Access) (*MR, error) {
-	return p.request(ctx, fd, mem, offset, base, a, false)
+func newMemory(size int) (*shm.Region, error) {
+	m, err := shm.CreateRegion("iwarp-mr", size)
+	if err != nil {
+		return nil, fmt.Errorf("iwarp: allocate memory: %w", err)
+	}
+	return m, nil
 }
 
-func (p *PD) request(ctx context.Context, fd int, mem []byte, offset int64, base uint64, a Access, fast bool) (*MR, error) {
-	if len(mem) == 0 || offset < 0 || fd < 0 {
-		return nil, &Error{"register memory", ctrlpb.Code_CODE_INVALID, "no memory"}
+// own registers m, which the MR then owns.
+func (p *PD) own(ctx context.Context, m *shm.Region, r *ctrlpb.RegisterMR) (*MR, error) {
+	mr, err := p.register(ctx, m.FD(), m.Bytes(), r)
+	if err != nil {
+		m.Close()
+		return nil, err
 	}
-	if a&AccessZeroBased != 0 {
-		base = 0
+	closeFD(m.TakeFD()) // both sides have mapped the memory
+	mr.own = m
+	return mr, nil
+}
+
+// register sends r, whose PD and length it sets.
+func (p *PD) register(ctx context.Context, fd int, mem []byte, r *ctrlpb.RegisterMR) (*MR, error) {
+	r.Pd, r.Length = p.h, uint64(len(mem))
+	if Access(r.Access)&AccessZeroBased != 0 {
+		r.Base = 0
 	}
 	// The pages are charged to this process, so allocate them here. If that fails, the daemon
 	// refuses the region with a better error.
 	_ = shm.Populate(mem)
 	_, _ = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK)
-	ans, err := p.d.call(ctx, "register memory", &ctrlpb.Request{Body: &ctrlpb.Request_RegisterMr{RegisterMr: &ctrlpb.RegisterMR{
-		Pd: p.h, Offset: uint64(offset), Length: uint64(len(mem)), Base: base, Access: uint32(a), Fast: fast,
-	}}}, fd)
+	ans, err := p.d.call(ctx, "register memory", &ctrlpb.Request{Body: &ctrlpb.Request_RegisterMr{RegisterMr: r}}, fd)
 	if err != nil {
 		return nil, err
 	}
 	seqpacket.CloseAll(ans.fds)
-	r := ans.reply.GetMr()
-	m := &MR{pd: p, h: r.GetMr(), lkey: r.GetLkey(), rkey: r.GetRkey(), base: base, mem: mem}
-	if !fast { // find returns only valid regions
+	reply := ans.reply.GetMr()
+	m := &MR{pd: p, h: reply.GetMr(), lkey: reply.GetLkey(), rkey: reply.GetRkey(), base: r.Base, mem: mem}
+	if !r.Fast { // find returns only valid regions
 		p.mu.Lock()
 		p.mrs = append(p.mrs, m)
 		p.mu.Unlock()

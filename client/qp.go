@@ -235,7 +235,7 @@ func (q *QP) connect(ctx context.Context, remote string, cfg *Config, streaming 
 func (q *QP) await(ctx context.Context, op string) (*ConnInfo, error) {
 	err, werr := wait(ctx, q.d, q.outcome)
 	if werr != nil {
-		q.give(true)
+		q.abortLater()
 		return nil, fmt.Errorf("iwarp: %s: %w", op, werr)
 	}
 	if err != nil {
@@ -247,12 +247,12 @@ func (q *QP) await(ctx context.Context, op string) (*ConnInfo, error) {
 	return q.Info(), nil
 }
 
-// give asks the daemon to end the connection. It does not wait for the reply.
-func (q *QP) give(abort bool) {
+// abortLater asks the daemon to reset the connection, without waiting for the reply.
+func (q *QP) abortLater() {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		_ = q.disconnect(ctx, abort)
+		_ = q.Abort(ctx)
 	}()
 }
 
@@ -405,7 +405,7 @@ func (q *QP) over(err error) {
 	q.rmu.Unlock()
 	q.smu.Unlock()
 	if left && was && q.d.Err() == nil {
-		q.give(true)
+		q.abortLater()
 	}
 	q.settle(err)
 	close(q.done)
