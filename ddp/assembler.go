@@ -23,9 +23,6 @@ func (a *Assembler) Init(size int) {
 	*a = Assembler{next: FirstMSN, size: uint32(min(size, MaxControl))}
 }
 
-// Next returns the MSN of the next message.
-func (a *Assembler) Next() serial.Num { return a.next }
-
 // Accept processes a segment in order. When it completes a message, done is true and msg holds the message until the next call. Segments of
 // a message must come in increasing order of MO, without gaps.
 func (a *Assembler) Accept(h *Untagged, payload []byte) (msg []byte, done bool, err *term.Error) {

@@ -151,8 +151,8 @@ func TestAssembler(t *testing.T) {
 	if m, done, err := accept(1, 0, true, msg); !done || err != nil || !bytes.Equal(m, msg) || &m[0] != &msg[0] {
 		t.Errorf("one segment: %q, %v, %v; want it uncopied", m, done, err)
 	}
-	if a.Next() != 2 {
-		t.Errorf("Next = %d; want 2", a.Next())
+	if a.next != 2 {
+		t.Errorf("Next = %d; want 2", a.next)
 	}
 	if m, done, err := accept(2, 0, false, msg[:5]); done || err != nil {
 		t.Errorf("first of three: %q, %v, %v", m, done, err)
@@ -232,7 +232,7 @@ func TestNoAllocs(t *testing.T) {
 			}
 		}
 		q.Pop()
-		a.Accept(&Untagged{MSN: a.Next(), Last: true}, payload)
+		a.Accept(&Untagged{MSN: a.next, Last: true}, payload)
 	}); n != 0 {
 		t.Errorf("%v allocations; want none", n)
 	}

@@ -31,9 +31,6 @@ func (s *Segmenter) Active() bool { return s.active }
 // Left returns the number of bytes of the message that are not yet in a segment.
 func (s *Segmenter) Left() uint32 { return s.length - s.off }
 
-// Offset returns the number of bytes of the message that are already in segments.
-func (s *Segmenter) Offset() uint32 { return s.off }
-
 // Next appends the header of the next segment to dst. Its payload is the n bytes of the message at offset off. last is true for the final
 // segment, after which the Segmenter has no message. mulpdu includes header and payload and must be at least MinMULPDU; Next must be called
 // only while Active.

@@ -120,8 +120,8 @@ func TestSegmenterRun(t *testing.T) {
 						t.Fatalf("MULPDU %d: header %x; want %x", mulpdu, hdr, want)
 					}
 				}
-				if last != (mulpdu >= 20018) || k < most && s.Active() && s.Left() > uint32(n) || s.Offset() != off+uint32(n) {
-					t.Errorf("MULPDU %d: %d more of at most %d, offset %d, last %v", mulpdu, k, most, s.Offset(), last)
+				if last != (mulpdu >= 20018) || k < most && s.Active() && s.Left() > uint32(n) || s.off != off+uint32(n) {
+					t.Errorf("MULPDU %d: %d more of at most %d, offset %d, last %v", mulpdu, k, most, s.off, last)
 				}
 			}
 		}
@@ -133,7 +133,7 @@ func TestSegmenterCancel(t *testing.T) {
 	s.StartTagged(0x40, 1, 0, 1000)
 	s.Next(nil, 128)
 	s.Cancel()
-	if s.Active() || s.Offset() != 114 {
-		t.Errorf("after Cancel: active %v, offset %d; want false, 114", s.Active(), s.Offset())
+	if s.Active() || s.off != 114 {
+		t.Errorf("after Cancel: active %v, offset %d; want false, 114", s.Active(), s.off)
 	}
 }

@@ -102,7 +102,7 @@ func TestInitiatorLearnsDepths(t *testing.T) {
 		frameOf(t, s)
 		give(t, s, unhex(t, hexRep+flags+"02000400070005"))
 		ev := event(t, s, kind)
-		if ev.Frame.IRD != 7 || ev.Frame.ORD != 5 || s.Peer().IRD != 7 || s.Peer().ORD != 5 {
+		if ev.Frame.IRD != 7 || ev.Frame.ORD != 5 || s.peer.IRD != 7 || s.peer.ORD != 5 {
 			t.Errorf("event %d: IRD %d, ORD %d; want 7 and 5", kind, ev.Frame.IRD, ev.Frame.ORD)
 		}
 	}

@@ -377,9 +377,6 @@ func (s *Startup) PollEvent() (Event, bool) {
 // Result returns the parameters of Full Operation. It is valid after EventAccepted, and after an EventFailed that asks for a Terminate.
 func (s *Startup) Result() Params { return s.params }
 
-// Peer returns the peer's frame, as in the events.
-func (s *Startup) Peer() Frame { return s.peer }
-
 func (s *Startup) done(ev Event) {
 	s.state, s.deadline, s.event = stateDone, 0, ev
 }

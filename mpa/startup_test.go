@@ -517,7 +517,7 @@ func TestStartupReject(t *testing.T) {
 	if f := ev.Frame; f.IRD != 5 || f.ORD != 6 || string(f.PrivateData) != "go away" || !f.Reject {
 		t.Errorf("the initiator's ULP sees %+v", f)
 	}
-	if p := i.Peer(); !sameFrame(p, ev.Frame) {
+	if p := i.peer; !sameFrame(p, ev.Frame) {
 		t.Errorf("Peer is %+v", p)
 	}
 	for _, s := range []*Startup{i, r} {

@@ -173,9 +173,6 @@ func (a *Assoc) Open() bool {
 // Err returns why the association ended. It is nil before the end and after an orderly shutdown.
 func (a *Assoc) Err() error { return a.err }
 
-// Flow returns the addresses and ports of the association's first path.
-func (a *Assoc) Flow() pkt.Flow { return a.flow }
-
 // Streams returns the number of outgoing and incoming streams. It is valid once the association is established.
 func (a *Assoc) Streams() (out, in int) { return a.out, a.in }
 

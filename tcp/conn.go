@@ -223,9 +223,6 @@ func Dial(now clock.Time, cfg *Config, f pkt.Flow, iss serial.Num, mtu int) *Con
 	return c
 }
 
-// Flow returns the addresses and ports of the connection.
-func (c *Conn) Flow() pkt.Flow { return c.flow }
-
 // State returns the state of RFC 9293 3.3.2.
 func (c *Conn) State() State { return c.state }
 

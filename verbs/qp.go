@@ -177,9 +177,6 @@ func pow2(n int) int { return 1 << bits.Len(uint(n-1)) }
 // Num returns the QP number.
 func (q *QP) Num() uint32 { return q.cfg.Num }
 
-// PD returns the protection domain.
-func (q *QP) PD() PDID { return q.cfg.PD }
-
 // Config returns the configuration, with the actual depths.
 func (q *QP) Config() QPConfig { return q.cfg }
 

@@ -117,7 +117,7 @@ func TestVerbs(t *testing.T) {
 // TestStats checks the counters after a success, a refusal and a flush.
 func TestStats(t *testing.T) {
 	a, b := newPair(t, 64, QPConfig{SQDepth: 3, RQDepth: 5})
-	if c := a.Config(); c.SQDepth != 4 || c.RQDepth != 8 || a.PD() != pdA || a.Num() != 1 {
+	if c := a.Config(); c.SQDepth != 4 || c.RQDepth != 8 || a.cfg.PD != pdA || a.Num() != 1 {
 		t.Errorf("made of %+v", c)
 	}
 	b.postRecv(RecvWR{ID: 60, SGEs: []SGE{b.sge(0, 8)}}, RecvWR{ID: 61})

@@ -51,9 +51,6 @@ type Region struct {
 // STag returns the STag: rkey and lkey are this one number.
 func (r *Region) STag() uint32 { return r.index<<8 | r.state.Load()&stateKey }
 
-// PD returns the protection domain.
-func (r *Region) PD() PDID { return r.pd }
-
 // Base returns the address of the first byte.
 func (r *Region) Base() uint64 { return r.base.Load() }
 
@@ -68,9 +65,6 @@ func (r *Region) Far() bool {
 	root := r.root.Load()
 	return root != nil && root.far != nil
 }
-
-// Window reports whether it is a memory window.
-func (r *Region) Window() bool { return r.kind == kindWindow }
 
 // set publishes the range and the rights. The caller sets the state.
 func (r *Region) set(base, off, size uint64, a Access) {

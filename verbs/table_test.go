@@ -248,7 +248,7 @@ func TestWindows(t *testing.T) {
 	if strange, err := tb.AllocWindow(pdB); err != nil || tb.bind(pdA, qp, strange.STag(), r.STag(), 0x1000, 16, RemoteRead) {
 		t.Errorf("a window of another PD was bound (%v)", err)
 	}
-	if w.STag() != tag || !w.Valid() || !w.Window() {
+	if w.STag() != tag || !w.Valid() || w.kind != kindWindow {
 		t.Fatalf("window is %#x, valid %v", w.STag(), w.Valid())
 	}
 	if b, err := tb.Check(pdA, qp, tag, 0x1010, 16, UseWriteSink); err != nil || &b[0] != &mem[16] {
