@@ -174,13 +174,13 @@ func appendText(b []byte, s string) []byte {
 	return append(binary.BigEndian.AppendUint16(b, uint16(len(s))), s...)
 }
 
-func (m *message) append(b []byte) []byte {
+func (m *message) encode() []byte {
 	be := binary.BigEndian
 	first := byte(m.Kind)
 	if m.V2 {
 		first |= extended
 	}
-	b = append(b, first)
+	b := []byte{first}
 	switch m.Kind {
 	case kindGet:
 		b = appendText(b, m.Name)

@@ -37,8 +37,8 @@ func TestMessages(t *testing.T) {
 	for _, tt := range messages {
 		t.Run(tt.name, func(t *testing.T) {
 			wire := strings.ReplaceAll(tt.wire, " ", "")
-			if got := hex.EncodeToString(tt.m.append(nil)); got != wire {
-				t.Errorf("append = %s; want %s", got, wire)
+			if got := hex.EncodeToString(tt.m.encode()); got != wire {
+				t.Errorf("encode = %s; want %s", got, wire)
 			}
 			raw, err := hex.DecodeString(wire)
 			if err != nil {
@@ -63,29 +63,29 @@ func TestMessages(t *testing.T) {
 func TestMessageLimits(t *testing.T) {
 	var m message
 	long := message{Kind: kindGet, Name: strings.Repeat("n", MaxName+1)}
-	if err := m.decode(long.append(nil)); err == nil {
+	if err := m.decode(long.encode()); err == nil {
 		t.Error("decode accepts a name that is too long")
 	}
 	e := message{Kind: kindError, Text: strings.Repeat("t", 10000)}
-	if b := e.append(nil); len(b) > MaxMessage || m.decode(b) != nil {
+	if b := e.encode(); len(b) > MaxMessage || m.decode(b) != nil {
 		t.Errorf("the text of an error is not cut: %d bytes", len(b))
 	}
 	full := message{Kind: kindPut, Name: strings.Repeat("n", MaxName)}
-	if b := full.append(nil); len(b) > MaxMessage || m.decode(b) != nil {
+	if b := full.encode(); len(b) > MaxMessage || m.decode(b) != nil {
 		t.Error("the longest name does not fit")
 	}
 }
 
 func FuzzDecode(f *testing.F) {
 	for _, tt := range messages {
-		f.Add(tt.m.append(nil))
+		f.Add(tt.m.encode())
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var m, again message
 		if m.decode(b) != nil {
 			return
 		}
-		out := m.append(nil)
+		out := m.encode()
 		if string(out) != string(b) {
 			t.Fatalf("%x decodes to %+v, which is %x", b, m, out)
 		}

@@ -239,12 +239,12 @@ func recv(ctx context.Context, c Conn, idle time.Duration) (message, error) {
 }
 
 func send(ctx context.Context, c Conn, m *message) error {
-	return c.Send(ctx, m.append(nil))
+	return c.Send(ctx, m.encode())
 }
 
 // post is send for a message that needs no reply of its own.
 func post(ctx context.Context, c Conn, m *message) error {
-	return c.PostSend(ctx, m.append(nil))
+	return c.PostSend(ctx, m.encode())
 }
 
 func errTurn(m *message) error {

@@ -199,13 +199,13 @@ var keys = slices.Concat([]key{
 		s.RcvWindow = int(n)
 		return nil
 	}},
-	{"keep-alive", "", "30s", "idle time before the first keep-alive probe; 0: no probes", durationOrNone(func(s *settings) *time.Duration { return &s.KeepAlive }, time.Second, 24*time.Hour)},
+	{"keep-alive", "", "30s", "idle time before the first keep-alive probe; 0: no probes", durationOrNone(func(s *settings) *time.Duration { return &s.KeepAlive })},
 	{"tcp-r2", "", "2m", "how long TCP retransmits data without an acknowledgement before it ends the connection (R2)", duration(func(s *settings) *time.Duration { return &s.TCPR2 }, time.Second, 24*time.Hour)},
 	{"tcp-r2-syn", "", "3m", "how long TCP retransmits a SYN or SYN-ACK before it gives up", duration(func(s *settings) *time.Duration { return &s.TCPR2SYN }, time.Second, 24*time.Hour)},
-	{"tcp-user-timeout", "", "0s", "how long sent data may stay unacknowledged, even while the peer's window is closed; 0: no limit", durationOrNone(func(s *settings) *time.Duration { return &s.UserTimeout }, time.Second, 24*time.Hour)},
+	{"tcp-user-timeout", "", "0s", "how long sent data may stay unacknowledged, even while the peer's window is closed; 0: no limit", durationOrNone(func(s *settings) *time.Duration { return &s.UserTimeout })},
 	{"tcp-time-wait", "", "1m", "how long a connection that this side closed, and its port, stay in TIME-WAIT", duration(func(s *settings) *time.Duration { return &s.TimeWait }, time.Second, 4*time.Minute)},
 	{"sctp-rto-min", "", "1s", "minimum SCTP retransmission time-out (RTO.Min), 10ms to 1m", duration(func(s *settings) *time.Duration { return &s.SCTPRTOMin }, 10*time.Millisecond, time.Minute)},
-	{"sctp-idle", "", "1m", "how long a peer may keep an SCTP association without a session; 0: forever", durationOrNone(func(s *settings) *time.Duration { return &s.SCTPIdle }, time.Second, 24*time.Hour)},
+	{"sctp-idle", "", "1m", "how long a peer may keep an SCTP association without a session; 0: forever", durationOrNone(func(s *settings) *time.Duration { return &s.SCTPIdle })},
 	{"sctp-per-peer", "", "1024", "maximum number of SCTP associations from one address to one listener, per queue", number(func(s *settings) *int { return &s.SCTPPerPeer }, 1, 1<<20)},
 	{"dscp", "", "0", "DSCP of connections whose program sets none, 0 to 63", byteOf(func(s *settings) *uint8 { return &s.IP.DSCP }, 0, 63)},
 	{"ttl", "", "64", "TTL or hop limit of connections whose program sets none", byteOf(func(s *settings) *uint8 { return &s.IP.TTL }, 1, 255)},

@@ -75,8 +75,9 @@ func duration(field func(*settings) *time.Duration, least, most time.Duration) f
 	}
 }
 
-// durationOrNone accepts 0 too.
-func durationOrNone(field func(*settings) *time.Duration, least, most time.Duration) func(*settings, string) error {
+// durationOrNone accepts 0 too, which means never.
+func durationOrNone(field func(*settings) *time.Duration) func(*settings, string) error {
+	const least, most = time.Second, 24 * time.Hour
 	return func(s *settings, v string) error {
 		if d, err := time.ParseDuration(v); err == nil && d == 0 {
 			*field(s) = 0
