@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -10,6 +11,13 @@
 #include "internal.h"
 
 #define NSEC INT64_C(1000000000)
+
+/* In nanoseconds; see await_packet. */
+enum {
+	POLL = 100000,
+	LONG_YIELD = 1000000,
+	REST = 100000000,
+};
 
 static int64_t now_ns(void)
 {
@@ -199,10 +207,33 @@ static void forget_call(struct iwarpd_device *dev, struct call *c)
 }
 
 /*
+ * await_packet waits for a packet, which is probably the reply. At first it polls, since the
+ * daemon often takes less time than sleeping and waking would. Between polls it yields the
+ * CPU, as the daemon may need it. If another program takes the CPU then, polling is slower
+ * than sleeping, so it polls no more for a while.
+ */
+static int await_packet(struct iwarpd_device *dev, struct packet *p)
+{
+	int64_t now = now_ns(), end = now + POLL;
+
+	while (now >= dev->rest && now < end) {
+		int64_t before = now;
+		int n = socket_recv(dev->sock, dev->buf, p, false);
+
+		if (n != 0)
+			return n;
+		sched_yield();
+		now = now_ns();
+		if (now - before > LONG_YIELD)
+			dev->rest = now + REST;
+	}
+	return socket_recv(dev->sock, dev->buf, p, true);
+}
+
+/*
  * send_request sends a request. The caller's turn begins before, if no other thread is
- * reading: the reply may come at once and should wake no other thread. It is then read by one
- * system call, which waits. But nobody has a turn while the socket is full, as the daemon may
- * wait for replies to be read. The lock is held.
+ * reading: the reply may come at once and should wake no other thread. But nobody has a turn
+ * while the socket is full, as the daemon may wait for replies to be read. The lock is held.
  */
 static int send_request(struct iwarpd_device *dev, Pb__Request *req, int fd)
 {
@@ -215,7 +246,7 @@ static int send_request(struct iwarpd_device *dev, Pb__Request *req, int fd)
 	pthread_mutex_unlock(&dev->lock);
 	err = socket_send(dev->sock, req, fd, !turn);
 	if (turn && !err)
-		n = socket_recv(dev->sock, dev->buf, &p, true);
+		n = await_packet(dev, &p);
 	pthread_mutex_lock(&dev->lock);
 	if (turn) {
 		received(dev, n, &p);

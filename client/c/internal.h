@@ -172,6 +172,7 @@ struct iwarpd_device {
 	pthread_mutex_t lock; /* guards the rest */
 	pthread_cond_t turn;  /* signaled when a thread has read something or stopped reading */
 	bool reading;         /* a thread is waiting for the socket */
+	int64_t rest;         /* until when await_packet does not poll; used by the thread that reads */
 	int dead;             /* error that ended the device */
 	char why[248];        /* the daemon's reason */
 	uint64_t last_id;

@@ -39,6 +39,7 @@ type Conn struct {
 	c     io.Closer
 	raw   syscall.RawConn
 	waits bool // system calls wait, and Go's poller does not have the socket
+	poll  polling
 	buf   []byte
 	oob   []byte
 }
@@ -119,12 +120,15 @@ func (c *Conn) Block() error {
 // recv waits for a packet and receives it into buf and oob.
 func (c *Conn) recv(oob []byte, flags int) (n, oobn, rflags int, err error) {
 	cerr := c.raw.Read(func(fd uintptr) bool {
-		for {
-			n, oobn, rflags, _, err = unix.Recvmsg(int(fd), c.buf, oob, flags|unix.MSG_CMSG_CLOEXEC)
-			if err != unix.EINTR {
-				return err != unix.EAGAIN
+		receive := func(flags int) bool {
+			for {
+				n, oobn, rflags, _, err = unix.Recvmsg(int(fd), c.buf, oob, flags|unix.MSG_CMSG_CLOEXEC)
+				if err != unix.EINTR {
+					return err != unix.EAGAIN
+				}
 			}
 		}
+		return c.waits && c.poll.until(func() bool { return receive(flags | unix.MSG_DONTWAIT) }) || receive(flags)
 	})
 	switch {
 	case cerr != nil:
@@ -133,6 +137,36 @@ func (c *Conn) recv(oob []byte, flags int) (n, oobn, rflags int, err error) {
 		err = io.EOF
 	}
 	return max(n, 0), oobn, rflags, err
+}
+
+// polling is what Read does before it waits: a client often sends its next request sooner than sleeping
+// and waking take.
+type polling struct {
+	rest time.Time // no polling until then
+}
+
+const (
+	pollFor   = 100 * time.Microsecond
+	longYield = time.Millisecond
+	restFor   = 100 * time.Millisecond
+)
+
+// until calls try until it returns true, or for pollFor. It returns what try returned last. Between calls
+// it yields the CPU, as the client may need it. If another program takes the CPU then, polling is slower
+// than sleeping, so there is none for restFor.
+func (p *polling) until(try func() bool) bool {
+	now := time.Now()
+	for end := now.Add(pollFor); now.After(p.rest) && now.Before(end); {
+		if try() {
+			return true
+		}
+		_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		before := now
+		if now = time.Now(); now.Sub(before) > longYield {
+			p.rest = now.Add(restFor)
+		}
+	}
+	return false
 }
 
 // trySend sends a packet if there is room for it now, or fails with EAGAIN.

@@ -107,6 +107,23 @@ func fill(c *Conn) (n int) {
 	return n
 }
 
+// TestPolling checks that polling ends with the first packet, and that there is none while it rests.
+func TestPolling(t *testing.T) {
+	tries := 0
+	try := func() bool {
+		tries++
+		return true
+	}
+	var p polling
+	if !p.until(try) || tries != 1 {
+		t.Errorf("%d tries, want one that succeeds", tries)
+	}
+	p.rest = time.Now().Add(time.Hour)
+	if p.until(try) || tries != 1 {
+		t.Errorf("%d tries, want none while it rests", tries-1)
+	}
+}
+
 // TestBlock checks a connection whose system calls wait: each wait ends when there is a packet, room, the time is
 // over, or the connection is shut down or closed.
 func TestBlock(t *testing.T) {
