@@ -12,7 +12,8 @@ RACE = $(shell command -v gcc >/dev/null 2>&1 && echo -race)
 # and programs that a test runs are built without it. internal/bench and test/bench count
 # allocations and time, which it changes. dataplane is tested both ways.
 # Those in test/ mostly wait for programs: several run at a time, and they begin first, beside the tests that
-# run again in another way. make lint vets all packages, so the tests do not.
+# run again in another way. They are compiled as the programs are, so that each package is compiled once for both.
+# make lint vets all packages, so the tests do not.
 NORACE = /(tcp|tcp/gvisor|tcp/kernel|sctp|sctp/session|mpa|ddp|rdmap|rpcrdma/wire|rpcrdma/session|docs/site|internal/arch|internal/bench|test/bench|test/clib|test/kerneltcp|test/packages|test/sctp-peer|test/system|test/tutorial|test/upgrade|test/verbs)$$
 
 # What is built, tested and checked together: the packages of the modules of go.work but
@@ -69,11 +70,11 @@ lint: ## formatting, vet, staticcheck, the import table, generated files up to d
 test: ## unit, simulation and (as root) namespace tests, with the race detector
 	@.ci/need ip:iproute2 ethtool:ethtool nft:nftables gcc:gcc /usr/include/stdlib.h:libc6-dev tshark:tshark /usr/include/usrsctp.h:libusrsctp-dev runc:runc \
 		$(VERBS_NEED) $(VERBS_PROGRAMS)
-	@status=0; test="$(GO) test -vet=off -timeout 20m $(TESTFLAGS)"; \
-	$$test $(RACE) -p 3 -shuffle=on $$($(GO) list $(PACKAGES) ./cmd/iwarpd-device-plugin/... | grep -vE '$(NORACE)') || status=1; \
-	{ $$test -run 'NoAllocs|HostileClient' ./client/embed ./test/isolation; first=$$?; \
+	@status=0; test="$(GO) test -vet=off -timeout 20m $(TESTFLAGS)"; plain="env CGO_ENABLED=0 $$test -trimpath"; \
+	$$test $(RACE) -p 3 -shuffle=on $$($(GO) list ./test/... ./rpcrdma/... $(PACKAGES) ./cmd/iwarpd-device-plugin/... | grep -vE '$(NORACE)') || status=1; \
+	{ $$plain -run 'NoAllocs|HostileClient' ./client/embed ./test/isolation; first=$$?; \
 	  TRANSPORT=socket $$test $(RACE) ./client/embed ./test/adversary ./test/isolation && exit $$first; } & \
-	$$test -p 4 -shuffle=on $$($(GO) list $(PACKAGES) | grep -E '$(NORACE)' | sort -r) ./dataplane || status=1; \
+	$$plain -p 4 -shuffle=on $$($(GO) list $(PACKAGES) | grep -E '$(NORACE)' | sort -r) ./dataplane || status=1; \
 	wait $$! || status=1; \
 	exit $$status
 

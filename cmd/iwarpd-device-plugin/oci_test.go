@@ -24,7 +24,7 @@ func TestContainer(t *testing.T) {
 	testenv.RequireRoot(t)
 	runc := testenv.RequireTool(t, "runc")
 	bin := t.TempDir()
-	build := exec.Command("go", "build", "-C", "../..", "-o", bin, "./cmd/iwarpd", "./cmd/iwarpctl")
+	build := exec.Command("go", "build", "-C", "../..", "-trimpath", "-o", bin, "./cmd/iwarpd", "./cmd/iwarpctl")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -24,7 +24,7 @@ func Build(t testing.TB, pkg string) string {
 }
 
 func build(bin, pkg string) error {
-	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", bin, "github.com/iwarpd/iwarpd/"+pkg)
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", bin, "github.com/iwarpd/iwarpd/"+pkg)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("testenv: build %s: %w\n%s", pkg, err, out)

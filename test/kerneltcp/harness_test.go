@@ -12,9 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -36,38 +34,10 @@ func parallel(t *testing.T) {
 	}
 }
 
-var (
-	buildOnce sync.Once
-	program   string
-	buildErr  error
-)
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if program != "" {
-		_ = os.RemoveAll(filepath.Dir(program))
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { testenv.Main(m) }
 
 // bytestream builds the program, once.
-func bytestream(t testing.TB) string {
-	t.Helper()
-	buildOnce.Do(func() {
-		var dir string
-		if dir, buildErr = os.MkdirTemp("", "iwarpd-bytestream"); buildErr != nil {
-			return
-		}
-		program = filepath.Join(dir, "bytestream")
-		if out, err := exec.Command("go", "build", "-o", program, "../bytestream").CombinedOutput(); err != nil {
-			buildErr = fmt.Errorf("%w\n%s", err, out)
-		}
-	})
-	if buildErr != nil {
-		t.Fatal(buildErr)
-	}
-	return program
-}
+func bytestream(t testing.TB) string { return testenv.Program(t, "test/bytestream") }
 
 // report is what bytestream prints; see there.
 type report struct {
