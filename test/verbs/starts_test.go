@@ -56,14 +56,16 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// rdmaFiles returns the installed programs that use RDMA, and the libraries and plug-ins that need libibverbs or librdmacm themselves. A file
-// with several names is listed once.
-func rdmaFiles(t *testing.T) (programs, libraries []string) {
-	t.Helper()
-	return rdmaFilesIn("/usr/bin", "/usr/sbin", "/usr/libexec", "/usr/lib")
+// rdmaFiles are the installed files that use RDMA.
+type rdmaFiles struct {
+	programs  []string
+	libraries []string // and plug-ins, that need libibverbs or librdmacm themselves
 }
 
-func rdmaFilesIn(folders ...string) (programs, libraries []string) {
+var installed = sync.OnceValue(func() rdmaFiles { return rdmaFilesIn("/usr/bin", "/usr/sbin", "/usr/libexec", "/usr/lib") })
+
+// rdmaFilesIn finds the files that use RDMA. A file with several names is listed once.
+func rdmaFilesIn(folders ...string) (files rdmaFiles) {
 	n, seen := make(needing), make(map[string]bool)
 	for _, dir := range folders {
 		_ = filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error { // not each of them is there
@@ -77,16 +79,16 @@ func rdmaFilesIn(folders ...string) (programs, libraries []string) {
 			seen[path] = true
 			switch kind, direct := kindOf(path); {
 			case kind == elfProgram && n.needs(path):
-				programs = append(programs, path)
+				files.programs = append(files.programs, path)
 			case kind == elfLibrary && direct:
-				libraries = append(libraries, path)
+				files.libraries = append(files.libraries, path)
 			}
 			return nil
 		})
 	}
-	slices.Sort(programs)
-	slices.Sort(libraries)
-	return programs, libraries
+	slices.Sort(files.programs)
+	slices.Sort(files.libraries)
+	return files
 }
 
 const (
@@ -116,8 +118,9 @@ func kindOf(path string) (kind int, direct bool) {
 // TestStarts checks that every installed program of the distribution that uses RDMA starts with
 // all its symbols bound at once.
 func TestStarts(t *testing.T) {
+	t.Parallel() // mostly waits, for programs that do not end
 	dir := plain.libraries(t)
-	programs, _ := rdmaFiles(t)
+	programs := installed().programs
 	if len(programs) < 20 {
 		testenv.Skip(t, "only %d programs that use RDMA are installed: see .ci/need in the Makefile", len(programs))
 	}
@@ -139,8 +142,9 @@ func TestStarts(t *testing.T) {
 // TestSymbols checks that every installed library and plug-in that needs libibverbs or librdmacm finds as many symbols with iwarpd's
 // libraries as without.
 func TestSymbols(t *testing.T) {
+	t.Parallel()
 	dir := plain.libraries(t)
-	_, libraries := rdmaFiles(t)
+	libraries := installed().libraries
 	missing := func(path, dir string) (lines []string, out string) {
 		cmd := exec.Command("ldd", "-r", path)
 		cmd.Env = append(os.Environ(), "LC_ALL=C", "LD_LIBRARY_PATH="+dir)
@@ -230,15 +234,16 @@ func missing(path, library string, has map[string]bool) (all []string, err error
 // TestUnpacked looks up the symbols of programs, libraries and plug-ins without starting them, since other libraries that they need may not be
 // installed. VERBS_UNPACKED names a folder in which packages were unpacked (dpkg -x). Without it the test takes the installed files.
 func TestUnpacked(t *testing.T) {
+	t.Parallel()
 	dir := plain.libraries(t)
-	programs, libraries := rdmaFiles(t)
+	uses := installed()
 	if root := os.Getenv("VERBS_UNPACKED"); root != "" {
-		programs, libraries = rdmaFilesIn(root)
+		uses = rdmaFilesIn(root)
 	}
 	files := make(map[string]bool) // those that need something
 	for _, library := range verbsLibraries {
 		has := offers(t, dir, library)
-		for _, path := range slices.Concat(programs, libraries) {
+		for _, path := range slices.Concat(uses.programs, uses.libraries) {
 			lacks, err := missing(path, library, has)
 			if err != nil || len(lacks) > 0 {
 				t.Errorf("%s: %s lacks %v: %v", path, library, lacks, err)
