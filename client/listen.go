@@ -32,7 +32,7 @@ type Listener struct {
 	wg         sync.WaitGroup
 }
 
-// defaultBacklog is the daemon's.
+// defaultBacklog is the default of Config.Backlog.
 const defaultBacklog = 128
 
 type acceptResult struct {
@@ -60,7 +60,10 @@ type ConnRequest struct {
 // Listen listens for connections at addr, "addr:port", or ":port" for every address
 // of the interface. Port 0 makes the daemon choose a free port; see Listener.Addr.
 func (d *Device) Listen(ctx context.Context, addr string, cfg *Config) (*Listener, error) {
-	cfg = cfg.orDefault()
+	own := *cfg.orDefault()
+	if own.Backlog <= 0 {
+		own.Backlog = defaultBacklog
+	}
 	op := "listen on " + addr
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -74,13 +77,13 @@ func (d *Device) Listen(ctx context.Context, addr string, cfg *Config) (*Listene
 	d.opening++
 	d.mu.Unlock()
 	a, err := d.call(ctx, op, &ctrlpb.Request{Body: &ctrlpb.Request_Listen{Listen: &ctrlpb.Listen{
-		Address: host, Port: uint32(p), Backlog: size(max(cfg.Backlog, 0)), Startup: cfg.Startup.pb(), Streaming: cfg.Streaming, Device: d.device(),
+		Address: host, Port: uint32(p), Backlog: size(own.Backlog), Startup: own.Startup.pb(), Streaming: own.Streaming, Device: d.device(),
 	}}}, -1)
 	var l *Listener
 	if err == nil {
 		seqpacket.CloseAll(a.fds)
 		l = &Listener{
-			d: d, h: a.reply.GetListen().GetListen(), cfg: *cfg, more: make(chan struct{}, 1), done: make(chan struct{}),
+			d: d, h: a.reply.GetListen().GetListen(), cfg: own, more: make(chan struct{}, 1), done: make(chan struct{}),
 			accepted: make(chan acceptResult),
 		}
 		l.addr, _ = netip.ParseAddrPort(a.reply.GetListen().GetAddress())
@@ -260,11 +263,7 @@ func (l *Listener) acceptLoop() {
 		}
 		cancel()
 	}()
-	backlog := l.cfg.Backlog
-	if backlog <= 0 {
-		backlog = defaultBacklog
-	}
-	waiting := make(chan struct{}, backlog)
+	waiting := make(chan struct{}, l.cfg.Backlog)
 	var accepting sync.WaitGroup
 	for {
 		select {

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -214,7 +215,7 @@ func (n *Node) Close() error {
 // PairConfig configures the two Nodes of Pair.
 type PairConfig struct {
 	Sockets        bool // use sockets on 127.0.0.1 and 127.0.0.2 instead of a wire
-	Both           bool // use sockets besides a wire; the host must have the addresses of both Nodes
+	Both           bool // use sockets besides a wire; the host must have PairAddrs
 	Pipe           link.PipeConfig
 	InlineProgress bool // polling either side drives both
 	Poll           dataplane.PollPolicy
@@ -222,6 +223,16 @@ type PairConfig struct {
 	TCP            *tcp.Config
 	CtrlA, CtrlB   ctrl.Config
 	Logger         *zap.Logger
+}
+
+// PairAddrs returns the addresses of Pair's Nodes on a wire.
+func PairAddrs() []netip.Addr { return slices.Concat(pairAddrs(0), pairAddrs(1)) }
+
+func pairAddrs(i int) []netip.Addr {
+	return []netip.Addr{
+		netip.AddrFrom4([4]byte{10, 99, 0, byte(i + 1)}),
+		netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x99, 15: byte(i + 1)}),
+	}
 }
 
 // Pair starts two Nodes, 10.99.0.1 and 10.99.0.2 (also fd99::1 and fd99::2), connected by a
@@ -240,10 +251,7 @@ func Pair(cfg PairConfig) (a, b *Node, err error) {
 		shared = newProgress()
 	}
 	open := func(i int, l link.Link, cc ctrl.Config) (*Node, error) {
-		addrs := []netip.Addr{
-			netip.AddrFrom4([4]byte{10, 99, 0, byte(i + 1)}),
-			netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x99, 15: byte(i + 1)}),
-		}
+		addrs := pairAddrs(i)
 		return Open(Config{
 			Link: l, Sockets: cfg.Both, Addrs: addrs, InlineProgress: cfg.InlineProgress, Poll: cfg.Poll, Spin: cfg.Spin, TCP: cfg.TCP, Ctrl: cc,
 			Resolver: &hostnet.Static{SrcMAC: macs[i], DstMAC: macs[1-i], MTU: l.MTU(), Addrs: addrs}, Logger: cfg.Logger, shared: shared,

@@ -3,6 +3,8 @@ package testenv
 import (
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
@@ -18,21 +20,18 @@ func Sockets() bool { return os.Getenv("TRANSPORT") == "socket" }
 // Both reports whether nodes have kernel sockets besides the in-process wire (TRANSPORT=both).
 func Both() bool { return os.Getenv("TRANSPORT") == "both" }
 
-// bothAddrs are the addresses of the nodes of embed.Pair, which their kernel sockets then have too.
-var bothAddrs = []string{"10.99.0.1/32", "10.99.0.2/32", "fd99::1/128", "fd99::2/128"}
-
 // ownNamespace marks the child process of RunApart.
 const ownNamespace = "IWARPD_TEST_NAMESPACE"
 
 // RunApart runs the tests of m and returns their exit status. With kernel sockets, and as root, they run
-// in a child process with a network namespace of its own, in which only lo is up. Namespace.Do would
-// not be enough: the goroutines of an engine open sockets too.
-func RunApart(m *testing.M) int {
+// in a child process with a network namespace of its own, in which only lo is up. With both
+// transports lo has addrs. Namespace.Do would not be enough: the goroutines of an engine open sockets too.
+func RunApart(m *testing.M, addrs ...netip.Addr) int {
 	if !Sockets() && !Both() || os.Geteuid() != 0 {
 		return m.Run()
 	}
 	if os.Getenv(ownNamespace) != "" {
-		if err := loopback(); err != nil {
+		if err := loopback(addrs); err != nil {
 			fmt.Fprintln(os.Stderr, "testenv: lo:", err)
 			return 1
 		}
@@ -54,8 +53,8 @@ func RunApart(m *testing.M) int {
 	return 0
 }
 
-// loopback sets up lo, with the addresses that the tests need.
-func loopback() error {
+// loopback sets up lo, with addrs for TRANSPORT=both.
+func loopback(addrs []netip.Addr) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return err
@@ -63,13 +62,10 @@ func loopback() error {
 	if err := netlink.LinkSetUp(lo); err != nil || !Both() {
 		return err
 	}
-	for _, s := range bothAddrs {
-		addr, err := netlink.ParseAddr(s)
-		if err == nil {
-			err = netlink.AddrAdd(lo, addr)
-		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", s, err)
+	for _, a := range addrs {
+		n := &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
+		if err := netlink.AddrAdd(lo, &netlink.Addr{IPNet: n}); err != nil {
+			return fmt.Errorf("%v: %w", a, err)
 		}
 	}
 	return nil

@@ -50,7 +50,7 @@ type victimObjects struct {
 func TestMain(m *testing.M) {
 	role := os.Getenv(roleEnv)
 	if role == "" {
-		os.Exit(testenv.RunApart(m))
+		os.Exit(testenv.RunApart(m, embed.PairAddrs()...))
 	}
 	var j job
 	in := bufio.NewReader(os.Stdin)
