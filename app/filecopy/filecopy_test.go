@@ -620,7 +620,7 @@ func TestResumeOfOther(t *testing.T) {
 	in.Abort()
 	w.client.Resume = true
 	_, err = w.client.Put(t.Context(), bytes.NewReader(data), info.Size(), AttrsOf(info), "f")
-	if e := (*RemoteError)(nil); !errors.As(err, &e) || e.Code != CodeChecksum {
+	if e := (*RemoteError)(nil); !errors.As(err, &e) || e.Code != CodeChecksum || !strings.HasPrefix(e.Text, "f: the checksum differs: the part from an earlier copy had other content") {
 		t.Errorf("going on from another file: %v", err)
 	}
 	w.conn.Close()
@@ -748,6 +748,28 @@ func TestListed(t *testing.T) {
 	}
 	if len(got) > 0 {
 		t.Errorf("and %v", got)
+	}
+}
+
+// TestFolderRemoved uses a store whose folder is gone.
+func TestFolderRemoved(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "d")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	store, err := OpenStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Create("f", 1, Options{}); err == nil || !strings.HasPrefix(err.Error(), "f: its folder was removed") {
+		t.Errorf("Create: %v", err)
+	}
+	if _, err := store.List(""); err == nil || err.Error() != "the folder itself: no such file or directory" {
+		t.Errorf("List: %v", err)
 	}
 }
 

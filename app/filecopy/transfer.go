@@ -397,7 +397,11 @@ func (t *transfer) receive(ctx context.Context, w io.Writer, prefix io.Reader) (
 		return Result{}, errTurn(&end)
 	}
 	if end.Size != uint64(t.size) || end.Sum != t.total() {
-		return Result{}, &Error{CodeChecksum, fmt.Errorf("%s: the checksum differs: the data was corrupted in transit, and was not stored: copy again", t.name)}
+		why := "the data was corrupted in transit"
+		if t.offset > 0 {
+			why = "the part from an earlier copy had other content, or " + why
+		}
+		return Result{}, &Error{CodeChecksum, fmt.Errorf("%s: the checksum differs: %s, and was not stored: copy again", t.name, why)}
 	}
 	t.peer.PeerDisk, t.peer.PeerHash = time.Duration(end.DiskTime), time.Duration(end.HashTime)
 	return t.result(), nil
