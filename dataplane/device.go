@@ -133,7 +133,7 @@ func (l *lane) cut(w *worker, why error) {
 // setLink makes w use a link and discards all state of the previous one.
 func setLink(w *worker, q Queue) {
 	w.link, w.partial = q.Link, q.PartialChecksums
-	w.rx, w.recent, w.super = rxBurst{}, nil, superTx{}
+	w.rx, w.recent, w.super = rxBurst{}, nil, superTx{np: 1}
 	w.slots, w.record = make([]slotState, q.Link.Slots()), link.NoSlot
 	if s, ok := q.Link.(link.Segmenter); ok && s.SuperBytes() > 0 {
 		w.super.link = s

@@ -71,6 +71,9 @@ func (f *fuzzPair) finish() {
 		if n := len(h.w.held.free); n != len(h.w.held.frames) {
 			f.t.Errorf("host %d: %d held frames not given back", i, len(h.w.held.frames)-n)
 		}
+		if n := maxRuns - h.w.super.runs.left(); n != 0 {
+			f.t.Errorf("host %d: %d buffers of runs not given back", i, n)
+		}
 		if h.link.FreeSlots() != h.link.Slots() {
 			f.t.Errorf("host %d: %d TX slots not given back", i, h.link.Slots()-h.link.FreeSlots())
 		}

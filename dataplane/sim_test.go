@@ -307,6 +307,9 @@ func (s *sim) closeAll(a *stream) {
 		if n := len(h.w.held.free); n != len(h.w.held.frames) {
 			s.t.Errorf("host %d: %d held frames not given back", i, len(h.w.held.frames)-n)
 		}
+		if n := maxRuns - h.w.super.runs.left(); n != 0 {
+			s.t.Errorf("host %d: %d buffers of runs not given back", i, n)
+		}
 		if h.link.FreeSlots() != h.link.Slots() {
 			s.t.Errorf("host %d: %d TX slots not given back", i, h.link.Slots()-h.link.FreeSlots())
 		}

@@ -18,15 +18,26 @@ import (
 type superTx struct {
 	link  link.Segmenter // nil: not supported by the link
 	frame link.Super
-	parts [link.MaxSuper][]byte
+	hdr   [headroom]byte
+	parts [1 + link.MaxSuper][]byte // the headers, and the payload
+	from  [1 + link.MaxSuper]part   // where each lies
+	np    int
+	out   tcp.Out
 
-	head  tcp.Header // header of the first segment
-	ecn   uint8
-	slots [link.MaxSuper]link.Slot
-	n     int // segments, of at most
-	most  int
-	size  int // payload bytes of the first segment
-	used  int // payload bytes
+	head tcp.Header // header of the first segment
+	ecn  uint8
+	n    int // segments, of at most
+	most int
+	size int // payload bytes of the first segment
+	used int // payload bytes
+
+	runs runPool
+}
+
+// part says where the payload of some segments lies.
+type part struct {
+	buf tcp.Buf
+	off int
 }
 
 // frameCost returns what a full frame of the link costs the scheduler, in bytes, if each of its segments has one FPDU.
@@ -101,25 +112,40 @@ func (p *superPath) acked(una serial.Num) (dropped bool) {
 	return true
 }
 
-// join appends a segment that is due to the current super-frame. It returns false if that is
-// not possible. following says that the header of the segment continues that of the one before it.
+// burst returns how many segments of a run the current super-frame has room for.
+func (c *tcpConn) burst(w *worker) int {
+	b := &w.super
+	switch {
+	case b.link == nil || c.tuple.NVLAN != 0:
+		return 1
+	case b.n > 0:
+		return min(b.most-b.n, (b.link.SuperBytes()-maxHeaders-b.used)/b.size)
+	}
+	return c.super.limit()
+}
+
+// join appends a segment that is due, or several of a run, to the current super-frame. It returns false if that is not
+// possible. following says that the header of the segment continues that of the one before it.
 func (c *tcpConn) join(w *worker, o *tcp.Out, following bool) bool {
 	b := &w.super
-	if b.link == nil || !o.Whole || o.Flags != tcp.ACK|tcp.PSH || c.tuple.NVLAN != 0 {
+	if b.link == nil || o.Retransmit || o.Flags != tcp.ACK|tcp.PSH || c.tuple.NVLAN != 0 {
 		return false
 	}
+	n := (o.Len + o.Size - 1) / o.Size
 	if b.n == 0 {
-		if b.most = c.super.limit(); b.most < 2 {
+		if b.most = c.super.limit(); b.most < 2 || n > b.most {
 			return false
 		}
-		b.head, b.ecn, b.size, b.used = o.Header, o.ECN, o.Len, 0
-	} else if o.Len > b.size || !following && !b.continues(o) {
+		b.head, b.ecn, b.size, b.used = o.Header, o.ECN, o.Size, 0
+	} else if o.Size > b.size || n > 1 && o.Size != b.size || !following && !b.continues(o) {
 		return false
 	}
-	b.slots[b.n] = link.Slot(o.Buf)
-	b.n++
+	b.parts[b.np] = w.payload(o.Buf)[o.Off : o.Off+o.Len]
+	b.from[b.np] = part{o.Buf, o.Off}
+	b.np++
+	b.n += n
 	b.used += o.Len
-	if o.Len < b.size || b.n == b.most || b.used+b.size+maxHeaders > b.link.SuperBytes() {
+	if o.Size < b.size || b.n == b.most || b.used+b.size+maxHeaders > b.link.SuperBytes() {
 		c.sendGathered(w) // it is full
 	}
 	return true
@@ -145,12 +171,12 @@ const maxHeaders = 40 + tcp.MaxHeaderLen
 // sendGathered sends the current super-frame.
 func (c *tcpConn) sendGathered(w *worker) {
 	b := &w.super
-	n := b.n
-	b.n = 0
+	n, np := b.n, b.np
+	b.n, b.np = 0, 1
 	switch {
 	case n == 0:
 		return
-	case n > 1 && c.sendSuper(w, n):
+	case n > 1 && c.sendSuper(w, n, b.parts[:np]):
 		c.super.sent(b.head.Seq, b.used, n)
 		w.stats.TxSuper++
 		w.stats.TxSuperSegments += uint64(n)
@@ -158,43 +184,38 @@ func (c *tcpConn) sendGathered(w *worker) {
 	case n > 1:
 		w.stats.TxSuperRefused++
 	}
-	h := b.head
-	for _, s := range b.slots[:n] {
-		st := &w.slots[s]
-		w.postSegment(&c.tuple, &h, s, st.n, st.sum, b.ecn)
-		h.Seq = h.Seq.Add(st.n)
+	o := &b.out
+	o.Header, o.ECN, o.Size = b.head, b.ecn, b.size
+	for i := 1; i < np; i++ {
+		o.Buf, o.Off, o.Len = b.from[i].buf, b.from[i].off, len(b.parts[i])
+		c.transmit(w, o)
+		o.Seq = o.Seq.Add(o.Len)
 	}
 }
 
-// sendSuper sends n segments as one packet. Their slots may be retransmitted as soon as it
-// returns. It returns false if the link refused the packet.
-func (c *tcpConn) sendSuper(w *worker, n int) bool {
+// sendSuper sends n segments, whose payload is parts[1:], as one packet. Their slots may be retransmitted
+// as soon as it returns. It returns false if the link refused the packet.
+func (c *tcpConn) sendSuper(w *worker, n int, parts [][]byte) bool {
 	b, t := &w.super, &c.tuple
 	hl := b.head.Len()
-	first := w.link.Bytes(b.slots[0])
 	tcpOff := headroom - hl
 	off := tcpOff - t.HeaderLen()
-	b.head.Put(first[tcpOff:headroom])
+	h := b.hdr[:]
+	b.head.Put(h[tcpOff:])
 	w.ipid += uint16(n) // each segment uses an identification
-	t.Put(first[off:tcpOff], hl+b.used, b.ecn, w.ipid-uint16(n)+1)
+	t.Put(h[off:tcpOff], hl+b.used, b.ecn, w.ipid-uint16(n)+1)
 	sum := pkt.Fold(t.PseudoSum(hl + b.used))
-	first[tcpOff+16], first[tcpOff+17] = byte(sum>>8), byte(sum)
+	h[tcpOff+16], h[tcpOff+17] = byte(sum>>8), byte(sum)
+	parts[0] = h[off:]
 	f := &b.frame
-	f.Parts = b.parts[:n]
-	for i, s := range b.slots[:n] {
-		f.Parts[i] = w.link.Bytes(s)[headroom : headroom+b.size]
-	}
-	last := b.used - (n-1)*b.size
-	f.Parts[n-1] = f.Parts[n-1][:last]
-	f.Parts[0] = first[off : headroom+b.size]
-	f.HdrLen, f.TCPOff, f.Size, f.V6 = headroom-off, tcpOff-off, b.size, t.V6
+	f.Parts, f.HdrLen, f.TCPOff, f.Size, f.V6 = parts, headroom-off, tcpOff-off, b.size, t.V6
 	if !b.link.SendSuper(f) {
 		return false
 	}
 	size := f.Len()
 	if w.taps != nil {
 		for _, tap := range *w.taps {
-			tap.take(w, &t.Flow, true, size, f.Parts)
+			tap.take(w, &t.Flow, true, size, parts)
 		}
 	}
 	w.stats.TxFrames++

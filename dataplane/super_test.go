@@ -280,3 +280,54 @@ func TestSuperShared(t *testing.T) {
 		})
 	}
 }
+
+// refusing is a link that refuses every third super-frame.
+type refusing struct {
+	link.Segmenter
+	n int
+}
+
+func (r *refusing) SendSuper(s *link.Super) bool {
+	r.n++
+	return r.n%3 != 0 && r.Segmenter.SendSuper(s)
+}
+
+// TestSuperRefused checks that the segments of a super-frame that the link refuses leave separately, those of a run
+// from slots to which they are copied.
+func TestSuperRefused(t *testing.T) {
+	oneGoroutine(t)
+	s := newSim(t, link.PipeConfig{Super: link.SuperWhole})
+	for i := range s.hosts {
+		w := s.hosts[i].w
+		w.super.link = &refusing{Segmenter: w.super.link}
+	}
+	s.moveData(mpa.Params{CRC: true, IRD: 8, ORD: 8}, rand.New(rand.NewPCG(testenv.Seed(t), 1)), addrA, addrB)
+	if a := &s.hosts[0].w.stats; a.TxSuper == 0 || a.TxSuperRefused == 0 {
+		t.Errorf("%d super-frames sent, %d refused", a.TxSuper, a.TxSuperRefused)
+	}
+}
+
+// TestRuns checks that large Writes lie in buffers of runs, also after losses, that many connections together get no
+// more buffers than there are, and that all come back.
+func TestRuns(t *testing.T) {
+	oneGoroutine(t)
+	for _, wire := range []impair.Config{{}, {Delay: 20 * time.Millisecond}, {Loss: 0.01, Delay: time.Millisecond}} {
+		s := newLoadLanes(t, link.PipeConfig{Super: link.SuperWhole, AtoB: wire, BtoA: wire})
+		s.add(20, 0, 0, rdmap.OpWrite, 256<<10)
+		s.run(4 << 20)
+		p := &s.hosts[0].w.super.runs
+		t.Logf("%d buffers", len(p.bufs))
+		if len(p.bufs) == 0 || len(p.bufs) > maxRuns {
+			t.Errorf("%+v: %d buffers", wire, len(p.bufs))
+		}
+		held := 0
+		for _, l := range s.all {
+			if c := l.c.conn(); c.segs != nil {
+				held += c.runs
+			}
+		}
+		if held != maxRuns-p.left() {
+			t.Errorf("%+v: the connections have %d buffers, %d are taken", wire, held, maxRuns-p.left())
+		}
+	}
+}

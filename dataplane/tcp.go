@@ -29,6 +29,7 @@ type tcpConn struct {
 	lst    *listener // while half-open
 	holds  int       // received frames of the MTU held out of order
 	super  superPath
+	runs   int // buffers of runs not acknowledged
 
 	// Streaming mode.
 	wide bool // for a byte stream, in may hold a whole window

@@ -24,6 +24,7 @@ func (c *tcpConn) send(w *worker, more bool) int {
 		w.stats.TxSuperDropped++
 	}
 	for o := &w.out; !more || w.super.n > 0 || !c.partial(w); n++ {
+		c.segs.SetBurst(c.burst(w))
 		following := w.super.n > 0 && c.segs.PollFollowing(w.now, o)
 		if !following && !c.segs.PollTransmit(w.now, o) {
 			break
@@ -39,7 +40,7 @@ func (c *tcpConn) send(w *worker, more bool) int {
 	return n
 }
 
-// takeBack frees the slots that the peer has acknowledged.
+// takeBack frees the slots and buffers that the peer has acknowledged.
 func (c *tcpConn) takeBack(w *worker) int {
 	n := 0
 	for {
@@ -47,7 +48,13 @@ func (c *tcpConn) takeBack(w *worker) int {
 		if !ok {
 			return n
 		}
-		w.disown(&c.lane, link.Slot(b))
+		if isRun(b) {
+			w.super.runs.put(b)
+			w.sched.Disown(&c.member)
+			c.runs--
+		} else {
+			w.disown(&c.lane, link.Slot(b))
+		}
 		n++
 	}
 }
@@ -230,10 +237,19 @@ func (c *tcpConn) composeRun(w *worker, g *sched.Grant) bool {
 	hdr := p.Hdr[:p.HdrLen]
 	per := max(c.recordSize()/size, 1) // more than 1 over kernel sockets
 	for done := 0; done < n; {
-		s, _ := w.recordSlot(w.link) // Most has counted the free ones
-		some, sum := min(per, n-done), uint32(0)
+		some, sum := n-done, uint32(0)
+		var mem []byte
+		long := c.takesRun(w, some, size)
+		if long {
+			mem = w.payload(w.super.runs.next())
+			some = min(some, len(mem)/size)
+		} else {
+			s, _ := w.recordSlot(w.link) // Most has counted the free ones
+			mem = w.link.Bytes(s)[headroom:]
+			some = min(some, per)
+		}
 		for i := range some {
-			dst := w.link.Bytes(s)[headroom+i*size:]
+			dst := mem[i*size:]
 			if b := payload[0]; len(b) > p.Len {
 				sum = pkt.Add(sum, c.tx.Put(dst, hdr, b[:p.Len]))
 				payload[0] = b[p.Len:]
@@ -244,14 +260,27 @@ func (c *tcpConn) composeRun(w *worker, g *sched.Grant) bool {
 			ddp.Advance(hdr, p.Len)
 			seq = seq.Add(size)
 		}
-		c.push(w, s, some*size, sum)
+		if long {
+			c.segs.PushRun(w.super.runs.take(), some*size, size)
+			w.sched.Own(&c.member)
+			c.runs++
+			w.stats.TxRecords += uint64(some)
+		} else {
+			c.push(w, w.record, some*size, sum)
+			w.stats.TxRecords++
+		}
 		w.sched.Compose(some - 1)
-		w.stats.TxRecords++
 		done += some
 	}
 	w.current = nil
 	w.stats.TxFPDUs += uint64(n)
 	return true
+}
+
+// takesRun reports whether the next of n segments of size bytes, which follow each other, shall lie in a
+// buffer.
+func (c *tcpConn) takesRun(w *worker, n, size int) bool {
+	return n*size >= leastRun && c.segs != nil && c.burst(w)*size >= leastRun && c.runs < sched.MemberShare*w.super.runs.left()
 }
 
 // composePieces composes an FPDU whose payload lies in several pieces, or ends one. It returns the rest
@@ -292,39 +321,54 @@ func (c *tcpConn) composeFPDU(w *worker, dst []byte, seq serial.Num, ulpdu int) 
 	return true
 }
 
-// transmit posts a segment that is due.
+// transmit posts a segment that is due, or several of a run.
 func (c *tcpConn) transmit(w *worker, o *tcp.Out) {
-	var (
-		s    link.Slot
-		sum  uint32
-		slot *slotState
-	)
-	whole := false
-	if o.Buf != tcp.NoBuf {
-		s = link.Slot(o.Buf)
-		slot = &w.slots[s]
-		whole = slot.posted == 0 && o.Off == 0 && o.Len == slot.n
-		sum = slot.sum
-	}
-	if !whole {
-		// A header-only segment, part of a record that was split when the MSS shrank,
-		// or a record that the kernel has not released yet.
-		t, ok := w.spareSlot()
+	h := o.Header
+	for off, end := o.Off, o.Off+o.Len; ; {
+		n := min(o.Size, end-off)
+		s, sum, ok := w.segmentSlot(o.Buf, off, n)
 		if !ok {
 			return
 		}
-		if o.Buf != tcp.NoBuf {
-			b := w.link.Bytes(t)[headroom : headroom+o.Len]
-			copy(b, w.link.Bytes(s)[headroom+o.Off:][:o.Len])
-			sum = pkt.Sum(b, 0)
+		if o.Retransmit {
+			w.stats.TxRetransmits++
+			c.super.resent(o.Seq, o.Len)
 		}
-		s = t
+		w.postSegment(&c.tuple, &h, s, n, sum, o.ECN)
+		if off += n; off >= end {
+			return
+		}
+		h.Seq = h.Seq.Add(n)
+		h.Flags &^= tcp.CWR
 	}
-	if o.Retransmit {
-		w.stats.TxRetransmits++
-		c.super.resent(o.Seq, o.Len)
+}
+
+// segmentSlot returns a slot that holds bytes [off,off+n) of buf after its headroom, and their partial
+// checksum.
+func (w *worker) segmentSlot(buf tcp.Buf, off, n int) (s link.Slot, sum uint32, ok bool) {
+	if buf < firstRun {
+		st := &w.slots[buf]
+		if st.posted == 0 && off == 0 && n == st.n {
+			return link.Slot(buf), st.sum, true
+		}
 	}
-	w.postSegment(&c.tuple, &o.Header, s, o.Len, sum, o.ECN)
+	// A header-only segment, part of a run or of a record that was split when the MSS shrank, or a
+	// record that the kernel has not released yet.
+	s, ok = w.spareSlot()
+	if ok && buf != tcp.NoBuf {
+		b := w.link.Bytes(s)[headroom : headroom+n]
+		copy(b, w.payload(buf)[off:])
+		sum = pkt.Sum(b, 0)
+	}
+	return s, sum, ok
+}
+
+// payload returns the bytes of a buffer, or of a slot after its headroom.
+func (w *worker) payload(b tcp.Buf) []byte {
+	if isRun(b) {
+		return w.super.runs.bufs[b-firstRun]
+	}
+	return w.link.Bytes(link.Slot(b))[headroom:]
 }
 
 // postSegment writes Ethernet, IP and TCP headers before the n payload bytes of slot s, and

@@ -132,6 +132,9 @@ func (c *Conn) takeAck(a *ackState, ack serial.Num) {
 	for c.q.head != c.q.next {
 		s := c.q.at(c.q.head)
 		if ack.Less(s.end()) {
+			if s.run() {
+				c.takePart(a, s, ack)
+			}
 			break
 		}
 		if s.state == sacked {
@@ -140,10 +143,7 @@ func (c *Conn) takeAck(a *ackState, ack serial.Num) {
 		} else {
 			c.arrived(a, c.q.head, s)
 			if s.retrans == 0 {
-				a.lastRTT = a.now.Sub(s.sent)
-				if a.rtt == 0 {
-					a.rtt = a.lastRTT
-				}
+				a.timed(s)
 			}
 		}
 		if s.retrans != 0 {
@@ -155,7 +155,7 @@ func (c *Conn) takeAck(a *ackState, ack serial.Num) {
 		if s.last && s.buf != NoBuf {
 			c.released.push(s.buf)
 		}
-		a.segs++
+		a.segs += s.segs()
 		c.q.head++
 	}
 	if c.q.head == c.q.next && c.q.next != c.q.tail && c.q.at(c.q.next).seq.Less(ack) {
@@ -163,6 +163,29 @@ func (c *Conn) takeAck(a *ackState, ack serial.Num) {
 	}
 	if c.lostHint < c.q.head {
 		c.lostHint = c.q.head
+	}
+}
+
+// takePart removes the acknowledged segments of the run s, which is the first in flight.
+func (c *Conn) takePart(a *ackState, s *seg, ack serial.Num) {
+	part := *s
+	part.len = int32(ack.Sub(s.seq)) / s.unit * s.unit
+	if part.len <= 0 {
+		return
+	}
+	s.seq, s.off, s.len = s.seq.Add(int(part.len)), s.off+part.len, s.len-part.len
+	part.order -= uint32(s.segs())
+	c.inFlight -= int(part.len)
+	c.news(a, &part)
+	a.timed(&part)
+	a.segs += part.segs()
+}
+
+// timed takes the round-trip time of s, which was sent once.
+func (a *ackState) timed(s *seg) {
+	a.lastRTT = a.now.Sub(s.sent)
+	if a.rtt == 0 {
+		a.rtt = a.lastRTT
 	}
 }
 
@@ -194,6 +217,11 @@ func (c *Conn) arrived(a *ackState, p uint64, s *seg) {
 		c.lostSegs--
 		c.lostBytes -= int(s.len)
 	}
+	c.news(a, s)
+}
+
+// news records what the arrival of s, or of the first part of a run, says about the path.
+func (c *Conn) news(a *ackState, s *seg) {
 	a.delivered += int(s.len)
 	if c.useSACK && s.retrans == 0 && s.end().Less(a.fack) {
 		c.rack.reordering = true // RFC 8985 6.2 step 3
@@ -234,6 +262,7 @@ func (c *Conn) takeSACK(a *ackState, s *Segment) {
 
 // takeBlock marks the segments within b, except those that the same block covered in the previous ACK.
 func (c *Conn) takeBlock(a *ackState, b SACKBlock) {
+	c.q.divide()
 	for _, o := range c.sackCache {
 		if o.Start != o.End && b.Start.LessEq(o.Start) && o.End.LessEq(b.End) {
 			c.markSACKed(a, b.Start, o.Start)

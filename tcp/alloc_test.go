@@ -19,6 +19,8 @@ type loop struct {
 
 	follow    bool // PollFollowing is called
 	following int  // segments that it returned
+	runs      bool // records of one length are queued together
+	together  int  // segments that left together
 }
 
 func newLoop(t testing.TB, cfg Config, mtu int) *loop {
@@ -59,10 +61,15 @@ func (l *loop) turn() {
 			c.HandleTimeout(l.now)
 		}
 		for o = (Out{}); l.poll(c, &o); {
-			if l.n++; l.drop > 0 && o.Len > 0 && l.n%l.drop == 0 {
-				continue
+			for rest, more := o, true; more; {
+				var seg Out
+				if seg, more = rest.split(); more {
+					l.together++
+				}
+				if l.n++; l.drop == 0 || o.Len == 0 || l.n%l.drop != 0 {
+					l.q[i] = append(l.q[i], seg)
+				}
 			}
-			l.q[i] = append(l.q[i], o)
 		}
 		for {
 			if _, ok := c.PollReleased(); !ok {
@@ -77,6 +84,15 @@ func (l *loop) turn() {
 	}
 }
 
+// split removes the first segment from o. It reports whether o has more.
+func (o *Out) split() (first Out, more bool) {
+	first = *o
+	first.Len = min(o.Len, o.Size)
+	o.Seq, o.Off, o.Len = o.Seq.Add(first.Len), o.Off+first.Len, o.Len-first.Len
+	o.Flags &^= CWR
+	return first, o.Len > 0
+}
+
 // poll returns the next segment of c.
 func (l *loop) poll(c *Conn, o *Out) bool {
 	if l.follow && c.PollFollowing(l.now, o) {
@@ -87,9 +103,28 @@ func (l *loop) poll(c *Conn, o *Out) bool {
 }
 
 func (l *loop) push() {
-	for l.a.Room() >= l.a.MSS() {
+	mss := l.a.MSS()
+	for l.a.Room() >= mss {
 		l.buf++
-		l.a.Push(l.buf, l.a.MSS())
+		if l.runs {
+			l.a.SetBurst(20)
+			l.a.PushRun(l.buf, min(l.a.Room()/mss, 44)*mss, mss)
+		} else {
+			l.a.Push(l.buf, mss)
+		}
+	}
+}
+
+// pushAll queues records of these lengths, those of one length that follow each other as a run if l.runs is set.
+func (l *loop) pushAll(sizes []int) {
+	for len(sizes) > 0 {
+		n := 1
+		for l.runs && n < len(sizes) && sizes[n] == sizes[0] {
+			n++
+		}
+		l.buf++
+		l.a.PushRun(l.buf, n*sizes[0], sizes[0])
+		sizes = sizes[n:]
 	}
 }
 
@@ -97,24 +132,29 @@ func (l *loop) push() {
 // without.
 func TestNoAllocs(t *testing.T) {
 	for _, drop := range []int{0, 97} {
-		cfg := DefaultConfig()
-		cfg.RcvWindow = 256 << 10
-		cfg.ECN = RequestECN
-		l := newLoop(t, cfg, 1500)
-		l.drop = drop
-		for range 5000 {
-			l.push()
-			l.turn()
-		}
-		before := l.got
-		if n := testing.AllocsPerRun(2000, func() { l.push(); l.turn() }); n != 0 {
-			t.Errorf("drop %d: %v allocations a turn", drop, n)
-		}
-		if l.got-before < 1<<20 {
-			t.Errorf("drop %d: only %d bytes moved", drop, l.got-before)
-		}
-		if drop > 0 && l.a.stats.Retransmits == 0 {
-			t.Error("nothing was lost")
+		for _, runs := range []bool{false, true} {
+			cfg := DefaultConfig()
+			cfg.RcvWindow = 256 << 10
+			cfg.ECN = RequestECN
+			l := newLoop(t, cfg, 1500)
+			l.drop, l.runs = drop, runs
+			for range 5000 {
+				l.push()
+				l.turn()
+			}
+			before := l.got
+			if n := testing.AllocsPerRun(2000, func() { l.push(); l.turn() }); n != 0 {
+				t.Errorf("drop %d, runs %v: %v allocations a turn", drop, runs, n)
+			}
+			if l.got-before < 1<<20 {
+				t.Errorf("drop %d, runs %v: only %d bytes moved", drop, runs, l.got-before)
+			}
+			if drop > 0 && l.a.stats.Retransmits == 0 {
+				t.Error("nothing was lost")
+			}
+			if runs && l.together == 0 {
+				t.Errorf("drop %d: no segments left together", drop)
+			}
 		}
 	}
 }

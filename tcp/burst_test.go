@@ -69,8 +69,9 @@ func TestBurstIsAcknowledgedInParts(t *testing.T) {
 	}
 }
 
-// TestFollowing checks that PollFollowing changes nothing: two equal connections, of which one uses it, send the same
-// segments at the same time, over wires with and without losses and marks, while both ends send.
+// TestFollowing checks that PollFollowing and PushRun change nothing: equal connections, of which one uses PollFollowing
+// and another also PushRun, send the same segments at the same time, over wires with and without losses and marks,
+// while both ends send.
 func TestFollowing(t *testing.T) {
 	for _, drop := range []int{0, 53, 7} {
 		for _, ecn := range []bool{false, true} {
@@ -80,22 +81,24 @@ func TestFollowing(t *testing.T) {
 			if ecn {
 				cfg.ECN = RequestECN
 			}
-			var ls [2]*loop
+			var ls [3]*loop
 			for i := range ls {
 				ls[i] = newLoop(t, cfg, 1500)
-				ls[i].drop, ls[i].follow = drop, i == 1
+				ls[i].drop, ls[i].follow, ls[i].runs = drop, i > 0, i == 2
 			}
 			for turn := range 3000 {
-				n, small, back := rng.IntN(60), rng.IntN(60), rng.IntN(20) == 0
-				for _, l := range ls {
-					for k := 0; k < n && l.a.Room() > 0; k++ {
-						size := l.a.MSS()
-						if k == small {
-							size = 1 + size/3
-						}
-						l.buf++
-						l.a.Push(l.buf, size)
+				small, back := rng.IntN(60), rng.IntN(20) == 0
+				var sizes []int
+				for n, room := rng.IntN(60), ls[0].a.Room(); len(sizes) < n && room > 0; room -= sizes[len(sizes)-1] {
+					if len(sizes) == small {
+						sizes = append(sizes, 1+ls[0].a.MSS()/3)
+					} else {
+						sizes = append(sizes, ls[0].a.MSS())
 					}
+				}
+				ls[2].a.SetBurst(1 + rng.IntN(50))
+				for _, l := range ls {
+					l.pushAll(sizes)
 					if back && l.b.Room() > 0 {
 						l.buf++
 						l.b.Push(l.buf, 100)
@@ -111,16 +114,34 @@ func TestFollowing(t *testing.T) {
 					if !slices.Equal(ls[0].q[i], ls[1].q[i]) {
 						t.Fatalf("drop %d, ECN %v, turn %d: end %d sends\n%+v\nwith PollFollowing\n%+v", drop, ecn, turn, i, ls[0].q[i], ls[1].q[i])
 					}
+					if !slices.EqualFunc(ls[0].q[i], ls[2].q[i], sameSegment) {
+						t.Fatalf("drop %d, ECN %v, turn %d: end %d sends\n%+v\nwith PushRun\n%+v", drop, ecn, turn, i, ls[0].q[i], ls[2].q[i])
+					}
+				}
+				for _, l := range ls {
+					checkInvariants(t, l.a)
 				}
 			}
-			if ls[0].a.Stats() != ls[1].a.Stats() || ls[0].b.Stats() != ls[1].b.Stats() {
-				t.Errorf("drop %d: counters\n%+v\nwith PollFollowing\n%+v", drop, ls[0].a.Stats(), ls[1].a.Stats())
+			for _, l := range ls[1:] {
+				want, got := ls[0].a.Stats(), l.a.Stats()
+				want.QueuedSegs = got.QueuedSegs // runs
+				if want != got || ls[0].b.Stats() != l.b.Stats() {
+					t.Errorf("drop %d: counters\n%+v\nwith PollFollowing, PushRun %v\n%+v", drop, want, l.runs, got)
+				}
+			}
+			if sent := ls[2].a.Stats().SegsOut; drop != 7 && uint64(ls[2].together) < sent/8 { // not in recovery
+				t.Errorf("drop %d: only %d of %d segments left together", drop, ls[2].together, sent)
 			}
 			if sent := ls[1].a.Stats().SegsOut; uint64(ls[1].following) < sent/8 {
 				t.Errorf("drop %d: only %d of %d segments by PollFollowing", drop, ls[1].following, sent)
 			}
 		}
 	}
+}
+
+// sameSegment reports whether a and b are the same on the wire.
+func sameSegment(a, b Out) bool {
+	return a.Header == b.Header && a.Len == b.Len && a.ECN == b.ECN && a.Retransmit == b.Retransmit
 }
 
 // TestGapIsReportedRepeatedly checks that each out-of-order segment is acknowledged at once (RFC 5681 4.2), so that

@@ -63,6 +63,7 @@ type sndSpace struct {
 	wl1, wl2      serial.Num
 	released      ring[Buf]
 	pushed        int  // bytes in [q.next,q.tail)
+	burst         int  // segments of a run that may leave at once
 	finQueued     bool // Close was called
 }
 
@@ -170,7 +171,7 @@ const (
 )
 
 func newConn(now clock.Time, cfg *Config, f pkt.Flow, iss serial.Num, mtu int) *Conn {
-	c := &Conn{cfg: cfg.withDefaults(), flow: f, sndSpace: sndSpace{iss: iss, una: iss, nxt: iss, pushNxt: iss + 1}}
+	c := &Conn{cfg: cfg.withDefaults(), flow: f, sndSpace: sndSpace{iss: iss, una: iss, nxt: iss, pushNxt: iss + 1, burst: 1}}
 	c.v6 = !isV4(&f.Remote)
 	c.q.init()
 	c.linkMTU, c.mtu = mtu, mtu
@@ -230,13 +231,13 @@ func (c *Conn) State() State { return c.state }
 func (c *Conn) Err() error { return c.err }
 
 // SndNxt returns the sequence number of the next byte to be pushed.
-func (c *Conn) SndNxt() serial.Num { return c.pushNxt }
+func (c *sndSpace) SndNxt() serial.Num { return c.pushNxt }
 
 // SndUna returns the sequence number of the first byte that the peer has not acknowledged.
-func (c *Conn) SndUna() serial.Num { return c.una }
+func (c *sndSpace) SndUna() serial.Num { return c.una }
 
 // RcvNxt returns the sequence number after the last byte that was delivered or that PollHeld has ready for delivery.
-func (c *Conn) RcvNxt() serial.Num { return c.rcvNxt }
+func (c *rcvSpace) RcvNxt() serial.Num { return c.rcvNxt }
 
 // MSS returns the current payload size of a full segment in bytes, options deducted: the EMSS of RFC 5044.
 func (c *Conn) MSS() int { return c.mss }
@@ -257,7 +258,7 @@ func (c *Conn) Room() int {
 }
 
 // Unsent returns the number of bytes that were pushed and not sent yet.
-func (c *Conn) Unsent() int { return c.pushed }
+func (c *sndSpace) Unsent() int { return c.pushed }
 
 func (c *Conn) room() int {
 	n := c.w.cwnd - c.pipe() - c.pushed - c.lostBytes
@@ -266,7 +267,11 @@ func (c *Conn) room() int {
 
 // Push queues a record of n bytes, 1 to MSS, stored in b. Records wait until the connection is established. A record that can no longer be
 // sent is released at once.
-func (c *Conn) Push(b Buf, n int) {
+func (c *Conn) Push(b Buf, n int) { c.PushRun(b, n, n) }
+
+// PushRun queues a run of records of size bytes each, 1 to MSS, and n bytes together, stored in b. It costs less than to queue them one by
+// one.
+func (c *Conn) PushRun(b Buf, n, size int) {
 	if n <= 0 || c.finQueued || c.state == Closed || c.state > CloseWait ||
 		c.state == FinWait1 || c.state == FinWait2 {
 		if b != NoBuf {
@@ -275,13 +280,25 @@ func (c *Conn) Push(b Buf, n int) {
 		return
 	}
 	s := c.q.add()
-	s.seq, s.buf, s.len, s.last = c.pushNxt, b, int32(n), true
+	s.seq, s.buf, s.len, s.unit, s.last = c.pushNxt, b, int32(n), int32(size), true
 	c.pushNxt = c.pushNxt.Add(n)
 	c.pushed += n
-	for p := c.q.tail - 1; c.mss > 0 && int(c.q.at(p).len) > c.mss; p++ {
-		c.q.cut(p, int32(c.mss))
+	switch {
+	case c.mss > 0 && size > c.mss:
+		c.q.runs = true
+		c.recutQueue()
+	case n <= size:
+	case c.useSACK && c.ca <= caCWR && c.sackedSegs == 0 && c.lostSegs == 0:
+		c.q.runs = true
+	default: // segments are judged one by one
+		for p := c.q.tail - 1; c.q.at(p).run(); p++ {
+			c.q.single(p)
+		}
 	}
 }
+
+// SetBurst sets the number of segments of a run that PollTransmit and PollFollowing may return at once. It is 1 at first.
+func (c *sndSpace) SetBurst(n int) { c.burst = n }
 
 // PollReleased returns a pushed Buf that is no longer needed: all of its bytes are acknowledged, or the connection is over.
 func (c *Conn) PollReleased() (Buf, bool) {

@@ -211,7 +211,9 @@ func fuzzSegment(t *testing.T, b []byte) {
 		case 2:
 			next++
 			pushed[next] = true
-			c.Push(next, 1+in.u16()%(c.MSS()+10))
+			n := 1 + in.u16()%(c.MSS()+10)
+			c.SetBurst(1 + int(op>>4))
+			c.PushRun(next, n*(1+int(op>>4)), n)
 		case 3:
 			c.SetBacklog(in.u16())
 		case 4:

@@ -63,12 +63,12 @@ func (c *Conn) PollFollowing(now clock.Time, o *Out) bool {
 		c.earlyAcks.len() > 0 || c.dsackPending || len(c.reasm.s) > 0 {
 		return false
 	}
-	s := c.q.at(p)
+	s := c.fitRun(p)
 	if s.fin || s.seq != o.Seq.Add(o.Len) || !c.fits(s) || !c.allowed(int(s.len)) || c.paced(now, int(s.len)) {
 		return false
 	}
-	o.Buf, o.Off, o.Len, o.Seq, o.Whole = s.buf, int(s.off), int(s.len), s.seq, s.whole()
-	c.stats.SegsOut++
+	o.Buf, o.Off, o.Len, o.Size, o.Seq = s.buf, int(s.off), int(s.len), s.first(), s.seq
+	c.stats.SegsOut += uint64(s.segs())
 	c.sendNew(s)
 	c.inTransit(now, p)
 	c.scheduleTLP(now)
@@ -250,7 +250,7 @@ func (c *Conn) sendSegment(now clock.Time, o *Out) bool {
 		}
 	}
 	if p := c.q.next; p != c.q.tail && (c.lostSegs == 0 || c.frto == 2) {
-		s := c.q.at(p)
+		s := c.fitRun(p)
 		c.fitWindow(s)
 		s = c.q.at(p)
 		if c.fits(s) && c.allowed(int(s.len)) {
@@ -281,13 +281,31 @@ func (c *Conn) allowed(n int) bool {
 	return pipe+n <= c.w.cwnd || pipe == 0
 }
 
-// fits reports whether the peer's window has room for the unsent segment s.
+// fitRun returns the segment at p, the next to be sent. It splits a run so that the burst and the windows have room for what it returns,
+// which is one segment at least.
+func (c *Conn) fitRun(p uint64) *seg {
+	s := c.q.at(p)
+	if !s.run() {
+		return s
+	}
+	unit := int(s.unit)
+	room := min(c.burst*unit, c.una.Add(c.wnd).Sub(s.seq), c.w.cwnd-c.pipe())
+	if c.cfg.MaxBurst > 0 && c.srtt != 0 {
+		room = min(room, c.bucket)
+	}
+	if n := max(room/unit, 1) * unit; n < int(s.len) {
+		c.q.cut(p, int32(n))
+	}
+	return c.q.at(p)
+}
+
+// fits reports whether the peer's window has room for the unsent segment s, or the first one of a run.
 func (c *Conn) fits(s *seg) bool {
 	edge := c.una.Add(c.wnd)
 	if s.fin && s.len == 0 {
 		return s.seq.LessEq(edge) // a FIN may be at the right edge
 	}
-	return s.seq.Add(int(s.len)).LessEq(edge)
+	return s.seq.Add(s.first()).LessEq(edge)
 }
 
 // fitWindow splits the unsent segment s if it is longer than a window that is at least half of the largest seen and nothing is in flight
@@ -308,8 +326,9 @@ func (c *Conn) transmit(now clock.Time, o *Out, p uint64, again bool) {
 	if !again {
 		c.restartAfterIdle(now)
 	}
-	*o = Out{Buf: s.buf, Off: int(s.off), Len: int(s.len), Retransmit: again, Whole: !again && s.whole()}
-	c.header(now, o, int(s.len))
+	*o = Out{Buf: s.buf, Off: int(s.off), Len: int(s.len), Size: s.first(), Retransmit: again}
+	c.header(now, o, o.Size)
+	c.stats.SegsOut += uint64(s.segs() - 1)
 	o.Seq = s.seq
 	if s.len > 0 {
 		o.Flags |= PSH
@@ -374,7 +393,7 @@ func (c *Conn) inTransit(now clock.Time, p uint64) {
 		c.limitedNow = true
 	}
 	s.state = inFlight
-	c.order++
+	c.order += uint32(s.segs())
 	s.sent, s.order = now, c.order
 	c.q.link(p)
 	c.prrOut += int(s.len)
@@ -385,6 +404,7 @@ func (c *Conn) inTransit(now clock.Time, p uint64) {
 // sendTailProbe sends the probe of RFC 8985 7.3: new data if the peer's window allows any, else the last segment again.
 func (c *Conn) sendTailProbe(now clock.Time, o *Out) {
 	c.tlpActive, c.tlpSent = true, now
+	c.q.divide()
 	if p := c.q.next; p != c.q.tail && c.fits(c.q.at(p)) {
 		c.tlpRetrans = false
 		c.transmit(now, o, p, false)
@@ -406,8 +426,8 @@ func (c *Conn) sendProbe(now clock.Time, o *Out) bool {
 			return false
 		}
 		// One byte beyond the window (RFC 9293 MUST-36), or the FIN if nothing else is queued.
-		s := c.q.at(c.q.next)
-		*o = Out{Buf: s.buf, Off: int(s.off), Len: min(1, int(s.len))}
+		s := c.q.single(c.q.next)
+		*o = Out{Buf: s.buf, Off: int(s.off), Len: min(1, int(s.len)), Size: 1}
 		c.header(now, o, 1)
 		o.Seq = s.seq
 		if s.len == 0 {

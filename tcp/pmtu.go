@@ -145,6 +145,7 @@ func (c *Conn) tooBig(now clock.Time, e *pkt.ICMPError) {
 	if c.state < Established {
 		return
 	}
+	c.q.divide()
 	p := c.q.find(serial.Num(e.Seq))
 	if p == c.q.next || c.q.at(p).seq != serial.Num(e.Seq) {
 		return
@@ -162,7 +163,7 @@ func (c *Conn) tooBig(now clock.Time, e *pkt.ICMPError) {
 	// Every segment that was too long is lost too, but not by congestion (RFC 1191 6.5).
 	for p := c.q.head; p != c.q.next; p++ {
 		s := c.q.at(p)
-		if s.state == inFlight && (s.off != 0 || !s.last) {
+		if s.state == inFlight && int(s.unit) > c.mss {
 			c.markLost(p)
 		}
 	}

@@ -138,7 +138,7 @@ func (c *Conn) scheduleTLP(now clock.Time) {
 	if c.srtt > 0 {
 		pto = max(2*c.srtt, tlpGranularity)
 		// The peer may delay its ACK until a second full segment arrives.
-		if c.q.next-c.q.head == 1 || c.inFlight < 2*c.w.mss {
+		if c.inFlight < 2*c.w.mss {
 			pto += tlpMaxAckDelay
 		}
 	}

@@ -196,6 +196,78 @@ func TestEveryBlockIsReported(t *testing.T) {
 	}
 }
 
+// TestSendqDivide checks that dividing runs keeps bytes, states and the order of transmission.
+func TestSendqDivide(t *testing.T) {
+	for seed := range uint64(100) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		var q sendq
+		q.init()
+		first := serial.Num(r.Uint32())
+		seq, order := first, r.Uint32()
+		var want []seg
+		for i := range 40 {
+			unit, n := 1+r.IntN(3000), 1+r.IntN(3)*r.IntN(20)
+			q.push(seg{seq: seq, buf: Buf(i), len: int32(n * unit), unit: int32(unit), last: true})
+			q.runs = q.runs || n > 1
+			for k := range n {
+				want = append(want, seg{seq: seq.Add(k * unit), buf: Buf(i), off: int32(k * unit), len: int32(unit), unit: int32(unit), last: k == n-1})
+			}
+			seq = seq.Add(n * unit)
+		}
+		for i := range 30 { // sent, each of one segment perhaps twice or selectively acknowledged
+			p := q.head + uint64(i)
+			s := q.at(p)
+			order += uint32(s.segs())
+			s.state, s.order = inFlight, order
+			if q.link(p); !s.run() && r.IntN(3) == 0 {
+				q.unlink(p)
+				s.state = sacked
+			}
+		}
+		for i := range 30 {
+			if s := q.at(q.head + uint64(i)); s.state == inFlight && !s.run() && r.IntN(3) == 0 {
+				q.unlink(q.head + uint64(i))
+				order++
+				s.order = order
+				q.link(q.head + uint64(i))
+			}
+		}
+		q.next = q.head + 30
+		edge := q.at(q.next).seq
+		q.divide()
+		if int(q.tail-q.head) != len(want) || q.runs {
+			t.Fatalf("seed %d: %d segments, want %d", seed, q.tail-q.head, len(want))
+		}
+		listed := 0
+		for i, w := range want {
+			s := *q.at(q.head + uint64(i))
+			if s.seq != w.seq || s.buf != w.buf || s.off != w.off || s.len != w.len || s.last != w.last {
+				t.Fatalf("seed %d: segment %+v, want %+v", seed, s, w)
+			}
+			if (s.state == unsent) != (q.head+uint64(i) >= q.next) {
+				t.Fatalf("seed %d: segment %d has state %d", seed, i, s.state)
+			}
+			if s.state == inFlight {
+				listed++
+			}
+		}
+		if q.at(q.next).seq != edge {
+			t.Fatalf("seed %d: next is %d, want %d", seed, q.at(q.next).seq, edge)
+		}
+		prev := uint64(noPos)
+		for p := q.oldest; p != noPos; p = q.at(p).next {
+			if s := q.at(p); s.prev != prev || prev != noPos && int32(s.order-q.at(prev).order) <= 0 {
+				t.Fatalf("seed %d: order %d follows %d", seed, s.order, q.at(prev).order)
+			}
+			prev = p
+			listed--
+		}
+		if listed != 0 || prev != q.newest {
+			t.Fatalf("seed %d: %d segments in flight are not in the list", seed, listed)
+		}
+	}
+}
+
 // TestSendqRecut checks that recutting keeps bytes, states and the order of transmission.
 func TestSendqRecut(t *testing.T) {
 	for seed := range uint64(100) {
@@ -206,7 +278,7 @@ func TestSendqRecut(t *testing.T) {
 		first := seq
 		for i := range 40 {
 			n := 1 + r.IntN(3000)
-			q.push(seg{seq: seq, buf: Buf(i), len: int32(n), last: true})
+			q.push(seg{seq: seq, buf: Buf(i), len: int32(n), unit: int32(n), last: true})
 			seq = seq.Add(n)
 		}
 		var order []serial.Num

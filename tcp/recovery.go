@@ -150,6 +150,7 @@ func (c *Conn) watchSACK(a *ackState) {
 	case c.useSACK && a.plain && c.sackedSegs == 0:
 		if c.plainDups++; c.plainDups >= dupThresh {
 			c.useSACK = false
+			c.q.divide()
 			c.dupAcks = c.plainDups - 1 // this ACK is counted next
 			c.plainDups = 0
 			c.stop(timerTLP)

@@ -90,6 +90,7 @@ func (c *Conn) retransmitTimeout(now clock.Time) {
 		return
 	}
 	c.stats.Timeouts++
+	c.q.divide()
 	if c.backoff < 32 {
 		c.backoff++
 	}

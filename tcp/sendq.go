@@ -15,14 +15,16 @@ const (
 	sacked            // held by the peer out of order
 )
 
-// seg is a segment in the send queue: a record, a piece of one, or the FIN.
+// seg is a segment in the send queue: a record, a piece of one, or the FIN. As long as it is unsent, or in flight for the first time and
+// nothing is known to be lost, it may also be a run: several segments of unit bytes each.
 type seg struct {
 	sent       clock.Time // time of the last transmission
 	prev, next uint64     // neighbours in order of transmission, if in flight
 	seq        serial.Num
 	buf        Buf
 	off, len   int32
-	order      uint32 // of transmission: a counter that wraps, finer than sent
+	unit       int32  // bytes of the record, or of each segment of a run
+	order      uint32 // of transmission, of the last segment: a counter that wraps, finer than sent
 	state      segState
 	retrans    uint8 // number of retransmissions, saturating
 	last       bool  // last piece of buf: the record is released with it
@@ -37,8 +39,18 @@ func (s *seg) end() serial.Num {
 	return e
 }
 
-// whole reports whether s is all of its record.
-func (s *seg) whole() bool { return s.len > 0 && s.off == 0 && s.last }
+func (s *seg) run() bool { return s.len > s.unit }
+
+// first returns the length of the first segment of s.
+func (s *seg) first() int { return int(min(s.len, s.unit)) }
+
+// segs returns the number of segments of s.
+func (s *seg) segs() int {
+	if s.run() {
+		return int(s.len / s.unit)
+	}
+	return 1
+}
 
 // noPos is an invalid position. Positions start at 1.
 const noPos = 0
@@ -50,11 +62,13 @@ type sendq struct {
 	s                []seg // length is a power of two
 	head, next, tail uint64
 	oldest, newest   uint64 // ends of the list in transmission order
+	runs             bool   // some segment may be a run
 }
 
 func (q *sendq) init() {
 	q.head, q.next, q.tail = 1, 1, 1
 	q.oldest, q.newest = noPos, noPos
+	q.runs = false
 }
 
 func (q *sendq) at(p uint64) *seg { return &q.s[p&uint64(len(q.s)-1)] }
@@ -158,8 +172,61 @@ func (q *sendq) cut(p uint64, n int32) {
 	b.len -= n
 }
 
+// single returns the segment at p, which is unsent. Of a run it splits off the first segment.
+func (q *sendq) single(p uint64) *seg {
+	if s := q.at(p); s.run() {
+		q.cut(p, s.unit)
+	}
+	return q.at(p)
+}
+
+// divide splits all runs into their segments, each with its own place in the order of transmission.
+func (q *sendq) divide() {
+	if !q.runs {
+		return
+	}
+	q.runs = false
+	n := 0
+	for p := q.head; p != q.tail; p++ {
+		n += q.at(p).segs()
+	}
+	for n > len(q.s) {
+		q.grow()
+	}
+	tail := q.head + uint64(n)
+	to, next := tail, tail
+	for p := q.tail; p != q.head; { // backwards, since positions grow
+		p--
+		s := *q.at(p)
+		s.prev, s.next = noPos, noPos
+		for left := s.segs(); left > 1; left-- {
+			a := s
+			a.off += s.len - s.unit
+			a.seq, a.len = s.seq.Add(int(s.len-s.unit)), s.unit
+			to--
+			*q.at(to) = a
+			s.len -= s.unit
+			s.order--
+			s.last = false
+		}
+		to--
+		*q.at(to) = s
+		if p == q.next {
+			next = to
+		}
+	}
+	q.next, q.tail = next, tail
+	q.oldest, q.newest = noPos, noPos
+	for p := q.head; p != q.next; p++ {
+		if q.at(p).state == inFlight {
+			q.linkSorted(p)
+		}
+	}
+}
+
 // recut splits every segment longer than mss and keeps its state. It allocates, and is called only when the MSS shrinks.
 func (q *sendq) recut(mss int32) {
+	q.divide()
 	old := *q
 	n := uint64(0)
 	for p := q.head; p != q.tail; p++ {

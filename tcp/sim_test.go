@@ -63,7 +63,9 @@ type simHost struct {
 	rx       map[Buf][]byte // held frames
 	rng      *rand.Rand
 	maxRec   int
-	readRate int // bytes a second that the application reads; 0: at once
+	runs     bool // records are queued in runs
+	together int  // segments that left together
+	readRate int  // bytes a second that the application reads; 0: at once
 	backlog  int
 	readAt   clock.Time
 	place    float64 // probability that a held segment is placed early
@@ -98,7 +100,7 @@ type sim struct {
 
 func newSimHost(id int, cfg Config, total int, seed uint64) *simHost {
 	return &simHost{id: id, cfg: cfg, total: total, records: map[Buf][]byte{}, rx: map[Buf][]byte{}, placed: map[serial.Num]int{},
-		rng: rand.New(rand.NewPCG(seed, uint64(id)+77)), closeAt: -1}
+		rng: rand.New(rand.NewPCG(seed, uint64(id)+77)), closeAt: -1, runs: seed%2 == 1}
 }
 
 func simFlow(id int, v6 bool) pkt.Flow {
@@ -343,13 +345,18 @@ func (s *sim) app(h *simHost) {
 		if want := h.iss + 1 + serial.Num(h.pushed); c.SndNxt() != want {
 			s.t.Fatalf("SndNxt is %d, want %d", c.SndNxt(), want)
 		}
+		size := n
+		if h.runs && c.useSACK { // otherwise they are split at once
+			c.SetBurst(1 + h.rng.IntN(50))
+			n *= 1 + h.rng.IntN(min(50, c.Room()/n, (h.total-h.pushed)/n))
+		}
 		b := make([]byte, n)
 		for i := range b {
 			b[i] = byteAt(h.pushed + i)
 		}
 		h.nextBuf++
 		h.records[h.nextBuf] = b
-		c.Push(h.nextBuf, n)
+		c.PushRun(h.nextBuf, n, size)
 		h.pushed += n
 	}
 	if h.pushed == h.total && !h.closed && !h.noClose && (h.closeAt < 0 || h.got >= h.closeAt) {
@@ -365,18 +372,24 @@ func (s *sim) drain(h *simHost) {
 		if i > 100000 {
 			s.t.Fatalf("host %d: PollTransmit does not end", h.id)
 		}
-		var p []byte
-		if o.Buf != NoBuf {
-			rec, ok := h.records[o.Buf]
-			if !ok {
-				s.t.Fatalf("host %d: segment of released record %d", h.id, o.Buf)
+		for rest, more := o, true; more; {
+			var o Out
+			if o, more = rest.split(); more {
+				h.together++
 			}
-			p = rec[o.Off : o.Off+o.Len]
+			var p []byte
+			if o.Buf != NoBuf {
+				rec, ok := h.records[o.Buf]
+				if !ok {
+					s.t.Fatalf("host %d: segment of released record %d", h.id, o.Buf)
+				}
+				p = rec[o.Off : o.Off+o.Len]
+			}
+			if len(p)+o.Header.Len()+c.ipHeader() > c.mtu && !o.Retransmit {
+				s.t.Fatalf("host %d: segment of %d bytes exceeds the MTU %d", h.id, len(p)+o.Header.Len()+c.ipHeader(), c.mtu)
+			}
+			s.send(h.id, &o, p)
 		}
-		if len(p)+o.Header.Len()+c.ipHeader() > c.mtu && !o.Retransmit {
-			s.t.Fatalf("host %d: segment of %d bytes exceeds the MTU %d", h.id, len(p)+o.Header.Len()+c.ipHeader(), c.mtu)
-		}
-		s.send(h.id, &o, p)
 	}
 	for {
 		b, ok := c.PollReleased()
@@ -532,6 +545,9 @@ func checkInvariants(t *testing.T, c *Conn) {
 	var fl, lo, los, sa, sas, un, listed int
 	for p := c.q.head; p != c.q.tail; p++ {
 		s := c.q.at(p)
+		if s.run() && (!c.q.runs || s.state > inFlight || s.retrans > 0 || s.len%s.unit != 0) {
+			t.Fatalf("segment %d in state %d, sent again %d times, is a run of %d bytes", p, s.state, s.retrans, s.len)
+		}
 		if p+1 != c.q.tail && c.q.at(p+1).seq != s.end() {
 			t.Fatalf("send queue has a gap behind %d", s.seq)
 		}

@@ -7,8 +7,8 @@
 // HandleTimeout is due; an early call of HandleTimeout does nothing. Time must never run backwards and is never the zero Time.
 //
 // Payload never passes through the package. Data to send is pushed as records: a Buf, which is a handle with meaning to the owner only, and
-// a length. A record is sent as one segment and, unless the MSS shrinks, retransmitted as exactly that segment. It belongs to the Conn
-// until PollReleased returns it. The payload of an arriving segment is the Buf of that segment; Input says what to do with it.
+// a length. A record is sent as one segment and, unless the MSS shrinks, retransmitted as exactly that segment; a run of records of one
+// length lies in one Buf. The Buf belongs to the Conn until PollReleased returns it. The payload of an arriving segment is the Buf of that segment; Input says what to do with it.
 package tcp
 
 import "github.com/iwarpd/iwarpd/internal/serial"
@@ -84,7 +84,10 @@ type Out struct {
 	Off, Len   int
 	ECN        uint8 // for the IP header
 	Retransmit bool
-	Whole      bool // the payload is all of a record, and new
+
+	// Size is the payload of each segment in bytes; the last one may have less. If Len is more than Size, several segments with this header
+	// are to be sent, whose sequence numbers follow each other; only the first has CWR.
+	Size int
 }
 
 // Action says what the owner does with the payload of an arriving segment.

@@ -165,7 +165,7 @@ func (c *Conn) persistTimeout(now clock.Time) {
 		c.giveUp()
 		return
 	}
-	s := c.q.at(c.q.next)
+	s := c.q.single(c.q.next)
 	room := c.una.Add(c.wnd).Sub(s.seq)
 	if room > 0 && room < int(s.len) {
 		// The override time has passed: send the part that fits.

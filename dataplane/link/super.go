@@ -1,6 +1,7 @@
 package link
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -21,9 +22,9 @@ const superBytes = 0xffff
 // are sent as one packet. It may stay one packet up to the receiver. A link that cannot carry
 // it splits it into its segments (TCP segmentation offload by a NIC or by the kernel).
 type Super struct {
-	// Parts are the bytes of the packet. The first part begins with the headers; each part ends
-	// with the payload of a segment. The lengths in the IP header are those of the whole
-	// packet, and the TCP checksum is the sum of its pseudo-header.
+	// Parts are the bytes of the packet, at most 1+MaxSuper pieces. The first one begins with all
+	// headers. The lengths in the IP header are those of the whole packet, and the TCP checksum is
+	// the sum of its pseudo-header.
 	Parts  [][]byte
 	TCPOff int // offset of the TCP header in Parts[0]
 	HdrLen int // length of all headers
@@ -48,14 +49,14 @@ func (s *Super) cut(emit func(frame []byte)) {
 		return
 	}
 	be := binary.BigEndian
-	head := s.Parts[0][:s.HdrLen]
+	whole := bytes.Join(s.Parts, nil)
+	head, payload := whole[:s.HdrLen], whole[s.HdrLen:]
 	seq, id := be.Uint32(head[s.TCPOff+4:]), be.Uint16(head[p.L3Off+4:])
 	b := make([]byte, 0, s.HdrLen+s.Size)
-	for i, part := range s.Parts {
-		if i == 0 {
-			part = part[s.HdrLen:]
-		}
-		b = append(append(b[:0], head...), part...)
+	for i := 0; len(payload) > 0; i++ {
+		n := min(s.Size, len(payload))
+		b = append(append(b[:0], head...), payload[:n]...)
+		payload = payload[n:]
 		ip, l4 := b[p.L3Off:s.TCPOff], b[s.TCPOff:]
 		if s.V6 {
 			be.PutUint16(ip[4:], uint16(len(b)-p.L3Off-40))
@@ -66,7 +67,7 @@ func (s *Super) cut(emit func(frame []byte)) {
 			be.PutUint16(ip[10:], pkt.Checksum(pkt.Sum(ip, 0)))
 		}
 		be.PutUint32(l4[4:], seq+uint32(i*s.Size))
-		if i+1 < len(s.Parts) {
+		if len(payload) > 0 {
 			l4[13] &^= 1 | 8 // only the last segment has FIN and PSH
 		}
 		l4[16], l4[17] = 0, 0

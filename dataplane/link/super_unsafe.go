@@ -9,13 +9,13 @@ import (
 // superMsg holds the argument of sendmsg, so that calls do not allocate.
 type superMsg struct {
 	hdr [vnetHdrLen]byte
-	iov [MaxSuper + 1]unix.Iovec
+	iov [MaxSuper + 2]unix.Iovec
 	msg unix.Msghdr
 }
 
 // send sends hdr and the parts after it, without blocking.
 func (m *superMsg) send(fd int, to *unix.RawSockaddrLinklayer, parts [][]byte) unix.Errno {
-	if len(parts) > MaxSuper {
+	if len(parts) > MaxSuper+1 {
 		return unix.EMSGSIZE
 	}
 	m.iov[0].Base = &m.hdr[0]
