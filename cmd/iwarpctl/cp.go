@@ -192,6 +192,11 @@ type copying struct {
 	began   time.Time
 	all     []copyResult
 	skipped []string // names of what cannot be copied
+
+	// folders holds the paths of the folders in the current source, from before the first one
+	// was made at the target. Others are not copied: if the target is inside the source, the
+	// copy would go on inside itself.
+	folders map[string]bool
 }
 
 func (c *command) runCopy(ctx context.Context, j *copyJob) error {
@@ -233,7 +238,7 @@ func (c *command) runCopy(ctx context.Context, j *copyJob) error {
 		return err
 	}
 	if len(w.skipped) > 0 {
-		return fileError{fmt.Errorf("cp: skipped what is neither a file nor a folder, or has a name that is not allowed: %s", strings.Join(w.skipped, ", "))}
+		return fileError{fmt.Errorf("cp: skipped what is neither a file nor a folder, has a name that is not allowed, or is a folder made during the copy: %s", strings.Join(w.skipped, ", "))}
 	}
 	return nil
 }
@@ -308,11 +313,28 @@ func (w *copying) putAll(ctx context.Context) error {
 			}
 			name = path.Join(target, base)
 		}
+		if err := w.findFolders(ctx, s); err != nil {
+			return err
+		}
 		if err := w.put(ctx, s, name); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// findFolders finds the folders in the local folder src. What cannot be read is an error of put.
+func (w *copying) findFolders(ctx context.Context, src string) error {
+	w.folders = make(map[string]bool)
+	if !w.flags.recursive {
+		return nil
+	}
+	return filepath.WalkDir(src+"/", func(name string, e fs.DirEntry, err error) error {
+		if err == nil && e.IsDir() {
+			w.folders[name] = true
+		}
+		return ctx.Err()
+	})
 }
 
 // put copies the local file or folder src to name.
@@ -361,6 +383,10 @@ func (w *copying) put(ctx context.Context, src, name string) error {
 				continue
 			}
 		}
+		if e.IsDir() && !w.folders[full] {
+			w.skipped = append(w.skipped, full)
+			continue
+		}
 		if err := w.put(ctx, full, path.Join(name, e.Name())); err != nil {
 			return err
 		}
@@ -399,6 +425,10 @@ func (w *copying) getAll(ctx context.Context) error {
 		}
 		e, err := w.client.Stat(ctx, s)
 		if err == nil {
+			w.folders = make(map[string]bool)
+			err = w.listFolders(ctx, s, e)
+		}
+		if err == nil {
 			err = w.get(ctx, store, s, name, e)
 		}
 		if err != nil {
@@ -408,10 +438,21 @@ func (w *copying) getAll(ctx context.Context) error {
 	return nil
 }
 
+// listFolders finds the remote folder src and the folders in it.
+func (w *copying) listFolders(ctx context.Context, src string, e filecopy.Entry) error {
+	if !e.Folder {
+		return nil
+	}
+	w.folders[src] = true
+	return w.client.List(ctx, src, func(e filecopy.Entry) error {
+		return w.listFolders(ctx, path.Join(src, e.Name), e)
+	})
+}
+
 // get copies the remote file or folder src to name in store; "" is the folder of the store itself.
 func (w *copying) get(ctx context.Context, store *filecopy.Store, src, name string, e filecopy.Entry) error {
 	switch {
-	case e.Other:
+	case e.Other, e.Folder && !w.folders[src]:
 		w.skipped = append(w.skipped, src)
 		return nil
 	case !e.Folder:

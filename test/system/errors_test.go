@@ -3,6 +3,7 @@ package system
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -320,6 +321,19 @@ func TestCopyHabits(t *testing.T) {
 		if info, err := os.Stat(p); err != nil || !info.ModTime().Equal(at) {
 			t.Errorf("%s: %v, %v", p, info, err)
 		}
+	}
+
+	// Into the source itself.
+	if code, out := a.ctl("cp", "-r", filepath.Join(there, "tree"), host+"tree/empty"); code != 5 || !strings.Contains(out, "tree/empty/tree") {
+		t.Errorf("cp -r into its source: %d, %s", code, out)
+	}
+	copied := filepath.Join(there, "tree", "empty", "tree", "empty")
+	checkFile(t, filepath.Join(copied, "two"), sum2)
+	if _, err := os.Stat(filepath.Join(copied, "tree")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the copy copied itself: %v", err)
+	}
+	if code, out := a.ctl("cp", "-r", host+"tree", copied); code != 5 || !strings.Contains(out, "tree/empty/tree/empty/tree") {
+		t.Errorf("cp -r of what contains the target: %d, %s", code, out)
 	}
 
 	long := filepath.Join(dir, "long")
