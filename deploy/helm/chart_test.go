@@ -141,6 +141,28 @@ func TestChart(t *testing.T) {
 	}
 }
 
+// TestNoLibraries checks that nodes need no folder of libraries: some cannot make it, since their /usr is read-only.
+func TestNoLibraries(t *testing.T) {
+	docs, err := render(map[string]any{"interface": "eth0", "libraries": ""})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sets, _ := decode(t, docs)
+	pod := sets[0].Spec.Template.Spec
+	for _, v := range pod.Volumes {
+		if v.Name == "libraries" {
+			t.Errorf("volume %+v", v.HostPath)
+		}
+	}
+	for _, c := range pod.Containers {
+		for _, m := range c.VolumeMounts {
+			if m.Name == "libraries" {
+				t.Errorf("%s: mount at %q", c.Name, m.MountPath)
+			}
+		}
+	}
+}
+
 // TestGroups checks that each group of nodes has its own DaemonSet and configuration.
 func TestGroups(t *testing.T) {
 	docs, err := render(map[string]any{"interface": "eth0", "groups": map[string]any{
