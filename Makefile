@@ -109,6 +109,7 @@ interop: build ## against Linux's soft-iWARP in a virtual machine
 
 interop-nfs: build ## Linux's NFS client, in a virtual machine, on an export of ours; our client on it
 	@test/interop/nfs
+	@test/interop/nfs -u -f 60 -d 500 -m 16 -n 1
 	@test/interop/nfs2
 
 interop-sctp: build ## DDP over SCTP, with the SCTP of Linux in a virtual machine
