@@ -164,11 +164,9 @@ func (s *Store) Create(name string, size int64, o Options) (*Incoming, error) {
 	var err error
 	in.file, err = s.root.OpenFile(in.temp, flags, fs.FileMode(in.attrs.Mode|0o600))
 	switch {
-	case errors.Is(err, fs.ErrNotExist) && path.Dir(name) == ".":
-		return nil, &Error{CodeNotFound, fmt.Errorf("%s: its folder was removed, or is one of /proc that takes no files: give another one", name)}
 	case errors.Is(err, fs.ErrNotExist):
-		if _, serr := s.root.Stat(path.Dir(name)); serr == nil { // as in /proc
-			return nil, &Error{CodePermission, fmt.Errorf("%s: the file system there takes no new files: choose another folder", name)}
+		if _, serr := s.root.Stat(path.Dir(name)); serr == nil {
+			return nil, &Error{CodePermission, fmt.Errorf("%s: its folder was removed, or the file system there takes no new files, as /proc: choose another folder", name)}
 		}
 		return nil, &Error{CodeNotFound, fmt.Errorf("%s: no folder %s: make it first", name, path.Dir(name))}
 	case err != nil:
