@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -80,6 +81,59 @@ func TestMessages(t *testing.T) {
 	}
 }
 
+// variable matches what differs from message to message in a heading.
+var variable = regexp.MustCompile(`…( (descriptors|mappings) )?|[0-9]+`)
+
+// symptoms are the headings of the page that are not messages.
+var symptoms = []string{"A value is refused"}
+
+// TestHeadings checks the other direction: each message that is a heading of the page has a
+// clause that some program still prints.
+func TestHeadings(t *testing.T) {
+	page, err := os.ReadFile("../troubleshooting.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	printed := literals(t, "../..")
+	for _, h := range regexp.MustCompile("(?m)^### (.*)$").FindAllStringSubmatch(string(page), -1) {
+		for part := range strings.SplitSeq(h[1], " · ") {
+			parts := clauses(variable.ReplaceAllString(part, ":"))
+			known := func(p string) bool { return strings.Contains(printed, p) }
+			if len(parts) > 0 && !slices.Contains(symptoms, part) && !slices.ContainsFunc(parts, known) {
+				t.Errorf("no program prints any of %q, which docs/troubleshooting.md has as a heading", parts)
+			}
+		}
+	}
+}
+
+// literals returns the string literals of all Go files below root, without tests, a line each.
+func literals(t *testing.T, root string) string {
+	t.Helper()
+	var all strings.Builder
+	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
+			return err
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			return err
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+				if s, err := strconv.Unquote(lit.Value); err == nil {
+					all.WriteString(s + "\n")
+				}
+			}
+			return true
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all.String()
+}
+
 // message returns the text of a call that speaks to a user.
 func message(n ast.Node) (string, bool) {
 	call, ok := n.(*ast.CallExpr)
@@ -138,7 +192,7 @@ var mistakes = []struct{ what, clause, heading string }{
 	{"peer does not listen", "nothing listens on that port", "connection refused"},
 	{"peer does not exist", "no answer to ARP or neighbour discovery", "no answer to ARP"},
 	{"no route", "no route", "no route"},
-	{"MTU mismatch", "do not pass: set the same MTU on both sides and on every switch between", "packets of the MTU do not pass"},
+	{"MTU mismatch", "do not pass: set the same MTU on both sides and on every switch between", "packets of the MTU, … bytes, do not pass"},
 	{"no answer to large packets", "packets of %d bytes get no answer", "bytes get no answer"},
 	{"wrong checksum offload", "their checksums are wrong", "their checksums are wrong"},
 	{"frames on a queue not served", "by a queue of the interface that iwarpd does not serve", "their frames come by a queue"},
