@@ -410,7 +410,7 @@ func (d *Device) call(ctx context.Context, op string, req *ctrlpb.Request, fd in
 		d.mu.Unlock()
 		return answer{}, fmt.Errorf("iwarp: %s: %w", op, err)
 	default:
-		d.fail(ErrDaemonGone)
+		d.conn.Shutdown() // the reader fails once it has read what the daemon said last
 	}
 	a, err := wait(ctx, d, ch)
 	if err != nil {

@@ -270,7 +270,8 @@ static int exchange(struct iwarpd_device *dev, Pb__Request *req, int fd, struct 
 	c->next = dev->calls;
 	dev->calls = c;
 	err = dev->dead ? dev->dead : send_request(dev, req, fd);
-	if (!err)
+	/* If the daemon is gone, its last packet may be queued and say why. */
+	if (!err || err == -EPIPE || err == -ECONNRESET)
 		do {
 			err = device_wait(dev, call_done, c, -1);
 		} while (err == -EINTR); /* the daemon executes the request anyway */

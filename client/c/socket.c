@@ -115,20 +115,34 @@ static int unpack(const void *buf, size_t n, Pb__Message **msg)
 	return failed ? -ENOMEM : -EPROTO;
 }
 
+/* receive receives a packet. It returns what recvmsg does. */
+static ssize_t receive(int sock, struct msghdr *h, size_t controllen, int flags)
+{
+	ssize_t n;
+
+	do {
+		h->msg_controllen = controllen;
+		n = recvmsg(sock, h, MSG_CMSG_CLOEXEC | flags);
+	} while (n < 0 && errno == EINTR);
+	return n;
+}
+
 int socket_recv(int sock, void *buf, struct packet *p, bool wait)
 {
 	_Alignas(struct cmsghdr) char control[CMSG_SPACE(MAX_FDS * sizeof(int))];
 	struct iovec iov = { .iov_base = buf, .iov_len = MAX_PACKET };
-	struct msghdr h = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control) };
+	struct msghdr h = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control };
 	ssize_t n;
 	int err;
 
 	p->msg = NULL;
 	p->lost = false;
 	p->num_fds = 0;
-	do {
-		n = recvmsg(sock, &h, MSG_CMSG_CLOEXEC | (wait ? 0 : MSG_DONTWAIT));
-	} while (n < 0 && errno == EINTR);
+	n = receive(sock, &h, sizeof(control), wait ? 0 : MSG_DONTWAIT);
+	/* The daemon's last packet may be queued even so: the kernel looks for it before it looks
+	 * for the end, and for an error before both. */
+	if (n == 0 || (n < 0 && errno == ECONNRESET))
+		n = receive(sock, &h, sizeof(control), MSG_DONTWAIT);
 	if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
 		return 0;
 	if (n <= 0)

@@ -128,7 +128,13 @@ func (c *Conn) recv(oob []byte, flags int) (n, oobn, rflags int, err error) {
 				}
 			}
 		}
-		return c.waits && c.poll.until(func() bool { return receive(flags | unix.MSG_DONTWAIT) }) || receive(flags)
+		done := c.waits && c.poll.until(func() bool { return receive(flags | unix.MSG_DONTWAIT) }) || receive(flags)
+		if err == unix.ECONNRESET || err == nil && n == 0 {
+			// The other end is gone, but packets that it sent before may be queued: the kernel looks
+			// for a packet before it looks for the end, and for an error before both.
+			return receive(flags | unix.MSG_DONTWAIT)
+		}
+		return done
 	})
 	switch {
 	case cerr != nil:
