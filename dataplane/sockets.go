@@ -23,6 +23,7 @@ type Sockets struct {
 	poll      [2]unix.PollFd
 	conns     map[int]*socket // by descriptor
 	listeners map[int]*listener
+	deaf      []int     // descriptors of listeners that epoll does not report until there is a spare descriptor again
 	ready     []*socket // may have data to read; served round-robin
 	buf       []byte    // read buffer
 	vec       link.Vec
@@ -45,6 +46,8 @@ const (
 	socketTurn, socketLeast = 512 << 10, 4 << 10
 	// socketQueue bounds the composed bytes that the kernel has not accepted.
 	socketQueue = 256 << 10
+	// deafPeriod is the interval of attempts to get a spare descriptor.
+	deafPeriod = 100 * time.Millisecond
 	// acceptBudget is the number of connections accepted per listener and turn.
 	acceptBudget = 16
 	// leastSocketMemory has room for the reserved slots and as many others.
@@ -107,6 +110,9 @@ func (s *Sockets) Stats(st *link.Stats) { *st = s.stats }
 func (s *Sockets) Wait(timeout time.Duration, wakefd int) bool {
 	s.poll[0] = unix.PollFd{Fd: int32(s.ep), Events: unix.POLLIN}
 	s.poll[1] = unix.PollFd{Fd: int32(wakefd), Events: unix.POLLIN}
+	if len(s.deaf) > 0 && (timeout < 0 || timeout > deafPeriod) {
+		timeout = deafPeriod
+	}
 	var ts *unix.Timespec
 	if timeout >= 0 {
 		t := unix.NsecToTimespec(int64(timeout))
@@ -135,6 +141,9 @@ func (s *Sockets) Close() error {
 
 // serve handles epoll events, accepts connections and reads data.
 func (s *Sockets) serve(w *worker) int {
+	if len(s.deaf) > 0 {
+		s.hear()
+	}
 	n := link.Ready(s.ep, s.events[:])
 	for i := range n {
 		ev := &s.events[i]
@@ -265,16 +274,32 @@ func (s *Sockets) accept(w *worker, lfd int, l *listener) {
 }
 
 // refuse accepts and resets a connection for which there is no descriptor, so that the peer is
-// notified and the listener does not stay readable.
+// notified and the listener does not stay readable. Another thread may take the descriptor that it
+// frees for that; then the listener is deaf, or it would keep the worker busy.
 func (s *Sockets) refuse(lfd int) {
-	if s.spare < 0 {
+	if s.spare >= 0 {
+		unix.Close(s.spare)
+		if fd, _, err := unix.Accept4(lfd, unix.SOCK_CLOEXEC); err == nil {
+			reset(fd)
+		}
+		s.spare = spareFD()
+	}
+	if s.spare < 0 && unix.EpollCtl(s.ep, unix.EPOLL_CTL_MOD, lfd, &unix.EpollEvent{Fd: int32(lfd)}) == nil {
+		s.deaf = append(s.deaf, lfd)
+	}
+}
+
+// hear makes epoll report deaf listeners again if there is a spare descriptor.
+func (s *Sockets) hear() {
+	if s.spare = spareFD(); s.spare < 0 {
 		return
 	}
-	unix.Close(s.spare)
-	if fd, _, err := unix.Accept4(lfd, unix.SOCK_CLOEXEC); err == nil {
-		reset(fd)
+	for _, fd := range s.deaf {
+		if s.listeners[fd] != nil {
+			_ = unix.EpollCtl(s.ep, unix.EPOLL_CTL_MOD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)})
+		}
 	}
-	s.spare = spareFD()
+	s.deaf = s.deaf[:0]
 }
 
 // accepted creates a connection of l for the socket fd.

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/tcp"
@@ -117,5 +119,64 @@ func TestFrameOfSocket(t *testing.T) {
 	w.turn()
 	if n := e.workers[0].stats.RxWrongQueue; n != 0 {
 		t.Errorf("%d frames were passed to the worker of the sockets", n)
+	}
+}
+
+// TestNoDescriptors checks that a listener whose connections cannot be accepted, because the process has no descriptors
+// left, does not keep its worker busy, and that it accepts them when there are descriptors again.
+func TestNoDescriptors(t *testing.T) {
+	socks, err := NewSockets(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := New(Config{}, []Queue{{Link: socks, CPU: -1}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := e.workers[0]
+	defer w.closeFDs()
+	defer socks.Close()
+	at := freeEndpoint(t, "127.0.0.1")
+	if err := w.listen(1, &ListenRequest{Local: at, Backlog: 4}); err != nil {
+		t.Fatal(err)
+	}
+	for range 4 {
+		c, err := net.Dial("tcp", at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	restore := func() {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer restore()
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: was.Max}); err != nil { // ppoll takes two
+		t.Fatal(err)
+	}
+	turns := 0
+	for ; w.turn() > 0; turns++ {
+		if turns == 1000 {
+			t.Fatal("the listener keeps the worker busy")
+		}
+	}
+	if w.stats.RxNoConn == 0 {
+		t.Fatal("no connection was refused: the limit has no effect")
+	}
+	restore()
+	for late := time.Now().Add(time.Minute); len(w.streams) == 0; w.turn() {
+		if time.Now().After(late) {
+			t.Fatal("no connection is accepted when there are descriptors again")
+		}
+		socks.Wait(-1, w.cmds.alarm.FD())
+	}
+	if socks.spare < 0 {
+		t.Error("there is no spare descriptor again")
 	}
 }
