@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 
 	"tags.cncf.io/container-device-interface/pkg/cdi"
@@ -39,12 +40,13 @@ func spec(c config, names []string) *specs.Spec {
 	return s
 }
 
-// writeCDI replaces the CDI file of the resource. It removes the file if there are no slots, since
-// CDI does not allow a file without devices.
+// writeCDI makes the CDI file of the resource current. It removes the file if there are no slots,
+// since CDI does not allow a file without devices.
 func writeCDI(c config, names []string) error {
 	file := strings.ReplaceAll(c.Resource, "/", "-") + ".json"
+	path := filepath.Join(c.CDI, file)
 	if len(names) == 0 {
-		if err := os.Remove(filepath.Join(c.CDI, file)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("CDI: %w", err)
 		}
 		return nil
@@ -54,11 +56,15 @@ func writeCDI(c config, names []string) error {
 			c.Libraries = "" // the package iwarpd-verbs is not installed
 		}
 	}
+	want := spec(c, names)
+	if is, err := cdi.ReadSpec(path, 0); err == nil && reflect.DeepEqual(is.Spec, want) {
+		return nil
+	}
 	cache, err := cdi.NewCache(cdi.WithAutoRefresh(false), cdi.WithSpecDirs(c.CDI))
 	if err != nil {
 		return fmt.Errorf("CDI: %w", err)
 	}
-	if err := cache.WriteSpec(spec(c, names), file); err != nil {
+	if err := cache.WriteSpec(want, file); err != nil {
 		return fmt.Errorf("CDI: %w", err)
 	}
 	return nil

@@ -197,13 +197,14 @@ func (p *plugin) look(ctx context.Context) error {
 		devices = append(devices, &v1beta1.Device{ID: name, Health: health})
 	}
 
+	// Somebody may have removed the file, or installed the libraries since.
+	if err := writeCDI(p.config, names); err != nil {
+		return err
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if slices.EqualFunc(devices, p.devices, func(a, b *v1beta1.Device) bool { return a.ID == b.ID && a.Health == b.Health }) && p.devices != nil {
 		return nil
-	}
-	if err := writeCDI(p.config, names); err != nil {
-		return err
 	}
 	p.log.Info("units", "count", len(names), "health", health, "daemon", why)
 	p.devices = devices

@@ -281,6 +281,51 @@ func TestNoSlots(t *testing.T) {
 	}
 }
 
+// TestCDIFileLost checks that a CDI file that is removed or damaged is written again, and that the libraries are added to it
+// when they are installed later.
+func TestCDIFileLost(t *testing.T) {
+	n := newNode(t, "0")
+	n.plugin(t)
+	path := filepath.Join(n.CDI, "iwarpd.io-rdma.json")
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	written := func(step string) {
+		t.Helper()
+		var got []byte
+		for late := time.Now().Add(bound); !bytes.Equal(got, want); time.Sleep(time.Millisecond) {
+			if time.Now().After(late) {
+				t.Fatalf("%s: the file has %q; want %q", step, got, want)
+			}
+			got, _ = os.ReadFile(path)
+		}
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	written("removed")
+	if err := os.WriteFile(path, want[:len(want)/2], 0o644); err != nil {
+		t.Fatal(err)
+	}
+	written("damaged")
+	if err := os.Remove(n.Libraries); err != nil {
+		t.Fatal(err)
+	}
+	for late := time.Now().Add(bound); ; time.Sleep(time.Millisecond) {
+		if got, _ := os.ReadFile(path); len(got) > 0 && !bytes.Contains(got, []byte(inLibraries)) {
+			break
+		}
+		if time.Now().After(late) {
+			t.Fatal("the file still has libraries that are not there")
+		}
+	}
+	if err := os.Mkdir(n.Libraries, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	written("libraries installed")
+}
+
 // TestMistakes checks that a wrong setting and a kubelet that is not there are named in one line, without the words of
 // Go's packages.
 func TestMistakes(t *testing.T) {

@@ -101,9 +101,12 @@ type found struct {
 	vlans         [][]uint16
 }
 
+// linkList is replaced in tests.
+var linkList = (*netlink.Handle).LinkList
+
 // refresh reads the interfaces and addresses again.
 func (r *Resolver) refresh() error {
-	links, err := whole(r.handle.LinkList)
+	links, err := whole(func() ([]netlink.Link, error) { return linkList(r.handle) })
 	if err != nil {
 		return err
 	}

@@ -15,7 +15,8 @@ import (
 // routePause is how long route changes are collected for one call.
 const routePause = time.Second
 
-// resubscribe is the time before a new subscription after events were lost.
+// resubscribe is the time before a new subscription after events were lost, and before a failed
+// read of the interfaces is repeated.
 const resubscribe = 100 * time.Millisecond
 
 // LinkState is the state of an interface.

@@ -2,9 +2,11 @@ package hostnet
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -110,5 +112,39 @@ func TestNeighbourEventLost(t *testing.T) {
 	must(t, err)
 	if got := <-found; got.err != nil || got.mac != [6]byte{2, 5: 7} {
 		t.Errorf("%x, %v", got.mac, got.err)
+	}
+}
+
+// TestRefreshAgain checks that the addresses of an interface become known though reading them failed after the last
+// notification.
+func TestRefreshAgain(t *testing.T) {
+	here, _ := wire(t)
+	must(t, os.WriteFile("/proc/sys/net/ipv6/conf/a0/disable_ipv6", []byte("1"), 0)) // IPv6 would notify of more later
+	var fails atomic.Bool
+	failed := make(chan struct{}, 1000)
+	list := linkList
+	linkList = func(h *netlink.Handle) ([]netlink.Link, error) {
+		if fails.Load() {
+			failed <- struct{}{}
+			return nil, errors.New("for the test")
+		}
+		return list(h)
+	}
+	defer func() { linkList = list }()
+	r, err := New("a0")
+	must(t, err)
+	defer r.Close()
+	link, err := here.LinkByName("a0")
+	must(t, err)
+	fails.Store(true)
+	addr, err := netlink.ParseAddr("10.77.1.1/24")
+	must(t, err)
+	must(t, here.AddrAdd(link, addr))
+	<-failed
+	fails.Store(false)
+	for late := time.Now().Add(20 * time.Second); !slices.Contains(r.Device("a0").Addrs(), netip.MustParseAddr("10.77.1.1")); time.Sleep(time.Millisecond) {
+		if time.Now().After(late) {
+			t.Fatalf("addresses %v", r.Device("a0").Addrs())
+		}
 	}
 }

@@ -81,15 +81,18 @@ func New(names ...string) (*Resolver, error) {
 		}
 		r.devices = append(r.devices, &Device{r: r, name: name, index: link.Attrs().Index})
 	}
-	if err := r.subscribe(); err != nil {
+	s, err := r.subscribe()
+	if err != nil {
 		r.Close()
 		return nil, fmt.Errorf("hostnet: netlink: %w", err)
 	}
 	if err := r.refresh(); err != nil {
+		s.end()
 		r.Close()
 		return nil, fmt.Errorf("hostnet: %w", err)
 	}
-	r.wg.Add(1)
+	r.wg.Add(2)
+	go r.follow(s)
 	go r.notify()
 	return r, nil
 }

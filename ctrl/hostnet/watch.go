@@ -18,7 +18,7 @@ type subscription struct {
 }
 
 // subscribe subscribes to changes of links, addresses, routes and neighbours.
-func (r *Resolver) subscribe() error {
+func (r *Resolver) subscribe() (*subscription, error) {
 	s := &subscription{
 		done: make(chan struct{}), links: make(chan netlink.LinkUpdate, 64), addrs: make(chan netlink.AddrUpdate, 64),
 		routes: make(chan netlink.RouteUpdate, 64), neighs: make(chan netlink.NeighUpdate, 64),
@@ -38,11 +38,9 @@ func (r *Resolver) subscribe() error {
 	}
 	if err != nil {
 		close(s.done)
-		return err
+		return nil, err
 	}
-	r.wg.Add(1)
-	go r.follow(s)
-	return nil
+	return s, nil
 }
 
 // elsewhere returns the namespace in which to open sockets, or nil if it is the current one.
@@ -75,18 +73,26 @@ func drain[T any](ch <-chan T) {
 // it subscribes again.
 func (r *Resolver) follow(s *subscription) {
 	defer r.wg.Done()
-	defer s.end()
+	defer func() { s.end() }()
+	var again <-chan time.Time // the time to repeat a refresh that failed
+	refresh := func() {
+		again = nil
+		if r.refresh() != nil {
+			again = time.After(resubscribe) // until then keep the previous state
+		}
+		r.change()
+	}
 	for {
-		var ok bool
+		ok := true
 		select {
 		case <-r.done:
 			return
+		case <-again:
+			refresh()
 		case _, ok = <-s.links:
-			_ = r.refresh() // on failure keep the previous state
-			r.change()
+			refresh()
 		case _, ok = <-s.addrs:
-			_ = r.refresh()
-			r.change()
+			refresh()
 		case _, ok = <-s.routes:
 			r.change()
 		case n, more := <-s.neighs:
@@ -100,11 +106,11 @@ func (r *Resolver) follow(s *subscription) {
 				return
 			case <-time.After(resubscribe):
 			}
-			if r.subscribe() == nil {
-				_ = r.refresh()
-				r.change()
+			if next, err := r.subscribe(); err == nil {
+				s.end()
+				s, ok = next, true
+				refresh()
 				r.lookAgain()
-				return
 			}
 		}
 	}
