@@ -225,7 +225,7 @@ func (d *daemon) tryPlug(n *nic) error {
 	if err != nil {
 		return err
 	}
-	n.mtu = d.s.linkMTU(ifi)
+	n.mtu = n.s.linkMTU(ifi)
 	queues, err := n.open(ifi)
 	if err != nil {
 		return err
