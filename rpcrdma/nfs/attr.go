@@ -41,9 +41,9 @@ var (
 )
 
 // post returns the attributes of fd after a request, or none if fd < 0.
-func post(fd int) nfsv3.PostOpAttr {
+func (s *Server) post(fd int) nfsv3.PostOpAttr {
 	var st unix.Stat_t
-	if fd < 0 || unix.Fstat(fd, &st) != nil {
+	if fd < 0 || s.tree.stat(fd, &st) != nil {
 		return noAttr
 	}
 	return &nfsv3.PostOpAttr_TRUE{Attributes: fattr(&st)}
@@ -80,7 +80,7 @@ func (s *Server) object(fh nfsv3.NfsFh3, flags int) (o object, err error) {
 		o.fd = -1
 		return o, err
 	}
-	if err = unix.Fstat(o.fd, &o.st); err != nil {
+	if err = s.tree.stat(o.fd, &o.st); err != nil {
 		o.close()
 	}
 	return o, err
@@ -94,15 +94,15 @@ func (o *object) close() {
 }
 
 // refresh reads the attributes again after the object has been locked.
-func (o *object) refresh() error { return unix.Fstat(o.fd, &o.st) }
+func (s *Server) refresh(o *object) error { return s.tree.stat(o.fd, &o.st) }
 
 func (o *object) dir() bool { return o.st.Mode&unix.S_IFMT == unix.S_IFDIR }
 
-func (o *object) wcc() nfsv3.WccData {
+func (s *Server) wcc(o *object) nfsv3.WccData {
 	if o.fd < 0 {
 		return noWcc()
 	}
-	return nfsv3.WccData{Before: pre(&o.st), After: post(o.fd)}
+	return nfsv3.WccData{Before: pre(&o.st), After: s.post(o.fd)}
 }
 
 // syncObject commits the attributes of a file or directory to disk.

@@ -71,9 +71,9 @@ func (s *Server) NfsV3Nfsproc3Lookup(ctx context.Context, a *nfsv3.Lookup3args) 
 		defer unix.Close(fd)
 	}
 	if err != nil {
-		return &nfsv3.Lookup3res_default{Status: status(err), Resfail: nfsv3.Lookup3resfail{DirAttributes: post(d.fd)}}, nil
+		return &nfsv3.Lookup3res_default{Status: status(err), Resfail: nfsv3.Lookup3resfail{DirAttributes: s.post(d.fd)}}, nil
 	}
-	return &nfsv3.Lookup3res_NFS3_OK{Resok: nfsv3.Lookup3resok{Object: nfsv3.NfsFh3{Data: fh}, ObjAttributes: post(fd), DirAttributes: post(d.fd)}}, nil
+	return &nfsv3.Lookup3res_NFS3_OK{Resok: nfsv3.Lookup3resok{Object: nfsv3.NfsFh3{Data: fh}, ObjAttributes: s.post(fd), DirAttributes: s.post(d.fd)}}, nil
 }
 
 // maxDepth bounds the depth of a directory whose parent can be looked up.
@@ -129,7 +129,7 @@ func (s *Server) change(c *cred, dir nfsv3.NfsFh3, name []byte, also *object, f 
 	}
 	unlock := s.lock(l...)
 	for _, o := range l {
-		err = errors.Join(err, o.refresh())
+		err = errors.Join(err, s.refresh(o))
 	}
 	if err == nil {
 		err = nerr
@@ -137,7 +137,7 @@ func (s *Server) change(c *cred, dir nfsv3.NfsFh3, name []byte, also *object, f 
 	if err == nil {
 		err = s.as(c, func() error { return f(&d, n) })
 	}
-	w = d.wcc()
+	w = s.wcc(&d)
 	unlock()
 	if err == nil {
 		err = s.sync(d.fd)
@@ -165,7 +165,7 @@ func (s *Server) finish(c *cred, dir nfsv3.NfsFh3, name []byte, a *nfsv3.Sattr3)
 	}
 	o := object{fd: fd}
 	defer o.close()
-	if err = unix.Fstat(fd, &o.st); err != nil {
+	if err = s.tree.stat(fd, &o.st); err != nil {
 		return m, err
 	}
 	if a != nil {
@@ -176,7 +176,7 @@ func (s *Server) finish(c *cred, dir nfsv3.NfsFh3, name []byte, a *nfsv3.Sattr3)
 			return m, err
 		}
 	}
-	m.obj, m.attr = &nfsv3.PostOpFh3_TRUE{Handle: nfsv3.NfsFh3{Data: fh}}, post(fd)
+	m.obj, m.attr = &nfsv3.PostOpFh3_TRUE{Handle: nfsv3.NfsFh3{Data: fh}}, s.post(fd)
 	return m, nil
 }
 
@@ -325,7 +325,7 @@ func (s *Server) NfsV3Nfsproc3Mknod(ctx context.Context, a *nfsv3.Mknod3args) (n
 // NfsV3Nfsproc3Remove implements REMOVE.
 func (s *Server) NfsV3Nfsproc3Remove(ctx context.Context, a *nfsv3.Remove3args) (nfsv3.Remove3res, error) {
 	w, err := s.change(&exchangeOf(ctx).cred, a.Object.Dir, a.Object.Name, nil, func(d *object, name string) error {
-		return unix.Unlinkat(d.fd, name, 0)
+		return s.tree.unlink(d.fd, a.Object.Dir.Data, name, 0)
 	})
 	if err != nil {
 		return &nfsv3.Remove3res_default{Status: status(err), Resfail: nfsv3.Remove3resfail{DirWcc: w}}, nil
@@ -336,7 +336,7 @@ func (s *Server) NfsV3Nfsproc3Remove(ctx context.Context, a *nfsv3.Remove3args) 
 // NfsV3Nfsproc3Rmdir implements RMDIR.
 func (s *Server) NfsV3Nfsproc3Rmdir(ctx context.Context, a *nfsv3.Rmdir3args) (nfsv3.Rmdir3res, error) {
 	w, err := s.change(&exchangeOf(ctx).cred, a.Object.Dir, a.Object.Name, nil, func(d *object, name string) error {
-		return unix.Unlinkat(d.fd, name, unix.AT_REMOVEDIR)
+		return s.tree.unlink(d.fd, a.Object.Dir.Data, name, unix.AT_REMOVEDIR)
 	})
 	if err != nil {
 		return &nfsv3.Rmdir3res_default{Status: status(err), Resfail: nfsv3.Rmdir3resfail{DirWcc: w}}, nil
@@ -368,8 +368,8 @@ func (s *Server) rename(c *cred, a *nfsv3.Rename3args, as string, from *nfsv3.Wc
 	}
 	defer t.close()
 	*from, err = s.change(c, a.From.Dir, a.From.Name, &t, func(d *object, name string) error {
-		err := s.tree.rename(d.fd, name, t.fd, a.To.Dir.Data, as)
-		to = t.wcc()
+		err := s.tree.rename(d.fd, a.From.Dir.Data, name, t.fd, a.To.Dir.Data, as)
+		to = s.wcc(&t)
 		return err
 	})
 	if err == nil {
@@ -400,9 +400,9 @@ func (s *Server) NfsV3Nfsproc3Link(ctx context.Context, a *nfsv3.Link3args) (nfs
 		})
 	}
 	if err != nil {
-		return &nfsv3.Link3res_default{Status: status(err), Resfail: nfsv3.Link3resfail{FileAttributes: post(o.fd), LinkdirWcc: w}}, nil
+		return &nfsv3.Link3res_default{Status: status(err), Resfail: nfsv3.Link3resfail{FileAttributes: s.post(o.fd), LinkdirWcc: w}}, nil
 	}
-	return &nfsv3.Link3res_NFS3_OK{Resok: nfsv3.Link3resok{FileAttributes: post(o.fd), LinkdirWcc: w}}, nil
+	return &nfsv3.Link3res_NFS3_OK{Resok: nfsv3.Link3resok{FileAttributes: s.post(o.fd), LinkdirWcc: w}}, nil
 }
 
 // entry is a directory entry. cookie is the position of the next one.
@@ -483,9 +483,9 @@ func (s *Server) NfsV3Nfsproc3Readdir(ctx context.Context, a *nfsv3.Readdir3args
 		st = nfsv3.NFS3ERR_TOOSMALL
 	}
 	if st != nfsv3.NFS3_OK {
-		return &nfsv3.Readdir3res_default{Status: st, Resfail: nfsv3.Readdir3resfail{DirAttributes: post(d.fd)}}, nil
+		return &nfsv3.Readdir3res_default{Status: st, Resfail: nfsv3.Readdir3resfail{DirAttributes: s.post(d.fd)}}, nil
 	}
-	ok.DirAttributes = post(d.fd)
+	ok.DirAttributes = s.post(d.fd)
 	return &nfsv3.Readdir3res_NFS3_OK{Resok: ok}, nil
 }
 
@@ -502,9 +502,8 @@ func (s *Server) NfsV3Nfsproc3Readdirplus(ctx context.Context, a *nfsv3.Readdirp
 			names -= 24 + pad4(len(e.name))
 			size := 24 + pad4(len(e.name)) + 8
 			// Return nothing about the parent, which may be outside of the export.
-			var st unix.Stat_t
-			if e.name != ".." && unix.Fstatat(d.fd, e.name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Dev == d.st.Dev {
-				if fh, err := s.tree.entry(d.fd, a.Dir.Data, e.name); err == nil {
+			if e.name != ".." {
+				if fh, st, err := s.tree.entry(&d, a.Dir.Data, e.name); err == nil {
 					n.NameAttributes = &nfsv3.PostOpAttr_TRUE{Attributes: fattr(&st)}
 					n.NameHandle = &nfsv3.PostOpFh3_TRUE{Handle: nfsv3.NfsFh3{Data: fh}}
 					size += 84 + 4 + pad4(len(fh))
@@ -523,8 +522,8 @@ func (s *Server) NfsV3Nfsproc3Readdirplus(ctx context.Context, a *nfsv3.Readdirp
 		st = nfsv3.NFS3ERR_TOOSMALL
 	}
 	if st != nfsv3.NFS3_OK {
-		return &nfsv3.Readdirplus3res_default{Status: st, Resfail: nfsv3.Readdirplus3resfail{DirAttributes: post(d.fd)}}, nil
+		return &nfsv3.Readdirplus3res_default{Status: st, Resfail: nfsv3.Readdirplus3resfail{DirAttributes: s.post(d.fd)}}, nil
 	}
-	ok.DirAttributes = post(d.fd)
+	ok.DirAttributes = s.post(d.fd)
 	return &nfsv3.Readdirplus3res_NFS3_OK{Resok: ok}, nil
 }

@@ -31,7 +31,7 @@ func (s *Server) NfsV3Nfsproc3Setattr(ctx context.Context, a *nfsv3.Setattr3args
 	fail := func(o *object, st nfsv3.Nfsstat3) (nfsv3.Setattr3res, error) {
 		w := noWcc()
 		if o != nil {
-			w = o.wcc()
+			w = s.wcc(o)
 		}
 		return &nfsv3.Setattr3res_default{Status: st, Resfail: nfsv3.Setattr3resfail{ObjWcc: w}}, nil
 	}
@@ -45,14 +45,14 @@ func (s *Server) NfsV3Nfsproc3Setattr(ctx context.Context, a *nfsv3.Setattr3args
 	defer o.close()
 	unlock := sync.OnceFunc(s.lock(&o))
 	defer unlock()
-	if err := o.refresh(); err != nil {
+	if err := s.refresh(&o); err != nil {
 		return fail(nil, status(err))
 	}
 	if g, ok := a.Guard.(*nfsv3.Sattrguard3_TRUE); ok && g.ObjCtime != nfstime(o.st.Ctim) {
 		return fail(&o, nfsv3.NFS3ERR_NOT_SYNC)
 	}
 	err = s.setattr(&exchangeOf(ctx).cred, &o, a.Object, &a.NewAttributes)
-	w := o.wcc()
+	w := s.wcc(&o)
 	unlock()
 	if err == nil {
 		err = s.syncObject(&o, a.Object)
@@ -98,7 +98,7 @@ func (s *Server) NfsV3Nfsproc3Access(ctx context.Context, a *nfsv3.Access3args) 
 			got |= accessExecute
 		}
 	}
-	return &nfsv3.Access3res_NFS3_OK{Resok: nfsv3.Access3resok{ObjAttributes: post(o.fd), Access: got & a.Access}}, nil
+	return &nfsv3.Access3res_NFS3_OK{Resok: nfsv3.Access3resok{ObjAttributes: s.post(o.fd), Access: got & a.Access}}, nil
 }
 
 // NfsV3Nfsproc3Readlink implements READLINK.
@@ -114,10 +114,10 @@ func (s *Server) NfsV3Nfsproc3Readlink(ctx context.Context, a *nfsv3.Readlink3ar
 		if o.st.Mode&unix.S_IFMT != unix.S_IFLNK {
 			err = unix.EINVAL
 		}
-		return &nfsv3.Readlink3res_default{Status: status(err), Resfail: nfsv3.Readlink3resfail{SymlinkAttributes: post(o.fd)}}, nil
+		return &nfsv3.Readlink3res_default{Status: status(err), Resfail: nfsv3.Readlink3resfail{SymlinkAttributes: s.post(o.fd)}}, nil
 	}
 	rpcgen.Item(ctx, b[:n])
-	return &nfsv3.Readlink3res_NFS3_OK{Resok: nfsv3.Readlink3resok{SymlinkAttributes: post(o.fd), Data: b[:n]}}, nil
+	return &nfsv3.Readlink3res_NFS3_OK{Resok: nfsv3.Readlink3resok{SymlinkAttributes: s.post(o.fd), Data: b[:n]}}, nil
 }
 
 // readable reports whether c may read the data of a file, which includes files that c may execute
@@ -141,12 +141,12 @@ func (s *Server) NfsV3Nfsproc3Read(ctx context.Context, a *nfsv3.Read3args) (nfs
 	switch o.st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
 	case unix.S_IFDIR:
-		return fail(unix.EISDIR, post(o.fd))
+		return fail(unix.EISDIR, s.post(o.fd))
 	default:
-		return fail(unix.EINVAL, post(o.fd))
+		return fail(unix.EINVAL, s.post(o.fd))
 	}
 	if !s.readable(&x.cred, &o) {
-		return fail(unix.EACCES, post(o.fd))
+		return fail(unix.EACCES, s.post(o.fd))
 	}
 	var ok nfsv3.Read3resok
 	end := false // set if the file has become shorter in the meantime
@@ -154,7 +154,7 @@ func (s *Server) NfsV3Nfsproc3Read(ctx context.Context, a *nfsv3.Read3args) (nfs
 	if n > 0 {
 		b, err := x.buffer(n)
 		if err != nil {
-			return fail(unix.ENOMEM, post(o.fd))
+			return fail(unix.ENOMEM, s.post(o.fd))
 		}
 		got := 0
 		for got < n && !end {
@@ -163,7 +163,7 @@ func (s *Server) NfsV3Nfsproc3Read(ctx context.Context, a *nfsv3.Read3args) (nfs
 				continue
 			}
 			if err != nil {
-				return fail(err, post(o.fd))
+				return fail(err, s.post(o.fd))
 			}
 			end = k == 0
 			got += k
@@ -171,7 +171,7 @@ func (s *Server) NfsV3Nfsproc3Read(ctx context.Context, a *nfsv3.Read3args) (nfs
 		ok.Data = b[:got]
 		rpcgen.Item(ctx, ok.Data)
 	}
-	ok.FileAttributes = post(o.fd)
+	ok.FileAttributes = s.post(o.fd)
 	ok.Count = uint32(len(ok.Data))
 	ok.Eof = end || int64(min(a.Offset, math.MaxInt64-MaxIO))+int64(ok.Count) >= o.st.Size
 	return &nfsv3.Read3res_NFS3_OK{Resok: ok}, nil
@@ -193,7 +193,7 @@ func (s *Server) NfsV3Nfsproc3Write(ctx context.Context, a *nfsv3.Write3args) (n
 	c := &exchangeOf(ctx).cred
 	unlock := sync.OnceFunc(s.lock(&o))
 	defer unlock()
-	if err := o.refresh(); err != nil {
+	if err := s.refresh(&o); err != nil {
 		return fail(err, noWcc())
 	}
 	switch {
@@ -205,7 +205,7 @@ func (s *Server) NfsV3Nfsproc3Write(ctx context.Context, a *nfsv3.Write3args) (n
 		err = unix.EFBIG
 	}
 	if err != nil {
-		return fail(err, o.wcc())
+		return fail(err, s.wcc(&o))
 	}
 	data := a.Data[:min(len(a.Data), int(a.Count))]
 	done := 0
@@ -220,10 +220,10 @@ func (s *Server) NfsV3Nfsproc3Write(ctx context.Context, a *nfsv3.Write3args) (n
 		return nil
 	})
 	if err != nil && done == 0 {
-		return fail(err, o.wcc())
+		return fail(err, s.wcc(&o))
 	}
 	keepNoSetID(c, o.fd, &o.st)
-	ok := nfsv3.Write3resok{Count: uint32(done), Committed: a.Stable, FileWcc: o.wcc()}
+	ok := nfsv3.Write3resok{Count: uint32(done), Committed: a.Stable, FileWcc: s.wcc(&o)}
 	unlock() // the disk may be slow
 	err = nil
 	switch {
@@ -249,9 +249,9 @@ func (s *Server) NfsV3Nfsproc3Commit(_ context.Context, a *nfsv3.Commit3args) (n
 	defer o.close()
 	verf := s.verifier() // read first, so that data lost in the meantime is not reported as safe
 	if err := s.sync(o.fd); err != nil {
-		return &nfsv3.Commit3res_default{Status: status(err), Resfail: nfsv3.Commit3resfail{FileWcc: o.wcc()}}, nil
+		return &nfsv3.Commit3res_default{Status: status(err), Resfail: nfsv3.Commit3resfail{FileWcc: s.wcc(&o)}}, nil
 	}
-	return &nfsv3.Commit3res_NFS3_OK{Resok: nfsv3.Commit3resok{FileWcc: o.wcc(), Verf: verf}}, nil
+	return &nfsv3.Commit3res_NFS3_OK{Resok: nfsv3.Commit3resok{FileWcc: s.wcc(&o), Verf: verf}}, nil
 }
 
 // NfsV3Nfsproc3Fsstat implements FSSTAT.
@@ -270,7 +270,7 @@ func (s *Server) NfsV3Nfsproc3Fsstat(ctx context.Context, a *nfsv3.Fsstat3args) 
 		b = uint64(f.Bsize)
 	}
 	return &nfsv3.Fsstat3res_NFS3_OK{Resok: nfsv3.Fsstat3resok{
-		ObjAttributes: post(o.fd), Tbytes: f.Blocks * b, Fbytes: f.Bfree * b, Abytes: f.Bavail * b, Tfiles: f.Files, Ffiles: f.Ffree, Afiles: f.Ffree,
+		ObjAttributes: s.post(o.fd), Tbytes: f.Blocks * b, Fbytes: f.Bfree * b, Abytes: f.Bavail * b, Tfiles: f.Files, Ffiles: f.Ffree, Afiles: f.Ffree,
 	}}, nil
 }
 
@@ -285,7 +285,7 @@ func (s *Server) NfsV3Nfsproc3Fsinfo(_ context.Context, a *nfsv3.Fsinfo3args) (n
 	}
 	defer o.close()
 	return &nfsv3.Fsinfo3res_NFS3_OK{Resok: nfsv3.Fsinfo3resok{
-		ObjAttributes: post(o.fd), Rtmax: MaxIO, Rtpref: MaxIO, Rtmult: 4096, Wtmax: MaxIO, Wtpref: MaxIO, Wtmult: 4096, Dtpref: maxDir,
+		ObjAttributes: s.post(o.fd), Rtmax: MaxIO, Rtpref: MaxIO, Rtmult: 4096, Wtmax: MaxIO, Wtpref: MaxIO, Wtmult: 4096, Dtpref: maxDir,
 		Maxfilesize: math.MaxInt64, TimeDelta: nfsv3.Nfstime3{Nseconds: 1}, Properties: fsProperties,
 	}}, nil
 }
@@ -298,6 +298,6 @@ func (s *Server) NfsV3Nfsproc3Pathconf(_ context.Context, a *nfsv3.Pathconf3args
 	}
 	defer o.close()
 	return &nfsv3.Pathconf3res_NFS3_OK{Resok: nfsv3.Pathconf3resok{
-		ObjAttributes: post(o.fd), Linkmax: 32000, NameMax: maxName, NoTrunc: true, ChownRestricted: true, CasePreserving: true,
+		ObjAttributes: s.post(o.fd), Linkmax: 32000, NameMax: maxName, NoTrunc: true, ChownRestricted: true, CasePreserving: true,
 	}}, nil
 }

@@ -14,8 +14,6 @@ import (
 // names remembers where the files are whose handles clients have, for a process that may not open
 // files by handle, which requires CAP_DAC_READ_SEARCH. A file that was moved by others than clients
 // is stale until it is looked up again.
-//
-// An entry takes about 200 bytes.
 type names struct {
 	// moves is held for writing while a client renames or reopen changes a mode, and for reading
 	// while names are learned or followed or a client changes a mode. It is not held twice by one
@@ -24,13 +22,20 @@ type names struct {
 
 	mu    sync.Mutex
 	root  fileKey
-	limit int // of entries; those that were not used for the longest time go
+	size  int // of all entries, by file.size
+	limit int // of size; the files that were not used for the longest time go
 	files map[fileKey]*list.Element
 	used  list.List // of *file; the last used first, folders before what is in them
 }
 
-// maxNames is the limit of names.
-const maxNames = 1 << 20
+const (
+	// maxNames is the limit of the memory for names, in bytes: that of a million files.
+	maxNames = 256 << 20
+	// maxPlaces is the number of links of a file that are remembered.
+	maxPlaces = 16
+	// fileSize and placeSize are the bytes that a file and one of its places take without the name.
+	fileSize, placeSize = 160, 48
+)
 
 // fileKey identifies a file: the MAC of its handle.
 type fileKey [macSize]byte
@@ -46,9 +51,18 @@ type place struct {
 // file is an entry of names.
 type file struct {
 	key fileKey
-	// at has the places where the file was seen last, the newest first. A file with several links
-	// has two of them, so that a client may remove either.
-	at [2]place
+	// at has the places where the file was seen, the last one first. A file with several links has
+	// several, so that a client may remove any.
+	at []place
+}
+
+// size returns the bytes that f takes.
+func (f *file) size() int {
+	n := fileSize
+	for _, p := range f.at {
+		n += placeSize + len(p.name)
+	}
+	return n
 }
 
 func newNames(root []byte, limit int) *names {
@@ -71,14 +85,42 @@ func (n *names) add(k fileKey, p place) {
 	if e == nil {
 		e = n.used.PushFront(&file{key: k})
 		n.files[k] = e
+		n.size += fileSize
 	}
-	if f := e.Value.(*file); f.at[0] != p {
-		f.at = [...]place{p, f.at[0]}
+	if f := e.Value.(*file); len(f.at) == 0 || f.at[0] != p {
+		n.size -= f.size()
+		f.at = slices.DeleteFunc(f.at, func(q place) bool { return q == p })
+		f.at = slices.Insert(f.at[:min(len(f.at), maxPlaces-1)], 0, p)
+		n.size += f.size()
 	}
 	n.use(k)
-	for len(n.files) > n.limit {
-		delete(n.files, n.used.Remove(n.used.Back()).(*file).key)
+	for n.size > n.limit {
+		n.drop(n.used.Back())
 	}
+}
+
+// remove records that a file is no longer at p.
+func (n *names) remove(k fileKey, p place) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	e := n.files[k]
+	if e == nil {
+		return
+	}
+	f := e.Value.(*file)
+	n.size -= f.size()
+	f.at = slices.DeleteFunc(f.at, func(q place) bool { return q == p })
+	n.size += f.size()
+	if len(f.at) == 0 {
+		n.drop(e)
+	}
+}
+
+// drop forgets a file.
+func (n *names) drop(e *list.Element) {
+	f := n.used.Remove(e).(*file)
+	delete(n.files, f.key)
+	n.size -= f.size()
 }
 
 // use moves a file and then the directories above it to the front of the list.
@@ -93,30 +135,45 @@ func (n *names) use(k fileKey) {
 	}
 }
 
-// path returns place i of a file and the names from the root to it. ok is false if it is not known.
-func (n *names) path(k fileKey, i int) (at place, path []string, ok bool) {
+// known is a place of a file, with the names from the root to it.
+type known struct {
+	at   place
+	path []string
+}
+
+// paths returns the places of a file to which the path is known.
+func (n *names) paths(k fileKey) (all []known) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if k == n.root {
+		return []known{{}}
+	}
 	n.use(k)
-	for range maxDepth {
-		if k == n.root {
-			slices.Reverse(path)
-			return at, path, true
+	if e := n.files[k]; e != nil {
+		for _, p := range e.Value.(*file).at {
+			if path := n.path(p); path != nil {
+				all = append(all, known{p, path})
+			}
 		}
-		e := n.files[k]
+	}
+	return all
+}
+
+// path returns the names from the root to p, or nil if they are not known.
+func (n *names) path(p place) (path []string) {
+	for range maxDepth {
+		path = append(path, p.name)
+		if p.dir == n.root {
+			slices.Reverse(path)
+			return path
+		}
+		e := n.files[p.dir]
 		if e == nil {
 			break
 		}
-		p := e.Value.(*file).at[i]
-		if p.name == "" {
-			break
-		}
-		if path == nil {
-			at = p
-		}
-		path, k, i = append(path, p.name), p.dir, 0
+		p = e.Value.(*file).at[0]
 	}
-	return at, nil, false
+	return nil
 }
 
 // openByName opens the file with the handle fh, whose MAC was checked, where it was seen last. It
@@ -140,7 +197,7 @@ func (t *tree) reopen(fd, flags int) (int, error) {
 	t.names.moves.Lock()
 	defer t.names.moves.Unlock()
 	var st unix.Stat_t
-	if unix.Fstat(fd, &st) != nil || int(st.Uid) != os.Geteuid() || st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0 { // chmod may clear these
+	if unix.Fstat(fd, &st) != nil || int(st.Uid) != os.Geteuid() || st.Mode&unix.S_ISGID != 0 && !inGroup(st.Gid) { // chmod would clear it
 		return -1, err
 	}
 	if unix.Fchmodat(unix.AT_FDCWD, proc(fd), st.Mode&0o7777|0o600, 0) != nil {
@@ -154,22 +211,24 @@ func (t *tree) reopen(fd, flags int) (int, error) {
 	return f, err
 }
 
+// inGroup reports whether the process is in the group gid.
+func inGroup(gid uint32) bool {
+	groups, err := os.Getgroups()
+	return int(gid) == os.Getegid() || err == nil && slices.Contains(groups, int(gid))
+}
+
 // search opens a file for its attributes.
 func (t *tree) search(fh []byte) (fd int, err error) {
 	defer t.still()()
 	failed := error(unix.ESTALE)
-	for i := range len(file{}.at) {
-		seen, path, ok := t.names.path(keyOf(fh), i)
-		if !ok {
-			continue
-		}
-		fd, err := t.walk(path)
+	for i, seen := range t.names.paths(keyOf(fh)) {
+		fd, err := t.walk(seen.path)
 		switch err {
 		case nil:
 			// Another file may be there now.
 			if found, err := t.handle(fd, ""); err == nil && bytes.Equal(found, fh) {
 				if i > 0 {
-					t.names.add(keyOf(fh), seen)
+					t.names.add(keyOf(fh), seen.at)
 				}
 				return fd, nil
 			}
@@ -202,6 +261,12 @@ func (t *tree) walk(path []string) (fd int, err error) {
 	}
 }
 
+// stat reads the attributes of fd, without the mode that reopen sets for a moment.
+func (t *tree) stat(fd int, st *unix.Stat_t) error {
+	defer t.still()()
+	return unix.Fstat(fd, st)
+}
+
 // still prevents renames by clients, and changes by reopen, until unlock is called.
 func (t *tree) still() (unlock func()) {
 	if t.names == nil {
@@ -218,14 +283,20 @@ func (t *tree) learn(fh, dir []byte, name string) {
 	}
 }
 
-// entry returns the handle of the entry name of the directory dir, which has the handle dh.
-func (t *tree) entry(dir int, dh []byte, name string) ([]byte, error) {
+// entry returns the handle and the attributes of the entry name of the directory d, which has the
+// handle dh. It returns EXDEV if another file system is mounted there.
+func (t *tree) entry(d *object, dh []byte, name string) (fh []byte, st unix.Stat_t, err error) {
 	defer t.still()()
-	fh, err := t.handle(dir, name)
-	if err == nil {
+	if err = unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return nil, st, err
+	}
+	if st.Dev != d.st.Dev {
+		return nil, st, unix.EXDEV
+	}
+	if fh, err = t.handle(d.fd, name); err == nil {
 		t.learn(fh, dh, name)
 	}
-	return fh, err
+	return fh, st, err
 }
 
 // learnPath records the places of the directories of the path p, which is relative to the root.
@@ -251,19 +322,43 @@ func (t *tree) learnPath(p string) error {
 	return nil
 }
 
-// rename renames an entry of the directory from to the entry name of the directory to, which has
-// the handle dir.
-func (t *tree) rename(from int, old string, to int, dir []byte, name string) error {
+// rename renames the entry old of the directory from to the entry name of the directory to. They
+// have the handles fromHandle and toHandle.
+func (t *tree) rename(from int, fromHandle []byte, old string, to int, toHandle []byte, name string) error {
 	if t.names == nil {
 		return unix.Renameat(from, old, to, name)
 	}
 	t.names.moves.Lock()
 	defer t.names.moves.Unlock()
+	replaced, rerr := t.handle(to, name)
 	err := unix.Renameat(from, old, to, name)
-	if err == nil {
-		if fh, err := t.handle(to, name); err == nil {
-			t.names.learn(fh, dir, name)
-		}
+	if err != nil {
+		return err
+	}
+	fh, err := t.handle(to, name)
+	if err != nil {
+		return nil
+	}
+	if rerr != nil || !bytes.Equal(fh, replaced) { // otherwise both were links of one file, and remain
+		t.names.remove(keyOf(fh), place{keyOf(fromHandle), old})
+	}
+	if rerr == nil {
+		t.names.remove(keyOf(replaced), place{keyOf(toHandle), name})
+	}
+	t.names.learn(fh, toHandle, name)
+	return nil
+}
+
+// unlink removes the entry name of the directory dir, which has the handle dh.
+func (t *tree) unlink(dir int, dh []byte, name string, flags int) error {
+	if t.names == nil {
+		return unix.Unlinkat(dir, name, flags)
+	}
+	defer t.still()()
+	fh, herr := t.handle(dir, name)
+	err := unix.Unlinkat(dir, name, flags)
+	if err == nil && herr == nil {
+		t.names.remove(keyOf(fh), place{keyOf(dh), name})
 	}
 	return err
 }

@@ -2,16 +2,22 @@ package nfs
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
 )
 
 // newNamedTree returns a tree that follows names.
@@ -139,17 +145,29 @@ func TestNamesForged(t *testing.T) {
 	tr.wantStale(t, "a handle of another tree", other.lookup(t, "f"))
 }
 
+// checkSize checks the count of the memory of the names.
+func (t *tree) checkSize(tb testing.TB) {
+	tb.Helper()
+	n, size := t.names, 0
+	for e := n.used.Front(); e != nil; e = e.Next() {
+		size += e.Value.(*file).size()
+	}
+	if size != n.size || n.size > n.limit || len(n.files) != n.used.Len() {
+		tb.Errorf("%d bytes of %d files are counted as %d, with a limit of %d; %d files are in the list", size, len(n.files), n.size, n.limit, n.used.Len())
+	}
+}
+
 // TestNamesEvicted checks that what was not used for the longest time is forgotten, and no directory before what is in it.
 func TestNamesEvicted(t *testing.T) {
-	const limit = 20
-	tr := newNamedTree(t, limit)
+	const files = 20
+	tr := newNamedTree(t, files*(fileSize+placeSize+10))
 	if err := os.MkdirAll(filepath.Join(tr.path, "a/b"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	tr.write(t, "a/b/kept")
 	kept := tr.lookup(t, "a/b/kept")
 	var l [][]byte
-	for i := range 2 * limit {
+	for i := range 3 * files {
 		n := fmt.Sprint("a/", i)
 		tr.write(t, n)
 		l = append(l, tr.lookup(t, n))
@@ -157,23 +175,209 @@ func TestNamesEvicted(t *testing.T) {
 			t.Fatalf("after %d others: %v", i, err)
 		}
 	}
-	const left = limit - 3 // a, b and kept
+	first := slices.IndexFunc(l, func(fh []byte) bool { return len(tr.names.paths(keyOf(fh))) > 0 })
+	if first < 0 || len(l)-first < files-3 { // a, b and kept
+		t.Fatalf("%d of %d are known", len(l)-first, len(l))
+	}
 	for i, fh := range l {
-		if i < len(l)-left {
+		if i < first {
 			tr.wantStale(t, fmt.Sprint(i), fh)
 		} else if s, err := tr.content(fh); s != fmt.Sprint("a/", i) || err != nil {
 			t.Errorf("%d: %q, %v", i, s, err)
 		}
 	}
-	if n := len(tr.names.files); n != limit || tr.names.used.Len() != n {
-		t.Errorf("%d, %d entries", n, tr.names.used.Len())
-	}
+	tr.checkSize(t)
 	if fh := tr.lookup(t, "a/0"); !bytes.Equal(fh, l[0]) {
 		t.Error("found again, another handle")
 	}
 	if _, err := tr.content(l[0]); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestNamesMemory checks that the limit is that of the memory, however long the names are and however many links a file has.
+func TestNamesMemory(t *testing.T) {
+	const limit = 4 << 20
+	used := func() int {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return int(m.HeapAlloc)
+	}
+	for _, tt := range []struct{ length, links int }{{8, 1}, {60, 1}, {255, 1}, {255, 1000}} {
+		before := used()
+		var root [macSize]byte
+		tr := &tree{names: newNames(root[:], limit)}
+		var fh [macSize]byte
+		for i := range 50_000 {
+			binary.BigEndian.PutUint32(fh[:], 1+uint32(i/tt.links))
+			tr.names.learn(fh[:], root[:], fmt.Sprintf("%0*d", tt.length, i))
+		}
+		if n := used() - before; n > limit {
+			t.Errorf("%+v: %d files take %d bytes; the limit is %d", tt, len(tr.names.files), n, limit)
+		} else if n < limit/2 && tr.names.size > limit*9/10 {
+			t.Errorf("%+v: %d files take %d bytes, counted as %d", tt, len(tr.names.files), n, tr.names.size)
+		}
+		tr.checkSize(t)
+	}
+}
+
+// TestNamesLinks checks that a file with many links can be opened as long as any that was seen is there, though others come
+// and go.
+func TestNamesLinks(t *testing.T) {
+	tr := newNamedTree(t, maxNames)
+	tr.write(t, "f")
+	fh := tr.lookup(t, "f")
+	link := func(name string) {
+		t.Helper()
+		if err := os.Link(filepath.Join(tr.path, "f"), filepath.Join(tr.path, name)); err != nil {
+			t.Fatal(err)
+		}
+		tr.lookup(t, name)
+	}
+	for i := range 2 * maxPlaces {
+		name := fmt.Sprint("lock", i)
+		link(name)
+		var err error
+		if i%2 == 0 {
+			err = tr.unlink(tr.root, tr.fh, name, 0)
+		} else if err = tr.rename(tr.root, tr.fh, name, tr.root, tr.fh, "same"); err == nil {
+			err = tr.unlink(tr.root, tr.fh, "same", 0)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range maxPlaces - 1 {
+		link(fmt.Sprint(i))
+	}
+	for i := range maxPlaces - 1 { // by others than clients
+		if err := os.Remove(filepath.Join(tr.path, fmt.Sprint(maxPlaces-2-i))); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := tr.content(fh); s != "f" || err != nil {
+			t.Fatalf("with %d links: %q, %v", maxPlaces-1-i, s, err)
+		}
+	}
+	if err := tr.unlink(tr.root, tr.fh, "f", 0); err != nil {
+		t.Fatal(err)
+	}
+	tr.wantStale(t, "without links", fh)
+	tr.checkSize(t)
+}
+
+// plain runs f in a thread without the rights that root has over files.
+func plain(t *testing.T, f func()) {
+	t.Helper()
+	testenv.RequireRoot(t)
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var caps [2]unix.CapUserData
+		err := unix.Capget(&hdr, &caps[0])
+		if err == nil {
+			for _, c := range []int{unix.CAP_DAC_OVERRIDE, unix.CAP_DAC_READ_SEARCH, unix.CAP_FSETID} {
+				caps[0].Effective &^= 1 << c
+			}
+			err = unix.Capset(&hdr, &caps[0])
+		}
+		if err == nil {
+			f()
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestReopenSetID checks that an owner may write read-only files that have the set-user-ID or set-group-ID bits, if these can
+// be kept.
+func TestReopenSetID(t *testing.T) {
+	tr := newNamedTree(t, maxNames)
+	tr.write(t, "f")
+	fh, name := tr.lookup(t, "f"), filepath.Join(tr.path, "f")
+	for _, tt := range []struct {
+		mode uint32
+		gid  int
+		want error
+	}{{0o400, 0, nil}, {0o4555, 0, nil}, {0o2555, 0, nil}, {0o6000, 0, nil}, {0o4400, 12345, nil}, {0o2550, 12345, unix.EACCES}} {
+		if err := errors.Join(os.Chown(name, 0, tt.gid), unix.Chmod(name, tt.mode)); err != nil {
+			t.Fatal(err)
+		}
+		var fd int
+		var err error
+		plain(t, func() { fd, err = tr.open(fh, unix.O_WRONLY) })
+		if err == nil {
+			unix.Close(fd)
+		}
+		var st unix.Stat_t
+		if serr := unix.Stat(name, &st); err != tt.want || serr != nil || st.Mode&0o7777 != tt.mode {
+			t.Errorf("%+v: %v; %v, then mode %o", tt, err, serr, st.Mode&0o7777)
+		}
+	}
+}
+
+// TestReopenUnseen checks that no client sees the mode that reopen sets for a moment.
+func TestReopenUnseen(t *testing.T) {
+	tr := newNamedTree(t, maxNames)
+	tr.write(t, "f")
+	if err := os.Chmod(filepath.Join(tr.path, "f"), 0o400); err != nil {
+		t.Fatal(err)
+	}
+	fh, dir := tr.lookup(t, "f"), object{fd: tr.root}
+	if err := tr.stat(tr.root, &dir.st); err != nil {
+		t.Fatal(err)
+	}
+	s := &Server{tree: tr}
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	check := func(what string, read func() (uint32, error)) {
+		wg.Go(func() {
+			for {
+				if mode, err := read(); err != nil || mode&0o777 != 0o400 {
+					t.Errorf("%s: mode %o, %v", what, mode, err)
+					return
+				}
+				select {
+				case <-done:
+					return
+				default:
+				}
+			}
+		})
+	}
+	check("attributes", func() (uint32, error) {
+		o, err := s.object(nfsv3.NfsFh3{Data: fh}, unix.O_PATH)
+		defer o.close()
+		return o.st.Mode, err
+	})
+	check("attributes after a request", func() (uint32, error) {
+		o, err := s.object(nfsv3.NfsFh3{Data: fh}, unix.O_PATH)
+		defer o.close()
+		a, ok := s.post(o.fd).(*nfsv3.PostOpAttr_TRUE)
+		if !ok {
+			return 0, err
+		}
+		return a.Attributes.Mode, err
+	})
+	check("entry", func() (uint32, error) {
+		_, st, err := tr.entry(&dir, tr.fh, "f")
+		return st.Mode, err
+	})
+	plain(t, func() {
+		for range 10000 {
+			fd, err := tr.open(fh, unix.O_WRONLY)
+			if err != nil {
+				t.Error(err)
+				break
+			}
+			unix.Close(fd)
+		}
+	})
+	close(done)
+	wg.Wait()
 }
 
 // TestNamesDeep checks a path that is longer than the kernel takes.
@@ -199,8 +403,8 @@ func TestNamesDeep(t *testing.T) {
 		t.Fatal(err)
 	}
 	unix.Close(fd)
-	if _, _, ok := tr.names.path(keyOf(fh), 1); ok {
-		t.Error("a second place")
+	if n := len(tr.names.paths(keyOf(fh))); n != 1 {
+		t.Errorf("%d places", n)
 	}
 	// A loop of places, which renames on the host can cause, ends.
 	a := tr.lookup(t, name)
@@ -236,7 +440,7 @@ func TestNamesMove(t *testing.T) {
 	}
 	names := [2]string{"a", "moved"}
 	for i := range 500 {
-		if err := tr.rename(tr.root, names[i%2], tr.root, tr.fh, names[(i+1)%2]); err != nil {
+		if err := tr.rename(tr.root, tr.fh, names[i%2], tr.root, tr.fh, names[(i+1)%2]); err != nil {
 			t.Error(err)
 			break
 		}
