@@ -109,7 +109,8 @@ func listenAddr(c *session, r *ctrlpb.Listen) (netip.AddrPort, *device, error) {
 	if err != nil {
 		return netip.AddrPort{}, nil, err
 	}
-	switch pol := c.policy(); {
+	pol := c.policy()
+	switch {
 	case port != 0:
 		if err := c.mayBind(port); err != nil {
 			return netip.AddrPort{}, nil, err
@@ -117,7 +118,7 @@ func listenAddr(c *session, r *ctrlpb.Listen) (netip.AddrPort, *device, error) {
 	case len(pol.listen) > 0: // port 0 could yield a port outside of the ranges
 		return netip.AddrPort{}, nil, errorf(permission, "ctrl: %s may listen only on the ports of its rule in the configuration: name one of them", user(c.cred.Uid))
 	}
-	if len(c.policy().addrs) > 0 && !c.policy().mayUse(addr) {
+	if !pol.mayUse(addr) {
 		return netip.AddrPort{}, nil, errorf(permission, "ctrl: %s may not listen on %v (rule in the configuration)", user(c.cred.Uid), addr)
 	}
 	return netip.AddrPortFrom(addr, port), on, nil

@@ -135,7 +135,7 @@ func TestStartupFiles(t *testing.T) {
 		defer h.mu.Unlock()
 		n := uint64(0)
 		for _, cn := range h.conns {
-			if cn.loose {
+			if cn.socketCounted {
 				n++
 			}
 		}

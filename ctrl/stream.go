@@ -140,12 +140,12 @@ func (c *conn) unhold() {
 
 // show sends the client the next chunk, if it has consumed the last one.
 func (c *conn) show() {
-	if c.shown > 0 || c.endTold || len(c.in) == 0 && !c.ended {
+	if c.shown > 0 || c.endShown || len(c.in) == 0 && !c.ended {
 		return
 	}
 	c.shown = min(len(c.in), maxChunk)
-	c.endTold = c.ended && c.shown == len(c.in)
-	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_StreamData{StreamData: &ctrlpb.StreamData{Conn: c.handle, Data: c.in[:c.shown], End: c.endTold}}})
+	c.endShown = c.ended && c.shown == len(c.in)
+	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_StreamData{StreamData: &ctrlpb.StreamData{Conn: c.handle, Data: c.in[:c.shown], End: c.endShown}}})
 }
 
 // onStream calls f for a connection in streaming mode, with mu held.

@@ -1,0 +1,251 @@
+package ctrl
+
+import (
+	"errors"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/sctp"
+	ddp "github.com/iwarpd/iwarpd/sctp/session"
+	"github.com/iwarpd/iwarpd/tcp"
+)
+
+// peerClosed handles the end of the peer's data. Outside of full operation it ends the connection; in full operation we close the LLP too
+// (RFC 5040 section 6.1), after the data that the engine still sends.
+func (s *Server) peerClosed(c *conn) {
+	switch c.state {
+	case connStreaming:
+		c.ended = true
+		c.show()
+	case connStartup:
+		c.st.HandleClosed(s.now())
+		s.pump(c)
+	case connWaiting:
+		s.engine.Disconnect(c.id, true)
+		s.failConn(c, errorf(refused, "mpa: the peer %v left before it was answered", c.remote))
+	case connSwitching, connUp:
+		if c.state == connUp {
+			c.peerClosedFirst = c.limit == 0 // no Terminate: the engine had not started to close
+			c.state = connClosing
+		}
+		c.limit = s.now().Add(closeTimeout)
+		s.engine.Disconnect(c.id, false)
+		s.arm(c)
+	}
+}
+
+// closeTimeout is the time that a graceful close may take before the connection is reset.
+const closeTimeout = 10 * time.Second
+
+// terminated reports a Terminate, sent or received, to the client.
+func (s *Server) terminated(c *conn, ev dataplane.Event) {
+	if c.qp == nil || c.state < connSwitching || c.failure != nil {
+		return
+	}
+	t := &ctrlpb.Terminated{Qp: c.qp.num, Remote: ev.Kind == dataplane.EventTerminated, Headers: ev.Data}
+	if e := termOf(ev.Err); e != nil {
+		t.Layer, t.Type, t.Code = uint32(e.Layer), uint32(e.Type), uint32(e.Code)
+	}
+	if ev.Err != nil {
+		t.Text = clip(ev.Err.Error(), maxText)
+	}
+	c.sess.log.Info("stream terminated", zap.Uint32("qp", c.qp.num), zap.Stringer("peer", c.remote), zap.Bool("by-peer", t.Remote), zap.Error(ev.Err))
+	if c.state == connSwitching { // the client must learn of the connection first
+		s.established(c)
+	}
+	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_Terminated{Terminated: t}})
+	c.qp.async(ctrlpb.AsyncKind_ASYNC_QP_FATAL, errorf(protocol, "%w (peer %v)", ev.Err, c.remote))
+	c.limit = s.now().Add(closeTimeout)
+	s.arm(c)
+}
+
+// closedEvent handles the last event of a connection.
+func (s *Server) closedEvent(c *conn, err error) {
+	if why, ok := errors.AsType[*Error](err); ok { // of Unplug
+		if c.state != connUp && c.state != connClosing {
+			s.failConn(c, why)
+			return
+		}
+		c.reason = why
+	}
+	switch c.state {
+	case connDialing:
+		if s.reshare(c, err) {
+			return
+		}
+		s.failConn(c, errorf(closeCode(err), "%w (peer %v)", orClosed(err), c.remote))
+	case connStreaming:
+		s.failConn(c, errorf(refused, "%w (peer %v)", orClosed(err), c.remote))
+	case connStartup:
+		c.st.HandleClosed(s.now())
+		s.pump(c)
+	case connWaiting:
+		if err == nil {
+			err = errors.New("the peer left before it was answered")
+		}
+		s.failConn(c, errorf(closeCode(err), "%w (peer %v)", err, c.remote))
+	case connSwitching:
+		if c.failure != nil {
+			s.failConn(c, c.failure)
+			return
+		}
+		s.failConn(c, errorf(refused, "%w (peer %v)", orClosed(err), c.remote))
+	case connUp, connClosing:
+		c.orderly = err == nil && c.sctp == nil && !c.peerClosedFirst
+		if errors.Is(err, dataplane.ErrCQOverrun) {
+			c.qp.async(ctrlpb.AsyncKind_ASYNC_CQ_OVERRUN, errorf(quota, "%w: its depth must be at least the number of work requests that its queue pairs can have outstanding", err))
+		}
+		d := &ctrlpb.Disconnected{Conn: c.handle, Qp: c.qp.num}
+		switch {
+		case c.reason != nil:
+			d.Error = toPB(c.reason)
+		case err != nil:
+			d.Error = toPB(errorf(closeCode(err), "%w (peer %v)", err, c.remote))
+		}
+		c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_Disconnected{Disconnected: d}})
+		s.forget(c)
+	}
+}
+
+// closeCode returns the code of a connection that the engine ended with err.
+func closeCode(err error) ctrlpb.Code {
+	if _, ok := errors.AsType[*ddp.Error](err); ok {
+		return protocol
+	}
+	if errors.Is(err, dataplane.ErrTimeout) || errors.Is(err, tcp.ErrTimeout) || errors.Is(err, sctp.ErrTimeout) {
+		return timedOut
+	}
+	return refused
+}
+
+func orClosed(err error) error {
+	if err == nil {
+		return errClosedEarly
+	}
+	return err
+}
+
+var errClosedEarly = errors.New("closed during set-up")
+
+func termOf(err error) *term.Error {
+	e, _ := errors.AsType[*term.Error](err)
+	return e
+}
+
+// failConn ends a setup with err, and notifies the client if it knows the connection. The caller has already ended it in the engine. Called
+// with mu held.
+func (s *Server) failConn(c *conn, err error) {
+	switch {
+	case c.listener == nil, c.qp != nil:
+		c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_ConnectFailed{ConnectFailed: &ctrlpb.ConnectFailed{
+			Conn: c.handle, Qp: c.qp.num, Error: toPB(err),
+		}}})
+	case c.handle != 0:
+		c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_ConnectGone{ConnectGone: &ctrlpb.ConnectGone{Conn: c.handle, Error: toPB(err)}}})
+	default:
+		c.listener.dropped++
+	}
+	c.sess.log.Debug("connection not made", zap.Stringer("peer", c.remote), zap.Error(err))
+	s.forget(c)
+}
+
+// forget removes c from every table. Called with mu held.
+func (s *Server) forget(c *conn) {
+	if c.state == connGone {
+		return
+	}
+	delete(s.conns, c.id)
+	delete(s.pending, c)
+	if c.listener != nil {
+		c.listener.starting.remove(c)
+	}
+	c.answered()
+	c.uncountSocket()
+	c.unhold()
+	if c.orderly && c.state < connUp { // otherwise the engine has nothing left of it
+		s.linger(c)
+	}
+	c.uncharge()
+	c.unshare()
+	if c.handle != 0 {
+		delete(c.sess.conns, c.handle)
+	}
+	if c.qp != nil && c.qp.conn == c {
+		c.qp.conn = nil
+		if c.state == connUp || c.state == connClosing {
+			c.qp.over = c.id
+		}
+	}
+	s.leavePort(c)
+	c.claim, c.state = nil, connGone
+	s.checkDrained()
+}
+
+// abandon ends a connection without notifying the client. Called with mu held.
+func (s *Server) abandon(c *conn) {
+	if c.state == connGone {
+		return
+	}
+	if c.id != 0 {
+		s.engine.Disconnect(c.id, true)
+	}
+	s.forget(c)
+}
+
+func (c *session) disconnect(r *ctrlpb.Disconnect) error {
+	s := c.srv
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q, err := c.qpOf(r.Qp)
+	if err != nil {
+		return err
+	}
+	if q.conn == nil && q.over != 0 {
+		// Work requests posted while the connection ended are flushed by a worker.
+		s.engine.Attach(q.over, dataplane.Attachment{QP: q.binding})
+		return nil
+	}
+	return s.disconnectQP(q, r.Abort, "by the application")
+}
+
+// disconnectQP ends the connection of q. Called with mu held.
+func (s *Server) disconnectQP(q *qp, abort bool, who string) error {
+	c := q.conn
+	if c == nil {
+		return errorf(badState, "ctrl: queue pair %d has no connection", q.num)
+	}
+	switch c.state {
+	case connUp, connClosing:
+		s.closeConn(c, abort)
+	default:
+		s.end(c, errorf(canceled, "ctrl: connect to %v canceled %s", c.remote, who))
+	}
+	return nil
+}
+
+// closeConn makes the engine close an established connection.
+func (s *Server) closeConn(c *conn, abort bool) {
+	c.state = connClosing
+	s.engine.Disconnect(c.id, abort)
+	c.limit = s.now().Add(closeTimeout)
+	s.arm(c)
+}
+
+// end resets a connection in any state and reports why to its client. Called with mu held.
+func (s *Server) end(c *conn, why error) {
+	switch c.state {
+	case connGone:
+	case connUp, connClosing:
+		c.reason = why
+		s.closeConn(c, true)
+	default:
+		if c.id != 0 {
+			s.engine.Disconnect(c.id, true)
+		}
+		s.failConn(c, why)
+	}
+}
