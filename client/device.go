@@ -446,12 +446,7 @@ func (d *Device) call(ctx context.Context, op string, req *ctrlpb.Request, fd in
 // local reports whether a request was not sent because of an error on this side: an invalid
 // descriptor, or too many in flight.
 func local(err error) bool {
-	for _, e := range []error{unix.EBADF, unix.ETOOMANYREFS, unix.ENOBUFS, unix.ENOMEM} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([]error{unix.EBADF, unix.ETOOMANYREFS, unix.ENOBUFS, unix.ENOMEM}, func(e error) bool { return errors.Is(err, e) })
 }
 
 // giveBack destroys the objects of a reply that cannot be used. It does not wait.

@@ -233,10 +233,7 @@ func next[T any](ctx context.Context, l *Listener, queue *[]*T) (*T, error) {
 // Connections are set up concurrently, so a slow or failing peer does not delay
 // others. Use either Accept or Request on a Listener, not both.
 func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
-	l.acceptOnce.Do(func() {
-		l.wg.Add(1)
-		go l.acceptLoop()
-	})
+	l.acceptOnce.Do(func() { l.wg.Go(l.acceptLoop) })
 	select {
 	case r := <-l.accepted:
 		return r.conn, r.err
@@ -252,7 +249,6 @@ func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 // acceptLoop accepts every request in a goroutine of its own. While as many connections as the
 // backlog wait for Accept, it leaves further requests to wait, whose number the daemon limits.
 func (l *Listener) acceptLoop() {
-	defer l.wg.Done()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go func() {

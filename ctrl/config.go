@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane"
@@ -263,19 +264,7 @@ func (r *Rule) matches(uid uint32, gids []uint32) bool {
 	if len(r.UIDs) == 0 && len(r.GIDs) == 0 {
 		return true
 	}
-	for _, u := range r.UIDs {
-		if u == uid {
-			return true
-		}
-	}
-	for _, g := range r.GIDs {
-		for _, have := range gids {
-			if g == have {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.Contains(r.UIDs, uid) || slices.ContainsFunc(r.GIDs, func(g uint32) bool { return slices.Contains(gids, g) })
 }
 
 // unprivileged is the first port that users may use if no rule lists ports for them, as with kernel
@@ -288,22 +277,9 @@ func (p *policy) mayBind(port uint16) bool {
 	if len(p.listen) == 0 {
 		return p.system || port >= unprivileged
 	}
-	for _, r := range p.listen {
-		if r.From <= port && port <= r.To {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.listen, func(r PortRange) bool { return r.From <= port && port <= r.To })
 }
 
 func (p *policy) mayUse(a netip.Addr) bool {
-	if len(p.addrs) == 0 {
-		return true
-	}
-	for _, pre := range p.addrs {
-		if pre.Contains(a) {
-			return true
-		}
-	}
-	return false
+	return len(p.addrs) == 0 || slices.ContainsFunc(p.addrs, func(pre netip.Prefix) bool { return pre.Contains(a) })
 }

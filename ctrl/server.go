@@ -156,8 +156,7 @@ func (s *Server) Bind(e Engine) {
 	s.files, s.maps = newFiles(s.cfg.Slots.Count, e.Workers(), s.devices[len(s.devices)-1].Sockets), newMaps(e.Workers())
 	s.claims.refresh()
 	s.mu.Unlock()
-	s.wg.Add(1)
-	go s.runTimers()
+	s.wg.Go(s.runTimers)
 	s.wg.Go(func() { s.denials.log(s.done) })
 	if s.peers != nil {
 		s.peers.Watch(func() {

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -567,13 +569,11 @@ func (c *session) releaseRings(closing bool) {
 // the end.
 func (s *Server) drain(conn *seqpacket.Conn) (over <-chan struct{}) {
 	done := make(chan struct{})
-	s.wg.Add(1)
-	go func() {
-		defer s.wg.Done()
+	s.wg.Go(func() {
 		defer close(done)
 		awaitUnread(conn.Unread, s.done)
 		conn.Abandon()
-	}()
+	})
 	return done
 }
 
@@ -605,11 +605,7 @@ func (c *session) gone() {
 }
 
 func values[K comparable, V any](m map[K]V) []V {
-	vs := make([]V, 0, len(m))
-	for _, v := range m {
-		vs = append(vs, v)
-	}
-	return vs
+	return slices.Collect(maps.Values(m))
 }
 
 // clip truncates s to at most n bytes, at a character boundary.

@@ -33,7 +33,6 @@ func (s *Server) wake(at clock.Time) {
 
 // runTimers handles the deadlines of connections.
 func (s *Server) runTimers() {
-	defer s.wg.Done()
 	t := time.NewTimer(time.Hour)
 	defer t.Stop()
 	for {

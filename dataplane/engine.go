@@ -128,11 +128,7 @@ func (e *Engine) Start() {
 		e.events.run(e.cfg.OnEvent)
 	}()
 	for _, w := range e.workers {
-		e.wg.Add(1)
-		go func() {
-			defer e.wg.Done()
-			w.run()
-		}()
+		e.wg.Go(w.run)
 	}
 	for _, d := range e.devices {
 		d.frags.start()

@@ -102,7 +102,7 @@ func pidsOf(dir string) (pids []int) {
 	}
 	for line := range strings.Lines(string(b)) {
 		if list, ok := strings.CutPrefix(line, "NSpid:"); ok {
-			for _, f := range strings.Fields(list) {
+			for f := range strings.FieldsSeq(list) {
 				if pid, err := strconv.Atoi(f); err == nil {
 					pids = append(pids, pid)
 				}

@@ -2,6 +2,7 @@ package sctp
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
@@ -98,10 +99,8 @@ func (i *Init) addAddr(a netip.Addr) {
 	if i.NAddrs == maxAddrs || a.IsMulticast() || a.IsUnspecified() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
 		return
 	}
-	for _, b := range i.Addrs[:i.NAddrs] {
-		if a == b {
-			return
-		}
+	if slices.Contains(i.Addrs[:i.NAddrs], a) {
+		return
 	}
 	i.Addrs[i.NAddrs] = a
 	i.NAddrs++

@@ -1,6 +1,7 @@
 package sctp
 
 import (
+	"slices"
 	"time"
 
 	"github.com/iwarpd/iwarpd/internal/histogram"
@@ -73,15 +74,7 @@ func (c Config) withDefaults() Config {
 
 // accepts reports whether the peer's indication is acceptable.
 func (c *Config) accepts(value uint32, has bool) bool {
-	if len(c.Accept) == 0 {
-		return true
-	}
-	for _, v := range c.Accept {
-		if has && v == value {
-			return true
-		}
-	}
-	return false
+	return len(c.Accept) == 0 || has && slices.Contains(c.Accept, value)
 }
 
 // Stats holds the counters of an association.

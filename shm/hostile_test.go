@@ -116,9 +116,7 @@ func TestMutatingPeer(t *testing.T) {
 	var wg sync.WaitGroup
 	var pos [2]atomic.Uint32 // positions of the worker in the two rings, so that some indices are right
 	seed := rng.Uint64()
-	wg.Add(1)
-	go func() {
-		defer wg.Done()
+	wg.Go(func() {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		for !stop.Load() {
 			for i, m := range [][]byte{sp.mem, rp.mem, cc.mem} {
@@ -133,7 +131,7 @@ func TestMutatingPeer(t *testing.T) {
 				}
 			}
 		}
-	}()
+	})
 	got, recv := newSendWR(), newRecvWR()
 	sends, recvs, errs := 0, 0, 0
 	for began := time.Now(); sends == 0 || recvs == 0 || sends+recvs < 10000 && time.Since(began) < 5*time.Second; {

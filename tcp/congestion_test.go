@@ -46,7 +46,7 @@ func TestCubicCurve(t *testing.T) {
 	}
 	k := math.Cbrt(300 / 0.4)
 	at := map[int]float64{}
-	for s := 0; s < 30; s++ {
+	for s := range 30 {
 		for range 10 {
 			now = ackRound(c, w, now, rtt, 0)
 		}

@@ -1,6 +1,10 @@
 package tcp
 
-import "github.com/iwarpd/iwarpd/internal/serial"
+import (
+	"slices"
+
+	"github.com/iwarpd/iwarpd/internal/serial"
+)
 
 // heldSeg is a range of out-of-order bytes. Buf is NoBuf once the owner has placed them.
 type heldSeg struct {
@@ -213,10 +217,8 @@ func (r *reassembly) blocks(b []SACKBlock) int {
 		if n == len(b) || blk.Start == blk.End {
 			return false
 		}
-		for _, o := range b[:n] {
-			if o == blk {
-				return false
-			}
+		if slices.Contains(b[:n], blk) {
+			return false
 		}
 		b[n] = blk
 		n++

@@ -59,9 +59,7 @@ func TestAtomicsAreAtomic(t *testing.T) {
 	stags := []uint32{mustRegister(t, tb, pdA, mem, 0, accessRW).STag(), mustRegister(t, tb, pdA, mem, 0x100, accessRW).STag()}
 	var wg sync.WaitGroup
 	for w := range workers {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			q := NewQP(QPConfig{Num: uint32(w), PD: pdA, Table: tb})
 			q.Start(rdmap.Config{})
 			add := rdmap.AtomicOp{Op: rdmap.OpFetchAdd, Data: 1}
@@ -70,7 +68,7 @@ func TestAtomicsAreAtomic(t *testing.T) {
 					panic(err)
 				}
 			}
-		}()
+		})
 	}
 	wg.Wait()
 	q := NewQP(QPConfig{Num: 9, PD: pdA, Table: tb})

@@ -480,13 +480,11 @@ func TestTableConcurrent(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	run := func(f func(i int)) {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			for i := range rounds {
 				f(i)
 			}
-		}()
+		})
 	}
 	run(func(i int) {
 		r, err := tb.Register(pdA, mem, uint64(i), accessRW)

@@ -21,17 +21,13 @@ func TestKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	var served sync.WaitGroup
-	served.Add(1)
-	go func() {
-		defer served.Done()
+	served.Go(func() {
 		for {
 			c, err := l.Accept(ctx)
 			if err != nil {
 				return
 			}
-			served.Add(1)
-			go func() {
-				defer served.Done()
+			served.Go(func() {
 				defer c.Close()
 				buf := make([]byte, 512)
 				for {
@@ -43,9 +39,9 @@ func TestKilled(t *testing.T) {
 						return
 					}
 				}
-			}()
+			})
 		}
-	}()
+	})
 	for round := range rounds {
 		dev, err := a.NewDevice(ctx)
 		if err != nil {
@@ -61,9 +57,7 @@ func TestKilled(t *testing.T) {
 		}
 		var wg sync.WaitGroup
 		for g := range 3 {
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
+			wg.Go(func() {
 				msg, buf := make([]byte, 300), make([]byte, 512)
 				for dev.Err() == nil {
 					step()
@@ -98,7 +92,7 @@ func TestKilled(t *testing.T) {
 						c.Close()
 					}
 				}
-			}()
+			})
 		}
 		<-reached
 		dev.Close()

@@ -3,6 +3,7 @@ package embed_test
 import (
 	"regexp"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -21,10 +22,8 @@ func TestDrivenEngineSleeps(t *testing.T) {
 			a.Engine().Turn()
 		}
 		n := runtime.Stack(stacks, true)
-		for _, s := range regexp.MustCompile(`\n\n`).Split(string(stacks[:n]), -1) {
-			if asleep.MatchString(s) {
-				return
-			}
+		if slices.ContainsFunc(regexp.MustCompile(`\n\n`).Split(string(stacks[:n]), -1), asleep.MatchString) {
+			return
 		}
 		if time.Now().After(end) {
 			t.Fatalf("no engine sleeps by a timer:\n%s", stacks[:n])

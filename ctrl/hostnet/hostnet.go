@@ -91,9 +91,8 @@ func New(names ...string) (*Resolver, error) {
 		r.Close()
 		return nil, fmt.Errorf("hostnet: %w", err)
 	}
-	r.wg.Add(2)
-	go r.follow(s)
-	go r.notify()
+	r.wg.Go(func() { r.follow(s) })
+	r.wg.Go(r.notify)
 	return r, nil
 }
 

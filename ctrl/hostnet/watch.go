@@ -72,7 +72,6 @@ func drain[T any](ch <-chan T) {
 // follow processes the kernel's notifications. If a channel closes because its socket overflowed,
 // it subscribes again.
 func (r *Resolver) follow(s *subscription) {
-	defer r.wg.Done()
 	defer func() { s.end() }()
 	var again <-chan time.Time // the time to repeat a refresh that failed
 	refresh := func() {
@@ -125,7 +124,6 @@ func (r *Resolver) change() {
 }
 
 func (r *Resolver) notify() {
-	defer r.wg.Done()
 	for {
 		select {
 		case <-r.done:

@@ -38,12 +38,12 @@ func TestMembership(t *testing.T) {
 		{"IPv6", []nftables.SetElement{at("fd00:1::", false), at("fd00:2::", true)}, true, "fd00:1::7", "fd00:2:: 10.0.0.1 ::ffff:10.0.0.1"},
 	} {
 		s := newSet(tc.elements, tc.interval, false)
-		for _, a := range strings.Fields(tc.in) {
+		for a := range strings.FieldsSeq(tc.in) {
 			if !s.contains(netip.MustParseAddr(a)) {
 				t.Errorf("%s: %s is not in it", tc.name, a)
 			}
 		}
-		for _, a := range strings.Fields(tc.out) {
+		for a := range strings.FieldsSeq(tc.out) {
 			if s.contains(netip.MustParseAddr(a)) {
 				t.Errorf("%s: %s is in it", tc.name, a)
 			}
@@ -131,7 +131,7 @@ func (w *world) wait(in, out string) {
 }
 
 func (w *world) are(addrs string, in bool) bool {
-	for _, a := range strings.Fields(addrs) {
+	for a := range strings.FieldsSeq(addrs) {
 		if w.Contains(netip.MustParseAddr(a)) != in {
 			return false
 		}

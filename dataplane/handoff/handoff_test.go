@@ -18,9 +18,7 @@ func TestRing(t *testing.T) {
 	const frames = 50_000
 	var wg sync.WaitGroup
 	var sent []uint32
-	wg.Add(1)
-	go func() {
-		defer wg.Done()
+	wg.Go(func() {
 		var b [1500]byte
 		for i := range uint32(frames) {
 			n := 5 + int(i%1400)
@@ -32,7 +30,7 @@ func TestRing(t *testing.T) {
 				sent = append(sent, i)
 			}
 		}
-	}()
+	})
 	done := make(chan struct{})
 	go func() { wg.Wait(); close(done) }()
 	var got []uint32

@@ -82,7 +82,7 @@ func checkMarkers(t *testing.T, crc uint32, first, ptr int, p []byte) {
 	t.Helper()
 	var want []byte
 	n := len(p)
-	for i := 0; i < n; i++ {
+	for i := range n {
 		if i >= first && (i-first)%markerRun == 0 {
 			want = binary.BigEndian.AppendUint32(want, uint32(uint16(ptr+(i-first)/markerRun*markerEvery)))
 		}

@@ -11,7 +11,7 @@ import (
 // names in lower case; fields that are not given are zero.
 func Parse(s string) (Config, error) {
 	var c Config
-	for _, item := range strings.Split(s, ",") {
+	for item := range strings.SplitSeq(s, ",") {
 		if item = strings.TrimSpace(item); item == "" {
 			continue
 		}

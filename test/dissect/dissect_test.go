@@ -236,7 +236,7 @@ func judge(t *testing.T, c *capture, markers, crc bool) {
 		t.Fatal(err)
 	}
 	seen := make(map[string]int)
-	for _, line := range strings.Split(testenv.Tshark(t, file, "-T", "fields", "-E", "separator=;", "-E", "aggregator=,",
+	for line := range strings.SplitSeq(testenv.Tshark(t, file, "-T", "fields", "-E", "separator=;", "-E", "aggregator=,",
 		"-e", "frame.number", "-e", "frame.protocols", "-e", "tcp.checksum.status", "-e", "tcp.analysis.flags", "-e", "tcp.len",
 		"-e", "_ws.malformed", "-e", "_ws.expert.message", "-e", "iwarp_rdma.opcode"), "\n") {
 		f := strings.Split(line, ";")
@@ -260,13 +260,13 @@ func judge(t *testing.T, c *capture, markers, crc bool) {
 		if f[4] != "0" && !strings.Contains(f[1], "iwarp_mpa") {
 			t.Errorf("frame %s: %s bytes of payload are not iWARP", f[0], f[4])
 		}
-		for _, m := range strings.Split(f[6], ",") {
+		for m := range strings.SplitSeq(f[6], ",") {
 			if m != "" && !harmless.MatchString(m) {
 				t.Errorf("frame %s: %s", f[0], m)
 			}
 		}
 		if f[7] != "" {
-			for _, o := range strings.Split(f[7], ",") {
+			for o := range strings.SplitSeq(f[7], ",") {
 				seen[o]++
 			}
 		}

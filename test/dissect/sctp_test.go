@@ -65,10 +65,10 @@ func TestDissectSCTP(t *testing.T) {
 						t.Errorf("frame %s: U, B and E are %v", f[0], f[8:11])
 					}
 				}
-				for _, v := range strings.Split(f[7], ",") {
+				for v := range strings.SplitSeq(f[7], ",") {
 					chunks[v]++
 				}
-				for _, v := range strings.Split(f[11], ",") {
+				for v := range strings.SplitSeq(f[11], ",") {
 					ppids[v]++
 				}
 			}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -388,10 +389,8 @@ func region(fd func() (int, error), r *ctrlpb.RegisterMR, codes ...ctrlpb.Code) 
 		if err != nil {
 			return err
 		}
-		for _, c := range codes {
-			if rep.Error.GetCode() == c {
-				return nil
-			}
+		if slices.Contains(codes, rep.Error.GetCode()) {
+			return nil
 		}
 		if rep.Error == nil {
 			return errCarriedOut

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"go/ast"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -332,9 +333,7 @@ func (b *build) binary(ctx context.Context, dir string, m *mutant) (bin, overlay
 	}
 	if m != nil && m.place.constant {
 		made := map[string]string{}
-		for k, v := range b.made {
-			made[k] = v
-		}
+		maps.Copy(made, b.made)
 		text := string(m.place.text[:m.from]) + m.text + string(m.place.text[m.to:])
 		name := filepath.Join(b.dir, fmt.Sprintf("constant%d.go", m.id))
 		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {

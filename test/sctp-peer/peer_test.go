@@ -162,7 +162,7 @@ func checkWire(t *testing.T, file string, ours string, profile session.Profile) 
 				t.Errorf("DATA with U, B, E %q", f[:3])
 			}
 		}
-		for _, v := range strings.Split(f[3], ",") {
+		for v := range strings.SplitSeq(f[3], ",") {
 			switch v {
 			case fmt.Sprint(profile.Segment()):
 				segments++
@@ -235,7 +235,7 @@ func TestDial(t *testing.T) {
 					if i%7 == 0 {
 						n = h.a.MaxMessage() - 2
 					}
-					b := []byte(fmt.Sprintf("%03d%s", i, strings.Repeat("x", n)))[:max(4, n)]
+					b := fmt.Appendf(nil, "%03d%s", i, strings.Repeat("x", n))[:max(4, n)]
 					want = append(want, string(b))
 					h.segment(stream, b)
 				}

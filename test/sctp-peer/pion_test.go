@@ -350,13 +350,11 @@ func (x *pionStream) handle(ppid uint32, m []byte) {
 	case string(m) == "ABORT":
 		go p.a.Abort("as told")
 	case string(m) == "SHUTDOWN":
-		p.wg.Add(1)
-		go func() {
-			defer p.wg.Done()
+		p.wg.Go(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			p.say("shutdown: %v", p.a.Shutdown(ctx))
-		}()
+		})
 	case p.total == 0:
 		x.send(p.segment, m)
 	default:

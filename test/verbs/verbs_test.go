@@ -124,7 +124,7 @@ func (h *host) pids(t *testing.T) (pids []int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range strings.Fields(string(out)) {
+	for f := range strings.FieldsSeq(string(out)) {
 		if pid, err := strconv.Atoi(f); err == nil {
 			pids = append(pids, pid)
 		}
