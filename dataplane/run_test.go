@@ -45,3 +45,42 @@ func TestRunOfPieces(t *testing.T) {
 		}
 	}
 }
+
+// instant is a Mover of far memory, a []byte, whose operations end at once.
+type instant struct{ verbs.Mover }
+
+func (instant) Fetch(mem verbs.FarMemory, addr uint64, n uint32) verbs.Fetch {
+	return fetched(mem.([]byte)[addr:][:n])
+}
+
+type fetched []byte
+
+func (f fetched) Len() int              { return len(f) }
+func (f fetched) Bytes() ([]byte, bool) { return f, true }
+func (f fetched) Release()              {}
+
+// TestRunOfFarMemory checks that a message from far memory is composed in runs.
+func TestRunOfFarMemory(t *testing.T) {
+	s := newSim(t, link.PipeConfig{Super: link.SuperCut})
+	a, b := s.open()
+	const size = 600_000
+	qa, qb := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
+	mem := make([]byte, size)
+	rand.NewChaCha8([32]byte{4}).Read(mem)
+	far, err := s.hosts[0].table.RegisterFar(1, mem, 0, size, 0, verbs.LocalWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	qa.QP = verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: s.hosts[0].table, SQDepth: 128, RQDepth: 128, MaxSGE: 4, SigAll: true, Sends: qa, Recvs: qa, Mover: instant{}})
+	s.attach(a, b, qa, qb, mpa.Params{CRC: true})
+	qa.sends = append(qa.sends, verbs.SendWR{Op: rdmap.OpWrite, SGEs: []verbs.SGE{{Addr: 7, Len: size - 7, LKey: far.STag()}}, RKey: qb.reg.STag(), Remote: 0x10000})
+	s.hosts[0].w.mark(a.lane)
+	s.until("sent", func() bool { return len(qa.wcs) == 1 })
+	s.closeAll(a)
+	if string(qb.mem[:size-7]) != string(mem[7:]) {
+		t.Error("the bytes differ")
+	}
+	if len(s.hosts[0].w.super.runs.bufs) == 0 {
+		t.Error("there was no run")
+	}
+}

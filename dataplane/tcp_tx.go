@@ -218,12 +218,15 @@ func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
 // Other records, and FPDUs with markers, whose sizes vary, are composed by composeRecord.
 func (c *tcpConn) composeRun(w *worker, g *sched.Grant) bool {
 	p, ulpdu := &c.pending, c.pending.HdrLen+c.pending.Len
-	if !c.hasPend || c.tx.Markers() || ulpdu != c.tx.MULPDU(c.tcp.MSS()) || c.qp.QP.Far(&p.Src) {
+	if !c.hasPend || c.tx.Markers() || ulpdu != c.tx.MULPDU(c.tcp.MSS()) {
 		return false
 	}
 	seq := c.tcp.SndNxt()
 	size := c.tx.Size(seq, ulpdu)
 	most := min((c.tcp.Room()+size-1)/size, w.sched.Most(&c.lane.member, g, size+sched.RecordCost+sched.FPDUCost))
+	if most = min(most, c.qp.QP.Gatherable(&p.Src, most*p.Len)/max(p.Len, 1)); most < 2 {
+		return false
+	}
 	n := 1 + c.ddp.Extend(p, most-1)
 	if n < 2 {
 		return false

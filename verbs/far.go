@@ -128,6 +128,19 @@ func (f *fetches) ready(n int) (here, ok bool) {
 	return false, true
 }
 
+// arrived returns how many of the next n bytes have arrived.
+func (f *fetches) arrived(n int) int {
+	sum := -f.taken
+	for _, x := range f.list[f.head:] {
+		b, _ := x.Bytes()
+		if b == nil || sum >= n {
+			break
+		}
+		sum += len(b)
+	}
+	return min(sum, n)
+}
+
 // take appends the next n bytes to dst. They are valid until the next release. It returns false
 // if some have not arrived.
 func (f *fetches) take(n int, dst [][]byte) ([][]byte, bool) {
@@ -258,12 +271,17 @@ type farResponse struct {
 	next uint64 // tagged offset to fetch next
 }
 
+// follows reports whether src is what f has fetched.
+func (f *farResponse) follows(src *rdmap.Source) bool {
+	return f.stag == src.STag && f.next-uint64(f.n) == src.Off
+}
+
 // gatherResponse is Gather for a response from far memory, of which left bytes follow. It
 // returns false if the bytes have not arrived; awaits reports whether they will.
 func (q *QP) gatherResponse(src *rdmap.Source, n, left int, dst [][]byte) ([][]byte, bool) {
 	f := &q.farResponse
 	f.release()
-	if f.stag != src.STag || f.next-uint64(f.n) != src.Off {
+	if !f.follows(src) {
 		f.drop()
 		f.stag, f.next = src.STag, src.Off
 	}

@@ -255,6 +255,25 @@ func TestFarFence(t *testing.T) {
 	}
 }
 
+// TestFarGatherable checks how much of a message from far memory Gather can return at once.
+func TestFarGatherable(t *testing.T) {
+	for _, op := range []rdmap.Op{rdmap.OpWrite, rdmap.OpRead} {
+		a, b := newFarPair(t)
+		if op == rdmap.OpWrite {
+			a.post(SendWR{Op: op, SGEs: []SGE{a.fsge(0, 200_000)}, RKey: b.mr.STag(), Remote: sideBase})
+		} else {
+			b.post(SendWR{Op: op, SGEs: []SGE{b.sge(0, 200_000)}, RKey: a.fmr.STag(), Remote: farBase})
+		}
+		exchange(t, a, b)
+		for _, want := range []int{0, MaxFetch, 2 * MaxFetch, 150_000} {
+			if n := a.Gatherable(&a.pend.Src, 150_000); n != want {
+				t.Errorf("operation %d: %d bytes, want %d", op, n, want)
+			}
+			a.m.step()
+		}
+	}
+}
+
 // Memory that no longer exists is an error of the connection that uses it.
 func TestFarGone(t *testing.T) {
 	t.Run("store", func(t *testing.T) {

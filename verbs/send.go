@@ -290,13 +290,19 @@ func (q *QP) Gather(src *rdmap.Source, n int, dst [][]byte) ([][]byte, bool) {
 	return dst, false
 }
 
-// Far reports whether the payload of a segment comes from far memory.
-func (q *QP) Far(src *rdmap.Source) bool {
+// Gatherable returns how many of n bytes from src on Gather can return at once: all of them, unless they come from far memory.
+func (q *QP) Gatherable(src *rdmap.Source, n int) int {
 	if src.Kind == rdmap.SourceWR {
-		return q.sq[src.WR&uint32(len(q.sq)-1)].far
+		if q.sq[src.WR&uint32(len(q.sq)-1)].far {
+			return q.farSends.arrived(n)
+		}
+	} else if r := q.cfg.Table.at(src.STag); r != nil && r.Far() {
+		if !q.farResponse.follows(src) {
+			return 0
+		}
+		return q.farResponse.arrived(n)
 	}
-	r := q.cfg.Table.at(src.STag)
-	return r != nil && r.Far()
+	return n
 }
 
 // Awaits reports whether the last Gather returned nothing because far memory is being fetched.
