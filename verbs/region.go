@@ -21,8 +21,11 @@ const (
 	stateValid = 1 << 8
 )
 
-// windowsClosed is the value of Region.windows after deregistration: nothing can be bound.
-const windowsClosed = -1 << 30
+// Values of Region.windows that permit no binding.
+const (
+	windowsClosed = -1 << 30 // deregistered
+	windowsHeld   = -1       // being invalidated by a work request
+)
 
 // Region is a memory region or window. The control plane creates it; work requests may change fast-register regions and windows. The fields
 // that a check reads form a small seqlock of atomics: readers never wait, but fail during a change.
@@ -44,7 +47,7 @@ type Region struct {
 	mem     []byte       // the whole memory; nil for a window and for far memory
 	far     FarMemory    // nil: mem, or a window
 	addr    uint64       // address of the first byte in far
-	windows atomic.Int32 // windows bound to this region, or windowsClosed
+	windows atomic.Int32 // windows bound to this region, windowsClosed or windowsHeld
 	most    Access       // kindFast: what OpReg may grant
 }
 
@@ -111,8 +114,15 @@ func (r *Region) unlock() { r.ver.Add(1) }
 // invalidate clears the valid bit, and unbinds a window. With force it ignores the key and accepts any kind. It reports whether r was
 // valid.
 func (r *Region) invalidate(key uint8, force bool) bool {
-	if !force && (r.kind == kindMR || r.windows.Load() != 0) {
+	if !force && r.kind == kindMR {
 		return false
+	}
+	if !force && r.kind == kindFast {
+		// A window that is bound at the same time must not outlive the region.
+		if uint8(r.state.Load()) != key || !r.windows.CompareAndSwap(0, windowsHeld) {
+			return false
+		}
+		defer r.windows.Store(0)
 	}
 	for {
 		s := r.state.Load()

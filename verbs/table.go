@@ -181,8 +181,10 @@ func (t *Table) Deregister(r *Region) error {
 	if r.gone {
 		return nil
 	}
-	if !r.windows.CompareAndSwap(0, windowsClosed) {
-		return ErrBusy
+	for !r.windows.CompareAndSwap(0, windowsClosed) { // windowsHeld passes in no time
+		if r.windows.Load() > 0 {
+			return ErrBusy
+		}
 	}
 	r.gone = true
 	r.invalidate(0, true)

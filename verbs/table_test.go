@@ -10,6 +10,7 @@ import (
 	"math"
 	"math/big"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/iwarpd/iwarpd/internal/term"
@@ -529,6 +530,42 @@ func TestTableConcurrent(t *testing.T) {
 		if err := tb.Deregister(r); err != nil {
 			t.Errorf("Deregister: %v (windows %d)", err, r.windows.Load())
 		}
+	}
+}
+
+// TestBindWhileInvalidated checks that no window outlives a fast-register region that another QP invalidates while the window
+// is bound.
+func TestBindWhileInvalidated(t *testing.T) {
+	tb := NewTable(rand.Reader)
+	fast, err := tb.RegisterFast(pdA, make([]byte, 64), accessRW|MWBind)
+	if err != nil {
+		t.Fatal(err)
+	}
+	win, err := tb.AllocWindow(pdA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const rounds = 500_000
+	var done atomic.Bool
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for !done.Load() {
+			if tb.bind(pdA, 1, win.STag(), fast.STag(), 0, 64, RemoteRead) {
+				tb.remoteInv(pdA, 1, win.STag())
+			}
+		}
+	})
+	for i := range rounds {
+		tb.fastReg(pdA, fast.STag(), 0, 0, 64, accessRW|MWBind)
+		if tb.localInv(pdA, fast.STag()) && win.Valid() {
+			t.Errorf("round %d: the window is bound, and the region was invalidated", i)
+			break
+		}
+	}
+	done.Store(true)
+	wg.Wait()
+	if n := fast.windows.Load(); n != 0 {
+		t.Errorf("%d windows are left", n)
 	}
 }
 

@@ -48,17 +48,19 @@ func (t *Table) bind(pd PDID, qp, stag, lkey uint32, addr uint64, n uint32, a Ac
 	if !r.hold() {
 		return false
 	}
-	if !w.change(stag, r, func() {
+	// r may have been invalidated before that, and registered again.
+	var now view
+	if r.read(lkey, &now) && now == v && w.change(stag, r, func() {
 		w.set(base, off, uint64(n), a)
 		w.qp.Store(qp)
 	}) {
-		r.windows.Add(-1)
-		return false
+		return true
 	}
-	return true
+	r.windows.Add(-1)
+	return false
 }
 
-// hold counts another window bound to r. It returns false if r has been deregistered.
+// hold counts another window bound to r. It returns false if r is deregistered or being invalidated.
 func (r *Region) hold() bool {
 	for {
 		n := r.windows.Load()
@@ -88,7 +90,7 @@ func (r *Region) change(stag uint32, root *Region, set func()) bool {
 	set()
 	r.state.Store(stag&stateKey | stateValid)
 	// Deregister marks the region before it invalidates: if it did not see the valid bit, its mark is visible here.
-	if r.windows.Load() < 0 {
+	if r.windows.Load() == windowsClosed {
 		r.invalidate(0, true)
 	}
 	return true
