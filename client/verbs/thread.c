@@ -11,7 +11,7 @@
 enum { STACK = 256 * 1024 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t changed; /* by the monotonic clock */
 static struct context *contexts;
 static int epoll = -1;
 static cm_handler *_Atomic handler;
@@ -30,7 +30,7 @@ void iwv_thread_wait(int ms)
 {
 	struct timespec t;
 
-	clock_gettime(CLOCK_REALTIME, &t);
+	clock_gettime(CLOCK_MONOTONIC, &t);
 	t.tv_nsec += ms % 1000 * 1000000L;
 	t.tv_sec += ms / 1000 + t.tv_nsec / 1000000000L;
 	t.tv_nsec %= 1000000000L;
@@ -176,6 +176,16 @@ void thread_forget(struct context *c)
 	pthread_mutex_unlock(&lock);
 }
 
+static void init_changed(void)
+{
+	pthread_condattr_t attr;
+
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&changed, &attr);
+	pthread_condattr_destroy(&attr);
+}
+
 static void before_fork(void)
 {
 	pthread_mutex_lock(&lock);
@@ -196,7 +206,7 @@ static void after_fork_child(void)
 {
 	near_after_fork_child();
 	pthread_mutex_init(&lock, NULL);
-	pthread_cond_init(&changed, NULL);
+	init_changed();
 	contexts = NULL;
 	if (epoll >= 0)
 		close(epoll);
@@ -205,5 +215,6 @@ static void after_fork_child(void)
 
 __attribute__((constructor)) static void init(void)
 {
+	init_changed();
 	pthread_atfork(before_fork, after_fork_parent, after_fork_child);
 }

@@ -359,6 +359,14 @@ func compile(t *testing.T, name string) string {
 	return program
 }
 
+// TestTimeOfDay checks that a wait of the library takes as long as it should when the time of day jumps.
+func TestTimeOfDay(t *testing.T) {
+	run := exec.Command(filepath.Join(plain.libraries(t), "iwarpd-run"), compile(t, "clock"))
+	if out, err := run.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 // A mode is what testdata/memory.c does, and a part of what the library must log then.
 type mode struct {
 	name, log string
