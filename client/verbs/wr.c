@@ -137,6 +137,8 @@ static int put_wr(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, struc
 		to->num_sge = 0;
 		break;
 	case IBV_WR_BIND_MW:
+		if (wr->bind_mw.bind_info.length > UINT32_MAX)
+			return -EMSGSIZE;
 		to->opcode = IWARPD_WR_BIND_MW;
 		to->rkey = wr->bind_mw.rkey;
 		/*

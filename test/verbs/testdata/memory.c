@@ -741,10 +741,12 @@ static void flush(void)
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT };
 	struct ibv_qp *qp = ibv_create_qp(pd, &init);
 	struct ibv_recv_wr wr = { .wr_id = 1 }, *bad;
+	struct ibv_send_wr bind = { .opcode = IBV_WR_BIND_MW, .bind_mw.bind_info = { .length = UINT64_C(1) << 32 } }, *bad_bind;
 	struct ibv_wc wc[4];
 	void *context;
 
 	CHECK(qp && ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
+	CHECK(ibv_post_send(qp, &bind, &bad_bind) == EINVAL && bad_bind == &bind); /* a window has less than 4 GiB */
 	CHECK(ibv_post_recv(qp, &wr, &bad) == 0);
 	CHECK(ibv_req_notify_cq(cq, 0) == 0 && ibv_poll_cq(cq, 4, wc) == 0);
 	attr.qp_state = IBV_QPS_ERR;
