@@ -39,7 +39,8 @@ type Conn struct {
 	serve  sync.WaitGroup
 
 	serving atomic.Int32 // calls in progress at this side
-	used    atomic.Int64 // time of the last completion, or of the creation, in Unix nanoseconds
+	began   time.Time
+	used    atomic.Int64 // time from began to the last completion
 
 	mu      sync.Mutex // guards the rest
 	s       *session.Session
@@ -122,7 +123,7 @@ func (e *Endpoint) newConn(ctx context.Context, peer string, cfg session.Config)
 		e: e, peer: peer, slot: int(max(cfg.Props.RecvSize, cfg.Props.SendSize, 4096)), ready: make(chan struct{}), done: make(chan struct{}), dead: make(chan struct{}),
 		loop: make(chan struct{}), free: sendDepth, ops: make(map[uint64]*op), calls: make(map[uint32]*call), byKey: make(map[uint32]*window),
 	}
-	c.used.Store(time.Now().UnixNano())
+	c.began = time.Now()
 	c.room = sync.NewCond(&c.mu)
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	defer func(made *Conn) {
@@ -203,7 +204,7 @@ func (c *Conn) Counters() Counters {
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
 // lastUsed returns the time of the last completion, or of the creation.
-func (c *Conn) lastUsed() time.Time { return time.Unix(0, c.used.Load()) }
+func (c *Conn) lastUsed() time.Time { return c.began.Add(time.Duration(c.used.Load())) }
 
 // Err returns why the connection ended.
 func (c *Conn) Err() error {
@@ -319,7 +320,7 @@ func (c *Conn) run() {
 			return
 		}
 		now := time.Now()
-		c.used.Store(now.UnixNano())
+		c.used.Store(int64(now.Sub(c.began)))
 		ferr := c.firstErr(wcs[:n]) // without mu, since it may wait
 		c.mu.Lock()
 		var finished []*op

@@ -1,6 +1,7 @@
 package rpcrdma
 
 import (
+	"strings"
 	"testing"
 	"time"
 )
@@ -32,8 +33,11 @@ func TestReplaceable(t *testing.T) {
 	} {
 		conns, index := make(map[*Conn]struct{}), make(map[*Conn]int)
 		for i, x := range tt.conns {
-			c := &Conn{peer: x.peer}
-			c.used.Store(now.Add(-x.idle).UnixNano())
+			c := &Conn{peer: x.peer, began: now.Add(-time.Hour)}
+			c.used.Store(int64(time.Hour - x.idle))
+			if at := c.lastUsed(); !strings.Contains(at.String(), " m=") {
+				t.Fatalf("%v is a time of day, which may jump", at)
+			}
 			if x.busy {
 				c.serving.Store(1)
 			}
