@@ -39,20 +39,25 @@ func files(values map[string]any) (map[string]string, error) {
 }
 
 // render returns the objects of the chart with the given values, as YAML.
-func render(values map[string]any) (docs []string, err error) {
+func render(values map[string]any) ([]string, error) {
 	all, err := files(values)
 	if err != nil {
 		return nil, err
 	}
-	delete(all, notes)
-	for _, text := range all {
+	return split(all), nil
+}
+
+// split returns the objects of rendered templates.
+func split(files map[string]string) (docs []string) {
+	delete(files, notes)
+	for _, text := range files {
 		for doc := range strings.SplitSeq(text, "\n---\n") {
 			if strings.TrimSpace(doc) != "" {
 				docs = append(docs, doc)
 			}
 		}
 	}
-	return docs, nil
+	return docs
 }
 
 // TestVersion checks that the chart has the version that the programs print, and names
@@ -197,6 +202,34 @@ func TestGroups(t *testing.T) {
 	}
 }
 
+// TestNumericNames checks that names that look like other things than text are text in the objects.
+func TestNumericNames(t *testing.T) {
+	for _, name := range []string{"1", "1e3", "on", "null"} {
+		chart, err := loader.Load("iwarpd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		values := map[string]any{"interface": "eth0", "groups": map[string]any{name: nil}}
+		for _, values := range []map[string]any{values, {"interface": "eth0"}} {
+			all, err := chartutil.ToRenderValues(chart, values, chartutil.ReleaseOptions{Name: name}, chartutil.DefaultCapabilities)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := engine.Render(chart, all)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sets, maps := decode(t, split(text))
+			if len(sets) != 1 || len(maps) != 1 || sets[0].Labels["app.kubernetes.io/instance"] != name {
+				t.Errorf("%d DaemonSets, %d ConfigMaps, labels %v", len(sets), len(maps), sets[0].Labels)
+			}
+			if g := sets[0].Spec.Template.Spec.NodeSelector["iwarpd.io/group"]; values["groups"] != nil && g != name {
+				t.Errorf("group %q; want %q", g, name)
+			}
+		}
+	}
+}
+
 // TestNotes checks that helm install prints how to label nodes, and how to check the pods.
 func TestNotes(t *testing.T) {
 	all, err := files(map[string]any{"interface": "eth0", "resource": "example.org/rdma", "groups": map[string]any{"storage": nil}})
@@ -224,6 +257,7 @@ func TestWrongValues(t *testing.T) {
 		{map[string]any{"groups": map[string]any{"a": map[string]any{}}}, "groups.a.interface"},
 		{map[string]any{"interface": "eth0", "interfaces": []any{"eth1"}}, "are both set"},
 		{map[string]any{"interface": "eth0", "groups": map[string]any{"a": map[string]any{"interface": "eth1", "interfaces": []any{"eth2"}}}}, "are both set"},
+		{map[string]any{"interface": "eth0", "groups": map[string]any{"Rack_1": nil}}, "Rack_1"},
 		{map[string]any{"interfaces": "eth0,eth1"}, "interfaces"},
 		{map[string]any{"interfaces": []any{"eth0", "eth0"}}, "interfaces"},
 		{map[string]any{"interfaces": []any{"eth0"}, "groups": map[string]any{"a": map[string]any{"nic": "eth1"}}}, "nic"},

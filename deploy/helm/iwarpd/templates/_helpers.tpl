@@ -1,8 +1,8 @@
 {{- define "iwarpd.labels" -}}
 app.kubernetes.io/name: iwarpd
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 {{- with .group }}
-iwarpd.io/group: {{ . }}
+iwarpd.io/group: {{ . | quote }}
 {{- end }}
 {{- end }}
 
