@@ -180,6 +180,37 @@ func TestReceiveChains(t *testing.T) {
 	}
 }
 
+// TestReceiveTooLong checks that the chunks of a chain that is too long for a frame are used again once each, though the
+// chain arrives in two parts.
+func TestReceiveTooLong(t *testing.T) {
+	f := newFake(9000, 64, 32)
+	fs := make([]link.Frame, 4)
+	pieces := make([][]byte, link.MaxPieces+2)
+	for i := range pieces {
+		pieces[i] = []byte{byte(i)}
+	}
+	for round := range 4 {
+		f.Receive(fs) // fills the fill ring
+		f.arrive(t, false, pieces...)
+		if n := f.Receive(fs); n != 0 {
+			t.Fatalf("round %d: received half a frame", round)
+		}
+		f.arrive(t, true, []byte{1})
+		if n := f.Receive(fs); n != 0 || f.stats.RxInvalid != uint64(round+1) {
+			t.Fatalf("round %d: received %d, %d invalid", round, n, f.stats.RxInvalid)
+		}
+	}
+	f.Receive(fs)
+	seen := make(map[uint64]bool)
+	at, n := f.fillOut.Peek(64)
+	for i := range n {
+		seen[f.fillAddrs[f.fillOut.Mask(at+i)]] = true
+	}
+	if n != 32 || len(seen) != 32 {
+		t.Errorf("%d entries in the fill ring for %d of 32 chunks", n, len(seen))
+	}
+}
+
 func TestReceiveRefusesBadDescriptors(t *testing.T) {
 	f := newFake(9000, 64, 32)
 	fs := make([]link.Frame, 4)

@@ -92,15 +92,20 @@ func (s *Socket) Receive(fs []link.Frame) int {
 	}
 	n, used := 0, uint32(0)
 	for n < len(fs) && used < avail {
+		end := used
+		for end < avail && s.rxDescs[s.rx.Mask(first+end)].Options&unix.XDP_PKT_CONTD != 0 {
+			end++
+		}
+		if end == avail {
+			break // the rest of the chain has not arrived yet
+		}
 		f := &fs[n]
 		f.N = 0
-		whole, i := false, used
 		ok := true
-		for ; i < avail && !whole; i++ {
-			d := s.rxDescs[s.rx.Mask(first+i)]
-			whole = d.Options&unix.XDP_PKT_CONTD == 0
-			end := d.Addr + uint64(d.Len)
-			if end < d.Addr || end > s.rxMem || d.Len > uint32(s.cfg.FrameSize) {
+		for ; used <= end; used++ {
+			d := s.rxDescs[s.rx.Mask(first+used)]
+			last := d.Addr + uint64(d.Len)
+			if last < d.Addr || last > s.rxMem || d.Len > uint32(s.cfg.FrameSize) {
 				ok = false
 				continue
 			}
@@ -110,14 +115,10 @@ func (s *Socket) Receive(fs []link.Frame) int {
 				s.giveBack(d.Addr)
 				continue
 			}
-			f.Pieces[f.N] = s.umem[d.Addr:end:end]
+			f.Pieces[f.N] = s.umem[d.Addr:last:last]
 			f.IDs[f.N] = d.Addr
 			f.N++
 		}
-		if !whole {
-			break // the rest of the chain has not arrived yet
-		}
-		used = i
 		if !ok || f.N == 0 {
 			s.stats.RxInvalid++
 			s.Release(f)
