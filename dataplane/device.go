@@ -141,7 +141,7 @@ func setLink(w *worker, q Queue) {
 	// A slot holds the payload after headroom, so that the largest segment of a
 	// link whose packets nearly fill a slot is a few bytes smaller.
 	w.mtu = min(q.Link.MTU(), q.Link.SlotSize()-headroom+minHeaders)
-	w.told = w.mtu
+	w.announced = w.mtu
 	w.held = heldTable{}
 	w.held.init(q.Link.RxFrames() / 2)
 	if w.e.cfg.TCP.MaxHeld == 0 {

@@ -93,8 +93,8 @@ func (e *Engine) offerMTU() {
 		}
 		for _, w := range d.workers {
 			w.post(func(w *worker) {
-				w.told = min(w.mtu, mtu)
-				w.listeners.setMTU(w.told)
+				w.announced = min(w.mtu, mtu)
+				w.listeners.setMTU(w.announced)
 			})
 		}
 	}

@@ -32,9 +32,9 @@ type tcpConn struct {
 	runs   int // buffers of runs not acknowledged
 
 	// Streaming mode.
-	wide bool // for a byte stream, in may hold a whole window
-	pre  byteStream
-	doom *term.Error // if not nil, terminates full operation when it begins
+	wide    bool // for a byte stream, in may hold a whole window
+	pre     byteStream
+	failure *term.Error // if not nil, terminates full operation when it begins
 
 	// Full operation.
 	tx        mpa.Framer
@@ -53,7 +53,7 @@ type tcpConn struct {
 type byteStream struct {
 	in     []byte // received, not consumed by the control plane, from inAt on
 	inAt   int
-	told   int    // bytes of in, from inAt on, already reported by EventData
+	shown  int    // bytes of in, from inAt on, already reported by EventData
 	out    []byte // to be sent, from outAt on
 	outAt  int
 	finish bool // close once out is sent
@@ -240,7 +240,7 @@ func (c *tcpConn) info(ci *ConnInfo) {
 }
 
 func (c *tcpConn) begin(w *worker) int {
-	c.tell(w) // before the FIN or the end is reported
+	c.showData(w) // before the FIN or the end is reported
 	c.resume(w)
 	work := c.events(w)
 	if c.gone {
@@ -274,7 +274,7 @@ func (c *tcpConn) pump(w *worker, g *sched.Grant) int {
 	}
 	work += c.takeBack(w)
 	c.drainHeld(w)
-	c.tell(w)
+	c.showData(w)
 	work += c.events(w)
 	if c.gone {
 		return work
@@ -296,8 +296,8 @@ func (c *tcpConn) next() clock.Time {
 	return clock.Earliest(at, c.waits.look)
 }
 
-// doubtful is the number of consecutive time-outs after which the next hop is resolved again.
-const doubtful = 2
+// recheckAfter is the number of consecutive time-outs after which the next hop is resolved again.
+const recheckAfter = 2
 
 func (c *tcpConn) timeout(w *worker) {
 	if c.mode == modeOpening && c.giveUp.Due(w.now) {
@@ -311,7 +311,7 @@ func (c *tcpConn) timeout(w *worker) {
 	}
 	before := c.tcp.TimeoutsInARow()
 	c.tcp.HandleTimeout(w.now)
-	if n := c.tcp.TimeoutsInARow(); n > before && n >= doubtful {
+	if n := c.tcp.TimeoutsInARow(); n > before && n >= recheckAfter {
 		w.e.recheckHop(c.id, c.key.Flow)
 	}
 }
@@ -359,7 +359,7 @@ func (c *tcpConn) established(w *worker) {
 	if c.passive && c.host == nil && w.e.resolver != nil {
 		go w.e.resolveConn(c.id, c.key.Flow)
 	}
-	c.tell(w)
+	c.showData(w)
 }
 
 // leaveListener removes c from the half-open connections of its listener.
@@ -448,9 +448,9 @@ func (c *tcpConn) streamSend(w *worker, b []byte) {
 // streamConsumed removes n bytes that the control plane has consumed.
 func (c *tcpConn) streamConsumed(w *worker, n int) {
 	b := &c.pre
-	n = min(n, b.told)
+	n = min(n, b.shown)
 	b.inAt += n
-	b.told -= n
+	b.shown -= n
 	if b.inAt > len(b.in)/2 {
 		b.in = b.in[:copy(b.in, b.in[b.inAt:])]
 		b.inAt = 0
@@ -459,11 +459,11 @@ func (c *tcpConn) streamConsumed(w *worker, n int) {
 	w.mark(&c.lane)
 }
 
-// tell reports the data received since the last EventData, once per turn.
-func (c *tcpConn) tell(w *worker) {
+// showData reports the data received since the last EventData, once per turn.
+func (c *tcpConn) showData(w *worker) {
 	b := &c.pre
-	if p := b.in[b.inAt+b.told:]; len(p) > 0 && c.mode == modeStreaming {
-		b.told += len(p)
+	if p := b.in[b.inAt+b.shown:]; len(p) > 0 && c.mode == modeStreaming {
+		b.shown += len(p)
 		w.event(&c.stream, EventData, nil, append([]byte(nil), p...))
 	}
 }
@@ -475,7 +475,7 @@ func (c *tcpConn) attach(w *worker, s *stream, a Attachment) {
 		return
 	}
 	s.linkQP(w, a)
-	c.doom = a.Fail
+	c.failure = a.Fail
 	c.pre.out = append(c.pre.out, a.Reply...)
 	c.mode = modeSwitching
 	w.mark(&c.lane)
@@ -501,8 +501,8 @@ func (c *tcpConn) switchOver(w *worker) {
 	// RFC 5044 section 7.1.2 rule 4: a responder sends nothing before the first
 	// FPDU of the initiator.
 	c.gate = !p.Initiator
-	if c.doom != nil {
-		c.fail(w, c.doom)
+	if c.failure != nil {
+		c.fail(w, c.failure)
 		return
 	}
 	switch rtr := rtrKind(p.RTR); {

@@ -74,7 +74,7 @@ func (l *listener) open(w *worker, r *ListenRequest) error {
 		l.opts = *r.SCTP
 		l.sctp = sctp.NewListener(w.sctpConfig(l.opts), w.sctpSecret(), w.mtu)
 	default:
-		l.tcp = tcp.NewListener(&w.tcp, r.Backlog, w.e.secret, w.told)
+		l.tcp = tcp.NewListener(&w.tcp, r.Backlog, w.e.secret, w.announced)
 	}
 	return nil
 }
@@ -93,7 +93,7 @@ func (l *listener) close(w *worker) {
 func (l *listener) relink(w *worker) {
 	switch {
 	case l.tcp != nil:
-		l.tcp.SetMTU(w.told)
+		l.tcp.SetMTU(w.announced)
 	case l.sctp != nil:
 		st := l.sctp.Stats()
 		w.sctp.over.Listeners.Add(&st)

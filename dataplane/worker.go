@@ -43,10 +43,10 @@ type worker struct {
 	id   int
 	link link.Link
 	queueOf
-	mtu  int // MTU of the link, limited by the size of slots
-	told int // MTU that listeners announce: mtu, or that of the interface if it is lower
-	tcp  tcp.Config
-	cmds cmdQueue
+	mtu       int // MTU of the link, limited by the size of slots
+	announced int // MTU that listeners announce: mtu, or that of the interface if it is lower
+	tcp       tcp.Config
+	cmds      cmdQueue
 
 	now    clock.Time
 	timers wheel.Wheel[*lane]
@@ -149,7 +149,7 @@ func (w *worker) run() {
 	if !w.e.cfg.Inline {
 		w.pin()
 	}
-	var others crowd
+	var others contention
 	for !w.e.stop.Load() {
 		w.loop(&others)
 	}
@@ -168,7 +168,7 @@ func (w *worker) pin() {
 
 // loop runs turns until the engine stops, or until an access to client memory faults, which
 // ends that client only.
-func (w *worker) loop(others *crowd) {
+func (w *worker) loop(others *contention) {
 	defer w.survive()
 	if w.e.cfg.Inline {
 		w.fillIn()

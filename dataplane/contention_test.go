@@ -11,8 +11,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestCrowd checks that long yields for most of a period give a thread a short slice for a while, and then the one that it had.
-func TestCrowd(t *testing.T) {
+// TestContention checks that long yields for most of a period give a thread a short slice for a while, and then its former one.
+func TestContention(t *testing.T) {
 	runtime.LockOSThread() // never unlocked: the thread exits with the goroutine
 	slice := func() time.Duration {
 		a, err := unix.SchedGetAttr(0, 0)
@@ -25,8 +25,8 @@ func TestCrowd(t *testing.T) {
 	if before == 0 {
 		testenv.Skip(t, "the kernel has no slices of threads (before Linux 6.12)")
 	}
-	const short, long = time.Microsecond, 2 * crowdYield
-	var c crowd
+	const short, long = time.Microsecond, 2 * longYield
+	var c contention
 	now := clock.Time(time.Hour)
 	yield := func(took time.Duration, total time.Duration) {
 		for ; total > 0; total -= took {
@@ -38,27 +38,27 @@ func TestCrowd(t *testing.T) {
 		t.Helper()
 		size := before
 		if want {
-			size = crowdSlice
+			size = shortSlice
 		}
 		if got := c.at(now); got != want || slice() != size {
 			t.Errorf("at is %v and the slice %v; want %v and %v", got, slice(), want, size)
 		}
 	}
-	yield(short, crowdPeriod)
+	yield(short, yieldPeriod)
 	check(false)
-	yield(long, crowdPeriod/2)
-	yield(short, crowdPeriod/2)
+	yield(long, yieldPeriod/2)
+	yield(short, yieldPeriod/2)
 	check(false)
-	yield(long, crowdPeriod-long)
+	yield(long, yieldPeriod-long)
 	check(false)
 	yield(long, long)
 	check(true)
-	now = now.Add(crowdTime - 1)
+	now = now.Add(contendedTime - 1)
 	check(true)
 	now = now.Add(1)
 	check(false)
-	yield(long, crowdPeriod) // it is looked at again
+	yield(long, yieldPeriod) // it is looked at again
 	check(true)
-	now = now.Add(crowdTime)
+	now = now.Add(contendedTime)
 	check(false)
 }

@@ -1,0 +1,69 @@
+package dataplane
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+)
+
+// contention detects that a worker shares its CPU with a thread that does not yield, such as one that polls its memory
+// until a message has come. The kernel then runs each for some milliseconds in turn, and a thread that yields
+// loses the rest of its time slice besides. So the worker then sleeps instead of yielding, with the shortest time
+// slice: a thread that wakes preempts one with a longer slice (Linux 6.12). The worker needs a thread of its own.
+type contention struct {
+	until clock.Time // until then the worker sleeps instead of yielding; 0: it yields
+
+	since clock.Time    // start of the current measuring period, or 0
+	given time.Duration // time of long yields in it
+}
+
+const (
+	longYield     = time.Millisecond       // a yield of this length or more was to a thread that does not yield
+	yieldPeriod   = 8 * time.Millisecond   // contention: long yields take three quarters of such a period; a few have other causes
+	shortSlice    = 100 * time.Microsecond // the least that Linux allows
+	contendedTime = 150 * time.Millisecond // after this the worker yields again, to measure again
+)
+
+// yielded records a yield of the idle worker, which took took and ended at now.
+func (c *contention) yielded(took time.Duration, now clock.Time) {
+	if c.since == 0 {
+		c.since = now.Add(-took)
+	}
+	if took >= longYield {
+		c.given += took
+	}
+	period := now.Sub(c.since)
+	if period < yieldPeriod {
+		return
+	}
+	if c.given >= period*3/4 {
+		c.until = now.Add(contendedTime)
+		setSlice(shortSlice)
+	}
+	c.since, c.given = 0, 0
+}
+
+// at reports whether the worker must sleep instead of yielding at now.
+func (c *contention) at(now clock.Time) bool {
+	if c.until == 0 {
+		return false
+	}
+	if now < c.until {
+		return true
+	}
+	c.until = 0
+	setSlice(0)
+	return false
+}
+
+// setSlice sets the time slice of the calling thread; 0 restores the kernel's default. A failure is harmless.
+func setSlice(d time.Duration) {
+	a, err := unix.SchedGetAttr(0, 0)
+	if err != nil || a.Policy != unix.SCHED_NORMAL {
+		return
+	}
+	a.Runtime = uint64(d)
+	_ = unix.SchedSetAttr(0, a, 0)
+}
