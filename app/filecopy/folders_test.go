@@ -1,0 +1,160 @@
+package filecopy
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/testenv/memconn"
+)
+
+// TestAttributes checks that permissions and times are copied when requested.
+func TestAttributes(t *testing.T) {
+	w := newWorld(t)
+	name := filepath.Join(w.dir, "f")
+	if err := os.WriteFile(name, random(2500), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	at := time.Unix(1e9, 123456000)
+	if err := errors.Join(os.Chmod(name, 0o4751), os.Chtimes(name, at, at)); err != nil {
+		t.Fatal(err)
+	}
+	w.client.Preserve = true
+	f, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.client.Put(t.Context(), f, info.Size(), AttrsOf(info), "there"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.get("there", "back"); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []string{filepath.Join(w.there, "there"), filepath.Join(w.dir, "back")} {
+		info, err := os.Stat(p)
+		if err != nil || info.Mode() != 0o751 || !info.ModTime().Equal(at) {
+			t.Errorf("%s: %v, %v", p, info, err)
+		}
+	}
+}
+
+// TestFolders checks that folders are made and listed, over several messages, and that a server cannot name files
+// outside the folder.
+func TestFolders(t *testing.T) {
+	w := newWorld(t)
+	if err := w.client.Mkdir(t.Context(), "d", Attrs{Mode: 0o755}); err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for i := range 2*maxEntries + 3 {
+		name := fmt.Sprintf("f%02d", i)
+		want = append(want, name)
+		if _, err := w.put(nil, "d/"+name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(w.there, "d", ".iwcp-part-x"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	if err := w.client.List(t.Context(), "d", func(e Entry) error { got = append(got, e.Name); return nil }); err != nil || !slices.Equal(got, want) {
+		t.Errorf("List: %q, %v", got, err)
+	}
+	if e, err := w.client.Stat(t.Context(), "d"); err != nil || !e.Folder {
+		t.Errorf("Stat of a folder: %+v, %v", e, err)
+	}
+	if e, err := w.client.Stat(t.Context(), ""); err != nil || !e.Folder {
+		t.Errorf("Stat of the store: %+v, %v", e, err)
+	}
+	if _, err := w.client.Stat(t.Context(), "none"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Stat of nothing: %v", err)
+	}
+	if err := w.client.Mkdir(t.Context(), "d/f00", Attrs{}); err == nil {
+		t.Error("a folder was made of a file")
+	}
+	old := &Client{Version: 1}
+	if err := old.needs(true); !errors.Is(err, ErrVersion) {
+		t.Errorf("folders of a server of version 1: %v", err)
+	}
+	for _, name := range []string{"../x", "..", "a/b", "", ".iwcp-x", "b\n"} {
+		a, b := memconn.Pair(RecvDepth, MaxMessage)
+		for _, m := range []message{{Kind: kindEntry, Name: name}, {Kind: kindDone}} {
+			if err := send(t.Context(), b, &m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c := &Client{Conn: a}
+		if l, err := c.list(t.Context(), 0, "d", ""); err == nil {
+			t.Errorf("an entry %q was taken: %+v", name, l)
+		}
+		a.Close()
+	}
+}
+
+// TestListed checks what the list of a folder says about links, of which those to folders may lead in circles, and about
+// names that messages cannot have: a recursive copy must skip these, and say so.
+func TestListed(t *testing.T) {
+	w := newWorld(t)
+	if err := os.WriteFile(filepath.Join(w.there, "file"), []byte("1234"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, to := range map[string]string{"circle": ".", "to-file": "file", "nowhere": "none", "out": "/etc"} {
+		if err := os.Symlink(to, filepath.Join(w.there, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"a\nb", "a\tb", "x\xffy", strings.Repeat("\xff", 255)} {
+		if err := os.WriteFile(filepath.Join(w.there, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := make(map[string]Entry)
+	if err := w.client.List(t.Context(), "", func(e Entry) error { got[e.Name] = e; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	const odd = "\ufffd" // what is shown for bytes that are not UTF-8
+	for name, other := range map[string]bool{
+		"file": false, "to-file": false, "circle": true, "nowhere": true, "out": true, "a?b": true, "x" + odd + "y": true, strings.Repeat(odd, 85): true,
+	} {
+		if e, ok := got[name]; !ok || e.Other != other || e.Folder || !other && e.Size != 4 {
+			t.Errorf("%q: %+v", name, e)
+		}
+		delete(got, name)
+	}
+	if len(got) > 0 {
+		t.Errorf("and %v", got)
+	}
+}
+
+// TestFolderRemoved uses a store whose folder is gone.
+func TestFolderRemoved(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "d")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	store, err := OpenStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Create("f", 1, Options{}); err == nil || !strings.HasPrefix(err.Error(), "f: its folder was removed") {
+		t.Errorf("Create: %v", err)
+	}
+	if _, err := store.List(""); err == nil || err.Error() != "the folder itself: no such file or directory" {
+		t.Errorf("List: %v", err)
+	}
+}

@@ -1,0 +1,230 @@
+package ctrl
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+)
+
+// TestUnread checks that a client that reads nothing is disconnected, and counts as a client until it has read what
+// the kernel holds for it or has closed its socket.
+func TestUnread(t *testing.T) {
+	t.Run("reads", func(t *testing.T) {
+		testUnread(t, func(c *tclient) {
+			for c.next() != nil {
+			}
+		})
+	})
+	t.Run("closes", func(t *testing.T) { testUnread(t, func(c *tclient) { c.c.Close() }) })
+}
+
+func testUnread(t *testing.T, leave func(*tclient)) {
+	h := newHarness(t, Config{Limits: Limits{Clients: 1}})
+	c := h.hello(t)
+	h.mu.Lock()
+	sess := h.sessions[h.lastID]
+	h.mu.Unlock()
+	c.ok(reqListen("", 7174))
+	var err error
+	for range 1 << 20 {
+		b := []byte{8, 1, 0x82, 2, 0} // QueryStatus
+		if err = c.c.Write(b, nil); err != nil {
+			break
+		}
+	}
+	if err == nil {
+		t.Fatal("a million requests without reading a reply")
+	}
+	<-sess.out.quit
+	for range 10 {
+		late := h.client(t)
+		late.fails(cQuota, &ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
+	}
+	leave(c)
+	h.settled(t)
+	if n := h.counters.cutOff.Load(); n != 1 {
+		t.Errorf("%d clients cut off", n)
+	}
+}
+
+// TestRefusedUnread checks the limit of refused clients that do not read the reason.
+func TestRefusedUnread(t *testing.T) {
+	h := newHarness(t, Config{Limits: Limits{Clients: 1}})
+	h.hello(t)
+	hello := &ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}}
+	var refused []*tclient
+	for range maxRefusing {
+		c := h.client(t)
+		c.send(hello)
+		refused = append(refused, c)
+	}
+	answered := func(c *tclient) bool { // also after a disconnect
+		b, err := proto.Marshal(hello)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = c.c.Write(b, nil)
+		return c.next() != nil
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		h.mu.Lock()
+		n := h.refusing[uint32(os.Getuid())]
+		h.mu.Unlock()
+		if n == maxRefusing {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d clients are being refused", n)
+		}
+	}
+	if answered(h.client(t)) {
+		t.Errorf("more than %d answers wait to be read", maxRefusing)
+	}
+	for refused[0].next() != nil {
+	}
+	for deadline := time.Now().Add(time.Minute); !answered(h.client(t)); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("no answer after one was read")
+		}
+	}
+}
+
+// TestUnreadBytes checks that a limit covers the bytes that all clients of a user leave unread, and that a client
+// that leaves little is not disconnected because of others.
+func TestUnreadBytes(t *testing.T) {
+	const limit = 256 << 10
+	h := newHarness(t, Config{Limits: Limits{Messages: limit}})
+	polite := h.hello(t)
+	var most uint64
+	for range 4 {
+		c := h.hello(t)
+		pd := c.pd()
+		for range pageSize { // a list of them is long
+			c.ok(reqMR(pd, 4096), memfd(t, 4096))
+		}
+		b, err := proto.Marshal(&ctrlpb.Request{Id: 1 << 40, Body: &ctrlpb.Request_ListMrs{ListMrs: &ctrlpb.ListMRs{}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range maxQueued - 1 {
+			if c.c.Write(b, nil) != nil {
+				break
+			}
+			h.mu.Lock()
+			most = max(most, h.unreadOf(uint32(os.Getuid())).Load())
+			h.mu.Unlock()
+		}
+	}
+	if q := polite.quota("messages"); q.Limit != limit || !q.Bytes {
+		t.Errorf("%v", q)
+	}
+	if most > limit+4*messageShare+seqpacket.MaxPacket || most < messageShare {
+		t.Errorf("%d bytes were held", most)
+	}
+	for deadline := time.Now().Add(time.Minute); h.counters.cutOff.Load() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("no client was cut off")
+		}
+	}
+	polite.pd()
+}
+
+// reqChurn returns the request that creates the next queue pair if i is even, or destroys it again if i is odd.
+func reqChurn(i int, pd, cq uint32) []byte {
+	req := reqQP(pd, cq)
+	if i%2 == 1 {
+		req = &ctrlpb.Request{Body: &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: uint32(i/2 + 1)}}}
+	}
+	req.Id = uint64(i + 1)
+	b, err := proto.Marshal(req)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// TestUnreadFDs checks that a client that does not read the descriptors of replies is disconnected and uses few of
+// the daemon's descriptors.
+func TestUnreadFDs(t *testing.T) {
+	h := newHarness(t, Config{})
+	h.unread = 100 * time.Millisecond
+	c := h.hello(t)
+	pd, cq := c.pd(), c.cq()
+	before, most := openFDs(t), 0
+	var err error
+	for i := range 1 << 16 {
+		if err = c.c.Write(reqChurn(i, pd, cq), nil); err != nil {
+			break
+		}
+		if i%64 == 0 {
+			most = max(most, openFDs(t)-before)
+		}
+	}
+	if err == nil {
+		t.Fatal("65536 requests without reading a reply")
+	}
+	c.c.Close()
+	h.settled(t)
+	if n := h.counters.cutOff.Load(); n != 1 {
+		t.Errorf("%d clients cut off", n)
+	}
+	if most > maxQueuedFDs+32 {
+		t.Errorf("%d descriptors open for it", most)
+	}
+	for deadline := time.Now().Add(time.Minute); openFDs(t) > before; { // the queued descriptors, and the socket
+		if time.Now().After(deadline) {
+			t.Fatalf("%d descriptors left", openFDs(t)-before)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// TestLateReader checks that a client that sends many requests before it reads gets all replies.
+func TestLateReader(t *testing.T) {
+	h := newHarness(t, Config{})
+	h.unread = time.Minute
+	c := h.hello(t)
+	pd, cq := c.pd(), c.cq()
+	const n = 2000
+	sent := make(chan error, 1)
+	go func() {
+		for i := range n {
+			if err := c.c.Write(reqChurn(i, pd, cq), nil); err != nil {
+				sent <- err
+				return
+			}
+		}
+		sent <- nil
+	}()
+	full := func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		for _, s := range h.sessions {
+			s.out.mu.Lock()
+			defer s.out.mu.Unlock()
+			return s.out.fds > maxQueuedFDs
+		}
+		return false
+	}
+	for deadline := time.Now().Add(time.Minute); !full(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the daemon did not wait")
+		}
+	}
+	for i := range n {
+		m := c.next()
+		if r := m.GetReply(); r == nil || r.Error != nil || r.Id != uint64(i+1) {
+			t.Fatalf("message %d: %v", i, m)
+		}
+		seqpacket.CloseAll(c.fds)
+		c.fds = nil
+	}
+	if err := <-sent; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,164 @@
+package nfs_test
+
+import (
+	"encoding/binary"
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
+	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
+)
+
+func TestRights(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	ok, denied := nfsv3.NFS3_OK, nfsv3.NFS3ERR_ACCES
+	for _, c := range []struct {
+		mode         os.FileMode
+		who          who
+		access       uint32
+		read, writes nfsv3.Nfsstat3
+	}{
+		{0o600, alice, 0x0d, ok, ok}, {0o600, bob, 0, denied, denied}, {0o600, root, 0x0d, ok, ok},
+		{0o400, alice, 0x01, ok, ok}, // an owner may still use a file that it has open (RFC 1813 section 4.4)
+		{0o711, bob, 0x20, ok, denied}, {0o640, who{2000, 100, nil}, 0x01, ok, denied}, {0o660, who{2000, 200, []uint32{7, 100}}, 0x0d, ok, ok},
+		{0o604, who{2000, 100, nil}, 0, denied, denied}, // the bits of the group apply, not those of others
+	} {
+		fh := l.file("f", c.mode, alice, "data")
+		if got := l.access(c.who, fh); got != c.access {
+			t.Errorf("%o for %d: access %#x, not %#x", c.mode, c.who.uid, got, c.access)
+		}
+		l.want(c.read, c.who, pRead, read(fh, 0, 4))
+		l.want(c.writes, c.who, pWrite, write(fh, 0, []byte("x")))
+	}
+	l.want(nfsv3.NFS3ERR_PERM, bob, pSetattr, func(w *rpc.Writer) { w.Opaque(l.file("f", 0o666, alice, "")); sattr(w, 0o777, -1); w.U32(0) })
+	// Files that users other than root make belong to them and have the requested mode. A sticky directory protects files
+	// from other users, and set-group-ID is inherited.
+	l.want(ok, root, pMkdir, func(w *rpc.Writer) { name(l.root, "tmp")(w); sattr(w, 0o1777, -1) })
+	tmp := l.lookup("tmp")
+	l.want(ok, alice, pCreate, create(tmp, "a", 0o666))
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(l.dir, "tmp/a"), &st); err != nil || st.Uid != 1000 || st.Gid != 100 || st.Mode&0o7777 != 0o666 {
+		t.Errorf("%+v, %v", st, err)
+	}
+	if r, got := l.do(bob, pRemove, name(tmp, "a")); got != nfsv3.NFS3ERR_PERM && got != denied {
+		t.Errorf("another removes from a sticky directory: %v, %v", got, r.Err())
+	}
+	l.want(ok, alice, pRemove, name(tmp, "a"))
+	if err := unix.Chown(filepath.Join(l.dir, "tmp"), 0, 555); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Chmod(filepath.Join(l.dir, "tmp"), 0o2777); err != nil {
+		t.Fatal(err)
+	}
+	l.want(ok, alice, pCreate, create(tmp, "g", 0o600))
+	if err := unix.Stat(filepath.Join(l.dir, "tmp/g"), &st); err != nil || st.Gid != 555 {
+		t.Errorf("%+v, %v", st, err)
+	}
+	// A change by a user other than root removes set-user-ID.
+	fh := l.file("suid", 0o4777, alice, "x")
+	l.want(ok, bob, pWrite, write(fh, 0, []byte("y")))
+	if err := unix.Stat(filepath.Join(l.dir, "suid"), &st); err != nil || st.Mode&unix.S_ISUID != 0 {
+		t.Errorf("%o, %v", st.Mode, err)
+	}
+	fh = l.file("suid", 0o4777, alice, "x")
+	l.want(ok, bob, pSetattr, func(w *rpc.Writer) { w.Opaque(fh); sattr(w, -1, 0); w.U32(0) })
+	if err := unix.Stat(filepath.Join(l.dir, "suid"), &st); err != nil || st.Mode&unix.S_ISUID != 0 {
+		t.Errorf("%o, %v", st.Mode, err)
+	}
+}
+
+// TestACL checks rights that the mode of a file does not show. In the mode of a file with an ACL the group's bits are
+// the mask.
+func TestACL(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	fh := l.file("f", 0o600, alice, "data")
+	acl := binary.LittleEndian.AppendUint32(nil, 2)
+	for _, e := range []struct {
+		tag, perm uint16
+		id        uint32
+	}{{0x01, 6, math.MaxUint32}, {0x02, 6, 2000}, {0x04, 0, math.MaxUint32}, {0x10, 6, math.MaxUint32}, {0x20, 0, math.MaxUint32}} {
+		acl = binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint16(binary.LittleEndian.AppendUint16(acl, e.tag), e.perm), e.id)
+	}
+	if err := unix.Setxattr(filepath.Join(l.dir, "f"), "system.posix_acl_access", acl, 0); err != nil {
+		testenv.Skip(t, "no ACLs on this file system: %v", err)
+	}
+	l.want(nfsv3.NFS3_OK, bob, pRead, read(fh, 0, 4))
+	l.want(nfsv3.NFS3_OK, bob, pWrite, write(fh, 0, []byte("x")))
+	group := who{uid: 3000, gid: 100}
+	l.want(nfsv3.NFS3ERR_ACCES, group, pRead, read(fh, 0, 4))
+	l.want(nfsv3.NFS3ERR_ACCES, group, pWrite, write(fh, 0, []byte("x")))
+	if a, b := l.access(bob, fh), l.access(group, fh); a != 0x0d || b != 0 {
+		t.Errorf("access %#x, %#x", a, b)
+	}
+}
+
+func TestRootSquash(t *testing.T) {
+	l := newLocal(t, nfs.Config{RootSquash: true})
+	l.want(nfsv3.NFS3_OK, root, pCreate, create(l.root, "made", 0o600))
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(l.dir, "made"), &st); err != nil || st.Uid != 65534 || st.Gid != 65534 {
+		t.Errorf("%+v, %v", st, err)
+	}
+	fh := l.file("f", 0o660, root, "data")
+	for _, c := range []who{root, {1000, 0, nil}, {1000, 100, []uint32{0}}, {0, 0, []uint32{0}}, {1000, 1<<32 - 1, nil}, {1<<32 - 1, 100, nil}, {1000, 100, []uint32{1<<32 - 1}}} {
+		l.want(nfsv3.NFS3ERR_ACCES, c, pRead, read(fh, 0, 4))
+	}
+}
+
+func TestReadOnly(t *testing.T) {
+	l := newLocal(t, nfs.Config{ReadOnly: true})
+	fh := l.file("f", 0o666, root, "data")
+	for proc, args := range map[uint32]func(*rpc.Writer){
+		pSetattr: func(w *rpc.Writer) { w.Opaque(fh); sattr(w, 0o600, -1); w.U32(0) },
+		pWrite:   write(fh, 0, []byte("x")), pCreate: create(l.root, "n", 0o600),
+		pMkdir:   func(w *rpc.Writer) { name(l.root, "n")(w); sattr(w, 0o700, -1) },
+		pSymlink: func(w *rpc.Writer) { name(l.root, "n")(w); sattr(w, -1, -1); w.String("f") },
+		pMknod:   func(w *rpc.Writer) { name(l.root, "n")(w); w.U32(7); sattr(w, 0o600, -1) },
+		pRemove:  name(l.root, "f"), pRmdir: name(l.root, "f"),
+		pRename: func(w *rpc.Writer) { name(l.root, "f")(w); name(l.root, "n")(w) },
+		pLink:   func(w *rpc.Writer) { w.Opaque(fh); name(l.root, "n")(w) },
+	} {
+		l.want(nfsv3.NFS3ERR_ROFS, root, proc, args)
+	}
+	if a := l.access(root, fh); a != 0x01 {
+		t.Errorf("access %#x", a)
+	}
+	if d := l.access(root, l.root); d != 0x03 {
+		t.Errorf("access to the directory %#x", d)
+	}
+	r := l.want(nfsv3.NFS3_OK, root, pRead, read(fh, 0, 10))
+	r.Fixed(4 + 84 + 4 + 4)
+	if s := r.String(10); s != "data" {
+		t.Errorf("%q", s)
+	}
+}
+
+// TestFlavors checks that unsupported credentials are rejected with an error.
+func TestFlavors(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	many := rpc.Sys{GIDs: make([]uint32, 17)}
+	for _, c := range []struct {
+		name string
+		cred rpc.Auth
+		err  error
+	}{
+		{"AUTH_NONE", rpc.Auth{}, nil}, {"AUTH_SYS", (&rpc.Sys{GIDs: make([]uint32, 16)}).Auth(), nil}, {"17 groups", many.Auth(), rpc.AuthError},
+		{"AUTH_SHORT", rpc.Auth{Flavor: 2, Body: make([]byte, 8)}, rpc.AuthError},
+		{"RPCSEC_GSS", rpc.Auth{Flavor: rpc.AuthGSS, Body: []byte{0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0}}, rpc.AuthError},
+	} {
+		for _, prog := range []uint32{nfs.ProgramNFS, nfs.ProgramMount} {
+			var w rpc.Writer
+			(&rpc.Call{XID: l.xid.Add(1), Prog: prog, Vers: 3, Cred: c.cred}).Start(&w)
+			reply, ok := l.srv.Serve(t.Context(), "10.0.0.9", w.Msg, nil)
+			if _, err := rpc.ParseReply(reply); !ok || err != c.err {
+				t.Errorf("%s, program %d: %v, not %v", c.name, prog, err, c.err)
+			}
+		}
+	}
+}
