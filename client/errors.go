@@ -27,7 +27,7 @@ var (
 	ErrVersion     = errors.New("iwarp: protocol version not supported")
 	ErrProtocol    = errors.New("iwarp: the peer violated the MPA start-up")
 	ErrInternal    = errors.New("iwarp: internal error of the daemon or the host")
-	ErrCanceled    = errors.New("iwarp: given up")
+	ErrCanceled    = errors.New("iwarp: canceled")
 
 	ErrDaemonGone = errors.New("iwarp: the daemon is gone")
 	// ErrDraining: the daemon is stopping and takes no new work; see Device.Draining. It is

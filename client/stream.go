@@ -239,7 +239,7 @@ func (s *Stream) Initiate(ctx context.Context, q *QP, cfg *Config) (*ConnInfo, e
 	case s.l == nil:
 		q = s.q
 	case q == nil:
-		return nil, &Error{s.op, ctrlpb.Code_CODE_INVALID, "the side that accepted has no queue pair yet: one is needed"}
+		return nil, &Error{s.op, ctrlpb.Code_CODE_INVALID, "the side that accepted has no queue pair yet: pass one"}
 	}
 	// Events of the connection may arrive before the reply.
 	q.mu.Lock()
@@ -290,7 +290,7 @@ func (s *Stream) Request(ctx context.Context) (*ConnRequest, error) {
 // start starts MPA.
 func (s *Stream) start(ctx context.Context, m *ctrlpb.StartMPA) error {
 	if !s.rmu.TryLock() {
-		return &Error{s.op, ctrlpb.Code_CODE_BUSY, "a Read waits: what comes next would be its, not MPA's"}
+		return &Error{s.op, ctrlpb.Code_CODE_BUSY, "a Read is waiting and would take the bytes meant for MPA: end it first"}
 	}
 	defer s.rmu.Unlock()
 	m.Conn = s.h

@@ -66,6 +66,6 @@ func TestDrainLate(t *testing.T) {
 		t.Error("not announced")
 	}
 	if n := newHarness(t, Config{}).Drain(t.Context(), time.Hour); n != 0 {
-		t.Errorf("%d connections of nobody", n)
+		t.Errorf("%d connections without a client", n)
 	}
 }

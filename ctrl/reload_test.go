@@ -28,7 +28,7 @@ func TestReload(t *testing.T) {
 	h.Reload(Config{Allow: []Rule{{UIDs: []uint32{uid}, Deny: true}}})
 	m := c.next()
 	if m == nil || !strings.Contains(m.GetEvent().GetCutOff().GetError().GetText(), "no longer allowed") {
-		t.Errorf("told %v", m)
+		t.Errorf("got %v", m)
 	}
 	if m := c.next(); m != nil {
 		t.Errorf("after the end %v", m)

@@ -239,7 +239,7 @@ func TestQuota(t *testing.T) {
 	third := h.client(t)
 	text := third.fails(cQuota, &ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
 	if m := third.next(); m != nil || !strings.Contains(text, "max-clients") {
-		t.Errorf("a third client was told %q, then %v", text, m)
+		t.Errorf("a third client got %q, then %v", text, m)
 	}
 	pd, cq := a.pd(), a.cq()
 	bpd, bcq := b.pd(), b.cq()
@@ -325,7 +325,7 @@ func TestPolicy(t *testing.T) {
 	denied := deny.client(t)
 	denied.fails(ctrlpb.Code_CODE_PERMISSION, &ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
 	if m := denied.next(); m != nil {
-		t.Errorf("a denied client was told %v", m)
+		t.Errorf("a denied client got %v", m)
 	}
 }
 

@@ -128,7 +128,7 @@ func TestDefragment(t *testing.T) {
 				s.closeAll(a)
 			}
 			if hb.w.held.whole != 0 || hb.w.dev.frags.queued.Load() != 0 {
-				t.Errorf("%d bytes held, %d under way", hb.w.held.whole, hb.w.dev.frags.queued.Load())
+				t.Errorf("%d bytes held, %d queued", hb.w.held.whole, hb.w.dev.frags.queued.Load())
 			}
 		})
 	}

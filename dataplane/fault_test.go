@@ -250,7 +250,7 @@ func TestSCTPFault(t *testing.T) {
 		wb.turn()
 	}()
 	if wb.stats.Faults != 1 || told != 1 {
-		t.Fatalf("%d faults, told of %d", wb.stats.Faults, told)
+		t.Fatalf("%d faults, %d reported", wb.stats.Faults, told)
 	}
 	if f, c := wb.stats.RxFrames-frames, b.as().a.Stats().RxChunks-chunks; f != 1 || c != 2 {
 		t.Fatalf("%d messages in %d frames: this tests nothing", c, f)

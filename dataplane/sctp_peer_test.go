@@ -287,7 +287,7 @@ func TestSCTPFurtherHop(t *testing.T) {
 		t.Errorf("packets to the second address go to %x, want %x", got, r.macs[second])
 	}
 	if got := sent(third); len(got) != 1 || got[0] != macA {
-		t.Errorf("packets to an address that nobody has go to %x, want the first one's, %x", got, macA)
+		t.Errorf("packets to an unassigned address go to %x, want the first one's, %x", got, macA)
 	}
 	if mtu := p.assoc().a.Path(1).MTU; mtu != 1400 {
 		t.Errorf("the path has an MTU of %d", mtu)
@@ -364,7 +364,7 @@ func TestSCTPFurtherHopsOfMany(t *testing.T) {
 	close(r)
 	for end := time.Now().Add(time.Minute); w.e.hopLookups.Load() != 0; runtime.Gosched() {
 		if time.Now().After(end) {
-			t.Fatal("somebody asks for ever")
+			t.Fatal("the lookups do not end")
 		}
 	}
 }
@@ -387,7 +387,7 @@ func TestSCTPRestartForgets(t *testing.T) {
 		t.Fatalf("%d messages after the restart, %d not acknowledged", len(p.chunks(sctp.ChunkData)), old.a.Unacked())
 	}
 	if old.mux.Free(0) {
-		t.Error("the stream is free while its Terminate is under way")
+		t.Error("the stream is free while its Terminate is in flight")
 	}
 }
 
@@ -574,7 +574,7 @@ func TestSCTPMemoryOfPlaces(t *testing.T) {
 	n := w.stats.AssocsNoMemory
 	p.segment(0, 4000) // needs a larger ring than allowed
 	if p.turn(); p.assoc() != nil || w.stats.AssocsNoMemory == n {
-		t.Errorf("%d bytes, and nobody was ended", w.sctp.memory)
+		t.Errorf("%d bytes, and no association was ended", w.sctp.memory)
 	}
 }
 

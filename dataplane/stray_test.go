@@ -61,7 +61,7 @@ func (q *twoQueues) openQueues(over string, qa, qb *simQP) *stream {
 			return c
 		}
 	}
-	q.t.Fatal("nobody has the connection")
+	q.t.Fatal("no worker has the connection")
 	return nil
 }
 

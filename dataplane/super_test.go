@@ -189,7 +189,7 @@ func TestSuperPeerTakesNone(t *testing.T) {
 		s.moveData(mpa.Params{CRC: true, IRD: 8, ORD: 8}, rand.New(rand.NewPCG(1, 2)), addrA, addrB)
 		st := &s.hosts[0].w.stats
 		if st.TxSuperDropped == 0 || st.TxSuperDropped > maxSuperFailures {
-			t.Errorf("limit %d: %d super-frames were tried in vain", limit, st.TxSuperDropped)
+			t.Errorf("limit %d: %d super-frames were lost", limit, st.TxSuperDropped)
 		}
 		if got := st.TxSuper - st.TxSuperDropped; (got > 0) != (limit > 1514) {
 			t.Errorf("limit %d: %d super-frames arrived", limit, got)

@@ -433,7 +433,7 @@ func corruptedRun(s *simulation, reasons map[string]int) {
 			}
 			// A peer that had also failed was no longer reading.
 			if got := e.peer.Remote(); got != err && e.peer.Err() == nil || e.peer.remote.layout != LayoutRFC {
-				t.Fatalf("end %d: %v; the peer was told %v in layout %v", i, err, got, e.peer.remote.layout)
+				t.Fatalf("end %d: %v; the peer got %v in layout %v", i, err, got, e.peer.remote.layout)
 			}
 		}
 		e.Flush()

@@ -560,7 +560,7 @@ func TestPatience(t *testing.T) {
 			t.Errorf("%v after %v", err, time.Since(start))
 		}
 		if n := len(told); n != 1 || <-told != g.l.Addr() {
-			t.Errorf("patience of %v: told %d times", patience, n)
+			t.Errorf("patience of %v: notified %d times", patience, n)
 		}
 	}
 }

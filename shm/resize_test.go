@@ -137,7 +137,7 @@ func TestOnFault(t *testing.T) {
 		cq.Push(0, &verbs.WC{})
 	}
 	if told != 3 {
-		t.Errorf("told %d times; want 3", told)
+		t.Errorf("notified %d times; want 3", told)
 	}
 }
 

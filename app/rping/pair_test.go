@@ -44,7 +44,7 @@ func TestOverRDMA(t *testing.T) {
 		}}
 		rep, err := Ping(t.Context(), a.Device(), addr, Config(), size, o)
 		if err != nil || rep.Rounds != 20 || rounds != 20 {
-			t.Errorf("size %d: client %+v, %v, %d rounds told", size, rep, err, rounds)
+			t.Errorf("size %d: client %+v, %v, %d rounds reported", size, rep, err, rounds)
 		}
 		if s := <-done; s.err != nil || s.rep.Rounds != 20 {
 			t.Errorf("size %d: server %+v", size, s)

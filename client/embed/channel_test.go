@@ -80,7 +80,7 @@ func TestCompChannel(t *testing.T) {
 	silent := func() {
 		t.Helper()
 		if cq := ch.Poll(); cq != nil {
-			t.Error("a wake-up that nobody asked for")
+			t.Error("an unexpected wake-up")
 		}
 	}
 	for _, e := range to {
@@ -116,7 +116,7 @@ func TestCompChannel(t *testing.T) {
 		}
 	}
 	if !got[to[0].cq] || !got[to[3].cq] {
-		t.Errorf("Poll told of %d queues", len(got))
+		t.Errorf("Poll returned %d queues", len(got))
 	}
 	silent()
 

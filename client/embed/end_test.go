@@ -32,7 +32,7 @@ func TestTerminate(t *testing.T) {
 	}
 	var te *iwarp.TerminateError
 	if !errors.As(err, &te) || !te.Remote || !bounds(te) || !bytes.HasPrefix(te.Message, []byte{0x11, 1}) {
-		t.Errorf("the guilty side: %v, %+v", err, te)
+		t.Errorf("the side that broke the rule: %v, %+v", err, te)
 	}
 	_, err = cb.Recv(ctx, make([]byte, 8))
 	if !errors.As(err, &te) || te.Remote || !bounds(te) || te.Message != nil {

@@ -21,12 +21,12 @@ import (
 	"github.com/iwarpd/iwarpd/shm"
 )
 
-// foe is a hostile client: it speaks the protocol by hand over the daemon's socket and writes to memory that it
+// rawClient is a hostile client: it speaks the protocol by hand over the daemon's socket and writes to memory that it
 // should not change.
-type foe struct {
+type rawClient struct {
 	t      *testing.T
 	c      *seqpacket.Conn
-	msgs   chan foeMessage
+	msgs   chan rawMessage
 	id     uint64
 	events []*ctrlpb.Event
 	bells  *shm.DoorbellRinger
@@ -35,19 +35,19 @@ type foe struct {
 	ring   []byte // the completion queue's memfd
 }
 
-type foeMessage struct {
+type rawMessage struct {
 	m   *ctrlpb.Message
 	fds []int
 	err error
 }
 
-func newFoe(t *testing.T, socket string) *foe {
+func newRawClient(t *testing.T, socket string) *rawClient {
 	t.Helper()
 	c, err := seqpacket.Dial(t.Context(), socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &foe{t: t, c: c, msgs: make(chan foeMessage, 64)}
+	f := &rawClient{t: t, c: c, msgs: make(chan rawMessage, 64)}
 	t.Cleanup(func() { c.Close() })
 	go func() {
 		for {
@@ -56,7 +56,7 @@ func newFoe(t *testing.T, socket string) *foe {
 			if err == nil {
 				err = proto.Unmarshal(b, m)
 			}
-			f.msgs <- foeMessage{m, fds, err}
+			f.msgs <- rawMessage{m, fds, err}
 			if err != nil {
 				return
 			}
@@ -65,18 +65,18 @@ func newFoe(t *testing.T, socket string) *foe {
 	return f
 }
 
-func (f *foe) next() foeMessage {
+func (f *rawClient) next() rawMessage {
 	f.t.Helper()
 	select {
 	case m := <-f.msgs:
 		return m
 	case <-time.After(time.Minute):
 		f.t.Fatal("no message within a minute")
-		return foeMessage{}
+		return rawMessage{}
 	}
 }
 
-func (f *foe) do(req *ctrlpb.Request) (*ctrlpb.Reply, []int) {
+func (f *rawClient) do(req *ctrlpb.Request) (*ctrlpb.Reply, []int) {
 	f.t.Helper()
 	f.id++
 	req.Id = f.id
@@ -105,11 +105,11 @@ func (f *foe) do(req *ctrlpb.Request) (*ctrlpb.Reply, []int) {
 	}
 }
 
-// foeDepth is the number of completions and of work requests that its queues hold.
-const foeDepth = 8
+// rawDepth is the number of completions and of work requests that its queues hold.
+const rawDepth = 8
 
 // open creates a queue pair and connects it.
-func (f *foe) open(remote string) {
+func (f *rawClient) open(remote string) {
 	f.t.Helper()
 	_, fds := f.do(&ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
 	var err error
@@ -117,7 +117,7 @@ func (f *foe) open(remote string) {
 		f.t.Fatal(err)
 	}
 	pd, _ := f.do(&ctrlpb.Request{Body: &ctrlpb.Request_AllocPd{AllocPd: &ctrlpb.AllocPD{}}})
-	cq, fds := f.do(&ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: foeDepth}}})
+	cq, fds := f.do(&ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: rawDepth}}})
 	var st unix.Stat_t
 	if err := unix.Fstat(fds[0], &st); err != nil {
 		f.t.Fatal(err)
@@ -126,7 +126,7 @@ func (f *foe) open(remote string) {
 		f.t.Fatal(err)
 	}
 	qp, fds := f.do(&ctrlpb.Request{Body: &ctrlpb.Request_CreateQp{CreateQp: &ctrlpb.CreateQP{
-		Pd: pd.GetPd().Pd, SendCq: cq.GetCq().Cq, RecvCq: cq.GetCq().Cq, SqDepth: 4 * foeDepth, RqDepth: 1, MaxSge: 1,
+		Pd: pd.GetPd().Pd, SendCq: cq.GetCq().Cq, RecvCq: cq.GetCq().Cq, SqDepth: 4 * rawDepth, RqDepth: 1, MaxSge: 1,
 	}}})
 	if f.sq, err = shm.MapSQ(fds[0]); err != nil {
 		f.t.Fatal(err)
@@ -146,10 +146,12 @@ func (f *foe) open(remote string) {
 }
 
 // word returns a word of the completion queue's memory.
-func (f *foe) word(off int) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&f.ring[off])) }
+func (f *rawClient) word(off int) *atomic.Uint32 {
+	return (*atomic.Uint32)(unsafe.Pointer(&f.ring[off]))
+}
 
 // write posts n Writes of no bytes.
-func (f *foe) write(n int, to *iwarp.MR) {
+func (f *rawClient) write(n int, to *iwarp.MR) {
 	f.t.Helper()
 	for range n {
 		if err := f.sq.Post(&iwarp.SendWR{Op: iwarp.OpWrite, Flags: iwarp.Signaled, Remote: to.Base(), RKey: to.RKey()}); err != nil {
@@ -160,7 +162,7 @@ func (f *foe) write(n int, to *iwarp.MR) {
 }
 
 // completes waits until the daemon has put n completions into the ring in total.
-func (f *foe) completes(n uint32) {
+func (f *rawClient) completes(n uint32) {
 	f.t.Helper()
 	for deadline := time.Now().Add(time.Minute); f.word(shm.HeaderSize+shm.RingProducer).Load() != n; {
 		if time.Now().After(deadline) {
@@ -186,26 +188,26 @@ func TestForgedCompletionRing(t *testing.T) {
 	defer l.Close()
 	for _, tt := range []struct {
 		name  string
-		forge func(f *foe) // runs with foeDepth completions in the ring, none of them consumed
+		forge func(f *rawClient) // runs with rawDepth completions in the ring, none of them consumed
 		ends  bool
 	}{
-		{"one more taken than there is", func(f *foe) { f.word(consumer).Store(foeDepth + 1) }, true},
-		{"far more taken", func(f *foe) { f.word(consumer).Store(1 << 30) }, true},
-		{"one untaken", func(f *foe) { f.word(consumer).Store(^uint32(0)) }, true},
-		{"half way round", func(f *foe) { f.word(consumer).Store(1 << 31) }, true},
-		{"all taken unread", func(f *foe) { f.word(consumer).Store(foeDepth) }, false},
-		{"the daemon's words", func(f *foe) {
+		{"one more taken than there is", func(f *rawClient) { f.word(consumer).Store(rawDepth + 1) }, true},
+		{"far more taken", func(f *rawClient) { f.word(consumer).Store(1 << 30) }, true},
+		{"one untaken", func(f *rawClient) { f.word(consumer).Store(^uint32(0)) }, true},
+		{"half way round", func(f *rawClient) { f.word(consumer).Store(1 << 31) }, true},
+		{"all taken unread", func(f *rawClient) { f.word(consumer).Store(rawDepth) }, false},
+		{"the daemon's words", func(f *rawClient) {
 			for off := 0; off < shm.HeaderSize; off += 4 { // among them arm and overruns
 				f.word(off).Store(^uint32(0))
 			}
 			for off := shm.HeaderSize + shm.RingEntries; off < len(f.ring); off += 4 {
 				f.word(off).Store(^uint32(0))
 			}
-			f.word(consumer).Store(foeDepth)
+			f.word(consumer).Store(rawDepth)
 		}, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			f := newFoe(t, socket)
+			f := newRawClient(t, socket)
 			peer, err := nb.Device().CreateQP(ctx, iwarp.QPConfig{PD: friend.pd, SendCQ: friend.cq, RecvCQ: friend.cq})
 			if err != nil {
 				t.Fatal(err)
@@ -222,8 +224,8 @@ func TestForgedCompletionRing(t *testing.T) {
 			if err := <-accepted; err != nil {
 				t.Fatal(err)
 			}
-			f.write(foeDepth, friend.mem)
-			f.completes(foeDepth)
+			f.write(rawDepth, friend.mem)
+			f.completes(rawDepth)
 			tt.forge(f)
 			f.write(1, friend.mem)
 			if tt.ends {
@@ -247,7 +249,7 @@ func TestForgedCompletionRing(t *testing.T) {
 					}
 				}
 			} else {
-				f.completes(foeDepth + 1)
+				f.completes(rawDepth + 1)
 				f.c.Close()
 			}
 			select {

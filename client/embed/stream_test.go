@@ -371,7 +371,7 @@ func TestStreamEnds(t *testing.T) {
 			t.Errorf("the side that was asked: %v", err)
 		}
 		if err := <-gone; err == nil {
-			t.Error("the side that gave up is told nothing")
+			t.Error("the side that gave up gets no event")
 		}
 		if _, err := r.Accept(ctx, nil, nil); !errors.Is(err, iwarp.ErrNoObject) {
 			t.Errorf("%v", err)

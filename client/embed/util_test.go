@@ -19,7 +19,7 @@ func until(t testing.TB, ctx context.Context, what string, ok func() bool) {
 	t.Helper()
 	for !ok() {
 		if ctx.Err() != nil {
-			t.Fatalf("in vain: %s", what)
+			t.Fatalf("timed out: %s", what)
 		}
 		time.Sleep(100 * time.Microsecond) // the engine may want this CPU
 	}

@@ -202,7 +202,7 @@ func TestErrorAsJSON(t *testing.T) {
 func TestHelp(t *testing.T) {
 	_, help, _ := ctl(t, "--help")
 	if !strings.Contains(help, "Exit codes") {
-		t.Error("the help does not tell the exit codes")
+		t.Error("the help lacks the exit codes")
 	}
 	c := &command{}
 	var walk func(path []string)

@@ -194,18 +194,18 @@ func leftOut(ifname string, queues []int, have int) string {
 	if len(queues) == have {
 		return ""
 	}
-	mend := fmt.Sprintf("ethtool -L %s combined %d", ifname, len(queues)) // where they are the first ones
+	fix := fmt.Sprintf("ethtool -L %s combined %d", ifname, len(queues)) // where they are the first ones
 	weights := make([]byte, 0, 2*have)
 	for q := range have {
 		served := slices.Contains(queues, q)
 		if served && q >= len(queues) {
-			mend = ""
+			fix = ""
 		}
 		weights = append(weights, ' ', map[bool]byte{false: '0', true: '1'}[served])
 	}
 	spread := fmt.Sprintf("ethtool -X %s weight%s", ifname, weights)
-	if mend != "" {
-		spread += ", or " + mend
+	if fix != "" {
+		spread += ", or " + fix
 	}
 	return "frames that come on the other queues are left to the kernel, so that some connections cannot be made: serve all queues, or let the interface use these alone: " + spread
 }

@@ -45,7 +45,7 @@ func TestWatchdog(t *testing.T) {
 		b := make([]byte, 64)
 		n, err := systemd.Read(b)
 		if err != nil || string(b[:n]) != want {
-			t.Fatalf("systemd was told %q, %v; want %q", b[:n], err, want)
+			t.Fatalf("systemd got %q, %v; want %q", b[:n], err, want)
 		}
 	}
 	for range 3 {

@@ -313,7 +313,7 @@ func TestNeighbourReplaced(t *testing.T) {
 	// A lookup may learn the address before the event of the kernel is read.
 	r.learn(neighbour{1, used}, second)
 	if len(r.changed) != 1 {
-		t.Error("another address was found, and nobody else hears of it")
+		t.Error("another address was found, and no one is notified")
 	}
 	<-r.changed
 	r.learn(neighbour{1, used}, second)
@@ -642,7 +642,7 @@ func TestOldFailure(t *testing.T) {
 				return now
 			}
 		}
-		t.Fatal("nobody waits")
+		t.Fatal("no caller waits")
 		return nil
 	}
 	var last chan struct{}

@@ -68,7 +68,7 @@ func (c *changes) generation() (uint32, error) {
 			return gen, nil
 		}
 	}
-	return 0, errors.New("the kernel does not tell the generation of its ruleset")
+	return 0, errors.New("the kernel does not report the generation of its ruleset")
 }
 
 // generationIn returns the generation in m.

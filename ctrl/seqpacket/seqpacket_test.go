@@ -78,7 +78,7 @@ func TestTryWrite(t *testing.T) {
 	}
 	b.Close()
 	if a.TryWrite([]byte("x"), nil) || a.TryWrite(make([]byte, MaxPacket+1), nil) {
-		t.Error("sent to nobody")
+		t.Error("sent although the peer has closed")
 	}
 }
 
@@ -186,7 +186,7 @@ func TestBlock(t *testing.T) {
 		case err := <-errs:
 			return err
 		case <-time.After(30 * time.Second):
-			t.Fatal("it waits for ever")
+			t.Fatal("it waits forever")
 			return nil
 		}
 	}

@@ -134,7 +134,7 @@ func TestDirectory(t *testing.T) {
 	})
 	for range n {
 		if d.Find(&k) == nil {
-			t.Fatal("a flow that moves is nobody's")
+			t.Fatal("a flow that moves is unowned")
 		}
 	}
 	wg.Wait()

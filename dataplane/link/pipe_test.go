@@ -109,7 +109,7 @@ func TestPipePostRefusesWhatIsPosted(t *testing.T) {
 		t.Errorf("reaped %d, %v", n, done[:n])
 	}
 	if !a.Post(s2, 0, 1500+HeaderRoom+1) {
-		t.Error("an impossible frame must be taken and counted, or the worker tries for ever")
+		t.Error("an impossible frame must be taken and counted, or the worker tries forever")
 	}
 	a.Flush()
 	if n := a.Reap(done[:]); n != 1 || done[0] != s2 {

@@ -221,7 +221,7 @@ func TestPostRefuses(t *testing.T) {
 		a.Free(slots[0])
 	}()
 	if !a.Post(slots[5], 0, 1500+link.HeaderRoom+1) {
-		t.Error("an impossible frame must be taken and counted, or the worker tries for ever")
+		t.Error("an impossible frame must be taken and counted, or the worker tries forever")
 	}
 	reaped := map[link.Slot]int{}
 	done := make([]link.Slot, 2)

@@ -63,7 +63,7 @@ func TestLeakIsFound(t *testing.T) {
 	patience = 10 * time.Millisecond
 	r.cleanups[0]()
 	if !r.failed {
-		t.Error("a goroutine leaked and nobody noticed")
+		t.Error("a leaked goroutine was not noticed")
 	}
 }
 

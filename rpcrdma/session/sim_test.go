@@ -63,7 +63,7 @@ func (e *end) send(o *end) {
 		e.sent++
 		o.in = append(o.in, append([]byte(nil), out.B...))
 		if len(o.in) > o.recv {
-			e.t.Fatalf("%d messages under way, %d Receives", len(o.in), o.recv)
+			e.t.Fatalf("%d messages in flight, %d Receives", len(o.in), o.recv)
 		}
 	}
 }
@@ -165,7 +165,7 @@ func TestSimulation(t *testing.T) {
 			}
 			for step := 0; ; step++ {
 				if step > 200_000 {
-					t.Fatalf("stuck: %d of %d and %d of %d done, %d %d under way, %+v %+v", len(a.done), want[a], len(b.done), want[b], len(a.in), len(b.in), a.s.Stats(), b.s.Stats())
+					t.Fatalf("stuck: %d of %d and %d of %d done, %d %d in flight, %+v %+v", len(a.done), want[a], len(b.done), want[b], len(a.in), len(b.in), a.s.Stats(), b.s.Stats())
 				}
 				issue := step < 400
 				for _, e := range []*end{a, b} {

@@ -453,7 +453,7 @@ func TestDraftSetup(t *testing.T) {
 	b := newBench(t, Config{Profile: Draft})
 	b.must(b.m.Negotiate(sid, []byte("offer")))
 	if err := b.m.Negotiate(sid, nil); err != ErrState {
-		t.Errorf("a second Negotiate under way: %v", err)
+		t.Errorf("a second Negotiate in flight: %v", err)
 	}
 	b.ack()
 	b.control(1, "counter")

@@ -279,7 +279,7 @@ func TestEndsOfInitiator(t *testing.T) {
 					return
 				}
 				if err := c.over(); err == nil {
-					t.Error("the application is told nothing")
+					t.Error("the application gets no event")
 				}
 				if err := w.good.beat(); err != nil { // after everything that the node sent
 					t.Fatal(err)

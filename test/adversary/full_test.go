@@ -133,7 +133,7 @@ func (c *conn) expect(a *attack, guilty []byte) {
 		}
 		c.end(finished)
 		if err := c.over(); !errors.Is(err, iwarp.ErrPeerClosed) {
-			t.Errorf("the application is told: %v", err)
+			t.Errorf("the application gets %v", err)
 		}
 	case terminated:
 		o := &a.want
@@ -152,7 +152,7 @@ func (c *conn) expect(a *attack, guilty []byte) {
 		err := c.over()
 		te, ok := errors.AsType[*iwarp.TerminateError](err)
 		if !ok || te.Remote || !errors.Is(te, term.Lookup(o.layer, o.typ, o.code)) {
-			t.Errorf("the application is told: %v", err)
+			t.Errorf("the application gets %v", err)
 		}
 	case finished:
 		c.end(finished)
@@ -160,14 +160,14 @@ func (c *conn) expect(a *attack, guilty []byte) {
 			t.Fatal(err)
 		}
 		if err := c.over(); err == nil {
-			t.Error("the application is told nothing")
+			t.Error("the application gets no event")
 		}
 	case wasReset, cut:
 		if a.want.kind == wasReset {
 			c.end(wasReset)
 		}
 		if err := c.over(); err == nil {
-			t.Error("the application is told nothing")
+			t.Error("the application gets no event")
 		}
 		if a.want.kind == cut {
 			if err := c.good.beat(); err != nil { // after everything that the node sent

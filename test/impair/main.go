@@ -51,7 +51,7 @@ func run(args []string) error {
 	ba := fl.String("b-to-a", "", "the same, for frames from b to a only, in place of -both")
 	after := fl.Duration("after", 0, "when to change to -then, from the first frame on")
 	then := fl.String("then", "", "what happens to frames either way from -after on")
-	icmp := fl.Bool("icmp", false, "tell the sender of a packet that is longer than mtu=, as a router does")
+	icmp := fl.Bool("icmp", false, "report packets longer than mtu= to their sender, as a router does")
 	vlan := fl.Uint("vlan", 0, "join b to this VLAN of a, 1 to 4094; 0: to a itself")
 	seed := fl.Uint64("seed", 0, "seed of all decisions; 0: $TEST_SEED, else from the clock")
 	stats := fl.Bool("stats", false, "print counters as JSON at the end")

@@ -113,7 +113,7 @@ func (s *service) told(want string) {
 	for {
 		n, err := s.notify.Read(b)
 		if err != nil {
-			s.t.Fatalf("the daemon does not tell %s: %v", want, err)
+			s.t.Fatalf("the daemon does not report %s: %v", want, err)
 		}
 		if string(b[:n]) == want {
 			return

@@ -112,7 +112,7 @@ func (h *host) run(what string, done func() bool) {
 	end := time.Now().Add(time.Minute)
 	for !done() {
 		if time.Now().After(end) {
-			h.t.Fatalf("waited in vain for %s: %s", what, h.describe())
+			h.t.Fatalf("timed out waiting for %s: %s", what, h.describe())
 		}
 		h.turn()
 	}

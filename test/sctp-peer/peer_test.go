@@ -256,7 +256,7 @@ func TestDial(t *testing.T) {
 				t.Errorf("%d buffers were not given back", len(h.bufs))
 			}
 			if !p.has(fmt.Sprintf("adaptation %d", h.cfg.Adaptation)) {
-				t.Error("the peer was told of no adaptation")
+				t.Error("the peer got no adaptation indication")
 			}
 			if p.has("ordered") || p.has("unknown") {
 				t.Error("the peer complains")

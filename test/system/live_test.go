@@ -80,7 +80,7 @@ func TestServersSurvive(t *testing.T) {
 		for i, s := range servers {
 			waitFor(t, "server "+fmt.Sprint(i), func() bool { return strings.Count(s.String(), "listening on") == before+1 })
 			if n := strings.Count(s.String(), "is gone: waiting for the next one"); n != before {
-				t.Errorf("server %d told %d times that its daemon is gone: %s", i, n, s.String())
+				t.Errorf("server %d reported %d times that its daemon is gone: %s", i, n, s.String())
 			}
 		}
 		holds(t, there)

@@ -231,7 +231,7 @@ func (h *host) holds() holding {
 	}
 	for _, name := range []string{"ctrl.conns", "ctrl.ports", "engine.conns", "engine.slots", "engine.free_slots", "engine.held_frames", "engine.timers"} {
 		if _, ok := counters[name]; !ok {
-			h.t.Fatalf("iwarpctl stats does not tell %s", name)
+			h.t.Fatalf("iwarpctl stats does not show %s", name)
 		}
 	}
 	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", st.Pid))

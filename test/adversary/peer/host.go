@@ -23,8 +23,8 @@ var MAC = [6]byte{2, 0, 0, 0, 0x66, 0x66}
 // patience is how long Host waits for what must come at once.
 const patience = time.Minute
 
-// ErrPatience says that what was waited for did not come.
-var ErrPatience = errors.New("peer: waited in vain")
+// ErrPatience means that an expected event did not come in time.
+var ErrPatience = errors.New("peer: timed out waiting")
 
 type key struct {
 	remote        netip.Addr
