@@ -10,7 +10,6 @@ import (
 // just had some.
 type idling struct {
 	since clock.Time // when the first turn without work began, or 0
-	gave  bool       // it has yielded since
 }
 
 // pause is what a worker does before its next turn.
@@ -24,10 +23,10 @@ const (
 )
 
 // next returns what to do after a turn, at now, without work, if idle turns are followed by sleep after spin. It first
-// yields to a client on the same CPU, which has completions to see or requests to post. A client that has neither
-// polls, and yields the CPU again: two context switches, during which the worker would not see the frame that it
-// awaits, and a client on another CPU would wait longer. So it then yields only after half of spin if it awaits an
-// answer from its peer, and not while a client may respond to a completion.
+// yields if a client on the same CPU may have something new to see. A client that has not polls, and yields the CPU
+// again: two context switches, during which the worker would not see the frame that it awaits, and a client on another
+// CPU would wait longer. So without news it yields only after half of spin if it awaits an answer from its peer, and
+// not while a client may respond to a completion.
 func (i *idling) next(now clock.Time, spin time.Duration, awaits bool, r *response) pause {
 	if i.since == 0 {
 		i.since = now
@@ -36,17 +35,18 @@ func (i *idling) next(now clock.Time, spin time.Duration, awaits bool, r *respon
 	switch idle := now.Sub(i.since); {
 	case idle >= spin && !responds:
 		return sleepPause
-	case responds && r.near, i.gave && (awaits && idle < spin/2 || responds):
+	case responds && r.near, !r.news && (awaits && idle < spin/2 || responds):
 		return noPause
 	}
-	i.gave = true
+	r.news = false
 	return yieldPause
 }
 
-// response says until when a client may respond to the last completion.
+// response says what clients may respond to.
 type response struct {
-	until clock.Time
-	near  bool // over a connection within the host, where even one system call would be a large part of the round trip
+	until clock.Time // a client may respond to the last completion until then
+	near  bool       // over a connection within the host, where even one system call would be a large part of the round trip
+	news  bool       // since its last yield the worker has done more than to send what a client had posted
 }
 
 // replyTime is how long after the begin of a turn with a completion its client typically posts again,

@@ -440,7 +440,7 @@ func (w *worker) complete(b *QPBinding, wc *verbs.WC) bool {
 	}
 	if !listed {
 		w.cqs = append(w.cqs, cq)
-		w.response = response{w.now.Add(replyTime), b.stream != nil && b.stream.near()}
+		w.response = response{w.now.Add(replyTime), b.stream != nil && b.stream.near(), true}
 	}
 	return true
 }

@@ -353,6 +353,9 @@ func (w *worker) turn() int {
 	if w.strays.pending.Load() {
 		n += w.pollStrays()
 	}
+	if n > 0 {
+		w.response.news = true
+	}
 	n += w.pollBells()
 	n += w.timers.Expire(w.now)
 	n += w.pump()
