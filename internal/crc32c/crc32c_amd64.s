@@ -217,6 +217,11 @@ second:
 
 	PCALIGN $64
 loop:
+	// The processor's own prefetcher stops at the end of each page. A page ahead may be the next FPDU.
+	PREFETCHT0 4096(SI)
+	PREFETCHT0 4160(SI)
+	PREFETCHT0 4224(SI)
+	PREFETCHT0 4288(SI)
 	VMOVDQU64 (SI), Z20
 	VMOVDQU64 64(SI), Z21
 	VMOVDQU64 128(SI), Z22

@@ -197,3 +197,29 @@ func BenchmarkUpdate(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkCold passes over FPDUs of memory that does not fit in the cache.
+func BenchmarkCold(b *testing.B) {
+	mem := bytes.Repeat([]byte{1}, 128<<20)
+	dst := make([]byte, 64<<10)
+	for _, n := range []int{1448, 8948} {
+		for _, f := range []struct {
+			name string
+			f    func(p []byte)
+		}{
+			{"Sum", func(p []byte) { Sum(0, p) }},
+			{"Copy", func(p []byte) { Copy(dst, 0, p) }},
+		} {
+			b.Run(fmt.Sprintf("%d/%s", n, f.name), func(b *testing.B) {
+				b.SetBytes(int64(n))
+				at := 0
+				for b.Loop() {
+					f.f(mem[at : at+n])
+					if at += n; at+n > len(mem) {
+						at = 0
+					}
+				}
+			})
+		}
+	}
+}
