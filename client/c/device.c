@@ -129,6 +129,7 @@ static struct iwarpd_device *new_device(int sock)
 	dev->last_event = &dev->events;
 	dev->on_event = event_arrived;
 	dev->objects.next = dev->objects.prev = &dev->objects;
+	pthread_mutex_init(&dev->attaching, NULL);
 	pthread_mutex_init(&dev->lock, NULL);
 	pthread_condattr_init(&attr);
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -224,6 +225,7 @@ void iwarpd_close(struct iwarpd_device *dev)
 		pb__message__free_unpacked(dev->hello, NULL);
 	pthread_cond_destroy(&dev->turn);
 	pthread_mutex_destroy(&dev->lock);
+	pthread_mutex_destroy(&dev->attaching);
 	free(dev);
 }
 

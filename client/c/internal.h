@@ -169,6 +169,8 @@ struct iwarpd_device {
 
 	void (*on_event)(struct iwarpd_device *dev, Pb__Message *msg); /* takes ownership of msg; the lock is held */
 
+	pthread_mutex_t attaching; /* held during the request; guards the next line */
+	bool far, near;            /* the daemon has our /proc/self/mem, and the memfd of near memory */
 	pthread_mutex_t lock; /* guards the rest */
 	pthread_cond_t turn;  /* signaled when a thread has read something or stopped reading */
 	bool reading;         /* a thread is waiting for the socket */
@@ -183,7 +185,6 @@ struct iwarpd_device {
 	struct stream *readers; /* pending iwarpd_stream_read calls */
 	unsigned int num_qps, most_qps; /* current and maximum number */
 	unsigned int listening; /* pending iwarpd_listen calls */
-	bool far, near;         /* the daemon has our /proc/self/mem, and the memfd of near memory */
 	struct object objects; /* head of the list */
 	uint8_t buf[MAX_PACKET];
 };

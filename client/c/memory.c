@@ -117,11 +117,10 @@ static int attach_fd(struct iwarpd_device *dev, bool near, int fd, struct iwarpd
  */
 static int attach(struct iwarpd_device *dev, const struct iwarpd_mr_attr *attr, struct iwarpd_error *e)
 {
-	static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
 	bool *attached = attr->near ? &dev->near : &dev->far;
 	int err = 0;
 
-	pthread_mutex_lock(&one);
+	pthread_mutex_lock(&dev->attaching);
 	if (!*attached) {
 		int fd = attr->near ? attr->fd : open("/proc/self/mem", O_RDWR | O_CLOEXEC);
 
@@ -130,7 +129,7 @@ static int attach(struct iwarpd_device *dev, const struct iwarpd_mr_attr *attr, 
 			close(fd);
 		*attached = !err;
 	}
-	pthread_mutex_unlock(&one);
+	pthread_mutex_unlock(&dev->attaching);
 	return err;
 }
 

@@ -138,6 +138,11 @@ static void probe_all(void)
 	globfree(&g);
 }
 
+void devices_after_fork_child(void)
+{
+	pthread_mutex_init(&lock, NULL);
+}
+
 struct device *iwv_devices_scan(void)
 {
 	pthread_mutex_lock(&lock);

@@ -63,6 +63,12 @@ struct exchange {
 static pthread_mutex_t holding = PTHREAD_MUTEX_INITIALIZER;
 static struct exchange *holders;
 
+void exchange_after_fork_child(void)
+{
+	pthread_mutex_init(&holding, NULL);
+	holders = NULL;
+}
+
 bool exchange_hold(const struct ibv_context *context, const struct ibv_wc *wc)
 {
 	struct held *h = calloc(1, sizeof(*h));

@@ -136,6 +136,9 @@ bool device_ours(const struct ibv_device *ibv);
  */
 struct device *iwv_devices_scan(void);
 
+/* devices_after_fork_child makes the list usable in the child, though another thread was scanning. */
+void devices_after_fork_child(void);
+
 /* iwv_device_address stores address i of a device, and reports whether there is one. */
 bool iwv_device_address(const struct device *d, unsigned int i, struct sockaddr_storage *a, unsigned int *prefix);
 
@@ -363,6 +366,9 @@ void exchange_end(struct qp *qp);
  * with any lock held.
  */
 bool exchange_hold(const struct ibv_context *context, const struct ibv_wc *wc);
+
+/* exchange_after_fork_child forgets the parent's connections. */
+void exchange_after_fork_child(void);
 
 /* exchange_show adds the held completions to the CQ. */
 void exchange_show(struct qp *qp);

@@ -205,6 +205,8 @@ static void after_fork_parent(void)
 static void after_fork_child(void)
 {
 	near_after_fork_child();
+	devices_after_fork_child();
+	exchange_after_fork_child();
 	pthread_mutex_init(&lock, NULL);
 	init_changed();
 	contexts = NULL;

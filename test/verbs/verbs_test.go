@@ -367,6 +367,14 @@ func TestTimeOfDay(t *testing.T) {
 	}
 }
 
+// TestForkDuringScan checks that a child can look for devices though another thread of its parent was doing so.
+func TestForkDuringScan(t *testing.T) {
+	run := exec.Command(filepath.Join(plain.libraries(t), "iwarpd-run"), compile(t, "fork"), filepath.Join(t.TempDir(), "silent.sock"))
+	if out, err := run.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 // A mode is what testdata/memory.c does, and a part of what the library must log then.
 type mode struct {
 	name, log string
