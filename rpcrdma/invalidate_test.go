@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/iwarpd/iwarpd/client/embed"
-	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
 	"github.com/iwarpd/iwarpd/rpcrdma/session"
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
@@ -17,14 +15,7 @@ import (
 // TestInvalidateFlag checks that Send with Invalidate is used if both ends set R in their private data, never
 // otherwise with version 1, and never if the client's R is 0 (RFC 8797 section 4.1).
 func TestInvalidateFlag(t *testing.T) {
-	a, b, err := embed.Pair(embed.PairConfig{Sockets: testenv.Sockets()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
+	ctx, a, b := pair(t)
 	scfg := DefaultConfig(true)
 	scfg.Server = &rpc.Server{}
 	scfg.Server.Register(7, rpc.Program{Low: 1, High: 1, Serve: func(_ context.Context, r *rpc.Request) rpc.Status {
@@ -117,11 +108,7 @@ func TestPrivateSizes(t *testing.T) {
 // provider fails the invalidating work request.
 func TestInvalidationFails(t *testing.T) {
 	for _, version := range []int{1, 2} {
-		a, b, err := embed.Pair(embed.PairConfig{Sockets: testenv.Sockets()})
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+		ctx, a, b := pair(t)
 		scfg, ccfg := DefaultConfig(true), DefaultConfig(false)
 		scfg.Server = &rpc.Server{}
 		scfg.Server.Register(7, rpc.Program{Low: 1, High: 1, Serve: func(_ context.Context, r *rpc.Request) rpc.Status {
@@ -191,8 +178,5 @@ func TestInvalidationFails(t *testing.T) {
 		if err := se.Close(); err != nil {
 			t.Error(err)
 		}
-		cancel()
-		a.Close()
-		b.Close()
 	}
 }

@@ -14,24 +14,31 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// endpoint returns a server's endpoint with a context of two minutes.
-func endpoint(t *testing.T) (context.Context, *Endpoint) {
+// pair returns two nodes joined by a wire, with a context of two minutes.
+func pair(t *testing.T) (ctx context.Context, a, b *embed.Node) {
 	t.Helper()
 	a, b, err := embed.Pair(embed.PairConfig{Sockets: testenv.Sockets()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	e, err := New(ctx, b.Device(), DefaultConfig(true))
-	if err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() {
-		e.Close()
 		cancel()
 		b.Close()
 		a.Close()
 	})
+	return ctx, a, b
+}
+
+// endpoint returns a server's endpoint.
+func endpoint(t *testing.T) (context.Context, *Endpoint) {
+	t.Helper()
+	ctx, _, b := pair(t)
+	e, err := New(ctx, b.Device(), DefaultConfig(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { e.Close() })
 	return ctx, e
 }
 

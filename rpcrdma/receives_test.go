@@ -4,11 +4,8 @@ import (
 	"context"
 	"fmt"
 	"testing"
-	"time"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
-	"github.com/iwarpd/iwarpd/client/embed"
-	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rpcrdma/session"
 )
 
@@ -16,14 +13,7 @@ import (
 // first, and two more for errors if it granted no credits for those: that many messages arrive while no completion is
 // taken (draft section 4.2.1.1, RFC 8166 section 3.3.1).
 func TestReceives(t *testing.T) {
-	a, b, err := embed.Pair(embed.PairConfig{Sockets: testenv.Sockets()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
+	ctx, a, b := pair(t)
 	e, err := New(ctx, b.Device(), DefaultConfig(true))
 	if err != nil {
 		t.Fatal(err)
