@@ -66,7 +66,7 @@ func (l *Listener) cookieReply(now clock.Time, f *pkt.Flow, s *Segment) Header {
 	h.Opts.HasTimestamps = true
 	h.Opts.TSEcr = s.Opts.TSVal
 	c.tsOff = l.tsOff(f)
-	ts := c.tsNow(now)
+	ts := c.tsAt(now)
 	// The timestamp clock must not appear to run backwards later in the connection.
 	h.Opts.TSVal = ts&^cookieBits | bits
 	if int32(h.Opts.TSVal-ts) > 0 {

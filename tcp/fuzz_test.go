@@ -252,7 +252,7 @@ func fuzzSegment(t *testing.T, b []byte) {
 			s.Len = in.u16() % 1500
 			s.Opts.HasTimestamps = op&4 == 0 || !c.cfg.NoTimestamps
 			s.Opts.TSVal = c.tsRecent + uint32(int8(in.byte()))
-			s.Opts.TSEcr = c.tsNow(now) - uint32(in.byte())
+			s.Opts.TSEcr = c.tsAt(now) - uint32(in.byte())
 			if op&16 != 0 {
 				for range 1 + in.byte()%4 {
 					a := c.una.Add(int(int16(in.u16())))

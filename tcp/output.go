@@ -103,7 +103,7 @@ func (c *Conn) sendSYN(now clock.Time, o *Out) {
 		o.Opts.WScale = c.rcvShift
 	}
 	if o.Opts.HasTimestamps = !c.cfg.NoTimestamps && (open || c.tsOK); o.Opts.HasTimestamps {
-		o.Opts.TSVal = c.tsNow(now)
+		o.Opts.TSVal = c.tsAt(now)
 	}
 	if open {
 		if c.cfg.requestsECN() && c.synRetries == 0 {
@@ -133,8 +133,6 @@ func (c *Conn) sendSYN(now clock.Time, o *Out) {
 // tsAt returns the timestamp clock: one tick per millisecond (RFC 7323 5.4).
 func (c *Conn) tsAt(t clock.Time) uint32 { return uint32(uint64(t)/1e6) + c.tsOff }
 
-func (c *Conn) tsNow(now clock.Time) uint32 { return c.tsAt(now) }
-
 // header fills in the fields common to all segments after the handshake, and notes that the segment carries an ACK. SACK blocks are added
 // as far as a full segment leaves room beside the payload.
 func (c *Conn) header(now clock.Time, o *Out, payload int) {
@@ -144,25 +142,22 @@ func (c *Conn) header(now clock.Time, o *Out, payload int) {
 	o.Window = c.window()
 	if c.tsOK {
 		o.Opts.HasTimestamps = true
-		o.Opts.TSVal = c.tsNow(now)
+		o.Opts.TSVal = c.tsAt(now)
 		o.Opts.TSEcr = c.tsRecent
 	}
-	left := true // some SACK blocks did not fit: the ACK stays due
+	due := false // the ACK stays due if it has no room for a SACK block
 	if c.sackOK && (c.dsackPending || len(c.reasm.s) > 0) {
 		room := min(maxOptionLen-o.Opts.fixedLen(), c.mss-payload)
 		if k := sackFit(maxSACK, room); k > 0 {
 			c.putSACK(&o.Opts, k)
-			left = false
+		} else {
+			due = true
 		}
-	} else {
-		left = false
 	}
 	if c.ecnOK && c.ceSeen {
 		o.Flags |= ECE
 	}
-	if !left {
-		c.ackNow = false
-	}
+	c.ackNow = c.ackNow && due
 	c.ackPending = false
 	c.unacked = 0
 	c.stop(timerDelayedAck)
@@ -227,7 +222,7 @@ func (c *Conn) sendAck(now clock.Time, o *Out) {
 
 // sendSegment builds the next segment with payload or FIN, or a probe.
 func (c *Conn) sendSegment(now clock.Time, o *Out) bool {
-	if c.lostSegs > 0 && c.frto != 2 {
+	if c.lostSegs > 0 && c.frto != frtoNewData {
 		if p := c.firstLost(); c.allowed(int(c.q.at(p).len)) || c.forceRetransmit {
 			if !c.paced(now, int(c.q.at(p).len)) {
 				c.forceRetransmit = false
@@ -249,7 +244,7 @@ func (c *Conn) sendSegment(now clock.Time, o *Out) bool {
 			return true
 		}
 	}
-	if p := c.q.next; p != c.q.tail && (c.lostSegs == 0 || c.frto == 2) {
+	if p := c.q.next; p != c.q.tail && (c.lostSegs == 0 || c.frto == frtoNewData) {
 		s := c.fitRun(p)
 		c.fitWindow(s)
 		s = c.q.at(p)
@@ -353,7 +348,7 @@ func (c *Conn) transmit(now clock.Time, o *Out, p uint64, again bool) {
 		if c.undoSet {
 			c.undoRetrans++
 			if !c.tsSentValid {
-				c.tsSent, c.tsSentValid = c.tsNow(now), true
+				c.tsSent, c.tsSentValid = c.tsAt(now), true
 			}
 		}
 		c.stats.Retransmits++

@@ -32,7 +32,7 @@ type recoveryState struct {
 	recoverPoint  serial.Num // RecoveryPoint of RFC 6675
 	everRecovered bool       // a reduction has set recoverPoint, and una has not passed it
 	lossUna       serial.Num // una at the last time-out
-	frto          uint8      // step of RFC 5682 3.1
+	frto          frtoStep
 	frtoHigh      serial.Num
 	initialWindow int
 
@@ -100,7 +100,7 @@ func (c *Conn) recover(a *ackState) {
 	c.tryUndo(a)
 
 	if c.ca == caLoss {
-		c.frtoStep(a)
+		c.detectSpurious(a)
 	}
 	if c.ca != caOpen && c.recoverPoint.LessEq(c.una) {
 		c.endRecovery(a)
@@ -132,7 +132,7 @@ func (c *Conn) recover(a *ackState) {
 		*g = ackSample{now: a.now, acked: a.acked, rtt: a.lastRTT, srtt: c.srtt, ece: a.ece,
 			flight: a.flight, round: round, limited: c.limited || c.limitedNow}
 		c.cc.seen(&c.w, g)
-		if (c.ca == caOpen && c.lostSegs == 0 || c.ca == caLoss && c.frto == 0) && g.limited {
+		if (c.ca == caOpen && c.lostSegs == 0 || c.ca == caLoss && c.frto == frtoOff) && g.limited {
 			c.cc.grow(&c.w, g)
 		}
 	}
@@ -288,7 +288,7 @@ func (c *Conn) endRecovery(a *ackState) {
 		c.rack.recovered()
 	}
 	c.ca = caOpen
-	c.frto = 0
+	c.frto = frtoOff
 	c.forceRetransmit = false
 	c.dupAcks = 0
 }
@@ -331,30 +331,39 @@ func (c *Conn) undo(a *ackState) {
 	c.cc.undo(&c.w)
 	c.limited, c.limitedNow = false, false // only the reduced window was fully used
 	c.ca = caOpen
-	c.frto = 0
+	c.frto = frtoOff
 	c.forceRetransmit = false
 	c.dupAcks = 0
 	c.backoff = 0
 }
 
-// frtoStep is F-RTO (RFC 5682 3.1, SACK version), which detects a spurious time-out.
-func (c *Conn) frtoStep(a *ackState) {
+// frtoStep is the step of F-RTO (RFC 5682 3.1) after a time-out.
+type frtoStep uint8
+
+const (
+	frtoOff      frtoStep = iota
+	frtoTimedOut          // step 1: the first segment was retransmitted
+	frtoNewData           // step 2b: new data was sent, to test the path
+)
+
+// detectSpurious is F-RTO (RFC 5682 3.1, SACK version), which detects a spurious time-out.
+func (c *Conn) detectSpurious(a *ackState) {
 	switch {
-	case c.frto == 0:
+	case c.frto == frtoOff:
 	case a.original:
 		// A segment sent before the time-out, and not retransmitted, has arrived.
 		c.stats.SpuriousRTO++
 		c.undo(a)
-	case c.frto == 1 && a.advanced && c.una.Less(c.recoverPoint):
-		// Step 2b: send new data, if there is any, to test the path.
+	case c.frto == frtoTimedOut && a.advanced && c.una.Less(c.recoverPoint):
+		// If there is no new data, F-RTO ends.
 		if c.q.next != c.q.tail && c.fits(c.q.at(c.q.next)) {
-			c.frto = 2
+			c.frto = frtoNewData
 			c.w.cwnd = c.pipe() + 2*c.w.mss
 		} else {
-			c.frto = 0
+			c.frto = frtoOff
 		}
 	case a.advanced || a.dup || a.newSACK:
 		// Step 3a: the loss is real.
-		c.frto = 0
+		c.frto = frtoOff
 	}
 }

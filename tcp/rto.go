@@ -110,10 +110,10 @@ func (c *Conn) retransmitTimeout(now clock.Time) {
 		}
 	}
 	// RFC 5682 2.1 (1): not if the same segment times out again.
-	c.frto = 0
+	c.frto = frtoOff
 	c.frtoHigh = c.una
 	if !again && head.retrans == 0 {
-		c.frto = 1
+		c.frto = frtoTimedOut
 		c.frtoHigh = c.nxt
 	}
 	c.ca = caLoss

@@ -217,7 +217,7 @@ func (r *scriptRun) segment(f []string) Segment {
 	if r.ts {
 		s.Opts.HasTimestamps, s.Opts.TSVal = true, r.tsVal
 		if r.c != nil {
-			s.Opts.TSEcr = r.c.tsNow(r.now)
+			s.Opts.TSEcr = r.c.tsAt(r.now)
 		}
 	}
 	for i := 2; i < len(f); i++ {
