@@ -10,8 +10,8 @@ import (
 )
 
 // watchLink logs changes of the interface that affect connections: its link goes down or up, or
-// its MTU or the routes over it change. It stores the state of the link in state, and calls
-// renew when the driver may have lost the XDP program. It returns when ctx is done.
+// its name, its MTU or the routes over it change. It stores the state of the link in state, and
+// calls renew when the driver may have lost the XDP program. It returns when ctx is done.
 func watchLink(ctx context.Context, log *zap.Logger, ifname string, state *atomic.Pointer[hostnet.LinkState], renew func() error) {
 	log = log.With(zap.String("interface", ifname))
 	link := func(before, now hostnet.LinkState) {
@@ -21,6 +21,9 @@ func watchLink(ctx context.Context, log *zap.Logger, ifname string, state *atomi
 			log.Warn("the link is down: no frames are received or sent until it is up again")
 		case !before.Up && now.Up:
 			log.Info("the link is up")
+		}
+		if before.Name != now.Name && now.Name != ifname {
+			log.Warn("the interface was renamed: iwarpd keeps using it, but needs the new name at its next start", zap.String("name", now.Name))
 		}
 		if before.MTU != now.MTU {
 			fields := []zap.Field{zap.Int("mtu", now.MTU), zap.Int("before", before.MTU)}

@@ -69,6 +69,14 @@ func TestWatchLink(t *testing.T) {
 	expect(refused)
 	ip("route", "add", "192.0.2.0/24", "dev", v.A.Name)
 	expect("routes over the interface changed")
+	reach := func(what string, is func(*hostnet.LinkState) bool) {
+		t.Helper()
+		for deadline := time.Now().Add(30 * time.Second); !is(state.Load()); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: state %+v", what, state.Load())
+			}
+		}
+	}
 	for _, up := range []bool{false, true} {
 		before, word := renewed.Load(), map[bool]string{false: "down", true: "up"}[up]
 		ip("link", "set", v.A.Name, word)
@@ -82,4 +90,13 @@ func TestWatchLink(t *testing.T) {
 			}
 		}
 	}
+	ip("link", "set", v.A.Name, "down")
+	ip("link", "set", v.A.Name, "name", "other0")
+	expect("the interface was renamed")
+	ip("link", "set", "other0", "up")
+	reach("up under the other name", func(s *hostnet.LinkState) bool { return s.Up })
+	ip("link", "del", "other0")
+	reach("removed", func(s *hostnet.LinkState) bool { return !s.Enabled })
+	ip("link", "add", v.A.Name, "up", "type", "veth", "peer", "name", "other1")
+	reach("a new interface of the first name", func(s *hostnet.LinkState) bool { return s.Enabled })
 }

@@ -58,7 +58,7 @@ func (n *nic) watchUnseen(ctx context.Context, tick <-chan time.Time) {
 			return
 		}
 		c, err := n.steer.Counters()
-		came, lerr := hostnet.Received(n.name)
+		came, lerr := hostnet.Received(int(n.index.Load()))
 		if err != nil || lerr != nil || !strings.HasPrefix(*n.mode.Load(), "native") || !u.lost(c.Seen(), came) {
 			continue
 		}

@@ -21,6 +21,7 @@ const resubscribe = 100 * time.Millisecond
 
 // LinkState is the state of an interface.
 type LinkState struct {
+	Name    string
 	Up      bool // set up by the administrator, and with a carrier
 	Enabled bool // administratively
 	MTU     int
@@ -28,9 +29,10 @@ type LinkState struct {
 }
 
 // FollowLink calls link with the state of the interface that has that name, and again when it
-// changes. In the first call before equals now. It calls routes with the number of changes when
-// routes over the interface change. All calls come from one goroutine. It returns nil when ctx
-// is done.
+// changes. Like a Resolver, it follows the interface under another name too, and after it was
+// removed one that has the name. In the first call before equals now. It calls routes with the
+// number of changes when routes over the interface change. All calls come from one goroutine. It
+// returns nil when ctx is done.
 func FollowLink(ctx context.Context, name string, link func(before, now LinkState), routes func(changes int)) error {
 	f := linkFollower{name: name, link: link, routes: routes}
 	for {
@@ -85,8 +87,14 @@ func (f *linkFollower) follow(ctx context.Context) error {
 			if !ok {
 				return nil
 			}
-			if u.Attrs().Name == f.name { // that of another one, perhaps, which has taken its place
-				f.index = u.Attrs().Index
+			switch a := u.Attrs(); {
+			case a.Index == f.index && u.Header.Type == unix.RTM_DELLINK && u.Family != unix.AF_BRIDGE: // not only out of a bridge
+				f.index = 0
+				if err := f.look(); err != nil {
+					return err
+				}
+			case a.Index == f.index, f.index == 0 && a.Name == f.name:
+				f.index = a.Index
 				f.set(stateOf(u.Link))
 			}
 		case r, ok := <-routes:
@@ -106,10 +114,13 @@ func (f *linkFollower) follow(ctx context.Context) error {
 
 // look reads the state of the interface.
 func (f *linkFollower) look() error {
-	l, err := netlink.LinkByName(f.name)
+	l, err := netlink.LinkByIndex(f.index)
+	if f.index == 0 || err != nil {
+		l, err = netlink.LinkByName(f.name)
+	}
 	if _, gone := errors.AsType[netlink.LinkNotFoundError](err); gone && f.known {
 		f.index = 0
-		f.set(LinkState{MTU: f.last.MTU})
+		f.set(LinkState{Name: f.last.Name, MTU: f.last.MTU})
 		return nil
 	}
 	if err != nil {
@@ -134,7 +145,7 @@ func (f *linkFollower) set(now LinkState) {
 func stateOf(l netlink.Link) LinkState {
 	a := l.Attrs()
 	const up = unix.IFF_UP | unix.IFF_RUNNING
-	return LinkState{a.RawFlags&up == up, a.RawFlags&unix.IFF_UP != 0, a.MTU, speed(a.Name)}
+	return LinkState{a.Name, a.RawFlags&up == up, a.RawFlags&unix.IFF_UP != 0, a.MTU, speed(a.Name)}
 }
 
 // speed returns the speed of the interface's link in bits per second, or 0 if it is not known.
@@ -147,17 +158,17 @@ func speed(name string) uint64 {
 	return uint64(mbits) * 1e6
 }
 
-// Received returns the number of frames that the interface with that name has received. It is
+// Received returns the number of frames that the interface with that index has received. It is
 // the driver's count, which some drivers update only every second or two.
-func Received(name string) (uint64, error) {
-	l, err := netlink.LinkByName(name)
+func Received(index int) (uint64, error) {
+	l, err := netlink.LinkByIndex(index)
 	if err != nil {
-		return 0, fmt.Errorf("hostnet: interface %s: %w", name, err)
+		return 0, fmt.Errorf("hostnet: interface %d: %w", index, err)
 	}
 	if st := l.Attrs().Statistics; st != nil {
 		return st.RxPackets, nil
 	}
-	return 0, fmt.Errorf("hostnet: interface %s: no statistics", name)
+	return 0, fmt.Errorf("hostnet: interface %d: no statistics", index)
 }
 
 // overLink reports whether frames of r leave by the interface. The kernel's own entries for
