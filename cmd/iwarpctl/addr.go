@@ -14,10 +14,13 @@ import (
 // or without port.
 func resolve(ctx context.Context, host string, defaultPort int) (string, error) {
 	name, port := host, strconv.Itoa(defaultPort)
+	_, prefixErr := netip.ParsePrefix(host)
 	switch _, err := netip.ParseAddr(host); {
 	case err == nil:
 	case strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]"):
 		name = host[1 : len(host)-1]
+	case prefixErr == nil, strings.Contains(host, "//"):
+		return "", usageError{fmt.Errorf("address %q: must be HOST or HOST:PORT, without a slash", host)}
 	case strings.Contains(host, "/"):
 		return "", usageError{fmt.Errorf("address %q: a port follows a colon: write %s", host, strings.Replace(host, "/", ":", 1))}
 	case strings.Contains(host, "@"):
@@ -35,6 +38,9 @@ func resolve(ctx context.Context, host string, defaultPort int) (string, error) 
 	}
 	if name == "" {
 		return "", usageError{fmt.Errorf("address %q: the host is missing", host)}
+	}
+	if strings.Contains(name, ".") && strings.Trim(name, "0123456789.") == "" {
+		return "", usageError{fmt.Errorf("address %q: an IPv4 address has four numbers from 0 to 255 without leading zeros", host)}
 	}
 	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", name)
 	if err != nil || len(addrs) == 0 {
@@ -108,9 +114,6 @@ type remote struct {
 // first slash is remote. Remote paths, even with a leading slash, are relative to the folder that
 // is served.
 func splitRemote(s string) (remote, error) {
-	if uri, ok := strings.CutPrefix(s, "scp://"); ok {
-		return remote{}, fmt.Errorf("%q: write it as HOST:PORT/PATH, without scp:// (%s)", s, uri)
-	}
 	rest, host := s, ""
 	if strings.HasPrefix(s, "[") {
 		end := strings.IndexByte(s, ']')
@@ -129,6 +132,8 @@ func splitRemote(s string) (remote, error) {
 		host, rest = s[:colon], s[colon+1:]
 	}
 	switch {
+	case strings.HasPrefix(rest, "//"):
+		return remote{}, fmt.Errorf("%q: is a URL: write it as HOST:PATH or HOST:PORT/PATH, without %s://", s, host)
 	case host == "":
 		return remote{}, fmt.Errorf("%q: the host is missing; a local file of that name is written ./%s", s, s)
 	case strings.Contains(host, "@"):

@@ -538,6 +538,8 @@ func openSource(name string) (*os.File, os.FileInfo, error) {
 		switch {
 		case errors.Is(err, fs.ErrNotExist) && lerr == nil:
 			err = &os.PathError{Op: "open", Path: name, Err: fmt.Errorf("a symbolic link to %s: %w", link, unix.ENOENT)}
+		case errors.Is(err, fs.ErrPermission):
+			err = &os.PathError{Op: "open", Path: name, Err: fmt.Errorf("%w: copy as a user who may read it", fs.ErrPermission)}
 		case errors.Is(err, unix.ELOOP):
 			err = &os.PathError{Op: "open", Path: name, Err: errors.New("a symbolic link that leads back to itself")}
 		case errors.Is(err, unix.ENXIO): // a socket

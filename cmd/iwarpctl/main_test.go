@@ -112,6 +112,7 @@ func TestErrors(t *testing.T) {
 		{"cp to a port without path", []string{"cp", file, "10.0.0.1:7176"}, exitUsage, "10.0.0.1:7176/ or 10.0.0.1:./7176"},
 		{"cp as a user", []string{"cp", file, "me@10.0.0.1:"}, exitUsage, "no users: write it as 10.0.0.1:"},
 		{"cp by URI", []string{"cp", file, "scp://10.0.0.1/x"}, exitUsage, "without scp://"},
+		{"cp by URL", []string{"cp", "http://10.0.0.1/x", dir}, exitUsage, "without http://"},
 		{"cp to a home folder", []string{"cp", file, "10.0.0.1:~/x"}, exitUsage, "home folders are not supported"},
 		{"cp to IPv6 without brackets", []string{"cp", file, "fd00::1:x"}, exitUsage, "in brackets"},
 		{"cp to no host", []string{"cp", file, ":x"}, exitUsage, "the host is missing"},
@@ -303,6 +304,7 @@ func TestAddresses(t *testing.T) {
 	for bad, want := range map[string]string{
 		"0.0.0.0": "means all addresses", "[::]:9": "means all addresses", "::ffff:0.0.0.0": "means all addresses",
 		"224.0.0.1": "multicast", "[ff02::1]:9": "multicast", "::ffff:224.0.0.1": "multicast", "255.255.255.255:9": "broadcast",
+		"http://10.0.0.1": "without a slash", "10.0.0.1/24": "without a slash", "10.0.0": "four numbers", "10.0.0.01:9": "four numbers", "10.0.0.256": "four numbers",
 	} {
 		if got, err := resolve(t.Context(), bad, 7); err == nil || !strings.Contains(err.Error(), want) || exitCode(t.Context(), err) != exitUsage {
 			t.Errorf("resolve(%q) = %q, %v; want %q", bad, got, err, want)

@@ -184,6 +184,20 @@ func TestNoGroup(t *testing.T) {
 	oneLine(t, p.String(), "iwarpctl", "no permission to use "+a.socket+": join the group that owns it")
 }
 
+// TestUnreadableSource checks the error of a copy of a file that the user may not read.
+func TestUnreadableSource(t *testing.T) {
+	p := newPlain(t)
+	file := filepath.Join(p.dir, "secret")
+	if err := os.WriteFile(file, nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	run := testenv.Start(t, p.command("iwarpctl", "cp", file, "10.0.0.1:"))
+	if code := run.Wait(limit); code != 5 {
+		t.Errorf("exit code %d; want 5", code)
+	}
+	oneLine(t, run.String(), "iwarpctl", file+": permission denied: copy as a user who may read it")
+}
+
 // TestLinkDown checks the error of a copy during which the link of the peer, or of this host, goes down.
 func TestLinkDown(t *testing.T) {
 	for _, which := range []string{"own", "peer"} {
