@@ -85,6 +85,7 @@ func printTable(w io.Writer, header []string, rows [][]any) {
 	style.Format.Header = text.FormatDefault
 	style.Box.PaddingLeft, style.Box.PaddingRight = "", "  "
 	t.SetStyle(style)
+	t.SuppressTrailingSpaces()
 	head := make(table.Row, len(header))
 	for i, h := range header {
 		head[i] = h
