@@ -67,7 +67,7 @@ func (e *endpoint) window() window {
 }
 
 // post posts one operation on the bytes [off,off+n) of the window; to is the
-// other side's window for Writes and Reads. Every signalEvery-th is signaled.
+// other side's window for Writes and Reads.
 func (e *endpoint) post(op Op, off, n int, to window, signaled bool) error {
 	e.wr = iwarp.SendWR{Op: wireOps[op], RKey: to.rkey, Remote: to.addr}
 	if n > 0 {
