@@ -144,10 +144,15 @@ func (s *Store) Create(name string, size int64, o Options) (*Incoming, error) {
 	if size < 0 {
 		return nil, &Error{CodeNoSpace, fmt.Errorf("%s: too large", name)}
 	}
-	if info, err := s.root.Stat(name); err == nil {
+	switch info, err := s.root.Stat(name); {
+	case err == nil:
 		if err := checkRegular(info); err != nil {
 			return nil, fileError(name, fmt.Errorf("exists and %w", err))
 		}
+	case errors.Is(err, unix.ENOTDIR):
+		return nil, &Error{CodeIO, fmt.Errorf("%s: a part of the path before the last is a file, not a folder: choose another path", name)}
+	case errors.Is(err, unix.ENAMETOOLONG): // the temporary name may be shorter
+		return nil, &Error{CodeIO, fmt.Errorf("%s: the file system takes no name as long as this: choose a shorter one", name)}
 	}
 	in := &Incoming{store: s, name: name, keep: o.Resume, preserve: o.Preserve, attrs: o.Attrs}
 	flags, part := os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, rand.Text()

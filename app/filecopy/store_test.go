@@ -2,6 +2,8 @@ package filecopy
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -21,6 +23,28 @@ func TestNoNewFiles(t *testing.T) {
 		var e *Error
 		if !errors.As(err, &e) || e.Code != CodePermission || !strings.HasPrefix(err.Error(), name+": its folder was removed, or the file system there takes no new files") {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestBadPaths checks the errors for a path below a file, and for a name that no file can have.
+func TestBadPaths(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, err := OpenStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for name, want := range map[string]string{
+		"file/f": "is a file, not a folder", "file/d/f": "is a file, not a folder", strings.Repeat("n", 300): "choose a shorter one",
+	} {
+		_, err := s.Create(name, 1, Options{})
+		var e *Error
+		if !errors.As(err, &e) || e.Code != CodeIO || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want %q", name, err, want)
 		}
 	}
 }
