@@ -20,7 +20,7 @@ static const struct sockaddr_in6 *in6(const struct sockaddr *a)
 
 socklen_t addr_len(const struct sockaddr *a)
 {
-	switch (a->sa_family) {
+	switch (a ? a->sa_family : AF_UNSPEC) {
 	case AF_INET:
 		return sizeof(struct sockaddr_in);
 	case AF_INET6:

@@ -196,6 +196,23 @@ static void twice(void)
 	end(l);
 }
 
+/* An endpoint without an address, as rdma_getaddrinfo makes of hints without one, is refused. */
+static void nowhere(void)
+{
+	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP }, *res;
+	struct rdma_event_channel *ch = channel();
+	struct rdma_cm_id *id;
+
+	CHECK(rdma_getaddrinfo(NULL, NULL, &hints, &res) == 0);
+	CHECK(rdma_create_ep(&id, res, NULL, NULL) == -1 && errno == EINVAL);
+	rdma_freeaddrinfo(res);
+	CHECK(rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_bind_addr(id, NULL) == -1 && errno == EINVAL);
+	CHECK(rdma_resolve_addr(id, NULL, NULL, 1000) == -1 && errno == EINVAL);
+	end(id);
+	rdma_destroy_event_channel(ch);
+}
+
 /* write_badly posts a Write with Immediate Data from memory that is not registered. */
 static void write_badly(struct ibv_qp *qp)
 {
@@ -421,7 +438,7 @@ int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "dropped", dropped },
-		{ "halves", halves },
+		{ "nowhere", nowhere }, { "halves", halves },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended },
 	};
 
@@ -429,7 +446,10 @@ int main(int argc, char **argv)
 	address = argv[2];
 	alarm(120);
 	for (size_t i = 0; i < sizeof(modes) / sizeof(modes[0]); i++)
-		if (strcmp(argv[1], modes[i].name) == 0)
+		if (strcmp(argv[1], modes[i].name) == 0) {
 			modes[i].run();
-	return 0;
+			return 0;
+		}
+	printf("no mode %s\n", argv[1]);
+	return 1;
 }
