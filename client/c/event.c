@@ -56,24 +56,6 @@ static void note_event(struct iwarpd_device *dev, const Pb__Event *ev)
 	}
 }
 
-void event_arrived(struct iwarpd_device *dev, Pb__Message *msg)
-{
-	static const uint64_t one = 1;
-	struct event *ev = calloc(1, sizeof(*ev));
-
-	note_event(dev, msg->event);
-	if (!ev) {
-		pb__message__free_unpacked(msg, NULL);
-		dev->event_lost = true;
-		return;
-	}
-	ev->msg = msg;
-	*dev->last_event = ev;
-	dev->last_event = &ev->next;
-	if (dev->num_events++ == 0 && write(dev->queued, &one, sizeof(one)) < 0)
-		return; /* cannot fail with a counter of 1 */
-}
-
 /* pop_event removes the event at *at from the queue. */
 static Pb__Message *pop_event(struct iwarpd_device *dev, struct event **at)
 {
@@ -93,6 +75,81 @@ static Pb__Message *pop_event(struct iwarpd_device *dev, struct event **at)
 void event_done(struct iwarpd_device *dev, struct event **at)
 {
 	pb__message__free_unpacked(pop_event(dev, at), NULL);
+}
+
+/*
+ * conn_of returns the connection of an event that precedes its establishment, or 0.
+ */
+static uint32_t conn_of(const Pb__Event *ev)
+{
+	switch (ev->body_case) {
+	case PB__EVENT__BODY_CONNECT_REQUEST:
+		return ev->connect_request->conn;
+	case PB__EVENT__BODY_CONNECT_GONE:
+		return ev->connect_gone->conn;
+	case PB__EVENT__BODY_CONNECT_FAILED:
+		return ev->connect_failed->conn;
+	case PB__EVENT__BODY_STREAM_READY:
+		return ev->stream_ready->conn;
+	case PB__EVENT__BODY_STREAM_DATA:
+		return ev->stream_data->conn;
+	default:
+		return 0;
+	}
+}
+
+/* starts reports whether an event is the first one of a connection of a listener. */
+static bool starts(const Pb__Event *ev)
+{
+	return (ev->body_case == PB__EVENT__BODY_CONNECT_REQUEST && ev->connect_request->qp == 0) ||
+	       (ev->body_case == PB__EVENT__BODY_STREAM_READY && ev->stream_ready->qp == 0);
+}
+
+/*
+ * never_seen drops all events of a connection that is gone if the program has read none of
+ * them, and reports whether that is so. Peers that connect and leave could otherwise fill
+ * the queue of a program that is busy.
+ */
+static bool never_seen(struct iwarpd_device *dev, const Pb__Event *gone)
+{
+	struct event **at = &dev->events;
+
+	if (gone->body_case != PB__EVENT__BODY_CONNECT_GONE)
+		return false;
+	while (*at && conn_of((*at)->msg->event) != gone->connect_gone->conn)
+		at = &(*at)->next;
+	if (!*at || !starts((*at)->msg->event))
+		return false;
+	while (*at) {
+		if (conn_of((*at)->msg->event) == gone->connect_gone->conn)
+			event_done(dev, at);
+		else
+			at = &(*at)->next;
+	}
+	return true;
+}
+
+void event_arrived(struct iwarpd_device *dev, Pb__Message *msg)
+{
+	static const uint64_t one = 1;
+	struct event *ev;
+
+	if (never_seen(dev, msg->event)) {
+		pb__message__free_unpacked(msg, NULL);
+		return;
+	}
+	ev = calloc(1, sizeof(*ev));
+	note_event(dev, msg->event);
+	if (!ev) {
+		pb__message__free_unpacked(msg, NULL);
+		dev->event_lost = true;
+		return;
+	}
+	ev->msg = msg;
+	*dev->last_event = ev;
+	dev->last_event = &ev->next;
+	if (dev->num_events++ == 0 && write(dev->queued, &one, sizeof(one)) < 0)
+		return; /* cannot fail with a counter of 1 */
 }
 
 static bool ends_stream(const Pb__Event *ev, uint32_t conn)
@@ -301,27 +358,6 @@ struct wanted {
 	struct iwarpd_device *dev;
 	uint32_t qp; /* number; 0: any */
 };
-
-/*
- * conn_of returns the connection of an event that precedes its establishment, or 0.
- */
-static uint32_t conn_of(const Pb__Event *ev)
-{
-	switch (ev->body_case) {
-	case PB__EVENT__BODY_CONNECT_REQUEST:
-		return ev->connect_request->conn;
-	case PB__EVENT__BODY_CONNECT_GONE:
-		return ev->connect_gone->conn;
-	case PB__EVENT__BODY_CONNECT_FAILED:
-		return ev->connect_failed->conn;
-	case PB__EVENT__BODY_STREAM_READY:
-		return ev->stream_ready->conn;
-	case PB__EVENT__BODY_STREAM_DATA:
-		return ev->stream_data->conn;
-	default:
-		return 0;
-	}
-}
 
 /*
  * listener_to_come reports whether the event starts a connection of a listener that

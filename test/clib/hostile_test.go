@@ -308,6 +308,15 @@ func TestHostileDaemon(t *testing.T) {
 	for range 9000 {
 		flood = append(flood, &ctrlpb.Event{Body: &ctrlpb.Event_ConnectGone{ConnectGone: &ctrlpb.ConnectGone{Conn: 1}}})
 	}
+	var callers []*ctrlpb.Event // peers that connect and leave
+	for i := range uint32(9000) {
+		first := &ctrlpb.Event{Body: &ctrlpb.Event_ConnectRequest{ConnectRequest: &ctrlpb.ConnectRequest{Conn: 100 + i}}}
+		if i%2 == 1 {
+			first.Body = &ctrlpb.Event_StreamReady{StreamReady: &ctrlpb.StreamReady{Conn: 100 + i}}
+		}
+		callers = append(callers, first, &ctrlpb.Event{Body: &ctrlpb.Event_ConnectGone{ConnectGone: &ctrlpb.ConnectGone{Conn: 100 + i}}})
+	}
+	cut := &ctrlpb.Event{Body: &ctrlpb.Event_CutOff{CutOff: &ctrlpb.CutOff{Error: &ctrlpb.Error{Text: "because"}}}}
 	tests = append(tests,
 		test{name: "CQ producer far ahead", mem: with("cq", func(m *memory) { m.producer = 1 << 20 }), want: "Protocol error", events: ready},
 		test{name: "CQ full of nonsense", mem: with("cq", func(m *memory) { m.producer = 64 }), want: "none of rping's", events: ready},
@@ -315,8 +324,9 @@ func TestHostileDaemon(t *testing.T) {
 		test{name: "RQ consumer ahead", mem: with("rq", func(m *memory) { m.consumer = 5 }), want: "Protocol error"},
 		test{name: "no such worker", mem: good, want: "Broken pipe", events: []*ctrlpb.Event{established(1 << 31)}},
 		test{name: "a flood of events", mem: good, want: "Value too large", events: flood},
+		test{name: "peers that leave", mem: good, want: "cut this client off: because", events: append(callers, cut)},
 		test{name: "cut off", mem: good, want: "cut this client off: because", events: []*ctrlpb.Event{
-			{Body: &ctrlpb.Event_CutOff{CutOff: &ctrlpb.CutOff{Error: &ctrlpb.Error{Text: "because"}}}},
+			cut,
 			{Body: &ctrlpb.Event_Disconnected{Disconnected: &ctrlpb.Disconnected{Qp: 77}}},
 		}},
 	)
