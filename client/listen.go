@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -149,18 +150,25 @@ func (d *Device) push(l *Listener, e *ctrlpb.ConnectRequest) {
 	}
 }
 
-// withdraw ends the request of the connection h, if there is one.
+// withdraw ends the request of the connection h, if there is one. It leaves nothing of it in the
+// queue, which peers that connect and leave could otherwise fill while nobody calls Request.
 func (d *Device) withdraw(h uint32) {
 	d.mu.Lock()
 	r := d.reqs[h]
 	delete(d.reqs, h)
 	d.mu.Unlock()
-	if r != nil {
-		r.once.Do(func() { close(r.gone) })
+	if r == nil {
+		return
+	}
+	r.once.Do(func() { close(r.gone) })
+	if r.l != nil {
+		r.l.mu.Lock()
+		r.l.queue = slices.DeleteFunc(r.l.queue, func(q *ConnRequest) bool { return q == r })
+		r.l.mu.Unlock()
 	}
 }
 
-// connectGone withdraws a request.
+// connectGone withdraws a request or a stream.
 func (d *Device) connectGone(e *ctrlpb.ConnectGone) {
 	d.withdraw(e.Conn)
 	d.mu.Lock()
@@ -171,6 +179,11 @@ func (d *Device) connectGone(e *ctrlpb.ConnectGone) {
 		}
 	}
 	s := d.streams[e.Conn]
+	if s != nil && s.l != nil {
+		s.l.mu.Lock()
+		s.l.streams = slices.DeleteFunc(s.l.streams, func(q *Stream) bool { return q == s })
+		s.l.mu.Unlock()
+	}
 	d.mu.Unlock()
 	if s != nil {
 		s.over(fromPB(s.op, e.Error))
