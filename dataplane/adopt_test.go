@@ -133,7 +133,7 @@ func (q *twoQueues) until(what string, cond func() bool) {
 		next := clock.Time(0)
 		for _, w := range q.workers {
 			n += w.turn()
-			if len(w.dirty) > 0 || w.cmds.pending.Load() != 0 || w.strays.pending.Load() {
+			if len(w.dirty) > 0 || w.cmds.pending.Load() != 0 || w.forwarding.pending.Load() {
 				n++
 			}
 			next = clock.Earliest(next, w.timers.Next())

@@ -289,6 +289,6 @@ func TestWholeFindsItsWorker(t *testing.T) {
 	}
 	q.transfer(q.connected())
 	if st := h.w.dev.frags.stats(); st.Packets < 10 || h.w.stats.RxWrongQueue < 10 {
-		t.Errorf("%+v, %d strays", st, h.w.stats.RxWrongQueue)
+		t.Errorf("%+v, %d forwarded", st, h.w.stats.RxWrongQueue)
 	}
 }

@@ -147,5 +147,5 @@ func setLink(w *worker, q Queue) {
 	if w.e.cfg.TCP.MaxHeld == 0 {
 		w.tcp.MaxHeld = len(w.held.frames)
 	}
-	clear(w.strays.out) // their buffers have the size of the old MTU
+	clear(w.forwarding.out) // their buffers have the size of the old MTU
 }

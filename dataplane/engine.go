@@ -113,7 +113,7 @@ func New(cfg Config, queues []Queue, res Resolver) (*Engine, error) {
 			}
 			return nil, err
 		}
-		w.strays.init(len(queues))
+		w.forwarding.init(len(queues))
 		e.workers = append(e.workers, w)
 		w.dev.workers = append(w.dev.workers, w)
 	}

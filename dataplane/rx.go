@@ -96,7 +96,7 @@ func (w *worker) pollRx() int {
 		}
 		w.fromLink(&rx.frames[i])
 	}
-	if len(w.strays.sent) > 0 {
+	if len(w.forwarding.sent) > 0 {
 		w.wakeOwners()
 	}
 	return end - first

@@ -51,7 +51,7 @@ func (w *worker) sctpFrame(f *rxFrame) {
 	if as == nil {
 		as = w.assocOf(further)
 	}
-	if as == nil && (w.adoptSCTP(k, udp, b) || w.stray(k, f) || w.stray(further, f)) {
+	if as == nil && (w.adoptSCTP(k, udp, b) || w.forward(k, f) || w.forward(further, f)) {
 		return
 	}
 	if as == nil || as.a.State() == sctp.Closed {
@@ -111,8 +111,8 @@ func (w *worker) sctpICMP(f *rxFrame) {
 		as = w.assocOf(further)
 	}
 	if as == nil {
-		if !w.stray(k, f) {
-			w.stray(further, f)
+		if !w.forward(k, f) {
+			w.forward(further, f)
 		}
 		return
 	}

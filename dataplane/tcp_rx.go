@@ -63,7 +63,7 @@ func (w *worker) segment(f *rxFrame) {
 
 	if c := w.lookup(&p.Flow); c != nil {
 		c.handle(w, f)
-	} else if !w.adoptTCP(f) && !w.stray(handoff.Key{Flow: p.Flow}, f) {
+	} else if !w.adoptTCP(f) && !w.forward(handoff.Key{Flow: p.Flow}, f) {
 		w.unowned(f)
 	}
 }
@@ -72,7 +72,7 @@ func (w *worker) segment(f *rxFrame) {
 func (w *worker) tcpICMP(f *rxFrame) {
 	c := w.lookup(&f.icmp.Flow)
 	if c == nil {
-		w.stray(handoff.Key{Flow: f.icmp.Flow}, f)
+		w.forward(handoff.Key{Flow: f.icmp.Flow}, f)
 		return
 	}
 	w.stats.RxICMP++

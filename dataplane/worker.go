@@ -63,9 +63,9 @@ type worker struct {
 	completed
 
 	received
-	rx     rxBurst
-	strays strays
-	held   heldTable
+	rx         rxBurst
+	forwarding forwarding
+	held       heldTable
 	txPath
 	sctp  *sctpState // nil until SCTP is used
 	socks *Sockets   // the link if it uses kernel sockets, or nil
@@ -350,8 +350,8 @@ func (w *worker) turn() int {
 	if w.cmds.pending.Load() != 0 {
 		n += w.cmds.drain(w)
 	}
-	if w.strays.pending.Load() {
-		n += w.pollStrays()
+	if w.forwarding.pending.Load() {
+		n += w.pollForwarded()
 	}
 	if n > 0 {
 		w.response.news = true

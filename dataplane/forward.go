@@ -14,8 +14,8 @@ import (
 // Such frames are copied to the worker of the connection, over a ring per pair of workers
 // that is created when it is first needed.
 
-// strays holds the rings between a worker and the others.
-type strays struct {
+// forwarding holds the rings between a worker and the others.
+type forwarding struct {
 	in      []atomic.Pointer[handoff.Ring] // indexed by the sending worker, which creates them
 	pending atomic.Bool                    // a ring may have frames
 
@@ -25,14 +25,14 @@ type strays struct {
 	frame rxFrame
 }
 
-func (s *strays) init(workers int) {
+func (s *forwarding) init(workers int) {
 	s.in, s.out = make([]atomic.Pointer[handoff.Ring], workers), make([]*handoff.Ring, workers)
 	s.sent = make([]*worker, 0, workers)
 }
 
-// stray copies f, which belongs to k, to the worker that owns k. It returns true if the frame
+// forward copies f, which belongs to k, to the worker that owns k. It returns true if the frame
 // needs no further handling here.
-func (w *worker) stray(k handoff.Key, f *rxFrame) bool {
+func (w *worker) forward(k handoff.Key, f *rxFrame) bool {
 	owner := w.e.dir.Find(&k)
 	if owner == nil {
 		return false
@@ -44,7 +44,7 @@ func (w *worker) stray(k handoff.Key, f *rxFrame) bool {
 		w.stats.RxWrongQueueDropped++ // the connection is being moved between workers
 		return true
 	}
-	s := &w.strays
+	s := &w.forwarding
 	w.stats.RxWrongQueue++
 	switch limit := w.link.MTU() + link.HeaderRoom; { // rings have no larger buffers
 	case f.whole:
@@ -58,7 +58,7 @@ func (w *worker) stray(k handoff.Key, f *rxFrame) bool {
 	if r == nil {
 		r = handoff.NewRing(w.link.MTU() + link.HeaderRoom)
 		s.out[owner.id] = r
-		owner.strays.in[w.id].Store(r)
+		owner.forwarding.in[w.id].Store(r)
 	}
 	if !r.Send(f.Frame) {
 		w.stats.RxWrongQueueDropped++
@@ -70,18 +70,18 @@ func (w *worker) stray(k handoff.Key, f *rxFrame) bool {
 
 // wakeOwners wakes the workers that got frames in this burst.
 func (w *worker) wakeOwners() {
-	for _, o := range w.strays.sent {
-		o.strays.pending.Store(true)
+	for _, o := range w.forwarding.sent {
+		o.forwarding.pending.Store(true)
 		if o.cmds.sleeping.Load() {
 			o.cmds.alarm.Ring()
 		}
 	}
-	w.strays.sent = w.strays.sent[:0]
+	w.forwarding.sent = w.forwarding.sent[:0]
 }
 
-// pollStrays processes the frames that other workers forwarded to this one.
-func (w *worker) pollStrays() int {
-	s := &w.strays
+// pollForwarded processes the frames that other workers forwarded to this one.
+func (w *worker) pollForwarded() int {
+	s := &w.forwarding
 	s.pending.Store(false)
 	n := 0
 	for i := range s.in {
@@ -106,7 +106,7 @@ func (w *worker) pollStrays() int {
 // fromWorker processes a frame of r, if there is one, and releases it unless a connection holds
 // it. If the turn faults, the other frames remain for the next turn.
 func (w *worker) fromWorker(r *handoff.Ring) bool {
-	s := &w.strays
+	s := &w.forwarding
 	if !r.Receive(&s.link) {
 		return false
 	}

@@ -97,8 +97,8 @@ func (q *twoQueues) closeQueues(id ConnID) {
 		if n := len(w.held.frames) - len(w.held.free); n != 0 {
 			q.t.Errorf("worker %d holds %d frames", i, n)
 		}
-		for from := range w.strays.in {
-			r := w.strays.in[from].Load()
+		for from := range w.forwarding.in {
+			r := w.forwarding.in[from].Load()
 			if r == nil {
 				continue
 			}
@@ -112,9 +112,9 @@ func (q *twoQueues) closeQueues(id ConnID) {
 	}
 }
 
-// TestStrayRound moves data while the frames of the connection alternate between two queues, over a good or lossy
+// TestForwardedRound moves data while the frames of the connection alternate between two queues, over a good or lossy
 // wire.
-func TestStrayRound(t *testing.T) {
+func TestForwardedRound(t *testing.T) {
 	seed := testenv.Seed(t)
 	for _, over := range []string{"TCP", "SCTP", "SCTP in UDP"} {
 		for _, wire := range []string{"good", "bad", "super-frames"} {
@@ -185,8 +185,8 @@ func TestStrayRound(t *testing.T) {
 	}
 }
 
-// TestStrayICMP delivers a router's ICMP errors to a queue that does not own the flow.
-func TestStrayICMP(t *testing.T) {
+// TestForwardedICMP delivers a router's ICMP errors to a queue that does not own the flow.
+func TestForwardedICMP(t *testing.T) {
 	const lower, size = 800, 60_000
 	for _, over := range []string{"TCP", "SCTP", "SCTP in UDP"} {
 		t.Run(over, func(t *testing.T) {
@@ -261,8 +261,8 @@ func (s *sprayed) Receive(fs []link.Frame) int {
 
 func (s *sprayed) Release(f *link.Frame) { s.from.Release(f) }
 
-// TestStrays checks that connections work without retransmissions where the frames of each arrive on all queues.
-func TestStrays(t *testing.T) {
+// TestForwarded checks that connections work without retransmissions where the frames of each arrive on all queues.
+func TestForwarded(t *testing.T) {
 	const size = 300000
 	p := mpa.Params{CRC: true, IRD: 8, ORD: 8}
 	for _, tt := range []struct {
@@ -337,11 +337,11 @@ func TestStrays(t *testing.T) {
 			}
 			for i, w := range q.workers[:2] {
 				if st := w.stats; st.RxWrongQueueDropped != 0 || st.RxNoConn != 0 {
-					t.Errorf("worker %d: %d strays, %d of them lost, %d frames without a connection", i, st.RxWrongQueue, st.RxWrongQueueDropped, st.RxNoConn)
+					t.Errorf("worker %d: %d forwarded, %d of them lost, %d frames without a connection", i, st.RxWrongQueue, st.RxWrongQueueDropped, st.RxNoConn)
 				}
 			}
 			if q.workers[0].stats.RxWrongQueue+q.workers[1].stats.RxWrongQueue == 0 {
-				t.Error("no strays")
+				t.Error("no frame was forwarded")
 			}
 			hosts[from].e.Disconnect(id, false)
 			for i := range hosts {
@@ -368,9 +368,9 @@ func TestStrays(t *testing.T) {
 	}
 }
 
-// TestStrayFault checks that a held frame of another worker is returned once, by the connection, when touching a
+// TestForwardedFault checks that a held frame of another worker is returned once, by the connection, when touching a
 // client's memory faults.
-func TestStrayFault(t *testing.T) {
+func TestForwardedFault(t *testing.T) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	const size = 20_000
 	drop := false
@@ -418,8 +418,8 @@ func TestStrayFault(t *testing.T) {
 	for i := range q.hosts {
 		q.event(i, EventClosed)
 	}
-	q.until("at rest", func() bool { return !w.strays.pending.Load() && w.stats.Conns == 0 })
-	r := w.strays.in[1].Load()
+	q.until("at rest", func() bool { return !w.forwarding.pending.Load() && w.stats.Conns == 0 })
+	r := w.forwarding.in[1].Load()
 	if kept, free, all := r.Len(); kept != 0 || free != all {
 		t.Errorf("%d frames kept, %d free of %d", kept, free, all)
 	}
