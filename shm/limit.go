@@ -18,9 +18,13 @@ func Limit(err error) error {
 	return err
 }
 
-// mapLimit is Limit for mmap, which returns the same error when memory or mappings run out.
+// mapLimit is Limit for memory of a memfd. mmap returns the same error when memory or mappings run
+// out, and a memfd is subject to the limit of the size of files.
 func mapLimit(err error) error {
-	if errors.Is(err, unix.ENOMEM) {
+	switch {
+	case errors.Is(err, unix.EFBIG):
+		return fmt.Errorf("%w: raise RLIMIT_FSIZE (LimitFSIZE of a service, ulimit -f)", err)
+	case errors.Is(err, unix.ENOMEM):
 		return fmt.Errorf("%w: too many mappings (raise the sysctl vm.max_map_count), or out of memory", err)
 	}
 	return err
