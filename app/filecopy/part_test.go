@@ -95,6 +95,16 @@ func TestPartOfAnother(t *testing.T) {
 	}
 }
 
+// TestPartInUse checks the error of a copy to a file that another copy writes.
+func TestPartInUse(t *testing.T) {
+	store, in := part(t, 100)
+	defer in.Abort()
+	want := "f: another copy of this file is in progress: wait for its end"
+	if _, err := store.Create("f", 100, Options{Resume: true}); err == nil || err.Error() != want {
+		t.Errorf("got %v; want %s", err, want)
+	}
+}
+
 // zeros returns up to 1 GiB of zeros, and calls first at the first read.
 type zeros struct {
 	n     int

@@ -192,8 +192,11 @@ func (s *Store) Create(name string, size int64, o Options) (*Incoming, error) {
 
 // lock takes over the file of an earlier copy.
 func (in *Incoming) lock() error {
-	if err := unix.Flock(int(in.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return fmt.Errorf("another copy of this file is in progress: %w", err)
+	switch err := unix.Flock(int(in.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return errors.New("another copy of this file is in progress: wait for its end")
+	case err != nil:
+		return fmt.Errorf("lock the incomplete file: %w", err)
 	}
 	info, err := in.file.Stat()
 	if err == nil {
@@ -456,6 +459,8 @@ func fileError(name string, err error) error {
 		return &Error{CodePermission, fmt.Errorf("%s: %w", name, cause)}
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		return &Error{CodeNoSpace, fmt.Errorf("%s: disk full: make room and copy again: %w", name, cause)}
+	case errors.Is(err, unix.EROFS):
+		return &Error{CodePermission, fmt.Errorf("%s: %w: choose a folder that can be written", name, cause)}
 	case errors.Is(err, unix.EFBIG):
 		return &Error{CodeNoSpace, fmt.Errorf("%s: too large for the file system: %w", name, cause)}
 	}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
@@ -24,6 +26,15 @@ func TestNoNewFiles(t *testing.T) {
 		if !errors.As(err, &e) || e.Code != CodePermission || !strings.HasPrefix(err.Error(), name+": its folder was removed, or the file system there takes no new files") {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// TestReadOnly checks the error for a file system that cannot be written.
+func TestReadOnly(t *testing.T) {
+	err := fileError("f", &os.PathError{Op: "open", Path: "f", Err: unix.EROFS})
+	var e *Error
+	if want := "f: read-only file system: choose a folder that can be written"; !errors.As(err, &e) || e.Code != CodePermission || err.Error() != want {
+		t.Errorf("got %v; want %s", err, want)
 	}
 }
 
