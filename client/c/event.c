@@ -129,12 +129,21 @@ static bool never_seen(struct iwarpd_device *dev, const Pb__Event *gone)
 	return true;
 }
 
+/*
+ * is_negotiate reports whether an event is a Negotiate of the draft of SCTP. A peer may send
+ * many, so that those are lost for which a busy program has no room, as at the daemon.
+ */
+static bool is_negotiate(const Pb__Event *ev)
+{
+	return ev->body_case == PB__EVENT__BODY_ASYNC_ERROR && (uint32_t)ev->async_error->kind == IWARPD_ASYNC_NEGOTIATE;
+}
+
 void event_arrived(struct iwarpd_device *dev, Pb__Message *msg)
 {
 	static const uint64_t one = 1;
 	struct event *ev;
 
-	if (never_seen(dev, msg->event)) {
+	if (never_seen(dev, msg->event) || (is_negotiate(msg->event) && dev->num_events >= MAX_EVENTS / 2)) {
 		pb__message__free_unpacked(msg, NULL);
 		return;
 	}

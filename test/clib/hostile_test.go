@@ -316,6 +316,10 @@ func TestHostileDaemon(t *testing.T) {
 		}
 		callers = append(callers, first, &ctrlpb.Event{Body: &ctrlpb.Event_ConnectGone{ConnectGone: &ctrlpb.ConnectGone{Conn: 100 + i}}})
 	}
+	var negotiates []*ctrlpb.Event
+	for range 9000 {
+		negotiates = append(negotiates, &ctrlpb.Event{Body: &ctrlpb.Event_AsyncError{AsyncError: &ctrlpb.AsyncError{Kind: ctrlpb.AsyncKind_ASYNC_NEGOTIATE}}})
+	}
 	cut := &ctrlpb.Event{Body: &ctrlpb.Event_CutOff{CutOff: &ctrlpb.CutOff{Error: &ctrlpb.Error{Text: "because"}}}}
 	tests = append(tests,
 		test{name: "CQ producer far ahead", mem: with("cq", func(m *memory) { m.producer = 1 << 20 }), want: "Protocol error", events: ready},
@@ -325,6 +329,7 @@ func TestHostileDaemon(t *testing.T) {
 		test{name: "no such worker", mem: good, want: "Broken pipe", events: []*ctrlpb.Event{established(1 << 31)}},
 		test{name: "a flood of events", mem: good, want: "Value too large", events: flood},
 		test{name: "peers that leave", mem: good, want: "cut this client off: because", events: append(callers, cut)},
+		test{name: "a peer that negotiates forever", mem: good, want: "cut this client off: because", events: append(negotiates, cut)},
 		test{name: "cut off", mem: good, want: "cut this client off: because", events: []*ctrlpb.Event{
 			cut,
 			{Body: &ctrlpb.Event_Disconnected{Disconnected: &ctrlpb.Disconnected{Qp: 77}}},
