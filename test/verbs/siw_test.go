@@ -7,8 +7,10 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"os/exec"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -24,7 +26,9 @@ type guest struct {
 // startGuest boots a guest with an address on tap0 of ns and a build of siw. The programs are copied into it.
 func startGuest(t *testing.T, ns *testenv.Namespace, addr, build string, programs ...string) *guest {
 	t.Helper()
-	cmd := ns.Command("../interop/guest", append([]string{ns.Name, "tap0", addr}, programs...)...)
+	// Not in the namespace, which has no network for what the first start installs.
+	cmd := exec.Command("../interop/guest", append([]string{ns.Name, "tap0", addr}, programs...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.Env = append(os.Environ(), "SIW="+build)
 	in, err := cmd.StdinPipe()
 	if err != nil {
