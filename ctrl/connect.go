@@ -196,10 +196,21 @@ func (s *Server) startDial(c *conn) {
 	c.state, c.id, c.st = connResolving, 0, nil
 	uid := c.sess.cred.Uid
 	s.dials[uid]++
+	to, ended := c.remote.Addr(), make(chan struct{})
+	before := c.sess.dialed[to]
+	if c.shares { // it may wait for a later one
+		before = nil
+	} else {
+		c.sess.dialed[to] = ended
+	}
 	s.wg.Go(func() {
-		s.dial(c)
+		s.dial(c, before)
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		close(ended)
+		if c.sess.dialed[to] == ended {
+			delete(c.sess.dialed, to)
+		}
 		if s.dials[uid]--; s.dials[uid] == 0 {
 			delete(s.dials, uid)
 		}
@@ -207,8 +218,10 @@ func (s *Server) startDial(c *conn) {
 }
 
 // dial resolves the route to the peer, claims a local port and makes the engine connect. It runs in
-// its own goroutine, since the resolver may block.
-func (s *Server) dial(c *conn) {
+// its own goroutine, since the resolver may block. before is closed when the client's previous dial to the
+// same address has ended, or nil: connections are opened in the order of the requests, which programs rely on
+// that number their queue pairs on both sides by it (perftest).
+func (s *Server) dial(c *conn, before <-chan struct{}) {
 	var sh *shared
 	if c.shares {
 		if sh = s.share(c); sh == nil {
@@ -217,6 +230,9 @@ func (s *Server) dial(c *conn) {
 		defer close(sh.ready)
 	}
 	hop, err := s.resolver.Resolve(c.remote.Addr(), c.wantAddr.Addr(), c.by.name())
+	if before != nil {
+		<-before
+	}
 
 	s.mu.Lock()
 	if c.state != connResolving {

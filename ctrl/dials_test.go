@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"sync"
@@ -71,4 +72,33 @@ func (h *harness) dialing() map[uint32]int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return maps.Clone(h.dials)
+}
+
+// TestDialOrder checks that the connections of a client to one address are opened in the order of its requests, although
+// the look-ups of their next hops end in any order.
+func TestDialOrder(t *testing.T) {
+	h := newHarness(t, Config{})
+	r := &stuckResolver{fakeResolver: fakeResolver{addrA}, release: make(chan struct{})}
+	h.resolver = r
+	c := h.hello(t)
+	const dials, first = 8, 7174
+	for i := range dials {
+		c.ok(reqConnect(c.qp(), fmt.Sprint("10.0.0.2:", first+i)))
+	}
+	for end := time.Now().Add(time.Minute); r.n.Load() < dials; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d look-ups are in progress", r.n.Load())
+		}
+	}
+	close(r.release)
+	for range dials {
+		h.e.await(t, "connect")
+	}
+	h.e.mu.Lock()
+	defer h.e.mu.Unlock()
+	for i, remote := range h.e.connects {
+		if want := uint16(first + i); remote.Port() != want {
+			t.Errorf("connect %d is to port %d, want %d", i, remote.Port(), want)
+		}
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"maps"
 	"net"
+	"net/netip"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -67,7 +68,8 @@ type session struct {
 	binding *dataplane.ClientBinding
 	bells   []*shm.Doorbells
 	bits    bitmap
-	moves   bool // it has a place in Server.movers
+	moves   bool                         // it has a place in Server.movers
+	dialed  map[netip.Addr]chan struct{} // the last dial to each address; closed at its end
 }
 
 // newSession registers a client. Called with mu held.
@@ -79,8 +81,9 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32, 
 	s.lastID++
 	sess := &session{
 		srv: s, id: s.lastID, conn: c, cred: *cred, gids: gids, contained: contained, use: s.account(cred.Uid), started: time.Now(),
-		log: s.log.With(zap.Uint32("client", s.lastID), zap.Uint32("uid", cred.Uid), zap.Int32("pid", cred.Pid)),
-		out: outbox{srv: s, to: c, quit: make(chan struct{}), unread: s.unreadOf(cred.Uid), more: make(chan struct{}, 1), less: make(chan struct{}, 1)},
+		log:    s.log.With(zap.Uint32("client", s.lastID), zap.Uint32("uid", cred.Uid), zap.Int32("pid", cred.Pid)),
+		out:    outbox{srv: s, to: c, quit: make(chan struct{}), unread: s.unreadOf(cred.Uid), more: make(chan struct{}, 1), less: make(chan struct{}, 1)},
+		dialed: make(map[netip.Addr]chan struct{}),
 		objects: objects{
 			pds: make(map[uint32]*pd), mrs: make(map[uint32]*mr), mws: make(map[uint32]*mw), cqs: make(map[uint32]*cq),
 			qps: make(map[uint32]*qp), srqs: make(map[uint32]*srq), channels: make(map[uint32]*channel), listens: make(map[uint32]*listener), conns: make(map[uint32]*conn),
