@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 	"github.com/iwarpd/iwarpd/internal/spin"
@@ -158,10 +156,6 @@ func (c *CQ) Wait(ctx context.Context, wcs []WC) (n int, err error) {
 	}
 }
 
-// yield yields the CPU to another thread. The scheduler of Go would return after some 10 µs;
-// the kernel's returns at once if no other thread is ready.
-func yield() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
-
 // look polls for as long as spinning is worth it.
 func (c *CQ) look(wcs []WC) int {
 	end := time.Now().Add(c.spin.Now())
@@ -174,7 +168,7 @@ func (c *CQ) look(wcs []WC) int {
 		if time.Now().After(end) {
 			return 0
 		}
-		yield()
+		spin.Yield()
 	}
 }
 

@@ -190,7 +190,7 @@ func (w *worker) loop(others *contention) {
 		}
 		switch next {
 		case yieldPause:
-			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			spin.Yield()
 			now := w.e.cfg.Now()
 			others.yielded(now.Sub(w.now), now)
 		case sleepPause:

@@ -6,9 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/spin"
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
 	"github.com/iwarpd/iwarpd/rpcrdma/session"
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
@@ -23,13 +22,11 @@ func (c *Conn) answer(in *session.Call) {
 	defer c.serve.Done()
 	defer c.serving.Add(-1)
 	var held []*buffer
-	release := func() {
+	defer func() {
 		for _, b := range held {
 			b.release()
 		}
-		held = nil
-	}
-	defer func() { release() }()
+	}()
 	alloc := func(n, want int) (*buffer, error) { return c.hold(n, want, &held) }
 	m, f, err := c.fetch(in, alloc)
 	if err != nil {
@@ -37,17 +34,11 @@ func (c *Conn) answer(in *session.Call) {
 			c.reply(in, rpc.GarbageReply(in.XID), &held)
 			return
 		}
-		c.mu.Lock()
-		c.s.Fail(in, f)
-		c.turn()
-		c.mu.Unlock()
+		c.refuse(in, f)
 		return
 	}
 	if c.e.cfg.Server == nil {
-		c.mu.Lock()
-		c.s.Fail(in, wire.Failure{Code: wire.ErrSystem})
-		c.turn()
-		c.mu.Unlock()
+		c.refuse(in, wire.Failure{Code: wire.ErrSystem})
 		return
 	}
 	reply, ok := c.e.cfg.Server.Serve(c.ctx, c.peer, m, func(n int) ([]byte, error) {
@@ -57,13 +48,13 @@ func (c *Conn) answer(in *session.Call) {
 		}
 		return b.b, nil
 	})
-	if !ok || len(reply.Body) == 0 {
+	if !ok {
+		c.refuse(in, wire.Failure{Code: wire.ErrBadXDR})
+		return
+	}
+	if len(reply.Body) == 0 { // a call-only procedure
 		c.mu.Lock()
-		if ok {
-			c.s.Drop(in) // a call-only procedure
-		} else {
-			c.s.Fail(in, wire.Failure{Code: wire.ErrBadXDR})
-		}
+		c.s.Drop(in)
 		c.turn()
 		c.mu.Unlock()
 		return
@@ -73,13 +64,19 @@ func (c *Conn) answer(in *session.Call) {
 	}
 	c.reply(in, reply, &held)
 	if len(in.Writes) > 0 {
-		yield()
+		// A daemon on the same CPU would otherwise send the data only after all other calls that can run: nothing is
+		// on the wire until then, and the data has left the cache.
+		spin.Yield()
 	}
 }
 
-// yield yields the CPU to another thread. A daemon on the same CPU would otherwise send the data of a reply only after
-// all other calls that can run: nothing is on the wire until then, and the data has left the cache.
-func yield() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
+// refuse reports the failure of a call to the peer.
+func (c *Conn) refuse(in *session.Call, f wire.Failure) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.s.Fail(in, f)
+	c.turn()
+}
 
 // hold allocates n bytes, like take, for a call that already has the buffers in held.
 func (c *Conn) hold(n, want int, held *[]*buffer) (*buffer, error) {
@@ -217,10 +214,7 @@ func (c *Conn) reply(in *session.Call, m rpc.Msg, held *[]*buffer) {
 	plan, f, ok := c.s.PlanReply(in, len(m.Body), items)
 	c.mu.Unlock()
 	if !ok {
-		c.mu.Lock()
-		c.s.Fail(in, f)
-		c.turn()
-		c.mu.Unlock()
+		c.refuse(in, f)
 		return
 	}
 	// Items not moved by RDMA Write are part of the message.
@@ -249,13 +243,12 @@ func (c *Conn) reply(in *session.Call, m rpc.Msg, held *[]*buffer) {
 	if plan.External() && ok {
 		ok = need(len(m.Items), body)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if !ok {
-		c.s.Fail(in, wire.Failure{Code: wire.ErrSystem})
-		c.turn()
+		c.refuse(in, wire.Failure{Code: wire.ErrSystem})
 		return
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	last := &op{slot: -1}
 	for i, w := range plan.Copies {
 		b := src[len(m.Items)]

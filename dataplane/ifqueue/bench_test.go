@@ -13,6 +13,7 @@ import (
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/spin"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
@@ -98,7 +99,7 @@ func across(b *testing.B, from, to link.Link, super *link.Super, cpu int) {
 	ns := onCPU(1-cpu, func() {
 		for range b.N {
 			for sent.Load()-got.Load() >= 16 {
-				_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+				spin.Yield()
 			}
 			if !from.(link.Segmenter).SendSuper(super) {
 				b.Error("not sent")

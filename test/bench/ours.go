@@ -22,6 +22,7 @@ import (
 	"github.com/iwarpd/iwarpd/client/embed"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
+	"github.com/iwarpd/iwarpd/internal/spin"
 )
 
 const (
@@ -227,7 +228,7 @@ func (e *end) poll() ([]iwarp.WC, error) {
 			return e.good(n)
 		}
 		if e.shared {
-			_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			spin.Yield()
 		}
 		if e.spins++; e.spins%4096 == 0 {
 			select {
@@ -426,7 +427,7 @@ func (e *end) written(n uint32, size int) error {
 	word := (*uint32)(unsafe.Pointer(&e.mr.Bytes()[recvOffset+size-4]))
 	for spins := 1; atomic.LoadUint32(word) != n; spins++ {
 		if e.shared {
-			_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			spin.Yield()
 		}
 		if spins%4096 == 0 {
 			select {
