@@ -96,10 +96,10 @@ void ring_producer(struct ring *r, const struct map *m);
 void ring_consumer(struct ring *r, const struct map *m, uint32_t which);
 
 /*
- * Both return an entry, or NULL if the ring is full or empty. *err is set if the
- * index is invalid.
+ * Both return an entry, or NULL if fewer than n are free or the ring is empty. *err is set if
+ * the index is invalid.
  */
-void *ring_free_entry(struct ring *r, int *err);
+void *ring_free_entry(struct ring *r, uint32_t n, int *err);
 const void *ring_next_entry(struct ring *r, int *err);
 
 /* ring_publish publishes our index. */

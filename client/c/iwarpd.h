@@ -399,6 +399,9 @@ enum iwarpd_wr_flags {
 	IWARPD_SIGNALED = 2,  /* report success too */
 	IWARPD_SOLICITED = 4, /* SEND, SEND_WITH_INV, IMM: wakes a peer armed for solicited completions only */
 	IWARPD_INLINE = 8,    /* inline_data instead of sge */
+
+	/* Not of the API: post it only if there is room for the next work request of the list too. */
+	IWARPD_WITH_NEXT = 256,
 };
 
 struct iwarpd_send_wr {

@@ -148,16 +148,22 @@ static void *ring_entry(struct ring *r)
 	return r->entries + (size_t)(r->next & (r->size - 1)) * r->stride;
 }
 
-void *ring_free_entry(struct ring *r, int *err)
+/* free_entries returns the number of free entries as last seen, or 0 if the index is invalid. */
+static uint32_t free_entries(const struct ring *r)
 {
-	if (r->next - r->seen >= r->size) {
+	uint32_t used = r->next - r->seen;
+
+	return used < r->size ? r->size - used : 0;
+}
+
+void *ring_free_entry(struct ring *r, uint32_t n, int *err)
+{
+	if (free_entries(r) < n) {
 		r->seen = atomic_load(r->theirs);
 		if (r->next - r->seen > r->size)
 			*err = -EPROTO;
-		if (r->next - r->seen >= r->size)
-			return NULL;
 	}
-	return ring_entry(r);
+	return free_entries(r) < n ? NULL : ring_entry(r);
 }
 
 const void *ring_next_entry(struct ring *r, int *err)

@@ -304,7 +304,7 @@ static int check_send(const struct iwarpd_qp *qp, const struct iwarpd_send_wr *w
 {
 	bool in_line = wr->flags & IWARPD_INLINE;
 
-	if (wr->opcode > UINT8_MAX || wr->flags > UINT8_MAX || (in_line ? wr->num_sge : wr->inline_len) != 0)
+	if (wr->opcode > UINT8_MAX || (wr->flags & ~(uint32_t)IWARPD_WITH_NEXT) > UINT8_MAX || (in_line ? wr->num_sge : wr->inline_len) != 0)
 		return -EINVAL;
 	if (wr->num_sge > qp->sq_map.max_sge || wr->inline_len > qp->sq_map.max_inline)
 		return -EMSGSIZE;
@@ -319,7 +319,7 @@ static int put_one(struct iwarpd_qp *qp, const struct iwarpd_send_wr *wr)
 
 	if (err)
 		return err;
-	entry = ring_free_entry(&qp->sq, &err);
+	entry = ring_free_entry(&qp->sq, wr->flags & IWARPD_WITH_NEXT ? 2 : 1, &err);
 	if (!entry)
 		return err ? err : -EAGAIN;
 	put_send(entry, wr);
@@ -364,7 +364,7 @@ static int put_recv(struct recv_queue *q, const struct iwarpd_recv_wr *wr)
 
 	if (wr->num_sge > q->map.max_sge)
 		return -EMSGSIZE;
-	entry = ring_free_entry(&q->ring, &err);
+	entry = ring_free_entry(&q->ring, 1, &err);
 	if (!entry)
 		return err ? err : -EAGAIN;
 	memcpy(entry, &w, sizeof(w));

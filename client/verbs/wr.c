@@ -111,7 +111,7 @@ static int put_wr(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, struc
 		break;
 	case IBV_WR_RDMA_WRITE_WITH_IMM:
 		to->id = HIDDEN_WR;
-		to->flags &= IBV_SEND_FENCE;
+		to->flags = (to->flags & IBV_SEND_FENCE) | IWARPD_WITH_NEXT; /* put_imm makes that */
 		/* fallthrough */
 	case IBV_WR_RDMA_WRITE:
 	case IBV_WR_RDMA_READ:

@@ -257,6 +257,31 @@ static void halves(void)
 	CHECK(ibv_destroy_cq(shared) == 0);
 }
 
+/* A Write with Immediate Data that takes two entries of a send queue is posted whole or not at all. */
+static void whole(void)
+{
+	struct rdma_event_channel *ch = channel();
+	struct rdma_cm_id *l = listener(ch, 0);
+	struct ibv_cq *cq = ibv_create_cq(l->verbs, 100, NULL, NULL, 0);
+	struct ibv_pd *pd = ibv_alloc_pd(l->verbs);
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 4, 1, 1, 1, 0 } };
+	struct ibv_send_wr one = { .opcode = IBV_WR_SEND }, two = { .opcode = IBV_WR_RDMA_WRITE_WITH_IMM }, *bad;
+	struct ibv_qp *qp;
+	int err;
+
+	CHECK(cq && pd);
+	qp = ibv_create_qp(pd, &init);
+	CHECK(qp && ibv_post_send(qp, &one, &bad) == 0);
+	while ((err = ibv_post_send(qp, &two, &bad)) == 0)
+		;
+	CHECK(err == ENOMEM && bad == &two);
+	CHECK(ibv_post_send(qp, &one, &bad) == 0); /* the number of entries is even, so one was free */
+	CHECK(ibv_post_send(qp, &one, &bad) == ENOMEM);
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0 && ibv_dealloc_pd(pd) == 0);
+	end(l);
+	rdma_destroy_event_channel(ch);
+}
+
 /* A listener ends with a request that was not taken, and then the daemon ends. */
 static void dropped(void)
 {
@@ -438,7 +463,7 @@ int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "dropped", dropped },
-		{ "nowhere", nowhere }, { "halves", halves },
+		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended },
 	};
 
