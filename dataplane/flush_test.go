@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/verbs"
@@ -191,5 +192,53 @@ func TestFlushesDrop(t *testing.T) {
 	w.turn()
 	if want := []int{0, 2, 4, 6, 1, 3, 5}; !slices.Equal(got, want) || len(w.flushes.of) != 0 {
 		t.Errorf("ended %v, %d are left; want %v", got, len(w.flushes.of), want)
+	}
+}
+
+// orderedCQ checks that completions are published before the end of their connection is reported.
+type orderedCQ struct {
+	*simQP
+	t       *testing.T
+	pending bool
+}
+
+func (q *orderedCQ) Push(worker int, wc *verbs.WC) bool {
+	q.pending = true
+	return q.simQP.Push(worker, wc)
+}
+
+func (q *orderedCQ) Pending(int) bool { return q.pending }
+
+func (q *orderedCQ) Flush(int, clock.Time) clock.Time {
+	for _, f := range q.h.e.events.q {
+		f(func(ev Event) {
+			if ev.Kind == EventClosed && q.pending {
+				q.t.Error("the end is reported before completions are published")
+			}
+		})
+	}
+	q.pending = false
+	return 0
+}
+
+// TestEndAfterCompletions checks that a client that learns of the end of a connection finds all flushed completions.
+func TestEndAfterCompletions(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	a, b := s.open()
+	qa, qb := newSimQP(t, s.hosts[0], 4096), newSimQP(t, s.hosts[1], 4096)
+	cq := &orderedCQ{simQP: qb, t: t}
+	qb.SendCQ, qb.RecvCQ = cq, cq
+	const recvs = 100
+	for i := range recvs {
+		qb.recvs = append(qb.recvs, verbs.RecvWR{ID: uint64(i), SGEs: qb.sge(0, 64)})
+	}
+	s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 1, ORD: 1})
+	a.abort(s.hosts[0].w, errAborted)
+	s.until("the end", func() bool {
+		_, ok := s.hosts[1].take(EventClosed)
+		return ok
+	})
+	if len(qb.wcs) != recvs || cq.pending {
+		t.Errorf("%d completions; some are unpublished: %v", len(qb.wcs), cq.pending)
 	}
 }

@@ -122,6 +122,7 @@ func (w *worker) refuseAttach(id ConnID, a Attachment) {
 	a.QP.QP.Error()
 	w.flushes.deliver(w, a.QP)
 	w.flushes.after(w, a.QP, func(w *worker) {
+		w.publishFor(a.QP)
 		w.e.events.push(Event{Kind: EventClosed, Conn: id, Worker: w.id, Err: errNoConn, QP: a.QP})
 	})
 }
@@ -270,6 +271,9 @@ func (s *stream) settle(w *worker) {
 
 // over reports that s is gone.
 func (s *stream) over(w *worker) {
+	if s.qp != nil {
+		w.publishFor(s.qp)
+	}
 	if s.id != 0 {
 		w.event(s, EventClosed, s.err, nil)
 	}

@@ -399,6 +399,15 @@ func (w *worker) publish() {
 	w.cqs = kept
 }
 
+// publishFor publishes the completions of b before an event that the client expects after them.
+func (w *worker) publishFor(b *QPBinding) {
+	for _, cq := range [...]CQ{b.SendCQ, b.RecvCQ} {
+		if cq != nil && cq.Pending(w.id) {
+			cq.Flush(w.id, w.now) // publish does so again if the wake-up is delayed
+		}
+	}
+}
+
 func (w *worker) bind(cb *ClientBinding) {
 	w.clients = append(w.clients, &client{b: cb, bells: cb.Doorbells[w.id]})
 	cb.Doorbells[w.id].SetSleeping(w.cmds.sleeping.Load())
