@@ -109,6 +109,10 @@ func (p *PD) Register(ctx context.Context, fd int, mem []byte, offset int64, a A
 	if len(mem) == 0 || offset < 0 || fd < 0 {
 		return nil, &Error{"register memory", ctrlpb.Code_CODE_INVALID, "no memory"}
 	}
+	// The pages are charged to this process, so allocate them here. If that fails, the daemon
+	// refuses the region with a better error.
+	_ = shm.Populate(mem)
+	_, _ = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK)
 	return p.register(ctx, fd, mem, &ctrlpb.RegisterMR{Base: addrOf(mem), Offset: uint64(offset), Access: uint32(a)})
 }
 
@@ -150,10 +154,6 @@ func (p *PD) register(ctx context.Context, fd int, mem []byte, r *ctrlpb.Registe
 	if Access(r.Access)&AccessZeroBased != 0 {
 		r.Base = 0
 	}
-	// The pages are charged to this process, so allocate them here. If that fails, the daemon
-	// refuses the region with a better error.
-	_ = shm.Populate(mem)
-	_, _ = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK)
 	ans, err := p.d.call(ctx, "register memory", &ctrlpb.Request{Body: &ctrlpb.Request_RegisterMr{RegisterMr: r}}, fd)
 	if err != nil {
 		return nil, err
