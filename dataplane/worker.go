@@ -269,7 +269,7 @@ func (w *worker) fillIn() {
 // between two looks whether it may. A look costs up to 75 us in a virtual machine.
 const (
 	lookLeast = time.Millisecond
-	lookMost  = 8 * time.Millisecond
+	lookMost  = 32 * time.Millisecond
 )
 
 // restInline lets the worker run by itself until the application calls Turn.
