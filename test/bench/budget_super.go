@@ -56,7 +56,8 @@ func openSuperLink(j job) (link.Link, func(), error) {
 func (b *budget) useSuper() {
 	seg := b.link.(link.Segmenter)
 	size := b.link.MTU() - budgetInIP
-	most := min(link.MaxSuper, (seg.SuperBytes()-budgetInIP)/size)
+	// With budgetInIP a frame at MTU 3498 would have 65540 bytes, and the kernel cuts those of 64 KiB and more.
+	most := min(link.MaxSuper, (seg.SuperBytes()-budgetHeader)/size)
 	b.super = &superBudget{link: seg, size: size, most: most, frame: make([]byte, budgetHeader+most*size)}
 }
 
