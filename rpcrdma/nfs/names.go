@@ -34,7 +34,9 @@ const (
 	// maxPlaces is the number of links of a file that are remembered.
 	maxPlaces = 16
 	// fileSize and placeSize are the bytes that a file and one of its places take without the name.
-	fileSize, placeSize = 160, 48
+	// An entry of files takes up to 120 of them: a map from which much was deleted may have split
+	// its tables early.
+	fileSize, placeSize = 224, 48
 )
 
 // fileKey identifies a file: the MAC of its handle.
