@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/mdlayher/netlink"
 	"github.com/vishvananda/netns"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -176,6 +177,7 @@ func TestIncremental(t *testing.T) {
 	w.nft("add table inet filter; add set inet filter peers4 { type ipv4_addr; flags interval; }; add set inet filter peers6 { type ipv6_addr; }; add table inet other; add set inet other s { type ipv4_addr; }")
 	w.nft("add element inet filter peers4 { 10.0.0.0/24 }")
 	w.wait("10.0.0.1", "10.0.1.1 fd00::1")
+	w.events <- []netlink.Message{} // taken only after a read for the first transaction, which may have seen the second one
 	before := w.reads.Load()
 	w.nft("add element inet filter peers4 { 10.0.1.0/24, 10.0.3.0-10.0.4.7 }; add element inet filter peers6 { fd00::1, fd00::2 }; add element inet other s { 10.9.9.9 }")
 	w.wait("10.0.0.255 10.0.1.0 10.0.1.255 10.0.3.0 10.0.4.7 fd00::1 fd00::2", "9.255.255.255 10.0.2.0 10.0.2.255 10.0.4.8 10.9.9.9 fd00:: fd00::3")
