@@ -35,6 +35,13 @@ func (s *stuck) runs() int {
 	return s.running
 }
 
+// used reports whether something is running or waiting.
+func (t *awayThreads) used() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.users) > 0
+}
+
 // waits returns how many users have something waiting.
 func (t *awayThreads) waits() (n int) {
 	t.mu.Lock()
