@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/app/filecopy"
+	iwarp "github.com/iwarpd/iwarpd/client"
 )
 
 type cpFlags struct {
@@ -188,10 +189,12 @@ type copying struct {
 	*copyJob
 	c       *command
 	addr    string
+	dial    func(ctx context.Context) (*filecopy.Client, error)
 	client  *filecopy.Client
 	began   time.Time
 	all     []copyResult
 	skipped []string // names of what cannot be copied
+	missed  int      // files and folders that could not be copied
 
 	// folders holds the paths of the folders in the current source, from before the first one
 	// was made at the target. Others are not copied: if the target is inside the source, the
@@ -219,13 +222,14 @@ func (c *command) runCopy(ctx context.Context, j *copyJob) error {
 		return err
 	}
 	defer dev.Close()
-	client, err := filecopy.Dial(ctx, dev, addr, c.over(filecopy.Config()))
-	if err != nil {
-		return peerFailed("cp", addr, err)
+	w := &copying{copyJob: j, c: c, addr: addr, began: time.Now()}
+	w.dial = func(ctx context.Context) (*filecopy.Client, error) {
+		return filecopy.Dial(ctx, dev, addr, c.over(filecopy.Config()))
 	}
-	defer client.Close()
-	client.Hash, client.Preserve, client.Resume = j.hash, j.flags.preserve, j.flags.resume
-	w := &copying{copyJob: j, c: c, addr: addr, client: client, began: time.Now()}
+	if err := w.connect(ctx); err != nil {
+		return err
+	}
+	defer func() { w.client.Close() }()
 	if j.put {
 		err = w.putAll(ctx)
 	} else {
@@ -237,10 +241,71 @@ func (c *command) runCopy(ctx context.Context, j *copyJob) error {
 	if err := w.done(); err != nil {
 		return err
 	}
-	if len(w.skipped) > 0 {
+	switch {
+	case w.missed > 0:
+		return fileError{fmt.Errorf("cp: could not copy %d of the files and folders, which are named above", w.missed)}
+	case len(w.skipped) > 0:
 		return fileError{fmt.Errorf("cp: skipped what is neither a file nor a folder, has a name that is not allowed, or is a folder made during the copy: %s", strings.Join(w.skipped, ", "))}
 	}
 	return nil
+}
+
+// connect connects to the server.
+func (w *copying) connect(ctx context.Context) error {
+	client, err := w.dial(ctx)
+	if err != nil {
+		return peerFailed("cp", w.addr, err)
+	}
+	client.Hash, client.Preserve, client.Resume = w.hash, w.flags.preserve, w.flags.resume
+	w.client = client
+	return nil
+}
+
+// miss reports err, if it concerns one of several files and folders, and returns nil, so that the
+// others are copied. It returns other errors.
+func (w *copying) miss(ctx context.Context, err error) error {
+	if err == nil || !w.continues(ctx, err) {
+		return err
+	}
+	w.c.report(w.failed(err), exitFile)
+	w.missed++
+	return w.again(ctx, err)
+}
+
+// continues reports whether files and folders other than that of err can be copied. On a full disk
+// none has room.
+func (w *copying) continues(ctx context.Context, err error) bool {
+	var local *filecopy.Error
+	var remote *filecopy.RemoteError
+	switch {
+	case !w.flags.recursive && len(w.sources) == 1, exitCode(ctx, err) != exitFile:
+		return false
+	case errors.As(err, &local):
+		return local.Code != filecopy.CodeNoSpace
+	case errors.As(err, &remote):
+		return remote.Code != filecopy.CodeNoSpace
+	}
+	return true
+}
+
+// again connects again if err, of either side of the copy protocol, has ended the connection.
+func (w *copying) again(ctx context.Context, err error) error {
+	if !errors.As(err, new(*filecopy.Error)) && !errors.As(err, new(*filecopy.RemoteError)) {
+		return nil
+	}
+	w.client.Close()
+	// The server may still count the previous connection as one of its clients.
+	for range 50 {
+		if err = w.connect(ctx); !errors.Is(err, iwarp.ErrRejected) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	return err
 }
 
 // checkSource returns an error if a local source cannot be copied.
@@ -316,7 +381,7 @@ func (w *copying) putAll(ctx context.Context) error {
 		if err := w.findFolders(ctx, s); err != nil {
 			return err
 		}
-		if err := w.put(ctx, s, name); err != nil {
+		if err := w.miss(ctx, w.put(ctx, s, name)); err != nil {
 			return err
 		}
 	}
@@ -387,7 +452,7 @@ func (w *copying) put(ctx context.Context, src, name string) error {
 			w.skipped = append(w.skipped, full)
 			continue
 		}
-		if err := w.put(ctx, full, path.Join(name, e.Name())); err != nil {
+		if err := w.miss(ctx, w.put(ctx, full, path.Join(name, e.Name()))); err != nil {
 			return err
 		}
 	}
@@ -417,36 +482,55 @@ func (w *copying) getAll(ctx context.Context) error {
 		if name == "" && s != "" {
 			name = path.Base(s)
 		}
-		if !w.flags.recursive {
-			if err := w.getFile(ctx, store, s, name); err != nil {
-				return err
-			}
-			continue
-		}
-		e, err := w.client.Stat(ctx, s)
-		if err == nil {
-			w.folders = make(map[string]bool)
-			err = w.listFolders(ctx, s, e)
-		}
-		if err == nil {
-			err = w.get(ctx, store, s, name, e)
-		}
-		if err != nil {
+		if err := w.miss(ctx, w.getSource(ctx, store, s, name)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// listFolders finds the remote folder src and the folders in it.
+// getSource copies the source src to name in store.
+func (w *copying) getSource(ctx context.Context, store *filecopy.Store, src, name string) error {
+	if !w.flags.recursive {
+		return w.getFile(ctx, store, src, name)
+	}
+	e, err := w.client.Stat(ctx, src)
+	if err != nil {
+		return err
+	}
+	w.folders = make(map[string]bool)
+	if err := w.listFolders(ctx, src, e); err != nil {
+		return err
+	}
+	return w.get(ctx, store, src, name, e)
+}
+
+// list returns the entries of the remote folder src.
+func (w *copying) list(ctx context.Context, src string) (l []filecopy.Entry, err error) {
+	err = w.client.List(ctx, src, func(e filecopy.Entry) error {
+		l = append(l, e)
+		return nil
+	})
+	return l, err
+}
+
+// listFolders finds the remote folder src and the folders in it. What cannot be read is an error of
+// get.
 func (w *copying) listFolders(ctx context.Context, src string, e filecopy.Entry) error {
 	if !e.Folder {
 		return nil
 	}
 	w.folders[src] = true
-	return w.client.List(ctx, src, func(e filecopy.Entry) error {
-		return w.listFolders(ctx, path.Join(src, e.Name), e)
-	})
+	entries, err := w.list(ctx, src)
+	if err != nil && w.continues(ctx, err) {
+		return w.again(ctx, err)
+	}
+	for _, e := range entries {
+		if err := w.listFolders(ctx, path.Join(src, e.Name), e); err != nil {
+			return err
+		}
+	}
+	return err
 }
 
 // get copies the remote file or folder src to name in store; "" is the folder of the store itself.
@@ -464,14 +548,20 @@ func (w *copying) get(ctx context.Context, store *filecopy.Store, src, name stri
 			return err
 		}
 	}
-	err := w.client.List(ctx, src, func(e filecopy.Entry) error {
-		return w.get(ctx, store, path.Join(src, e.Name), path.Join(name, e.Name), e)
-	})
-	if err == nil && w.flags.preserve && name != "" {
-		o.Preserve = true
-		err = store.Mkdir(name, o)
+	entries, err := w.list(ctx, src)
+	if err != nil {
+		return err
 	}
-	return err
+	for _, e := range entries {
+		if err := w.miss(ctx, w.get(ctx, store, path.Join(src, e.Name), path.Join(name, e.Name), e)); err != nil {
+			return err
+		}
+	}
+	if w.flags.preserve && name != "" {
+		o.Preserve = true
+		return store.Mkdir(name, o)
+	}
+	return nil
 }
 
 func (w *copying) getFile(ctx context.Context, store *filecopy.Store, src, name string) error {

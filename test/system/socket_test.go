@@ -303,6 +303,68 @@ func TestBothTransports(t *testing.T) {
 	}
 }
 
+// TestCopyRest checks that cp names what it cannot copy, and copies the rest.
+func TestCopyRest(t *testing.T) {
+	p := newPlain(t)
+	a, b := p.host("a"), p.host("b")
+	folder := func(path ...string) string {
+		name := filepath.Join(append([]string{p.dir}, path...)...)
+		if err := os.MkdirAll(name, 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(name, 0o777); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	tree := func(path ...string) string {
+		name := folder(append(path, "tree")...)
+		folder(append(path, "tree", "x")...)
+		for file, mode := range map[string]os.FileMode{"a-closed": 0, "b": 0o644, "x/c-closed": 0, "x/d": 0o644, "z": 0o644} {
+			if err := os.WriteFile(filepath.Join(name, file), []byte(file), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chmod(filepath.Join(name, file), mode); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Chmod(folder(append(path, "tree", "w-closed")...), 0); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	here := tree("here")
+	there := folder("there")
+	tree("there", "served")
+	files := b.serve("serve", "--dir", there, "--max-clients", "1", "--listen", "127.0.0.2:"+port(t, "127.0.0.2"))
+	back := folder("back")
+	for _, args := range [][]string{{"-r", here, files.at + "/"}, {"-r", files.at + "/served/tree", back}} {
+		code, out := a.ctl(append([]string{"cp"}, args...)...)
+		if code != 5 || !strings.Contains(out, "could not copy 3 of") || strings.Count(out, "permission denied") != 3 {
+			t.Errorf("cp %v: exit code %d: %s", args, code, out)
+		}
+		for _, name := range []string{"a-closed", "w-closed", "c-closed"} {
+			if !strings.Contains(out, name+": ") {
+				t.Errorf("cp %v does not name %s: %s", args, name, out)
+			}
+		}
+		in := filepath.Join(args[2], "tree")
+		if args[1] == here {
+			in = filepath.Join(there, "tree")
+		}
+		for _, name := range []string{"b", "x/d", "z"} {
+			if got, err := os.ReadFile(filepath.Join(in, name)); err != nil || string(got) != name {
+				t.Errorf("cp %v: %s holds %q, %v", args, name, got, err)
+			}
+		}
+	}
+	// Several files that are named, the first of which does not exist there.
+	code, out := a.ctl("cp", files.at+"/no", files.at+"/served/tree/b", back)
+	if _, err := os.Stat(filepath.Join(back, "b")); code != 5 || err != nil || !strings.Contains(out, "no: no such file") {
+		t.Errorf("cp of two: exit code %d, %v: %s", code, err, out)
+	}
+}
+
 // TestPlainExport checks that a user without privileges can export a folder by NFS, and others can copy files to and
 // from it.
 func TestPlainExport(t *testing.T) {
