@@ -229,6 +229,9 @@ func TestReceivesForAllReplies(t *testing.T) {
 			return fpdus, violations
 		}
 		var all atomic.Uint64 // FPDUs received when all replies are; 0 during set-up
+		var calls atomic.Int32
+		var served program
+		together := make(chan struct{}) // closed when all calls have come
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		wait := sync.OnceFunc(func() {
@@ -248,7 +251,21 @@ func TestReceivesForAllReplies(t *testing.T) {
 					wait()
 				}
 			}
-		}, func(c *rpcrdma.Config) { c.Session.Window = window })
+		}, func(c *rpcrdma.Config) {
+			c.Session.Window, c.Server = window, &rpc.Server{}
+			c.Server.Register(prog, rpc.Program{Low: 1, High: 1, Serve: func(ctx context.Context, r *rpc.Request) rpc.Status {
+				if r.Proc == 0 { // a client that waits in Wire sends no more calls, so all come before the first reply
+					if calls.Add(1) == window {
+						close(together)
+					}
+					select {
+					case <-together:
+					case <-ctx.Done():
+					}
+				}
+				return served.serve(ctx, r)
+			}})
+		})
 		g.ctx = ctx
 		g.check(10)
 		n, _ := arrived()
