@@ -106,7 +106,7 @@ func peerReason(err error, addr string) string {
 }
 
 // servers maps a client command to its server command.
-var servers = map[string]string{"cp": "serve", "ping": "ping -s", "perf": "perf write --server", "nfs": "nfs export"}
+var servers = map[string]string{"cp": "serve", "ping": "ping -s", "perf": "perf --server", "nfs": "nfs export"}
 
 // reason returns the text of err for a user, without the operation if the daemon's text follows, and without the
 // completion that a lost connection flushed.

@@ -29,19 +29,19 @@ type perfFlags struct {
 func (c *command) perf() *cobra.Command {
 	f := perfFlags{sizes: sizesValue{64, 65536}}
 	cmd := &cobra.Command{
-		Use:   "perf (write|read|send) (--server | --client ADDR[:PORT]) [flags]",
+		Use:   "perf (--server | (write|read|send) --client ADDR[:PORT]) [flags]",
 		Short: "Measure bandwidth, message rate and latency",
-		Long: "perf measures one operation against another host's perf server, which serves all\n" +
+		Long: "perf measures one operation against another host's perf --server, which serves all\n" +
 			"three. Bandwidth keeps --depth operations outstanding; latency has one. The latency\n" +
 			"of a Read is one-sided. The latency of a Send, or of a Write followed by a Send, is the\n" +
 			"time of a whole round trip. --bidirectional adds as many queue pairs in the\n" +
 			"other direction: they Read while the others Write, or the reverse.",
-		Example: "  iwarpctl perf write --server\n" +
+		Example: "  iwarpctl perf --server\n" +
 			"  iwarpctl perf write --client 10.0.0.1 --size 64,64K,1M\n" +
 			"  iwarpctl perf read --client 10.0.0.1 --mode lat --size 64 --iterations 100000 --json\n" +
 			"  iwarpctl perf write --client 10.0.0.1 --transport sctp --qps 16 --shared-association",
 		ValidArgs: []string{"write", "read", "send"},
-		Args:      usageArgs(cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs)),
+		Args:      usageArgs(cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if f.all {
 				if cmd.Flags().Changed("size") {
@@ -52,11 +52,9 @@ func (c *command) perf() *cobra.Command {
 			if f.server == (f.client != "") {
 				return usageError{errors.New("perf: give either --server or --client ADDR")}
 			}
-			op, err := perf.ParseOp(args[0])
-			if err != nil {
-				return usageError{fmt.Errorf("perf: %w", err)}
-			}
 			switch {
+			case !f.server && len(args) == 0:
+				return usageError{errors.New("perf: what to measure is missing: write it as perf write, perf read or perf send")}
 			case f.qps < 1:
 				return usageError{fmt.Errorf("perf: %d queue pairs: must be from 1 to %d", f.qps, perf.MaxQPs)}
 			case f.interval < 0:
@@ -67,11 +65,15 @@ func (c *command) perf() *cobra.Command {
 			if f.server {
 				return c.perfServer(cmd.Context(), &f)
 			}
+			op, err := perf.ParseOp(args[0])
+			if err != nil {
+				return usageError{fmt.Errorf("perf: %w", err)}
+			}
 			return c.perfClient(cmd.Context(), &f, op)
 		},
 	}
 	fl := cmd.Flags()
-	fl.BoolVar(&f.server, "server", false, "run as the server until interrupted")
+	fl.BoolVar(&f.server, "server", false, "run as the server, for every operation, until interrupted")
 	fl.StringVar(&f.client, "client", "", "run as a client of the server at ADDR[:PORT]")
 	fl.StringVar(&f.listen, "listen", fmt.Sprintf(":%d", perf.DefaultPort), "server: address to listen on, ADDR:PORT or :PORT")
 	fl.StringVar(&f.mode, "mode", "both", "bw, lat or both")

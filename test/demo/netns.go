@@ -423,7 +423,7 @@ func use(ctx context.Context, home netns.NsHandle, o *options, r *report, sides 
 	}
 	bAddr := b.addr.Addr().String()
 	for _, args := range [][]string{
-		{"serve", "--dir", there, "--listen", bAddr + ":7176"}, {"ping", "-s", "-P", "-a", bAddr}, {"perf", "write", "--server", "--listen", bAddr + ":7175"},
+		{"serve", "--dir", there, "--listen", bAddr + ":7176"}, {"ping", "-s", "-P", "-a", bAddr}, {"perf", "--server", "--listen", bAddr + ":7175"},
 	} {
 		p, err := b.start(ctx, home, "listening on", nil, filepath.Join(o.bin, "iwarpctl"), append([]string{"--socket", b.socket}, args...)...)
 		if err != nil {

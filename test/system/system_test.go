@@ -235,7 +235,7 @@ func copyPingPerf(t *testing.T, link string) {
 		t.Errorf("ping -s: exit code %d", code)
 	}
 
-	testenv.Start(t, b.command("perf", "send", "--server")).Expect("listening on")
+	testenv.Start(t, b.command("perf", "--server")).Expect("listening on")
 	var results []struct {
 		Op, Mode   string
 		Operations int64
