@@ -35,11 +35,10 @@ type QPConfig struct {
 // ConnRequest.Accept. Receives may be posted before the connection is established. Sends posted
 // before that wait for it.
 type QP struct {
-	d              *Device
-	num            uint32
-	bit            int
-	sendCQ, recvCQ *CQ
-	srq            bool // the QP has no receive queue of its own
+	d   *Device
+	num uint32
+	bit int
+	srq bool // the QP has no receive queue of its own
 
 	smu sync.Mutex
 	sq  *shm.SQProducer // nil after Close; guarded by smu
@@ -95,7 +94,7 @@ func (d *Device) CreateQP(ctx context.Context, cfg QPConfig) (*QP, error) {
 		return nil, fmt.Errorf("%w: create QP: %d descriptors", ErrInternal, len(a.fds))
 	}
 	q := &QP{
-		d: d, num: r.Qp, bit: int(r.Doorbell), sendCQ: cfg.SendCQ, recvCQ: cfg.RecvCQ, srq: cfg.SRQ != nil,
+		d: d, num: r.Qp, bit: int(r.Doorbell), srq: cfg.SRQ != nil,
 		outcome: make(chan error, 1), done: make(chan struct{}),
 	}
 	q.worker.Store(-1)

@@ -36,10 +36,8 @@ type fakeEngine struct {
 
 	conns    map[dataplane.ConnID]*fakeConn
 	bound    int
-	fences   int
-	onUntap  func() // of RemoveTap; nil: nothing
-	onFence  func() // called when a worker has passed a turn; may be nil
-	detached int
+	onUntap  func()        // of RemoveTap; nil: nothing
+	onFence  func()        // called when a worker has passed a turn; may be nil
 	refuse   error         // of Connect
 	hold     chan struct{} // if set, Connect returns when it is closed
 	late     bool          // and opens the connection only then
@@ -56,7 +54,6 @@ type fakeEngine struct {
 type fakeConn struct {
 	local, remote netip.AddrPort
 	sent          []byte
-	consumed      int
 	attached      *dataplane.Attachment
 	asked         ddp.Setup // of Connect, over SCTP
 	sctp          *dataplane.SCTP
@@ -210,9 +207,7 @@ func (e *fakeEngine) StreamSend(id dataplane.ConnID, b []byte) {
 	e.calls <- "send"
 }
 
-func (e *fakeEngine) StreamConsumed(id dataplane.ConnID, n int) {
-	e.with(id, func(c *fakeConn) { c.consumed += n })
-}
+func (e *fakeEngine) StreamConsumed(dataplane.ConnID, int) {}
 
 func (e *fakeEngine) Attach(id dataplane.ConnID, a dataplane.Attachment) {
 	e.with(id, func(c *fakeConn) { c.attached = &a; c.sent = append(c.sent, a.Reply...) })
@@ -224,12 +219,11 @@ func (e *fakeEngine) Disconnect(id dataplane.ConnID, abort bool) {
 	e.calls <- "disconnect"
 }
 
-func (e *fakeEngine) Detach(*dataplane.QPBinding) { e.mu.Lock(); e.detached++; e.mu.Unlock() }
+func (e *fakeEngine) Detach(*dataplane.QPBinding) {}
 
 func (e *fakeEngine) Fence() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.fences++
 	if e.onFence != nil {
 		e.onFence()
 	}

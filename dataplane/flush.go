@@ -26,21 +26,17 @@ type flush struct {
 }
 
 // deliver delivers completions of a queue pair in ERROR, including flushed work requests,
-// within the turn's budget. It reports whether none is left. Otherwise the next turns deliver
-// the rest.
-func (f *flushing) deliver(w *worker, b *QPBinding) bool {
-	if f.some(w, b, f.left) {
-		return true
+// within the turn's budget. The next turns deliver the rest.
+func (f *flushing) deliver(w *worker, b *QPBinding) {
+	if f.some(w, b, f.left) || f.of[b] != nil {
+		return
 	}
-	if f.of[b] == nil {
-		if f.of == nil {
-			f.of = make(map[*QPBinding]*flush)
-		}
-		p := &flush{b: b}
-		f.of[b] = p
-		f.push(p)
+	if f.of == nil {
+		f.of = make(map[*QPBinding]*flush)
 	}
-	return false
+	p := &flush{b: b}
+	f.of[b] = p
+	f.push(p)
 }
 
 // some delivers at most n completions, within the turn's budget. It reports whether none is left.

@@ -26,7 +26,6 @@ type fakeMemory struct {
 	taken   int      // number that Recv has taken
 	sources map[uint32][]byte
 	results map[uint32]uint64
-	atomics int
 	placed  int
 }
 
@@ -87,7 +86,6 @@ func (m *fakeMemory) Atomic(stag uint32, to uint64, a *AtomicOp) (uint64, *term.
 	if (to-r.base)%8 != 0 {
 		return 0, term.ErrStream
 	}
-	m.atomics++
 	b := r.buf[to-r.base:]
 	old := be.Uint64(b)
 	be.PutUint64(b, a.Apply(old))

@@ -272,7 +272,7 @@ func (a *Assoc) retransmitTimeout(now clock.Time, i int) {
 		a.probing, a.starved = false, true
 		return
 	}
-	if !a.failed(now, i, true) {
+	if !a.failed(i, true) {
 		a.blackHole(now, i, longest)
 	}
 }

@@ -135,7 +135,7 @@ func (w *wants) take(b wants) bool {
 	return had
 }
 
-func newAssoc(now clock.Time, cfg *Config, f pkt.Flow, udp uint16, key *Secret, mtu int) *Assoc {
+func newAssoc(cfg *Config, f pkt.Flow, udp uint16, key *Secret, mtu int) *Assoc {
 	a := &Assoc{cfg: cfg.withDefaults(), key: *key, flow: f, mtu: mtu}
 	a.q = make([]item, 64)
 	a.head = make([]byte, 0, 2048)
@@ -147,7 +147,7 @@ func newAssoc(now clock.Time, cfg *Config, f pkt.Flow, udp uint16, key *Secret, 
 // Dial starts an association in COOKIE-WAIT; PollTransmit returns the INIT. mtu is that of the link, or of the path if it is known; udp is
 // the peer's port if Config.UDP is set.
 func Dial(now clock.Time, cfg *Config, f pkt.Flow, udp uint16, key *Secret, mtu int) *Assoc {
-	a := newAssoc(now, cfg, f, udp, key, mtu)
+	a := newAssoc(cfg, f, udp, key, mtu)
 	a.tag, a.initTSN = draw(key, &f, now, 1)
 	a.setTSN(a.initTSN)
 	a.state = CookieWait

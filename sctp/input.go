@@ -45,7 +45,7 @@ func (a *Assoc) HandlePacket(now clock.Time, f pkt.Flow, udp uint16, b []byte) {
 		if c.Type == ChunkData {
 			if !a.mayReceive() {
 				a.stats.RxDropped++
-			} else if data = true; !a.handleData(now, &c) {
+			} else if data = true; !a.handleData(&c) {
 				return
 			}
 		} else if !a.control(now, &f, &h, b, &c) {

@@ -71,7 +71,7 @@ func (l *Listener) HandlePacket(now clock.Time, f pkt.Flow, udp uint16, b []byte
 			return nil, staleCookie(&k, over)
 		}
 		l.stats.CookiesGood++
-		a = newAssoc(now, &l.cfg, f, udp, &l.key, l.mtu)
+		a = newAssoc(&l.cfg, f, udp, &l.key, l.mtu)
 		a.adopt(&k)
 		a.setTSN(k.tsn)
 		a.up(now)

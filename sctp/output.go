@@ -175,7 +175,7 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 			} else {
 				o.Path = i
 			}
-			if !a.part(o, p, sacked) {
+			if !a.part(o, p) {
 				break
 			}
 			o.Retransmit = true
@@ -206,7 +206,7 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 		if o.N == 0 && !control {
 			o.Path = a.primary
 		}
-		if !a.part(o, a.next, sacked) {
+		if !a.part(o, a.next) {
 			break
 		}
 		p := a.next
@@ -262,7 +262,7 @@ func (a *Assoc) hurry(o *Out) {
 }
 
 // part adds the message at position p to o, if it fits.
-func (a *Assoc) part(o *Out, p uint32, sacked bool) bool {
+func (a *Assoc) part(o *Out, p uint32) bool {
 	it := a.at(p)
 	n := dataHeader + pad4(int(it.len))
 	pa := &a.paths[o.Path]

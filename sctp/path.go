@@ -75,20 +75,14 @@ func (a *Assoc) FindPath(addr netip.Addr) (i int, ok bool) {
 // Paths returns the number of paths and the index of the primary path.
 func (a *Assoc) Paths() (n, current int) { return a.npaths, a.primary }
 
-func (a *Assoc) addPath(addr netip.Addr, udp uint16, confirmed bool) int {
-	for i := range a.paths[:a.npaths] {
-		if a.paths[i].addr == addr {
-			return i
-		}
-	}
-	if a.npaths == len(a.paths) {
-		return 0
+func (a *Assoc) addPath(addr netip.Addr, udp uint16, confirmed bool) {
+	if a.npaths == len(a.paths) || a.findPath(addr) >= 0 {
+		return
 	}
 	p := &a.paths[a.npaths]
 	*p = path{addr: addr, udp: udp, mtu: a.mtu, pmtu: pmtu{limit: a.mtu}, confirmed: confirmed, active: true, rto: a.cfg.RTOInitial}
 	a.resetWindow(p)
 	a.npaths++
-	return a.npaths - 1
 }
 
 func (a *Assoc) findPath(addr netip.Addr) int {
@@ -171,7 +165,7 @@ func (a *Assoc) TimeoutsInARow() int { return a.errors }
 
 // failed counts a time-out on path i. counts says whether it counts for the association too; a HEARTBEAT on an unused path does not (RFC
 // 9260 8.1). It reports whether the association has ended.
-func (a *Assoc) failed(now clock.Time, i int, counts bool) bool {
+func (a *Assoc) failed(i int, counts bool) bool {
 	p := &a.paths[i]
 	if p.active {
 		p.errors++ // 8.3

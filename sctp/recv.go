@@ -78,7 +78,7 @@ func (a *Assoc) PollData(d *Data) bool {
 }
 
 // handleData processes a DATA chunk. It reports whether to continue with the packet.
-func (a *Assoc) handleData(now clock.Time, c *Chunk) bool {
+func (a *Assoc) handleData(c *Chunk) bool {
 	var d dataChunk
 	if !d.decode(c) {
 		a.abort(CauseProtocol, nil, ErrProtocol)

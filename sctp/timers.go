@@ -76,7 +76,7 @@ func (a *Assoc) HandleTimeout(now clock.Time) {
 			a.abort(CauseUserAbort, nil, ErrTimeout)
 		case timerShutdown:
 			a.backOff(&a.paths[a.primary])
-			if !a.failed(now, a.primary, true) {
+			if !a.failed(a.primary, true) {
 				a.sendShutdown(now)
 			}
 		case timerSack:
@@ -199,7 +199,7 @@ func (a *Assoc) heartbeatDue(now clock.Time, i int) {
 	if p.beat == beatSent {
 		p.beat = beatLate
 		a.backOff(p)
-		if a.failed(now, i, i == a.primary) {
+		if a.failed(i, i == a.primary) {
 			return
 		}
 		if p.confirmed || !p.active {

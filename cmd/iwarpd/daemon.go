@@ -89,7 +89,7 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 	}
 	d.onClose(func() error { undoDir(); return nil })
 	if err := d.server.Listen(); err != nil {
-		return nil, socketError(s.Socket, err)
+		return nil, socketError(err)
 	}
 	d.onClose(d.server.Close)
 
@@ -332,7 +332,7 @@ func metricsError(err error) error {
 	return exitErr(exitConfig, "%w: give another place with --metrics", err)
 }
 
-func socketError(path string, err error) error {
+func socketError(err error) error {
 	switch {
 	case errors.Is(err, ctrl.ErrNotMember):
 		return exitErr(exitPermission, "cannot make the socket: %w", err)

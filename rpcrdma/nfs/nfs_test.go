@@ -31,7 +31,6 @@ import (
 type rig struct {
 	dir string
 	ctx context.Context
-	e   *rpcrdma.Endpoint
 	c   *rpcrdma.Client
 	n   *nfs.Client
 }
@@ -78,7 +77,7 @@ func start(t testing.TB, version int, set ...func(*nfs.Config)) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &rig{dir: dir, ctx: ctx, e: e, c: e.Dial(x.Listen)}
+	g := &rig{dir: dir, ctx: ctx, c: e.Dial(x.Listen)}
 	if g.n, err = nfs.Mount(ctx, g.c, "/"); err != nil {
 		t.Fatal(err)
 	}

@@ -192,7 +192,7 @@ func (s *Session) sendProps() {
 			s.close(ErrAuth)
 			return
 		}
-		s.auth.started, s.auth.done = true, done
+		s.auth.done = done
 	} else if s.auth.on {
 		done = s.auth.done
 	}

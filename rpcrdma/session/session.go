@@ -179,7 +179,7 @@ type Session struct {
 	flight1            int    // version 1: our calls without reply
 	propsSent, propsIn phase
 	auth               struct {
-		on, done, started bool
+		on, done bool
 	}
 
 	asm      assembly

@@ -29,7 +29,6 @@ type end struct {
 	rng  *rand.Rand
 	bufs map[sctp.Buf]simMessage
 	next sctp.Buf
-	kept map[int][]byte
 
 	sinks    map[uint16]*checker
 	sent     map[uint16]uint32 // segments of this session
@@ -124,7 +123,7 @@ func runSessions(t *testing.T, seed uint64) {
 			f = f.Reverse()
 		}
 		ends[i] = &end{id: i, flow: f, cfg: Config{Profile: profile}, rng: rand.New(rand.NewPCG(seed, uint64(i)+5)), bufs: map[sctp.Buf]simMessage{},
-			kept: map[int][]byte{}, sinks: map[uint16]*checker{}, sent: map[uint16]uint32{}, limit: map[uint16]uint32{}}
+			sinks: map[uint16]*checker{}, sent: map[uint16]uint32{}, limit: map[uint16]uint32{}}
 		dec[i] = impair.NewDecider(impair.Config{Seed: seed*2 + uint64(i), Delay: time.Duration(1+rng.IntN(5000)) * time.Microsecond,
 			Loss: rng.Float64() * 0.1, Duplicate: 0.05, Reorder: 0.3, Hold: time.Duration(rng.IntN(20000)) * time.Microsecond})
 	}

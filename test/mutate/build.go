@@ -20,7 +20,6 @@ import (
 // build is the tree with all mutants in it. A mutant is active if MUTANT is its id.
 type build struct {
 	root, dir string
-	src       *source
 	file      string // of -overlay
 
 	mu    sync.Mutex

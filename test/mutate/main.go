@@ -83,7 +83,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	b := &build{root: root, dir: dir, src: src, tests: map[string]string{}}
+	b := &build{root: root, dir: dir, tests: map[string]string{}}
 	if err := b.overlay(ctx, rows); err != nil {
 		return err
 	}

@@ -43,9 +43,8 @@ func hash(s ...string) string {
 // place is code that can be replaced: a function, or the value of a constant or variable.
 type place struct {
 	dir, file, name string
-	decl            *ast.FuncDecl  // of a function
-	spec            *ast.ValueSpec // of a constant or variable
-	value           ast.Expr
+	decl            *ast.FuncDecl // of a function
+	value           ast.Expr      // of a constant or variable
 	constant        bool
 	text            []byte // of the file
 	fset            *token.FileSet
@@ -150,7 +149,7 @@ func (s *source) load(dir string) map[string][]*place {
 						continue
 					}
 					for i, id := range spec.Names {
-						places[id.Name] = append(places[id.Name], &place{dir: dir, file: file, name: id.Name, spec: spec,
+						places[id.Name] = append(places[id.Name], &place{dir: dir, file: file, name: id.Name,
 							value: spec.Values[i], constant: decl.Tok == token.CONST, text: text, fset: fset})
 					}
 				}

@@ -56,7 +56,6 @@ func peerBinary(t *testing.T) string {
 
 // peer is the running peer program with its output.
 type peer struct {
-	t     *testing.T
 	cmd   *exec.Cmd
 	mu    sync.Mutex
 	lines []string
@@ -65,7 +64,7 @@ type peer struct {
 
 func start(t *testing.T, v *testenv.Veth, args ...string) *peer {
 	t.Helper()
-	p := &peer{t: t, cmd: v.B.NS.Command(peerBinary(t), args...), done: make(chan struct{})}
+	p := &peer{cmd: v.B.NS.Command(peerBinary(t), args...), done: make(chan struct{})}
 	p.cmd.Stderr = os.Stderr
 	r, err := p.cmd.StdoutPipe()
 	if err == nil {

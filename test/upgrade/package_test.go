@@ -17,7 +17,6 @@ import (
 // root file system is a copy-on-write view of this host's: nothing of this host changes.
 type machine struct {
 	t     *testing.T
-	end   *testenv.End
 	init  int      // process ID of its systemd on this host
 	debs  []string // paths on the machine of packages to install in turn
 	turns int
@@ -26,7 +25,7 @@ type machine struct {
 // boot boots a machine, installs the first of the packages and starts the daemon.
 func boot(t *testing.T, end *testenv.End, debs []string) *machine {
 	t.Helper()
-	m := &machine{t: t, end: end}
+	m := &machine{t: t}
 	for _, deb := range debs {
 		m.debs = append(m.debs, "/srv/"+filepath.Base(deb))
 	}
