@@ -155,7 +155,7 @@ func TestForeignHandles(t *testing.T) {
 	}
 	thief.fails(cNoObject, reqMR(pd+1000, 4096), memfd(t, 4096))
 	if text := thief.fails(ctrlpb.Code_CODE_PORT_IN_USE, reqListen("", 7174)); !strings.Contains(text, "choose another port") {
-		t.Errorf("no mend named: %q", text)
+		t.Errorf("no fix named: %q", text)
 	}
 	thief.fails(ctrlpb.Code_CODE_PORT_IN_USE, reqListen("10.0.0.1", 7174))
 	if st := h.Status(); st.Qps != 1 || st.Mrs != 1 || st.Listens != 1 || st.Mws != 1 {
@@ -258,7 +258,7 @@ func TestQuota(t *testing.T) {
 	a.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: pd}}})
 	text = b.fails(cQuota, &ctrlpb.Request{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: bpd}}})
 	if !strings.Contains(text, "raise max-windows in") {
-		t.Errorf("no mend named: %q", text)
+		t.Errorf("no fix named: %q", text)
 	}
 	// What a client held is available to the other after it has left.
 	a.c.Close()

@@ -85,7 +85,7 @@ func judgeNames(names []string) (findings []hostcheck.Finding, err error) {
 		}
 		for _, f := range hostcheck.JudgeInterface(facts) {
 			if len(names) > 1 {
-				f.What = name + " " + f.What
+				f.Check = name + " " + f.Check
 			}
 			findings = append(findings, f)
 		}
@@ -96,11 +96,11 @@ func judgeNames(names []string) (findings []hostcheck.Finding, err error) {
 // judgeSets returns a finding for each set of allow-set.
 func judgeSets(sets []nftset.Name) (findings []hostcheck.Finding) {
 	for _, n := range sets {
-		f := hostcheck.Finding{What: "allow-set", State: hostcheck.OK, Text: fmt.Sprintf("the nftables set %v exists", n)}
+		f := hostcheck.Finding{Check: "allow-set", State: hostcheck.OK, Text: fmt.Sprintf("the nftables set %v exists", n)}
 		err := nftset.Check(n)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			f.State, f.Text, f.Mend = hostcheck.Warn, fmt.Sprintf("the nftables set %v does not exist, so it allows no peer", n), n.Fix()
+			f.State, f.Text, f.Fix = hostcheck.Warn, fmt.Sprintf("the nftables set %v does not exist, so it allows no peer", n), n.Fix()
 		case err != nil:
 			f.State, f.Text = hostcheck.Fail, fmt.Sprintf("the nftables set %v cannot be used: %v", n, err)
 		}
@@ -135,11 +135,11 @@ func printFindings(w io.Writer, findings []hostcheck.Finding, asJSON bool) error
 		return enc.Encode(findings)
 	}
 	for _, f := range findings {
-		if _, err := fmt.Fprintf(w, "%-4s  %-17s  %s\n", f.State, f.What, f.Text); err != nil {
+		if _, err := fmt.Fprintf(w, "%-4s  %-17s  %s\n", f.State, f.Check, f.Text); err != nil {
 			return err
 		}
-		if f.Mend != "" {
-			fmt.Fprintf(w, "%4s  %17s  fix: %s\n", "", "", f.Mend)
+		if f.Fix != "" {
+			fmt.Fprintf(w, "%4s  %17s  fix: %s\n", "", "", f.Fix)
 		}
 	}
 	return nil

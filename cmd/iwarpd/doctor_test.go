@@ -27,7 +27,7 @@ func TestDoctor(t *testing.T) {
 	if jerr := json.Unmarshal([]byte(out), &findings); jerr != nil || len(findings) < 5 {
 		t.Fatalf("%v: %s", jerr, out)
 	}
-	if last := findings[len(findings)-1]; last.What != "interface" || last.State != hostcheck.Fail || exitCode(err) != exitFailure {
+	if last := findings[len(findings)-1]; last.Check != "interface" || last.State != hostcheck.Fail || exitCode(err) != exitFailure {
 		t.Errorf("%+v, %v", last, err)
 	}
 	out, err = doctor(t, "-i", "lo") // no address is needed for it

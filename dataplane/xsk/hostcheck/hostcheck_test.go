@@ -31,7 +31,7 @@ func TestJudge(t *testing.T) {
 		change func(*Facts)
 		what   string
 		state  State
-		mend   string
+		fix    string
 	}{
 		{"healthy", func(*Facts) {}, "interface", OK, ""},
 		{"old kernel", func(f *Facts) { f.Kernel = "5.10.0-28" }, "kernel", Fail, "boot"},
@@ -78,18 +78,18 @@ func TestJudge(t *testing.T) {
 			all := judge(f)
 			found := false
 			for _, g := range all {
-				if g.Text == "" || g.State != OK && g.Mend == "" {
+				if g.Text == "" || g.State != OK && g.Fix == "" {
 					t.Errorf("%+v says too little", g)
 				}
-				if g.What != tt.what {
+				if g.Check != tt.what {
 					if g.State != OK {
 						t.Errorf("%+v, which is not what was broken", g)
 					}
 					continue
 				}
 				found = true
-				if g.State != tt.state || !strings.Contains(g.Mend, tt.mend) {
-					t.Errorf("%+v; want %s, %q", g, tt.state, tt.mend)
+				if g.State != tt.state || !strings.Contains(g.Fix, tt.fix) {
+					t.Errorf("%+v; want %s, %q", g, tt.state, tt.fix)
 				}
 			}
 			if !found || Worst(all) != tt.state {

@@ -22,10 +22,10 @@ const (
 
 // Finding is the result of one check.
 type Finding struct {
-	What  string `json:"what"`
+	Check string `json:"check"`
 	State State  `json:"state"`
 	Text  string `json:"text"`
-	Mend  string `json:"mend,omitempty"` // what to do about it
+	Fix   string `json:"fix,omitempty"`
 }
 
 // JudgeHost evaluates the facts about the host.
@@ -43,11 +43,11 @@ func JudgeSockets(f *Facts) []Finding {
 func JudgeInterface(f *Facts) (out []Finding) {
 	i := f.Interface
 	if i == nil {
-		mend := "give one with --interface"
+		fix := "give one with --interface"
 		if len(f.Others) > 0 {
-			mend += ": " + strings.Join(f.Others, ", ")
+			fix += ": " + strings.Join(f.Others, ", ")
 		}
-		return append(out, Finding{"interface", Fail, "no interface has that name", mend})
+		return append(out, Finding{"interface", Fail, "no interface has that name", fix})
 	}
 	if i.Unfit != "" {
 		out = append(out, Finding{"kind", Fail, "it is " + i.Unfit, ""})
@@ -288,9 +288,9 @@ func (i *Interface) peer(f *Facts) Finding {
 	if f.release() >= 6006 {
 		return Finding{"veth peer", OK, "a kernel's TCP on that end may use its offloads; for its SCTP: ethtool -K PEER tx off there", ""}
 	}
-	const mend = "on the other end, if the kernel's stack sends there: ethtool -K PEER tx off tso off gso off"
+	const fix = "on the other end, if the kernel's stack sends there: ethtool -K PEER tx off tso off gso off"
 	if i.PeerAway {
-		return Finding{"veth peer", Warn, "in another network namespace: its offloads are not known", mend}
+		return Finding{"veth peer", Warn, "in another network namespace: its offloads are not known", fix}
 	}
 	if i.Peer == nil {
 		return Finding{"veth peer", OK, "none", ""}
@@ -304,7 +304,7 @@ func (i *Interface) peer(f *Facts) Finding {
 	slices.Sort(on)
 	if len(on) > 0 {
 		return Finding{"veth peer", Warn, i.Peer.Name + " leaves checksums and segmentation to offloads: " + strings.Join(on, ", "),
-			strings.Replace(mend, "PEER", i.Peer.Name, 1)}
+			strings.Replace(fix, "PEER", i.Peer.Name, 1)}
 	}
 	return Finding{"veth peer", OK, i.Peer.Name + " sends whole frames", ""}
 }
