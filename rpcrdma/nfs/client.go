@@ -124,9 +124,16 @@ func (n *Client) call(ctx context.Context, op string, proc uint32, args func(*rp
 	if err != nil {
 		return nil, fmt.Errorf("nfs: %s: %w", op, err)
 	}
-	if st := r.U32(); st != 0 || r.Err() != nil {
+	st := r.U32()
+	switch {
+	case r.Err() != nil:
+		err = fmt.Errorf("nfs: %s: %w", op, r.Err())
+	case st != 0:
+		err = &Error{op, nfsv3.Nfsstat3(st)}
+	}
+	if err != nil {
 		resp.Release()
-		return nil, &Error{op, nfsv3.Nfsstat3(st)}
+		return nil, err
 	}
 	return &reply{r, resp}, nil
 }
@@ -649,8 +656,11 @@ func (n *Client) put(ctx context.Context, fh []byte, r io.Reader) (done int64, l
 				var s sent
 				for len(b) > 0 {
 					c, committed, verf, err := n.write(ctx, fh, at, b, nfsv3.UNSTABLE)
-					if err != nil || c == 0 {
-						s.err = errors.Join(err, shortWrite(c, err))
+					if err == nil && c == 0 {
+						err = io.ErrShortWrite
+					}
+					if err != nil {
+						s.err = err
 						break
 					}
 					s.n, s.pending, s.verf = s.n+c, s.pending || !committed, verf
@@ -677,11 +687,4 @@ func (n *Client) put(ctx context.Context, fh []byte, r io.Reader) (done int64, l
 		return done, false, err
 	}
 	return done, len(verfs) != 1 || !verfs[verf], nil
-}
-
-func shortWrite(n int, err error) error {
-	if n == 0 && err == nil {
-		return io.ErrShortWrite
-	}
-	return nil
 }
