@@ -523,18 +523,9 @@ func (s *Steering) SetAddresses(addrs []netip.Addr) error {
 		k := steerAddress{}
 		k.Family, k.Addr = family(a)
 		want[k] = true
-		if !s.local[k] {
-			if err := s.objs.Addresses.Put(k, uint32(1)); err != nil {
-				return fmt.Errorf("bpf: address %v: %w", a, explain(err))
-			}
-			s.local[k] = true
-		}
 	}
-	if err := s.objs.CheckAddresses.Set(uint32(1)); err != nil {
-		return fmt.Errorf("bpf: addresses: %w", err)
-	}
-	if err := prune(s.objs.Addresses, s.local, want); err != nil {
-		return fmt.Errorf("bpf: addresses: %w", err)
+	if err := replace(s.objs.Addresses, s.objs.CheckAddresses, s.local, want); err != nil {
+		return fmt.Errorf("bpf: addresses: %w", explain(err))
 	}
 	return nil
 }
@@ -552,29 +543,31 @@ func (s *Steering) SetVLANs(vlans [][]uint16) error {
 		for _, id := range tags {
 			k = k<<12 | uint32(id&0xfff)
 		}
-		if k == 0 {
-			continue
-		}
-		want[k] = true
-		if !s.vlans[k] {
-			if err := s.objs.Vlans.Put(k, uint32(1)); err != nil {
-				return fmt.Errorf("bpf: VLAN %v: %w", tags, explain(err))
-			}
-			s.vlans[k] = true
+		if k != 0 {
+			want[k] = true
 		}
 	}
-	if err := s.objs.CheckVlans.Set(uint32(1)); err != nil {
-		return fmt.Errorf("bpf: VLANs: %w", err)
-	}
-	if err := prune(s.objs.Vlans, s.vlans, want); err != nil {
-		return fmt.Errorf("bpf: VLANs: %w", err)
+	if err := replace(s.objs.Vlans, s.objs.CheckVlans, s.vlans, want); err != nil {
+		return fmt.Errorf("bpf: VLANs: %w", explain(err))
 	}
 	return nil
 }
 
-// prune deletes all keys that are not in want from the map m, and from have, which mirrors
-// it.
-func prune[K comparable](m *ebpf.Map, have, want map[K]bool) error {
+// replace makes the keys of the map m, which have mirrors, those of want. Before it deletes the
+// others it sets check, so that the program looks into the map.
+func replace[K comparable](m *ebpf.Map, check *ebpf.Variable, have, want map[K]bool) error {
+	for k := range want {
+		if have[k] {
+			continue
+		}
+		if err := m.Put(k, uint32(1)); err != nil {
+			return err
+		}
+		have[k] = true
+	}
+	if err := check.Set(uint32(1)); err != nil {
+		return err
+	}
 	for k := range have {
 		if want[k] {
 			continue
