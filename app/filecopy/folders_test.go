@@ -125,7 +125,7 @@ func TestListed(t *testing.T) {
 	}
 	const odd = "\ufffd" // what is shown for bytes that are not UTF-8
 	for name, other := range map[string]bool{
-		"file": false, "to-file": false, "circle": true, "nowhere": true, "out": true, "a?b": true, "x" + odd + "y": true, strings.Repeat(odd, 85): true,
+		"file": false, "to-file": false, "circle": true, "nowhere": true, "out": true, `a\u000ab`: true, `a\u0009b`: true, "x" + odd + "y": true, strings.Repeat(odd, 85): true,
 	} {
 		if e, ok := got[name]; !ok || e.Other != other || e.Folder || !other && e.Size != 4 {
 			t.Errorf("%q: %+v", name, e)

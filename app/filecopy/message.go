@@ -10,11 +10,11 @@ import (
 	"errors"
 	"fmt"
 	"hash"
-	"strings"
-	"unicode"
 
 	"github.com/zeebo/blake3"
 	"github.com/zeebo/xxh3"
+
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 // Version is the newest version of the protocol. Version 1 supports only whole files and SHA-256,
@@ -339,13 +339,4 @@ type RemoteError struct {
 }
 
 // Error escapes the text, which comes from another host, so that it cannot control the terminal.
-func (e *RemoteError) Error() string { return "the other side says: " + printable(e.Text) }
-
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, s)
-}
+func (e *RemoteError) Error() string { return "the other side says: " + printable.String(e.Text) }

@@ -18,6 +18,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 // tempPrefix begins the names of incomplete files.
@@ -398,7 +400,7 @@ func (s *Store) List(name string) ([]Entry, error) {
 func (s *Store) entry(name, n string) Entry {
 	full := path.Join(name, n)
 	if CheckName(full) != nil {
-		shown := printable(n)
+		shown := printable.String(n)
 		return Entry{Name: strings.ToValidUTF8(shown[:min(len(shown), maxEntry)], ""), Other: true}
 	}
 	info, err := s.root.Lstat(full)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 // A Conn is the part of *iwarp.Conn that the protocol uses. It must be safe for concurrent use.
@@ -456,7 +457,7 @@ func fail(ctx context.Context, c Conn, err error) {
 	var e *Error
 	switch {
 	case errors.As(err, &e):
-		m.Code, m.Text = e.Code, printable(e.Error())
+		m.Code, m.Text = e.Code, printable.String(e.Error())
 	case ctx.Err() == nil:
 		return
 	default:
