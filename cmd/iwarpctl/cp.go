@@ -412,10 +412,10 @@ func (w *copying) put(ctx context.Context, src, name string) error {
 		w.client.Progress = bar.update
 		r, err := w.client.Put(ctx, f, info.Size(), filecopy.AttrsOf(info), name)
 		bar.clear()
-		if err != nil {
-			return err
+		if err == nil {
+			w.copied("put", "RDMA Write", name, began, r)
 		}
-		return w.copied("put", "RDMA Write", name, began, r)
+		return err
 	}
 	if info, serr := os.Stat(src); serr != nil || !info.IsDir() || !w.flags.recursive {
 		if serr == nil && !info.Mode().IsRegular() {
@@ -433,7 +433,7 @@ func (w *copying) put(ctx context.Context, src, name string) error {
 		return err
 	}
 	attrs := filecopy.AttrsOf(dir)
-	if err := w.mkdir(ctx, name, attrs); err != nil {
+	if err := w.client.Mkdir(ctx, name, attrs); err != nil {
 		return err
 	}
 	for _, e := range entries {
@@ -457,13 +457,9 @@ func (w *copying) put(ctx context.Context, src, name string) error {
 		}
 	}
 	if w.flags.preserve { // writing the entries changed its time
-		return w.mkdir(ctx, name, attrs)
+		return w.client.Mkdir(ctx, name, attrs)
 	}
 	return nil
-}
-
-func (w *copying) mkdir(ctx context.Context, name string, a filecopy.Attrs) error {
-	return w.client.Mkdir(ctx, name, a)
 }
 
 // getAll copies the sources to this host.
@@ -570,14 +566,14 @@ func (w *copying) getFile(ctx context.Context, store *filecopy.Store, src, name 
 	w.client.Progress = bar.update
 	r, err := w.client.Get(ctx, src, store, name)
 	bar.clear()
-	if err != nil {
-		return err
+	if err == nil {
+		w.copied("get", "RDMA Read", src, began, r)
 	}
-	return w.copied("get", "RDMA Read", src, began, r)
+	return err
 }
 
 // copied reports one file.
-func (w *copying) copied(op, verb, name string, began time.Time, r filecopy.Result) error {
+func (w *copying) copied(op, verb, name string, began time.Time, r filecopy.Result) {
 	res := copyResult{
 		Op: op, Verb: verb, Name: name, Peer: w.addr, Size: r.Size, Resumed: r.Offset, Seconds: time.Since(began).Seconds(), Checksum: r.Hash.Text(r.Sum),
 		Busy: map[string]float64{"disk": r.Times.Disk.Seconds(), "checksum": r.Times.Hash.Seconds(), "network": r.Times.Network.Seconds(), "peer_disk": r.Times.PeerDisk.Seconds(), "peer_checksum": r.Times.PeerHash.Seconds()},
@@ -588,7 +584,7 @@ func (w *copying) copied(op, verb, name string, began time.Time, r filecopy.Resu
 	res.GbitPerSec = gbit(res.Size-res.Resumed, res.Seconds)
 	w.all = append(w.all, res)
 	if w.c.json {
-		return nil
+		return
 	}
 	resumed := ""
 	if r.Offset > 0 {
@@ -597,7 +593,6 @@ func (w *copying) copied(op, verb, name string, began time.Time, r filecopy.Resu
 	fmt.Fprintf(w.c.out, "%s %s: %d bytes by %s in %.2f s%s, %s, %s\n", res.Op, res.Name, res.Size, res.Verb, res.Seconds, resumed, rate(res.Size-res.Resumed, res.Seconds), res.Checksum)
 	fmt.Fprintf(w.c.out, "  busy here: disk %.2f s, checksum %.2f s; there: disk %.2f s, checksum %.2f s; network %.2f s\n",
 		res.Busy["disk"], res.Busy["checksum"], res.Busy["peer_disk"], res.Busy["peer_checksum"], res.Busy["network"])
-	return nil
 }
 
 // done reports the totals.
