@@ -45,6 +45,26 @@ func TestIdling(t *testing.T) {
 	}
 }
 
+// TestTimeslice checks that a timeslice ends at first, then 8 ms after each end, and not before.
+func TestTimeslice(t *testing.T) {
+	var s timeslice
+	for _, c := range []struct {
+		at   time.Duration
+		want bool
+	}{
+		{time.Hour, true},
+		{time.Hour + time.Microsecond, false},
+		{time.Hour + 8*time.Millisecond - 1, false},
+		{time.Hour + 9*time.Millisecond, true},
+		{time.Hour + 16*time.Millisecond, false},
+		{time.Hour + 17*time.Millisecond, true},
+	} {
+		if got := s.ends(clock.Time(c.at)); got != c.want {
+			t.Errorf("at %v: %v, want %v", c.at, got, c.want)
+		}
+	}
+}
+
 // TestNews checks that a turn which only sends what a client has posted is no news to others on the CPU, and that others are.
 func TestNews(t *testing.T) {
 	oneGoroutine(t)

@@ -76,6 +76,7 @@ type worker struct {
 	stats  Stats
 	times  times
 	driver driver
+	slice  timeslice
 }
 
 // ending is the work for queue pairs and clients that have ended.
@@ -180,6 +181,9 @@ func (w *worker) loop(others *contention) {
 		switch {
 		case w.turn() > 0:
 			idle = idling{}
+			continue
+		case w.slice.ends(w.now):
+			runtime.Gosched()
 			continue
 		case w.e.cfg.Poll == Busy: // the worker has its own CPU
 			continue
@@ -297,10 +301,19 @@ func (w *worker) inlineTurn() int {
 		}
 		return 0
 	}
-	defer w.driver.mu.Unlock()
-	n := w.turn()
-	w.driver.last.Store(int64(w.now))
+	n, yield := w.drivenTurn()
+	if yield {
+		runtime.Gosched()
+	}
 	return n
+}
+
+// drivenTurn runs a turn while the application holds drive, and releases it. It also returns whether to yield.
+func (w *worker) drivenTurn() (n int, yield bool) {
+	defer w.driver.mu.Unlock() // even if the turn faults
+	n = w.turn()
+	w.driver.last.Store(int64(w.now))
+	return n, n == 0 && w.slice.ends(w.now)
 }
 
 // sleep waits for work. It arms the wake-ups and then checks for work again, so that bells and
