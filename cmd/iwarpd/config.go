@@ -19,6 +19,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/nftset"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
+	"github.com/iwarpd/iwarpd/dataplane/xsk/hostcheck"
 	"github.com/iwarpd/iwarpd/internal/nss"
 	"github.com/iwarpd/iwarpd/tcp"
 )
@@ -370,7 +371,7 @@ func (s *settings) check() error {
 	}
 	if len(names) == 0 && s.Transport != "socket" {
 		there := "there is none here but loopback"
-		if names := candidates(); len(names) > 0 {
+		if names, _ := hostcheck.Interfaces(); len(names) > 0 {
 			there = "choose from " + strings.Join(names, ", ")
 		}
 		return configErr("no interface: name one with --interface IF, %sINTERFACE or \"interface:\" in the file: %s; %s", envPrefix, there, instead)

@@ -1,14 +1,12 @@
 package main
 
 import (
-	"bufio"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -16,22 +14,11 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/xsk/hostcheck"
 )
 
-// candidates returns the names of the host's interfaces, without loopback.
-func candidates() (names []string) {
-	all, _ := net.Interfaces()
-	for _, i := range all {
-		if i.Flags&net.FlagLoopback == 0 {
-			names = append(names, i.Name)
-		}
-	}
-	return names
-}
-
 // findInterface returns the named interface if the daemon can use it.
 func findInterface(name string) (*net.Interface, error) {
 	ifi, err := net.InterfaceByName(name)
 	if err != nil {
-		names := candidates()
+		names, _ := hostcheck.Interfaces()
 		if len(names) == 0 {
 			return nil, exitErr(exitInterface, "no interface %q: there is none here but loopback; check the network namespace", name)
 		}
@@ -52,43 +39,11 @@ func findInterface(name string) (*net.Interface, error) {
 	return ifi, nil
 }
 
-// needed are the capabilities for AF_XDP and its program. BPF and PERFMON exist since Linux 5.8;
-// before, SYS_ADMIN included them.
-var needed = []struct {
-	bit  int
-	name string
-}{
-	{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"}, {unix.CAP_NET_RAW, "CAP_NET_RAW"}, {unix.CAP_BPF, "CAP_BPF"}, {unix.CAP_PERFMON, "CAP_PERFMON"},
-}
-
 // checkCapabilities returns an error that names the missing capabilities, before anything is set
 // up.
-func checkCapabilities(status string) error {
-	f, err := os.Open(status)
-	if err != nil {
-		return nil // no /proc: the kernel will report it
-	}
-	defer f.Close()
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		hex, ok := strings.CutPrefix(lines.Text(), "CapEff:")
-		if !ok {
-			continue
-		}
-		have, err := strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
-		if err != nil {
-			return nil
-		}
-		var missing []string
-		for _, c := range needed {
-			wide := c.bit == unix.CAP_BPF || c.bit == unix.CAP_PERFMON
-			if have&(1<<c.bit) == 0 && !(wide && have&(1<<unix.CAP_SYS_ADMIN) != 0) {
-				missing = append(missing, c.name)
-			}
-		}
-		if len(missing) > 0 {
-			return exitErr(exitPermission, "capability missing: %s: run as root, or give them with AmbientCapabilities= in the unit, "+instead, strings.Join(missing, ", "))
-		}
+func checkCapabilities() error {
+	if missing := hostcheck.MissingCapabilities(); len(missing) > 0 {
+		return exitErr(exitPermission, "capability missing: %s: run as root, or give them with AmbientCapabilities= in the unit, "+instead, strings.Join(missing, ", "))
 	}
 	return nil
 }

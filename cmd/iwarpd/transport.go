@@ -64,7 +64,7 @@ func (d *daemon) prepareAFXDP(more int) (l lower, err error) {
 		d.nics = append(d.nics, n)
 		workers += len(n.queues)
 	}
-	if err := checkCapabilities("/proc/self/status"); err != nil {
+	if err := checkCapabilities(); err != nil {
 		return l, err
 	}
 	if err := checkFiles(openFiles(), workers+more, d.s.Slots.Count); err != nil {

@@ -32,7 +32,7 @@ type Facts struct {
 	JIT          string // net.core.bpf_jit_enable; "" if it cannot be read
 
 	Interface *Interface // nil if no interface has that name
-	Others    []string   // names of the other interfaces
+	Others    []string   // names of the interfaces, without loopback
 }
 
 // Interface holds the facts about an interface.
@@ -82,14 +82,9 @@ func Gather(name string) (*Facts, error) {
 	if policies, err := netlink.XfrmPolicyList(netlink.FAMILY_ALL); err == nil { // only root may list them
 		f.IPsec = len(policies)
 	}
-	all, err := net.Interfaces()
-	if err != nil {
+	var err error
+	if f.Others, err = Interfaces(); err != nil {
 		return nil, fmt.Errorf("hostcheck: %w", err)
-	}
-	for _, i := range all {
-		if i.Flags&net.FlagLoopback == 0 {
-			f.Others = append(f.Others, i.Name)
-		}
 	}
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -114,6 +109,17 @@ func Gather(name string) (*Facts, error) {
 		}
 	}
 	return f, nil
+}
+
+// Interfaces returns the names of the host's interfaces, without loopback.
+func Interfaces() (names []string, err error) {
+	all, err := net.Interfaces()
+	for _, i := range all {
+		if i.Flags&net.FlagLoopback == 0 {
+			names = append(names, i.Name)
+		}
+	}
+	return names, err
 }
 
 // umemZeroCopy is XDP_DU_F_ZEROCOPY of linux/xdp_diag.h.

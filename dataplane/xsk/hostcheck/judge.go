@@ -95,7 +95,8 @@ func (f *Facts) kernel() Finding {
 	return Finding{"kernel", OK, f.Kernel, ""}
 }
 
-// needed are the capabilities that iwarpd requires.
+// needed are the capabilities for AF_XDP and its program. BPF and PERFMON exist since Linux 5.8;
+// before, SYS_ADMIN included them.
 var needed = []struct {
 	bit  int
 	name string
@@ -103,15 +104,24 @@ var needed = []struct {
 
 func (f *Facts) has(bit int) bool { return f.Capabilities&(1<<bit) != 0 }
 
-func (f *Facts) capabilities() Finding {
-	var missing []string
+// MissingCapabilities returns the names of those that iwarpd needs and this thread does not have.
+func MissingCapabilities() []string {
+	f := Facts{Capabilities: capabilities()}
+	return f.missing()
+}
+
+func (f *Facts) missing() (names []string) {
 	for _, c := range needed {
 		wide := c.bit == unix.CAP_BPF || c.bit == unix.CAP_PERFMON
 		if !f.has(c.bit) && !(wide && f.has(unix.CAP_SYS_ADMIN)) {
-			missing = append(missing, c.name)
+			names = append(names, c.name)
 		}
 	}
-	if len(missing) > 0 {
+	return names
+}
+
+func (f *Facts) capabilities() Finding {
+	if missing := f.missing(); len(missing) > 0 {
 		return Finding{"capabilities", Fail, "missing: " + strings.Join(missing, ", "), "run this as root; the unit gives the daemon what it needs; without them: transport: socket"}
 	}
 	return Finding{"capabilities", OK, "NET_ADMIN, NET_RAW, BPF and PERFMON are available", ""}
