@@ -167,13 +167,7 @@ func (c *Conn) RecvMsg(ctx context.Context, b []byte) (int, MsgInfo, error) {
 // connection, and a later call returns the *TerminateError. The data has been placed once a
 // later Read has returned, or the peer has answered a later message.
 func (c *Conn) Write(ctx context.Context, r Remote, b []byte) error {
-	if uint64(len(b)) > uint64(r.Len) {
-		return fmt.Errorf("%w: write of %d bytes to %d of the peer's", ErrInvalid, len(b), r.Len)
-	}
-	if mr, off := c.pd.find(b); mr != nil {
-		return c.wrap("write", c.direct(ctx, OpWrite, r, mr.SGE(off, len(b))))
-	}
-	return c.wrap("write", c.staged(ctx, OpWrite, r, b))
+	return c.transfer(ctx, "write", OpWrite, r, b)
 }
 
 // PostWrite is Write that does not wait until b may be reused. b must lie in memory of Alloc, and
@@ -194,13 +188,18 @@ func (c *Conn) PostWrite(ctx context.Context, r Remote, b []byte) error {
 
 // Read reads len(b) bytes from the start of the peer's memory r into b.
 func (c *Conn) Read(ctx context.Context, r Remote, b []byte) error {
+	return c.transfer(ctx, "read", OpRead, r, b)
+}
+
+// transfer performs a Write or Read of b, without a copy if b lies in registered memory.
+func (c *Conn) transfer(ctx context.Context, what string, op Op, r Remote, b []byte) error {
 	if uint64(len(b)) > uint64(r.Len) {
-		return fmt.Errorf("%w: read of %d bytes from %d of the peer's", ErrInvalid, len(b), r.Len)
+		return fmt.Errorf("%w: %s of %d bytes; the peer's memory has %d", ErrInvalid, what, len(b), r.Len)
 	}
 	if mr, off := c.pd.find(b); mr != nil {
-		return c.wrap("read", c.direct(ctx, OpRead, r, mr.SGE(off, len(b))))
+		return c.wrap(what, c.direct(ctx, op, r, mr.SGE(off, len(b))))
 	}
-	return c.wrap("read", c.staged(ctx, OpRead, r, b))
+	return c.wrap(what, c.staged(ctx, op, r, b))
 }
 
 func (c *Conn) direct(ctx context.Context, what Op, r Remote, sge SGE) error {

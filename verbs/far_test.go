@@ -171,7 +171,7 @@ func random(r *rand.Rand, b []byte) {
 
 // TestFarTransfers sends messages of all kinds out of far memory and into it, mixed with near memory.
 func TestFarTransfers(t *testing.T) {
-	r := rand.New(rand.NewPCG(1, uint64(testenv.Seed(t))))
+	r := rand.New(rand.NewPCG(1, testenv.Seed(t)))
 	a, b := newFarPair(t)
 	random(r, a.far)
 	random(r, b.far)

@@ -201,9 +201,7 @@ func nfsEntryOf(i *nfs.Info) nfsEntry {
 
 func (c *command) nfsShow(l []nfsEntry) error {
 	if c.json {
-		enc := encoder(c.out)
-		enc.SetIndent("", "  ")
-		return enc.Encode(l)
+		return c.print(l)
 	}
 	w := tabwriter.NewWriter(c.out, 0, 8, 2, ' ', 0)
 	for _, e := range l {
@@ -364,7 +362,7 @@ func (c *command) nfsPut() *cobra.Command {
 		Use: "put FILE ADDR:/path", Short: "Copy a file to the server, under its own name if path is a folder; FILE -: standard input", Args: usageArgs(cobra.ExactArgs(2)),
 		Example: "  iwarpctl nfs put big.tar 10.0.0.1:/big.tar",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			in, perm := io.Reader(cmd.InOrStdin()), uint32(0o644)
+			in, perm := cmd.InOrStdin(), uint32(0o644)
 			if args[0] != "-" {
 				f, st, err := openSource(args[0])
 				if err != nil {

@@ -124,7 +124,7 @@ func attacks(j *job) []attack {
 		// Its memory.
 		{"write its memory over the wire", struck(false, func(*foe, int) (uint32, uint64) { return v.RKey, v.Addr })},
 		{"read its memory over the wire", struck(true, func(*foe, int) (uint32, uint64) { return v.RKey, v.Addr })},
-		{"guess STags over the wire", struck(false, func(f *foe, i int) (uint32, uint64) { return v.RKey&^0xff | uint32(f.rng.Uint32N(256)), v.Addr })},
+		{"guess STags over the wire", struck(false, func(f *foe, i int) (uint32, uint64) { return v.RKey&^0xff | f.rng.Uint32N(256), v.Addr })},
 		{"guess any STag over the wire", struck(true, func(f *foe, i int) (uint32, uint64) { return f.rng.Uint32(), f.rng.Uint64() })},
 		{"send its memory to a peer", wqe(func(f *foe, e []byte) { e[shm.SQEOpcode] = shm.WRSend; sge(e, v.Addr, 64, v.RKey) })},
 		{"read a peer into its memory", wqe(func(f *foe, e []byte) { e[shm.SQEOpcode] = shm.WRRead; sge(e, v.Addr, 64, v.RKey) })},
@@ -405,7 +405,7 @@ func changing(f *foe) error {
 		for n := uint32(1); !stop.Load(); n++ {
 			for e := range 16 {
 				at := shm.HeaderSize + shm.RingEntries + e*128
-				word(m, at+shm.SQEOpcode&^3).Store(uint32(n%3*2) | n<<16) // opcode, flags and number of pieces
+				word(m, at+shm.SQEOpcode&^3).Store(n%3*2 | n<<16) // opcode, flags and number of pieces
 				word(m, at+shm.SQEInlineLen).Store(n * 0x01010101)
 			}
 		}
