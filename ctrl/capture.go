@@ -15,9 +15,6 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 )
 
-// CaptureHeader is the size in bytes of the header before a captured frame.
-const CaptureHeader = 24
-
 const (
 	maxCaptures     = 16      // concurrent captures of non-administrators: the workers check every frame for each capture
 	captureRing     = 4 << 20 // bytes of frames buffered in each worker

@@ -206,7 +206,7 @@ func TestRefusedNames(t *testing.T) {
 		code Code
 	}{
 		{"../secret", CodeName}, {"a/../../secret", CodeName}, {"a/../b", CodeName}, {outside, CodeName}, {"", CodeName}, {".", CodeName},
-		{"a//b", CodeName}, {"a/", CodeName}, {"x\ny", CodeName}, {"x\x00y", CodeName}, {".iwcp-x", CodeName}, {strings.Repeat("n", MaxName+1), CodeName},
+		{"a//b", CodeName}, {"a/", CodeName}, {"x\ny", CodeName}, {"x\x00y", CodeName}, {".iwcp-x", CodeName}, {strings.Repeat("n", maxName+1), CodeName},
 		{"missing", CodeNotFound}, {"missing/f", CodeNotFound}, {"dir", CodeIO}, {"fifo", CodeIO}, {"link", CodeIO}, {"up/secret", CodeIO},
 	} {
 		for _, op := range []string{"get", "put"} {
@@ -232,7 +232,7 @@ func TestRefusedNames(t *testing.T) {
 					m = message{Kind: kindPut, Name: tt.name, Size: 1}
 				}
 				code := tt.code
-				if len(tt.name) > MaxName {
+				if len(tt.name) > maxName {
 					code = CodeRequest // the message cannot be decoded
 				}
 				err := send(t.Context(), w.conn, &m)
@@ -485,7 +485,7 @@ func TestHostilePeer(t *testing.T) {
 // A server offers a window that would make the client allocate without bound.
 func TestHostileWindow(t *testing.T) {
 	for _, m := range []message{
-		{Chunk: 0, Slots: 1}, {Chunk: 1, Slots: 0}, {Chunk: MaxChunk + 1, Slots: 1}, {Chunk: 1, Slots: MaxSlots + 1}, {Chunk: MaxChunk, Slots: MaxSlots},
+		{Chunk: 0, Slots: 1}, {Chunk: 1, Slots: 0}, {Chunk: maxChunk + 1, Slots: 1}, {Chunk: 1, Slots: maxSlots + 1}, {Chunk: maxChunk, Slots: maxSlots},
 	} {
 		m.Kind, m.V2, m.Size, m.Hash = kindOpen, true, 1, XXH128
 		a, b := memconn.Pair(RecvDepth, MaxMessage)

@@ -26,21 +26,21 @@ const magic = "IWCP"
 // Limits of the protocol.
 const (
 	MaxMessage = 2048     // bytes of a message
-	MaxName    = 1024     // bytes of a file name
-	MaxSlots   = 32       // chunks in a window
-	MaxChunk   = 64 << 20 // bytes of a chunk
+	maxName    = 1024     // bytes of a file name
+	maxSlots   = 32       // chunks in a window
+	maxChunk   = 64 << 20 // bytes of a chunk
 	RecvDepth  = 40       // receives that each side keeps posted
 	maxText    = 512      // bytes of an error text
 	maxEntry   = 255      // bytes of the name of a directory entry
 	maxEntries = 16       // entries in the answer to a list
 )
 
-// Hello returns the private data that offers or confirms version v.
-func Hello(v uint8) []byte { return append([]byte(magic), v) }
+// hello returns the private data that offers or confirms version v.
+func hello(v uint8) []byte { return append([]byte(magic), v) }
 
-// CheckHello returns the version in the other side's private data, from 1 to Version. If the
+// checkHello returns the version in the other side's private data, from 1 to Version. If the
 // version is not supported, it returns it with an error.
-func CheckHello(b []byte) (uint8, error) {
+func checkHello(b []byte) (uint8, error) {
 	if len(b) < len(magic)+1 || string(b[:len(magic)]) != magic {
 		return 0, errors.New("the other side does not speak iwarpctl's copy protocol: is that the port of iwarpctl serve?")
 	}
@@ -234,10 +234,10 @@ func (m *message) decode(b []byte) error {
 	*m = message{Kind: kind(first &^ extended), V2: first&extended != 0}
 	switch m.Kind {
 	case kindGet:
-		m.Name = r.text(MaxName)
+		m.Name = r.text(maxName)
 	case kindPut:
 		m.Size = r.uint(8)
-		m.Name = r.text(MaxName)
+		m.Name = r.text(maxName)
 	case kindOpen:
 		m.Size, m.Addr = r.uint(8), r.uint(8)
 		m.RKey, m.Chunk, m.Slots = uint32(r.uint(4)), uint32(r.uint(4)), uint16(r.uint(2))
@@ -254,7 +254,7 @@ func (m *message) decode(b []byte) error {
 		m.Text = r.text(maxText)
 	case kindList:
 		m.Flags = uint8(r.uint(1))
-		m.Name = r.text(MaxName)
+		m.Name = r.text(maxName)
 		m.After = r.text(maxEntry)
 	case kindEntry:
 		m.Type, m.Mode, m.Mtime = uint8(r.uint(1)), uint32(r.uint(4)), int64(r.uint(8))
@@ -262,7 +262,7 @@ func (m *message) decode(b []byte) error {
 		m.Name = r.text(maxEntry)
 	case kindMkdir:
 		m.Flags, m.Mode, m.Mtime = uint8(r.uint(1)), uint32(r.uint(4)), int64(r.uint(8))
-		m.Name = r.text(MaxName)
+		m.Name = r.text(maxName)
 	default:
 		return errMessage
 	}

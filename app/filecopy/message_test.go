@@ -62,7 +62,7 @@ func TestMessages(t *testing.T) {
 
 func TestMessageLimits(t *testing.T) {
 	var m message
-	long := message{Kind: kindGet, Name: strings.Repeat("n", MaxName+1)}
+	long := message{Kind: kindGet, Name: strings.Repeat("n", maxName+1)}
 	if err := m.decode(long.encode()); err == nil {
 		t.Error("decode accepts a name that is too long")
 	}
@@ -70,7 +70,7 @@ func TestMessageLimits(t *testing.T) {
 	if b := e.encode(); len(b) > MaxMessage || m.decode(b) != nil {
 		t.Errorf("the text of an error is not cut: %d bytes", len(b))
 	}
-	full := message{Kind: kindPut, Name: strings.Repeat("n", MaxName)}
+	full := message{Kind: kindPut, Name: strings.Repeat("n", maxName)}
 	if b := full.encode(); len(b) > MaxMessage || m.decode(b) != nil {
 		t.Error("the longest name does not fit")
 	}
@@ -97,15 +97,15 @@ func FuzzDecode(f *testing.F) {
 
 func TestHello(t *testing.T) {
 	for v := uint8(1); v <= Version; v++ {
-		if got, err := CheckHello(Hello(v)); err != nil || got != v {
+		if got, err := checkHello(hello(v)); err != nil || got != v {
 			t.Error(got, err)
 		}
 	}
 	for _, tt := range []struct{ in, want string }{
 		{"", "does not speak"}, {"IWC", "does not speak"}, {"IWCP", "does not speak"}, {"IWCX\x01", "does not speak"}, {"IWCP\x04", "version 4"}, {"IWCP\x00", "version 0"},
 	} {
-		if _, err := CheckHello([]byte(tt.in)); err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("CheckHello(%q) = %v; want %q", tt.in, err, tt.want)
+		if _, err := checkHello([]byte(tt.in)); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("checkHello(%q) = %v; want %q", tt.in, err, tt.want)
 		}
 	}
 }

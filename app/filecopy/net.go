@@ -13,13 +13,13 @@ import (
 // Config returns the connection settings of both sides. They provide receives for everything that
 // docs/cp.md lets the other side send at once.
 func Config() *iwarp.Config {
-	return &iwarp.Config{PrivateData: Hello(Version), RecvDepth: RecvDepth, RecvSize: MaxMessage}
+	return &iwarp.Config{PrivateData: hello(Version), RecvDepth: RecvDepth, RecvSize: MaxMessage}
 }
 
 // A Server serves the clients of one listener.
 type Server struct {
 	Store      *Store
-	MaxClients int // concurrent clients; each uses DefaultSlots*DefaultChunk bytes
+	MaxClients int // concurrent clients; each uses defaultSlots*defaultChunk bytes
 	// Tell, if not nil, is called for every file and, with an Event without a Name, for every
 	// client that could not be served. Calls are not concurrent.
 	Tell func(netip.AddrPort, Event)
@@ -46,11 +46,11 @@ func (s *Server) Serve(ctx context.Context, l *iwarp.Listener) error {
 		select {
 		case slots <- struct{}{}:
 		default:
-			v, err := CheckHello(req.PrivateData())
+			v, err := checkHello(req.PrivateData())
 			if err != nil {
 				v = Version
 			}
-			tell(Event{Err: errors.Join(errors.New("too many clients: raise --max-clients"), req.Reject(ctx, Hello(v)))})
+			tell(Event{Err: errors.Join(errors.New("too many clients: raise --max-clients"), req.Reject(ctx, hello(v)))})
 			continue
 		}
 		wg.Go(func() {
@@ -72,18 +72,18 @@ func (s *Server) tell(peer netip.AddrPort, e Event) {
 
 // serve serves one client. Its error has not been passed to tell yet.
 func (s *Server) serve(ctx context.Context, req *iwarp.ConnRequest, tell func(Event)) error {
-	version, err := CheckHello(req.PrivateData())
+	version, err := checkHello(req.PrivateData())
 	if err != nil {
-		return errors.Join(err, req.Reject(ctx, Hello(Version)))
+		return errors.Join(err, req.Reject(ctx, hello(Version)))
 	}
 	cfg := Config()
-	cfg.PrivateData = Hello(version) // the client's requests determine the format of the answers
+	cfg.PrivateData = hello(version) // the client's requests determine the format of the answers
 	conn, err := req.AcceptConn(ctx, cfg)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	w := Window{Chunk: DefaultChunk, Slots: DefaultSlots}
+	w := Window{Chunk: defaultChunk, Slots: defaultSlots}
 	size := w.Chunk * w.Slots
 	mr, err := conn.Alloc(ctx, size, iwarp.AccessLocalWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteWrite)
 	if err != nil {
@@ -93,7 +93,7 @@ func (s *Server) serve(ctx context.Context, req *iwarp.ConnRequest, tell func(Ev
 	}
 	w.Bytes, w.Remote = mr.Bytes()[:size], mr.RemoteAt(0, size)
 	told := false
-	err = Serve(ctx, conn, s.Store, w, DefaultIdle, func(e Event) {
+	err = Serve(ctx, conn, s.Store, w, defaultIdle, func(e Event) {
 		told = told || e.Err != nil
 		tell(e)
 	})
@@ -108,16 +108,16 @@ func (s *Server) serve(ctx context.Context, req *iwarp.ConnRequest, tell func(Ev
 func Dial(ctx context.Context, dev *iwarp.Device, addr string, cfg *iwarp.Config) (*Client, error) {
 	conn, err := dev.Dial(ctx, addr, cfg)
 	if r := (*iwarp.RejectError)(nil); errors.As(err, &r) {
-		if v, e := CheckHello(r.PrivateData); e == nil && v < Version {
+		if v, e := checkHello(r.PrivateData); e == nil && v < Version {
 			old := *cfg
-			old.PrivateData = Hello(v)
+			old.PrivateData = hello(v)
 			conn, err = dev.Dial(ctx, addr, &old)
 		}
 	}
 	if err != nil {
 		return nil, explain(err)
 	}
-	version, err := CheckHello(conn.Info().PrivateData)
+	version, err := checkHello(conn.Info().PrivateData)
 	if err != nil {
 		conn.Close()
 		return nil, err
@@ -141,7 +141,7 @@ func explain(err error) error {
 	if !errors.As(err, &r) {
 		return err
 	}
-	if _, e := CheckHello(r.PrivateData); e != nil {
+	if _, e := checkHello(r.PrivateData); e != nil {
 		return fmt.Errorf("%w: %w", err, e)
 	}
 	return fmt.Errorf("%w: the server has too many clients, try again later", err)

@@ -16,8 +16,8 @@ import (
 
 // Default size of a server's window.
 const (
-	DefaultChunk = 1 << 20
-	DefaultSlots = 8
+	defaultChunk = 1 << 20
+	defaultSlots = 8
 )
 
 // maxWindow bounds the memory that a client registers at a server's request.
@@ -233,7 +233,7 @@ func (t *transfer) take(ctx context.Context, in *Incoming) (Result, error) {
 type Client struct {
 	Conn     Conn
 	Alloc    func(n int) ([]byte, error) // registered memory for local use
-	Idle     time.Duration               // 0: DefaultIdle
+	Idle     time.Duration               // 0: defaultIdle
 	Progress func(done, total int64)     // nil: none
 
 	Version  uint8 // of the server; 0: Version
@@ -451,7 +451,7 @@ func (c *Client) finish(ctx context.Context, err error) {
 
 func (c *Client) idle() time.Duration {
 	if c.Idle == 0 {
-		return DefaultIdle
+		return defaultIdle
 	}
 	return c.Idle
 }
@@ -468,7 +468,7 @@ func (c *Client) ask(ctx context.Context, request *message) (*message, error) {
 	if m.Kind != kindOpen || m.V2 != request.V2 || m.V2 && m.Hash != request.Hash || m.Offset > m.Size {
 		return nil, errTurn(&m)
 	}
-	if m.Chunk == 0 || m.Chunk > MaxChunk || m.Slots == 0 || m.Slots > MaxSlots || uint64(m.Chunk)*uint64(m.Slots) > maxWindow {
+	if m.Chunk == 0 || m.Chunk > maxChunk || m.Slots == 0 || m.Slots > maxSlots || uint64(m.Chunk)*uint64(m.Slots) > maxWindow {
 		return nil, &Error{CodeRequest, fmt.Errorf("the server offers a window of %d times %d bytes: not allowed", m.Slots, m.Chunk)}
 	}
 	return &m, nil

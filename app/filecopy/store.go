@@ -56,8 +56,8 @@ func (e *Error) Unwrap() error { return e.Err }
 // control characters, and not those of temporary files.
 func CheckName(name string) error {
 	switch {
-	case len(name) > MaxName:
-		return &Error{CodeName, fmt.Errorf("name of %d bytes; at most %d are allowed", len(name), MaxName)}
+	case len(name) > maxName:
+		return &Error{CodeName, fmt.Errorf("name of %d bytes; at most %d are allowed", len(name), maxName)}
 	case !utf8.ValidString(name):
 		return &Error{CodeName, fmt.Errorf("name %q is not allowed: it is not UTF-8: rename it", name)}
 	case name == "." || !fs.ValidPath(name):

@@ -43,9 +43,9 @@ type Times struct {
 
 // Time-outs of both sides.
 const (
-	// DefaultIdle is how long to wait for a message during a transfer. It must allow for
+	// defaultIdle is how long to wait for a message during a transfer. It must allow for
 	// writing a chunk to a slow disk.
-	DefaultIdle = 60 * time.Second
+	defaultIdle = 60 * time.Second
 	// farewell is the time that the side which reports an error waits for the other one to
 	// disconnect.
 	farewell = 3 * time.Second

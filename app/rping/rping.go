@@ -27,8 +27,8 @@ const (
 	MaxSize     = 64<<10 - 1
 )
 
-// AdvertLen is the length in bytes of each Send of the protocol.
-const AdvertLen = 16
+// advertLen is the length in bytes of each Send of the protocol.
+const advertLen = 16
 
 // Advert describes a buffer to the other side.
 type Advert struct {
@@ -46,8 +46,8 @@ func (a Advert) Append(b []byte) []byte {
 
 // DecodeAdvert parses an advert, which must be all of b.
 func DecodeAdvert(b []byte) (Advert, error) {
-	if len(b) != AdvertLen {
-		return Advert{}, fmt.Errorf("rping: message of %d bytes; want %d: is the other side rping?", len(b), AdvertLen)
+	if len(b) != advertLen {
+		return Advert{}, fmt.Errorf("rping: message of %d bytes; want %d: is the other side rping?", len(b), advertLen)
 	}
 	return Advert{
 		Addr: binary.BigEndian.Uint64(b),
@@ -56,9 +56,9 @@ func DecodeAdvert(b []byte) (Advert, error) {
 	}, nil
 }
 
-// Fill fills b with the ping data of round n, counted from 0: a number, printable characters that
+// fill fills b with the ping data of round n, counted from 0: a number, printable characters that
 // rotate by one each round, and a NUL.
-func Fill(b []byte, n int) {
+func fill(b []byte, n int) {
 	const first, last = 'A', 'z'
 	const letters = last - first + 1
 	k := copy(b, fmt.Sprintf("rdma-ping-%d: ", n))
@@ -114,9 +114,9 @@ var ErrMismatch = errors.New("rping: data mismatch")
 // writes the buffer sink, both of the ping size.
 func Client(ctx context.Context, c Conn, start, sink Buffer, o Options) (Report, error) {
 	var rep Report
-	msg := make([]byte, 0, AdvertLen)
+	msg := make([]byte, 0, advertLen)
 	for n := 0; o.Count == 0 || n < o.Count; n++ {
-		Fill(start.Bytes, n)
+		fill(start.Bytes, n)
 		began := time.Now()
 		for _, b := range []Buffer{start, sink} {
 			msg = Advert{b.Remote.Addr, b.Remote.RKey, uint32(len(b.Bytes))}.Append(msg[:0])
@@ -145,7 +145,7 @@ func Client(ctx context.Context, c Conn, start, sink Buffer, o Options) (Report,
 
 // goAhead waits for the server's Send.
 func goAhead(ctx context.Context, c Conn) error {
-	var b [AdvertLen]byte
+	var b [advertLen]byte
 	n, err := c.Recv(ctx, b[:])
 	if err != nil {
 		return fmt.Errorf("wait for the server: %w", err)
@@ -172,7 +172,7 @@ func Server(ctx context.Context, c Conn, buf []byte, o Options) (Report, error) 
 		if o.Print != nil {
 			fmt.Fprintf(o.Print, "server ping data: %s\n", text(data))
 		}
-		if err := c.Send(ctx, make([]byte, AdvertLen)); err != nil {
+		if err := c.Send(ctx, make([]byte, advertLen)); err != nil {
 			return rep, fmt.Errorf("rping: send go-ahead: %w", err)
 		}
 
@@ -185,7 +185,7 @@ func Server(ctx context.Context, c Conn, buf []byte, o Options) (Report, error) 
 		if err := c.Write(ctx, sink.remote(), data); err != nil {
 			return rep, fmt.Errorf("rping: write %d bytes: %w", len(data), err)
 		}
-		if err := c.Send(ctx, make([]byte, AdvertLen)); err != nil {
+		if err := c.Send(ctx, make([]byte, advertLen)); err != nil {
 			return rep, fmt.Errorf("rping: send go-ahead: %w", err)
 		}
 		rep.Bytes += int64(a.Size)
@@ -197,7 +197,7 @@ func (a Advert) remote() iwarp.Remote {
 }
 
 func recvAdvert(ctx context.Context, c Conn, most int) (Advert, error) {
-	var b [AdvertLen]byte
+	var b [advertLen]byte
 	n, err := c.Recv(ctx, b[:])
 	if err != nil {
 		return Advert{}, fmt.Errorf("rping: wait for an advert: %w", err)
@@ -211,7 +211,7 @@ func recvAdvert(ctx context.Context, c Conn, most int) (Advert, error) {
 
 // Config returns rping's connection settings: one RDMA Read at a time.
 func Config() *iwarp.Config {
-	return &iwarp.Config{Startup: iwarp.Startup{IRD: 1, ORD: 1}, RecvSize: AdvertLen}
+	return &iwarp.Config{Startup: iwarp.Startup{IRD: 1, ORD: 1}, RecvSize: advertLen}
 }
 
 // Ping connects to the server at addr, an "address:port", and runs the client side with pings of

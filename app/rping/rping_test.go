@@ -14,13 +14,13 @@ import (
 // The data and the advertisement are those of rping -C 3 in a capture of two soft-iWARP hosts.
 func TestGolden(t *testing.T) {
 	b := make([]byte, 64)
-	Fill(b, 0)
+	fill(b, 0)
 	if want := "rdma-ping-0: ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqr\x00"; string(b) != want {
-		t.Errorf("Fill(0) = %q; want %q", b, want)
+		t.Errorf("fill(0) = %q; want %q", b, want)
 	}
-	Fill(b, 1)
+	fill(b, 1)
 	if want := "rdma-ping-1: BCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrs\x00"; string(b) != want {
-		t.Errorf("Fill(1) = %q; want %q", b, want)
+		t.Errorf("fill(1) = %q; want %q", b, want)
 	}
 	const wire = "000056352da3337098a6e80000000040"
 	a := Advert{Addr: 0x56352da33370, RKey: 0x98a6e800, Size: 64}
@@ -45,7 +45,7 @@ func TestGolden(t *testing.T) {
 func TestFillWraps(t *testing.T) {
 	b := make([]byte, 200)
 	for _, n := range []int{0, 57, 58, 1000} {
-		Fill(b, n)
+		fill(b, n)
 		letters := text(b)[bytes.IndexByte(b, ' ')+1:]
 		for i, c := range letters {
 			if want := byte('A' + (n+i)%('z'-'A'+1)); c != want {
@@ -66,7 +66,7 @@ type side struct {
 func run(t *testing.T, size, room int, client Options, tamper func(a, b *memconn.Conn)) (c, s side, out string) {
 	t.Helper()
 	ctx := t.Context()
-	a, b := memconn.Pair(2, AdvertLen)
+	a, b := memconn.Pair(2, advertLen)
 	if tamper != nil {
 		tamper(a, b)
 	}
@@ -129,9 +129,9 @@ func TestValidate(t *testing.T) {
 
 	// Only -V detects a server that writes nothing back.
 	for _, validate := range []bool{false, true} {
-		a, b := memconn.Pair(2, AdvertLen)
+		a, b := memconn.Pair(2, advertLen)
 		go func() {
-			m := make([]byte, AdvertLen)
+			m := make([]byte, advertLen)
 			for range 2 {
 				if _, err := b.Recv(context.Background(), m); err == nil {
 					_ = b.Send(context.Background(), m)

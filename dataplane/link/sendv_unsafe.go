@@ -6,12 +6,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxVec is the maximum number of buffers in a Vec.
-const MaxVec = 64
+// maxVec is the maximum number of buffers in a Vec.
+const maxVec = 64
 
 // Vec holds the buffers of a sendmsg(2), so that calls do not allocate.
 type Vec struct {
-	iov [MaxVec]unix.Iovec
+	iov [maxVec]unix.Iovec
 	hdr unix.Msghdr
 	n   int
 }
@@ -21,7 +21,7 @@ func (v *Vec) Reset() { v.n = 0 }
 
 // Add appends b, which must not be empty. It returns false if v is full.
 func (v *Vec) Add(b []byte) bool {
-	if v.n == MaxVec {
+	if v.n == maxVec {
 		return false
 	}
 	v.iov[v.n].Base = unsafe.SliceData(b)

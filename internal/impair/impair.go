@@ -20,7 +20,7 @@ type Config struct {
 
 	Delay  time.Duration // of every frame
 	Jitter time.Duration // uniform 0..Jitter in addition to Delay; order is kept
-	Hold   time.Duration // see Reorder; 0 means DefaultHold
+	Hold   time.Duration // see Reorder; 0 means defaultHold
 
 	// Burst is the probability that a burst of losses begins at a frame (Gilbert's model).
 	// BurstLen is the mean number of frames in a burst; 0 means 10.
@@ -34,9 +34,9 @@ type Config struct {
 	Seed uint64
 }
 
-// DefaultHold is the time for which a reordered frame is held. At a few microseconds per frame,
+// defaultHold is the time for which a reordered frame is held. At a few microseconds per frame,
 // some tens of others overtake it.
-const DefaultHold = 100 * time.Microsecond
+const defaultHold = 100 * time.Microsecond
 
 // Perfect reports whether c impairs nothing.
 func (c *Config) Perfect() bool {
@@ -86,7 +86,7 @@ type Decider struct {
 // NewDecider returns a Decider for cfg.
 func NewDecider(cfg Config) *Decider {
 	if cfg.Hold <= 0 {
-		cfg.Hold = DefaultHold
+		cfg.Hold = defaultHold
 	}
 	if cfg.BurstLen < 1 {
 		cfg.BurstLen = 10

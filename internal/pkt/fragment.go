@@ -35,7 +35,7 @@ func (f *Fragment) Parse(b []byte) error {
 	}
 	typ, off := be.Uint16(b[12:]), etherLen
 	for n := 0; typ == etherVLAN || typ == etherVLANad; n++ {
-		if n == MaxVLAN {
+		if n == maxVLAN {
 			return ErrNotIP
 		}
 		if len(b) < off+vlanLen {

@@ -11,8 +11,8 @@ const (
 	etherVLAN   = 0x8100
 	etherVLANad = 0x88a8
 
-	// MaxVLAN is the largest number of VLAN tags in a frame.
-	MaxVLAN = 2
+	// maxVLAN is the largest number of VLAN tags in a frame.
+	maxVLAN = 2
 
 	// maxExt bounds the walk over IPv6 extension headers. RFC 8200, Section
 	// 4.1 lists six, of which Destination Options may come twice.
@@ -27,7 +27,7 @@ type Packet struct {
 	TTL            uint8 // TTL or hop limit
 	V6             bool
 	SrcMAC, DstMAC [6]byte
-	VLANs          [MaxVLAN]uint16 // TCIs, outermost first
+	VLANs          [maxVLAN]uint16 // TCIs, outermost first
 	NVLAN          int
 	L3Off          int // offset of the IP header in the frame
 
@@ -70,9 +70,9 @@ func (p *Packet) Parse(head []byte, frameLen int) error {
 	typ := be.Uint16(head[12:])
 	off := etherLen
 	p.NVLAN = 0
-	p.VLANs = [MaxVLAN]uint16{}
+	p.VLANs = [maxVLAN]uint16{}
 	for typ == etherVLAN || typ == etherVLANad {
-		if p.NVLAN == MaxVLAN {
+		if p.NVLAN == maxVLAN {
 			return ErrNotIP
 		}
 		if len(head) < off+vlanLen {

@@ -239,7 +239,7 @@ func FuzzParse(f *testing.F) {
 		if err := p.Parse(b, frame); err != nil {
 			return
 		}
-		if p.L4Off < 34 || p.L4Len < 0 || p.L4Off+p.L4Len > frame || p.L4Off+l4min(p.Proto) > len(b) || p.NVLAN > MaxVLAN {
+		if p.L4Off < 34 || p.L4Len < 0 || p.L4Off+p.L4Len > frame || p.L4Off+l4min(p.Proto) > len(b) || p.NVLAN > maxVLAN {
 			t.Fatalf("%+v of a frame of %d", p, frame)
 		}
 		// What was parsed can be written and parsed again.

@@ -6,8 +6,8 @@ type Tuple struct {
 	Proto          uint8
 	V6             bool
 	SrcMAC, DstMAC [6]byte
-	VLANs          [MaxVLAN]uint16 // TCIs, outermost first
-	NVLAN          int             // 0..MaxVLAN
+	VLANs          [maxVLAN]uint16 // TCIs, outermost first
+	NVLAN          int             // 0..maxVLAN
 	DSCP           uint8           // 0..63
 	TTL            uint8           // or hop limit; 0: 64
 }

@@ -1,7 +1,7 @@
 package wire
 
-// PrivateSize is the length of what Private appends, in bytes.
-const PrivateSize = 8
+// privateSize is the length of what Private appends, in bytes.
+const privateSize = 8
 
 const privateMagic = 0xf6ab0e18
 
@@ -27,7 +27,7 @@ func (p Private) Append(b []byte) []byte {
 // FindPrivate searches b for a Private at any offset (RFC 8797 section 5.2). ok is false if there
 // is none of a known version.
 func FindPrivate(b []byte) (p Private, ok bool) {
-	for ; len(b) >= PrivateSize; b = b[1:] {
+	for ; len(b) >= privateSize; b = b[1:] {
 		if be.Uint32(b) != privateMagic || b[4] != 1 {
 			continue
 		}

@@ -21,9 +21,9 @@ const (
 	ReverseGeneral   Reverse = 3 // as in the forward direction
 )
 
-// MinRecvSize is the smallest valid Receive Buffer Size: a smaller one has no room for a header
+// minRecvSize is the smallest valid Receive Buffer Size: a smaller one has no room for a header
 // with a chunk or an error.
-const MinRecvSize = 256
+const minRecvSize = 256
 
 // Properties are the values of an endpoint.
 type Properties struct {
@@ -62,7 +62,7 @@ func (p *Properties) Apply(props []Prop) (auth [][]byte, err error) {
 		case PropSendSize:
 			field, dflt = &next.SendSize, def.SendSize
 		case PropRecvSize:
-			field, dflt, low = &next.RecvSize, def.RecvSize, MinRecvSize
+			field, dflt, low = &next.RecvSize, def.RecvSize, minRecvSize
 		case PropSegmentSize:
 			field, dflt, low = &next.SegmentSize, def.SegmentSize, 1
 		case PropSegments:

@@ -23,9 +23,9 @@ const (
 // bytes (draft sections 6.2.1 and 8.3; section 7 miscounts them as 20).
 const PrefixSize = 16
 
-// MinSize1 is the length of the shortest version 1 message that is not an
+// minSize1 is the length of the shortest version 1 message that is not an
 // error (RFC 8166 section 4.5).
-const MinSize1 = 28
+const minSize1 = 28
 
 // Type is the fourth word of a header: version 2's header type or version 1's
 // procedure. The two sets share one number, 4, and its meaning.
@@ -205,7 +205,7 @@ func (h *Header) Decode(b []byte) (n int, err error) {
 }
 
 func (h *Header) decode1(d *decoder) error {
-	if len(d.b) < MinSize1 && (h.Type != Error1 || len(d.b) < PrefixSize+4) {
+	if len(d.b) < minSize1 && (h.Type != Error1 || len(d.b) < PrefixSize+4) {
 		return ErrShort
 	}
 	switch h.Type {
