@@ -89,14 +89,18 @@ func (c *session) attachFar(fd int) error {
 		return errorf(invalid, "ctrl: far memory: the descriptor makes the daemon wait")
 	}
 	if err != nil {
+		err = errorf(invalid, "ctrl: far memory: %w: open /proc/self/mem in the process that connected", err)
+	} else if err = c.mover.Start(); err != nil {
+		_ = mem.Close()
+	}
+	if err != nil {
 		s.mu.Lock()
 		c.give(resRings, far.Limit)
 		s.giveMover(c)
 		s.mu.Unlock()
-		return errorf(invalid, "ctrl: far memory: %w: open /proc/self/mem in the process that connected", err)
+		return err
 	}
 	c.memory = mem
-	c.mover.Start()
 	return nil
 }
 

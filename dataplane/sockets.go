@@ -20,7 +20,7 @@ type Sockets struct {
 	ep        int // epoll
 	spare     int // descriptor to close when there are no others left, or -1
 	events    [64]unix.EpollEvent
-	poll      [2]unix.PollFd
+	poll      link.Poller
 	conns     map[int]*socket // by descriptor
 	listeners map[int]*listener
 	deaf      []int     // descriptors of listeners that epoll does not report until there is a spare descriptor again
@@ -108,19 +108,11 @@ func (s *Sockets) Stats(st *link.Stats) { *st = s.stats }
 
 // Wait is link.Link.Wait.
 func (s *Sockets) Wait(timeout time.Duration, wakefd int) bool {
-	s.poll[0] = unix.PollFd{Fd: int32(s.ep), Events: unix.POLLIN}
-	s.poll[1] = unix.PollFd{Fd: int32(wakefd), Events: unix.POLLIN}
 	if len(s.deaf) > 0 && (timeout < 0 || timeout > deafPeriod) {
 		timeout = deafPeriod
 	}
-	var ts *unix.Timespec
-	if timeout >= 0 {
-		t := unix.NsecToTimespec(int64(timeout))
-		ts = &t
-	}
 	s.stats.Wakes++
-	n, err := unix.Ppoll(s.poll[:], ts, nil)
-	return err == nil && n > 0 && s.poll[1].Revents&unix.POLLIN != 0
+	return s.poll.Wait(timeout, s.ep, wakefd)
 }
 
 // Close is link.Link.Close. It closes all sockets.

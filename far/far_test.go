@@ -63,7 +63,9 @@ func private(t *testing.T, n int) ([]byte, uint64) {
 func newQueue(t *testing.T, mem *Memory, bound time.Duration, onStuck func()) (m *Mover, q *Queue, moved chan struct{}) {
 	t.Helper()
 	m, moved = New(bound, onStuck), make(chan struct{}, 1)
-	m.Start()
+	if err := m.Start(); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		m.Close()
 		mem.Close()
@@ -242,7 +244,9 @@ func TestTinyStores(t *testing.T) {
 func TestCloseStuck(t *testing.T) {
 	mem := make(slow)
 	m := New(time.Minute, func() {})
-	m.Start()
+	if err := m.Start(); err != nil {
+		t.Fatal(err)
+	}
 	q := m.NewQueue()
 	q.Store(mem, 0, 1, marked.Bytes{B: []byte{1}})
 	q.Store(mem, 9, 1, marked.Bytes{B: []byte{1}})
@@ -369,4 +373,41 @@ func TestOpenAfterExec(t *testing.T) {
 		t.Errorf("a descriptor from before the exec: %v", err)
 	}
 	unix.Close(before)
+}
+
+// BenchmarkFetch measures how long a worker waits for the four Fetches of a QP, whose bytes it then uses. Like a worker it has a thread of
+// its own and yields while it waits.
+func BenchmarkFetch(b *testing.B) {
+	fd, err := unix.Open("/proc/self/mem", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	mem := &Memory{fd}
+	defer mem.Close()
+	p := bytes.Repeat([]byte{1}, 4*verbs.MaxFetch)
+	m := New(time.Minute, func() { b.Error("stuck") })
+	if err := m.Start(); err != nil {
+		b.Fatal(err)
+	}
+	defer m.Close()
+	q, to := m.NewQueue(), make([]byte, verbs.MaxFetch)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	b.SetBytes(int64(len(p)))
+	for b.Loop() {
+		var fetches [4]verbs.Fetch
+		for i := range fetches {
+			fetches[i] = q.Fetch(mem, uint64(uintptr(unsafe.Pointer(&p[i*verbs.MaxFetch]))), verbs.MaxFetch)
+		}
+		for _, f := range fetches {
+			got, ok := f.Bytes()
+			for ; got == nil && ok; got, ok = f.Bytes() {
+				_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			}
+			for range 4 {
+				copy(to, got)
+			}
+			f.Release()
+		}
+	}
 }

@@ -5,6 +5,7 @@ package far
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -42,8 +43,10 @@ type Mover struct {
 	stuck  chan struct{} // closed when an operation takes too long
 	giveUp func()        // closes stuck; later calls do nothing
 
+	bell   int         // eventfd on which the goroutine sleeps
+	asleep atomic.Bool // it sleeps, or is about to
+
 	mu      sync.Mutex
-	work    sync.Cond // signaled when there are ops, or on Close
 	ops     []op
 	closed  bool
 	busy    bool
@@ -79,14 +82,18 @@ func New(bound time.Duration, onStuck func()) *Mover {
 		close(m.stuck)
 		onStuck()
 	})
-	m.work.L = &m.mu
 	return m
 }
 
-// Start starts the goroutine. It must be called once, before the first operation.
-func (m *Mover) Start() {
-	m.over = make(chan struct{})
+// Start starts the goroutine. It must succeed once, before the first operation.
+func (m *Mover) Start() error {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("far: eventfd: %w", err)
+	}
+	m.bell, m.over = fd, make(chan struct{})
 	go m.run()
+	return nil
 }
 
 // Fence returns when all earlier operations have completed, or never will because the Mover is
@@ -99,12 +106,13 @@ func (m *Mover) Fence() {
 	m.mu.Lock()
 	idle := !m.busy && len(m.ops) == 0
 	if !idle {
-		m.push(op{fence: done})
+		m.ops = append(m.ops, op{fence: done})
 	}
 	m.mu.Unlock()
 	if idle {
 		return
 	}
+	m.wakeUp()
 	select {
 	case <-done:
 	case <-m.over:
@@ -120,18 +128,33 @@ func (m *Mover) Close() {
 	}
 	m.mu.Lock()
 	m.closed = true
-	m.work.Signal()
 	m.mu.Unlock()
+	m.wakeUp()
 	<-m.over
+	_ = unix.Close(m.bell)
 }
 
-// push adds an operation. Called with mu held.
-func (m *Mover) push(o op) {
-	m.ops = append(m.ops, o)
-	if !m.busy {
-		m.work.Signal()
+// sleep waits for wakeUp. Called with mu held, which it releases meanwhile. The thread waits in the kernel: a goroutine that waits for
+// Go's scheduler would have to be taken over by another thread, since a worker's thread runs no other goroutines, and that takes 50 us.
+func (m *Mover) sleep() {
+	m.asleep.Store(true)
+	m.mu.Unlock()
+	var count [8]byte
+	for m.asleep.Load() { // an earlier wakeUp may have rung the bell too late
+		_, _ = unix.Read(m.bell, count[:])
+	}
+	m.mu.Lock()
+}
+
+// wakeUp ends the sleep of the goroutine after there are new operations, or on Close.
+func (m *Mover) wakeUp() {
+	if m.asleep.CompareAndSwap(true, false) {
+		_, _ = unix.Write(m.bell, ring[:])
 	}
 }
+
+// ring is a number for an eventfd, which is more than 0 in any byte order.
+var ring = [8]byte{1}
 
 func (m *Mover) run() {
 	defer close(m.over)
@@ -141,7 +164,7 @@ func (m *Mover) run() {
 	for {
 		for len(m.ops) == 0 && !m.closed {
 			m.busy = false
-			m.work.Wait()
+			m.sleep()
 		}
 		if m.closed {
 			return
@@ -388,7 +411,10 @@ func (q *Queue) Store(mem verbs.FarMemory, addr uint64, size uint32, p marked.By
 	m, to, n := q.m, mem.(memory), int(size)
 	q.backlog.Add(int64(n))
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer func() {
+		m.mu.Unlock()
+		m.wakeUp()
+	}()
 	for n > 0 {
 		b := q.cur
 		if b == nil || b.n == blockSize {
@@ -402,7 +428,7 @@ func (q *Queue) Store(mem verbs.FarMemory, addr uint64, size uint32, p marked.By
 		o := m.extend(q, to, addr, b)
 		if o == nil {
 			m.storing.Add(storeCost)
-			m.push(op{q: q, mem: to, addr: addr, b: b, off: b.n})
+			m.ops = append(m.ops, op{q: q, mem: to, addr: addr, b: b, off: b.n})
 			o = &m.ops[len(m.ops)-1]
 			b.refs++
 		}
@@ -434,16 +460,18 @@ func (m *Mover) extend(q *Queue, mem memory, addr uint64, b *block) *op {
 func (q *Queue) Fetch(mem verbs.FarMemory, addr uint64, n uint32) verbs.Fetch {
 	m := q.m
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	if m.fetched >= fetchLimit {
 		wait(&m.waiting, q)
+		m.mu.Unlock()
 		return nil
 	}
 	b := m.take(int(n))
 	m.fetched += len(b.buf)
 	b.n = int(n)
 	b.state.Store(fetching)
-	m.push(op{q: q, mem: mem.(memory), addr: addr, b: b, n: int(n), fetch: true})
+	m.ops = append(m.ops, op{q: q, mem: mem.(memory), addr: addr, b: b, n: int(n), fetch: true})
+	m.mu.Unlock()
+	m.wakeUp()
 	return b
 }
 

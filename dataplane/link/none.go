@@ -5,8 +5,8 @@ import "time"
 // None is the Link of a queue whose interface is gone: nothing arrives, and there are
 // no TX slots.
 type None struct {
-	poller
-	mtu int
+	poll Poller
+	mtu  int
 }
 
 // NewNone returns a None with the given MTU.
@@ -49,7 +49,7 @@ func (*None) Flush() {}
 func (*None) Reap([]Slot) int { return 0 }
 
 // Wait implements Link.
-func (n *None) Wait(timeout time.Duration, wakefd int) bool { return n.wait(timeout, -1, wakefd) }
+func (n *None) Wait(timeout time.Duration, wakefd int) bool { return n.poll.Wait(timeout, -1, wakefd) }
 
 // MTU implements Link.
 func (n *None) MTU() int { return n.mtu }

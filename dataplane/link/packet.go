@@ -36,7 +36,7 @@ type Packet struct {
 	supers       *superRing // nil if none are received whole
 	small        buffers
 	out          mmsgs
-	poll         poller
+	poll         Poller
 	stats        Stats
 }
 
@@ -511,8 +511,8 @@ func (p *Packet) Wait(timeout time.Duration, wakefd int) (woken bool) {
 	if timeout != 0 {
 		p.stats.Wakes++
 	}
-	woken = p.poll.wait(timeout, p.fd, wakefd)
-	if p.poll.fds[0].Revents&unix.POLLERR != 0 {
+	woken = p.poll.Wait(timeout, p.fd, wakefd)
+	if p.poll.Events()&unix.POLLERR != 0 {
 		// The interface went down. Clear the error, since poll would not sleep otherwise.
 		_, _ = unix.GetsockoptInt(p.fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	}

@@ -62,7 +62,7 @@ type Pipe struct {
 	early impair.Queue[parcel]
 	super []byte // buffer for a super-frame in one piece
 
-	poll  poller
+	poll  Poller
 	stats Stats
 	shut  *atomic.Bool // the descriptors are closed; shared by both ends
 }
@@ -442,7 +442,7 @@ func (p *Pipe) Deadline() clock.Time {
 func (p *Pipe) Wait(timeout time.Duration, wakefd int) (woken bool) {
 	p.giveBack()
 	if p.virtual {
-		return p.poll.wait(0, -1, wakefd)
+		return p.poll.Wait(0, -1, wakefd)
 	}
 	wk := p.in.wakeup
 	wk.asleep.Store(true)
@@ -456,9 +456,9 @@ func (p *Pipe) Wait(timeout time.Duration, wakefd int) (woken bool) {
 	if timeout != 0 {
 		p.stats.Wakes++
 	}
-	woken = p.poll.wait(timeout, wk.fd, wakefd)
+	woken = p.poll.Wait(timeout, wk.fd, wakefd)
 	wk.asleep.Store(false)
-	if p.poll.fds[0].Revents != 0 {
+	if p.poll.Events() != 0 {
 		wk.clear()
 	}
 	return woken

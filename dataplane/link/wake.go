@@ -2,7 +2,6 @@ package link
 
 import (
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -34,23 +33,4 @@ func (w *waker) wake() {
 func (w *waker) clear() {
 	var b [8]byte
 	_, _ = unix.Read(w.fd, b[:])
-}
-
-// poller waits for descriptors. It holds what poll needs, so that waiting does
-// not allocate.
-type poller struct{ fds [2]unix.PollFd }
-
-// wait sleeps until fd or wakefd is readable or timeout has elapsed. It reports whether wakefd
-// is readable.
-func (p *poller) wait(timeout time.Duration, fd, wakefd int) (woken bool) {
-	// A negative descriptor is ignored by poll(2).
-	p.fds[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
-	p.fds[1] = unix.PollFd{Fd: int32(wakefd), Events: unix.POLLIN}
-	var ts *unix.Timespec
-	if timeout >= 0 {
-		t := unix.NsecToTimespec(int64(timeout))
-		ts = &t
-	}
-	n, err := unix.Ppoll(p.fds[:], ts, nil)
-	return err == nil && n > 0 && p.fds[1].Revents&unix.POLLIN != 0
 }

@@ -47,7 +47,7 @@ type Socket struct {
 	dead  []link.Slot // posted but invalid: to be reaped
 
 	behind bool // the kernel left frames in the TX ring at the last Flush
-	poll   [2]unix.PollFd
+	poll   link.Poller
 	stats  link.Stats
 }
 
@@ -343,20 +343,10 @@ func (s *Socket) Wait(timeout time.Duration, wakefd int) (woken bool) {
 	if s.behind && (timeout < 0 || timeout > retry) {
 		timeout = retry
 	}
-	// poll(2) ignores a negative descriptor. In copy mode poll itself sends the frames in the
-	// TX ring.
-	s.poll[0] = unix.PollFd{Fd: int32(s.fd), Events: unix.POLLIN}
-	s.poll[1] = unix.PollFd{Fd: int32(wakefd), Events: unix.POLLIN}
-	var ts *unix.Timespec
-	if timeout >= 0 {
-		t := unix.NsecToTimespec(int64(timeout))
-		ts = &t
-	}
 	if timeout != 0 {
 		s.stats.Wakes++
 	}
-	n, err := unix.Ppoll(s.poll[:], ts, nil)
-	return err == nil && n > 0 && s.poll[1].Revents&unix.POLLIN != 0
+	return s.poll.Wait(timeout, s.fd, wakefd) // in copy mode poll itself sends the frames in the TX ring
 }
 
 // Stats is link.Link.Stats. It makes a system call.
