@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -104,6 +105,7 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 	if err != nil {
 		return nil, err
 	}
+	addThreads(len(queues))
 	tcpConfig := tcpConfig(s)
 	d.engine, err = dataplane.New(dataplane.Config{
 		Fragments: fragments, OnEvent: d.server.OnEvent,
@@ -114,6 +116,15 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 	}
 	d.server.Bind(d.engine)
 	return d, nil
+}
+
+// addThreads makes Go run n goroutines more at a time than there are CPUs: workers, which seldom
+// wait for anything. Otherwise workers on all CPUs would keep the control plane waiting for the
+// end of their time slices. The environment variable GOMAXPROCS overrides that.
+func addThreads(n int) {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + n)
+	}
 }
 
 func sctpConfig(s *settings) dataplane.SCTPConfig {

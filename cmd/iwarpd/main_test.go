@@ -5,6 +5,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"syscall"
 	"testing"
 
@@ -53,5 +55,21 @@ func TestCrash(t *testing.T) {
 	}
 	if !bytes.Contains(said.Bytes(), []byte("goroutine ")) {
 		t.Errorf("no stacks: %s", said.Bytes())
+	}
+}
+
+// TestAddThreads checks that workers do not take the control plane's place on a host with one CPU.
+func TestAddThreads(t *testing.T) {
+	n := runtime.GOMAXPROCS(0)
+	defer runtime.GOMAXPROCS(n)
+	t.Setenv("GOMAXPROCS", "")
+	addThreads(3)
+	if got := runtime.GOMAXPROCS(0); got != n+3 {
+		t.Errorf("with three workers Go runs %d threads; want %d", got, n+3)
+	}
+	t.Setenv("GOMAXPROCS", strconv.Itoa(n+3))
+	addThreads(5)
+	if got := runtime.GOMAXPROCS(0); got != n+3 {
+		t.Errorf("GOMAXPROCS is overridden: %d threads; want %d", got, n+3)
 	}
 }
