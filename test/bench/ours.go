@@ -129,7 +129,6 @@ func (m *matrix) daemon(s *side, flags ...string) (*exec.Cmd, string, error) {
 	}
 	defer log.Close()
 	cmd := exec.Command(filepath.Join(m.opt.bin, "iwarpd"), append(flags, "--socket", socket, "--log-level", "warn")...)
-	cmd.Env = append(os.Environ(), "GOMAXPROCS=3") // its worker spins, so the control plane needs another thread
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := s.start(cmd); err != nil {
 		return nil, "", err
