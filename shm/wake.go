@@ -68,17 +68,6 @@ func closeFDs(fds ...int) {
 	}
 }
 
-var one = []byte{1, 0, 0, 0, 0, 0, 0, 0}
-
-// Wake writes to the eventfd with which a client wakes a worker.
-func Wake(fd int) {
-	for {
-		if _, err := unix.Write(fd, one); err != unix.EINTR {
-			return
-		}
-	}
-}
-
 // Bytes of unread wake-ups, as the kernel counts them, with its overhead. A channel of a single queue needs only one wake-up.
 const (
 	queueWakes   = 1 // the least that the kernel has
@@ -103,15 +92,6 @@ func newWaker(room int) (r, w int, err error) {
 		return -1, -1, fmt.Errorf("shm: wake-ups: %w", err)
 	}
 	return p[0], p[1], nil
-}
-
-// notify sends b to the reader of w. If the channel is full the reader has wake-ups pending, so b may be dropped.
-func notify(w int, b []byte) {
-	for {
-		if err := unix.Send(w, b, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != unix.EINTR {
-			return
-		}
-	}
 }
 
 // Drain reads the pending wake-ups of fd, which must be non-blocking. Clients use it.

@@ -21,3 +21,27 @@ func ReadWakes(fd int, b []byte) (int, error) {
 		}
 	}
 }
+
+// Wake and notify wake a thread, which may run at once, on this CPU, before the system call returns. If Go's scheduler noticed the call, it
+// would meanwhile take from the caller its right to run.
+
+var one = [8]byte{1}
+
+// Wake writes to the eventfd fd.
+func Wake(fd int) {
+	for {
+		if _, _, e := unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&one)), unsafe.Sizeof(one)); e != unix.EINTR {
+			return
+		}
+	}
+}
+
+// notify sends b to the reader of w. If the channel is full the reader has wake-ups pending, so b may be dropped.
+func notify(w int, b []byte) {
+	for {
+		_, _, e := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(w), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+		if e != unix.EINTR {
+			return
+		}
+	}
+}
