@@ -357,7 +357,7 @@ func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) ([]int, error) {
 	if err != nil {
 		return nil, errorf(internal, "ctrl: doorbells: %w", err)
 	}
-	binding := &dataplane.ClientBinding{Doorbells: bells, OnFault: func() { go c.fault() }}
+	binding := &dataplane.ClientBinding{Doorbells: bells, Mover: c.mover, OnFault: func() { go c.fault() }}
 	if err := s.engine.Bind(binding); err != nil {
 		seqpacket.CloseAll(fds)
 		closeBells(bells)

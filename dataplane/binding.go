@@ -53,9 +53,16 @@ type Far interface {
 type ClientBinding struct {
 	Doorbells []*shm.Doorbells // one per worker
 	Memory    shm.Mapped       // where workers may fault
+	Mover     Mover            // of the far memory of all its queue pairs, or nil
 	// OnFault is called by the worker when an access to the client's memory has faulted. The
 	// client must then be ended.
 	OnFault func()
+}
+
+// A Mover moves data of a client's far memory.
+type Mover interface {
+	// Kick starts what the queue pairs have requested since the last Kick. It does not block.
+	Kick()
 }
 
 // Attachment moves a connection from streaming mode to full operation.

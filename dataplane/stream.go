@@ -384,6 +384,7 @@ func (s *stream) gather(w *worker, n int) (payload [][]byte, ok bool) {
 	s.awaits = s.qp.QP.Awaits()
 	if s.awaits {
 		s.hasPend = true
+		w.response.news = true
 	} else if !ok {
 		s.violation(w, s.ddp.Err())
 		w.mark(s.lane)

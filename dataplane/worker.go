@@ -375,6 +375,7 @@ func (w *worker) turn() int {
 	w.link.Flush()
 	n += w.reap()
 	w.publish()
+	w.kickMovers()
 	if w.socks != nil {
 		n += len(w.socks.ready)
 	}
@@ -396,6 +397,15 @@ func (w *worker) pollBells() int {
 		}
 	}
 	return n
+}
+
+// kickMovers starts what queue pairs have requested of far memory in this turn.
+func (w *worker) kickMovers() {
+	for _, cl := range w.clients {
+		if m := cl.b.Mover; m != nil {
+			m.Kick()
+		}
+	}
 }
 
 // publish publishes this turn's completions.

@@ -104,6 +104,7 @@ func TestMover(t *testing.T) {
 	for i := 0; i < n; i += 1448 {
 		q.Store(mem, addr+uint64(i), uint32(min(1448, n-i)), marked.Bytes{B: want[i:]})
 	}
+	m.Kick()
 	const stores = (n + 1447) / 1448
 	await(t, moved, "everything is stored", func() bool {
 		done, failed := q.Stored()
@@ -116,6 +117,7 @@ func TestMover(t *testing.T) {
 	var got []byte
 	for i := 0; i < n; i += verbs.MaxFetch {
 		f := q.Fetch(mem, addr+uint64(i), uint32(min(verbs.MaxFetch, n-i)))
+		m.Kick()
 		await(t, moved, "bytes are fetched", func() bool {
 			b, ok := f.Bytes()
 			return b != nil || !ok
@@ -175,6 +177,7 @@ func TestStuck(t *testing.T) {
 	mem, stuck := make(slow), make(chan struct{})
 	m, q, moved := newQueue(t, own(t), 10*time.Millisecond, func() { close(stuck) })
 	q.Store(mem, 0, 1, marked.Bytes{B: []byte{7}})
+	m.Kick()
 	select {
 	case <-stuck:
 	case <-time.After(time.Minute):
@@ -214,6 +217,7 @@ func TestTinyStores(t *testing.T) {
 		}
 		q.Store(mem, uint64(2*n), 1, marked.Bytes{B: []byte{1}})
 	}
+	m.Kick()
 	others := make([]*Queue, 100)
 	for i := range others {
 		others[i] = m.NewQueue()
@@ -250,6 +254,7 @@ func TestCloseStuck(t *testing.T) {
 	q := m.NewQueue()
 	q.Store(mem, 0, 1, marked.Bytes{B: []byte{1}})
 	q.Store(mem, 9, 1, marked.Bytes{B: []byte{1}})
+	m.Kick()
 	closed := make(chan struct{})
 	go func() {
 		m.Close()
@@ -399,6 +404,7 @@ func BenchmarkFetch(b *testing.B) {
 		for i := range fetches {
 			fetches[i] = q.Fetch(mem, uint64(uintptr(unsafe.Pointer(&p[i*verbs.MaxFetch]))), verbs.MaxFetch)
 		}
+		m.Kick()
 		for _, f := range fetches {
 			got, ok := f.Bytes()
 			for ; got == nil && ok; got, ok = f.Bytes() {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/marked"
+	"github.com/iwarpd/iwarpd/shm"
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
@@ -45,6 +46,7 @@ type Mover struct {
 
 	bell   int         // eventfd on which the goroutine sleeps
 	asleep atomic.Bool // it sleeps, or is about to
+	posted atomic.Bool // operations were added since the last Kick
 
 	mu      sync.Mutex
 	ops     []op
@@ -146,15 +148,26 @@ func (m *Mover) sleep() {
 	m.mu.Lock()
 }
 
-// wakeUp ends the sleep of the goroutine after there are new operations, or on Close.
-func (m *Mover) wakeUp() {
-	if m.asleep.CompareAndSwap(true, false) {
-		_, _ = unix.Write(m.bell, ring[:])
+// Kick starts the operations added since the last Kick. A worker calls it once a turn, so that a Mover on the same CPU,
+// which runs as soon as it is woken, finds them together.
+func (m *Mover) Kick() {
+	if m.posted.Load() && m.posted.CompareAndSwap(true, false) {
+		m.wakeUp()
 	}
 }
 
-// ring is a number for an eventfd, which is more than 0 in any byte order.
-var ring = [8]byte{1}
+// wakeUp ends the sleep of the goroutine after there are new operations, or on Close.
+func (m *Mover) wakeUp() {
+	if m.asleep.CompareAndSwap(true, false) {
+		shm.Wake(m.bell)
+	}
+}
+
+// push adds an operation. Called with mu held.
+func (m *Mover) push(o op) {
+	m.ops = append(m.ops, o)
+	m.posted.Store(true)
+}
 
 func (m *Mover) run() {
 	defer close(m.over)
@@ -411,10 +424,7 @@ func (q *Queue) Store(mem verbs.FarMemory, addr uint64, size uint32, p marked.By
 	m, to, n := q.m, mem.(memory), int(size)
 	q.backlog.Add(int64(n))
 	m.mu.Lock()
-	defer func() {
-		m.mu.Unlock()
-		m.wakeUp()
-	}()
+	defer m.mu.Unlock()
 	for n > 0 {
 		b := q.cur
 		if b == nil || b.n == blockSize {
@@ -428,7 +438,7 @@ func (q *Queue) Store(mem verbs.FarMemory, addr uint64, size uint32, p marked.By
 		o := m.extend(q, to, addr, b)
 		if o == nil {
 			m.storing.Add(storeCost)
-			m.ops = append(m.ops, op{q: q, mem: to, addr: addr, b: b, off: b.n})
+			m.push(op{q: q, mem: to, addr: addr, b: b, off: b.n})
 			o = &m.ops[len(m.ops)-1]
 			b.refs++
 		}
@@ -460,18 +470,16 @@ func (m *Mover) extend(q *Queue, mem memory, addr uint64, b *block) *op {
 func (q *Queue) Fetch(mem verbs.FarMemory, addr uint64, n uint32) verbs.Fetch {
 	m := q.m
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	if m.fetched >= fetchLimit {
 		wait(&m.waiting, q)
-		m.mu.Unlock()
 		return nil
 	}
 	b := m.take(int(n))
 	m.fetched += len(b.buf)
 	b.n = int(n)
 	b.state.Store(fetching)
-	m.ops = append(m.ops, op{q: q, mem: mem.(memory), addr: addr, b: b, n: int(n), fetch: true})
-	m.mu.Unlock()
-	m.wakeUp()
+	m.push(op{q: q, mem: mem.(memory), addr: addr, b: b, n: int(n), fetch: true})
 	return b
 }
 

@@ -61,7 +61,7 @@ var layers = []layer{
 	{folder: "rpcrdma", inside: []string{"client", "rpcrdma/wire", "rpcrdma/session", "rpcrdma/rpc"}, outside: []string{"golang.org/x/sys"}},
 
 	{folder: "shm", inside: []string{"verbs", "rdmap"}, outside: []string{"golang.org/x/sys"}},
-	{folder: "far", inside: []string{"verbs", "rdmap"}, outside: []string{"golang.org/x/sys"}},
+	{folder: "far", inside: []string{"shm", "verbs", "rdmap"}, outside: []string{"golang.org/x/sys"}},
 	{folder: "bpf", outside: []string{"github.com/cilium/ebpf", "golang.org/x/sys", "github.com/vishvananda/netlink"}},
 	{folder: "dataplane/sched", core: true},
 	{folder: "dataplane/wheel", core: true},
