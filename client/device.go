@@ -240,6 +240,16 @@ func (d *Device) device() string {
 	return ""
 }
 
+// Received returns a number that changes when data of a peer has arrived for a queue pair of the device, also where that makes no
+// completion, as RDMA Writes do.
+func (d *Device) Received() uint32 {
+	var n uint32
+	for _, r := range d.ringers {
+		n += r.Received()
+	}
+	return n
+}
+
 // Done returns a channel that is closed when the Device is closed or the daemon ends
 // the connection.
 func (d *Device) Done() <-chan struct{} { return d.done }

@@ -13,17 +13,20 @@ import (
 // loses the rest of its time slice besides. So the worker then sleeps instead of yielding, with the shortest time
 // slice: a thread that wakes preempts one with a longer slice (Linux 6.12). The worker needs a thread of its own.
 type contention struct {
-	until clock.Time // until then the worker sleeps instead of yielding; 0: it yields
+	until clock.Time    // until then the worker sleeps instead of yielding; 0: it yields
+	spell time.Duration // from when it began to sleep to until; 0: it last measured that it need not
 
 	since clock.Time    // start of the current measuring period, or 0
 	given time.Duration // time of long yields in it
 }
 
 const (
-	longYield     = time.Millisecond       // a yield of this length or more was to a thread that does not yield
-	yieldPeriod   = 8 * time.Millisecond   // contention: long yields take three quarters of such a period; a few have other causes
-	shortSlice    = 100 * time.Microsecond // the least that Linux allows
-	contendedTime = 150 * time.Millisecond // after this the worker yields again, to measure again
+	longYield   = time.Millisecond       // a yield of this length or more was to a thread that does not yield
+	yieldPeriod = 8 * time.Millisecond   // contention: long yields take three quarters of such a period; a few have other causes
+	shortSlice  = 100 * time.Microsecond // the least that Linux allows
+
+	// After the first of these the worker yields again, to measure again: the program may yield now. While it does not, the time doubles.
+	leastSpell, mostSpell = 20 * time.Millisecond, 320 * time.Millisecond
 )
 
 // yielded records a yield of the idle worker, which took took and ended at now.
@@ -39,8 +42,11 @@ func (c *contention) yielded(took time.Duration, now clock.Time) {
 		return
 	}
 	if c.given >= period*3/4 {
-		c.until = now.Add(contendedTime)
+		c.spell = min(max(2*c.spell, leastSpell), mostSpell)
+		c.until = now.Add(c.spell)
 		setSlice(shortSlice)
+	} else {
+		c.spell = 0
 	}
 	c.since, c.given = 0, 0
 }

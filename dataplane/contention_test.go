@@ -53,12 +53,21 @@ func TestContention(t *testing.T) {
 	check(false)
 	yield(long, long)
 	check(true)
-	now = now.Add(contendedTime - 1)
+	now = now.Add(leastSpell - 1)
 	check(true)
 	now = now.Add(1)
 	check(false)
-	yield(long, yieldPeriod) // it is looked at again
+	for spell := 2 * leastSpell; spell < 4*mostSpell; spell *= 2 {
+		yield(long, yieldPeriod) // it is measured again
+		check(true)
+		now = now.Add(min(spell, mostSpell) - 1)
+		check(true)
+		now = now.Add(1)
+		check(false)
+	}
+	yield(short, yieldPeriod)
+	yield(long, yieldPeriod)
 	check(true)
-	now = now.Add(contendedTime)
+	now = now.Add(leastSpell)
 	check(false)
 }

@@ -256,6 +256,7 @@ func (c *tcpConn) receiveSegment(w *worker, from *tcpConn, parts [][]byte) {
 		err = c.ddp.HandleSegment(hdr, payload)
 	}
 	w.current, w.source = nil, nil
+	c.showReceived()
 	if err != nil {
 		c.violation(w, err)
 	}

@@ -170,6 +170,7 @@ func (k *ddpSink) end() { k.w.current, k.as.inHand = nil, false }
 
 func (k *ddpSink) done(err *term.Error) *term.Error {
 	k.end()
+	k.s.showReceived()
 	if err != nil {
 		k.s.violation(k.w, err)
 	}

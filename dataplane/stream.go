@@ -9,6 +9,7 @@ import (
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/sctp/session"
+	"github.com/iwarpd/iwarpd/shm"
 	"github.com/iwarpd/iwarpd/tcp"
 	"github.com/iwarpd/iwarpd/verbs"
 )
@@ -42,6 +43,7 @@ type stream struct {
 
 	// Full operation.
 	qp      *QPBinding
+	bells   *shm.Doorbells // of its client, or nil
 	params  mpa.Params
 	ddp     *rdmap.Stream
 	pending rdmap.Segment // polled but not yet composed, if hasPend is set
@@ -140,6 +142,7 @@ func (s *stream) linkQP(w *worker, a Attachment) {
 		cl.streams = append(cl.streams, nil)
 	}
 	cl.streams[b.Bit] = s
+	s.bells = cl.bells
 	if b.Far != nil {
 		look := func(w *worker) { w.lookMoved(b) }
 		b.Far.Notify(func() {
@@ -162,7 +165,7 @@ func (s *stream) unlinkQP(w *worker) {
 		cl.streams[b.Bit] = nil
 	}
 	b.stream = nil
-	s.qp, s.ddp = nil, nil
+	s.qp, s.ddp, s.bells = nil, nil, nil
 }
 
 // start begins full operation.
@@ -395,6 +398,13 @@ func (s *stream) gather(w *worker, n int) (payload [][]byte, ok bool) {
 // crowded reports whether the client of s should receive no more, because its far memory is
 // slow.
 func (s *stream) crowded() bool { return s.qp != nil && s.qp.Far != nil && s.qp.Far.Crowded() }
+
+// showReceived shows the client of s that data has arrived from its peer.
+func (s *stream) showReceived() {
+	if s.bells != nil {
+		s.bells.Received()
+	}
+}
 
 // violation records a violation that the DDP stream has detected and answered with a Terminate.
 func (s *stream) violation(w *worker, err *term.Error) {

@@ -285,7 +285,7 @@ func (c *tcpConn) receiveSummed(w *worker, b []byte, crc uint32) {
 }
 
 func (c *tcpConn) fpdus(w *worker) {
-	f := &w.fpdu
+	f, before := &w.fpdu, w.stats.RxFPDUs
 	for {
 		ok, err := c.rx.PollFPDU(f)
 		if err != nil {
@@ -293,6 +293,9 @@ func (c *tcpConn) fpdus(w *worker) {
 			return
 		}
 		if !ok {
+			if w.stats.RxFPDUs != before {
+				c.showReceived()
+			}
 			return
 		}
 		c.heard(w)

@@ -13,6 +13,7 @@ type Doorbells struct {
 	wake     int
 	bits     int
 	sleeping *atomic.Uint32
+	received *atomic.Uint32
 	words    []atomic.Uint64
 }
 
@@ -34,7 +35,7 @@ func CreateDoorbells(bits int) (*Doorbells, error) {
 	h := header{kind: KindDoorbells, entries: bits, rings: 1, ringSize: PageSize}
 	h.put(f.mem)
 	m := f.mem[HeaderSize:]
-	return &Doorbells{f, wake, bits, word32(m, BellSleeping), words64(m, BellBits, bits/64)}, nil
+	return &Doorbells{f, wake, bits, word32(m, BellSleeping), word32(m, BellReceived), words64(m, BellBits, bits/64)}, nil
 }
 
 // WakeFD returns the eventfd, for Alarm.Watch and the client. The page still owns it.
@@ -87,12 +88,16 @@ func (d *Doorbells) SetSleeping(sleeping bool) {
 	}
 }
 
+// Received shows the client that data of a peer has arrived, with a completion or without.
+func (d *Doorbells) Received() { d.received.Store(d.received.Load() + 1) }
+
 // DoorbellRinger is the client's end of a doorbell page. Any goroutine may
 // ring.
 type DoorbellRinger struct {
 	file
 	bits     int
 	sleeping *atomic.Uint32
+	received *atomic.Uint32
 	words    []atomic.Uint64
 	wake     int
 }
@@ -104,11 +109,14 @@ func MapDoorbells(fd, wake int) (*DoorbellRinger, error) {
 		return nil, err
 	}
 	m := f.mem[HeaderSize:]
-	return &DoorbellRinger{f, h.entries, word32(m, BellSleeping), words64(m, BellBits, h.entries/64), wake}, nil
+	return &DoorbellRinger{f, h.entries, word32(m, BellSleeping), word32(m, BellReceived), words64(m, BellBits, h.entries/64), wake}, nil
 }
 
 // Bits returns how many doorbells there are.
 func (r *DoorbellRinger) Bits() int { return r.bits }
+
+// Received returns a number that changes when the worker has received data of a peer for the client.
+func (r *DoorbellRinger) Received() uint32 { return r.received.Load() }
 
 // Ring rings a bell, so that the worker processes the QP's send ring. It needs a system call only if the worker sleeps.
 func (r *DoorbellRinger) Ring(bit int) {

@@ -119,7 +119,7 @@ func TestDocument(t *testing.T) {
 		{"Sleeping until a completion", "arm", map[string]string{
 			"not armed; the daemon stores it as it wakes": num(ArmNone), "next completion": num(ArmNext), "next solicited or failed completion": num(ArmSolicited),
 		}},
-		{"Doorbell page", "offset", map[string]string{"sleeping": at(BellSleeping, 4), "bells": at(BellBits, 8)}},
+		{"Doorbell page", "offset", map[string]string{"sleeping": at(BellSleeping, 4), "received": at(BellReceived, 4), "bells": at(BellBits, 8)}},
 		{"Client memory", "access", map[string]string{
 			"LOCAL_WRITE": num(verbs.LocalWrite), "REMOTE_WRITE": num(verbs.RemoteWrite), "REMOTE_READ": num(verbs.RemoteRead),
 			"REMOTE_ATOMIC": num(verbs.RemoteAtomic), "MW_BIND": num(verbs.MWBind), "ZERO_BASED": num(verbs.ZeroBased),

@@ -104,6 +104,7 @@ const (
 const (
 	PageSize     = 4096
 	BellSleeping = 0   // u32
+	BellReceived = 64  // u32
 	BellBits     = 128 // u64 each
 	MaxBells     = (PageSize - BellBits) * 8
 )

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <time.h>
@@ -11,6 +12,7 @@
 
 enum {
 	BELLS_SLEEPING = 4096, /* offsets in the memfd */
+	BELLS_RECEIVED = 4096 + 64,
 	BELLS_WORDS = 4096 + 128,
 };
 
@@ -47,6 +49,39 @@ void ring_bell(struct iwarpd_device *dev, uint32_t worker, uint32_t bell)
 		wake(page->wake);
 }
 
+uint32_t iwarpd_received(const struct iwarpd_device *dev)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < dev->workers; i++)
+		n += atomic_load(dev->pages[i].received);
+	return n;
+}
+
+/* SWITCH is less time, in ns, than two switches of threads take, and more than a system call. */
+enum { SWITCH = 1000 };
+
+static int64_t now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+bool iwarpd_yield(const struct iwarpd_device *dev)
+{
+	int64_t began = now();
+
+	sched_yield();
+	if (now() - began >= SWITCH)
+		return true;
+	for (uint32_t i = 0; i < dev->workers; i++)
+		if (atomic_load(dev->pages[i].sleeping))
+			return true;
+	return false;
+}
+
 int bells_open(struct iwarpd_device *dev, uint32_t workers, struct packet *p)
 {
 	int err = 0;
@@ -68,6 +103,7 @@ int bells_open(struct iwarpd_device *dev, uint32_t workers, struct packet *p)
 			continue;
 		fcntl(page->wake, F_SETFL, O_NONBLOCK);
 		page->sleeping = map_word(&page->map, BELLS_SLEEPING);
+		page->received = map_word(&page->map, BELLS_RECEIVED);
 		page->bells = (_Atomic uint64_t *)(void *)(page->map.mem + BELLS_WORDS);
 	}
 	p->num_fds = 0;

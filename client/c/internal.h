@@ -128,7 +128,7 @@ struct iwarpd_pd {
 
 struct bell_page {
 	struct map map;
-	_Atomic uint32_t *sleeping;
+	_Atomic uint32_t *sleeping, *received;
 	_Atomic uint64_t *bells;
 	int wake; /* eventfd */
 };

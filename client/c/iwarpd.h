@@ -107,6 +107,20 @@ IWARPD_API int iwarpd_open(const char *socket, const char *name, struct iwarpd_d
 IWARPD_API int iwarpd_open_wait(const char *socket, const char *name, int timeout_ms, struct iwarpd_device **dev,
 				struct iwarpd_error *e);
 
+/*
+ * Returns a number that changes when data of a peer has arrived for a queue pair of
+ * the program, also where that makes no completion, as RDMA Writes do.
+ */
+IWARPD_API uint32_t iwarpd_received(const struct iwarpd_device *dev);
+
+/*
+ * Yields the CPU, and returns whether that may help the daemon: whether another
+ * thread took the CPU, or a worker sleeps. A program that waits for a peer's Write
+ * by looking at its memory calls this in between, since a worker on the same CPU
+ * cannot receive the Write otherwise.
+ */
+IWARPD_API bool iwarpd_yield(const struct iwarpd_device *dev);
+
 /* Disconnects from the daemon. All connections are reset and all objects freed. */
 IWARPD_API void iwarpd_close(struct iwarpd_device *dev);
 

@@ -19,6 +19,7 @@ func TestWithinHost(t *testing.T) {
 		{"Reject", TestReject},
 		{"DialFails", TestDialFails},
 		{"Terminate", TestTerminate},
+		{"Received", TestReceived},
 		{"Hole", TestHole},
 		{"Register", TestRegister},
 		{"Invalidate", TestInvalidate},

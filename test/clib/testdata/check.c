@@ -182,6 +182,7 @@ static char *at(struct side *s, uint64_t offset)
 static void check_tagged(struct side *a, struct side *b)
 {
 	struct iwarpd_send_wr wr = { .opcode = IWARPD_WR_RDMA_WRITE, .remote_addr = b->mr->base + 100, .rkey = b->mr->rkey };
+	uint32_t received = iwarpd_received(b->dev);
 
 	for (int i = 0; i < 20000; i++)
 		at(a, 0)[i] = (char)(i * 7);
@@ -191,6 +192,8 @@ static void check_tagged(struct side *a, struct side *b)
 	run(a, wr, 20001, 9999, IWARPD_WC_SUCCESS); /* follows the Write */
 	CHECK(memcmp(at(b, 100), at(a, 0), 20000) == 0);
 	CHECK(memcmp(at(a, 20001), at(a, 0), 9999) == 0);
+	CHECK(iwarpd_received(b->dev) != received);
+	iwarpd_yield(b->dev);
 }
 
 static void check_atomics(struct side *a, struct side *b)
