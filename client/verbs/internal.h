@@ -225,6 +225,27 @@ struct late {
 #define HIDDEN_WR ((uint64_t)(uintptr_t)&hidden_wr)
 extern const char hidden_wr;
 
+/* answer.c */
+
+/* answers is what is known of the answers of peers to the Writes of a CQ. */
+struct answers {
+	uint32_t received;  /* iwarpd_received at the last completion */
+	unsigned int quick; /* Writes in a row that were answered soon */
+	unsigned int vain;  /* times in a row that one waited in vain */
+	unsigned int rest;  /* completions that need not wait */
+};
+
+/*
+ * answer_wait returns for how many microseconds a completed Write is to wait for an answer, or
+ * 0. The lock of a is held.
+ */
+int answer_wait(struct answers *a, const struct iwarpd_device *dev);
+
+/* await_answer waits for that time at most. lock guards a, and is not held. */
+void await_answer(struct answers *a, pthread_mutex_t *lock, const struct iwarpd_device *dev, int us);
+
+/* cq.c */
+
 struct cq {
 	struct ibv_cq ibv;
 	struct iwarpd_cq *q;
@@ -239,6 +260,7 @@ struct cq {
 	bool ready;
 	struct late *hidden;     /* failed completions that were not shown */
 	unsigned int empty;      /* polls in a row that found nothing */
+	struct answers answers;  /* guarded by lock */
 };
 
 /* cq_of returns the CQ of an ibv_cq. */

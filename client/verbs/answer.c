@@ -1,0 +1,85 @@
+/*
+ * Waiting for the answer to a Write. Programs such as ib_write_lat write, poll until the Write
+ * has completed, and then look at memory for the peer's answer without yielding the CPU. If a
+ * worker of the daemon shares that CPU, it receives the answer only when the kernel takes the
+ * CPU away from the program. So a completed Write is held back while its answer may come,
+ * and the worker has the CPU.
+ */
+#include <time.h>
+
+#include "internal.h"
+
+/*
+ * Most answers come within some 30 us. A program whose Writes have been answered in time waits
+ * longer once, since the peer may have lost its CPU for a tick. Times are in microseconds.
+ */
+enum { SOON = 100, LATE = 10000, TRUSTED = 16 };
+
+/*
+ * After each wait in vain twice as many completions as before do not wait, up to MOST_REST, and
+ * after one without a worker on this CPU ALONE.
+ */
+enum { MOST_REST = 1024, ALONE = 64 };
+
+/* After so many yields of no use there is no worker on this CPU. The kernel may let a thread that yields go on once or twice. */
+enum { USELESS = 8 };
+
+static int64_t now_us(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * INT64_C(1000000) + t.tv_nsec / 1000;
+}
+
+static void answered(struct answers *a, uint32_t received, bool soon)
+{
+	a->received = received;
+	if (a->vain > 0)
+		a->vain = a->rest = 0;
+	if (!soon)
+		a->quick = 0;
+	else if (a->quick < TRUSTED)
+		a->quick++;
+}
+
+int answer_wait(struct answers *a, const struct iwarpd_device *dev)
+{
+	uint32_t received = iwarpd_received(dev);
+
+	if (received != a->received) {
+		answered(a, received, true);
+		return 0;
+	}
+	if (a->rest > 0) {
+		a->rest--;
+		return 0;
+	}
+	return a->quick < TRUSTED ? SOON : LATE;
+}
+
+void await_answer(struct answers *a, pthread_mutex_t *lock, const struct iwarpd_device *dev, int us)
+{
+	uint32_t before = iwarpd_received(dev), received = before;
+	int64_t began = now_us(), took = 0;
+	int alone = 0; /* yields in a row that were of no use */
+
+	while (received == before && alone < USELESS && took < us) {
+		alone = iwarpd_yield(dev) ? 0 : alone + 1;
+		received = iwarpd_received(dev);
+		took = now_us() - began;
+	}
+	pthread_mutex_lock(lock);
+	if (received != before) {
+		answered(a, received, took <= SOON);
+	} else if (alone < USELESS) {
+		a->quick = 0;
+		a->rest = 1U << a->vain;
+		if (a->rest < MOST_REST)
+			a->vain++;
+	} else {
+		a->vain = 0;
+		a->rest = ALONE;
+	}
+	pthread_mutex_unlock(lock);
+}

@@ -1,0 +1,113 @@
+/*
+ * Which completed Writes wait for an answer, and for how long, by a clock of our own. A worker
+ * shares the CPU if shared is set, and the answer comes after so many microseconds as delay
+ * says.
+ */
+#include "../../../client/verbs/answer.c"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static int64_t now_ns;
+static int64_t answer_at = -1; /* in microseconds; -1: none comes */
+static bool shared = true;
+static uint32_t received;
+
+int clock_gettime(clockid_t clock, struct timespec *t)
+{
+	(void)clock;
+	t->tv_sec = now_ns / 1000000000;
+	t->tv_nsec = now_ns % 1000000000;
+	return 0;
+}
+
+uint32_t iwarpd_received(const struct iwarpd_device *dev)
+{
+	(void)dev;
+	if (answer_at >= 0 && now_ns >= answer_at * 1000) {
+		answer_at = -1;
+		received++;
+	}
+	return received;
+}
+
+bool iwarpd_yield(const struct iwarpd_device *dev)
+{
+	(void)dev;
+	now_ns += shared ? 4000 : 300;
+	return shared;
+}
+
+static struct answers answers;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* write_and_poll completes a Write whose answer comes after delay, and returns how long the completion waited. */
+static int write_and_poll(int delay)
+{
+	int64_t began;
+	int us;
+
+	now_ns += 10000;
+	began = now_ns;
+	answer_at = delay < 0 ? -1 : began / 1000 + delay;
+	us = answer_wait(&answers, NULL);
+	if (us > 0)
+		await_answer(&answers, &lock, NULL, us);
+	return (int)((now_ns - began) / 1000);
+}
+
+/* answer is when a late answer comes: after its completion was reported. */
+static void late(void)
+{
+	if (answer_at >= 0)
+		now_ns = answer_at * 1000;
+	iwarpd_received(NULL);
+}
+
+static void expect(const char *what, int got, int least, int most)
+{
+	if (got >= least && got <= most)
+		return;
+	printf("%s: %d, not from %d to %d\n", what, got, least, most);
+	exit(1);
+}
+
+int main(void)
+{
+	int n, waited;
+
+	/* Without answers each wait is followed by twice as many completions that do not wait. */
+	for (n = 1, waited = 0; n <= 4096; n *= 2) {
+		expect("a wait in vain", write_and_poll(-1), SOON, SOON + 4);
+		for (int i = 0; i < (n < MOST_REST ? n : MOST_REST); i++)
+			waited += write_and_poll(-1);
+	}
+	expect("what the others waited", waited, 0, 0);
+
+	/* With answers each completion waits for its answer, and no longer. */
+	for (n = 0; n < 2 * TRUSTED; n++)
+		expect("a wait for an answer after 7 us", write_and_poll(7), 7, 11);
+
+	/* Then it waits longer once. */
+	expect("a wait for a late answer", write_and_poll(3000), 3000, 3004);
+	expect("a wait for the next late answer", write_and_poll(3000), SOON, SOON + 4);
+	late();
+
+	/* An answer that came before the completion was polled is as good. */
+	for (n = 0; n < TRUSTED; n++)
+		expect("a wait for an answer that is here", write_and_poll(0), 0, 0);
+	expect("a wait for an answer after a second", write_and_poll(1000000), LATE, LATE + 4);
+	late();
+	for (n = 0; n < TRUSTED; n++)
+		write_and_poll(0);
+
+	/* Without a worker on this CPU nothing waits for more than some yields. */
+	shared = false;
+	expect("a wait on a CPU of its own", write_and_poll(50), 0, 3);
+	late();
+	write_and_poll(-1); /* takes note of the answer */
+	for (n = 0, waited = 0; n < ALONE; n++)
+		waited += write_and_poll(-1);
+	expect("waits after that", waited, 0, 0);
+	return 0;
+}
