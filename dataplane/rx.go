@@ -6,8 +6,8 @@ import (
 
 	"github.com/iwarpd/iwarpd/dataplane/handoff"
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/cache"
 	"github.com/iwarpd/iwarpd/internal/pkt"
-	"github.com/iwarpd/iwarpd/internal/prefetch"
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
@@ -92,7 +92,7 @@ func (w *worker) pollRx() int {
 		rx.at = i + 1
 		if i+1 < end {
 			next := rx.frames[i+1].Pieces[0]
-			prefetch.Bytes(next[:min(len(next), ahead)])
+			cache.Fetch(next[:min(len(next), ahead)])
 		}
 		w.fromLink(&rx.frames[i])
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/internal/cache"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/testenv"
@@ -370,7 +371,8 @@ func TestPacketSuperInOnePiece(t *testing.T) {
 	for at := headers + size; at < len(want); at += size {
 		s.Parts = append(s.Parts, want[at:at+size])
 	}
-	for range 2 {
+	for _, mean := range []time.Duration{0, time.Hour} {
+		b.supers.distance.mean = mean // slots are evicted from the caches, or not
 		limit := len(b.supers.keeps) / 4
 		kept := make([]Frame, limit+2)
 		got := 0
@@ -451,6 +453,22 @@ func TestPacketSuperInOnePiece(t *testing.T) {
 	burst(2 * slots)
 	if n := burst(slots / 2); n != slots/2 {
 		t.Errorf("%d of %d super-frames arrived after the starts of a full ring were lost", n, slots/2)
+	}
+}
+
+// TestDistance checks that frames that are in the cache are not taken for those of a far core.
+func TestDistance(t *testing.T) {
+	d := distance{mean: time.Second}
+	frame := make([]byte, 4*cache.PageSize)
+	for range 100 * distanceEvery {
+		cache.Fetch(frame)
+		for i := range frame {
+			frame[i]++
+		}
+		d.see(frame)
+	}
+	if d.far() {
+		t.Errorf("a line that was just written takes %v", d.mean)
 	}
 }
 

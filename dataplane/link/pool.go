@@ -1,6 +1,6 @@
 package link
 
-import "github.com/iwarpd/iwarpd/internal/prefetch"
+import "github.com/iwarpd/iwarpd/internal/cache"
 
 // ahead is the number of bytes of the next slot that are prefetched while a slot is filled.
 const ahead = 1536 + 128
@@ -36,7 +36,7 @@ func (p *Pool) Alloc() (Slot, bool) {
 	p.free = p.free[:n-1]
 	if p.row && n > 1 { // a single small frame would wait for the lines of a slot that it does not use
 		b := p.Bytes(p.free[n-2])
-		prefetch.ForWriting(b[:min(len(b), ahead)])
+		cache.FetchForWriting(b[:min(len(b), ahead)])
 	}
 	p.row = true
 	return s, true

@@ -6,6 +6,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/cache"
 )
 
 // rxRing is the receive ring of an AF_PACKET socket. It has slots in blocks. The status in a
@@ -59,6 +61,11 @@ func (r *rxRing) peek() *unix.Tpacket2Hdr {
 	if r.status().Load()&unix.TP_STATUS_USER == 0 {
 		return nil
 	}
+	return r.header()
+}
+
+// header returns the header of the next slot, which the kernel has filled.
+func (r *rxRing) header() *unix.Tpacket2Hdr {
 	return (*unix.Tpacket2Hdr)(unsafe.Pointer(&r.mem[r.at]))
 }
 
@@ -106,11 +113,11 @@ func (r *rxRing) index() int { return r.at/r.block*r.perBlock + r.at%r.block/r.s
 // slots returns the number of slots.
 func (r *rxRing) slots() int { return len(r.mem) / r.block * r.perBlock }
 
-// giveBack returns a slot that was skipped to the kernel.
-func (r *rxRing) giveBack(slot int) {
-	r.at = slot/r.perBlock*r.block + slot%r.perBlock*r.slot
-	r.status().Store(unix.TP_STATUS_KERNEL)
-}
+// seek makes a slot the next one to read.
+func (r *rxRing) seek(slot int) { r.at = slot/r.perBlock*r.block + slot%r.perBlock*r.slot }
+
+// giveBack returns the next slot, which was skipped before, to the kernel.
+func (r *rxRing) giveBack() { r.status().Store(unix.TP_STATUS_KERNEL) }
 
 func (r *rxRing) close() error {
 	if r.mem == nil {
@@ -131,4 +138,9 @@ func packetDrops(fd int) uint64 {
 		return 0
 	}
 	return uint64(st.drops)
+}
+
+// pageIn returns a whole page in b, which has at least the length of two.
+func pageIn(b []byte) *[cache.PageSize]byte {
+	return (*[cache.PageSize]byte)(b[-uintptr(unsafe.Pointer(&b[0]))%cache.PageSize:])
 }

@@ -1,7 +1,0 @@
-//go:build !amd64
-
-package prefetch
-
-func fetch(*byte, int) {}
-
-func forWriting(*byte, int) {}
