@@ -240,8 +240,8 @@ func (d *Device) device() string {
 	return ""
 }
 
-// Received returns a number that changes when data of a peer has arrived for a queue pair of the device, also where that makes no
-// completion, as RDMA Writes do.
+// Received returns a number that changes when data of a peer has been placed for a queue pair of the device, also where that makes no
+// completion, as with RDMA Writes. With a daemon older than this method it never changes.
 func (d *Device) Received() uint32 {
 	var n uint32
 	for _, r := range d.ringers {

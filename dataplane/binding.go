@@ -34,6 +34,7 @@ type QPBinding struct {
 	ReceiveWait time.Duration
 
 	stream *stream       // owned by the worker it is attached to
+	stored uint64        // Far.Stored when the worker last looked
 	moved  atomic.Bool   // Far has moved data since the worker last looked
 	id     atomic.Uint64 // connection passed to Attach
 }
@@ -44,6 +45,8 @@ type Far interface {
 	Notify(f func())
 	// Backlog returns the number of bytes that must still be stored.
 	Backlog() int
+	// Stored is that of verbs.Mover.
+	Stored() (done, failed uint64)
 	// Crowded reports whether the client has so many bytes to store that it should receive no
 	// more.
 	Crowded() bool

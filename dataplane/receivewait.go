@@ -110,6 +110,7 @@ func (c *tcpConn) takeWaiting(w *worker) {
 		err = c.ddp.HandleULPDU(s.ulpdu)
 	}
 	w.current = nil
+	c.showReceived()
 	if err != nil {
 		c.violation(w, err)
 	}

@@ -291,6 +291,12 @@ func (s *stream) over(w *worker) {
 func (w *worker) lookMoved(b *QPBinding) {
 	b.moved.Store(false)
 	s := b.stream
+	if done, _ := b.Far.Stored(); done != b.stored {
+		b.stored = done
+		if s != nil && s.bells != nil {
+			s.bells.Received()
+		}
+	}
 	switch {
 	case s == nil:
 	case !s.settling:
@@ -399,9 +405,10 @@ func (s *stream) gather(w *worker, n int) (payload [][]byte, ok bool) {
 // slow.
 func (s *stream) crowded() bool { return s.qp != nil && s.qp.Far != nil && s.qp.Far.Crowded() }
 
-// showReceived shows the client of s that data has arrived from its peer.
+// showReceived shows the client of s that data of its peer has been placed. If some must still be stored in far memory,
+// lookMoved shows that.
 func (s *stream) showReceived() {
-	if s.bells != nil {
+	if s.bells != nil && (s.qp.Far == nil || s.qp.Far.Backlog() == 0) {
 		s.bells.Received()
 	}
 }

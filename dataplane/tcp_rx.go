@@ -284,8 +284,17 @@ func (c *tcpConn) receiveSummed(w *worker, b []byte, crc uint32) {
 	c.fpdus(w)
 }
 
+// fpdus handles the FPDUs that are whole now.
 func (c *tcpConn) fpdus(w *worker) {
-	f, before := &w.fpdu, w.stats.RxFPDUs
+	before := w.stats.RxFPDUs
+	c.handleFPDUs(w)
+	if w.stats.RxFPDUs != before {
+		c.showReceived()
+	}
+}
+
+func (c *tcpConn) handleFPDUs(w *worker) {
+	f := &w.fpdu
 	for {
 		ok, err := c.rx.PollFPDU(f)
 		if err != nil {
@@ -293,9 +302,6 @@ func (c *tcpConn) fpdus(w *worker) {
 			return
 		}
 		if !ok {
-			if w.stats.RxFPDUs != before {
-				c.showReceived()
-			}
 			return
 		}
 		c.heard(w)

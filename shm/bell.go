@@ -88,7 +88,7 @@ func (d *Doorbells) SetSleeping(sleeping bool) {
 	}
 }
 
-// Received shows the client that data of a peer has arrived, with a completion or without.
+// Received shows the client that data of a peer has been placed, with a completion or without.
 func (d *Doorbells) Received() { d.received.Store(d.received.Load() + 1) }
 
 // DoorbellRinger is the client's end of a doorbell page. Any goroutine may
@@ -115,7 +115,7 @@ func MapDoorbells(fd, wake int) (*DoorbellRinger, error) {
 // Bits returns how many doorbells there are.
 func (r *DoorbellRinger) Bits() int { return r.bits }
 
-// Received returns a number that changes when the worker has received data of a peer for the client.
+// Received returns a number that changes when the worker has placed data of a peer for the client.
 func (r *DoorbellRinger) Received() uint32 { return r.received.Load() }
 
 // Ring rings a bell, so that the worker processes the QP's send ring. It needs a system call only if the worker sleeps.

@@ -108,8 +108,9 @@ IWARPD_API int iwarpd_open_wait(const char *socket, const char *name, int timeou
 				struct iwarpd_error *e);
 
 /*
- * Returns a number that changes when data of a peer has arrived for a queue pair of
- * the program, also where that makes no completion, as RDMA Writes do.
+ * Returns a number that changes when data of a peer has been placed for a queue pair of
+ * the program, also where that makes no completion, as with RDMA Writes. With a daemon
+ * older than this function it never changes.
  */
 IWARPD_API uint32_t iwarpd_received(const struct iwarpd_device *dev);
 

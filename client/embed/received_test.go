@@ -1,8 +1,8 @@
 package embed_test
 
 import (
-	"context"
 	"bytes"
+	"context"
 	"fmt"
 	"runtime"
 	"testing"
