@@ -4,6 +4,10 @@
  * worker of the daemon shares that CPU, it receives the answer only when the kernel takes the
  * CPU away from the program. So a completed Write is held back while its answer may come,
  * and the worker has the CPU.
+ *
+ * That would delay other programs: if there are several peers, the request of another one may
+ * be in memory already. So only a program with a single queue pair waits. A program with a
+ * completion channel sleeps when it has nothing to do, and need not wait either.
  */
 #include <time.h>
 
@@ -17,7 +21,8 @@ enum { SOON = 100, LATE = 10000, TRUSTED = 16 };
 
 /*
  * After each wait in vain twice as many completions as before do not wait, up to MOST_REST, and
- * after one without a worker on this CPU ALONE.
+ * after one without a worker on this CPU ALONE. Completions whose answer was there before they
+ * were polled do not count: they do not show whether waiting helps.
  */
 enum { MOST_REST = 1024, ALONE = 64 };
 
@@ -35,18 +40,21 @@ static int64_t now_us(void)
 static void answered(struct answers *a, uint32_t received, bool soon)
 {
 	a->received = received;
-	if (a->vain > 0)
-		a->vain = a->rest = 0;
 	if (!soon)
 		a->quick = 0;
 	else if (a->quick < TRUSTED)
 		a->quick++;
 }
 
-int answer_wait(struct answers *a, const struct iwarpd_device *dev)
+int answer_wait(struct cq *cq)
 {
-	uint32_t received = iwarpd_received(dev);
+	const struct context *c = iwv_context_of(cq->ibv.context);
+	struct answers *a = &cq->answers;
+	uint32_t received;
 
+	if (cq->ibv.channel || atomic_load(&c->num_qps) != 1)
+		return 0;
+	received = iwarpd_received(c->dev);
 	if (received != a->received) {
 		answered(a, received, true);
 		return 0;
@@ -58,8 +66,10 @@ int answer_wait(struct answers *a, const struct iwarpd_device *dev)
 	return a->quick < TRUSTED ? SOON : LATE;
 }
 
-void await_answer(struct answers *a, pthread_mutex_t *lock, const struct iwarpd_device *dev, int us)
+void await_answer(struct cq *cq, int us)
 {
+	const struct iwarpd_device *dev = iwv_context_of(cq->ibv.context)->dev;
+	struct answers *a = &cq->answers;
 	uint32_t before = iwarpd_received(dev), received = before;
 	int64_t began = now_us(), took = 0;
 	int alone = 0; /* yields in a row that were of no use */
@@ -69,8 +79,9 @@ void await_answer(struct answers *a, pthread_mutex_t *lock, const struct iwarpd_
 		received = iwarpd_received(dev);
 		took = now_us() - began;
 	}
-	pthread_mutex_lock(lock);
+	pthread_mutex_lock(&cq->lock);
 	if (received != before) {
+		a->vain = a->rest = 0;
 		answered(a, received, took <= SOON);
 	} else if (alone < USELESS) {
 		a->quick = 0;
@@ -81,5 +92,5 @@ void await_answer(struct answers *a, pthread_mutex_t *lock, const struct iwarpd_
 		a->vain = 0;
 		a->rest = ALONE;
 	}
-	pthread_mutex_unlock(lock);
+	pthread_mutex_unlock(&cq->lock);
 }

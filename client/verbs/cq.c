@@ -461,7 +461,6 @@ enum { EMPTY_POLLS = 32 };
 
 int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 {
-	const struct iwarpd_device *dev = iwv_context_of(ibv->context)->dev;
 	struct cq *cq = cq_of(ibv);
 	struct iwarpd_wc got[32];
 	unsigned int empty;
@@ -489,11 +488,11 @@ int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 		total += take_late(cq, n - total, wc + total);
 	cq->empty = total > 0 ? 0 : cq->empty + 1;
 	empty = cq->empty;
-	if (total > 0 && wc[total - 1].opcode == IBV_WC_RDMA_WRITE && wc[total - 1].status == IBV_WC_SUCCESS)
-		wait = answer_wait(&cq->answers, dev);
+	if (total == 1 && wc->opcode == IBV_WC_RDMA_WRITE && wc->status == IBV_WC_SUCCESS)
+		wait = answer_wait(cq);
 	pthread_mutex_unlock(&cq->lock);
 	if (wait > 0)
-		await_answer(&cq->answers, &cq->lock, dev, wait);
+		await_answer(cq, wait);
 	if (empty > 0 && empty % EMPTY_POLLS == 0)
 		sched_yield();
 	return total > 0 || k >= 0 ? total : k;

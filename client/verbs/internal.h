@@ -117,6 +117,7 @@ struct context {
 	atomic_bool gone;     /* the daemon has ended */
 	struct cq *cqs;       /* this and the members below are guarded by iwv_thread_lock */
 	struct qp *qps;       /* QPs of the program */
+	atomic_uint num_qps;  /* length of qps; may be read without the lock */
 	struct qp *closing;   /* destroyed QPs whose connections are still closing */
 	struct ibv_pd *pd;    /* of librdmacm, for ids whose program has created none; or NULL */
 	struct verbs_context v; /* its last member is the ibv_context */
@@ -225,26 +226,13 @@ struct late {
 #define HIDDEN_WR ((uint64_t)(uintptr_t)&hidden_wr)
 extern const char hidden_wr;
 
-/* answer.c */
-
-/* answers is what is known of the answers of peers to the Writes of a CQ. */
+/* What is known of the answers to the Writes of a CQ. */
 struct answers {
 	uint32_t received;  /* iwarpd_received at the last completion */
 	unsigned int quick; /* Writes in a row that were answered soon */
-	unsigned int vain;  /* times in a row that one waited in vain */
-	unsigned int rest;  /* completions that need not wait */
+	unsigned int vain;  /* waits without an answer since the last one that had one */
+	unsigned int rest;  /* completions without an answer that do not wait */
 };
-
-/*
- * answer_wait returns for how many microseconds a completed Write is to wait for an answer, or
- * 0. The lock of a is held.
- */
-int answer_wait(struct answers *a, const struct iwarpd_device *dev);
-
-/* await_answer waits for that time at most. lock guards a, and is not held. */
-void await_answer(struct answers *a, pthread_mutex_t *lock, const struct iwarpd_device *dev, int us);
-
-/* cq.c */
 
 struct cq {
 	struct ibv_cq ibv;
@@ -286,6 +274,17 @@ int cq_flush(struct ibv_cq *ibv, const struct ibv_qp *qp, uint64_t wr_id, enum i
 
 int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc);
 int req_notify_cq(struct ibv_cq *ibv, int solicited_only);
+
+/* answer.c */
+
+/*
+ * answer_wait returns for how many microseconds a completed Write is to wait for the peer's
+ * answer, or 0. The lock of cq is held.
+ */
+int answer_wait(struct cq *cq);
+
+/* await_answer waits until there is an answer, for at most us microseconds. The lock of cq is not held. */
+void await_answer(struct cq *cq, int us);
 
 /* memory.c */
 

@@ -38,8 +38,15 @@ bool iwarpd_yield(const struct iwarpd_device *dev)
 	return shared;
 }
 
-static struct answers answers;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct context context = { .num_qps = 1 };
+static struct ibv_comp_channel channel;
+static struct cq cq = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+struct context *iwv_context_of(struct ibv_context *ibv)
+{
+	(void)ibv;
+	return &context;
+}
 
 /* write_and_poll completes a Write whose answer comes after delay, and returns how long the completion waited. */
 static int write_and_poll(int delay)
@@ -50,9 +57,9 @@ static int write_and_poll(int delay)
 	now_ns += 10000;
 	began = now_ns;
 	answer_at = delay < 0 ? -1 : began / 1000 + delay;
-	us = answer_wait(&answers, NULL);
+	us = answer_wait(&cq);
 	if (us > 0)
-		await_answer(&answers, &lock, NULL, us);
+		await_answer(&cq, us);
 	return (int)((now_ns - began) / 1000);
 }
 
@@ -93,13 +100,40 @@ int main(void)
 	expect("a wait for the next late answer", write_and_poll(3000), SOON, SOON + 4);
 	late();
 
-	/* An answer that came before the completion was polled is as good. */
+	/* An answer that came before the completion was polled is as good, but does not show that waiting helps. */
 	for (n = 0; n < TRUSTED; n++)
 		expect("a wait for an answer that is here", write_and_poll(0), 0, 0);
+	expect("a wait after one in vain", write_and_poll(-1), 0, 0);
 	expect("a wait for an answer after a second", write_and_poll(1000000), LATE, LATE + 4);
 	late();
-	for (n = 0; n < TRUSTED; n++)
-		write_and_poll(0);
+	for (n = 0; n < 10 * MOST_REST; n++)
+		write_and_poll(7);
+
+	/*
+	 * A program that answers requests, of which some take another Write, and whose peer goes on
+	 * after a Send. The answers to the last Writes never come while their completions wait.
+	 */
+	for (int requests = 1; requests <= TRUSTED; requests *= TRUSTED) {
+		for (n = 0, waited = 0; n < MOST_REST; n++) {
+			for (int i = 0; i < requests; i++)
+				waited += write_and_poll(0);
+			waited += write_and_poll(-1);
+		}
+		expect("waits for answers that cannot come", waited, 5 * SOON, 12 * LATE);
+	}
+
+	/* Nothing waits if the program has another queue pair, or a completion channel. */
+	for (n = 0; n < 10 * MOST_REST; n++)
+		write_and_poll(7);
+	context.num_qps = 2;
+	expect("a wait with two queue pairs", write_and_poll(7), 0, 0);
+	context.num_qps = 1;
+	cq.ibv.channel = &channel;
+	expect("a wait with a completion channel", write_and_poll(7), 0, 0);
+	cq.ibv.channel = NULL;
+	late();
+	write_and_poll(0);
+	expect("a wait without them", write_and_poll(7), 7, 11);
 
 	/* Without a worker on this CPU nothing waits for more than some yields. */
 	shared = false;
