@@ -91,7 +91,7 @@ func New(bound time.Duration, onStuck func()) *Mover {
 func (m *Mover) Start() error {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	if err != nil {
-		return fmt.Errorf("far: eventfd: %w", err)
+		return fmt.Errorf("far: eventfd: %w", shm.Limit(err))
 	}
 	m.bell, m.over = fd, make(chan struct{})
 	go m.run()
