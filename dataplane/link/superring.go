@@ -118,30 +118,35 @@ func (s *superRing) giveBack(slot int) {
 	r.giveBack()
 }
 
-// distance is how long it takes this core to load lines of frames, which the kernel has written on the sender's core. Cores that share
-// no cache are far: then the kernel's next write to a line that this core has read takes much longer than
-// one to a line that is in no cache. Threads change their cores, and virtual CPUs theirs.
+// distance is how long this core takes to load a line of a frame, which the kernel has written on the sender's core. Cores that share
+// no cache are far: the kernel's next write to a line that this core has read then takes much longer than
+// a write to a line that is in no cache. It may change at any time, since threads change their cores, and virtual CPUs theirs.
 type distance struct {
 	mean  time.Duration // moving average
 	count uint
 }
 
 const (
-	// farCores is more than a line takes from a core that shares a cache (25 ns on a Zen 4, up to 80 on Intel's), and less than one takes from
-	// another core (115 ns on a Zen 4).
+	// farCores is more than a line takes from a core that shares a cache (25 ns on a Zen 4, up to 80 on Intel's), and less than a line takes from
+	// any other core (115 ns on a Zen 4).
 	farCores = 90 * time.Nanosecond
-	// distanceEvery is how many frames are taken for each one that is measured, which takes about 1 us.
+	// One of distanceEvery frames is measured. A measurement takes about 1 us.
 	distanceEvery = 16
 )
 
 func (d *distance) far() bool { return d.mean > farCores }
 
-// see measures some of the frames. b is a frame that was not looked at yet.
+// see measures some of the frames. b is a frame that has not been read yet.
 func (d *distance) see(b []byte) {
 	if d.count++; d.count%distanceEvery != 0 || len(b) < 4*cache.PageSize {
 		return
 	}
-	d.mean += (cache.Latency(pageIn(b[len(b)/2:])) - d.mean) / 4
+	d.add(cache.Latency(pageIn(b[len(b)/2:])))
+}
+
+// add adds a measurement. If the thread was interrupted meanwhile it may have taken milliseconds.
+func (d *distance) add(latency time.Duration) {
+	d.mean += (min(latency, 2*farCores) - d.mean) / 4
 }
 
 func (s *superRing) close() error {
