@@ -14,7 +14,7 @@ import (
 // slice: a thread that wakes preempts one with a longer slice (Linux 6.12). The worker needs a thread of its own.
 type contention struct {
 	until clock.Time    // until then the worker sleeps instead of yielding; 0: it yields
-	spell time.Duration // from when it began to sleep to until; 0: it last measured that it need not
+	spell time.Duration // length of the last such time, or 0 if there was no contention when last measured
 
 	since clock.Time    // start of the current measuring period, or 0
 	given time.Duration // time of long yields in it
@@ -25,7 +25,8 @@ const (
 	yieldPeriod = 8 * time.Millisecond   // contention: long yields take three quarters of such a period; a few have other causes
 	shortSlice  = 100 * time.Microsecond // the least that Linux allows
 
-	// After the first of these the worker yields again, to measure again: the program may yield now. While it does not, the time doubles.
+	// The worker sleeps for leastSpell, and then yields to measure again, since the program may yield now. While it does not, the time
+	// doubles up to mostSpell.
 	leastSpell, mostSpell = 20 * time.Millisecond, 320 * time.Millisecond
 )
 

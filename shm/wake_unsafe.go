@@ -22,8 +22,8 @@ func ReadWakes(fd int, b []byte) (int, error) {
 	}
 }
 
-// Wake and notify wake a thread, which may run at once, on this CPU, before the system call returns. If Go's scheduler noticed the call, it
-// would meanwhile take from the caller its right to run.
+// The thread that Wake or notify wakes may run on this CPU before the system call returns. If Go's scheduler noticed the call, it would
+// meanwhile give the caller's place to another goroutine. Neither call blocks.
 
 var one = [8]byte{1}
 

@@ -118,9 +118,9 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 	return d, nil
 }
 
-// addThreads makes Go run n goroutines more at a time than there are CPUs: workers, which seldom
-// wait for anything. Otherwise workers on all CPUs would keep the control plane waiting for the
-// end of their time slices. The environment variable GOMAXPROCS overrides that.
+// addThreads makes Go run n more goroutines at a time than there are CPUs, for n workers, which
+// run nearly always. Without that, the control plane would wait for the end of a worker's time slice
+// if there are as many workers as CPUs. The environment variable GOMAXPROCS overrides it.
 func addThreads(n int) {
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + n)

@@ -58,7 +58,7 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// TestAddThreads checks that workers do not take the control plane's place on a host with one CPU.
+// TestAddThreads checks that Go runs a thread more for each worker, unless GOMAXPROCS says how many.
 func TestAddThreads(t *testing.T) {
 	n := runtime.GOMAXPROCS(0)
 	defer runtime.GOMAXPROCS(n)

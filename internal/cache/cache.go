@@ -30,8 +30,8 @@ func Evict(p []byte) {
 // PageSize is the length of the memory that Latency loads from.
 const PageSize = 4096
 
-// Latency loads some lines of page, each after the one before has come, and returns how long a line took.
-// It returns 0 if they were in the nearest cache, or if Evict is not implemented.
+// Latency loads some lines of page, one after the other, and returns how much longer a line took
+// than from the nearest cache. It returns 0 if Evict is not implemented.
 func Latency(page *[PageSize]byte) time.Duration {
 	if !canEvict {
 		return 0

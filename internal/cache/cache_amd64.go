@@ -14,12 +14,12 @@ func fetchForWriting(p *byte, n int)
 //go:noescape
 func evict(p *byte, n int)
 
-// touch makes the processor find out where a page is.
+// touch loads a page's entry of the page table into the TLB.
 //
 //go:noescape
 func touch(page *byte)
 
-// chase loads lines of a page in an order that the processor does not foresee.
+// chase loads lines of a page in an order that the processor's prefetchers do not recognize.
 //
 //go:noescape
 func chase(page *byte)
