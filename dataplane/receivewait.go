@@ -65,13 +65,30 @@ func (c *tcpConn) keep(w *worker, s waitingSegment) {
 	w.mark(&c.lane)
 }
 
-// resume processes the waiting segments up to the first one that still has no receive. If the
-// time of that one is up, it ends the stream, as it does without ReceiveWait.
+// resume processes the waiting segments up to the first one that still has no receive, then those
+// held after them, which may wait too, and then the end of the stream. Frames that arrive must not
+// come before the held ones, even if this turn ends early by a fault in the memory of another client.
 func (c *tcpConn) resume(w *worker) {
 	r := &c.waits
-	if !r.waiting() {
+	if !r.waiting() && !r.closed {
 		return
 	}
+	c.takeWaiting(w)
+	c.drainHeld(w)
+	if c.mode == modeFull && !c.rxFailed && (r.waiting() || c.late) {
+		return
+	}
+	closed := r.closed
+	*r = receiveWait{}
+	if closed {
+		c.peerClosed(w)
+	}
+}
+
+// takeWaiting processes the waiting segments up to the first one that still has no receive. If the
+// time of that one is up, it ends the stream, as it does without ReceiveWait.
+func (c *tcpConn) takeWaiting(w *worker) {
+	r := &c.waits
 	for r.waiting() && c.mode == modeFull && !c.rxFailed {
 		if w.enough() {
 			w.mark(&c.lane) // for the next turn
@@ -86,17 +103,12 @@ func (c *tcpConn) resume(w *worker) {
 			return
 		}
 		c.waitFrom(w.now) // for the next one
-		c.takeWaiting(w)
-	}
-	closed := r.closed
-	*r = receiveWait{}
-	if closed {
-		c.peerClosed(w)
+		c.takeNext(w)
 	}
 }
 
-// takeWaiting processes the first waiting segment.
-func (c *tcpConn) takeWaiting(w *worker) {
+// takeNext processes the first waiting segment.
+func (c *tcpConn) takeNext(w *worker) {
 	r := &c.waits
 	s := r.segs[0]
 	r.segs = r.segs[1:] // before the code below, which may fault
