@@ -247,6 +247,9 @@ func (c *tcpConn) receiveSegment(w *worker, from *tcpConn, parts [][]byte) {
 		return
 	}
 	c.heard(w)
+	if c.makeRoom(w); c.rxFailed {
+		return
+	}
 	payload := from.inOne(w, parts)
 	w.source, w.current = &from.stream, &c.stream
 	var err *term.Error

@@ -181,7 +181,7 @@ func (k *ddpSink) done(err *term.Error) *term.Error {
 func (k *ddpSink) closed() bool { return k.s.rxFailed || k.s.ddp == nil }
 
 func (k *ddpSink) HandleULPDU(b []byte) *term.Error {
-	if k.closed() {
+	if k.s.makeRoom(k.w); k.closed() {
 		return nil
 	}
 	k.w.stats.RxFPDUs++

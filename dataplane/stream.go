@@ -55,6 +55,7 @@ type stream struct {
 
 	// Closing.
 	failed   bool // a Terminate is queued or sent
+	overrun  bool // a completion did not fit in its CQ
 	rxFailed bool // ignore received data
 	leaving  bool // close after the posted data has been sent, but at most
 	last     int  // this many bytes
@@ -437,13 +438,27 @@ func (s *stream) fail(w *worker, err *term.Error) {
 // completions moves completions of the queue pair to its CQs. A work request is complete only
 // after its payload has been copied.
 func (s *stream) completions(w *worker) {
-	for s.qp.QP.PollWC(&w.wc) {
-		if !w.complete(s.qp, &w.wc) {
-			s.abort(w, ErrCQOverrun)
-			return
-		}
+	if s.pushCompletions(w); s.overrun {
+		s.abort(w, ErrCQOverrun)
+		return
 	}
 	s.measure(w)
+}
+
+func (s *stream) pushCompletions(w *worker) {
+	for !s.overrun && s.qp.QP.PollWC(&w.wc) {
+		s.overrun = !w.complete(s.qp, &w.wc)
+	}
+}
+
+// makeRoom moves completions if the queue pair holds as many receives as it can, so that the next
+// Send can take one: an SRQ may have more of them than that for a turn. If a completion does not
+// fit in its CQ, the stream receives nothing more, and completions ends it.
+func (s *stream) makeRoom(w *worker) {
+	if s.mode == modeFull && s.qp.QP.RecvsFull() {
+		s.pushCompletions(w)
+		s.rxFailed = s.rxFailed || s.overrun
+	}
 }
 
 // complete pushes a completion. It returns false if the CQ is full.

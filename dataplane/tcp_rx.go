@@ -305,6 +305,9 @@ func (c *tcpConn) handleFPDUs(w *worker) {
 			return
 		}
 		c.heard(w)
+		if c.makeRoom(w); c.rxFailed {
+			return
+		}
 		w.stats.RxFPDUs++
 		w.segments++
 		w.current = &c.stream

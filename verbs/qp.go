@@ -186,6 +186,9 @@ func (q *QP) Outstanding() (sends, recvs int) {
 	return int(q.sqTail - q.sqHead), q.rqTail.Sub(q.rqHead)
 }
 
+// RecvsFull reports whether the QP holds as many receives as it can. PollWC frees those that are complete.
+func (q *QP) RecvsFull() bool { return q.rqTail.Sub(q.rqHead) >= len(q.rq) }
+
 // Taken returns the number of send work requests that the QP has taken.
 func (q *QP) Taken() uint64 { return q.stats.Sends }
 
