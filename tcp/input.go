@@ -83,6 +83,7 @@ func (c *Conn) handleSynchronized(now clock.Time, s *Segment) Input {
 		c.end(nil)
 		return Input{Action: Reopen}
 	}
+	wnd := int(s.Window) << c.sndShift
 	if syn && c.state == SynReceived && s.Seq == c.irs && s.Flags&RST == 0 {
 		if s.Flags&ACK == 0 {
 			// The peer did not receive our SYN-ACK.
@@ -90,11 +91,11 @@ func (c *Conn) handleSynchronized(now clock.Time, s *Segment) Input {
 			return Input{}
 		}
 		if c.active && s.Ack == c.nxt {
-			// The second half of a simultaneous open: the SYN itself has already been processed.
+			// The second half of a simultaneous open: the SYN itself has already been processed. Its window is not scaled.
 			t := *s
 			t.Flags &^= SYN
 			t.Seq++
-			return c.handleSynchronized(now, &t)
+			s, syn, wnd = &t, false, int(s.Window)
 		}
 	}
 	if c.tsOK && !c.checkTimestamp(now, s) {
@@ -122,7 +123,7 @@ func (c *Conn) handleSynchronized(now clock.Time, s *Segment) Input {
 			return Input{}
 		}
 		c.una = s.Ack
-		c.wnd = int(s.Window) << c.sndShift
+		c.wnd = wnd
 		c.maxWnd = max(c.maxWnd, c.wnd)
 		c.wl1, c.wl2 = s.Seq, s.Ack
 		c.sampleHandshake(now)

@@ -99,6 +99,16 @@ func TestScriptHandshake(t *testing.T) {
 			push 1280
 			> P. 1001+1280
 			room 0`},
+		{name: "7323 2.2 nor in that of a simultaneous open", conf: fullOptions, text: `
+			dial
+			> S 0
+			< S 0 mss 1460 ws 7 win 1000
+			> S. 0 ack 1
+			< S. 0 ack 1 mss 1460 ws 7 win 1000
+			state ESTABLISHED
+			push 1000
+			> P. 1+1000
+			room 0`},
 		{name: "7323 2.3 a shift above 14 is 14", opts: "mss 1460 ws 15", conf: fullOptions, text: `
 			connect
 			push 100
