@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"bytes"
+	"math/rand/v2"
 	"net/netip"
 	"runtime/debug"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/impair"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/verbs"
@@ -65,10 +67,7 @@ func (y *waiting) send(i int) {
 	y.post(y.a, y.qa, verbs.SendWR{ID: uint64(i), Op: rdmap.OpSend, SGEs: y.qa.sge(i*waitingLen, waitingLen)})
 }
 
-// receive posts a receive, as a client does that does not ring for it.
-func (y *waiting) receive(i int) {
-	y.qb.recvs = append(y.qb.recvs, verbs.RecvWR{ID: uint64(i), SGEs: y.qb.sge(i*waitingLen, waitingLen)})
-}
+func (y *waiting) receive(i int) { y.qb.recv(i, waitingLen) }
 
 // received waits for the first n Sends.
 func (y *waiting) received(n int) {
@@ -141,4 +140,71 @@ func TestCloseWhileWaiting(t *testing.T) {
 		}
 	}
 	y.until("connections gone", func() bool { return y.hosts[0].w.stats.Conns == 0 && y.hosts[1].w.stats.Conns == 0 })
+}
+
+// Sends get the receives that are posted for them late, in order, over a bad wire, and the last ones after the peer
+// has closed.
+func TestReceiveWaitOverBadWire(t *testing.T) {
+	seed := testenv.Seed(t)
+	for i := range uint64(testenv.Count(t, "SEEDS", 8)) {
+		rng := rand.New(rand.NewPCG(seed, i))
+		wire := impair.Config{Seed: seed + i, Loss: 0.02, Duplicate: 0.02, Reorder: 0.05, Delay: time.Millisecond, Jitter: time.Millisecond}
+		back := wire
+		back.Seed += 1000
+		const n, most = 60, 20_000
+		s := newSim(t, link.PipeConfig{MTU: 1500 + rng.IntN(7500), AtoB: wire, BtoA: back})
+		a, b := s.open()
+		qa, qb := newSimQP(t, s.hosts[0], n*most), newSimQP(t, s.hosts[1], n*most)
+		qb.ReceiveWait = time.Hour
+		markers := i%2 == 0
+		s.attachEach(a, b, qa, qb, mpa.Params{CRC: true, SendMarkers: markers, RecvMarkers: markers})
+		for k := range qa.mem {
+			qa.mem[k] = byte(rng.Uint32())
+		}
+		var lens [n]int
+		for k := range lens {
+			if lens[k] = rng.IntN(most); rng.IntN(4) == 0 {
+				lens[k] = rng.IntN(50)
+			}
+			qa.sends = append(qa.sends, verbs.SendWR{ID: uint64(k), Op: rdmap.OpSend, SGEs: qa.sge(k*most, lens[k])})
+		}
+		s.hosts[0].w.mark(a.lane)
+		posted := 0
+		s.until("sent", func() bool {
+			if rng.IntN(50) == 0 && posted < n {
+				qb.recv(posted, most)
+				posted++
+			}
+			return len(qa.wcs) == n
+		})
+		s.hosts[0].w.disconnect(a, false)
+		s.until("received", func() bool {
+			if posted < n && rng.IntN(20) == 0 {
+				for range 1 + rng.IntN(20) {
+					if posted < n {
+						qb.recv(posted, most)
+						posted++
+					}
+				}
+			}
+			return len(qb.wcs) >= n || b.closed
+		})
+		for k, wc := range qb.wcs {
+			if k >= n || wc.ID != uint64(k) || wc.Status != verbs.WCSuccess || int(wc.Len) != lens[k] {
+				t.Fatalf("run %d: receive %d of %d: id %d, %v, %d bytes", i, k, len(qb.wcs), wc.ID, wc.Status, wc.Len)
+			}
+			if !bytes.Equal(qb.mem[k*most:][:lens[k]], qa.mem[k*most:][:lens[k]]) {
+				t.Fatalf("run %d: receive %d: bytes differ", i, k)
+			}
+		}
+		if len(qb.wcs) != n {
+			t.Fatalf("run %d: %d receives", i, len(qb.wcs))
+		}
+		s.closeAll(a)
+	}
+}
+
+// recv posts the receive k, of n bytes, as a client does that does not ring for it.
+func (q *simQP) recv(k, n int) {
+	q.recvs = append(q.recvs, verbs.RecvWR{ID: uint64(k), SGEs: q.sge(k*n, n)})
 }
