@@ -404,10 +404,7 @@ func (w *worker) accept(l *listener, tc *tcp.Conn, f *rxFrame) {
 	c.ip.apply(&c.tuple)
 	w.enterTCP(c)
 	w.stats.PassiveOpens++
-	if seg := &f.seg; seg.Flags&tcp.SYN == 0 {
-		// A cookie's ACK may carry data, and takes the connection to ESTABLISHED.
-		seg.Buf = tcp.NoBuf
-		seg.Len = 0
-		c.segs.HandleSegment(w.now, seg)
+	if f.seg.Flags&tcp.SYN == 0 {
+		c.handle(w, f) // the ACK of a cookie, which may carry data
 	}
 }
