@@ -142,6 +142,29 @@ func TestCloseWhileWaiting(t *testing.T) {
 	y.until("connections gone", func() bool { return y.hosts[0].w.stats.Conns == 0 && y.hosts[1].w.stats.Conns == 0 })
 }
 
+// A connection that ends while Sends wait gives back the frames that it holds.
+func TestEndWhileWaiting(t *testing.T) {
+	for _, end := range []string{"reset", "abort", "detach"} {
+		y := newWaiting(t)
+		y.fill()
+		w := y.hosts[1].w
+		switch end {
+		case "reset":
+			y.hosts[0].w.disconnect(y.a, true)
+		case "abort":
+			w.disconnect(y.b, true)
+		case "detach":
+			w.post(func(w *worker) { y.b.detach(w) })
+		}
+		y.until("connections gone", func() bool { return w.stats.Conns == 0 && y.hosts[0].w.stats.Conns == 0 })
+		for y.step() {
+		}
+		if n := len(w.held.frames) - len(w.held.free); n != 0 || w.held.used != 0 {
+			t.Errorf("%s: %d frames are held, counted as %d", end, n, w.held.used)
+		}
+	}
+}
+
 // Sends get the receives that are posted for them late, in order, over a bad wire, and the last ones after the peer
 // has closed.
 func TestReceiveWaitOverBadWire(t *testing.T) {

@@ -332,8 +332,8 @@ func (c *tcpConn) events(w *worker) int {
 			c.peerClosed(w)
 		case tcp.EventClosed:
 			c.takeBack(w)
-			c.drainHeld(w)
 			c.finish(w, c.tcp.Err())
+			c.drainHeld(w) // drops what it has not delivered
 			c.drop(w)
 			return n
 		}
@@ -376,6 +376,7 @@ func (c *tcpConn) leaveListener() {
 func (c *tcpConn) finish(w *worker, err error) {
 	c.leaveListener()
 	c.stream.finish(w, err)
+	c.waits = receiveWait{}
 }
 
 // peerClosed handles the peer's FIN. In streaming mode our direction stays open until the

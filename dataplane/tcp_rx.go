@@ -207,7 +207,7 @@ func (w *worker) reclaim() {
 func (c *tcpConn) drainHeld(w *worker) {
 	var h tcp.Held
 	for c.segs != nil && !c.late && !c.waits.full() {
-		if w.enough() {
+		if c.mode == modeFull && w.enough() {
 			w.postpone(c)
 			return
 		}
