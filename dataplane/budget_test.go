@@ -167,7 +167,7 @@ func TestFPDUsAheadAreBounded(t *testing.T) {
 
 // A connection that ends while it is late ends once, and gives back what it holds.
 func TestLateConnectionEnds(t *testing.T) {
-	for _, end := range []string{"reset", "close", "detach"} {
+	for _, end := range []string{"reset", "close", "detach", "unplug"} {
 		drop := false
 		y := newTiny(t, 8000, link.PipeConfig{MTU: 9000, Filter: losing(&drop)})
 		y.attach(y.a, y.b, y.qa, y.qb, mpa.Params{CRC: true})
@@ -193,6 +193,9 @@ func TestLateConnectionEnds(t *testing.T) {
 			y.hosts[0].w.disconnect(y.a, false)
 		case "detach":
 			w.post(func(w *worker) { y.b.detach(w) })
+		case "unplug":
+			w.post(func(w *worker) { replaceLink(w, Queue{Link: link.NewNone(9000)}, errUnplugged) })
+			y.hosts[0].w.disconnect(y.a, true)
 		}
 		y.closed(1)
 		y.until("connections gone", func() bool { return w.stats.Conns == 0 && y.hosts[0].w.stats.Conns == 0 })

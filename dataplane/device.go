@@ -96,6 +96,10 @@ func unplugged(l link.Link) bool {
 // replaceLink gives w another link. Its connections, which hold frames of the old link, end
 // with the error why. Its listeners stay.
 func replaceLink(w *worker, q Queue, why error) {
+	for _, c := range w.late { // the rest is in frames of the old link
+		c.late = false
+	}
+	w.late = nil
 	for _, l := range slices.Collect(maps.Values(w.lanes)) {
 		l.cut(w, why)
 	}
@@ -121,7 +125,7 @@ func (l *lane) cut(w *worker, why error) {
 	}
 	switch c := l.llp.(type) {
 	case *tcpConn:
-		c.tcp.Abort(w.now)
+		c.abort(w, why)
 	case *assoc:
 		c.a.Abort(w.now)
 	}
