@@ -23,6 +23,23 @@ func (a *Admin) ask(ctx context.Context, op string, req *ctrlpb.Request) (*ctrlp
 	return ans.reply, nil
 }
 
+// list queries all items of a list, page by page. request returns the request for the items after the
+// one with the key after, and page the items of a reply and whether there are more.
+func list[T any](ctx context.Context, a *Admin, op string, request func(after uint32) *ctrlpb.Request, page func(*ctrlpb.Reply) (items []T, more bool), key func(T) uint32) (all []T, err error) {
+	for after := uint32(0); ; {
+		r, err := a.ask(ctx, op, request(after))
+		if err != nil {
+			return nil, err
+		}
+		items, more := page(r)
+		all = append(all, items...)
+		if !more || len(items) == 0 {
+			return all, nil
+		}
+		after = key(items[len(items)-1])
+	}
+}
+
 // Status returns the state of the daemon.
 func (a *Admin) Status(ctx context.Context) (*ctrlpb.StatusReply, error) {
 	r, err := a.ask(ctx, "query status", &ctrlpb.Request{Body: &ctrlpb.Request_QueryStatus{QueryStatus: &ctrlpb.QueryStatus{}}})
@@ -38,19 +55,11 @@ func (a *Admin) Stats(ctx context.Context) ([]*ctrlpb.Counter, error) {
 // QPs returns the queue pairs, with TCP and RDMAP counters of those that are
 // connected.
 func (a *Admin) QPs(ctx context.Context) ([]*ctrlpb.QPInfo, error) {
-	var all []*ctrlpb.QPInfo
-	for after := uint32(0); ; {
-		r, err := a.ask(ctx, "list queue pairs", &ctrlpb.Request{Body: &ctrlpb.Request_ListQps{ListQps: &ctrlpb.ListQPs{After: after}}})
-		if err != nil {
-			return nil, err
-		}
-		page := r.GetQps().GetQps()
-		all = append(all, page...)
-		if !r.GetQps().GetMore() || len(page) == 0 {
-			return all, nil
-		}
-		after = page[len(page)-1].Qp
-	}
+	return list(ctx, a, "list queue pairs", func(after uint32) *ctrlpb.Request {
+		return &ctrlpb.Request{Body: &ctrlpb.Request_ListQps{ListQps: &ctrlpb.ListQPs{After: after}}}
+	}, func(r *ctrlpb.Reply) ([]*ctrlpb.QPInfo, bool) {
+		return r.GetQps().GetQps(), r.GetQps().GetMore()
+	}, func(i *ctrlpb.QPInfo) uint32 { return i.Qp })
 }
 
 // QP returns one queue pair.
@@ -67,70 +76,38 @@ func (a *Admin) QP(ctx context.Context, num uint32) (*ctrlpb.QPInfo, error) {
 
 // MRs returns the memory regions.
 func (a *Admin) MRs(ctx context.Context) ([]*ctrlpb.MRInfo, error) {
-	var all []*ctrlpb.MRInfo
-	for after := uint32(0); ; {
-		r, err := a.ask(ctx, "list memory regions", &ctrlpb.Request{Body: &ctrlpb.Request_ListMrs{ListMrs: &ctrlpb.ListMRs{After: after}}})
-		if err != nil {
-			return nil, err
-		}
-		page := r.GetMrs().GetMrs()
-		all = append(all, page...)
-		if !r.GetMrs().GetMore() || len(page) == 0 {
-			return all, nil
-		}
-		after = page[len(page)-1].Index
-	}
+	return list(ctx, a, "list memory regions", func(after uint32) *ctrlpb.Request {
+		return &ctrlpb.Request{Body: &ctrlpb.Request_ListMrs{ListMrs: &ctrlpb.ListMRs{After: after}}}
+	}, func(r *ctrlpb.Reply) ([]*ctrlpb.MRInfo, bool) {
+		return r.GetMrs().GetMrs(), r.GetMrs().GetMore()
+	}, func(i *ctrlpb.MRInfo) uint32 { return i.Index })
 }
 
 // Listens returns the listeners.
 func (a *Admin) Listens(ctx context.Context) ([]*ctrlpb.ListenInfo, error) {
-	var all []*ctrlpb.ListenInfo
-	for after := uint32(0); ; {
-		r, err := a.ask(ctx, "list listeners", &ctrlpb.Request{Body: &ctrlpb.Request_ListListens{ListListens: &ctrlpb.ListListens{After: after}}})
-		if err != nil {
-			return nil, err
-		}
-		page := r.GetListens().GetListens()
-		all = append(all, page...)
-		if !r.GetListens().GetMore() || len(page) == 0 {
-			return all, nil
-		}
-		after = page[len(page)-1].Index
-	}
+	return list(ctx, a, "list listeners", func(after uint32) *ctrlpb.Request {
+		return &ctrlpb.Request{Body: &ctrlpb.Request_ListListens{ListListens: &ctrlpb.ListListens{After: after}}}
+	}, func(r *ctrlpb.Reply) ([]*ctrlpb.ListenInfo, bool) {
+		return r.GetListens().GetListens(), r.GetListens().GetMore()
+	}, func(i *ctrlpb.ListenInfo) uint32 { return i.Index })
 }
 
 // Clients returns the clients.
 func (a *Admin) Clients(ctx context.Context) ([]*ctrlpb.ClientInfo, error) {
-	var all []*ctrlpb.ClientInfo
-	for after := uint32(0); ; {
-		r, err := a.ask(ctx, "list clients", &ctrlpb.Request{Body: &ctrlpb.Request_ListClients{ListClients: &ctrlpb.ListClients{After: after}}})
-		if err != nil {
-			return nil, err
-		}
-		page := r.GetClients().GetClients()
-		all = append(all, page...)
-		if !r.GetClients().GetMore() || len(page) == 0 {
-			return all, nil
-		}
-		after = page[len(page)-1].Client
-	}
+	return list(ctx, a, "list clients", func(after uint32) *ctrlpb.Request {
+		return &ctrlpb.Request{Body: &ctrlpb.Request_ListClients{ListClients: &ctrlpb.ListClients{After: after}}}
+	}, func(r *ctrlpb.Reply) ([]*ctrlpb.ClientInfo, bool) {
+		return r.GetClients().GetClients(), r.GetClients().GetMore()
+	}, func(i *ctrlpb.ClientInfo) uint32 { return i.Client })
 }
 
 // Quotas returns the usage and the limits of each user.
 func (a *Admin) Quotas(ctx context.Context) ([]*ctrlpb.UserQuotas, error) {
-	var all []*ctrlpb.UserQuotas
-	for after := uint32(0); ; {
-		r, err := a.ask(ctx, "list quotas", &ctrlpb.Request{Body: &ctrlpb.Request_ListQuotas{ListQuotas: &ctrlpb.ListQuotas{After: after}}})
-		if err != nil {
-			return nil, err
-		}
-		page := r.GetQuotas().GetUsers()
-		all = append(all, page...)
-		if !r.GetQuotas().GetMore() || len(page) == 0 {
-			return all, nil
-		}
-		after = page[len(page)-1].Uid + 1
-	}
+	return list(ctx, a, "list quotas", func(after uint32) *ctrlpb.Request {
+		return &ctrlpb.Request{Body: &ctrlpb.Request_ListQuotas{ListQuotas: &ctrlpb.ListQuotas{After: after}}}
+	}, func(r *ctrlpb.Reply) ([]*ctrlpb.UserQuotas, bool) {
+		return r.GetQuotas().GetUsers(), r.GetQuotas().GetMore()
+	}, func(i *ctrlpb.UserQuotas) uint32 { return i.Uid + 1 })
 }
 
 // Disconnect closes the connection of a queue pair, which may belong to another client.
@@ -141,34 +118,18 @@ func (a *Admin) Disconnect(ctx context.Context, qp uint32, abort bool) error {
 
 // CQs returns the completion queues.
 func (a *Admin) CQs(ctx context.Context) ([]*ctrlpb.CQInfo, error) {
-	var all []*ctrlpb.CQInfo
-	for after := uint32(0); ; {
-		r, err := a.ask(ctx, "list completion queues", &ctrlpb.Request{Body: &ctrlpb.Request_ListCqs{ListCqs: &ctrlpb.ListCQs{After: after}}})
-		if err != nil {
-			return nil, err
-		}
-		page := r.GetCqs().GetCqs()
-		all = append(all, page...)
-		if !r.GetCqs().GetMore() || len(page) == 0 {
-			return all, nil
-		}
-		after = page[len(page)-1].Index
-	}
+	return list(ctx, a, "list completion queues", func(after uint32) *ctrlpb.Request {
+		return &ctrlpb.Request{Body: &ctrlpb.Request_ListCqs{ListCqs: &ctrlpb.ListCQs{After: after}}}
+	}, func(r *ctrlpb.Reply) ([]*ctrlpb.CQInfo, bool) {
+		return r.GetCqs().GetCqs(), r.GetCqs().GetMore()
+	}, func(i *ctrlpb.CQInfo) uint32 { return i.Index })
 }
 
 // SRQs returns the shared receive queues.
 func (a *Admin) SRQs(ctx context.Context) ([]*ctrlpb.SRQInfo, error) {
-	var all []*ctrlpb.SRQInfo
-	for after := uint32(0); ; {
-		r, err := a.ask(ctx, "list shared receive queues", &ctrlpb.Request{Body: &ctrlpb.Request_ListSrqs{ListSrqs: &ctrlpb.ListSRQs{After: after}}})
-		if err != nil {
-			return nil, err
-		}
-		page := r.GetSrqs().GetSrqs()
-		all = append(all, page...)
-		if !r.GetSrqs().GetMore() || len(page) == 0 {
-			return all, nil
-		}
-		after = page[len(page)-1].Index
-	}
+	return list(ctx, a, "list shared receive queues", func(after uint32) *ctrlpb.Request {
+		return &ctrlpb.Request{Body: &ctrlpb.Request_ListSrqs{ListSrqs: &ctrlpb.ListSRQs{After: after}}}
+	}, func(r *ctrlpb.Reply) ([]*ctrlpb.SRQInfo, bool) {
+		return r.GetSrqs().GetSrqs(), r.GetSrqs().GetMore()
+	}, func(i *ctrlpb.SRQInfo) uint32 { return i.Index })
 }
