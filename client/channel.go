@@ -112,7 +112,7 @@ func (ch *CompChannel) sleep(ctx context.Context) error {
 		return err
 	}
 	if ctx.Done() != nil {
-		stop := context.AfterFunc(ctx, func() { _ = ch.file.SetReadDeadline(time.Unix(1, 0)) })
+		stop := context.AfterFunc(ctx, func() { _ = ch.file.SetReadDeadline(past) })
 		defer stop()
 	}
 	ch.d.rest()
@@ -162,7 +162,7 @@ func (ch *CompChannel) Poll() *CQ {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
 	if len(ch.ready) > 0 && !ch.closed { // wake a goroutine blocked in Wait, since this call read its bytes
-		_ = ch.file.SetReadDeadline(time.Unix(1, 0))
+		_ = ch.file.SetReadDeadline(past)
 	}
 	return c
 }
@@ -180,7 +180,7 @@ func (ch *CompChannel) wake(c *CQ) {
 	ch.mu.Lock()
 	ch.push(c)
 	ch.mu.Unlock()
-	_ = ch.file.SetReadDeadline(time.Unix(1, 0))
+	_ = ch.file.SetReadDeadline(past)
 }
 
 // forget removes a queue that is being closed.

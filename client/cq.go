@@ -186,7 +186,7 @@ func (c *CQ) sleep(ctx context.Context, swaps int) error {
 		return nil
 	}
 	if ctx.Done() != nil {
-		stop := context.AfterFunc(ctx, func() { _ = c.file.SetReadDeadline(time.Unix(1, 0)) })
+		stop := context.AfterFunc(ctx, func() { _ = c.file.SetReadDeadline(past) })
 		defer stop()
 	}
 	c.d.rest()

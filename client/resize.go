@@ -54,7 +54,7 @@ func (c *CQ) Resize(ctx context.Context, depth int) error {
 	// Wake goroutines in Wait: the new ring may already have completions.
 	switch {
 	case c.ch == nil:
-		_ = c.file.SetReadDeadline(time.Unix(1, 0))
+		_ = c.file.SetReadDeadline(past)
 	case arm != shm.ArmNone:
 		c.ch.wake(c)
 	}

@@ -4,6 +4,7 @@ import (
 	"io"
 	"os"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -19,6 +20,9 @@ type wakeups struct {
 	n    int // result of read
 	err  error
 }
+
+// past is a deadline that has passed: as the read deadline of a wakeups it makes wait return.
+var past = time.Unix(1, 0)
 
 // newWakeups takes over fd, which must be non-blocking. A wait reads at most size bytes.
 func newWakeups(fd int, name string, size int) *wakeups {

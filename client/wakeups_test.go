@@ -55,7 +55,7 @@ func TestWakeups(t *testing.T) {
 			t.Errorf("wait returned %q, %v; want %q", b, err, want)
 		}
 	}
-	_ = w.SetReadDeadline(time.Unix(1, 0))
+	_ = w.SetReadDeadline(past)
 	if b, err := w.wait(); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("after the deadline wait returned %q, %v", b, err)
 	}
