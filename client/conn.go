@@ -58,7 +58,7 @@ type op struct {
 	chunk     int  // chunk of stage, or -1
 	tmp       *MR  // closed when the operation is complete
 
-	sge [1]SGE // of a work request that message or PostWrite makes
+	sge [1]SGE // of its work request
 }
 
 // The stage is memory for data outside of regions, divided into chunks.

@@ -207,8 +207,8 @@ func (c *Conn) direct(ctx context.Context, what Op, r Remote, sge SGE) error {
 	if err != nil {
 		return err
 	}
-	sges := [1]SGE{sge}
-	return c.run(ctx, o, &SendWR{Op: what, SGEs: sges[:], RKey: r.RKey, Remote: r.Addr})
+	o.sge[0] = sge
+	return c.run(ctx, o, &SendWR{Op: what, SGEs: o.sge[:], RKey: r.RKey, Remote: r.Addr})
 }
 
 // staged transfers b through chunks of the stage, several at a time.
@@ -253,8 +253,8 @@ func (c *Conn) staged(ctx context.Context, what Op, r Remote, b []byte) (err err
 				break
 			}
 		}
-		sges := [1]SGE{c.stage.SGE(o.chunk*chunkSize, len(part))}
-		if err = c.post(o, &SendWR{Op: what, SGEs: sges[:], RKey: r.RKey, Remote: r.Addr + uint64(off)}); err != nil {
+		o.sge[0] = c.stage.SGE(o.chunk*chunkSize, len(part))
+		if err = c.post(o, &SendWR{Op: what, SGEs: o.sge[:], RKey: r.RKey, Remote: r.Addr + uint64(off)}); err != nil {
 			break
 		}
 		flight[n], parts[n] = o, part
@@ -313,9 +313,8 @@ func (c *Conn) atomic(ctx context.Context, wr *SendWR) (uint64, error) {
 	if err != nil {
 		return 0, c.wrap("atomic", err)
 	}
-	at := o.chunk * chunkSize
-	sges := [1]SGE{c.stage.SGE(at, 8)}
-	wr.SGEs = sges[:]
+	o.sge[0] = c.stage.SGE(o.chunk*chunkSize, 8)
+	wr.SGEs = o.sge[:]
 	if err := c.post(o, wr); err != nil {
 		return 0, c.wrap("atomic", err)
 	}
