@@ -68,8 +68,6 @@ const (
 	chunkAhead = 4 // chunks that one call keeps in flight
 
 	defaultRecvSize = 16 << 10
-	defaultDepth    = 64
-	defaultInline   = 64
 )
 
 // Dial connects to the peer that listens at addr, "addr:port".

@@ -1,6 +1,7 @@
 package iwarp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -70,13 +71,7 @@ type answer struct {
 // Open connects to the daemon that listens on the Unix socket with that path. An empty path
 // means $IWARPD_SOCKET or, if that is empty, DefaultSocket.
 func Open(ctx context.Context, socket string) (*Device, error) {
-	if socket == "" {
-		socket = os.Getenv("IWARPD_SOCKET")
-	}
-	if socket == "" {
-		socket = DefaultSocket
-	}
-	c, err := seqpacket.Dial(ctx, socket)
+	c, err := seqpacket.Dial(ctx, cmp.Or(socket, os.Getenv("IWARPD_SOCKET"), DefaultSocket))
 	if err != nil {
 		if errors.Is(err, os.ErrNotExist) {
 			return nil, fmt.Errorf("iwarp: %w: is iwarpd running (systemctl status iwarpd)?", err)

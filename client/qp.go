@@ -1,6 +1,7 @@
 package iwarp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,13 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/shm"
+)
+
+// Defaults of the sizes of queues.
+const (
+	defaultDepth  = 64 // work requests
+	defaultSGE    = 4
+	defaultInline = 64 // bytes
 )
 
 // QPConfig sets the properties of a QP.
@@ -65,14 +73,8 @@ func (d *Device) CreateQP(ctx context.Context, cfg QPConfig) (*QP, error) {
 	if cfg.PD == nil || cfg.SendCQ == nil || cfg.RecvCQ == nil {
 		return nil, &Error{"create QP", ctrlpb.Code_CODE_INVALID, "a queue pair needs a PD and two CQs"}
 	}
-	for _, f := range []struct {
-		v   *int
-		def int
-	}{{&cfg.SendDepth, 64}, {&cfg.RecvDepth, 64}, {&cfg.MaxSGE, 4}, {&cfg.MaxInline, 64}} {
-		if *f.v == 0 {
-			*f.v = f.def
-		}
-	}
+	cfg.SendDepth, cfg.RecvDepth = cmp.Or(cfg.SendDepth, defaultDepth), cmp.Or(cfg.RecvDepth, defaultDepth)
+	cfg.MaxSGE, cfg.MaxInline = cmp.Or(cfg.MaxSGE, defaultSGE), cmp.Or(cfg.MaxInline, defaultInline)
 	if cfg.SendDepth < 0 || cfg.RecvDepth < 0 || cfg.MaxSGE < 0 || cfg.MaxInline < 0 {
 		return nil, &Error{"create QP", ctrlpb.Code_CODE_INVALID, "negative size"}
 	}

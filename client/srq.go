@@ -1,6 +1,7 @@
 package iwarp
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -33,12 +34,7 @@ func (d *Device) CreateSRQ(ctx context.Context, cfg SRQConfig) (*SRQ, error) {
 	if cfg.PD == nil || cfg.Depth < 0 || cfg.MaxSGE < 0 || cfg.Limit < 0 {
 		return nil, &Error{"create SRQ", ctrlpb.Code_CODE_INVALID, "a shared receive queue needs a PD, and sizes that are not negative"}
 	}
-	if cfg.Depth == 0 {
-		cfg.Depth = 64
-	}
-	if cfg.MaxSGE == 0 {
-		cfg.MaxSGE = 4
-	}
+	cfg.Depth, cfg.MaxSGE = cmp.Or(cfg.Depth, defaultDepth), cmp.Or(cfg.MaxSGE, defaultSGE)
 	a, err := d.call(ctx, "create SRQ", &ctrlpb.Request{Body: &ctrlpb.Request_CreateSrq{CreateSrq: &ctrlpb.CreateSRQ{
 		Pd: cfg.PD.h, Depth: size(cfg.Depth), MaxSge: size(cfg.MaxSGE), Limit: size(cfg.Limit),
 	}}}, -1)

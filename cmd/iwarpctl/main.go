@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -211,13 +212,7 @@ func (c *command) serveBy(ctx context.Context, dev *iwarp.Device, addr string, c
 }
 
 func (c *command) socketPath() string {
-	if c.socket != "" {
-		return c.socket
-	}
-	if s := os.Getenv("IWARPD_SOCKET"); s != "" {
-		return s
-	}
-	return iwarp.DefaultSocket
+	return cmp.Or(c.socket, os.Getenv("IWARPD_SOCKET"), iwarp.DefaultSocket)
 }
 
 // daemonError means that the daemon could not be reached.
