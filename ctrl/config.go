@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"cmp"
 	"fmt"
 	"io/fs"
 	"net/netip"
@@ -87,25 +88,13 @@ var DefaultLimits = Limits{
 // fill replaces each zero by its default.
 func (l Limits) fill() Limits {
 	d := DefaultLimits
-	for _, f := range []struct{ have, def *int }{
-		{&l.Clients, &d.Clients}, {&l.PDs, &d.PDs}, {&l.MRs, &d.MRs}, {&l.MWs, &d.MWs}, {&l.CQs, &d.CQs},
-		{&l.QPs, &d.QPs}, {&l.Listens, &d.Listens}, {&l.Ports, &d.Ports}, {&l.Captures, &d.Captures}, {&l.QueueDepth, &d.QueueDepth}, {&l.CQDepth, &d.CQDepth},
-		{&l.MaxInline, &d.MaxInline}, {&l.MaxSGE, &d.MaxSGE},
-	} {
-		if *f.have == 0 {
-			*f.have = *f.def
-		}
+	return Limits{
+		Clients: cmp.Or(l.Clients, d.Clients), PDs: cmp.Or(l.PDs, d.PDs), MRs: cmp.Or(l.MRs, d.MRs), MWs: cmp.Or(l.MWs, d.MWs),
+		CQs: cmp.Or(l.CQs, d.CQs), QPs: cmp.Or(l.QPs, d.QPs), Listens: cmp.Or(l.Listens, d.Listens), Ports: cmp.Or(l.Ports, d.Ports),
+		Captures: cmp.Or(l.Captures, d.Captures), Registered: cmp.Or(l.Registered, d.Registered), Rings: cmp.Or(l.Rings, d.Rings),
+		Messages: cmp.Or(l.Messages, d.Messages), QueueDepth: cmp.Or(l.QueueDepth, d.QueueDepth), CQDepth: cmp.Or(l.CQDepth, d.CQDepth),
+		MaxInline: cmp.Or(l.MaxInline, d.MaxInline), MaxSGE: cmp.Or(l.MaxSGE, d.MaxSGE),
 	}
-	if l.Registered == 0 {
-		l.Registered = d.Registered
-	}
-	if l.Messages == 0 {
-		l.Messages = d.Messages
-	}
-	if l.Rings == 0 {
-		l.Rings = d.Rings
-	}
-	return l
 }
 
 // StartupDefaults are the defaults for the MPA negotiation, and bounds on what a client may
@@ -163,52 +152,24 @@ func (s *StartupDefaults) crc(peer netip.Addr, within, wish bool) bool {
 }
 
 func (s StartupDefaults) fill() StartupDefaults {
-	if s.Revision == 0 {
-		s.Revision = 2
-	}
-	if s.RTR == 0 {
-		s.RTR = 7
-	}
-	if s.MaxIRD == 0 {
-		s.MaxIRD = 128
-	}
-	if s.IRD == 0 {
-		s.IRD = min(16, s.MaxIRD)
-	}
-	if s.ORD == 0 {
-		s.ORD = min(16, s.MaxIRD)
-	}
-	if s.Timeout == 0 {
-		s.Timeout = 10 * time.Second
-	}
-	if s.Connect == 0 {
-		s.Connect = 30 * time.Second
-	}
-	if s.Accept == 0 {
-		s.Accept = 30 * time.Second
-	}
-	if s.PerPeer == 0 {
-		s.PerPeer = 64
-	}
-	if s.PerListener == 0 {
-		s.PerListener = 1024
-	}
+	s.Revision = cmp.Or(s.Revision, 2)
+	s.RTR = cmp.Or(s.RTR, 7)
+	s.MaxIRD = cmp.Or(s.MaxIRD, 128)
+	s.IRD = cmp.Or(s.IRD, min(16, s.MaxIRD))
+	s.ORD = cmp.Or(s.ORD, min(16, s.MaxIRD))
+	s.Timeout = cmp.Or(s.Timeout, 10*time.Second)
+	s.Connect = cmp.Or(s.Connect, 30*time.Second)
+	s.Accept = cmp.Or(s.Accept, 30*time.Second)
+	s.PerPeer = cmp.Or(s.PerPeer, 64)
+	s.PerListener = cmp.Or(s.PerListener, 1024)
 	return s
 }
 
 func (c Config) fill() Config {
-	if c.Mode == 0 {
-		c.Mode = 0o660
-	}
-	if c.Version == "" {
-		c.Version = "devel"
-	}
-	if c.ReceiveWindow == 0 {
-		c.ReceiveWindow = 2 << 20
-	}
-	if c.TimeWait == 0 {
-		c.TimeWait = time.Minute
-	}
+	c.Mode = cmp.Or(c.Mode, 0o660)
+	c.Version = cmp.Or(c.Version, "devel")
+	c.ReceiveWindow = cmp.Or(c.ReceiveWindow, 2<<20)
+	c.TimeWait = cmp.Or(c.TimeWait, time.Minute)
 	c.Limits = c.Limits.fill()
 	c.Startup = c.Startup.fill()
 	return c

@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"cmp"
 	"net/netip"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
@@ -36,10 +37,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	if err != nil {
 		return err
 	}
-	backlog := int(min(r.Backlog, maxBacklog))
-	if backlog == 0 {
-		backlog = defaultBacklog
-	}
+	backlog := cmp.Or(int(min(r.Backlog, maxBacklog)), defaultBacklog)
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
