@@ -5,6 +5,7 @@
 package dataplane
 
 import (
+	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -69,34 +70,20 @@ func New(cfg Config, queues []Queue, res Resolver) (*Engine, error) {
 	if cfg.OnEvent == nil {
 		cfg.OnEvent = func(Event) {}
 	}
-	if cfg.Spin == 0 {
-		cfg.Spin = 50 * time.Microsecond
-	}
+	cfg.Spin = cmp.Or(cfg.Spin, 50*time.Microsecond)
 	if cfg.Now == nil {
 		cfg.Now = clock.Now
 	}
-	if cfg.StreamBuffer == 0 {
-		cfg.StreamBuffer = 64 << 10
-	}
-	if cfg.SendBuffer == 0 {
-		cfg.SendBuffer = cfg.StreamBuffer
-	}
-	if cfg.SCTP.Idle == 0 {
-		cfg.SCTP.Idle = time.Minute
-	}
-	if cfg.SCTP.PerPeer == 0 {
-		cfg.SCTP.PerPeer = 1024
-	}
-	if cfg.MaxConns == 0 {
-		cfg.MaxConns = 16384
-	}
+	cfg.StreamBuffer = cmp.Or(cfg.StreamBuffer, 64<<10)
+	cfg.SendBuffer = cmp.Or(cfg.SendBuffer, cfg.StreamBuffer)
+	cfg.SCTP.Idle = cmp.Or(cfg.SCTP.Idle, time.Minute)
+	cfg.SCTP.PerPeer = cmp.Or(cfg.SCTP.PerPeer, 1024)
+	cfg.MaxConns = cmp.Or(cfg.MaxConns, 16384)
 	if cfg.TCP == nil {
 		c := tcp.DefaultConfig()
 		cfg.TCP = &c
 	}
-	if cfg.SCTP.Memory == 0 {
-		cfg.SCTP.Memory = max(256<<20, 4*cfg.TCP.RcvWindow)
-	}
+	cfg.SCTP.Memory = cmp.Or(cfg.SCTP.Memory, max(256<<20, 4*cfg.TCP.RcvWindow))
 	e := &Engine{cfg: cfg, resolver: res, evDone: make(chan struct{})}
 	if _, err := rand.Read(e.secret[:]); err != nil {
 		return nil, fmt.Errorf("dataplane: %w", err)

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -189,11 +190,7 @@ func (s *socket) configure() {
 		set(unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, max(int(cfg.KeepAliveInterval/time.Second), 1))
 		set(unix.IPPROTO_TCP, unix.TCP_KEEPCNT, max(cfg.KeepAliveCount, 1))
 	}
-	limit := cfg.UserTimeout
-	if limit == 0 {
-		limit = cfg.DataTimeout
-	}
-	if limit > 0 {
+	if limit := cmp.Or(cfg.UserTimeout, cfg.DataTimeout); limit > 0 {
 		set(unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(limit/time.Millisecond))
 	}
 }

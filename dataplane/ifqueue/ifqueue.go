@@ -3,6 +3,7 @@
 package ifqueue
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -86,9 +87,7 @@ func Open(steer *bpf.Steering, cfg Config) (*Set, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Memory == 0 {
-		cfg.Memory = xsk.DefaultFrames * xsk.DefaultFrameSize
-	}
+	cfg.Memory = cmp.Or(cfg.Memory, xsk.DefaultFrames*xsk.DefaultFrameSize)
 	cfg.Super = cfg.Super && off.Segmentation
 	s := &Set{Local: off.Local, steer: steer, ifindex: dev.Attrs().Index}
 	switch {

@@ -1,6 +1,7 @@
 package link
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -175,12 +176,8 @@ func openPacket(ifname string, opts PacketOptions) (_ *Packet, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if opts.MTU == 0 {
-		opts.MTU = ifi.MTU
-	}
-	if opts.Memory == 0 {
-		opts.Memory = packetMemory
-	}
+	opts.MTU = cmp.Or(opts.MTU, ifi.MTU)
+	opts.Memory = cmp.Or(opts.Memory, packetMemory)
 	fd, err := packetSocket()
 	if err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package xsk
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -94,19 +95,12 @@ type Config struct {
 }
 
 func (c *Config) setDefaults(dev netlink.Link) error {
-	def := func(p *int, v int) {
-		if *p == 0 {
-			*p = v
-		}
-	}
-	def(&c.MTU, dev.Attrs().MTU)
-	def(&c.Frames, DefaultFrames)
-	def(&c.FrameSize, DefaultFrameSize)
-	def(&c.Ring, DefaultRing)
-	def(&c.Budget, DefaultBudget)
-	if c.BindRetry == 0 {
-		c.BindRetry = DefaultBindRetry
-	}
+	c.MTU = cmp.Or(c.MTU, dev.Attrs().MTU)
+	c.Frames = cmp.Or(c.Frames, DefaultFrames)
+	c.FrameSize = cmp.Or(c.FrameSize, DefaultFrameSize)
+	c.Ring = cmp.Or(c.Ring, DefaultRing)
+	c.Budget = cmp.Or(c.Budget, DefaultBudget)
+	c.BindRetry = cmp.Or(c.BindRetry, DefaultBindRetry)
 	c.layoutSlots()
 	if c.Mode == Auto {
 		c.Mode = Native
