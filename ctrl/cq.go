@@ -99,27 +99,20 @@ func entries(depth uint32) uint64 { return 1 << bits.Len32(depth-1) }
 func (c *session) listCQs(r *ctrlpb.ListCQs, reply *ctrlpb.Reply) error {
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
-	type item struct {
-		o *session
-		q *cq
-	}
-	var all []item
+	var all []*cq
 	for _, o := range c.visible() {
-		for _, q := range o.cqs {
-			all = append(all, item{o, q})
-		}
+		all = append(all, values(o.cqs)...)
 	}
-	all, more := page(all, func(i item) uint32 { return i.q.index }, r.After)
+	all, more := page(all, func(q *cq) uint32 { return q.index }, r.After, pageSize)
 	list := &ctrlpb.CQList{More: more}
-	for _, i := range all {
-		q := i.q
+	for _, q := range all {
 		on := uint32(0)
 		if q.channel != nil {
 			on = q.channel.handle
 		}
 		list.Cqs = append(list.Cqs, &ctrlpb.CQInfo{
 			Channel: on,
-			Client:  i.o.id, Uid: i.o.cred.Uid, Cq: q.handle, Depth: uint32(q.ring.Depth()), Qps: uint32(q.uses), Index: q.index,
+			Client:  q.sess.id, Uid: q.sess.cred.Uid, Cq: q.handle, Depth: uint32(q.ring.Depth()), Qps: uint32(q.uses), Index: q.index,
 			ModerationCount: q.modCount, ModerationUs: uint32(q.modPeriod.Microseconds()), Counters: appendCounters(nil, "", q.ring.Stats()),
 		})
 	}

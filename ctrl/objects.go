@@ -19,6 +19,7 @@ type (
 		uses   int // regions, windows and QPs that use it
 	}
 	mr struct {
+		sess   *session
 		handle uint32
 		index  uint32 // creation order, over all clients
 		pd     *pd
@@ -38,6 +39,7 @@ type (
 		uses   int // completion queues that use it
 	}
 	cq struct {
+		sess      *session
 		handle    uint32
 		channel   *channel // nil if the CQ has its own
 		index     uint32   // creation order, over all clients
@@ -185,7 +187,7 @@ const maxMRSize = 1<<32 - 1
 // registerMR maps the client's memory and registers it. The quota is charged before anything is mapped.
 func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Reply) error {
 	s := c.srv
-	m := &mr{length: r.Length}
+	m := &mr{sess: c, length: r.Length}
 	if !r.Far {
 		if !r.Near && len(fds) != 1 {
 			return errorf(invalid, "ctrl: a memory region needs one descriptor, not %d", len(fds))
@@ -349,7 +351,7 @@ func (c *session) createCQ(r *ctrlpb.CreateCQ, reply *ctrlpb.Reply) ([]int, erro
 	if err := c.cqDepth(r.Depth); err != nil {
 		return nil, err
 	}
-	q := &cq{size: cqSize(s.engine.Workers(), r.Depth)}
+	q := &cq{sess: c, size: cqSize(s.engine.Workers(), r.Depth)}
 	s.mu.Lock()
 	var err error
 	if r.Channel != 0 {

@@ -16,8 +16,9 @@ import (
 )
 
 // pageSize is the maximum number of list items in a reply, which keeps it below
-// seqpacket.MaxPacket.
-const pageSize = 64
+// seqpacket.MaxPacket. longPage is that of the long items: queue pairs with their counters, and users
+// with their quotas.
+const pageSize, longPage = 64, 16
 
 // attrs returns the attributes of the devices, with the limits of a client. Called with Server.mu held.
 func (ds devices) attrs(cfg *Config, p *policy) (all []*ctrlpb.DeviceAttr) {
@@ -117,8 +118,9 @@ func (s *Server) status(sessions []*session, p *policy) *ctrlpb.StatusReply {
 	return r
 }
 
-// page returns the part of a list, sorted by key, that follows after.
-func page[T any](items []T, key func(T) uint32, after uint32) (out []T, more bool) {
+// page returns up to n items of a list, sorted by key, that follow after. more reports whether others
+// follow them.
+func page[T any](items []T, key func(T) uint32, after uint32, n int) (out []T, more bool) {
 	slices.SortFunc(items, func(a, b T) int { return cmp.Compare(key(a), key(b)) })
 	i, _ := slices.BinarySearchFunc(items, after, func(t T, k uint32) int {
 		if key(t) <= k {
@@ -127,8 +129,8 @@ func page[T any](items []T, key func(T) uint32, after uint32) (out []T, more boo
 		return 1
 	})
 	items = items[i:]
-	if len(items) > pageSize {
-		return items[:pageSize], true
+	if len(items) > n {
+		return items[:n], true
 	}
 	return items, false
 }
@@ -179,11 +181,7 @@ func (c *session) pageOfQPs(r *ctrlpb.ListQPs) (qps []*qp, more bool, err error)
 	if r.Qp != 0 && len(qps) == 0 {
 		return nil, false, noQP(r.Qp)
 	}
-	// An item with its counters is long.
-	qps, more = page(qps, func(q *qp) uint32 { return q.num }, r.After)
-	if len(qps) > pageSize/4 {
-		qps, more = qps[:pageSize/4], true
-	}
+	qps, more = page(qps, func(q *qp) uint32 { return q.num }, r.After, longPage)
 	return qps, more, nil
 }
 
@@ -238,22 +236,16 @@ func (q *qp) info(conns map[*dataplane.QPBinding]dataplane.ConnInfo, silent []in
 func (c *session) listMRs(r *ctrlpb.ListMRs, reply *ctrlpb.Reply) error {
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
-	type item struct {
-		o *session
-		m *mr
-	}
-	var all []item
+	var all []*mr
 	for _, o := range c.visible() {
-		for _, m := range o.mrs {
-			all = append(all, item{o, m})
-		}
+		all = append(all, values(o.mrs)...)
 	}
-	all, more := page(all, func(i item) uint32 { return i.m.index }, r.After)
+	all, more := page(all, func(m *mr) uint32 { return m.index }, r.After, pageSize)
 	list := &ctrlpb.MRList{More: more}
-	for _, i := range all {
+	for _, m := range all {
 		list.Mrs = append(list.Mrs, &ctrlpb.MRInfo{
-			Client: i.o.id, Uid: i.o.cred.Uid, Mr: i.m.handle, Pd: i.m.pd.handle, Base: i.m.region.Base(),
-			Length: i.m.length, Access: uint32(i.m.region.Access()), Index: i.m.index, Far: i.m.mem == nil,
+			Client: m.sess.id, Uid: m.sess.cred.Uid, Mr: m.handle, Pd: m.pd.handle, Base: m.region.Base(),
+			Length: m.length, Access: uint32(m.region.Access()), Index: m.index, Far: m.mem == nil,
 		})
 	}
 	reply.Body = &ctrlpb.Reply_Mrs{Mrs: list}
@@ -267,7 +259,7 @@ func (c *session) listListens(r *ctrlpb.ListListens, reply *ctrlpb.Reply) error 
 	for _, o := range c.visible() {
 		all = append(all, values(o.listens)...)
 	}
-	all, more := page(all, func(l *listener) uint32 { return l.index }, r.After)
+	all, more := page(all, func(l *listener) uint32 { return l.index }, r.After, pageSize)
 	list := &ctrlpb.ListenList{More: more}
 	for _, l := range all {
 		list.Listens = append(list.Listens, &ctrlpb.ListenInfo{
@@ -283,7 +275,7 @@ func (c *session) listListens(r *ctrlpb.ListListens, reply *ctrlpb.Reply) error 
 func (c *session) listClients(r *ctrlpb.ListClients, reply *ctrlpb.Reply) error {
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
-	all, more := page(c.visible(), func(o *session) uint32 { return o.id }, r.After)
+	all, more := page(c.visible(), func(o *session) uint32 { return o.id }, r.After, pageSize)
 	list := &ctrlpb.ClientList{More: more}
 	for _, o := range all {
 		u := &o.own

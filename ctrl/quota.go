@@ -188,11 +188,7 @@ func (c *session) listQuotas(r *ctrlpb.ListQuotas, reply *ctrlpb.Reply) error {
 		}
 	}
 	// A uid can be 0, so keys start at 1.
-	all, more := page(values(byUID), func(i item) uint32 { return i.uid + 1 }, r.After)
-	const most = pageSize / 4 // list items are long
-	if len(all) > most {
-		all, more = all[:most], true
-	}
+	all, more := page(values(byUID), func(i item) uint32 { return i.uid + 1 }, r.After, longPage)
 	list := &ctrlpb.QuotaList{More: more}
 	for _, i := range all {
 		u := &ctrlpb.UserQuotas{Uid: i.uid}

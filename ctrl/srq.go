@@ -11,6 +11,7 @@ import (
 
 // srq is a receive queue shared by several queue pairs, on any worker. It is a verbs.RecvSource with a lock.
 type srq struct {
+	sess          *session
 	handle, index uint32
 	pd            *pd
 	depth, maxSGE int
@@ -65,7 +66,7 @@ func (c *session) createSRQ(r *ctrlpb.CreateSRQ, reply *ctrlpb.Reply) ([]int, er
 	if r.Limit > r.Depth {
 		return nil, errorf(invalid, "ctrl: a limit of %d receives exceeds the depth %d of the queue", r.Limit, r.Depth)
 	}
-	q := &srq{depth: int(r.Depth), maxSGE: int(r.MaxSge), limit: int(r.Limit), size: 8192 + 2*entries(r.Depth)*(64+16*uint64(r.MaxSge))}
+	q := &srq{sess: c, depth: int(r.Depth), maxSGE: int(r.MaxSge), limit: int(r.Limit), size: 8192 + 2*entries(r.Depth)*(64+16*uint64(r.MaxSge))}
 	s.mu.Lock()
 	p, err := c.pdOf(r.Pd)
 	if err == nil {
@@ -151,23 +152,16 @@ func (c *session) destroySRQ(h uint32) error {
 func (c *session) listSRQs(r *ctrlpb.ListSRQs, reply *ctrlpb.Reply) error {
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
-	type item struct {
-		o *session
-		q *srq
-	}
-	var all []item
+	var all []*srq
 	for _, o := range c.visible() {
-		for _, q := range o.srqs {
-			all = append(all, item{o, q})
-		}
+		all = append(all, values(o.srqs)...)
 	}
-	all, more := page(all, func(i item) uint32 { return i.q.index }, r.After)
+	all, more := page(all, func(q *srq) uint32 { return q.index }, r.After, pageSize)
 	list := &ctrlpb.SRQList{More: more}
-	for _, i := range all {
-		q := i.q
+	for _, q := range all {
 		q.mu.Lock()
 		list.Srqs = append(list.Srqs, &ctrlpb.SRQInfo{
-			Client: i.o.id, Uid: i.o.cred.Uid, Srq: q.handle, Pd: q.pd.handle, Depth: uint32(q.depth), Posted: uint32(q.posted),
+			Client: q.sess.id, Uid: q.sess.cred.Uid, Srq: q.handle, Pd: q.pd.handle, Depth: uint32(q.depth), Posted: uint32(q.posted),
 			Limit: uint32(q.limit), Qps: uint32(q.uses), Index: q.index,
 			Counters: []*ctrlpb.Counter{{Name: "taken", Value: q.taken}, {Name: "empty", Value: q.short}},
 		})
