@@ -12,6 +12,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
@@ -199,7 +200,7 @@ func TestUnplug(t *testing.T) {
 // unclaimed where it was claimed.
 func TestUnclaimAfterMove(t *testing.T) {
 	h, steer := severalDevices(t)
-	ep := bpf.Endpoint{Proto: protoTCP, Addr: netip.MustParseAddr("fe80::b"), Port: 1}
+	ep := bpf.Endpoint{Proto: pkt.ProtoTCP, Addr: netip.MustParseAddr("fe80::b"), Port: 1}
 	if err := h.devices.claim(ep); err != nil || steer[0].len() != 0 || steer[1].len() != 1 {
 		t.Fatalf("%v: %v, %v", err, steer[0].eps, steer[1].eps)
 	}
@@ -251,7 +252,7 @@ func TestSamePortOnDevices(t *testing.T) {
 	h.claims.refresh()
 	h.mu.Unlock()
 	steer[1].mu.Lock()
-	for _, proto := range []uint8{protoTCP, 132} {
+	for _, proto := range []uint8{pkt.ProtoTCP, pkt.ProtoSCTP} {
 		ep := bpf.Endpoint{Proto: proto, Addr: netip.MustParseAddr("10.0.0.9"), Port: 7176}
 		if steer[1].eps[ep] != 1 {
 			t.Errorf("%v is claimed %d times", ep, steer[1].eps[ep])

@@ -11,12 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/bpf"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/shm"
 )
-
-// protoTCP is the IP protocol number.
-const protoTCP = 6
 
 // A claim reserves a local endpoint for iwarpd. The XDP program steers its packets, and a kernel
 // socket is bound to it but never listens, so that no other program can use the port and the kernel
@@ -86,7 +85,7 @@ func (cs *claims) take(addr netip.AddrPort, on *device, uid uint32, listen bool)
 		cs.undo(c)
 		return nil, err
 	}
-	if err := cs.steer(c, bpf.Endpoint{Proto: protoTCP, Addr: c.addr.Addr(), Port: c.addr.Port()}); err != nil {
+	if err := cs.steer(c, bpf.Endpoint{Proto: pkt.ProtoTCP, Addr: c.addr.Addr(), Port: c.addr.Port()}); err != nil {
 		cs.undo(c)
 		return nil, errorf(internal, "ctrl: steering %v: %w", c.addr, err)
 	}
@@ -179,7 +178,7 @@ func (cs *claims) bind(c *claim) error {
 	// The kernel chooses a port that is free on the first address, and it may be in use on another.
 	// The guards of such ports are kept for now, so that it chooses others.
 	var kept []int
-	defer func() { closeFDs(kept) }()
+	defer func() { seqpacket.CloseAll(kept) }()
 	for range portTries {
 		err := cs.guardAll(c, addrs)
 		if e, ok := errors.AsType[*Error](err); !ok || e.Code != portInUse || len(c.fds) == 0 {
@@ -202,12 +201,6 @@ func (cs *claims) guardAll(c *claim, addrs []netip.Addr) error {
 		}
 	}
 	return nil
-}
-
-func closeFDs(fds []int) {
-	for _, fd := range fds {
-		unix.Close(fd)
-	}
 }
 
 // guardAddr binds a kernel socket to the claim's port on a. If the port is 0, the kernel chooses
@@ -281,7 +274,7 @@ func (cs *claims) undo(c *claim) {
 	for _, ep := range c.eps {
 		cs.devices.unclaim(ep)
 	}
-	closeFDs(c.fds)
+	seqpacket.CloseAll(c.fds)
 	c.wants, c.eps, c.fds = nil, nil, nil
 }
 

@@ -107,7 +107,7 @@ func (s *Server) partedSCTP(cl *claim) {
 	}
 	until := s.now().Add(lateTime)
 	for _, ep := range cl.eps {
-		if ep.Proto == protoTCP {
+		if ep.Proto == pkt.ProtoTCP {
 			continue
 		}
 		if s.late[ep] == 0 {
