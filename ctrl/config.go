@@ -187,19 +187,24 @@ type policy struct {
 	rule                  string // for errors
 }
 
-// ruleName returns the name of a rule in the configuration.
-func (c *Config) ruleName(rule string) string {
-	if c.File == "" {
-		return rule
+// policy returns the rights that r grants, except for those of administrators. name is the rule's in
+// errors.
+func (r *Rule) policy(c *Config, name string) policy {
+	p := policy{listen: r.Listen, addrs: r.Addrs, limits: c.Limits, acceptFrom: r.AcceptFrom, connectTo: r.ConnectTo, rule: name}
+	if r.Limits != nil {
+		p.limits = r.Limits.fill()
 	}
-	return rule + " in " + c.File
+	if c.File != "" {
+		p.rule += " in " + c.File
+	}
+	return p
 }
 
 // policyOf returns the policy for a uid and its groups. ok is false if the user may not
 // connect. Root in a container has only the rights of a user.
 func (c *Config) policyOf(uid uint32, gids []uint32, contained bool) (p policy, ok bool) {
 	if uid >= slotUID {
-		return c.Slots.policy(c), true
+		return c.Slots.Rule.policy(c, "slots"), true
 	}
 	root := uid == 0 && !contained
 	system := root || int(uid) == os.Geteuid() && !contained
@@ -211,11 +216,8 @@ func (c *Config) policyOf(uid uint32, gids []uint32, contained bool) (p policy, 
 		if !r.matches(uid, gids) {
 			continue
 		}
-		p = policy{admin: r.Admin || root, system: system, listen: r.Listen, addrs: r.Addrs, limits: c.Limits,
-			acceptFrom: r.AcceptFrom, connectTo: r.ConnectTo, rule: c.ruleName(fmt.Sprintf("rule %d of allow", i+1))}
-		if r.Limits != nil {
-			p.limits = r.Limits.fill()
-		}
+		p = r.policy(c, fmt.Sprintf("rule %d of allow", i+1))
+		p.admin, p.system = r.Admin || root, system
 		return p, !r.Deny
 	}
 	return policy{admin: true, system: true, limits: c.Limits}, root

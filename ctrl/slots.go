@@ -36,16 +36,6 @@ func user(uid uint32) string {
 	return "uid " + strconv.FormatUint(uint64(uid), 10)
 }
 
-// policy returns the rights of the clients of a slot.
-func (s *Slots) policy(c *Config) policy {
-	p := policy{listen: s.Rule.Listen, addrs: s.Rule.Addrs, limits: c.Limits,
-		acceptFrom: s.Rule.AcceptFrom, connectTo: s.Rule.ConnectTo, rule: c.ruleName("slots")}
-	if s.Rule.Limits != nil {
-		p.limits = s.Rule.Limits.fill()
-	}
-	return p
-}
-
 // listen opens the sockets of all slots. The folders are not removed when the daemon exits:
 // containers that have mounted them would not see new ones.
 func (s *Slots) listen() (all []socket, err error) {
