@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -58,9 +57,9 @@ func holdMain() error {
 		return err
 	}
 	defer release()
-	fmt.Println("ready")
-	_, err = io.Copy(io.Discard, os.Stdin)
-	return err
+	fmt.Println(readyLine)
+	untilStdinEnds()
+	return nil
 }
 
 // reports tells whether the kernel reports free pages; file is reportingOrder.

@@ -632,7 +632,7 @@ func (e *end) exchange(j job, t test) (result, error) {
 	})
 }
 
-// half returns half of the round trip r, which perftest reports.
+// half returns half of the round trip r.
 func half(r result) result {
 	return result{Value: r.Value / 2, Mean: r.Mean / 2, P99: r.P99 / 2, P999: r.P999 / 2}
 }

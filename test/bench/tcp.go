@@ -176,7 +176,7 @@ func tcpTest(j job, t test) (r result, err error) {
 			return spinRead(fd, b)
 		})
 		if t.Workload == "one-way" {
-			r.Value, r.Mean, r.P99, r.P999 = r.Value/2, r.Mean/2, r.P99/2, r.P999/2
+			r = half(r)
 		}
 		return r, err
 	}
