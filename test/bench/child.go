@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -84,6 +85,16 @@ func childMain(arg string) error {
 
 // untilStdinEnds waits until the parent closes the child's stdin.
 func untilStdinEnds() { _, _ = io.Copy(io.Discard, os.Stdin) }
+
+// whileStdinOpen returns a context that ends when the parent closes the child's stdin.
+func whileStdinOpen() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		untilStdinEnds()
+		cancel()
+	}()
+	return ctx, cancel
+}
 
 // A proc is a running child.
 type proc struct {

@@ -165,7 +165,7 @@ func churnServer(j job, ready func()) ([]result, error) {
 
 // churnClient makes and ends connections until stdin ends, each with a new region of 1 MiB.
 func churnClient(j job, ready func()) ([]result, error) {
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := whileStdinOpen()
 	defer cancel()
 	if err := yieldCPU(); err != nil {
 		return nil, err
@@ -174,10 +174,6 @@ func churnClient(j job, ready func()) ([]result, error) {
 	if err != nil {
 		return nil, err
 	}
-	go func() {
-		untilStdinEnds()
-		cancel()
-	}()
 	ready()
 	n := 0
 	for ; ctx.Err() == nil; n++ {

@@ -150,7 +150,7 @@ func crowdServer(j job, ready func()) ([]result, error) {
 // acceptCrowd accepts connections until stdin ends. It calls accepted, in a goroutine of its own, for
 // each.
 func acceptCrowd(j job, port int, ready func(), accepted func(*iwarp.QP)) ([]result, error) {
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := whileStdinOpen()
 	defer cancel()
 	c, err := openCrowd(ctx, j)
 	if err != nil {
@@ -160,10 +160,6 @@ func acceptCrowd(j job, port int, ready func(), accepted func(*iwarp.QP)) ([]res
 	if err != nil {
 		return nil, err
 	}
-	go func() {
-		untilStdinEnds()
-		cancel()
-	}()
 	ready()
 	for {
 		req, err := ln.Request(ctx)

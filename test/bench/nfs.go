@@ -59,7 +59,7 @@ func (m *matrix) nfs(tests []test, socketA, socketB string) ([]result, error) {
 }
 
 func nfsServer(j job, ready func()) ([]result, error) {
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := whileStdinOpen()
 	defer cancel()
 	dir, err := memoryDir()
 	if err != nil {
@@ -73,10 +73,6 @@ func nfsServer(j job, ready func()) ([]result, error) {
 		return nil, err
 	}
 	defer s.Close()
-	go func() {
-		untilStdinEnds()
-		cancel()
-	}()
 	if j.Socket == "" {
 		server := &rpc.Server{}
 		server.Register(nfs.ProgramNFS, s.Program())

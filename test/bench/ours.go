@@ -316,7 +316,7 @@ func (e *end) postRecv(n int) error {
 // iwarpServer accepts connections one after another. The first byte of the request's private
 // data selects whether the server answers messages ('s'), answers Writes ('w') or sleeps.
 func iwarpServer(j job, ready func()) ([]result, error) {
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := whileStdinOpen()
 	defer cancel()
 	d, closer, err := open(ctx, j)
 	if err != nil {
@@ -327,10 +327,6 @@ func iwarpServer(j job, ready func()) ([]result, error) {
 	if err != nil {
 		return nil, err
 	}
-	go func() {
-		untilStdinEnds()
-		cancel()
-	}()
 	ready()
 	var rs []result
 	for {
