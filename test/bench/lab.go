@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -225,6 +226,22 @@ func (s *side) do(f func() error) error {
 func (s *side) start(cmd *exec.Cmd) error {
 	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
 	return s.do(cmd.Start)
+}
+
+// output runs cmd on the side, for at most limit, and returns what it printed. An error has the last line
+// that it printed.
+func (s *side) output(cmd *exec.Cmd, limit time.Duration) (string, error) {
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := s.start(cmd); err != nil {
+		return "", err
+	}
+	kill := time.AfterFunc(limit, func() { _ = cmd.Process.Kill() })
+	defer kill.Stop()
+	if err := cmd.Wait(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, lastLine(errs.String()+out.String()))
+	}
+	return out.String(), nil
 }
 
 // stop interrupts a process, and kills it if it does not end.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"os/exec"
 	"strconv"
@@ -67,25 +66,18 @@ func fiPingPong(l *lab, provider, kind string, on *side, t test, rounds int) (r 
 	}
 	defer func() { _ = stop(server) }()
 	time.Sleep(300 * time.Millisecond) // it does not print when it listens
-	var out, errs bytes.Buffer
-	client := exec.Command("fi_pingpong", append(args, l.b.addr.Addr().String())...)
-	client.Stdout, client.Stderr = &out, &errs
-	if err := on.start(client); err != nil {
-		return r, err
-	}
-	kill := time.AfterFunc(pingPongLimit, func() { _ = client.Process.Kill() })
-	defer kill.Stop()
-	if err := client.Wait(); err != nil {
-		return r, fmt.Errorf("fi_pingpong: %w: %s", err, lastLine(errs.String()))
+	out, err := on.output(exec.Command("fi_pingpong", append(args, l.b.addr.Addr().String())...), pingPongLimit)
+	if err != nil {
+		return r, fmt.Errorf("fi_pingpong: %w", err)
 	}
 	// bytes  #sent  #ack  total  time  MB/sec  usec/xfer  Mxfers/sec
-	f := strings.Fields(lastLine(out.String()))
+	f := strings.Fields(lastLine(out))
 	if len(f) != 8 {
-		return r, fmt.Errorf("fi_pingpong said %q", lastLine(out.String()))
+		return r, fmt.Errorf("fi_pingpong said %q", lastLine(out))
 	}
 	half, err := strconv.ParseFloat(f[6], 64)
 	if err != nil || half <= 0 {
-		return r, fmt.Errorf("fi_pingpong said %q", lastLine(out.String()))
+		return r, fmt.Errorf("fi_pingpong said %q", lastLine(out))
 	}
 	switch t.Workload {
 	case "one-way":

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	_ "embed" // the usrsctp program
 	"fmt"
 	"os"
@@ -84,17 +83,11 @@ func (m *matrix) usrsctpTest(exe, what string, size int) (r result, err error) {
 	}
 	ms := func(d time.Duration) string { return strconv.Itoa(int(d.Milliseconds())) }
 	client := exec.Command(exe, "client", usrsctpPort, m.lab.b.addr.Addr().String(), what, strconv.Itoa(size), ms(m.opt.warm), ms(m.opt.window))
-	var said, errs bytes.Buffer
-	client.Stdout, client.Stderr = &said, &errs
-	if err := m.lab.a.start(client); err != nil {
-		return r, err
+	said, err := m.lab.a.output(client, m.limit(1))
+	if err != nil {
+		return r, fmt.Errorf("usrsctp: %w", err)
 	}
-	t := time.AfterFunc(m.limit(1), func() { _ = client.Process.Kill() })
-	defer t.Stop()
-	if err := client.Wait(); err != nil {
-		return r, fmt.Errorf("usrsctp: %w: %s", err, lastLine(errs.String()))
-	}
-	f := strings.Fields(said.String())
+	f := strings.Fields(said)
 	if len(f) == 0 {
 		return r, fmt.Errorf("usrsctp said nothing")
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	_ "embed" // the program that registers
 	"encoding/json"
 	"errors"
@@ -89,17 +88,11 @@ func (m *matrix) register(kind string, size int, env ...string) (r result, err e
 func (m *matrix) on(s *side, args, env []string) (string, error) {
 	cmd := exec.Command(m.runner(), args...)
 	cmd.Env = append(os.Environ(), env...)
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := s.start(cmd); err != nil {
-		return "", err
+	out, err := s.output(cmd, m.limit(1))
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", filepath.Base(args[0]), err)
 	}
-	kill := time.AfterFunc(m.limit(1), func() { _ = cmd.Process.Kill() })
-	defer kill.Stop()
-	if err := cmd.Wait(); err != nil {
-		return "", fmt.Errorf("%s: %w: %s", filepath.Base(args[0]), err, lastLine(errs.String()+out.String()))
-	}
-	return out.String(), nil
+	return out, nil
 }
 
 // perftest runs a program of perftest between the daemons.
@@ -176,18 +169,14 @@ func (m *matrix) perf(ctl, socket string, t test) (float64, error) {
 	}
 	client := exec.Command(ctl, "--json", "--socket", socket, "perf", "write", "--client", m.lab.b.addr.Addr().String(),
 		"--mode", "bw", "--size", strconv.Itoa(t.Size), "--qps", strconv.Itoa(qps), "--duration", m.opt.window.String())
-	var out, errs bytes.Buffer
-	client.Stdout, client.Stderr = &out, &errs
-	if err := m.lab.a.start(client); err != nil {
-		return 0, err
-	}
-	if err := client.Wait(); err != nil {
-		return 0, fmt.Errorf("iwarpctl perf: %w: %s", err, lastLine(errs.String()))
+	out, err := m.lab.a.output(client, m.limit(1))
+	if err != nil {
+		return 0, fmt.Errorf("iwarpctl perf: %w", err)
 	}
 	var rows []struct {
 		GbitPerSec float64 `json:"gbit_per_s"`
 	}
-	if err := json.Unmarshal(out.Bytes(), &rows); err != nil || len(rows) != 1 {
+	if err := json.Unmarshal([]byte(out), &rows); err != nil || len(rows) != 1 {
 		return 0, errors.Join(errors.New("iwarpctl perf printed no row"), err)
 	}
 	return rows[0].GbitPerSec, nil
