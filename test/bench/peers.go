@@ -2,7 +2,9 @@ package main
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -10,6 +12,21 @@ import (
 
 func (m *matrix) limit(tests int) time.Duration {
 	return time.Duration(tests)*(3*(m.opt.warm+m.opt.window)+5*time.Second) + 10*time.Second
+}
+
+// compile returns the path of a C program, which it compiles when it is first called.
+func (m *matrix) compile(name string, source []byte, library string) (string, error) {
+	exe := filepath.Join(m.dir, name)
+	if _, err := os.Stat(exe); err == nil {
+		return exe, nil
+	}
+	if err := os.WriteFile(exe+".c", source, 0o644); err != nil {
+		return "", err
+	}
+	if out, err := exec.Command("gcc", "-O2", "-Wall", "-o", exe, exe+".c", library).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w\n%s", err, out)
+	}
+	return exe, nil
 }
 
 func runTCP(m *matrix, tests []test, gso bool) ([]result, error) {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -26,28 +25,12 @@ func (j job) startup() iwarp.Startup {
 	return iwarp.Startup{}
 }
 
-// usrsctp compiles the program.
-func (m *matrix) usrsctp() (string, error) {
-	exe := filepath.Join(m.dir, "usrsctp")
-	if _, err := os.Stat(exe); err == nil {
-		return exe, nil
-	}
-	if _, err := os.Stat("/usr/include/usrsctp.h"); err != nil {
-		return "", fmt.Errorf("%w: usrsctp is not installed (Debian: libusrsctp-dev)", errSkip)
-	}
-	src := exe + ".c"
-	if err := os.WriteFile(src, usrsctpSource, 0o644); err != nil {
-		return "", err
-	}
-	if out, err := exec.Command("gcc", "-O2", "-Wall", "-o", exe, src, "-lusrsctp").CombinedOutput(); err != nil {
-		return "", fmt.Errorf("%w\n%s", err, out)
-	}
-	return exe, nil
-}
-
 // runUsrsctp measures usrsctp over raw sockets. A message fills one packet.
 func runUsrsctp(m *matrix, mtu int, tests []test) ([]result, error) {
-	exe, err := m.usrsctp()
+	if _, err := os.Stat("/usr/include/usrsctp.h"); err != nil {
+		return nil, fmt.Errorf("%w: usrsctp is not installed (Debian: libusrsctp-dev)", errSkip)
+	}
+	exe, err := m.compile("usrsctp", usrsctpSource, "-lusrsctp")
 	if err != nil {
 		return nil, err
 	}

@@ -65,15 +65,9 @@ func runTouch(m *matrix, _ int, tests []test) ([]result, error) {
 
 // register runs verbs/register.c on side a.
 func (m *matrix) register(kind string, size int, env ...string) (r result, err error) {
-	exe := filepath.Join(m.dir, "register")
-	if _, err := os.Stat(exe); err != nil {
-		src := exe + ".c"
-		if err := os.WriteFile(src, registerSource, 0o644); err != nil {
-			return r, err
-		}
-		if out, err := exec.Command("gcc", "-O2", "-Wall", "-o", exe, src, "-libverbs").CombinedOutput(); err != nil {
-			return r, fmt.Errorf("%w\n%s", err, out)
-		}
+	exe, err := m.compile("register", registerSource, "-libverbs")
+	if err != nil {
+		return r, err
 	}
 	ms := strconv.Itoa(int(m.opt.window.Milliseconds()))
 	out, err := m.on(&m.lab.a, []string{exe, kind, strconv.Itoa(size), ms}, env)
