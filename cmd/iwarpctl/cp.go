@@ -124,17 +124,14 @@ func parseCopy(sources []string, target string, f *cpFlags) (*copyJob, error) {
 		names = j.sources
 	}
 	for _, n := range names {
-		if n == "" && j.put {
-			continue
-		}
-		if n == "" {
-			if f.recursive {
-				continue
-			}
+		switch {
+		case n == "" && (j.put || f.recursive):
+		case n == "":
 			return wrong("%s: names no file: write %s:PATH, or copy all that is there with cp -r", j.host, j.host)
-		}
-		if err := filecopy.CheckName(n); err != nil {
-			return wrong("%w", err)
+		default:
+			if err := filecopy.CheckName(n); err != nil {
+				return wrong("%w", err)
+			}
 		}
 	}
 	return j, j.checkNames()

@@ -195,6 +195,15 @@ func attached(s *ctrlpb.StatusReply, d *ctrlpb.DeviceAttr) string {
 	return "attached"
 }
 
+// printPlain prints a list in the form of plain.
+func printPlain[T proto.Message](c *command, all []T) error {
+	out := make([]any, len(all))
+	for i, v := range all {
+		out[i] = plain(v)
+	}
+	return c.print(out)
+}
+
 // plural formats a count: "1 worker", "2 workers".
 func plural(n uint32, thing string) string {
 	if n != 1 {
@@ -267,11 +276,7 @@ func (c *command) listQuotas() *cobra.Command {
 		Args: usageArgs(cobra.NoArgs),
 		RunE: query(c, (*iwarp.Admin).Quotas, func(all []*ctrlpb.UserQuotas) error {
 			if c.json {
-				out := make([]any, len(all))
-				for i, u := range all {
-					out[i] = plain(u)
-				}
-				return c.print(out)
+				return printPlain(c, all)
 			}
 			var rows [][]any
 			for _, u := range all {
@@ -316,11 +321,7 @@ func list[T proto.Message](c *command, what, short string, ask func(*iwarp.Admin
 		Args: usageArgs(cobra.NoArgs),
 		RunE: query(c, ask, func(all []T) error {
 			if c.json {
-				out := make([]any, len(all))
-				for i, v := range all {
-					out[i] = plain(v)
-				}
-				return c.print(out)
+				return printPlain(c, all)
 			}
 			rows := make([][]any, len(all))
 			for i, v := range all {
@@ -335,10 +336,10 @@ func list[T proto.Message](c *command, what, short string, ask func(*iwarp.Admin
 // silent prints a warning to standard error for each worker that did not answer about the queue
 // pairs l. In JSON each queue pair has this information.
 func (c *command) silent(l []*ctrlpb.QPInfo) {
-	told := make(map[uint32]bool)
+	warned := make(map[uint32]bool)
 	for _, q := range l {
-		if q.Silent && !told[q.Worker] && !c.json {
-			told[q.Worker] = true
+		if q.Silent && !warned[q.Worker] && !c.json {
+			warned[q.Worker] = true
 			fmt.Fprintf(c.err, "worker %d does not answer: its connections are shown without counters\n", q.Worker)
 		}
 	}
