@@ -1,12 +1,6 @@
 package main
 
-import (
-	"context"
-
-	"github.com/spf13/cobra"
-
-	iwarp "github.com/iwarpd/iwarpd/client"
-)
+import "github.com/spf13/cobra"
 
 // disconnect implements "iwarpctl disconnect", and "iwarpctl qp close", its older name.
 func (c *command) disconnect(use, example string) *cobra.Command {
@@ -19,15 +13,15 @@ func (c *command) disconnect(use, example string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			ask := func(a *iwarp.Admin, ctx context.Context) (struct{}, error) {
-				return struct{}{}, a.Disconnect(ctx, num, abort)
+			dev, err := c.open(cmd.Context())
+			if err != nil {
+				return err
 			}
-			return query(c, ask, func(struct{}) error {
-				if c.json {
-					return c.print(map[string]any{"qp": num, "abort": abort})
-				}
-				return nil
-			})(cmd, nil)
+			defer dev.Close()
+			if err := dev.Admin().Disconnect(cmd.Context(), num, abort); err != nil || !c.json {
+				return err
+			}
+			return c.print(map[string]any{"qp": num, "abort": abort})
 		},
 	}
 	cmd.Flags().BoolVar(&abort, "abort", false, "reset the connection instead of finishing queued work")
