@@ -114,15 +114,11 @@ int iwarpd_destroy_channel(struct iwarpd_channel *ch, struct iwarpd_error *e)
 {
 	Pb__DestroyChannel body = PB__DESTROY_CHANNEL__INIT;
 	Pb__Request req = PB__REQUEST__INIT;
-	int err;
 
 	body.channel = ch->obj.handle;
 	req.body_case = PB__REQUEST__BODY_DESTROY_CHANNEL;
 	req.destroy_channel = &body;
-	err = device_do(ch->obj.dev, &req, e);
-	if (!err)
-		object_free(&ch->obj);
-	return err;
+	return object_destroy(&ch->obj, &req, e);
 }
 
 /*

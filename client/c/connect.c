@@ -165,15 +165,11 @@ int iwarpd_unlisten(struct iwarpd_listener *listener, struct iwarpd_error *e)
 {
 	Pb__Unlisten body = PB__UNLISTEN__INIT;
 	Pb__Request req = PB__REQUEST__INIT;
-	int err;
 
 	body.listen = listener->obj.handle;
 	req.body_case = PB__REQUEST__BODY_UNLISTEN;
 	req.unlisten = &body;
-	err = device_do(listener->obj.dev, &req, e);
-	if (!err)
-		object_free(&listener->obj);
-	return err;
+	return object_destroy(&listener->obj, &req, e);
 }
 
 int iwarpd_accept(struct iwarpd_device *dev, uint32_t conn, struct iwarpd_qp *qp, const struct iwarpd_accept_attr *attr,

@@ -178,15 +178,11 @@ int iwarpd_destroy_cq(struct iwarpd_cq *cq, struct iwarpd_error *e)
 {
 	Pb__DestroyCQ body = PB__DESTROY_CQ__INIT;
 	Pb__Request req = PB__REQUEST__INIT;
-	int err;
 
 	body.cq = cq->obj.handle;
 	req.body_case = PB__REQUEST__BODY_DESTROY_CQ;
 	req.destroy_cq = &body;
-	err = device_do(cq->obj.dev, &req, e);
-	if (!err)
-		object_free(&cq->obj);
-	return err;
+	return object_destroy(&cq->obj, &req, e);
 }
 
 int iwarpd_modify_cq(struct iwarpd_cq *cq, uint32_t count, uint32_t period_us, struct iwarpd_error *e)

@@ -193,6 +193,9 @@ void object_add(struct object *o, struct iwarpd_device *dev, enum object_kind ki
 		void (*free)(struct object *));
 void object_free(struct object *o);
 
+/* object_destroy sends req, which destroys an object of the daemon, and then frees ours. */
+int object_destroy(struct object *o, Pb__Request *req, struct iwarpd_error *e);
+
 /* find_object returns the object with the given handle. The lock is held. */
 struct object *find_object(struct iwarpd_device *dev, enum object_kind kind, uint32_t handle);
 

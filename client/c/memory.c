@@ -52,15 +52,11 @@ int iwarpd_dealloc_pd(struct iwarpd_pd *pd, struct iwarpd_error *e)
 {
 	Pb__DeallocPD body = PB__DEALLOC_PD__INIT;
 	Pb__Request req = PB__REQUEST__INIT;
-	int err;
 
 	body.pd = pd->obj.handle;
 	req.body_case = PB__REQUEST__BODY_DEALLOC_PD;
 	req.dealloc_pd = &body;
-	err = device_do(pd->obj.dev, &req, e);
-	if (!err)
-		object_free(&pd->obj);
-	return err;
+	return object_destroy(&pd->obj, &req, e);
 }
 
 static void mr_free(struct object *o)
@@ -257,15 +253,11 @@ int iwarpd_dereg_mr(struct iwarpd_mr *mr, struct iwarpd_error *e)
 	struct mr *m = container_of(mr, struct mr, pub);
 	Pb__DeregisterMR body = PB__DEREGISTER_MR__INIT;
 	Pb__Request req = PB__REQUEST__INIT;
-	int err;
 
 	body.mr = m->obj.handle;
 	req.body_case = PB__REQUEST__BODY_DEREGISTER_MR;
 	req.deregister_mr = &body;
-	err = device_do(m->obj.dev, &req, e);
-	if (!err)
-		object_free(&m->obj);
-	return err;
+	return object_destroy(&m->obj, &req, e);
 }
 
 static void mw_free(struct object *o)
@@ -303,13 +295,9 @@ int iwarpd_dealloc_mw(struct iwarpd_mw *mw, struct iwarpd_error *e)
 	struct mw *w = container_of(mw, struct mw, pub);
 	Pb__DeallocMW body = PB__DEALLOC_MW__INIT;
 	Pb__Request req = PB__REQUEST__INIT;
-	int err;
 
 	body.mw = w->obj.handle;
 	req.body_case = PB__REQUEST__BODY_DEALLOC_MW;
 	req.dealloc_mw = &body;
-	err = device_do(w->obj.dev, &req, e);
-	if (!err)
-		object_free(&w->obj);
-	return err;
+	return object_destroy(&w->obj, &req, e);
 }

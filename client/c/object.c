@@ -29,6 +29,15 @@ void object_free(struct object *o)
 	o->free(o);
 }
 
+int object_destroy(struct object *o, Pb__Request *req, struct iwarpd_error *e)
+{
+	int err = device_do(o->dev, req, e);
+
+	if (!err)
+		object_free(o);
+	return err;
+}
+
 struct object *find_object(struct iwarpd_device *dev, enum object_kind kind, uint32_t handle)
 {
 	for (struct object *o = dev->objects.next; o != &dev->objects; o = o->next)

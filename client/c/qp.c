@@ -238,15 +238,11 @@ int iwarpd_destroy_qp(struct iwarpd_qp *qp, struct iwarpd_error *e)
 {
 	Pb__DestroyQP body = PB__DESTROY_QP__INIT;
 	Pb__Request req = PB__REQUEST__INIT;
-	int err;
 
 	body.qp = qp->obj.handle;
 	req.body_case = PB__REQUEST__BODY_DESTROY_QP;
 	req.destroy_qp = &body;
-	err = device_do(qp->obj.dev, &req, e);
-	if (!err)
-		object_free(&qp->obj);
-	return err;
+	return object_destroy(&qp->obj, &req, e);
 }
 
 /* posted_late handles work requests published after the end of the connection. */
@@ -467,15 +463,11 @@ int iwarpd_destroy_srq(struct iwarpd_srq *srq, struct iwarpd_error *e)
 {
 	Pb__DestroySRQ body = PB__DESTROY_SRQ__INIT;
 	Pb__Request req = PB__REQUEST__INIT;
-	int err;
 
 	body.srq = srq->obj.handle;
 	req.body_case = PB__REQUEST__BODY_DESTROY_SRQ;
 	req.destroy_srq = &body;
-	err = device_do(srq->obj.dev, &req, e);
-	if (!err)
-		object_free(&srq->obj);
-	return err;
+	return object_destroy(&srq->obj, &req, e);
 }
 
 int iwarpd_post_srq_recv(struct iwarpd_srq *srq, const struct iwarpd_recv_wr *wr)
