@@ -293,7 +293,8 @@ int device_gone(struct iwarpd_device *dev, struct iwarpd_error *e)
 	return err;
 }
 
-void give_back(struct iwarpd_device *dev, const Pb__Reply *r)
+/* give_back destroys the objects in a reply that cannot be used. */
+static void give_back(struct iwarpd_device *dev, const Pb__Reply *r)
 {
 	Pb__DestroyChannel channel = PB__DESTROY_CHANNEL__INIT;
 	Pb__DestroyCQ cq = PB__DESTROY_CQ__INIT;
@@ -328,6 +329,14 @@ void give_back(struct iwarpd_device *dev, const Pb__Reply *r)
 	pthread_mutex_lock(&dev->lock);
 	device_post(dev, &req);
 	pthread_mutex_unlock(&dev->lock);
+}
+
+int create_done(struct iwarpd_device *dev, struct packet *p, int err, const char *what, struct iwarpd_error *e)
+{
+	if (err)
+		give_back(dev, p->msg->reply);
+	packet_free(p);
+	return err ? set_error(e, err, "%s: %s", what, strerror(-err)) : 0;
 }
 
 void device_broken(struct iwarpd_device *dev, int err)

@@ -102,12 +102,7 @@ int iwarpd_create_channel(struct iwarpd_device *dev, struct iwarpd_channel **out
 	err = new_channel(&p, out);
 	if (!err)
 		object_add(&(*out)->obj, dev, OBJECT_CHANNEL, p.msg->reply->channel->channel, channel_free);
-	if (err)
-		give_back(dev, p.msg->reply);
-	packet_free(&p);
-	if (err)
-		return set_error(e, err, "completion channel: %s", strerror(-err));
-	return 0;
+	return create_done(dev, &p, err, "completion channel", e);
 }
 
 int iwarpd_destroy_channel(struct iwarpd_channel *ch, struct iwarpd_error *e)

@@ -150,12 +150,7 @@ static int create_cq(struct iwarpd_device *dev, struct iwarpd_channel *channel, 
 		object_add(&cq->obj, dev, OBJECT_CQ, cq->link.handle, cq_free);
 		*out = cq;
 	}
-	if (err)
-		give_back(dev, p.msg->reply);
-	packet_free(&p);
-	if (err)
-		return set_error(e, err, "completion queue: %s", strerror(-err));
-	return 0;
+	return create_done(dev, &p, err, "completion queue", e);
 }
 
 int iwarpd_create_cq(struct iwarpd_device *dev, uint32_t depth, struct iwarpd_cq **out, struct iwarpd_error *e)

@@ -224,8 +224,11 @@ int device_call(struct iwarpd_device *dev, Pb__Request *req, int fd, Pb__Reply__
 /* device_do is device_call for replies without a body. */
 int device_do(struct iwarpd_device *dev, Pb__Request *req, struct iwarpd_error *e);
 
-/* give_back destroys the objects in a reply that cannot be used. */
-void give_back(struct iwarpd_device *dev, const Pb__Reply *r);
+/*
+ * create_done ends a call that creates an object: it frees the reply, and destroys the daemon's object
+ * if err, the result of making ours, is not 0.
+ */
+int create_done(struct iwarpd_device *dev, struct packet *p, int err, const char *what, struct iwarpd_error *e);
 
 /*
  * device_wait reads from the socket until until(arg), called with the lock held,

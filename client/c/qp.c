@@ -226,12 +226,7 @@ int iwarpd_create_qp(struct iwarpd_pd *pd, const struct iwarpd_qp_attr *attr, st
 	if (err)
 		return err;
 	err = new_qp(pd->obj.dev, &p, attr->context, out);
-	if (err)
-		give_back(pd->obj.dev, p.msg->reply);
-	packet_free(&p);
-	if (err)
-		return set_error(e, err, "queue pair: %s", strerror(-err));
-	return 0;
+	return create_done(pd->obj.dev, &p, err, "queue pair", e);
 }
 
 int iwarpd_destroy_qp(struct iwarpd_qp *qp, struct iwarpd_error *e)
@@ -439,12 +434,7 @@ int iwarpd_create_srq(struct iwarpd_pd *pd, const struct iwarpd_srq_attr *attr, 
 	if (err)
 		return err;
 	err = new_srq(pd->obj.dev, &p, attr->context, out);
-	if (err)
-		give_back(pd->obj.dev, p.msg->reply);
-	packet_free(&p);
-	if (err)
-		return set_error(e, err, "shared receive queue: %s", strerror(-err));
-	return 0;
+	return create_done(pd->obj.dev, &p, err, "shared receive queue", e);
 }
 
 int iwarpd_modify_srq(struct iwarpd_srq *srq, uint32_t limit, struct iwarpd_error *e)
