@@ -61,20 +61,12 @@ uint32_t iwarpd_received(const struct iwarpd_device *dev)
 /* SWITCH is less time, in ns, than two switches of threads take, and more than a system call. */
 enum { SWITCH = 1000 };
 
-static int64_t now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-}
-
 bool iwarpd_yield(const struct iwarpd_device *dev)
 {
-	int64_t began = now();
+	int64_t began = now_ns();
 
 	sched_yield();
-	if (now() - began >= SWITCH)
+	if (now_ns() - began >= SWITCH)
 		return true;
 	for (uint32_t i = 0; i < dev->workers; i++)
 		if (atomic_load(dev->pages[i].sleeping))

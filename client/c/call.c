@@ -19,7 +19,7 @@ enum {
 	REST = 100000000,
 };
 
-static int64_t now_ns(void)
+int64_t now_ns(void)
 {
 	struct timespec t;
 
@@ -48,6 +48,13 @@ int wait_fd(int fd, int64_t deadline)
 	if (n < 0)
 		return -errno;
 	return n == 0 ? -ETIMEDOUT : 0;
+}
+
+int watch_fd(int epoll, int fd)
+{
+	struct epoll_event ev = { .events = EPOLLIN };
+
+	return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &ev);
 }
 
 /* device_died marks the device as dead: the connection to the daemon is lost. */

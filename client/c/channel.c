@@ -55,13 +55,6 @@ static void channel_free(struct object *o)
 	free(ch);
 }
 
-static int watch(int epoll, int fd)
-{
-	struct epoll_event ev = { .events = EPOLLIN };
-
-	return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &ev);
-}
-
 /* new_channel creates a channel from the descriptor in p, which it takes over. */
 static int new_channel(struct packet *p, struct iwarpd_channel **out)
 {
@@ -75,8 +68,8 @@ static int new_channel(struct packet *p, struct iwarpd_channel **out)
 	ch->last_ready = &ch->ready;
 	ch->more = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	ch->epoll = epoll_create1(EPOLL_CLOEXEC);
-	if (ch->more < 0 || ch->epoll < 0 || fcntl(ch->sock, F_SETFL, O_NONBLOCK) < 0 || watch(ch->epoll, ch->sock) ||
-	    watch(ch->epoll, ch->more)) {
+	if (ch->more < 0 || ch->epoll < 0 || fcntl(ch->sock, F_SETFL, O_NONBLOCK) < 0 || watch_fd(ch->epoll, ch->sock) ||
+	    watch_fd(ch->epoll, ch->more)) {
 		err = -errno;
 		close_all(ch);
 		free(ch);

@@ -101,20 +101,13 @@ static int hello(struct iwarpd_device *dev, const char *name, struct iwarpd_erro
 	return 0;
 }
 
-static int watch(int epoll, int fd)
-{
-	struct epoll_event ev = { .events = EPOLLIN };
-
-	return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &ev);
-}
-
 static int device_fds(struct iwarpd_device *dev)
 {
 	dev->queued = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	dev->epoll = epoll_create1(EPOLL_CLOEXEC);
 	if (dev->queued < 0 || dev->epoll < 0)
 		return -1;
-	return watch(dev->epoll, dev->sock) || watch(dev->epoll, dev->queued) ? -1 : 0;
+	return watch_fd(dev->epoll, dev->sock) || watch_fd(dev->epoll, dev->queued) ? -1 : 0;
 }
 
 static struct iwarpd_device *new_device(int sock)

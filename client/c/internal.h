@@ -245,8 +245,10 @@ void device_broken(struct iwarpd_device *dev, int err);
 /* device_gone fills in *e for a device that has died. */
 int device_gone(struct iwarpd_device *dev, struct iwarpd_error *e);
 
+int64_t now_ns(void);
 int64_t deadline_in(int timeout_ms); /* ns; negative: none */
 int wait_fd(int fd, int64_t deadline);
+int watch_fd(int epoll, int fd); /* adds a descriptor to an epoll */
 
 /* event.c */
 
