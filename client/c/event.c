@@ -404,11 +404,11 @@ static bool is_wanted(const struct wanted *w, const Pb__Event *ev)
  * find_event returns the first matching event in the queue that has, or has not,
  * been reported.
  */
-static struct event **find_event(const struct wanted *w, bool told)
+static struct event **find_event(const struct wanted *w, bool reported)
 {
 	struct event **at = &w->dev->events;
 
-	while (*at && ((*at)->told != told || !is_wanted(w, (*at)->msg->event)))
+	while (*at && ((*at)->reported != reported || !is_wanted(w, (*at)->msg->event)))
 		at = &(*at)->next;
 	return at;
 }
@@ -432,10 +432,10 @@ static bool have_event(void *arg)
  */
 static int wait_event(struct wanted *w, struct event ***at, int64_t deadline)
 {
-	bool told = *find_event(w, true) != NULL;
-	int err = device_wait(w->dev, have_event, w, told ? deadline_in(0) : deadline);
+	bool reported = *find_event(w, true) != NULL;
+	int err = device_wait(w->dev, have_event, w, reported ? deadline_in(0) : deadline);
 
-	*at = find_event(w, err == -ETIMEDOUT && told);
+	*at = find_event(w, err == -ETIMEDOUT && reported);
 	return **at ? 0 : err;
 }
 
@@ -451,7 +451,7 @@ static int next_event(struct wanted *w, struct iwarpd_event *ev, int64_t deadlin
 			return err;
 		good = put_event(ev, w->dev, (*at)->msg->event);
 		if (good && ev->type == IWARPD_EVENT_STREAM_DATA) {
-			(*at)->told = true; /* it stays queued for iwarpd_stream_read */
+			(*at)->reported = true; /* it stays queued for iwarpd_stream_read */
 		} else {
 			end_readers(w->dev, (*at)->msg->event);
 			event_done(w->dev, at);

@@ -145,7 +145,7 @@ struct event {
 	struct event *next;
 	Pb__Message *msg;
 	size_t taken; /* of StreamData: bytes already read */
-	bool told;    /* of StreamData: the event was reported */
+	bool reported; /* of StreamData */
 };
 
 /* A pending read of a stream. */

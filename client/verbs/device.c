@@ -90,17 +90,17 @@ static struct device *device_at(const char *socket, const char *interface)
  */
 static void probe(const char *socket, bool named)
 {
-	static bool told;
+	static bool complained;
 	const struct iwarpd_device_attr *a;
 	struct iwarpd_device *dev;
 	struct iwarpd_error e;
 
 	if (iwarpd_open(socket, NULL, &dev, &e) < 0) {
-		if (named && !told)
+		if (named && !complained)
 			iwv_complain("IWARPD_SOCKET: %s", e.text);
 		else
 			iwv_log("%s", e.text);
-		told |= named;
+		complained |= named;
 		return;
 	}
 	for (unsigned int i = 0; (a = iwarpd_query_interface(dev, i)) != NULL; i++) {

@@ -13,7 +13,7 @@
 /* log_open returns a descriptor of the log, or -1 if there is none. It complains once about one that cannot be opened. */
 static int log_open(const char *log)
 {
-	static atomic_flag told = ATOMIC_FLAG_INIT;
+	static atomic_flag complained = ATOMIC_FLAG_INIT;
 	int fd;
 
 	if (!log)
@@ -21,7 +21,7 @@ static int log_open(const char *log)
 	if (strcmp(log, "1") == 0)
 		return STDERR_FILENO; /* not duplicated: the process may have no descriptor to spare */
 	fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-	if (fd < 0 && !atomic_flag_test_and_set(&told))
+	if (fd < 0 && !atomic_flag_test_and_set(&complained))
 		iwv_complain("IWARPD_VERBS_LOG=%s: the log cannot be written: %s; give a file that can, or 1 for standard error",
 			     log, strerror(errno));
 	return fd;
