@@ -141,7 +141,7 @@ void addr_text(const struct sockaddr *a, bool port, char text[128]);
 /* addr_parse reads an address and port as addr_text writes them. */
 bool addr_parse(const char *text, struct sockaddr_storage *a);
 
-/* cm_events.c */
+/* cm_connect.c */
 void cm_start(void);
 
 #endif

@@ -352,7 +352,7 @@ struct qp *iwv_qp_find(struct context *c, uint32_t num);
 int iwv_qp_disconnect(struct qp *qp, bool abort, struct iwarpd_error *e);
 
 /* qp_event updates the state of a QP after the connection manager has handled the event. */
-void qp_event(struct context *c, const struct iwarpd_event *ev);
+void qp_event(const struct iwarpd_event *ev);
 
 /*
  * qp_expire frees QPs whose connections have not closed in time. It returns the time

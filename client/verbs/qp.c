@@ -210,11 +210,10 @@ int iwv_qp_disconnect(struct qp *qp, bool abort, struct iwarpd_error *e)
 	return err;
 }
 
-void qp_event(struct context *c, const struct iwarpd_event *ev)
+void qp_event(const struct iwarpd_event *ev)
 {
 	struct qp *qp = iwv_qp_of_event(ev);
 
-	(void)c;
 	if (!qp)
 		return;
 	switch (ev->type) {

@@ -59,7 +59,7 @@ static void deliver(struct context *c, const struct iwarpd_event *ev)
 	if (!(ev && exchange_event(c, ev)) && h)
 		h(c, ev);
 	if (ev)
-		qp_event(c, ev);
+		qp_event(ev);
 	else
 		async_fatal(c);
 }
