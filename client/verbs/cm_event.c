@@ -51,12 +51,19 @@ struct cm_event *event_new(struct id *id, enum rdma_cm_event_type type, int stat
 	return e;
 }
 
+/*
+ * owner returns the id whose channel gets an event, and that counts it: rdma_destroy_id waits
+ * until its events are acknowledged.
+ */
+static struct id *owner(const struct cm_event *e)
+{
+	return id_of(e->pub.listen_id ? e->pub.listen_id : e->pub.id);
+}
+
 void event_post(struct cm_event *e)
 {
-	struct rdma_cm_id *id = e->pub.listen_id ? e->pub.listen_id : e->pub.id;
-
 	iwv_log("%s, status %d", rdma_event_str(e->pub.event), e->pub.status);
-	iwv_queue_put(&channel_of(id->channel)->queue, &e->item);
+	iwv_queue_put(&channel_of(owner(e)->pub.channel)->queue, &e->item);
 }
 
 void event_simple(struct id *id, enum rdma_cm_event_type type, int status)
@@ -67,19 +74,10 @@ void event_simple(struct id *id, enum rdma_cm_event_type type, int status)
 		event_post(e);
 }
 
-/*
- * counted returns the id that counts an event. rdma_destroy_id waits until its events are
- * acknowledged.
- */
-static struct id *counted(const struct cm_event *e)
-{
-	return id_of(e->pub.listen_id ? e->pub.listen_id : e->pub.id);
-}
-
 /* taken counts an event that the program takes. The lock is held. */
 static void taken(struct cm_event *e)
 {
-	counted(e)->events++;
+	owner(e)->events++;
 	if (e->pub.event == RDMA_CM_EVENT_CONNECT_REQUEST) {
 		id_of(e->pub.listen_id)->requests--;
 		id_of(e->pub.id)->unreported = false;
@@ -115,7 +113,7 @@ int rdma_ack_cm_event(struct rdma_cm_event *event)
 		return set_errno(EINVAL);
 	e = container_of(event, struct cm_event, pub);
 	iwv_thread_lock();
-	counted(e)->events--;
+	owner(e)->events--;
 	iwv_thread_wake();
 	iwv_thread_unlock();
 	free(e);
@@ -149,7 +147,7 @@ int sync_wait(struct id *id)
 /* is_own matches the events of an id. A connect request is one of its listener. */
 static bool is_own(struct queue_item *item, void *id)
 {
-	return counted(container_of(item, struct cm_event, item)) == id;
+	return owner(container_of(item, struct cm_event, item)) == id;
 }
 
 void events_drop(struct id *id)
