@@ -206,19 +206,25 @@ static struct id *id_of_listener(const struct iwarpd_event *ev)
 	return NULL;
 }
 
+/* to_byte returns n, or 255 if that is less. */
+static uint8_t to_byte(uint32_t n)
+{
+	return (uint8_t)(n < UINT8_MAX ? n : UINT8_MAX);
+}
+
 /* with_data makes an event with the private data of ev. */
 static struct cm_event *with_data(struct id *id, enum rdma_cm_event_type type, int status, const struct iwarpd_event *ev)
 {
 	struct cm_event *e = event_new(id, type, status);
-	uint32_t len = ev->data_len < UINT8_MAX ? ev->data_len : UINT8_MAX;
+	uint8_t len = to_byte(ev->data_len);
 
 	if (!e)
 		return NULL;
 	memcpy(e->data, ev->data, len);
 	e->pub.param.conn.private_data = len > 0 ? e->data : NULL;
-	e->pub.param.conn.private_data_len = (uint8_t)len;
-	e->pub.param.conn.responder_resources = (uint8_t)(ev->negotiated.ird < UINT8_MAX ? ev->negotiated.ird : UINT8_MAX);
-	e->pub.param.conn.initiator_depth = (uint8_t)(ev->negotiated.ord < UINT8_MAX ? ev->negotiated.ord : UINT8_MAX);
+	e->pub.param.conn.private_data_len = len;
+	e->pub.param.conn.responder_resources = to_byte(ev->negotiated.ird);
+	e->pub.param.conn.initiator_depth = to_byte(ev->negotiated.ord);
 	return e;
 }
 
@@ -258,8 +264,8 @@ static void connect_request(struct context *c, const struct iwarpd_event *ev)
 	 * The peer's ORD limits what this side responds to, and its IRD limits what this
 	 * side may initiate.
 	 */
-	e->pub.param.conn.responder_resources = (uint8_t)(ev->negotiated.ord < UINT8_MAX ? ev->negotiated.ord : UINT8_MAX);
-	e->pub.param.conn.initiator_depth = (uint8_t)(ev->negotiated.ird < UINT8_MAX ? ev->negotiated.ird : UINT8_MAX);
+	e->pub.param.conn.responder_resources = to_byte(ev->negotiated.ord);
+	e->pub.param.conn.initiator_depth = to_byte(ev->negotiated.ird);
 	e->pub.listen_id = &listener->pub;
 	listener->requests++;
 	event_post(e);

@@ -184,7 +184,6 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *ibv, int cqe, void *cq_context,
 		errno = EINVAL;
 		return NULL;
 	}
-	/* Programs ask for far more completions than their QPs can have outstanding. */
 	depth = room_for(cqe, 0);
 	cq = calloc(1, sizeof(*cq));
 	if (!cq)

@@ -338,9 +338,19 @@ int ibv_close_device(struct ibv_context *ibv)
 	return 0;
 }
 
-static int at_most(uint64_t n)
+/* to_int returns n, or INT32_MAX if that is less. */
+static int to_int(uint64_t n)
 {
 	return n > INT32_MAX ? INT32_MAX : (int)n;
+}
+
+/*
+ * max_wr returns the limit of a program's work requests. libiwarpd asks for up to 65 more, so that
+ * a completed work request frees its place at once.
+ */
+static int max_wr(const struct iwarpd_device_attr *d)
+{
+	return to_int(d->max_qp_wr > 130 ? d->max_qp_wr - 65 : d->max_qp_wr / 2);
 }
 
 int ibv_query_device(struct ibv_context *ibv, struct ibv_device_attr *a)
@@ -358,27 +368,23 @@ int ibv_query_device(struct ibv_context *ibv, struct ibv_device_attr *a)
 		.max_mr_size = UINT64_C(1) << 57, /* far memory */
 		.page_size_cap = (uint64_t)sysconf(_SC_PAGESIZE),
 		.vendor_id = 0x695770, /* "iWp", which is not assigned to a vendor */
-		.max_qp = at_most(d->max_qp),
-		/*
-		 * libiwarpd asks for up to 65 more, so that a completed work request
-		 * frees its place at once.
-		 */
-		.max_qp_wr = at_most(d->max_qp_wr > 130 ? d->max_qp_wr - 65 : d->max_qp_wr / 2),
+		.max_qp = to_int(d->max_qp),
+		.max_qp_wr = max_wr(d),
 		.device_cap_flags = IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B,
-		.max_sge = at_most(d->max_sge),
+		.max_sge = to_int(d->max_sge),
 		.max_sge_rd = 1,
-		.max_cq = at_most(d->max_cq),
-		.max_cqe = at_most(d->max_cqe),
-		.max_mr = at_most(d->max_mr),
-		.max_pd = at_most(d->max_pd),
-		.max_qp_rd_atom = at_most(d->max_ird),
-		.max_res_rd_atom = at_most((uint64_t)d->max_ird * d->max_qp),
-		.max_qp_init_rd_atom = at_most(d->max_ord),
+		.max_cq = to_int(d->max_cq),
+		.max_cqe = to_int(d->max_cqe),
+		.max_mr = to_int(d->max_mr),
+		.max_pd = to_int(d->max_pd),
+		.max_qp_rd_atom = to_int(d->max_ird),
+		.max_res_rd_atom = to_int((uint64_t)d->max_ird * d->max_qp),
+		.max_qp_init_rd_atom = to_int(d->max_ord),
 		.atomic_cap = IBV_ATOMIC_HCA,
-		.max_mw = at_most(d->max_mw),
-		.max_srq = at_most(d->max_qp),
-		.max_srq_wr = at_most(d->max_qp_wr > 130 ? d->max_qp_wr - 65 : d->max_qp_wr / 2),
-		.max_srq_sge = at_most(d->max_sge),
+		.max_mw = to_int(d->max_mw),
+		.max_srq = to_int(d->max_qp),
+		.max_srq_wr = max_wr(d),
+		.max_srq_sge = to_int(d->max_sge),
 		.max_pkeys = 1,
 		.phys_port_cnt = 1,
 	};

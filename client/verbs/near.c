@@ -526,7 +526,10 @@ static void keep(uintptr_t start, uintptr_t end)
 		spares[num_spares++] = (struct use){ start, end };
 }
 
-/* use_spares forgets the kept pages of a range that will be written, and frees those beside it. */
+/*
+ * use_spares forgets the kept pages of a range that will be written. The other pages of the same
+ * spares are freed.
+ */
 static void use_spares(uintptr_t start, uintptr_t end)
 {
 	for (size_t i = num_spares; i-- > 0;) {
