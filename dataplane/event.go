@@ -13,9 +13,8 @@ type EventKind uint8
 // The events of a connection occur in this order; EventClosed is the last. The events of an
 // association precede and follow those of its sessions.
 const (
-	EventNone EventKind = iota
 	// EventAccepted: a passive open succeeded; the connection is in streaming mode.
-	EventAccepted
+	EventAccepted EventKind = iota + 1
 	// EventConnected: an active open succeeded; the connection is in streaming mode.
 	EventConnected
 	// EventData: Data contains the streaming-mode bytes that arrived in one turn.
