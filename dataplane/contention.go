@@ -9,9 +9,9 @@ import (
 )
 
 // contention detects that a worker shares its CPU with a thread that does not yield, such as one that polls its memory
-// until a message has come. The kernel then runs each for some milliseconds in turn, and a thread that yields
-// loses the rest of its time slice besides. So the worker then sleeps instead of yielding, with the shortest time
-// slice: a thread that wakes preempts one with a longer slice (Linux 6.12). The worker needs a thread of its own.
+// until a message has come. The kernel then runs each for some milliseconds in turn, and a thread that yields also
+// loses the rest of its time slice. So the worker then sleeps instead of yielding, with the shortest time slice: a
+// thread that wakes preempts one with a longer slice (Linux 6.12). The worker needs a thread of its own.
 type contention struct {
 	until clock.Time    // until then the worker sleeps instead of yielding; 0: it yields
 	spell time.Duration // length of the last such time, or 0 if there was no contention when last measured

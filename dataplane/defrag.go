@@ -108,7 +108,7 @@ func (d *defrag) timeout() clock.Time {
 		return 0
 	}
 	d.r.HandleTimeout(d.e.cfg.Now())
-	d.tellExpired()
+	d.reportExpired()
 	return d.r.Deadline()
 }
 
@@ -121,13 +121,13 @@ func (d *defrag) handle(now clock.Time, frame []byte) []byte {
 		d.r = ipfrag.New(ipfrag.Config{})
 	}
 	whole := d.r.Handle(now, frame)
-	d.tellExpired()
+	d.reportExpired()
 	return whole
 }
 
-// tellExpired makes the device's first worker send the ICMP errors for packets that have timed
+// reportExpired makes the device's first worker send the ICMP errors for packets that have timed
 // out. d.mu is held.
-func (d *defrag) tellExpired() {
+func (d *defrag) reportExpired() {
 	for {
 		x, ok := d.r.PollExpired()
 		if !ok {

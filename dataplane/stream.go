@@ -382,9 +382,8 @@ func (s *stream) pullMore(w *worker) {
 }
 
 // gather returns the payload of n bytes of the pending segment, and of those that follow it, in
-// client memory. ok is false if the memory
-// is no longer valid; the stream then has a Terminate pending. It is also
-// false if far memory has not been fetched yet: the segment stays pending.
+// client memory. ok is false if the memory is no longer valid; the stream then has a Terminate
+// pending. It is also false if far memory has not been fetched yet: the segment stays pending.
 func (s *stream) gather(w *worker, n int) (payload [][]byte, ok bool) {
 	p := &s.pending
 	if n == 0 || p.Src.Kind == rdmap.SourceNone {

@@ -242,8 +242,8 @@ func (t *touched) at(r any) *stream {
 	return nil
 }
 
-// fillIn runs the worker while the application does not drive it. It holds drive during its
-// turns and its sleep, since Wait uses the link too. An application that calls Turn wakes it.
+// fillIn runs the worker while the application does not drive it. It holds driver.mu during
+// its turns and its sleep, since Wait uses the link too. An application that calls Turn wakes it.
 // From then on the application drives the worker alone, until it calls Rest, or has not called Turn
 // for a millisecond when fillIn looks. The longer it drives, the more rarely fillIn looks.
 //
@@ -269,8 +269,8 @@ func (w *worker) fillIn() {
 	}
 }
 
-// lookLeast is how long after a Turn of the application the worker may run by itself, and lookMost bounds the time
-// between two looks whether it may. A look costs up to 75 us in a virtual machine.
+// lookLeast is how long after a Turn of the application the worker may run by itself, and lookMost is the longest time
+// between two checks of that. A check costs up to 75 us in a virtual machine.
 const (
 	lookLeast = time.Millisecond
 	lookMost  = 32 * time.Millisecond
@@ -308,7 +308,8 @@ func (w *worker) inlineTurn() int {
 	return n
 }
 
-// drivenTurn runs a turn while the application holds drive, and releases it. It also returns whether to yield.
+// drivenTurn runs a turn of the application, which has locked driver.mu, and unlocks it. It also returns whether to
+// yield.
 func (w *worker) drivenTurn() (n int, yield bool) {
 	defer w.driver.mu.Unlock() // even if the turn faults
 	n = w.turn()
@@ -333,7 +334,7 @@ func (w *worker) sleep(limit time.Duration) {
 	w.arm(false)
 }
 
-// arm tells clients and callers of post whether they must wake the worker.
+// arm sets whether clients and callers of post must wake the worker.
 func (w *worker) arm(sleeping bool) {
 	w.cmds.sleeping.Store(sleeping)
 	for _, cl := range w.clients {
