@@ -260,9 +260,9 @@ func (c *Conn) begin(ctx context.Context) (*op, error) {
 	}
 }
 
-// reset prepares o for another use. No other goroutine uses o, but the race detector cannot
-// know: the completion of the previous use came through memory shared with the daemon. The lock
-// tells it.
+// reset prepares o for another use. No other goroutine uses o. The lock is for the race detector,
+// which does not see that the previous use is complete: its completion came through memory shared
+// with the daemon.
 func (o *op) reset() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

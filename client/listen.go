@@ -151,7 +151,8 @@ func (d *Device) push(l *Listener, e *ctrlpb.ConnectRequest) {
 }
 
 // withdraw ends the request of the connection h, if there is one. It leaves nothing of it in the
-// queue, which peers that connect and leave could otherwise fill while nobody calls Request.
+// queue, which peers that connect and leave could otherwise fill while the program does not call
+// Request.
 func (d *Device) withdraw(h uint32) {
 	d.mu.Lock()
 	r := d.reqs[h]

@@ -55,9 +55,9 @@ const mostReaders = 256
 // refusals are logged, with their number.
 func (s *Server) logRefused(err error) {
 	s.mu.Lock()
-	n, tell := s.refused.add(s.now())
+	n, due := s.refused.add(s.now())
 	s.mu.Unlock()
-	if tell {
+	if due {
 		s.log.Warn("client refused", zap.Error(err), zap.Uint64("times", n))
 	}
 }

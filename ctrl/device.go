@@ -295,7 +295,7 @@ func (ds devices) refresh() {
 	}
 }
 
-// Unplug tells the server that the interface of a device has been removed. Its connections end;
+// Unplug records that the interface of a device has been removed. Its connections end;
 // listeners and the clients' other objects stay. When it returns, the links are no longer used.
 func (s *Server) Unplug(name string) {
 	why := errorf(unreachable, "ctrl: the interface %s was removed: it is served again when it is back", name)

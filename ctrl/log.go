@@ -25,12 +25,12 @@ type tally struct {
 	n uint64 // since the last message
 }
 
-// add counts an event. If tell is true, it should be logged as n events.
-func (t *tally) add(now clock.Time) (n uint64, tell bool) {
+// add counts an event. It also returns whether a message is due, which stands for n events.
+func (t *tally) add(now clock.Time) (n uint64, due bool) {
 	t.n++
-	n, tell = t.n, t.now(now)
-	if tell {
+	n, due = t.n, t.now(now)
+	if due {
 		t.n = 0
 	}
-	return n, tell
+	return n, due
 }

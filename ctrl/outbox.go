@@ -134,7 +134,7 @@ func (o *outbox) writeLoop() {
 	}
 }
 
-// next returns the message to be written next, if there is one and nobody else is writing.
+// next returns the message to be written next, if there is one and no other goroutine is writing.
 func (o *outbox) next() (m outMessage, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -122,9 +122,9 @@ func (c *session) run() {
 func (c *session) logCut(why error) {
 	s := c.srv
 	s.cutMu.Lock()
-	n, tell := s.cuts.add(s.now())
+	n, due := s.cuts.add(s.now())
 	s.cutMu.Unlock()
-	if tell {
+	if due {
 		c.log.Warn("client cut off", zap.Error(why), zap.Uint64("times", n))
 	}
 }

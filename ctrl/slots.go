@@ -63,7 +63,7 @@ func (s *Slots) listen() (all []socket, err error) {
 }
 
 // listenSlot opens the socket of a slot. Root of a container may have write access to the
-// folder of its slot, so the socket is created in the parent folder, to which nobody else can
+// folder of its slot, so the socket is created in the parent folder, to which only the daemon's user can
 // write, and is then linked into the slot.
 func (s *Slots) listenSlot(slot string) (socket, error) {
 	dir := filepath.Join(s.Folder, slot)

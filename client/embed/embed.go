@@ -215,7 +215,7 @@ func (n *Node) Close() error {
 // PairConfig configures the two Nodes of Pair.
 type PairConfig struct {
 	Sockets        bool // use sockets on 127.0.0.1 and 127.0.0.2 instead of a wire
-	Both           bool // use sockets besides a wire; the host must have PairAddrs
+	Both           bool // use sockets in addition to a wire; the host must have PairAddrs
 	Pipe           link.PipeConfig
 	InlineProgress bool // polling either side drives both
 	Poll           dataplane.PollPolicy

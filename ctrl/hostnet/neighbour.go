@@ -80,8 +80,8 @@ func (r *Resolver) neighbourMAC(n neighbour) (mac [6]byte, err error) {
 		_ = r.kick(n)
 		return mac, nil
 	}
-	heard := r.listen(n)
-	defer func() { r.unwait(n, heard) }()
+	changed := r.listen(n)
+	defer func() { r.unwait(n, changed) }()
 	if err := r.kick(n); err != nil {
 		return mac, fmt.Errorf("asking the kernel for the neighbour: %w", err)
 	}
@@ -90,8 +90,8 @@ func (r *Resolver) neighbourMAC(n neighbour) (mac [6]byte, err error) {
 	mac, state, err := r.lookup(n) // it may have been resolved before listen
 	for first := true; err == nil && (state == asked || first && state == unknown); first = false {
 		select {
-		case <-heard: // resolved or failed
-			heard = r.listen(n)
+		case <-changed: // resolved or failed
+			changed = r.listen(n)
 			mac, state, err = r.lookup(n)
 		case <-timeout.C:
 			return mac, ErrNoNeighbour
@@ -108,17 +108,17 @@ func (r *Resolver) neighbourMAC(n neighbour) (mac [6]byte, err error) {
 // listen returns a channel that is closed at the next notification about n. The caller must call
 // unwait.
 func (r *Resolver) listen(n neighbour) chan struct{} {
-	heard := make(chan struct{})
+	changed := make(chan struct{})
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.waiting[n] = append(r.waiting[n], heard)
-	return heard
+	r.waiting[n] = append(r.waiting[n], changed)
+	return changed
 }
 
-func (r *Resolver) unwait(n neighbour, heard chan struct{}) {
+func (r *Resolver) unwait(n neighbour, changed chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	left := slices.DeleteFunc(r.waiting[n], func(c chan struct{}) bool { return c == heard })
+	left := slices.DeleteFunc(r.waiting[n], func(c chan struct{}) bool { return c == changed })
 	if len(left) == 0 {
 		delete(r.waiting, n)
 	} else {

@@ -62,7 +62,7 @@ func holdMain() error {
 	return nil
 }
 
-// reports tells whether the kernel reports free pages; file is reportingOrder.
+// reports returns whether the kernel reports free pages; file is reportingOrder.
 func reports(file string) bool {
 	b, err := os.ReadFile(file)
 	if err != nil {

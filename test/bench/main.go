@@ -72,7 +72,7 @@ type options struct {
 	plot     string         // the picture to draw from out, instead of measuring
 	hold     bool           // hold free memory where the hypervisor takes it back
 	crowd    int            // connections to make, instead of measuring
-	churn    bool           // measure the latency beside programs that connect and disconnect, instead
+	churn    bool           // measure the latency while programs connect and disconnect, instead
 	counters *regexp.Regexp // the counters to print after each measurement; nil: none
 }
 
