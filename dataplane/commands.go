@@ -36,6 +36,11 @@ func (q *cmdQueue) push(f func(*worker)) {
 	q.q = append(q.q, f)
 	q.pending.Add(1)
 	q.mu.Unlock()
+	q.wake()
+}
+
+// wake wakes the worker if it sleeps.
+func (q *cmdQueue) wake() {
 	if q.sleeping.Load() {
 		q.alarm.Ring()
 	}

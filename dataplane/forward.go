@@ -46,7 +46,8 @@ func (w *worker) forward(k handoff.Key, f *rxFrame) bool {
 	}
 	s := &w.forwarding
 	w.stats.RxWrongQueue++
-	switch limit := w.link.MTU() + link.HeaderRoom; { // rings have no larger buffers
+	limit := w.link.MTU() + link.HeaderRoom // size of the buffers of rings
+	switch {
 	case f.whole:
 		w.dev.frags.deliver(owner, f.Pieces[0], true)
 		return true
@@ -56,7 +57,7 @@ func (w *worker) forward(k handoff.Key, f *rxFrame) bool {
 	}
 	r := s.out[owner.id]
 	if r == nil {
-		r = handoff.NewRing(w.link.MTU() + link.HeaderRoom)
+		r = handoff.NewRing(limit)
 		s.out[owner.id] = r
 		owner.forwarding.in[w.id].Store(r)
 	}
@@ -72,9 +73,7 @@ func (w *worker) forward(k handoff.Key, f *rxFrame) bool {
 func (w *worker) wakeOwners() {
 	for _, o := range w.forwarding.sent {
 		o.forwarding.pending.Store(true)
-		if o.cmds.sleeping.Load() {
-			o.cmds.alarm.Ring()
-		}
+		o.cmds.wake()
 	}
 	w.forwarding.sent = w.forwarding.sent[:0]
 }
