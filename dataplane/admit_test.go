@@ -79,17 +79,7 @@ func TestAdmit(t *testing.T) {
 // TestAdmitSocket checks that, over kernel sockets, a peer that is not admitted is reset after the kernel's
 // handshake.
 func TestAdmitSocket(t *testing.T) {
-	socks, err := NewSockets(0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, err := New(Config{OnEvent: func(ev Event) { t.Errorf("event %+v", ev) }}, []Queue{{Link: socks, CPU: -1}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.Start()
-	defer socks.Close()
-	defer e.Stop()
+	e := startSockets(t, Config{OnEvent: func(ev Event) { t.Errorf("event %+v", ev) }})
 	at := freeEndpoint(t, "127.0.0.1")
 	asked := make(chan netip.Addr, 16)
 	if _, err := e.Listen(ListenRequest{Local: at, Backlog: 8, Admit: func(p netip.Addr) bool { asked <- p; return false }}); err != nil {

@@ -8,24 +8,48 @@ import (
 	"time"
 )
 
-// socketEngine starts an engine over kernel sockets, and returns its events and a free endpoint.
-func socketEngine(t *testing.T, addr string) (*Engine, <-chan Event, netip.AddrPort) {
+// socketsOnly creates an engine over kernel sockets.
+func socketsOnly(t *testing.T, cfg Config) *Engine {
 	t.Helper()
 	socks, err := NewSockets(0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	events := make(chan Event, 64)
-	e, err := New(Config{OnEvent: func(ev Event) { events <- ev }}, []Queue{{Link: socks, CPU: -1}}, nil)
+	t.Cleanup(func() { socks.Close() })
+	e, err := New(cfg, []Queue{{Link: socks, CPU: -1}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return e
+}
+
+// startSockets starts an engine over kernel sockets.
+func startSockets(t *testing.T, cfg Config) *Engine {
+	t.Helper()
+	e := socketsOnly(t, cfg)
 	e.Start()
-	t.Cleanup(func() {
-		e.Stop()
-		socks.Close()
-	})
+	t.Cleanup(e.Stop)
+	return e
+}
+
+// socketEngine is startSockets. It also returns the events and a free endpoint.
+func socketEngine(t *testing.T, addr string) (*Engine, <-chan Event, netip.AddrPort) {
+	t.Helper()
+	events := make(chan Event, 64)
+	e := startSockets(t, Config{OnEvent: func(ev Event) { events <- ev }})
 	return e, events, freeEndpoint(t, addr)
+}
+
+// socketListener creates a worker over kernel sockets, to be run by the test, with a listener.
+func socketListener(t *testing.T, backlog int) (*worker, netip.AddrPort) {
+	t.Helper()
+	w := socketsOnly(t, Config{}).workers[0]
+	t.Cleanup(w.closeFDs)
+	at := freeEndpoint(t, "127.0.0.1")
+	if err := w.listen(1, &ListenRequest{Local: at, Backlog: backlog}); err != nil {
+		t.Fatal(err)
+	}
+	return w, at
 }
 
 // freeEndpoint returns addr with a port that no socket uses.
@@ -89,21 +113,7 @@ func TestSocketResetAfterFIN(t *testing.T) {
 // TestSocketFINAndReset checks that a RST ends a connection whose FIN the worker has not yet read: the
 // kernel then reports both as one change, and a read only the FIN.
 func TestSocketFINAndReset(t *testing.T) {
-	socks, err := NewSockets(0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer socks.Close()
-	e, err := New(Config{}, []Queue{{Link: socks, CPU: -1}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := e.workers[0]
-	defer w.closeFDs()
-	at := freeEndpoint(t, "127.0.0.1")
-	if err := w.listen(1, &ListenRequest{Local: at, Backlog: 8}); err != nil {
-		t.Fatal(err)
-	}
+	w, at := socketListener(t, 8)
 	conn, err := net.Dial("tcp", at.String())
 	if err != nil {
 		t.Fatal(err)

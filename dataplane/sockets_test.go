@@ -16,22 +16,8 @@ import (
 // have data, and that the next turn begins with those that were not read.
 func TestSocketReadsAreBounded(t *testing.T) {
 	const conns, each = 32, 48 << 10
-	socks, err := NewSockets(0)
-	if err != nil {
-		t.Fatal(err)
-	}
 	got := make(map[ConnID]int)
-	e, err := New(Config{}, []Queue{{Link: socks, CPU: -1}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := e.workers[0]
-	defer w.closeFDs()
-	defer socks.Close()
-	at := freeEndpoint(t, "127.0.0.1")
-	if err := w.listen(1, &ListenRequest{Local: at, Backlog: conns}); err != nil {
-		t.Fatal(err)
-	}
+	w, at := socketListener(t, conns)
 	for range conns {
 		c, err := net.Dial("tcp", at.String())
 		if err != nil {
@@ -43,7 +29,7 @@ func TestSocketReadsAreBounded(t *testing.T) {
 		}
 	}
 	drain := func() (n int) {
-		for _, f := range e.events.q {
+		for _, f := range w.e.events.q {
 			f(func(ev Event) {
 				if ev.Kind == EventData {
 					got[ev.Conn] += len(ev.Data)
@@ -51,7 +37,7 @@ func TestSocketReadsAreBounded(t *testing.T) {
 				}
 			})
 		}
-		e.events.q = nil
+		w.e.events.q = nil
 		return n
 	}
 	first := 0 // turns until each connection was read
@@ -125,21 +111,7 @@ func TestFrameOfSocket(t *testing.T) {
 // TestNoDescriptors checks that a listener whose connections cannot be accepted, because the process has no descriptors
 // left, does not keep its worker busy, and that it accepts them when there are descriptors again.
 func TestNoDescriptors(t *testing.T) {
-	socks, err := NewSockets(0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, err := New(Config{}, []Queue{{Link: socks, CPU: -1}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := e.workers[0]
-	defer w.closeFDs()
-	defer socks.Close()
-	at := freeEndpoint(t, "127.0.0.1")
-	if err := w.listen(1, &ListenRequest{Local: at, Backlog: 4}); err != nil {
-		t.Fatal(err)
-	}
+	w, at := socketListener(t, 4)
 	for range 4 {
 		c, err := net.Dial("tcp", at.String())
 		if err != nil {
@@ -174,9 +146,9 @@ func TestNoDescriptors(t *testing.T) {
 		if time.Now().After(late) {
 			t.Fatal("no connection is accepted when there are descriptors again")
 		}
-		socks.Wait(-1, w.cmds.alarm.FD())
+		w.socks.Wait(-1, w.cmds.alarm.FD())
 	}
-	if socks.spare < 0 {
+	if w.socks.spare < 0 {
 		t.Error("there is no spare descriptor again")
 	}
 }

@@ -214,17 +214,7 @@ func TestNoDoorbellIsLost(t *testing.T) {
 
 // TestNoSpin checks that a worker that may not spin sleeps as soon as it is idle.
 func TestNoSpin(t *testing.T) {
-	socks, err := NewSockets(0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer socks.Close()
-	e, err := New(Config{Spin: -1}, []Queue{{Link: socks, CPU: -1}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.Start()
-	defer e.Stop()
+	e := startSockets(t, Config{Spin: -1})
 	const wakes = 50
 	for range wakes {
 		e.Fence()
