@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -155,22 +154,10 @@ func TestKernelKeepsItsOwn(t *testing.T) {
 		t.Run([]string{XDP: "xdp", Packet: "packet"}[kind], func(t *testing.T) {
 			v := testenv.NewVethOffloads(t, 1500)
 			s, steer := open(t, &v.B, Config{Link: kind})
-			var l net.Listener
-			if err := v.B.NS.Do(func() (err error) {
-				l, err = net.Listen("tcp4", netip.AddrPortFrom(v.B.Addr4, 0).String())
-				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
-			defer l.Close()
-			if err := v.A.NS.Do(func() error {
-				c, err := net.DialTimeout("tcp4", l.Addr().String(), time.Minute)
-				if err != nil {
-					return err
-				}
-				return c.Close()
-			}); err != nil {
+			if c, err := v.A.Dial(t.Context(), v.B.Listen(t, v.B.Addr4).Addr().String()); err != nil {
 				t.Errorf("the kernel's own port: %v", err)
+			} else {
+				c.Close()
 			}
 			dialed, giveUp := dial(t, &v.A, netip.AddrPortFrom(v.B.Addr4, port))
 			var p pkt.Packet
@@ -197,13 +184,11 @@ func dial(t *testing.T, from *testenv.End, to netip.AddrPort) (<-chan error, fun
 	ctx, giveUp := context.WithCancel(t.Context())
 	dialed := make(chan error, 1)
 	go func() {
-		dialed <- from.NS.Do(func() error {
-			c, err := new(net.Dialer).DialContext(ctx, "tcp4", to.String())
-			if err == nil {
-				return errors.Join(errors.New("connected"), c.Close())
-			}
-			return err
-		})
+		c, err := from.Dial(ctx, to.String())
+		if err == nil {
+			err = errors.Join(errors.New("connected"), c.Close())
+		}
+		dialed <- err
 	}()
 	return dialed, giveUp
 }

@@ -3,7 +3,6 @@ package xsk
 import (
 	"context"
 	"errors"
-	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -26,22 +25,10 @@ func TestKernelKeepsItsOwn(t *testing.T) {
 			b := openSide(t, &v.B, mode, Config{Frames: 256, Ring: 128})
 
 			// The kernel's TCP exchanges data, after ARP.
-			var l net.Listener
-			if err := v.B.NS.Do(func() (err error) {
-				l, err = net.Listen("tcp4", netip.AddrPortFrom(v.B.Addr4, 0).String())
-				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
-			defer l.Close()
-			if err := v.A.NS.Do(func() error {
-				c, err := net.DialTimeout("tcp4", l.Addr().String(), time.Minute)
-				if err != nil {
-					return err
-				}
-				return c.Close()
-			}); err != nil {
+			if c, err := v.A.Dial(t.Context(), v.B.Listen(t, v.B.Addr4).Addr().String()); err != nil {
 				t.Errorf("the kernel's own port: %v", err)
+			} else {
+				c.Close()
 			}
 
 			// A SYN to the claimed port must arrive at the socket without a response, so the connect is still waiting when it is
@@ -50,13 +37,11 @@ func TestKernelKeepsItsOwn(t *testing.T) {
 			defer giveUp()
 			dialed := make(chan error, 1)
 			go func() {
-				dialed <- v.A.NS.Do(func() error {
-					c, err := new(net.Dialer).DialContext(ctx, "tcp4", netip.AddrPortFrom(v.B.Addr4, port).String())
-					if err == nil {
-						return errors.Join(errors.New("connected"), c.Close())
-					}
-					return err
-				})
+				c, err := v.A.Dial(ctx, netip.AddrPortFrom(v.B.Addr4, port).String())
+				if err == nil {
+					err = errors.Join(errors.New("connected"), c.Close())
+				}
+				dialed <- err
 			}()
 			fs := make([]link.Frame, 4)
 			syns := 0

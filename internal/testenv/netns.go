@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -344,6 +345,28 @@ func (n *Namespace) Do(f func() error) error {
 		}
 	}()
 	return f()
+}
+
+// Listen listens on a port of addr with the kernel's TCP until the test ends.
+func (e *End) Listen(t testing.TB, addr netip.Addr) (l net.Listener) {
+	t.Helper()
+	if err := e.NS.Do(func() (err error) {
+		l, err = net.Listen("tcp", netip.AddrPortFrom(addr, 0).String())
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// Dial connects to an address with the kernel's TCP.
+func (e *End) Dial(ctx context.Context, to string) (c net.Conn, err error) {
+	err = e.NS.Do(func() (err error) {
+		c, err = (&net.Dialer{Timeout: time.Minute}).DialContext(ctx, "tcp", to)
+		return err
+	})
+	return c, err
 }
 
 // Command returns a command that runs in the namespace. It is killed when the thread that starts it

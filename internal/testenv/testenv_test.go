@@ -74,23 +74,12 @@ func TestVethIsUsableAndRemoved(t *testing.T) {
 		v := NewVeth(t, 1500)
 		names = []string{v.A.NS.Name, v.B.NS.Name}
 		for _, to := range []netip.Addr{v.B.Addr4, v.B.Addr6} {
-			var l net.Listener
-			if err := v.B.NS.Do(func() (err error) {
-				l, err = net.Listen("tcp", netip.AddrPortFrom(to, 0).String())
-				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
-			defer l.Close()
-			if err := v.A.NS.Do(func() error {
-				c, err := net.DialTimeout("tcp", l.Addr().String(), patience)
-				if err != nil {
-					return err
-				}
-				return c.Close()
-			}); err != nil {
+			c, err := v.A.Dial(t.Context(), v.B.Listen(t, to).Addr().String())
+			if err != nil {
 				t.Errorf("%v: %v", to, err)
+				continue
 			}
+			c.Close()
 		}
 		if out, err := v.A.NS.Command("cat", "/proc/net/dev").Output(); err != nil || !strings.Contains(string(out), v.A.Name) {
 			t.Errorf("a command in the namespace: %v, %s", err, out)

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"io"
-	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -20,14 +18,7 @@ import (
 // it took.
 func transfer(t *testing.T, w *testenv.Wire, n int64) time.Duration {
 	t.Helper()
-	var l net.Listener
-	if err := w.B.NS.Do(func() (err error) {
-		l, err = net.Listen("tcp", netip.AddrPortFrom(w.B.Addr4, 0).String())
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := w.B.Listen(t, w.B.Addr4)
 	got := make(chan int64, 1)
 	go func() {
 		c, err := l.Accept()
@@ -40,13 +31,8 @@ func transfer(t *testing.T, w *testenv.Wire, n int64) time.Duration {
 		got <- m
 	}()
 	start := time.Now()
-	var c net.Conn
-	if err := w.A.NS.Do(func() (err error) {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		c, err = new(net.Dialer).DialContext(ctx, "tcp4", l.Addr().String())
-		return err
-	}); err != nil {
+	c, err := w.A.Dial(t.Context(), l.Addr().String())
+	if err != nil {
 		t.Fatal(err)
 	}
 	buf := make([]byte, 64<<10)
