@@ -135,13 +135,9 @@ func (s *Set) openXDP(cfg *Config) error {
 	if err != nil {
 		return err
 	}
-	mode := xsk.Native
-	if got == bpf.Generic {
-		mode = xsk.Generic
-	}
 	for _, q := range cfg.Queues {
 		sock, err := xsk.Open(xsk.Config{
-			Interface: cfg.Interface, Queue: q, Mode: mode, MTU: cfg.MTU, Frames: cfg.Memory / xsk.DefaultFrameSize, Super: cfg.Super,
+			Interface: cfg.Interface, Queue: q, Generic: got == bpf.Generic, MTU: cfg.MTU, Frames: cfg.Memory / xsk.DefaultFrameSize, Super: cfg.Super,
 		})
 		if err != nil {
 			return errors.Join(&QueueError{q, err}, s.Close())

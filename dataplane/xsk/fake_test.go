@@ -26,7 +26,7 @@ type fake struct {
 // newFake returns a socket with n chunks, half of them for receiving, and rings of size entries whose indices wrap
 // soon.
 func newFake(mtu, n, size int) *fake {
-	cfg := Config{MTU: mtu, Frames: n, FrameSize: DefaultFrameSize, Ring: size, Mode: Generic}
+	cfg := Config{MTU: mtu, Frames: n, FrameSize: DefaultFrameSize, Ring: size, Generic: true}
 	cfg.layoutSlots()
 	f := &fake{Socket: &Socket{cfg: cfg, fd: -1, sg: true, umem: make([]byte, n*cfg.FrameSize)}}
 	for _, i := range []*[2]atomic.Uint32{&f.rxIdx, &f.compIdx, &f.txIdx, &f.fillIdx} {
@@ -102,24 +102,23 @@ func TestBindFlags(t *testing.T) {
 	const sg = unix.XDP_USE_SG
 	for _, tc := range []struct {
 		name     string
-		mode     Mode
+		generic  bool
 		mtu      int
 		chunks   int
 		refuseSG bool
 		want     []uint16 // the flags of each call of bind(2), apart from XDP_USE_NEED_WAKEUP
 		err      error
 	}{
-		{"native", Native, 1500, 0, false, []uint16{0}, nil},
-		{"native, largest frame of one piece", Native, 3498, 0, false, []uint16{0}, nil},
-		{"native, two pieces", Native, 3499, 0, false, []uint16{sg}, nil},
-		{"native, two pieces, refused", Native, 9000, 0, true, []uint16{sg, 0}, ErrNoSG},
-		{"native, slots of two chunks", Native, 1500, 2, true, []uint16{sg, 0}, nil},
-		{"zero copy", ZeroCopy, 1500, 0, false, []uint16{unix.XDP_ZEROCOPY}, nil},
-		{"generic", Generic, 1500, 0, false, []uint16{unix.XDP_COPY | sg}, nil},
-		{"generic, old kernel", Generic, 1500, 0, true, []uint16{unix.XDP_COPY | sg, unix.XDP_COPY}, nil},
+		{"native", false, 1500, 0, false, []uint16{0}, nil},
+		{"native, largest frame of one piece", false, 3498, 0, false, []uint16{0}, nil},
+		{"native, two pieces", false, 3499, 0, false, []uint16{sg}, nil},
+		{"native, two pieces, refused", false, 9000, 0, true, []uint16{sg, 0}, ErrNoSG},
+		{"native, slots of two chunks", false, 1500, 2, true, []uint16{sg, 0}, nil},
+		{"generic", true, 1500, 0, false, []uint16{unix.XDP_COPY | sg}, nil},
+		{"generic, old kernel", true, 1500, 0, true, []uint16{unix.XDP_COPY | sg, unix.XDP_COPY}, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := &Socket{cfg: Config{Mode: tc.mode, MTU: tc.mtu, FrameSize: DefaultFrameSize, SlotChunks: tc.chunks, BindRetry: -1}}
+			s := &Socket{cfg: Config{Generic: tc.generic, MTU: tc.mtu, FrameSize: DefaultFrameSize, SlotChunks: tc.chunks, BindRetry: -1}}
 			s.cfg.layoutSlots()
 			var got []uint16
 			err := s.bind(func(flags uint16) error {
@@ -142,9 +141,9 @@ func TestBindFlags(t *testing.T) {
 // TestTaken checks that the reported mode is the one that the kernel reports, not the one that was requested.
 func TestTaken(t *testing.T) {
 	for want, s := range map[string]*Socket{
-		"native, zero copy": {cfg: Config{Mode: Native}, zeroCopy: true},
-		"native, copy":      {cfg: Config{Mode: Native}},
-		"generic, copy":     {cfg: Config{Mode: Generic}},
+		"native, zero copy": {zeroCopy: true},
+		"native, copy":      {},
+		"generic, copy":     {cfg: Config{Generic: true}},
 	} {
 		if got := s.Taken(); got != want {
 			t.Errorf("%q; want %q", got, want)

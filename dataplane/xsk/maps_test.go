@@ -58,7 +58,7 @@ func TestOthersMaps(t *testing.T) {
 			return err
 		}()
 	}()
-	cfg := Config{Interface: v.A.Name, Mode: Generic, Frames: 64, Ring: 64}
+	cfg := Config{Interface: v.A.Name, Generic: true, Frames: 64, Ring: 64}
 	if err := v.A.NS.Do(func() error {
 		for i := 0; i < 3 || mapped.Load() < rings; i++ {
 			s, err := Open(cfg)

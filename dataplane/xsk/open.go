@@ -20,36 +20,6 @@ import (
 	"github.com/iwarpd/iwarpd/internal/ring"
 )
 
-// Mode is how a socket receives and sends frames. It must match how the XDP program is
-// attached: Generic for bpf.Generic, otherwise Native or ZeroCopy.
-type Mode uint8
-
-// Modes.
-const (
-	// Auto is Generic on veth and tap devices, else Native.
-	Auto Mode = iota
-	// Native uses zero-copy if the driver supports it, and otherwise copies.
-	Native
-	// Generic copies frames from skbs. It works with all drivers.
-	Generic
-	// ZeroCopy is Native, but fails if the driver does not support zero-copy.
-	ZeroCopy
-)
-
-func (m Mode) String() string {
-	switch m {
-	case Auto:
-		return "auto"
-	case Native:
-		return "native"
-	case Generic:
-		return "generic"
-	case ZeroCopy:
-		return "zerocopy"
-	}
-	return "unknown"
-}
-
 // Defaults of Config, from measurements. A fill ring of 2048 lasts 4.5 ms at 0.45 million
 // frames per second. A preempted worker needs longer, so the ring may grow (see fillLevel).
 // Chunks of 2048 bytes are 8 % slower at MTU 9000, and the kernel refuses more than 4096. With
@@ -69,7 +39,10 @@ const rxHeadroom = unix.XDP_PACKET_HEADROOM
 type Config struct {
 	Interface string // in the network namespace of the calling thread
 	Queue     int
-	Mode      Mode
+
+	// Generic is for a program in generic mode: the kernel copies frames from skbs. With a native
+	// program zero-copy is used if the driver supports it, and otherwise the kernel copies too.
+	Generic bool
 
 	MTU       int // largest IP packet, fixed while open; the interface's MTU
 	Frames    int // chunks of the UMEM, half for receiving: a power of two
@@ -102,13 +75,6 @@ func (c *Config) setDefaults(dev netlink.Link) error {
 	c.Budget = cmp.Or(c.Budget, DefaultBudget)
 	c.BindRetry = cmp.Or(c.BindRetry, DefaultBindRetry)
 	c.layoutSlots()
-	if c.Mode == Auto {
-		c.Mode = Native
-		switch dev.Type() {
-		case "veth", "tun", "tap", "tuntap":
-			c.Mode = Generic
-		}
-	}
 	pow2 := func(n int) bool { return n > 0 && n&(n-1) == 0 }
 	switch {
 	case c.FrameSize != 2048 && c.FrameSize != 4096:
@@ -243,13 +209,10 @@ func (c *Config) needsSG() bool {
 // nothing.
 func (s *Socket) bind(newSocket func(flags uint16) error) error {
 	flags := uint16(unix.XDP_USE_NEED_WAKEUP)
-	switch s.cfg.Mode {
-	case Generic:
+	if s.cfg.Generic {
 		flags |= unix.XDP_COPY
-	case ZeroCopy:
-		flags |= unix.XDP_ZEROCOPY
 	}
-	s.sg = s.cfg.Mode == Generic || s.cfg.needsSG()
+	s.sg = s.cfg.Generic || s.cfg.needsSG()
 	for until := time.Now().Add(s.cfg.BindRetry); ; {
 		f := flags
 		if s.sg {

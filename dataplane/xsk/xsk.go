@@ -54,23 +54,15 @@ type Socket struct {
 // FD returns the socket's descriptor, for bpf.Steering.SetSocket.
 func (s *Socket) FD() int { return s.fd }
 
-// Mode returns the mode in use: ZeroCopy, or else Generic or Native as requested.
-func (s *Socket) Mode() Mode {
-	if s.zeroCopy {
-		return ZeroCopy
-	}
-	return s.cfg.Mode
-}
-
 // ZeroCopy reports whether the driver avoids copying frames.
 func (s *Socket) ZeroCopy() bool { return s.zeroCopy }
 
 // Taken describes the mode in use: native or generic, and whether the kernel copies.
 func (s *Socket) Taken() string {
-	switch s.Mode() {
-	case ZeroCopy:
+	switch {
+	case s.zeroCopy:
 		return "native, zero copy"
-	case Generic:
+	case s.cfg.Generic:
 		return "generic, copy"
 	}
 	return "native, copy"

@@ -46,12 +46,7 @@ func openSide(t testing.TB, e *testenv.End, mode bpf.Mode, cfg Config) *side {
 	if err := s.steer.Claim(bpf.Endpoint{Proto: pkt.ProtoTCP, Addr: netip.Addr{}, Port: port}); err != nil {
 		t.Fatal(err)
 	}
-	cfg.Interface = e.Name
-	if mode == bpf.Generic {
-		cfg.Mode = Generic
-	} else {
-		cfg.Mode = Native
-	}
+	cfg.Interface, cfg.Generic = e.Name, mode == bpf.Generic
 	if err := e.NS.Do(func() error {
 		if _, err := s.steer.Attach(e.Index, mode); err != nil {
 			return err
@@ -343,7 +338,6 @@ func TestOpenErrors(t *testing.T) {
 	for name, cfg := range map[string]Config{
 		"no interface":     {Interface: "nothere"},
 		"no queue":         {Interface: v.A.Name, Queue: 7, BindRetry: -1},
-		"zero-copy":        {Interface: v.A.Name, Mode: ZeroCopy, BindRetry: -1},
 		"frame size":       {Interface: v.A.Name, FrameSize: 8192},
 		"ring":             {Interface: v.A.Name, Ring: 1000},
 		"MTU":              {Interface: v.A.Name, MTU: 40000},

@@ -76,11 +76,7 @@ func openXSK(j job) (link.Link, func(), error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, s.Close())
 	}
-	mode := xsk.Auto
-	if got == bpf.Generic {
-		mode = xsk.Generic
-	}
-	x, err := xsk.Open(xsk.Config{Interface: j.If, Mode: mode})
+	x, err := xsk.Open(xsk.Config{Interface: j.If, Generic: got == bpf.Generic})
 	if err != nil {
 		return nil, nil, errors.Join(err, s.Close())
 	}

@@ -63,7 +63,8 @@ func newNode(o *options) (_ *node, err error) {
 		return nil, err
 	}
 	undo = append(undo, steer.Close)
-	if _, err := steer.Attach(ifi.Index, bpf.Auto); err != nil {
+	mode, err := steer.Attach(ifi.Index, bpf.Auto)
+	if err != nil {
 		return nil, err
 	}
 	off, err := xsk.FindOffloads(ifi.Name)
@@ -73,7 +74,7 @@ func newNode(o *options) (_ *node, err error) {
 	o.partial = off.Local
 	var links []link.Link
 	for q := range o.queues {
-		sock, err := xsk.Open(xsk.Config{Interface: ifi.Name, Queue: q, MTU: ifi.MTU, Frames: o.frames, Super: off.Segmentation})
+		sock, err := xsk.Open(xsk.Config{Interface: ifi.Name, Queue: q, Generic: mode == bpf.Generic, MTU: ifi.MTU, Frames: o.frames, Super: off.Segmentation})
 		if err != nil {
 			return nil, err
 		}
