@@ -1,6 +1,7 @@
 package link
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -18,7 +19,7 @@ type PipeConfig struct {
 	MTU       int // largest IP packet; 1500
 	ChunkSize int // maximum size of a piece of a received frame; 4096
 	Slots     int // TX slots of each end; 1024
-	RxFrames  int // frames in flight to, or held by, each end; 2048; a power of two
+	RxFrames  int // frames in flight to, or held by, each end; 2048, or 512 with SuperWhole; a power of two
 	TxRing    int // frames posted between two Flushes; 1024
 
 	Super SuperMode // handling of super-frames
@@ -116,19 +117,14 @@ const minSlot = 512
 // NewPipe makes a wire and returns its two ends. It fails only if the configuration is invalid
 // or the process has no free descriptor.
 func NewPipe(cfg PipeConfig) (a, b *Pipe, err error) {
-	def := func(p *int, v int) {
-		if *p == 0 {
-			*p = v
-		}
-	}
-	def(&cfg.MTU, 1500)
-	def(&cfg.ChunkSize, 4096)
-	def(&cfg.Slots, 1024)
+	cfg.MTU = cmp.Or(cfg.MTU, 1500)
+	cfg.ChunkSize = cmp.Or(cfg.ChunkSize, 4096)
+	cfg.Slots = cmp.Or(cfg.Slots, 1024)
 	if cfg.Super == SuperWhole {
-		def(&cfg.RxFrames, 512)
+		cfg.RxFrames = cmp.Or(cfg.RxFrames, 512)
 	}
-	def(&cfg.RxFrames, 2048)
-	def(&cfg.TxRing, 1024)
+	cfg.RxFrames = cmp.Or(cfg.RxFrames, 2048)
+	cfg.TxRing = cmp.Or(cfg.TxRing, 1024)
 	if cfg.MTU < 68 || cfg.MTU+HeaderRoom > MaxPieces*cfg.ChunkSize || cfg.Slots < 1 || cfg.TxRing < 1 ||
 		cfg.RxFrames < 1 || cfg.RxFrames&(cfg.RxFrames-1) != 0 {
 		return nil, nil, fmt.Errorf("link: bad pipe configuration: MTU %d, %d slots, %d RX frames of pieces of %d",
@@ -219,25 +215,35 @@ func (p *Pipe) Flush() {
 		p.lend()
 		return
 	}
-	var now clock.Time
-	if p.out.decider != nil {
-		now = p.now()
-	}
-	sent := false
+	now := p.sendTime()
 	for i := range p.queued {
-		f := &p.queued[i]
-		b := p.frameBytes(f)
-		p.stats.TxFrames++
-		p.stats.TxBytes += uint64(len(b))
-		if p.cfg.Filter != nil && !p.cfg.Filter(p.toB, b) {
-			continue
-		}
-		sent = p.out.send(now, b) || sent
+		p.emit(now, p.frameBytes(&p.queued[i]))
 	}
 	p.finish(len(p.queued))
-	if sent {
-		p.out.put.Submit()
-		p.out.wakeup.wake()
+	p.submit()
+}
+
+// sendTime returns the time of frames that are sent now, or 0 if that does not matter.
+func (p *Pipe) sendTime() clock.Time {
+	if p.out.decider == nil {
+		return 0
+	}
+	return p.now()
+}
+
+// emit copies a frame to the other side, where it arrives after submit.
+func (p *Pipe) emit(now clock.Time, b []byte) {
+	p.stats.TxFrames++
+	p.stats.TxBytes += uint64(len(b))
+	if p.cfg.Filter == nil || p.cfg.Filter(p.toB, b) {
+		p.out.send(now, b)
+	}
+}
+
+func (p *Pipe) submit() {
+	if w := p.out; w.put.Unsubmitted() > 0 {
+		w.put.Submit()
+		w.wakeup.wake()
 	}
 }
 
@@ -252,31 +258,17 @@ func (p *Pipe) SuperBytes() int {
 // SendSuper is Segmenter.SendSuper.
 func (p *Pipe) SendSuper(s *Super) bool {
 	p.Flush()
-	var now clock.Time
-	if p.out.decider != nil {
-		now = p.now()
-	}
-	sent := false
-	emit := func(b []byte) {
-		p.stats.TxFrames++
-		p.stats.TxBytes += uint64(len(b))
-		if p.cfg.Filter == nil || p.cfg.Filter(p.toB, b) {
-			sent = p.out.send(now, b) || sent
-		}
-	}
+	now := p.sendTime()
 	if p.cfg.Super == SuperCut {
-		s.cut(emit)
+		s.cut(func(b []byte) { p.emit(now, b) })
 	} else {
 		p.super = p.super[:0]
 		for _, part := range s.Parts {
 			p.super = append(p.super, part...)
 		}
-		emit(p.super)
+		p.emit(now, p.super)
 	}
-	if sent {
-		p.out.put.Submit()
-		p.out.wakeup.wake()
-	}
+	p.submit()
 	return true
 }
 
@@ -310,11 +302,10 @@ func (p *Pipe) Reap(done []Slot) int {
 	return p.txQueue.Reap(done)
 }
 
-// send copies a frame to the ring, as often as the impairments say, without publishing it. It
-// reports whether there were any copies.
-func (w *wire) send(now clock.Time, b []byte) (sent bool) {
+// send copies a frame to the ring, as often as the impairments say, without publishing it.
+func (w *wire) send(now clock.Time, b []byte) {
 	if w.closed.Load() {
-		return false
+		return
 	}
 	plan := append(w.plan[:0], impair.Delivery{Bit: -1})
 	if w.decider != nil {
@@ -336,9 +327,7 @@ func (w *wire) send(now clock.Time, b []byte) (sent bool) {
 		// There are as many cells as entries, so a free cell implies a free entry.
 		i, _ = w.put.Reserve(1)
 		w.full[w.put.Mask(i)] = parcel{at: d.At, cell: cell, n: int32(len(b))}
-		sent = true
 	}
-	return sent
 }
 
 // Receive is Link.Receive.
