@@ -1,6 +1,6 @@
-// Package link defines Link, one queue of an interface as seen by a worker, and two
-// implementations that need no XDP: Pipe, an in-process wire that can be impaired, and Packet,
-// an AF_PACKET socket. AF_XDP is in dataplane/xsk.
+// Package link defines Link, one queue of an interface as seen by a worker, and the
+// implementations that need no XDP: Pipe, an in-process wire that can be impaired, Packet, an
+// AF_PACKET socket, and None, which carries nothing. AF_XDP is in dataplane/xsk.
 package link
 
 import "time"

@@ -198,10 +198,7 @@ func openPacket(ifname string, opts PacketOptions) (_ *Packet, err error) {
 	if err := attach(fd, opts.FilterFD, opts.Filter); err != nil {
 		return nil, err
 	}
-	// Without CAP_NET_ADMIN the limit of net.core applies.
-	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, packetSndbuf) != nil {
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, packetSndbuf)
-	}
+	enlargeSndbuf(fd)
 	if p.ring, err = openRxRing(fd, longest, ringBlock, opts.Memory/4); err != nil {
 		return nil, err
 	}
@@ -242,6 +239,13 @@ func packetSocket() (int, error) {
 		return -1, fmt.Errorf("setsockopt PACKET_IGNORE_OUTGOING: %w", err)
 	}
 	return fd, nil
+}
+
+// enlargeSndbuf sets the send buffer. Without CAP_NET_ADMIN the limit of net.core applies.
+func enlargeSndbuf(fd int) {
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, packetSndbuf) != nil {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, packetSndbuf)
+	}
 }
 
 // attach attaches the BPF program prog or, if that is 0, the classic filter.

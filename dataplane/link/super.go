@@ -130,9 +130,7 @@ func openSuper(ifname string) (*SuperSocket, error) {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("setsockopt PACKET_VNET_HDR: %w", err)
 	}
-	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, packetSndbuf) != nil {
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, packetSndbuf)
-	}
+	enlargeSndbuf(fd)
 	return s, nil
 }
 
