@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
@@ -191,7 +192,7 @@ func parseMetrics(v string) (network, address string, err error) {
 }
 
 // listenMetrics opens the socket for metrics. A Unix socket is accessible to the
-// daemon's user and group. A stale socket file is replaced.
+// daemon's user and group. A socket file to which nothing listens is replaced.
 func listenMetrics(v string) (net.Listener, error) {
 	network, address, err := parseMetrics(v)
 	if err != nil {
@@ -199,9 +200,10 @@ func listenMetrics(v string) (net.Listener, error) {
 	}
 	l, err := net.Listen(network, address)
 	if err != nil && network == "unix" {
+		// Another type of socket, such as that of the API, reports EPROTOTYPE.
 		if c, derr := net.Dial(network, address); derr == nil {
 			c.Close()
-		} else if st, serr := os.Lstat(address); serr == nil && st.Mode().Type() == os.ModeSocket {
+		} else if st, serr := os.Lstat(address); serr == nil && st.Mode().Type() == os.ModeSocket && errors.Is(derr, unix.ECONNREFUSED) {
 			if err = os.Remove(address); err == nil {
 				l, err = net.Listen(network, address)
 			}

@@ -112,6 +112,22 @@ func TestMetrics(t *testing.T) {
 	if _, err := listenMetrics("unix:" + file); err == nil {
 		t.Error("a file was taken for a socket")
 	}
+	api := filepath.Join(t.TempDir(), "api") // of another type, so that a stream cannot connect to it
+	l, err := net.Listen("unixpacket", api)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if _, err := listenMetrics("unix:" + api); err == nil {
+		t.Error("the socket of an API was taken away")
+	} else if err = metricsError(err); exitCode(err) != exitBusy {
+		t.Errorf("exit code %d: %v", exitCode(err), err)
+	}
+	if c, err := net.Dial("unixpacket", api); err != nil {
+		t.Error(err)
+	} else {
+		c.Close()
+	}
 }
 
 func TestParseMetrics(t *testing.T) {
