@@ -174,10 +174,7 @@ func (s *Server) setattr(c *cred, o *object, fh nfsv3.NfsFh3, a *nfsv3.Sattr3) e
 				return err
 			}
 		}
-		if m, ok := a.Mode.(*nfsv3.SetMode3_TRUE); ok {
-			if o.st.Mode&unix.S_IFMT == unix.S_IFLNK {
-				return nil // it has no mode
-			}
+		if m, ok := a.Mode.(*nfsv3.SetMode3_TRUE); ok && o.st.Mode&unix.S_IFMT != unix.S_IFLNK { // a symbolic link has no mode
 			unlock := s.tree.still()
 			err := unix.Fchmodat(unix.AT_FDCWD, proc(o.fd), m.Mode&0o7777, 0)
 			unlock()

@@ -39,6 +39,22 @@ func TestGuard(t *testing.T) {
 	}
 }
 
+// TestLinkTimes checks that the times of a symbolic link are set even with a mode, which it does not have.
+func TestLinkTimes(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	l.want(nfsv3.NFS3_OK, root, pSymlink, func(w *rpc.Writer) { name(l.root, "link")(w); sattr(w, -1, -1); w.String("none") })
+	l.want(nfsv3.NFS3_OK, root, pSetattr, func(w *rpc.Writer) {
+		w.Opaque(l.lookup("link"))
+		w.U32(1, 0o600, 0, 0, 0) // mode, owner, group, size
+		w.U32(2, 1000, 1, 2, 2000, 2)
+		w.U32(0) // no guard
+	})
+	st, err := os.Lstat(filepath.Join(l.dir, "link"))
+	if err != nil || st.ModTime().UnixNano() != 2000e9+2 {
+		t.Errorf("%v, %v", st.ModTime(), err)
+	}
+}
+
 func TestCreateKinds(t *testing.T) {
 	l := newLocal(t, nfs.Config{})
 	exclusive := func(verf uint64) func(*rpc.Writer) {
