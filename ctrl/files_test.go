@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/mpa"
 )
 
 // TestDescriptors checks that the daemon keeps no descriptor of what it has mapped, except the one that wakes the
@@ -178,6 +180,73 @@ func TestPoolsOfUsers(t *testing.T) {
 			t.Errorf("%d %s are used, the first user has %d", used, p.noun, first)
 		}
 		c.c.Close()
+	}
+}
+
+// TestGuardsCounted checks that the guard sockets of a listener are counted, one for each address, and that those which
+// connections keep after it are counted too.
+func TestGuardsCounted(t *testing.T) {
+	var addrs []netip.Addr
+	for i := range byte(20) {
+		addrs = append(addrs, netip.AddrFrom4([4]byte{127, 0, 0, 1 + i}))
+	}
+	h := newHarness(t, Config{})
+	h.mu.Lock()
+	h.claims.noGuard = false
+	h.devices[0].Addrs = func() []netip.Addr { return addrs }
+	h.mu.Unlock()
+	c := h.hello(t)
+	counted := func() int { // without those of the reply to Hello, which count until the server sees that they were read
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		out := &h.sessions[1].out
+		out.mu.Lock()
+		defer out.mu.Unlock()
+		return int(h.files.used+h.files.extra) - out.fds
+	}
+	before := counted()
+	check := func(what string, want int) {
+		t.Helper()
+		if got := counted() - before; got != want {
+			t.Errorf("%s: %d descriptors are counted, want %d", what, got, want)
+		}
+	}
+	listen := func(port uint32) *ctrlpb.ListenReply {
+		t.Helper()
+		req := reqListen("", port)
+		req.GetListen().Streaming = true
+		return c.ok(req).GetListen()
+	}
+	unlisten := func(l *ctrlpb.ListenReply) {
+		t.Helper()
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Unlisten{Unlisten: &ctrlpb.Unlisten{Listen: l.Listen}}})
+	}
+	l := listen(0)
+	check("listener", len(addrs))
+	unlisten(l)
+	check("no listener", 0)
+
+	l = listen(0)
+	port := netip.MustParseAddrPort(l.Address).Port()
+	h.arrive(t, "127.0.0.99:7000", port, mpa.DefaultConfig())
+	conn := c.event().GetStreamReady().Conn
+	unlisten(l)
+	check("connection after its listener", len(addrs))
+	l = listen(uint32(port))
+	check("listener on the port of the connection", len(addrs))
+	unlisten(l)
+	check("connection after both listeners", len(addrs))
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_StreamClose{StreamClose: &ctrlpb.StreamClose{Conn: conn, Abort: true}}})
+	check("no connection", 0)
+
+	h.mu.Lock()
+	h.files.most = h.files.used + h.files.extra + uint64(len(addrs)) - 1
+	h.mu.Unlock()
+	open := openFDs(t)
+	c.fails(cQuota, reqListen("", 0))
+	check("refused listener", 0)
+	if now := openFDs(t); now != open {
+		t.Errorf("%d descriptors are open, %d were before", now, open)
 	}
 }
 

@@ -55,10 +55,16 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 		return err
 	}
 	cl, err := s.claims.take(local, on, c.cred.Uid, true)
+	if err == nil {
+		if err = s.files.room(c.cred.Uid, s.files.of(c.use), s.claims.uncounted(cl)); err != nil {
+			s.claims.unlisten(cl)
+		}
+	}
 	if err != nil {
 		c.give(resListens, 1)
 		return err
 	}
+	s.claims.count(cl)
 	// Workers answer from their own goroutines and never wait for mu, so mu can be held here.
 	// It must be, so that the first EventAccepted finds the listener.
 	l := &listener{sess: c, claim: cl, cfg: cfg, backlog: backlog, streaming: r.Streaming, sctp: o}
@@ -69,8 +75,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 		l.id, err = s.engine.Listen(dataplane.ListenRequest{Local: cl.addr, Backlog: backlog, Stream: r.Streaming, SCTP: o, Admit: l.admits, IP: ip, Device: on.name()})
 	}
 	if err != nil {
-		cl.listening = false
-		s.claims.drop(cl)
+		s.claims.unlisten(cl)
 		c.give(resListens, 1)
 		return errorf(internal, "ctrl: listen on %v: %w", cl.addr, err)
 	}
@@ -189,7 +194,6 @@ func (c *session) dropListener(l *listener) {
 			s.abandon(cn)
 		}
 	}
-	l.claim.listening = false
-	s.claims.drop(l.claim)
+	s.claims.unlisten(l.claim)
 	c.give(resListens, 1)
 }

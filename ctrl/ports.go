@@ -32,6 +32,7 @@ type claim struct {
 	until     clock.Time     // end of TIME-WAIT
 	refs      int
 	fds       []int
+	extra     uint64              // those of fds that are counted, and not in an account
 	wants     []bpf.Endpoint      // endpoints that steer was called with
 	eps       []bpf.Endpoint      // endpoints that are steered for wants
 	guard     map[netip.Addr]bool // addresses that a guard socket is bound to
@@ -42,6 +43,7 @@ type claim struct {
 type claims struct {
 	devices  devices
 	noGuard  bool // the kernel does not use the addresses (pipes)
+	files    *pool
 	byAddr   map[claimKey]*claim
 	byPort   map[uint16][]*claim // the same claims by port; a port has at most one per local address
 	nextPort uint16              // for noGuard
@@ -246,7 +248,33 @@ func (cs *claims) refresh() {
 				_ = cs.guardAddr(c, a) // another program uses the port there
 			}
 		}
+		cs.count(c)
 	}
+}
+
+// uncounted returns the number of guards of c that neither an account nor count has counted. A listener has one for each
+// address.
+func (cs *claims) uncounted(c *claim) uint64 {
+	counted := c.extra
+	if c.listening {
+		counted += cs.files.per[resListens]
+	}
+	return less(uint64(len(c.fds)), counted)
+}
+
+// count counts the guards of c that no account counts. Connections keep those of their listener after it has ended.
+func (cs *claims) count(c *claim) {
+	cs.files.extra -= c.extra
+	c.extra = 0
+	c.extra = cs.uncounted(c)
+	cs.files.extra += c.extra
+}
+
+// unlisten removes a listener from c.
+func (cs *claims) unlisten(c *claim) {
+	c.listening = false
+	cs.count(c)
+	cs.drop(c)
 }
 
 // drop removes a user from c.
@@ -276,6 +304,7 @@ func (cs *claims) undo(c *claim) {
 	}
 	seqpacket.CloseAll(c.fds)
 	c.wants, c.eps, c.fds = nil, nil, nil
+	cs.count(c)
 }
 
 // freePort returns a port that is free on a, if a is unspecified on the addresses of on, when the

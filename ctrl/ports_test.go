@@ -35,7 +35,7 @@ func TestFreePortOfAllAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	addrs := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2")}
-	cs := claims{devices: devices{{Device: Device{Name: "lo", Addrs: func() []netip.Addr { return addrs }}}}}
+	cs := claims{files: new(pool), devices: devices{{Device: Device{Name: "lo", Addrs: func() []netip.Addr { return addrs }}}}}
 	c := &claim{addr: netip.AddrPortFrom(netip.IPv6Unspecified(), 0), guard: make(map[netip.Addr]bool)}
 	var taken []net.Listener
 	for port := first; port <= last; port++ {
