@@ -6,7 +6,10 @@ import "golang.org/x/sys/unix"
 // for its own memory. The device acts on the calling process, so the descriptor gives no access
 // to the daemon.
 func (c *session) openUserfaultfd() ([]int, error) {
-	if !c.srv.cfg.Userfaultfd {
+	c.srv.mu.Lock()
+	allowed := c.srv.cfg.Userfaultfd
+	c.srv.mu.Unlock()
+	if !allowed {
 		return nil, errorf(permission, "ctrl: userfaultfd: the configuration forbids it (key userfaultfd)")
 	}
 	const path = "/dev/userfaultfd"

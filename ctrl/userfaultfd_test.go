@@ -38,3 +38,26 @@ func TestOpenUserfaultfd(t *testing.T) {
 		t.Errorf("device %#x, %v; want %#x", got.Rdev, err, want.Rdev)
 	}
 }
+
+// TestUserfaultfdReload checks, with the race detector, that a reload may come at the same time as a request.
+func TestUserfaultfdReload(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	done, over := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(over)
+		for {
+			select {
+			case <-done:
+				return
+			default:
+				h.Reload(Config{})
+			}
+		}
+	}()
+	for range 200 {
+		c.fails(ctrlpb.Code_CODE_PERMISSION, &ctrlpb.Request{Body: &ctrlpb.Request_OpenUserfaultfd{OpenUserfaultfd: &ctrlpb.OpenUserfaultfd{}}})
+	}
+	close(done)
+	<-over
+}
