@@ -102,6 +102,9 @@ func (c *command) examine(ctx context.Context, dev *iwarp.Device, peer string) (
 	began := time.Now()
 	err = c.roundTrip(ctx, dev, addr, smallPing, doctorWait)
 	took := time.Since(began)
+	if ctx.Err() != nil || errors.Is(err, iwarp.ErrDaemonGone) { // nothing was learned about the peer
+		return nil, err
+	}
 	l, connected := judge(addr, err)
 	if !connected || err != nil {
 		return l, nil

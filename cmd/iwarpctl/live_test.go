@@ -66,6 +66,37 @@ func message(t *testing.T, ca, cb *iwarp.Conn, n int) {
 	}
 }
 
+// TestInterruptedConnect checks that a command which is interrupted before the peer has answered reports that, and nothing
+// about the peer.
+func TestInterruptedConnect(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "iwarpd.sock")
+	a, b, err := embed.Pair(embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	l, err := a.Device().Listen(ctx, ":7174", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"doctor", a.Addr().String()}, {"ping", "-c", "-a", a.Addr().String()}, {"ping", "-c", "-C", "2", "-a", a.Addr().String()}} {
+		ctl, interrupt := context.WithCancel(ctx)
+		var out, errOut strings.Builder
+		code := make(chan int, 1)
+		go func() { code <- run(ctl, append([]string{"--socket", socket}, args...), &out, &errOut) }()
+		if _, err := l.Request(ctx); err != nil {
+			t.Fatal(err)
+		}
+		interrupt()
+		if got := <-code; got != exitInterrupted || out.Len() > 0 || errOut.Len() > 0 {
+			t.Errorf("%q: exit code %d, %q, %q", args, got, &out, &errOut)
+		}
+	}
+}
+
 // TestShowQP checks that each statistic of TCP and RDMAP has its name in the output.
 func TestShowQP(t *testing.T) {
 	socket, ca, cb := running(t)

@@ -108,7 +108,7 @@ func (c *command) pingClient(ctx context.Context, f *pingFlags) error {
 	h := perf.NewHistogram()
 	o := rping.Options{Count: f.count, Validate: f.validate, Print: c.pingData(f), Round: h.Add}
 	rep, err := rping.Ping(ctx, dev, addr, cfg, int(f.size), o)
-	if ctx.Err() != nil && f.count == 0 {
+	if ctx.Err() != nil && f.count == 0 && rep.Rounds > 0 {
 		err = nil // the normal way to stop
 	}
 	if err != nil {
