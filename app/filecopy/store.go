@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"slices"
@@ -80,7 +81,18 @@ const permissions = 0o777
 
 // AttrsOf returns the attributes of a file.
 func AttrsOf(info fs.FileInfo) Attrs {
-	return Attrs{uint32(info.Mode().Perm()), info.ModTime().UnixNano()}
+	return Attrs{uint32(info.Mode().Perm()), nanoseconds(info.ModTime())}
+}
+
+// nanoseconds returns t in nanoseconds since 1970, or the nearest time that these can be: of the years 1677 to 2262.
+func nanoseconds(t time.Time) int64 {
+	switch {
+	case t.Before(time.Unix(0, math.MinInt64)):
+		return math.MinInt64
+	case t.After(time.Unix(0, math.MaxInt64)):
+		return math.MaxInt64
+	}
+	return t.UnixNano()
 }
 
 // Open opens the regular file name for reading.

@@ -2,10 +2,13 @@ package filecopy
 
 import (
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/fstest"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -56,6 +59,27 @@ func TestBadPaths(t *testing.T) {
 		var e *Error
 		if !errors.As(err, &e) || e.Code != CodeIO || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v; want %q", name, err, want)
+		}
+	}
+}
+
+// TestFarTimes checks that a time which the protocol cannot represent becomes the nearest one that it can.
+func TestFarTimes(t *testing.T) {
+	for _, tt := range []struct {
+		at   time.Time
+		want int64
+	}{
+		{time.Unix(1, 2), 1e9 + 2},
+		{time.Unix(-1, 0), -1e9},
+		{time.Date(2300, 1, 1, 0, 0, 0, 0, time.UTC), math.MaxInt64},
+		{time.Date(1600, 1, 1, 0, 0, 0, 0, time.UTC), math.MinInt64},
+	} {
+		info, err := fstest.MapFS{"f": {ModTime: tt.at}}.Stat("f")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := AttrsOf(info).Mtime; got != tt.want {
+			t.Errorf("%v: %d, want %d", tt.at, got, tt.want)
 		}
 	}
 }
