@@ -184,10 +184,7 @@ func (s *Store) Create(name string, size int64, o Options) (*Incoming, error) {
 	in.file, err = s.root.OpenFile(in.temp, flags, fs.FileMode(in.attrs.Mode|0o600))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		if _, serr := s.root.Stat(path.Dir(name)); serr == nil {
-			return nil, &Error{CodePermission, fmt.Errorf("%s: its folder was removed, or the file system there takes no new files, as /proc: choose another folder", name)}
-		}
-		return nil, &Error{CodeNotFound, fmt.Errorf("%s: no folder %s: make it first", name, path.Dir(name))}
+		return nil, s.noFolder(name)
 	case err != nil:
 		return nil, fileError(name, err)
 	}
@@ -202,6 +199,14 @@ func (s *Store) Create(name string, size int64, o Options) (*Incoming, error) {
 		return nil, fileError(name, err)
 	}
 	return in, nil
+}
+
+// noFolder returns the error if name cannot be made because the folder that it is to be in does not exist, or takes nothing new.
+func (s *Store) noFolder(name string) error {
+	if _, err := s.root.Stat(path.Dir(name)); err == nil {
+		return &Error{CodePermission, fmt.Errorf("%s: its folder was removed, or the file system there takes no new files, as /proc: choose another folder", name)}
+	}
+	return &Error{CodeNotFound, fmt.Errorf("%s: no folder %s: make it first", name, path.Dir(name))}
 }
 
 // lock takes over the file of an earlier copy.
@@ -434,7 +439,10 @@ func (s *Store) Mkdir(name string, o Options) error {
 	}
 	mode := fs.FileMode(o.Mode & permissions)
 	if err := s.root.Mkdir(name, mode|0o700); err != nil { // so that files can be created in it, whatever the mode
-		if !errors.Is(err, fs.ErrExist) {
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return s.noFolder(name)
+		case !errors.Is(err, fs.ErrExist):
 			return fileError(name, err)
 		}
 		if info, err := s.root.Stat(name); err != nil || !info.IsDir() {

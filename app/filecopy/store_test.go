@@ -32,6 +32,22 @@ func TestNoNewFiles(t *testing.T) {
 	}
 }
 
+// TestMissingFolder checks that the error for a missing folder names it.
+func TestMissingFolder(t *testing.T) {
+	s, err := OpenStore(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	_, create := s.Create("new/f", 1, Options{})
+	for _, err := range []error{create, s.Mkdir("new/f", Options{})} {
+		var e *Error
+		if want := "new/f: no folder new: make it first"; !errors.As(err, &e) || e.Code != CodeNotFound || err.Error() != want {
+			t.Errorf("got %v; want %s", err, want)
+		}
+	}
+}
+
 // TestReadOnly checks the error for a file system that cannot be written.
 func TestReadOnly(t *testing.T) {
 	err := fileError("f", &os.PathError{Op: "open", Path: "f", Err: unix.EROFS})
