@@ -34,6 +34,8 @@ struct iwarpd_cq {
 	struct object obj;
 	struct cq_rings *now;
 	struct cq_rings *before; /* rings from before a resize, while they hold completions; or NULL */
+	struct iwarpd_wc *saved; /* completions from before the last resize but one, or NULL */
+	size_t num_saved, polled_saved;
 	uint32_t overruns;       /* overruns of rings that are gone */
 	int fd;                  /* -1: the channel's */
 	void *context;
@@ -72,6 +74,7 @@ static void cq_free(struct object *o)
 		channel_remove(cq->channel, &cq->link);
 	rings_free(cq->now);
 	rings_free(cq->before);
+	free(cq->saved);
 	if (cq->fd >= 0)
 		close(cq->fd);
 	free(cq);
@@ -203,52 +206,6 @@ static void forget_before(struct iwarpd_cq *cq)
 	cq->before = NULL;
 }
 
-/* rings_empty reports whether there is nothing to poll in rings that the daemon does not use any more. */
-static bool rings_empty(struct cq_rings *r)
-{
-	int err = 0;
-
-	for (uint32_t i = 0; i < r->map.rings; i++)
-		if (ring_next_entry(&r->rings[i], &err) || err)
-			return false;
-	return true;
-}
-
-int iwarpd_resize_cq(struct iwarpd_cq *cq, uint32_t depth, struct iwarpd_error *e)
-{
-	Pb__ResizeCQ body = PB__RESIZE_CQ__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
-	struct cq_rings *rings;
-	struct packet p;
-	int err;
-
-	if (cq->before && rings_empty(cq->before))
-		forget_before(cq);
-	if (cq->before)
-		return set_error(e, -EBUSY, "completion queue: first poll the completions from before the last resize");
-	body.cq = cq->obj.handle;
-	body.depth = depth;
-	req.body_case = PB__REQUEST__BODY_RESIZE_CQ;
-	req.resize_cq = &body;
-	err = device_call(cq->obj.dev, &req, -1, PB__REPLY__BODY_CQ, 1, &p, e);
-	if (err)
-		return err;
-	err = new_rings(p.fds[0], &rings);
-	packet_free(&p);
-	if (err) {
-		device_broken(cq->obj.dev, err); /* completions would be lost */
-		return set_error(e, err, "completion queue: %s", strerror(-err));
-	}
-	if (cq->channel)
-		channel_lock(cq->channel);
-	atomic_store(&cq->armed, false);
-	cq->before = cq->now;
-	cq->now = rings;
-	if (cq->channel)
-		channel_unlock(cq->channel);
-	return 0;
-}
-
 /* poll_ring removes up to n completions from a ring. */
 static int poll_ring(struct ring *r, struct iwarpd_wc *wc, int n)
 {
@@ -280,10 +237,86 @@ static int poll_rings(struct cq_rings *r, struct iwarpd_wc *wc, int n)
 	return got;
 }
 
+/* poll_saved removes up to n saved completions. */
+static int poll_saved(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n)
+{
+	size_t left = cq->num_saved - cq->polled_saved;
+	int got = left < (size_t)n ? (int)left : n;
+
+	memcpy(wc, cq->saved + cq->polled_saved, (size_t)got * sizeof(*wc));
+	cq->polled_saved += (size_t)got;
+	if (cq->polled_saved == cq->num_saved) {
+		free(cq->saved);
+		cq->saved = NULL;
+		cq->num_saved = cq->polled_saved = 0;
+	}
+	return got;
+}
+
+/*
+ * save_before saves the completions in the rings from before the last resize, and frees the
+ * rings, as the daemon is going to.
+ */
+static int save_before(struct iwarpd_cq *cq)
+{
+	enum { SOME = 64 };
+	int got = SOME;
+
+	while (cq->before && got == SOME) {
+		struct iwarpd_wc *more = realloc(cq->saved, (cq->num_saved + SOME) * sizeof(*more));
+
+		if (!more)
+			return -ENOMEM;
+		cq->saved = more;
+		got = poll_rings(cq->before, more + cq->num_saved, SOME);
+		if (got < 0)
+			return got;
+		cq->num_saved += (size_t)got;
+	}
+	forget_before(cq);
+	return 0;
+}
+
+int iwarpd_resize_cq(struct iwarpd_cq *cq, uint32_t depth, struct iwarpd_error *e)
+{
+	Pb__ResizeCQ body = PB__RESIZE_CQ__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	struct cq_rings *rings;
+	struct packet p;
+	int err;
+
+	err = save_before(cq);
+	if (err)
+		return set_error(e, err, "completion queue: %s", strerror(-err));
+	body.cq = cq->obj.handle;
+	body.depth = depth;
+	req.body_case = PB__REQUEST__BODY_RESIZE_CQ;
+	req.resize_cq = &body;
+	err = device_call(cq->obj.dev, &req, -1, PB__REPLY__BODY_CQ, 1, &p, e);
+	if (err)
+		return err;
+	err = new_rings(p.fds[0], &rings);
+	packet_free(&p);
+	if (err) {
+		device_broken(cq->obj.dev, err); /* completions would be lost */
+		return set_error(e, err, "completion queue: %s", strerror(-err));
+	}
+	if (cq->channel)
+		channel_lock(cq->channel);
+	atomic_store(&cq->armed, false);
+	cq->before = cq->now;
+	cq->now = rings;
+	if (cq->channel)
+		channel_unlock(cq->channel);
+	return 0;
+}
+
 int iwarpd_poll_cq(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n)
 {
 	int got;
 
+	if (cq->num_saved > 0 && n > 0)
+		return poll_saved(cq, wc, n);
 	if (cq->before) {
 		got = poll_rings(cq->before, wc, n);
 		if (got != 0)

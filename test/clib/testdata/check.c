@@ -320,6 +320,21 @@ static void check_resize(struct side *a)
 			CHECK(wc.status == 0 && wc.id == i);
 		}
 	}
+	for (uint64_t i = 0; i < 200; i++) { /* none is polled meanwhile */
+		struct pollfd p = { .fd = iwarpd_cq_fd(a->scq), .events = POLLIN };
+
+		iwarpd_arm_cq(a->scq, false);
+		wr.id = i;
+		while (iwarpd_post_send(a->qp, &wr) == -EAGAIN)
+			;
+		if (i % 50 != 0)
+			continue;
+		CHECK(poll(&p, 1, 60000) == 1 && iwarpd_resize_cq(a->scq, 512, &err) == 0);
+	}
+	for (uint64_t i = 0; i < 200; i++) {
+		wc = wait_one(a->scq);
+		CHECK(wc.status == 0 && wc.id == i);
+	}
 	CHECK(iwarpd_resize_cq(a->scq, 0, &err) == -EINVAL);
 }
 
