@@ -142,19 +142,25 @@ static uint32_t room_for(int cqe, uint64_t need)
 	return depth < (uint64_t)cqe ? (uint32_t)depth : (uint32_t)cqe;
 }
 
-/* resize changes the depth of the daemon's queue. */
+/*
+ * resize changes the depth of the daemon's queue. The new rings are not armed, and may hold
+ * completions already, so an armed queue has an event.
+ */
 static int resize(struct cq *cq, uint32_t depth, struct iwarpd_error *e)
 {
+	bool wake;
 	int err;
 
 	pthread_mutex_lock(&cq->lock);
 	err = iwarpd_resize_cq(cq->q, depth, e);
+	wake = !err && cq->armed;
 	if (!err) {
 		cq->depth = depth;
-		if (cq->armed)
-			iwarpd_arm_cq(cq->q, cq->solicited);
+		cq->armed = false;
 	}
 	pthread_mutex_unlock(&cq->lock);
+	if (wake && cq->ibv.channel)
+		push_ready(channel_of(cq->ibv.channel), cq);
 	return err;
 }
 
@@ -504,7 +510,6 @@ int req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 	pthread_mutex_lock(&cq->lock);
 	iwarpd_arm_cq(cq->q, solicited_only != 0);
 	cq->armed = true;
-	cq->solicited = solicited_only != 0;
 	pthread_mutex_unlock(&cq->lock);
 	return 0;
 }

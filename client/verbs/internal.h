@@ -240,7 +240,6 @@ struct cq {
 	struct cq *next;
 	uint32_t depth; /* depth of q; grows with need up to ibv.cqe */
 	uint64_t need;  /* most completions outstanding; guarded by iwv_thread_lock */
-	bool solicited; /* armed for solicited completions alone */
 	pthread_mutex_t lock; /* held while polling and arming; guards the late completions */
 	struct late *late, **last_late; /* come after the completions of the daemon */
 	bool armed;                     /* armed, and no late completion added since */

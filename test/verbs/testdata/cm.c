@@ -431,6 +431,22 @@ static void cqs(void)
 	CHECK(ibv_destroy_comp_channel(ch) == 0 && ibv_close_device(c) == 0);
 }
 
+/* A completion may come while a queue is resized, so one that is armed has an event then. */
+static void resized(void)
+{
+	struct ibv_context *c = device(0);
+	struct ibv_comp_channel *ch = ibv_create_comp_channel(c);
+	struct ibv_cq *cq = ibv_create_cq(c, 10, NULL, ch, 0), *got;
+	void *context;
+
+	CHECK(cq && ibv_resize_cq(cq, 20) == 0 && !readable(ch->fd));
+	CHECK(ibv_req_notify_cq(cq, 0) == 0 && ibv_resize_cq(cq, 30) == 0 && readable(ch->fd));
+	CHECK(ibv_get_cq_event(ch, &got, &context) == 0 && got == cq);
+	ibv_ack_cq_events(cq, 1);
+	CHECK(ibv_resize_cq(cq, 40) == 0 && !readable(ch->fd));
+	CHECK(ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(ch) == 0 && ibv_close_device(c) == 0);
+}
+
 /* Extended attributes that ask for nothing else are those of ibv_create_qp. */
 static void extended(void)
 {
@@ -464,7 +480,7 @@ int main(int argc, char **argv)
 	static const struct { const char *name; void (*run)(void); } modes[] = {
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "dropped", dropped },
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole },
-		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended },
+		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized },
 	};
 
 	CHECK(argc == 3);
