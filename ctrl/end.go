@@ -175,10 +175,7 @@ func (s *Server) forget(c *conn) {
 		delete(c.sess.conns, c.handle)
 	}
 	if c.qp != nil && c.qp.conn == c {
-		c.qp.conn = nil
-		if c.state == connUp || c.state == connClosing {
-			c.qp.over = c.id
-		}
+		c.qp.conn, c.qp.over = nil, c.id
 	}
 	s.leavePort(c)
 	c.claim, c.state = nil, connGone
@@ -204,8 +201,8 @@ func (c *session) disconnect(r *ctrlpb.Disconnect) error {
 	if err != nil {
 		return err
 	}
-	if q.conn == nil && q.over != 0 {
-		// Work requests posted while the connection ended are flushed by a worker.
+	if q.conn == nil && q.used {
+		// Work requests posted before the connection failed, or while it ended, are flushed by a worker.
 		s.engine.Attach(q.over, dataplane.Attachment{QP: q.binding})
 		return nil
 	}

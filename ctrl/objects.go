@@ -69,7 +69,7 @@ type (
 		conn           *conn            // its connection, from connect or accept
 		used           bool             // it has had a connection, and may not have another
 		size           uint64           // bytes of its queues, for the quota
-		over           dataplane.ConnID // its former connection, once established and ended
+		over           dataplane.ConnID // its former connection; 0: none, or one that never had a stream
 	}
 )
 

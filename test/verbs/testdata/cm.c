@@ -447,6 +447,56 @@ static void resized(void)
 	CHECK(ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(ch) == 0 && ibv_close_device(c) == 0);
 }
 
+/* recv_empty posts a receive without room. */
+static void recv_empty(struct ibv_qp *qp, uint64_t id)
+{
+	struct ibv_recv_wr wr = { .wr_id = id }, *bad;
+
+	CHECK(ibv_post_recv(qp, &wr, &bad) == 0);
+}
+
+static void to_error(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
+
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
+}
+
+/* expect_flush waits for the completion of a work request, which must be flushed. */
+static void expect_flush(struct ibv_cq *cq, uint64_t id)
+{
+	struct ibv_wc wc;
+
+	while (ibv_poll_cq(cq, 1, &wc) == 0)
+		usleep(1000);
+	CHECK(wc.wr_id == id && wc.status == IBV_WC_WR_FLUSH_ERR);
+}
+
+/* Receives are flushed when their connection is rejected or canceled, and so are those that are posted then. */
+static void failed(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0);
+
+	for (int cancel = 0; cancel < 2; cancel++) {
+		struct rdma_cm_id *id = call(client, l), *child;
+
+		recv_empty(id->qp, 1);
+		child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+		if (cancel)
+			to_error(id->qp);
+		else
+			CHECK(rdma_reject(child, NULL, 0) == 0);
+		CHECK(next(client, cancel ? RDMA_CM_EVENT_CONNECT_ERROR : RDMA_CM_EVENT_REJECTED) == id);
+		expect_flush(id->recv_cq, 1);
+		recv_empty(id->qp, 2);
+		expect_flush(id->recv_cq, 2);
+		end(id);
+		end(child);
+	}
+	end(l);
+}
+
 /* Extended attributes that ask for nothing else are those of ibv_create_qp. */
 static void extended(void)
 {
@@ -480,7 +530,7 @@ int main(int argc, char **argv)
 	static const struct { const char *name; void (*run)(void); } modes[] = {
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "dropped", dropped },
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole },
-		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized },
+		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "failed", failed },
 	};
 
 	CHECK(argc == 3);
