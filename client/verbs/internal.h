@@ -304,7 +304,7 @@ struct srq {
 	struct ibv_srq_attr attr;
 };
 
-/* State of the connection of a QP. */
+/* State of the connection of a QP. CONN_OVER is also that of a QP in the error state that has had none. */
 enum connection { CONN_NONE, CONN_MAKING, CONN_UP, CONN_CLOSING, CONN_OVER };
 
 struct qp {
@@ -318,8 +318,7 @@ struct qp {
 	atomic_int conn;    /* enum connection */
 	int64_t deadline;   /* when a closing connection is cut, in ms */
 	uint64_t *early;    /* wr_id of each receive that was posted before the connection */
-	uint32_t num_early; /* guarded by recv_lock, like early and dead */
-	bool dead;          /* in the error state without a connection */
+	uint32_t num_early; /* guarded by recv_lock, like early */
 	struct exchange *exchange; /* connection by ibv_modify_qp, or NULL */
 	pthread_mutex_t send_lock, recv_lock;
 };

@@ -341,7 +341,7 @@ int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask, struct 
 static void kill_unconnected(struct qp *qp)
 {
 	pthread_mutex_lock(&qp->recv_lock);
-	qp->dead = true;
+	atomic_store(&qp->conn, CONN_OVER);
 	for (uint32_t i = 0; i < qp->num_early; i++)
 		cq_flush(qp->ibv.recv_cq, &qp->ibv, qp->early[i], IBV_WC_RECV);
 	qp->num_early = 0;
@@ -367,7 +367,7 @@ static int modify(struct qp *qp, const struct ibv_qp_attr *attr, int mask, struc
 	case IBV_QPS_RESET:
 		if (atomic_load(&qp->conn) == CONN_NONE)
 			return 0;
-		iwv_log("QP %u: iwarpd cannot reset a queue pair that has had a connection: create another one", qp->ibv.qp_num);
+		iwv_log("QP %u: iwarpd cannot reset a queue pair that has had a connection or an error: create another one", qp->ibv.qp_num);
 		return -EOPNOTSUPP;
 	case IBV_QPS_INIT:
 		return atomic_load(&qp->cm) ? 0 : exchange_listen(qp);

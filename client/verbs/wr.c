@@ -250,7 +250,7 @@ static enum ibv_wc_opcode completion_of(const struct ibv_send_wr *wr)
 int post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
 	struct qp *qp = qp_of(ibv);
-	int err = 0;
+	int err = atomic_load(&qp->conn) == CONN_OVER ? -ENOTCONN : 0;
 
 	pthread_mutex_lock(&qp->send_lock);
 	while (wr && !err)
@@ -293,7 +293,7 @@ int post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **b
 	for (; wr; wr = wr->next) {
 		struct iwarpd_recv_wr r = recv_of(wr);
 
-		err = qp->dead ? -ENOTCONN : iwarpd_post_recv(qp->q, &r);
+		err = atomic_load(&qp->conn) == CONN_OVER && !ibv->srq ? -ENOTCONN : iwarpd_post_recv(qp->q, &r);
 		if (!err)
 			note_early(qp, wr->wr_id);
 		if (err == -ENOTCONN)

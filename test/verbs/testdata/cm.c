@@ -497,6 +497,27 @@ static void failed(void)
 	end(l);
 }
 
+/* A queue pair in the error state that never had a connection flushes what is posted, and stays so. */
+static void unconnected(void)
+{
+	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
+	struct ibv_send_wr wr = { .wr_id = 3, .opcode = IBV_WR_SEND }, *bad;
+	struct ibv_context *c = device(0);
+	struct queues q = make(c, NULL);
+
+	CHECK(ibv_modify_qp(q.qp, &reset, IBV_QP_STATE) == 0);
+	recv_empty(q.qp, 1);
+	to_error(q.qp);
+	expect_flush(q.cq, 1);
+	recv_empty(q.qp, 2);
+	expect_flush(q.cq, 2);
+	CHECK(ibv_post_send(q.qp, &wr, &bad) == 0);
+	expect_flush(q.cq, 3);
+	CHECK(ibv_modify_qp(q.qp, &reset, IBV_QP_STATE) == EOPNOTSUPP);
+	unmake(&q);
+	CHECK(ibv_close_device(c) == 0);
+}
+
 /* Extended attributes that ask for nothing else are those of ibv_create_qp. */
 static void extended(void)
 {
@@ -530,7 +551,7 @@ int main(int argc, char **argv)
 	static const struct { const char *name; void (*run)(void); } modes[] = {
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "dropped", dropped },
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole },
-		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "failed", failed },
+		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "failed", failed }, { "unconnected", unconnected },
 	};
 
 	CHECK(argc == 3);
