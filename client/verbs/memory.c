@@ -220,6 +220,7 @@ int ibv_dereg_mr(struct ibv_mr *ibv)
 int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, size_t length, int access)
 {
 	struct mr *mr = container_of(ibv, struct mr, ibv), old, *fresh;
+	uint64_t iova = (uintptr_t)addr;
 	struct ibv_mr *made;
 
 	if (!iwv_is_ours(ibv->context))
@@ -231,9 +232,10 @@ int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, s
 	if (!(flags & IBV_REREG_MR_CHANGE_TRANSLATION)) {
 		addr = ibv->addr;
 		length = ibv->length;
+		iova = mr->mr->base;
 	}
 	old = *mr;
-	made = reg_mr(flags & IBV_REREG_MR_CHANGE_PD ? pd : ibv->pd, addr, length, (uintptr_t)addr,
+	made = reg_mr(flags & IBV_REREG_MR_CHANGE_PD ? pd : ibv->pd, addr, length, iova,
 		      flags & IBV_REREG_MR_CHANGE_ACCESS ? (unsigned int)access : mr->access);
 	if (!made)
 		return IBV_REREG_MR_ERR_INPUT;

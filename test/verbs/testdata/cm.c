@@ -87,6 +87,17 @@ static struct rdma_cm_id *call(struct rdma_event_channel *ch, struct rdma_cm_id 
 	return id;
 }
 
+/* establish connects two new ids of a listener. */
+static void establish(struct rdma_event_channel *server, struct rdma_event_channel *client, struct rdma_cm_id *l,
+		      struct rdma_cm_id **id, struct rdma_cm_id **child)
+{
+	*id = call(client, l);
+	*child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	create_qp(*child);
+	CHECK(rdma_accept(*child, NULL) == 0);
+	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == *child && next(client, RDMA_CM_EVENT_ESTABLISHED) == *id);
+}
+
 static void end(struct rdma_cm_id *id)
 {
 	if (id->qp)
@@ -180,12 +191,9 @@ static void migrate(void)
 static void twice(void)
 {
 	struct rdma_event_channel *server = channel(), *client = channel();
-	struct rdma_cm_id *l = listener(server, 0), *id = call(client, l), *child;
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
 
-	child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
-	create_qp(child);
-	CHECK(rdma_accept(child, NULL) == 0);
-	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
+	establish(server, client, l, &id, &child);
 	CHECK(rdma_connect(id, NULL) == -1 && errno == EINVAL);
 	CHECK(rdma_disconnect(id) == 0);
 	CHECK(next(server, RDMA_CM_EVENT_DISCONNECTED) == child);
@@ -233,13 +241,8 @@ static void halves(void)
 
 	shared = ibv_create_cq(l->verbs, 100, NULL, NULL, 0);
 	CHECK(shared);
-	for (int i = 0; i < PAIRS; i++) {
-		ids[i] = call(client, l);
-		children[i] = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
-		create_qp(children[i]);
-		CHECK(rdma_accept(children[i], NULL) == 0);
-		CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == children[i] && next(client, RDMA_CM_EVENT_ESTABLISHED) == ids[i]);
-	}
+	for (int i = 0; i < PAIRS; i++)
+		establish(server, client, l, &ids[i], &children[i]);
 	for (int i = 0; i < PAIRS; i++)
 		write_badly(ids[i]->qp);
 	for (int i = 0; i < PAIRS; i++) {
@@ -518,6 +521,36 @@ static void unconnected(void)
 	CHECK(ibv_close_device(c) == 0);
 }
 
+/* A region whose access rights change keeps its I/O virtual address. */
+static void rereg(void)
+{
+	enum { IOVA = 0x10000, RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ };
+	static uint64_t far, near;
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct ibv_mr *there, *here;
+	struct ibv_sge sge;
+	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_READ, .sg_list = &sge, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_wc wc;
+
+	establish(server, client, l, &id, &child);
+	far = 42;
+	there = ibv_reg_mr_iova(child->pd, &far, sizeof(far), IOVA, IBV_ACCESS_LOCAL_WRITE);
+	here = ibv_reg_mr(id->pd, &near, sizeof(near), IBV_ACCESS_LOCAL_WRITE);
+	CHECK(there && here && ibv_rereg_mr(there, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, RIGHTS) == 0);
+	sge = (struct ibv_sge){ .addr = (uintptr_t)&near, .length = sizeof(near), .lkey = here->lkey };
+	wr.wr.rdma.remote_addr = IOVA;
+	wr.wr.rdma.rkey = there->rkey;
+	CHECK(ibv_post_send(id->qp, &wr, &bad) == 0);
+	while (ibv_poll_cq(id->send_cq, 1, &wc) == 0)
+		usleep(1000);
+	CHECK(wc.status == IBV_WC_SUCCESS && near == 42);
+	CHECK(ibv_dereg_mr(there) == 0 && ibv_dereg_mr(here) == 0);
+	end(id);
+	end(child);
+	end(l);
+}
+
 /* Extended attributes that ask for nothing else are those of ibv_create_qp. */
 static void extended(void)
 {
@@ -551,7 +584,7 @@ int main(int argc, char **argv)
 	static const struct { const char *name; void (*run)(void); } modes[] = {
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "dropped", dropped },
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole },
-		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "failed", failed }, { "unconnected", unconnected },
+		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg },
 	};
 
 	CHECK(argc == 3);
