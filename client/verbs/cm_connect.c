@@ -156,6 +156,7 @@ int rdma_reject_ece(struct rdma_cm_id *pub, const void *data, uint8_t len)
 
 int rdma_disconnect(struct rdma_cm_id *pub)
 {
+	struct id *id = id_of(pub);
 	struct iwarpd_error e;
 	struct qp *qp;
 	int err = 0;
@@ -164,13 +165,14 @@ int rdma_disconnect(struct rdma_cm_id *pub)
 	if (!pub->verbs)
 		return set_errno(EINVAL);
 	iwv_thread_lock();
-	qp = id_qp(id_of(pub));
+	qp = id_qp(id);
 	if (qp)
 		err = iwv_qp_disconnect(qp, false, &e);
 	iwv_thread_unlock();
 	if (err)
-		iwv_fail(err, "rdma_disconnect", &e);
-	return set_errno(-err);
+		return iwv_fail(err, "rdma_disconnect", &e);
+	/* The last event of an established connection is still to come. */
+	return pub->event && pub->event->event == RDMA_CM_EVENT_ESTABLISHED ? sync_wait(id) : 0;
 }
 
 /*

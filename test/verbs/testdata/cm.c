@@ -521,6 +521,27 @@ static void unconnected(void)
 	CHECK(ibv_close_device(c) == 0);
 }
 
+/* rdma_disconnect of a synchronous id returns when the connection has ended. */
+static void synchronous(void)
+{
+	struct rdma_event_channel *client = channel();
+	struct rdma_cm_id *l = listener(NULL, 0), *id = call(client, l), *child;
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+
+	CHECK(rdma_get_request(l, &child) == 0);
+	create_qp(child);
+	CHECK(rdma_accept(child, NULL) == 0 && rdma_disconnect(child) == 0);
+	CHECK(child->event->event == RDMA_CM_EVENT_DISCONNECTED);
+	CHECK(ibv_query_qp(child->qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_ERR);
+	CHECK(rdma_disconnect(child) == 0); /* again */
+	CHECK(next(client, RDMA_CM_EVENT_ESTABLISHED) == id && next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
+	end(child);
+	end(id);
+	end(l);
+	rdma_destroy_event_channel(client);
+}
+
 /* A region whose access rights change keeps its I/O virtual address. */
 static void rereg(void)
 {
@@ -584,7 +605,7 @@ int main(int argc, char **argv)
 	static const struct { const char *name; void (*run)(void); } modes[] = {
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "dropped", dropped },
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole },
-		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg },
+		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous },
 	};
 
 	CHECK(argc == 3);
