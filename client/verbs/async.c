@@ -44,9 +44,11 @@ static bool about(struct queue_item *item, void *element)
 	return a->ev.event_type != IBV_EVENT_DEVICE_FATAL && a->ev.element.qp == element;
 }
 
-void async_drop(struct context *c, const void *element)
+void async_drop(struct context *c, const void *element, const unsigned int *unacknowledged)
 {
 	free_items(iwv_queue_take(&c->async, about, (void *)element));
+	while (*unacknowledged > 0)
+		iwv_thread_wait(1000);
 }
 
 static void put(struct context *c, enum ibv_event_type type, void *element)
@@ -89,18 +91,44 @@ void async_fatal(struct context *c)
 	put(c, IBV_EVENT_DEVICE_FATAL, NULL);
 }
 
+/*
+ * unacknowledged returns the counter of an object's events that the program has taken and not
+ * acknowledged, or NULL if the event is not one of iwarpd's or has no object.
+ */
+static unsigned int *unacknowledged(const struct ibv_async_event *event)
+{
+	switch (event->event_type) {
+	case IBV_EVENT_CQ_ERR:
+		return iwv_is_ours(event->element.cq->context) ? &cq_of(event->element.cq)->unacknowledged : NULL;
+	case IBV_EVENT_QP_FATAL:
+		return iwv_is_ours(event->element.qp->context) ? &qp_of(event->element.qp)->unacknowledged : NULL;
+	case IBV_EVENT_SRQ_LIMIT_REACHED:
+		return iwv_is_ours(event->element.srq->context) ? &srq_of(event->element.srq)->unacknowledged : NULL;
+	default:
+		return NULL;
+	}
+}
+
 int ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *event)
 {
 	struct queue_item *item;
+	unsigned int *count;
 
 	if (!iwv_is_ours(ibv))
 		return REAL(ibv_get_async_event)(ibv, event);
 	do {
 		if (iwv_queue_wait(&iwv_context_of(ibv)->async) < 0)
 			return -1;
+		iwv_thread_lock();
 		item = iwv_queue_pop(&iwv_context_of(ibv)->async);
+		if (item) {
+			*event = container_of(item, struct async_item, item)->ev;
+			count = unacknowledged(event);
+			if (count)
+				++*count;
+		}
+		iwv_thread_unlock();
 	} while (!item);
-	*event = container_of(item, struct async_item, item)->ev;
 	free_items(item);
 	return 0;
 }
@@ -128,11 +156,20 @@ static struct ibv_context *element_context(const struct ibv_async_event *event)
 	}
 }
 
-/* Events of iwarpd need no acknowledgement: destroying an object frees its queued events. */
 void ibv_ack_async_event(struct ibv_async_event *event)
 {
 	struct ibv_context *ibv = element_context(event);
+	unsigned int *count;
 
-	if (ibv && !iwv_is_ours(ibv))
+	if (ibv && !iwv_is_ours(ibv)) {
 		REAL(ibv_ack_async_event)(event);
+		return;
+	}
+	count = unacknowledged(event);
+	if (!count)
+		return;
+	iwv_thread_lock();
+	--*count;
+	iwv_thread_wake();
+	iwv_thread_unlock();
 }

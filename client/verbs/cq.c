@@ -342,7 +342,7 @@ int ibv_destroy_cq(struct ibv_cq *ibv)
 	err = end_queue(cq, &e);
 	if (!err) {
 		forget(c, cq);
-		async_drop(c, ibv);
+		async_drop(c, ibv, &cq->unacknowledged);
 	}
 	iwv_thread_unlock();
 	if (err) {

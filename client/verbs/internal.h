@@ -153,8 +153,11 @@ void async_close(struct context *c);
 void async_error(struct context *c, const struct iwarpd_event *ev);
 void async_fatal(struct context *c);
 
-/* async_drop drops the events of an object that is being destroyed. */
-void async_drop(struct context *c, const void *element);
+/*
+ * async_drop drops the events of an object that is being destroyed, and waits until the program has
+ * acknowledged those that it has taken. iwv_thread_lock is held.
+ */
+void async_drop(struct context *c, const void *element, const unsigned int *unacknowledged);
 
 /* thread.c */
 
@@ -240,6 +243,7 @@ struct cq {
 	struct cq *next;
 	uint32_t depth; /* depth of q; grows with need up to ibv.cqe */
 	uint64_t need;  /* most completions outstanding; guarded by iwv_thread_lock */
+	unsigned int unacknowledged; /* asynchronous events that the program has taken; guarded by iwv_thread_lock */
 	pthread_mutex_t lock; /* held while polling and arming; guards the late completions */
 	struct late *late, **last_late; /* come after the completions of the daemon */
 	bool armed;                     /* armed, and no late completion added since */
@@ -302,7 +306,13 @@ struct srq {
 	struct iwarpd_srq *q;
 	pthread_mutex_t lock; /* held while posting */
 	struct ibv_srq_attr attr;
+	unsigned int unacknowledged; /* asynchronous events that the program has taken; guarded by iwv_thread_lock */
 };
+
+static inline struct srq *srq_of(struct ibv_srq *ibv)
+{
+	return container_of(ibv, struct srq, ibv);
+}
 
 /* State of the connection of a QP. CONN_OVER is also that of a QP in the error state that has had none. */
 enum connection { CONN_NONE, CONN_MAKING, CONN_UP, CONN_CLOSING, CONN_OVER };
@@ -320,6 +330,7 @@ struct qp {
 	uint64_t *early;    /* wr_id of each receive that was posted before the connection */
 	uint32_t num_early; /* guarded by recv_lock, like early */
 	struct exchange *exchange; /* connection by ibv_modify_qp, or NULL */
+	unsigned int unacknowledged; /* asynchronous events that the program has taken; guarded by iwv_thread_lock */
 	pthread_mutex_t send_lock, recv_lock;
 };
 

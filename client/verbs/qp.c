@@ -85,7 +85,7 @@ static void free_qp(struct qp *qp)
  */
 static uint32_t most_recvs(const struct qp *qp)
 {
-	return qp->ibv.srq ? container_of(qp->ibv.srq, struct srq, ibv)->attr.max_wr : qp->cap.max_recv_wr;
+	return qp->ibv.srq ? srq_of(qp->ibv.srq)->attr.max_wr : qp->cap.max_recv_wr;
 }
 
 /*
@@ -130,7 +130,7 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 		err = need(qp, &e);
 	attr.send_cq = iwarpd_cq(init->send_cq);
 	attr.recv_cq = iwarpd_cq(init->recv_cq);
-	attr.srq = init->srq ? container_of(init->srq, struct srq, ibv)->q : NULL;
+	attr.srq = init->srq ? srq_of(init->srq)->q : NULL;
 	attr.context = qp; /* sig_all is in the flags of each work request, since the library adds some of its own */
 	if (!err)
 		err = iwarpd_create_qp(container_of(pd, struct pd, ibv)->pd, &attr, &qp->q, &e);
@@ -295,7 +295,7 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 	unlink_qp(&c->qps, qp);
 	atomic_fetch_sub(&c->num_qps, 1);
 	exchange_end(qp);
-	async_drop(c, ibv);
+	async_drop(c, ibv, &qp->unacknowledged);
 	if (!atomic_load(&c->gone) && atomic_load(&qp->conn) == CONN_UP)
 		iwv_qp_disconnect(qp, false, NULL);
 	qp->next = c->closing;
@@ -443,7 +443,7 @@ struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *init
 
 int ibv_modify_srq(struct ibv_srq *ibv, struct ibv_srq_attr *attr, int mask)
 {
-	struct srq *srq = container_of(ibv, struct srq, ibv);
+	struct srq *srq = srq_of(ibv);
 	struct iwarpd_error e;
 	int err;
 
@@ -465,13 +465,13 @@ int ibv_query_srq(struct ibv_srq *ibv, struct ibv_srq_attr *attr)
 {
 	if (!iwv_is_ours(ibv->context))
 		return REAL(ibv_query_srq)(ibv, attr);
-	*attr = container_of(ibv, struct srq, ibv)->attr;
+	*attr = srq_of(ibv)->attr;
 	return 0;
 }
 
 int ibv_destroy_srq(struct ibv_srq *ibv)
 {
-	struct srq *srq = container_of(ibv, struct srq, ibv);
+	struct srq *srq = srq_of(ibv);
 	struct iwarpd_error e;
 	struct context *c;
 	int err;
@@ -483,7 +483,7 @@ int ibv_destroy_srq(struct ibv_srq *ibv)
 	qp_wait_closing(c, ibv);
 	err = iwarpd_destroy_srq(srq->q, &e);
 	if (!err || atomic_load(&c->gone)) {
-		async_drop(c, ibv);
+		async_drop(c, ibv, &srq->unacknowledged);
 		err = 0;
 	}
 	iwv_thread_unlock();

@@ -309,7 +309,7 @@ int post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **b
 
 int post_srq_recv(struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
-	struct srq *srq = container_of(ibv, struct srq, ibv);
+	struct srq *srq = srq_of(ibv);
 	int err = 0;
 
 	pthread_mutex_lock(&srq->lock);

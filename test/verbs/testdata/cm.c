@@ -6,11 +6,13 @@
 #include <poll.h>
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
+#include <rdma/rdma_verbs.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define CHECK(x)                                                              \
@@ -542,6 +544,46 @@ static void synchronous(void)
 	rdma_destroy_event_channel(client);
 }
 
+static void *destroy_srq(void *srq)
+{
+	CHECK(ibv_destroy_srq(srq) == 0);
+	return NULL;
+}
+
+/* A shared receive queue lasts until the program has acknowledged its event. */
+static void acknowledged(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id = call(client, l), *child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct ibv_srq_init_attr init = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_srq_attr attr = { .srq_limit = 2 };
+	struct ibv_recv_wr recv = { 0 }, *bad_recv;
+	struct ibv_send_wr send = { .opcode = IBV_WR_SEND }, *bad;
+	struct ibv_async_event e;
+	struct timespec soon;
+	pthread_t t;
+
+	CHECK(rdma_create_srq(child, NULL, &init) == 0);
+	create_qp(child);
+	for (int i = 0; i < 2; i++)
+		CHECK(ibv_post_srq_recv(child->srq, &recv, &bad_recv) == 0);
+	CHECK(ibv_modify_srq(child->srq, &attr, IBV_SRQ_LIMIT) == 0);
+	CHECK(rdma_accept(child, NULL) == 0);
+	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
+	CHECK(ibv_post_send(id->qp, &send, &bad) == 0);
+	CHECK(ibv_get_async_event(child->verbs, &e) == 0 && e.event_type == IBV_EVENT_SRQ_LIMIT_REACHED);
+	rdma_destroy_qp(child);
+	CHECK(pthread_create(&t, NULL, destroy_srq, child->srq) == 0);
+	CHECK(clock_gettime(CLOCK_REALTIME, &soon) == 0);
+	soon.tv_sec++;
+	CHECK(pthread_timedjoin_np(t, NULL, &soon) == ETIMEDOUT && e.element.srq == child->srq);
+	ibv_ack_async_event(&e);
+	CHECK(pthread_join(t, NULL) == 0);
+	end(id);
+	end(child);
+	end(l);
+}
+
 /* A region whose access rights change keeps its I/O virtual address. */
 static void rereg(void)
 {
@@ -605,7 +647,7 @@ int main(int argc, char **argv)
 	static const struct { const char *name; void (*run)(void); } modes[] = {
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "dropped", dropped },
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole },
-		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous },
+		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 	};
 
 	CHECK(argc == 3);
