@@ -13,7 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 )
@@ -247,6 +249,50 @@ func TestGuardsCounted(t *testing.T) {
 	check("refused listener", 0)
 	if now := openFDs(t); now != open {
 		t.Errorf("%d descriptors are open, %d were before", now, open)
+	}
+}
+
+// TestSocketsCounted checks that the kernel sockets on which the workers listen are counted.
+func TestSocketsCounted(t *testing.T) {
+	const workers = 5
+	var queues []dataplane.Queue
+	for range workers {
+		socks, err := dataplane.NewSockets(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer socks.Close()
+		queues = append(queues, dataplane.Queue{Link: socks, Device: hostnet.AnyInterface, CPU: -1})
+	}
+	s, err := New(Config{}, Options{Resolver: hostnet.Sockets{}, Devices: []Device{{Name: hostnet.AnyInterface, Sockets: true}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := dataplane.New(dataplane.Config{OnEvent: s.OnEvent}, queues, hostnet.Sockets{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Bind(e)
+	e.Start()
+	defer e.Stop()
+	defer s.Close()
+	c := (&harness{Server: s}).hello(t)
+	counted := func() uint64 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.files.used
+	}
+	c.pd() // its reply shows that the daemon has closed its copies of what it sent
+	for _, addr := range []string{"127.0.0.1", "0.0.0.0", "::"} {
+		open, before := openFDs(t), counted()
+		l := c.ok(reqListen(addr, 0)).GetListen().Listen
+		if is, n := openFDs(t)-open, counted()-before; is != workers+1 || n != workers+1 {
+			t.Errorf("%s: a listener has %d descriptors, of which %d are counted", addr, is, n)
+		}
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Unlisten{Unlisten: &ctrlpb.Unlisten{Listen: l}}})
+		if is, n := openFDs(t)-open, counted()-before; is != 0 || n != 0 {
+			t.Errorf("%s: without the listener %d more descriptors are open, and %d counted", addr, is, n)
+		}
 	}
 }
 
