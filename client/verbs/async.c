@@ -65,7 +65,7 @@ static void put(struct context *c, enum ibv_event_type type, void *element)
 
 void async_error(struct context *c, const struct iwarpd_event *ev)
 {
-	struct qp *qp = iwv_qp_of_event(ev);
+	struct qp *qp = ev->qp ? iwv_qp_find(c, iwarpd_qp_num(ev->qp)) : NULL; /* not one that the program has destroyed */
 	struct cq *cq = c->cqs;
 
 	while (cq && cq->q != ev->cq)
