@@ -44,7 +44,7 @@ func newHostEnd(w *worker, id ConnID, flow pkt.Flow) *tcpConn {
 	h := &hostEnd{byteEnd: byteEnd{state: tcp.Established}, w: w, c: c}
 	c.tcp, c.host = h, h
 	c.key.Host = true
-	c.probe.heard = true
+	c.probe.answered = true
 	w.enterTCP(c)
 	return c
 }
@@ -246,7 +246,7 @@ func (c *tcpConn) receiveSegment(w *worker, from *tcpConn, parts [][]byte) {
 	case c.rxFailed:
 		return
 	}
-	c.heard(w)
+	c.receivedFull(w)
 	if c.makeRoom(w); c.rxFailed {
 		return
 	}

@@ -23,7 +23,7 @@ type Sockets struct {
 	poll      link.Poller
 	conns     map[int]*socket // by descriptor
 	listeners map[int]*listener
-	deaf      []int     // descriptors of listeners that epoll does not report until there is a spare descriptor again
+	paused    []int     // descriptors of listeners that epoll does not report until there is a spare descriptor again
 	ready     []*socket // may have data to read; served round-robin
 	buf       []byte    // read buffer
 	vec       link.Vec
@@ -46,8 +46,8 @@ const (
 	socketTurn, socketLeast = 512 << 10, 4 << 10
 	// socketQueue bounds the composed bytes that the kernel has not accepted.
 	socketQueue = 256 << 10
-	// deafPeriod is the interval of attempts to get a spare descriptor.
-	deafPeriod = 100 * time.Millisecond
+	// pausePeriod is the interval of attempts to get a spare descriptor.
+	pausePeriod = 100 * time.Millisecond
 	// acceptBudget is the number of connections accepted per listener and turn.
 	acceptBudget = 16
 	// leastSocketMemory has room for the reserved slots and as many others.
@@ -108,8 +108,8 @@ func (s *Sockets) Stats(st *link.Stats) { *st = s.stats }
 
 // Wait is link.Link.Wait.
 func (s *Sockets) Wait(timeout time.Duration, wakefd int) bool {
-	if len(s.deaf) > 0 && (timeout < 0 || timeout > deafPeriod) {
-		timeout = deafPeriod
+	if len(s.paused) > 0 && (timeout < 0 || timeout > pausePeriod) {
+		timeout = pausePeriod
 	}
 	s.stats.Wakes++
 	return s.poll.Wait(timeout, s.ep, wakefd)
@@ -133,8 +133,8 @@ func (s *Sockets) Close() error {
 
 // serve handles epoll events, accepts connections and reads data.
 func (s *Sockets) serve(w *worker) int {
-	if len(s.deaf) > 0 {
-		s.hear()
+	if len(s.paused) > 0 {
+		s.resume()
 	}
 	n := link.Ready(s.ep, s.events[:])
 	for i := range n {
@@ -267,7 +267,7 @@ func (s *Sockets) accept(w *worker, lfd int, l *listener) {
 
 // refuse accepts and resets a connection for which there is no descriptor, so that the peer is
 // notified and the listener does not stay readable. Another thread may take the descriptor that it
-// frees for that; then the listener is deaf, or it would keep the worker busy.
+// frees for that; then the listener is paused, so that it does not keep the worker busy.
 func (s *Sockets) refuse(lfd int) {
 	if s.spare >= 0 {
 		unix.Close(s.spare)
@@ -277,21 +277,21 @@ func (s *Sockets) refuse(lfd int) {
 		s.spare = spareFD()
 	}
 	if s.spare < 0 && unix.EpollCtl(s.ep, unix.EPOLL_CTL_MOD, lfd, &unix.EpollEvent{Fd: int32(lfd)}) == nil {
-		s.deaf = append(s.deaf, lfd)
+		s.paused = append(s.paused, lfd)
 	}
 }
 
-// hear makes epoll report deaf listeners again if there is a spare descriptor.
-func (s *Sockets) hear() {
+// resume makes epoll report paused listeners again if there is a spare descriptor.
+func (s *Sockets) resume() {
 	if s.spare = spareFD(); s.spare < 0 {
 		return
 	}
-	for _, fd := range s.deaf {
+	for _, fd := range s.paused {
 		if s.listeners[fd] != nil {
 			_ = unix.EpollCtl(s.ep, unix.EPOLL_CTL_MOD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)})
 		}
 	}
-	s.deaf = s.deaf[:0]
+	s.paused = s.paused[:0]
 }
 
 // accepted creates a connection of l for the socket fd.

@@ -304,7 +304,7 @@ func (c *tcpConn) handleFPDUs(w *worker) {
 		if !ok {
 			return
 		}
-		c.heard(w)
+		c.receivedFull(w)
 		if c.makeRoom(w); c.rxFailed {
 			return
 		}
@@ -332,10 +332,10 @@ func (c *tcpConn) handleFPDUs(w *worker) {
 	}
 }
 
-// heard records that data of full operation has arrived from the peer.
-func (c *tcpConn) heard(w *worker) {
+// receivedFull records that data of full operation has arrived from the peer.
+func (c *tcpConn) receivedFull(w *worker) {
 	w.response.news = true // if the peer is within the host, the client's bell was the turn's only work
-	c.probe.heard, c.probe.at = true, 0
+	c.probe.answered, c.probe.at = true, 0
 	if c.gate {
 		c.gate = false
 		if c.params.RTR != 0 {
