@@ -21,10 +21,8 @@ type kernel struct {
 func (k *kernel) control(_, _ string, rc syscall.RawConn) error {
 	var err error
 	cerr := rc.Control(func(fd uintptr) {
-		if k.o.cc != "" {
-			if err = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, k.o.cc); err != nil {
-				return
-			}
+		if err = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, k.o.cc); err != nil {
+			return
 		}
 		// As little waits unsent as with our TCP, so that the end of a run is not spent on draining a buffer.
 		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, k.o.queue/2)

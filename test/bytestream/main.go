@@ -66,7 +66,7 @@ func main() {
 	fl.IntVar(&o.cycles, "cycles", 1, "how many times all connections are opened and closed")
 	fl.IntVar(&o.backlog, "backlog", 1024, "half-open connections of the listener")
 	fl.IntVar(&o.queue, "queue", 1<<20, "bytes that may wait to be sent")
-	fl.StringVar(&o.cc, "cc", "", "congestion control")
+	fl.StringVar(&o.cc, "cc", "cubic", "congestion control, whatever the host's default is")
 	fl.IntVar(&o.rcvWindow, "rcvwindow", 4<<20, "largest receive window of our TCP, bytes")
 	fl.DurationVar(&o.timeWait, "timewait", time.Second, "length of our TIME-WAIT; the program stays until it is over")
 	fl.DurationVar(&o.delayedAck, "delack", 0, "our longest delay of an ACK; 0: the default")

@@ -27,7 +27,7 @@ func TestManyConnections(t *testing.T) {
 	defer pb.Close()
 	addrs := [2]netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}
 	macs := [2][6]byte{{2, 0, 0, 0, 0, 1}, {2, 0, 0, 0, 0, 2}}
-	o := &options{do: "echo", conns: conns, cycles: 10, backlog: 1024, queue: 4096, rcvWindow: 1 << 16, timeWait: 50 * time.Millisecond,
+	o := &options{do: "echo", cc: "cubic", conns: conns, cycles: 10, backlog: 1024, queue: 4096, rcvWindow: 1 << 16, timeWait: 50 * time.Millisecond,
 		drain: 2 * time.Minute, timeout: 2 * time.Minute}
 	var nodes [2]*node
 	for i, l := range []link.Link{pa, pb} {

@@ -101,10 +101,7 @@ func newNode(o *options) (_ *node, err error) {
 // nodeOver makes a node on the queues of an interface, which the caller closes.
 func nodeOver(o *options, links []link.Link, resolver dataplane.Resolver, fragments dataplane.FragmentSource) (*node, error) {
 	name := o.cc
-	switch name {
-	case "":
-		name = "cubic"
-	case "reno": // the kernel's name for it
+	if name == "reno" { // the kernel's name for it
 		name = "newreno"
 	}
 	cc, err := tcp.ParseCongestionControl(name)
