@@ -76,8 +76,21 @@ func (s *side) create() error {
 		return err
 	}
 	defer home.Close()
-	s.h, err = netns.NewNamed(s.ns)
+	if s.h, err = netns.NewNamed(s.ns); err == nil {
+		err = setCongestionControl()
+	}
 	return errors.Join(err, netns.Set(home))
+}
+
+// setCongestionControl sets what the kernel's TCP uses in the namespace of the thread: CUBIC, the default of most hosts,
+// or Reno, which is the same without losses, where the kernel does not allow a namespace CUBIC. Paced algorithms such as
+// BBR are slower on such a wire.
+func setCongestionControl() error {
+	const file = "/proc/sys/net/ipv4/tcp_congestion_control"
+	if os.WriteFile(file, []byte("cubic"), 0) == nil {
+		return nil
+	}
+	return os.WriteFile(file, []byte("reno"), 0)
 }
 
 func (l *lab) wire() error {
