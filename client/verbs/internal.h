@@ -115,9 +115,10 @@ struct context {
 	struct context *next;  /* list of the library thread */
 	struct event_queue async;
 	atomic_bool gone;     /* the daemon has ended */
+	_Atomic uint32_t sender; /* number of the QP that sent last */
+	atomic_uint sends;       /* that it has posted without one of another QP; answer.c counts no further than it needs */
 	struct cq *cqs;       /* this and the members below are guarded by iwv_thread_lock */
 	struct qp *qps;       /* QPs of the program */
-	atomic_uint num_qps;  /* length of qps; may be read without the lock */
 	struct qp *closing;   /* destroyed QPs whose connections are still closing */
 	struct ibv_pd *pd;    /* of librdmacm, for ids whose program has created none; or NULL */
 	struct verbs_context v; /* its last member is the ibv_context */
@@ -231,7 +232,7 @@ extern const char hidden_wr;
 
 /* What is known of the answers to the Writes of a CQ. */
 struct answers {
-	uint32_t received;  /* iwarpd_received at the last completion */
+	_Atomic uint32_t received; /* iwarpd_received when the last send was posted */
 	unsigned int quick; /* Writes in a row that were answered soon */
 	unsigned int vain;  /* waits without an answer since the last one that had one */
 	unsigned int rest;  /* completions without an answer that do not wait */
@@ -251,7 +252,7 @@ struct cq {
 	bool ready;
 	struct late *hidden;     /* failed completions that were not shown */
 	unsigned int empty;      /* polls in a row that found nothing */
-	struct answers answers;  /* guarded by lock */
+	struct answers answers;  /* guarded by lock, but for received */
 };
 
 /* cq_of returns the CQ of an ibv_cq. */
@@ -279,6 +280,9 @@ int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc);
 int req_notify_cq(struct ibv_cq *ibv, int solicited_only);
 
 /* answer.c */
+
+/* answer_posted notes that qp posts a send, which nothing that has been received until now answers. */
+void answer_posted(struct qp *qp);
 
 /*
  * answer_wait returns for how many microseconds a completed Write is to wait for the peer's

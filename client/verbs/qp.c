@@ -144,7 +144,6 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 	iwv_thread_lock();
 	qp->next = qp->ctx->qps;
 	qp->ctx->qps = qp;
-	atomic_fetch_add(&qp->ctx->num_qps, 1);
 	iwv_thread_unlock();
 	return &qp->ibv;
 }
@@ -293,7 +292,6 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 	c = qp->ctx;
 	iwv_thread_lock();
 	unlink_qp(&c->qps, qp);
-	atomic_fetch_sub(&c->num_qps, 1);
 	exchange_end(qp);
 	async_drop(c, ibv, &qp->unacknowledged);
 	if (!atomic_load(&c->gone) && atomic_load(&qp->conn) == CONN_UP)

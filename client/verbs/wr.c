@@ -253,6 +253,7 @@ int post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **b
 	int err = atomic_load(&qp->conn) == CONN_OVER ? -ENOTCONN : 0;
 
 	pthread_mutex_lock(&qp->send_lock);
+	answer_posted(qp);
 	while (wr && !err)
 		err = post_batch(qp, &wr);
 	/* Work requests posted after the end of the connection complete too, as flushed. */

@@ -38,9 +38,10 @@ bool iwarpd_yield(const struct iwarpd_device *dev)
 	return shared;
 }
 
-static struct context context = { .num_qps = 1 };
+static struct context context = { .sends = SOLE };
 static struct ibv_comp_channel channel;
 static struct cq cq = { .lock = PTHREAD_MUTEX_INITIALIZER };
+static struct qp qp = { .ctx = &context, .ibv.send_cq = &cq.ibv }, other = { .ctx = &context, .ibv.send_cq = &cq.ibv, .ibv.qp_num = 1 };
 
 struct context *iwv_context_of(struct ibv_context *ibv)
 {
@@ -56,6 +57,7 @@ static int write_and_poll(int delay)
 
 	now_ns += 10000;
 	began = now_ns;
+	answer_posted(&qp);
 	answer_at = delay < 0 ? -1 : began / 1000 + delay;
 	us = answer_wait(&cq);
 	if (us > 0)
@@ -109,6 +111,13 @@ int main(void)
 	for (n = 0; n < 10 * MOST_REST; n++)
 		write_and_poll(7);
 
+	/* An answer that came after its completion is not one to the next Write. */
+	write_and_poll(1000000);
+	late();
+	expect("a completion after a wait in vain", write_and_poll(7), 0, 0);
+	late();
+	expect("a wait after a late answer", write_and_poll(7), 7, 11);
+
 	/*
 	 * A program that answers requests, of which some take another Write, and whose peer goes on
 	 * after a Send. The answers to the last Writes never come while their completions wait.
@@ -122,12 +131,12 @@ int main(void)
 		expect("waits for answers that cannot come", waited, 5 * SOON, 12 * LATE);
 	}
 
-	/* Nothing waits if the program has another queue pair, or a completion channel. */
+	/* Nothing waits if the program sends on another queue pair too, or has a completion channel. */
 	for (n = 0; n < 10 * MOST_REST; n++)
 		write_and_poll(7);
-	context.num_qps = 2;
-	expect("a wait with two queue pairs", write_and_poll(7), 0, 0);
-	context.num_qps = 1;
+	answer_posted(&other);
+	for (n = 0; n < SOLE; n++)
+		expect("a wait with two queue pairs", write_and_poll(7), 0, 0);
 	cq.ibv.channel = &channel;
 	expect("a wait with a completion channel", write_and_poll(7), 0, 0);
 	cq.ibv.channel = NULL;
@@ -139,7 +148,6 @@ int main(void)
 	shared = false;
 	expect("a wait on a CPU of its own", write_and_poll(50), 0, 3);
 	late();
-	write_and_poll(-1); /* takes note of the answer */
 	for (n = 0, waited = 0; n < ALONE; n++)
 		waited += write_and_poll(-1);
 	expect("waits after that", waited, 0, 0);
