@@ -36,6 +36,8 @@ type assoc struct {
 	tuple pkt.Tuple
 	ip    IPOptions
 
+	finding bool // findHop is looking for the first path's next hop
+
 	// Sessions.
 	sessions map[uint16]*stream
 	round    []*stream  // sessions in the order in which they send
@@ -45,6 +47,7 @@ type assoc struct {
 	idle     clock.Time // when it ends unless the peer requests a session, or 0
 	enhanced bool       // the peer accepted enhanced connection data
 	inHand   bool       // a stream is processing one of its messages
+	unseen   int        // requests and Negotiates that the control plane has not handled yet
 
 	// Memory held for the peer.
 	passive  bool     // the peer opened it

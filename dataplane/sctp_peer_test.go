@@ -104,6 +104,12 @@ func (p *rawPeer) assoc() *assoc {
 
 // send sends a packet of chunks from an address and collects the replies.
 func (p *rawPeer) send(from netip.Addr, chunks ...[]byte) {
+	p.put(from, chunks...)
+	p.turn()
+}
+
+// put passes host 1 a packet of chunks from an address.
+func (p *rawPeer) put(from netip.Addr, chunks ...[]byte) {
 	h := sctp.Header{SrcPort: p.local.Port(), DstPort: p.remote.Port(), Tag: p.peerTag}
 	b := append(h.Append(nil), slices.Concat(chunks...)...)
 	sctp.SetChecksum(b)
@@ -117,7 +123,6 @@ func (p *rawPeer) send(from netip.Addr, chunks ...[]byte) {
 		p.t.Fatal(err)
 	}
 	w.sctpFrame(&f)
-	p.turn()
 }
 
 // turn runs host 1 and collects what it sends.
@@ -668,5 +673,41 @@ func oddPeer(t *testing.T, rng *rand.Rand) {
 	if w.sctp.n+w.further()+len(w.streams)+len(w.sctp.peers)+w.timers.Len() != 0 || w.link.FreeSlots() != w.link.Slots() {
 		t.Fatalf("left: %d associations, %d addresses, %d sessions, %d timers, %d slots", w.sctp.n, w.further(), len(w.streams),
 			w.timers.Len(), w.link.Slots()-w.link.FreeSlots())
+	}
+}
+
+// TestSCTPManyRequests checks that a peer that requests sessions faster than the control plane handles them makes
+// neither the queue of events nor the number of lookups grow without limit, and that it is served again later.
+func TestSCTPManyRequests(t *testing.T) {
+	p := newRawPeer(t)
+	h := p.hosts[1]
+	r := &slowly{asked: make(chan netip.Addr, 10000), gone: make(chan struct{})}
+	defer close(r.gone)
+	h.e.resolver = r
+	initiate := []byte{0, 0, 0, 1}
+	request := func() { // the second one is a violation, which ends the session
+		p.put(p.local.Addr(), p.data(7, 0, 0, 17, initiate...), p.data(7, 0, 0, 17, initiate...))
+		for h.w.turn() > 0 {
+			p.now = p.now.Add(time.Microsecond)
+		}
+	}
+	for range 1000 {
+		request()
+	}
+	if n, most := len(h.e.events.q), 3*sctpStreams; n > most {
+		t.Errorf("%d events wait for the control plane; at most %d may", n, most)
+	}
+	if n := len(r.asked); n > 1 {
+		t.Errorf("%d lookups of the next hop at once", n)
+	}
+	h.drain()
+	h.events = nil
+	for h.w.turn() > 0 {
+		p.now = p.now.Add(time.Microsecond)
+	}
+	p.put(p.local.Addr(), p.data(7, 0, 0, 17, initiate...))
+	p.turn()
+	if _, ok := h.take(EventRequest); !ok {
+		t.Error("no request once the control plane has handled the others")
 	}
 }

@@ -226,6 +226,10 @@ func (as *assoc) sessionEvents(w *worker) int {
 			if s != nil {
 				as.endSession(w, s, nil) // the previous session on this stream; the peer knows that it has ended
 			}
+			if as.unseen >= as.mux.Streams() {
+				_ = as.mux.Terminate(ev.Stream) // RFC 5043 6.4: refused without asking the ULP
+				continue
+			}
 			s = as.newSession(w, ev.Stream, w.newID())
 			s.passive = true
 			as.idle = 0
@@ -233,9 +237,9 @@ func (as *assoc) sessionEvents(w *worker) int {
 			if as.lst != nil {
 				e.Listener = as.lst.id
 			}
-			w.e.events.push(e)
-			if as.passive && len(as.sessions) == 1 && w.e.resolver != nil {
-				go w.e.resolveConn(s.id, s.flow()) // to get the route's MTU, and to watch the neighbour
+			as.ask(w, e)
+			if as.passive && len(as.sessions) == 1 {
+				as.findHop(w)
 			}
 			continue
 		}
@@ -246,7 +250,9 @@ func (as *assoc) sessionEvents(w *worker) int {
 			} else if as.lst != nil {
 				e.Listener = as.lst.id
 			}
-			w.e.events.push(e)
+			if as.unseen < as.mux.Streams() {
+				as.ask(w, e)
+			}
 			continue
 		}
 		if s == nil {
@@ -282,6 +288,16 @@ func (as *assoc) sessionEvents(w *worker) int {
 		}
 	}
 	return n
+}
+
+// ask passes a Negotiate or a request for a session to the control plane. The peer may send them
+// faster than the control plane handles them, so those that it has not seen are counted.
+func (as *assoc) ask(w *worker, e Event) {
+	as.unseen++
+	w.e.events.call(func(on func(Event)) {
+		on(e)
+		w.post(func(*worker) { as.unseen-- })
+	})
 }
 
 // leaveShared is the number of bytes that a session may still send when it leaves a shared
