@@ -10,46 +10,92 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// The segment that answers a SYN cookie may carry data and a FIN, if the ACK before it was lost. The data come before
-// the FIN.
-func TestCookieWithData(t *testing.T) {
-	var answer tcp.Header // of the last frame from b
-	s := newSim(t, link.PipeConfig{Filter: func(toB bool, f []byte) bool {
-		var p pkt.Packet
-		if err := p.Parse(f, len(f)); err != nil {
+// foreign is a listener on host 1 of a sim, and what a peer that the test plays makes it answer.
+type foreign struct {
+	*simHost
+	local  netip.AddrPort
+	answer tcp.Header // of the last frame
+}
+
+func newForeign(t *testing.T, backlog int) *foreign {
+	p := &foreign{local: netip.AddrPortFrom(addrB, 7174)}
+	s := newSim(t, link.PipeConfig{Filter: func(_ bool, f []byte) bool {
+		var in pkt.Packet
+		if err := in.Parse(f, len(f)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := answer.Decode(f[p.L4Off:]); err != nil {
+		if _, err := p.answer.Decode(f[in.L4Off:]); err != nil {
 			t.Fatal(err)
 		}
 		return false
 	}})
-	h, local := s.hosts[1], netip.AddrPortFrom(addrB, 7174)
-	h.w.turn()
-	if err := h.w.listen(1, &ListenRequest{Local: local, Backlog: 1}); err != nil {
+	p.simHost = s.hosts[1]
+	p.w.turn()
+	if err := p.w.listen(1, &ListenRequest{Local: p.local, Backlog: backlog}); err != nil {
 		t.Fatal(err)
 	}
-	segment := func(port uint16, hdr tcp.Header, data string) {
-		hdr.SrcPort, hdr.DstPort, hdr.Window = port, local.Port(), 1000
-		tu := pkt.Tuple{Flow: pkt.NewFlow(netip.AddrPortFrom(addrA, port), local), Proto: pkt.ProtoTCP, SrcMAC: macA, DstMAC: macB}
-		l4 := make([]byte, hdr.Len(), hdr.Len()+len(data))
-		hdr.Put(l4)
-		l4 = append(l4, data...)
-		binary.BigEndian.PutUint16(l4[16:], pkt.Checksum(pkt.Sum(l4, tu.PseudoSum(len(l4)))))
-		h.w.takes(&tu, l4)
-	}
-	segment(39999, tcp.Header{Flags: tcp.SYN}, "") // it takes the only place among the half-open
-	segment(40000, tcp.Header{Flags: tcp.SYN}, "")
+	return p
+}
+
+// segment makes the host process a segment from a port of the peer.
+func (p *foreign) segment(port uint16, hdr tcp.Header, data string) {
+	hdr.SrcPort, hdr.DstPort, hdr.Window = port, p.local.Port(), 1000
+	tu := pkt.Tuple{Flow: pkt.NewFlow(netip.AddrPortFrom(addrA, port), p.local), Proto: pkt.ProtoTCP, SrcMAC: macA, DstMAC: macB}
+	l4 := make([]byte, hdr.Len(), hdr.Len()+len(data))
+	hdr.Put(l4)
+	l4 = append(l4, data...)
+	binary.BigEndian.PutUint16(l4[16:], pkt.Checksum(pkt.Sum(l4, tu.PseudoSum(len(l4)))))
+	p.w.takes(&tu, l4)
+}
+
+// The segment that answers a SYN cookie may carry data and a FIN, if the ACK before it was lost. The data come before
+// the FIN.
+func TestCookieWithData(t *testing.T) {
+	h := newForeign(t, 1)
+	h.segment(39999, tcp.Header{Flags: tcp.SYN}, "") // it takes the only place among the half-open
+	h.segment(40000, tcp.Header{Flags: tcp.SYN}, "")
 	if h.w.stats.TxStateless != 1 {
 		t.Fatal("the answer has no SYN cookie")
 	}
-	segment(40000, tcp.Header{Flags: tcp.ACK | tcp.FIN, Seq: 1, Ack: answer.Seq + 1}, "some data")
+	h.segment(40000, tcp.Header{Flags: tcp.ACK | tcp.FIN, Seq: 1, Ack: h.answer.Seq + 1}, "some data")
 	h.drain()
 	ev, ok := h.take(EventData)
 	if !ok || string(ev.Data) != "some data" {
 		t.Errorf("data %q", ev.Data)
 	}
-	if _, ok := h.take(EventPeerClosed); !ok || answer.Ack != 11 {
-		t.Errorf("peer closed %v, acknowledged %d", ok, answer.Ack)
+	if _, ok := h.take(EventPeerClosed); !ok || h.answer.Ack != 11 {
+		t.Errorf("peer closed %v, acknowledged %d", ok, h.answer.Ack)
+	}
+}
+
+// TestManyAccepts checks that a peer that opens and resets connections faster than the control plane handles them
+// makes neither the queue of events nor the number of lookups grow without limit, and that it is served again later.
+func TestManyAccepts(t *testing.T) {
+	h := newForeign(t, 8)
+	r := &slowly{asked: make(chan netip.Addr, 10000), gone: make(chan struct{})}
+	defer close(r.gone)
+	h.e.resolver = r
+	connect := func(port uint16) {
+		h.segment(port, tcp.Header{Flags: tcp.SYN}, "")
+		h.segment(port, tcp.Header{Flags: tcp.ACK, Seq: 1, Ack: h.answer.Seq + 1}, "")
+		h.segment(port, tcp.Header{Flags: tcp.RST, Seq: 1}, "")
+	}
+	for range 2 {
+		for port := range uint16(2 * maxUnseen) {
+			connect(10000 + port)
+		}
+		if n, most := len(h.e.events.q), 2*maxUnseen; n > most {
+			t.Fatalf("%d events wait for the control plane; at most %d may", n, most)
+		}
+		if n := h.w.stats.PassiveOpens; n < maxUnseen {
+			t.Fatalf("only %d connections", n)
+		}
+		h.w.stats.PassiveOpens = 0
+		h.drain()
+		for h.w.turn() > 0 {
+		}
+	}
+	if n := h.e.accepted.Load(); n > maxAcceptLookups {
+		t.Errorf("%d lookups of next hops at once", n)
 	}
 }

@@ -52,7 +52,8 @@ type Engine struct {
 	tapMu sync.Mutex             // serializes changes of taps
 
 	dialing    handoff.Dialing[*worker]
-	hopLookups atomic.Int32                          // pending lookups
+	hopLookups atomic.Int32                          // pending lookups of recheckHop and findHops
+	accepted   atomic.Int32                          // pending lookups of acceptedHop
 	hostless   atomic.Pointer[map[[16]byte]struct{}] // see learnHostless
 	changes    atomic.Int32                          // changes of hops that are not yet processed, including those of the rehop in progress
 

@@ -78,6 +78,17 @@ func (q *eventQueue) init() { q.cond = sync.NewCond(&q.mu) }
 
 func (q *eventQueue) push(ev Event) { q.call(func(on func(Event)) { on(ev) }) }
 
+// ask is push for an event of w that a peer causes without being asked. Peers may be faster than
+// the control plane: unseen, of w, counts the events that it has not handled, for the caller to
+// limit.
+func (q *eventQueue) ask(w *worker, unseen *int, ev Event) {
+	*unseen++
+	q.call(func(on func(Event)) {
+		on(ev)
+		w.post(func(*worker) { *unseen-- })
+	})
+}
+
 // call runs f in the event goroutine, after the events queued so far.
 func (q *eventQueue) call(f func(on func(Event))) {
 	q.mu.Lock()

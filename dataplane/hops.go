@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 
 	"github.com/iwarpd/iwarpd/internal/pkt"
 )
@@ -146,20 +147,30 @@ const maxHopLookups = 16
 // none of its packets, so it would not notice by itself that the neighbour is gone or has a new
 // address (RFC 1122, Section 3.3.1.4; RFC 4861, Section 7.3.1).
 func (e *Engine) recheckHop(id ConnID, flow pkt.Flow) {
-	e.ask(maxHopLookups, func() { e.resolveConn(id, flow) })
+	e.ask(&e.hopLookups, maxHopLookups, func() { e.resolveConn(id, flow) })
 }
 
-// ask calls f in a goroutine, unless the number of lookups in progress has reached most.
-func (e *Engine) ask(most int32, f func()) {
+// maxAcceptLookups bounds the concurrent lookups of acceptedHop.
+const maxAcceptLookups = 1024
+
+// acceptedHop resolves the next hop of a connection that a peer has opened, to get the route's MTU
+// and to watch the neighbour. A peer may open and reset connections faster than they are resolved:
+// those beyond the limit answer to the sender of their frames, as they do in any case at first.
+func (e *Engine) acceptedHop(id ConnID, flow pkt.Flow) {
+	e.ask(&e.accepted, maxAcceptLookups, func() { e.resolveConn(id, flow) })
+}
+
+// ask calls f in a goroutine, unless the number n of lookups in progress has reached most.
+func (e *Engine) ask(n *atomic.Int32, most int32, f func()) {
 	if e.resolver == nil {
 		return
 	}
-	if e.hopLookups.Add(1) > most {
-		e.hopLookups.Add(-1)
+	if n.Add(1) > most {
+		n.Add(-1)
 		return
 	}
 	go func() {
-		defer e.hopLookups.Add(-1)
+		defer n.Add(-1)
 		f()
 	}()
 }

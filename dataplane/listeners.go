@@ -21,7 +21,13 @@ type listener struct {
 	transportListener
 	admit func(peer netip.Addr) bool // nil: all
 	ip    IPOptions
+
+	unseen int // accepted connections and associations that the control plane has not seen
 }
+
+// maxUnseen is the limit of listener.unseen. Packets for further connections are dropped, as if
+// lost.
+const maxUnseen = 1024
 
 // admits reports whether peer may connect to l.
 func (l *listener) admits(peer netip.Addr) bool { return l.admit == nil || l.admit(peer) }

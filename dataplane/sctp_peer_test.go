@@ -711,3 +711,31 @@ func TestSCTPManyRequests(t *testing.T) {
 		t.Error("no request once the control plane has handled the others")
 	}
 }
+
+// TestSCTPManyAssocs is TestSCTPManyRequests for a peer that opens and aborts associations.
+func TestSCTPManyAssocs(t *testing.T) {
+	p := newRawPeer(t)
+	h := p.hosts[1]
+	abort := chunk(sctp.ChunkAbort, 0)
+	p.send(p.local.Addr(), abort)
+	p.peerTag = 0
+	p.send(p.local.Addr(), p.init())
+	cookie, _ := p.initAck()
+	echo := chunk(sctp.ChunkCookieEcho, 0, cookie...)
+	for range 2 {
+		opens := h.w.stats.PassiveOpens
+		for range 2 * maxUnseen { // each packet is an association
+			p.put(p.local.Addr(), echo, abort)
+			h.w.turn()
+		}
+		if n, most := len(h.e.events.q), 2*maxUnseen; n > most {
+			t.Fatalf("%d events wait for the control plane; at most %d may", n, most)
+		}
+		if n := h.w.stats.PassiveOpens - opens; n < maxUnseen {
+			t.Fatalf("only %d associations", n)
+		}
+		h.drain()
+		for h.w.turn() > 0 {
+		}
+	}
+}

@@ -133,7 +133,7 @@ func (w *worker) sctpUnowned(f *rxFrame, flow pkt.Flow, udp uint16, b []byte) *a
 	}
 	t := f.pkt.Reply()
 	l := w.listeners.admitting(&flow, pkt.ProtoSCTP)
-	if l != nil && w.sctp.n >= w.e.cfg.MaxConns {
+	if l != nil && (w.sctp.n >= w.e.cfg.MaxConns || l.unseen >= maxUnseen) {
 		w.stats.RxNoConn++
 		return nil // no answer: the peer tries again
 	}
@@ -159,7 +159,7 @@ func (w *worker) sctpUnowned(f *rxFrame, flow pkt.Flow, udp uint16, b []byte) *a
 	as := w.newAssoc(a, flow, t, l.opts, l.ip)
 	as.lst, as.passive = l, true
 	a.SetWindow(min(strangerWindow, w.tcp.RcvWindow))
-	w.e.events.push(Event{Kind: EventJoined, Listener: l.id, Flow: flow, Worker: w.id})
+	w.e.events.ask(w, &l.unseen, Event{Kind: EventJoined, Listener: l.id, Flow: flow, Worker: w.id})
 	w.sctp.peers[guestOf(&flow)]++
 	as.startIdle(w)
 	w.stats.PassiveOpens++

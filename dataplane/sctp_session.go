@@ -237,7 +237,7 @@ func (as *assoc) sessionEvents(w *worker) int {
 			if as.lst != nil {
 				e.Listener = as.lst.id
 			}
-			as.ask(w, e)
+			w.e.events.ask(w, &as.unseen, e)
 			if as.passive && len(as.sessions) == 1 {
 				as.findHop(w)
 			}
@@ -251,7 +251,7 @@ func (as *assoc) sessionEvents(w *worker) int {
 				e.Listener = as.lst.id
 			}
 			if as.unseen < as.mux.Streams() {
-				as.ask(w, e)
+				w.e.events.ask(w, &as.unseen, e)
 			}
 			continue
 		}
@@ -288,16 +288,6 @@ func (as *assoc) sessionEvents(w *worker) int {
 		}
 	}
 	return n
-}
-
-// ask passes a Negotiate or a request for a session to the control plane. The peer may send them
-// faster than the control plane handles them, so those that it has not seen are counted.
-func (as *assoc) ask(w *worker, e Event) {
-	as.unseen++
-	w.e.events.call(func(on func(Event)) {
-		on(e)
-		w.post(func(*worker) { as.unseen-- })
-	})
 }
 
 // leaveShared is the number of bytes that a session may still send when it leaves a shared

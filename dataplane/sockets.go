@@ -246,6 +246,9 @@ func (s *Sockets) unlisten(l *listener) {
 // accept accepts connections for l.
 func (s *Sockets) accept(w *worker, lfd int, l *listener) {
 	for range acceptBudget {
+		if l.unseen >= maxUnseen {
+			return // the kernel's backlog is the queue
+		}
 		fd, peer, err := unix.Accept4(lfd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 		switch {
 		case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE):

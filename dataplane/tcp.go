@@ -351,13 +351,15 @@ func (c *tcpConn) established(w *worker) {
 	w.e.dialing.Remove(c.key, w)
 	c.mode = modeStreaming
 	ev := Event{Kind: EventConnected, Conn: c.id, Flow: c.key.Flow, Worker: w.id, Host: c.host != nil}
-	if c.passive {
-		ev.Kind, ev.Listener = EventAccepted, c.lst.id
+	if l := c.lst; c.passive {
+		ev.Kind, ev.Listener = EventAccepted, l.id
 		c.leaveListener()
+		w.e.events.ask(w, &l.unseen, ev)
+	} else {
+		w.e.events.push(ev)
 	}
-	w.e.events.push(ev)
-	if c.passive && c.host == nil && w.e.resolver != nil {
-		go w.e.resolveConn(c.id, c.key.Flow)
+	if c.passive && c.host == nil {
+		w.e.acceptedHop(c.id, c.key.Flow)
 	}
 	c.showData(w)
 }

@@ -378,7 +378,7 @@ func (w *worker) unowned(f *rxFrame) {
 	}
 	seg, flow := &f.seg, f.pkt.Flow
 	if l := w.listeners.admitting(&flow, pkt.ProtoTCP); l != nil {
-		if w.full() && seg.Flags&tcp.SYN != 0 {
+		if w.full() && seg.Flags&tcp.SYN != 0 || l.unseen >= maxUnseen {
 			w.stats.RxNoConn++
 			return
 		}
