@@ -17,6 +17,8 @@ const (
 	// waitFull is the number of waiting bytes after which segments of TCP are dropped, as if
 	// lost.
 	waitFull = 128 << 10
+	// waitCost is the number of bytes that count for a segment in addition to its ULPDU.
+	waitCost = 64
 	// waitLook is the interval at which a worker looks for a receive: posting one does not wake
 	// the worker.
 	waitLook = time.Millisecond
@@ -60,7 +62,7 @@ func (c *tcpConn) waitFrom(now clock.Time) {
 // keep adds a segment to those that wait.
 func (c *tcpConn) keep(w *worker, s waitingSegment) {
 	c.waits.segs = append(c.waits.segs, s)
-	c.waits.bytes += len(s.ulpdu)
+	c.waits.bytes += waitCost + len(s.ulpdu)
 	c.noteBacklog(w) // even if the wait ends within the turn: the sender may stop, and the next call resumes it
 	w.mark(&c.lane)
 }
@@ -113,7 +115,7 @@ func (c *tcpConn) takeNext(w *worker) {
 	r := &c.waits
 	s := r.segs[0]
 	r.segs = r.segs[1:] // before the code below, which may fault
-	r.bytes -= len(s.ulpdu)
+	r.bytes -= waitCost + len(s.ulpdu)
 	w.segments++
 	w.current = &c.stream
 	var err *term.Error

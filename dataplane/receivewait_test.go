@@ -2,15 +2,18 @@ package dataplane
 
 import (
 	"bytes"
+	"encoding/binary"
 	"math/rand/v2"
 	"net/netip"
 	"runtime/debug"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/crc32c"
 	"github.com/iwarpd/iwarpd/internal/impair"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
@@ -124,6 +127,24 @@ func TestFaultWhileWaiting(t *testing.T) {
 	y.closeAll(y.a)
 }
 
+// Short segments cost more memory than their bytes.
+func TestShortSegmentsWait(t *testing.T) {
+	y := newWaiting(t)
+	y.send(0)
+	c := y.b.conn()
+	y.until("waiting", c.waits.waiting)
+	empty := make([]byte, 4, 8) // an FPDU without ULPDU
+	empty = binary.LittleEndian.AppendUint32(empty, crc32c.Update(0, empty))
+	n := len(c.waits.segs)
+	for ; !c.waits.full() && n < ReceiveWaitBytes; n++ {
+		c.receive(y.hosts[1].w, empty)
+	}
+	if size := n * int(unsafe.Sizeof(waitingSegment{})); size > ReceiveWaitBytes {
+		t.Errorf("%d segments wait, of %d bytes and their ULPDUs", n, size)
+	}
+	y.hosts[0].w.disconnect(y.a, true)
+}
+
 // The end of the stream comes after all Sends, including those held.
 func TestCloseWhileWaiting(t *testing.T) {
 	y := newWaiting(t)
@@ -133,7 +154,11 @@ func TestCloseWhileWaiting(t *testing.T) {
 	if y.b.conn().holds == 0 {
 		t.Fatal("none is held: this tests nothing")
 	}
-	first := y.b.conn().waits.bytes/waitingLen + 1 // the rest of this one is held
+	waits := 0
+	for _, s := range y.b.conn().waits.segs {
+		waits += len(s.ulpdu)
+	}
+	first := waits/waitingLen + 1 // the rest of this one is held
 	for i := range waitingSends - 1 {
 		if y.receive(i); i >= first {
 			y.received(i + 1)
