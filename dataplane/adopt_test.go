@@ -312,8 +312,13 @@ func TestAdoptForeignTag(t *testing.T) {
 			frame = append(frame, p...)
 			f := link.Frame{N: 1}
 			f.Pieces[0] = frame
-			second.take(&f)
-			q.until("the packet is seen", func() bool { return as.a.Stats().BadTag == 1 })
+			for range 2 * maxAdopting {
+				second.take(&f)
+			}
+			if n := w.cmds.pending.Load(); n > maxAdopting {
+				t.Errorf("%d packets wait for the worker; at most %d may", n, maxAdopting)
+			}
+			q.until("the packets are seen", func() bool { return as.a.Stats().BadTag > 0 && w.cmds.pending.Load() == 0 })
 
 			req := q.event(1, EventRequest)
 			q.hosts[1].e.Answer(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding})
