@@ -379,6 +379,24 @@ func TestAbsurdReports(t *testing.T) {
 	})
 }
 
+// TestManySACKs checks that only the first SACK of a packet counts.
+func TestManySACKs(t *testing.T) {
+	r := listening(t, Config{MaxBurst: 100})
+	r.a.paths[0].cwnd = 100000
+	base := r.a.cumAck
+	for range 8 {
+		r.push(1000)
+	}
+	r.send(r.a.tag, sackBytes(base+2, 100000), sackBytes(base+4, 100000), chunk(ChunkHeartbeat, 0, nil), sackBytes(base+6, 100000))
+	if n, sacks := r.a.Unacked(), r.a.Stats().Sacks; n != 6 || sacks != 1 {
+		t.Errorf("%d messages unacknowledged, %d SACKs; want 6 and 1", n, sacks)
+	}
+	r.send(r.a.tag, sackBytes(base+8, 100000))
+	if n := r.a.Unacked(); n != 0 {
+		t.Errorf("%d messages unacknowledged", n)
+	}
+}
+
 // TestIdleWindow checks that the congestion window decays after idle time (7.2.1).
 func TestIdleWindow(t *testing.T) {
 	r := dialing(t, Config{Heartbeat: -1}, Established)

@@ -40,7 +40,7 @@ func (a *Assoc) HandlePacket(now clock.Time, f pkt.Flow, udp uint16, b []byte) {
 		a.errors, a.paths[a.primary].errors = 0, 0
 		a.arm(timerShutdown, now.Add(a.paths[a.primary].rto))
 	}
-	data, budget := false, 64
+	data, sacked, budget := false, false, 64
 	for {
 		if c.Type == ChunkData {
 			if !a.mayReceive() {
@@ -48,7 +48,9 @@ func (a *Assoc) HandlePacket(now clock.Time, f pkt.Flow, udp uint16, b []byte) {
 			} else if data = true; !a.handleData(&c) {
 				return
 			}
-		} else if !a.control(now, &f, &h, b, &c) {
+		} else if sack := c.Type == ChunkSack; sack && sacked {
+			// No peer bundles two, and each costs as much as there is in flight.
+		} else if sacked = sacked || sack; !a.control(now, &f, &h, b, &c) {
 			break
 		}
 		if a.state == Closed {
