@@ -65,7 +65,16 @@ func TestQueueAccept(t *testing.T) {
 		{"increasing order is only a SHOULD", []seg{{30, 30, false}, {0, 30, false}, {60, 5, true}}, nil},
 		{"a hole", []seg{{0, 30, false}, {40, 5, true}}, term.ErrInvalidMO},
 		{"first bytes missing", []seg{{4, 46, true}}, term.ErrInvalidMO},
-		{"twice the same", []seg{{0, 30, false}, {0, 30, false}, {30, 5, true}}, term.ErrInvalidMO},
+		{"in reverse", []seg{{50, 10, false}, {30, 20, false}, {10, 20, false}, {0, 10, false}, {60, 0, true}}, nil},
+		{"last in reverse", []seg{{30, 30, false}, {0, 30, false}, {0, 0, true}}, term.ErrInvalidMO},
+		{"no bytes anywhere", []seg{{70, 0, false}, {0, 30, false}, {30, 5, true}}, nil},
+		{"twice the same", []seg{{0, 30, false}, {0, 30, false}}, term.ErrInvalidMO},
+		{"twice the same, later", []seg{{40, 10, false}, {40, 10, false}}, term.ErrInvalidMO},
+		{"into the next", []seg{{20, 10, false}, {0, 21, false}}, term.ErrInvalidMO},
+		{"twice some, and a hole of as many bytes", []seg{{0, 8, false}, {0, 8, false}}, term.ErrInvalidMO},
+		{"around, and a hole of as many bytes", []seg{{20, 8, false}, {16, 20, false}}, term.ErrInvalidMO},
+		{"every second", []seg{{2, 1, false}, {4, 1, false}, {6, 1, false}, {8, 1, false}, {10, 1, false}, {12, 1, false},
+			{14, 1, false}, {16, 1, false}, {18, 1, false}}, term.ErrInvalidMO},
 		{"last is not the highest", []seg{{30, 30, false}, {0, 30, true}}, term.ErrInvalidMO},
 	}
 	for _, tt := range tests {

@@ -420,3 +420,24 @@ func TestErrorOfSegmentedRequest(t *testing.T) {
 	wantTerminate(t, e, term.ErrReadSTag, unhex(t, "4147 00000000 00000002 00000001 00000000 0100e000 0026"+
 		"4141 00000000 00000001 00000001 00000008"+sink+"00000001 00000006 0000000000001000"))
 }
+
+// TestParts checks that no message is delivered whose segments leave a hole or belong to different messages, since the
+// receive buffer may have the bytes of another message there.
+func TestParts(t *testing.T) {
+	const part, last, eight = "0143 00000000 00000000 00000001 ", "4143 00000000 00000000 00000001 ", "0102030405060708"
+	for name, in := range map[string][]string{
+		"the first bytes twice instead of the next": {part + "00000000" + eight, part + "00000000" + eight, last + "00000010" + eight},
+		"Immediate Data in a Send":                  {part + "00000000" + eight, "4148 00000000 00000000 00000001 00000000" + eight},
+	} {
+		e := newVictim()
+		var err *term.Error
+		for _, seg := range in {
+			if err == nil {
+				err = e.HandleULPDU(unhex(t, seg))
+			}
+		}
+		if cs := e.completions(); err != term.ErrInvalidMO || len(cs) != 0 {
+			t.Errorf("%s: %v, completions %+v; want %v", name, err, cs, term.ErrInvalidMO)
+		}
+	}
+}

@@ -315,6 +315,9 @@ func (s *Stream) handleImm(h *ddp.Untagged, op Op, seg []byte, segLen int) *term
 	case segLen != ddp.UntaggedLen+immLen || !h.Last:
 		return s.failSegment(errShort, seg, segLen)
 	}
+	if err := s.recvq.Accept(h, 0); err != nil { // after segments of a Send
+		return s.failSegment(err, seg, segLen)
+	}
 	buf, _ := s.recvq.Pop()
 	s.stats.RxImms++
 	c := Completion{Kind: CompRecv, ID: buf.ID, Op: op, Solicited: op == OpImmSE}
