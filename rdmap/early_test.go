@@ -234,6 +234,28 @@ func TestEarlyWindow(t *testing.T) {
 	}
 }
 
+// TestEarlySharedRecvs checks that a peer cannot take receives that other streams need too with segments out of order.
+func TestEarlySharedRecvs(t *testing.T) {
+	e := newEnd(Config{SharedRecvs: true})
+	e.mem.recvs = [][]byte{make([]byte, 8), make([]byte, 8), make([]byte, 8)}
+	send := func(msn serial.Num) []byte {
+		h := ddp.Untagged{Last: true, ULP: control(opcodeSend), MSN: msn}
+		return h.Append(nil)
+	}
+	if e.HandleEarly(1, send(2)) || e.mem.taken != 0 {
+		t.Errorf("%d receives taken for a message after the next", e.mem.taken)
+	}
+	if !e.HandleEarly(2, send(1)) || e.mem.taken != 1 {
+		t.Errorf("%d receives taken for the next message; want 1", e.mem.taken)
+	}
+	if err := e.DeliverEarly(2); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.HandleULPDU(send(2)); err != nil || e.mem.taken != 2 {
+		t.Errorf("in order: %v, %d receives taken", err, e.mem.taken)
+	}
+}
+
 // TestEarlyTable compares the table with a map.
 func TestEarlyTable(t *testing.T) {
 	r := testenv.Rand(t)

@@ -25,6 +25,10 @@ type Config struct {
 	MaxWR   int // work requests posted and not completed; 0: DefaultMaxWR
 	MaxRecv int // completions of receives not yet polled; 0: DefaultMaxRecv. The ring grows if there are more
 	Early   int // segments placed out of order and not yet delivered; 0: DefaultEarly, negative: none
+
+	// SharedRecvs means that other streams take receives from the same queue: segments out of order take none from it, except for the
+	// message that is next in order (RFC 5042 6.4.3.1).
+	SharedRecvs bool
 }
 
 // Stats holds the counters of a Stream.
@@ -130,6 +134,7 @@ type Stream struct {
 	gotRTR    Op   // kind of RTR received
 	rxData    bool // a message other than a Terminate has been received
 	recvq     ddp.Queue
+	shared    bool             // Config.SharedRecvs
 	ctl       [3]ddp.Assembler // of queues 1, 2, 3
 	comps     []Completion
 	compHead  uint32
@@ -208,6 +213,7 @@ func (s *Stream) Init(cfg Config, mem Memory) {
 		s.msn[i] = ddp.FirstMSN
 	}
 	s.recvq.Init(recvWindow)
+	s.shared = cfg.SharedRecvs
 	s.ctl[0].Init(atomicRequestLen)
 	s.ctl[1].Init(ddp.MaxControl)
 	s.ctl[2].Init(atomicResponseLen)

@@ -202,12 +202,12 @@ func (q *QP) Stream() *rdmap.Stream { return &q.stream }
 func (q *QP) Stats() Stats { return q.stats }
 
 // Start moves the QP from IDLE to RTS; in any other state it does nothing. It sets cfg.MaxWR and cfg.MaxRecv to the depths of the queues,
-// so that the stream has room for everything that the QP takes.
+// so that the stream has room for everything that the QP takes, and cfg.SharedRecvs if there is an SRQ.
 func (q *QP) Start(cfg rdmap.Config) {
 	if q.state != StateIdle {
 		return
 	}
-	cfg.MaxWR, cfg.MaxRecv = len(q.sq), len(q.rq)
+	cfg.MaxWR, cfg.MaxRecv, cfg.SharedRecvs = len(q.sq), len(q.rq), q.cfg.SRQ != nil
 	q.stream.Init(cfg, q)
 	q.ord = cfg.ORD
 	q.inited = true

@@ -1,10 +1,12 @@
 package verbs
 
 import (
+	"crypto/rand"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/iwarpd/iwarpd/ddp"
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
@@ -34,5 +36,22 @@ func TestSRQ(t *testing.T) {
 	}
 	if srq.Taken() != 4 || len(shared.q) != 2 {
 		t.Errorf("taken %d, left %d", srq.Taken(), len(shared.q))
+	}
+}
+
+// TestSRQOutOfOrder checks that a Send out of order takes no receives that other QPs need.
+func TestSRQOutOfOrder(t *testing.T) {
+	for _, far := range []bool{false, true} {
+		shared := recvs{q: make([]RecvWR, 64)}
+		srq := NewSRQ(&shared)
+		q := NewQP(QPConfig{Num: 1, PD: pdA, Table: NewTable(rand.Reader), MaxSGE: 1, SRQ: srq})
+		q.Start(rdmap.Config{})
+		h := ddp.Untagged{Last: true, ULP: 0x43, MSN: firstMSN}
+		if far {
+			h.MSN += 40
+		}
+		if placed := q.Stream().HandleEarly(1, h.Append(nil)); placed == far || far && srq.Taken() != 0 {
+			t.Errorf("MSN %d: placed %v, %d receives taken", h.MSN, placed, srq.Taken())
+		}
 	}
 }
