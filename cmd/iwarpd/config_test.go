@@ -89,6 +89,7 @@ func TestLoadRefuses(t *testing.T) {
 		{"sockets and an interface", "", []string{"-i", "x", "--transport", "socket"}, "transport socket serves every address"},
 		{"transport", "", []string{"-i", "x", "--transport", "udp"}, "afxdp, socket"},
 		{"unknown key", "interfcae: eth0\n", nil, `unknown key "interfcae": did you mean "interface"?`},
+		{"unknown key, dotted", "interface: x\nallow.users: [root]\n", nil, `unknown key "allow.users": write "allow:", and "users:" indented below it`},
 		{"unknown key, nested", "log:\n  level: debug\n", nil, `unknown key "log.level": did you mean "log-level"?`},
 		{"list", "interface: [eth0]\n", nil, "must be one value"},
 		{"mode without quotes", "interface: eth0\nsocket-mode: 0660\n", nil, "in quotes"},

@@ -30,6 +30,11 @@ func readFile(v *viper.Viper, file string) error {
 	if err != nil {
 		return configErr("%s: %s", file, oneLine(err.Error()))
 	}
+	for name := range m {
+		if top, key, dot := strings.Cut(name, "."); dot { // viper would take it for a key of top, and nothing would read it
+			return configErr("%s: unknown key %q: write \"%s:\", and \"%s:\" indented below it", file, name, top, key)
+		}
+	}
 	for _, name := range v.AllKeys() {
 		if top, _, _ := strings.Cut(name, "."); top == allowKey || top == slotsKey {
 			continue
