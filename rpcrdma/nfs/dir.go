@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"math"
 
 	"golang.org/x/sys/unix"
 
@@ -295,12 +296,12 @@ func (s *Server) NfsV3Nfsproc3Symlink(ctx context.Context, a *nfsv3.Symlink3args
 func (s *Server) NfsV3Nfsproc3Mknod(ctx context.Context, a *nfsv3.Mknod3args) (nfsv3.Mknod3res, error) {
 	c := &exchangeOf(ctx).cred
 	var attrs *nfsv3.Sattr3
-	typ, dev := uint32(0), 0
+	typ, dev := uint32(0), nfsv3.Specdata3{}
 	switch n := a.What.(type) {
 	case *nfsv3.Mknoddata3_NF3CHR:
-		attrs, typ, dev = &n.Device.DevAttributes, unix.S_IFCHR, int(unix.Mkdev(n.Device.Spec.Specdata1, n.Device.Spec.Specdata2))
+		attrs, typ, dev = &n.Device.DevAttributes, unix.S_IFCHR, n.Device.Spec
 	case *nfsv3.Mknoddata3_NF3BLK:
-		attrs, typ, dev = &n.Device.DevAttributes, unix.S_IFBLK, int(unix.Mkdev(n.Device.Spec.Specdata1, n.Device.Spec.Specdata2))
+		attrs, typ, dev = &n.Device.DevAttributes, unix.S_IFBLK, n.Device.Spec
 	case *nfsv3.Mknoddata3_NF3SOCK:
 		attrs, typ = &n.PipeAttributes, unix.S_IFSOCK
 	case *nfsv3.Mknoddata3_NF3FIFO:
@@ -310,7 +311,11 @@ func (s *Server) NfsV3Nfsproc3Mknod(ctx context.Context, a *nfsv3.Mknod3args) (n
 		return &nfsv3.Mknod3res_default{Status: nfsv3.NFS3ERR_BADTYPE, Resfail: nfsv3.Mknod3resfail{DirWcc: noWcc()}}, nil
 	}
 	w, err := s.change(c, a.Where.Dir, a.Where.Name, nil, func(d *object, name string) error {
-		return unix.Mknodat(d.fd, name, typ|mode(attrs, 0o644), dev)
+		n := unix.Mkdev(dev.Specdata1, dev.Specdata2)
+		if n > math.MaxUint32 { // mknod would make another device: it takes 12 bits of the major number, and 20 of the minor
+			return unix.EINVAL
+		}
+		return unix.Mknodat(d.fd, name, typ|mode(attrs, 0o644), int(n))
 	})
 	var m made
 	if err == nil {

@@ -55,6 +55,31 @@ func TestLinkTimes(t *testing.T) {
 	}
 }
 
+// TestDeviceNumbers checks that MKNOD makes the device that was asked for, or none.
+func TestDeviceNumbers(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	for _, c := range []struct {
+		major, minor uint32
+		want         nfsv3.Nfsstat3
+	}{
+		{1, 3, nfsv3.NFS3_OK}, {1<<12 - 1, 1<<20 - 1, nfsv3.NFS3_OK},
+		{1<<12 + 1, 3, nfsv3.NFS3ERR_INVAL}, {1, 1<<20 + 3, nfsv3.NFS3ERR_INVAL}, {math.MaxUint32, math.MaxUint32, nfsv3.NFS3ERR_INVAL},
+	} {
+		n := fmt.Sprint(c.major, "-", c.minor)
+		l.want(c.want, root, pMknod, func(w *rpc.Writer) {
+			name(l.root, n)(w)
+			w.U32(4) // NF3CHR
+			sattr(w, 0o600, -1)
+			w.U32(c.major, c.minor)
+		})
+		var st unix.Stat_t
+		err := unix.Stat(filepath.Join(l.dir, n), &st)
+		if c.want == nfsv3.NFS3_OK && (unix.Major(st.Rdev) != c.major || unix.Minor(st.Rdev) != c.minor) || c.want != nfsv3.NFS3_OK && err != unix.ENOENT {
+			t.Errorf("%s: device %d, %d, %v", n, unix.Major(st.Rdev), unix.Minor(st.Rdev), err)
+		}
+	}
+}
+
 func TestCreateKinds(t *testing.T) {
 	l := newLocal(t, nfs.Config{})
 	exclusive := func(verf uint64) func(*rpc.Writer) {
