@@ -128,6 +128,7 @@ func TestErrors(t *testing.T) {
 		{"cp two of one name from there", []string{"cp", "10.0.0.1:a/x", "10.0.0.1:b/x", dir}, exitFile, "a/x and b/x would both become x"},
 		{"cp to no folder", []string{"cp", "10.0.0.1:a", filepath.Join(dir, "no") + "/"}, exitFile, "make it first"},
 		{"cp onto a device", []string{"cp", "10.0.0.1:a", "/dev/null"}, exitFile, "not a regular file"},
+		{"nfs put of a folder", []string{"nfs", "put", dir, "10.0.0.1:/x"}, exitFile, "put copies one file"},
 		{"cp unknown checksum", []string{"cp", "--checksum", "md5", file, "10.0.0.1:"}, exitUsage, "xxh128, blake3 or sha256"},
 		{"perf --size 64X", []string{"perf", "write", "--client", "1.2.3.4", "--size", "64X"}, exitUsage, "64K"},
 		{"perf --size of a unit alone", []string{"perf", "write", "--client", "1.2.3.4", "--size", "K"}, exitUsage, "64K"},

@@ -365,6 +365,9 @@ func (c *command) nfsPut() *cobra.Command {
 			in, perm := cmd.InOrStdin(), uint32(0o644)
 			if args[0] != "-" {
 				f, st, err := openSource(args[0])
+				if errors.Is(err, errNotRegular) {
+					return fileError{fmt.Errorf("nfs put: %s is not a regular file: put copies one file, or standard input as -", args[0])}
+				}
 				if err != nil {
 					return fmt.Errorf("nfs put: %w", err)
 				}
