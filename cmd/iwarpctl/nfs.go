@@ -88,7 +88,7 @@ func (c *command) nfsExport() *cobra.Command {
 				x.Tell("no CAP_DAC_READ_SEARCH, as a plain user: file handles end with this process, and a file renamed on this host is stale until clients look it up again")
 			}
 			if err := x.Run(cmd.Context()); err != nil && cmd.Context().Err() == nil {
-				return portTaken(err)
+				return portRemedy(err)
 			}
 			return nil
 		},
@@ -106,10 +106,12 @@ func (c *command) nfsExport() *cobra.Command {
 	return cmd
 }
 
-// portTaken adds a remedy to the error for a port in use.
-func portTaken(err error) error {
+// portRemedy adds a remedy to the error for a port that cannot be used.
+func portRemedy(err error) error {
 	p, ok := errors.AsType[*nfs.PortError](err)
 	switch {
+	case ok && errors.Is(err, unix.EADDRNOTAVAIL):
+		return fmt.Errorf("%w: give an address of this host with --listen", err)
 	case !ok || !errors.Is(err, unix.EADDRINUSE):
 		return err
 	case p.Service == "MOUNT":

@@ -139,7 +139,7 @@ func TestUntil(t *testing.T) {
 	}
 }
 
-// TestExportPortTaken checks that the second of two exports on an address says what to do.
+// TestExportPortTaken checks that an export says what to do if its ports are taken, or its address is that of another host.
 func TestExportPortTaken(t *testing.T) {
 	testenv.RequireRoot(t)
 	t.Setenv("STATE_DIRECTORY", t.TempDir())
@@ -161,6 +161,10 @@ func TestExportPortTaken(t *testing.T) {
 		if code != exitFailure || !strings.Contains(errOut, c.want) || !strings.Contains(errOut, c.flag) || strings.Count(errOut, "\n") != 1 || out != "" {
 			t.Errorf("%s: exit code %d: %q, %q", c.flag, code, errOut, out)
 		}
+	}
+	elsewhere := []string{"nfs", "export", t.TempDir(), "--listen", "192.0.2.1:20049", "--portmap-port", "0"}
+	if code, _, errOut := ctl(t, elsewhere...); code != exitFailure || !strings.Contains(errOut, "give an address of this host with --listen") {
+		t.Errorf("exit code %d: %q", code, errOut)
 	}
 }
 
