@@ -36,6 +36,9 @@ func user(uid uint32) string {
 	return "uid " + strconv.FormatUint(uint64(uid), 10)
 }
 
+// ErrSlots means that the sockets of the slots cannot be made.
+var ErrSlots = errors.New("slots")
+
 // listen opens the sockets of all slots. The folders are not removed when the daemon exits:
 // containers that have mounted them would not see new ones.
 func (s *Slots) listen() (all []socket, err error) {
@@ -50,12 +53,12 @@ func (s *Slots) listen() (all []socket, err error) {
 	}
 	// The folder is closed to other users of the host: containers get single slots mounted.
 	if err := os.Mkdir(s.Folder, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("ctrl: slots: %w", err)
+		return nil, fmt.Errorf("ctrl: %w: %w", ErrSlots, err)
 	}
 	for n := range s.Count {
 		l, err := s.listenSlot(strconv.Itoa(n))
 		if err != nil {
-			return all, err
+			return all, fmt.Errorf("ctrl: %w: %w", ErrSlots, err)
 		}
 		all = append(all, l)
 	}
@@ -68,10 +71,10 @@ func (s *Slots) listen() (all []socket, err error) {
 func (s *Slots) listenSlot(slot string) (socket, error) {
 	dir := filepath.Join(s.Folder, slot)
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return socket{}, fmt.Errorf("ctrl: slots: %w", err)
+		return socket{}, err
 	}
 	if err := os.Chmod(dir, 0o755); err != nil { // regardless of the umask
-		return socket{}, fmt.Errorf("ctrl: slots: %w", err)
+		return socket{}, err
 	}
 	private := filepath.Join(s.Folder, "."+slot)
 	l, err := listenSocket(private, 0o666, "")
@@ -81,7 +84,7 @@ func (s *Slots) listenSlot(slot string) (socket, error) {
 	public := filepath.Join(dir, "iwarpd.sock")
 	if err := publish(private, public); err != nil {
 		l.Close()
-		return socket{}, fmt.Errorf("ctrl: slots: %w", err)
+		return socket{}, err
 	}
 	return socket{l, public}, nil
 }

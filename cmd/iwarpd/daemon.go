@@ -332,29 +332,35 @@ func linkError(ifname string, err error) error {
 }
 
 func metricsError(err error) error {
-	switch {
-	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS):
-		return exitErr(exitPermission, "%w: give another place with --metrics", err)
-	case errors.Is(err, fs.ErrNotExist):
-		return exitErr(exitConfig, "%w: make the folder, or give another place with --metrics", err)
-	case errors.Is(err, unix.EADDRINUSE):
+	if errors.Is(err, unix.EADDRINUSE) {
 		return exitErr(exitBusy, "%w: stop the other program, or give another place with --metrics", err)
 	}
-	return exitErr(exitConfig, "%w: give another place with --metrics", err)
+	return placeError(err, "another place with --metrics")
 }
 
 func socketError(err error) error {
+	err = fmt.Errorf("cannot make the socket: %w", err)
 	switch {
 	case errors.Is(err, ctrl.ErrNotMember):
-		return exitErr(exitPermission, "cannot make the socket: %w", err)
-	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS):
-		return exitErr(exitPermission, "cannot make the socket: %w: give another path with --socket", err)
-	case errors.Is(err, fs.ErrNotExist):
-		return exitErr(exitConfig, "cannot make the socket: %w: make the folder, or give another path with --socket", err)
+		return exitErr(exitPermission, "%w", err)
 	case errors.Is(err, unix.EADDRINUSE):
-		return exitErr(exitBusy, "cannot make the socket: %w", err)
-	case errors.Is(err, unix.ENOSPC):
-		return exitErr(exitFailure, "cannot make the socket: %w: make room there, or give another path with --socket", err)
+		return exitErr(exitBusy, "%w", err)
+	case errors.Is(err, ctrl.ErrSlots):
+		return placeError(err, `another "folder:" of slots`)
 	}
-	return exitErr(exitConfig, "cannot make the socket: %w: give another path with --socket", err)
+	return placeError(err, "another path with --socket")
+}
+
+// placeError adds the exit code and the remedy to an error about a file or an address. other says
+// how to choose another one.
+func placeError(err error, other string) error {
+	switch {
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS):
+		return exitErr(exitPermission, "%w: give %s", err, other)
+	case errors.Is(err, fs.ErrNotExist):
+		return exitErr(exitConfig, "%w: make the folder, or give %s", err, other)
+	case errors.Is(err, unix.ENOSPC):
+		return exitErr(exitFailure, "%w: make room there, or give %s", err, other)
+	}
+	return exitErr(exitConfig, "%w: give %s", err, other)
 }

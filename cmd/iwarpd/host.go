@@ -120,11 +120,7 @@ func makeSocketDir(socket string) (undo func(), err error) {
 	case os.IsExist(err):
 		return func() {}, nil
 	}
-	code := exitConfig
-	if os.IsPermission(err) {
-		code = exitPermission
-	}
-	return nil, exitErr(code, "socket %s: cannot make its folder: %w: give another path with --socket", socket, err)
+	return nil, placeError(fmt.Errorf("socket %s: cannot make its folder: %w", socket, err), "another path with --socket")
 }
 
 // checkQueues returns the queues to serve; have is the number of queues.

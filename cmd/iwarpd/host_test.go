@@ -1,10 +1,15 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // TestLeftOut checks that with the suggested fix every frame arrives on a queue that is served.
@@ -48,5 +53,56 @@ func TestCheckFiles(t *testing.T) {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil || openFiles() != l.Cur {
 		t.Errorf("%d files: %v, %v", openFiles(), l, err)
+	}
+}
+
+// TestPlaces checks that a socket, a slot or metrics that cannot be where they should be give an error that says how to
+// choose another place. systemd starts the daemon again after exit code 1, as for a file system that is full, and not after 2.
+func TestPlaces(t *testing.T) {
+	testenv.RequireRoot(t)
+	dir := t.TempDir()
+	file, full := filepath.Join(dir, "file"), filepath.Join(dir, "full")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(full, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", full, "tmpfs", 0, "nr_inodes=1"); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Unmount(full, 0) }()
+	const slots, socket, metrics = `another "folder:" of slots`, "another path with --socket", "another place with --metrics"
+	for _, tt := range []struct {
+		key, place string
+		code       int
+		want       string
+	}{
+		{"slots", file, exitConfig, "not a directory: give " + slots},
+		{"slots", filepath.Join(dir, "a", "b"), exitConfig, "make the folder, or give " + slots},
+		{"slots", filepath.Join(full, "slots"), exitFailure, "make room there, or give " + slots},
+		{"socket", filepath.Join(dir, "a", "b", "s"), exitConfig, "make the folder, or give " + socket},
+		{"socket", filepath.Join(full, "s"), exitFailure, "make room there, or give " + socket},
+		{"socket", filepath.Join(full, "a", "s"), exitFailure, "make room there, or give " + socket},
+		{"metrics", file, exitConfig, "exists and is not a socket: give " + metrics},
+		{"metrics", filepath.Join(full, "m"), exitFailure, "make room there, or give " + metrics},
+	} {
+		text := "transport: socket\nsocket: " + filepath.Join(dir, "sock") + "\n"
+		switch tt.key {
+		case "slots":
+			text += "slots: {count: 1, folder: " + tt.place + "}\n"
+		case "metrics":
+			text += "metrics: unix:" + tt.place + "\n"
+		case "socket":
+			text = "transport: socket\nsocket: " + tt.place + "\n"
+		}
+		s, err := parse(t, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = start(s, zap.NewNop())
+		if err == nil || exitCode(err) != tt.code || !strings.HasSuffix(err.Error(), tt.want) {
+			t.Errorf("%s %s: exit code %d: %v; want %d and %q", tt.key, tt.place, exitCode(err), err, tt.code, tt.want)
+		}
 	}
 }

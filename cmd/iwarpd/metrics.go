@@ -203,7 +203,9 @@ func listenMetrics(v string) (net.Listener, error) {
 		// Another type of socket, such as that of the API, reports EPROTOTYPE.
 		if c, derr := net.Dial(network, address); derr == nil {
 			c.Close()
-		} else if st, serr := os.Lstat(address); serr == nil && st.Mode().Type() == os.ModeSocket && errors.Is(derr, unix.ECONNREFUSED) {
+		} else if st, serr := os.Lstat(address); serr == nil && st.Mode().Type() != os.ModeSocket {
+			err = errors.New("exists and is not a socket")
+		} else if serr == nil && errors.Is(derr, unix.ECONNREFUSED) {
 			if err = os.Remove(address); err == nil {
 				l, err = net.Listen(network, address)
 			}
