@@ -501,13 +501,14 @@ func (s *Server) NfsV3Nfsproc3Readdirplus(ctx context.Context, a *nfsv3.Readdirp
 	ok := nfsv3.Readdirplus3resok{}
 	if err == nil {
 		left, names := int(min(a.Maxcount, maxDir))-104, int(min(a.Dircount, maxDir))
+		search := s.may(&exchangeOf(ctx).cred, &d, mayExec) // as LOOKUP demands for a handle
 		next := &ok.Reply.Entries
 		ok.Reply.Eof, err = s.entries(&d, a.Cookie, func(e *entry) bool {
 			n := &nfsv3.Entryplus3{Fileid: e.ino, Name: []byte(e.name), Cookie: e.cookie, NameAttributes: noAttr, NameHandle: &nfsv3.PostOpFh3_FALSE{}}
 			names -= 24 + pad4(len(e.name))
 			size := 24 + pad4(len(e.name)) + 8
 			// Return nothing about the parent, which may be outside of the export.
-			if e.name != ".." {
+			if e.name != ".." && search {
 				if fh, st, err := s.tree.entry(&d, a.Dir.Data, e.name); err == nil {
 					n.NameAttributes = &nfsv3.PostOpAttr_TRUE{Attributes: fattr(&st)}
 					n.NameHandle = &nfsv3.PostOpFh3_TRUE{Handle: nfsv3.NfsFh3{Data: fh}}

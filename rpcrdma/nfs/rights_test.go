@@ -73,6 +73,43 @@ func TestRights(t *testing.T) {
 	}
 }
 
+// TestSearch checks that READDIRPLUS gives handles and attributes of the entries of a directory only to callers that may
+// look them up.
+func TestSearch(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	l.want(nfsv3.NFS3_OK, alice, pMkdir, func(w *rpc.Writer) { name(l.root, "d")(w); sattr(w, 0o744, -1) })
+	d := l.lookup("d")
+	l.want(nfsv3.NFS3_OK, alice, pCreate, create(d, "f", 0o644))
+	l.want(nfsv3.NFS3ERR_ACCES, bob, pLookup, name(d, "f"))
+	for _, c := range []struct {
+		who  who
+		more uint32 // attributes and handles follow
+	}{{bob, 0}, {alice, 1}} {
+		r := l.want(nfsv3.NFS3_OK, c.who, pReaddirplus, func(w *rpc.Writer) { w.Opaque(d); w.U64(0); w.U64(0); w.U32(4096, 4096) })
+		r.Fixed(4 + 84 + 8) // attributes and verifier
+		names := 0
+		for r.U32() == 1 {
+			r.U64()
+			n := string(r.Opaque(255))
+			r.U64()
+			attr := r.U32()
+			if attr == 1 {
+				r.Fixed(84)
+			}
+			handle := r.U32()
+			if handle == 1 {
+				r.Opaque(64)
+			}
+			if names++; n != ".." && (attr != c.more || handle != c.more) {
+				t.Errorf("uid %d: %q: attributes %d, handle %d; want %d", c.who.uid, n, attr, handle, c.more)
+			}
+		}
+		if names != 3 || r.Err() != nil {
+			t.Errorf("uid %d: %d names, %v", c.who.uid, names, r.Err())
+		}
+	}
+}
+
 // TestACL checks rights that the mode of a file does not show. In the mode of a file with an ACL the group's bits are
 // the mask.
 func TestACL(t *testing.T) {
