@@ -9,10 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/buildbarn/go-xdr/pkg/protocols/mount"
-
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
-	"github.com/iwarpd/iwarpd/rpcrdma/rpcgen"
 )
 
 // mounts is the MOUNT program, versions 1 and 3 (RFC 1813 appendix I).
@@ -28,37 +25,85 @@ type mountEntry struct{ host, dir string }
 // maxMounts bounds the entries kept for DUMP.
 const maxMounts = 1024
 
-// MountProgram returns the MOUNT program for an rpc.Server.
+// Status codes of MOUNT (RFC 1813 section 5.1.5).
+const (
+	mountOK          = 0
+	mountNoEnt       = 2
+	mountIO          = 5
+	mountAcces       = 13
+	mountNotDir      = 20
+	mountInval       = 22
+	mountNameTooLong = 63
+	mountServerFault = 10006
+)
+
+// maxDirpath is MNTPATHLEN.
+const maxDirpath = 1024
+
+// MountProgram returns the MOUNT program for an rpc.Server. It is decoded by hand: the generated code takes
+// only ASCII for a path, but Linux takes any bytes.
 func (s *Server) MountProgram() rpc.Program {
 	m := &mounts{s: s, list: make(map[mountEntry]struct{})}
-	f := mount.NewMountProgramService(m)
 	return rpc.Program{
 		Low: 1, High: 3,
-		Serve: func(ctx context.Context, r *rpc.Request) rpc.Status {
+		Serve: func(_ context.Context, r *rpc.Request) rpc.Status {
 			c, ok := s.credOf(r.Cred)
-			if !ok {
+			switch {
+			case !ok:
 				return rpc.AuthError
+			case r.Vers == 2:
+				return rpc.ProgMismatch
 			}
-			return rpcgen.Serve(context.WithValue(ctx, mounterKey{}, &mounter{r.Peer, c}), f, r)
+			return m.serve(&c, r)
 		},
 		Items: func(uint32, uint32) bool { return false }, // RFC 8267 section 5
 	}
 }
 
-// mounter is a caller of MOUNT.
-type mounter struct {
-	host string
-	cred cred
+// serve executes a call. All procedures but MNT are the same in both versions.
+func (m *mounts) serve(c *cred, r *rpc.Request) rpc.Status {
+	switch r.Proc {
+	case 0: // NULL
+	case 1: // MNT
+		dir := r.Args.String(maxDirpath)
+		if r.Args.Err() != nil {
+			return rpc.GarbageArgs
+		}
+		if r.Vers == 1 { // the handle would be for version 2 of NFS, which is not supported
+			r.Reply.U32(mountAcces)
+			break
+		}
+		fh, err := m.mount(c, r.Peer, dir)
+		if err != nil {
+			r.Reply.U32(mountStatus(err))
+			break
+		}
+		r.Reply.U32(mountOK)
+		r.Reply.Opaque(fh)
+		r.Reply.U32(2, rpc.AuthSys, rpc.AuthNone)
+	case 2: // DUMP
+		m.dump(r.Reply)
+	case 3: // UMNT
+		dir := r.Args.String(maxDirpath)
+		if r.Args.Err() != nil {
+			return rpc.GarbageArgs
+		}
+		m.forget(r.Peer, func(e mountEntry) bool { return e.dir == dir })
+	case 4: // UMNTALL
+		m.forget(r.Peer, func(mountEntry) bool { return true })
+	case 5: // EXPORT
+		r.Reply.U32(1)
+		r.Reply.String(m.s.tree.path)
+		r.Reply.U32(0, 0) // no groups, and no further entry
+	default:
+		return rpc.ProcUnavail
+	}
+	return rpc.Success
 }
-
-type mounterKey struct{}
-
-func mounterOf(ctx context.Context) *mounter { return ctx.Value(mounterKey{}).(*mounter) }
 
 // mount returns the handle of a directory and records the caller. The path is relative to the
 // export, starting with "/", or starts with the export's own path.
-func (m *mounts) mount(ctx context.Context, dir string) ([]byte, error) {
-	who := mounterOf(ctx)
+func (m *mounts) mount(c *cred, host, dir string) ([]byte, error) {
 	p := path.Clean("/" + dir)
 	if own := m.s.tree.path; p == own || strings.HasPrefix(p, own+"/") {
 		p = p[len(own):]
@@ -66,14 +111,14 @@ func (m *mounts) mount(ctx context.Context, dir string) ([]byte, error) {
 	fh := m.s.tree.fh
 	if p = strings.TrimPrefix(p, "/"); p != "" {
 		var err error
-		if fh, err = m.s.below(&who.cred, p); err != nil {
+		if fh, err = m.s.below(c, p); err != nil {
 			return nil, err
 		}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.list) < maxMounts {
-		m.list[mountEntry{who.host, dir}] = struct{}{}
+		m.list[mountEntry{host, dir}] = struct{}{}
 	}
 	return fh, nil
 }
@@ -100,26 +145,26 @@ func (s *Server) below(c *cred, p string) (fh []byte, err error) {
 }
 
 // mountStatus converts an error to a MOUNT status.
-func mountStatus(err error) mount.Mountstat3 {
+func mountStatus(err error) uint32 {
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return mount.MNT3ERR_NOENT
+		return mountNoEnt
 	case errors.Is(err, unix.ENOTDIR):
-		return mount.MNT3ERR_NOTDIR
+		return mountNotDir
 	case errors.Is(err, unix.ENAMETOOLONG):
-		return mount.MNT3ERR_NAMETOOLONG
+		return mountNameTooLong
 	case errors.Is(err, unix.EINVAL):
-		return mount.MNT3ERR_INVAL
+		return mountInval
 	case errors.Is(err, unix.EIO):
-		return mount.MNT3ERR_IO
+		return mountIO
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
-		return mount.MNT3ERR_SERVERFAULT
+		return mountServerFault
 	}
-	return mount.MNT3ERR_ACCES // including paths that lead out by a symbolic link or to another file system
+	return mountAcces // including paths that lead out by a symbolic link or to another file system
 }
 
-func (m *mounts) forget(ctx context.Context, f func(mountEntry) bool) {
-	host := mounterOf(ctx).host
+// forget removes the entries of host for which f returns true.
+func (m *mounts) forget(host string, f func(mountEntry) bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for e := range m.list {
@@ -129,57 +174,16 @@ func (m *mounts) forget(ctx context.Context, f func(mountEntry) bool) {
 	}
 }
 
-func (m *mounts) dump() (l *mount.Mountbody) {
+// dump writes all entries.
+func (m *mounts) dump(w *rpc.Writer) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for e := range m.list {
-		l = &mount.Mountbody{MlHostname: e.host, MlDirectory: e.dir, MlNext: l}
+		w.U32(1)
+		w.String(e.host)
+		w.String(e.dir)
 	}
-	return l
-}
-
-func (m *mounts) exports() *mount.Exportnode { return &mount.Exportnode{ExDir: m.s.tree.path} }
-
-func (m *mounts) MountV1MountprocNull(context.Context) error { return nil }
-
-// MountV1MountprocMnt fails: a handle would be for version 2 of NFS, which is not supported.
-func (m *mounts) MountV1MountprocMnt(context.Context, string) (mount.Fhstatus, error) {
-	return &mount.Fhstatus_default{Status: 13}, nil
-}
-func (m *mounts) MountV1MountprocDump(context.Context) (*mount.Mountbody, error) {
-	return m.dump(), nil
-}
-func (m *mounts) MountV1MountprocUmnt(ctx context.Context, dir string) error {
-	return m.MountV3Mountproc3Umnt(ctx, dir)
-}
-func (m *mounts) MountV1MountprocUmntall(ctx context.Context) error {
-	return m.MountV3Mountproc3Umntall(ctx)
-}
-func (m *mounts) MountV1MountprocExport(context.Context) (*mount.Exportnode, error) {
-	return m.exports(), nil
-}
-func (m *mounts) MountV3Mountproc3Null(context.Context) error { return nil }
-
-func (m *mounts) MountV3Mountproc3Mnt(ctx context.Context, dir string) (mount.Mountres3, error) {
-	fh, err := m.mount(ctx, dir)
-	if err != nil {
-		return &mount.Mountres3_default{FhsStatus: mountStatus(err)}, nil
-	}
-	return &mount.Mountres3_MNT3_OK{Mountinfo: mount.Mountres3Ok{Fhandle: fh, AuthFlavors: []int32{rpc.AuthSys, rpc.AuthNone}}}, nil
-}
-func (m *mounts) MountV3Mountproc3Dump(context.Context) (*mount.Mountbody, error) {
-	return m.dump(), nil
-}
-func (m *mounts) MountV3Mountproc3Umnt(ctx context.Context, dir string) error {
-	m.forget(ctx, func(e mountEntry) bool { return e.dir == dir })
-	return nil
-}
-func (m *mounts) MountV3Mountproc3Umntall(ctx context.Context) error {
-	m.forget(ctx, func(mountEntry) bool { return true })
-	return nil
-}
-func (m *mounts) MountV3Mountproc3Export(context.Context) (*mount.Exportnode, error) {
-	return m.exports(), nil
+	w.U32(0)
 }
 
 // Mapping is an entry of the portmapper: a program and its TCP or UDP port.

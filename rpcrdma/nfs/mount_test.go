@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -33,7 +34,7 @@ func TestMountBelow(t *testing.T) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for d, mode := range map[string]os.FileMode{"a": 0o755, "a/b c": 0o755, "closed": 0o700, "closed/in": 0o755} {
+	for d, mode := range map[string]os.FileMode{"a": 0o755, "a/b c": 0o755, "closed": 0o700, "closed/in": 0o755, "Zürich": 0o755, "\xff": 0o755} {
 		if err := errors.Join(os.MkdirAll(filepath.Join(dir, d), 0o755), os.Chmod(filepath.Join(dir, d), mode)); err != nil {
 			t.Fatal(err)
 		}
@@ -50,6 +51,7 @@ func TestMountBelow(t *testing.T) {
 	}{
 		{"/", alice, 0, ""}, {"", root, 0, ""}, {dir, root, 0, ""}, {dir + "/", root, 0, ""},
 		{"/a", alice, 0, "a"}, {"/a/", root, 0, "a"}, {"a/./b c/..", root, 0, "a"}, {dir + "/a", alice, 0, "a"}, {"/a/b c", root, 0, "a/b c"},
+		{"/Zürich", root, 0, "Zürich"}, {"/\xff", root, 0, "\xff"},
 		{"/closed/in", root, 0, "closed/in"}, {"/closed/in", alice, 13, ""}, {"/closed", alice, 0, "closed"},
 		{"/none", root, 2, ""}, {dir + "x", root, 2, ""}, {"/../etc", root, 2, ""}, {"/a/../../etc", root, 2, ""}, {"/etc", root, 2, ""},
 		{"/file", root, 20, ""}, {"/file/x", root, 20, ""}, {"/link", root, 20, ""}, {"/link/b c", root, 13, ""}, {"/out/ssh", root, 13, ""},
@@ -72,6 +74,52 @@ func TestMountBelow(t *testing.T) {
 		if !bytes.Equal(fh, want) {
 			t.Errorf("mount of %q: another handle", c.path)
 		}
+	}
+}
+
+// TestMountNames checks the procedures of MOUNT with paths that are not ASCII.
+func TestMountNames(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "Zürich\xff")
+	if err := os.MkdirAll(filepath.Join(dir, "é"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	l := newLocal(t, nfs.Config{Dir: dir}) // mounts "/"
+	send := func(proc uint32, args ...string) *rpc.Reader {
+		return l.send(l.xid.Add(1), root, nfs.ProgramMount, proc, func(w *rpc.Writer) {
+			for _, a := range args {
+				w.String(a)
+			}
+		})
+	}
+	dump := func() (dirs []string) {
+		r := send(2)
+		for r.U32() == 1 {
+			r.String(255)
+			dirs = append(dirs, r.String(1024))
+		}
+		if r.Err() != nil || r.Left() != 0 {
+			t.Errorf("DUMP: %v, %d bytes left", r.Err(), r.Left())
+		}
+		slices.Sort(dirs)
+		return dirs
+	}
+	if r := send(5); r.U32() != 1 || r.String(1024) != dir || r.U32() != 0 || r.U32() != 0 || r.Err() != nil || r.Left() != 0 {
+		t.Error("EXPORT has another reply")
+	}
+	inner := filepath.Join(dir, "é")
+	if st := send(1, inner).U32(); st != 0 {
+		t.Errorf("MNT: status %d", st)
+	}
+	if got := dump(); !slices.Equal(got, []string{"/", inner}) {
+		t.Errorf("DUMP after MNT: %q", got)
+	}
+	send(3, inner)
+	if got := dump(); !slices.Equal(got, []string{"/"}) {
+		t.Errorf("DUMP after UMNT: %q", got)
+	}
+	send(4)
+	if got := dump(); got != nil {
+		t.Errorf("DUMP after UMNTALL: %q", got)
 	}
 }
 
