@@ -470,6 +470,7 @@ int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 	struct iwarpd_wc got[32];
 	unsigned int empty;
 	int total = 0, k = 1, wait = 0;
+	bool over = gone(ibv->context); /* before the poll, which then finds all that the daemon has completed */
 
 	pthread_mutex_lock(&cq->lock);
 	while (total < n && k > 0) {
@@ -500,6 +501,8 @@ int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 		await_answer(cq, wait);
 	if (empty > 0 && empty % EMPTY_POLLS == 0)
 		sched_yield();
+	if (total == 0 && over)
+		return -EIO; /* a program that only polls would wait forever */
 	return total > 0 || k >= 0 ? total : k;
 }
 

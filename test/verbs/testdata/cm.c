@@ -287,20 +287,23 @@ static void whole(void)
 	rdma_destroy_event_channel(ch);
 }
 
-/* A listener ends with a request that was not taken, and then the daemon ends. */
+/* A listener ends with a request that was not taken, and then the daemon ends, which polls report too. */
 static void dropped(void)
 {
 	struct rdma_event_channel *server = channel(), *client = channel();
 	struct rdma_cm_id *l = listener(server, 0), *id = call(client, l);
+	struct ibv_wc wc;
 
 	await(server, 1);
 	end(l);
 	rdma_destroy_event_channel(server);
 	CHECK(next(client, RDMA_CM_EVENT_REJECTED) == id);
+	CHECK(ibv_poll_cq(id->qp->recv_cq, 1, &wc) == 0);
 	printf("dropped\n");
 	fflush(stdout);
 	CHECK(next(client, RDMA_CM_EVENT_DEVICE_REMOVAL) == id);
 	CHECK(!readable(client->fd));
+	CHECK(ibv_poll_cq(id->qp->recv_cq, 1, &wc) < 0);
 	end(id);
 }
 
