@@ -331,6 +331,10 @@ int rdma_listen(struct rdma_cm_id *pub, int backlog)
 
 	FORWARD(rdma_listen, pub, backlog);
 	iwv_thread_lock();
+	if (id->listening) {
+		iwv_thread_unlock();
+		return set_errno(EINVAL);
+	}
 	id->backlog = backlog > 0 ? backlog : 0;
 	if (!id->bound)
 		err = bind_addr(id, (struct sockaddr *)&any);
@@ -377,6 +381,10 @@ int rdma_resolve_addr(struct rdma_cm_id *pub, struct sockaddr *src, struct socka
 	if (!addr_len(dst))
 		return set_errno(EINVAL);
 	iwv_thread_lock();
+	if (id->listening) {
+		iwv_thread_unlock();
+		return set_errno(EINVAL);
+	}
 	err = resolve(id, src, dst);
 	if (err) {
 		addr_text(dst, true, text);

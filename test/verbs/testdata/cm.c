@@ -189,12 +189,16 @@ static void migrate(void)
 	rdma_destroy_event_channel(client);
 }
 
-/* Connecting a second time fails and changes nothing. */
+/* Listening or connecting a second time, and connecting a listener, fail and change nothing. */
 static void twice(void)
 {
 	struct rdma_event_channel *server = channel(), *client = channel();
 	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct sockaddr_in a = socket_address(htons(1));
 
+	CHECK(rdma_listen(l, 0) == -1 && errno == EINVAL);
+	CHECK(rdma_resolve_addr(l, NULL, (struct sockaddr *)&a, 2000) == -1 && errno == EINVAL);
+	CHECK(!readable(server->fd));
 	establish(server, client, l, &id, &child);
 	CHECK(rdma_connect(id, NULL) == -1 && errno == EINVAL);
 	CHECK(rdma_disconnect(id) == 0);
