@@ -14,6 +14,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct device *devices; /* in the order of discovery */
 static unsigned int num_devices;
 static unsigned int scans;
+static _Thread_local bool importing; /* in the distribution's ibv_import_device */
 
 /* mark identifies iwarpd's devices: no other device has it among its operations. */
 static struct ibv_context *mark(struct ibv_device *device, int fd)
@@ -188,9 +189,10 @@ struct ibv_device **ibv_get_device_list(int *num)
 	struct ibv_device **real = REAL(ibv_get_device_list) ? REAL(ibv_get_device_list)(&theirs) : NULL;
 	struct ibv_device **list;
 
-	iwv_devices_scan();
+	if (!importing)
+		iwv_devices_scan();
 	pthread_mutex_lock(&lock);
-	for (struct device *d = devices; d; d = d->next)
+	for (struct device *d = importing ? NULL : devices; d; d = d->next)
 		ours += atomic_load(&d->present);
 	if (!real)
 		theirs = 0;
@@ -198,7 +200,7 @@ struct ibv_device **ibv_get_device_list(int *num)
 	if (list) {
 		int n = 0;
 
-		for (struct device *d = devices; d; d = d->next)
+		for (struct device *d = importing ? NULL : devices; d; d = d->next)
 			if (atomic_load(&d->present))
 				list[n++] = &d->ibv;
 		if (theirs > 0)
@@ -227,6 +229,20 @@ void ibv_free_device_list(struct ibv_device **list)
 	if (end[1])
 		REAL(ibv_free_device_list)((struct ibv_device **)end[1]);
 	free(list);
+}
+
+/*
+ * ibv_import_device of the distribution's library calls ibv_get_device_list, which is ours, and
+ * uses private members of each device.
+ */
+struct ibv_context *ibv_import_device(int fd)
+{
+	struct ibv_context *c;
+
+	importing = true;
+	c = REAL(ibv_import_device)(fd);
+	importing = false;
+	return c;
 }
 
 const char *ibv_get_device_name(struct ibv_device *device)

@@ -637,6 +637,7 @@ static void extended(void)
 	};
 
 	CHECK(pd && cq);
+	CHECK(!ibv_import_device(0)); /* standard input is no device */
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		struct ibv_qp_init_attr_ex init = {
 			.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 },
