@@ -77,7 +77,7 @@ func (c *tcpConn) resume(w *worker) {
 	}
 	c.takeWaiting(w)
 	c.drainHeld(w)
-	if c.mode == modeFull && !c.rxFailed && (r.waiting() || c.late) {
+	if r.waiting() && c.mode == modeFull && !c.rxFailed {
 		return
 	}
 	closed := r.closed

@@ -252,6 +252,27 @@ func TestReceiveWaitOverBadWire(t *testing.T) {
 	}
 }
 
+// A connection looks for receives no longer when no Send waits, even if the turn's budget ends with the last one that did.
+func TestBudgetEndsWait(t *testing.T) {
+	y := newWaiting(t)
+	y.fill()
+	c, w := y.b.conn(), y.hosts[1].w
+	for i := range waitingSends {
+		y.receive(i)
+	}
+	w.segments = fpduBudget - len(c.waits.segs) // as if the turn had received others
+	c.resume(w)
+	if c.waits.waiting() || !c.late {
+		t.Fatalf("%d segments wait, late %v: this tests nothing", len(c.waits.segs), c.late)
+	}
+	y.send(waitingSends - 1)
+	y.received(waitingSends)
+	if c.waits.look != 0 {
+		t.Errorf("at %v it looks again at %v", y.now, c.waits.look)
+	}
+	y.closeAll(y.a)
+}
+
 // recv posts the receive k, of n bytes, as a client does that does not ring for it.
 func (q *simQP) recv(k, n int) {
 	q.recvs = append(q.recvs, verbs.RecvWR{ID: uint64(k), SGEs: q.sge(k*n, n)})

@@ -389,7 +389,7 @@ func (c *tcpConn) peerClosed(w *worker) {
 	if c.closed {
 		return
 	}
-	if c.waits.waiting() {
+	if c.waits.waiting() || c.late {
 		c.waits.closed = true // resume calls again
 		return
 	}
