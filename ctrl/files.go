@@ -59,7 +59,7 @@ func newFiles(slots, workers int, sockets bool) pool {
 		noun: "descriptors", fix: "close connections or queues, or raise LimitNOFILE of the unit (ulimit -n)",
 		most: less(l.Cur, l.Cur/8+32+uint64(slots)),
 		per: account{
-			resClients: 3 + uint64(workers), // the socket, near and far memory, and an eventfd of each worker
+			resClients: 4 + uint64(workers), // the socket, near and far memory, and eventfds of the mover and of each worker
 			resListens: 2,                   // one for each address; claims.count adds those of further ones
 			resCQs:     1, resChannels: 1, resCaptures: 1, resPorts: 1,
 		},

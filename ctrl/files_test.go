@@ -59,6 +59,18 @@ func TestDescriptors(t *testing.T) {
 	})
 	keeps("memory region", 0, func() { c.ok(reqMR(pd, 4096), fd) })
 	keeps("client", 3, func() { c = h.hello(t) }) // the two ends of its socket, and the worker's wake-up descriptor for it
+	keeps("near memory", 1, func() { c.ok(reqAttach(), fd) })
+	keeps("far memory", 2, func() { // and what wakes its mover
+		mem, err := unix.Open("/proc/self/mem", unix.O_RDWR|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(mem)
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AttachMemory{AttachMemory: &ctrlpb.AttachMemory{}}}, mem)
+	})
+	if n := h.files.per[resClients]; n != 2+1+2 {
+		t.Errorf("%d descriptors of a client are counted", n)
+	}
 }
 
 // TestNoDescriptors checks that a daemon that has run out of descriptors reports it and recovers when it can open
