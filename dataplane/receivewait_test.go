@@ -252,25 +252,39 @@ func TestReceiveWaitOverBadWire(t *testing.T) {
 	}
 }
 
-// A connection looks for receives no longer when no Send waits, even if the turn's budget ends with the last one that did.
+// A connection looks for receives no longer when no Send waits, even if the turn's budget ends with the last one that
+// did. The end of the stream still comes after those held.
 func TestBudgetEndsWait(t *testing.T) {
-	y := newWaiting(t)
-	y.fill()
-	c, w := y.b.conn(), y.hosts[1].w
-	for i := range waitingSends {
-		y.receive(i)
+	for _, closes := range []bool{false, true} {
+		y := newWaiting(t)
+		y.fill()
+		c, w := y.b.conn(), y.hosts[1].w
+		if closes {
+			y.hosts[0].w.disconnect(y.a, false)
+			y.until("the peer's FIN", func() bool { return c.waits.closed })
+		}
+		for i := range waitingSends {
+			y.receive(i)
+		}
+		w.segments = fpduBudget - len(c.waits.segs) // as if the turn had received others
+		c.resume(w)
+		if c.waits.waiting() || !c.late {
+			t.Fatalf("%d segments wait, late %v: this tests nothing", len(c.waits.segs), c.late)
+		}
+		if c.half {
+			t.Error("the stream has ended before the Sends that are held")
+		}
+		if closes {
+			y.received(waitingSends - 1)
+		} else {
+			y.send(waitingSends - 1)
+			y.received(waitingSends)
+		}
+		if c.waits.look != 0 {
+			t.Errorf("at %v it looks again at %v", y.now, c.waits.look)
+		}
+		y.closeAll(y.a)
 	}
-	w.segments = fpduBudget - len(c.waits.segs) // as if the turn had received others
-	c.resume(w)
-	if c.waits.waiting() || !c.late {
-		t.Fatalf("%d segments wait, late %v: this tests nothing", len(c.waits.segs), c.late)
-	}
-	y.send(waitingSends - 1)
-	y.received(waitingSends)
-	if c.waits.look != 0 {
-		t.Errorf("at %v it looks again at %v", y.now, c.waits.look)
-	}
-	y.closeAll(y.a)
 }
 
 // recv posts the receive k, of n bytes, as a client does that does not ring for it.
