@@ -24,6 +24,7 @@ func TestSRQBurst(t *testing.T) {
 		{"sctp", "sctp", 0, sends},
 		{"host", "host", 0, sends},
 		{"tcp, overrun", "tcp", 0, sends / 2},
+		{"receive-wait, overrun", "tcp", time.Minute, sends / 2},
 		{"sctp, overrun", "sctp", 0, sends / 2},
 		{"host, overrun", "host", 0, sends / 2},
 	} {
@@ -44,10 +45,16 @@ func TestSRQBurst(t *testing.T) {
 			qb.RecvCQ = &fullCQ{simQP: qb, room: tt.room}
 			a := s.connect(tt.over == "sctp", qa, qb)
 			for i := range uint64(sends) {
-				qb.recvs = append(qb.recvs, verbs.RecvWR{ID: i})
 				qa.sends = append(qa.sends, verbs.SendWR{ID: i, Op: rdmap.OpSend})
 			}
 			s.hosts[0].w.mark(a.lane)
+			if tt.wait != 0 {
+				s.until("the Sends wait", func() bool { return qb.stream != nil && len(qb.stream.conn().waits.segs) == sends })
+			}
+			for i := range uint64(sends) {
+				qb.recvs = append(qb.recvs, verbs.RecvWR{ID: i})
+			}
+			began := s.now
 			if tt.room < sends {
 				if ev := s.closed(1); ev.Err != ErrCQOverrun {
 					t.Errorf("closed: %v", ev.Err)
@@ -62,6 +69,9 @@ func TestSRQBurst(t *testing.T) {
 			}
 			if len(qb.wcs) != sends {
 				t.Errorf("%d receives", len(qb.wcs))
+			}
+			if took := s.now.Sub(began); tt.wait != 0 && took > 3*waitLook {
+				t.Errorf("the Sends that waited were received in %v", took)
 			}
 		})
 	}
