@@ -226,7 +226,8 @@ func TestConnectFails(t *testing.T) {
 				h.e.refuse = dataplane.ErrTimeout
 			}
 			c := h.hello(t)
-			c.ok(reqConnect(c.qp(), tt.to))
+			qp := c.qp()
+			c.ok(reqConnect(qp, tt.to))
 			if strings.HasPrefix(tt.to, "10.") {
 				h.e.await(t, "connect")
 			}
@@ -238,6 +239,8 @@ func TestConnectFails(t *testing.T) {
 			if n := h.Status().Conns; n != 0 || h.steer.len() != 0 {
 				t.Errorf("%d connections and %d endpoints left", n, h.steer.len())
 			}
+			c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qp}}})
+			h.e.await(t, "attach") // flushes what was posted
 		})
 	}
 }
