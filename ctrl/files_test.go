@@ -237,6 +237,11 @@ func TestGuardsCounted(t *testing.T) {
 	}
 	l := listen(0)
 	check("listener", len(addrs))
+	h.mu.Lock()
+	addrs = append(addrs, netip.AddrFrom4([4]byte{127, 0, 1, 1}))
+	h.claims.refresh()
+	h.mu.Unlock()
+	check("listener after an address came", len(addrs))
 	unlisten(l)
 	check("no listener", 0)
 
