@@ -66,8 +66,8 @@ func message(t *testing.T, ca, cb *iwarp.Conn, n int) {
 	}
 }
 
-// TestInterruptedConnect checks that a command which is interrupted before the peer has answered reports that, and nothing
-// about the peer.
+// TestInterruptedConnect checks that a command which is interrupted before the peer has answered, or whose daemon ends, reports
+// that, and nothing about the peer.
 func TestInterruptedConnect(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "iwarpd.sock")
 	a, b, err := embed.Pair(embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
@@ -94,6 +94,18 @@ func TestInterruptedConnect(t *testing.T) {
 		if got := <-code; got != exitInterrupted || out.Len() > 0 || errOut.Len() > 0 {
 			t.Errorf("%q: exit code %d, %q, %q", args, got, &out, &errOut)
 		}
+	}
+	var out, errOut strings.Builder
+	code := make(chan int, 1)
+	go func() {
+		code <- run(ctx, []string{"--socket", socket, "doctor", a.Addr().String()}, &out, &errOut)
+	}()
+	if _, err := l.Request(ctx); err != nil {
+		t.Fatal(err)
+	}
+	b.Close()
+	if got := <-code; got != exitDaemon || out.Len() > 0 {
+		t.Errorf("when the daemon ends: exit code %d, %q, %q", got, &out, &errOut)
 	}
 }
 
