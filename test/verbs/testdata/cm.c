@@ -591,6 +591,26 @@ static void acknowledged(void)
 	end(l);
 }
 
+/* The end of a queue pair that was destroyed before raises no event that names it. */
+static void unnamed(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct ibv_async_event e;
+
+	establish(server, client, l, &id, &child);
+	write_badly(id->qp); /* it ends both */
+	rdma_destroy_qp(id);
+	CHECK(next(client, RDMA_CM_EVENT_DISCONNECTED) == id && next(server, RDMA_CM_EVENT_DISCONNECTED) == child);
+	while (readable(id->verbs->async_fd)) {
+		CHECK(ibv_get_async_event(id->verbs, &e) == 0 && e.element.qp == child->qp);
+		ibv_ack_async_event(&e);
+	}
+	end(id);
+	end(child);
+	end(l);
+}
+
 /* A region whose access rights change keeps its I/O virtual address. */
 static void rereg(void)
 {
@@ -656,6 +676,7 @@ int main(int argc, char **argv)
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "dropped", dropped },
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
+		{ "unnamed", unnamed },
 	};
 
 	CHECK(argc == 3);
