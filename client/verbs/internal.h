@@ -15,7 +15,7 @@
 enum {
 	MAX_ADDRESSES = 64, /* addresses of a device */
 	MAX_INLINE = 1024, /* bytes of inline data, gathered by the library */
-	CLOSE_WAIT_MS = 10000, /* time a connection has to close after its QP is destroyed */
+	CLOSE_WAIT_MS = 12000, /* time a connection has to close after its QP is destroyed; the daemon waits for 10 s, and then reports it */
 };
 
 /* settings.c */
