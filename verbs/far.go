@@ -202,9 +202,10 @@ func (q *QP) fetchSends(sending uint32) {
 	}
 	for ; f.at != q.sqTail; f.at, f.off = f.at+1, 0 {
 		s := q.sendSlot(f.at)
-		if !s.far || s.status != WCSuccess {
+		if !s.far || s.status != WCSuccess || s.gathered == s.need {
 			continue
 		}
+		f.off = max(f.off, uint64(s.gathered)) // after ready has dropped the fetches
 		if s.fence && f.at&uint32(len(q.sq)-1) != sending || !q.fetchSlot(s) {
 			return
 		}
@@ -302,14 +303,7 @@ func (q *QP) ready(f *fetches, n int) bool {
 		q.farResponse.drop()
 		q.farResponse.stag = 0
 		q.farSends.drop()
-		q.farSends.at = q.sqHead
-		for q.farSends.at != q.sqTail && q.sendSlot(q.farSends.at).complete() {
-			q.farSends.at++
-		}
-		q.farSends.off = 0
-		if q.farSends.at != q.sqTail {
-			q.farSends.off = uint64(q.sendSlot(q.farSends.at).gathered)
-		}
+		q.farSends.at, q.farSends.off = q.sqHead, 0
 	}
 	return here
 }

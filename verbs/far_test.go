@@ -350,6 +350,29 @@ func TestFarLittleMemory(t *testing.T) {
 	}
 }
 
+// A Read whose response takes long comes before Writes that find little memory: they go on where they were.
+func TestFarLittleMemoryAfterRead(t *testing.T) {
+	a, b := newFarPair(t)
+	random(rand.New(rand.NewPCG(1, 2)), a.far)
+	a.m.room = 1
+	a.post(SendWR{Op: rdmap.OpRead, Flags: Signaled, SGEs: []SGE{a.sge(0, 8)}, RKey: b.fmr.STag(), Remote: farBase + 900_000})
+	for i := range 3 {
+		a.post(SendWR{Op: rdmap.OpWrite, SGEs: []SGE{a.fsge(i*200_000, 200_000)}, RKey: b.mr.STag(), Remote: sideBase + uint64(i)*200_000})
+	}
+	for exchange(t, a, b); a.m.step(); exchange(t, a, b) {
+	}
+	if got := a.take(); len(got) != 0 {
+		t.Fatalf("the response came before it was fetched: %v", got)
+	}
+	if !bytes.Equal(a.far[:600_000], b.mem[:600_000]) {
+		t.Error("the Writes placed other bytes")
+	}
+	settle(t, a, b)
+	if got := a.take(); len(got) != 1 || got[0].Status != WCSuccess {
+		t.Errorf("completions %v", got)
+	}
+}
+
 // Atomics on far memory are refused, also through a window.
 func TestFarAtomics(t *testing.T) {
 	a, b := newFarPair(t)
