@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -78,6 +79,32 @@ func TestCutOff(t *testing.T) {
 		}
 	}
 	other.pd()
+}
+
+// TestCutOffServed checks that no request of a client is served while it is being cut off, which takes a while if the
+// client reads nothing.
+func TestCutOffServed(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	h.mu.Lock()
+	sess := h.sessions[h.lastID]
+	h.mu.Unlock()
+	sess.cut.Store(true) // cutOff begins
+	before := h.counters.requests.Load()
+	for range 2 {
+		c.send(&ctrlpb.Request{Body: &ctrlpb.Request_AllocPd{AllocPd: &ctrlpb.AllocPD{}}})
+	}
+	for deadline := time.Now().Add(time.Minute); c.c.Unread() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the requests were not read")
+		}
+	}
+	sess.shutdown() // cutOff ends
+	c.c.Close()
+	h.settled(t)
+	if n := h.counters.requests.Load() - before; n != 0 {
+		t.Errorf("%d requests were served", n)
+	}
 }
 
 func TestObjects(t *testing.T) {

@@ -139,6 +139,7 @@ func (c *session) readLoop() error {
 		switch {
 		case c.hungUp.Load():
 			err = net.ErrClosed
+		case c.cut.Load(): // what it delayed must not be repeated
 		case err == nil || lost:
 			err = c.packet(b, fds, lost)
 		}
