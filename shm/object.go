@@ -17,17 +17,17 @@ type Object struct {
 	windows []*window
 }
 
-// window is a mapping of part of an Object.
+// window is a mapping of windowSize bytes of an Object.
 type window struct {
-	start, end uint64 // in the memfd
-	mem        []byte
-	held       pageCounts
+	start uint64 // in the memfd
+	mem   []byte
+	held  pageCounts
 }
 
 const (
-	// windowSize is the alignment of a window in the memfd. The page tables of an empty one are at most 1/512 of it.
+	// windowSize is the size and the alignment of a window in the memfd. The page tables of an empty one are at most 1/512 of it.
 	windowSize = 64 << 20
-	// maxWindows is the number of windows of that alignment. Beyond it a region is mapped by itself and unmapped with its last slice.
+	// maxWindows is the maximum number of windows. A region beyond that, or in several windows, is mapped by itself.
 	maxWindows = 64
 	// ObjectMaps is the number of mappings that an Object may have beyond one for each slice.
 	ObjectMaps = maxWindows
@@ -53,54 +53,50 @@ func (o *Object) Slice(offset, length uint64) (*Region, error) {
 	if err != nil {
 		return nil, err
 	}
+	if w == nil {
+		return MapRegion(o.fd, offset, length, true)
+	}
 	err = w.held.gaps(start, end, func(start, end uint64) error { return populate(w.mem[start-w.start : end-w.start]) })
 	if err != nil {
-		o.release(w)
 		return nil, err
 	}
 	w.held.add(start, end, 1)
 	from := offset - w.start
 	return &Region{
 		file: file{fd: -1}, data: w.mem[from : from+length : from+length],
-		close: func() {
-			w.held.add(start, end, -1)
-			o.release(w)
-		},
+		close: func() { w.held.add(start, end, -1) },
 	}, nil
 }
 
-// window returns a window that contains the pages from start to end. It maps one if there is
-// none.
+// window returns the window that contains the pages from start to end, which it maps if needed. It returns
+// nil if they are in several windows, or if there are too many.
 func (o *Object) window(start, end uint64) (*window, error) {
+	at := start / windowSize * windowSize
+	if end > at+windowSize {
+		return nil, nil
+	}
 	for _, w := range o.windows {
-		if w.start <= start && end <= w.end {
+		if w.start == at {
 			return w, nil
 		}
 	}
-	if len(o.windows) >= maxWindows {
+	if len(o.windows) == maxWindows {
 		o.unmap(func(w *window) bool { return len(w.held) == 0 })
 	}
-	if len(o.windows) < maxWindows {
-		start, end = start/windowSize*windowSize, (end+windowSize-1)/windowSize*windowSize
+	if len(o.windows) == maxWindows {
+		return nil, nil
 	}
-	mem, err := unix.Mmap(o.fd, int64(start), int(end-start), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	mem, err := unix.Mmap(o.fd, int64(at), windowSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if err != nil {
-		return nil, fmt.Errorf("shm: mapping %d bytes: %w", end-start, mapLimit(err))
+		return nil, fmt.Errorf("shm: mapping %d bytes: %w", windowSize, mapLimit(err))
 	}
 	if err := guardHoles(mem); err != nil {
 		_ = unix.Munmap(mem)
 		return nil, err
 	}
-	w := &window{start: start, end: end, mem: mem}
+	w := &window{start: at, mem: mem}
 	o.windows = append(o.windows, w)
 	return w, nil
-}
-
-// release unmaps w if it is one too many and has no slice.
-func (o *Object) release(w *window) {
-	if len(w.held) == 0 && len(o.windows) > maxWindows {
-		o.unmap(func(v *window) bool { return v == w })
-	}
 }
 
 // unmap unmaps the windows for which which returns true.
@@ -114,7 +110,7 @@ func (o *Object) unmap(which func(*window) bool) {
 	})
 }
 
-// Close unmaps all and closes the memfd. The slices must not be used afterwards. A second Close does nothing.
+// Close unmaps the windows and closes the memfd. The slices must not be used afterwards. A second Close does nothing.
 func (o *Object) Close() error {
 	if o.fd < 0 {
 		return nil
