@@ -150,6 +150,30 @@ func steers(s *fakeSteering, addr string) bool {
 	return false
 }
 
+// TestManyAddresses checks that a client is served if the interface has more addresses than fit in a reply.
+func TestManyAddresses(t *testing.T) {
+	var addrs []netip.Addr
+	for a := netip.MustParseAddr("fd00:1111:2222:3333:4444:5555:6666:1000"); len(addrs) < 2000; a = a.Next() {
+		addrs = append(addrs, a)
+	}
+	h := &harness{e: newFakeEngine(), steer: &fakeSteering{}}
+	s, err := New(Config{}, Options{Resolver: fakeResolver{addrA}, NoGuard: true, Devices: []Device{
+		{Name: "eth0", Steering: h.steer, Addrs: func() []netip.Addr { return addrs }},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Server = s
+	s.Bind(h.e)
+	t.Cleanup(func() { s.Close() })
+	c := h.hello(t)
+	d := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_QueryStatus{QueryStatus: &ctrlpb.QueryStatus{}}}).GetStatus().Device
+	if n := len(d.Addresses); n != 512 || d.Addresses[n-1] != addrs[n-1].String() {
+		t.Errorf("%d addresses", n)
+	}
+	c.ok(reqListen(addrs[len(addrs)-1].String(), 7174))
+}
+
 // TestUnplug checks that a device whose interface was removed opens nothing until it is
 // back, and that the other device is not affected.
 func TestUnplug(t *testing.T) {

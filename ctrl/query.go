@@ -20,10 +20,17 @@ import (
 // with their quotas.
 const pageSize, longPage = 64, 16
 
+// maxAddresses is the maximum number of addresses in a reply, which has those of the first device
+// twice. A host can have thousands of them, as with IPVS, which would exceed seqpacket.MaxPacket.
+const maxAddresses = 1024
+
 // attrs returns the attributes of the devices, with the limits of a client. Called with Server.mu held.
 func (ds devices) attrs(cfg *Config, p *policy) (all []*ctrlpb.DeviceAttr) {
+	most := maxAddresses / (len(ds) + 1)
 	for _, d := range ds {
-		all = append(all, d.attr(cfg, p))
+		a := d.attr(cfg, p)
+		a.Addresses = a.Addresses[:min(len(a.Addresses), most)]
+		all = append(all, a)
 	}
 	return all
 }
