@@ -35,3 +35,23 @@ func TestReload(t *testing.T) {
 	}
 	h.settled(t)
 }
+
+// TestReloadReceiveWindow checks that byte streams are still charged for the window that the engine has.
+func TestReloadReceiveWindow(t *testing.T) {
+	h := newHarness(t, Config{ReceiveWindow: 1 << 20})
+	h.Reload(Config{ReceiveWindow: 1 << 16})
+	c := h.hello(t)
+	qp := c.qp()
+	used := func() uint64 {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return h.account(uint32(os.Getuid()))[resRings]
+	}
+	before := used()
+	req := reqConnect(qp, peerA.String())
+	req.GetConnect().Streaming = true
+	c.ok(req)
+	if n := used() - before; n < 1<<20 {
+		t.Errorf("%d bytes are charged", n)
+	}
+}

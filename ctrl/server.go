@@ -183,7 +183,8 @@ func (s *Server) Bind(e Engine) {
 func (s *Server) Reload(cfg Config) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	cfg.Socket, cfg.Mode, cfg.Group, cfg.TimeWait = s.cfg.Socket, s.cfg.Mode, s.cfg.Group, s.cfg.TimeWait
+	cfg.Socket, cfg.Mode, cfg.Group = s.cfg.Socket, s.cfg.Mode, s.cfg.Group
+	cfg.TimeWait, cfg.ReceiveWindow = s.cfg.TimeWait, s.cfg.ReceiveWindow
 	cfg.Slots.Folder, cfg.Slots.Count = s.cfg.Slots.Folder, s.cfg.Slots.Count
 	if cfg.Version == "" {
 		cfg.Version = s.cfg.Version
