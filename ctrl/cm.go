@@ -408,6 +408,7 @@ func (s *Server) retry(c *conn, r mpa.Retry) {
 	delete(s.conns, c.id)
 	s.leavePort(c)
 	c.claim = nil
+	c.unshare()
 	c.cfg = r.Apply(c.cfg)
 	s.startDial(c)
 }

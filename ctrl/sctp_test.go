@@ -10,6 +10,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/mpa"
 	ddp "github.com/iwarpd/iwarpd/sctp/session"
 )
 
@@ -169,5 +170,33 @@ func TestSCTPRequestFlood(t *testing.T) {
 	ask(1)
 	if ev := c.event(); ev.GetConnectRequest() == nil {
 		t.Errorf("after the flood: %v", ev)
+	}
+}
+
+// TestRetryLeavesAssociation checks that a connection that is opened again leaves the association that it shares: its
+// claim was released, and would be released twice.
+func TestRetryLeavesAssociation(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	req := reqConnect(c.qp(), peerA.String())
+	req.GetConnect().Startup = &ctrlpb.Startup{Transport: ctrlpb.Transport_TRANSPORT_SCTP, SharedAssociation: true}
+	c.ok(req)
+	h.e.await(t, "connect")
+	h.mu.Lock()
+	for _, cn := range h.conns {
+		h.retry(cn, mpa.RetryRev1)
+		if n := len(cn.sess.shared); n != 0 {
+			t.Errorf("it is on %d associations", n)
+		}
+		break
+	}
+	h.mu.Unlock()
+	h.e.await(t, "connect")
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, a := range h.usage {
+		if n := a[resPorts]; n != 1 && n != 2 { // 2 until the first Connect has returned
+			t.Errorf("%d ports are charged", int64(n))
+		}
 	}
 }
