@@ -1,7 +1,9 @@
 package dataplane
 
 import (
+	"errors"
 	"net"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -56,6 +58,18 @@ func TestSocketReadsAreBounded(t *testing.T) {
 		if time.Now().After(late) {
 			t.Fatalf("within a minute: %v", got)
 		}
+	}
+}
+
+// TestSCTPOverSockets checks that a connection over SCTP is refused, also to a listener of the same host.
+func TestSCTPOverSockets(t *testing.T) {
+	w, at := socketListener(t, 1)
+	r := request(pkt.NewFlow(netip.AddrPortFrom(at.Addr(), 40000), at), 0)
+	r.SCTP = &SCTP{}
+	done := make(chan error, 1)
+	r.connect(w, w.newID(), &Hop{Local: true}, done)
+	if err := <-done; !errors.Is(err, errSocketSCTP) {
+		t.Errorf("%v; want %v", err, errSocketSCTP)
 	}
 }
 

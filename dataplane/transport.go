@@ -104,14 +104,14 @@ func (l *listener) relink(w *worker) {
 // connect opens connection id on w and sends the result to done, at once or, with Join, later.
 func (r *ConnectRequest) connect(w *worker, id ConnID, hop *Hop, done chan<- error) {
 	switch {
-	case hop.Local && r.SCTP != nil && w.socks == nil:
+	case r.SCTP != nil && w.socks != nil:
+		done <- errSocketSCTP
+	case r.SCTP != nil && hop.Local:
 		done <- errHostSCTP
 	case hop.Local && reaches(w, r.Remote):
 		done <- connectHost(w, id, r)
 	case unplugged(w.link):
 		done <- errUnplugged
-	case w.socks != nil && r.SCTP != nil:
-		done <- errSocketSCTP
 	case w.socks != nil:
 		done <- w.socks.connect(w, id, r)
 	case r.Join:
