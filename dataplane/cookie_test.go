@@ -39,13 +39,19 @@ func newForeign(t *testing.T, backlog int) *foreign {
 
 // segment makes the host process a segment from a port of the peer.
 func (p *foreign) segment(port uint16, hdr tcp.Header, data string) {
+	p.receive(port, hdr, data)
+	p.w.turn()
+}
+
+// receive makes the host receive a segment, which it processes in the next turn.
+func (p *foreign) receive(port uint16, hdr tcp.Header, data string) {
 	hdr.SrcPort, hdr.DstPort, hdr.Window = port, p.local.Port(), 1000
 	tu := pkt.Tuple{Flow: pkt.NewFlow(netip.AddrPortFrom(addrA, port), p.local), Proto: pkt.ProtoTCP, SrcMAC: macA, DstMAC: macB}
 	l4 := make([]byte, hdr.Len(), hdr.Len()+len(data))
 	hdr.Put(l4)
 	l4 = append(l4, data...)
 	binary.BigEndian.PutUint16(l4[16:], pkt.Checksum(pkt.Sum(l4, tu.PseudoSum(len(l4)))))
-	p.w.takes(&tu, l4)
+	p.w.receives(&tu, l4)
 }
 
 // The segment that answers a SYN cookie may carry data and a FIN, if the ACK before it was lost. The data come before
@@ -97,5 +103,28 @@ func TestManyAccepts(t *testing.T) {
 	}
 	if n := h.e.accepted.Load(); n > maxAcceptLookups {
 		t.Errorf("%d lookups of next hops at once", n)
+	}
+}
+
+// Connections report their first data in the order of arrival, also one whose handshake ends in the same turn, before
+// the data of another.
+func TestDataInOrder(t *testing.T) {
+	h := newForeign(t, 8)
+	var acks [2]tcp.Header
+	for i := range acks {
+		h.segment(uint16(40000+i), tcp.Header{Flags: tcp.SYN}, "")
+		acks[i] = tcp.Header{Flags: tcp.ACK, Seq: 1, Ack: h.answer.Seq + 1}
+	}
+	h.segment(40000, acks[0], "")
+	h.drain()
+	h.receive(40001, acks[1], "")
+	h.receive(40000, acks[0], "first")
+	h.receive(40001, acks[1], "second")
+	h.w.turn()
+	h.drain()
+	for _, want := range []string{"first", "second"} {
+		if ev, ok := h.take(EventData); !ok || string(ev.Data) != want {
+			t.Errorf("data %q; want %q", ev.Data, want)
+		}
 	}
 }

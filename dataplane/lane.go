@@ -123,6 +123,16 @@ func (r *round) mark(l *lane) {
 	}
 }
 
+// markLast moves l, if it is marked, behind the others. What marked l was hardly long ago.
+func (r *round) markLast(l *lane) {
+	for i := len(r.dirty) - 1; l.dirty && i >= 0; i-- {
+		if r.dirty[i] == l {
+			r.dirty = append(slices.Delete(r.dirty, i, i+1), l)
+			return
+		}
+	}
+}
+
 // unmark removes l from the marked lanes and from the round.
 func (r *round) unmark(l *lane) {
 	if l.dirty {

@@ -91,13 +91,18 @@ func (hostless) Hostless() []netip.Addr {
 	return []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("10.0.0.255"), netip.MustParseAddr("fd00::9")}
 }
 
-// takes makes w process a frame and turn once.
-func (w *worker) takes(tu *pkt.Tuple, l4 []byte) {
+// receives makes w receive a frame, which it processes in the next turn.
+func (w *worker) receives(tu *pkt.Tuple, l4 []byte) {
 	f := link.Frame{N: 1}
 	f.Pieces[0] = make([]byte, tu.HeaderLen(), tu.HeaderLen()+len(l4))
 	tu.Put(f.Pieces[0], len(l4), 0, 0)
 	f.Pieces[0] = append(f.Pieces[0], l4...)
 	w.take(&f)
+}
+
+// takes makes w process a frame and turn once.
+func (w *worker) takes(tu *pkt.Tuple, l4 []byte) {
+	w.receives(tu, l4)
 	w.turn()
 }
 

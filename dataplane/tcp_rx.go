@@ -249,6 +249,9 @@ func (c *tcpConn) deliverBytes(w *worker, b []byte) {
 			c.abort(w, errStreamFull)
 			return
 		}
+		if c.pre.unread() == c.pre.shown {
+			w.markLast(&c.lane) // connections report their first data, such as MPA requests, in the order of arrival
+		}
 		c.pre.in = append(c.pre.in, b...)
 		c.tcp.SetBacklog(c.pre.unread())
 	case modeClosing:
