@@ -48,10 +48,11 @@ func (a *Assoc) HandlePacket(now clock.Time, f pkt.Flow, udp uint16, b []byte) {
 			} else if data = true; !a.handleData(&c) {
 				return
 			}
-		} else if sack := c.Type == ChunkSack; sack && sacked {
-			// No peer bundles two, and each costs as much as there is in flight.
-		} else if sacked = sacked || sack; !a.control(now, &f, &h, b, &c) {
-			break
+		} else if c.Type != ChunkSack || !sacked { // no peer bundles two, and each costs as much as there is in flight
+			sacked = sacked || c.Type == ChunkSack
+			if !a.control(now, &f, &h, b, &c) {
+				break
+			}
 		}
 		if a.state == Closed {
 			return
