@@ -46,9 +46,12 @@ static bool about(struct queue_item *item, void *element)
 
 void async_drop(struct context *c, const void *element, const unsigned int *unacknowledged)
 {
-	free_items(iwv_queue_take(&c->async, about, (void *)element));
-	while (*unacknowledged > 0)
+	for (;;) {
+		free_items(iwv_queue_take(&c->async, about, (void *)element));
+		if (*unacknowledged == 0)
+			return;
 		iwv_thread_wait(1000);
+	}
 }
 
 static void put(struct context *c, enum ibv_event_type type, void *element)

@@ -291,9 +291,9 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 		return REAL(ibv_destroy_qp)(ibv);
 	c = qp->ctx;
 	iwv_thread_lock();
-	unlink_qp(&c->qps, qp);
 	exchange_end(qp);
-	async_drop(c, ibv, &qp->unacknowledged);
+	async_drop(c, ibv, &qp->unacknowledged); /* others find the QP while it waits */
+	unlink_qp(&c->qps, qp);
 	if (!atomic_load(&c->gone) && atomic_load(&qp->conn) == CONN_UP)
 		iwv_qp_disconnect(qp, false, NULL);
 	qp->next = c->closing;

@@ -117,6 +117,9 @@ func (h *host) start(t *testing.T, command string, env ...string) *testenv.Proce
 	return testenv.Start(t, cmd)
 }
 
+// pid returns the variable that names the daemon's process to a program.
+func (h *host) pid() string { return fmt.Sprintf("DAEMON=%d", h.daemon.Cmd.Process.Pid) }
+
 // pids returns the processes on the host.
 func (h *host) pids(t *testing.T) (pids []int) {
 	t.Helper()
@@ -523,6 +526,9 @@ func TestIdentifiers(t *testing.T) {
 	for _, mode := range []string{"rtr", "cqs", "requests", "migrate", "twice", "nowhere", "halves", "whole", "extended", "resized", "failed", "unconnected", "rereg", "synchronous", "acknowledged", "unnamed"} {
 		t.Run(mode, func(t *testing.T) { run(t, mode).Succeed() })
 	}
+	t.Run("outlived", func(t *testing.T) {
+		b.start(t, program+" outlived "+a.end.Addr4.String(), "IWARPD_SOCKET="+b.socket+","+a.socket, a.pid(), "IWARPD_VERBS_LOG=1").Succeed()
+	})
 	t.Run("dropped", func(t *testing.T) {
 		p := run(t, "dropped")
 		p.Expect("dropped\n")

@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -557,6 +558,16 @@ static void *destroy_srq(void *srq)
 	return NULL;
 }
 
+/* still_running checks that a thread does not end within a second. */
+static void still_running(pthread_t t)
+{
+	struct timespec soon;
+
+	CHECK(clock_gettime(CLOCK_REALTIME, &soon) == 0);
+	soon.tv_sec++;
+	CHECK(pthread_timedjoin_np(t, NULL, &soon) == ETIMEDOUT);
+}
+
 /* A shared receive queue lasts until the program has acknowledged its event. */
 static void acknowledged(void)
 {
@@ -567,7 +578,6 @@ static void acknowledged(void)
 	struct ibv_recv_wr recv = { 0 }, *bad_recv;
 	struct ibv_send_wr send = { .opcode = IBV_WR_SEND }, *bad;
 	struct ibv_async_event e;
-	struct timespec soon;
 	pthread_t t;
 
 	CHECK(rdma_create_srq(child, NULL, &init) == 0);
@@ -581,9 +591,8 @@ static void acknowledged(void)
 	CHECK(ibv_get_async_event(child->verbs, &e) == 0 && e.event_type == IBV_EVENT_SRQ_LIMIT_REACHED);
 	rdma_destroy_qp(child);
 	CHECK(pthread_create(&t, NULL, destroy_srq, child->srq) == 0);
-	CHECK(clock_gettime(CLOCK_REALTIME, &soon) == 0);
-	soon.tv_sec++;
-	CHECK(pthread_timedjoin_np(t, NULL, &soon) == ETIMEDOUT && e.element.srq == child->srq);
+	still_running(t);
+	CHECK(e.element.srq == child->srq);
 	ibv_ack_async_event(&e);
 	CHECK(pthread_join(t, NULL) == 0);
 	end(id);
@@ -609,6 +618,64 @@ static void unnamed(void)
 	end(id);
 	end(child);
 	end(l);
+}
+
+/* daemon_pid returns the process of the daemon that a mode stops or ends. */
+static pid_t daemon_pid(void)
+{
+	CHECK(getenv("DAEMON"));
+	return (pid_t)atoi(getenv("DAEMON"));
+}
+
+/* state returns the state of a process, as in proc(5). */
+static char state(pid_t pid)
+{
+	char path[64], line[256], *at = NULL;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	f = fopen(path, "re");
+	if (f && fgets(line, sizeof(line), f))
+		at = strrchr(line, ')');
+	if (f)
+		fclose(f);
+	return at ? at[2] : 'X';
+}
+
+static void *destroy_qp(void *qp)
+{
+	CHECK(ibv_destroy_qp(qp) == 0);
+	return NULL;
+}
+
+/*
+ * An identifier ends while its queue pair, which is being destroyed, waits for the acknowledgment of an event. The
+ * connection, whose peer's daemon was stopped, ends later.
+ */
+static void outlived(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct ibv_async_event e;
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;
+	pthread_t t;
+
+	establish(server, client, l, &id, &child);
+	qp = id->qp;
+	cq = id->send_cq;
+	CHECK(kill(daemon_pid(), SIGSTOP) == 0);
+	while (state(daemon_pid()) != 'T')
+		usleep(1000);
+	write_badly(qp);
+	CHECK(ibv_get_async_event(id->verbs, &e) == 0 && e.event_type == IBV_EVENT_QP_FATAL && e.element.qp == qp);
+	CHECK(pthread_create(&t, NULL, destroy_qp, qp) == 0);
+	still_running(t);
+	CHECK(rdma_destroy_id(id) == 0);
+	ibv_ack_async_event(&e);
+	CHECK(pthread_join(t, NULL) == 0);
+	CHECK(kill(daemon_pid(), SIGCONT) == 0);
+	CHECK(ibv_destroy_cq(cq) == 0); /* waits for the end of the connection */
 }
 
 /* A region whose access rights change keeps its I/O virtual address. */
@@ -676,7 +743,7 @@ int main(int argc, char **argv)
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "dropped", dropped },
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
-		{ "unnamed", unnamed },
+		{ "unnamed", unnamed }, { "outlived", outlived },
 	};
 
 	CHECK(argc == 3);
