@@ -71,7 +71,7 @@ int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
 	if (ibv->refcnt > 0)
 		return EBUSY;
 	err = iwarpd_destroy_channel(channel_of(ibv)->ch, &e);
-	if (err && !atomic_load(&iwv_context_of(ibv->context)->gone)) {
+	if (err && !daemon_gone(ibv->context)) {
 		iwv_fail(err, "ibv_destroy_comp_channel", &e);
 		return -err;
 	}
@@ -318,7 +318,7 @@ static int end_queue(struct cq *cq, struct iwarpd_error *e)
 	if (ch)
 		pthread_mutex_lock(&ch->lock);
 	err = iwarpd_destroy_cq(cq->q, e);
-	if (err && gone(cq->ibv.context))
+	if (err && thread_gone(iwv_context_of(cq->ibv.context)))
 		err = 0;
 	if (!err && ch)
 		pop_ready(ch, cq);

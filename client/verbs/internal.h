@@ -184,6 +184,16 @@ int thread_serve(struct context *c);
 void thread_forget(struct context *c);
 
 /*
+ * thread_gone handles the waiting events of a context, and reports whether its daemon has ended. It is for calls that
+ * fail to destroy an object: libiwarpd keeps the objects of a daemon that has ended, and its last events may name them.
+ * The lock is held.
+ */
+bool thread_gone(struct context *c);
+
+/* daemon_gone is thread_gone for callers without the lock. */
+bool daemon_gone(struct ibv_context *ibv);
+
+/*
  * iwv_thread_set_cm sets the handler of connection events, which is called under the
  * lock. ev is NULL if the daemon has ended.
  */

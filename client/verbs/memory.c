@@ -64,7 +64,7 @@ int ibv_dealloc_pd(struct ibv_pd *ibv)
 	qp_wait_closing(c, ibv);
 	iwv_thread_unlock();
 	err = iwarpd_dealloc_pd(pd->pd, &e);
-	if (err && !atomic_load(&c->gone)) {
+	if (err && !daemon_gone(ibv->context)) {
 		iwv_fail(err, "ibv_dealloc_pd", &e);
 		return -err;
 	}
@@ -206,7 +206,7 @@ int ibv_dereg_mr(struct ibv_mr *ibv)
 	if (!iwv_is_ours(ibv->context))
 		return REAL(ibv_dereg_mr)(ibv);
 	err = iwarpd_dereg_mr(mr->mr, &e);
-	if (err && !atomic_load(&iwv_context_of(ibv->context)->gone)) {
+	if (err && !daemon_gone(ibv->context)) {
 		iwv_fail(err, "ibv_dereg_mr", &e);
 		return -err;
 	}
@@ -280,7 +280,7 @@ int dealloc_mw(struct ibv_mw *ibv)
 	struct iwarpd_error e;
 	int err = iwarpd_dealloc_mw(mw->mw, &e);
 
-	if (err && !atomic_load(&iwv_context_of(ibv->context)->gone)) {
+	if (err && !daemon_gone(ibv->context)) {
 		iwv_fail(err, "ibv_dealloc_mw", &e);
 		return -err;
 	}

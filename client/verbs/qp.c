@@ -237,9 +237,16 @@ void qp_event(const struct iwarpd_event *ev)
 static void finish(struct context *c, struct qp *qp)
 {
 	unlink_qp(&c->closing, qp);
-	iwarpd_destroy_qp(qp->q, NULL);
+	if (iwarpd_destroy_qp(qp->q, NULL) < 0)
+		thread_gone(c);
 	free_qp(qp);
 	iwv_thread_wake();
+}
+
+/* over reports whether a QP of the list closing need not wait for its connection any more. */
+static bool over(const struct context *c, const struct qp *qp, int64_t now)
+{
+	return qp->deadline <= now || atomic_load(&c->gone);
 }
 
 int qp_expire(struct context *c)
@@ -249,7 +256,7 @@ int qp_expire(struct context *c)
 
 	for (struct qp *qp = c->closing; qp; qp = next) {
 		next = qp->next;
-		if (qp->deadline <= now || atomic_load(&c->gone))
+		if (over(c, qp, now))
 			finish(c, qp);
 		else if (wait < 0 || qp->deadline - now < wait)
 			wait = qp->deadline - now;
@@ -271,7 +278,7 @@ void qp_wait_closing(struct context *c, const void *used)
 			;
 		if (!qp)
 			return;
-		if (qp->deadline <= now_ms())
+		if (over(c, qp, now_ms()))
 			finish(c, qp);
 		else
 			iwv_thread_wait(100);
@@ -480,7 +487,7 @@ int ibv_destroy_srq(struct ibv_srq *ibv)
 	iwv_thread_lock();
 	qp_wait_closing(c, ibv);
 	err = iwarpd_destroy_srq(srq->q, &e);
-	if (!err || atomic_load(&c->gone)) {
+	if (!err || thread_gone(c)) {
 		async_drop(c, ibv, &srq->unacknowledged);
 		err = 0;
 	}

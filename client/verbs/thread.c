@@ -64,7 +64,7 @@ static void deliver(struct context *c, const struct iwarpd_event *ev)
 		async_fatal(c);
 }
 
-/* serve handles all waiting events of a context. */
+/* serve handles all waiting events of a context. It reports the end of the daemon, so it must not be called after that. */
 static void serve(struct context *c)
 {
 	struct iwarpd_event ev;
@@ -79,6 +79,23 @@ static void serve(struct context *c)
 	atomic_store(&c->gone, true);
 	epoll_ctl(epoll, EPOLL_CTL_DEL, iwarpd_event_fd(c->dev), NULL);
 	deliver(c, NULL);
+}
+
+bool thread_gone(struct context *c)
+{
+	if (!atomic_load(&c->gone))
+		serve(c);
+	return atomic_load(&c->gone);
+}
+
+bool daemon_gone(struct ibv_context *ibv)
+{
+	bool gone;
+
+	iwv_thread_lock();
+	gone = thread_gone(iwv_context_of(ibv));
+	iwv_thread_unlock();
+	return gone;
 }
 
 /* sooner returns the shorter of two time-outs; -1 is none. */
@@ -107,7 +124,7 @@ static void *run(void *arg)
 		pthread_mutex_lock(&lock);
 		for (int i = 0; i < n; i++)
 			if (served(ev[i].data.ptr)) /* the context may have been closed meanwhile */
-				serve(ev[i].data.ptr);
+				thread_gone(ev[i].data.ptr);
 		timeout = -1;
 		for (struct context *c = contexts; c; c = c->next)
 			timeout = sooner(timeout, qp_expire(c));

@@ -529,6 +529,9 @@ func TestIdentifiers(t *testing.T) {
 	t.Run("outlived", func(t *testing.T) {
 		b.start(t, program+" outlived "+a.end.Addr4.String(), "IWARPD_SOCKET="+b.socket+","+a.socket, a.pid(), "IWARPD_VERBS_LOG=1").Succeed()
 	})
+	t.Run("removed", func(t *testing.T) {
+		a.start(t, program+" removed "+a.end.Addr4.String(), a.pid(), "IWARPD_VERBS_LOG=1").Succeed()
+	})
 	t.Run("dropped", func(t *testing.T) {
 		p := run(t, "dropped")
 		p.Expect("dropped\n")

@@ -1,6 +1,8 @@
 /* Uses of librdmacm and libibverbs that programs seldom make: cm MODE ADDRESS. The peer is the same process. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <poll.h>
@@ -13,8 +15,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "cm.h"
 
 #define CHECK(x)                                                              \
 	do {                                                                  \
@@ -678,6 +683,103 @@ static void outlived(void)
 	CHECK(ibv_destroy_cq(cq) == 0); /* waits for the end of the connection */
 }
 
+/* function returns a function that the libraries share. */
+static void *function(const char *name)
+{
+	void *f = dlsym(RTLD_DEFAULT, name);
+
+	CHECK(f);
+	return f;
+}
+
+/* thread_named returns the thread of this process that has a name. */
+static pid_t thread_named(const char *name)
+{
+	DIR *d = opendir("/proc/self/task");
+	pid_t found = -1;
+	struct dirent *e;
+
+	CHECK(d);
+	while (found < 0 && (e = readdir(d)) != NULL) {
+		char path[300], comm[32] = "";
+		FILE *f;
+
+		snprintf(path, sizeof(path), "/proc/self/task/%s/comm", e->d_name);
+		f = fopen(path, "re");
+		if (f && fgets(comm, sizeof(comm), f) && strncmp(comm, name, strlen(name)) == 0)
+			found = (pid_t)atoi(e->d_name);
+		if (f)
+			fclose(f);
+	}
+	closedir(d);
+	CHECK(found > 0);
+	return found;
+}
+
+/* await_futex waits until a thread of this process waits for a lock. */
+static void await_futex(pid_t tid)
+{
+	char path[64];
+	long call = -1;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/syscall", (int)tid);
+	while (call != SYS_futex) {
+		FILE *f = fopen(path, "re");
+
+		CHECK(f);
+		if (fscanf(f, "%ld", &call) != 1)
+			call = -1; /* it runs */
+		fclose(f);
+		usleep(1000);
+	}
+}
+
+static atomic_int destroyer;
+
+static void *destroy_named(void *qp)
+{
+	atomic_store(&destroyer, (int)syscall(SYS_gettid));
+	return destroy_qp(qp);
+}
+
+static void *deregister(void *mr)
+{
+	CHECK(ibv_dereg_mr(mr) == 0);
+	return NULL;
+}
+
+/* The daemon ends while objects are being destroyed and the library has not handled its last event. */
+static void removed(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id = call(client, l), *child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	void (*lock)(void) = (void (*)(void))function("iwv_thread_lock"), (*unlock)(void) = (void (*)(void))function("iwv_thread_unlock");
+	__typeof__(&iwarpd_reject) reject = (__typeof__(reject))function("iwarpd_reject");
+	struct iwarpd_device *dev = container_of(child->verbs, struct context, v.context)->dev;
+	static char byte;
+	struct ibv_mr *mr = ibv_reg_mr(id->pd, &byte, 1, 0);
+	pthread_t t, u;
+
+	CHECK(mr);
+	lock();
+	CHECK(pthread_create(&t, NULL, destroy_named, id->qp) == 0);
+	while (atomic_load(&destroyer) == 0)
+		usleep(1000);
+	await_futex(atomic_load(&destroyer));
+	CHECK(reject(dev, id_of(child)->conn, NULL, 0, NULL) == 0);
+	await_futex(thread_named("iwarpd-verbs")); /* the event of the rejected queue pair has come */
+	CHECK(kill(daemon_pid(), SIGKILL) == 0);
+	while (state(daemon_pid()) != 'Z' && state(daemon_pid()) != 'X')
+		usleep(1000);
+	CHECK(pthread_create(&u, NULL, deregister, mr) == 0);
+	still_running(u); /* it waits for the lock */
+	unlock();
+	CHECK(pthread_join(t, NULL) == 0 && pthread_join(u, NULL) == 0);
+	CHECK(next(client, RDMA_CM_EVENT_REJECTED) == id && next(client, RDMA_CM_EVENT_DEVICE_REMOVAL) == id);
+	id->qp = NULL;
+	end(id);
+}
+
 /* A region whose access rights change keeps its I/O virtual address. */
 static void rereg(void)
 {
@@ -743,7 +845,7 @@ int main(int argc, char **argv)
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "dropped", dropped },
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
-		{ "unnamed", unnamed }, { "outlived", outlived },
+		{ "unnamed", unnamed }, { "outlived", outlived }, { "removed", removed },
 	};
 
 	CHECK(argc == 3);
