@@ -42,12 +42,14 @@ struct endpoint {
 	struct iwarpd_listener *listener;
 };
 
+/* The state of an id, as in the kernel's rdma_cm. A connect request begins in ID_CONNECT. */
+enum id_state { ID_IDLE, ID_BOUND, ID_LISTEN, ID_ADDR_RESOLVED, ID_ROUTE_RESOLVED, ID_CONNECT };
+
 struct id {
 	struct rdma_cm_id pub;
 	struct id *next;   /* list of all ids */
 	bool sync;         /* calls wait for their results; the id owns its channel */
-	bool bound;
-	bool listening;    /* rdma_listen was called */
+	enum id_state state;
 	int afonly;        /* RDMA_OPTION_ID_AFONLY */
 	int backlog;
 	int dscp;          /* of struct iwarpd_startup */

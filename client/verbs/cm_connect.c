@@ -43,14 +43,14 @@ static struct qp *connection_qp(struct id *id, const struct rdma_conn_param *p)
 
 static int connect_qp(struct id *id, const struct rdma_conn_param *p)
 {
-	struct qp *qp = connection_qp(id, p);
+	struct qp *qp = id->state == ID_ROUTE_RESOLVED ? connection_qp(id, p) : NULL;
 	struct iwarpd_startup startup = { .dscp = id->dscp };
 	char remote[128], local[128];
 	struct iwarpd_connect_attr attr = { .remote = remote, .local = local, .startup = &startup };
 	struct iwarpd_error e;
 	int err;
 
-	if (!qp || !addr_len(&id->pub.route.addr.dst_addr))
+	if (!qp)
 		return EINVAL;
 	addr_text(&id->pub.route.addr.dst_addr, true, remote);
 	addr_text(&id->pub.route.addr.src_addr, true, local);
@@ -61,8 +61,10 @@ static int connect_qp(struct id *id, const struct rdma_conn_param *p)
 	attr.private_data = private_data(id, p, &attr.private_len);
 	iwv_qp_connecting(qp, true);
 	err = iwarpd_connect(qp->q, &attr, &e);
-	if (!err)
+	if (!err) {
+		id->state = ID_CONNECT;
 		return 0;
+	}
 	iwv_qp_connecting(qp, false);
 	iwv_fail(err, "rdma_connect", &e);
 	return -err;
@@ -74,8 +76,6 @@ int rdma_connect(struct rdma_cm_id *pub, struct rdma_conn_param *p)
 	int err;
 
 	FORWARD(rdma_connect, pub, p);
-	if (!pub->verbs)
-		return set_errno(EINVAL);
 	iwv_thread_lock();
 	err = connect_qp(id, p);
 	iwv_thread_unlock();
@@ -157,16 +157,15 @@ int rdma_reject_ece(struct rdma_cm_id *pub, const void *data, uint8_t len)
 int rdma_disconnect(struct rdma_cm_id *pub)
 {
 	struct id *id = id_of(pub);
-	struct iwarpd_error e;
+	struct iwarpd_error e = { 0 };
 	struct qp *qp;
-	int err = 0;
+	int err;
 
 	FORWARD(rdma_disconnect, pub);
-	if (!pub->verbs)
-		return set_errno(EINVAL);
 	iwv_thread_lock();
 	qp = id_qp(id);
-	if (qp)
+	err = id->state == ID_CONNECT ? 0 : -EINVAL;
+	if (!err && qp)
 		err = iwv_qp_disconnect(qp, false, &e);
 	iwv_thread_unlock();
 	if (err)
@@ -245,12 +244,13 @@ static void connect_request(struct context *c, const struct iwarpd_event *ev)
 	struct id *listener = id_of_listener(ev), *id = NULL;
 	struct cm_event *e = NULL;
 
-	if (listener && listener->listening && listener->requests < max_requests(listener))
+	if (listener && listener->state == ID_LISTEN && listener->requests < max_requests(listener))
 		id = id_new(listener->pub.channel, listener->pub.context, listener->pub.ps, listener->pub.qp_type);
 	if (id) {
 		id->conn = ev->conn;
 		id->parent = &listener->pub;
-		id->bound = id->unreported = true;
+		id->state = ID_CONNECT;
+		id->unreported = true;
 		id_bind_device(id, c);
 		addr_parse(ev->local, &id->pub.route.addr.src_storage);
 		addr_parse(ev->remote, &id->pub.route.addr.dst_storage);

@@ -288,7 +288,7 @@ static int bind_addr(struct id *id, const struct sockaddr *addr)
 {
 	struct context *c;
 
-	if (id->bound || !addr_len(addr))
+	if (id->state != ID_IDLE || !addr_len(addr))
 		return EINVAL;
 	if (!addr_any(addr)) {
 		c = context_with(addr);
@@ -299,13 +299,13 @@ static int bind_addr(struct id *id, const struct sockaddr *addr)
 		return ENODEV;
 	}
 	set_addr(&id->pub.route.addr.src_storage, addr);
-	id->bound = true;
+	id->state = ID_BOUND;
 	/* The program may ask for its port at once. */
 	if (addr_port(addr) == 0) {
 		int err = open_endpoints(id);
 
 		if (err) {
-			id->bound = false;
+			id->state = ID_IDLE;
 			return -err;
 		}
 	}
@@ -331,18 +331,27 @@ int rdma_listen(struct rdma_cm_id *pub, int backlog)
 
 	FORWARD(rdma_listen, pub, backlog);
 	iwv_thread_lock();
-	if (id->listening) {
+	if (id->state > ID_BOUND) {
 		iwv_thread_unlock();
 		return set_errno(EINVAL);
 	}
 	id->backlog = backlog > 0 ? backlog : 0;
-	if (!id->bound)
+	if (id->state == ID_IDLE)
 		err = bind_addr(id, (struct sockaddr *)&any);
 	if (!err && !id->endpoints)
 		err = -open_endpoints(id);
-	id->listening = !err;
+	if (!err)
+		id->state = ID_LISTEN;
 	iwv_thread_unlock();
 	return set_errno(err);
+}
+
+/* may_resolve reports whether dst can be resolved: once, and in the address family of the source address, if there is one. */
+static bool may_resolve(const struct id *id, const struct sockaddr *src, const struct sockaddr *dst)
+{
+	if (id->state == ID_BOUND)
+		src = &id->pub.route.addr.src_addr;
+	return id->state <= ID_BOUND && (!src || !addr_len(src) || src->sa_family == dst->sa_family);
 }
 
 /* resolve finds the device and the source address for dst. The lock is held. */
@@ -352,7 +361,7 @@ static int resolve(struct id *id, const struct sockaddr *src, const struct socka
 	struct context *c;
 
 	set_addr(&id->pub.route.addr.dst_storage, dst);
-	if (!id->bound && src && addr_len(src) && (!addr_any(src) || addr_port(src))) {
+	if (id->state == ID_IDLE && src && addr_len(src) && (!addr_any(src) || addr_port(src))) {
 		int err = bind_addr(id, src);
 
 		if (err)
@@ -365,9 +374,8 @@ static int resolve(struct id *id, const struct sockaddr *src, const struct socka
 	if (!c)
 		return ENODEV;
 	id_bind_device(id, c);
-	addr_set_port((struct sockaddr *)&from, id->bound ? addr_port(&id->pub.route.addr.src_addr) : 0);
+	addr_set_port((struct sockaddr *)&from, id->state == ID_BOUND ? addr_port(&id->pub.route.addr.src_addr) : 0);
 	set_addr(&id->pub.route.addr.src_storage, (struct sockaddr *)&from);
-	id->bound = true;
 	return 0;
 }
 
@@ -381,7 +389,7 @@ int rdma_resolve_addr(struct rdma_cm_id *pub, struct sockaddr *src, struct socka
 	if (!addr_len(dst))
 		return set_errno(EINVAL);
 	iwv_thread_lock();
-	if (id->listening) {
+	if (!may_resolve(id, src, dst)) {
 		iwv_thread_unlock();
 		return set_errno(EINVAL);
 	}
@@ -389,6 +397,8 @@ int rdma_resolve_addr(struct rdma_cm_id *pub, struct sockaddr *src, struct socka
 	if (err) {
 		addr_text(dst, true, text);
 		iwv_log("rdma_resolve_addr: no device of iwarpd reaches %s: %s", text, strerror(err));
+	} else {
+		id->state = ID_ADDR_RESOLVED;
 	}
 	event_simple(id, err ? RDMA_CM_EVENT_ADDR_ERROR : RDMA_CM_EVENT_ADDR_RESOLVED, -err);
 	iwv_thread_unlock();
@@ -398,14 +408,18 @@ int rdma_resolve_addr(struct rdma_cm_id *pub, struct sockaddr *src, struct socka
 int rdma_resolve_route(struct rdma_cm_id *pub, int timeout_ms)
 {
 	struct id *id = id_of(pub);
+	int err = 0;
 
 	FORWARD(rdma_resolve_route, pub, timeout_ms);
-	if (!pub->verbs)
-		return set_errno(EINVAL);
 	iwv_thread_lock();
-	event_simple(id, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+	if (id->state == ID_ADDR_RESOLVED) {
+		id->state = ID_ROUTE_RESOLVED;
+		event_simple(id, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+	} else {
+		err = EINVAL;
+	}
 	iwv_thread_unlock();
-	return sync_wait(id);
+	return err ? set_errno(err) : sync_wait(id);
 }
 
 __be16 rdma_get_src_port(struct rdma_cm_id *pub)
@@ -429,7 +443,7 @@ static int set_tos(struct id *id, uint8_t tos)
 		iwv_log("rdma_set_option: a connection has the TOS of its listener");
 	iwv_thread_lock();
 	id->dscp = tos >> 2 ? tos >> 2 : -1;
-	if (id->endpoints && !id->listening) { /* the listener was opened by a bind to port 0 */
+	if (id->endpoints && id->state == ID_BOUND) { /* the listener was opened by a bind to port 0 */
 		close_endpoints(id);
 		err = -open_endpoints(id);
 	}

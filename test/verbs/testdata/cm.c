@@ -216,6 +216,85 @@ static void twice(void)
 	end(l);
 }
 
+/* refused checks that each of some calls for an id fails with EINVAL. */
+static void refused(struct rdma_cm_id *id, const char *calls)
+{
+	struct sockaddr_in a = socket_address(0), b = socket_address(htons(1));
+	struct sockaddr_in6 other = { .sin6_family = AF_INET6, .sin6_port = htons(1), .sin6_addr = IN6ADDR_LOOPBACK_INIT };
+
+	for (const char *c = calls; *c; c++) {
+		int err = 0;
+
+		errno = 0;
+		switch (*c) {
+		case 'b':
+			err = rdma_bind_addr(id, (struct sockaddr *)&a);
+			break;
+		case 'l':
+			err = rdma_listen(id, 0);
+			break;
+		case 'a':
+			err = rdma_resolve_addr(id, NULL, (struct sockaddr *)&b, 2000);
+			break;
+		case 'o': /* of the other address family */
+			err = rdma_resolve_addr(id, (struct sockaddr *)&a, (struct sockaddr *)&other, 2000);
+			break;
+		case 'r':
+			err = rdma_resolve_route(id, 2000);
+			break;
+		case 'c':
+			err = rdma_connect(id, NULL);
+			break;
+		case 'd':
+			err = rdma_disconnect(id);
+			break;
+		case 'A':
+			err = rdma_accept(id, NULL);
+			break;
+		case 'R':
+			err = rdma_reject(id, NULL, 0);
+			break;
+		}
+		if (err != -1 || errno != EINVAL)
+			printf("call %c of %s: %d, %s\n", *c, calls, err, strerror(errno));
+		CHECK(err == -1 && errno == EINVAL);
+	}
+}
+
+/* Each call is refused in all states but its own, as the kernel's rdma_cm does, and reports no event. */
+static void states(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct sockaddr_in a = socket_address(0), to = socket_address(rdma_get_src_port(l));
+
+	refused(l, "blaordcAR");
+	CHECK(rdma_create_id(client, &id, NULL, RDMA_PS_TCP) == 0);
+	refused(id, "ordcAR");
+	CHECK(rdma_bind_addr(id, (struct sockaddr *)&a) == 0);
+	refused(id, "bordcAR");
+	CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 2000) == 0 && next(client, RDMA_CM_EVENT_ADDR_RESOLVED) == id);
+	create_qp(id);
+	refused(id, "blaodcAR");
+	CHECK(rdma_resolve_route(id, 2000) == 0 && next(client, RDMA_CM_EVENT_ROUTE_RESOLVED) == id);
+	refused(id, "blaordAR");
+	CHECK(rdma_connect(id, NULL) == 0);
+	refused(id, "blaorcAR");
+	child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	create_qp(child);
+	refused(child, "blaorc");
+	CHECK(rdma_accept(child, NULL) == 0);
+	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
+	refused(id, "blaorcAR");
+	refused(child, "blaorcAR");
+	CHECK(!readable(server->fd) && !readable(client->fd));
+	end(id);
+	end(child);
+	end(l);
+	rdma_destroy_event_channel(server);
+	rdma_destroy_event_channel(client);
+}
+
 /* An endpoint without an address, as rdma_getaddrinfo makes of hints without one, is refused. */
 static void nowhere(void)
 {
@@ -842,7 +921,7 @@ static void extended(void)
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
-		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "dropped", dropped },
+		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "states", states }, { "dropped", dropped },
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "outlived", outlived }, { "removed", removed },
