@@ -125,7 +125,10 @@ func (ds devices) pick(name string, t ctrlpb.Transport) (*device, error) {
 	if t == ctrlpb.Transport_TRANSPORT_SOCKET {
 		return ds.kernel(name)
 	}
-	if name == "" && !d.Sockets {
+	switch {
+	case d.Sockets && (t == ctrlpb.Transport_TRANSPORT_SCTP || t == ctrlpb.Transport_TRANSPORT_SCTP_DRAFT):
+		return nil, errorf(invalid, "ctrl: SCTP needs AF_XDP: the transport is kernel sockets")
+	case name == "" && !d.Sockets:
 		return nil, nil
 	}
 	return d, nil

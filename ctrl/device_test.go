@@ -374,6 +374,15 @@ func TestTransportSocket(t *testing.T) {
 	if e := c.event().GetConnectFailed(); e.GetError().GetCode() != portInUse {
 		t.Errorf("from the port of a socket: %v", e)
 	}
+	for _, transport := range []ctrlpb.Transport{ctrlpb.Transport_TRANSPORT_SCTP, ctrlpb.Transport_TRANSPORT_SCTP_DRAFT} {
+		r := reqConnect(c.qp(), "10.0.0.2:7180")
+		r.GetConnect().Device, r.GetConnect().Startup = "any", &ctrlpb.Startup{Transport: transport}
+		for _, r := range []*ctrlpb.Request{listen("", 8101, "any", &ctrlpb.Startup{Transport: transport}), r} {
+			if text := c.fails(invalid, r); !strings.Contains(text, "SCTP needs AF_XDP") {
+				t.Error(text)
+			}
+		}
+	}
 	if text := c.fails(invalid, listen("", 8100, "eth0", over)); !strings.Contains(text, "leave out eth0") {
 		t.Error(text)
 	}
