@@ -331,6 +331,15 @@ static inline struct srq *srq_of(struct ibv_srq *ibv)
 /* State of the connection of a QP. CONN_OVER is also that of a QP in the error state that has had none. */
 enum connection { CONN_NONE, CONN_MAKING, CONN_UP, CONN_CLOSING, CONN_OVER };
 
+/* Work requests that were posted before the connection, which the daemon flushes only with one. */
+struct early {
+	struct {
+		uint64_t wr_id;
+		enum ibv_wc_opcode opcode;
+	} *wrs;
+	uint32_t num;
+};
+
 struct qp {
 	struct ibv_qp ibv;
 	struct iwarpd_qp *q;
@@ -341,8 +350,7 @@ struct qp {
 	_Atomic(void *) cm; /* librdmacm's id, or NULL */
 	atomic_int conn;    /* enum connection */
 	int64_t deadline;   /* when a closing connection is cut, in ms */
-	uint64_t *early;    /* wr_id of each receive that was posted before the connection */
-	uint32_t num_early; /* guarded by recv_lock, like early */
+	struct early early_sends, early_recvs; /* guarded by send_lock and recv_lock */
 	struct exchange *exchange; /* connection by ibv_modify_qp, or NULL */
 	unsigned int unacknowledged; /* asynchronous events that the program has taken; guarded by iwv_thread_lock */
 	pthread_mutex_t send_lock, recv_lock;

@@ -71,7 +71,8 @@ static struct qp *new_qp(struct ibv_pd *pd, const struct ibv_qp_init_attr *init)
 
 static void free_qp(struct qp *qp)
 {
-	free(qp->early);
+	free(qp->early_sends.wrs);
+	free(qp->early_recvs.wrs);
 	pthread_mutex_destroy(&qp->send_lock);
 	pthread_mutex_destroy(&qp->recv_lock);
 	pthread_mutex_destroy(&qp->ibv.mutex);
@@ -209,6 +210,15 @@ int iwv_qp_disconnect(struct qp *qp, bool abort, struct iwarpd_error *e)
 	return err;
 }
 
+/* forget_early frees the list of early work requests of a queue, of which lock is the lock. */
+static void forget_early(struct early *e, pthread_mutex_t *lock)
+{
+	pthread_mutex_lock(lock);
+	free(e->wrs);
+	*e = (struct early){ 0 };
+	pthread_mutex_unlock(lock);
+}
+
 void qp_event(const struct iwarpd_event *ev)
 {
 	struct qp *qp = iwv_qp_of_event(ev);
@@ -220,6 +230,8 @@ void qp_event(const struct iwarpd_event *ev)
 		if (atomic_load(&qp->conn) == CONN_MAKING) {
 			atomic_store(&qp->conn, CONN_UP);
 			qp->ibv.state = IBV_QPS_RTS;
+			forget_early(&qp->early_sends, &qp->send_lock);
+			forget_early(&qp->early_recvs, &qp->recv_lock);
 		}
 		break;
 	case IWARPD_EVENT_REJECTED:
@@ -342,27 +354,28 @@ int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask, struct 
 	return 0;
 }
 
-/* kill_unconnected flushes the receives of a QP that will have no connection. */
+static void flush_early(struct qp *qp, struct ibv_cq *cq, struct early *e)
+{
+	for (uint32_t i = 0; i < e->num; i++)
+		cq_flush(cq, &qp->ibv, e->wrs[i].wr_id, e->wrs[i].opcode);
+	e->num = 0;
+}
+
+/* kill_unconnected flushes the work requests of a QP that will have no connection. */
 static void kill_unconnected(struct qp *qp)
 {
+	pthread_mutex_lock(&qp->send_lock);
 	pthread_mutex_lock(&qp->recv_lock);
 	atomic_store(&qp->conn, CONN_OVER);
-	for (uint32_t i = 0; i < qp->num_early; i++)
-		cq_flush(qp->ibv.recv_cq, &qp->ibv, qp->early[i], IBV_WC_RECV);
-	qp->num_early = 0;
+	flush_early(qp, qp->ibv.send_cq, &qp->early_sends);
+	flush_early(qp, qp->ibv.recv_cq, &qp->early_recvs);
 	pthread_mutex_unlock(&qp->recv_lock);
+	pthread_mutex_unlock(&qp->send_lock);
 }
 
 void iwv_qp_connecting(struct qp *qp, bool yes)
 {
 	atomic_store(&qp->conn, yes ? CONN_MAKING : CONN_NONE);
-	if (!yes)
-		return;
-	pthread_mutex_lock(&qp->recv_lock);
-	free(qp->early);
-	qp->early = NULL;
-	qp->num_early = 0;
-	pthread_mutex_unlock(&qp->recv_lock);
 }
 
 /* modify performs a change of state. librdmacm has done so already if the QP has an id. */

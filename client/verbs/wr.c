@@ -207,24 +207,6 @@ static int fill_batch(struct batch *b, const struct ibv_send_wr *wr, bool sig_al
 	return 0;
 }
 
-/* post_batch posts the first work requests of a list and makes *wr the next one. */
-static int post_batch(struct qp *qp, struct ibv_send_wr **wr)
-{
-	struct batch b;
-	int err = fill_batch(&b, *wr, qp->sig_all), done = 0;
-
-	while (done < b.n) { /* a full queue takes a part; the next call returns why */
-		int n = iwarpd_post_sends(qp->q, &b.wr[done], b.n - done);
-
-		if (n < 0)
-			return n;
-		for (int end = done + n; done < end; done++)
-			if (b.last[done])
-				*wr = (*wr)->next;
-	}
-	return err;
-}
-
 /* completion_of returns the opcode of a work request's completion. */
 static enum ibv_wc_opcode completion_of(const struct ibv_send_wr *wr)
 {
@@ -247,12 +229,50 @@ static enum ibv_wc_opcode completion_of(const struct ibv_send_wr *wr)
 	}
 }
 
+/*
+ * note_early saves a work request that was just posted, in case there will be no connection. The lock of its queue, which
+ * holds up to most work requests of the program, is held.
+ */
+static void note_early(const struct qp *qp, struct early *e, uint32_t most, uint64_t wr_id, enum ibv_wc_opcode opcode)
+{
+	if (atomic_load(&qp->conn) != CONN_NONE || e->num == most)
+		return;
+	if (!e->wrs)
+		e->wrs = malloc(most * sizeof(*e->wrs));
+	if (!e->wrs)
+		return;
+	e->wrs[e->num].wr_id = wr_id;
+	e->wrs[e->num++].opcode = opcode;
+}
+
+/* post_batch posts the first work requests of a list and makes *wr the next one. */
+static int post_batch(struct qp *qp, struct ibv_send_wr **wr)
+{
+	struct batch b;
+	int err = fill_batch(&b, *wr, qp->sig_all), done = 0;
+
+	while (done < b.n) { /* a full queue takes a part; the next call returns why */
+		int n = iwarpd_post_sends(qp->q, &b.wr[done], b.n - done);
+
+		if (n < 0)
+			return n;
+		for (int end = done + n; done < end; done++) {
+			if (!b.last[done])
+				continue;
+			note_early(qp, &qp->early_sends, qp->cap.max_send_wr, (*wr)->wr_id, completion_of(*wr));
+			*wr = (*wr)->next;
+		}
+	}
+	return err;
+}
+
 int post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
 	struct qp *qp = qp_of(ibv);
-	int err = atomic_load(&qp->conn) == CONN_OVER ? -ENOTCONN : 0;
+	int err;
 
 	pthread_mutex_lock(&qp->send_lock);
+	err = atomic_load(&qp->conn) == CONN_OVER ? -ENOTCONN : 0;
 	answer_posted(qp);
 	while (wr && !err)
 		err = post_batch(qp, &wr);
@@ -271,20 +291,6 @@ static struct iwarpd_recv_wr recv_of(const struct ibv_recv_wr *wr)
 					(uint32_t)wr->num_sge };
 }
 
-/*
- * note_early saves the wr_id of a receive, in case there will be no connection. recv_lock
- * is held.
- */
-static void note_early(struct qp *qp, uint64_t wr_id)
-{
-	if (atomic_load(&qp->conn) != CONN_NONE || qp->num_early == qp->cap.max_recv_wr)
-		return;
-	if (!qp->early)
-		qp->early = malloc(qp->cap.max_recv_wr * sizeof(*qp->early));
-	if (qp->early)
-		qp->early[qp->num_early++] = wr_id;
-}
-
 int post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
 	struct qp *qp = qp_of(ibv);
@@ -296,7 +302,7 @@ int post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **b
 
 		err = atomic_load(&qp->conn) == CONN_OVER && !ibv->srq ? -ENOTCONN : iwarpd_post_recv(qp->q, &r);
 		if (!err)
-			note_early(qp, wr->wr_id);
+			note_early(qp, &qp->early_recvs, qp->cap.max_recv_wr, wr->wr_id, IBV_WC_RECV);
 		if (err == -ENOTCONN)
 			err = cq_flush(ibv->recv_cq, ibv, wr->wr_id, IBV_WC_RECV);
 		if (err)

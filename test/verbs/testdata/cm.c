@@ -604,7 +604,9 @@ static void unconnected(void)
 
 	CHECK(ibv_modify_qp(q.qp, &reset, IBV_QP_STATE) == 0);
 	recv_empty(q.qp, 1);
+	CHECK(ibv_post_send(q.qp, &wr, &bad) == 0);
 	to_error(q.qp);
+	expect_flush(q.cq, 3);
 	expect_flush(q.cq, 1);
 	recv_empty(q.qp, 2);
 	expect_flush(q.cq, 2);
