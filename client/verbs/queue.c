@@ -58,6 +58,7 @@ struct queue_item *iwv_queue_pop(struct event_queue *q)
 		q->first = item->next;
 		if (!q->first)
 			q->last = &q->first;
+		item->next = NULL;
 	}
 	pthread_mutex_unlock(&q->lock);
 	return item;

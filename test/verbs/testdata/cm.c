@@ -706,6 +706,26 @@ static void unnamed(void)
 	end(l);
 }
 
+/* Each of several events of a device can be taken. */
+static void fatal(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct ibv_async_event e[2];
+
+	establish(server, client, l, &id, &child);
+	write_badly(id->qp); /* it ends both */
+	CHECK(next(client, RDMA_CM_EVENT_DISCONNECTED) == id && next(server, RDMA_CM_EVENT_DISCONNECTED) == child);
+	for (int i = 0; i < 2; i++) {
+		CHECK(ibv_get_async_event(id->verbs, &e[i]) == 0 && e[i].event_type == IBV_EVENT_QP_FATAL);
+		ibv_ack_async_event(&e[i]);
+	}
+	CHECK((e[0].element.qp == id->qp && e[1].element.qp == child->qp) || (e[0].element.qp == child->qp && e[1].element.qp == id->qp));
+	end(id);
+	end(child);
+	end(l);
+}
+
 /* daemon_pid returns the process of the daemon that a mode stops or ends. */
 static pid_t daemon_pid(void)
 {
@@ -926,7 +946,7 @@ int main(int argc, char **argv)
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "states", states }, { "dropped", dropped },
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
-		{ "unnamed", unnamed }, { "outlived", outlived }, { "removed", removed },
+		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed },
 	};
 
 	CHECK(argc == 3);
