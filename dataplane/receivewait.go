@@ -96,7 +96,9 @@ func (c *tcpConn) takeWaiting(w *worker) {
 			w.mark(&c.lane) // for the next turn
 			return
 		}
-		c.makeRoom(w)
+		if c.makeRoom(w); c.rxFailed {
+			return
+		}
 		s := &r.segs[0]
 		w.current = &c.stream
 		stays := s.ulpdu != nil && !r.until.Due(w.now) && c.ddp.AwaitsReceive(marked.Bytes{B: s.ulpdu})

@@ -59,6 +59,10 @@ func TestSRQBurst(t *testing.T) {
 				if ev := s.closed(1); ev.Err != ErrCQOverrun {
 					t.Errorf("closed: %v", ev.Err)
 				}
+				// The queue pair takes four receives at a time, and none after the 51st completion did not fit.
+				if left := len(qb.recvs); left != 48 {
+					t.Errorf("%d receives left in the SRQ, want 48", left)
+				}
 				return
 			}
 			s.until("received", func() bool { return len(qb.wcs) == sends || a.closed })
