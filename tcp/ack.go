@@ -254,41 +254,17 @@ func (c *Conn) takeSACK(a *ackState, s *Segment) {
 		if !b.Start.Less(b.End) || b.Start.Less(s.Ack) || c.nxt.Less(b.End) || b.End.LessEq(c.una) {
 			continue
 		}
-		c.takeBlock(a, b)
+		c.q.divide()
+		c.markSACKed(a, b)
 	}
-	k := copy(c.sackCache[:], o.SACK[first:n])
-	clear(c.sackCache[k:])
 }
 
-// takeBlock marks the segments within b, except those that the same block covered in the previous ACK.
-func (c *Conn) takeBlock(a *ackState, b SACKBlock) {
-	c.q.divide()
-	for _, o := range c.sackCache {
-		if o.Start != o.End && b.Start.LessEq(o.Start) && o.End.LessEq(b.End) {
-			c.markSACKed(a, b.Start, o.Start)
-			// A segment may straddle the old end.
-			p := c.q.find(o.End)
-			if p > c.q.head && o.End.Less(c.q.at(p-1).end()) {
-				o.End = c.q.at(p - 1).seq
-			}
-			c.markSACKed(a, o.End, b.End)
-			return
-		}
-	}
-	c.markSACKed(a, b.Start, b.End)
-}
-
-func (c *Conn) markSACKed(a *ackState, start, end serial.Num) {
-	if !start.Less(end) {
-		return
-	}
-	for p := c.q.find(start); p != c.q.next; p++ {
+// markSACKed marks the segments that b covers.
+func (c *Conn) markSACKed(a *ackState, b SACKBlock) {
+	for p := c.q.skip(c.q.find(b.Start)); p != c.q.next; p = c.q.skip(p) {
 		s := c.q.at(p)
-		if end.Less(s.end()) {
+		if b.End.Less(s.end()) {
 			return
-		}
-		if s.state == sacked {
-			continue
 		}
 		c.useSACK = true
 		c.arrived(a, p, s)

@@ -23,11 +23,10 @@ type recoveryState struct {
 	lostHint      uint64 // no segment before this position is lost
 	sackedSegs    int
 	sackedBytes   int
-	sackCache     [maxSACK]SACKBlock // blocks of the last ACK
-	useSACK       bool               // the peer reports out-of-order data with SACK
-	plainDups     int                // duplicate ACKs that lack an expected SACK block
-	lastDSACK     SACKBlock          // last D-SACK from the peer
-	dupAcks       int                // duplicate ACKs of a peer without SACK
+	useSACK       bool      // the peer reports out-of-order data with SACK
+	plainDups     int       // duplicate ACKs that lack an expected SACK block
+	lastDSACK     SACKBlock // last D-SACK from the peer
+	dupAcks       int       // duplicate ACKs of a peer without SACK
 	ca            caState
 	recoverPoint  serial.Num // RecoveryPoint of RFC 6675
 	everRecovered bool       // a reduction has set recoverPoint, and una has not passed it
@@ -324,8 +323,8 @@ func (c *Conn) undo(a *ackState) {
 		c.lostSegs--
 		c.lostBytes -= int(s.len)
 		c.inFlight += int(s.len)
-		c.q.linkSorted(p)
 	}
+	c.q.relink()
 	c.w.cwnd = max(c.w.cwnd, c.priorCwnd)
 	c.w.ssthresh = max(c.w.ssthresh, c.priorSsthresh)
 	c.cc.undo(&c.w)

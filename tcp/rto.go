@@ -152,6 +152,7 @@ func (c *Conn) renege() {
 		s := c.q.at(p)
 		if s.state == sacked {
 			s.state = lost
+			s.next = noPos
 			c.sackedSegs--
 			c.sackedBytes -= int(s.len)
 			c.lostSegs++
@@ -159,5 +160,4 @@ func (c *Conn) renege() {
 		}
 	}
 	c.lostHint = c.q.head
-	clear(c.sackCache[:])
 }

@@ -1,6 +1,8 @@
 package tcp
 
 import (
+	"slices"
+
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
@@ -19,7 +21,7 @@ const (
 // nothing is known to be lost, it may also be a run: several segments of unit bytes each.
 type seg struct {
 	sent       clock.Time // time of the last transmission
-	prev, next uint64     // neighbours in order of transmission, if in flight
+	prev, next uint64     // neighbours in order of transmission, if in flight; next is used by skip if sacked
 	seq        serial.Num
 	buf        Buf
 	off, len   int32
@@ -62,7 +64,8 @@ type sendq struct {
 	s                []seg // length is a power of two
 	head, next, tail uint64
 	oldest, newest   uint64 // ends of the list in transmission order
-	runs             bool   // some segment may be a run
+	sorted           []uint64
+	runs             bool // some segment may be a run
 }
 
 func (q *sendq) init() {
@@ -107,25 +110,19 @@ func (q *sendq) link(p uint64) {
 	q.newest = p
 }
 
-// linkSorted inserts p at its transmission time.
-func (q *sendq) linkSorted(p uint64) {
-	s := q.at(p)
-	after := q.newest
-	for after != noPos && int32(q.at(after).order-s.order) > 0 {
-		after = q.at(after).prev
+// relink makes the list again, of all segments in flight. The peer influences their order, so the time must not depend much on it; most
+// often they are in order, or in a few ordered parts, which a stable sort merges.
+func (q *sendq) relink() {
+	q.sorted = q.sorted[:0]
+	for p := q.head; p != q.next; p++ {
+		if q.at(p).state == inFlight {
+			q.sorted = append(q.sorted, p)
+		}
 	}
-	s.prev = after
-	if after != noPos {
-		s.next = q.at(after).next
-		q.at(after).next = p
-	} else {
-		s.next = q.oldest
-		q.oldest = p
-	}
-	if s.next != noPos {
-		q.at(s.next).prev = p
-	} else {
-		q.newest = p
+	slices.SortStableFunc(q.sorted, func(a, b uint64) int { return int(int32(q.at(a).order - q.at(b).order)) })
+	q.oldest, q.newest = noPos, noPos
+	for _, p := range q.sorted {
+		q.link(p)
 	}
 }
 
@@ -157,6 +154,20 @@ func (q *sendq) find(n serial.Num) uint64 {
 		}
 	}
 	return lo
+}
+
+// skip returns the first position from p on whose segment is not SACKed, and makes the next search from there shorter: a peer may
+// report the same segments in every ACK.
+func (q *sendq) skip(p uint64) uint64 {
+	to := p
+	for to != q.next && q.at(to).state == sacked {
+		to = max(to+1, q.at(to).next)
+	}
+	for p != to {
+		s := q.at(p)
+		p, s.next = max(p+1, s.next), to
+	}
+	return to
 }
 
 // cut splits the unsent segment at p so that its first part has n bytes.
@@ -216,12 +227,7 @@ func (q *sendq) divide() {
 		}
 	}
 	q.next, q.tail = next, tail
-	q.oldest, q.newest = noPos, noPos
-	for p := q.head; p != q.next; p++ {
-		if q.at(p).state == inFlight {
-			q.linkSorted(p)
-		}
-	}
+	q.relink()
 }
 
 // recut splits every segment longer than mss and keeps its state. It allocates, and is called only when the MSS shrinks.
