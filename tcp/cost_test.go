@@ -7,67 +7,106 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// TestAckCost checks that ACKs stay cheap with very many segments in flight, whatever they report. It takes milliseconds; with one walk
-// over the queue for each ACK, or one over the lost segments for each segment, it takes more than ten seconds.
-func TestAckCost(t *testing.T) {
-	const n, late = 1 << 16, 2 * time.Second
-	began := time.Now()
+// crowd is a connection with very many segments in flight, whose peer is driven by hand.
+type crowd struct {
+	*loop
+	c     *Conn
+	first serial.Num
+	sent  int
+	ts    uint32 // of the last segment sent
+	began time.Time
+}
+
+const crowdSegs = 1 << 16
+
+func newCrowd(t *testing.T) *crowd {
 	cfg := DefaultConfig()
 	cfg.MaxBurst = 0
 	l := newLoop(t, cfg, 1500)
-	c := l.a
-	c.wnd, c.w.cwnd = 1<<30, 1<<30
-	mss := c.MSS()
-	for i := range n {
-		c.Push(Buf(i), mss)
+	y := &crowd{loop: l, c: l.a, first: l.a.una, began: time.Now()}
+	y.c.wnd, y.c.w.cwnd = 1<<30, 1<<30
+	for i := range crowdSegs {
+		y.c.Push(Buf(i), y.c.MSS())
 	}
-	first := c.una
+	if y.send(); y.sent != crowdSegs {
+		t.Fatalf("%d segments in flight, want %d", y.sent, crowdSegs)
+	}
+	y.now = y.now.Add(50 * time.Millisecond)
+	return y
+}
+
+func (y *crowd) send() {
 	var o Out
-	var ts uint32 // of the last segment sent
-	sent := 0
-	send := func() {
-		for c.PollTransmit(l.now, &o) {
-			ts = o.Opts.TSVal
-			sent++
-		}
+	for y.c.PollTransmit(y.now, &o) {
+		y.ts = o.Opts.TSVal
+		y.sent++
 	}
-	at := func(seg int) serial.Num { return first.Add(seg * mss) }
-	ack := func(acked int, echo uint32, b ...SACKBlock) {
-		s := Segment{Header: Header{Seq: c.rcvNxt, Ack: at(acked), Flags: ACK, Window: 65535}, Buf: NoBuf}
-		s.Opts = Options{HasTimestamps: true, TSVal: l.b.tsAt(l.now), TSEcr: echo, NSACK: uint8(len(b))}
-		copy(s.Opts.SACK[:], b)
-		c.HandleSegment(l.now, &s)
-	}
-	send()
-	if sent != n {
-		t.Fatalf("%d segments in flight, want %d", sent, n)
-	}
+}
 
-	// The first half is lost, then an old timestamp undoes that.
-	l.now = l.now.Add(50 * time.Millisecond)
-	for i := range 4 {
-		ack(0, ts, SACKBlock{at(n / 2), at(n/2 + 1 + i)})
-	}
-	l.now = l.now.Add(50 * time.Millisecond)
-	c.HandleTimeout(l.now)
-	if c.lostSegs < n/3 {
-		t.Fatalf("%d segments are lost", c.lostSegs)
-	}
-	send()
-	l.now = l.now.Add(time.Millisecond)
-	ack(1, ts-1000)
-	if c.stats.Undos != 1 || c.lostSegs != 0 {
-		t.Fatalf("%d reductions undone, %d segments lost", c.stats.Undos, c.lostSegs)
-	}
+// at returns where a segment starts.
+func (y *crowd) at(seg int) serial.Num { return y.first.Add(seg * y.c.MSS()) }
 
-	// The ACKs report the same data in blocks that differ.
-	for i := range 10000 {
-		ack(1, ts, SACKBlock{at(2 + i%2), at(n - 1 - i%3)}, SACKBlock{at(3), at(n)})
-	}
-	if c.sackedSegs != n-2 {
-		t.Fatalf("%d segments SACKed, want %d", c.sackedSegs, n-2)
-	}
-	if d := time.Since(began); d > late {
+func (y *crowd) ack(acked int, echo uint32, blocks ...SACKBlock) {
+	s := Segment{Header: Header{Seq: y.c.rcvNxt, Ack: y.at(acked), Flags: ACK, Window: 65535}, Buf: NoBuf}
+	s.Opts = Options{HasTimestamps: true, TSVal: y.b.tsAt(y.now), TSEcr: echo, NSACK: uint8(len(blocks))}
+	copy(s.Opts.SACK[:], blocks)
+	y.c.HandleSegment(y.now, &s)
+}
+
+// cheap fails the test if all that took longer than it may on a very slow machine. It takes milliseconds.
+func (y *crowd) cheap(t *testing.T) {
+	t.Helper()
+	if d := time.Since(y.began); d > 2*time.Second {
 		t.Errorf("that took %v", d)
+	}
+}
+
+// TestUndoCost checks that undoing a recovery does not walk over the list of segments in flight for each lost segment.
+func TestUndoCost(t *testing.T) {
+	y := newCrowd(t)
+	for i := range 4 {
+		y.ack(0, y.ts, SACKBlock{y.at(crowdSegs / 2), y.at(crowdSegs/2 + 1 + i)})
+	}
+	y.now = y.now.Add(50 * time.Millisecond)
+	y.c.HandleTimeout(y.now)
+	if y.c.lostSegs < crowdSegs/3 {
+		t.Fatalf("%d segments are lost", y.c.lostSegs)
+	}
+	y.send()
+	y.now = y.now.Add(time.Millisecond)
+	y.ack(1, y.ts-1000) // of a segment that was not retransmitted
+	if y.c.stats.Undos != 1 || y.c.lostSegs != 0 {
+		t.Fatalf("%d reductions undone, %d segments lost", y.c.stats.Undos, y.c.lostSegs)
+	}
+	y.cheap(t)
+}
+
+// TestSACKCost checks that ACKs which report the same data in blocks that differ do not walk over it each time.
+func TestSACKCost(t *testing.T) {
+	y := newCrowd(t)
+	for i := range 20000 {
+		y.ack(1, y.ts, SACKBlock{y.at(2 + i%2), y.at(crowdSegs - 1 - i%3)}, SACKBlock{y.at(3), y.at(crowdSegs)})
+	}
+	if y.c.sackedSegs != crowdSegs-2 {
+		t.Fatalf("%d segments SACKed, want %d", y.c.sackedSegs, crowdSegs-2)
+	}
+	y.cheap(t)
+}
+
+// TestReorderingCost checks that ACKs of reordered segments do not walk over all segments that are not late enough to be lost.
+func TestReorderingCost(t *testing.T) {
+	y := newCrowd(t)
+	const n = 20000
+	for i := range n {
+		y.ack(0, y.ts, SACKBlock{y.at(crowdSegs - 1 - i), y.at(crowdSegs)})
+	}
+	if y.c.sackedSegs != n || y.c.lostSegs != 0 {
+		t.Fatalf("%d segments SACKed, %d lost; want %d and none", y.c.sackedSegs, y.c.lostSegs, n)
+	}
+	y.cheap(t)
+	y.now = y.c.deadlines[timerRACK]
+	y.c.HandleTimeout(y.now)
+	if y.c.lostSegs != crowdSegs-n {
+		t.Errorf("%d segments lost at the end of the reordering window, want %d", y.c.lostSegs, crowdSegs-n)
 	}
 }

@@ -84,8 +84,9 @@ func (r *rackState) recovered() {
 	}
 }
 
-// rackDetect is step 5 of RFC 8985 6.2. It reports whether it marked any segment lost, and arms the timer for segments that may become lost
-// soon.
+// rackDetect is step 5 of RFC 8985 6.2. It reports whether it marked any segment lost, and arms the timer for when all that may become
+// lost soon are. The RFC takes the time of the last one, but to find that would cost each ACK a walk over all of them; it was sent no
+// later than rack.sent.
 func (c *Conn) rackDetect(now clock.Time) bool {
 	c.stop(timerRACK)
 	if c.rack.sent == 0 {
@@ -93,23 +94,19 @@ func (c *Conn) rackDetect(now clock.Time) bool {
 	}
 	reo := c.reorderWindow()
 	found := false
-	var wait time.Duration
 	for p := c.q.oldest; p != noPos; {
 		s := c.q.at(p)
 		if int32(s.order-c.rack.order) >= 0 {
 			break
 		}
-		next := s.next
-		if d := s.sent.Add(c.rack.rtt + reo).Sub(now); d > 0 {
-			wait = max(wait, d)
-		} else {
-			c.markLost(p)
-			found = true
+		if s.sent.Add(c.rack.rtt+reo) > now {
+			c.arm(timerRACK, c.rack.sent.Add(c.rack.rtt+reo))
+			break
 		}
+		next := s.next
+		c.markLost(p)
+		found = true
 		p = next
-	}
-	if wait > 0 {
-		c.arm(timerRACK, now.Add(wait))
 	}
 	return found
 }
