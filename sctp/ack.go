@@ -36,14 +36,15 @@ func (a *Assoc) handleSack(now clock.Time, s *Sack) {
 		}
 		a.misses(newest)
 	}
-	if s.Rwnd > 0 && a.starved {
+	// The window is closed if the next message does not fit (6.1 A).
+	a.probing = a.first != a.last && int64(s.Rwnd) < int64(a.at(a.first).len)
+	if !a.probing && a.starved {
 		a.starved = false
 		if !any && n == 0 {
 			a.probeLost()
 		}
 	}
 	a.peerRwnd = int(min(s.Rwnd, 1<<30)) - a.outstanding
-	a.probing = s.Rwnd == 0 && a.first != a.last
 	if a.peerRwnd > 0 {
 		a.stop(timerPersist)
 		a.probe = false

@@ -11,29 +11,37 @@ import (
 )
 
 // TestZeroWindow checks that a closed window is probed for as long as the peer answers.
-func TestZeroWindow(t *testing.T) {
+func TestZeroWindow(t *testing.T) { probeWindow(t, 0, false) }
+
+// TestSmallWindow does so for a window that is too small for the next message, which is closed too (RFC 9260 6.1 A).
+func TestSmallWindow(t *testing.T) { probeWindow(t, 1, true) }
+
+// probeWindow closes the window to rwnd bytes. If first is set, the first probe is sent at once, since the peer may have room.
+func probeWindow(t *testing.T, rwnd uint32, first bool) {
 	r := listening(t, Config{})
 	r.push(1000)
 	r.take()
-	r.send(r.a.tag, sackBytes(r.a.cumAck+1, 0))
+	r.send(r.a.tag, sackBytes(r.a.cumAck+1, rwnd))
 	if r.a.Room() < r.a.MaxMessage() {
 		t.Fatal("no room for a probe")
 	}
 	p := &r.a.paths[0]
 	cwnd, ssthresh := p.cwnd, p.ssthresh
 	r.push(1000)
-	r.wait(p.rto - 1)
-	r.none() // data sent now would be lost
-	r.wait(1)
+	if !first {
+		r.wait(p.rto - 1)
+		r.none() // data sent now would be lost
+		r.wait(1)
+	}
 	r.one(ChunkData)
-	r.send(r.a.tag, sackBytes(r.a.cumAck, 0))
+	r.send(r.a.tag, sackBytes(r.a.cumAck, rwnd))
 	r.wait(p.rto)
 	r.one(ChunkData)
 	if p.cwnd != cwnd || p.ssthresh != ssthresh {
 		t.Errorf("a probe changed the window: %d, threshold %d", p.cwnd, p.ssthresh)
 	}
 	for range 30 {
-		r.send(r.a.tag, sackBytes(r.a.cumAck, 0)) // dropped by the peer
+		r.send(r.a.tag, sackBytes(r.a.cumAck, rwnd)) // dropped by the peer
 		r.wait(61 * time.Second)
 		if s := r.take(); len(s) == 0 {
 			t.Fatal("no probe")

@@ -92,7 +92,7 @@ type sending struct {
 	ackedPackets int  // packets acknowledged by the current SACK
 	recovery     recovery
 	recoverTo    serial.Num // recovery ends when this is acknowledged
-	probing      bool       // a zero window is being probed, and a SACK was received
+	probing      bool       // a closed window is being probed, and a SACK was received
 	starved      bool       // a probe was sent, or data for which the peer had no room
 	probe        bool       // send a probe of the closed window now
 	released     []Buf
