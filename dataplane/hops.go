@@ -69,15 +69,16 @@ func (e *Engine) learnHostless() {
 // answerable reports whether p may be answered and may begin a connection (RFC 9293 MUST-57 and
 // MUST-63).
 func (e *Engine) answerable(p *pkt.Packet) bool {
-	if !p.Answerable() {
-		return false
-	}
+	return p.Answerable() && !e.isHostless(p.Flow.Remote)
+}
+
+func (e *Engine) isHostless(addr [16]byte) bool {
 	hostless := e.hostless.Load()
 	if hostless == nil {
-		return true
+		return false
 	}
-	_, bad := (*hostless)[p.Flow.Remote]
-	return !bad
+	_, is := (*hostless)[addr]
+	return is
 }
 
 // offerMTU makes new connections announce the current MTU of their interface, if the resolver

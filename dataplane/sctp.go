@@ -3,6 +3,7 @@ package dataplane
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane/handoff"
@@ -118,7 +119,8 @@ var (
 const sctpStreams = 64
 
 func (w *worker) sctpConfig(o SCTP) *sctp.Config {
-	c := &sctp.Config{Streams: sctpStreams, UDP: o.UDP, RcvWindow: w.tcp.RcvWindow, RTOMin: w.e.cfg.SCTP.RTOMin, RTT: &w.times.rtts}
+	c := &sctp.Config{Streams: sctpStreams, UDP: o.UDP, RcvWindow: w.tcp.RcvWindow, RTOMin: w.e.cfg.SCTP.RTOMin, RTT: &w.times.rtts,
+		Hostless: func(a netip.Addr) bool { return w.e.isHostless(a.As16()) }}
 	o.Profile.Configure(c)
 	return c
 }

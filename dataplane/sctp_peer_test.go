@@ -739,3 +739,40 @@ func TestSCTPManyAssocs(t *testing.T) {
 		}
 	}
 }
+
+// hostlessWays is a resolver that knows our own addresses and the broadcast address too.
+type hostlessWays struct {
+	ways
+	hostless
+}
+
+func (r *hostlessWays) Resolve(dst, src netip.Addr, device string) (Hop, error) {
+	return r.ways.Resolve(dst, src, device)
+}
+
+func (r *hostlessWays) Watch(f func()) { r.ways.Watch(f) }
+
+// TestSCTPHostlessAddress checks that nothing is sent to addresses that the peer lists but no other host can have.
+func TestSCTPHostlessAddress(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	e := s.hosts[1].e
+	e.resolver = &hostlessWays{}
+	e.learnHostless()
+	second := netip.MustParseAddr("10.0.0.7")
+	var params [][]byte
+	for _, a := range []string{"127.0.0.1", "0.0.0.1", "224.0.0.1", "255.255.255.255", "10.0.0.2", "10.0.0.9", "10.0.0.255", second.String()} {
+		params = append(params, append([]byte{0, 5, 0, 8}, netip.MustParseAddr(a).AsSlice()...))
+	}
+	p := newRawPeerOf(t, s, params...)
+	for end := p.now.Add(time.Minute); p.now < end; p.now = p.now.Add(100 * time.Millisecond) {
+		p.turn()
+	}
+	if !slices.Contains(p.to, second) {
+		t.Error("nothing is sent to the peer's further address")
+	}
+	for _, to := range p.to {
+		if to != p.local.Addr() && to != second {
+			t.Fatalf("a packet to %v", to)
+		}
+	}
+}

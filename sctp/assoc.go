@@ -398,8 +398,13 @@ func (a *Assoc) adopt(c *cookie) {
 
 func (a *Assoc) addAddrs(addrs []netip.Addr) {
 	for _, ad := range addrs {
-		if ad.Is4() == a.paths[0].addr.Is4() {
+		if a.usable(ad) {
 			a.addPath(ad, a.paths[0].udp, false)
 		}
 	}
+}
+
+// usable reports whether an address that the peer lists may become a path: it is of the family of the others, and may be another host's.
+func (a *Assoc) usable(ad netip.Addr) bool {
+	return ad.Is4() == a.paths[0].addr.Is4() && (a.cfg.Hostless == nil || !a.cfg.Hostless(ad))
 }

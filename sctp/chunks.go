@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
@@ -96,10 +97,8 @@ func (i *Init) Decode(b []byte) error {
 }
 
 func (i *Init) addAddr(a netip.Addr) {
-	if i.NAddrs == maxAddrs || a.IsMulticast() || a.IsUnspecified() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
-		return
-	}
-	if slices.Contains(i.Addrs[:i.NAddrs], a) {
+	b := a.As16()
+	if i.NAddrs == maxAddrs || !pkt.Unicast(&b, a.Is6()) || slices.Contains(i.Addrs[:i.NAddrs], a) {
 		return
 	}
 	i.Addrs[i.NAddrs] = a

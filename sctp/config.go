@@ -1,6 +1,7 @@
 package sctp
 
 import (
+	"net/netip"
 	"slices"
 	"time"
 
@@ -29,6 +30,10 @@ type Config struct {
 	MaxAssoc                   int           // consecutive time-outs that end the association; 10
 	MaxPath                    int           // consecutive time-outs that make a path inactive; 5
 	MaxBurst                   int           // packets of new data per SACK; 4
+
+	// Hostless reports whether no other host can have an address, because it is ours or a broadcast address. Nothing is sent to such an
+	// address that a peer lists. If it is nil, the peer may list each unicast address.
+	Hostless func(addr netip.Addr) bool
 
 	RTT *histogram.Histogram // counts the measured round-trip times; nil: they are not counted
 

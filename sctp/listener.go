@@ -95,12 +95,8 @@ func (l *Listener) handleInit(now clock.Time, f *pkt.Flow, c *Chunk) []byte {
 }
 
 func unicast(f *pkt.Flow) bool {
-	for _, v := range [...]netip.Addr{netip.AddrFrom16(f.Remote).Unmap(), netip.AddrFrom16(f.Local).Unmap()} {
-		if v.IsMulticast() || v.IsUnspecified() || v == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
-			return false
-		}
-	}
-	return true
+	v6 := netip.AddrFrom16(f.Local).Unmap().Is6()
+	return pkt.Unicast(&f.Local, v6) && pkt.Unicast(&f.Remote, v6)
 }
 
 // OutOfBlue returns the answer to an out-of-the-blue packet with correct checksum (RFC 9260 8.4), or nil. The caller sets the checksum.

@@ -81,10 +81,9 @@ func (a *Assoc) handleInit(now clock.Time, f *pkt.Flow, c *Chunk) {
 	a.rawPacket(initAck(&a.cfg, f, &i, &k, &a.key))
 }
 
-// adds reports whether an address of an INIT would be new to the association. An address of the other family, or beyond maxAddrs, never
-// becomes a path.
+// adds reports whether an address of an INIT would be a new path of the association.
 func (a *Assoc) adds(ad netip.Addr) bool {
-	return ad.Is4() == a.paths[0].addr.Is4() && a.npaths < maxAddrs && a.findPath(ad) < 0
+	return a.usable(ad) && a.npaths < maxAddrs && a.findPath(ad) < 0
 }
 
 // handleInitAck processes the answer to our INIT (5.1 C).

@@ -57,7 +57,7 @@ func (f *Fragment) Parse(b []byte) error {
 	if err != nil {
 		return err
 	}
-	if f.Len == 0 || f.More && f.Len%8 != 0 || !unicast(&f.Src, f.V6) {
+	if f.Len == 0 || f.More && f.Len%8 != 0 || !Unicast(&f.Src, f.V6) {
 		return ErrHeader
 	}
 	f.Data += off
@@ -156,8 +156,8 @@ func (f *Fragment) parseIPv6(b []byte) error {
 	return nil
 }
 
-// unicast reports whether a may be the source of a packet from another host.
-func unicast(a *[16]byte, v6 bool) bool {
+// Unicast reports whether a may be the address of another host. If v6 is not set, a is an IPv4 address.
+func Unicast(a *[16]byte, v6 bool) bool {
 	if v6 {
 		return a[0] != 0xff && !is4(a) && (be.Uint64(a[0:]) != 0 || be.Uint64(a[8:]) > 1)
 	}

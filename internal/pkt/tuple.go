@@ -16,7 +16,7 @@ type Tuple struct {
 // host, and to this host alone, on the link too (RFC 9293, MUST-57 and MUST-63; RFC 1122, Sections
 // 3.2.1.3 and 3.3.6).
 func (p *Packet) Answerable() bool {
-	return p.DstMAC[0]&1 == 0 && unicast(&p.Flow.Remote, p.V6) && p.Flow.Remote != p.Flow.Local
+	return p.DstMAC[0]&1 == 0 && Unicast(&p.Flow.Remote, p.V6) && p.Flow.Remote != p.Flow.Local
 }
 
 // Reply returns the tuple for an answer to p, with addresses and MACs swapped.
