@@ -23,8 +23,9 @@ type Device struct {
 	PresentMTU func() int
 	Addrs      func() []netip.Addr // without link-local IPv6 addresses
 	// LinkLocal returns the link-local IPv6 addresses of the interface, with its name as their
-	// zone.
+	// zone. Index returns its index, whatever its name is now.
 	LinkLocal func() []netip.Addr
+	Index     func() int
 	VLANs     func() [][]uint16 // VLANs of the host
 	// Transport describes how frames move, for people. It is called after Bind.
 	Transport func() string

@@ -3,7 +3,6 @@ package ctrl
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -212,9 +211,9 @@ func (cs *claims) guardAddr(c *claim, a netip.Addr) error {
 		return nil
 	}
 	want := netip.AddrPortFrom(a, c.addr.Port())
-	zone := ""
+	zone := 0
 	if d := cs.devices.owner(a); d != nil {
-		zone = d.Name
+		zone = d.Index()
 	}
 	fd, port, err := bindGuard(want, zone, c.on.sockets())
 	if err != nil {
@@ -322,9 +321,9 @@ func (cs *claims) freePort(a netip.Addr, on *device) (uint16, error) {
 	return 0, errorf(portInUse, "ctrl: every port from %d on is in use on %v", first, a)
 }
 
-// bindGuard binds a TCP socket to addr, in zone if addr is link-local, and returns its port. If
-// share is set, sockets of the engine can be bound to the same port.
-func bindGuard(addr netip.AddrPort, zone string, share bool) (fd int, port uint16, err error) {
+// bindGuard binds a TCP socket to addr, and returns its port. zone is the index of the interface if
+// addr is link-local. If share is set, sockets of the engine can be bound to the same port.
+func bindGuard(addr netip.AddrPort, zone int, share bool) (fd int, port uint16, err error) {
 	domain := unix.AF_INET
 	if addr.Addr().Is6() {
 		domain = unix.AF_INET6
@@ -348,16 +347,7 @@ func bindGuard(addr netip.AddrPort, zone string, share bool) (fd int, port uint1
 			only = 0
 		}
 		_ = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, only)
-		sa6 := &unix.SockaddrInet6{Port: int(addr.Port()), Addr: addr.Addr().As16()}
-		if addr.Addr().IsLinkLocalUnicast() {
-			ifi, err := net.InterfaceByName(zone)
-			if err != nil {
-				unix.Close(fd)
-				return -1, 0, errorf(internal, "ctrl: guard socket of %v: %w", addr, err)
-			}
-			sa6.ZoneId = uint32(ifi.Index)
-		}
-		sa = sa6
+		sa = &unix.SockaddrInet6{Port: int(addr.Port()), Addr: addr.Addr().As16(), ZoneId: uint32(zone)}
 	}
 	if err := unix.Bind(fd, sa); err != nil {
 		unix.Close(fd)

@@ -55,7 +55,7 @@ func (n *Node) openInterface(cfg *Config, opts *ctrl.Options) ([]dataplane.Queue
 	n.addrs = dev.Addrs()
 	opts.Resolver = resolver
 	opts.Devices = []ctrl.Device{{
-		Name: cfg.Interface, MTU: ifi.MTU, PresentMTU: dev.MTU, Addrs: dev.Addrs, LinkLocal: dev.LinkLocal, VLANs: dev.VLANs,
+		Name: cfg.Interface, MTU: ifi.MTU, PresentMTU: dev.MTU, Addrs: dev.Addrs, LinkLocal: dev.LinkLocal, Index: dev.Index, VLANs: dev.VLANs,
 		Steering: steer, Program: steer.Program(ifi.Index, cfg.XDPMode),
 	}}
 	return out, nil

@@ -83,7 +83,7 @@ func (n *nic) load() (err error) {
 // device describes n to the control plane.
 func (n *nic) device() ctrl.Device {
 	return ctrl.Device{
-		Name: n.name, MTU: n.mtu, PresentMTU: n.dev.MTU, Addrs: n.dev.Addrs, LinkLocal: n.dev.LinkLocal, VLANs: n.dev.VLANs,
+		Name: n.name, MTU: n.mtu, PresentMTU: n.dev.MTU, Addrs: n.dev.Addrs, LinkLocal: n.dev.LinkLocal, Index: n.dev.Index, VLANs: n.dev.VLANs,
 		Transport: func() string { return *n.mode.Load() }, Link: n.linkState, Steering: n.steer, Program: n,
 	}
 }

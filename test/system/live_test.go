@@ -2,12 +2,14 @@ package system
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
@@ -327,4 +329,35 @@ func TestLinkLocal(t *testing.T) {
 	if code, out := a.ctl("ping", "-c", "-a", "fe80::2%lo"); code == 0 || !strings.Contains(out, "only on "+v.A.Name) {
 		t.Errorf("a link-local address of another interface: exit code %d: %s", code, out)
 	}
+
+	// Under another name the interface is served as before.
+	err := v.B.NS.Do(func() error {
+		l, err := netlink.LinkByName(v.B.Name)
+		if err != nil {
+			return err
+		}
+		local, err := netlink.ParseAddr("fe80::2/64")
+		if err != nil {
+			return err
+		}
+		local.Flags = unix.IFA_F_NODAD
+		last, err := netlink.ParseAddr("10.99.0.2/32")
+		if err != nil {
+			return err
+		}
+		return errors.Join(netlink.LinkSetDown(l), netlink.LinkSetName(l, "other"), netlink.LinkSetUp(l), netlink.AddrAdd(l, local), netlink.AddrAdd(l, last))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(limit); !strings.Contains(b.must("status"), "10.99.0.2"); {
+		if time.Now().After(deadline) {
+			t.Fatalf("the daemon does not have the new address: %s", b.must("status"))
+		}
+	}
+	p := testenv.Start(t, b.command("perf", "write", "--server"))
+	p.Expect("listening on")
+	a.must("perf", "write", "--client", "[fe80::2]:7175", "--size", "8", "--iterations", "8")
+	p.Signal(unix.SIGTERM)
+	p.Wait(limit)
 }
