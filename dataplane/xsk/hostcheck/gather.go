@@ -46,6 +46,7 @@ type Interface struct {
 	Driver    string // "" if the interface does not report it
 	Kind      string // kind of a virtual interface: veth, bond, ...
 	MTU       int
+	Merged    uint32 // longest packet of merged segments that the interface takes or delivers, in bytes; 0: not known
 	Queues    int
 	XDP       bool            // an XDP program is attached
 	Generic   bool            // the program runs in generic mode
@@ -132,6 +133,7 @@ func look(e *ethtool.Ethtool, link netlink.Link) *Interface {
 		Name: a.Name, Loopback: a.Flags&net.FlagLoopback != 0, Up: a.Flags&net.FlagUp != 0, Kind: link.Type(), MTU: a.MTU,
 		Ethernet: len(a.HardwareAddr) == 6, XDP: a.Xdp != nil && a.Xdp.Attached, Generic: a.Xdp != nil && a.Xdp.AttachMode == nl.XDP_ATTACHED_SKB, Features: map[string]bool{},
 	}
+	i.Merged = max(a.GROMaxSize, a.GROIPv4MaxSize, a.GSOMaxSize, a.GSOIPv4MaxSize)
 	i.Queues, _ = xsk.Queues(a.Name)
 	i.Driver, _ = e.DriverName(a.Name)
 	if socks, err := netlink.SocketDiagXDP(); err == nil { // CONFIG_XDP_SOCKETS_DIAG

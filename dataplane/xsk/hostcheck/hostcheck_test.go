@@ -63,6 +63,10 @@ func TestJudge(t *testing.T) {
 		{"small MTU", func(f *Facts) { f.Interface.MTU = 1000 }, "MTU", Warn, "1500"},
 		{"LRO", func(f *Facts) { f.Interface.Features["rx-lro"] = true }, "receive offloads", Warn, "ethtool -K eth0 lro off"},
 		{"LRO and GRO", func(f *Facts) { f.Interface.Features["rx-lro"], f.Interface.Features["rx-gro-hw"] = true, true }, "receive offloads", Warn, "lro off rx-gro-hw off"},
+		{"BIG TCP", func(f *Facts) {
+			f.Interface.Driver, f.Interface.Kind, f.Interface.Merged, f.Kernel = "veth", "veth", 200000, "6.6.9"
+		}, "receive offloads", Warn, "gro_ipv4_max_size 65536"},
+		{"BIG TCP after a native program", func(f *Facts) { f.Interface.Merged = 200000 }, "receive offloads", OK, ""},
 		{"veth", veth, "veth peer", OK, ""},
 		{"veth peer with offloads", func(f *Facts) { veth(f); f.Interface.Peer.Features["tx-checksum-ip-generic"] = true }, "veth peer", Warn, "ethtool -K peer0 tx off"},
 		{"veth peer with offloads, Linux 6.6", func(f *Facts) {
@@ -107,7 +111,7 @@ func TestGather(t *testing.T) {
 		t.Fatal(err)
 	}
 	i := f.Interface
-	if i == nil || !i.Up || !i.Ethernet || i.Kind != "veth" || i.Driver != "veth" || i.MTU != 1400 || i.Queues != 1 || i.Addresses != 2 || i.XDP || !i.PeerAway {
+	if i == nil || !i.Up || !i.Ethernet || i.Kind != "veth" || i.Driver != "veth" || i.MTU != 1400 || i.Queues != 1 || i.Merged != 1<<16 || i.Addresses != 2 || i.XDP || !i.PeerAway {
 		t.Errorf("%+v", i)
 	}
 	if f.Capabilities == 0 || f.Files == 0 || f.Mappings == 0 || f.Kernel == "" || f.CPUs < 1 || len(f.Others) != 1 {

@@ -276,7 +276,11 @@ func (i *Interface) mtu() Finding {
 	return Finding{"MTU", OK, fmt.Sprint(i.MTU), ""}
 }
 
-// receive checks the offloads that merge frames: merged frames do not fit in an XDP frame.
+// largestMerged is the longest packet of merged segments that the data plane receives. It is the kernel's default.
+const largestMerged = 1 << 16
+
+// receive checks the offloads that merge frames: merged frames do not fit in an XDP frame. Those merged by software come after a native
+// program.
 func (i *Interface) receive() Finding {
 	var on []string
 	for _, f := range []struct{ feature, short string }{{"rx-lro", "lro"}, {"rx-gro-hw", "rx-gro-hw"}} {
@@ -287,6 +291,10 @@ func (i *Interface) receive() Finding {
 	if len(on) > 0 {
 		return Finding{"receive offloads", Warn, strings.Join(on, ", ") + ": merged frames do not reach XDP, or keep it from being attached",
 			"ethtool -K " + i.Name + " " + strings.Join(on, " off ") + " off"}
+	}
+	if i.Merged > largestMerged && !slices.Contains(nativeDrivers, i.Driver) {
+		return Finding{"receive offloads", Warn, fmt.Sprintf("segments may be merged to packets of %d bytes (BIG TCP): longer ones than %d are lost", i.Merged, largestMerged),
+			fmt.Sprintf("ip link set dev %s gro_max_size %[2]d gro_ipv4_max_size %[2]d gso_max_size %[2]d gso_ipv4_max_size %[2]d; also on the other end of a veth", i.Name, largestMerged)}
 	}
 	return Finding{"receive offloads", OK, "none in the way", ""}
 }
