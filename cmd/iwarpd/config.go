@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -272,8 +273,10 @@ func load(flags *pflag.FlagSet, file string) (*settings, error) {
 		_ = v.BindPFlag(k.name, flags.Lookup(k.name))
 		_ = v.BindEnv(k.name, envName(k.name))
 	}
+	var rules map[string]any
 	if file != "" {
-		if err := readFile(v, file); err != nil {
+		var err error
+		if rules, err = readFile(v, file); err != nil {
 			return nil, err
 		}
 	}
@@ -292,12 +295,11 @@ func load(flags *pflag.FlagSet, file string) (*settings, error) {
 			return nil, configErr("%s is %q: %w", source(v, flags, file, k.name), value, err)
 		}
 	}
-	rules, err := parseAllow(v.Get(allowKey), s.Limits)
-	if err != nil {
+	var err error
+	if s.Allow, err = parseAllow(rules[allowKey], s.Limits); err != nil {
 		return nil, configErr("%s: %s: %w", file, allowKey, err)
 	}
-	s.Allow = rules
-	if s.Slots, err = parseSlots(v.Get(slotsKey), s.Limits); err != nil {
+	if s.Slots, err = parseSlots(rules[slotsKey], s.Limits); err != nil {
 		return nil, configErr("%s: %s: %w", file, slotsKey, err)
 	}
 	return s, s.check()
@@ -417,15 +419,12 @@ func envName(key string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(key, "-", "_"))
 }
 
-// nearest returns the key with the least edit distance to name.
-func nearest(name string) string {
-	best, least := "", 1<<30
+// nearest returns the key, or the one of more, with the least edit distance to name.
+func nearest(name string, more ...string) string {
 	for _, k := range keys {
-		if d := distance(name, k.name); d < least {
-			best, least = k.name, d
-		}
+		more = append(more, k.name)
 	}
-	return best
+	return slices.MinFunc(more, func(a, b string) int { return cmp.Compare(distance(name, a), distance(name, b)) })
 }
 
 // distance returns the Levenshtein distance of a and b.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/dataplane"
@@ -91,6 +93,17 @@ func TestLoadRefuses(t *testing.T) {
 		{"unknown key", "interfcae: eth0\n", nil, `unknown key "interfcae": did you mean "interface"?`},
 		{"unknown key, dotted", "interface: x\nallow.users: [root]\n", nil, `unknown key "allow.users": write "allow:", and "users:" indented below it`},
 		{"unknown key, nested", "log:\n  level: debug\n", nil, `unknown key "log.level": did you mean "log-level"?`},
+		{"unknown key, dotted otherwise", "interface: x\nlog.level: debug\n", nil, `unknown key "log.level": did you mean "log-level"?`},
+		{"unknown key, empty", "interface: x\nlogs: {}\n", nil, `unknown key "logs": did you mean`},
+		{"unknown key, null", "interface: x\nnull: 3\n", nil, `unknown key "null": did you mean`},
+		{"unknown key, null in a rule", "interface: x\nallow: [{users: 5, ~: 3}]\n", nil, `allow: rule 1: unknown key "~": must be one of users`},
+		{"case", "Interface: eth0\n", nil, `unknown key "Interface": did you mean "interface"?`},
+		{"case, capitals", "interface: x\nTTL: 3\n", nil, `unknown key "TTL": did you mean "ttl"?`},
+		{"case, twice", "interface: x\nttl: 3\nTtl: 4\n", nil, `unknown key "Ttl": did you mean "ttl"?`},
+		{"case of allow", "interface: x\nAllow: [{users: 5}]\n", nil, `unknown key "Allow": did you mean "allow"?`},
+		{"case in a rule", "interface: x\nallow: [{Users: 5}]\n", nil, `allow: rule 1: unknown key "Users": must be one of users`},
+		{"case in slots", "interface: x\nslots: {Count: 5}\n", nil, `slots: unknown key "Count": must be one of folder, count`},
+		{"map without keys", "interface: x\nttl: {}\n", nil, "ttl: must be one value"},
 		{"list", "interface: [eth0]\n", nil, "must be one value"},
 		{"mode without quotes", "interface: eth0\nsocket-mode: 0660\n", nil, "in quotes"},
 		{"not YAML", "interface: eth0\n\tx", nil, "not YAML"},
@@ -234,10 +247,16 @@ func TestTyped(t *testing.T) {
 // TestConfigFile checks the errors of a file that cannot be read.
 func TestConfigFile(t *testing.T) {
 	dir := t.TempDir()
+	fifo, large := filepath.Join(dir, "fifo"), filepath.Join(dir, "large")
+	if err := errors.Join(unix.Mkfifo(fifo, 0o600), os.WriteFile(large, nil, 0o600), os.Truncate(large, 5<<20)); err != nil {
+		t.Fatal(err)
+	}
 	for file, want := range map[string]string{
+		fifo:                       fifo + ": is not a regular file",
+		large:                      large + " has more than 4 MiB: is that the right file?",
 		dir:                        dir + ": is a directory",
 		filepath.Join(dir, "none"): filepath.Join(dir, "none") + ": no such file or directory",
-		"/dev/zero":                "/dev/zero has more than 4 MiB: is that the right file?",
+		"/dev/zero":                "/dev/zero: is not a regular file",
 	} {
 		flags := pflag.NewFlagSet("iwarpd", pflag.ContinueOnError)
 		addFlags(flags)
@@ -283,7 +302,8 @@ func TestDeployedFile(t *testing.T) {
 		t.Errorf("%s without an interface: %v", file, err)
 	}
 	v := viper.New()
-	if err := readFile(v, file); err != nil {
+	rules, err := readFile(v, file)
+	if err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range ruleKeys {
@@ -296,7 +316,7 @@ func TestDeployedFile(t *testing.T) {
 			t.Errorf("%s does not explain %s of slots", file, name)
 		}
 	}
-	if got := v.Get(allowKey); !reflect.DeepEqual(got, []any{}) {
+	if got := rules[allowKey]; !reflect.DeepEqual(got, []any{}) {
 		t.Errorf("%s: allow is %v", file, got)
 	}
 	// Keys that share one comment stand together below it.

@@ -6,62 +6,85 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
 	"strings"
 
 	"github.com/spf13/viper"
 	"go.yaml.in/yaml/v3"
+	"golang.org/x/sys/unix"
 )
 
-// readFile reads the YAML file and rejects unknown keys.
-func readFile(v *viper.Viper, file string) error {
+// readFile reads the YAML file, rejects unknown keys, and returns the values of allow and slots; v
+// gets all others. viper ignores the case of keys: it must see only keys that have been checked.
+func readFile(v *viper.Viper, file string) (rules map[string]any, err error) {
 	text, err := readBounded(file)
 	if errors.Is(err, fs.ErrPermission) {
-		return configErr("cannot read the configuration: %w: let the user of the daemon read it", err)
+		return nil, configErr("cannot read the configuration: %w: let the user of the daemon read it", err)
 	}
 	if err != nil {
-		return configErr("cannot read the configuration: %w", err)
+		return nil, configErr("cannot read the configuration: %w", err)
 	}
 	m, err := parseYAML(text)
-	if err == nil {
-		err = v.MergeConfigMap(m)
-	}
 	if err != nil {
-		return configErr("%s: %s", file, oneLine(err.Error()))
+		return nil, configErr("%s: %s", file, oneLine(err.Error()))
 	}
-	for name := range m {
-		if top, key, dot := strings.Cut(name, "."); dot { // viper would take it for a key of top, and nothing would read it
-			return configErr("%s: unknown key %q: write \"%s:\", and \"%s:\" indented below it", file, name, top, key)
-		}
-	}
-	for _, name := range v.AllKeys() {
-		if top, _, _ := strings.Cut(name, "."); top == allowKey || top == slotsKey {
+	rules = make(map[string]any)
+	for _, name := range slices.Sorted(maps.Keys(m)) {
+		if name == allowKey || name == slotsKey {
+			rules[name] = m[name]
+			delete(m, name)
 			continue
 		}
-		if !slices.ContainsFunc(keys, func(k key) bool { return k.name == name }) {
-			return configErr("%s: unknown key %q: did you mean %q?", file, name, nearest(name))
+		if err := checkKey(name, m[name]); err != nil {
+			return nil, configErr("%s: %w", file, err)
 		}
-		switch value := v.Get(name).(type) {
-		case []any, map[string]any:
-			if _, list := value.([]any); list && (name == "interfaces" || name == "allow-set") {
-				continue
-			}
-			return configErr("%s: %s: must be one value; write a list as a string like \"0,2-3\"", file, name)
+	}
+	if err := v.MergeConfigMap(m); err != nil {
+		return nil, configErr("%s: %s", file, oneLine(err.Error()))
+	}
+	return rules, nil
+}
+
+// checkKey returns an error unless name is that of a key, and value can be its value.
+func checkKey(name string, value any) error {
+	sub, isMap := value.(map[string]any)
+	_, isList := value.([]any)
+	if !slices.ContainsFunc(keys, func(k key) bool { return k.name == name }) {
+		if top, key, dot := strings.Cut(name, "."); dot && (top == allowKey || top == slotsKey) {
+			return fmt.Errorf("unknown key %q: write \"%s:\", and \"%s:\" indented below it", name, top, key)
 		}
+		if len(sub) > 0 {
+			name += "." + slices.Sorted(maps.Keys(sub))[0]
+		}
+		return fmt.Errorf("unknown key %q: did you mean %q?", name, nearest(strings.ToLower(name), allowKey, slotsKey))
+	}
+	if isMap || isList && name != "interfaces" && name != "allow-set" {
+		return fmt.Errorf("%s: must be one value; write a list as a string like \"0,2-3\"", name)
 	}
 	return nil
 }
 
-// maxFile bounds the configuration file, since a device that is named by mistake may be endless.
+// maxFile bounds the configuration file, which may be named by mistake.
 const maxFile = 4 << 20
 
+// readBounded reads a regular file: a FIFO would make the daemon wait for its writer, and be empty at
+// the next reload.
 func readBounded(file string) ([]byte, error) {
-	f, err := os.Open(file)
+	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0) // does not block if it is a FIFO
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	switch info, err := f.Stat(); {
+	case err != nil:
+		return nil, err
+	case info.IsDir():
+		return nil, fmt.Errorf("%s: is a directory", file)
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%s: is not a regular file", file)
+	}
 	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if len(text) > maxFile {
 		err = fmt.Errorf("%s has more than %d MiB: is that the right file?", file, maxFile>>20)
@@ -116,8 +139,15 @@ func checkMode(pairs []*yaml.Node) error {
 	return nil
 }
 
-// asText makes all numbers, booleans and times in n strings.
+// asText makes all numbers, booleans and times in n strings, and keys that are null.
 func asText(n *yaml.Node) {
+	if n.Kind == yaml.MappingNode {
+		for i := 0; i < len(n.Content); i += 2 {
+			if key := n.Content[i]; key.ShortTag() == "!!null" { // decoding would skip it
+				key.Tag = "!!str"
+			}
+		}
+	}
 	if tag := n.ShortTag(); n.Kind == yaml.ScalarNode && tag != "!!null" && tag != "!!merge" {
 		n.Tag = "!!str"
 	}
