@@ -34,6 +34,9 @@ type Store struct {
 
 // OpenStore opens the folder dir.
 func OpenStore(dir string) (*Store, error) {
+	if info, err := os.Stat(dir); err == nil && !info.IsDir() { // the open of a FIFO would block
+		return nil, fileError(dir, unix.ENOTDIR)
+	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, fileError(dir, err)
@@ -485,6 +488,8 @@ func fileError(name string, err error) error {
 		return &Error{CodePermission, fmt.Errorf("%s: %w: choose a folder that can be written", name, cause)}
 	case errors.Is(err, unix.EFBIG):
 		return &Error{CodeNoSpace, fmt.Errorf("%s: too large for the file system: %w", name, cause)}
+	case cause.Error() == "path escapes from parent": // of os.Root, which does not export it
+		return &Error{CodeIO, fmt.Errorf("%s: a symbolic link that leads out of the folder, or is absolute, is not followed: make it relative, or copy the file by its own name", name)}
 	}
 	return &Error{CodeIO, fmt.Errorf("%s: %w", name, cause)}
 }

@@ -79,6 +79,41 @@ func TestBadPaths(t *testing.T) {
 	}
 }
 
+// TestLinksOut checks the error for a symbolic link that a Store does not follow.
+func TestLinksOut(t *testing.T) {
+	dir := t.TempDir()
+	if err := errors.Join(os.Symlink("/etc/passwd", filepath.Join(dir, "absolute")), os.Symlink("../..", filepath.Join(dir, "up"))); err != nil {
+		t.Fatal(err)
+	}
+	s, err := OpenStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	_, _, absolute := s.Open("absolute")
+	_, stat := s.Stat("up/f")
+	_, list := s.List("up")
+	_, create := s.Create("up/f", 1, Options{})
+	for _, err := range []error{absolute, stat, list, create, s.Mkdir("up/d", Options{})} {
+		if err == nil || !strings.Contains(err.Error(), "is not followed: make it relative") {
+			t.Errorf("got %v", err)
+		}
+	}
+}
+
+// TestNoFolder checks that a Store of what is not a folder is refused, without waiting for the writer of a FIFO.
+func TestNoFolder(t *testing.T) {
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{fifo, "/dev/null"} {
+		if _, err := OpenStore(name); err == nil || err.Error() != name+": not a directory" {
+			t.Errorf("got %v", err)
+		}
+	}
+}
+
 // TestFarTimes checks that a time which the protocol cannot represent becomes the nearest one that it can.
 func TestFarTimes(t *testing.T) {
 	for _, tt := range []struct {
