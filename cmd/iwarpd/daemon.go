@@ -178,7 +178,7 @@ func (d *daemon) run(ctx context.Context) error {
 	notify(d.log, sd.SdNotifyReady)
 	go watchdog(serving, d.log, d.turning)
 	for _, n := range d.nics {
-		go watchLink(serving, d.log, n.name, &n.link, n.renew)
+		go watchLink(serving, d.log, n.name, &n.link, &n.mtu, n.renew)
 		watches := []func(<-chan time.Time){func(tick <-chan time.Time) { n.watchUnseen(serving, tick) }}
 		for _, l := range d.losses(n) {
 			watches = append(watches, func(tick <-chan time.Time) { l.watch(serving, d.log, n.name, tick) })

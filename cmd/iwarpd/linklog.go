@@ -11,8 +11,9 @@ import (
 
 // watchLink logs changes of the interface that affect connections: its link goes down or up, or
 // its name, its MTU or the routes over it change. It stores the state of the link in state, and
-// calls renew when the driver may have lost the XDP program. It returns when ctx is done.
-func watchLink(ctx context.Context, log *zap.Logger, ifname string, state *atomic.Pointer[hostnet.LinkState], renew func() error) {
+// calls renew when the driver may have lost the XDP program. mtu is the largest packet that iwarpd's
+// links are for. watchLink returns when ctx is done.
+func watchLink(ctx context.Context, log *zap.Logger, ifname string, state *atomic.Pointer[hostnet.LinkState], mtu *atomic.Int32, renew func() error) {
 	log = log.With(zap.String("interface", ifname))
 	link := func(before, now hostnet.LinkState) {
 		state.Store(&now)
@@ -27,7 +28,7 @@ func watchLink(ctx context.Context, log *zap.Logger, ifname string, state *atomi
 		}
 		if before.MTU != now.MTU {
 			fields := []zap.Field{zap.Int("mtu", now.MTU), zap.Int("before", before.MTU)}
-			if now.MTU > before.MTU {
+			if now.MTU > int(mtu.Load()) {
 				fields = append(fields, zap.String("note", "a larger MTU than at the daemon's start needs a restart, or the key mtu"))
 			}
 			log.Info("the MTU of the interface changed", fields...)

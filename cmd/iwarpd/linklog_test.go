@@ -22,6 +22,8 @@ func TestWatchLink(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
 	var state atomic.Pointer[hostnet.LinkState]
+	var served atomic.Int32
+	served.Store(1500)
 	core, logs := observer.New(zap.InfoLevel)
 	expect := func(what string) {
 		t.Helper()
@@ -43,7 +45,7 @@ func TestWatchLink(t *testing.T) {
 		defer close(done)
 		_ = v.A.NS.Do(func() error {
 			close(started)
-			watchLink(ctx, zap.New(core), v.A.Name, &state, renew)
+			watchLink(ctx, zap.New(core), v.A.Name, &state, &served, renew)
 			return nil
 		})
 	}()
@@ -63,8 +65,19 @@ func TestWatchLink(t *testing.T) {
 		ip("link", "set", v.A.Name, "mtu", strconv.Itoa(1400+n%2))
 		time.Sleep(50 * time.Millisecond)
 	}
-	if e := logs.FilterFieldKey("note").All(); len(e) != 0 && e[0].ContextMap()["mtu"].(int64) < e[0].ContextMap()["before"].(int64) {
-		t.Errorf("a smaller MTU has the note of a larger: %v", e[0].ContextMap())
+	for _, mtu := range []int{1500, 1501, 1400, 1502} {
+		ip("link", "set", v.A.Name, "mtu", strconv.Itoa(mtu))
+		for deadline := time.Now().Add(30 * time.Second); logs.FilterField(zap.Int("mtu", mtu)).Len() == 0; time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("no MTU of %d in %v", mtu, logs.All())
+			}
+		}
+	}
+	for _, e := range logs.FilterFieldKey("mtu").All() {
+		m := e.ContextMap()
+		if mtu := m["mtu"].(int64); (m["note"] != nil) != (mtu > 1500) {
+			t.Errorf("an MTU of %d, where the links are for 1500: %v", mtu, m)
+		}
 	}
 	expect(refused)
 	ip("route", "add", "192.0.2.0/24", "dev", v.A.Name)

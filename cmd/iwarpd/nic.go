@@ -30,8 +30,8 @@ type nic struct {
 	steer  *bpf.Steering
 	queues []int // that workers serve
 	cpus   []int // of those workers; empty: not pinned
-	mtu    int   // that the links are for
 
+	mtu   atomic.Int32           // that the links are for
 	index atomic.Int32           // of the interface that the links are open on; 0: none
 	mode  atomic.Pointer[string] // how frames move; see ifqueue.Set
 	super atomic.Bool            // super-frames are sent
@@ -51,7 +51,8 @@ func (d *daemon) newNIC(name string) (*nic, error) {
 	if err != nil {
 		return nil, exitErr(exitInterface, "interface %s: %w", name, err)
 	}
-	n := &nic{name: name, s: s, log: d.log, mtu: s.linkMTU(ifi)}
+	n := &nic{name: name, s: s, log: d.log}
+	n.mtu.Store(s.linkMTU(ifi))
 	n.mode.Store(new(string))
 	if n.queues, err = checkQueues(name, s.Queues, have); err != nil {
 		return nil, err
@@ -63,11 +64,11 @@ func (d *daemon) newNIC(name string) (*nic, error) {
 }
 
 // linkMTU is the largest packet that links of ifi are to carry.
-func (s *settings) linkMTU(ifi *net.Interface) int {
+func (s *settings) linkMTU(ifi *net.Interface) int32 {
 	if s.MTU != 0 {
-		return s.MTU
+		return int32(s.MTU)
 	}
-	return ifi.MTU
+	return int32(ifi.MTU)
 }
 
 // load loads the program. The queues that the interface has now, or more of those that
@@ -83,7 +84,7 @@ func (n *nic) load() (err error) {
 // device describes n to the control plane.
 func (n *nic) device() ctrl.Device {
 	return ctrl.Device{
-		Name: n.name, MTU: n.mtu, PresentMTU: n.dev.MTU, Addrs: n.dev.Addrs, LinkLocal: n.dev.LinkLocal, Index: n.dev.Index, VLANs: n.dev.VLANs,
+		Name: n.name, MTU: int(n.mtu.Load()), PresentMTU: n.dev.MTU, Addrs: n.dev.Addrs, LinkLocal: n.dev.LinkLocal, Index: n.dev.Index, VLANs: n.dev.VLANs,
 		Transport: func() string { return *n.mode.Load() }, Link: n.linkState, Steering: n.steer, Program: n,
 	}
 }
@@ -115,7 +116,7 @@ func (n *nic) open(ifi *net.Interface) (queues []dataplane.Queue, err error) {
 	there := slices.DeleteFunc(slices.Clone(n.queues), func(q int) bool { return q >= have })
 	n.index.Store(int32(ifi.Index))
 	n.set, err = ifqueue.Open(n.steer, ifqueue.Config{
-		Interface: n.name, Queues: there, Link: n.s.Link, Mode: n.s.XDPMode, MTU: n.mtu, Memory: int(n.s.QueueMem), Super: n.s.Super,
+		Interface: n.name, Queues: there, Link: n.s.Link, Mode: n.s.XDPMode, MTU: int(n.mtu.Load()), Memory: int(n.s.QueueMem), Super: n.s.Super,
 		FellBack: func(err error) {
 			n.log.Info("packet sockets would be faster on this interface, and cannot be used: AF_XDP is used", zap.String("interface", n.name), zap.Error(err))
 		},
@@ -128,7 +129,7 @@ func (n *nic) open(ifi *net.Interface) (queues []dataplane.Queue, err error) {
 	partial := n.s.Partial == "accept" || n.s.Partial == "auto" && n.set.Local
 	links := n.set.Links
 	for i, q := range n.queues {
-		out := dataplane.Queue{Link: link.NewNone(n.mtu), Device: n.name, CPU: cpuOf(n.cpus, i), PartialChecksums: partial}
+		out := dataplane.Queue{Link: link.NewNone(int(n.mtu.Load())), Device: n.name, CPU: cpuOf(n.cpus, i), PartialChecksums: partial}
 		if q < have {
 			out.Link, links = links[0], links[1:]
 		}
@@ -225,12 +226,12 @@ func (d *daemon) tryPlug(n *nic) error {
 	if err != nil {
 		return err
 	}
-	n.mtu = n.s.linkMTU(ifi)
+	n.mtu.Store(n.s.linkMTU(ifi))
 	queues, err := n.open(ifi)
 	if err != nil {
 		return err
 	}
-	if err := d.server.Plug(n.name, n.mtu, queues); err != nil {
+	if err := d.server.Plug(n.name, int(n.mtu.Load()), queues); err != nil {
 		return errors.Join(err, n.shut())
 	}
 	return nil
