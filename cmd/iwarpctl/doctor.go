@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -103,7 +104,7 @@ func (c *command) examine(ctx context.Context, dev *iwarp.Device, peer string) (
 	err = c.roundTrip(ctx, dev, addr, smallPing, doctorWait)
 	took := time.Since(began)
 	if ctx.Err() != nil || errors.Is(err, iwarp.ErrDaemonGone) { // nothing was learned about the peer
-		return nil, err
+		return nil, cmp.Or(err, ctx.Err())
 	}
 	l, connected := judge(addr, err)
 	if !connected || err != nil {

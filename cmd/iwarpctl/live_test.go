@@ -16,6 +16,7 @@ import (
 
 	"github.com/gopacket/gopacket/pcapgo"
 
+	"github.com/iwarpd/iwarpd/app/rping"
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
 	"github.com/iwarpd/iwarpd/ctrl"
@@ -63,6 +64,36 @@ func message(t *testing.T, ca, cb *iwarp.Conn, n int) {
 	}
 	if got, err := cb.Recv(ctx, make([]byte, n)); err != nil || got != n {
 		t.Fatal(got, err)
+	}
+}
+
+// A justDone context has just ended: nothing that waits for its end has noticed.
+type justDone struct{ context.Context }
+
+func (justDone) Err() error { return context.Canceled }
+
+// TestInterruptedAfterSuccess checks that doctor which is interrupted just after the first transfer has succeeded
+// reports that it was.
+func TestInterruptedAfterSuccess(t *testing.T) {
+	a, b, err := embed.Pair(embed.PairConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	l, err := a.Device().Listen(ctx, ":7174", rping.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		if conn, err := l.Accept(ctx); err == nil {
+			_, _ = rping.ServeConn(ctx, conn, rping.Options{})
+		}
+	}()
+	if found, err := new(command).examine(justDone{ctx}, b.Device(), a.Addr().String()); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, %v", found, err)
 	}
 }
 
