@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,29 +28,29 @@ func TestMain(m *testing.M) {
 // TestCrash checks that a daemon that crashes, as by the SIGABRT of systemd's watchdog, ends by a signal. Exit code 2
 // means a wrong configuration, after which the unit does not restart it.
 func TestCrash(t *testing.T) {
-	// It waits as long as its configuration is a pipe without a writer.
-	pipe := filepath.Join(t.TempDir(), "config")
-	if err := unix.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "--config", pipe, "--check-config")
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "--transport", "socket", "--socket", filepath.Join(t.TempDir(), "iwarpd.sock"))
 	cmd.Env = append(os.Environ(), asProgram+"=1")
-	var said bytes.Buffer
-	cmd.Stderr = &said
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	f, err := os.OpenFile(pipe, os.O_WRONLY, 0) // returns once the daemon reads
+	stderr, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var said bytes.Buffer
+	lines := bufio.NewReader(io.TeeReader(stderr, &said))
+	for !bytes.Contains(said.Bytes(), []byte("ready")) {
+		if _, err := lines.ReadBytes('\n'); err != nil {
+			t.Fatalf("%v: %s", err, said.Bytes())
+		}
+	}
 	if err := unix.Prlimit(cmd.Process.Pid, unix.RLIMIT_CORE, &unix.Rlimit{}, nil); err != nil {
 		t.Error(err)
 	}
 	if err := cmd.Process.Signal(unix.SIGABRT); err != nil {
 		t.Fatal(err)
 	}
+	_, _ = io.Copy(io.Discard, lines) // into said
 	_ = cmd.Wait()
 	if status := cmd.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() || status.Signal() != unix.SIGABRT {
 		t.Errorf("%v; want it ended by SIGABRT", cmd.ProcessState)
