@@ -136,6 +136,19 @@ func itoa(n int) string {
 // setattr applies a to the object fd for c. The size comes first: changing it may clear
 // set-user-ID, which the mode then sets.
 func (s *Server) setattr(c *cred, o *object, fh nfsv3.NfsFh3, a *nfsv3.Sattr3) error {
+	uid, gid := -1, -1
+	if u, ok := a.Uid.(*nfsv3.SetUid3_TRUE); ok {
+		uid = int(int32(u.Uid))
+		if uid == -1 { // chown(2) would change nothing
+			return unix.EINVAL
+		}
+	}
+	if g, ok := a.Gid.(*nfsv3.SetGid3_TRUE); ok {
+		gid = int(int32(g.Gid))
+		if gid == -1 {
+			return unix.EINVAL
+		}
+	}
 	if z, ok := a.Size.(*nfsv3.SetSize3_TRUE); ok {
 		if o.dir() {
 			return unix.EISDIR
@@ -162,13 +175,6 @@ func (s *Server) setattr(c *cred, o *object, fh nfsv3.NfsFh3, a *nfsv3.Sattr3) e
 		}
 	}
 	return s.as(c, func() error {
-		uid, gid := -1, -1
-		if u, ok := a.Uid.(*nfsv3.SetUid3_TRUE); ok {
-			uid = int(int32(u.Uid))
-		}
-		if g, ok := a.Gid.(*nfsv3.SetGid3_TRUE); ok {
-			gid = int(int32(g.Gid))
-		}
 		if uid != -1 || gid != -1 {
 			if err := unix.Fchownat(o.fd, "", uid, gid, unix.AT_EMPTY_PATH); err != nil {
 				return err

@@ -73,6 +73,19 @@ func TestRights(t *testing.T) {
 	}
 }
 
+// TestNoOwner checks that SETATTR refuses a user or group that no file can have.
+func TestNoOwner(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	fh := l.file("f", 0o644, alice, "data")
+	for _, owner := range [][]uint32{{1, math.MaxUint32, 0}, {0, 1, math.MaxUint32}, {1, math.MaxUint32, 1, 100}} {
+		l.want(nfsv3.NFS3ERR_INVAL, root, pSetattr, func(w *rpc.Writer) { w.Opaque(fh); w.U32(1, 0o600); w.U32(owner...); w.U32(0, 0, 0, 0) })
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(l.dir, "f"), &st); err != nil || st.Mode&0o777 != 0o644 || st.Uid != 1000 || st.Gid != 100 {
+		t.Errorf("%+v, %v", st, err)
+	}
+}
+
 // TestSearch checks that READDIRPLUS gives handles and attributes of the entries of a directory only to callers that may
 // look them up.
 func TestSearch(t *testing.T) {
