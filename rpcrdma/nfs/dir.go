@@ -77,7 +77,8 @@ func (s *Server) NfsV3Nfsproc3Lookup(ctx context.Context, a *nfsv3.Lookup3args) 
 	return &nfsv3.Lookup3res_NFS3_OK{Resok: nfsv3.Lookup3resok{Object: nfsv3.NfsFh3{Data: fh}, ObjAttributes: s.post(fd), DirAttributes: s.post(d.fd)}}, nil
 }
 
-// maxDepth bounds the depth of a directory whose parent can be looked up.
+// maxDepth bounds the depth of a directory whose parent can be looked up, and of what can be opened
+// by name.
 const maxDepth = 1024
 
 // parent opens the parent of a directory. It returns ESTALE if the directory was moved out of the
@@ -122,6 +123,9 @@ func (s *Server) change(c *cred, dir nfsv3.NfsFh3, name []byte, also *object, f 
 	d, err := s.object(dir, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return noWcc(), err
+	}
+	if nerr == nil && s.tree.deep(dir.Data) {
+		nerr = unix.ENAMETOOLONG
 	}
 	defer d.close()
 	l := []*object{&d}
@@ -372,6 +376,9 @@ func (s *Server) rename(c *cred, a *nfsv3.Rename3args, as string, from *nfsv3.Wc
 		return to, err
 	}
 	defer t.close()
+	if s.tree.deep(a.To.Dir.Data) {
+		return to, unix.ENAMETOOLONG
+	}
 	*from, err = s.change(c, a.From.Dir, a.From.Name, &t, func(d *object, name string) error {
 		err := s.tree.rename(d.fd, a.From.Dir.Data, name, t.fd, a.To.Dir.Data, as)
 		to = s.wcc(&t)

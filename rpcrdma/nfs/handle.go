@@ -210,6 +210,9 @@ func (t *tree) open(fh []byte, flags int) (fd int, err error) {
 // dh is the handle of dir.
 func (t *tree) find(dir int, dh []byte, name string) (fd int, fh []byte, err error) {
 	defer t.still()()
+	if name != "." && t.deep(dh) {
+		return -1, nil, unix.ENAMETOOLONG
+	}
 	if fd, err = at(dir, name); err != nil {
 		return -1, nil, err
 	}

@@ -243,6 +243,16 @@ func (t *tree) search(fh []byte) (fd int, err error) {
 	return -1, failed
 }
 
+// deep reports whether entries of the directory with the handle dir are too deep to be opened by
+// name.
+func (t *tree) deep(dir []byte) bool {
+	if t.names == nil {
+		return false
+	}
+	all := t.names.paths(keyOf(dir))
+	return len(all) > 0 && !slices.ContainsFunc(all, func(k known) bool { return len(k.path) < maxDepth })
+}
+
 // walk opens a path below the root for the attributes of its last file. It follows no links.
 func (t *tree) walk(path []string) (fd int, err error) {
 	dir := t.root
@@ -294,6 +304,9 @@ func (t *tree) entry(d *object, dh []byte, name string) (fh []byte, st unix.Stat
 	}
 	if st.Dev != d.st.Dev {
 		return nil, st, unix.EXDEV
+	}
+	if t.deep(dh) {
+		return nil, st, unix.ENAMETOOLONG
 	}
 	if fh, err = t.handle(d.fd, name); err == nil {
 		t.learn(fh, dh, name)

@@ -420,6 +420,47 @@ func TestNamesDeep(t *testing.T) {
 	tr.wantStale(t, "a loop", fh)
 }
 
+// TestNamesTooDeep checks that nothing is made or found where it could not be opened by name afterwards.
+func TestNamesTooDeep(t *testing.T) {
+	s, err := NewServer(Config{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	tr := s.tree
+	tr.names = newNames(tr.fh, maxNames)
+	if err := os.MkdirAll(filepath.Join(tr.path, strings.Repeat("d/", maxDepth+1)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	tr.write(t, "f")
+	deepest := tr.lookup(t, strings.TrimSuffix(strings.Repeat("d/", maxDepth), "/"))
+	d, err := s.object(nfsv3.NfsFh3{Data: deepest}, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.close()
+	if fd, _, err := tr.find(d.fd, deepest, "."); err != nil {
+		t.Error(err)
+	} else {
+		unix.Close(fd)
+	}
+	if _, _, err := tr.find(d.fd, deepest, "d"); err != unix.ENAMETOOLONG {
+		t.Errorf("find: %v", err)
+	}
+	if _, _, err := tr.entry(&d, deepest, "d"); err != unix.ENAMETOOLONG {
+		t.Errorf("entry: %v", err)
+	}
+	if _, err := s.change(&cred{}, nfsv3.NfsFh3{Data: deepest}, []byte("new"), nil, func(*object, string) error { return errors.New("called") }); err != unix.ENAMETOOLONG {
+		t.Errorf("change: %v", err)
+	}
+	in := func(dir []byte, name string) nfsv3.Diropargs3 {
+		return nfsv3.Diropargs3{Dir: nfsv3.NfsFh3{Data: dir}, Name: nfsv3.Filename3(name)}
+	}
+	if _, err := s.rename(&cred{}, &nfsv3.Rename3args{From: in(tr.fh, "f"), To: in(deepest, "f")}, "f", new(nfsv3.WccData)); err != unix.ENAMETOOLONG {
+		t.Errorf("rename: %v", err)
+	}
+}
+
 // TestNamesMove checks that a file can be opened all the time while clients rename the directories above it.
 func TestNamesMove(t *testing.T) {
 	tr := newNamedTree(t, maxNames)
