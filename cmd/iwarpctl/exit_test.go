@@ -3,8 +3,14 @@ package main
 import (
 	"fmt"
 	"net/netip"
+	"os"
+	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/app/filecopy"
 	iwarp "github.com/iwarpd/iwarpd/client"
@@ -82,5 +88,57 @@ func TestQuota(t *testing.T) {
 	err := peerFailed("cp", "10.0.0.1:7176", &iwarp.Error{Op: "connect", Code: ctrlpb.Code_CODE_QUOTA, Text: "uid 0 has 1 local ports, its limit is 1"})
 	if got, want := reason(err), "cp: uid 0 has 1 local ports, its limit is 1"; got != want || exitCode(t.Context(), err) != exitFailure {
 		t.Errorf("got %q, exit code %d; want %q, %d", got, exitCode(t.Context(), err), want, exitFailure)
+	}
+}
+
+// asProgram makes the test binary run as iwarpctl.
+const asProgram = "TEST_AS_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// TestSecondSignal checks that signals end a command that waits in a write to its standard output.
+func TestSecondSignal(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	size, err := unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, os.Getpagesize())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "completion", "bash") // longer than a page
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	cmd.Stdout = w
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			_ = cmd.Process.Kill()
+			t.Fatal("signals do not end it")
+		}
+		if n, err := unix.IoctlGetInt(int(r.Fd()), unix.TIOCINQ); err != nil {
+			t.Fatal(err)
+		} else if n < size {
+			continue
+		}
+		_ = cmd.Process.Signal(unix.SIGTERM)
+		select {
+		case err := <-done:
+			if status := cmd.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() || status.Signal() != unix.SIGTERM {
+				t.Errorf("%v; want it ended by SIGTERM", err)
+			}
+			return
+		default:
+		}
 	}
 }

@@ -40,6 +40,9 @@ type command struct {
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+	// A second signal ends the command where it is, such as in a write that a full pipe blocks.
+	// timeout(1) and others send a signal twice at once, which counts as one.
+	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, stop) })
 	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)
