@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -195,10 +196,15 @@ type nfsEntry struct {
 	Size  uint64    `json:"size"`
 	Mtime time.Time `json:"mtime"`
 	ID    uint64    `json:"id"`
+	Raw   []byte    `json:"name_base64,omitempty"` // if Name is not UTF-8, which JSON cannot hold
 }
 
 func nfsEntryOf(i *nfs.Info) nfsEntry {
-	return nfsEntry{i.Name, nfsTypes[i.Type] + fs.FileMode(i.Perm & 0o777).String()[1:], i.Nlink, i.UID, i.GID, i.Size, i.Mtime.UTC(), i.Fileid}
+	e := nfsEntry{i.Name, nfsTypes[i.Type] + fs.FileMode(i.Perm & 0o777).String()[1:], i.Nlink, i.UID, i.GID, i.Size, i.Mtime.UTC(), i.Fileid, nil}
+	if !utf8.ValidString(i.Name) {
+		e.Raw = []byte(i.Name)
+	}
+	return e
 }
 
 func (c *command) nfsShow(l []nfsEntry) error {
@@ -215,6 +221,7 @@ func (c *command) nfsShow(l []nfsEntry) error {
 func (c *command) nfsLs() *cobra.Command {
 	return &cobra.Command{
 		Use: "ls ADDR:/path", Short: "List a folder", Args: usageArgs(cobra.ExactArgs(1)),
+		Long:    "ls lists a folder. With --json, a name that is not UTF-8 is in name_base64 too.",
 		Example: "  iwarpctl nfs ls 10.0.0.1:/",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.withNFS(cmd.Context(), args[0], func(ctx context.Context, n *nfs.Client, p string) error {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
 )
 
 // TestWriteWhole checks that a file is written whole or not at all, with the mode of the file that it replaces, also
@@ -193,5 +196,21 @@ func TestExportKeyFile(t *testing.T) {
 		if want := "key file " + c.file + ": mode 0644"; code != exitFile || !strings.Contains(errOut, want) || strings.Count(errOut, "\n") != 1 {
 			t.Errorf("exit code %d: %q; want %q", code, errOut, want)
 		}
+	}
+}
+
+// TestNameJSON checks that JSON has the bytes of a name that is not UTF-8.
+func TestNameJSON(t *testing.T) {
+	var out strings.Builder
+	c := &command{out: &out, json: true}
+	if err := c.nfsShow([]nfsEntry{nfsEntryOf(&nfs.Info{Name: "caf\xe9", Type: nfsv3.NF3REG}), nfsEntryOf(&nfs.Info{Name: "café", Type: nfsv3.NF3REG})}); err != nil {
+		t.Fatal(err)
+	}
+	var got []struct {
+		Name string `json:"name"`
+		Raw  []byte `json:"name_base64"`
+	}
+	if err := json.Unmarshal([]byte(out.String()), &got); err != nil || len(got) != 2 || got[0].Name != "caf\ufffd" || string(got[0].Raw) != "caf\xe9" || got[1].Name != "café" || got[1].Raw != nil {
+		t.Errorf("%q, %v", got, err)
 	}
 }
