@@ -62,6 +62,12 @@ func TestWriteWhole(t *testing.T) {
 	if err := writeWhole(at("dir"), whole); !errors.Is(err, unix.EISDIR) {
 		t.Error(err)
 	}
+	if err := unix.Mkfifo(at("fifo"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeWhole(at("fifo"), whole); err == nil || !strings.Contains(err.Error(), "start its reader first") {
+		t.Error(err)
+	}
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
