@@ -11,8 +11,6 @@ import (
 type ackState struct {
 	now       clock.Time
 	fack      serial.Num // highest sequence number known to have arrived before this ACK
-	prior     serial.Num // una before this ACK
-	flight    int        // bytes in flight before this ACK
 	acked     int        // bytes cumulatively acknowledged
 	delivered int        // bytes newly known to have arrived
 	segs      int        // segments cumulatively acknowledged
@@ -42,7 +40,7 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 		return false
 	}
 	var a ackState
-	a.now, a.fack, a.prior, a.flight = now, c.rack.fack, c.una, c.pipe()
+	a.now, a.fack = now, c.rack.fack
 	a.ece = c.ecnOK && s.Flags&ECE != 0
 	if c.tsOK && s.Opts.HasTimestamps && s.Opts.TSEcr != 0 {
 		a.hasTS, a.tsEcr = true, s.Opts.TSEcr
@@ -139,7 +137,6 @@ func (c *Conn) takeAck(a *ackState, ack serial.Num) {
 		}
 		if s.state == sacked {
 			c.sackedSegs--
-			c.sackedBytes -= int(s.len)
 		} else {
 			c.arrived(a, c.q.head, s)
 			if s.retrans == 0 {
@@ -276,7 +273,6 @@ func (c *Conn) markSACKed(a *ackState, b SACKBlock) {
 		}
 		s.state = sacked
 		c.sackedSegs++
-		c.sackedBytes += int(s.len)
 		a.newSACK = true
 	}
 }

@@ -23,7 +23,6 @@ type ackSample struct {
 	rtt     time.Duration // RTT measured with this ACK; 0: none
 	srtt    time.Duration
 	ece     bool
-	flight  int  // bytes in flight before the ACK
 	round   bool // the first ACK of a round trip
 	limited bool // the congestion window was fully used
 }

@@ -396,7 +396,7 @@ func (c *Conn) end(err error) {
 		}
 	}
 	c.q.init()
-	c.pushed, c.inFlight, c.lostBytes, c.lostSegs, c.sackedSegs, c.sackedBytes = 0, 0, 0, 0, 0, 0
+	c.pushed, c.inFlight, c.lostBytes, c.lostSegs, c.sackedSegs = 0, 0, 0, 0, 0
 	c.reasm.drop()
 	c.deadlines = [numTimers]clock.Time{}
 	c.synPending, c.probePending, c.keepPending, c.ackNow, c.ackPending = false, false, false, false, false

@@ -117,7 +117,7 @@ func (c *Conn) reorderTimeout(now clock.Time) {
 		return
 	}
 	if c.rackDetect(now) {
-		a := ackState{now: now, prior: c.una, flight: c.pipe()}
+		a := ackState{now: now}
 		c.lossFound(&a)
 		if c.ca == caRecovery {
 			c.reduceRate(&a, true)

@@ -22,7 +22,6 @@ type recoveryState struct {
 	lostSegs      int
 	lostHint      uint64 // no segment before this position is lost
 	sackedSegs    int
-	sackedBytes   int
 	useSACK       bool      // the peer reports out-of-order data with SACK
 	plainDups     int       // duplicate ACKs that lack an expected SACK block
 	lastDSACK     SACKBlock // last D-SACK from the peer
@@ -102,7 +101,7 @@ func (c *Conn) recover(a *ackState) {
 		c.detectSpurious(a)
 	}
 	if c.ca != caOpen && c.recoverPoint.LessEq(c.una) {
-		c.endRecovery(a)
+		c.endRecovery()
 	}
 	if found {
 		c.lossFound(a)
@@ -129,7 +128,7 @@ func (c *Conn) recover(a *ackState) {
 		}
 		g := &c.sample // an argument of an interface method would escape to the heap
 		*g = ackSample{now: a.now, acked: a.acked, rtt: a.lastRTT, srtt: c.srtt, ece: a.ece,
-			flight: a.flight, round: round, limited: c.limited || c.limitedNow}
+			round: round, limited: c.limited || c.limitedNow}
 		c.cc.seen(&c.w, g)
 		if (c.ca == caOpen && c.lostSegs == 0 || c.ca == caLoss && c.frto == frtoOff) && g.limited {
 			c.cc.grow(&c.w, g)
@@ -279,7 +278,7 @@ func (c *Conn) reduceRate(a *ackState, newLoss bool) {
 }
 
 // endRecovery ends a recovery: everything outstanding at its start is acknowledged.
-func (c *Conn) endRecovery(a *ackState) {
+func (c *Conn) endRecovery() {
 	if c.ca != caLoss {
 		c.w.cwnd = max(c.w.ssthresh, c.w.mss)
 	}
@@ -306,11 +305,11 @@ func (c *Conn) tryUndo(a *ackState) {
 	if c.ca == caLoss {
 		c.stats.SpuriousRTO++
 	}
-	c.undo(a)
+	c.undo()
 }
 
 // undo restores the window and marks lost segments as in flight again.
-func (c *Conn) undo(a *ackState) {
+func (c *Conn) undo() {
 	c.stats.Undos++
 	c.undoSet = false
 	c.tsSentValid = false
@@ -352,7 +351,7 @@ func (c *Conn) detectSpurious(a *ackState) {
 	case a.original:
 		// A segment sent before the time-out, and not retransmitted, has arrived.
 		c.stats.SpuriousRTO++
-		c.undo(a)
+		c.undo()
 	case c.frto == frtoTimedOut && a.advanced && c.una.Less(c.recoverPoint):
 		// If there is no new data, F-RTO ends.
 		if c.q.next != c.q.tail && c.fits(c.q.at(c.q.next)) {

@@ -154,7 +154,6 @@ func (c *Conn) renege() {
 			s.state = lost
 			s.next = noPos
 			c.sackedSegs--
-			c.sackedBytes -= int(s.len)
 			c.lostSegs++
 			c.lostBytes += int(s.len)
 		}
