@@ -262,7 +262,7 @@ func (c *session) accept(r *ctrlpb.Accept) error {
 	var set ddp.Setup
 	if cn.sctp != nil {
 		set, err = cn.acceptSetup(r.PrivateData, ird, ord)
-	} else if err = cn.st.Accept(s.now(), r.PrivateData, ird, ord); err != nil {
+	} else if err = cn.st.Accept(r.PrivateData, ird, ord); err != nil {
 		err = errorf(invalid, "ctrl: accept: %w", err)
 	}
 	if err != nil {
@@ -291,7 +291,7 @@ func (c *session) reject(r *ctrlpb.Reject) error {
 	}
 	if cn.sctp != nil {
 		err = checkPrivate(r.PrivateData)
-	} else if err = cn.st.Reject(s.now(), r.PrivateData); err != nil {
+	} else if err = cn.st.Reject(r.PrivateData); err != nil {
 		err = errorf(invalid, "ctrl: reject: %w", err)
 	}
 	if err != nil {

@@ -60,7 +60,7 @@ func (p *mpaPeer) event(kind mpa.EventKind) mpa.Event {
 func (p *mpaPeer) accept(private string, ird, ord int) mpa.Event {
 	p.t.Helper()
 	ev := p.event(mpa.EventRequest)
-	if err := p.st.Accept(1e9, []byte(private), ird, ord); err != nil {
+	if err := p.st.Accept([]byte(private), ird, ord); err != nil {
 		p.t.Fatal(err)
 	}
 	p.send()
@@ -285,7 +285,7 @@ func TestRejected(t *testing.T) {
 	c := h.hello(t)
 	p, _ := h.dial(t, c, reqConnect(c.qp(), peerA.String()), mpa.DefaultConfig())
 	p.event(mpa.EventRequest)
-	if err := p.st.Reject(1e9, []byte("not today")); err != nil {
+	if err := p.st.Reject([]byte("not today")); err != nil {
 		t.Fatal(err)
 	}
 	p.send()

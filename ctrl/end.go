@@ -22,7 +22,7 @@ func (s *Server) peerClosed(c *conn) {
 		c.ended = true
 		c.show()
 	case connStartup:
-		c.st.HandleClosed(s.now())
+		c.st.HandleClosed()
 		s.pump(c)
 	case connWaiting:
 		s.engine.Disconnect(c.id, true)
@@ -81,7 +81,7 @@ func (s *Server) closedEvent(c *conn, err error) {
 	case connStreaming:
 		s.failConn(c, errorf(refused, "%w (peer %v)", orClosed(err), c.remote))
 	case connStartup:
-		c.st.HandleClosed(s.now())
+		c.st.HandleClosed()
 		s.pump(c)
 	case connWaiting:
 		if err == nil {

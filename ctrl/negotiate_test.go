@@ -232,7 +232,7 @@ func TestPeerDepths(t *testing.T) {
 		p, _ := h.dial(t, c, reqConnect(c.qp(), peerA.String()), cfg)
 		if reject {
 			p.event(mpa.EventRequest)
-			if err := p.st.Reject(1e9, []byte("no")); err != nil {
+			if err := p.st.Reject([]byte("no")); err != nil {
 				t.Fatal(err)
 			}
 			p.send()

@@ -127,7 +127,7 @@ func (l *lane) cut(w *worker, why error) {
 	case *tcpConn:
 		c.abort(w, why)
 	case *assoc:
-		c.a.Abort(w.now)
+		c.a.Abort()
 	}
 	if l.llp.begin(w); !l.gone {
 		w.pumpLane(l, nil)

@@ -357,7 +357,7 @@ func (as *assoc) holds(w *worker) {
 			return
 		}
 		w.stats.AssocsNoMemory++
-		most.a.GiveUp(w.now)
+		most.a.GiveUp()
 		w.sctp.memory -= most.memory
 		most.memory = 0
 		w.mark(&most.lane)
@@ -386,7 +386,7 @@ func (as *assoc) fault(w *worker) {
 	as.inHand = false
 	for d := (sctp.Data{}); as.a.PollData(&d); {
 	}
-	as.a.Abort(w.now)
+	as.a.Abort()
 }
 
 // retire removes an association that has ended. Its sessions end with it, without a message of

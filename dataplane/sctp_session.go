@@ -314,7 +314,7 @@ func (as *assoc) closeStream(w *worker, s *stream) {
 		if len(as.round) > 1 {
 			as.endSession(w, s, nil)
 		} else {
-			as.a.Abort(w.now)
+			as.a.Abort()
 		}
 		return
 	}
@@ -332,7 +332,7 @@ func (as *assoc) closeStream(w *worker, s *stream) {
 // abortStream ends the session. If it was the last, it aborts the association.
 func (as *assoc) abortStream(w *worker, s *stream) {
 	if as.lst == nil && len(as.round) == 1 {
-		as.a.Abort(w.now)
+		as.a.Abort()
 	} else {
 		as.closeStream(w, s)
 	}

@@ -237,7 +237,7 @@ func TestSCTPSharedTimeout(t *testing.T) {
 // reason.
 func TestSCTPSharedEnd(t *testing.T) {
 	for how, end := range map[string]func(*sim, *assoc, *assoc){
-		"ABORT":     func(s *sim, _, b *assoc) { b.a.Abort(s.now); s.hosts[1].w.mark(&b.lane) },
+		"ABORT":     func(s *sim, _, b *assoc) { b.a.Abort(); s.hosts[1].w.mark(&b.lane) },
 		"forgotten": func(s *sim, _, b *assoc) { delete(s.hosts[1].w.lanes, b.key) },
 	} {
 		t.Run(how, func(t *testing.T) {

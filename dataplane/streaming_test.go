@@ -72,7 +72,7 @@ func TestStreamingMode(t *testing.T) {
 			if n, err := rs.HandleStream(s.now, res.got[len(last):]); err != nil || n != len(frame) {
 				t.Fatalf("the Request: %d bytes taken, %v", n, err)
 			}
-			if err := rs.Accept(s.now, nil, -1, -1); err != nil {
+			if err := rs.Accept(nil, -1, -1); err != nil {
 				t.Fatal(err)
 			}
 			reply, ok := rs.PollTransmit()

@@ -65,7 +65,7 @@ func TestCaptures(t *testing.T) {
 			}
 			give(t, r, segs[0].data)
 			event(t, r, EventRequest)
-			if err := r.Accept(t0, nil, -1, -1); err != nil {
+			if err := r.Accept(nil, -1, -1); err != nil {
 				t.Fatal(err)
 			}
 			if got := frameOf(t, r); !bytes.Equal(got, segs[1].data) {

@@ -21,7 +21,7 @@ func Example() {
 	b.HandleStream(now, request)
 	ev, _ := b.PollEvent() // EventRequest: the ULP decides
 	fmt.Printf("%s, IRD %d, ORD %d\n", ev.Frame.PrivateData, ev.Frame.IRD, ev.Frame.ORD)
-	b.Accept(now, []byte("come in"), 8, 8)
+	b.Accept([]byte("come in"), 8, 8)
 	reply, _ := b.PollTransmit()
 	a.HandleStream(now, reply)
 	ev, _ = a.PollEvent() // EventAccepted

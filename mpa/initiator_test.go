@@ -165,14 +165,14 @@ func TestStartupFallback(t *testing.T) {
 	for range 4 {
 		i, r := NewInitiator(cfg, t0), NewResponder(old, t0)
 		if _, err := r.HandleStream(t0, frameOf(t, i)); err != nil {
-			i.HandleClosed(t0) // the responder closes without a Reply
+			i.HandleClosed() // the responder closes without a Reply
 		} else if event(t, r, EventRequest).Frame.Markers {
-			if err := r.Reject(t0, nil); err != nil {
+			if err := r.Reject(nil); err != nil {
 				t.Fatal(err)
 			}
 			give(t, i, frameOf(t, r))
 		} else {
-			if err := r.Accept(t0, nil, -1, -1); err != nil {
+			if err := r.Accept(nil, -1, -1); err != nil {
 				t.Fatal(err)
 			}
 			give(t, i, frameOf(t, r))

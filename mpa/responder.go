@@ -27,7 +27,7 @@ func (s *Startup) handleRequest(now clock.Time, behind bool) error {
 
 // Accept accepts the Request and starts Full Operation. ird and ord are the ULP's depths, as for Negotiation.Accept; Result returns the
 // outcome. Accept fails with ErrState if no request is pending, ErrDepth or ErrPrivateData; the request then stays pending.
-func (s *Startup) Accept(now clock.Time, privateData []byte, ird, ord int) error {
+func (s *Startup) Accept(privateData []byte, ird, ord int) error {
 	r, err := s.reply(privateData)
 	if err != nil {
 		return err
@@ -45,7 +45,7 @@ func (s *Startup) Accept(now clock.Time, privateData []byte, ird, ord int) error
 
 // Reject rejects the Request. The enhanced data of the Reply hold the Config's IRD and ORD, which the ULP would have needed. The TCP
 // connection stays open and belongs to the ULP (RFC 5044 section 7.1.2, 2). It fails as Accept does.
-func (s *Startup) Reject(now clock.Time, privateData []byte) error {
+func (s *Startup) Reject(privateData []byte) error {
 	r, err := s.reply(privateData)
 	if err != nil {
 		return err

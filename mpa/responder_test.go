@@ -114,10 +114,10 @@ func TestResponderErrors(t *testing.T) {
 
 func TestAnswerMisuse(t *testing.T) {
 	s := NewResponder(with(func(c *Config) { c.MaxPrivateData = 252 }), t0)
-	if err := s.Accept(t0, nil, -1, -1); err != ErrState {
+	if err := s.Accept(nil, -1, -1); err != ErrState {
 		t.Errorf("Accept before the request: %v", err)
 	}
-	if err := s.Reject(t0, nil); err != ErrState {
+	if err := s.Reject(nil); err != ErrState {
 		t.Errorf("Reject before the request: %v", err)
 	}
 	give(t, s, unhex(t, hexReq+"5002000400010001"))
@@ -127,13 +127,13 @@ func TestAnswerMisuse(t *testing.T) {
 		err  error
 		do   func() error
 	}{
-		{"Accept with 253 bytes", ErrPrivateData, func() error { return s.Accept(t0, make([]byte, 253), -1, -1) }},
-		{"Reject with 253 bytes", ErrPrivateData, func() error { return s.Reject(t0, make([]byte, 253)) }},
-		{"Accept with an IRD of 0x3fff", ErrDepth, func() error { return s.Accept(t0, nil, NoNegotiation, 0) }},
-		{"Accept with an ORD of 0x3fff", ErrDepth, func() error { return s.Accept(t0, nil, 0, NoNegotiation) }},
-		{"Accept", nil, func() error { return s.Accept(t0, make([]byte, 252), 0, 0) }},
-		{"Accept again", ErrState, func() error { return s.Accept(t0, nil, 0, 0) }},
-		{"Reject after Accept", ErrState, func() error { return s.Reject(t0, nil) }},
+		{"Accept with 253 bytes", ErrPrivateData, func() error { return s.Accept(make([]byte, 253), -1, -1) }},
+		{"Reject with 253 bytes", ErrPrivateData, func() error { return s.Reject(make([]byte, 253)) }},
+		{"Accept with an IRD of 0x3fff", ErrDepth, func() error { return s.Accept(nil, NoNegotiation, 0) }},
+		{"Accept with an ORD of 0x3fff", ErrDepth, func() error { return s.Accept(nil, 0, NoNegotiation) }},
+		{"Accept", nil, func() error { return s.Accept(make([]byte, 252), 0, 0) }},
+		{"Accept again", ErrState, func() error { return s.Accept(nil, 0, 0) }},
+		{"Reject after Accept", ErrState, func() error { return s.Reject(nil) }},
 	} {
 		if err := tt.do(); !errors.Is(err, tt.err) {
 			t.Errorf("%s: %v; want %v", tt.name, err, tt.err)
@@ -144,18 +144,18 @@ func TestAnswerMisuse(t *testing.T) {
 		s := NewResponder(DefaultConfig(), t0)
 		give(t, s, unhex(t, wire))
 		event(t, s, EventRequest)
-		if err := s.Reject(t0, make([]byte, most+1)); !errors.Is(err, ErrPrivateData) {
+		if err := s.Reject(make([]byte, most+1)); !errors.Is(err, ErrPrivateData) {
 			t.Errorf("Reject with %d bytes: %v; want %v", most+1, err, ErrPrivateData)
 		}
-		if err := s.Accept(t0, make([]byte, most+1), -1, -1); !errors.Is(err, ErrPrivateData) {
+		if err := s.Accept(make([]byte, most+1), -1, -1); !errors.Is(err, ErrPrivateData) {
 			t.Errorf("Accept with %d bytes: %v; want %v", most+1, err, ErrPrivateData)
 		}
-		if err := s.Accept(t0, make([]byte, most), -1, -1); err != nil {
+		if err := s.Accept(make([]byte, most), -1, -1); err != nil {
 			t.Errorf("Accept with %d bytes: %v", most, err)
 		}
 	}
 	i := NewInitiator(DefaultConfig(), t0)
-	if err := i.Accept(t0, nil, -1, -1); err != ErrState {
+	if err := i.Accept(nil, -1, -1); err != ErrState {
 		t.Errorf("Accept by the initiator: %v", err)
 	}
 }

@@ -332,7 +332,7 @@ func (s *Startup) HandleStream(now clock.Time, b []byte) (consumed int, err erro
 }
 
 // HandleClosed reports that the peer has closed or reset the TCP connection.
-func (s *Startup) HandleClosed(now clock.Time) {
+func (s *Startup) HandleClosed() {
 	if s.state == stateDone {
 		return
 	}

@@ -53,7 +53,7 @@ func connect(t testing.TB, ic, rc Config, ird, ord int) (i, r Params) {
 	a, b := NewInitiator(ic, t0), NewResponder(rc, t0)
 	give(t, b, frameOf(t, a))
 	event(t, b, EventRequest)
-	if err := b.Accept(t0, nil, ird, ord); err != nil {
+	if err := b.Accept(nil, ird, ord); err != nil {
 		t.Fatal(err)
 	}
 	give(t, a, frameOf(t, b))
@@ -211,8 +211,8 @@ func replyTo(t *testing.T, cfg Config, req Frame, answer func(s *Startup) error)
 	return f
 }
 
-func accept(s *Startup) error { return s.Accept(t0, []byte("yes"), -1, -1) }
-func reject(s *Startup) error { return s.Reject(t0, []byte("no")) }
+func accept(s *Startup) error { return s.Accept([]byte("yes"), -1, -1) }
+func reject(s *Startup) error { return s.Reject([]byte("no")) }
 
 func hexOf(s string) string { return hex.EncodeToString([]byte(s)) }
 
@@ -235,7 +235,7 @@ func checkFailed(t *testing.T, s *Startup, err, cause error, violation *term.Err
 	if n, err := s.HandleStream(t0, []byte("more")); n != 0 || err != nil {
 		t.Errorf("HandleStream after the end: %d, %v", n, err)
 	}
-	s.HandleClosed(t0)
+	s.HandleClosed()
 	s.HandleTimeout(t0 + 1<<60)
 	if ev, ok := s.PollEvent(); ok {
 		t.Errorf("another event: %+v", ev)
@@ -269,7 +269,7 @@ func TestStartupSplit(t *testing.T) {
 			if ev := event(t, r, EventRequest); !bytes.Equal(ev.Frame.PrivateData, pd[:max]) {
 				t.Fatal("the request's private data is wrong")
 			}
-			if err := r.Accept(t0, pd[1:max+1], -1, -1); err != nil {
+			if err := r.Accept(pd[1:max+1], -1, -1); err != nil {
 				t.Fatal(err)
 			}
 			event(t, r, EventAccepted)
@@ -286,7 +286,7 @@ func TestStartupConsumes(t *testing.T) {
 	i, r := NewInitiator(DefaultConfig(), t0), NewResponder(DefaultConfig(), t0)
 	give(t, r, frameOf(t, i))
 	event(t, r, EventRequest)
-	if err := r.Accept(t0, nil, -1, -1); err != nil {
+	if err := r.Accept(nil, -1, -1); err != nil {
 		t.Fatal(err)
 	}
 	give(t, i, frameOf(t, r))
@@ -301,7 +301,7 @@ func TestStartupConsumes(t *testing.T) {
 	// Nor are those that come with the Reply.
 	i, r = NewInitiator(DefaultConfig(), t0), NewResponder(DefaultConfig(), t0)
 	give(t, r, frameOf(t, i))
-	if err := r.Accept(t0, nil, -1, -1); err != nil {
+	if err := r.Accept(nil, -1, -1); err != nil {
 		t.Fatal(err)
 	}
 	reply := frameOf(t, r)
@@ -318,7 +318,7 @@ func TestStartupConsumes(t *testing.T) {
 		t.Errorf("HandleStream before the reply: %d, %v", n, err)
 	}
 	checkFailed(t, r, err, ErrTrailing, term.ErrMPAFrame, false, RetryNone)
-	if err := r.Accept(t0, nil, -1, -1); err != ErrState {
+	if err := r.Accept(nil, -1, -1); err != ErrState {
 		t.Errorf("Accept after the failure: %v", err)
 	}
 }
@@ -394,7 +394,7 @@ func TestStartupClosed(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.s.PollTransmit()
 			give(t, tt.s, tt.feed)
-			tt.s.HandleClosed(t0)
+			tt.s.HandleClosed()
 			checkFailed(t, tt.s, nil, ErrClosed, term.ErrMPAClosed, false, tt.retry)
 		})
 	}
@@ -471,7 +471,7 @@ func FuzzStartup(f *testing.F) {
 					t.Fatalf("event %+v after the end", ev)
 				}
 				if ok && ev.Kind == EventRequest {
-					if err := s.Accept(t0, nil, -1, -1); err != nil {
+					if err := s.Accept(nil, -1, -1); err != nil {
 						t.Fatal(err)
 					}
 					reply, _ := s.PollTransmit()
@@ -505,7 +505,7 @@ func TestStartupReject(t *testing.T) {
 	if f := event(t, r, EventRequest).Frame; f.IRD != 3 || f.ORD != 4 || string(f.PrivateData) != "who is it" {
 		t.Errorf("the responder's ULP sees %+v", f)
 	}
-	if err := r.Reject(t0, []byte("go away")); err != nil {
+	if err := r.Reject([]byte("go away")); err != nil {
 		t.Fatal(err)
 	}
 	ev := event(t, r, EventRejected)
@@ -524,7 +524,7 @@ func TestStartupReject(t *testing.T) {
 		if n, err := s.HandleStream(t0, []byte("the ULPs' own protocol")); n != 0 || err != nil {
 			t.Errorf("HandleStream after a rejection: %d, %v", n, err)
 		}
-		s.HandleClosed(t0)
+		s.HandleClosed()
 		if ev, ok := s.PollEvent(); ok {
 			t.Errorf("event %+v after a rejection", ev)
 		}

@@ -299,10 +299,10 @@ func (a *Assoc) PollRestart() bool {
 }
 
 // Abort ends the association at once with an ABORT, which PollTransmit returns.
-func (a *Assoc) Abort(now clock.Time) { a.abort(CauseUserAbort, nil, ErrAborted) }
+func (a *Assoc) Abort() { a.abort(CauseUserAbort, nil, ErrAborted) }
 
 // GiveUp is Abort with the cause "out of resource": the owner is short of memory.
-func (a *Assoc) GiveUp(now clock.Time) { a.abort(CauseOutOfResource, nil, ErrNoRoom) }
+func (a *Assoc) GiveUp() { a.abort(CauseOutOfResource, nil, ErrNoRoom) }
 
 // abort sends an ABORT with a cause and ends the association.
 func (a *Assoc) abort(c Cause, info []byte, err error) {

@@ -50,7 +50,7 @@ func FuzzAssoc(f *testing.F) {
 				t.Fatal("too much is kept")
 			}
 		}
-		r.a.Abort(r.now)
+		r.a.Abort()
 		r.drain(nil)
 		for {
 			b, ok := r.a.PollReleased()

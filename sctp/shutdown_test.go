@@ -108,7 +108,7 @@ func TestShutdown(t *testing.T) {
 		r := listening(t, Config{})
 		r.push(10)
 		r.take()
-		r.a.Abort(r.now)
+		r.a.Abort()
 		r.drain(nil)
 		if c, _ := cause(r.one(ChunkAbort)); c != CauseUserAbort {
 			t.Error(c)

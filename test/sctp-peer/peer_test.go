@@ -299,7 +299,7 @@ func TestListen(t *testing.T) {
 						t.Errorf("segment %d has %d bytes", i, len(s))
 					}
 				}
-				h.a.Abort(clock.Now())
+				h.a.Abort()
 				h.turn()
 				h.run("the ABORT", func() bool { return p.has("association lost") || p.has("association") && gone(p) })
 				return
@@ -366,7 +366,7 @@ func TestEnds(t *testing.T) {
 	})
 	t.Run("ABORT of ours", func(t *testing.T) {
 		h, p, _ := open(t)
-		h.a.Abort(clock.Now())
+		h.a.Abort()
 		h.run("the peer's end", func() bool { return p.has("association lost") || gone(p) })
 	})
 	t.Run("restart of ours", func(t *testing.T) {

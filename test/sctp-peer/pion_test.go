@@ -559,7 +559,7 @@ func TestPionEnds(t *testing.T) {
 	})
 	t.Run("ABORT of ours", func(t *testing.T) {
 		h, p := open(t)
-		h.a.Abort(clock.Now())
+		h.a.Abort()
 		h.run("the peer's end", func() bool { return p.has("gone") })
 	})
 	t.Run("no indication", func(t *testing.T) {
