@@ -51,11 +51,7 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	}
 	frames := min(max(captureRing/snap, 256), 16384)
 	size := uint64(s.engine.Workers()) * uint64(frames) * uint64(snap+40)
-	if err := c.take(resCaptures, 1); err != nil {
-		return nil, err
-	}
-	if err := c.take(resRings, size); err != nil {
-		c.give(resCaptures, 1)
+	if err := c.takeSized(resCaptures, resRings, size); err != nil {
 		return nil, err
 	}
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -103,8 +99,7 @@ func closeCapture(fd int, done <-chan struct{}) {
 
 // giveCapture releases a capture and its rings. Called with mu held.
 func (c *session) giveCapture(size uint64) {
-	c.give(resCaptures, 1)
-	c.give(resRings, size)
+	c.giveSized(resCaptures, resRings, size)
 }
 
 // captureFilter returns the filter that r describes, if the client may see the matching frames. Called with mu held.

@@ -200,12 +200,7 @@ func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Repl
 	s.mu.Lock()
 	p, err := c.pdOf(r.Pd)
 	if err == nil {
-		err = c.take(resMRs, 1)
-	}
-	if err == nil {
-		if err = c.take(resRegistered, m.mapped); err != nil {
-			c.give(resMRs, 1)
-		}
+		err = c.takeSized(resMRs, resRegistered, m.mapped)
 	}
 	if err != nil {
 		s.mu.Unlock()
@@ -224,8 +219,7 @@ func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Repl
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
-		c.give(resRegistered, m.mapped)
-		c.give(resMRs, 1)
+		c.giveSized(resMRs, resRegistered, m.mapped)
 		p.uses--
 		return errorf(invalid, "ctrl: memory region: %w", err)
 	}
@@ -301,8 +295,7 @@ func (c *session) unmapMR(m *mr) {
 	}
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
-	c.give(resRegistered, m.mapped)
-	c.give(resMRs, 1)
+	c.giveSized(resMRs, resRegistered, m.mapped)
 	m.pd.uses--
 }
 
@@ -358,12 +351,7 @@ func (c *session) createCQ(r *ctrlpb.CreateCQ, reply *ctrlpb.Reply) ([]int, erro
 		q.channel, err = c.channelOf(r.Channel)
 	}
 	if err == nil {
-		err = c.take(resCQs, 1)
-	}
-	if err == nil {
-		if err = c.take(resRings, q.size); err != nil {
-			c.give(resCQs, 1)
-		}
+		err = c.takeSized(resCQs, resRings, q.size)
 	}
 	if err == nil {
 		q.handle = c.newHandle()
@@ -400,8 +388,7 @@ func (c *session) createCQ(r *ctrlpb.CreateCQ, reply *ctrlpb.Reply) ([]int, erro
 
 // forgetCQ returns the quota of a queue. Called with mu held.
 func (c *session) forgetCQ(q *cq) {
-	c.give(resCQs, 1)
-	c.give(resRings, q.size+q.before)
+	c.giveSized(resCQs, resRings, q.size+q.before)
 	if q.channel != nil {
 		q.channel.uses--
 	}

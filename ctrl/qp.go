@@ -110,13 +110,8 @@ func (c *session) reserveQP(q *qp, r *ctrlpb.CreateQP) (bit int, err error) {
 	if bit = c.bits.take(); bit < 0 {
 		return 0, errorf(quota, "ctrl: a client has at most %d queue pairs", c.bits.n)
 	}
-	if err := c.take(resQPs, 1); err != nil {
+	if err := c.takeSized(resQPs, resRings, q.size); err != nil {
 		c.bits.free(bit)
-		return 0, err
-	}
-	if err := c.take(resRings, q.size); err != nil {
-		c.bits.free(bit)
-		c.give(resQPs, 1)
 		return 0, err
 	}
 	// The limit never decreases: messages about a queue pair can outlive it.
@@ -194,8 +189,7 @@ func (c *session) dropQP(q *qp) {
 func (c *session) forgetQP(q *qp, bit int) {
 	delete(c.srv.qps, q.num)
 	c.bits.free(bit)
-	c.give(resQPs, 1)
-	c.give(resRings, q.size)
+	c.giveSized(resQPs, resRings, q.size)
 	q.pd.uses--
 	q.sendCQ.uses--
 	q.recvCQ.uses--

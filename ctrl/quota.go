@@ -159,6 +159,25 @@ func (c *session) give(r resource, n uint64) {
 	c.own[r] -= n
 }
 
+// takeSized charges an object of kind r and its n bytes of memory, or neither. giveSized undoes it.
+// Called with mu held.
+func (c *session) takeSized(r, memory resource, n uint64) error {
+	if err := c.take(r, 1); err != nil {
+		return err
+	}
+	err := c.take(memory, n)
+	if err != nil {
+		c.give(r, 1)
+	}
+	return err
+}
+
+// giveSized returns an object and its memory to the quota. Called with mu held.
+func (c *session) giveSized(r, memory resource, n uint64) {
+	c.give(r, 1)
+	c.give(memory, n)
+}
+
 // giveAll returns everything charged to a client that has ended. Called with mu held.
 func (c *session) giveAll() {
 	for r, n := range c.own {

@@ -70,12 +70,7 @@ func (c *session) createSRQ(r *ctrlpb.CreateSRQ, reply *ctrlpb.Reply) ([]int, er
 	s.mu.Lock()
 	p, err := c.pdOf(r.Pd)
 	if err == nil {
-		err = c.take(resSRQs, 1)
-	}
-	if err == nil {
-		if err = c.take(resRings, q.size); err != nil {
-			c.give(resSRQs, 1)
-		}
+		err = c.takeSized(resSRQs, resRings, q.size)
 	}
 	if err != nil {
 		s.mu.Unlock()
@@ -89,8 +84,7 @@ func (c *session) createSRQ(r *ctrlpb.CreateSRQ, reply *ctrlpb.Reply) ([]int, er
 	defer s.mu.Unlock()
 	if err != nil {
 		p.uses--
-		c.give(resSRQs, 1)
-		c.give(resRings, q.size)
+		c.giveSized(resSRQs, resRings, q.size)
 		return nil, errorf(internal, "ctrl: shared receive queue: %w", err)
 	}
 	s.lastIndex++
@@ -143,8 +137,7 @@ func (c *session) destroySRQ(h uint32) error {
 	defer s.mu.Unlock()
 	q.pd.uses--
 	if ok {
-		c.give(resSRQs, 1)
-		c.give(resRings, q.size)
+		c.giveSized(resSRQs, resRings, q.size)
 	}
 	return nil
 }
