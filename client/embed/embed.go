@@ -133,7 +133,7 @@ func Open(cfg Config) (n *Node, err error) {
 	n.engine.Start()
 	if cfg.InlineProgress {
 		if n.progress = cfg.shared; n.progress == nil {
-			n.progress = newProgress()
+			n.progress = &progress{}
 		}
 		n.progress.add(n.engine)
 	}
@@ -238,52 +238,38 @@ func pairAddrs(i int) []netip.Addr {
 // Pair starts two Nodes, 10.99.0.1 and 10.99.0.2 (also fd99::1 and fd99::2), connected by a
 // wire within the process. It takes no privileges.
 func Pair(cfg PairConfig) (a, b *Node, err error) {
-	if cfg.Sockets {
-		return socketPair(cfg)
-	}
-	la, lb, err := link.NewPipe(cfg.Pipe)
-	if err != nil {
-		return nil, nil, fmt.Errorf("embed: %w", err)
-	}
-	macs := [2][6]byte{{2, 0, 0, 0, 0x99, 1}, {2, 0, 0, 0, 0x99, 2}}
 	var shared *progress
 	if cfg.InlineProgress {
-		shared = newProgress()
+		shared = &progress{}
 	}
-	open := func(i int, l link.Link, cc ctrl.Config) (*Node, error) {
-		addrs := pairAddrs(i)
-		return Open(Config{
-			Link: l, Sockets: cfg.Both, Addrs: addrs, InlineProgress: cfg.InlineProgress, Poll: cfg.Poll, Spin: cfg.Spin, TCP: cfg.TCP, Ctrl: cc,
-			Resolver: &hostnet.Static{SrcMAC: macs[i], DstMAC: macs[1-i], MTU: l.MTU(), Addrs: addrs}, Logger: cfg.Logger, shared: shared,
-		})
+	var nodes [2]Config
+	for i, cc := range []ctrl.Config{cfg.CtrlA, cfg.CtrlB} {
+		nodes[i] = Config{
+			Sockets: cfg.Sockets || cfg.Both, Addrs: pairAddrs(i), InlineProgress: cfg.InlineProgress, Poll: cfg.Poll, Spin: cfg.Spin,
+			TCP: cfg.TCP, Ctrl: cc, Logger: cfg.Logger, shared: shared,
+		}
+		if cfg.Sockets {
+			nodes[i].Addrs = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, byte(i + 1)})}
+		}
 	}
-	if a, err = open(0, la, cfg.CtrlA); err != nil {
-		lb.Close()
+	if !cfg.Sockets {
+		la, lb, err := link.NewPipe(cfg.Pipe)
+		if err != nil {
+			return nil, nil, fmt.Errorf("embed: %w", err)
+		}
+		macs := [2][6]byte{{2, 0, 0, 0, 0x99, 1}, {2, 0, 0, 0, 0x99, 2}}
+		for i, l := range []link.Link{la, lb} {
+			nodes[i].Link = l
+			nodes[i].Resolver = &hostnet.Static{SrcMAC: macs[i], DstMAC: macs[1-i], MTU: l.MTU(), Addrs: nodes[i].Addrs}
+		}
+	}
+	if a, err = Open(nodes[0]); err != nil {
+		if l := nodes[1].Link; l != nil {
+			l.Close()
+		}
 		return nil, nil, err
 	}
-	if b, err = open(1, lb, cfg.CtrlB); err != nil {
-		a.Close()
-		return nil, nil, err
-	}
-	return a, b, nil
-}
-
-// socketPair is Pair over kernel sockets.
-func socketPair(cfg PairConfig) (a, b *Node, err error) {
-	var shared *progress
-	if cfg.InlineProgress {
-		shared = newProgress()
-	}
-	open := func(i int, cc ctrl.Config) (*Node, error) {
-		return Open(Config{
-			Sockets: true, Addrs: []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, byte(i + 1)})}, InlineProgress: cfg.InlineProgress,
-			Poll: cfg.Poll, Spin: cfg.Spin, TCP: cfg.TCP, Ctrl: cc, Logger: cfg.Logger, shared: shared,
-		})
-	}
-	if a, err = open(0, cfg.CtrlA); err != nil {
-		return nil, nil, err
-	}
-	if b, err = open(1, cfg.CtrlB); err != nil {
+	if b, err = Open(nodes[1]); err != nil {
 		a.Close()
 		return nil, nil, err
 	}

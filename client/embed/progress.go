@@ -14,8 +14,6 @@ type progress struct {
 	engines []*dataplane.Engine
 }
 
-func newProgress() *progress { return &progress{} }
-
 func (p *progress) add(e *dataplane.Engine) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
