@@ -168,12 +168,15 @@ func (c *Conn) postRecv(i int) error {
 	return c.qp.PostRecv(&iwarp.RecvWR{ID: recvID | uint64(i), SGEs: []iwarp.SGE{c.mem.sge(i*c.slot, c.slot)}})
 }
 
-// start starts an established connection.
+// start starts an established connection, unless it was closed in the meantime.
 func (c *Conn) start() {
 	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return
+	}
 	c.started = true
 	c.turn()
-	c.mu.Unlock()
 	go c.run()
 }
 

@@ -139,6 +139,23 @@ func TestSendFails(t *testing.T) {
 	}
 }
 
+// TestClosedBeforeStart checks that a connection that was closed while it was established is not started: Endpoint.Close
+// and a server that needs its place may close it then.
+func TestClosedBeforeStart(t *testing.T) {
+	ctx, e := endpoint(t)
+	c, err := e.newConn(ctx, "peer", session.DefaultConfig(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	c.start()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.started {
+		t.Error("a closed connection was started")
+	}
+}
+
 // TestWindowsOfEndedConn checks that a call releases its windows if the connection ends just after the call has: it must not leave them to
 // a connection that has released its own.
 func TestWindowsOfEndedConn(t *testing.T) {
