@@ -86,19 +86,16 @@ func (c *Conn) Call(ctx context.Context, q *Call) (*Response, error) {
 	}
 	w := &call{result: make(chan result, 1)}
 	c.mu.Lock()
-	if c.err != nil {
-		c.mu.Unlock()
-		return nil, &LostError{c.cause()}
+	if err = c.err; err == nil {
+		err = x.expose()
 	}
-	if err := x.expose(); err == nil {
-		err = c.s.Call(xid, x.body, &x.chunks)
-		if err != nil {
-			c.mu.Unlock()
-			return nil, errors.Join(err, x.hide())
-		}
-	} else {
+	if err != nil {
 		c.mu.Unlock()
 		return nil, &LostError{err}
+	}
+	if err := c.s.Call(xid, x.body, &x.chunks); err != nil {
+		c.mu.Unlock()
+		return nil, errors.Join(err, x.hide())
 	}
 	c.calls[xid] = w
 	c.turn()

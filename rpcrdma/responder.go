@@ -249,7 +249,6 @@ func (c *Conn) reply(in *session.Call, m rpc.Msg, held *[]*buffer) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	last := &op{slot: -1}
 	for i, w := range plan.Copies {
 		b := src[len(m.Items)]
 		if w.Item >= 0 {
@@ -261,8 +260,7 @@ func (c *Conn) reply(in *session.Call, m rpc.Msg, held *[]*buffer) {
 		}
 		wr := iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{b.sge(w.Off, int(w.To.Length))}, RKey: w.To.Handle, Remote: w.To.Offset}
 		o := &op{slot: -1}
-		if i == len(plan.Copies)-1 {
-			o = last // work requests complete in order, so this one frees the buffers
+		if i == len(plan.Copies)-1 { // work requests complete in order, so the last one frees the buffers
 			o.free, *held = *held, nil
 		}
 		if c.post(&wr, o) != nil {
