@@ -63,10 +63,14 @@ func TestInvalidate(t *testing.T) {
 				p.s.Reply(in, plan, replyBody(in.XID, 40))
 				var o Out
 				for p.s.PollTransmit(&o) {
-					if o.XID == in.XID && o.Reply {
+					var h wire.Header
+					if _, err := h.Decode(o.B); err != nil {
+						t.Fatal(err)
+					}
+					if h.XID == in.XID && (h.Type == wire.ReplyInline || h.Type == wire.Msg1) {
 						inv = o.Inv
 					} else if o.Inv != 0 {
-						t.Errorf("message for %d invalidates %#x", o.XID, o.Inv)
+						t.Errorf("message for %d invalidates %#x", h.XID, o.Inv)
 					}
 				}
 				return inv

@@ -215,8 +215,6 @@ func (s *Session) Call(xid uint32, body []byte, c *CallChunks) error {
 			m.hdr.Type = wire.NoMsg1
 			m.hdr.Reads = append(append([]wire.ReadSegment(nil), c.Call...), c.Reads...)
 		}
-	} else {
-		m.hdr.Vers = 2
 	}
 	m.hdr.Vers = uint32(s.version)
 	n := m.hdr.Len() + len(body)
@@ -275,11 +273,13 @@ type ReplyPlan struct {
 	Copies []Copy
 	hdr    wire.Header
 	inv    uint32
-	format uint8 // 0 inline, 1 continued, 2 special
+	pieces bool // the message is continued
 }
 
 // External reports whether the message itself goes by the Reply chunk.
-func (p *ReplyPlan) External() bool { return p.hdr.Reply != nil && p.format == 2 }
+func (p *ReplyPlan) External() bool {
+	return p.hdr.Type == wire.ReplyExternal || p.hdr.Type == wire.NoMsg1
+}
 
 // PlanReply chooses the format of a reply to c. body is its length without items and their padding.
 // If ok is false no format is possible, and f is the error to pass to Fail.
@@ -334,14 +334,13 @@ func (s *Session) PlanReply(c *Call, body int, items []Item) (p *ReplyPlan, f wi
 		}
 		h.Reply = reply
 		p.fill(h.Reply, rest, -1)
-		p.format = 2
 		if h.Len() <= limit {
 			return p, f, true
 		}
 	}
 	if s.version == 2 && rest <= s.continueLimit(false) {
 		h.Type, h.Reply = wire.ReplyInline, nil
-		p.format = 1
+		p.pieces = true
 		if h.Len()+8 <= limit {
 			p.dropBody()
 			return p, f, true
@@ -386,15 +385,15 @@ func (s *Session) Reply(c *Call, p *ReplyPlan, body []byte) {
 	if !s.answered(c) {
 		return
 	}
-	switch p.format {
-	case 0:
-		s.stats.Inline[1]++
-	case 1:
+	switch {
+	case p.pieces:
 		s.stats.Continued[1]++
-	case 2:
+	case p.External():
 		s.stats.Special[1]++
+	default:
+		s.stats.Inline[1]++
 	}
-	s.queue = append(s.queue, message{hdr: p.hdr, body: body, inv: p.inv, pieces: p.format == 1})
+	s.queue = append(s.queue, message{hdr: p.hdr, body: body, inv: p.inv, pieces: p.pieces})
 	s.replies.n++
 	s.replies.bytes += len(body)
 	if s.replies.n > maxReplies || s.replies.bytes > maxReplyBytes {

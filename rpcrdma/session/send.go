@@ -8,12 +8,8 @@ const firstLimit = 1024
 
 // Out is a message to be sent by one Send.
 type Out struct {
-	B       []byte // PollTransmit appends to B[:0]
-	Inv     uint32 // not 0: by Send with Invalidate of this STag
-	XID     uint32
-	Payload bool // it carries, or ends, an RPC message
-	Reply   bool
-	Last    bool // the last message of a call or reply
+	B   []byte // PollTransmit appends to B[:0]
+	Inv uint32 // not 0: by Send with Invalidate of this STag
 }
 
 // edge returns the credit value to advertise: the total number of messages that the peer may have
@@ -87,7 +83,6 @@ func (s *Session) next(out *Out) {
 		piece := message{hdr: mid, body: m.body[m.off : m.off+n]}
 		m.off += n
 		s.emit(out, &piece)
-		out.Payload, out.Reply = true, !m.call
 		return
 	}
 	piece := *m
@@ -96,7 +91,6 @@ func (s *Session) next(out *Out) {
 	s.queue[0] = message{}
 	s.queue = s.queue[1:]
 	s.emit(out, &piece)
-	out.Payload, out.Last, out.Reply = true, true, !m.call
 }
 
 // left updates the counters when m leaves the queue.
@@ -117,7 +111,7 @@ func (s *Session) emit(out *Out, m *message) {
 		h.Vers = m.vers
 	}
 	h.Credit = s.edge()
-	*out = Out{B: h.Append(out.B[:0]), Inv: m.inv, XID: h.XID}
+	*out = Out{B: h.Append(out.B[:0]), Inv: m.inv}
 	out.B = append(out.B, m.body...)
 	s.told = h.Credit
 	s.payload = false
@@ -155,7 +149,7 @@ func (s *Session) poll1(out *Out) bool {
 	if m.answer {
 		h.Vers = m.vers
 	}
-	*out = Out{B: h.Append(out.B[:0]), Inv: m.inv, XID: h.XID, Payload: !m.answer, Last: true, Reply: !m.call}
+	*out = Out{B: h.Append(out.B[:0]), Inv: m.inv}
 	out.B = append(out.B, m.body...)
 	s.sent++
 	s.stats.Sent++

@@ -300,13 +300,9 @@ func (s *Session) becomeReady() {
 }
 
 // Forget drops a call whose reply is no longer needed.
-func (s *Session) Forget(xid uint32) {
-	if p := s.pending[xid]; p != nil {
-		s.settle(xid)
-	}
-}
+func (s *Session) Forget(xid uint32) { s.settle(xid) }
 
-// settle removes a call from the outstanding ones.
+// settle removes a call from the outstanding ones, and returns it, or nil if it is not one of them.
 func (s *Session) settle(xid uint32) *pending {
 	p := s.pending[xid]
 	if p == nil {
