@@ -53,7 +53,7 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 	cfg.Mover = queue
 	core := verbs.NewQP(cfg)
 	s.mu.Lock()
-	q.binding = &dataplane.QPBinding{QP: core, SendCQ: q.sendCQ.ring, RecvCQ: q.recvCQ.ring, Client: c.binding, Bit: bit, User: q, Far: queue,
+	q.binding = &dataplane.QPBinding{QP: core, SendCQ: q.sendCQ.ring, RecvCQ: q.recvCQ.ring, Client: c.binding, Bit: bit, Far: queue,
 		ReceiveWait: time.Duration(r.ReceiveWaitMs) * time.Millisecond}
 	c.qps[q.num] = q
 	s.mu.Unlock()

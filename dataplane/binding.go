@@ -27,7 +27,6 @@ type QPBinding struct {
 	SendCQ, RecvCQ CQ
 	Client         *ClientBinding
 	Bit            int // in the client's doorbell pages
-	User           any // for the owner's use
 	Far            Far // the Mover of QP, or nil
 	// ReceiveWait is how long a Send may wait for its receive over TCP. If it is 0, a Send
 	// without a receive ends the stream at once, as RFC 5041 section 7.1 requires.
