@@ -17,11 +17,10 @@ import (
 func (s *Server) OnEvent(ev dataplane.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if ev.Kind == dataplane.EventAccepted {
+	switch ev.Kind {
+	case dataplane.EventAccepted:
 		s.accepted(ev)
 		return
-	}
-	switch ev.Kind {
 	case dataplane.EventRequest:
 		s.requestSCTP(ev)
 		return

@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"cmp"
 	"errors"
 	"time"
 
@@ -77,9 +78,9 @@ func (s *Server) closedEvent(c *conn, err error) {
 		if s.reshare(c, err) {
 			return
 		}
-		s.failConn(c, errorf(closeCode(err), "%w (peer %v)", orClosed(err), c.remote))
+		s.failConn(c, errorf(closeCode(err), "%w (peer %v)", cmp.Or(err, errClosedEarly), c.remote))
 	case connStreaming:
-		s.failConn(c, errorf(refused, "%w (peer %v)", orClosed(err), c.remote))
+		s.failConn(c, errorf(refused, "%w (peer %v)", cmp.Or(err, errClosedEarly), c.remote))
 	case connStartup:
 		c.st.HandleClosed()
 		s.pump(c)
@@ -93,7 +94,7 @@ func (s *Server) closedEvent(c *conn, err error) {
 			s.failConn(c, c.failure)
 			return
 		}
-		s.failConn(c, errorf(refused, "%w (peer %v)", orClosed(err), c.remote))
+		s.failConn(c, errorf(refused, "%w (peer %v)", cmp.Or(err, errClosedEarly), c.remote))
 	case connUp, connClosing:
 		c.orderly = err == nil && c.sctp == nil && !c.peerClosedFirst
 		if errors.Is(err, dataplane.ErrCQOverrun) {
@@ -120,13 +121,6 @@ func closeCode(err error) ctrlpb.Code {
 		return timedOut
 	}
 	return refused
-}
-
-func orClosed(err error) error {
-	if err == nil {
-		return errClosedEarly
-	}
-	return err
 }
 
 var errClosedEarly = errors.New("closed during set-up")
