@@ -75,7 +75,7 @@ const (
 	fuzzKinds
 )
 
-// frame returns the frame that a record of FuzzFrames asks for, or nil.
+// frames returns the frame that a record of FuzzFrames asks for, or nil.
 func (f *fuzzPair) frames(kind byte, v6 bool, in []byte, as *assoc) []byte {
 	at := func(i int) byte {
 		if i < len(in) {

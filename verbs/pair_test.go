@@ -140,7 +140,7 @@ func (s *side) take() []WC {
 	return w
 }
 
-// statuses returns the IDs and statuses of completions.
+// outcome is the ID and the status of a completion.
 type outcome struct {
 	id uint64
 	st WCStatus

@@ -25,7 +25,7 @@ type layer struct {
 	folder  string
 	inside  []string
 	outside []string
-	core    bool // sans-I/O: see coreImports
+	core    bool // sans-I/O: see forbidden
 }
 
 // leaves stand on the standard library alone, but for what layers say.

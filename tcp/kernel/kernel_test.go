@@ -442,7 +442,7 @@ func TestKernelGoodput(t *testing.T) {
 }
 
 // The bottleneck of TestKernelGoodput: bytes a second, and bytes that wait. It is
-// slow enough that the CPU is none, on a busy machine either.
+// so slow that the CPU is never the bottleneck, not even on a busy machine.
 const rate, queue = 3_125_000, 62_500
 
 // oursAndKernel returns how long we need for total bytes to a kernel, or from it.

@@ -29,7 +29,7 @@ type memory struct {
 
 const sealSize = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
-// memfds returns the memfds of docs/api.md for a client with one worker.
+// good holds the memfds of docs/api.md for a client with one worker.
 var good = map[string]memory{
 	"bells": {kind: 4, entries: 64, rings: 1, ringSize: 4096},
 	"cq":    {kind: 3, entries: 64, stride: 64, rings: 1, ringSize: 8192},
