@@ -118,9 +118,12 @@ func (x *Export) Run(ctx context.Context) error {
 
 // mappings returns the entries of the portmapper.
 func (x *Export) mappings() []Mapping {
-	portmap := Mapping{Prog: ProgramPortmap, Vers: 2, Port: uint32(x.PortmapPort)}
-	l := []Mapping{portmap, portmap}
-	l[1].UDP = true
+	var l []Mapping
+	for _, v := range []uint32{2, 3, 4} {
+		for _, udp := range []bool{false, true} {
+			l = append(l, Mapping{Prog: ProgramPortmap, Vers: v, Port: uint32(x.PortmapPort), UDP: udp})
+		}
+	}
 	if x.MountPort != 0 {
 		for _, v := range []uint32{1, 3} {
 			l = append(l, Mapping{Prog: ProgramMount, Vers: v, Port: uint32(x.MountPort)})

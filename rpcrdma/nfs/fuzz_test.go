@@ -41,13 +41,9 @@ func FuzzServer(f *testing.F) {
 		f.Add(proc, true, []byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 8}, []byte("12345678"), uint16(116))
 	}
 	f.Fuzz(func(t *testing.T, proc uint32, withRoot bool, args, item []byte, pos uint16) {
-		for _, prog := range []uint32{nfs.ProgramNFS, nfs.ProgramMount, nfs.ProgramPortmap} {
-			vers := uint32(3)
-			if prog == nfs.ProgramPortmap {
-				vers = 2
-			}
-			m := call(prog, vers, proc%24, func(w *rpc.Writer) {
-				if withRoot && prog == nfs.ProgramNFS {
+		for _, c := range []struct{ prog, vers uint32 }{{nfs.ProgramNFS, 3}, {nfs.ProgramMount, 3}, {nfs.ProgramPortmap, 2}, {nfs.ProgramPortmap, 4}} {
+			m := call(c.prog, c.vers, proc%24, func(w *rpc.Writer) {
+				if withRoot && c.prog == nfs.ProgramNFS {
 					w.Opaque(root)
 				}
 				w.Body = append(w.Body, args...)

@@ -3,6 +3,8 @@ package nfs
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net/netip"
 	"path"
 	"strings"
 	"sync"
@@ -195,35 +197,68 @@ type Mapping struct {
 // protocol returns the IP protocol number.
 func (m *Mapping) protocol() uint32 {
 	if m.UDP {
-		return 17
+		return unix.IPPROTO_UDP
 	}
-	return 6
+	return unix.IPPROTO_TCP
 }
 
-// Portmap returns a portmapper with fixed entries (RFC 1833 section 3). It supports NULL, GETPORT
-// and DUMP of version 2.
+// Portmap returns a portmapper with fixed entries (RFC 1833). It supports NULL and DUMP, GETPORT of
+// version 2, and GETADDR of versions 3 and 4, which clients use over IPv6.
 func Portmap(entries []Mapping) rpc.Program {
-	return rpc.Program{Low: 2, High: 2, Serve: func(_ context.Context, r *rpc.Request) rpc.Status {
-		switch r.Proc {
-		case 0:
-		case 3:
+	find := func(prog, vers, proto uint32) (port uint32) {
+		for _, e := range entries {
+			// Another version returns the port too: the program itself reports its versions.
+			if e.Prog == prog && proto == e.protocol() && (e.Vers == vers || port == 0) {
+				port = e.Port
+			}
+		}
+		return port
+	}
+	return rpc.Program{Low: 2, High: 4, Serve: func(_ context.Context, r *rpc.Request) rpc.Status {
+		const getPort, dump, limit = 3, 4, 1024
+		tcp, udp, anyHost := "tcp", "udp", "0.0.0.0"
+		if strings.Contains(r.Peer, ":") {
+			tcp, udp, anyHost = "tcp6", "udp6", "::"
+		}
+		switch {
+		case r.Proc == 0:
+		case r.Proc == getPort && r.Vers == 2:
 			prog, vers, proto := r.Args.U32(), r.Args.U32(), r.Args.U32()
 			r.Args.U32()
 			if r.Args.Err() != nil {
 				return rpc.GarbageArgs
 			}
-			var port uint32
-			for _, e := range entries {
-				// Another version returns the port too: the program itself reports
-				// its versions.
-				if e.Prog == prog && proto == e.protocol() && (e.Vers == vers || port == 0) {
-					port = e.Port
-				}
+			r.Reply.U32(find(prog, vers, proto))
+		case r.Proc == getPort: // GETADDR
+			prog, vers, netid, addr := r.Args.U32(), r.Args.U32(), r.Args.String(limit), r.Args.String(limit)
+			r.Args.String(limit) // the owner
+			if r.Args.Err() != nil {
+				return rpc.GarbageArgs
 			}
-			r.Reply.U32(port)
-		case 4:
+			port := find(prog, vers, map[string]uint32{tcp: unix.IPPROTO_TCP, udp: unix.IPPROTO_UDP}[netid])
+			host, ok := universalHost(addr) // the client may name the address of this host that it uses
+			switch {
+			case port == 0:
+				r.Reply.String("")
+			case ok:
+				r.Reply.String(universal(host, port))
+			default:
+				r.Reply.String(universal(anyHost, port))
+			}
+		case r.Proc == dump:
 			for _, e := range entries {
-				r.Reply.U32(1, e.Prog, e.Vers, e.protocol(), e.Port)
+				r.Reply.U32(1, e.Prog, e.Vers)
+				if r.Vers == 2 {
+					r.Reply.U32(e.protocol(), e.Port)
+					continue
+				}
+				netid := tcp
+				if e.UDP {
+					netid = udp
+				}
+				r.Reply.String(netid)
+				r.Reply.String(universal(anyHost, e.Port))
+				r.Reply.String("superuser") // the owner, in rpcbind's words
 			}
 			r.Reply.U32(0)
 		default:
@@ -231,4 +266,23 @@ func Portmap(entries []Mapping) rpc.Program {
 		}
 		return rpc.Success
 	}}
+}
+
+// universal returns a universal address (RFC 5665 section 5.2.3): the host, then the two bytes of
+// the port in decimal.
+func universal(host string, port uint32) string {
+	return fmt.Sprintf("%s.%d.%d", host, port>>8, port&0xff)
+}
+
+// universalHost returns the host of a universal address.
+func universalHost(s string) (host string, ok bool) {
+	for range 2 {
+		i := strings.LastIndexByte(s, '.')
+		if i < 0 {
+			return "", false
+		}
+		s = s[:i]
+	}
+	_, err := netip.ParseAddr(s)
+	return s, err == nil
 }
