@@ -131,15 +131,21 @@ static void refer(struct ibv_comp_channel *ch, int n)
 		__atomic_add_fetch(&ch->refcnt, n, __ATOMIC_RELAXED);
 }
 
+static uint64_t least(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
 /*
  * room_for returns the depth of the daemon's queue. Programs ask for far more completions
- * (cqe) than their queue pairs can have outstanding (need).
+ * (cqe) than their queue pairs can have outstanding (need). Each of a program's may have a
+ * second one, which is hidden.
  */
-static uint32_t room_for(int cqe, uint64_t need)
+static uint32_t room_for(struct ibv_context *ibv, int cqe, uint64_t need)
 {
 	uint64_t depth = need > FIRST_DEPTH ? need : FIRST_DEPTH;
 
-	return depth < (uint64_t)cqe ? (uint32_t)depth : (uint32_t)cqe;
+	return (uint32_t)least(least(depth, 2 * (uint64_t)cqe), iwv_context_of(ibv)->attr.max_cqe);
 }
 
 /*
@@ -170,7 +176,7 @@ int cq_need(struct ibv_cq *ibv, uint64_t n, struct iwarpd_error *e)
 	uint32_t depth;
 
 	cq->need += n;
-	depth = room_for(ibv->cqe, cq->need);
+	depth = room_for(ibv->context, ibv->cqe, cq->need);
 	return depth > cq->depth ? resize(cq, depth, e) : 0;
 }
 
@@ -190,7 +196,7 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *ibv, int cqe, void *cq_context,
 		errno = EINVAL;
 		return NULL;
 	}
-	depth = room_for(cqe, 0);
+	depth = room_for(ibv, cqe, 0);
 	cq = calloc(1, sizeof(*cq));
 	if (!cq)
 		return NULL;
@@ -371,7 +377,7 @@ int ibv_resize_cq(struct ibv_cq *ibv, int cqe)
 	if (cqe < 1 || (uint32_t)cqe > iwv_context_of(ibv->context)->attr.max_cqe)
 		return EINVAL;
 	iwv_thread_lock();
-	err = resize(cq, room_for(cqe, cq->need), &e);
+	err = resize(cq, room_for(ibv->context, cqe, cq->need), &e);
 	if (!err)
 		ibv->cqe = cqe;
 	iwv_thread_unlock();

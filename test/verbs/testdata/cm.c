@@ -312,6 +312,14 @@ static void nowhere(void)
 	rdma_destroy_event_channel(ch);
 }
 
+/* recv_empty posts a receive without room. */
+static void recv_empty(struct ibv_qp *qp, uint64_t id)
+{
+	struct ibv_recv_wr wr = { .wr_id = id }, *bad;
+
+	CHECK(ibv_post_recv(qp, &wr, &bad) == 0);
+}
+
 /* write_badly posts a Write with Immediate Data from memory that is not registered. */
 static void write_badly(struct ibv_qp *qp)
 {
@@ -349,6 +357,34 @@ static void halves(void)
 	}
 	end(l);
 	CHECK(ibv_destroy_cq(shared) == 0);
+}
+
+/* A completion queue that is as deep as the program needs has room for both halves of Writes with Immediate Data. */
+static void exact(void)
+{
+	enum { WRITES = 4 };
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct ibv_wc wc;
+
+	shared = ibv_create_cq(l->verbs, 2 * WRITES, NULL, NULL, 0); /* sends and receives */
+	CHECK(shared);
+	establish(server, client, l, &id, &child);
+	shared = NULL;
+	for (int i = 0; i < WRITES; i++)
+		recv_empty(id->qp, 0);
+	for (int i = 0; i < WRITES; i++)
+		write_badly(id->qp);
+	CHECK(next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
+	for (int sends = 0, recvs = 0; sends < WRITES || recvs < WRITES;) {
+		CHECK(ibv_poll_cq(id->qp->send_cq, 1, &wc) == 1);
+		sends += wc.wr_id == id->qp->qp_num;
+		recvs += wc.wr_id == 0;
+	}
+	CHECK(ibv_poll_cq(id->qp->send_cq, 1, &wc) == 0);
+	end(id);
+	end(child);
+	end(l);
 }
 
 /* A Write with Immediate Data that takes two entries of a send queue is posted whole or not at all. */
@@ -542,14 +578,6 @@ static void resized(void)
 	ibv_ack_cq_events(cq, 1);
 	CHECK(ibv_resize_cq(cq, 40) == 0 && !readable(ch->fd));
 	CHECK(ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(ch) == 0 && ibv_close_device(c) == 0);
-}
-
-/* recv_empty posts a receive without room. */
-static void recv_empty(struct ibv_qp *qp, uint64_t id)
-{
-	struct ibv_recv_wr wr = { .wr_id = id }, *bad;
-
-	CHECK(ibv_post_recv(qp, &wr, &bad) == 0);
 }
 
 static void to_error(struct ibv_qp *qp)
@@ -944,7 +972,7 @@ int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "states", states }, { "dropped", dropped },
-		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole },
+		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole }, { "exact", exact },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed },
 	};
