@@ -140,8 +140,8 @@ void addr_set_port(struct sockaddr *a, uint16_t port);
  */
 void addr_text(const struct sockaddr *a, bool port, char text[128]);
 
-/* addr_parse reads an address and port as addr_text writes them. */
-bool addr_parse(const char *text, struct sockaddr_storage *a);
+/* addr_parse reads an address and port of the daemon. Link-local addresses, which have no zone there, get that of the device. */
+bool addr_parse(const char *text, const struct device *d, struct sockaddr_storage *a);
 
 /* cm_connect.c */
 void cm_start(void);

@@ -80,11 +80,11 @@ void addr_text(const struct sockaddr *a, bool port, char text[128])
 		snprintf(text, 128, v6 ? "[%s%s]:%u" : "%s%s:%u", host, zone, addr_port(a));
 }
 
-bool addr_parse(const char *text, struct sockaddr_storage *a)
+bool addr_parse(const char *text, const struct device *d, struct sockaddr_storage *a)
 {
 	struct sockaddr_in6 *a6 = (struct sockaddr_in6 *)a;
 	struct sockaddr_in *a4 = (struct sockaddr_in *)a;
-	char host[128], *colon, *zone;
+	char host[128], *colon;
 
 	memset(a, 0, sizeof(*a));
 	snprintf(host, sizeof(host), "%s", text);
@@ -100,12 +100,11 @@ bool addr_parse(const char *text, struct sockaddr_storage *a)
 	if (host[0] != '[' || colon == host + 1 || colon[-1] != ']')
 		return false;
 	colon[-1] = 0;
-	zone = strchr(host, '%');
-	if (zone) {
-		*zone = 0;
-		a6->sin6_scope_id = if_nametoindex(zone + 1);
-	}
 	a6->sin6_family = AF_INET6;
 	a6->sin6_port = htons((uint16_t)atoi(colon + 1));
-	return inet_pton(AF_INET6, host + 1, &a6->sin6_addr) == 1;
+	if (inet_pton(AF_INET6, host + 1, &a6->sin6_addr) != 1)
+		return false;
+	if (IN6_IS_ADDR_LINKLOCAL(&a6->sin6_addr))
+		a6->sin6_scope_id = if_nametoindex(d->interface);
+	return true;
 }

@@ -194,11 +194,11 @@ static bool takes(const struct id *id, sa_family_t family)
 	return src->sa_family == family || (src->sa_family == AF_INET6 && addr_any(src) && !id->afonly);
 }
 
-static struct id *id_of_listener(const struct iwarpd_event *ev)
+static struct id *id_of_listener(const struct context *c, const struct iwarpd_event *ev)
 {
 	struct sockaddr_storage local;
 
-	if (!ev->listener || !addr_parse(ev->local, &local))
+	if (!ev->listener || !addr_parse(ev->local, c->device, &local))
 		return NULL;
 	for (struct id *id = ids; id; id = id->next)
 		for (struct endpoint *e = id->endpoints; e; e = e->next)
@@ -241,7 +241,7 @@ static unsigned int max_requests(const struct id *listener)
 
 static void connect_request(struct context *c, const struct iwarpd_event *ev)
 {
-	struct id *listener = id_of_listener(ev), *id = NULL;
+	struct id *listener = id_of_listener(c, ev), *id = NULL;
 	struct cm_event *e = NULL;
 
 	if (listener && listener->state == ID_LISTEN && listener->requests < max_requests(listener))
@@ -252,8 +252,8 @@ static void connect_request(struct context *c, const struct iwarpd_event *ev)
 		id->state = ID_CONNECT;
 		id->unreported = true;
 		id_bind_device(id, c);
-		addr_parse(ev->local, &id->pub.route.addr.src_storage);
-		addr_parse(ev->remote, &id->pub.route.addr.dst_storage);
+		addr_parse(ev->local, c->device, &id->pub.route.addr.src_storage);
+		addr_parse(ev->remote, c->device, &id->pub.route.addr.dst_storage);
 		e = with_data(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0, ev);
 	}
 	if (id && !e)
@@ -273,7 +273,7 @@ static void connect_request(struct context *c, const struct iwarpd_event *ev)
 	event_post(e);
 }
 
-static void established(const struct iwarpd_event *ev)
+static void established(const struct context *c, const struct iwarpd_event *ev)
 {
 	struct id *id = id_of_qp(ev);
 	struct sockaddr_storage local;
@@ -281,7 +281,7 @@ static void established(const struct iwarpd_event *ev)
 
 	if (!id)
 		return;
-	if (addr_parse(ev->local, &local))
+	if (addr_parse(ev->local, c->device, &local))
 		id->pub.route.addr.src_storage = local;
 	e = with_data(id, RDMA_CM_EVENT_ESTABLISHED, 0, ev);
 	if (e)
@@ -341,7 +341,7 @@ static void handle(struct context *c, const struct iwarpd_event *ev)
 		request_gone(c, ev);
 		break;
 	case IWARPD_EVENT_ESTABLISHED:
-		established(ev);
+		established(c, ev);
 		break;
 	case IWARPD_EVENT_REJECTED:
 		id = id_of_qp(ev);

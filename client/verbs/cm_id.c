@@ -230,7 +230,7 @@ static int open_endpoint(struct id *id, struct context *c)
 		free(ep);
 		return err;
 	}
-	if (addr_parse(iwarpd_listener_address(ep->listener), &got))
+	if (addr_parse(iwarpd_listener_address(ep->listener), c->device, &got))
 		addr_set_port(src, addr_port((struct sockaddr *)&got));
 	ep->ctx = c;
 	ep->next = id->endpoints;

@@ -703,6 +703,10 @@ func TestInterfaces(t *testing.T) {
 				c.from.start(t, program+" client "+c.dst.String()+" "+at).Succeed()
 				server.Expect(fmt.Sprintf("%v to %v by %s\n", c.src, c.dst, c.device))
 			}
+			// Link-local addresses have the zone of the device.
+			src, dst := linkLocal(t, &w.A).WithZone(w.B.Name), linkLocal(t, &w.B).WithZone(w.B.Name)
+			a.start(t, program+" client "+dst.WithZone(w.A.Name).String()+" "+at).Succeed()
+			server.Expect(fmt.Sprintf("%v to %v by iwarpd1\n", src, dst))
 			second := b.start(t, program+" server "+at) // every device has the port
 			if second.Wait(time.Minute) == 0 || !strings.Contains(second.String(), "in use") {
 				t.Errorf("a second listener:\n%s", second)
@@ -716,6 +720,21 @@ func TestInterfaces(t *testing.T) {
 	if n := sent(t, &w.A) - before; n < 20*65536 {
 		t.Errorf("%d bytes left by the second interface", n)
 	}
+}
+
+// linkLocal returns the link-local address of an interface.
+func linkLocal(t *testing.T, e *testenv.End) netip.Addr {
+	t.Helper()
+	out, err := e.NS.Command("ip", "-6", "-o", "addr", "show", "dev", e.Name, "scope", "link").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, addr, _ := strings.Cut(string(out), "inet6 ")
+	p, err := netip.ParsePrefix(strings.SplitN(addr, " ", 2)[0])
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return p.Addr()
 }
 
 // sent returns the number of bytes that an interface has sent.
