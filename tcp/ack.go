@@ -258,7 +258,7 @@ func (c *Conn) takeSACK(a *ackState, s *Segment) {
 
 // markSACKed marks the segments that b covers.
 func (c *Conn) markSACKed(a *ackState, b SACKBlock) {
-	for p := c.q.skip(c.q.find(b.Start)); p != c.q.next; p = c.q.skip(p) {
+	for p := c.q.skip(c.q.find(b.Start)); p != c.q.next; p = c.q.skip(p + 1) {
 		s := c.q.at(p)
 		if b.End.Less(s.end()) {
 			return
