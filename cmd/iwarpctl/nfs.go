@@ -303,6 +303,9 @@ func writeWhole(name string, f func(io.Writer) error) (err error) {
 		if err != nil {
 			_ = os.Remove(temp)
 		}
+		if p, ok := errors.AsType[*fs.PathError](err); ok && p.Path == temp {
+			p.Path = name
+		}
 	}()
 	if err == nil {
 		if sys, ok := st.Sys().(*syscall.Stat_t); ok {

@@ -58,6 +58,10 @@ func TestWriteWhole(t *testing.T) {
 	if err := writeWhole(at("no/file"), whole); !errors.Is(err, fs.ErrNotExist) || strings.Contains(err.Error(), ".iwarpctl-") {
 		t.Error(err)
 	}
+	closed := func(w io.Writer) error { _ = w.(io.Closer).Close(); return whole(w) }
+	if err := writeWhole(at("new"), closed); !errors.Is(err, os.ErrClosed) || !strings.Contains(err.Error(), "write "+at("new")+": ") {
+		t.Error(err)
+	}
 	// What is not a regular file is written in place.
 	if err := writeWhole(at("dir"), whole); !errors.Is(err, unix.EISDIR) {
 		t.Error(err)
