@@ -414,15 +414,12 @@ func (w *copying) put(ctx context.Context, src, name string) error {
 		}
 		return err
 	}
-	if info, serr := os.Stat(src); serr != nil || !info.IsDir() || !w.flags.recursive {
-		if serr == nil && !info.Mode().IsRegular() {
+	dir, serr := os.Stat(src)
+	if serr != nil || !dir.IsDir() || !w.flags.recursive {
+		if serr == nil && !dir.Mode().IsRegular() {
 			w.skipped = append(w.skipped, src)
 			return nil
 		}
-		return err
-	}
-	dir, err := os.Stat(src)
-	if err != nil {
 		return err
 	}
 	entries, err := os.ReadDir(src)
