@@ -56,7 +56,7 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	}
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		c.giveCapture(size)
+		c.giveSized(resCaptures, resRings, size)
 		return nil, errorf(internal, "ctrl: capture: %w", err)
 	}
 	if unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, captureSocket) != nil {
@@ -80,7 +80,7 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.captures--
-		c.giveCapture(size)
+		c.giveSized(resCaptures, resRings, size)
 	}()
 	reply.Body = &ctrlpb.Reply_Capture{Capture: &ctrlpb.CaptureReply{Snaplen: uint32(snap)}}
 	return fds[1:], nil
@@ -95,11 +95,6 @@ func closeCapture(fd int, done <-chan struct{}) {
 	_ = unix.Shutdown(fd, unix.SHUT_RDWR)
 	awaitUnread(func() int { n, _ := unix.IoctlGetInt(fd, unix.SIOCOUTQ); return n }, done)
 	unix.Close(fd)
-}
-
-// giveCapture releases a capture and its rings. Called with mu held.
-func (c *session) giveCapture(size uint64) {
-	c.giveSized(resCaptures, resRings, size)
 }
 
 // captureFilter returns the filter that r describes, if the client may see the matching frames. Called with mu held.
