@@ -6,12 +6,11 @@ import (
 )
 
 // Doorbells is the worker's end of a client's doorbell page, a memfd of its own, and of the eventfd with which the client wakes the worker.
-// Before it sleeps the worker calls SetSleeping(true), then Any on each page, and sleeps only if no bell is set; it clears the flag when it
-// wakes.
+// Before it sleeps the worker calls SetSleeping(true), then Take for each word, and sleeps only if no bell was rung; it clears the flag when
+// it wakes.
 type Doorbells struct {
 	file
 	wake     int
-	bits     int
 	sleeping *atomic.Uint32
 	received *atomic.Uint32
 	words    []atomic.Uint64
@@ -35,7 +34,7 @@ func CreateDoorbells(bits int) (*Doorbells, error) {
 	h := header{kind: KindDoorbells, entries: bits, rings: 1, ringSize: PageSize}
 	h.put(f.mem)
 	m := f.mem[HeaderSize:]
-	return &Doorbells{f, wake, bits, word32(m, BellSleeping), word32(m, BellReceived), words64(m, BellBits, bits/64)}, nil
+	return &Doorbells{f, wake, word32(m, BellSleeping), word32(m, BellReceived), words64(m, BellBits, bits/64)}, nil
 }
 
 // WakeFD returns the eventfd, for Alarm.Watch and the client. The page still owns it.
@@ -55,28 +54,15 @@ func (d *Doorbells) end(end func(*file) error) error {
 }
 
 // Bits returns how many doorbells there are.
-func (d *Doorbells) Bits() int { return d.bits }
+func (d *Doorbells) Bits() int { return 64 * len(d.words) }
 
-// Words returns how many words of 64 doorbells there are.
-func (d *Doorbells) Words() int { return len(d.words) }
-
-// Take returns the bells of a word that were rung, and clears them.
+// Take returns the bells of a word of 64 that were rung, and clears them.
 func (d *Doorbells) Take(word int) uint64 {
 	w := &d.words[word]
 	if w.Load() == 0 { // the common case needs no locked instruction
 		return 0
 	}
 	return w.Swap(0)
-}
-
-// Any reports whether any bell was rung.
-func (d *Doorbells) Any() bool {
-	for i := range d.words {
-		if d.words[i].Load() != 0 {
-			return true
-		}
-	}
-	return false
 }
 
 // SetSleeping sets whether the client must wake the worker after it rings a bell.
@@ -95,7 +81,6 @@ func (d *Doorbells) Received() { d.received.Store(d.received.Load() + 1) }
 // ring.
 type DoorbellRinger struct {
 	file
-	bits     int
 	sleeping *atomic.Uint32
 	received *atomic.Uint32
 	words    []atomic.Uint64
@@ -109,11 +94,8 @@ func MapDoorbells(fd, wake int) (*DoorbellRinger, error) {
 		return nil, err
 	}
 	m := f.mem[HeaderSize:]
-	return &DoorbellRinger{f, h.entries, word32(m, BellSleeping), word32(m, BellReceived), words64(m, BellBits, h.entries/64), wake}, nil
+	return &DoorbellRinger{f, word32(m, BellSleeping), word32(m, BellReceived), words64(m, BellBits, h.entries/64), wake}, nil
 }
-
-// Bits returns how many doorbells there are.
-func (r *DoorbellRinger) Bits() int { return r.bits }
 
 // Received returns a number that changes when the worker has placed data of a peer for the client.
 func (r *DoorbellRinger) Received() uint32 { return r.received.Load() }

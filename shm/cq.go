@@ -41,9 +41,8 @@ type cqRing struct {
 	gen     *cqMem
 	ring    ring.Producer
 	mem     []byte
-	dirty   bool // pushed to since the last Flush
-	wakes   bool // a completion without wake-up so far is solicited or an error
-	dropped uint64
+	dirty   bool       // pushed to since the last Flush
+	wakes   bool       // a completion without wake-up so far is solicited or an error
 	waiting uint32     // completions whose wake-up moderation delays
 	since   clock.Time // when the first of them was pushed
 	_       [64]byte
@@ -193,18 +192,11 @@ func (c *CQ) end(end func(*file) error) error {
 	return end(&g.file)
 }
 
-// Room returns how many completions fit in worker's ring now.
-func (c *CQ) Room(worker int) int {
-	r := c.at(worker)
-	return int(r.ring.Free(uint32(r.gen.entries)))
-}
-
 // Push puts wc in worker's ring. It returns false, and counts the completion as lost, if the ring is full or the client has written an
 // invalid index.
 func (c *CQ) Push(worker int, wc *verbs.WC) bool {
 	r := c.at(worker)
 	if r.ring.Free(1) == 0 {
-		r.dropped++
 		c.lost.Add(1)
 		r.gen.overruns.Add(1)
 		if r.ring.Bad() && c.OnFault != nil && !c.told.Swap(true) {
@@ -260,9 +252,6 @@ func (c *CQ) Flush(worker int, now clock.Time) (again clock.Time) {
 	return 0
 }
 
-// Dropped returns how many completions of worker were lost because its ring was full. Only the worker's goroutine may call it.
-func (c *CQ) Dropped(worker int) uint64 { return c.rings[worker].dropped }
-
 // CQStats are the counters of a CQ.
 type CQStats struct {
 	Completions uint64 // published to the client
@@ -272,9 +261,6 @@ type CQStats struct {
 
 // Stats returns the counters. It may be called from any goroutine.
 func (c *CQ) Stats() CQStats { return CQStats{c.pushed.Load(), c.lost.Load(), c.woken.Load()} }
-
-// Fault reports whether the client has written an invalid consumer index to worker's ring.
-func (c *CQ) Fault(worker int) bool { return c.rings[worker].ring.Bad() }
 
 // Depth returns how many completions each ring holds.
 func (c *CQ) Depth() int { return c.gen.Load().entries }

@@ -51,7 +51,7 @@ func TestHostileIndices(t *testing.T) {
 		if n := drain(); n != 0 {
 			t.Fatalf("%d work requests from an impossible index", n)
 		}
-		if !q.Fault() {
+		if !q.reader.ring.Bad() {
 			t.Fatal("the fault was not seen")
 		}
 		cons.Store(rng.Uint32()) // the consumer index is ours: a client that writes it harms only itself
@@ -85,7 +85,7 @@ func TestHostileCQ(t *testing.T) {
 		}
 		q.Flush(0, 0)
 	}
-	if !q.Fault(0) || q.Fault(1) {
+	if !q.rings[0].ring.Bad() || q.rings[1].ring.Bad() {
 		t.Error("faults")
 	}
 	for i, v := range other {

@@ -40,8 +40,8 @@ func TestResize(t *testing.T) {
 	q.Flush(0, 0)
 	q.Flush(1, 0)
 	done()
-	if q.Depth() != 128 || q.Room(1) != 128 || now.Depth() != 128 {
-		t.Errorf("depth %d, room %d", q.Depth(), q.Room(1))
+	if q.Depth() != 128 || room(q, 1) != 128 || now.Depth() != 128 {
+		t.Errorf("depth %d, room %d", q.Depth(), room(q, 1))
 	}
 	next := uint64(0)
 	for _, c := range []*CQConsumer{old, now} {

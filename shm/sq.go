@@ -85,9 +85,6 @@ func (r *reader) Posted() int {
 	return int(n - r.used)
 }
 
-// Fault reports whether the client has written an invalid producer index. The ring returns nothing while that is so.
-func (r *reader) Fault() bool { return r.ring.Bad() }
-
 // CreateSQ creates a send ring of at least entries WQEs with up to maxSGE SGEs or maxInline bytes each.
 func CreateSQ(entries, maxSGE, maxInline int) (*SQ, error) {
 	if err := checkRing(entries, maxSGE, maxInline); err != nil {

@@ -61,7 +61,7 @@ func TestNoLostWake(t *testing.T) {
 		wr := newSendWR()
 		turn := func() int {
 			n := 0
-			for w := range bells.Words() {
+			for w := range bells.words {
 				if bells.Take(w) == 0 {
 					continue
 				}
@@ -82,7 +82,7 @@ func TestNoLostWake(t *testing.T) {
 				continue
 			}
 			bells.SetSleeping(true)
-			if bells.Any() || over.Load() {
+			if rung(bells) || over.Load() {
 				bells.SetSleeping(false)
 				continue
 			}
@@ -179,7 +179,7 @@ func TestManyDoorbells(t *testing.T) {
 		wr := newSendWR()
 		for !over.Load() {
 			n := 0
-			for w := range bells.Words() {
+			for w := range bells.words {
 				for v := bells.Take(w); v != 0; v &= v - 1 {
 					q := &qs[w*64+bits.TrailingZeros64(v)]
 					for q.sq.NextSend(wr) {
@@ -195,7 +195,7 @@ func TestManyDoorbells(t *testing.T) {
 				continue
 			}
 			bells.SetSleeping(true)
-			if !bells.Any() && !over.Load() {
+			if !rung(bells) && !over.Load() {
 				if err := sleepOn(alarm.FD(), func(int) { alarm.Clear() }); err != nil {
 					worker <- fmt.Errorf("worker: %w", err)
 					return
