@@ -43,6 +43,7 @@ type Interface struct {
 	Up        bool
 	Ethernet  bool
 	Addresses int    // number, including the VLANs on it, without link-local IPv6 addresses
+	VLANs     int    // interfaces of VLANs on it
 	Driver    string // "" if the interface does not report it
 	Kind      string // kind of a virtual interface: veth, bond, ...
 	MTU       int
@@ -100,6 +101,7 @@ func Gather(name string) (*Facts, error) {
 	f.Interface.Unfit = unfit(link, netlink.LinkByIndex)
 	for _, l := range vlansOn(link) {
 		f.Interface.Addresses += addresses(l)
+		f.Interface.VLANs++
 	}
 	if f.Interface.Kind == "veth" {
 		// The index belongs to the namespace of the peer.

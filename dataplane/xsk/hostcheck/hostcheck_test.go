@@ -63,6 +63,10 @@ func TestJudge(t *testing.T) {
 		{"small MTU", func(f *Facts) { f.Interface.MTU = 1000 }, "MTU", Warn, "1500"},
 		{"LRO", func(f *Facts) { f.Interface.Features["rx-lro"] = true }, "receive offloads", Warn, "ethtool -K eth0 lro off"},
 		{"LRO and GRO", func(f *Facts) { f.Interface.Features["rx-lro"], f.Interface.Features["rx-gro-hw"] = true, true }, "receive offloads", Warn, "lro off rx-gro-hw off"},
+		{"VLAN tags removed", func(f *Facts) {
+			f.Interface.VLANs, f.Interface.Features["rx-vlan-hw-parse"] = 1, true
+		}, "receive offloads", Warn, "ethtool -K eth0 rxvlan off"},
+		{"VLAN tags removed, no VLAN", func(f *Facts) { f.Interface.Features["rx-vlan-hw-parse"] = true }, "receive offloads", OK, ""},
 		{"BIG TCP", func(f *Facts) {
 			f.Interface.Driver, f.Interface.Kind, f.Interface.Merged, f.Kernel = "veth", "veth", 200000, "6.6.9"
 		}, "receive offloads", Warn, "gro_ipv4_max_size 65536"},

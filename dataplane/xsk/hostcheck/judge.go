@@ -279,9 +279,10 @@ func (i *Interface) mtu() Finding {
 // largestMerged is the longest packet of merged segments that the data plane receives. It is the kernel's default.
 const largestMerged = 1 << 16
 
-// receive checks the offloads that merge frames: merged frames do not fit in an XDP frame. Those merged by software come after a native
-// program.
+// receive checks the offloads that change frames. Merged frames do not fit in an XDP frame; those merged by software come after a native
+// program. A VLAN tag that the card removes is lost to such a program.
 func (i *Interface) receive() Finding {
+	native := slices.Contains(nativeDrivers, i.Driver)
 	var on []string
 	for _, f := range []struct{ feature, short string }{{"rx-lro", "lro"}, {"rx-gro-hw", "rx-gro-hw"}} {
 		if i.Features[f.feature] {
@@ -292,7 +293,11 @@ func (i *Interface) receive() Finding {
 		return Finding{"receive offloads", Warn, strings.Join(on, ", ") + ": merged frames do not reach XDP, or keep it from being attached",
 			"ethtool -K " + i.Name + " " + strings.Join(on, " off ") + " off"}
 	}
-	if i.Merged > largestMerged && !slices.Contains(nativeDrivers, i.Driver) {
+	if i.VLANs > 0 && native && i.Features["rx-vlan-hw-parse"] {
+		return Finding{"receive offloads", Warn, "rxvlan: the card removes the VLAN tag, so connections in a VLAN get no frames, or those of another one",
+			"ethtool -K " + i.Name + " rxvlan off"}
+	}
+	if i.Merged > largestMerged && !native {
 		return Finding{"receive offloads", Warn, fmt.Sprintf("segments may be merged to packets of %d bytes (BIG TCP): longer ones than %d are lost", i.Merged, largestMerged),
 			fmt.Sprintf("ip link set dev %s gro_max_size %[2]d gro_ipv4_max_size %[2]d gso_max_size %[2]d gso_ipv4_max_size %[2]d; also on the other end of a veth", i.Name, largestMerged)}
 	}
