@@ -381,6 +381,8 @@ void iwv_qp_connecting(struct qp *qp, bool yes)
 /* modify performs a change of state. librdmacm has done so already if the QP has an id. */
 static int modify(struct qp *qp, const struct ibv_qp_attr *attr, int mask, struct iwarpd_error *e)
 {
+	if (qp->ibv.state == IBV_QPS_ERR && attr->qp_state != IBV_QPS_ERR && attr->qp_state != IBV_QPS_RESET)
+		return -EINVAL;
 	switch (attr->qp_state) {
 	case IBV_QPS_RESET:
 		if (atomic_load(&qp->conn) == CONN_NONE)

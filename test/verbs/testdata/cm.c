@@ -629,6 +629,7 @@ static void unconnected(void)
 	struct ibv_send_wr wr = { .wr_id = 3, .opcode = IBV_WR_SEND }, *bad;
 	struct ibv_context *c = device(0);
 	struct queues q = make(c, NULL);
+	struct ibv_qp_init_attr init;
 
 	CHECK(ibv_modify_qp(q.qp, &reset, IBV_QP_STATE) == 0);
 	recv_empty(q.qp, 1);
@@ -636,6 +637,12 @@ static void unconnected(void)
 	to_error(q.qp);
 	expect_flush(q.cq, 3);
 	expect_flush(q.cq, 1);
+	for (enum ibv_qp_state to = IBV_QPS_INIT; to <= IBV_QPS_SQE; to++) {
+		struct ibv_qp_attr attr = { .qp_state = to };
+
+		CHECK(ibv_modify_qp(q.qp, &attr, IBV_QP_STATE) == EINVAL);
+		CHECK(ibv_query_qp(q.qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_ERR);
+	}
 	recv_empty(q.qp, 2);
 	expect_flush(q.cq, 2);
 	CHECK(ibv_post_send(q.qp, &wr, &bad) == 0);
