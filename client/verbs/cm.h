@@ -114,7 +114,10 @@ struct qp *id_qp(const struct id *id);
 
 /* cm_device.c */
 
-/* cm_contexts returns a NULL-terminated array with a context of each device that is present. */
+/*
+ * cm_contexts returns a NULL-terminated array with a context of each device. It looks for devices the first time, and
+ * while one is gone, so the contexts of some may be over.
+ */
 struct context **cm_contexts(void);
 
 /* context_with returns the context whose device has the address a, or NULL. */

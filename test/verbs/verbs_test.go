@@ -92,8 +92,7 @@ func newHost(t *testing.T, libs *variant, end *testenv.End, others ...*testenv.E
 		names = append(names, o.Name)
 	}
 	h := &host{end: end, dir: libs.libraries(t), socket: filepath.Join(t.TempDir(), "iwarpd.sock")}
-	h.daemon = testenv.Start(t, end.NS.Command(testenv.Program(t, "cmd/iwarpd"), "--interfaces", strings.Join(names, ","), "--socket", h.socket))
-	h.daemon.Expect("ready")
+	h.launch(t, names...)
 	var err error
 	if h.dev, err = iwarp.Open(t.Context(), h.socket); err != nil {
 		t.Fatal(err)
@@ -101,6 +100,13 @@ func newHost(t *testing.T, libs *variant, end *testenv.End, others ...*testenv.E
 	t.Cleanup(func() { h.dev.Close() })
 	h.keep = h.pids(t)
 	return h
+}
+
+// launch starts the daemon on interfaces.
+func (h *host) launch(t *testing.T, names ...string) {
+	t.Helper()
+	h.daemon = testenv.Start(t, h.end.NS.Command(testenv.Program(t, "cmd/iwarpd"), "--interfaces", strings.Join(names, ","), "--socket", h.socket))
+	h.daemon.Expect("ready")
 }
 
 // start runs a program of the distribution by iwarpd-run.
@@ -538,6 +544,17 @@ func TestIdentifiers(t *testing.T) {
 		b.daemon.Signal(syscall.SIGKILL)
 		p.Succeed()
 	})
+}
+
+// TestRestart checks that a program uses a daemon again that has restarted, while another one kept running.
+func TestRestart(t *testing.T) {
+	a, b := newHosts(t, plain)
+	p := b.start(t, compile(t, "cm")+" restarted "+a.end.Addr4.String(), "IWARPD_SOCKET="+b.socket+","+a.socket)
+	p.Expect("listening\n")
+	a.daemon.Signal(syscall.SIGKILL)
+	<-a.daemon.Done
+	a.launch(t, a.end.Name)
+	p.Succeed()
 }
 
 // TestSanitized runs programs on the same libraries with the sanitizers.

@@ -916,6 +916,31 @@ static void removed(void)
 	end(id);
 }
 
+/* One of two daemons restarts. A listener on every address that is made then is on both, and both are devices again. */
+static void restarted(void)
+{
+	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(7178) };
+	struct rdma_event_channel *ch = channel();
+	struct rdma_cm_id *own = listener(ch, 0), *id;
+	int num = 0;
+
+	rdma_free_devices(rdma_get_devices(&num));
+	CHECK(num == 2);
+	printf("listening\n");
+	fflush(stdout);
+	CHECK(next(ch, RDMA_CM_EVENT_DEVICE_REMOVAL) == own);
+	end(own);
+	for (num = 0; num < 2; usleep(10000))
+		ibv_free_device_list(ibv_get_device_list(&num));
+	CHECK(rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_bind_addr(id, (struct sockaddr *)&any) == 0 && rdma_listen(id, 0) == 0);
+	CHECK(id_of(id)->endpoints && id_of(id)->endpoints->next);
+	end(id);
+	rdma_free_devices(rdma_get_devices(&num));
+	CHECK(num == 2);
+	rdma_destroy_event_channel(ch);
+}
+
 /* A region whose access rights change keeps its I/O virtual address. */
 static void rereg(void)
 {
@@ -981,7 +1006,7 @@ int main(int argc, char **argv)
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "states", states }, { "dropped", dropped },
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole }, { "exact", exact },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
-		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed },
+		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted },
 	};
 
 	CHECK(argc == 3);
