@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"time"
 
@@ -67,6 +68,9 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 		err = werr
 	}
 	code := exitCode(ctx, err)
+	if code == exitUsage && slices.Contains(args, "--json") { // parsing may have ended before that flag
+		c.json = true
+	}
 	if err != nil && (code != exitInterrupted || errors.As(err, new(*nfs.LeftError))) {
 		c.report(err, code)
 	}

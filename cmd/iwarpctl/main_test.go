@@ -26,6 +26,25 @@ func ctl(t *testing.T, args ...string) (code int, out, errOut string) {
 	return code, o.String(), e.String()
 }
 
+// TestUsageJSON checks that errors in the command line are JSON with --json, before and after the error.
+func TestUsageJSON(t *testing.T) {
+	for _, args := range [][]string{
+		{"--json", "status", "--nosuch"}, {"status", "--nosuch", "--json"}, {"top", "--count", "many", "--json"}, {"nosuch", "--json"}, {"qp", "show", "--json"},
+	} {
+		code, out, errOut := ctl(t, args...)
+		var e struct {
+			Error string
+			Code  int
+		}
+		if err := json.Unmarshal([]byte(errOut), &e); err != nil || code != exitUsage || e.Code != code || e.Error == "" || out != "" {
+			t.Errorf("%q: exit code %d, %v: %q", args, code, err, errOut)
+		}
+	}
+	if _, _, errOut := ctl(t, "status", "--nosuch"); !strings.HasPrefix(errOut, "iwarpctl: ") {
+		t.Errorf("%q", errOut)
+	}
+}
+
 // TestSilentDaemon asks a daemon that is stopped.
 func TestSilentDaemon(t *testing.T) {
 	defer func(was time.Duration) { daemonPatience = was }(daemonPatience)
