@@ -117,7 +117,7 @@ func (c *command) runCapture(ctx context.Context, file string, filter iwarp.Capt
 	out := c.out
 	if file != "-" {
 		// The capture contains data that only the owner of the connection may see.
-		f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+		f, err := openOutput(file, os.O_CREATE, 0o600)
 		if err != nil {
 			return err
 		}

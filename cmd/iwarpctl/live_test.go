@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/gopacket/gopacket/pcapgo"
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/app/rping"
 	iwarp "github.com/iwarpd/iwarpd/client"
@@ -64,6 +65,21 @@ func message(t *testing.T, ca, cb *iwarp.Conn, n int) {
 	}
 	if got, err := cb.Recv(ctx, make([]byte, n)); err != nil || got != n {
 		t.Fatal(got, err)
+	}
+}
+
+// TestCaptureFIFO checks that capture does not take a FIFO that nothing reads: it would fill it, and then wait.
+func TestCaptureFIFO(t *testing.T) {
+	socket, _, _ := running(t)
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var out, errOut strings.Builder
+	if code := run(ctx, []string{"--socket", socket, "capture", "-w", fifo}, &out, &errOut); code != exitFile || !strings.Contains(errOut.String(), "start its reader first") {
+		t.Errorf("exit code %d: %q", code, &errOut)
 	}
 }
 

@@ -281,10 +281,7 @@ func writeWhole(name string, f func(io.Writer) error) (err error) {
 	}
 	st, err := os.Stat(name)
 	if err == nil && (perr != nil || !st.Mode().IsRegular()) {
-		w, err := os.OpenFile(name, os.O_WRONLY|os.O_TRUNC|unix.O_NONBLOCK, 0)
-		if errors.Is(err, unix.ENXIO) && st.Mode()&fs.ModeNamedPipe != 0 { // the open would wait
-			return &fs.PathError{Op: "open", Path: name, Err: errors.New("nothing reads this FIFO: start its reader first")}
-		}
+		w, err := openOutput(name, 0, 0)
 		if err != nil {
 			return err
 		}

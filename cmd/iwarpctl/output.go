@@ -2,8 +2,10 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"strings"
 	"sync"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
+	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/iwarpd/iwarpd/internal/printable"
@@ -52,6 +55,18 @@ func (c *command) file() (*os.File, bool) {
 	}
 	f, ok := w.(*os.File)
 	return f, ok
+}
+
+// openOutput opens the file name, which a user gave, to be written. It does not wait for the reader of
+// a FIFO.
+func openOutput(name string, flags int, perm fs.FileMode) (*os.File, error) {
+	f, err := os.OpenFile(name, flags|os.O_WRONLY|os.O_TRUNC|unix.O_NONBLOCK, perm)
+	if errors.Is(err, unix.ENXIO) {
+		if st, serr := os.Stat(name); serr == nil && st.Mode()&fs.ModeNamedPipe != 0 {
+			err = &fs.PathError{Op: "open", Path: name, Err: errors.New("nothing reads this FIFO: start its reader first")}
+		}
+	}
+	return f, err
 }
 
 // gbit returns a rate in Gbit/s.
