@@ -192,6 +192,9 @@ func TestInterfaces(t *testing.T) {
 		{name: "both", text: "interface: eth0\ninterfaces: [eth1]\n", err: "list all of them in interfaces"},
 		{name: "twice", text: "interfaces: [eth1, eth0, eth1]\n", err: "eth1 twice"},
 		{name: "a list for one", text: "interface: [eth0]\n", err: "must be one value"},
+		{name: "null in the list", text: "interfaces: [~, eth0]\n", err: "interfaces: must be one value, or a list of values"},
+		{name: "a list in the list", text: "interfaces: [[eth0]]\n", err: "must be one value, or a list of values"},
+		{name: "a map in the list", text: "interfaces: [{eth0: 1}]\n", err: "must be one value, or a list of values"},
 		{name: "with sockets", text: "interfaces: [eth0, eth1]\ntransport: socket\n", err: "eth0,eth1"},
 		{name: "CPUs", text: "interfaces: [eth0, eth1]\nqueues: 0,1\ncpus: 0-2\n", err: "3 CPUs for 4 queues"},
 	} {

@@ -50,7 +50,7 @@ func readFile(v *viper.Viper, file string) (rules map[string]any, err error) {
 // checkKey returns an error unless name is that of a key, and value can be its value.
 func checkKey(name string, value any) error {
 	sub, isMap := value.(map[string]any)
-	_, isList := value.([]any)
+	list, isList := value.([]any)
 	if !slices.ContainsFunc(keys, func(k key) bool { return k.name == name }) {
 		if top, key, dot := strings.Cut(name, "."); dot && (top == allowKey || top == slotsKey) {
 			return fmt.Errorf("unknown key %q: write \"%s:\", and \"%s:\" indented below it", name, top, key)
@@ -60,7 +60,13 @@ func checkKey(name string, value any) error {
 		}
 		return fmt.Errorf("unknown key %q: did you mean %q?", name, nearest(strings.ToLower(name), allowKey, slotsKey))
 	}
-	if isMap || isList && name != "interfaces" && name != "allow-set" {
+	if isList && (name == "interfaces" || name == "allow-set") {
+		if slices.ContainsFunc(list, func(v any) bool { _, text := v.(string); return !text }) {
+			return fmt.Errorf("%s: must be one value, or a list of values", name)
+		}
+		return nil
+	}
+	if isMap || isList {
 		return fmt.Errorf("%s: must be one value; write a list as a string like \"0,2-3\"", name)
 	}
 	return nil
