@@ -301,11 +301,18 @@ func TestDebian(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(root, "run/iwarpd")); err != nil {
 		t.Error(err)
 	}
+	// An export makes a key, whether a daemon runs or not.
+	if out, err := s.ctl("root", "root", "nfs", "export", "/srv"); err == nil || !strings.Contains(out, "no iwarpd at") {
+		t.Errorf("iwarpctl nfs export without a daemon: %v: %s", err, out)
+	}
+	if _, err := os.Stat(filepath.Join(root, "var/lib/iwarpd/nfs.key")); err != nil {
+		t.Error(err)
+	}
 	if n, err := strconv.Atoi(strings.TrimSpace(run(t, "chroot", root, "sh", "-c", "dpkg -r iwarpd >/dev/null && ls /usr/sbin | grep -c iwarpd || true"))); err != nil || n != 0 {
 		t.Errorf("dpkg -r leaves the daemon: %d, %v", n, err)
 	}
 	run(t, "chroot", root, "dpkg", "-P", "iwarpd")
-	for _, f := range []string{"run/iwarpd", "etc/iwarpd", "etc/systemd/system/multi-user.target.wants/iwarpd.service", "usr/share/doc/iwarpd"} {
+	for _, f := range []string{"run/iwarpd", "etc/iwarpd", "etc/systemd/system/multi-user.target.wants/iwarpd.service", "usr/share/doc/iwarpd", "var/lib/iwarpd"} {
 		if _, err := os.Lstat(filepath.Join(root, f)); err == nil {
 			t.Errorf("dpkg -P leaves /%s", f)
 		}
