@@ -325,8 +325,6 @@ func dialCode(err error) ctrlpb.Code {
 	switch {
 	case errors.Is(err, dataplane.ErrTimeout):
 		return timedOut
-	case errors.Is(err, dataplane.ErrStopped):
-		return internal
 	case errors.Is(err, dataplane.ErrSource):
 		return badAddress
 	case errors.Is(err, dataplane.ErrBroadcast), errors.Is(err, dataplane.ErrNetwork):

@@ -30,7 +30,6 @@ type ListenerID uint64
 
 // Errors of the engine's calls.
 var (
-	ErrStopped = errors.New("dataplane: engine stopped")
 	ErrTimeout = errors.New("dataplane: connect timed out")
 	// ErrCQOverrun is the error of a connection whose completion queue overflowed.
 	ErrCQOverrun = errors.New("dataplane: completion queue overrun")
