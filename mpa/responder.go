@@ -70,8 +70,8 @@ func (s *Startup) reply(privateData []byte) (Frame, error) {
 	if s.initiator || s.state != stateWaitULP {
 		return Frame{}, ErrState
 	}
-	if len(privateData) > s.cfg.maxPrivateData(f.Enhanced) {
-		return Frame{}, s.cfg.tooMuch(privateData, f.Enhanced)
+	if len(privateData) > maxPrivateData(f.Enhanced) {
+		return Frame{}, tooMuch(privateData, f.Enhanced)
 	}
 	return Frame{
 		Reply:       true,

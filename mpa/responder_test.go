@@ -113,7 +113,7 @@ func TestResponderErrors(t *testing.T) {
 }
 
 func TestAnswerMisuse(t *testing.T) {
-	s := NewResponder(with(func(c *Config) { c.MaxPrivateData = 252 }), t0)
+	s := NewResponder(DefaultConfig(), t0)
 	if err := s.Accept(nil, -1, -1); err != ErrState {
 		t.Errorf("Accept before the request: %v", err)
 	}
@@ -127,11 +127,11 @@ func TestAnswerMisuse(t *testing.T) {
 		err  error
 		do   func() error
 	}{
-		{"Accept with 253 bytes", ErrPrivateData, func() error { return s.Accept(make([]byte, 253), -1, -1) }},
-		{"Reject with 253 bytes", ErrPrivateData, func() error { return s.Reject(make([]byte, 253)) }},
+		{"Accept with 509 bytes", ErrPrivateData, func() error { return s.Accept(make([]byte, 509), -1, -1) }},
+		{"Reject with 509 bytes", ErrPrivateData, func() error { return s.Reject(make([]byte, 509)) }},
 		{"Accept with an IRD of 0x3fff", ErrDepth, func() error { return s.Accept(nil, NoNegotiation, 0) }},
 		{"Accept with an ORD of 0x3fff", ErrDepth, func() error { return s.Accept(nil, 0, NoNegotiation) }},
-		{"Accept", nil, func() error { return s.Accept(make([]byte, 252), 0, 0) }},
+		{"Accept", nil, func() error { return s.Accept(make([]byte, 508), 0, 0) }},
 		{"Accept again", ErrState, func() error { return s.Accept(nil, 0, 0) }},
 		{"Reject after Accept", ErrState, func() error { return s.Reject(nil) }},
 	} {

@@ -47,9 +47,6 @@ type Config struct {
 
 	// PrivateData is sent in an initiator's Request.
 	PrivateData []byte
-	// MaxPrivateData limits the ULP's private data, in bytes; 0 means as much as fits: 512, or 508 with enhanced data. soft-iWARP and cxgb4
-	// accept 252.
-	MaxPrivateData int
 
 	// Timeout limits the wait for the peer's frame: 0 means ReplyTimeout for an
 	// initiator and RequestTimeout for a responder, negative no limit.
@@ -85,28 +82,25 @@ func (c *Config) Validate() error {
 		return ErrConfig
 	case !validDepth(c.IRD), !validDepth(c.ORD), c.MaxIRD >= NoNegotiation, c.MaxORD >= NoNegotiation:
 		return ErrDepth
-	case len(c.PrivateData) > c.maxPrivateData(c.Enhanced):
-		return c.tooMuch(c.PrivateData, c.Enhanced)
+	case len(c.PrivateData) > maxPrivateData(c.Enhanced):
+		return tooMuch(c.PrivateData, c.Enhanced)
 	}
 	return nil
 }
 
 // tooMuch returns ErrPrivateData with the limit and the length.
-func (c *Config) tooMuch(private []byte, enhanced bool) error {
-	return fmt.Errorf("%w: at most %d bytes, not %d", ErrPrivateData, c.maxPrivateData(enhanced), len(private))
+func tooMuch(private []byte, enhanced bool) error {
+	return fmt.Errorf("%w: at most %d bytes, not %d", ErrPrivateData, maxPrivateData(enhanced), len(private))
 }
 
 func validDepth(n int) bool { return n >= 0 && n < NoNegotiation }
 
-func (c *Config) maxPrivateData(enhanced bool) int {
-	n := MaxPrivateData
+// maxPrivateData returns the most private data of the ULP, in bytes.
+func maxPrivateData(enhanced bool) int {
 	if enhanced {
-		n -= EnhancedLen
+		return MaxPrivateData - EnhancedLen
 	}
-	if c.MaxPrivateData > 0 {
-		n = min(n, c.MaxPrivateData)
-	}
-	return n
+	return MaxPrivateData
 }
 
 func (c *Config) rtrs() RTRs {

@@ -419,7 +419,6 @@ func TestConfigValidate(t *testing.T) {
 		{"509 bytes, enhanced", func(c *Config) { c.PrivateData = make([]byte, 509) }, ErrPrivateData},
 		{"512 bytes", func(c *Config) { c.Enhanced, c.PrivateData = false, make([]byte, 512) }, nil},
 		{"513 bytes", func(c *Config) { c.Enhanced, c.PrivateData = false, make([]byte, 513) }, ErrPrivateData},
-		{"over the limit set", func(c *Config) { c.MaxPrivateData, c.PrivateData = 252, make([]byte, 253) }, ErrPrivateData},
 	} {
 		c := with(tt.change)
 		if err := c.Validate(); !errors.Is(err, tt.err) {
