@@ -137,7 +137,7 @@ static bool has(const struct device *d, const struct sockaddr *a)
 static struct context *find(const struct sockaddr *a)
 {
 	for (struct context **c = open_contexts; *c; c++)
-		if (!atomic_load(&(*c)->gone) && has((*c)->device, a))
+		if (live(c) && has((*c)->device, a))
 			return *c;
 	return NULL;
 }
@@ -146,9 +146,9 @@ struct context *context_with(const struct sockaddr *a)
 {
 	struct context *c = find(a);
 
-	cm_start();
 	if (c)
 		return c;
+	cm_start();
 	/*
 	 * Since the last scan an interface may have got an address, or a daemon may have
 	 * started.

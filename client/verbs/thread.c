@@ -64,13 +64,15 @@ static void deliver(struct context *c, const struct iwarpd_event *ev)
 		async_fatal(c);
 }
 
-/* serve handles all waiting events of a context. It reports the end of the daemon, so it must not be called after that. */
+/* serve handles all waiting events of a context, the last of which is the end of the daemon. */
 static void serve(struct context *c)
 {
 	struct iwarpd_event ev;
 	struct iwarpd_error e;
 	int err;
 
+	if (atomic_load(&c->gone))
+		return;
 	while ((err = iwarpd_get_event(c->dev, &ev, 0, &e)) == 0)
 		deliver(c, &ev);
 	if (err == -ETIMEDOUT || err == -EINTR)
@@ -83,8 +85,7 @@ static void serve(struct context *c)
 
 bool thread_gone(struct context *c)
 {
-	if (!atomic_load(&c->gone))
-		serve(c);
+	serve(c);
 	return atomic_load(&c->gone);
 }
 
@@ -124,7 +125,7 @@ static void *run(void *arg)
 		pthread_mutex_lock(&lock);
 		for (int i = 0; i < n; i++)
 			if (served(ev[i].data.ptr)) /* the context may have been closed meanwhile */
-				thread_gone(ev[i].data.ptr);
+				serve(ev[i].data.ptr);
 		timeout = -1;
 		for (struct context *c = contexts; c; c = c->next)
 			timeout = sooner(timeout, qp_expire(c));
