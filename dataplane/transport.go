@@ -95,9 +95,7 @@ func (l *listener) relink(w *worker) {
 	case l.tcp != nil:
 		l.tcp.SetMTU(w.announced)
 	case l.sctp != nil:
-		st := l.sctp.Stats()
-		w.sctp.over.Listeners.Add(&st)
-		l.sctp = sctp.NewListener(w.sctpConfig(l.opts), w.sctpSecret(), w.mtu)
+		l.sctp.SetMTU(w.mtu)
 	}
 }
 
