@@ -286,7 +286,7 @@ func (a *Assoc) Close(now clock.Time) {
 // closed can delay SHUTDOWN forever.
 func (a *Assoc) guard(now clock.Time) {
 	if !a.armed(timerGuard) {
-		a.arm(timerGuard, now.Add(5*a.cfg.RTOMax))
+		a.arm(timerGuard, now.Add(5*rtoMax))
 	}
 }
 

@@ -21,15 +21,11 @@ type Config struct {
 	RcvWindow int // bytes; default 1 MiB
 	MaxKept   int // chunks kept until their message is complete or its turn comes; default 256
 
-	RTOInitial, RTOMin, RTOMax time.Duration // 1 s, 1 s, 60 s; see docs/sctp.md for a lower RTOMin
-	SackDelay                  time.Duration // 200 ms, at most 500 ms
-	SackEvery                  int           // packets; 2
-	Heartbeat                  time.Duration // 30 s; negative: none
-	CookieLife                 time.Duration // 60 s
-	MaxInit                    int           // retransmissions of INIT and COOKIE ECHO; 8
-	MaxAssoc                   int           // consecutive time-outs that end the association; 10
-	MaxPath                    int           // consecutive time-outs that make a path inactive; 5
-	MaxBurst                   int           // packets of new data per SACK; 4
+	RTOMin    time.Duration // 1 s; see docs/sctp.md for a lower one
+	SackDelay time.Duration // 200 ms, at most 500 ms
+	Heartbeat time.Duration // 30 s; negative: none
+	MaxAssoc  int           // consecutive time-outs that end the association; 10
+	MaxBurst  int           // packets of new data per SACK; 4
 
 	// Hostless reports whether no other host can have an address, because it is ours or a broadcast address. Nothing is sent to such an
 	// address that a peer lists. If it is nil, the peer may list each unicast address.
@@ -41,8 +37,20 @@ type Config struct {
 	UDP bool
 }
 
-// maxSackDelay is the longest that a peer may delay a SACK (RFC 9260 6.2).
-const maxSackDelay = 500 * time.Millisecond
+// Parameters of RFC 9260 section 16.
+const (
+	rtoInitial = time.Second
+	rtoMax     = 60 * time.Second
+	cookieLife = 60 * time.Second
+	maxInit    = 8 // retransmissions of INIT and COOKIE ECHO
+	maxPath    = 5 // consecutive time-outs that make a path inactive
+)
+
+// Limits of the delay of a SACK (RFC 9260 6.2).
+const (
+	sackEvery    = 2 // packets
+	maxSackDelay = 500 * time.Millisecond
+)
 
 // withDefaults returns c with defaults in place of zero fields.
 func (c Config) withDefaults() Config {
@@ -62,17 +70,11 @@ func (c Config) withDefaults() Config {
 	def(&c.RcvWindow, 1<<20)
 	c.RcvWindow = max(c.RcvWindow, 2*minRwnd)
 	def(&c.MaxKept, 256)
-	dur(&c.RTOInitial, time.Second)
 	dur(&c.RTOMin, time.Second)
-	dur(&c.RTOMax, 60*time.Second)
 	dur(&c.SackDelay, 200*time.Millisecond)
 	c.SackDelay = min(c.SackDelay, maxSackDelay)
-	def(&c.SackEvery, 2)
 	dur(&c.Heartbeat, 30*time.Second)
-	dur(&c.CookieLife, 60*time.Second)
-	def(&c.MaxInit, 8)
 	def(&c.MaxAssoc, 10)
-	def(&c.MaxPath, 5)
 	def(&c.MaxBurst, 4)
 	return c
 }

@@ -132,7 +132,7 @@ func draw(key *Secret, f *pkt.Flow, now clock.Time, salt uint32) (tag uint32, ts
 
 // offer returns the cookie for the INIT i that arrived on flow f.
 func offer(now clock.Time, cfg *Config, f *pkt.Flow, i *Init, tag uint32, tsn serial.Num) cookie {
-	life := uint32(cfg.CookieLife.Milliseconds())
+	life := uint32(cookieLife.Milliseconds())
 	if i.Preserve != 0 {
 		life += min(i.Preserve, life) // a listener at most doubles the lifetime
 	}

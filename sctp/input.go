@@ -226,7 +226,7 @@ func (a *Assoc) handleError(now clock.Time, c *Chunk) {
 		}
 		if Cause(p.Type) == CauseStaleCookie && a.state == CookieEchoed && len(p.Body) == 4 {
 			// Start again with a longer cookie lifetime (5.2.6).
-			if a.stales++; a.stales > a.cfg.MaxInit {
+			if a.stales++; a.stales > maxInit {
 				a.end(ErrTimeout)
 				return
 			}

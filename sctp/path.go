@@ -80,7 +80,7 @@ func (a *Assoc) addPath(addr netip.Addr, udp uint16, confirmed bool) {
 		return
 	}
 	p := &a.paths[a.npaths]
-	*p = path{addr: addr, udp: udp, mtu: a.mtu, pmtu: pmtu{limit: a.mtu}, confirmed: confirmed, active: true, rto: a.cfg.RTOInitial}
+	*p = path{addr: addr, udp: udp, mtu: a.mtu, pmtu: pmtu{limit: a.mtu}, confirmed: confirmed, active: true, rto: rtoInitial}
 	a.resetWindow(p)
 	a.npaths++
 }
@@ -152,13 +152,13 @@ func (a *Assoc) sample(p *path, r time.Duration) {
 
 // setRTO sets the RTO from the measured RTT, or to its initial value (6.3.1 C1). The back-off of earlier data does not apply to new data.
 func (a *Assoc) setRTO(p *path) {
-	p.rto = a.cfg.RTOInitial
+	p.rto = rtoInitial
 	if p.srtt != 0 {
-		p.rto = min(max(p.srtt+4*p.rttvar, a.cfg.RTOMin), a.cfg.RTOMax)
+		p.rto = min(max(p.srtt+4*p.rttvar, a.cfg.RTOMin), rtoMax)
 	}
 }
 
-func (a *Assoc) backOff(p *path) { p.rto = min(2*p.rto, a.cfg.RTOMax) }
+func (a *Assoc) backOff(p *path) { p.rto = min(2*p.rto, rtoMax) }
 
 // TimeoutsInARow returns how many consecutive packets and heartbeats timed out.
 func (a *Assoc) TimeoutsInARow() int { return a.errors }
@@ -177,7 +177,7 @@ func (a *Assoc) failed(i int, counts bool) bool {
 		a.end(ErrTimeout)
 		return true
 	}
-	if p.errors > a.cfg.MaxPath && p.active && a.npaths > 1 {
+	if p.errors > maxPath && p.active && a.npaths > 1 {
 		p.active = false
 		a.choosePath()
 	}

@@ -291,7 +291,7 @@ func (a *Assoc) reclaimFor(d *dataChunk) bool {
 func (a *Assoc) dataSeen(now clock.Time) {
 	r := &a.rcv
 	r.pending++
-	if r.pending >= a.cfg.SackEvery || a.state == ShutdownSent {
+	if r.pending >= sackEvery || a.state == ShutdownSent {
 		r.sackNow = true
 	}
 	if a.state == ShutdownSent {

@@ -184,7 +184,7 @@ func (a *Assoc) restart(now clock.Time, k *cookie) {
 	a.closing = false
 	for i := range a.paths[:a.npaths] {
 		p := &a.paths[i]
-		p.rto, p.srtt, p.rttvar = a.cfg.RTOInitial, 0, 0
+		p.rto, p.srtt, p.rttvar = rtoInitial, 0, 0
 		p.errors, p.active = 0, true
 		a.resetWindow(p)
 	}

@@ -219,7 +219,7 @@ func TestSetupBackOff(t *testing.T) {
 		{"COOKIE ECHO", 0, 3, 1200 * time.Millisecond},
 		{"both", 3, 3, time.Second},
 	} {
-		r := dialing(t, Config{RTOInitial: time.Second, RTOMin: 10 * time.Millisecond}, CookieWait)
+		r := dialing(t, Config{RTOMin: 10 * time.Millisecond}, CookieWait)
 		again := func(n int, typ ChunkType) {
 			for range n + 1 {
 				r.one(typ)

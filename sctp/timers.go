@@ -106,7 +106,7 @@ func (a *Assoc) HandleTimeout(now clock.Time) {
 
 // initTimeout is T1-init and T1-cookie (RFC 9260 4, 5.1).
 func (a *Assoc) initTimeout(now clock.Time) {
-	if a.initRetries++; a.initRetries > a.cfg.MaxInit {
+	if a.initRetries++; a.initRetries > maxInit {
 		a.end(ErrTimeout)
 		return
 	}
