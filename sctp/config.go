@@ -15,8 +15,7 @@ type Config struct {
 	Adaptation uint32
 	Accept     []uint32
 
-	Streams    int // requested in each direction; default 64, at most 65535
-	MinStreams int // fewer in either direction refuse the association; default 1
+	Streams int // requested in each direction; default 64, at most 65535
 
 	RcvWindow int // bytes; default 1 MiB
 	MaxKept   int // chunks kept until their message is complete or its turn comes; default 256
@@ -66,7 +65,6 @@ func (c Config) withDefaults() Config {
 	}
 	def(&c.Streams, 64)
 	c.Streams = min(c.Streams, 65535)
-	def(&c.MinStreams, 1)
 	def(&c.RcvWindow, 1<<20)
 	c.RcvWindow = max(c.RcvWindow, 2*minRwnd)
 	def(&c.MaxKept, 256)

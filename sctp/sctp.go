@@ -77,7 +77,6 @@ var (
 	ErrProtocol    = errors.New("sctp: protocol violation by peer")
 	ErrNoRoom      = errors.New("sctp: peer's message does not fit in the receive buffer")
 	ErrUnreachable = errors.New("sctp: destination unreachable")
-	ErrStreams     = errors.New("sctp: peer grants too few streams")
 )
 
 // AbortError reports an ABORT of the peer. Cause is its first error cause, or 0.

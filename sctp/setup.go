@@ -28,9 +28,6 @@ func refusal(cfg *Config, f *pkt.Flow, i *Init, decodeErr error, wantCookie bool
 	case !cfg.accepts(i.Adaptation, i.HasAdaptation):
 		cause, err = CauseUserAbort, ErrAdaptation
 		info = []byte("adaptation layer indication not accepted")
-	case min(cfg.Streams, int(i.In)) < cfg.MinStreams || min(cfg.Streams, int(i.Out)) < cfg.MinStreams:
-		cause, err = CauseUserAbort, ErrStreams
-		info = []byte("too few streams")
 	default:
 		return nil, nil
 	}

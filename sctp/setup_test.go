@@ -73,10 +73,9 @@ func TestRefusals(t *testing.T) {
 		{"small window", func() []byte { i := good(); i.Rwnd = 1499; return i.Append(nil, ChunkInit) }(), CauseInvalidParam},
 		{"no adaptation", func() []byte { i := good(); i.HasAdaptation = false; return i.Append(nil, ChunkInit) }(), CauseUserAbort},
 		{"other adaptation", func() []byte { i := good(); i.Adaptation = 2; return i.Append(nil, ChunkInit) }(), CauseUserAbort},
-		{"one stream", func() []byte { i := good(); i.In = 1; return i.Append(nil, ChunkInit) }(), CauseUserAbort},
 		{"host name", host, CauseUnresolvable},
 	} {
-		r := newRig(t, Config{Adaptation: 1, Accept: []uint32{1}, MinStreams: 2})
+		r := newRig(t, Config{Adaptation: 1, Accept: []uint32{1}})
 		r.l = NewListener(&r.cfg, &r.key, 1500)
 		r.send(0, c.chunk)
 		if c.cause == 0 {
