@@ -182,7 +182,7 @@ func BenchmarkEarly(b *testing.B) {
 					ok, _ = r.PollFPDU(&p)
 				}
 			}
-			if r.stats.FPDUs != benchSlots+1 {
+			if r.next != seq {
 				b.Fatal("FPDUs are missing")
 			}
 		}

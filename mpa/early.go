@@ -143,13 +143,11 @@ func (r *Receiver) PollEarly(f *FPDU) bool {
 			break
 		}
 		if e.count() == MaxPlaced {
-			r.stats.EarlyFull++
 			break
 		}
 		e.pass(s)
 		e.found = s
-		r.stats.EarlyFound++
-		*f = FPDU{ULPDU: ulpdu, Seq: r.lengthAt(seq), Early: true}
+		*f = FPDU{ULPDU: ulpdu, Seq: r.lengthAt(seq)}
 		return true
 	}
 	e.missed = e.missed || e.at < len(e.in)
@@ -168,7 +166,6 @@ func (e *earlyState) pass(s span) {
 func (r *Receiver) locate() bool {
 	e := &r.early
 	for i := e.at + r.toMarker(e.seq+serial.Num(e.at)); i+markerLen <= len(e.in); i += markerEvery {
-		r.stats.Markers++
 		back := int(binary.BigEndian.Uint16(e.in[i+2:]) &^ 3)
 		at := i - back
 		if back != 0 && r.toMarker(e.seq+serial.Num(at)-markerLen) == 0 {
@@ -196,5 +193,4 @@ func (r *Receiver) MarkPlaced(seq serial.Num) {
 	}
 	e.insert(e.found)
 	e.found = span{}
-	r.stats.EarlyPlaced++
 }

@@ -27,8 +27,8 @@ func early(t testing.TB, r *Receiver, start serial.Num, stream []byte, from, to 
 	gone = true
 	var f FPDU
 	for r.PollEarly(&f) {
-		if !f.Early || f.Placed {
-			t.Fatalf("PollEarly gave early %v, placed %v", f.Early, f.Placed)
+		if f.Placed {
+			t.Fatal("PollEarly gave an FPDU as placed before")
 		}
 		found = append(found, f.Seq)
 		if place(&f) {
@@ -152,8 +152,8 @@ func (w *world) deliver(p piece) {
 			w.t.Fatalf("FPDU %d in order; want %d", i, w.next)
 		}
 		w.next++
-		if f.Placed != w.placed[i] || f.Early {
-			w.t.Fatalf("FPDU %d in order: placed %v, early %v; want placed %v", i, f.Placed, f.Early, w.placed[i])
+		if f.Placed != w.placed[i] {
+			w.t.Fatalf("FPDU %d in order: placed %v; want placed %v", i, f.Placed, w.placed[i])
 		}
 		if f.Placed && f.ULPDU.Len() != 0 || !f.Placed && !bytes.Equal(joined(f.ULPDU), w.fpdus[i].ulpdu) {
 			w.t.Fatalf("FPDU %d is wrong in order", i)
@@ -201,8 +201,8 @@ func TestEarlyAfterLoss(t *testing.T) {
 				t.Errorf("segment %d is kept", i+1)
 			}
 		}
-		if st := w.r.Stats(); st.EarlyPlaced != 199 || st.EarlyFound != 199 {
-			t.Errorf("stats %+v; want 199 found and placed", st)
+		if len(w.placed) != 199 {
+			t.Errorf("%d FPDUs found and placed; want 199", len(w.placed))
 		}
 		w.arrive(segs[0][0], segs[0][1], always)
 		w.finish()
@@ -382,8 +382,7 @@ func TestEarlyRandom(t *testing.T) {
 			w.arrive(s[0], s[1], func() bool { return rnd.IntN(16) >= refuse })
 		}
 		w.finish()
-		st := w.r.Stats()
-		found += int(st.EarlyFound)
+		found += len(w.placed)
 		whole += len(w.fpdus)
 	}
 	t.Logf("%d of %d FPDUs found ahead of order", found, whole)
@@ -412,8 +411,8 @@ func TestEarlyFull(t *testing.T) {
 			kept++
 		}
 	}
-	if st := w.r.Stats(); kept != 49 || st.EarlyPlaced != MaxPlaced || st.EarlyFull != 49 {
-		t.Errorf("%d segments kept, stats %+v; want 49, and %d placed", kept, st, MaxPlaced)
+	if kept != 49 || len(w.placed) != MaxPlaced {
+		t.Errorf("%d segments kept, %d placed; want 49 and %d", kept, len(w.placed), MaxPlaced)
 	}
 	w.arrive(segs[0][0], segs[0][1], always)
 	w.finish()
@@ -614,9 +613,8 @@ func TestEarlyShare(t *testing.T) {
 				w.arrive(a.from, a.to, always)
 			}
 			w.finish()
-			st := w.r.Stats()
-			share := float64(st.EarlyPlaced) / float64(whole)
-			t.Logf("%d of %d placed: %.1f %%", st.EarlyPlaced, whole, 100*share)
+			share := float64(len(w.placed)) / float64(whole)
+			t.Logf("%d of %d placed: %.1f %%", len(w.placed), whole, 100*share)
 			if share < tt.share {
 				t.Errorf("%.1f %% placed; want %.0f %%", 100*share, 100*tt.share)
 			}

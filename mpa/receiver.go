@@ -16,18 +16,7 @@ type FPDU struct {
 	ULPDU marked.Bytes
 	// Seq is the sequence number of the first byte of ULPDU_Length. It identifies the FPDU: it is the same out of order and in order.
 	Seq    serial.Num
-	Early  bool // found out of order
 	Placed bool // now in order, and placed before: see MarkPlaced
-}
-
-// ReceiverStats holds the counters of a Receiver.
-type ReceiverStats struct {
-	FPDUs       uint64 // in order, including those placed early
-	Gathered    uint64 // of those, the ones received in several pieces
-	Markers     uint64 // markers checked
-	EarlyFound  uint64 // found out of order
-	EarlyPlaced uint64 // placed out of order
-	EarlyFull   uint64 // not returned early because the record of placed FPDUs was full
 }
 
 // Receiver finds the FPDUs of one half connection, in order in the stream and, if markers are in use, out of order. Init must be called
@@ -52,7 +41,6 @@ type Receiver struct {
 	skip int        // remaining bytes of an FPDU that was placed early
 
 	early earlyState
-	stats ReceiverStats
 }
 
 // Init prepares r for a half connection whose first FPDU begins at start. If crc is false the CRC field is ignored. Buffers of an earlier
@@ -66,9 +54,6 @@ func (r *Receiver) Init(crc, markers bool, start serial.Num) {
 		early:  earlyState{placed: r.early.placed[:0]},
 	}
 }
-
-// Stats returns the counters.
-func (r *Receiver) Stats() ReceiverStats { return r.stats }
 
 // Held returns the number of buffered bytes of an incomplete FPDU.
 func (r *Receiver) Held() int { return r.held }
@@ -95,7 +80,6 @@ func (r *Receiver) PollFPDU(f *FPDU) (ok bool, err *term.Error) {
 			}
 			*f = FPDU{Seq: r.lengthAt(r.next), Placed: true}
 			r.next = r.early.pop().end()
-			r.stats.FPDUs++
 			return true, nil
 		}
 		if len(r.in) == 0 && r.gone == 0 {
@@ -182,7 +166,6 @@ func (r *Receiver) whole() (raw []byte, ok bool) {
 		return nil, false
 	}
 	r.held = 0
-	r.stats.Gathered++
 	return r.buf[:n], true
 }
 
@@ -227,7 +210,6 @@ func (r *Receiver) take(raw []byte, f *FPDU) bool {
 		return false
 	}
 	r.next = end
-	r.stats.FPDUs++
 	return true
 }
 
@@ -245,17 +227,15 @@ func (r *Receiver) strip(seq serial.Num, raw []byte) (ulpdu marked.Bytes, ok boo
 	next := noMarker
 	if r.markers {
 		// The low two bits of a marker's pointer (RFC 5044 section 4.2) and its reserved half are ignored.
-		wrong, n := uint16(0), 0
+		wrong := uint16(0)
 		next = r.toMarker(seq)
 		if next == 0 {
-			wrong, n = binary.BigEndian.Uint16(raw[2:]), 1
+			wrong = binary.BigEndian.Uint16(raw[2:])
 			at, next = markerLen, markerEvery
 		}
 		for i := next; i+markerLen <= len(raw); i += markerEvery {
 			wrong |= binary.BigEndian.Uint16(raw[i+2:i+markerLen]) ^ uint16(i-at)
-			n++
 		}
-		r.stats.Markers += uint64(n)
 		if wrong&^3 != 0 {
 			return ulpdu, false
 		}
