@@ -8,7 +8,7 @@ func (s *Startup) handleRequest(now clock.Time, behind bool) error {
 	switch {
 	case f.Reply:
 		return s.malformed(ErrBothResponders)
-	case f.Rev > s.cfg.Rev, f.Rev == 0 && !s.cfg.AllowRev0:
+	case f.Rev > s.cfg.Rev, f.Rev == 0:
 		return s.malformed(ErrRevision)
 	case f.Enhanced && !s.cfg.Enhanced:
 		// An unenhanced responder treats the frame as malformed: it closes TCP, and the initiator may try again without enhanced setup (RFC
@@ -75,8 +75,8 @@ func (s *Startup) reply(privateData []byte) (Frame, error) {
 	}
 	return Frame{
 		Reply:       true,
-		CRC:         s.cfg.CRC || f.CRC || f.Rev == 0,
-		Markers:     s.cfg.Markers || f.Rev == 0,
+		CRC:         s.cfg.CRC || f.CRC,
+		Markers:     s.cfg.Markers,
 		Rev:         f.Rev,
 		PrivateData: privateData,
 	}, nil

@@ -46,8 +46,6 @@ func TestResponderReply(t *testing.T) {
 			Frame{Reply: true, CRC: true, Rev: 2, Enhanced: true, EnhancedData: EnhancedData{IRD: 16, ORD: 16, P2P: true, RTR: write}, PrivateData: []byte("yes")}},
 		{"IRD raised for a Read", func(c *Config) { c.IRD = 0 }, Frame{Rev: 2, Enhanced: true, EnhancedData: EnhancedData{IRD: 16, P2P: true, RTR: read}}, accept,
 			Frame{Reply: true, CRC: true, Rev: 2, Enhanced: true, EnhancedData: EnhancedData{IRD: 1, ORD: 16, P2P: true, RTR: read}, PrivateData: []byte("yes")}},
-		{"revision 0", func(c *Config) { c.AllowRev0, c.CRC = true, false }, Frame{CRC: true, Markers: true}, accept,
-			Frame{Reply: true, CRC: true, Markers: true, PrivateData: []byte("yes")}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := replyTo(t, with(tt.cfg), tt.req, tt.answer); !sameFrame(got, tt.want) {
@@ -62,18 +60,6 @@ func TestRequestRejectFlag(t *testing.T) {
 	give(t, s, unhex(t, hexReq+"60010000"))
 	if ev := event(t, s, EventRequest); ev.Frame.Reject {
 		t.Error("the ULP sees R in a request")
-	}
-}
-
-func TestRevision0Params(t *testing.T) {
-	s := NewResponder(with(func(c *Config) { c.AllowRev0 = true }), t0)
-	give(t, s, unhex(t, hexReq+"c0000000"))
-	event(t, s, EventRequest)
-	if err := accept(s); err != nil {
-		t.Fatal(err)
-	}
-	if p, want := s.Result(), (Params{CRC: true, SendMarkers: true, RecvMarkers: true, IRD: 16, ORD: 16}); p != want {
-		t.Errorf("params %+v; want %+v", p, want)
 	}
 }
 

@@ -22,8 +22,6 @@ type Config struct {
 	Rev uint8
 	// Enhanced enables RFC 6581: an initiator sets S, and a responder accepts Requests with S. It needs Rev 2.
 	Enhanced bool
-	// AllowRev0 makes a responder accept Requests of the RDMA Consortium's revision, with markers and CRCs both ways (RFC 5044 appendix C).
-	AllowRev0 bool
 
 	// CRC is C. It must be true unless the administrator disables it (RFC 5044 section 4.4); CRCs are off only if both sides say false.
 	CRC bool

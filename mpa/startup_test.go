@@ -447,7 +447,7 @@ func FuzzStartup(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, bits, step uint8) {
 		cfg := with(func(c *Config) {
 			c.CRC, c.Markers = bits&1 != 0, bits&2 != 0
-			c.P2P, c.AllowRev0 = bits&4 != 0, bits&8 != 0
+			c.P2P = bits&4 != 0
 			if bits&16 != 0 {
 				*c = RetryRev1.Apply(*c)
 			}
