@@ -5,11 +5,14 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -31,16 +34,45 @@ func main() {
 	// A second signal stops the daemon without waiting for the drain. timeout(1) and others
 	// send a signal twice at once, which counts as one.
 	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, stop) })
-	err := rootCommand().ExecuteContext(ctx)
+	root, out := rootCommand(), &results{w: os.Stdout}
+	root.SetOut(out)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		err = out.err
+	}
 	if err != nil {
-		prefix := "iwarpd: "
-		if inJournal(os.Stderr) {
-			prefix = priority(zapcore.ErrorLevel)
-		}
-		fmt.Fprintln(os.Stderr, prefix+oneLine(printable.Error(err)))
+		asJSON, _ := cmd.Flags().GetBool("json")                      // only doctor has it
+		report(err, asJSON || slices.Contains(os.Args[1:], "--json")) // parsing may have ended before that flag
 	}
 	stop()
 	os.Exit(exitCode(err))
+}
+
+// report prints an error on one line, or as an object like iwarpctl's.
+func report(err error, asJSON bool) {
+	text := oneLine(printable.Error(err))
+	switch {
+	case asJSON:
+		_ = json.NewEncoder(os.Stderr).Encode(map[string]any{"error": text, "code": exitCode(err)})
+	case inJournal(os.Stderr):
+		fmt.Fprintln(os.Stderr, priority(zapcore.ErrorLevel)+text)
+	default:
+		fmt.Fprintln(os.Stderr, "iwarpd: "+text)
+	}
+}
+
+// results is the standard output. It keeps the first write error, which cobra ignores.
+type results struct {
+	w   io.Writer
+	err error
+}
+
+func (r *results) Write(b []byte) (int, error) {
+	n, err := r.w.Write(b)
+	if r.err == nil {
+		r.err = err
+	}
+	return n, err
 }
 
 const exitCodes = `

@@ -3,12 +3,14 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -28,8 +30,7 @@ func TestMain(m *testing.M) {
 // TestCrash checks that a daemon that crashes, as by the SIGABRT of systemd's watchdog, ends by a signal. Exit code 2
 // means a wrong configuration, after which the unit does not restart it.
 func TestCrash(t *testing.T) {
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "--transport", "socket", "--socket", filepath.Join(t.TempDir(), "iwarpd.sock"))
-	cmd.Env = append(os.Environ(), asProgram+"=1")
+	cmd := program(t, "--transport", "socket", "--socket", filepath.Join(t.TempDir(), "iwarpd.sock"))
 	stderr, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -57,6 +58,58 @@ func TestCrash(t *testing.T) {
 	}
 	if !bytes.Contains(said.Bytes(), []byte("goroutine ")) {
 		t.Errorf("no stacks: %s", said.Bytes())
+	}
+}
+
+// program returns iwarpd as a program.
+func program(t *testing.T, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	return cmd
+}
+
+// TestFullOutput checks that each command fails whose results could not be written.
+func TestFullOutput(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	for _, args := range [][]string{{"--help"}, {"--version"}, {"--transport", "socket", "--check-config"}, {"doctor", "--help"}, {"doctor", "--transport", "socket"},
+		{"doctor", "--transport", "socket", "--json"}, {"completion", "bash"}} {
+		var said bytes.Buffer
+		cmd := program(t, args...)
+		cmd.Stdout, cmd.Stderr = full, &said
+		_ = cmd.Run()
+		if code := cmd.ProcessState.ExitCode(); code != exitFailure || !strings.Contains(said.String(), "no space left on device") {
+			t.Errorf("iwarpd %q >/dev/full: exit code %d: %s", args, code, said.Bytes())
+		}
+	}
+}
+
+// TestErrorsAsJSON checks that with --json standard error has an object, whatever is wrong.
+func TestErrorsAsJSON(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		code int
+		text string
+	}{
+		{[]string{"doctor", "--config", "/nonexistent", "--json"}, exitConfig, "cannot read the configuration"},
+		{[]string{"doctor", "--json=true", "x"}, exitConfig, `unexpected argument "x"`},
+		{[]string{"doctor", "--colour", "--json"}, exitConfig, "unknown flag: --colour"},
+		{[]string{"doctor", "--json", "--interface", "iwarpd-none"}, exitFailure, "iwarpd cannot work on"},
+	} {
+		var said bytes.Buffer
+		cmd := program(t, tt.args...)
+		cmd.Stderr = &said
+		_ = cmd.Run()
+		var got struct {
+			Error string
+			Code  int
+		}
+		if err := json.Unmarshal(said.Bytes(), &got); err != nil || got.Code != tt.code || cmd.ProcessState.ExitCode() != tt.code || !strings.Contains(got.Error, tt.text) {
+			t.Errorf("iwarpd %q: exit code %d: %v: %s", tt.args, cmd.ProcessState.ExitCode(), err, said.Bytes())
+		}
 	}
 }
 
