@@ -250,9 +250,14 @@ func run(args []string) error {
 	return nil
 }
 
-// read returns the rows of a file that write wrote.
+// read returns the rows of a file that write wrote. It does not wait for the writer of a FIFO.
 func read(name string) (rows []row, err error) {
-	b, err := os.ReadFile(name)
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(f)
 	if err != nil {
 		return nil, err
 	}

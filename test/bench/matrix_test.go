@@ -8,6 +8,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestRows checks that rounds are paired, that a ratio is the median of the ratios of the
@@ -149,6 +152,27 @@ func TestCompare(t *testing.T) {
 	compare(&out, before, []row{other, r})
 	if want := "against: read-lat, 64 B, MTU 1500, kernel-tcp-gso: 5.00 -> 4.00 us; ratio 2.00 -> 2.50 (+25 %)\n"; out.String() != want {
 		t.Errorf("printed %q, want %q", out.String(), want)
+	}
+}
+
+// TestReadFIFO checks that a FIFO without a writer in place of an earlier run is an error.
+func TestReadFIFO(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(name, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	failed := make(chan error, 1)
+	go func() {
+		_, err := read(name)
+		failed <- err
+	}()
+	select {
+	case err := <-failed:
+		if err == nil {
+			t.Error("a FIFO without a writer has rows")
+		}
+	case <-time.After(time.Minute):
+		t.Error("read waits for a writer of the FIFO")
 	}
 }
 
