@@ -113,9 +113,9 @@ func (s *Server) parent(dir int) (fd int, err error) {
 	return -1, unix.ESTALE
 }
 
-// change calls f to change the entry name of a directory on behalf of c, and commits the change to
-// disk. f gets the open directory. If also is not nil, it is changed too.
-func (s *Server) change(c *cred, dir nfsv3.NfsFh3, name []byte, also *object, f func(d *object, name string) error) (w nfsv3.WccData, err error) {
+// change calls f to change the entry name of a directory, and commits the change to disk. f gets the
+// open directory, which is locked. If also is not nil, it is changed too.
+func (s *Server) change(dir nfsv3.NfsFh3, name []byte, also *object, f func(d *object, name string) error) (w nfsv3.WccData, err error) {
 	if s.cfg.ReadOnly {
 		return noWcc(), unix.EROFS
 	}
@@ -140,7 +140,7 @@ func (s *Server) change(c *cred, dir nfsv3.NfsFh3, name []byte, also *object, f 
 		err = nerr
 	}
 	if err == nil {
-		err = s.as(c, func() error { return f(&d, n) })
+		err = f(&d, n)
 	}
 	w = s.wcc(&d)
 	unlock()
@@ -156,33 +156,35 @@ type made struct {
 	attr nfsv3.PostOpAttr
 }
 
-// finish sets the attributes of the new entry name of d, and reads them.
-func (s *Server) finish(c *cred, dir nfsv3.NfsFh3, name []byte, a *nfsv3.Sattr3) (m made, err error) {
-	m = made{&nfsv3.PostOpFh3_FALSE{}, noAttr}
-	d, err := s.object(dir, unix.O_PATH)
-	if err != nil {
-		return m, err
-	}
-	defer d.close()
-	fd, fh, err := s.tree.find(d.fd, dir.Data, string(name))
-	if err != nil {
-		return m, err
-	}
-	o := object{fd: fd}
+// create calls f on behalf of c to make the entry of a directory, sets the attributes that f returns,
+// if any, and commits the object to disk. f reports whether the object is new. A new object whose
+// attributes cannot be set is removed.
+func (s *Server) create(c *cred, where *nfsv3.Diropargs3, f func(dir int, name string) (a *nfsv3.Sattr3, isNew bool, err error)) (m made, w nfsv3.WccData, err error) {
+	o := object{fd: -1}
 	defer o.close()
-	if err = s.tree.stat(fd, &o.st); err != nil {
-		return m, err
-	}
-	if a != nil {
-		if err = s.setattr(c, &o, nfsv3.NfsFh3{Data: fh}, a); err == nil {
-			err = s.syncObject(&o, nfsv3.NfsFh3{Data: fh})
+	var fh []byte
+	w, err = s.change(where.Dir, where.Name, nil, func(d *object, name string) error {
+		var a *nfsv3.Sattr3
+		isNew := false
+		err := s.as(c, func() (err error) { a, isNew, err = f(d.fd, name); return err })
+		if err == nil {
+			o.fd, fh, err = s.tree.find(d.fd, where.Dir.Data, name)
 		}
-		if err != nil {
-			return m, err
+		if err == nil {
+			err = s.refresh(&o)
 		}
+		if err == nil && a != nil {
+			err = s.setattr(c, &o, nfsv3.NfsFh3{Data: fh}, a)
+		}
+		if err != nil && isNew && s.tree.unlink(d.fd, where.Dir.Data, name, 0) == unix.EISDIR {
+			_ = s.tree.unlink(d.fd, where.Dir.Data, name, unix.AT_REMOVEDIR)
+		}
+		return err
+	})
+	if err == nil {
+		err = s.syncObject(&o, nfsv3.NfsFh3{Data: fh})
 	}
-	m.obj, m.attr = &nfsv3.PostOpFh3_TRUE{Handle: nfsv3.NfsFh3{Data: fh}}, s.post(fd)
-	return m, nil
+	return made{&nfsv3.PostOpFh3_TRUE{Handle: nfsv3.NfsFh3{Data: fh}}, s.post(o.fd)}, w, err
 }
 
 // exclusive stores the verifier of an exclusive CREATE in the times of the file, which the client
@@ -194,67 +196,50 @@ func exclusive(verf [8]byte) [2]unix.Timespec {
 // NfsV3Nfsproc3Create implements CREATE.
 func (s *Server) NfsV3Nfsproc3Create(ctx context.Context, a *nfsv3.Create3args) (nfsv3.Create3res, error) {
 	c := &exchangeOf(ctx).cred
-	var attrs *nfsv3.Sattr3
-	w, err := s.change(c, a.Where.Dir, a.Where.Name, nil, func(d *object, name string) error {
-		flags := unix.O_CREAT | unix.O_WRONLY | unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
+	m, w, err := s.create(c, &a.Where, func(dir int, name string) (attrs *nfsv3.Sattr3, isNew bool, err error) {
 		m := uint32(0o644)
 		switch how := a.How.(type) {
 		case *nfsv3.Createhow3_UNCHECKED:
-			attrs, m = &how.ObjAttributes, mode(&how.ObjAttributes, m)
-			flags |= unix.O_EXCL
+			attrs = &how.ObjAttributes
 		case *nfsv3.Createhow3_GUARDED:
-			attrs, m = &how.ObjAttributes, mode(&how.ObjAttributes, m)
-			flags |= unix.O_EXCL
-		default:
-			flags |= unix.O_EXCL
+			attrs = &how.ObjAttributes
 		}
-		fd, err := unix.Openat(d.fd, name, flags, m)
+		if attrs != nil {
+			attrs, m = withoutMode(*attrs), mode(attrs, m)
+		}
+		fd, err := unix.Openat(dir, name, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, m)
 		if err == nil {
 			defer unix.Close(fd)
-			if attrs != nil {
-				attrs = withoutMode(*attrs) // finish commits it
-				return nil
+			if how, ok := a.How.(*nfsv3.Createhow3_EXCLUSIVE); ok {
+				ts := exclusive(how.Verf)
+				err = unix.UtimesNanoAt(unix.AT_FDCWD, proc(fd), ts[:], 0)
 			}
-			how, _ := a.How.(*nfsv3.Createhow3_EXCLUSIVE)
-			ts := exclusive(how.Verf)
-			if err = unix.UtimesNanoAt(unix.AT_FDCWD, proc(fd), ts[:], 0); err != nil {
-				return err
-			}
-			return s.sync(fd)
+			return attrs, true, err
 		}
 		if err != unix.EEXIST {
-			return err
+			return nil, false, err
 		}
 		var st unix.Stat_t
+		if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return nil, false, err
+		}
+		if st.Mode&unix.S_IFMT != unix.S_IFREG {
+			return nil, false, unix.EEXIST
+		}
 		switch how := a.How.(type) {
 		case *nfsv3.Createhow3_UNCHECKED:
 			// The file exists: only a requested size is set.
-			if err := unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-				return err
-			}
-			if st.Mode&unix.S_IFMT != unix.S_IFREG {
-				return unix.EEXIST
-			}
-			attrs = &nfsv3.Sattr3{
+			return &nfsv3.Sattr3{
 				Mode: &nfsv3.SetMode3_default{}, Uid: &nfsv3.SetUid3_default{}, Gid: &nfsv3.SetGid3_default{},
 				Size: how.ObjAttributes.Size, Atime: &nfsv3.SetAtime_default{}, Mtime: &nfsv3.SetMtime_default{},
-			}
-			return nil
+			}, false, nil
 		case *nfsv3.Createhow3_EXCLUSIVE:
-			if err := unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-				return err
-			}
-			ts := exclusive(how.Verf)
-			if st.Atim.Sec == ts[0].Sec && st.Mtim.Sec == ts[1].Sec && st.Mode&unix.S_IFMT == unix.S_IFREG {
-				return nil
+			if ts := exclusive(how.Verf); st.Atim.Sec == ts[0].Sec && st.Mtim.Sec == ts[1].Sec {
+				return nil, false, nil
 			}
 		}
-		return unix.EEXIST
+		return nil, false, unix.EEXIST
 	})
-	var m made
-	if err == nil {
-		m, err = s.finish(c, a.Where.Dir, a.Where.Name, attrs)
-	}
 	if err != nil {
 		return &nfsv3.Create3res_default{Status: status(err), Resfail: nfsv3.Create3resfail{DirWcc: w}}, nil
 	}
@@ -264,13 +249,10 @@ func (s *Server) NfsV3Nfsproc3Create(ctx context.Context, a *nfsv3.Create3args) 
 // NfsV3Nfsproc3Mkdir implements MKDIR.
 func (s *Server) NfsV3Nfsproc3Mkdir(ctx context.Context, a *nfsv3.Mkdir3args) (nfsv3.Mkdir3res, error) {
 	c := &exchangeOf(ctx).cred
-	w, err := s.change(c, a.Where.Dir, a.Where.Name, nil, func(d *object, name string) error {
-		return unix.Mkdirat(d.fd, name, mode(&a.Attributes, 0o755))
+	m, w, err := s.create(c, &a.Where, func(dir int, name string) (*nfsv3.Sattr3, bool, error) {
+		err := unix.Mkdirat(dir, name, mode(&a.Attributes, 0o755))
+		return withoutMode(a.Attributes), err == nil, err
 	})
-	var m made
-	if err == nil {
-		m, err = s.finish(c, a.Where.Dir, a.Where.Name, withoutMode(a.Attributes))
-	}
 	if err != nil {
 		return &nfsv3.Mkdir3res_default{Status: status(err), Resfail: nfsv3.Mkdir3resfail{DirWcc: w}}, nil
 	}
@@ -280,16 +262,13 @@ func (s *Server) NfsV3Nfsproc3Mkdir(ctx context.Context, a *nfsv3.Mkdir3args) (n
 // NfsV3Nfsproc3Symlink implements SYMLINK.
 func (s *Server) NfsV3Nfsproc3Symlink(ctx context.Context, a *nfsv3.Symlink3args) (nfsv3.Symlink3res, error) {
 	c := &exchangeOf(ctx).cred
-	w, err := s.change(c, a.Where.Dir, a.Where.Name, nil, func(d *object, name string) error {
+	m, w, err := s.create(c, &a.Where, func(dir int, name string) (*nfsv3.Sattr3, bool, error) {
 		if len(a.Symlink.SymlinkData) == 0 || bytes.IndexByte(a.Symlink.SymlinkData, 0) >= 0 {
-			return unix.EINVAL
+			return nil, false, unix.EINVAL
 		}
-		return unix.Symlinkat(string(a.Symlink.SymlinkData), d.fd, name)
+		err := unix.Symlinkat(string(a.Symlink.SymlinkData), dir, name)
+		return withoutMode(a.Symlink.SymlinkAttributes), err == nil, err
 	})
-	var m made
-	if err == nil {
-		m, err = s.finish(c, a.Where.Dir, a.Where.Name, withoutMode(a.Symlink.SymlinkAttributes))
-	}
 	if err != nil {
 		return &nfsv3.Symlink3res_default{Status: status(err), Resfail: nfsv3.Symlink3resfail{DirWcc: w}}, nil
 	}
@@ -314,28 +293,30 @@ func (s *Server) NfsV3Nfsproc3Mknod(ctx context.Context, a *nfsv3.Mknod3args) (n
 	if attrs == nil {
 		return &nfsv3.Mknod3res_default{Status: nfsv3.NFS3ERR_BADTYPE, Resfail: nfsv3.Mknod3resfail{DirWcc: noWcc()}}, nil
 	}
-	w, err := s.change(c, a.Where.Dir, a.Where.Name, nil, func(d *object, name string) error {
+	m, w, err := s.create(c, &a.Where, func(dir int, name string) (*nfsv3.Sattr3, bool, error) {
 		n := unix.Mkdev(dev.Specdata1, dev.Specdata2)
 		if n > math.MaxUint32 { // mknod would make another device: it takes 12 bits of the major number, and 20 of the minor
-			return unix.EINVAL
+			return nil, false, unix.EINVAL
 		}
-		return unix.Mknodat(d.fd, name, typ|mode(attrs, 0o644), int(n))
+		err := unix.Mknodat(dir, name, typ|mode(attrs, 0o644), int(n))
+		return withoutMode(*attrs), err == nil, err
 	})
-	var m made
-	if err == nil {
-		m, err = s.finish(c, a.Where.Dir, a.Where.Name, withoutMode(*attrs))
-	}
 	if err != nil {
 		return &nfsv3.Mknod3res_default{Status: status(err), Resfail: nfsv3.Mknod3resfail{DirWcc: w}}, nil
 	}
 	return &nfsv3.Mknod3res_NFS3_OK{Resok: nfsv3.Mknod3resok{Obj: m.obj, ObjAttributes: m.attr, DirWcc: w}}, nil
 }
 
+// remove removes a directory entry on behalf of c.
+func (s *Server) remove(c *cred, what *nfsv3.Diropargs3, flags int) (nfsv3.WccData, error) {
+	return s.change(what.Dir, what.Name, nil, func(d *object, name string) error {
+		return s.as(c, func() error { return s.tree.unlink(d.fd, what.Dir.Data, name, flags) })
+	})
+}
+
 // NfsV3Nfsproc3Remove implements REMOVE.
 func (s *Server) NfsV3Nfsproc3Remove(ctx context.Context, a *nfsv3.Remove3args) (nfsv3.Remove3res, error) {
-	w, err := s.change(&exchangeOf(ctx).cred, a.Object.Dir, a.Object.Name, nil, func(d *object, name string) error {
-		return s.tree.unlink(d.fd, a.Object.Dir.Data, name, 0)
-	})
+	w, err := s.remove(&exchangeOf(ctx).cred, &a.Object, 0)
 	if err != nil {
 		return &nfsv3.Remove3res_default{Status: status(err), Resfail: nfsv3.Remove3resfail{DirWcc: w}}, nil
 	}
@@ -344,9 +325,7 @@ func (s *Server) NfsV3Nfsproc3Remove(ctx context.Context, a *nfsv3.Remove3args) 
 
 // NfsV3Nfsproc3Rmdir implements RMDIR.
 func (s *Server) NfsV3Nfsproc3Rmdir(ctx context.Context, a *nfsv3.Rmdir3args) (nfsv3.Rmdir3res, error) {
-	w, err := s.change(&exchangeOf(ctx).cred, a.Object.Dir, a.Object.Name, nil, func(d *object, name string) error {
-		return s.tree.unlink(d.fd, a.Object.Dir.Data, name, unix.AT_REMOVEDIR)
-	})
+	w, err := s.remove(&exchangeOf(ctx).cred, &a.Object, unix.AT_REMOVEDIR)
 	if err != nil {
 		return &nfsv3.Rmdir3res_default{Status: status(err), Resfail: nfsv3.Rmdir3resfail{DirWcc: w}}, nil
 	}
@@ -379,8 +358,8 @@ func (s *Server) rename(c *cred, a *nfsv3.Rename3args, as string, from *nfsv3.Wc
 	if s.tree.deep(a.To.Dir.Data) {
 		return to, unix.ENAMETOOLONG
 	}
-	*from, err = s.change(c, a.From.Dir, a.From.Name, &t, func(d *object, name string) error {
-		err := s.tree.rename(d.fd, a.From.Dir.Data, name, t.fd, a.To.Dir.Data, as)
+	*from, err = s.change(a.From.Dir, a.From.Name, &t, func(d *object, name string) error {
+		err := s.as(c, func() error { return s.tree.rename(d.fd, a.From.Dir.Data, name, t.fd, a.To.Dir.Data, as) })
 		to = s.wcc(&t)
 		return err
 	})
@@ -397,14 +376,14 @@ func (s *Server) NfsV3Nfsproc3Link(ctx context.Context, a *nfsv3.Link3args) (nfs
 	o, err := s.object(a.File, unix.O_PATH)
 	defer o.close()
 	if err == nil {
-		w, err = s.change(c, a.Link.Dir, a.Link.Name, nil, func(d *object, name string) error {
+		w, err = s.change(a.Link.Dir, a.Link.Name, nil, func(d *object, name string) error {
 			if o.dir() {
 				return unix.EINVAL
 			}
 			// Use its path in /proc: AT_EMPTY_PATH requires CAP_DAC_READ_SEARCH, which
 			// only root has.
 			defer s.tree.still()()
-			err := unix.Linkat(unix.AT_FDCWD, proc(o.fd), d.fd, name, unix.AT_SYMLINK_FOLLOW)
+			err := s.as(c, func() error { return unix.Linkat(unix.AT_FDCWD, proc(o.fd), d.fd, name, unix.AT_SYMLINK_FOLLOW) })
 			if err == nil {
 				s.tree.learn(a.File.Data, a.Link.Dir.Data, name)
 			}

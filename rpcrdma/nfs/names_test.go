@@ -450,7 +450,7 @@ func TestNamesTooDeep(t *testing.T) {
 	if _, _, err := tr.entry(&d, deepest, "d"); err != unix.ENAMETOOLONG {
 		t.Errorf("entry: %v", err)
 	}
-	if _, err := s.change(&cred{}, nfsv3.NfsFh3{Data: deepest}, []byte("new"), nil, func(*object, string) error { return errors.New("called") }); err != unix.ENAMETOOLONG {
+	if _, err := s.change(nfsv3.NfsFh3{Data: deepest}, []byte("new"), nil, func(*object, string) error { return errors.New("called") }); err != unix.ENAMETOOLONG {
 		t.Errorf("change: %v", err)
 	}
 	in := func(dir []byte, name string) nfsv3.Diropargs3 {
