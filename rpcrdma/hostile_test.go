@@ -5,11 +5,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/client/embed"
 	"github.com/iwarpd/iwarpd/internal/conformance"
 	"github.com/iwarpd/iwarpd/rpcrdma"
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
@@ -41,10 +43,13 @@ func (g *rig) raw() *raw {
 	return r
 }
 
+// own returns the address of a node, with no port. Over kernel sockets both nodes would otherwise connect from one address.
+func own(n *embed.Node) netip.AddrPort { return netip.AddrPortFrom(n.Addr(), 0) }
+
 // raw1 returns a raw of version 1.
 func (g *rig) raw1() *raw {
 	g.t.Helper()
-	c, err := g.a.Device().Dial(g.ctx, g.l.Addr(), &iwarp.Config{RecvDepth: 200, RecvSize: 4096})
+	c, err := g.a.Device().Dial(g.ctx, g.l.Addr(), &iwarp.Config{LocalAddr: own(g.a), RecvDepth: 200, RecvSize: 4096})
 	if err != nil {
 		g.t.Fatal(err)
 	}
@@ -372,6 +377,7 @@ func TestIdleConnsMakeRoom(t *testing.T) {
 	}
 	cfg := rpcrdma.DefaultConfig(false)
 	cfg.Pool = 4 << 20
+	cfg.Iwarp.LocalAddr = own(g.b)
 	e, err := rpcrdma.New(g.ctx, g.b.Device(), cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -384,8 +390,8 @@ func TestIdleConnsMakeRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	resp.Release()
-	for name, d := range map[string]*iwarp.Device{"the client with two": g.a.Device(), "that with one": g.b.Device()} {
-		c, err := d.Dial(g.ctx, g.l.Addr(), nil)
+	for name, n := range map[string]*embed.Node{"the client with two": g.a, "that with one": g.b} {
+		c, err := n.Device().Dial(g.ctx, g.l.Addr(), &iwarp.Config{LocalAddr: own(n)})
 		if !errors.As(err, new(*iwarp.RejectError)) {
 			t.Errorf("%s connects once more: %v", name, err)
 		}
