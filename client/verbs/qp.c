@@ -379,9 +379,27 @@ void iwv_qp_connecting(struct qp *qp, bool yes)
 }
 
 /* modify performs a change of state. librdmacm has done so already if the QP has an id. */
+/* may_become reports whether a QP in one state can change to another. RTR to RTR is no change of InfiniBand's, but harmless. */
+static bool may_become(enum ibv_qp_state from, enum ibv_qp_state to)
+{
+	switch (to) {
+	case IBV_QPS_RESET:
+	case IBV_QPS_ERR:
+		return true;
+	case IBV_QPS_INIT:
+		return from == IBV_QPS_RESET || from == IBV_QPS_INIT;
+	case IBV_QPS_RTR:
+		return from == IBV_QPS_INIT || from == IBV_QPS_RTR;
+	case IBV_QPS_RTS:
+		return from == IBV_QPS_RTR || from == IBV_QPS_RTS;
+	default: /* SQD and SQE */
+		return false;
+	}
+}
+
 static int modify(struct qp *qp, const struct ibv_qp_attr *attr, int mask, struct iwarpd_error *e)
 {
-	if (qp->ibv.state == IBV_QPS_ERR && attr->qp_state != IBV_QPS_ERR && attr->qp_state != IBV_QPS_RESET)
+	if (!may_become(qp->ibv.state, attr->qp_state))
 		return -EINVAL;
 	switch (attr->qp_state) {
 	case IBV_QPS_RESET:
