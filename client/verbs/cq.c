@@ -192,7 +192,8 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *ibv, int cqe, void *cq_context,
 	if (!iwv_is_ours(ibv))
 		return REAL(ibv_create_cq)(ibv, cqe, cq_context, channel, vector);
 	c = iwv_context_of(ibv);
-	if (cqe < 1 || (uint32_t)cqe > c->attr.max_cqe || vector < 0 || vector >= ibv->num_comp_vectors) {
+	if (cqe < 1 || (uint32_t)cqe > c->attr.max_cqe || vector < 0 || vector >= ibv->num_comp_vectors ||
+	    (channel && channel->context != ibv)) {
 		errno = EINVAL;
 		return NULL;
 	}

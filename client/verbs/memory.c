@@ -225,7 +225,7 @@ int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, s
 
 	if (!iwv_is_ours(ibv->context))
 		return REAL(ibv_rereg_mr)(ibv, flags, pd, addr, length, access);
-	if (flags & ~IBV_REREG_MR_FLAGS_SUPPORTED) {
+	if (flags & ~IBV_REREG_MR_FLAGS_SUPPORTED || (flags & IBV_REREG_MR_CHANGE_PD && pd->context != ibv->context)) {
 		errno = EINVAL;
 		return IBV_REREG_MR_ERR_INPUT;
 	}

@@ -118,7 +118,8 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 		iwv_unsupported("ibv_create_qp: a type that is not IBV_QPT_RC");
 		return NULL;
 	}
-	if (!init->send_cq || !init->recv_cq) {
+	if (!init->send_cq || !init->recv_cq || init->send_cq->context != pd->context ||
+	    init->recv_cq->context != pd->context || (init->srq && init->srq->context != pd->context)) {
 		errno = EINVAL;
 		return NULL;
 	}
