@@ -70,6 +70,7 @@ void async_error(struct context *c, const struct iwarpd_event *ev)
 {
 	struct qp *qp = ev->qp ? iwv_qp_find(c, iwarpd_qp_num(ev->qp)) : NULL; /* not one that the program has destroyed */
 	struct cq *cq = c->cqs;
+	struct srq *srq;
 
 	while (cq && cq->q != ev->cq)
 		cq = cq->next;
@@ -83,8 +84,11 @@ void async_error(struct context *c, const struct iwarpd_event *ev)
 			put(c, IBV_EVENT_QP_FATAL, &qp->ibv);
 		break;
 	case IWARPD_ASYNC_SRQ_LIMIT:
-		if (ev->srq)
-			put(c, IBV_EVENT_SRQ_LIMIT_REACHED, &((struct srq *)iwarpd_srq_context(ev->srq))->ibv);
+		srq = ev->srq ? iwarpd_srq_context(ev->srq) : NULL;
+		if (srq) {
+			srq->attr.srq_limit = 0; /* until the program sets it again */
+			put(c, IBV_EVENT_SRQ_LIMIT_REACHED, &srq->ibv);
+		}
 		break;
 	}
 }

@@ -319,7 +319,7 @@ struct srq {
 	struct ibv_srq ibv;
 	struct iwarpd_srq *q;
 	pthread_mutex_t lock; /* held while posting */
-	struct ibv_srq_attr attr;
+	struct ibv_srq_attr attr; /* srq_limit is guarded by iwv_thread_lock */
 	unsigned int unacknowledged; /* asynchronous events that the program has taken; guarded by iwv_thread_lock */
 };
 

@@ -492,11 +492,13 @@ int ibv_modify_srq(struct ibv_srq *ibv, struct ibv_srq_attr *attr, int mask)
 		return iwv_unsupported("ibv_modify_srq: IBV_SRQ_MAX_WR");
 	if (!(mask & IBV_SRQ_LIMIT))
 		return 0;
+	iwv_thread_lock();
 	err = iwarpd_modify_srq(srq->q, attr->srq_limit, &e);
+	if (!err)
+		srq->attr.srq_limit = attr->srq_limit;
+	iwv_thread_unlock();
 	if (err)
 		iwv_fail(err, "ibv_modify_srq", &e);
-	else
-		srq->attr.srq_limit = attr->srq_limit;
 	return -err;
 }
 

@@ -804,10 +804,12 @@ static void outlived(void)
 
 	establish(server, client, l, &id, &child);
 	qp = id->qp;
+	CHECK(ibv_query_srq(child->srq, &attr) == 0 && attr.srq_limit == 2);
 	cq = id->send_cq;
 	CHECK(kill(daemon_pid(), SIGSTOP) == 0);
 	while (state(daemon_pid()) != 'T')
 		usleep(1000);
+	CHECK(ibv_query_srq(child->srq, &attr) == 0 && attr.srq_limit == 0);
 	write_badly(qp);
 	CHECK(ibv_get_async_event(id->verbs, &e) == 0 && e.event_type == IBV_EVENT_QP_FATAL && e.element.qp == qp);
 	CHECK(pthread_create(&t, NULL, destroy_qp, qp) == 0);
