@@ -10,7 +10,8 @@
 
 #include "internal.h"
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* held while daemons are probed */
+static pthread_mutex_t addresses_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct device *devices; /* in the order of discovery */
 static unsigned int num_devices;
 static unsigned int scans;
@@ -49,13 +50,16 @@ static uint64_t hash(uint64_t h, const char *s)
 /* device_update stores what the daemon reports about an interface. */
 static void device_update(struct device *d, const struct iwarpd_device_attr *a)
 {
+	uint64_t guid;
 	unsigned int i;
 
+	pthread_mutex_lock(&addresses_lock);
 	for (i = 0; i < MAX_ADDRESSES && a->addresses[i]; i++)
 		snprintf(d->addresses[i], sizeof(d->addresses[i]), "%s", a->addresses[i]);
-	d->num_addresses = i;
-	d->guid = hash(hash(UINT64_C(0xcbf29ce484222325), d->interface), i > 0 ? d->addresses[0] : "");
-	d->guid = (d->guid & ~(UINT64_C(1) << 56)) | (UINT64_C(2) << 56); /* locally administered */
+	atomic_store(&d->num_addresses, i);
+	guid = hash(hash(UINT64_C(0xcbf29ce484222325), d->interface), i > 0 ? d->addresses[0] : "");
+	pthread_mutex_unlock(&addresses_lock);
+	atomic_store(&d->guid, (guid & ~(UINT64_C(1) << 56)) | (UINT64_C(2) << 56)); /* locally administered */
 	d->seen = scans;
 	atomic_store(&d->present, true);
 }
@@ -154,6 +158,7 @@ struct device *iwv_devices_scan(void)
 		atomic_store(&d->present, d->seen == scans);
 	pthread_mutex_unlock(&lock);
 	return devices;
+	pthread_mutex_init(&addresses_lock, NULL);
 }
 
 bool iwv_device_address(const struct device *d, unsigned int i, struct sockaddr_storage *a, unsigned int *prefix)
@@ -161,8 +166,14 @@ bool iwv_device_address(const struct device *d, unsigned int i, struct sockaddr_
 	struct sockaddr_in6 *a6 = (struct sockaddr_in6 *)a;
 	struct sockaddr_in *a4 = (struct sockaddr_in *)a;
 	char text[64], *slash;
+	bool any;
 
-	if (i >= d->num_addresses)
+	pthread_mutex_lock(&addresses_lock);
+	any = i < atomic_load(&d->num_addresses);
+	if (any)
+		memcpy(text, d->addresses[i], sizeof(text));
+	pthread_mutex_unlock(&addresses_lock);
+	if (!any)
 		return false;
 	memset(a, 0, sizeof(*a));
 	memcpy(text, d->addresses[i], sizeof(text));
@@ -254,7 +265,7 @@ __be64 ibv_get_device_guid(struct ibv_device *device)
 {
 	if (!device_ours(device))
 		return REAL(ibv_get_device_guid)(device);
-	return htobe64(container_of(device, struct device, ibv)->guid);
+	return htobe64(atomic_load(&container_of(device, struct device, ibv)->guid));
 }
 
 int ibv_get_device_index(struct ibv_device *device)
@@ -379,8 +390,8 @@ int ibv_query_device(struct ibv_context *ibv, struct ibv_device_attr *a)
 	c = iwv_context_of(ibv);
 	d = &c->attr;
 	*a = (struct ibv_device_attr){
-		.node_guid = htobe64(c->device->guid),
-		.sys_image_guid = htobe64(c->device->guid),
+		.node_guid = htobe64(atomic_load(&c->device->guid)),
+		.sys_image_guid = htobe64(atomic_load(&c->device->guid)),
 		.max_mr_size = UINT64_C(1) << 57, /* far memory */
 		.page_size_cap = (uint64_t)sysconf(_SC_PAGESIZE),
 		.vendor_id = 0x695770, /* "iWp", which is not assigned to a vendor */
@@ -432,7 +443,7 @@ int ibv_query_port(struct ibv_context *ibv, uint8_t port, struct _compat_ibv_por
 		.state = atomic_load(&c->gone) ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
 		.max_mtu = IBV_MTU_4096,
 		.active_mtu = mtu_of(c->attr.mtu),
-		.gid_tbl_len = (int)c->device->num_addresses,
+		.gid_tbl_len = (int)atomic_load(&c->device->num_addresses),
 		.max_msg_sz = UINT32_MAX,
 		.pkey_tbl_len = 1,
 		.max_vl_num = 1,
@@ -502,7 +513,7 @@ ssize_t _ibv_query_gid_table(struct ibv_context *ibv, struct ibv_gid_entry *entr
 		return REAL(_ibv_query_gid_table)(ibv, entries, max, flags, size);
 	if (flags || size < sizeof(*entries))
 		return -EINVAL;
-	for (n = 0; n < max && n < iwv_context_of(ibv)->device->num_addresses; n++) {
+	for (n = 0; n < max && n < atomic_load(&iwv_context_of(ibv)->device->num_addresses); n++) {
 		struct ibv_gid_entry *e = (struct ibv_gid_entry *)(void *)((char *)entries + n * size);
 
 		if (_ibv_query_gid_ex(ibv, 1, (uint32_t)n, e, 0, sizeof(*e)))

@@ -100,9 +100,9 @@ struct device {
 	struct device *next;
 	char socket[108];
 	char interface[64];
-	char addresses[MAX_ADDRESSES][64]; /* "address/length" */
-	unsigned int num_addresses;
-	uint64_t guid;
+	char addresses[MAX_ADDRESSES][64]; /* "address/length"; see iwv_device_address */
+	atomic_uint num_addresses;
+	_Atomic uint64_t guid;
 	unsigned int seen; /* the last scan that has found it */
 	atomic_bool present;
 };

@@ -379,7 +379,6 @@ void iwv_qp_connecting(struct qp *qp, bool yes)
 	atomic_store(&qp->conn, yes ? CONN_MAKING : CONN_NONE);
 }
 
-/* modify performs a change of state. librdmacm has done so already if the QP has an id. */
 /* may_become reports whether a QP in one state can change to another. RTR to RTR is no change of InfiniBand's, but harmless. */
 static bool may_become(enum ibv_qp_state from, enum ibv_qp_state to)
 {
@@ -398,6 +397,7 @@ static bool may_become(enum ibv_qp_state from, enum ibv_qp_state to)
 	}
 }
 
+/* modify performs a change of state. librdmacm has done so already if the QP has an id. */
 static int modify(struct qp *qp, const struct ibv_qp_attr *attr, int mask, struct iwarpd_error *e)
 {
 	if (!may_become(qp->ibv.state, attr->qp_state))
@@ -506,7 +506,9 @@ int ibv_query_srq(struct ibv_srq *ibv, struct ibv_srq_attr *attr)
 {
 	if (!iwv_is_ours(ibv->context))
 		return REAL(ibv_query_srq)(ibv, attr);
+	iwv_thread_lock();
 	*attr = srq_of(ibv)->attr;
+	iwv_thread_unlock();
 	return 0;
 }
 
