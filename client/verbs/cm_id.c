@@ -50,6 +50,14 @@ void id_bind_device(struct id *id, struct context *c)
 		id->pub.pd = c->pd;
 }
 
+/* unbind_device undoes id_bind_device for an id that has no object of the device yet. */
+static void unbind_device(struct id *id)
+{
+	id->pub.verbs = NULL;
+	id->pub.port_num = 0;
+	id->pub.pd = NULL;
+}
+
 struct qp *id_qp(const struct id *id)
 {
 	struct qp *qp = id->pub.verbs ? iwv_context_of(id->pub.verbs)->qps : NULL;
@@ -305,6 +313,7 @@ static int bind_addr(struct id *id, const struct sockaddr *addr)
 		int err = open_endpoints(id);
 
 		if (err) {
+			unbind_device(id);
 			id->state = ID_IDLE;
 			return -err;
 		}
@@ -354,19 +363,20 @@ static bool may_resolve(const struct id *id, const struct sockaddr *src, const s
 	return id->state <= ID_BOUND && (!src || !addr_len(src) || src->sa_family == dst->sa_family);
 }
 
+/* bind_source binds an id to the source address that rdma_resolve_addr names, if it names one. The lock is held. */
+static int bind_source(struct id *id, const struct sockaddr *src)
+{
+	if (id->state == ID_BOUND || !src || !addr_len(src) || (addr_any(src) && !addr_port(src)))
+		return 0;
+	return bind_addr(id, src);
+}
+
 /* resolve finds the device and the source address for dst. The lock is held. */
-static int resolve(struct id *id, const struct sockaddr *src, const struct sockaddr *dst)
+static int resolve(struct id *id, const struct sockaddr *dst)
 {
 	struct sockaddr_storage from;
 	struct context *c;
 
-	set_addr(&id->pub.route.addr.dst_storage, dst);
-	if (id->state == ID_IDLE && src && addr_len(src) && (!addr_any(src) || addr_port(src))) {
-		int err = bind_addr(id, src);
-
-		if (err)
-			return err;
-	}
 	close_endpoints(id); /* of a bind to port 0: its port is used for this connection */
 	if (id->pub.verbs)
 		return 0;
@@ -389,11 +399,13 @@ int rdma_resolve_addr(struct rdma_cm_id *pub, struct sockaddr *src, struct socka
 	if (!addr_len(dst))
 		return set_errno(EINVAL);
 	iwv_thread_lock();
-	if (!may_resolve(id, src, dst)) {
+	err = may_resolve(id, src, dst) ? bind_source(id, src) : EINVAL;
+	if (err) {
 		iwv_thread_unlock();
-		return set_errno(EINVAL);
+		return set_errno(err);
 	}
-	err = resolve(id, src, dst);
+	set_addr(&id->pub.route.addr.dst_storage, dst);
+	err = resolve(id, dst);
 	if (err) {
 		addr_text(dst, true, text);
 		iwv_log("rdma_resolve_addr: no device of iwarpd reaches %s: %s", text, strerror(err));
