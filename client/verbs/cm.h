@@ -115,8 +115,8 @@ struct qp *id_qp(const struct id *id);
 /* cm_device.c */
 
 /*
- * cm_contexts returns a NULL-terminated array with a context of each device. It looks for devices the first time, and
- * while one is gone, so the contexts of some may be over.
+ * cm_contexts returns a NULL-terminated array with a context of each device. It looks for daemons that were not there before, and
+ * for all while one is gone, so the contexts of some may be over.
  */
 struct context **cm_contexts(void);
 

@@ -14,7 +14,6 @@ enum { MAX_DEVICES = 64 };
 
 /* A NULL-terminated array of open contexts. They stay open, because the program's ids use them. */
 static struct context *open_contexts[MAX_DEVICES + 1];
-static bool opened_all; /* cm_contexts has opened all devices that there were */
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void *library;
@@ -87,7 +86,6 @@ static struct context *context_open(struct device *d)
 static void after_fork_child(void)
 {
 	memset(open_contexts, 0, sizeof(open_contexts));
-	opened_all = false;
 }
 
 __attribute__((constructor)) static void init(void)
@@ -95,24 +93,22 @@ __attribute__((constructor)) static void init(void)
 	pthread_atfork(NULL, NULL, after_fork_child);
 }
 
-/* stale reports whether a device may be missing: not all were opened, or a daemon has ended and may be back. */
+/* stale reports whether what was known of a daemon may be wrong: it has ended, and may be back. */
 static bool stale(void)
 {
 	for (struct context **c = open_contexts; *c; c++)
 		if (!live(c))
 			return true;
-	return !opened_all;
+	return false;
 }
 
 struct context **cm_contexts(void)
 {
 	cm_start();
-	if (!stale()) /* looking takes milliseconds, and the client of perftest does not wait until its server listens again */
-		return open_contexts;
-	for (struct device *d = iwv_devices_scan(); d; d = d->next)
+	/* Asking a daemon that is known again takes milliseconds, and the client of perftest does not wait until its server listens again. */
+	for (struct device *d = iwv_devices_scan(stale()); d; d = d->next)
 		if (atomic_load(&d->present))
 			context_open(d);
-	opened_all = open_contexts[0] != NULL;
 	return open_contexts;
 }
 
@@ -153,7 +149,7 @@ struct context *context_with(const struct sockaddr *a)
 	 * Since the last scan an interface may have got an address, or a daemon may have
 	 * started.
 	 */
-	for (struct device *d = iwv_devices_scan(); d; d = d->next)
+	for (struct device *d = iwv_devices_scan(true); d; d = d->next)
 		if (atomic_load(&d->present) && has(d, a))
 			return context_open(d);
 	return NULL;

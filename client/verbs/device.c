@@ -117,48 +117,60 @@ static void probe(const char *socket, bool named)
 	iwarpd_close(dev);
 }
 
+/* found reports whether the last scan has found a daemon at a socket. */
+static bool found(const char *socket)
+{
+	for (struct device *d = devices; d; d = d->next)
+		if (atomic_load(&d->present) && strcmp(d->socket, socket) == 0)
+			return true;
+	return false;
+}
+
 /* probe_list probes several sockets, separated by commas, as in IWARPD_SOCKET. */
-static void probe_list(const char *sockets)
+static void probe_list(const char *sockets, bool all)
 {
 	char *list = strdup(sockets), *save, *s;
 
 	for (s = list ? strtok_r(list, ",", &save) : NULL; s; s = strtok_r(NULL, ",", &save))
-		probe(s, true);
+		if (all || !found(s))
+			probe(s, true);
 	free(list);
 }
 
-static void probe_all(void)
+/* probe_all probes all sockets, or those at which there was no daemon. */
+static void probe_all(bool all)
 {
 	glob_t g = { 0 };
 
 	if (iwv_settings()->sockets) {
-		probe_list(iwv_settings()->sockets);
+		probe_list(iwv_settings()->sockets, all);
 		return;
 	}
 	/* The default daemon, and the daemons of one interface each. */
 	glob("/run/iwarpd/iwarpd.sock", 0, NULL, &g);
 	glob("/run/iwarpd-*/iwarpd.sock", GLOB_APPEND, NULL, &g);
 	for (size_t i = 0; i < g.gl_pathc; i++)
-		probe(g.gl_pathv[i], false);
+		if (all || !found(g.gl_pathv[i]))
+			probe(g.gl_pathv[i], false);
 	globfree(&g);
 }
 
 void devices_after_fork_child(void)
 {
 	pthread_mutex_init(&lock, NULL);
+	pthread_mutex_init(&addresses_lock, NULL);
 }
 
-struct device *iwv_devices_scan(void)
+struct device *iwv_devices_scan(bool all)
 {
 	pthread_mutex_lock(&lock);
-	scans++;
+	scans += all;
 	if (!iwv_settings()->off)
-		probe_all();
+		probe_all(all);
 	for (struct device *d = devices; d; d = d->next)
 		atomic_store(&d->present, d->seen == scans);
 	pthread_mutex_unlock(&lock);
 	return devices;
-	pthread_mutex_init(&addresses_lock, NULL);
 }
 
 bool iwv_device_address(const struct device *d, unsigned int i, struct sockaddr_storage *a, unsigned int *prefix)
@@ -176,7 +188,6 @@ bool iwv_device_address(const struct device *d, unsigned int i, struct sockaddr_
 	if (!any)
 		return false;
 	memset(a, 0, sizeof(*a));
-	memcpy(text, d->addresses[i], sizeof(text));
 	slash = strchr(text, '/');
 	if (slash)
 		*slash = 0;
@@ -201,7 +212,7 @@ struct ibv_device **ibv_get_device_list(int *num)
 	struct ibv_device **list;
 
 	if (!importing)
-		iwv_devices_scan();
+		iwv_devices_scan(true);
 	pthread_mutex_lock(&lock);
 	for (struct device *d = importing ? NULL : devices; d; d = d->next)
 		ours += atomic_load(&d->present);

@@ -133,10 +133,11 @@ bool iwv_is_ours(const struct ibv_context *ibv);
 bool device_ours(const struct ibv_device *ibv);
 
 /*
- * iwv_devices_scan looks for daemons. It returns the list of all devices, including those
- * no longer present.
+ * iwv_devices_scan looks for daemons: for all, which takes milliseconds, or only for those that
+ * the last scan has not found. It returns the list of all devices, including those no longer
+ * present.
  */
-struct device *iwv_devices_scan(void);
+struct device *iwv_devices_scan(bool all);
 
 /* devices_after_fork_child makes the list usable in the child, though another thread was scanning. */
 void devices_after_fork_child(void);
