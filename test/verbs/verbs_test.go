@@ -529,7 +529,8 @@ func TestIdentifiers(t *testing.T) {
 	}
 	// The first queue pair of each daemon has the number 1.
 	t.Run("devices", func(t *testing.T) { run(t, "devices", "IWARPD_SOCKET="+a.socket+","+b.socket).Succeed() })
-	for _, mode := range []string{"rtr", "cqs", "requests", "migrate", "twice", "states", "nowhere", "halves", "whole", "exact", "extended", "resized", "failed", "unconnected", "rereg", "synchronous", "acknowledged", "unnamed", "fatal"} {
+	t.Run("foreign", func(t *testing.T) { run(t, "foreign", "IWARPD_SOCKET="+a.socket+","+b.socket).Succeed() })
+	for _, mode := range []string{"rtr", "cqs", "requests", "migrate", "twice", "states", "nowhere", "halves", "whole", "exact", "extended", "resized", "failed", "unconnected", "rereg", "synchronous", "acknowledged", "unnamed", "fatal", "transitions", "source", "unbound"} {
 		t.Run(mode, func(t *testing.T) { run(t, mode).Succeed() })
 	}
 	t.Run("outlived", func(t *testing.T) {
@@ -553,6 +554,17 @@ func TestRestart(t *testing.T) {
 	p.Expect("listening\n")
 	a.daemon.Signal(syscall.SIGKILL)
 	<-a.daemon.Done
+	a.launch(t, a.end.Name)
+	p.Succeed()
+}
+
+// TestLater checks that a program uses a daemon that starts after it.
+func TestLater(t *testing.T) {
+	a, b := newHosts(t, plain)
+	a.daemon.Signal(syscall.SIGKILL)
+	<-a.daemon.Done
+	p := b.start(t, compile(t, "cm")+" later "+b.end.Addr4.String(), "IWARPD_SOCKET="+b.socket+","+a.socket)
+	p.Expect("listened\n")
 	a.launch(t, a.end.Name)
 	p.Succeed()
 }

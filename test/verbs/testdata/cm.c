@@ -312,6 +312,42 @@ static void nowhere(void)
 	rdma_destroy_event_channel(ch);
 }
 
+/* A source address that the host does not have is refused at once, and can be replaced. */
+static void source(void)
+{
+	struct sockaddr_in none = { .sin_family = AF_INET }, to = socket_address(htons(1));
+	struct rdma_event_channel *ch = channel();
+	struct rdma_cm_id *id;
+
+	CHECK(inet_pton(AF_INET, "192.0.2.77", &none.sin_addr) == 1);
+	CHECK(rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_resolve_addr(id, (struct sockaddr *)&none, (struct sockaddr *)&to, 2000) == -1 && errno == EADDRNOTAVAIL);
+	CHECK(!readable(ch->fd) && !id->verbs);
+	CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 2000) == 0 && next(ch, RDMA_CM_EVENT_ADDR_RESOLVED) == id && id->verbs);
+	end(id);
+	rdma_destroy_event_channel(ch);
+}
+
+/* An identifier whose bind the daemon refuses, which has no room for more listeners, has no device. */
+static void unbound(void)
+{
+	struct rdma_event_channel *ch = channel();
+	struct rdma_cm_id *ids[1000];
+	int err = 0, n = 0;
+
+	while (!err) {
+		struct sockaddr_in a = socket_address(0);
+
+		CHECK(n < 1000 && rdma_create_id(ch, &ids[n], NULL, RDMA_PS_TCP) == 0);
+		err = rdma_bind_addr(ids[n], (struct sockaddr *)&a);
+		CHECK((err == 0) == (ids[n]->verbs != NULL) && (err == 0) == (ids[n]->pd != NULL));
+		n++;
+	}
+	while (n > 0)
+		end(ids[--n]);
+	rdma_destroy_event_channel(ch);
+}
+
 /* recv_empty posts a receive without room. */
 static void recv_empty(struct ibv_qp *qp, uint64_t id)
 {
@@ -526,6 +562,37 @@ static void devices(void)
 	CHECK(ibv_close_device(one) == 0 && ibv_close_device(two) == 0);
 }
 
+/* Objects of one device are not used with those of another. */
+static void foreign(void)
+{
+	struct ibv_context *one = device(0), *two = device(1);
+	struct ibv_comp_channel *ch = ibv_create_comp_channel(two);
+	struct queues a = make(one, NULL), b = make(two, ch);
+	struct ibv_srq_init_attr init = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_srq *srq = ibv_create_srq(b.pd, &init);
+	struct ibv_mr *mr = ibv_reg_mr(a.pd, &init, sizeof(init), IBV_ACCESS_LOCAL_WRITE);
+	const struct ibv_qp_init_attr with[] = {
+		{ .send_cq = b.cq, .recv_cq = a.cq }, { .send_cq = a.cq, .recv_cq = b.cq }, { .send_cq = a.cq, .recv_cq = a.cq, .srq = srq },
+	};
+
+	CHECK(srq && mr);
+	for (size_t i = 0; i < sizeof(with) / sizeof(with[0]); i++) {
+		struct ibv_qp_init_attr attr = with[i];
+
+		attr.qp_type = IBV_QPT_RC;
+		errno = 0;
+		CHECK(!ibv_create_qp(a.pd, &attr) && errno == EINVAL);
+	}
+	errno = 0;
+	CHECK(!ibv_create_cq(one, 10, NULL, ch, 0) && errno == EINVAL);
+	errno = 0;
+	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, b.pd, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT && errno == EINVAL);
+	CHECK(ibv_dereg_mr(mr) == 0 && ibv_destroy_srq(srq) == 0);
+	unmake(&a);
+	unmake(&b);
+	CHECK(ibv_destroy_comp_channel(ch) == 0 && ibv_close_device(one) == 0 && ibv_close_device(two) == 0);
+}
+
 static atomic_bool stop;
 
 static void *taker(void *arg)
@@ -622,6 +689,37 @@ static void failed(void)
 	end(l);
 }
 
+/* modified returns the result of a change of state. */
+static int modified(struct ibv_qp *qp, enum ibv_qp_state to)
+{
+	struct ibv_qp_attr attr = { .qp_state = to };
+
+	return ibv_modify_qp(qp, &attr, IBV_QP_STATE);
+}
+
+/* A queue pair changes its state as libibverbs' manual says, and only so. */
+static void transitions(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct queues q = make(l->verbs, NULL);
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+
+	CHECK(modified(q.qp, IBV_QPS_RTR) == EINVAL && modified(q.qp, IBV_QPS_RTS) == EINVAL);
+	CHECK(modified(q.qp, IBV_QPS_INIT) == 0 && modified(q.qp, IBV_QPS_INIT) == 0 && modified(q.qp, IBV_QPS_RTS) == EINVAL);
+	CHECK(modified(q.qp, IBV_QPS_RTR) == 0 && modified(q.qp, IBV_QPS_INIT) == EINVAL && modified(q.qp, IBV_QPS_RTS) == 0);
+	unmake(&q);
+	establish(server, client, l, &id, &child);
+	for (enum ibv_qp_state to = IBV_QPS_INIT; to <= IBV_QPS_SQE; to++) {
+		CHECK(modified(id->qp, to) == (to == IBV_QPS_RTS ? 0 : EINVAL));
+		CHECK(ibv_query_qp(id->qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_RTS);
+	}
+	end(id);
+	end(child);
+	end(l);
+}
+
 /* A queue pair in the error state that never had a connection flushes what is posted, and stays so. */
 static void unconnected(void)
 {
@@ -689,7 +787,7 @@ static void still_running(pthread_t t)
 	CHECK(pthread_timedjoin_np(t, NULL, &soon) == ETIMEDOUT);
 }
 
-/* A shared receive queue lasts until the program has acknowledged its event. */
+/* A shared receive queue lasts until the program has acknowledged its event. It has no limit after the event. */
 static void acknowledged(void)
 {
 	struct rdma_event_channel *server = channel(), *client = channel();
@@ -706,10 +804,12 @@ static void acknowledged(void)
 	for (int i = 0; i < 2; i++)
 		CHECK(ibv_post_srq_recv(child->srq, &recv, &bad_recv) == 0);
 	CHECK(ibv_modify_srq(child->srq, &attr, IBV_SRQ_LIMIT) == 0);
+	CHECK(ibv_query_srq(child->srq, &attr) == 0 && attr.srq_limit == 2);
 	CHECK(rdma_accept(child, NULL) == 0);
 	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
 	CHECK(ibv_post_send(id->qp, &send, &bad) == 0);
 	CHECK(ibv_get_async_event(child->verbs, &e) == 0 && e.event_type == IBV_EVENT_SRQ_LIMIT_REACHED);
+	CHECK(ibv_query_srq(child->srq, &attr) == 0 && attr.srq_limit == 0);
 	rdma_destroy_qp(child);
 	CHECK(pthread_create(&t, NULL, destroy_srq, child->srq) == 0);
 	still_running(t);
@@ -804,12 +904,10 @@ static void outlived(void)
 
 	establish(server, client, l, &id, &child);
 	qp = id->qp;
-	CHECK(ibv_query_srq(child->srq, &attr) == 0 && attr.srq_limit == 2);
 	cq = id->send_cq;
 	CHECK(kill(daemon_pid(), SIGSTOP) == 0);
 	while (state(daemon_pid()) != 'T')
 		usleep(1000);
-	CHECK(ibv_query_srq(child->srq, &attr) == 0 && attr.srq_limit == 0);
 	write_badly(qp);
 	CHECK(ibv_get_async_event(id->verbs, &e) == 0 && e.event_type == IBV_EVENT_QP_FATAL && e.element.qp == qp);
 	CHECK(pthread_create(&t, NULL, destroy_qp, qp) == 0);
@@ -943,6 +1041,29 @@ static void restarted(void)
 	rdma_destroy_event_channel(ch);
 }
 
+/* A listener on every address that is made after a second daemon has started is on both. */
+static void later(void)
+{
+	struct sockaddr_in any = { .sin_family = AF_INET };
+	struct rdma_event_channel *ch = channel();
+	bool both = false;
+
+	for (bool first = true; first || !both; first = false) {
+		struct rdma_cm_id *id;
+
+		CHECK(rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0);
+		CHECK(rdma_bind_addr(id, (struct sockaddr *)&any) == 0 && rdma_listen(id, 0) == 0);
+		both = id_of(id)->endpoints->next != NULL;
+		end(id);
+		if (first) {
+			CHECK(!both);
+			printf("listened\n");
+			fflush(stdout);
+		}
+	}
+	rdma_destroy_event_channel(ch);
+}
+
 /* A region whose access rights change keeps its I/O virtual address. */
 static void rereg(void)
 {
@@ -1009,6 +1130,7 @@ int main(int argc, char **argv)
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole }, { "exact", exact },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted },
+		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "later", later },
 	};
 
 	CHECK(argc == 3);
