@@ -190,12 +190,13 @@ const (
 	StatusLocalProtection        // a local buffer could not be read or written
 	StatusRemoteAccess           // the peer refused the request: protection
 	StatusRemoteOp               // the peer could not do the request
+	StatusTooLong                // the peer's message is longer than the receive buffer
 )
 
 var statusNames = [...]string{
 	StatusOK: "ok", StatusFlushed: "flushed", StatusBadWR: "bad work request",
 	StatusLocalProtection: "local protection error", StatusRemoteAccess: "remote access error",
-	StatusRemoteOp: "remote operation error",
+	StatusRemoteOp: "remote operation error", StatusTooLong: "message too long",
 }
 
 // String returns the status in words.

@@ -290,6 +290,9 @@ func (s *Stream) handleSend(h *ddp.Untagged, payload marked.Bytes, seg []byte, s
 	if err == nil && h.Last && inv {
 		err = s.mem.Invalidate(h.Inv)
 	}
+	if err == term.ErrTooLong {
+		s.overflowed(op)
+	}
 	if err != nil {
 		return s.failSegment(err, seg, segLen)
 	}
@@ -304,6 +307,12 @@ func (s *Stream) handleSend(h *ddp.Untagged, payload marked.Bytes, seg []byte, s
 	}
 	s.complete(&c)
 	return nil
+}
+
+// overflowed completes the receive buffer whose message is too long for it.
+func (s *Stream) overflowed(op Op) {
+	buf, _ := s.recvq.Pop()
+	s.complete(&Completion{Kind: CompRecv, ID: buf.ID, Op: op, Status: StatusTooLong})
 }
 
 // handleImm processes Immediate Data: always one segment of eight bytes (RFC 7306 section 6.3). It consumes a receive buffer and writes

@@ -67,6 +67,8 @@ func wcStatus(s rdmap.Status) WCStatus {
 		return WCRemAccessErr
 	case rdmap.StatusRemoteOp:
 		return WCRemOpErr
+	case rdmap.StatusTooLong:
+		return WCLocLenErr
 	}
 	return WCGeneralErr
 }

@@ -226,6 +226,26 @@ func TestRemoteErrors(t *testing.T) {
 	}
 }
 
+// TestReceiveTooShort checks that the completion of a receive that is too short for its message says so, in whichever segment that shows, and
+// that the receives after it are flushed.
+func TestReceiveTooShort(t *testing.T) {
+	for _, length := range []int{101, 8192} {
+		a, b := newPair(t, 8192, QPConfig{})
+		b.postRecv(RecvWR{ID: 60, SGEs: []SGE{b.sge(0, 8192)}}, RecvWR{ID: 61, SGEs: []SGE{b.sge(0, length-1)}}, RecvWR{ID: 62})
+		a.post(SendWR{ID: 1, Op: rdmap.OpSend, SGEs: []SGE{a.sge(0, 10)}}, SendWR{ID: 2, Op: rdmap.OpSend, SGEs: []SGE{a.sge(0, length)}})
+		run(a, b, 1000)
+		b.Error()
+		run(a, b, 1000)
+		want := []outcome{{60, WCSuccess}, {61, WCLocLenErr}, {62, WCFlushErr}}
+		if diff := cmp.Diff(want, outcomes(b.take()), cmp.AllowUnexported(outcome{})); diff != "" {
+			t.Errorf("a message of %d bytes (-want +got):\n%s", length, diff)
+		}
+		if got := remoteErr(a.QP); got != term.ErrTooLong {
+			t.Errorf("Terminate: %v", got)
+		}
+	}
+}
+
 // TestGatherFails deregisters memory after the work request was taken, and after the Read Request was accepted.
 func TestGatherFails(t *testing.T) {
 	t.Run("send", func(t *testing.T) {
