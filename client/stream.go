@@ -136,7 +136,7 @@ func (s *Stream) wake() {
 }
 
 // Read reads up to len(b) bytes and waits for at least one. It returns io.EOF after the peer's last
-// byte.
+// byte. Bytes that have arrived are returned even if ctx has ended.
 func (s *Stream) Read(ctx context.Context, b []byte) (int, error) {
 	s.rmu.Lock()
 	defer s.rmu.Unlock()
@@ -152,7 +152,8 @@ func (s *Stream) Read(ctx context.Context, b []byte) (int, error) {
 		s.mu.Unlock()
 		switch {
 		case n > 0:
-			err := s.d.do(ctx, s.op, &ctrlpb.Request{Body: &ctrlpb.Request_StreamConsumed{StreamConsumed: &ctrlpb.StreamConsumed{Conn: s.h, Count: uint32(n)}}})
+			// Without this request the daemon sends no more, so ctx must not cancel it.
+			err := s.d.do(context.WithoutCancel(ctx), s.op, &ctrlpb.Request{Body: &ctrlpb.Request_StreamConsumed{StreamConsumed: &ctrlpb.StreamConsumed{Conn: s.h, Count: uint32(n)}}})
 			if errors.Is(err, ErrNoObject) { // the connection ended after these bytes
 				err = nil
 			}

@@ -379,6 +379,36 @@ func TestStreamEnds(t *testing.T) {
 	})
 }
 
+// TestStreamContext checks that a Read whose context has ended returns the bytes that are there, and that later Reads
+// get those that follow.
+func TestStreamContext(t *testing.T) {
+	na, nb, ctx := pair(t, embed.PairConfig{})
+	sa, sb, l := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
+	defer l.Close()
+	if err := sb.Write(ctx, []byte("0123456789")); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 10)
+	if n, err := sa.Read(ctx, b[:1]); n != 1 || err != nil {
+		t.Fatalf("%d, %v", n, err)
+	}
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	n, err := sa.Read(ended, b[1:])
+	if n == 0 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+	if err := sb.Write(ctx, []byte("more")); err != nil {
+		t.Fatal(err)
+	}
+	wait, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	b = append(b[:1+n], make([]byte, 13-n)...)
+	if err := sa.ReadFull(wait, b[1+n:]); err != nil || string(b) != "0123456789more" {
+		t.Errorf("%q, %v", b, err)
+	}
+}
+
 // TestBothInitiate checks that two programs that both start as initiator both get an error that says so (RFC 5044
 // section 7.1.2, rule 8), even if frames are lost.
 func TestBothInitiate(t *testing.T) {
