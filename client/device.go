@@ -328,6 +328,9 @@ func (d *Device) fail(err error) {
 	for _, q := range d.qps {
 		qps = append(qps, q)
 	}
+	for _, r := range d.reqs {
+		r.end()
+	}
 	close(d.done)
 	d.mu.Unlock()
 	for _, ch := range waiting {

@@ -53,7 +53,7 @@ type ConnRequest struct {
 	ird      int
 	ord      int
 	rev      int
-	gone     chan struct{} // closed when the peer has left
+	gone     chan struct{} // see Gone
 	once     sync.Once
 	streamed bool // it was a Stream before
 }
@@ -135,6 +135,9 @@ func (d *Device) newRequest(l *Listener, e *ctrlpb.ConnectRequest) *ConnRequest 
 	r.Local, _ = netip.ParseAddrPort(e.Local)
 	r.Remote, _ = netip.ParseAddrPort(e.Remote)
 	d.reqs[r.h] = r
+	if d.err != nil {
+		r.end()
+	}
 	return r
 }
 
@@ -161,7 +164,7 @@ func (d *Device) withdraw(h uint32) {
 	if r == nil {
 		return
 	}
-	r.once.Do(func() { close(r.gone) })
+	r.end()
 	if r.l != nil {
 		r.l.mu.Lock()
 		r.l.queue = slices.DeleteFunc(r.l.queue, func(q *ConnRequest) bool { return q == r })
@@ -334,6 +337,7 @@ func (l *Listener) Close() error {
 	for h, r := range l.d.reqs {
 		if r.l == l && !r.streamed {
 			delete(l.d.reqs, h)
+			r.end()
 		}
 	}
 	l.d.mu.Unlock()
@@ -360,9 +364,12 @@ func (r *ConnRequest) ORD() int { return r.ord }
 // Revision returns the MPA revision of the request.
 func (r *ConnRequest) Revision() int { return r.rev }
 
-// Gone returns a channel that is closed when the peer closes the connection, or the time to
-// answer has passed.
+// Gone returns a channel that is closed when the request can no longer be accepted: the peer has
+// closed the connection, the time to answer has passed, or the Listener or the Device has ended.
 func (r *ConnRequest) Gone() <-chan struct{} { return r.gone }
+
+// end closes the channel of Gone.
+func (r *ConnRequest) end() { r.once.Do(func() { close(r.gone) }) }
 
 func (r *ConnRequest) forget() {
 	r.d.mu.Lock()

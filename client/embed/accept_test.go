@@ -60,3 +60,49 @@ func TestAcceptLate(t *testing.T) {
 		}
 	}
 }
+
+// TestRequestGone checks that a request is gone, and is not returned any more, when its listener or its Device is closed or
+// the daemon ends.
+func TestRequestGone(t *testing.T) {
+	for name, end := range map[string]func(*embed.Node, *iwarp.Device, *iwarp.Listener){
+		"listener closed": func(_ *embed.Node, _ *iwarp.Device, l *iwarp.Listener) { l.Close() },
+		"device closed":   func(_ *embed.Node, d *iwarp.Device, _ *iwarp.Listener) { d.Close() },
+		"daemon gone":     func(n *embed.Node, _ *iwarp.Device, _ *iwarp.Listener) { n.Server().Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b, ctx := pair(t, embed.PairConfig{})
+			d, err := b.NewDevice(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Close()
+			l, err := d.Listen(ctx, ":0", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				go a.Device().Dial(ctx, dialAddr(b, l), nil)
+			}
+			r, err := l.Request(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			until(t, ctx, "the other request is there too", func() bool {
+				listens, err := b.Device().Admin().Listens(ctx)
+				return err == nil && len(listens) == 1 && listens[0].Waiting == 2
+			})
+			if _, err := d.AllocPD(ctx); err != nil { // its reply comes after the event
+				t.Fatal(err)
+			}
+			end(b, d, l)
+			select {
+			case <-r.Gone():
+			case <-time.After(time.Minute):
+				t.Error("the request is not gone")
+			}
+			if r, err := l.Request(ctx); err == nil {
+				t.Errorf("the request of %v is still there", r.Remote)
+			}
+		})
+	}
+}
