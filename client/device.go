@@ -238,6 +238,11 @@ func (d *Device) device() string {
 // Received returns a number that changes when data of a peer has been placed for a queue pair of the device, also where that makes no
 // completion, as with RDMA Writes. With a daemon older than this method it never changes.
 func (d *Device) Received() uint32 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed { // Close unmaps the pages
+		return 0
+	}
 	var n uint32
 	for _, r := range d.ringers {
 		n += r.Received()

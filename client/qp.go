@@ -419,10 +419,10 @@ func (q *QP) Close() error {
 	if err != nil && q.d.Err() == nil {
 		return err
 	}
+	q.unmap() // before Device.Close, which unmaps the doorbells, can miss it
 	q.d.mu.Lock()
 	delete(q.d.qps, q.num)
 	q.d.mu.Unlock()
-	q.unmap()
 	q.mu.Lock()
 	q.leaving = true
 	q.mu.Unlock()

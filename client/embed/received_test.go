@@ -41,3 +41,27 @@ func TestReceived(t *testing.T) {
 		})
 	}
 }
+
+// TestReceivedClosed checks that a program may look for data of a peer while another goroutine closes the Device.
+func TestReceivedClosed(t *testing.T) {
+	a, _, ctx := pair(t, embed.PairConfig{})
+	d, err := a.NewDevice(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	looks, closed := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(closed)
+		<-looks
+		d.Close()
+	}()
+	d.Received()
+	close(looks)
+	for over := false; !over; d.Received() {
+		select {
+		case <-closed:
+			over = true
+		default:
+		}
+	}
+}
