@@ -147,8 +147,8 @@ func ofPeer(err error) bool {
 }
 
 // newConn creates a Conn except for its connection. It checks ctx only before it starts: if a
-// call to the daemon were abandoned, the object that it creates would stay and prevent the
-// others from being destroyed.
+// call to the daemon were abandoned, the object that it creates would be destroyed too late for
+// the objects that it uses to be destroyed.
 func (d *Device) newConn(ctx context.Context, cfg *Config) (_ *Conn, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("iwarp: make a connection: %w", err)

@@ -377,6 +377,7 @@ func (d *Device) readLoop() {
 			}
 		}
 		seqpacket.CloseAll(fds)
+		d.giveBack(m.GetReply()) // its caller did not wait
 		if e := m.GetEvent(); e != nil {
 			d.event(e)
 		}
@@ -384,8 +385,7 @@ func (d *Device) readLoop() {
 }
 
 // call sends a request, with the descriptor fd unless it is negative, and waits for its reply.
-// If ctx ends first, the Device ignores the reply, and the objects that the request created
-// stay in the daemon until the Device is closed.
+// If ctx ends first, the object that the request creates is destroyed when the reply arrives.
 func (d *Device) call(ctx context.Context, op string, req *ctrlpb.Request, fd int) (answer, error) {
 	if err := ctx.Err(); err != nil {
 		return answer{}, fmt.Errorf("iwarp: %s: %w", op, err)
@@ -431,9 +431,10 @@ func (d *Device) call(ctx context.Context, op string, req *ctrlpb.Request, fd in
 		_, out := d.waiting[req.Id]
 		delete(d.waiting, req.Id)
 		d.mu.Unlock()
-		if !out { // the reply has arrived: close its descriptors
+		if !out { // the reply has arrived
 			a := <-ch
 			seqpacket.CloseAll(a.fds)
+			d.giveBack(a.reply)
 		}
 		return answer{}, fmt.Errorf("iwarp: %s: %w", op, err)
 	}
@@ -462,10 +463,18 @@ func local(err error) bool {
 	return slices.ContainsFunc([]error{unix.EBADF, unix.ETOOMANYREFS, unix.ENOBUFS, unix.ENOMEM}, func(e error) bool { return errors.Is(err, e) })
 }
 
-// giveBack destroys the objects of a reply that cannot be used. It does not wait.
+// giveBack destroys the object of a reply, which may be nil, that cannot be used. It does not wait.
 func (d *Device) giveBack(r *ctrlpb.Reply) {
 	var req ctrlpb.Request
-	switch b := r.Body.(type) {
+	switch b := r.GetBody().(type) {
+	case *ctrlpb.Reply_Pd:
+		req.Body = &ctrlpb.Request_DeallocPd{DeallocPd: &ctrlpb.DeallocPD{Pd: b.Pd.Pd}}
+	case *ctrlpb.Reply_Mr:
+		req.Body = &ctrlpb.Request_DeregisterMr{DeregisterMr: &ctrlpb.DeregisterMR{Mr: b.Mr.Mr}}
+	case *ctrlpb.Reply_Mw:
+		req.Body = &ctrlpb.Request_DeallocMw{DeallocMw: &ctrlpb.DeallocMW{Mw: b.Mw.Mw}}
+	case *ctrlpb.Reply_Listen:
+		req.Body = &ctrlpb.Request_Unlisten{Unlisten: &ctrlpb.Unlisten{Listen: b.Listen.Listen}}
 	case *ctrlpb.Reply_Cq:
 		req.Body = &ctrlpb.Request_DestroyCq{DestroyCq: &ctrlpb.DestroyCQ{Cq: b.Cq.Cq}}
 	case *ctrlpb.Reply_Channel:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"sync/atomic"
 	"testing"
 
@@ -78,6 +79,60 @@ func TestDialContext(t *testing.T) {
 		t.Fatal(err)
 	}
 	idle(t, na)
+}
+
+// TestAbandoned checks that calls whose context ends before the reply leave no object in the daemon.
+func TestAbandoned(t *testing.T) {
+	a, _, ctx := pair(t, embed.PairConfig{})
+	d := a.Device()
+	pd, err := d.AllocPD(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cq, err := d.CreateCQ(ctx, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, call := range map[string]func(context.Context) error{
+		"AllocPD":           func(ctx context.Context) error { _, err := d.AllocPD(ctx); return err },
+		"Alloc":             func(ctx context.Context) error { _, err := pd.Alloc(ctx, 4096, 0); return err },
+		"AllocMW":           func(ctx context.Context) error { _, err := pd.AllocMW(ctx); return err },
+		"CreateCQ":          func(ctx context.Context) error { _, err := d.CreateCQ(ctx, 8); return err },
+		"CreateCompChannel": func(ctx context.Context) error { _, err := d.CreateCompChannel(ctx); return err },
+		"CreateSRQ":         func(ctx context.Context) error { _, err := d.CreateSRQ(ctx, iwarp.SRQConfig{PD: pd}); return err },
+		"CreateQP": func(ctx context.Context) error {
+			_, err := d.CreateQP(ctx, iwarp.QPConfig{PD: pd, SendCQ: cq, RecvCQ: cq})
+			return err
+		},
+		"Listen": func(ctx context.Context) error { _, err := d.Listen(ctx, ":0", nil); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := used(t, ctx, a)
+			err := call(&endsAtOnce{Context: ctx})
+			for ; err == nil; err = call(&endsAtOnce{Context: ctx}) { // the reply was there at once
+				before = used(t, ctx, a)
+			}
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("%v", err)
+			}
+			until(t, ctx, "the object is gone", func() bool { return slices.Equal(used(t, ctx, a), before) })
+		})
+	}
+}
+
+// used returns what the user of n has of each resource.
+func used(t *testing.T, ctx context.Context, n *embed.Node) (all []uint64) {
+	t.Helper()
+	users, err := n.Device().Admin().Quotas(ctx)
+	if err != nil || len(users) != 1 {
+		t.Fatalf("%d users, %v", len(users), err)
+	}
+	for _, q := range users[0].Quotas {
+		if q.Name != "messages" {
+			all = append(all, q.Used)
+		}
+	}
+	return all
 }
 
 // TestResizeUnmappable checks that a device closes when the new memory of a queue cannot be mapped, since the queue
