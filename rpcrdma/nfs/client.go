@@ -610,15 +610,13 @@ func (n *Client) put(ctx context.Context, fh []byte, r io.Reader) (done int64, l
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type sent struct {
-		n       int
-		pending bool
-		verf    uint64
-		err     error
+		n     int
+		verfs []uint64 // of what is not committed
+		err   error
 	}
 	results := make(chan sent, window)
 	flying := 0
 	verfs := make(map[uint64]bool)
-	pending := false
 	take := func() {
 		s := <-results
 		flying--
@@ -627,9 +625,8 @@ func (n *Client) put(ctx context.Context, fh []byte, r io.Reader) (done int64, l
 			cancel()
 		}
 		done += int64(s.n)
-		if s.pending {
-			pending = true
-			verfs[s.verf] = true
+		for _, v := range s.verfs {
+			verfs[v] = true
 		}
 	}
 	var off uint64
@@ -663,7 +660,9 @@ func (n *Client) put(ctx context.Context, fh []byte, r io.Reader) (done int64, l
 						s.err = err
 						break
 					}
-					s.n, s.pending, s.verf = s.n+c, s.pending || !committed, verf
+					if s.n += c; !committed {
+						s.verfs = append(s.verfs, verf)
+					}
 					b, at = b[c:], at+uint64(c)
 				}
 				results <- s
@@ -679,7 +678,7 @@ func (n *Client) put(ctx context.Context, fh []byte, r io.Reader) (done int64, l
 	for flying > 0 {
 		take()
 	}
-	if err != nil || !pending {
+	if err != nil || len(verfs) == 0 {
 		return done, false, err
 	}
 	verf, err := n.Commit(ctx, fh)

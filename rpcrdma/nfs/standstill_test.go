@@ -1,9 +1,11 @@
 package nfs_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net/netip"
+	"sync"
 	"testing"
 	"time"
 
@@ -91,5 +93,45 @@ func TestEmptyReply(t *testing.T) {
 	n := mountOn(t, ctx, func(*rpc.Request) {})
 	if _, err := n.Getattr(ctx, n.Root()); !errors.Is(err, rpc.ErrXDR) {
 		t.Errorf("%v; want %v", err, rpc.ErrXDR)
+	}
+}
+
+// TestShortWriteLost checks that Put writes again what a server wrote only in part, and lost by a restart before it wrote
+// the rest.
+func TestShortWriteLost(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var mu sync.Mutex
+	verf := uint64(1)
+	file, writes := make([]byte, 100), 0
+	n := mountOn(t, ctx, func(r *rpc.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		r.Reply.U32(0, 0, 0)
+		switch r.Proc {
+		case pWrite:
+			r.Args.Opaque(64)
+			off := r.Args.U64()
+			r.Args.U64()
+			data := r.Args.Opaque(100)
+			if writes++; writes == 1 {
+				data = data[:50]
+			} else if writes == 2 { // it has restarted
+				clear(file)
+				verf++
+			}
+			copy(file[off:], data)
+			r.Reply.U32(uint32(len(data)), 0)
+		}
+		r.Reply.U64(verf)
+	})
+	want := bytes.Repeat([]byte("data"), 25)
+	if k, err := n.Put(ctx, n.Root(), bytes.NewReader(want)); err != nil || k != 100 {
+		t.Fatal(k, err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if !bytes.Equal(file, want) {
+		t.Errorf("the server has %q", file)
 	}
 }
