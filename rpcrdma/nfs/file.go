@@ -126,6 +126,21 @@ func (s *Server) readable(c *cred, o *object) bool {
 	return c.uid == o.st.Uid || s.may(c, o, mayRead) || s.may(c, o, mayExec)
 }
 
+// pread fills b from a file, or reads to its end.
+func pread(fd int, b []byte, off int64) (got int, err error) {
+	for got < len(b) {
+		n, err := unix.Pread(fd, b[got:], off+int64(got))
+		if err == nil && n == 0 {
+			break
+		}
+		if err != nil && err != unix.EINTR {
+			return got, err
+		}
+		got += max(n, 0)
+	}
+	return got, nil
+}
+
 // NfsV3Nfsproc3Read implements READ. The data is read directly into memory from which the transport
 // sends it.
 func (s *Server) NfsV3Nfsproc3Read(ctx context.Context, a *nfsv3.Read3args) (nfsv3.Read3res, error) {
@@ -148,32 +163,34 @@ func (s *Server) NfsV3Nfsproc3Read(ctx context.Context, a *nfsv3.Read3args) (nfs
 	if !s.readable(&x.cred, &o) {
 		return fail(unix.EACCES, s.post(o.fd))
 	}
-	var ok nfsv3.Read3resok
-	end := false // set if the file has become shorter in the meantime
-	n := min(int(min(a.Count, MaxIO)), int(max(min(o.st.Size-int64(min(a.Offset, math.MaxInt64)), MaxIO), 0)))
-	if n > 0 {
-		b, err := x.buffer(n)
-		if err != nil {
-			return fail(unix.ENOMEM, s.post(o.fd))
-		}
-		got := 0
-		for got < n && !end {
-			k, err := unix.Pread(o.fd, b[got:n], int64(a.Offset)+int64(got))
-			if err == unix.EINTR {
-				continue
+	// The file may change in the meantime. A client takes the size from the reply, so the end must be
+	// that of this size: otherwise the client would cache zeros where there is data.
+	var b []byte
+	for got, off := 0, int64(min(a.Offset, math.MaxInt64)); ; {
+		n := int(min(int64(min(a.Count, MaxIO)), max(o.st.Size-off, 0)))
+		if n > 0 && b == nil {
+			if b, err = x.buffer(n); err != nil {
+				return fail(unix.ENOMEM, s.post(o.fd))
 			}
-			if err != nil {
-				return fail(err, s.post(o.fd))
-			}
-			end = k == 0
-			got += k
 		}
-		ok.Data = b[:got]
-		rpcgen.Item(ctx, ok.Data)
+		if got, err = pread(o.fd, b[:min(n, len(b))], off); err != nil {
+			return fail(err, s.post(o.fd))
+		}
+		if err := s.refresh(&o); err != nil {
+			return fail(err, noAttr)
+		}
+		if got > 0 || a.Count == 0 || off >= o.st.Size {
+			b = b[:got]
+			break
+		}
 	}
-	ok.FileAttributes = s.post(o.fd)
-	ok.Count = uint32(len(ok.Data))
-	ok.Eof = end || int64(min(a.Offset, math.MaxInt64-MaxIO))+int64(ok.Count) >= o.st.Size
+	ok := nfsv3.Read3resok{
+		FileAttributes: &nfsv3.PostOpAttr_TRUE{Attributes: fattr(&o.st)},
+		Count:          uint32(len(b)), Eof: a.Offset+uint64(len(b)) >= uint64(o.st.Size), Data: b,
+	}
+	if len(b) > 0 {
+		rpcgen.Item(ctx, b)
+	}
 	return &nfsv3.Read3res_NFS3_OK{Resok: ok}, nil
 }
 

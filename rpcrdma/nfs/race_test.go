@@ -1,0 +1,104 @@
+package nfs_test
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
+	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
+)
+
+// sizeOf returns the size in a post_op_attr.
+func sizeOf(r *rpc.Reader) uint64 {
+	r.Fixed(4 + 20)
+	size := r.U64()
+	r.Fixed(84 - 20 - 8)
+	return size
+}
+
+// TestEndOfHugeFile checks that a READ at the end of the longest possible file says so.
+func TestEndOfHugeFile(t *testing.T) {
+	testenv.RequireRoot(t)
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil { // ext4 has no files of this size
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
+	l := newLocal(t, nfs.Config{Dir: dir})
+	fh := l.file("f", 0o600, root, "")
+	l.want(nfsv3.NFS3_OK, root, pSetattr, func(w *rpc.Writer) { w.Opaque(fh); sattr(w, -1, math.MaxInt64); w.U32(0) })
+	for _, c := range []struct {
+		off      uint64
+		n, count uint32
+		eof      uint32
+	}{
+		{0, 1, 1, 0},
+		{math.MaxInt64 - 10, 9, 9, 0},
+		{math.MaxInt64 - 10, 10, 10, 1},
+		{math.MaxInt64 - 10, 20, 10, 1},
+		{math.MaxInt64, 1, 0, 1},
+		{math.MaxInt64 + 1, 1, 0, 1},
+		{math.MaxUint64, 1, 0, 1},
+		{math.MaxInt64 - 10, 0, 0, 0},
+	} {
+		r := l.want(nfsv3.NFS3_OK, root, pRead, read(fh, c.off, c.n))
+		if size := sizeOf(r); size != math.MaxInt64 {
+			t.Errorf("size %d", size)
+		}
+		if n, eof := r.U32(), r.U32(); n != c.count || eof != c.eof {
+			t.Errorf("%d bytes at %d: %d bytes, end %d; want %d, %d", c.n, c.off, n, eof, c.count, c.eof)
+		}
+	}
+}
+
+// TestReadWhileAppended checks that a READ tells the end of the file only where that is by the size in the same reply.
+func TestReadWhileAppended(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	fh := l.file("f", 0o600, root, "")
+	f, err := os.OpenFile(filepath.Join(l.dir, "f"), os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+			}
+			if _, err := f.WriteString("more"); err != nil {
+				t.Error(err)
+				return
+			}
+			if err := f.Truncate(0); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	for range 5000 {
+		r := l.want(nfsv3.NFS3_OK, root, pRead, read(fh, 0, 100))
+		size := sizeOf(r)
+		n, eof := r.U32(), r.U32()
+		if (uint64(n) >= size) != (eof == 1) || n == 0 && eof == 0 {
+			t.Errorf("%d bytes of %d, end %d", n, size, eof)
+			break
+		}
+	}
+	close(done)
+	wg.Wait()
+}
