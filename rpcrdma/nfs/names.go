@@ -298,18 +298,13 @@ func (t *tree) learn(fh, dir []byte, name string) {
 // entry returns the handle and the attributes of the entry name of the directory d, which has the
 // handle dh. It returns EXDEV if another file system is mounted there.
 func (t *tree) entry(d *object, dh []byte, name string) (fh []byte, st unix.Stat_t, err error) {
-	defer t.still()()
-	if err = unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	fd, fh, err := t.find(d.fd, dh, name) // opened, since another file may get the name at any time
+	if err != nil {
 		return nil, st, err
 	}
-	if st.Dev != d.st.Dev {
-		return nil, st, unix.EXDEV
-	}
-	if t.deep(dh) {
-		return nil, st, unix.ENAMETOOLONG
-	}
-	if fh, err = t.handle(d.fd, name); err == nil {
-		t.learn(fh, dh, name)
+	defer unix.Close(fd)
+	if err = t.stat(fd, &st); err == nil && st.Dev != d.st.Dev {
+		err = unix.EXDEV
 	}
 	return fh, st, err
 }

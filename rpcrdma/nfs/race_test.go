@@ -1,6 +1,7 @@
 package nfs_test
 
 import (
+	"encoding/binary"
 	"math"
 	"os"
 	"path/filepath"
@@ -101,4 +102,60 @@ func TestReadWhileAppended(t *testing.T) {
 	}
 	close(done)
 	wg.Wait()
+}
+
+// TestListWhileRenamed checks that the handle and the attributes of an entry are those of one file, whichever has the name.
+func TestListWhileRenamed(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	l.file("a", 0o600, root, "a")
+	l.file("b", 0o600, root, "b")
+	a, b := filepath.Join(l.dir, "a"), filepath.Join(l.dir, "b")
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+			}
+			if err := unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	id := func(attr []byte) uint64 { return binary.BigEndian.Uint64(attr[52:]) }
+	ids := make(map[string]uint64) // by handle
+	for range 2000 {
+		r := l.want(nfsv3.NFS3_OK, root, pReaddirplus, func(w *rpc.Writer) { w.Opaque(l.root); w.U64(0); w.U64(0); w.U32(4096, 4096) })
+		r.Fixed(4 + 84 + 8)
+		for r.U32() == 1 {
+			r.U64()
+			r.String(255)
+			r.U64()
+			var attr, fh []byte
+			if r.U32() == 1 {
+				attr = r.Fixed(84)
+			}
+			if r.U32() == 1 {
+				fh = r.Opaque(64)
+			}
+			if attr == nil || fh == nil {
+				continue
+			}
+			if was, ok := ids[string(fh)]; ok && was != id(attr) {
+				t.Errorf("one handle has the numbers %d and %d", was, id(attr))
+				close(done)
+				wg.Wait()
+				return
+			}
+			ids[string(fh)] = id(attr)
+		}
+	}
+	close(done)
+	wg.Wait()
+	if len(ids) != 3 { // and the directory
+		t.Errorf("%d handles", len(ids))
+	}
 }
