@@ -76,7 +76,6 @@ func TestInitiatorReply(t *testing.T) {
 		{"ORD lowered to 0", same, hexRep + "5002000400000000", func(p *Params) { p.ORD = 0 }},
 		{"responder's IRD is higher", same, hexRep + "5002000401000010", nil},
 		{"0x3fff for both", same, hexRep + "500200043fff3fff", nil},
-		{"IRD manual, answered by a number", func(c *Config) { c.ManualIRD, c.MaxIRD = true, 0 }, hexRep + "5002000400100080", nil},
 		{"A without having been asked for", same, hexRep + "500200048010c010", nil},
 		{"all kinds of RTR", func(c *Config) { c.P2P = true }, hexRep + "50020004c010c010", func(p *Params) { p.RTR = RTRWrite }},
 		{"no kinds in the Config are all", func(c *Config) { c.P2P, c.RTR = true, 0 }, hexRep + "5002000480104010", func(p *Params) { p.RTR = RTRRead }},

@@ -143,7 +143,7 @@ func (n *Negotiation) Request() *EnhancedData {
 	if !n.cfg.Enhanced {
 		return nil
 	}
-	d := EnhancedData{IRD: offer(n.cfg.IRD, n.cfg.ManualIRD), ORD: offer(n.cfg.ORD, n.cfg.ManualORD)}
+	d := EnhancedData{IRD: uint16(n.cfg.IRD), ORD: uint16(n.cfg.ORD)}
 	if n.cfg.P2P {
 		d.P2P, d.RTR = true, n.cfg.rtrs()
 	}
@@ -160,10 +160,10 @@ func (n *Negotiation) HandleRequest(d *EnhancedData) { n.setPeer(d) }
 func (n *Negotiation) Accept(ird, ord int) (*EnhancedData, error) {
 	c := n.cfg
 	if ird < 0 {
-		ird = n.asked(n.peer.ORD, c.IRD, c.MaxIRD, c.ManualIRD)
+		ird = n.asked(n.peer.ORD, c.IRD, c.MaxIRD)
 	}
 	if ord < 0 {
-		ord = n.asked(n.peer.IRD, c.ORD, c.MaxORD, c.ManualORD)
+		ord = n.asked(n.peer.IRD, c.ORD, c.MaxORD)
 	}
 	if !validDepth(ird) || !validDepth(ord) {
 		return nil, ErrDepth
@@ -178,8 +178,13 @@ func (n *Negotiation) Accept(ird, ord int) (*EnhancedData, error) {
 		n.ird = max(n.ird, 1) // the RTR needs an entry (RFC 6581 section 9.1)
 	}
 	n.ord = min(n.ord, int(n.peer.IRD)) // NoNegotiation exceeds every depth
-	d.IRD = offer(n.ird, c.ManualIRD || n.peer.ORD == NoNegotiation)
-	d.ORD = offer(n.ord, c.ManualORD || n.peer.IRD == NoNegotiation)
+	d.IRD, d.ORD = uint16(n.ird), uint16(n.ord)
+	if n.peer.ORD == NoNegotiation {
+		d.IRD = NoNegotiation
+	}
+	if n.peer.IRD == NoNegotiation {
+		d.ORD = NoNegotiation
+	}
 	return d, nil
 }
 
@@ -190,7 +195,7 @@ func (n *Negotiation) Reject() *EnhancedData {
 		return nil
 	}
 	d := n.answer()
-	d.IRD, d.ORD = offer(n.cfg.IRD, n.cfg.ManualIRD), offer(n.cfg.ORD, n.cfg.ManualORD)
+	d.IRD, d.ORD = uint16(n.cfg.IRD), uint16(n.cfg.ORD)
 	return d
 }
 
@@ -202,7 +207,7 @@ func (n *Negotiation) HandleAccept(d *EnhancedData) *Error {
 		return nil
 	}
 	n.ord = min(n.ord, int(d.IRD)) // NoNegotiation exceeds every depth
-	if need := int(d.ORD); need > n.ird && need != NoNegotiation && !n.cfg.ManualIRD {
+	if need := int(d.ORD); need > n.ird && need != NoNegotiation {
 		if need > n.cfg.MaxIRD {
 			return &Error{Cause: ErrIRD, Term: term.ErrMPAIRD, Terminate: true}
 		}
@@ -244,9 +249,9 @@ func (n *Negotiation) setPeer(d *EnhancedData) {
 	}
 }
 
-// asked returns the depth that the initiator asks for, at most limit, or def if either side does not negotiate.
-func (n *Negotiation) asked(depth uint16, def, limit int, manual bool) int {
-	if !n.enhanced || manual || depth == NoNegotiation {
+// asked returns the depth that the initiator asks for, at most limit, or def if it does not negotiate.
+func (n *Negotiation) asked(depth uint16, def, limit int) int {
+	if !n.enhanced || depth == NoNegotiation {
 		return def
 	}
 	return min(int(depth), max(def, limit))
@@ -263,12 +268,4 @@ func (n *Negotiation) answer() *EnhancedData {
 		kind = n.cfg.rtrs().prefer()
 	}
 	return &EnhancedData{P2P: true, RTR: RTRs(kind)}
-}
-
-// offer returns the value that a message carries for a depth.
-func offer(depth int, manual bool) uint16 {
-	if manual {
-		return NoNegotiation
-	}
-	return uint16(depth)
 }

@@ -40,8 +40,6 @@ type Config struct {
 	// MaxIRD is the highest IRD granted to a peer that asks for more than IRD, and MaxORD the highest ORD of a responder whose initiator
 	// allows more than ORD. Values below IRD and ORD have no effect.
 	MaxIRD, MaxORD int
-	// ManualIRD and ManualORD exclude the depth from the negotiation: 0x3FFF is sent for it, and the ULPs agree on it themselves.
-	ManualIRD, ManualORD bool
 
 	// PrivateData is sent in an initiator's Request.
 	PrivateData []byte

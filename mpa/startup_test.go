@@ -142,12 +142,6 @@ func TestStartupNegotiation(t *testing.T) {
 			func(p *Params) { p.IRD, p.ORD = 0, 0 }, func(p *Params) { p.IRD, p.ORD = 0, 0 }},
 		{"largest depths", depths(0x3ffe, 0x3ffe), depths(0x3ffe, 0x3ffe), -1, -1,
 			func(p *Params) { p.IRD, p.ORD = 0x3ffe, 0x3ffe }, func(p *Params) { p.IRD, p.ORD = 0x3ffe, 0x3ffe }},
-		{"initiator leaves its ORD to the ULPs", func(c *Config) { c.ManualORD, c.ORD = true, 99 }, depths(5, 16), -1, -1,
-			func(p *Params) { p.ORD = 99 }, func(p *Params) { p.IRD = 5 }},
-		{"initiator leaves its IRD to the ULPs", func(c *Config) { c.ManualIRD, c.IRD = true, 2 }, depths(16, 44), -1, -1,
-			func(p *Params) { p.IRD = 2 }, func(p *Params) { p.ORD = 44 }},
-		{"responder leaves both to the ULPs", depths(3, 50), func(c *Config) { c.ManualIRD, c.ManualORD = true, true }, -1, -1,
-			func(p *Params) { p.IRD, p.ORD = 3, 50 }, func(p *Params) { p.ORD = 3 }},
 
 		{"peer to peer, all kinds", p2p(AllRTRs), same, -1, -1, func(p *Params) { p.RTR = RTRWrite }, func(p *Params) { p.RTR = RTRWrite }},
 		{"peer to peer, no set given", p2p(0), takes(0), -1, -1, func(p *Params) { p.RTR = RTRWrite }, func(p *Params) { p.RTR = RTRWrite }},
@@ -178,9 +172,7 @@ func TestStartupNegotiation(t *testing.T) {
 			if !wi.Enhanced {
 				return
 			}
-			// RFC 6581 section 9.1, unless the ULPs negotiate the depths.
-			ic, rc := with(tt.ic), with(tt.rc)
-			if !ic.ManualORD && !rc.ManualIRD && i.ORD > r.IRD || !ic.ManualIRD && r.ORD > i.IRD {
+			if i.ORD > r.IRD || r.ORD > i.IRD { // RFC 6581 section 9.1
 				t.Errorf("initiator has IRD %d, ORD %d, responder IRD %d, ORD %d", i.IRD, i.ORD, r.IRD, r.ORD)
 			}
 		})
