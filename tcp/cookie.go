@@ -87,7 +87,6 @@ func (l *Listener) checkCookie(now clock.Time, f *pkt.Flow, s *Segment) *Conn {
 		t--
 	}
 	if l.cookie(f, irs, t, m) != iss {
-		l.stats.CookiesBad++
 		return nil
 	}
 	syn := Header{Seq: irs, Ack: s.Ack, Window: s.Window}

@@ -16,14 +16,6 @@ type Listener struct {
 	secret  [16]byte
 	mtu     int
 	flooded clock.Time // time of the last cookie sent
-
-	stats ListenerStats
-}
-
-// ListenerStats are the counters of a Listener.
-type ListenerStats struct {
-	Syns, CookiesSent, CookiesGood, CookiesBad, Resets uint64
-	HalfOpen                                           int
 }
 
 // NewListener returns a listener with a SYN queue of backlog entries. mtu is that of the link. secret is random and kept for the life of
@@ -42,20 +34,16 @@ func (l *Listener) HandleSegment(now clock.Time, f pkt.Flow, s *Segment) (c *Con
 	case s.Flags&ACK != 0:
 		if s.Flags&SYN == 0 {
 			if c := l.checkCookie(now, &f, s); c != nil {
-				l.stats.CookiesGood++
 				return c, Header{}, false
 			}
 		}
-		l.stats.Resets++
 		reply, ok = Reset(&s.Header, s.Len)
 		return nil, reply, ok
 	case s.Flags&SYN == 0:
 		return nil, Header{}, false
 	}
-	l.stats.Syns++
 	if l.half >= l.backlog {
 		l.flooded = now
-		l.stats.CookiesSent++
 		return nil, l.cookieReply(now, &f, s), true
 	}
 	l.half++
@@ -82,13 +70,6 @@ func (l *Listener) Done(c *Conn) {
 
 // SetMTU sets the MTU of future connections.
 func (l *Listener) SetMTU(mtu int) { l.mtu = mtu }
-
-// Stats returns the counters.
-func (l *Listener) Stats() ListenerStats {
-	s := l.stats
-	s.HalfOpen = l.half
-	return s
-}
 
 // cookieLife is how long after the last cookie was sent a cookie is accepted.
 const cookieLife = 2 * cookiePeriod * time.Second
