@@ -39,8 +39,6 @@ func (l TerminateLayout) String() string { return name(layoutNames[:], int(l)) }
 type Terminate struct {
 	Layer, Type, Code uint8
 	Layout            TerminateLayout
-	HasLength         bool
-	Length            uint16 // DDP Segment Length, when HasLength; a diagnostic
 	DDP               []byte // the terminated DDP header, or nil
 	RDMA              []byte // the terminated Read Request header, or nil
 }
@@ -69,8 +67,7 @@ func (t *Terminate) Decode(b []byte, data bool) (ok bool) {
 	if flags&(hdrLength|hdrDDP) == 0 || len(b) < 2 {
 		return true
 	}
-	t.HasLength, t.Length = flags&hdrLength != 0, be.Uint16(b)
-	b = b[2:]
+	b = b[2:] // the DDP Segment Length
 	if flags&hdrDDP == 0 {
 		return true
 	}
