@@ -194,12 +194,6 @@ func (w *writer) Space() int { return int(w.ring.Free(uint32(w.entries))) }
 // Depth returns how many work requests the ring holds.
 func (w *writer) Depth() int { return w.entries }
 
-// MaxSGE returns how many SGEs a work request may have.
-func (w *writer) MaxSGE() int { return w.maxSGE }
-
-// MaxInline returns how many bytes of inline data a work request may have.
-func (w *writer) MaxInline() int { return w.maxInline }
-
 // free is the next entry to be written, nil when the ring is full.
 func (w *writer) free() []byte {
 	if w.ring.Free(1) == 0 {
