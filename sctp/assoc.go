@@ -125,7 +125,6 @@ const (
 	wantShutdown
 	wantShutdownAck
 	wantShutdownComplete
-	wantAbort
 	wantStaleShutdown // COOKIE ECHO in SHUTDOWN-ACK-SENT: ERROR cause 10
 )
 
