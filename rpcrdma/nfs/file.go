@@ -166,7 +166,7 @@ func (s *Server) NfsV3Nfsproc3Read(ctx context.Context, a *nfsv3.Read3args) (nfs
 	// The file may change in the meantime. A client takes the size from the reply, so the end must be
 	// that of this size: otherwise the client would cache zeros where there is data.
 	var b []byte
-	for got, off := 0, int64(min(a.Offset, math.MaxInt64)); ; {
+	for try, got, off := 1, 0, int64(min(a.Offset, math.MaxInt64)); ; try++ {
 		n := int(min(int64(min(a.Count, MaxIO)), max(o.st.Size-off, 0)))
 		if n > 0 && b == nil {
 			if b, err = x.buffer(n); err != nil {
@@ -179,14 +179,15 @@ func (s *Server) NfsV3Nfsproc3Read(ctx context.Context, a *nfsv3.Read3args) (nfs
 		if err := s.refresh(&o); err != nil {
 			return fail(err, noAttr)
 		}
-		if got > 0 || a.Count == 0 || off >= o.st.Size {
+		if got > 0 || a.Count == 0 || off >= o.st.Size || try == 3 { // a file of FUSE may have less data than its size
 			b = b[:got]
 			break
 		}
 	}
 	ok := nfsv3.Read3resok{
 		FileAttributes: &nfsv3.PostOpAttr_TRUE{Attributes: fattr(&o.st)},
-		Count:          uint32(len(b)), Eof: a.Offset+uint64(len(b)) >= uint64(o.st.Size), Data: b,
+		Count:          uint32(len(b)), Data: b,
+		Eof: a.Offset+uint64(len(b)) >= uint64(o.st.Size) || len(b) == 0 && a.Count > 0,
 	}
 	if len(b) > 0 {
 		rpcgen.Item(ctx, b)
