@@ -121,6 +121,7 @@ static struct iwarpd_device *new_device(int sock)
 	dev->queued = dev->epoll = -1;
 	dev->last_event = &dev->events;
 	dev->on_event = event_arrived;
+	dev->drop_events = events_drop;
 	dev->objects.next = dev->objects.prev = &dev->objects;
 	pthread_mutex_init(&dev->attaching, NULL);
 	pthread_mutex_init(&dev->lock, NULL);

@@ -196,6 +196,22 @@ void stream_forget(struct iwarpd_device *dev, uint32_t conn)
 	pthread_mutex_unlock(&dev->lock);
 }
 
+/*
+ * A program that waits for the events of its QPs alone would otherwise gather those that it has not
+ * read before it destroys a QP.
+ */
+void events_drop(struct iwarpd_device *dev, uint32_t qp)
+{
+	struct event **at = &dev->events;
+
+	while (*at) {
+		if (event_qp((*at)->msg->event) == qp)
+			event_done(dev, at);
+		else
+			at = &(*at)->next;
+	}
+}
+
 void events_free(struct iwarpd_device *dev)
 {
 	while (dev->events)

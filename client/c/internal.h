@@ -5,8 +5,8 @@
  *
  *	error map | socket | call | object bell channel | cq memory | qp | connect | event | device stream
  *
- * Calls in the other direction use function pointers: on_event of a device, ended of an object, fired
- * of a completion queue.
+ * Calls in the other direction use function pointers: on_event and drop_events of a device, ended of an
+ * object, fired of a completion queue.
  */
 #ifndef INTERNAL_H
 #define INTERNAL_H
@@ -168,6 +168,7 @@ struct iwarpd_device {
 	Pb__Message *hello;      /* owns the texts in attrs */
 
 	void (*on_event)(struct iwarpd_device *dev, Pb__Message *msg); /* takes ownership of msg; the lock is held */
+	void (*drop_events)(struct iwarpd_device *dev, uint32_t qp);   /* of a QP that is being freed; the lock is held */
 
 	pthread_mutex_t attaching; /* held during the request; guards the next line */
 	bool far, near;            /* the daemon has our /proc/self/mem, and the memfd of near memory */
@@ -253,6 +254,7 @@ int watch_fd(int epoll, int fd); /* adds a descriptor to an epoll */
 /* event.c */
 
 void event_arrived(struct iwarpd_device *dev, Pb__Message *msg); /* on_event of a device */
+void events_drop(struct iwarpd_device *dev, uint32_t qp);              /* drop_events of a device */
 void events_free(struct iwarpd_device *dev);
 
 /*

@@ -23,8 +23,10 @@ void object_free(struct object *o)
 	pthread_mutex_lock(&o->dev->lock);
 	o->next->prev = o->prev;
 	o->prev->next = o->next;
-	if (o->kind == OBJECT_QP)
+	if (o->kind == OBJECT_QP) {
 		o->dev->num_qps--;
+		o->dev->drop_events(o->dev, o->handle);
+	}
 	pthread_mutex_unlock(&o->dev->lock);
 	o->free(o);
 }

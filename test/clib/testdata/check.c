@@ -416,6 +416,7 @@ static void verbs(struct side *a, struct side *b)
 static void check_refusals(struct side *a, struct side *b)
 {
 	struct iwarpd_connect_attr attr = { .remote = "nonsense" };
+	struct pollfd event = { .fd = iwarpd_event_fd(a->dev), .events = POLLIN };
 	struct iwarpd_listener *l = listen_on(b);
 	char remote[80];
 
@@ -438,6 +439,15 @@ static void check_refusals(struct side *a, struct side *b)
 	expect_event(a, IWARPD_EVENT_CONNECT_FAILED);
 	CHECK(a->ev.error.err == -ECONNREFUSED);
 	drop(a);
+
+	/* An event of a QP that is destroyed before it is read does not stay queued. */
+	make_qp(a);
+	CHECK(iwarpd_connect(a->qp, &attr, &err) == 0);
+	poll(&event, 1, WAIT);
+	CHECK(event.revents == POLLIN);
+	drop(a);
+	poll(&event, 1, 0);
+	CHECK(event.revents == 0);
 }
 
 /*
