@@ -2,7 +2,6 @@ package ctrl
 
 import (
 	"fmt"
-	"net"
 	"sync"
 	"time"
 
@@ -127,7 +126,7 @@ func (s *Server) admit(c *seqpacket.Conn, slot int) (sess *session, uid uint32, 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || s.drained != nil {
-		return nil, cred.Uid, net.ErrClosed
+		return nil, cred.Uid, errDraining
 	}
 	sess, err = s.newSession(c, cred, gids, contained)
 	if err == nil {

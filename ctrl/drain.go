@@ -52,11 +52,13 @@ func (s *Server) checkDrained() {
 	}
 }
 
+var errDraining = errorf(draining, "ctrl: the daemon is stopping: open the device again when it has restarted")
+
 // unready returns why no connection can be made now over d or, if d is nil, over any device. It
 // returns nil if one can.
 func (s *Server) unready(d *device) error {
 	if s.drained != nil {
-		return errorf(draining, "ctrl: the daemon is stopping: open the device again when it has restarted")
+		return errDraining
 	}
 	return s.devices.down(d)
 }

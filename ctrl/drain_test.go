@@ -24,6 +24,8 @@ func TestDrain(t *testing.T) {
 			t.Errorf("refused for %q", text)
 		}
 	}
+	late := h.client(t) // it connected before
+	late.fails(ctrlpb.Code_CODE_DRAINING, &ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: Version, MinVersion: MinVersion}}})
 	h.e.mu.Lock()
 	listens := len(h.e.listens)
 	h.e.mu.Unlock()

@@ -166,11 +166,11 @@ int iwarpd_open(const char *socket, const char *name, struct iwarpd_device **out
 
 /*
  * no_daemon reports whether an error of iwarpd_open means that the daemon may still
- * start.
+ * start, or start again.
  */
 static bool no_daemon(int err)
 {
-	return err == -ENOENT || err == -ECONNREFUSED || err == -EPIPE;
+	return err == -ENOENT || err == -ECONNREFUSED || err == -EPIPE || err == -ESHUTDOWN;
 }
 
 int iwarpd_open_wait(const char *socket, const char *name, int timeout_ms, struct iwarpd_device **out,

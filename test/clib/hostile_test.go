@@ -3,6 +3,7 @@ package clib
 import (
 	"encoding/binary"
 	"net"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -172,6 +173,11 @@ func (e *evil) answer(req *ctrlpb.Request) (*ctrlpb.Reply, []int) {
 
 // ping runs the example against the daemon and returns its output.
 func (e *evil) ping(v *variant) (output string, code int) {
+	return e.run(func(path string) *exec.Cmd { return v.command(e.t, "ping", "-u", path, "-c", "-a", "192.0.2.1") })
+}
+
+// run runs a command that is a client of the daemon at a path, and returns its output.
+func (e *evil) run(command func(path string) *exec.Cmd) (output string, code int) {
 	path := filepath.Join(e.t.TempDir(), "s")
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err != nil {
@@ -181,15 +187,34 @@ func (e *evil) ping(v *variant) (output string, code int) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if c, err := l.AcceptUnix(); err == nil {
+		for c, err := l.AcceptUnix(); err == nil; c, err = l.AcceptUnix() {
 			e.serve(seqpacket.FromUnix(c))
 		}
 	}()
-	p := testenv.Start(e.t, v.command(e.t, "ping", "-u", path, "-c", "-a", "192.0.2.1"))
+	p := testenv.Start(e.t, command(path))
 	<-p.Done
 	l.Close()
 	<-done
 	return p.String(), p.Cmd.ProcessState.ExitCode()
+}
+
+// TestStoppingDaemon checks that iwarpd_open_wait waits for the next daemon if the one that answers is being stopped.
+func TestStoppingDaemon(t *testing.T) {
+	hellos := 0
+	e := &evil{t: t, mem: good, reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
+		if r.GetHello() != nil {
+			if hellos++; hellos == 1 {
+				seqpacket.CloseAll(fds)
+				r.Body, r.Error = nil, &ctrlpb.Error{Code: ctrlpb.Code_CODE_DRAINING, Text: "stopping"}
+				return nil, nil
+			}
+		}
+		return nil, fds
+	}}
+	out, code := e.run(func(path string) *exec.Cmd { return sanitized.command(t, "check", path, "", path, "", "reopen") })
+	if code != 0 || hellos != 2 {
+		t.Errorf("exit code %d after %d attempts:\n%s", code, hellos, out)
+	}
 }
 
 // A hostile daemon causes an error and no crash. The example is compiled with the sanitizers.

@@ -2,7 +2,7 @@
  * check tests libiwarpd with two daemons that reach each other. It may be a client of
  * both.
  *
- *   check SOCKET_A ADDRESS_A SOCKET_B ADDRESS_B verbs|cm|files|memory|streams|sctp|shared|channels|threads|quiet|gone
+ *   check SOCKET_A ADDRESS_A SOCKET_B ADDRESS_B verbs|cm|files|memory|streams|sctp|shared|channels|threads|quiet|gone|reopen
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -1099,6 +1099,11 @@ int main(int argc, char **argv)
 
 	if (argc != 6)
 		return 2;
+	if (strcmp(argv[5], "reopen") == 0) {
+		CHECK(iwarpd_open_wait(argv[1], "check", WAIT, &a.dev, &err) == 0);
+		iwarpd_close(a.dev);
+		return 0;
+	}
 	open_side(&a, argv[1], argv[2]);
 	open_side(&b, argv[3], argv[4]);
 	if (strcmp(argv[5], "verbs") == 0) {
