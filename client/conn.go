@@ -56,7 +56,7 @@ type op struct {
 	complete  bool
 	abandoned bool // the caller has returned; the goroutine that polls the completion frees o
 	chunk     int  // chunk of stage, or -1
-	tmp       *MR  // closed when the operation is complete
+	tmp       *MR  // closed when the operation is complete, or the connection is released
 
 	sge [1]SGE // of its work request
 }
@@ -269,13 +269,21 @@ func (o *op) reset() {
 	o.complete, o.abandoned, o.chunk, o.tmp = false, false, -1, nil
 }
 
+// swapTmp replaces o.tmp by m, and returns it.
+func (o *op) swapTmp(m *MR) *MR {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	was := o.tmp
+	o.tmp = m
+	return was
+}
+
 // end frees an operation.
 func (c *Conn) end(o *op) {
 	if o.chunk >= 0 {
 		c.chunks <- o.chunk
 	}
-	if o.tmp != nil {
-		tmp := o.tmp
+	if tmp := o.swapTmp(nil); tmp != nil {
 		go tmp.Close() // Close asks the daemon; the poller must not wait for it
 	}
 	c.free <- o
@@ -441,7 +449,11 @@ func (c *Conn) release() {
 		c.pd.Close()
 		return
 	}
-	for _, m := range []*MR{c.stage, c.recv} {
+	regions := []*MR{c.stage, c.recv}
+	for _, o := range c.ops { // the completions of some were not polled
+		regions = append(regions, o.swapTmp(nil))
+	}
+	for _, m := range regions {
 		if m != nil {
 			m.Close()
 		}

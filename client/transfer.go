@@ -63,9 +63,11 @@ func (c *Conn) message(ctx context.Context, b []byte, mode SendMode) (o *op, wr 
 			wr.SGEs = o.sge[:]
 		}
 	default: // a message must be contiguous
-		if o.tmp, err = c.pd.Alloc(ctx, len(b), AccessLocalWrite); err == nil {
-			err = c.move(o.tmp.mem, b)
-			o.sge[0] = o.tmp.SGE(0, len(b))
+		var tmp *MR
+		if tmp, err = c.pd.Alloc(ctx, len(b), AccessLocalWrite); err == nil {
+			o.swapTmp(tmp)
+			err = c.move(tmp.mem, b)
+			o.sge[0] = tmp.SGE(0, len(b))
 			wr.SGEs = o.sge[:]
 		}
 	}

@@ -61,3 +61,33 @@ func TestPost(t *testing.T) {
 	}
 	<-ca.Done()
 }
+
+// TestPostClose checks that a connection that is closed after PostSend leaves nothing in the caller's PD, although nothing
+// has taken the completion.
+func TestPostClose(t *testing.T) {
+	a, b, ctx := pair(t, embed.PairConfig{})
+	pd, err := a.Device().AllocPD(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	msg := make([]byte, 100<<10)
+	l, err := b.Device().Listen(ctx, ":0", &iwarp.Config{RecvSize: len(msg)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go l.Accept(ctx)
+	c, err := a.Device().Dial(ctx, dialAddr(b, l), &iwarp.Config{PD: pd})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.PostSend(ctx, msg); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := pd.Close(); err != nil {
+		t.Error(err)
+	}
+}
