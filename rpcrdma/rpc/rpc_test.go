@@ -590,3 +590,65 @@ func FuzzServer(f *testing.F) {
 
 // record reads a message.
 func record(r io.Reader) ([]byte, error) { return readRecord(r, nil, maxRecord, func(int) {}) }
+
+// TestFullServer checks that a client that holds all TCP connections does not keep others out, and cannot take theirs.
+func TestFullServer(t *testing.T) {
+	var n atomic.Int32
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- counter(&n, nil).ServeTCP(ctx, l) }()
+	dial := func(from byte) net.Conn {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, from)}}
+		c, err := d.DialContext(ctx, "tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
+		return c
+	}
+	call := func(c net.Conn, xid uint32) error {
+		m := makeCall(xid, 2, 1)
+		if err := WriteRecord(c, &m); err != nil {
+			return err
+		}
+		_, err := record(c)
+		return err
+	}
+	var all []net.Conn
+	for i := range maxConns {
+		c := dial(2)
+		if err := call(c, uint32(i)); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, c)
+	}
+	if err := call(all[0], 1000); err != nil { // no longer the least recently used
+		t.Fatal(err)
+	}
+	other := dial(3)
+	if err := call(other, 1001); err != nil {
+		t.Errorf("another client: %v", err)
+	}
+	if _, err := all[1].Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("the least recently used connection: %v, want the end", err)
+	}
+	for i := range uint32(3) {
+		if err := call(dial(2), 2000+i); err == nil {
+			t.Error("the client that holds all gets one more")
+		}
+	}
+	for i, c := range []net.Conn{other, all[0], all[2]} {
+		if err := call(c, 3000+uint32(i)); err != nil {
+			t.Errorf("connection %d that stays: %v", i, err)
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

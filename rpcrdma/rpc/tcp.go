@@ -18,6 +18,66 @@ const maxRecord = 1<<20 + 1<<16
 // idle is how long a TCP connection may go without a complete call.
 const idle = 2 * time.Minute
 
+// maxConns is the number of TCP connections that are served at a time.
+const maxConns = 256
+
+// tcpConn is a TCP connection that is served.
+type tcpConn struct {
+	net.Conn
+	peer string
+	used uint64 // order of the last calls; guarded by the mu of its tcpConns
+}
+
+// tcpConns are the connections of a ServeTCP.
+type tcpConns struct {
+	mu   sync.Mutex
+	m    map[*tcpConn]struct{}
+	uses uint64
+}
+
+// use makes c the most recently used connection.
+func (l *tcpConns) use(c *tcpConn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.uses++
+	c.used = l.uses
+}
+
+// add adds c. If there are maxConns connections, the least recently used one of the client with the
+// most is closed, so that no client keeps others out. add returns false if that client does not have at
+// least two more than the client of c.
+func (l *tcpConns) add(c *tcpConn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.m) >= maxConns {
+		count := make(map[string]int)
+		for o := range l.m {
+			count[o.peer]++
+		}
+		var victim *tcpConn
+		for o := range l.m {
+			if victim == nil || count[o.peer] > count[victim.peer] || count[o.peer] == count[victim.peer] && o.used < victim.used {
+				victim = o
+			}
+		}
+		if count[victim.peer] < count[c.peer]+2 {
+			return false
+		}
+		victim.Close()
+		delete(l.m, victim)
+	}
+	l.m[c] = struct{}{}
+	l.uses++
+	c.used = l.uses
+	return true
+}
+
+func (l *tcpConns) remove(c *tcpConn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.m, c)
+}
+
 // ServeTCP serves the connections of l until ctx is done or l is closed (record
 // marking: RFC 5531 section 11).
 func (s *Server) ServeTCP(ctx context.Context, l net.Listener) error {
@@ -25,9 +85,10 @@ func (s *Server) ServeTCP(ctx context.Context, l net.Listener) error {
 	defer stop()
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	slots := make(chan struct{}, 256)
+	slots := make(chan struct{}, maxConns)
+	conns := &tcpConns{m: make(map[*tcpConn]struct{})}
 	for {
-		c, err := l.Accept()
+		nc, err := l.Accept()
 		if err != nil {
 			if ctx.Err() != nil {
 				return nil
@@ -41,12 +102,18 @@ func (s *Server) ServeTCP(ctx context.Context, l net.Listener) error {
 			}
 			continue
 		}
-		slots <- struct{}{}
+		peer, _, _ := net.SplitHostPort(nc.RemoteAddr().String())
+		c := &tcpConn{Conn: nc, peer: peer}
+		if !conns.add(c) {
+			c.Close()
+			continue
+		}
+		slots <- struct{}{} // of the connection that made room, when its calls have ended
 		wg.Go(func() {
-			defer func() { c.Close(); <-slots }()
+			defer func() { c.Close(); conns.remove(c); <-slots }()
 			stop := context.AfterFunc(ctx, func() { c.Close() })
 			defer stop()
-			s.serveConn(ctx, c)
+			s.serveConn(ctx, c, func() { conns.use(c) })
 		})
 	}
 }
@@ -85,8 +152,8 @@ func (m *memory) free() {
 
 var memories = sync.Pool{New: func() any { return new(memory) }}
 
-func (s *Server) serveConn(ctx context.Context, c net.Conn) {
-	peer, _, _ := net.SplitHostPort(c.RemoteAddr().String())
+// serveConn serves a connection. It calls use for each call.
+func (s *Server) serveConn(ctx context.Context, c *tcpConn, use func()) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	var mu sync.Mutex // serializes writing
@@ -111,10 +178,11 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn) {
 			return
 		}
 		mem.call = call
+		use()
 		wg.Go(func() {
 			defer func() { mem.free(); <-slots }()
 			spare := mem.result
-			m, ok := s.Serve(ctx, peer, Msg{Body: mem.call}, func(n int) ([]byte, error) {
+			m, ok := s.Serve(ctx, c.peer, Msg{Body: mem.call}, func(n int) ([]byte, error) {
 				mem.want(n)
 				b := spare
 				if spare = nil; cap(b) < n {
@@ -129,7 +197,7 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn) {
 			mu.Lock()
 			defer mu.Unlock()
 			_ = c.SetWriteDeadline(time.Now().Add(idle))
-			if WriteRecord(c, &m) != nil {
+			if WriteRecord(c.Conn, &m) != nil { // net.Buffers are written at once to a TCPConn alone
 				c.Close()
 			}
 		})
