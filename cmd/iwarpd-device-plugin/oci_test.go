@@ -47,7 +47,7 @@ func TestContainer(t *testing.T) {
 	server.Expect("listening")
 
 	c := config{Resource: "iwarpd.io/rdma", Slots: slotDir, CDI: filepath.Join(dir, "cdi")}
-	names, err := slots(slotDir)
+	names, err := slots(slotDir, true)
 	if err != nil || len(names) != 2 {
 		t.Fatalf("slots %q, %v; want 2", names, err)
 	}

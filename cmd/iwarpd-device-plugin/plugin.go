@@ -178,15 +178,15 @@ func (p *plugin) register(ctx context.Context) error {
 
 // look reads the slots, checks that the daemon answers, and publishes changes.
 func (p *plugin) look(ctx context.Context) error {
-	names, err := slots(p.Slots)
-	if err != nil {
-		return err
-	}
 	ask, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	why := p.Alive(ask)
 	if ctx.Err() != nil {
 		return nil // ctx was canceled, the daemon may be fine
+	}
+	names, err := slots(p.Slots, why == nil)
+	if err != nil {
+		return err
 	}
 	health := v1beta1.Healthy
 	if why != nil {
@@ -213,8 +213,9 @@ func (p *plugin) look(ctx context.Context) error {
 	return nil
 }
 
-// slots returns the names of the folders in dir that contain a socket, in order.
-func slots(dir string) ([]string, error) {
+// slots returns the names of the folders in dir, in order. While the daemon is alive, a folder without its socket is left
+// from a larger number of slots; a daemon that stops removes all sockets.
+func slots(dir string, alive bool) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // the daemon has not created it yet
@@ -224,7 +225,8 @@ func slots(dir string) ([]string, error) {
 	}
 	var names []string
 	for _, e := range entries {
-		if info, err := os.Lstat(filepath.Join(dir, e.Name(), "iwarpd.sock")); err == nil && info.Mode()&fs.ModeSocket != 0 {
+		info, err := os.Lstat(filepath.Join(dir, e.Name(), "iwarpd.sock"))
+		if e.IsDir() && (!alive || err == nil && info.Mode()&fs.ModeSocket != 0) {
 			names = append(names, e.Name())
 		}
 	}

@@ -259,6 +259,32 @@ func TestCDI(t *testing.T) {
 	}
 }
 
+// TestStoppedDaemon checks that units stay, unhealthy, and with them the CDI file, when the daemon stops and removes its
+// sockets, and that a slot which the next daemon does not have is gone then.
+func TestStoppedDaemon(t *testing.T) {
+	n := newNode(t, "0", "1")
+	next := watch(t, n.plugin(t))
+	next("0 Healthy", "1 Healthy")
+	n.dead.Store(true)
+	next("0 Unhealthy", "1 Unhealthy")
+	for _, name := range []string{"0", "1"} {
+		if err := os.Remove(filepath.Join(n.Slots, name, "iwarpd.sock")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.addUnit(t, "2") // the update that comes next shows that the removed sockets were seen
+	next("0 Unhealthy", "1 Unhealthy", "2 Unhealthy")
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(n.CDI), cdi.WithAutoRefresh(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if missing, err := cache.InjectDevices(&oci.Spec{}, "iwarpd.io/rdma=1"); err != nil {
+		t.Errorf("a container that has a unit cannot start: %v, missing %v", err, missing)
+	}
+	n.dead.Store(false)
+	next("2 Healthy")
+}
+
 // TestNoSlots checks that without slots no device is offered and no CDI file is left.
 func TestNoSlots(t *testing.T) {
 	n := newNode(t)
