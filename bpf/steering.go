@@ -54,8 +54,8 @@ func (m Mode) String() string {
 
 // Errors of this package, for errors.Is.
 var (
-	// ErrPrivilege means that the process lacks CAP_BPF or CAP_NET_ADMIN.
-	ErrPrivilege = errors.New("needs CAP_BPF and CAP_NET_ADMIN (root, or AmbientCapabilities= in the unit)")
+	// ErrPrivilege means that the process lacks CAP_BPF or CAP_NET_ADMIN, or that its seccomp profile refuses bpf(2).
+	ErrPrivilege = errors.New("needs CAP_BPF and CAP_NET_ADMIN (root, or AmbientCapabilities= in the unit), and in a container a seccomp profile that allows bpf")
 	// ErrNoIngress means that the kernel does not support bpf_link at tc ingress.
 	ErrNoIngress = errors.New("programs at tc ingress need Linux 6.6")
 	// ErrUnclaimed is returned by Unclaim for an endpoint that is not claimed.

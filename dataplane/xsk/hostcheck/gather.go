@@ -23,6 +23,7 @@ import (
 type Facts struct {
 	Kernel       string // release, as uname reports it
 	Capabilities uint64 // effective capabilities of this process
+	BPF          error  // reason why bpf(2) is refused whatever the capabilities, or nil
 	MemLock      uint64 // limit of locked memory of this process, in bytes
 	Files        uint64 // limit of descriptors; the daemon raises its soft limit to the hard one
 	Mappings     uint64 // vm.max_map_count; 0 if it cannot be read
@@ -74,7 +75,7 @@ func Gather(name string) (*Facts, error) {
 		return nil, fmt.Errorf("hostcheck: RLIMIT_NOFILE: %w", err)
 	}
 	f.Files = lim.Max
-	f.Capabilities = capabilities()
+	f.Capabilities, f.BPF = capabilities(), bpfRefused()
 	if b, err := os.ReadFile("/proc/sys/net/core/bpf_jit_enable"); err == nil {
 		f.JIT = strings.TrimSpace(string(b))
 	}
@@ -196,4 +197,14 @@ func capabilities() uint64 {
 		return 0
 	}
 	return uint64(d[1].Effective)<<32 | uint64(d[0].Effective)
+}
+
+// bpfRefused returns the error of bpf(2) if a seccomp profile refuses it, as some of container runtimes do. The kernel
+// itself refuses a command that does not exist by another error.
+func bpfRefused() error {
+	const noCommand = 1 << 30
+	if _, _, err := unix.Syscall(unix.SYS_BPF, noCommand, 0, 0); err != unix.EINVAL {
+		return err
+	}
+	return nil
 }

@@ -3,8 +3,10 @@ package hostcheck
 import (
 	"errors"
 	"net"
+	"runtime"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -38,6 +40,7 @@ func TestJudge(t *testing.T) {
 		{"older kernel", func(f *Facts) { f.Kernel = "5.14.0-503" }, "kernel", Warn, "boot"},
 		{"odd kernel", func(f *Facts) { f.Kernel = "mine" }, "kernel", Warn, "6.1"},
 		{"no capabilities", func(f *Facts) { f.Capabilities = 0 }, "capabilities", Fail, "root"},
+		{"seccomp", func(f *Facts) { f.BPF = unix.EPERM }, "capabilities", Fail, "seccomp"},
 		{"SYS_ADMIN for both", func(f *Facts) { f.Capabilities ^= 1<<unix.CAP_BPF | 1<<unix.CAP_PERFMON | 1<<unix.CAP_SYS_ADMIN }, "capabilities", OK, ""},
 		{"little memory", func(f *Facts) { f.Capabilities ^= 1 << unix.CAP_IPC_LOCK; f.MemLock = 8 << 20 }, "locked memory", Warn, "LimitMEMLOCK"},
 		{"all memory", func(f *Facts) { f.Capabilities ^= 1 << unix.CAP_IPC_LOCK; f.MemLock = unix.RLIM_INFINITY }, "locked memory", OK, ""},
@@ -158,3 +161,31 @@ func TestGather(t *testing.T) {
 
 // judge evaluates all facts.
 func judge(f *Facts) []Finding { return append(JudgeHost(f), JudgeInterface(f)...) }
+
+// TestBPFRefused checks that a seccomp profile is noticed that refuses bpf(2) to a process with all capabilities.
+func TestBPFRefused(t *testing.T) {
+	testenv.RequireRoot(t)
+	if err := bpfRefused(); err != nil {
+		t.Fatalf("without a profile: %v", err)
+	}
+	refused := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the profile stays with the thread, which ends with this goroutine
+		refused <- func() error {
+			filter := []unix.SockFilter{
+				{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0}, // the number of the system call
+				{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_BPF, Jf: 1},
+				{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)},
+				{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+			}
+			program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+			if err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0); err != nil {
+				return err
+			}
+			return bpfRefused()
+		}()
+	}()
+	if err := <-refused; err != unix.EPERM {
+		t.Errorf("with a profile that refuses bpf: %v; want %v", err, unix.EPERM)
+	}
+}

@@ -124,6 +124,9 @@ func (f *Facts) capabilities() Finding {
 	if missing := f.missing(); len(missing) > 0 {
 		return Finding{"capabilities", Fail, "missing: " + strings.Join(missing, ", "), "run this as root; the unit gives the daemon what it needs; without them: transport: socket"}
 	}
+	if f.BPF != nil {
+		return Finding{"capabilities", Fail, "available, but the system call bpf is refused: " + f.BPF.Error(), "allow the system call bpf (a container's seccomp profile); without it: transport: socket"}
+	}
 	return Finding{"capabilities", OK, "NET_ADMIN, NET_RAW, BPF and PERFMON are available", ""}
 }
 
