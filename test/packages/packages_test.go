@@ -190,7 +190,7 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// TestLintian checks that lintian finds no error in the packages.
+// TestLintian checks that lintian finds no error and no warning in the packages.
 func TestLintian(t *testing.T) {
 	packages := os.Getenv("PACKAGES_DIR")
 	if packages == "" {
@@ -201,7 +201,23 @@ func TestLintian(t *testing.T) {
 	if err != nil || len(debs) == 0 {
 		t.Fatalf("no packages in %s: %v", packages, err)
 	}
-	run(t, "lintian", append([]string{"--allow-root", "--fail-on", "error"}, debs...)...)
+	run(t, "lintian", append([]string{"--allow-root", "--fail-on", "error,warning"}, debs...)...)
+}
+
+// checkDefault checks that the package iwarpd-verbs-default makes programs use the libraries of iwarpd until it is removed.
+func checkDefault(t *testing.T, root string) {
+	t.Helper()
+	used := func() bool {
+		first, _, _ := strings.Cut(run(t, "chroot", root, "sh", "-c", "ldconfig -p | grep libibverbs.so.1"), "\n")
+		return strings.HasSuffix(first, "/usr/lib/iwarpd/libibverbs.so.1")
+	}
+	if !used() {
+		t.Error("iwarpd-verbs-default does not make programs use the libraries of iwarpd")
+	}
+	run(t, "chroot", root, "dpkg", "-r", "iwarpd-verbs-default")
+	if used() {
+		t.Error("programs use the libraries of iwarpd without iwarpd-verbs-default")
+	}
 }
 
 func TestDebian(t *testing.T) {
@@ -220,6 +236,7 @@ func TestDebian(t *testing.T) {
 		}
 	}
 	run(t, "chroot", root, "getent", "passwd", "iwarpd")
+	checkDefault(t, root)
 	const unit, perInterface = "/usr/lib/systemd/system/iwarpd.service", "/usr/lib/systemd/system/iwarpd@.service"
 	units := []string{unit, perInterface}
 	for _, name := range []string{"ping.service", "perf.service", "serve.service", "nfs@.service"} {
@@ -250,6 +267,8 @@ func TestDebian(t *testing.T) {
 	if err := os.Chmod(socket, 0o666); err != nil {
 		t.Fatal(err)
 	}
+	run(t, "sed", "-i", "s/^slots: {}$/slots: {count: 2}/", filepath.Join(root, "etc/iwarpd/iwarpd.yaml"))
+	run(t, "install", "-d", filepath.Join(root, "run/iwarpd-eth1")) // of iwarpd@eth1
 	s := &service{t: t, end: &testenv.NewVeth(t, 1500).A, root: root, notify: notify}
 	s.runtimeDirectory()
 	s.start()
@@ -295,8 +314,11 @@ func TestDebian(t *testing.T) {
 	if err := s.ended(); err != nil {
 		t.Errorf("after SIGTERM: %v", err)
 	}
-	if left, _ := filepath.Glob(filepath.Join(root, "run/iwarpd/*")); len(left) > 0 {
-		t.Errorf("left behind: %q", left)
+	if left := run(t, "find", filepath.Join(root, "run/iwarpd"), "!", "-type", "d"); left != "" {
+		t.Errorf("left behind: %s", left)
+	}
+	if _, err := os.Stat(filepath.Join(root, "run/iwarpd/slots/1")); err != nil { // a container may have it mounted
+		t.Error(err)
 	}
 	if _, err := os.Stat(filepath.Join(root, "run/iwarpd")); err != nil {
 		t.Error(err)
@@ -312,7 +334,7 @@ func TestDebian(t *testing.T) {
 		t.Errorf("dpkg -r leaves the daemon: %d, %v", n, err)
 	}
 	run(t, "chroot", root, "dpkg", "-P", "iwarpd")
-	for _, f := range []string{"run/iwarpd", "etc/iwarpd", "etc/systemd/system/multi-user.target.wants/iwarpd.service", "usr/share/doc/iwarpd", "var/lib/iwarpd"} {
+	for _, f := range []string{"run/iwarpd", "run/iwarpd-eth1", "etc/iwarpd", "etc/systemd/system/multi-user.target.wants/iwarpd.service", "usr/share/doc/iwarpd", "var/lib/iwarpd"} {
 		if _, err := os.Lstat(filepath.Join(root, f)); err == nil {
 			t.Errorf("dpkg -P leaves /%s", f)
 		}
