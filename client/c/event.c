@@ -98,11 +98,14 @@ static uint32_t conn_of(const Pb__Event *ev)
 	}
 }
 
-/* starts reports whether an event is the first one of a connection of a listener. */
-static bool starts(const Pb__Event *ev)
+/* starts returns the listener whose connection an event starts, or 0. */
+static uint32_t starts(const Pb__Event *ev)
 {
-	return (ev->body_case == PB__EVENT__BODY_CONNECT_REQUEST && ev->connect_request->qp == 0) ||
-	       (ev->body_case == PB__EVENT__BODY_STREAM_READY && ev->stream_ready->qp == 0);
+	if (ev->body_case == PB__EVENT__BODY_CONNECT_REQUEST)
+		return ev->connect_request->listen;
+	if (ev->body_case == PB__EVENT__BODY_STREAM_READY)
+		return ev->stream_ready->listen;
+	return 0;
 }
 
 /*
@@ -390,11 +393,7 @@ struct wanted {
  */
 static bool listener_to_come(struct iwarpd_device *dev, const Pb__Event *ev)
 {
-	if (ev->body_case == PB__EVENT__BODY_CONNECT_REQUEST && ev->connect_request->qp == 0)
-		return dev->listening > 0 && !find_object(dev, OBJECT_LISTENER, ev->connect_request->listen);
-	if (ev->body_case == PB__EVENT__BODY_STREAM_READY && ev->stream_ready->qp == 0)
-		return dev->listening > 0 && !find_object(dev, OBJECT_LISTENER, ev->stream_ready->listen);
-	return false;
+	return starts(ev) != 0 && !find_object(dev, OBJECT_LISTENER, starts(ev));
 }
 
 /*

@@ -335,9 +335,9 @@ func TestHostileDaemon(t *testing.T) {
 	}
 	var callers []*ctrlpb.Event // peers that connect and leave
 	for i := range uint32(9000) {
-		first := &ctrlpb.Event{Body: &ctrlpb.Event_ConnectRequest{ConnectRequest: &ctrlpb.ConnectRequest{Conn: 100 + i}}}
+		first := &ctrlpb.Event{Body: &ctrlpb.Event_ConnectRequest{ConnectRequest: &ctrlpb.ConnectRequest{Conn: 100 + i, Listen: 1}}}
 		if i%2 == 1 {
-			first.Body = &ctrlpb.Event_StreamReady{StreamReady: &ctrlpb.StreamReady{Conn: 100 + i}}
+			first.Body = &ctrlpb.Event_StreamReady{StreamReady: &ctrlpb.StreamReady{Conn: 100 + i, Listen: 1}}
 		}
 		callers = append(callers, first, &ctrlpb.Event{Body: &ctrlpb.Event_ConnectGone{ConnectGone: &ctrlpb.ConnectGone{Conn: 100 + i}}})
 	}
