@@ -24,7 +24,7 @@ static struct ibv_context *mark(struct ibv_device *device, int fd)
 	return NULL;
 }
 
-bool device_ours(const struct ibv_device *ibv)
+static bool device_ours(const struct ibv_device *ibv)
 {
 	return ibv->_ops._dummy1 == mark;
 }

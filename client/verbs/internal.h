@@ -129,9 +129,6 @@ struct context *iwv_context_of(struct ibv_context *ibv);
 /* iwv_is_ours reports whether a context is one of iwarpd's. */
 bool iwv_is_ours(const struct ibv_context *ibv);
 
-/* device_ours reports whether a device is one of iwarpd's. */
-bool device_ours(const struct ibv_device *ibv);
-
 /*
  * iwv_devices_scan looks for daemons: for all, which takes milliseconds, or only for those that
  * the last scan has not found. It returns the list of all devices, including those no longer
