@@ -397,6 +397,15 @@ static bool may_become(enum ibv_qp_state from, enum ibv_qp_state to)
 	}
 }
 
+/*
+ * passed reports whether librdmacm has taken a QP past a state already. Programs that modify the queue pairs of their ids
+ * themselves, such as rping -q, set INIT, RTR and RTS when the connection is there. Linux's siw ignores that too.
+ */
+static bool passed(struct qp *qp, enum ibv_qp_state to)
+{
+	return (to == IBV_QPS_INIT || to == IBV_QPS_RTR) && qp->ibv.state == IBV_QPS_RTS && atomic_load(&qp->cm);
+}
+
 /* modify performs a change of state. librdmacm has done so already if the QP has an id. */
 static int modify(struct qp *qp, const struct ibv_qp_attr *attr, int mask, struct iwarpd_error *e)
 {
@@ -429,16 +438,18 @@ int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
 {
 	struct qp *qp = qp_of(ibv);
 	struct iwarpd_error e = { 0 };
-	int err;
+	int err = 0;
 
 	if (!iwv_is_ours(ibv->context))
 		return REAL(ibv_modify_qp)(ibv, attr, mask);
 	if (!(mask & IBV_QP_STATE))
 		return 0;
 	iwv_thread_lock();
-	err = modify(qp, attr, mask, &e);
-	if (!err)
-		ibv->state = attr->qp_state;
+	if (!passed(qp, attr->qp_state)) {
+		err = modify(qp, attr, mask, &e);
+		if (!err)
+			ibv->state = attr->qp_state;
+	}
 	iwv_thread_unlock();
 	if (err)
 		iwv_fail(err, "ibv_modify_qp", &e);

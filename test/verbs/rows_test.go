@@ -112,6 +112,7 @@ func rows() []row {
 	rs := []row{
 		{group: "rdmacm-utils", siw: true, name: "rping", server: "rping -s -a ADDR -v -C 10", client: "rping -c -a ADDR -v -V -C 10"},
 		{group: "rdmacm-utils", siw: true, name: "rping -S 65000", server: "rping -s -a ADDR -v -C 10 -S 65000", client: "rping -c -a ADDR -v -V -C 10 -S 65000"},
+		{group: "rdmacm-utils", name: "rping -q", server: "rping -s -a ADDR -v -C 10 -q", client: "rping -c -a ADDR -v -V -C 10 -q"},
 		{group: "rdmacm-utils", siw: true, clientFails: sendsFirst, name: "ucmatose", server: "ucmatose -b ADDR", client: "ucmatose -s ADDR"},
 		long(row{group: "rdmacm-utils", siw: true, clientFails: sendsFirst, name: "ucmatose -c 20 -C 50", server: "ucmatose -b ADDR -c 20 -C 50", client: "ucmatose -s ADDR -c 20 -C 50"}),
 		{group: "rdmacm-utils", siw: true, name: "rdma_client, rdma_server", server: "rdma_server -p 7500", client: "rdma_client -s ADDR -p 7500"},
