@@ -51,6 +51,7 @@ struct id {
 	bool sync;         /* calls wait for their results; the id owns its channel */
 	enum id_state state;
 	int afonly;        /* RDMA_OPTION_ID_AFONLY */
+	int reuse;         /* RDMA_OPTION_ID_REUSEADDR: another id may be bound to the same port */
 	int backlog;
 	int dscp;          /* of struct iwarpd_startup */
 	struct endpoint *endpoints;

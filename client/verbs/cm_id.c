@@ -308,8 +308,8 @@ static int bind_addr(struct id *id, const struct sockaddr *addr)
 	}
 	set_addr(&id->pub.route.addr.src_storage, addr);
 	id->state = ID_BOUND;
-	/* The program may ask for its port at once. */
-	if (addr_port(addr) == 0) {
+	/* The program may ask for its port at once, and must learn now whether another one uses it. */
+	if (addr_port(addr) == 0 || !id->reuse) {
 		int err = open_endpoints(id);
 
 		if (err) {
@@ -377,7 +377,7 @@ static int resolve(struct id *id, const struct sockaddr *dst)
 	struct sockaddr_storage from;
 	struct context *c;
 
-	close_endpoints(id); /* of a bind to port 0: its port is used for this connection */
+	close_endpoints(id); /* of a bind: its port is used for this connection */
 	if (id->pub.verbs)
 		return 0;
 	c = context_for(dst, &from);
@@ -455,7 +455,7 @@ static int set_tos(struct id *id, uint8_t tos)
 		iwv_log("rdma_set_option: a connection has the TOS of its listener");
 	iwv_thread_lock();
 	id->dscp = tos >> 2 ? tos >> 2 : -1;
-	if (id->endpoints && id->state == ID_BOUND) { /* the listener was opened by a bind to port 0 */
+	if (id->endpoints && id->state == ID_BOUND) { /* the listener was opened by a bind */
 		close_endpoints(id);
 		err = -open_endpoints(id);
 	}
@@ -479,7 +479,10 @@ int rdma_set_option(struct rdma_cm_id *pub, int level, int name, void *value, si
 	case RDMA_OPTION_ID_ACK_TIMEOUT: /* TCP has its own time-out */
 		return len == sizeof(uint8_t) ? 0 : set_errno(EINVAL);
 	case RDMA_OPTION_ID_REUSEADDR:
-		return len == sizeof(int) ? 0 : set_errno(EINVAL);
+		if (len != sizeof(int))
+			return set_errno(EINVAL);
+		memcpy(&id_of(pub)->reuse, value, sizeof(int));
+		return 0;
 	default:
 		return set_errno(ENOSYS);
 	}

@@ -328,6 +328,27 @@ static void source(void)
 	rdma_destroy_event_channel(ch);
 }
 
+/* A port that another identifier uses is refused when an identifier is bound to it, and with RDMA_OPTION_ID_REUSEADDR when it listens. */
+static void taken(void)
+{
+	struct rdma_event_channel *ch = channel();
+	struct rdma_cm_id *bound, *id;
+	struct sockaddr_in a = socket_address(0);
+	int on = 1;
+
+	CHECK(rdma_create_id(ch, &bound, NULL, RDMA_PS_TCP) == 0 && rdma_bind_addr(bound, (struct sockaddr *)&a) == 0);
+	a.sin_port = rdma_get_src_port(bound);
+	CHECK(rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_bind_addr(id, (struct sockaddr *)&a) == -1 && errno == EADDRINUSE && !id->verbs);
+	CHECK(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on, sizeof(on)) == 0);
+	CHECK(rdma_bind_addr(id, (struct sockaddr *)&a) == 0);
+	CHECK(rdma_listen(id, 0) == -1 && errno == EADDRINUSE);
+	end(bound);
+	CHECK(rdma_listen(id, 0) == 0);
+	end(id);
+	rdma_destroy_event_channel(ch);
+}
+
 /* An identifier whose bind the daemon refuses, which has no room for more listeners, has no device. */
 static void unbound(void)
 {
@@ -1130,7 +1151,7 @@ int main(int argc, char **argv)
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole }, { "exact", exact },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted },
-		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "later", later },
+		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "later", later },
 	};
 
 	CHECK(argc == 3);

@@ -44,8 +44,8 @@ int main(void)
 	CHECK(rdma_listen(v4, 5) == 0);
 	v6 = make(&any6, 1);
 	CHECK(rdma_listen(v6, 5) == 0);
-	again = make(&any4, 1);
-	CHECK(rdma_listen(again, 5) < 0 && errno == EADDRINUSE);
+	CHECK(rdma_create_id(channel, &again, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_bind_addr(again, (struct sockaddr *)&any4) < 0 && errno == EADDRINUSE);
 	CHECK(rdma_destroy_id(again) == 0);
 	/* The port is known before rdma_listen is called. */
 	bound = make(&free4, 0);
