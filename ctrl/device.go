@@ -162,6 +162,8 @@ func (ds devices) unzoned(a netip.Addr, d *device) (netip.Addr, *device, error) 
 	switch {
 	case z == "" && !a.IsLinkLocalUnicast(), a.Is4():
 		return a, d, nil
+	case d.sockets(): // hostnet.Sockets has no link-local addresses either
+		return a, nil, errorf(badAddress, "ctrl: %v: kernel sockets serve no link-local addresses: choose another address", a)
 	case z == "" && d == nil && len(ds) == 1:
 		d = ds[0]
 	case z == "" && d == nil:

@@ -344,6 +344,11 @@ func TestTransportSocket(t *testing.T) {
 	} {
 		c.fails(portInUse, r)
 	}
+	for _, r := range []*ctrlpb.Request{listen("fe80::a", 9000, "", over), listen("fe80::a%eth0", 9000, "", over), connect("[fe80::2]:7174", "", over)} {
+		if text := c.fails(badAddress, r); !strings.Contains(text, "no link-local addresses") {
+			t.Errorf("refused for %q", text)
+		}
+	}
 	c.ok(listen("10.0.0.1", 8002, "", nil)) // another address
 	for _, tt := range []struct {
 		remote, local string
