@@ -606,6 +606,11 @@ func family(a netip.Addr) (fam uint8, bytes [16]byte) {
 
 // Counters reads the program's counters.
 func (s *Steering) Counters() (Counters, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return Counters{}, fmt.Errorf("bpf: counters: %w", unix.EBADF)
+	}
 	var c Counters
 	for i, p := range []*uint64{
 		&c.SteeredTCP, &c.SteeredSCTP, &c.SteeredUDP, &c.SteeredICMP,

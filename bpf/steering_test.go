@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -340,6 +341,30 @@ func TestNoSocketPassesToKernel(t *testing.T) {
 	if act := run(t, s, f); act != actPass {
 		t.Errorf("verdict %d without the socket again", act)
 	}
+}
+
+// TestCountersWhileClosed checks that counters may be read while the program is unloaded, as a daemon does that ends.
+func TestCountersWhileClosed(t *testing.T) {
+	s := load(t)
+	var readers, began sync.WaitGroup
+	for range 4 {
+		began.Add(1)
+		readers.Go(func() {
+			first := sync.OnceFunc(began.Done)
+			_, err := s.Counters()
+			for ; err == nil; _, err = s.Counters() {
+				first()
+			}
+			if !errors.Is(err, unix.EBADF) {
+				t.Error(err)
+			}
+		})
+	}
+	began.Wait()
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	readers.Wait()
 }
 
 func TestWildcardMeansOurAddresses(t *testing.T) { eachHook(t, testWildcardMeansOurAddresses) }
