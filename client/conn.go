@@ -137,7 +137,7 @@ func (r *ConnRequest) AcceptConn(ctx context.Context, cfg *Config) (*Conn, error
 
 // ofPeer reports whether the peer caused an accept to fail.
 func ofPeer(err error) bool {
-	for _, e := range []error{ErrRefused, ErrTimeout, ErrProtocol, ErrNoObject, ErrPeerClosed, ErrCanceled} {
+	for _, e := range []error{ErrRefused, ErrTimeout, ErrUnreachable, ErrProtocol, ErrNoObject, ErrPeerClosed, ErrCanceled} {
 		if errors.Is(err, e) {
 			return true
 		}

@@ -80,7 +80,7 @@ func (s *Server) closedEvent(c *conn, err error) {
 		}
 		s.failConn(c, errorf(closeCode(err), "%w (peer %v)", cmp.Or(err, errClosedEarly), c.remote))
 	case connStreaming:
-		s.failConn(c, errorf(refused, "%w (peer %v)", cmp.Or(err, errClosedEarly), c.remote))
+		s.failConn(c, errorf(closeCode(err), "%w (peer %v)", cmp.Or(err, errClosedEarly), c.remote))
 	case connStartup:
 		c.st.HandleClosed()
 		s.pump(c)
@@ -94,7 +94,7 @@ func (s *Server) closedEvent(c *conn, err error) {
 			s.failConn(c, c.failure)
 			return
 		}
-		s.failConn(c, errorf(refused, "%w (peer %v)", cmp.Or(err, errClosedEarly), c.remote))
+		s.failConn(c, errorf(closeCode(err), "%w (peer %v)", cmp.Or(err, errClosedEarly), c.remote))
 	case connUp, connClosing:
 		c.orderly = err == nil && c.sctp == nil && !c.peerClosedFirst
 		if errors.Is(err, dataplane.ErrCQOverrun) {
@@ -117,8 +117,11 @@ func closeCode(err error) ctrlpb.Code {
 	if _, ok := errors.AsType[*ddp.Error](err); ok {
 		return protocol
 	}
-	if errors.Is(err, dataplane.ErrTimeout) || errors.Is(err, tcp.ErrTimeout) || errors.Is(err, sctp.ErrTimeout) {
+	switch {
+	case errors.Is(err, dataplane.ErrTimeout), errors.Is(err, tcp.ErrTimeout), errors.Is(err, sctp.ErrTimeout):
 		return timedOut
+	case errors.Is(err, tcp.ErrUnreachable), errors.Is(err, sctp.ErrUnreachable):
+		return unreachable
 	}
 	return refused
 }

@@ -15,7 +15,9 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/sctp"
 	ddp "github.com/iwarpd/iwarpd/sctp/session"
+	"github.com/iwarpd/iwarpd/tcp"
 )
 
 // setup returns a session control message with enhanced data of four bytes in hex; "":
@@ -303,6 +305,12 @@ func TestSCTPSetupErrors(t *testing.T) {
 	}{
 		{ddp.ErrFunction, ctrlpb.Code_CODE_PROTOCOL},
 		{dataplane.ErrTimeout, ctrlpb.Code_CODE_TIMEOUT},
+		{tcp.ErrTimeout, ctrlpb.Code_CODE_TIMEOUT},
+		{tcp.ErrUnreachable, ctrlpb.Code_CODE_UNREACHABLE},
+		{tcp.ErrRefused, ctrlpb.Code_CODE_REFUSED},
+		{sctp.ErrTimeout, ctrlpb.Code_CODE_TIMEOUT},
+		{sctp.ErrUnreachable, ctrlpb.Code_CODE_UNREACHABLE},
+		{sctp.ErrNoSCTP, ctrlpb.Code_CODE_REFUSED},
 		{errors.New("ABORT"), ctrlpb.Code_CODE_REFUSED},
 		{nil, ctrlpb.Code_CODE_REFUSED},
 	} {

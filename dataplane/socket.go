@@ -485,12 +485,14 @@ func socketError(err error) error {
 	switch {
 	case errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE):
 		return tcp.ErrReset
-	case errors.Is(err, unix.ECONNREFUSED):
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENOPROTOOPT):
 		return tcp.ErrRefused
 	case errors.Is(err, unix.ETIMEDOUT):
 		return tcp.ErrTimeout
 	case errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTDOWN):
 		return tcp.ErrUnreachable
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENETDOWN):
+		return fmt.Errorf("%w: %w", tcp.ErrUnreachable, err) // a route or a filter forbids it
 	}
 	return fmt.Errorf("dataplane: socket: %w", err)
 }

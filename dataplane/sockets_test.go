@@ -166,3 +166,22 @@ func TestNoDescriptors(t *testing.T) {
 		t.Error("there is no spare descriptor again")
 	}
 }
+
+// TestSocketErrors checks the errors that stand for those of the kernel's TCP, and that one whose reason is a route or a filter
+// names it.
+func TestSocketErrors(t *testing.T) {
+	for errno, want := range map[unix.Errno]error{
+		unix.ECONNRESET: tcp.ErrReset, unix.EPIPE: tcp.ErrReset, unix.ETIMEDOUT: tcp.ErrTimeout,
+		unix.ECONNREFUSED: tcp.ErrRefused, unix.ENOPROTOOPT: tcp.ErrRefused,
+		unix.EHOSTUNREACH: tcp.ErrUnreachable, unix.ENETUNREACH: tcp.ErrUnreachable, unix.EHOSTDOWN: tcp.ErrUnreachable,
+	} {
+		if err := socketError(errno); err != want {
+			t.Errorf("%v: %v; want %v", errno, err, want)
+		}
+	}
+	for _, errno := range []unix.Errno{unix.EACCES, unix.EPERM, unix.EINVAL, unix.ENETDOWN} {
+		if err := socketError(errno); !errors.Is(err, tcp.ErrUnreachable) || !errors.Is(err, errno) {
+			t.Errorf("%v: %v", errno, err)
+		}
+	}
+}

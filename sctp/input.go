@@ -255,7 +255,7 @@ func (a *Assoc) HandleICMP(now clock.Time, e *pkt.ICMPError) {
 		return
 	}
 	if a.refused(e) {
-		a.end(ErrUnreachable) // section 10, ICMP8: treated as an ABORT
+		a.end(ErrNoSCTP) // section 10, ICMP8: treated as an ABORT
 		return
 	}
 	switch e.Kind {

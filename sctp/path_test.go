@@ -156,7 +156,11 @@ func TestICMPUnreachable(t *testing.T) {
 			}
 			r.a.HandleICMP(r.now, &e)
 			ends := c.always || c.setup && stop == CookieWait
-			if (r.a.Err() == ErrUnreachable) != ends || (r.a.State() == Closed) != ends {
+			why := ErrUnreachable
+			if c.always {
+				why = ErrNoSCTP
+			}
+			if (r.a.Err() == why) != ends || (r.a.State() == Closed) != ends {
 				t.Errorf("%s in %v: %v, %v", c.name, stop, r.a.State(), r.a.Err())
 			}
 		}

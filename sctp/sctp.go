@@ -77,6 +77,7 @@ var (
 	ErrProtocol    = errors.New("sctp: protocol violation by peer")
 	ErrNoRoom      = errors.New("sctp: peer's message does not fit in the receive buffer")
 	ErrUnreachable = errors.New("sctp: destination unreachable")
+	ErrNoSCTP      = errors.New("sctp: peer has no SCTP")
 )
 
 // AbortError reports an ABORT of the peer. Cause is its first error cause, or 0.

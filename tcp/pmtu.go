@@ -122,8 +122,8 @@ func (c *Conn) HandleICMP(now clock.Time, e *pkt.ICMPError) {
 	case pkt.Unreachable:
 		// An error other than "too big" is fatal only before the connection is established (RFC 9293 MUST-54 to 56, RFC 5927 5.2, RFC
 		// 5461).
-		if c.state == SynSent && hardError(c.v6, e.Code) {
-			c.end(ErrUnreachable)
+		if err := hardError(c.v6, e.Code); c.state == SynSent && err != nil {
+			c.end(err)
 			return
 		}
 		c.softError = true
@@ -132,12 +132,16 @@ func (c *Conn) HandleICMP(now clock.Time, e *pkt.ICMPError) {
 	}
 }
 
-// hardError reports whether code is protocol unreachable, port unreachable or administratively prohibited (RFC 1122 4.2.3.9, RFC 4443 3.1).
-func hardError(v6 bool, code uint8) bool {
-	if v6 {
-		return code == 1 || code == 4
+// hardError returns what an open fails with if code is protocol unreachable, port unreachable or administratively prohibited (RFC 1122
+// 4.2.3.9, RFC 4443 3.1), else nil.
+func hardError(v6 bool, code uint8) error {
+	switch {
+	case v6 && code == 1:
+		return ErrUnreachable
+	case v6 && code == 4, !v6 && (code == 2 || code == 3):
+		return ErrRefused
 	}
-	return code == 2 || code == 3
+	return nil
 }
 
 // tooBig lowers the path MTU and retransmits the segments that were too long.

@@ -139,3 +139,24 @@ func TestRightEdge(t *testing.T) {
 		t.Errorf("only %d ACKs seen", acks)
 	}
 }
+
+// TestHardError checks which ICMP errors refuse an open, and that only one that says that nothing listens is a refusal.
+func TestHardError(t *testing.T) {
+	for code := range 256 {
+		var v4, v6 error
+		switch code {
+		case 1:
+			v6 = ErrUnreachable
+		case 2, 3:
+			v4 = ErrRefused
+		case 4:
+			v6 = ErrRefused
+		}
+		if got := hardError(false, uint8(code)); got != v4 {
+			t.Errorf("IPv4, code %d: %v; want %v", code, got, v4)
+		}
+		if got := hardError(true, uint8(code)); got != v6 {
+			t.Errorf("IPv6, code %d: %v; want %v", code, got, v6)
+		}
+	}
+}

@@ -767,7 +767,7 @@ func TestScriptSend(t *testing.T) {
 			> S 0
 			icmp unreachable 0 3
 			state CLOSED
-			err unreachable`},
+			err refused`},
 		{name: "9293 3.9.2.2 a soft one does not", text: `
 			dial
 			> S 0

@@ -44,9 +44,9 @@ const (
 	Code_CODE_QUOTA       Code = 4  // a quota of this uid is exceeded
 	Code_CODE_PORT_IN_USE Code = 5  // another program or client has the endpoint
 	Code_CODE_ADDRESS     Code = 6  // the address is not one of the interface's
-	Code_CODE_UNREACHABLE Code = 7  // no route, or no neighbour answers
+	Code_CODE_UNREACHABLE Code = 7  // no route, no neighbour answers, or a router reports that it cannot reach the peer
 	Code_CODE_TIMEOUT     Code = 8  // TCP or MPA start-up took too long
-	Code_CODE_REFUSED     Code = 9  // the peer reset the connection during set-up
+	Code_CODE_REFUSED     Code = 9  // the peer reset the connection, or its host reports that nothing listens there
 	Code_CODE_REJECTED    Code = 10 // the peer's application said no (MPA reject)
 	Code_CODE_STATE       Code = 11 // the object is in a state that does not allow it
 	Code_CODE_BUSY        Code = 12 // other objects still use this one
