@@ -146,9 +146,17 @@ const maxHopLookups = 16
 
 // recheckHop resolves the next hop of a connection again after repeated time-outs. The kernel sees
 // none of its packets, so it would not notice by itself that the neighbour is gone or has a new
-// address (RFC 1122, Section 3.3.1.4; RFC 4861, Section 7.3.1).
+// address (RFC 1122, Section 3.3.1.4; RFC 4861, Section 7.3.1): the resolver, if it supports this,
+// makes it probe the neighbour. If that has another address, a later call finds it.
 func (e *Engine) recheckHop(id ConnID, flow pkt.Flow) {
-	e.ask(&e.hopLookups, maxHopLookups, func() { e.resolveConn(id, flow) })
+	e.ask(&e.hopLookups, maxHopLookups, func() {
+		if r, ok := e.resolver.(interface {
+			Probe(dst, src netip.Addr, device string)
+		}); ok {
+			r.Probe(netip.AddrFrom16(flow.Remote).Unmap(), netip.AddrFrom16(flow.Local).Unmap(), e.Device(id))
+		}
+		e.resolveConn(id, flow)
+	})
 }
 
 // maxAcceptLookups bounds the concurrent lookups of acceptedHop.

@@ -159,6 +159,7 @@ func TestUDPHeader(t *testing.T) {
 type movable struct {
 	mu    sync.Mutex
 	mac   [6]byte
+	moved [6]byte // the address that a probe finds, or zero: mac
 	asked int
 }
 
@@ -167,6 +168,15 @@ func (m *movable) Resolve(netip.Addr, netip.Addr, string) (Hop, error) {
 	defer m.mu.Unlock()
 	m.asked++
 	return Hop{SrcMAC: macA, DstMAC: m.mac}, nil
+}
+
+// Probe makes later calls of Resolve find the new address.
+func (m *movable) Probe(dst, src netip.Addr, device string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.moved != [6]byte{} && dst == addrB && src == addrA {
+		m.mac = m.moved
+	}
 }
 
 func (*movable) Watch(func()) {}
@@ -188,7 +198,7 @@ func TestSilentNeighbour(t *testing.T) {
 		}
 		dead = true
 		r.mu.Lock()
-		r.mac = moved
+		r.moved = moved
 		r.mu.Unlock()
 		s.post(a, qa, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
 		s.until("all sent and acknowledged", func() bool {
@@ -223,7 +233,7 @@ func TestSilentNeighbourIdle(t *testing.T) {
 		qa, qb := newSimQP(t, s.hosts[0], 8), newSimQP(t, s.hosts[1], 8)
 		s.connect(overSCTP, qa, qb)
 		dead = true
-		r.mac = moved
+		r.moved = moved
 		s.until("the peer is heard again", func() bool {
 			for s.hosts[0].e.hopLookups.Load() != 0 {
 				runtime.Gosched() // the resolver's answer takes no virtual time

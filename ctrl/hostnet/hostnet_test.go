@@ -658,6 +658,54 @@ func TestOldFailure(t *testing.T) {
 	}
 }
 
+// TestProbe checks that a neighbour that the kernel takes for reachable is probed only when it does not answer us, that
+// it then gets its new address, and that one that an administrator has set stays.
+func TestProbe(t *testing.T) {
+	here, there := wire(t)
+	r, err := New("a0")
+	must(t, err)
+	defer r.Close()
+	b0, err := there.LinkByName("b0")
+	must(t, err)
+	moved := [6]byte{2, 0, 0, 9, 9, 9}
+	peer, fixedPeer := netip.MustParseAddr("10.77.0.2"), netip.MustParseAddr("10.77.0.3")
+	set := func(a netip.Addr, state int) {
+		t.Helper()
+		must(t, here.NeighSet(&netlink.Neigh{LinkIndex: r.devices[0].index, IP: a.AsSlice(), State: state, HardwareAddr: moved[:]}))
+	}
+	must(t, os.WriteFile("/proc/sys/net/ipv4/neigh/a0/base_reachable_time_ms", []byte("3600000"), 0))
+	set(peer, netlink.NUD_REACHABLE)
+	set(fixedPeer, netlink.NUD_PERMANENT)
+	stateOf := func(a netip.Addr) (state int) {
+		t.Helper()
+		list, err := here.NeighList(r.devices[0].index, netlink.FAMILY_V4)
+		must(t, err)
+		for _, n := range list {
+			if b, _ := netip.AddrFromSlice(n.IP); b.Unmap() == a {
+				state = n.State
+			}
+		}
+		return state
+	}
+	if _, err := r.Resolve(peer, netip.Addr{}, ""); err != nil || stateOf(peer) != netlink.NUD_REACHABLE {
+		t.Errorf("resolved, and in state %#x: %v", stateOf(peer), err)
+	}
+	r.Probe(peer, netip.Addr{}, "")
+	r.Probe(fixedPeer, netip.Addr{}, "")
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		hop, err := r.Resolve(peer, netip.Addr{}, "")
+		if err == nil && hop.DstMAC == mac(b0) {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%v, %v; want %v", hop.DstMAC, err, mac(b0))
+		}
+	}
+	if state := stateOf(fixedPeer); state != netlink.NUD_PERMANENT {
+		t.Errorf("the fixed neighbour is in state %#x", state)
+	}
+}
+
 // TestWhole checks that a list that changes while it is read is read again, and that any
 // other error is returned.
 func TestWhole(t *testing.T) {

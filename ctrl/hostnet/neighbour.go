@@ -188,14 +188,34 @@ func (r *Resolver) learn(n neighbour, mac [6]byte) {
 	r.macs[n] = mac
 }
 
-// kick notifies the kernel that the neighbour is in use (NTF_USE), so that it resolves or probes
-// it.
+// kick notifies the kernel that the neighbour is in use (NTF_USE), so that it resolves it, or
+// probes it unless it takes it for reachable.
 func (r *Resolver) kick(n neighbour) error {
-	family := unix.AF_INET
+	return r.set(n, netlink.Neigh{Flags: netlink.NTF_USE})
+}
+
+// set changes the entry of n in the kernel's table.
+func (r *Resolver) set(n neighbour, to netlink.Neigh) error {
+	to.LinkIndex, to.Family, to.IP = n.iface, unix.AF_INET, n.addr.AsSlice()
 	if n.addr.Is6() {
-		family = unix.AF_INET6
+		to.Family = unix.AF_INET6
 	}
-	return r.handle.NeighSet(&netlink.Neigh{
-		LinkIndex: n.iface, Family: family, Flags: netlink.NTF_USE, IP: n.addr.AsSlice(),
-	})
+	return r.handle.NeighSet(&to)
+}
+
+// Probe makes the kernel probe the next hop to dst, which does not answer. The kernel would use
+// the address of a neighbour that it takes for reachable for up to 45 s more (RFC 4861 section
+// 7.3.3), since it does not know that nothing arrives.
+func (r *Resolver) Probe(dst, src netip.Addr, device string) {
+	if device == AnyInterface || !r.enter() {
+		return
+	}
+	defer r.wg.Done()
+	hop, via, err := r.way(dst, src, device)
+	if err != nil || hop.Local {
+		return
+	}
+	if _, state, err := r.lookup(via); err == nil && state == known {
+		_ = r.set(via, netlink.Neigh{State: netlink.NUD_PROBE})
+	}
 }
