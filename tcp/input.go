@@ -216,8 +216,8 @@ func (c *Conn) lateAck(now clock.Time, s *Segment) {
 
 // checkTimestamp is PAWS (RFC 7323 5). It reports whether processing of the segment continues.
 func (c *Conn) checkTimestamp(now clock.Time, s *Segment) bool {
-	if s.Flags&RST != 0 {
-		return true
+	if s.Flags&RST != 0 || s.Flags&SYN != 0 && !s.Opts.HasTimestamps {
+		return true // a SYN is challenged in any case (RFC 5961 4.2): its sender may have restarted with other options
 	}
 	if !s.Opts.HasTimestamps {
 		// RFC 7323 3.2: dropped silently.

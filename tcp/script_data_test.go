@@ -401,6 +401,12 @@ func TestScriptReceive(t *testing.T) {
 			connect
 			< R 1 nots
 			state CLOSED`},
+		{name: "5961 4.2 nor a SYN of a peer that has restarted without timestamps", opts: "mss 1000 ts 1000", conf: fullOptions, text: `
+			connect
+			< S 77777 nots
+			> . 1 ack 1
+			state ESTABLISHED
+			stat challenge 1`},
 		{name: "7323 4.3 the echo is of the segment that moved the edge", opts: "mss 1000 ts 1000", conf: fullOptions, text: `
 			connect
 			quick
