@@ -38,6 +38,7 @@ type Stream struct {
 	end  bool       // the peer sends nothing after buf
 	err  error      // why the stream ended
 	mpa  bool       // MPA was started; it gets the rest of buf
+	asks bool       // Request has started MPA, and has not returned the request
 	more chan struct{}
 }
 
@@ -259,11 +260,26 @@ func (s *Stream) Initiate(ctx context.Context, q *QP, cfg *Config) (*ConnInfo, e
 
 // Request starts MPA as the responder and waits for the initiator's request, which the caller must
 // accept or reject. For a Stream of ConnectStream, accept with nil or the stream's QP; rejecting
-// ends that QP's connection.
+// ends that QP's connection. If ctx ends the wait, Request may be called again.
 func (s *Stream) Request(ctx context.Context) (*ConnRequest, error) {
-	if err := s.start(ctx, &ctrlpb.StartMPA{Role: ctrlpb.MPARole_MPA_ROLE_RESPONDER}); err != nil {
-		return nil, err
+	s.mu.Lock()
+	again := s.asks
+	s.mu.Unlock()
+	if !again {
+		if err := s.start(ctx, &ctrlpb.StartMPA{Role: ctrlpb.MPARole_MPA_ROLE_RESPONDER}); err != nil {
+			return nil, err
+		}
 	}
+	r, err := s.awaitRequest(ctx)
+	if err == nil {
+		s.mu.Lock()
+		s.asks = false
+		s.mu.Unlock()
+	}
+	return r, err
+}
+
+func (s *Stream) awaitRequest(ctx context.Context) (*ConnRequest, error) {
 	for {
 		select {
 		case r := <-s.request:
@@ -288,19 +304,22 @@ func (s *Stream) Request(ctx context.Context) (*ConnRequest, error) {
 	}
 }
 
-// start starts MPA.
+// start starts MPA. ctx can cancel it only before the request is sent.
 func (s *Stream) start(ctx context.Context, m *ctrlpb.StartMPA) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("iwarp: %s: %w", s.op, err)
+	}
 	if !s.rmu.TryLock() {
 		return &Error{s.op, ctrlpb.Code_CODE_BUSY, "a Read is waiting and would take the bytes meant for MPA: end it first"}
 	}
 	defer s.rmu.Unlock()
 	m.Conn = s.h
-	err := s.d.do(ctx, s.op, &ctrlpb.Request{Body: &ctrlpb.Request_StartMpa{StartMpa: m}})
+	err := s.d.do(context.WithoutCancel(ctx), s.op, &ctrlpb.Request{Body: &ctrlpb.Request_StartMpa{StartMpa: m}})
 	if err != nil {
 		return s.why(err)
 	}
 	s.mu.Lock()
-	s.mpa = true
+	s.mpa, s.asks = true, m.Role == ctrlpb.MPARole_MPA_ROLE_RESPONDER
 	s.mu.Unlock()
 	return nil
 }

@@ -409,6 +409,37 @@ func TestStreamContext(t *testing.T) {
 	}
 }
 
+// TestRequestAgain checks that a program may wait again for the peer's request after the context of the first wait has ended.
+func TestRequestAgain(t *testing.T) {
+	na, nb, ctx := pair(t, embed.PairConfig{})
+	dialer, accepter := newEnd(t, ctx, na, 8), newEnd(t, ctx, nb, 8)
+	sa, sb, l := streams(t, ctx, na, nb, dialer, nil)
+	defer l.Close()
+	short, cancel := context.WithCancel(ctx)
+	first := make(chan error, 1)
+	go func() { _, err := sb.Request(short); first <- err }()
+	until(t, ctx, "MPA is started", func() bool {
+		_, err := sb.Read(ctx, nil)
+		return errors.Is(err, iwarp.ErrState)
+	})
+	cancel()
+	if err := <-first; !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	started := make(chan error, 1)
+	go func() { _, err := sa.StartMPA(ctx, nil); started <- err }()
+	r, err := sb.Request(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Accept(ctx, accepter.qp, nil); err != nil {
+		t.Error(err)
+	}
+	if err := <-started; err != nil {
+		t.Error(err)
+	}
+}
+
 // TestBothInitiate checks that two programs that both start as initiator both get an error that says so (RFC 5044
 // section 7.1.2, rule 8), even if frames are lost.
 func TestBothInitiate(t *testing.T) {
