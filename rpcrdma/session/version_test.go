@@ -293,6 +293,9 @@ func TestVersion1Reverse(t *testing.T) {
 		p := newPeer(t, cfg)
 		p.send(wire.Header{XID: 5, Vers: 1, Type: wire.Msg1}, callBody(5, 40)...)
 		p.send(wire.Header{XID: 6, Vers: 1, Type: wire.Msg1, Reads: []wire.ReadSegment{rseg(8, 1, 4)}}, callBody(6, 40)...)
+		p.send(wire.Header{XID: 7, Vers: 1, Type: wire.Msg1, Writes: []wire.Chunk{chunk(4)}}, callBody(7, 40)...)
+		p.send(wire.Header{XID: 8, Vers: 1, Type: wire.Msg1, Reply: chunk(4)}, callBody(8, 40)...)
+		p.send(wire.Header{XID: 9, Vers: 1, Type: wire.NoMsg1, Reads: []wire.ReadSegment{rseg(0, 1, 40)}})
 		var calls, errs int
 		for _, e := range p.evs {
 			if e.Kind == EventCall {
@@ -300,11 +303,11 @@ func TestVersion1Reverse(t *testing.T) {
 			}
 		}
 		for _, h := range p.got {
-			if h.Type == wire.Error1 && h.XID == 6 && h.Failure.Code == wire.ErrChunk1 {
+			if h.Type == wire.Error1 && h.XID >= 6 && h.Failure.Code == wire.ErrChunk1 {
 				errs++
 			}
 		}
-		want := [][2]int{{0, 0}, {1, 1}, {1, 1}, {2, 0}}[level]
+		want := [][2]int{{0, 0}, {1, 4}, {1, 4}, {5, 0}}[level]
 		if calls != want[0] || errs != want[1] {
 			t.Errorf("level %d: %d calls, %d errors", level, calls, errs)
 		}
