@@ -22,7 +22,7 @@ const (
 
 // spec returns a CDI device for each slot.
 func spec(c config, names []string) *specs.Spec {
-	s := &specs.Spec{Version: "0.6.0", Kind: c.Resource}
+	s := &specs.Spec{Kind: c.Resource}
 	s.ContainerEdits.Env = []string{"IWARPD_SOCKET=" + inSocketDir + "/iwarpd.sock"}
 	if c.Libraries != "" {
 		s.ContainerEdits.Mounts = []*specs.Mount{{
@@ -37,6 +37,8 @@ func spec(c config, names []string) *specs.Spec {
 			}},
 		}})
 	}
+	// A runtime refuses a file of a later version than it knows: containerd 1.7.0 and podman 4.3 know 0.5.0.
+	s.Version, _ = specs.MinimumRequiredVersion(s) // returns no error
 	return s
 }
 

@@ -238,6 +238,11 @@ func TestCDI(t *testing.T) {
 	if errs := cache.GetErrors(); len(errs) > 0 {
 		t.Fatal(errs)
 	}
+	for _, s := range cache.GetVendorSpecs("iwarpd.io") {
+		if s.Version != "0.5.0" { // the first one in which the name of a device may be a number
+			t.Errorf("the CDI file has version %s, which containerd 1.7.0 and podman 4.3 refuse", s.Version)
+		}
+	}
 	container := &oci.Spec{Version: "1.0.2", Process: &oci.Process{}, Linux: &oci.Linux{}}
 	if missing, err := cache.InjectDevices(container, "iwarpd.io/rdma=1"); err != nil {
 		t.Fatalf("%v, missing %v", err, missing)
