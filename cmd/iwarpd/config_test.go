@@ -135,7 +135,7 @@ func TestLoadRefuses(t *testing.T) {
 		{"fatal is no level", "", []string{"-i", "x", "--log-level", "fatal"}, "debug, info, warn or error"},
 		{"mtu", "", []string{"-i", "x", "--mtu", "-1"}, "from 576 to 9216"},
 		{"mtu, too small for an FPDU", "", []string{"-i", "x", "--mtu", "68"}, "from 576 to 9216"},
-		{"spin", "", []string{"-i", "x", "--spin", "2s"}, "from 0s to 1s"},
+		{"spin", "", []string{"-i", "x", "--spin", "2s"}, "must be a time with a unit, from 0s to 1s"},
 		{"queues", "", []string{"-i", "x", "--queues", "3-1"}, "a list like"},
 		{"queue twice", "", []string{"-i", "x", "--queues", "0,0"}, "a list like"},
 		{"cpus and queues", "", []string{"-i", "x", "--queues", "0-1", "--cpus", "3"}, "1 CPUs for 2 queues"},

@@ -68,7 +68,7 @@ func duration(field func(*settings) *time.Duration, least, most time.Duration) f
 	return func(s *settings, v string) error {
 		d, err := time.ParseDuration(v)
 		if err != nil || d < least || d > most {
-			return fmt.Errorf("must be a time from %v to %v, like 50us, 2s", least, most)
+			return fmt.Errorf("must be a time with a unit, from %v to %v", least, most)
 		}
 		*field(s) = d
 		return nil
