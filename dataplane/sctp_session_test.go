@@ -242,10 +242,7 @@ func TestSCTPRTR(t *testing.T) {
 			if wc := qb.wcs[0]; wc.ID != 9 || wc.Status != verbs.WCSuccess || wc.Len != 50 {
 				t.Errorf("receive completed as %+v", wc)
 			}
-			want := map[mpa.RTR]rdmap.Op{mpa.RTRSend: rdmap.OpSend, mpa.RTRWrite: rdmap.OpWrite, mpa.RTRRead: rdmap.OpRead}[rtr]
-			if got := b.ddp.RTR(); got != want {
-				t.Errorf("the RTR was a %v", got)
-			}
+			checkRTR(t, b, rtr, 1)
 			s.hosts[0].w.disconnect(a, false)
 			s.closed(0)
 			s.closed(1)

@@ -221,10 +221,9 @@ type Event uint8
 const (
 	EventTerminated Event = iota + 1 // a Terminate came: Stream.Remote
 	EventFailed                      // the stream failed here, Stream.Err: a Terminate is queued
-	EventRTR                         // the first message came after ExpectRTR: Stream.RTR
 )
 
-var eventNames = [...]string{EventTerminated: "terminated", EventFailed: "failed", EventRTR: "rtr"}
+var eventNames = [...]string{EventTerminated: "terminated", EventFailed: "failed"}
 
 // String returns the event's short name.
 func (e Event) String() string { return name(eventNames[:], int(e)) }

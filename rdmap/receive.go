@@ -472,69 +472,48 @@ func (s *Stream) terminatedRequest(t *Terminate) *pending {
 }
 
 // ExpectRTR announces that the peer's first message is a ready-to-receive message of the given kind, as for SendRTR, which takes no receive
-// buffer. EventRTR follows the first message in any case; a message that is not an RTR is processed as usual.
+// buffer. A first message that is not an RTR is processed as usual.
 func (s *Stream) ExpectRTR(kind Op) { s.expect = kind }
 
-// takeRTR inspects the first ULPDU and returns true if it consumed it.
+// takeRTR inspects the first ULPDU and returns true if it consumed it. A Write of no bytes is processed as usual.
 func (s *Stream) takeRTR(b []byte) bool {
 	expect := s.expect
 	s.expect = 0
 	if expect == OpSend && len(b) == 0 {
-		// RFC 6581 sections 3 and 9 can be read as an FPDU without a ULPDU.
-		s.event(EventRTR)
-		s.gotRTR = OpSend
-		return true
-	}
-	if ddp.IsTagged(b) {
-		return s.takeRTRWrite(b)
+		return true // RFC 6581 sections 3 and 9 can be read as an FPDU without a ULPDU.
 	}
 	var h ddp.Untagged
+	if ddp.IsTagged(b) {
+		return false
+	}
 	payload, err := h.Decode(b)
-	if err != nil || s.checkUntagged(&h) != nil {
-		return false // it is about to fail the stream
+	if err != nil || s.checkUntagged(&h) != nil { // it is about to fail the stream
+		return false
 	}
-	var kind Op
-	if h.Last && h.MO == 0 && h.MSN == ddp.FirstMSN {
-		switch h.ULP & ctrlOpcode {
-		case opcodeSend:
-			if expect == OpSend && len(payload) == 0 {
-				kind = OpSend
-				s.recvq.Skip()
-				s.stats.RxSends++
-			}
-		case opcodeReadRequest:
-			var req readRequest
-			if len(payload) == readRequestLen && req.decode(payload) && req.size == 0 {
-				kind = OpRead
-				s.ctl[0].Accept(&h, payload)
-				s.stats.RxReadRequests++
-				r := s.resp(s.respTail) // not subject to IRD
-				r.atomic, r.read, r.segLen = false, req, len(b)
-				copy(r.hdr[:], b)
-				s.respTail++
-			}
+	if !h.Last || h.MO != 0 || h.MSN != ddp.FirstMSN {
+		return false
+	}
+	switch h.ULP & ctrlOpcode {
+	case opcodeSend:
+		if expect != OpSend || len(payload) > 0 {
+			return false
 		}
-	}
-	s.event(EventRTR)
-	s.gotRTR = kind
-	if kind == 0 {
+		s.recvq.Skip()
+		s.stats.RxSends++
+	case opcodeReadRequest:
+		var req readRequest
+		if len(payload) != readRequestLen || !req.decode(payload) || req.size > 0 {
+			return false
+		}
+		s.ctl[0].Accept(&h, payload)
+		s.stats.RxReadRequests++
+		r := s.resp(s.respTail) // not subject to IRD
+		r.atomic, r.read, r.segLen = false, req, len(b)
+		copy(r.hdr[:], b)
+		s.respTail++
+	default:
 		return false
 	}
 	s.rxData = true
 	return true
-}
-
-func (s *Stream) takeRTRWrite(b []byte) bool {
-	var h ddp.Tagged
-	payload, err := h.Decode(b)
-	if err != nil || h.ULP&ctrlVersion != version {
-		return false
-	}
-	var kind Op
-	if h.ULP&ctrlOpcode == opcodeWrite && h.Last && len(payload) == 0 {
-		kind = OpWrite
-	}
-	s.event(EventRTR)
-	s.gotRTR = kind
-	return false // the normal path handles it too
 }

@@ -131,7 +131,6 @@ type Stream struct {
 
 	// Receive side.
 	expect    Op   // kind of RTR that may come first, or 0
-	gotRTR    Op   // kind of RTR received
 	rxData    bool // a message other than a Terminate has been received
 	recvq     ddp.Queue
 	shared    bool             // Config.SharedRecvs
@@ -142,7 +141,7 @@ type Stream struct {
 	early     earlyTable
 	placement Placement // argument of Memory.Place; a local variable would escape to the heap
 	atomic    AtomicOp  // likewise
-	events    [3]Event
+	events    [2]Event
 	eventHead uint8
 	eventTail uint8
 
@@ -329,7 +328,7 @@ func (s *Stream) PollEvent() (Event, bool) {
 	return e, true
 }
 
-// event queues e. A stream either fails or is terminated, so there is room.
+// event queues e. Each event occurs at most once, so there is room.
 func (s *Stream) event(e Event) {
 	s.events[s.eventTail] = e
 	s.eventTail++
@@ -340,9 +339,6 @@ func (s *Stream) Stats() Stats { return s.stats }
 
 // Err returns the violation that ended the stream here, or nil.
 func (s *Stream) Err() *term.Error { return s.err }
-
-// RTR returns the kind of RTR received after ExpectRTR: OpSend, OpWrite, OpRead, or 0 if the first message was not an RTR.
-func (s *Stream) RTR() Op { return s.gotRTR }
 
 // Remote returns the error of the peer's Terminate, or nil.
 func (s *Stream) Remote() *term.Error { return s.remote.err }
