@@ -7,7 +7,7 @@ import (
 // PollTransmit returns the next packet to send. It must be drained after EventClosed too: the last packet may be an ABORT or a SHUTDOWN
 // COMPLETE.
 func (a *Assoc) PollTransmit(now clock.Time, o *Out) bool {
-	o.N, o.Len, o.Retransmit, o.Fragment, o.Probe = 0, 0, false, false, false
+	o.N, o.Len, o.Retransmit, o.Fragment = 0, 0, false, false
 	o.Path = a.primary
 	if len(a.raw) > 0 {
 		r := a.raw[0]
@@ -52,12 +52,12 @@ func (a *Assoc) PollTransmit(now clock.Time, o *Out) bool {
 		if p := &a.paths[i]; p.hbSend {
 			p.hbSend = false
 			o.Head = a.heartbeat(&h, i, p.hbAt, p.hbNonce)
-			o.Path, o.Probe = i, true
+			o.Path = i
 			return a.done(o)
 		}
 		if a.paths[i].pmtu.send {
 			o.Head = a.mtuProbe(now, &h, i)
-			o.Path, o.Probe = i, true
+			o.Path = i
 			return a.done(o)
 		}
 		// Only HEARTBEATs and their answers go to an unconfirmed address (5.4).

@@ -143,7 +143,6 @@ type Out struct {
 	UDP        uint16 // destination UDP port, if encapsulated
 	Retransmit bool
 	Fragment   bool // larger than the path MTU: must be sent as IP fragments
-	Probe      bool // a HEARTBEAT for path verification, failure detection or the path's MTU
 }
 
 // dataHeader is a chunk header with the fixed fields of DATA.
