@@ -104,11 +104,18 @@ void events_drop(struct id *id);
 /* cm_id.c: called with the lock held */
 
 extern struct id *ids;
+extern bool listeners_ended; /* a daemon has ended, and listeners may have been on it */
 struct id *id_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space ps, enum ibv_qp_type type);
 void id_bind_device(struct id *id, struct context *c);
 
 /* id_drop rejects the connect request of an id that is not reported, and frees the id. */
 void id_drop(struct id *id);
+
+/*
+ * listeners_revive makes the ids that are bound to every address listen again on devices whose daemons have restarted. It
+ * returns the time until its next call in ms, or -1 if no daemon is missing.
+ */
+int listeners_revive(void);
 
 /* id_qp returns the QP that carries the connection of id, or NULL. */
 struct qp *id_qp(const struct id *id);
@@ -116,10 +123,13 @@ struct qp *id_qp(const struct id *id);
 /* cm_device.c */
 
 /*
- * cm_contexts returns a NULL-terminated array with a context of each device. It looks for daemons that were not there before, and
- * for all while one is gone, so the contexts of some may be over.
+ * cm_contexts returns a NULL-terminated array with a context of each device. It looks for daemons that were not there before. The
+ * contexts of those that have ended are over.
  */
 struct context **cm_contexts(void);
+
+/* context_again returns a context of the device of one whose daemon has ended, or NULL if there is none yet. */
+struct context *context_again(const struct context *ended);
 
 /* context_with returns the context whose device has the address a, or NULL. */
 struct context *context_with(const struct sockaddr *a);

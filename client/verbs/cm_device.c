@@ -93,23 +93,21 @@ __attribute__((constructor)) static void init(void)
 	pthread_atfork(NULL, NULL, after_fork_child);
 }
 
-/* stale reports whether what was known of a daemon may be wrong: it has ended, and may be back. */
-static bool stale(void)
-{
-	for (struct context **c = open_contexts; *c; c++)
-		if (!live(c))
-			return true;
-	return false;
-}
-
 struct context **cm_contexts(void)
 {
 	cm_start();
 	/* Asking a daemon that is known again takes milliseconds, and the client of perftest does not wait until its server listens again. */
-	for (struct device *d = iwv_devices_scan(stale()); d; d = d->next)
+	for (struct device *d = iwv_devices_scan(false); d; d = d->next)
 		if (atomic_load(&d->present))
 			context_open(d);
 	return open_contexts;
+}
+
+struct context *context_again(const struct context *ended)
+{
+	struct context **c = slot(ended->device);
+
+	return live(c) ? *c : NULL;
 }
 
 /*

@@ -7,6 +7,7 @@
 #include "cm.h"
 
 struct id *ids;
+bool listeners_ended;
 
 struct id *id_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space ps, enum ibv_qp_type type)
 {
@@ -105,17 +106,22 @@ static bool shared(const struct iwarpd_listener *l)
 	return false;
 }
 
+/* close_endpoint removes the endpoint at *at of an id. The lock is held. */
+static void close_endpoint(struct endpoint **at)
+{
+	struct endpoint *e = *at;
+
+	*at = e->next;
+	if (!shared(e->listener))
+		iwarpd_unlisten(e->listener, NULL);
+	free(e);
+}
+
 /* close_endpoints stops listening. The lock is held. */
 static void close_endpoints(struct id *id)
 {
-	while (id->endpoints) {
-		struct endpoint *e = id->endpoints;
-
-		id->endpoints = e->next;
-		if (!shared(e->listener))
-			iwarpd_unlisten(e->listener, NULL);
-		free(e);
-	}
+	while (id->endpoints)
+		close_endpoint(&id->endpoints);
 }
 
 /* both_families reports whether id listens on every address of both families. */
@@ -266,6 +272,42 @@ static int open_everywhere(struct id *id)
 			return err;
 	}
 	return id->endpoints ? 0 : err;
+}
+
+/* ended reports whether an endpoint of an id that is bound to every address is that of a daemon that has ended. */
+static bool ended(const struct id *id, const struct endpoint *e)
+{
+	return atomic_load(&e->ctx->gone) && addr_any(&id->pub.route.addr.src_addr);
+}
+
+/* next_ended returns where the first such endpoint of all ids is, and its id, or NULL. again: only one whose daemon is there again. */
+static struct endpoint **next_ended(struct id **of, bool again)
+{
+	for (struct id *id = ids; id; id = id->next)
+		for (struct endpoint **at = &id->endpoints; *at; at = &(*at)->next)
+			if (ended(id, *at) && (!again || context_again((*at)->ctx))) {
+				*of = id;
+				return at;
+			}
+	return NULL;
+}
+
+int listeners_revive(void)
+{
+	struct endpoint **at;
+	struct id *id;
+
+	if (!listeners_ended)
+		return -1;
+	cm_contexts();
+	while ((at = next_ended(&id, true)) != NULL) {
+		struct context *c = context_again((*at)->ctx);
+
+		close_endpoint(at);
+		open_endpoint(id, c);
+	}
+	listeners_ended = next_ended(&id, false) != NULL;
+	return listeners_ended ? 1000 : -1;
 }
 
 /* open_endpoints listens on the address of id. The lock is held. */

@@ -89,9 +89,18 @@ static struct device *device_at(const char *socket, const char *interface)
 	return d;
 }
 
+/* known reports whether there is, or was, a daemon at a socket. */
+static bool known(const char *socket, bool present)
+{
+	for (struct device *d = devices; d; d = d->next)
+		if ((atomic_load(&d->present) || !present) && strcmp(d->socket, socket) == 0)
+			return true;
+	return false;
+}
+
 /*
  * probe adds the interfaces of the daemon at a socket. It complains, once, if IWARPD_SOCKET names
- * a socket without one.
+ * a socket that never had one.
  */
 static void probe(const char *socket, bool named)
 {
@@ -101,6 +110,7 @@ static void probe(const char *socket, bool named)
 	struct iwarpd_error e;
 
 	if (iwarpd_open(socket, NULL, &dev, &e) < 0) {
+		named = named && !known(socket, false);
 		if (named && !complained)
 			iwv_complain("IWARPD_SOCKET: %s", e.text);
 		else
@@ -117,22 +127,13 @@ static void probe(const char *socket, bool named)
 	iwarpd_close(dev);
 }
 
-/* found reports whether the last scan has found a daemon at a socket. */
-static bool found(const char *socket)
-{
-	for (struct device *d = devices; d; d = d->next)
-		if (atomic_load(&d->present) && strcmp(d->socket, socket) == 0)
-			return true;
-	return false;
-}
-
 /* probe_list probes several sockets, separated by commas, as in IWARPD_SOCKET. */
 static void probe_list(const char *sockets, bool all)
 {
 	char *list = strdup(sockets), *save, *s;
 
 	for (s = list ? strtok_r(list, ",", &save) : NULL; s; s = strtok_r(NULL, ",", &save))
-		if (all || !found(s))
+		if (all || !known(s, true))
 			probe(s, true);
 	free(list);
 }
@@ -150,7 +151,7 @@ static void probe_all(bool all)
 	glob("/run/iwarpd/iwarpd.sock", 0, NULL, &g);
 	glob("/run/iwarpd-*/iwarpd.sock", GLOB_APPEND, NULL, &g);
 	for (size_t i = 0; i < g.gl_pathc; i++)
-		if (all || !found(g.gl_pathv[i]))
+		if (all || !known(g.gl_pathv[i], true))
 			probe(g.gl_pathv[i], false);
 	globfree(&g);
 }
@@ -171,6 +172,15 @@ struct device *iwv_devices_scan(bool all)
 		atomic_store(&d->present, d->seen == scans);
 	pthread_mutex_unlock(&lock);
 	return devices;
+}
+
+void devices_forget(const struct device *ended)
+{
+	pthread_mutex_lock(&lock);
+	for (struct device *d = devices; d; d = d->next)
+		if (strcmp(d->socket, ended->socket) == 0)
+			atomic_store(&d->present, false);
+	pthread_mutex_unlock(&lock);
 }
 
 bool iwv_device_address(const struct device *d, unsigned int i, struct sockaddr_storage *a, unsigned int *prefix)

@@ -136,6 +136,9 @@ bool iwv_is_ours(const struct ibv_context *ibv);
  */
 struct device *iwv_devices_scan(bool all);
 
+/* devices_forget records that the daemon of a device has ended. */
+void devices_forget(const struct device *d);
+
 /* devices_after_fork_child makes the list usable in the child, though another thread was scanning. */
 void devices_after_fork_child(void);
 
@@ -192,11 +195,13 @@ bool thread_gone(struct context *c);
 bool daemon_gone(struct ibv_context *ibv);
 
 /*
- * iwv_thread_set_cm sets the handler of connection events, which is called under the
- * lock. ev is NULL if the daemon has ended.
+ * iwv_thread_set_cm sets the handler of connection events, and a function that is called after each wake-up of the thread
+ * and returns the time in ms until its next call, or -1. Both are called under the lock, which the second one may release.
+ * ev is NULL if the daemon has ended.
  */
 typedef void cm_handler(struct context *c, const struct iwarpd_event *ev);
-void iwv_thread_set_cm(cm_handler *handler);
+typedef int cm_timer(void);
+void iwv_thread_set_cm(cm_handler *handler, cm_timer *timer);
 
 /* near.c: memory of the program that the daemon maps */
 

@@ -15,6 +15,7 @@ static pthread_cond_t changed; /* by the monotonic clock */
 static struct context *contexts;
 static int epoll = -1;
 static cm_handler *_Atomic handler;
+static cm_timer *_Atomic timer;
 
 void iwv_thread_lock(void)
 {
@@ -42,9 +43,10 @@ void iwv_thread_wake(void)
 	pthread_cond_broadcast(&changed);
 }
 
-void iwv_thread_set_cm(cm_handler *h)
+void iwv_thread_set_cm(cm_handler *h, cm_timer *t)
 {
 	atomic_store(&handler, h);
+	atomic_store(&timer, t);
 }
 
 /* deliver passes an event to its handlers. ev is NULL if the daemon has ended. */
@@ -79,7 +81,7 @@ static void serve(struct context *c)
 		return;
 	iwv_log("%s: %s", c->device->ibv.name, e.text);
 	atomic_store(&c->gone, true);
-	epoll_ctl(epoll, EPOLL_CTL_DEL, iwarpd_event_fd(c->dev), NULL);
+	devices_forget(c->device);
 	deliver(c, NULL);
 }
 
@@ -113,9 +115,17 @@ static bool served(const struct context *c)
 	return false;
 }
 
+/* take handles the events of a context. Of a daemon that has ended there are no more. */
+static void take(struct context *c)
+{
+	if (served(c) && thread_gone(c)) /* the context may have been closed meanwhile */
+		epoll_ctl(epoll, EPOLL_CTL_DEL, iwarpd_event_fd(c->dev), NULL);
+}
+
 static void *run(void *arg)
 {
 	int timeout = -1;
+	cm_timer *t;
 
 	(void)arg;
 	for (;;) {
@@ -124,9 +134,9 @@ static void *run(void *arg)
 
 		pthread_mutex_lock(&lock);
 		for (int i = 0; i < n; i++)
-			if (served(ev[i].data.ptr)) /* the context may have been closed meanwhile */
-				serve(ev[i].data.ptr);
-		timeout = -1;
+			take(ev[i].data.ptr);
+		t = atomic_load(&timer);
+		timeout = t ? t() : -1;
 		for (struct context *c = contexts; c; c = c->next)
 			timeout = sooner(timeout, qp_expire(c));
 		pthread_mutex_unlock(&lock);

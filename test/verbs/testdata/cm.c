@@ -1037,12 +1037,48 @@ static void removed(void)
 	end(id);
 }
 
-/* One of two daemons restarts. A listener on every address that is made then is on both, and both are devices again. */
+/* everywhere makes a listener on every address. */
+static struct rdma_cm_id *everywhere(struct rdma_event_channel *ch, uint16_t port)
+{
+	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(port) };
+	struct rdma_cm_id *id;
+
+	CHECK(rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_bind_addr(id, (struct sockaddr *)&any) == 0 && rdma_listen(id, 0) == 0);
+	return id;
+}
+
+/* reach connects to the listener l until its channel has the request, which it rejects. */
+static void reach(struct rdma_event_channel *server, struct rdma_cm_id *l)
+{
+	struct rdma_event_channel *client = channel();
+	struct rdma_cm_id *child;
+	bool reached = false;
+
+	while (!reached) {
+		struct pollfd p[2] = { { .fd = server->fd, .events = POLLIN }, { .fd = client->fd, .events = POLLIN } };
+		struct rdma_cm_id *id = call(client, l);
+
+		CHECK(poll(p, 2, -1) > 0);
+		reached = p[0].revents;
+		if (reached) {
+			child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+			CHECK(rdma_reject(child, NULL, 0) == 0);
+			end(child);
+		}
+		end(id);
+	}
+	rdma_destroy_event_channel(client);
+}
+
+/*
+ * One of two daemons restarts. A listener on every address is on both then, whether it is made before or after it, and both
+ * are devices again.
+ */
 static void restarted(void)
 {
-	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(7178) };
-	struct rdma_event_channel *ch = channel();
-	struct rdma_cm_id *own = listener(ch, 0), *id;
+	struct rdma_event_channel *ch = channel(), *kept = channel();
+	struct rdma_cm_id *own = listener(ch, 0), *every = everywhere(kept, 7179), *id;
 	int num = 0;
 
 	rdma_free_devices(rdma_get_devices(&num));
@@ -1051,29 +1087,28 @@ static void restarted(void)
 	fflush(stdout);
 	CHECK(next(ch, RDMA_CM_EVENT_DEVICE_REMOVAL) == own);
 	end(own);
+	reach(kept, every);
+	end(every);
 	for (num = 0; num < 2; usleep(10000))
 		ibv_free_device_list(ibv_get_device_list(&num));
-	CHECK(rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0);
-	CHECK(rdma_bind_addr(id, (struct sockaddr *)&any) == 0 && rdma_listen(id, 0) == 0);
+	id = everywhere(ch, 7178);
 	CHECK(id_of(id)->endpoints && id_of(id)->endpoints->next);
 	end(id);
 	rdma_free_devices(rdma_get_devices(&num));
 	CHECK(num == 2);
 	rdma_destroy_event_channel(ch);
+	rdma_destroy_event_channel(kept);
 }
 
 /* A listener on every address that is made after a second daemon has started is on both. */
 static void later(void)
 {
-	struct sockaddr_in any = { .sin_family = AF_INET };
 	struct rdma_event_channel *ch = channel();
 	bool both = false;
 
 	for (bool first = true; first || !both; first = false) {
-		struct rdma_cm_id *id;
+		struct rdma_cm_id *id = everywhere(ch, 0);
 
-		CHECK(rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0);
-		CHECK(rdma_bind_addr(id, (struct sockaddr *)&any) == 0 && rdma_listen(id, 0) == 0);
 		both = id_of(id)->endpoints->next != NULL;
 		end(id);
 		if (first) {
