@@ -294,6 +294,20 @@ int ibv_get_device_index(struct ibv_device *device)
 	return device_ours(device) ? -1 : REAL(ibv_get_device_index)(device);
 }
 
+/* query_device_ex is ibv_query_device_ex, whose inline function leaves the number of ports 0 without it. */
+static int query_device_ex(struct ibv_context *ibv, const struct ibv_query_device_ex_input *input, struct ibv_device_attr_ex *attr, size_t size)
+{
+	struct ibv_device_attr_ex a = { 0 };
+	int err = input && input->comp_mask ? EINVAL : ibv_query_device(ibv, &a.orig_attr);
+
+	if (err)
+		return err;
+	a.phys_port_cnt_ex = a.orig_attr.phys_port_cnt;
+	memset(attr, 0, size);
+	memcpy(attr, &a, size < sizeof(a) ? size : sizeof(a));
+	return 0;
+}
+
 /* attr_of returns the daemon's attributes of the device's interface. */
 static const struct iwarpd_device_attr *attr_of(const struct iwarpd_device *dev, const struct device *d)
 {
@@ -323,6 +337,7 @@ static struct context *new_context(struct device *d)
 	c->attr = *attr_of(c->dev, d);
 	c->v.sz = sizeof(c->v);
 	c->v.create_qp_ex = create_qp_ex;
+	c->v.query_device_ex = query_device_ex;
 	c->v.context = (struct ibv_context){
 		.device = &d->ibv,
 		.cmd_fd = -1,
@@ -540,6 +555,8 @@ ssize_t _ibv_query_gid_table(struct ibv_context *ibv, struct ibv_gid_entry *entr
 		if (_ibv_query_gid_ex(ibv, 1, (uint32_t)n, e, 0, sizeof(*e)))
 			break;
 	}
+	if (n == max && n < atomic_load(&iwv_context_of(ibv)->device->num_addresses))
+		return -EINVAL;
 	return (ssize_t)n;
 }
 

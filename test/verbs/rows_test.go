@@ -141,7 +141,7 @@ func rows() []row {
 		long(pyverbs("test_mr.MRTest", "test_reg_mr_bad_flags")),
 		pyverbs("test_atomic.AtomicTest", "test_atomic_cmp_and_swap", "test_atomic_fetch_and_add"),
 		long(pyverbs("test_relaxed_ordering.RoTestCase", "test_ro_rc_traffic")),
-		pyverbs("test_device.DeviceTest", "test_dev_list", "test_open_dev", "test_query_device", "test_query_pkey", "test_query_gid", "test_query_gid_table", "test_query_port"),
+		pyverbs("test_device.DeviceTest", "test_dev_list", "test_open_dev", "test_query_device", "test_query_pkey", "test_query_gid", "test_query_gid_table", "test_query_gid_table_bad_flow", "test_query_device_ex", "test_phys_port_cnt_ex", "test_query_port"),
 		long(pyverbs("test_fork.ForkAPITest", "test_is_fork_initialized")),
 	}
 	for _, p := range []string{"ib_write_bw", "ib_read_bw", "ib_send_bw"} {
