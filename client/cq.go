@@ -24,7 +24,7 @@ type CQ struct {
 
 	queued bool // in ch.ready; guarded by ch.mu
 
-	resizing sync.Mutex // held by Resize; acquired before mu
+	resizing sync.Mutex // held by Resize and Close; acquired before mu
 
 	mu     sync.Mutex // guards the rest
 	ring   *shm.CQConsumer
@@ -268,6 +268,8 @@ func (c *CQ) setEnding(v bool) {
 
 // Close destroys the queue. It fails with ErrBusy while a QP uses it.
 func (c *CQ) Close() error {
+	c.resizing.Lock() // Resize maps rings that this request frees
+	defer c.resizing.Unlock()
 	if c.isClosed() {
 		return nil
 	}

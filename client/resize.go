@@ -20,6 +20,9 @@ func (c *CQ) Resize(ctx context.Context, depth int) error {
 	}
 	c.resizing.Lock()
 	defer c.resizing.Unlock()
+	if c.isClosed() {
+		return fmt.Errorf("%w: resize CQ", ErrClosed)
+	}
 	c.saveOld() // the request unmaps those rings
 	a, err := c.d.call(context.WithoutCancel(ctx), "resize CQ", &ctrlpb.Request{Body: &ctrlpb.Request_ResizeCq{ResizeCq: &ctrlpb.ResizeCQ{Cq: c.h, Depth: size(depth)}}}, -1)
 	if err != nil {

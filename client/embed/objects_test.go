@@ -475,3 +475,26 @@ func TestReceiveWaitOver(t *testing.T) {
 		}
 	}
 }
+
+// TestResizeClose checks that a queue may be closed while another goroutine resizes it.
+func TestResizeClose(t *testing.T) {
+	a, _, ctx := pair(t, embed.PairConfig{})
+	d := a.Device()
+	for range 300 {
+		q, err := d.CreateCQ(ctx, 8)
+		if err != nil {
+			t.Fatal(err)
+		}
+		closed := make(chan error)
+		go func() { closed <- q.Close() }()
+		if err := q.Resize(ctx, 16); err != nil && !errors.Is(err, iwarp.ErrClosed) {
+			t.Errorf("resize: %v", err)
+		}
+		if err := <-closed; err != nil {
+			t.Errorf("close: %v", err)
+		}
+		if err := d.Err(); err != nil {
+			t.Fatalf("the device: %v", err)
+		}
+	}
+}
