@@ -265,10 +265,15 @@ func (q *QP) Disconnect(ctx context.Context) error { return q.disconnect(ctx, fa
 // Abort resets the connection.
 func (q *QP) Abort(ctx context.Context) error { return q.disconnect(ctx, true) }
 
-func (q *QP) disconnect(ctx context.Context, abort bool) error {
+// leave records that this side has requested the end.
+func (q *QP) leave() {
 	q.mu.Lock()
+	defer q.mu.Unlock()
 	q.leaving = true
-	q.mu.Unlock()
+}
+
+func (q *QP) disconnect(ctx context.Context, abort bool) error {
+	q.leave()
 	return q.d.do(ctx, "disconnect", &ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: q.num, Abort: abort}}})
 }
 
@@ -370,6 +375,16 @@ func (q *QP) terminated(e *ctrlpb.Terminated) {
 	}
 }
 
+// setup returns what the QP is doing while it has no connection yet, for errors.
+func (q *QP) setup() string {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.stream != nil {
+		return q.stream.op
+	}
+	return "connect"
+}
+
 // over ends the connection with err, or nil after an orderly close.
 func (q *QP) over(err error) {
 	q.mu.Lock()
@@ -423,9 +438,7 @@ func (q *QP) Close() error {
 	q.d.mu.Lock()
 	delete(q.d.qps, q.num)
 	q.d.mu.Unlock()
-	q.mu.Lock()
-	q.leaving = true
-	q.mu.Unlock()
+	q.leave()
 	q.over(nil)
 	return err
 }
@@ -476,7 +489,7 @@ func (d *Device) event(ev *ctrlpb.Event) {
 		}
 	case *ctrlpb.Event_ConnectFailed:
 		if q := qp(b.ConnectFailed.Qp); q != nil {
-			q.over(fromPB("connect", b.ConnectFailed.Error))
+			q.over(fromPB(q.setup(), b.ConnectFailed.Error))
 		}
 	case *ctrlpb.Event_Disconnected:
 		if q := qp(b.Disconnected.Qp); q != nil {

@@ -331,6 +331,12 @@ func (s *Stream) Close() error { return s.close(false) }
 func (s *Stream) Abort() error { return s.close(true) }
 
 func (s *Stream) close(abort bool) error {
+	s.mu.Lock()
+	leaves := s.q != nil && !s.mpa // otherwise the daemon refuses the request
+	s.mu.Unlock()
+	if leaves {
+		s.q.leave()
+	}
 	err := s.d.do(context.Background(), s.op, &ctrlpb.Request{Body: &ctrlpb.Request_StreamClose{StreamClose: &ctrlpb.StreamClose{Conn: s.h, Abort: abort}}})
 	s.over(ErrClosed)
 	if errors.Is(err, ErrNoObject) { // already ended

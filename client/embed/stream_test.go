@@ -241,12 +241,25 @@ func TestStreamEnds(t *testing.T) {
 		if err := sa.Abort(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := sb.Read(ctx, b); !errors.Is(err, iwarp.ErrRefused) {
+		if _, err := sb.Read(ctx, b); !errors.Is(err, iwarp.ErrRefused) || strings.Contains(err.Error(), "connect:") {
 			t.Errorf("%v", err)
 		}
 		<-a.qp.Done()
+		if _, err := sa.Read(ctx, b); !errors.Is(err, iwarp.ErrClosed) || !errors.Is(a.qp.Err(), iwarp.ErrClosed) {
+			t.Errorf("on the side that aborted: %v, queue pair %v", err, a.qp.Err())
+		}
 		if err := sb.Close(); err != nil {
 			t.Errorf("close after the end: %v", err)
+		}
+	})
+	t.Run("reset by the peer", func(t *testing.T) {
+		sa, sb, l := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
+		defer l.Close()
+		if err := sb.Abort(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := sa.Read(ctx, b); !errors.Is(err, iwarp.ErrRefused) || !strings.Contains(err.Error(), "stream to") {
+			t.Errorf("%v", err)
 		}
 	})
 	t.Run("wrong queue pair", func(t *testing.T) {
