@@ -128,7 +128,7 @@ func (c *Conn) retransmitTimeout(now clock.Time) {
 		c.countRetrans()
 	}
 	c.w.cwnd = c.pipe() + c.w.mss
-	c.arm(timerRTO, now.Add(c.currentRTO()))
+	c.arm(timerRTO, min(now.Add(c.currentRTO()), c.endR2())) // the last interval ends with R2
 }
 
 // markLostOnTimeout is RACK_mark_losses_on_RTO of RFC 8985 6.3. Without SACK every segment is marked lost.

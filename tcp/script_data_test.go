@@ -761,7 +761,7 @@ func TestScriptSend(t *testing.T) {
 			icmp unreachable 1 0
 			+201ms
 			> P. 1+100 re
-			+401ms
+			+299ms
 			> R. 101
 			err unreachable`},
 		{name: "MUST-65 the MSS option is in no segment but SYN", opts: "mss 1460", text: `

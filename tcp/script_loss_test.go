@@ -96,7 +96,7 @@ func TestScriptLoss(t *testing.T) {
 			> P. 1+1000 re
 			+401ms
 			> P. 1+1000 re
-			+801ms
+			+398ms
 			> R. 1001
 			state CLOSED
 			err timed out

@@ -98,13 +98,16 @@ func (c *Conn) giveUp() {
 }
 
 // stuck reports whether there was no progress for the time of R2.
-func (c *Conn) stuck(now clock.Time) bool {
+func (c *Conn) stuck(now clock.Time) bool { return c.endR2() <= now }
+
+// endR2 returns when R2 is over unless there is progress until then.
+func (c *Conn) endR2() clock.Time {
 	// A peer that keeps its window closed but answers is alive (MUST-37).
 	since := c.progress
 	if c.wnd == 0 {
 		since = max(since, c.lastRcv)
 	}
-	return now.Sub(since) >= c.cfg.DataTimeout
+	return since.Add(c.cfg.DataTimeout)
 }
 
 func (c *Conn) armUser(now clock.Time) {
