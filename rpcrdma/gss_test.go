@@ -28,7 +28,7 @@ func TestGSS(t *testing.T) {
 			cred  rpc.Auth
 			whole bool
 		}{
-			{"AUTH_SYS", (&rpc.Sys{}).Auth(), false}, {"authentication", gss(0, 1), false}, {"integrity", gss(0, 2), true},
+			{"AUTH_SYS", (&rpc.Sys{}).Auth(), false}, {"authentication", gss(0, 1), false}, {"a channel's protection", gss(0, 4), false}, {"integrity", gss(0, 2), true},
 			{"privacy", gss(0, 3), true}, {"context", gss(1, 1), true}, {"end of context", gss(3, 1), true}, {"nonsense", rpc.Auth{Flavor: rpc.AuthGSS}, true},
 		} {
 			t.Run(fmt.Sprintf("version %d, %s", v, c.name), func(t *testing.T) {
@@ -68,6 +68,38 @@ func TestGSS(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestGSSVerifier checks that a reply to a call by RPCSEC_GSS has room for the longest verifier.
+func TestGSSVerifier(t *testing.T) {
+	var mu sync.Mutex
+	var sent wire.Header
+	g := newRig(t, func(cfg *rpcrdma.Config) {
+		cfg.Wire = func(_ *rpcrdma.Conn, out bool, b []byte) {
+			mu.Lock()
+			defer mu.Unlock()
+			if out && wire.Type(b[15]) == wire.CallInline {
+				if _, err := sent.Decode(b); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}, nil)
+	for _, c := range []struct {
+		cred rpc.Auth
+		room int // in a Reply chunk; without the verifier none is needed
+	}{{(&rpc.Sys{}).Auth(), 0}, {gss(0, 1), 3900 + rpc.MaxVerifier}} {
+		_, resp, err := g.c.Do(g.ctx, rpc.Call{Prog: prog, Vers: 1, Cred: c.cred}, nil, rpcrdma.Call{Reply: 3900})
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Release()
+		mu.Lock()
+		if n := sent.Reply.Len(); n != uint64(c.room) {
+			t.Errorf("flavor %d: a Reply chunk of %d bytes, not %d", c.cred.Flavor, n, c.room)
+		}
+		mu.Unlock()
 	}
 }
 

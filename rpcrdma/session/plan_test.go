@@ -37,6 +37,7 @@ func TestPlanReply(t *testing.T) {
 		{name: "an empty chunk, version 1", version: 1, writes: []wire.Chunk{{}, {seg(50)}}, body: 40, items: item(30, 40), typ: wire.Msg1, lens: [][]uint32{{}, {40}}},
 		{name: "more items than chunks", version: 2, writes: []wire.Chunk{{seg(50)}}, body: 40, items: item(30, 40), typ: wire.ReplyInline, lens: [][]uint32{{30}}},
 		{name: "too small, inline", version: 2, writes: []wire.Chunk{{seg(10)}}, body: 40, items: item(30), typ: wire.ReplyInline, lens: [][]uint32{{0}}},
+		{name: "too small by a byte, inline", version: 2, writes: []wire.Chunk{{seg(29)}}, body: 40, items: item(30), typ: wire.ReplyInline, lens: [][]uint32{{0}}},
 		{name: "too small, by the Reply chunk", version: 2, writes: []wire.Chunk{{seg(10)}}, reply: wire.Chunk{seg(10_000)}, body: 40, items: item(9000), typ: wire.ReplyExternal, lens: [][]uint32{{0}}, replyTo: 9040},
 		{name: "too small, continued", version: 2, cont: 8, writes: []wire.Chunk{{seg(10)}}, body: 40, items: item(9000), typ: wire.ReplyInline, lens: [][]uint32{{0}}},
 		{name: "too small, no way", version: 2, writes: []wire.Chunk{{seg(9000)}, {seg(10)}}, body: 40, items: item(9000, 9001), fail: wire.Failure{Code: wire.ErrWriteResource, Index: 2, Needed: 9001}},

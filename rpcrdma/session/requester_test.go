@@ -63,6 +63,17 @@ func TestRequesterErrors(t *testing.T) {
 			}
 		})
 	}
+	// A reply has all Write chunks of its call, or none.
+	p := clientPeer(t, nil)
+	if err := p.s.Call(9, callBody(9, 40), &CallChunks{Writes: []wire.Chunk{w, w}}); err != nil {
+		t.Fatal(err)
+	}
+	p.drain()
+	p.clear()
+	p.send(wire.Header{XID: 9, Type: wire.ReplyInline, Writes: []wire.Chunk{part(0, 0)}}, replyBody(9, 40)...)
+	if len(p.evs) != 1 || !errors.Is(p.evs[0].Err, ErrProtocol) {
+		t.Errorf("a chunk less: %+v", p.evs)
+	}
 	// Each error that a responder may send ends the call that it refers to.
 	for code := range map[wire.ErrCode]bool{1: true, 2: true, 3: true, 4: true, 5: true, 6: true, 7: true, 8: true, 9: true, 10: true, 11: true, 100: true} {
 		p := clientPeer(t, nil)
@@ -280,10 +291,12 @@ func TestNoReadChunks(t *testing.T) {
 }
 
 func TestNoWriteChunks(t *testing.T) {
-	p := serverPeer(t, func(c *Config) { c.Limits.WriteChunks, c.Continue = 0, 0 })
-	p.send(wire.Header{XID: 9, Type: wire.CallInline, Writes: []wire.Chunk{chunk(100)}}, callBody(9, 40)...)
-	if len(p.got) != 1 || p.got[0].Failure.Code != wire.ErrReplyResource {
-		t.Errorf("%+v", p.got)
+	for cont, want := range map[int]wire.ErrCode{0: wire.ErrReplyResource, 8: wire.ErrWriteChunks} {
+		p := serverPeer(t, func(c *Config) { c.Limits.WriteChunks, c.Continue = 0, cont })
+		p.send(wire.Header{XID: 9, Type: wire.CallInline, Writes: []wire.Chunk{chunk(100)}}, callBody(9, 40)...)
+		if len(p.got) != 1 || p.got[0].Failure != (wire.Failure{Code: want}) {
+			t.Errorf("replies of %d parts: %+v", cont, p.got)
+		}
 	}
 }
 
