@@ -14,6 +14,12 @@ import (
 // TestExposed checks that a server can access only the memory that a call names, only for the chunk's purpose, and
 // only during the call, and that each call has its own keys (draft section 11.1, RFC 8166 section 8.1).
 func TestExposed(t *testing.T) {
+	t.Run("memory of the pool", func(t *testing.T) { exposed(t, false) })
+	t.Run("buffers longer than the data", func(t *testing.T) { exposed(t, true) })
+}
+
+// exposed makes calls whose data is in the caller's Buffers, which are longer, or not.
+func exposed(t *testing.T, buffers bool) {
 	const n = 5000 // not a multiple of a page: the bytes after it also belong to the pool
 	g := newRig(t, func(c *rpcrdma.Config) { c.Session.Version = 1 }, nil)
 	l, err := g.b.Device().Listen(g.ctx, fmt.Sprintf("%v:4712", g.b.Addr()), nil)
@@ -93,9 +99,21 @@ func TestExposed(t *testing.T) {
 		for i := range 3 {
 			var w rpc.Writer
 			(&rpc.Call{XID: uint32(10 + i), Prog: prog, Vers: 1, Proc: 4}).Start(&w)
-			w.Item(make([]byte, n))
+			args, into := make([]byte, n), []*rpcrdma.Buffer(nil)
+			if buffers {
+				for range 2 {
+					b, err := g.ce.Buffer(g.ctx, 2*n)
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer b.Release()
+					into = append(into, b)
+				}
+				args, into = into[0].Bytes()[:n], into[1:]
+			}
+			w.Item(args)
 			var resp *rpcrdma.Response
-			if resp, err = conn.Call(g.ctx, &rpcrdma.Call{Msg: w.Msg, Results: []int{n}, Reply: 64}); err == nil {
+			if resp, err = conn.Call(g.ctx, &rpcrdma.Call{Msg: w.Msg, Results: []int{n}, Into: into, Reply: 64}); err == nil {
 				resp.Release()
 			} else if i < 2 {
 				t.Fatalf("%s: call %d: %v, %v", c.name, i, err, <-served)
