@@ -177,7 +177,9 @@ func TestHostileChunks(t *testing.T) {
 		}
 		for i := range 3 {
 			bad := g.raw()
-			bad.send(wire.Header{XID: h.XID + 100, Type: wire.CallInline}, call(h.XID+100, 0, nil))
+			// Its chunk is of the same region, at another place.
+			innocent := wire.Segment{Handle: r.mr.RKey(), Length: 10, Offset: r.mr.Base()}
+			bad.send(wire.Header{XID: h.XID + 100, Type: wire.CallInline, Writes: []wire.Chunk{{innocent}}}, call(h.XID+100, 0, nil))
 			if h, _, err := bad.recv(); err != nil || h.Type != wire.ReplyInline {
 				t.Errorf("an innocent call: %v, %v", h.Type, err)
 			}
