@@ -58,6 +58,7 @@ var statusTexts = map[nfsv3.Nfsstat3]string{
 	nfsv3.NFS3ERR_NAMETOOLONG: "name too long",
 	nfsv3.NFS3ERR_NOTEMPTY:    "folder not empty",
 	nfsv3.NFS3ERR_DQUOT:       "disk quota exceeded on the server",
+	nfsv3.NFS3ERR_JUKEBOX:     "the server is too busy",
 	nfsv3.NFS3ERR_STALE:       "the file was removed, or the server exports another folder now",
 }
 
@@ -119,7 +120,28 @@ type reply struct {
 
 func (r *reply) release() { r.resp.Release() }
 
+// A call that the server is too busy for is made again after busyWait, which doubles up to maxBusyWait.
+// It fails after busyLimit.
+const busyWait, maxBusyWait, busyLimit = 100 * time.Millisecond, 5 * time.Second, 2 * time.Minute
+
+// call makes a call, and repeats it as a new one while the server is too busy for it (RFC 1813 section
+// 2.6, NFS3ERR_JUKEBOX).
 func (n *Client) call(ctx context.Context, op string, proc uint32, args func(*rpc.Writer), q rpcrdma.Call) (*reply, error) {
+	began := time.Now()
+	for wait := busyWait; ; wait = min(2*wait, maxBusyWait) {
+		r, err := n.once(ctx, op, proc, args, q)
+		if e, ok := errors.AsType[*Error](err); !ok || e.Status != nfsv3.NFS3ERR_JUKEBOX || time.Since(began) > busyLimit {
+			return r, err
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
+func (n *Client) once(ctx context.Context, op string, proc uint32, args func(*rpc.Writer), q rpcrdma.Call) (*reply, error) {
 	r, resp, err := n.rpc.Do(ctx, rpc.Call{Prog: ProgramNFS, Vers: 3, Proc: proc, Cred: n.cred}, args, q)
 	if err != nil {
 		return nil, fmt.Errorf("nfs: %s: %w", op, err)

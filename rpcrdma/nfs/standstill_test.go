@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"math"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rpcrdma"
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
 )
 
@@ -133,5 +136,40 @@ func TestShortWriteLost(t *testing.T) {
 	defer mu.Unlock()
 	if !bytes.Equal(file, want) {
 		t.Errorf("the server has %q", file)
+	}
+}
+
+// TestBusy checks that a call that the server is too busy for is made again, as a new one, and ends with its context.
+func TestBusy(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var busy atomic.Int32
+	var mu sync.Mutex
+	xids := make(map[uint32]bool)
+	n := mountOn(t, ctx, func(r *rpc.Request) {
+		mu.Lock()
+		xids[r.XID] = true
+		mu.Unlock()
+		if busy.Add(-1) >= 0 {
+			r.Reply.U32(uint32(nfsv3.NFS3ERR_JUKEBOX), 0, 0)
+		} else {
+			r.Reply.U32(0, 0, 0)
+			r.Reply.U64(7)
+		}
+	})
+	busy.Store(2)
+	if verf, err := n.Commit(ctx, n.Root()); err != nil || verf != 7 {
+		t.Errorf("%d, %v", verf, err)
+	}
+	mu.Lock()
+	if len(xids) != 3 {
+		t.Errorf("%d calls, not 3", len(xids))
+	}
+	mu.Unlock()
+	busy.Store(math.MaxInt32)
+	short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+	defer cancel()
+	if _, err := n.Commit(short, n.Root()); err == nil || ctx.Err() != nil {
+		t.Errorf("a server that stays busy: %v", err)
 	}
 }
