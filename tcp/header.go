@@ -26,13 +26,12 @@ type Header struct {
 	SrcPort, DstPort uint16
 	Seq, Ack         serial.Num
 	Flags            Flags
-	Window           uint16
-	Checksum, Urgent uint16
+	Window, Urgent   uint16
 	Opts             Options
 }
 
 // Decode parses the header at the start of b, which holds a segment or at least its whole header, and returns the header's length. It
-// stores the checksum but does not verify it.
+// does not verify the checksum.
 func (h *Header) Decode(b []byte) (n int, err error) {
 	if len(b) < headerLen {
 		return 0, ErrShortHeader
@@ -50,7 +49,6 @@ func (h *Header) Decode(b []byte) (n int, err error) {
 	h.Ack = serial.Num(binary.BigEndian.Uint32(b[8:]))
 	h.Flags = Flags(b[13])
 	h.Window = binary.BigEndian.Uint16(b[14:])
-	h.Checksum = binary.BigEndian.Uint16(b[16:])
 	h.Urgent = binary.BigEndian.Uint16(b[18:])
 	h.Opts.decode(b[headerLen:n])
 	return n, nil
