@@ -71,7 +71,7 @@ func (c *Conn) Call(ctx context.Context, q *Call) (*Response, error) {
 	q = q.secured()
 	spec := session.Spec{Body: len(q.Msg.Body), Results: q.Results, Reply: q.reply()}
 	for _, it := range q.Msg.Items {
-		spec.Items = append(spec.Items, session.Item{Pos: it.Pos, Len: len(it.Data)})
+		spec.Items = append(spec.Items, len(it.Data))
 	}
 	c.mu.Lock()
 	plan, err := c.s.PlanCall(&spec)

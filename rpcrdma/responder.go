@@ -206,9 +206,9 @@ func (c *Conn) fetch(in *session.Call, alloc func(n, want int) (*buffer, error))
 
 // reply sends a reply. Buffers in held that it uses are released when it has been sent.
 func (c *Conn) reply(in *session.Call, m rpc.Msg, held *[]*buffer) {
-	items := make([]session.Item, len(m.Items))
+	items := make([]int, len(m.Items))
 	for i, it := range m.Items {
-		items[i] = session.Item{Pos: it.Pos, Len: len(it.Data)}
+		items[i] = len(it.Data)
 	}
 	c.mu.Lock()
 	plan, f, ok := c.s.PlanReply(in, len(m.Body), items)

@@ -105,7 +105,7 @@ func holdChunks(t *testing.T, src func(n int) int) (accepted int) {
 				t.Fatalf("it takes %d and %d bytes in %d segments, %d Write chunks", ext, total, len(c.Ext), len(c.Writes))
 			}
 			const result, rest = 5000, 300
-			p, f, ok := s.PlanReply(c, rest, []Item{{Pos: 28, Len: result}})
+			p, f, ok := s.PlanReply(c, rest, []int{result})
 			if !ok {
 				s.Fail(c, f)
 				continue

@@ -2,17 +2,12 @@ package session
 
 import "github.com/iwarpd/iwarpd/rpcrdma/wire"
 
-// Item is a data item that may be moved separately: the bytes that a length word counts, without
-// padding (draft section 4.4.2).
-type Item struct {
-	Pos int // offset in the message without any items
-	Len int // bytes
-}
-
 // Spec describes a call to be planned.
 type Spec struct {
-	Body  int    // length of the message without items and their padding
-	Items []Item // in order of Pos
+	Body int // length of the message without items and their padding
+	// Items are the lengths of the data items that may be moved separately, in bytes, without
+	// padding, in order (draft section 4.4.2).
+	Items []int
 	// Results are the maximum lengths of the reply's data items, in bytes, in order.
 	Results []int
 	Reply   int // maximum length of the reply without Results and their padding
@@ -64,11 +59,11 @@ func (s *Session) PlanCall(spec *Spec) (CallPlan, error) {
 		total, worst = total+k, max(worst, k)
 	}
 	body := spec.Body
-	for i, it := range spec.Items {
+	for i, n := range spec.Items {
 		if p.Reduce != nil && p.Reduce[i] {
-			add(it.Len)
+			add(n)
 		} else {
-			body += pad(it.Len)
+			body += pad(n)
 		}
 	}
 	for _, n := range p.Writes {
@@ -95,8 +90,8 @@ func (s *Session) planCall(spec *Spec) (p CallPlan, err error) {
 	}
 	chunks := level == wire.ReverseGeneral
 	body := spec.Body
-	for _, it := range spec.Items {
-		body += pad(it.Len)
+	for _, n := range spec.Items {
+		body += pad(n)
 	}
 	limit := s.sendLimit()
 	fixed := wire.PrefixSize + 4 + 4 + 4 + 4 // InvHandle and three empty lists
@@ -171,17 +166,17 @@ func (s *Session) planResults(spec *Spec, p *CallPlan) (lists int) {
 // planItems plans Read chunks for the larger items. It returns the number of bytes that they move out of the message,
 // and the length of their list in the header.
 func (s *Session) planItems(spec *Spec, p *CallPlan) (moved, list int) {
-	n := 0
+	reads := 0
 	reduce := make([]bool, len(spec.Items))
-	for i, it := range spec.Items {
-		if it.Len >= smallItem && (s.maxRead < 0 || n < s.maxRead) {
+	for i, n := range spec.Items {
+		if n >= smallItem && (s.maxRead < 0 || reads < s.maxRead) {
 			reduce[i] = true
-			n++
-			moved += pad(it.Len)
-			list += 24 * p.segments(it.Len)
+			reads++
+			moved += pad(n)
+			list += 24 * p.segments(n)
 		}
 	}
-	if n > 0 {
+	if reads > 0 {
 		p.Reduce = reduce
 	}
 	return moved, list
@@ -281,32 +276,32 @@ func (p *ReplyPlan) External() bool {
 	return p.hdr.Type == wire.ReplyExternal || p.hdr.Type == wire.NoMsg1
 }
 
-// PlanReply chooses the format of a reply to c. body is its length without items and their padding.
+// PlanReply chooses the format of a reply to c. body and items are as in Spec.
 // If ok is false no format is possible, and f is the error to pass to Fail.
-func (s *Session) PlanReply(c *Call, body int, items []Item) (p *ReplyPlan, f wire.Failure, ok bool) {
+func (s *Session) PlanReply(c *Call, body int, items []int) (p *ReplyPlan, f wire.Failure, ok bool) {
 	p = &ReplyPlan{inv: s.invalidate(c)}
 	// Results are written to the Write chunks in order (draft section 6.6.3, RFC 8166 section
 	// 4.3.2). An empty chunk requests the result inline (RFC 8166 section 4.3.2.3).
 	var short *wire.Failure
 	rest := body
 	p.Reduce = make([]bool, len(items))
-	for i, it := range items {
+	for i, n := range items {
 		if i < len(c.Writes) && len(c.Writes[i]) > 0 {
-			if p.Reduce[i] = c.Writes[i].Len() >= uint64(it.Len); p.Reduce[i] {
+			if p.Reduce[i] = c.Writes[i].Len() >= uint64(n); p.Reduce[i] {
 				continue
 			}
 			if short == nil {
-				short = &wire.Failure{Code: wire.ErrWriteResource, Index: uint32(i + 1), Needed: uint32(it.Len)}
+				short = &wire.Failure{Code: wire.ErrWriteResource, Index: uint32(i + 1), Needed: uint32(n)}
 			}
 		}
-		rest += pad(it.Len)
+		rest += pad(n)
 	}
 	h := &p.hdr
 	h.XID, h.Vers = c.XID, uint32(s.version)
 	h.Writes = cloneChunks(c.Writes)
 	for i := range h.Writes {
 		if i < len(items) && p.Reduce[i] {
-			p.fill(h.Writes[i], items[i].Len, i)
+			p.fill(h.Writes[i], items[i], i)
 		} else {
 			p.fill(h.Writes[i], 0, -1)
 		}

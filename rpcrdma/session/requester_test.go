@@ -167,7 +167,7 @@ func TestSegmentLimits(t *testing.T) {
 	props := wire.DefaultProperties()
 	props.SegmentSize, props.Segments = 10_000, 3
 	p.send(wire.Header{Type: wire.ConnPropFinal, Props: props.Props()})
-	item := func(n int) *Spec { return &Spec{Body: 100, Items: []Item{{Pos: 100, Len: n}}, Reply: 40} }
+	item := func(n int) *Spec { return &Spec{Body: 100, Items: []int{n}, Reply: 40} }
 	for _, c := range []struct {
 		spec *Spec
 		ok   bool

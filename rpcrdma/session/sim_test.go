@@ -553,7 +553,7 @@ func FuzzSession(f *testing.F) {
 					if len(e.Call.Body) > 4096 || len(e.Call.Reads) > 6 {
 						t.Fatalf("%d bytes, %d segments", len(e.Call.Body), len(e.Call.Reads))
 					}
-					if p, f, ok := s.PlanReply(e.Call, 100*held, []Item{{Pos: 12, Len: held}}); ok {
+					if p, f, ok := s.PlanReply(e.Call, 100*held, []int{held}); ok {
 						var n uint64
 						for _, c := range p.Copies {
 							n += uint64(c.To.Length)
