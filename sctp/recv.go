@@ -191,7 +191,7 @@ func (r *receiver) next(stream uint16) uint16 {
 }
 
 func (r *receiver) deliver(d *dataChunk, act Act, slot int) {
-	r.out = append(r.out, Data{Act: act, Stream: d.stream, SSN: d.ssn, PPID: d.ppid, Unordered: d.flags&flagUnordered != 0,
+	r.out = append(r.out, Data{Act: act, Stream: d.stream, PPID: d.ppid, Unordered: d.flags&flagUnordered != 0,
 		Begin: d.flags&flagBegin != 0, End: d.flags&flagEnd != 0, Slot: slot, Off: d.off, Len: d.n})
 }
 

@@ -104,7 +104,6 @@ const (
 type Data struct {
 	Act        Act
 	Stream     uint16
-	SSN        uint16 // not valid if Unordered
 	PPID       uint32
 	Unordered  bool
 	Begin, End bool

@@ -144,8 +144,8 @@ func (s *sim) deliver(h *simHost, d *Data, b []byte) {
 		s.t.Fatal("U bit is wrong")
 	}
 	if !d.Unordered {
-		if want := h.nextIn[d.Stream]; binary.BigEndian.Uint16(b[5:]) != want || d.SSN != want {
-			s.t.Fatalf("host %d stream %d: SSN %d, want %d", h.id, d.Stream, d.SSN, want)
+		if got, want := binary.BigEndian.Uint16(b[5:]), h.nextIn[d.Stream]; got != want {
+			s.t.Fatalf("host %d stream %d: message %d, want %d", h.id, d.Stream, got, want)
 		}
 		h.nextIn[d.Stream]++
 	}
