@@ -352,7 +352,7 @@ func TestSCTPSharedFair(t *testing.T) {
 			s, cs, qs := sharedLoad(t, 5+gone)
 			for i := range gone {
 				qs[i].left = 0
-				s.until("quiet", func() bool { return qs[i].QP.Idle() })
+				s.until("quiet", func() bool { return qs[i].QP.Retired() == qs[i].QP.Taken() })
 				s.hosts[0].w.disconnect(cs[i], false)
 				s.ended(0, cs[i])
 			}

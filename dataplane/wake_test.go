@@ -125,7 +125,7 @@ func (r *ringing) Wait(timeout time.Duration, wakefd int) (woken bool) {
 		free := w.freeSlots()
 		m := &l.c.lane.member
 		forSlots := m.Queued() && (free <= 0 || m.Group().Slots() >= sched.GroupShare*free) || m.Slots() >= sched.MemberShare*free
-		if taken, _ := l.QP.Outstanding(); l.sq.Posted()+taken > 0 && !forSlots && r.err == nil {
+		if taken := int(l.QP.Taken() - l.QP.Retired()); l.sq.Posted()+taken > 0 && !forSlots && r.err == nil {
 			r.err = fmt.Errorf("the worker sleeps, and queue pair %d has %d work requests posted and %d taken", i, l.sq.Posted(), taken)
 		}
 	}

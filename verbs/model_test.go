@@ -73,7 +73,7 @@ func TestModel(t *testing.T) {
 func modelOp(rng *rand.Rand, id uint64, me, peer *side, mine, theirs []byte, lo int, wcs, peerWCs *[]WC) {
 	half := len(mine) / 2
 	wr := SendWR{ID: id, RKey: peer.mr.STag()}
-	wc := WC{ID: id, QP: me.Num()}
+	wc := WC{ID: id, QP: me.cfg.Num}
 	// Up to 16 pieces of the first half of the part are read. Data is written to the second half.
 	var data []byte
 	for range rng.IntN(17) {
@@ -95,7 +95,7 @@ func modelOp(rng *rand.Rand, id uint64, me, peer *side, mine, theirs []byte, lo 
 			off += n
 		}
 		peer.postRecv(RecvWR{ID: id, SGEs: sges})
-		r := WC{ID: id, Op: WCRecv, QP: peer.Num(), Len: uint32(len(data))}
+		r := WC{ID: id, Op: WCRecv, QP: peer.cfg.Num, Len: uint32(len(data))}
 		switch op {
 		case rdmap.OpSendSE, rdmap.OpImmSE:
 			r.Flags = WCSolicited

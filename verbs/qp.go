@@ -174,17 +174,8 @@ func clamp(v, def, limit int) int {
 // pow2 rounds n, at least 1, up to a power of two: slots are masked indices.
 func pow2(n int) int { return 1 << bits.Len(uint(n-1)) }
 
-// Num returns the QP number.
-func (q *QP) Num() uint32 { return q.cfg.Num }
-
 // Config returns the configuration, with the actual depths.
 func (q *QP) Config() QPConfig { return q.cfg }
-
-// Outstanding returns the number of work requests of each queue that the QP has taken and not
-// completed.
-func (q *QP) Outstanding() (sends, recvs int) {
-	return int(q.sqTail - q.sqHead), q.rqTail.Sub(q.rqHead)
-}
 
 // RecvsFull reports whether the QP holds as many receives as it can. PollWC frees those that are complete.
 func (q *QP) RecvsFull() bool { return q.rqTail.Sub(q.rqHead) >= len(q.rq) }
@@ -221,9 +212,6 @@ func (q *QP) State() State {
 	}
 	return q.state
 }
-
-// Idle reports whether no send work request is outstanding.
-func (q *QP) Idle() bool { return q.sqHead == q.sqTail }
 
 // Error moves the QP to ERROR: it sends and places nothing more, and PollWC returns everything posted, now or later, with WCFlushErr.
 func (q *QP) Error() {

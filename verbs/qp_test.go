@@ -117,7 +117,7 @@ func TestVerbs(t *testing.T) {
 // TestStats checks the counters after a success, a refusal and a flush.
 func TestStats(t *testing.T) {
 	a, b := newPair(t, 64, QPConfig{SQDepth: 3, RQDepth: 5})
-	if c := a.Config(); c.SQDepth != 4 || c.RQDepth != 8 || a.cfg.PD != pdA || a.Num() != 1 {
+	if c := a.Config(); c.SQDepth != 4 || c.RQDepth != 8 || c.PD != pdA || c.Num != 1 {
 		t.Errorf("made of %+v", c)
 	}
 	b.postRecv(RecvWR{ID: 60, SGEs: []SGE{b.sge(0, 8)}}, RecvWR{ID: 61})
@@ -127,8 +127,8 @@ func TestStats(t *testing.T) {
 		SendWR{ID: 3, Op: rdmap.OpSend},
 	)
 	a.HandleSends(8)
-	if s, r := a.Outstanding(); s != 3 || r != 0 {
-		t.Errorf("outstanding %d and %d", s, r)
+	if taken, retired := a.Taken(), a.Retired(); taken != 3 || retired != 0 {
+		t.Errorf("%d taken, %d retired", taken, retired)
 	}
 	run(a, b, 1000)
 	a.Error()
