@@ -92,7 +92,7 @@ func (p *PD) AllocBase(ctx context.Context, size int, base uint64, a Access) (*M
 }
 
 // AllocFast is Alloc for a region that is invalid until a work request made by MR.Reg registers
-// it, or part of it, with the rights a. LocalInv, or the peer's Send with Invalidate, makes it
+// it, or part of it, with the rights a. OpLocalInv, or the peer's Send with Invalidate, makes it
 // invalid again.
 func (p *PD) AllocFast(ctx context.Context, size int, a Access) (*MR, error) {
 	m, err := newMemory(size)

@@ -41,7 +41,7 @@ const (
 )
 
 // A ring: two indices, each in its own pair of cache lines (adjacent lines are fetched in pairs), and the entries. Ring i starts at
-// HeaderSize + i*RingSize.
+// HeaderSize + i times the ring size at HdrRingSize.
 const (
 	RingProducer = 0   // u32
 	RingConsumer = 128 // u32

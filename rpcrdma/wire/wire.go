@@ -145,7 +145,7 @@ type Header struct {
 	Type              Type
 
 	Failure   Failure       // Error
-	Props     []Prop        // ConnProp; Data lies in the decoded bytes
+	Props     []Prop        // ConnPropMiddle, ConnPropFinal; Data lies in the decoded bytes
 	Remaining uint32        // CallMiddle, ReplyMiddle
 	InvHandle uint32        // CallInline, CallExternal
 	Call      []ReadSegment // CallExternal
