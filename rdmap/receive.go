@@ -432,7 +432,7 @@ func (s *Stream) handleTerminate(msg []byte) *term.Error {
 	}
 	s.stats.RxTerminates++
 	s.state = stateTerminated
-	s.remote = remoteTerm{err: t.Err(), layout: t.Layout}
+	s.remote = remoteTerm{err: t.Err()}
 	s.remote.rawLen = copy(s.remote.raw[:], msg)
 	if p := s.terminatedRequest(&t); p != nil {
 		st := StatusRemoteOp

@@ -164,7 +164,6 @@ type responses struct {
 // remoteTerm is the peer's Terminate.
 type remoteTerm struct {
 	err    *term.Error
-	layout TerminateLayout
 	raw    [ddp.MaxControl]byte
 	rawLen int
 }

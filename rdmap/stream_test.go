@@ -514,7 +514,7 @@ func TestNames(t *testing.T) {
 	for got, want := range map[string]string{
 		OpWrite.String(): "write", OpTerminate.String(): "terminate", Op(0).String(): "unknown", Op(200).String(): "unknown",
 		StatusOK.String(): "ok", StatusRemoteOp.String(): "remote operation error", Status(99).String(): "unknown",
-		Event(0).String(): "unknown", LayoutRNIC.String(): "rnic",
+		Event(0).String(): "unknown",
 	} {
 		if got != want {
 			t.Errorf("%q; want %q", got, want)

@@ -17,28 +17,9 @@ const (
 // maxTerminate is the length of the longest Terminate payload.
 const maxTerminate = 4 + 2 + ddp.UntaggedLen + readRequestLen
 
-// TerminateLayout is the layout of a peer's Terminate.
-type TerminateLayout uint8
-
-// The layouts in use.
-const (
-	// LayoutRFC is the layout of RFC 5040 section 4.8.
-	LayoutRFC TerminateLayout = iota
-	// LayoutSwapped is that of Linux's soft-iWARP on little-endian machines: layer and type are swapped, and the header bits are mirrored.
-	LayoutSwapped
-	// LayoutRNIC is LayoutRFC with error type 3 for MPA, which several hardware RNICs send instead of 0.
-	LayoutRNIC
-)
-
-var layoutNames = [...]string{LayoutRFC: "rfc5040", LayoutSwapped: "swapped", LayoutRNIC: "rnic"}
-
-// String returns the layout's short name.
-func (l TerminateLayout) String() string { return name(layoutNames[:], int(l)) }
-
 // Terminate is a decoded Terminate message. Its slices alias the message.
 type Terminate struct {
 	Layer, Type, Code uint8
-	Layout            TerminateLayout
 	DDP               []byte // the terminated DDP header, or nil
 	RDMA              []byte // the terminated Read Request header, or nil
 }
@@ -46,9 +27,11 @@ type Terminate struct {
 // Err returns the error that the Terminate reports.
 func (t *Terminate) Err() *term.Error { return term.Lookup(t.Layer, t.Type, t.Code) }
 
-// Decode reads the payload of a Terminate in any layout. data reports whether the stream has carried other messages in this direction,
-// which decides the few combinations that are legal in two layouts. ok is false if the payload is too short to identify an error. Truncated
-// headers are left out.
+// Decode reads the payload of a Terminate in one of three layouts: that of RFC 5040 section 4.8; that of Linux's soft-iWARP on
+// little-endian machines, in which layer and type are swapped and the header bits are mirrored; and that of several hardware RNICs, which
+// send error type 3 for MPA instead of 0. data reports whether the stream has carried other messages in this direction, which decides the
+// few combinations that are legal in two layouts. ok is false if the payload is too short to identify an error. Truncated headers are left
+// out.
 func (t *Terminate) Decode(b []byte, data bool) (ok bool) {
 	if len(b) < 4 {
 		return false
@@ -57,9 +40,8 @@ func (t *Terminate) Decode(b []byte, data bool) (ok bool) {
 	flags := b[2] & hdrBits
 	switch {
 	case b[0] == term.LayerLLP<<4|0x3:
-		t.Layout, t.Type = LayoutRNIC, term.LLPMPA
+		t.Type = term.LLPMPA
 	case flags == 0 && (b[2]&0x07 != 0 || swapped(t.Layer, t.Type, t.Code, data)):
-		t.Layout = LayoutSwapped
 		t.Layer, t.Type = t.Type, t.Layer
 		flags = b[2]&0x01<<7 | b[2]&0x02<<5 | b[2]&0x04<<3
 	}

@@ -18,50 +18,49 @@ func TestTerminateDecode(t *testing.T) {
 		req   = sink + "00000001 00000006 0000000000001000"
 	)
 	tests := []struct {
-		name   string
-		in     string
-		data   bool
-		want   *term.Error
-		layout TerminateLayout
-		ddp    string
-		rdma   string
+		name string
+		in   string
+		data bool
+		want *term.Error
+		ddp  string
+		rdma string
 	}{
-		{"RFC: bounds", "1101c000 000f" + write, true, term.ErrBounds, LayoutRFC, write, ""},
-		{"RFC: read STag", "0100e000 002e" + read + req, true, term.ErrReadSTag, LayoutRFC, read, req},
-		{"RFC: opcode", "0206c000 0013" + read, true, term.ErrOpcode, LayoutRFC, read, ""},
-		{"RFC: IRD", "0207c000 002e" + read, true, term.ErrStream, LayoutRFC, read, ""},
-		{"RFC: CRC", "20020000", true, term.ErrMPACRC, LayoutRFC, "", ""},
-		{"RFC: marker", "20030000", true, term.ErrMPAMarker, LayoutRFC, "", ""},
-		{"RFC: no RTR, at setup", "20070000", false, term.ErrMPARTR, LayoutRFC, "", ""},
-		{"RFC: IRD, at setup", "20060000", false, term.ErrMPAIRD, LayoutRFC, "", ""},
-		{"RFC: opcode, no header", "02060000", true, term.ErrOpcode, LayoutRFC, "", ""},
-		{"RFC: local catastrophic", "00000000", true, term.ErrRDMAPLocal, LayoutRFC, "", ""},
-		{"RFC: DDP local catastrophic", "10000000", true, term.ErrDDPLocal, LayoutRFC, "", ""},
+		{"RFC: bounds", "1101c000 000f" + write, true, term.ErrBounds, write, ""},
+		{"RFC: read STag", "0100e000 002e" + read + req, true, term.ErrReadSTag, read, req},
+		{"RFC: opcode", "0206c000 0013" + read, true, term.ErrOpcode, read, ""},
+		{"RFC: IRD", "0207c000 002e" + read, true, term.ErrStream, read, ""},
+		{"RFC: CRC", "20020000", true, term.ErrMPACRC, "", ""},
+		{"RFC: marker", "20030000", true, term.ErrMPAMarker, "", ""},
+		{"RFC: no RTR, at setup", "20070000", false, term.ErrMPARTR, "", ""},
+		{"RFC: IRD, at setup", "20060000", false, term.ErrMPAIRD, "", ""},
+		{"RFC: opcode, no header", "02060000", true, term.ErrOpcode, "", ""},
+		{"RFC: local catastrophic", "00000000", true, term.ErrRDMAPLocal, "", ""},
+		{"RFC: DDP local catastrophic", "10000000", true, term.ErrDDPLocal, "", ""},
 		{"RFC: headers zeroed, not left out", "20020000 0000" + "000000000000000000000000000000000000" + "00000000000000000000000000000000000000000000000000000000",
-			true, term.ErrMPACRC, LayoutRFC, "", ""},
-		{"RFC: D without its header", "1101c000 000f c140", true, term.ErrBounds, LayoutRFC, "", ""},
-		{"RFC: R without its header", "0100e000 002e" + read + "00", true, term.ErrReadSTag, LayoutRFC, read, ""},
+			true, term.ErrMPACRC, "", ""},
+		{"RFC: D without its header", "1101c000 000f c140", true, term.ErrBounds, "", ""},
+		{"RFC: R without its header", "0100e000 002e" + read + "00", true, term.ErrReadSTag, read, ""},
 
-		{"siw: CRC", "02020000", true, term.ErrMPACRC, LayoutSwapped, "", ""},
-		{"siw: length", "02030000", true, term.ErrMPAMarker, LayoutSwapped, "", ""},
-		{"siw: reply key", "02040000", false, term.ErrMPAFrame, LayoutSwapped, "", ""},
-		{"siw: IRD, at setup", "02060000", false, term.ErrMPAIRD, LayoutSwapped, "", ""},
-		{"siw: no RTR, at setup", "02070000", false, term.ErrMPARTR, LayoutSwapped, "", ""},
-		{"siw: RDMAP version", "20050000", true, term.ErrRDMAPVersion, LayoutSwapped, "", ""},
-		{"siw: opcode", "20060000", true, term.ErrOpcode, LayoutSwapped, "", ""},
-		{"siw: IRD overflow", "20070300 001c" + read, true, term.ErrStream, LayoutSwapped, read, ""},
-		{"siw: Invalidate", "20090300 0010" + "4144 00000006 00000000 00000001 00000000", true, term.ErrOpInvalidate, LayoutSwapped, "4144 00000006 00000000 00000001 00000000", ""},
-		{"siw: read STag", "10000700 001c" + read + req, true, term.ErrReadSTag, LayoutSwapped, read, req},
-		{"siw: write STag", "11000300 0001" + write, true, term.ErrInvalidSTag, LayoutSwapped, write, ""},
-		{"siw: write bounds", "11010300 0001" + write, true, term.ErrBounds, LayoutSwapped, write, ""},
-		{"siw: DDP version, tagged", "11040000", true, term.ErrTaggedVersion, LayoutRFC, "", ""},
-		{"siw: DDP version, untagged", "21060000", true, term.ErrUntaggedVersion, LayoutSwapped, "", ""},
-		{"siw: MSN", "21030300 0001" + hSend, true, term.ErrMSNRange, LayoutSwapped, hSend, ""},
-		{"siw: Read Response nobody asked for", "01000300 0001" + write, true, term.ErrDDPLocal, LayoutSwapped, write, ""},
+		{"siw: CRC", "02020000", true, term.ErrMPACRC, "", ""},
+		{"siw: length", "02030000", true, term.ErrMPAMarker, "", ""},
+		{"siw: reply key", "02040000", false, term.ErrMPAFrame, "", ""},
+		{"siw: IRD, at setup", "02060000", false, term.ErrMPAIRD, "", ""},
+		{"siw: no RTR, at setup", "02070000", false, term.ErrMPARTR, "", ""},
+		{"siw: RDMAP version", "20050000", true, term.ErrRDMAPVersion, "", ""},
+		{"siw: opcode", "20060000", true, term.ErrOpcode, "", ""},
+		{"siw: IRD overflow", "20070300 001c" + read, true, term.ErrStream, read, ""},
+		{"siw: Invalidate", "20090300 0010" + "4144 00000006 00000000 00000001 00000000", true, term.ErrOpInvalidate, "4144 00000006 00000000 00000001 00000000", ""},
+		{"siw: read STag", "10000700 001c" + read + req, true, term.ErrReadSTag, read, req},
+		{"siw: write STag", "11000300 0001" + write, true, term.ErrInvalidSTag, write, ""},
+		{"siw: write bounds", "11010300 0001" + write, true, term.ErrBounds, write, ""},
+		{"siw: DDP version, tagged", "11040000", true, term.ErrTaggedVersion, "", ""},
+		{"siw: DDP version, untagged", "21060000", true, term.ErrUntaggedVersion, "", ""},
+		{"siw: MSN", "21030300 0001" + hSend, true, term.ErrMSNRange, hSend, ""},
+		{"siw: Read Response nobody asked for", "01000300 0001" + write, true, term.ErrDDPLocal, write, ""},
 
-		{"RNIC: no RTR", "23070000", true, term.ErrMPARTR, LayoutRNIC, "", ""},
-		{"RNIC: IRD", "23060000", false, term.ErrMPAIRD, LayoutRNIC, "", ""},
-		{"RNIC: CRC", "23020000", true, term.ErrMPACRC, LayoutRNIC, "", ""},
+		{"RNIC: no RTR", "23070000", true, term.ErrMPARTR, "", ""},
+		{"RNIC: IRD", "23060000", false, term.ErrMPAIRD, "", ""},
+		{"RNIC: CRC", "23020000", true, term.ErrMPACRC, "", ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -69,8 +68,8 @@ func TestTerminateDecode(t *testing.T) {
 			if !got.Decode(unhex(t, tt.in), tt.data) {
 				t.Fatal("not decoded")
 			}
-			if got.Err() != tt.want || got.Layout != tt.layout {
-				t.Errorf("%v in layout %v; want %v in %v", got.Err(), got.Layout, tt.want, tt.layout)
+			if got.Err() != tt.want {
+				t.Errorf("%v; want %v", got.Err(), tt.want)
 			}
 			if !bytes.Equal(got.DDP, unhex(t, tt.ddp)) || !bytes.Equal(got.RDMA, unhex(t, tt.rdma)) {
 				t.Errorf("headers %x and %x; want %s and %s", got.DDP, got.RDMA, tt.ddp, tt.rdma)
@@ -94,7 +93,7 @@ func TestTerminateRoundTrip(t *testing.T) {
 				if !got.Decode(b, true) {
 					t.Fatalf("%v: not decoded", e)
 				}
-				if got.Layer != layer || got.Type != typ || int(got.Code) != code || got.Layout != LayoutRFC {
+				if got.Layer != layer || got.Type != typ || int(got.Code) != code {
 					t.Errorf("%v comes back as %+v", e, got)
 				}
 				if got.DDP != nil && (b[2]&hdrLength == 0 || int(be.Uint16(b[4:])) != len(seg)) {
@@ -181,18 +180,18 @@ func TestTerminated(t *testing.T) {
 // TestTerminatedAtSetup checks that the meaning of 20 07 depends on whether the stream has carried messages.
 func TestTerminatedAtSetup(t *testing.T) {
 	e := newVictim()
-	if err := e.HandleULPDU(unhex(t, hTerm+"20070000")); err != nil || e.Remote() != term.ErrMPARTR || e.remote.layout != LayoutRFC {
-		t.Errorf("first message: %v, %v, layout %v; want %v", err, e.Remote(), e.remote.layout, term.ErrMPARTR)
+	if err := e.HandleULPDU(unhex(t, hTerm+"20070000")); err != nil || e.Remote() != term.ErrMPARTR {
+		t.Errorf("first message: %v, %v; want %v", err, e.Remote(), term.ErrMPARTR)
 	}
 	e = newVictim()
 	e.HandleULPDU(unhex(t, hSend))
-	if err := e.HandleULPDU(unhex(t, hTerm+"20070000")); err != nil || e.Remote() != term.ErrStream || e.remote.layout != LayoutSwapped {
-		t.Errorf("after a Send: %v, %v, layout %v; want %v", err, e.Remote(), e.remote.layout, term.ErrStream)
+	if err := e.HandleULPDU(unhex(t, hTerm+"20070000")); err != nil || e.Remote() != term.ErrStream {
+		t.Errorf("after a Send: %v, %v; want %v", err, e.Remote(), term.ErrStream)
 	}
 	e = newVictim()
 	e.HandleULPDU(unhex(t, hRead+sink+"00000000 00000000 0000000000000000"))
-	if err := e.HandleULPDU(unhex(t, hTerm+"20070000")); err != nil || e.Remote() != term.ErrStream || e.remote.layout != LayoutSwapped {
-		t.Errorf("after a Read Request: %v, %v, layout %v; want %v", err, e.Remote(), e.remote.layout, term.ErrStream)
+	if err := e.HandleULPDU(unhex(t, hTerm+"20070000")); err != nil || e.Remote() != term.ErrStream {
+		t.Errorf("after a Read Request: %v, %v; want %v", err, e.Remote(), term.ErrStream)
 	}
 }
 
@@ -241,7 +240,7 @@ func FuzzTerminate(f *testing.F) {
 		if len(b) < 4 {
 			return
 		}
-		if got.Err() == nil || got.Layout > LayoutRNIC {
+		if got.Err() == nil {
 			t.Fatalf("%+v", got)
 		}
 		if n := len(got.DDP); n != 0 && n != ddp.HeaderLen(got.DDP) || len(got.RDMA) != 0 && len(got.RDMA) != readRequestLen {
