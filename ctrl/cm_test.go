@@ -156,7 +156,7 @@ func TestConnect(t *testing.T) {
 	if !a.Params.Initiator || !a.Params.CRC || a.Params.RTR == mpa.RTRNone || a.Params.ORD != 3 {
 		t.Errorf("params %+v", a.Params)
 	}
-	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id, QP: a.QP})
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id})
 	ev := c.event().GetEstablished()
 	if ev == nil || ev.Conn != conn || string(ev.PrivateData) != "welcome" || ev.Negotiated.Revision != 2 || ev.Remote != peerA.String() {
 		t.Fatalf("event %v", ev)
@@ -649,7 +649,7 @@ func TestPortRests(t *testing.T) {
 			qp := c.ok(reqQP(pd, cq)).GetQp().Qp
 			p, _ := h.dial(t, c, reqConnect(qp, peerA.String()), mpa.DefaultConfig())
 			p.accept("", -1, -1)
-			h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id, QP: p.attached().QP})
+			h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id})
 			ports := func(want, timeWait int) {
 				t.Helper()
 				if n := h.steer.len(); n != want {

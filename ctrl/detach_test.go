@@ -48,7 +48,7 @@ func (h *harness) busy(t *testing.T) (c *tclient, up *mpaPeer, logs *observer.Ob
 	c = h.hello(t)
 	up, _ = h.dial(t, c, reqConnect(c.qp(), peerA.String()), mpa.DefaultConfig())
 	up.accept("", -1, -1)
-	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: up.id, QP: up.attached().QP})
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: up.id})
 	if c.event().GetEstablished() == nil {
 		t.Fatal("not established")
 	}

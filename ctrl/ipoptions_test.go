@@ -67,7 +67,7 @@ func TestSetDSCP(t *testing.T) {
 	p, _ := h.dial(t, c, reqConnect(q, peerA.String()), mpa.DefaultConfig())
 	p.accept("", -1, -1)
 	c.fails(ctrlpb.Code_CODE_STATE, set(q, 10))
-	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id, QP: p.attached().QP})
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id})
 	if c.event().GetEstablished() == nil {
 		t.Fatal("not established")
 	}

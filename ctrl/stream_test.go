@@ -259,7 +259,7 @@ func TestStartMPARoles(t *testing.T) {
 		if !a.Params.Initiator || a.Params.RTR == mpa.RTRNone || len(a.Reply) != 0 {
 			t.Errorf("attached with %+v", a)
 		}
-		h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id, QP: a.QP})
+		h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id})
 		ev := c.event().GetEstablished()
 		if ev.GetQp() != qp || ev.Conn != conn || string(ev.PrivateData) != "welcome" || !ev.Negotiated.Initiator {
 			t.Errorf("event %v", ev)
@@ -283,7 +283,7 @@ func TestStartMPARoles(t *testing.T) {
 		if a.Params.Initiator || len(a.Reply) == 0 {
 			t.Errorf("attached with %+v", a)
 		}
-		h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id, QP: a.QP})
+		h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id})
 		if ev := c.event().GetEstablished(); ev.GetQp() != qp || ev.Negotiated.Initiator {
 			t.Errorf("event %v", ev)
 		}

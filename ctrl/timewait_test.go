@@ -54,7 +54,7 @@ func (h *harness) churn(t *testing.T, c *tclient, pd, cq uint32) (port uint16, e
 	h.awaitDialed(t)
 	p := h.opened(t, mpa.DefaultConfig())
 	p.accept("", -1, -1)
-	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id, QP: p.attached().QP})
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id})
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qp}}})
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventPeerClosed, Conn: p.id})
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id})

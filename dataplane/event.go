@@ -62,7 +62,6 @@ type Event struct {
 	Worker   int  // index of the client's doorbell page for the connection
 	Data     []byte
 	Err      error
-	QP       *QPBinding     // nil in streaming mode
 	Setup    *session.Setup // SCTP
 }
 

@@ -540,8 +540,8 @@ func TestFaultEndsClient(t *testing.T) {
 		s.hosts[1].drain()
 		before := closed
 		for ev, ok := s.hosts[1].take(EventClosed); ok; ev, ok = s.hosts[1].take(EventClosed) {
-			if closed++; ev.Err == nil || ev.QP.Client != cb {
-				t.Errorf("closed: %v", ev.Err)
+			if closed++; ev.Err == nil || ev.Conn == other[lanes].id {
+				t.Errorf("connection %d is closed: %v", ev.Conn, ev.Err)
 			}
 		}
 		if closed-before > failBudget+1 {

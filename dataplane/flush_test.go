@@ -66,10 +66,9 @@ func TestFlushesAreBounded(t *testing.T) {
 				break
 			}
 			closed++
-			for i, q := range qps {
-				if ev.QP == &q.QPBinding && len(q.wcs) != posted {
-					t.Errorf("connection %d is closed with %d of %d work requests flushed", i, len(q.wcs), posted)
-				}
+			i := slices.IndexFunc(streams, func(s *stream) bool { return s.id == ev.Conn })
+			if n := len(qps[i].wcs); n != posted {
+				t.Errorf("connection %d is closed with %d of %d work requests flushed", i, n, posted)
 			}
 		}
 		if n == before && closed < pairs {

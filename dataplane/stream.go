@@ -79,7 +79,7 @@ func (s *stream) flow() pkt.Flow { return s.lane.key.Flow }
 
 // event sends an event about s.
 func (w *worker) event(s *stream, kind EventKind, err error, data []byte) {
-	w.e.events.push(Event{Kind: kind, Conn: s.id, Flow: s.flow(), Worker: w.id, Err: err, Data: data, QP: s.qp})
+	w.e.events.push(Event{Kind: kind, Conn: s.id, Flow: s.flow(), Worker: w.id, Err: err, Data: data})
 }
 
 // withStream calls f on the worker that owns stream id, with nil if it no longer exists.
@@ -126,7 +126,7 @@ func (w *worker) refuseAttach(id ConnID, a Attachment) {
 	w.flushes.deliver(w, a.QP)
 	w.flushes.after(w, a.QP, func(w *worker) {
 		w.publishFor(a.QP)
-		w.e.events.push(Event{Kind: EventClosed, Conn: id, Worker: w.id, Err: errNoConn, QP: a.QP})
+		w.e.events.push(Event{Kind: EventClosed, Conn: id, Worker: w.id, Err: errNoConn})
 	})
 }
 
