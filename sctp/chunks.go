@@ -164,12 +164,11 @@ func (d *dataChunk) put(b *[dataHeader]byte) {
 
 const sackFixed = 12
 
-// Sack is a SACK chunk (RFC 9260 3.3.4). Its gap blocks and duplicates alias the packet.
+// Sack is a SACK chunk (RFC 9260 3.3.4). Its gap blocks alias the packet. Its duplicates are ignored.
 type Sack struct {
 	Cum  serial.Num
 	Rwnd uint32
 	gaps []byte // pairs of 16-bit offsets
-	dups []byte
 }
 
 // Decode reads the body of a SACK.
@@ -182,7 +181,7 @@ func (s *Sack) Decode(b []byte) error {
 	if len(b)-sackFixed < ng+nd {
 		return ErrChunk
 	}
-	s.gaps, s.dups = b[sackFixed:sackFixed+ng], b[sackFixed+ng:sackFixed+ng+nd]
+	s.gaps = b[sackFixed : sackFixed+ng]
 	return nil
 }
 
