@@ -11,8 +11,8 @@ RACE = $(shell command -v gcc >/dev/null 2>&1 && echo -race)
 # Packages tested only without it: the protocol cores have no goroutines (internal/arch sees to that),
 # and programs that a test runs are built without it. internal/bench and test/bench count
 # allocations and time, which it changes. dataplane is tested both ways.
-# Those in test/ mostly wait for programs: several run at a time, and they begin first, beside the tests that
-# run again in another way. They are compiled as the programs are, so that each package is compiled once for both.
+# Those in test/ mostly wait for programs: several run at a time, and they begin first, together with the tests
+# that run again in another way. They are compiled as the programs are, so that each package is compiled once for both.
 # make lint vets all packages, so the tests do not.
 NORACE = /(tcp|tcp/gvisor|tcp/kernel|sctp|sctp/session|mpa|ddp|rdmap|rpcrdma/wire|rpcrdma/session|docs/site|internal/arch|internal/bench|test/bench|test/clib|test/kerneltcp|test/packages|test/sctp-peer|test/system|test/tutorial|test/upgrade|test/verbs)$$
 

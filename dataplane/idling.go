@@ -6,8 +6,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
-// idling chooses what an adaptive worker does after a turn without work. The zero value is that of a worker that has
-// just had some.
+// idling chooses the pause of an adaptive worker after a turn without work. The zero value is that of a worker whose
+// last turn had work.
 type idling struct {
 	since clock.Time // when the first turn without work began, or 0
 }

@@ -123,7 +123,7 @@ func (r *round) mark(l *lane) {
 	}
 }
 
-// markLast moves l, if it is marked, behind the others. What marked l was hardly long ago.
+// markLast moves l, if it is marked, after the other marked lanes.
 func (r *round) markLast(l *lane) {
 	for i := len(r.dirty) - 1; l.dirty && i >= 0; i-- {
 		if r.dirty[i] == l {

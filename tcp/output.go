@@ -134,7 +134,7 @@ func (c *Conn) sendSYN(now clock.Time, o *Out) {
 func (c *Conn) tsAt(t clock.Time) uint32 { return uint32(uint64(t)/1e6) + c.tsOff }
 
 // header fills in the fields common to all segments after the handshake, and notes that the segment carries an ACK. SACK blocks are added
-// as far as a full segment leaves room beside the payload.
+// as far as a full segment leaves room for them.
 func (c *Conn) header(now clock.Time, o *Out, payload int) {
 	o.SrcPort, o.DstPort = c.flow.LocalPort, c.flow.RemotePort
 	o.Flags = ACK

@@ -9,8 +9,8 @@ package sched
 const (
 	turnBudget = 90       // records composed in a turn: two super-frames at an MTU of 1500
 	minQuantum = 16 << 10 // bytes of cost that a member, or group, may send in its turn of the round
-	// A member that no other waits behind gets so much more at once: a fifth of
-	// the time of large Writes at an MTU of 9000 is between two turns.
+	// aloneBonus is what a member may send in addition while no other waits: a
+	// fifth of the time of large Writes at an MTU of 9000 is between two turns.
 	aloneBonus = 12 * minQuantum
 
 	// RecordCost is the cost of a record in bytes: its headers, and a frame's share of the other work.
