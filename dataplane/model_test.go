@@ -293,16 +293,19 @@ func (p *program) check(who string) error {
 
 // TestRandomPrograms runs random programs of all verbs in both directions at once over random lossy wires, MTUs, IP
 // versions, markers and CRC, and compares the result with a model in plain memory. SEEDS sets how many.
-func TestRandomPrograms(t *testing.T) {
+func TestRandomPrograms(t *testing.T) { eachSeed(t, 30, randomPrograms) }
+
+// eachSeed runs a test with SEEDS seeds, at most short if the tests shall be short.
+func eachSeed(t *testing.T, short int, run func(t *testing.T, seed uint64)) {
 	oneGoroutine(t)
 	base := testenv.Seed(t)
 	seeds := testenv.Count(t, "SEEDS", 60)
 	if testing.Short() {
-		seeds = min(seeds, 30)
+		seeds = min(seeds, short)
 	}
 	for i := range seeds {
 		seed := base + uint64(i)
-		t.Run(fmt.Sprint(seed), func(t *testing.T) { randomPrograms(t, seed) })
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { run(t, seed) })
 	}
 }
 

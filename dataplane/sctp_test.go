@@ -256,18 +256,7 @@ func TestSCTPFullSlot(t *testing.T) {
 }
 
 // TestSCTPRandomPrograms is TestRandomPrograms over SCTP.
-func TestSCTPRandomPrograms(t *testing.T) {
-	oneGoroutine(t)
-	base := testenv.Seed(t)
-	seeds := testenv.Count(t, "SEEDS", 60)
-	if testing.Short() {
-		seeds = min(seeds, 20)
-	}
-	for i := range seeds {
-		seed := base + uint64(i)
-		t.Run(fmt.Sprint(seed), func(t *testing.T) { randomProgramsSCTP(t, seed) })
-	}
-}
+func TestSCTPRandomPrograms(t *testing.T) { eachSeed(t, 20, randomProgramsSCTP) }
 
 func randomProgramsSCTP(t *testing.T, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 0x73637470))
