@@ -85,12 +85,13 @@ func pingpong(provider, endpoint string) row {
 	return row{group: "libfabric", siw: true, name: "fi_pingpong -p '" + provider + "' -e " + endpoint, server: args, client: args + " ADDR", port: 47592}
 }
 
-// iser returns the row of an initiator of libiscsi that uses a disk of tgtd.
-func iser(program string) row {
+// iser returns the row of an initiator of libiscsi, with its arguments, that uses a disk of tgtd.
+func iser(command string) row {
+	program, _, _ := strings.Cut(command, " ")
 	return row{
-		group: "tgt, libiscsi", name: "tgtd (iSER), " + program, needs: []string{"tgtd", "tgtadm", program},
+		group: "tgt, libiscsi", name: "tgtd (iSER), " + command, needs: []string{"tgtd", "tgtadm", program},
 		server: "@iser ADDR", ready: "ready", stays: true,
-		client: program + " -i iqn.2026-01.org.example:client iser://ADDR/iqn.2026-01.org.example:disk/1", long: true,
+		client: command + " -i iqn.2026-01.org.example:client iser://ADDR/iqn.2026-01.org.example:disk/1", long: true,
 	}
 }
 
@@ -131,7 +132,7 @@ func rows() []row {
 		},
 		fio("write"), fio("read"), waiting(fio("send")),
 		pingpong("verbs", "msg"), long(pingpong("verbs;ofi_rxm", "rdm")),
-		iser("iscsi-inq"), iser("iscsi-readcapacity16"),
+		iser("iscsi-inq"), iser("iscsi-readcapacity16"), iser("iscsi-perf -t 2 -m 8 -b 64"),
 		{group: "librpma", name: "write, flush, read, send", server: "@rpma ADDR server", client: "@rpma ADDR"},
 		pyverbs("test_rdmacm.CMTestCase", "test_rdmacm_sync_traffic", "test_rdmacm_async_reject_traffic", "test_rdmacm_async_read", "test_rdmacm_async_write"),
 		long(pyverbs("test_qp.QPTest", "test_create_rc_qp_no_attr", "test_create_rc_qp_with_attr", "test_query_rc_qp")),
@@ -158,6 +159,11 @@ func rows() []row {
 	}
 	for _, p := range []string{"ib_write_bw", "ib_read_bw", "ib_send_bw", "ib_write_lat", "ib_read_lat", "ib_send_lat", "ib_atomic_bw"} {
 		rs = append(rs, exchanging(p, "-n 100"))
+	}
+	for _, test := range [][2]string{{"ib_write_bw", "-D 2"}, {"ib_read_bw", "-q 64 -b -s 4096 -n 100"}, {"ib_send_bw", "-l 16 -n 160"}, {"ib_send_lat", "-e -n 100"}} {
+		r := long(perftest(test[0], test[1]))
+		r.siw = false
+		rs = append(rs, r)
 	}
 	return append(rs, perftest("ib_atomic_bw", "-n 300"), long(perftest("ib_atomic_lat", "-n 100")))
 }
