@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/buffer"
@@ -37,7 +38,35 @@ func newLogger(s *settings) (*zap.Logger, zap.AtomicLevel) {
 	if journal {
 		encoder = journalEncoder{encoder}
 	}
-	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(printable.Writer{W: os.Stderr})), level)), level
+	core := zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(printable.Writer{W: os.Stderr})), level)
+	return zap.New(limitedCore{core, zapcore.NewSamplerWithOptions(core, limitPeriod, limitFirst, limitFirst)}), level
+}
+
+// limitedCore limits the lines with the same message, except at the level debug: in each
+// limitPeriod it writes the first limitFirst of them, and of the others every limitFirst-th. Clients
+// and peers can repeat what causes a message without end, and the journal drops any lines of a
+// service that writes too many.
+type limitedCore struct {
+	zapcore.Core
+	limited zapcore.Core
+}
+
+const (
+	limitPeriod = 10 * time.Second
+	limitFirst  = 100
+)
+
+// With implements zapcore.Core.
+func (c limitedCore) With(fields []zapcore.Field) zapcore.Core {
+	return limitedCore{c.Core.With(fields), c.limited.With(fields)}
+}
+
+// Check implements zapcore.Core.
+func (c limitedCore) Check(entry zapcore.Entry, to *zapcore.CheckedEntry) *zapcore.CheckedEntry {
+	if entry.Level > zapcore.DebugLevel {
+		return c.limited.Check(entry, to)
+	}
+	return c.Core.Check(entry, to)
 }
 
 // inJournal reports whether f is the stream that systemd has connected to the journal

@@ -47,6 +47,23 @@ func TestLogEscapes(t *testing.T) {
 	}
 }
 
+// TestLogLimit checks that a message that clients repeat does not displace the others.
+func TestLogLimit(t *testing.T) {
+	log, read := logged(t, "console")
+	const times = 500
+	for i := range times {
+		log.With(zap.Int("client", i)).Info("stream terminated")
+	}
+	log.Info("ready")
+	text := read()
+	if n := strings.Count(text, "stream terminated"); n < limitFirst || n > limitFirst+times/limitFirst {
+		t.Errorf("%d lines of %d", n, times)
+	}
+	if !strings.Contains(text, "ready") {
+		t.Error("another message is lost")
+	}
+}
+
 // TestLogErrors checks that errors are logged without names of Go packages, and that names of protocols stay.
 func TestLogErrors(t *testing.T) {
 	for format, want := range map[string]string{"console": `{"error": "no such peer: tcp: refused"}`, "json": `"error":"no such peer: tcp: refused"`} {
