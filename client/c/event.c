@@ -46,6 +46,9 @@ static void note_event(struct iwarpd_device *dev, const Pb__Event *ev)
 		if (ev->established->worker < dev->workers)
 			qp_established(qp, ev->established->worker);
 		break;
+	case PB__EVENT__BODY_STREAM_READY:
+		qp->conn = ev->stream_ready->conn;
+		break;
 	case PB__EVENT__BODY_REJECTED:
 	case PB__EVENT__BODY_CONNECT_FAILED:
 	case PB__EVENT__BODY_DISCONNECTED:
@@ -203,13 +206,15 @@ void stream_forget(struct iwarpd_device *dev, uint32_t conn)
  * A program that waits for the events of its QPs alone would otherwise gather those that it has not
  * read before it destroys a QP.
  */
-void events_drop(struct iwarpd_device *dev, uint32_t qp)
+void events_drop(const struct object *qp)
 {
-	struct event **at = &dev->events;
+	struct event **at = &qp->dev->events;
 
 	while (*at) {
-		if (event_qp((*at)->msg->event) == qp)
-			event_done(dev, at);
+		const Pb__Event *ev = (*at)->msg->event;
+
+		if (event_qp(ev) == qp->handle || (qp->conn != 0 && conn_of(ev) == qp->conn))
+			event_done(qp->dev, at);
 		else
 			at = &(*at)->next;
 	}

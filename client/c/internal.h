@@ -118,6 +118,7 @@ struct object {
 	struct iwarpd_device *dev;
 	enum object_kind kind;
 	uint32_t handle;
+	uint32_t conn; /* of a QP whose connection is, or was, a byte stream; otherwise 0 */
 	void (*free)(struct object *o); /* frees the memory without notifying the daemon */
 	void (*ended)(struct object *o); /* called when the connection or the device has ended; may be NULL */
 };
@@ -168,7 +169,7 @@ struct iwarpd_device {
 	Pb__Message *hello;      /* owns the texts in attrs */
 
 	void (*on_event)(struct iwarpd_device *dev, Pb__Message *msg); /* takes ownership of msg; the lock is held */
-	void (*drop_events)(struct iwarpd_device *dev, uint32_t qp);   /* of a QP that is being freed; the lock is held */
+	void (*drop_events)(const struct object *qp);                  /* of a QP that is being freed; the lock is held */
 
 	pthread_mutex_t attaching; /* held during the request; guards the next line */
 	bool far, near;            /* the daemon has our /proc/self/mem, and the memfd of near memory */
@@ -254,7 +255,7 @@ int watch_fd(int epoll, int fd); /* adds a descriptor to an epoll */
 /* event.c */
 
 void event_arrived(struct iwarpd_device *dev, Pb__Message *msg); /* on_event of a device */
-void events_drop(struct iwarpd_device *dev, uint32_t qp);              /* drop_events of a device */
+void events_drop(const struct object *qp);                             /* drop_events of a device */
 void events_free(struct iwarpd_device *dev);
 
 /*

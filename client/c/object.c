@@ -25,7 +25,7 @@ void object_free(struct object *o)
 	o->prev->next = o->next;
 	if (o->kind == OBJECT_QP) {
 		o->dev->num_qps--;
-		o->dev->drop_events(o->dev, o->handle);
+		o->dev->drop_events(o);
 	}
 	pthread_mutex_unlock(&o->dev->lock);
 	o->free(o);

@@ -746,6 +746,19 @@ static void streams(struct side *a, struct side *b)
 	read_stream(b, cb, in, 3);
 	drop(a);
 	drop(b);
+
+	/* Data of a stream whose QP is destroyed is not reported any more. */
+	ca = open_stream(a, b, l);
+	cb = b->ev.conn;
+	write_stream(b, cb, "HELLO", 5);
+	CHECK(iwarpd_get_event(a->dev, &a->ev, WAIT, &err) == 0);
+	CHECK(a->ev.type == IWARPD_EVENT_STREAM_DATA && a->ev.conn == ca);
+	drop(a);
+	CHECK(iwarpd_get_event(a->dev, &a->ev, 0, &err) == -ETIMEDOUT);
+	CHECK(iwarpd_get_event(b->dev, &b->ev, WAIT, &err) == 0);
+	CHECK(b->ev.type == IWARPD_EVENT_CONNECT_GONE && b->ev.conn == cb);
+	drop(b);
+
 	ca = open_stream(a, b, l);
 	cb = b->ev.conn;
 	CHECK(iwarpd_unlisten(l, &err) == 0);
