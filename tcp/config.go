@@ -28,16 +28,14 @@ const (
 type Config struct {
 	RcvWindow int // largest window offered, in bytes
 	MaxHeld   int // maximum number of out-of-order segments held
-	MinMTU    int // smallest path MTU accepted; the minimums of RFC 1191 and RFC 8201 apply too
 
 	NoSACK, NoTimestamps, NoWindowScale bool
 
 	CongestionControl CongestionControl
 	ECN               ECN
-	InitialWindow     int // segments (RFC 6928); 0: 10
 	MaxBurst          int // segments sent back to back before the rest of the window is paced over the round trip; 0: no limit
 
-	InitialRTO, MinRTO, MaxRTO time.Duration
+	MaxRTO time.Duration // longest retransmission time-out; RFC 6298 (2.5): at least 60 s
 
 	SynTimeout  time.Duration // R2 for SYN and SYN-ACK; RFC 9293 MUST-23: at least 3 minutes
 	DataTimeout time.Duration // R2 for data; SHLD-11: at least 100 s
@@ -52,8 +50,6 @@ type Config struct {
 	KeepAliveCount    int // unanswered probes that end the connection
 
 	RTT *histogram.Histogram // counts the measured round-trip times; nil: they are not counted
-
-	PMTURaise time.Duration // time after which a lowered path MTU is raised again; RFC 1191 6.3: 10 minutes
 }
 
 // DefaultConfig returns a configuration that suits most networks.
@@ -61,12 +57,8 @@ func DefaultConfig() Config {
 	return Config{
 		RcvWindow:         2 << 20,
 		MaxHeld:           1024,
-		MinMTU:            552,
 		ECN:               AcceptECN,
-		InitialWindow:     10,
 		MaxBurst:          90, // two packets of 64 KiB at an MTU of 1500
-		InitialRTO:        time.Second,
-		MinRTO:            200 * time.Millisecond,
 		MaxRTO:            60 * time.Second,
 		SynTimeout:        180 * time.Second,
 		DataTimeout:       120 * time.Second,
@@ -75,7 +67,6 @@ func DefaultConfig() Config {
 		FinWait2:          60 * time.Second,
 		KeepAliveInterval: 75 * time.Second,
 		KeepAliveCount:    9,
-		PMTURaise:         10 * time.Minute,
 	}
 }
 
@@ -99,11 +90,7 @@ func (c Config) withDefaults() Config {
 	or(&c.RcvWindow, d.RcvWindow)
 	c.RcvWindow = min(c.RcvWindow, 65535<<maxWScale)
 	or(&c.MaxHeld, d.MaxHeld)
-	or(&c.MinMTU, d.MinMTU)
-	or(&c.InitialWindow, d.InitialWindow)
 	or(&c.KeepAliveCount, d.KeepAliveCount)
-	orTime(&c.InitialRTO, d.InitialRTO)
-	orTime(&c.MinRTO, d.MinRTO)
 	orTime(&c.MaxRTO, d.MaxRTO)
 	orTime(&c.SynTimeout, d.SynTimeout)
 	orTime(&c.DataTimeout, d.DataTimeout)
@@ -111,6 +98,5 @@ func (c Config) withDefaults() Config {
 	c.DelayedAck = min(c.DelayedAck, 499*time.Millisecond)
 	orTime(&c.TimeWait, d.TimeWait)
 	orTime(&c.KeepAliveInterval, d.KeepAliveInterval)
-	orTime(&c.PMTURaise, d.PMTURaise)
 	return c
 }

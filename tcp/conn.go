@@ -180,7 +180,7 @@ func newConn(now clock.Time, cfg *Config, f pkt.Flow, iss serial.Num, mtu int) *
 	c.rcvMean = 16 * c.offeredMSS()
 	c.mayHold = c.cfg.MaxHeld
 	c.cc = algorithms[c.cfg.CongestionControl].state()
-	c.rto = c.cfg.InitialRTO
+	c.rto = initialRTO
 	c.tsOff = uint32(iss) - issClock(now)
 	c.lastRcv = now
 	c.progress = now
@@ -412,13 +412,9 @@ func (c *Conn) establish(now clock.Time) {
 	c.stop(timerRTO)
 	c.synPending = false
 	c.setMSS()
-	iw := c.cfg.InitialWindow
+	c.w.cwnd = min(10*c.mss, max(2*c.mss, 14600)) // RFC 6928 (1)
 	if c.synRetries > 1 {
-		iw = 1 // RFC 5681 3.1
-	}
-	c.w.cwnd = iw * c.mss
-	if iw == c.cfg.InitialWindow && c.cfg.InitialWindow == 10 {
-		c.w.cwnd = min(10*c.mss, max(2*c.mss, 14600)) // RFC 6928 (1)
+		c.w.cwnd = c.mss // RFC 5681 3.1
 	}
 	c.initialWindow = c.w.cwnd
 	if c.synRetries > 0 {

@@ -1,6 +1,8 @@
 package tcp
 
 import (
+	"time"
+
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/serial"
@@ -12,6 +14,11 @@ const (
 	ipv4MinMTU, ipv6MinMTU         = 68, 1280
 	ipv4DefaultMSS, ipv6DefaultMSS = 536, 1220 // RFC 9293 MUST-15
 	minMSS                         = 32        // lower limit of the MSS, whatever the MTU
+)
+
+const (
+	leastMTU  = 552              // smallest path MTU accepted over IPv4, as in Linux
+	pmtuRaise = 10 * time.Minute // time after which a lowered path MTU is raised again (RFC 1191 6.3)
 )
 
 func (c *Conn) ipHeader() int {
@@ -80,7 +87,7 @@ func (c *Conn) minMTU() int {
 	if c.v6 {
 		return ipv6MinMTU
 	}
-	return max(ipv4MinMTU, c.cfg.MinMTU)
+	return leastMTU
 }
 
 // SetMTU sets the MTU of the link.
@@ -100,7 +107,7 @@ func (c *Conn) changeMTU(now clock.Time, mtu int) {
 	if shrunk {
 		c.stats.PMTUShrinks++
 		if mtu < c.linkMTU {
-			c.arm(timerPMTU, now.Add(c.cfg.PMTURaise))
+			c.arm(timerPMTU, now.Add(pmtuRaise))
 		}
 	}
 }

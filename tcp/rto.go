@@ -13,6 +13,11 @@ type rttState struct {
 	backoff      uint8         // doublings (5.5)
 }
 
+const (
+	initialRTO = time.Second            // RFC 6298 (2.1)
+	minRTO     = 200 * time.Millisecond // as in Linux; RFC 6298 (2.4) recommends 1 s
+)
+
 // sampleRTT is RFC 6298 (2.2) and (2.3).
 func (c *Conn) sampleRTT(r time.Duration) {
 	r = max(r, 1)
@@ -26,7 +31,7 @@ func (c *Conn) sampleRTT(r time.Duration) {
 		c.rttvar += (d - c.rttvar) / 4
 		c.srtt += (r - c.srtt) / 8
 	}
-	c.rto = min(c.srtt+max(4*c.rttvar, c.cfg.MinRTO), c.cfg.MaxRTO)
+	c.rto = min(c.srtt+max(4*c.rttvar, minRTO), c.cfg.MaxRTO)
 	c.cfg.RTT.Add(r)
 }
 
