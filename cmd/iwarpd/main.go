@@ -138,6 +138,7 @@ func noArguments(cmd *cobra.Command, args []string) error {
 // serve runs the daemon until ctx is done, and logs its start and end. SIGHUP makes it read its
 // settings again.
 func serve(ctx context.Context, s *settings, read func() (*settings, error)) error {
+	signal.Ignore(unix.SIGPIPE) // the reader of the log may end before the daemon
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, unix.SIGHUP)
 	defer signal.Stop(hangups)

@@ -27,31 +27,51 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestCrash checks that a daemon that crashes, as by the SIGABRT of systemd's watchdog, ends by a signal. Exit code 2
-// means a wrong configuration, after which the unit does not restart it.
-func TestCrash(t *testing.T) {
-	cmd := program(t, "--transport", "socket", "--socket", filepath.Join(t.TempDir(), "iwarpd.sock"))
-	stderr, err := cmd.StderrPipe()
+// daemonProcess returns a daemon that is ready, the pipe of its log, and what it has logged.
+func daemonProcess(t *testing.T) (cmd *exec.Cmd, log io.ReadCloser, said *bytes.Buffer) {
+	t.Helper()
+	cmd = program(t, "--transport", "socket", "--socket", filepath.Join(t.TempDir(), "iwarpd.sock"))
+	log, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	var said bytes.Buffer
-	lines := bufio.NewReader(io.TeeReader(stderr, &said))
+	said = new(bytes.Buffer)
+	lines := bufio.NewReader(io.TeeReader(log, said))
 	for !bytes.Contains(said.Bytes(), []byte("ready")) {
 		if _, err := lines.ReadBytes('\n'); err != nil {
 			t.Fatalf("%v: %s", err, said.Bytes())
 		}
 	}
+	return cmd, log, said
+}
+
+// TestLogReaderEnds checks that a daemon whose log nobody reads any more keeps running and stops in order. systemd takes
+// an end by SIGPIPE for a clean exit, after which the unit is not restarted.
+func TestLogReaderEnds(t *testing.T) {
+	cmd, log, _ := daemonProcess(t)
+	log.Close()
+	if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil { // it logs that it drains
+		t.Error(err)
+	}
+}
+
+// TestCrash checks that a daemon that crashes, as by the SIGABRT of systemd's watchdog, ends by a signal. Exit code 2
+// means a wrong configuration, after which the unit does not restart it.
+func TestCrash(t *testing.T) {
+	cmd, stderr, said := daemonProcess(t)
 	if err := unix.Prlimit(cmd.Process.Pid, unix.RLIMIT_CORE, &unix.Rlimit{}, nil); err != nil {
 		t.Error(err)
 	}
 	if err := cmd.Process.Signal(unix.SIGABRT); err != nil {
 		t.Fatal(err)
 	}
-	_, _ = io.Copy(io.Discard, lines) // into said
+	_, _ = io.Copy(said, stderr)
 	_ = cmd.Wait()
 	if status := cmd.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() || status.Signal() != unix.SIGABRT {
 		t.Errorf("%v; want it ended by SIGABRT", cmd.ProcessState)
