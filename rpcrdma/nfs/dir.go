@@ -417,6 +417,9 @@ func (s *Server) entries(d *object, cookie uint64, f func(e *entry) bool) (end b
 	buf := make([]byte, 1<<15)
 	for {
 		n, err := unix.Getdents(d.fd, buf)
+		if err == unix.ENOENT { // it was removed, and a program has it open
+			err = unix.ESTALE
+		}
 		if err != nil {
 			return false, err
 		}

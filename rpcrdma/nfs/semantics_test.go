@@ -422,6 +422,27 @@ func TestWcc(t *testing.T) {
 	}
 }
 
+// TestListRemoved checks that a directory that was removed, but is open in a program, is stale.
+func TestListRemoved(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	dir := filepath.Join(l.dir, "d")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	open, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	d := l.lookup("d")
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	list := func(w *rpc.Writer) { w.Opaque(d); w.U64(0); w.U64(0); w.U32(4096) }
+	l.want(nfsv3.NFS3ERR_STALE, root, pReaddir, list)
+	l.want(nfsv3.NFS3ERR_STALE, root, pReaddirplus, func(w *rpc.Writer) { list(w); w.U32(4096) })
+}
+
 // TestMovedAway checks that a directory that was moved out of the export reveals nothing about its new parents.
 func TestMovedAway(t *testing.T) {
 	dir := t.TempDir()
