@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
@@ -33,8 +34,9 @@ type Conn struct {
 	memMu sync.RWMutex // held while stage, recv or an op's tmp is accessed
 	gone  bool         // the memory is unmapped; guarded by memMu
 
-	free   chan *op // operations not in use
-	chunks chan int // chunks of stage not in use
+	free   chan *op     // operations not in use
+	chunks chan int     // chunks of stage not in use
+	hungry atomic.Int32 // goroutines that wait for an operation or a chunk
 	ops    []*op
 	leader chan struct{} // token of the goroutine that polls scq
 	swcs   [16]WC        // completions of the leader
@@ -243,6 +245,14 @@ func (c *Conn) begin(ctx context.Context) (*op, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	select {
+	case o := <-c.free:
+		o.reset()
+		return o, nil
+	default:
+	}
+	c.hungry.Add(1)
+	defer c.hungry.Add(-1)
 	for {
 		select {
 		case o := <-c.free:
@@ -287,15 +297,18 @@ func (c *Conn) end(o *op) {
 		go tmp.Close() // Close asks the daemon; the poller must not wait for it
 	}
 	c.free <- o
+	if c.hungry.Load() > 0 { // the leader may be one of them, and no completion may be outstanding
+		c.scq.interrupt()
+	}
 }
 
 // lead waits for completions and delivers them. The caller holds the leader's token. lead
-// returns at once if idle reports that there is nothing to wait for.
+// returns if idle reports that there is nothing to wait for.
 func (c *Conn) lead(ctx context.Context, idle func() bool) error {
 	if idle() {
 		return nil
 	}
-	n, err := c.scq.Wait(ctx, c.swcs[:])
+	n, err := c.scq.waitUnless(ctx, c.swcs[:], idle)
 	for i := range c.swcs[:n] {
 		wc := &c.swcs[i]
 		if wc.ID >= uint64(len(c.ops)) {

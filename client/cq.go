@@ -123,6 +123,12 @@ func (c *CQ) poll(wcs []WC) int {
 // sleeps. n is 0 only with an error. For a CQ of a CompChannel it returns ErrInvalid;
 // use CompChannel.Wait.
 func (c *CQ) Wait(ctx context.Context, wcs []WC) (n int, err error) {
+	return c.waitUnless(ctx, wcs, func() bool { return false })
+}
+
+// waitUnless is Wait, but returns without completions, and without an error, when over returns
+// true. A goroutine that makes it true calls interrupt after that.
+func (c *CQ) waitUnless(ctx context.Context, wcs []WC, over func() bool) (n int, err error) {
 	if c.ch != nil {
 		return 0, &Error{"wait for completions", ctrlpb.Code_CODE_INVALID, "the queue has a completion channel: wait there"}
 	}
@@ -144,8 +150,11 @@ func (c *CQ) Wait(ctx context.Context, wcs []WC) (n int, err error) {
 			return n, nil
 		}
 		began := time.Now()
-		err := c.sleep(ctx, swaps)
+		err := c.sleep(ctx, swaps, over)
 		c.spin.Slept(time.Since(began))
+		if err == nil && over() {
+			return 0, nil
+		}
 		if err != nil {
 			// Completions flushed when the daemon ended are still there.
 			if n := c.poll(wcs); n > 0 {
@@ -172,9 +181,12 @@ func (c *CQ) look(wcs []WC) int {
 	}
 }
 
+// interrupt wakes a goroutine in waitUnless.
+func (c *CQ) interrupt() { _ = c.file.SetReadDeadline(past) }
+
 // sleep waits for the wake-up of an armed queue, or until Resize has replaced the ring more
-// than swaps times.
-func (c *CQ) sleep(ctx context.Context, swaps int) error {
+// than swaps times, or over returns true.
+func (c *CQ) sleep(ctx context.Context, swaps int, over func() bool) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -182,7 +194,7 @@ func (c *CQ) sleep(ctx context.Context, swaps int) error {
 	c.mu.Lock()
 	resized := c.swaps != swaps
 	c.mu.Unlock()
-	if resized {
+	if resized || over() { // checked after clearing the deadline, which both set
 		return nil
 	}
 	if ctx.Done() != nil {
@@ -197,7 +209,7 @@ func (c *CQ) sleep(ctx context.Context, swaps int) error {
 		c.armed = false
 		c.mu.Unlock()
 		return nil
-	case errors.Is(err, os.ErrDeadlineExceeded): // deadline of this context or, late, of an earlier one, or set by Resize
+	case errors.Is(err, os.ErrDeadlineExceeded): // deadline of this context or, late, of an earlier one, or set by Resize or interrupt
 		return ctx.Err()
 	case c.isEnding():
 		return ErrClosed

@@ -79,6 +79,13 @@ func (c *Conn) message(ctx context.Context, b []byte, mode SendMode) (o *op, wr 
 
 // takeChunk assigns a chunk of the stage to o, waiting until one is free.
 func (c *Conn) takeChunk(ctx context.Context, o *op) error {
+	select {
+	case o.chunk = <-c.chunks:
+		return nil
+	default:
+	}
+	c.hungry.Add(1)
+	defer c.hungry.Add(-1)
 	for {
 		select {
 		case o.chunk = <-c.chunks:

@@ -2,8 +2,11 @@ package embed_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"sync"
 	"testing"
+	"time"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
@@ -89,5 +92,34 @@ func TestPostClose(t *testing.T) {
 	}
 	if err := pd.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestWriteTurns checks that goroutines that share one operation, or the memory of a connection, all get their turn.
+func TestWriteTurns(t *testing.T) {
+	a, b, ctx := pair(t, embed.PairConfig{})
+	for name, tt := range map[string]struct{ depth, writers int }{"operations": {1, 3}, "memory": {64, 16}} {
+		t.Run(name, func(t *testing.T) {
+			ca, cb := connect(t, ctx, a, b, &iwarp.Config{SendDepth: tt.depth})
+			mr, err := cb.Alloc(ctx, 4096, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
+			if err != nil {
+				t.Fatal(err)
+			}
+			late, cancel := context.WithTimeout(ctx, time.Minute)
+			defer cancel()
+			for i := range 1000 {
+				var writers sync.WaitGroup
+				for range tt.writers {
+					writers.Go(func() {
+						if err := ca.Write(late, mr.Remote(), []byte{1}); err != nil {
+							t.Errorf("round %d: %v", i, err)
+						}
+					})
+				}
+				if writers.Wait(); t.Failed() {
+					return
+				}
+			}
+		})
 	}
 }
