@@ -16,7 +16,6 @@ import (
 type Row struct {
 	File   string // "conformance-mpa.md"
 	ID     string // the first cell: "M14", "MUST-39"
-	Rule   string
 	Code   []Name
 	Tests  []Name
 	Reason bool // the code cell gives a reason for having no test
@@ -115,8 +114,6 @@ func (s *source) table(file, pkg string) (rows []Row, errs []error) {
 		code, test := -1, -1
 		for i, h := range head {
 			switch h {
-			case "Rule", "Requirement", "What":
-				r.Rule = cells[i]
 			case "Code":
 				code = i
 			case "Test", "Proof":
