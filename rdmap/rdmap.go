@@ -114,9 +114,8 @@ type PlacementKind uint8
 
 // The kinds of placement.
 const (
-	PlaceNone   PlacementKind = iota
-	PlaceTagged               // STag and TO
-	PlaceRecv                 // receive buffer Recv, at Off
+	PlaceTagged PlacementKind = iota + 1 // STag and TO
+	PlaceRecv                            // receive buffer Recv, at Off
 )
 
 // Placement is where the payload of a segment belongs. Op says why: OpWrite for
