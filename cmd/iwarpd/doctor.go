@@ -75,7 +75,7 @@ func judgeNames(names []string) (findings []hostcheck.Finding, err error) {
 		return hostcheck.JudgeSockets(facts), nil
 	}
 	for i, name := range names {
-		facts, err := hostcheck.Gather(name)
+		facts, err := hostcheck.Gather(name, names...)
 		if err != nil {
 			return nil, err
 		}

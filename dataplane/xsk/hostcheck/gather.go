@@ -43,10 +43,11 @@ type Interface struct {
 	Loopback  bool
 	Up        bool
 	Ethernet  bool
-	Addresses int    // number, including the VLANs on it, without link-local IPv6 addresses
-	VLANs     int    // interfaces of VLANs on it
-	Driver    string // "" if the interface does not report it
-	Kind      string // kind of a virtual interface: veth, bond, ...
+	Addresses int      // number, including the VLANs on it, without link-local IPv6 addresses
+	VLANs     int      // interfaces of VLANs on it
+	Rivals    []string // other interfaces that answer ARP for its addresses on the same network
+	Driver    string   // "" if the interface does not report it
+	Kind      string   // kind of a virtual interface: veth, bond, ...
 	MTU       int
 	Merged    uint32 // longest packet of merged segments that the interface takes or delivers, in bytes; 0: not known
 	Queues    int
@@ -58,8 +59,8 @@ type Interface struct {
 	PeerAway  bool            // the peer of the veth is in another namespace
 }
 
-// Gather collects the facts about the host and the interface with that name.
-func Gather(name string) (*Facts, error) {
+// Gather collects the facts about the host and the interface with that name, which is served together with others.
+func Gather(name string, served ...string) (*Facts, error) {
 	f := &Facts{CPUs: runtime.NumCPU()}
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
@@ -100,6 +101,7 @@ func Gather(name string) (*Facts, error) {
 	defer e.Close()
 	f.Interface = look(e, link)
 	f.Interface.Unfit = unfit(link, netlink.LinkByIndex)
+	f.Interface.Rivals = rivals(link, served)
 	for _, l := range vlansOn(link) {
 		f.Interface.Addresses += addresses(l)
 		f.Interface.VLANs++
@@ -170,6 +172,38 @@ func addresses(link netlink.Link) (n int) {
 		}
 	}
 	return n
+}
+
+// rivals returns the interfaces that are not served, have an IPv4 address in a network of link, and answer ARP for all
+// addresses of the host, as Linux does by default.
+func rivals(link netlink.Link, served []string) (names []string) {
+	all, err := netlink.LinkList()
+	if err != nil {
+		return nil
+	}
+	own, err := netlink.AddrList(link, netlink.FAMILY_V4)
+	if err != nil {
+		return nil
+	}
+	for _, l := range all {
+		a := l.Attrs()
+		if a.Index == link.Attrs().Index || a.Flags&net.FlagUp == 0 || slices.Contains(served, a.Name) || arpIgnored("all") || arpIgnored(a.Name) {
+			continue
+		}
+		theirs, err := netlink.AddrList(l, netlink.FAMILY_V4)
+		if err == nil && slices.ContainsFunc(theirs, func(t netlink.Addr) bool {
+			return slices.ContainsFunc(own, func(o netlink.Addr) bool { return o.Contains(t.IP) && t.Contains(o.IP) })
+		}) {
+			names = append(names, a.Name)
+		}
+	}
+	return names
+}
+
+// arpIgnored reports whether an interface answers ARP for its own addresses only.
+func arpIgnored(name string) bool {
+	b, err := os.ReadFile("/proc/sys/net/ipv4/conf/" + name + "/arp_ignore")
+	return err == nil && strings.TrimSpace(string(b)) != "0"
 }
 
 // vlansOn returns the VLANs on link, and the VLANs on these.

@@ -3,7 +3,9 @@ package hostcheck
 import (
 	"errors"
 	"net"
+	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
@@ -74,6 +76,8 @@ func TestJudge(t *testing.T) {
 			f.Interface.Driver, f.Interface.Kind, f.Interface.Merged, f.Kernel = "veth", "veth", 200000, "6.6.9"
 		}, "receive offloads", Warn, "gro_ipv4_max_size 65536"},
 		{"BIG TCP after a native program", func(f *Facts) { f.Interface.Merged = 200000 }, "receive offloads", OK, ""},
+		{"no rival", func(*Facts) {}, "ARP", OK, ""},
+		{"rival", func(f *Facts) { f.Interface.Rivals = []string{"eth1"} }, "ARP", Warn, "sysctl net.ipv4.conf.eth1.arp_ignore=1"},
 		{"veth", veth, "veth peer", OK, ""},
 		{"veth peer with offloads", func(f *Facts) { veth(f); f.Interface.Peer.Features["tx-checksum-ip-generic"] = true }, "veth peer", Warn, "ethtool -K peer0 tx off"},
 		{"veth peer with offloads, Linux 6.6", func(f *Facts) {
@@ -161,6 +165,37 @@ func TestGather(t *testing.T) {
 
 // judge evaluates all facts.
 func judge(f *Facts) []Finding { return append(JudgeHost(f), JudgeInterface(f)...) }
+
+// TestRivals checks that an interface on the same network is found, unless it is served too or answers ARP only for its
+// own addresses.
+func TestRivals(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	err := v.A.NS.Do(func() error {
+		near, far := &net.IPNet{IP: v.A.Addr4.Next().Next().AsSlice(), Mask: net.CIDRMask(24, 32)}, &net.IPNet{IP: net.IPv4(192, 0, 2, 1), Mask: net.CIDRMask(24, 32)}
+		for name, addr := range map[string]*net.IPNet{"near": near, "far": far} {
+			l := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "er"}
+			if err := errors.Join(netlink.LinkAdd(l), netlink.LinkSetUp(l), netlink.AddrAdd(l, &netlink.Addr{IPNet: addr})); err != nil {
+				return err
+			}
+		}
+		check := func(want []string, served ...string) {
+			t.Helper()
+			if f, err := Gather(v.A.Name, served...); err != nil || !slices.Equal(f.Interface.Rivals, want) {
+				t.Errorf("%v, %v; want %v", f.Interface.Rivals, err, want)
+			}
+		}
+		check([]string{"near"})
+		check(nil, v.A.Name, "near")
+		if err := os.WriteFile("/proc/sys/net/ipv4/conf/near/arp_ignore", []byte("1"), 0); err != nil {
+			return err
+		}
+		check(nil)
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
 
 // TestBPFRefused checks that a seccomp profile is noticed that refuses bpf(2) to a process with all capabilities.
 func TestBPFRefused(t *testing.T) {

@@ -52,7 +52,7 @@ func JudgeInterface(f *Facts) (out []Finding) {
 	if i.Unfit != "" {
 		out = append(out, Finding{"kind", Fail, "it is " + i.Unfit, ""})
 	}
-	out = append(out, i.link(), i.driver(f), i.xdp(), f.queues(), i.mtu(), i.receive(), f.unseen())
+	out = append(out, i.link(), i.driver(f), i.xdp(), f.queues(), i.mtu(), i.receive(), i.arp(), f.unseen())
 	if i.Kind == "veth" {
 		out = append(out, i.peer(f))
 	}
@@ -305,6 +305,15 @@ func (i *Interface) receive() Finding {
 			fmt.Sprintf("ip link set dev %s gro_max_size %[2]d gro_ipv4_max_size %[2]d gso_max_size %[2]d gso_ipv4_max_size %[2]d; also on the other end of a veth", i.Name, largestMerged)}
 	}
 	return Finding{"receive offloads", OK, "none in the way", ""}
+}
+
+// arp checks that peers learn no other interface's MAC address: the kernel gets the frames there, and resets the connections.
+func (i *Interface) arp() Finding {
+	if len(i.Rivals) > 0 {
+		return Finding{"ARP", Warn, strings.Join(i.Rivals, ", ") + ": on the same network, and answers ARP for the addresses of " + i.Name + ": the kernel resets connections whose peer sends there",
+			"serve both (interfaces), or sysctl net.ipv4.conf." + i.Rivals[0] + ".arp_ignore=1"}
+	}
+	return Finding{"ARP", OK, "no other interface is on the same network, or answers for " + i.Name, ""}
 }
 
 // peer checks the other end of a veth. Frames from its kernel lack checksums and exceed the
