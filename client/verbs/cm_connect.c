@@ -25,14 +25,26 @@ static const void *private_data(const struct id *id, const struct rdma_conn_para
 	return id->connect;
 }
 
+/* stored returns the QP that is stored in id, if it still exists. Programs such as uDAPL's move one from another id so. */
+static struct qp *stored(const struct id *id)
+{
+	struct qp *qp = id->pub.verbs ? iwv_context_of(id->pub.verbs)->qps : NULL;
+
+	while (qp && &qp->ibv != id->pub.qp)
+		qp = qp->next;
+	return qp;
+}
+
 /*
  * connection_qp returns the QP for a connection and assigns it to id. It returns NULL if there is
  * none, or if it has had a connection. The lock is held.
  */
 static struct qp *connection_qp(struct id *id, const struct rdma_conn_param *p)
 {
-	struct qp *qp = id_qp(id);
+	struct qp *qp = stored(id);
 
+	if (!qp)
+		qp = id_qp(id);
 	if (!qp && p && id->pub.verbs)
 		qp = iwv_qp_find(iwv_context_of(id->pub.verbs), p->qp_num);
 	if (!qp || atomic_load(&qp->conn) != CONN_NONE)

@@ -1120,6 +1120,27 @@ static void later(void)
 	rdma_destroy_event_channel(ch);
 }
 
+/* A connection is accepted with the queue pair of another identifier, which ends then. */
+static void moved(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id = call(client, l), *child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST), *other;
+	struct sockaddr_in a = socket_address(0);
+
+	CHECK(rdma_create_id(server, &other, NULL, RDMA_PS_TCP) == 0 && rdma_bind_addr(other, (struct sockaddr *)&a) == 0);
+	create_qp(other);
+	child->qp = other->qp;
+	other->qp = NULL;
+	CHECK(rdma_accept(child, NULL) == 0);
+	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
+	end(other);
+	CHECK(rdma_disconnect(id) == 0);
+	CHECK(next(server, RDMA_CM_EVENT_DISCONNECTED) == child);
+	end(child);
+	end(id);
+	end(l);
+}
+
 /* A region whose access rights change keeps its I/O virtual address. */
 static void rereg(void)
 {
@@ -1186,7 +1207,7 @@ int main(int argc, char **argv)
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole }, { "exact", exact },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted },
-		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "later", later },
+		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "moved", moved }, { "later", later },
 	};
 
 	CHECK(argc == 3);
