@@ -162,7 +162,7 @@ func (c *Conn) unacceptable(now clock.Time, s *Segment) {
 	if s.Flags&RST != 0 {
 		return
 	}
-	if c.state == SynReceived {
+	if c.state == SynReceived || s.Flags&SYN != 0 { // RFC 5961 4.2
 		c.challenge(now)
 		return
 	}

@@ -407,6 +407,14 @@ func TestScriptReceive(t *testing.T) {
 			> . 1 ack 1
 			state ESTABLISHED
 			stat challenge 1`},
+		{name: "5961 4.2 nor one with text, whatever its sequence number", opts: "mss 1000 ts 1000 sackok", conf: fullOptions, text: `
+			connect
+			< S 4000000000+100 nots
+			> . 1 ack 1
+			< S 4000000000+100 nots
+			> . 1 ack 1
+			state ESTABLISHED
+			stat challenge 2`},
 		{name: "7323 4.3 the echo is of the segment that moved the edge", opts: "mss 1000 ts 1000", conf: fullOptions, text: `
 			connect
 			quick
@@ -471,9 +479,21 @@ func TestScriptSend(t *testing.T) {
 			< . 1 ack 1 win 0
 			+1s
 			> . 1+1
-			+1s
+			+999ms
 			> . 1+1
-			+1s
+			+2ms
+			> R. 2
+			err timed out`},
+		{name: "SHLD-11 R2 ends a wait for a silent peer's window at once", opts: "mss 1000 win 0", conf: func(c *Config) { c.DataTimeout = 2 * time.Second }, text: `
+			connect
+			push 500
+			+201ms
+			> . 1+1
+			+401ms
+			> . 1+1
+			+801ms
+			> . 1+1
+			+598ms
 			> R. 2
 			err timed out`},
 		{name: "9293 3.8.6.1 the byte of a probe is taken", opts: "mss 1000 win 0", text: `

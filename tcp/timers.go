@@ -130,7 +130,7 @@ func (c *Conn) armPersist(now clock.Time) {
 				c.armUser(now)
 			}
 		}
-		c.arm(timerPersist, now.Add(c.persistInterval()))
+		c.arm(timerPersist, min(now.Add(c.persistInterval()), c.endR2())) // the last interval ends with R2
 	}
 }
 
@@ -182,7 +182,7 @@ func (c *Conn) persistTimeout(now clock.Time) {
 	if c.persistBackoff < 32 {
 		c.persistBackoff++
 	}
-	c.arm(timerPersist, now.Add(c.persistInterval()))
+	c.arm(timerPersist, min(now.Add(c.persistInterval()), c.endR2()))
 }
 
 func (c *Conn) armKeepAlive(now clock.Time) {
