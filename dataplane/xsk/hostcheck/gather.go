@@ -187,7 +187,7 @@ func rivals(link netlink.Link, served []string) (names []string) {
 	}
 	for _, l := range all {
 		a := l.Attrs()
-		if a.Index == link.Attrs().Index || a.Flags&net.FlagUp == 0 || slices.Contains(served, a.Name) || arpIgnored("all") || arpIgnored(a.Name) {
+		if a.Index == link.Attrs().Index || a.Flags&(net.FlagUp|net.FlagLoopback) != net.FlagUp || a.RawFlags&unix.IFF_NOARP != 0 || slices.Contains(served, a.Name) || arpIgnored("all") || arpIgnored(a.Name) {
 			continue
 		}
 		theirs, err := netlink.AddrList(l, netlink.FAMILY_V4)

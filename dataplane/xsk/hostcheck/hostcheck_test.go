@@ -178,6 +178,17 @@ func TestRivals(t *testing.T) {
 				return err
 			}
 		}
+		silent := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "silent"}, PeerName: "silenter"}
+		if err := errors.Join(netlink.LinkAdd(silent), netlink.LinkSetARPOff(silent), netlink.LinkSetUp(silent), netlink.AddrAdd(silent, &netlink.Addr{IPNet: near})); err != nil {
+			return err
+		}
+		loopback, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		if err := netlink.AddrAdd(loopback, &netlink.Addr{IPNet: near}); err != nil {
+			return err
+		}
 		check := func(want []string, served ...string) {
 			t.Helper()
 			if f, err := Gather(v.A.Name, served...); err != nil || !slices.Equal(f.Interface.Rivals, want) {
