@@ -33,12 +33,14 @@ type Stream struct {
 	request chan *ConnRequest
 	rmu     sync.Mutex // serializes readers
 
+	asking sync.Mutex // held by Request
+	asked  bool       // Request has started MPA, and has not returned the request; guarded by asking
+
 	mu   sync.Mutex // guards the rest
 	buf  []byte     // received from the daemon, not yet read
 	end  bool       // the peer sends nothing after buf
 	err  error      // why the stream ended
 	mpa  bool       // MPA was started; it gets the rest of buf
-	asks bool       // Request has started MPA, and has not returned the request
 	more chan struct{}
 }
 
@@ -262,20 +264,17 @@ func (s *Stream) Initiate(ctx context.Context, q *QP, cfg *Config) (*ConnInfo, e
 // accept or reject. For a Stream of ConnectStream, accept with nil or the stream's QP; rejecting
 // ends that QP's connection. If ctx ends the wait, Request may be called again.
 func (s *Stream) Request(ctx context.Context) (*ConnRequest, error) {
-	s.mu.Lock()
-	again := s.asks
-	s.mu.Unlock()
-	if !again {
+	if !s.asking.TryLock() {
+		return nil, &Error{s.op, ctrlpb.Code_CODE_BUSY, "another Request is waiting: end it first"}
+	}
+	defer s.asking.Unlock()
+	if !s.asked {
 		if err := s.start(ctx, &ctrlpb.StartMPA{Role: ctrlpb.MPARole_MPA_ROLE_RESPONDER}); err != nil {
 			return nil, err
 		}
 	}
 	r, err := s.awaitRequest(ctx)
-	if err == nil {
-		s.mu.Lock()
-		s.asks = false
-		s.mu.Unlock()
-	}
+	s.asked = err != nil
 	return r, err
 }
 
@@ -319,7 +318,7 @@ func (s *Stream) start(ctx context.Context, m *ctrlpb.StartMPA) error {
 		return s.why(err)
 	}
 	s.mu.Lock()
-	s.mpa, s.asks = true, m.Role == ctrlpb.MPARole_MPA_ROLE_RESPONDER
+	s.mpa = true
 	s.mu.Unlock()
 	return nil
 }

@@ -435,6 +435,9 @@ func TestRequestAgain(t *testing.T) {
 		_, err := sb.Read(ctx, nil)
 		return errors.Is(err, iwarp.ErrState)
 	})
+	if _, err := sb.Request(ctx); !errors.Is(err, iwarp.ErrBusy) {
+		t.Errorf("a second call at the same time: %v", err)
+	}
 	cancel()
 	if err := <-first; !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
