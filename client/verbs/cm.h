@@ -42,6 +42,8 @@ struct endpoint {
 	struct iwarpd_listener *listener;
 };
 
+enum { MAX_REQUESTS = 1024 }; /* that a listener holds at most */
+
 /* The state of an id, as in the kernel's rdma_cm. A connect request begins in ID_CONNECT. */
 enum id_state { ID_IDLE, ID_BOUND, ID_LISTEN, ID_ADDR_RESOLVED, ID_ROUTE_RESOLVED, ID_CONNECT };
 

@@ -6,8 +6,6 @@
 
 #include "cm.h"
 
-enum { MAX_REQUESTS = 1024 };
-
 /* depth returns n, but at most most. 0 makes iwarpd choose. */
 static int depth(uint8_t n, uint32_t most)
 {

@@ -86,6 +86,7 @@ static struct context *context_open(struct device *d)
 static void after_fork_child(void)
 {
 	memset(open_contexts, 0, sizeof(open_contexts));
+	listeners_ended = false; /* they are the parent's */
 }
 
 __attribute__((constructor)) static void init(void)

@@ -218,12 +218,12 @@ static int listen_by(struct context *c, const struct iwarpd_listen_attr *attr, s
 	return err;
 }
 
-/* open_endpoint listens on one device. The lock is held. */
+/* open_endpoint listens on one device, maybe before the program has given a backlog: see max_requests. The lock is held. */
 static int open_endpoint(struct id *id, struct context *c)
 {
 	struct sockaddr *src = &id->pub.route.addr.src_addr;
 	struct iwarpd_startup startup = { .dscp = id->dscp };
-	struct iwarpd_listen_attr attr = { .port = addr_port(src), .backlog = (uint32_t)id->backlog, .startup = &startup };
+	struct iwarpd_listen_attr attr = { .port = addr_port(src), .backlog = MAX_REQUESTS, .startup = &startup };
 	struct sockaddr_storage got;
 	struct iwarpd_error e;
 	struct endpoint *ep;
@@ -280,33 +280,41 @@ static bool ended(const struct id *id, const struct endpoint *e)
 	return atomic_load(&e->ctx->gone) && addr_any(&id->pub.route.addr.src_addr);
 }
 
-/* next_ended returns where the first such endpoint of all ids is, and its id, or NULL. again: only one whose daemon is there again. */
-static struct endpoint **next_ended(struct id **of, bool again)
+static bool any_ended(void)
 {
 	for (struct id *id = ids; id; id = id->next)
-		for (struct endpoint **at = &id->endpoints; *at; at = &(*at)->next)
-			if (ended(id, *at) && (!again || context_again((*at)->ctx))) {
-				*of = id;
-				return at;
-			}
-	return NULL;
+		for (struct endpoint *e = id->endpoints; e; e = e->next)
+			if (ended(id, e))
+				return true;
+	return false;
+}
+
+/* revive replaces the endpoints of daemons that are there again. One that cannot be opened yet stays, to be tried again. */
+static void revive(struct id *id)
+{
+	struct endpoint *next, **at;
+
+	for (struct endpoint *e = id->endpoints; e; e = next) {
+		struct context *c = ended(id, e) ? context_again(e->ctx) : NULL;
+
+		next = e->next;
+		if (!c || open_endpoint(id, c) < 0)
+			continue;
+		for (at = &id->endpoints; *at != e; at = &(*at)->next)
+			;
+		close_endpoint(at);
+	}
 }
 
 int listeners_revive(void)
 {
-	struct endpoint **at;
-	struct id *id;
-
+	listeners_ended = listeners_ended && any_ended();
 	if (!listeners_ended)
 		return -1;
 	cm_contexts();
-	while ((at = next_ended(&id, true)) != NULL) {
-		struct context *c = context_again((*at)->ctx);
-
-		close_endpoint(at);
-		open_endpoint(id, c);
-	}
-	listeners_ended = next_ended(&id, false) != NULL;
+	for (struct id *id = ids; id; id = id->next)
+		revive(id);
+	listeners_ended = any_ended();
 	return listeners_ended ? 1000 : -1;
 }
 

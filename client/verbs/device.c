@@ -14,7 +14,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* held while daemons a
 static pthread_mutex_t addresses_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct device *devices; /* in the order of discovery */
 static unsigned int num_devices;
-static unsigned int scans;
+static unsigned int scans = 1;
 static _Thread_local bool importing; /* in the distribution's ibv_import_device */
 
 /* mark identifies iwarpd's devices: no other device has it among its operations. */
@@ -60,7 +60,7 @@ static void device_update(struct device *d, const struct iwarpd_device_attr *a)
 	guid = hash(hash(UINT64_C(0xcbf29ce484222325), d->interface), i > 0 ? d->addresses[0] : "");
 	pthread_mutex_unlock(&addresses_lock);
 	atomic_store(&d->guid, (guid & ~(UINT64_C(1) << 56)) | (UINT64_C(2) << 56)); /* locally administered */
-	d->seen = scans;
+	atomic_store(&d->seen, scans);
 	atomic_store(&d->present, true);
 }
 
@@ -169,18 +169,18 @@ struct device *iwv_devices_scan(bool all)
 	if (!iwv_settings()->off)
 		probe_all(all);
 	for (struct device *d = devices; d; d = d->next)
-		atomic_store(&d->present, d->seen == scans);
+		atomic_store(&d->present, atomic_load(&d->seen) == scans);
 	pthread_mutex_unlock(&lock);
 	return devices;
 }
 
 void devices_forget(const struct device *ended)
 {
-	pthread_mutex_lock(&lock);
 	for (struct device *d = devices; d; d = d->next)
-		if (strcmp(d->socket, ended->socket) == 0)
+		if (strcmp(d->socket, ended->socket) == 0) {
+			atomic_store(&d->seen, 0);
 			atomic_store(&d->present, false);
-	pthread_mutex_unlock(&lock);
+		}
 }
 
 bool iwv_device_address(const struct device *d, unsigned int i, struct sockaddr_storage *a, unsigned int *prefix)

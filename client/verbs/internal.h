@@ -103,7 +103,7 @@ struct device {
 	char addresses[MAX_ADDRESSES][64]; /* "address/length"; see iwv_device_address */
 	atomic_uint num_addresses;
 	_Atomic uint64_t guid;
-	unsigned int seen; /* the last scan that has found it */
+	atomic_uint seen; /* the last scan that has found it */
 	atomic_bool present;
 };
 

@@ -530,7 +530,7 @@ func TestIdentifiers(t *testing.T) {
 	// The first queue pair of each daemon has the number 1.
 	t.Run("devices", func(t *testing.T) { run(t, "devices", "IWARPD_SOCKET="+a.socket+","+b.socket).Succeed() })
 	t.Run("foreign", func(t *testing.T) { run(t, "foreign", "IWARPD_SOCKET="+a.socket+","+b.socket).Succeed() })
-	for _, mode := range []string{"rtr", "cqs", "requests", "migrate", "twice", "states", "nowhere", "halves", "whole", "exact", "extended", "resized", "failed", "unconnected", "rereg", "synchronous", "acknowledged", "unnamed", "fatal", "transitions", "source", "unbound", "taken", "moved"} {
+	for _, mode := range []string{"rtr", "cqs", "requests", "migrate", "twice", "backlog", "states", "nowhere", "halves", "whole", "exact", "extended", "resized", "failed", "unconnected", "rereg", "synchronous", "acknowledged", "unnamed", "fatal", "transitions", "source", "unbound", "taken", "moved"} {
 		t.Run(mode, func(t *testing.T) { run(t, mode).Succeed() })
 	}
 	t.Run("outlived", func(t *testing.T) {
@@ -550,11 +550,41 @@ func TestIdentifiers(t *testing.T) {
 // TestRestart checks that a program uses a daemon again that has restarted, while another one kept running.
 func TestRestart(t *testing.T) {
 	a, b := newHosts(t, plain)
-	p := b.start(t, compile(t, "cm")+" restarted "+a.end.Addr4.String(), "IWARPD_SOCKET="+b.socket+","+a.socket)
+	p := b.start(t, compile(t, "cm")+" restarted "+a.end.Addr4.String(), "IWARPD_SOCKET="+b.socket+","+a.socket, "IWARPD_VERBS_LOG=1")
 	p.Expect("listening\n")
+	p.Signal(syscall.SIGSTOP) // until another program has one of its ports
 	a.daemon.Signal(syscall.SIGKILL)
 	<-a.daemon.Done
 	a.launch(t, a.end.Name)
+	d, err := iwarp.Open(t.Context(), a.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	l, err := d.Listen(t.Context(), ":7179", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Signal(syscall.SIGCONT)
+	p.Expect("rdma_listen: ")
+	l.Close()
+	p.Succeed()
+}
+
+// TestElsewhere checks that a program uses a daemon that restarts on another interface.
+func TestElsewhere(t *testing.T) {
+	a, b := newHosts(t, plain)
+	p := b.start(t, compile(t, "cm")+" elsewhere "+a.end.Addr4.String(), "IWARPD_SOCKET="+b.socket+","+a.socket)
+	p.Expect("listening\n")
+	a.daemon.Signal(syscall.SIGKILL)
+	<-a.daemon.Done
+	p.Expect("gone\n")
+	for _, c := range []string{"link add other type veth peer name others", "address add 198.51.100.1/24 dev other", "link set other up", "link set others up"} {
+		if out, err := a.end.NS.Command("ip", strings.Fields(c)...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %s: %v: %s", c, err, out)
+		}
+	}
+	a.launch(t, "other")
 	p.Succeed()
 }
 

@@ -349,6 +349,27 @@ static void taken(void)
 	rdma_destroy_event_channel(ch);
 }
 
+/* A listener that is bound to a port of the program's choice holds as many requests as its backlog says. */
+static void backlog(void)
+{
+	enum { CALLS = 200 };
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l, *id[CALLS];
+	struct sockaddr_in a = socket_address(htons(7177));
+
+	CHECK(rdma_create_id(server, &l, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_bind_addr(l, (struct sockaddr *)&a) == 0 && rdma_listen(l, CALLS) == 0);
+	for (int i = 0; i < CALLS; i++)
+		id[i] = call(client, l);
+	for (int i = 0; i < CALLS; i++)
+		end(next(server, RDMA_CM_EVENT_CONNECT_REQUEST));
+	for (int i = 0; i < CALLS; i++)
+		end(id[i]);
+	end(l);
+	rdma_destroy_event_channel(server);
+	rdma_destroy_event_channel(client);
+}
+
 /* An identifier whose bind the daemon refuses, which has no room for more listeners, has no device. */
 static void unbound(void)
 {
@@ -1100,6 +1121,29 @@ static void restarted(void)
 	rdma_destroy_event_channel(kept);
 }
 
+/* One of two daemons restarts on another interface. Then listeners on every address are on that. */
+static void elsewhere(void)
+{
+	struct rdma_event_channel *ch = channel();
+	struct rdma_cm_id *own = listener(ch, 0), *id;
+	bool both = false;
+
+	printf("listening\n");
+	fflush(stdout);
+	CHECK(next(ch, RDMA_CM_EVENT_DEVICE_REMOVAL) == own);
+	end(own);
+	for (int i = 0; i < 2; i++) /* both look for the daemon */
+		end(everywhere(ch, 0));
+	printf("gone\n");
+	fflush(stdout);
+	for (; !both; usleep(10000)) {
+		id = everywhere(ch, 0);
+		both = id_of(id)->endpoints->next != NULL;
+		end(id);
+	}
+	rdma_destroy_event_channel(ch);
+}
+
 /* A listener on every address that is made after a second daemon has started is on both. */
 static void later(void)
 {
@@ -1207,7 +1251,7 @@ int main(int argc, char **argv)
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole }, { "exact", exact },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted },
-		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "moved", moved }, { "later", later },
+		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "later", later },
 	};
 
 	CHECK(argc == 3);
