@@ -63,6 +63,29 @@ func TestEndOfHugeFile(t *testing.T) {
 	}
 }
 
+// again calls f again and again, in another goroutine, until it fails or stop is called.
+func again(t *testing.T, f func() error) (stop func()) {
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+			}
+			if err := f(); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	return func() {
+		close(done)
+		wg.Wait()
+	}
+}
+
 // TestReadWhileAppended checks that a READ tells the end of the file only where that is by the size in the same reply.
 func TestReadWhileAppended(t *testing.T) {
 	l := newLocal(t, nfs.Config{})
@@ -72,36 +95,21 @@ func TestReadWhileAppended(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	done := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			select {
-			case <-done:
-				return
-			default:
-			}
-			if _, err := f.WriteString("more"); err != nil {
-				t.Error(err)
-				return
-			}
-			if err := f.Truncate(0); err != nil {
-				t.Error(err)
-				return
-			}
+	stop := again(t, func() error {
+		if _, err := f.WriteString("more"); err != nil {
+			return err
 		}
+		return f.Truncate(0)
 	})
+	defer stop()
 	for range 5000 {
 		r := l.want(nfsv3.NFS3_OK, root, pRead, read(fh, 0, 100))
 		size := sizeOf(r)
 		n, eof := r.U32(), r.U32()
 		if (uint64(n) >= size) != (eof == 1) || n == 0 && eof == 0 {
-			t.Errorf("%d bytes of %d, end %d", n, size, eof)
-			break
+			t.Fatalf("%d bytes of %d, end %d", n, size, eof)
 		}
 	}
-	close(done)
-	wg.Wait()
 }
 
 // TestListWhileRenamed checks that the handle and the attributes of an entry are those of one file, whichever has the name.
@@ -110,21 +118,8 @@ func TestListWhileRenamed(t *testing.T) {
 	l.file("a", 0o600, root, "a")
 	l.file("b", 0o600, root, "b")
 	a, b := filepath.Join(l.dir, "a"), filepath.Join(l.dir, "b")
-	done := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			select {
-			case <-done:
-				return
-			default:
-			}
-			if err := unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE); err != nil {
-				t.Error(err)
-				return
-			}
-		}
-	})
+	stop := again(t, func() error { return unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE) })
+	defer stop()
 	id := func(attr []byte) uint64 { return binary.BigEndian.Uint64(attr[52:]) }
 	ids := make(map[string]uint64) // by handle
 	for range 2000 {
@@ -145,16 +140,11 @@ func TestListWhileRenamed(t *testing.T) {
 				continue
 			}
 			if was, ok := ids[string(fh)]; ok && was != id(attr) {
-				t.Errorf("one handle has the numbers %d and %d", was, id(attr))
-				close(done)
-				wg.Wait()
-				return
+				t.Fatalf("one handle has the numbers %d and %d", was, id(attr))
 			}
 			ids[string(fh)] = id(attr)
 		}
 	}
-	close(done)
-	wg.Wait()
 	if len(ids) != 3 { // and the directory
 		t.Errorf("%d handles", len(ids))
 	}
