@@ -177,6 +177,9 @@ func addresses(link netlink.Link) (n int) {
 // rivals returns the interfaces that are not served, have an IPv4 address in a network of link, and answer ARP for all
 // addresses of the host, as Linux does by default.
 func rivals(link netlink.Link, served []string) (names []string) {
+	if arpIgnored("all") {
+		return nil
+	}
 	all, err := netlink.LinkList()
 	if err != nil {
 		return nil
@@ -187,7 +190,7 @@ func rivals(link netlink.Link, served []string) (names []string) {
 	}
 	for _, l := range all {
 		a := l.Attrs()
-		if a.Index == link.Attrs().Index || a.Flags&(net.FlagUp|net.FlagLoopback) != net.FlagUp || a.RawFlags&unix.IFF_NOARP != 0 || slices.Contains(served, a.Name) || arpIgnored("all") || arpIgnored(a.Name) {
+		if a.Index == link.Attrs().Index || a.Flags&(net.FlagUp|net.FlagLoopback) != net.FlagUp || a.RawFlags&unix.IFF_NOARP != 0 || slices.Contains(served, a.Name) || arpIgnored(a.Name) {
 			continue
 		}
 		theirs, err := netlink.AddrList(l, netlink.FAMILY_V4)
