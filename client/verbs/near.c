@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -670,11 +671,21 @@ static void free_unused(uintptr_t start, uintptr_t end)
 	}
 }
 
+/* limited reports whether RLIMIT_FSIZE forbids the file. Enlarging it or writing to it would kill the program by SIGXFSZ. */
+static bool limited(void)
+{
+	struct rlimit l;
+
+	return getrlimit(RLIMIT_FSIZE, &l) < 0 || l.rlim_cur < FILE_SIZE;
+}
+
 static int get(struct iwarpd_device *dev, uintptr_t start, uintptr_t end, bool writable)
 {
 	struct todo todo;
 	int err = check(start, end, writable, &todo);
 
+	if (!err && (todo.any || file < 0) && limited())
+		err = -EFBIG;
 	if (!err)
 		err = make_file();
 	if (!err && todo.any && !tried)

@@ -400,6 +400,7 @@ var modes = []mode{
 	{"kinds", ""}, {"changes", ""}, {"forks", ""}, {"writers", ""}, {"many", ""}, {"sparse", ""}, {"kept", ""}, {"flush", ""},
 	{"limit-as", "stay shared with the daemon: Cannot allocate memory"},
 	{"limit-data", "stay shared with the daemon: Cannot allocate memory"},
+	{"limit-fsize", "are far memory: File too large"},
 	{"limit-memlock", ""},
 	{"limit-nofile", "Too many open files"},
 	{"execs", ""},

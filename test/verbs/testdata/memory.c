@@ -342,6 +342,19 @@ static void limit_data(void)
 	under(RLIMIT_DATA, PAGE);
 }
 
+/* Near memory is in a file that is larger than any limit. */
+static void limit_fsize(void)
+{
+	char *p = map(MEGABYTE, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	struct ibv_mr *mr;
+
+	limit(RLIMIT_FSIZE, PAGE);
+	mr = reg(p, MEGABYTE);
+	CHECK(!shared(p) && ibv_dereg_mr(mr) == 0);
+	limit(RLIMIT_FSIZE, RLIM_INFINITY);
+	under(RLIMIT_FSIZE, PAGE);
+}
+
 static void limit_memlock(void)
 {
 	under(RLIMIT_MEMLOCK, 0);
@@ -765,8 +778,8 @@ int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
 		{ "kinds", kinds }, { "changes", changes }, { "forks", forks }, { "writers", writers }, { "many", many }, { "sparse", sparse }, { "kept", kept },
-		{ "flush", flush }, { "limit-as", limit_as }, { "limit-data", limit_data }, { "limit-memlock", limit_memlock },
-		{ "limit-nofile", limit_nofile }, { "execs", execs }, { "undumpable", undumpable }, { "no-userfaultfd", no_userfaultfd },
+		{ "flush", flush }, { "limit-as", limit_as }, { "limit-data", limit_data }, { "limit-fsize", limit_fsize },
+		{ "limit-memlock", limit_memlock }, { "limit-nofile", limit_nofile }, { "execs", execs }, { "undumpable", undumpable }, { "no-userfaultfd", no_userfaultfd },
 		{ "without-eperm", without_eperm }, { "without-enosys", without_enosys }, { "heap", heap }, { "no-query", no_query },
 		{ "hold", hold },
 	};
