@@ -304,6 +304,12 @@ int cq_late(struct ibv_cq *ibv, const struct ibv_wc *wc)
 	return 0;
 }
 
+void cq_expect(struct ibv_cq *ibv, int64_t n)
+{
+	if (ibv->channel)
+		atomic_fetch_add_explicit(&cq_of(ibv)->expected, n, memory_order_relaxed);
+}
+
 int cq_flush(struct ibv_cq *ibv, const struct ibv_qp *qp, uint64_t wr_id, enum ibv_wc_opcode opcode)
 {
 	struct ibv_wc wc = { .wr_id = wr_id, .status = IBV_WC_WR_FLUSH_ERR, .opcode = opcode, .qp_num = qp->qp_num };
@@ -497,6 +503,8 @@ int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 		if (k < most)
 			break;
 	}
+	if (ibv->channel)
+		atomic_fetch_sub_explicit(&cq->expected, total, memory_order_relaxed);
 	if (total < n && cq->late)
 		total += take_late(cq, n - total, wc + total);
 	cq->empty = total > 0 ? 0 : cq->empty + 1;
@@ -518,6 +526,8 @@ int req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 	struct cq *cq = cq_of(ibv);
 
 	pthread_mutex_lock(&cq->lock);
+	if (ibv->channel)
+		cq->received = iwarpd_received(iwv_context_of(ibv->context)->dev);
 	iwarpd_arm_cq(cq->q, solicited_only != 0);
 	cq->armed = true;
 	pthread_mutex_unlock(&cq->lock);
@@ -550,6 +560,45 @@ static int look(struct channel *ch, struct cq **cq)
 }
 
 /*
+ * A peer's Write makes no completion, but a program may sleep until there is one: ib_send_bw -e sleeps
+ * while it waits for credits, which its peer writes, and would wait forever. So a wait in which no
+ * posted work request can complete also ends with an event when data of a peer has been placed since
+ * the queue was armed. Other programs see no such event, since some take the completion for granted.
+ * The wait looks after FIRST_LOOK ms, then twice as late each time, up to LAST_LOOK ms.
+ */
+enum { FIRST_LOOK = 1, LAST_LOOK = 1024 };
+
+/* written takes an armed queue for which that is so, or returns NULL. */
+static struct cq *written(struct channel *ch)
+{
+	const struct context *c = iwv_context_of(ch->ibv.context);
+	uint32_t received = iwarpd_received(c->dev);
+	struct cq *found = NULL;
+	bool hopeless = true;
+
+	iwv_thread_lock();
+	for (struct cq *cq = c->cqs; cq && hopeless; cq = cq->next) {
+		if (cq->ibv.channel != &ch->ibv)
+			continue;
+		hopeless = atomic_load(&cq->expected) <= 0;
+		pthread_mutex_lock(&cq->lock);
+		if (cq->armed && cq->received != received)
+			found = cq;
+		pthread_mutex_unlock(&cq->lock);
+	}
+	if (!hopeless)
+		found = NULL;
+	if (found) {
+		pthread_mutex_lock(&found->lock);
+		found->armed = false;
+		pthread_mutex_unlock(&found->lock);
+		count_taken(found);
+	}
+	iwv_thread_unlock();
+	return found;
+}
+
+/*
  * interrupts reports whether a signal must end ibv_get_cq_event. The kernel's verbs use
  * read, which handlers with SA_RESTART restart; poll is never restarted.
  */
@@ -568,8 +617,8 @@ int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **out, void **c
 {
 	struct channel *ch = channel_of(ibv);
 	struct pollfd p = { .fd = ibv->fd, .events = POLLIN };
+	int err, n, wait = FIRST_LOOK;
 	struct cq *cq;
-	int err;
 
 	if (!iwv_is_ours(ibv->context))
 		return REAL(ibv_get_cq_event)(ibv, out, cq_context);
@@ -580,9 +629,16 @@ int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **out, void **c
 			errno = EAGAIN;
 			return -1;
 		}
-		if (poll(&p, 1, -1) < 0 && errno == EINTR && interrupts()) {
+		n = poll(&p, 1, wait <= LAST_LOOK ? wait : -1);
+		if (n < 0 && errno == EINTR && interrupts()) {
 			errno = EINTR;
 			return -1;
+		}
+		if (n == 0) {
+			cq = written(ch);
+			if (cq)
+				break;
+			wait *= 2;
 		}
 	}
 	*out = &cq->ibv;

@@ -261,6 +261,8 @@ struct cq {
 	pthread_mutex_t lock; /* held while polling and arming; guards the late completions */
 	struct late *late, **last_late; /* come after the completions of the daemon */
 	bool armed;                     /* armed, and no late completion added since */
+	uint32_t received;              /* iwarpd_received when it was armed, if it has a channel */
+	_Atomic int64_t expected;       /* completions of posted work requests that were not polled yet, if it has a channel */
 	struct cq *next_ready;          /* list of those whose channel has an event for a late completion */
 	bool ready;
 	struct late *hidden;     /* failed completions that were not shown */
@@ -273,6 +275,11 @@ static inline struct cq *cq_of(struct ibv_cq *ibv)
 {
 	return container_of(ibv, struct cq, ibv);
 }
+
+/* cq_expect notes that there will be n completions of posted work requests. */
+void cq_expect(struct ibv_cq *ibv, int64_t n);
+
+#define UNCOUNTED (INT64_C(1) << 40) /* n for the receives of a shared receive queue, whose CQ is known only when they complete */
 
 /*
  * cq_need adds n completions to those that may be outstanding, and enlarges the CQ for

@@ -141,6 +141,8 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 		iwv_fail(err, "ibv_create_qp", &e);
 		return NULL;
 	}
+	if (init->srq)
+		cq_expect(init->recv_cq, UNCOUNTED);
 	init->cap = qp->cap;
 	qp->ibv.qp_num = qp->ibv.handle = iwarpd_qp_num(qp->q);
 	iwv_thread_lock();

@@ -259,6 +259,8 @@ static int post_batch(struct qp *qp, struct ibv_send_wr **wr)
 		for (int end = done + n; done < end; done++) {
 			if (!b.last[done])
 				continue;
+			if (b.wr[done].flags & IWARPD_SIGNALED)
+				cq_expect(qp->ibv.send_cq, 1);
 			note_early(qp, &qp->early_sends, qp->cap.max_send_wr, (*wr)->wr_id, completion_of(*wr));
 			*wr = (*wr)->next;
 		}
@@ -301,8 +303,10 @@ int post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **b
 		struct iwarpd_recv_wr r = recv_of(wr);
 
 		err = atomic_load(&qp->conn) == CONN_OVER && !ibv->srq ? -ENOTCONN : iwarpd_post_recv(qp->q, &r);
-		if (!err)
+		if (!err) {
+			cq_expect(ibv->recv_cq, 1);
 			note_early(qp, &qp->early_recvs, qp->cap.max_recv_wr, wr->wr_id, IBV_WC_RECV);
+		}
 		if (err == -ENOTCONN)
 			err = cq_flush(ibv->recv_cq, ibv, wr->wr_id, IBV_WC_RECV);
 		if (err)

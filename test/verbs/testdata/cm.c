@@ -689,6 +689,36 @@ static void resized(void)
 	CHECK(ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(ch) == 0 && ibv_close_device(c) == 0);
 }
 
+/* A thread that sleeps for an event sees a Write of its peer, which makes no completion. */
+static void written(void)
+{
+	static uint64_t credit, more = 42;
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct ibv_mr *to, *from;
+	struct ibv_sge sge;
+	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE, .sg_list = &sge, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_cq *got;
+	struct ibv_wc wc;
+	void *context;
+
+	establish(server, client, l, &id, &child);
+	to = ibv_reg_mr(id->pd, &credit, sizeof(credit), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	from = ibv_reg_mr(child->pd, &more, sizeof(more), IBV_ACCESS_LOCAL_WRITE);
+	CHECK(to && from && ibv_req_notify_cq(id->send_cq, 0) == 0);
+	sge = (struct ibv_sge){ .addr = (uintptr_t)&more, .length = sizeof(more), .lkey = from->lkey };
+	wr.wr.rdma.remote_addr = (uintptr_t)&credit;
+	wr.wr.rdma.rkey = to->rkey;
+	CHECK(ibv_post_send(child->qp, &wr, &bad) == 0);
+	CHECK(ibv_get_cq_event(id->send_cq_channel, &got, &context) == 0 && got == id->send_cq && credit == 42);
+	ibv_ack_cq_events(got, 1);
+	CHECK(ibv_poll_cq(got, 1, &wc) == 0);
+	CHECK(ibv_dereg_mr(to) == 0 && ibv_dereg_mr(from) == 0);
+	end(id);
+	end(child);
+	end(l);
+}
+
 static void to_error(struct ibv_qp *qp)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
@@ -1249,7 +1279,7 @@ int main(int argc, char **argv)
 	static const struct { const char *name; void (*run)(void); } modes[] = {
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "states", states }, { "dropped", dropped },
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole }, { "exact", exact },
-		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
+		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "later", later },
 	};
