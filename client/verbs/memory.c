@@ -1,6 +1,8 @@
 /* Protection domains, memory regions and memory windows. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -119,9 +121,12 @@ static int reg_far(struct iwarpd_pd *pd, struct iwarpd_mr_attr *attr, struct mr 
 static int place(struct context *c, struct iwarpd_pd *pd, struct iwarpd_mr_attr *attr, struct mr *mr, struct iwarpd_error *e)
 {
 	bool far = iwv_settings()->memory == MEMORY_FAR && !(attr->access & IBV_ACCESS_REMOTE_ATOMIC);
+	uint64_t most = c->attr.max_mr_size < c->attr.max_registered ? c->attr.max_mr_size : c->attr.max_registered;
 	int err = -EOPNOTSUPP;
 
-	if (!far && attr->length <= c->attr.max_mr_size && attr->length <= c->attr.max_registered)
+	if (attr->length > most)
+		snprintf(e->text, sizeof(e->text), "near memory has at most %" PRIu64 " bytes: raise max-registered in the daemon's configuration", most);
+	else if (!far)
 		err = reg_near(c, pd, attr, mr, e);
 	if (!err || err == -EFAULT || iwv_settings()->memory == MEMORY_NEAR)
 		return err;
