@@ -71,7 +71,7 @@ func (s *Server) OnEvent(ev dataplane.Event) {
 	case dataplane.EventTerminated, dataplane.EventFailed:
 		s.terminated(c, ev)
 	case dataplane.EventClosed:
-		s.closedEvent(c, ev.Err)
+		s.closedEvent(c, ev.Err, ev.TimeWait)
 	}
 }
 
@@ -160,7 +160,7 @@ func (s *Server) pump(c *conn) {
 		if !c.initiator { // we rejected
 			s.engine.StreamSend(c.id, out)
 			s.engine.Disconnect(c.id, false)
-			c.orderly = true
+			c.leaving = true
 			if c.qp != nil {
 				s.failConn(c, errorf(canceled, "ctrl: the application rejected the request of %v", c.remote))
 				return
@@ -394,8 +394,8 @@ func (s *Server) startupFailed(c *conn, err *mpa.Error) {
 		return
 	}
 	// A peer that started as initiator too learns the reason from our request, which a reset must not overtake.
-	c.orderly = errors.Is(err, mpa.ErrBothInitiators)
-	s.engine.Disconnect(c.id, !c.orderly)
+	c.leaving = errors.Is(err, mpa.ErrBothInitiators)
+	s.engine.Disconnect(c.id, !c.leaving)
 	s.failConn(c, failure)
 }
 

@@ -603,7 +603,7 @@ func TestDisconnect(t *testing.T) {
 	if _, abort := p.ended(); !abort {
 		t.Error("a close that does not end is not cut short")
 	}
-	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id})
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id, TimeWait: true})
 	if ev := c.event().GetDisconnected(); ev == nil || ev.Error != nil {
 		t.Errorf("event %v", ev)
 	}
@@ -620,8 +620,8 @@ func TestDisconnect(t *testing.T) {
 	}
 }
 
-// TestPortRests checks that the port of a connection that we opened is kept if TIME-WAIT is on our side, and is free
-// at once otherwise.
+// TestPortRests checks that the port of a connection that we opened is kept while the engine has it in TIME-WAIT, for
+// whatever reason the connection ended, and is free at once otherwise.
 func TestPortRests(t *testing.T) {
 	h := newHarness(t, Config{TimeWait: 20 * time.Second})
 	c := h.hello(t)
@@ -642,7 +642,7 @@ func TestPortRests(t *testing.T) {
 		{"a Terminate, then the peer closes", func(p *mpaPeer, _ uint32) {
 			h.OnEvent(dataplane.Event{Kind: dataplane.EventFailed, Conn: p.id, Err: term.ErrBounds})
 			h.OnEvent(dataplane.Event{Kind: dataplane.EventPeerClosed, Conn: p.id})
-		}, nil, true},
+		}, term.ErrBounds, true},
 		{"the peer resets", func(*mpaPeer, uint32) {}, errors.New("reset"), false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -664,7 +664,7 @@ func TestPortRests(t *testing.T) {
 			}
 			ports(1, 0)
 			tt.end(p, qp)
-			h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id, Err: tt.err})
+			h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id, Err: tt.err, TimeWait: tt.rests})
 			h.e.Disconnect(p.id, true) // so that only() finds just the next one
 			if tt.rests {
 				ports(1, 1)

@@ -66,10 +66,10 @@ type conn struct {
 	socketCounted bool              // its kernel socket is counted in Server.files, because it has no queue pair
 
 	// How and why it ends.
-	failure         error // connSwitching: the startup failed, and a Terminate is being sent to the peer
-	reason          error // connClosing: why we reset it, or nil if the client requested it or the engine knows why
-	peerClosedFirst bool  // the peer closed first and holds TIME-WAIT
-	orderly         bool  // closed in order: its port stays in TIME-WAIT
+	failure  error // connSwitching: the startup failed, and a Terminate is being sent to the peer
+	reason   error // connClosing: why we reset it, or nil if the client requested it or the engine knows why
+	leaving  bool  // the engine still closes it in order
+	timeWait bool  // the engine has closed it, and TCP is in TIME-WAIT
 
 	overSCTP
 	byteStream

@@ -30,7 +30,6 @@ func (s *Server) peerClosed(c *conn) {
 		s.failConn(c, errorf(refused, "mpa: the peer %v left before it was answered", c.remote))
 	case connSwitching, connUp:
 		if c.state == connUp {
-			c.peerClosedFirst = c.limit == 0 // no Terminate: the engine had not started to close
 			c.state = connClosing
 		}
 		c.limit = s.now().Add(closeTimeout)
@@ -65,7 +64,8 @@ func (s *Server) terminated(c *conn, ev dataplane.Event) {
 }
 
 // closedEvent handles the last event of a connection.
-func (s *Server) closedEvent(c *conn, err error) {
+func (s *Server) closedEvent(c *conn, err error, timeWait bool) {
+	c.timeWait = timeWait
 	if why, ok := errors.AsType[*Error](err); ok { // of Unplug
 		if c.state != connUp && c.state != connClosing {
 			s.failConn(c, why)
@@ -96,7 +96,6 @@ func (s *Server) closedEvent(c *conn, err error) {
 		}
 		s.failConn(c, errorf(closeCode(err), "%w (peer %v)", cmp.Or(err, errClosedEarly), c.remote))
 	case connUp, connClosing:
-		c.orderly = err == nil && c.sctp == nil && !c.peerClosedFirst
 		if errors.Is(err, dataplane.ErrCQOverrun) {
 			c.qp.async(ctrlpb.AsyncKind_ASYNC_CQ_OVERRUN, errorf(quota, "%w: its depth must be at least the number of work requests that its queue pairs can have outstanding", err))
 		}
@@ -163,7 +162,7 @@ func (s *Server) forget(c *conn) {
 	c.answered()
 	c.uncountSocket()
 	c.unhold()
-	if c.orderly && c.state < connUp { // otherwise the engine has nothing left of it
+	if c.leaving {
 		s.linger(c)
 	}
 	c.uncharge()

@@ -237,7 +237,7 @@ func (s *Server) startMPA(cn *conn, r *ctrlpb.StartMPA) error {
 
 func (s *Server) streamClose(cn *conn, r *ctrlpb.StreamClose) error {
 	s.engine.Disconnect(cn.id, r.Abort)
-	cn.orderly = !r.Abort
+	cn.leaving = !r.Abort
 	if cn.qp != nil {
 		s.failConn(cn, errorf(canceled, "ctrl: connection with %v closed by the application", cn.remote))
 		return nil

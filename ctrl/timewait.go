@@ -119,7 +119,7 @@ func (s *Server) leavePort(c *conn) {
 		s.claims.drop(cl)
 		return
 	}
-	if c.orderly && !c.within { // none of its segments is in flight
+	if (c.leaving || c.timeWait) && !c.within { // none of its segments is in flight
 		cl.until, cl.remote = now.Add(s.cfg.TimeWait), c.remote
 	}
 	if cl.until <= now { // or that of an earlier connection

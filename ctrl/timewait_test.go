@@ -57,7 +57,7 @@ func (h *harness) churn(t *testing.T, c *tclient, pd, cq uint32) (port uint16, e
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id})
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qp}}})
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventPeerClosed, Conn: p.id})
-	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id})
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id, TimeWait: true})
 	h.e.mu.Lock()
 	delete(h.e.conns, p.id)
 	h.e.mu.Unlock()

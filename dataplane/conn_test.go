@@ -47,22 +47,23 @@ func (s *sim) post(c *stream, q *simQP, wr verbs.SendWR) {
 	q.h.w.mark(c.lane)
 }
 
-// TestTerminate checks that a Write to an unknown STag ends both streams, that both sides report the same code, and
-// that posted work is flushed.
+// TestTerminate checks that a Write to an unknown STag ends both streams, that both sides report the same code, that
+// posted work is flushed, and that TIME-WAIT is on the side that sent the Terminate.
 func TestTerminate(t *testing.T) {
 	s, a, _, qa, _ := fullPair(t, mpa.Params{CRC: true, IRD: 4, ORD: 4})
+	within := a.conn().host != nil // then there is no TIME-WAIT
 	s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, 100), RKey: 0x12345678, Remote: 0})
 	s.post(a, qa, verbs.SendWR{ID: 2, Op: rdmap.OpRead, SGEs: qa.sge(0, 100), RKey: 0x12345678, Remote: 0})
-	if ev := s.closed(1); !errors.Is(ev.Err, term.ErrInvalidSTag) && ev.Err != nil {
-		t.Errorf("host 1 closed by %v", ev.Err)
+	if ev := s.closed(1); !errors.Is(ev.Err, term.ErrInvalidSTag) && ev.Err != nil || ev.TimeWait == within {
+		t.Errorf("host 1 closed by %v, TIME-WAIT %v", ev.Err, ev.TimeWait)
 	}
 	if ev, ok := s.hosts[1].take(EventFailed); !ok || !errors.Is(ev.Err, term.ErrInvalidSTag) {
 		t.Errorf("host 1: EventFailed = %v, %v; want %v", ev.Err, ok, term.ErrInvalidSTag)
 	}
 	ev := s.closed(0)
 	var remote *term.RemoteError
-	if !errors.As(ev.Err, &remote) || !errors.Is(ev.Err, term.ErrInvalidSTag) {
-		t.Errorf("host 0 closed by %v; want the peer's %v", ev.Err, term.ErrInvalidSTag)
+	if !errors.As(ev.Err, &remote) || !errors.Is(ev.Err, term.ErrInvalidSTag) || ev.TimeWait {
+		t.Errorf("host 0 closed by %v, TIME-WAIT %v; want the peer's %v", ev.Err, ev.TimeWait, term.ErrInvalidSTag)
 	}
 	if _, ok := s.hosts[0].take(EventTerminated); !ok {
 		t.Error("host 0: no EventTerminated")

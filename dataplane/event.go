@@ -63,6 +63,7 @@ type Event struct {
 	Data     []byte
 	Err      error
 	Setup    *session.Setup // SCTP
+	TimeWait bool           // EventClosed: TCP is in TIME-WAIT, so the ports stay in use
 }
 
 // eventQueue carries events from the workers to the event goroutine.

@@ -57,6 +57,7 @@ type socket struct {
 	hup      bool // the peer has closed, so a short read does not mean that there is no more data
 	queued   bool // in Sockets.ready
 	eof      bool
+	timeWait bool // the kernel has it in TIME-WAIT
 
 	mss   int
 	mssAt clock.Time // when mss was read
@@ -335,6 +336,7 @@ func (s *socket) peerClosed(w *worker) {
 	case err != nil:
 		s.end(w, err)
 	case s.finSent:
+		s.timeWait = true
 		s.end(w, nil)
 	default:
 		if s.state == tcp.Established {

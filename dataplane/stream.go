@@ -279,7 +279,9 @@ func (s *stream) over(w *worker) {
 		w.publishFor(s.qp)
 	}
 	if s.id != 0 {
-		w.event(s, EventClosed, s.err, nil)
+		c, _ := s.lane.llp.(*tcpConn)
+		timeWait := c != nil && (c.tcp.State() == tcp.TimeWait || c.sock != nil && c.sock.timeWait)
+		w.e.events.push(Event{Kind: EventClosed, Conn: s.id, Flow: s.flow(), Worker: w.id, Err: s.err, TimeWait: timeWait})
 	}
 	s.unlinkQP(w)
 	if s.settling {
