@@ -83,12 +83,10 @@ static int new_channel(struct packet *p, struct iwarpd_channel **out)
 int iwarpd_create_channel(struct iwarpd_device *dev, struct iwarpd_channel **out, struct iwarpd_error *e)
 {
 	Pb__CreateChannel body = PB__CREATE_CHANNEL__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(create_channel, CREATE_CHANNEL, &body);
 	struct packet p;
 	int err;
 
-	req.body_case = PB__REQUEST__BODY_CREATE_CHANNEL;
-	req.create_channel = &body;
 	err = device_call(dev, &req, -1, PB__REPLY__BODY_CHANNEL, 1, &p, e);
 	if (err)
 		return err;
@@ -101,11 +99,9 @@ int iwarpd_create_channel(struct iwarpd_device *dev, struct iwarpd_channel **out
 int iwarpd_destroy_channel(struct iwarpd_channel *ch, struct iwarpd_error *e)
 {
 	Pb__DestroyChannel body = PB__DESTROY_CHANNEL__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(destroy_channel, DESTROY_CHANNEL, &body);
 
 	body.channel = ch->obj.handle;
-	req.body_case = PB__REQUEST__BODY_DESTROY_CHANNEL;
-	req.destroy_channel = &body;
 	return object_destroy(&ch->obj, &req, e);
 }
 

@@ -74,7 +74,7 @@ int iwarpd_connect(struct iwarpd_qp *qp, const struct iwarpd_connect_attr *attr,
 {
 	Pb__Connect body = PB__CONNECT__INIT;
 	Pb__Startup startup = PB__STARTUP__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(connect, CONNECT, &body);
 
 	if (!attr->remote)
 		return set_error(e, -EINVAL, "connect: no remote address");
@@ -90,8 +90,6 @@ int iwarpd_connect(struct iwarpd_qp *qp, const struct iwarpd_connect_attr *attr,
 		put_startup(&startup, attr->startup);
 		body.startup = &startup;
 	}
-	req.body_case = PB__REQUEST__BODY_CONNECT;
-	req.connect = &body;
 	return device_do(qp_object(qp)->dev, &req, e);
 }
 
@@ -127,7 +125,7 @@ int iwarpd_listen(struct iwarpd_device *dev, const struct iwarpd_listen_attr *at
 {
 	Pb__Listen body = PB__LISTEN__INIT;
 	Pb__Startup startup = PB__STARTUP__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(listen, LISTEN, &body);
 	struct iwarpd_listener *l = calloc(1, sizeof(*l));
 	int err;
 
@@ -143,8 +141,6 @@ int iwarpd_listen(struct iwarpd_device *dev, const struct iwarpd_listen_attr *at
 		put_startup(&startup, attr->startup);
 		body.startup = &startup;
 	}
-	req.body_case = PB__REQUEST__BODY_LISTEN;
-	req.listen = &body;
 	begin_listening(dev, true);
 	err = listen_call(dev, &req, l, e);
 	begin_listening(dev, false);
@@ -164,11 +160,9 @@ const char *iwarpd_listener_address(const struct iwarpd_listener *listener)
 int iwarpd_unlisten(struct iwarpd_listener *listener, struct iwarpd_error *e)
 {
 	Pb__Unlisten body = PB__UNLISTEN__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(unlisten, UNLISTEN, &body);
 
 	body.listen = listener->obj.handle;
-	req.body_case = PB__REQUEST__BODY_UNLISTEN;
-	req.unlisten = &body;
 	return object_destroy(&listener->obj, &req, e);
 }
 
@@ -176,7 +170,7 @@ int iwarpd_accept(struct iwarpd_device *dev, uint32_t conn, struct iwarpd_qp *qp
 		  struct iwarpd_error *e)
 {
 	Pb__Accept body = PB__ACCEPT__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(accept, ACCEPT, &body);
 
 	body.conn = conn;
 	body.qp = qp ? iwarpd_qp_num(qp) : 0;
@@ -186,8 +180,6 @@ int iwarpd_accept(struct iwarpd_device *dev, uint32_t conn, struct iwarpd_qp *qp
 		PUT(&body, ACCEPT, ird, IRD, depth(attr->ird));
 	if (attr && attr->ord)
 		PUT(&body, ACCEPT, ord, ORD, depth(attr->ord));
-	req.body_case = PB__REQUEST__BODY_ACCEPT;
-	req.accept = &body;
 	return device_do(dev, &req, e);
 }
 
@@ -195,35 +187,29 @@ int iwarpd_reject(struct iwarpd_device *dev, uint32_t conn, const void *private_
 		  struct iwarpd_error *e)
 {
 	Pb__Reject body = PB__REJECT__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(reject, REJECT, &body);
 
 	body.conn = conn;
 	body.private_data = bytes(private_data, private_len);
-	req.body_case = PB__REQUEST__BODY_REJECT;
-	req.reject = &body;
 	return device_do(dev, &req, e);
 }
 
 int iwarpd_set_dscp(struct iwarpd_qp *qp, unsigned dscp, struct iwarpd_error *e)
 {
 	Pb__SetDSCP body = PB__SET_DSCP__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(set_dscp, SET_DSCP, &body);
 
 	body.qp = iwarpd_qp_num(qp);
 	body.dscp = dscp;
-	req.body_case = PB__REQUEST__BODY_SET_DSCP;
-	req.set_dscp = &body;
 	return device_do(qp_object(qp)->dev, &req, e);
 }
 
 int iwarpd_disconnect(struct iwarpd_qp *qp, bool abort, struct iwarpd_error *e)
 {
 	Pb__Disconnect body = PB__DISCONNECT__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(disconnect, DISCONNECT, &body);
 
 	body.qp = iwarpd_qp_num(qp);
 	body.abort = abort;
-	req.body_case = PB__REQUEST__BODY_DISCONNECT;
-	req.disconnect = &body;
 	return device_do(qp_object(qp)->dev, &req, e);
 }

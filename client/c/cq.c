@@ -131,15 +131,13 @@ static int create_cq(struct iwarpd_device *dev, struct iwarpd_channel *channel, 
 		     struct iwarpd_cq **out, struct iwarpd_error *e)
 {
 	Pb__CreateCQ body = PB__CREATE_CQ__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(create_cq, CREATE_CQ, &body);
 	struct iwarpd_cq *cq;
 	struct packet p;
 	int err;
 
 	body.depth = depth;
 	body.channel = channel ? channel_object(channel)->handle : 0;
-	req.body_case = PB__REQUEST__BODY_CREATE_CQ;
-	req.create_cq = &body;
 	err = device_call(dev, &req, -1, PB__REPLY__BODY_CQ, channel ? 1 : 2, &p, e);
 	if (err)
 		return err;
@@ -175,24 +173,20 @@ void *iwarpd_cq_context(const struct iwarpd_cq *cq)
 int iwarpd_destroy_cq(struct iwarpd_cq *cq, struct iwarpd_error *e)
 {
 	Pb__DestroyCQ body = PB__DESTROY_CQ__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(destroy_cq, DESTROY_CQ, &body);
 
 	body.cq = cq->obj.handle;
-	req.body_case = PB__REQUEST__BODY_DESTROY_CQ;
-	req.destroy_cq = &body;
 	return object_destroy(&cq->obj, &req, e);
 }
 
 int iwarpd_modify_cq(struct iwarpd_cq *cq, uint32_t count, uint32_t period_us, struct iwarpd_error *e)
 {
 	Pb__ModifyCQ body = PB__MODIFY_CQ__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(modify_cq, MODIFY_CQ, &body);
 
 	body.cq = cq->obj.handle;
 	body.count = count;
 	body.period_us = period_us;
-	req.body_case = PB__REQUEST__BODY_MODIFY_CQ;
-	req.modify_cq = &body;
 	return device_do(cq->obj.dev, &req, e);
 }
 
@@ -280,7 +274,7 @@ static int save_before(struct iwarpd_cq *cq)
 int iwarpd_resize_cq(struct iwarpd_cq *cq, uint32_t depth, struct iwarpd_error *e)
 {
 	Pb__ResizeCQ body = PB__RESIZE_CQ__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(resize_cq, RESIZE_CQ, &body);
 	struct cq_rings *rings;
 	struct packet p;
 	int err;
@@ -290,8 +284,6 @@ int iwarpd_resize_cq(struct iwarpd_cq *cq, uint32_t depth, struct iwarpd_error *
 		return set_error(e, err, "completion queue: %s", strerror(-err));
 	body.cq = cq->obj.handle;
 	body.depth = depth;
-	req.body_case = PB__REQUEST__BODY_RESIZE_CQ;
-	req.resize_cq = &body;
 	err = device_call(cq->obj.dev, &req, -1, PB__REPLY__BODY_CQ, 1, &p, e);
 	if (err)
 		return err;

@@ -83,14 +83,12 @@ static int hello_done(struct iwarpd_device *dev, struct packet *p)
 static int hello(struct iwarpd_device *dev, const char *name, struct iwarpd_error *e)
 {
 	Pb__Hello body = PB__HELLO__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(hello, HELLO, &body);
 	struct packet p;
 	int err;
 
 	body.version = body.min_version = PROTOCOL_VERSION;
 	body.name = (char *)name;
-	req.body_case = PB__REQUEST__BODY_HELLO;
-	req.hello = &body;
 	err = device_call(dev, &req, -1, PB__REPLY__BODY_HELLO, -1, &p, e);
 	if (err)
 		return err;

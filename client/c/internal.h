@@ -48,6 +48,10 @@ int pb_error(struct iwarpd_error *e, const Pb__Error *pb);
 
 /* socket.c */
 
+/* REQUEST initializes a Pb__Request with the message b as its body, which is named f there and in the body's constants F. */
+#define REQUEST(f, F, b) \
+	{ .base = PROTOBUF_C_MESSAGE_INIT(&pb__request__descriptor), .body_case = PB__REQUEST__BODY_##F, .f = (b) }
+
 /* A packet is a message from the daemon with its descriptors. */
 struct packet {
 	Pb__Message *msg;

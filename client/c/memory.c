@@ -28,15 +28,13 @@ static void pd_free(struct object *o)
 int iwarpd_alloc_pd(struct iwarpd_device *dev, struct iwarpd_pd **out, struct iwarpd_error *e)
 {
 	Pb__AllocPD body = PB__ALLOC_PD__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(alloc_pd, ALLOC_PD, &body);
 	struct iwarpd_pd *pd = calloc(1, sizeof(*pd));
 	struct packet p;
 	int err;
 
 	if (!pd)
 		return set_error(e, -ENOMEM, "out of memory");
-	req.body_case = PB__REQUEST__BODY_ALLOC_PD;
-	req.alloc_pd = &body;
 	err = device_call(dev, &req, -1, PB__REPLY__BODY_PD, 0, &p, e);
 	if (err) {
 		free(pd);
@@ -51,11 +49,9 @@ int iwarpd_alloc_pd(struct iwarpd_device *dev, struct iwarpd_pd **out, struct iw
 int iwarpd_dealloc_pd(struct iwarpd_pd *pd, struct iwarpd_error *e)
 {
 	Pb__DeallocPD body = PB__DEALLOC_PD__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(dealloc_pd, DEALLOC_PD, &body);
 
 	body.pd = pd->obj.handle;
-	req.body_case = PB__REQUEST__BODY_DEALLOC_PD;
-	req.dealloc_pd = &body;
 	return object_destroy(&pd->obj, &req, e);
 }
 
@@ -94,13 +90,11 @@ static void populate(const struct iwarpd_mr_attr *attr)
 static int attach_fd(struct iwarpd_device *dev, bool near, int fd, struct iwarpd_error *e)
 {
 	Pb__AttachMemory body = PB__ATTACH_MEMORY__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(attach_memory, ATTACH_MEMORY, &body);
 	struct packet p;
 	int err;
 
 	body.near = near;
-	req.body_case = PB__REQUEST__BODY_ATTACH_MEMORY;
-	req.attach_memory = &body;
 	err = device_call(dev, &req, fd, PB__REPLY__BODY__NOT_SET, 0, &p, e);
 	if (!err)
 		packet_free(&p);
@@ -132,12 +126,10 @@ static int attach(struct iwarpd_device *dev, const struct iwarpd_mr_attr *attr, 
 int iwarpd_open_userfaultfd(struct iwarpd_device *dev, int *fd, struct iwarpd_error *e)
 {
 	Pb__OpenUserfaultfd body = PB__OPEN_USERFAULTFD__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(open_userfaultfd, OPEN_USERFAULTFD, &body);
 	struct packet p;
 	int err;
 
-	req.body_case = PB__REQUEST__BODY_OPEN_USERFAULTFD;
-	req.open_userfaultfd = &body;
 	err = device_call(dev, &req, -1, PB__REPLY__BODY__NOT_SET, 1, &p, e);
 	if (err)
 		return err;
@@ -158,7 +150,7 @@ static int register_mr(struct iwarpd_pd *pd, const struct iwarpd_mr_attr *attr, 
 		       struct iwarpd_error *e)
 {
 	Pb__RegisterMR body = PB__REGISTER_MR__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(register_mr, REGISTER_MR, &body);
 	struct mr *m = calloc(1, sizeof(*m));
 	struct packet p;
 	int err;
@@ -175,8 +167,6 @@ static int register_mr(struct iwarpd_pd *pd, const struct iwarpd_mr_attr *attr, 
 	body.fast = attr->fast;
 	body.far = attr->far;
 	body.near = attr->near;
-	req.body_case = PB__REQUEST__BODY_REGISTER_MR;
-	req.register_mr = &body;
 	err = device_call(pd->obj.dev, &req, attr->far || attr->near ? -1 : attr->fd, PB__REPLY__BODY_MR, 0, &p, e);
 	if (err) {
 		free(m);
@@ -252,11 +242,9 @@ int iwarpd_dereg_mr(struct iwarpd_mr *mr, struct iwarpd_error *e)
 {
 	struct mr *m = container_of(mr, struct mr, pub);
 	Pb__DeregisterMR body = PB__DEREGISTER_MR__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(deregister_mr, DEREGISTER_MR, &body);
 
 	body.mr = m->obj.handle;
-	req.body_case = PB__REQUEST__BODY_DEREGISTER_MR;
-	req.deregister_mr = &body;
 	return object_destroy(&m->obj, &req, e);
 }
 
@@ -268,7 +256,7 @@ static void mw_free(struct object *o)
 int iwarpd_alloc_mw(struct iwarpd_pd *pd, struct iwarpd_mw **out, struct iwarpd_error *e)
 {
 	Pb__AllocMW body = PB__ALLOC_MW__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(alloc_mw, ALLOC_MW, &body);
 	struct mw *w = calloc(1, sizeof(*w));
 	struct packet p;
 	int err;
@@ -276,8 +264,6 @@ int iwarpd_alloc_mw(struct iwarpd_pd *pd, struct iwarpd_mw **out, struct iwarpd_
 	if (!w)
 		return set_error(e, -ENOMEM, "out of memory");
 	body.pd = pd->obj.handle;
-	req.body_case = PB__REQUEST__BODY_ALLOC_MW;
-	req.alloc_mw = &body;
 	err = device_call(pd->obj.dev, &req, -1, PB__REPLY__BODY_MW, 0, &p, e);
 	if (err) {
 		free(w);
@@ -294,10 +280,8 @@ int iwarpd_dealloc_mw(struct iwarpd_mw *mw, struct iwarpd_error *e)
 {
 	struct mw *w = container_of(mw, struct mw, pub);
 	Pb__DeallocMW body = PB__DEALLOC_MW__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(dealloc_mw, DEALLOC_MW, &body);
 
 	body.mw = w->obj.handle;
-	req.body_case = PB__REQUEST__BODY_DEALLOC_MW;
-	req.dealloc_mw = &body;
 	return object_destroy(&w->obj, &req, e);
 }

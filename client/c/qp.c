@@ -139,12 +139,10 @@ void qp_established(struct object *o, uint32_t worker)
 static void flush(struct iwarpd_qp *qp)
 {
 	Pb__Disconnect body = PB__DISCONNECT__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(disconnect, DISCONNECT, &body);
 
 	body.qp = qp->obj.handle;
 	body.abort = true;
-	req.body_case = PB__REQUEST__BODY_DISCONNECT;
-	req.disconnect = &body;
 	device_post(qp->obj.dev, &req);
 }
 
@@ -203,7 +201,7 @@ int iwarpd_create_qp(struct iwarpd_pd *pd, const struct iwarpd_qp_attr *attr, st
 		     struct iwarpd_error *e)
 {
 	Pb__CreateQP body = PB__CREATE_QP__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(create_qp, CREATE_QP, &body);
 	struct packet p;
 	int err;
 
@@ -220,8 +218,6 @@ int iwarpd_create_qp(struct iwarpd_pd *pd, const struct iwarpd_qp_attr *attr, st
 	body.receive_wait_ms = attr->receive_wait_ms;
 	if (attr->srq)
 		body.srq = attr->srq->obj.handle;
-	req.body_case = PB__REQUEST__BODY_CREATE_QP;
-	req.create_qp = &body;
 	err = device_call(pd->obj.dev, &req, -1, PB__REPLY__BODY_QP, attr->srq ? 1 : 2, &p, e);
 	if (err)
 		return err;
@@ -232,11 +228,9 @@ int iwarpd_create_qp(struct iwarpd_pd *pd, const struct iwarpd_qp_attr *attr, st
 int iwarpd_destroy_qp(struct iwarpd_qp *qp, struct iwarpd_error *e)
 {
 	Pb__DestroyQP body = PB__DESTROY_QP__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(destroy_qp, DESTROY_QP, &body);
 
 	body.qp = qp->obj.handle;
-	req.body_case = PB__REQUEST__BODY_DESTROY_QP;
-	req.destroy_qp = &body;
 	return object_destroy(&qp->obj, &req, e);
 }
 
@@ -420,7 +414,7 @@ int iwarpd_create_srq(struct iwarpd_pd *pd, const struct iwarpd_srq_attr *attr, 
 		      struct iwarpd_error *e)
 {
 	Pb__CreateSRQ body = PB__CREATE_SRQ__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(create_srq, CREATE_SRQ, &body);
 	struct packet p;
 	int err;
 
@@ -428,8 +422,6 @@ int iwarpd_create_srq(struct iwarpd_pd *pd, const struct iwarpd_srq_attr *attr, 
 	body.depth = ring_depth(pd->obj.dev, attr->depth);
 	body.max_sge = attr->max_sge ? attr->max_sge : DEFAULT_SGE;
 	body.limit = attr->limit;
-	req.body_case = PB__REQUEST__BODY_CREATE_SRQ;
-	req.create_srq = &body;
 	err = device_call(pd->obj.dev, &req, -1, PB__REPLY__BODY_SRQ, 1, &p, e);
 	if (err)
 		return err;
@@ -440,23 +432,19 @@ int iwarpd_create_srq(struct iwarpd_pd *pd, const struct iwarpd_srq_attr *attr, 
 int iwarpd_modify_srq(struct iwarpd_srq *srq, uint32_t limit, struct iwarpd_error *e)
 {
 	Pb__ModifySRQ body = PB__MODIFY_SRQ__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(modify_srq, MODIFY_SRQ, &body);
 
 	body.srq = srq->obj.handle;
 	body.limit = limit;
-	req.body_case = PB__REQUEST__BODY_MODIFY_SRQ;
-	req.modify_srq = &body;
 	return device_do(srq->obj.dev, &req, e);
 }
 
 int iwarpd_destroy_srq(struct iwarpd_srq *srq, struct iwarpd_error *e)
 {
 	Pb__DestroySRQ body = PB__DESTROY_SRQ__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(destroy_srq, DESTROY_SRQ, &body);
 
 	body.srq = srq->obj.handle;
-	req.body_case = PB__REQUEST__BODY_DESTROY_SRQ;
-	req.destroy_srq = &body;
 	return object_destroy(&srq->obj, &req, e);
 }
 

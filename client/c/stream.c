@@ -45,12 +45,10 @@ static int take(struct stream *s, void *buf, size_t len, int64_t deadline)
 static int consumed(struct stream *s, int n, struct iwarpd_error *e)
 {
 	Pb__StreamConsumed body = PB__STREAM_CONSUMED__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(stream_consumed, STREAM_CONSUMED, &body);
 
 	body.conn = s->conn;
 	body.count = (uint32_t)n;
-	req.body_case = PB__REQUEST__BODY_STREAM_CONSUMED;
-	req.stream_consumed = &body;
 	return device_do(s->dev, &req, e);
 }
 
@@ -109,15 +107,13 @@ int iwarpd_stream_read(struct iwarpd_device *dev, uint32_t conn, void *buf, size
 int iwarpd_stream_write(struct iwarpd_device *dev, uint32_t conn, const void *data, size_t len, struct iwarpd_error *e)
 {
 	Pb__StreamSend body = PB__STREAM_SEND__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(stream_send, STREAM_SEND, &body);
 	int err;
 
 	if (len > MAX_WRITE)
 		len = MAX_WRITE;
 	body.conn = conn;
 	body.data = bytes(data, len);
-	req.body_case = PB__REQUEST__BODY_STREAM_SEND;
-	req.stream_send = &body;
 	err = device_do(dev, &req, e);
 	return err ? err : (int)len;
 }
@@ -126,15 +122,13 @@ int iwarpd_start_mpa_as(struct iwarpd_device *dev, uint32_t conn, const struct i
 			struct iwarpd_error *e)
 {
 	Pb__StartMPA body = PB__START_MPA__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(start_mpa, START_MPA, &body);
 	int err;
 
 	body.conn = conn;
 	body.role = (Pb__MPARole)attr->role;
 	body.qp = attr->qp ? iwarpd_qp_num(attr->qp) : 0;
 	body.private_data = bytes(attr->private_data, attr->private_len);
-	req.body_case = PB__REQUEST__BODY_START_MPA;
-	req.start_mpa = &body;
 	err = device_do(dev, &req, e);
 	if (!err)
 		stream_forget(dev, conn);
@@ -152,13 +146,11 @@ int iwarpd_start_mpa(struct iwarpd_device *dev, uint32_t conn, const void *priva
 int iwarpd_stream_close(struct iwarpd_device *dev, uint32_t conn, bool abort, struct iwarpd_error *e)
 {
 	Pb__StreamClose body = PB__STREAM_CLOSE__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
+	Pb__Request req = REQUEST(stream_close, STREAM_CLOSE, &body);
 	int err;
 
 	body.conn = conn;
 	body.abort = abort;
-	req.body_case = PB__REQUEST__BODY_STREAM_CLOSE;
-	req.stream_close = &body;
 	err = device_do(dev, &req, e);
 	stream_forget(dev, conn);
 	return err == -ENOENT ? 0 : err; /* already ended */
