@@ -76,8 +76,7 @@ static int connect_qp(struct id *id, const struct rdma_conn_param *p)
 		return 0;
 	}
 	iwv_qp_connecting(qp, false);
-	iwv_fail(err, "rdma_connect", &e);
-	return -err;
+	return iwv_fail(err, "rdma_connect", &e);
 }
 
 int rdma_connect(struct rdma_cm_id *pub, struct rdma_conn_param *p)
@@ -115,8 +114,8 @@ static int accept_qp(struct id *id, const struct rdma_conn_param *p)
 		return 0;
 	}
 	iwv_qp_connecting(qp, false);
-	iwv_fail(err, "rdma_accept", &e);
-	return err == -ENOENT ? ECONNRESET : -err;
+	err = iwv_fail(err, "rdma_accept", &e);
+	return err == ENOENT ? ECONNRESET : err;
 }
 
 int rdma_accept(struct rdma_cm_id *pub, struct rdma_conn_param *p)
@@ -140,10 +139,8 @@ static int reject(struct id *id, const void *data, uint8_t len)
 		return EINVAL;
 	err = id->request_gone ? 0 : iwarpd_reject(iwv_context_of(id->pub.verbs)->dev, id->conn, data, data ? len : 0, &e);
 	id->conn = 0;
-	if (err && err != -ENOENT) {
-		iwv_fail(err, "rdma_reject", &e);
-		return -err;
-	}
+	if (err && err != -ENOENT)
+		return iwv_fail(err, "rdma_reject", &e);
 	return 0;
 }
 
@@ -179,7 +176,7 @@ int rdma_disconnect(struct rdma_cm_id *pub)
 		err = iwv_qp_disconnect(qp, false, &e);
 	iwv_thread_unlock();
 	if (err)
-		return iwv_fail(err, "rdma_disconnect", &e);
+		return set_errno(iwv_fail(err, "rdma_disconnect", &e));
 	/* The last event of an established connection is still to come. */
 	return pub->event && pub->event->event == RDMA_CM_EVENT_ESTABLISHED ? sync_wait(id) : 0;
 }

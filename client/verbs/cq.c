@@ -71,10 +71,8 @@ int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
 	if (ibv->refcnt > 0)
 		return EBUSY;
 	err = iwarpd_destroy_channel(channel_of(ibv)->ch, &e);
-	if (err && !daemon_gone(ibv->context)) {
-		iwv_fail(err, "ibv_destroy_comp_channel", &e);
-		return -err;
-	}
+	if (err && !daemon_gone(ibv->context))
+		return iwv_fail(err, "ibv_destroy_comp_channel", &e);
 	close(channel_of(ibv)->wake);
 	pthread_mutex_destroy(&channel_of(ibv)->lock);
 	free(channel_of(ibv));
@@ -358,10 +356,8 @@ int ibv_destroy_cq(struct ibv_cq *ibv)
 		async_drop(c, ibv, &cq->unacknowledged);
 	}
 	iwv_thread_unlock();
-	if (err) {
-		iwv_fail(err, "ibv_destroy_cq", &e);
-		return -err;
-	}
+	if (err)
+		return iwv_fail(err, "ibv_destroy_cq", &e);
 	wait_acknowledged(cq);
 	free_late(cq->late);
 	free_late(cq->hidden);
@@ -388,9 +384,7 @@ int ibv_resize_cq(struct ibv_cq *ibv, int cqe)
 	if (!err)
 		ibv->cqe = cqe;
 	iwv_thread_unlock();
-	if (err)
-		iwv_fail(err, "ibv_resize_cq", &e);
-	return -err;
+	return err ? iwv_fail(err, "ibv_resize_cq", &e) : 0;
 }
 
 static enum ibv_wc_opcode wc_opcode(uint32_t opcode)
@@ -623,8 +617,10 @@ int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **out, void **c
 	if (!iwv_is_ours(ibv->context))
 		return REAL(ibv_get_cq_event)(ibv, out, cq_context);
 	while ((err = look(ch, &cq)) != 0) {
-		if (err != -ETIMEDOUT && err != -EINTR)
-			return iwv_fail(err == -EPIPE ? -EIO : err, "ibv_get_cq_event", NULL);
+		if (err != -ETIMEDOUT && err != -EINTR) {
+			iwv_fail(err == -EPIPE ? -EIO : err, "ibv_get_cq_event", NULL);
+			return -1;
+		}
 		if (fcntl(ibv->fd, F_GETFL) & O_NONBLOCK) {
 			errno = EAGAIN;
 			return -1;

@@ -49,7 +49,7 @@ __attribute__((format(printf, 1, 2))) void iwv_complain(const char *format, ...)
  */
 __attribute__((format(printf, 1, 2))) void iwv_log(const char *format, ...);
 
-/* iwv_fail logs an error of libiwarpd, sets errno to -err, and returns -1. */
+/* iwv_fail logs an error of libiwarpd. It sets errno to -err, which is positive, and returns it. */
 int iwv_fail(int err, const char *what, const struct iwarpd_error *e);
 
 /* iwv_unsupported logs that what is not supported. It sets errno to EOPNOTSUPP and returns it. */

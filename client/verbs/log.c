@@ -75,7 +75,7 @@ int iwv_fail(int err, const char *what, const struct iwarpd_error *e)
 {
 	iwv_log("%s: %s", what, e && e->text[0] ? e->text : strerror(-err));
 	errno = -err;
-	return -1;
+	return -err;
 }
 
 int iwv_unsupported(const char *what)

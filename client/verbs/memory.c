@@ -66,10 +66,8 @@ int ibv_dealloc_pd(struct ibv_pd *ibv)
 	qp_wait_closing(c, ibv);
 	iwv_thread_unlock();
 	err = iwarpd_dealloc_pd(pd->pd, &e);
-	if (err && !daemon_gone(ibv->context)) {
-		iwv_fail(err, "ibv_dealloc_pd", &e);
-		return -err;
-	}
+	if (err && !daemon_gone(ibv->context))
+		return iwv_fail(err, "ibv_dealloc_pd", &e);
 	free(pd);
 	return 0;
 }
@@ -211,10 +209,8 @@ int ibv_dereg_mr(struct ibv_mr *ibv)
 	if (!iwv_is_ours(ibv->context))
 		return REAL(ibv_dereg_mr)(ibv);
 	err = iwarpd_dereg_mr(mr->mr, &e);
-	if (err && !daemon_gone(ibv->context)) {
-		iwv_fail(err, "ibv_dereg_mr", &e);
-		return -err;
-	}
+	if (err && !daemon_gone(ibv->context))
+		return iwv_fail(err, "ibv_dereg_mr", &e);
 	if (mr->near)
 		near_put((uintptr_t)ibv->addr, ibv->length);
 	free(mr);
@@ -285,10 +281,8 @@ int dealloc_mw(struct ibv_mw *ibv)
 	struct iwarpd_error e;
 	int err = iwarpd_dealloc_mw(mw->mw, &e);
 
-	if (err && !daemon_gone(ibv->context)) {
-		iwv_fail(err, "ibv_dealloc_mw", &e);
-		return -err;
-	}
+	if (err && !daemon_gone(ibv->context))
+		return iwv_fail(err, "ibv_dealloc_mw", &e);
 	free(mw);
 	return 0;
 }

@@ -453,9 +453,7 @@ int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
 			ibv->state = attr->qp_state;
 	}
 	iwv_thread_unlock();
-	if (err)
-		iwv_fail(err, "ibv_modify_qp", &e);
-	return -err;
+	return err ? iwv_fail(err, "ibv_modify_qp", &e) : 0;
 }
 
 struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *init)
@@ -510,9 +508,7 @@ int ibv_modify_srq(struct ibv_srq *ibv, struct ibv_srq_attr *attr, int mask)
 	if (!err)
 		srq->attr.srq_limit = attr->srq_limit;
 	iwv_thread_unlock();
-	if (err)
-		iwv_fail(err, "ibv_modify_srq", &e);
-	return -err;
+	return err ? iwv_fail(err, "ibv_modify_srq", &e) : 0;
 }
 
 int ibv_query_srq(struct ibv_srq *ibv, struct ibv_srq_attr *attr)
@@ -543,10 +539,8 @@ int ibv_destroy_srq(struct ibv_srq *ibv)
 		err = 0;
 	}
 	iwv_thread_unlock();
-	if (err) {
-		iwv_fail(err, "ibv_destroy_srq", &e);
-		return -err;
-	}
+	if (err)
+		return iwv_fail(err, "ibv_destroy_srq", &e);
 	pthread_mutex_destroy(&srq->lock);
 	pthread_mutex_destroy(&srq->ibv.mutex);
 	pthread_cond_destroy(&srq->ibv.cond);
