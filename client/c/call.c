@@ -217,7 +217,7 @@ static void forget_call(struct iwarpd_device *dev, struct call *c)
  * await_packet waits for a packet, which is probably the reply. At first it polls, since the
  * daemon often takes less time than sleeping and waking would. Between polls it yields the
  * CPU, as the daemon may need it. If another program takes the CPU then, polling is slower
- * than sleeping, so it polls no more for a while.
+ * than sleeping, so it polls no more for a while. It does not sleep if there is a deadline.
  */
 static int await_packet(struct iwarpd_device *dev, struct packet *p)
 {
@@ -234,7 +234,7 @@ static int await_packet(struct iwarpd_device *dev, struct packet *p)
 		if (now - before > LONG_YIELD)
 			dev->rest = now + REST;
 	}
-	return socket_recv(dev->sock, dev->buf, p, true);
+	return socket_recv(dev->sock, dev->buf, p, dev->deadline < 0);
 }
 
 /*
@@ -280,7 +280,7 @@ static int exchange(struct iwarpd_device *dev, Pb__Request *req, int fd, struct 
 	/* If the daemon is gone, its last packet may be queued and say why. */
 	if (!err || err == -EPIPE || err == -ECONNRESET)
 		do {
-			err = device_wait(dev, call_done, c, -1);
+			err = device_wait(dev, call_done, c, dev->deadline);
 		} while (err == -EINTR); /* the daemon executes the request anyway */
 	forget_call(dev, c);
 	pthread_mutex_unlock(&dev->lock);

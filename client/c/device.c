@@ -137,12 +137,14 @@ static const char *socket_path(const char *path)
 	return path && *path ? path : IWARPD_SOCKET;
 }
 
-int iwarpd_open(const char *socket, const char *name, struct iwarpd_device **out, struct iwarpd_error *e)
+/* open_until opens a device. The daemon has until the deadline to answer, unless that is negative. */
+static int open_until(const char *socket, const char *name, int64_t deadline, struct iwarpd_device **out, struct iwarpd_error *e)
 {
+	const char *path = socket_path(socket);
 	struct iwarpd_device *dev;
 	int sock, err = 0;
 
-	sock = socket_connect(socket_path(socket), e);
+	sock = socket_connect(path, deadline < 0, e);
 	if (sock < 0)
 		return sock;
 	dev = new_device(sock);
@@ -152,8 +154,12 @@ int iwarpd_open(const char *socket, const char *name, struct iwarpd_device **out
 	}
 	if (device_fds(dev) < 0)
 		err = sys_error(e, "event descriptor");
+	dev->deadline = deadline;
 	if (!err)
 		err = hello(dev, name ? name : program_invocation_short_name, e);
+	dev->deadline = -1;
+	if (err == -ETIMEDOUT)
+		set_error(e, err, "%s: the daemon does not answer", path);
 	if (err) {
 		iwarpd_close(dev);
 		return err;
@@ -162,13 +168,24 @@ int iwarpd_open(const char *socket, const char *name, struct iwarpd_device **out
 	return 0;
 }
 
+int iwarpd_open(const char *socket, const char *name, struct iwarpd_device **dev, struct iwarpd_error *e)
+{
+	return open_until(socket, name, -1, dev, e);
+}
+
+int iwarpd_open_within(const char *socket, const char *name, int timeout_ms, struct iwarpd_device **dev,
+		       struct iwarpd_error *e)
+{
+	return open_until(socket, name, deadline_in(timeout_ms), dev, e);
+}
+
 /*
- * no_daemon reports whether an error of iwarpd_open means that the daemon may still
+ * no_daemon reports whether an error of open_until means that the daemon may still
  * start, or start again.
  */
 static bool no_daemon(int err)
 {
-	return err == -ENOENT || err == -ECONNREFUSED || err == -EPIPE || err == -ESHUTDOWN;
+	return err == -ENOENT || err == -ECONNREFUSED || err == -EAGAIN || err == -EPIPE || err == -ESHUTDOWN;
 }
 
 int iwarpd_open_wait(const char *socket, const char *name, int timeout_ms, struct iwarpd_device **out,
@@ -179,7 +196,7 @@ int iwarpd_open_wait(const char *socket, const char *name, int timeout_ms, struc
 
 	for (;;) {
 		struct iwarpd_error last;
-		int err = iwarpd_open(socket, name, out, &last);
+		int err = open_until(socket, name, timeout_ms == 0 ? -1 : deadline, out, &last);
 
 		if (err && no_daemon(err) && (deadline < 0 || deadline_in(0) < deadline)) {
 			nanosleep(&pause, NULL);

@@ -60,7 +60,8 @@ struct packet {
 	int fds[MAX_FDS];
 };
 
-int socket_connect(const char *path, struct iwarpd_error *e);
+/* socket_connect connects to the daemon. If it may not wait, it fails with -EAGAIN while too many connections wait for it. */
+int socket_connect(const char *path, bool wait, struct iwarpd_error *e);
 int socket_send(int sock, const Pb__Request *req, int fd, bool wait);
 
 /* socket_recv returns 1 with a packet, 0 if none is available and wait is false, or an error. */
@@ -179,6 +180,7 @@ struct iwarpd_device {
 	bool far, near;            /* the daemon has our /proc/self/mem, and the memfd of near memory */
 	pthread_mutex_t lock; /* guards the rest */
 	pthread_cond_t turn;  /* signaled when a thread has read something or stopped reading */
+	int64_t deadline;     /* of requests, in ns; negative: none, as always once the device is open */
 	bool reading;         /* a thread is waiting for the socket */
 	int64_t rest;         /* until when await_packet does not poll; used by the thread that reads */
 	int dead;             /* error that ended the device */

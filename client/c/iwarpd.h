@@ -98,10 +98,19 @@ struct iwarpd_device_attr {
 IWARPD_API int iwarpd_open(const char *socket, const char *name, struct iwarpd_device **dev, struct iwarpd_error *e);
 
 /*
+ * Like iwarpd_open, but gives the daemon timeout_ms to answer, or any time if that is
+ * negative. A daemon that is starting takes connections up to some seconds before it
+ * answers. Returns -ETIMEDOUT if it has not answered, and -EAGAIN if too many
+ * connections wait for it already.
+ */
+IWARPD_API int iwarpd_open_within(const char *socket, const char *name, int timeout_ms, struct iwarpd_device **dev,
+				  struct iwarpd_error *e);
+
+/*
  * Like iwarpd_open, but waits up to timeout_ms, or indefinitely if that is
- * negative, for a daemon that is not running yet or being restarted. Returns
- * -ETIMEDOUT if none answered. Errors that waiting cannot fix, such as -EACCES, are
- * returned at once. After -EPIPE or IWARPD_EVENT_DRAINING, a program calls
+ * negative, for a daemon that is not running yet or being restarted; 0 means a single
+ * attempt. Returns -ETIMEDOUT if none answered. Errors that waiting cannot fix, such as
+ * -EACCES, are returned at once. After -EPIPE or IWARPD_EVENT_DRAINING, a program calls
  * iwarpd_close and this function, and creates its objects again.
  */
 IWARPD_API int iwarpd_open_wait(const char *socket, const char *name, int timeout_ms, struct iwarpd_device **dev,

@@ -1,6 +1,7 @@
 /* The control socket: one message per packet, with descriptors as SCM_RIGHTS. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -9,7 +10,7 @@
 
 #include "internal.h"
 
-int socket_connect(const char *path, struct iwarpd_error *e)
+int socket_connect(const char *path, bool wait, struct iwarpd_error *e)
 {
 	struct sockaddr_un addr = { .sun_family = AF_UNIX };
 	int sock;
@@ -17,7 +18,7 @@ int socket_connect(const char *path, struct iwarpd_error *e)
 	if (strlen(path) >= sizeof(addr.sun_path))
 		return set_error(e, -ENAMETOOLONG, "socket %.100s...: path too long", path);
 	strcpy(addr.sun_path, path);
-	sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | (wait ? 0 : SOCK_NONBLOCK), 0);
 	if (sock < 0)
 		return sys_error(e, "socket");
 	while (connect(sock, (struct sockaddr *)&addr, sizeof(addr)) < 0) {
@@ -29,6 +30,7 @@ int socket_connect(const char *path, struct iwarpd_error *e)
 		return set_error(e, -err, "%s: %s%s", path, strerror(err),
 				 err == ENOENT || err == ECONNREFUSED ? ": is iwarpd running?" : "");
 	}
+	fcntl(sock, F_SETFL, 0); /* what follows may block */
 	return sock;
 }
 

@@ -217,6 +217,12 @@ func TestStoppingDaemon(t *testing.T) {
 	}
 }
 
+// TestSilentDaemon checks that a daemon that does not answer, as while it starts, delays a program no longer than that allows.
+func TestSilentDaemon(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	testenv.Start(t, sanitized.command(t, "check", path, "", path, "", "silent")).Succeed()
+}
+
 // A hostile daemon causes an error and no crash. The example is compiled with the sanitizers.
 func TestHostileDaemon(t *testing.T) {
 	const whole = "far" // the error of Connect: everything before it was accepted

@@ -2,7 +2,7 @@
  * check tests libiwarpd with two daemons that reach each other. It may be a client of
  * both.
  *
- *   check SOCKET_A ADDRESS_A SOCKET_B ADDRESS_B verbs|cm|files|memory|streams|sctp|shared|channels|threads|quiet|gone|reopen
+ *   check SOCKET_A ADDRESS_A SOCKET_B ADDRESS_B verbs|cm|files|memory|streams|sctp|shared|channels|threads|quiet|gone|reopen|silent
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -17,7 +17,9 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <iwarpd.h>
@@ -1106,6 +1108,22 @@ static void gone(struct side *a, struct side *b)
 	CHECK(iwarpd_destroy_qp(a->qp, &err) == -EPIPE && strstr(err.text, "gone"));
 }
 
+/* silent opens a socket at which nothing answers, with room for one connection that is not accepted yet. */
+static void silent(const char *path)
+{
+	struct sockaddr_un addr = { .sun_family = AF_UNIX };
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	struct iwarpd_device *dev;
+
+	snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", path);
+	CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&addr, sizeof(addr)) == 0 && listen(fd, 0) == 0);
+	CHECK(iwarpd_open_wait(path, "check", 100, &dev, &err) == -ETIMEDOUT && strstr(err.text, "does not answer"));
+	CHECK(close(accept(fd, NULL, NULL)) == 0);
+	CHECK(iwarpd_open_within(path, "check", 100, &dev, &err) == -ETIMEDOUT && strstr(err.text, "does not answer"));
+	CHECK(iwarpd_open_within(path, "check", WAIT, &dev, &err) == -EAGAIN);
+	CHECK(iwarpd_open_wait(path, "check", 100, &dev, &err) == -ETIMEDOUT && strstr(err.text, "no daemon within"));
+}
+
 int main(int argc, char **argv)
 {
 	struct side a, b;
@@ -1115,6 +1133,10 @@ int main(int argc, char **argv)
 	if (strcmp(argv[5], "reopen") == 0) {
 		CHECK(iwarpd_open_wait(argv[1], "check", WAIT, &a.dev, &err) == 0);
 		iwarpd_close(a.dev);
+		return 0;
+	}
+	if (strcmp(argv[5], "silent") == 0) {
+		silent(argv[1]);
 		return 0;
 	}
 	open_side(&a, argv[1], argv[2]);
