@@ -393,7 +393,7 @@ struct iwarpd_qp_attr {
 IWARPD_API int iwarpd_create_qp(struct iwarpd_pd *pd, const struct iwarpd_qp_attr *attr, struct iwarpd_qp **qp,
 				struct iwarpd_error *e);
 
-/* Resets the connection. Outstanding work requests never complete. */
+/* Resets the connection. Outstanding work requests never complete, and a thread that reads from its byte stream returns. */
 IWARPD_API int iwarpd_destroy_qp(struct iwarpd_qp *qp, struct iwarpd_error *e);
 
 IWARPD_API uint32_t iwarpd_qp_num(const struct iwarpd_qp *qp); /* as in completions */

@@ -225,12 +225,26 @@ int iwarpd_create_qp(struct iwarpd_pd *pd, const struct iwarpd_qp_attr *attr, st
 	return create_done(pd->obj.dev, &p, err, "queue pair", e);
 }
 
+/*
+ * end_reads ends the reads of the stream of a QP that is to be destroyed, before the daemon replies: no event will end them, and
+ * the thread that reads may be the one that receives the reply.
+ */
+static void end_reads(const struct object *qp)
+{
+	pthread_mutex_lock(&qp->dev->lock);
+	for (struct stream *s = qp->dev->readers; s && qp->conn != 0; s = s->next)
+		if (s->conn == qp->conn)
+			s->over = true;
+	pthread_mutex_unlock(&qp->dev->lock);
+}
+
 int iwarpd_destroy_qp(struct iwarpd_qp *qp, struct iwarpd_error *e)
 {
 	Pb__DestroyQP body = PB__DESTROY_QP__INIT;
 	Pb__Request req = REQUEST(destroy_qp, DESTROY_QP, &body);
 
 	body.qp = qp->obj.handle;
+	end_reads(&qp->obj);
 	return object_destroy(&qp->obj, &req, e);
 }
 

@@ -11,6 +11,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -666,6 +667,54 @@ static void check_roles(struct side *a, struct side *b, struct iwarpd_listener *
 	drop(b);
 }
 
+/* A reader reads from a stream in a thread of its own. */
+struct reader {
+	struct side *s;
+	uint32_t conn;
+	atomic_int tid;
+};
+
+static void *read_to_end(void *arg)
+{
+	struct reader *r = arg;
+	char byte;
+
+	atomic_store(&r->tid, (int)syscall(SYS_gettid));
+	CHECK(iwarpd_stream_read(r->s->dev, r->conn, &byte, 1, -1, NULL) == -ECONNRESET);
+	return NULL;
+}
+
+/* await_poll waits until a thread of this process waits in ppoll. */
+static void await_poll(int tid)
+{
+	char path[64];
+	long call = -1;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/syscall", tid);
+	while (call != SYS_ppoll) {
+		FILE *f = fopen(path, "r");
+
+		CHECK(f);
+		if (fscanf(f, "%ld", &call) != 1)
+			call = -1; /* it runs */
+		fclose(f);
+		usleep(1000);
+	}
+}
+
+static void check_ended_read(struct side *s, uint32_t conn)
+{
+	struct reader r = { .s = s, .conn = conn };
+	pthread_t t;
+
+	CHECK(pthread_create(&t, NULL, read_to_end, &r) == 0);
+	while (atomic_load(&r.tid) == 0)
+		usleep(1000);
+	await_poll(atomic_load(&r.tid));
+	drop(s);
+	CHECK(pthread_join(t, NULL) == 0);
+}
+
 /*
  * streams sends bytes both ways, starts MPA on the same connection, and sends a message.
  * Then it ends streams without MPA.
@@ -747,6 +796,12 @@ static void streams(struct side *a, struct side *b)
 	CHECK(b->ev.type == IWARPD_EVENT_CONNECT_GONE && b->ev.conn == cb);
 	read_stream(b, cb, in, 3);
 	drop(a);
+	drop(b);
+
+	/* Destroying the QP ends a read of its stream. */
+	ca = open_stream(a, b, l);
+	check_ended_read(a, ca);
+	CHECK(iwarpd_get_event(b->dev, &b->ev, WAIT, &err) == 0 && b->ev.type == IWARPD_EVENT_CONNECT_GONE);
 	drop(b);
 
 	/* Data of a stream whose QP is destroyed is not reported any more. */
