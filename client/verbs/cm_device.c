@@ -37,49 +37,29 @@ void *real_cm_symbol(const char *name)
  */
 static struct context **slot(const struct device *d)
 {
-	struct context **c, **dead = NULL;
+	struct context **c = open_contexts;
 
-	for (c = open_contexts; *c; c++) {
-		if ((*c)->device != d)
-			continue;
-		if (!atomic_load(&(*c)->gone))
-			return c;
-		dead = c; /* the daemon may have restarted; older ids keep the context of the daemon that ended */
-	}
-	if (dead)
-		return dead;
+	while (*c && (*c)->device != d)
+		c++;
 	return c < open_contexts + MAX_DEVICES ? c : NULL;
 }
 
-static bool live(struct context *const *c)
+static bool live(const struct context *c)
 {
-	return c && *c && !atomic_load(&(*c)->gone);
+	return c && !atomic_load(&c->gone);
 }
 
-/* context_open returns the open context of a device, or opens it. */
+/* context_open returns the open context of a device, or opens it. Older ids keep that of a daemon that has ended. */
 static struct context *context_open(struct device *d)
 {
-	struct context **c = slot(d);
-	struct ibv_context *ibv;
+	struct context **c = slot(d), *opened;
 
-	if (live(c))
-		return *c;
-	/* The thread takes the context's events under the lock. */
-	iwv_thread_unlock();
-	ibv = ibv_open_device(&d->ibv);
-	iwv_thread_lock();
-	c = slot(d);
-	if (ibv && c && !live(c)) {
-		*c = iwv_context_of(ibv);
-		return *c;
-	}
-	if (ibv) { /* another thread has opened it meanwhile */
-		iwv_thread_unlock();
-		ibv_close_device(ibv);
-		iwv_thread_lock();
-	}
-	c = slot(d);
-	return live(c) ? *c : NULL;
+	if (!c || live(*c))
+		return c ? *c : NULL;
+	opened = iwv_context_open(d);
+	if (opened)
+		*c = opened;
+	return opened;
 }
 
 /* The child of a fork opens the devices again. */
@@ -108,7 +88,7 @@ struct context *context_again(const struct context *ended)
 {
 	struct context **c = slot(ended->device);
 
-	return live(c) ? *c : NULL;
+	return c && live(*c) ? *c : NULL;
 }
 
 /*
@@ -132,7 +112,7 @@ static bool has(const struct device *d, const struct sockaddr *a)
 static struct context *find(const struct sockaddr *a)
 {
 	for (struct context **c = open_contexts; *c; c++)
-		if (live(c) && has((*c)->device, a))
+		if (live(*c) && has((*c)->device, a))
 			return *c;
 	return NULL;
 }

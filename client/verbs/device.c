@@ -363,13 +363,10 @@ static void free_context(struct context *c)
 	free(c);
 }
 
-struct ibv_context *ibv_open_device(struct ibv_device *device)
+struct context *iwv_context_open(struct device *d)
 {
-	struct context *c;
+	struct context *c = new_context(d);
 
-	if (!device_ours(device))
-		return REAL(ibv_open_device)(device);
-	c = new_context(container_of(device, struct device, ibv));
 	if (!c)
 		return NULL;
 	if (async_init(c) < 0) {
@@ -382,7 +379,19 @@ struct ibv_context *ibv_open_device(struct ibv_device *device)
 		free_context(c);
 		return NULL;
 	}
-	return &c->v.context;
+	return c;
+}
+
+struct ibv_context *ibv_open_device(struct ibv_device *device)
+{
+	struct context *c;
+
+	if (!device_ours(device))
+		return REAL(ibv_open_device)(device);
+	iwv_thread_lock();
+	c = iwv_context_open(container_of(device, struct device, ibv));
+	iwv_thread_unlock();
+	return c ? &c->v.context : NULL;
 }
 
 int ibv_close_device(struct ibv_context *ibv)

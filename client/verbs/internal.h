@@ -126,6 +126,9 @@ struct context {
 
 struct context *iwv_context_of(struct ibv_context *ibv);
 
+/* iwv_context_open opens a device. It returns NULL, with errno set, if it cannot. The lock is held. */
+struct context *iwv_context_open(struct device *d);
+
 /* iwv_is_ours reports whether a context is one of iwarpd's. */
 bool iwv_is_ours(const struct ibv_context *ibv);
 
@@ -178,7 +181,7 @@ void iwv_thread_unlock(void);
 void iwv_thread_wait(int ms);
 void iwv_thread_wake(void);
 
-/* thread_serve makes the library's thread take the events of a context. */
+/* thread_serve makes the library's thread take the events of a context. The lock is held. */
 int thread_serve(struct context *c);
 
 /* thread_forget undoes thread_serve. The thread does not use the context after it returns. */
@@ -196,8 +199,7 @@ bool daemon_gone(struct ibv_context *ibv);
 
 /*
  * iwv_thread_set_cm sets the handler of connection events, and a function that is called after each wake-up of the thread
- * and returns the time in ms until its next call, or -1. Both are called under the lock, which the second one may release.
- * ev is NULL if the daemon has ended.
+ * and returns the time in ms until its next call, or -1. Both are called under the lock. ev is NULL if the daemon has ended.
  */
 typedef void cm_handler(struct context *c, const struct iwarpd_event *ev);
 typedef int cm_timer(void);

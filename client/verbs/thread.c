@@ -178,7 +178,6 @@ int thread_serve(struct context *c)
 	struct epoll_event ev = { .events = EPOLLIN, .data.ptr = c };
 	int err = 0;
 
-	pthread_mutex_lock(&lock);
 	if (epoll < 0)
 		err = start();
 	if (!err)
@@ -187,7 +186,6 @@ int thread_serve(struct context *c)
 		c->next = contexts;
 		contexts = c;
 	}
-	pthread_mutex_unlock(&lock);
 	return err;
 }
 
