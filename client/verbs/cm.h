@@ -128,7 +128,7 @@ struct qp *id_qp(const struct id *id);
  * cm_contexts returns a NULL-terminated array with a context of each device. It looks for daemons that were not there before. The
  * contexts of those that have ended are over.
  */
-struct context **cm_contexts(void);
+struct context **cm_contexts(enum scan how);
 
 /* context_again returns a context of the device of one whose daemon has ended, or NULL if there is none yet. */
 struct context *context_again(const struct context *ended);

@@ -74,11 +74,11 @@ __attribute__((constructor)) static void init(void)
 	pthread_atfork(NULL, NULL, after_fork_child);
 }
 
-struct context **cm_contexts(void)
+struct context **cm_contexts(enum scan how)
 {
 	cm_start();
 	/* Asking a daemon that is known again takes milliseconds, and the client of perftest does not wait until its server listens again. */
-	for (struct device *d = iwv_devices_scan(false); d; d = d->next)
+	for (struct device *d = iwv_devices_scan(how); d; d = d->next)
 		if (atomic_load(&d->present))
 			context_open(d);
 	return open_contexts;
@@ -128,7 +128,7 @@ struct context *context_with(const struct sockaddr *a)
 	 * Since the last scan an interface may have got an address, or a daemon may have
 	 * started.
 	 */
-	for (struct device *d = iwv_devices_scan(true); d; d = d->next)
+	for (struct device *d = iwv_devices_scan(SCAN_ALL); d; d = d->next)
 		if (atomic_load(&d->present) && has(d, a))
 			return context_open(d);
 	return NULL;
@@ -159,7 +159,7 @@ struct ibv_context **rdma_get_devices(int *num)
 
 	FORWARD(rdma_get_devices, num);
 	iwv_thread_lock();
-	c = cm_contexts();
+	c = cm_contexts(SCAN_NEW);
 	list = calloc(MAX_DEVICES + 1, sizeof(*list));
 	for (; list && *c; c++)
 		if (!atomic_load(&(*c)->gone))

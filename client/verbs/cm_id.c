@@ -263,7 +263,7 @@ static int open_everywhere(struct id *id)
 {
 	int err = -ENODEV;
 
-	for (struct context **c = cm_contexts(); *c; c++) {
+	for (struct context **c = cm_contexts(SCAN_NEW); *c; c++) {
 		int failed = atomic_load(&(*c)->gone) ? -EPIPE : open_endpoint(id, *c);
 
 		if (failed)
@@ -311,7 +311,7 @@ int listeners_revive(void)
 	listeners_ended = listeners_ended && any_ended();
 	if (!listeners_ended)
 		return -1;
-	cm_contexts();
+	cm_contexts(SCAN_BY_THREAD);
 	for (struct id *id = ids; id; id = id->next)
 		revive(id);
 	listeners_ended = any_ended();
@@ -353,7 +353,7 @@ static int bind_addr(struct id *id, const struct sockaddr *addr)
 		if (!c)
 			return EADDRNOTAVAIL;
 		id_bind_device(id, c);
-	} else if (!*cm_contexts()) {
+	} else if (!*cm_contexts(SCAN_NEW)) {
 		return ENODEV;
 	}
 	set_addr(&id->pub.route.addr.src_storage, addr);

@@ -10,6 +10,11 @@
 
 #include "internal.h"
 
+enum {
+	OPEN_WAIT_MS = 10000, /* time that a daemon has to answer */
+	SHORT_WAIT_MS = 100,  /* the same, while the program's calls and all events wait */
+};
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* held while daemons are probed */
 static pthread_mutex_t addresses_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct device *devices; /* in the order of discovery */
@@ -102,18 +107,18 @@ static bool known(const char *socket, bool present)
  * probe adds the interfaces of the daemon at a socket. It complains, once, if IWARPD_SOCKET names
  * a socket that never had one.
  */
-static void probe(const char *socket, bool named)
+static void probe(const char *socket, bool named, enum scan how)
 {
 	static bool complained;
 	const struct iwarpd_device_attr *a;
 	struct iwarpd_device *dev;
 	struct iwarpd_error e;
 
-	if (iwarpd_open(socket, NULL, &dev, &e) < 0) {
+	if (iwarpd_open_within(socket, NULL, how == SCAN_BY_THREAD ? SHORT_WAIT_MS : OPEN_WAIT_MS, &dev, &e) < 0) {
 		named = named && !known(socket, false);
 		if (named && !complained)
 			iwv_complain("IWARPD_SOCKET: %s", e.text);
-		else
+		else if (how != SCAN_BY_THREAD) /* which looks each second */
 			iwv_log("%s", e.text);
 		complained |= named;
 		return;
@@ -128,31 +133,31 @@ static void probe(const char *socket, bool named)
 }
 
 /* probe_list probes several sockets, separated by commas, as in IWARPD_SOCKET. */
-static void probe_list(const char *sockets, bool all)
+static void probe_list(const char *sockets, enum scan how)
 {
 	char *list = strdup(sockets), *save, *s;
 
 	for (s = list ? strtok_r(list, ",", &save) : NULL; s; s = strtok_r(NULL, ",", &save))
-		if (all || !known(s, true))
-			probe(s, true);
+		if (how == SCAN_ALL || !known(s, true))
+			probe(s, true, how);
 	free(list);
 }
 
 /* probe_all probes all sockets, or those at which there was no daemon. */
-static void probe_all(bool all)
+static void probe_all(enum scan how)
 {
 	glob_t g = { 0 };
 
 	if (iwv_settings()->sockets) {
-		probe_list(iwv_settings()->sockets, all);
+		probe_list(iwv_settings()->sockets, how);
 		return;
 	}
 	/* The default daemon, and the daemons of one interface each. */
 	glob("/run/iwarpd/iwarpd.sock", 0, NULL, &g);
 	glob("/run/iwarpd-*/iwarpd.sock", GLOB_APPEND, NULL, &g);
 	for (size_t i = 0; i < g.gl_pathc; i++)
-		if (all || !known(g.gl_pathv[i], true))
-			probe(g.gl_pathv[i], false);
+		if (how == SCAN_ALL || !known(g.gl_pathv[i], true))
+			probe(g.gl_pathv[i], false, how);
 	globfree(&g);
 }
 
@@ -162,12 +167,15 @@ void devices_after_fork_child(void)
 	pthread_mutex_init(&addresses_lock, NULL);
 }
 
-struct device *iwv_devices_scan(bool all)
+struct device *iwv_devices_scan(enum scan how)
 {
-	pthread_mutex_lock(&lock);
-	scans += all;
+	if (how != SCAN_BY_THREAD)
+		pthread_mutex_lock(&lock);
+	else if (pthread_mutex_trylock(&lock) != 0)
+		return devices; /* another thread is looking */
+	scans += how == SCAN_ALL;
 	if (!iwv_settings()->off)
-		probe_all(all);
+		probe_all(how);
 	for (struct device *d = devices; d; d = d->next)
 		atomic_store(&d->present, atomic_load(&d->seen) == scans);
 	pthread_mutex_unlock(&lock);
@@ -222,7 +230,7 @@ struct ibv_device **ibv_get_device_list(int *num)
 	struct ibv_device **list;
 
 	if (!importing)
-		iwv_devices_scan(true);
+		iwv_devices_scan(SCAN_ALL);
 	pthread_mutex_lock(&lock);
 	for (struct device *d = importing ? NULL : devices; d; d = d->next)
 		ours += atomic_load(&d->present);
@@ -327,7 +335,7 @@ static struct context *new_context(struct device *d)
 
 	if (!c)
 		return NULL;
-	err = iwarpd_open(d->socket, NULL, &c->dev, &e);
+	err = iwarpd_open_within(d->socket, NULL, OPEN_WAIT_MS, &c->dev, &e);
 	if (err) {
 		iwv_fail(err, "ibv_open_device", &e);
 		free(c);

@@ -133,11 +133,13 @@ struct context *iwv_context_open(struct device *d);
 bool iwv_is_ours(const struct ibv_context *ibv);
 
 /*
- * iwv_devices_scan looks for daemons: for all, which takes milliseconds, or only for those that
- * the last scan has not found. It returns the list of all devices, including those no longer
- * present.
+ * A scan looks for all daemons, which takes milliseconds, or for those that the last scan has not found. That of the library's
+ * thread does not wait for a daemon that is starting.
  */
-struct device *iwv_devices_scan(bool all);
+enum scan { SCAN_ALL, SCAN_NEW, SCAN_BY_THREAD };
+
+/* iwv_devices_scan looks for daemons. It returns the list of all devices, including those no longer present. */
+struct device *iwv_devices_scan(enum scan how);
 
 /* devices_forget records that the daemon of a device has ended. */
 void devices_forget(const struct device *d);

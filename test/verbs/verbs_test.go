@@ -4,6 +4,7 @@ package verbs
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -569,6 +570,30 @@ func TestRestart(t *testing.T) {
 	p.Signal(syscall.SIGCONT)
 	p.Expect("rdma_listen: ")
 	l.Close()
+	p.Succeed()
+}
+
+// TestStarting checks that a daemon that takes connections, but does not answer yet, does not keep a program from using another one.
+func TestStarting(t *testing.T) {
+	a, b := newHosts(t, plain)
+	p := b.start(t, compile(t, "cm")+" starting "+b.end.Addr4.String(), "IWARPD_SOCKET="+b.socket+","+a.socket)
+	p.Expect("listening\n")
+	a.daemon.Signal(syscall.SIGKILL)
+	<-a.daemon.Done
+	if err := os.Remove(a.socket); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: a.socket, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := l.Accept() // the program looks whether the daemon is there again
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	p.Signal(syscall.SIGUSR1)
 	p.Succeed()
 }
 

@@ -1122,6 +1122,27 @@ static void reach(struct rdma_event_channel *server, struct rdma_cm_id *l)
 	rdma_destroy_event_channel(client);
 }
 
+/* One of two daemons does not answer while it restarts, as SIGUSR1 says. The other one is used meanwhile. */
+static void starting(void)
+{
+	struct rdma_event_channel *ch = channel();
+	struct rdma_cm_id *every;
+	sigset_t asked;
+	bool before;
+
+	CHECK(sigemptyset(&asked) == 0 && sigaddset(&asked, SIGUSR1) == 0 && sigprocmask(SIG_BLOCK, &asked, NULL) == 0);
+	every = everywhere(ch, 7181);
+	printf("listening\n");
+	fflush(stdout);
+	do {
+		CHECK(sigpending(&asked) == 0);
+		before = !sigismember(&asked, SIGUSR1);
+		reach(ch, every);
+	} while (before);
+	end(every);
+	rdma_destroy_event_channel(ch);
+}
+
 /*
  * One of two daemons restarts. A listener on every address is on both then, whether it is made before or after it, and both
  * are devices again.
@@ -1280,7 +1301,7 @@ int main(int argc, char **argv)
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "states", states }, { "dropped", dropped },
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole }, { "exact", exact },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
-		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted },
+		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "later", later },
 	};
 
