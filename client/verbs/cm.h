@@ -57,6 +57,7 @@ struct id {
 	int backlog;
 	int dscp;          /* of struct iwarpd_startup */
 	struct endpoint *endpoints;
+	int refused;       /* why the id could not listen on a device the last time, or 0 */
 	uint32_t conn;     /* connect request to answer, or 0 */
 	bool request_gone; /* the connect request was withdrawn */
 	bool unreported; /* its only event is the connect request, which the program has not taken */
@@ -106,18 +107,14 @@ void events_drop(struct id *id);
 /* cm_id.c: called with the lock held */
 
 extern struct id *ids;
-extern bool listeners_ended; /* a daemon has ended, and listeners may have been on it */
 struct id *id_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space ps, enum ibv_qp_type type);
 void id_bind_device(struct id *id, struct context *c);
 
 /* id_drop rejects the connect request of an id that is not reported, and frees the id. */
 void id_drop(struct id *id);
 
-/*
- * listeners_revive makes the ids that are bound to every address listen again on devices whose daemons have restarted. It
- * returns the time until its next call in ms, or -1 if no daemon is missing.
- */
-int listeners_revive(void);
+/* listeners_follow makes the ids that listen on every address listen on all devices, which come and go with their daemons. */
+void listeners_follow(void);
 
 /* id_qp returns the QP that carries the connection of id, or NULL. */
 struct qp *id_qp(const struct id *id);
@@ -129,9 +126,6 @@ struct qp *id_qp(const struct id *id);
  * contexts of those that have ended are over.
  */
 struct context **cm_contexts(enum scan how);
-
-/* context_again returns a context of the device of one whose daemon has ended, or NULL if there is none yet. */
-struct context *context_again(const struct context *ended);
 
 /* context_with returns the context whose device has the address a, or NULL. */
 struct context *context_with(const struct sockaddr *a);

@@ -326,7 +326,6 @@ static void request_gone(struct context *c, const struct iwarpd_event *ev)
 /* device_gone notifies all ids of a context that its daemon has ended, if the program knows them. */
 static void device_gone(struct context *c)
 {
-	listeners_ended = true;
 	for (struct id *id = ids; id; id = id->next)
 		if (id->pub.verbs == &c->v.context && !id->unreported)
 			event_simple(id, RDMA_CM_EVENT_DEVICE_REMOVAL, 0);
@@ -370,5 +369,5 @@ static void handle(struct context *c, const struct iwarpd_event *ev)
 
 void cm_start(void)
 {
-	iwv_thread_set_cm(handle, listeners_revive);
+	iwv_thread_set_cm(handle, listeners_follow);
 }

@@ -66,7 +66,7 @@ static struct context *context_open(struct device *d)
 static void after_fork_child(void)
 {
 	memset(open_contexts, 0, sizeof(open_contexts));
-	listeners_ended = false; /* they are the parent's */
+	ids = NULL; /* they are the parent's */
 }
 
 __attribute__((constructor)) static void init(void)
@@ -82,13 +82,6 @@ struct context **cm_contexts(enum scan how)
 		if (atomic_load(&d->present))
 			context_open(d);
 	return open_contexts;
-}
-
-struct context *context_again(const struct context *ended)
-{
-	struct context **c = slot(ended->device);
-
-	return c && live(*c) ? *c : NULL;
 }
 
 /*

@@ -7,7 +7,6 @@
 #include "cm.h"
 
 struct id *ids;
-bool listeners_ended;
 
 struct id *id_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space ps, enum ibv_qp_type type)
 {
@@ -240,10 +239,13 @@ static int open_endpoint(struct id *id, struct context *c)
 	ep->listener = addr_any(src) ? other_family(id, c) : NULL;
 	err = ep->listener ? 0 : listen_by(c, &attr, &ep->listener, &e);
 	if (err) {
-		iwv_fail(err, "rdma_listen", &e);
+		if (err != id->refused) /* a listener that follows the devices would log it each second */
+			iwv_fail(err, "rdma_listen", &e);
+		id->refused = err;
 		free(ep);
 		return err;
 	}
+	id->refused = 0;
 	if (addr_parse(iwarpd_listener_address(ep->listener), c->device, &got))
 		addr_set_port(src, addr_port((struct sockaddr *)&got));
 	ep->ctx = c;
@@ -274,48 +276,41 @@ static int open_everywhere(struct id *id)
 	return id->endpoints ? 0 : err;
 }
 
-/* ended reports whether an endpoint of an id that is bound to every address is that of a daemon that has ended. */
-static bool ended(const struct id *id, const struct endpoint *e)
+/* listens_on reports whether an id has an endpoint on the device of a context. */
+static bool listens_on(const struct id *id, const struct context *c)
 {
-	return atomic_load(&e->ctx->gone) && addr_any(&id->pub.route.addr.src_addr);
+	const struct endpoint *e = id->endpoints;
+
+	while (e && e->ctx != c)
+		e = e->next;
+	return e;
 }
 
-static bool any_ended(void)
+/* follow makes an id listen on the devices of contexts, and on no others. One on which it cannot listen is tried again the next time. */
+static void follow(struct id *id, struct context **contexts)
 {
-	for (struct id *id = ids; id; id = id->next)
-		for (struct endpoint *e = id->endpoints; e; e = e->next)
-			if (ended(id, e))
-				return true;
-	return false;
-}
-
-/* revive replaces the endpoints of daemons that are there again. One that cannot be opened yet stays, to be tried again. */
-static void revive(struct id *id)
-{
-	struct endpoint *next, **at;
-
-	for (struct endpoint *e = id->endpoints; e; e = next) {
-		struct context *c = ended(id, e) ? context_again(e->ctx) : NULL;
-
-		next = e->next;
-		if (!c || open_endpoint(id, c) < 0)
-			continue;
-		for (at = &id->endpoints; *at != e; at = &(*at)->next)
-			;
-		close_endpoint(at);
+	for (struct endpoint **at = &id->endpoints; *at;) {
+		if (atomic_load(&(*at)->ctx->gone))
+			close_endpoint(at);
+		else
+			at = &(*at)->next;
 	}
+	for (; *contexts; contexts++)
+		if (!atomic_load(&(*contexts)->gone) && !listens_on(id, *contexts))
+			open_endpoint(id, *contexts);
 }
 
-int listeners_revive(void)
+void listeners_follow(void)
 {
-	listeners_ended = listeners_ended && any_ended();
-	if (!listeners_ended)
-		return -1;
-	cm_contexts(SCAN_BY_THREAD);
-	for (struct id *id = ids; id; id = id->next)
-		revive(id);
-	listeners_ended = any_ended();
-	return listeners_ended ? 1000 : -1;
+	struct context **contexts = NULL;
+
+	for (struct id *id = ids; id; id = id->next) {
+		if (id->state != ID_LISTEN || !addr_any(&id->pub.route.addr.src_addr))
+			continue;
+		if (!contexts)
+			contexts = cm_contexts(SCAN_BY_THREAD);
+		follow(id, contexts);
+	}
 }
 
 /* open_endpoints listens on the address of id. The lock is held. */

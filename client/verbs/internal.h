@@ -200,11 +200,11 @@ bool thread_gone(struct context *c);
 bool daemon_gone(struct ibv_context *ibv);
 
 /*
- * iwv_thread_set_cm sets the handler of connection events, and a function that is called after each wake-up of the thread
- * and returns the time in ms until its next call, or -1. Both are called under the lock. ev is NULL if the daemon has ended.
+ * iwv_thread_set_cm sets the handler of connection events, and a function that is called each second. Both are called
+ * under the lock. ev is NULL if the daemon has ended.
  */
 typedef void cm_handler(struct context *c, const struct iwarpd_event *ev);
-typedef int cm_timer(void);
+typedef void cm_timer(void);
 void iwv_thread_set_cm(cm_handler *handler, cm_timer *timer);
 
 /* near.c: memory of the program that the daemon maps */
@@ -399,11 +399,8 @@ int iwv_qp_disconnect(struct qp *qp, bool abort, struct iwarpd_error *e);
 /* qp_event updates the state of a QP after the connection manager has handled the event. */
 void qp_event(const struct iwarpd_event *ev);
 
-/*
- * qp_expire frees QPs whose connections have not closed in time. It returns the time
- * until its next call in ms, or -1.
- */
-int qp_expire(struct context *c);
+/* qp_expire frees the destroyed QPs whose connections have closed, or have not closed in time. */
+void qp_expire(struct context *c);
 
 /* qp_wait_closing waits until no closing QP uses the CQ, SRQ or PD used; NULL: until there is none. */
 void qp_wait_closing(struct context *c, const void *used);

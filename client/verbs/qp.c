@@ -264,19 +264,16 @@ static bool over(const struct context *c, const struct qp *qp, int64_t now)
 	return qp->deadline <= now || atomic_load(&c->gone);
 }
 
-int qp_expire(struct context *c)
+void qp_expire(struct context *c)
 {
-	int64_t now = now_ms(), wait = -1;
+	int64_t now = now_ms();
 	struct qp *next;
 
 	for (struct qp *qp = c->closing; qp; qp = next) {
 		next = qp->next;
 		if (over(c, qp, now))
 			finish(c, qp);
-		else if (wait < 0 || qp->deadline - now < wait)
-			wait = qp->deadline - now;
 	}
-	return (int)wait;
 }
 
 static bool uses(const struct qp *qp, const void *used)

@@ -8,7 +8,10 @@
 
 #include "internal.h"
 
-enum { STACK = 256 * 1024 };
+enum {
+	STACK = 256 * 1024,
+	TICK_MS = 1000, /* how often the thread looks for daemons, and for connections that do not close */
+};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed; /* by the monotonic clock */
@@ -101,12 +104,6 @@ bool daemon_gone(struct ibv_context *ibv)
 	return gone;
 }
 
-/* sooner returns the shorter of two time-outs; -1 is none. */
-static int sooner(int a, int b)
-{
-	return a < 0 || (b >= 0 && b < a) ? b : a;
-}
-
 static bool served(const struct context *c)
 {
 	for (const struct context *at = contexts; at; at = at->next)
@@ -124,21 +121,27 @@ static void take(struct context *c)
 
 static void *run(void *arg)
 {
-	int timeout = -1;
+	int64_t due = 0;
 	cm_timer *t;
 
 	(void)arg;
 	for (;;) {
 		struct epoll_event ev[16];
-		int n = epoll_wait(epoll, ev, 16, timeout);
+		int n = epoll_wait(epoll, ev, 16, TICK_MS);
 
-		pthread_mutex_lock(&lock);
+		if (n > 0)
+			pthread_mutex_lock(&lock);
+		else if (pthread_mutex_trylock(&lock) != 0)
+			continue; /* the next tick will do */
 		for (int i = 0; i < n; i++)
 			take(ev[i].data.ptr);
 		t = atomic_load(&timer);
-		timeout = t ? t() : -1;
+		if (t && now_ms() >= due) {
+			t();
+			due = now_ms() + TICK_MS / 2; /* there may be many events */
+		}
 		for (struct context *c = contexts; c; c = c->next)
-			timeout = sooner(timeout, qp_expire(c));
+			qp_expire(c);
 		pthread_mutex_unlock(&lock);
 	}
 	return NULL;

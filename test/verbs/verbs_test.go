@@ -614,15 +614,19 @@ func TestElsewhere(t *testing.T) {
 	p.Succeed()
 }
 
-// TestLater checks that a program uses a daemon that starts after it.
+// TestLater checks that a program uses a daemon that starts after it, for new listeners and for that which it has.
 func TestLater(t *testing.T) {
-	a, b := newHosts(t, plain)
-	a.daemon.Signal(syscall.SIGKILL)
-	<-a.daemon.Done
-	p := b.start(t, compile(t, "cm")+" later "+b.end.Addr4.String(), "IWARPD_SOCKET="+b.socket+","+a.socket)
-	p.Expect("listened\n")
-	a.launch(t, a.end.Name)
-	p.Succeed()
+	for mode, begun := range map[string]string{"later": "listened\n", "followed": "listening\n"} {
+		t.Run(mode, func(t *testing.T) {
+			a, b := newHosts(t, plain)
+			a.daemon.Signal(syscall.SIGKILL)
+			<-a.daemon.Done
+			p := b.start(t, compile(t, "cm")+" "+mode+" "+a.end.Addr4.String(), "IWARPD_SOCKET="+b.socket+","+a.socket)
+			p.Expect(begun)
+			a.launch(t, a.end.Name)
+			p.Succeed()
+		})
+	}
 }
 
 // TestSanitized runs programs on the same libraries with the sanitizers.

@@ -1122,6 +1122,20 @@ static void reach(struct rdma_event_channel *server, struct rdma_cm_id *l)
 	rdma_destroy_event_channel(client);
 }
 
+/* A listener on every address takes a daemon that starts later. */
+static void followed(void)
+{
+	struct rdma_event_channel *ch = channel();
+	struct rdma_cm_id *every = everywhere(ch, 7180);
+
+	CHECK(!id_of(every)->endpoints->next);
+	printf("listening\n");
+	fflush(stdout);
+	reach(ch, every);
+	end(every);
+	rdma_destroy_event_channel(ch);
+}
+
 /* One of two daemons does not answer while it restarts, as SIGUSR1 says. The other one is used meanwhile. */
 static void starting(void)
 {
@@ -1301,7 +1315,7 @@ int main(int argc, char **argv)
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "states", states }, { "dropped", dropped },
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole }, { "exact", exact },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
-		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting },
+		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "later", later },
 	};
 
