@@ -3,6 +3,7 @@
 package verbs
 
 import (
+	"debug/elf"
 	"fmt"
 	"net"
 	"net/netip"
@@ -349,6 +350,24 @@ func TestDevices(t *testing.T) {
 	}
 	if p := a.start(t, "ibv_devices", "IWARPD_VERBS=off"); p.Wait(time.Minute) != 0 || strings.Contains(p.String(), "iwarpd0") {
 		t.Errorf("with IWARPD_VERBS=off:\n%s", p)
+	}
+}
+
+// TestStay checks that the libraries stay loaded after dlclose, since their thread keeps running.
+func TestStay(t *testing.T) {
+	for _, name := range []string{"libibverbs.so.1", "librdmacm.so.1"} {
+		f, err := elf.Open(filepath.Join(plain.libraries(t), name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		flags, err := f.DynValue(elf.DT_FLAGS_1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(flags) != 1 || elf.DynFlag1(flags[0])&elf.DF_1_NODELETE == 0 {
+			t.Errorf("%s may be unloaded: DT_FLAGS_1 is %#x", name, flags)
+		}
 	}
 }
 
