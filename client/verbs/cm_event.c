@@ -129,19 +129,19 @@ void sync_done(struct id *id)
 
 int sync_wait(struct id *id)
 {
-	int status;
-
 	if (!id->sync)
 		return 0;
 	sync_done(id);
 	if (rdma_get_cm_event(id->pub.channel, &id->pub.event) < 0)
 		return -1;
-	status = id->pub.event->status;
-	if (!status)
-		return 0;
-	if (id->pub.event->event == RDMA_CM_EVENT_REJECTED)
+	switch (id->pub.event->event) {
+	case RDMA_CM_EVENT_REJECTED:
 		return set_errno(ECONNREFUSED);
-	return set_errno(status < 0 ? -status : status);
+	case RDMA_CM_EVENT_DEVICE_REMOVAL: /* its status is 0 */
+		return set_errno(ENODEV);
+	default:
+		return set_errno(abs(id->pub.event->status));
+	}
 }
 
 /* is_own matches the events of an id. A connect request is one of its listener. */

@@ -1056,7 +1056,29 @@ static void *deregister(void *mr)
 	return NULL;
 }
 
-/* The daemon ends while objects are being destroyed and the library has not handled its last event. */
+static void *connect_lost(void *id)
+{
+	CHECK(rdma_connect(id, NULL) == -1 && errno == ENODEV);
+	return NULL;
+}
+
+/* call_alone starts a connection with a synchronous id in a thread of its own. */
+static struct rdma_cm_id *call_alone(struct rdma_cm_id *to, pthread_t *t)
+{
+	struct sockaddr_in a = socket_address(rdma_get_src_port(to));
+	struct rdma_cm_id *id;
+
+	CHECK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&a, 2000) == 0 && rdma_resolve_route(id, 2000) == 0);
+	create_qp(id);
+	CHECK(pthread_create(t, NULL, connect_lost, id) == 0);
+	return id;
+}
+
+/*
+ * The daemon ends while objects are being destroyed and the library has not handled its last event, and while a synchronous id
+ * is connecting.
+ */
 static void removed(void)
 {
 	struct rdma_event_channel *server = channel(), *client = channel();
@@ -1066,9 +1088,12 @@ static void removed(void)
 	struct iwarpd_device *dev = container_of(child->verbs, struct context, v.context)->dev;
 	static char byte;
 	struct ibv_mr *mr = ibv_reg_mr(id->pd, &byte, 1, 0);
-	pthread_t t, u;
+	struct rdma_cm_id *alone;
+	pthread_t t, u, v;
 
 	CHECK(mr);
+	alone = call_alone(l, &v);
+	next(server, RDMA_CM_EVENT_CONNECT_REQUEST); /* which is not answered */
 	lock();
 	CHECK(pthread_create(&t, NULL, destroy_named, id->qp) == 0);
 	while (atomic_load(&destroyer) == 0)
@@ -1082,10 +1107,11 @@ static void removed(void)
 	CHECK(pthread_create(&u, NULL, deregister, mr) == 0);
 	still_running(u); /* it waits for the lock */
 	unlock();
-	CHECK(pthread_join(t, NULL) == 0 && pthread_join(u, NULL) == 0);
+	CHECK(pthread_join(t, NULL) == 0 && pthread_join(u, NULL) == 0 && pthread_join(v, NULL) == 0);
 	CHECK(next(client, RDMA_CM_EVENT_REJECTED) == id && next(client, RDMA_CM_EVENT_DEVICE_REMOVAL) == id);
 	id->qp = NULL;
 	end(id);
+	end(alone);
 }
 
 /* everywhere makes a listener on every address. */
