@@ -39,14 +39,16 @@ static struct qp *stored(const struct id *id)
  */
 static struct qp *connection_qp(struct id *id, const struct rdma_conn_param *p)
 {
-	struct qp *qp = stored(id);
+	struct qp *qp = stored(id), *was = id_qp(id);
 
 	if (!qp)
-		qp = id_qp(id);
+		qp = was;
 	if (!qp && p && id->pub.verbs)
 		qp = iwv_qp_find(iwv_context_of(id->pub.verbs), p->qp_num);
 	if (!qp || atomic_load(&qp->conn) != CONN_NONE)
 		return NULL;
+	if (was)
+		atomic_store(&was->cm, NULL); /* an id has one queue pair */
 	atomic_store(&qp->cm, id);
 	return qp;
 }
@@ -93,12 +95,12 @@ int rdma_connect(struct rdma_cm_id *pub, struct rdma_conn_param *p)
 
 static int accept_qp(struct id *id, const struct rdma_conn_param *p)
 {
-	struct qp *qp = connection_qp(id, p);
+	struct qp *qp = id->conn ? connection_qp(id, p) : NULL;
 	struct iwarpd_accept_attr attr = { 0 };
 	struct iwarpd_error e;
 	int err;
 
-	if (!id->conn || !qp)
+	if (!qp)
 		return EINVAL;
 	if (id->request_gone)
 		return ECONNRESET;

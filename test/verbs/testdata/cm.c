@@ -1255,22 +1255,27 @@ static void later(void)
 	rdma_destroy_event_channel(ch);
 }
 
-/* A connection is accepted with the queue pair of another identifier, which ends then. */
+/* A connection is accepted with the queue pair of another identifier, which ends then, in place of its own. */
 static void moved(void)
 {
 	struct rdma_event_channel *server = channel(), *client = channel();
 	struct rdma_cm_id *l = listener(server, 0), *id = call(client, l), *child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST), *other;
 	struct sockaddr_in a = socket_address(0);
+	struct ibv_qp *own;
 
 	CHECK(rdma_create_id(server, &other, NULL, RDMA_PS_TCP) == 0 && rdma_bind_addr(other, (struct sockaddr *)&a) == 0);
 	create_qp(other);
+	create_qp(child);
+	own = child->qp;
 	child->qp = other->qp;
 	other->qp = NULL;
 	CHECK(rdma_accept(child, NULL) == 0);
 	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
 	end(other);
-	CHECK(rdma_disconnect(id) == 0);
+	CHECK(rdma_disconnect(child) == 0);
+	CHECK(next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
 	CHECK(next(server, RDMA_CM_EVENT_DISCONNECTED) == child);
+	CHECK(ibv_destroy_qp(own) == 0);
 	end(child);
 	end(id);
 	end(l);
