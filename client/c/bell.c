@@ -18,15 +18,18 @@ enum {
 
 /*
  * wake writes to the eventfd that wakes a worker. Older daemons give the end of a pipe, and when
- * such a daemon has died the write raises SIGPIPE, which the program must not see.
+ * such a daemon has died the write raises SIGPIPE, which the program must not see. The caller may
+ * hold a lock of the program's, so that the thread must not be canceled here.
  */
 static void wake(int fd)
 {
 	static const uint64_t one = 1;
 	static const struct timespec now;
 	sigset_t pipe, old, pending;
+	int state;
 	ssize_t n;
 
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
 	sigemptyset(&pipe);
 	sigaddset(&pipe, SIGPIPE);
 	sigpending(&pending);
@@ -37,6 +40,7 @@ static void wake(int fd)
 	if (n < 0 && errno == EPIPE && !sigismember(&pending, SIGPIPE))
 		sigtimedwait(&pipe, NULL, &now);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	pthread_setcancelstate(state, &state);
 }
 
 void ring_bell(struct iwarpd_device *dev, uint32_t worker, uint32_t bell)

@@ -372,8 +372,12 @@ int device_call(struct iwarpd_device *dev, Pb__Request *req, int fd, Pb__Reply__
 {
 	struct call c = { 0 };
 	const Pb__Reply *reply;
-	int err = exchange(dev, req, fd, &c);
+	int err, state;
 
+	/* A thread that is canceled while it reads would leave all others waiting. */
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+	err = exchange(dev, req, fd, &c);
+	pthread_setcancelstate(state, &state);
 	*p = c.packet;
 	if (err == -EPIPE)
 		return device_gone(dev, e);

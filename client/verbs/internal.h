@@ -171,7 +171,8 @@ void async_drop(struct context *c, const void *element, const unsigned int *unac
 /*
  * iwv_thread_lock guards the lists of objects, the state of all connections, and the pages of
  * near memory. The library's thread holds it while it takes and handles an event, so a thread
- * that holds it may free an object, and the library's thread writes to no memory meanwhile.
+ * that holds it may free an object, and the library's thread writes to no memory meanwhile. A
+ * thread cannot be canceled while it holds the lock, which nobody would release.
  */
 void iwv_thread_lock(void);
 void iwv_thread_unlock(void);

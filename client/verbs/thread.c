@@ -14,6 +14,7 @@ enum {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int cancel_state; /* of the thread that holds the lock, before it */
 static pthread_cond_t changed; /* by the monotonic clock */
 static struct context *contexts;
 static int epoll = -1;
@@ -22,16 +23,24 @@ static cm_timer *_Atomic timer;
 
 void iwv_thread_lock(void)
 {
+	int state;
+
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
 	pthread_mutex_lock(&lock);
+	cancel_state = state;
 }
 
 void iwv_thread_unlock(void)
 {
+	int state = cancel_state;
+
 	pthread_mutex_unlock(&lock);
+	pthread_setcancelstate(state, &state);
 }
 
 void iwv_thread_wait(int ms)
 {
+	int state = cancel_state;
 	struct timespec t;
 
 	clock_gettime(CLOCK_MONOTONIC, &t);
@@ -39,6 +48,7 @@ void iwv_thread_wait(int ms)
 	t.tv_sec += ms / 1000 + t.tv_nsec / 1000000000L;
 	t.tv_nsec %= 1000000000L;
 	pthread_cond_timedwait(&changed, &lock, &t);
+	cancel_state = state;
 }
 
 void iwv_thread_wake(void)

@@ -1281,6 +1281,64 @@ static void moved(void)
 	end(l);
 }
 
+static struct rdma_cm_id *user; /* of the calls that are canceled */
+
+static void allocate(void)
+{
+	struct ibv_pd *pd = ibv_alloc_pd(user->verbs);
+
+	CHECK(pd && ibv_dealloc_pd(pd) == 0);
+}
+
+static void resolve(void)
+{
+	struct sockaddr_in a = socket_address(htons(1));
+	struct rdma_cm_id *id;
+
+	CHECK(rdma_create_id(user->channel, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&a, 2000) == 0);
+	end(id);
+}
+
+/* write_nothing makes a worker that sleeps write nothing. */
+static void write_nothing(void)
+{
+	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_wc wc;
+
+	CHECK(ibv_post_send(user->qp, &wr, &bad) == 0);
+	while (ibv_poll_cq(user->send_cq, 1, &wc) == 0)
+		usleep(1000);
+}
+
+static void *cancel(void *call)
+{
+	CHECK(pthread_cancel(pthread_self()) == 0); /* it ends at the next cancellation point */
+	(*(void (**)(void))call)();
+	pthread_testcancel();
+	return NULL;
+}
+
+/* Threads are canceled in their calls, and others make the same calls then. */
+static void canceled(void)
+{
+	static void (*calls[])(void) = { allocate, resolve, write_nothing };
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *child;
+	pthread_t t;
+	void *how;
+
+	establish(server, client, l, &user, &child);
+	for (int i = 0; i < 100; i++) {
+		CHECK(pthread_create(&t, NULL, cancel, &calls[i % 3]) == 0);
+		CHECK(pthread_join(t, &how) == 0 && how == PTHREAD_CANCELED);
+		calls[i % 3]();
+	}
+	end(user);
+	end(child);
+	end(l);
+}
+
 /* A region whose access rights change keeps its I/O virtual address. */
 static void rereg(void)
 {
@@ -1347,7 +1405,7 @@ int main(int argc, char **argv)
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole }, { "exact", exact },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
-		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "later", later },
+		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
 	};
 
 	CHECK(argc == 3);
