@@ -113,12 +113,28 @@ static bool packet_arrived(struct iwarpd_device *dev, struct packet *p)
 	}
 }
 
+/* post_due lets the objects post whose requests did not fit the socket, as long as they do. */
+static void post_due(struct iwarpd_device *dev)
+{
+	struct object *o = dev->objects.next;
+
+	if (!dev->due)
+		return;
+	for (dev->due = false; o != &dev->objects && !dev->due; o = o->next)
+		if (o->due)
+			o->ended(o);
+}
+
 /* received processes the result n of socket_recv and returns whether to read on. */
 static bool received(struct iwarpd_device *dev, int n, struct packet *p)
 {
+	bool more;
+
 	if (n < 0)
 		device_died(dev, n);
-	return n > 0 && !packet_arrived(dev, p);
+	more = n > 0 && !packet_arrived(dev, p);
+	post_due(dev); /* the packet may be the reply to a request that filled the socket */
+	return more;
 }
 
 /* read_packets reads the available packets, up to a limit or the end of a call. */
@@ -411,10 +427,10 @@ int device_do(struct iwarpd_device *dev, Pb__Request *req, struct iwarpd_error *
 	return err;
 }
 
-void device_post(struct iwarpd_device *dev, Pb__Request *req)
+int device_post(struct iwarpd_device *dev, Pb__Request *req)
 {
 	if (dev->dead)
-		return;
+		return dev->dead;
 	req->id = ++dev->last_id;
-	socket_send(dev->sock, req, -1, false); /* if the socket is full, the device dies */
+	return socket_send(dev->sock, req, -1, false);
 }

@@ -124,6 +124,7 @@ struct object {
 	enum object_kind kind;
 	uint32_t handle;
 	uint32_t conn; /* of a QP whose connection is, or was, a byte stream; otherwise 0 */
+	bool due; /* ended could not post its request, and is called again */
 	void (*free)(struct object *o); /* frees the memory without notifying the daemon */
 	void (*ended)(struct object *o); /* called when the connection or the device has ended; may be NULL */
 };
@@ -193,6 +194,7 @@ struct iwarpd_device {
 	struct stream *readers; /* pending iwarpd_stream_read calls */
 	unsigned int num_qps, most_qps; /* current and maximum number */
 	unsigned int listening; /* pending iwarpd_listen calls */
+	bool due;               /* an object is due */
 	struct object objects; /* head of the list */
 	uint8_t buf[MAX_PACKET];
 };
@@ -244,8 +246,8 @@ int create_done(struct iwarpd_device *dev, struct packet *p, int err, const char
  */
 int device_wait(struct iwarpd_device *dev, bool (*until)(void *arg), void *arg, int64_t deadline);
 
-/* device_post sends a request and ignores its reply. */
-void device_post(struct iwarpd_device *dev, Pb__Request *req);
+/* device_post sends a request and ignores its reply. It fails with -EAGAIN if the socket is full. The lock is held. */
+int device_post(struct iwarpd_device *dev, Pb__Request *req);
 
 /* device_broken ends a device after an unrecoverable error. */
 void device_broken(struct iwarpd_device *dev, int err);

@@ -134,7 +134,8 @@ void qp_established(struct object *o, uint32_t worker)
 }
 
 /*
- * flush requests error completions for what was posted while the connection ended.
+ * flush requests error completions for what was posted while the connection ended. Many connections
+ * may end at once, so the socket may be full. The lock is held.
  */
 static void flush(struct iwarpd_qp *qp)
 {
@@ -143,14 +144,17 @@ static void flush(struct iwarpd_qp *qp)
 
 	body.qp = qp->obj.handle;
 	body.abort = true;
-	device_post(qp->obj.dev, &req);
+	qp->obj.due = device_post(qp->obj.dev, &req) == -EAGAIN;
+	qp->obj.dev->due |= qp->obj.due;
 }
 
 static void qp_ended(struct object *o)
 {
 	struct iwarpd_qp *qp = qp_of(o);
+	bool again = o->due;
 
-	if (atomic_exchange(&qp->ended, true))
+	o->due = false;
+	if (atomic_exchange(&qp->ended, true) && !again)
 		return;
 	if (ring_pending(&qp->sq) || (qp->rq.map.mem && ring_pending(&qp->rq.ring)))
 		flush(qp);

@@ -217,6 +217,34 @@ func TestStoppingDaemon(t *testing.T) {
 	}
 }
 
+// TestFlushes checks that no queue pair stays unflushed when so many connects fail at once that the requests to flush them do not fit
+// the socket of a daemon that is busy.
+func TestFlushes(t *testing.T) {
+	const qps = 1000
+	e := &evil{t: t, mem: good}
+	for i := range uint32(qps) {
+		e.events = append(e.events, &ctrlpb.Event{Body: &ctrlpb.Event_ConnectFailed{ConnectFailed: &ctrlpb.ConnectFailed{Qp: 1 + i, Error: &ctrlpb.Error{Code: ctrlpb.Code_CODE_UNREACHABLE}}}})
+	}
+	made, flushed := uint32(0), 0
+	e.reply = func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
+		switch {
+		case r.GetQp() != nil:
+			made++
+			r.GetQp().Qp = made
+		case r.Error != nil: // of a Disconnect
+			if flushed++; flushed == qps {
+				raw, _ := proto.Marshal(&ctrlpb.Message{Body: &ctrlpb.Message_Event{Event: &ctrlpb.Event{Body: &ctrlpb.Event_Draining{Draining: &ctrlpb.Draining{}}}}})
+				return raw, nil
+			}
+		}
+		return nil, fds
+	}
+	out, code := e.run(func(path string) *exec.Cmd { return sanitized.command(t, "check", path, "", path, "", "flushes") })
+	if code != 0 {
+		t.Errorf("exit code %d, %d of %d flushed:\n%s", code, flushed, qps, out)
+	}
+}
+
 // TestSilentDaemon checks that a daemon that does not answer, as while it starts, delays a program no longer than that allows.
 func TestSilentDaemon(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")

@@ -2,7 +2,7 @@
  * check tests libiwarpd with two daemons that reach each other. It may be a client of
  * both.
  *
- *   check SOCKET_A ADDRESS_A SOCKET_B ADDRESS_B verbs|cm|files|memory|streams|sctp|shared|channels|threads|quiet|gone|reopen|silent
+ *   check SOCKET_A ADDRESS_A SOCKET_B ADDRESS_B verbs|cm|files|memory|streams|sctp|shared|channels|threads|quiet|gone|reopen|silent|flushes
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -1179,6 +1179,31 @@ static void silent(const char *path)
 	CHECK(iwarpd_open_wait(path, "check", 100, &dev, &err) == -ETIMEDOUT && strstr(err.text, "no daemon within"));
 }
 
+/* flushes has the connects of many queue pairs with receives fail at once. The daemon drains when all of them have been flushed. */
+static void flushes(const char *path)
+{
+	enum { QPS = 1000 };
+	struct iwarpd_connect_attr attr = { .remote = "192.0.2.1:1" };
+	struct iwarpd_qp_attr qp_attr = { 0 };
+	struct iwarpd_recv_wr wr = { 0 };
+	struct iwarpd_device *dev;
+	struct iwarpd_event ev;
+	struct iwarpd_pd *pd;
+	struct iwarpd_cq *cq;
+	struct iwarpd_qp *qp;
+
+	CHECK(iwarpd_open(path, "check", &dev, &err) == 0);
+	CHECK(iwarpd_alloc_pd(dev, &pd, &err) == 0 && iwarpd_create_cq(dev, 64, &cq, &err) == 0);
+	qp_attr.send_cq = qp_attr.recv_cq = cq;
+	for (int i = 0; i < QPS; i++)
+		CHECK(iwarpd_create_qp(pd, &qp_attr, &qp, &err) == 0 && iwarpd_post_recv(qp, &wr) == 0);
+	CHECK(iwarpd_connect(qp, &attr, &err) == 0);
+	for (int i = 0; i < QPS; i++)
+		CHECK(iwarpd_get_event(dev, &ev, WAIT, &err) == 0 && ev.type == IWARPD_EVENT_CONNECT_FAILED);
+	CHECK(iwarpd_get_event(dev, &ev, WAIT, &err) == 0 && ev.type == IWARPD_EVENT_DRAINING);
+	iwarpd_close(dev);
+}
+
 int main(int argc, char **argv)
 {
 	struct side a, b;
@@ -1192,6 +1217,10 @@ int main(int argc, char **argv)
 	}
 	if (strcmp(argv[5], "silent") == 0) {
 		silent(argv[1]);
+		return 0;
+	}
+	if (strcmp(argv[5], "flushes") == 0) {
+		flushes(argv[1]);
 		return 0;
 	}
 	open_side(&a, argv[1], argv[2]);
