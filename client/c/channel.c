@@ -100,7 +100,13 @@ int iwarpd_destroy_channel(struct iwarpd_channel *ch, struct iwarpd_error *e)
 {
 	Pb__DestroyChannel body = PB__DESTROY_CHANNEL__INIT;
 	Pb__Request req = REQUEST(destroy_channel, DESTROY_CHANNEL, &body);
+	bool used;
 
+	channel_lock(ch);
+	used = ch->cqs != NULL;
+	channel_unlock(ch);
+	if (used) /* there may be no daemon that says so */
+		return set_error(e, -EBUSY, "the completion channel has completion queues");
 	body.channel = ch->obj.handle;
 	return object_destroy(&ch->obj, &req, e);
 }

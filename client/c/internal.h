@@ -203,7 +203,7 @@ void object_add(struct object *o, struct iwarpd_device *dev, enum object_kind ki
 		void (*free)(struct object *));
 void object_free(struct object *o);
 
-/* object_destroy sends req, which destroys an object of the daemon, and then frees ours. */
+/* object_destroy sends req, which destroys an object of the daemon, and then frees ours. If the device has died, it frees ours and fails with -EPIPE. */
 int object_destroy(struct object *o, Pb__Request *req, struct iwarpd_error *e);
 
 /* find_object returns the object with the given handle. The lock is held. */

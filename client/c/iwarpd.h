@@ -10,7 +10,8 @@
  *
  * Threads: every function may be called from any thread, with these exceptions. The
  * send queue of a QP, its receive queue, an SRQ and a CQ may each be used by one
- * thread at a time, and an object must not be used while or after it is destroyed.
+ * thread at a time, and an object must not be used while or after it is destroyed. When
+ * the daemon is gone, a function that destroys an object frees it and returns -EPIPE.
  *
  * Zero structures before filling them in: zero means the default, unless documented
  * otherwise, and later versions of the library add members only in reserved space.

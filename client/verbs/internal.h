@@ -191,9 +191,8 @@ int thread_serve(struct context *c);
 void thread_forget(struct context *c);
 
 /*
- * thread_gone handles the waiting events of a context, and reports whether its daemon has ended. It is for calls that
- * fail to destroy an object: libiwarpd keeps the objects of a daemon that has ended, and its last events may name them.
- * The lock is held.
+ * thread_gone handles the waiting events of a context, and reports whether its daemon has ended. libiwarpd has freed an
+ * object then, though it failed to destroy it. The lock is held.
  */
 bool thread_gone(struct context *c);
 

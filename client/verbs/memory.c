@@ -240,7 +240,7 @@ int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, s
 		      flags & IBV_REREG_MR_CHANGE_ACCESS ? (unsigned int)access : mr->access);
 	if (!made)
 		return IBV_REREG_MR_ERR_INPUT;
-	if (iwarpd_dereg_mr(old.mr, NULL) < 0) {
+	if (iwarpd_dereg_mr(old.mr, NULL) < 0 && !daemon_gone(ibv->context)) {
 		ibv_dereg_mr(made);
 		return IBV_REREG_MR_ERR_INPUT;
 	}

@@ -252,8 +252,7 @@ void qp_event(const struct iwarpd_event *ev)
 static void finish(struct context *c, struct qp *qp)
 {
 	unlink_qp(&c->closing, qp);
-	if (iwarpd_destroy_qp(qp->q, NULL) < 0)
-		thread_gone(c);
+	iwarpd_destroy_qp(qp->q, NULL);
 	free_qp(qp);
 	iwv_thread_wake();
 }
@@ -310,6 +309,7 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 		return REAL(ibv_destroy_qp)(ibv);
 	c = qp->ctx;
 	iwv_thread_lock();
+	thread_gone(c); /* its events that have come are not lost */
 	exchange_end(qp);
 	async_drop(c, ibv, &qp->unacknowledged); /* others find the QP while it waits */
 	unlink_qp(&c->qps, qp);

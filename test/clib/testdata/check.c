@@ -5,6 +5,7 @@
  *   check SOCKET_A ADDRESS_A SOCKET_B ADDRESS_B verbs|cm|files|memory|streams|sctp|shared|channels|threads|quiet|gone|reopen|silent|flushes
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/seccomp.h>
@@ -1140,12 +1141,26 @@ static void quiet(struct side *a, struct side *b)
 	syscall(SYS_exit, good ? 0 : 1);
 }
 
+/* open_files returns the number of descriptors of this process. */
+static int open_files(void)
+{
+	DIR *d = opendir("/proc/self/fd");
+	int n = 0;
+
+	CHECK(d);
+	while (readdir(d))
+		n++;
+	closedir(d);
+	return n;
+}
+
 /* gone has the daemons killed and checks what calls return then. */
 static void gone(struct side *a, struct side *b)
 {
 	struct iwarpd_send_wr wr = { .opcode = IWARPD_WR_SEND };
 	struct iwarpd_cq *cq;
 	struct iwarpd_wc wc;
+	int files;
 	char c;
 
 	CHECK(iwarpd_create_channel(b->dev, &b->channel, &err) == 0);
@@ -1161,6 +1176,12 @@ static void gone(struct side *a, struct side *b)
 	CHECK(iwarpd_wait_cq(a->rcq, &wc, 1, WAIT) == -EPIPE);
 	CHECK(iwarpd_get_cq_event(b->channel, &cq, WAIT) == -EPIPE);
 	CHECK(iwarpd_destroy_qp(a->qp, &err) == -EPIPE && strstr(err.text, "gone"));
+
+	/* What is destroyed then is freed. */
+	files = open_files();
+	CHECK(iwarpd_destroy_channel(b->channel, &err) == -EBUSY);
+	CHECK(iwarpd_destroy_cq(b->scq, &err) == -EPIPE && iwarpd_destroy_cq(b->rcq, &err) == -EPIPE);
+	CHECK(iwarpd_destroy_channel(b->channel, &err) == -EPIPE && open_files() == files - 3);
 }
 
 /* silent opens a socket at which nothing answers, with room for one connection that is not accepted yet. */

@@ -490,13 +490,31 @@ static void whole(void)
 	rdma_destroy_event_channel(ch);
 }
 
-/* A listener ends with a request that was not taken, and then the daemon ends, which polls report too. */
+/* open_files returns the number of descriptors of this process. */
+static int open_files(void)
+{
+	DIR *d = opendir("/proc/self/fd");
+	int n = 0;
+
+	CHECK(d);
+	while (readdir(d))
+		n++;
+	closedir(d);
+	return n;
+}
+
+/*
+ * A listener ends with a request that was not taken, and then the daemon ends, which polls report too. What is destroyed then has no
+ * descriptor any more.
+ */
 static void dropped(void)
 {
 	struct rdma_event_channel *server = channel(), *client = channel();
-	struct rdma_cm_id *l = listener(server, 0), *id = call(client, l);
+	struct rdma_cm_id *l = listener(server, 0), *id;
+	int files = open_files();
 	struct ibv_wc wc;
 
+	id = call(client, l);
 	await(server, 1);
 	end(l);
 	rdma_destroy_event_channel(server);
@@ -508,6 +526,7 @@ static void dropped(void)
 	CHECK(!readable(client->fd));
 	CHECK(ibv_poll_cq(id->qp->recv_cq, 1, &wc) < 0);
 	end(id);
+	CHECK(open_files() == files - 1); /* server */
 }
 
 static struct ibv_context *device(int i)
