@@ -189,7 +189,7 @@ static int new_qp(struct iwarpd_device *dev, const struct packet *p, void *conte
 /*
  * ring_depth returns the depth to request so that a work request can be posted for
  * each one that has completed: the daemon releases entries late, up to a quarter of
- * the ring or 64 at once.
+ * the ring or 64 at once. It refuses a depth that is too large.
  */
 static uint32_t ring_depth(const struct iwarpd_device *dev, uint32_t depth)
 {
@@ -197,8 +197,10 @@ static uint32_t ring_depth(const struct iwarpd_device *dev, uint32_t depth)
 
 	if (depth == 0)
 		depth = DEFAULT_DEPTH;
+	if (depth > most)
+		return depth;
 	ask = depth + (depth < 128 ? depth / 2 : 64) + 1;
-	return depth <= most && ask > most ? most : ask;
+	return ask < most ? ask : most;
 }
 
 int iwarpd_create_qp(struct iwarpd_pd *pd, const struct iwarpd_qp_attr *attr, struct iwarpd_qp **out,

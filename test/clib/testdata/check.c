@@ -886,6 +886,9 @@ static void shared(struct side *a, struct side *b)
 	make_qp(a);
 	make_qp(b);
 	own = b->qp;
+	attr = (struct iwarpd_qp_attr){ .send_cq = b->scq, .recv_cq = b->rcq, .send_depth = UINT32_MAX };
+	CHECK(iwarpd_create_qp(b->pd, &attr, &b->qp, &err) == -EINVAL);
+	CHECK(iwarpd_create_srq(b->pd, &(struct iwarpd_srq_attr){ .depth = UINT32_MAX }, &srq, &err) == -EINVAL);
 	CHECK(iwarpd_create_srq(b->pd, &srq_attr, &srq, &err) == 0 && iwarpd_srq_context(srq) == b);
 	attr = (struct iwarpd_qp_attr){ .send_cq = b->scq, .recv_cq = b->rcq, .srq = srq };
 	CHECK(iwarpd_create_qp(b->pd, &attr, &b->qp, &err) == 0);
