@@ -16,6 +16,7 @@ type Hop struct {
 	MTU            int      // path MTU, in bytes of an IP packet
 	Src            netip.Addr
 	Local          bool   // the destination is an address of this host
+	Found          bool   // the neighbour's address was not known, or no longer: it has just answered
 	Device         string // name of the outgoing interface
 }
 

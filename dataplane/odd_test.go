@@ -216,6 +216,57 @@ func TestSilentNeighbour(t *testing.T) {
 	}
 }
 
+// TestNewHopAtOnce checks that what has timed out several times is retransmitted at once when the peer gets another next
+// hop, or answers to ARP again, and not after the rest of the last time-out, which has grown to seconds; and that the same
+// next hop changes nothing.
+func TestNewHopAtOnce(t *testing.T) {
+	moved := Hop{SrcMAC: macA, DstMAC: [6]byte{2, 0, 0, 0, 0, 0x77}}
+	back := Hop{SrcMAC: macA, DstMAC: macB, Found: true}
+	for _, overSCTP := range []bool{false, true} {
+		newHopAtOnce(t, overSCTP, moved)
+		newHopAtOnce(t, overSCTP, back)
+	}
+}
+
+func newHopAtOnce(t *testing.T, overSCTP bool, to Hop) {
+	const size = 8000
+	dead := false
+	s := newSim(t, link.PipeConfig{Filter: func(isB bool, f []byte) bool { return !dead || !isB }})
+	qa, qb := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
+	a := s.connect(overSCTP, qa, qb)
+	timeouts := func() int {
+		if overSCTP {
+			return a.as().a.TimeoutsInARow()
+		}
+		return a.conn().tcp.TimeoutsInARow()
+	}
+	dead = true
+	s.post(a, qa, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
+	s.until("time-outs", func() bool { return timeouts() == 4 })
+	dead = false
+	w := s.hosts[0].w
+	sent := w.stats.TxFrames
+	a.lane.llp.setHop(w, a.flow().Remote, &Hop{SrcMAC: macA, DstMAC: macB})
+	for range 10 {
+		s.now = s.now.Add(time.Millisecond)
+		w.turn()
+	}
+	if n := w.stats.TxFrames - sent; n != 0 {
+		t.Errorf("SCTP %v: the same next hop made it send %d frames", overSCTP, n)
+	}
+	from := s.now
+	a.lane.llp.setHop(w, a.flow().Remote, &to)
+	s.until("all sent and acknowledged", func() bool {
+		if overSCTP {
+			return len(qa.wcs) == 1 && a.as().a.Unacked() == 0
+		}
+		return len(qa.wcs) == 1 && a.conn().tcp.Stats().InFlight == 0
+	})
+	if took := s.now.Sub(from); took > time.Second {
+		t.Errorf("SCTP %v, next hop %+v: that took %v", overSCTP, to, took)
+	}
+}
+
 // TestSilentNeighbourIdle checks the same for an idle connection, before keep-alive declares it dead.
 func TestSilentNeighbourIdle(t *testing.T) {
 	moved := [6]byte{2, 0, 0, 0, 0, 0x77}

@@ -150,8 +150,18 @@ func (as *assoc) setHop(w *worker, remote [16]byte, hop *Hop) {
 		as.setFurtherHop(w, remote, hop)
 		return
 	}
+	old := as.tuple
 	setHop(&as.tuple, hop, as.ip)
-	as.setMTU(w.mtuOf(hop))
+	n, _ := as.a.Paths()
+	for i := range n { // those of the peer's further addresses that have the same next hop too
+		if i > 0 && as.ownHop(i) {
+			continue
+		}
+		as.a.SetMTU(i, w.mtuOf(hop))
+		if as.tuple != old || hop.Found {
+			as.a.PathChanged(i)
+		}
+	}
 	w.mark(&as.lane)
 }
 
@@ -161,30 +171,25 @@ func (as *assoc) setDSCP(dscp uint8) error {
 }
 
 func (as *assoc) setFurtherHop(w *worker, addr [16]byte, hop *Hop) {
-	i, ok := as.a.FindPath(netip.AddrFrom16(addr).Unmap())
+	to := netip.AddrFrom16(addr).Unmap()
+	i, ok := as.a.FindPath(to)
 	if !ok || as.gone {
 		return
 	}
 	for len(as.hops) <= i {
 		as.hops = append(as.hops, Hop{})
 	}
+	old := as.tupleTo(i, to)
 	as.hops[i] = *hop
 	as.a.SetMTU(i, w.mtuOf(hop))
+	if as.tupleTo(i, to) != old || hop.Found {
+		as.a.PathChanged(i)
+	}
 	w.mark(&as.lane)
 }
 
 // ownHop reports whether path i has its own next hop.
 func (as *assoc) ownHop(i int) bool { return i < len(as.hops) && as.hops[i].DstMAC != [6]byte{} }
-
-// setMTU sets the MTU of the first path, and of the others with the same next hop.
-func (as *assoc) setMTU(mtu int) {
-	n, _ := as.a.Paths()
-	for i := range n {
-		if i == 0 || !as.ownHop(i) {
-			as.a.SetMTU(i, mtu)
-		}
-	}
-}
 
 // tupleTo returns the headers for a packet on path i, to addr.
 func (as *assoc) tupleTo(i int, addr netip.Addr) pkt.Tuple {

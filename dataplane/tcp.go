@@ -216,8 +216,9 @@ func (c *tcpConn) setHop(w *worker, _ [16]byte, hop *Hop) {
 	if c.segs == nil {
 		return // over a socket or within the host there are no headers
 	}
-	if c.tuple.HeaderLen() != 0 {
-		setHop(&c.tuple, hop, c.ip)
+	old := c.tuple
+	if setHop(&c.tuple, hop, c.ip); c.tuple != old || hop.Found {
+		c.segs.PathChanged(w.now)
 	}
 	if mtu := w.mtuOf(hop); c.hopMTU.set(w, mtu) {
 		c.segs.SetMTU(w.now, mtu)

@@ -104,6 +104,23 @@ func (a *Assoc) HandleTimeout(now clock.Time) {
 	}
 }
 
+// PathChanged reports that packets on path i take another way from now on, or one that is back, such as a new next hop. What waits for a
+// backed-off T3 is retransmitted at once: time-outs of before say nothing about this way.
+func (a *Assoc) PathChanged(i int) {
+	p := &a.paths[i]
+	if p.errors == 0 {
+		return
+	}
+	a.setRTO(p)
+	p.stop(timerT3)
+	for q := a.first; q != a.next; q++ {
+		if it := a.at(q); it.state == inFlight && int(it.path) == i {
+			it.fast = false
+			a.lose(q)
+		}
+	}
+}
+
 // initTimeout is T1-init and T1-cookie (RFC 9260 4, 5.1).
 func (a *Assoc) initTimeout(now clock.Time) {
 	if a.initRetries++; a.initRetries > maxInit {

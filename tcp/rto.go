@@ -71,6 +71,19 @@ func (c *Conn) restartRTO(now clock.Time) {
 	c.scheduleTLP(now)
 }
 
+// PathChanged reports that packets take another path from now on, or one that is back, such as a new next hop. A retransmission or a window
+// probe that waits for a backed-off timer leaves at once: time-outs of before say nothing about this path.
+func (c *Conn) PathChanged(now clock.Time) {
+	if c.backoff > 0 && c.armed(timerRTO) {
+		c.backoff = 0
+		c.arm(timerRTO, now)
+	}
+	if c.persistBackoff > 0 && c.armed(timerPersist) {
+		c.persistBackoff = 0
+		c.arm(timerPersist, now)
+	}
+}
+
 // synTimeout retransmits the SYN or SYN-ACK, or ends the connection.
 func (c *Conn) synTimeout(now clock.Time) {
 	if now.Sub(c.progress) >= c.cfg.SynTimeout {

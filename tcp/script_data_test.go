@@ -761,6 +761,43 @@ func TestScriptSend(t *testing.T) {
 			> P. 1+1044 re
 			< . 1 ack 1461
 			released 1`},
+		{name: "1122 3.3.1.4 what has timed out is sent at once by another next hop", text: `
+			connect
+			push 100
+			> P. 1+100
+			path
+			+201ms
+			> P. 1+100 re
+			+401ms
+			> P. 1+100 re
+			path
+			> P. 1+100 re
+			+401ms
+			> P. 1+100 re
+			< . 1 ack 101
+			path
+			deadline none`},
+		{name: "1122 3.3.1.4 so is a window probe", opts: "mss 1000 win 0", text: `
+			connect
+			push 500
+			path
+			+201ms
+			> . 1+1
+			+401ms
+			> . 1+1
+			path
+			> . 1+1
+			+401ms
+			> . 1+1`},
+		{name: "1122 3.3.1.4 so is a SYN", text: `
+			dial
+			> S 0
+			+1s
+			> S 0
+			path
+			> S 0
+			+2s
+			> S 0`},
 		{name: "9293 3.7.1 the link's MTU changes", opts: "mss 1460", text: `
 			connect
 			mtu 1280

@@ -24,7 +24,7 @@ import (
 //	push N [N ...]             records; buf handles are 1, 2, ...
 //	reclaim                    the owner is short of frames
 //	quick                      the quick ACKs of the beginning are over
-//	close | abort | backlog N | mtu N | icmp toobig SEQ MTU | icmp unreachable SEQ CODE
+//	close | abort | backlog N | mtu N | path | icmp toobig SEQ MTU | icmp unreachable SEQ CODE
 //	in ACTION [SEQ+LEN]        what the last segment from the peer led to: drop, deliver, hold, reopen
 //	held SEQ+LEN | held drop | placed
 //	state S | err TEXT | event NAME | released N ... | mss N | room >=N | cwnd N | stat NAME N | deadline none
@@ -363,6 +363,9 @@ func (r *scriptRun) step(f []string) {
 	case "mtu":
 		r.c.SetMTU(r.now, r.num(f[1]))
 		r.poll()
+	case "path": // packets take another one
+		r.c.PathChanged(r.now)
+		r.advance(0)
 	case "reclaim":
 		r.c.Reclaim(math.MaxInt)
 	case "quick":

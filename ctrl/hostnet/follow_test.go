@@ -85,7 +85,7 @@ func TestNeighbourEventLost(t *testing.T) {
 	}
 	found := make(chan result, 1)
 	go func() {
-		mac, err := r.neighbourMAC(silent)
+		mac, _, err := r.neighbourMAC(silent)
 		found <- result{mac, err}
 	}()
 	waits := func() bool {

@@ -695,11 +695,20 @@ func TestProbe(t *testing.T) {
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		hop, err := r.Resolve(peer, netip.Addr{}, "")
 		if err == nil && hop.DstMAC == mac(b0) {
+			if !hop.Found {
+				t.Error("the answer does not say that the neighbour has just been found")
+			}
 			break
+		}
+		if hop.Found {
+			t.Errorf("found at %v, or not: %v", hop.DstMAC, err)
 		}
 		if time.Now().After(end) {
 			t.Fatalf("%v, %v; want %v", hop.DstMAC, err, mac(b0))
 		}
+	}
+	if hop, err := r.Resolve(peer, netip.Addr{}, ""); err != nil || hop.Found {
+		t.Errorf("found again: %v, %v", hop.Found, err)
 	}
 	if state := stateOf(fixedPeer); state != netlink.NUD_PERMANENT {
 		t.Errorf("the fixed neighbour is in state %#x", state)

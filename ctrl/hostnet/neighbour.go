@@ -70,20 +70,21 @@ func macOf(n *netlink.Neigh) (mac [6]byte, ok bool) {
 	return [6]byte(n.HardwareAddr), true
 }
 
-// neighbourMAC returns the MAC address of a neighbour. It makes the kernel resolve the neighbour,
-// or probe it if the address is known, since the kernel does not see our traffic.
-func (r *Resolver) neighbourMAC(n neighbour) (mac [6]byte, err error) {
+// neighbourMAC returns the MAC address of a neighbour, and whether it had to be found: the kernel
+// did not know it, or no longer. It makes the kernel resolve the neighbour, or probe it if the
+// address is known, since the kernel does not see our traffic.
+func (r *Resolver) neighbourMAC(n neighbour) (mac [6]byte, found bool, err error) {
 	switch mac, state, err := r.lookup(n); {
 	case err != nil, state == fixed:
-		return mac, err
+		return mac, false, err
 	case state == known:
 		_ = r.kick(n)
-		return mac, nil
+		return mac, false, nil
 	}
 	changed := r.listen(n)
 	defer func() { r.unwait(n, changed) }()
 	if err := r.kick(n); err != nil {
-		return mac, fmt.Errorf("asking the kernel for the neighbour: %w", err)
+		return mac, false, fmt.Errorf("asking the kernel for the neighbour: %w", err)
 	}
 	timeout := time.NewTimer(r.patience)
 	defer timeout.Stop()
@@ -94,15 +95,15 @@ func (r *Resolver) neighbourMAC(n neighbour) (mac [6]byte, err error) {
 			changed = r.listen(n)
 			mac, state, err = r.lookup(n)
 		case <-timeout.C:
-			return mac, ErrNoNeighbour
+			return mac, false, ErrNoNeighbour
 		case <-r.done:
-			return mac, net.ErrClosed
+			return mac, false, net.ErrClosed
 		}
 	}
 	if state != known && state != fixed && err == nil {
 		err = ErrNoNeighbour
 	}
-	return mac, err
+	return mac, true, err
 }
 
 // listen returns a channel that is closed at the next notification about n. The caller must call

@@ -33,7 +33,7 @@ func (r *Resolver) Resolve(dst, src netip.Addr, device string) (dataplane.Hop, e
 	if hop.Local {
 		return hop, nil
 	}
-	hop.DstMAC, err = r.neighbourMAC(via)
+	hop.DstMAC, hop.Found, err = r.neighbourMAC(via)
 	switch {
 	case errors.Is(err, ErrNoNeighbour) && r.isNetwork(via.addr): // a host may have it, but few do
 		return hop, fmt.Errorf("hostnet: %v: %w", dst, dataplane.ErrNetwork)
