@@ -126,24 +126,36 @@ func (c *Conn) HandleICMP(now clock.Time, e *pkt.ICMPError) {
 	switch e.Kind {
 	case pkt.TooBig:
 		c.tooBig(now, e)
-	case pkt.Unreachable:
-		// An error other than "too big" is fatal only before the connection is established (RFC 9293 MUST-54 to 56, RFC 5927 5.2, RFC
-		// 5461).
-		if err := hardError(c.v6, e.Code); c.state == SynSent && err != nil {
+	case pkt.Unreachable, pkt.TimeExceeded:
+		// An error other than "too big" is fatal only before the connection is established (RFC 9293 MUST-54 to 56, RFC 5927 5.2).
+		if err := openError(e, c.v6, c.synRetries); c.state == SynSent && err != nil {
 			c.end(err)
 			return
 		}
 		c.softError = true
-	case pkt.TimeExceeded:
-		c.softError = true
 	}
 }
 
-// hardError returns what an open fails with if code is protocol unreachable, port unreachable or administratively prohibited (RFC 1122
-// 4.2.3.9, RFC 4443 3.1), else nil.
+// softRetries is how often a SYN is retransmitted before a soft error ends an open: a router may answer so for a moment, while it resolves
+// an address or its routes change, but not for long (RFC 5461 section 4).
+const softRetries = 2
+
+// openError returns what an open fails with because of e, or nil if it goes on. synRetries is how often its SYN was retransmitted.
+func openError(e *pkt.ICMPError, v6 bool, synRetries int) error {
+	if err := hardError(v6, e.Code); err != nil && e.Kind == pkt.Unreachable {
+		return err
+	}
+	if synRetries >= softRetries {
+		return ErrUnreachable
+	}
+	return nil
+}
+
+// hardError returns what an open fails with if code is protocol unreachable or port unreachable (RFC 1122 4.2.3.9), or says that
+// communication is prohibited (RFC 1812 5.2.7.1, RFC 4443 3.1), else nil.
 func hardError(v6 bool, code uint8) error {
 	switch {
-	case v6 && code == 1:
+	case v6 && (code == 1 || code == 5 || code == 6), !v6 && (code == 9 || code == 10 || code == 13):
 		return ErrUnreachable
 	case v6 && code == 4, !v6 && (code == 2 || code == 3):
 		return ErrRefused

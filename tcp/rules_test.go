@@ -145,12 +145,14 @@ func TestHardError(t *testing.T) {
 	for code := range 256 {
 		var v4, v6 error
 		switch code {
-		case 1:
+		case 1, 5, 6:
 			v6 = ErrUnreachable
 		case 2, 3:
 			v4 = ErrRefused
 		case 4:
 			v6 = ErrRefused
+		case 9, 10, 13:
+			v4 = ErrUnreachable
 		}
 		if got := hardError(false, uint8(code)); got != v4 {
 			t.Errorf("IPv4, code %d: %v; want %v", code, got, v4)

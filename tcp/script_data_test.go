@@ -831,11 +831,53 @@ func TestScriptSend(t *testing.T) {
 			icmp unreachable 0 3
 			state CLOSED
 			err refused`},
-		{name: "9293 3.9.2.2 a soft one does not", text: `
+		{name: "9293 3.9.2.2 a hard ICMP error ends an open that is prohibited", text: `
+			dial
+			> S 0
+			icmp unreachable 0 13
+			state CLOSED
+			err unreachable`},
+		{name: "9293 3.9.2.2 a soft one does not, until the second retransmission", text: `
 			dial
 			> S 0
 			icmp unreachable 0 1
-			state SYN-SENT`},
+			icmp exceeded 0 0
+			state SYN-SENT
+			+1s
+			> S 0
+			icmp unreachable 0 1
+			icmp exceeded 0 3
+			state SYN-SENT
+			+2s
+			> S 0
+			icmp unreachable 1 1
+			state SYN-SENT
+			icmp unreachable 0 1
+			state CLOSED
+			err unreachable
+			event closed
+			deadline none`},
+		{name: "9293 3.9.2.2 so does a routing loop", text: `
+			dial
+			> S 0
+			+1s
+			> S 0
+			+2s
+			> S 0
+			icmp exceeded 0 0
+			state CLOSED
+			err unreachable`},
+		{name: "9293 3.9.2.2 but not that of a peer", text: `
+			listen
+			< S 0
+			> S. 0 ack 1
+			+1s
+			> S. 0 ack 1
+			+2s
+			> S. 0 ack 1
+			icmp unreachable 0 1
+			icmp unreachable 0 3
+			state SYN-RECEIVED`},
 		{name: "5927 4.1 nor one about another SYN", text: `
 			dial
 			> S 0

@@ -24,7 +24,7 @@ import (
 //	push N [N ...]             records; buf handles are 1, 2, ...
 //	reclaim                    the owner is short of frames
 //	quick                      the quick ACKs of the beginning are over
-//	close | abort | backlog N | mtu N | path | icmp toobig SEQ MTU | icmp unreachable SEQ CODE
+//	close | abort | backlog N | mtu N | path | icmp toobig SEQ MTU | icmp unreachable|exceeded SEQ CODE
 //	in ACTION [SEQ+LEN]        what the last segment from the peer led to: drop, deliver, hold, reopen
 //	held SEQ+LEN | held drop | placed
 //	state S | err TEXT | event NAME | released N ... | mss N | room >=N | cwnd N | stat NAME N | deadline none
@@ -378,6 +378,9 @@ func (r *scriptRun) step(f []string) {
 			e.Kind, e.MTU = pkt.TooBig, r.num(f[3])
 		} else {
 			e.Kind, e.Code = pkt.Unreachable, uint8(r.num(f[3]))
+		}
+		if f[1] == "exceeded" {
+			e.Kind = pkt.TimeExceeded
 		}
 		r.c.HandleICMP(r.now, &e)
 		r.poll()
