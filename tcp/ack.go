@@ -226,6 +226,7 @@ func (c *Conn) news(a *ackState, s *seg) {
 	if s.retrans == 0 && s.seq.Less(c.frtoHigh) {
 		a.original = true
 	}
+	c.proven = max(c.proven, s.first())
 	c.rackUpdate(a, s)
 }
 

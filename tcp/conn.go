@@ -71,6 +71,7 @@ type sndSpace struct {
 type pathState struct {
 	mtu, linkMTU int // of the path; of the link
 	mss, peerMSS int
+	proven       int        // payload of the longest segment that has arrived since the MTU was last raised
 	softError    bool       // an ICMP error has arrived since una last advanced
 	progress     clock.Time // when una last advanced, or the queue became non-empty
 }

@@ -19,6 +19,7 @@ const (
 const (
 	leastMTU  = 552              // smallest path MTU accepted over IPv4, as in Linux
 	pmtuRaise = 10 * time.Minute // time after which a lowered path MTU is raised again (RFC 1191 6.3)
+	pmtuRetry = 10 * time.Second // the same if the longer packets got through before
 )
 
 func (c *Conn) ipHeader() int {
@@ -112,8 +113,13 @@ func (c *Conn) changeMTU(now clock.Time, mtu int) {
 	}
 }
 
-func (c *Conn) raiseMTU() {
-	c.mtu = c.linkMTU
+// raiseMTU raises a lowered path MTU to that of the link, unless nothing gets through now.
+func (c *Conn) raiseMTU(now clock.Time) {
+	if c.backoff > 0 {
+		c.arm(timerPMTU, now.Add(pmtuRetry))
+		return
+	}
+	c.mtu, c.proven = c.linkMTU, 0
 	c.setMSS()
 }
 
@@ -206,16 +212,19 @@ func plateau(mtu int) int {
 // often ordinary loss, which would then keep the MTU low for a long time.
 const blackHoleTimeouts = 3
 
-// blackHole lowers the path MTU when full segments do not get through and no ICMP error reports why (RFC 4821 7.7, RFC 8899 4.3).
+// blackHole lowers the path MTU when full segments do not get through and no ICMP error reports why (RFC 4821 7.7, RFC 8899 4.3). If segments
+// of that size did before, the path has probably carried nothing for a while, as when a link was down, so it does not stay low for long.
 func (c *Conn) blackHole(now clock.Time) {
 	s := c.q.at(c.q.head)
 	if c.backoff < blackHoleTimeouts || c.state < Established || c.q.head == c.q.next {
 		return
 	}
-	size := min(c.mtu, int(s.len)+c.overhead())
+	size, outage := min(c.mtu, int(s.len)+c.overhead()), int(s.len) <= c.proven
 	for _, mtu := range blackHoleMTUs {
 		if mtu < size && mtu >= c.minMTU() {
-			c.changeMTU(now, mtu)
+			if c.changeMTU(now, mtu); outage {
+				c.arm(timerPMTU, now.Add(pmtuRetry))
+			}
 			// The next transmission is a new, shorter segment, so reduce the back-off.
 			c.backoff = blackHoleTimeouts - 1
 			return

@@ -761,6 +761,71 @@ func TestScriptSend(t *testing.T) {
 			> P. 1+1044 re
 			< . 1 ack 1461
 			released 1`},
+		{name: "4821 7.7 a size that got through before is tried again soon", opts: "mss 1460", text: `
+			connect
+			push 1460
+			> P. 1+1460
+			< . 1 ack 1461
+			push 1460
+			> P. 1461+1460
+			+201ms
+			> P. 1461+1460 re
+			+401ms
+			> P. 1461+1460 re
+			+801ms
+			> P. 1461+1360 re
+			< . 1 ack 2921
+			+9s
+			mss 1360
+			+1s
+			mss 1460
+			push 1460        # but if it does not get through then, later
+			> P. 2921+1460
+			+201ms
+			> P. 2921+1460 re
+			+401ms
+			> P. 2921+1460 re
+			+801ms
+			> P. 2921+1360 re
+			< . 1 ack 4281
+			> P. 4281+100 re
+			< . 1 ack 4381
+			+599s
+			mss 1360
+			+1s
+			mss 1460`},
+		{name: "4821 7.7 not while nothing gets through", opts: "mss 1460", text: `
+			connect
+			push 1460
+			> P. 1+1460
+			< . 1 ack 1461
+			push 1460
+			> P. 1461+1460
+			+201ms
+			> P. 1461+1460 re
+			+401ms
+			> P. 1461+1460 re
+			+801ms
+			> P. 1461+1360 re
+			+801ms
+			> P. 1461+1240 re
+			+801ms
+			> P. 1461+1044 re
+			+801ms
+			> P. 1461+1044 re
+			+1601ms
+			> P. 1461+1044 re
+			+3201ms
+			> P. 1461+1044 re
+			+6391ms
+			mss 1044
+			+2ms
+			> P. 1461+1044 re
+			< . 1 ack 2921
+			+7998ms
+			mss 1044
+			+2ms
+			mss 1460`},
 		{name: "1122 3.3.1.4 what has timed out is sent at once by another next hop", text: `
 			connect
 			push 100

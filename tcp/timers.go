@@ -80,7 +80,7 @@ func (c *Conn) HandleTimeout(now clock.Time) {
 			}
 		case timerPace:
 		case timerPMTU:
-			c.raiseMTU()
+			c.raiseMTU(now)
 		}
 	}
 }
