@@ -24,7 +24,7 @@ const (
 	RequestECN     // and in connections opened here, if the peer accepts
 )
 
-// Config holds the settings of an administrator or an owner. Many connections may share one; it must not change while a connection uses it.
+// Config holds the settings of an administrator or an owner. Each connection copies it.
 type Config struct {
 	RcvWindow int // largest window offered, in bytes
 	MaxHeld   int // maximum number of out-of-order segments held

@@ -32,7 +32,8 @@ func (l *Listener) tsOff(f *pkt.Flow) uint32 { return flowHash(&l.secret, f, 0)[
 
 // cookieReply returns the SYN-ACK of a SYN cookie; no state is kept.
 func (l *Listener) cookieReply(now clock.Time, f *pkt.Flow, s *Segment) Header {
-	c := Conn{cfg: l.cfg, flow: *f, v6: !isV4(&f.Remote), pathState: pathState{linkMTU: l.mtu, mtu: l.mtu}}
+	cfg := l.cfg.withDefaults()
+	c := Conn{cfg: cfg, flow: *f, v6: !isV4(&f.Remote), pathState: pathState{linkMTU: l.mtu, mtu: l.mtu}}
 	peer := int(s.Opts.MSS)
 	if peer == 0 {
 		peer = c.defaultMSS()
@@ -43,7 +44,7 @@ func (l *Listener) cookieReply(now clock.Time, f *pkt.Flow, s *Segment) Header {
 			m = uint32(i)
 		}
 	}
-	shift, max := rcvScale(&l.cfg, c.offeredMSS())
+	shift, max := rcvScale(&cfg, c.offeredMSS())
 	h := Header{SrcPort: f.LocalPort, DstPort: f.RemotePort, Flags: SYN | ACK, Ack: s.Seq + 1, Window: uint16(min(max, 0xffff))}
 	h.Seq = l.cookie(f, s.Seq, cookieTime(now), m)
 	h.Opts.MSS = uint16(c.offeredMSS())
@@ -101,7 +102,7 @@ func (l *Listener) checkCookie(now clock.Time, f *pkt.Flow, s *Segment) *Conn {
 		syn.Opts.SACKPermitted = bits&cookieSACK != 0
 		ecn = bits&cookieECN != 0
 	}
-	c := newConn(now, &l.cfg, *f, iss, l.mtu)
+	c := newConn(now, l.cfg, *f, iss, l.mtu)
 	c.nxt = iss + 1
 	c.una = c.nxt
 	c.tsOff = l.tsOff(f)

@@ -10,7 +10,7 @@ import (
 // Listener is a port in LISTEN. It does not store half-open connections: it counts them, and answers with SYN cookies when the SYN queue is
 // full.
 type Listener struct {
-	cfg     Config
+	cfg     *Config
 	backlog int
 	half    int // connections in SYN-RECEIVED
 	secret  [16]byte
@@ -18,10 +18,10 @@ type Listener struct {
 	flooded clock.Time // time of the last cookie sent
 }
 
-// NewListener returns a listener with a SYN queue of backlog entries. mtu is that of the link. secret is random and kept for the life of
-// the process.
+// NewListener returns a listener with a SYN queue of backlog entries. Each new connection has the settings that cfg has then. mtu is that of
+// the link. secret is random and kept for the life of the process.
 func NewListener(cfg *Config, backlog int, secret [16]byte, mtu int) *Listener {
-	return &Listener{cfg: cfg.withDefaults(), backlog: max(backlog, 1), secret: secret, mtu: mtu}
+	return &Listener{cfg: cfg, backlog: max(backlog, 1), secret: secret, mtu: mtu}
 }
 
 // HandleSegment processes a segment for the listening port that matches no connection (RFC 9293 3.10.7.2). If c is not nil the caller adds
@@ -48,7 +48,7 @@ func (l *Listener) HandleSegment(now clock.Time, f pkt.Flow, s *Segment) (c *Con
 	}
 	l.half++
 	iss := ISS(l.secret, f, now)
-	c = newConn(now, &l.cfg, f, iss, l.mtu)
+	c = newConn(now, l.cfg, f, iss, l.mtu)
 	c.state = SynReceived
 	c.queued = true
 	c.nxt = iss + 1

@@ -109,6 +109,26 @@ func TestSYNCookie(t *testing.T) {
 	}
 }
 
+// TestListenerConfig checks that later connections follow a change of the settings, as after a change of the link, with and without a
+// cookie.
+func TestListenerConfig(t *testing.T) {
+	cfg := DefaultConfig()
+	l := NewListener(&cfg, 1, [16]byte{7}, 1500)
+	for _, held := range []int{16, 32} {
+		cfg.MaxHeld = held
+		f, s := simFlow(0, false), cookieSYN()
+		c, _, _ := l.HandleSegment(simStart, f, &s)
+		var o Out
+		if !c.PollTransmit(simStart, &o) || int(o.Window) != held*1460 {
+			t.Errorf("%d held segments: a window of %d", held, o.Window)
+		}
+		if _, r, _ := l.HandleSegment(simStart, f, &s); int(r.Window) != held*1460 {
+			t.Errorf("%d held segments: a window of %d with a cookie", held, r.Window)
+		}
+		l.Done(c)
+	}
+}
+
 // TestSYNCookieBad checks that a connection is made only for the right number, in time, from the right flow.
 func TestSYNCookieBad(t *testing.T) {
 	cfg := DefaultConfig()
