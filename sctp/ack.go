@@ -142,6 +142,9 @@ func (a *Assoc) acknowledged(now clock.Time) {
 
 // gaps processes the gap reports of s. A chunk that an earlier SACK reported and this one does not is in flight again: the peer may have
 // dropped it, or had no room to report it (6.2.1 D iii). gaps returns the highest newly acknowledged TSN and the highest reported TSN.
+//
+// Most SACKs repeat what earlier ones reported, and thousands of chunks may be in flight. So the first chunk of a report notes how many it
+// covers, which later SACKs pass over, and the walk ends with the last chunk that is or was reported.
 func (a *Assoc) gaps(now clock.Time, s *Sack) (newest, top serial.Num, any bool) {
 	g, n := 0, s.Gaps()
 	var from, to serial.Num
@@ -155,8 +158,10 @@ func (a *Assoc) gaps(now clock.Time, s *Sack) (newest, top serial.Num, any bool)
 	}
 	load()
 	top = s.Cum
-	older := 0 // bit mask of paths with older chunks in flight
-	for p := a.first; p != a.next; p++ {
+	older := 0         // bit mask of paths with older chunks in flight
+	left := a.gapAcked // chunks that earlier SACKs reported, from p on
+	reneged := false
+	for p := a.first; p != a.next && (g < n || left > 0); {
 		t := a.tsn(p)
 		for g < n && to.Less(t) {
 			g++
@@ -164,28 +169,44 @@ func (a *Assoc) gaps(now clock.Time, s *Sack) (newest, top serial.Num, any bool)
 		}
 		it := a.at(p)
 		if g < n && from.LessEq(t) {
-			top = t
-			if it.state != acked {
-				if it.state == inFlight && older&(1<<it.path) == 0 {
-					a.paths[it.path].earliest = true
+			begin, end := p, p+min(uint32(to-t)+1, a.next-p)
+			for p != end {
+				q := a.at(p)
+				if q.state == acked {
+					known := min(max(uint32(q.run), 1), end-p)
+					left -= int(known)
+					p += known
+					continue
+				}
+				if q.state == inFlight && older&(1<<q.path) == 0 {
+					a.paths[q.path].earliest = true
 				}
 				a.ackItem(now, p)
-				it.state = acked
+				q.state = acked
 				a.gapAcked++
-				newest, any = t, true
+				newest, any = a.tsn(p), true
+				p++
 			}
+			it.run = uint16(end - begin)
+			top = a.tsn(end - 1)
 			continue
 		}
 		if it.state == acked {
+			left--
 			a.gapAcked--
 			a.paths[it.path].flight += int(it.len)
 			a.outstanding += int(it.len)
 			it.state, it.misses = inFlight, 0
 			it.sends = max(it.sends, 2)
+			reneged = true
 		}
 		if it.state == inFlight {
 			older |= 1 << it.path
 		}
+		p++
+	}
+	for p := a.first; reneged && p != a.next; p++ {
+		a.at(p).run = 0
 	}
 	return newest, top, any
 }
@@ -199,6 +220,10 @@ func (a *Assoc) misses(newest serial.Num) {
 			break
 		}
 		it := a.at(p)
+		if it.state == acked {
+			p += max(uint32(it.run), 1) - 1
+			continue
+		}
 		if it.state != inFlight || it.fast {
 			continue
 		}

@@ -2,6 +2,7 @@ package sctp
 
 import (
 	"encoding/binary"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -443,4 +444,100 @@ func TestIdleWindow(t *testing.T) {
 	if p.cwnd != 4*m {
 		t.Errorf("cwnd %d after an hour, want %d", p.cwnd, 4*m)
 	}
+}
+
+// TestGapReports checks the states of the chunks in flight after SACKs with random gap reports, which repeat, extend, merge and
+// take back what earlier ones reported.
+func TestGapReports(t *testing.T) {
+	rng := rand.New(rand.NewPCG(testSeed(t), 5))
+	r := listening(t, Config{})
+	a := r.a
+	const flight = 300
+	var gaps []uint16 // of the last SACK
+	for range 20_000 {
+		a.paths[0].cwnd, a.peerRwnd, a.burst = 1<<20, 1<<20, 1<<20
+		for a.last-a.first < flight {
+			a.Push(&Message{Buf: NoBuf, Len: 4})
+		}
+		r.drain(nil)
+		r.take()
+		n := 0
+		switch rng.IntN(4) {
+		case 0: // others
+			gaps = gaps[:0]
+			for at := 2 + rng.IntN(20); at < flight; at += 2 + rng.IntN(30) {
+				end := min(at+rng.IntN(40), flight)
+				gaps = append(gaps, uint16(at), uint16(end))
+				at = end
+			}
+		case 1: // a longer one
+			if k := len(gaps); k > 0 {
+				gaps[k-1] = uint16(min(int(gaps[k-1])+rng.IntN(9), flight))
+			}
+		case 2: // two become one
+			if k := 2 * rng.IntN(len(gaps)/2+1); k+3 < len(gaps) {
+				gaps = slices.Delete(gaps, k+1, k+3)
+			}
+		case 3: // the first chunks arrive
+			for n = rng.IntN(5); len(gaps) > 0 && n+1 >= int(gaps[0]); gaps = gaps[2:] {
+				n = max(n, int(gaps[1]))
+			}
+			for i := range gaps {
+				gaps[i] -= uint16(n)
+			}
+		}
+		r.send(a.tag, sackBytes(a.cumAck.Add(n), 1<<20, gaps...))
+		count, outstanding, run := 0, 0, 0
+		for p := a.first; p != a.next; p++ {
+			it, off := a.at(p), int(p-a.first)+1
+			want := false
+			for i := 0; i < len(gaps); i += 2 {
+				want = want || int(gaps[i]) <= off && off <= int(gaps[i+1])
+			}
+			if (it.state == acked) != want {
+				t.Fatalf("chunk %d: state %d after a SACK of %v", off, it.state, gaps)
+			}
+			if run = max(run, int(it.run)); it.state != acked && run > 0 {
+				t.Fatalf("chunk %d is in a run, after a SACK of %v", off, gaps)
+			}
+			run--
+			switch it.state {
+			case acked:
+				count++
+			case inFlight:
+				outstanding += int(it.len)
+			}
+		}
+		if count != a.gapAcked || outstanding != a.outstanding || outstanding != a.paths[0].flight {
+			t.Fatalf("%d acknowledged, %d bytes in flight; counted %d, %d", count, outstanding, a.gapAcked, a.outstanding)
+		}
+	}
+}
+
+// TestSackCost checks that SACKs that report the same chunks walk neither over these each time nor over those in flight beyond. A walk over
+// all takes 20 us or more.
+func TestSackCost(t *testing.T) {
+	r := listening(t, Config{})
+	a := r.a
+	a.paths[0].cwnd, a.peerRwnd, a.burst = 1<<20, 1<<20, 1<<20
+	for range rcvTSNs - 1 {
+		a.Push(&Message{Buf: NoBuf, Len: 4})
+	}
+	r.drain(nil)
+	r.take()
+	base, began := a.cumAck, time.Now()
+	for i := range 400_000 {
+		a.HandlePacket(r.now, r.flow, 0, sackPacket(r, base, 2, 1000, 1002, uint16(2000+min(i, 90))))
+	}
+	if a.gapAcked != 999+1089 {
+		t.Errorf("%d chunks acknowledged", a.gapAcked)
+	}
+	if d := time.Since(began); d > 2*time.Second {
+		t.Errorf("that took %v", d)
+	}
+}
+
+func sackPacket(r *rig, cum serial.Num, gaps ...uint16) []byte {
+	h := Header{r.flow.RemotePort, r.flow.LocalPort, r.a.tag}
+	return append(h.Append(nil), sackBytes(cum, 1<<20, gaps...)...)
 }

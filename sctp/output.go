@@ -156,7 +156,7 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 	}
 	control := len(o.Head) > HeaderLen
 	if a.lostCount > 0 {
-		for p := a.first; p != a.next && o.N < MaxParts; p++ {
+		for p := a.first; p != a.next && a.lostCount > 0 && o.N < MaxParts; p++ {
 			it := a.at(p)
 			if it.state != lost {
 				continue

@@ -28,8 +28,9 @@ type item struct {
 	misses uint8
 	sends  uint8
 	path   uint8
-	fast   bool // already fast retransmitted; not again
-	head   bool // the first chunk of its packet
+	fast   bool   // already fast retransmitted; not again
+	head   bool   // the first chunk of its packet
+	run    uint16 // so many chunks from this one on are acked, if more than 1: see gaps
 }
 
 func (a *Assoc) at(p uint32) *item { return &a.q[p&uint32(len(a.q)-1)] }
