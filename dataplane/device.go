@@ -146,6 +146,7 @@ func setLink(w *worker, q Queue) {
 	// link whose packets nearly fill a slot is a few bytes smaller.
 	w.mtu = min(q.Link.MTU(), q.Link.SlotSize()-headroom+minHeaders)
 	w.announced = w.mtu
+	w.sched.Init(w.frameCost(), w.freeSlots, w.pumpLane)
 	w.held = heldTable{}
 	w.held.init(q.Link.RxFrames() / 2)
 	if w.e.cfg.TCP.MaxHeld == 0 {

@@ -11,6 +11,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/tcp"
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
@@ -128,6 +129,40 @@ func (q *twoQueues) openBy(w *worker, port uint16, qa, qb *simQP) *stream {
 	q.event(0, EventEstablished)
 	q.event(1, EventEstablished)
 	return w.streams[id]
+}
+
+// TestNewLink checks that what depends on the link follows that of Plug: the scheduler's quantum, which is the cost of a frame
+// at least, and the window of a listener, which its frames limit.
+func TestNewLink(t *testing.T) {
+	a, b, err := link.NewPipe(link.PipeConfig{Super: link.SuperCut, RxFrames: 64})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	cfg := tcp.DefaultConfig()
+	cfg.MaxHeld = 0
+	e, err := New(Config{TCP: &cfg}, []Queue{{Link: link.NewNone(1500), CPU: -1}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := e.workers[0]
+	defer w.closeFDs()
+	local := netip.AddrPortFrom(addrB, 7174)
+	if err := w.listen(1, &ListenRequest{Local: local, Backlog: 8}); err != nil {
+		t.Fatal(err)
+	}
+	replaceLink(w, Queue{Link: a}, nil)
+	if got, want := w.sched.Quantum(), w.frameCost(); got != want || want < a.SuperBytes() {
+		t.Errorf("a quantum of %d bytes, want %d", got, want)
+	}
+	flow := pkt.NewFlow(local, netip.AddrPortFrom(addrA, 40000))
+	syn := tcp.Segment{Header: tcp.Header{Flags: tcp.SYN, Window: 65535}, Buf: tcp.NoBuf}
+	c, _, _ := w.listeners.find(&flow, pkt.ProtoTCP).tcp.HandleSegment(w.now, flow, &syn)
+	var o tcp.Out
+	if want := 32 * 1460; !c.PollTransmit(w.now, &o) || int(o.Window) != want {
+		t.Errorf("a window of %d bytes, want %d", o.Window, want)
+	}
 }
 
 // TestUnpluggedEngine checks Unplug and Plug of a running engine, and what it refuses in

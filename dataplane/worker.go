@@ -126,7 +126,6 @@ func newWorker(e *Engine, id int, q Queue) (*worker, error) {
 	w.tcp.RTT = &w.times.rtts
 	w.socks, _ = q.Link.(*Sockets)
 	setLink(w, q)
-	w.sched.Init(w.frameCost(), w.freeSlots, w.pumpLane)
 	w.now = w.e.cfg.Now()
 	w.timers.Init(w.now, w.onTimer)
 	if err := w.cmds.init(); err != nil {
