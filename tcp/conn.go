@@ -285,9 +285,12 @@ func (c *Conn) PushRun(b Buf, n, size int) {
 	c.pushNxt = c.pushNxt.Add(n)
 	c.pushed += n
 	switch {
-	case c.mss > 0 && size > c.mss:
-		c.q.runs = true
-		c.recutQueue()
+	case size > c.mss:
+		for p := c.q.tail - 1; p != c.q.tail; p++ {
+			if s := c.q.single(p); int(s.len) > c.mss {
+				c.q.cut(p, int32(c.mss))
+			}
+		}
 	case n <= size:
 	case c.useSACK && c.ca <= caCWR && c.sackedSegs == 0 && c.lostSegs == 0:
 		c.q.runs = true

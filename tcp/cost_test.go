@@ -93,6 +93,20 @@ func TestSACKCost(t *testing.T) {
 	y.cheap(t)
 }
 
+// TestLongRecordCost checks that a record longer than the MSS is cut by itself, not with all that is queued. A peer may have an MSS
+// below the least FPDU.
+func TestLongRecordCost(t *testing.T) {
+	y := newCrowd(t)
+	const n = 4000
+	for range n {
+		y.c.Push(1, 2*y.c.MSS()+1)
+	}
+	if y.send(); y.sent != crowdSegs+3*n {
+		t.Errorf("%d segments sent, want %d", y.sent, crowdSegs+3*n)
+	}
+	y.cheap(t)
+}
+
 // TestReorderingCost checks that ACKs of reordered segments do not walk over all segments that are not late enough to be lost.
 func TestReorderingCost(t *testing.T) {
 	y := newCrowd(t)
