@@ -400,11 +400,11 @@ func (s *interfaceSettings) names() []string {
 	return s.Interfaces
 }
 
-// checkEnv rejects unknown variables with the prefix.
+// checkEnv rejects unknown variables with the prefix, except those of iwarpd-run and its libraries.
 func checkEnv(environ []string) error {
 	for _, e := range environ {
 		name, _, _ := strings.Cut(e, "=")
-		if !strings.HasPrefix(name, envPrefix) || name == envPrefix+"CONFIG" {
+		if !strings.HasPrefix(name, envPrefix) || name == envPrefix+"CONFIG" || strings.HasPrefix(name, envPrefix+"VERBS") {
 			continue
 		}
 		if !slices.ContainsFunc(keys, func(k key) bool { return envName(k.name) == name }) {

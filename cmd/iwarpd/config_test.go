@@ -277,6 +277,15 @@ func TestEnvironmentUnknown(t *testing.T) {
 	}
 }
 
+// TestEnvironmentOfPrograms checks that the daemon starts in a shell that has the variables of iwarpd-run.
+func TestEnvironmentOfPrograms(t *testing.T) {
+	t.Setenv("IWARPD_VERBS", "on")
+	t.Setenv("IWARPD_VERBS_LOG", "1")
+	if _, err := parse(t, "", "--interface", "x"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestEnvironmentNames(t *testing.T) {
 	t.Setenv("IWARPD_QUEUES", "all")
 	_, err := parse(t, "", "-i", "x")

@@ -117,6 +117,9 @@ func TestChart(t *testing.T) {
 	if sets[0].Name != "rdma" || !pod.HostNetwork || len(pod.Containers) != 2 || len(pod.InitContainers) != 1 {
 		t.Errorf("%s: host network %v, %d containers", sets[0].Name, pod.HostNetwork, len(pod.Containers))
 	}
+	if links := pod.EnableServiceLinks; links == nil || *links {
+		t.Error("the variables of Services are set, among them IWARPD_PORT of one named iwarpd, with which the daemon does not start")
+	}
 	for k, v := range sets[0].Spec.Selector.MatchLabels {
 		if sets[0].Spec.Template.Labels[k] != v {
 			t.Errorf("the selector's %s=%s is no label of the pods", k, v)
