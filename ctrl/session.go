@@ -28,6 +28,8 @@ import (
 const (
 	// Version and MinVersion are the highest and lowest supported protocol versions.
 	Version, MinVersion = 1, 1
+	// MaxWorkers is the maximum number of workers: a client gets two descriptors for each of them, in one packet.
+	MaxWorkers = seqpacket.MaxFDs / 2
 	// lookAgain is the polling interval for a client that is not served.
 	lookAgain = time.Millisecond
 	maxName   = 64
@@ -351,8 +353,8 @@ func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) ([]int, error) {
 			h.MinVersion, h.Version, MinVersion, Version)
 	}
 	n := s.engine.Workers()
-	if 2*n > seqpacket.MaxFDs {
-		return nil, errorf(internal, "ctrl: %d workers exceed the limit of the protocol", n)
+	if n > MaxWorkers {
+		return nil, errorf(internal, "ctrl: the daemon has %d workers, and its clients support %d", n, MaxWorkers)
 	}
 	bells, fds, err := newBells(n, min(shm.MaxBells, max(c.policy().limits.QPs, 64)))
 	if err != nil {

@@ -11,7 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/ctrl/nftset"
+	"github.com/iwarpd/iwarpd/dataplane/xsk"
 	"github.com/iwarpd/iwarpd/dataplane/xsk/hostcheck"
 	"github.com/iwarpd/iwarpd/shm"
 )
@@ -30,19 +32,20 @@ func doctorCommand() *cobra.Command {
 		Example: "  iwarpd doctor --interface eth0\n  iwarpd doctor --transport socket\n  iwarpd doctor --config /etc/iwarpd/iwarpd.yaml --json",
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			names, sets := []string{name}, []nftset.Name(nil)
+			s := &settings{interfaceSettings: interfaceSettings{Interface: name}}
 			if name == "" || transport != "" {
-				s, err := settingsOf(file, name, transport)
-				if err != nil {
+				var err error
+				if s, err = settingsOf(file, name, transport); err != nil {
 					return err
 				}
-				names, sets = s.names(), s.AllowSets
 			}
+			names := s.names()
 			findings, err := judgeNames(names)
 			if err != nil {
 				return err
 			}
-			findings = append(findings, judgeSets(sets)...)
+			findings = append(findings, judgeWorkers(s)...)
+			findings = append(findings, judgeSets(s.AllowSets)...)
 			if err := printFindings(cmd.OutOrStdout(), findings, asJSON); err != nil {
 				return err
 			}
@@ -91,6 +94,28 @@ func judgeNames(names []string) (findings []hostcheck.Finding, err error) {
 		}
 	}
 	return findings, nil
+}
+
+// judgeWorkers returns a finding if the queues are more than a daemon can have workers.
+func judgeWorkers(s *settings) []hostcheck.Finding {
+	workers := 0
+	for _, name := range s.names() {
+		n := len(s.Queues)
+		if n == 0 {
+			n, _ = xsk.Queues(name) // an interface that does not exist has its own finding
+		}
+		workers += n
+	}
+	switch s.Transport {
+	case "socket":
+		workers = len(s.Queues)
+	case "both":
+		workers++
+	}
+	if workers <= ctrl.MaxWorkers {
+		return nil
+	}
+	return []hostcheck.Finding{{Check: "workers", State: hostcheck.Fail, Text: fmt.Sprintf("%d for as many queues: a daemon has at most %d", workers, ctrl.MaxWorkers), Fix: fewerQueues}}
 }
 
 // judgeSets returns a finding for each set of allow-set.

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"os"
 	"strings"
 	"testing"
 
+	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/dataplane/xsk/hostcheck"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
@@ -46,6 +48,43 @@ func TestDoctor(t *testing.T) {
 	}
 	if exitCode(errors.New("x")) != exitFailure {
 		t.Error("an error without a code has one")
+	}
+}
+
+// TestTooManyQueues checks that doctor, and the daemon before it opens anything, refuse more queues than clients have
+// descriptors for, with a remedy. The daemon would be ready, and no client could use it.
+func TestTooManyQueues(t *testing.T) {
+	out, err := doctor(t, "--transport", "socket")
+	if err != nil || strings.Contains(out, "workers") {
+		t.Errorf("one worker: %v\n%s", err, out)
+	}
+	for _, tt := range []struct {
+		queues string
+		ok     bool
+	}{{"0-63", true}, {"0-64", false}} {
+		t.Setenv("IWARPD_QUEUES", tt.queues)
+		out, err := doctor(t, "--transport", "socket")
+		if (err == nil) != tt.ok || strings.Contains(out, "fix: "+fewerQueues) == tt.ok {
+			t.Errorf("queues %s: %v\n%s", tt.queues, err, out)
+		}
+		s, err := settingsOf("", "", "socket")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err = (&daemon{s: s}).prepareSockets(); (err == nil) != tt.ok || err != nil && (exitCode(err) != exitConfig || !strings.Contains(err.Error(), fewerQueues)) {
+			t.Errorf("queues %s: %v", tt.queues, err)
+		}
+	}
+
+	testenv.RequireRoot(t)
+	v := testenv.NewVethQueues(t, 1500, ctrl.MaxWorkers+1)
+	for _, queues := range []string{"all", "0-63"} {
+		cmd := v.A.NS.Command(os.Args[0], "doctor")
+		cmd.Env = append(os.Environ(), asProgram+"=1", "IWARPD_INTERFACE="+v.A.Name, "IWARPD_QUEUES="+queues)
+		out, _ := cmd.CombinedOutput()
+		if strings.Contains(string(out), "fix: "+fewerQueues) != (queues == "all") || !strings.Contains(string(out), "queues") {
+			t.Errorf("%d queues, of which it serves %s:\n%s", ctrl.MaxWorkers+1, queues, out)
+		}
 	}
 }
 

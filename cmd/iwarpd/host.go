@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/dataplane/xsk/hostcheck"
 )
 
@@ -57,6 +58,17 @@ func leastFiles(queues, slots int) uint64 { return 64 + 8*uint64(queues) + uint6
 func checkFiles(most uint64, queues, slots int) error {
 	if least := leastFiles(queues, slots); most < least {
 		return exitErr(exitFailure, "this process may have at most %d open files, and needs %d and one for each connection: "+moreFiles, most, least)
+	}
+	return nil
+}
+
+// fewerQueues is the remedy for more queues than a daemon can have workers.
+const fewerQueues = "choose them with --queues, or reduce their number with ethtool -L"
+
+// checkWorkers returns an error if clients could not use so many workers.
+func checkWorkers(workers int) error {
+	if workers > ctrl.MaxWorkers {
+		return configErr("queues: %d need as many workers, and a daemon has at most %d: "+fewerQueues, workers, ctrl.MaxWorkers)
 	}
 	return nil
 }

@@ -67,6 +67,9 @@ func (d *daemon) prepareAFXDP(more int) (l lower, err error) {
 	if err := checkCapabilities(); err != nil {
 		return l, err
 	}
+	if err := checkWorkers(workers + more); err != nil {
+		return l, err
+	}
 	if err := checkFiles(openFiles(), workers+more, d.s.Slots.Count); err != nil {
 		return l, err
 	}
@@ -134,6 +137,9 @@ func (d *daemon) openNICs() (queues []dataplane.Queue, fragments map[string]data
 func (d *daemon) prepareSockets() (l lower, err error) {
 	s := d.s
 	workers := max(len(s.Queues), 1)
+	if err := checkWorkers(workers); err != nil {
+		return l, err
+	}
 	if err := checkFiles(openFiles(), workers, s.Slots.Count); err != nil {
 		return l, err
 	}
