@@ -21,7 +21,6 @@ type Config struct {
 	MaxKept   int // chunks kept until their message is complete or its turn comes; default 256
 
 	RTOMin    time.Duration // 1 s; see docs/sctp.md for a lower one
-	SackDelay time.Duration // 200 ms, at most 500 ms
 	Heartbeat time.Duration // 30 s; negative: none
 	MaxAssoc  int           // consecutive time-outs that end the association; 10
 	MaxBurst  int           // packets of new data per SACK; 4
@@ -45,10 +44,11 @@ const (
 	maxPath    = 5 // consecutive time-outs that make a path inactive
 )
 
-// Limits of the delay of a SACK (RFC 9260 6.2).
+// The delay of a SACK (RFC 9260 6.2).
 const (
 	sackEvery    = 2 // packets
-	maxSackDelay = 500 * time.Millisecond
+	sackDelay    = 200 * time.Millisecond
+	maxSackDelay = 500 * time.Millisecond // of a peer
 )
 
 // withDefaults returns c with defaults in place of zero fields.
@@ -69,8 +69,6 @@ func (c Config) withDefaults() Config {
 	c.RcvWindow = max(c.RcvWindow, 2*minRwnd)
 	def(&c.MaxKept, 256)
 	dur(&c.RTOMin, time.Second)
-	dur(&c.SackDelay, 200*time.Millisecond)
-	c.SackDelay = min(c.SackDelay, maxSackDelay)
 	dur(&c.Heartbeat, 30*time.Second)
 	def(&c.MaxAssoc, 10)
 	def(&c.MaxBurst, 4)

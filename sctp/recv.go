@@ -1,8 +1,6 @@
 package sctp
 
 import (
-	"time"
-
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
@@ -298,7 +296,7 @@ func (a *Assoc) dataSeen(now clock.Time) {
 		a.sendShutdown(now) // 9.2
 	}
 	if !r.sackNow && !a.armed(timerSack) {
-		a.arm(timerSack, now.Add(max(a.cfg.SackDelay, time.Nanosecond)))
+		a.arm(timerSack, now.Add(sackDelay))
 	}
 }
 
