@@ -236,6 +236,8 @@ func TestInvalidRequests(t *testing.T) {
 		connect(func(r *ctrlpb.Connect) { r.Startup = &ctrlpb.Startup{Rtr: u32(8)} }),
 		connect(func(r *ctrlpb.Connect) { r.Startup = &ctrlpb.Startup{Ird: u32(1 << 20)} }),
 		connect(func(r *ctrlpb.Connect) { r.Startup = &ctrlpb.Startup{Ord: u32(1 << 20)} }),
+		connect(func(r *ctrlpb.Connect) { r.Startup = &ctrlpb.Startup{Ird: u32(129)} }), // more than StartupDefaults.MaxIRD
+		connect(func(r *ctrlpb.Connect) { r.Startup = &ctrlpb.Startup{Ord: u32(129)} }),
 	} {
 		c.fails(cInvalid, req)
 	}

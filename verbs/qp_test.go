@@ -314,16 +314,21 @@ func TestAtomicResultRefused(t *testing.T) {
 	}
 }
 
-// TestAtomicAlignment checks that the alignment of the address counts, and not that of the tagged offset.
+// TestAtomicAlignment checks that the alignment of the address counts, and not that of the tagged offset, and that a
+// refused atomic changes nothing.
 func TestAtomicAlignment(t *testing.T) {
 	a := newSide(t, 1, 64, QPConfig{})
 	a.Start(rdmap.Config{})
 	odd := mustRegister(t, a.table, pdA, a.mem, 0x1003, accessRW)
 	add := rdmap.AtomicOp{Op: rdmap.OpFetchAdd, Data: 1}
 	for to := uint64(0x1003); to <= 0x1003+56; to++ {
+		before := slices.Clone(a.mem)
 		_, err := a.Atomic(odd.STag(), to, &add)
 		if want := (to-0x1003)%8 == 0; (err == nil) != want || err != nil && err != term.ErrStream {
 			t.Errorf("atomic at %#x: %v", to, err)
+		}
+		if bytes.Equal(a.mem, before) != (err != nil) {
+			t.Errorf("atomic at %#x, which returned %v: %x was %x", to, err, a.mem, before)
 		}
 	}
 }

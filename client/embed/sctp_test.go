@@ -186,11 +186,15 @@ func TestSCTPPeerToPeer(t *testing.T) {
 		if ca.Info().PeerToPeer != ask || cb.Info().PeerToPeer != ask {
 			t.Errorf("asked %v: %v and %v", ask, ca.Info().PeerToPeer, cb.Info().PeerToPeer)
 		}
-		if err := ca.Send(ctx, []byte("x")); err != nil {
+		first, second := ca, cb
+		if !ask {
+			first, second = cb, ca // RFC 6581 section 7: either side may send first, also without an RTR
+		}
+		if err := first.Send(ctx, []byte("x")); err != nil {
 			t.Fatal(err)
 		}
 		buf := make([]byte, 10)
-		if n, err := cb.Recv(ctx, buf); n != 1 || err != nil {
+		if n, err := second.Recv(ctx, buf); n != 1 || err != nil {
 			t.Fatal(n, err)
 		}
 		var writes uint64
