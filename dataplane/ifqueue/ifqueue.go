@@ -87,7 +87,7 @@ func Open(steer *bpf.Steering, cfg Config) (*Set, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg.Memory = cmp.Or(cfg.Memory, xsk.DefaultFrames*xsk.DefaultFrameSize)
+	cfg.Memory = cmp.Or(cfg.Memory, xsk.DefaultFrames*xsk.FrameSize)
 	cfg.Super = cfg.Super && off.Segmentation
 	s := &Set{Local: off.Local, steer: steer, ifindex: dev.Attrs().Index}
 	switch {
@@ -137,7 +137,7 @@ func (s *Set) openXDP(cfg *Config) error {
 	}
 	for _, q := range cfg.Queues {
 		sock, err := xsk.Open(xsk.Config{
-			Interface: cfg.Interface, Queue: q, Generic: got == bpf.Generic, MTU: cfg.MTU, Frames: cfg.Memory / xsk.DefaultFrameSize, Super: cfg.Super,
+			Interface: cfg.Interface, Queue: q, Generic: got == bpf.Generic, MTU: cfg.MTU, Frames: cfg.Memory / xsk.FrameSize, Super: cfg.Super,
 		})
 		if err != nil {
 			return errors.Join(&QueueError{q, err}, s.Close())

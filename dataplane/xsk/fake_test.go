@@ -26,9 +26,9 @@ type fake struct {
 // newFake returns a socket with n chunks, half of them for receiving, and rings of size entries whose indices wrap
 // soon.
 func newFake(mtu, n, size int) *fake {
-	cfg := Config{MTU: mtu, Frames: n, FrameSize: DefaultFrameSize, Ring: size, Generic: true}
+	cfg := Config{MTU: mtu, Frames: n, Ring: size, Generic: true}
 	cfg.layoutSlots()
-	f := &fake{Socket: &Socket{cfg: cfg, fd: -1, sg: true, umem: make([]byte, n*cfg.FrameSize)}}
+	f := &fake{Socket: &Socket{cfg: cfg, fd: -1, sg: true, umem: make([]byte, n*FrameSize)}}
 	for _, i := range []*[2]atomic.Uint32{&f.rxIdx, &f.compIdx, &f.txIdx, &f.fillIdx} {
 		i[0].Store(^uint32(2))
 		i[1].Store(^uint32(2))
@@ -104,21 +104,19 @@ func TestBindFlags(t *testing.T) {
 		name     string
 		generic  bool
 		mtu      int
-		chunks   int
 		refuseSG bool
 		want     []uint16 // the flags of each call of bind(2), apart from XDP_USE_NEED_WAKEUP
 		err      error
 	}{
-		{"native", false, 1500, 0, false, []uint16{0}, nil},
-		{"native, largest frame of one piece", false, 3498, 0, false, []uint16{0}, nil},
-		{"native, two pieces", false, 3499, 0, false, []uint16{sg}, nil},
-		{"native, two pieces, refused", false, 9000, 0, true, []uint16{sg, 0}, ErrNoSG},
-		{"native, slots of two chunks", false, 1500, 2, true, []uint16{sg, 0}, nil},
-		{"generic", true, 1500, 0, false, []uint16{unix.XDP_COPY | sg}, nil},
-		{"generic, old kernel", true, 1500, 0, true, []uint16{unix.XDP_COPY | sg, unix.XDP_COPY}, nil},
+		{"native", false, 1500, false, []uint16{0}, nil},
+		{"native, largest frame of one piece", false, 3498, false, []uint16{0}, nil},
+		{"native, two pieces", false, 3499, false, []uint16{sg}, nil},
+		{"native, two pieces, refused", false, 9000, true, []uint16{sg, 0}, ErrNoSG},
+		{"generic", true, 1500, false, []uint16{unix.XDP_COPY | sg}, nil},
+		{"generic, old kernel", true, 1500, true, []uint16{unix.XDP_COPY | sg, unix.XDP_COPY}, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := &Socket{cfg: Config{Generic: tc.generic, MTU: tc.mtu, FrameSize: DefaultFrameSize, SlotChunks: tc.chunks, BindRetry: -1}}
+			s := &Socket{cfg: Config{Generic: tc.generic, MTU: tc.mtu, BindRetry: -1}}
 			s.cfg.layoutSlots()
 			var got []uint16
 			err := s.bind(func(flags uint16) error {
@@ -218,7 +216,7 @@ func TestReceiveRefusesBadDescriptors(t *testing.T) {
 		{Addr: f.rxMem - 10, Len: 11}, // reaches into the TX half
 		{Addr: f.rxMem, Len: 60},
 		{Addr: ^uint64(0), Len: 60}, // wraps
-		{Addr: 0, Len: DefaultFrameSize + 1},
+		{Addr: 0, Len: FrameSize + 1},
 		{Addr: 1 << 40, Len: 60},
 	} {
 		f.desc(t, d)

@@ -20,16 +20,21 @@ import (
 	"github.com/iwarpd/iwarpd/internal/ring"
 )
 
-// Defaults of Config, from measurements. A fill ring of 2048 lasts 4.5 ms at 0.45 million
-// frames per second. A preempted worker needs longer, so the ring may grow (see fillLevel).
-// Chunks of 2048 bytes are 8 % slower at MTU 9000, and the kernel refuses more than 4096. With
-// the kernel's default budget of 32 frames per system call, the frame rate is a tenth lower.
+// FrameSize is the size of a chunk in bytes. Chunks of 2048 bytes are 8 % slower at MTU 9000, and
+// the kernel refuses more than 4096.
+const FrameSize = 4096
+
+// DefaultFrames is the default of Config.Frames.
+const DefaultFrames = 8192
+
 const (
-	DefaultFrames    = 8192
-	DefaultFrameSize = 4096
-	DefaultRing      = 4096
-	DefaultBudget    = 256
-	DefaultBindRetry = 5 * time.Second
+	// defaultRing is from measurements: a fill ring of 2048 lasts 4.5 ms at 0.45 million frames
+	// per second. A preempted worker needs longer, so the ring may grow (see fillLevel).
+	defaultRing      = 4096
+	defaultBindRetry = 5 * time.Second
+	// txBudget is the number of frames that the kernel may send per system call. With its default
+	// of 32 the frame rate is a tenth lower.
+	txBudget = 256
 )
 
 // rxHeadroom is the room that the kernel leaves before a received frame.
@@ -44,45 +49,32 @@ type Config struct {
 	// program zero-copy is used if the driver supports it, and otherwise the kernel copies too.
 	Generic bool
 
-	MTU       int // largest IP packet, fixed while open; the interface's MTU
-	Frames    int // chunks of the UMEM, half for receiving: a power of two
-	FrameSize int // bytes of a chunk: 2048 or 4096
-	Ring      int // entries of each of the four rings: a power of two
-
-	// SlotChunks is the number of adjacent chunks per TX slot; 0 means as many as a frame
-	// of the MTU needs, or half a chunk if that suffices.
-	SlotChunks int
-	slotSize   int // bytes
+	MTU    int // largest IP packet, fixed while open; the interface's MTU
+	Frames int // chunks of the UMEM, half for receiving: a power of two
+	Ring   int // entries of each of the four rings: a power of two
 
 	// Super sends super-frames if the kernel supports them, except in zero-copy mode, where
 	// the driver's own ring is faster.
 	Super bool
 
-	// Budget is the number of frames that the kernel may send per system call; older
-	// kernels always use 32.
-	Budget int
-
 	// BindRetry is how long to retry while the queue is busy: the kernel releases the queue
 	// of a closed socket or a dead process only after a while. Negative means no retries.
 	BindRetry time.Duration
+
+	slotChunks int // adjacent chunks per TX slot
+	slotSize   int // bytes: slotChunks, or half a chunk
 }
 
 func (c *Config) setDefaults(dev netlink.Link) error {
 	c.MTU = cmp.Or(c.MTU, dev.Attrs().MTU)
 	c.Frames = cmp.Or(c.Frames, DefaultFrames)
-	c.FrameSize = cmp.Or(c.FrameSize, DefaultFrameSize)
-	c.Ring = cmp.Or(c.Ring, DefaultRing)
-	c.Budget = cmp.Or(c.Budget, DefaultBudget)
-	c.BindRetry = cmp.Or(c.BindRetry, DefaultBindRetry)
+	c.Ring = cmp.Or(c.Ring, defaultRing)
+	c.BindRetry = cmp.Or(c.BindRetry, defaultBindRetry)
 	c.layoutSlots()
 	pow2 := func(n int) bool { return n > 0 && n&(n-1) == 0 }
 	switch {
-	case c.FrameSize != 2048 && c.FrameSize != 4096:
-		return fmt.Errorf("frame size %d: only 2048 and 4096 exist", c.FrameSize)
-	case !pow2(c.Ring) || !pow2(c.Frames) || c.Frames < 4*c.SlotChunks:
+	case !pow2(c.Ring) || !pow2(c.Frames) || c.Frames < 4*c.slotChunks:
 		return fmt.Errorf("%d frames and rings of %d: must be powers of two, and at least 4 TX slots' frames", c.Frames, c.Ring)
-	case c.slotSize < c.MTU+link.HeaderRoom:
-		return fmt.Errorf("slots of %d bytes are too short for MTU %d", c.slotSize, c.MTU)
 	case c.rxPieces() > mtuPieces:
 		return fmt.Errorf("MTU %d exceeds a frame of %d fragments", c.MTU, mtuPieces)
 	case c.Queue < 0:
@@ -97,16 +89,13 @@ const txHeadroom = 128
 // layoutSlots sets the size of the TX slots.
 func (c *Config) layoutSlots() {
 	need := c.MTU + link.HeaderRoom
-	switch {
-	case c.SlotChunks == 0 && need+txHeadroom <= c.FrameSize/2:
+	if need+txHeadroom <= FrameSize/2 {
 		// The slots that wait for acknowledgements bound the data in flight.
-		c.SlotChunks, c.slotSize = 1, c.FrameSize/2
-	case c.SlotChunks == 0:
-		c.SlotChunks = (need + c.FrameSize - 1) / c.FrameSize
-		fallthrough
-	default:
-		c.slotSize = c.SlotChunks * c.FrameSize
+		c.slotChunks, c.slotSize = 1, FrameSize/2
+		return
 	}
+	c.slotChunks = (need + FrameSize - 1) / FrameSize
+	c.slotSize = c.slotChunks * FrameSize
 }
 
 // mtuPieces is the maximum number of chunks of a frame of the MTU; super-frames use more.
@@ -114,7 +103,7 @@ const mtuPieces = 8
 
 // rxPieces returns the number of chunks of a received frame of the MTU.
 func (c *Config) rxPieces() int {
-	return (c.MTU + link.HeaderRoom + rxHeadroom + c.FrameSize - 1) / c.FrameSize
+	return (c.MTU + link.HeaderRoom + rxHeadroom + FrameSize - 1) / FrameSize
 }
 
 // Errors of Open, for errors.Is.
@@ -160,7 +149,7 @@ func open(cfg Config) (_ *Socket, err error) {
 		return nil, err
 	}
 	// Kernels before 6.16 do not know it and send 32 frames a call.
-	_ = unix.SetsockoptInt(s.fd, unix.SOL_XDP, unix.XDP_MAX_TX_SKB_BUDGET, min(cfg.Budget, cfg.Ring))
+	_ = unix.SetsockoptInt(s.fd, unix.SOL_XDP, unix.XDP_MAX_TX_SKB_BUDGET, min(txBudget, cfg.Ring))
 	opts, err := unix.GetsockoptInt(s.fd, unix.SOL_XDP, unix.XDP_OPTIONS)
 	if err != nil {
 		return nil, fmt.Errorf("getsockopt XDP_OPTIONS: %w", err)
@@ -177,14 +166,14 @@ func open(cfg Config) (_ *Socket, err error) {
 
 // layout divides the memory and fills the fill ring.
 func (s *Socket) layout() {
-	chunks, size := s.cfg.Frames/2, s.cfg.FrameSize
-	s.rxMem = uint64(chunks * size)
+	chunks := s.cfg.Frames / 2
+	s.rxMem = uint64(chunks * FrameSize)
 	s.Pool = link.NewPool(s.umem[s.rxMem:], s.cfg.slotSize)
 	s.left = make([]uint8, s.Slots())
 	s.dead = make([]link.Slot, 0, s.Slots())
 	s.spare = make([]uint64, 0, chunks)
 	for i := chunks - 1; i >= 0; i-- {
-		s.spare = append(s.spare, uint64(i*size))
+		s.spare = append(s.spare, uint64(i*FrameSize))
 	}
 	s.keep = newFillLevel(uint32(s.cfg.Ring))
 	s.refill()
@@ -200,7 +189,7 @@ const onePiece = 4096 - rxHeadroom - 320
 
 // needsSG reports whether a frame of the MTU may have several fragments.
 func (c *Config) needsSG() bool {
-	return c.rxPieces() > 1 || c.SlotChunks > 1 || c.MTU+link.HeaderRoom > onePiece
+	return c.rxPieces() > 1 || c.MTU+link.HeaderRoom > onePiece
 }
 
 // bind binds the socket with newSocket, which takes the flags of bind(2). It requests frames of
@@ -266,7 +255,7 @@ func (s *Socket) newSocket(ifindex int, flags uint16) error {
 	saved := xdp.DefaultSocketFlags
 	xdp.DefaultSocketFlags = flags
 	sock, err := xdp.NewSocket(ifindex, s.cfg.Queue, &xdp.SocketOptions{
-		NumFrames: s.cfg.Frames, FrameSize: s.cfg.FrameSize,
+		NumFrames: s.cfg.Frames, FrameSize: FrameSize,
 		FillRingNumDescs: s.cfg.Ring, CompletionRingNumDescs: s.cfg.Ring,
 		RxRingNumDescs: s.cfg.Ring, TxRingNumDescs: s.cfg.Ring,
 	})
@@ -293,7 +282,7 @@ func (s *Socket) newSocket(ifindex int, flags uint16) error {
 	}
 	s.sock = sock
 	s.fd = sock.FD()
-	s.umem = sock.GetFrame(xdp.Desc{})[:s.cfg.Frames*s.cfg.FrameSize] // whose length may not fit in the package's 32 bits
+	s.umem = sock.GetFrame(xdp.Desc{})[:s.cfg.Frames*FrameSize] // whose length may not fit in the package's 32 bits
 	return nil
 }
 

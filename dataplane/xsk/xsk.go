@@ -97,7 +97,7 @@ func (s *Socket) Receive(fs []link.Frame) int {
 		for ; used <= end; used++ {
 			d := s.rxDescs[s.rx.Mask(first+used)]
 			last := d.Addr + uint64(d.Len)
-			if last < d.Addr || last > s.rxMem || d.Len > uint32(s.cfg.FrameSize) {
+			if last < d.Addr || last > s.rxMem || d.Len > FrameSize {
 				ok = false
 				continue
 			}
@@ -140,7 +140,7 @@ func (s *Socket) giveBack(addr uint64) {
 	if len(s.spare) == cap(s.spare) {
 		panic("xsk: frame released twice")
 	}
-	s.spare = append(s.spare, addr&^uint64(s.cfg.FrameSize-1))
+	s.spare = append(s.spare, addr&^(FrameSize-1))
 }
 
 // fillLevel is the number of chunks to keep in a fill ring. The kernel uses chunks in FIFO
@@ -221,16 +221,15 @@ func (s *Socket) Post(slot link.Slot, off, n int) bool {
 		s.dead = append(s.dead, slot)
 		return true
 	}
-	size := s.cfg.FrameSize
 	addr := s.rxMem + uint64(int(slot)*s.SlotSize()+off)
-	count := uint32((int(addr)%size + n + size - 1) / size)
+	count := uint32((int(addr)%FrameSize + n + FrameSize - 1) / FrameSize)
 	if s.tx.Free(count) < count {
 		s.stats.TxRingFull++
 		return false
 	}
 	first, _ := s.tx.Reserve(count)
 	for i := range count {
-		m := min(n, size-int(addr%uint64(size)))
+		m := min(n, FrameSize-int(addr%FrameSize))
 		d := unix.XDPDesc{Addr: addr, Len: uint32(m)}
 		if i+1 < count {
 			d.Options = unix.XDP_PKT_CONTD

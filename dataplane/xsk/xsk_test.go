@@ -338,10 +338,8 @@ func TestOpenErrors(t *testing.T) {
 	for name, cfg := range map[string]Config{
 		"no interface":     {Interface: "nothere"},
 		"no queue":         {Interface: v.A.Name, Queue: 7, BindRetry: -1},
-		"frame size":       {Interface: v.A.Name, FrameSize: 8192},
 		"ring":             {Interface: v.A.Name, Ring: 1000},
 		"MTU":              {Interface: v.A.Name, MTU: 40000},
-		"slot below MTU":   {Interface: v.A.Name, MTU: 9000, SlotChunks: 2},
 		"too few for MTU":  {Interface: v.A.Name, MTU: 9000, Frames: 8},
 		"a negative queue": {Interface: v.A.Name, Queue: -1},
 	} {
