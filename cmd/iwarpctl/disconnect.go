@@ -2,11 +2,10 @@ package main
 
 import "github.com/spf13/cobra"
 
-// disconnect implements "iwarpctl disconnect", and "iwarpctl qp close", its older name.
-func (c *command) disconnect(use, example string) *cobra.Command {
+func (c *command) disconnect() *cobra.Command {
 	var abort bool
 	cmd := &cobra.Command{
-		Use: use + " NUMBER", Short: "End the connection of a queue pair", Example: example,
+		Use: "disconnect NUMBER", Short: "End the connection of a queue pair", Example: "  iwarpctl disconnect 3 --abort",
 		Args: usageArgs(cobra.ExactArgs(1)), ValidArgsFunction: c.completeQP,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			num, err := qpNumber(args[0])

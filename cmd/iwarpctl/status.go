@@ -227,9 +227,8 @@ func bytesText(n uint64) string {
 
 // lists returns the commands that list objects.
 func (c *command) lists() []*cobra.Command {
-	qp := group("qp", "Queue pairs", c.listQPs(), c.showQP(), c.disconnect("close", "  iwarpctl qp close 3 --abort"))
 	return []*cobra.Command{
-		qp,
+		group("qp", "Queue pairs", c.listQPs(), c.showQP()),
 		group("mr", "Memory regions", list(c, "mr", "registered memory", (*iwarp.Admin).MRs,
 			[]string{"client", "uid", "region", "pd", "base", "length", "memory", "access"},
 			func(m *ctrlpb.MRInfo) []any {
@@ -264,7 +263,7 @@ func (c *command) lists() []*cobra.Command {
 				return []any{l.Client, l.Name, owner(l.Uid), l.Pid, l.Qps, l.Mrs, bytesText(l.Registered), l.Listens, (time.Duration(l.ConnectedMs) * time.Millisecond).Round(time.Second)}
 			})),
 		group("quota", "What users hold, and their limits", c.listQuotas()),
-		c.stats(), c.top(), c.capture(), c.disconnect("disconnect", "  iwarpctl disconnect 3 --abort"),
+		c.stats(), c.top(), c.capture(), c.disconnect(),
 	}
 }
 
