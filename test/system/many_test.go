@@ -20,10 +20,10 @@ import (
 )
 
 // TestManyConnections repeatedly opens many connections at once between two daemons, moves a message over each and
-// closes them. Nothing may be left. MANY_CONNS and MANY_CYCLES set the numbers.
+// closes them. Nothing may be left. MANY_CONNECTIONS and MANY_CYCLES set the numbers.
 func TestManyConnections(t *testing.T) {
 	testenv.RequireRoot(t)
-	conns, cycles := testenv.Count(t, "MANY_CONNS", 200), testenv.Count(t, "MANY_CYCLES", 2)
+	conns, cycles := testenv.Count(t, "MANY_CONNECTIONS", 200), testenv.Count(t, "MANY_CYCLES", 2)
 	enough(t, conns)
 	v := testenv.NewVeth(t, 1500)
 	most := strconv.Itoa(conns + 1)
