@@ -1,23 +1,23 @@
-# Everything about iwarpd that one does more than once. `make help` lists it.
+# Building, testing and releasing iwarpd. `make help` lists the targets.
 
 GO      ?= go
 OUT     := out
 VERSION := $(shell deploy/version)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
-# The race detector needs cgo, and that a C compiler.
+# The race detector needs cgo, which needs a C compiler.
 RACE = $(shell command -v gcc >/dev/null 2>&1 && echo -race)
 
-# Packages tested only without it: the protocol cores have no goroutines (internal/arch sees to that),
+# Packages tested only without the race detector: the protocol cores have no goroutines (internal/arch checks that),
 # and programs that a test runs are built without it. internal/bench and test/bench count
 # allocations and time, which it changes. dataplane is tested both ways.
-# Those in test/ mostly wait for programs: several run at a time, and they begin first, together with the tests
+# Packages in test/ mostly wait for programs: several run at a time, and they begin first, together with the tests
 # that run again in another way. They are compiled as the programs are, so that each package is compiled once for both.
 # make lint vets all packages, so the tests do not.
 NORACE = /(tcp|tcp/gvisor|tcp/kernel|sctp|sctp/session|mpa|ddp|rdmap|rpcrdma/wire|rpcrdma/session|docs/site|internal/arch|internal/bench|test/bench|test/clib|test/kerneltcp|test/packages|test/sctp-peer|test/system|test/tutorial|test/upgrade|test/verbs)$$
 
-# What is built, tested and checked together: the packages of the modules of go.work but
-# for those of the images and charts.
+# The packages that are built, tested and checked together: those of the modules of go.work, except the device
+# plugin, images and chart.
 PACKAGES = ./... ./cmd/iwarpctl/... ./rpcrdma/... ./test/bench/...
 
 .DEFAULT_GOAL := build
@@ -60,7 +60,7 @@ packages-check: packages ## install the .deb packages in a fresh Debian root and
 release: packages ## packages, the programs and their checksums into out/release
 	@deploy/packages/release
 
-generate: ## make the generated files again (needs clang, libbpf-dev and protoc)
+generate: ## regenerate the generated files (needs clang, libbpf-dev and protoc)
 	@.ci/need clang:clang llvm-strip:llvm /usr/include/bpf/bpf_helpers.h:libbpf-dev protoc:protobuf-compiler
 	$(GO) generate $(PACKAGES)
 
