@@ -393,7 +393,7 @@ func (r *ConnRequest) Accept(ctx context.Context, q *QP, cfg *Config) (*ConnInfo
 	q.private = append([]byte{}, r.priv...)
 	q.mu.Unlock()
 	r.forget()
-	err := r.d.do(ctx, op, &ctrlpb.Request{Body: &ctrlpb.Request_Accept{Accept: &ctrlpb.Accept{
+	err := q.begin(ctx, op, &ctrlpb.Request{Body: &ctrlpb.Request_Accept{Accept: &ctrlpb.Accept{
 		Conn: r.h, Qp: q.num, PrivateData: cfg.PrivateData, Ird: depth(cfg.Startup.IRD), Ord: depth(cfg.Startup.ORD),
 	}}})
 	if err != nil {

@@ -227,9 +227,22 @@ func (q *QP) connect(ctx context.Context, remote string, cfg *Config, streaming 
 	case cfg.LocalAddr.Port() != 0:
 		local = fmt.Sprintf(":%d", cfg.LocalAddr.Port())
 	}
-	return q.d.do(ctx, "connect to "+remote, &ctrlpb.Request{Body: &ctrlpb.Request_Connect{Connect: &ctrlpb.Connect{
+	return q.begin(ctx, "connect to "+remote, &ctrlpb.Request{Body: &ctrlpb.Request_Connect{Connect: &ctrlpb.Connect{
 		Qp: q.num, Local: local, Remote: remote, PrivateData: cfg.PrivateData, Startup: cfg.Startup.pb(), TimeoutMs: millis(timeout), Streaming: streaming, Device: q.d.device(),
 	}}})
+}
+
+// begin sends the request that gives q its connection. If ctx ends before the reply, the connection is reset: the caller
+// takes it for one that was not made.
+func (q *QP) begin(ctx context.Context, op string, req *ctrlpb.Request) error {
+	if err := ctx.Err(); err != nil { // nothing is sent
+		return fmt.Errorf("iwarp: %s: %w", op, err)
+	}
+	err := q.d.do(ctx, op, req)
+	if err != nil && ctx.Err() != nil {
+		q.abortLater()
+	}
+	return err
 }
 
 // await waits for the result of a connect or accept.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
@@ -118,6 +119,71 @@ func TestAbandoned(t *testing.T) {
 			until(t, ctx, "the object is gone", func() bool { return slices.Equal(used(t, ctx, a), before) })
 		})
 	}
+}
+
+// endsAwaited is a context that ends when a call waits for it, so after the call has sent its request.
+type endsAwaited struct {
+	context.Context
+	awaited atomic.Bool
+}
+
+func (c *endsAwaited) Done() <-chan struct{} {
+	c.awaited.Store(true)
+	ended := make(chan struct{})
+	close(ended)
+	return ended
+}
+
+func (c *endsAwaited) Err() error {
+	if c.awaited.Load() {
+		return context.Canceled
+	}
+	return nil
+}
+
+// TestAbandonedConnection checks that a Connect and an Accept whose context ends before the reply leave no connection.
+func TestAbandonedConnection(t *testing.T) {
+	na, nb, ctx := pair(t, embed.PairConfig{})
+	listen := func() *iwarp.Listener {
+		l, err := nb.Device().Listen(ctx, ":0", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		return l
+	}
+	abandoned := func(what string, q *iwarp.QP, err error) {
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", what, err)
+		}
+		select {
+		case <-q.Done():
+		case <-time.After(time.Minute):
+			t.Fatalf("%s: the connection stays", what)
+		}
+		if err := q.Err(); !errors.Is(err, iwarp.ErrClosed) { // not a time-out
+			t.Errorf("%s: the connection ends with %v", what, err)
+		}
+	}
+	a := newEnd(t, ctx, na, 16)
+	_, err := a.qp.Connect(&endsAwaited{Context: ctx}, dialAddr(nb, listen()), nil)
+	abandoned("Connect", a.qp, err)
+
+	a, b, l := newEnd(t, ctx, na, 16), newEnd(t, ctx, nb, 16), listen()
+	connecting, cancel := context.WithCancel(ctx)
+	connected := make(chan struct{})
+	go func() {
+		defer close(connected)
+		_, _ = a.qp.Connect(connecting, dialAddr(nb, l), nil)
+	}()
+	r, err := l.Request(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = r.Accept(&endsAwaited{Context: ctx}, b.qp, nil)
+	abandoned("Accept", b.qp, err)
+	cancel()
+	<-connected
 }
 
 // used returns what the user of n has of each resource.
