@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -80,6 +81,56 @@ func TestCaptureFIFO(t *testing.T) {
 	var out, errOut strings.Builder
 	if code := run(ctx, []string{"--socket", socket, "capture", "-w", fifo}, &out, &errOut); code != exitFile || !strings.Contains(errOut.String(), "start its reader first") {
 		t.Errorf("exit code %d: %q", code, &errOut)
+	}
+}
+
+// TestServerOutlivesReader checks that servers go on when nobody reads their messages. systemd takes an end by SIGPIPE for a
+// clean exit, after which a unit is not restarted.
+func TestServerOutlivesReader(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "iwarpd.sock")
+	a, b, err := embed.Pair(embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for port, args := range map[int][]string{
+		7175: {"perf", "--server", "--listen", ":7175"},
+		7176: {"nfs", "export", t.TempDir(), "--listen", ":7176", "--mount-port", "0", "--portmap-port", "0", "--key-file", filepath.Join(t.TempDir(), "key")},
+	} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Close()
+		cmd := exec.CommandContext(ctx, os.Args[0], append([]string{"--socket", socket}, args...)...)
+		cmd.Env = append(os.Environ(), asProgram+"=1")
+		cmd.Stderr = w
+		err = cmd.Start()
+		w.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }()
+		for serves := false; !serves; {
+			conn, err := a.Device().Dial(ctx, fmt.Sprintf("%v:%d", b.Addr(), port), nil)
+			if err == nil {
+				conn.Close()
+			}
+			serves = err == nil || errors.Is(err, iwarp.ErrRejected)
+			select {
+			case err := <-ended:
+				t.Fatalf("%q: %v", args, err)
+			case <-time.After(10 * time.Millisecond): // it may not listen yet
+			}
+		}
+		_ = cmd.Process.Signal(unix.SIGTERM) // or it has ended
+		if err := <-ended; err != nil {
+			t.Errorf("%q: %v", args, err)
+		}
 	}
 }
 

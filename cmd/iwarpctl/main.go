@@ -186,9 +186,14 @@ func (c *command) open(ctx context.Context) (*iwarp.Device, error) {
 	return dev, nil
 }
 
+// outlive makes a server go on when the reader of its messages has ended. Go ends a program by SIGPIPE that writes to a
+// broken pipe on standard error, which systemd takes for a clean exit.
+func outlive() { signal.Ignore(unix.SIGPIPE) }
+
 // serveAt connects to the daemon, listens at addr, and runs serve until it returns. With restart it
 // waits for a new daemon if the connection is lost, and runs serve again.
 func (c *command) serveAt(ctx context.Context, addr string, cfg *iwarp.Config, restart bool, serve func(*iwarp.Device, *iwarp.Listener) error) error {
+	outlive()
 	dev, err := c.open(ctx)
 	for err == nil {
 		err = c.serveBy(ctx, dev, addr, cfg, serve)

@@ -80,6 +80,7 @@ func (c *command) nfsExport() *cobra.Command {
 					return fileError{err}
 				}
 			}
+			outlive()
 			x.Tell = func(format string, args ...any) { fmt.Fprintln(c.err, reason(fmt.Errorf(format, args...))) }
 			if x.Server, err = nfs.NewServer(cfg); err != nil {
 				return fileError{err}
