@@ -34,3 +34,17 @@ func TestUnitFiles(t *testing.T) {
 		t.Errorf("%d users may take %d descriptors each, LimitNOFILE is %d", users, user, limit)
 	}
 }
+
+// TestUnitOrder checks that the unit starts after what the configuration can name: interfaces, and users and groups of a directory
+// service. A name that is not known yet ends the daemon with a code after which it is not started again.
+func TestUnitOrder(t *testing.T) {
+	unit, err := os.ReadFile("../../deploy/iwarpd.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, target := range []string{"network-online.target", "nss-user-lookup.target"} {
+		if !regexp.MustCompile(`(?m)^After=.*\b` + regexp.QuoteMeta(target)).Match(unit) {
+			t.Errorf("the unit does not start after %s", target)
+		}
+	}
+}
