@@ -372,7 +372,7 @@ func bindError(addr netip.AddrPort, err error) error {
 	case errors.Is(err, unix.EADDRINUSE) && addr.Port() == 0:
 		return errorf(portInUse, "ctrl: every local port of %v is in use: close connections, wait for those in TIME-WAIT (tcp-time-wait), or widen net.ipv4.ip_local_port_range", addr.Addr())
 	case errors.Is(err, unix.EADDRINUSE):
-		return errorf(portInUse, "ctrl: %v is in use by another program: choose another port, or stop that program (ss -ltnp 'sport = :%d')", addr, addr.Port())
+		return errorf(portInUse, "ctrl: %v is in use by another program: choose another port, stop that program, or wait for the end of TIME-WAIT (ss -tanp 'sport = :%d')", addr, addr.Port())
 	case errors.Is(err, unix.EADDRNOTAVAIL):
 		return errorf(badAddress, "ctrl: %v is not an address of this host: choose one of the interface's (iwarpctl status)", addr.Addr())
 	case errors.Is(err, unix.EACCES):

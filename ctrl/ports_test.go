@@ -1,15 +1,19 @@
 package ctrl
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
@@ -55,4 +59,34 @@ func TestFreePortOfAllAddresses(t *testing.T) {
 		t.Errorf("%v, %d sockets, %v; want port %d", c.addr, len(c.fds), err, first+5)
 	}
 	cs.undo(c)
+}
+
+// TestPortInTimeWait checks that the error for a port that no program has, but a connection of the kernel in TIME-WAIT, says so:
+// it would name a program in vain, which ss -l does not show.
+func TestPortInTimeWait(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	here.Close() // first, so that TIME-WAIT is here
+	if _, err := io.ReadAll(peer); err != nil {
+		t.Fatal(err)
+	}
+	peer.Close()
+	fd, _, err := bindGuard(l.Addr().(*net.TCPAddr).AddrPort(), 0, false)
+	if err == nil {
+		unix.Close(fd)
+	}
+	if e, ok := errors.AsType[*Error](err); !ok || e.Code != portInUse || !strings.Contains(e.Text, "TIME-WAIT (ss -tanp") {
+		t.Errorf("%v", err)
+	}
 }
