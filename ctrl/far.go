@@ -72,10 +72,14 @@ func (c *session) attachFar(fd int) error {
 		c.closeFiles([]int{fd})
 		return err
 	}
+	pid := int(c.cred.Pid)
+	if c.contained {
+		pid = 0
+	}
 	var mem *far.Memory
 	var err error
 	ok := c.away("opening its memory", func() {
-		if mem, err = far.Open(fd, int(c.cred.Pid)); err != nil {
+		if mem, err = far.Open(fd, pid); err != nil {
 			unix.Close(fd)
 		}
 	})

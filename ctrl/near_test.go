@@ -3,6 +3,7 @@ package ctrl
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -103,4 +104,36 @@ func nullFD(t *testing.T) int {
 	}
 	t.Cleanup(func() { f.Close() })
 	return int(f.Fd())
+}
+
+// TestContainedFar checks that a client in another PID namespace may attach its memory, whose process has another number in
+// the client's procfs than the kernel has recorded for the daemon.
+func TestContainedFar(t *testing.T) {
+	other := exec.CommandContext(t.Context(), "cat")
+	in, err := other.StdinPipe() // it ends with this
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		in.Close()
+		_ = other.Wait()
+	}()
+	fd, err := unix.Open(fmt.Sprintf("/proc/%d/mem", other.Process.Pid), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	attach := &ctrlpb.Request{Body: &ctrlpb.Request_AttachMemory{AttachMemory: &ctrlpb.AttachMemory{}}}
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	if text := c.fails(cInvalid, attach, fd); !strings.Contains(text, "the process that connected") {
+		t.Errorf("another process: %q", text)
+	}
+	h.mu.Lock()
+	h.sessions[h.lastID].contained = true
+	h.mu.Unlock()
+	c.ok(attach, fd)
 }

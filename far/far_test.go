@@ -325,6 +325,7 @@ func TestOpen(t *testing.T) {
 		{"an exited process", gone, exited.Process.Pid, "has exited"},
 		{"read-only", openMem(t, "/proc/self/mem", unix.O_RDONLY), os.Getpid(), "not open for reading and writing"},
 		{"the client's", openMem(t, fmt.Sprintf("/proc/%d/mem", cmd.Process.Pid), unix.O_RDWR), cmd.Process.Pid, ""},
+		{"that of a client in another PID namespace", openMem(t, fmt.Sprintf("/proc/%d/mem", cmd.Process.Pid), unix.O_RDWR), 0, ""},
 		{"a thread's", openMem(t, fmt.Sprintf("/proc/%d/task/%d/mem", cmd.Process.Pid, cmd.Process.Pid), unix.O_RDWR), cmd.Process.Pid, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

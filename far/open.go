@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -15,7 +14,8 @@ import (
 var ErrMemory = errors.New("far: not the client's /proc/self/mem")
 
 // Open accepts fd if it is the /proc/self/mem of the process pid, open for reading and writing.
-// On success it owns fd. It may block for as long as the owner of fd wants.
+// If pid is 0, it may be that of any process: a client in another PID namespace has other numbers
+// in its procfs. On success Open owns fd. It may block for as long as the owner of fd wants.
 //
 // The kernel determines which memory it is when the file is opened. Open detects mistakes, not
 // attacks: a client with such a descriptor of another process can already access that process's
@@ -36,8 +36,8 @@ func Open(fd, pid int) (*Memory, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkOwner(fd, owner, pid); err != nil {
-		return nil, err
+	if pid != 0 && owner != pid {
+		return nil, fmt.Errorf("%w: the memory of process %d, and the client is process %d", ErrMemory, owner, pid)
 	}
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	if err != nil {
@@ -71,43 +71,4 @@ func ownerOf(name string) (int, error) {
 		}
 	}
 	return 0, fmt.Errorf("%w: a file named %q", ErrMemory, name)
-}
-
-// checkOwner checks that the file PID/mem of owner belongs to pid. Both numbers are in the
-// daemon's namespace, or owner is in the namespace of the file's procfs.
-func checkOwner(fd, owner, pid int) error {
-	var have, want unix.Stat_t
-	if err := unix.Fstat(fd, &have); err != nil {
-		return fmt.Errorf("far: fstat: %w", err)
-	}
-	dir := "/proc/" + strconv.Itoa(pid)
-	if err := unix.Stat(dir+"/mem", &want); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) {
-		return fmt.Errorf("far: %s: %w", dir, err)
-	}
-	hidden := want.Dev == 0 // by the mount option hidepid of procfs
-	if owner == pid && (hidden || have.Dev == want.Dev) {
-		return nil
-	}
-	if !hidden && have.Dev != want.Dev && slices.Contains(pidsOf(dir), owner) {
-		return nil
-	}
-	return fmt.Errorf("%w: the memory of process %d, and the client is process %d", ErrMemory, owner, pid)
-}
-
-// pidsOf returns the numbers of a process in all namespaces that it belongs to.
-func pidsOf(dir string) (pids []int) {
-	b, err := os.ReadFile(dir + "/status")
-	if err != nil {
-		return nil
-	}
-	for line := range strings.Lines(string(b)) {
-		if list, ok := strings.CutPrefix(line, "NSpid:"); ok {
-			for f := range strings.FieldsSeq(list) {
-				if pid, err := strconv.Atoi(f); err == nil {
-					pids = append(pids, pid)
-				}
-			}
-		}
-	}
-	return pids
 }
