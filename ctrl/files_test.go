@@ -152,6 +152,42 @@ func TestAcceptNoDescriptors(t *testing.T) {
 	}
 }
 
+// TestAcceptError checks that a client that cannot be accepted, for whatever reason, does not end the daemon with the
+// connections of all others.
+func TestAcceptError(t *testing.T) {
+	sock := filepath.Join(t.TempDir(), "sock")
+	h := newHarness(t, Config{Socket: sock})
+	core, logs := observer.New(zap.WarnLevel)
+	h.log = zap.New(core)
+	if err := h.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	l := h.sockets[0].UnixListener
+	if err := l.SetDeadline(time.Unix(1, 0)); err != nil { // an error as good as any
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- h.Serve(t.Context()) }()
+	for deadline := time.Now().Add(time.Minute); logs.FilterMessage("clients not accepted").Len() == 0; time.Sleep(time.Millisecond) {
+		select {
+		case err := <-served:
+			t.Fatalf("the server ended: %v", err)
+		default:
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("nothing is logged")
+		}
+	}
+	if err := l.SetDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	helloOn(t, sock)
+	h.Close()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+}
+
 // TestPoolsOfUsers checks that users who take as many descriptors or mappings as their quotas allow leave
 // some for the client of the next user, however many they are.
 func TestPoolsOfUsers(t *testing.T) {

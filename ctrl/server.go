@@ -7,15 +7,12 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"net"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
@@ -239,42 +236,37 @@ func (s *Server) Serve(ctx context.Context) error {
 	sockets := s.sockets
 	s.mu.Unlock()
 	defer context.AfterFunc(ctx, func() { closeAll(sockets) })()
-	var g errgroup.Group
+	var wg sync.WaitGroup
 	for i, l := range sockets {
-		g.Go(func() error { // the failure of one ends the others
-			err := s.accept(ctx, l.UnixListener, i-1)
-			closeAll(sockets)
-			return err
-		})
+		wg.Go(func() { s.accept(ctx, l.UnixListener, i-1) })
 	}
-	return g.Wait()
+	wg.Wait()
+	return nil
 }
 
 // noSlot denotes the main socket.
 const noSlot = -1
 
-// accept accepts the clients of one socket until it is closed.
-func (s *Server) accept(ctx context.Context, l *net.UnixListener, slot int) error {
-	var full logLimit
+// accept accepts the clients of one socket until it is closed. After an error it tries again, for example when clients
+// have left and descriptors are free: the connections of the other clients are worth more than a new start.
+func (s *Server) accept(ctx context.Context, l *net.UnixListener, slot int) {
+	var failed logLimit
 	for {
 		c, err := l.AcceptUnix()
-		switch {
-		case err == nil:
+		if err == nil {
 			s.serve(seqpacket.FromUnix(c), slot)
-		case errors.Is(err, net.ErrClosed):
-			return nil
-		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
-			if full.now(s.now()) {
-				s.log.Warn("clients not accepted", zap.Error(shm.Limit(err)))
-			}
-			select { // descriptors become free when clients leave
-			case <-time.After(100 * time.Millisecond):
-			case <-ctx.Done():
-				return nil
-			}
-		case errors.Is(err, unix.ECONNABORTED):
-		default:
-			return fmt.Errorf("ctrl: socket: %w", err)
+			continue
+		}
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if failed.now(s.now()) {
+			s.log.Warn("clients not accepted", zap.Error(shm.Limit(err)))
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return
 		}
 	}
 }
