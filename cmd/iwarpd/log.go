@@ -38,8 +38,59 @@ func newLogger(s *settings) (*zap.Logger, zap.AtomicLevel) {
 	if journal {
 		encoder = journalEncoder{encoder}
 	}
-	core := zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(printable.Writer{W: os.Stderr})), level)
+	core := zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(printable.Writer{W: &lines{f: os.Stderr, encoder: encoder}})), level)
 	return zap.New(limitedCore{core, zapcore.NewSamplerWithOptions(core, limitPeriod, limitFirst, limitFirst)}), level
+}
+
+// lines writes lines to the log. It does not wait for a reader that does not read, since a caller may hold a lock that
+// each request of a client needs. Lines for which there is no room are lost, and counted.
+type lines struct {
+	f       *os.File
+	encoder zapcore.Encoder // of the line that says how many are lost
+	lost    uint64          // since the last line that was written
+}
+
+// patience is how long a line waits for room, unless the line before it was lost.
+const patience = 100 * time.Millisecond
+
+// Write implements io.Writer. It returns no error for a line that is lost: zap would write the error to standard error,
+// without looking for room.
+func (l *lines) Write(b []byte) (int, error) {
+	if l.lost > 0 && l.room() {
+		l.writeLost()
+	}
+	if !l.room() {
+		l.lost++
+		return len(b), nil
+	}
+	return l.f.Write(b)
+}
+
+// room reports whether a line can be written without waiting for the reader. A pipe that is writable has room for 4096
+// bytes, a socket for more; only the stack of a panic is longer.
+func (l *lines) room() bool {
+	wait := patience
+	if l.lost > 0 {
+		wait = 0
+	}
+	fds := []unix.PollFd{{Fd: int32(l.f.Fd()), Events: unix.POLLOUT}}
+	for end := time.Now().Add(wait); ; wait = max(time.Until(end), 0) {
+		if n, err := unix.Poll(fds, int(wait.Milliseconds())); err != unix.EINTR {
+			return n != 0 // after an error too: Write reports it
+		}
+	}
+}
+
+// writeLost writes how many lines are missing.
+func (l *lines) writeLost() {
+	entry := zapcore.Entry{Level: zapcore.WarnLevel, Time: time.Now(), Message: "lines of the log were lost: its reader did not read them"}
+	b, err := l.encoder.EncodeEntry(entry, []zapcore.Field{zap.Uint64("lines", l.lost)})
+	if err != nil {
+		return
+	}
+	defer b.Free()
+	_, _ = l.f.Write(b.Bytes())
+	l.lost = 0
 }
 
 // limitedCore limits the lines with the same message, except at the level debug: in each
@@ -99,7 +150,7 @@ func (e plainEncoder) EncodeEntry(entry zapcore.Entry, fields []zapcore.Field) (
 // journalEncoder puts the priority of sd-daemon(3) before each line.
 type journalEncoder struct{ zapcore.Encoder }
 
-var lines = buffer.NewPool()
+var buffers = buffer.NewPool()
 
 // Clone implements zapcore.Encoder.
 func (e journalEncoder) Clone() zapcore.Encoder { return journalEncoder{e.Encoder.Clone()} }
@@ -111,7 +162,7 @@ func (e journalEncoder) EncodeEntry(entry zapcore.Entry, fields []zapcore.Field)
 		return nil, err
 	}
 	defer b.Free()
-	out := lines.Get()
+	out := buffers.Get()
 	out.AppendString(priority(entry.Level))
 	_, err = out.Write(b.Bytes())
 	return out, err

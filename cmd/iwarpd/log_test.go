@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -61,6 +62,57 @@ func TestLogLimit(t *testing.T) {
 	}
 	if !strings.Contains(text, "ready") {
 		t.Error("another message is lost")
+	}
+}
+
+// TestLogStalls checks that a line waits for no reader, and that the log says how many lines are missing once it is read
+// again.
+func TestLogStalls(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	stderr := os.Stderr
+	os.Stderr = w
+	log, _ := newLogger(&settings{LogFormat: "json", LogLevel: zapcore.InfoLevel})
+	os.Stderr = stderr
+	size, err := unix.FcntlInt(w.Fd(), unix.F_GETPIPE_SZ, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const length = 1000
+	all := 2 * size / length
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range all {
+			log.Info(fmt.Sprintf("line %d", i), zap.String("text", strings.Repeat("x", length)))
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(time.Minute):
+		t.Fatal("a line waits for the reader")
+	}
+	size, err = unix.IoctlGetInt(int(r.Fd()), unix.TIOCINQ)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := make([]byte, size)
+	if _, err := io.ReadFull(r, before); err != nil {
+		t.Fatal(err)
+	}
+	log.Info("after")
+	w.Close()
+	after, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost := all - strings.Count(string(before), "\n")
+	if lines := strings.Split(string(after), "\n"); len(lines) != 3 || !strings.Contains(lines[0], fmt.Sprintf(`its reader did not read them","lines":%d`, lost)) || !strings.Contains(lines[1], "after") {
+		t.Errorf("%d lines are lost: %s", lost, after)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -58,6 +60,38 @@ func TestLogReaderEnds(t *testing.T) {
 	}
 	if err := cmd.Wait(); err != nil { // it logs that it drains
 		t.Error(err)
+	}
+}
+
+// TestLogReaderStalls checks that a daemon whose log is full and not read any more stops in order.
+func TestLogReaderStalls(t *testing.T) {
+	cmd, log, _ := daemonProcess(t)
+	defer log.Close()
+	// A pipe of its own file description, so that only this end does not wait.
+	w, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", log.(*os.File).Fd()), unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(w)
+	for junk := make([]byte, 4096); err == nil; {
+		_, err = unix.Write(w, junk)
+	}
+	if err != unix.EAGAIN {
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	select {
+	case err := <-done: // it logs that it drains
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		_ = cmd.Process.Kill()
+		t.Error("the daemon waits for the reader of its log")
 	}
 }
 
