@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -86,7 +87,7 @@ func (s *Slots) listenSlot(slot string) (socket, error) {
 		l.Close()
 		return socket{}, err
 	}
-	return socket{l, public}, nil
+	return socket{l, sync.OnceFunc(func() { _ = os.Remove(public) })}, nil // in the meantime it may be the container's own
 }
 
 // publish links the file private as public and replaces any file there, which a container may

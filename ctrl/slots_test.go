@@ -169,6 +169,24 @@ func TestSlotUID(t *testing.T) {
 	}
 }
 
+// TestSlotOfNext checks that a daemon that ends does not remove the sockets of the next one, which began when the first
+// had closed its own to drain.
+func TestSlotOfNext(t *testing.T) {
+	dir := t.TempDir()
+	cfg := Config{Socket: filepath.Join(dir, "main"), Slots: Slots{Folder: filepath.Join(dir, "slots"), Count: 1}}
+	old := newHarness(t, cfg)
+	if err := old.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	old.Drain(t.Context(), 0)
+	serveSockets(t, cfg)
+	if err := old.Close(); err != nil {
+		t.Fatal(err)
+	}
+	helloOn(t, cfg.Socket)
+	helloOn(t, filepath.Join(dir, "slots", "0", "iwarpd.sock"))
+}
+
 // TestSlotFolder checks that a container that may write to the directory of its slot can neither keep the daemon from
 // starting nor make it change a file of the container's choice.
 func TestSlotFolder(t *testing.T) {

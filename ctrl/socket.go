@@ -17,13 +17,14 @@ import (
 // A socket is a listening socket for clients.
 type socket struct {
 	*net.UnixListener
-	public string // another name of its file, in the folder of a slot, or ""
+	unpublish func() // removes another name of its file, in the folder of a slot, once; nil: there is none
 }
 
-// Close closes the socket and removes its file.
+// Close closes the socket and removes its file. A second Close does nothing: the file may then be that of the next
+// daemon.
 func (s socket) Close() {
-	if s.public != "" {
-		_ = os.Remove(s.public) // in the meantime it may be the container's own
+	if s.unpublish != nil {
+		s.unpublish()
 	}
 	s.UnixListener.Close()
 }
