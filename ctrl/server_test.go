@@ -416,6 +416,19 @@ func TestSocket(t *testing.T) {
 	}
 }
 
+// TestSocketOwn checks that others cannot connect before the socket has its group and mode.
+func TestSocketOwn(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := listenOwn(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm()&^0o600 != 0 {
+		t.Errorf("%v, %v", fi.Mode(), err)
+	}
+}
+
 // TestSocketGroup checks that an unprivileged daemon can give its socket to a group that it is a member of, and to no other.
 func TestSocketGroup(t *testing.T) {
 	dir := t.TempDir()

@@ -1,11 +1,13 @@
 package ctrl
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -52,7 +54,7 @@ func listenSocket(path string, mode fs.FileMode, group string) (*net.UnixListene
 	if err := removeStale(path); err != nil {
 		return nil, err
 	}
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	l, err := listenOwn(path)
 	if err != nil {
 		return nil, socketError(path, err)
 	}
@@ -69,6 +71,24 @@ func listenSocket(path string, mode fs.FileMode, group string) (*net.UnixListene
 		return nil, socketError(path, err)
 	}
 	return l, nil
+}
+
+// listenOwn opens a socket at path to which only root and the daemon's user may connect, until chmod. Otherwise whoever
+// the umask does not exclude could connect before the socket has its group and mode, and would stay connected.
+func listenOwn(path string) (*net.UnixListener, error) {
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		// bind(2) gives the file the mode of the socket's inode, less the umask.
+		if cerr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }); cerr != nil {
+			return cerr
+		}
+		return err
+	}}
+	l, err := lc.Listen(context.Background(), "unixpacket", path)
+	if err != nil {
+		return nil, err
+	}
+	return l.(*net.UnixListener), nil
 }
 
 // socketError returns the error of a system call on the socket at path.
