@@ -149,6 +149,26 @@ func TestChart(t *testing.T) {
 	}
 }
 
+// TestSeccomp checks that the daemon and doctor may call bpf and userfaultfd, whatever profile the node has by default,
+// and that the device plugin, which needs neither, has the runtime's profile.
+func TestSeccomp(t *testing.T) {
+	docs, err := render(map[string]any{"interface": "eth0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sets, _ := decode(t, docs)
+	pod := sets[0].Spec.Template.Spec
+	for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
+		want := core.SeccompProfileTypeUnconfined
+		if c.Name == "device-plugin" {
+			want = core.SeccompProfileTypeRuntimeDefault
+		}
+		if p := c.SecurityContext.SeccompProfile; p == nil || p.Type != want {
+			t.Errorf("%s: seccomp profile %v; want %s", c.Name, p, want)
+		}
+	}
+}
+
 // TestNoLibraries checks that nodes need no folder of libraries: some cannot make it, since their /usr is read-only.
 func TestNoLibraries(t *testing.T) {
 	docs, err := render(map[string]any{"interface": "eth0", "libraries": ""})
