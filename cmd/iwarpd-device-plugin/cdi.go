@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"strings"
 
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -45,7 +44,7 @@ func spec(c config, names []string) *specs.Spec {
 // writeCDI makes the CDI file of the resource current. It removes the file if there are no slots,
 // since CDI does not allow a file without devices.
 func writeCDI(c config, names []string) error {
-	file := strings.ReplaceAll(c.Resource, "/", "-") + ".json"
+	file := c.file() + ".json"
 	path := filepath.Join(c.CDI, file)
 	if len(names) == 0 {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {

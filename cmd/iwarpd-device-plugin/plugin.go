@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -60,8 +61,11 @@ func (c *config) check() error {
 // answerTime bounds each request to the daemon and each call to the kubelet.
 const answerTime = 5 * time.Second
 
-// endpoint is the file name of the plugin's socket.
-const endpoint = "iwarpd.sock"
+// file returns the name of the resource for files: a node can have plugins of several resources.
+func (c *config) file() string { return strings.ReplaceAll(c.Resource, "/", "-") }
+
+// endpoint returns the file name of the plugin's socket.
+func (c *config) endpoint() string { return c.file() + ".sock" }
 
 // plugin is the state shared by the kubelet's streams.
 type plugin struct {
@@ -118,7 +122,7 @@ func (r *repeated) warn(now time.Time, err error) {
 // serve registers the devices with the kubelet and serves it. It returns nil when the kubelet has
 // removed the socket, or ctx is done.
 func (p *plugin) serve(ctx context.Context) error {
-	path := filepath.Join(p.Kubelet, endpoint)
+	path := filepath.Join(p.Kubelet, p.endpoint())
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the old socket: %w", err)
 	}
@@ -165,7 +169,7 @@ func (p *plugin) register(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	_, err = v1beta1.NewRegistrationClient(conn).Register(ctx, &v1beta1.RegisterRequest{
-		Version: v1beta1.Version, Endpoint: endpoint, ResourceName: p.Resource,
+		Version: v1beta1.Version, Endpoint: p.endpoint(), ResourceName: p.Resource,
 	})
 	if status.Code(err) == codes.Unavailable {
 		return fmt.Errorf("no kubelet answers at %s/kubelet.sock: is it running?", p.Kubelet)

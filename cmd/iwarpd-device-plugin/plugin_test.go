@@ -66,13 +66,13 @@ func (k *kubelet) plugin(t *testing.T) v1beta1.DevicePluginClient {
 	t.Helper()
 	select {
 	case r := <-k.registered:
-		if r.Version != "v1beta1" || r.ResourceName != "iwarpd.io/rdma" || r.Endpoint != endpoint {
+		if r.Version != "v1beta1" || r.ResourceName != "iwarpd.io/rdma" || r.Endpoint != "iwarpd.io-rdma.sock" {
 			t.Fatalf("registered %v", r)
 		}
 	case <-time.After(bound):
 		t.Fatal("no registration")
 	}
-	conn, err := grpc.NewClient("unix://"+filepath.Join(k.dir, endpoint), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+filepath.Join(k.dir, "iwarpd.io-rdma.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,6 +193,32 @@ func TestKubeletRestarts(t *testing.T) {
 		n.kubelet.start(t)
 		watch(t, n.plugin(t))("0 Healthy")
 	}
+}
+
+// TestTwoPlugins checks that a node can have plugins of two resources, which do not remove each other's sockets.
+func TestTwoPlugins(t *testing.T) {
+	n := newNode(t, "0")
+	next := watch(t, n.plugin(t))
+	next("0 Healthy")
+	other := n.config
+	other.Resource = "example.org/rdma"
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx, other, slog.New(slog.DiscardHandler)) }()
+	select {
+	case r := <-n.registered:
+		if r.ResourceName != other.Resource || r.Endpoint == "iwarpd.io-rdma.sock" {
+			t.Errorf("registered %v", r)
+		}
+	case <-time.After(bound):
+		t.Error("no registration")
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	n.addUnit(t, "1") // the first plugin goes on
+	next("0 Healthy", "1 Healthy")
 }
 
 func TestAllocate(t *testing.T) {
@@ -393,7 +419,7 @@ func TestMistakes(t *testing.T) {
 	}
 	none := filepath.Join(dir, "none")
 	for folder, want := range map[string]string{
-		none: "make " + none + "/iwarpd.sock: no such file or directory: is the kubelet running, and is its folder mounted?",
+		none: "make " + none + "/iwarpd.io-rdma.sock: no such file or directory: is the kubelet running, and is its folder mounted?",
 		dir:  "no kubelet answers at " + dir + "/kubelet.sock: is it running?",
 	} {
 		c := good
