@@ -192,8 +192,10 @@ func (p *plugin) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// Somebody may have removed the file, or installed the libraries since.
+	err = writeCDI(p.config, names)
 	health := v1beta1.Healthy
-	if why != nil {
+	if why != nil || err != nil { // without the file no container starts
 		health = v1beta1.Unhealthy
 	}
 	devices := make([]*v1beta1.Device, 0, len(names))
@@ -201,24 +203,21 @@ func (p *plugin) look(ctx context.Context) error {
 		devices = append(devices, &v1beta1.Device{ID: name, Health: health})
 	}
 
-	// Somebody may have removed the file, or installed the libraries since.
-	if err := writeCDI(p.config, names); err != nil {
-		return err
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if slices.EqualFunc(devices, p.devices, func(a, b *v1beta1.Device) bool { return a.ID == b.ID && a.Health == b.Health }) && p.devices != nil {
-		return nil
+		return err
 	}
 	p.log.Info("units", "count", len(names), "health", health, "daemon", why)
 	p.devices = devices
 	close(p.changed)
 	p.changed = make(chan struct{})
-	return nil
+	return err
 }
 
 // slots returns the names of the folders in dir, in order. While the daemon is alive, a folder without its socket is left
-// from a larger number of slots; a daemon that stops removes all sockets.
+// from a larger number of slots; a daemon that stops removes all sockets. The daemon's own files begin with a dot; one that was
+// killed may leave a folder.
 func slots(dir string, alive bool) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -381,6 +382,27 @@ func TestCDIFileLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	written("libraries installed")
+}
+
+// TestCDIFolderLost checks that no unit is offered as healthy while the CDI file, without which its containers do not start,
+// cannot be written.
+func TestCDIFolderLost(t *testing.T) {
+	n := newNode(t, "0")
+	next := watch(t, n.plugin(t))
+	next("0 Healthy")
+	file := n.CDI + ".file"
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	exchange := func() {
+		if err := unix.Renameat2(unix.AT_FDCWD, file, unix.AT_FDCWD, n.CDI, unix.RENAME_EXCHANGE); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exchange()
+	next("0 Unhealthy")
+	exchange()
+	next("0 Healthy")
 }
 
 // TestMistakes checks that a wrong setting and a kubelet that is not there are named in one line, without the words of
