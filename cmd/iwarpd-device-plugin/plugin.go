@@ -229,7 +229,7 @@ func slots(dir string, alive bool) ([]string, error) {
 	var names []string
 	for _, e := range entries {
 		info, err := os.Lstat(filepath.Join(dir, e.Name(), "iwarpd.sock"))
-		if e.IsDir() && (!alive || err == nil && info.Mode()&fs.ModeSocket != 0) {
+		if e.IsDir() && !strings.HasPrefix(e.Name(), ".") && (!alive || err == nil && info.Mode()&fs.ModeSocket != 0) {
 			names = append(names, e.Name())
 		}
 	}

@@ -292,9 +292,13 @@ func TestCDI(t *testing.T) {
 }
 
 // TestStoppedDaemon checks that units stay, unhealthy, and with them the CDI file, when the daemon stops and removes its
-// sockets, and that a slot which the next daemon does not have is gone then.
+// sockets, and that a slot which the next daemon does not have is gone then. A folder that a daemon has left which was
+// killed while it made its sockets is not a unit.
 func TestStoppedDaemon(t *testing.T) {
 	n := newNode(t, "0", "1")
+	if err := os.Mkdir(filepath.Join(n.Slots, ".old1"), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	next := watch(t, n.plugin(t))
 	next("0 Healthy", "1 Healthy")
 	n.dead.Store(true)
