@@ -176,21 +176,6 @@ func (c *Call) handles(f func(uint32)) {
 	}
 }
 
-// invalidate returns the STag that the reply to c may invalidate, one that no other unanswered call
-// names (RFC 8797 section 4.1), or 0.
-func (s *Session) invalidate(c *Call) uint32 {
-	own := 0
-	c.handles(func(h uint32) {
-		if h == c.Inv {
-			own++
-		}
-	})
-	if s.named[c.Inv] != own {
-		return 0
-	}
-	return c.Inv
-}
-
 // named reports whether a segment of h has that handle.
 func named(h *wire.Header, handle uint32) bool {
 	return anySegment(h, func(g wire.Segment) bool { return g.Handle == handle })

@@ -41,26 +41,35 @@ func TestInvalidate(t *testing.T) {
 			if c.vers == 2 {
 				p.send(wire.Header{Type: wire.ConnPropFinal})
 			}
-			call := func(xid uint32) *Call {
+			arrive := func(xid uint32) {
 				h := c.h
-				h.XID, h.Vers, h.Type = xid, c.vers, wire.CallInline
+				h.XID, h.Vers, h.Type, h.Credit = xid, c.vers, wire.CallInline, 1000
 				if c.vers == 1 {
 					h.Type = wire.Msg1
 				}
 				p.clear()
-				p.send(h, callBody(xid, 40)...)
+				p.s.HandleMessage(append(h.Append(nil), callBody(xid, 40)...))
+			}
+			arrived := func(xid uint32) *Call {
+				p.drain()
 				last := p.evs[len(p.evs)-1]
 				if last.Kind != EventCall || last.XID != xid {
 					t.Fatalf("%+v", p.evs)
 				}
 				return last.Call
 			}
-			reply := func(in *Call) (inv uint32) {
+			call := func(xid uint32) *Call {
+				arrive(xid)
+				return arrived(xid)
+			}
+			// reply replies to in, and calls late before the reply is sent.
+			reply := func(in *Call, late func()) (inv uint32) {
 				plan, _, ok := p.s.PlanReply(in, 40, nil)
 				if !ok {
 					t.Fatal("no plan")
 				}
 				p.s.Reply(in, plan, replyBody(in.XID, 40))
+				late()
 				var o Out
 				for p.s.PollTransmit(&o) {
 					var h wire.Header
@@ -75,19 +84,24 @@ func TestInvalidate(t *testing.T) {
 				}
 				return inv
 			}
-			if got := reply(call(9)); got != c.want {
+			nothing := func() {}
+			if got := reply(call(9), nothing); got != c.want {
 				t.Errorf("it invalidates %#x, not %#x", got, c.want)
 			}
-			// Two calls at once with the same STags: the first reply must not invalidate them.
+			// Two calls at once with the same STags: the first reply must not invalidate them, even if it is made before the
+			// second call arrives.
 			first, second := call(10), call(11)
-			if got := reply(first); got != 0 {
+			if got := reply(first, nothing); got != 0 {
 				t.Errorf("it invalidates %#x, which another call has", got)
 			}
-			if got := reply(second); got != c.want {
+			if got := reply(second, func() { arrive(12) }); got != 0 {
+				t.Errorf("it invalidates %#x, which a later call has", got)
+			}
+			if got := reply(arrived(12), nothing); got != c.want {
 				t.Errorf("the last invalidates %#x, not %#x", got, c.want)
 			}
 			// An error is no reply.
-			p.s.Fail(call(12), wire.Failure{Code: wire.ErrSystem})
+			p.s.Fail(call(13), wire.Failure{Code: wire.ErrSystem})
 			var o Out
 			for p.s.PollTransmit(&o) {
 				if o.Inv != 0 {

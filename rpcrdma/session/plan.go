@@ -267,7 +267,6 @@ type ReplyPlan struct {
 	Reduce []bool // which items go by Write chunks
 	Copies []Copy
 	hdr    wire.Header
-	inv    uint32
 	pieces bool // the message is continued
 }
 
@@ -279,7 +278,7 @@ func (p *ReplyPlan) External() bool {
 // PlanReply chooses the format of a reply to c. body and items are as in Spec.
 // If ok is false no format is possible, and f is the error to pass to Fail.
 func (s *Session) PlanReply(c *Call, body int, items []int) (p *ReplyPlan, f wire.Failure, ok bool) {
-	p = &ReplyPlan{inv: s.invalidate(c)}
+	p = &ReplyPlan{}
 	// Results are written to the Write chunks in order (draft section 6.6.3, RFC 8166 section
 	// 4.3.2). An empty chunk requests the result inline (RFC 8166 section 4.3.2.3).
 	var short *wire.Failure
@@ -388,7 +387,7 @@ func (s *Session) Reply(c *Call, p *ReplyPlan, body []byte) {
 	default:
 		s.stats.Inline[1]++
 	}
-	s.queue = append(s.queue, message{hdr: p.hdr, body: body, inv: p.inv, pieces: p.pieces})
+	s.queue = append(s.queue, message{hdr: p.hdr, body: body, inv: c.Inv, pieces: p.pieces})
 	s.replies.n++
 	s.replies.bytes += len(body)
 	if s.replies.n > maxReplies || s.replies.bytes > maxReplyBytes {

@@ -111,12 +111,21 @@ func (s *Session) emit(out *Out, m *message) {
 		h.Vers = m.vers
 	}
 	h.Credit = s.edge()
-	*out = Out{B: h.Append(out.B[:0]), Inv: m.inv}
+	*out = Out{B: h.Append(out.B[:0]), Inv: s.invalidate(m)}
 	out.B = append(out.B, m.body...)
 	s.told = h.Credit
 	s.payload = false
 	s.sent++
 	s.stats.Sent++
+}
+
+// invalidate returns the STag that m invalidates, or 0. It must not be one that an unanswered call
+// names (RFC 8797 section 4.1), even if that call arrived after the reply was made.
+func (s *Session) invalidate(m *message) uint32 {
+	if s.named[m.inv] > 0 {
+		return 0
+	}
+	return m.inv
 }
 
 // poll1 is PollTransmit for version 1, where credits count calls (RFC 8166 section
@@ -149,7 +158,7 @@ func (s *Session) poll1(out *Out) bool {
 	if m.answer {
 		h.Vers = m.vers
 	}
-	*out = Out{B: h.Append(out.B[:0]), Inv: m.inv}
+	*out = Out{B: h.Append(out.B[:0]), Inv: s.invalidate(&m)}
 	out.B = append(out.B, m.body...)
 	s.sent++
 	s.stats.Sent++
