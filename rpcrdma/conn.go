@@ -28,7 +28,7 @@ type Conn struct {
 	cq   *iwarp.CQ
 	mem  *buffer // receive slots, then send slots
 	slot int     // size of a slot in bytes
-	held share   // memory held by incoming calls
+	held *share  // memory held by the incoming calls of peer
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -112,7 +112,8 @@ func (c *Conn) watched() {
 
 // newConn makes a connection that is not started. It returns errFull if a server has too many.
 func (e *Endpoint) newConn(ctx context.Context, peer string, cfg session.Config) (c *Conn, err error) {
-	if err := e.reserve(ctx, peer, cfg.Server); err != nil {
+	held, err := e.reserve(ctx, peer, cfg.Server)
+	if err != nil {
 		return nil, err
 	}
 	recvs := max(cfg.Window, 2) + 1
@@ -120,7 +121,7 @@ func (e *Endpoint) newConn(ctx context.Context, peer string, cfg session.Config)
 		recvs += 2 // version 1 grants no receive for an error
 	}
 	c = &Conn{
-		e: e, peer: peer, slot: int(max(cfg.Props.RecvSize, cfg.Props.SendSize, 4096)), ready: make(chan struct{}), done: make(chan struct{}), dead: make(chan struct{}),
+		e: e, peer: peer, held: held, slot: int(max(cfg.Props.RecvSize, cfg.Props.SendSize, 4096)), ready: make(chan struct{}), done: make(chan struct{}), dead: make(chan struct{}),
 		loop: make(chan struct{}), free: sendDepth, ops: make(map[uint64]*op), calls: make(map[uint32]*call), byKey: make(map[uint32]*window),
 	}
 	c.began = time.Now()

@@ -69,6 +69,7 @@ type Endpoint struct {
 	mu      sync.Mutex
 	conns   map[*Conn]struct{}
 	live    int               // connections in conns, and those that are being made
+	shares  map[string]*share // of the peers that have connections, by address
 	buffers map[*byte]*buffer // the caller's, by their first byte
 	closed  bool
 }
@@ -87,7 +88,7 @@ func New(ctx context.Context, dev *iwarp.Device, cfg Config) (*Endpoint, error) 
 		pd.Close()
 		return nil, err
 	}
-	return &Endpoint{dev: dev, pd: pd, cfg: cfg, pool: p, opWait: opWait, conns: make(map[*Conn]struct{}), buffers: make(map[*byte]*buffer)}, nil
+	return &Endpoint{dev: dev, pd: pd, cfg: cfg, pool: p, opWait: opWait, conns: make(map[*Conn]struct{}), shares: make(map[string]*share), buffers: make(map[*byte]*buffer)}, nil
 }
 
 // Close closes all connections and frees the memory.
@@ -111,30 +112,36 @@ var (
 	errReplaced = errors.New("rpcrdma: the connection was idle, and another client needed its place")
 )
 
-// reserve reserves a place for a connection of peer before its memory is allocated. A server with MaxConns closes an idle
-// connection for it, or returns errFull.
-func (e *Endpoint) reserve(ctx context.Context, peer string, server bool) error {
+// reserve reserves a place for a connection of peer before its memory is allocated, and returns the share of the peer. A
+// server with MaxConns closes another connection for it, or returns errFull.
+func (e *Endpoint) reserve(ctx context.Context, peer string, server bool) (*share, error) {
 	for {
 		e.mu.Lock()
 		if e.closed {
 			e.mu.Unlock()
-			return ErrClosed
+			return nil, ErrClosed
 		}
 		if !server || e.live < e.cfg.MaxConns {
 			e.live++
+			s := e.shares[peer]
+			if s == nil {
+				s = &share{}
+				e.shares[peer] = s
+			}
+			s.conns++
 			e.mu.Unlock()
-			return nil
+			return s, nil
 		}
 		idle := replaceable(e.conns, peer, time.Now())
 		e.mu.Unlock()
 		if idle == nil {
-			return errFull
+			return nil, errFull
 		}
 		idle.fail(errReplaced)
 		select {
 		case <-idle.done:
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil, ctx.Err()
 		}
 	}
 }
@@ -167,6 +174,9 @@ func (e *Endpoint) remove(c *Conn) {
 	defer e.mu.Unlock()
 	delete(e.conns, c)
 	e.live--
+	if c.held.conns--; c.held.conns == 0 {
+		delete(e.shares, c.peer)
+	}
 }
 
 // Conns returns the current connections.

@@ -46,14 +46,15 @@ func newPool(ctx context.Context, pd *iwarp.PD, size int) (*pool, error) {
 	return &pool{mr: mr, free: []extent{{0, size}}}, nil
 }
 
-// share accounts for the memory that the calls of one connection hold, so that one peer, whose
-// calls may take arbitrarily long, cannot exhaust the pool.
+// share accounts for the memory that the calls of one peer hold, over all of its connections, so
+// that one peer, whose calls may take arbitrarily long, cannot exhaust the pool.
 type share struct {
+	conns int    // connections of the peer; guarded by the Endpoint's mu
 	held  int    // bytes; guarded by the pool's mu, like round
-	round uint64 // last round in which a new call of the connection had to wait
+	round uint64 // last round in which a new call of the peer had to wait
 }
 
-// fair reports whether a call that holds own bytes of s may get n more. A connection's calls may
+// fair reports whether a call that holds own bytes of s may get n more. A peer's calls may
 // start within a quarter of the pool and may finish within half of it, so that calls about to
 // finish do not wait for new ones. A single call may use the whole pool. Called with mu held.
 func (p *pool) fair(s *share, own, n int) bool {
@@ -99,7 +100,7 @@ func (p *pool) take(ctx context.Context, n, more int, s *share, own int) (*buffe
 	return nil, fmt.Errorf("rpcrdma: wait for registered memory: %w", ctx.Err())
 }
 
-// serve allocates memory for the waiters that may have it. The calls of a connection start in the
+// serve allocates memory for the waiters that may have it. The calls of a peer start in the
 // order of arrival, so that small ones cannot starve a large one. Called with mu held.
 func (p *pool) serve() {
 	p.rounds++

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -216,4 +217,41 @@ func silentWrites(c *Conn, held *[]*buffer) error {
 	defer c.mu.Unlock()
 	*held = nil
 	return c.post(&iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{b.sge(0, 1000)}}, &op{slot: -1, free: []*buffer{b}})
+}
+
+// TestClientShare checks that all connections of a client have one share of the memory, which leaves some for other clients, and
+// that the share ends with the last of them.
+func TestClientShare(t *testing.T) {
+	ctx, e := endpoint(t)
+	conns := make(map[string]*Conn)
+	for _, name := range []string{"one", "one again", "other"} {
+		c, err := e.newConn(ctx, strings.TrimSuffix(name, " again"), session.DefaultConfig(true))
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns[name] = c
+	}
+	over, end := context.WithCancel(ctx) // a request that would wait fails
+	end()
+	quarter := len(e.pool.mr.Bytes()) / 4
+	for _, step := range []struct {
+		conn string
+		n    int
+		ok   bool
+	}{{"one", quarter, true}, {"one again", pageSize, false}, {"other", quarter, true}} {
+		b, err := e.pool.take(over, step.n, step.n, conns[step.conn].held, 0)
+		if (err == nil) != step.ok || err != nil && !errors.Is(err, context.Canceled) {
+			t.Errorf("%d bytes for %s: %v", step.n, step.conn, err)
+		}
+		defer b.release()
+	}
+	for _, step := range []struct {
+		conn string
+		left int // shares
+	}{{"one", 2}, {"one again", 1}, {"other", 0}} {
+		conns[step.conn].Close()
+		if len(e.shares) != step.left {
+			t.Errorf("%d shares after %s has ended, want %d", len(e.shares), step.conn, step.left)
+		}
+	}
 }

@@ -86,7 +86,7 @@ func (c *Conn) hold(n, want int, held *[]*buffer) (*buffer, error) {
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, memoryWait)
 	defer cancel()
-	b, err := c.e.pool.take(ctx, n, want, &c.held, own)
+	b, err := c.e.pool.take(ctx, n, want, c.held, own)
 	if err == nil {
 		*held = append(*held, b)
 	}
