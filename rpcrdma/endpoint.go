@@ -32,8 +32,8 @@ type Config struct {
 	Server *rpc.Server
 	Pool   int // bytes of registered memory of an Endpoint
 	// MaxConns bounds the connections of a server, each of which uses about 0.5 MiB of the Pool for
-	// messages. A further one takes the place of an idle one, if that has been idle for six minutes
-	// or its client has at least two more connections, and is refused otherwise.
+	// messages. A further one takes the place of one whose client has at least two more, or that has
+	// been idle for six minutes, and is refused otherwise.
 	MaxConns int
 	Setup    time.Duration // time-out for negotiating version and properties
 	Patience time.Duration // how long a call of a Client tries to reach the server; 0: until its context is done
@@ -109,7 +109,7 @@ func (e *Endpoint) Close() error {
 
 var (
 	errFull     = errors.New("rpcrdma: too many connections")
-	errReplaced = errors.New("rpcrdma: the connection was idle, and another client needed its place")
+	errReplaced = errors.New("rpcrdma: another client needed the place of the connection")
 )
 
 // reserve reserves a place for a connection of peer before its memory is allocated, and returns the share of the peer. A
@@ -121,25 +121,25 @@ func (e *Endpoint) reserve(ctx context.Context, peer string, server bool) (*shar
 			e.mu.Unlock()
 			return nil, ErrClosed
 		}
+		s := e.shares[peer]
+		if s == nil {
+			s = &share{}
+		}
 		if !server || e.live < e.cfg.MaxConns {
 			e.live++
-			s := e.shares[peer]
-			if s == nil {
-				s = &share{}
-				e.shares[peer] = s
-			}
+			e.shares[peer] = s
 			s.conns++
 			e.mu.Unlock()
 			return s, nil
 		}
-		idle := replaceable(e.conns, peer, time.Now())
+		victim := replaceable(e.conns, s.conns, time.Now())
 		e.mu.Unlock()
-		if idle == nil {
+		if victim == nil {
 			return nil, errFull
 		}
-		idle.fail(errReplaced)
+		victim.fail(errReplaced)
 		select {
-		case <-idle.done:
+		case <-victim.done:
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
@@ -150,22 +150,20 @@ func (e *Endpoint) reserve(ctx context.Context, peer string, server bool) (*shar
 // connect again when they have a call to make.
 const idleWait = 6 * time.Minute
 
-// replaceable returns the connection to close for one of peer, or nil: the least recently used one without a call in
-// progress, if its client has at least two connections more than peer, or it has been idle for idleWait.
-func replaceable(conns map[*Conn]struct{}, peer string, now time.Time) (idle *Conn) {
-	count := make(map[string]int)
+// replaceable returns the connection to close for one of a peer that has mine, or nil. Its peer has at least two more than
+// mine, or it has been idle for idleWait. Connections without a call in progress come first, then the least recently used.
+func replaceable(conns map[*Conn]struct{}, mine int, now time.Time) (victim *Conn) {
+	wasBusy := false
 	for c := range conns {
-		count[c.peer]++
-	}
-	for c := range conns {
-		if c.serving.Load() > 0 || count[c.peer] < count[peer]+2 && now.Sub(c.lastUsed()) < idleWait {
+		busy := c.serving.Load() > 0
+		if c.held.conns < mine+2 && (busy || now.Sub(c.lastUsed()) < idleWait) {
 			continue
 		}
-		if idle == nil || c.lastUsed().Before(idle.lastUsed()) {
-			idle = c
+		if victim == nil || wasBusy && !busy || wasBusy == busy && c.lastUsed().Before(victim.lastUsed()) {
+			victim, wasBusy = c, busy
 		}
 	}
-	return idle
+	return victim
 }
 
 // remove frees the place of a connection.

@@ -370,12 +370,21 @@ func TestTooManyConns(t *testing.T) {
 	g.check(1000)
 }
 
-// TestIdleConnsMakeRoom checks that a client that holds all connections, idle, does not keep another one out, and that none of them
-// is refused more than its share.
-func TestIdleConnsMakeRoom(t *testing.T) {
+// TestConnsMakeRoom checks that a client that holds all connections, idle or with calls in progress, does not keep another one
+// out, and that none of them gets more than its share.
+func TestConnsMakeRoom(t *testing.T) {
+	t.Run("idle", func(t *testing.T) { makeRoom(t, false) })
+	t.Run("busy", func(t *testing.T) { makeRoom(t, true) })
+}
+
+func makeRoom(t *testing.T, busy bool) {
 	g := newRig(t, nil, func(c *rpcrdma.Config) { c.MaxConns = 3 })
 	for range 3 {
-		g.raw()
+		r := g.raw()
+		if busy {
+			r.send(wire.Header{XID: 7, Type: wire.CallInline}, call(7, 8, nil))
+			<-g.prog.waits
+		}
 	}
 	cfg := rpcrdma.DefaultConfig(false)
 	cfg.Pool = 4 << 20

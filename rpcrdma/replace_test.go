@@ -22,7 +22,9 @@ func TestReplaceable(t *testing.T) {
 	}{
 		{"the least recently used", []conn{{"a", 1, false}, {"a", 3, false}, {"a", 2, false}}, "b", 1},
 		{"not the busy", []conn{{"a", 1, false}, {"a", 3, true}, {"a", 2, false}}, "b", 2},
-		{"all busy", []conn{{"a", 1, true}, {"a", 3, true}, {"a", 2, true}}, "b", -1},
+		{"all busy", []conn{{"a", 1, true}, {"a", 3, true}, {"a", 2, true}}, "b", 1},
+		{"all busy, equal shares", []conn{{"a", 1, true}, {"a", 2, true}, {"b", 3, true}}, "b", -1},
+		{"idle for long before busy", []conn{{"a", 1, true}, {"a", idleWait + 1, true}, {"b", idleWait, false}}, "c", 2},
 		{"its own", []conn{{"a", 1, false}, {"a", 3, false}}, "a", -1},
 		{"of the largest client", []conn{{"a", 1, false}, {"a", 2, false}, {"b", 3, false}}, "c", 1},
 		{"equal shares", []conn{{"a", 1, false}, {"a", 2, false}, {"b", 3, false}}, "b", -1},
@@ -31,9 +33,10 @@ func TestReplaceable(t *testing.T) {
 		{"busy for long", []conn{{"a", idleWait, true}, {"b", 2, false}}, "c", -1},
 		{"its own, idle for long", []conn{{"a", idleWait + 1, false}, {"a", idleWait, false}}, "a", 0},
 	} {
-		conns, index := make(map[*Conn]struct{}), make(map[*Conn]int)
+		conns, index, shares := make(map[*Conn]struct{}), make(map[*Conn]int), map[string]*share{"a": {}, "b": {}, "c": {}}
 		for i, x := range tt.conns {
-			c := &Conn{peer: x.peer, began: now.Add(-time.Hour)}
+			c := &Conn{peer: x.peer, held: shares[x.peer], began: now.Add(-time.Hour)}
+			c.held.conns++
 			c.used.Store(int64(time.Hour - x.idle))
 			if at := c.lastUsed(); !strings.Contains(at.String(), " m=") {
 				t.Fatalf("%v is a time of day, which may jump", at)
@@ -44,7 +47,7 @@ func TestReplaceable(t *testing.T) {
 			conns[c], index[c] = struct{}{}, i
 		}
 		got := -1
-		if c := replaceable(conns, tt.peer, now); c != nil {
+		if c := replaceable(conns, shares[tt.peer].conns, now); c != nil {
 			got = index[c]
 		}
 		if got != tt.want {

@@ -30,12 +30,14 @@ import (
 //	5 note: call-only
 //	6 long: length to inline opaque of that length
 //	7 two:  DDP-eligible opaque, number, another, number to the other, the numbers' sum, the one
+//	8 wait: null, when the connection ends
 const prog = 0x20000099
 
 type program struct {
 	mu    sync.Mutex
 	notes int
-	fixed bool // skip generating and checking the data
+	fixed bool          // skip generating and checking the data
+	waits chan struct{} // one for each wait that has begun
 }
 
 func sum(b []byte) (s uint32) {
@@ -95,6 +97,9 @@ func (p *program) serve(ctx context.Context, r *rpc.Request) rpc.Status {
 		r.Reply.Item(b)
 		r.Reply.U32(x + y)
 		r.Reply.Item(a)
+	case 8:
+		p.waits <- struct{}{}
+		<-ctx.Done()
 	default:
 		return rpc.ProcUnavail
 	}
@@ -122,7 +127,7 @@ func newRig(t testing.TB, client, server func(*rpcrdma.Config)) *rig {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	g := &rig{t: t, ctx: ctx, a: a, b: b, prog: &program{}}
+	g := &rig{t: t, ctx: ctx, a: a, b: b, prog: &program{waits: make(chan struct{}, 16)}}
 	scfg, ccfg := rpcrdma.DefaultConfig(true), rpcrdma.DefaultConfig(false)
 	scfg.Pool, ccfg.Pool = 16<<20, 16<<20
 	scfg.Server = &rpc.Server{}
