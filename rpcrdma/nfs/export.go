@@ -72,6 +72,10 @@ func (x *Export) Run(ctx context.Context) error {
 	mountd := x.Server.MountProgram()
 	server.Register(ProgramMount, mountd)
 	x.Config.Server = server
+	// A call of NFS has at most one data item, that of WRITE being the longest (RFC 8267 section 4). Less memory
+	// is then held for a client that is slow to send it.
+	limits := &x.Config.Session.Limits
+	limits.ReadChunks, limits.Chunk = 1, MaxIO
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if x.MountPort != 0 {

@@ -26,6 +26,9 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma"
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
+	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
+	"github.com/iwarpd/iwarpd/rpcrdma/session"
+	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
 type rig struct {
@@ -299,5 +302,30 @@ func TestTree(t *testing.T) {
 	}
 	if i, err := n.Lookup(ctx, dir, ".."); err != nil || !bytes.Equal(i.Handle, root) {
 		t.Errorf("d/..: %v", err)
+	}
+}
+
+// TestLongestCall checks that an export takes no data item that is longer than that of the longest WRITE.
+func TestLongestCall(t *testing.T) {
+	g := start(t, 2)
+	fh, err := g.n.Create(g.ctx, g.n.Root(), "f", 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, size := range []int{nfs.MaxIO, nfs.MaxIO + 4} {
+		data := make([]byte, size)
+		_, resp, err := g.c.Do(g.ctx, rpc.Call{Prog: nfs.ProgramNFS, Vers: 3, Proc: pWrite, Cred: (&rpc.Sys{}).Auth()}, func(w *rpc.Writer) {
+			w.Opaque(fh)
+			w.U64(0)
+			w.U32(uint32(size), uint32(nfsv3.UNSTABLE))
+			w.Item(data)
+		}, rpcrdma.Call{})
+		if err == nil {
+			resp.Release()
+		}
+		f, failed := errors.AsType[*session.FailureError](err)
+		if size <= nfs.MaxIO && err != nil || size > nfs.MaxIO && (!failed || f.Code != wire.ErrReadChunks) {
+			t.Errorf("a WRITE of %d bytes: %v", size, err)
+		}
 	}
 }
