@@ -117,3 +117,49 @@ func TestReplyFlood(t *testing.T) {
 		}
 	}
 }
+
+// TestLongCalls checks that the continued calls of a peer that waits for no reply need bounded memory, and that the peer gets
+// credits for more when they have ended.
+func TestLongCalls(t *testing.T) {
+	cfg := DefaultConfig(true)
+	p := newPeer(t, cfg)
+	p.send(wire.Header{Type: wire.ConnPropFinal})
+	const piece = 4000
+	long, edge, xid, off := cfg.Limits.Message, uint32(0), uint32(100), 0
+	for round := range 3 {
+		var calls []*Call
+		for {
+			for _, h := range p.got {
+				edge = h.Credit
+			}
+			for _, e := range p.evs {
+				if e.Kind == EventCall {
+					calls = append(calls, e.Call)
+				}
+			}
+			p.clear()
+			if edge == p.sent {
+				break
+			}
+			n := min(piece, long-off)
+			h := wire.Header{XID: xid, Type: wire.CallMiddle, Remaining: uint32(long - off - n), Credit: 1 << 20}
+			if h.Remaining == 0 {
+				h.Type = wire.CallInline
+			}
+			p.send(h, callBody(xid, long)[off:off+n]...)
+			if off += n; off == long {
+				xid, off = xid+1, 0
+			}
+		}
+		if len(calls) < 2 || len(calls) > 5 {
+			t.Errorf("round %d: %d calls of %d bytes in progress", round, len(calls), long)
+		}
+		for _, c := range calls {
+			p.s.Drop(c)
+		}
+		p.drain()
+	}
+	if p.s.busy != 0 {
+		t.Errorf("%d credits are held", p.s.busy)
+	}
+}

@@ -55,8 +55,11 @@ func (s *Session) newCall(h *wire.Header) *Call {
 	return c
 }
 
+// deliver passes a call to the caller. The call holds as many credits as the messages that its body filled, at most a quarter
+// of the window: otherwise a peer could make us hold a window of calls of Limits.Message bytes.
 func (s *Session) deliver(c *Call) {
-	s.busy++
+	c.credits = min(1+len(c.Body)/int(s.cfg.Props.RecvSize), max(s.cfg.Window/4, 1))
+	s.busy += c.credits
 	c.handles(func(h uint32) { s.named[h]++ })
 	s.stats.CallsIn++
 	s.event(Event{Kind: EventCall, XID: c.XID, Call: c})

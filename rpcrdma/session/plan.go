@@ -414,7 +414,7 @@ func (s *Session) answered(c *Call) bool {
 		return false
 	}
 	c.answered = true
-	s.busy--
+	s.busy -= c.credits
 	c.handles(func(h uint32) {
 		if s.named[h]--; s.named[h] == 0 {
 			delete(s.named, h)

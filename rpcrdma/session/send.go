@@ -13,8 +13,14 @@ type Out struct {
 }
 
 // edge returns the credit value to advertise: the total number of messages that the peer may have
-// sent, modulo 2^32. It never decreases, since each message adds at most one call.
-func (s *Session) edge() uint32 { return s.received + uint32(s.cfg.Window-s.busy) }
+// sent, modulo 2^32. It never decreases.
+func (s *Session) edge() uint32 {
+	e := s.received + uint32(s.cfg.Window-s.busy)
+	if int32(e-s.told) < 0 {
+		return s.told
+	}
+	return e
+}
 
 // may reports whether the credits allow a message. Data messages must stay within limit. A Grant
 // may exceed it by one, for which the peer has a spare Receive (draft sections 4.2.1 and 4.2.1.1).

@@ -135,6 +135,7 @@ type Call struct {
 	Writes []wire.Chunk
 	Reply  wire.Chunk
 
+	credits  int // that it holds until it is answered
 	answered bool
 }
 
@@ -173,7 +174,7 @@ type Session struct {
 	sent, received     uint32
 	limit              uint32 // "Received credits"
 	told               uint32 // edge that we advertised last
-	busy               int    // calls that hold a credit
+	busy               int    // credits that unanswered calls hold
 	payload            bool   // a message other than a Grant arrived since
 	grant1             int    // version 1: credits granted to us
 	flight1            int    // version 1: our calls without reply
