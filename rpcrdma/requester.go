@@ -16,7 +16,8 @@ import (
 type Call struct {
 	Msg rpc.Msg // the call, its XID in the first word
 	// Results are the maximum lengths, in bytes and in order, of the data items of the reply
-	// that the binding makes DDP-eligible. Non-nil elements of Into receive them.
+	// that the binding makes DDP-eligible. Non-nil elements of Into receive them, and must be as
+	// long.
 	Results []int
 	Into    []*Buffer
 	Reply   int // maximum length of the reply without Results; 0: 1024
@@ -37,6 +38,8 @@ func (r *Response) Release() {
 	}
 	r.bufs = nil
 }
+
+var errShort = errors.New("rpcrdma: a buffer is shorter than its result")
 
 type call struct{ result chan result }
 
@@ -219,7 +222,9 @@ func (x *exchange) prepare(ctx context.Context) (err error) {
 	for i, n := range x.plan.Writes {
 		p := &part{access: iwarp.AccessRemoteWrite}
 		if i < len(x.q.Into) && x.q.Into[i] != nil {
-			p.b = x.q.Into[i].b
+			if p.b = x.q.Into[i].b; len(p.b.b) < n { // the peer could write beyond it
+				return errShort
+			}
 		} else if p, err = x.alloc(ctx, n, iwarp.AccessRemoteWrite); err != nil {
 			return err
 		}

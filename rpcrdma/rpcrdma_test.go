@@ -701,3 +701,23 @@ func TestNoCopy(t *testing.T) {
 		out.Release()
 	}
 }
+
+// TestShortBuffer checks that a call whose result may be longer than the buffer for it is not made: the server could write beyond
+// the buffer.
+func TestShortBuffer(t *testing.T) {
+	g := newRig(t, nil, nil)
+	buf, err := g.c.Buffer(g.ctx, 5000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer buf.Release()
+	for _, n := range []int{5000, 5001} {
+		_, resp, err := g.do(3, func(w *rpc.Writer) { w.U32(uint32(n)) }, rpcrdma.Call{Results: []int{n}, Into: []*rpcrdma.Buffer{buf}, Reply: 64})
+		if err == nil {
+			resp.Release()
+		}
+		if (err == nil) != (n == 5000) {
+			t.Errorf("a result of %d bytes: %v", n, err)
+		}
+	}
+}
