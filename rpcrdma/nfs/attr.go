@@ -1,6 +1,8 @@
 package nfs
 
 import (
+	"strconv"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
@@ -119,19 +121,7 @@ func (s *Server) syncObject(o *object, fh nfsv3.NfsFh3) error {
 }
 
 // proc returns a path to fd for system calls that take no descriptor.
-func proc(fd int) string { return "/proc/self/fd/" + itoa(fd) }
-
-func itoa(n int) string {
-	var b [20]byte
-	i := len(b)
-	for {
-		i--
-		b[i] = byte('0' + n%10)
-		if n /= 10; n == 0 {
-			return string(b[i:])
-		}
-	}
-}
+func proc(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
 // setattr applies a to the object fd for c. The size comes first: changing it may clear
 // set-user-ID, which the mode then sets.
