@@ -225,6 +225,7 @@ func (s *Server) NfsV3Nfsproc3Write(ctx context.Context, a *nfsv3.Write3args) (n
 	if err != nil {
 		return fail(err, s.wcc(&o))
 	}
+	verf := s.verifier() // read first: if the data is lost even before the reply, COMMIT has another one
 	data := a.Data[:min(len(a.Data), int(a.Count))]
 	done := 0
 	err = s.as(c, func() error { // with no more rights than the caller has
@@ -241,7 +242,7 @@ func (s *Server) NfsV3Nfsproc3Write(ctx context.Context, a *nfsv3.Write3args) (n
 		return fail(err, s.wcc(&o))
 	}
 	keepNoSetID(c, o.fd, &o.st)
-	ok := nfsv3.Write3resok{Count: uint32(done), Committed: a.Stable, FileWcc: s.wcc(&o)}
+	ok := nfsv3.Write3resok{Count: uint32(done), Committed: a.Stable, FileWcc: s.wcc(&o), Verf: verf}
 	unlock() // the disk may be slow
 	err = nil
 	switch {
@@ -254,7 +255,6 @@ func (s *Server) NfsV3Nfsproc3Write(ctx context.Context, a *nfsv3.Write3args) (n
 	if err != nil {
 		return fail(err, ok.FileWcc)
 	}
-	ok.Verf = s.verifier()
 	return &nfsv3.Write3res_NFS3_OK{Resok: ok}, nil
 }
 
@@ -265,11 +265,11 @@ func (s *Server) NfsV3Nfsproc3Commit(_ context.Context, a *nfsv3.Commit3args) (n
 		return &nfsv3.Commit3res_default{Status: status(err), Resfail: nfsv3.Commit3resfail{FileWcc: noWcc()}}, nil
 	}
 	defer o.close()
-	verf := s.verifier() // read first, so that data lost in the meantime is not reported as safe
 	if err := s.sync(o.fd); err != nil {
 		return &nfsv3.Commit3res_default{Status: status(err), Resfail: nfsv3.Commit3resfail{FileWcc: s.wcc(&o)}}, nil
 	}
-	return &nfsv3.Commit3res_NFS3_OK{Resok: nfsv3.Commit3resok{FileWcc: s.wcc(&o), Verf: verf}}, nil
+	// The verifier is read last, so that data whose loss another request has learned of is not reported as safe.
+	return &nfsv3.Commit3res_NFS3_OK{Resok: nfsv3.Commit3resok{FileWcc: s.wcc(&o), Verf: s.verifier()}}, nil
 }
 
 // NfsV3Nfsproc3Fsstat implements FSSTAT.

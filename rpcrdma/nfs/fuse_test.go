@@ -1,21 +1,35 @@
 package nfs_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
+	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
+	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
 )
 
-// fuse answers the kernel on fd for a file system with one file, which has the given size and data, until it is unmounted.
-func fuse(fd int, size uint64, data string) {
+// The file "f" of fuse, and the operations that a file system may answer late.
+const fuseF, fuseWrite, fuseFsync = 2, 16, 20
+
+// fuse answers the kernel on fd for a file system with the files f and g, which have the given size and data, until it is
+// unmounted. It calls late for each write and fsync, and answers when that returns, with its errno.
+func fuse(fd int, size uint64, data string, late func(op uint32, node uint64) unix.Errno) {
 	const lookup, forget, getattr, open, read, statfs, initialize, opendir, root = 1, 2, 3, 14, 15, 17, 26, 27, 1
 	le := binary.LittleEndian
+	answer := func(id []byte, failed unix.Errno, out []byte) {
+		b := le.AppendUint32(le.AppendUint32(nil, uint32(16+len(out))), uint32(-int32(failed)))
+		_, _ = unix.Write(fd, append(append(b, id...), out...))
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
 	attr := func(node uint64) []byte {
 		mode, n := uint32(unix.S_IFREG|0o644), size
 		if node == root {
@@ -31,9 +45,9 @@ func fuse(fd int, size uint64, data string) {
 		if err != nil {
 			return
 		}
-		op, node, args := le.Uint32(req[4:]), le.Uint64(req[16:]), req[40:n]
+		op, id, node, args := le.Uint32(req[4:]), bytes.Clone(req[8:16]), le.Uint64(req[16:]), req[40:n]
 		var out []byte
-		failed := int32(0)
+		failed := unix.Errno(0)
 		switch op {
 		case forget:
 			continue
@@ -41,8 +55,12 @@ func fuse(fd int, size uint64, data string) {
 			out = append(le.AppendUint32(le.AppendUint32(nil, 7), 31), make([]byte, 56)...)
 			le.PutUint32(out[20:], 1<<16) // the longest write
 		case lookup:
-			out = append(le.AppendUint64(nil, root+1), make([]byte, 32)...)
-			out = append(out, attr(root+1)...)
+			child := uint64(fuseF)
+			if args[0] == 'g' {
+				child++
+			}
+			out = append(le.AppendUint64(nil, child), make([]byte, 32)...)
+			out = append(out, attr(child)...)
 		case getattr:
 			out = append(make([]byte, 16), attr(node)...)
 		case open, opendir:
@@ -53,29 +71,36 @@ func fuse(fd int, size uint64, data string) {
 		case read:
 			off := min(le.Uint64(args[8:]), uint64(len(data)))
 			out = []byte(data[off:])
+		case fuseWrite:
+			size := append(bytes.Clone(args[16:20]), 0, 0, 0, 0)
+			wg.Go(func() { answer(id, late(op, node), size) })
+			continue
+		case fuseFsync:
+			wg.Go(func() { answer(id, late(op, node), nil) })
+			continue
 		default:
-			failed = -int32(unix.ENOSYS)
+			failed = unix.ENOSYS
 		}
-		b := le.AppendUint32(le.AppendUint32(nil, uint32(16+len(out))), uint32(failed))
-		_, _ = unix.Write(fd, append(append(b, req[8:16]...), out...))
+		answer(id, failed, out)
 	}
 }
 
-// TestReadShort checks that READs reach the end of a file that has less data than its size.
-func TestReadShort(t *testing.T) {
+// mountFuse mounts fuse, and returns the directory.
+func mountFuse(t *testing.T, size uint64, data string, late func(op uint32, node uint64) unix.Errno) (dir string) {
+	t.Helper()
 	testenv.RequireRoot(t)
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		testenv.Skip(t, "/dev/fuse: %v", err)
 	}
-	dir := t.TempDir()
+	dir = t.TempDir()
 	if err := unix.Mount("short", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other", fd)); err != nil {
 		t.Fatal(err)
 	}
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
-		fuse(fd, 4096, "short data")
+		fuse(fd, size, data, late)
 	}()
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
@@ -84,6 +109,12 @@ func TestReadShort(t *testing.T) {
 		<-over
 		unix.Close(fd)
 	})
+	return dir
+}
+
+// TestReadShort checks that READs reach the end of a file that has less data than its size.
+func TestReadShort(t *testing.T) {
+	dir := mountFuse(t, 4096, "short data", nil)
 	l := newLocal(t, nfs.Config{Dir: dir, ReadOnly: true})
 	fh := l.lookup("f")
 	for _, c := range []struct{ off, count, eof uint32 }{{0, 10, 0}, {10, 0, 1}} {
@@ -92,5 +123,62 @@ func TestReadShort(t *testing.T) {
 		if n, eof := r.U32(), r.U32(); n != c.count || eof != c.eof {
 			t.Errorf("at %d: %d bytes, end %d; want %d, %d", c.off, n, eof, c.count, c.eof)
 		}
+	}
+}
+
+// TestVerifierOfLoss checks the verifiers of a WRITE and of a COMMIT during which other data is lost: that of the WRITE is the one from
+// before it, that of the COMMIT the one from after it. So a client that gets the same by both knows that nothing was lost in between.
+func TestVerifierOfLoss(t *testing.T) {
+	began, end := make(chan struct{}), make(chan struct{})
+	dir := mountFuse(t, 0, "", func(op uint32, node uint64) unix.Errno {
+		if node != fuseF {
+			return unix.EIO
+		}
+		for _, c := range []chan struct{}{began, end} {
+			select {
+			case c <- struct{}{}:
+			case <-t.Context().Done():
+			}
+		}
+		return 0
+	})
+	l := serveLocal(t, nfs.Config{Dir: dir})
+	f, g := l.lookup("f"), l.lookup("g")
+	wait := func(c chan struct{}) {
+		t.Helper()
+		select {
+		case <-c:
+		case <-time.After(time.Minute):
+			t.Fatal("nothing happens")
+		}
+	}
+	commit := func(fh []byte) func(w *rpc.Writer) {
+		return func(w *rpc.Writer) { w.Opaque(fh); w.U64(0); w.U32(0) }
+	}
+	// verifier returns the verifier of a call on f, while which data of g is lost if lost is set.
+	verifier := func(proc uint32, args func(*rpc.Writer), lost bool) uint64 {
+		reply := make(chan uint64, 1)
+		go func() {
+			r := l.want(nfsv3.NFS3_OK, root, proc, args)
+			if r.Fixed(4 + 24 + 4 + 84); proc == pWrite {
+				r.Fixed(4 + 4)
+			}
+			reply <- r.U64()
+		}()
+		wait(began)
+		if lost {
+			l.want(nfsv3.NFS3ERR_IO, root, pCommit, commit(g))
+		}
+		wait(end)
+		return <-reply
+	}
+	first := verifier(pCommit, commit(f), false)
+	if v := verifier(pWrite, write(f, 0, []byte("x")), true); v != first {
+		t.Errorf("a WRITE during a loss: verifier %x, before it %x", v, first)
+	}
+	second := verifier(pCommit, commit(f), false)
+	v := verifier(pCommit, commit(f), true)
+	if third := verifier(pCommit, commit(f), false); first == second || second == third || v != third {
+		t.Errorf("a COMMIT during a loss: verifier %x; before it %x and %x, after it %x", v, first, second, third)
 	}
 }

@@ -33,7 +33,14 @@ type local struct {
 	xid  atomic.Uint32
 }
 
+// newLocal returns a server that does not wait for the disk.
 func newLocal(t *testing.T, cfg nfs.Config) *local {
+	t.Helper()
+	cfg.Async = true
+	return serveLocal(t, cfg)
+}
+
+func serveLocal(t *testing.T, cfg nfs.Config) *local {
 	t.Helper()
 	testenv.RequireRoot(t)
 	if cfg.Dir == "" {
@@ -42,7 +49,6 @@ func newLocal(t *testing.T, cfg nfs.Config) *local {
 			t.Fatal(err)
 		}
 	}
-	cfg.Async = true
 	if cfg.KeyFile == "" {
 		cfg.KeyFile = filepath.Join(t.TempDir(), "nfs.key")
 	}
