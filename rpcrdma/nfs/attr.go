@@ -73,6 +73,9 @@ func (s *Server) object(fh nfsv3.NfsFh3, flags int) (o object, err error) {
 		}
 		if t := o.st.Mode & unix.S_IFMT; t != unix.S_IFREG && t != unix.S_IFDIR {
 			o.close()
+			if flags&unix.O_DIRECTORY != 0 {
+				return o, unix.ENOTDIR
+			}
 			return o, unix.EINVAL
 		}
 		o.close()

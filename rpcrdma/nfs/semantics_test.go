@@ -539,3 +539,26 @@ func TestParentOfRoot(t *testing.T) {
 		}
 	}
 }
+
+// TestNoDirectory checks that procedures on directories refuse all other objects with NFS3ERR_NOTDIR (RFC 1813 section 3.3).
+func TestNoDirectory(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	l.file("file", 0o600, root, "")
+	if err := os.Symlink("file", filepath.Join(l.dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(filepath.Join(l.dir, "fifo"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []string{"file", "link", "fifo"} {
+		fh := l.lookup(s)
+		for proc, args := range map[uint32]func(*rpc.Writer){
+			pLookup: name(fh, "x"), pCreate: create(fh, "x", 0o600), pRemove: name(fh, "x"), pRmdir: name(fh, "x"),
+			pRename:      func(w *rpc.Writer) { name(l.root, "file")(w); name(fh, "x")(w) },
+			pReaddir:     func(w *rpc.Writer) { w.Opaque(fh); w.U64(0); w.U64(0); w.U32(4096) },
+			pReaddirplus: func(w *rpc.Writer) { w.Opaque(fh); w.U64(0); w.U64(0); w.U32(4096, 4096) },
+		} {
+			l.want(nfsv3.NFS3ERR_NOTDIR, root, proc, args)
+		}
+	}
+}
