@@ -363,7 +363,7 @@ func (s *Server) rename(c *cred, a *nfsv3.Rename3args, as string, from *nfsv3.Wc
 		to = s.wcc(&t)
 		return err
 	})
-	if err == nil {
+	if err == nil && !bytes.Equal(a.To.Dir.Data, a.From.Dir.Data) { // change has committed the one
 		err = s.sync(t.fd)
 	}
 	return to, err

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,12 +18,12 @@ import (
 )
 
 // The file "f" of fuse, and the operations that a file system may answer late.
-const fuseF, fuseWrite, fuseFsync = 2, 16, 20
+const fuseF, fuseWrite, fuseFsync, fuseFsyncdir = 2, 16, 20, 30
 
 // fuse answers the kernel on fd for a file system with the files f and g, which have the given size and data, until it is
 // unmounted. It calls late for each write and fsync, and answers when that returns, with its errno.
 func fuse(fd int, size uint64, data string, late func(op uint32, node uint64) unix.Errno) {
-	const lookup, forget, getattr, open, read, statfs, initialize, opendir, root = 1, 2, 3, 14, 15, 17, 26, 27, 1
+	const lookup, forget, getattr, rename, open, read, statfs, initialize, opendir, root = 1, 2, 3, 12, 14, 15, 17, 26, 27, 1
 	le := binary.LittleEndian
 	answer := func(id []byte, failed unix.Errno, out []byte) {
 		b := le.AppendUint32(le.AppendUint32(nil, uint32(16+len(out))), uint32(-int32(failed)))
@@ -75,7 +76,8 @@ func fuse(fd int, size uint64, data string, late func(op uint32, node uint64) un
 			size := append(bytes.Clone(args[16:20]), 0, 0, 0, 0)
 			wg.Go(func() { answer(id, late(op, node), size) })
 			continue
-		case fuseFsync:
+		case rename:
+		case fuseFsync, fuseFsyncdir:
 			wg.Go(func() { answer(id, late(op, node), nil) })
 			continue
 		default:
@@ -180,5 +182,21 @@ func TestVerifierOfLoss(t *testing.T) {
 	v := verifier(pCommit, commit(f), true)
 	if third := verifier(pCommit, commit(f), false); first == second || second == third || v != third {
 		t.Errorf("a COMMIT during a loss: verifier %x; before it %x and %x, after it %x", v, first, second, third)
+	}
+}
+
+// TestRenameCommits checks that a RENAME within a directory commits it to disk once.
+func TestRenameCommits(t *testing.T) {
+	var commits atomic.Int32
+	dir := mountFuse(t, 0, "", func(op uint32, node uint64) unix.Errno {
+		if op == fuseFsyncdir {
+			commits.Add(1)
+		}
+		return 0
+	})
+	l := serveLocal(t, nfs.Config{Dir: dir})
+	l.want(nfsv3.NFS3_OK, root, pRename, func(w *rpc.Writer) { name(l.root, "f")(w); name(l.root, "g")(w) })
+	if n := commits.Load(); n != 1 {
+		t.Errorf("%d times", n)
 	}
 }
