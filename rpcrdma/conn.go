@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -59,6 +60,7 @@ type Conn struct {
 	windows []*window
 	byKey   map[uint32]*window
 	exposed exposed
+	woke    bool // goroutines have become runnable in this round of run
 	out     session.Out
 	count   Counters
 }
@@ -351,6 +353,7 @@ func (c *Conn) run() {
 			if w.Status != iwarp.WCSuccess {
 				o.done = failed(o.done, ferr)
 			}
+			c.woke = c.woke || o.done != nil
 			finished = append(finished, o)
 		}
 		if len(finished) > 0 {
@@ -361,9 +364,16 @@ func (c *Conn) run() {
 		}
 		c.turn()
 		c.room.Broadcast()
+		woke := c.woke
+		c.woke = false
 		c.mu.Unlock()
 		for _, o := range finished {
 			o.finish(nil)
+		}
+		// Calls that have arrived, and callers that have their replies, run on this thread at once. Otherwise they would wait while
+		// it polls, until Go's scheduler has woken another thread.
+		if woke {
+			runtime.Gosched()
 		}
 	}
 }
@@ -428,6 +438,7 @@ func (c *Conn) events() {
 				c.exposed.add(e.Call)
 				c.serve.Add(1)
 				c.serving.Add(1)
+				c.woke = true
 				go c.answer(e.Call)
 			}
 		case session.EventReply:
@@ -443,6 +454,7 @@ func (c *Conn) events() {
 func (c *Conn) resolve(xid uint32, r result) {
 	if w := c.calls[xid]; w != nil {
 		delete(c.calls, xid)
+		c.woke = true
 		w.result <- r
 	}
 }
