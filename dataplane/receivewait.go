@@ -44,10 +44,11 @@ func (r *receiveWait) waiting() bool { return len(r.segs) > 0 }
 func (r *receiveWait) full() bool { return r.bytes >= waitFull }
 
 // mustWait reports whether the DDP segment that begins with u has to wait for a receive, or for
-// the segments that already wait.
+// the segments that already wait. A queue pair may also hold as many receives of an SRQ as it can,
+// whose data must still be stored in far memory: that ends without a time limit of ours.
 func (c *tcpConn) mustWait(w *worker, u marked.Bytes) bool {
 	r := &c.waits
-	if !r.waiting() && c.qp.ReceiveWait != 0 && c.ddp.AwaitsReceive(u) {
+	if !r.waiting() && (c.qp.ReceiveWait != 0 || c.qp.QP.RecvsFull()) && c.ddp.AwaitsReceive(u) {
 		c.waitFrom(w.now)
 		return true
 	}
@@ -101,7 +102,7 @@ func (c *tcpConn) takeWaiting(w *worker) {
 		}
 		s := &r.segs[0]
 		w.current = &c.stream
-		stays := s.ulpdu != nil && !r.until.Due(w.now) && c.ddp.AwaitsReceive(marked.Bytes{B: s.ulpdu})
+		stays := s.ulpdu != nil && (!r.until.Due(w.now) || c.qp.QP.RecvsFull()) && c.ddp.AwaitsReceive(marked.Bytes{B: s.ulpdu})
 		w.current = nil
 		if stays {
 			r.look = w.now.Add(waitLook)

@@ -1,10 +1,13 @@
 package dataplane
 
 import (
+	"errors"
 	"testing"
 	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/marked"
+	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/verbs"
 )
@@ -76,6 +79,79 @@ func TestSRQBurst(t *testing.T) {
 			}
 			if took := s.now.Sub(began); tt.wait != 0 && took > 3*waitLook {
 				t.Errorf("the Sends that waited were received in %v", took)
+			}
+		})
+	}
+}
+
+// heldMover is a Mover for far memory that stores nothing until release is called.
+type heldMover struct {
+	verbs.Mover
+	notify         func()
+	stores, stored uint64
+}
+
+func (m *heldMover) Store(verbs.FarMemory, uint64, uint32, marked.Bytes) { m.stores++ }
+func (m *heldMover) Stored() (done, firstFailed uint64)                  { return m.stored, 0 }
+func (m *heldMover) Backlog() int                                        { return int(m.stores - m.stored) }
+func (m *heldMover) Crowded() bool                                       { return false }
+func (m *heldMover) Notify(f func())                                     { m.notify = f }
+
+func (m *heldMover) release() {
+	m.stored = m.stores
+	m.notify()
+}
+
+// TestSRQFar checks that Sends wait while the queue pair holds as many receives of an SRQ as it can, whose data is not yet in
+// far memory. The peer is not to blame that this takes longer than a turn.
+func TestSRQFar(t *testing.T) {
+	const sends, held = 100, 4
+	for _, over := range []string{"tcp", "host"} {
+		t.Run(over, func(t *testing.T) {
+			var s *sim
+			if over == "host" {
+				s = hostSim(t)
+				withinHost.direct = true
+				defer func() { withinHost.direct = false }()
+			} else {
+				s = newSim(t, link.PipeConfig{MTU: 9000})
+			}
+			qa, qb, far := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192), &heldMover{}
+			reg, err := s.hosts[1].table.RegisterFar(1, far, 0, 1000, 0x20000, verbs.LocalWrite)
+			if err != nil {
+				t.Fatal(err)
+			}
+			qb.QP = verbs.NewQP(verbs.QPConfig{
+				Num: 1, PD: 1, Table: s.hosts[1].table, SQDepth: 128, RQDepth: held, MaxSGE: 4, SigAll: true, Sends: qb, SRQ: verbs.NewSRQ(qb), Mover: far,
+			})
+			qb.Far, qb.Client = far, (&loadLanes{sim: s}).client(1, 0)
+			a := s.connect(false, qa, qb)
+			for i := range uint64(sends) {
+				qa.sends = append(qa.sends, verbs.SendWR{ID: i, Op: rdmap.OpSend, SGEs: qa.sge(0, 10)})
+				qb.recvs = append(qb.recvs, verbs.RecvWR{ID: i, SGEs: []verbs.SGE{{Addr: 0x20000, Len: 10, LKey: reg.STag()}}})
+			}
+			s.hosts[0].w.mark(a.lane)
+			for n := 0; len(qb.wcs) < sends && !a.closed; n += held {
+				s.until("far memory holds up the Sends", func() bool { return far.Backlog() == held || a.closed })
+				if len(qb.wcs) != n {
+					t.Fatalf("%d receives are complete, want %d", len(qb.wcs), n)
+				}
+				far.release()
+				s.until("receives are complete", func() bool { return len(qb.wcs) == n+held || a.closed })
+			}
+			for i, wc := range qb.wcs {
+				if wc.ID != uint64(i) || wc.Status != verbs.WCSuccess {
+					t.Fatalf("receive %d: %v", wc.ID, wc.Status)
+				}
+			}
+			if a.closed {
+				t.Errorf("closed after %d receives: %v", len(qb.wcs), a.err)
+			}
+			// A Send without a receive ends the stream as ever.
+			qa.sends = append(qa.sends, verbs.SendWR{ID: sends, Op: rdmap.OpSend})
+			s.hosts[0].w.mark(a.lane)
+			if ev := s.closed(0); !errors.Is(ev.Err, term.ErrNoBuffer) {
+				t.Errorf("closed by %v; want %v", ev.Err, term.ErrNoBuffer)
 			}
 		})
 	}

@@ -6,7 +6,10 @@
 
 #include "internal.h"
 
-enum { MIN_INLINE = 64 }; /* bytes; some programs use inline data without asking for it */
+enum {
+	MIN_INLINE = 64,   /* bytes; some programs use inline data without asking for it */
+	SHARED_RECVS = 32, /* receives of an SRQ that a QP holds at least, until their data is in far memory */
+};
 
 static struct iwarpd_cq *iwarpd_cq(struct ibv_cq *ibv)
 {
@@ -128,6 +131,8 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 		return NULL;
 	qp->cap = init->cap;
 	err = fill(qp->ctx, &attr, &qp->cap);
+	if (init->srq)
+		attr.recv_depth = most(attr.recv_depth, SHARED_RECVS);
 	if (!err)
 		err = need(qp, &e);
 	attr.send_cq = iwarpd_cq(init->send_cq);

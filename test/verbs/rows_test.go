@@ -133,10 +133,10 @@ func rows() []row {
 		fio("write"), fio("read"), waiting(fio("send")),
 		pingpong("verbs", "msg"), long(pingpong("verbs;ofi_rxm", "rdm")),
 		iser("iscsi-inq"), iser("iscsi-readcapacity16"), iser("iscsi-perf -t 2 -m 8 -b 64"),
-		waiting(long(row{
+		long(row{
 			group: "ceph", name: "ceph-mon, ceph-osd, rados", needs: []string{"ceph-mon", "ceph-osd", "ceph", "rados"},
 			server: "@ceph ADDR server", ready: "ready", stays: true, client: "@ceph ADDR",
-		})),
+		}),
 		long(row{group: "qemu-system-x86", name: "qemu-system-x86_64, migrate rdma:", server: "@migrate ADDR server", client: "@migrate ADDR", needs: []string{"qemu-system-x86_64"}}),
 		long(row{group: "dapl2-utils", name: "dtest", server: "@dapl IFACE", client: "@dapl IFACE -h ADDR", port: 15828, needs: []string{"dtest"}}),
 		{group: "librpma", name: "write, flush, read, send", server: "@rpma ADDR server", client: "@rpma ADDR"},
