@@ -41,7 +41,7 @@ type QPConfig struct {
 
 // QP is a queue pair. It can have only one connection, made by Connect or by
 // ConnRequest.Accept. Receives may be posted before the connection is established. Sends posted
-// before that wait for it.
+// before that wait for it. If it is not established, all of them complete with WCFlushErr.
 type QP struct {
 	d   *Device
 	num uint32
@@ -418,22 +418,22 @@ func (q *QP) over(err error) {
 		q.err = ErrPeerClosed
 	}
 	err = q.err
-	was, stream := q.info != nil, q.stream
+	stream := q.stream
 	q.mu.Unlock()
 	if stream != nil {
 		stream.over(err)
 		q.d.withdraw(stream.h)
 	}
 
-	// From here on nothing can be posted. The daemon has already flushed its queues and must do
-	// so again for requests posted after that.
+	// From here on nothing can be posted. The daemon has already flushed the queues of a connection that was
+	// established. It must do so again for requests posted after that, and for those of a QP that was not connected.
 	q.smu.Lock()
 	q.rmu.Lock()
 	q.ended.Store(true)
 	left := q.sq != nil && q.sq.Space() < q.sq.Depth() || q.rq != nil && q.rq.Space() < q.rq.Depth()
 	q.rmu.Unlock()
 	q.smu.Unlock()
-	if left && was && q.d.Err() == nil {
+	if left && q.d.Err() == nil {
 		q.abortLater()
 	}
 	q.settle(err)

@@ -160,6 +160,27 @@ func TestVerbs(t *testing.T) {
 	})
 }
 
+// TestRefusedFlush checks that work requests that were posted before a connect complete if the connect is refused.
+func TestRefusedFlush(t *testing.T) {
+	n, _, ctx := wire(t, embed.PairConfig{})
+	a := newEnd(t, ctx, n, 16)
+	if err := a.qp.PostRecv(&iwarp.RecvWR{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.qp.Connect(ctx, "10.99.0.2:1", nil); !errors.Is(err, iwarp.ErrRefused) {
+		t.Fatal(err)
+	}
+	wcs := make([]iwarp.WC, 1)
+	for range 2 {
+		if _, err := a.cq.Wait(ctx, wcs); err != nil || wcs[0].Status != iwarp.WCFlushErr {
+			t.Errorf("%+v, %v", wcs[0], err)
+		}
+	}
+}
+
 // TestLateFlush checks that a work request that is posted while the connection ends still completes.
 func TestLateFlush(t *testing.T) {
 	a, b, ctx := verbsPair(t, embed.PairConfig{}, 16)
