@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
+	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
@@ -222,9 +223,14 @@ func listenMetrics(v string) (net.Listener, error) {
 	return l, nil
 }
 
+// maxScrapers is the maximum number of connections for metrics. Every user of the host may connect to a loopback address,
+// and no quota counts the descriptors that this takes.
+const maxScrapers = 16
+
 // serveMetrics serves until ctx is done.
 func serveMetrics(ctx context.Context, l net.Listener, h http.Handler, log *zap.Logger) {
-	s := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	l = netutil.LimitListener(l, maxScrapers)
+	s := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 15 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	stop := context.AfterFunc(ctx, func() { s.Close() })
 	defer stop()
 	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {

@@ -12,7 +12,9 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -128,6 +130,50 @@ func TestMetrics(t *testing.T) {
 	} else {
 		c.Close()
 	}
+}
+
+// pipes is a listener whose connections a test makes.
+type pipes struct {
+	conns  chan net.Conn
+	closed chan struct{}
+}
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error   { close(p.closed); return nil }
+func (p *pipes) Addr() net.Addr { return &net.UnixAddr{} }
+
+// TestScrapers checks that users of the host, who all may connect to a loopback address, cannot take the daemon's
+// descriptors by connections for metrics.
+func TestScrapers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &pipes{make(chan net.Conn), make(chan struct{})}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go serveMetrics(ctx, l, http.NotFoundHandler(), zap.NewNop())
+		var accepted atomic.Int32
+		for range 2 * maxScrapers {
+			_, c := net.Pipe()
+			go func() {
+				select {
+				case l.conns <- c:
+					accepted.Add(1)
+				case <-l.closed:
+				}
+			}()
+		}
+		synctest.Wait()
+		if n := accepted.Load(); n != maxScrapers {
+			t.Errorf("%d connections are accepted; want %d", n, maxScrapers)
+		}
+	})
 }
 
 func TestParseMetrics(t *testing.T) {
