@@ -106,7 +106,7 @@ func runNamespaces(ctx context.Context, o *options, r *report) (err error) {
 		}
 		return fmt.Errorf("make two namespaces joined by veth: %w", err)
 	}
-	r.where = fmt.Sprintf("Two namespaces joined by veth, MTU %d, an iwarpd in each (AF_XDP)", o.mtu)
+	r.where = fmt.Sprintf("Two namespaces joined by veth, MTU %d, an iwarpd in each", o.mtu)
 	r.cpus = place(sides)
 	for _, s := range sides {
 		if err := s.startDaemon(ctx, home, o); err != nil {

@@ -350,5 +350,5 @@ func (f *Facts) unseen() Finding {
 		return Finding{"host tools", Warn, fmt.Sprintf("IPsec policies: %d: they do not apply to iwarpd, which sends and receives packets in the clear", f.IPsec),
 			"protect the network otherwise (MACsec, a gateway), or transport: socket; see docs/security.md"}
 	}
-	return Finding{"host tools", OK, "nftables, conntrack, IPsec and tcpdump do not see iWARP connections: restrict peers by allow (accept-from, connect-to), capture with iwarpctl capture", ""}
+	return Finding{"host tools", OK, "nftables, conntrack and IPsec do not see iWARP connections, and tcpdump those over packet sockets only: restrict peers by allow (accept-from, connect-to), capture with iwarpctl capture", ""}
 }
