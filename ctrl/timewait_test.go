@@ -98,7 +98,11 @@ func TestPortsOfOneUser(t *testing.T) {
 	// TIME-WAIT still counts after the last client of the user has left.
 	busy.c.Close()
 	other.c.Close()
+	end := time.Now().Add(time.Minute)
 	for gone := false; !gone; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the clients do not leave")
+		}
 		h.mu.Lock()
 		gone = len(h.sessions) == 0
 		if gone && (h.account(1001)[resPorts] != limit || h.account(1002)[resPorts] != 1) {

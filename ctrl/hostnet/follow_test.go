@@ -93,8 +93,10 @@ func TestNeighbourEventLost(t *testing.T) {
 		defer r.mu.Unlock()
 		return len(r.waiting[silent]) > 0
 	}
-	for !waits() {
-		time.Sleep(time.Millisecond)
+	for end := time.Now().Add(time.Minute); !waits(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("nothing waits for the neighbour")
+		}
 	}
 	set := func(addr string, last byte) error {
 		return here.NeighSet(&netlink.Neigh{

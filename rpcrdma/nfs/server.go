@@ -135,7 +135,6 @@ func (s *Server) sync(fd int) error {
 const (
 	procSetattr = 2
 	procWrite   = 7
-	procCreate  = 8
 	procSymlink = 10
 	procLink    = 15
 )
