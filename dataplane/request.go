@@ -163,9 +163,9 @@ func (e *Engine) SetDSCP(id ConnID, dscp uint8) error {
 	return err
 }
 
-// Disconnect closes a connection. A graceful close first sends posted work as far as the window
-// allows (in streaming mode, everything passed to StreamSend); abort sends a RST. EventClosed
-// follows.
+// Disconnect closes a connection. A graceful close first sends posted work (in streaming mode,
+// everything passed to StreamSend), however long the peer's window makes it wait; abort sends a
+// RST. EventClosed follows.
 func (e *Engine) Disconnect(id ConnID, abort bool) {
 	e.onStream(id, func(w *worker, s *stream) {
 		if s != nil {

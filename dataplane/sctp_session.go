@@ -290,21 +290,13 @@ func (as *assoc) sessionEvents(w *worker) int {
 	return n
 }
 
-// leaveShared is the number of bytes that a session may still send when it leaves a shared
-// association whose window other sessions have filled.
-const leaveShared = 64 << 10
-
 // disconnect closes s after everything posted has been sent.
 func (as *assoc) disconnect(w *worker, s *stream) {
 	if s.mode != modeFull {
 		s.close(w)
 		return
 	}
-	room := as.a.Room()
-	if len(as.round) > 1 {
-		room = max(room, leaveShared) // other sessions may have used all the room
-	}
-	s.leave(w, room)
+	s.leave(w)
 }
 
 // closeStream sends the session's Terminate.

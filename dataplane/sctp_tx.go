@@ -136,14 +136,13 @@ func (as *assoc) composeSessions(w *worker, g *sched.Grant) int {
 // composeDDP fills TX slots with DDP segments of s while the window has room.
 func (as *assoc) composeDDP(w *worker, s *stream, g *sched.Grant) int {
 	s.remoteEvents(w)
-	n, sent, why, shut := 0, 0, sched.Idle, false
+	n, why := 0, sched.Idle
 	for s.mode == modeFull && as.mux.CanSend(s.sid) {
 		if !s.failed {
 			s.pull(w)
 		}
 		mulpdu := as.a.MaxMessage() - session.HeaderLen
 		if as.a.Room() < mulpdu+session.HeaderLen {
-			shut = len(as.round) > 1
 			break
 		}
 		if !w.may(&as.lane, g) {
@@ -167,7 +166,6 @@ func (as *assoc) composeDDP(w *worker, s *stream, g *sched.Grant) int {
 		as.push(w, slot, used, s.sid, as.opts.Profile.Segment(), false)
 		w.stats.TxFPDUs++
 		g.Left -= used + sched.RecordCost + sched.FPDUCost
-		sent += used
 		n++
 	}
 	if n > 0 || s.failed {
@@ -176,7 +174,7 @@ func (as *assoc) composeDDP(w *worker, s *stream, g *sched.Grant) int {
 	if s.mode == modeFull && s.ddp.TerminateSent() && !s.hasPend { // otherwise the pending segment is sent first
 		s.close(w)
 	}
-	if s.sent(sent, why == sched.Idle) && (!shut || s.last <= 0) {
+	if s.left(why == sched.Idle) {
 		s.close(w)
 	}
 	return n

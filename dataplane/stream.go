@@ -57,8 +57,7 @@ type stream struct {
 	failed   bool // a Terminate is queued or sent
 	overrun  bool // a completion did not fit in its CQ
 	rxFailed bool // ignore received data
-	leaving  bool // close after the posted data has been sent, but at most
-	last     int  // this many bytes
+	leaving  bool // close after the posted data has been sent
 	settling bool // closed, but data must still be stored in far memory or work be flushed
 	half     bool // the peer has closed, and
 	rest     int  // this many work requests may still be taken
@@ -188,27 +187,19 @@ func (w *worker) disconnect(s *stream, abort bool) {
 	s.lane.llp.disconnect(w, s)
 }
 
-// leave closes s after sending everything posted or queued, up to the window at the time of the
-// call, or without limit if the peer has closed. The rest is flushed. Like all senders s waits
-// for its turns of the round.
-func (s *stream) leave(w *worker, room int) {
-	if !s.leaving {
-		s.leaving, s.last = true, room
-	}
+// leave closes s after everything posted or queued has been sent. Like all senders s waits for
+// its turns of the round, and for the window. The control plane bounds the time.
+func (s *stream) leave(w *worker) {
+	s.leaving = true
 	w.mark(s.lane)
 }
 
-// sent records that s composed n bytes, and whether it has nothing left to send. It reports
-// whether s must be closed now.
-func (s *stream) sent(n int, idle bool) bool {
+// left reports whether s must be closed now; idle says that it stopped for want of data or window.
+func (s *stream) left(idle bool) bool {
 	if !s.leaving || s.mode != modeFull || s.failed { // a Terminate ends the stream
 		return false
 	}
-	if s.half { // the rest includes data that the window does not allow yet
-		return idle && (s.gate || !s.hasPend && !s.ddp.Sendable())
-	}
-	s.last -= n
-	return s.last <= 0 || idle && !s.awaits
+	return idle && (s.gate || !s.hasPend && !s.ddp.Sendable())
 }
 
 // close closes s gracefully and flushes what it has not sent.

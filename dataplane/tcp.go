@@ -1,7 +1,6 @@
 package dataplane
 
 import (
-	"math"
 	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane/handoff"
@@ -400,7 +399,7 @@ func (c *tcpConn) peerClosed(w *worker) {
 	case modeFull:
 		if c.remoteEvents(w); c.mode == modeFull {
 			c.half, c.rest, c.halfUntil = true, c.qp.QP.Config().SQDepth, w.now.Add(halfTime)
-			c.leave(w, math.MaxInt)
+			c.leave(w)
 		}
 	default:
 		c.stream.close(w)
@@ -416,7 +415,7 @@ func (c *tcpConn) disconnect(w *worker, s *stream) {
 	case modeStreaming:
 		c.pre.finish = true
 	case modeSwitching, modeFull:
-		c.leave(w, c.tcp.Room())
+		c.leave(w)
 	default:
 		s.close(w)
 	}

@@ -117,7 +117,7 @@ func (c *tcpConn) push(w *worker, s link.Slot, n int, sum uint32) {
 // composeFPDUs fills TX slots with FPDUs while the window and g have room.
 func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
 	c.remoteEvents(w)
-	n, start := 0, c.tcp.SndNxt()
+	n := 0
 	for pulled := 0; c.mode == modeFull && !c.gate; {
 		if !c.failed && c.ddp.Left() < c.tcp.MSS() {
 			pulled = c.pull(w)
@@ -147,7 +147,7 @@ func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
 	if c.mode == modeFull && c.ddp.TerminateSent() && !c.hasPend { // otherwise the pending segment is sent first
 		c.stream.close(w)
 	}
-	if c.sent(c.tcp.SndNxt().Sub(start), g.Why == sched.Idle) {
+	if c.left(g.Why == sched.Idle) {
 		c.stream.close(w)
 	}
 	return n

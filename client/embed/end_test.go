@@ -45,6 +45,44 @@ func TestTerminate(t *testing.T) {
 	cb.Close()
 }
 
+// TestDisconnectSends checks that an orderly close first sends everything that was posted before it, also much more than
+// the window allows at that moment (RFC 5041 section 6.2.1).
+func TestDisconnectSends(t *testing.T) {
+	for _, tr := range []iwarp.Transport{iwarp.TCP, iwarp.SCTP} {
+		a, b, ctx := wire(t, embed.PairConfig{})
+		ca, cb := connect(t, ctx, a, b, &iwarp.Config{Startup: iwarp.Startup{Transport: tr}})
+		const size, count = 1 << 20, 16
+		to, err := cb.Alloc(ctx, size*count, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
+		if err != nil {
+			t.Fatal(err)
+		}
+		from, err := ca.Alloc(ctx, size, iwarp.AccessLocalWrite)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range from.Bytes() {
+			from.Bytes()[i] = byte(i%251) + 1
+		}
+		for i := range count {
+			r := to.Remote().At(uint32(i*size), size)
+			if err := ca.QP().PostSend(&iwarp.SendWR{Op: iwarp.OpWrite, RKey: r.RKey, Remote: r.Addr, SGEs: []iwarp.SGE{from.SGE(0, size)}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := ca.QP().Disconnect(ctx); err != nil {
+			t.Fatal(err)
+		}
+		<-ca.Done()
+		<-cb.Done()
+		for i := range count {
+			if !bytes.Equal(to.Bytes()[i*size:][:size], from.Bytes()) {
+				t.Errorf("transport %d: Write %d of %d has not arrived", tr, i+1, count)
+				break
+			}
+		}
+	}
+}
+
 // TestClientDies checks that a client that exits during transfers leaves nothing behind and that the other client's
 // connections continue.
 func TestClientDies(t *testing.T) {
