@@ -284,7 +284,7 @@ func TestQueuePairs(t *testing.T) {
 	if code, out := a.ctl("qp", "show", "4000000"); code != 1 || !strings.Contains(out, "no queue pair 4000000") {
 		t.Errorf("qp show of none: exit code %d, %s", code, out)
 	}
-	a.must("qp", "close", num, "--abort")
+	a.must("disconnect", num, "--abort")
 	if code := ping.Wait(limit); code != 4 {
 		t.Errorf("ping: exit code %d; want 4", code)
 	}
