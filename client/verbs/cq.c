@@ -497,7 +497,7 @@ int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 		if (k < most)
 			break;
 	}
-	if (ibv->channel)
+	if (ibv->channel && total > 0)
 		atomic_fetch_sub_explicit(&cq->expected, total, memory_order_relaxed);
 	if (total < n && cq->late)
 		total += take_late(cq, n - total, wc + total);
