@@ -21,7 +21,7 @@ func Update(crc uint32, p []byte) uint32 {
 		return ^reg
 	}
 	if laned && len(p) >= 2*shortest {
-		crc, _ = inLanes(nil, p, crc)
+		crc, _ = inBlocks(nil, p, crc)
 		return crc
 	}
 	return crc32.Update(crc, table, p)
@@ -37,7 +37,7 @@ func Sum(crc uint32, p []byte) (crc2, sum uint32) {
 		reg, le := short(&p[0], len(p), ^crc)
 		return ^reg, pkt.Swap(le)
 	case laned:
-		return inLanes(nil, p, crc)
+		return inBlocks(nil, p, crc)
 	}
 	return crc32.Update(crc, table, p), pkt.Sum(p, 0)
 }
@@ -51,7 +51,7 @@ func Copy(dst []byte, crc uint32, p []byte) (crc2, sum uint32) {
 		return ^reg, words(len(p), even, odd)
 	}
 	if laned {
-		return inLanes(dst, p, crc)
+		return inBlocks(dst, p, crc)
 	}
 	copy(dst, p)
 	return crc32.Update(crc, table, dst), pkt.Sum(dst, 0)

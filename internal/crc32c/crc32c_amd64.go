@@ -12,7 +12,7 @@ import (
 var vectors = cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VBMI2 && cpu.X86.HasAVX512VNNI &&
 	cpu.X86.HasAVX512VPCLMULQDQ && cpu.X86.HasBMI2 && cpu.X86.HasSSE42
 
-// laned reports whether the processor has the instructions of inLanes.
+// laned reports whether the processor has the instructions of inBlocks.
 var laned = cpu.X86.HasSSE42 && cpu.X86.HasPCLMULQDQ
 
 // pass returns the CRC register after the n bytes at src, at least 64, given crc before them,
@@ -50,23 +50,65 @@ var shifts = func() (t [2*longestLane/8 + 1]uint64) {
 	return t
 }()
 
-// inLanes computes Sum of p, or Copy of it if dst is not nil, on processors without the vector
-// instructions of pass. The CRC instruction has a latency of three cycles, so it runs in three
-// lanes.
-func inLanes(dst, p []byte, crc uint32) (crc2, sum uint32) {
+// folds are the constants that move 128 bits over 64, 48, 32 and 16 bytes: one for their first half, one for the other.
+var folds = [4][2]uint64{{shifts[9], shifts[8]}, {shifts[7], shifts[6]}, {shifts[5], shifts[4]}, {shifts[3], shifts[2]}}
+
+// folding reports whether inProduct is faster than inLanes on this processor. Most take one cycle for the CRC instruction; a Zen 1
+// takes three, and two for a multiplication.
+var folding = laned && cpu.X86.HasAVX && least(inProduct) < least(inLanes)
+
+// least returns the least number of ticks that a call of f takes.
+func least(f func(dst *byte, p []byte, reg uint32) (int, uint32, uint64)) uint64 {
+	p := make([]byte, 3*longestLane)
+	n := ^uint64(0)
+	for range 5 {
+		began := ticks()
+		f(nil, p, 0)
+		n = min(n, ticks()-began)
+	}
+	return n
+}
+
+// ticks returns the processor's time-stamp counter.
+func ticks() uint64
+
+// inLanes processes the first n bytes of p, which has at least 24: it returns the CRC register after them, from reg before them, and the
+// sum of their little-endian words of 64 bits. If dst is not nil it copies the bytes there. The CRC instruction has a latency of three
+// cycles, so it runs in three lanes.
+func inLanes(dst *byte, p []byte, reg uint32) (n int, reg2 uint32, sum uint64) {
+	k := 8 * min(len(p)/24, longestLane/8)
+	reg, sum = lanes(dst, &p[0], k, reg, shifts[k/8], shifts[k/4])
+	return 3 * k, reg, sum
+}
+
+// inProduct is like inLanes for at least 64 bytes, by carry-less multiplication.
+func inProduct(dst *byte, p []byte, reg uint32) (n int, reg2 uint32, sum uint64) {
+	n = len(p) &^ 63
+	reg, sum = fold(dst, &p[0], n, reg)
+	return n, reg, sum
+}
+
+// inBlocks computes Sum of p, or Copy of it if dst is not nil, on processors without the vector
+// instructions of pass.
+func inBlocks(dst, p []byte, crc uint32) (crc2, sum uint32) {
 	reg, le := ^crc, uint64(0)
 	for len(p) >= shortest {
-		k := 8 * min(len(p)/24, longestLane/8)
 		var d *byte
 		if dst != nil {
 			d = &dst[0]
-			dst = dst[3*k:]
 		}
+		var n int
 		var s, carry uint64
-		reg, s = lanes(d, &p[0], k, reg, shifts[k/8], shifts[k/4])
+		if folding {
+			n, reg, s = inProduct(d, p, reg)
+		} else {
+			n, reg, s = inLanes(d, p, reg)
+		}
 		le, carry = bits.Add64(le, s, 0)
 		le += carry
-		p = p[3*k:]
+		if p = p[n:]; dst != nil {
+			dst = dst[n:]
+		}
 	}
 	le = le>>32 + le&0xffffffff
 	sum = pkt.Swap(uint32(le>>32 + le))
@@ -87,3 +129,9 @@ func inLanes(dst, p []byte, crc uint32) (crc2, sum uint32) {
 //
 //go:noescape
 func lanes(dst, src *byte, k int, crc uint32, one, two uint64) (reg uint32, sum uint64)
+
+// fold returns the CRC register after the n bytes at src, from crc before them, and the sum of their little-endian
+// words of 64 bits. n is a multiple of 64 and not 0. If dst is not nil it copies the bytes there.
+//
+//go:noescape
+func fold(dst, src *byte, n int, crc uint32) (reg uint32, sum uint64)
