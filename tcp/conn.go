@@ -383,7 +383,7 @@ func (c *Conn) Abort(now clock.Time) {
 }
 
 func (c *Conn) finalReset() {
-	c.rstSeq = c.nxt
+	c.rstSeq = c.bareSeq()
 	c.rstPending, c.rstFinal = true, true
 }
 

@@ -216,9 +216,19 @@ func (c *Conn) sendAck(now clock.Time, o *Out) {
 	c.header(now, o, 0)
 	c.ackNow = false
 	c.dupAcksOwed = max(0, dups-1)
-	o.Seq = c.nxt
+	o.Seq = c.bareSeq()
 	c.stats.AcksOut++
 }
+// bareSeq returns the sequence number of a segment without text: SND.NXT, but not beyond the peer's window, where a probe of that window may
+// be. The peer would take neither an ACK nor a RST from there (RFC 9293 3.10.7.4); if it reads only once its own data is acknowledged, its
+// window would stay closed.
+func (c *Conn) bareSeq() serial.Num {
+	if c.state < Established {
+		return c.nxt
+	}
+	return serial.Min(c.nxt, c.una.Add(c.wnd))
+}
+
 
 // sendSegment builds the next segment with payload or FIN, or a probe.
 func (c *Conn) sendSegment(now clock.Time, o *Out) bool {

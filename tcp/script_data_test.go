@@ -482,7 +482,7 @@ func TestScriptSend(t *testing.T) {
 			+999ms
 			> . 1+1
 			+2ms
-			> R. 2
+			> R. 1
 			err timed out`},
 		{name: "SHLD-11 R2 ends a wait for a silent peer's window at once", opts: "mss 1000 win 0", conf: func(c *Config) { c.DataTimeout = 2 * time.Second }, text: `
 			connect
@@ -494,8 +494,17 @@ func TestScriptSend(t *testing.T) {
 			+801ms
 			> . 1+1
 			+598ms
-			> R. 2
+			> R. 1
 			err timed out`},
+		{name: "9293 3.10.7.4 an ACK and a RST lie in the peer's window while that is probed", opts: "mss 1000 win 0", text: `
+			connect
+			push 500
+			+201ms
+			> . 1+1
+			< P. 1+100 ack 1 win 0
+			> . 1 ack 101
+			abort
+			> R. 1 ack 101`},
 		{name: "9293 3.8.6.1 the byte of a probe is taken", opts: "mss 1000 win 0", text: `
 			connect
 			push 500

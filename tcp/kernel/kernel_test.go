@@ -148,6 +148,7 @@ func (ns *namespace) run(f func()) {
 type app struct {
 	send, recv int
 	closeFirst bool
+	writeFirst bool // it reads nothing before it has written everything
 	echo       bool
 	cubic      bool // the algorithm that we use too, whatever the machine's default is
 }
@@ -177,8 +178,12 @@ func (a *app) run(conn *net.TCPConn) error {
 		return conn.CloseWrite()
 	}
 	errs := make(chan error, 2)
-	eof := make(chan struct{})
+	eof, wrote := make(chan struct{}), make(chan struct{})
+	if !a.writeFirst {
+		close(wrote)
+	}
 	go func() {
+		<-wrote
 		b := make([]byte, 256<<10)
 		got := 0
 		for {
@@ -213,6 +218,9 @@ func (a *app) run(conn *net.TCPConn) error {
 		if _, err := conn.Write(b); err != nil {
 			errs <- err
 			return
+		}
+		if a.writeFirst {
+			close(wrote)
 		}
 		if !a.closeFirst {
 			select {
@@ -291,6 +299,7 @@ func TestKernel(t *testing.T) {
 		conf       func(*tcp.Config)
 		echo       int
 		small      bool
+		writeFirst bool
 	}{
 		{name: "to the kernel", send: bulk},
 		{name: "from the kernel", recv: bulk},
@@ -315,6 +324,7 @@ func TestKernel(t *testing.T) {
 		{name: "request and response", echo: 64, send: 64_000, recv: 64_000, close: 1},
 		{name: "small records", send: 1 << 20, recv: 1 << 20, small: true},
 		{name: "small window", send: 1 << 20, recv: 1 << 20, conf: func(c *tcp.Config) { c.RcvWindow = 8000 }},
+		{name: "the kernel reads when it has written", send: 1 << 20, recv: 8 << 20, rate: rate, writeFirst: true}, // it closes its window
 		{name: "loss 1 %", send: 4 << 20, recv: 4 << 20, wire: lossy(0.01)},
 		{name: "loss 5 %", send: 1 << 20, recv: 1 << 20, wire: lossy(0.05)},
 		{name: "reordering", send: 4 << 20, recv: 4 << 20, wire: impair.Config{Reorder: 0.02, Seed: 1, Delay: time.Millisecond, Hold: 500 * time.Microsecond}},
@@ -331,7 +341,7 @@ func TestKernel(t *testing.T) {
 			if tc.v6 {
 				from, to = theirs6, ours6
 			}
-			a := &app{send: tc.recv, recv: tc.send, closeFirst: tc.close != 1, echo: tc.echo > 0}
+			a := &app{send: tc.recv, recv: tc.send, closeFirst: tc.close != 1, writeFirst: tc.writeFirst, echo: tc.echo > 0}
 			cfg := tcp.DefaultConfig()
 			cfg.TimeWait = 20 * time.Millisecond
 			if tc.conf != nil {
@@ -340,7 +350,7 @@ func TestKernel(t *testing.T) {
 			in := tc.wire
 			in.Seed++
 			e := &peertest.End{T: t, Wire: ns.tun, Config: cfg, Flow: flow(tc.v6), MTU: tc.mtu, Passive: tc.passive, Send: tc.send, Recv: tc.recv,
-				CloseFirst: tc.close != 2, Out: tc.wire, In: in, Echo: tc.echo, Small: tc.small}
+				CloseFirst: tc.close != 2, Out: tc.wire, In: in, Rate: tc.rate, Queue: queue, Echo: tc.echo, Small: tc.small}
 			done := peer(t, ns, a, tc.v6, tc.passive, from, to)
 			st := e.Run(2*time.Minute, done)
 			t.Logf("%v, retransmits %d (fast %d RTO %d TLP %d) undos %d D-SACK in %d out %d", e.Took, st.Retransmits, st.RetransFast, st.RetransRTO, st.RetransTLP, st.Undos, st.DSACKIn, st.DSACKOut)
