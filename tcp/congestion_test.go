@@ -132,17 +132,38 @@ func TestCubicFastConvergence(t *testing.T) {
 	c := new(cubic)
 	w := window{cwnd: 100_000, mss: 1000}
 	c.reduce(&w, simStart, w.cwnd, false)
-	if c.wMax != 100 {
+	if c.wMax != 100_000 {
 		t.Errorf("W_max %v", c.wMax)
 	}
 	w.cwnd = 80_000
 	c.reduce(&w, simStart, w.cwnd, false)
-	if c.wMax != 80*0.85 {
-		t.Errorf("W_max %v, want 68", c.wMax)
+	if c.wMax != 80_000*0.85 {
+		t.Errorf("W_max %v, want 68000", c.wMax)
 	}
 	c.undo(&w)
-	if c.wMax != 100 {
+	if c.wMax != 100_000 {
 		t.Errorf("after undo W_max is %v", c.wMax)
+	}
+}
+
+// TestCubicMSS checks that the window in bytes goes on to W_max when the size of a segment changes, neither stops nor
+// goes far beyond it.
+func TestCubicMSS(t *testing.T) {
+	const wMax, rtt = 900_000, 100 * time.Millisecond
+	for _, mss := range [][2]int{{8948, 1448}, {1448, 8948}} {
+		c, w := afterLoss(wMax/mss[0], mss[0])
+		now := simStart
+		for range 10 {
+			now = ackRound(c, w, now, rtt, 0)
+		}
+		was := w.cwnd
+		w.mss = mss[1]
+		for range 70 {
+			now = ackRound(c, w, now, rtt, 0)
+		}
+		if w.cwnd < wMax*95/100 || w.cwnd > wMax*120/100 {
+			t.Errorf("MSS %d, then %d: the window is %d bytes, and was %d when the MSS changed; want about %d", mss[0], mss[1], w.cwnd, was, wMax)
+		}
 	}
 }
 

@@ -14,7 +14,7 @@ const (
 	cubicAlpha = 3 * (1 - cubicBeta) / (1 + cubicBeta)
 )
 
-// cubic is the CUBIC algorithm of RFC 9438. Its windows are in segments.
+// cubic is the CUBIC algorithm of RFC 9438. Its windows are in bytes, because the size of a segment may change.
 type cubic struct {
 	cubicState
 	saved cubicState // state before the last reduction
@@ -48,19 +48,17 @@ func (c *cubic) grow(w *window, a *ackSample) {
 	n := a.acked
 	if w.cwnd < w.ssthresh {
 		n = c.hystart.grow(w, a)
-		c.wEst = float64(w.cwnd) / float64(w.mss) // an epoch is running: the window was lowered since
+		c.wEst = float64(w.cwnd) // an epoch is running: the window was lowered since
 		if n <= 0 {
 			return
 		}
 	}
-	mss := float64(w.mss)
-	cwnd := float64(w.cwnd) / mss
-	acked := float64(n) / mss
+	mss, cwnd, acked := float64(w.mss), float64(w.cwnd), float64(n)
 	if c.epoch == 0 {
 		c.epoch = a.now
 		c.frac = 0
 		if cwnd < c.wMax {
-			c.k = math.Cbrt((c.wMax - cwnd) / cubicC)
+			c.k = math.Cbrt((c.wMax - cwnd) / (cubicC * mss))
 		} else {
 			c.k = 0
 			c.wMax = cwnd
@@ -72,24 +70,24 @@ func (c *cubic) grow(w *window, a *ackSample) {
 	if c.wEst >= c.cwndPrior {
 		alpha = 1 // RFC 9438 4.3
 	}
-	c.wEst += alpha * acked / cwnd
-	if now := c.at(t); now < c.wEst {
+	c.wEst += alpha * mss * acked / cwnd
+	if now := c.at(t, mss); now < c.wEst {
 		c.set(w, math.Max(cwnd, c.wEst))
 		return
 	}
-	target := min(max(c.at(t+a.srtt.Seconds()), cwnd), 1.5*cwnd)
+	target := min(max(c.at(t+a.srtt.Seconds(), mss), cwnd), 1.5*cwnd)
 	c.set(w, cwnd+(target-cwnd)/cwnd*acked)
 }
 
-// at is W_cubic(t), RFC 9438 (1).
-func (c *cubic) at(t float64) float64 {
+// at is W_cubic(t), RFC 9438 (1), for segments of mss bytes.
+func (c *cubic) at(t, mss float64) float64 {
 	d := t - c.k
-	return cubicC*d*d*d + c.wMax
+	return cubicC*mss*d*d*d + c.wMax
 }
 
-// set sets the window to n segments and keeps the fraction of a byte.
+// set sets the window to n bytes and keeps the fraction of a byte.
 func (c *cubic) set(w *window, n float64) {
-	v := n*float64(w.mss) - float64(w.cwnd) + c.frac
+	v := n - float64(w.cwnd) + c.frac
 	whole := math.Floor(v)
 	c.frac = v - whole
 	w.cwnd += int(min(whole, infinite))
@@ -97,7 +95,7 @@ func (c *cubic) set(w *window, n float64) {
 
 func (c *cubic) reduce(w *window, _ clock.Time, _ int, _ bool) int {
 	c.saved = c.cubicState
-	cwnd := float64(w.cwnd) / float64(w.mss)
+	cwnd := float64(w.cwnd)
 	c.cwndPrior = cwnd
 	if cwnd < c.wMax {
 		c.wMax = cwnd * (1 + cubicBeta) / 2 // fast convergence, RFC 9438 4.7
