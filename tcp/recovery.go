@@ -211,12 +211,10 @@ func (c *Conn) lossFound(a *ackState) {
 
 // saveUndo saves the window and threshold that undo restores.
 func (c *Conn) saveUndo() {
-	switch {
-	case c.ca == caRecovery:
+	c.priorCwnd, c.priorSsthresh = c.w.cwnd, c.w.ssthresh
+	if c.ca == caRecovery {
 		// The loss that began this recovery is real, so undo may only revert the further reduction. The window is on its way to ssthresh.
-		c.priorCwnd, c.priorSsthresh = c.w.ssthresh, c.w.ssthresh
-	case c.ca <= caCWR || !c.undoSet:
-		c.priorCwnd, c.priorSsthresh = c.w.cwnd, c.w.ssthresh
+		c.priorCwnd = c.w.ssthresh
 	}
 	c.undoSet = true
 	c.undoFrom, c.undoTo = c.una, c.nxt
@@ -348,8 +346,9 @@ const (
 func (c *Conn) detectSpurious(a *ackState) {
 	switch {
 	case c.frto == frtoOff:
-	case a.original:
-		// A segment sent before the time-out, and not retransmitted, has arrived.
+	case a.original && (c.useSACK || !a.retrans):
+		// A segment sent before the time-out, and not retransmitted, has arrived. Without SACK, the ACK of the retransmission is the first
+		// that can report it, however long ago it arrived (RFC 5682 2.1, 2).
 		c.stats.SpuriousRTO++
 		c.undo()
 	case c.frto == frtoTimedOut && a.advanced && c.una.Less(c.recoverPoint):

@@ -121,11 +121,9 @@ func (c *Conn) retransmitTimeout(now clock.Time) {
 	again := c.ca == caLoss && c.una.LessEq(c.lossUna)
 	if !again {
 		c.saveUndo()
-		if c.ca != caLoss {
-			c.w.ssthresh = c.cc.reduce(&c.w, now, min(c.w.cwnd, c.nxt.Sub(c.una)), false)
-			c.cwrPending = c.ecnOK
-			c.reduced, c.reducedAt = true, c.nxt
-		}
+		c.w.ssthresh = c.cc.reduce(&c.w, now, min(c.w.cwnd, c.nxt.Sub(c.una)), false)
+		c.cwrPending = c.ecnOK
+		c.reduced, c.reducedAt = true, c.nxt
 	}
 	// RFC 5682 2.1 (1): not if the same segment times out again.
 	c.frto = frtoOff

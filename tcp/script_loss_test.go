@@ -490,6 +490,46 @@ func TestScriptLoss(t *testing.T) {
 			< . 1 ack 1001 sack 2001-10001 ts 1001/200
 			stat spurious 1
 			cwnd 7000`},
+		{name: "5682 4 nor does one that follows a true one", opts: tsSack + " rtt 100ms", conf: ts, text: `
+			connect
+			push 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000
+			> P. 1+1000
+			> P. 1001+1000
+			> P. 2001+1000
+			> P. 3001+1000
+			> P. 4001+1000
+			> P. 5001+1000
+			> P. 6001+1000
+			> P. 7001+1000
+			> P. 8001+1000
+			> P. 9001+1000
+			+200ms
+			> P. 10001+1000 new
+			+300ms
+			> P. 1+1000 re
+			+100ms
+			< . 1 ack 1001
+			> P. 11001+1000 new
+			+300ms
+			> P. 1001+1000 re
+			stat timeouts 2
+			+1ms
+			< . 1 ack 2001 ts 1001/100
+			stat spurious 1
+			cwnd 2000`},
+		{name: "5682 2.1 without SACK the ACK of a retransmission is no sign of a spurious time-out", opts: "mss 1000 rtt 100ms", conf: reno, text: `
+			connect
+			push 1000 1000
+			> P. 1+1000
+			> P. 1001+1000
+			+100ms
+			< . 1 ack 1
+			+200ms
+			> P. 1+1000 re
+			+100ms
+			< . 1 ack 2001
+			stat spurious 0
+			cwnd 2000`},
 		{name: "3522 3.2 the echo of a retransmission from before a recovery takes nothing back", opts: tsSack + " rtt 50ms", conf: ts, text: `
 			connect
 			push 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000
