@@ -93,7 +93,8 @@ type options struct {
 // opening is the state of the handshake.
 type opening struct {
 	synPending bool // a SYN or SYN-ACK must be sent
-	synRetries int
+	synRetries int  // time-outs
+	synCopies  int  // sent, also in answer to the peer's
 	synSent    clock.Time
 }
 
@@ -220,7 +221,6 @@ func Dial(now clock.Time, cfg *Config, f pkt.Flow, iss serial.Num, mtu int) *Con
 	c.state = SynSent
 	c.synPending = true
 	c.nxt = iss + 1
-	c.synSent = now
 	c.arm(timerRTO, now.Add(c.rto))
 	return c
 }

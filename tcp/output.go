@@ -120,9 +120,8 @@ func (c *Conn) sendSYN(now clock.Time, o *Out) {
 			}
 		}
 	}
-	if c.synSent == 0 {
-		c.synSent = now
-	}
+	c.synCopies++
+	c.synSent = now
 	c.stats.SegsOut++
 	if o.Retransmit {
 		c.stats.Retransmits++

@@ -37,7 +37,7 @@ func (c *Conn) sampleRTT(r time.Duration) {
 
 // sampleHandshake takes an RTT sample from a SYN that was sent only once.
 func (c *Conn) sampleHandshake(now clock.Time) {
-	if c.synRetries != 0 || c.synSent == 0 {
+	if c.synCopies != 1 {
 		return
 	}
 	r := max(now.Sub(c.synSent), 1)

@@ -247,6 +247,16 @@ func TestScriptHandshake(t *testing.T) {
 			< S 0
 			> S. 0 ack 1
 			state SYN-RECEIVED`},
+		{name: "6298 3 nor is a SYN-ACK that answers a second SYN timed", text: `
+			listen
+			< S 0 mss 1460
+			> S. 0 ack 1
+			+900ms
+			< S 0 mss 1460
+			> S. 0 ack 1
+			+10ms
+			< . 1 ack 1
+			stat rtoms 1000`},
 		{name: "9293 3.8.1 the SYN-ACK is sent again", text: `
 			listen
 			< S 0
