@@ -218,6 +218,7 @@ func (c *Conn) sendAck(now clock.Time, o *Out) {
 	o.Seq = c.bareSeq()
 	c.stats.AcksOut++
 }
+
 // bareSeq returns the sequence number of a segment without text: SND.NXT, but not beyond the peer's window, where a probe of that window may
 // be. The peer would take neither an ACK nor a RST from there (RFC 9293 3.10.7.4); if it reads only once its own data is acknowledged, its
 // window would stay closed.
@@ -227,7 +228,6 @@ func (c *Conn) bareSeq() serial.Num {
 	}
 	return serial.Min(c.nxt, c.una.Add(c.wnd))
 }
-
 
 // sendSegment builds the next segment with payload or FIN, or a probe.
 func (c *Conn) sendSegment(now clock.Time, o *Out) bool {
@@ -460,7 +460,7 @@ func (c *Conn) restartAfterIdle(now clock.Time) {
 		c.armUser(now)
 	}
 	idle := now.Sub(c.lastSend)
-	if idle <= c.baseRTO() {
+	if idle <= c.rto {
 		return
 	}
 	c.cc.idle(now, idle)

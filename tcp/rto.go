@@ -35,7 +35,7 @@ func (c *Conn) sampleRTT(r time.Duration) {
 	c.cfg.RTT.Add(r)
 }
 
-// sampleHandshake takes an RTT sample from a SYN that was sent only once.
+// sampleHandshake takes an RTT sample from a SYN that was sent only once (Karn's algorithm).
 func (c *Conn) sampleHandshake(now clock.Time) {
 	if c.synCopies != 1 {
 		return
@@ -45,13 +45,12 @@ func (c *Conn) sampleHandshake(now clock.Time) {
 	c.rack.minRTT, c.rack.minRTTAt = r, now
 }
 
-// baseRTO returns the time-out without back-off.
-func (c *Conn) baseRTO() time.Duration { return c.rto }
-
 // currentRTO returns the time-out with back-off (5.5).
-func (c *Conn) currentRTO() time.Duration {
-	d := c.rto
-	for range c.backoff {
+func (c *Conn) currentRTO() time.Duration { return c.backOff(c.rto, c.backoff) }
+
+// backOff doubles d so often, up to MaxRTO.
+func (c *Conn) backOff(d time.Duration, times uint8) time.Duration {
+	for range times {
 		if d *= 2; d >= c.cfg.MaxRTO {
 			return c.cfg.MaxRTO
 		}

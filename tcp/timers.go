@@ -148,16 +148,10 @@ func (c *Conn) endPersist(now clock.Time) {
 // persistInterval returns the RTO with back-off (RFC 9293 MUST-36 and SHLD-29, 30). For a window that is open but small it is the override
 // time of 3.8.6.2.1.
 func (c *Conn) persistInterval() time.Duration {
-	d := c.baseRTO()
 	if c.wnd > 0 && c.persistBackoff == 0 {
-		d = min(d, 500*time.Millisecond)
+		return min(c.rto, 500*time.Millisecond)
 	}
-	for range c.persistBackoff {
-		if d *= 2; d >= c.cfg.MaxRTO {
-			return c.cfg.MaxRTO
-		}
-	}
-	return d
+	return c.backOff(c.rto, c.persistBackoff)
 }
 
 func (c *Conn) persistTimeout(now clock.Time) {
