@@ -261,8 +261,8 @@ func (a *Assoc) HandleICMP(now clock.Time, e *pkt.ICMPError) {
 	switch e.Kind {
 	case pkt.TooBig:
 		a.tooBig(now, i, e.MTU)
-	case pkt.Unreachable:
-		if a.state == CookieWait && !portUnreachable(e) { // ICMP3
+	case pkt.Unreachable, pkt.TimeExceeded:
+		if a.state == CookieWait && a.unreachable(e) {
 			a.end(ErrUnreachable)
 		}
 	}
@@ -270,6 +270,18 @@ func (a *Assoc) HandleICMP(now clock.Time, e *pkt.ICMPError) {
 
 // refused reports whether an ICMP error says that the destination has no SCTP: protocol unreachable, unrecognized next header, or port
 // unreachable in answer to UDP (RFC 6951 5.5).
+// softRetries is how often INIT is retransmitted before an ICMP error that may pass soon ends the set-up, as an open of TCP: a router may
+// report so for a moment, while it resolves an address or its routes change.
+const softRetries = 2
+
+// unreachable reports whether an ICMP error about INIT ends the set-up. Port unreachable is ignored (ICMP3).
+func (a *Assoc) unreachable(e *pkt.ICMPError) bool {
+	if e.Kind == pkt.Unreachable && pkt.Prohibited(a.paths[0].addr.Is6(), e.Code) {
+		return true
+	}
+	return a.initRetries >= softRetries && !portUnreachable(e)
+}
+
 func (a *Assoc) refused(e *pkt.ICMPError) bool {
 	v6 := a.paths[0].addr.Is6()
 	switch {

@@ -114,26 +114,28 @@ func TestPathMTU(t *testing.T) {
 // TestICMPUnreachable checks RFC 9260 section 10 and RFC 6951 5.5.
 func TestICMPUnreachable(t *testing.T) {
 	const v4, v6, udp4 = 1, 2, 3
+	const never = maxInit + 1
 	for _, c := range []struct {
 		name   string
 		over   int
 		kind   pkt.ICMPKind
 		code   uint8
-		setup  bool // ends the association during set-up
+		setup  int  // number of retransmissions of INIT after which it ends the set-up
 		always bool // ends the association in any state
 	}{
-		{"network", v4, pkt.Unreachable, 0, true, false},
-		{"host", v4, pkt.Unreachable, 1, true, false},
-		{"protocol", v4, pkt.Unreachable, 2, true, true},
-		{"port", v4, pkt.Unreachable, 3, false, false},
-		{"prohibited", v4, pkt.Unreachable, 13, true, false},
-		{"time exceeded", v4, pkt.TimeExceeded, 0, false, false},
-		{"no route, IPv6", v6, pkt.Unreachable, 0, true, false},
-		{"port, IPv6", v6, pkt.Unreachable, 4, false, false},
-		{"next header", v6, pkt.ParameterProblem, 1, true, true},
-		{"header field", v6, pkt.ParameterProblem, 0, false, false},
-		{"port, of UDP", udp4, pkt.Unreachable, 3, true, true},
-		{"host, of UDP", udp4, pkt.Unreachable, 1, true, false},
+		{"network", v4, pkt.Unreachable, 0, 2, false},
+		{"host", v4, pkt.Unreachable, 1, 2, false},
+		{"protocol", v4, pkt.Unreachable, 2, 0, true},
+		{"port", v4, pkt.Unreachable, 3, never, false},
+		{"prohibited", v4, pkt.Unreachable, 13, 0, false},
+		{"time exceeded", v4, pkt.TimeExceeded, 0, 2, false},
+		{"no route, IPv6", v6, pkt.Unreachable, 0, 2, false},
+		{"prohibited, IPv6", v6, pkt.Unreachable, 1, 0, false},
+		{"port, IPv6", v6, pkt.Unreachable, 4, never, false},
+		{"next header", v6, pkt.ParameterProblem, 1, 0, true},
+		{"header field", v6, pkt.ParameterProblem, 0, never, false},
+		{"port, of UDP", udp4, pkt.Unreachable, 3, 0, true},
+		{"host, of UDP", udp4, pkt.Unreachable, 1, 2, false},
 	} {
 		for _, stop := range []State{CookieWait, CookieEchoed, Established} {
 			r := newRig(t, Config{UDP: c.over == udp4})
@@ -154,8 +156,15 @@ func TestICMPUnreachable(t *testing.T) {
 			if r.a.State() != stop {
 				t.Fatalf("%s in %v: a forged ICMP error is believed", c.name, stop)
 			}
-			r.a.HandleICMP(r.now, &e)
-			ends := c.always || c.setup && stop == CookieWait
+			again := 0 // retransmissions of INIT
+			for r.a.HandleICMP(r.now, &e); r.a.State() == CookieWait && again < maxInit; r.a.HandleICMP(r.now, &e) {
+				again++
+				r.wait(r.a.Deadline().Sub(r.now))
+			}
+			ends := c.always || c.setup != never && stop == CookieWait
+			if stop == CookieWait && again != min(c.setup, maxInit) {
+				t.Errorf("%s ends the set-up after %d retransmissions, not %d", c.name, again, c.setup)
+			}
 			why := ErrUnreachable
 			if c.always {
 				why = ErrNoSCTP

@@ -158,10 +158,10 @@ func openError(e *pkt.ICMPError, v6 bool, synRetries int) error {
 }
 
 // hardError returns what an open fails with if code is protocol unreachable or port unreachable (RFC 1122 4.2.3.9), or says that
-// communication is prohibited (RFC 1812 5.2.7.1, RFC 4443 3.1), else nil.
+// communication is prohibited, else nil.
 func hardError(v6 bool, code uint8) error {
 	switch {
-	case v6 && (code == 1 || code == 5 || code == 6), !v6 && (code == 9 || code == 10 || code == 13):
+	case pkt.Prohibited(v6, code):
 		return ErrUnreachable
 	case v6 && code == 4, !v6 && (code == 2 || code == 3):
 		return ErrRefused

@@ -54,6 +54,15 @@ func (e *ICMPError) Decapsulate() bool {
 	return e.Proto == ProtoUDP && e.transport(ProtoSCTP, e.inner[:e.ninner]) == nil
 }
 
+// Prohibited reports whether the code of an Unreachable says that communication is prohibited (RFC
+// 1812, Section 5.2.7.1; RFC 4443, Section 3.1). That does not pass soon, unlike the lack of a route.
+func Prohibited(v6 bool, code uint8) bool {
+	if v6 {
+		return code == 1 || code == 5 || code == 6
+	}
+	return code == 9 || code == 10 || code == 13
+}
+
 // Parse parses the ICMP error in p. head is the first piece of the frame and must contain the whole
 // error. The ICMP checksum is verified; that of the quoted header is not, since routers may not
 // preserve it. Parse returns ErrNotError for other ICMP messages, and for errors about packets
