@@ -1,6 +1,7 @@
 package sctp
 
 import (
+	"bytes"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -43,5 +44,21 @@ func TestInitFlood(t *testing.T) {
 	s.transfer(500, 500)
 	if st := l.Stats(); st.CookiesGood != 1 || st.Inits < uint64(n) {
 		t.Errorf("%+v", st)
+	}
+}
+
+// TestChunkFlood checks that the control chunks of a packet are limited, wherever DATA is among them, and DATA is not.
+func TestChunkFlood(t *testing.T) {
+	const most = 64
+	unknown := chunk(0xbf, 0, nil) // to be skipped without a report
+	for at := range 2 * most {
+		r := listening(t, Config{})
+		r.send(r.a.tag, bytes.Repeat(unknown, at), dataBytes(whole|flagUnordered, rigTSN, 0, 0, "abcd"), bytes.Repeat(unknown, 10*most))
+		if n := r.a.Stats().UnknownChunks; n < most-1 || n > most {
+			t.Fatalf("DATA after %d chunks: %d control chunks are processed, of which a packet may have %d", at, n, most)
+		}
+		if got := len(r.got); got != 1 && at < most {
+			t.Fatalf("%d messages", got)
+		}
 	}
 }

@@ -60,8 +60,10 @@ func (a *Assoc) HandlePacket(now clock.Time, f pkt.Flow, udp uint16, b []byte) {
 		if next >= len(b) {
 			break
 		}
-		if budget--; budget == 0 && c.Type != ChunkData {
-			break // more control chunks than a peer needs
+		if c.Type != ChunkData {
+			if budget--; budget == 0 {
+				break // more control chunks than a peer needs
+			}
 		}
 		if next, err = NextChunk(b, next, &c); err != nil {
 			a.stats.BadPacket++
@@ -268,8 +270,6 @@ func (a *Assoc) HandleICMP(now clock.Time, e *pkt.ICMPError) {
 	}
 }
 
-// refused reports whether an ICMP error says that the destination has no SCTP: protocol unreachable, unrecognized next header, or port
-// unreachable in answer to UDP (RFC 6951 5.5).
 // softRetries is how often INIT is retransmitted before an ICMP error that may pass soon ends the set-up, as an open of TCP: a router may
 // report so for a moment, while it resolves an address or its routes change.
 const softRetries = 2
@@ -282,6 +282,8 @@ func (a *Assoc) unreachable(e *pkt.ICMPError) bool {
 	return a.initRetries >= softRetries && !portUnreachable(e)
 }
 
+// refused reports whether an ICMP error says that the destination has no SCTP: protocol unreachable, unrecognized next header, or port
+// unreachable in answer to UDP (RFC 6951 5.5).
 func (a *Assoc) refused(e *pkt.ICMPError) bool {
 	v6 := a.paths[0].addr.Is6()
 	switch {
