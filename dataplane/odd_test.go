@@ -297,6 +297,41 @@ func TestSilentNeighbourIdle(t *testing.T) {
 	}
 }
 
+// TestSilentNeighbourAtOpen checks the same for a connection that is being opened.
+func TestSilentNeighbourAtOpen(t *testing.T) {
+	moved := [6]byte{2, 0, 0, 0, 0, 0x77}
+	for _, overSCTP := range []bool{false, true} {
+		s := newSim(t, link.PipeConfig{Filter: func(isB bool, f []byte) bool { return !isB || [6]byte(f) == moved }})
+		h := s.hosts[0]
+		h.e.resolver = &movable{mac: macB, moved: moved}
+		from := s.now
+		up := func() bool { _, ok := h.take(EventConnected); return ok }
+		if overSCTP {
+			s.listenSCTP()
+			as := s.dialSCTP(40000, 0).as()
+			up = func() bool { return as.a.State() == sctp.Established }
+		} else {
+			remote := netip.AddrPortFrom(addrB, 7174)
+			s.hosts[1].w.turn()
+			if err := s.hosts[1].w.listen(1, &ListenRequest{Local: remote, Backlog: 8}); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.connectTo(h.w.newID(), pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), remote)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.until("the peer is heard", func() bool {
+			for h.e.hopLookups.Load() != 0 {
+				runtime.Gosched() // the resolver's answer takes no virtual time
+			}
+			return up()
+		})
+		if took := s.now.Sub(from); took > 5*time.Second {
+			t.Errorf("SCTP %v: that took %v", overSCTP, took)
+		}
+	}
+}
+
 // TestPassiveHop checks that the passive side resolves its next hop again too, over either transport.
 func TestPassiveHop(t *testing.T) {
 	for _, overSCTP := range []bool{false, true} {

@@ -160,8 +160,8 @@ func (a *Assoc) setRTO(p *path) {
 
 func (a *Assoc) backOff(p *path) { p.rto = min(2*p.rto, rtoMax) }
 
-// TimeoutsInARow returns how many consecutive packets and heartbeats timed out.
-func (a *Assoc) TimeoutsInARow() int { return a.errors }
+// TimeoutsInARow returns how many consecutive packets and heartbeats timed out, in the set-up too.
+func (a *Assoc) TimeoutsInARow() int { return max(a.errors, a.initRetries) }
 
 // failed counts a time-out on path i. counts says whether it counts for the association too; a HEARTBEAT on an unused path does not (RFC
 // 9260 8.1). It reports whether the association has ended.

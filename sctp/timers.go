@@ -105,9 +105,13 @@ func (a *Assoc) HandleTimeout(now clock.Time) {
 }
 
 // PathChanged reports that packets on path i take another way from now on, or one that is back, such as a new next hop. What waits for a
-// backed-off T3 is retransmitted at once: time-outs of before say nothing about this way.
+// backed-off T1 or T3 is retransmitted at once: time-outs of before say nothing about this way.
 func (a *Assoc) PathChanged(i int) {
 	p := &a.paths[i]
+	if a.initRetries > 0 {
+		a.sendSetup()
+		return
+	}
 	if p.errors == 0 {
 		return
 	}
@@ -129,12 +133,18 @@ func (a *Assoc) initTimeout(now clock.Time) {
 	}
 	p := &a.paths[0]
 	a.backOff(p)
-	if a.state == CookieWait {
+	a.sendSetup()
+	a.arm(timerInit, now.Add(p.rto))
+}
+
+// sendSetup sends INIT or COOKIE ECHO again.
+func (a *Assoc) sendSetup() {
+	switch a.state {
+	case CookieWait:
 		a.want |= wantInit
-	} else {
+	case CookieEchoed:
 		a.want |= wantCookieEcho
 	}
-	a.arm(timerInit, now.Add(p.rto))
 }
 
 // tryShutdown takes the next step of a shutdown when everything is acknowledged.
