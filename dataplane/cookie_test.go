@@ -74,6 +74,51 @@ func TestCookieWithData(t *testing.T) {
 	}
 }
 
+// TestFullOfCookies checks that SYN cookies, which cost nothing to collect while there is room, give no peer more
+// connections than MaxConns, and that only a SYN makes room by ending a connection in TIME-WAIT.
+func TestFullOfCookies(t *testing.T) {
+	h := newForeign(t, 1)
+	h.e.cfg.MaxConns = 3
+	open := func(port uint16) (ack tcp.Header) {
+		h.segment(port, tcp.Header{Flags: tcp.SYN}, "")
+		return tcp.Header{Flags: tcp.ACK, Seq: 1, Ack: h.answer.Seq + 1}
+	}
+	ack := open(40000)
+	h.segment(40000, ack, "")
+	h.drain()
+	ev, _ := h.take(EventAccepted)
+	open(39999) // half-open
+	var acks [10]tcp.Header
+	for i := range acks {
+		acks[i] = open(uint16(41000 + i))
+	}
+	if n := h.w.stats.TxStateless; n != uint64(len(acks)) {
+		t.Fatalf("%d SYN cookies", n)
+	}
+	for i, ack := range acks {
+		h.segment(uint16(41000+i), ack, "")
+	}
+	if h.w.stats.Conns != 3 {
+		t.Errorf("%d connections; at most 3 may be", h.w.stats.Conns)
+	}
+	h.w.disconnect(h.w.streams[ev.Conn], false)
+	h.w.turn()
+	ack.Flags |= tcp.FIN
+	ack.Ack++
+	h.segment(40000, ack, "")
+	if h.w.lookup(&ev.Flow).tcp.State() != tcp.TimeWait {
+		t.Fatal("not in TIME-WAIT")
+	}
+	for _, c := range []struct {
+		flags   tcp.Flags
+		evicted uint64
+	}{{tcp.ACK, 0}, {tcp.RST, 0}, {tcp.SYN, 1}} {
+		if h.segment(42000, tcp.Header{Flags: c.flags, Seq: 1, Ack: 1}, ""); h.w.stats.Evicted != c.evicted {
+			t.Errorf("%v: %d connections in TIME-WAIT were ended", c.flags, h.w.stats.Evicted)
+		}
+	}
+}
+
 // TestManyAccepts checks that a peer that opens and resets connections faster than the control plane handles them
 // makes neither the queue of events nor the number of lookups grow without limit, and that it is served again later.
 func TestManyAccepts(t *testing.T) {

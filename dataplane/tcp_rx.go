@@ -381,7 +381,8 @@ func (w *worker) unowned(f *rxFrame) {
 	}
 	seg, flow := &f.seg, f.pkt.Flow
 	if l := w.listeners.admitting(&flow, pkt.ProtoTCP); l != nil {
-		if w.full() && seg.Flags&tcp.SYN != 0 || l.unseen >= maxUnseen {
+		syn := seg.Flags&tcp.SYN != 0
+		if syn && w.full() || l.unseen >= maxUnseen {
 			w.stats.RxNoConn++
 			return
 		}
@@ -389,7 +390,11 @@ func (w *worker) unowned(f *rxFrame) {
 		if ok {
 			w.reply(f, &reply, l.ip)
 		}
-		if tc != nil {
+		switch {
+		case tc == nil:
+		case !syn && w.full(): // the SYN cookie is from when there was room
+			w.stats.RxNoConn++
+		default:
 			w.accept(l, tc, f)
 		}
 		return
