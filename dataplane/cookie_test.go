@@ -13,6 +13,7 @@ import (
 // foreign is a listener on host 1 of a sim, and what a peer that the test plays makes it answer.
 type foreign struct {
 	*simHost
+	sim    *sim
 	local  netip.AddrPort
 	answer tcp.Header // of the last frame
 }
@@ -29,7 +30,7 @@ func newForeign(t *testing.T, backlog int) *foreign {
 		}
 		return false
 	}})
-	p.simHost = s.hosts[1]
+	p.sim, p.simHost = s, s.hosts[1]
 	p.w.turn()
 	if err := p.w.listen(1, &ListenRequest{Local: p.local, Backlog: backlog}); err != nil {
 		t.Fatal(err)
@@ -116,6 +117,30 @@ func TestFullOfCookies(t *testing.T) {
 		if h.segment(42000, tcp.Header{Flags: c.flags, Seq: 1, Ack: 1}, ""); h.w.stats.Evicted != c.evicted {
 			t.Errorf("%v: %d connections in TIME-WAIT were ended", c.flags, h.w.stats.Evicted)
 		}
+	}
+}
+
+// TestHalfOpenCostsNothing checks that connections that never get beyond SYN-RECEIVED, whose address may be forged,
+// cause neither events nor lookups of next hops.
+func TestHalfOpenCostsNothing(t *testing.T) {
+	h := newForeign(t, 8)
+	r := &slowly{asked: make(chan netip.Addr, 10000), gone: make(chan struct{})}
+	defer close(r.gone)
+	h.e.resolver = r
+	for port := range uint16(100) {
+		h.segment(10000+port, tcp.Header{Flags: tcp.SYN}, "")
+		h.segment(10000+port, tcp.Header{Flags: tcp.RST, Seq: 1}, "")
+	}
+	if n := len(h.e.events.q); n != 0 {
+		t.Errorf("%d events", n)
+	}
+	h.segment(40000, tcp.Header{Flags: tcp.SYN}, "")
+	h.sim.until("given up", func() bool { return h.w.stats.Conns == 0 })
+	if n := h.e.hopLookups.Load(); n != 0 {
+		t.Errorf("%d lookups of next hops", n)
+	}
+	if ev, ok := h.take(EventClosed); ok {
+		t.Errorf("event %+v", ev)
 	}
 }
 

@@ -28,13 +28,14 @@ const (
 // stream is a DDP stream and its queue pair. A TCP connection has one, an association one per
 // session. Only its worker's goroutine uses it.
 type stream struct {
-	id      ConnID
-	lane    *lane
-	mode    mode
-	passive bool       // opened by the peer
-	closed  bool       // EventClosed was sent
-	err     error      // why the stream ends; nil means the transport's reason
-	giveUp  clock.Time // deadline of an active open
+	id         ConnID
+	lane       *lane
+	mode       mode
+	passive    bool       // opened by the peer
+	closed     bool       // EventClosed was sent
+	unreported bool       // it has ended half-open, and so has no events: a peer could cause any number of them
+	err        error      // why the stream ends; nil means the transport's reason
+	giveUp     clock.Time // deadline of an active open
 
 	// SCTP only.
 	sid   uint16    // SCTP stream
@@ -96,7 +97,7 @@ func (w *worker) forget(s *stream) {
 		return // settle does
 	}
 	delete(w.streams, s.id)
-	if home := w.e.worker(s.id); home != w && s.id != 0 {
+	if home := w.e.worker(s.id); home != w {
 		id := s.id
 		home.post(func(home *worker) { delete(home.moved, id) })
 	}
@@ -269,7 +270,7 @@ func (s *stream) over(w *worker) {
 	if s.qp != nil {
 		w.publishFor(s.qp)
 	}
-	if s.id != 0 {
+	if !s.unreported {
 		c, _ := s.lane.llp.(*tcpConn)
 		timeWait := c != nil && (c.tcp.State() == tcp.TimeWait || c.sock != nil && c.sock.timeWait)
 		w.e.events.push(Event{Kind: EventClosed, Conn: s.id, Flow: s.flow(), Worker: w.id, Err: s.err, TimeWait: timeWait})

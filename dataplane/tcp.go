@@ -311,7 +311,7 @@ func (c *tcpConn) timeout(w *worker) {
 	}
 	before := c.tcp.TimeoutsInARow()
 	c.tcp.HandleTimeout(w.now)
-	if n := c.tcp.TimeoutsInARow(); n > before && n >= recheckAfter {
+	if n := c.tcp.TimeoutsInARow(); n > before && n >= recheckAfter && c.lst == nil { // of a half-open one the address may be forged
 		w.e.recheckHop(c.id, c.key.Flow)
 	}
 }
@@ -376,6 +376,7 @@ func (c *tcpConn) leaveListener() {
 
 // finish reports that c is closed; its tcp.Conn may stay in TIME-WAIT.
 func (c *tcpConn) finish(w *worker, err error) {
+	c.unreported = c.lst != nil
 	c.leaveListener()
 	c.stream.finish(w, err)
 	c.waits = receiveWait{}
