@@ -194,7 +194,7 @@ func (w *worker) timeExceeded(e ipfrag.Expired) {
 		t.Remote, t.Local = mapped(e.Quote[12:]), mapped(e.Quote[16:])
 	}
 	n := 8 + len(e.Quote)
-	if n > w.mtu-40 {
+	if n > w.mtu-40 || w.e.isHostless(t.Remote) { // RFC 1122, Section 3.2.2: not to a source that is no single host
 		return
 	}
 	s, ok := w.spareSlot()
