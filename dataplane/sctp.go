@@ -48,6 +48,7 @@ type assoc struct {
 	idle     clock.Time // when it ends unless the peer requests a session, or 0
 	enhanced bool       // the peer accepted enhanced connection data
 	inHand   bool       // a stream is processing one of its messages
+	stalled  bool       // a session waits to receive; see ddpSink.Waits
 	unseen   int        // requests and Negotiates that the control plane has not handled yet
 
 	// Memory held for the peer.

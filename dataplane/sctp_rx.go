@@ -218,7 +218,11 @@ func (as *assoc) data(w *worker, b []byte) int {
 	if as.mux == nil {
 		return 0
 	}
-	as.a.SetBacklog(as.mux.Held())
+	backlog := as.mux.Held()
+	if as.stalled {
+		backlog = w.tcp.RcvWindow
+	}
+	as.a.SetBacklog(backlog)
 	return as.sessionEvents(w)
 }
 

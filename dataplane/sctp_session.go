@@ -5,6 +5,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/dataplane/handoff"
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
@@ -180,6 +181,19 @@ func (k *ddpSink) done(err *term.Error) *term.Error {
 // closed reports whether the session ignores further messages.
 func (k *ddpSink) closed() bool { return k.s.rxFailed || k.s.ddp == nil }
 
+// Waits reports whether b is a Send that needs a receive of an SRQ while the queue pair holds as many as it can, whose data must still be
+// stored in far memory, as mustWait over TCP. Meanwhile the association receives nothing more.
+func (k *ddpSink) Waits(b []byte) bool {
+	if k.s.makeRoom(k.w); k.closed() || !k.s.qp.QP.RecvsFull() {
+		return false
+	}
+	k.begin()
+	waits := k.s.ddp.AwaitsReceive(marked.Bytes{B: b})
+	k.end()
+	k.as.stalled = k.as.stalled || waits
+	return waits
+}
+
 func (k *ddpSink) HandleULPDU(b []byte) *term.Error {
 	if k.s.makeRoom(k.w); k.closed() {
 		return nil
@@ -213,6 +227,21 @@ func (k *ddpSink) DeliverEarly(key serial.Num) *term.Error {
 	k.w.segments++
 	k.begin()
 	return k.done(k.s.ddp.DeliverEarly(key))
+}
+
+// resume continues with the sessions that wait to receive. It returns 1 if none waits any more: the window opens again.
+func (as *assoc) resume() int {
+	if !as.stalled {
+		return 0
+	}
+	as.stalled = false
+	for _, s := range as.round {
+		as.mux.Resume(s.sid)
+	}
+	if as.stalled {
+		return 0
+	}
+	return 1
 }
 
 // sessionEvents handles the events of the sessions.

@@ -22,6 +22,7 @@ func (as *assoc) pump(w *worker, g *sched.Grant) int {
 	if as.gone {
 		return work
 	}
+	work += as.resume()
 	work += as.sessionEvents(w)
 	if as.mux != nil {
 		for as.a.Room() > 0 && w.link.FreeSlots() >= slotReserve && as.mux.PollControl(&w.sctp.ctl) {

@@ -106,7 +106,7 @@ func (m *heldMover) release() {
 // far memory. The peer is not to blame that this takes longer than a turn.
 func TestSRQFar(t *testing.T) {
 	const sends, held = 100, 4
-	for _, over := range []string{"tcp", "host"} {
+	for _, over := range []string{"tcp", "sctp", "host"} {
 		t.Run(over, func(t *testing.T) {
 			var s *sim
 			if over == "host" {
@@ -125,7 +125,7 @@ func TestSRQFar(t *testing.T) {
 				Num: 1, PD: 1, Table: s.hosts[1].table, SQDepth: 128, RQDepth: held, MaxSGE: 4, SigAll: true, Sends: qb, SRQ: verbs.NewSRQ(qb), Mover: far,
 			})
 			qb.Far, qb.Client = far, (&loadLanes{sim: s}).client(1, 0)
-			a := s.connect(false, qa, qb)
+			a := s.connect(over == "sctp", qa, qb)
 			for i := range uint64(sends) {
 				qa.sends = append(qa.sends, verbs.SendWR{ID: i, Op: rdmap.OpSend, SGEs: qa.sge(0, 10)})
 				qb.recvs = append(qb.recvs, verbs.RecvWR{ID: i, SGEs: []verbs.SGE{{Addr: 0x20000, Len: 10, LKey: reg.STag()}}})

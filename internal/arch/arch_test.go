@@ -47,7 +47,7 @@ var layers = []layer{
 	{folder: "app", inside: []string{"client"}, outside: []string{"golang.org/x", "github.com/zeebo/blake3", "github.com/zeebo/xxh3", "github.com/HdrHistogram"}},
 
 	{folder: "tcp", core: true},
-	{folder: "sctp/session", inside: []string{"sctp", "mpa", "rdmap"}, core: true},
+	{folder: "sctp/session", inside: []string{"sctp", "mpa"}, core: true},
 	{folder: "sctp", core: true},
 	{folder: "mpa", core: true},
 	{folder: "ddp", core: true},

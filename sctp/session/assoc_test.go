@@ -61,6 +61,8 @@ func (c *checker) take(n uint32) {
 	*c.n++
 }
 
+func (c *checker) Waits([]byte) bool { return false }
+
 func (c *checker) HandleULPDU(b []byte) *term.Error {
 	c.take(binary.BigEndian.Uint32(b))
 	return nil

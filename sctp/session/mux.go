@@ -556,6 +556,13 @@ func (m *Mux) Attach(id uint16, sink Sink) error {
 	return nil
 }
 
+// Resume continues with the segments of stream id for which its sink has waited.
+func (m *Mux) Resume(id uint16) {
+	if s := m.stream(id); s != nil {
+		m.advance(s)
+	}
+}
+
 // CanSend reports whether a DDP segment may be sent on stream id now. The initiating side waits until its Initiate is acknowledged or
 // answered (RFC 5043 6.6).
 func (m *Mux) CanSend(id uint16) bool {

@@ -110,6 +110,7 @@ func TestMemory(t *testing.T) {
 // nullSink takes segments in order alone.
 type nullSink struct{}
 
+func (nullSink) Waits([]byte) bool                   { return false }
 func (nullSink) HandleULPDU([]byte) *term.Error      { return nil }
 func (nullSink) HandleEarly(serial.Num, []byte) bool { return false }
 func (nullSink) DeliverEarly(serial.Num) *term.Error { return nil }

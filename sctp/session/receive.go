@@ -35,7 +35,7 @@ func (m *Mux) HandleMessage(id uint16, ppid uint32, unordered bool, b []byte) {
 	}
 	d := be.Uint16(b) - s.next
 	switch {
-	case d == 0:
+	case d == 0 && !s.waits():
 		m.process(s, ppid, b)
 		m.advance(s)
 	case s.state == Idle:
@@ -80,7 +80,7 @@ func (m *Mux) keep(s *stream, d uint16, ppid uint32, b []byte) {
 	}
 	a.ppid = ppid
 	s.nahead++
-	if s.state == Open && s.sink != nil && !s.sinkEnded && ppid == m.cfg.Profile.Segment() &&
+	if d > 0 && s.state == Open && s.sink != nil && !s.sinkEnded && ppid == m.cfg.Profile.Segment() &&
 		s.sink.HandleEarly(s.count+serial.Num(d), b[HeaderLen:]) {
 		a.kind = aheadPlaced
 		m.stats.Early++
@@ -102,16 +102,25 @@ func (m *Mux) widen(s *stream) {
 	m.keepRing(s, r)
 }
 
-// ready reports whether the next message, of this PPID, can be processed now: DDP segments of an open session wait for a sink.
-func (m *Mux) ready(s *stream, ppid uint32) bool {
-	return s.state != Open || s.sink != nil || ppid != m.cfg.Profile.Segment()
+// waits reports whether the next message has come and could not be processed yet.
+func (s *stream) waits() bool {
+	return s.nahead > 0 && s.ring[int(s.next)&(len(s.ring)-1)].kind != notCome
+}
+
+// ready reports whether the next message, b, can be processed now: DDP segments of an open session wait for a sink, and the sink may wait
+// too.
+func (m *Mux) ready(s *stream, ppid uint32, b []byte) bool {
+	if s.state != Open || ppid != m.cfg.Profile.Segment() {
+		return true
+	}
+	return s.sink != nil && (s.sinkEnded || !s.sink.Waits(b[HeaderLen:]))
 }
 
 // advance processes held messages that are now in order.
 func (m *Mux) advance(s *stream) {
 	for s.nahead > 0 && s.state != Ended {
 		a := &s.ring[int(s.next)&(len(s.ring)-1)]
-		if a.kind == notCome || !m.ready(s, a.ppid) {
+		if a.kind == notCome || a.kind == aheadHeld && !m.ready(s, a.ppid, a.b) {
 			return
 		}
 		s.nahead--
@@ -136,7 +145,7 @@ func (m *Mux) advance(s *stream) {
 
 // process handles the next message in order.
 func (m *Mux) process(s *stream, ppid uint32, b []byte) {
-	if !m.ready(s, ppid) {
+	if !m.ready(s, ppid, b) {
 		m.keep(s, 0, ppid, b)
 		return
 	}

@@ -144,9 +144,10 @@ type Setup struct {
 	Enhanced *mpa.EnhancedData // nil: the message is unenhanced
 }
 
-// Sink receives the DDP segments of a session; *rdmap.Stream is one. Keys of early segments are unique in a session while fewer than 2^31
-// segments are in flight.
+// Sink receives the DDP segments of a session. Keys of early segments are unique in a session while fewer than 2^31 segments are in flight.
 type Sink interface {
+	// Waits reports whether b, which is next in order, cannot be processed yet. Mux.Resume then asks again.
+	Waits(b []byte) bool
 	HandleULPDU(b []byte) *term.Error
 	HandleEarly(key serial.Num, b []byte) bool
 	DeliverEarly(key serial.Num) *term.Error

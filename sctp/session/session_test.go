@@ -11,11 +11,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/mpa"
-	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/sctp"
 )
-
-var _ Sink = (*rdmap.Stream)(nil)
 
 // record is a Sink that notes what it is given.
 type record struct {
@@ -23,7 +20,10 @@ type record struct {
 	early map[serial.Num]string
 	place bool
 	fail  string // segment that is a violation
+	wait  string // segment that waits
 }
+
+func (r *record) Waits(b []byte) bool { return r.wait != "" && string(b) == r.wait }
 
 func (r *record) HandleULPDU(b []byte) *term.Error {
 	r.got = append(r.got, string(b))
@@ -574,6 +574,38 @@ func TestSinkError(t *testing.T) {
 	b.segment("more")
 	if !slices.Equal(b.sink.got, []string{"good", "bad"}) || b.m.State(sid) != Open {
 		t.Errorf("got %v, %v", b.sink.got, b.m.State(sid))
+	}
+}
+
+// TestSinkWaits checks that a segment for which its sink waits comes before all that follow, also those placed early, and
+// that no other may have its number.
+func TestSinkWaits(t *testing.T) {
+	for _, place := range []bool{false, true} {
+		b := newBench(t, Config{}).in("passive")
+		b.sink.wait, b.sink.place = "two", place
+		for _, s := range []string{"one", "two", "three"} {
+			b.segment(s)
+		}
+		b.control(4, "")
+		for range 2 {
+			if b.m.Resume(sid); fmt.Sprint(b.sink.got) != "[one]" || b.m.State(sid) != Open {
+				t.Fatalf("%v, state %v", b.sink.got, b.m.State(sid))
+			}
+		}
+		b.sink.wait = ""
+		b.m.Resume(sid)
+		b.drain()
+		if got := b.kinds(); fmt.Sprint(b.sink.got) != "[one two three]" || !slices.Contains(got, EventTerminated) {
+			t.Errorf("%v, events %v", b.sink.got, got)
+		}
+	}
+	b := newBench(t, Config{}).in("passive")
+	b.sink.wait = "two"
+	b.segment("two")
+	b.sink.wait = ""
+	b.ssn--
+	if b.segment("two again"); b.events[0].Err != error(ErrSSNTwice) {
+		t.Errorf("%v", b.events)
 	}
 }
 

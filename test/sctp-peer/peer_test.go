@@ -116,6 +116,7 @@ func (e *echo) HandleULPDU(b []byte) *term.Error {
 	}
 	return nil
 }
+func (e *echo) Waits([]byte) bool                   { return false }
 func (e *echo) HandleEarly(serial.Num, []byte) bool { return false }
 func (e *echo) DeliverEarly(serial.Num) *term.Error { panic("nothing was placed early") }
 
