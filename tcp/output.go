@@ -221,12 +221,14 @@ func (c *Conn) sendAck(now clock.Time, o *Out) {
 
 // bareSeq returns the sequence number of a segment without text: SND.NXT, but not beyond the peer's window, where a probe of that window may
 // be. The peer would take neither an ACK nor a RST from there (RFC 9293 3.10.7.4); if it reads only once its own data is acknowledged, its
-// window would stay closed.
+// window would stay closed. The end of an open window may move back by what its scale rounds off, although the peer has all up to
+// SND.NXT; it would not take what is before that.
 func (c *Conn) bareSeq() serial.Num {
-	if c.state < Established {
+	end := c.una.Add(c.wnd)
+	if c.state < Established || c.nxt.LessEq(end) || c.wnd > 0 && c.nxt.Sub(end) < 1<<c.sndShift {
 		return c.nxt
 	}
-	return serial.Min(c.nxt, c.una.Add(c.wnd))
+	return end
 }
 
 // sendSegment builds the next segment with payload or FIN, or a probe.
