@@ -255,6 +255,20 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
+// TestAdoptedFlush checks that the worker that had adopted a connection flushes what is posted after its end, since the
+// completions of a queue pair are in order only in the ring of one worker.
+func TestAdoptedFlush(t *testing.T) {
+	q := newTwoQueues(t, 1)
+	id, qa, qb := q.connected()
+	q.transfer(id, qa, qb)
+	qa.sends = append(qa.sends, verbs.SendWR{ID: 3, Op: rdmap.OpSend})
+	q.hosts[0].e.Attach(id, Attachment{QP: &qa.QPBinding})
+	q.until("flushed", func() bool { return len(qa.wcs) == 3 })
+	if wc := qa.wcs[2]; wc.ID != 3 || wc.Status != verbs.WCFlushErr || qa.rings[2] != qa.rings[0] {
+		t.Errorf("completion %+v in ring %d, after those in ring %d", wc, qa.rings[2], qa.rings[0])
+	}
+}
+
 // TestAdoptGivenUp cancels a connect that was adopted and is never answered.
 func TestAdoptGivenUp(t *testing.T) {
 	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)

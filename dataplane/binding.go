@@ -33,6 +33,7 @@ type QPBinding struct {
 	ReceiveWait time.Duration
 
 	stream *stream       // owned by the worker it is attached to
+	worker *worker       // which has, or had, the stream; its completions are in order only in the ring of one worker
 	stored uint64        // Far.Stored when the worker last looked
 	moved  atomic.Bool   // Far has moved data since the worker last looked
 	id     atomic.Uint64 // connection passed to Attach

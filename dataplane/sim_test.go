@@ -226,6 +226,7 @@ type simQP struct {
 	sends []verbs.SendWR
 	recvs []verbs.RecvWR
 	wcs   []verbs.WC
+	rings []int // the worker that each of wcs was pushed by
 }
 
 func (q *simQP) NextSend(wr *verbs.SendWR) bool {
@@ -246,7 +247,10 @@ func (q *simQP) NextRecv(wr *verbs.RecvWR) bool {
 	return true
 }
 
-func (q *simQP) Push(_ int, wc *verbs.WC) bool    { q.wcs = append(q.wcs, *wc); return true }
+func (q *simQP) Push(worker int, wc *verbs.WC) bool {
+	q.wcs, q.rings = append(q.wcs, *wc), append(q.rings, worker)
+	return true
+}
 func (q *simQP) Pending(int) bool                 { return true } // nothing to flush
 func (q *simQP) Flush(int, clock.Time) clock.Time { return 0 }
 

@@ -122,6 +122,10 @@ func (w *worker) answer(id ConnID, s *stream, set session.Setup, a Attachment) {
 }
 
 func (w *worker) refuseAttach(id ConnID, a Attachment) {
+	if to := a.QP.worker; to != nil && to != w {
+		to.post(func(w *worker) { w.refuseAttach(id, a) })
+		return
+	}
 	a.QP.QP.Error()
 	w.flushes.deliver(w, a.QP)
 	w.flushes.after(w, a.QP, func(w *worker) {
@@ -134,7 +138,7 @@ func (w *worker) refuseAttach(id ConnID, a Attachment) {
 func (s *stream) linkQP(w *worker, a Attachment) {
 	b := a.QP
 	s.qp, s.params = b, a.Params
-	b.stream = s
+	b.stream, b.worker = s, w
 	cl := w.client(b.Client)
 	if cl == nil {
 		return
