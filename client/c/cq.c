@@ -307,7 +307,9 @@ int iwarpd_poll_cq(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n)
 {
 	int got;
 
-	if (cq->num_saved > 0 && n > 0)
+	if (n <= 0)
+		return 0;
+	if (cq->num_saved > 0)
 		return poll_saved(cq, wc, n);
 	if (cq->before) {
 		got = poll_rings(cq->before, wc, n);

@@ -320,6 +320,7 @@ static void check_resize(struct side *a)
 			CHECK(iwarpd_post_send(a->qp, &wr) == 0);
 		}
 		for (uint64_t i = 0; i < 6; i++) {
+			CHECK(iwarpd_poll_cq(a->scq, &wc, 0) == 0);
 			wc = wait_one(a->scq);
 			CHECK(wc.status == 0 && wc.id == i);
 		}
@@ -336,6 +337,7 @@ static void check_resize(struct side *a)
 		CHECK(poll(&p, 1, 60000) == 1 && iwarpd_resize_cq(a->scq, 512, &err) == 0);
 	}
 	for (uint64_t i = 0; i < 200; i++) {
+		CHECK(iwarpd_poll_cq(a->scq, &wc, 0) == 0);
 		wc = wait_one(a->scq);
 		CHECK(wc.status == 0 && wc.id == i);
 	}
