@@ -303,6 +303,16 @@ static int exchange(struct iwarpd_device *dev, Pb__Request *req, int fd, struct 
 	return err;
 }
 
+bool device_dead(struct iwarpd_device *dev)
+{
+	bool dead;
+
+	pthread_mutex_lock(&dev->lock);
+	dead = dev->dead != 0;
+	pthread_mutex_unlock(&dev->lock);
+	return dead;
+}
+
 int device_gone(struct iwarpd_device *dev, struct iwarpd_error *e)
 {
 	int err;

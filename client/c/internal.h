@@ -252,6 +252,9 @@ int device_post(struct iwarpd_device *dev, Pb__Request *req);
 /* device_broken ends a device after an unrecoverable error. */
 void device_broken(struct iwarpd_device *dev, int err);
 
+/* device_dead reports whether a device has died. */
+bool device_dead(struct iwarpd_device *dev);
+
 /* device_gone fills in *e for a device that has died. */
 int device_gone(struct iwarpd_device *dev, struct iwarpd_error *e);
 

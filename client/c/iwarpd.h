@@ -383,6 +383,7 @@ struct iwarpd_qp_attr {
 	uint32_t max_sge;                    /* 0: 4 */
 	uint32_t max_inline;                 /* bytes */
 	bool sig_all; /* all send work requests generate completions */
+	bool flush_late; /* work requests posted after the end of the connection are flushed; otherwise posting them fails */
 	/*
 	 * How long a Send of the peer may wait for its receive over TCP, at most
 	 * 60000; 0: a Send without a receive ends the connection.
@@ -461,7 +462,7 @@ struct iwarpd_recv_wr {
  *   -EAGAIN    the queue is full: poll the CQ first
  *   -EMSGSIZE  more SGEs or inline data than the QP was created for
  *   -EINVAL    inline data without the flag, or both inline data and SGEs
- *   -ENOTCONN  the connection has ended
+ *   -ENOTCONN  the connection has ended; with flush_late: the daemon is gone
  *   -EPROTO    the daemon has corrupted the queue
  * The completion of a Write means that its memory may be reused, not that the data
  * has been placed: the peer does not acknowledge a Write. If the peer's memory does

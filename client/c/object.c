@@ -33,21 +33,11 @@ void object_free(struct object *o)
 	o->free(o);
 }
 
-static bool is_dead(struct iwarpd_device *dev)
-{
-	bool dead;
-
-	pthread_mutex_lock(&dev->lock);
-	dead = dev->dead != 0;
-	pthread_mutex_unlock(&dev->lock);
-	return dead;
-}
-
 int object_destroy(struct object *o, Pb__Request *req, struct iwarpd_error *e)
 {
 	int err = device_do(o->dev, req, e);
 
-	if (err && is_dead(o->dev))
+	if (err && device_dead(o->dev))
 		err = device_gone(o->dev, e);
 	if (!err || err == -EPIPE)
 		object_free(o);

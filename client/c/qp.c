@@ -54,7 +54,8 @@ struct iwarpd_qp {
 	uint32_t bell;
 	void *context;
 	atomic_int worker;  /* worker whose bell to ring; NO_WORKER: not established */
-	atomic_bool ended;  /* the connection has ended: nothing more can be posted */
+	bool flush_late;    /* of struct iwarpd_qp_attr */
+	atomic_bool ended;  /* the connection has ended: what is posted is flushed, or nothing can be posted */
 };
 
 struct iwarpd_qp *qp_of(struct object *o)
@@ -160,7 +161,7 @@ static void qp_ended(struct object *o)
 		flush(qp);
 }
 
-static int new_qp(struct iwarpd_device *dev, const struct packet *p, void *context, struct iwarpd_qp **out)
+static int new_qp(struct iwarpd_device *dev, const struct packet *p, const struct iwarpd_qp_attr *attr, struct iwarpd_qp **out)
 {
 	const Pb__QPReply *r = p->msg->reply->qp;
 	struct iwarpd_qp *qp;
@@ -177,7 +178,8 @@ static int new_qp(struct iwarpd_device *dev, const struct packet *p, void *conte
 		return err;
 	}
 	qp->bell = r->doorbell;
-	qp->context = context;
+	qp->context = attr->context;
+	qp->flush_late = attr->flush_late;
 	atomic_init(&qp->worker, NO_WORKER);
 	atomic_init(&qp->ended, false);
 	qp->obj.ended = qp_ended;
@@ -227,7 +229,7 @@ int iwarpd_create_qp(struct iwarpd_pd *pd, const struct iwarpd_qp_attr *attr, st
 	err = device_call(pd->obj.dev, &req, -1, PB__REPLY__BODY_QP, attr->srq ? 1 : 2, &p, e);
 	if (err)
 		return err;
-	err = new_qp(pd->obj.dev, &p, attr->context, out);
+	err = new_qp(pd->obj.dev, &p, attr, out);
 	return create_done(pd->obj.dev, &p, err, "queue pair", e);
 }
 
@@ -252,6 +254,12 @@ int iwarpd_destroy_qp(struct iwarpd_qp *qp, struct iwarpd_error *e)
 	body.qp = qp->obj.handle;
 	end_reads(&qp->obj);
 	return object_destroy(&qp->obj, &req, e);
+}
+
+/* closed reports whether nothing can be posted. */
+static bool closed(struct iwarpd_qp *qp)
+{
+	return atomic_load(&qp->ended) && (!qp->flush_late || device_dead(qp->obj.dev));
 }
 
 /* posted_late handles work requests published after the end of the connection. */
@@ -336,7 +344,7 @@ int iwarpd_post_sends(struct iwarpd_qp *qp, const struct iwarpd_send_wr *wr, int
 {
 	int worker, posted, err = 0;
 
-	if (atomic_load(&qp->ended))
+	if (closed(qp))
 		return -ENOTCONN;
 	for (posted = 0; posted < n; posted++) {
 		err = put_one(qp, &wr[posted]);
@@ -386,7 +394,7 @@ int iwarpd_post_recv(struct iwarpd_qp *qp, const struct iwarpd_recv_wr *wr)
 
 	if (!qp->rq.map.mem)
 		return -EINVAL;
-	if (atomic_load(&qp->ended))
+	if (closed(qp))
 		return -ENOTCONN;
 	err = put_recv(&qp->rq, wr);
 	if (!err && atomic_load(&qp->ended))

@@ -47,6 +47,7 @@ struct side {
 	struct iwarpd_qp *qp;
 	struct iwarpd_mr *mr;
 	struct iwarpd_event ev; /* the last one */
+	bool flush_late; /* of struct iwarpd_qp_attr */
 };
 
 static void open_side(struct side *s, const char *socket, const char *address)
@@ -67,7 +68,7 @@ static void make_cq(struct side *s, struct iwarpd_cq **cq)
 
 static void make_qp(struct side *s)
 {
-	struct iwarpd_qp_attr attr = { .send_depth = 8, .recv_depth = RECVS, .max_sge = 2, .max_inline = 32, .context = s };
+	struct iwarpd_qp_attr attr = { .send_depth = 8, .recv_depth = RECVS, .max_sge = 2, .max_inline = 32, .flush_late = s->flush_late, .context = s };
 
 	CHECK(iwarpd_alloc_pd(s->dev, &s->pd, &err) == 0);
 	make_cq(s, &s->scq);
@@ -364,7 +365,7 @@ static void check_posting(struct side *s)
 
 /*
  * check_violation reads outside of a region. Both ends get a Terminate, the connection
- * ends, and nothing more can be posted.
+ * ends, and nothing more can be posted, or it is flushed.
  */
 static void check_violation(struct side *a, struct side *b)
 {
@@ -380,6 +381,7 @@ static void check_violation(struct side *a, struct side *b)
 	CHECK(!b->ev.terminate.remote);
 	expect_event(b, IWARPD_EVENT_DISCONNECTED);
 	CHECK(iwarpd_post_send(a->qp, &wr) == -ENOTCONN);
+	CHECK(iwarpd_post_send(b->qp, &wr) == 0 && wait_one(b->scq).status == IWARPD_WC_WR_FLUSH_ERR);
 	while (got < RECVS && (n = iwarpd_wait_cq(a->rcq, &wc, 1, WAIT)) == 1) {
 		CHECK(wc.status == IWARPD_WC_WR_FLUSH_ERR);
 		got++;
@@ -1177,7 +1179,7 @@ static void gone(struct side *a, struct side *b)
 		CHECK(iwarpd_post_send(a->qp, &wr) == 0);
 	CHECK(iwarpd_get_event(a->dev, &a->ev, WAIT, &err) == -EPIPE);
 	CHECK(iwarpd_get_qp_event(b->qp, &b->ev, WAIT, &err) == -EPIPE);
-	CHECK(iwarpd_post_send(a->qp, &wr) == -ENOTCONN);
+	CHECK(iwarpd_post_send(a->qp, &wr) == -ENOTCONN && iwarpd_post_send(b->qp, &wr) == -ENOTCONN);
 	CHECK(iwarpd_wait_cq(a->rcq, &wc, 1, WAIT) == -EPIPE);
 	CHECK(iwarpd_get_cq_event(b->channel, &cq, WAIT) == -EPIPE);
 	CHECK(iwarpd_destroy_qp(a->qp, &err) == -EPIPE && strstr(err.text, "gone"));
@@ -1251,6 +1253,7 @@ int main(int argc, char **argv)
 	}
 	open_side(&a, argv[1], argv[2]);
 	open_side(&b, argv[3], argv[4]);
+	b.flush_late = true;
 	if (strcmp(argv[5], "verbs") == 0) {
 		verbs(&a, &b);
 	} else if (strcmp(argv[5], "cm") == 0) {
