@@ -295,8 +295,8 @@ int cq_need(struct ibv_cq *ibv, uint64_t n, struct iwarpd_error *e);
 int cq_late(struct ibv_cq *ibv, const struct ibv_wc *wc);
 
 /*
- * cq_flush adds a flushed completion for a work request that was posted after the
- * connection ended.
+ * cq_flush adds a flushed completion for a work request that the daemon cannot flush: it is gone, or the
+ * QP has had no connection.
  */
 int cq_flush(struct ibv_cq *ibv, const struct ibv_qp *qp, uint64_t wr_id, enum ibv_wc_opcode opcode);
 
@@ -342,8 +342,8 @@ static inline struct srq *srq_of(struct ibv_srq *ibv)
 	return container_of(ibv, struct srq, ibv);
 }
 
-/* State of the connection of a QP. CONN_OVER is also that of a QP in the error state that has had none. */
-enum connection { CONN_NONE, CONN_MAKING, CONN_UP, CONN_CLOSING, CONN_OVER };
+/* State of the connection of a QP. CONN_NEVER is that of a QP in the error state that has had none. */
+enum connection { CONN_NONE, CONN_MAKING, CONN_UP, CONN_CLOSING, CONN_OVER, CONN_NEVER };
 
 /* Work requests that were posted before the connection, which the daemon flushes only with one. */
 struct early {

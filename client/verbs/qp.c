@@ -46,6 +46,7 @@ static int fill(const struct context *c, struct iwarpd_qp_attr *attr, struct ibv
 	attr->max_sge = cap->max_send_sge;
 	attr->max_inline = cap->max_inline_data;
 	attr->receive_wait_ms = iwv_settings()->receive_wait;
+	attr->flush_late = true;
 	return 0;
 }
 
@@ -371,7 +372,7 @@ static void kill_unconnected(struct qp *qp)
 {
 	pthread_mutex_lock(&qp->send_lock);
 	pthread_mutex_lock(&qp->recv_lock);
-	atomic_store(&qp->conn, CONN_OVER);
+	atomic_store(&qp->conn, CONN_NEVER);
 	flush_early(qp, qp->ibv.send_cq, &qp->early_sends);
 	flush_early(qp, qp->ibv.recv_cq, &qp->early_recvs);
 	pthread_mutex_unlock(&qp->recv_lock);

@@ -271,14 +271,12 @@ static int post_batch(struct qp *qp, struct ibv_send_wr **wr)
 int post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
 	struct qp *qp = qp_of(ibv);
-	int err;
+	int err = 0;
 
 	pthread_mutex_lock(&qp->send_lock);
-	err = atomic_load(&qp->conn) == CONN_OVER ? -ENOTCONN : 0;
 	answer_posted(qp);
 	while (wr && !err)
-		err = post_batch(qp, &wr);
-	/* Work requests posted after the end of the connection complete too, as flushed. */
+		err = atomic_load(&qp->conn) == CONN_NEVER ? -ENOTCONN : post_batch(qp, &wr);
 	for (; wr && (err == -ENOTCONN || err == 0); wr = wr->next)
 		err = cq_flush(ibv->send_cq, ibv, wr->wr_id, completion_of(wr));
 	pthread_mutex_unlock(&qp->send_lock);
@@ -302,7 +300,7 @@ int post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **b
 	for (; wr; wr = wr->next) {
 		struct iwarpd_recv_wr r = recv_of(wr);
 
-		err = atomic_load(&qp->conn) == CONN_OVER && !ibv->srq ? -ENOTCONN : iwarpd_post_recv(qp->q, &r);
+		err = atomic_load(&qp->conn) == CONN_NEVER && !ibv->srq ? -ENOTCONN : iwarpd_post_recv(qp->q, &r);
 		if (!err) {
 			cq_expect(ibv->recv_cq, 1);
 			note_early(qp, &qp->early_recvs, qp->cap.max_recv_wr, wr->wr_id, IBV_WC_RECV);

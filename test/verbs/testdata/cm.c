@@ -1417,6 +1417,36 @@ static void extended(void)
 	CHECK(ibv_destroy_cq(cq) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(c) == 0);
 }
 
+/*
+ * A work request is posted after the connection has ended and before the library has noticed, and another one after that. They
+ * complete in this order.
+ */
+static void ordered(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	void (*lock)(void) = (void (*)(void))function("iwv_thread_lock"), (*unlock)(void) = (void (*)(void))function("iwv_thread_unlock");
+	__typeof__(&iwv_qp_disconnect) disconnect = (__typeof__(disconnect))function("iwv_qp_disconnect");
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct ibv_send_wr wr = { .wr_id = 1, .opcode = IBV_WR_SEND }, *bad;
+
+	establish(server, client, l, &id, &child);
+	recv_empty(id->qp, 0);
+	lock();
+	CHECK(disconnect(qp_of(child->qp), true, NULL) == 0);
+	expect_flush(id->recv_cq, 0);
+	CHECK(ibv_post_send(id->qp, &wr, &bad) == 0);
+	unlock();
+	CHECK(next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
+	wr.wr_id = 2;
+	CHECK(ibv_post_send(id->qp, &wr, &bad) == 0);
+	for (uint64_t i = 1; i <= 2; i++)
+		expect_flush(id->send_cq, i);
+	CHECK(next(server, RDMA_CM_EVENT_DISCONNECTED) == child);
+	end(id);
+	end(child);
+	end(l);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
@@ -1425,6 +1455,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
+		{ "ordered", ordered },
 	};
 
 	CHECK(argc == 3);
