@@ -93,6 +93,12 @@ void async_error(struct context *c, const struct iwarpd_event *ev)
 	}
 }
 
+void async_last_recv(struct qp *qp)
+{
+	if (iwv_qp_find(qp->ctx, qp->ibv.qp_num) == qp) /* the program has not destroyed it */
+		put(qp->ctx, IBV_EVENT_QP_LAST_WQE_REACHED, &qp->ibv);
+}
+
 void async_fatal(struct context *c)
 {
 	put(c, IBV_EVENT_DEVICE_FATAL, NULL);
@@ -108,6 +114,7 @@ static unsigned int *unacknowledged(const struct ibv_async_event *event)
 	case IBV_EVENT_CQ_ERR:
 		return iwv_is_ours(event->element.cq->context) ? &cq_of(event->element.cq)->unacknowledged : NULL;
 	case IBV_EVENT_QP_FATAL:
+	case IBV_EVENT_QP_LAST_WQE_REACHED:
 		return iwv_is_ours(event->element.qp->context) ? &qp_of(event->element.qp)->unacknowledged : NULL;
 	case IBV_EVENT_SRQ_LIMIT_REACHED:
 		return iwv_is_ours(event->element.srq->context) ? &srq_of(event->element.srq)->unacknowledged : NULL;

@@ -160,6 +160,9 @@ void async_close(struct context *c);
 void async_error(struct context *c, const struct iwarpd_event *ev);
 void async_fatal(struct context *c);
 
+/* async_last_recv reports that a QP has used its last receive of an SRQ. */
+void async_last_recv(struct qp *qp);
+
 /*
  * async_drop drops the events of an object that is being destroyed, and waits until the program has
  * acknowledged those that it has taken. iwv_thread_lock is held.

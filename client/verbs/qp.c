@@ -228,6 +228,13 @@ static void forget_early(struct early *e, pthread_mutex_t *lock)
 	pthread_mutex_unlock(lock);
 }
 
+/* drained reports that a QP in the error state takes no more receives of its SRQ, if it has one. The lock is held. */
+static void drained(struct qp *qp)
+{
+	if (qp->ibv.srq && qp->ibv.state == IBV_QPS_ERR && atomic_load(&qp->conn) >= CONN_OVER)
+		async_last_recv(qp);
+}
+
 void qp_event(const struct iwarpd_event *ev)
 {
 	struct qp *qp = iwv_qp_of_event(ev);
@@ -250,6 +257,7 @@ void qp_event(const struct iwarpd_event *ev)
 		if (!qp->exchange)
 			qp->ibv.state = IBV_QPS_ERR;
 		qp->deadline = 0;
+		drained(qp);
 		break;
 	}
 }
@@ -451,9 +459,13 @@ int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
 		return 0;
 	iwv_thread_lock();
 	if (!passed(qp, attr->qp_state)) {
+		enum ibv_qp_state from = ibv->state;
+
 		err = modify(qp, attr, mask, &e);
 		if (!err)
 			ibv->state = attr->qp_state;
+		if (ibv->state != from)
+			drained(qp);
 	}
 	iwv_thread_unlock();
 	return err ? iwv_fail(err, "ibv_modify_qp", &e) : 0;

@@ -1447,6 +1447,51 @@ static void ordered(void)
 	end(l);
 }
 
+/* last_receive takes the event that a queue pair takes no more receives of its shared queue. */
+static void last_receive(struct ibv_qp *qp)
+{
+	struct ibv_async_event e;
+
+	CHECK(ibv_get_async_event(qp->context, &e) == 0);
+	CHECK(e.event_type == IBV_EVENT_QP_LAST_WQE_REACHED && e.element.qp == qp);
+	ibv_ack_async_event(&e);
+	CHECK(!readable(qp->context->async_fd));
+}
+
+/* A queue pair with a shared receive queue reports once that it takes no more receives: after its connection, or at once if it has none. */
+static void last(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id = call(client, l), *child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct ibv_srq_init_attr init = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+	struct ibv_qp *qp;
+
+	CHECK(rdma_create_srq(child, NULL, &init) == 0);
+	create_qp(child);
+	CHECK(rdma_accept(child, NULL) == 0);
+	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
+	CHECK(rdma_disconnect(id) == 0);
+	CHECK(next(server, RDMA_CM_EVENT_DISCONNECTED) == child && next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
+	last_receive(child->qp);
+	to_error(child->qp);
+	CHECK(!readable(child->verbs->async_fd));
+
+	attr.send_cq = attr.recv_cq = child->send_cq;
+	attr.srq = child->srq;
+	qp = ibv_create_qp(child->pd, &attr);
+	CHECK(qp);
+	to_error(qp);
+	last_receive(qp);
+	to_error(qp);
+	CHECK(!readable(child->verbs->async_fd) && ibv_destroy_qp(qp) == 0);
+	rdma_destroy_qp(child);
+	rdma_destroy_srq(child);
+	end(id);
+	end(child);
+	end(l);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
@@ -1455,7 +1500,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "ordered", ordered },
+		{ "ordered", ordered }, { "last", last },
 	};
 
 	CHECK(argc == 3);
