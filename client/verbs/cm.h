@@ -132,7 +132,7 @@ struct context *context_with(const struct sockaddr *a);
 
 /*
  * context_for returns the context of the device that reaches dst, and stores its source
- * address in src.
+ * address in src. Any device reaches this host's loopback address.
  */
 struct context *context_for(const struct sockaddr *dst, struct sockaddr_storage *src);
 

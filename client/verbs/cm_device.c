@@ -127,6 +127,18 @@ struct context *context_with(const struct sockaddr *a)
 	return NULL;
 }
 
+/* context_of returns the first context whose device has an address of a family, which it stores in *a. */
+static struct context *context_of(sa_family_t family, struct sockaddr_storage *a)
+{
+	unsigned int prefix;
+
+	for (struct context **c = cm_contexts(SCAN_NEW); *c; c++)
+		for (unsigned int i = 0; live(*c) && iwv_device_address((*c)->device, i, a, &prefix); i++)
+			if (a->ss_family == family)
+				return *c;
+	return NULL;
+}
+
 struct context *context_for(const struct sockaddr *dst, struct sockaddr_storage *src)
 {
 	socklen_t len = sizeof(*src);
@@ -141,7 +153,7 @@ struct context *context_for(const struct sockaddr *dst, struct sockaddr_storage 
 		c = context_with((struct sockaddr *)src);
 	}
 	close(s);
-	return c;
+	return !c && addr_any(dst) ? context_of(dst->sa_family, src) : c;
 }
 
 struct ibv_context **rdma_get_devices(int *num)

@@ -434,6 +434,22 @@ static int resolve(struct id *id, const struct sockaddr *dst)
 	return 0;
 }
 
+/*
+ * to_self replaces a destination that is the host's loopback address by the address of the id's device, unless that is the
+ * loopback interface.
+ */
+static void to_self(struct id *id)
+{
+	const struct sockaddr *src = &id->pub.route.addr.src_addr;
+	struct sockaddr *dst = &id->pub.route.addr.dst_addr;
+	uint16_t port = addr_port(dst);
+
+	if (!addr_any(dst) || addr_any(src))
+		return;
+	set_addr(&id->pub.route.addr.dst_storage, src);
+	addr_set_port(dst, port);
+}
+
 int rdma_resolve_addr(struct rdma_cm_id *pub, struct sockaddr *src, struct sockaddr *dst, int timeout_ms)
 {
 	struct id *id = id_of(pub);
@@ -455,6 +471,7 @@ int rdma_resolve_addr(struct rdma_cm_id *pub, struct sockaddr *src, struct socka
 		addr_text(dst, true, text);
 		iwv_log("rdma_resolve_addr: no device of iwarpd reaches %s: %s", text, strerror(err));
 	} else {
+		to_self(id);
 		id->state = ID_ADDR_RESOLVED;
 	}
 	event_simple(id, err ? RDMA_CM_EVENT_ADDR_ERROR : RDMA_CM_EVENT_ADDR_RESOLVED, -err);

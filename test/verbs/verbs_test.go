@@ -554,6 +554,12 @@ func TestIdentifiers(t *testing.T) {
 	for _, mode := range []string{"rtr", "cqs", "requests", "migrate", "twice", "backlog", "states", "nowhere", "halves", "whole", "exact", "extended", "resized", "written", "failed", "unconnected", "rereg", "synchronous", "acknowledged", "unnamed", "fatal", "transitions", "source", "unbound", "taken", "moved", "canceled", "last", "ordered"} {
 		t.Run(mode, func(t *testing.T) { run(t, mode).Succeed() })
 	}
+	// The loopback addresses are those of the host's devices, as in the kernel's rdma_cm.
+	for _, address := range []string{"127.0.0.1", "0.0.0.0"} {
+		for _, mode := range []string{"twice", "synchronous"} {
+			t.Run(mode+" at "+address, func(t *testing.T) { b.start(t, program+" "+mode+" "+address).Succeed() })
+		}
+	}
 	t.Run("outlived", func(t *testing.T) {
 		b.start(t, program+" outlived "+a.end.Addr4.String(), "IWARPD_SOCKET="+b.socket+","+a.socket, a.pid(), "IWARPD_VERBS_LOG=1").Succeed()
 	})
