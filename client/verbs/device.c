@@ -167,18 +167,23 @@ void devices_after_fork_child(void)
 	pthread_mutex_init(&addresses_lock, NULL);
 }
 
+/* A thread is not canceled while it scans, so that it releases the lock. */
 struct device *iwv_devices_scan(enum scan how)
 {
+	int state;
+
 	if (how != SCAN_BY_THREAD)
 		pthread_mutex_lock(&lock);
 	else if (pthread_mutex_trylock(&lock) != 0)
 		return devices; /* another thread is looking */
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
 	scans += how == SCAN_ALL;
 	if (!iwv_settings()->off)
 		probe_all(how);
 	for (struct device *d = devices; d; d = d->next)
 		atomic_store(&d->present, atomic_load(&d->seen) == scans);
 	pthread_mutex_unlock(&lock);
+	pthread_setcancelstate(state, NULL);
 	return devices;
 }
 

@@ -138,7 +138,7 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 	struct context *c = iwv_context_of(pd->context);
 	struct iwarpd_error e = { 0 };
 	struct mr *mr;
-	int err = -check_access(access);
+	int err = -check_access(access), state;
 
 	if (!err && (length == 0 || (uintptr_t)addr + length < (uintptr_t)addr))
 		err = -EINVAL;
@@ -151,7 +151,9 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 	mr = calloc(1, sizeof(*mr));
 	if (!mr)
 		return NULL;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state); /* it takes locks */
 	err = place(c, container_of(pd, struct pd, ibv)->pd, &attr, mr, &e);
+	pthread_setcancelstate(state, NULL);
 	if (err) {
 		free(mr);
 		iwv_fail(err, "ibv_reg_mr", &e);

@@ -227,14 +227,14 @@ static void init_changed(void)
 
 static void before_fork(void)
 {
-	pthread_mutex_lock(&lock);
+	iwv_thread_lock();
 	near_before_fork();
 }
 
 static void after_fork_parent(void)
 {
 	near_after_fork_parent();
-	pthread_mutex_unlock(&lock);
+	iwv_thread_unlock();
 }
 
 /*
@@ -246,12 +246,13 @@ static void after_fork_child(void)
 	near_after_fork_child();
 	devices_after_fork_child();
 	exchange_after_fork_child();
-	pthread_mutex_init(&lock, NULL);
-	init_changed();
 	contexts = NULL;
 	if (epoll >= 0)
 		close(epoll);
 	epoll = -1;
+	init_changed();
+	pthread_mutex_init(&lock, NULL);
+	pthread_setcancelstate(cancel_state, NULL);
 }
 
 __attribute__((constructor)) static void init(void)

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -1330,6 +1331,29 @@ static void write_nothing(void)
 		usleep(1000);
 }
 
+/* register_far registers memory that is far, since it is a stack. */
+static void register_far(void)
+{
+	char stack[100];
+	struct ibv_mr *mr = ibv_reg_mr(user->pd, stack, sizeof(stack), IBV_ACCESS_LOCAL_WRITE);
+
+	CHECK(mr && ibv_dereg_mr(mr) == 0);
+}
+
+static void fork_child(void)
+{
+	pid_t pid = fork();
+
+	if (pid == 0)
+		_exit(0);
+	CHECK(pid > 0 && waitpid(pid, NULL, 0) == pid);
+}
+
+static void list_devices(void)
+{
+	ibv_free_device_list(ibv_get_device_list(NULL));
+}
+
 static void *cancel(void *call)
 {
 	CHECK(pthread_cancel(pthread_self()) == 0); /* it ends at the next cancellation point */
@@ -1341,18 +1365,24 @@ static void *cancel(void *call)
 /* Threads are canceled in their calls, and others make the same calls then. */
 static void canceled(void)
 {
-	static void (*calls[])(void) = { allocate, resolve, write_nothing };
+	static void (*calls[])(void) = { allocate, resolve, write_nothing, register_far, fork_child, list_devices };
+	enum { CALLS = sizeof(calls) / sizeof(calls[0]) };
+	static char near[100];
 	struct rdma_event_channel *server = channel(), *client = channel();
 	struct rdma_cm_id *l = listener(server, 0), *child;
+	struct ibv_mr *mr;
 	pthread_t t;
 	void *how;
 
 	establish(server, client, l, &user, &child);
-	for (int i = 0; i < 100; i++) {
-		CHECK(pthread_create(&t, NULL, cancel, &calls[i % 3]) == 0);
+	mr = ibv_reg_mr(user->pd, near, sizeof(near), IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr);
+	for (int i = 0; i < 20 * CALLS; i++) {
+		CHECK(pthread_create(&t, NULL, cancel, &calls[i % CALLS]) == 0);
 		CHECK(pthread_join(t, &how) == 0 && how == PTHREAD_CANCELED);
-		calls[i % 3]();
+		calls[i % CALLS]();
 	}
+	CHECK(ibv_dereg_mr(mr) == 0);
 	end(user);
 	end(child);
 	end(l);
