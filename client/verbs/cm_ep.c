@@ -102,7 +102,7 @@ int rdma_create_qp_ex(struct rdma_cm_id *pub, struct ibv_qp_init_attr_ex *ex)
 	err = rdma_create_qp(pub, ex->comp_mask & IBV_QP_INIT_ATTR_PD ? ex->pd : NULL, &attr);
 	if (err)
 		return err;
-	ex->cap = attr.cap;
+	memcpy(ex, &attr, sizeof(attr));
 	return 0;
 }
 

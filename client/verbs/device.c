@@ -316,6 +316,7 @@ static int query_device_ex(struct ibv_context *ibv, const struct ibv_query_devic
 	if (err)
 		return err;
 	a.phys_port_cnt_ex = a.orig_attr.phys_port_cnt;
+	a.device_cap_flags_ex = a.orig_attr.device_cap_flags;
 	memset(attr, 0, size);
 	memcpy(attr, &a, size < sizeof(a) ? size : sizeof(a));
 	return 0;
@@ -502,7 +503,7 @@ int ibv_query_port(struct ibv_context *ibv, uint8_t port, struct _compat_ibv_por
 		.max_mtu = IBV_MTU_4096,
 		.active_mtu = mtu_of(c->attr.mtu),
 		.gid_tbl_len = (int)atomic_load(&c->device->num_addresses),
-		.max_msg_sz = UINT32_MAX,
+		.max_msg_sz = INT32_MAX, /* of the daemon */
 		.pkey_tbl_len = 1,
 		.max_vl_num = 1,
 		.active_width = 2, /* 4x */

@@ -115,6 +115,8 @@ static int put_wr(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, struc
 		/* fallthrough */
 	case IBV_WR_RDMA_WRITE:
 	case IBV_WR_RDMA_READ:
+		if (wr->opcode == IBV_WR_RDMA_READ && wr->num_sge > 1)
+			return -EINVAL; /* max_sge_rd is 1 */
 		to->opcode = wr->opcode == IBV_WR_RDMA_READ ? IWARPD_WR_RDMA_READ : IWARPD_WR_RDMA_WRITE;
 		to->remote_addr = wr->wr.rdma.remote_addr;
 		to->rkey = wr->wr.rdma.rkey;

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -466,21 +467,28 @@ static void exact(void)
 	end(l);
 }
 
-/* A Write with Immediate Data that takes two entries of a send queue is posted whole or not at all. */
+/*
+ * A Write with Immediate Data that takes two entries of a send queue is posted whole or not at all, and a Read into several
+ * pieces is refused.
+ */
 static void whole(void)
 {
 	struct rdma_event_channel *ch = channel();
 	struct rdma_cm_id *l = listener(ch, 0);
 	struct ibv_cq *cq = ibv_create_cq(l->verbs, 100, NULL, NULL, 0);
 	struct ibv_pd *pd = ibv_alloc_pd(l->verbs);
-	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 4, 1, 1, 1, 0 } };
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 4, 1, 2, 1, 0 } };
 	struct ibv_send_wr one = { .opcode = IBV_WR_SEND }, two = { .opcode = IBV_WR_RDMA_WRITE_WITH_IMM }, *bad;
+	struct ibv_send_wr pieces = { .opcode = IBV_WR_RDMA_READ, .sg_list = (struct ibv_sge[2]){ { 0 } }, .num_sge = 2 };
+	struct ibv_device_attr attr;
 	struct ibv_qp *qp;
 	int err;
 
 	CHECK(cq && pd);
 	qp = ibv_create_qp(pd, &init);
-	CHECK(qp && ibv_post_send(qp, &one, &bad) == 0);
+	CHECK(ibv_query_device(l->verbs, &attr) == 0 && attr.max_sge_rd == 1);
+	CHECK(qp && ibv_post_send(qp, &pieces, &bad) == EINVAL && bad == &pieces);
+	CHECK(ibv_post_send(qp, &one, &bad) == 0);
 	while ((err = ibv_post_send(qp, &two, &bad)) == 0)
 		;
 	CHECK(err == ENOMEM && bad == &two);
@@ -835,6 +843,7 @@ static void unconnected(void)
 	}
 	recv_empty(q.qp, 2);
 	expect_flush(q.cq, 2);
+	CHECK(ibv_post_send(q.qp, NULL, &bad) == 0);
 	CHECK(ibv_post_send(q.qp, &wr, &bad) == 0);
 	expect_flush(q.cq, 3);
 	CHECK(ibv_modify_qp(q.qp, &reset, IBV_QP_STATE) == EOPNOTSUPP);
@@ -1447,6 +1456,58 @@ static void extended(void)
 	CHECK(ibv_destroy_cq(cq) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(c) == 0);
 }
 
+/* rdma_create_qp_ex tells the program which completion queues it has made. */
+static void queues_made(void)
+{
+	struct rdma_event_channel *ch = channel();
+	struct rdma_cm_id *id = listener(ch, 0);
+	struct ibv_qp_init_attr_ex init = { .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+
+	CHECK(rdma_create_qp_ex(id, &init) == 0);
+	CHECK(init.send_cq && init.send_cq == id->send_cq && init.recv_cq == id->recv_cq);
+	end(id);
+	rdma_destroy_event_channel(ch);
+}
+
+/* A message may be as long as the port says, and no longer. */
+static void limits(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0);
+	struct ibv_device_attr_ex attr;
+	struct ibv_port_attr port;
+	size_t most;
+	char *mem;
+
+	CHECK(ibv_query_port(l->verbs, 1, &port) == 0);
+	CHECK(ibv_query_device_ex(l->verbs, NULL, &attr) == 0 && attr.device_cap_flags_ex == attr.orig_attr.device_cap_flags);
+	most = port.max_msg_sz;
+	mem = mmap(NULL, most + 1, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	CHECK(mem != MAP_FAILED);
+	for (size_t more = 0; more < 2; more++) {
+		struct rdma_cm_id *id, *child;
+		struct ibv_sge sge = { .addr = (uintptr_t)mem, .length = (uint32_t)(most + more) };
+		struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE, .sg_list = &sge, .num_sge = 1 }, *bad;
+		struct ibv_mr *mr;
+		struct ibv_wc wc;
+
+		CHECK(sge.length == most + more);
+		establish(server, client, l, &id, &child);
+		mr = ibv_reg_mr(id->pd, mem, sge.length, 0);
+		CHECK(mr);
+		sge.lkey = mr->lkey;
+		CHECK(ibv_post_send(id->qp, &wr, &bad) == 0); /* the peer has no such memory */
+		while (ibv_poll_cq(id->send_cq, 1, &wc) == 0)
+			usleep(1000);
+		printf("%zu bytes: %s\n", most + more, ibv_wc_status_str(wc.status));
+		CHECK(wc.status != IBV_WC_SUCCESS && (wc.status == IBV_WC_LOC_LEN_ERR) == (more > 0));
+		CHECK(ibv_dereg_mr(mr) == 0);
+		end(id);
+		end(child);
+	}
+	end(l);
+}
+
 /*
  * A work request is posted after the connection has ended and before the library has noticed, and another one after that. They
  * complete in this order.
@@ -1530,7 +1591,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "ordered", ordered }, { "last", last },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "last", last },
 	};
 
 	CHECK(argc == 3);
