@@ -202,7 +202,7 @@ static void refuse_all(struct qp *qp, struct exchange *x)
 	x->num_callers = 0;
 }
 
-void exchange_end(struct qp *qp)
+void iwv_exchange_end(struct qp *qp)
 {
 	struct exchange *x = qp->exchange;
 

@@ -422,8 +422,8 @@ int exchange_listen(struct qp *qp);
 /* exchange_connect connects a QP to the one that attr names, on the transition to RTR. */
 int exchange_connect(struct qp *qp, const struct ibv_qp_attr *attr);
 
-/* exchange_end frees the exchange state of a QP. */
-void exchange_end(struct qp *qp);
+/* iwv_exchange_end frees the exchange state of a QP. */
+void iwv_exchange_end(struct qp *qp);
 
 /*
  * exchange_hold keeps a receive that was flushed because the peer has left, until the

@@ -324,7 +324,7 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 	c = qp->ctx;
 	iwv_thread_lock();
 	thread_gone(c); /* its events that have come are not lost */
-	exchange_end(qp);
+	iwv_exchange_end(qp);
 	async_drop(c, ibv, &qp->unacknowledged); /* others find the QP while it waits */
 	unlink_qp(&c->qps, qp);
 	if (!atomic_load(&c->gone) && atomic_load(&qp->conn) == CONN_UP)

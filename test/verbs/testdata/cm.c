@@ -1469,6 +1469,36 @@ static void queues_made(void)
 	rdma_destroy_event_channel(ch);
 }
 
+/* A queue pair that the program has made and moved to INIT itself is connected by its number, and ends with its connection. */
+static void numbered(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct sockaddr_in a = socket_address(rdma_get_src_port(l));
+	struct rdma_conn_param param = { 0 };
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+	struct queues q;
+
+	CHECK(rdma_create_id(client, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&a, 2000) == 0 && next(client, RDMA_CM_EVENT_ADDR_RESOLVED) == id);
+	CHECK(rdma_resolve_route(id, 2000) == 0 && next(client, RDMA_CM_EVENT_ROUTE_RESOLVED) == id);
+	q = make(id->verbs, NULL);
+	CHECK(modified(q.qp, IBV_QPS_INIT) == 0);
+	param.qp_num = q.qp->qp_num;
+	CHECK(rdma_connect(id, &param) == 0);
+	child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	create_qp(child);
+	CHECK(rdma_accept(child, NULL) == 0);
+	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
+	CHECK(rdma_disconnect(child) == 0 && next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
+	CHECK(ibv_query_qp(q.qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_ERR);
+	unmake(&q);
+	end(id);
+	end(child);
+	end(l);
+}
+
 /* A message may be as long as the port says, and no longer. */
 static void limits(void)
 {
@@ -1591,7 +1621,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "last", last },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last },
 	};
 
 	CHECK(argc == 3);
