@@ -103,33 +103,38 @@ static int reg_near(struct context *c, struct iwarpd_pd *pd, struct iwarpd_mr_at
 	return err;
 }
 
-/* reg_far registers any memory. */
+/* reg_far registers any memory. Atomics do not work there. */
 static int reg_far(struct iwarpd_pd *pd, struct iwarpd_mr_attr *attr, struct mr *mr, struct iwarpd_error *e)
 {
-	int err = -EOPNOTSUPP;
+	int err = far_check((uintptr_t)attr->addr, attr->length, attr->access & IBV_ACCESS_LOCAL_WRITE);
 
-	if (!(attr->access & IBV_ACCESS_REMOTE_ATOMIC))
-		err = far_check((uintptr_t)attr->addr, attr->length, attr->access & IBV_ACCESS_LOCAL_WRITE);
+	*e = (struct iwarpd_error){ 0 }; /* why it is not near is logged */
 	attr->near = false;
 	attr->far = true;
 	return err ? err : iwarpd_reg_mr(pd, attr, &mr->mr, e);
 }
 
-/* place registers memory as near memory, which is faster, or else as far memory. */
+/* place registers memory as near memory, which is faster, or else as far memory, unless it is for atomics. */
 static int place(struct context *c, struct iwarpd_pd *pd, struct iwarpd_mr_attr *attr, struct mr *mr, struct iwarpd_error *e)
 {
-	bool far = iwv_settings()->memory == MEMORY_FAR && !(attr->access & IBV_ACCESS_REMOTE_ATOMIC);
+	bool atomic = attr->access & IBV_ACCESS_REMOTE_ATOMIC;
 	uint64_t most = c->attr.max_mr_size < c->attr.max_registered ? c->attr.max_mr_size : c->attr.max_registered;
 	int err = -EOPNOTSUPP;
 
 	if (attr->length > most)
 		snprintf(e->text, sizeof(e->text), "near memory has at most %" PRIu64 " bytes: raise max-registered in the daemon's configuration", most);
-	else if (!far)
+	else if (iwv_settings()->memory != MEMORY_FAR || atomic)
 		err = reg_near(c, pd, attr, mr, e);
-	if (!err || err == -EFAULT || iwv_settings()->memory == MEMORY_NEAR)
+	if (!err || err == -EFAULT)
 		return err;
-	iwv_log("%zu bytes at %p are far memory: %s", (size_t)attr->length, attr->addr, e->text[0] ? e->text : strerror(-err));
-	return reg_far(pd, attr, mr, e);
+	if (!e->text[0])
+		snprintf(e->text, sizeof(e->text), "%s", strerror(-err));
+	if (iwv_settings()->memory != MEMORY_NEAR && !atomic) {
+		iwv_log("%zu bytes at %p are far memory: %s", (size_t)attr->length, attr->addr, e->text);
+		return reg_far(pd, attr, mr, e);
+	}
+	iwv_log("%zu bytes at %p must be near memory%s", (size_t)attr->length, attr->addr, atomic ? ", because they are for atomics" : "");
+	return err;
 }
 
 static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)

@@ -417,7 +417,7 @@ type mode struct {
 }
 
 var modes = []mode{
-	{"kinds", ""}, {"changes", ""}, {"forks", ""}, {"writers", ""}, {"many", ""}, {"sparse", ""}, {"kept", ""}, {"flush", ""},
+	{"kinds", "must be near memory, because they are for atomics"}, {"changes", ""}, {"forks", ""}, {"writers", ""}, {"many", ""}, {"sparse", ""}, {"kept", ""}, {"flush", ""},
 	{"limit-as", "stay shared with the daemon: Cannot allocate memory"},
 	{"limit-data", "stay shared with the daemon: Cannot allocate memory"},
 	{"limit-fsize", "are far memory: File too large"},
