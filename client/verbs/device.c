@@ -17,7 +17,7 @@ enum {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* held while daemons are probed */
 static pthread_mutex_t addresses_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct device *devices; /* in the order of discovery */
+static _Atomic(struct device *) devices; /* in the order of discovery; read without the lock too */
 static unsigned int num_devices;
 static unsigned int scans = 1;
 static _Thread_local bool importing; /* in the distribution's ibv_import_device */
@@ -71,12 +71,13 @@ static void device_update(struct device *d, const struct iwarpd_device_attr *a)
 
 static struct device *device_at(const char *socket, const char *interface)
 {
-	struct device **at = &devices, *d;
+	_Atomic(struct device *) *at = &devices;
+	struct device *d;
 	bool roce = iwv_settings()->roce;
 
-	for (; *at; at = &(*at)->next)
-		if (strcmp((*at)->socket, socket) == 0 && strcmp((*at)->interface, interface) == 0)
-			return *at;
+	for (; (d = *at) != NULL; at = &d->next)
+		if (strcmp(d->socket, socket) == 0 && strcmp(d->interface, interface) == 0)
+			return d;
 	d = calloc(1, sizeof(*d));
 	if (!d)
 		return NULL;

@@ -97,7 +97,7 @@ struct queue_item *iwv_queue_take(struct event_queue *q, bool (*match)(struct qu
 /* A device is an interface of a daemon. It is never freed. */
 struct device {
 	struct ibv_device ibv;
-	struct device *next;
+	_Atomic(struct device *) next;
 	char socket[108];
 	char interface[64];
 	char addresses[MAX_ADDRESSES][64]; /* "address/length"; see iwv_device_address */
