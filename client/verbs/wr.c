@@ -154,7 +154,7 @@ static int put_wr(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, struc
 		to->num_sge = 1;
 		break;
 	default: /* TSO, and Send with Immediate Data, which other iWARP devices lack too */
-		return -EOPNOTSUPP;
+		return -iwv_unsupported("ibv_post_send: this kind of work request");
 	}
 	if ((wr->send_flags & IBV_SEND_INLINE) && wr->num_sge > 0 &&
 	    (to->opcode == IWARPD_WR_SEND || to->opcode == IWARPD_WR_SEND_WITH_INV || to->opcode == IWARPD_WR_RDMA_WRITE)) {
