@@ -54,10 +54,7 @@ type settings struct {
 	QueueMem  int64
 	Endpoints int // endpoints that the XDP program can steer
 
-	Socket      string
-	SocketMode  fs.FileMode
-	SocketGroup string
-
+	apiSettings
 	tcpSettings
 	SCTPRTOMin   time.Duration
 	SCTPIdle     time.Duration // 0: off
@@ -85,12 +82,19 @@ type settings struct {
 	values map[string]string // values of the keys as given
 }
 
+// apiSettings are about the API socket and its clients.
+type apiSettings struct {
+	Socket      string
+	SocketMode  fs.FileMode
+	SocketGroup string
+	Userfaultfd bool // open /dev/userfaultfd for clients
+}
+
 // peerSettings are about peers, in addition to the rules.
 type peerSettings struct {
-	File        string // file of the rules, for errors; "" if there is none
-	Userfaultfd bool   // open /dev/userfaultfd for clients
-	EndDenied   bool   // end running connections whose peer is denied now
-	AllowSets   []nftset.Name
+	File      string // file of the rules, for errors; "" if there is none
+	EndDenied bool   // end running connections whose peer is denied now
+	AllowSets []nftset.Name
 }
 
 // tcpSettings are the keys of the section tcp.
