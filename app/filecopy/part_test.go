@@ -49,7 +49,7 @@ func TestPartReservesNothing(t *testing.T) {
 			return info.Sys().(*syscall.Stat_t).Blocks
 		}
 		if blocks() < size/512 {
-			t.Skip("the file system reserves nothing")
+			testenv.Skip(t, "the file system reserves nothing")
 		}
 		in.Abort()
 		if n := blocks(); got == 0 && n >= 0 {
