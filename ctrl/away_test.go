@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // stuck is calls that block until they are let go.
@@ -108,11 +109,7 @@ func TestThreadsAreBounded(t *testing.T) {
 	for uid := range users {
 		want += int64(1 + uid%3*userAway)
 	}
-	for deadline := time.Now().Add(time.Minute); s.runs() > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d calls still run", s.runs())
-		}
-	}
+	testenv.Until(t, "no call runs", func() bool { return s.runs() == 0 })
 	if n := s.began.Load(); n != want || len(s.users) != 0 || s.waits() != 0 {
 		t.Errorf("%d calls were run of %d; %d users are left, %d wait", n, want, len(s.users), s.waits())
 	}
@@ -192,11 +189,7 @@ func TestAwayWaits(t *testing.T) {
 		h.threads.do(uint32(os.Getuid()), func() { <-let })
 	}
 	c.send(&ctrlpb.Request{Body: &ctrlpb.Request_DestroyCq{DestroyCq: &ctrlpb.DestroyCQ{Cq: cq}}})
-	for deadline := time.Now().Add(time.Minute); h.threads.waits() == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("rings were freed beyond the limit")
-		}
-	}
+	testenv.Until(t, "the rings wait to be freed", func() bool { return h.threads.waits() != 0 })
 	time.Sleep(awayWait + awayWait/2) // a client that delays the daemon is cut off by then
 	close(let)
 	if m := c.next(); m.GetReply().GetId() != c.id || m.GetReply().Error != nil {

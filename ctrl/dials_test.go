@@ -7,10 +7,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // stuckResolver finds no neighbour until it is released.
@@ -57,11 +57,7 @@ func TestCanceledDials(t *testing.T) {
 	}
 	release()
 	h.settled(t)
-	for end := time.Now().Add(time.Minute); len(h.dialing()) > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("look-ups are still counted")
-		}
-	}
+	testenv.Until(t, "no look-up is counted", func() bool { return len(h.dialing()) == 0 })
 	c := h.hello(t)
 	c.ok(reqConnect(c.qp(), "10.0.0.2:7174"))
 	h.e.await(t, "connect")
@@ -85,11 +81,7 @@ func TestDialOrder(t *testing.T) {
 	for i := range dials {
 		c.ok(reqConnect(c.qp(), fmt.Sprint("10.0.0.2:", first+i)))
 	}
-	for end := time.Now().Add(time.Minute); r.n.Load() < dials; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%d look-ups are in progress", r.n.Load())
-		}
-	}
+	testenv.Until(t, "all look-ups are in progress", func() bool { return r.n.Load() == dials })
 	close(r.release)
 	for range dials {
 		h.e.await(t, "connect")

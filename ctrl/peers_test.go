@@ -5,12 +5,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 )
 
@@ -155,11 +155,7 @@ func TestDenialsLogged(t *testing.T) {
 	for i := range 100 {
 		h.e.admits(netip.AddrFrom4([4]byte{10, 9, 9, byte(i)}))
 	}
-	for end := time.Now().Add(time.Minute); logs.Len() == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("not logged")
-		}
-	}
+	testenv.Until(t, "the peer is logged", func() bool { return logs.Len() != 0 })
 	h.Close()
 	all := logs.FilterMessage("a peer may not connect").All()
 	if len(all) != 1 || all[0].ContextMap()["peer"] != "10.9.9.0" || all[0].ContextMap()["reason"] != "not in accept-from of rule 1 of allow" {

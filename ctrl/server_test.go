@@ -10,7 +10,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -94,11 +93,7 @@ func TestCutOffServed(t *testing.T) {
 	for range 2 {
 		c.send(&ctrlpb.Request{Body: &ctrlpb.Request_AllocPd{AllocPd: &ctrlpb.AllocPD{}}})
 	}
-	for deadline := time.Now().Add(time.Minute); c.c.Unread() > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the requests were not read")
-		}
-	}
+	testenv.Until(t, "the requests are read", func() bool { return c.c.Unread() == 0 })
 	sess.shutdown() // cutOff ends
 	c.c.Close()
 	h.settled(t)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 )
 
@@ -125,11 +126,7 @@ func TestStreamCloseBlocked(t *testing.T) {
 		defer h.mu.Unlock()
 		return h.account(uint32(os.Getuid()))[resRings]
 	}
-	for deadline := time.Now().Add(time.Minute); charged() != maxUnsent; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d bytes are charged", charged())
-		}
-	}
+	testenv.Until(t, "maxUnsent bytes are charged", func() bool { return charged() == maxUnsent })
 	h.advance(lingerTime - time.Nanosecond)
 	if _, abort := p.ended(); abort {
 		t.Error("reset early")

@@ -9,6 +9,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // TestUnread checks that a client that reads nothing is disconnected, and counts as a client until it has read what
@@ -71,27 +72,17 @@ func TestRefusedUnread(t *testing.T) {
 		_ = c.c.Write(b, nil)
 		return c.next() != nil
 	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	testenv.Until(t, "maxRefusing clients are being refused", func() bool {
 		h.mu.Lock()
-		n := h.refusing[uint32(os.Getuid())]
-		h.mu.Unlock()
-		if n == maxRefusing {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d clients are being refused", n)
-		}
-	}
+		defer h.mu.Unlock()
+		return h.refusing[uint32(os.Getuid())] == maxRefusing
+	})
 	if answered(h.client(t)) {
 		t.Errorf("more than %d answers wait to be read", maxRefusing)
 	}
 	for refused[0].next() != nil {
 	}
-	for deadline := time.Now().Add(time.Minute); !answered(h.client(t)); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("no answer after one was read")
-		}
-	}
+	testenv.Until(t, "there is an answer after one was read", func() bool { return answered(h.client(t)) })
 }
 
 // TestUnreadBytes checks that a limit covers the bytes that all clients of a user leave unread, and that a client
@@ -126,11 +117,7 @@ func TestUnreadBytes(t *testing.T) {
 	if most > limit+4*messageShare+seqpacket.MaxPacket || most < messageShare {
 		t.Errorf("%d bytes were held", most)
 	}
-	for deadline := time.Now().Add(time.Minute); h.counters.cutOff.Load() == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("no client was cut off")
-		}
-	}
+	testenv.Until(t, "a client is cut off", func() bool { return h.counters.cutOff.Load() != 0 })
 	polite.pd()
 }
 
@@ -176,12 +163,7 @@ func TestUnreadFDs(t *testing.T) {
 	if most > maxQueuedFDs+32 {
 		t.Errorf("%d descriptors open for it", most)
 	}
-	for deadline := time.Now().Add(time.Minute); openFDs(t) > before; { // the queued descriptors, and the socket
-		if time.Now().After(deadline) {
-			t.Fatalf("%d descriptors left", openFDs(t)-before)
-		}
-		time.Sleep(time.Millisecond)
-	}
+	testenv.Until(t, "the queued descriptors, and the socket, are closed", func() bool { return openFDs(t) <= before })
 }
 
 // TestLateReader checks that a client that sends many requests before it reads gets all replies.
@@ -211,11 +193,7 @@ func TestLateReader(t *testing.T) {
 		}
 		return false
 	}
-	for deadline := time.Now().Add(time.Minute); !full(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the daemon did not wait")
-		}
-	}
+	testenv.Until(t, "the daemon waits", full)
 	for i := range n {
 		m := c.next()
 		if r := m.GetReply(); r == nil || r.Error != nil || r.Id != uint64(i+1) {

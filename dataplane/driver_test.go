@@ -6,6 +6,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // TestRest checks that the goroutine of a driven engine takes over when the application calls Rest, and that another
@@ -24,16 +25,9 @@ func TestRest(t *testing.T) {
 	e.Start()
 	defer e.Stop()
 	w := e.workers[0]
-	until := func(what string, ok func() bool) {
-		for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatal(what)
-			}
-		}
-	}
 	for range 3 {
-		until("the engine's goroutine does not run it", w.cmds.sleeping.Load)
-		until("the application cannot drive the engine", func() bool {
+		testenv.Until(t, "the engine's goroutine runs it", w.cmds.sleeping.Load)
+		testenv.Until(t, "the application drives the engine", func() bool {
 			e.Turn()
 			return !w.cmds.sleeping.Load()
 		})

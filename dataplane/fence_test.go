@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/shm"
 	"github.com/iwarpd/iwarpd/verbs"
 )
@@ -131,11 +132,7 @@ func TestFenceModerated(t *testing.T) {
 	cq.Moderate(16, time.Hour)
 	client.Arm(false)
 	w.post(func(w *worker) { w.complete(&QPBinding{SendCQ: cq}, &verbs.WC{}) })
-	for began := time.Now(); asleep.published.Load() == 0; time.Sleep(time.Millisecond) {
-		if time.Since(began) > time.Minute {
-			t.Fatal("the worker does not sleep after the completion")
-		}
-	}
+	testenv.Until(t, "the worker sleeps after the completion", func() bool { return asleep.published.Load() != 0 })
 	cq.Moderate(0, 0)
 	e.Fence() // the worker takes the command in one turn, and has ended it when it takes the next one
 	e.Fence()

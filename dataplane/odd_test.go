@@ -13,6 +13,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/sctp"
@@ -395,11 +396,7 @@ func TestRehop(t *testing.T) {
 		}
 	}
 	e.hopsChanged()
-	for end := time.Now().Add(time.Minute); e.changes.Load() != 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it waits for a worker that does not turn")
-		}
-	}
+	testenv.Until(t, "the changes are over without the worker that does not turn", func() bool { return e.changes.Load() == 0 })
 	drive("both at a time", func() bool { return asked[addrB] == 1 && asked[other] == 1 })
 	e.hopsChanged()
 	close(r.gone)

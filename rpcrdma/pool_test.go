@@ -9,6 +9,7 @@ import (
 	"time"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rpcrdma/session"
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
@@ -101,14 +102,11 @@ func TestPoolOrder(t *testing.T) {
 			b, err := p.take(ctx, n, n, &s, 0)
 			got <- taken{b, err}
 		}()
-		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-			if now, _ := before(); now > had {
-				return got
-			}
-			if time.Now().After(end) {
-				t.Fatal("no request")
-			}
-		}
+		testenv.Until(t, "the request is made", func() bool {
+			now, _ := before()
+			return now > had
+		})
+		return got
 	}
 	have := func(got <-chan taken) *buffer {
 		t.Helper()

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
@@ -167,14 +168,11 @@ func TestFreeWhileStuck(t *testing.T) {
 		q.FreeBefore()
 	}()
 	inMadvise := fmt.Sprintf("%d ", unix.SYS_MADVISE)
-	for name, end := fmt.Sprintf("/proc/self/task/%d/syscall", <-tid), time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		if call, _ := os.ReadFile(name); strings.HasPrefix(string(call), inMadvise) {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("the client does not make FreeBefore wait")
-		}
-	}
+	name := fmt.Sprintf("/proc/self/task/%d/syscall", <-tid)
+	testenv.Until(t, "the client makes FreeBefore wait", func() bool {
+		call, _ := os.ReadFile(name)
+		return strings.HasPrefix(string(call), inMadvise)
+	})
 	done := make(chan error, 1)
 	go func() { done <- q.Free() }()
 	select {

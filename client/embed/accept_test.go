@@ -87,7 +87,7 @@ func TestRequestGone(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			until(t, ctx, "the other request is there too", func() bool {
+			testenv.Until(t, "the other request is there too", func() bool {
 				listens, err := b.Device().Admin().Listens(ctx)
 				return err == nil && len(listens) == 1 && listens[0].Waiting == 2
 			})

@@ -16,6 +16,7 @@ import (
 	"github.com/iwarpd/iwarpd/client/embed"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/shm"
 )
 
@@ -116,7 +117,7 @@ func TestAbandoned(t *testing.T) {
 			if !errors.Is(err, context.Canceled) {
 				t.Errorf("%v", err)
 			}
-			until(t, ctx, "the object is gone", func() bool { return slices.Equal(used(t, ctx, a), before) })
+			testenv.Until(t, "the object is gone", func() bool { return slices.Equal(used(t, ctx, a), before) })
 		})
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/shm"
 )
 
@@ -261,15 +262,10 @@ func TestForgedCompletionRing(t *testing.T) {
 				t.Error(err)
 			}
 			// All objects of the client are freed, and none of the other client's.
-			for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+			testenv.Until(t, "only the other client is left", func() bool {
 				st := na.Server().Status()
-				if st.Clients == 1 && st.Qps == 1 && st.Cqs == 1 && st.Conns == 1 {
-					break
-				}
-				if time.Now().After(deadline) {
-					t.Fatalf("left: %v", st)
-				}
-			}
+				return st.Clients == 1 && st.Qps == 1 && st.Cqs == 1 && st.Conns == 1
+			})
 			if err := victim.qp.PostSend(&iwarp.SendWR{
 				Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{victim.mem.SGE(0, 64)}, Remote: friend.mem.Base(), RKey: friend.mem.RKey(),
 			}); err != nil {

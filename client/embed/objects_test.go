@@ -390,7 +390,7 @@ func receiveWaiter(t *testing.T, wait time.Duration) (a, b *end, nb *embed.Node,
 // arrived waits until the connection of b has received n bytes.
 func arrived(t *testing.T, ctx context.Context, nb *embed.Node, b *end, n uint64) {
 	t.Helper()
-	until(t, ctx, "the data arrives", func() bool {
+	testenv.Until(t, "the data arrives", func() bool {
 		info, err := nb.Device().Admin().QP(ctx, b.qp.Num())
 		if err != nil {
 			t.Fatal(err)
@@ -434,14 +434,14 @@ func TestReceiveWait(t *testing.T) {
 			t.Fatalf("message %d: %+v, begins with %q", i, wc, b.mem.Bytes()[0])
 		}
 	}
-	until(t, ctx, "the Write is placed", func() bool { return string(b.mem.Bytes()[60000:60011]) == "behind them" })
+	testenv.Until(t, "the Write is placed", func() bool { return string(b.mem.Bytes()[60000:60011]) == "behind them" })
 	// The peer's close comes after the waiting data.
 	if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, SGEs: []iwarp.SGE{a.mem.SGE(0, 10)}}); err != nil {
 		t.Fatal(err)
 	}
 	arrived(t, ctx, nb, b, messages*size+10)
 	go func() { _ = a.qp.Disconnect(ctx) }()
-	until(t, ctx, "the peer closes", func() bool {
+	testenv.Until(t, "the peer closes", func() bool {
 		if testenv.Sockets() { // sockets are not read meanwhile, so the end is not seen either
 			return true
 		}

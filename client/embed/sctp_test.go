@@ -10,6 +10,7 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // sctpKinds are the variants of SCTP.
@@ -171,7 +172,7 @@ func TestSCTPCounters(t *testing.T) {
 	if err := errors.Join(ca.Close(), cb.Close()); err != nil {
 		t.Fatal(err)
 	}
-	until(t, ctx, "the association ends", func() bool { return sum("sctp.assocs") == 0 })
+	testenv.Until(t, "the association ends", func() bool { return sum("sctp.assocs") == 0 })
 	if sum("sctp.rx_chunks") < 2 || sum("sctp.ddp_sessions") != 1 {
 		t.Error("the counters of what is over are lost")
 	}

@@ -9,6 +9,7 @@ import (
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // session is both ends of a connection.
@@ -91,7 +92,7 @@ func assocs(n *embed.Node) (sum uint64) {
 func parted(t *testing.T, ctx context.Context, nodes ...*embed.Node) {
 	t.Helper()
 	for _, n := range nodes {
-		until(t, ctx, "an association ends with its last session", func() bool { return assocs(n) == 0 })
+		testenv.Until(t, "an association ends with its last session", func() bool { return assocs(n) == 0 })
 	}
 }
 

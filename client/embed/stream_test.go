@@ -162,7 +162,7 @@ func TestDelayedMPA(t *testing.T) {
 					if tt.swapped {
 						n = na
 					}
-					until(t, ctx, "the request waits in the engine", func() bool { return n.Engine().Conns()[0].StreamData > 0 })
+					testenv.Until(t, "the request waits in the engine", func() bool { return n.Engine().Conns()[0].StreamData > 0 })
 				}
 				req, err := sb.Request(ctx)
 				if err != nil || string(req.PrivateData()) != "private" {
@@ -202,7 +202,7 @@ func TestDelayedMPA(t *testing.T) {
 				}
 				<-b.qp.Done()
 				<-a.qp.Done()
-				until(t, ctx, "no connection is left", func() bool { return len(nb.Engine().Conns())+len(na.Engine().Conns()) == 0 })
+				testenv.Until(t, "no connection is left", func() bool { return len(nb.Engine().Conns())+len(na.Engine().Conns()) == 0 })
 			}
 		})
 	}
@@ -431,7 +431,7 @@ func TestRequestAgain(t *testing.T) {
 	short, cancel := context.WithCancel(ctx)
 	first := make(chan error, 1)
 	go func() { _, err := sb.Request(short); first <- err }()
-	until(t, ctx, "MPA is started", func() bool {
+	testenv.Until(t, "MPA is started", func() bool {
 		_, err := sb.Read(ctx, nil)
 		return errors.Is(err, iwarp.ErrState)
 	})

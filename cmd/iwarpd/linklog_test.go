@@ -82,14 +82,6 @@ func TestWatchLink(t *testing.T) {
 	expect(refused)
 	ip("route", "add", "192.0.2.0/24", "dev", v.A.Name)
 	expect("routes over the interface changed")
-	reach := func(what string, is func(*hostnet.LinkState) bool) {
-		t.Helper()
-		for deadline := time.Now().Add(30 * time.Second); !is(state.Load()); time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("%s: state %+v", what, state.Load())
-			}
-		}
-	}
 	for _, up := range []bool{false, true} {
 		before, word := renewed.Load(), map[bool]string{false: "down", true: "up"}[up]
 		ip("link", "set", v.A.Name, word)
@@ -97,19 +89,15 @@ func TestWatchLink(t *testing.T) {
 		if s := state.Load(); s == nil || s.Up != up || up && s.Speed != 10e9 { // values that veth reports
 			t.Errorf("set %s: state %+v", word, s)
 		}
-		for deadline := time.Now().Add(30 * time.Second); renewed.Load() == before; time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("set %s: the program was not renewed", word)
-			}
-		}
+		testenv.Until(t, "the program is renewed when the link is set "+word, func() bool { return renewed.Load() != before })
 	}
 	ip("link", "set", v.A.Name, "down")
 	ip("link", "set", v.A.Name, "name", "other0")
 	expect("the interface was renamed")
 	ip("link", "set", "other0", "up")
-	reach("up under the other name", func(s *hostnet.LinkState) bool { return s.Up })
+	testenv.Until(t, "it is up under the other name", func() bool { return state.Load().Up })
 	ip("link", "del", "other0")
-	reach("removed", func(s *hostnet.LinkState) bool { return !s.Enabled })
+	testenv.Until(t, "it is removed", func() bool { return !state.Load().Enabled })
 	ip("link", "add", v.A.Name, "up", "type", "veth", "peer", "name", "other1")
-	reach("a new interface of the first name", func(s *hostnet.LinkState) bool { return s.Enabled })
+	testenv.Until(t, "there is a new interface of the first name", func() bool { return state.Load().Enabled })
 }

@@ -60,11 +60,7 @@ func TestFollowLinkAfterLoss(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(30 * time.Second); mtu.Load() != last; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("the MTU reported last is %d", mtu.Load())
-		}
-	}
+	testenv.Until(t, "the last MTU is reported", func() bool { return mtu.Load() == last })
 }
 
 // TestNeighbourEventLost checks that a neighbour is found whose notification the kernel has dropped because the socket
@@ -93,11 +89,7 @@ func TestNeighbourEventLost(t *testing.T) {
 		defer r.mu.Unlock()
 		return len(r.waiting[silent]) > 0
 	}
-	for end := time.Now().Add(time.Minute); !waits(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("nothing waits for the neighbour")
-		}
-	}
+	testenv.Until(t, "a look-up waits for the neighbour", waits)
 	set := func(addr string, last byte) error {
 		return here.NeighSet(&netlink.Neigh{
 			LinkIndex: silent.iface, IP: net.ParseIP(addr), State: netlink.NUD_PERMANENT, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, last},
@@ -144,9 +136,5 @@ func TestRefreshAgain(t *testing.T) {
 	must(t, here.AddrAdd(link, addr))
 	<-failed
 	fails.Store(false)
-	for late := time.Now().Add(20 * time.Second); !slices.Contains(r.Device("a0").Addrs(), netip.MustParseAddr("10.77.1.1")); time.Sleep(time.Millisecond) {
-		if time.Now().After(late) {
-			t.Fatalf("addresses %v", r.Device("a0").Addrs())
-		}
-	}
+	testenv.Until(t, "the device has the address", func() bool { return slices.Contains(r.Device("a0").Addrs(), netip.MustParseAddr("10.77.1.1")) })
 }

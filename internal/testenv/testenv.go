@@ -66,6 +66,16 @@ func RequireTool(t testing.TB, name string) string {
 // patience bounds waits for events that must occur, generously, since a machine may be busy.
 var patience = time.Minute
 
+// Until polls until ok returns true, for a state of which there is no notification; what describes that state.
+func Until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for began := time.Now(); !ok(); time.Sleep(time.Millisecond) {
+		if time.Since(began) > patience {
+			t.Fatalf("not within %v: %s", patience, what)
+		}
+	}
+}
+
 // NoGoroutineLeaks fails the test if goroutines of this module are left when the test and its other
 // cleanups are done. Call it first.
 func NoGoroutineLeaks(t testing.TB) {

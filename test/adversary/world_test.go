@@ -168,16 +168,11 @@ func station(t testing.TB) string {
 	must(netlink.LinkSetUp(other))
 	must(netlink.LinkSetUp(l))
 	for _, name := range []string{near.Name, far} { // the kernel drops all frames until shortly after both are up
-		for began := time.Now(); ; time.Sleep(time.Millisecond) {
+		testenv.Until(t, name+" is up", func() bool {
 			l, err := netlink.LinkByName(name)
 			must(err)
-			if l.Attrs().OperState == netlink.OperUp {
-				break
-			}
-			if time.Since(began) > time.Minute {
-				t.Fatalf("%s does not come up", name)
-			}
-		}
+			return l.Attrs().OperState == netlink.OperUp
+		})
 	}
 	must(netlink.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: peerAddr.AsSlice(), HardwareAddr: peer.MAC[:], State: netlink.NUD_PERMANENT}))
 	return far

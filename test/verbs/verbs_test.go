@@ -151,17 +151,7 @@ func (h *host) endAll(t *testing.T) {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 	}
-	h.await(t, "no listener is left", func() bool { return h.status(t).Listens == 0 })
-}
-
-// await waits until done, which is polled.
-func (h *host) await(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("within a minute not: %s", what)
-		}
-	}
+	testenv.Until(t, "no listener is left", func() bool { return h.status(t).Listens == 0 })
 }
 
 // status returns the daemon's counts of objects.
@@ -235,7 +225,7 @@ func serve(t *testing.T, r row, b *host) *testenv.Process {
 	if r.ready != "" {
 		server.Expect(r.ready)
 	} else {
-		b.await(t, "the server listens", func() bool { return b.listening(t, r, server) })
+		testenv.Until(t, "the server listens", func() bool { return b.listening(t, r, server) })
 	}
 	return server
 }
@@ -439,7 +429,7 @@ func (h *host) memory(t *testing.T, program string, m mode) {
 	if !strings.Contains(p.String(), m.log) {
 		t.Errorf("%s: the log has no %q:\n%s", m.name, m.log, p)
 	}
-	h.await(t, "no region is left", func() bool { return h.status(t).Mrs == 0 })
+	testenv.Until(t, "no region is left", func() bool { return h.status(t).Mrs == 0 })
 }
 
 // TestMemory registers memory of all kinds, while other threads write to it and
@@ -685,7 +675,7 @@ func TestSanitized(t *testing.T) {
 func TestListeners(t *testing.T) {
 	a, b := newHosts(t, plain)
 	server := b.start(t, compile(t, "listeners"))
-	b.await(t, "the server listens", func() bool { return b.status(t).Listens == 1 })
+	testenv.Until(t, "the server listens", func() bool { return b.status(t).Listens == 1 })
 	for _, host := range []struct{ addr, family string }{{b.end.Addr4.String(), "v4"}, {b.end.Addr6.String(), "v6"}} {
 		client := a.start(t, "rping -c -a "+host.addr+" -p 3260")
 		client.Wait(time.Minute)
@@ -714,12 +704,12 @@ func TestIntruders(t *testing.T) {
 	a, b := newHosts(t, plain)
 	program := compile(t, "intruder")
 	server := b.start(t, "ibv_rc_pingpong -g 0 -p 18517", roce)
-	b.await(t, "the server's queue pair listens", func() bool { return b.status(t).Listens == 1 })
+	testenv.Until(t, "the server's queue pair listens", func() bool { return b.status(t).Listens == 1 })
 	// The first queue pair of each daemon has the number 1. Those of the intruders are 1 and 2, and that of the client 3.
 	var intruders []*testenv.Process
 	for i, args := range []string{b.end.Addr4.String() + " 1 999", b.end.Addr6.String() + " 1 3"} {
 		intruders = append(intruders, a.start(t, program+" "+args))
-		b.await(t, "an intruder is there", func() bool { return b.status(t).Conns > uint32(i) })
+		testenv.Until(t, "an intruder is there", func() bool { return b.status(t).Conns > uint32(i) })
 	}
 	a.start(t, "ibv_rc_pingpong -g 0 -p 18517 "+b.end.Addr4.String(), roce).Succeed()
 	server.Succeed()
