@@ -95,8 +95,14 @@ void event_post(struct cm_event *e);
 /* event_simple posts an event that has only a status. */
 void event_simple(struct id *id, enum rdma_cm_event_type type, int status);
 
-/* sync_wait waits for the result of a call on a synchronous id. */
+/* sync_wait waits for the next event of a synchronous id, and returns its result. */
 int sync_wait(struct id *id);
+
+/*
+ * call_end releases the lock at the end of a call with the error err, and waits for the result if the id is synchronous. Another
+ * thread may have taken the event of the call since, and ended the id.
+ */
+int call_end(struct id *id, int err);
 
 /* sync_done acknowledges the event that a synchronous id holds. */
 void sync_done(struct id *id);

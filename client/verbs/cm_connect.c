@@ -85,13 +85,10 @@ static int connect_qp(struct id *id, const struct rdma_conn_param *p)
 int rdma_connect(struct rdma_cm_id *pub, struct rdma_conn_param *p)
 {
 	struct id *id = id_of(pub);
-	int err;
 
 	FORWARD(rdma_connect, pub, p);
 	iwv_thread_lock();
-	err = connect_qp(id, p);
-	iwv_thread_unlock();
-	return err ? set_errno(err) : sync_wait(id);
+	return call_end(id, connect_qp(id, p));
 }
 
 static int accept_qp(struct id *id, const struct rdma_conn_param *p)
@@ -124,13 +121,10 @@ static int accept_qp(struct id *id, const struct rdma_conn_param *p)
 int rdma_accept(struct rdma_cm_id *pub, struct rdma_conn_param *p)
 {
 	struct id *id = id_of(pub);
-	int err;
 
 	FORWARD(rdma_accept, pub, p);
 	iwv_thread_lock();
-	err = accept_qp(id, p);
-	iwv_thread_unlock();
-	return err ? set_errno(err) : sync_wait(id);
+	return call_end(id, accept_qp(id, p));
 }
 
 static int reject(struct id *id, const void *data, uint8_t len)
@@ -169,10 +163,13 @@ int rdma_disconnect(struct rdma_cm_id *pub)
 	struct id *id = id_of(pub);
 	struct iwarpd_error e = { 0 };
 	struct qp *qp;
+	bool wait;
 	int err;
 
 	FORWARD(rdma_disconnect, pub);
 	iwv_thread_lock();
+	/* The last event of an established connection is still to come. */
+	wait = id->sync && pub->event && pub->event->event == RDMA_CM_EVENT_ESTABLISHED;
 	qp = id_qp(id);
 	err = id->state == ID_CONNECT ? 0 : -EINVAL;
 	if (!err && qp)
@@ -180,8 +177,7 @@ int rdma_disconnect(struct rdma_cm_id *pub)
 	iwv_thread_unlock();
 	if (err)
 		return set_errno(iwv_fail(err, "rdma_disconnect", &e));
-	/* The last event of an established connection is still to come. */
-	return pub->event && pub->event->event == RDMA_CM_EVENT_ESTABLISHED ? sync_wait(id) : 0;
+	return wait ? sync_wait(id) : 0;
 }
 
 /*

@@ -129,8 +129,6 @@ void sync_done(struct id *id)
 
 int sync_wait(struct id *id)
 {
-	if (!id->sync)
-		return 0;
 	sync_done(id);
 	if (rdma_get_cm_event(id->pub.channel, &id->pub.event) < 0)
 		return -1;
@@ -142,6 +140,16 @@ int sync_wait(struct id *id)
 	default:
 		return set_errno(abs(id->pub.event->status));
 	}
+}
+
+int call_end(struct id *id, int err)
+{
+	bool sync = id->sync;
+
+	iwv_thread_unlock();
+	if (err)
+		return set_errno(err);
+	return sync ? sync_wait(id) : 0;
 }
 
 /* is_own matches the events of an id. A connect request is one of its listener. */

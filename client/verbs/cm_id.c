@@ -475,8 +475,7 @@ int rdma_resolve_addr(struct rdma_cm_id *pub, struct sockaddr *src, struct socka
 		id->state = ID_ADDR_RESOLVED;
 	}
 	event_simple(id, err ? RDMA_CM_EVENT_ADDR_ERROR : RDMA_CM_EVENT_ADDR_RESOLVED, -err);
-	iwv_thread_unlock();
-	return sync_wait(id);
+	return call_end(id, 0);
 }
 
 int rdma_resolve_route(struct rdma_cm_id *pub, int timeout_ms)
@@ -492,8 +491,7 @@ int rdma_resolve_route(struct rdma_cm_id *pub, int timeout_ms)
 	} else {
 		err = EINVAL;
 	}
-	iwv_thread_unlock();
-	return err ? set_errno(err) : sync_wait(id);
+	return call_end(id, err);
 }
 
 __be16 rdma_get_src_port(struct rdma_cm_id *pub)

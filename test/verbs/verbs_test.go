@@ -365,7 +365,7 @@ func TestStay(t *testing.T) {
 func compile(t *testing.T, name string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), name)
-	args := []string{"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I../../client/verbs", "-I../../client/c", "-o", program, "testdata/" + name + ".c", "-lrdmacm", "-libverbs", "-lpthread"}
+	args := []string{"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I../../client/verbs", "-I../../client/c", "-rdynamic", "-o", program, "testdata/" + name + ".c", "-lrdmacm", "-libverbs", "-lpthread"}
 	if name == "rpma" {
 		if _, err := os.Stat("/usr/include/librpma.h"); err != nil {
 			testenv.Skip(t, "needs librpma-dev: %v", err)
@@ -541,7 +541,7 @@ func TestIdentifiers(t *testing.T) {
 	// The first queue pair of each daemon has the number 1.
 	t.Run("devices", func(t *testing.T) { run(t, "devices", "IWARPD_SOCKET="+a.socket+","+b.socket).Succeed() })
 	t.Run("foreign", func(t *testing.T) { run(t, "foreign", "IWARPD_SOCKET="+a.socket+","+b.socket).Succeed() })
-	for _, mode := range []string{"rtr", "cqs", "requests", "migrate", "twice", "backlog", "states", "nowhere", "halves", "whole", "exact", "extended", "resized", "written", "failed", "unconnected", "rereg", "synchronous", "acknowledged", "unnamed", "fatal", "transitions", "source", "unbound", "taken", "moved", "queues-made", "last", "numbered", "ordered"} {
+	for _, mode := range []string{"rtr", "cqs", "requests", "migrate", "twice", "backlog", "states", "nowhere", "halves", "whole", "exact", "extended", "resized", "written", "failed", "unconnected", "rereg", "synchronous", "acknowledged", "unnamed", "fatal", "transitions", "source", "unbound", "taken", "moved", "queues-made", "last", "numbered", "ordered", "overtaken"} {
 		t.Run(mode, func(t *testing.T) { run(t, mode).Succeed() })
 	}
 	t.Run("limits", func(t *testing.T) { run(t, "limits", farEnv).Succeed() })

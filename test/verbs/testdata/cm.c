@@ -1568,6 +1568,56 @@ static void ordered(void)
 	end(l);
 }
 
+static _Thread_local void (*unlocked)(void); /* called when this thread has released the lock of the libraries */
+
+/* iwv_thread_unlock is called by the libraries in place of their own. */
+void iwv_thread_unlock(void)
+{
+	void (*then)(void) = unlocked, (*real)(void) = (void (*)(void))dlsym(RTLD_NEXT, "iwv_thread_unlock");
+
+	CHECK(real);
+	unlocked = NULL;
+	real();
+	if (then)
+		then();
+}
+
+static struct rdma_event_channel *awaited; /* of end_next */
+
+/* end_next ends the id of the next event. */
+static void end_next(void)
+{
+	struct rdma_cm_event *e;
+	struct rdma_cm_id *id;
+
+	CHECK(rdma_get_cm_event(awaited, &e) == 0);
+	id = e->id;
+	CHECK(rdma_ack_cm_event(e) == 0);
+	end(id);
+}
+
+/* An id ends after the event of a call and before that returns, as when another thread takes the event. */
+static void overtaken(void)
+{
+	struct sockaddr_in a = socket_address(htons(1));
+	struct rdma_cm_id *id;
+
+	awaited = channel();
+	for (int route = 0; route < 2; route++) {
+		CHECK(rdma_create_id(awaited, &id, NULL, RDMA_PS_TCP) == 0);
+		if (!route)
+			unlocked = end_next;
+		CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&a, 2000) == 0);
+		if (!route)
+			continue;
+		CHECK(next(awaited, RDMA_CM_EVENT_ADDR_RESOLVED) == id);
+		unlocked = end_next;
+		CHECK(rdma_resolve_route(id, 2000) == 0);
+	}
+	CHECK(!readable(awaited->fd) && !unlocked);
+	rdma_destroy_event_channel(awaited);
+}
+
 /* last_receive takes the event that a queue pair takes no more receives of its shared queue. */
 static void last_receive(struct ibv_qp *qp)
 {
@@ -1621,7 +1671,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken },
 	};
 
 	CHECK(argc == 3);
