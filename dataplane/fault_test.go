@@ -415,6 +415,40 @@ func TestFaultFreesSlot(t *testing.T) {
 	}
 }
 
+// TestFaultInAtomic checks that a fault in the target of an atomic, which is performed when its response is composed, ends the client.
+func TestFaultInAtomic(t *testing.T) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	for _, overSCTP := range []bool{false, true} {
+		s := newSim(t, link.PipeConfig{})
+		mem, err := unix.Mmap(-1, 0, 4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Munmap(mem)
+		qa, qb := newSimQP(t, s.hosts[0], 4096), newSimQP(t, s.hosts[1], 4096)
+		bad, told := qb.register(mem), 0
+		qb.Client.OnFault = func() { told++ }
+		a := s.connect(overSCTP, qa, qb)
+		s.post(a, qa, verbs.SendWR{Op: rdmap.OpFetchAdd, SGEs: qa.sge(0, 8), RKey: bad.STag(), Remote: 0x10000})
+		w := s.hosts[1].w
+		for w.stats.Faults == 0 && s.now < s.limit {
+			s.hosts[0].w.turn()
+			func() { // as loop
+				defer w.survive()
+				w.turn()
+			}()
+			s.now = s.now.Add(time.Millisecond)
+		}
+		s.closed(0)
+		s.closed(1)
+		for s.step() {
+		}
+		if n := w.link.Slots() - w.link.FreeSlots(); w.stats.Faults != 1 || told != 1 || n != 0 {
+			t.Errorf("SCTP %v: %d faults, the client was ended %d times, %d slots not given back", overSCTP, w.stats.Faults, told, n)
+		}
+	}
+}
+
 // A fault costs no work for the connections of others: a client can cause one after the other.
 func TestFaultMarksFew(t *testing.T) {
 	const others = 40

@@ -217,7 +217,7 @@ func (h *hostEnd) Stats() tcp.Stats {
 // none.
 func (c *tcpConn) copySegment(w *worker) bool {
 	seg := &c.pending
-	if !c.hasPend && !c.ddp.PollSegment(hostSegment, seg) {
+	if !c.hasPend && !c.poll(w, hostSegment, hostSegment) {
 		return false
 	}
 	c.hasPend = false

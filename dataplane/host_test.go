@@ -89,6 +89,9 @@ func TestHostFault(t *testing.T) {
 		{"sink of a framed Read", true, 0, rdmap.OpRead, 1},
 		{"receive", false, 1, rdmap.OpSend, 1},
 		{"source of a Send", false, 0, rdmap.OpSend, 1},
+		{"target of an atomic", false, 1, rdmap.OpFetchAdd, 1},
+		{"target of a framed atomic", true, 1, rdmap.OpFetchAdd, 1},
+		{"result of an atomic", false, 0, rdmap.OpFetchAdd, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // for this goroutine
@@ -111,8 +114,12 @@ func TestHostFault(t *testing.T) {
 			s.attach(a, b, q[0], q[1], mpa.Params{CRC: tt.crc, IRD: 4, ORD: 4})
 			q[1].recvs = append(q[1].recvs, verbs.RecvWR{ID: 2, SGEs: q[1].sge(0, size)})
 			wr := verbs.SendWR{ID: 1, Op: tt.op, RKey: q[1].reg.STag(), Remote: 0x10000}
-			for i := range tt.pieces {
-				wr.SGEs = append(wr.SGEs, q[0].sge(i*size/tt.pieces, size/tt.pieces)...)
+			if tt.op.IsAtomic() {
+				wr.SGEs, wr.Remote = q[0].sge(size-8, 8), wr.Remote+size-8
+			} else {
+				for i := range tt.pieces {
+					wr.SGEs = append(wr.SGEs, q[0].sge(i*size/tt.pieces, size/tt.pieces)...)
+				}
 			}
 			s.post(a, q[0], wr)
 			w := s.hosts[0].w

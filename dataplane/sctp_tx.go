@@ -150,7 +150,7 @@ func (as *assoc) composeDDP(w *worker, s *stream, g *sched.Grant) int {
 			why = g.Why
 			break
 		}
-		if !s.hasPend && !s.ddp.PollSegment(mulpdu, &s.pending) {
+		if !s.hasPend && !s.poll(w, mulpdu, mulpdu) {
 			break
 		}
 		slot, ok := w.recordSlot(w.link)

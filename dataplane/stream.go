@@ -379,6 +379,15 @@ func (s *stream) pullMore(w *worker) {
 	}
 }
 
+// poll builds the next segment of s, as PollFilling of its DDP stream does. That performs an atomic of the peer in
+// the client's memory.
+func (s *stream) poll(w *worker, room, mulpdu int) bool {
+	w.current = s
+	ok := s.ddp.PollFilling(room, mulpdu, &s.pending)
+	w.current = nil
+	return ok
+}
+
 // gather returns the payload of n bytes of the pending segment, and of those that follow it, in
 // client memory. ok is false if the memory is no longer valid; the stream then has a Terminate
 // pending. It is also false if far memory has not been fetched yet: the segment stays pending.

@@ -171,7 +171,7 @@ func (c *tcpConn) recordSize() int {
 func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
 	mss, most := c.tcp.MSS(), c.recordSize()
 	mulpdu := c.tx.MULPDU(mss)
-	if !c.hasPend && !c.ddp.PollSegment(mulpdu, &c.pending) {
+	if !c.hasPend && !c.poll(w, mulpdu, mulpdu) {
 		return false
 	}
 	s, ok := w.recordSlot(w.link)
@@ -199,7 +199,7 @@ func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
 		if left := most - used; left >= leastFill {
 			room = c.tx.MULPDU(min(left, mss))
 		}
-		if c.ddp.TerminateSent() || !c.ddp.PollFilling(room, mulpdu, &c.pending) {
+		if c.ddp.TerminateSent() || !c.poll(w, room, mulpdu) {
 			break
 		}
 	}

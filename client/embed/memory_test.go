@@ -1,6 +1,7 @@
 package embed_test
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -12,45 +13,56 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// TestHole checks that a client that punches a hole into registered memory is disconnected when a peer writes there,
+// TestHole checks that a client that punches a hole into registered memory is disconnected when a peer accesses it,
 // and that no page is allocated in its place.
 func TestHole(t *testing.T) {
-	a, b, ctx := pair(t, embed.PairConfig{})
-	ca, cb := connect(t, ctx, a, b, nil)
 	const size = 1 << 20
-	fd, err := unix.MemfdCreate("own", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(fd)
-	if err := unix.Ftruncate(fd, size); err != nil {
-		t.Fatal(err)
-	}
-	mem, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(mem)
-	mr, err := cb.PD().Register(ctx, fd, mem, 0, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, size); err != nil {
-		t.Fatal(err)
-	}
-	_ = ca.Write(ctx, mr.RemoteAt(0, size), make([]byte, size)) // it may have been acknowledged before that
-	dev := b.Device()
-	select {
-	case <-dev.Done():
-	case <-ctx.Done():
-		t.Fatal("the client was not cut off")
-	}
-	if err := dev.Err(); !strings.Contains(err.Error(), "client's memory") {
-		t.Errorf("cut off: %v", err)
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || st.Blocks != 0 {
-		t.Errorf("%d bytes were allocated: %v", st.Blocks*512, err)
+	for _, tt := range []struct {
+		name   string
+		access func(ctx context.Context, c *iwarp.Conn, r iwarp.Remote)
+	}{
+		{"Write", func(ctx context.Context, c *iwarp.Conn, r iwarp.Remote) { _ = c.Write(ctx, r, make([]byte, size)) }}, // it may have been acknowledged before that
+		{"Read", func(ctx context.Context, c *iwarp.Conn, r iwarp.Remote) { _ = c.Read(ctx, r, make([]byte, size)) }},
+		{"FetchAdd", func(ctx context.Context, c *iwarp.Conn, r iwarp.Remote) { _, _ = c.FetchAdd(ctx, r, 1) }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			a, b, ctx := pair(t, embed.PairConfig{})
+			ca, cb := connect(t, ctx, a, b, nil)
+			fd, err := unix.MemfdCreate("own", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Close(fd)
+			if err := unix.Ftruncate(fd, size); err != nil {
+				t.Fatal(err)
+			}
+			mem, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Munmap(mem)
+			mr, err := cb.PD().Register(ctx, fd, mem, 0, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteAtomic)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, size); err != nil {
+				t.Fatal(err)
+			}
+			tt.access(ctx, ca, mr.RemoteAt(0, size))
+			dev := b.Device()
+			select {
+			case <-dev.Done():
+			case <-ctx.Done():
+				t.Fatal("the client was not cut off")
+			}
+			if err := dev.Err(); !strings.Contains(err.Error(), "client's memory") {
+				t.Errorf("cut off: %v", err)
+			}
+			var st unix.Stat_t
+			if err := unix.Fstat(fd, &st); err != nil || st.Blocks != 0 {
+				t.Errorf("%d bytes were allocated: %v", st.Blocks*512, err)
+			}
+		})
 	}
 }
 
