@@ -16,7 +16,7 @@ import (
 func (c *session) ringFault(what string) func() {
 	return func() {
 		c.srv.counters.faults.Add(1)
-		go c.cutOff(errorf(invalid, "ctrl: the %s, written by the client, is invalid: it is ahead by more than the length of the ring", what))
+		go c.cutOff(errorf(invalid, "ctrl: the %s, written by the client, is invalid: it has moved back, or is ahead by more than the length of the ring", what))
 	}
 }
 

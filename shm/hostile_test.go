@@ -64,6 +64,33 @@ func TestHostileIndices(t *testing.T) {
 	_ = p
 }
 
+// TestIndexMovesBack checks that a client that moves its producer index back, when the daemon has seen more receives, is
+// reported. The receives seen are taken.
+func TestIndexMovesBack(t *testing.T) {
+	const posted = 4
+	q, p := newRQ(t, 8, 1)
+	faults := 0
+	q.OnFault = func() { faults++ }
+	for i := range uint64(posted) {
+		if err := p.Post(&verbs.RecvWR{ID: i}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wr := newRecvWR()
+	for i := range uint64(posted) {
+		if !q.NextRecv(wr) || wr.ID != i {
+			t.Fatalf("receive %d: ID %d", i, wr.ID)
+		}
+		word32(p.mem, HeaderSize+RingProducer).Store(1)
+		if n := q.Posted(); n != posted-1-int(i) {
+			t.Errorf("%d posted after %d were taken", n, i+1)
+		}
+	}
+	if q.NextRecv(wr) || faults != 1 {
+		t.Errorf("ID %d; %d faults", wr.ID, faults)
+	}
+}
+
 // TestHostileCQ writes random consumer indices and checks that Push never writes outside the ring, and never more
 // entries than the ring holds.
 func TestHostileCQ(t *testing.T) {
@@ -252,7 +279,7 @@ func FuzzRing(f *testing.F) {
 		prod := word32(p.mem, HeaderSize+RingProducer)
 		wr := newRecvWR()
 		for i := 0; i+1 < len(script) && i < 400; i += 2 {
-			switch arg := script[i+1]; script[i] % 4 {
+			switch arg := script[i+1]; script[i] % 5 {
 			case 0:
 				p.Post(&verbs.RecvWR{ID: uint64(arg)})
 			case 1:
@@ -263,6 +290,10 @@ func FuzzRing(f *testing.F) {
 				prod.Store(prod.Load() + uint32(int8(arg)))
 			case 3:
 				p.slots[int(arg)%len(p.slots)] = arg
+			case 4:
+				if n := q.Posted(); n < 0 || n > entries {
+					t.Fatalf("%d posted", n)
+				}
 			}
 			if q.n > entries || q.used > q.n {
 				t.Fatalf("batch of %d, %d used", q.n, q.used)

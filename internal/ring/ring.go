@@ -102,14 +102,12 @@ func NewConsumer(prod, cons *atomic.Uint32, size uint32) Consumer {
 func (c *Consumer) Peek(n uint32) (first, count uint32) {
 	avail := c.seen - c.next
 	if avail < n {
-		seen := c.prod.Load()
-		if seen-c.next > c.size {
+		// Entries seen before the index went bad are still valid, also if it moves back before them: the caller may hold them.
+		if now := c.prod.Load() - c.next; now < avail || now > c.size {
 			c.bad = true
-			// Entries seen before the index went bad are still valid.
-			return c.next, min(n, avail)
+		} else {
+			c.seen, avail = c.next+now, now
 		}
-		c.seen = seen
-		avail = seen - c.next
 	}
 	return c.next, min(n, avail)
 }
@@ -127,7 +125,7 @@ func (c *Consumer) Release(n uint32) {
 // Mask returns the position of index i in the ring.
 func (c *Consumer) Mask(i uint32) uint32 { return i & (c.size - 1) }
 
-// Bad reports whether the other side's index has ever been out of range.
+// Bad reports whether the other side's index has ever been out of range, or moved back.
 func (c *Consumer) Bad() bool { return c.bad }
 
 func check(size uint32) {

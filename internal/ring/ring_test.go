@@ -143,6 +143,21 @@ func TestBadIsNoticed(t *testing.T) {
 	}
 }
 
+// TestMovesBack checks that entries that were seen can be released although the producer's index has moved back before them.
+func TestMovesBack(t *testing.T) {
+	for at := range uint32(5) {
+		var prod, cons atomic.Uint32
+		c := NewConsumer(&prod, &cons, 8)
+		prod.Store(4)
+		c.Peek(8)
+		prod.Store(at)
+		if _, n := c.Peek(8); n != 4 || c.Bad() != (at < 4) {
+			t.Errorf("back at %d: Peek %d, Bad %v", at, n, c.Bad())
+		}
+		c.Release(4)
+	}
+}
+
 func TestReleaseTooMuchPanics(t *testing.T) {
 	var prod, cons atomic.Uint32
 	c := NewConsumer(&prod, &cons, 8)

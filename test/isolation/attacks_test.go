@@ -331,6 +331,51 @@ func scribble(which func(*own) int, off int, v uint32) func(*foe) error {
 	}
 }
 
+// movesBack moves the producer index of a shared receive queue back between messages to its queue pairs: behind receives that
+// the daemon has seen, but not behind those that it has taken.
+func movesBack(f *foe) error {
+	const posted = 4 // what the daemon sees at a time
+	o, err := f.objects(false)
+	if err != nil {
+		return err
+	}
+	rep, fds, err := f.r.must(&ctrlpb.Request{Body: &ctrlpb.Request_CreateSrq{CreateSrq: &ctrlpb.CreateSRQ{Pd: o.pd, Depth: 4 * posted, MaxSge: 1}}})
+	if err != nil {
+		return err
+	}
+	srq := rep.GetSrq().Srq
+	o.rq = fds[0]
+	m, err := mapped(o.rq)
+	if err != nil {
+		return err
+	}
+	defer unix.Munmap(m)
+	for range posted {
+		if err := f.receive(&o); err != nil {
+			return err
+		}
+	}
+	for taken := uint32(1); taken <= posted+1; taken++ {
+		rep, _, err := f.r.must(&ctrlpb.Request{Body: &ctrlpb.Request_CreateQp{CreateQp: &ctrlpb.CreateQP{
+			Pd: o.pd, SendCq: o.cq, RecvCq: o.cq, SqDepth: 1, RqDepth: 1, MaxSge: 1, Srq: srq,
+		}}})
+		if err != nil {
+			return err
+		}
+		if _, _, err := f.r.must(&ctrlpb.Request{Body: &ctrlpb.Request_Connect{Connect: &ctrlpb.Connect{Qp: rep.GetQp().Qp, Remote: f.Peer}}}); err != nil {
+			return err
+		}
+		if taken > posted {
+			break
+		}
+		if err := within("a message", func() (bool, error) { return word(m, shm.HeaderSize+shm.RingConsumer).Load() == taken, nil }); err != nil {
+			return err
+		}
+		word(m, shm.HeaderSize+shm.RingProducer).Store(2)
+	}
+	return f.ended()
+}
+
 // wqe posts a hand-made work request; it must end the attacker's QP or disconnect the attacker, and affect nobody
 // else.
 func wqe(fill func(f *foe, e []byte)) func(*foe) error {

@@ -279,6 +279,7 @@ func attacks(j *job) []attack {
 			}
 			return f.ended()
 		}},
+		{"a shared receive index that moves back", movesBack},
 		{"an opcode that is none", wqe(func(f *foe, e []byte) { e[shm.SQEOpcode] = 0xee })},
 		{"65535 pieces", wqe(func(f *foe, e []byte) { e[shm.SQEOpcode] = shm.WRSend; le.PutUint16(e[shm.SQENumSGE:], 65535) })},
 		{"inline data of 4 GiB", wqe(func(f *foe, e []byte) {
