@@ -109,6 +109,7 @@ type QP struct {
 	sqHead, sqTail uint32               // oldest slot in use, next free one; free-running
 	taken          interface{ Taken() } // Sends, if it has such a method
 	held           bool                 // the newest slot is a local operation or an invalid work request that waits for all earlier ones
+	heldFor        uint32               // the slots before it are complete, while held
 
 	rq     []recvSlot
 	rsges  []SGE

@@ -362,6 +362,50 @@ func TestLocalOps(t *testing.T) {
 	}
 }
 
+// TestHeldLooksOnce checks that a held local operation looks at each earlier work request once, not again with each completion that is
+// polled.
+func TestHeldLooksOnce(t *testing.T) {
+	const writes = 100
+	a, b := newPair(t, 4096, QPConfig{SQDepth: 128, SigAll: true})
+	fast, err := a.table.RegisterFast(pdA, a.mem, LocalWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := SendWR{Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase}
+	a.post(read)
+	for range writes {
+		a.post(SendWR{Op: rdmap.OpWrite, RKey: b.mr.STag(), Remote: sideBase})
+	}
+	a.post(read, SendWR{Op: OpReg, RKey: fast.STag(), SGEs: []SGE{{0, 64, 0}}})
+	for a.turn(b, 1000) {
+	}
+	respond := func() { // to one Read
+		var seg rdmap.Segment
+		if !b.Stream().PollSegment(1000, &seg) {
+			t.Fatal("no response")
+		}
+		parts, _ := b.Gather(&seg.Src, seg.Len, nil)
+		a.Stream().HandleULPDU(append(seg.Hdr[:seg.HdrLen:seg.HdrLen], parts[0]...))
+	}
+	respond()
+	var wc WC
+	if !a.PollWC(&wc) {
+		t.Fatal("no completion")
+	}
+	seen := a.sendSlot(writes / 2) // it is complete, and not yet polled
+	seen.done = false
+	if a.releaseHeld() || a.heldFor != writes+1 {
+		t.Errorf("it is at work request %d, want %d, whose response it awaits", a.heldFor, writes+1)
+	}
+	seen.done = true
+	a.poll()
+	respond()
+	a.poll()
+	if n := len(a.take()); n != writes+2 || !fast.Valid() {
+		t.Errorf("%d more completions, want %d", n, writes+2)
+	}
+}
+
 // TestPendingSegment checks that a segment that was taken from the stream and not yet gathered delays its completion
 // and the local operation after it.
 func TestPendingSegment(t *testing.T) {

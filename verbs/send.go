@@ -42,7 +42,7 @@ func (q *QP) post(wr *SendWR) {
 	w.ID = i
 	s.status = q.compile(wr, i, s, &w)
 	if s.status != WCSuccess || wr.Op >= OpLocalInv {
-		q.held = true
+		q.held, q.heldFor = true, q.sqHead
 		q.releaseHeld()
 		return
 	}
@@ -58,8 +58,8 @@ func (q *QP) releaseHeld() bool {
 	if !q.held {
 		return true
 	}
-	for i := q.sqHead; i != q.sqTail-1; i++ {
-		if !q.sendSlot(i).complete() {
+	for ; q.heldFor != q.sqTail-1; q.heldFor++ {
+		if !q.sendSlot(q.heldFor).complete() {
 			return false
 		}
 	}
