@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"testing"
 	"time"
@@ -200,6 +201,39 @@ func TestStuck(t *testing.T) {
 	}
 	close(mem)
 	await(t, moved, "the client is not crowded any more", func() bool { return !q.Crowded() })
+}
+
+// TestStoreFault checks that a Store whose source faults does not count, and that its memory is used again.
+func TestStoreFault(t *testing.T) {
+	mem := own(t)
+	b, addr := private(t, 2*blockSize)
+	m, q, _ := newQueue(t, mem, time.Minute, func() {})
+	source, _ := private(t, 2*blockSize)
+	if err := unix.Mprotect(source[blockSize:], unix.PROT_NONE); err != nil {
+		t.Fatal(err)
+	}
+	faults := func(p []byte) (did bool) {
+		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+		defer func() { did = recover() != nil }()
+		q.Store(mem, addr, uint32(len(p)), marked.Bytes{B: p})
+		return false
+	}
+	for range 2 {
+		for _, p := range [][]byte{source[blockSize:], source} { // at once, and after a block
+			if !faults(p) {
+				t.Fatal("this tests nothing")
+			}
+		}
+	}
+	m.Fence()
+	if done, _ := q.Stored(); done != 0 || q.Backlog() != 0 || m.storing.Load() != 0 {
+		t.Errorf("%d stored, a backlog of %d, %d bytes in use", done, q.Backlog(), m.storing.Load())
+	}
+	q.Store(mem, addr, 4, marked.Bytes{B: []byte("good")})
+	m.Fence()
+	if done, failed := q.Stored(); done != 1 || failed != 0 || string(b[:4]) != "good" || m.blocks > 3*blockSize {
+		t.Errorf("after that %d are stored, the first that failed is %d, %d bytes of blocks", done, failed, m.blocks)
+	}
 }
 
 // TestTinyStores checks that Stores of single bytes to scattered addresses crowd the client

@@ -433,10 +433,9 @@ func (q *Queue) Stored() (done, firstFailed uint64) {
 	return done, q.failed.Load()
 }
 
-// Store implements verbs.Mover.
+// Store implements verbs.Mover. If an access to p faults, the Store does not count: p may be in the memory of another client.
 func (q *Queue) Store(mem verbs.FarMemory, addr uint64, size uint32, p marked.Bytes) {
 	m, to, n := q.m, mem.(memory), int(size)
-	q.backlog.Add(int64(n))
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for n > 0 {
@@ -444,18 +443,21 @@ func (q *Queue) Store(mem verbs.FarMemory, addr uint64, size uint32, p marked.By
 		if b == nil || b.n == blockSize {
 			b = m.take(blockSize)
 			b.n, b.refs = 0, 0
-			m.storing.Add(blockSize)
 			q.cur = b
 		}
 		k := min(n, blockSize-b.n)
 		p.CopyTo(b.buf[b.n : b.n+k])
 		o := m.extend(q, to, addr, b)
 		if o == nil {
+			if b.refs == 0 {
+				m.storing.Add(blockSize)
+			}
 			m.storing.Add(storeCost)
 			m.push(op{q: q, mem: to, addr: addr, b: b, off: b.n})
 			o = &m.ops[len(m.ops)-1]
 			b.refs++
 		}
+		q.backlog.Add(int64(k))
 		b.n += k
 		o.n += k
 		addr += uint64(k)

@@ -67,8 +67,8 @@ func (q *QP) put(m *memory, n uint32, p marked.Bytes) {
 		p.CopyTo(m.b)
 		return
 	}
+	q.cfg.Mover.Store(m.far.far, m.addr, n, p) // may fault in p, and is then no Store
 	q.stores++
-	q.cfg.Mover.Store(m.far.far, m.addr, n, p)
 }
 
 // stored reports whether the first n Stores of the QP have ended.

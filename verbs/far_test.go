@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"math/rand/v2"
+	"runtime/debug"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/testenv"
@@ -370,6 +373,28 @@ func TestFarLittleMemoryAfterRead(t *testing.T) {
 	settle(t, a, b)
 	if got := a.take(); len(got) != 1 || got[0].Status != WCSuccess {
 		t.Errorf("completions %v", got)
+	}
+}
+
+// TestFarSourceFaults checks that a QP does not wait for a Store that faulted in its source, the memory of another client.
+func TestFarSourceFaults(t *testing.T) {
+	_, b := newFarPair(t)
+	none, err := unix.Mmap(-1, 0, 4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(none)
+	func() {
+		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+		defer func() {
+			if recover() == nil {
+				t.Error("this tests nothing")
+			}
+		}()
+		b.Place(&rdmap.Placement{Kind: rdmap.PlaceTagged, STag: b.fmr.STag(), TO: farBase, Op: rdmap.OpWrite}, marked.Bytes{B: none})
+	}()
+	if !b.Settled() {
+		t.Error("it waits")
 	}
 }
 
