@@ -31,7 +31,8 @@ type Stream struct {
 	op string
 
 	request chan *ConnRequest
-	rmu     sync.Mutex // serializes readers
+	reading chan struct{} // token of the goroutine in Read
+	writing chan struct{} // token of the goroutine in Write
 
 	asking sync.Mutex // held by Request
 	asked  bool       // Request has started MPA, and has not returned the request; guarded by asking
@@ -46,7 +47,10 @@ type Stream struct {
 
 // streamReady handles a StreamReady event.
 func (d *Device) streamReady(e *ctrlpb.StreamReady) {
-	s := &Stream{d: d, h: e.Conn, more: make(chan struct{}, 1), request: make(chan *ConnRequest, 1)}
+	s := &Stream{
+		d: d, h: e.Conn, more: make(chan struct{}, 1), request: make(chan *ConnRequest, 1),
+		reading: make(chan struct{}, 1), writing: make(chan struct{}, 1),
+	}
 	s.Local, _ = netip.ParseAddrPort(e.Local)
 	s.Remote, _ = netip.ParseAddrPort(e.Remote)
 	d.mu.Lock()
@@ -138,11 +142,28 @@ func (s *Stream) wake() {
 	}
 }
 
+// take takes the token of Read or Write.
+func (s *Stream) take(ctx context.Context, token chan struct{}) error {
+	select {
+	case token <- struct{}{}: // even if ctx has ended
+		return nil
+	default:
+	}
+	select {
+	case token <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("iwarp: %s: %w", s.op, ctx.Err())
+	}
+}
+
 // Read reads up to len(b) bytes and waits for at least one. It returns io.EOF after the peer's last
 // byte. Bytes that have arrived are returned even if ctx has ended.
 func (s *Stream) Read(ctx context.Context, b []byte) (int, error) {
-	s.rmu.Lock()
-	defer s.rmu.Unlock()
+	if err := s.take(ctx, s.reading); err != nil {
+		return 0, err
+	}
+	defer func() { <-s.reading }()
 	for {
 		s.mu.Lock()
 		if s.mpa {
@@ -163,10 +184,10 @@ func (s *Stream) Read(ctx context.Context, b []byte) (int, error) {
 			return n, err
 		case len(b) == 0:
 			return 0, nil
-		case err != nil:
-			return 0, err
 		case end:
 			return 0, io.EOF
+		case err != nil:
+			return 0, err
 		}
 		select {
 		case <-s.more:
@@ -182,8 +203,7 @@ func (s *Stream) Read(ctx context.Context, b []byte) (int, error) {
 func (s *Stream) ReadFull(ctx context.Context, b []byte) error {
 	for got := 0; got < len(b); {
 		n, err := s.Read(ctx, b[got:])
-		got += n
-		if err != nil {
+		if got += n; err != nil && got < len(b) {
 			if errors.Is(err, io.EOF) && got > 0 {
 				err = io.ErrUnexpectedEOF
 			}
@@ -193,9 +213,14 @@ func (s *Stream) ReadFull(ctx context.Context, b []byte) error {
 	return nil
 }
 
-// Write sends b. It returns when the daemon has accepted all of it.
+// Write sends b. It returns when the daemon has accepted all of it. Calls of several goroutines are
+// sent one after the other.
 func (s *Stream) Write(ctx context.Context, b []byte) error {
 	const chunk = 32 << 10
+	if err := s.take(ctx, s.writing); err != nil {
+		return err
+	}
+	defer func() { <-s.writing }()
 	for len(b) > 0 {
 		n := min(len(b), chunk)
 		err := s.d.do(ctx, s.op, &ctrlpb.Request{Body: &ctrlpb.Request_StreamSend{StreamSend: &ctrlpb.StreamSend{Conn: s.h, Data: b[:n]}}})
@@ -308,10 +333,12 @@ func (s *Stream) start(ctx context.Context, m *ctrlpb.StartMPA) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("iwarp: %s: %w", s.op, err)
 	}
-	if !s.rmu.TryLock() {
+	select {
+	case s.reading <- struct{}{}:
+		defer func() { <-s.reading }()
+	default:
 		return &Error{s.op, ctrlpb.Code_CODE_BUSY, "a Read is waiting and would take the bytes meant for MPA: end it first"}
 	}
-	defer s.rmu.Unlock()
 	m.Conn = s.h
 	err := s.d.do(context.WithoutCancel(ctx), s.op, &ctrlpb.Request{Body: &ctrlpb.Request_StartMpa{StartMpa: m}})
 	if err != nil {

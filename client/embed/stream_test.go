@@ -422,6 +422,32 @@ func TestStreamContext(t *testing.T) {
 	}
 }
 
+// TestStreamWrites checks that long Writes of several goroutines are not mixed.
+func TestStreamWrites(t *testing.T) {
+	const writers, size = 4, 200_000
+	na, nb, ctx := pair(t, embed.PairConfig{})
+	sa, sb, l := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
+	defer l.Close()
+	done := make(chan error, writers)
+	for i := range writers {
+		go func() { done <- sb.Write(ctx, bytes.Repeat([]byte{byte('a' + i)}, size)) }()
+	}
+	b := make([]byte, size)
+	for range writers {
+		if err := sa.ReadFull(ctx, b); err != nil {
+			t.Fatal(err)
+		}
+		if n := bytes.Count(b, b[:1]); n != size {
+			t.Errorf("%d bytes of %d are %q", n, size, b[0])
+		}
+	}
+	for range writers {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestRequestAgain checks that a program may wait again for the peer's request after the context of the first wait has ended.
 func TestRequestAgain(t *testing.T) {
 	na, nb, ctx := pair(t, embed.PairConfig{})
