@@ -195,7 +195,8 @@ func (c *Conn) PostWrite(ctx context.Context, r Remote, b []byte) error {
 	return c.wrap("write", c.launch(o, &SendWR{Op: OpWrite, SGEs: o.sge[:], RKey: r.RKey, Remote: r.Addr}))
 }
 
-// Read reads len(b) bytes from the start of the peer's memory r into b.
+// Read reads len(b) bytes from the start of the peer's memory r into b. Also without bytes it
+// waits for the peer's answer.
 func (c *Conn) Read(ctx context.Context, r Remote, b []byte) error {
 	return c.transfer(ctx, "read", OpRead, r, b)
 }
@@ -242,9 +243,9 @@ func (c *Conn) staged(ctx context.Context, what Op, r Remote, b []byte) (err err
 		c.end(o)
 		return err
 	}
-	for off := 0; off < len(b) || n > 0; {
+	for off, left := 0, true; left || n > 0; { // without bytes there is one operation too
 		var o *op
-		if off < len(b) && n < chunkAhead {
+		if left && n < chunkAhead {
 			if o, err = c.beginChunk(ctx, n == 0); err != nil {
 				break
 			}
@@ -269,6 +270,7 @@ func (c *Conn) staged(ctx context.Context, what Op, r Remote, b []byte) (err err
 		flight[n], parts[n] = o, part
 		n++
 		off += len(part)
+		left = off < len(b)
 	}
 	for n > 0 { // after an error
 		if ferr := finish(); err == nil {

@@ -131,11 +131,18 @@ func TestConnSendRecvReadWrite(t *testing.T) {
 		if old, err := ca.CompareSwap(ctx, mr.RemoteAt(0, 8), 15, 99); err != nil || old != 15 {
 			t.Fatalf("compare-swap: %d, %v", old, err)
 		}
+		if err := errors.Join(ca.Write(ctx, mr.Remote(), nil), ca.Read(ctx, mr.Remote(), nil)); err != nil {
+			t.Fatal("without bytes:", err)
+		}
 		if err := ca.Close(); err != nil {
 			t.Fatal("close:", err)
 		}
 		if _, err := cb.Recv(ctx, buf); !errors.Is(err, io.EOF) {
 			t.Fatal("recv after close:", err)
+		}
+		// Without bytes they are operations too: a Read waits for earlier Writes.
+		if werr, rerr := cb.Write(ctx, iwarp.Remote{}, nil), cb.Read(ctx, iwarp.Remote{}, nil); werr == nil || rerr == nil {
+			t.Errorf("after the end: write %v, read %v", werr, rerr)
 		}
 		if err := cb.Close(); err != nil {
 			t.Fatal("close:", err)
