@@ -97,6 +97,7 @@ func OpenWait(ctx context.Context, socket string) (*Device, error) {
 		case err == nil, ctx.Err() != nil:
 			return d, err
 		case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ECONNREFUSED), errors.Is(err, ErrDaemonGone):
+		case errors.Is(err, unix.EAGAIN): // more programs connect at once than its socket holds
 		default:
 			return nil, err
 		}

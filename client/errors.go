@@ -1,6 +1,7 @@
 package iwarp
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -60,8 +61,8 @@ type Error struct {
 // Error implements error.
 func (e *Error) Error() string { return "iwarp: " + e.Op + ": " + e.Text }
 
-// Unwrap returns the variable of this package for the code.
-func (e *Error) Unwrap() error { return codeErrors[e.Code] }
+// Unwrap returns the variable of this package for the code: ErrInternal for one of a later daemon.
+func (e *Error) Unwrap() error { return cmp.Or(codeErrors[e.Code], ErrInternal) }
 
 func fromPB(op string, e *ctrlpb.Error) error {
 	if e == nil {
