@@ -248,7 +248,8 @@ func next[T any](ctx context.Context, l *Listener, queue *[]*T) (*T, error) {
 
 // Accept waits for the next connection and returns it, with the settings of Listen.
 // Connections are set up concurrently, so a slow or failing peer does not delay
-// others. Use either Accept or Request on a Listener, not both.
+// others. An error such as ErrQuota concerns one connection: Accept may be called again.
+// Use either Accept or Request on a Listener, not both.
 func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 	l.acceptOnce.Do(func() { l.wg.Go(l.acceptLoop) })
 	select {

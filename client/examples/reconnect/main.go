@@ -62,8 +62,8 @@ func withDevice(ctx context.Context, socket string, work func(*iwarp.Device) err
 	}
 }
 
-// serve gives each client memory of its own. Accept returns ErrDraining when the daemon is
-// about to stop; connected clients may then finish.
+// serve gives each client memory of its own, as far as the quota allows. Accept returns ErrDraining
+// when the daemon is about to stop; connected clients may then finish.
 func serve(ctx context.Context, dev *iwarp.Device, addr string) error {
 	l, err := dev.Listen(ctx, addr, nil)
 	if err != nil {
@@ -72,14 +72,18 @@ func serve(ctx context.Context, dev *iwarp.Device, addr string) error {
 	log.Printf("listening on %v", l.Addr())
 	for {
 		conn, err := l.Accept(ctx)
-		if err != nil {
+		switch {
+		case err == nil:
+			go offer(ctx, conn)
+		case errors.Is(err, iwarp.ErrQuota):
+			log.Print(err)
+		default:
 			select { // until the clients have left, or the daemon ends
 			case <-dev.Done():
 			case <-ctx.Done():
 			}
 			return err
 		}
-		go offer(ctx, conn)
 	}
 }
 
