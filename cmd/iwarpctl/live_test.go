@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -131,6 +132,54 @@ func TestServerOutlivesReader(t *testing.T) {
 		if err := <-ended; err != nil {
 			t.Errorf("%q: %v", args, err)
 		}
+	}
+}
+
+// TestPingQuota checks that a persistent ping server goes on after clients that exceed its quota.
+func TestPingQuota(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "iwarpd.sock")
+	a, b, err := embed.Pair(embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600, Limits: ctrl.Limits{QPs: 1}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	server, interrupt := context.WithCancel(ctx)
+	defer interrupt()
+	errs, say := io.Pipe()
+	defer errs.Close()
+	code := make(chan int, 1)
+	go func() {
+		code <- run(server, []string{"--socket", socket, "ping", "-s", "-P"}, io.Discard, say)
+		say.Close()
+	}()
+	lines := bufio.NewScanner(errs)
+	lines.Scan() // "listening on"
+	addr := fmt.Sprintf("%v:%d", b.Addr(), rping.DefaultPort)
+	first, err := a.Device().Dial(ctx, addr, rping.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	if _, err := a.Device().Dial(ctx, addr, rping.Config()); !errors.Is(err, iwarp.ErrRejected) {
+		t.Errorf("beyond the quota: %v", err)
+	}
+	if lines.Scan(); !strings.Contains(lines.Text(), "quota") && !strings.Contains(lines.Text(), "queue pairs") {
+		t.Errorf("it says %q", lines.Text())
+	}
+	go io.Copy(io.Discard, errs)
+	first.Close()
+	for err = iwarp.ErrRejected; errors.Is(err, iwarp.ErrRejected); { // until the server has noticed
+		_, err = rping.Ping(ctx, a.Device(), addr, rping.Config(), 64, rping.Options{Count: 1})
+	}
+	if err != nil {
+		t.Errorf("after that: %v", err)
+	}
+	interrupt()
+	if c := <-code; c != exitOK && c != exitInterrupted {
+		t.Errorf("exit code %d", c)
 	}
 }
 

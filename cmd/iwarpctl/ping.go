@@ -150,7 +150,12 @@ func (c *command) pingServer(ctx context.Context, f *pingFlags) error {
 				if f.persistent && ctx.Err() != nil {
 					return nil
 				}
-				return fmt.Errorf("accept on %s: %w", addr, err)
+				err = fmt.Errorf("accept on %s: %w", addr, err)
+				if f.persistent && errors.Is(err, iwarp.ErrQuota) { // which ends one connection
+					c.report(err, exitFailure)
+					continue
+				}
+				return err
 			}
 			if !f.persistent {
 				return c.pingServe(ctx, conn, f)
