@@ -201,7 +201,14 @@ func (s *Server) setattr(c *cred, o *object, fh nfsv3.NfsFh3, a *nfsv3.Sattr3) e
 		if ts[0].Nsec == unix.UTIME_OMIT && ts[1].Nsec == unix.UTIME_OMIT {
 			return nil
 		}
-		return unix.UtimesNanoAt(unix.AT_FDCWD, proc(o.fd), ts[:], 0)
+		err := unix.UtimesNanoAt(unix.AT_FDCWD, proc(o.fd), ts[:], 0)
+		if err == unix.EPERM && ts[0].Nsec == unix.UTIME_OMIT && ts[1].Nsec == unix.UTIME_NOW {
+			// A client sets this time when a program truncates a file, to which every user who may write the file is
+			// entitled. But the kernel lets users other than the owner set only both times at once.
+			ts[0].Nsec = unix.UTIME_NOW
+			err = unix.UtimesNanoAt(unix.AT_FDCWD, proc(o.fd), ts[:], 0)
+		}
+		return err
 	})
 }
 

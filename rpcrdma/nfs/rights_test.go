@@ -73,6 +73,44 @@ func TestRights(t *testing.T) {
 	}
 }
 
+// TestTruncateByWriter checks that users who may write a file that belongs to another one may truncate it as Linux does for
+// O_TRUNC: it sets the modification time to the server's too, even that alone for a file that is empty already.
+func TestTruncateByWriter(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	for _, c := range []struct {
+		name       string
+		mode       os.FileMode
+		args       []uint32 // the size, or none, and both times
+		want       nfsv3.Nfsstat3
+		data       string
+		atime, now bool // the access time stays, the modification time is now
+	}{
+		{"size", 0o666, []uint32{1, 0, 0, 0, 0}, nfsv3.NFS3_OK, "", true, true},
+		{"size and time", 0o666, []uint32{1, 0, 0, 0, 1}, nfsv3.NFS3_OK, "", false, true},
+		{"time", 0o666, []uint32{0, 0, 1}, nfsv3.NFS3_OK, "data", false, true},
+		{"both times", 0o666, []uint32{0, 1, 1}, nfsv3.NFS3_OK, "data", false, true},
+		{"time of a read-only file", 0o644, []uint32{0, 0, 1}, nfsv3.NFS3ERR_ACCES, "data", true, false},
+		{"size and time of a read-only file", 0o644, []uint32{1, 0, 0, 0, 1}, nfsv3.NFS3ERR_ACCES, "data", true, false},
+		{"access time", 0o666, []uint32{0, 1, 0}, nfsv3.NFS3ERR_PERM, "data", true, false},
+		{"another time", 0o666, []uint32{0, 0, 2, 7, 7}, nfsv3.NFS3ERR_PERM, "data", true, false},
+	} {
+		fh := l.file("f", c.mode, alice, "data")
+		p := filepath.Join(l.dir, "f")
+		old := unix.Timespec{Sec: 1000}
+		if err := unix.UtimesNanoAt(unix.AT_FDCWD, p, []unix.Timespec{old, old}, 0); err != nil {
+			t.Fatal(err)
+		}
+		l.want(c.want, bob, pSetattr, func(w *rpc.Writer) { w.Opaque(fh); w.U32(0, 0, 0); w.U32(c.args...); w.U32(0) })
+		var st unix.Stat_t
+		if err := unix.Stat(p, &st); err != nil || c.atime != (st.Atim == old) || c.now == (st.Mtim == old) {
+			t.Errorf("%s: access time %v, modification time %v, %v", c.name, st.Atim, st.Mtim, err)
+		}
+		if b, err := os.ReadFile(p); err != nil || string(b) != c.data {
+			t.Errorf("%s: %q, %v", c.name, b, err)
+		}
+	}
+}
+
 // TestNoOwner checks that SETATTR refuses a user or group that no file can have.
 func TestNoOwner(t *testing.T) {
 	l := newLocal(t, nfs.Config{})
