@@ -77,6 +77,13 @@ func (e *Error) Is(target error) bool {
 func Mount(ctx context.Context, c *rpcrdma.Client, dir string) (*Client, error) {
 	host, _ := os.Hostname()
 	sys := rpc.Sys{Machine: host[:min(len(host), 255)], UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
+	groups, err := os.Getgroups()
+	if err != nil {
+		return nil, fmt.Errorf("nfs: groups: %w", err)
+	}
+	for _, g := range groups[:min(len(groups), rpc.MaxGroups)] {
+		sys.GIDs = append(sys.GIDs, uint32(g))
+	}
 	n := &Client{rpc: c, cred: sys.Auth(), io: MaxIO}
 	r, resp, err := c.Do(ctx, rpc.Call{Prog: ProgramMount, Vers: 3, Proc: 1, Cred: n.cred}, func(w *rpc.Writer) { w.String(dir) }, rpcrdma.Call{Again: true})
 	if err != nil {

@@ -305,6 +305,37 @@ func TestTree(t *testing.T) {
 	}
 }
 
+// TestClientGroups checks that a client acts with the supplementary groups of its process, as many as a call has room for.
+func TestClientGroups(t *testing.T) {
+	g := start(t, 2)
+	p := filepath.Join(g.dir, "f")
+	if err := errors.Join(os.WriteFile(p, []byte("data"), 0o640), os.Chown(p, 0, 555)); err != nil {
+		t.Fatal(err)
+	}
+	many := []int{555}
+	for i := range 2 * rpc.MaxGroups {
+		many = append(many, 1000+i)
+	}
+	for _, c := range []struct {
+		groups []int
+		want   error
+	}{{[]int{7, 555}, nil}, {many, nil}, {[]int{7}, fs.ErrPermission}} {
+		var n *nfs.Client
+		var err error
+		testenv.AsUser(t, 1000, 100, c.groups, func() { n, err = nfs.Mount(g.ctx, g.c, "/") })
+		if err != nil {
+			t.Fatal(err)
+		}
+		i, err := n.Walk(g.ctx, "f")
+		if err == nil {
+			_, err = n.Get(g.ctx, i.Handle, io.Discard)
+		}
+		if !errors.Is(err, c.want) {
+			t.Errorf("groups %v: %v, want %v", c.groups, err, c.want)
+		}
+	}
+}
+
 // TestLongestCall checks that an export takes no data item that is longer than that of the longest WRITE.
 func TestLongestCall(t *testing.T) {
 	g := start(t, 2)

@@ -56,6 +56,9 @@ func (c *Call) Start(w *Writer) {
 	w.Opaque(c.Verf.Body)
 }
 
+// MaxGroups is the number of groups that an AUTH_SYS credential has room for.
+const MaxGroups = 16
+
 // Sys is the body of an AUTH_SYS credential (RFC 5531 appendix A).
 type Sys struct {
 	Stamp    uint32
@@ -82,7 +85,7 @@ func ParseSys(a Auth) (s Sys, ok bool) {
 	r := NewReader(Msg{Body: a.Body})
 	s.Stamp, s.Machine, s.UID, s.GID = r.U32(), r.String(255), r.U32(), r.U32()
 	n := r.U32()
-	if n > 16 {
+	if n > MaxGroups {
 		return s, false
 	}
 	for range n {
