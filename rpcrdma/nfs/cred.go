@@ -53,14 +53,28 @@ const (
 	mayExec  = 1
 )
 
-// may reports whether c has the rights want for o, which was opened by its handle. It asks the
+// rights returns those of the rights want that c has for o, which was opened by its handle. It asks the
 // kernel, since access may depend on more than the mode.
-func (s *Server) may(c *cred, o *object, want uint32) bool {
+func (s *Server) rights(c *cred, o *object, want uint32) (got uint32) {
 	if c.uid == 0 { // root may do all but execute a file that nobody may
-		return want&mayExec == 0 || o.dir() || o.st.Mode&0o111 != 0
+		if !o.dir() && o.st.Mode&0o111 == 0 {
+			want &^= mayExec
+		}
+		return want
 	}
-	return s.as(c, func() error { return unix.Faccessat2(o.fd, "", want, unix.AT_EMPTY_PATH|unix.AT_EACCESS) }) == nil
+	_ = s.as(c, func() error {
+		for _, r := range []uint32{mayRead, mayWrite, mayExec} {
+			if want&r != 0 && unix.Faccessat2(o.fd, "", r, unix.AT_EMPTY_PATH|unix.AT_EACCESS) == nil {
+				got |= r
+			}
+		}
+		return nil
+	})
+	return got
 }
+
+// may reports whether c has the rights want for o.
+func (s *Server) may(c *cred, o *object, want uint32) bool { return s.rights(c, o, want) == want }
 
 // capabilities are the capabilities of threads that act for root, and for other users.
 type capabilities struct{ root, others [2]unix.CapUserData }

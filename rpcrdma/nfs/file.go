@@ -80,18 +80,18 @@ func (s *Server) NfsV3Nfsproc3Access(ctx context.Context, a *nfsv3.Access3args) 
 		return &nfsv3.Access3res_default{Status: status(err), Resfail: nfsv3.Access3resfail{ObjAttributes: noAttr}}, nil
 	}
 	defer o.close()
-	c := &exchangeOf(ctx).cred
+	has := s.rights(&exchangeOf(ctx).cred, &o, mayRead|mayWrite|mayExec)
 	var got uint32
-	if s.may(c, &o, mayRead) {
+	if has&mayRead != 0 {
 		got |= accessRead
 	}
-	if s.may(c, &o, mayWrite) && !s.cfg.ReadOnly {
+	if has&mayWrite != 0 && !s.cfg.ReadOnly {
 		got |= accessModify | accessExtend
 		if o.dir() {
 			got |= accessDelete
 		}
 	}
-	if s.may(c, &o, mayExec) {
+	if has&mayExec != 0 {
 		if o.dir() {
 			got |= accessLookup
 		} else {
@@ -123,7 +123,7 @@ func (s *Server) NfsV3Nfsproc3Readlink(ctx context.Context, a *nfsv3.Readlink3ar
 // readable reports whether c may read the data of a file, which includes files that c may execute
 // or owns (RFC 1813 section 4.4).
 func (s *Server) readable(c *cred, o *object) bool {
-	return c.uid == o.st.Uid || s.may(c, o, mayRead) || s.may(c, o, mayExec)
+	return c.uid == o.st.Uid || s.rights(c, o, mayRead|mayExec) != 0
 }
 
 // pread fills b from a file, or reads to its end.
