@@ -64,31 +64,35 @@ type object struct {
 	st unix.Stat_t
 }
 
-// object opens a handle, for its attributes only or with further flags. The latter requires a file
-// or a directory: opening a device can have side effects.
+// object opens a handle, for its attributes only or with further flags.
 func (s *Server) object(fh nfsv3.NfsFh3, flags int) (o object, err error) {
-	if flags != unix.O_PATH {
-		if o, err = s.object(fh, unix.O_PATH); err != nil {
-			return o, err
-		}
-		if t := o.st.Mode & unix.S_IFMT; t != unix.S_IFREG && t != unix.S_IFDIR {
-			o.close()
-			if flags&unix.O_DIRECTORY != 0 {
-				return o, unix.ENOTDIR
-			}
-			return o, unix.EINVAL
-		}
-		o.close()
-	}
-	o.fd, err = s.tree.open(fh.Data, flags)
-	if err != nil {
+	if o.fd, err = s.tree.open(fh.Data); err != nil {
 		o.fd = -1
 		return o, err
 	}
-	if err = s.tree.stat(o.fd, &o.st); err != nil {
+	if err = s.tree.stat(o.fd, &o.st); err == nil && flags != unix.O_PATH {
+		err = s.reopen(&o, flags)
+	}
+	if err != nil {
 		o.close()
 	}
 	return o, err
+}
+
+// reopen opens o with further flags. It must be a file or a directory: opening a device can have side effects.
+func (s *Server) reopen(o *object, flags int) error {
+	if t := o.st.Mode & unix.S_IFMT; t != unix.S_IFREG && t != unix.S_IFDIR {
+		if flags&unix.O_DIRECTORY != 0 {
+			return unix.ENOTDIR
+		}
+		return unix.EINVAL
+	}
+	fd, err := s.tree.reopen(o.fd, flags)
+	if err == nil {
+		o.close()
+		o.fd = fd
+	}
+	return err
 }
 
 func (o *object) close() {
@@ -111,11 +115,11 @@ func (s *Server) wcc(o *object) nfsv3.WccData {
 }
 
 // syncObject commits the attributes of a file or directory to disk.
-func (s *Server) syncObject(o *object, fh nfsv3.NfsFh3) error {
+func (s *Server) syncObject(o *object) error {
 	if t := o.st.Mode & unix.S_IFMT; s.cfg.Async || t != unix.S_IFREG && t != unix.S_IFDIR {
 		return nil
 	}
-	fd, err := s.tree.open(fh.Data, unix.O_RDONLY)
+	fd, err := s.tree.reopen(o.fd, unix.O_RDONLY)
 	if err != nil {
 		return err
 	}
@@ -126,9 +130,9 @@ func (s *Server) syncObject(o *object, fh nfsv3.NfsFh3) error {
 // proc returns a path to fd for system calls that take no descriptor.
 func proc(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
-// setattr applies a to the object fd for c. The size comes first: changing it may clear
+// setattr applies a to the object o for c. The size comes first: changing it may clear
 // set-user-ID, which the mode then sets.
-func (s *Server) setattr(c *cred, o *object, fh nfsv3.NfsFh3, a *nfsv3.Sattr3) error {
+func (s *Server) setattr(c *cred, o *object, a *nfsv3.Sattr3) error {
 	uid, gid := -1, -1
 	if u, ok := a.Uid.(*nfsv3.SetUid3_TRUE); ok {
 		uid = int(int32(u.Uid))
@@ -155,7 +159,7 @@ func (s *Server) setattr(c *cred, o *object, fh nfsv3.NfsFh3, a *nfsv3.Sattr3) e
 		if z.Size > 1<<63-1 {
 			return unix.EFBIG
 		}
-		fd, err := s.tree.open(fh.Data, unix.O_WRONLY)
+		fd, err := s.tree.reopen(o.fd, unix.O_WRONLY)
 		if err != nil {
 			return err
 		}

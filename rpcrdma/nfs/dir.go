@@ -174,7 +174,7 @@ func (s *Server) create(c *cred, where *nfsv3.Diropargs3, f func(dir int, name s
 			err = s.refresh(&o)
 		}
 		if err == nil && a != nil {
-			err = s.setattr(c, &o, nfsv3.NfsFh3{Data: fh}, a)
+			err = s.setattr(c, &o, a)
 		}
 		if err != nil && isNew && s.tree.unlink(d.fd, where.Dir.Data, name, 0) == unix.EISDIR {
 			_ = s.tree.unlink(d.fd, where.Dir.Data, name, unix.AT_REMOVEDIR)
@@ -182,7 +182,7 @@ func (s *Server) create(c *cred, where *nfsv3.Diropargs3, f func(dir int, name s
 		return err
 	})
 	if err == nil {
-		err = s.syncObject(&o, nfsv3.NfsFh3{Data: fh})
+		err = s.syncObject(&o)
 	}
 	return made{&nfsv3.PostOpFh3_TRUE{Handle: nfsv3.NfsFh3{Data: fh}}, s.post(o.fd)}, w, err
 }

@@ -51,11 +51,11 @@ func (s *Server) NfsV3Nfsproc3Setattr(ctx context.Context, a *nfsv3.Setattr3args
 	if g, ok := a.Guard.(*nfsv3.Sattrguard3_TRUE); ok && g.ObjCtime != nfstime(o.st.Ctim) {
 		return fail(&o, nfsv3.NFS3ERR_NOT_SYNC)
 	}
-	err = s.setattr(&exchangeOf(ctx).cred, &o, a.Object, &a.NewAttributes)
+	err = s.setattr(&exchangeOf(ctx).cred, &o, &a.NewAttributes)
 	w := s.wcc(&o)
 	unlock()
 	if err == nil {
-		err = s.syncObject(&o, a.Object)
+		err = s.syncObject(&o)
 	}
 	if err != nil {
 		return &nfsv3.Setattr3res_default{Status: status(err), Resfail: nfsv3.Setattr3resfail{ObjWcc: w}}, nil

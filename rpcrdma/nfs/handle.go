@@ -66,7 +66,7 @@ func openTree(path, keyFile string) (*tree, error) {
 	}
 	if err == nil {
 		var f int
-		if f, err = t.open(t.fh, unix.O_PATH); err == nil {
+		if f, err = t.open(t.fh); err == nil {
 			unix.Close(f)
 		} else if err == unix.EPERM {
 			t.names, err = newNames(t.fh, maxNames), nil
@@ -189,9 +189,9 @@ func (t *tree) handle(dir int, name string) ([]byte, error) {
 
 var errHandle = errors.New("nfs: bad file handle")
 
-// open opens the file of a handle. It returns ESTALE if the file no longer exists or belongs to
-// another export. The caller must have checked permissions.
-func (t *tree) open(fh []byte, flags int) (fd int, err error) {
+// open opens the file of a handle for its attributes. It returns ESTALE if the file no longer exists or
+// belongs to another export.
+func (t *tree) open(fh []byte) (fd int, err error) {
 	if len(fh) < headSize+macSize || fh[0] == 0 || fh[0] > handleVersion { // of an earlier version: stale
 		return -1, errHandle
 	}
@@ -200,10 +200,21 @@ func (t *tree) open(fh []byte, flags int) (fd int, err error) {
 		return -1, unix.ESTALE
 	}
 	if t.names != nil {
-		return t.openByName(fh, flags)
+		return t.search(fh)
 	}
 	k := unix.NewFileHandle(int32(fh[1]), body[headSize:])
-	return unix.OpenByHandleAt(t.root, k, flags|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK)
+	return unix.OpenByHandleAt(t.root, k, unix.O_PATH|unix.O_CLOEXEC|unix.O_NOFOLLOW)
+}
+
+// reopen opens the regular file or directory fd, which was opened for its attributes, for its data. The caller must
+// have checked permissions.
+func (t *tree) reopen(fd, flags int) (int, error) {
+	flags |= unix.O_CLOEXEC | unix.O_NONBLOCK
+	f, err := unix.Open(proc(fd), flags, 0)
+	if err == unix.EACCES && t.names != nil {
+		return t.reopenOwn(fd, flags)
+	}
+	return f, err
 }
 
 // find opens the entry name of dir for its attributes, without leaving dir, and returns its handle.

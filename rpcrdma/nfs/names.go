@@ -15,7 +15,7 @@ import (
 // files by handle, which requires CAP_DAC_READ_SEARCH. A file that was moved by others than clients
 // is stale until it is looked up again.
 type names struct {
-	// moves is held for writing while a client renames or reopen changes a mode, and for reading
+	// moves is held for writing while a client renames or reopenOwn changes a mode, and for reading
 	// while names are learned or followed or a client changes a mode. It is not held twice by one
 	// goroutine.
 	moves sync.RWMutex
@@ -178,34 +178,19 @@ func (n *names) path(p place) (path []string) {
 	return nil
 }
 
-// openByName opens the file with the handle fh, whose MAC was checked, where it was seen last. It
-// returns ESTALE if it is no longer there.
-func (t *tree) openByName(fh []byte, flags int) (fd int, err error) {
-	fd, err = t.search(fh)
-	if err != nil || flags == unix.O_PATH {
-		return fd, err
-	}
-	defer unix.Close(fd)
-	return t.reopen(fd, flags|unix.O_CLOEXEC|unix.O_NONBLOCK)
-}
-
-// reopen opens the file of fd. The process may not pass over its mode, but an owner may write a
-// file that it made read-only (RFC 1813 section 4.4): the mode is changed for a moment.
-func (t *tree) reopen(fd, flags int) (int, error) {
-	f, err := unix.Open(proc(fd), flags, 0)
-	if err != unix.EACCES {
-		return f, err
-	}
+// reopenOwn is reopen for a file whose mode refuses it. The process may not pass over the mode, but an owner may
+// write a file that it made read-only (RFC 1813 section 4.4): the mode is changed for a moment.
+func (t *tree) reopenOwn(fd, flags int) (int, error) {
 	t.names.moves.Lock()
 	defer t.names.moves.Unlock()
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) != nil || int(st.Uid) != os.Geteuid() || st.Mode&unix.S_ISGID != 0 && !inGroup(st.Gid) { // chmod would clear it
-		return -1, err
+		return -1, unix.EACCES
 	}
 	if unix.Fchmodat(unix.AT_FDCWD, proc(fd), st.Mode&0o7777|0o600, 0) != nil {
-		return -1, err
+		return -1, unix.EACCES
 	}
-	f, err = unix.Open(proc(fd), flags, 0)
+	f, err := unix.Open(proc(fd), flags, 0)
 	if cerr := unix.Fchmodat(unix.AT_FDCWD, proc(fd), st.Mode&0o7777, 0); cerr != nil && err == nil {
 		unix.Close(f)
 		return -1, cerr
@@ -219,7 +204,8 @@ func inGroup(gid uint32) bool {
 	return int(gid) == os.Getegid() || err == nil && slices.Contains(groups, int(gid))
 }
 
-// search opens a file for its attributes.
+// search opens the file with the handle fh, whose MAC was checked, for its attributes, where it was seen
+// last. It returns ESTALE if the file is no longer there.
 func (t *tree) search(fh []byte) (fd int, err error) {
 	defer t.still()()
 	failed := error(unix.ESTALE)
@@ -273,13 +259,13 @@ func (t *tree) walk(path []string) (fd int, err error) {
 	}
 }
 
-// stat reads the attributes of fd, without the mode that reopen sets for a moment.
+// stat reads the attributes of fd, without the mode that reopenOwn sets for a moment.
 func (t *tree) stat(fd int, st *unix.Stat_t) error {
 	defer t.still()()
 	return unix.Fstat(fd, st)
 }
 
-// still prevents renames by clients, and changes by reopen, until unlock is called.
+// still prevents renames by clients, and changes by reopenOwn, until unlock is called.
 func (t *tree) still() (unlock func()) {
 	if t.names == nil {
 		return func() {}

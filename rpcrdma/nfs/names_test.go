@@ -45,7 +45,7 @@ func (t *tree) lookup(tb testing.TB, path string) []byte {
 	tb.Helper()
 	fh := t.fh
 	for name := range strings.SplitSeq(path, "/") {
-		dir, err := t.open(fh, unix.O_PATH)
+		dir, err := t.open(fh)
 		if err != nil {
 			tb.Fatalf("%s of %s: %v", name, path, err)
 		}
@@ -60,9 +60,19 @@ func (t *tree) lookup(tb testing.TB, path string) []byte {
 	return fh
 }
 
+// openFor opens the file with the handle fh with the given flags.
+func (t *tree) openFor(fh []byte, flags int) (int, error) {
+	fd, err := t.open(fh)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(fd)
+	return t.reopen(fd, flags)
+}
+
 // content returns what is in the file with the handle fh.
 func (t *tree) content(fh []byte) (string, error) {
-	fd, err := t.open(fh, unix.O_RDONLY)
+	fd, err := t.openFor(fh, unix.O_RDONLY)
 	if err != nil {
 		return "", err
 	}
@@ -74,10 +84,8 @@ func (t *tree) content(fh []byte) (string, error) {
 
 func (t *tree) wantStale(tb testing.TB, what string, fh []byte) {
 	tb.Helper()
-	for _, flags := range []int{unix.O_PATH, unix.O_RDONLY} {
-		if fd, err := t.open(fh, flags); err != unix.ESTALE {
-			tb.Errorf("%s: %d, %v", what, fd, err)
-		}
+	if fd, err := t.open(fh); err != unix.ESTALE {
+		tb.Errorf("%s: %d, %v", what, fd, err)
 	}
 }
 
@@ -135,7 +143,7 @@ func TestNamesForged(t *testing.T) {
 	for i := range fh {
 		bad := bytes.Clone(fh)
 		bad[i] ^= 1
-		if fd, err := tr.open(bad, unix.O_PATH); err == nil {
+		if fd, err := tr.open(bad); err == nil {
 			unix.Close(fd)
 			t.Errorf("byte %d is not authenticated", i)
 		}
@@ -315,7 +323,7 @@ func TestReopenSetID(t *testing.T) {
 		}
 		var fd int
 		var err error
-		plain(t, func() { fd, err = tr.open(fh, unix.O_WRONLY) })
+		plain(t, func() { fd, err = tr.openFor(fh, unix.O_WRONLY) })
 		if err == nil {
 			unix.Close(fd)
 		}
@@ -326,7 +334,7 @@ func TestReopenSetID(t *testing.T) {
 	}
 }
 
-// TestReopenUnseen checks that no client sees the mode that reopen sets for a moment.
+// TestReopenUnseen checks that no client sees the mode that reopenOwn sets for a moment.
 func TestReopenUnseen(t *testing.T) {
 	tr := newNamedTree(t, maxNames)
 	tr.write(t, "f")
@@ -375,7 +383,7 @@ func TestReopenUnseen(t *testing.T) {
 	})
 	plain(t, func() {
 		for range 10000 {
-			fd, err := tr.open(fh, unix.O_WRONLY)
+			fd, err := tr.openFor(fh, unix.O_WRONLY)
 			if err != nil {
 				t.Error(err)
 				break
@@ -392,7 +400,7 @@ func TestNamesDeep(t *testing.T) {
 	tr := newNamedTree(t, maxNames)
 	fh, name := tr.fh, strings.Repeat("n", 255)
 	for i := range 40 {
-		dir, err := tr.open(fh, unix.O_PATH)
+		dir, err := tr.open(fh)
 		if err != nil {
 			t.Fatal(i, err)
 		}
@@ -405,7 +413,7 @@ func TestNamesDeep(t *testing.T) {
 		unix.Close(fd)
 		fh = next
 	}
-	fd, err := tr.open(fh, unix.O_RDONLY|unix.O_DIRECTORY)
+	fd, err := tr.openFor(fh, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		t.Fatal(err)
 	}
