@@ -431,19 +431,20 @@ func serveTCP(t *testing.T, s *Server, p Program) func() net.Conn {
 	}
 }
 
-// TestLargeCalls checks that a connection has only a few large calls in progress, large
-// by their arguments or by their results, and that large results do not delay other
-// calls.
+// TestLargeCalls checks that a connection has only a few large calls in progress, and a client with many connections
+// not many more, large by their arguments or by their results, and that large results do not delay other calls.
 func TestLargeCalls(t *testing.T) {
-	const calls = 3 * perConnLarge
-	for _, args := range []int{0, 1 << 20} {
+	const calls = 3 * perConnLarge // of a connection
+	for _, test := range []struct{ args, conns, most int }{
+		{0, 1, perConnLarge}, {1 << 20, 1, perConnLarge}, {0, 2 * perPeerLarge / perConnLarge, perPeerLarge},
+	} {
 		var under, most atomic.Int32
-		entered, hold := make(chan struct{}, calls), make(chan struct{})
-		c := serveTCP(t, &Server{}, Program{Low: 1, High: 1, Serve: func(_ context.Context, r *Request) Status {
+		entered, hold := make(chan struct{}, test.conns*calls), make(chan struct{})
+		dial := serveTCP(t, &Server{}, Program{Low: 1, High: 1, Serve: func(_ context.Context, r *Request) Status {
 			if r.Proc == 0 {
 				return Success
 			}
-			if args == 0 {
+			if test.args == 0 {
 				b, err := r.Buffer(1 << 20)
 				if err != nil {
 					return SystemErr
@@ -457,54 +458,138 @@ func TestLargeCalls(t *testing.T) {
 			<-hold
 			under.Add(-1)
 			return Success
-		}})()
-		sent := make(chan error, 1)
-		go func() {
-			var err error
-			for i := range uint32(calls + 1) {
-				m := makeCall(i, 1, 0)
-				if i == calls {
-					m = makeCall(i, 0, 0)
-				} else {
-					m.Body = append(m.Body, make([]byte, args)...)
+		}})
+		var conns []net.Conn
+		sent := make(chan error, test.conns)
+		for range test.conns {
+			c := dial()
+			conns = append(conns, c)
+			go func() {
+				var err error
+				for i := range uint32(calls + 1) {
+					m := makeCall(i, 1, 0)
+					if i == calls {
+						m = makeCall(i, 0, 0)
+					} else {
+						m.Body = append(m.Body, make([]byte, test.args)...)
+					}
+					err = errors.Join(err, WriteRecord(c, &m))
 				}
-				err = errors.Join(err, WriteRecord(c, &m))
-			}
-			sent <- err
-		}()
-		for range perConnLarge {
+				sent <- err
+			}()
+		}
+		for range test.most {
 			<-entered
 		}
-		if args > 0 {
+		if test.args > 0 {
 			close(hold)
-		}
-		seen := make(map[uint32]bool)
-		for i := range calls + 1 {
-			b, err := record(c)
-			if err != nil {
-				t.Fatal(err)
-			}
-			xid := binary.BigEndian.Uint32(b)
-			seen[xid] = true
-			if args == 0 && i == 0 {
-				if xid != calls {
+		} else {
+			for _, c := range conns {
+				b, err := record(c)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if xid := binary.BigEndian.Uint32(b); xid != calls {
 					t.Errorf("call %d is answered first", xid)
 				}
-				close(hold)
 			}
+			close(hold)
 		}
-		if err := <-sent; err != nil || len(seen) != calls+1 {
-			t.Errorf("%d calls are answered, %v", len(seen), err)
+		var wg sync.WaitGroup
+		for _, c := range conns {
+			wg.Go(func() {
+				left := calls
+				if test.args > 0 {
+					left++
+				}
+				seen := make(map[uint32]bool)
+				for range left {
+					b, err := record(c)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					seen[binary.BigEndian.Uint32(b)] = true
+				}
+				if err := <-sent; err != nil || len(seen) != left {
+					t.Errorf("%d of %d calls are answered, %v", len(seen), left, err)
+				}
+			})
 		}
-		if m := most.Load(); m != perConnLarge {
-			t.Errorf("%d bytes of arguments: %d large calls at once", args, m)
+		wg.Wait()
+		if m := most.Load(); int(m) != test.most {
+			t.Errorf("%d bytes of arguments, %d connections: %d large calls at once", test.args, test.conns, m)
 		}
 	}
 }
 
-// TestIdleConns checks that a connection without calls keeps no memory of earlier calls.
-func TestIdleConns(t *testing.T) {
+// TestManyCalls checks that a client with many connections has a bounded number of calls in progress, and that this does not
+// delay other clients.
+func TestManyCalls(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	entered, hold := make(chan struct{}, perPeer), make(chan struct{})
+	var more atomic.Int32
+	s := &Server{}
+	s.Register(9, Program{Low: 1, High: 1, Serve: func(_ context.Context, r *Request) Status {
+		switch r.Proc {
+		case 1:
+			entered <- struct{}{}
+			<-hold
+		case 2:
+			more.Add(1)
+		}
+		return Success
+	}})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- s.ServeTCP(ctx, l) }()
+	for range perPeer / perConn {
+		c := dialFrom(t, l, 2)
+		for i := range uint32(perConn) {
+			m := makeCall(i, 1, 0)
+			if err := WriteRecord(c, &m); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for range perPeer {
+		<-entered
+	}
+	last, m := dialFrom(t, l, 2), makeCall(0, 2, 0)
+	if err := WriteRecord(last, &m); err != nil {
+		t.Fatal(err)
+	}
+	for i := range uint32(20) {
+		if err := exchange(dialFrom(t, l, 3), makeCall(i, 0, 0)); err != nil {
+			t.Error("another client:", err)
+		}
+	}
+	if more.Load() > 0 {
+		t.Errorf("more than %d calls of a client are in progress", perPeer)
+	}
+	close(hold)
+	if _, err := record(last); err != nil {
+		t.Error(err)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestIdleMemory checks that connections without calls keep no memory of earlier calls, and that small calls in progress do
+// not keep that of large ones.
+func TestIdleMemory(t *testing.T) {
+	hold := make(chan struct{})
+	defer close(hold)
 	dial := serveTCP(t, &Server{}, Program{Low: 1, High: 1, Serve: func(_ context.Context, r *Request) Status {
+		if r.Proc == 2 {
+			<-hold
+			return Success
+		}
 		b, err := r.Buffer(1 << 20)
 		if err != nil {
 			return SystemErr
@@ -520,28 +605,32 @@ func TestIdleConns(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc
 	}
-	const conns = 2
-	before := heap()
-	for range conns {
-		c := dial()
-		for i := range uint32(perConn) {
-			m := makeCall(i, 1, 0)
-			m.Body = append(m.Body, make([]byte, 1<<20)...)
-			if err := WriteRecord(c, &m); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := record(c); err != nil {
-				t.Fatal(err)
+	for _, small := range []bool{false, true} {
+		before := heap()
+		for range 2 {
+			c := dial()
+			for i := range uint32(perConn - 1) {
+				m := makeCall(i, 1, 0)
+				m.Body = append(m.Body, make([]byte, 1<<20)...)
+				if err := exchange(c, m); err != nil {
+					t.Fatal(err)
+				}
+				if small {
+					m := makeCall(i, 2, 0)
+					if err := WriteRecord(c, &m); err != nil {
+						t.Fatal(err)
+					}
+				}
 			}
 		}
-	}
-	const enough = 8 << 20
-	end := time.Now().Add(time.Minute)
-	for n := heap(); n > before+enough; n = heap() { // the last calls may be on their way out
-		if time.Now().After(end) {
-			t.Fatalf("%d MiB", (n-before)>>20)
+		const enough = 8 << 20
+		end := time.Now().Add(time.Minute)
+		for n := heap(); n > before+enough; n = heap() { // the last calls may be on their way out
+			if time.Now().After(end) {
+				t.Fatalf("small calls in progress %v: %d MiB", small, (n-before)>>20)
+			}
+			time.Sleep(time.Millisecond)
 		}
-		time.Sleep(time.Millisecond)
 	}
 }
 
@@ -589,7 +678,78 @@ func FuzzServer(f *testing.F) {
 }
 
 // record reads a message.
-func record(r io.Reader) ([]byte, error) { return readRecord(r, nil, maxRecord, func(int) {}) }
+func record(r io.Reader) ([]byte, error) {
+	return readRecord(r, maxRecord, func(int) []byte { return nil })
+}
+
+// dialFrom connects to l from 127.0.0.from.
+func dialFrom(t *testing.T, l net.Listener, from byte) net.Conn {
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, from)}}
+	c, err := d.DialContext(t.Context(), "tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
+	return c
+}
+
+// exchange makes a call over TCP.
+func exchange(c net.Conn, m Msg) error {
+	if err := WriteRecord(c, &m); err != nil {
+		return err
+	}
+	_, err := record(c)
+	return err
+}
+
+// TestSlowVictim checks that a connection that ended for another one, but whose call is still in progress, delays that one alone.
+func TestSlowVictim(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Server{}
+	entered, hold := make(chan struct{}), make(chan struct{})
+	s.Register(9, Program{Low: 1, High: 1, Serve: func(_ context.Context, r *Request) Status {
+		if r.Proc == 1 {
+			close(entered)
+			<-hold
+		}
+		return Success
+	}})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- s.ServeTCP(ctx, l) }()
+	slow := dialFrom(t, l, 2)
+	m := makeCall(1, 1, 0)
+	if err := WriteRecord(slow, &m); err != nil {
+		t.Fatal(err)
+	}
+	<-entered
+	for range maxConns - 1 {
+		if err := exchange(dialFrom(t, l, 2), makeCall(2, 0, 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Two take the places of the slow connection and of an idle one. There is room for one of them.
+	calls := make(chan error)
+	for from := range byte(2) {
+		c := dialFrom(t, l, 3+from)
+		go func() { calls <- exchange(c, makeCall(3, 0, 0)) }()
+	}
+	if err := <-calls; err != nil {
+		t.Error("while the call is in progress:", err)
+	}
+	close(hold)
+	if err := <-calls; err != nil {
+		t.Error("then:", err)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
 
 // TestFullServer checks that a client that holds all TCP connections does not keep others out, and cannot take theirs.
 func TestFullServer(t *testing.T) {
@@ -601,24 +761,8 @@ func TestFullServer(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- counter(&n, nil).ServeTCP(ctx, l) }()
-	dial := func(from byte) net.Conn {
-		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, from)}}
-		c, err := d.DialContext(ctx, "tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { c.Close() })
-		_ = c.SetDeadline(time.Now().Add(time.Minute))
-		return c
-	}
-	call := func(c net.Conn, xid uint32) error {
-		m := makeCall(xid, 2, 1)
-		if err := WriteRecord(c, &m); err != nil {
-			return err
-		}
-		_, err := record(c)
-		return err
-	}
+	dial := func(from byte) net.Conn { return dialFrom(t, l, from) }
+	call := func(c net.Conn, xid uint32) error { return exchange(c, makeCall(xid, 2, 1)) }
 	var all []net.Conn
 	for i := range maxConns {
 		c := dial(2)

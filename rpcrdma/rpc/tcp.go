@@ -24,15 +24,24 @@ const maxConns = 256
 // tcpConn is a TCP connection that is served.
 type tcpConn struct {
 	net.Conn
-	peer string
+	end  context.CancelFunc // closes the connection
+	peer *tcpPeer
 	used uint64 // order of the last calls; guarded by the mu of its tcpConns
+}
+
+// tcpPeer is a client that has connections.
+type tcpPeer struct {
+	addr  string
+	conns int // guarded by the mu of its tcpConns
+	room  room
 }
 
 // tcpConns are the connections of a ServeTCP.
 type tcpConns struct {
-	mu   sync.Mutex
-	m    map[*tcpConn]struct{}
-	uses uint64
+	mu    sync.Mutex
+	m     map[*tcpConn]struct{}
+	peers map[string]*tcpPeer // of the connections in m, by address
+	uses  uint64
 }
 
 // use makes c the most recently used connection.
@@ -43,39 +52,53 @@ func (l *tcpConns) use(c *tcpConn) {
 	c.used = l.uses
 }
 
-// add adds c. If there are maxConns connections, the least recently used one of the client with the
-// most is closed, so that no client keeps others out. add returns false if that client does not have at
-// least two more than the client of c.
-func (l *tcpConns) add(c *tcpConn) bool {
+// add adds a connection c of the client with the address addr. If there are maxConns connections, the least
+// recently used one of the client with the most ends, so that no client keeps others out. add returns false if that
+// client does not have at least two more than the client of c.
+func (l *tcpConns) add(c *tcpConn, addr string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	p := l.peers[addr]
+	if p == nil {
+		p = &tcpPeer{addr: addr, room: newRoom(perPeer, perPeerLarge)}
+	}
 	if len(l.m) >= maxConns {
-		count := make(map[string]int)
-		for o := range l.m {
-			count[o.peer]++
-		}
 		var victim *tcpConn
 		for o := range l.m {
-			if victim == nil || count[o.peer] > count[victim.peer] || count[o.peer] == count[victim.peer] && o.used < victim.used {
+			if victim == nil || o.peer.conns > victim.peer.conns || o.peer.conns == victim.peer.conns && o.used < victim.used {
 				victim = o
 			}
 		}
-		if count[victim.peer] < count[c.peer]+2 {
+		if victim.peer.conns < p.conns+2 {
 			return false
 		}
-		victim.Close()
-		delete(l.m, victim)
+		victim.end()
+		l.drop(victim)
 	}
+	c.peer = p
+	p.conns++
+	l.peers[addr] = p
 	l.m[c] = struct{}{}
 	l.uses++
 	c.used = l.uses
 	return true
 }
 
+// drop removes a connection that is in m. Called with mu held.
+func (l *tcpConns) drop(c *tcpConn) {
+	delete(l.m, c)
+	if c.peer.conns--; c.peer.conns == 0 {
+		delete(l.peers, c.peer.addr)
+	}
+}
+
+// remove removes c unless it has ended for another connection.
 func (l *tcpConns) remove(c *tcpConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.m, c)
+	if _, ok := l.m[c]; ok {
+		l.drop(c)
+	}
 }
 
 // ServeTCP serves the connections of l until ctx is done or l is closed (record
@@ -86,7 +109,7 @@ func (s *Server) ServeTCP(ctx context.Context, l net.Listener) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	slots := make(chan struct{}, maxConns)
-	conns := &tcpConns{m: make(map[*tcpConn]struct{})}
+	conns := &tcpConns{m: make(map[*tcpConn]struct{}), peers: make(map[string]*tcpPeer)}
 	for {
 		nc, err := l.Accept()
 		if err != nil {
@@ -102,55 +125,97 @@ func (s *Server) ServeTCP(ctx context.Context, l net.Listener) error {
 			}
 			continue
 		}
-		peer, _, _ := net.SplitHostPort(nc.RemoteAddr().String())
-		c := &tcpConn{Conn: nc, peer: peer}
-		if !conns.add(c) {
+		addr, _, _ := net.SplitHostPort(nc.RemoteAddr().String())
+		open, end := context.WithCancel(ctx)
+		c := &tcpConn{Conn: nc, end: end}
+		if !conns.add(c, addr) {
+			end()
 			c.Close()
 			continue
 		}
-		slots <- struct{}{} // of the connection that made room, when its calls have ended
 		wg.Go(func() {
-			defer func() { c.Close(); conns.remove(c); <-slots }()
-			stop := context.AfterFunc(ctx, func() { c.Close() })
+			defer func() { end(); c.Close(); conns.remove(c) }()
+			stop := context.AfterFunc(open, func() { c.Close() })
 			defer stop()
+			select {
+			case slots <- struct{}{}: // of the connection that made room, when its calls have ended
+				defer func() { <-slots }()
+			case <-open.Done():
+				return
+			}
 			s.serveConn(ctx, c, func() { conns.use(c) })
 		})
 	}
 }
 
-// perConn is the number of calls served concurrently per TCP connection. At most perConnLarge of
-// them may have more than small bytes of arguments or results. This bounds the memory for a peer
-// that does not read its replies.
+// perConn and perPeer are the numbers of calls served concurrently per TCP connection and per client.
+// At most perConnLarge and perPeerLarge of them may have more than small bytes of arguments or results.
+// This bounds the memory for a client that does not read its replies.
 const (
 	perConn      = 16
 	perConnLarge = 4
+	perPeer      = 256
+	perPeerLarge = 16
 	small        = 1 << 16
 )
 
-// memory holds a call and its result.
+// room has an entry for each call in progress of a connection or of a client, and one for each large call.
+type room struct{ calls, large chan struct{} }
+
+func newRoom(calls, large int) room {
+	return room{make(chan struct{}, calls), make(chan struct{}, large)}
+}
+
+// buffers hold a call and a result.
+type buffers struct{ call, result []byte }
+
+// smallBuffers are for calls and results of up to small bytes, largeBuffers for others: those of a small call would
+// otherwise take as much memory as those of a large one.
+var smallBuffers, largeBuffers = pool(), pool()
+
+func pool() *sync.Pool { return &sync.Pool{New: func() any { return new(buffers) }} }
+
+// memory is that of a call.
 type memory struct {
-	call, result []byte
-	large        chan struct{} // of the connection: one entry for each large call
-	taken        bool
+	rooms [2]room // of the connection and of its client
+	small *buffers
+	large *buffers // nil unless the call is large
 }
 
-// want waits until the connection may have another large call, if n makes this call one.
-func (m *memory) want(n int) {
-	if n > small && !m.taken {
-		m.large <- struct{}{}
-		m.taken = true
+// newMemory waits until both rooms have a place for a call.
+func newMemory(conn, peer room) *memory {
+	conn.calls <- struct{}{}
+	peer.calls <- struct{}{}
+	return &memory{rooms: [2]room{conn, peer}, small: smallBuffers.Get().(*buffers)}
+}
+
+// buffers returns the buffers for n bytes. If n makes the call a large one, it waits until both rooms have a place for that.
+func (m *memory) buffers(n int) *buffers {
+	if n <= small {
+		return m.small
 	}
+	if m.large == nil {
+		for _, r := range m.rooms {
+			r.large <- struct{}{}
+		}
+		m.large = largeBuffers.Get().(*buffers)
+	}
+	return m.large
 }
 
+// free frees the places of the call.
 func (m *memory) free() {
-	if m.taken {
-		<-m.large
+	smallBuffers.Put(m.small)
+	if m.large != nil {
+		largeBuffers.Put(m.large)
 	}
-	m.large, m.taken = nil, false
-	memories.Put(m)
+	for _, r := range m.rooms {
+		if m.large != nil {
+			<-r.large
+		}
+		<-r.calls
+	}
 }
-
-var memories = sync.Pool{New: func() any { return new(memory) }}
 
 // serveConn serves a connection. It calls use for each call.
 func (s *Server) serveConn(ctx context.Context, c *tcpConn, use func()) {
@@ -161,35 +226,34 @@ func (s *Server) serveConn(ctx context.Context, c *tcpConn, use func()) {
 	if limit == 0 {
 		limit = maxRecord
 	}
-	slots := make(chan struct{}, perConn)
-	large := make(chan struct{}, perConnLarge)
+	room := newRoom(perConn, perConnLarge)
 	r := bufio.NewReaderSize(c, 16<<10)
 	for {
 		_ = c.SetReadDeadline(time.Now().Add(idle))
 		if _, err := r.Peek(1); err != nil {
 			return
 		}
-		slots <- struct{}{}
-		mem := memories.Get().(*memory)
-		mem.large = large
-		call, err := readRecord(r, mem.call, limit, mem.want)
+		mem := newMemory(room, c.peer.room)
+		call, err := readRecord(r, limit, func(n int) []byte { return mem.buffers(n).call })
 		if err != nil {
 			mem.free()
 			return
 		}
-		mem.call = call
+		mem.buffers(len(call)).call = call
 		use()
 		wg.Go(func() {
-			defer func() { mem.free(); <-slots }()
-			spare := mem.result
-			m, ok := s.Serve(ctx, c.peer, Msg{Body: mem.call}, func(n int) ([]byte, error) {
-				mem.want(n)
-				b := spare
-				if spare = nil; cap(b) < n {
-					b = make([]byte, n)
-					mem.result = b
+			defer mem.free()
+			first := true
+			m, ok := s.Serve(ctx, c.peer.addr, Msg{Body: call}, func(n int) ([]byte, error) {
+				b := mem.buffers(n)
+				if !first {
+					return make([]byte, n), nil
 				}
-				return b[:n], nil
+				first = false
+				if cap(b.result) < n {
+					b.result = make([]byte, n)
+				}
+				return b.result[:n], nil
 			})
 			if !ok {
 				return
@@ -207,10 +271,9 @@ func (s *Server) serveConn(ctx context.Context, c *tcpConn, use func()) {
 // ErrRecord means that a record is too long.
 var ErrRecord = errors.New("rpc: record is too long")
 
-// readRecord reads a message of up to limit bytes into the memory of b, overwriting it. It calls want with the
-// expected length as soon as it is known.
-func readRecord(r io.Reader, b []byte, limit int, want func(n int)) ([]byte, error) {
-	b = b[:0]
+// readRecord reads a message of up to limit bytes. memory returns a buffer for a number of bytes; readRecord calls it as soon
+// as it knows how many are to be expected, and allocates what the buffer lacks.
+func readRecord(r io.Reader, limit int, memory func(n int) []byte) (b []byte, err error) {
 	for {
 		var mark [4]byte
 		if _, err := io.ReadFull(r, mark[:]); err != nil {
@@ -221,7 +284,9 @@ func readRecord(r io.Reader, b []byte, limit int, want func(n int)) ([]byte, err
 		if n > limit-len(b) || n == 0 && m>>31 == 0 {
 			return nil, ErrRecord
 		}
-		want(len(b) + n)
+		if to := memory(len(b) + n); cap(to) > cap(b) {
+			b = append(to[:0], b...)
+		}
 		for n > 0 {
 			at := len(b)
 			k := min(n, max(1<<16, cap(b)-at, at))
