@@ -376,6 +376,10 @@ func (p *ReplyPlan) dropBody() {
 // Reply queues the reply to c according to p. body is the message without the reduced items, or nil
 // if it is in the Reply chunk. It must not change until it has been sent.
 func (s *Session) Reply(c *Call, p *ReplyPlan, body []byte) {
+	if p.pieces && len(body) > s.continueLimit(false) { // others have been queued since it was planned
+		s.Fail(c, wire.Failure{Code: wire.ErrReplyResource, Needed: uint32(len(body))})
+		return
+	}
 	if !s.answered(c) {
 		return
 	}

@@ -39,7 +39,7 @@ type Config struct {
 	Invalidate   Invalidation
 	Limits       Limits
 	// Continue is the maximum number of parts of a continued call; longer ones use a Call
-	// chunk. Replies of any length are continued while at most 16 MiB of replies are queued.
+	// chunk. Replies of any length are continued while at most 4 MiB of replies are queued.
 	// Below 2, neither is continued.
 	Continue int
 	Auth     Handshake // nil: no host authentication
@@ -202,7 +202,7 @@ type Session struct {
 // that has more outstanding and does not read its replies.
 const (
 	maxReplies    = 1024
-	maxReplyBytes = 16 << 20
+	maxReplyBytes = 4 << 20
 )
 
 // phase is the state of an exchange of properties.

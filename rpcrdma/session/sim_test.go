@@ -355,7 +355,7 @@ func TestLongContinuedReply(t *testing.T) {
 	if !bytes.Equal(got, want) {
 		t.Error("other bytes")
 	}
-	// A peer that reads no replies: at most 16 MiB are queued.
+	// A peer that reads no replies: at most maxReplyBytes are queued.
 	p.send(wire.Header{Type: wire.Grant, Credit: p.s.sent})
 	planned, refused := 0, 0
 	for i := range uint32(40) {
@@ -378,8 +378,44 @@ func TestLongContinuedReply(t *testing.T) {
 			p.s.Fail(e.Call, f)
 		}
 	}
-	if planned != 16 || refused != 24 {
+	if planned != maxReplyBytes>>20 || planned+refused != 40 {
 		t.Errorf("%d replies wait, %d are refused", planned, refused)
+	}
+}
+
+// TestLongRepliesAtOnce checks that replies that exceed the memory for replies only together, and were planned before any of
+// them was queued, do not end the connection.
+func TestLongRepliesAtOnce(t *testing.T) {
+	const size = maxReplyBytes/2 + 4
+	p := serverPeer(t, nil)
+	var calls []*Call
+	var plans []*ReplyPlan
+	for xid := range uint32(2) {
+		p.send(wire.Header{XID: xid, Type: wire.CallInline}, callBody(xid, 40)...)
+		c := p.evs[len(p.evs)-1].Call
+		plan, f, ok := p.s.PlanReply(c, size, nil)
+		if !ok {
+			t.Fatalf("%+v", f)
+		}
+		calls, plans = append(calls, c), append(plans, plan)
+	}
+	p.clear()
+	for i, c := range calls {
+		p.s.Reply(c, plans[i], replyBody(c.XID, size))
+	}
+	p.send(wire.Header{Type: wire.Grant, Credit: p.s.sent + 2000})
+	n := 0
+	var failed []wire.Header
+	for i, h := range p.got {
+		switch {
+		case h.Type == wire.Error:
+			failed = append(failed, h)
+		case h.XID == 0:
+			n += len(p.body[i])
+		}
+	}
+	if len(p.evs) > 0 || n != size || len(failed) != 1 || failed[0].XID != 1 || failed[0].Failure != (wire.Failure{Code: wire.ErrReplyResource, Needed: size}) {
+		t.Errorf("events %+v, %d bytes of the first reply, errors %+v", p.evs, n, failed)
 	}
 }
 
