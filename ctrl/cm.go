@@ -187,7 +187,7 @@ func (s *Server) request(c *conn, f *mpa.Frame) {
 	}
 	if l := c.listener; l != nil {
 		l.starting.remove(c)
-		if l.waiting >= l.backlog || c.sess.out.behind() {
+		if l.waiting >= l.backlog || c.sess.behind() {
 			// The same applies to a client that does not keep up: a peer that connects
 			// and leaves repeatedly must not cause the client to be cut off.
 			s.dropConn(c, errBacklog)

@@ -107,11 +107,11 @@ func (o *outbox) wake() {
 	}
 }
 
-// behind reports whether half of the queue is unread.
-func (o *outbox) behind() bool {
+// behind reports whether half of what put takes is unread. limit is that of put.
+func (o *outbox) behind(limit uint64) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return 2*int64(len(o.queue)) >= o.room.Load()
+	return 2*int64(len(o.queue)) >= o.room.Load() || 2*o.size > messageShare && o.unread.Load() > limit/2
 }
 
 // writeLoop sends queued messages until the session ends.

@@ -459,12 +459,11 @@ func (c *session) event(e *ctrlpb.Event) {
 	if err != nil {
 		return
 	}
-	size := uint64(len(b))
-	if e.GetStreamData() != nil {
-		size = 0 // charged with its stream
-	}
-	_ = c.queue(outMessage{b, nil, size})
+	_ = c.queue(outMessage{b, nil, uint64(len(b))})
 }
+
+// behind reports whether so much is unread that what peers cause must not add to it.
+func (c *session) behind() bool { return c.out.behind(c.policy().limits.Messages) }
 
 // teardown releases everything that the client has.
 func (c *session) teardown() {

@@ -36,7 +36,7 @@ func (s *Server) streamReady(c *conn) {
 // queue pairs, because it outlives its listener.
 func (s *Server) streamAccepted(c *conn) {
 	l := c.listener
-	if l.waiting >= l.backlog || c.sess.out.behind() { // as in request
+	if l.waiting >= l.backlog || c.sess.behind() { // as in request
 		s.dropConn(c, errBacklog)
 		return
 	}
@@ -56,9 +56,10 @@ func (s *Server) streamAccepted(c *conn) {
 	s.streamReady(c)
 }
 
-// streamMemory is the memory that a byte stream may use: data that the client has not read, in the engine and here, the current chunk, and
-// data that the peer has not acknowledged. It is charged when the stream starts, because data of the peer cannot be refused later.
-func (c *Config) streamMemory() uint64 { return 2*uint64(c.ReceiveWindow) + maxChunk + maxUnsent }
+// streamMemory is the memory that a byte stream may use: data that the client has not read, in the engine and here, and data that the peer
+// has not acknowledged. It is charged when the stream starts, because data of the peer cannot be refused later. The current chunk is charged as
+// a message, since it may outlive the stream.
+func (c *Config) streamMemory() uint64 { return 2*uint64(c.ReceiveWindow) + maxUnsent }
 
 // uncharge returns the quota of a byte stream. Called with mu held.
 func (c *conn) uncharge() {

@@ -71,7 +71,7 @@ func TestStreamQuota(t *testing.T) {
 // MPA is started or the stream has ended, whichever side opened it.
 func TestStreamMemory(t *testing.T) {
 	const window = 100 << 10
-	size := uint64(2*window + maxChunk + maxUnsent)
+	size := uint64(2*window + maxUnsent)
 	h := newHarness(t, Config{ReceiveWindow: window, Limits: Limits{Rings: 2*size + size/2}})
 	c := h.hello(t)
 	pd, cq := c.pd(), c.cq()
@@ -404,5 +404,43 @@ func TestStreamFlood(t *testing.T) {
 	arrive()
 	if ev := c.event(); ev.GetStreamReady() == nil {
 		t.Errorf("after the flood: %v", ev)
+	}
+}
+
+// TestStreamDataUnread checks that the chunks of byte streams that a client does not read are charged to the user after their
+// streams have ended, and that peers cannot get the client disconnected by them.
+func TestStreamDataUnread(t *testing.T) {
+	const limit = 1 << 20
+	h := newHarness(t, Config{Limits: Limits{Messages: limit}})
+	c := h.hello(t)
+	req := reqListen(addrA.String(), 7174)
+	req.GetListen().Streaming = true
+	c.ok(req)
+	h.mu.Lock()
+	sess := h.sessions[h.lastID]
+	h.mu.Unlock()
+	held := func() (n uint64) {
+		sess.out.mu.Lock()
+		defer sess.out.mu.Unlock()
+		for _, m := range sess.out.queue {
+			n += uint64(len(m.b))
+		}
+		return n
+	}
+	chunk, most := make([]byte, maxChunk), uint64(0)
+	for range 1000 {
+		id := h.arrive(t, "10.0.0.2:999", 7174, mpa.DefaultConfig()).id
+		h.OnEvent(dataplane.Event{Kind: dataplane.EventData, Conn: id, Data: chunk})
+		h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: id, Err: errors.New("left")})
+		most = max(most, held())
+	}
+	if most > limit || most < limit/4 {
+		t.Errorf("%d bytes were held, the limit is %d", most, limit)
+	}
+	if n := held(); c.quota("messages").Used > limit || n == 0 {
+		t.Errorf("%d bytes are held", n)
+	}
+	if n := h.counters.cutOff.Load(); n != 0 {
+		t.Errorf("%d clients cut off", n)
 	}
 }
