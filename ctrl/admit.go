@@ -20,12 +20,18 @@ type turnedAway struct {
 	cuts     tally          // guarded by cutMu
 }
 
-// serve starts a session for a client of the socket of slot, in new goroutines.
+// mostAdmitting is the maximum number of connections that are neither those of clients nor of refused clients that are to be answered. Each has
+// memory that no quota counts, and to turn it away takes a thread. Others wait in the socket.
+const mostAdmitting = 64
+
+// serve starts a session for a client of the socket of slot, in new goroutines. It waits while mostAdmitting others are being admitted.
 func (s *Server) serve(c *seqpacket.Conn, slot int) {
+	s.admitting <- struct{}{}
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
 		c.Abandon()
+		<-s.admitting
 		return
 	}
 	s.wg.Add(1)
@@ -37,13 +43,21 @@ func (s *Server) serve(c *seqpacket.Conn, slot int) {
 			_ = c.Block() // else it is served nevertheless
 		}
 		sess, uid, err := s.admit(c, slot)
+		answer := err != nil && s.answers(uid)
 		if err != nil {
 			s.logRefused(err)
-			s.refuse(c, uid, err)
-			return
+			if !answer {
+				c.Abandon()
+			}
 		}
-		go sess.out.writeLoop()
-		sess.run()
+		<-s.admitting
+		switch {
+		case answer:
+			s.refuse(c, uid, err)
+		case err == nil:
+			go sess.out.writeLoop()
+			sess.run()
+		}
 	}()
 }
 
@@ -64,22 +78,24 @@ func (s *Server) logRefused(err error) {
 const (
 	// refuseWait is the time to wait for the first request of a refused client.
 	refuseWait = time.Second
-	// maxRefusing bounds the refused clients of a user that have not read the answer.
-	maxRefusing = 16
+	// maxRefusing bounds the refused clients of a user that have not read the answer, and maxRefusingUsers the users that have
+	// some: one person may have thousands of uids, and no quota counts these connections.
+	maxRefusing, maxRefusingUsers = 16, 64
 )
+
+// answers reports whether a refused client of uid is to be answered, and counts it until refuse returns.
+func (s *Server) answers(uid uint32) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := s.refusing[uid]; n == maxRefusing || n == 0 && len(s.refusing) == maxRefusingUsers {
+		return false
+	}
+	s.refusing[uid]++
+	return true
+}
 
 // refuse answers the first request of a client of uid with err and closes the connection.
 func (s *Server) refuse(c *seqpacket.Conn, uid uint32, err error) {
-	s.mu.Lock()
-	ok := s.refusing[uid] < maxRefusing
-	if ok {
-		s.refusing[uid]++
-	}
-	s.mu.Unlock()
-	if !ok {
-		c.Abandon()
-		return
-	}
 	s.answerRefused(c, err)
 	c.Shutdown()
 	<-s.drain(c)

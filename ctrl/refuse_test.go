@@ -7,12 +7,17 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
 // lingerers returns n TCP sockets whose close waits for an hour, because their peers read
@@ -136,4 +141,47 @@ func TestRefusedFiles(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestRefusedFlood checks that however many clients are refused at a time, few are being turned away: each takes memory and a thread, of which
+// the Go runtime allows 10000.
+func TestRefusedFlood(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, Config{Allow: []Rule{{Deny: true}}})
+		refused, goOn := make(chan struct{}, 2*mostAdmitting), make(chan struct{})
+		core, _ := observer.New(zap.WarnLevel)
+		h.log = zap.New(core, zap.Hooks(func(zapcore.Entry) error {
+			refused <- struct{}{}
+			<-goOn
+			return nil
+		}))
+		now := h.now()
+		h.mu.Lock()
+		h.Server.now = func() clock.Time { // each refusal is logged
+			now = now.Add(logEvery)
+			return now
+		}
+		h.mu.Unlock()
+		served := make(chan struct{})
+		go func() {
+			defer close(served)
+			for range cap(refused) {
+				fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := h.ServeConn(fds[0]); err != nil {
+					t.Error(err)
+				}
+				unix.Close(fds[1])
+			}
+		}()
+		synctest.Wait()
+		if len(refused) != mostAdmitting {
+			t.Errorf("%d clients are being turned away", len(refused))
+		}
+		close(goOn)
+		<-served
+	})
 }

@@ -51,6 +51,8 @@ type Server struct {
 	threads awayThreads   // that clients can block
 	readers atomic.Int32  // goroutines that serve connections
 
+	admitting chan struct{} // has an element for each of up to mostAdmitting connections
+
 	// mu guards everything below, and the objects of all sessions. It is not held
 	// while waiting for a worker, except in Listen.
 	mu       sync.Mutex
@@ -134,6 +136,7 @@ func New(cfg Config, o Options) (*Server, error) {
 		late:       make(map[bpf.Endpoint]clock.Time),
 		lingers:    make(map[dataplane.ConnID]*linger),
 		lingersOf:  make(map[uint32][]*linger),
+		admitting:  make(chan struct{}, mostAdmitting),
 		turnedAway: turnedAway{refusing: make(map[uint32]int)},
 		rewake:     make(chan struct{}, 1),
 		done:       make(chan struct{}),
@@ -272,7 +275,7 @@ func (s *Server) accept(ctx context.Context, l *net.UnixListener, slot int) {
 }
 
 // ServeConn serves the client at the other end of a connected SOCK_SEQPACKET descriptor. It takes
-// ownership of fd and returns at once.
+// ownership of fd and does not wait for the client.
 func (s *Server) ServeConn(fd int) error {
 	c, err := seqpacket.FromFD(fd)
 	if err != nil {

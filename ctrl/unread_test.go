@@ -1,10 +1,13 @@
 package ctrl
 
 import (
+	"errors"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
@@ -83,6 +86,63 @@ func TestRefusedUnread(t *testing.T) {
 	for refused[0].next() != nil {
 	}
 	testenv.Until(t, "there is an answer after one was read", func() bool { return answered(h.client(t)) })
+}
+
+// TestRefusedUsers checks that one person with many uids cannot take the daemon's descriptors and memory by refused clients that do
+// not read the reason.
+func TestRefusedUsers(t *testing.T) {
+	h := newHarness(t, Config{})
+	hello, err := proto.Marshal(&ctrlpb.Request{Id: 1, Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var refusals sync.WaitGroup
+	defer refusals.Wait()
+	refused := func(uid uint32) *seqpacket.Conn {
+		t.Helper()
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ours, err1 := seqpacket.FromFD(fds[0])
+		theirs, err2 := seqpacket.FromFD(fds[1])
+		if err := errors.Join(err1, err2, theirs.Write(hello, nil)); err != nil {
+			t.Fatal(err)
+		}
+		refusals.Go(func() {
+			if h.answers(uid) {
+				h.refuse(ours, uid, errDraining)
+			} else {
+				ours.Abandon()
+			}
+		})
+		return theirs
+	}
+	answered := func(c *seqpacket.Conn) bool {
+		defer c.Close()
+		_, _, err := c.Read(0)
+		return err == nil
+	}
+	for uid := range uint32(maxRefusingUsers) {
+		defer refused(uid).Close()
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		h.mu.Lock()
+		n := len(h.refusing)
+		h.mu.Unlock()
+		if n == maxRefusingUsers {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("clients of %d users are being refused", n)
+		}
+	}
+	if answered(refused(maxRefusingUsers)) {
+		t.Errorf("answers to clients of more than %d users wait to be read", maxRefusingUsers)
+	}
+	if !answered(refused(0)) {
+		t.Error("no answer to another client of a user that has one")
+	}
 }
 
 // TestUnreadBytes checks that a limit covers the bytes that all clients of a user leave unread, and that a client
