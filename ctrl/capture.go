@@ -69,7 +69,7 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	s.wg.Add(1)
 	over := make(chan struct{})
 	c.holdUntil(over)
-	c.log.Info("capture begins", zap.Uint32("qp", r.Qp), zap.String("address", r.Address), zap.Uint32("port", r.Port))
+	c.log.Info("capture begins", zap.Uint32("qp", r.Qp), zap.String("address", clip(r.Address, 64)), zap.Uint32("port", r.Port))
 	go func() {
 		defer s.wg.Done()
 		defer close(over)

@@ -5,11 +5,29 @@ import (
 	"strings"
 	"testing"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/mpa"
 )
+
+// TestCaptureLog checks that a client cannot write long lines into the log: the zone of an address has any length.
+func TestCaptureLog(t *testing.T) {
+	h := newHarness(t, Config{Allow: []Rule{{Admin: true}}})
+	core, logs := observer.New(zap.InfoLevel)
+	h.log = zap.New(core)
+	c := h.hello(t)
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Capture{Capture: &ctrlpb.Capture{Address: "fe80::1%" + strings.Repeat("x", 4096)}}})
+	for _, l := range logs.FilterMessage("capture begins").All() {
+		if a := l.ContextMap()["address"].(string); len(a) > 64 || !strings.HasPrefix(a, "fe80::1%x") {
+			t.Errorf("%d bytes: %.100s", len(a), a)
+		}
+		return
+	}
+	t.Error("not logged")
+}
 
 // TestCaptureCharged checks that the rings of a capture are charged as long as a worker may write to them, even after
 // the client has left.
