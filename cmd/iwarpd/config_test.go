@@ -117,7 +117,6 @@ func TestLoadRefuses(t *testing.T) {
 		{"number with an exponent", "interface: x\nmax-qps: 1e3\n", nil, `max-qps is "1e3": must be a number`},
 		{"date", "interface: x\nkeep-alive: 2020-01-01\n", nil, `keep-alive is "2020-01-01": must be 0, or a time`},
 		{"line ends of Windows", "interface: x\r\nlog-level: inf\r\n", nil, `log-level is "inf": must be`},
-		{"group", "interface: x\nsocket-group: nobody-has-this-name\n", nil, `socket-group: "nobody-has-this-name": not known on this host: create the group, or name another`},
 		{"receive window", "interface: x\nreceive-window: 4MB\n", nil, "must be a size from 65535 to 1GiB, like 2MiB"},
 		{"receive window, too large", "interface: x\nreceive-window: 2GiB\n", nil, "must be a size from 65535 to 1GiB"},
 		{"rule, user without a name", "interface: x\nallow:\n  - users: [~]\n", nil, "rule 1: users: must be one value, or a list of values"},
@@ -142,7 +141,6 @@ func TestLoadRefuses(t *testing.T) {
 		{"socket", "", []string{"-i", "x", "--socket", strings.Repeat("s", 108)}, "1 to 107"},
 		{"size", "", []string{"-i", "x", "--max-registered", "1GB"}, "16MiB"},
 		{"rule, unknown key", "interface: x\nallow:\n  - user: [1]\n", nil, `allow: rule 1: unknown key "user": must be one of users, groups`},
-		{"rule, user", "interface: x\nallow:\n  - users: [nobody-has-this-name]\n", nil, "not known on this host"},
 		{"rule, nobody", "interface: x\nallow:\n  - users: []\n", nil, "restrict nothing"},
 		{"rule, no group", "interface: x\nallow:\n  - groups: []\n    admin: true\n", nil, "restrict nothing"},
 		{"rule, ports", "interface: x\nallow:\n  - listen: 9-8\n", nil, "1 to 65535"},
@@ -170,6 +168,28 @@ func TestLoadRefuses(t *testing.T) {
 				t.Errorf("exit code %d; want %d", got, exitConfig)
 			}
 		})
+	}
+}
+
+// TestUnknownNames checks that systemd starts the daemon again after a user or group was not found, which the directory service may know
+// later.
+func TestUnknownNames(t *testing.T) {
+	dir := t.TempDir()
+	script := "#!/bin/sh\ncase $2 in broken) exit 3 ;; *) exit 2 ;; esac\n"
+	if err := os.WriteFile(filepath.Join(dir, "getent"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir)
+	for text, want := range map[string]string{
+		"socket-group: nobody-has-this-name":        `socket-group: "nobody-has-this-name": not known on this host: create the group, or name another`,
+		"socket-group: broken":                      `socket-group: "broken": getent group: exit status 3`,
+		"allow:\n  - users: [nobody-has-this-name]": `allow: rule 1: users: "nobody-has-this-name": not known on this host: use a number, or create it first`,
+		"allow:\n  - groups: [5, broken, 7]":        `allow: rule 1: groups: "broken": getent group: exit status 3`,
+	} {
+		_, err := parse(t, "interface: x\n"+text+"\n")
+		if err == nil || !strings.Contains(err.Error(), want) || exitCode(err) != exitFailure {
+			t.Errorf("%s: exit code %d: %v; want %q", text, exitCode(err), err, want)
+		}
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/nss"
 )
 
 // Exit codes, as --help lists them.
@@ -38,6 +40,10 @@ func configErr(format string, args ...any) error {
 func exitCode(err error) int {
 	if err == nil {
 		return exitOK
+	}
+	// The configuration may be right, and a directory service late: systemd tries again.
+	if errors.As(err, new(*nss.LookupError)) {
+		return exitFailure
 	}
 	if e := (*exitError)(nil); errors.As(err, &e) {
 		return e.code

@@ -36,7 +36,7 @@ func TestUnitFiles(t *testing.T) {
 }
 
 // TestUnitOrder checks that the unit starts after what the configuration can name: interfaces, and users and groups of a directory
-// service. A name that is not known yet ends the daemon with a code after which it is not started again.
+// service. A name that is not known yet ends the daemon.
 func TestUnitOrder(t *testing.T) {
 	unit, err := os.ReadFile("../../deploy/iwarpd.service")
 	if err != nil {

@@ -15,6 +15,19 @@ import (
 // ErrUnknown reports a name that the host does not know.
 var ErrUnknown = errors.New("not known on this host")
 
+// A LookupError means that a user or group was not found. A later try may find it: a directory service may be late or not
+// reachable.
+type LookupError struct {
+	Name string
+	Err  error // ErrUnknown, or why the name service failed
+}
+
+// Error implements error.
+func (e *LookupError) Error() string { return fmt.Sprintf("%q: %v", e.Name, e.Err) }
+
+// Unwrap returns the cause.
+func (e *LookupError) Unwrap() error { return e.Err }
+
 // timeout bounds a name service query, which may involve other hosts.
 const timeout = 10 * time.Second
 
@@ -47,13 +60,13 @@ func lookup(database, name string, local func() (string, error)) (uint32, error)
 	if _, err := strconv.ParseUint(name, 10, 32); err != nil {
 		if id, err = local(); err != nil {
 			if id, err = getent(database, name); err != nil {
-				return 0, err
+				return 0, &LookupError{name, err}
 			}
 		}
 	}
 	n, err := strconv.ParseUint(id, 10, 32)
 	if err != nil {
-		return 0, fmt.Errorf("%q has the number %q", name, id)
+		return 0, &LookupError{name, fmt.Errorf("has the number %q", id)}
 	}
 	return uint32(n), nil
 }
@@ -61,7 +74,7 @@ func lookup(database, name string, local func() (string, error)) (uint32, error)
 // getent returns the third field of an entry of the name service.
 func getent(database, name string) (string, error) {
 	if name == "" || strings.HasPrefix(name, "-") {
-		return "", fmt.Errorf("%q: %w", name, ErrUnknown)
+		return "", ErrUnknown
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
@@ -69,13 +82,13 @@ func getent(database, name string) (string, error) {
 	var exit *exec.ExitError
 	switch {
 	case errors.Is(err, exec.ErrNotFound), errors.As(err, &exit) && exit.ExitCode() == 2:
-		return "", fmt.Errorf("%q: %w", name, ErrUnknown)
+		return "", ErrUnknown
 	case err != nil:
-		return "", fmt.Errorf("%q: getent %s: %w", name, database, err)
+		return "", fmt.Errorf("getent %s: %w", database, err)
 	}
 	f := strings.Split(strings.TrimSpace(string(out)), ":")
 	if len(f) < 3 || f[0] != name {
-		return "", fmt.Errorf("%q: getent %s: unexpected answer %q", name, database, out)
+		return "", fmt.Errorf("getent %s: unexpected answer %q", database, out)
 	}
 	return f[2], nil
 }

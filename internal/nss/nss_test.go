@@ -45,7 +45,8 @@ esac
 		{GID, "much", 0, false, false},
 	} {
 		got, err := tt.look(tt.name)
-		if (err == nil) != tt.ok || got != tt.want || errors.Is(err, ErrUnknown) != tt.unknown {
+		_, failed := errors.AsType[*LookupError](err)
+		if (err == nil) != tt.ok || got != tt.want || errors.Is(err, ErrUnknown) != tt.unknown || failed == tt.ok {
 			t.Errorf("%q: %d, %v; want %d, found %v, unknown %v", tt.name, got, err, tt.want, tt.ok, tt.unknown)
 		}
 	}

@@ -113,7 +113,7 @@ func TestDaemonErrors(t *testing.T) {
 		{"unknown flag", on(v.A.Name, sock, "--color"), 2, "--color"},
 		{"bad value", on(v.A.Name, sock, "--poll", "never"), 2, "adaptive, busy"},
 		{"argument", on(v.A.Name, sock, "now"), 2, `"now"`},
-		{"group", on(v.A.Name, sock, "--socket-group", "nosuchgroup"), 2, "nosuchgroup"},
+		{"group", on(v.A.Name, sock, "--socket-group", "nosuchgroup"), 1, "nosuchgroup"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := testenv.Start(t, v.A.NS.Command(tt.args[0], tt.args[1:]...))
