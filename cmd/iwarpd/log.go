@@ -48,7 +48,11 @@ type lines struct {
 	f       *os.File
 	encoder zapcore.Encoder // of the line that says how many are lost
 	lost    uint64          // since the last line that was written
+	cut     bool            // the first of them was written in part
 }
+
+// atOnce is the number of bytes for which a pipe or socket that is writable has room (PIPE_BUF).
+const atOnce = 4096
 
 // patience is how long a line waits for room, unless the line before it was lost.
 const patience = 100 * time.Millisecond
@@ -59,15 +63,21 @@ func (l *lines) Write(b []byte) (int, error) {
 	if l.lost > 0 && l.room() {
 		l.writeLost()
 	}
-	if !l.room() {
-		l.lost++
-		return len(b), nil
+	for done := 0; done < len(b); {
+		if !l.room() {
+			l.lost++
+			l.cut = l.cut || done > 0
+			break
+		}
+		n, err := l.f.Write(b[done:min(len(b), done+atOnce)])
+		if done += n; err != nil {
+			return done, err
+		}
 	}
-	return l.f.Write(b)
+	return len(b), nil
 }
 
-// room reports whether a line can be written without waiting for the reader. A pipe that is writable has room for 4096
-// bytes, a socket for more; only the stack of a panic is longer.
+// room reports whether atOnce bytes can be written without waiting for the reader.
 func (l *lines) room() bool {
 	wait := patience
 	if l.lost > 0 {
@@ -89,8 +99,12 @@ func (l *lines) writeLost() {
 		return
 	}
 	defer b.Free()
-	_, _ = l.f.Write(b.Bytes())
-	l.lost = 0
+	line := b.Bytes()
+	if l.cut {
+		line = slices.Insert(line, 0, '\n')
+	}
+	_, _ = l.f.Write(line)
+	l.lost, l.cut = 0, false
 }
 
 // limitedCore limits the lines with the same message, except at the level debug: in each

@@ -65,9 +65,15 @@ func TestLogLimit(t *testing.T) {
 	}
 }
 
-// TestLogStalls checks that a line waits for no reader, and that the log says how many lines are missing once it is read
-// again.
+// TestLogStalls checks that a line waits for no reader, however long it is, and that the log says how many lines are
+// missing once it is read again.
 func TestLogStalls(t *testing.T) {
+	for _, length := range []int{1000, 3 * atOnce, 1 << 20} {
+		t.Run(fmt.Sprint(length), func(t *testing.T) { testLogStalls(t, length) })
+	}
+}
+
+func testLogStalls(t *testing.T, length int) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -82,8 +88,7 @@ func TestLogStalls(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const length = 1000
-	all := 2 * size / length
+	all := 2*size/length + 2
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -111,8 +116,13 @@ func TestLogStalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	lost := all - strings.Count(string(before), "\n")
-	if lines := strings.Split(string(after), "\n"); len(lines) != 3 || !strings.Contains(lines[0], fmt.Sprintf(`its reader did not read them","lines":%d`, lost)) || !strings.Contains(lines[1], "after") {
-		t.Errorf("%d lines are lost: %s", lost, after)
+	// A line that was written in part is a line of its own.
+	lines := strings.Split(strings.TrimPrefix(string(after), "\n"), "\n")
+	if cut := before[len(before)-1] != '\n'; cut != strings.HasPrefix(string(after), "\n") {
+		t.Errorf("a line was cut: %v, and then came %.100q", cut, after)
+	}
+	if len(lines) != 3 || !strings.Contains(lines[0], fmt.Sprintf(`its reader did not read them","lines":%d`, lost)) || !strings.Contains(lines[1], "after") {
+		t.Errorf("%d lines are lost: %.1000s", lost, after)
 	}
 }
 

@@ -48,16 +48,16 @@ func main() {
 	os.Exit(exitCode(err))
 }
 
-// report prints an error on one line, or as an object like iwarpctl's.
+// report prints an error on one line, or as an object like iwarpctl's. As the log, it does not wait for a reader.
 func report(err error, asJSON bool) {
-	text := oneLine(printable.Error(err))
+	text, w := oneLine(printable.Error(err)), &lines{f: os.Stderr}
 	switch {
 	case asJSON:
-		_ = json.NewEncoder(os.Stderr).Encode(map[string]any{"error": text, "code": exitCode(err)})
+		_ = json.NewEncoder(w).Encode(map[string]any{"error": text, "code": exitCode(err)})
 	case inJournal(os.Stderr):
-		fmt.Fprintln(os.Stderr, priority(zapcore.ErrorLevel)+text)
+		fmt.Fprintln(w, priority(zapcore.ErrorLevel)+text)
 	default:
-		fmt.Fprintln(os.Stderr, "iwarpd: "+text)
+		fmt.Fprintln(w, "iwarpd: "+text)
 	}
 }
 

@@ -67,31 +67,62 @@ func TestLogReaderEnds(t *testing.T) {
 func TestLogReaderStalls(t *testing.T) {
 	cmd, log, _ := daemonProcess(t)
 	defer log.Close()
+	fill(t, log.(*os.File))
+	if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := ends(t, cmd); err != nil { // it logs that it drains
+		t.Error(err)
+	}
+}
+
+// TestErrorReaderStalls checks that the last error waits for no reader either: systemd could not start the daemon again.
+func TestErrorReaderStalls(t *testing.T) {
+	for _, args := range [][]string{{"--colour"}, {"--colour", "--json"}} {
+		cmd := program(t, args...)
+		stderr, err := cmd.StderrPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		fill(t, stderr.(*os.File))
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if _ = ends(t, cmd); cmd.ProcessState.ExitCode() != exitConfig {
+			t.Errorf("iwarpd %q: %v", args, cmd.ProcessState)
+		}
+	}
+}
+
+// fill fills the pipe of which r is the end to read from.
+func fill(t *testing.T, r *os.File) {
+	t.Helper()
 	// A pipe of its own file description, so that only this end does not wait.
-	w, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", log.(*os.File).Fd()), unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	w, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", r.Fd()), unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(w)
-	for junk := make([]byte, 4096); err == nil; {
+	for junk := make([]byte, atOnce); err == nil; {
 		_, err = unix.Write(w, junk)
 	}
 	if err != unix.EAGAIN {
 		t.Fatal(err)
 	}
-	if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+}
+
+// ends waits until a process ends, and kills it if it does not.
+func ends(t *testing.T, cmd *exec.Cmd) error {
+	t.Helper()
 	done := make(chan error, 1)
 	go func() { done <- cmd.Wait() }()
 	select {
-	case err := <-done: // it logs that it drains
-		if err != nil {
-			t.Error(err)
-		}
+	case err := <-done:
+		return err
 	case <-time.After(time.Minute):
 		_ = cmd.Process.Kill()
 		t.Error("the daemon waits for the reader of its log")
+		return <-done
 	}
 }
 
