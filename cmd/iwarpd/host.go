@@ -128,6 +128,7 @@ func makeSocketDir(socket string) (undo func(), err error) {
 	err = os.Mkdir(dir, 0o755)
 	switch {
 	case err == nil:
+		_ = os.Chmod(dir, 0o755) // regardless of the umask: the mode of the socket says who may use it
 		return func() { _ = os.Remove(dir) }, nil
 	case os.IsExist(err):
 		return func() {}, nil

@@ -56,6 +56,23 @@ func TestCheckFiles(t *testing.T) {
 	}
 }
 
+// TestSocketDir checks that the users of the socket can reach it in a folder that the daemon makes, also where root's umask is strict.
+func TestSocketDir(t *testing.T) {
+	defer unix.Umask(unix.Umask(0o077))
+	dir := filepath.Join(t.TempDir(), "iwarpd")
+	undo, err := makeSocketDir(filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st, err := os.Stat(dir); err != nil || st.Mode().Perm() != 0o755 {
+		t.Errorf("%v, %v", st.Mode(), err)
+	}
+	undo()
+	if _, err := os.Stat(dir); !os.IsNotExist(err) {
+		t.Errorf("the folder is left: %v", err)
+	}
+}
+
 // TestPlaces checks that a socket, a slot or metrics that cannot be where they should be give an error that says how to
 // choose another place. systemd starts the daemon again after exit code 1, as for a file system that is full, and not after 2.
 func TestPlaces(t *testing.T) {
