@@ -403,6 +403,15 @@ func TestSocket(t *testing.T) {
 	if _, err := listenSocket(file, 0o600, ""); err == nil {
 		t.Error("a file was taken for a socket")
 	}
+	other := filepath.Join(dir, "other") // of another program
+	stream, err := net.Listen("unix", other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Close()
+	if _, err := listenSocket(other, 0o600, ""); !errors.Is(err, unix.EADDRINUSE) {
+		t.Errorf("a socket of another type: %v", err)
+	}
 	if _, err := listenSocket(filepath.Join(dir, "x"), 0o600, "no-such-group"); err == nil {
 		t.Error("no error for a group that is not there")
 	}
@@ -413,14 +422,16 @@ func TestSocket(t *testing.T) {
 
 // TestSocketOwn checks that others cannot connect before the socket has its group and mode.
 func TestSocketOwn(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "s")
-	l, err := listenOwn(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm()&^0o600 != 0 {
-		t.Errorf("%v, %v", fi.Mode(), err)
+	for _, network := range []string{"unix", "unixpacket"} {
+		path := filepath.Join(t.TempDir(), "s")
+		l, err := listenOwn(network, path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		if fi, err := os.Stat(path); err != nil || fi.Mode().Perm()&^0o600 != 0 {
+			t.Errorf("%s: %v, %v", network, fi.Mode(), err)
+		}
 	}
 }
 

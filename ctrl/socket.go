@@ -51,16 +51,34 @@ func listenSocket(path string, mode fs.FileMode, group string) (*net.UnixListene
 		}
 		gid = int(n)
 	}
-	if err := removeStale(path); err != nil {
-		return nil, err
+	l, err := ListenUnix("unixpacket", path, mode, gid)
+	switch {
+	case err == nil:
+		return l, nil
+	case errors.Is(err, unix.EADDRINUSE):
+		return nil, fmt.Errorf("ctrl: another iwarpd answers on %s: stop it, or set another path: %w", path, err)
+	case errors.Is(err, errGroup):
+		err = fmt.Errorf("%w of %s: usermod -aG %s USER, and start it again", ErrNotMember, group, group)
 	}
-	l, err := listenOwn(path)
+	return nil, fmt.Errorf("ctrl: socket %s: %w", path, err)
+}
+
+// errGroup means that the daemon may not give a socket to the group.
+var errGroup = errors.New("the socket cannot have that group")
+
+// ListenUnix opens a socket of the network, unix or unixpacket, at path, with its permissions and, unless gid is negative,
+// its group. A socket file that nothing serves is replaced; if a process serves it, the error is EADDRINUSE.
+func ListenUnix(network, path string, mode fs.FileMode, gid int) (*net.UnixListener, error) {
+	if err := removeStale(network, path); err != nil {
+		return nil, printable.Reason(err)
+	}
+	l, err := listenOwn(network, path)
 	if err != nil {
-		return nil, socketError(path, err)
+		return nil, printable.Reason(err)
 	}
 	if gid >= 0 {
 		if err = os.Chown(path, -1, gid); errors.Is(err, fs.ErrPermission) {
-			err = fmt.Errorf("%w of %s: usermod -aG %s USER, and start it again", ErrNotMember, group, group)
+			err = errGroup
 		}
 	}
 	if err == nil {
@@ -68,14 +86,14 @@ func listenSocket(path string, mode fs.FileMode, group string) (*net.UnixListene
 	}
 	if err != nil {
 		l.Close()
-		return nil, socketError(path, err)
+		return nil, printable.Reason(err)
 	}
 	return l, nil
 }
 
 // listenOwn opens a socket at path to which only root and the daemon's user may connect, until chmod. Otherwise whoever
 // the umask does not exclude could connect before the socket has its group and mode, and would stay connected.
-func listenOwn(path string) (*net.UnixListener, error) {
+func listenOwn(network, path string) (*net.UnixListener, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
 		// bind(2) gives the file the mode of the socket's inode, less the umask.
@@ -84,40 +102,33 @@ func listenOwn(path string) (*net.UnixListener, error) {
 		}
 		return err
 	}}
-	l, err := lc.Listen(context.Background(), "unixpacket", path)
+	l, err := lc.Listen(context.Background(), network, path)
 	if err != nil {
 		return nil, err
 	}
 	return l.(*net.UnixListener), nil
 }
 
-// socketError returns the error of a system call on the socket at path.
-func socketError(path string, err error) error {
-	return fmt.Errorf("ctrl: socket %s: %w", path, printable.Reason(err))
-}
-
 // removeStale removes the socket file of a daemon that no longer runs.
-func removeStale(path string) error {
+func removeStale(network, path string) error {
 	fi, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil
+	case err != nil:
+		return err
+	case fi.Mode().Type() != fs.ModeSocket:
+		return errors.New("exists and is not a socket")
 	}
-	if err != nil {
-		return socketError(path, err)
-	}
-	if fi.Mode().Type() != fs.ModeSocket {
-		return socketError(path, errors.New("exists and is not a socket"))
-	}
-	c, err := net.DialTimeout("unixpacket", path, time.Second)
-	if err == nil {
+	c, err := net.DialTimeout(network, path, time.Second)
+	switch {
+	case err == nil:
 		c.Close()
-		return fmt.Errorf("ctrl: another iwarpd answers on %s: stop it, or set another path: %w", path, unix.EADDRINUSE)
+		return unix.EADDRINUSE
+	case errors.Is(err, unix.EPROTOTYPE): // served too, as a socket of another type
+		return unix.EADDRINUSE
+	case !errors.Is(err, unix.ECONNREFUSED):
+		return err
 	}
-	if !errors.Is(err, unix.ECONNREFUSED) {
-		return socketError(path, err)
-	}
-	if err := os.Remove(path); err != nil {
-		return socketError(path, err)
-	}
-	return nil
+	return os.Remove(path)
 }

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -19,8 +18,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
 	"golang.org/x/net/netutil"
-	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/docs"
@@ -194,28 +193,15 @@ func parseMetrics(v string) (network, address string, err error) {
 
 // listenMetrics opens the socket for metrics. A Unix socket is accessible to the
 // daemon's user and group. A socket file to which nothing listens is replaced.
-func listenMetrics(v string) (net.Listener, error) {
+func listenMetrics(v string) (l net.Listener, err error) {
 	network, address, err := parseMetrics(v)
 	if err != nil {
 		return nil, err
 	}
-	l, err := net.Listen(network, address)
-	if err != nil && network == "unix" {
-		// Another type of socket, such as that of the API, reports EPROTOTYPE.
-		if c, derr := net.Dial(network, address); derr == nil {
-			c.Close()
-		} else if st, serr := os.Lstat(address); serr == nil && st.Mode().Type() != os.ModeSocket {
-			err = errors.New("exists and is not a socket")
-		} else if serr == nil && errors.Is(derr, unix.ECONNREFUSED) {
-			if err = os.Remove(address); err == nil {
-				l, err = net.Listen(network, address)
-			}
-		}
-	}
-	if err == nil && network == "unix" {
-		if err = os.Chmod(address, 0o660); err != nil {
-			l.Close()
-		}
+	if network == "unix" {
+		l, err = ctrl.ListenUnix(network, address, 0o660, -1)
+	} else {
+		l, err = net.Listen(network, address)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("metrics: %s: %w", v, printable.Reason(err))
