@@ -10,6 +10,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -66,9 +67,12 @@ func main() {
 	}
 }
 
-// ask returns nil if the daemon answers on socket.
+// ask returns nil if the daemon answers on socket, even if it refuses the plugin because its user has as many clients as it may.
 func ask(ctx context.Context, socket string) error {
 	dev, err := iwarp.Open(ctx, socket)
+	if errors.Is(err, iwarp.ErrQuota) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -20,8 +20,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 )
 
 // bound is the longest time that a test waits for an event.
@@ -319,6 +323,42 @@ func TestStoppedDaemon(t *testing.T) {
 	}
 	n.dead.Store(false)
 	next("2 Healthy")
+}
+
+// TestAsk checks that the daemon is taken to be alive where it refuses the plugin for a quota of its user: pods have slots, whose quotas are
+// their own.
+func TestAsk(t *testing.T) {
+	for _, tt := range []struct {
+		code  ctrlpb.Code
+		alive bool
+	}{{ctrlpb.Code_CODE_QUOTA, true}, {ctrlpb.Code_CODE_PERMISSION, false}, {ctrlpb.Code_CODE_DRAINING, false}} {
+		path := filepath.Join(t.TempDir(), "s")
+		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		go func() {
+			u, err := l.AcceptUnix()
+			if err != nil {
+				return
+			}
+			c := seqpacket.FromUnix(u)
+			defer c.Close()
+			var req ctrlpb.Request
+			if b, _, err := c.Read(0); err != nil || proto.Unmarshal(b, &req) != nil {
+				return
+			}
+			reply := &ctrlpb.Reply{Id: req.Id, Error: &ctrlpb.Error{Code: tt.code, Text: "no"}}
+			if b, err := proto.Marshal(&ctrlpb.Message{Body: &ctrlpb.Message_Reply{Reply: reply}}); err == nil {
+				_ = c.Write(b, nil)
+			}
+			_, _, _ = c.Read(0) // until the plugin has read the answer
+		}()
+		if err := ask(t.Context(), path); (err == nil) != tt.alive {
+			t.Errorf("%v: %v", tt.code, err)
+		}
+	}
 }
 
 // TestNoSlots checks that without slots no device is offered and no CDI file is left.
