@@ -13,6 +13,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/app/rping"
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
 // finding is the outcome of one check; its JSON form is that of doctor --json.
@@ -35,7 +36,6 @@ func (c *command) doctor() *cobra.Command {
 		Example: "  iwarpctl doctor\n  iwarpctl doctor 10.0.0.2\n  iwarpctl doctor 10.0.0.2:7176 --json",
 		Args:    usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var findings []finding
 			dev, err := c.open(cmd.Context())
 			if err != nil {
 				return err
@@ -45,12 +45,7 @@ func (c *command) doctor() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			a := dev.Attr()
-			f := finding{"daemon", "ok", fmt.Sprintf("%s serves %s, MTU %d", a.Server, a.Interface, a.MTU), ""}
-			if s.Detached != "" {
-				f = finding{"daemon", "fail", s.Detached, "restart iwarpd"}
-			}
-			findings = append(findings, f)
+			findings := interfaces(dev.Attr().Server, s)
 			if len(args) == 1 {
 				more, err := c.examine(cmd.Context(), dev, args[0])
 				if err != nil {
@@ -61,6 +56,23 @@ func (c *command) doctor() *cobra.Command {
 			return c.findings(findings)
 		},
 	}
+}
+
+// interfaces returns a finding for each interface of a daemon.
+func interfaces(server string, s *ctrlpb.StatusReply) (l []finding) {
+	for _, d := range s.GetDevices() {
+		f := finding{"daemon", "ok", fmt.Sprintf("%s serves %s, MTU %d", server, d.GetInterface(), d.GetMtu()), ""}
+		switch {
+		case d.GetDown() != "" && d.GetDown() == s.Detached:
+			f = finding{"daemon", "fail", d.GetDown(), "restart iwarpd"}
+		case d.GetDown() != "":
+			f = finding{"daemon", "fail", d.GetDown(), "make an interface of that name again, and set it up: ip link"}
+		case d.GetLink() == "down":
+			f.State, f.Text, f.Fix = "warn", f.Text+": its link is down, so that no frames arrive", "ip link set dev "+d.GetInterface()+" up, or look at the cable"
+		}
+		l = append(l, f)
+	}
+	return l
 }
 
 // findings prints the findings; it returns an error if something fails.

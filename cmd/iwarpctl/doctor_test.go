@@ -40,6 +40,24 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// TestInterfaces checks that doctor names each interface of the daemon that receives no frames.
+func TestInterfaces(t *testing.T) {
+	l := interfaces("iwarpd 1", &ctrlpb.StatusReply{Detached: "detached", Devices: []*ctrlpb.DeviceAttr{
+		{Interface: "eth0", Mtu: 1500, Link: "up"}, {Interface: "eth1", Down: "removed"}, {Interface: "eth2", Down: "detached"},
+		{Interface: "eth3", Link: "down"}, {Interface: "any"},
+	}})
+	var got []string
+	for _, f := range l {
+		got = append(got, f.State)
+		if f.State != "ok" && f.Fix == "" {
+			t.Errorf("no fix: %+v", f)
+		}
+	}
+	if !slices.Equal(got, []string{"ok", "fail", "fail", "warn", "ok"}) || !strings.Contains(l[0].Text, "eth0, MTU 1500") || !strings.Contains(l[3].Text, "eth3") {
+		t.Errorf("%+v", l)
+	}
+}
+
 // TestFindings checks that a failed finding gives the exit code for the peer.
 func TestFindings(t *testing.T) {
 	var out strings.Builder
