@@ -1,0 +1,431 @@
+package main
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/iwarpd/iwarpd/app/filecopy"
+	iwarp "github.com/iwarpd/iwarpd/client"
+)
+
+// copyResult is the JSON form of a file's outcome.
+type copyResult struct {
+	Op         string             `json:"op"`
+	Verb       string             `json:"verb"`
+	Name       string             `json:"name"`
+	Peer       string             `json:"peer"`
+	Size       int64              `json:"size"`
+	Resumed    int64              `json:"resumed_at,omitempty"`
+	Seconds    float64            `json:"seconds"`
+	GbitPerSec float64            `json:"gbit_per_s"`
+	Checksum   string             `json:"checksum"`
+	SHA256     string             `json:"sha256,omitempty"`
+	Busy       map[string]float64 `json:"busy_s"`
+}
+
+// copying is a cp in progress.
+type copying struct {
+	*copyJob
+	c       *command
+	addr    string
+	dial    func(ctx context.Context) (*filecopy.Client, error)
+	client  *filecopy.Client
+	began   time.Time
+	all     []copyResult
+	skipped []string // names of what cannot be copied
+	missed  int      // files and folders that could not be copied
+
+	// folders holds the paths of the folders in the current source, from before the first one
+	// was made at the target. Others are not copied: if the target is inside the source, the
+	// copy would go on inside itself.
+	folders map[string]bool
+}
+
+func (c *command) runCopy(ctx context.Context, j *copyJob) error {
+	addr, err := resolve(ctx, j.host, j.flags.port)
+	if err != nil {
+		return err
+	}
+	// Report local errors before connecting.
+	if j.put {
+		for _, s := range j.sources {
+			if err := j.checkSource(s); err != nil {
+				return err
+			}
+		}
+	} else if err := j.checkTarget(); err != nil {
+		return err
+	}
+	dev, err := c.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	w := &copying{copyJob: j, c: c, addr: addr, began: time.Now()}
+	w.dial = func(ctx context.Context) (*filecopy.Client, error) {
+		return filecopy.Dial(ctx, dev, addr, c.over(filecopy.Config()))
+	}
+	if err := w.connect(ctx); err != nil {
+		return err
+	}
+	defer func() { w.client.Close() }()
+	if j.put {
+		err = w.putAll(ctx)
+	} else {
+		err = w.getAll(ctx)
+	}
+	if err != nil {
+		return w.failed(err)
+	}
+	if err := w.done(); err != nil {
+		return err
+	}
+	switch {
+	case w.missed > 0:
+		return fileError{fmt.Errorf("cp: could not copy %d of the files and folders, which are named above", w.missed)}
+	case len(w.skipped) > 0:
+		return fileError{fmt.Errorf("cp: skipped what is neither a file nor a folder, has a name that is not allowed, or is a folder made during the copy: %s", strings.Join(w.skipped, ", "))}
+	}
+	return nil
+}
+
+// connect connects to the server.
+func (w *copying) connect(ctx context.Context) error {
+	client, err := w.dial(ctx)
+	if err != nil {
+		return peerFailed("cp", w.addr, err)
+	}
+	client.Hash, client.Preserve, client.Resume = w.hash, w.flags.preserve, w.flags.resume
+	w.client = client
+	return nil
+}
+
+// miss reports err, if it concerns one of several files and folders, and returns nil, so that the
+// others are copied. It returns other errors.
+func (w *copying) miss(ctx context.Context, err error) error {
+	if err == nil || !w.continues(ctx, err) {
+		return err
+	}
+	w.c.report(w.failed(err), exitFile)
+	w.missed++
+	return w.again(ctx, err)
+}
+
+// continues reports whether files and folders other than that of err can be copied. On a full disk
+// none has room.
+func (w *copying) continues(ctx context.Context, err error) bool {
+	var local *filecopy.Error
+	var remote *filecopy.RemoteError
+	switch {
+	case !w.flags.recursive && len(w.sources) == 1, exitCode(ctx, err) != exitFile:
+		return false
+	case errors.As(err, &local):
+		return local.Code != filecopy.CodeNoSpace
+	case errors.As(err, &remote):
+		return remote.Code != filecopy.CodeNoSpace
+	}
+	return true
+}
+
+// again connects again if err, of either side of the copy protocol, has ended the connection.
+func (w *copying) again(ctx context.Context, err error) error {
+	if !errors.As(err, new(*filecopy.Error)) && !errors.As(err, new(*filecopy.RemoteError)) {
+		return nil
+	}
+	w.client.Close()
+	// The server may still count the previous connection as one of its clients.
+	for range 50 {
+		if err = w.connect(ctx); !errors.Is(err, iwarp.ErrRejected) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	return err
+}
+
+// putAll copies the sources to the server.
+func (w *copying) putAll(ctx context.Context) error {
+	into := w.target == "" || strings.HasSuffix(w.target, "/")
+	target := strings.TrimSuffix(w.target, "/")
+	if !into && w.client.Version != 1 {
+		e, err := w.client.Stat(ctx, target)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		into = err == nil && e.Folder
+	}
+	if !into && len(w.sources) > 1 {
+		return fileError{fmt.Errorf("%s is not a folder there, and there are %d sources: end the target with a slash, and make the folder first", target, len(w.sources))}
+	}
+	for _, s := range w.sources {
+		name := target
+		if into {
+			base, err := localName(s)
+			if err != nil {
+				return err
+			}
+			name = path.Join(target, base)
+		}
+		if err := w.findFolders(ctx, s); err != nil {
+			return err
+		}
+		if err := w.miss(ctx, w.put(ctx, s, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// findFolders finds the folders in the local folder src. What cannot be read is an error of put.
+func (w *copying) findFolders(ctx context.Context, src string) error {
+	w.folders = make(map[string]bool)
+	if !w.flags.recursive {
+		return nil
+	}
+	return filepath.WalkDir(src+"/", func(name string, e fs.DirEntry, err error) error {
+		if err == nil && e.IsDir() {
+			w.folders[name] = true
+		}
+		return ctx.Err()
+	})
+}
+
+// put copies the local file or folder src to name.
+func (w *copying) put(ctx context.Context, src, name string) error {
+	f, info, err := openSource(src)
+	if err == nil {
+		defer f.Close()
+		began := time.Now()
+		bar := w.c.newBar(path.Base(name))
+		w.client.Progress = bar.update
+		r, err := w.client.Put(ctx, f, info.Size(), filecopy.AttrsOf(info), name)
+		bar.clear()
+		if err == nil {
+			w.copied("put", "RDMA Write", name, began, r)
+		}
+		return err
+	}
+	dir, serr := os.Stat(src)
+	if serr != nil || !dir.IsDir() || !w.flags.recursive {
+		if serr == nil && !dir.Mode().IsRegular() {
+			w.skipped = append(w.skipped, src)
+			return nil
+		}
+		return err
+	}
+	entries, err := os.ReadDir(src)
+	if err != nil {
+		return err
+	}
+	attrs := filecopy.AttrsOf(dir)
+	if err := w.client.Mkdir(ctx, name, attrs); err != nil {
+		return err
+	}
+	for _, e := range entries {
+		full := filepath.Join(src, e.Name())
+		if filecopy.CheckName(path.Join(name, e.Name())) != nil {
+			w.skipped = append(w.skipped, strconv.Quote(full))
+			continue
+		}
+		if t := e.Type(); t&fs.ModeSymlink != 0 {
+			if info, err := os.Stat(full); err != nil || info.IsDir() { // a link to a folder could cause a loop
+				w.skipped = append(w.skipped, full)
+				continue
+			}
+		}
+		if e.IsDir() && !w.folders[full] {
+			w.skipped = append(w.skipped, full)
+			continue
+		}
+		if err := w.miss(ctx, w.put(ctx, full, path.Join(name, e.Name()))); err != nil {
+			return err
+		}
+	}
+	if w.flags.preserve { // writing the entries changed its time
+		return w.client.Mkdir(ctx, name, attrs)
+	}
+	return nil
+}
+
+// getAll copies the sources to this host.
+func (w *copying) getAll(ctx context.Context) error {
+	dir, as := filepath.Dir(w.target), filepath.Base(w.target)
+	if info, err := os.Stat(w.target); err == nil && info.IsDir() {
+		dir, as = w.target, ""
+	}
+	store, err := filecopy.OpenStore(dir)
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	for _, s := range w.sources {
+		name := as
+		if name == "" && s != "" {
+			name = path.Base(s)
+		}
+		if err := w.miss(ctx, w.getSource(ctx, store, s, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// getSource copies the source src to name in store.
+func (w *copying) getSource(ctx context.Context, store *filecopy.Store, src, name string) error {
+	if !w.flags.recursive {
+		return w.getFile(ctx, store, src, name)
+	}
+	e, err := w.client.Stat(ctx, src)
+	if err != nil {
+		return err
+	}
+	w.folders = make(map[string]bool)
+	if err := w.listFolders(ctx, src, e); err != nil {
+		return err
+	}
+	return w.get(ctx, store, src, name, e)
+}
+
+// list returns the entries of the remote folder src.
+func (w *copying) list(ctx context.Context, src string) (l []filecopy.Entry, err error) {
+	err = w.client.List(ctx, src, func(e filecopy.Entry) error {
+		l = append(l, e)
+		return nil
+	})
+	return l, err
+}
+
+// listFolders finds the remote folder src and the folders in it. What cannot be read is an error of
+// get.
+func (w *copying) listFolders(ctx context.Context, src string, e filecopy.Entry) error {
+	if !e.Folder {
+		return nil
+	}
+	w.folders[src] = true
+	entries, err := w.list(ctx, src)
+	if err != nil && w.continues(ctx, err) {
+		return w.again(ctx, err)
+	}
+	for _, e := range entries {
+		if err := w.listFolders(ctx, path.Join(src, e.Name), e); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+// get copies the remote file or folder src to name in store; "" is the folder of the store itself.
+func (w *copying) get(ctx context.Context, store *filecopy.Store, src, name string, e filecopy.Entry) error {
+	switch {
+	case e.Other, e.Folder && !w.folders[src]:
+		w.skipped = append(w.skipped, src)
+		return nil
+	case !e.Folder:
+		return w.getFile(ctx, store, src, name)
+	}
+	o := filecopy.Options{Attrs: e.Attrs}
+	if name != "" {
+		if err := store.Mkdir(name, o); err != nil {
+			return err
+		}
+	}
+	entries, err := w.list(ctx, src)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if err := w.miss(ctx, w.get(ctx, store, path.Join(src, e.Name), path.Join(name, e.Name), e)); err != nil {
+			return err
+		}
+	}
+	if w.flags.preserve && name != "" {
+		o.Preserve = true
+		return store.Mkdir(name, o)
+	}
+	return nil
+}
+
+func (w *copying) getFile(ctx context.Context, store *filecopy.Store, src, name string) error {
+	began := time.Now()
+	bar := w.c.newBar(path.Base(name))
+	w.client.Progress = bar.update
+	r, err := w.client.Get(ctx, src, store, name)
+	bar.clear()
+	if err == nil {
+		w.copied("get", "RDMA Read", src, began, r)
+	}
+	return err
+}
+
+// copied reports one file.
+func (w *copying) copied(op, verb, name string, began time.Time, r filecopy.Result) {
+	res := copyResult{
+		Op: op, Verb: verb, Name: name, Peer: w.addr, Size: r.Size, Resumed: r.Offset, Seconds: time.Since(began).Seconds(), Checksum: r.Hash.Text(r.Sum),
+		Busy: map[string]float64{"disk": r.Times.Disk.Seconds(), "checksum": r.Times.Hash.Seconds(), "network": r.Times.Network.Seconds(), "peer_disk": r.Times.PeerDisk.Seconds(), "peer_checksum": r.Times.PeerHash.Seconds()},
+	}
+	if r.Hash == filecopy.SHA256 {
+		res.SHA256 = hex.EncodeToString(r.Sum[:])
+	}
+	res.GbitPerSec = gbit(res.Size-res.Resumed, res.Seconds)
+	w.all = append(w.all, res)
+	if w.c.json {
+		return
+	}
+	resumed := ""
+	if r.Offset > 0 {
+		resumed = fmt.Sprintf(", resumed at %d", r.Offset)
+	}
+	fmt.Fprintf(w.c.out, "%s %s: %d bytes by %s in %.2f s%s, %s, %s\n", res.Op, res.Name, res.Size, res.Verb, res.Seconds, resumed, rate(res.Size-res.Resumed, res.Seconds), res.Checksum)
+	fmt.Fprintf(w.c.out, "  busy here: disk %.2f s, checksum %.2f s; there: disk %.2f s, checksum %.2f s; network %.2f s\n",
+		res.Busy["disk"], res.Busy["checksum"], res.Busy["peer_disk"], res.Busy["peer_checksum"], res.Busy["network"])
+}
+
+// done reports the totals.
+func (w *copying) done() error {
+	switch {
+	case w.c.json && len(w.all) == 1:
+		return w.c.print(w.all[0])
+	case w.c.json:
+		return w.c.print(append([]copyResult{}, w.all...))
+	case len(w.all) != 1:
+		var size int64
+		for _, r := range w.all {
+			size += r.Size - r.Resumed
+		}
+		took := time.Since(w.began).Seconds()
+		fmt.Fprintf(w.c.out, "%d files, %d bytes in %.2f s, %s\n", len(w.all), size, took, rate(size, took))
+	}
+	return nil
+}
+
+// failed marks err as a connection error, unless it concerns a file or was reported by the other
+// side.
+func (w *copying) failed(err error) error {
+	var local *filecopy.Error
+	var remote *filecopy.RemoteError
+	var path *fs.PathError
+	var file fileError
+	switch {
+	case errors.As(err, &local), errors.As(err, &path), errors.As(err, &file):
+		return fmt.Errorf("cp: %w", err)
+	case errors.As(err, &remote):
+		return fmt.Errorf("cp: %s: %w", w.addr, err)
+	}
+	if w.flags.resume {
+		return peerFailed("cp", w.addr, fmt.Errorf("%w; run the same command again to continue", err))
+	}
+	return peerFailed("cp", w.addr, err)
+}
