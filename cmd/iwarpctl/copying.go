@@ -15,6 +15,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/app/filecopy"
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 // copyResult is the JSON form of a file's outcome.
@@ -388,7 +389,7 @@ func (w *copying) copied(op, verb, name string, began time.Time, r filecopy.Resu
 	if r.Offset > 0 {
 		resumed = fmt.Sprintf(", resumed at %d", r.Offset)
 	}
-	fmt.Fprintf(w.c.out, "%s %s: %d bytes by %s in %.2f s%s, %s, %s\n", res.Op, res.Name, res.Size, res.Verb, res.Seconds, resumed, rate(res.Size-res.Resumed, res.Seconds), res.Checksum)
+	fmt.Fprintf(w.c.out, "%s %s: %d bytes by %s in %.2f s%s, %s, %s\n", res.Op, printable.String(res.Name), res.Size, res.Verb, res.Seconds, resumed, rate(res.Size-res.Resumed, res.Seconds), res.Checksum)
 	fmt.Fprintf(w.c.out, "  busy here: disk %.2f s, checksum %.2f s; there: disk %.2f s, checksum %.2f s; network %.2f s\n",
 		res.Busy["disk"], res.Busy["checksum"], res.Busy["peer_disk"], res.Busy["peer_checksum"], res.Busy["network"])
 }

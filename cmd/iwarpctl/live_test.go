@@ -15,8 +15,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/gopacket/gopacket/pcapgo"
+	"github.com/jedib0t/go-pretty/v6/text"
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/app/rping"
@@ -457,7 +459,7 @@ func TestOtherClients(t *testing.T) {
 func TestTopView(t *testing.T) {
 	qp := func(num uint32, in, out, retr, rtt uint64) *ctrlpb.QPInfo {
 		return &ctrlpb.QPInfo{Qp: num, State: "RTS", Remote: "10.0.0.9:7174", Tcp: []*ctrlpb.Counter{
-			{Name: "bytes_in", Value: in}, {Name: "bytes_out", Value: out}, {Name: "retransmits", Value: retr}, {Name: "srtt_ns", Value: rtt},
+			{Name: "bytes_in", Value: in}, {Name: "bytes_out", Value: out}, {Name: "retransmits", Value: retr}, {Name: "srtt_ns", Value: rtt * 1000},
 		}, Rdmap: []*ctrlpb.Counter{{Name: "rx_sends", Value: in / 100}}}
 	}
 	at := time.Unix(1000, 0)
@@ -484,9 +486,11 @@ func TestTopView(t *testing.T) {
 	if len(lines) != 8 || !strings.HasPrefix(lines[6], "     1 RTS") || !strings.Contains(lines[0], "eth9") {
 		t.Errorf("%q", lines)
 	}
-	for _, l := range lines {
-		if len(l) > 60 {
-			t.Errorf("line of %d columns: %q", len(l), l)
+	for width := 60; width < 90; width++ { // some cut the round-trip time in its unit
+		for _, l := range v.screen(width, 2, 1, "note") {
+			if n := text.StringWidth(l); n > width || !utf8.ValidString(l) {
+				t.Errorf("line of %d columns, not %d: %q", n, width, l)
+			}
 		}
 	}
 	u := topUI{}

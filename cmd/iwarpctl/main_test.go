@@ -12,9 +12,12 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
+	"github.com/jedib0t/go-pretty/v6/text"
 	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/app/filecopy"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
@@ -335,11 +338,14 @@ func TestAddresses(t *testing.T) {
 }
 
 func TestBar(t *testing.T) {
-	b := &bar{name: "a-long-name-of-a-file.tar", width: 60}
-	for _, done := range []int64{0, 1, 50, 100} {
-		line := b.line(done, 100, time.Second)
-		if len(line) >= b.width {
-			t.Errorf("%d bytes on a terminal of %d: %q", len(line), b.width, line)
+	b := &bar{width: 60}
+	for _, name := range []string{strings.Repeat("名", 40), strings.Repeat("é", 40), "a-long-name-of-a-file.tar"} {
+		b.name = name
+		for _, done := range []int64{0, 1, 50, 100} {
+			line := b.line(done, 100, time.Second)
+			if n := text.StringWidth(line); n >= b.width || !utf8.ValidString(line) {
+				t.Errorf("%d columns on a terminal of %d: %q", n, b.width, line)
+			}
 		}
 	}
 	if got := b.line(100, 100, time.Second); !strings.Contains(got, "100%") || strings.Contains(got, ".]") {
@@ -382,6 +388,11 @@ func TestEscapes(t *testing.T) {
 		if strings.Count(text, want) != 2 || strings.ContainsAny(text, "\x1b\u009b\u202e") {
 			t.Errorf("%s: %q", what, text)
 		}
+	}
+	out.Reset()
+	w := &copying{c: &command{out: &out}}
+	if w.copied("get", "RDMA Read", name, time.Now(), filecopy.Result{Hash: filecopy.XXH128}); !strings.Contains(out.String(), want) || strings.ContainsAny(out.String(), "\x1b\u009b\u202e") {
+		t.Errorf("cp: %q", &out)
 	}
 }
 

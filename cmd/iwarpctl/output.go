@@ -129,7 +129,7 @@ type bar struct {
 }
 
 func (c *command) newBar(name string) *bar {
-	b := &bar{name: name, began: time.Now()}
+	b := &bar{name: printable.String(name), began: time.Now()}
 	f, ok := c.err.(*os.File)
 	if !ok || c.json || !term.IsTerminal(int(f.Fd())) {
 		return b
@@ -169,11 +169,8 @@ func (b *bar) line(done, total int64, took time.Duration) string {
 		left = fmt.Sprintf("%d:%02d", s/60, s%60)
 	}
 	tail := fmt.Sprintf(" %3.0f%%  %.1f MiB/s  %s", part*100, float64(done)/(1<<20)/max(took.Seconds(), 1e-3), left)
-	name := b.name
-	if room := b.width / 3; len(name) > room {
-		name = name[:room]
-	}
-	room := b.width - 1 - len(name) - len(tail) - len(" []")
+	name := text.Trim(b.name, b.width/3)
+	room := b.width - 1 - text.StringWidth(name) - len(tail) - len(" []")
 	if room < 5 {
 		return name + tail
 	}

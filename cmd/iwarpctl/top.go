@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
@@ -224,9 +225,7 @@ func (v *topView) screen(width, rows, offset int, note string) []string {
 			q.Messages, q.Retransmits, time.Duration(q.RTT).Round(time.Microsecond), bytesText(q.Cwnd), q.Client, q.Remote))
 	}
 	for i, l := range lines {
-		if len(l) > width {
-			lines[i] = l[:width]
-		}
+		lines[i] = text.Trim(l, width)
 	}
 	return lines
 }
