@@ -6,6 +6,9 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
 )
 
 func tagOf(b []byte) uint32 { return be.Uint32(b[4:]) }
@@ -51,6 +54,27 @@ func TestListenerKeepsNothing(t *testing.T) {
 	}
 	if out, in := r.a.Streams(); out != 10 || in != 10 {
 		t.Errorf("streams %d %d", out, in)
+	}
+}
+
+// TestDraw checks that tag and initial TSN depend on the secret, the flow, the time and the count.
+func TestDraw(t *testing.T) {
+	f := pkt.Flow{LocalPort: 1, RemotePort: 2}
+	var key Secret
+	tag, tsn := draw(&key, &f, 1, 1)
+	other, far := key, f
+	other[0]++
+	far.RemotePort++
+	for _, tc := range []struct {
+		what string
+		key  *Secret
+		flow *pkt.Flow
+		now  clock.Time
+		salt uint32
+	}{{"secret", &other, &f, 1, 1}, {"flow", &key, &far, 1, 1}, {"time", &key, &f, 2, 1}, {"count", &key, &f, 1, 2}} {
+		if g, n := draw(tc.key, tc.flow, tc.now, tc.salt); g == tag || n == tsn {
+			t.Errorf("another %s gives the same tag %#x or TSN %#x", tc.what, g, uint32(n))
+		}
 	}
 }
 

@@ -237,6 +237,7 @@ func room(q *CQ, worker int) int {
 // TestCQOverrun checks that a full completion ring drops completions, reports it, and goes on.
 func TestCQOverrun(t *testing.T) {
 	q, c := newCQ(t, 2, 4)
+	q.OnFault = func() { t.Error("the client is cut off, with connections that do not use the queue") }
 	for i := range uint64(6) {
 		if got := q.Push(1, &verbs.WC{ID: i}); got != (i < 4) {
 			t.Errorf("Push %d: %v", i, got)

@@ -92,6 +92,8 @@ func TestOptionGarbage(t *testing.T) {
 		{"SACK without a block", "0502 0101", Options{}},
 		{"2018 3 four blocks", "0101 0522 0000000100000002 0000000300000004 0000000500000006 0000000700000008",
 			Options{NSACK: 4, SACK: [4]SACKBlock{{1, 2}, {3, 4}, {5, 6}, {7, 8}}}},
+		{"MUST-64 no option is aligned", "01 0204 05b4 080a 00000001 00000002 01 030307 0402 050a 00000003 00000004",
+			Options{MSS: 1460, HasTimestamps: true, TSVal: 1, TSEcr: 2, HasWScale: true, WScale: 7, SACKPermitted: true, NSACK: 1, SACK: [4]SACKBlock{{3, 4}}}},
 		{"the last of two MSS options counts", "020405b4 02040100", Options{MSS: 256}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -116,6 +116,8 @@ func TestOverlap(t *testing.T) {
 			{"narrower", [][]byte{wide[0], c[0]}},
 			{"into the next", [][]byte{c[2], c[3], wide[1]}},
 			{"from within", [][]byte{wide[0], c[1]}},
+			{"from within, by one unit", [][]byte{testenv.Cut(p, size+8, 1)[0], c[1]}},
+			{"into the next, by one unit", [][]byte{c[1], testenv.Cut(p, size+8, 1)[0]}},
 			{"two ends", [][]byte{c[4], s[3]}},
 			{"two ends, the later one longer", [][]byte{s[3], c[4]}},
 			{"behind the end", [][]byte{testenv.Cut(frameOf(v6, 1, 2*size, 7), size, 1)[1], c[2]}},
