@@ -20,13 +20,13 @@ func TestCaptureLog(t *testing.T) {
 	h.log = zap.New(core)
 	c := h.hello(t)
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Capture{Capture: &ctrlpb.Capture{Address: "fe80::1%" + strings.Repeat("x", 4096)}}})
-	for _, l := range logs.FilterMessage("capture begins").All() {
-		if a := l.ContextMap()["address"].(string); len(a) > 64 || !strings.HasPrefix(a, "fe80::1%x") {
-			t.Errorf("%d bytes: %.100s", len(a), a)
-		}
-		return
+	all := logs.FilterMessage("capture begins").All()
+	if len(all) != 1 {
+		t.Fatalf("logged %v", all)
 	}
-	t.Error("not logged")
+	if a := all[0].ContextMap()["address"].(string); len(a) > 64 || !strings.HasPrefix(a, "fe80::1%x") {
+		t.Errorf("%d bytes: %.100s", len(a), a)
+	}
 }
 
 // TestCaptureCharged checks that the rings of a capture are charged as long as a worker may write to them, even after
