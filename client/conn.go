@@ -417,7 +417,8 @@ func (c *Conn) abandon(o *op, err error) error {
 const closeWait = 5 * time.Second
 
 // Close closes the connection in order and frees all its objects, except memory of Alloc in a
-// PD that the caller passed in.
+// PD that the caller passed in. If the peer has not acknowledged all within 5 seconds, Close resets the
+// connection and returns ErrTimeout: what was posted last may be lost.
 func (c *Conn) Close() error { return c.close(false) }
 
 // Abort resets the connection and frees all its objects.
@@ -430,7 +431,9 @@ func (c *Conn) close(abort bool) error {
 		defer cancel()
 		derr := c.qp.disconnect(ctx, abort)
 		if derr == nil && !abort {
-			_, _ = wait(ctx, c.d, c.qp.Done())
+			if _, werr := wait(ctx, c.d, c.qp.Done()); werr != nil {
+				err = c.wrap("close", fmt.Errorf("%w: the peer has not acknowledged all within %v", ErrTimeout, closeWait))
+			}
 		} else if derr != nil && !errors.Is(derr, ErrState) {
 			err = derr
 		}

@@ -179,13 +179,13 @@ func (c *Conn) Write(ctx context.Context, r Remote, b []byte) error {
 	return c.transfer(ctx, "write", OpWrite, r, b)
 }
 
-// PostWrite is Write that does not wait until b may be reused. b must lie in memory of Alloc, and
-// stay as it is until the peer has answered a message sent after the Write. A Write that fails ends
+// PostWrite is Write that does not wait until b may be reused. b must lie in memory of Alloc, have at
+// most 1 GiB, and stay as it is until the peer has answered a message sent after the Write. A Write that fails ends
 // the connection, and Recv returns the reason.
 func (c *Conn) PostWrite(ctx context.Context, r Remote, b []byte) error {
 	mr, off := c.pd.find(b)
-	if mr == nil || uint64(len(b)) > uint64(r.Len) {
-		return fmt.Errorf("%w: post a write of %d bytes to %d of the peer's, from memory that Alloc must have returned", ErrInvalid, len(b), r.Len)
+	if mr == nil || uint64(len(b)) > uint64(r.Len) || len(b) > maxTransfer {
+		return fmt.Errorf("%w: post a write of %d bytes, at most 1 GiB, to %d of the peer's, from memory that Alloc must have returned", ErrInvalid, len(b), r.Len)
 	}
 	o, err := c.begin(ctx)
 	if err != nil {
@@ -206,11 +206,23 @@ func (c *Conn) transfer(ctx context.Context, what string, op Op, r Remote, b []b
 	if uint64(len(b)) > uint64(r.Len) {
 		return fmt.Errorf("%w: %s of %d bytes; the peer's memory has %d", ErrInvalid, what, len(b), r.Len)
 	}
-	if mr, off := c.pd.find(b); mr != nil {
-		return c.wrap(what, c.direct(ctx, op, r, mr.SGE(off, len(b))))
+	mr, at := c.pd.find(b)
+	if mr == nil {
+		return c.wrap(what, c.staged(ctx, op, r, b))
 	}
-	return c.wrap(what, c.staged(ctx, op, r, b))
+	for off, left := 0, true; left; { // without bytes there is one operation too
+		n := min(len(b)-off, maxTransfer)
+		if err := c.direct(ctx, op, Remote{Addr: r.Addr + uint64(off), RKey: r.RKey}, mr.SGE(at+off, n)); err != nil {
+			return c.wrap(what, err)
+		}
+		off += n
+		left = off < len(b)
+	}
+	return nil
 }
+
+// maxTransfer is the maximum number of bytes of one operation, which the daemon limits to 2^31-1.
+const maxTransfer = 1 << 30
 
 func (c *Conn) direct(ctx context.Context, what Op, r Remote, sge SGE) error {
 	o, err := c.begin(ctx)

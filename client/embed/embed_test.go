@@ -469,3 +469,36 @@ func TestMany(t *testing.T) {
 	idle(t, a)
 	idle(t, b)
 }
+
+// TestCloseTimeout checks that Close says that the peer has not taken all.
+func TestCloseTimeout(t *testing.T) {
+	na, nb, ctx := wire(t, embed.PairConfig{})
+	b := newEnd(t, ctx, nb, 16)
+	qp, err := nb.Device().CreateQP(ctx, iwarp.QPConfig{PD: b.pd, SendCQ: b.cq, RecvCQ: b.cq, SendDepth: 1, RecvDepth: 1, ReceiveWait: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := nb.Device().Listen(ctx, ":0", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepted := make(chan error, 1)
+	go func() {
+		r, err := l.Request(ctx)
+		if err == nil {
+			_, err = r.Accept(ctx, qp, nil)
+		}
+		accepted <- err
+	}()
+	c, err := na.Device().Dial(ctx, dialAddr(nb, l), nil)
+	if err := errors.Join(err, <-accepted); err != nil {
+		t.Fatal(err)
+	}
+	big := make([]byte, 8<<20) // more than what waits there for a receive, and the window
+	if err := c.PostSend(ctx, big); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); !errors.Is(err, iwarp.ErrTimeout) {
+		t.Errorf("%v", err)
+	}
+}
