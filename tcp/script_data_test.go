@@ -505,6 +505,15 @@ func TestScriptSend(t *testing.T) {
 			> . 1 ack 101
 			abort
 			> R. 1 ack 101`},
+		{name: "9293 3.10.7.4 the end of the window may move back by what its scale rounds off", opts: "mss 1000 ws 7 win 2000", conf: func(c *Config) { c.NoWindowScale = false }, text: `
+			connect
+			push 1000 1000
+			> P. 1+1000
+			> P. 1001+1000
+			< P. 1+100 ack 1001 win 7
+			> . 2001 ack 101
+			< P. 101+100 ack 1001 win 6
+			> . 1769 ack 201`},
 		{name: "9293 3.8.6.1 the byte of a probe is taken", opts: "mss 1000 win 0", text: `
 			connect
 			push 500
