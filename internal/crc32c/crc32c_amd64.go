@@ -84,7 +84,7 @@ func inLanes(dst *byte, p []byte, reg uint32) (n int, reg2 uint32, sum uint64) {
 // inProduct is like inLanes for at least 64 bytes, by carry-less multiplication.
 func inProduct(dst *byte, p []byte, reg uint32) (n int, reg2 uint32, sum uint64) {
 	n = len(p) &^ 63
-	reg, sum = fold(dst, &p[0], n, reg)
+	reg, sum = fold(dst, &p[0], n, reg, &folds)
 	return n, reg, sum
 }
 
@@ -131,7 +131,7 @@ func inBlocks(dst, p []byte, crc uint32) (crc2, sum uint32) {
 func lanes(dst, src *byte, k int, crc uint32, one, two uint64) (reg uint32, sum uint64)
 
 // fold returns the CRC register after the n bytes at src, from crc before them, and the sum of their little-endian
-// words of 64 bits. n is a multiple of 64 and not 0. If dst is not nil it copies the bytes there.
+// words of 64 bits. n is a multiple of 64 and not 0, k is folds. If dst is not nil it copies the bytes there.
 //
 //go:noescape
-func fold(dst, src *byte, n int, crc uint32) (reg uint32, sum uint64)
+func fold(dst, src *byte, n int, crc uint32, k *[4][2]uint64) (reg uint32, sum uint64)

@@ -505,13 +505,14 @@ join:
 	ADCQ 48(p), AX \
 	ADCQ 56(p), AX
 
-// func fold(dst, src *byte, n int, crc uint32) (reg uint32, sum uint64)
-TEXT ·fold(SB), NOSPLIT, $0-48
+// func fold(dst, src *byte, n int, crc uint32, k *[4][2]uint64) (reg uint32, sum uint64)
+TEXT ·fold(SB), NOSPLIT, $0-56
 	MOVQ    dst+0(FP), DI
 	MOVQ    src+8(FP), SI
 	MOVQ    n+16(FP), CX
 	MOVL    crc+24(FP), R8
-	VMOVDQU ·folds+0(SB), X8
+	MOVQ    k+32(FP), BX
+	VMOVDQU 0(BX), X8
 	SHRQ    $6, CX
 	VMOVQ   R8, X0
 	VPXOR   X1, X1, X1
@@ -563,11 +564,11 @@ summed:
 reduce:
 	ADCQ    $0, AX
 	// The accumulators become one, at the place of the last.
-	VMOVDQU ·folds+16(SB), X8
+	VMOVDQU 16(BX), X8
 	FOLD16(X8, X0)
-	VMOVDQU ·folds+32(SB), X8
+	VMOVDQU 32(BX), X8
 	FOLD16(X8, X1)
-	VMOVDQU ·folds+48(SB), X8
+	VMOVDQU 48(BX), X8
 	FOLD16(X8, X2)
 	VPXOR   X0, X3, X3
 	VPXOR   X1, X3, X3
@@ -577,8 +578,8 @@ reduce:
 	XORL    R10, R10
 	CRC32Q  R8, R10
 	CRC32Q  R9, R10
-	MOVL    R10, reg+32(FP)
-	MOVQ    AX, sum+40(FP)
+	MOVL    R10, reg+40(FP)
+	MOVQ    AX, sum+48(FP)
 	RET
 
 // func ticks() uint64
