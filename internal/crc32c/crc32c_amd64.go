@@ -53,9 +53,9 @@ var shifts = func() (t [2*longestLane/8 + 1]uint64) {
 // folds are the constants that move 128 bits over 64, 48, 32 and 16 bytes: one for their first half, one for the other.
 var folds = [4][2]uint64{{shifts[9], shifts[8]}, {shifts[7], shifts[6]}, {shifts[5], shifts[4]}, {shifts[3], shifts[2]}}
 
-// folding reports whether inProduct is faster than inLanes on this processor. Most take one cycle for the CRC instruction; a Zen 1
+// folding reports whether inProduct is faster than inLanes on this processor, if it needs either. Most take one cycle for the CRC instruction; a Zen 1
 // takes three, and two for a multiplication.
-var folding = laned && cpu.X86.HasAVX && least(inProduct) < least(inLanes)
+var folding = !vectors && laned && cpu.X86.HasAVX && least(inProduct) < least(inLanes)
 
 // least returns the least number of ticks that a call of f takes.
 func least(f func(dst *byte, p []byte, reg uint32) (int, uint32, uint64)) uint64 {
