@@ -482,14 +482,7 @@ func TestCloseTimeout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	accepted := make(chan error, 1)
-	go func() {
-		r, err := l.Request(ctx)
-		if err == nil {
-			_, err = r.Accept(ctx, qp, nil)
-		}
-		accepted <- err
-	}()
+	accepted := accepting(ctx, l, qp)
 	c, err := na.Device().Dial(ctx, dialAddr(nb, l), nil)
 	if err := errors.Join(err, <-accepted); err != nil {
 		t.Fatal(err)

@@ -213,14 +213,7 @@ func TestForgedCompletionRing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			accepted := make(chan error, 1)
-			go func() {
-				r, err := l.Request(ctx)
-				if err == nil {
-					_, err = r.Accept(ctx, peer, nil)
-				}
-				accepted <- err
-			}()
+			accepted := accepting(ctx, l, peer)
 			f.open(dialAddr(nb, l))
 			if err := <-accepted; err != nil {
 				t.Fatal(err)

@@ -27,17 +27,23 @@ func join(t testing.TB, ctx context.Context, nb *embed.Node, qa, qb *iwarp.QP) {
 	joinBy(t, ctx, nb, l, qa, qb)
 }
 
-// joinBy is join with a given listener on nb.
-func joinBy(t testing.TB, ctx context.Context, nb *embed.Node, l *iwarp.Listener, qa, qb *iwarp.QP) {
-	t.Helper()
+// accepting accepts the next request of l for qp, and sends the result.
+func accepting(ctx context.Context, l *iwarp.Listener, qp *iwarp.QP) <-chan error {
 	accepted := make(chan error, 1)
 	go func() {
 		r, err := l.Request(ctx)
 		if err == nil {
-			_, err = r.Accept(ctx, qb, nil)
+			_, err = r.Accept(ctx, qp, nil)
 		}
 		accepted <- err
 	}()
+	return accepted
+}
+
+// joinBy is join with a given listener on nb.
+func joinBy(t testing.TB, ctx context.Context, nb *embed.Node, l *iwarp.Listener, qa, qb *iwarp.QP) {
+	t.Helper()
+	accepted := accepting(ctx, l, qb)
 	if _, err := qa.Connect(ctx, dialAddr(nb, l), nil); err != nil {
 		t.Fatal(err)
 	}
