@@ -282,6 +282,32 @@ static void free_late(struct late *l)
 	}
 }
 
+/* drop removes the completions of a QP from a list, and returns the end of the list. */
+static struct late **drop(struct late **at, uint32_t qp)
+{
+	struct late *l;
+
+	while ((l = *at) != NULL) {
+		if (l->wc.qp_num == qp) {
+			*at = l->next;
+			free(l);
+		} else {
+			at = &l->next;
+		}
+	}
+	return at;
+}
+
+void cq_forget(struct ibv_cq *ibv, uint32_t qp)
+{
+	struct cq *cq = cq_of(ibv);
+
+	pthread_mutex_lock(&cq->lock);
+	cq->last_late = drop(&cq->late, qp);
+	drop(&cq->hidden, qp);
+	pthread_mutex_unlock(&cq->lock);
+}
+
 int cq_late(struct ibv_cq *ibv, const struct ibv_wc *wc)
 {
 	struct late *l = calloc(1, sizeof(*l));
@@ -476,7 +502,8 @@ int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 	struct cq *cq = cq_of(ibv);
 	struct iwarpd_wc got[32];
 	unsigned int empty;
-	int total = 0, k = 1, wait = 0;
+	int total = 0, dropped = 0, k = 1, wait = 0;
+	const struct context *c = iwv_context_of(ibv->context);
 	bool over = gone(ibv->context); /* before the poll, which then finds all that the daemon has completed */
 
 	pthread_mutex_lock(&cq->lock);
@@ -485,6 +512,10 @@ int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 
 		k = iwarpd_poll_cq(cq->q, got, most);
 		for (int i = 0; i < k; i++) {
+			if (!qp_live(c, got[i].qp)) { /* a program may have freed what its wr_id refers to */
+				dropped += got[i].id != HIDDEN_WR;
+				continue;
+			}
 			if (hide(cq, &got[i]))
 				continue;
 			unhide(cq, &got[i]);
@@ -497,8 +528,8 @@ int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 		if (k < most)
 			break;
 	}
-	if (ibv->channel && total > 0)
-		atomic_fetch_sub_explicit(&cq->expected, total, memory_order_relaxed);
+	if (ibv->channel && total + dropped > 0)
+		atomic_fetch_sub_explicit(&cq->expected, total + dropped, memory_order_relaxed);
 	if (total < n && cq->late)
 		total += take_late(cq, n - total, wc + total);
 	cq->empty = total > 0 ? 0 : cq->empty + 1;

@@ -107,6 +107,8 @@ struct device {
 	atomic_bool present;
 };
 
+enum { QP_NUMS = 1 << 24 };
+
 /* A context is a connection to a daemon. */
 struct context {
 	struct iwarpd_device *dev;
@@ -120,6 +122,7 @@ struct context {
 	struct cq *cqs;       /* this and the members below are guarded by iwv_thread_lock */
 	struct qp *qps;       /* QPs of the program */
 	struct qp *closing;   /* destroyed QPs whose connections are still closing */
+	_Atomic uint32_t live[QP_NUMS / 32]; /* a bit for the number of each QP of the program */
 	struct ibv_pd *pd;    /* of librdmacm, for ids whose program has created none; or NULL */
 	struct verbs_context v; /* its last member is the ibv_context */
 };
@@ -303,6 +306,9 @@ int cq_late(struct ibv_cq *ibv, const struct ibv_wc *wc);
  */
 int cq_flush(struct ibv_cq *ibv, const struct ibv_qp *qp, uint64_t wr_id, enum ibv_wc_opcode opcode);
 
+/* cq_forget drops the completions of a QP that no longer lives. */
+void cq_forget(struct ibv_cq *ibv, uint32_t qp);
+
 int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc);
 int req_notify_cq(struct ibv_cq *ibv, int solicited_only);
 
@@ -387,6 +393,12 @@ static inline bool qp_plain(const struct ibv_qp_init_attr_ex *init)
 }
 
 struct ibv_qp *create_qp_ex(struct ibv_context *ctx, struct ibv_qp_init_attr_ex *init);
+
+/* qp_live reports whether the program has a QP with the number num. */
+static inline bool qp_live(const struct context *c, uint32_t num)
+{
+	return atomic_load_explicit(&c->live[num % QP_NUMS / 32], memory_order_relaxed) >> num % 32 & 1;
+}
 
 /* The functions from here to qp_wait_closing are called with the lock held. */
 

@@ -95,7 +95,7 @@ static uint32_t most_recvs(const struct qp *qp)
 
 /*
  * need enlarges the CQs for the completions of a QP. They stay so when the QP is
- * destroyed, since its completions may not have been polled.
+ * destroyed, since its completions leave the daemon's queues only when these are polled.
  */
 static int need(struct qp *qp, struct iwarpd_error *e)
 {
@@ -107,6 +107,18 @@ static int need(struct qp *qp, struct iwarpd_error *e)
 		err = cq_need(qp->ibv.recv_cq, most_recvs(qp), e);
 	iwv_thread_unlock();
 	return err;
+}
+
+/* set_live changes what qp_live reports. */
+static void set_live(const struct qp *qp, bool live)
+{
+	_Atomic uint32_t *bits = &qp->ctx->live[qp->ibv.qp_num % QP_NUMS / 32];
+	uint32_t bit = UINT32_C(1) << qp->ibv.qp_num % 32;
+
+	if (live)
+		atomic_fetch_or(bits, bit);
+	else
+		atomic_fetch_and(bits, ~bit);
 }
 
 struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
@@ -154,6 +166,7 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 	iwv_thread_lock();
 	qp->next = qp->ctx->qps;
 	qp->ctx->qps = qp;
+	set_live(qp, true);
 	iwv_thread_unlock();
 	return &qp->ibv;
 }
@@ -324,6 +337,9 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 	c = qp->ctx;
 	iwv_thread_lock();
 	thread_gone(c); /* its events that have come are not lost */
+	set_live(qp, false);
+	cq_forget(ibv->send_cq, ibv->qp_num);
+	cq_forget(ibv->recv_cq, ibv->qp_num);
 	iwv_exchange_end(qp);
 	async_drop(c, ibv, &qp->unacknowledged); /* others find the QP while it waits */
 	unlink_qp(&c->qps, qp);

@@ -457,7 +457,8 @@ static void exact(void)
 		write_badly(id->qp);
 	CHECK(next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
 	for (int sends = 0, recvs = 0; sends < WRITES || recvs < WRITES;) {
-		CHECK(ibv_poll_cq(id->qp->send_cq, 1, &wc) == 1);
+		while (ibv_poll_cq(id->qp->send_cq, 1, &wc) == 0)
+			usleep(1000);
 		sends += wc.wr_id == id->qp->qp_num;
 		recvs += wc.wr_id == 0;
 	}
@@ -1618,6 +1619,59 @@ static void overtaken(void)
 	rdma_destroy_event_channel(awaited);
 }
 
+/* When a queue pair is destroyed, those of its completions that were not polled are gone. Others of the same queue are not. */
+static void destroyed(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child, *other, *others;
+	struct ibv_comp_channel *ch = ibv_create_comp_channel(l->verbs);
+	struct ibv_send_wr send = { .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+	struct ibv_cq *cq, *got;
+	struct ibv_qp *qp;
+	struct ibv_wc wc;
+	void *context;
+
+	CHECK(ch);
+	establish(server, client, l, &other, &others);
+	shared = cq = ibv_create_cq(l->verbs, 16, NULL, ch, 0);
+	CHECK(cq);
+	id = call(client, l);
+	shared = NULL;
+	child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	create_qp(child);
+	CHECK(rdma_accept(child, NULL) == 0);
+	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
+	recv_empty(id->qp, 1); /* completes */
+	recv_empty(id->qp, 2); /* is flushed */
+	CHECK(ibv_req_notify_cq(cq, 0) == 0 && ibv_post_send(child->qp, &send, &bad) == 0);
+	CHECK(ibv_get_cq_event(ch, &got, &context) == 0 && got == cq);
+	ibv_ack_cq_events(cq, 1);
+
+	/* The library makes the completions of a queue pair without a connection. */
+	init.send_cq = init.recv_cq = cq;
+	for (int i = 0; i < 2; i++) {
+		qp = ibv_create_qp(other->pd, &init);
+		CHECK(qp);
+		recv_empty(qp, 3 + i);
+		to_error(qp);
+		if (i == 0)
+			CHECK(ibv_destroy_qp(qp) == 0);
+	}
+	rdma_destroy_qp(id);
+	CHECK(next(server, RDMA_CM_EVENT_DISCONNECTED) == child && next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
+	CHECK(ibv_poll_cq(cq, 1, &wc) == 1 && wc.wr_id == 4 && wc.qp_num == qp->qp_num);
+	CHECK(ibv_poll_cq(cq, 1, &wc) == 0);
+
+	CHECK(ibv_destroy_qp(qp) == 0);
+	end(id);
+	end(child);
+	end(other);
+	end(others);
+	end(l);
+	CHECK(ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(ch) == 0);
+}
+
 /* last_receive takes the event that a queue pair takes no more receives of its shared queue. */
 static void last_receive(struct ibv_qp *qp)
 {
@@ -1671,7 +1725,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed },
 	};
 
 	CHECK(argc == 3);
