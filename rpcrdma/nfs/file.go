@@ -166,7 +166,7 @@ func (s *Server) NfsV3Nfsproc3Read(ctx context.Context, a *nfsv3.Read3args) (nfs
 	// The file may change in the meantime. A client takes the size from the reply, so the end must be
 	// that of this size: otherwise the client would cache zeros where there is data.
 	var b []byte
-	for try, got, off := 1, 0, int64(min(a.Offset, math.MaxInt64)); ; try++ {
+	for got, unchanged, off := 0, 0, int64(min(a.Offset, math.MaxInt64)); ; {
 		n := int(min(int64(min(a.Count, MaxIO)), max(o.st.Size-off, 0)))
 		if n > 0 && b == nil {
 			if b, err = x.buffer(n); err != nil {
@@ -176,10 +176,14 @@ func (s *Server) NfsV3Nfsproc3Read(ctx context.Context, a *nfsv3.Read3args) (nfs
 		if got, err = pread(o.fd, b[:min(n, len(b))], off); err != nil {
 			return fail(err, s.post(o.fd))
 		}
+		before := o.st.Ctim
 		if err := s.refresh(&o); err != nil {
 			return fail(err, noAttr)
 		}
-		if got > 0 || a.Count == 0 || off >= o.st.Size || try == 3 { // a file of FUSE may have less data than its size
+		if o.st.Ctim == before {
+			unchanged++ // as far as the kernel's clock tells, which may stand still for some ms
+		}
+		if got > 0 || a.Count == 0 || off >= o.st.Size || unchanged == 10 { // a file of FUSE may have less data than its size
 			b = b[:got]
 			break
 		}
