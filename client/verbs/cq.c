@@ -490,23 +490,13 @@ static void unhide(struct cq *cq, struct iwarpd_wc *wc)
 	free(l);
 }
 
-/*
- * EMPTY_POLLS is the number of empty polls after which a thread yields its CPU, since the
- * daemon may share it. If no other thread is ready, yielding takes less time than a
- * message.
- */
-enum { EMPTY_POLLS = 32 };
-
-int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
+/* take removes up to n completions that a program is to see. The lock is held. */
+static int take(struct cq *cq, int n, struct ibv_wc *wc)
 {
-	struct cq *cq = cq_of(ibv);
+	const struct context *c = iwv_context_of(cq->ibv.context);
 	struct iwarpd_wc got[32];
-	unsigned int empty;
-	int total = 0, dropped = 0, k = 1, wait = 0;
-	const struct context *c = iwv_context_of(ibv->context);
-	bool over = gone(ibv->context); /* before the poll, which then finds all that the daemon has completed */
+	int total = 0, dropped = 0, k = 1;
 
-	pthread_mutex_lock(&cq->lock);
 	while (total < n && k > 0) {
 		int most = n - total < 32 ? n - total : 32;
 
@@ -521,29 +511,52 @@ int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 			unhide(cq, &got[i]);
 			put_wc(&wc[total], &got[i]);
 			if (wc[total].status == IBV_WC_WR_FLUSH_ERR && wc[total].opcode == IBV_WC_RECV &&
-			    exchange_hold(ibv->context, &wc[total]))
+			    exchange_hold(cq->ibv.context, &wc[total]))
 				continue;
 			total++;
 		}
 		if (k < most)
 			break;
 	}
-	if (ibv->channel && total + dropped > 0)
+	if (cq->ibv.channel && total + dropped > 0)
 		atomic_fetch_sub_explicit(&cq->expected, total + dropped, memory_order_relaxed);
 	if (total < n && cq->late)
 		total += take_late(cq, n - total, wc + total);
-	cq->empty = total > 0 ? 0 : cq->empty + 1;
-	empty = cq->empty;
-	if (total == 1 && wc->opcode == IBV_WC_RDMA_WRITE && wc->status == IBV_WC_SUCCESS)
+	return total > 0 || k >= 0 ? total : k;
+}
+
+/*
+ * EMPTY_POLLS is the number of empty polls after which a thread yields its CPU, since the
+ * daemon may share it. If no other thread is ready, yielding takes less time than a
+ * message.
+ */
+enum { EMPTY_POLLS = 32 };
+
+int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
+{
+	struct cq *cq = cq_of(ibv);
+	int got, wait = 0;
+	bool over = gone(ibv->context); /* before the poll, which then finds all that the daemon has completed */
+
+	pthread_mutex_lock(&cq->lock);
+	got = take(cq, n, wc);
+	if (got == 0 && ++cq->empty % EMPTY_POLLS == 0) {
+		pthread_mutex_unlock(&cq->lock);
+		sched_yield();
+		/* There may be completions now. A program would take events that are later for the earlier ones. */
+		pthread_mutex_lock(&cq->lock);
+		got = take(cq, n, wc);
+	}
+	if (got > 0)
+		cq->empty = 0;
+	if (got == 1 && wc->opcode == IBV_WC_RDMA_WRITE && wc->status == IBV_WC_SUCCESS)
 		wait = answer_wait(cq);
 	pthread_mutex_unlock(&cq->lock);
 	if (wait > 0)
 		await_answer(cq, wait);
-	if (empty > 0 && empty % EMPTY_POLLS == 0)
-		sched_yield();
-	if (total == 0 && over)
+	if (got == 0 && over)
 		return -EIO; /* a program that only polls would wait forever */
-	return total > 0 || k >= 0 ? total : k;
+	return got;
 }
 
 int req_notify_cq(struct ibv_cq *ibv, int solicited_only)

@@ -1619,32 +1619,48 @@ static void overtaken(void)
 	rdma_destroy_event_channel(awaited);
 }
 
+/* establish_on is establish with a completion queue of id, which it returns, that no other queue pair uses. */
+static struct ibv_cq *establish_on(struct ibv_comp_channel *ch, struct rdma_event_channel *server, struct rdma_event_channel *client,
+				   struct rdma_cm_id *l, struct rdma_cm_id **id, struct rdma_cm_id **child)
+{
+	struct ibv_cq *cq = shared = ibv_create_cq(l->verbs, 16, NULL, ch, 0);
+
+	CHECK(ch && cq);
+	*id = call(client, l);
+	shared = NULL;
+	*child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	create_qp(*child);
+	CHECK(rdma_accept(*child, NULL) == 0);
+	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == *child && next(client, RDMA_CM_EVENT_ESTABLISHED) == *id);
+	return cq;
+}
+
+/* send_empty posts a Send without data. */
+static void send_empty(struct ibv_qp *qp)
+{
+	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+
+	CHECK(ibv_post_send(qp, &wr, &bad) == 0);
+}
+
 /* When a queue pair is destroyed, those of its completions that were not polled are gone. Others of the same queue are not. */
 static void destroyed(void)
 {
 	struct rdma_event_channel *server = channel(), *client = channel();
 	struct rdma_cm_id *l = listener(server, 0), *id, *child, *other, *others;
 	struct ibv_comp_channel *ch = ibv_create_comp_channel(l->verbs);
-	struct ibv_send_wr send = { .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
 	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
 	struct ibv_cq *cq, *got;
 	struct ibv_qp *qp;
 	struct ibv_wc wc;
 	void *context;
 
-	CHECK(ch);
 	establish(server, client, l, &other, &others);
-	shared = cq = ibv_create_cq(l->verbs, 16, NULL, ch, 0);
-	CHECK(cq);
-	id = call(client, l);
-	shared = NULL;
-	child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
-	create_qp(child);
-	CHECK(rdma_accept(child, NULL) == 0);
-	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
+	cq = establish_on(ch, server, client, l, &id, &child);
 	recv_empty(id->qp, 1); /* completes */
 	recv_empty(id->qp, 2); /* is flushed */
-	CHECK(ibv_req_notify_cq(cq, 0) == 0 && ibv_post_send(child->qp, &send, &bad) == 0);
+	CHECK(ibv_req_notify_cq(cq, 0) == 0);
+	send_empty(child->qp);
 	CHECK(ibv_get_cq_event(ch, &got, &context) == 0 && got == cq);
 	ibv_ack_cq_events(cq, 1);
 
@@ -1670,6 +1686,44 @@ static void destroyed(void)
 	end(others);
 	end(l);
 	CHECK(ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(ch) == 0);
+}
+
+static struct ibv_qp *sender; /* sends when this process yields its CPU, until the channel has an event of the receive */
+static struct ibv_comp_channel *receiver;
+
+/* sched_yield is called by the libraries in place of that of libc. */
+int sched_yield(void)
+{
+	if (sender) {
+		send_empty(sender);
+		sender = NULL;
+		while (!readable(receiver->fd))
+			usleep(1000);
+	}
+	return (int)syscall(SYS_sched_yield);
+}
+
+/* A poll that yields the CPU returns what has completed meanwhile: the program may look for the end of the connection next. */
+static void yielded(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct ibv_cq *cq;
+	struct ibv_wc wc;
+	int n = 0;
+
+	receiver = ibv_create_comp_channel(l->verbs);
+	cq = establish_on(receiver, server, client, l, &id, &child);
+	recv_empty(id->qp, 1);
+	CHECK(ibv_req_notify_cq(cq, 0) == 0);
+	sender = child->qp;
+	for (int i = 0; i < 1000 && sender; i++)
+		n += ibv_poll_cq(cq, 1, &wc);
+	CHECK(!sender && n == 1 && wc.wr_id == 1 && wc.status == IBV_WC_SUCCESS);
+	end(id);
+	end(child);
+	end(l);
+	CHECK(ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(receiver) == 0);
 }
 
 /* last_receive takes the event that a queue pair takes no more receives of its shared queue. */
@@ -1725,7 +1779,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded },
 	};
 
 	CHECK(argc == 3);
