@@ -39,7 +39,7 @@ func TestAdmin(t *testing.T) {
 	if st, err := adm.Status(ctx); err != nil || st.Clients != 2 || st.Qps != 1 || st.Conns != 1 || st.Listens != 1 {
 		t.Errorf("%v, %v", st, err)
 	}
-	qps, err := adm.QPs(ctx)
+	qps, err := allQPs(ctx, adm)
 	if err != nil || len(qps) != 1 || qps[0].State != "RTS" || qps[0].Remote != ca.Info().Local.String() || len(qps[0].Tcp) < 10 || len(qps[0].Rdmap) < 10 {
 		t.Fatalf("%v, %v", qps, err)
 	}
@@ -68,14 +68,7 @@ func TestAdmin(t *testing.T) {
 	if cs, err := adm.Clients(ctx); err != nil || len(cs) != 2 || cs[0].Qps != 1 || cs[0].Pid != uint32(os.Getpid()) {
 		t.Errorf("%v, %v", cs, err)
 	}
-	stats, err := adm.Stats(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	have := map[string]uint64{}
-	for _, c := range stats {
-		have[c.Name] = c.Value
-	}
+	have := counters(t, ctx, adm)
 	if have["ctrl.established"] != 1 || have["engine.rx_fpdus"] == 0 || have["link.rx_frames"] == 0 {
 		t.Errorf("%v", have)
 	}

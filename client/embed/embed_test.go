@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +16,8 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
 	"github.com/iwarpd/iwarpd/ctrl"
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
@@ -73,6 +76,51 @@ func connect(t testing.TB, ctx context.Context, a, b *embed.Node, cfg *iwarp.Con
 		t.Fatal("accept:", r.err)
 	}
 	return ca, r.c
+}
+
+// allStats returns the counters of every worker of n: Stats leaves out a worker that gets no CPU for a second.
+func allStats(n *embed.Node) []dataplane.Stats {
+	for {
+		if all := n.Engine().Stats(); len(all) == n.Engine().Workers() {
+			return all
+		}
+	}
+}
+
+// allConns returns the connections of every worker of n, likewise.
+func allConns(n *embed.Node) []dataplane.ConnInfo {
+	for {
+		if all, silent := n.Engine().QueryConns(nil); len(silent) == 0 {
+			return all
+		}
+	}
+}
+
+// allQPs returns the queue pairs of adm, all with counters, likewise.
+func allQPs(ctx context.Context, adm *iwarp.Admin) ([]*ctrlpb.QPInfo, error) {
+	for {
+		all, err := adm.QPs(ctx)
+		if !slices.ContainsFunc(all, (*ctrlpb.QPInfo).GetSilent) {
+			return all, err
+		}
+	}
+}
+
+// counters returns the counters of the daemon of adm and of its worker, likewise.
+func counters(t *testing.T, ctx context.Context, adm *iwarp.Admin) map[string]uint64 {
+	t.Helper()
+	all := map[string]uint64{}
+	testenv.Until(t, "the worker answers", func() bool {
+		list, err := adm.Stats(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range list {
+			all[c.Name] = c.Value
+		}
+		return all["engine.turns"] > 0
+	})
+	return all
 }
 
 // forms runs a test with dedicated workers, and with progress driven by the application.

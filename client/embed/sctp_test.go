@@ -69,7 +69,7 @@ func TestSCTP(t *testing.T) {
 			if err := cb.Close(); err != nil {
 				t.Fatal(err)
 			}
-			for _, s := range b.Engine().Stats() {
+			for _, s := range allStats(b) {
 				if s.TxRecords != 0 || s.TxFPDUs == 0 {
 					t.Errorf("went by TCP: %+v", s)
 				}
@@ -143,7 +143,7 @@ func TestSCTPCounters(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dev.Close()
-	qps, err := dev.Admin().QPs(ctx)
+	qps, err := allQPs(ctx, dev.Admin())
 	if err != nil || len(qps) != 1 || qps[0].SctpState != "ESTABLISHED" || qps[0].TcpState != "" || len(qps[0].Tcp) != 0 {
 		t.Fatalf("%v, %v", qps, err)
 	}
@@ -160,11 +160,11 @@ func TestSCTPCounters(t *testing.T) {
 		t.Errorf("%v", q)
 	}
 	sum := func(name string) uint64 {
-		cs, err := dev.Admin().Stats(ctx)
-		if err != nil {
-			t.Fatal(err)
+		n, ok := counters(t, ctx, dev.Admin())[name]
+		if !ok {
+			t.Errorf("no counter %s", name)
 		}
-		return of(cs, name)
+		return n
 	}
 	if sum("sctp.assocs") != 1 || sum("sctp.listen_cookies_good") != 1 {
 		t.Error("no association")
@@ -199,7 +199,7 @@ func TestSCTPPeerToPeer(t *testing.T) {
 			t.Fatal(n, err)
 		}
 		var writes uint64
-		for _, ci := range b.Engine().Conns() {
+		for _, ci := range allConns(b) {
 			writes += ci.RDMAP.RxWrites
 		}
 		if (writes == 1) != ask {

@@ -82,7 +82,7 @@ func sharing(t *testing.T, st iwarp.Startup) (a, b *embed.Node, d *dials, ctx co
 
 // assocs returns the number of associations of a node.
 func assocs(n *embed.Node) (sum uint64) {
-	for _, s := range n.Engine().Stats() {
+	for _, s := range allStats(n) {
 		sum += s.SCTP.Assocs
 	}
 	return sum

@@ -162,7 +162,7 @@ func TestDelayedMPA(t *testing.T) {
 					if tt.swapped {
 						n = na
 					}
-					testenv.Until(t, "the request waits in the engine", func() bool { return n.Engine().Conns()[0].StreamData > 0 })
+					testenv.Until(t, "the request waits in the engine", func() bool { return allConns(n)[0].StreamData > 0 })
 				}
 				req, err := sb.Request(ctx)
 				if err != nil || string(req.PrivateData()) != "private" {
@@ -202,7 +202,7 @@ func TestDelayedMPA(t *testing.T) {
 				}
 				<-b.qp.Done()
 				<-a.qp.Done()
-				testenv.Until(t, "no connection is left", func() bool { return len(nb.Engine().Conns())+len(na.Engine().Conns()) == 0 })
+				testenv.Until(t, "no connection is left", func() bool { return len(allConns(nb))+len(allConns(na)) == 0 })
 			}
 		})
 	}
