@@ -365,6 +365,7 @@ func TestInterfaceDownAndGone(t *testing.T) {
 // TestSuperFramesWhole checks that super-frames arrive complete, in order with the frames between them, and that all
 // memory is returned, whether they are released at once or held.
 func TestSuperFramesWhole(t *testing.T) {
+	testenv.OneCPU(t)
 	v := testenv.NewVethOffloads(t, 1500)
 	s, _ := open(t, &v.B, Config{Link: Packet, Memory: 4 << 20})
 	var a *link.Packet

@@ -349,6 +349,7 @@ func TestPacketAllocatesNothing(t *testing.T) {
 // many are kept, that a ring full of them loses some and no other, and that a ring is used again after the
 // starts of all in it were lost.
 func TestPacketSuperInOnePiece(t *testing.T) {
+	testenv.OneCPU(t)
 	v := testenv.NewVethOffloads(t, 1500)
 	open := func(e *testenv.End, opts PacketOptions) (p *Packet) {
 		if err := e.NS.Do(func() (err error) {

@@ -157,6 +157,7 @@ func TestFramesBothWays(t *testing.T) {
 	for _, mode := range []bpf.Mode{bpf.Generic, bpf.Native} {
 		for _, mtu := range []int{1500, 3498, 9000} {
 			t.Run(fmt.Sprintf("%v/%d", mode, mtu), func(t *testing.T) {
+				testenv.OneCPU(t)
 				v := testenv.NewVeth(t, mtu)
 				cfg := Config{Frames: 1024, Ring: 512}
 				a, b := openSide(t, &v.A, mode, cfg), openSide(t, &v.B, mode, cfg)
