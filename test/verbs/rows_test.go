@@ -57,7 +57,7 @@ func long(r row) row {
 
 // qperf makes the row of a test of qperf.
 func qperf(test string) row {
-	r := row{group: "qperf", name: test, server: "qperf", client: "qperf -t 1 -cm 1 ADDR " + test, port: 19765, stays: true}
+	r := row{group: "qperf", name: test, server: "qperf", client: "qperf -t 1 -to 60 -cm 1 ADDR " + test, port: 19765, stays: true}
 	// siw cannot make the queue pairs of the other tests ("failed to create QP: Invalid argument"), and has neither Immediate Data nor atomics.
 	r.siw = test == "rc_lat" || test == "rc_bi_bw"
 	return r
@@ -75,7 +75,7 @@ func fio(verb string) row {
 
 // waiting returns r with Sends that wait for receives, as InfiniBand's do.
 func waiting(r row) row {
-	r.env, r.name, r.siw = "IWARPD_VERBS_RECEIVE_WAIT=1000", r.name+" (IWARPD_VERBS_RECEIVE_WAIT)", false
+	r.env, r.name, r.siw = "IWARPD_VERBS_RECEIVE_WAIT=60000", r.name+" (IWARPD_VERBS_RECEIVE_WAIT)", false
 	return r
 }
 
