@@ -634,6 +634,31 @@ func TestIdleMemory(t *testing.T) {
 	}
 }
 
+// TestBuffersApart checks that the small and the large buffers of a call, which become those of different calls, share no memory, in
+// however many fragments the calls came.
+func TestBuffersApart(t *testing.T) {
+	m := newMemory(newRoom(1, 1), newRoom(1, 1))
+	defer m.free()
+	m.small = new(buffers)
+	for _, fragments := range [][]int{{40_000}, {33_000, 32_000}, {65_000, 16_000}} {
+		var b bytes.Buffer
+		for i, n := range fragments {
+			mark := uint32(n)
+			if i == len(fragments)-1 {
+				mark |= 1 << 31
+			}
+			b.Write(binary.BigEndian.AppendUint32(nil, mark))
+			b.Write(make([]byte, n))
+		}
+		if _, err := m.read(&b, maxRecord); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if &m.small.call[0] == &m.large.call[0] {
+		t.Error("they share memory")
+	}
+}
+
 // TestMaxRecord checks that a server may accept shorter records over TCP.
 func TestMaxRecord(t *testing.T) {
 	dial := serveTCP(t, &Server{MaxRecord: 1 << 16}, Program{Low: 1, High: 1, Serve: func(context.Context, *Request) Status { return Success }})

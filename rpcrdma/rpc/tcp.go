@@ -7,7 +7,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"slices"
 	"sync"
 	"time"
 )
@@ -203,6 +202,15 @@ func (m *memory) buffers(n int) *buffers {
 	return m.large
 }
 
+// read reads the call into the buffers. They keep its memory.
+func (m *memory) read(r io.Reader, limit int) ([]byte, error) {
+	call, err := readRecord(r, limit, func(n int) []byte { return m.buffers(n).call })
+	if err == nil {
+		m.buffers(len(call)).call = call
+	}
+	return call, err
+}
+
 // free frees the places of the call.
 func (m *memory) free() {
 	smallBuffers.Put(m.small)
@@ -234,12 +242,11 @@ func (s *Server) serveConn(ctx context.Context, c *tcpConn, use func()) {
 			return
 		}
 		mem := newMemory(room, c.peer.room)
-		call, err := readRecord(r, limit, func(n int) []byte { return mem.buffers(n).call })
+		call, err := mem.read(r, limit)
 		if err != nil {
 			mem.free()
 			return
 		}
-		mem.buffers(len(call)).call = call
 		use()
 		wg.Go(func() {
 			defer mem.free()
@@ -290,7 +297,10 @@ func readRecord(r io.Reader, limit int, memory func(n int) []byte) (b []byte, er
 		for n > 0 {
 			at := len(b)
 			k := min(n, max(1<<16, cap(b)-at, at))
-			b = slices.Grow(b, k)[:at+k]
+			if at+k > cap(b) { // not longer than needed, so that the buffer of a small call has no room for a large one
+				b = append(make([]byte, 0, at+k), b...)
+			}
+			b = b[:at+k]
 			if _, err := io.ReadFull(r, b[at:]); err != nil {
 				return nil, err
 			}
