@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -580,6 +581,48 @@ func TestManyCalls(t *testing.T) {
 	}
 }
 
+// TestSlowCalls checks that a call that has to wait for others of its client may take as long to arrive as if it did not.
+func TestSlowCalls(t *testing.T) {
+	for _, test := range []struct{ calls, args int }{{perConn, 0}, {perConnLarge, 1 << 17}} {
+		synctest.Test(t, func(t *testing.T) {
+			ours, theirs := net.Pipe()
+			entered, hold := make(chan struct{}, test.calls+1), make(chan struct{})
+			s := &Server{}
+			s.Register(9, Program{Low: 1, High: 1, Serve: func(context.Context, *Request) Status {
+				entered <- struct{}{}
+				<-hold
+				return Success
+			}})
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				s.serveConn(t.Context(), &tcpConn{Conn: ours, peer: &tcpPeer{room: newRoom(perPeer, perPeerLarge)}}, func() {})
+				ours.Close()
+			})
+			wg.Go(func() {
+				for i := range uint32(test.calls + 1) {
+					m := makeCall(i, 1, 0)
+					m.Body = append(m.Body, make([]byte, max(test.args, int(i)/test.calls<<15))...) // the last one is longer than what is read ahead
+					if err := WriteRecord(theirs, &m); err != nil {
+						t.Errorf("call %d: %v", i, err)
+					}
+				}
+			})
+			for range test.calls {
+				<-entered
+			}
+			time.Sleep(2 * idle)
+			close(hold)
+			for i := range test.calls + 1 {
+				if _, err := record(theirs); err != nil {
+					t.Fatalf("reply %d: %v", i, err)
+				}
+			}
+			theirs.Close()
+			wg.Wait()
+		})
+	}
+}
+
 // TestIdleMemory checks that connections without calls keep no memory of earlier calls, and that small calls in progress do
 // not keep that of large ones.
 func TestIdleMemory(t *testing.T) {
@@ -637,7 +680,7 @@ func TestIdleMemory(t *testing.T) {
 // TestBuffersApart checks that the small and the large buffers of a call, which become those of different calls, share no memory, in
 // however many fragments the calls came.
 func TestBuffersApart(t *testing.T) {
-	m := newMemory(newRoom(1, 1), newRoom(1, 1))
+	m := newMemory(newRoom(1, 1), newRoom(1, 1), func() {})
 	defer m.free()
 	m.small = new(buffers)
 	for _, fragments := range [][]int{{40_000}, {33_000, 32_000}, {65_000, 16_000}} {

@@ -176,16 +176,18 @@ func pool() *sync.Pool { return &sync.Pool{New: func() any { return new(buffers)
 
 // memory is that of a call.
 type memory struct {
-	rooms [2]room // of the connection and of its client
-	small *buffers
-	large *buffers // nil unless the call is large
+	rooms  [2]room // of the connection and of its client
+	waited func()  // called after a wait for places
+	small  *buffers
+	large  *buffers // nil unless the call is large
 }
 
 // newMemory waits until both rooms have a place for a call.
-func newMemory(conn, peer room) *memory {
+func newMemory(conn, peer room, waited func()) *memory {
 	conn.calls <- struct{}{}
 	peer.calls <- struct{}{}
-	return &memory{rooms: [2]room{conn, peer}, small: smallBuffers.Get().(*buffers)}
+	waited()
+	return &memory{rooms: [2]room{conn, peer}, waited: waited, small: smallBuffers.Get().(*buffers)}
 }
 
 // buffers returns the buffers for n bytes. If n makes the call a large one, it waits until both rooms have a place for that.
@@ -197,6 +199,7 @@ func (m *memory) buffers(n int) *buffers {
 		for _, r := range m.rooms {
 			r.large <- struct{}{}
 		}
+		m.waited()
 		m.large = largeBuffers.Get().(*buffers)
 	}
 	return m.large
@@ -236,12 +239,13 @@ func (s *Server) serveConn(ctx context.Context, c *tcpConn, use func()) {
 	}
 	room := newRoom(perConn, perConnLarge)
 	r := bufio.NewReaderSize(c, 16<<10)
+	begin := func() { _ = c.SetReadDeadline(time.Now().Add(idle)) } // again after each wait for our own calls
 	for {
-		_ = c.SetReadDeadline(time.Now().Add(idle))
+		begin()
 		if _, err := r.Peek(1); err != nil {
 			return
 		}
-		mem := newMemory(room, c.peer.room)
+		mem := newMemory(room, c.peer.room, begin)
 		call, err := mem.read(r, limit)
 		if err != nil {
 			mem.free()
