@@ -185,6 +185,14 @@ func TestVerifierOfLoss(t *testing.T) {
 	}
 }
 
+// TestInterrupted checks that a client repeats what a signal for the server has interrupted.
+func TestInterrupted(t *testing.T) {
+	dir := mountFuse(t, 0, "", func(uint32, uint64) unix.Errno { return unix.EINTR })
+	l := serveLocal(t, nfs.Config{Dir: dir})
+	f := l.lookup("f")
+	l.want(nfsv3.NFS3ERR_JUKEBOX, root, pCommit, func(w *rpc.Writer) { w.Opaque(f); w.U64(0); w.U32(0) })
+}
+
 // TestRenameCommits checks that a RENAME within a directory commits it to disk once.
 func TestRenameCommits(t *testing.T) {
 	var commits atomic.Int32

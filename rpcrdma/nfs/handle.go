@@ -299,7 +299,7 @@ func status(err error) nfsv3.Nfsstat3 {
 		return nfsv3.NFS3ERR_STALE
 	case unix.EOPNOTSUPP:
 		return nfsv3.NFS3ERR_NOTSUPP
-	case unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EAGAIN:
+	case unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EAGAIN, unix.EINTR: // EINTR: a signal for the process has ended a call of FUSE
 		return nfsv3.NFS3ERR_JUKEBOX
 	}
 	return nfsv3.NFS3ERR_IO
