@@ -91,12 +91,13 @@ func (x *Export) Run(ctx context.Context) error {
 		}
 	}
 	if x.PortmapPort != 0 {
-		side := &rpc.Server{MaxRecord: 1 << 16}
-		side.Register(ProgramPortmap, Portmap(x.mappings()))
+		tcp, udp := &rpc.Server{MaxRecord: 1 << 16}, &rpc.Server{}
+		tcp.Register(ProgramPortmap, Portmap(x.mappings(), false))
+		udp.Register(ProgramPortmap, Portmap(x.mappings(), true))
 		addr := bound(host, x.PortmapPort) // over UDP: used by the tools of nfs-common and rpcbind
-		if err := begin(ctx, cancel, addr, listenTCP, side.ServeTCP); err != nil {
+		if err := begin(ctx, cancel, addr, listenTCP, tcp.ServeTCP); err != nil {
 			x.Tell("no portmapper: %v", err)
-		} else if err := begin(ctx, cancel, addr, rpc.ListenUDP, side.ServeUDP); err != nil {
+		} else if err := begin(ctx, cancel, addr, rpc.ListenUDP, udp.ServeUDP); err != nil {
 			x.Tell("no portmapper over UDP: %v", err)
 		}
 	}

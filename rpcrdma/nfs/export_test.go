@@ -103,6 +103,26 @@ func TestExport(t *testing.T) {
 	if _, err := call(ports[2], nlm, 4, 0, func(*rpc.Writer) {}); !errors.Is(err, rpc.ProgUnavail) {
 		t.Error("NLM:", err)
 	}
+	// The source address of a datagram may be forged: no reply is much longer than its call.
+	u, err := net.Dial("udp", net.JoinHostPort("127.0.0.9", strconv.Itoa(ports[1])))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer u.Close()
+	_ = u.SetDeadline(time.Now().Add(time.Minute))
+	for vers := uint32(2); vers <= 4; vers++ {
+		for proc := range uint32(16) {
+			var w rpc.Writer
+			(&rpc.Call{XID: 7, Prog: nfs.ProgramPortmap, Vers: vers, Proc: proc}).Start(&w)
+			if _, err := u.Write(w.Body); err != nil {
+				t.Fatal(err)
+			}
+			b := make([]byte, 1<<16)
+			if n, err := u.Read(b); err != nil || n > 2*len(w.Body) {
+				t.Errorf("version %d, procedure %d: the reply to %d bytes over UDP has %d: %v", vers, proc, len(w.Body), n, err)
+			}
+		}
+	}
 }
 
 // TestExportWaits checks that an export whose daemon is gone says so once, however often it tries.

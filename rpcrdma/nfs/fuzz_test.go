@@ -21,7 +21,7 @@ func FuzzServer(f *testing.F) {
 	srv := &rpc.Server{}
 	srv.Register(nfs.ProgramNFS, s.Program())
 	srv.Register(nfs.ProgramMount, s.MountProgram())
-	srv.Register(nfs.ProgramPortmap, nfs.Portmap([]nfs.Mapping{{Prog: nfs.ProgramMount, Vers: 3, Port: 20048}}))
+	srv.Register(nfs.ProgramPortmap, nfs.Portmap([]nfs.Mapping{{Prog: nfs.ProgramMount, Vers: 3, Port: 20048}}, false))
 	call := func(prog, vers, proc uint32, args func(*rpc.Writer)) rpc.Msg {
 		var w rpc.Writer
 		sys := rpc.Sys{UID: 65534, GID: 65534}

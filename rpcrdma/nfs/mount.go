@@ -202,9 +202,10 @@ func (m *Mapping) protocol() uint32 {
 	return unix.IPPROTO_TCP
 }
 
-// Portmap returns a portmapper with fixed entries (RFC 1833). It supports NULL and DUMP, GETPORT of
-// version 2, and GETADDR of versions 3 and 4, which clients use over IPv6.
-func Portmap(entries []Mapping) rpc.Program {
+// Portmap returns a portmapper with fixed entries (RFC 1833). It supports NULL, GETPORT of version 2, GETADDR of
+// versions 3 and 4, which clients use over IPv6, and, except over UDP, DUMP: a forged call would make it
+// send somebody a reply of twelve times its length.
+func Portmap(entries []Mapping, overUDP bool) rpc.Program {
 	find := func(prog, vers, proto uint32) (port uint32) {
 		for _, e := range entries {
 			// Another version returns the port too: the program itself reports its versions.
@@ -245,7 +246,7 @@ func Portmap(entries []Mapping) rpc.Program {
 			default:
 				r.Reply.String(universal(anyHost, port))
 			}
-		case r.Proc == dump:
+		case r.Proc == dump && !overUDP:
 			for _, e := range entries {
 				r.Reply.U32(1, e.Prog, e.Vers)
 				if r.Vers == 2 {

@@ -12,7 +12,7 @@ func TestPortmap(t *testing.T) {
 	srv := &rpc.Server{}
 	srv.Register(nfs.ProgramPortmap, nfs.Portmap([]nfs.Mapping{
 		{Prog: nfs.ProgramPortmap, Vers: 4, Port: 111, UDP: true}, {Prog: nfs.ProgramMount, Vers: 3, Port: 20048},
-	}))
+	}, false))
 	const nlm = 100021
 	call := func(peer string, vers, proc uint32, args func(*rpc.Writer)) *rpc.Reader {
 		t.Helper()
