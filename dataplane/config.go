@@ -58,9 +58,9 @@ type SCTPConfig struct {
 	// Idle is how long a peer may keep an association that it opened without a session;
 	// default a minute, negative means forever.
 	Idle time.Duration
-	// PerPeer bounds the associations between one address and one listener, per worker;
-	// default 1024. Before its first accepted session each holds at most 64 KiB of data of
-	// its peer.
+	// PerPeer bounds the associations without an accepted session between one address, or one
+	// IPv6 /64, and one listener, per worker; default 1024. Before its first accepted session
+	// each holds at most 64 KiB of data of its peer.
 	PerPeer int
 	// Memory bounds the out-of-order data, in bytes, that the associations of one worker
 	// hold; default 256 MiB, or four receive windows if that is more. When it is exceeded,

@@ -53,6 +53,7 @@ type assoc struct {
 
 	// Memory held for the peer.
 	passive  bool     // the peer opened it
+	counted  bool     // in sctpState.peers
 	admitted bool     // we dialed, or a session was accepted
 	kept     [][]byte // by sctp.Data.Slot
 	memory   int      // bytes counted in sctpState.memory
@@ -67,20 +68,40 @@ type initiate struct {
 	retry    bool          // will retry with setup when its stream is free
 }
 
-// A guest is a remote address with associations to one of our ports. Counting per port keeps a
-// peer's associations with one listener from affecting others.
+// A guest is a remote address with associations to one of our ports, or the /64 of an IPv6 address, all of which a
+// single host can use. Counting per port keeps a peer's associations with one listener from affecting others.
 type guest struct {
 	remote [16]byte
 	port   uint16 // ours
 }
 
-func guestOf(f *pkt.Flow) guest { return guest{f.Remote, f.LocalPort} }
+func guestOf(f *pkt.Flow) guest {
+	g := guest{f.Remote, f.LocalPort}
+	if a := netip.AddrFrom16(f.Remote); !a.Is4In6() && !a.IsLinkLocalUnicast() {
+		clear(g.remote[8:])
+	}
+	return g
+}
+
+// setCounted sets whether an association that the peer opened counts as one without an accepted session.
+func (as *assoc) setCounted(w *worker, on bool) {
+	if !as.passive || on == as.counted {
+		return
+	}
+	as.counted = on
+	g := guestOf(&as.key.Flow)
+	if on {
+		w.sctp.peers[g]++
+	} else if w.sctp.peers[g]--; w.sctp.peers[g] == 0 {
+		delete(w.sctp.peers, g)
+	}
+}
 
 // sctpState is the SCTP state of a worker.
 type sctpState struct {
 	n       int                  // associations
 	moved   map[pkt.Flow]*worker // dialed associations that another queue has adopted
-	peers   map[guest]int        // number of associations opened by each peer
+	peers   map[guest]int        // number of associations without an accepted session that each peer has opened
 	memory  int                  // bytes held for all associations
 	free    [][]byte             // buffers of assoc.kept
 	part    []byte               // buffer for a message received in pieces

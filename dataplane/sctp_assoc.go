@@ -412,18 +412,13 @@ func (as *assoc) retire(w *worker) {
 			})
 		}
 	}
-	if as.passive {
-		g := guestOf(&as.key.Flow)
-		if w.sctp.peers[g]--; w.sctp.peers[g] <= 0 {
-			delete(w.sctp.peers, g)
-		}
-	}
 	as.holds(w)
 	w.sctp.over.add(as)
 	for _, s := range slices.Clone(as.round) {
 		s.remoteEvents(w)
 		as.endSession(w, s, as.a.Err())
 	}
+	as.setCounted(w, false)
 	w.e.events.push(Event{Kind: EventParted, Flow: as.key.Flow, Worker: w.id})
 	w.e.dir.Remove(as.key, w) // now another worker may adopt an association of this flow
 	as.dropReleased(w)

@@ -318,6 +318,38 @@ func TestSCTPPerPeer(t *testing.T) {
 	}
 }
 
+// TestSCTPGuests checks which associations count: those without an accepted session, of an address or of an IPv6 /64, which one host has.
+func TestSCTPGuests(t *testing.T) {
+	for _, c := range []struct {
+		a, b string
+		same bool
+	}{
+		{"192.0.2.1", "192.0.2.1", true}, {"192.0.2.1", "192.0.2.2", false}, {"2001:db8::1", "2001:db8::ffff:0:0:2", true},
+		{"2001:db8::1", "2001:db8:0:1::1", false}, {"fe80::1", "fe80::2", false},
+	} {
+		local := netip.AddrPortFrom(addrB, 7174)
+		a, b := pkt.NewFlow(netip.AddrPortFrom(netip.MustParseAddr(c.a), 1), local), pkt.NewFlow(netip.AddrPortFrom(netip.MustParseAddr(c.b), 2), local)
+		a, b = a.Reverse(), b.Reverse()
+		if same := guestOf(&a) == guestOf(&b); same != c.same {
+			t.Errorf("%s and %s are one peer: %v", c.a, c.b, same)
+		}
+	}
+	s := newSim(t, link.PipeConfig{})
+	s.hosts[1].e.cfg.SCTP.PerPeer = 1
+	a, b := s.openSCTP(SCTP{}, newSimQP(t, s.hosts[0], 64), newSimQP(t, s.hosts[1], 64))
+	peers := s.hosts[1].w.sctp.peers
+	if len(peers) != 0 {
+		t.Errorf("with a session: %v", peers)
+	}
+	s.hosts[1].w.disconnect(b, false)
+	s.until("it counts again", func() bool { return len(peers) == 1 })
+	s.hosts[0].w.disconnect(a, false)
+	s.closedSCTP()
+	if len(peers) != 0 {
+		t.Errorf("afterwards: %v", peers)
+	}
+}
+
 // TestSCTPTailLoss checks that with a lower RTO.Min the loss of the only message in flight costs about that time, and
 // that no time-out is spurious although the peer delays its SACKs longer.
 func TestSCTPTailLoss(t *testing.T) {

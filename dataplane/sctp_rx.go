@@ -160,7 +160,7 @@ func (w *worker) sctpUnowned(f *rxFrame, flow pkt.Flow, udp uint16, b []byte) *a
 	as.lst, as.passive = l, true
 	a.SetWindow(min(strangerWindow, w.tcp.RcvWindow))
 	w.e.events.ask(w, &l.unseen, Event{Kind: EventJoined, Listener: l.id, Flow: flow, Worker: w.id})
-	w.sctp.peers[guestOf(&flow)]++
+	as.setCounted(w, true)
 	as.startIdle(w)
 	w.stats.PassiveOpens++
 	return as

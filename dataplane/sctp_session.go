@@ -127,6 +127,7 @@ func (as *assoc) answer(w *worker, s *stream, set session.Setup, a Attachment) {
 		as.admitted = true
 		as.a.SetWindow(w.sctpConfig(as.opts).RcvWindow)
 	}
+	as.setCounted(w, false)
 	as.attach(w, s, a)
 }
 
@@ -376,8 +377,11 @@ func (as *assoc) endSession(w *worker, s *stream, err error) {
 		}
 	}
 	w.forget(s)
-	if len(as.sessions) == 0 && as.lst != nil {
-		as.startIdle(w)
+	if len(as.sessions) == 0 {
+		as.setCounted(w, true)
+		if as.lst != nil {
+			as.startIdle(w)
+		}
 	}
 	w.mark(&as.lane)
 }

@@ -212,7 +212,7 @@ var keys = slices.Concat([]key{
 	{"tcp-time-wait", "", "1m", "how long a connection that this side closed, and its port, stay in TIME-WAIT", duration(func(s *settings) *time.Duration { return &s.TimeWait }, time.Second, 4*time.Minute)},
 	{"sctp-rto-min", "", "1s", "minimum SCTP retransmission time-out (RTO.Min), 10ms to 1m", duration(func(s *settings) *time.Duration { return &s.SCTPRTOMin }, 10*time.Millisecond, time.Minute)},
 	{"sctp-idle", "", "1m", "how long a peer may keep an SCTP association without a session; 0: forever", durationOrNone(func(s *settings) *time.Duration { return &s.SCTPIdle })},
-	{"sctp-per-peer", "", "1024", "maximum number of SCTP associations from one address to one listener, per queue", number(func(s *settings) *int { return &s.SCTPPerPeer }, 1, 1<<20)},
+	{"sctp-per-peer", "", "1024", "maximum number of SCTP associations without a session from one address, or one IPv6 /64, to one listener, per queue", number(func(s *settings) *int { return &s.SCTPPerPeer }, 1, 1<<20)},
 	{"dscp", "", "0", "DSCP of connections whose program sets none, 0 to 63", byteOf(func(s *settings) *uint8 { return &s.IP.DSCP }, 0, 63)},
 	{"ttl", "", "64", "TTL or hop limit of connections whose program sets none", byteOf(func(s *settings) *uint8 { return &s.IP.TTL }, 1, 255)},
 	{"vlan-priority", "", "0", "priority in VLAN tags of connections whose program sets none, 0 to 7", byteOf(func(s *settings) *uint8 { return &s.IP.Priority }, 0, 7)},
