@@ -32,12 +32,9 @@ func doctorCommand() *cobra.Command {
 		Example: "  iwarpd doctor --interface eth0\n  iwarpd doctor --transport socket\n  iwarpd doctor --config /etc/iwarpd/iwarpd.yaml --json",
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s := &settings{interfaceSettings: interfaceSettings{Interface: name}}
-			if name == "" || transport != "" {
-				var err error
-				if s, err = settingsOf(file, name, transport); err != nil {
-					return err
-				}
+			s, err := settingsOf(file, name, transport)
+			if err != nil {
+				return err
 			}
 			names := s.names()
 			findings, err := judgeNames(names)

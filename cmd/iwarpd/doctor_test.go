@@ -41,7 +41,7 @@ func TestDoctor(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	t.Setenv("IWARPD_INTERFACE", "")
-	for _, args := range [][]string{{}, {"x"}, {"--mtu", "3"}, {"--config", "/nonexistent"}} {
+	for _, args := range [][]string{{}, {"x"}, {"--mtu", "3"}, {"--config", "/nonexistent"}, {"-i", "lo", "--config", "/nonexistent"}} {
 		if _, err := doctor(t, args...); exitCode(err) != exitConfig {
 			t.Errorf("doctor %q: %v", args, err)
 		}
