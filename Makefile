@@ -98,8 +98,8 @@ bench: build ## measure against the budget, kernel TCP and libfabric; writes out
 	@.ci/need fi_pingpong:libfabric-bin gcc:gcc /usr/include/stdlib.h:libc6-dev /usr/include/usrsctp.h:libusrsctp-dev
 	$(GO) run ./test/bench $(BENCHFLAGS)
 
-plot: ## draw out/bench.json, which make bench wrote, into docs/pictures/speed.svg
-	$(GO) run ./test/bench -plot docs/pictures/speed.svg
+plot: ## draw out/bench.json, which make bench wrote, into out/speed.svg
+	$(GO) run ./test/bench -plot $(OUT)/speed.svg
 
 interop: build ## against Linux's soft-iWARP in a virtual machine
 	@test/interop/run
