@@ -392,9 +392,10 @@ func (s *Session) Reply(c *Call, p *ReplyPlan, body []byte) {
 		s.stats.Inline[1]++
 	}
 	s.queue = append(s.queue, message{hdr: p.hdr, body: body, inv: c.Inv, pieces: p.pieces})
-	s.replies.n++
-	s.replies.bytes += len(body)
-	if s.replies.n > maxReplies || s.replies.bytes > maxReplyBytes {
+	if p.pieces {
+		s.replies.bytes += len(body)
+	}
+	if s.replies.n++; s.replies.n > maxReplies {
 		s.close(ErrProtocol)
 	}
 }

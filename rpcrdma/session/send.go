@@ -103,7 +103,9 @@ func (s *Session) next(out *Out) {
 func (s *Session) left(m *message) {
 	if !m.call {
 		s.replies.n--
-		s.replies.bytes -= len(m.body)
+		if m.pieces {
+			s.replies.bytes -= len(m.body)
+		}
 	}
 }
 

@@ -39,7 +39,7 @@ type Config struct {
 	Invalidate   Invalidation
 	Limits       Limits
 	// Continue is the maximum number of parts of a continued call; longer ones use a Call
-	// chunk. Replies of any length are continued while at most 4 MiB of replies are queued.
+	// chunk. Replies of any length are continued while at most 4 MiB of them are queued.
 	// Below 2, neither is continued.
 	Continue int
 	Auth     Handshake // nil: no host authentication
@@ -187,7 +187,7 @@ type Session struct {
 	pending  map[uint32]*pending
 	named    map[uint32]int         // number of segments of unanswered calls per handle
 	queue    []message              // in order; the head may be partly sent
-	replies  struct{ n, bytes int } // in the queue
+	replies  struct{ n, bytes int } // in the queue; bytes of those that are continued
 	ctrl     []message
 	events   []Event
 	hdr      wire.Header
@@ -198,8 +198,8 @@ type Session struct {
 	stats    Stats
 }
 
-// maxReplies and maxReplyBytes bound the queued replies. No further calls are served for a peer
-// that has more outstanding and does not read its replies.
+// maxReplies bounds the queued replies: no further calls are served for a peer that has more outstanding and does not
+// read its replies. maxReplyBytes bounds those that are continued: further ones are refused.
 const (
 	maxReplies    = 1024
 	maxReplyBytes = 4 << 20

@@ -384,13 +384,15 @@ func TestLongContinuedReply(t *testing.T) {
 }
 
 // TestLongRepliesAtOnce checks that replies that exceed the memory for replies only together, and were planned before any of
-// them was queued, do not end the connection.
+// them was queued, do not end the connection. The short ones that follow do not either.
 func TestLongRepliesAtOnce(t *testing.T) {
-	const size = maxReplyBytes/2 + 4
+	const size = maxReplyBytes - 1000
+	sizes := []int{size, size, 500, 600}
 	p := serverPeer(t, nil)
 	var calls []*Call
 	var plans []*ReplyPlan
-	for xid := range uint32(2) {
+	for i, size := range sizes {
+		xid := uint32(i)
 		p.send(wire.Header{XID: xid, Type: wire.CallInline}, callBody(xid, 40)...)
 		c := p.evs[len(p.evs)-1].Call
 		plan, f, ok := p.s.PlanReply(c, size, nil)
@@ -401,7 +403,7 @@ func TestLongRepliesAtOnce(t *testing.T) {
 	}
 	p.clear()
 	for i, c := range calls {
-		p.s.Reply(c, plans[i], replyBody(c.XID, size))
+		p.s.Reply(c, plans[i], replyBody(c.XID, sizes[i]))
 	}
 	p.send(wire.Header{Type: wire.Grant, Credit: p.s.sent + 2000})
 	n := 0
