@@ -91,6 +91,7 @@ type byteStream struct {
 	held      bool   // counted as a byte stream
 	in        []byte // received and not consumed
 	shown     int    // bytes of in that were reported to the client
+	late      bool   // in session.late
 	ended     bool   // the peer sends no more data
 	endShown  bool
 	memory    uint64 // quota charged while it is a byte stream

@@ -25,8 +25,10 @@ type outbox struct {
 	srv  *Server
 	to   *seqpacket.Conn
 	fail func()        // called when a message cannot be written
+	show func()        // called when a message was written and late is set
 	quit chan struct{} // closed when the session ends, which stops the writer
 
+	late   atomic.Bool    // something waits for room
 	room   atomic.Int64   // maximum length of queue
 	unread *atomic.Uint64 // unread bytes of all clients of the user
 	more   chan struct{}  // signalled when queue grows
@@ -166,6 +168,9 @@ func (o *outbox) written(m outMessage, ok bool) {
 	select {
 	case o.less <- struct{}{}:
 	default:
+	}
+	if o.late.Load() {
+		o.show()
 	}
 }
 

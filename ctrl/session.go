@@ -70,6 +70,7 @@ type session struct {
 	binding *dataplane.ClientBinding
 	bells   []*shm.Doorbells
 	bits    bitmap
+	late    []*conn                      // byte streams with data that waits until the client has read more
 	moves   bool                         // it has a place in Server.movers
 	dialed  map[netip.Addr]chan struct{} // the last dial to each address; closed at its end
 }
@@ -91,7 +92,7 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32, 
 			qps: make(map[uint32]*qp), srqs: make(map[uint32]*srq), channels: make(map[uint32]*channel), listens: make(map[uint32]*listener), conns: make(map[uint32]*conn),
 		},
 	}
-	sess.out.fail = sess.shutdown
+	sess.out.fail, sess.out.show = sess.shutdown, sess.showLate
 	sess.pol.Store(&pol)
 	sess.mover = far.New(farWait, sess.farStuck)
 	if err := sess.take(resClients, 1); err != nil {

@@ -139,14 +139,40 @@ func (c *conn) unhold() {
 	}
 }
 
-// show sends the client the next chunk, if it has consumed the last one.
+// show sends the client the next chunk, if it has consumed the last one. The chunk waits for showLate while the client
+// leaves so much unread that it could be cut off: peers choose when they send.
 func (c *conn) show() {
 	if c.shown > 0 || c.endShown || len(c.in) == 0 && !c.ended {
 		return
 	}
+	if c.sess.behind() {
+		if !c.late {
+			c.late = true
+			c.sess.late = append(c.sess.late, c)
+		}
+		c.sess.out.late.Store(true)
+		if c.sess.behind() { // otherwise the writer may have made room before it could see late
+			return
+		}
+	}
 	c.shown = min(len(c.in), maxChunk)
 	c.endShown = c.ended && c.shown == len(c.in)
 	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_StreamData{StreamData: &ctrlpb.StreamData{Conn: c.handle, Data: c.in[:c.shown], End: c.endShown}}})
+}
+
+// showLate sends the chunks that have waited, as far as the client keeps up now.
+func (c *session) showLate() {
+	s := c.srv
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(c.late) > 0 && !c.behind() {
+		cn := c.late[0]
+		c.late = c.late[1:]
+		if cn.late = false; cn.state == connStreaming {
+			cn.show()
+		}
+	}
+	c.out.late.Store(len(c.late) > 0)
 }
 
 // onStream calls f for a connection in streaming mode, with mu held.

@@ -444,3 +444,41 @@ func TestStreamDataUnread(t *testing.T) {
 		t.Errorf("%d clients cut off", n)
 	}
 }
+
+// TestStreamDataHeld checks that data that peers send at a time on many byte streams waits in the daemon until the client
+// reads it, and does not get the client cut off.
+func TestStreamDataHeld(t *testing.T) {
+	const limit, streams = 1 << 20, 100
+	h := newHarness(t, Config{Limits: Limits{Messages: limit}})
+	c := h.hello(t)
+	req := reqListen(addrA.String(), 7174)
+	req.GetListen().Streaming = true
+	req.GetListen().Backlog = streams
+	c.ok(req)
+	var ids []dataplane.ConnID
+	left := make(map[uint32]bool)
+	for range streams {
+		ids = append(ids, h.arrive(t, "10.0.0.2:999", 7174, mpa.DefaultConfig()).id)
+		left[c.event().GetStreamReady().GetConn()] = true
+	}
+	chunk := make([]byte, maxChunk)
+	for range 2 { // more comes while the first waits
+		for _, id := range ids {
+			h.OnEvent(dataplane.Event{Kind: dataplane.EventData, Conn: id, Data: chunk})
+		}
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: ids[streams-1], Err: errors.New("left")}) // while its data waits
+	if n := h.counters.cutOff.Load(); n != 0 {
+		t.Fatalf("%d clients cut off", n)
+	}
+	for len(left) > 0 {
+		switch e := c.event(); {
+		case e.GetStreamData() != nil:
+			delete(left, e.GetStreamData().Conn)
+		case e.GetConnectGone() != nil:
+			delete(left, e.GetConnectGone().Conn)
+		default:
+			t.Fatalf("%v", e)
+		}
+	}
+}
