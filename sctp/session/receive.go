@@ -35,7 +35,7 @@ func (m *Mux) HandleMessage(id uint16, ppid uint32, unordered bool, b []byte) {
 	}
 	d := be.Uint16(b) - s.next
 	switch {
-	case d == 0 && !s.waits():
+	case d == 0 && !s.waits() && m.ready(s, ppid, b):
 		m.process(s, ppid, b)
 		m.advance(s)
 	case s.state == Idle:
@@ -68,7 +68,7 @@ func (m *Mux) first(s *stream, ppid uint32, b []byte) {
 	m.violation(s, ErrSSN)
 }
 
-// keep stores an out-of-order message. A DDP segment of an open session is placed now; anything else waits.
+// keep stores an out-of-order message, or the next one if m is not ready for it. A DDP segment of an open session is placed now; anything else waits.
 func (m *Mux) keep(s *stream, d uint16, ppid uint32, b []byte) {
 	for len(s.ring) <= int(d) {
 		m.widen(s)
@@ -143,12 +143,8 @@ func (m *Mux) advance(s *stream) {
 	}
 }
 
-// process handles the next message in order.
+// process handles the next message in order, for which m is ready.
 func (m *Mux) process(s *stream, ppid uint32, b []byte) {
-	if !m.ready(s, ppid, b) {
-		m.keep(s, 0, ppid, b)
-		return
-	}
 	s.next++
 	s.count++
 	if ppid == m.cfg.Profile.Control() {
