@@ -218,11 +218,7 @@ func (as *assoc) data(w *worker, b []byte) int {
 	if as.mux == nil {
 		return 0
 	}
-	backlog := as.mux.Held()
-	if as.stalled {
-		backlog = w.tcp.RcvWindow
-	}
-	as.a.SetBacklog(backlog)
+	as.a.SetBacklog(as.mux.Held(), as.stalled)
 	return as.sessionEvents(w)
 }
 

@@ -183,7 +183,7 @@ func (k *ddpSink) done(err *term.Error) *term.Error {
 func (k *ddpSink) closed() bool { return k.s.rxFailed || k.s.ddp == nil }
 
 // Waits reports whether b is a Send that needs a receive of an SRQ while the queue pair holds as many as it can, whose data must still be
-// stored in far memory, as mustWait over TCP. Meanwhile the association receives nothing more.
+// stored in far memory, as mustWait over TCP. Meanwhile the peer should send nothing more.
 func (k *ddpSink) Waits(b []byte) bool {
 	if k.s.makeRoom(k.w); k.closed() || !k.s.qp.QP.RecvsFull() {
 		return false

@@ -147,6 +147,9 @@ func TestSRQFar(t *testing.T) {
 			if a.closed {
 				t.Errorf("closed after %d receives: %v", len(qb.wcs), a.err)
 			}
+			if n := s.hosts[0].w.stats.TxRetransmits; n != 0 {
+				t.Errorf("%d packets were sent again, since others waited", n)
+			}
 			// A Send without a receive ends the stream as ever.
 			qa.sends = append(qa.sends, verbs.SendWR{ID: sends, Op: rdmap.OpSend})
 			s.hosts[0].w.mark(a.lane)

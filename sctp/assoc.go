@@ -248,9 +248,10 @@ func (a *Assoc) PollEvent() (Event, bool) {
 	return 0, false
 }
 
-// SetBacklog sets how many delivered bytes the application has not consumed yet. They reduce the receive window.
-func (a *Assoc) SetBacklog(n int) {
-	a.rcv.backlog = n
+// SetBacklog sets how many delivered bytes the application has not consumed yet. They reduce the receive window. paused closes it for the
+// peer; what is on its way is taken as far as there is room.
+func (a *Assoc) SetBacklog(n int, paused bool) {
+	a.rcv.backlog, a.rcv.paused = n, paused
 	if w := a.window(); a.rcv.started && w >= a.cfg.RcvWindow/2 && a.rcv.advertised < a.cfg.RcvWindow/4 {
 		a.rcv.sackNow = true
 	}
@@ -259,7 +260,7 @@ func (a *Assoc) SetBacklog(n int) {
 // SetWindow sets Config.RcvWindow, in bytes. Data already kept stays.
 func (a *Assoc) SetWindow(n int) {
 	a.cfg.RcvWindow = max(n, 2*minRwnd)
-	a.SetBacklog(a.rcv.backlog)
+	a.SetBacklog(a.rcv.backlog, a.rcv.paused)
 }
 
 // Kept returns how many bytes the owner keeps for the association.

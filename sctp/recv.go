@@ -24,6 +24,7 @@ type receiver struct {
 	bits       [rcvTSNs / 64]uint64
 	advertised int
 	backlog    int
+	paused     bool // see SetBacklog
 
 	kept     []kept // by TSN
 	keptLen  int    // bytes
@@ -60,8 +61,13 @@ func (r *receiver) has(t serial.Num) bool {
 func (r *receiver) set(t serial.Num)   { r.bits[t%rcvTSNs/64] |= 1 << (t % 64) }
 func (r *receiver) unset(t serial.Num) { r.bits[t%rcvTSNs/64] &^= 1 << (t % 64) }
 
-// window returns the current receive window.
-func (a *Assoc) window() int { return max(0, a.cfg.RcvWindow-a.rcv.keptLen-a.rcv.backlog) }
+// window returns the receive window that SACKs report.
+func (a *Assoc) window() int {
+	if a.rcv.paused {
+		return 0
+	}
+	return max(0, a.cfg.RcvWindow-a.rcv.keptLen-a.rcv.backlog)
+}
 
 // PollData returns the next user data. The caller drains it after each HandlePacket, while the packet is still available.
 func (a *Assoc) PollData(d *Data) bool {

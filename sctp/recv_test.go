@@ -104,6 +104,33 @@ func TestSackTimes(t *testing.T) {
 	}
 }
 
+// TestPause checks that a pause closes the window for the peer, takes what it has sent already, and reports its end.
+func TestPause(t *testing.T) {
+	r := listening(t, Config{})
+	window := func() uint32 {
+		t.Helper()
+		var c Chunk
+		var s Sack
+		NextChunk(r.one(ChunkSack), HeaderLen, &c)
+		if err := s.Decode(c.Body); err != nil {
+			t.Fatal(err)
+		}
+		return s.Rwnd
+	}
+	r.recv(7, 0, 0, 0, "a")
+	whole := window()
+	r.a.SetBacklog(0, true)
+	r.recv(7|flagImmediate, 1, 0, 0, "on its way")
+	if w := window(); w != 0 || !slices.Contains(r.got, "on its way") {
+		t.Errorf("window %d, received %q", w, r.got)
+	}
+	r.a.SetBacklog(0, false)
+	r.drain(nil)
+	if w := window(); w != whole || whole == 0 {
+		t.Errorf("window %d after the pause, %d before", w, whole)
+	}
+}
+
 // TestManyGaps checks that a SACK reports as many blocks as fit in the packet (6.2).
 func TestManyGaps(t *testing.T) {
 	r := listening(t, Config{})

@@ -177,7 +177,7 @@ func (s *sim) drainData(h *simHost, b []byte) {
 		}
 	}
 	if h.slow {
-		h.a.SetBacklog(h.backlog)
+		h.a.SetBacklog(h.backlog, false)
 	}
 }
 
@@ -256,7 +256,7 @@ func (s *sim) app(h *simHost) {
 	a := h.a
 	if h.slow && h.backlog > 0 && h.rng.IntN(3) == 0 {
 		h.backlog = max(0, h.backlog-h.rng.IntN(20000))
-		a.SetBacklog(h.backlog)
+		a.SetBacklog(h.backlog, false)
 	}
 	if a.State() != Established {
 		return

@@ -211,7 +211,7 @@ func (e *end) data(b []byte) {
 		}
 	}
 	if e.m != nil {
-		e.a.SetBacklog(e.m.Held())
+		e.a.SetBacklog(e.m.Held(), false)
 	}
 }
 
