@@ -437,7 +437,7 @@ func (q *Queue) Stored() (done, firstFailed uint64) {
 func (q *Queue) Store(mem verbs.FarMemory, addr uint64, size uint32, p marked.Bytes) {
 	m, to, n := q.m, mem.(memory), int(size)
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer q.storeDone()
 	for n > 0 {
 		b := q.cur
 		if b == nil || b.n == blockSize {
@@ -467,6 +467,15 @@ func (q *Queue) Store(mem verbs.FarMemory, addr uint64, size uint32, p marked.By
 		}
 		p = p.After(k)
 	}
+}
+
+// storeDone ends a Store, which may have faulted before anything was in its block.
+func (q *Queue) storeDone() {
+	if b := q.cur; b != nil && b.refs == 0 {
+		q.cur = nil
+		q.m.put(b)
+	}
+	q.m.mu.Unlock()
 }
 
 // extend returns the newest operation if a Store can be appended to it, because it follows in
