@@ -57,17 +57,21 @@ void iwv_complain(const char *format, ...)
 	va_end(ap);
 }
 
+/* The caller may hold a lock, so that the thread must not be canceled here. */
 void iwv_log(const char *format, ...)
 {
-	int saved = errno, fd = log_open(iwv_settings()->log);
+	int saved = errno, state, fd;
 	va_list ap;
 
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+	fd = log_open(iwv_settings()->log);
 	if (fd >= 0) {
 		va_start(ap, format);
 		put(fd, format, ap);
 		va_end(ap);
 	}
 	log_close(fd);
+	pthread_setcancelstate(state, &state);
 	errno = saved;
 }
 

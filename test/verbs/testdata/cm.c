@@ -1341,6 +1341,14 @@ static void write_nothing(void)
 		usleep(1000);
 }
 
+/* post_unsupported posts what is logged. */
+static void post_unsupported(void)
+{
+	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND_WITH_IMM }, *bad;
+
+	CHECK(ibv_post_send(user->qp, &wr, &bad) == EOPNOTSUPP);
+}
+
 /* register_far registers memory that is far, since it is a stack. */
 static void register_far(void)
 {
@@ -1375,7 +1383,7 @@ static void *cancel(void *call)
 /* Threads are canceled in their calls, and others make the same calls then. */
 static void canceled(void)
 {
-	static void (*calls[])(void) = { allocate, resolve, write_nothing, register_far, fork_child, list_devices };
+	static void (*calls[])(void) = { allocate, resolve, write_nothing, post_unsupported, register_far, fork_child, list_devices };
 	enum { CALLS = sizeof(calls) / sizeof(calls[0]) };
 	static char near[100];
 	struct rdma_event_channel *server = channel(), *client = channel();
