@@ -439,8 +439,13 @@ int device_do(struct iwarpd_device *dev, Pb__Request *req, struct iwarpd_error *
 
 int device_post(struct iwarpd_device *dev, Pb__Request *req)
 {
+	int err, state;
+
 	if (dev->dead)
 		return dev->dead;
 	req->id = ++dev->last_id;
-	return socket_send(dev->sock, req, -1, false);
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state); /* nobody would release the lock */
+	err = socket_send(dev->sock, req, -1, false);
+	pthread_setcancelstate(state, &state);
+	return err;
 }

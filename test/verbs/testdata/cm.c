@@ -1311,7 +1311,7 @@ static void moved(void)
 	end(l);
 }
 
-static struct rdma_cm_id *user; /* of the calls that are canceled */
+static struct rdma_cm_id *user, *ended; /* of the calls that are canceled */
 
 static void allocate(void)
 {
@@ -1349,6 +1349,17 @@ static void post_unsupported(void)
 	CHECK(ibv_post_send(user->qp, &wr, &bad) == EOPNOTSUPP);
 }
 
+/* post_late posts after the end of the connection, which makes the library send the daemon a request. */
+static void post_late(void)
+{
+	struct ibv_wc wc;
+
+	recv_empty(ended->qp, 0);
+	while (ibv_poll_cq(ended->recv_cq, 1, &wc) == 0)
+		;
+	CHECK(wc.status == IBV_WC_WR_FLUSH_ERR);
+}
+
 /* register_far registers memory that is far, since it is a stack. */
 static void register_far(void)
 {
@@ -1383,16 +1394,19 @@ static void *cancel(void *call)
 /* Threads are canceled in their calls, and others make the same calls then. */
 static void canceled(void)
 {
-	static void (*calls[])(void) = { allocate, resolve, write_nothing, post_unsupported, register_far, fork_child, list_devices };
+	static void (*calls[])(void) = { allocate, resolve, write_nothing, post_unsupported, post_late, register_far, fork_child, list_devices };
 	enum { CALLS = sizeof(calls) / sizeof(calls[0]) };
 	static char near[100];
 	struct rdma_event_channel *server = channel(), *client = channel();
-	struct rdma_cm_id *l = listener(server, 0), *child;
+	struct rdma_cm_id *l = listener(server, 0), *child, *gone;
 	struct ibv_mr *mr;
 	pthread_t t;
 	void *how;
 
 	establish(server, client, l, &user, &child);
+	establish(server, client, l, &ended, &gone);
+	CHECK(rdma_disconnect(gone) == 0);
+	CHECK(next(server, RDMA_CM_EVENT_DISCONNECTED) == gone && next(client, RDMA_CM_EVENT_DISCONNECTED) == ended);
 	mr = ibv_reg_mr(user->pd, near, sizeof(near), IBV_ACCESS_LOCAL_WRITE);
 	CHECK(mr);
 	for (int i = 0; i < 20 * CALLS; i++) {
@@ -1403,6 +1417,8 @@ static void canceled(void)
 	CHECK(ibv_dereg_mr(mr) == 0);
 	end(user);
 	end(child);
+	end(ended);
+	end(gone);
 	end(l);
 }
 
