@@ -275,7 +275,7 @@ func (q *QP) abortLater() {
 // that cannot complete are flushed.
 func (q *QP) Disconnect(ctx context.Context) error { return q.disconnect(ctx, false) }
 
-// Abort resets the connection.
+// Abort resets the connection. A QP that has had none can have none after Abort, and what was posted is flushed.
 func (q *QP) Abort(ctx context.Context) error { return q.disconnect(ctx, true) }
 
 // leave records that this side has requested the end.

@@ -618,6 +618,13 @@ func TestDisconnect(t *testing.T) {
 	if a := p.attached(); a.QP == nil {
 		t.Error("nothing flushed")
 	}
+	qp = c.qp()
+	c.ok(disc(true)) // ends a queue pair that has had no connection, once
+	if ev := c.event().GetConnectFailed(); ev.GetQp() != qp || ev.Error.Code != canceled {
+		t.Errorf("event %v", ev)
+	}
+	c.ok(disc(true))
+	c.fails(cState, reqConnect(qp, peerA.String()))
 }
 
 // TestPortRests checks that the port of a connection that we opened is kept while the engine has it in TIME-WAIT, for

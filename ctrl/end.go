@@ -197,12 +197,18 @@ func (c *session) disconnect(r *ctrlpb.Disconnect) error {
 	if err != nil {
 		return err
 	}
-	if q.conn == nil && q.used {
-		// Work requests posted before the connection failed, or while it ended, are flushed by a worker.
-		s.engine.Attach(q.over, dataplane.Attachment{QP: q.binding})
-		return nil
+	if q.conn != nil || !q.used && !r.Abort {
+		return s.disconnectQP(q, r.Abort, "by the application")
 	}
-	return s.disconnectQP(q, r.Abort, "by the application")
+	if !q.used { // it can have no connection any more
+		q.used = true
+		c.event(&ctrlpb.Event{Body: &ctrlpb.Event_ConnectFailed{ConnectFailed: &ctrlpb.ConnectFailed{
+			Qp: q.num, Error: toPB(errorf(canceled, "ctrl: queue pair %d ended by the application", q.num)),
+		}}})
+	}
+	// Work requests posted before the connection failed, or while it ended, are flushed by a worker.
+	s.engine.Attach(q.over, dataplane.Attachment{QP: q.binding})
+	return nil
 }
 
 // disconnectQP ends the connection of q. Called with mu held.

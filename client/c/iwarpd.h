@@ -575,7 +575,8 @@ IWARPD_API int iwarpd_reject(struct iwarpd_device *dev, uint32_t conn, const voi
 /*
  * Ends the connection of a QP, gracefully after all posted work, or by a reset. The
  * event DISCONNECTED reports the end; a connect in progress ends with
- * CONNECT_FAILED.
+ * CONNECT_FAILED. So does a QP that has had no connection, if abort is set: it can have
+ * none then, and what was posted is flushed. Otherwise it is -EBADFD.
  */
 IWARPD_API int iwarpd_disconnect(struct iwarpd_qp *qp, bool abort, struct iwarpd_error *e);
 

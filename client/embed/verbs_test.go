@@ -160,23 +160,39 @@ func TestVerbs(t *testing.T) {
 	})
 }
 
-// TestRefusedFlush checks that work requests that were posted before a connect complete if the connect is refused.
-func TestRefusedFlush(t *testing.T) {
+// TestUnconnectedFlush checks that work requests that were posted to a queue pair complete if its connect is refused, or if it is
+// aborted before it has a connection.
+func TestUnconnectedFlush(t *testing.T) {
 	n, _, ctx := wire(t, embed.PairConfig{})
-	a := newEnd(t, ctx, n, 16)
-	if err := a.qp.PostRecv(&iwarp.RecvWR{}); err != nil {
-		t.Fatal(err)
-	}
-	if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := a.qp.Connect(ctx, "10.99.0.2:1", nil); !errors.Is(err, iwarp.ErrRefused) {
-		t.Fatal(err)
-	}
-	wcs := make([]iwarp.WC, 1)
-	for range 2 {
-		if _, err := a.cq.Wait(ctx, wcs); err != nil || wcs[0].Status != iwarp.WCFlushErr {
-			t.Errorf("%+v, %v", wcs[0], err)
+	for _, tt := range []struct {
+		end  func(qp *iwarp.QP) error
+		want error // of the queue pair
+	}{
+		{func(qp *iwarp.QP) error { _, err := qp.Connect(ctx, "10.99.0.2:1", nil); return err }, iwarp.ErrRefused},
+		{func(qp *iwarp.QP) error { return qp.Abort(ctx) }, iwarp.ErrClosed},
+	} {
+		a := newEnd(t, ctx, n, 16)
+		if err := a.qp.PostRecv(&iwarp.RecvWR{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend}); err != nil {
+			t.Fatal(err)
+		}
+		if err := tt.end(a.qp); err != nil && !errors.Is(err, tt.want) {
+			t.Fatal(err)
+		}
+		<-a.qp.Done()
+		if err := a.qp.Err(); !errors.Is(err, tt.want) {
+			t.Errorf("%v; want %v", err, tt.want)
+		}
+		wcs := make([]iwarp.WC, 1)
+		for range 2 {
+			if _, err := a.cq.Wait(ctx, wcs); err != nil || wcs[0].Status != iwarp.WCFlushErr {
+				t.Errorf("%+v, %v", wcs[0], err)
+			}
+		}
+		if _, err := a.qp.Connect(ctx, "10.99.0.2:1", nil); !errors.Is(err, iwarp.ErrState) {
+			t.Errorf("another connect: %v", err)
 		}
 	}
 }

@@ -300,10 +300,7 @@ int cq_need(struct ibv_cq *ibv, uint64_t n, struct iwarpd_error *e);
 /* cq_late adds a completion. */
 int cq_late(struct ibv_cq *ibv, const struct ibv_wc *wc);
 
-/*
- * cq_flush adds a flushed completion for a work request that the daemon cannot flush: it is gone, or the
- * QP has had no connection.
- */
+/* cq_flush adds a flushed completion for a work request that the daemon cannot flush, because it is gone. */
 int cq_flush(struct ibv_cq *ibv, const struct ibv_qp *qp, uint64_t wr_id, enum ibv_wc_opcode opcode);
 
 /* cq_forget drops the completions of a QP that no longer lives. */
@@ -351,17 +348,8 @@ static inline struct srq *srq_of(struct ibv_srq *ibv)
 	return container_of(ibv, struct srq, ibv);
 }
 
-/* State of the connection of a QP. CONN_NEVER is that of a QP in the error state that has had none. */
-enum connection { CONN_NONE, CONN_MAKING, CONN_UP, CONN_CLOSING, CONN_OVER, CONN_NEVER };
-
-/* Work requests that were posted before the connection, which the daemon flushes only with one. */
-struct early {
-	struct {
-		uint64_t wr_id;
-		enum ibv_wc_opcode opcode;
-	} *wrs;
-	uint32_t num;
-};
+/* State of the connection of a QP. CONN_OVER is also that of a QP in the error state that has had none. */
+enum connection { CONN_NONE, CONN_MAKING, CONN_UP, CONN_CLOSING, CONN_OVER };
 
 struct qp {
 	struct ibv_qp ibv;
@@ -373,7 +361,6 @@ struct qp {
 	_Atomic(void *) cm; /* librdmacm's id, or NULL */
 	atomic_int conn;    /* enum connection */
 	int64_t deadline;   /* when a closing connection is cut, in ms */
-	struct early early_sends, early_recvs; /* guarded by send_lock and recv_lock */
 	struct exchange *exchange; /* connection by ibv_modify_qp, or NULL */
 	unsigned int unacknowledged; /* asynchronous events that the program has taken; guarded by iwv_thread_lock */
 	pthread_mutex_t send_lock, recv_lock;

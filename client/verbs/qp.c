@@ -75,8 +75,6 @@ static struct qp *new_qp(struct ibv_pd *pd, const struct ibv_qp_init_attr *init)
 
 static void free_qp(struct qp *qp)
 {
-	free(qp->early_sends.wrs);
-	free(qp->early_recvs.wrs);
 	pthread_mutex_destroy(&qp->send_lock);
 	pthread_mutex_destroy(&qp->recv_lock);
 	pthread_mutex_destroy(&qp->ibv.mutex);
@@ -217,6 +215,7 @@ int iwv_qp_disconnect(struct qp *qp, bool abort, struct iwarpd_error *e)
 	case CONN_MAKING:
 	case CONN_UP:
 		break;
+	case CONN_NONE:
 	case CONN_CLOSING:
 		if (abort)
 			break;
@@ -232,19 +231,10 @@ int iwv_qp_disconnect(struct qp *qp, bool abort, struct iwarpd_error *e)
 	return err;
 }
 
-/* forget_early frees the list of early work requests of a queue, of which lock is the lock. */
-static void forget_early(struct early *e, pthread_mutex_t *lock)
-{
-	pthread_mutex_lock(lock);
-	free(e->wrs);
-	*e = (struct early){ 0 };
-	pthread_mutex_unlock(lock);
-}
-
 /* drained reports that a QP in the error state takes no more receives of its SRQ, if it has one. The lock is held. */
 static void drained(struct qp *qp)
 {
-	if (qp->ibv.srq && qp->ibv.state == IBV_QPS_ERR && atomic_load(&qp->conn) >= CONN_OVER)
+	if (qp->ibv.srq && qp->ibv.state == IBV_QPS_ERR && atomic_load(&qp->conn) == CONN_OVER)
 		async_last_recv(qp);
 }
 
@@ -259,8 +249,6 @@ void qp_event(const struct iwarpd_event *ev)
 		if (atomic_load(&qp->conn) == CONN_MAKING) {
 			atomic_store(&qp->conn, CONN_UP);
 			qp->ibv.state = IBV_QPS_RTS;
-			forget_early(&qp->early_sends, &qp->send_lock);
-			forget_early(&qp->early_recvs, &qp->recv_lock);
 		}
 		break;
 	case IWARPD_EVENT_REJECTED:
@@ -384,25 +372,6 @@ int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask, struct 
 	return 0;
 }
 
-static void flush_early(struct qp *qp, struct ibv_cq *cq, struct early *e)
-{
-	for (uint32_t i = 0; i < e->num; i++)
-		cq_flush(cq, &qp->ibv, e->wrs[i].wr_id, e->wrs[i].opcode);
-	e->num = 0;
-}
-
-/* kill_unconnected flushes the work requests of a QP that will have no connection. */
-static void kill_unconnected(struct qp *qp)
-{
-	pthread_mutex_lock(&qp->send_lock);
-	pthread_mutex_lock(&qp->recv_lock);
-	atomic_store(&qp->conn, CONN_NEVER);
-	flush_early(qp, qp->ibv.send_cq, &qp->early_sends);
-	flush_early(qp, qp->ibv.recv_cq, &qp->early_recvs);
-	pthread_mutex_unlock(&qp->recv_lock);
-	pthread_mutex_unlock(&qp->send_lock);
-}
-
 void iwv_qp_connecting(struct qp *qp, bool yes)
 {
 	atomic_store(&qp->conn, yes ? CONN_MAKING : CONN_NONE);
@@ -456,7 +425,7 @@ static int modify(struct qp *qp, const struct ibv_qp_attr *attr, int mask, struc
 	case IBV_QPS_ERR:
 		exchange_show(qp);
 		if (atomic_load(&qp->conn) == CONN_NONE)
-			kill_unconnected(qp);
+			atomic_store(&qp->cm, NULL); /* its id has not connected it, and gets no event */
 		return iwv_qp_disconnect(qp, true, e);
 	default:
 		return 0;

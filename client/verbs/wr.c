@@ -1,7 +1,6 @@
 /* Posting of work requests. */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "internal.h"
@@ -231,22 +230,6 @@ static enum ibv_wc_opcode completion_of(const struct ibv_send_wr *wr)
 	}
 }
 
-/*
- * note_early saves a work request that was just posted, in case there will be no connection. The lock of its queue, which
- * holds up to most work requests of the program, is held.
- */
-static void note_early(const struct qp *qp, struct early *e, uint32_t most, uint64_t wr_id, enum ibv_wc_opcode opcode)
-{
-	if (atomic_load(&qp->conn) != CONN_NONE || e->num == most)
-		return;
-	if (!e->wrs)
-		e->wrs = malloc(most * sizeof(*e->wrs));
-	if (!e->wrs)
-		return;
-	e->wrs[e->num].wr_id = wr_id;
-	e->wrs[e->num++].opcode = opcode;
-}
-
 /* post_batch posts the first work requests of a list and makes *wr the next one. */
 static int post_batch(struct qp *qp, struct ibv_send_wr **wr)
 {
@@ -263,7 +246,6 @@ static int post_batch(struct qp *qp, struct ibv_send_wr **wr)
 				continue;
 			if (b.wr[done].flags & IWARPD_SIGNALED)
 				cq_expect(qp->ibv.send_cq, 1);
-			note_early(qp, &qp->early_sends, qp->cap.max_send_wr, (*wr)->wr_id, completion_of(*wr));
 			*wr = (*wr)->next;
 		}
 	}
@@ -278,7 +260,7 @@ int post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **b
 	pthread_mutex_lock(&qp->send_lock);
 	answer_posted(qp);
 	while (wr && !err)
-		err = atomic_load(&qp->conn) == CONN_NEVER ? -ENOTCONN : post_batch(qp, &wr);
+		err = post_batch(qp, &wr);
 	for (; wr && (err == -ENOTCONN || err == 0); wr = wr->next)
 		err = cq_flush(ibv->send_cq, ibv, wr->wr_id, completion_of(wr));
 	pthread_mutex_unlock(&qp->send_lock);
@@ -302,11 +284,9 @@ int post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **b
 	for (; wr; wr = wr->next) {
 		struct iwarpd_recv_wr r = recv_of(wr);
 
-		err = atomic_load(&qp->conn) == CONN_NEVER && !ibv->srq ? -ENOTCONN : iwarpd_post_recv(qp->q, &r);
-		if (!err) {
+		err = iwarpd_post_recv(qp->q, &r);
+		if (!err)
 			cq_expect(ibv->recv_cq, 1);
-			note_early(qp, &qp->early_recvs, qp->cap.max_recv_wr, wr->wr_id, IBV_WC_RECV);
-		}
 		if (err == -ENOTCONN)
 			err = cq_flush(ibv->recv_cq, ibv, wr->wr_id, IBV_WC_RECV);
 		if (err)

@@ -588,7 +588,9 @@ static void flushes(struct queues *q)
 	struct ibv_wc wc;
 
 	flush(q->qp);
-	CHECK(ibv_poll_cq(q->cq, 1, &wc) == 1 && wc.wr_id == 7 && wc.status == IBV_WC_WR_FLUSH_ERR);
+	while (ibv_poll_cq(q->cq, 1, &wc) == 0)
+		usleep(1000);
+	CHECK(wc.wr_id == 7 && wc.status == IBV_WC_WR_FLUSH_ERR);
 }
 
 /* to_rtr makes a queue pair wait for one that never connects. */
@@ -821,14 +823,17 @@ static void transitions(void)
 	end(l);
 }
 
-/* A queue pair in the error state that never had a connection flushes what is posted, and stays so. */
+/* A queue pair in the error state that never had a connection flushes what is posted, and stays so. Its id gets no event. */
 static void unconnected(void)
 {
+	struct sockaddr_in a = socket_address(htons(1));
+	struct rdma_event_channel *ch = channel();
 	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
 	struct ibv_send_wr wr = { .wr_id = 3, .opcode = IBV_WR_SEND }, *bad;
 	struct ibv_context *c = device(0);
 	struct queues q = make(c, NULL);
 	struct ibv_qp_init_attr init;
+	struct rdma_cm_id *id;
 
 	CHECK(ibv_modify_qp(q.qp, &reset, IBV_QP_STATE) == 0);
 	recv_empty(q.qp, 1);
@@ -850,6 +855,14 @@ static void unconnected(void)
 	CHECK(ibv_modify_qp(q.qp, &reset, IBV_QP_STATE) == EOPNOTSUPP);
 	unmake(&q);
 	CHECK(ibv_close_device(c) == 0);
+	CHECK(rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&a, 2000) == 0 && next(ch, RDMA_CM_EVENT_ADDR_RESOLVED) == id);
+	create_qp(id);
+	to_error(id->qp);
+	rdma_destroy_qp(id); /* it handles the events that have come */
+	CHECK(!readable(ch->fd));
+	end(id);
+	rdma_destroy_event_channel(ch);
 }
 
 /* rdma_disconnect of a synchronous id returns when the connection has ended. */
