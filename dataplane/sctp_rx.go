@@ -218,7 +218,13 @@ func (as *assoc) data(w *worker, b []byte) int {
 	if as.mux == nil {
 		return 0
 	}
-	as.a.SetBacklog(as.mux.Held(), as.stalled)
+	backlog := as.mux.Held()
+	for _, s := range as.round {
+		if s.qp != nil && s.qp.Far != nil {
+			backlog += s.qp.Far.Backlog()
+		}
+	}
+	as.a.SetBacklog(backlog, as.stalled)
 	return as.sessionEvents(w)
 }
 

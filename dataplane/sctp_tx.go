@@ -23,7 +23,7 @@ func (as *assoc) pump(w *worker, g *sched.Grant) int {
 		return work
 	}
 	work += as.resume()
-	work += as.sessionEvents(w)
+	work += as.data(w, nil)
 	if as.mux != nil {
 		for as.a.Room() > 0 && w.link.FreeSlots() >= slotReserve && as.mux.PollControl(&w.sctp.ctl) {
 			as.sendControl(w, &w.sctp.ctl)
@@ -57,7 +57,7 @@ func (as *assoc) pump(w *worker, g *sched.Grant) int {
 		w.disown(&as.lane, link.Slot(b))
 		work++
 	}
-	work += as.data(w, nil)
+	work += as.sessionEvents(w)
 	for i := 0; i < len(as.round); i++ {
 		s := as.round[i]
 		if s.mode == modeFull {

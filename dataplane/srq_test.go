@@ -159,3 +159,63 @@ func TestSRQFar(t *testing.T) {
 		})
 	}
 }
+
+// slowMover is a heldMover that counts bytes.
+type slowMover struct {
+	heldMover
+	bytes int
+}
+
+func (m *slowMover) Store(mem verbs.FarMemory, addr uint64, size uint32, b marked.Bytes) {
+	m.heldMover.Store(mem, addr, size, b)
+	m.bytes += int(size)
+}
+func (m *slowMover) Backlog() int { return m.bytes }
+
+func (m *slowMover) release() {
+	m.bytes = 0
+	m.heldMover.release()
+}
+
+// TestFarWindow checks that data that must still be stored in far memory takes room in the receive window, so that the peer stops
+// sending and nothing is dropped.
+func TestFarWindow(t *testing.T) {
+	const writes, size = 64, 64 << 10
+	for _, over := range []string{"tcp", "sctp"} {
+		t.Run(over, func(t *testing.T) {
+			s := newSim(t, link.PipeConfig{MTU: 9000})
+			qa, qb, far := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], 8192), &slowMover{}
+			reg, err := s.hosts[1].table.RegisterFar(1, far, 0, size, 0x20000, verbs.LocalWrite|verbs.RemoteWrite)
+			if err != nil {
+				t.Fatal(err)
+			}
+			qb.QP = verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: s.hosts[1].table, SQDepth: 128, RQDepth: 4, MaxSGE: 4, SigAll: true, Sends: qb, Recvs: qb, Mover: far})
+			qb.Far, qb.Client = far, (&loadLanes{sim: s}).client(1, 0)
+			a := s.connect(over == "sctp", qa, qb)
+			for i := range uint64(writes) {
+				qa.sends = append(qa.sends, verbs.SendWR{ID: i, Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: reg.STag(), Remote: 0x20000})
+			}
+			s.hosts[0].w.mark(a.lane)
+			most, stored, began := 0, 0, s.now
+			for len(qa.wcs) < writes && !a.closed {
+				end := s.now.Add(time.Millisecond)
+				s.until("time passes", func() bool { return s.now > end })
+				if stored == 0 {
+					began = s.now
+				}
+				most = max(most, far.bytes)
+				stored += far.bytes
+				far.release()
+			}
+			if took := s.now.Sub(began); took > 100*time.Millisecond {
+				t.Errorf("the peer goes on after %v", took)
+			}
+			if limit := s.hosts[1].w.tcp.RcvWindow; most > limit*3/2 || stored < writes*size-limit*3/2 {
+				t.Errorf("%d bytes wait, more than the window of %d; %d are stored", most, limit, stored)
+			}
+			if n := s.hosts[0].w.stats.TxRetransmits; n != 0 || a.closed {
+				t.Errorf("%d packets were sent again; closed %v, %v", n, a.closed, a.err)
+			}
+		})
+	}
+}
