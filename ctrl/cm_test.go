@@ -143,6 +143,12 @@ func (p *mpaPeer) ended() (ended, abort bool) {
 	return p.c.ended, p.c.abort
 }
 
+func (p *mpaPeer) deaf() bool {
+	p.h.e.mu.Lock()
+	defer p.h.e.mu.Unlock()
+	return p.c.deaf
+}
+
 func TestConnect(t *testing.T) {
 	h := newHarness(t, Config{})
 	c := h.hello(t)
@@ -595,9 +601,13 @@ func TestDisconnect(t *testing.T) {
 	p.accept("", -1, -1)
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id})
 	c.event()
-	c.ok(disc(false))
-	if ended, abort := p.ended(); !ended || abort {
-		t.Errorf("closed %v, reset %v", ended, abort)
+	for _, drop := range []bool{false, true} { // the program destroys the queue pair after it has disconnected it
+		req := disc(false)
+		req.GetDisconnect().DropReceived = drop
+		c.ok(req)
+		if ended, abort := p.ended(); !ended || abort || p.deaf() != drop {
+			t.Errorf("closed %v, reset %v, drops what it receives %v; want the last one to be %v", ended, abort, p.deaf(), drop)
+		}
 	}
 	h.advance(11 * time.Second) // the peer does not close its side
 	if _, abort := p.ended(); !abort {

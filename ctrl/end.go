@@ -191,6 +191,9 @@ func (s *Server) abandon(c *conn) {
 
 func (c *session) disconnect(r *ctrlpb.Disconnect) error {
 	s := c.srv
+	if r.DropReceived {
+		c.dropReceived(r.Qp)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	q, err := c.qpOf(r.Qp)
@@ -209,6 +212,21 @@ func (c *session) disconnect(r *ctrlpb.Disconnect) error {
 	// Work requests posted before the connection failed, or while it ended, are flushed by a worker.
 	s.engine.Attach(q.over, dataplane.Attachment{QP: q.binding})
 	return nil
+}
+
+// dropReceived makes the connection of a QP, if it has one, place nothing more.
+func (c *session) dropReceived(qp uint32) {
+	s := c.srv
+	s.mu.Lock()
+	var id dataplane.ConnID
+	if q, err := c.qpOf(qp); err == nil && q.conn != nil {
+		id = q.conn.id
+	}
+	s.mu.Unlock()
+	if id != 0 {
+		s.engine.DropReceived(id)
+		c.fenceMemory()
+	}
 }
 
 // disconnectQP ends the connection of q. Called with mu held.

@@ -26,6 +26,7 @@ type Engine interface {
 	Attach(dataplane.ConnID, dataplane.Attachment)
 	SetDSCP(id dataplane.ConnID, dscp uint8) error
 	Disconnect(id dataplane.ConnID, abort bool)
+	DropReceived(id dataplane.ConnID)
 
 	Detach(*dataplane.QPBinding)
 	Fence()

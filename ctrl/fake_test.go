@@ -59,6 +59,7 @@ type fakeConn struct {
 	sctp          *dataplane.SCTP
 	answer        *ddp.Setup // of Answer
 	ended, abort  bool
+	deaf          bool // drops what is received
 }
 
 func newFakeEngine() *fakeEngine {
@@ -129,6 +130,10 @@ func (e *fakeEngine) SetDSCP(id dataplane.ConnID, dscp uint8) error {
 	}
 	e.dscp[id] = dscp
 	return nil
+}
+
+func (e *fakeEngine) DropReceived(id dataplane.ConnID) {
+	e.with(id, func(c *fakeConn) { c.deaf = true })
 }
 
 // admits reports what the listener made last says of a peer.

@@ -204,12 +204,23 @@ int iwarpd_set_dscp(struct iwarpd_qp *qp, unsigned dscp, struct iwarpd_error *e)
 	return device_do(qp_object(qp)->dev, &req, e);
 }
 
-int iwarpd_disconnect(struct iwarpd_qp *qp, bool abort, struct iwarpd_error *e)
+static int disconnect(struct iwarpd_qp *qp, bool abort, bool drop_received, struct iwarpd_error *e)
 {
 	Pb__Disconnect body = PB__DISCONNECT__INIT;
 	Pb__Request req = REQUEST(disconnect, DISCONNECT, &body);
 
 	body.qp = iwarpd_qp_num(qp);
 	body.abort = abort;
+	body.drop_received = drop_received;
 	return device_do(qp_object(qp)->dev, &req, e);
+}
+
+int iwarpd_disconnect(struct iwarpd_qp *qp, bool abort, struct iwarpd_error *e)
+{
+	return disconnect(qp, abort, false, e);
+}
+
+int iwarpd_leave(struct iwarpd_qp *qp, struct iwarpd_error *e)
+{
+	return disconnect(qp, false, true, e);
 }

@@ -581,6 +581,13 @@ IWARPD_API int iwarpd_reject(struct iwarpd_device *dev, uint32_t conn, const voi
 IWARPD_API int iwarpd_disconnect(struct iwarpd_qp *qp, bool abort, struct iwarpd_error *e);
 
 /*
+ * Ends the connection of a QP gracefully, but drops what the peer sends. When it returns, nothing
+ * more of the peer is placed for this QP, and no receive is used. Daemons older than this function
+ * place data until everything that was posted has been sent.
+ */
+IWARPD_API int iwarpd_leave(struct iwarpd_qp *qp, struct iwarpd_error *e);
+
+/*
  * Sets the DSCP, 0 to 63, of the packets that this end of an established connection
  * sends from now on; over SCTP, of all connections of its association. -EINVAL: another
  * value; -EBADFD: there is no established connection.

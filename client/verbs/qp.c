@@ -207,6 +207,12 @@ struct qp *iwv_qp_find(struct context *c, uint32_t num)
 	return qp;
 }
 
+/* just_ended reports whether an error means that a connection has ended, of which the event is to come. */
+static bool just_ended(int err)
+{
+	return err == -EBADFD || err == -ENOENT;
+}
+
 int iwv_qp_disconnect(struct qp *qp, bool abort, struct iwarpd_error *e)
 {
 	int err;
@@ -224,8 +230,8 @@ int iwv_qp_disconnect(struct qp *qp, bool abort, struct iwarpd_error *e)
 		return 0;
 	}
 	err = iwarpd_disconnect(qp->q, abort, e);
-	if (err == -EBADFD || err == -ENOENT)
-		err = 0; /* the connection has just ended */
+	if (just_ended(err))
+		err = 0;
 	if (!err)
 		atomic_store(&qp->conn, CONN_CLOSING);
 	return err;
@@ -311,6 +317,18 @@ void qp_wait_closing(struct context *c, const void *used)
 	}
 }
 
+/* leave ends the connection of a QP that is being destroyed, if it has one. No receive is used any more. */
+static void leave(struct qp *qp)
+{
+	int conn = atomic_load(&qp->conn), err;
+
+	if (conn != CONN_UP && conn != CONN_CLOSING)
+		return;
+	err = iwarpd_leave(qp->q, NULL);
+	if (!err || just_ended(err))
+		atomic_store(&qp->conn, CONN_CLOSING);
+}
+
 /*
  * A QP with a connection is closed in order and freed later: the peer then receives all
  * that was sent, and librdmacm's id gets its event.
@@ -331,8 +349,8 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 	iwv_exchange_end(qp);
 	async_drop(c, ibv, &qp->unacknowledged); /* others find the QP while it waits */
 	unlink_qp(&c->qps, qp);
-	if (!atomic_load(&c->gone) && atomic_load(&qp->conn) == CONN_UP)
-		iwv_qp_disconnect(qp, false, NULL);
+	if (!atomic_load(&c->gone))
+		leave(qp);
 	qp->next = c->closing;
 	c->closing = qp;
 	qp->deadline = 0;

@@ -1763,6 +1763,53 @@ static void yielded(void)
 	CHECK(ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(receiver) == 0);
 }
 
+/*
+ * What the peer of a destroyed queue pair sends takes none of its receives, though the connection lasts until
+ * everything that was posted before has been sent.
+ */
+static void left(void)
+{
+	enum { SIZE = 64 << 20, WRITES = 4 };
+	static char in, out = 42;
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	char *source = malloc(SIZE), *sink = malloc(SIZE);
+	struct ibv_mr *from, *to, *in_mr, *out_mr;
+	struct ibv_sge sge = { .length = 1 };
+	struct ibv_recv_wr recv = { .sg_list = &sge, .num_sge = 1 }, *bad_recv;
+	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE, .sg_list = &sge, .num_sge = 1 }, *bad;
+
+	establish(server, client, l, &id, &child);
+	CHECK(source && sink);
+	from = ibv_reg_mr(id->pd, source, SIZE, 0);
+	to = ibv_reg_mr(child->pd, sink, SIZE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	in_mr = ibv_reg_mr(id->pd, &in, 1, IBV_ACCESS_LOCAL_WRITE);
+	out_mr = ibv_reg_mr(child->pd, &out, 1, 0);
+	CHECK(from && to && in_mr && out_mr);
+	sge.addr = (uintptr_t)&in;
+	sge.lkey = in_mr->lkey;
+	CHECK(ibv_post_recv(id->qp, &recv, &bad_recv) == 0);
+	sge = (struct ibv_sge){ (uintptr_t)source, SIZE, from->lkey };
+	wr.wr.rdma.remote_addr = (uintptr_t)sink;
+	wr.wr.rdma.rkey = to->rkey;
+	for (int i = 0; i < WRITES; i++)
+		CHECK(ibv_post_send(id->qp, &wr, &bad) == 0);
+	CHECK(ibv_destroy_qp(id->qp) == 0); /* rdma_destroy_qp would wait for the end of the connection, as it destroys the queues too */
+	id->qp = NULL;
+	sge = (struct ibv_sge){ (uintptr_t)&out, 1, out_mr->lkey };
+	wr.opcode = IBV_WR_SEND;
+	CHECK(ibv_post_send(child->qp, &wr, &bad) == 0);
+	CHECK(next(server, RDMA_CM_EVENT_DISCONNECTED) == child && next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
+	CHECK(in == 0);
+	CHECK(ibv_dereg_mr(from) == 0 && ibv_dereg_mr(to) == 0 && ibv_dereg_mr(in_mr) == 0 && ibv_dereg_mr(out_mr) == 0);
+	free(source);
+	free(sink);
+	rdma_destroy_qp(id);
+	end(id);
+	end(child);
+	end(l);
+}
+
 /* last_receive takes the event that a queue pair takes no more receives of its shared queue. */
 static void last_receive(struct ibv_qp *qp)
 {
@@ -1816,7 +1863,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left },
 	};
 
 	CHECK(argc == 3);
