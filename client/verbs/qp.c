@@ -141,6 +141,10 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 	if (!qp)
 		return NULL;
 	qp->cap = init->cap;
+	if (init->srq) { /* the program need not set these; a QP holds no more receives than its SRQ has */
+		qp->cap.max_recv_wr = least(qp->cap.max_recv_wr, most_recvs(qp));
+		qp->cap.max_recv_sge = 0;
+	}
 	err = fill(qp->ctx, &attr, &qp->cap);
 	if (init->srq)
 		attr.recv_depth = most(attr.recv_depth, SHARED_RECVS);

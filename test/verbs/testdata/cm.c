@@ -1842,6 +1842,7 @@ static void last(void)
 
 	attr.send_cq = attr.recv_cq = child->send_cq;
 	attr.srq = child->srq;
+	attr.cap.max_recv_wr = attr.cap.max_recv_sge = UINT32_MAX; /* which do not matter with a shared queue */
 	qp = ibv_create_qp(child->pd, &attr);
 	CHECK(qp);
 	to_error(qp);
