@@ -360,6 +360,7 @@ struct qp {
 	bool sig_all;
 	_Atomic(void *) cm; /* librdmacm's id, or NULL */
 	atomic_int conn;    /* enum connection */
+	atomic_bool posted; /* work requests, which the daemon has */
 	int64_t deadline;   /* when a closing connection is cut, in ms */
 	struct exchange *exchange; /* connection by ibv_modify_qp, or NULL */
 	unsigned int unacknowledged; /* asynchronous events that the program has taken; guarded by iwv_thread_lock */

@@ -433,10 +433,12 @@ static int modify(struct qp *qp, const struct ibv_qp_attr *attr, int mask, struc
 		return -EINVAL;
 	switch (attr->qp_state) {
 	case IBV_QPS_RESET:
-		if (atomic_load(&qp->conn) == CONN_NONE)
-			return 0;
-		iwv_log("QP %u: iwarpd cannot reset a queue pair that has had a connection or an error: create another one", qp->ibv.qp_num);
-		return -EOPNOTSUPP;
+		if (atomic_load(&qp->conn) != CONN_NONE || atomic_load(&qp->posted)) {
+			iwv_log("QP %u: iwarpd cannot reset a queue pair that has had work requests, a connection or an error: create another one", qp->ibv.qp_num);
+			return -EOPNOTSUPP;
+		}
+		iwv_exchange_end(qp); /* it takes no connection now */
+		return 0;
 	case IBV_QPS_INIT:
 		return atomic_load(&qp->cm) ? 0 : exchange_listen(qp);
 	case IBV_QPS_RTR:

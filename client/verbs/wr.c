@@ -244,6 +244,7 @@ static int post_batch(struct qp *qp, struct ibv_send_wr **wr)
 		for (int end = done + n; done < end; done++) {
 			if (!b.last[done])
 				continue;
+			atomic_store_explicit(&qp->posted, true, memory_order_relaxed);
 			if (b.wr[done].flags & IWARPD_SIGNALED)
 				cq_expect(qp->ibv.send_cq, 1);
 			*wr = (*wr)->next;
@@ -285,8 +286,10 @@ int post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **b
 		struct iwarpd_recv_wr r = recv_of(wr);
 
 		err = iwarpd_post_recv(qp->q, &r);
-		if (!err)
+		if (!err) {
+			atomic_store_explicit(&qp->posted, true, memory_order_relaxed);
 			cq_expect(ibv->recv_cq, 1);
+		}
 		if (err == -ENOTCONN)
 			err = cq_flush(ibv->recv_cq, ibv, wr->wr_id, IBV_WC_RECV);
 		if (err)

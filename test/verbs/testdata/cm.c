@@ -593,11 +593,11 @@ static void flushes(struct queues *q)
 	CHECK(wc.wr_id == 7 && wc.status == IBV_WC_WR_FLUSH_ERR);
 }
 
-/* to_rtr makes a queue pair wait for one that never connects. */
-static void to_rtr(struct ibv_qp *qp)
+/* to_rtr connects a queue pair to one of the same device, or makes it wait for that, which has a lower number. */
+static void to_rtr(struct ibv_qp *qp, uint32_t peer)
 {
 	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT };
-	struct ibv_qp_attr rtr = { .qp_state = IBV_QPS_RTR, .ah_attr = { .is_global = 1, .port_num = 1 } };
+	struct ibv_qp_attr rtr = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer, .ah_attr = { .is_global = 1, .port_num = 1 } };
 
 	CHECK(ibv_query_gid(qp->context, 1, 0, &rtr.ah_attr.grh.dgid) == 0);
 	CHECK(ibv_modify_qp(qp, &init, IBV_QP_STATE) == 0);
@@ -611,7 +611,7 @@ static void rtr(void)
 	struct ibv_context *c = device(0);
 	struct queues a = make(c, NULL), b;
 
-	to_rtr(a.qp);
+	to_rtr(a.qp, 0); /* which never connects */
 	flushes(&a);
 	unmake(&a);
 	b = make(c, NULL);
@@ -627,7 +627,7 @@ static void devices(void)
 	struct queues a = make(one, NULL), b = make(two, NULL);
 
 	CHECK(a.qp->qp_num == b.qp->qp_num);
-	to_rtr(a.qp);
+	to_rtr(a.qp, 0);
 	flushes(&b);
 	flushes(&a);
 	unmake(&a);
@@ -821,6 +821,31 @@ static void transitions(void)
 	end(id);
 	end(child);
 	end(l);
+}
+
+/* A queue pair that was reset takes no connection of the peer that it had. One that has a receive is not reset. */
+static void reset(void)
+{
+	struct ibv_context *c = device(0);
+	struct queues a = make(c, NULL), b = make(c, NULL);
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+	int conn;
+
+	to_rtr(b.qp, a.qp->qp_num);
+	CHECK(modified(b.qp, IBV_QPS_RESET) == 0);
+	to_rtr(a.qp, b.qp->qp_num);
+	while ((conn = atomic_load(&qp_of(a.qp)->conn)) == CONN_MAKING)
+		usleep(1000);
+	CHECK(conn == CONN_OVER);
+	CHECK(ibv_query_qp(b.qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_RESET);
+	CHECK(modified(b.qp, IBV_QPS_INIT) == 0);
+	recv_empty(b.qp, 1);
+	CHECK(modified(b.qp, IBV_QPS_RESET) == EOPNOTSUPP && modified(b.qp, IBV_QPS_ERR) == 0);
+	expect_flush(b.cq, 1);
+	unmake(&a);
+	unmake(&b);
+	CHECK(ibv_close_device(c) == 0);
 }
 
 /* A queue pair in the error state that never had a connection flushes what is posted, and stays so. Its id gets no event. */
@@ -1864,7 +1889,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset },
 	};
 
 	CHECK(argc == 3);
