@@ -197,6 +197,50 @@ static void migrate(void)
 	rdma_destroy_event_channel(client);
 }
 
+/* still_running checks that a thread does not end within a second. */
+static void still_running(pthread_t t)
+{
+	struct timespec soon;
+
+	CHECK(clock_gettime(CLOCK_REALTIME, &soon) == 0);
+	soon.tv_sec++;
+	CHECK(pthread_timedjoin_np(t, NULL, &soon) == ETIMEDOUT);
+}
+
+/* A move of an identifier from one channel to another. */
+struct move {
+	struct rdma_cm_id *id;
+	struct rdma_event_channel *to;
+};
+
+static void *move(void *arg)
+{
+	struct move *m = arg;
+
+	CHECK(rdma_migrate_id(m->id, m->to) == 0);
+	return NULL;
+}
+
+/* An identifier moves when its events are acknowledged. */
+static void held(void)
+{
+	struct rdma_event_channel *old = channel(), *now = channel();
+	struct sockaddr_in a = socket_address(htons(1));
+	struct rdma_cm_event *e;
+	struct move m = { .to = now };
+	pthread_t t;
+
+	CHECK(rdma_create_id(old, &m.id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_resolve_addr(m.id, NULL, (struct sockaddr *)&a, 2000) == 0 && rdma_get_cm_event(old, &e) == 0);
+	CHECK(pthread_create(&t, NULL, move, &m) == 0);
+	still_running(t);
+	CHECK(rdma_ack_cm_event(e) == 0 && pthread_join(t, NULL) == 0);
+	rdma_destroy_event_channel(old);
+	CHECK(rdma_resolve_route(m.id, 2000) == 0 && next(now, RDMA_CM_EVENT_ROUTE_RESOLVED) == m.id);
+	end(m.id);
+	rdma_destroy_event_channel(now);
+}
+
 /* Listening or connecting a second time, and connecting a listener, fail and change nothing. */
 static void twice(void)
 {
@@ -915,16 +959,6 @@ static void *destroy_srq(void *srq)
 {
 	CHECK(ibv_destroy_srq(srq) == 0);
 	return NULL;
-}
-
-/* still_running checks that a thread does not end within a second. */
-static void still_running(pthread_t t)
-{
-	struct timespec soon;
-
-	CHECK(clock_gettime(CLOCK_REALTIME, &soon) == 0);
-	soon.tv_sec++;
-	CHECK(pthread_timedjoin_np(t, NULL, &soon) == ETIMEDOUT);
 }
 
 /* A shared receive queue lasts until the program has acknowledged its event. It has no limit after the event. */
@@ -1889,7 +1923,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held },
 	};
 
 	CHECK(argc == 3);
