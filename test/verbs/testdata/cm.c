@@ -1869,6 +1869,81 @@ static void left(void)
 	end(l);
 }
 
+/* await_success waits for the completion of a work request, which must have succeeded. */
+static struct ibv_wc await_success(struct ibv_cq *cq, uint64_t id)
+{
+	struct ibv_wc wc;
+
+	while (ibv_poll_cq(cq, 1, &wc) == 0)
+		usleep(1000);
+	if (wc.status != IBV_WC_SUCCESS)
+		printf("work request %d: %s\n", (int)wc.wr_id, ibv_wc_status_str(wc.status));
+	CHECK(wc.wr_id == id && wc.status == IBV_WC_SUCCESS);
+	return wc;
+}
+
+/*
+ * A device with memory management extensions has Send with Invalidate and Local Invalidate: a peer reads from a memory
+ * window and invalidates it, it is bound again, and the program invalidates it.
+ */
+static void invalidated(void)
+{
+	static uint64_t data = 42, got;
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct ibv_device_attr attr;
+	struct ibv_mr *mr, *to;
+	struct ibv_mw *mw;
+	struct ibv_sge sge;
+	struct ibv_send_wr read = { .wr_id = 1, .opcode = IBV_WR_RDMA_READ, .sg_list = &sge, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED };
+	struct ibv_send_wr send = { .wr_id = 2, .opcode = IBV_WR_SEND_WITH_INV, .send_flags = IBV_SEND_SIGNALED };
+	struct ibv_send_wr bind = { .wr_id = 3, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED };
+	struct ibv_send_wr local = { .wr_id = 4, .opcode = IBV_WR_LOCAL_INV, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_wc wc;
+
+	CHECK(ibv_query_device(l->verbs, &attr) == 0 && attr.device_cap_flags & IBV_DEVICE_MEM_MGT_EXTENSIONS);
+	establish(server, client, l, &id, &child);
+	mr = ibv_reg_mr(child->pd, &data, sizeof(data), IBV_ACCESS_MW_BIND);
+	to = ibv_reg_mr(id->pd, &got, sizeof(got), IBV_ACCESS_LOCAL_WRITE);
+	mw = ibv_alloc_mw(child->pd, IBV_MW_TYPE_2);
+	CHECK(mr && to && mw);
+	sge = (struct ibv_sge){ (uintptr_t)&got, sizeof(got), to->lkey };
+	bind.bind_mw.mw = mw;
+	bind.bind_mw.bind_info = (struct ibv_mw_bind_info){ mr, (uintptr_t)&data, sizeof(data), IBV_ACCESS_REMOTE_READ };
+	bind.bind_mw.rkey = mw->rkey;
+	for (int i = 0; i < 2; i++) {
+		bind.bind_mw.rkey = ibv_inc_rkey(bind.bind_mw.rkey);
+		got = 0;
+		recv_empty(child->qp, 5);
+		CHECK(ibv_post_send(child->qp, &bind, &bad) == 0);
+		await_success(child->send_cq, bind.wr_id);
+		read.wr.rdma.remote_addr = (uintptr_t)&data;
+		read.wr.rdma.rkey = bind.bind_mw.rkey;
+		CHECK(ibv_post_send(id->qp, &read, &bad) == 0);
+		await_success(id->send_cq, read.wr_id);
+		CHECK(got == data && ibv_dereg_mr(mr) == EBUSY);
+		if (i == 0) {
+			send.invalidate_rkey = bind.bind_mw.rkey;
+			CHECK(ibv_post_send(id->qp, &send, &bad) == 0);
+			await_success(id->send_cq, send.wr_id);
+			wc = await_success(child->recv_cq, 5);
+			CHECK(wc.wc_flags & IBV_WC_WITH_INV && wc.invalidated_rkey == send.invalidate_rkey);
+		} else {
+			local.invalidate_rkey = bind.bind_mw.rkey;
+			CHECK(ibv_post_send(child->qp, &local, &bad) == 0);
+			await_success(child->send_cq, local.wr_id);
+		}
+	}
+	CHECK(ibv_post_send(id->qp, &read, &bad) == 0);
+	while (ibv_poll_cq(id->send_cq, 1, &wc) == 0)
+		usleep(1000);
+	CHECK(wc.wr_id == read.wr_id && wc.status == IBV_WC_REM_ACCESS_ERR);
+	CHECK(ibv_dealloc_mw(mw) == 0 && ibv_dereg_mr(mr) == 0 && ibv_dereg_mr(to) == 0);
+	end(id);
+	end(child);
+	end(l);
+}
+
 /* last_receive takes the event that a queue pair takes no more receives of its shared queue. */
 static void last_receive(struct ibv_qp *qp)
 {
@@ -1923,7 +1998,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated },
 	};
 
 	CHECK(argc == 3);
