@@ -934,6 +934,28 @@ static void unconnected(void)
 	rdma_destroy_event_channel(ch);
 }
 
+/* Everything that a queue pair without a connection has taken is flushed, also what exceeds the depth that was asked for. */
+static void all(void)
+{
+	struct ibv_context *c = device(0);
+	struct queues q = make(c, NULL);
+	struct ibv_recv_wr recv = { 0 }, *bad_recv;
+	struct ibv_send_wr send = { .opcode = IBV_WR_SEND }, *bad;
+
+	while (ibv_post_send(q.qp, &send, &bad) == 0)
+		send.wr_id++;
+	while (ibv_post_recv(q.qp, &recv, &bad_recv) == 0)
+		recv.wr_id++;
+	CHECK(send.wr_id > 4 && recv.wr_id > 4);
+	to_error(q.qp);
+	for (uint64_t i = 0; i < send.wr_id; i++)
+		expect_flush(q.cq, i);
+	for (uint64_t i = 0; i < recv.wr_id; i++)
+		expect_flush(q.cq, i);
+	unmake(&q);
+	CHECK(ibv_close_device(c) == 0);
+}
+
 /* rdma_disconnect of a synchronous id returns when the connection has ended. */
 static void synchronous(void)
 {
@@ -1998,7 +2020,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all },
 	};
 
 	CHECK(argc == 3);
