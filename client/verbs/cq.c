@@ -552,6 +552,8 @@ int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 	if (got == 1 && wc->opcode == IBV_WC_RDMA_WRITE && wc->status == IBV_WC_SUCCESS)
 		wait = answer_wait(cq);
 	pthread_mutex_unlock(&cq->lock);
+	if (got > 0)
+		qps_failed(iwv_context_of(ibv->context), wc, got);
 	if (wait > 0)
 		await_answer(cq, wait);
 	if (got == 0 && over)

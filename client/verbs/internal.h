@@ -380,6 +380,12 @@ static inline bool qp_plain(const struct ibv_qp_init_attr_ex *init)
 	return !(init->comp_mask & ~(uint32_t)(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS));
 }
 
+/*
+ * qps_failed moves the QPs of failed ones of n completions to the error state. The end of the connection, which they precede, may
+ * be reported much later.
+ */
+void qps_failed(struct context *c, const struct ibv_wc *wc, int n);
+
 struct ibv_qp *create_qp_ex(struct ibv_context *ctx, struct ibv_qp_init_attr_ex *init);
 
 /* qp_live reports whether the program has a QP with the number num. */

@@ -273,6 +273,21 @@ void qp_event(const struct iwarpd_event *ev)
 	}
 }
 
+void qps_failed(struct context *c, const struct ibv_wc *wc, int n)
+{
+	for (int i = 0; i < n; i++) {
+		struct qp *qp;
+
+		if (wc[i].status == IBV_WC_SUCCESS)
+			continue;
+		iwv_thread_lock();
+		qp = iwv_qp_find(c, wc[i].qp_num);
+		if (qp && !qp->exchange)
+			qp->ibv.state = IBV_QPS_ERR;
+		iwv_thread_unlock();
+	}
+}
+
 /* finish frees a QP of the list closing. */
 static void finish(struct context *c, struct qp *qp)
 {
@@ -372,6 +387,7 @@ int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask, struct 
 
 	if (!iwv_is_ours(ibv->context))
 		return REAL(ibv_query_qp)(ibv, attr, mask, init);
+	iwv_thread_lock();
 	*attr = (struct ibv_qp_attr){
 		.qp_state = ibv->state,
 		.cur_qp_state = ibv->state,
@@ -391,6 +407,7 @@ int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask, struct 
 		.qp_type = ibv->qp_type,
 		.sq_sig_all = qp->sig_all,
 	};
+	iwv_thread_unlock();
 	return 0;
 }
 
