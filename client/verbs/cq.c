@@ -87,8 +87,11 @@ static void show_ready(struct channel *ch)
 {
 	static const uint64_t one = 1;
 	uint64_t count;
+	int state;
 
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state); /* nobody would release the lock */
 	(void)!(ch->ready ? write(ch->wake, &one, sizeof(one)) : read(ch->wake, &count, sizeof(count)));
+	pthread_setcancelstate(state, &state);
 }
 
 static void push_ready(struct channel *ch, struct cq *cq)
