@@ -155,3 +155,33 @@ func TestHalfCloseReset(t *testing.T) {
 		t.Errorf("completions %+v", qb.wcs)
 	}
 }
+
+// TestLeaveUnread checks that a connection whose program takes nothing more is closed when the peer has all that was sent, though the peer
+// does not close, and that its TCP connection ends soon though the peer sends on.
+func TestLeaveUnread(t *testing.T) {
+	for _, deaf := range []bool{false, true} {
+		s, a, b, qa, qb := fullPair(t, mpa.Params{CRC: true})
+		b.mode = modeStreaming // it answers no FIN
+		start := s.now
+		s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, 100), RKey: qb.reg.STag(), Remote: 0x10000})
+		if deaf {
+			a.dropReceived()
+		}
+		s.hosts[0].w.disconnect(a, false)
+		ev := s.closed(0)
+		if took := s.now.Sub(start); deaf != (took < time.Second) || deaf && (ev.Err != nil || !ev.TimeWait) {
+			t.Errorf("deaf %v: closed after %v by %v, TIME-WAIT %v", deaf, took, ev.Err, ev.TimeWait)
+		}
+		if len(qa.wcs) != 1 || qa.wcs[0].Status != verbs.WCSuccess {
+			t.Errorf("deaf %v: %v", deaf, qa.wcs)
+		}
+		for gone, end := false, s.now; !gone; {
+			if took := s.now.Sub(start); took > 2*time.Minute {
+				t.Fatalf("deaf %v: not gone after %v", deaf, took)
+			}
+			b.conn().streamSend(s.hosts[1].w, []byte{1}) // the peer goes on
+			end = end.Add(time.Second)
+			s.until("the connection is gone, or time passes", func() bool { gone = s.hosts[0].w.stats.Conns == 0; return gone || s.now > end })
+		}
+	}
+}

@@ -163,13 +163,14 @@ func (e *Engine) SetDSCP(id ConnID, dscp uint8) error {
 	return err
 }
 
-// DropReceived makes a connection drop what its peer sends. When it returns, no worker places
-// data of the peer or takes a receive for it.
+// DropReceived makes a connection drop what its peer sends, and end when its FIN is acknowledged,
+// without that of the peer. When it returns, no worker places data of the peer or takes a receive
+// for it.
 func (e *Engine) DropReceived(id ConnID) {
 	done := make(chan struct{})
 	e.onStream(id, func(_ *worker, s *stream) {
 		if s != nil {
-			s.rxFailed = true
+			s.dropReceived()
 		}
 		close(done)
 	})

@@ -35,7 +35,7 @@ type stream struct {
 	closed     bool       // EventClosed was sent
 	unreported bool       // it has ended half-open, and so has no events: a peer could cause any number of them
 	err        error      // why the stream ends; nil means the transport's reason
-	giveUp     clock.Time // deadline of an active open
+	giveUp     clock.Time // deadline of an active open, or of a FIN of the peer that no program waits for
 
 	// SCTP only.
 	sid   uint16    // SCTP stream
@@ -58,6 +58,7 @@ type stream struct {
 	failed   bool // a Terminate is queued or sent
 	overrun  bool // a completion did not fit in its CQ
 	rxFailed bool // ignore received data
+	deaf     bool // so does the program: closed once the peer has all that was sent
 	leaving  bool // close after the posted data has been sent
 	settling bool // closed, but data must still be stored in far memory or work be flushed
 	half     bool // the peer has closed, and
@@ -199,6 +200,9 @@ func (s *stream) leave(w *worker) {
 	w.mark(s.lane)
 }
 
+// dropReceived makes s ignore received data, since its program has destroyed the queue pair.
+func (s *stream) dropReceived() { s.rxFailed, s.deaf = true, true }
+
 // left reports whether s must be closed now; idle says that it stopped for want of data or window.
 func (s *stream) left(idle bool) bool {
 	if !s.leaving || s.mode != modeFull || s.failed { // a Terminate ends the stream
@@ -276,7 +280,7 @@ func (s *stream) over(w *worker) {
 	}
 	if !s.unreported {
 		c, _ := s.lane.llp.(*tcpConn)
-		timeWait := c != nil && (c.tcp.State() == tcp.TimeWait || c.sock != nil && c.sock.timeWait)
+		timeWait := c != nil && (c.rests() || c.sock != nil && c.sock.timeWait)
 		w.e.events.push(Event{Kind: EventClosed, Conn: s.id, Flow: s.flow(), Worker: w.id, Err: s.err, TimeWait: timeWait})
 	}
 	s.unlinkQP(w)

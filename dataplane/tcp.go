@@ -300,10 +300,14 @@ func (c *tcpConn) next() clock.Time {
 const recheckAfter = 2
 
 func (c *tcpConn) timeout(w *worker) {
-	if c.mode == modeOpening && c.giveUp.Due(w.now) {
+	if c.giveUp.Due(w.now) {
 		c.giveUp = 0
-		c.err = ErrTimeout
-		c.tcp.Abort(w.now)
+		if c.mode == modeOpening {
+			c.err = ErrTimeout
+		}
+		if c.tcp.State() != tcp.TimeWait {
+			c.tcp.Abort(w.now)
+		}
 	}
 	c.probePeer(w.now)
 	if c.halfUntil.Due(w.now) {
@@ -338,11 +342,24 @@ func (c *tcpConn) events(w *worker) int {
 			return n
 		}
 	}
-	if !c.closed && c.tcp.State() == tcp.TimeWait {
+	if !c.closed && c.rests() {
+		if c.tcp.State() == tcp.FinWait2 {
+			c.giveUp = w.now.Add(orphanTime)
+		}
 		c.finish(w, nil)
 		w.timeWait.add(c)
 	}
 	return n
+}
+
+// orphanTime is the time for which a connection without a program waits for the peer's FIN, whatever else the peer sends.
+const orphanTime = time.Minute
+
+// rests reports whether c needs its tcp.Conn only for what the peer may still send: in TIME-WAIT, and before the peer's FIN if the
+// program is not to wait for that.
+func (c *tcpConn) rests() bool {
+	state := c.tcp.State()
+	return state == tcp.TimeWait || state == tcp.FinWait2 && c.deaf
 }
 
 // established is called when the TCP handshake is done.
