@@ -82,14 +82,11 @@ type Attachment struct {
 // returns, all posted work is flushed, and no worker uses the binding or its rings.
 func (e *Engine) Detach(b *QPBinding) {
 	if id := ConnID(b.id.Load()); id != 0 {
-		done := make(chan struct{})
-		e.onStream(id, func(w *worker, s *stream) {
+		e.awaitStream(id, func(w *worker, s *stream) {
 			if s != nil && s.qp == b {
 				s.detach(w)
 			}
-			close(done)
 		})
-		e.await(done)
 	}
 	for _, w := range e.workers { // serves as a fence too
 		done := make(chan struct{})

@@ -178,3 +178,13 @@ func (e *Engine) elsewhere(k handoff.Key, w *worker) bool {
 func (e *Engine) onStream(id ConnID, f func(w *worker, s *stream)) {
 	e.worker(id).post(func(w *worker) { w.withStream(id, f) })
 }
+
+// awaitStream is onStream, and waits until f has returned.
+func (e *Engine) awaitStream(id ConnID, f func(w *worker, s *stream)) {
+	done := make(chan struct{})
+	e.onStream(id, func(w *worker, s *stream) {
+		f(w, s)
+		close(done)
+	})
+	e.await(done)
+}

@@ -152,14 +152,12 @@ func (e *Engine) Attach(id ConnID, a Attachment) {
 // SetDSCP changes the DSCP of the packets that a connection sends, and, over SCTP, of those of its
 // association. A connection within the host has none.
 func (e *Engine) SetDSCP(id ConnID, dscp uint8) error {
-	err, done := errOver, make(chan struct{})
-	e.onStream(id, func(w *worker, s *stream) {
+	err := errOver
+	e.awaitStream(id, func(_ *worker, s *stream) {
 		if s != nil {
 			err = s.lane.llp.setDSCP(dscp)
 		}
-		close(done)
 	})
-	e.await(done)
 	return err
 }
 
@@ -167,14 +165,11 @@ func (e *Engine) SetDSCP(id ConnID, dscp uint8) error {
 // without that of the peer. When it returns, no worker places data of the peer or takes a receive
 // for it.
 func (e *Engine) DropReceived(id ConnID) {
-	done := make(chan struct{})
-	e.onStream(id, func(_ *worker, s *stream) {
+	e.awaitStream(id, func(_ *worker, s *stream) {
 		if s != nil {
 			s.dropReceived()
 		}
-		close(done)
 	})
-	e.await(done)
 }
 
 // Disconnect closes a connection. A graceful close first sends posted work (in streaming mode,
