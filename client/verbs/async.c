@@ -95,7 +95,7 @@ void async_error(struct context *c, const struct iwarpd_event *ev)
 
 void async_last_recv(struct qp *qp)
 {
-	if (iwv_qp_find(qp->ctx, qp->ibv.qp_num) == qp) /* the program has not destroyed it */
+	if (qp_live(qp->ctx, qp->ibv.qp_num)) /* the program has not destroyed it */
 		put(qp->ctx, IBV_EVENT_QP_LAST_WQE_REACHED, &qp->ibv);
 }
 
