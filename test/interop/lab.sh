@@ -36,6 +36,7 @@ lab_build() {
   echo "interop: building the virtual machine in $LAB (once)"
   local new=$LAB.$$ pkg kver v
   rm -rf "$new"; mkdir -p "$new/kernel" "$new/src"
+  apt update || true   # first: an old list may name a kernel whose headers are gone
   pkg=$(apt-cache depends linux-image-amd64 | sed -n 's/.*Depends: \(linux-image-[^ ]*\)$/\1/p' | head -1)
   kver=${pkg#linux-image-}
   apt_install qemu-system-x86 busybox-static kmod cpio xz-utils gcc make "linux-headers-$kver" linux-source rdma-core \
@@ -60,12 +61,12 @@ lab_build() {
   rm -rf "$LAB"; mv "$new" "$LAB"
 }
 
-apt_install() {
-  export DEBIAN_FRONTEND=noninteractive
-  local apt=(apt-get -qq -o Acquire::Retries=5 -o DPkg::Lock::Timeout=300)
-  "${apt[@]}" update >/dev/null
-  "${apt[@]}" install -y --no-install-recommends "$@" >/dev/null 2>"$TMP/apt.err" || { cat "$TMP/apt.err" >&2; return 1; }
+apt() {
+  DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=5 -o DPkg::Lock::Timeout=300 "$@" >/dev/null 2>"$TMP/apt.err" ||
+    { cat "$TMP/apt.err" >&2; return 1; }
 }
+
+apt_install() { apt install -y --no-install-recommends "$@"; }
 
 # initrd_begin R PROGRAM...: the folders of an initramfs, with busybox and these programs.
 initrd_begin() {

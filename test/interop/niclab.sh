@@ -21,6 +21,7 @@ nic_lab_build() {
   echo "interop: building the virtual machine with NICs in $NIC_LAB (once)"
   local new=$NIC_LAB.$$ code uri s opts
   rm -rf "$new"; mkdir -p "$new"/{apt/lists/partial,apt/cache/archives/partial,deb,new,qemu,kernel}
+  apt update || true
   apt_install qemu-system-x86 seabios busybox-static kmod cpio xz-utils iproute2 ethtool tcpdump || return 1
   # Newer suites than the machine's, in an index of their own.
   code=$(. /etc/os-release; echo "$VERSION_CODENAME")
