@@ -21,7 +21,7 @@ NORACE = /(tcp|tcp/gvisor|tcp/kernel|sctp|sctp/session|mpa|ddp|rdmap|rpcrdma/wir
 PACKAGES = ./... ./cmd/iwarpctl/... ./rpcrdma/... ./test/bench/...
 
 .DEFAULT_GOAL := build
-.PHONY: build programs image docs clib verbs packages packages-check release generate lint test upgrade-test mutate demo transcript bench plot interop interop-nfs interop-sctp interop-nic interop-verbs clean help
+.PHONY: build programs image docs clib verbs packages packages-check release generate lint test upgrade-test mutate demo transcript bench profile plot interop interop-nfs interop-sctp interop-nic interop-verbs clean help
 
 build: programs ## build bin/iwarpd, bin/iwarpctl and bin/iwarpd-device-plugin
 	CGO_ENABLED=0 $(GO) build -C cmd/iwarpd-device-plugin -trimpath -ldflags '$(LDFLAGS)' -o $(CURDIR)/bin/ .
@@ -70,7 +70,7 @@ lint: ## formatting, vet, staticcheck, the import table, generated files up to d
 test: ## unit, simulation and (as root) namespace tests, with the race detector
 	@.ci/need ip:iproute2 ethtool:ethtool nft:nftables gcc:gcc /usr/include/stdlib.h:libc6-dev tshark:tshark /usr/include/usrsctp.h:libusrsctp-dev runc:runc \
 		$(VERBS_NEED) $(VERBS_PROGRAMS)
-	@status=0; test="$(GO) test -vet=off -timeout 20m $(TESTFLAGS)"; plain="env CGO_ENABLED=0 $$test -trimpath"; \
+	@status=0; test="$(GO) test -vet=off -pgo=off -timeout 20m $(TESTFLAGS)"; plain="env CGO_ENABLED=0 $$test -trimpath"; \
 	$$test $(RACE) -p 3 -shuffle=on $$($(GO) list ./test/... ./rpcrdma/... $(PACKAGES) ./cmd/iwarpd-device-plugin/... | grep -vE '$(NORACE)') || status=1; \
 	{ $$plain -run 'NoAllocs|HostileClient' ./client/embed ./test/isolation; first=$$?; \
 	  TRANSPORT=socket $$test $(RACE) ./client/embed ./test/adversary ./test/isolation && exit $$first; } & \
@@ -96,7 +96,12 @@ transcript: build ## replace the sample output in README.md by that of real runs
 bench: build ## measure against the budget, kernel TCP and libfabric; writes out/bench.json
 	@mkdir -p $(OUT)
 	@.ci/need fi_pingpong:libfabric-bin gcc:gcc /usr/include/stdlib.h:libc6-dev /usr/include/usrsctp.h:libusrsctp-dev
-	$(GO) run ./test/bench $(BENCHFLAGS)
+	$(GO) run -pgo cmd/iwarpd/default.pgo ./test/bench $(BENCHFLAGS)
+
+profile: ## record cmd/iwarpd/default.pgo, by which the compiler optimizes the daemon (root)
+	@mkdir -p $(OUT)
+	CGO_ENABLED=0 $(GO) test -trimpath -run '^$$' -bench Veth -cpuprofile $(CURDIR)/$(OUT)/cpu.prof -o $(OUT)/dataplane.test ./dataplane
+	$(GO) tool pprof -proto -output cmd/iwarpd/default.pgo $(OUT)/cpu.prof
 
 plot: ## draw out/bench.json, which make bench wrote, into out/speed.svg
 	$(GO) run ./test/bench -plot $(OUT)/speed.svg

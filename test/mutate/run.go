@@ -156,7 +156,7 @@ func (r *runner) exec(ctx context.Context, n conformance.Name, m *mutant, limit 
 	}
 	cmd := exec.CommandContext(limited, bin, "-test.run", run, "-test.v", "-test.timeout", (limit + time.Second).String())
 	cmd.Dir = filepath.Join(r.b.root, n.Dir)
-	cmd.Env = append(os.Environ(), "GOFLAGS=-overlay="+overlay, "GOTRACEBACK=none", "GOMEMLIMIT=2GiB")
+	cmd.Env = append(os.Environ(), "GOFLAGS=-pgo=off -overlay="+overlay, "GOTRACEBACK=none", "GOMEMLIMIT=2GiB")
 	if m != nil && !m.place.constant {
 		cmd.Env = append(cmd.Env, fmt.Sprintf("MUTANT=%d", m.id))
 	}
