@@ -46,7 +46,10 @@ type claims struct {
 	byAddr   map[claimKey]*claim
 	byPort   map[uint16][]*claim // the same claims by port; a port has at most one per local address
 	nextPort uint16              // for noGuard
-	freed    func(uid uint32)    // called with the owner of a freed port of an active open
+
+	looks      int // calls of kernelHas since looksSince
+	looksSince clock.Time
+	freed      func(uid uint32) // called with the owner of a freed port of an active open
 }
 
 // claimKey identifies a claim.
@@ -216,6 +219,11 @@ func (cs *claims) guardAddr(c *claim, a netip.Addr) error {
 		zone = d.Index()
 	}
 	fd, port, err := bindGuard(want, zone, c.on.sockets())
+	if e, ok := errors.AsType[*Error](err); ok && e.Code == portInUse && want.Port() != 0 && !c.on.sockets() {
+		if over, ok := cs.bindOver(want, zone); ok {
+			fd, port, err = over, want.Port(), nil
+		}
+	}
 	if err != nil {
 		return err
 	}

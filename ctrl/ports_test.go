@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -61,32 +62,69 @@ func TestFreePortOfAllAddresses(t *testing.T) {
 	cs.undo(c)
 }
 
-// TestPortInTimeWait checks that the error for a port that no program has, but a connection of the kernel in TIME-WAIT, says so:
-// it would name a program in vain, which ss -l does not show.
+// TestPortInTimeWait checks that a port is free which the kernel has only in TIME-WAIT, after a server, and that no program of the kernel
+// can listen on it then. The error of others says that there may be a TIME-WAIT: it would name a program in vain, which ss -l does not show.
 func TestPortInTimeWait(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	for _, c := range []struct {
+		name    string
+		live    bool // the server has another connection, but does not listen any more
+		private bool // its sockets do not have SO_REUSEADDR
+	}{{name: "server"}, {name: "connected", live: true}, {name: "private", private: true}} {
+		t.Run(c.name, func(t *testing.T) {
+			cfg := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+				return raw.Control(func(fd uintptr) {
+					if c.private {
+						_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 0)
+					}
+				})
+			}}
+			l, err := cfg.Listen(t.Context(), "tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			peer, here := connected(t, l)
+			if c.live {
+				connected(t, l)
+			}
+			l.Close()
+			here.Close() // first, so that TIME-WAIT is here
+			if _, err := io.ReadAll(peer); err != nil {
+				t.Fatal(err)
+			}
+			peer.Close()
+			addr := l.Addr().(*net.TCPAddr).AddrPort()
+			cs := claims{files: new(pool)}
+			guards := &claim{addr: addr, guard: make(map[netip.Addr]bool)}
+			err = cs.guardAddr(guards, addr.Addr())
+			defer cs.undo(guards)
+			if e, ok := errors.AsType[*Error](err); c.live || c.private {
+				if !ok || e.Code != portInUse || !strings.Contains(e.Text, "TIME-WAIT (ss -tanp") {
+					t.Errorf("%v", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if again, err := net.Listen("tcp", addr.String()); !errors.Is(err, unix.EADDRINUSE) {
+				t.Errorf("a program can listen on the port: %v", err)
+				again.Close()
+			}
+		})
+	}
+}
+
+// connected returns both ends of a new connection to l, which the test closes.
+func connected(t *testing.T, l net.Listener) (there, here net.Conn) {
+	t.Helper()
+	there, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
-	peer, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
+	t.Cleanup(func() { there.Close() })
+	if here, err = l.Accept(); err != nil {
 		t.Fatal(err)
 	}
-	here, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.Close()
-	here.Close() // first, so that TIME-WAIT is here
-	if _, err := io.ReadAll(peer); err != nil {
-		t.Fatal(err)
-	}
-	peer.Close()
-	fd, _, err := bindGuard(l.Addr().(*net.TCPAddr).AddrPort(), 0, false)
-	if err == nil {
-		unix.Close(fd)
-	}
-	if e, ok := errors.AsType[*Error](err); !ok || e.Code != portInUse || !strings.Contains(e.Text, "TIME-WAIT (ss -tanp") {
-		t.Errorf("%v", err)
-	}
+	t.Cleanup(func() { here.Close() })
+	return there, here
 }

@@ -36,9 +36,8 @@ func perftest(program, args string) row {
 
 // exchanging makes the row of a test of perftest whose sides connect without librdmacm.
 func exchanging(program, args string) row {
-	r := row{group: "perftest", name: strings.TrimSpace(program + " " + args), env: roce, port: 18516}
-	// Not the port of those with -R, which the kernel's TCP may still have in TIME-WAIT.
-	r.server = program + " -F -p 18516 " + args
+	r := row{group: "perftest", name: strings.TrimSpace(program + " " + args), env: roce, port: 18515}
+	r.server = program + " -F " + args
 	r.client = r.server + " ADDR"
 	return r
 }

@@ -1,0 +1,74 @@
+package ctrl
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+)
+
+// maxLooks is the number of times a second that clients can make the daemon look for sockets of the kernel, which takes
+// milliseconds on a host with many connections.
+const maxLooks = 16
+
+// bindOver is bindGuard for a port that the kernel's TCP has only in TIME-WAIT, which the kernel allows if the sockets
+// had SO_REUSEADDR, as those of servers have. The port must have no other socket: its frames would be steered away.
+func (cs *claims) bindOver(addr netip.AddrPort, zone int) (fd int, ok bool) {
+	if now := clock.Now(); now.Sub(cs.looksSince) >= time.Second {
+		cs.looks, cs.looksSince = 0, now
+	}
+	if cs.looks == maxLooks {
+		return -1, false
+	}
+	cs.looks++
+	fd, _, err := bindGuard(addr, zone, true)
+	if err != nil {
+		return -1, false
+	}
+	// Now no other socket of the port can listen, so that none is connected later.
+	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 0)
+	if used, e := kernelHas(addr); err != nil || e != nil || used {
+		unix.Close(fd)
+		return -1, false
+	}
+	return fd, true
+}
+
+// kernelHas reports whether a socket of the kernel's TCP on addr listens or is connected. TIME-WAIT does not count.
+func kernelHas(addr netip.AddrPort) (bool, error) {
+	const (
+		requestSize = 56        // struct inet_diag_req_v2 of linux/inet_diag.h
+		timeWait    = 6         // TCP_TIME_WAIT and TCP_CLOSE of netinet/tcp.h
+		closed      = 7         //
+		states      = 1<<13 - 2 // TCP_ESTABLISHED to TCP_NEW_SYN_RECV
+	)
+	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+		req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
+		b := make([]byte, requestSize)
+		b[0], b[1] = family, unix.IPPROTO_TCP
+		binary.NativeEndian.PutUint32(b[4:], states&^(1<<timeWait)&^(1<<closed))
+		binary.BigEndian.PutUint16(b[8:], addr.Port())
+		req.AddRawData(b)
+		socks, err := req.Execute(unix.NETLINK_SOCK_DIAG, nl.SOCK_DIAG_BY_FAMILY)
+		if err != nil {
+			return false, err
+		}
+		for _, s := range socks { // struct inet_diag_msg
+			if len(s) < 24 {
+				continue
+			}
+			local, _ := netip.AddrFromSlice(s[8:24])
+			if s[0] == unix.AF_INET {
+				local, _ = netip.AddrFromSlice(s[8:12])
+			}
+			if local = local.Unmap(); local.IsUnspecified() || local == addr.Addr().Unmap().WithZone("") {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
