@@ -512,7 +512,6 @@ struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *init
 	attr = (struct iwarpd_srq_attr){
 		.depth = most(init->attr.max_wr, 1),
 		.max_sge = most(init->attr.max_sge, 1),
-		.limit = init->attr.srq_limit,
 		.context = srq,
 	};
 	err = iwarpd_create_srq(container_of(pd, struct pd, ibv)->pd, &attr, &srq->q, &e);
@@ -521,8 +520,10 @@ struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *init
 		iwv_fail(err, "ibv_create_srq", &e);
 		return NULL;
 	}
-	srq->attr = (struct ibv_srq_attr){ attr.depth, attr.max_sge, attr.limit };
-	init->attr = srq->attr;
+	init->attr.max_wr = attr.depth;
+	init->attr.max_sge = attr.max_sge;
+	srq->attr = init->attr;
+	srq->attr.srq_limit = 0; /* ibv_modify_srq sets it */
 	srq->ibv.context = pd->context;
 	srq->ibv.srq_context = init->srq_context;
 	srq->ibv.pd = pd;

@@ -2035,6 +2035,23 @@ static void last(void)
 	end(l);
 }
 
+/* A shared receive queue has no limit until the program sets one, whatever its first attributes say. */
+static void armed(void)
+{
+	struct ibv_context *c = device(0);
+	struct ibv_pd *pd = ibv_alloc_pd(c);
+	struct ibv_srq_init_attr init = { .attr = { .max_wr = 4, .max_sge = 2, .srq_limit = UINT32_MAX } };
+	struct ibv_srq *srq = ibv_create_srq(pd, &init);
+	struct ibv_srq_attr attr;
+
+	CHECK(srq && init.attr.max_wr >= 4 && init.attr.max_sge >= 2);
+	CHECK(ibv_query_srq(srq, &attr) == 0 && attr.max_wr == init.attr.max_wr && attr.srq_limit == 0);
+	attr.srq_limit = UINT32_MAX;
+	CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT) == EINVAL);
+	CHECK(ibv_query_srq(srq, &attr) == 0 && attr.srq_limit == 0);
+	CHECK(ibv_destroy_srq(srq) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(c) == 0);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
@@ -2043,7 +2060,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed },
 	};
 
 	CHECK(argc == 3);
