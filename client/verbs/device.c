@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <glob.h>
+#include <net/if.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -554,13 +555,13 @@ int _ibv_query_gid_ex(struct ibv_context *ibv, uint32_t port, uint32_t index, st
 			  uint32_t flags, size_t size)
 {
 	struct ibv_gid_entry e = { .gid_index = index, .port_num = 1, .gid_type = IBV_GID_TYPE_ROCE_V2 };
+	const struct context *c = iwv_context_of(ibv);
 
 	if (!iwv_is_ours(ibv))
 		return REAL(_ibv_query_gid_ex)(ibv, port, index, entry, flags, size);
-	if (port != 1 || flags)
+	if (port != 1 || flags || put_gid(c, index, &e.gid) < 0)
 		return EINVAL;
-	if (put_gid(iwv_context_of(ibv), index, &e.gid) < 0)
-		return ENODATA;
+	e.ndev_ifindex = if_nametoindex(c->device->interface);
 	memcpy(entry, &e, size < sizeof(e) ? size : sizeof(e));
 	return 0;
 }

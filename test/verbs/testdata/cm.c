@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
+#include <net/if.h>
 #include <poll.h>
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
@@ -2052,6 +2053,24 @@ static void armed(void)
 	CHECK(ibv_destroy_srq(srq) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(c) == 0);
 }
 
+/* Each GID names the network device that has its address. The table ends where the port says. */
+static void gids(void)
+{
+	struct ibv_context *c = device(0);
+	struct ibv_gid_entry e;
+	struct ibv_port_attr port;
+	char name[IF_NAMESIZE];
+
+	CHECK(ibv_query_port(c, 1, &port) == 0 && port.gid_tbl_len > 0);
+	for (int i = 0; i < port.gid_tbl_len; i++) {
+		CHECK(ibv_query_gid_ex(c, 1, i, &e, 0) == 0 && e.gid_index == (uint32_t)i && e.port_num == 1);
+		CHECK(if_indextoname(e.ndev_ifindex, name));
+		CHECK(strcmp(name, container_of(c, struct context, v.context)->device->interface) == 0);
+	}
+	CHECK(ibv_query_gid_ex(c, 1, port.gid_tbl_len, &e, 0) == EINVAL);
+	CHECK(ibv_close_device(c) == 0);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
@@ -2060,7 +2079,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids },
 	};
 
 	CHECK(argc == 3);
