@@ -229,11 +229,14 @@ int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, s
 {
 	struct mr *mr = container_of(ibv, struct mr, ibv), old, *fresh;
 	uint64_t iova = (uintptr_t)addr;
+	struct iwarpd_error e;
 	struct ibv_mr *made;
+	int err;
 
 	if (!iwv_is_ours(ibv->context))
 		return REAL(ibv_rereg_mr)(ibv, flags, pd, addr, length, access);
-	if (flags & ~IBV_REREG_MR_FLAGS_SUPPORTED || (flags & IBV_REREG_MR_CHANGE_PD && pd->context != ibv->context)) {
+	if (!flags || flags & ~IBV_REREG_MR_FLAGS_SUPPORTED ||
+	    (flags & IBV_REREG_MR_CHANGE_PD && pd->context != ibv->context)) {
 		errno = EINVAL;
 		return IBV_REREG_MR_ERR_INPUT;
 	}
@@ -247,8 +250,10 @@ int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, s
 		      flags & IBV_REREG_MR_CHANGE_ACCESS ? (unsigned int)access : mr->access);
 	if (!made)
 		return IBV_REREG_MR_ERR_INPUT;
-	if (iwarpd_dereg_mr(old.mr, NULL) < 0 && !daemon_gone(ibv->context)) {
+	err = iwarpd_dereg_mr(old.mr, &e);
+	if (err && !daemon_gone(ibv->context)) {
 		ibv_dereg_mr(made);
+		iwv_fail(err, "ibv_rereg_mr", &e);
 		return IBV_REREG_MR_ERR_INPUT;
 	}
 	if (old.near)

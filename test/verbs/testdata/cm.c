@@ -1538,7 +1538,7 @@ static void canceled(void)
 	end(l);
 }
 
-/* A region whose access rights change keeps its I/O virtual address. */
+/* A region whose access rights change keeps its I/O virtual address. One that is to stay as it is keeps its key. */
 static void rereg(void)
 {
 	enum { IOVA = 0x10000, RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ };
@@ -1547,6 +1547,7 @@ static void rereg(void)
 	struct rdma_cm_id *l = listener(server, 0), *id, *child;
 	struct ibv_mr *there, *here;
 	struct ibv_sge sge;
+	uint32_t key;
 	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_READ, .sg_list = &sge, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED }, *bad;
 	struct ibv_wc wc;
 
@@ -1554,7 +1555,12 @@ static void rereg(void)
 	far = 42;
 	there = ibv_reg_mr_iova(child->pd, &far, sizeof(far), IOVA, IBV_ACCESS_LOCAL_WRITE);
 	here = ibv_reg_mr(id->pd, &near, sizeof(near), IBV_ACCESS_LOCAL_WRITE);
-	CHECK(there && here && ibv_rereg_mr(there, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, RIGHTS) == 0);
+	CHECK(there && here);
+	key = there->rkey;
+	errno = 0;
+	CHECK(ibv_rereg_mr(there, 0, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT && errno == EINVAL);
+	CHECK(there->rkey == key);
+	CHECK(ibv_rereg_mr(there, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, RIGHTS) == 0);
 	sge = (struct ibv_sge){ .addr = (uintptr_t)&near, .length = sizeof(near), .lkey = here->lkey };
 	wr.wr.rdma.remote_addr = IOVA;
 	wr.wr.rdma.rkey = there->rkey;
@@ -1968,6 +1974,9 @@ static void invalidated(void)
 		CHECK(ibv_post_send(id->qp, &read, &bad) == 0);
 		await_success(id->send_cq, read.wr_id);
 		CHECK(got == data && ibv_dereg_mr(mr) == EBUSY);
+		errno = 0;
+		CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT);
+		CHECK(errno == EBUSY);
 		if (i == 0) {
 			send.invalidate_rkey = bind.bind_mw.rkey;
 			CHECK(ibv_post_send(id->qp, &send, &bad) == 0);
