@@ -13,12 +13,13 @@ void *real_cm_symbol(const char *name);
 
 /*
  * FORWARD(f, args) returns from a function by calling the distribution's f if iwarpd is
- * switched off.
+ * switched off and it has f.
  */
-#define FORWARD(f, ...)                                                        \
-	do {                                                                   \
-		if (iwv_settings()->off)                                               \
-			return ((__typeof__(&f))real_cm_symbol(#f))(__VA_ARGS__); \
+#define FORWARD(f, ...)                                                                                        \
+	do {                                                                                                   \
+		__typeof__(&f) real_##f = iwv_settings()->off ? (__typeof__(&f))real_cm_symbol(#f) : NULL;     \
+		if (real_##f)                                                                                  \
+			return real_##f(__VA_ARGS__);                                                          \
 	} while (0)
 
 struct channel {

@@ -182,6 +182,34 @@ int rdma_get_remote_ece(struct rdma_cm_id *id, struct ibv_ece *ece)
 }
 
 /*
+ * Functions of librdmacm since 2025, which older headers and libraries lack. The distribution's use internals of its
+ * own identifiers.
+ */
+int rdma_resolve_addrinfo(struct rdma_cm_id *id, const char *node, const char *service,
+			  const struct rdma_addrinfo *hints);
+int rdma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **info);
+int rdma_write_cm_event(struct rdma_cm_id *id, enum rdma_cm_event_type event, int status, uint64_t arg);
+
+int rdma_resolve_addrinfo(struct rdma_cm_id *id, const char *node, const char *service,
+			  const struct rdma_addrinfo *hints)
+{
+	FORWARD(rdma_resolve_addrinfo, id, node, service, hints);
+	return set_errno(iwv_unsupported("rdma_resolve_addrinfo"));
+}
+
+int rdma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **info)
+{
+	FORWARD(rdma_query_addrinfo, id, info);
+	return set_errno(iwv_unsupported("rdma_query_addrinfo"));
+}
+
+int rdma_write_cm_event(struct rdma_cm_id *id, enum rdma_cm_event_type event, int status, uint64_t arg)
+{
+	FORWARD(rdma_write_cm_event, id, event, status, arg);
+	return set_errno(iwv_unsupported("rdma_write_cm_event"));
+}
+
+/*
  * The distribution's rsockets use internals of its own identifiers, so they cannot run on
  * iwarpd's.
  */

@@ -27,7 +27,8 @@ int ibv_init_ah_from_wc(struct ibv_context *ibv, uint8_t port, struct ibv_wc *wc
 {
 	if (!iwv_is_ours(ibv))
 		return REAL(ibv_init_ah_from_wc)(ibv, port, wc, grh, attr);
-	return iwv_unsupported("ibv_init_ah_from_wc");
+	iwv_unsupported("ibv_init_ah_from_wc");
+	return -1;
 }
 
 int ibv_destroy_ah(struct ibv_ah *ah)

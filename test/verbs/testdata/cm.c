@@ -2080,6 +2080,47 @@ static void gids(void)
 	CHECK(ibv_close_device(c) == 0);
 }
 
+/* refuses checks that a call has failed, as what it returned says, since iwarpd has no such thing. */
+static void refuses(bool failed)
+{
+	CHECK(failed && errno == EOPNOTSUPP);
+	errno = 0;
+}
+
+/* What iwarpd does not have fails as each function's manual says, also functions that the headers of Debian 12 lack. */
+static void unsupported(void)
+{
+	struct rdma_event_channel *ch = channel();
+	struct rdma_cm_id *id = listener(ch, 0);
+	int (*resolve_info)(struct rdma_cm_id *, const char *, const char *, const struct rdma_addrinfo *) =
+		(__typeof__(resolve_info))function("rdma_resolve_addrinfo");
+	int (*query_info)(struct rdma_cm_id *, struct rdma_addrinfo **) =
+		(__typeof__(query_info))function("rdma_query_addrinfo");
+	int (*write_event)(struct rdma_cm_id *, enum rdma_cm_event_type, int, uint64_t) =
+		(__typeof__(write_event))function("rdma_write_cm_event");
+	struct ibv_ah_attr attr = { .port_num = 1 };
+	struct rdma_addrinfo *info;
+	struct ibv_grh grh = { 0 };
+	struct ibv_wc wc = { 0 };
+
+	errno = 0;
+	refuses(!ibv_create_ah(id->pd, &attr));
+	refuses(!ibv_create_ah_from_wc(id->pd, &wc, &grh, 1));
+	refuses(ibv_init_ah_from_wc(id->verbs, 1, &wc, &grh, &attr) == -1);
+	refuses(!ibv_import_pd(id->verbs, 0));
+	refuses(!ibv_import_mr(id->pd, 0));
+	refuses(!ibv_import_dm(id->verbs, 0));
+	refuses(!ibv_reg_dmabuf_mr(id->pd, 0, 4096, 0, 0, 0));
+	refuses(!ibv_alloc_mw(id->pd, IBV_MW_TYPE_1));
+	refuses(rdma_join_multicast(id, &id->route.addr.src_addr, NULL) == -1);
+	refuses(resolve_info(id, "localhost", "7", NULL) == -1);
+	refuses(query_info(id, &info) == -1);
+	refuses(write_event(id, RDMA_CM_EVENT_ADDR_CHANGE, 0, 0) == -1);
+	CHECK(!readable(ch->fd));
+	end(id);
+	rdma_destroy_event_channel(ch);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
@@ -2088,7 +2129,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported },
 	};
 
 	CHECK(argc == 3);
