@@ -32,28 +32,17 @@ static struct ibv_cq *make_cq(struct id *id, uint32_t depth, struct ibv_comp_cha
 	return ibv_create_cq(id->pub.verbs, depth > 0 ? (int)depth : 1, &id->pub, *channel, 0);
 }
 
-/* make_cqs makes the CQs that attr does not name. */
-static int make_cqs(struct id *id, struct ibv_qp_init_attr *attr)
+/* make_cqs makes the CQs that attr does not name. If it fails, it may have made one of them. */
+static bool make_cqs(struct id *id, struct ibv_qp_init_attr *attr)
 {
 	if (attr->send_cq && attr->recv_cq)
-		return 0;
+		return true;
 	id->own_cqs = true;
-	if (!attr->recv_cq) {
-		id->pub.recv_cq = make_cq(id, attr->cap.max_recv_wr, &id->pub.recv_cq_channel);
-		if (!id->pub.recv_cq)
-			goto failed;
-		attr->recv_cq = id->pub.recv_cq;
-	}
-	if (!attr->send_cq) {
-		id->pub.send_cq = make_cq(id, attr->cap.max_send_wr, &id->pub.send_cq_channel);
-		if (!id->pub.send_cq)
-			goto failed;
-		attr->send_cq = id->pub.send_cq;
-	}
-	return 0;
-failed:
-	destroy_cqs(id);
-	return -1;
+	if (!attr->recv_cq)
+		attr->recv_cq = id->pub.recv_cq = make_cq(id, attr->cap.max_recv_wr, &id->pub.recv_cq_channel);
+	if (attr->recv_cq && !attr->send_cq)
+		attr->send_cq = id->pub.send_cq = make_cq(id, attr->cap.max_send_wr, &id->pub.send_cq_channel);
+	return attr->recv_cq && attr->send_cq;
 }
 
 int rdma_create_qp(struct rdma_cm_id *pub, struct ibv_pd *pd, struct ibv_qp_init_attr *init)
@@ -69,9 +58,7 @@ int rdma_create_qp(struct rdma_cm_id *pub, struct ibv_pd *pd, struct ibv_qp_init
 		return set_errno(EINVAL);
 	if (!attr.srq)
 		attr.srq = pub->srq;
-	if (make_cqs(id, &attr) < 0)
-		return -1;
-	qp = ibv_create_qp(pd, &attr);
+	qp = make_cqs(id, &attr) ? ibv_create_qp(pd, &attr) : NULL;
 	if (!qp) {
 		int err = errno;
 
@@ -221,6 +208,7 @@ int rdma_get_request(struct rdma_cm_id *listen, struct rdma_cm_id **out)
 	struct id *l = id_of(listen);
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *pub;
+	int err;
 
 	FORWARD(rdma_get_request, listen, out);
 	if (!l->sync)
@@ -245,8 +233,9 @@ int rdma_get_request(struct rdma_cm_id *listen, struct rdma_cm_id **out)
 	*out = pub;
 	return 0;
 failed:
+	err = errno;
 	if (!pub->event)
 		rdma_ack_cm_event(event);
 	rdma_destroy_id(pub);
-	return -1;
+	return set_errno(err);
 }

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
+#include <limits.h>
 #include <net/if.h>
 #include <poll.h>
 #include <pthread.h>
@@ -2121,6 +2122,46 @@ static void unsupported(void)
 	rdma_destroy_event_channel(ch);
 }
 
+/* endpoint makes a listening endpoint whose connections get queue pairs with these attributes. */
+static struct rdma_cm_id *endpoint(struct ibv_qp_init_attr *attr)
+{
+	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP }, *res;
+	struct rdma_cm_id *id;
+
+	CHECK(rdma_getaddrinfo(address, NULL, &hints, &res) == 0);
+	CHECK(rdma_create_ep(&id, res, NULL, attr) == 0 && rdma_listen(id, 0) == 0);
+	rdma_freeaddrinfo(res);
+	return id;
+}
+
+/* spoil changes errno, as any call may that succeeds. */
+static void spoil(void)
+{
+	errno = EAGAIN;
+	unlocked = spoil;
+}
+
+/*
+ * A queue pair that asks for too much is refused, also after a completion queue was made for it, or a connect request
+ * taken. errno says why, though the library makes other calls then.
+ */
+static void excessive(void)
+{
+	struct ibv_qp_init_attr deep = { .qp_type = IBV_QPT_RC, .cap = { INT_MAX, 1, 1, 1, 0 } };
+	struct ibv_qp_init_attr wide = { .qp_type = IBV_QPT_RC, .cap = { 1, 1, 1, INT_MAX, 0 } };
+	struct rdma_event_channel *client = channel();
+	struct rdma_cm_id *l = endpoint(&wide), *id = call(client, l), *child;
+
+	unlocked = spoil;
+	CHECK(rdma_create_qp(l, NULL, &deep) == -1 && errno == EINVAL && !l->qp && !l->send_cq && !l->recv_cq);
+	CHECK(rdma_get_request(l, &child) == -1 && errno == EINVAL);
+	unlocked = NULL;
+	CHECK(next(client, RDMA_CM_EVENT_REJECTED) == id);
+	end(id);
+	rdma_destroy_ep(l);
+	rdma_destroy_event_channel(client);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
@@ -2129,7 +2170,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "excessive", excessive },
 	};
 
 	CHECK(argc == 3);
