@@ -35,11 +35,14 @@ static struct ibv_cq *make_cq(struct id *id, uint32_t depth, struct ibv_comp_cha
 /* make_cqs makes the CQs that attr does not name. If it fails, it may have made one of them. */
 static bool make_cqs(struct id *id, struct ibv_qp_init_attr *attr)
 {
+	/* max_recv_wr does not count with an SRQ. */
+	uint32_t recvs = attr->srq ? srq_of(attr->srq)->attr.max_wr : attr->cap.max_recv_wr;
+
 	if (attr->send_cq && attr->recv_cq)
 		return true;
 	id->own_cqs = true;
 	if (!attr->recv_cq)
-		attr->recv_cq = id->pub.recv_cq = make_cq(id, attr->cap.max_recv_wr, &id->pub.recv_cq_channel);
+		attr->recv_cq = id->pub.recv_cq = make_cq(id, recvs, &id->pub.recv_cq_channel);
 	if (attr->recv_cq && !attr->send_cq)
 		attr->send_cq = id->pub.send_cq = make_cq(id, attr->cap.max_send_wr, &id->pub.send_cq_channel);
 	return attr->recv_cq && attr->send_cq;

@@ -2162,6 +2162,38 @@ static void excessive(void)
 	rdma_destroy_event_channel(client);
 }
 
+/* A completion queue that rdma_create_qp makes has room for all receives of the shared queue. */
+static void roomy(void)
+{
+	enum { MESSAGES = 64 };
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct ibv_srq_init_attr init = { .attr = { .max_wr = MESSAGES, .max_sge = 1 } };
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { MESSAGES, UINT32_MAX, 1, 1, 0 } };
+	struct ibv_recv_wr recv = { 0 }, *bad;
+
+	id = call(client, l);
+	child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(rdma_create_srq(child, NULL, &init) == 0 && rdma_create_qp(child, NULL, &attr) == 0);
+	CHECK(rdma_accept(child, NULL) == 0);
+	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
+	for (; recv.wr_id < MESSAGES; recv.wr_id++)
+		CHECK(ibv_post_srq_recv(child->srq, &recv, &bad) == 0);
+	for (int i = 0; i < MESSAGES; i++) {
+		send_empty(id->qp);
+		await_success(id->send_cq, 0);
+	}
+	CHECK(rdma_disconnect(id) == 0); /* after all of them */
+	CHECK(next(server, RDMA_CM_EVENT_DISCONNECTED) == child && next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
+	for (uint64_t i = 0; i < MESSAGES; i++)
+		await_success(child->recv_cq, i);
+	rdma_destroy_qp(child);
+	rdma_destroy_srq(child);
+	end(id);
+	end(child);
+	end(l);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
@@ -2170,7 +2202,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "excessive", excessive },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "excessive", excessive }, { "roomy", roomy },
 	};
 
 	CHECK(argc == 3);
