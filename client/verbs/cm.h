@@ -68,7 +68,7 @@ struct id {
 	struct rdma_cm_id *parent; /* the listener of a connect request */
 	struct ibv_qp_init_attr *ep_attr; /* of rdma_create_ep, for its connections */
 	struct ibv_pd *ep_pd;
-	void *connect;     /* private data of rdma_getaddrinfo's hints */
+	void *connect;     /* private data of the rdma_addrinfo of an active endpoint */
 	size_t connect_len;
 };
 

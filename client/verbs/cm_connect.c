@@ -12,15 +12,23 @@ static int depth(uint8_t n, uint32_t most)
 	return n > most ? (int)most : n;
 }
 
-/* private_data returns the private data of param, or that of rdma_getaddrinfo's hints. */
-static const void *private_data(const struct id *id, const struct rdma_conn_param *p, size_t *len)
+enum { MOST_DATA = IWARPD_MAX_PRIVATE_DATA + UINT8_MAX };
+
+/*
+ * put_private stores the private data of a call, after that of the rdma_addrinfo of an endpoint, if there is any.
+ * It returns the length.
+ */
+static size_t put_private(uint8_t to[MOST_DATA], const struct id *id, const struct rdma_conn_param *p)
 {
+	size_t n = id->connect_len;
+
+	if (n > 0)
+		memcpy(to, id->connect, n);
 	if (p && p->private_data && p->private_data_len > 0) {
-		*len = p->private_data_len;
-		return p->private_data;
+		memcpy(to + n, p->private_data, p->private_data_len);
+		n += p->private_data_len;
 	}
-	*len = id->connect_len;
-	return id->connect;
+	return n;
 }
 
 /* stored returns the QP that is stored in id, if it still exists. Programs such as uDAPL's move one from another id so. */
@@ -58,8 +66,11 @@ static int connect_qp(struct id *id, const struct rdma_conn_param *p)
 {
 	struct qp *qp = id->state == ID_ROUTE_RESOLVED ? connection_qp(id, p) : NULL;
 	struct iwarpd_startup startup = { .dscp = id->dscp };
+	uint8_t data[MOST_DATA];
 	char remote[128], local[128];
-	struct iwarpd_connect_attr attr = { .remote = remote, .local = local, .startup = &startup };
+	struct iwarpd_connect_attr attr = {
+		.remote = remote, .local = local, .startup = &startup, .private_data = data,
+	};
 	struct iwarpd_error e;
 	int err;
 
@@ -71,7 +82,7 @@ static int connect_qp(struct id *id, const struct rdma_conn_param *p)
 		startup.ird = depth(p->responder_resources, qp->ctx->attr.max_ird);
 		startup.ord = depth(p->initiator_depth, qp->ctx->attr.max_ord);
 	}
-	attr.private_data = private_data(id, p, &attr.private_len);
+	attr.private_len = put_private(data, id, p);
 	iwv_qp_connecting(qp, true);
 	err = iwarpd_connect(qp->q, &attr, &e);
 	if (!err) {
@@ -105,8 +116,9 @@ static int accept_qp(struct id *id, const struct rdma_conn_param *p)
 	if (p) {
 		attr.ird = depth(p->responder_resources, qp->ctx->attr.max_ird);
 		attr.ord = depth(p->initiator_depth, qp->ctx->attr.max_ord);
+		attr.private_data = p->private_data;
+		attr.private_len = p->private_data ? p->private_data_len : 0;
 	}
-	attr.private_data = private_data(id, p, &attr.private_len);
 	iwv_qp_connecting(qp, true);
 	err = iwarpd_accept(qp->ctx->dev, id->conn, qp->q, &attr, &e);
 	if (!err) {

@@ -161,6 +161,8 @@ static int passive(struct id *id, const struct rdma_addrinfo *res, struct ibv_pd
 
 static int active(struct id *id, const struct rdma_addrinfo *res, struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
+	if (res->ai_connect_len > IWARPD_MAX_PRIVATE_DATA)
+		return set_errno(EINVAL);
 	if (rdma_resolve_addr(&id->pub, res->ai_src_addr, res->ai_dst_addr, 2000) < 0 ||
 	    rdma_resolve_route(&id->pub, 2000) < 0)
 		return -1;

@@ -120,6 +120,11 @@ void rdma_freeaddrinfo(struct rdma_addrinfo *res)
 
 		free(res->ai_src_addr);
 		free(res->ai_dst_addr);
+		/* The program may have set the others. */
+		free(res->ai_src_canonname);
+		free(res->ai_dst_canonname);
+		free(res->ai_route);
+		free(res->ai_connect);
 		free(res);
 		res = next;
 	}

@@ -2194,6 +2194,44 @@ static void roomy(void)
 	end(l);
 }
 
+/* The private data of a connect follow those of the endpoint's addresses. Each may be missing. */
+static void greeting(void)
+{
+	static const char *const said[][3] = {
+		{ "", "", "" }, { "ab", "", "ab" }, { "", "cd", "cd" }, { "ab", "cd", "abcd" },
+	};
+	struct rdma_event_channel *server = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id;
+	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP }, *res;
+	struct rdma_cm_event *e;
+	char port[8];
+
+	snprintf(port, sizeof(port), "%u", ntohs(rdma_get_src_port(l)));
+	for (size_t i = 0; i < sizeof(said) / sizeof(said[0]); i++) {
+		struct rdma_conn_param param = {
+			.private_data = said[i][1], .private_data_len = (uint8_t)strlen(said[i][1]),
+		};
+		struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+		size_t len = strlen(said[i][2]);
+
+		CHECK(rdma_getaddrinfo(address, port, &hints, &res) == 0);
+		res->ai_connect = strdup(said[i][0]);
+		res->ai_connect_len = strlen(said[i][0]);
+		CHECK(rdma_create_ep(&id, res, NULL, &attr) == 0);
+		rdma_freeaddrinfo(res);
+		CHECK(rdma_migrate_id(id, server) == 0 && rdma_connect(id, &param) == 0);
+		CHECK(rdma_get_cm_event(server, &e) == 0 && e->event == RDMA_CM_EVENT_CONNECT_REQUEST);
+		CHECK(e->param.conn.private_data_len == len && (len == 0) == (e->param.conn.private_data == NULL));
+		CHECK(len == 0 || memcmp(e->param.conn.private_data, said[i][2], len) == 0);
+		CHECK(rdma_reject(e->id, NULL, 0) == 0);
+		CHECK(rdma_destroy_id(e->id) == 0 && rdma_ack_cm_event(e) == 0);
+		CHECK(next(server, RDMA_CM_EVENT_REJECTED) == id);
+		rdma_destroy_ep(id);
+	}
+	end(l);
+	rdma_destroy_event_channel(server);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
@@ -2202,7 +2240,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "excessive", excessive }, { "roomy", roomy },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting },
 	};
 
 	CHECK(argc == 3);
