@@ -213,7 +213,6 @@ int rdma_get_request(struct rdma_cm_id *listen, struct rdma_cm_id **out)
 	struct id *l = id_of(listen);
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *pub;
-	int err;
 
 	FORWARD(rdma_get_request, listen, out);
 	if (!l->sync)
@@ -226,21 +225,17 @@ int rdma_get_request(struct rdma_cm_id *listen, struct rdma_cm_id **out)
 	pub = event->id;
 	/* Move the event with its private data to the new id. */
 	listen->event = NULL;
-	if (rdma_migrate_id(pub, NULL) < 0)
-		goto failed;
 	pub->event = event;
 	if (l->ep_attr) {
 		struct ibv_qp_init_attr attr = *l->ep_attr;
 
-		if (rdma_create_qp(pub, l->ep_pd, &attr) < 0)
-			goto failed;
+		if (rdma_create_qp(pub, l->ep_pd, &attr) < 0) {
+			int err = errno;
+
+			rdma_destroy_id(pub);
+			return set_errno(err);
+		}
 	}
 	*out = pub;
 	return 0;
-failed:
-	err = errno;
-	if (!pub->event)
-		rdma_ack_cm_event(event);
-	rdma_destroy_id(pub);
-	return set_errno(err);
 }

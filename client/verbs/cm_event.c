@@ -84,9 +84,16 @@ static void taken(struct cm_event *e)
 	}
 }
 
+/* A connect request to a synchronous id is synchronous too. */
+static int follow_listener(const struct cm_event *e)
+{
+	return e->pub.listen_id && id_of(e->pub.listen_id)->sync ? rdma_migrate_id(e->pub.id, NULL) : 0;
+}
+
 int rdma_get_cm_event(struct rdma_event_channel *pub, struct rdma_cm_event **event)
 {
 	struct queue_item *item;
+	struct cm_event *e;
 
 	FORWARD(rdma_get_cm_event, pub, event);
 	if (!pub)
@@ -100,7 +107,15 @@ int rdma_get_cm_event(struct rdma_event_channel *pub, struct rdma_cm_event **eve
 			taken(container_of(item, struct cm_event, item));
 		iwv_thread_unlock();
 	} while (!item);
-	*event = &container_of(item, struct cm_event, item)->pub;
+	e = container_of(item, struct cm_event, item);
+	if (follow_listener(e) < 0) {
+		int err = errno;
+
+		rdma_destroy_id(e->pub.id);
+		rdma_ack_cm_event(&e->pub);
+		return set_errno(err);
+	}
+	*event = &e->pub;
 	return 0;
 }
 

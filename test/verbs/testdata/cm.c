@@ -2232,6 +2232,27 @@ static void greeting(void)
 	rdma_destroy_event_channel(server);
 }
 
+/* A connect request of a synchronous listener is synchronous, also if the program takes its event itself. */
+static void inherited(void)
+{
+	struct rdma_event_channel *client = channel();
+	struct rdma_cm_id *l = listener(NULL, 0), *id = call(client, l), *child;
+	struct rdma_cm_event *e;
+
+	CHECK(rdma_get_cm_event(l->channel, &e) == 0 && e->event == RDMA_CM_EVENT_CONNECT_REQUEST);
+	child = e->id;
+	CHECK(rdma_ack_cm_event(e) == 0);
+	create_qp(child);
+	CHECK(rdma_accept(child, NULL) == 0);
+	CHECK(child->channel != l->channel && child->event && child->event->event == RDMA_CM_EVENT_ESTABLISHED);
+	end(l);
+	CHECK(next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
+	CHECK(rdma_disconnect(child) == 0 && next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
+	end(child);
+	end(id);
+	rdma_destroy_event_channel(client);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
@@ -2240,7 +2261,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited },
 	};
 
 	CHECK(argc == 3);
