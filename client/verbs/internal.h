@@ -356,7 +356,7 @@ struct qp {
 	struct iwarpd_qp *q;
 	struct context *ctx;
 	struct qp *next;
-	struct ibv_qp_cap cap;
+	struct ibv_qp_attr attr; /* but for the state; what ibv_modify_qp sets is guarded by iwv_thread_lock */
 	bool sig_all;
 	_Atomic(void *) cm; /* librdmacm's id, or NULL */
 	atomic_int conn;    /* enum connection */

@@ -58,6 +58,14 @@ static struct qp *new_qp(struct ibv_pd *pd, const struct ibv_qp_init_attr *init)
 		return NULL;
 	qp->ctx = iwv_context_of(pd->context);
 	qp->sig_all = init->sq_sig_all;
+	qp->attr = (struct ibv_qp_attr){
+		.path_mtu = IBV_MTU_1024,
+		.cap = init->cap,
+		.port_num = 1,
+		.max_rd_atomic = (uint8_t)least(qp->ctx->attr.max_ord, UINT8_MAX),
+		.max_dest_rd_atomic = (uint8_t)least(qp->ctx->attr.max_ird, UINT8_MAX),
+		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
+	};
 	pthread_mutex_init(&qp->send_lock, NULL);
 	pthread_mutex_init(&qp->recv_lock, NULL);
 	qp->ibv.context = pd->context;
@@ -88,7 +96,7 @@ static void free_qp(struct qp *qp)
  */
 static uint32_t most_recvs(const struct qp *qp)
 {
-	return qp->ibv.srq ? srq_of(qp->ibv.srq)->attr.max_wr : qp->cap.max_recv_wr;
+	return qp->ibv.srq ? srq_of(qp->ibv.srq)->attr.max_wr : qp->attr.cap.max_recv_wr;
 }
 
 /*
@@ -100,7 +108,7 @@ static int need(struct qp *qp, struct iwarpd_error *e)
 	int err;
 
 	iwv_thread_lock();
-	err = cq_need(qp->ibv.send_cq, 2 * (uint64_t)qp->cap.max_send_wr, e);
+	err = cq_need(qp->ibv.send_cq, 2 * (uint64_t)qp->attr.cap.max_send_wr, e);
 	if (!err)
 		err = cq_need(qp->ibv.recv_cq, most_recvs(qp), e);
 	iwv_thread_unlock();
@@ -140,12 +148,11 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 	qp = new_qp(pd, init);
 	if (!qp)
 		return NULL;
-	qp->cap = init->cap;
 	if (init->srq) { /* the program need not set these; a QP holds no more receives than its SRQ has */
-		qp->cap.max_recv_wr = least(qp->cap.max_recv_wr, most_recvs(qp));
-		qp->cap.max_recv_sge = 0;
+		qp->attr.cap.max_recv_wr = least(qp->attr.cap.max_recv_wr, most_recvs(qp));
+		qp->attr.cap.max_recv_sge = 0;
 	}
-	err = fill(qp->ctx, &attr, &qp->cap);
+	err = fill(qp->ctx, &attr, &qp->attr.cap);
 	if (init->srq)
 		attr.recv_depth = most(attr.recv_depth, SHARED_RECVS);
 	if (!err)
@@ -163,7 +170,7 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 	}
 	if (init->srq)
 		cq_expect(init->recv_cq, UNCOUNTED);
-	init->cap = qp->cap;
+	init->cap = qp->attr.cap;
 	qp->ibv.qp_num = qp->ibv.handle = iwarpd_qp_num(qp->q);
 	iwv_thread_lock();
 	qp->next = qp->ctx->qps;
@@ -388,22 +395,14 @@ int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask, struct 
 	if (!iwv_is_ours(ibv->context))
 		return REAL(ibv_query_qp)(ibv, attr, mask, init);
 	iwv_thread_lock();
-	*attr = (struct ibv_qp_attr){
-		.qp_state = ibv->state,
-		.cur_qp_state = ibv->state,
-		.path_mtu = IBV_MTU_1024,
-		.cap = qp->cap,
-		.port_num = 1,
-		.max_rd_atomic = (uint8_t)least(qp->ctx->attr.max_ord, UINT8_MAX),
-		.max_dest_rd_atomic = (uint8_t)least(qp->ctx->attr.max_ird, UINT8_MAX),
-		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
-	};
+	*attr = qp->attr;
+	attr->qp_state = attr->cur_qp_state = ibv->state;
 	*init = (struct ibv_qp_init_attr){
 		.qp_context = ibv->qp_context,
 		.send_cq = ibv->send_cq,
 		.recv_cq = ibv->recv_cq,
 		.srq = ibv->srq,
-		.cap = qp->cap,
+		.cap = qp->attr.cap,
 		.qp_type = ibv->qp_type,
 		.sq_sig_all = qp->sig_all,
 	};
@@ -473,6 +472,34 @@ static int modify(struct qp *qp, const struct ibv_qp_attr *attr, int mask, struc
 	}
 }
 
+#define FIELD(mask, member) { mask, offsetof(struct ibv_qp_attr, member), sizeof(((struct ibv_qp_attr *)NULL)->member) }
+
+/* remember stores attributes, so that ibv_query_qp returns them. */
+static void remember(struct ibv_qp_attr *to, const struct ibv_qp_attr *from, int mask)
+{
+	static const struct { int mask; size_t at, size; } fields[] = {
+		FIELD(IBV_QP_ACCESS_FLAGS, qp_access_flags),
+		FIELD(IBV_QP_PKEY_INDEX, pkey_index),
+		FIELD(IBV_QP_PORT, port_num),
+		FIELD(IBV_QP_QKEY, qkey),
+		FIELD(IBV_QP_AV, ah_attr),
+		FIELD(IBV_QP_PATH_MTU, path_mtu),
+		FIELD(IBV_QP_TIMEOUT, timeout),
+		FIELD(IBV_QP_RETRY_CNT, retry_cnt),
+		FIELD(IBV_QP_RNR_RETRY, rnr_retry),
+		FIELD(IBV_QP_RQ_PSN, rq_psn),
+		FIELD(IBV_QP_MAX_QP_RD_ATOMIC, max_rd_atomic),
+		FIELD(IBV_QP_MIN_RNR_TIMER, min_rnr_timer),
+		FIELD(IBV_QP_SQ_PSN, sq_psn),
+		FIELD(IBV_QP_MAX_DEST_RD_ATOMIC, max_dest_rd_atomic),
+		FIELD(IBV_QP_DEST_QPN, dest_qp_num),
+	};
+
+	for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
+		if (mask & fields[i].mask)
+			memcpy((char *)to + fields[i].at, (const char *)from + fields[i].at, fields[i].size);
+}
+
 int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
 {
 	struct qp *qp = qp_of(ibv);
@@ -481,10 +508,10 @@ int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
 
 	if (!iwv_is_ours(ibv->context))
 		return REAL(ibv_modify_qp)(ibv, attr, mask);
-	if (!(mask & IBV_QP_STATE))
-		return 0;
+	if (mask & (IBV_QP_CAP | IBV_QP_ALT_PATH | IBV_QP_RATE_LIMIT))
+		return iwv_unsupported("ibv_modify_qp: another size, path or rate");
 	iwv_thread_lock();
-	if (!passed(qp, attr->qp_state)) {
+	if ((mask & IBV_QP_STATE) && !passed(qp, attr->qp_state)) {
 		enum ibv_qp_state from = ibv->state;
 
 		err = modify(qp, attr, mask, &e);
@@ -493,6 +520,8 @@ int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
 		if (ibv->state != from)
 			drained(qp);
 	}
+	if (!err)
+		remember(&qp->attr, attr, mask);
 	iwv_thread_unlock();
 	return err ? iwv_fail(err, "ibv_modify_qp", &e) : 0;
 }

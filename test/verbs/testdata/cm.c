@@ -2253,6 +2253,52 @@ static void inherited(void)
 	rdma_destroy_event_channel(client);
 }
 
+/* ibv_query_qp returns the attributes that the program has set, and not those of a change that failed. */
+static void remembered(void)
+{
+	enum {
+		RTR = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+		      IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+		RTS = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+		      IBV_QP_MAX_QP_RD_ATOMIC,
+	};
+	struct ibv_context *c = device(0);
+	struct queues q = make(c, NULL);
+	struct ibv_qp_attr set = { .qp_state = IBV_QPS_INIT, .qp_access_flags = IBV_ACCESS_REMOTE_READ, .port_num = 1 };
+	struct ibv_qp_attr got;
+	struct ibv_qp_init_attr init;
+
+	CHECK(ibv_modify_qp(q.qp, &set, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+	set = (struct ibv_qp_attr){
+		.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_512, .rq_psn = 11, .max_dest_rd_atomic = 3, .min_rnr_timer = 12,
+		.ah_attr = { .is_global = 1, .port_num = 1, .sl = 5 },
+	};
+	CHECK(ibv_query_gid(c, 1, 0, &set.ah_attr.grh.dgid) == 0 && ibv_modify_qp(q.qp, &set, RTR) == 0);
+	set.qp_state = IBV_QPS_RTS;
+	set.timeout = 14;
+	set.retry_cnt = 7;
+	set.rnr_retry = 6;
+	set.sq_psn = 22;
+	set.max_rd_atomic = 2;
+	CHECK(ibv_modify_qp(q.qp, &set, RTS) == 0);
+	for (int i = 0; i < 2; i++) {
+		CHECK(ibv_query_qp(q.qp, &got, RTR | RTS, &init) == 0);
+		CHECK(got.qp_state == IBV_QPS_RTS && got.cur_qp_state == IBV_QPS_RTS);
+		CHECK(got.qp_access_flags == IBV_ACCESS_REMOTE_READ && got.port_num == 1 && got.path_mtu == IBV_MTU_512);
+		CHECK(got.rq_psn == 11 && got.max_dest_rd_atomic == 3 && got.min_rnr_timer == 12);
+		CHECK(got.ah_attr.sl == 5 && memcmp(&got.ah_attr.grh, &set.ah_attr.grh, sizeof(got.ah_attr.grh)) == 0);
+		CHECK(got.timeout == 14 && got.retry_cnt == 7 && got.rnr_retry == 6);
+		CHECK(got.sq_psn == 22 && got.max_rd_atomic == 2);
+		CHECK(got.cap.max_send_wr >= 4 && init.cap.max_send_wr == got.cap.max_send_wr);
+		set.qp_state = IBV_QPS_INIT;
+		set.sq_psn = 23;
+		CHECK(ibv_modify_qp(q.qp, &set, RTS) == EINVAL);
+		CHECK(ibv_modify_qp(q.qp, &set, IBV_QP_SQ_PSN | IBV_QP_CAP) == EOPNOTSUPP);
+	}
+	unmake(&q);
+	CHECK(ibv_close_device(c) == 0);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
@@ -2261,7 +2307,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered },
 	};
 
 	CHECK(argc == 3);
