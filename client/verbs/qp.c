@@ -266,6 +266,8 @@ void qp_event(const struct iwarpd_event *ev)
 		if (atomic_load(&qp->conn) == CONN_MAKING) {
 			atomic_store(&qp->conn, CONN_UP);
 			qp->ibv.state = IBV_QPS_RTS;
+			qp->attr.max_rd_atomic = (uint8_t)least(ev->negotiated.ord, UINT8_MAX);
+			qp->attr.max_dest_rd_atomic = (uint8_t)least(ev->negotiated.ird, UINT8_MAX);
 		}
 		break;
 	case IWARPD_EVENT_REJECTED:

@@ -2299,6 +2299,35 @@ static void remembered(void)
 	CHECK(ibv_close_device(c) == 0);
 }
 
+/* ibv_query_qp returns how many Reads a connection may have, as the two programs have agreed. */
+static void agreed(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct sockaddr_in a = socket_address(rdma_get_src_port(l));
+	struct rdma_conn_param param = { .responder_resources = 3, .initiator_depth = 2 };
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+
+	CHECK(rdma_create_id(client, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&a, 2000) == 0);
+	CHECK(next(client, RDMA_CM_EVENT_ADDR_RESOLVED) == id);
+	CHECK(rdma_resolve_route(id, 2000) == 0 && next(client, RDMA_CM_EVENT_ROUTE_RESOLVED) == id);
+	create_qp(id);
+	CHECK(rdma_connect(id, &param) == 0);
+	child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	create_qp(child);
+	CHECK(rdma_accept(child, NULL) == 0);
+	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
+	CHECK(ibv_query_qp(id->qp, &attr, IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_MAX_DEST_RD_ATOMIC, &init) == 0);
+	CHECK(attr.max_rd_atomic == 2 && attr.max_dest_rd_atomic == 3);
+	CHECK(ibv_query_qp(child->qp, &attr, IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_MAX_DEST_RD_ATOMIC, &init) == 0);
+	CHECK(attr.max_rd_atomic == 3 && attr.max_dest_rd_atomic == 2);
+	end(id);
+	end(child);
+	end(l);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
@@ -2307,7 +2336,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed },
 	};
 
 	CHECK(argc == 3);
