@@ -57,6 +57,7 @@ struct id {
 	int reuse;         /* RDMA_OPTION_ID_REUSEADDR: another id may be bound to the same port */
 	int backlog;
 	int dscp;          /* of struct iwarpd_startup */
+	uint8_t ack_timeout; /* RDMA_OPTION_ID_ACK_TIMEOUT, which only ibv_query_qp returns: TCP has its own time-out */
 	struct endpoint *endpoints;
 	int refused;       /* why the id could not listen on a device the last time, or 0 */
 	uint32_t conn;     /* connect request to answer, or 0 */

@@ -536,8 +536,11 @@ int rdma_set_option(struct rdma_cm_id *pub, int level, int name, void *value, si
 		return 0;
 	case RDMA_OPTION_ID_TOS:
 		return len == sizeof(uint8_t) ? set_tos(id_of(pub), *(uint8_t *)value) : set_errno(EINVAL);
-	case RDMA_OPTION_ID_ACK_TIMEOUT: /* TCP has its own time-out */
-		return len == sizeof(uint8_t) ? 0 : set_errno(EINVAL);
+	case RDMA_OPTION_ID_ACK_TIMEOUT:
+		if (len != sizeof(uint8_t))
+			return set_errno(EINVAL);
+		id_of(pub)->ack_timeout = *(uint8_t *)value;
+		return 0;
 	case RDMA_OPTION_ID_REUSEADDR:
 		if (len != sizeof(int))
 			return set_errno(EINVAL);
