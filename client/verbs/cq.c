@@ -493,6 +493,15 @@ static void unhide(struct cq *cq, struct iwarpd_wc *wc)
 	free(l);
 }
 
+/* count_polled counts a send completion that the program polls. The lock of the CQ is held. */
+static void count_polled(const struct context *c, uint32_t qp)
+{
+	_Atomic uint32_t *count = qp_polled(c, qp);
+	uint32_t n = atomic_load_explicit(count, memory_order_relaxed); /* no other thread changes it */
+
+	atomic_store_explicit(count, n + 1, memory_order_relaxed);
+}
+
 /* take removes up to n completions that a program is to see. The lock is held. */
 static int take(struct cq *cq, int n, struct ibv_wc *wc)
 {
@@ -511,6 +520,8 @@ static int take(struct cq *cq, int n, struct ibv_wc *wc)
 			}
 			if (hide(cq, &got[i]))
 				continue;
+			if (got[i].opcode < IWARPD_WC_RECV)
+				count_polled(c, got[i].qp);
 			unhide(cq, &got[i]);
 			put_wc(&wc[total], &got[i]);
 			if (wc[total].status == IBV_WC_WR_FLUSH_ERR && wc[total].opcode == IBV_WC_RECV &&

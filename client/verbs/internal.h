@@ -107,7 +107,10 @@ struct device {
 	atomic_bool present;
 };
 
-enum { QP_NUMS = 1 << 24 };
+enum {
+	QP_NUMS = 1 << 24,
+	COUNTS = 1 << 12, /* QPs whose counts are allocated together */
+};
 
 /* A context is a connection to a daemon. */
 struct context {
@@ -123,6 +126,7 @@ struct context {
 	struct qp *qps;       /* QPs of the program */
 	struct qp *closing;   /* destroyed QPs whose connections are still closing */
 	_Atomic uint32_t live[QP_NUMS / 32]; /* a bit for the number of each QP of the program */
+	_Atomic(_Atomic uint32_t *) polled[QP_NUMS / COUNTS]; /* see qp_polled; they stay until the context is closed */
 	struct ibv_pd *pd;    /* of librdmacm, for ids whose program has created none; or NULL */
 	struct verbs_context v; /* its last member is the ibv_context */
 };
@@ -358,6 +362,7 @@ struct qp {
 	struct qp *next;
 	struct ibv_qp_attr attr; /* but for the state; what ibv_modify_qp sets is guarded by iwv_thread_lock */
 	bool sig_all;
+	uint32_t signaled; /* sends that were posted and report success; guarded by send_lock */
 	_Atomic(void *) cm; /* librdmacm's id, or NULL */
 	atomic_int conn;    /* enum connection */
 	atomic_bool posted; /* work requests, which the daemon has */
@@ -392,6 +397,17 @@ struct ibv_qp *create_qp_ex(struct ibv_context *ctx, struct ibv_qp_init_attr_ex 
 static inline bool qp_live(const struct context *c, uint32_t num)
 {
 	return atomic_load_explicit(&c->live[num % QP_NUMS / 32], memory_order_relaxed) >> num % 32 & 1;
+}
+
+/*
+ * qp_polled returns the count of send completions of a QP that the program has polled, or NULL if there never was such
+ * a QP. The lock of its CQ is held where it changes.
+ */
+static inline _Atomic uint32_t *qp_polled(const struct context *c, uint32_t num)
+{
+	_Atomic uint32_t *counts = atomic_load_explicit(&c->polled[num % QP_NUMS / COUNTS], memory_order_acquire);
+
+	return counts ? &counts[num % COUNTS] : NULL;
 }
 
 /* The functions from here to qp_wait_closing are called with the lock held. */

@@ -127,6 +127,22 @@ static void set_live(const struct qp *qp, bool live)
 		atomic_fetch_and(bits, ~bit);
 }
 
+/* start_count sets the count of qp_polled to 0. The lock is held. */
+static int start_count(struct context *c, uint32_t num)
+{
+	_Atomic uint32_t *count = qp_polled(c, num), *counts;
+
+	if (count) {
+		atomic_store(count, 0); /* of an earlier QP with this number */
+		return 0;
+	}
+	counts = calloc(COUNTS, sizeof(*counts));
+	if (!counts)
+		return -ENOMEM;
+	atomic_store(&c->polled[num % QP_NUMS / COUNTS], counts);
+	return 0;
+}
+
 struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 {
 	struct iwarpd_qp_attr attr = { 0 };
@@ -163,6 +179,14 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 	attr.context = qp; /* sig_all is in the flags of each work request, since the library adds some of its own */
 	if (!err)
 		err = iwarpd_create_qp(container_of(pd, struct pd, ibv)->pd, &attr, &qp->q, &e);
+	if (!err) {
+		qp->ibv.qp_num = qp->ibv.handle = iwarpd_qp_num(qp->q);
+		iwv_thread_lock();
+		err = start_count(qp->ctx, qp->ibv.qp_num);
+		iwv_thread_unlock();
+		if (err)
+			iwarpd_destroy_qp(qp->q, NULL);
+	}
 	if (err) {
 		free_qp(qp);
 		iwv_fail(err, "ibv_create_qp", &e);
@@ -171,7 +195,6 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 	if (init->srq)
 		cq_expect(init->recv_cq, UNCOUNTED);
 	init->cap = qp->attr.cap;
-	qp->ibv.qp_num = qp->ibv.handle = iwarpd_qp_num(qp->q);
 	iwv_thread_lock();
 	qp->next = qp->ctx->qps;
 	qp->ctx->qps = qp;

@@ -188,13 +188,32 @@ static void add(struct batch *b, bool sig_all, bool last)
 	b->last[b->n++] = last;
 }
 
-/* fill_batch translates work requests of a list until the batch is full. */
-static int fill_batch(struct batch *b, const struct ibv_send_wr *wr, bool sig_all)
+/*
+ * room_of returns how many more sends of a QP may report success. The program frees the place of one by polling its
+ * completion, as with other devices: some programs post until the queue is full. The daemon frees it earlier, and the
+ * completions would overflow the CQ, in which cq_need has reserved places for twice max_send_wr.
+ */
+static int64_t room_of(const struct qp *qp)
 {
+	const _Atomic uint32_t *polled = qp_polled(qp->ctx, qp->ibv.qp_num);
+	int32_t outstanding = (int32_t)(qp->signaled - atomic_load_explicit(polled, memory_order_relaxed));
+
+	/* Failed sends report that in any case, so there may be fewer than none. Those of a daemon that has ended do not. */
+	return atomic_load(&qp->ctx->gone) ? INT64_MAX : 2 * (int64_t)qp->attr.cap.max_send_wr - outstanding;
+}
+
+/* fill_batch translates work requests of a list until the batch is full. */
+static int fill_batch(struct batch *b, const struct ibv_send_wr *wr, const struct qp *qp)
+{
+	bool sig_all = qp->sig_all;
+	int64_t room = room_of(qp);
+
 	for (b->n = 0; wr && b->n < BATCH; wr = wr->next) {
 		bool imm = wr->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
 		int err = put_wr(&b->wr[b->n], wr, &b->window, b->room);
 
+		if (!err && (sig_all || wr->send_flags & IBV_SEND_SIGNALED) && room-- <= 0)
+			err = -EAGAIN;
 		if (err)
 			return err;
 		add(b, sig_all, !imm);
@@ -234,7 +253,7 @@ static enum ibv_wc_opcode completion_of(const struct ibv_send_wr *wr)
 static int post_batch(struct qp *qp, struct ibv_send_wr **wr)
 {
 	struct batch b;
-	int err = fill_batch(&b, *wr, qp->sig_all), done = 0;
+	int err = fill_batch(&b, *wr, qp), done = 0;
 
 	while (done < b.n) { /* a full queue takes a part; the next call returns why */
 		int n = iwarpd_post_sends(qp->q, &b.wr[done], b.n - done);
@@ -245,8 +264,10 @@ static int post_batch(struct qp *qp, struct ibv_send_wr **wr)
 			if (!b.last[done])
 				continue;
 			atomic_store_explicit(&qp->posted, true, memory_order_relaxed);
-			if (b.wr[done].flags & IWARPD_SIGNALED)
+			if (b.wr[done].flags & IWARPD_SIGNALED) {
+				qp->signaled++;
 				cq_expect(qp->ibv.send_cq, 1);
+			}
 			*wr = (*wr)->next;
 		}
 	}

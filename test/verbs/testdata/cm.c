@@ -2328,6 +2328,38 @@ static void agreed(void)
 	end(l);
 }
 
+/* A program that posts until its send queue is full, and then polls, loses no completion, and keeps its connection. */
+static void crowded(void)
+{
+	enum { MOST = 1000 };
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr two[2] = { { .next = &two[1], .opcode = IBV_WR_RDMA_WRITE }, wr };
+	struct ibv_wc wc;
+
+	establish(server, client, l, &id, &child);
+	for (int round = 0; round < 20; round++) {
+		int posted = 0, err = 0;
+
+		while (posted < MOST && (err = ibv_post_send(id->qp, &wr, &bad)) == 0)
+			posted++;
+		CHECK(err == ENOMEM && bad == &wr && posted >= 4);
+		/* The first of a list, which reports nothing, is posted. */
+		CHECK(ibv_post_send(id->qp, two, &bad) == ENOMEM && (bad == &two[1] || bad == &two[0]));
+		while (posted > 0) {
+			int n = ibv_poll_cq(id->send_cq, 1, &wc);
+
+			CHECK(n == 0 || wc.status == IBV_WC_SUCCESS);
+			CHECK(!readable(id->verbs->async_fd)); /* the queue has not overflowed */
+			posted -= n;
+		}
+	}
+	end(id);
+	end(child);
+	end(l);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
@@ -2336,7 +2368,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded },
 	};
 
 	CHECK(argc == 3);
