@@ -43,9 +43,6 @@ type Assoc struct {
 	// Receiver: TSNs received, SACKs due, and messages for PollData.
 	rcv receiver
 
-	// Shutdown by either side (RFC 9260 9.2).
-	closing bool // Close was called
-
 	// Timers; see timers.go.
 	deadlines [numTimers]clock.Time // 0: stopped
 	verifyAt  clock.Time            // when the next path may be verified (RFC 9260 5.4)
@@ -166,7 +163,7 @@ func (a *Assoc) State() State { return a.state }
 
 // Open reports whether the association is established or being set up, and neither side has started to end it.
 func (a *Assoc) Open() bool {
-	return !a.closing && (a.state == Established || a.state == CookieWait || a.state == CookieEchoed)
+	return a.state == Established || a.state == CookieWait || a.state == CookieEchoed
 }
 
 // Err returns why the association ended. It is nil before the end and after an orderly shutdown.
@@ -192,7 +189,7 @@ func (a *Assoc) Unacked() int { return int(a.last - a.first) }
 // with a queued message.
 func (a *Assoc) Room() int {
 	switch {
-	case a.state != Established || a.closing:
+	case a.state != Established:
 		return 0
 	case a.first == a.last:
 		return max(a.MaxMessage(), a.room())
@@ -212,7 +209,7 @@ func (a *Assoc) room() int {
 // Push queues a message of an established association. A message that cannot be sent, as after Close or the peer's SHUTDOWN, is released at
 // once.
 func (a *Assoc) Push(m *Message) {
-	if m.Len <= 0 || a.closing || a.state != Established || int(m.Stream) >= a.out {
+	if m.Len <= 0 || a.state != Established || int(m.Stream) >= a.out {
 		if m.Buf != NoBuf {
 			a.released = append(a.released, m.Buf)
 		}
@@ -268,10 +265,6 @@ func (a *Assoc) Kept() int { return a.rcv.keptLen }
 
 // Close shuts the association down once everything pushed is acknowledged (RFC 9260 9.2).
 func (a *Assoc) Close(now clock.Time) {
-	if a.closing {
-		return
-	}
-	a.closing = true
 	switch a.state {
 	case CookieWait, CookieEchoed:
 		a.end(nil)
@@ -377,11 +370,6 @@ func (a *Assoc) up(now clock.Time) {
 		if !a.paths[i].confirmed {
 			a.paths[i].arm(timerHeartbeat, now) // verified at once (RFC 9260 5.4)
 		}
-	}
-	if a.closing {
-		a.state = ShutdownPending
-		a.guard(now)
-		a.tryShutdown(now)
 	}
 }
 

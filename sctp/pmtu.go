@@ -123,7 +123,7 @@ func (a *Assoc) mtuDue(now clock.Time, i int) {
 	p := &a.paths[i]
 	m := &p.pmtu
 	switch {
-	case a.state != Established || a.closing:
+	case a.state != Established:
 		m.size = 0
 		p.arm(timerMTU, now.Add(raiseAfter))
 	case !p.confirmed || !p.active || p.errors > 0:

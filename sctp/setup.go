@@ -178,7 +178,6 @@ func (a *Assoc) restart(now clock.Time, k *cookie) {
 	a.verifyAt = 0
 	a.stop(timerInit, timerShutdown, timerGuard)
 	a.errors = 0
-	a.closing = false
 	for i := range a.paths[:a.npaths] {
 		p := &a.paths[i]
 		p.rto, p.srtt, p.rttvar = rtoInitial, 0, 0
