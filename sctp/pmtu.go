@@ -69,9 +69,7 @@ func (a *Assoc) SetMTU(i, mtu int) {
 	}
 	p.pmtu = pmtu{limit: mtu}
 	p.stop(timerMTU)
-	if mtu = max(mtu, p.minMTU()); mtu != p.mtu {
-		p.mtu = mtu
-	}
+	p.mtu = max(mtu, p.minMTU())
 }
 
 // lowerMTU lowers the MTU of path i. A search for a larger one starts after the given time.
