@@ -214,20 +214,6 @@ func (w *worker) drop(l *lane) {
 	}
 }
 
-// hopMTU is the MTU of the first hop; 0 means that of the link. Setting the same value again
-// would discard what a connection has learned about the path MTU.
-type hopMTU int
-
-// set sets the MTU and reports whether it changed.
-func (h *hopMTU) set(w *worker, mtu int) bool {
-	old := int(*h)
-	if old == 0 {
-		old = w.mtu
-	}
-	*h = hopMTU(mtu)
-	return mtu != old
-}
-
 // mtuOf returns the MTU of a path that starts with hop.
 func (w *worker) mtuOf(hop *Hop) int {
 	if hop.MTU != 0 {

@@ -18,17 +18,16 @@ import (
 type tcpConn struct {
 	lane
 	stream
-	tcp    lowerTCP  // segs, sock or host
-	segs   *tcp.Conn // over frames, or nil
-	sock   *socket   // over a socket, or nil
-	host   *hostEnd  // within the host, or nil
-	tuple  pkt.Tuple
-	ip     IPOptions
-	hopMTU hopMTU
-	lst    *listener // while half-open
-	holds  int       // received frames of the MTU held out of order
-	super  superPath
-	runs   int // buffers of runs not acknowledged
+	tcp   lowerTCP  // segs, sock or host
+	segs  *tcp.Conn // over frames, or nil
+	sock  *socket   // over a socket, or nil
+	host  *hostEnd  // within the host, or nil
+	tuple pkt.Tuple
+	ip    IPOptions
+	lst   *listener // while half-open
+	holds int       // received frames of the MTU held out of order
+	super superPath
+	runs  int // buffers of runs not acknowledged
 
 	// Streaming mode.
 	wide    bool // for a byte stream, in may hold a whole window
@@ -159,9 +158,8 @@ func (w *worker) connectTCP(id ConnID, r *ConnectRequest, hop *Hop) error {
 	case w.full():
 		return errTooMany
 	}
-	mtu := w.mtuOf(hop)
-	c := newTCPConn(id, flow, tcp.Dial(w.now, &w.tcp, flow, iss, mtu))
-	c.wide, c.ip, c.hopMTU, c.tuple = r.Stream, r.IP, hopMTU(mtu), tupleOf(flow, hop, r.IP)
+	c := newTCPConn(id, flow, tcp.Dial(w.now, &w.tcp, flow, iss, w.mtuOf(hop)))
+	c.wide, c.ip, c.tuple = r.Stream, r.IP, tupleOf(flow, hop, r.IP)
 	c.giveUp = w.deadlineAfter(r.Timeout)
 	w.enterTCP(c)
 	if len(w.e.workers) > 1 {
@@ -219,9 +217,7 @@ func (c *tcpConn) setHop(w *worker, _ [16]byte, hop *Hop) {
 	if setHop(&c.tuple, hop, c.ip); c.tuple != old || hop.Found {
 		c.segs.PathChanged(w.now)
 	}
-	if mtu := w.mtuOf(hop); c.hopMTU.set(w, mtu) {
-		c.segs.SetMTU(w.now, mtu)
-	}
+	c.segs.SetMTU(w.now, w.mtuOf(hop))
 	w.mark(&c.lane)
 }
 

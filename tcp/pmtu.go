@@ -91,8 +91,11 @@ func (c *Conn) minMTU() int {
 	return leastMTU
 }
 
-// SetMTU sets the MTU of the link.
+// SetMTU sets the MTU of the link. A change discards what was discovered about the path.
 func (c *Conn) SetMTU(now clock.Time, mtu int) {
+	if mtu == c.linkMTU {
+		return
+	}
 	c.linkMTU = mtu
 	c.stop(timerPMTU)
 	c.changeMTU(now, mtu)
