@@ -136,6 +136,13 @@ func TestSRQFar(t *testing.T) {
 				if len(qb.wcs) != n {
 					t.Fatalf("%d receives are complete, want %d", len(qb.wcs), n)
 				}
+				if over == "tcp" && qb.stream.conn().waits.waiting() {
+					w := s.hosts[1].w
+					w.lookMoved(&qb.QPBinding) // as when something else is stored
+					if got := qb.stream.conn().backlog; got != w.tcp.RcvWindow {
+						t.Errorf("the window is reduced by %d bytes while Sends wait, want all %d", got, w.tcp.RcvWindow)
+					}
+				}
 				far.release()
 				s.until("receives are complete", func() bool { return len(qb.wcs) == n+held || a.closed })
 			}

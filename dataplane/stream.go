@@ -304,8 +304,8 @@ func (w *worker) lookMoved(b *QPBinding) {
 	case s == nil:
 	case !s.settling:
 		if c, ok := s.lane.llp.(*tcpConn); ok && s.mode == modeFull {
-			c.backlog = b.Far.Backlog()
-			c.tcp.SetBacklog(c.backlog) // the client may no longer be crowded
+			c.noteBacklog(w)
+			c.tcp.SetBacklog(c.backlog) // even if it is the same: the client may no longer be crowded
 		}
 		w.mark(s.lane)
 	default:
