@@ -77,7 +77,6 @@ func (s *Stream) Left() int {
 
 // sent counts a segment.
 func (s *Stream) sent(seg *Segment) bool {
-	s.last = s.sending
 	s.count(1, seg.HdrLen+seg.Len)
 	return true
 }

@@ -125,7 +125,6 @@ type Stream struct {
 	pendings         []pending
 	pendHead         uint32
 	pendTail         uint32
-	last             turn // side that the last segment belonged to
 
 	responses
 
@@ -349,7 +348,7 @@ func (s *Stream) RemoteRaw() []byte { return s.remote.raw[:s.remote.rawLen] }
 func (s *Stream) Terminating() bool { return s.err != nil }
 
 // TerminateSent reports whether PollSegment has returned our Terminate.
-func (s *Stream) TerminateSent() bool { return s.stats.TxTerminates != 0 }
+func (s *Stream) TerminateSent() bool { return s.state == stateFailed }
 
 // Fail ends the stream for a violation that the owner or the layer below found in ulpdu (nil if no ULPDU caused it) and queues the
 // Terminate. Only the first error counts (RFC 5040 section 7.1, rule 4); a stream that the peer has terminated sends none.
@@ -373,7 +372,7 @@ func (s *Stream) fail(err *term.Error, seg []byte, segLen int, rdma []byte) {
 func (s *Stream) SourceError(seg *Segment, err *term.Error) {
 	switch {
 	case s.state != stateOpen:
-	case seg.Src.Kind == SourceTagged && s.last == turnResponse:
+	case seg.Src.Kind == SourceTagged:
 		r := s.resp(s.respHead)
 		if !s.seg.Active() { // that was the last one
 			r = s.resp(s.respHead - 1)
@@ -386,7 +385,7 @@ func (s *Stream) SourceError(seg *Segment, err *term.Error) {
 		var rdma [readRequestLen]byte
 		s.fail(err, r.hdr[:], r.segLen, now.append(rdma[:0]))
 	default:
-		if seg.Src.Kind == SourceWR && s.last == turnSend {
+		if seg.Src.Kind == SourceWR {
 			i := s.next
 			if !s.seg.Active() {
 				i--
