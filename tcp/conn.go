@@ -26,9 +26,9 @@ type Conn struct {
 	state  State
 	err    error
 	v6     bool
-	active bool // active open
-	queued bool // counted in the SYN queue of its listener
-	events uint8
+	active bool  // active open
+	queued bool  // counted in the SYN queue of its listener
+	events uint8 // not yet polled: 1<<Event each
 
 	sndSpace
 	pathState
@@ -165,12 +165,6 @@ type earlyAck struct {
 	ece   bool
 	dsack SACKBlock // empty: none
 }
-
-const (
-	evEstablished = 1 << iota
-	evPeerClosed
-	evClosed
-)
 
 func newConn(now clock.Time, cfg *Config, f pkt.Flow, iss serial.Num, mtu int) *Conn {
 	c := &Conn{cfg: cfg.withDefaults(), flow: f, sndSpace: sndSpace{iss: iss, una: iss, nxt: iss, pushNxt: iss + 1, burst: 1}}
@@ -339,9 +333,9 @@ func (c *Conn) PollEvent() (Event, bool) {
 	if c.events == 0 {
 		return 0, false
 	}
-	i := bits.TrailingZeros8(uint8(c.events))
+	e := Event(bits.TrailingZeros8(c.events))
 	c.events &= c.events - 1
-	return Event(i + 1), true
+	return e, true
 }
 
 // Close ends our half of the connection: pushed data is sent, then a FIN. Data still arrives until the peer closes too.
@@ -406,13 +400,13 @@ func (c *Conn) end(err error) {
 	c.synPending, c.probePending, c.keepPending, c.ackNow, c.ackPending = false, false, false, false, false
 	c.dupAcksOwed = 0
 	c.earlyAcks = ring[earlyAck]{}
-	c.events |= evClosed
+	c.events |= 1 << EventClosed
 }
 
 // establish enters ESTABLISHED. The options of the peer's SYN are known.
 func (c *Conn) establish(now clock.Time) {
 	c.state = Established
-	c.events |= evEstablished
+	c.events |= 1 << EventEstablished
 	c.stop(timerRTO)
 	c.synPending = false
 	c.setMSS()

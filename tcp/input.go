@@ -455,7 +455,7 @@ func (c *Conn) handleFIN(now clock.Time) {
 	c.rcvAdv = serial.Max(c.rcvAdv, c.rcvNxt)
 	c.reasm.drop()
 	c.ackNow = true
-	c.events |= evPeerClosed
+	c.events |= 1 << EventPeerClosed
 	switch c.state {
 	case Established:
 		c.state = CloseWait
