@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane/handoff"
@@ -193,7 +194,7 @@ func (w *worker) adoptTCP(f *rxFrame) bool {
 }
 
 func tupleOf(flow pkt.Flow, hop *Hop, ip IPOptions) pkt.Tuple {
-	t := pkt.Tuple{Flow: flow, Proto: pkt.ProtoTCP, V6: !isV4(flow.Remote)}
+	t := pkt.Tuple{Flow: flow, Proto: pkt.ProtoTCP, V6: !netip.AddrFrom16(flow.Remote).Is4In6()}
 	setHop(&t, hop, ip)
 	return t
 }
@@ -202,11 +203,6 @@ func setHop(t *pkt.Tuple, hop *Hop, ip IPOptions) {
 	t.SrcMAC, t.DstMAC = hop.SrcMAC, hop.DstMAC
 	t.NVLAN = copy(t.VLANs[:], hop.VLANs)
 	ip.apply(t)
-}
-
-// isV4 reports whether a is a v4-mapped address.
-func isV4(a [16]byte) bool {
-	return [12]byte(a[:12]) == [12]byte{10: 0xff, 11: 0xff}
 }
 
 func (c *tcpConn) setHop(w *worker, _ [16]byte, hop *Hop) {

@@ -3,6 +3,7 @@ package tcp
 import (
 	"errors"
 	"math/bits"
+	"net/netip"
 	"time"
 
 	"github.com/iwarpd/iwarpd/internal/clock"
@@ -168,7 +169,7 @@ type earlyAck struct {
 
 func newConn(now clock.Time, cfg *Config, f pkt.Flow, iss serial.Num, mtu int) *Conn {
 	c := &Conn{cfg: cfg.withDefaults(), flow: f, sndSpace: sndSpace{iss: iss, una: iss, nxt: iss, pushNxt: iss + 1, burst: 1}}
-	c.v6 = !isV4(&f.Remote)
+	c.v6 = !netip.AddrFrom16(f.Remote).Is4In6()
 	c.q.init()
 	c.linkMTU, c.mtu = mtu, mtu
 	c.peerMSS = c.defaultMSS()
@@ -196,15 +197,6 @@ func rcvScale(cfg *Config, mss int) (shift uint8, window int) {
 		shift++
 	}
 	return shift, window
-}
-
-func isV4(a *[16]byte) bool {
-	for _, b := range a[:10] {
-		if b != 0 {
-			return false
-		}
-	}
-	return a[10] == 0xff && a[11] == 0xff
 }
 
 // Dial opens a connection in SYN-SENT; PollTransmit returns the SYN. iss comes from ISS. mtu is that of the link, or of the path if it is

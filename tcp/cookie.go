@@ -1,6 +1,8 @@
 package tcp
 
 import (
+	"net/netip"
+
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/serial"
@@ -33,7 +35,7 @@ func (l *Listener) tsOff(f *pkt.Flow) uint32 { return flowHash(&l.secret, f, 0)[
 // cookieReply returns the SYN-ACK of a SYN cookie; no state is kept.
 func (l *Listener) cookieReply(now clock.Time, f *pkt.Flow, s *Segment) Header {
 	cfg := l.cfg.withDefaults()
-	c := Conn{cfg: cfg, flow: *f, v6: !isV4(&f.Remote), pathState: pathState{linkMTU: l.mtu, mtu: l.mtu}}
+	c := Conn{cfg: cfg, flow: *f, v6: !netip.AddrFrom16(f.Remote).Is4In6(), pathState: pathState{linkMTU: l.mtu, mtu: l.mtu}}
 	peer := int(s.Opts.MSS)
 	if peer == 0 {
 		peer = c.defaultMSS()
