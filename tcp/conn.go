@@ -235,7 +235,7 @@ func (c *Conn) MSS() int { return c.mss }
 // or, if the window stays too small for it, in pieces (RFC 9293 3.8.6.2.1: at once if the window is at least half of the largest seen, else
 // after the override time). A record is never delayed in favour of later ones (no Nagle algorithm). Room is 0 when nothing may be sent.
 func (c *Conn) Room() int {
-	if c.state != Established && c.state != CloseWait || c.finQueued {
+	if c.state != Established && c.state != CloseWait {
 		return 0
 	}
 	if c.q.head == c.q.tail {
@@ -259,8 +259,7 @@ func (c *Conn) Push(b Buf, n int) { c.PushRun(b, n, n) }
 // PushRun queues a run of records of size bytes each, 1 to MSS, and n bytes together, stored in b. It costs less than to queue them one by
 // one.
 func (c *Conn) PushRun(b Buf, n, size int) {
-	if n <= 0 || c.finQueued || c.state == Closed || c.state > CloseWait ||
-		c.state == FinWait1 || c.state == FinWait2 {
+	if n <= 0 || c.finQueued || c.state == Closed {
 		if b != NoBuf {
 			c.released.push(b)
 		}

@@ -13,7 +13,7 @@ const (
 	timerRACK              // RFC 8985 6.3: the reordering window
 	timerPersist           // RFC 9293 3.8.6.1, and sender's silly window override
 	timerDelayedAck        // RFC 9293 3.8.6.3
-	timerKeepAlive         // RFC 9293 3.8.4; also FIN-WAIT-2
+	timerKeepAlive         // RFC 9293 3.8.4
 	timerUser              // RFC 9293 3.9.1.8
 	timerTimeWait          // also FIN-WAIT-2
 	timerPace              // the burst limit
