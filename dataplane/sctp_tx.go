@@ -169,15 +169,7 @@ func (as *assoc) composeDDP(w *worker, s *stream, g *sched.Grant) int {
 		g.Left -= used + sched.RecordCost + sched.FPDUCost
 		n++
 	}
-	if n > 0 || s.failed {
-		s.remoteEvents(w)
-	}
-	if s.mode == modeFull && s.ddp.TerminateSent() && !s.hasPend { // otherwise the pending segment is sent first
-		s.close(w)
-	}
-	if s.left(why == sched.Idle) {
-		s.close(w)
-	}
+	s.composed(w, n > 0, why == sched.Idle)
 	return n
 }
 

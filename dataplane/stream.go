@@ -203,14 +203,6 @@ func (s *stream) leave(w *worker) {
 // dropReceived makes s ignore received data, since its program has destroyed the queue pair.
 func (s *stream) dropReceived() { s.rxFailed, s.deaf = true, true }
 
-// left reports whether s must be closed now; idle says that it stopped for want of data or window.
-func (s *stream) left(idle bool) bool {
-	if !s.leaving || s.mode != modeFull || s.failed { // a Terminate ends the stream
-		return false
-	}
-	return idle && (s.gate || !s.hasPend && !s.ddp.Sendable())
-}
-
 // close closes s gracefully and flushes what it has not sent.
 func (s *stream) close(w *worker) {
 	s.dropQP(w)
@@ -390,6 +382,23 @@ func (s *stream) poll(w *worker, room, mulpdu int) bool {
 	ok := s.ddp.PollFilling(room, mulpdu, &s.pending)
 	w.current = nil
 	return ok
+}
+
+// composed is called when s has composed what it may in its turn of the round. It closes s once all
+// has been sent that s sends before its end. some says that s has composed anything, idle that it
+// stopped for want of data or window.
+func (s *stream) composed(w *worker, some, idle bool) {
+	if some || s.failed {
+		s.remoteEvents(w)
+	}
+	switch {
+	case s.mode != modeFull:
+	case s.ddp.TerminateSent() && !s.hasPend: // a pending segment is sent first
+		s.close(w)
+	case s.failed: // the Terminate ends it
+	case s.leaving && idle && (s.gate || !s.hasPend && !s.ddp.Sendable()):
+		s.close(w)
+	}
 }
 
 // gather returns the payload of n bytes of the pending segment, and of those that follow it, in

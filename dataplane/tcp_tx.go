@@ -141,15 +141,7 @@ func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
 	if c.mode == modeFull && g.Why == sched.Share && (c.hasPend || c.ddp.Sendable()) {
 		w.sched.Starve()
 	}
-	if n > 0 || c.failed {
-		c.remoteEvents(w)
-	}
-	if c.mode == modeFull && c.ddp.TerminateSent() && !c.hasPend { // otherwise the pending segment is sent first
-		c.stream.close(w)
-	}
-	if c.left(g.Why == sched.Idle) {
-		c.stream.close(w)
-	}
+	c.composed(w, n > 0, g.Why == sched.Idle)
 	return n
 }
 
