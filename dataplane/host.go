@@ -23,7 +23,6 @@ type hostEnd struct {
 	w    *worker
 	c    *tcpConn
 	peer *hostEnd // other end, or nil if the connection was refused
-	eof  bool     // the peer has closed
 }
 
 const (
@@ -115,7 +114,7 @@ func (h *hostEnd) flush(w *worker) int {
 	if c := h.c; n > 0 && (c.hasPend || c.ddp != nil && c.ddp.Sendable() || c.pre.unsent() > 0) {
 		w.mark(&c.lane) // there will be no acknowledgement to do this
 	}
-	if h.closing && !h.finSent && h.unsent == 0 && h.state != tcp.Closed {
+	if h.closing && h.unsent == 0 && h.open() {
 		h.finish()
 	}
 	return n
@@ -124,13 +123,12 @@ func (h *hostEnd) flush(w *worker) int {
 // finish delivers the FIN to the peer.
 func (h *hostEnd) finish() {
 	p := h.peer
-	h.finSent = true
-	if h.eof {
+	if h.state == tcp.CloseWait {
 		h.end(nil)
 		p.end(nil)
 		return
 	}
-	h.state, p.state, p.eof = tcp.FinWait2, tcp.CloseWait, true
+	h.state, p.state = tcp.FinWait2, tcp.CloseWait
 	p.events = append(p.events, tcp.EventPeerClosed)
 	p.w.mark(&p.c.lane)
 }
@@ -161,7 +159,7 @@ func (h *hostEnd) MSS() int { return h.w.link.SlotSize() - headroom }
 // Room returns how many bytes may be composed now. Copied segments must follow the bytes of
 // streaming mode.
 func (h *hostEnd) Room() int {
-	if h.state != tcp.Established && h.state != tcp.CloseWait || h.closing {
+	if !h.open() || h.closing {
 		return 0
 	}
 	if h.c.direct && (h.unsent > 0 || h.peer.c.mode < modeFull) {

@@ -56,8 +56,6 @@ type socket struct {
 	readable bool
 	hup      bool // the peer has closed, so a short read does not mean that there is no more data
 	queued   bool // in Sockets.ready
-	eof      bool
-	timeWait bool // the kernel has it in TIME-WAIT
 
 	mss   int
 	mssAt clock.Time // when mss was read
@@ -76,8 +74,7 @@ type byteEnd struct {
 	written int // bytes of the first slot already sent
 	unsent  int // composed bytes not yet sent
 
-	closing bool // send the FIN when everything is sent
-	finSent bool
+	closing bool       // send the FIN when everything is sent
 	until   clock.Time // when to reset the connection if it has not ended, or 0
 
 	sndNxt, rcvNxt serial.Num
@@ -90,6 +87,9 @@ type outSlot struct {
 
 // State returns the state, like that of tcp.Conn.
 func (b *byteEnd) State() tcp.State { return b.state }
+
+// open reports whether b has not sent its FIN.
+func (b *byteEnd) open() bool { return b.state == tcp.Established || b.state == tcp.CloseWait }
 
 // Err returns the reason for the end, like that of tcp.Conn.
 func (b *byteEnd) Err() error { return b.err }
@@ -255,7 +255,7 @@ const leastSocketMSS = 256
 // read reads available data up to the limit of a turn, and delivers it. It returns the number
 // of bytes.
 func (s *socket) read(w *worker) (total int) {
-	if s.eof {
+	if s.state == tcp.CloseWait {
 		s.readable = false
 		if err := s.failure(); err != nil {
 			s.end(w, err)
@@ -310,7 +310,7 @@ func (s *socket) read(w *worker) (total int) {
 // failure returns the error of a failed write, or of a RST after the peer's FIN, which a read does not
 // report; or nil.
 func (s *socket) failure() error {
-	if s.wrErr != nil || s.fd < 0 {
+	if s.wrErr != nil {
 		return s.wrErr
 	}
 	if errno, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && errno != 0 {
@@ -330,18 +330,15 @@ func (s *socket) room(w *worker) int {
 }
 
 func (s *socket) peerClosed(w *worker) {
-	s.eof = true
 	w.mark(&s.c.lane)
 	switch err := s.failure(); {
 	case err != nil:
 		s.end(w, err)
-	case s.finSent:
-		s.timeWait = true
+	case s.state == tcp.FinWait1:
 		s.end(w, nil)
+		s.state = tcp.TimeWait // in the kernel
 	default:
-		if s.state == tcp.Established {
-			s.state = tcp.CloseWait
-		}
+		s.state = tcp.CloseWait
 		s.events = append(s.events, tcp.EventPeerClosed)
 	}
 }
@@ -385,10 +382,9 @@ func (s *socket) flush(w *worker) int {
 			s.writable = false // epoll reports when there is room again
 		}
 	}
-	if s.closing && !s.finSent && s.unsent == 0 && s.wrErr == nil && s.fd >= 0 {
-		s.finSent = true
+	if s.closing && s.open() && s.unsent == 0 && s.wrErr == nil {
 		_ = unix.Shutdown(s.fd, unix.SHUT_WR)
-		if s.eof {
+		if s.state == tcp.CloseWait {
 			s.end(w, nil)
 		} else {
 			s.state = tcp.FinWait1
@@ -420,7 +416,7 @@ func (s *socket) MSS() int { return s.mss }
 
 // Room returns how many bytes may be composed now.
 func (s *socket) Room() int {
-	if s.state != tcp.Established && s.state != tcp.CloseWait || s.closing || s.wrErr != nil {
+	if !s.open() || s.closing || s.wrErr != nil {
 		return 0
 	}
 	return socketQueue - s.unsent

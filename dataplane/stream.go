@@ -271,9 +271,10 @@ func (s *stream) over(w *worker) {
 		w.publishFor(s.qp)
 	}
 	if !s.unreported {
-		c, _ := s.lane.llp.(*tcpConn)
-		timeWait := c != nil && (c.rests() || c.sock != nil && c.sock.timeWait)
-		w.e.events.push(Event{Kind: EventClosed, Conn: s.id, Flow: s.flow(), Worker: w.id, Err: s.err, TimeWait: timeWait})
+		c, ok := s.lane.llp.(*tcpConn)
+		w.e.events.push(Event{
+			Kind: EventClosed, Conn: s.id, Flow: s.flow(), Worker: w.id, Err: s.err, TimeWait: ok && c.rests(),
+		})
 	}
 	s.unlinkQP(w)
 	if s.settling {

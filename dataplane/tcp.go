@@ -334,7 +334,7 @@ func (c *tcpConn) events(w *worker) int {
 			return n
 		}
 	}
-	if !c.closed && c.rests() {
+	if !c.closed && !c.late && c.rests() {
 		if c.tcp.State() == tcp.FinWait2 {
 			c.giveUp = w.now.Add(orphanTime)
 		}
