@@ -32,7 +32,7 @@ type stream struct {
 	lane       *lane
 	mode       mode
 	passive    bool       // opened by the peer
-	closed     bool       // EventClosed was sent
+	closed     bool       // it has ended; EventClosed is sent when it is settled
 	unreported bool       // it has ended half-open, and so has no events: a peer could cause any number of them
 	err        error      // why the stream ends; nil means the transport's reason
 	giveUp     clock.Time // deadline of an active open, or of a FIN of the peer that no program waits for

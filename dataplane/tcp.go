@@ -40,7 +40,6 @@ type tcpConn struct {
 	txStart   serial.Num // sequence number of the first FPDU
 	backlog   int        // backlog that noteBacklog last passed to the transport
 	rx        mpa.Receiver
-	markers   bool       // the peer sends markers
 	direct    bool       // within the host: segments are copied, not framed
 	late      bool       // bytes that have arrived in order are not processed yet: see received
 	halfUntil clock.Time // when it closes after the peer has closed, or 0
@@ -507,7 +506,6 @@ func (c *tcpConn) switchOver(w *worker) {
 	c.txStart = c.tcp.SndNxt()
 	c.tx.Init(p.CRC, p.SendMarkers, c.txStart)
 	c.rx.Init(p.CRC, p.RecvMarkers, c.tcp.RcvNxt().Add(-c.pre.unread()))
-	c.markers = p.RecvMarkers
 	c.direct = c.host != nil && !p.CRC && !p.SendMarkers
 	c.start()
 	c.tcp.SetBacklog(0)

@@ -138,7 +138,7 @@ func (c *tcpConn) hold(w *worker, f *rxFrame, r tcp.Input) {
 		w.held.holders++
 	}
 	w.stats.RxEarly++
-	if c.markers && c.mode == modeFull && !c.rxFailed && c.placeEarly(w, h, r) {
+	if c.params.RecvMarkers && c.mode == modeFull && !c.rxFailed && c.placeEarly(w, h, r) {
 		c.segs.Placed(buf)
 		c.freeHeld(w, buf)
 	}
