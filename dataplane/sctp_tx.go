@@ -204,7 +204,7 @@ func (as *assoc) transmit(w *worker) {
 		q := &o.Parts[0]
 		s := link.Slot(q.Buf)
 		at := headroom - 16 - len(o.Head)
-		if w.slots[s].posted == 0 && at >= t.HeaderLen()+8 {
+		if !w.slots[s].posted && at >= t.HeaderLen()+8 {
 			b := w.link.Bytes(s)
 			copy(b[at:], o.Head)
 			copy(b[headroom-16:], q.Hdr[:])

@@ -343,7 +343,7 @@ func (c *tcpConn) transmit(w *worker, o *tcp.Out) {
 func (w *worker) segmentSlot(buf tcp.Buf, off, n int) (s link.Slot, sum uint32, ok bool) {
 	if buf < firstRun {
 		st := &w.slots[buf]
-		if st.posted == 0 && off == 0 && n == st.n {
+		if !st.posted && off == 0 && n == st.n {
 			return link.Slot(buf), st.sum, true
 		}
 	}

@@ -18,11 +18,10 @@ const minHeaders = 20 + 20
 // set-up.
 const slotReserve = 64
 
-// slotState is a worker's state of a TX slot. A slot is free if it has no owner and no
-// outstanding post.
+// slotState is a worker's state of a TX slot. A slot is free if it is neither owned nor posted.
 type slotState struct {
-	owned  bool   // owned by a tcp.Conn or sctp.Assoc, until acknowledged
-	posted uint16 // posts that the kernel has not completed
+	owned  bool   // by a tcp.Conn or sctp.Assoc, until acknowledged
+	posted bool   // until the kernel has sent it
 	sum    uint32 // partial checksum of the payload, for retransmissions
 	n      int    // payload bytes
 
@@ -84,7 +83,7 @@ func (w *worker) disown(l *lane, s link.Slot) {
 	w.sched.Disown(&l.member)
 	st := &w.slots[s]
 	st.owned = false
-	if st.posted == 0 {
+	if !st.posted {
 		w.link.Free(s)
 	}
 }
@@ -101,13 +100,13 @@ func (w *worker) postFrame(flow *pkt.Flow, s link.Slot, off, n int) {
 		w.reap()
 		if !w.link.Post(s, off, n) {
 			w.stats.TxRingFull++
-			if !slot.owned && slot.posted == 0 {
+			if !slot.owned && !slot.posted {
 				w.link.Free(s)
 			}
 			return
 		}
 	}
-	slot.posted++
+	slot.posted = true
 	w.stats.TxFrames++
 	w.stats.TxBytes += uint64(n)
 }
@@ -119,8 +118,8 @@ func (w *worker) reap() int {
 		n := w.link.Reap(w.done[:])
 		for _, s := range w.done[:n] {
 			st := &w.slots[s]
-			st.posted--
-			if st.posted == 0 && !st.owned {
+			st.posted = false
+			if !st.owned {
 				w.link.Free(s)
 			}
 		}
