@@ -27,8 +27,8 @@ func (s *Stream) HandleMarked(u marked.Bytes) *term.Error {
 }
 
 // AwaitsReceive reports whether u, which is the next ULPDU in order or its start, belongs to a
-// Send that has no receive yet. HandleMarked would fail with term.ErrNoBuffer. AwaitsReceive
-// changes no state.
+// Send for which Memory has no buffer yet: HandleMarked would fail with term.ErrNoBuffer. If there
+// is a buffer, the Send has it from then on.
 func (s *Stream) AwaitsReceive(u marked.Bytes) bool {
 	if !s.receiving() || s.expect != 0 {
 		return false
