@@ -206,7 +206,6 @@ func (w *worker) onTimer(l *lane) {
 // drop removes a lane that has ended from the tables.
 func (w *worker) drop(l *lane) {
 	l.gone = true
-	l.member.End()
 	w.timers.Stop(&l.timer)
 	w.e.dialing.Remove(l.key, w)
 	if w.lanes[l.key] == l {

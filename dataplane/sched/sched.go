@@ -58,9 +58,8 @@ type Member[T any] struct {
 	Owner  T
 	group  *Group[T]
 	queued bool // in its group's round
-	gone   bool
-	credit int // what it may still send before others, in bytes of cost
-	slots  int // TX slots not yet acknowledged by the peer
+	credit int  // what it may still send before others, in bytes of cost
+	slots  int  // TX slots not yet acknowledged by the peer
 }
 
 // Group returns the group of m.
@@ -160,9 +159,6 @@ func (s *Scheduler[T]) Remove(m *Member[T]) {
 	}
 }
 
-// End marks m as ended: it gets no further turns.
-func (m *Member[T]) End() { m.gone = true }
-
 // Serve continues the round until the turn's budget or the slots are used up. It returns the
 // amount sent.
 func (s *Scheduler[T]) Serve() int {
@@ -220,7 +216,6 @@ func (s *Scheduler[T]) Serve() int {
 			m.credit, g.credit = min(m.credit, s.quantum), min(g.credit, s.quantum)
 		}
 		switch {
-		case m.gone:
 		case gr.Why == Spent:
 			m.queued = true
 			g.queue.push(m)
