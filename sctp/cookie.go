@@ -130,6 +130,13 @@ func draw(key *Secret, f *pkt.Flow, now clock.Time, salt uint32) (tag uint32, ts
 	return max(be.Uint32(m[:]), 1), serial.Num(be.Uint32(m[4:]))
 }
 
+// tieTags returns the Tie-Tags of an association with these tags (RFC 9260 1.3): a nonce by which a cookie names the
+// association. Cookies are signed, not secret, so they must not have the tags of an association that is established.
+func tieTags(key *Secret, tag, peerTag uint32) (tie, peerTie uint32) {
+	m := mac(key, be.AppendUint32(be.AppendUint32([]byte("tie"), tag), peerTag))
+	return max(be.Uint32(m[:]), 1), be.Uint32(m[4:])
+}
+
 // offer returns the cookie for the INIT i that arrived on flow f.
 func offer(now clock.Time, cfg *Config, f *pkt.Flow, i *Init, tag uint32, tsn serial.Num) cookie {
 	life := uint32(cookieLife.Milliseconds())

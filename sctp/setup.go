@@ -72,7 +72,7 @@ func (a *Assoc) handleInit(now clock.Time, f *pkt.Flow, c *Chunk) {
 	}
 	k := offer(now, &a.cfg, f, &i, tag, tsn)
 	if a.state > CookieWait {
-		k.tie, k.peerTie = a.tag, a.peerTag
+		k.tie, k.peerTie = tieTags(&a.key, a.tag, a.peerTag)
 	}
 	k.collided = a.state <= CookieEchoed
 	a.rawPacket(initAck(&a.cfg, f, &i, &k, &a.key))
@@ -139,6 +139,7 @@ func (a *Assoc) handleCookieEcho(now clock.Time, h *Header, c *Chunk) bool {
 		return false
 	}
 	local, peer := k.tag == a.tag, k.peerTag == a.peerTag
+	tie, peerTie := tieTags(&a.key, a.tag, a.peerTag)
 	if over := k.stale(now); over != 0 && !(local && peer) {
 		a.stats.CookiesStale++
 		a.rawPacket(staleCookie(&k, over))
@@ -149,7 +150,7 @@ func (a *Assoc) handleCookieEcho(now clock.Time, h *Header, c *Chunk) bool {
 		if a.state == CookieEchoed {
 			a.up(now)
 		}
-	case !local && !peer && a.tag == k.tie && a.peerTag == k.peerTie && k.tie != 0: // A
+	case !local && !peer && k.tie == tie && k.peerTie == peerTie: // A
 		if a.state == ShutdownAckSent {
 			a.want |= wantShutdownAck | wantStaleShutdown
 			return false

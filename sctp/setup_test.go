@@ -1,6 +1,7 @@
 package sctp
 
 import (
+	"bytes"
 	"errors"
 	"net/netip"
 	"slices"
@@ -385,11 +386,17 @@ func TestDuplicateInit(t *testing.T) {
 		r.push(100)
 		r.recv(7, 0, 0, 0, "before")
 		r.take()
-		old := r.a.tag
+		old, oldPeer := r.a.tag, r.peerTag
 		r.peerTag, r.peerTSN = 77, 5000
 		i := r.init()
 		if i.Tag == old {
 			t.Error("the INIT ACK has the old tag")
+		}
+		// A cookie is not secret, and another program of the peer's host may have sent the INIT.
+		for _, tag := range []uint32{old, oldPeer} {
+			if bytes.Contains(i.Cookie, be.AppendUint32(nil, tag)) {
+				t.Errorf("the cookie reveals the tag %#x", tag)
+			}
 		}
 		r.cookieEcho(i)
 		b := r.one(ChunkCookieAck)
