@@ -3,10 +3,10 @@ package ctrl
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -21,6 +21,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	ddp "github.com/iwarpd/iwarpd/sctp/session"
 )
 
@@ -578,24 +579,38 @@ func openFDs(t testing.TB) int {
 	return n
 }
 
-// settled waits until the server has no client and checks that all usage counts are zero.
-func (h *harness) settled(t testing.TB) {
+// dialed waits until all calls of the engine's Connect have returned. Until then the server holds the ports of the connections,
+// even of those that have ended.
+func (h *harness) dialed(t testing.TB) {
 	t.Helper()
-	deadline := time.After(time.Minute)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		h.mu.Lock()
-		n, left, files, mapped := len(h.sessions), maps.Clone(h.usage), h.files.used+h.files.extra, h.maps.used+h.maps.extra
+		n := len(h.dials)
 		h.mu.Unlock()
 		if n == 0 {
-			if len(left) != 0 || files != 0 || mapped != 0 {
-				t.Errorf("usage left: %v, %d descriptors, and %d mappings", left, files, mapped)
-			}
 			return
 		}
-		select {
-		case <-deadline:
-			t.Fatalf("%d clients left", n)
-		case <-time.After(time.Millisecond):
+		if time.Now().After(deadline) {
+			t.Fatal("Connect has not returned to the server")
 		}
+		runtime.Gosched()
+	}
+}
+
+// settled waits until the server has no client and dials nothing, and checks that all usage counts are zero.
+func (h *harness) settled(t testing.TB) {
+	t.Helper()
+	testenv.Until(t, "all clients have ended", func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return len(h.sessions) == 0
+	})
+	h.dialed(t)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	files, mapped := h.files.used+h.files.extra, h.maps.used+h.maps.extra
+	if len(h.usage) != 0 || files != 0 || mapped != 0 {
+		t.Errorf("usage left: %v, %d descriptors, and %d mappings", h.usage, files, mapped)
 	}
 }
