@@ -141,29 +141,35 @@ func (c *session) away(what string, f func()) bool {
 
 // await waits until over is closed, at most awayWait. Then it cuts off the client, which delays the daemon in what, and returns false.
 func (c *session) await(what string, over <-chan struct{}) bool {
-	t := time.NewTimer(awayWait)
-	defer t.Stop()
-	select {
-	case <-over:
+	if closed(over, awayWait) {
 		return true
-	case <-t.C:
 	}
 	c.holdUntil(over)
 	c.cutOff(errorf(invalid, "ctrl: the client delays the daemon in %s", what))
 	return false
 }
 
+// closed reports whether over is closed, or will be within limit.
+func closed(over <-chan struct{}, limit time.Duration) bool {
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	select {
+	case <-over:
+		return true
+	case <-t.C:
+	}
+	select { // select chooses at random if the process was stopped, and both are ready
+	case <-over:
+		return true
+	default:
+		return false
+	}
+}
+
 // holdUntil keeps the session charged until over is closed, even after the session has ended.
 // Only the session's own goroutine calls it.
 func (c *session) holdUntil(over <-chan struct{}) {
-	c.stuck = append(slices.DeleteFunc(c.stuck, func(over <-chan struct{}) bool {
-		select {
-		case <-over:
-			return true
-		default:
-			return false
-		}
-	}), over)
+	c.stuck = append(slices.DeleteFunc(c.stuck, func(over <-chan struct{}) bool { return closed(over, 0) }), over)
 }
 
 // free returns the memory of rings to the kernel. It must be called without Server.mu: the kernel takes the lock of the memfd, which a

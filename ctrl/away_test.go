@@ -197,3 +197,18 @@ func TestAwayWaits(t *testing.T) {
 	}
 	c.pd()
 }
+
+// TestClosedInTime checks that a call that has returned is not taken for late when the time is over too, as after the process
+// was stopped.
+func TestClosedInTime(t *testing.T) {
+	over := make(chan struct{})
+	if closed(over, 0) {
+		t.Error("closed before it is")
+	}
+	close(over)
+	for range 100 {
+		if !closed(over, 0) {
+			t.Fatal("not closed although it is")
+		}
+	}
+}

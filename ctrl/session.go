@@ -146,12 +146,17 @@ func (c *session) readLoop() error {
 // them is disconnected.
 func (c *session) awaitRead() error {
 	var late <-chan time.Time
+	over := false
 	for {
 		n := c.out.unreadFDs()
-		if n == 0 || n <= maxQueuedFDs && c.srv.spareFiles() {
+		switch {
+		case n == 0 || n <= maxQueuedFDs && c.srv.spareFiles():
 			return nil
-		}
-		if late == nil {
+		case over:
+			err := errorf(quota, "ctrl: the client left %d descriptors unread for %v: read the replies", n, c.srv.unread)
+			c.cutOff(err)
+			return err
+		case late == nil:
 			t := time.NewTimer(c.srv.unread)
 			defer t.Stop()
 			late = t.C
@@ -160,9 +165,7 @@ func (c *session) awaitRead() error {
 		case <-c.out.less:
 		case <-time.After(lookAgain):
 		case <-late:
-			err := errorf(quota, "ctrl: the client left %d descriptors unread for %v: read the replies", n, c.srv.unread)
-			c.cutOff(err)
-			return err
+			over = true // unless the client has read them since the last look
 		}
 	}
 }

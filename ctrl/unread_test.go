@@ -5,8 +5,10 @@ import (
 	"os"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
@@ -224,6 +226,50 @@ func TestUnreadFDs(t *testing.T) {
 		t.Errorf("%d descriptors open for it", most)
 	}
 	testenv.Until(t, "the queued descriptors, and the socket, are closed", func() bool { return openFDs(t) <= before })
+}
+
+// TestReadAtLast checks that a client that reads its descriptors just before the time is over is not disconnected.
+func TestReadAtLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, Config{})
+		h.unread = 5*lookAgain + lookAgain/2 // between two looks
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ours, err1 := seqpacket.FromFD(fds[0])
+		theirs, err2 := seqpacket.FromFD(fds[1])
+		if err := errors.Join(err1, err2); err != nil {
+			t.Fatal(err)
+		}
+		defer ours.Close()
+		defer theirs.Close()
+		sess := &session{srv: h.Server, conn: ours, log: zap.NewNop()}
+		sess.out = outbox{srv: h.Server, to: ours}
+		var unread []int
+		mem := memfd(t, 4096)
+		for range maxQueuedFDs + 1 {
+			fd, err := seqpacket.Dup(mem)
+			if err != nil {
+				t.Fatal(err)
+			}
+			unread = append(unread, fd)
+		}
+		if !sess.out.try([]byte("reply"), unread) {
+			t.Fatal("not sent")
+		}
+		time.AfterFunc(h.unread-lookAgain/4, func() {
+			_, fds, err := theirs.Read(seqpacket.MaxFDs)
+			seqpacket.CloseAll(fds)
+			if err != nil {
+				t.Error(err)
+			}
+		})
+		if err := sess.awaitRead(); err != nil {
+			t.Error(err)
+		}
+		sess.out.close()
+	})
 }
 
 // TestLateReader checks that a client that sends many requests before it reads gets all replies.
