@@ -94,8 +94,8 @@ func OpenWait(ctx context.Context, socket string) (*Device, error) {
 	for {
 		d, err := Open(ctx, socket)
 		switch {
-		case err == nil, ctx.Err() != nil:
-			return d, err
+		case err == nil:
+			return d, nil
 		case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ECONNREFUSED), errors.Is(err, ErrDaemonGone):
 		case errors.Is(err, unix.EAGAIN): // more programs connect at once than its socket holds
 		default:
