@@ -383,8 +383,12 @@ func (s *settings) check() error {
 		return configErr("no interface: name one with --interface IF, %sINTERFACE or \"interface:\" in the file: %s; %s", envPrefix, there, instead)
 	}
 	if s.SocketGroup != "" {
-		if _, err := nss.GID(s.SocketGroup); err != nil {
+		_, err := nss.GID(s.SocketGroup)
+		if errors.Is(err, nss.ErrUnknown) {
 			return configErr("socket-group: %w: create the group, or name another", err)
+		}
+		if err != nil {
+			return configErr("socket-group: %w", err)
 		}
 	}
 	if s.IRD > s.MaxIRD || s.ORD > s.MaxIRD {

@@ -105,6 +105,8 @@ func TestLoadRefuses(t *testing.T) {
 		{"case in slots", "interface: x\nslots: {Count: 5}\n", nil, `slots: unknown key "Count": must be one of folder, count`},
 		{"map without keys", "interface: x\nttl: {}\n", nil, "ttl: must be one value"},
 		{"list", "interface: [eth0]\n", nil, "must be one value"},
+		{"group that cannot have that name", "interface: x\nsocket-group: -x\n", nil, `socket-group: "-x": is neither a name nor a number`},
+		{"rule, user that cannot have that name", "interface: x\nallow:\n  - users: [\"a:b\"]\n", nil, `users: "a:b": is neither a name nor a number`},
 		{"mode without quotes", "interface: eth0\nsocket-mode: 0660\n", nil, "in quotes"},
 		{"not YAML", "interface: eth0\n\tx", nil, "not YAML"},
 		{"key twice", "interface: eth0\nttl: 3\nttl: 4\n", nil, "not YAML: line 3: mapping key"},

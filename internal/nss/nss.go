@@ -15,8 +15,11 @@ import (
 // ErrUnknown reports a name that the host does not know.
 var ErrUnknown = errors.New("not known on this host")
 
+// errName reports text that no name service can know.
+var errName = errors.New("is neither a name nor a number from 0 to 4294967295")
+
 // A LookupError means that a user or group was not found. A later try may find it: a directory service may be late or not
-// reachable.
+// reachable. Text that cannot be a name is another error.
 type LookupError struct {
 	Name string
 	Err  error // ErrUnknown, or why the name service failed
@@ -58,6 +61,9 @@ func GID(name string) (uint32, error) {
 func lookup(database, name string, local func() (string, error)) (uint32, error) {
 	id := name
 	if _, err := strconv.ParseUint(name, 10, 32); err != nil {
+		if errors.Is(err, strconv.ErrRange) || name == "" || strings.HasPrefix(name, "-") || strings.ContainsAny(name, ":\n\x00") {
+			return 0, fmt.Errorf("%q: %w", name, errName)
+		}
 		if id, err = local(); err != nil {
 			if id, err = getent(database, name); err != nil {
 				return 0, &LookupError{name, err}
@@ -73,9 +79,6 @@ func lookup(database, name string, local func() (string, error)) (uint32, error)
 
 // getent returns the third field of an entry of the name service.
 func getent(database, name string) (string, error) {
-	if name == "" || strings.HasPrefix(name, "-") {
-		return "", ErrUnknown
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, "getent", database, name).Output()
