@@ -32,9 +32,9 @@ func Main(args []string, root *cobra.Command, header *doc.GenManHeader, files ..
 	case len(args) == 2 && args[1] == "gen-markdown":
 		err = Markdown(os.Stdout, root)
 	case len(args) == 3 && args[1] == "gen-config":
-		err = configFile(os.Stdout, args[2], strings.ToUpper(root.Name())+"_")
+		err = configFile(os.Stdout, args[2], root)
 	case len(args) == 3 && args[1] == "gen-config-man":
-		err = configMan(os.Stdout, args[2], root.Name())
+		err = configMan(os.Stdout, args[2], root)
 	default:
 		return
 	}
@@ -65,12 +65,13 @@ func addFiles(page string, files [][2]string) error {
 }
 
 // configMan writes the manual page of the configuration file name of a program.
-func configMan(w io.Writer, name, program string) error {
+func configMan(w io.Writer, name string, root *cobra.Command) error {
+	program := root.Name()
 	var page bytes.Buffer
 	title := filepath.Base(name)
 	fmt.Fprintf(&page, "%% %s 5 \"\" %s \"File Formats\"\n\n# NAME\n\n%s - configuration of %s(8)\n\n", strings.ToUpper(title), program, title, program)
 	var text bytes.Buffer
-	if err := configFile(&text, name, strings.ToUpper(program)+"_"); err != nil {
+	if err := configFile(&text, name, root); err != nil {
 		return err
 	}
 	page.WriteString(strings.Replace(text.String(), "# Configuration\n", "# DESCRIPTION\n", 1))
@@ -79,13 +80,13 @@ func configMan(w io.Writer, name, program string) error {
 	return err
 }
 
-func configFile(w io.Writer, name, env string) error {
+func configFile(w io.Writer, name string, root *cobra.Command) error {
 	f, err := os.Open(name)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return Config(w, f, env)
+	return Config(w, f, strings.ToUpper(root.Name())+"_", root.Flags())
 }
 
 // Markdown writes one page that describes root and all its subcommands.

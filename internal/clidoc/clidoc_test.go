@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 func TestMarkdown(t *testing.T) {
@@ -34,13 +35,16 @@ func TestMarkdown(t *testing.T) {
 }
 
 func TestConfig(t *testing.T) {
-	const file = "# About the file.\n\n# How fast.\n# For example:\n#   speed: 3\nspeed: 1\nlow-speed: 0\n\n# Rules.\nallow: []\n"
+	const file = "# About the file.\n\n# How fast.\n# For example:\n#   speed: 3\nspeed: 1\nlow-speed: 0\n\n# Rules, which have no flag.\nslots: {}\n"
 	const want = "# Configuration\n\nAbout the file.\n\n" +
 		"## `speed`, `low-speed`\n\nHow fast.\nFor example:\n\n```text\n  speed: 3\n```\n\n```yaml\nspeed: 1\nlow-speed: 0\n```\n\n" +
 		"`--speed`, `T_SPEED`\n\n`--low-speed`, `T_LOW_SPEED`\n\n" +
-		"## `allow`\n\nRules.\n\n```yaml\nallow: []\n```\n\n"
+		"## `slots`\n\nRules, which have no flag.\n\n```yaml\nslots: {}\n```\n\n"
+	flags := pflag.NewFlagSet("t", pflag.ContinueOnError)
+	flags.String("speed", "", "")
+	flags.String("low-speed", "", "")
 	var b strings.Builder
-	if err := Config(&b, strings.NewReader(file), "T_"); err != nil {
+	if err := Config(&b, strings.NewReader(file), "T_", flags); err != nil {
 		t.Fatal(err)
 	}
 	if b.String() != want {
@@ -55,8 +59,10 @@ func TestConfigMan(t *testing.T) {
 	if err := os.WriteFile(name, []byte("# What it is.\n\n# How deep.\nmax-depth: 3\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	root := &cobra.Command{Use: "iwarpd"}
+	root.Flags().String("max-depth", "", "")
 	var b strings.Builder
-	if err := configMan(&b, name, "iwarpd"); err != nil {
+	if err := configMan(&b, name, root); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{".TH", "IWARPD.YAML", ".SH NAME", ".SH DESCRIPTION", "max-depth", "How deep.", "IWARPD_MAX_DEPTH", ".SH FILES", ".SH SEE ALSO"} {

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/spf13/pflag"
 )
 
 // Config writes a Markdown page that describes the configuration file yaml: its leading comment,
 // then a section for each group of keys, with the comment above the group. Each key is also a flag
-// and an environment variable with the prefix env.
-func Config(w io.Writer, yaml io.Reader, env string) error {
+// and an environment variable with the prefix env, if flags has it.
+func Config(w io.Writer, yaml io.Reader, env string, flags *pflag.FlagSet) error {
 	var page, comment bytes.Buffer
 	page.WriteString("# Configuration\n\n")
 	lead, keys := true, []string(nil)
@@ -32,7 +34,7 @@ func Config(w io.Writer, yaml io.Reader, env string) error {
 			fmt.Fprintf(&page, "```yaml\n%s\n```\n\n", strings.Join(keys, "\n"))
 			for _, k := range keys {
 				name, _, _ := strings.Cut(k, ":")
-				if name != "allow" { // allow has no flag
+				if flags.Lookup(name) != nil {
 					fmt.Fprintf(&page, "`--%s`, `%s%s`\n\n", name, env, strings.ToUpper(strings.ReplaceAll(name, "-", "_")))
 				}
 			}
