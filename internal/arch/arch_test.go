@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -397,6 +398,25 @@ func TestUnsafeIsConfined(t *testing.T) {
 		}
 		if slices.Contains(imports(f), "unsafe") {
 			t.Errorf("%s imports unsafe: it belongs in %s", f.name, strings.Join(unsafeFolders, ", "))
+		}
+	}
+}
+
+// TestPage checks that docs/architecture.md names each folder of the table.
+func TestPage(t *testing.T) {
+	page, err := os.ReadFile("../../docs/architecture.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	folders := slices.Clone(leaves)
+	for _, l := range layers {
+		folders = append(folders, l.folder)
+	}
+	for _, folder := range folders {
+		// The page names the leaves, and the parts of dataplane, by their last element.
+		name := strings.TrimPrefix(strings.TrimPrefix(folder, "internal/"), "dataplane/")
+		if !regexp.MustCompile(`\b` + name + `\b`).Match(page) {
+			t.Errorf("docs/architecture.md does not name %s", folder)
 		}
 	}
 }
