@@ -189,19 +189,45 @@ var nfsTypes = map[nfsv3.Ftype3]string{
 
 // nfsEntry is the JSON form of an object.
 type nfsEntry struct {
-	Name  string    `json:"name"`
+	Name      string `json:"name"`
+	*nfsAttrs        // nil if the server does not tell them
+	ID        uint64 `json:"id"`
+	Raw       []byte `json:"name_base64,omitempty"` // if Name is not UTF-8, which JSON cannot hold
+}
+
+type nfsAttrs struct {
 	Mode  string    `json:"mode"`
 	Links uint32    `json:"links"`
 	UID   uint32    `json:"uid"`
 	GID   uint32    `json:"gid"`
 	Size  uint64    `json:"size"`
 	Mtime time.Time `json:"mtime"`
-	ID    uint64    `json:"id"`
-	Raw   []byte    `json:"name_base64,omitempty"` // if Name is not UTF-8, which JSON cannot hold
+}
+
+// nfsMode returns the type and the permissions of an object as ls(1) writes them.
+func nfsMode(i *nfs.Info) string {
+	mode := []byte(nfsTypes[i.Type] + fs.FileMode(i.Perm & 0o777).String()[1:])
+	for _, special := range []struct {
+		bit    uint32
+		at     int
+		letter byte
+	}{{unix.S_ISUID, 3, 's'}, {unix.S_ISGID, 6, 's'}, {unix.S_ISVTX, 9, 't'}} {
+		switch at := &mode[special.at]; {
+		case i.Perm&special.bit == 0:
+		case *at == 'x':
+			*at = special.letter
+		default:
+			*at = special.letter - 'a' + 'A'
+		}
+	}
+	return string(mode)
 }
 
 func nfsEntryOf(i *nfs.Info) nfsEntry {
-	e := nfsEntry{i.Name, nfsTypes[i.Type] + fs.FileMode(i.Perm & 0o777).String()[1:], i.Nlink, i.UID, i.GID, i.Size, i.Mtime.UTC(), i.Fileid, nil}
+	e := nfsEntry{Name: i.Name, ID: i.Fileid}
+	if i.Type != 0 {
+		e.nfsAttrs = &nfsAttrs{nfsMode(i), i.Nlink, i.UID, i.GID, i.Size, i.Mtime.UTC()}
+	}
 	if !utf8.ValidString(i.Name) {
 		e.Raw = []byte(i.Name)
 	}
@@ -214,6 +240,10 @@ func (c *command) nfsShow(l []nfsEntry) error {
 	}
 	w := tabwriter.NewWriter(c.out, 0, 8, 2, ' ', 0)
 	for _, e := range l {
+		if e.nfsAttrs == nil {
+			fmt.Fprintf(w, "??????????\t?\t?\t?\t?\t?\t%q\n", e.Name)
+			continue
+		}
 		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%s\t%q\n", e.Mode, e.Links, e.UID, e.GID, e.Size, e.Mtime.Format(time.DateTime), e.Name)
 	}
 	return w.Flush()
@@ -222,7 +252,9 @@ func (c *command) nfsShow(l []nfsEntry) error {
 func (c *command) nfsLs() *cobra.Command {
 	return &cobra.Command{
 		Use: "ls ADDR:/path", Short: "List a folder", Args: usageArgs(cobra.ExactArgs(1)),
-		Long:    "ls lists a folder. With --json, a name that is not UTF-8 is in name_base64 too.",
+		Long: "ls lists a folder: type and permissions, links, owner, group, size, time of the last change\n" +
+			"(UTC) and name. A question mark is what the server does not tell. With --json, a name that\n" +
+			"is not UTF-8 is in name_base64 too.",
 		Example: "  iwarpctl nfs ls 10.0.0.1:/",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.withNFS(cmd.Context(), args[0], func(ctx context.Context, n *nfs.Client, p string) error {

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -206,6 +207,41 @@ func TestExportKeyFile(t *testing.T) {
 		if want := "key file " + c.file + ": mode 0644"; code != exitFile || !strings.Contains(errOut, want) || strings.Count(errOut, "\n") != 1 {
 			t.Errorf("exit code %d: %q; want %q", code, errOut, want)
 		}
+	}
+}
+
+// TestListing checks the lines of nfs ls: special permissions, and an entry whose attributes the server does not tell, as
+// that of a folder that the user may read but not search.
+func TestListing(t *testing.T) {
+	var out strings.Builder
+	c := &command{out: &out}
+	var l []nfsEntry
+	for _, i := range []nfs.Info{
+		{Name: "a", Type: nfsv3.NF3REG, Perm: 0o4755, Nlink: 1, UID: 1, GID: 2, Size: 3, Mtime: time.Unix(0, 0)},
+		{Name: "b", Type: nfsv3.NF3REG, Perm: 0o6644, Mtime: time.Unix(0, 0)},
+		{Name: "c", Type: nfsv3.NF3DIR, Perm: 0o1777, Mtime: time.Unix(0, 0)},
+		{Name: "d", Fileid: 7},
+	} {
+		l = append(l, nfsEntryOf(&i))
+	}
+	if err := c.nfsShow(l); err != nil {
+		t.Fatal(err)
+	}
+	want := `-rwsr-xr-x  1  1  2  3  1970-01-01 00:00:00  "a"
+-rwSr-Sr--  0  0  0  0  1970-01-01 00:00:00  "b"
+drwxrwxrwt  0  0  0  0  1970-01-01 00:00:00  "c"
+??????????  ?  ?  ?  ?  ?                    "d"
+`
+	if out.String() != want {
+		t.Errorf("%s\nwant\n%s", &out, want)
+	}
+	out.Reset()
+	c.json = true
+	if err := c.nfsShow(l[3:]); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(strings.Fields(out.String()), ""); got != `[{"name":"d","id":7}]` {
+		t.Error(got)
 	}
 }
 
