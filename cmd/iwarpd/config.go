@@ -416,7 +416,10 @@ func checkEnv(environ []string) error {
 			continue
 		}
 		if !slices.ContainsFunc(keys, func(k key) bool { return envName(k.name) == name }) {
-			guess := nearest(strings.ReplaceAll(strings.ToLower(name[len(envPrefix):]), "_", "-"))
+			guess := nearest(strings.ReplaceAll(strings.ToLower(name[len(envPrefix):]), "_", "-"), allowKey, slotsKey)
+			if guess == allowKey || guess == slotsKey {
+				return configErr("unknown environment variable %s: write the key %s into the file", name, guess)
+			}
 			return configErr("unknown environment variable %s: did you mean %s?", name, envName(guess))
 		}
 	}

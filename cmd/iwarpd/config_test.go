@@ -104,7 +104,8 @@ func TestLoadRefuses(t *testing.T) {
 		{"case in a rule", "interface: x\nallow: [{Users: 5}]\n", nil, `allow: rule 1: unknown key "Users": must be one of users`},
 		{"case in slots", "interface: x\nslots: {Count: 5}\n", nil, `slots: unknown key "Count": must be one of folder, count`},
 		{"map without keys", "interface: x\nttl: {}\n", nil, "ttl: must be one value"},
-		{"list", "interface: [eth0]\n", nil, "must be one value"},
+		{"list", "ttl: [3]\n", nil, "must be one value"},
+		{"list of interfaces", "interface: [eth0, eth1]\n", nil, "interface: must be one value: list several in interfaces"},
 		{"group that cannot have that name", "interface: x\nsocket-group: -x\n", nil, `socket-group: "-x": is neither a name nor a number`},
 		{"rule, user that cannot have that name", "interface: x\nallow:\n  - users: [\"a:b\"]\n", nil, `users: "a:b": is neither a name nor a number`},
 		{"mode without quotes", "interface: eth0\nsocket-mode: 0660\n", nil, "in quotes"},
@@ -296,6 +297,15 @@ func TestEnvironmentUnknown(t *testing.T) {
 	_, err := parse(t, "")
 	if err == nil || !strings.Contains(err.Error(), "did you mean IWARPD_INTERFACE?") {
 		t.Errorf("error %v", err)
+	}
+	t.Setenv("IWARPD_INTRFACE", "")
+	os.Unsetenv("IWARPD_INTRFACE")
+	for name, key := range map[string]string{"IWARPD_SLOTS": slotsKey, "IWARPD_ALLOW": allowKey} {
+		t.Setenv(name, "x")
+		if _, err := parse(t, ""); err == nil || !strings.Contains(err.Error(), name+": write the key "+key+" into the file") {
+			t.Errorf("%s: %v", name, err)
+		}
+		os.Unsetenv(name)
 	}
 }
 

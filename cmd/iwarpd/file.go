@@ -66,6 +66,9 @@ func checkKey(name string, value any) error {
 		}
 		return nil
 	}
+	if isList && name == "interface" {
+		return errors.New("interface: must be one value: list several in interfaces")
+	}
 	if isMap || isList {
 		return fmt.Errorf("%s: must be one value; write a list as a string like \"0,2-3\"", name)
 	}

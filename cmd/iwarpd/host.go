@@ -19,6 +19,9 @@ import (
 func findInterface(name string) (*net.Interface, error) {
 	ifi, err := net.InterfaceByName(name)
 	if err != nil {
+		if strings.Contains(name, ",") {
+			return nil, exitErr(exitInterface, "no interface %q: list several with --interfaces", name)
+		}
 		names, _ := hostcheck.Interfaces()
 		if len(names) == 0 {
 			return nil, exitErr(exitInterface, "no interface %q: there is none here but loopback; check the network namespace", name)
