@@ -27,9 +27,10 @@ func (c *command) capture() *cobra.Command {
 	var length time.Duration
 	cmd := &cobra.Command{
 		Use: "capture [QP]", Short: "Write frames that the daemon receives and sends to a pcapng file",
-		Long: "Capture frames that bypass the kernel, in both directions, to a pcapng file for Wireshark\n" +
-			"or tshark. Without a queue pair, which needs administrator rights, all frames are captured,\n" +
-			"or those of an address and port. tcpdump cannot see these frames.",
+		Long: "Capture frames that bypass the kernel, in both directions, to a pcapng file for\n" +
+			"Wireshark or tshark. Without a queue pair, which needs administrator rights, all\n" +
+			"frames are captured, or those of an address and port. tcpdump cannot see these\n" +
+			"frames.",
 		Example: "  iwarpctl capture 3 -w conn.pcapng\n" +
 			"  iwarpctl capture --host 10.0.0.2:7174 -w start.pcapng --count 1000\n" +
 			"  iwarpctl capture 3 -w - | tshark -r - -O iwarp_ddp_rdmap",

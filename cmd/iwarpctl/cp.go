@@ -27,12 +27,12 @@ func (c *command) cp() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cp [-rp] [--resume] SOURCE... TARGET",
 		Short: "Copy files to or from another host's iwarpctl serve, by RDMA",
-		Long: "cp copies files to another host by RDMA Write, or from it by RDMA Read. Either all\n" +
-			"sources or the target must be remote: HOST:PATH, or HOST:PORT/PATH for a port other\n" +
-			"than that of -P. HOST is a name or an address, with brackets around an IPv6 address;\n" +
-			"PATH is relative to the folder that is served. If PATH is empty, ends with a slash or\n" +
-			"is a folder, the file keeps the name of the source. Write ./ before the name of a local\n" +
-			"file that contains a colon.\n\n" +
+		Long: "cp copies files to another host by RDMA Write, or from it by RDMA Read. Either\n" +
+			"all sources or the target must be remote: HOST:PATH, or HOST:PORT/PATH for a\n" +
+			"port other than that of -P. HOST is a name or an address, with brackets around\n" +
+			"an IPv6 address; PATH is relative to the folder that is served. If PATH is\n" +
+			"empty, ends with a slash or is a folder, the file keeps the name of the source.\n" +
+			"Write ./ before the name of a local file that contains a colon.\n\n" +
 			"A file gets its final name only after its checksum has been verified.",
 		Example: "  iwarpctl cp big.tar server:\n" +
 			"  iwarpctl cp *.log 10.0.0.1:archive/\n" +

@@ -28,11 +28,12 @@ func (c *command) doctor() *cobra.Command {
 	return &cobra.Command{
 		Use:   "doctor [PEER[:PORT]]",
 		Short: "Check the daemon, and whether a peer can be reached by RDMA",
-		Long: "doctor checks that the daemon answers and receives frames. With a peer it connects to\n" +
-			fmt.Sprintf("PORT (default %d, that of ping), and reports which step fails: route and neighbour, TCP,\n", rping.DefaultPort) +
-			"MPA, a small transfer, or one of packets as large as the MTU; if only that one fails, it\n" +
-			"searches for an MTU that works. For the transfers the peer must run \"iwarpctl ping -s -P\",\n" +
-			"or rping -s. It changes nothing. \"iwarpd doctor\" checks the host and its interface.",
+		Long: "doctor checks that the daemon answers and receives frames. With a peer it\n" +
+			fmt.Sprintf("connects to PORT (default %d, that of ping), and reports which step fails:\n", rping.DefaultPort) +
+			"route and neighbour, TCP, MPA, a small transfer, or one of packets as large as\n" +
+			"the MTU; if only that one fails, it searches for an MTU that works. For the\n" +
+			"transfers the peer must run \"iwarpctl ping -s -P\", or rping -s. It changes\n" +
+			"nothing. \"iwarpd doctor\" checks the host and its interface.",
 		Example: "  iwarpctl doctor\n  iwarpctl doctor 10.0.0.2\n  iwarpctl doctor 10.0.0.2:7176 --json",
 		Args:    usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {

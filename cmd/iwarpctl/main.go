@@ -110,6 +110,7 @@ func (c *command) root() *cobra.Command {
 		Args:          usageArgs(cobra.NoArgs),
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 80"))
 	root.SetVersionTemplate("iwarpctl {{.Version}}\n")
 	root.PersistentFlags().StringVar(&c.socket, "socket", "", "socket of the daemon (default "+iwarp.DefaultSocket+", or $IWARPD_SOCKET)")
 	root.PersistentFlags().StringVar(&c.device, "device", "", "interface of the daemon for connections and listeners (default: that of the route, and all)")

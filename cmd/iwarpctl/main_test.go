@@ -15,6 +15,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/app/filecopy"
@@ -46,6 +47,23 @@ func TestUsageJSON(t *testing.T) {
 	if _, _, errOut := ctl(t, "status", "--nosuch"); !strings.HasPrefix(errOut, "iwarpctl: ") {
 		t.Errorf("%q", errOut)
 	}
+}
+
+// TestHelpWidth checks that the help of each command fits a terminal of 80 columns, but for examples, which stay one line.
+func TestHelpWidth(t *testing.T) {
+	var show func(cmd *cobra.Command)
+	show = func(cmd *cobra.Command) {
+		_, out, _ := ctl(t, append(strings.Fields(cmd.CommandPath())[1:], "--help")...)
+		for line := range strings.Lines(out) {
+			if text.StringWidth(strings.TrimSpace(line)) > 80 && !strings.HasPrefix(line, "  iwarpctl ") {
+				t.Errorf("%s --help: %s", cmd.CommandPath(), line)
+			}
+		}
+		for _, sub := range cmd.Commands() {
+			show(sub)
+		}
+	}
+	show((&command{}).root())
 }
 
 // TestSilentDaemon asks a daemon that is stopped.

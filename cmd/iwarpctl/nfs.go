@@ -28,8 +28,8 @@ func (c *command) nfs() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "nfs",
 		Short: "Serve or use a folder by NFSv3 over RDMA",
-		Long: "nfs export serves a folder by NFS version 3 over RPC-over-RDMA, versions 2 and 1.\n" +
-			"Linux mounts it (version 1) through soft-iWARP or an iWARP adapter:\n\n" +
+		Long: "nfs export serves a folder by NFS version 3 over RPC-over-RDMA, versions 2 and\n" +
+			"1. Linux mounts it (version 1) through soft-iWARP or an iWARP adapter:\n\n" +
 			"  mount -o rdma,port=20049,vers=3,nolock ADDR:/ /mnt\n\n" +
 			"The other commands are a client that needs no mount, over version 2.",
 		Example: "  iwarpctl nfs export /srv/files --listen 10.0.0.1:20049",
@@ -47,13 +47,13 @@ func (c *command) nfsExport() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "export DIR --listen ADDR:PORT",
 		Short: "Serve a folder",
-		Long: "export serves a folder until interrupted. It also serves MOUNT and a small portmapper\n" +
-			"over the kernel's TCP and UDP, at the same address. Anyone who can reach the address\n" +
-			"can access the folder with the rights of any user that they claim to be, or with\n" +
-			"yours if you are not root. Without CAP_DAC_READ_SEARCH, which plain users do not have,\n" +
-			"clients must mount again when export restarts, and a file that somebody renames on\n" +
-			"this host is stale until clients look it up again. When the daemon stops, export\n" +
-			"waits for it to restart, and continues.",
+		Long: "export serves a folder until interrupted. It also serves MOUNT and a small\n" +
+			"portmapper over the kernel's TCP and UDP, at the same address. Anyone who can\n" +
+			"reach the address can access the folder with the rights of any user that they\n" +
+			"claim to be, or with yours if you are not root. Without CAP_DAC_READ_SEARCH,\n" +
+			"which plain users do not have, clients must mount again when export restarts,\n" +
+			"and a file that somebody renames on this host is stale until clients look it up\n" +
+			"again. When the daemon stops, export waits for it to restart, and continues.",
 		Example: "  iwarpctl nfs export /srv/files --listen 10.0.0.1:20049",
 		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -252,9 +252,9 @@ func (c *command) nfsShow(l []nfsEntry) error {
 func (c *command) nfsLs() *cobra.Command {
 	return &cobra.Command{
 		Use: "ls ADDR:/path", Short: "List a folder", Args: usageArgs(cobra.ExactArgs(1)),
-		Long: "ls lists a folder: type and permissions, links, owner, group, size, time of the last change\n" +
-			"(UTC) and name. A question mark is what the server does not tell. With --json, a name that\n" +
-			"is not UTF-8 is in name_base64 too.",
+		Long: "ls lists a folder: type and permissions, links, owner, group, size, time of the\n" +
+			"last change (UTC) and name. A question mark is what the server does not tell.\n" +
+			"With --json, a name that is not UTF-8 is in name_base64 too.",
 		Example: "  iwarpctl nfs ls 10.0.0.1:/",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.withNFS(cmd.Context(), args[0], func(ctx context.Context, n *nfs.Client, p string) error {
@@ -404,7 +404,8 @@ func until(ctx context.Context, r io.Reader) io.Reader {
 
 func (c *command) nfsPut() *cobra.Command {
 	return &cobra.Command{
-		Use: "put FILE ADDR:/path", Short: "Copy a file to the server, under its own name if path is a folder; FILE -: standard input", Args: usageArgs(cobra.ExactArgs(2)),
+		Use: "put FILE ADDR:/path", Short: "Copy a file to the server; FILE -: standard input", Args: usageArgs(cobra.ExactArgs(2)),
+		Long:    "put copies a file to the server, under its own name if path is a folder.\nFILE -: standard input.",
 		Example: "  iwarpctl nfs put big.tar 10.0.0.1:/big.tar",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in, perm := cmd.InOrStdin(), uint32(0o644)

@@ -31,11 +31,11 @@ func (c *command) perf() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "perf (--server | (write|read|send) --client ADDR[:PORT]) [flags]",
 		Short: "Measure bandwidth, message rate and latency",
-		Long: "perf measures one operation against another host's perf --server, which serves all\n" +
-			"three. Bandwidth keeps --depth operations outstanding; latency has one. The latency\n" +
-			"of a Read is one-sided. The latency of a Send, or of a Write followed by a Send, is the\n" +
-			"time of a whole round trip. --bidirectional adds as many queue pairs in the\n" +
-			"other direction: they Read while the others Write, or the reverse.",
+		Long: "perf measures one operation against another host's perf --server, which serves\n" +
+			"all three. Bandwidth keeps --depth operations outstanding; latency has one. The\n" +
+			"latency of a Read is one-sided. The latency of a Send, or of a Write followed by\n" +
+			"a Send, is the time of a whole round trip. --bidirectional adds as many queue\n" +
+			"pairs in the other direction: they Read while the others Write, or the reverse.",
 		Example: "  iwarpctl perf --server\n" +
 			"  iwarpctl perf write --client 10.0.0.1 --size 64,64K,1M\n" +
 			"  iwarpctl perf read --client 10.0.0.1 --mode lat --size 64 --iterations 100000 --json\n" +

@@ -30,8 +30,8 @@ func (c *command) ping() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ping (-s | -c) -a ADDR [flags]",
 		Short: "RDMA ping; the other side may be rping of librdmacm-utils",
-		Long: "ping uses the protocol and the flags of rping. In each round the server reads the\n" +
-			"client's data by RDMA Read and writes it back by RDMA Write.\n\n" +
+		Long: "ping uses the protocol and the flags of rping. In each round the server reads\n" +
+			"the client's data by RDMA Read and writes it back by RDMA Write.\n\n" +
 			"The server exits after one client, or with -P serves clients until interrupted.",
 		Example: "  iwarpctl ping -s -a 10.0.0.1\n" +
 			"  iwarpctl ping -c -a 10.0.0.1 -C 100 -S 65000 -V\n" +

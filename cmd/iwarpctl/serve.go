@@ -27,9 +27,10 @@ func (c *command) serve() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve --dir D [--listen ADDR:PORT]",
 		Short: "Serve a folder to iwarpctl cp on other hosts",
-		Long: "serve lets iwarpctl cp on other hosts read and write a folder. Names are relative to\n" +
-			"the folder and cannot lead out of it. A file gets its final name only when it is\n" +
-			"completely on disk. Anyone who can reach the port can read and write the folder.",
+		Long: "serve lets iwarpctl cp on other hosts read and write a folder. Names are\n" +
+			"relative to the folder and cannot lead out of it. A file gets its final name\n" +
+			"only when it is completely on disk. Anyone who can reach the port can read and\n" +
+			"write the folder.",
 		Example: "  iwarpctl serve --dir /srv/files --listen 10.0.0.1:7176",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -271,7 +271,7 @@ func (c *command) lists() []*cobra.Command {
 // user.
 func (c *command) listQuotas() *cobra.Command {
 	return &cobra.Command{
-		Use: "list", Short: "List the usage and the limits of each user, summed over all of the user's programs", Example: "  iwarpctl quota list\n  iwarpctl quota list --json",
+		Use: "list", Short: "List what all programs of each user hold together, and the limits", Example: "  iwarpctl quota list\n  iwarpctl quota list --json",
 		Args: usageArgs(cobra.NoArgs),
 		RunE: query(c, (*iwarp.Admin).Quotas, func(all []*ctrlpb.UserQuotas) error {
 			if c.json {

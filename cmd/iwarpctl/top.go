@@ -27,8 +27,9 @@ func (c *command) top() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "top", Short: "Show the activity of the daemon and its connections live",
 		Long: "Show the busiest queue pairs, and the rates of the daemon, until q is typed.\n\n" +
-			"Keys: q quit, s sort by the next column, p pause, up and down (or k and j) scroll.\n" +
-			"Without a terminal it prints one screen per interval, and with --json one object.",
+			"Keys: q quit, s sort by the next column, p pause, up and down (or k and j)\n" +
+			"scroll. Without a terminal it prints one screen per interval, and with --json\n" +
+			"one object.",
 		Example: "  iwarpctl top\n  iwarpctl top --interval 5s --sort retransmissions\n  iwarpctl top --json --count 1",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -57,8 +57,10 @@ func (c *command) stats() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "stats", Short: "Show the counters of the daemon",
 		Long: "Show the counters of the daemon. With --watch, show those that change, and their\n" +
-			"rates, at each interval until interrupted; with --json print one object per line.\n\n" +
-			"docs/metrics.md, in packages /usr/share/doc/iwarpd/metrics.md, describes the counters.",
+			"rates, at each interval until interrupted; with --json print one object per\n" +
+			"line.\n\n" +
+			"docs/metrics.md, in packages /usr/share/doc/iwarpd/metrics.md, describes the\n" +
+			"counters.",
 		Example: "  iwarpctl stats\n  iwarpctl stats --watch --interval 5s\n  iwarpctl stats --json | jq '.[\"engine.rx_frames\"]'",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {

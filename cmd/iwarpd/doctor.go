@@ -24,10 +24,10 @@ func doctorCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "doctor [--interface IF | --transport socket]",
-		Short: "Check that this host and interface meet the requirements of iwarpd, and suggest fixes",
-		Long: "doctor checks the kernel, its own capabilities and limits, the interface, its driver,\n" +
-			"queues and offloads; for kernel sockets (--transport socket) only the limits. It\n" +
-			"changes nothing. Run it as root, since it checks its own privileges.\n\n" +
+		Short: "Report what this host lacks for iwarpd, and suggest fixes",
+		Long: "doctor checks the kernel, its own capabilities and limits, the interface, its\n" +
+			"driver, queues and offloads; for kernel sockets (--transport socket) only the\n" +
+			"limits. It changes nothing. Run it as root, since it checks its own privileges.\n\n" +
 			"Exit codes: 0 iwarpd can work, 1 it cannot, 2 wrong flag or configuration.",
 		Example: "  iwarpd doctor --interface eth0\n  iwarpd doctor --transport socket\n  iwarpd doctor --config /etc/iwarpd/iwarpd.yaml --json",
 		Args:    noArguments,

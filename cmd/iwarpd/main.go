@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -89,10 +90,11 @@ func rootCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "iwarpd --interface IF [flags]",
 		Short: "RDMA (iWARP) on a plain Ethernet interface, in user space",
-		Long: "iwarpd implements iWARP on network interfaces through AF_XDP, for the programs that\n" +
-			"connect to its socket. The kernel keeps all other traffic of the interface.\n\n" +
-			"Each flag is also a key of the file (without the dashes) and an environment variable\n" +
-			"(" + envPrefix + "LOG_LEVEL for --log-level). Flags override the environment, which overrides the file.\n\n" +
+		Long: "iwarpd implements iWARP on network interfaces through AF_XDP, for the programs\n" +
+			"that connect to its socket. The kernel keeps all other traffic of the interface.\n\n" +
+			"Each flag is also a key of the file (without the dashes) and an environment\n" +
+			"variable (" + envPrefix + "LOG_LEVEL for --log-level). Flags override the environment,\n" +
+			"which overrides the file.\n\n" +
 			"Exit codes:" + exitCodes,
 		Example: "  iwarpd --interface eth0\n" +
 			"  iwarpd --config /etc/iwarpd/iwarpd.yaml --log-level debug\n" +
@@ -116,6 +118,7 @@ func rootCommand() *cobra.Command {
 			return serve(cmd.Context(), s, func() (*settings, error) { return load(cmd.Flags(), file) })
 		},
 	}
+	cmd.SetUsageTemplate(strings.ReplaceAll(cmd.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 80"))
 	cmd.SetVersionTemplate("iwarpd {{.Version}}\n")
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return configErr("%w; see %s --help", err, cmd.CommandPath())

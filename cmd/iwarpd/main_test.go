@@ -213,3 +213,21 @@ func TestAddThreads(t *testing.T) {
 		t.Errorf("GOMAXPROCS is overridden: %d threads; want %d", got, n+3)
 	}
 }
+
+// TestHelpWidth checks that the help fits a terminal of 80 columns.
+func TestHelpWidth(t *testing.T) {
+	for _, args := range [][]string{{"--help"}, {"doctor", "--help"}} {
+		var out strings.Builder
+		root := rootCommand()
+		root.SetOut(&out)
+		root.SetArgs(args)
+		if err := root.Execute(); err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(out.String()) {
+			if len(line) > 81 {
+				t.Errorf("%q: %s", args, line)
+			}
+		}
+	}
+}
