@@ -140,7 +140,8 @@ struct context *context_with(const struct sockaddr *a);
 
 /*
  * context_for returns the context of the device that reaches dst, and stores its source
- * address in src. Any device reaches this host's loopback address.
+ * address in src. Any device reaches this host's loopback address. In a container, whose routes are not those of the
+ * daemon, it is the first device.
  */
 struct context *context_for(const struct sockaddr *dst, struct sockaddr_storage *src);
 

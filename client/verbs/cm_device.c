@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <ifaddrs.h>
 #include <net/if.h>
 #include <stdlib.h>
 #include <string.h>
@@ -127,14 +128,32 @@ struct context *context_with(const struct sockaddr *a)
 	return NULL;
 }
 
-/* context_of returns the first context whose device has an address of a family, which it stores in *a. */
-static struct context *context_of(sa_family_t family, struct sockaddr_storage *a)
+/* local reports whether this network namespace has the address. (One without addresses accepts any in bind(2).) */
+static bool local(const struct sockaddr_storage *a)
+{
+	struct ifaddrs *all;
+	bool is = false;
+
+	if (getifaddrs(&all) < 0)
+		return true;
+	for (struct ifaddrs *i = all; i; i = i->ifa_next)
+		if (i->ifa_addr && addr_same(i->ifa_addr, (const struct sockaddr *)a))
+			is = true;
+	freeifaddrs(all);
+	return is;
+}
+
+/*
+ * context_of returns the first context whose device has an address of a family, which it stores in *a. With elsewhere
+ * it must be the address of another network namespace.
+ */
+static struct context *context_of(sa_family_t family, struct sockaddr_storage *a, bool elsewhere)
 {
 	unsigned int prefix;
 
 	for (struct context **c = cm_contexts(SCAN_NEW); *c; c++)
 		for (unsigned int i = 0; live(*c) && iwv_device_address((*c)->device, i, a, &prefix); i++)
-			if (a->ss_family == family)
+			if (a->ss_family == family && !(elsewhere && local(a)))
 				return *c;
 	return NULL;
 }
@@ -145,7 +164,7 @@ struct context *context_for(const struct sockaddr *dst, struct sockaddr_storage 
 	struct context *c = NULL;
 	int s = socket(dst->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
-	/* The kernel's routes determine the source address. */
+	/* The kernel's routes determine the source address, unless the daemon is in another network namespace. */
 	if (s < 0)
 		return NULL;
 	if (connect(s, dst, addr_len(dst)) == 0 && getsockname(s, (struct sockaddr *)src, &len) == 0) {
@@ -153,7 +172,7 @@ struct context *context_for(const struct sockaddr *dst, struct sockaddr_storage 
 		c = context_with((struct sockaddr *)src);
 	}
 	close(s);
-	return !c && addr_any(dst) ? context_of(dst->sa_family, src) : c;
+	return c ? c : context_of(dst->sa_family, src, !addr_any(dst));
 }
 
 struct ibv_context **rdma_get_devices(int *num)

@@ -630,6 +630,17 @@ func TestElsewhere(t *testing.T) {
 	p.Succeed()
 }
 
+// TestContainer runs programs in network namespaces without any interface: the addresses are those of the daemons.
+func TestContainer(t *testing.T) {
+	a, b := newHosts(t, plain)
+	testenv.RequireTool(t, "unshare")
+	addr := a.end.Addr4.String()
+	server := a.start(t, "unshare --net rping -s -v -C 3 -a "+addr)
+	testenv.Until(t, "the server listens", func() bool { return a.status(t).Listens == 1 })
+	b.start(t, "unshare --net rping -c -v -V -C 3 -a "+addr).Succeed()
+	server.Succeed()
+}
+
 // TestLater checks that a program uses a daemon that starts after it, for new listeners and for that which it has.
 func TestLater(t *testing.T) {
 	for mode, begun := range map[string]string{"later": "listened\n", "followed": "listening\n"} {
