@@ -71,6 +71,9 @@ func (e *peerFailure) Unwrap() error { return e.err }
 func (e *peerFailure) Error() string {
 	text := peerReason(e.err, e.addr)
 	server := servers[strings.Fields(e.op)[0]]
+	if strings.HasPrefix(text, "sctp: ") {
+		server += " with the same --transport"
+	}
 	switch {
 	case errors.Is(e.err, iwarp.ErrRefused) && !errors.As(e.err, new(*iwarp.WCError)): // not the reset of a connection
 		text += ": nothing listens on that port there: start iwarpctl " + server + ", or check the port"

@@ -24,6 +24,10 @@ func TestReset(t *testing.T) {
 	if text := peerFailed("ping", "10.0.0.1:7174", refused).Error(); !strings.Contains(text, hint) {
 		t.Errorf("refused: %s", text)
 	}
+	noSCTP := &iwarp.Error{Op: "connection", Code: ctrlpb.Code_CODE_REFUSED, Text: "sctp: peer has no SCTP"}
+	if text := peerFailed("ping", "10.0.0.1:7174", noSCTP).Error(); !strings.Contains(text, "start iwarpctl ping -s with the same --transport") {
+		t.Errorf("no SCTP: %s", text)
+	}
 	gone := &iwarp.Error{Op: "connection", Code: ctrlpb.Code_CODE_UNREACHABLE, Text: "the interface e2 was removed: it is served again when it is back"}
 	if text := peerFailed("ping", "10.0.0.1:7174", gone).Error(); strings.Contains(text, "is that host up") {
 		t.Errorf("removed: %s", text)
