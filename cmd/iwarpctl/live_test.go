@@ -300,6 +300,50 @@ func TestShowQP(t *testing.T) {
 	}
 }
 
+// TestNFSJSON checks what nfs put and nfs get print with --json.
+func TestNFSJSON(t *testing.T) {
+	dir := t.TempDir()
+	socketA, socketB := filepath.Join(dir, "a.sock"), filepath.Join(dir, "b.sock")
+	a, b, err := embed.Pair(embed.PairConfig{CtrlA: ctrl.Config{Socket: socketA, Mode: 0o600}, CtrlB: ctrl.Config{Socket: socketB, Mode: 0o600}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, make([]byte, 100), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	ended := make(chan int)
+	go func() {
+		var out, errOut strings.Builder
+		ended <- run(ctx, []string{"--socket", socketB, "nfs", "export", t.TempDir(), "--mount-port", "0", "--portmap-port", "0", "--key-file", filepath.Join(dir, "key")}, &out, &errOut)
+	}()
+	root := b.Addr().String() + ":/"
+	for code := exitPeer; code == exitPeer && ctx.Err() == nil; { // it may not listen yet
+		code, _, _ = ctl(t, "--socket", socketA, "nfs", "ls", root)
+	}
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"put", file, root}, `{"op":"put","path":"/file","size":100}`},
+		{[]string{"put", file, root + "other"}, `{"op":"put","path":"/other","size":100}`},
+		{[]string{"get", root + "other", file}, `{"op":"get","path":"/other","size":100}`},
+	} {
+		code, out, errOut := ctl(t, append([]string{"--socket", socketA, "--json", "nfs"}, tt.args...)...)
+		if got := strings.Join(strings.Fields(out), ""); code != exitOK || got != tt.want {
+			t.Errorf("%q: exit code %d, %s, %s; want %s", tt.args, code, got, errOut, tt.want)
+		}
+	}
+	cancel()
+	if code := <-ended; code != exitOK {
+		t.Errorf("export: exit code %d", code)
+	}
+}
+
 func TestDisconnect(t *testing.T) {
 	socket, ca, cb := running(t)
 	num := fmt.Sprint(cb.QP().Num())

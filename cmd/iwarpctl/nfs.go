@@ -234,6 +234,13 @@ func nfsEntryOf(i *nfs.Info) nfsEntry {
 	return e
 }
 
+// nfsResult is the JSON form of a copy's outcome.
+type nfsResult struct {
+	Op   string `json:"op"`
+	Path string `json:"path"`
+	Size int64  `json:"size"`
+}
+
 func (c *command) nfsShow(l []nfsEntry) error {
 	if c.json {
 		return c.print(l)
@@ -377,14 +384,18 @@ func (c *command) nfsGet() *cobra.Command {
 				if len(args) == 2 {
 					name = args[1]
 				}
+				var done int64
 				get := func(w io.Writer) error {
-					_, err := n.Get(ctx, i.Handle, w)
+					done, err = n.Get(ctx, i.Handle, w)
 					return err
 				}
 				if name == "-" {
 					return get(c.out)
 				}
-				return writeWhole(name, get)
+				if err := writeWhole(name, get); err != nil || !c.json {
+					return err
+				}
+				return c.print(nfsResult{"get", p, done})
 			})
 		},
 	}
@@ -425,9 +436,10 @@ func (c *command) nfsPut() *cobra.Command {
 			}
 			return c.withNFS(cmd.Context(), args[1], func(ctx context.Context, n *nfs.Client, p string) error {
 				name := path.Base(args[0])
+				file := path.Join(p, name)
 				dir, err := n.Walk(ctx, p)
 				if err != nil || dir.Type != nfsv3.NF3DIR {
-					name = path.Base(p)
+					file, name = p, path.Base(p)
 					dir, err = n.Walk(ctx, path.Dir(p))
 				}
 				if err != nil {
@@ -436,8 +448,11 @@ func (c *command) nfsPut() *cobra.Command {
 				if name == "-" {
 					return usageError{errors.New("is a folder: give the name of the file for standard input")}
 				}
-				_, err = n.PutFile(ctx, dir.Handle, name, perm, in)
-				return err
+				done, err := n.PutFile(ctx, dir.Handle, name, perm, in)
+				if err != nil || !c.json {
+					return err
+				}
+				return c.print(nfsResult{"put", file, done})
 			})
 		},
 	}
