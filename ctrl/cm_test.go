@@ -583,12 +583,12 @@ func TestDisconnect(t *testing.T) {
 	p.accept("", -1, -1)
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id})
 	c.event()
-	for _, drop := range []bool{false, true} { // the program destroys the queue pair after it has disconnected it
+	for _, leave := range []bool{false, true} { // the program destroys the queue pair after it has disconnected it
 		req := disc(false)
-		req.GetDisconnect().DropReceived = drop
+		req.GetDisconnect().Leave = leave
 		c.ok(req)
-		if ended, abort := p.ended(); !ended || abort || p.deaf() != drop {
-			t.Errorf("closed %v, reset %v, drops what it receives %v; want the last one to be %v", ended, abort, p.deaf(), drop)
+		if ended, abort := p.ended(); !ended || abort || p.deaf() != leave {
+			t.Errorf("closed %v, reset %v, drops what it receives %v; want the last one to be %v", ended, abort, p.deaf(), leave)
 		}
 	}
 	h.advance(11 * time.Second) // the peer does not close its side
@@ -617,6 +617,55 @@ func TestDisconnect(t *testing.T) {
 	}
 	c.ok(disc(true))
 	c.fails(cState, reqConnect(qp, peerA.String()))
+}
+
+// TestLeave checks that what a queue pair has used can be destroyed once its program has left it, and counts no more,
+// though the connection has not ended.
+func TestLeave(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	pd := c.pd()
+	ch := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateChannel{CreateChannel: &ctrlpb.CreateChannel{}}}).GetChannel().Channel
+	cq := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 16, Channel: ch}}}).GetCq().Cq
+	srq := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateSrq{CreateSrq: &ctrlpb.CreateSRQ{Pd: pd, Depth: 8, MaxSge: 1}}}).GetSrq().Srq
+	req := reqQP(pd, cq)
+	req.GetCreateQp().Srq = srq
+	qp := c.ok(req).GetQp().Qp
+	leave := &ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qp, Leave: true}}}
+	c.fails(cState, leave) // it may still connect
+
+	p, _ := h.dial(t, c, reqConnect(qp, peerA.String()), mpa.DefaultConfig())
+	p.accept("", -1, -1)
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id})
+	c.event()
+	used := []*ctrlpb.Request{
+		{Body: &ctrlpb.Request_DestroyCq{DestroyCq: &ctrlpb.DestroyCQ{Cq: cq}}},
+		{Body: &ctrlpb.Request_DestroySrq{DestroySrq: &ctrlpb.DestroySRQ{Srq: srq}}},
+		{Body: &ctrlpb.Request_DestroyChannel{DestroyChannel: &ctrlpb.DestroyChannel{Channel: ch}}},
+		{Body: &ctrlpb.Request_DeallocPd{DeallocPd: &ctrlpb.DeallocPD{Pd: pd}}},
+	}
+	for _, req := range used {
+		c.fails(busy, req)
+	}
+	for range 2 {
+		c.ok(leave)
+	}
+	for _, req := range used {
+		c.ok(req)
+	}
+	for name, want := range map[string]uint64{"cqs": 0, "srqs": 0, "channels": 0, "pds": 0, "qps": 1} {
+		if q := c.quota(name); q.Used != want {
+			t.Errorf("%d %s are charged, want %d", q.Used, name, want)
+		}
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id})
+	if ev := c.event().GetDisconnected(); ev.GetQp() != qp {
+		t.Errorf("event %v", ev)
+	}
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: qp}}})
+	if q := c.quota("rings"); q.Used != 0 {
+		t.Errorf("%d bytes of rings are charged", q.Used)
+	}
 }
 
 // TestPortRests checks that the port of a connection that we opened is kept while the engine has it in TIME-WAIT, for

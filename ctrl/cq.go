@@ -85,7 +85,6 @@ func (c *session) modifyCQ(r *ctrlpb.ModifyCQ) error {
 		return errorf(invalid, "ctrl: a moderation of %v: at most %v", period, maxModeration)
 	}
 	q.modCount, q.modPeriod = r.Count, period
-	q.moderated = q.moderated || r.Count != 0
 	q.ring.Moderate(r.Count, period)
 	return nil
 }

@@ -191,14 +191,14 @@ func (s *Server) abandon(c *conn) {
 
 func (c *session) disconnect(r *ctrlpb.Disconnect) error {
 	s := c.srv
-	if r.DropReceived {
-		c.dropReceived(r.Qp)
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	q, err := c.qpOf(r.Qp)
 	if err != nil {
 		return err
+	}
+	if r.Leave && (q.used || r.Abort) {
+		c.leave(q)
 	}
 	if q.conn != nil || !q.used && !r.Abort {
 		return s.disconnectQP(q, r.Abort, "by the application")
@@ -214,19 +214,15 @@ func (c *session) disconnect(r *ctrlpb.Disconnect) error {
 	return nil
 }
 
-// dropReceived makes the connection of a QP, if it has one, place nothing more.
-func (c *session) dropReceived(qp uint32) {
+// leave makes a QP place nothing more and complete nothing, so that it uses its protection domain, completion queues
+// and shared receive queue no more. Called with mu held, which it releases meanwhile.
+func (c *session) leave(q *qp) {
 	s := c.srv
-	s.mu.Lock()
-	var id dataplane.ConnID
-	if q, err := c.qpOf(qp); err == nil && q.conn != nil {
-		id = q.conn.id
-	}
 	s.mu.Unlock()
-	if id != 0 {
-		s.engine.DropReceived(id)
-		c.fenceMemory()
-	}
+	s.engine.Leave(q.binding)
+	c.fenceMemory()
+	s.mu.Lock()
+	q.release()
 }
 
 // disconnectQP ends the connection of q. Called with mu held.

@@ -26,9 +26,9 @@ type Engine interface {
 	Attach(dataplane.ConnID, dataplane.Attachment)
 	SetDSCP(id dataplane.ConnID, dscp uint8) error
 	Disconnect(id dataplane.ConnID, abort bool)
-	DropReceived(id dataplane.ConnID)
 
 	Detach(*dataplane.QPBinding)
+	Leave(*dataplane.QPBinding)
 	Fence()
 	Bind(*dataplane.ClientBinding) error
 	Unbind(*dataplane.ClientBinding)

@@ -133,8 +133,12 @@ func (e *fakeEngine) SetDSCP(id dataplane.ConnID, dscp uint8) error {
 	return nil
 }
 
-func (e *fakeEngine) DropReceived(id dataplane.ConnID) {
-	e.with(id, func(c *fakeConn) { c.deaf = true })
+func (e *fakeEngine) Leave(b *dataplane.QPBinding) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, c := range e.conns {
+		c.deaf = c.deaf || c.attached != nil && c.attached.QP == b
+	}
 }
 
 // admits reports what the listener made last says of a peer.

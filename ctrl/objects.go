@@ -49,7 +49,6 @@ type (
 		uses      int    // QPs that complete on it
 		modCount  uint32
 		modPeriod time.Duration
-		moderated bool   // moderation was enabled: a worker may delay a wake-up
 		overruns  uint64 // overruns reported to the client
 	}
 	qp struct {
@@ -68,6 +67,7 @@ type (
 		sigAll         bool
 		conn           *conn            // its connection, from connect or accept
 		used           bool             // it has had a connection, and may not have another
+		left           bool             // it uses pd, the CQs and srq no more, though its connection may still send
 		size           uint64           // bytes of its queues, for the quota
 		over           dataplane.ConnID // its former connection; 0: none, or one that never had a stream
 	}
@@ -422,11 +422,9 @@ func (c *session) destroyCQ(h uint32) error {
 	}
 	delete(c.cqs, h)
 	s.mu.Unlock()
-	if q.moderated {
-		q.ring.Moderate(0, 0)
-		s.quiet()
-	}
-	if !c.free(q.ring) { // Detach of the last QP was a fence
+	q.ring.Moderate(0, 0)
+	s.quiet() // no worker has a completion to publish, or delays a wake-up
+	if !c.free(q.ring) {
 		return nil
 	}
 	s.mu.Lock()

@@ -190,6 +190,15 @@ func (c *session) forgetQP(q *qp, bit int) {
 	delete(c.srv.qps, q.num)
 	c.bits.free(bit)
 	c.giveSized(resQPs, resRings, q.size)
+	q.release()
+}
+
+// release ends the use of other objects by q. Called with mu held.
+func (q *qp) release() {
+	if q.left {
+		return
+	}
+	q.left = true
 	q.pd.uses--
 	q.sendCQ.uses--
 	q.recvCQ.uses--

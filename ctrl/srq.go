@@ -132,7 +132,7 @@ func (c *session) destroySRQ(h uint32) error {
 	}
 	delete(c.srqs, h)
 	s.mu.Unlock()
-	ok := c.free(q.ring) // Detach of the last QP was a fence
+	ok := c.free(q.ring) // Detach or Leave of the last QP was a fence
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	q.pd.uses--

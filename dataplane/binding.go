@@ -36,6 +36,7 @@ type QPBinding struct {
 	worker *worker       // which has, or had, the stream; its completions are in order only in the ring of one worker
 	stored uint64        // Far.Stored when the worker last looked
 	moved  atomic.Bool   // Far has moved data since the worker last looked
+	left   atomic.Bool   // its program wants no completion and no data any more, see Leave
 	id     atomic.Uint64 // connection passed to Attach
 }
 
@@ -81,17 +82,32 @@ type Attachment struct {
 // Detach removes a queue pair from its worker and resets its connection, if any. When it
 // returns, all posted work is flushed, and no worker uses the binding or its rings.
 func (e *Engine) Detach(b *QPBinding) {
-	if id := ConnID(b.id.Load()); id != 0 {
-		e.awaitStream(id, func(w *worker, s *stream) {
-			if s != nil && s.qp == b {
-				s.detach(w)
-			}
-		})
-	}
+	e.awaitQP(b, func(w *worker, s *stream) { s.detach(w) })
 	for _, w := range e.workers { // serves as a fence too
 		done := make(chan struct{})
 		w.post(func(w *worker) { w.flushes.after(w, b, func(*worker) { close(done) }) })
 		e.await(done)
+	}
+}
+
+// Leave makes the connection of a queue pair, if it has one, drop what its peer sends, and end when
+// its FIN is acknowledged, without that of the peer. What was posted is still sent, and makes no
+// completion. When Leave returns, no worker places data of the peer or takes a receive for it, and
+// after a Fence its CQs are not in use.
+func (e *Engine) Leave(b *QPBinding) {
+	b.left.Store(true) // before id is read: an Attach that comes later sees it
+	e.awaitQP(b, func(_ *worker, s *stream) { s.dropReceived() })
+}
+
+// awaitQP makes the worker of a queue pair's stream, if it has one, call f, and waits until f has
+// returned.
+func (e *Engine) awaitQP(b *QPBinding, f func(w *worker, s *stream)) {
+	if id := ConnID(b.id.Load()); id != 0 {
+		e.awaitStream(id, func(w *worker, s *stream) {
+			if s != nil && s.qp == b {
+				f(w, s)
+			}
+		})
 	}
 }
 

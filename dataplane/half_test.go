@@ -156,6 +156,48 @@ func TestHalfCloseReset(t *testing.T) {
 	}
 }
 
+// TestLeave checks that a queue pair that its program has left, also before it is attached, sends what was posted, and
+// neither completes nor receives anything.
+func TestLeave(t *testing.T) {
+	for _, early := range []bool{false, true} {
+		s := newSim(t, link.PipeConfig{})
+		a, b := s.open()
+		qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+		if early {
+			s.hosts[0].e.Leave(&qa.QPBinding)
+		}
+		s.attach(a, b, qa, qb, mpa.Params{CRC: true})
+		if !early {
+			qa.id.Store(uint64(a.id)) // as Engine.Attach
+			done := make(chan struct{})
+			go func() {
+				s.hosts[0].e.Leave(&qa.QPBinding)
+				close(done)
+			}()
+			for left := false; !left; {
+				select {
+				case <-done:
+					left = true
+				default:
+					s.hosts[0].w.turn()
+				}
+			}
+		}
+		qa.recvs, qb.recvs = []verbs.RecvWR{{ID: 1}}, []verbs.RecvWR{{ID: 2}}
+		s.post(a, qa, verbs.SendWR{ID: 3, Op: rdmap.OpSend})
+		s.post(b, qb, verbs.SendWR{ID: 4, Op: rdmap.OpSend})
+		end := s.now.Add(time.Second)
+		s.until("both have arrived", func() bool { return s.now > end })
+		if len(qb.wcs) != 2 || len(qa.recvs) != 1 {
+			t.Errorf("early %v: the peer has %v, and %d receives are left", early, qb.wcs, len(qa.recvs))
+		}
+		s.hosts[0].w.disconnect(a, false)
+		if s.closed(0); len(qa.wcs) != 0 {
+			t.Errorf("early %v: completions %v", early, qa.wcs)
+		}
+	}
+}
+
 // TestLeaveUnread checks that a connection whose program takes nothing more is closed when the peer has all that was sent, though the peer
 // does not close, and that its TCP connection ends soon though the peer sends on.
 func TestLeaveUnread(t *testing.T) {

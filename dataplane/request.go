@@ -161,17 +161,6 @@ func (e *Engine) SetDSCP(id ConnID, dscp uint8) error {
 	return err
 }
 
-// DropReceived makes a connection drop what its peer sends, and end when its FIN is acknowledged,
-// without that of the peer. When it returns, no worker places data of the peer or takes a receive
-// for it.
-func (e *Engine) DropReceived(id ConnID) {
-	e.awaitStream(id, func(_ *worker, s *stream) {
-		if s != nil {
-			s.dropReceived()
-		}
-	})
-}
-
 // Disconnect closes a connection. A graceful close first sends posted work (in streaming mode,
 // everything passed to StreamSend), however long the peer's window makes it wait; abort sends a
 // RST. EventClosed follows.

@@ -140,6 +140,9 @@ func (s *stream) linkQP(w *worker, a Attachment) {
 	b := a.QP
 	s.qp, s.params = b, a.Params
 	b.stream, b.worker = s, w
+	if b.left.Load() {
+		s.dropReceived()
+	}
 	cl := w.client(b.Client)
 	if cl == nil {
 		return
@@ -487,7 +490,7 @@ func (w *worker) complete(b *QPBinding, wc *verbs.WC) bool {
 	if wc.IsRecv() {
 		cq = b.RecvCQ
 	}
-	if cq == nil {
+	if cq == nil || b.left.Load() {
 		return true
 	}
 	listed := cq.Pending(w.id)

@@ -204,14 +204,14 @@ int iwarpd_set_dscp(struct iwarpd_qp *qp, unsigned dscp, struct iwarpd_error *e)
 	return device_do(qp_object(qp)->dev, &req, e);
 }
 
-static int disconnect(struct iwarpd_qp *qp, bool abort, bool drop_received, struct iwarpd_error *e)
+static int disconnect(struct iwarpd_qp *qp, bool abort, bool leave, struct iwarpd_error *e)
 {
 	Pb__Disconnect body = PB__DISCONNECT__INIT;
 	Pb__Request req = REQUEST(disconnect, DISCONNECT, &body);
 
 	body.qp = iwarpd_qp_num(qp);
 	body.abort = abort;
-	body.drop_received = drop_received;
+	body.leave = leave;
 	return device_do(qp_object(qp)->dev, &req, e);
 }
 

@@ -582,9 +582,9 @@ IWARPD_API int iwarpd_disconnect(struct iwarpd_qp *qp, bool abort, struct iwarpd
 
 /*
  * Ends the connection of a QP gracefully, but drops what the peer sends. When it returns, nothing
- * more of the peer is placed for this QP, and no receive is used. DISCONNECTED does not wait for a
- * peer over TCP to close. Daemons older than this function wait, and place data until everything
- * that was posted has been sent.
+ * more of the peer is placed for this QP, no receive is used, and nothing completes: its PD, CQs and
+ * SRQ can be destroyed before it. DISCONNECTED does not wait for a peer over TCP to close. To daemons
+ * older than this function it is iwarpd_disconnect.
  */
 IWARPD_API int iwarpd_leave(struct iwarpd_qp *qp, struct iwarpd_error *e);
 

@@ -301,13 +301,31 @@ static struct late **drop(struct late **at, uint32_t qp)
 	return at;
 }
 
+/* used reports whether completions of a QP of the program are for a CQ. */
+static bool used(const struct ibv_cq *ibv)
+{
+	const struct context *c = iwv_context_of(ibv->context);
+
+	for (const struct qp *qp = c->qps; qp; qp = qp->next)
+		if ((qp->ibv.send_cq == ibv || qp->ibv.recv_cq == ibv) && qp_live(c, qp->ibv.qp_num))
+			return true;
+	return false;
+}
+
+/*
+ * What a destroyed QP had posted completes no more. How much that is, is not known: it counts as expected until the CQ
+ * has no QP.
+ */
 void cq_forget(struct ibv_cq *ibv, uint32_t qp)
 {
 	struct cq *cq = cq_of(ibv);
+	bool last = !used(ibv);
 
 	pthread_mutex_lock(&cq->lock);
 	cq->last_late = drop(&cq->late, qp);
 	drop(&cq->hidden, qp);
+	if (last)
+		atomic_store(&cq->expected, 0);
 	pthread_mutex_unlock(&cq->lock);
 }
 
@@ -378,7 +396,6 @@ int ibv_destroy_cq(struct ibv_cq *ibv)
 		return REAL(ibv_destroy_cq)(ibv);
 	c = iwv_context_of(ibv->context);
 	iwv_thread_lock();
-	qp_wait_closing(c, ibv);
 	err = end_queue(cq, &e);
 	if (!err) {
 		forget(c, cq);
@@ -507,17 +524,15 @@ static int take(struct cq *cq, int n, struct ibv_wc *wc)
 {
 	const struct context *c = iwv_context_of(cq->ibv.context);
 	struct iwarpd_wc got[32];
-	int total = 0, dropped = 0, k = 1;
+	int total = 0, k = 1;
 
 	while (total < n && k > 0) {
 		int most = n - total < 32 ? n - total : 32;
 
 		k = iwarpd_poll_cq(cq->q, got, most);
 		for (int i = 0; i < k; i++) {
-			if (!qp_live(c, got[i].qp)) { /* a program may have freed what its wr_id refers to */
-				dropped += got[i].id != HIDDEN_WR;
+			if (!qp_live(c, got[i].qp)) /* a program may have freed what its wr_id refers to */
 				continue;
-			}
 			if (hide(cq, &got[i]))
 				continue;
 			if (got[i].opcode < IWARPD_WC_RECV)
@@ -532,8 +547,8 @@ static int take(struct cq *cq, int n, struct ibv_wc *wc)
 		if (k < most)
 			break;
 	}
-	if (cq->ibv.channel && total + dropped > 0)
-		atomic_fetch_sub_explicit(&cq->expected, total + dropped, memory_order_relaxed);
+	if (cq->ibv.channel && total > 0)
+		atomic_fetch_sub_explicit(&cq->expected, total, memory_order_relaxed);
 	if (total < n && cq->late)
 		total += take_late(cq, n - total, wc + total);
 	return total > 0 || k >= 0 ? total : k;

@@ -420,7 +420,7 @@ int ibv_close_device(struct ibv_context *ibv)
 		return REAL(ibv_close_device)(ibv);
 	c = iwv_context_of(ibv);
 	iwv_thread_lock();
-	qp_wait_closing(c, NULL);
+	qp_wait_closing(c);
 	iwv_thread_unlock();
 	thread_forget(c);
 	async_close(c);

@@ -307,7 +307,7 @@ int cq_late(struct ibv_cq *ibv, const struct ibv_wc *wc);
 /* cq_flush adds a flushed completion for a work request that the daemon cannot flush, because it is gone. */
 int cq_flush(struct ibv_cq *ibv, const struct ibv_qp *qp, uint64_t wr_id, enum ibv_wc_opcode opcode);
 
-/* cq_forget drops the completions of a QP that no longer lives. */
+/* cq_forget drops the completions of a QP that no longer lives. iwv_thread_lock is held. */
 void cq_forget(struct ibv_cq *ibv, uint32_t qp);
 
 int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc);
@@ -427,8 +427,8 @@ void qp_event(const struct iwarpd_event *ev);
 /* qp_expire frees the destroyed QPs whose connections have closed, or have not closed in time. */
 void qp_expire(struct context *c);
 
-/* qp_wait_closing waits until no closing QP uses the CQ, SRQ or PD used; NULL: until there is none. */
-void qp_wait_closing(struct context *c, const void *used);
+/* qp_wait_closing waits until all destroyed QPs are freed. */
+void qp_wait_closing(struct context *c);
 
 /* iwv_qp_connecting records that a connection of a QP has begun, or that its start has failed. */
 void iwv_qp_connecting(struct qp *qp, bool yes);

@@ -56,15 +56,10 @@ int ibv_dealloc_pd(struct ibv_pd *ibv)
 {
 	struct pd *pd = container_of(ibv, struct pd, ibv);
 	struct iwarpd_error e;
-	struct context *c;
 	int err;
 
 	if (!iwv_is_ours(ibv->context))
 		return REAL(ibv_dealloc_pd)(ibv);
-	c = iwv_context_of(ibv->context);
-	iwv_thread_lock();
-	qp_wait_closing(c, ibv);
-	iwv_thread_unlock();
 	err = iwarpd_dealloc_pd(pd->pd, &e);
 	if (err && !daemon_gone(ibv->context))
 		return iwv_fail(err, "ibv_dealloc_pd", &e);

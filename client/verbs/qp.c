@@ -192,10 +192,10 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 		iwv_fail(err, "ibv_create_qp", &e);
 		return NULL;
 	}
-	if (init->srq)
-		cq_expect(init->recv_cq, UNCOUNTED);
 	init->cap = qp->attr.cap;
 	iwv_thread_lock();
+	if (init->srq)
+		cq_expect(init->recv_cq, UNCOUNTED);
 	qp->next = qp->ctx->qps;
 	qp->ctx->qps = qp;
 	set_live(qp, true);
@@ -347,28 +347,16 @@ void qp_expire(struct context *c)
 	}
 }
 
-static bool uses(const struct qp *qp, const void *used)
+void qp_wait_closing(struct context *c)
 {
-	return !used || qp->ibv.send_cq == used || qp->ibv.recv_cq == used || qp->ibv.srq == used || qp->ibv.pd == used;
+	for (qp_expire(c); c->closing; qp_expire(c))
+		iwv_thread_wait(100);
 }
 
-void qp_wait_closing(struct context *c, const void *used)
-{
-	struct qp *qp;
-
-	for (;;) {
-		for (qp = c->closing; qp && !uses(qp, used); qp = qp->next)
-			;
-		if (!qp)
-			return;
-		if (over(c, qp, now_ms()))
-			finish(c, qp);
-		else
-			iwv_thread_wait(100);
-	}
-}
-
-/* leave ends the connection of a QP that is being destroyed, if it has one. No receive is used any more. */
+/*
+ * leave ends the connection of a QP that is being destroyed, if it has one. The QP uses no receive, CQ, SRQ or PD
+ * any more.
+ */
 static void leave(struct qp *qp)
 {
 	int conn = atomic_load(&qp->conn), err;
@@ -628,7 +616,6 @@ int ibv_destroy_srq(struct ibv_srq *ibv)
 		return REAL(ibv_destroy_srq)(ibv);
 	c = iwv_context_of(ibv->context);
 	iwv_thread_lock();
-	qp_wait_closing(c, ibv);
 	err = iwarpd_destroy_srq(srq->q, &e);
 	if (!err || thread_gone(c)) {
 		async_drop(c, ibv, &srq->unacknowledged);

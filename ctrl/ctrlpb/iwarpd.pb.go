@@ -4265,8 +4265,8 @@ func (x *StreamClose) GetAbort() bool {
 type Disconnect struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Qp            uint32                 `protobuf:"varint,1,opt,name=qp,proto3" json:"qp,omitempty"`
-	Abort         bool                   `protobuf:"varint,2,opt,name=abort,proto3" json:"abort,omitempty"`                                   // reset at once instead of finishing what is queued
-	DropReceived  bool                   `protobuf:"varint,3,opt,name=drop_received,json=dropReceived,proto3" json:"drop_received,omitempty"` // with the reply, nothing of the peer is placed any more, and no receive is used
+	Abort         bool                   `protobuf:"varint,2,opt,name=abort,proto3" json:"abort,omitempty"` // reset at once instead of finishing what is queued
+	Leave         bool                   `protobuf:"varint,3,opt,name=leave,proto3" json:"leave,omitempty"` // after the reply nothing of the peer is placed, no receive is used and nothing completes: PD, CQs and SRQ may go first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4315,9 +4315,9 @@ func (x *Disconnect) GetAbort() bool {
 	return false
 }
 
-func (x *Disconnect) GetDropReceived() bool {
+func (x *Disconnect) GetLeave() bool {
 	if x != nil {
-		return x.DropReceived
+		return x.Leave
 	}
 	return false
 }
@@ -8134,12 +8134,12 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x02qp\x18\x04 \x01(\rR\x02qp\"7\n" +
 	"\vStreamClose\x12\x12\n" +
 	"\x04conn\x18\x01 \x01(\rR\x04conn\x12\x14\n" +
-	"\x05abort\x18\x02 \x01(\bR\x05abort\"W\n" +
+	"\x05abort\x18\x02 \x01(\bR\x05abort\"H\n" +
 	"\n" +
 	"Disconnect\x12\x0e\n" +
 	"\x02qp\x18\x01 \x01(\rR\x02qp\x12\x14\n" +
-	"\x05abort\x18\x02 \x01(\bR\x05abort\x12#\n" +
-	"\rdrop_received\x18\x03 \x01(\bR\fdropReceived\"-\n" +
+	"\x05abort\x18\x02 \x01(\bR\x05abort\x12\x14\n" +
+	"\x05leave\x18\x03 \x01(\bR\x05leave\"-\n" +
 	"\aSetDSCP\x12\x0e\n" +
 	"\x02qp\x18\x01 \x01(\rR\x02qp\x12\x12\n" +
 	"\x04dscp\x18\x02 \x01(\rR\x04dscp\"\x8a\x06\n" +

@@ -551,9 +551,11 @@ func TestIdentifiers(t *testing.T) {
 			t.Run(mode+" at "+address, func(t *testing.T) { b.start(t, program+" "+mode+" "+address).Succeed() })
 		}
 	}
-	t.Run("outlived", func(t *testing.T) {
-		b.start(t, program+" outlived "+a.end.Addr4.String(), "IWARPD_SOCKET="+b.socket+","+a.socket, a.pid(), "IWARPD_VERBS_LOG=1").Succeed()
-	})
+	for _, mode := range []string{"outlived", "silent"} {
+		t.Run(mode, func(t *testing.T) {
+			b.start(t, program+" "+mode+" "+a.end.Addr4.String(), "IWARPD_SOCKET="+b.socket+","+a.socket, a.pid(), "IWARPD_VERBS_LOG=1").Succeed()
+		})
+	}
 	t.Run("removed", func(t *testing.T) {
 		a.start(t, program+" removed "+a.end.Addr4.String(), a.pid(), "IWARPD_VERBS_LOG=1").Succeed()
 	})

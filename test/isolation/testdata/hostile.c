@@ -1151,6 +1151,47 @@ static void mr_punch_race(void)
 	}
 }
 
+/* left leaves a queue pair, also while it connects, destroys what it has used, and goes on posting. */
+static void left(void)
+{
+	for (int i = 0; i < 24; i++) {
+		struct client c = greet();
+		struct objects o = objects(&c);
+		uint64_t srq, lkey = 0;
+		int mem;
+
+		call(&c, DESTROY_QP, 1, o.qp);
+		if (!call(&c, CREATE_SRQ, 1, o.pd, 2, U(64), 3, U(1)) || last.nfds != 1)
+			fail("srq");
+		srq = body(11, 1), o.rq = last.fds[0];
+		if (!call(&c, CREATE_QP, 1, o.pd, 2, o.cq, 3, o.cq, 4, U(16), 5, U(16), 6, U(4), 9, srq) || last.nfds != 1)
+			fail("qp");
+		o.qp = body(7, 1), o.bell = body(7, 2), o.sq = last.fds[0];
+		if (i % 2 == 0) {
+			if (!join(&c, &o, &lkey, &mem))
+				fail("join");
+			for (int n = 0; n < 8; n++)
+				post(&c, &o, lkey, 0, 60000);
+		} else {
+			struct buf b = { .n = 0 };
+
+			num(&b, 1, o.qp);
+			bytes(&b, 3, peer, strlen(peer));
+			if (!ask(&c, CONNECT, &b, NULL, 0, &last))
+				fail("connect");
+			nap(i % 3);
+		}
+		call(&c, DISCONNECT, 1, o.qp, 3, U(1));
+		call(&c, DESTROY_SRQ, 1, srq);
+		if (last.error || !call(&c, DESTROY_CQ, 1, o.cq) || last.error)
+			fail("it is still used");
+		for (int n = 0; n < 8; n++)
+			post(&c, &o, lkey, 0, 60000);
+		nap(i % 5);
+		close(c.s);
+	}
+}
+
 /* mr_punch_large frees half a GiB of memory at once while a worker reads from it. */
 static void mr_punch_large(void)
 {
@@ -2109,6 +2150,7 @@ static const struct attack { const char *name; void (*run)(void); } attacks[] = 
 	{ "resize race", resize_race },
 	{ "teardown race", teardown_race },
 	{ "listed while it ends", srqs_listed },
+	{ "queue pair left", left },
 	{ "captures", captures },
 	{ "one memory many times", same_region },
 	{ "listeners", listens },

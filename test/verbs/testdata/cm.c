@@ -85,15 +85,23 @@ static void create_qp(struct rdma_cm_id *id)
 	CHECK(rdma_create_qp(id, NULL, &init) == 0);
 }
 
+/* route_to returns an id that may connect to an address. */
+static struct rdma_cm_id *route_to(struct rdma_event_channel *ch, struct sockaddr_in *to)
+{
+	struct rdma_cm_id *id;
+
+	CHECK(rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)to, 2000) == 0 && next(ch, RDMA_CM_EVENT_ADDR_RESOLVED) == id);
+	CHECK(rdma_resolve_route(id, 2000) == 0 && next(ch, RDMA_CM_EVENT_ROUTE_RESOLVED) == id);
+	return id;
+}
+
 /* call starts a connection to a listener. */
 static struct rdma_cm_id *call(struct rdma_event_channel *ch, struct rdma_cm_id *to)
 {
 	struct sockaddr_in a = socket_address(rdma_get_src_port(to));
-	struct rdma_cm_id *id;
+	struct rdma_cm_id *id = route_to(ch, &a);
 
-	CHECK(rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0);
-	CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&a, 2000) == 0 && next(ch, RDMA_CM_EVENT_ADDR_RESOLVED) == id);
-	CHECK(rdma_resolve_route(id, 2000) == 0 && next(ch, RDMA_CM_EVENT_ROUTE_RESOLVED) == id);
 	create_qp(id);
 	CHECK(rdma_connect(id, NULL) == 0);
 	return id;
@@ -1102,6 +1110,28 @@ static char state(pid_t pid)
 	return at ? at[2] : 'X';
 }
 
+/* stop_daemon stops a daemon until it gets SIGCONT. */
+static void stop_daemon(void)
+{
+	CHECK(kill(daemon_pid(), SIGSTOP) == 0);
+	while (state(daemon_pid()) != 'T')
+		usleep(1000);
+}
+
+/* send_queues returns the number of queue pairs that this process has not freed. */
+static int send_queues(void)
+{
+	FILE *f = fopen("/proc/self/maps", "re");
+	char line[512];
+	int n = 0;
+
+	CHECK(f);
+	while (fgets(line, sizeof(line), f))
+		n += strstr(line, "iwarp-sq") != NULL;
+	fclose(f);
+	return n;
+}
+
 static void *destroy_qp(void *qp)
 {
 	CHECK(ibv_destroy_qp(qp) == 0);
@@ -1124,9 +1154,7 @@ static void outlived(void)
 	establish(server, client, l, &id, &child);
 	qp = id->qp;
 	cq = id->send_cq;
-	CHECK(kill(daemon_pid(), SIGSTOP) == 0);
-	while (state(daemon_pid()) != 'T')
-		usleep(1000);
+	stop_daemon();
 	write_badly(qp);
 	CHECK(ibv_get_async_event(id->verbs, &e) == 0 && e.event_type == IBV_EVENT_QP_FATAL && e.element.qp == qp);
 	CHECK(pthread_create(&t, NULL, destroy_qp, qp) == 0);
@@ -1135,7 +1163,9 @@ static void outlived(void)
 	ibv_ack_async_event(&e);
 	CHECK(pthread_join(t, NULL) == 0);
 	CHECK(kill(daemon_pid(), SIGCONT) == 0);
-	CHECK(ibv_destroy_cq(cq) == 0); /* waits for the end of the connection */
+	CHECK(ibv_destroy_cq(cq) == 0);
+	while (send_queues() > 1) /* until the connection has ended */
+		usleep(1000);
 }
 
 /* function returns a function that the libraries share. */
@@ -1906,8 +1936,7 @@ static void left(void)
 	wr.wr.rdma.rkey = to->rkey;
 	for (int i = 0; i < WRITES; i++)
 		CHECK(ibv_post_send(id->qp, &wr, &bad) == 0);
-	CHECK(ibv_destroy_qp(id->qp) == 0); /* rdma_destroy_qp would wait for the end of the connection, as it destroys the queues too */
-	id->qp = NULL;
+	rdma_destroy_qp(id);
 	sge = (struct ibv_sge){ (uintptr_t)&out, 1, out_mr->lkey };
 	wr.opcode = IBV_WR_SEND;
 	CHECK(ibv_post_send(child->qp, &wr, &bad) == 0);
@@ -1916,7 +1945,6 @@ static void left(void)
 	CHECK(ibv_dereg_mr(from) == 0 && ibv_dereg_mr(to) == 0 && ibv_dereg_mr(in_mr) == 0 && ibv_dereg_mr(out_mr) == 0);
 	free(source);
 	free(sink);
-	rdma_destroy_qp(id);
 	end(id);
 	end(child);
 	end(l);
@@ -1933,6 +1961,45 @@ static struct ibv_wc await_success(struct ibv_cq *cq, uint64_t id)
 		printf("work request %d: %s\n", (int)wc.wr_id, ibv_wc_status_str(wc.status));
 	CHECK(wc.wr_id == id && wc.status == IBV_WC_SUCCESS);
 	return wc;
+}
+
+/*
+ * What a destroyed queue pair has used is destroyed at once, though its peer, whose daemon is stopped, has
+ * acknowledged nothing. The peer then receives what was sent.
+ */
+static void silent(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *child;
+	struct sockaddr_in a = socket_address(rdma_get_src_port(l));
+	struct rdma_cm_id *id = route_to(client, &a);
+	struct ibv_comp_channel *ch = ibv_create_comp_channel(id->verbs);
+	struct ibv_pd *pd = ibv_alloc_pd(id->verbs);
+	struct ibv_srq_init_attr recvs = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_cq *cq = ibv_create_cq(id->verbs, 16, NULL, ch, 0);
+	struct ibv_srq *srq = ibv_create_srq(pd, &recvs);
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .srq = srq, .qp_type = IBV_QPT_RC, .cap = { 4, 0, 1, 0, 0 } };
+
+	CHECK(ch && pd && cq && srq && rdma_create_qp(id, pd, &init) == 0 && rdma_connect(id, NULL) == 0);
+	child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	create_qp(child);
+	recv_empty(child->qp, 1);
+	CHECK(rdma_accept(child, NULL) == 0);
+	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
+	CHECK(ibv_destroy_cq(cq) == EBUSY && ibv_destroy_srq(srq) == EBUSY && ibv_dealloc_pd(pd) == EBUSY);
+
+	stop_daemon();
+	send_empty(id->qp);
+	rdma_destroy_qp(id);
+	CHECK(ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(ch) == 0);
+	CHECK(ibv_destroy_srq(srq) == 0 && ibv_dealloc_pd(pd) == 0);
+	CHECK(!readable(client->fd)); /* the connection has not ended */
+	CHECK(kill(daemon_pid(), SIGCONT) == 0);
+	await_success(child->recv_cq, 1);
+	CHECK(next(client, RDMA_CM_EVENT_DISCONNECTED) == id && next(server, RDMA_CM_EVENT_DISCONNECTED) == child);
+	end(id);
+	end(child);
+	end(l);
 }
 
 /*
@@ -2366,7 +2433,7 @@ int main(int argc, char **argv)
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "states", states }, { "dropped", dropped },
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole }, { "exact", exact },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
-		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
+		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
 		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded },
 	};
