@@ -13,6 +13,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 )
 
@@ -665,6 +666,46 @@ func TestLeave(t *testing.T) {
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: qp}}})
 	if q := c.quota("rings"); q.Used != 0 {
 		t.Errorf("%d bytes of rings are charged", q.Used)
+	}
+}
+
+// TestLeftBehind checks that a connection whose program has left it, and is gone, is not reset before its time is up or
+// the daemon ends, while others of the program are reset at once.
+func TestLeftBehind(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		end   func(h *harness)
+		abort bool
+	}{
+		{"it ends", func(*harness) {}, false},
+		{"it does not end", func(h *harness) { h.advance(11 * time.Second) }, true},
+		{"the daemon ends", func(h *harness) { h.Close() }, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h := newHarness(t, Config{})
+			c := h.hello(t)
+			var peers []*mpaPeer
+			for range 2 {
+				qp := c.qp()
+				p, _ := h.dial(t, c, reqConnect(qp, peerA.String()), mpa.DefaultConfig())
+				p.accept("", -1, -1)
+				h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id})
+				if peers = append(peers, p); len(peers) == 1 {
+					c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qp, Leave: true}}})
+				}
+			}
+			c.c.Close()
+			testenv.Until(t, "the other connection is reset", func() bool { _, abort := peers[1].ended(); return abort })
+			if _, abort := peers[0].ended(); abort {
+				t.Error("reset at once")
+			}
+			tt.end(h)
+			if _, abort := peers[0].ended(); abort != tt.abort {
+				t.Errorf("reset %v, want %v", abort, tt.abort)
+			}
+			h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: peers[0].id})
+			h.settled(t)
+		})
 	}
 }
 

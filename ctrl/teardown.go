@@ -78,7 +78,8 @@ func (c *session) teardown() {
 	}()
 }
 
-// endConnections ends everything of the client that the engine knows of, except its binding.
+// endConnections ends everything of the client that the engine knows of, except its binding. Queue pairs that the
+// client has left still send what was posted, as close(2) leaves it to the kernel, unless the client was cut off.
 func (c *session) endConnections() {
 	s := c.srv
 	s.mu.Lock()
@@ -90,11 +91,40 @@ func (c *session) endConnections() {
 	}
 	for _, cn := range conns {
 		s.mu.Lock()
-		s.abandon(cn)
+		if cn.qp == nil || !cn.qp.left {
+			s.abandon(cn)
+		}
 		s.mu.Unlock()
 	}
+	var left []*qp
 	for _, q := range qps {
+		if q.left {
+			left = append(left, q)
+		} else {
+			c.dropQP(q)
+		}
+	}
+	for _, q := range left {
+		c.awaitEnd(q)
 		c.dropQP(q)
+	}
+}
+
+// awaitEnd waits until the connection of q, which the client has left, has ended. That takes at most closeTimeout.
+func (c *session) awaitEnd(q *qp) {
+	s := c.srv
+	for wait := lookAgain; !c.cut.Load(); wait = min(2*wait, drainLook) {
+		s.mu.Lock()
+		over := q.conn == nil
+		s.mu.Unlock()
+		if over {
+			return
+		}
+		select {
+		case <-time.After(wait):
+		case <-s.done:
+			return
+		}
 	}
 }
 

@@ -419,10 +419,8 @@ int ibv_close_device(struct ibv_context *ibv)
 	if (!iwv_is_ours(ibv))
 		return REAL(ibv_close_device)(ibv);
 	c = iwv_context_of(ibv);
-	iwv_thread_lock();
-	qp_wait_closing(c);
-	iwv_thread_unlock();
 	thread_forget(c);
+	qp_free_closing(c);
 	async_close(c);
 	free_context(c);
 	return 0;

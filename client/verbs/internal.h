@@ -410,7 +410,7 @@ static inline _Atomic uint32_t *qp_polled(const struct context *c, uint32_t num)
 	return counts ? &counts[num % COUNTS] : NULL;
 }
 
-/* The functions from here to qp_wait_closing are called with the lock held. */
+/* The functions from here to qp_free_closing are called with the lock held. */
 
 /* iwv_qp_of_event returns the QP of an event, or NULL. */
 struct qp *iwv_qp_of_event(const struct iwarpd_event *ev);
@@ -427,8 +427,8 @@ void qp_event(const struct iwarpd_event *ev);
 /* qp_expire frees the destroyed QPs whose connections have closed, or have not closed in time. */
 void qp_expire(struct context *c);
 
-/* qp_wait_closing waits until all destroyed QPs are freed. */
-void qp_wait_closing(struct context *c);
+/* qp_free_closing frees the destroyed QPs of a context that is being closed. The daemon sends on what they have posted. */
+void qp_free_closing(struct context *c);
 
 /* iwv_qp_connecting records that a connection of a QP has begun, or that its start has failed. */
 void iwv_qp_connecting(struct qp *qp, bool yes);

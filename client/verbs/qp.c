@@ -347,10 +347,14 @@ void qp_expire(struct context *c)
 	}
 }
 
-void qp_wait_closing(struct context *c)
+void qp_free_closing(struct context *c)
 {
-	for (qp_expire(c); c->closing; qp_expire(c))
-		iwv_thread_wait(100);
+	while (c->closing) {
+		struct qp *qp = c->closing;
+
+		c->closing = qp->next;
+		free_qp(qp);
+	}
 }
 
 /*

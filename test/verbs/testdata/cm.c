@@ -2002,6 +2002,74 @@ static void silent(void)
 	end(l);
 }
 
+enum { EXITING = 64 << 20 }; /* bytes of a Write */
+
+/* exiting is a process that destroys its queue pair and ends before it has sent what it has posted. */
+static void exiting(int from)
+{
+	struct rdma_event_channel *client = channel();
+	struct { uint64_t addr; uint32_t rkey; } to;
+	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE, .num_sge = 1 }, *bad;
+	char *source = malloc(EXITING);
+	struct sockaddr_in a;
+	struct rdma_cm_id *id;
+	struct ibv_sge sge;
+	struct ibv_mr *mr;
+
+	CHECK(source && read(from, &a, sizeof(a)) == sizeof(a));
+	id = route_to(client, &a);
+	create_qp(id);
+	mr = ibv_reg_mr(id->pd, source, EXITING, 0);
+	CHECK(mr && rdma_connect(id, NULL) == 0 && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
+	CHECK(read(from, &to, sizeof(to)) == sizeof(to));
+	sge = (struct ibv_sge){ (uintptr_t)source, EXITING, mr->lkey };
+	wr.sg_list = &sge;
+	wr.wr.rdma.remote_addr = to.addr;
+	wr.wr.rdma.rkey = to.rkey;
+	for (int i = 0; i < 3; i++)
+		CHECK(ibv_post_send(id->qp, &wr, &bad) == 0);
+	send_empty(id->qp);
+	end(id);
+	exit(0);
+}
+
+/* What a program has posted arrives, though it has ended. */
+static void exited(void)
+{
+	struct { uint64_t addr; uint32_t rkey; } to = { 0 };
+	struct rdma_event_channel *server;
+	struct rdma_cm_id *l, *child;
+	struct sockaddr_in a;
+	char *sink = malloc(EXITING);
+	struct ibv_mr *mr;
+	int p[2], status;
+	pid_t pid;
+
+	CHECK(sink && pipe(p) == 0);
+	pid = fork();
+	if (pid == 0)
+		exiting(p[0]);
+	server = channel();
+	l = listener(server, 0);
+	a = socket_address(rdma_get_src_port(l));
+	CHECK(write(p[1], &a, sizeof(a)) == sizeof(a));
+	child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	create_qp(child);
+	mr = ibv_reg_mr(child->pd, sink, EXITING, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	CHECK(mr);
+	recv_empty(child->qp, 1);
+	CHECK(rdma_accept(child, NULL) == 0 && next(server, RDMA_CM_EVENT_ESTABLISHED) == child);
+	to.addr = (uintptr_t)sink;
+	to.rkey = mr->rkey;
+	CHECK(write(p[1], &to, sizeof(to)) == sizeof(to));
+	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+	await_success(child->recv_cq, 1);
+	CHECK(next(server, RDMA_CM_EVENT_DISCONNECTED) == child && ibv_dereg_mr(mr) == 0);
+	free(sink);
+	end(child);
+	end(l);
+}
+
 /*
  * A device with memory management extensions has Send with Invalidate and Local Invalidate: a peer reads from a memory
  * window and invalidates it, it is bound again, and the program invalidates it.
@@ -2433,7 +2501,7 @@ int main(int argc, char **argv)
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "states", states }, { "dropped", dropped },
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole }, { "exact", exact },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
-		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
+		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
 		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded },
 	};
