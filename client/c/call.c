@@ -175,32 +175,62 @@ static void end_turn(struct iwarpd_device *dev, bool sleeps)
 	pthread_cond_broadcast(&dev->turn);
 }
 
-static int read_turn(struct iwarpd_device *dev, int64_t deadline)
-{
-	bool sleeps = deadline < 0 || deadline > now_ns();
-	int err;
+/* A turn of a thread that may be canceled while it waits for the socket. */
+struct turn {
+	struct iwarpd_device *dev;
+	bool sleeps;
+};
 
-	begin_turn(dev, sleeps);
+/* turn_canceled leaves the socket to another thread. */
+static void turn_canceled(void *arg)
+{
+	const struct turn *t = arg;
+
+	pthread_mutex_lock(&t->dev->lock);
+	end_turn(t->dev, t->sleeps);
+	pthread_mutex_unlock(&t->dev->lock);
+}
+
+static int read_turn(struct iwarpd_device *dev, int64_t deadline, int cancel)
+{
+	struct turn t = { dev, deadline < 0 || deadline > now_ns() };
+	int err, state;
+
+	begin_turn(dev, t.sleeps);
 	pthread_mutex_unlock(&dev->lock);
+	pthread_cleanup_push(turn_canceled, &t);
+	pthread_setcancelstate(cancel, &state);
 	err = wait_fd(dev->sock, deadline);
+	pthread_setcancelstate(state, &state);
+	pthread_cleanup_pop(0);
 	pthread_mutex_lock(&dev->lock);
 	if (!err)
 		read_packets(dev);
-	end_turn(dev, sleeps);
+	end_turn(dev, t.sleeps);
 	return err;
 }
 
-/* await_turn waits until the reading thread has read something. */
-static int await_turn(struct iwarpd_device *dev, int64_t deadline)
+static void unlock(void *lock)
 {
-	struct timespec t = { deadline / NSEC, deadline % NSEC };
-
-	if (deadline < 0)
-		return -pthread_cond_wait(&dev->turn, &dev->lock);
-	return -pthread_cond_timedwait(&dev->turn, &dev->lock, &t);
+	pthread_mutex_unlock(lock);
 }
 
-int device_wait(struct iwarpd_device *dev, bool (*until)(void *arg), void *arg, int64_t deadline)
+/* await_turn waits until the reading thread has read something. */
+static int await_turn(struct iwarpd_device *dev, int64_t deadline, int cancel)
+{
+	struct timespec t = { deadline / NSEC, deadline % NSEC };
+	int err, state;
+
+	pthread_cleanup_push(unlock, &dev->lock);
+	pthread_setcancelstate(cancel, &state);
+	err = deadline < 0 ? pthread_cond_wait(&dev->turn, &dev->lock) :
+			     pthread_cond_timedwait(&dev->turn, &dev->lock, &t);
+	pthread_setcancelstate(state, &state);
+	pthread_cleanup_pop(0);
+	return -err;
+}
+
+int device_wait(struct iwarpd_device *dev, bool (*until)(void *arg), void *arg, int64_t deadline, int cancel)
 {
 	int err = 0;
 
@@ -209,7 +239,7 @@ int device_wait(struct iwarpd_device *dev, bool (*until)(void *arg), void *arg, 
 			return dev->dead;
 		if (err)
 			return err;
-		err = dev->reading ? await_turn(dev, deadline) : read_turn(dev, deadline);
+		err = dev->reading ? await_turn(dev, deadline, cancel) : read_turn(dev, deadline, cancel);
 	}
 	return 0;
 }
@@ -296,7 +326,7 @@ static int exchange(struct iwarpd_device *dev, Pb__Request *req, int fd, struct 
 	/* If the daemon is gone, its last packet may be queued and say why. */
 	if (!err || err == -EPIPE || err == -ECONNRESET)
 		do {
-			err = device_wait(dev, call_done, c, dev->deadline);
+			err = device_wait(dev, call_done, c, dev->deadline, PTHREAD_CANCEL_DISABLE);
 		} while (err == -EINTR); /* the daemon executes the request anyway */
 	forget_call(dev, c);
 	pthread_mutex_unlock(&dev->lock);

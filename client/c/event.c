@@ -390,6 +390,7 @@ static bool put_event(struct iwarpd_event *ev, struct iwarpd_device *dev, const 
 struct wanted {
 	struct iwarpd_device *dev;
 	uint32_t qp; /* number; 0: any */
+	int cancel;  /* as of device_wait */
 };
 
 /*
@@ -453,7 +454,7 @@ static bool have_event(void *arg)
 static int wait_event(struct wanted *w, struct event ***at, int64_t deadline)
 {
 	bool reported = *find_event(w, true) != NULL;
-	int err = device_wait(w->dev, have_event, w, reported ? deadline_in(0) : deadline);
+	int err = device_wait(w->dev, have_event, w, reported ? deadline_in(0) : deadline, w->cancel);
 
 	*at = find_event(w, err == -ETIMEDOUT && reported);
 	return **at ? 0 : err;
@@ -484,12 +485,14 @@ static int next_event(struct wanted *w, struct iwarpd_event *ev, int64_t deadlin
 static int get_event(struct iwarpd_device *dev, uint32_t qp, struct iwarpd_event *ev, int timeout_ms,
 		     struct iwarpd_error *e)
 {
-	struct wanted w = { dev, qp };
+	struct wanted w = { dev, qp, 0 };
 	int err;
 
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &w.cancel);
 	pthread_mutex_lock(&dev->lock);
 	err = next_event(&w, ev, deadline_in(timeout_ms));
 	pthread_mutex_unlock(&dev->lock);
+	pthread_setcancelstate(w.cancel, &w.cancel);
 	switch (err) {
 	case 0:
 		return 0;

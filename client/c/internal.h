@@ -161,6 +161,7 @@ struct stream {
 	struct iwarpd_device *dev;
 	uint32_t conn;
 	bool over; /* the end was reported to another thread */
+	int cancel; /* as of device_wait */
 };
 
 struct iwarpd_device {
@@ -242,9 +243,10 @@ int create_done(struct iwarpd_device *dev, struct packet *p, int err, const char
 
 /*
  * device_wait reads from the socket until until(arg), called with the lock held,
- * returns true, or the deadline.
+ * returns true, or the deadline. The caller cannot be canceled, as nobody would release
+ * the lock; while it waits, its state is cancel.
  */
-int device_wait(struct iwarpd_device *dev, bool (*until)(void *arg), void *arg, int64_t deadline);
+int device_wait(struct iwarpd_device *dev, bool (*until)(void *arg), void *arg, int64_t deadline, int cancel);
 
 /* device_post sends a request and ignores its reply. It fails with -EAGAIN if the socket is full. The lock is held. */
 int device_post(struct iwarpd_device *dev, Pb__Request *req);

@@ -735,7 +735,8 @@ struct iwarpd_event {
  * Waits for the next event, up to timeout_ms, or indefinitely if that is negative.
  * Returns -ETIMEDOUT after the timeout and -EPIPE if the daemon is gone. Sends
  * posted before ESTABLISHED start when an event function, or any other call that
- * communicates with the daemon, has received that event.
+ * communicates with the daemon, has received that event. A thread that waits may be
+ * canceled.
  */
 IWARPD_API int iwarpd_get_event(struct iwarpd_device *dev, struct iwarpd_event *ev, int timeout_ms, struct iwarpd_error *e);
 

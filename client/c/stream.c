@@ -16,7 +16,7 @@ static bool have_stream_event(void *arg)
 /* take copies available bytes, or returns an error. The lock is held. */
 static int take(struct stream *s, void *buf, size_t len, int64_t deadline)
 {
-	int err = device_wait(s->dev, have_stream_event, s, deadline);
+	int err = device_wait(s->dev, have_stream_event, s, deadline, s->cancel);
 	const Pb__StreamData *d;
 	struct event **at, *ev;
 	size_t n;
@@ -52,12 +52,29 @@ static int consumed(struct stream *s, int n, struct iwarpd_error *e)
 	return device_do(s->dev, &req, e);
 }
 
+/* forget_reader undoes the registration of a read. The lock is not held. */
+static void forget_reader(void *arg)
+{
+	struct stream *s = arg;
+
+	pthread_mutex_lock(&s->dev->lock);
+	for (struct stream **at = &s->dev->readers; *at; at = &(*at)->next) {
+		if (*at == s) {
+			*at = s->next;
+			break;
+		}
+	}
+	pthread_mutex_unlock(&s->dev->lock);
+}
+
 /* read_one registers the read, so that it is notified of the end of the stream. */
 static int read_one(struct stream *s, void *buf, size_t len, int64_t deadline)
 {
 	struct iwarpd_device *dev = s->dev;
 	int n, err;
 
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &s->cancel);
+	pthread_cleanup_push(forget_reader, s);
 	pthread_mutex_lock(&dev->lock);
 	s->next = dev->readers;
 	dev->readers = s;
@@ -69,13 +86,9 @@ static int read_one(struct stream *s, void *buf, size_t len, int64_t deadline)
 			s->over = true;
 	}
 	n = take(s, buf, len, deadline);
-	for (struct stream **at = &dev->readers; *at; at = &(*at)->next) {
-		if (*at == s) {
-			*at = s->next;
-			break;
-		}
-	}
 	pthread_mutex_unlock(&dev->lock);
+	pthread_cleanup_pop(1);
+	pthread_setcancelstate(s->cancel, &s->cancel);
 	return n;
 }
 

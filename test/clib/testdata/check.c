@@ -689,14 +689,14 @@ static void *read_to_end(void *arg)
 	return NULL;
 }
 
-/* await_poll waits until a thread of this process waits in ppoll. */
-static void await_poll(int tid)
+/* await_call waits until a thread of this process is in a system call. */
+static void await_call(int tid, long want)
 {
 	char path[64];
 	long call = -1;
 
 	snprintf(path, sizeof(path), "/proc/self/task/%d/syscall", tid);
-	while (call != SYS_ppoll) {
+	while (call != want) {
 		FILE *f = fopen(path, "r");
 
 		CHECK(f);
@@ -715,7 +715,7 @@ static void check_ended_read(struct side *s, uint32_t conn)
 	CHECK(pthread_create(&t, NULL, read_to_end, &r) == 0);
 	while (atomic_load(&r.tid) == 0)
 		usleep(1000);
-	await_poll(atomic_load(&r.tid));
+	await_call(atomic_load(&r.tid), SYS_ppoll);
 	drop(s);
 	CHECK(pthread_join(t, NULL) == 0);
 }
@@ -1098,6 +1098,62 @@ static void *churn(void *arg)
 	return NULL;
 }
 
+/* The sanitizers follow neither the stack nor the locks of a thread that is being canceled. */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+static void check_canceled(struct side *s)
+{
+	(void)s;
+}
+#else
+/* A waiter waits for events in a thread of its own, until it is canceled. */
+struct waiter {
+	struct side *s;
+	atomic_int tid;
+	pthread_t t;
+};
+
+static void *await_event(void *arg)
+{
+	struct waiter *w = arg;
+	struct iwarpd_event ev;
+
+	atomic_store(&w->tid, (int)syscall(SYS_gettid));
+	iwarpd_get_event(w->s->dev, &ev, -1, NULL);
+	return NULL;
+}
+
+/* start_waiter starts a thread that comes to wait in a system call. */
+static void start_waiter(struct waiter *w, long call)
+{
+	CHECK(pthread_create(&w->t, NULL, await_event, w) == 0);
+	while (atomic_load(&w->tid) == 0)
+		usleep(1000);
+	await_call(atomic_load(&w->tid), call);
+}
+
+static void cancel_waiter(struct waiter *w)
+{
+	void *result;
+
+	CHECK(pthread_cancel(w->t) == 0 && pthread_join(w->t, &result) == 0 && result == PTHREAD_CANCELED);
+}
+
+/* check_canceled cancels threads that wait, one for the socket and the others for it. */
+static void check_canceled(struct side *s)
+{
+	struct waiter w[3] = { { .s = s }, { .s = s }, { .s = s } };
+
+	start_waiter(&w[0], SYS_ppoll);
+	start_waiter(&w[1], SYS_futex);
+	start_waiter(&w[2], SYS_futex);
+	cancel_waiter(&w[1]);
+	cancel_waiter(&w[0]);
+	await_call(atomic_load(&w[2].tid), SYS_ppoll);
+	cancel_waiter(&w[2]);
+	churn(s);
+}
+#endif
+
 /* threads makes requests in several threads while others wait for events, on the same devices. */
 static void threads(struct side *a, struct side *b)
 {
@@ -1115,6 +1171,7 @@ static void threads(struct side *a, struct side *b)
 	for (int i = 0; i < 5; i++)
 		CHECK(pthread_join(t[i], NULL) == 0);
 	check_tagged(a, b);
+	check_canceled(a);
 }
 
 /* quiet checks that posting and polling make no system calls, with daemons that never sleep. */
