@@ -331,6 +331,11 @@ void iwarpd_arm_cq(struct iwarpd_cq *cq, bool solicited_only)
 		atomic_store(cq->now->arm, ARM_NEXT);
 }
 
+bool iwarpd_disarm_cq(struct iwarpd_cq *cq)
+{
+	return atomic_exchange(&cq->armed, false) && atomic_exchange(cq->now->arm, ARM_NONE) != ARM_NONE;
+}
+
 /* drain reads pending wake-ups. It returns -EPIPE if the daemon is gone. */
 static int drain(int fd)
 {

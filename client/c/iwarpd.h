@@ -297,6 +297,9 @@ IWARPD_API int iwarpd_wait_cq(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n,
  * of a channel wakes the channel, once, and has the channel's descriptor.
  */
 IWARPD_API void iwarpd_arm_cq(struct iwarpd_cq *cq, bool solicited_only);
+
+/* Undoes iwarpd_arm_cq. Returns false if the queue is not armed, or its wake-up comes anyway. */
+IWARPD_API bool iwarpd_disarm_cq(struct iwarpd_cq *cq);
 IWARPD_API int iwarpd_cq_fd(const struct iwarpd_cq *cq);
 
 /* Number of completions lost because the queue was full. */

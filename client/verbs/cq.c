@@ -151,7 +151,7 @@ static uint32_t room_for(struct ibv_context *ibv, int cqe, uint64_t need)
 
 /*
  * resize changes the depth of the daemon's queue. The new rings are not armed, and may hold
- * completions already, so an armed queue has an event.
+ * completions already, so an armed queue that has no event has one now.
  */
 static int resize(struct cq *cq, uint32_t depth, struct iwarpd_error *e)
 {
@@ -159,12 +159,10 @@ static int resize(struct cq *cq, uint32_t depth, struct iwarpd_error *e)
 	int err;
 
 	pthread_mutex_lock(&cq->lock);
+	wake = iwarpd_disarm_cq(cq->q);
 	err = iwarpd_resize_cq(cq->q, depth, e);
-	wake = !err && cq->armed;
-	if (!err) {
+	if (!err)
 		cq->depth = depth;
-		cq->armed = false;
-	}
 	pthread_mutex_unlock(&cq->lock);
 	if (wake && cq->ibv.channel)
 		push_ready(channel_of(cq->ibv.channel), cq);
@@ -341,8 +339,7 @@ int cq_late(struct ibv_cq *ibv, const struct ibv_wc *wc)
 	pthread_mutex_lock(&cq->lock);
 	*cq->last_late = l;
 	cq->last_late = &l->next;
-	wake = cq->armed;
-	cq->armed = false;
+	wake = iwarpd_disarm_cq(cq->q);
 	pthread_mutex_unlock(&cq->lock);
 	if (wake && ibv->channel)
 		push_ready(channel_of(ibv->channel), cq);
@@ -598,7 +595,6 @@ int req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 	if (ibv->channel)
 		cq->received = iwarpd_received(iwv_context_of(ibv->context)->dev);
 	iwarpd_arm_cq(cq->q, solicited_only != 0);
-	cq->armed = true;
 	pthread_mutex_unlock(&cq->lock);
 	return 0;
 }
@@ -637,7 +633,7 @@ static int look(struct channel *ch, struct cq **cq)
  */
 enum { FIRST_LOOK = 1, LAST_LOOK = 1024 };
 
-/* written takes an armed queue for which that is so, or returns NULL. */
+/* written disarms and takes an armed queue for which that is so, or returns NULL. */
 static struct cq *written(struct channel *ch)
 {
 	const struct context *c = iwv_context_of(ch->ibv.context);
@@ -646,23 +642,18 @@ static struct cq *written(struct channel *ch)
 	bool hopeless = true;
 
 	iwv_thread_lock();
-	for (struct cq *cq = c->cqs; cq && hopeless; cq = cq->next) {
+	for (struct cq *cq = c->cqs; cq && hopeless; cq = cq->next)
+		hopeless = cq->ibv.channel != &ch->ibv || atomic_load(&cq->expected) <= 0;
+	for (struct cq *cq = c->cqs; cq && hopeless && !found; cq = cq->next) {
 		if (cq->ibv.channel != &ch->ibv)
 			continue;
-		hopeless = atomic_load(&cq->expected) <= 0;
 		pthread_mutex_lock(&cq->lock);
-		if (cq->armed && cq->received != received)
+		if (cq->received != received && iwarpd_disarm_cq(cq->q))
 			found = cq;
 		pthread_mutex_unlock(&cq->lock);
 	}
-	if (!hopeless)
-		found = NULL;
-	if (found) {
-		pthread_mutex_lock(&found->lock);
-		found->armed = false;
-		pthread_mutex_unlock(&found->lock);
+	if (found)
 		count_taken(found);
-	}
 	iwv_thread_unlock();
 	return found;
 }

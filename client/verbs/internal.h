@@ -272,9 +272,8 @@ struct cq {
 	uint32_t depth; /* depth of q; grows with need up to ibv.cqe */
 	uint64_t need;  /* most completions outstanding; guarded by iwv_thread_lock */
 	unsigned int unacknowledged; /* asynchronous events that the program has taken; guarded by iwv_thread_lock */
-	pthread_mutex_t lock; /* held while polling and arming; guards the late completions */
+	pthread_mutex_t lock; /* held while polling, arming and disarming; guards the late completions */
 	struct late *late, **last_late; /* come after the completions of the daemon */
-	bool armed;                     /* armed, and no late completion added since */
 	uint32_t received;              /* iwarpd_received when it was armed, if it has a channel */
 	_Atomic int64_t expected;       /* completions of posted work requests that were not polled yet, if it has a channel */
 	struct cq *next_ready;          /* list of those whose channel has an event for a late completion */

@@ -758,12 +758,13 @@ static void cqs(void)
 	CHECK(ibv_destroy_comp_channel(ch) == 0 && ibv_close_device(c) == 0);
 }
 
-/* A completion may come while a queue is resized, so one that is armed has an event then. */
+/* A completion may come while a queue is resized, so one that is armed has an event then, if it had none. */
 static void resized(void)
 {
 	struct ibv_context *c = device(0);
 	struct ibv_comp_channel *ch = ibv_create_comp_channel(c);
 	struct ibv_cq *cq = ibv_create_cq(c, 10, NULL, ch, 0), *got;
+	struct queues q;
 	void *context;
 
 	CHECK(cq && ibv_resize_cq(cq, 20) == 0 && !readable(ch->fd));
@@ -771,7 +772,17 @@ static void resized(void)
 	CHECK(ibv_get_cq_event(ch, &got, &context) == 0 && got == cq);
 	ibv_ack_cq_events(cq, 1);
 	CHECK(ibv_resize_cq(cq, 40) == 0 && !readable(ch->fd));
-	CHECK(ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(ch) == 0 && ibv_close_device(c) == 0);
+	CHECK(ibv_destroy_cq(cq) == 0);
+
+	q = make(c, ch);
+	CHECK(ibv_req_notify_cq(q.cq, 0) == 0);
+	flush(q.qp);
+	while (!readable(ch->fd))
+		usleep(1000);
+	CHECK(ibv_resize_cq(q.cq, 20) == 0 && ibv_get_cq_event(ch, &got, &context) == 0 && !readable(ch->fd));
+	ibv_ack_cq_events(got, 1);
+	unmake(&q);
+	CHECK(ibv_destroy_comp_channel(ch) == 0 && ibv_close_device(c) == 0);
 }
 
 /* A thread that sleeps for an event sees a Write of its peer, which makes no completion. */
