@@ -13,8 +13,8 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// farWait is the time that an access to a client's far memory may take; it may take up to twice
-// as long. Meanwhile only the connections of that client wait.
+// farWait is the time that an access to a client's far memory may take; it may take up to half as long
+// again. Meanwhile only the connections of that client wait.
 const farWait = 3 * time.Second
 
 // farStuck ends a client whose far memory does not respond.

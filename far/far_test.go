@@ -203,6 +203,35 @@ func TestStuck(t *testing.T) {
 	await(t, moved, "the client is not crowded any more", func() bool { return !q.Crowded() })
 }
 
+// TestStandstill checks that a look alone, which comes late if the process has stood still, does not end a client.
+func TestStandstill(t *testing.T) {
+	mem, stuck := make(slow), 0
+	m, q, moved := newQueue(t, own(t), time.Hour, func() { stuck++ })
+	for n := range 3 {
+		q.Store(mem, 0, 1, marked.Bytes{B: []byte{7}})
+		m.Kick()
+		mem <- struct{}{}
+		await(t, moved, "a Store", func() bool { done, _ := q.Stored(); return done == uint64(n+1) })
+		m.look()
+	}
+	if stuck != 0 {
+		t.Error("a Mover that works is stuck")
+	}
+	q.Store(mem, 0, 1, marked.Bytes{B: []byte{7}})
+	m.Kick()
+	testenv.Until(t, "the Store is in progress", func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return m.busy && len(m.ops) == 0
+	})
+	for look := range 2 {
+		if m.look(); stuck != look {
+			t.Errorf("after look %d: stuck %d times", look+1, stuck)
+		}
+	}
+	close(mem)
+}
+
 // TestStoreFault checks that a Store whose source faults does not count, and that its memory is used again, also by another
 // queue.
 func TestStoreFault(t *testing.T) {

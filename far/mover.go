@@ -56,7 +56,8 @@ type Mover struct {
 	closed  bool
 	busy    bool
 	beats   uint64 // number of completed operations
-	seen    uint64 // beats at the last check of the watchdog
+	seen    uint64 // beats at the last look of the watchdog
+	still   bool   // and they had not changed since the one before
 	dog     *time.Timer
 	free    [2][]*block // unused blocks: small ones, large ones
 	blocks  int         // bytes of all blocks
@@ -80,7 +81,7 @@ type op struct {
 }
 
 // New returns a Mover whose goroutine Start will start. onStuck is called once if an operation
-// takes longer than bound, at the latest after twice bound.
+// takes longer than bound, at the latest after one and a half times bound.
 func New(bound time.Duration, onStuck func()) *Mover {
 	m := &Mover{bound: bound, stuck: make(chan struct{})}
 	m.giveUp = sync.OnceFunc(func() {
@@ -221,21 +222,23 @@ func (m *Mover) watch() {
 	if m.busy {
 		return
 	}
-	m.busy, m.seen = true, m.beats
+	m.busy, m.seen, m.still = true, m.beats, false
 	if m.dog == nil {
-		m.dog = time.AfterFunc(m.bound, m.look)
+		m.dog = time.AfterFunc(m.bound/2, m.look)
 	} else {
-		m.dog.Reset(m.bound)
+		m.dog.Reset(m.bound / 2)
 	}
 }
 
-// look ends a client whose memory does not respond.
+// look ends a client whose memory does not respond. It takes two looks: before one the whole process may have stood still,
+// as in a virtual machine that was paused.
 func (m *Mover) look() {
 	m.mu.Lock()
-	stuck := m.busy && m.beats == m.seen
+	still := m.busy && m.beats == m.seen
+	stuck := still && m.still
+	m.seen, m.still = m.beats, still
 	if m.busy && !stuck && !m.closed {
-		m.seen = m.beats
-		m.dog.Reset(m.bound)
+		m.dog.Reset(m.bound / 2)
 	}
 	m.mu.Unlock()
 	if stuck {
