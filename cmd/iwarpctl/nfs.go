@@ -25,18 +25,12 @@ import (
 )
 
 func (c *command) nfs() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "nfs",
-		Short: "Serve or use a folder by NFSv3 over RDMA",
-		Long: "nfs export serves a folder by NFS version 3 over RPC-over-RDMA, versions 2 and\n" +
-			"1. Linux mounts it (version 1) through soft-iWARP or an iWARP adapter:\n\n" +
-			"  mount -o rdma,port=20049,vers=3,nolock ADDR:/ /mnt\n\n" +
-			"The other commands are a client that needs no mount, over version 2.",
-		Example: "  iwarpctl nfs export /srv/files --listen 10.0.0.1:20049",
-		Args:    usageArgs(cobra.NoArgs),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(c.nfsExport(), c.nfsLs(), c.nfsGet(), c.nfsPut(), c.nfsStat())
+	cmd := group("nfs", "Serve or use a folder by NFSv3 over RDMA", c.nfsExport(), c.nfsLs(), c.nfsGet(), c.nfsPut(), c.nfsStat())
+	cmd.Long = "nfs export serves a folder by NFS version 3 over RPC-over-RDMA, versions 2 and\n" +
+		"1. Linux mounts it (version 1) through soft-iWARP or an iWARP adapter:\n\n" +
+		"  mount -o rdma,port=20049,vers=3,nolock ADDR:/ /mnt\n\n" +
+		"The other commands are a client that needs no mount, over version 2."
+	cmd.Example = "  iwarpctl nfs export /srv/files --listen 10.0.0.1:20049"
 	return cmd
 }
 
