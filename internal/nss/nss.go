@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os/exec"
 	"os/user"
 	"strconv"
@@ -16,7 +17,7 @@ import (
 var ErrUnknown = errors.New("not known on this host")
 
 // errName reports text that no name service can know.
-var errName = errors.New("is neither a name nor a number from 0 to 4294967295")
+var errName = errors.New("is neither a name nor a number from 0 to 4294967294")
 
 // A LookupError means that a user or group was not found. A later try may find it: a directory service may be late or not
 // reachable. Text that cannot be a name is another error.
@@ -60,8 +61,8 @@ func GID(name string) (uint32, error) {
 // /etc/group in a static binary.
 func lookup(database, name string, local func() (string, error)) (uint32, error) {
 	id := name
-	if _, err := strconv.ParseUint(name, 10, 32); err != nil {
-		if errors.Is(err, strconv.ErrRange) || name == "" || strings.HasPrefix(name, "-") || strings.ContainsAny(name, ":\n\x00") {
+	if n, err := strconv.ParseUint(name, 10, 32); err != nil || n == math.MaxUint32 { // which chown(2) takes for no id
+		if err == nil || errors.Is(err, strconv.ErrRange) || name == "" || strings.HasPrefix(name, "-") || strings.ContainsAny(name, ":\n\x00") {
 			return 0, fmt.Errorf("%q: %w", name, errName)
 		}
 		if id, err = local(); err != nil {
