@@ -295,7 +295,7 @@ int iwarpd_resize_cq(struct iwarpd_cq *cq, uint32_t depth, struct iwarpd_error *
 	}
 	if (cq->channel)
 		channel_lock(cq->channel);
-	atomic_store(&cq->armed, false);
+	iwarpd_disarm_cq(cq);
 	cq->before = cq->now;
 	cq->now = rings;
 	if (cq->channel)
@@ -333,7 +333,10 @@ void iwarpd_arm_cq(struct iwarpd_cq *cq, bool solicited_only)
 
 bool iwarpd_disarm_cq(struct iwarpd_cq *cq)
 {
-	return atomic_exchange(&cq->armed, false) && atomic_exchange(cq->now->arm, ARM_NONE) != ARM_NONE;
+	if (atomic_exchange(cq->now->arm, ARM_NONE) == ARM_NONE)
+		return false; /* its wake-up may be lost, and the channel then asks cq_fired */
+	atomic_store(&cq->armed, false);
+	return true;
 }
 
 /* drain reads pending wake-ups. It returns -EPIPE if the daemon is gone. */

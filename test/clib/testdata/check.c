@@ -976,6 +976,11 @@ static void full_channel(struct side *a, struct side *b)
 	}
 	iwarpd_arm_cq(b->rcq, false);
 	run(a, (struct iwarpd_send_wr){ .opcode = IWARPD_WR_SEND }, 0, 1, 0);
+	CHECK(iwarpd_post_send(b->qp, &none) == 0); /* the worker publishes it after it has decided to wake for rcq */
+	while (iwarpd_poll_cq(b->scq, &wc, 1) == 0)
+		sched_yield();
+	CHECK(!iwarpd_disarm_cq(b->rcq)); /* so it wakes */
+	CHECK(iwarpd_resize_cq(b->rcq, 64, &err) == 0);
 	do {
 		CHECK(iwarpd_get_cq_event(b->channel, &got, WAIT) == 0);
 	} while (got != b->rcq);
