@@ -29,28 +29,30 @@ func (cs *claims) bindOver(addr netip.AddrPort, zone int) (fd int, ok bool) {
 	if err != nil {
 		return -1, false
 	}
-	// Now no other socket of the port can listen, so that none is connected later.
+	// Now no other socket of the port can listen, so that none is accepted later.
 	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 0)
-	if used, e := kernelHas(addr); err != nil || e != nil || used {
+	if rests, e := onlyTimeWait(addr); err != nil || e != nil || !rests {
 		unix.Close(fd)
 		return -1, false
 	}
 	return fd, true
 }
 
-// kernelHas reports whether a socket of the kernel's TCP on addr listens or is connected. TIME-WAIT does not count.
-func kernelHas(addr netip.AddrPort) (bool, error) {
+// onlyTimeWait reports whether the kernel's TCP has addr in TIME-WAIT, and no socket on it that listens or is connected.
+// Without a TIME-WAIT it is a socket that was only bound, which this does not see, that has the port.
+func onlyTimeWait(addr netip.AddrPort) (bool, error) {
 	const (
 		requestSize = 56        // struct inet_diag_req_v2 of linux/inet_diag.h
 		timeWait    = 6         // TCP_TIME_WAIT and TCP_CLOSE of netinet/tcp.h
 		closed      = 7         //
 		states      = 1<<13 - 2 // TCP_ESTABLISHED to TCP_NEW_SYN_RECV
 	)
+	rests := false
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
 		b := make([]byte, requestSize)
 		b[0], b[1] = family, unix.IPPROTO_TCP
-		binary.NativeEndian.PutUint32(b[4:], states&^(1<<timeWait)&^(1<<closed))
+		binary.NativeEndian.PutUint32(b[4:], states&^(1<<closed))
 		binary.BigEndian.PutUint16(b[8:], addr.Port())
 		req.AddRawData(b)
 		socks, err := req.Execute(unix.NETLINK_SOCK_DIAG, nl.SOCK_DIAG_BY_FAMILY)
@@ -65,10 +67,14 @@ func kernelHas(addr netip.AddrPort) (bool, error) {
 			if s[0] == unix.AF_INET {
 				local, _ = netip.AddrFromSlice(s[8:12])
 			}
-			if local = local.Unmap(); local.IsUnspecified() || local == addr.Addr().Unmap().WithZone("") {
-				return true, nil
+			if local = local.Unmap(); !local.IsUnspecified() && local != addr.Addr().Unmap().WithZone("") {
+				continue
 			}
+			if s[1] != timeWait {
+				return false, nil
+			}
+			rests = true
 		}
 	}
-	return false, nil
+	return rests, nil
 }

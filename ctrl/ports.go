@@ -47,7 +47,7 @@ type claims struct {
 	byPort   map[uint16][]*claim // the same claims by port; a port has at most one per local address
 	nextPort uint16              // for noGuard
 
-	looks      int // calls of kernelHas since looksSince
+	looks      int // calls of onlyTimeWait since looksSince
 	looksSince clock.Time
 	freed      func(uid uint32) // called with the owner of a freed port of an active open
 }

@@ -128,3 +128,21 @@ func connected(t *testing.T, l net.Listener) (there, here net.Conn) {
 	t.Cleanup(func() { here.Close() })
 	return there, here
 }
+
+// TestPortBound checks that the port of a socket of the kernel is not free before that listens or connects: its frames would be
+// steered away.
+func TestPortBound(t *testing.T) {
+	fd, port, err := bindGuard(netip.MustParseAddrPort("127.0.0.1:0"), 0, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	addr := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)
+	cs := claims{files: new(pool)}
+	guards := &claim{addr: addr, guard: make(map[netip.Addr]bool)}
+	err = cs.guardAddr(guards, addr.Addr())
+	defer cs.undo(guards)
+	if e, ok := errors.AsType[*Error](err); !ok || e.Code != portInUse {
+		t.Errorf("%v", err)
+	}
+}
