@@ -91,9 +91,10 @@ func (e *Engine) Detach(b *QPBinding) {
 }
 
 // Leave makes the connection of a queue pair, if it has one, drop what its peer sends, and end when
-// its FIN is acknowledged, without that of the peer. What was posted is still sent, and makes no
-// completion. When Leave returns, no worker places data of the peer or takes a receive for it, and
-// after a Fence its CQs are not in use.
+// its FIN is acknowledged, without that of the peer; a kernel socket, whose acknowledgements nobody
+// reports, waits for that too. What was posted is still sent, and makes no completion. When Leave
+// returns, no worker places data of the peer or takes a receive for it, and after a Fence its CQs
+// are not in use.
 func (e *Engine) Leave(b *QPBinding) {
 	b.left.Store(true) // before id is read: an Attach that comes later sees it
 	e.awaitQP(b, func(_ *worker, s *stream) { s.dropReceived() })
