@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -42,17 +43,15 @@ func (cs *claims) bindOver(addr netip.AddrPort, zone int) (fd int, ok bool) {
 // Without a TIME-WAIT it is a socket that was only bound, which this does not see, that has the port.
 func onlyTimeWait(addr netip.AddrPort) (bool, error) {
 	const (
-		requestSize = 56        // struct inet_diag_req_v2 of linux/inet_diag.h
-		timeWait    = 6         // TCP_TIME_WAIT and TCP_CLOSE of netinet/tcp.h
-		closed      = 7         //
-		states      = 1<<13 - 2 // TCP_ESTABLISHED to TCP_NEW_SYN_RECV
+		requestSize = 56                                      // struct inet_diag_req_v2 of linux/inet_diag.h
+		states      = (1<<13 - 2) &^ (1 << netlink.TCP_CLOSE) // TCP_ESTABLISHED to TCP_NEW_SYN_RECV
 	)
 	rests := false
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
 		b := make([]byte, requestSize)
 		b[0], b[1] = family, unix.IPPROTO_TCP
-		binary.NativeEndian.PutUint32(b[4:], states&^(1<<closed))
+		binary.NativeEndian.PutUint32(b[4:], states)
 		binary.BigEndian.PutUint16(b[8:], addr.Port())
 		req.AddRawData(b)
 		socks, err := req.Execute(unix.NETLINK_SOCK_DIAG, nl.SOCK_DIAG_BY_FAMILY)
@@ -70,7 +69,7 @@ func onlyTimeWait(addr netip.AddrPort) (bool, error) {
 			if local = local.Unmap(); !local.IsUnspecified() && local != addr.Addr().Unmap().WithZone("") {
 				continue
 			}
-			if s[1] != timeWait {
+			if s[1] != netlink.TCP_TIME_WAIT {
 				return false, nil
 			}
 			rests = true

@@ -46,10 +46,10 @@ type claims struct {
 	byAddr   map[claimKey]*claim
 	byPort   map[uint16][]*claim // the same claims by port; a port has at most one per local address
 	nextPort uint16              // for noGuard
+	freed    func(uid uint32)    // called with the owner of a freed port of an active open
 
 	looks      int // calls of onlyTimeWait since looksSince
 	looksSince clock.Time
-	freed      func(uid uint32) // called with the owner of a freed port of an active open
 }
 
 // claimKey identifies a claim.
