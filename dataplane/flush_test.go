@@ -95,19 +95,7 @@ func TestDetachFlushes(t *testing.T) {
 	s, streams, qps := deepPairs(t, 1, posted)
 	h, b := s.hosts[1], qps[0]
 	b.id.Store(uint64(streams[0].id))
-	done := make(chan struct{})
-	go func() {
-		h.e.Detach(&b.QPBinding)
-		close(done)
-	}()
-	for detached := false; !detached; {
-		select {
-		case <-done:
-			detached = true
-		default:
-			h.w.turn()
-		}
-	}
+	h.during(func() { h.e.Detach(&b.QPBinding) })
 	if len(b.wcs) != posted || !h.w.flushes.done(&b.QPBinding) {
 		t.Errorf("%d of %d work requests are flushed", len(b.wcs), posted)
 	}

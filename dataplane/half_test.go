@@ -169,19 +169,7 @@ func TestLeave(t *testing.T) {
 		s.attach(a, b, qa, qb, mpa.Params{CRC: true})
 		if !early {
 			qa.id.Store(uint64(a.id)) // as Engine.Attach
-			done := make(chan struct{})
-			go func() {
-				s.hosts[0].e.Leave(&qa.QPBinding)
-				close(done)
-			}()
-			for left := false; !left; {
-				select {
-				case <-done:
-					left = true
-				default:
-					s.hosts[0].w.turn()
-				}
-			}
+			s.hosts[0].during(func() { s.hosts[0].e.Leave(&qa.QPBinding) })
 		}
 		qa.recvs, qb.recvs = []verbs.RecvWR{{ID: 1}}, []verbs.RecvWR{{ID: 2}}
 		s.post(a, qa, verbs.SendWR{ID: 3, Op: rdmap.OpSend})

@@ -100,21 +100,9 @@ func TestSCTPDetach(t *testing.T) {
 	if c == nil || c.qp != &qb.QPBinding {
 		t.Fatal("no queue pair")
 	}
-	done := make(chan struct{})
-	go func() {
-		h.e.Detach(&qb.QPBinding)
-		close(done)
-	}()
-	for {
-		select {
-		case <-done:
-			if c.qp != nil {
-				t.Error("the session still has it")
-			}
-			return
-		default:
-			h.w.turn()
-		}
+	h.during(func() { h.e.Detach(&qb.QPBinding) })
+	if c.qp != nil {
+		t.Error("the session still has it")
 	}
 }
 

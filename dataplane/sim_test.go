@@ -159,6 +159,23 @@ func (h *simHost) drain() {
 	h.e.events.q = nil
 }
 
+// during turns the worker until f, which waits for it, has returned.
+func (h *simHost) during(f func()) {
+	done := make(chan struct{})
+	go func() {
+		f()
+		close(done)
+	}()
+	for {
+		select {
+		case <-done:
+			return
+		default:
+			h.w.turn()
+		}
+	}
+}
+
 func (h *simHost) take(kind EventKind) (Event, bool) {
 	for i, ev := range h.events {
 		if ev.Kind == kind {
