@@ -33,8 +33,7 @@ struct cq_rings {
 struct iwarpd_cq {
 	struct object obj;
 	struct cq_rings *now;
-	struct cq_rings *before; /* rings from before a resize, while they hold completions; or NULL */
-	struct iwarpd_wc *saved; /* completions from before the last resize but one, or NULL */
+	struct iwarpd_wc *saved; /* completions from before a resize, or NULL */
 	size_t num_saved, polled_saved;
 	uint32_t overruns;       /* overruns of rings that are gone */
 	int fd;                  /* -1: the channel's */
@@ -61,8 +60,7 @@ uint32_t cq_handle(const struct iwarpd_cq *cq)
 
 static void rings_free(struct cq_rings *r)
 {
-	if (r)
-		map_close(&r->map);
+	map_close(&r->map);
 	free(r);
 }
 
@@ -73,7 +71,6 @@ static void cq_free(struct object *o)
 	if (cq->channel)
 		channel_remove(cq->channel, &cq->link);
 	rings_free(cq->now);
-	rings_free(cq->before);
 	free(cq->saved);
 	if (cq->fd >= 0)
 		close(cq->fd);
@@ -190,16 +187,6 @@ int iwarpd_modify_cq(struct iwarpd_cq *cq, uint32_t count, uint32_t period_us, s
 	return device_do(cq->obj.dev, &req, e);
 }
 
-/* forget_before frees the rings from before a resize. */
-static void forget_before(struct iwarpd_cq *cq)
-{
-	if (!cq->before)
-		return;
-	cq->overruns += atomic_load(cq->before->overruns);
-	rings_free(cq->before);
-	cq->before = NULL;
-}
-
 /* poll_ring removes up to n completions from a ring. */
 static int poll_ring(struct ring *r, struct iwarpd_wc *wc, int n)
 {
@@ -247,27 +234,44 @@ static int poll_saved(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n)
 	return got;
 }
 
-/*
- * save_before saves the completions in the rings from before the last resize, and frees the
- * rings, as the daemon is going to.
- */
-static int save_before(struct iwarpd_cq *cq)
+/* save saves the completions in the rings, to which the daemon adds nothing more. */
+static int save(struct iwarpd_cq *cq)
 {
 	enum { SOME = 64 };
 	int got = SOME;
 
-	while (cq->before && got == SOME) {
+	while (got == SOME) {
 		struct iwarpd_wc *more = realloc(cq->saved, (cq->num_saved + SOME) * sizeof(*more));
 
 		if (!more)
 			return -ENOMEM;
 		cq->saved = more;
-		got = poll_rings(cq->before, more + cq->num_saved, SOME);
+		got = poll_rings(cq->now, more + cq->num_saved, SOME);
 		if (got < 0)
 			return got;
 		cq->num_saved += (size_t)got;
 	}
-	forget_before(cq);
+	return 0;
+}
+
+/* replace_rings continues with the rings of the memfd fd. */
+static int replace_rings(struct iwarpd_cq *cq, int fd)
+{
+	struct cq_rings *rings, *old = cq->now;
+	int err = save(cq);
+
+	if (!err)
+		err = new_rings(fd, &rings);
+	if (err)
+		return err;
+	if (cq->channel)
+		channel_lock(cq->channel);
+	iwarpd_disarm_cq(cq);
+	cq->now = rings;
+	if (cq->channel)
+		channel_unlock(cq->channel);
+	cq->overruns += atomic_load(old->overruns);
+	rings_free(old);
 	return 0;
 }
 
@@ -275,49 +279,29 @@ int iwarpd_resize_cq(struct iwarpd_cq *cq, uint32_t depth, struct iwarpd_error *
 {
 	Pb__ResizeCQ body = PB__RESIZE_CQ__INIT;
 	Pb__Request req = REQUEST(resize_cq, RESIZE_CQ, &body);
-	struct cq_rings *rings;
 	struct packet p;
 	int err;
 
-	err = save_before(cq);
-	if (err)
-		return set_error(e, err, "completion queue: %s", strerror(-err));
 	body.cq = cq->obj.handle;
 	body.depth = depth;
 	err = device_call(cq->obj.dev, &req, -1, PB__REPLY__BODY_CQ, 1, &p, e);
 	if (err)
 		return err;
-	err = new_rings(p.fds[0], &rings);
+	err = replace_rings(cq, p.fds[0]);
 	packet_free(&p);
 	if (err) {
 		device_broken(cq->obj.dev, err); /* completions would be lost */
 		return set_error(e, err, "completion queue: %s", strerror(-err));
 	}
-	if (cq->channel)
-		channel_lock(cq->channel);
-	iwarpd_disarm_cq(cq);
-	cq->before = cq->now;
-	cq->now = rings;
-	if (cq->channel)
-		channel_unlock(cq->channel);
 	return 0;
 }
 
 int iwarpd_poll_cq(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n)
 {
-	int got;
+	int got = cq->num_saved > 0 && n > 0 ? poll_saved(cq, wc, n) : 0;
+	int more = poll_rings(cq->now, wc + got, n - got);
 
-	if (n <= 0)
-		return 0;
-	if (cq->num_saved > 0)
-		return poll_saved(cq, wc, n);
-	if (cq->before) {
-		got = poll_rings(cq->before, wc, n);
-		if (got != 0)
-			return got;
-		forget_before(cq);
-	}
-	return poll_rings(cq->now, wc, n);
+	return got > 0 && more < 0 ? got : got + more;
 }
 
 void iwarpd_arm_cq(struct iwarpd_cq *cq, bool solicited_only)
@@ -382,7 +366,5 @@ int iwarpd_cq_fd(const struct iwarpd_cq *cq)
 
 uint32_t iwarpd_cq_overruns(const struct iwarpd_cq *cq)
 {
-	uint32_t before = cq->before ? atomic_load(cq->before->overruns) : 0;
-
-	return cq->overruns + before + atomic_load(cq->now->overruns);
+	return cq->overruns + atomic_load(cq->now->overruns);
 }
