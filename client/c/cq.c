@@ -304,6 +304,36 @@ int iwarpd_poll_cq(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n)
 	return got > 0 && more < 0 ? got : got + more;
 }
 
+/* clean_ring removes the completions of a QP from a ring. The others move towards the newest one. */
+static void clean_ring(struct ring *r, uint32_t qp)
+{
+	uint32_t from = atomic_load(r->theirs), to = from;
+
+	if (from - r->next > r->size)
+		return; /* iwarpd_poll_cq reports it */
+	r->seen = from;
+	while (from != r->next) {
+		const struct iwarpd_wc *wc = ring_entry(r, --from);
+
+		if (wc->qp != qp)
+			memmove(ring_entry(r, --to), wc, sizeof(*wc));
+	}
+	r->next = to;
+	ring_publish(r);
+}
+
+void iwarpd_clean_cq(struct iwarpd_cq *cq, uint32_t qp)
+{
+	size_t kept = cq->polled_saved;
+
+	for (size_t i = kept; i < cq->num_saved; i++)
+		if (cq->saved[i].qp != qp)
+			cq->saved[kept++] = cq->saved[i];
+	cq->num_saved = kept;
+	for (uint32_t i = 0; i < cq->now->map.rings; i++)
+		clean_ring(&cq->now->rings[i], qp);
+}
+
 void iwarpd_arm_cq(struct iwarpd_cq *cq, bool solicited_only)
 {
 	uint32_t none = ARM_NONE;

@@ -33,8 +33,6 @@ enum {
 
 /* error.c */
 
-struct iwarpd_error;
-
 /*
  * set_error fills in *e, unless e is NULL, and returns err, a negative errno value.
  */
@@ -99,6 +97,7 @@ struct ring {
 
 void ring_producer(struct ring *r, const struct map *m);
 void ring_consumer(struct ring *r, const struct map *m, uint32_t which);
+void *ring_entry(const struct ring *r, uint32_t index);
 
 /*
  * Both return an entry, or NULL if fewer than n are free or the ring is empty. *err is set if

@@ -284,6 +284,12 @@ IWARPD_API int iwarpd_destroy_cq(struct iwarpd_cq *cq, struct iwarpd_error *e);
 IWARPD_API int iwarpd_poll_cq(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n);
 
 /*
+ * Removes the completions of the QP with this number. Those of a QP that has been
+ * destroyed, or left, take up room in the queue otherwise until they are polled.
+ */
+IWARPD_API void iwarpd_clean_cq(struct iwarpd_cq *cq, uint32_t qp);
+
+/*
  * Like iwarpd_poll_cq, but waits for a completion, up to timeout_ms, or
  * indefinitely if that is negative. Returns -ETIMEDOUT after the timeout, -EPIPE if
  * the daemon is gone, and -EINVAL if the queue is empty and belongs to a channel.

@@ -143,9 +143,9 @@ void ring_consumer(struct ring *r, const struct map *m, uint32_t which)
 	r->seen = r->next;
 }
 
-static void *ring_entry(struct ring *r)
+void *ring_entry(const struct ring *r, uint32_t index)
 {
-	return r->entries + (size_t)(r->next & (r->size - 1)) * r->stride;
+	return r->entries + (size_t)(index & (r->size - 1)) * r->stride;
 }
 
 /* free_entries returns the number of free entries as last seen, or 0 if the index is invalid. */
@@ -163,7 +163,7 @@ void *ring_free_entry(struct ring *r, uint32_t n, int *err)
 		if (r->next - r->seen > r->size)
 			*err = -EPROTO;
 	}
-	return free_entries(r) < n ? NULL : ring_entry(r);
+	return free_entries(r) < n ? NULL : ring_entry(r, r->next);
 }
 
 const void *ring_next_entry(struct ring *r, int *err)
@@ -179,7 +179,7 @@ const void *ring_next_entry(struct ring *r, int *err)
 		if (r->next == r->seen)
 			return NULL;
 	}
-	return ring_entry(r);
+	return ring_entry(r, r->next);
 }
 
 void ring_publish(struct ring *r)

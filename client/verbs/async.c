@@ -68,7 +68,7 @@ static void put(struct context *c, enum ibv_event_type type, void *element)
 
 void async_error(struct context *c, const struct iwarpd_event *ev)
 {
-	struct qp *qp = ev->qp ? iwv_qp_find(c, iwarpd_qp_num(ev->qp)) : NULL; /* not one that the program has destroyed */
+	struct qp *qp = ev->qp ? qp_numbered(c, iwarpd_qp_num(ev->qp)) : NULL; /* not one that the program has destroyed */
 	struct cq *cq = c->cqs;
 	struct srq *srq;
 
@@ -95,7 +95,7 @@ void async_error(struct context *c, const struct iwarpd_event *ev)
 
 void async_last_recv(struct qp *qp)
 {
-	if (qp_live(qp->ctx, qp->ibv.qp_num)) /* the program has not destroyed it */
+	if (qp_numbered(qp->ctx, qp->ibv.qp_num)) /* the program has not destroyed it */
 		put(qp->ctx, IBV_EVENT_QP_LAST_WQE_REACHED, &qp->ibv);
 }
 

@@ -52,7 +52,7 @@ static struct qp *connection_qp(struct id *id, const struct rdma_conn_param *p)
 	if (!qp)
 		qp = was;
 	if (!qp && p && id->pub.verbs)
-		qp = iwv_qp_find(iwv_context_of(id->pub.verbs), p->qp_num);
+		qp = qp_numbered(iwv_context_of(id->pub.verbs), p->qp_num);
 	if (!qp || atomic_load(&qp->conn) != CONN_NONE)
 		return NULL;
 	if (was)

@@ -169,13 +169,11 @@ static int resize(struct cq *cq, uint32_t depth, struct iwarpd_error *e)
 	return err;
 }
 
-int cq_need(struct ibv_cq *ibv, uint64_t n, struct iwarpd_error *e)
+int cq_grow(struct ibv_cq *ibv, struct iwarpd_error *e)
 {
 	struct cq *cq = cq_of(ibv);
-	uint32_t depth;
+	uint32_t depth = room_for(ibv->context, ibv->cqe, cq->need);
 
-	cq->need += n;
-	depth = room_for(ibv->context, ibv->cqe, cq->need);
 	return depth > cq->depth ? resize(cq, depth, e) : 0;
 }
 
@@ -299,30 +297,20 @@ static struct late **drop(struct late **at, uint32_t qp)
 	return at;
 }
 
-/* used reports whether completions of a QP of the program are for a CQ. */
-static bool used(const struct ibv_cq *ibv)
-{
-	const struct context *c = iwv_context_of(ibv->context);
-
-	for (const struct qp *qp = c->qps; qp; qp = qp->next)
-		if ((qp->ibv.send_cq == ibv || qp->ibv.recv_cq == ibv) && qp_live(c, qp->ibv.qp_num))
-			return true;
-	return false;
-}
-
 /*
  * What a destroyed QP had posted completes no more. How much that is, is not known: it counts as expected until the CQ
  * has no QP.
  */
-void cq_forget(struct ibv_cq *ibv, uint32_t qp)
+void cq_forget(struct ibv_cq *ibv, uint32_t qp, uint64_t n)
 {
 	struct cq *cq = cq_of(ibv);
-	bool last = !used(ibv);
 
+	cq->need -= n;
 	pthread_mutex_lock(&cq->lock);
+	iwarpd_clean_cq(cq->q, qp);
 	cq->last_late = drop(&cq->late, qp);
 	drop(&cq->hidden, qp);
-	if (last)
+	if (cq->need == 0)
 		atomic_store(&cq->expected, 0);
 	pthread_mutex_unlock(&cq->lock);
 }
@@ -508,12 +496,11 @@ static void unhide(struct cq *cq, struct iwarpd_wc *wc)
 }
 
 /* count_polled counts a send completion that the program polls. The lock of the CQ is held. */
-static void count_polled(const struct context *c, uint32_t qp)
+static void count_polled(struct qp *qp)
 {
-	_Atomic uint32_t *count = qp_polled(c, qp);
-	uint32_t n = atomic_load_explicit(count, memory_order_relaxed); /* no other thread changes it */
+	uint32_t n = atomic_load_explicit(&qp->polled, memory_order_relaxed); /* no other thread changes it */
 
-	atomic_store_explicit(count, n + 1, memory_order_relaxed);
+	atomic_store_explicit(&qp->polled, n + 1, memory_order_relaxed);
 }
 
 /* take removes up to n completions that a program is to see. The lock is held. */
@@ -528,12 +515,13 @@ static int take(struct cq *cq, int n, struct ibv_wc *wc)
 
 		k = iwarpd_poll_cq(cq->q, got, most);
 		for (int i = 0; i < k; i++) {
-			if (!qp_live(c, got[i].qp)) /* a program may have freed what its wr_id refers to */
-				continue;
-			if (hide(cq, &got[i]))
+			struct qp *qp = qp_numbered(c, got[i].qp);
+
+			/* The program may have freed what the wr_id of a QP refers to that it is destroying. */
+			if (!qp || hide(cq, &got[i]))
 				continue;
 			if (got[i].opcode < IWARPD_WC_RECV)
-				count_polled(c, got[i].qp);
+				count_polled(qp);
 			unhide(cq, &got[i]);
 			put_wc(&wc[total], &got[i]);
 			if (wc[total].status == IBV_WC_WR_FLUSH_ERR && wc[total].opcode == IBV_WC_RECV &&

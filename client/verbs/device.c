@@ -375,8 +375,8 @@ static struct context *new_context(struct device *d)
 
 static void free_context(struct context *c)
 {
-	for (int i = 0; i < QP_NUMS / COUNTS; i++)
-		free(c->polled[i]);
+	for (int i = 0; i < QP_NUMS / NUMBERS; i++)
+		free(c->numbers[i]);
 	iwarpd_close(c->dev);
 	free(c);
 }

@@ -109,7 +109,12 @@ struct device {
 
 enum {
 	QP_NUMS = 1 << 24,
-	COUNTS = 1 << 12, /* QPs whose counts are allocated together */
+	NUMBERS = 1 << 12,
+};
+
+/* QPs with consecutive numbers. */
+struct numbers {
+	_Atomic(struct qp *) qp[NUMBERS];
 };
 
 /* A context is a connection to a daemon. */
@@ -125,8 +130,7 @@ struct context {
 	struct cq *cqs;       /* this and the members below are guarded by iwv_thread_lock */
 	struct qp *qps;       /* QPs of the program */
 	struct qp *closing;   /* destroyed QPs whose connections are still closing */
-	_Atomic uint32_t live[QP_NUMS / 32]; /* a bit for the number of each QP of the program */
-	_Atomic(_Atomic uint32_t *) polled[QP_NUMS / COUNTS]; /* see qp_polled; they stay until the context is closed */
+	_Atomic(struct numbers *) numbers[QP_NUMS / NUMBERS]; /* of QPs of the program; they stay until the context is closed */
 	struct ibv_pd *pd;    /* of librdmacm, for ids whose program has created none; or NULL */
 	struct verbs_context v; /* its last member is the ibv_context */
 };
@@ -270,7 +274,7 @@ struct cq {
 	struct iwarpd_cq *q;
 	struct cq *next;
 	uint32_t depth; /* depth of q; grows with need up to ibv.cqe */
-	uint64_t need;  /* most completions outstanding; guarded by iwv_thread_lock */
+	uint64_t need;  /* most completions that its QPs can have outstanding; guarded by iwv_thread_lock */
 	unsigned int unacknowledged; /* asynchronous events that the program has taken; guarded by iwv_thread_lock */
 	pthread_mutex_t lock; /* held while polling, arming and disarming; guards the late completions */
 	struct late *late, **last_late; /* come after the completions of the daemon */
@@ -294,11 +298,8 @@ void cq_expect(struct ibv_cq *ibv, int64_t n);
 
 #define UNCOUNTED (INT64_C(1) << 40) /* n for the receives of a shared receive queue, whose CQ is known only when they complete */
 
-/*
- * cq_need adds n completions to those that may be outstanding, and enlarges the CQ for
- * them. iwv_thread_lock is held.
- */
-int cq_need(struct ibv_cq *ibv, uint64_t n, struct iwarpd_error *e);
+/* cq_grow enlarges a CQ for the completions that it needs. iwv_thread_lock is held. */
+int cq_grow(struct ibv_cq *ibv, struct iwarpd_error *e);
 
 /* cq_late adds a completion. */
 int cq_late(struct ibv_cq *ibv, const struct ibv_wc *wc);
@@ -306,8 +307,8 @@ int cq_late(struct ibv_cq *ibv, const struct ibv_wc *wc);
 /* cq_flush adds a flushed completion for a work request that the daemon cannot flush, because it is gone. */
 int cq_flush(struct ibv_cq *ibv, const struct ibv_qp *qp, uint64_t wr_id, enum ibv_wc_opcode opcode);
 
-/* cq_forget drops the completions of a QP that no longer lives. iwv_thread_lock is held. */
-void cq_forget(struct ibv_cq *ibv, uint32_t qp);
+/* cq_forget drops the completions of a QP that has been destroyed, which needed n. iwv_thread_lock is held. */
+void cq_forget(struct ibv_cq *ibv, uint32_t qp, uint64_t n);
 
 int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc);
 int req_notify_cq(struct ibv_cq *ibv, int solicited_only);
@@ -361,7 +362,9 @@ struct qp {
 	struct qp *next;
 	struct ibv_qp_attr attr; /* but for the state; what ibv_modify_qp sets is guarded by iwv_thread_lock */
 	bool sig_all;
+	uint32_t recvs;    /* most receive completions outstanding: each QP of an SRQ may use all of its receives */
 	uint32_t signaled; /* sends that were posted and report success; guarded by send_lock */
+	_Atomic uint32_t polled; /* send completions that the program has polled; the lock of the CQ is held where it changes */
 	_Atomic(void *) cm; /* librdmacm's id, or NULL */
 	atomic_int conn;    /* enum connection */
 	atomic_bool posted; /* work requests, which the daemon has */
@@ -392,30 +395,21 @@ void qps_failed(struct context *c, const struct ibv_wc *wc, int n);
 
 struct ibv_qp *create_qp_ex(struct ibv_context *ctx, struct ibv_qp_init_attr_ex *init);
 
-/* qp_live reports whether the program has a QP with the number num. */
-static inline bool qp_live(const struct context *c, uint32_t num)
-{
-	return atomic_load_explicit(&c->live[num % QP_NUMS / 32], memory_order_relaxed) >> num % 32 & 1;
-}
-
 /*
- * qp_polled returns the count of send completions of a QP that the program has polled, or NULL if there never was such
- * a QP. The lock of its CQ is held where it changes.
+ * qp_numbered returns the QP of the program that has the number num, or NULL. It is not freed while iwv_thread_lock or
+ * the lock of one of its CQs is held.
  */
-static inline _Atomic uint32_t *qp_polled(const struct context *c, uint32_t num)
+static inline struct qp *qp_numbered(const struct context *c, uint32_t num)
 {
-	_Atomic uint32_t *counts = atomic_load_explicit(&c->polled[num % QP_NUMS / COUNTS], memory_order_acquire);
+	struct numbers *n = atomic_load_explicit(&c->numbers[num % QP_NUMS / NUMBERS], memory_order_acquire);
 
-	return counts ? &counts[num % COUNTS] : NULL;
+	return n ? atomic_load_explicit(&n->qp[num % NUMBERS], memory_order_acquire) : NULL;
 }
 
 /* The functions from here to qp_free_closing are called with the lock held. */
 
 /* iwv_qp_of_event returns the QP of an event, or NULL. */
 struct qp *iwv_qp_of_event(const struct iwarpd_event *ev);
-
-/* iwv_qp_find returns the QP with the number num, or NULL. */
-struct qp *iwv_qp_find(struct context *c, uint32_t num);
 
 /* iwv_qp_disconnect ends the connection of a QP, if it has one. */
 int iwv_qp_disconnect(struct qp *qp, bool abort, struct iwarpd_error *e);

@@ -90,56 +90,58 @@ static void free_qp(struct qp *qp)
 	free(qp);
 }
 
-/*
- * most_recvs returns the receive completions that a QP can have outstanding. All receives
- * of an SRQ count for each of its QPs.
- */
-static uint32_t most_recvs(const struct qp *qp)
+/* set_numbered sets what qp_numbered returns. It fails only if there never was a QP with such a number. The lock is held. */
+static int set_numbered(struct context *c, uint32_t num, struct qp *qp)
 {
-	return qp->ibv.srq ? srq_of(qp->ibv.srq)->attr.max_wr : qp->attr.cap.max_recv_wr;
+	struct numbers *n = atomic_load(&c->numbers[num % QP_NUMS / NUMBERS]);
+
+	if (!n)
+		n = calloc(1, sizeof(*n));
+	if (!n)
+		return -ENOMEM;
+	atomic_store(&n->qp[num % NUMBERS], qp);
+	atomic_store(&c->numbers[num % QP_NUMS / NUMBERS], n);
+	return 0;
 }
 
-/*
- * need enlarges the CQs for the completions of a QP. They stay so when the QP is
- * destroyed, since its completions leave the daemon's queues only when these are polled.
- */
-static int need(struct qp *qp, struct iwarpd_error *e)
+static uint64_t most_sends(const struct qp *qp)
+{
+	return 2 * (uint64_t)qp->attr.cap.max_send_wr;
+}
+
+/* forgotten makes the CQs of a QP of which nothing completes any more forget it. The lock is held. */
+static void forgotten(const struct qp *qp)
+{
+	cq_forget(qp->ibv.send_cq, qp->ibv.qp_num, most_sends(qp));
+	cq_forget(qp->ibv.recv_cq, qp->ibv.qp_num, qp->recvs);
+}
+
+/* open_qp creates the QP of the daemon, for whose completions the CQs have room then. The lock is held. */
+static int open_qp(struct qp *qp, const struct iwarpd_qp_attr *attr, struct iwarpd_error *e)
 {
 	int err;
 
-	iwv_thread_lock();
-	err = cq_need(qp->ibv.send_cq, 2 * (uint64_t)qp->attr.cap.max_send_wr, e);
+	cq_of(qp->ibv.send_cq)->need += most_sends(qp);
+	cq_of(qp->ibv.recv_cq)->need += qp->recvs;
+	err = cq_grow(qp->ibv.send_cq, e);
 	if (!err)
-		err = cq_need(qp->ibv.recv_cq, most_recvs(qp), e);
-	iwv_thread_unlock();
-	return err;
-}
-
-/* set_live changes what qp_live reports. */
-static void set_live(const struct qp *qp, bool live)
-{
-	_Atomic uint32_t *bits = &qp->ctx->live[qp->ibv.qp_num % QP_NUMS / 32];
-	uint32_t bit = UINT32_C(1) << qp->ibv.qp_num % 32;
-
-	if (live)
-		atomic_fetch_or(bits, bit);
-	else
-		atomic_fetch_and(bits, ~bit);
-}
-
-/* start_count sets the count of qp_polled to 0. The lock is held. */
-static int start_count(struct context *c, uint32_t num)
-{
-	_Atomic uint32_t *count = qp_polled(c, num), *counts;
-
-	if (count) {
-		atomic_store(count, 0); /* of an earlier QP with this number */
-		return 0;
+		err = cq_grow(qp->ibv.recv_cq, e);
+	if (!err)
+		err = iwarpd_create_qp(container_of(qp->ibv.pd, struct pd, ibv)->pd, attr, &qp->q, e);
+	if (!err) {
+		qp->ibv.qp_num = qp->ibv.handle = iwarpd_qp_num(qp->q);
+		err = set_numbered(qp->ctx, qp->ibv.qp_num, qp);
+		if (err)
+			iwarpd_destroy_qp(qp->q, NULL);
 	}
-	counts = calloc(COUNTS, sizeof(*counts));
-	if (!counts)
-		return -ENOMEM;
-	atomic_store(&c->polled[num % QP_NUMS / COUNTS], counts);
+	if (err) {
+		forgotten(qp);
+		return err;
+	}
+	if (qp->ibv.srq)
+		cq_expect(qp->ibv.recv_cq, UNCOUNTED);
+	qp->next = qp->ctx->qps;
+	qp->ctx->qps = qp;
 	return 0;
 }
 
@@ -165,27 +167,21 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 	if (!qp)
 		return NULL;
 	if (init->srq) { /* the program need not set these; a QP holds no more receives than its SRQ has */
-		qp->attr.cap.max_recv_wr = least(qp->attr.cap.max_recv_wr, most_recvs(qp));
+		qp->attr.cap.max_recv_wr = least(qp->attr.cap.max_recv_wr, srq_of(init->srq)->attr.max_wr);
 		qp->attr.cap.max_recv_sge = 0;
 	}
 	err = fill(qp->ctx, &attr, &qp->attr.cap);
 	if (init->srq)
 		attr.recv_depth = most(attr.recv_depth, SHARED_RECVS);
-	if (!err)
-		err = need(qp, &e);
+	qp->recvs = init->srq ? srq_of(init->srq)->attr.max_wr : qp->attr.cap.max_recv_wr;
 	attr.send_cq = iwarpd_cq(init->send_cq);
 	attr.recv_cq = iwarpd_cq(init->recv_cq);
 	attr.srq = init->srq ? srq_of(init->srq)->q : NULL;
 	attr.context = qp; /* sig_all is in the flags of each work request, since the library adds some of its own */
-	if (!err)
-		err = iwarpd_create_qp(container_of(pd, struct pd, ibv)->pd, &attr, &qp->q, &e);
 	if (!err) {
-		qp->ibv.qp_num = qp->ibv.handle = iwarpd_qp_num(qp->q);
 		iwv_thread_lock();
-		err = start_count(qp->ctx, qp->ibv.qp_num);
+		err = open_qp(qp, &attr, &e);
 		iwv_thread_unlock();
-		if (err)
-			iwarpd_destroy_qp(qp->q, NULL);
 	}
 	if (err) {
 		free_qp(qp);
@@ -193,13 +189,6 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 		return NULL;
 	}
 	init->cap = qp->attr.cap;
-	iwv_thread_lock();
-	if (init->srq)
-		cq_expect(init->recv_cq, UNCOUNTED);
-	qp->next = qp->ctx->qps;
-	qp->ctx->qps = qp;
-	set_live(qp, true);
-	iwv_thread_unlock();
 	return &qp->ibv;
 }
 
@@ -216,29 +205,9 @@ struct ibv_qp *create_qp_ex(struct ibv_context *ctx, struct ibv_qp_init_attr_ex 
 	return ibv_create_qp(init->pd, (struct ibv_qp_init_attr *)init); /* which it begins with */
 }
 
-/* unlink_qp removes a QP from a list. The lock is held. */
-static void unlink_qp(struct qp **list, struct qp *qp)
-{
-	for (; *list; list = &(*list)->next) {
-		if (*list == qp) {
-			*list = qp->next;
-			return;
-		}
-	}
-}
-
 struct qp *iwv_qp_of_event(const struct iwarpd_event *ev)
 {
 	return ev->qp ? iwarpd_qp_context(ev->qp) : NULL;
-}
-
-struct qp *iwv_qp_find(struct context *c, uint32_t num)
-{
-	struct qp *qp = c->qps;
-
-	while (qp && qp->ibv.qp_num != num)
-		qp = qp->next;
-	return qp;
 }
 
 /* just_ended reports whether an error means that a connection has ended, of which the event is to come. */
@@ -313,37 +282,26 @@ void qps_failed(struct context *c, const struct ibv_wc *wc, int n)
 		if (wc[i].status == IBV_WC_SUCCESS)
 			continue;
 		iwv_thread_lock();
-		qp = iwv_qp_find(c, wc[i].qp_num);
+		qp = qp_numbered(c, wc[i].qp_num);
 		if (qp && !qp->exchange)
 			qp->ibv.state = IBV_QPS_ERR;
 		iwv_thread_unlock();
 	}
 }
 
-/* finish frees a QP of the list closing. */
-static void finish(struct context *c, struct qp *qp)
-{
-	unlink_qp(&c->closing, qp);
-	iwarpd_destroy_qp(qp->q, NULL);
-	free_qp(qp);
-	iwv_thread_wake();
-}
-
-/* over reports whether a QP of the list closing need not wait for its connection any more. */
-static bool over(const struct context *c, const struct qp *qp, int64_t now)
-{
-	return qp->deadline <= now || atomic_load(&c->gone);
-}
-
 void qp_expire(struct context *c)
 {
+	struct qp **at = &c->closing, *qp;
 	int64_t now = now_ms();
-	struct qp *next;
 
-	for (struct qp *qp = c->closing; qp; qp = next) {
-		next = qp->next;
-		if (over(c, qp, now))
-			finish(c, qp);
+	while ((qp = *at) != NULL) {
+		if (qp->deadline > now && !atomic_load(&c->gone)) {
+			at = &qp->next;
+			continue;
+		}
+		*at = qp->next;
+		iwarpd_destroy_qp(qp->q, NULL);
+		free_qp(qp);
 	}
 }
 
@@ -358,18 +316,20 @@ void qp_free_closing(struct context *c)
 }
 
 /*
- * leave ends the connection of a QP that is being destroyed, if it has one. The QP uses no receive, CQ, SRQ or PD
- * any more.
+ * leave ends the connection of a QP that is being destroyed, and reports whether its end is to come. The QP uses no
+ * receive, CQ, SRQ or PD any more then.
  */
-static void leave(struct qp *qp)
+static bool leave(struct qp *qp)
 {
 	int conn = atomic_load(&qp->conn), err;
 
 	if (conn != CONN_UP && conn != CONN_CLOSING)
-		return;
+		return false;
 	err = iwarpd_leave(qp->q, NULL);
-	if (!err || just_ended(err))
-		atomic_store(&qp->conn, CONN_CLOSING);
+	if (err && !just_ended(err))
+		return false;
+	atomic_store(&qp->conn, CONN_CLOSING);
+	return true;
 }
 
 /*
@@ -378,29 +338,32 @@ static void leave(struct qp *qp)
  */
 int ibv_destroy_qp(struct ibv_qp *ibv)
 {
-	struct qp *qp = qp_of(ibv);
+	struct qp *qp = qp_of(ibv), **at;
 	struct context *c;
+	bool closing;
 
 	if (!iwv_is_ours(ibv->context))
 		return REAL(ibv_destroy_qp)(ibv);
 	c = qp->ctx;
 	iwv_thread_lock();
 	thread_gone(c); /* its events that have come are not lost */
-	set_live(qp, false);
-	cq_forget(ibv->send_cq, ibv->qp_num);
-	cq_forget(ibv->recv_cq, ibv->qp_num);
+	set_numbered(c, ibv->qp_num, NULL);
 	iwv_exchange_end(qp);
 	async_drop(c, ibv, &qp->unacknowledged); /* others find the QP while it waits */
-	unlink_qp(&c->qps, qp);
-	if (!atomic_load(&c->gone))
-		leave(qp);
-	qp->next = c->closing;
-	c->closing = qp;
-	qp->deadline = 0;
-	if (atomic_load(&qp->conn) == CONN_CLOSING && !atomic_load(&c->gone))
+	for (at = &c->qps; *at != qp; at = &(*at)->next)
+		;
+	*at = qp->next;
+	closing = leave(qp);
+	if (!closing)
+		iwarpd_destroy_qp(qp->q, NULL);
+	forgotten(qp);
+	if (closing) {
 		qp->deadline = now_ms() + CLOSE_WAIT_MS;
-	else
-		finish(c, qp);
+		qp->next = c->closing;
+		c->closing = qp;
+	} else {
+		free_qp(qp);
+	}
 	iwv_thread_unlock();
 	return 0;
 }

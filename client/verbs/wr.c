@@ -191,12 +191,11 @@ static void add(struct batch *b, bool sig_all, bool last)
 /*
  * room_of returns how many more sends of a QP may report success. The program frees the place of one by polling its
  * completion, as with other devices: some programs post until the queue is full. The daemon frees it earlier, and the
- * completions would overflow the CQ, in which cq_need has reserved places for twice max_send_wr.
+ * completions would overflow the CQ, which has places for twice max_send_wr.
  */
 static int64_t room_of(const struct qp *qp)
 {
-	const _Atomic uint32_t *polled = qp_polled(qp->ctx, qp->ibv.qp_num);
-	int32_t outstanding = (int32_t)(qp->signaled - atomic_load_explicit(polled, memory_order_relaxed));
+	int32_t outstanding = (int32_t)(qp->signaled - atomic_load_explicit(&qp->polled, memory_order_relaxed));
 
 	/* Failed sends report that in any case, so there may be fewer than none. Those of a daemon that has ended do not. */
 	return atomic_load(&qp->ctx->gone) ? INT64_MAX : 2 * (int64_t)qp->attr.cap.max_send_wr - outstanding;

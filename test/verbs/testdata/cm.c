@@ -1878,6 +1878,58 @@ static void destroyed(void)
 	CHECK(ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(ch) == 0);
 }
 
+/* flushed makes a queue pair flush a work request, and waits for the event of its completion queue. */
+static void flushed(struct ibv_qp *qp, uint64_t id)
+{
+	struct pollfd p = { .fd = qp->recv_cq->channel->fd, .events = POLLIN };
+	struct ibv_cq *got;
+	void *context;
+
+	CHECK(ibv_req_notify_cq(qp->recv_cq, 0) == 0);
+	recv_empty(qp, id);
+	to_error(qp);
+	CHECK(poll(&p, 1, 10000) == 1); /* there is none if the queue has overflowed */
+	CHECK(ibv_get_cq_event(qp->recv_cq->channel, &got, &context) == 0 && got == qp->recv_cq);
+	ibv_ack_cq_events(got, 1);
+}
+
+/*
+ * The completions of destroyed queue pairs take no room in their completion queue, which would overflow. Those of others
+ * stay, from before and after it was resized too.
+ */
+static void reused(void)
+{
+	struct ibv_context *c = device(0);
+	struct ibv_comp_channel *ch = ibv_create_comp_channel(c);
+	struct ibv_pd *pd = ibv_alloc_pd(c);
+	struct ibv_cq *cq = ibv_create_cq(c, 4, NULL, ch, 0);
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 1, 1, 1, 1, 0 } };
+	struct ibv_qp *qps[4];
+	struct ibv_wc wc;
+
+	CHECK(ch && pd && cq);
+	for (int i = 0; i < 20; i++) {
+		CHECK((qps[0] = ibv_create_qp(pd, &init)) != NULL);
+		flushed(qps[0], 0);
+		CHECK(ibv_destroy_qp(qps[0]) == 0);
+	}
+	for (int i = 0; i < 4; i++) {
+		CHECK((qps[i] = ibv_create_qp(pd, &init)) != NULL);
+		if (i == 2)
+			CHECK(ibv_resize_cq(cq, 5) == 0);
+		flushed(qps[i], (uint64_t)i);
+	}
+	for (int i = 0; i < 4; i += 2)
+		CHECK(ibv_destroy_qp(qps[i]) == 0);
+	for (uint64_t i = 1; i < 4; i += 2)
+		expect_flush(cq, i);
+	CHECK(ibv_poll_cq(cq, 1, &wc) == 0);
+	for (int i = 1; i < 4; i += 2)
+		CHECK(ibv_destroy_qp(qps[i]) == 0);
+	CHECK(ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(ch) == 0);
+	CHECK(ibv_dealloc_pd(pd) == 0 && ibv_close_device(c) == 0);
+}
+
 static struct ibv_qp *sender; /* sends when this process yields its CPU, until the channel has an event of the receive */
 static struct ibv_comp_channel *receiver;
 
@@ -2514,7 +2566,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded },
 	};
 
 	CHECK(argc == 3);
