@@ -271,7 +271,7 @@ static int take_late(struct cq *cq, int n, struct ibv_wc *wc)
 	return i;
 }
 
-static void free_late(struct late *l)
+void free_late(struct late *l)
 {
 	while (l) {
 		struct late *next = l->next;
@@ -315,23 +315,19 @@ void cq_forget(struct ibv_cq *ibv, uint32_t qp, uint64_t n)
 	pthread_mutex_unlock(&cq->lock);
 }
 
-int cq_late(struct ibv_cq *ibv, const struct ibv_wc *wc)
+void cq_late(struct ibv_cq *ibv, struct late *list)
 {
-	struct late *l = calloc(1, sizeof(*l));
 	struct cq *cq = cq_of(ibv);
 	bool wake;
 
-	if (!l)
-		return -ENOMEM;
-	l->wc = *wc;
 	pthread_mutex_lock(&cq->lock);
-	*cq->last_late = l;
-	cq->last_late = &l->next;
-	wake = iwarpd_disarm_cq(cq->q);
+	*cq->last_late = list;
+	while (*cq->last_late)
+		cq->last_late = &(*cq->last_late)->next;
+	wake = list && iwarpd_disarm_cq(cq->q);
 	pthread_mutex_unlock(&cq->lock);
 	if (wake && ibv->channel)
 		push_ready(channel_of(ibv->channel), cq);
-	return 0;
 }
 
 void cq_expect(struct ibv_cq *ibv, int64_t n)
@@ -340,11 +336,18 @@ void cq_expect(struct ibv_cq *ibv, int64_t n)
 		atomic_fetch_add_explicit(&cq_of(ibv)->expected, n, memory_order_relaxed);
 }
 
-int cq_flush(struct ibv_cq *ibv, const struct ibv_qp *qp, uint64_t wr_id, enum ibv_wc_opcode opcode)
+int cq_flush(struct ibv_cq *ibv, struct ibv_qp *qp, uint64_t wr_id, enum ibv_wc_opcode opcode)
 {
-	struct ibv_wc wc = { .wr_id = wr_id, .status = IBV_WC_WR_FLUSH_ERR, .opcode = opcode, .qp_num = qp->qp_num };
+	struct late *l = calloc(1, sizeof(*l));
 
-	return opcode == IBV_WC_RECV && exchange_hold(qp->context, &wc) ? 0 : cq_late(ibv, &wc);
+	if (!l)
+		return -ENOMEM;
+	l->wc = (struct ibv_wc){ .wr_id = wr_id, .status = IBV_WC_WR_FLUSH_ERR, .opcode = opcode, .qp_num = qp->qp_num };
+	if (opcode == IBV_WC_RECV && exchange_hold(qp_of(qp), &l->wc))
+		free(l);
+	else
+		cq_late(ibv, l);
+	return 0;
 }
 
 static bool gone(struct ibv_context *ibv)
@@ -525,7 +528,7 @@ static int take(struct cq *cq, int n, struct ibv_wc *wc)
 			unhide(cq, &got[i]);
 			put_wc(&wc[total], &got[i]);
 			if (wc[total].status == IBV_WC_WR_FLUSH_ERR && wc[total].opcode == IBV_WC_RECV &&
-			    exchange_hold(cq->ibv.context, &wc[total]))
+			    exchange_hold(qp, &wc[total]))
 				continue;
 			total++;
 		}

@@ -40,16 +40,9 @@ struct caller {
 	union ibv_gid gid;
 };
 
-struct held {
-	struct held *next;
-	struct ibv_wc wc;
-};
-
 struct exchange {
-	struct exchange *next; /* list holders */
-	const struct ibv_qp *qp;
 	bool holds; /* completions are held: from the state RTR to the error state */
-	struct held *held, **last_held;
+	struct late *held, **last_held;
 	struct iwarpd_listener *listener; /* or NULL */
 	uint32_t peer;          /* QP number; set in the state RTR */
 	union ibv_gid peer_gid;
@@ -59,41 +52,39 @@ struct exchange {
 	unsigned int num_callers;
 };
 
-/* holding guards the list and what its members hold. No other lock is taken under it. */
+/*
+ * holding guards what is held, and is taken besides iwv_thread_lock where the exchange of a QP is set. No other lock is
+ * taken under it.
+ */
 static pthread_mutex_t holding = PTHREAD_MUTEX_INITIALIZER;
-static struct exchange *holders;
 
 void exchange_after_fork_child(void)
 {
 	pthread_mutex_init(&holding, NULL);
-	holders = NULL;
 }
 
-bool exchange_hold(const struct ibv_context *context, const struct ibv_wc *wc)
+bool exchange_hold(struct qp *qp, const struct ibv_wc *wc)
 {
-	struct held *h = calloc(1, sizeof(*h));
 	struct exchange *x;
+	struct late *l = NULL;
 
 	pthread_mutex_lock(&holding);
-	for (x = holders; x && (x->qp->qp_num != wc->qp_num || x->qp->context != context); x = x->next)
-		;
-	if (x && x->holds && h) {
-		h->wc = *wc;
-		*x->last_held = h;
-		x->last_held = &h->next;
-		h = NULL;
-	} else {
-		x = NULL;
+	x = qp->exchange;
+	if (x && x->holds)
+		l = calloc(1, sizeof(*l));
+	if (l) {
+		l->wc = *wc;
+		*x->last_held = l;
+		x->last_held = &l->next;
 	}
 	pthread_mutex_unlock(&holding);
-	free(h);
-	return x != NULL;
+	return l != NULL;
 }
 
 /* release stops holding completions, and returns those that are held. */
-static struct held *release(struct exchange *x)
+static struct late *release(struct exchange *x)
 {
-	struct held *list;
+	struct late *list;
 
 	pthread_mutex_lock(&holding);
 	list = x->held;
@@ -106,31 +97,15 @@ static struct held *release(struct exchange *x)
 
 void exchange_show(struct qp *qp)
 {
-	struct held *h = qp->exchange ? release(qp->exchange) : NULL;
-
-	while (h) {
-		struct held *next = h->next;
-
-		cq_late(qp->ibv.recv_cq, &h->wc);
-		free(h);
-		h = next;
-	}
+	if (qp->exchange)
+		cq_late(qp->ibv.recv_cq, release(qp->exchange));
 }
 
-/* new_exchange returns the exchange state of a QP, which holds no completions yet. */
-static struct exchange *new_exchange(const struct qp *qp)
+static void set_exchange(struct qp *qp, struct exchange *x)
 {
-	struct exchange *x = calloc(1, sizeof(*x));
-
-	if (!x)
-		return NULL;
-	x->qp = &qp->ibv;
-	x->last_held = &x->held;
 	pthread_mutex_lock(&holding);
-	x->next = holders;
-	holders = x;
+	qp->exchange = x;
 	pthread_mutex_unlock(&holding);
-	return x;
 }
 
 static void hold(struct exchange *x)
@@ -138,26 +113,6 @@ static void hold(struct exchange *x)
 	pthread_mutex_lock(&holding);
 	x->holds = true;
 	pthread_mutex_unlock(&holding);
-}
-
-static void unhold(struct exchange *x)
-{
-	struct held *h = release(x);
-
-	pthread_mutex_lock(&holding);
-	for (struct exchange **at = &holders; *at; at = &(*at)->next) {
-		if (*at == x) {
-			*at = x->next;
-			break;
-		}
-	}
-	pthread_mutex_unlock(&holding);
-	while (h) {
-		struct held *next = h->next;
-
-		free(h);
-		h = next;
-	}
 }
 
 static uint16_t port_of(uint32_t qp)
@@ -169,14 +124,17 @@ int exchange_listen(struct qp *qp)
 {
 	struct iwarpd_listen_attr attr = { .port = port_of(qp->ibv.qp_num), .backlog = 4 };
 	struct iwarpd_error e;
+	struct exchange *x;
 	int err;
 
 	if (qp->exchange || atomic_load(&qp->conn) != CONN_NONE)
 		return 0;
-	qp->exchange = new_exchange(qp);
-	if (!qp->exchange)
+	x = calloc(1, sizeof(*x));
+	if (!x)
 		return -ENOMEM;
-	err = iwarpd_listen(qp->ctx->dev, &attr, &qp->exchange->listener, &e);
+	x->last_held = &x->held;
+	set_exchange(qp, x);
+	err = iwarpd_listen(qp->ctx->dev, &attr, &x->listener, &e);
 	/* A QP of librdmacm needs no listener, so the failure matters only in the state RTR. */
 	if (err)
 		iwv_log("QP %u cannot be connected by ibv_modify_qp: %s", qp->ibv.qp_num, e.text);
@@ -206,12 +164,12 @@ void iwv_exchange_end(struct qp *qp)
 {
 	struct exchange *x = qp->exchange;
 
-	qp->exchange = NULL;
 	if (!x)
 		return;
+	set_exchange(qp, NULL);
 	refuse_all(qp, x);
 	unlisten(x);
-	unhold(x);
+	free_late(x->held);
 	free(x);
 }
 

@@ -248,7 +248,7 @@ int far_check(uintptr_t addr, size_t length, bool writable);
 
 /* cq.c */
 
-/* A completion made by the library. */
+/* A completion made by the library, or kept by it. */
 struct late {
 	struct late *next;
 	struct ibv_wc wc;
@@ -301,11 +301,12 @@ void cq_expect(struct ibv_cq *ibv, int64_t n);
 /* cq_grow enlarges a CQ for the completions that it needs. iwv_thread_lock is held. */
 int cq_grow(struct ibv_cq *ibv, struct iwarpd_error *e);
 
-/* cq_late adds a completion. */
-int cq_late(struct ibv_cq *ibv, const struct ibv_wc *wc);
+/* cq_late adds a list of completions. */
+void cq_late(struct ibv_cq *ibv, struct late *list);
+void free_late(struct late *list);
 
 /* cq_flush adds a flushed completion for a work request that the daemon cannot flush, because it is gone. */
-int cq_flush(struct ibv_cq *ibv, const struct ibv_qp *qp, uint64_t wr_id, enum ibv_wc_opcode opcode);
+int cq_flush(struct ibv_cq *ibv, struct ibv_qp *qp, uint64_t wr_id, enum ibv_wc_opcode opcode);
 
 /* cq_forget drops the completions of a QP that has been destroyed, which needed n. iwv_thread_lock is held. */
 void cq_forget(struct ibv_cq *ibv, uint32_t qp, uint64_t n);
@@ -446,7 +447,7 @@ void iwv_exchange_end(struct qp *qp);
  * peer leaves. It returns false if the completion is to be shown now. It may be called
  * with any lock held.
  */
-bool exchange_hold(const struct ibv_context *context, const struct ibv_wc *wc);
+bool exchange_hold(struct qp *qp, const struct ibv_wc *wc);
 
 /* exchange_after_fork_child forgets the parent's connections. */
 void exchange_after_fork_child(void);
