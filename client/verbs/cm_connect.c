@@ -84,13 +84,13 @@ static int connect_qp(struct id *id, const struct rdma_conn_param *p)
 		startup.ord = depth(p->initiator_depth, qp->ctx->attr.max_ord);
 	}
 	attr.private_len = put_private(data, id, p);
-	iwv_qp_connecting(qp, true);
+	atomic_store(&qp->conn, CONN_MAKING);
 	err = iwarpd_connect(qp->q, &attr, &e);
 	if (!err) {
 		id->state = ID_CONNECT;
 		return 0;
 	}
-	iwv_qp_connecting(qp, false);
+	atomic_store(&qp->conn, CONN_NONE);
 	return iwv_fail(err, "rdma_connect", &e);
 }
 
@@ -120,13 +120,13 @@ static int accept_qp(struct id *id, const struct rdma_conn_param *p)
 		attr.private_data = p->private_data;
 		attr.private_len = p->private_data ? p->private_data_len : 0;
 	}
-	iwv_qp_connecting(qp, true);
+	atomic_store(&qp->conn, CONN_MAKING);
 	err = iwarpd_accept(qp->ctx->dev, id->conn, qp->q, &attr, &e);
 	if (!err) {
 		id->conn = 0;
 		return 0;
 	}
-	iwv_qp_connecting(qp, false);
+	atomic_store(&qp->conn, CONN_NONE);
 	err = iwv_fail(err, "rdma_accept", &e);
 	return err == ENOENT ? ECONNRESET : err;
 }

@@ -219,10 +219,10 @@ static int answer(struct qp *qp)
 	refuse_all(qp, x);
 	if (!conn)
 		return 0;
-	iwv_qp_connecting(qp, true);
+	atomic_store(&qp->conn, CONN_MAKING);
 	err = iwarpd_accept(qp->ctx->dev, conn, qp->q, NULL, NULL);
 	if (err)
-		iwv_qp_connecting(qp, false);
+		atomic_store(&qp->conn, CONN_NONE);
 	return err;
 }
 
@@ -240,11 +240,11 @@ static int call(struct qp *qp, const union ibv_gid *own, const union ibv_gid *pe
 		attr.local = local;
 	refuse_all(qp, qp->exchange);
 	unlisten(qp->exchange);
-	iwv_qp_connecting(qp, true);
+	atomic_store(&qp->conn, CONN_MAKING);
 	err = iwarpd_connect(qp->q, &attr, &e);
 	if (err) {
 		iwv_log("connect to %s: %s", remote, e.text);
-		iwv_qp_connecting(qp, false);
+		atomic_store(&qp->conn, CONN_NONE);
 	}
 	return err;
 }

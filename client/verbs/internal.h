@@ -424,9 +424,6 @@ void qp_expire(struct context *c);
 /* qp_free_closing frees the destroyed QPs of a context that is being closed. The daemon sends on what they have posted. */
 void qp_free_closing(struct context *c);
 
-/* iwv_qp_connecting records that a connection of a QP has begun, or that its start has failed. */
-void iwv_qp_connecting(struct qp *qp, bool yes);
-
 /*
  * exchange.c: connections made by ibv_modify_qp. All but exchange_hold are called with
  * the lock held.

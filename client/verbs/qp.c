@@ -390,11 +390,6 @@ int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask, struct 
 	return 0;
 }
 
-void iwv_qp_connecting(struct qp *qp, bool yes)
-{
-	atomic_store(&qp->conn, yes ? CONN_MAKING : CONN_NONE);
-}
-
 /* may_become reports whether a QP in one state can change to another. RTR to RTR is no change of InfiniBand's, but harmless. */
 static bool may_become(enum ibv_qp_state from, enum ibv_qp_state to)
 {
