@@ -163,6 +163,6 @@ void addr_text(const struct sockaddr *a, bool port, char text[128]);
 bool addr_parse(const char *text, const struct device *d, struct sockaddr_storage *a);
 
 /* cm_connect.c */
-void cm_start(void);
+cm_handler cm_handle;
 
 #endif

@@ -343,7 +343,7 @@ static void device_gone(struct context *c)
 			event_simple(id, RDMA_CM_EVENT_DEVICE_REMOVAL, 0);
 }
 
-static void handle(struct context *c, const struct iwarpd_event *ev)
+void cm_handle(struct context *c, const struct iwarpd_event *ev)
 {
 	struct cm_event *e;
 	struct id *id;
@@ -377,9 +377,4 @@ static void handle(struct context *c, const struct iwarpd_event *ev)
 			event_simple(id, RDMA_CM_EVENT_DISCONNECTED, 0);
 		break;
 	}
-}
-
-void cm_start(void)
-{
-	iwv_thread_set_cm(handle, listeners_follow);
 }

@@ -73,11 +73,11 @@ static void after_fork_child(void)
 __attribute__((constructor)) static void init(void)
 {
 	pthread_atfork(NULL, NULL, after_fork_child);
+	iwv_thread_set_cm(cm_handle, listeners_follow);
 }
 
 struct context **cm_contexts(enum scan how)
 {
-	cm_start();
 	/* Asking a daemon that is known again takes milliseconds, and the client of perftest does not wait until its server listens again. */
 	for (struct device *d = iwv_devices_scan(how); d; d = d->next)
 		if (atomic_load(&d->present))
@@ -117,7 +117,6 @@ struct context *context_with(const struct sockaddr *a)
 
 	if (c)
 		return c;
-	cm_start();
 	/*
 	 * Since the last scan an interface may have got an address, or a daemon may have
 	 * started.
