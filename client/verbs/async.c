@@ -106,18 +106,18 @@ void async_fatal(struct context *c)
 
 /*
  * unacknowledged returns the counter of an object's events that the program has taken and not
- * acknowledged, or NULL if the event is not one of iwarpd's or has no object.
+ * acknowledged, or NULL if the event has no object. It is an event of iwarpd's.
  */
 static unsigned int *unacknowledged(const struct ibv_async_event *event)
 {
 	switch (event->event_type) {
 	case IBV_EVENT_CQ_ERR:
-		return iwv_is_ours(event->element.cq->context) ? &cq_of(event->element.cq)->unacknowledged : NULL;
+		return &cq_of(event->element.cq)->unacknowledged;
 	case IBV_EVENT_QP_FATAL:
 	case IBV_EVENT_QP_LAST_WQE_REACHED:
-		return iwv_is_ours(event->element.qp->context) ? &qp_of(event->element.qp)->unacknowledged : NULL;
+		return &qp_of(event->element.qp)->unacknowledged;
 	case IBV_EVENT_SRQ_LIMIT_REACHED:
-		return iwv_is_ours(event->element.srq->context) ? &srq_of(event->element.srq)->unacknowledged : NULL;
+		return &srq_of(event->element.srq)->unacknowledged;
 	default:
 		return NULL;
 	}
