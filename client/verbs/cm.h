@@ -64,7 +64,6 @@ struct id {
 	bool request_gone; /* the connect request was withdrawn */
 	bool unreported; /* its only event is the connect request, which the program has not taken */
 	unsigned int requests; /* connect requests of the listener that the program has not taken */
-	bool own_cqs;      /* rdma_create_qp made the CQs */
 	unsigned int events; /* returned by rdma_get_cm_event and not acknowledged */
 	struct rdma_cm_id *parent; /* the listener of a connect request */
 	struct ibv_qp_init_attr *ep_attr; /* of rdma_create_ep, for its connections */

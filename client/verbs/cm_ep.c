@@ -6,12 +6,9 @@
 
 #include "cm.h"
 
-/* destroy_cqs frees the CQs that make_cqs made. */
+/* destroy_cqs frees the CQs of an id. */
 static void destroy_cqs(struct id *id)
 {
-	if (!id->own_cqs)
-		return;
-	id->own_cqs = false;
 	if (id->pub.send_cq)
 		ibv_destroy_cq(id->pub.send_cq);
 	if (id->pub.send_cq_channel)
@@ -24,28 +21,27 @@ static void destroy_cqs(struct id *id)
 	id->pub.send_cq_channel = id->pub.recv_cq_channel = NULL;
 }
 
-static struct ibv_cq *make_cq(struct id *id, uint32_t depth, struct ibv_comp_channel **channel)
+/* name_cq makes *cq a CQ of an id, unless it is one already. own, which is made if there is none, is that of the id. */
+static bool name_cq(struct id *id, struct ibv_cq **cq, uint32_t depth, struct ibv_cq **own, struct ibv_comp_channel **channel)
 {
-	*channel = ibv_create_comp_channel(id->pub.verbs);
-	if (!*channel)
-		return NULL;
-	return ibv_create_cq(id->pub.verbs, depth > 0 ? (int)depth : 1, &id->pub, *channel, 0);
+	if (*cq)
+		return true;
+	if (!*own)
+		*channel = ibv_create_comp_channel(id->pub.verbs);
+	if (!*own && *channel)
+		*own = ibv_create_cq(id->pub.verbs, depth > 0 ? (int)depth : 1, &id->pub, *channel, 0);
+	*cq = *own;
+	return *cq;
 }
 
-/* make_cqs makes the CQs that attr does not name. If it fails, it may have made one of them. */
-static bool make_cqs(struct id *id, struct ibv_qp_init_attr *attr)
+/* name_cqs makes attr name two CQs. If it fails, it may have made one of them. */
+static bool name_cqs(struct id *id, struct ibv_qp_init_attr *attr)
 {
 	/* max_recv_wr does not count with an SRQ. */
 	uint32_t recvs = attr->srq ? srq_of(attr->srq)->attr.max_wr : attr->cap.max_recv_wr;
 
-	if (attr->send_cq && attr->recv_cq)
-		return true;
-	id->own_cqs = true;
-	if (!attr->recv_cq)
-		attr->recv_cq = id->pub.recv_cq = make_cq(id, recvs, &id->pub.recv_cq_channel);
-	if (attr->recv_cq && !attr->send_cq)
-		attr->send_cq = id->pub.send_cq = make_cq(id, attr->cap.max_send_wr, &id->pub.send_cq_channel);
-	return attr->recv_cq && attr->send_cq;
+	return name_cq(id, &attr->recv_cq, recvs, &id->pub.recv_cq, &id->pub.recv_cq_channel) &&
+	       name_cq(id, &attr->send_cq, attr->cap.max_send_wr, &id->pub.send_cq, &id->pub.send_cq_channel);
 }
 
 int rdma_create_qp(struct rdma_cm_id *pub, struct ibv_pd *pd, struct ibv_qp_init_attr *init)
@@ -61,7 +57,7 @@ int rdma_create_qp(struct rdma_cm_id *pub, struct ibv_pd *pd, struct ibv_qp_init
 		return set_errno(EINVAL);
 	if (!attr.srq)
 		attr.srq = pub->srq;
-	qp = make_cqs(id, &attr) ? ibv_create_qp(pd, &attr) : NULL;
+	qp = name_cqs(id, &attr) ? ibv_create_qp(pd, &attr) : NULL;
 	if (!qp) {
 		int err = errno;
 

@@ -1645,15 +1645,29 @@ static void extended(void)
 	CHECK(ibv_destroy_cq(cq) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(c) == 0);
 }
 
-/* rdma_create_qp_ex tells the program which completion queues it has made. */
+/*
+ * rdma_create_qp_ex tells the program which completion queues it has made. They are the id's, and the next queue pair's if
+ * the program destroys the first one by itself.
+ */
 static void queues_made(void)
 {
 	struct rdma_event_channel *ch = channel();
 	struct rdma_cm_id *id = listener(ch, 0);
-	struct ibv_qp_init_attr_ex init = { .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+	struct ibv_cq *sends = NULL, *recvs = NULL;
 
-	CHECK(rdma_create_qp_ex(id, &init) == 0);
-	CHECK(init.send_cq && init.send_cq == id->send_cq && init.recv_cq == id->recv_cq);
+	for (int i = 0; i < 2; i++) {
+		struct ibv_qp_init_attr_ex init = { .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+
+		CHECK(rdma_create_qp_ex(id, &init) == 0);
+		CHECK(init.send_cq && init.send_cq == id->send_cq && init.recv_cq == id->recv_cq);
+		CHECK(i == 0 || (init.send_cq == sends && init.recv_cq == recvs));
+		sends = id->send_cq;
+		recvs = id->recv_cq;
+		if (i == 0) {
+			CHECK(ibv_destroy_qp(id->qp) == 0);
+			id->qp = NULL;
+		}
+	}
 	end(id);
 	rdma_destroy_event_channel(ch);
 }
