@@ -65,7 +65,6 @@ struct id {
 	bool unreported; /* its only event is the connect request, which the program has not taken */
 	unsigned int requests; /* connect requests of the listener that the program has not taken */
 	unsigned int events; /* returned by rdma_get_cm_event and not acknowledged */
-	struct rdma_cm_id *parent; /* the listener of a connect request */
 	struct ibv_qp_init_attr *ep_attr; /* of rdma_create_ep, for its connections */
 	struct ibv_pd *ep_pd;
 	void *connect;     /* private data of the rdma_addrinfo of an active endpoint */

@@ -267,7 +267,6 @@ static void connect_request(struct context *c, const struct iwarpd_event *ev)
 		id = id_new(listener->pub.channel, listener->pub.context, listener->pub.ps, listener->pub.qp_type);
 	if (id) {
 		id->conn = ev->conn;
-		id->parent = &listener->pub;
 		id->state = ID_CONNECT;
 		id->unreported = true;
 		id_bind_device(id, c);

@@ -511,8 +511,8 @@ static int set_tos(struct id *id, uint8_t tos)
 {
 	int err = 0;
 
-	if (id->parent)
-		iwv_log("rdma_set_option: a connection has the TOS of its listener");
+	if (id->state == ID_CONNECT)
+		iwv_log("rdma_set_option: a connection keeps the TOS that it, or its listener, had when it began");
 	iwv_thread_lock();
 	id->dscp = tos >> 2 ? tos >> 2 : -1;
 	if (id->endpoints && id->state == ID_BOUND) { /* the listener was opened by a bind */
