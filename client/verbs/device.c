@@ -459,7 +459,7 @@ int ibv_query_device(struct ibv_context *ibv, struct ibv_device_attr *a)
 		.max_qp = to_int(d->max_qp),
 		.max_qp_wr = max_wr(d),
 		/* The extensions are Send with Invalidate and Local Invalidate; fast registration is not of libibverbs. */
-		.device_cap_flags = IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B | IBV_DEVICE_MEM_MGT_EXTENSIONS,
+		.device_cap_flags = IBV_DEVICE_MEM_WINDOW_TYPE_2B | IBV_DEVICE_MEM_MGT_EXTENSIONS,
 		.max_sge = to_int(d->max_sge),
 		.max_sge_rd = 1,
 		.max_cq = to_int(d->max_cq),

@@ -2312,6 +2312,7 @@ static void unsupported(void)
 	int (*write_event)(struct rdma_cm_id *, enum rdma_cm_event_type, int, uint64_t) =
 		(__typeof__(write_event))function("rdma_write_cm_event");
 	struct ibv_ah_attr attr = { .port_num = 1 };
+	struct ibv_device_attr dev;
 	struct rdma_addrinfo *info;
 	struct ibv_grh grh = { 0 };
 	struct ibv_wc wc = { 0 };
@@ -2325,6 +2326,7 @@ static void unsupported(void)
 	refuses(!ibv_import_dm(id->verbs, 0));
 	refuses(!ibv_reg_dmabuf_mr(id->pd, 0, 4096, 0, 0, 0));
 	refuses(!ibv_alloc_mw(id->pd, IBV_MW_TYPE_1));
+	CHECK(ibv_query_device(id->verbs, &dev) == 0 && !(dev.device_cap_flags & IBV_DEVICE_MEM_WINDOW));
 	refuses(rdma_join_multicast(id, &id->route.addr.src_addr, NULL) == -1);
 	refuses(resolve_info(id, "localhost", "7", NULL) == -1);
 	refuses(query_info(id, &info) == -1);
