@@ -78,18 +78,11 @@ int rdma_create_qp(struct rdma_cm_id *pub, struct ibv_pd *pd, struct ibv_qp_init
 
 int rdma_create_qp_ex(struct rdma_cm_id *pub, struct ibv_qp_init_attr_ex *ex)
 {
-	struct ibv_qp_init_attr attr;
-	int err;
-
 	FORWARD(rdma_create_qp_ex, pub, ex);
 	if (!qp_plain(ex))
 		return set_errno(iwv_unsupported("rdma_create_qp_ex: comp_mask or create_flags"));
-	memcpy(&attr, ex, sizeof(attr)); /* ex begins with the members of attr */
-	err = rdma_create_qp(pub, ex->comp_mask & IBV_QP_INIT_ATTR_PD ? ex->pd : NULL, &attr);
-	if (err)
-		return err;
-	memcpy(ex, &attr, sizeof(attr));
-	return 0;
+	/* ex begins with the members of an ibv_qp_init_attr. */
+	return rdma_create_qp(pub, ex->comp_mask & IBV_QP_INIT_ATTR_PD ? ex->pd : NULL, (struct ibv_qp_init_attr *)ex);
 }
 
 void rdma_destroy_qp(struct rdma_cm_id *pub)
