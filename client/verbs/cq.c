@@ -376,7 +376,7 @@ static int end_queue(struct cq *cq, struct iwarpd_error *e)
 int ibv_destroy_cq(struct ibv_cq *ibv)
 {
 	struct cq *cq = cq_of(ibv);
-	struct iwarpd_error e;
+	struct iwarpd_error e = { 0 };
 	struct context *c;
 	int err;
 
@@ -384,7 +384,8 @@ int ibv_destroy_cq(struct ibv_cq *ibv)
 		return REAL(ibv_destroy_cq)(ibv);
 	c = iwv_context_of(ibv->context);
 	iwv_thread_lock();
-	err = end_queue(cq, &e);
+	/* There may be no daemon that says that a QP uses it. */
+	err = cq->need > 0 ? -EBUSY : end_queue(cq, &e);
 	if (!err) {
 		forget(c, cq);
 		async_drop(c, ibv, &cq->unacknowledged);

@@ -589,6 +589,7 @@ static void dropped(void)
 	CHECK(next(client, RDMA_CM_EVENT_DEVICE_REMOVAL) == id);
 	CHECK(!readable(client->fd));
 	CHECK(ibv_poll_cq(id->qp->recv_cq, 1, &wc) < 0);
+	CHECK(ibv_destroy_cq(id->recv_cq) == EBUSY); /* its queue pair uses it */
 	end(id);
 	CHECK(open_files() == files - 1); /* server */
 }
