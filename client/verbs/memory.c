@@ -202,35 +202,44 @@ struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t leng
 	return NULL;
 }
 
+/* dereg deregisters a region. The program has mr still. */
+static int dereg(struct mr *mr)
+{
+	struct iwarpd_error e;
+	int err = iwarpd_dereg_mr(mr->mr, &e);
+
+	if (err && !daemon_gone(mr->ibv.context))
+		return iwv_fail(err, "ibv_dereg_mr", &e);
+	if (mr->near)
+		near_put((uintptr_t)mr->ibv.addr, mr->ibv.length);
+	return 0;
+}
+
 int ibv_dereg_mr(struct ibv_mr *ibv)
 {
 	struct mr *mr = container_of(ibv, struct mr, ibv);
-	struct iwarpd_error e;
 	int err;
 
 	if (!iwv_is_ours(ibv->context))
 		return REAL(ibv_dereg_mr)(ibv);
-	err = iwarpd_dereg_mr(mr->mr, &e);
-	if (err && !daemon_gone(ibv->context))
-		return iwv_fail(err, "ibv_dereg_mr", &e);
-	if (mr->near)
-		near_put((uintptr_t)ibv->addr, ibv->length);
-	free(mr);
-	return 0;
+	err = dereg(mr);
+	if (!err)
+		free(mr);
+	return err;
 }
 
 /* The region gets new keys, as the verbs allow. */
 int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, size_t length, int access)
 {
-	struct mr *mr = container_of(ibv, struct mr, ibv), old, *fresh;
+	struct mr *mr = container_of(ibv, struct mr, ibv);
 	uint64_t iova = (uintptr_t)addr;
-	struct iwarpd_error e;
 	struct ibv_mr *made;
 	int err;
 
 	if (!iwv_is_ours(ibv->context))
 		return REAL(ibv_rereg_mr)(ibv, flags, pd, addr, length, access);
-	if (!flags || flags & ~IBV_REREG_MR_FLAGS_SUPPORTED ||
+	if (!flags || flags & ~IBV_REREG_MR_FLAGS_SUPPORTED || (access && !(flags & IBV_REREG_MR_CHANGE_ACCESS)) ||
+	    (flags & IBV_REREG_MR_CHANGE_TRANSLATION && !addr) ||
 	    (flags & IBV_REREG_MR_CHANGE_PD && pd->context != ibv->context)) {
 		errno = EINVAL;
 		return IBV_REREG_MR_ERR_INPUT;
@@ -240,22 +249,18 @@ int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, s
 		length = ibv->length;
 		iova = mr->mr->base;
 	}
-	old = *mr;
 	made = reg_mr(flags & IBV_REREG_MR_CHANGE_PD ? pd : ibv->pd, addr, length, iova,
 		      flags & IBV_REREG_MR_CHANGE_ACCESS ? (unsigned int)access : mr->access);
 	if (!made)
 		return IBV_REREG_MR_ERR_INPUT;
-	err = iwarpd_dereg_mr(old.mr, &e);
-	if (err && !daemon_gone(ibv->context)) {
+	err = dereg(mr);
+	if (err) {
 		ibv_dereg_mr(made);
-		iwv_fail(err, "ibv_rereg_mr", &e);
+		errno = err;
 		return IBV_REREG_MR_ERR_INPUT;
 	}
-	if (old.near)
-		near_put((uintptr_t)old.ibv.addr, old.ibv.length);
-	fresh = container_of(made, struct mr, ibv);
-	*mr = *fresh;
-	free(fresh);
+	*mr = *container_of(made, struct mr, ibv);
+	free(container_of(made, struct mr, ibv));
 	return 0;
 }
 

@@ -1585,6 +1585,9 @@ static void canceled(void)
 static void rereg(void)
 {
 	enum { IOVA = 0x10000, RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ };
+	static const struct { int flags, access; } invalid[] = {
+		{ 0, 0 }, { IBV_REREG_MR_CHANGE_TRANSLATION, 0 }, { IBV_REREG_MR_CHANGE_PD, RIGHTS },
+	};
 	static uint64_t far, near;
 	struct rdma_event_channel *server = channel(), *client = channel();
 	struct rdma_cm_id *l = listener(server, 0), *id, *child;
@@ -1600,9 +1603,11 @@ static void rereg(void)
 	here = ibv_reg_mr(id->pd, &near, sizeof(near), IBV_ACCESS_LOCAL_WRITE);
 	CHECK(there && here);
 	key = there->rkey;
-	errno = 0;
-	CHECK(ibv_rereg_mr(there, 0, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT && errno == EINVAL);
-	CHECK(there->rkey == key);
+	for (size_t i = 0; i < sizeof(invalid) / sizeof(invalid[0]); i++) {
+		errno = 0;
+		CHECK(ibv_rereg_mr(there, invalid[i].flags, there->pd, NULL, sizeof(far), invalid[i].access) == IBV_REREG_MR_ERR_INPUT);
+		CHECK(errno == EINVAL && there->rkey == key);
+	}
 	CHECK(ibv_rereg_mr(there, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, RIGHTS) == 0);
 	sge = (struct ibv_sge){ .addr = (uintptr_t)&near, .length = sizeof(near), .lkey = here->lkey };
 	wr.wr.rdma.remote_addr = IOVA;
