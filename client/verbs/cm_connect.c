@@ -6,12 +6,6 @@
 
 #include "cm.h"
 
-/* depth returns n, but at most most. 0 makes iwarpd choose. */
-static int depth(uint8_t n, uint32_t most)
-{
-	return n > most ? (int)most : n;
-}
-
 enum { MOST_DATA = IWARPD_MAX_PRIVATE_DATA + UINT8_MAX };
 
 /*
@@ -79,9 +73,9 @@ static int connect_qp(struct id *id, const struct rdma_conn_param *p)
 		return EINVAL;
 	addr_text(&id->pub.route.addr.dst_addr, true, remote);
 	addr_text(&id->pub.route.addr.src_addr, true, local);
-	if (p) {
-		startup.ird = depth(p->responder_resources, qp->ctx->attr.max_ird);
-		startup.ord = depth(p->initiator_depth, qp->ctx->attr.max_ord);
+	if (p) { /* 0 makes iwarpd choose */
+		startup.ird = (int)least(p->responder_resources, qp->ctx->attr.max_ird);
+		startup.ord = (int)least(p->initiator_depth, qp->ctx->attr.max_ord);
 	}
 	attr.private_len = put_private(data, id, p);
 	atomic_store(&qp->conn, CONN_MAKING);
@@ -115,8 +109,8 @@ static int accept_qp(struct id *id, const struct rdma_conn_param *p)
 	if (id->request_gone)
 		return ECONNRESET;
 	if (p) {
-		attr.ird = depth(p->responder_resources, qp->ctx->attr.max_ird);
-		attr.ord = depth(p->initiator_depth, qp->ctx->attr.max_ord);
+		attr.ird = (int)least(p->responder_resources, qp->ctx->attr.max_ird);
+		attr.ord = (int)least(p->initiator_depth, qp->ctx->attr.max_ord);
 		attr.private_data = p->private_data;
 		attr.private_len = p->private_data ? p->private_data_len : 0;
 	}
@@ -226,25 +220,19 @@ static struct id *id_of_listener(const struct context *c, const struct iwarpd_ev
 	return NULL;
 }
 
-/* to_byte returns n, or 255 if that is less. */
-static uint8_t to_byte(uint32_t n)
-{
-	return (uint8_t)(n < UINT8_MAX ? n : UINT8_MAX);
-}
-
 /* with_data makes an event with the private data of ev. */
 static struct cm_event *with_data(struct id *id, enum rdma_cm_event_type type, int status, const struct iwarpd_event *ev)
 {
 	struct cm_event *e = event_new(id, type, status);
-	uint8_t len = to_byte(ev->data_len);
+	uint8_t len = (uint8_t)least(ev->data_len, UINT8_MAX);
 
 	if (!e)
 		return NULL;
 	memcpy(e->data, ev->data, len);
 	e->pub.param.conn.private_data = len > 0 ? e->data : NULL;
 	e->pub.param.conn.private_data_len = len;
-	e->pub.param.conn.responder_resources = to_byte(ev->negotiated.ird);
-	e->pub.param.conn.initiator_depth = to_byte(ev->negotiated.ord);
+	e->pub.param.conn.responder_resources = (uint8_t)least(ev->negotiated.ird, UINT8_MAX);
+	e->pub.param.conn.initiator_depth = (uint8_t)least(ev->negotiated.ord, UINT8_MAX);
 	return e;
 }
 
@@ -284,8 +272,8 @@ static void connect_request(struct context *c, const struct iwarpd_event *ev)
 	 * The peer's ORD limits what this side responds to, and its IRD limits what this
 	 * side may initiate.
 	 */
-	e->pub.param.conn.responder_resources = to_byte(ev->negotiated.ord);
-	e->pub.param.conn.initiator_depth = to_byte(ev->negotiated.ird);
+	e->pub.param.conn.responder_resources = (uint8_t)least(ev->negotiated.ord, UINT8_MAX);
+	e->pub.param.conn.initiator_depth = (uint8_t)least(ev->negotiated.ird, UINT8_MAX);
 	e->pub.listen_id = &listener->pub;
 	listener->requests++;
 	event_post(e);

@@ -132,11 +132,6 @@ static void refer(struct ibv_comp_channel *ch, int n)
 		__atomic_add_fetch(&ch->refcnt, n, __ATOMIC_RELAXED);
 }
 
-static uint64_t least(uint64_t a, uint64_t b)
-{
-	return a < b ? a : b;
-}
-
 /*
  * room_for returns the depth of the daemon's queue. Programs ask for far more completions
  * (cqe) than their queue pairs can have outstanding (need). Each of a program's may have a

@@ -426,10 +426,9 @@ int ibv_close_device(struct ibv_context *ibv)
 	return 0;
 }
 
-/* to_int returns n, or INT32_MAX if that is less. */
 static int to_int(uint64_t n)
 {
-	return n > INT32_MAX ? INT32_MAX : (int)n;
+	return (int)least(n, INT32_MAX);
 }
 
 /*

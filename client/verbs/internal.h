@@ -57,6 +57,11 @@ int iwv_unsupported(const char *what);
 
 int64_t now_ms(void);
 
+static inline uint64_t least(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
 /* real.c */
 
 /* real_verbs_symbol returns a function of the distribution's libibverbs, or NULL. */

@@ -375,11 +375,6 @@ static void block_signals(sigset_t *old)
 	pthread_sigmask(SIG_SETMASK, &all, old);
 }
 
-static size_t least(size_t a, size_t b)
-{
-	return a < b ? a : b;
-}
-
 static int share(uintptr_t start, uintptr_t end, const struct vma *v)
 {
 	sigset_t old;

@@ -16,11 +16,6 @@ static struct iwarpd_cq *iwarpd_cq(struct ibv_cq *ibv)
 	return cq_of(ibv)->q;
 }
 
-static uint32_t least(uint32_t a, uint32_t b)
-{
-	return a < b ? a : b;
-}
-
 static uint32_t most(uint32_t a, uint32_t b)
 {
 	return a > b ? a : b;
@@ -39,7 +34,7 @@ static int fill(const struct context *c, struct iwarpd_qp_attr *attr, struct ibv
 	 * Some programs ask for more until they are refused, others take what they get:
 	 * so give the maximum.
 	 */
-	cap->max_inline_data = least(most(cap->max_inline_data, MIN_INLINE), least(c->attr.max_inline, MAX_INLINE));
+	cap->max_inline_data = (uint32_t)least(most(cap->max_inline_data, MIN_INLINE), least(c->attr.max_inline, MAX_INLINE));
 	/* A Write with Immediate Data takes two entries of the send queue. */
 	attr->send_depth = 2 * cap->max_send_wr <= c->attr.max_qp_wr / 2 ? 2 * cap->max_send_wr : cap->max_send_wr;
 	attr->recv_depth = cap->max_recv_wr;
@@ -167,7 +162,7 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 	if (!qp)
 		return NULL;
 	if (init->srq) { /* the program need not set these; a QP holds no more receives than its SRQ has */
-		qp->attr.cap.max_recv_wr = least(qp->attr.cap.max_recv_wr, srq_of(init->srq)->attr.max_wr);
+		qp->attr.cap.max_recv_wr = (uint32_t)least(qp->attr.cap.max_recv_wr, srq_of(init->srq)->attr.max_wr);
 		qp->attr.cap.max_recv_sge = 0;
 	}
 	err = fill(qp->ctx, &attr, &qp->attr.cap);
