@@ -147,20 +147,18 @@ void channel_add(struct iwarpd_channel *ch, struct cq_link *l)
 
 void channel_remove(struct iwarpd_channel *ch, struct cq_link *l)
 {
+	struct cq_link **at = &ch->cqs;
+
 	channel_lock(ch);
-	for (struct cq_link **at = &ch->cqs; *at; at = &(*at)->next) {
-		if (*at == l) {
-			*at = l->next;
-			break;
-		}
-	}
-	for (struct cq_link **at = &ch->ready; l->is_ready && *at; at = &(*at)->next_ready) {
-		if (*at == l) {
-			*at = l->next_ready;
-			if (ch->last_ready == &l->next_ready)
-				ch->last_ready = at;
-			break;
-		}
+	while (*at != l)
+		at = &(*at)->next;
+	*at = l->next;
+	if (l->is_ready) {
+		for (at = &ch->ready; *at != l; at = &(*at)->next_ready)
+			;
+		*at = l->next_ready;
+		if (ch->last_ready == &l->next_ready)
+			ch->last_ready = at;
 	}
 	show_more(ch);
 	channel_unlock(ch);

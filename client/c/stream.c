@@ -55,15 +55,12 @@ static int consumed(struct stream *s, int n, struct iwarpd_error *e)
 /* forget_reader undoes the registration of a read. The lock is not held. */
 static void forget_reader(void *arg)
 {
-	struct stream *s = arg;
+	struct stream *s = arg, **at = &s->dev->readers;
 
 	pthread_mutex_lock(&s->dev->lock);
-	for (struct stream **at = &s->dev->readers; *at; at = &(*at)->next) {
-		if (*at == s) {
-			*at = s->next;
-			break;
-		}
-	}
+	while (*at != s)
+		at = &(*at)->next;
+	*at = s->next;
 	pthread_mutex_unlock(&s->dev->lock);
 }
 

@@ -25,12 +25,11 @@ struct id *id_new(struct rdma_event_channel *channel, void *context, enum rdma_p
 
 static void id_unlink(struct id *id)
 {
-	for (struct id **at = &ids; *at; at = &(*at)->next) {
-		if (*at == id) {
-			*at = id->next;
-			return;
-		}
-	}
+	struct id **at = &ids;
+
+	while (*at != id)
+		at = &(*at)->next;
+	*at = id->next;
 }
 
 static void id_free(struct id *id)

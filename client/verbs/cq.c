@@ -217,17 +217,6 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *ibv, int cqe, void *cq_context,
 	return &cq->ibv;
 }
 
-/* forget removes the CQ from its context's list. The lock is held. */
-static void forget(struct context *c, struct cq *cq)
-{
-	for (struct cq **at = &c->cqs; *at; at = &(*at)->next) {
-		if (*at == cq) {
-			*at = cq->next;
-			return;
-		}
-	}
-}
-
 /* events_taken returns the counter of the CQ's events that ibv_get_cq_event has returned. */
 static uint32_t *events_taken(struct cq *cq)
 {
@@ -370,7 +359,7 @@ static int end_queue(struct cq *cq, struct iwarpd_error *e)
 
 int ibv_destroy_cq(struct ibv_cq *ibv)
 {
-	struct cq *cq = cq_of(ibv);
+	struct cq *cq = cq_of(ibv), **at;
 	struct iwarpd_error e = { 0 };
 	struct context *c;
 	int err;
@@ -382,7 +371,9 @@ int ibv_destroy_cq(struct ibv_cq *ibv)
 	/* There may be no daemon that says that a QP uses it. */
 	err = cq->need > 0 ? -EBUSY : end_queue(cq, &e);
 	if (!err) {
-		forget(c, cq);
+		for (at = &c->cqs; *at != cq; at = &(*at)->next)
+			;
+		*at = cq->next;
 		async_drop(c, ibv, &cq->unacknowledged);
 	}
 	iwv_thread_unlock();
