@@ -15,14 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHECK(x)                                                              \
-	do {                                                                  \
-		if (!(x)) {                                                   \
-			printf("line %d: failed: %s\n", __LINE__, #x);        \
-			perror("");                                           \
-			exit(1);                                              \
-		}                                                             \
-	} while (0)
+#include "check.h"
 
 /* make_qp makes a queue pair, and what it needs, on the device of id. */
 static void make_qp(struct rdma_cm_id *id)

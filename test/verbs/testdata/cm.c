@@ -23,15 +23,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "check.h"
 #include "cm.h"
-
-#define CHECK(x)                                                              \
-	do {                                                                  \
-		if (!(x)) {                                                   \
-			printf("line %d: failed: %s: %s\n", __LINE__, #x, strerror(errno)); \
-			exit(1);                                              \
-		}                                                             \
-	} while (0)
 
 static const char *address;
 

@@ -9,15 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CQE = 262144, PAIRS = 3, RECVS = 8000 };
+#include "check.h"
 
-#define CHECK(x)                                                                          \
-	do {                                                                              \
-		if (!(x)) {                                                               \
-			printf("line %d: failed: %s: %s\n", __LINE__, #x, strerror(errno)); \
-			exit(1);                                                          \
-		}                                                                         \
-	} while (0)
+enum { CQE = 262144, PAIRS = 3, RECVS = 8000 };
 
 static const char *const port = "7207";
 

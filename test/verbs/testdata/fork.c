@@ -15,14 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHECK(x)                                                              \
-	do {                                                                  \
-		if (!(x)) {                                                   \
-			printf("line %d: failed: %s\n", __LINE__, #x);        \
-			perror("");                                           \
-			exit(1);                                              \
-		}                                                             \
-	} while (0)
+#include "check.h"
 
 static void *scan(void *arg)
 {

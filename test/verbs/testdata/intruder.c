@@ -11,14 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define CHECK(x)                                                              \
-	do {                                                                  \
-		if (!(x)) {                                                   \
-			printf("line %d: failed: %s\n", __LINE__, #x);        \
-			perror("");                                           \
-			exit(1);                                              \
-		}                                                             \
-	} while (0)
+#include "check.h"
 
 int main(int argc, char **argv)
 {

@@ -8,13 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define CHECK(x)                                                              \
-	do {                                                                  \
-		if (!(x)) {                                                   \
-			printf("line %d: failed: %s\n", __LINE__, #x);        \
-			exit(1);                                              \
-		}                                                             \
-	} while (0)
+#include "check.h"
 
 enum { PORT = 3260 };
 

@@ -26,6 +26,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "check.h"
+
 enum {
 	MEGABYTE = 1 << 20,
 	PAGE = 4096,
@@ -34,14 +36,6 @@ enum {
 	MOVES = 100,
 	RW = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
 };
-
-#define CHECK(x)                                                              \
-	do {                                                                  \
-		if (!(x)) {                                                   \
-			printf("line %d: failed: %s\n", __LINE__, #x);        \
-			exit(1);                                              \
-		}                                                             \
-	} while (0)
 
 static struct ibv_pd *pd;
 static char data[2 * PAGE] = { 1, 2, 3 };
