@@ -69,6 +69,16 @@ static struct rdma_cm_id *next(struct rdma_event_channel *ch, enum rdma_cm_event
 	return id;
 }
 
+/* qp_state returns the state of a queue pair, which its structure has too. */
+static enum ibv_qp_state qp_state(struct ibv_qp *qp)
+{
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+
+	CHECK(ibv_query_qp(qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == qp->state);
+	return attr.qp_state;
+}
+
 static struct ibv_cq *shared; /* of all queue pairs of create_qp, or NULL */
 
 static void create_qp(struct rdma_cm_id *id)
@@ -324,16 +334,18 @@ static void states(void)
 	refused(id, "bordcAR");
 	CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 2000) == 0 && next(client, RDMA_CM_EVENT_ADDR_RESOLVED) == id);
 	create_qp(id);
+	CHECK(qp_state(id->qp) == IBV_QPS_INIT);
 	refused(id, "blaodcAR");
 	CHECK(rdma_resolve_route(id, 2000) == 0 && next(client, RDMA_CM_EVENT_ROUTE_RESOLVED) == id);
 	refused(id, "blaordAR");
-	CHECK(rdma_connect(id, NULL) == 0);
+	CHECK(rdma_connect(id, NULL) == 0 && qp_state(id->qp) == IBV_QPS_INIT);
 	refused(id, "blaorcAR");
 	child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
 	create_qp(child);
 	refused(child, "blaorc");
-	CHECK(rdma_accept(child, NULL) == 0);
+	CHECK(qp_state(child->qp) == IBV_QPS_INIT && rdma_accept(child, NULL) == 0);
 	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
+	CHECK(qp_state(id->qp) == IBV_QPS_RTS && qp_state(child->qp) == IBV_QPS_RTS);
 	refused(id, "blaorcAR");
 	refused(child, "blaorcAR");
 	CHECK(!readable(server->fd) && !readable(client->fd));
@@ -864,15 +876,13 @@ static void stated(void)
 {
 	struct rdma_event_channel *server = channel(), *client = channel();
 	struct rdma_cm_id *l = listener(server, 0), *id, *child;
-	struct ibv_qp_init_attr init;
-	struct ibv_qp_attr attr;
 
 	for (int i = 0; i < 20; i++) {
 		establish(server, client, l, &id, &child);
 		recv_empty(id->qp, 1);
 		CHECK(rdma_disconnect(child) == 0);
 		expect_flush(id->recv_cq, 1);
-		CHECK(ibv_query_qp(id->qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_ERR);
+		CHECK(qp_state(id->qp) == IBV_QPS_ERR);
 		CHECK(next(client, RDMA_CM_EVENT_DISCONNECTED) == id && next(server, RDMA_CM_EVENT_DISCONNECTED) == child);
 		end(id);
 		end(child);
@@ -886,8 +896,6 @@ static void transitions(void)
 	struct rdma_event_channel *server = channel(), *client = channel();
 	struct rdma_cm_id *l = listener(server, 0), *id, *child;
 	struct queues q = make(l->verbs, NULL);
-	struct ibv_qp_init_attr init;
-	struct ibv_qp_attr attr;
 
 	CHECK(modified(q.qp, IBV_QPS_RTR) == EINVAL && modified(q.qp, IBV_QPS_RTS) == EINVAL);
 	CHECK(modified(q.qp, IBV_QPS_INIT) == 0 && modified(q.qp, IBV_QPS_INIT) == 0 && modified(q.qp, IBV_QPS_RTS) == EINVAL);
@@ -896,7 +904,7 @@ static void transitions(void)
 	establish(server, client, l, &id, &child);
 	for (enum ibv_qp_state to = IBV_QPS_INIT; to <= IBV_QPS_SQE; to++) {
 		CHECK(modified(id->qp, to) == (to <= IBV_QPS_RTS ? 0 : EINVAL));
-		CHECK(ibv_query_qp(id->qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_RTS);
+		CHECK(qp_state(id->qp) == IBV_QPS_RTS);
 	}
 	end(id);
 	end(child);
@@ -908,8 +916,6 @@ static void reset(void)
 {
 	struct ibv_context *c = device(0);
 	struct queues a = make(c, NULL), b = make(c, NULL);
-	struct ibv_qp_init_attr init;
-	struct ibv_qp_attr attr;
 	int conn;
 
 	to_rtr(b.qp, a.qp->qp_num);
@@ -918,7 +924,7 @@ static void reset(void)
 	while ((conn = atomic_load(&qp_of(a.qp)->conn)) == CONN_MAKING)
 		usleep(1000);
 	CHECK(conn == CONN_OVER);
-	CHECK(ibv_query_qp(b.qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_RESET);
+	CHECK(qp_state(b.qp) == IBV_QPS_RESET);
 	CHECK(modified(b.qp, IBV_QPS_INIT) == 0);
 	recv_empty(b.qp, 1);
 	CHECK(modified(b.qp, IBV_QPS_RESET) == EOPNOTSUPP && modified(b.qp, IBV_QPS_ERR) == 0);
@@ -937,7 +943,6 @@ static void unconnected(void)
 	struct ibv_send_wr wr = { .wr_id = 3, .opcode = IBV_WR_SEND }, *bad;
 	struct ibv_context *c = device(0);
 	struct queues q = make(c, NULL);
-	struct ibv_qp_init_attr init;
 	struct rdma_cm_id *id;
 
 	CHECK(ibv_modify_qp(q.qp, &reset, IBV_QP_STATE) == 0);
@@ -950,7 +955,7 @@ static void unconnected(void)
 		struct ibv_qp_attr attr = { .qp_state = to };
 
 		CHECK(ibv_modify_qp(q.qp, &attr, IBV_QP_STATE) == EINVAL);
-		CHECK(ibv_query_qp(q.qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_ERR);
+		CHECK(qp_state(q.qp) == IBV_QPS_ERR);
 	}
 	recv_empty(q.qp, 2);
 	expect_flush(q.cq, 2);
@@ -997,14 +1002,12 @@ static void synchronous(void)
 {
 	struct rdma_event_channel *client = channel();
 	struct rdma_cm_id *l = listener(NULL, 0), *id = call(client, l), *child;
-	struct ibv_qp_init_attr init;
-	struct ibv_qp_attr attr;
 
 	CHECK(rdma_get_request(l, &child) == 0);
 	create_qp(child);
 	CHECK(rdma_accept(child, NULL) == 0 && rdma_disconnect(child) == 0);
 	CHECK(child->event->event == RDMA_CM_EVENT_DISCONNECTED);
-	CHECK(ibv_query_qp(child->qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_ERR);
+	CHECK(qp_state(child->qp) == IBV_QPS_ERR);
 	CHECK(rdma_disconnect(child) == 0); /* again */
 	CHECK(next(client, RDMA_CM_EVENT_ESTABLISHED) == id && next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
 	end(child);
@@ -1678,8 +1681,6 @@ static void numbered(void)
 	struct rdma_cm_id *l = listener(server, 0), *id, *child;
 	struct sockaddr_in a = socket_address(rdma_get_src_port(l));
 	struct rdma_conn_param param = { 0 };
-	struct ibv_qp_init_attr init;
-	struct ibv_qp_attr attr;
 	struct queues q;
 
 	CHECK(rdma_create_id(client, &id, NULL, RDMA_PS_TCP) == 0);
@@ -1694,7 +1695,7 @@ static void numbered(void)
 	CHECK(rdma_accept(child, NULL) == 0);
 	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
 	CHECK(rdma_disconnect(child) == 0 && next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
-	CHECK(ibv_query_qp(q.qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_ERR);
+	CHECK(qp_state(q.qp) == IBV_QPS_ERR);
 	unmake(&q);
 	end(id);
 	end(child);
