@@ -94,9 +94,8 @@ static bool has(const struct device *d, const struct sockaddr *a)
 	const struct sockaddr_in6 *a6 = (const struct sockaddr_in6 *)(const void *)a;
 	struct sockaddr_storage own;
 	char name[IF_NAMESIZE];
-	unsigned int prefix;
 
-	for (unsigned int i = 0; iwv_device_address(d, i, &own, &prefix); i++)
+	for (unsigned int i = 0; iwv_device_address(d, i, &own); i++)
 		if (addr_same((struct sockaddr *)&own, a))
 			return true;
 	return a->sa_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&a6->sin6_addr) &&
@@ -148,10 +147,8 @@ static bool local(const struct sockaddr_storage *a)
  */
 static struct context *context_of(sa_family_t family, struct sockaddr_storage *a, bool elsewhere)
 {
-	unsigned int prefix;
-
 	for (struct context **c = cm_contexts(SCAN_NEW); *c; c++)
-		for (unsigned int i = 0; live(*c) && iwv_device_address((*c)->device, i, a, &prefix); i++)
+		for (unsigned int i = 0; live(*c) && iwv_device_address((*c)->device, i, a); i++)
 			if (a->ss_family == family && !(elsewhere && local(a)))
 				return *c;
 	return NULL;

@@ -198,11 +198,11 @@ void devices_forget(const struct device *ended)
 		}
 }
 
-bool iwv_device_address(const struct device *d, unsigned int i, struct sockaddr_storage *a, unsigned int *prefix)
+bool iwv_device_address(const struct device *d, unsigned int i, struct sockaddr_storage *a)
 {
 	struct sockaddr_in6 *a6 = (struct sockaddr_in6 *)a;
 	struct sockaddr_in *a4 = (struct sockaddr_in *)a;
-	char text[64], *slash;
+	char text[64];
 	bool any;
 
 	pthread_mutex_lock(&addresses_lock);
@@ -213,17 +213,9 @@ bool iwv_device_address(const struct device *d, unsigned int i, struct sockaddr_
 	if (!any)
 		return false;
 	memset(a, 0, sizeof(*a));
-	slash = strchr(text, '/');
-	if (slash)
-		*slash = 0;
-	if (inet_pton(AF_INET, text, &a4->sin_addr) == 1) {
-		a->ss_family = AF_INET;
-		*prefix = slash ? (unsigned int)atoi(slash + 1) : 32;
-		return true;
-	}
-	a->ss_family = AF_INET6;
-	*prefix = slash ? (unsigned int)atoi(slash + 1) : 128;
-	return inet_pton(AF_INET6, text, &a6->sin6_addr) == 1;
+	text[strcspn(text, "/")] = 0;
+	a->ss_family = inet_pton(AF_INET, text, &a4->sin_addr) == 1 ? AF_INET : AF_INET6;
+	return a->ss_family == AF_INET || inet_pton(AF_INET6, text, &a6->sin6_addr) == 1;
 }
 
 /*
@@ -525,10 +517,9 @@ int ibv_query_port(struct ibv_context *ibv, uint8_t port, struct _compat_ibv_por
 int put_gid(const struct context *c, unsigned int index, union ibv_gid *gid)
 {
 	struct sockaddr_storage a;
-	unsigned int prefix;
 
 	memset(gid, 0, sizeof(*gid));
-	if (!iwv_device_address(c->device, index, &a, &prefix))
+	if (!iwv_device_address(c->device, index, &a))
 		return -1;
 	if (a.ss_family == AF_INET6) {
 		memcpy(gid->raw, &((struct sockaddr_in6 *)&a)->sin6_addr, 16);

@@ -164,7 +164,7 @@ void devices_forget(const struct device *d);
 void devices_after_fork_child(void);
 
 /* iwv_device_address stores address i of a device, and reports whether there is one. */
-bool iwv_device_address(const struct device *d, unsigned int i, struct sockaddr_storage *a, unsigned int *prefix);
+bool iwv_device_address(const struct device *d, unsigned int i, struct sockaddr_storage *a);
 
 /* put_gid stores the GID of address index of a device. It returns -1 if there is none. */
 int put_gid(const struct context *c, unsigned int index, union ibv_gid *gid);
