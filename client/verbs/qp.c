@@ -11,11 +11,6 @@ enum {
 	SHARED_RECVS = 32, /* receives of an SRQ that a QP holds at least, until their data is in far memory */
 };
 
-static struct iwarpd_cq *iwarpd_cq(struct ibv_cq *ibv)
-{
-	return cq_of(ibv)->q;
-}
-
 static uint32_t most(uint32_t a, uint32_t b)
 {
 	return a > b ? a : b;
@@ -169,8 +164,8 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 	if (init->srq)
 		attr.recv_depth = most(attr.recv_depth, SHARED_RECVS);
 	qp->recvs = init->srq ? srq_of(init->srq)->attr.max_wr : qp->attr.cap.max_recv_wr;
-	attr.send_cq = iwarpd_cq(init->send_cq);
-	attr.recv_cq = iwarpd_cq(init->recv_cq);
+	attr.send_cq = cq_of(init->send_cq)->q;
+	attr.recv_cq = cq_of(init->recv_cq)->q;
 	attr.srq = init->srq ? srq_of(init->srq)->q : NULL;
 	attr.context = qp; /* sig_all is in the flags of each work request, since the library adds some of its own */
 	if (!err) {
