@@ -66,7 +66,6 @@ struct id {
 	unsigned int requests; /* connect requests of the listener that the program has not taken */
 	unsigned int events; /* returned by rdma_get_cm_event and not acknowledged */
 	struct ibv_qp_init_attr *ep_attr; /* of rdma_create_ep, for its connections */
-	struct ibv_pd *ep_pd;
 	void *connect;     /* private data of the rdma_addrinfo of an active endpoint */
 	size_t connect_len;
 };

@@ -137,6 +137,8 @@ static int passive(struct id *id, const struct rdma_addrinfo *res, struct ibv_pd
 {
 	if (rdma_bind_addr(&id->pub, res->ai_src_addr) < 0)
 		return -1;
+	if (pd)
+		id->pub.pd = pd;
 	if (!attr)
 		return 0;
 	id->ep_attr = malloc(sizeof(*attr));
@@ -144,7 +146,6 @@ static int passive(struct id *id, const struct rdma_addrinfo *res, struct ibv_pd
 		return -1;
 	*id->ep_attr = *attr;
 	id->ep_attr->qp_type = (enum ibv_qp_type)res->ai_qp_type;
-	id->ep_pd = pd;
 	return 0;
 }
 
@@ -218,7 +219,7 @@ int rdma_get_request(struct rdma_cm_id *listen, struct rdma_cm_id **out)
 	if (l->ep_attr) {
 		struct ibv_qp_init_attr attr = *l->ep_attr;
 
-		if (rdma_create_qp(pub, l->ep_pd, &attr) < 0) {
+		if (rdma_create_qp(pub, listen->pd, &attr) < 0) {
 			int err = errno;
 
 			rdma_destroy_id(pub);

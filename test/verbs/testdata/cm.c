@@ -2348,6 +2348,24 @@ static struct rdma_cm_id *endpoint(struct ibv_qp_init_attr *attr)
 	return id;
 }
 
+/* The queue pair of a request of an endpoint gets the PD of the listening id. */
+static void domains(void)
+{
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+	struct rdma_event_channel *client = channel();
+	struct rdma_cm_id *l = endpoint(&attr), *id = call(client, l), *child;
+	struct ibv_pd *pd = ibv_alloc_pd(l->verbs);
+
+	CHECK(pd);
+	l->pd = pd;
+	CHECK(rdma_get_request(l, &child) == 0 && child->pd == pd && child->qp->pd == pd);
+	rdma_destroy_ep(child);
+	CHECK(next(client, RDMA_CM_EVENT_REJECTED) == id && ibv_dealloc_pd(pd) == 0);
+	end(id);
+	rdma_destroy_ep(l);
+	rdma_destroy_event_channel(client);
+}
+
 /* spoil changes errno, as any call may that succeeds. */
 static void spoil(void)
 {
@@ -2582,7 +2600,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded },
+		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded },
 	};
 
 	CHECK(argc == 3);
