@@ -293,7 +293,6 @@ void cq_forget(struct ibv_cq *ibv, uint32_t qp, uint64_t n)
 	pthread_mutex_lock(&cq->lock);
 	iwarpd_clean_cq(cq->q, qp);
 	cq->last_late = drop(&cq->late, qp);
-	drop(&cq->hidden, qp);
 	if (cq->need == 0)
 		atomic_store(&cq->expected, 0);
 	pthread_mutex_unlock(&cq->lock);
@@ -381,7 +380,6 @@ int ibv_destroy_cq(struct ibv_cq *ibv)
 		return iwv_fail(err, "ibv_destroy_cq", &e);
 	wait_acknowledged(cq);
 	free_late(cq->late);
-	free_late(cq->hidden);
 	refer(ibv->channel, -1);
 	pthread_mutex_destroy(&cq->lock);
 	pthread_mutex_destroy(&cq->ibv.mutex);
@@ -445,44 +443,21 @@ static void put_wc(struct ibv_wc *to, const struct iwarpd_wc *from)
 const char hidden_wr;
 
 /*
- * hide reports whether a completion is of a work request that the library added, and
- * saves its error.
+ * shown reports whether a program is to see a completion. Of the two halves of a Write with Immediate Data it sees the
+ * second one, with the error of the first if that has failed. Only then the first one completes, just before the second.
  */
-static bool hide(struct cq *cq, const struct iwarpd_wc *wc)
+static bool shown(struct qp *qp, struct iwarpd_wc *wc)
 {
-	struct late *l;
-
-	if (wc->id != HIDDEN_WR)
+	if (wc->id == HIDDEN_WR) {
+		qp->half_status = wc->status;
+		qp->half_vendor = wc->vendor;
 		return false;
-	if (wc->status == IWARPD_WC_SUCCESS || wc->status == IWARPD_WC_WR_FLUSH_ERR)
-		return true;
-	l = calloc(1, sizeof(*l));
-	if (!l) {
-		iwv_log("QP %u: error %u: out of memory, so it is reported as a flush", wc->qp, wc->status);
-		return true;
 	}
-	put_wc(&l->wc, wc);
-	l->next = cq->hidden;
-	cq->hidden = l;
+	if (wc->opcode == IWARPD_WC_IMM && wc->status != IWARPD_WC_SUCCESS && qp->half_status != IWARPD_WC_SUCCESS) {
+		wc->status = qp->half_status;
+		wc->vendor = qp->half_vendor;
+	}
 	return true;
-}
-
-/* unhide gives the second half of a Write with Immediate Data the error of the first half. */
-static void unhide(struct cq *cq, struct iwarpd_wc *wc)
-{
-	struct late **at = &cq->hidden, *l;
-
-	if (wc->opcode != IWARPD_WC_IMM || wc->status == IWARPD_WC_SUCCESS)
-		return;
-	while (*at && (*at)->wc.qp_num != wc->qp)
-		at = &(*at)->next;
-	l = *at;
-	if (!l)
-		return;
-	*at = l->next;
-	wc->status = l->wc.status;
-	wc->vendor = l->wc.vendor_err;
-	free(l);
 }
 
 /* count_polled counts a send completion that the program polls. The lock of the CQ is held. */
@@ -508,11 +483,10 @@ static int take(struct cq *cq, int n, struct ibv_wc *wc)
 			struct qp *qp = qp_numbered(c, got[i].qp);
 
 			/* The program may have freed what the wr_id of a QP refers to that it is destroying. */
-			if (!qp || hide(cq, &got[i]))
+			if (!qp || !shown(qp, &got[i]))
 				continue;
 			if (got[i].opcode < IWARPD_WC_RECV)
 				count_polled(qp);
-			unhide(cq, &got[i]);
 			put_wc(&wc[total], &got[i]);
 			if (wc[total].status == IBV_WC_WR_FLUSH_ERR && wc[total].opcode == IBV_WC_RECV &&
 			    exchange_hold(qp, &wc[total]))

@@ -287,7 +287,6 @@ struct cq {
 	_Atomic int64_t expected;       /* completions of posted work requests that were not polled yet, if it has a channel */
 	struct cq *next_ready;          /* list of those whose channel has an event for a late completion */
 	bool ready;
-	struct late *hidden;     /* failed completions that were not shown */
 	unsigned int empty;      /* polls in a row that found nothing */
 	struct answers answers;  /* guarded by lock, but for received */
 };
@@ -372,6 +371,7 @@ struct qp {
 	uint32_t signaled; /* sends that were posted and report success; guarded by send_lock */
 	_Atomic uint32_t polled; /* send completions that the program has polled; the lock of the CQ is held where it changes */
 	_Atomic(void *) cm; /* librdmacm's id, or NULL */
+	uint32_t half_status, half_vendor; /* error of a first half; see shown, in cq.c; guarded by the lock of the CQ */
 	atomic_int conn;    /* enum connection */
 	atomic_bool posted; /* work requests, which the daemon has */
 	int64_t deadline;   /* when a closing connection is cut, in ms */
