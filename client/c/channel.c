@@ -119,12 +119,15 @@ static void show_more(struct iwarpd_channel *ch)
 	static const uint64_t one = 1;
 	uint64_t count;
 	bool set = ch->ready != NULL;
+	int state;
 
 	if (set == ch->more_set)
 		return;
 	ch->more_set = set;
-	if ((set ? write(ch->more, &one, sizeof(one)) : read(ch->more, &count, sizeof(count))) < 0)
-		return; /* cannot fail with a counter of 0 or 1 */
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state); /* nobody would release the lock */
+	/* Neither can fail with a counter of 0 or 1. */
+	(void)!(set ? write(ch->more, &one, sizeof(one)) : read(ch->more, &count, sizeof(count)));
+	pthread_setcancelstate(state, &state);
 }
 
 void channel_lock(struct iwarpd_channel *ch)
@@ -173,6 +176,14 @@ static void push(struct iwarpd_channel *ch, struct cq_link *l)
 	l->next_ready = NULL;
 	*ch->last_ready = l;
 	ch->last_ready = &l->next_ready;
+}
+
+void channel_push(struct iwarpd_channel *ch, struct cq_link *l)
+{
+	channel_lock(ch);
+	push(ch, l);
+	show_more(ch);
+	channel_unlock(ch);
 }
 
 /*

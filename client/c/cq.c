@@ -353,6 +353,12 @@ bool iwarpd_disarm_cq(struct iwarpd_cq *cq)
 	return true;
 }
 
+void iwarpd_wake_cq(struct iwarpd_cq *cq)
+{
+	if (cq->channel)
+		channel_push(cq->channel, &cq->link);
+}
+
 /* drain reads pending wake-ups. It returns -EPIPE if the daemon is gone. */
 static int drain(int fd)
 {

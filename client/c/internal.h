@@ -303,6 +303,7 @@ struct cq_link {
 struct object *channel_object(struct iwarpd_channel *ch);
 void channel_add(struct iwarpd_channel *ch, struct cq_link *l);
 void channel_remove(struct iwarpd_channel *ch, struct cq_link *l);
+void channel_push(struct iwarpd_channel *ch, struct cq_link *l); /* makes iwarpd_get_cq_event return l */
 void channel_lock(struct iwarpd_channel *ch);
 void channel_unlock(struct iwarpd_channel *ch);
 

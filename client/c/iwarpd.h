@@ -354,6 +354,9 @@ IWARPD_API void *iwarpd_cq_context(const struct iwarpd_cq *cq);
  */
 IWARPD_API int iwarpd_get_cq_event(struct iwarpd_channel *channel, struct iwarpd_cq **cq, int timeout_ms);
 
+/* Makes iwarpd_get_cq_event return the queue, as a completion of an armed queue does. */
+IWARPD_API void iwarpd_wake_cq(struct iwarpd_cq *cq);
+
 /*
  * Descriptor for poll and epoll that is readable while a queue may be ready. Owned
  * by the channel.

@@ -6,9 +6,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include "internal.h"
 
@@ -17,9 +14,7 @@ enum { FIRST_DEPTH = 1024 }; /* depth of a CQ without queue pairs, unless the pr
 struct channel {
 	struct ibv_comp_channel ibv;
 	struct iwarpd_channel *ch;
-	pthread_mutex_t lock; /* guards the rest, and keeps CQs while their events are counted */
-	int wake;             /* an eventfd that is readable while there are ready queues */
-	struct cq *ready;
+	pthread_mutex_t lock; /* keeps CQs while their events are counted */
 };
 
 static struct channel *channel_of(struct ibv_comp_channel *ibv)
@@ -29,7 +24,6 @@ static struct channel *channel_of(struct ibv_comp_channel *ibv)
 
 struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *ibv)
 {
-	struct epoll_event wake = { .events = EPOLLIN };
 	struct iwarpd_error e;
 	struct channel *ch;
 	int err;
@@ -47,16 +41,6 @@ struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *ibv)
 	}
 	ch->ibv.context = ibv;
 	ch->ibv.fd = iwarpd_channel_fd(ch->ch);
-	ch->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (ch->wake < 0 || epoll_ctl(ch->ibv.fd, EPOLL_CTL_ADD, ch->wake, &wake) < 0) {
-		err = errno;
-		if (ch->wake >= 0)
-			close(ch->wake);
-		iwarpd_destroy_channel(ch->ch, NULL);
-		free(ch);
-		errno = err;
-		return NULL;
-	}
 	pthread_mutex_init(&ch->lock, NULL);
 	return &ch->ibv;
 }
@@ -73,56 +57,9 @@ int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
 	err = iwarpd_destroy_channel(channel_of(ibv)->ch, &e);
 	if (err && !daemon_gone(ibv->context))
 		return iwv_fail(err, "ibv_destroy_comp_channel", &e);
-	close(channel_of(ibv)->wake);
 	pthread_mutex_destroy(&channel_of(ibv)->lock);
 	free(channel_of(ibv));
 	return 0;
-}
-
-/*
- * show_ready makes the descriptor readable if there are ready queues. The channel's lock
- * is held.
- */
-static void show_ready(struct channel *ch)
-{
-	static const uint64_t one = 1;
-	uint64_t count;
-	int state;
-
-	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state); /* nobody would release the lock */
-	(void)!(ch->ready ? write(ch->wake, &one, sizeof(one)) : read(ch->wake, &count, sizeof(count)));
-	pthread_setcancelstate(state, &state);
-}
-
-static void push_ready(struct channel *ch, struct cq *cq)
-{
-	pthread_mutex_lock(&ch->lock);
-	if (!cq->ready) {
-		cq->ready = true;
-		cq->next_ready = ch->ready;
-		ch->ready = cq;
-		show_ready(ch);
-	}
-	pthread_mutex_unlock(&ch->lock);
-}
-
-/*
- * pop_ready removes cq from the ready queues, or any one of them if cq is NULL. The channel's
- * lock is held.
- */
-static struct cq *pop_ready(struct channel *ch, const struct cq *cq)
-{
-	struct cq **at = &ch->ready, *got;
-
-	while (cq && *at && *at != cq)
-		at = &(*at)->next_ready;
-	got = *at;
-	if (got) {
-		*at = got->next_ready;
-		got->ready = false;
-		show_ready(ch);
-	}
-	return got;
 }
 
 /* refer adds n to the number of CQs of a channel. */
@@ -159,8 +96,8 @@ static int resize(struct cq *cq, uint32_t depth, struct iwarpd_error *e)
 	if (!err)
 		cq->depth = depth;
 	pthread_mutex_unlock(&cq->lock);
-	if (wake && cq->ibv.channel)
-		push_ready(channel_of(cq->ibv.channel), cq);
+	if (wake)
+		iwarpd_wake_cq(cq->q);
 	return err;
 }
 
@@ -309,8 +246,8 @@ void cq_late(struct ibv_cq *ibv, struct late *list)
 		cq->last_late = &(*cq->last_late)->next;
 	wake = list && iwarpd_disarm_cq(cq->q);
 	pthread_mutex_unlock(&cq->lock);
-	if (wake && ibv->channel)
-		push_ready(channel_of(ibv->channel), cq);
+	if (wake)
+		iwarpd_wake_cq(cq->q);
 }
 
 void cq_expect(struct ibv_cq *ibv, int64_t n)
@@ -349,8 +286,6 @@ static int end_queue(struct cq *cq, struct iwarpd_error *e)
 	err = iwarpd_destroy_cq(cq->q, e);
 	if (err && thread_gone(iwv_context_of(cq->ibv.context)))
 		err = 0;
-	if (!err && ch)
-		pop_ready(ch, cq);
 	if (ch)
 		pthread_mutex_unlock(&ch->lock);
 	return err;
@@ -551,26 +486,22 @@ int req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 	return 0;
 }
 
-/*
- * look takes and counts a waiting event. The thread cannot be canceled meanwhile. When the daemon
- * has ended, libiwarpd may still have events of CQs that were destroyed since.
- */
+/* look takes and counts a waiting event. The thread cannot be canceled meanwhile. */
 static int look(struct channel *ch, struct cq **cq)
 {
+	bool over = gone(ch->ibv.context);
 	struct iwarpd_cq *q;
-	int state, err = 0;
+	int state, err;
 
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
 	pthread_mutex_lock(&ch->lock);
-	*cq = pop_ready(ch, NULL);
-	if (!*cq && gone(ch->ibv.context)) {
-		err = -EPIPE;
-	} else if (!*cq) {
-		err = iwarpd_get_cq_event(ch->ch, &q, 0);
-		*cq = err ? NULL : iwarpd_cq_context(q);
-	}
-	if (*cq)
+	err = iwarpd_get_cq_event(ch->ch, &q, 0);
+	if (!err) {
+		*cq = iwarpd_cq_context(q);
 		count_taken(*cq);
+	} else if (over) {
+		err = -EPIPE;
+	}
 	pthread_mutex_unlock(&ch->lock);
 	pthread_setcancelstate(state, &state);
 	return err;

@@ -285,8 +285,6 @@ struct cq {
 	struct late *late, **last_late; /* come after the completions of the daemon */
 	uint32_t received;              /* iwarpd_received when it was armed, if it has a channel */
 	_Atomic int64_t expected;       /* completions of posted work requests that were not polled yet, if it has a channel */
-	struct cq *next_ready;          /* list of those whose channel has an event for a late completion */
-	bool ready;
 	unsigned int empty;      /* polls in a row that found nothing */
 	struct answers answers;  /* guarded by lock, but for received */
 };
