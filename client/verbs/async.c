@@ -50,7 +50,7 @@ void async_drop(struct context *c, const void *element, const unsigned int *unac
 		free_items(iwv_queue_take(&c->async, about, (void *)element));
 		if (*unacknowledged == 0)
 			return;
-		iwv_thread_wait(1000);
+		iwv_thread_wait();
 	}
 }
 

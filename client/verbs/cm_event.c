@@ -204,7 +204,7 @@ int rdma_migrate_id(struct rdma_cm_id *pub, struct rdma_event_channel *channel)
 		sync_done(id);
 	iwv_thread_lock();
 	while (id->events > 0) /* others may use the old channel until they have acknowledged them */
-		iwv_thread_wait(1000);
+		iwv_thread_wait();
 	old = pub->channel;
 	list = iwv_queue_take(&channel_of(old)->queue, is_own, id);
 	pub->channel = channel;

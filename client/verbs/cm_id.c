@@ -188,7 +188,7 @@ int rdma_destroy_id(struct rdma_cm_id *pub)
 			atomic_store(&q->cm, NULL);
 	events_drop(id);
 	while (id->events > 0)
-		iwv_thread_wait(1000);
+		iwv_thread_wait();
 	iwv_thread_unlock();
 	if (id->sync)
 		rdma_destroy_event_channel(pub->channel);

@@ -196,11 +196,8 @@ void async_drop(struct context *c, const void *element, const unsigned int *unac
 void iwv_thread_lock(void);
 void iwv_thread_unlock(void);
 
-/*
- * iwv_thread_wait releases the lock until iwv_thread_wake is called, for at most ms
- * milliseconds.
- */
-void iwv_thread_wait(int ms);
+/* iwv_thread_wait releases the lock until iwv_thread_wake is called, when the program acknowledges an event. */
+void iwv_thread_wait(void);
 void iwv_thread_wake(void);
 
 /* thread_serve makes the library's thread take the events of a context. The lock is held. */

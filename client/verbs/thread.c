@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <signal.h>
 #include <sys/epoll.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -15,7 +14,7 @@ enum {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int cancel_state; /* of the thread that holds the lock, before it */
-static pthread_cond_t changed; /* by the monotonic clock */
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct context *contexts;
 static int epoll = -1;
 static cm_handler *_Atomic handler;
@@ -38,16 +37,11 @@ void iwv_thread_unlock(void)
 	pthread_setcancelstate(state, &state);
 }
 
-void iwv_thread_wait(int ms)
+void iwv_thread_wait(void)
 {
 	int state = cancel_state;
-	struct timespec t;
 
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	t.tv_nsec += ms % 1000 * 1000000L;
-	t.tv_sec += ms / 1000 + t.tv_nsec / 1000000000L;
-	t.tv_nsec %= 1000000000L;
-	pthread_cond_timedwait(&changed, &lock, &t);
+	pthread_cond_wait(&changed, &lock);
 	cancel_state = state;
 }
 
@@ -215,16 +209,6 @@ void thread_forget(struct context *c)
 	pthread_mutex_unlock(&lock);
 }
 
-static void init_changed(void)
-{
-	pthread_condattr_t attr;
-
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-	pthread_cond_init(&changed, &attr);
-	pthread_condattr_destroy(&attr);
-}
-
 static void before_fork(void)
 {
 	iwv_thread_lock();
@@ -250,13 +234,12 @@ static void after_fork_child(void)
 	if (epoll >= 0)
 		close(epoll);
 	epoll = -1;
-	init_changed();
+	pthread_cond_init(&changed, NULL);
 	pthread_mutex_init(&lock, NULL);
 	pthread_setcancelstate(cancel_state, NULL);
 }
 
 __attribute__((constructor)) static void init(void)
 {
-	init_changed();
 	pthread_atfork(before_fork, after_fork_parent, after_fork_child);
 }

@@ -378,14 +378,6 @@ func compile(t *testing.T, name string) string {
 	return program
 }
 
-// TestTimeOfDay checks that a wait of the library takes as long as it should when the time of day jumps.
-func TestTimeOfDay(t *testing.T) {
-	run := exec.Command(filepath.Join(plain.libraries(t), "iwarpd-run"), compile(t, "clock"))
-	if out, err := run.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
-}
-
 // TestAnswer checks which completions of Writes the library holds back until the peer's answer has come.
 func TestAnswer(t *testing.T) {
 	if out, err := exec.Command(compile(t, "answer")).CombinedOutput(); err != nil {
