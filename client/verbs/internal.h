@@ -225,17 +225,12 @@ void iwv_thread_set_cm(cm_handler *handler, cm_timer *timer);
 
 /* near.c: memory of the program that the daemon maps */
 
-struct near_region {
-	int fd;          /* the memfd, owned by the library */
-	uint64_t offset; /* offset in the memfd, equal to the address */
-};
-
 /*
- * near_get moves those pages of a range into the memfd that are not there yet. It returns
- * 0 or a negative errno value: -EOPNOTSUPP for memory that cannot be moved. The daemon of
- * dev may provide the userfaultfd.
+ * near_get moves those pages of a range into the memfd that are not there yet, where their offset equals their address. It
+ * returns the memfd, or a negative errno value: -EOPNOTSUPP for memory that cannot be moved. The daemon of dev may provide
+ * the userfaultfd.
  */
-int near_get(struct iwarpd_device *dev, uintptr_t addr, size_t length, bool writable, struct near_region *r);
+int near_get(struct iwarpd_device *dev, uintptr_t addr, size_t length, bool writable);
 
 /* near_put makes the pages of a range private again where no other region uses them. */
 void near_put(uintptr_t addr, size_t length);

@@ -83,14 +83,13 @@ static int check_access(unsigned int access)
  */
 static int reg_near(struct context *c, struct iwarpd_pd *pd, struct iwarpd_mr_attr *attr, struct mr *mr, struct iwarpd_error *e)
 {
-	struct near_region where;
-	int err = near_get(c->dev, (uintptr_t)attr->addr, attr->length, attr->access & IBV_ACCESS_LOCAL_WRITE, &where);
+	int err;
 
-	if (err)
-		return err;
+	attr->fd = near_get(c->dev, (uintptr_t)attr->addr, attr->length, attr->access & IBV_ACCESS_LOCAL_WRITE);
+	if (attr->fd < 0)
+		return attr->fd;
 	attr->near = true;
-	attr->fd = where.fd;
-	attr->offset = where.offset;
+	attr->offset = (uintptr_t)attr->addr;
 	err = iwarpd_reg_mr(pd, attr, &mr->mr, e);
 	if (err)
 		near_put((uintptr_t)attr->addr, attr->length);

@@ -703,20 +703,20 @@ static struct use pages(uintptr_t addr, size_t length)
 	return (struct use){ addr & ~(size - 1), (addr + length + size - 1) & ~(size - 1) };
 }
 
-int near_get(struct iwarpd_device *dev, uintptr_t addr, size_t length, bool writable, struct near_region *r)
+int near_get(struct iwarpd_device *dev, uintptr_t addr, size_t length, bool writable)
 {
 	struct use p = pages(addr, length);
-	int err;
+	int err, fd;
 
 	iwv_thread_lock();
 	err = vma_begin();
 	if (!err) {
 		err = get(dev, p.start, p.end, writable);
-		*r = (struct near_region){ file, addr };
 		vma_end();
 	}
+	fd = file;
 	iwv_thread_unlock();
-	return err;
+	return err ? err : fd;
 }
 
 void near_put(uintptr_t addr, size_t length)
