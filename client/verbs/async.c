@@ -165,6 +165,8 @@ static struct ibv_context *element_context(const struct ibv_async_event *event)
 	case IBV_EVENT_SRQ_ERR:
 	case IBV_EVENT_SRQ_LIMIT_REACHED:
 		return event->element.srq->context;
+	case IBV_EVENT_WQ_FATAL:
+		return event->element.wq->context;
 	default:
 		return NULL;
 	}
