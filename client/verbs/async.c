@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "internal.h"
 
@@ -34,7 +35,7 @@ static void free_items(struct queue_item *list)
 void async_close(struct context *c)
 {
 	free_items(iwv_queue_take(&c->async, any, NULL));
-	iwv_queue_close(&c->async);
+	close(c->async.fd);
 }
 
 static bool about(struct queue_item *item, void *element)
@@ -123,26 +124,24 @@ static unsigned int *unacknowledged(const struct ibv_async_event *event)
 	}
 }
 
+static void taken(struct queue_item *item)
+{
+	unsigned int *count = unacknowledged(&container_of(item, struct async_item, item)->ev);
+
+	if (count)
+		++*count;
+}
+
 int ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *event)
 {
 	struct queue_item *item;
-	unsigned int *count;
 
 	if (!iwv_is_ours(ibv))
 		return REAL(ibv_get_async_event)(ibv, event);
-	do {
-		if (iwv_queue_wait(&iwv_context_of(ibv)->async) < 0)
-			return -1;
-		iwv_thread_lock();
-		item = iwv_queue_pop(&iwv_context_of(ibv)->async);
-		if (item) {
-			*event = container_of(item, struct async_item, item)->ev;
-			count = unacknowledged(event);
-			if (count)
-				++*count;
-		}
-		iwv_thread_unlock();
-	} while (!item);
+	item = iwv_queue_next(&iwv_context_of(ibv)->async, taken);
+	if (!item)
+		return -1;
+	*event = container_of(item, struct async_item, item)->ev;
 	free_items(item);
 	return 0;
 }

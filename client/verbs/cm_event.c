@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cm.h"
 
@@ -33,7 +34,7 @@ struct rdma_event_channel *rdma_create_event_channel(void)
 void rdma_destroy_event_channel(struct rdma_event_channel *pub)
 {
 	FORWARD(rdma_destroy_event_channel, pub);
-	iwv_queue_close(&channel_of(pub)->queue);
+	close(pub->fd);
 	free(channel_of(pub));
 }
 
@@ -75,8 +76,10 @@ void event_simple(struct id *id, enum rdma_cm_event_type type, int status)
 }
 
 /* taken counts an event that the program takes. The lock is held. */
-static void taken(struct cm_event *e)
+static void taken(struct queue_item *item)
 {
+	const struct cm_event *e = container_of(item, struct cm_event, item);
+
 	owner(e)->events++;
 	if (e->pub.event == RDMA_CM_EVENT_CONNECT_REQUEST) {
 		id_of(e->pub.listen_id)->requests--;
@@ -98,15 +101,9 @@ int rdma_get_cm_event(struct rdma_event_channel *pub, struct rdma_cm_event **eve
 	FORWARD(rdma_get_cm_event, pub, event);
 	if (!pub)
 		return set_errno(EINVAL);
-	do {
-		if (iwv_queue_wait(&channel_of(pub)->queue) < 0)
-			return -1;
-		iwv_thread_lock();
-		item = iwv_queue_pop(&channel_of(pub)->queue);
-		if (item)
-			taken(container_of(item, struct cm_event, item));
-		iwv_thread_unlock();
-	} while (!item);
+	item = iwv_queue_next(&channel_of(pub)->queue, taken);
+	if (!item)
+		return -1;
 	e = container_of(item, struct cm_event, item);
 	if (follow_listener(e) < 0) {
 		int err = errno;

@@ -77,22 +77,20 @@ struct queue_item {
 	struct queue_item *next;
 };
 
-/* An event_queue has a descriptor that is readable while the queue holds an item. */
+/* An event_queue has a descriptor that is readable while the queue holds an item. iwv_thread_lock guards its items. */
 struct event_queue {
-	pthread_mutex_t lock;
 	struct queue_item *first, **last;
 	int fd; /* an eventfd that counts the items */
 };
 
 int iwv_queue_init(struct event_queue *q); /* returns the descriptor, or -1 with errno set */
-void iwv_queue_close(struct event_queue *q); /* the descriptor too */
 void iwv_queue_put(struct event_queue *q, struct queue_item *item);
 
-/* iwv_queue_wait waits for an item, or fails with EAGAIN if the descriptor has O_NONBLOCK. */
-int iwv_queue_wait(struct event_queue *q);
-
-/* iwv_queue_pop removes the first item. It returns NULL if another thread has taken it. */
-struct queue_item *iwv_queue_pop(struct event_queue *q);
+/*
+ * iwv_queue_next waits for an item and removes it. taken is called with the lock held. It returns NULL with errno set if
+ * the descriptor has O_NONBLOCK and there is none, or if a signal handler ran. The caller does not hold the lock.
+ */
+struct queue_item *iwv_queue_next(struct event_queue *q, void (*taken)(struct queue_item *item));
 
 /* iwv_queue_take removes all items for which match returns true, and returns them as a list. */
 struct queue_item *iwv_queue_take(struct event_queue *q, bool (*match)(struct queue_item *item, void *arg), void *arg);
