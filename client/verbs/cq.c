@@ -259,11 +259,15 @@ void cq_expect(struct ibv_cq *ibv, int64_t n)
 int cq_flush(struct ibv_cq *ibv, struct ibv_qp *qp, uint64_t wr_id, enum ibv_wc_opcode opcode)
 {
 	struct late *l = calloc(1, sizeof(*l));
+	bool held;
 
 	if (!l)
 		return -ENOMEM;
 	l->wc = (struct ibv_wc){ .wr_id = wr_id, .status = IBV_WC_WR_FLUSH_ERR, .opcode = opcode, .qp_num = qp->qp_num };
-	if (opcode == IBV_WC_RECV && exchange_hold(qp_of(qp), &l->wc))
+	pthread_mutex_lock(&cq_of(ibv)->lock);
+	held = opcode == IBV_WC_RECV && exchange_hold(qp_of(qp), &l->wc);
+	pthread_mutex_unlock(&cq_of(ibv)->lock);
+	if (held)
 		free(l);
 	else
 		cq_late(ibv, l);

@@ -52,67 +52,53 @@ struct exchange {
 	unsigned int num_callers;
 };
 
-/*
- * holding guards what is held, and is taken besides iwv_thread_lock where the exchange of a QP is set. No other lock is
- * taken under it.
- */
-static pthread_mutex_t holding = PTHREAD_MUTEX_INITIALIZER;
-
-void exchange_after_fork_child(void)
+/* holding returns the lock of what is held. It is also taken, besides iwv_thread_lock, where the exchange of a QP is set. */
+static pthread_mutex_t *holding(const struct qp *qp)
 {
-	pthread_mutex_init(&holding, NULL);
+	return &cq_of(qp->ibv.recv_cq)->lock;
 }
 
 bool exchange_hold(struct qp *qp, const struct ibv_wc *wc)
 {
-	struct exchange *x;
-	struct late *l = NULL;
+	struct exchange *x = qp->exchange;
+	struct late *l = x && x->holds ? calloc(1, sizeof(*l)) : NULL;
 
-	pthread_mutex_lock(&holding);
-	x = qp->exchange;
-	if (x && x->holds)
-		l = calloc(1, sizeof(*l));
-	if (l) {
-		l->wc = *wc;
-		*x->last_held = l;
-		x->last_held = &l->next;
-	}
-	pthread_mutex_unlock(&holding);
-	return l != NULL;
-}
-
-/* release stops holding completions, and returns those that are held. */
-static struct late *release(struct exchange *x)
-{
-	struct late *list;
-
-	pthread_mutex_lock(&holding);
-	list = x->held;
-	x->held = NULL;
-	x->last_held = &x->held;
-	x->holds = false;
-	pthread_mutex_unlock(&holding);
-	return list;
+	if (!l)
+		return false;
+	l->wc = *wc;
+	*x->last_held = l;
+	x->last_held = &l->next;
+	return true;
 }
 
 void exchange_show(struct qp *qp)
 {
-	if (qp->exchange)
-		cq_late(qp->ibv.recv_cq, release(qp->exchange));
+	struct exchange *x = qp->exchange;
+	struct late *list;
+
+	if (!x)
+		return;
+	pthread_mutex_lock(holding(qp));
+	list = x->held;
+	x->held = NULL;
+	x->last_held = &x->held;
+	x->holds = false;
+	pthread_mutex_unlock(holding(qp));
+	cq_late(qp->ibv.recv_cq, list);
 }
 
 static void set_exchange(struct qp *qp, struct exchange *x)
 {
-	pthread_mutex_lock(&holding);
+	pthread_mutex_lock(holding(qp));
 	qp->exchange = x;
-	pthread_mutex_unlock(&holding);
+	pthread_mutex_unlock(holding(qp));
 }
 
-static void hold(struct exchange *x)
+static void hold(struct qp *qp)
 {
-	pthread_mutex_lock(&holding);
-	x->holds = true;
-	pthread_mutex_unlock(&holding);
+	pthread_mutex_lock(holding(qp));
+	qp->exchange->holds = true;
+	pthread_mutex_unlock(holding(qp));
 }
 
 static uint16_t port_of(uint32_t qp)
@@ -265,7 +251,7 @@ int exchange_connect(struct qp *qp, const struct ibv_qp_attr *attr)
 	qp->exchange->peer = attr->dest_qp_num;
 	qp->exchange->peer_gid = *peer;
 	qp->exchange->any_gid = gid_text(&own, text) != gid_text(peer, text);
-	hold(qp->exchange);
+	hold(qp);
 	order = memcmp(&own, peer, sizeof(own));
 	if (order < 0 || (order == 0 && qp->ibv.qp_num < attr->dest_qp_num))
 		return call(qp, &own, peer);

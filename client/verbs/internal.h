@@ -434,13 +434,10 @@ void iwv_exchange_end(struct qp *qp);
 /*
  * exchange_hold keeps a receive that was flushed because the peer has left, until the
  * program moves the QP to the error state: a QP of InfiniBand does not notice that its
- * peer leaves. It returns false if the completion is to be shown now. It may be called
- * with any lock held.
+ * peer leaves. It returns false if the completion is to be shown now. The lock of the CQ
+ * is held.
  */
 bool exchange_hold(struct qp *qp, const struct ibv_wc *wc);
-
-/* exchange_after_fork_child forgets the parent's connections. */
-void exchange_after_fork_child(void);
 
 /* exchange_show adds the held completions to the CQ. */
 void exchange_show(struct qp *qp);

@@ -229,7 +229,6 @@ static void after_fork_child(void)
 {
 	near_after_fork_child();
 	devices_after_fork_child();
-	exchange_after_fork_child();
 	contexts = NULL;
 	if (epoll >= 0)
 		close(epoll);
