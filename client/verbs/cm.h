@@ -126,11 +126,14 @@ struct qp *id_qp(const struct id *id);
 
 /* cm_device.c */
 
-/*
- * cm_contexts returns a NULL-terminated array with a context of each device. It looks for daemons that were not there before. The
- * contexts of those that have ended are over.
- */
-struct context **cm_contexts(enum scan how);
+/* cm_devices looks for daemons that were not there before. It returns the list of all devices, and opens those that are present. */
+struct device *cm_devices(enum scan how);
+
+/* context_live reports whether c is a context, and that of a daemon that has not ended. */
+static inline bool context_live(const struct context *c)
+{
+	return c && !atomic_load(&c->gone);
+}
 
 /* context_with returns the context whose device has the address a, or NULL. */
 struct context *context_with(const struct sockaddr *a);

@@ -11,11 +11,6 @@
 
 #include "cm.h"
 
-enum { MAX_DEVICES = 64 };
-
-/* A NULL-terminated array of open contexts. They stay open, because the program's ids use them. */
-static struct context *open_contexts[MAX_DEVICES + 1];
-
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void *library;
 
@@ -32,41 +27,21 @@ void *real_cm_symbol(const char *name)
 	return library ? dlsym(library, name) : NULL;
 }
 
-/*
- * slot returns the element of open_contexts for a device: that of its context, or else a
- * free one. It returns NULL if all are in use.
- */
-static struct context **slot(const struct device *d)
-{
-	struct context **c = open_contexts;
-
-	while (*c && (*c)->device != d)
-		c++;
-	return c < open_contexts + MAX_DEVICES ? c : NULL;
-}
-
-static bool live(const struct context *c)
-{
-	return c && !atomic_load(&c->gone);
-}
-
-/* context_open returns the open context of a device, or opens it. Older ids keep that of a daemon that has ended. */
+/* context_open returns the context of a device, or opens it. Older ids keep that of a daemon that has ended. */
 static struct context *context_open(struct device *d)
 {
-	struct context **c = slot(d), *opened;
+	struct context *opened;
 
-	if (!c || live(*c))
-		return c ? *c : NULL;
+	if (context_live(d->cm))
+		return d->cm;
 	opened = iwv_context_open(d);
 	if (opened)
-		*c = opened;
+		d->cm = opened;
 	return opened;
 }
 
-/* The child of a fork opens the devices again. */
 static void after_fork_child(void)
 {
-	memset(open_contexts, 0, sizeof(open_contexts));
 	ids = NULL; /* they are the parent's */
 }
 
@@ -76,13 +51,15 @@ __attribute__((constructor)) static void init(void)
 	iwv_thread_set_cm(cm_handle, listeners_follow);
 }
 
-struct context **cm_contexts(enum scan how)
+struct device *cm_devices(enum scan how)
 {
 	/* Asking a daemon that is known again takes milliseconds, and the client of perftest does not wait until its server listens again. */
-	for (struct device *d = iwv_devices_scan(how); d; d = d->next)
+	struct device *list = iwv_devices_scan(how);
+
+	for (struct device *d = list; d; d = d->next)
 		if (atomic_load(&d->present))
 			context_open(d);
-	return open_contexts;
+	return list;
 }
 
 /*
@@ -104,9 +81,9 @@ static bool has(const struct device *d, const struct sockaddr *a)
 
 static struct context *find(const struct sockaddr *a)
 {
-	for (struct context **c = open_contexts; *c; c++)
-		if (live(*c) && has((*c)->device, a))
-			return *c;
+	for (struct device *d = iwv_devices_scan(SCAN_NONE); d; d = d->next)
+		if (context_live(d->cm) && has(d, a))
+			return d->cm;
 	return NULL;
 }
 
@@ -147,10 +124,10 @@ static bool local(const struct sockaddr_storage *a)
  */
 static struct context *context_of(sa_family_t family, struct sockaddr_storage *a, bool elsewhere)
 {
-	for (struct context **c = cm_contexts(SCAN_NEW); *c; c++)
-		for (unsigned int i = 0; live(*c) && iwv_device_address((*c)->device, i, a); i++)
+	for (struct device *d = cm_devices(SCAN_NEW); d; d = d->next)
+		for (unsigned int i = 0; context_live(d->cm) && iwv_device_address(d, i, a); i++)
 			if (a->ss_family == family && !(elsewhere && local(a)))
-				return *c;
+				return d->cm;
 	return NULL;
 }
 
@@ -174,16 +151,19 @@ struct context *context_for(const struct sockaddr *dst, struct sockaddr_storage 
 struct ibv_context **rdma_get_devices(int *num)
 {
 	struct ibv_context **list;
-	struct context **c;
+	struct device *devices;
+	size_t most = 0;
 	int n = 0;
 
 	FORWARD(rdma_get_devices, num);
 	iwv_thread_lock();
-	c = cm_contexts(SCAN_NEW);
-	list = calloc(MAX_DEVICES + 1, sizeof(*list));
-	for (; list && *c; c++)
-		if (!atomic_load(&(*c)->gone))
-			list[n++] = &(*c)->v.context;
+	devices = cm_devices(SCAN_NEW);
+	for (struct device *d = devices; d; d = d->next)
+		most++;
+	list = calloc(most + 1, sizeof(*list));
+	for (struct device *d = devices; list && d; d = d->next)
+		if (context_live(d->cm))
+			list[n++] = &d->cm->v.context;
 	iwv_thread_unlock();
 	if (n == 0) {
 		free(list);

@@ -256,7 +256,7 @@ static int open_endpoint(struct id *id, struct context *c)
 /* absent reports whether an error means that a device has no address, is down or is gone. */
 static bool absent(int err)
 {
-	return err == -EADDRNOTAVAIL || err == -EHOSTUNREACH || err == -EPIPE;
+	return err == -EADDRNOTAVAIL || err == -EHOSTUNREACH || err == -EPIPE || err == -ENODEV;
 }
 
 /* open_everywhere listens on each device. The lock is held. */
@@ -264,8 +264,8 @@ static int open_everywhere(struct id *id)
 {
 	int err = -ENODEV;
 
-	for (struct context **c = cm_contexts(SCAN_NEW); *c; c++) {
-		int failed = atomic_load(&(*c)->gone) ? -EPIPE : open_endpoint(id, *c);
+	for (struct device *d = cm_devices(SCAN_NEW); d; d = d->next) {
+		int failed = context_live(d->cm) ? open_endpoint(id, d->cm) : -ENODEV;
 
 		if (failed)
 			err = failed;
@@ -285,8 +285,8 @@ static bool listens_on(const struct id *id, const struct context *c)
 	return e;
 }
 
-/* follow makes an id listen on the devices of contexts, and on no others. One on which it cannot listen is tried again the next time. */
-static void follow(struct id *id, struct context **contexts)
+/* follow makes an id listen on devices, and on no others. One on which it cannot listen is tried again the next time. */
+static void follow(struct id *id, struct device *devices)
 {
 	for (struct endpoint **at = &id->endpoints; *at;) {
 		if (atomic_load(&(*at)->ctx->gone))
@@ -294,21 +294,21 @@ static void follow(struct id *id, struct context **contexts)
 		else
 			at = &(*at)->next;
 	}
-	for (; *contexts; contexts++)
-		if (!atomic_load(&(*contexts)->gone) && !listens_on(id, *contexts))
-			open_endpoint(id, *contexts);
+	for (struct device *d = devices; d; d = d->next)
+		if (context_live(d->cm) && !listens_on(id, d->cm))
+			open_endpoint(id, d->cm);
 }
 
 void listeners_follow(void)
 {
-	struct context **contexts = NULL;
+	struct device *devices = NULL;
 
 	for (struct id *id = ids; id; id = id->next) {
 		if (id->state != ID_LISTEN || !addr_any(&id->pub.route.addr.src_addr))
 			continue;
-		if (!contexts)
-			contexts = cm_contexts(SCAN_BY_THREAD);
-		follow(id, contexts);
+		if (!devices)
+			devices = cm_devices(SCAN_BY_THREAD);
+		follow(id, devices);
 	}
 }
 
@@ -347,8 +347,6 @@ static int bind_addr(struct id *id, const struct sockaddr *addr)
 		if (!c)
 			return EADDRNOTAVAIL;
 		id_bind_device(id, c);
-	} else if (!*cm_contexts(SCAN_NEW)) {
-		return ENODEV;
 	}
 	set_addr(&id->pub.route.addr.src_storage, addr);
 	id->state = ID_BOUND;

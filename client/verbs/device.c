@@ -167,6 +167,8 @@ void devices_after_fork_child(void)
 {
 	pthread_mutex_init(&lock, NULL);
 	pthread_mutex_init(&addresses_lock, NULL);
+	for (struct device *d = devices; d; d = d->next)
+		d->cm = NULL;
 }
 
 /* A thread is not canceled while it scans, so that it releases the lock. */
@@ -174,6 +176,8 @@ struct device *iwv_devices_scan(enum scan how)
 {
 	int state;
 
+	if (how == SCAN_NONE)
+		return devices;
 	if (how != SCAN_BY_THREAD)
 		pthread_mutex_lock(&lock);
 	else if (pthread_mutex_trylock(&lock) != 0)

@@ -108,6 +108,7 @@ struct device {
 	_Atomic uint64_t guid;
 	atomic_uint seen; /* the last scan that has found it */
 	atomic_bool present;
+	struct context *cm; /* of librdmacm; it stays open, since ids use it; guarded by iwv_thread_lock */
 };
 
 enum {
@@ -147,10 +148,10 @@ struct context *iwv_context_open(struct device *d);
 bool iwv_is_ours(const struct ibv_context *ibv);
 
 /*
- * A scan looks for all daemons, which takes milliseconds, or for those that the last scan has not found. That of the library's
- * thread does not wait for a daemon that is starting.
+ * A scan looks for all daemons, which takes milliseconds, for those that the last scan has not found, or for none. That of the
+ * library's thread does not wait for a daemon that is starting.
  */
-enum scan { SCAN_ALL, SCAN_NEW, SCAN_BY_THREAD };
+enum scan { SCAN_ALL, SCAN_NEW, SCAN_NONE, SCAN_BY_THREAD };
 
 /* iwv_devices_scan looks for daemons. It returns the list of all devices, including those no longer present. */
 struct device *iwv_devices_scan(enum scan how);
@@ -158,7 +159,7 @@ struct device *iwv_devices_scan(enum scan how);
 /* devices_forget records that the daemon of a device has ended. */
 void devices_forget(const struct device *d);
 
-/* devices_after_fork_child makes the list usable in the child, though another thread was scanning. */
+/* devices_after_fork_child makes the list usable in the child, though another thread was scanning. It opens the devices again. */
 void devices_after_fork_child(void);
 
 /* iwv_device_address stores address i of a device, and reports whether there is one. */
