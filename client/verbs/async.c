@@ -69,7 +69,8 @@ static void put(struct context *c, enum ibv_event_type type, void *element)
 
 void async_error(struct context *c, const struct iwarpd_event *ev)
 {
-	struct qp *qp = ev->qp ? qp_numbered(c, iwarpd_qp_num(ev->qp)) : NULL; /* not one that the program has destroyed */
+	/* Not one that the program has destroyed. */
+	struct qp *qp = ev->qp ? qp_numbered(c, iwarpd_qp_num(ev->qp)) : NULL;
 	struct cq *cq = c->cqs;
 	struct srq *srq;
 

@@ -126,7 +126,10 @@ struct qp *id_qp(const struct id *id);
 
 /* cm_device.c */
 
-/* cm_devices looks for daemons that were not there before. It returns the list of all devices, and opens those that are present. */
+/*
+ * cm_devices looks for daemons that were not there before. It returns the list of all devices, and opens those that are
+ * present.
+ */
 struct device *cm_devices(enum scan how);
 
 /* context_live reports whether c is a context, and that of a daemon that has not ended. */

@@ -22,7 +22,8 @@ static void destroy_cqs(struct id *id)
 }
 
 /* name_cq makes *cq a CQ of an id, unless it is one already. own, which is made if there is none, is that of the id. */
-static bool name_cq(struct id *id, struct ibv_cq **cq, uint32_t depth, struct ibv_cq **own, struct ibv_comp_channel **channel)
+static bool name_cq(struct id *id, struct ibv_cq **cq, uint32_t depth, struct ibv_cq **own,
+		    struct ibv_comp_channel **channel)
 {
 	if (*cq)
 		return true;

@@ -285,7 +285,7 @@ static bool listens_on(const struct id *id, const struct context *c)
 	return e;
 }
 
-/* follow makes an id listen on devices, and on no others. One on which it cannot listen is tried again the next time. */
+/* follow makes an id listen on devices, and on no others. One on which it cannot is tried again the next time. */
 static void follow(struct id *id, struct device *devices)
 {
 	for (struct endpoint **at = &id->endpoints; *at;) {

@@ -263,7 +263,10 @@ int cq_flush(struct ibv_cq *ibv, struct ibv_qp *qp, uint64_t wr_id, enum ibv_wc_
 
 	if (!l)
 		return -ENOMEM;
-	l->wc = (struct ibv_wc){ .wr_id = wr_id, .status = IBV_WC_WR_FLUSH_ERR, .opcode = opcode, .qp_num = qp->qp_num };
+	l->wc.wr_id = wr_id;
+	l->wc.status = IBV_WC_WR_FLUSH_ERR;
+	l->wc.opcode = opcode;
+	l->wc.qp_num = qp->qp_num;
 	pthread_mutex_lock(&cq_of(ibv)->lock);
 	held = opcode == IBV_WC_RECV && exchange_hold(qp_of(qp), &l->wc);
 	pthread_mutex_unlock(&cq_of(ibv)->lock);
@@ -383,7 +386,7 @@ const char hidden_wr;
 
 /*
  * shown reports whether a program is to see a completion. Of the two halves of a Write with Immediate Data it sees the
- * second one, with the error of the first if that has failed. Only then the first one completes, just before the second.
+ * second one, with the error of the first if that has failed. Only then the first one completes, just before.
  */
 static bool shown(struct qp *qp, struct iwarpd_wc *wc)
 {

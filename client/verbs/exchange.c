@@ -52,7 +52,7 @@ struct exchange {
 	unsigned int num_callers;
 };
 
-/* holding returns the lock of what is held. It is also taken, besides iwv_thread_lock, where the exchange of a QP is set. */
+/* holding returns the lock of what is held. It and iwv_thread_lock are taken where the exchange of a QP is set. */
 static pthread_mutex_t *holding(const struct qp *qp)
 {
 	return &cq_of(qp->ibv.recv_cq)->lock;

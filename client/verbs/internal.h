@@ -87,8 +87,8 @@ int iwv_queue_init(struct event_queue *q); /* returns the descriptor, or -1 with
 void iwv_queue_put(struct event_queue *q, struct queue_item *item);
 
 /*
- * iwv_queue_next waits for an item and removes it. taken is called with the lock held. It returns NULL with errno set if
- * the descriptor has O_NONBLOCK and there is none, or if a signal handler ran. The caller does not hold the lock.
+ * iwv_queue_next waits for an item and removes it. taken is called with the lock held, which the caller does not hold.
+ * It returns NULL with errno set if the descriptor has O_NONBLOCK and there is none, or if a signal handler ran.
  */
 struct queue_item *iwv_queue_next(struct event_queue *q, void (*taken)(struct queue_item *item));
 
@@ -134,7 +134,7 @@ struct context {
 	struct cq *cqs;       /* this and the members below are guarded by iwv_thread_lock */
 	struct qp *qps;       /* QPs of the program */
 	struct qp *closing;   /* destroyed QPs whose connections are still closing */
-	_Atomic(struct numbers *) numbers[QP_NUMS / NUMBERS]; /* of QPs of the program; they stay until the context is closed */
+	_Atomic(struct numbers *) numbers[QP_NUMS / NUMBERS]; /* of QPs of the program; freed with the context */
 	struct ibv_pd *pd;    /* of librdmacm, for ids whose program has created none; or NULL */
 	struct verbs_context v; /* its last member is the ibv_context */
 };
@@ -148,8 +148,8 @@ struct context *iwv_context_open(struct device *d);
 bool iwv_is_ours(const struct ibv_context *ibv);
 
 /*
- * A scan looks for all daemons, which takes milliseconds, for those that the last scan has not found, or for none. That of the
- * library's thread does not wait for a daemon that is starting.
+ * A scan looks for all daemons, which takes milliseconds, for those that the last scan has not found, or for none. That
+ * of the library's thread does not wait for a daemon that is starting.
  */
 enum scan { SCAN_ALL, SCAN_NEW, SCAN_NONE, SCAN_BY_THREAD };
 
@@ -159,7 +159,10 @@ struct device *iwv_devices_scan(enum scan how);
 /* devices_forget records that the daemon of a device has ended. */
 void devices_forget(const struct device *d);
 
-/* devices_after_fork_child makes the list usable in the child, though another thread was scanning. It opens the devices again. */
+/*
+ * devices_after_fork_child makes the list usable in the child, which opens the devices again, though another thread was
+ * scanning.
+ */
 void devices_after_fork_child(void);
 
 /* iwv_device_address stores address i of a device, and reports whether there is one. */
@@ -225,9 +228,9 @@ void iwv_thread_set_cm(cm_handler *handler, cm_timer *timer);
 /* near.c: memory of the program that the daemon maps */
 
 /*
- * near_get moves those pages of a range into the memfd that are not there yet, where their offset equals their address. It
- * returns the memfd, or a negative errno value: -EOPNOTSUPP for memory that cannot be moved. The daemon of dev may provide
- * the userfaultfd.
+ * near_get moves those pages of a range into the memfd that are not there yet, where their offset equals their address.
+ * It returns the memfd, or a negative errno value: -EOPNOTSUPP for memory that cannot be moved. The daemon of dev may
+ * provide the userfaultfd.
  */
 int near_get(struct iwarpd_device *dev, uintptr_t addr, size_t length, bool writable);
 
@@ -358,9 +361,9 @@ struct qp {
 	bool sig_all;
 	uint32_t recvs;    /* most receive completions outstanding: each QP of an SRQ may use all of its receives */
 	uint32_t signaled; /* sends that were posted and report success; guarded by send_lock */
-	_Atomic uint32_t polled; /* send completions that the program has polled; the lock of the CQ is held where it changes */
+	_Atomic uint32_t polled; /* send completions that the program has polled; changes under the lock of the CQ */
 	_Atomic(void *) cm; /* librdmacm's id, or NULL */
-	uint32_t half_status, half_vendor; /* error of a first half; see shown, in cq.c; guarded by the lock of the CQ */
+	uint32_t half_status, half_vendor; /* see shown, in cq.c; guarded by the lock of the CQ */
 	atomic_int conn;    /* enum connection */
 	atomic_bool posted; /* work requests, which the daemon has */
 	int64_t deadline;   /* when a closing connection is cut, in ms */

@@ -29,7 +29,8 @@ static int fill(const struct context *c, struct iwarpd_qp_attr *attr, struct ibv
 	 * Some programs ask for more until they are refused, others take what they get:
 	 * so give the maximum.
 	 */
-	cap->max_inline_data = (uint32_t)least(most(cap->max_inline_data, MIN_INLINE), least(c->attr.max_inline, MAX_INLINE));
+	cap->max_inline_data = most(cap->max_inline_data, MIN_INLINE);
+	cap->max_inline_data = (uint32_t)least(cap->max_inline_data, least(c->attr.max_inline, MAX_INLINE));
 	/* A Write with Immediate Data takes two entries of the send queue. */
 	attr->send_depth = 2 * cap->max_send_wr <= c->attr.max_qp_wr / 2 ? 2 * cap->max_send_wr : cap->max_send_wr;
 	attr->recv_depth = cap->max_recv_wr;
@@ -80,7 +81,7 @@ static void free_qp(struct qp *qp)
 	free(qp);
 }
 
-/* set_numbered sets what qp_numbered returns. It fails only if there never was a QP with such a number. The lock is held. */
+/* set_numbered sets what qp_numbered returns. It fails only if there never was a QP with such a number. */
 static int set_numbered(struct context *c, uint32_t num, struct qp *qp)
 {
 	struct numbers *n = atomic_load(&c->numbers[num % QP_NUMS / NUMBERS]);

@@ -1601,7 +1601,8 @@ static void rereg(void)
 	key = there->rkey;
 	for (size_t i = 0; i < sizeof(invalid) / sizeof(invalid[0]); i++) {
 		errno = 0;
-		CHECK(ibv_rereg_mr(there, invalid[i].flags, there->pd, NULL, sizeof(far), invalid[i].access) == IBV_REREG_MR_ERR_INPUT);
+		CHECK(ibv_rereg_mr(there, invalid[i].flags, there->pd, NULL, sizeof(far), invalid[i].access) ==
+		      IBV_REREG_MR_ERR_INPUT);
 		CHECK(errno == EINVAL && there->rkey == key);
 	}
 	CHECK(ibv_rereg_mr(there, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, RIGHTS) == 0);
@@ -1648,8 +1649,8 @@ static void extended(void)
 }
 
 /*
- * rdma_create_qp_ex tells the program which completion queues it has made. They are the id's, and the next queue pair's if
- * the program destroys the first one by itself.
+ * rdma_create_qp_ex tells the program which completion queues it has made. They are the id's, and the next queue pair's
+ * if the program destroys the first one by itself.
  */
 static void queues_made(void)
 {
@@ -1908,8 +1909,8 @@ static void flushed(struct ibv_qp *qp, uint64_t id)
 }
 
 /*
- * The completions of destroyed queue pairs take no room in their completion queue, which would overflow. Those of others
- * stay, from before and after it was resized too.
+ * The completions of destroyed queue pairs take no room in their completion queue, which would overflow. Those of
+ * others stay, from before and after it was resized too.
  */
 static void reused(void)
 {
@@ -1917,7 +1918,9 @@ static void reused(void)
 	struct ibv_comp_channel *ch = ibv_create_comp_channel(c);
 	struct ibv_pd *pd = ibv_alloc_pd(c);
 	struct ibv_cq *cq = ibv_create_cq(c, 4, NULL, ch, 0);
-	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 1, 1, 1, 1, 0 } };
+	struct ibv_qp_init_attr init = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 1, 1, 1, 1, 0 },
+	};
 	struct ibv_qp *qps[4];
 	struct ibv_wc wc;
 
