@@ -310,6 +310,9 @@ func (s *Server) Close() error {
 	for _, cl := range s.assocs {
 		s.claims.drop(cl)
 	}
+	for id := range s.lingers {
+		s.endLinger(id)
+	}
 	for ep := range s.late {
 		s.devices.unclaim(ep)
 	}

@@ -74,6 +74,7 @@ type linger struct {
 	uid    uint32
 	memory uint64 // of resRings, charged to uid
 	limit  clock.Time
+	claim  *claim // steers its packets
 }
 
 // lingerTime is the maximum time of a linger. It is longer than TCP waits for an
@@ -82,11 +83,13 @@ type linger struct {
 const lingerTime = 2 * time.Minute
 
 // linger keeps charging for c, which is being forgotten, until EventClosed, since the engine
-// may still hold data of it. The charge moves from the client, which may leave, to its user. A
+// may still hold data of it. Its port stays steered, or the kernel would reset it: a listener may
+// end before it. The charge moves from the client, which may leave, to its user. A
 // peer whose requests are rejected may keep each of them open, so a user may have as many
 // lingers as queue pairs, and a further one resets the oldest. Called with mu held.
 func (s *Server) linger(c *conn) {
-	l := &linger{c.id, c.sess.cred.Uid, min(c.memory, maxUnsent), s.now().Add(lingerTime)}
+	l := &linger{c.id, c.sess.cred.Uid, min(c.memory, maxUnsent), s.now().Add(lingerTime), c.claim}
+	l.claim.refs++
 	c.sess.own[resRings] -= l.memory
 	c.memory -= l.memory
 	q := s.lingersOf[l.uid]
@@ -113,6 +116,7 @@ func (s *Server) endLinger(id dataplane.ConnID) {
 	} else {
 		s.lingersOf[l.uid] = q
 	}
+	s.claims.drop(l.claim)
 	s.account(l.uid)[resRings] -= l.memory
 	s.settle(l.uid)
 }

@@ -139,6 +139,31 @@ func TestStreamCloseBlocked(t *testing.T) {
 	h.settled(t)
 }
 
+// TestLingerSteered checks that a connection that is closed in order keeps its port after its listener and its client
+// have ended: the kernel would reset it, and the peer would miss the last data.
+func TestLingerSteered(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	c.ok(reqListen("", 7174))
+	p := h.arrive(t, "10.0.0.2:4000", 7174, mpa.DefaultConfig())
+	p.send()
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Reject{Reject: &ctrlpb.Reject{Conn: c.event().GetConnectRequest().GetConn()}}})
+	c.c.Close()
+	testenv.Until(t, "the client has ended", func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return len(h.sessions) == 0
+	})
+	if h.steer.len() == 0 {
+		t.Error("the port is not steered any more")
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id})
+	if n := h.steer.len(); n != 0 {
+		t.Errorf("%d endpoints are steered after the connection", n)
+	}
+	h.settled(t)
+}
+
 // TestRejectedStay checks that a peer that keeps its rejected connections open has only a
 // limited number of them, in the engine and in the server.
 func TestRejectedStay(t *testing.T) {
