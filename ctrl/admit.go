@@ -96,7 +96,7 @@ func (s *Server) answers(uid uint32) bool {
 
 // refuse answers the first request of a client of uid with err and closes the connection.
 func (s *Server) refuse(c *seqpacket.Conn, uid uint32, err error) {
-	s.answerRefused(c, err)
+	answerRefused(c, err, refuseWait)
 	c.Shutdown()
 	<-s.drain(c)
 	s.mu.Lock()
@@ -106,8 +106,10 @@ func (s *Server) refuse(c *seqpacket.Conn, uid uint32, err error) {
 	}
 }
 
-func (s *Server) answerRefused(c *seqpacket.Conn, err error) {
-	defer time.AfterFunc(refuseWait, c.Shutdown).Stop()
+// answerRefused answers the first request of c, for which it waits. A request that has arrived is answered even if the
+// process stood still when the time was over.
+func answerRefused(c *seqpacket.Conn, err error, wait time.Duration) {
+	defer time.AfterFunc(wait, c.CloseRead).Stop()
 	b, rerr := c.Peek() // it may carry descriptors whose close waits
 	var req ctrlpb.Request
 	if rerr != nil || proto.Unmarshal(b, &req) != nil {
@@ -115,7 +117,7 @@ func (s *Server) answerRefused(c *seqpacket.Conn, err error) {
 	}
 	m := &ctrlpb.Message{Body: &ctrlpb.Message_Reply{Reply: &ctrlpb.Reply{Id: req.Id, Error: toPB(err)}}}
 	if b, err := proto.Marshal(m); err == nil {
-		_ = c.Write(b, nil)
+		c.TryWrite(b, nil) // there is room: it is the first packet
 	}
 }
 

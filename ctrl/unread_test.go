@@ -90,6 +90,29 @@ func TestRefusedUnread(t *testing.T) {
 	testenv.Until(t, "there is an answer after one was read", func() bool { return answered(h.client(t)) })
 }
 
+// TestRefusedLate checks that a refused client whose request has arrived gets the reason although the time to wait for
+// it is over, as after the process stood still.
+func TestRefusedLate(t *testing.T) {
+	for range 1000 {
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ours, err1 := seqpacket.FromFD(fds[0])
+		theirs, err2 := seqpacket.FromFD(fds[1])
+		hello, err3 := proto.Marshal(&ctrlpb.Request{Id: 1})
+		if err := errors.Join(err1, err2, err3, theirs.Write(hello, nil)); err != nil {
+			t.Fatal(err)
+		}
+		answerRefused(ours, errDraining, 0)
+		ours.Close()
+		if _, _, err := theirs.Read(0); err != nil {
+			t.Fatal(err)
+		}
+		theirs.Close()
+	}
+}
+
 // TestRefusedUsers checks that one person with many uids cannot take the daemon's descriptors and memory by refused clients that do
 // not read the reason.
 func TestRefusedUsers(t *testing.T) {

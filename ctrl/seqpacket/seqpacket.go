@@ -274,6 +274,11 @@ func (c *Conn) Shutdown() {
 	_ = c.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
 }
 
+// CloseRead makes Read fail once it has returned the packets queued in the socket. Nothing more can be sent to it.
+func (c *Conn) CloseRead() {
+	_ = c.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RD) })
+}
+
 // Unread returns how much kernel memory is used by packets that the other end has not read, or 0 if
 // the connection is closed.
 func (c *Conn) Unread() (n int) {
