@@ -150,6 +150,8 @@ func (c *session) awaitRead() error {
 	for {
 		n := c.out.unreadFDs()
 		switch {
+		case c.hungUp.Load():
+			return net.ErrClosed
 		case n == 0 || n <= maxQueuedFDs && c.srv.spareFiles():
 			return nil
 		case over:

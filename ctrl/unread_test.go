@@ -251,6 +251,35 @@ func TestUnreadFDs(t *testing.T) {
 	testenv.Until(t, "the queued descriptors, and the socket, are closed", func() bool { return openFDs(t) <= before })
 }
 
+// TestUnreadClose checks that a client that leaves descriptors unread does not delay the end of the daemon.
+func TestUnreadClose(t *testing.T) {
+	h := newHarness(t, Config{})
+	h.unread = time.Hour
+	c := h.hello(t)
+	pd, cq := c.pd(), c.cq()
+	for i := range 2 * maxQueuedFDs {
+		if err := c.c.Write(reqChurn(i, pd, cq), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testenv.Until(t, "the daemon waits", func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return h.sessions[1].out.fds > maxQueuedFDs
+	})
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		h.Close()
+	}()
+	select {
+	case <-closed:
+	case <-time.After(10 * time.Second):
+		t.Error("the daemon waits for the client")
+		c.c.Close()
+	}
+}
+
 // TestReadAtLast checks that a client that reads its descriptors just before the time is over is not disconnected.
 func TestReadAtLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
