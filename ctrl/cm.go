@@ -205,8 +205,7 @@ func (s *Server) request(c *conn, f *mpa.Frame) {
 	}
 	c.state, c.peer = connWaiting, f.Data()
 	if c.handle == 0 {
-		c.handle = c.sess.newHandle()
-		c.sess.conns[c.handle] = c
+		c.sess.adopt(c)
 	}
 	c.limit = s.now().Add(s.cfg.Startup.Accept)
 	s.counters.connRequests.Add(1)

@@ -136,11 +136,11 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 		timeout = time.Duration(r.TimeoutMs) * time.Millisecond
 	}
 	cn := &conn{
-		handle: c.newHandle(), sess: c, qp: q, cfg: cfg, by: by, wantAddr: local, remote: remote, ip: ip, limit: s.now().Add(timeout),
+		sess: c, qp: q, cfg: cfg, by: by, wantAddr: local, remote: remote, ip: ip, limit: s.now().Add(timeout),
 		overSCTP:   overSCTP{sctp: o, shares: o != nil && r.Startup.GetSharedAssociation()},
 		byteStream: byteStream{streaming: r.Streaming, memory: memory},
 	}
-	c.conns[cn.handle] = cn
+	c.adopt(cn)
 	cn.take(q)
 	s.arm(cn)
 	s.startDial(cn)

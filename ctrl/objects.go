@@ -114,6 +114,19 @@ func (o *objects) newHandle() uint32 {
 	}
 }
 
+// adopt makes cn a connection that the client knows. Called with mu held.
+func (c *session) adopt(cn *conn) {
+	cn.handle = c.newHandle()
+	c.conns[cn.handle] = cn
+	c.makeRoom()
+}
+
+// makeRoom raises the limit of unread messages for what the client has now. It never decreases, since messages can
+// outlive what they are about. Called with mu held.
+func (c *session) makeRoom() {
+	c.out.room.Store(max(c.out.room.Load(), maxQueued+perQP*int64(c.own[resQPs])+int64(len(c.conns))))
+}
+
 // find returns the object h of m, whose objects noun names for errors.
 func find[T any](m map[uint32]*T, noun string, h uint32) (*T, error) {
 	if o := m[h]; o != nil {

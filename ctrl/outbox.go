@@ -10,7 +10,7 @@ import (
 
 const (
 	// maxQueued bounds the messages that a client has not read, in addition to perQP for each
-	// queue pair: all connections may end at once.
+	// queue pair and one for each connection: all may end at once.
 	maxQueued, perQP = 1024, 4
 	// maxQueuedFDs bounds the descriptors that a client has not read, here or in the socket,
 	// while it is served. No quota covers them and their memory.

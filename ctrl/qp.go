@@ -114,8 +114,7 @@ func (c *session) reserveQP(q *qp, r *ctrlpb.CreateQP) (bit int, err error) {
 		c.bits.free(bit)
 		return 0, err
 	}
-	// The limit never decreases: messages about a queue pair can outlive it.
-	c.out.room.Store(max(c.out.room.Load(), int64(maxQueued)+perQP*int64(c.own[resQPs])))
+	c.makeRoom()
 	for s.lastQP++; s.lastQP == 0 || s.lastQP > maxQPNum || s.qps[s.lastQP] != nil; s.lastQP++ {
 		if s.lastQP > maxQPNum {
 			s.lastQP = 0

@@ -99,7 +99,7 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32, 
 		s.settle(cred.Uid)
 		return nil, err
 	}
-	sess.out.room.Store(maxQueued)
+	sess.makeRoom()
 	s.sessions[sess.id] = sess
 	return sess, nil
 }

@@ -81,6 +81,34 @@ func TestIdleStartups(t *testing.T) {
 	}
 }
 
+// TestWaitingLeave checks that peers whose requests wait for an answer cannot get the client disconnected by leaving all
+// at once.
+func TestWaitingLeave(t *testing.T) {
+	const peers = 2 * maxQueued
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	req := reqListen("", 7174)
+	req.GetListen().Backlog = peers
+	c.ok(req)
+	var all []*mpaPeer
+	for i := range peers {
+		p := h.arrive(t, fmt.Sprintf("10.0.0.2:%d", 1000+i), 7174, mpa.DefaultConfig())
+		p.send()
+		if ev := c.event(); ev.GetConnectRequest() == nil {
+			t.Fatalf("event %v", ev)
+		}
+		all = append(all, p)
+	}
+	for _, p := range all {
+		h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id})
+	}
+	for range peers {
+		if ev := c.event(); ev.GetConnectGone() == nil {
+			t.Fatalf("event %v", ev)
+		}
+	}
+}
+
 // TestCrowdedListener checks that when a listener has too many start-ups in total, the network with the most of them
 // loses one.
 func TestCrowdedListener(t *testing.T) {

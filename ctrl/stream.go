@@ -51,8 +51,7 @@ func (s *Server) streamAccepted(c *conn) {
 	}
 	l.waiting++
 	c.waiting, c.streaming, c.held = true, true, true
-	c.handle = c.sess.newHandle()
-	c.sess.conns[c.handle] = c
+	c.sess.adopt(c)
 	s.streamReady(c)
 }
 
