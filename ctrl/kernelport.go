@@ -32,20 +32,25 @@ func (cs *claims) bindOver(addr netip.AddrPort, zone int) (fd int, ok bool) {
 	}
 	// Now no other socket of the port can listen, so that none is accepted later.
 	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 0)
-	if rests, e := onlyTimeWait(addr); err != nil || e != nil || !rests {
+	if rests, e := onlyTimeWait(addr, fd); err != nil || e != nil || !rests {
 		unix.Close(fd)
 		return -1, false
 	}
 	return fd, true
 }
 
-// onlyTimeWait reports whether the kernel's TCP has addr in TIME-WAIT, and no socket on it that listens or is connected.
-// Without a TIME-WAIT it is a socket that was only bound, which this does not see, that has the port.
-func onlyTimeWait(addr netip.AddrPort) (bool, error) {
+// onlyTimeWait reports whether the kernel's TCP has addr in TIME-WAIT, and no socket on it but fd. Linux shows sockets
+// that are only bound from 6.8 on; before, one of these has the port if there is no TIME-WAIT.
+func onlyTimeWait(addr netip.AddrPort, fd int) (bool, error) {
 	const (
 		requestSize = 56                                      // struct inet_diag_req_v2 of linux/inet_diag.h
-		states      = (1<<13 - 2) &^ (1 << netlink.TCP_CLOSE) // TCP_ESTABLISHED to TCP_NEW_SYN_RECV
+		messageSize = 72                                      // struct inet_diag_msg
+		states      = (1<<14 - 2) &^ (1 << netlink.TCP_CLOSE) // TCP_ESTABLISHED to TCP_BOUND_INACTIVE
 	)
+	var own unix.Stat_t
+	if err := unix.Fstat(fd, &own); err != nil {
+		return false, err
+	}
 	rests := false
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
@@ -58,8 +63,9 @@ func onlyTimeWait(addr netip.AddrPort) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		for _, s := range socks { // struct inet_diag_msg
-			if len(s) < 24 {
+		for _, s := range socks {
+			if len(s) < messageSize || binary.NativeEndian.Uint32(s[68:]) == uint32(own.Ino) ||
+				binary.BigEndian.Uint16(s[4:]) != addr.Port() {
 				continue
 			}
 			local, _ := netip.AddrFromSlice(s[8:24])

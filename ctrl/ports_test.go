@@ -69,7 +69,8 @@ func TestPortInTimeWait(t *testing.T) {
 		name    string
 		live    bool // the server has another connection, but does not listen any more
 		private bool // its sockets do not have SO_REUSEADDR
-	}{{name: "server"}, {name: "connected", live: true}, {name: "private", private: true}} {
+		bound   bool // another socket is bound to the port
+	}{{name: "server"}, {name: "connected", live: true}, {name: "private", private: true}, {name: "bound", bound: true}} {
 		t.Run(c.name, func(t *testing.T) {
 			cfg := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 				return raw.Control(func(fd uintptr) {
@@ -93,11 +94,21 @@ func TestPortInTimeWait(t *testing.T) {
 			}
 			peer.Close()
 			addr := l.Addr().(*net.TCPAddr).AddrPort()
+			if c.bound {
+				if release := kernel(t); release[0]*1000+release[1] < 6008 {
+					testenv.Skip(t, "the kernel does not show sockets that are only bound (before Linux 6.8)")
+				}
+				fd, _, err := bindGuard(addr, 0, true)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer unix.Close(fd)
+			}
 			cs := claims{files: new(pool)}
 			guards := &claim{addr: addr, guard: make(map[netip.Addr]bool)}
 			err = cs.guardAddr(guards, addr.Addr())
 			defer cs.undo(guards)
-			if e, ok := errors.AsType[*Error](err); c.live || c.private {
+			if e, ok := errors.AsType[*Error](err); c.live || c.private || c.bound {
 				if !ok || e.Code != portInUse || !strings.Contains(e.Text, "TIME-WAIT (ss -tanp") {
 					t.Errorf("%v", err)
 				}
@@ -112,6 +123,19 @@ func TestPortInTimeWait(t *testing.T) {
 			}
 		})
 	}
+}
+
+// kernel returns the version of the kernel.
+func kernel(t *testing.T) (release [2]int) {
+	t.Helper()
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &release[0], &release[1]); err != nil {
+		t.Fatal(err)
+	}
+	return release
 }
 
 // connected returns both ends of a new connection to l, which the test closes.
