@@ -12,20 +12,21 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
-// maxLooks is the number of times a second that clients can make the daemon look for sockets of the kernel, which takes
-// milliseconds on a host with many connections.
-const maxLooks = 16
+// userLooks is the number of times a second that the clients of a user can make the daemon look for sockets of the
+// kernel, which takes milliseconds on a host with many connections. lookUsers is the number of users that can.
+const userLooks, lookUsers = 4, 8
 
-// bindOver is bindGuard for a port that the kernel's TCP has only in TIME-WAIT, which the kernel allows if the sockets
-// had SO_REUSEADDR, as those of servers have. The port must have no other socket: its frames would be steered away.
-func (cs *claims) bindOver(addr netip.AddrPort, zone int) (fd int, ok bool) {
-	if now := clock.Now(); now.Sub(cs.looksSince) >= time.Second {
-		cs.looks, cs.looksSince = 0, now
+// bindOver binds a guard socket of c to addr, whose port the kernel's TCP has only in TIME-WAIT. The kernel allows that
+// if the sockets had SO_REUSEADDR, as those of servers have. The port must have no other socket: its frames would be
+// steered away.
+func (cs *claims) bindOver(c *claim, addr netip.AddrPort, zone int) (fd int, ok bool) {
+	if now := clock.Now(); cs.looks == nil || now.Sub(cs.looksSince) >= time.Second {
+		cs.looks, cs.looksSince = make(map[uint32]int), now
 	}
-	if cs.looks == maxLooks {
+	if n := cs.looks[c.uid]; n == userLooks || n == 0 && len(cs.looks) == lookUsers {
 		return -1, false
 	}
-	cs.looks++
+	cs.looks[c.uid]++
 	fd, _, err := bindGuard(addr, zone, true)
 	if err != nil {
 		return -1, false

@@ -48,7 +48,7 @@ type claims struct {
 	nextPort uint16              // for noGuard
 	freed    func(uid uint32)    // called with the owner of a freed port of an active open
 
-	looks      int // calls of onlyTimeWait since looksSince
+	looks      map[uint32]int // calls of onlyTimeWait since looksSince, by uid
 	looksSince clock.Time
 }
 
@@ -220,7 +220,7 @@ func (cs *claims) guardAddr(c *claim, a netip.Addr) error {
 	}
 	fd, port, err := bindGuard(want, zone, c.on.sockets())
 	if e, ok := errors.AsType[*Error](err); ok && e.Code == portInUse && want.Port() != 0 && !c.on.sockets() {
-		if over, ok := cs.bindOver(want, zone); ok {
+		if over, ok := cs.bindOver(c, want, zone); ok {
 			fd, port, err = over, want.Port(), nil
 		}
 	}

@@ -138,6 +138,36 @@ func kernel(t *testing.T) (release [2]int) {
 	return release
 }
 
+// TestPortLooks checks that a user who asks for ports in use does not keep others from a port in TIME-WAIT.
+func TestPortLooks(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer, here := connected(t, l)
+	l.Close()
+	cs := claims{files: new(pool)}
+	addr := l.Addr().(*net.TCPAddr).AddrPort()
+	guard := func(uid uint32) error {
+		c := &claim{addr: addr, uid: uid, guard: make(map[netip.Addr]bool)}
+		defer cs.undo(c)
+		return cs.guardAddr(c, addr.Addr())
+	}
+	for range 100 {
+		if guard(1000) == nil {
+			t.Fatal("the port of a connection is free")
+		}
+	}
+	here.Close() // first, so that TIME-WAIT is here
+	if _, err := io.ReadAll(peer); err != nil {
+		t.Fatal(err)
+	}
+	peer.Close()
+	if err := guard(1001); err != nil {
+		t.Error(err)
+	}
+}
+
 // connected returns both ends of a new connection to l, which the test closes.
 func connected(t *testing.T, l net.Listener) (there, here net.Conn) {
 	t.Helper()
