@@ -22,10 +22,7 @@ const (
 
 // outbox holds the messages for a client, which its writer sends. Any goroutine may call its methods.
 type outbox struct {
-	srv  *Server
-	to   *seqpacket.Conn
-	fail func()        // called when a message cannot be written
-	show func()        // called when a message was written and late is set
+	sess *session
 	quit chan struct{} // closed when the session ends, which stops the writer
 
 	late   atomic.Bool    // something waits for room
@@ -85,7 +82,7 @@ func (o *outbox) try(b []byte, fds []int) bool {
 	if !direct {
 		return false
 	}
-	sent := o.to.TryWrite(b, fds)
+	sent := o.sess.conn.TryWrite(b, fds)
 	o.mu.Lock()
 	o.writing = false
 	waiting := len(o.queue) > 0
@@ -118,7 +115,7 @@ func (o *outbox) behind(limit uint64) bool {
 
 // writeLoop sends queued messages until the session ends.
 func (o *outbox) writeLoop() {
-	defer o.srv.wg.Done()
+	defer o.sess.srv.wg.Done()
 	ok := true
 	for last := false; !last; {
 		select {
@@ -127,8 +124,8 @@ func (o *outbox) writeLoop() {
 			last = true
 		}
 		for m, more := o.next(); more; m, more = o.next() {
-			if ok && o.to.Write(m.b, m.fds) != nil {
-				o.fail() // stops the reader too
+			if ok && o.sess.conn.Write(m.b, m.fds) != nil {
+				o.sess.shutdown() // stops the reader too
 				ok = false
 			}
 			o.written(m, ok)
@@ -170,7 +167,7 @@ func (o *outbox) written(m outMessage, ok bool) {
 	default:
 	}
 	if o.late.Load() {
-		o.show()
+		o.sess.showLate()
 	}
 }
 
@@ -180,7 +177,7 @@ func (o *outbox) unreadFDs() int {
 	o.mu.Lock()
 	n, flying := o.fds, o.flying
 	o.mu.Unlock()
-	if n == 0 || flying == 0 || o.to.Unread() > 0 {
+	if n == 0 || flying == 0 || o.sess.conn.Unread() > 0 {
 		return n
 	}
 	o.countFDs(-flying, -flying)
@@ -193,14 +190,14 @@ func (o *outbox) countFDs(unread, flying int) {
 	if unread == 0 && flying == 0 {
 		return
 	}
-	o.srv.mu.Lock()
-	defer o.srv.mu.Unlock()
+	o.sess.srv.mu.Lock()
+	defer o.sess.srv.mu.Unlock()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.closed {
 		o.fds += unread
 		o.flying += flying
-		o.srv.files.extra += uint64(unread) // unread may be negative; unsigned addition wraps
+		o.sess.srv.files.extra += uint64(unread) // unread may be negative; unsigned addition wraps
 	}
 }
 
@@ -208,6 +205,6 @@ func (o *outbox) countFDs(unread, flying int) {
 func (o *outbox) close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.srv.files.extra -= uint64(o.fds)
+	o.sess.srv.files.extra -= uint64(o.fds)
 	o.closed = true
 }

@@ -85,14 +85,14 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32, 
 	sess := &session{
 		srv: s, id: s.lastID, conn: c, cred: *cred, gids: gids, contained: contained, use: s.account(cred.Uid), started: time.Now(),
 		log:    s.log.With(zap.Uint32("client", s.lastID), zap.Uint32("uid", cred.Uid), zap.Int32("pid", cred.Pid)),
-		out:    outbox{srv: s, to: c, quit: make(chan struct{}), unread: s.unreadOf(cred.Uid), more: make(chan struct{}, 1), less: make(chan struct{}, 1)},
+		out:    outbox{quit: make(chan struct{}), unread: s.unreadOf(cred.Uid), more: make(chan struct{}, 1), less: make(chan struct{}, 1)},
 		dialed: make(map[netip.Addr]chan struct{}),
 		objects: objects{
 			pds: make(map[uint32]*pd), mrs: make(map[uint32]*mr), mws: make(map[uint32]*mw), cqs: make(map[uint32]*cq),
 			qps: make(map[uint32]*qp), srqs: make(map[uint32]*srq), channels: make(map[uint32]*channel), listens: make(map[uint32]*listener), conns: make(map[uint32]*conn),
 		},
 	}
-	sess.out.fail, sess.out.show = sess.shutdown, sess.showLate
+	sess.out.sess = sess
 	sess.pol.Store(&pol)
 	sess.mover = far.New(farWait, sess.farStuck)
 	if err := sess.take(resClients, 1); err != nil {

@@ -297,7 +297,7 @@ func TestReadAtLast(t *testing.T) {
 		defer ours.Close()
 		defer theirs.Close()
 		sess := &session{srv: h.Server, conn: ours, log: zap.NewNop()}
-		sess.out = outbox{srv: h.Server, to: ours}
+		sess.out.sess = sess
 		var unread []int
 		mem := memfd(t, 4096)
 		for range maxQueuedFDs + 1 {
