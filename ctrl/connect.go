@@ -120,7 +120,7 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	if err != nil {
 		return err
 	}
-	if n, limit := s.dials[c.cred.Uid], c.policy().limits.QPs; n >= limit {
+	if n, limit := c.use.dials, c.policy().limits.QPs; n >= limit {
 		return errorf(quota, "ctrl: %s has %d connects whose next hops are being looked up, canceled ones included, its limit is %d: cancel fewer, or raise max-qps in the configuration",
 			user(c.cred.Uid), n, limit)
 	}
@@ -194,8 +194,7 @@ func connectAddrs(c *session, r *ctrlpb.Connect) (remote, local netip.AddrPort, 
 // startDial begins an attempt to open c. Called with mu held.
 func (s *Server) startDial(c *conn) {
 	c.state, c.id, c.st = connResolving, 0, nil
-	uid := c.sess.cred.Uid
-	s.dials[uid]++
+	c.sess.use.dials++
 	to, ended := c.remote.Addr(), make(chan struct{})
 	before := c.sess.dialed[to]
 	if c.shares { // it may wait for a later one
@@ -211,9 +210,8 @@ func (s *Server) startDial(c *conn) {
 		if c.sess.dialed[to] == ended {
 			delete(c.sess.dialed, to)
 		}
-		if s.dials[uid]--; s.dials[uid] == 0 {
-			delete(s.dials, uid)
-		}
+		c.sess.use.dials--
+		s.settle(c.sess.cred.Uid)
 	})
 }
 

@@ -590,7 +590,10 @@ func (h *harness) dialed(t testing.TB) {
 	deadline := time.Now().Add(time.Minute)
 	for {
 		h.mu.Lock()
-		n := len(h.dials)
+		n := 0
+		for _, u := range h.usage {
+			n += u.dials
+		}
 		h.mu.Unlock()
 		if n == 0 {
 			return

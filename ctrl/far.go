@@ -45,7 +45,7 @@ func (c *session) attachMemory(r *ctrlpb.AttachMemory, fds []int) error {
 	s := c.srv
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.maps.room(c.cred.Uid, s.maps.of(c.use), shm.ObjectMaps); err != nil {
+	if err := s.maps.room(c.cred.Uid, s.maps.of(&c.use.account), shm.ObjectMaps); err != nil {
 		_ = near.Close()
 		return err
 	}

@@ -56,7 +56,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	}
 	cl, err := s.claims.take(local, on, c.cred.Uid, true)
 	if err == nil {
-		if err = s.files.room(c.cred.Uid, s.files.of(c.use), s.claims.uncounted(cl)); err != nil {
+		if err = s.files.room(c.cred.Uid, s.files.of(&c.use.account), s.claims.uncounted(cl)); err != nil {
 			s.claims.unlisten(cl)
 		}
 	}

@@ -25,11 +25,10 @@ type outbox struct {
 	sess *session
 	quit chan struct{} // closed when the session ends, which stops the writer
 
-	late   atomic.Bool    // something waits for room
-	room   atomic.Int64   // maximum length of queue
-	unread *atomic.Uint64 // unread bytes of all clients of the user
-	more   chan struct{}  // signalled when queue grows
-	less   chan struct{}  // signalled when fds shrinks
+	late atomic.Bool   // something waits for room
+	room atomic.Int64  // maximum length of queue
+	more chan struct{} // signalled when queue grows
+	less chan struct{} // signalled when fds shrinks
 
 	mu      sync.Mutex // acquired last; guards the rest
 	queue   []outMessage
@@ -53,10 +52,10 @@ func (o *outbox) put(m outMessage, limit uint64) error {
 	o.countFDs(len(m.fds), 0)
 	o.mu.Lock()
 	n, left := len(o.queue), o.size
-	all := o.unread.Add(m.size)
+	all := o.sess.use.unread.Add(m.size)
 	full := int64(n) >= o.room.Load() || left+m.size > messageShare && all > limit
 	if full {
-		o.unread.Add(-m.size)
+		o.sess.use.unread.Add(-m.size)
 	} else {
 		o.queue = append(o.queue, m)
 		o.size += m.size
@@ -110,7 +109,7 @@ func (o *outbox) wake() {
 func (o *outbox) behind(limit uint64) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return 2*int64(len(o.queue)) >= o.room.Load() || 2*o.size > messageShare && o.unread.Load() > limit/2
+	return 2*int64(len(o.queue)) >= o.room.Load() || 2*o.size > messageShare && o.sess.use.unread.Load() > limit/2
 }
 
 // writeLoop sends queued messages until the session ends.
@@ -151,7 +150,7 @@ func (o *outbox) next() (m outMessage, ok bool) {
 
 // written releases m, which was sent if ok is true, and dropped otherwise.
 func (o *outbox) written(m outMessage, ok bool) {
-	o.unread.Add(-m.size)
+	o.sess.use.unread.Add(-m.size)
 	seqpacket.CloseAll(m.fds)
 	o.mu.Lock()
 	o.writing = false

@@ -26,7 +26,7 @@ const (
 	resPorts
 	resRegistered // bytes
 	resRings      // bytes
-	resMessages   // bytes; counted in Server.unreadBy, not in an account
+	resMessages   // bytes; counted in usage.unread, not in an account
 	numResources
 )
 
@@ -60,46 +60,44 @@ var quotas = [numResources]struct {
 // An account is the usage of one user, or the share of one client in it. Server.mu guards it.
 type account [numResources]uint64
 
-// empty reports whether all amounts are zero.
-func (a *account) empty() bool { return *a == account{} }
+// usage is what a user has. Server.mu guards it.
+type usage struct {
+	account
+	unread  atomic.Uint64 // bytes of messages that its clients have not read; not guarded
+	dials   int           // calls of Server.dial in progress; those of canceled connects last until the resolver answers
+	lingers []*linger     // earliest limit first
+}
 
 // accounts are the resources that the users have. Server.mu guards them.
 type accounts struct {
-	usage    map[uint32]*account       // by uid
-	unreadBy map[uint32]*atomic.Uint64 // bytes of unread messages, by uid
-	files    pool
-	maps     pool
-	movers   pool           // threads of far.Movers, all of which clients may block; no account counts them
-	dials    map[uint32]int // calls of Server.dial in progress, by uid; those of canceled connects last until the resolver answers
+	usage  map[uint32]*usage // by uid
+	files  pool
+	maps   pool
+	movers pool // threads of far.Movers, all of which clients may block; no account counts them
 }
 
 func newAccounts() accounts {
-	return accounts{usage: make(map[uint32]*account), unreadBy: make(map[uint32]*atomic.Uint64), dials: make(map[uint32]int), movers: newMovers()}
+	return accounts{usage: make(map[uint32]*usage), movers: newMovers()}
+}
+
+// usageOf returns the usage of uid.
+func (s *accounts) usageOf(uid uint32) *usage {
+	u := s.usage[uid]
+	if u == nil {
+		u = new(usage)
+		s.usage[uid] = u
+	}
+	return u
 }
 
 // account returns the account of uid.
-func (s *accounts) account(uid uint32) *account {
-	a := s.usage[uid]
-	if a == nil {
-		a = new(account)
-		s.usage[uid] = a
-	}
-	return a
-}
+func (s *accounts) account(uid uint32) *account { return &s.usageOf(uid).account }
 
-// settle deletes the account of uid if it is empty.
+// settle forgets the usage of uid if there is none.
 func (s *accounts) settle(uid uint32) {
-	if a := s.usage[uid]; a != nil && a.empty() {
+	if u := s.usage[uid]; u != nil && u.account == (account{}) && u.dials == 0 && len(u.lingers) == 0 {
 		delete(s.usage, uid)
 	}
-}
-
-// unreadOf returns the counter of bytes that clients of uid have not read.
-func (s *accounts) unreadOf(uid uint32) *atomic.Uint64 {
-	if s.unreadBy[uid] == nil {
-		s.unreadBy[uid] = new(atomic.Uint64)
-	}
-	return s.unreadBy[uid]
 }
 
 // room returns an error if the kernel does not grant the daemon n more of r. a is the account
@@ -141,21 +139,21 @@ func overQuota(uid uint32, r resource, have, n, limit uint64) error {
 // take charges n of r to the client's user, or returns an error if that would exceed the quota.
 // give undoes it; giveAll does so when the client ends. Called with mu held.
 func (c *session) take(r resource, n uint64) error {
-	have, limit := c.use[r], quotas[r].limit(&c.policy().limits)
+	have, limit := c.use.account[r], quotas[r].limit(&c.policy().limits)
 	if have > limit || n > limit-have {
 		return overQuota(c.cred.Uid, r, have, n, limit)
 	}
-	if err := c.srv.room(c.use, c.cred.Uid, r, n); err != nil {
+	if err := c.srv.room(&c.use.account, c.cred.Uid, r, n); err != nil {
 		return err
 	}
-	c.srv.charge(c.use, r, n)
+	c.srv.charge(&c.use.account, r, n)
 	c.own[r] += n
 	return nil
 }
 
 // give returns n of r to the quota. Called with mu held.
 func (c *session) give(r resource, n uint64) {
-	c.srv.uncharge(c.use, r, n)
+	c.srv.uncharge(&c.use.account, r, n)
 	c.own[r] -= n
 }
 
@@ -181,7 +179,7 @@ func (c *session) giveSized(r, memory resource, n uint64) {
 // giveAll returns everything charged to a client that has ended. Called with mu held.
 func (c *session) giveAll() {
 	for r, n := range c.own {
-		c.srv.uncharge(c.use, resource(r), n)
+		c.srv.uncharge(&c.use.account, resource(r), n)
 	}
 	c.own = account{}
 	c.srv.settle(c.cred.Uid)
@@ -214,10 +212,10 @@ func (c *session) listQuotas(r *ctrlpb.ListQuotas, reply *ctrlpb.Reply) error {
 		for r := range numResources {
 			q := &ctrlpb.Quota{Name: quotas[r].name, Limit: quotas[r].limit(i.limits), Bytes: quotas[r].bytes, Key: quotas[r].key}
 			if a := s.usage[i.uid]; a != nil {
-				q.Used = a[r]
-			}
-			if r == resMessages {
-				q.Used = s.unreadOf(i.uid).Load()
+				q.Used = a.account[r]
+				if r == resMessages {
+					q.Used = a.unread.Load()
+				}
 			}
 			u.Quotas = append(u.Quotas, q)
 		}

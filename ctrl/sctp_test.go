@@ -195,7 +195,7 @@ func TestRetryLeavesAssociation(t *testing.T) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, a := range h.usage {
-		if n := a[resPorts]; n != 1 && n != 2 { // 2 until the first Connect has returned
+		if n := a.account[resPorts]; n != 1 && n != 2 { // 2 until the first Connect has returned
 			t.Errorf("%d ports are charged", int64(n))
 		}
 	}

@@ -72,7 +72,6 @@ type Server struct {
 	late      map[bpf.Endpoint]clock.Time // SCTP endpoints that are steered until then, for packets in flight after the association
 	lateNext  []lateEndpoint              // the same entries in order of time
 	lingers   map[dataplane.ConnID]*linger
-	lingersOf map[uint32][]*linger // the same lingers by uid, earliest limit first
 	captures  int
 	wakeAt    clock.Time // when the timer goroutine will wake
 
@@ -135,7 +134,6 @@ func New(cfg Config, o Options) (*Server, error) {
 		timeWait:   make(timeWaits),
 		late:       make(map[bpf.Endpoint]clock.Time),
 		lingers:    make(map[dataplane.ConnID]*linger),
-		lingersOf:  make(map[uint32][]*linger),
 		admitting:  make(chan struct{}, mostAdmitting),
 		turnedAway: turnedAway{refusing: make(map[uint32]int)},
 		rewake:     make(chan struct{}, 1),

@@ -62,7 +62,7 @@ type session struct {
 	hello    bool
 	dead     bool // being torn down
 	name     string
-	use      *account
+	use      *usage
 	own      account // the client's share of the account
 	requests uint64
 	errors   uint64
@@ -83,9 +83,9 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32, 
 	}
 	s.lastID++
 	sess := &session{
-		srv: s, id: s.lastID, conn: c, cred: *cred, gids: gids, contained: contained, use: s.account(cred.Uid), started: time.Now(),
+		srv: s, id: s.lastID, conn: c, cred: *cred, gids: gids, contained: contained, use: s.usageOf(cred.Uid), started: time.Now(),
 		log:    s.log.With(zap.Uint32("client", s.lastID), zap.Uint32("uid", cred.Uid), zap.Int32("pid", cred.Pid)),
-		out:    outbox{quit: make(chan struct{}), unread: s.unreadOf(cred.Uid), more: make(chan struct{}, 1), less: make(chan struct{}, 1)},
+		out:    outbox{quit: make(chan struct{}), more: make(chan struct{}, 1), less: make(chan struct{}, 1)},
 		dialed: make(map[netip.Addr]chan struct{}),
 		objects: objects{
 			pds: make(map[uint32]*pd), mrs: make(map[uint32]*mr), mws: make(map[uint32]*mw), cqs: make(map[uint32]*cq),

@@ -91,13 +91,12 @@ func (s *Server) linger(c *conn) {
 	l.claim.refs++
 	c.sess.own[resRings] -= l.memory
 	c.memory -= l.memory
-	q := s.lingersOf[l.uid]
-	if len(q) >= c.sess.policy().limits.QPs {
-		s.engine.Disconnect(q[0].id, true)
-		s.endLinger(q[0].id)
+	u := c.sess.use
+	if len(u.lingers) >= c.sess.policy().limits.QPs {
+		s.resetLinger(u.lingers[0])
 	}
 	s.lingers[l.id] = l
-	s.lingersOf[l.uid] = append(s.lingersOf[l.uid], l)
+	u.lingers = append(u.lingers, l)
 	s.wake(l.limit)
 }
 
@@ -108,30 +107,29 @@ func (s *Server) endLinger(id dataplane.ConnID) {
 		return
 	}
 	delete(s.lingers, id)
-	q := s.lingersOf[l.uid]
-	i := slices.Index(q, l)
-	if q = slices.Delete(q, i, i+1); len(q) == 0 {
-		delete(s.lingersOf, l.uid)
-	} else {
-		s.lingersOf[l.uid] = q
-	}
+	u := s.usageOf(l.uid)
+	u.lingers = slices.DeleteFunc(u.lingers, func(o *linger) bool { return o == l })
+	u.account[resRings] -= l.memory
 	s.claims.drop(l.claim)
-	s.account(l.uid)[resRings] -= l.memory
 	s.settle(l.uid)
 }
 
 // resetLingers resets the lingers that have lasted too long, and returns when the next one does, or 0. Called with mu held.
 func (s *Server) resetLingers(now clock.Time) (next clock.Time) {
-	for uid, q := range s.lingersOf {
-		for ; len(q) > 0 && q[0].limit.Due(now); q = s.lingersOf[uid] {
-			s.engine.Disconnect(q[0].id, true)
-			s.endLinger(q[0].id)
+	for _, u := range s.usage {
+		for len(u.lingers) > 0 && u.lingers[0].limit.Due(now) {
+			s.resetLinger(u.lingers[0])
 		}
-		if len(q) > 0 {
-			next = clock.Earliest(next, q[0].limit)
+		if len(u.lingers) > 0 {
+			next = clock.Earliest(next, u.lingers[0].limit)
 		}
 	}
 	return next
+}
+
+func (s *Server) resetLinger(l *linger) {
+	s.engine.Disconnect(l.id, true)
+	s.endLinger(l.id)
 }
 
 // unhold removes c from the count of accepted byte streams.

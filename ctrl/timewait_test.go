@@ -18,10 +18,10 @@ func (h *harness) helloAs(t testing.TB, uid uint32) *tclient {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	o := h.sessions[h.lastID]
-	o.use = h.account(uid)
+	o.use = h.usageOf(uid)
 	for r, n := range o.own {
 		h.account(o.cred.Uid)[r] -= n
-		o.use[r] += n
+		o.use.account[r] += n
 	}
 	h.settle(o.cred.Uid)
 	o.cred.Uid = uid

@@ -192,7 +192,7 @@ func TestUnreadBytes(t *testing.T) {
 				break
 			}
 			h.mu.Lock()
-			most = max(most, h.unreadOf(uint32(os.Getuid())).Load())
+			most = max(most, h.usageOf(uint32(os.Getuid())).unread.Load())
 			h.mu.Unlock()
 		}
 	}
