@@ -226,12 +226,11 @@ func (s *Server) dropConn(c *conn, why error) {
 	if l.dropped&(l.dropped-1) == 0 { // the peer controls how often this happens
 		l.sess.log.Warn("connections dropped", zap.Stringer("peer", c.remote), zap.Error(why), zap.Int("backlog", l.backlog), zap.Uint64("dropped", l.dropped))
 	}
-	s.engine.Disconnect(c.id, true)
 	if c.handle != 0 {
-		s.failConn(c, errorf(quota, "ctrl: the request of %v was dropped: %w", c.remote, why))
+		s.end(c, errorf(quota, "ctrl: the request of %v was dropped: %w", c.remote, why))
 		return
 	}
-	s.forget(c)
+	s.abandon(c)
 }
 
 func (c *session) accept(r *ctrlpb.Accept) error {

@@ -57,8 +57,7 @@ type conn struct {
 	cfg           mpa.Config
 	initiator     bool         // this side sends the MPA request; otherwise it waits for the peer's
 	st            *mpa.Startup // over TCP
-	limit         clock.Time   // deadline of the whole setup, or of the current wait
-	deadline      clock.Time   // the earlier of limit and the deadline of st
+	limit         clock.Time   // deadline of the whole setup, or of the current wait; see deadline
 	params        mpa.Params
 	private       []byte            // the peer's private data
 	peer          *mpa.EnhancedData // the peer's depths, or nil if it sent none

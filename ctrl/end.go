@@ -26,8 +26,7 @@ func (s *Server) peerClosed(c *conn) {
 		c.st.HandleClosed()
 		s.pump(c)
 	case connWaiting:
-		s.engine.Disconnect(c.id, true)
-		s.failConn(c, errorf(refused, "mpa: the peer %v left before it was answered", c.remote))
+		s.end(c, errorf(refused, "mpa: the peer %v left before it was answered", c.remote))
 	case connSwitching, connUp:
 		if c.state == connUp {
 			c.state = connClosing

@@ -92,6 +92,5 @@ func (s *Server) makeRoom(l *listener, addr netip.Addr) {
 	if n, due := l.starting.log.add(s.now()); due {
 		l.sess.log.Warn("idle connections reset: too many in MPA start-up", zap.Stringer("listener", l.claim.addr), zap.Stringer("peer", c.remote), zap.Uint64("times", n))
 	}
-	s.engine.Disconnect(c.id, true)
-	s.forget(c)
+	s.abandon(c)
 }

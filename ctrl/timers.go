@@ -7,18 +7,23 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
-// arm sets the deadline of c. Called with mu held.
-func (s *Server) arm(c *conn) {
-	c.deadline = c.limit
+// deadline returns the earlier of limit and the deadline of the startup, or 0.
+func (c *conn) deadline() clock.Time {
 	if c.st != nil && (c.state == connStartup || c.state == connWaiting) {
-		c.deadline = clock.Earliest(c.deadline, c.st.Deadline())
+		return clock.Earliest(c.limit, c.st.Deadline())
 	}
-	if c.deadline == 0 || c.state == connGone {
+	return c.limit
+}
+
+// arm makes the timer goroutine watch the deadline of c. Called with mu held.
+func (s *Server) arm(c *conn) {
+	at := c.deadline()
+	if at == 0 || c.state == connGone {
 		delete(s.pending, c)
 		return
 	}
 	s.pending[c] = struct{}{}
-	s.wake(c.deadline)
+	s.wake(at)
 }
 
 // wake makes the timer goroutine wake at the given time or earlier. Called with mu held.
@@ -57,12 +62,12 @@ func (s *Server) runTimers() {
 // expire handles the deadlines that have passed and returns the next one. Called with mu held.
 func (s *Server) expire(now clock.Time) (next clock.Time) {
 	for c := range s.pending {
-		if c.deadline.Due(now) {
+		if c.deadline().Due(now) {
 			s.expired(c, now)
 		}
 	}
 	for c := range s.pending {
-		next = clock.Earliest(next, c.deadline)
+		next = clock.Earliest(next, c.deadline())
 	}
 	next = clock.Earliest(next, s.timeWait.end(now, s.claims.drop))
 	next = clock.Earliest(next, s.endLate(now))
@@ -77,9 +82,6 @@ func (s *Server) expired(c *conn, now clock.Time) {
 			s.engine.Disconnect(c.id, true)
 			s.arm(c)
 		default:
-			if c.id != 0 {
-				s.engine.Disconnect(c.id, true)
-			}
 			err := c.failure
 			if err == nil {
 				what := waits[c.state]
@@ -88,7 +90,7 @@ func (s *Server) expired(c *conn, now clock.Time) {
 				}
 				err = errorf(timedOut, "ctrl: connection with %v: %s took too long", c.remote, what)
 			}
-			s.failConn(c, err)
+			s.end(c, err)
 		}
 		return
 	}
