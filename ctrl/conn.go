@@ -61,7 +61,7 @@ type conn struct {
 	params        mpa.Params
 	private       []byte            // the peer's private data
 	peer          *mpa.EnhancedData // the peer's depths, or nil if it sent none
-	waiting       bool              // in listener.waiting
+	waiting       bool              // in listener.waiting and, as a byte stream, in the quota of accepted ones
 	socketCounted bool              // its kernel socket is counted in Server.files, because it has no queue pair
 
 	// How and why it ends.
@@ -87,7 +87,6 @@ type overSCTP struct {
 // byteStream is the state of a connection that begins as a byte stream (connStreaming).
 type byteStream struct {
 	streaming bool
-	held      bool   // counted as a byte stream
 	in        []byte // received and not consumed
 	shown     int    // bytes of in that were reported to the client
 	late      bool   // in session.late
@@ -119,5 +118,8 @@ func (c *conn) answered() {
 	if c.waiting {
 		c.waiting = false
 		c.listener.waiting--
+		if c.state == connStreaming {
+			c.sess.give(resStreams, 1)
+		}
 	}
 }

@@ -160,7 +160,6 @@ func (s *Server) forget(c *conn) {
 	}
 	c.answered()
 	c.uncountSocket()
-	c.unhold()
 	if c.leaving {
 		s.linger(c)
 	}

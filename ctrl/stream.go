@@ -40,17 +40,13 @@ func (s *Server) streamAccepted(c *conn) {
 		s.dropConn(c, errBacklog)
 		return
 	}
-	if err := c.sess.take(resRings, s.cfg.streamMemory()); err != nil {
-		s.dropConn(c, err)
-		return
-	}
-	c.memory = s.cfg.streamMemory()
-	if err := c.sess.take(resStreams, 1); err != nil {
+	memory := s.cfg.streamMemory()
+	if err := c.sess.takeSized(resStreams, resRings, memory); err != nil {
 		s.dropConn(c, err)
 		return
 	}
 	l.waiting++
-	c.waiting, c.streaming, c.held = true, true, true
+	c.waiting, c.streaming, c.memory = true, true, memory
 	c.sess.adopt(c)
 	s.streamReady(c)
 }
@@ -130,14 +126,6 @@ func (s *Server) resetLingers(now clock.Time) (next clock.Time) {
 func (s *Server) resetLinger(l *linger) {
 	s.engine.Disconnect(l.id, true)
 	s.endLinger(l.id)
-}
-
-// unhold removes c from the count of accepted byte streams.
-func (c *conn) unhold() {
-	if c.held {
-		c.held = false
-		c.sess.give(resStreams, 1)
-	}
 }
 
 // show sends the client the next chunk, if it has consumed the last one. The chunk waits for showLate while the client
@@ -252,7 +240,6 @@ func (s *Server) startMPA(cn *conn, r *ctrlpb.StartMPA) error {
 	left := cn.in
 	cn.in, cn.shown = nil, 0
 	cn.answered()
-	cn.unhold()
 	s.startup(cn)
 	if len(left) > 0 {
 		s.streamData(cn, left)
