@@ -2,7 +2,6 @@ package ctrl
 
 import (
 	"fmt"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -14,10 +13,8 @@ import (
 
 // turnedAway counts clients that were refused or cut off.
 type turnedAway struct {
-	refused  tally          // guarded by Server.mu
-	refusing map[uint32]int // refused clients still connected, by uid; guarded by Server.mu
-	cutMu    sync.Mutex     // acquired last
-	cuts     tally          // guarded by cutMu
+	refused, cuts tally
+	refusing      map[uint32]int // refused clients still connected, by uid; guarded by Server.mu
 }
 
 // mostAdmitting is the maximum number of connections that are neither those of clients nor of refused clients that are to be answered. Each has
@@ -67,10 +64,7 @@ const mostReaders = 256
 // logRefused logs that a client was refused. A refused client may retry at once, so only some
 // refusals are logged, with their number.
 func (s *Server) logRefused(err error) {
-	s.mu.Lock()
-	n, due := s.refused.add(s.now())
-	s.mu.Unlock()
-	if due {
+	if n, due := s.refused.add(s.now()); due {
 		s.log.Warn("client refused", zap.Error(err), zap.Uint64("times", n))
 	}
 }

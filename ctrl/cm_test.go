@@ -412,7 +412,7 @@ func TestBadPeers(t *testing.T) {
 	defer h.mu.Unlock() // other clients of this test are still closing
 	for _, l := range h.listeners {
 		if l.starting.n != 0 {
-			t.Errorf("still counted: %v", l.starting)
+			t.Errorf("%d still counted", l.starting.n)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"sync"
 	"time"
 
 	"github.com/iwarpd/iwarpd/internal/clock"
@@ -19,14 +20,17 @@ func (s *logLimit) now(t clock.Time) bool {
 	return true
 }
 
-// A tally counts a frequent event for a log message at most once per logEvery.
+// A tally counts a frequent event for a log message at most once per logEvery. It is safe for concurrent use.
 type tally struct {
+	mu sync.Mutex // acquired last
 	logLimit
 	n uint64 // since the last message
 }
 
 // add counts an event. It also returns whether a message is due, which stands for n events.
 func (t *tally) add(now clock.Time) (n uint64, due bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	t.n++
 	n, due = t.n, t.now(now)
 	if due {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -155,12 +156,10 @@ func TestRefusedFlood(t *testing.T) {
 			<-goOn
 			return nil
 		}))
-		now := h.now()
+		var now atomic.Int64
+		now.Store(int64(h.now()))
 		h.mu.Lock()
-		h.Server.now = func() clock.Time { // each refusal is logged
-			now = now.Add(logEvery)
-			return now
-		}
+		h.Server.now = func() clock.Time { return clock.Time(now.Add(int64(logEvery))) } // each refusal is logged
 		h.mu.Unlock()
 		served := make(chan struct{})
 		go func() {

@@ -76,7 +76,7 @@ func TestIdleStartups(t *testing.T) {
 	defer h.mu.Unlock()
 	for _, l := range h.listeners {
 		if l.starting.n != 0 || len(l.starting.by) != 0 {
-			t.Errorf("still counted: %+v", l.starting)
+			t.Errorf("%d still counted: %v", l.starting.n, l.starting.by)
 		}
 	}
 }

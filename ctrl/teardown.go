@@ -38,11 +38,7 @@ const cutOffWait = 200 * time.Millisecond
 // logCut logs that the client was cut off. A program may reconnect and be cut off repeatedly, so
 // only some lines are logged.
 func (c *session) logCut(why error) {
-	s := c.srv
-	s.cutMu.Lock()
-	n, due := s.cuts.add(s.now())
-	s.cutMu.Unlock()
-	if due {
+	if n, due := c.srv.cuts.add(c.srv.now()); due {
 		c.log.Warn("client cut off", zap.Error(why), zap.Uint64("times", n))
 	}
 }
