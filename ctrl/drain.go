@@ -25,7 +25,7 @@ func (s *Server) Drain(ctx context.Context, timeout time.Duration) int {
 	}
 	ms := uint32(min(timeout.Milliseconds(), math.MaxUint32))
 	for _, c := range s.sessions {
-		if c.hello {
+		if c.binding != nil {
 			c.event(&ctrlpb.Event{Body: &ctrlpb.Event_Draining{Draining: &ctrlpb.Draining{TimeoutMs: ms}}})
 		}
 	}

@@ -290,7 +290,7 @@ func (c *session) listClients(r *ctrlpb.ListClients, reply *ctrlpb.Reply) error 
 			Client: o.id, Uid: o.cred.Uid, Gid: o.cred.Gid, Pid: uint32(o.cred.Pid), Name: o.name,
 			Pds: uint32(u[resPDs]), Mrs: uint32(u[resMRs]), Mws: uint32(u[resMWs]), Cqs: uint32(u[resCQs]), Qps: uint32(u[resQPs]),
 			Listens: uint32(u[resListens]), Registered: u[resRegistered],
-			ConnectedMs: uint64(time.Since(o.started).Milliseconds()), Requests: o.requests, Errors: o.errors,
+			ConnectedMs: uint64(time.Since(o.started).Milliseconds()), Requests: o.requests.Load(), Errors: o.errors.Load(),
 		})
 	}
 	reply.Body = &ctrlpb.Reply_Clients{Clients: list}

@@ -58,17 +58,15 @@ type session struct {
 	near      *shm.Object // near memory of the client, or nil; used by the session's goroutine only
 	started   time.Time
 
+	requests, errors atomic.Uint64
+
 	// Server.mu guards the rest. Only the session's own goroutine adds to the maps.
-	hello    bool
-	dead     bool // being torn down
-	name     string
-	use      *usage
-	own      account // the client's share of the account
-	requests uint64
-	errors   uint64
+	dead bool // being torn down
+	name string
+	use  *usage
+	own  account // the client's share of the account
 	objects
-	binding *dataplane.ClientBinding
-	bells   []*shm.Doorbells
+	binding *dataplane.ClientBinding // nil before Hello
 	bits    bitmap
 	late    []*conn                      // byte streams with data that waits until the client has read more
 	moves   bool                         // it has a place in Server.movers
@@ -208,15 +206,11 @@ func (c *session) packet(b []byte, fds []int, lost bool) (err error) {
 	reply.Id = req.Id
 	if herr != nil {
 		c.srv.counters.errors.Add(1)
+		c.errors.Add(1)
 		reply = &ctrlpb.Reply{Id: req.Id, Error: toPB(herr)}
 		c.log.Debug("request refused", zap.String("request", fmt.Sprintf("%T", req.Body)), zap.Error(herr))
 	}
-	c.srv.mu.Lock()
-	c.requests++
-	if herr != nil {
-		c.errors++
-	}
-	c.srv.mu.Unlock()
+	c.requests.Add(1)
 	return c.answer(&ctrlpb.Message{Body: &ctrlpb.Message_Reply{Reply: reply}}, out)
 }
 
@@ -239,7 +233,7 @@ func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) 
 	if h := req.GetHello(); h != nil {
 		return c.doHello(h, reply)
 	}
-	if !c.hello {
+	if c.binding == nil {
 		return nil, errorf(badVersion, "ctrl: the first request must be Hello")
 	}
 	switch b := req.Body.(type) {
@@ -339,7 +333,7 @@ func query(c *session, req *ctrlpb.Request, reply *ctrlpb.Reply) error {
 // doHello negotiates the version and sends the client its doorbell pages.
 func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) ([]int, error) {
 	s := c.srv
-	if c.hello {
+	if c.binding != nil {
 		return nil, errorf(badState, "ctrl: second Hello")
 	}
 	if h.Version < MinVersion || h.MinVersion > Version {
@@ -362,10 +356,9 @@ func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) ([]int, error) {
 	}
 
 	s.mu.Lock()
-	c.binding, c.bells = binding, bells
+	c.binding = binding
 	c.bits.init(bells[0].Bits())
 	c.name = clip(printable.String(clip(h.Name, maxName)), maxName)
-	c.hello = true
 	attrs := s.devices.interfaces().attrs(&s.cfg, c.policy())
 	version := s.cfg.Version
 	s.mu.Unlock()

@@ -167,8 +167,10 @@ func (c *session) releaseRings(closing bool) {
 	for _, q := range srqs {
 		rings = append(rings, q.ring)
 	}
-	for _, b := range c.bells {
-		rings = append(rings, b)
+	if c.binding != nil {
+		for _, b := range c.binding.Doorbells {
+			rings = append(rings, b)
+		}
 	}
 	for _, ch := range c.channels { // no queue uses them any longer
 		unix.Close(ch.wake)
