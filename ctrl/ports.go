@@ -24,18 +24,16 @@ type claim struct {
 	on        *device // of an unspecified address: stands for the addresses of this interface, or nil for those of all; of others: nil, or kernel sockets
 	uid       uint32
 	listening bool           // a listener uses it
-	timeWait  bool           // its connection has ended and is in TIME-WAIT
 	active    bool           // for an active open, and counted in the quota of ports
 	remote    netip.AddrPort // peer of its last connection
-	since     clock.Time     // start of TIME-WAIT
+	since     clock.Time     // start of TIME-WAIT, 0 if its last connection is not in it
 	until     clock.Time     // end of TIME-WAIT
 	refs      int
-	fds       []int
-	extra     uint64              // those of fds that are counted, and not in an account
-	wants     []bpf.Endpoint      // endpoints that steer was called with
-	eps       []bpf.Endpoint      // endpoints that are steered for wants
-	guard     map[netip.Addr]bool // addresses that a guard socket is bound to
-	dropped   atomic.Bool         // the endpoint may be another user's
+	guards    map[netip.Addr]int // guard sockets by address
+	extra     uint64             // those of guards that are counted, and not in an account
+	wants     []bpf.Endpoint     // endpoints that steer was called with
+	eps       []bpf.Endpoint     // endpoints that are steered for wants
+	dropped   atomic.Bool        // the endpoint may be another user's
 }
 
 // claims are the reserved endpoints. All methods require Server.mu.
@@ -71,7 +69,7 @@ func (cs *claims) take(addr netip.AddrPort, on *device, uid uint32, listen bool)
 	if addr.Port() != 0 {
 		if c := cs.byAddr[claimKey{addr, on}]; c != nil {
 			if !listen || c.listening || c.uid != uid {
-				if c.timeWait {
+				if c.since != 0 {
 					return nil, errorf(portInUse, "ctrl: %v is in TIME-WAIT after the connection that was made from it (RFC 9293 3.6.1): choose another port, or wait (tcp-time-wait)", addr)
 				}
 				return nil, errorf(portInUse, "ctrl: %v is in use by another client of iwarpd: choose another port, or end that client (iwarpctl listen list)", addr)
@@ -84,7 +82,7 @@ func (cs *claims) take(addr netip.AddrPort, on *device, uid uint32, listen bool)
 			return nil, errorf(portInUse, "ctrl: %v is in use by another client of iwarpd, on %v: choose another port (iwarpctl listen list)", addr, other.addr)
 		}
 	}
-	c := &claim{addr: addr, on: on, uid: uid, listening: listen, refs: 1, guard: make(map[netip.Addr]bool)}
+	c := &claim{addr: addr, on: on, uid: uid, listening: listen, refs: 1, guards: make(map[netip.Addr]int)}
 	if err := cs.bind(c); err != nil {
 		cs.undo(c)
 		return nil, err
@@ -185,11 +183,11 @@ func (cs *claims) bind(c *claim) error {
 	defer func() { seqpacket.CloseAll(kept) }()
 	for range portTries {
 		err := cs.guardAll(c, addrs)
-		if e, ok := errors.AsType[*Error](err); !ok || e.Code != portInUse || len(c.fds) == 0 {
+		if e, ok := errors.AsType[*Error](err); !ok || e.Code != portInUse || len(c.guards) == 0 {
 			return err
 		}
-		kept, c.fds, c.addr = append(kept, c.fds...), nil, netip.AddrPortFrom(c.addr.Addr(), 0)
-		clear(c.guard)
+		kept, c.addr = append(kept, values(c.guards)...), netip.AddrPortFrom(c.addr.Addr(), 0)
+		clear(c.guards)
 	}
 	return errorf(portInUse, "ctrl: no port was found that is free on all addresses to listen on: name one, or listen on one address")
 }
@@ -210,7 +208,7 @@ func (cs *claims) guardAll(c *claim, addrs []netip.Addr) error {
 // guardAddr binds a kernel socket to the claim's port on a. If the port is 0, the kernel chooses
 // one.
 func (cs *claims) guardAddr(c *claim, a netip.Addr) error {
-	if c.guard[a] {
+	if _, has := c.guards[a]; has {
 		return nil
 	}
 	want := netip.AddrPortFrom(a, c.addr.Port())
@@ -227,8 +225,7 @@ func (cs *claims) guardAddr(c *claim, a netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	c.fds = append(c.fds, fd)
-	c.guard[a] = true
+	c.guards[a] = fd
 	if c.addr.Port() == 0 {
 		c.addr = netip.AddrPortFrom(c.addr.Addr(), port)
 	}
@@ -266,7 +263,7 @@ func (cs *claims) uncounted(c *claim) uint64 {
 	if c.listening {
 		counted += cs.files.per[resListens]
 	}
-	return less(uint64(len(c.fds)), counted)
+	return less(uint64(len(c.guards)), counted)
 }
 
 // count counts the guards of c that no account counts. Connections keep those of their listener after it has ended.
@@ -309,8 +306,9 @@ func (cs *claims) undo(c *claim) {
 	for _, ep := range c.eps {
 		cs.devices.unclaim(ep)
 	}
-	seqpacket.CloseAll(c.fds)
-	c.wants, c.eps, c.fds = nil, nil, nil
+	seqpacket.CloseAll(values(c.guards))
+	clear(c.guards)
+	c.wants, c.eps = nil, nil
 	cs.count(c)
 }
 

@@ -41,7 +41,7 @@ func TestFreePortOfAllAddresses(t *testing.T) {
 	}
 	addrs := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2")}
 	cs := claims{files: new(pool), devices: devices{{Device: Device{Name: "lo", Addrs: func() []netip.Addr { return addrs }}}}}
-	c := &claim{addr: netip.AddrPortFrom(netip.IPv6Unspecified(), 0), guard: make(map[netip.Addr]bool)}
+	c := &claim{addr: netip.AddrPortFrom(netip.IPv6Unspecified(), 0), guards: make(map[netip.Addr]int)}
 	var taken []net.Listener
 	for port := first; port <= last; port++ {
 		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.2:%d", port))
@@ -56,8 +56,8 @@ func TestFreePortOfAllAddresses(t *testing.T) {
 	}
 	cs.undo(c)
 	taken[5].Close()
-	if err := cs.bind(c); err != nil || c.addr.Port() != first+5 || len(c.fds) != 2 {
-		t.Errorf("%v, %d sockets, %v; want port %d", c.addr, len(c.fds), err, first+5)
+	if err := cs.bind(c); err != nil || c.addr.Port() != first+5 || len(c.guards) != 2 {
+		t.Errorf("%v, %d sockets, %v; want port %d", c.addr, len(c.guards), err, first+5)
 	}
 	cs.undo(c)
 }
@@ -105,7 +105,7 @@ func TestPortInTimeWait(t *testing.T) {
 				defer unix.Close(fd)
 			}
 			cs := claims{files: new(pool)}
-			guards := &claim{addr: addr, guard: make(map[netip.Addr]bool)}
+			guards := &claim{addr: addr, guards: make(map[netip.Addr]int)}
 			err = cs.guardAddr(guards, addr.Addr())
 			defer cs.undo(guards)
 			if e, ok := errors.AsType[*Error](err); c.live || c.private || c.bound {
@@ -149,7 +149,7 @@ func TestPortLooks(t *testing.T) {
 	cs := claims{files: new(pool)}
 	addr := l.Addr().(*net.TCPAddr).AddrPort()
 	guard := func(uid uint32) error {
-		c := &claim{addr: addr, uid: uid, guard: make(map[netip.Addr]bool)}
+		c := &claim{addr: addr, uid: uid, guards: make(map[netip.Addr]int)}
 		defer cs.undo(c)
 		return cs.guardAddr(c, addr.Addr())
 	}
@@ -193,7 +193,7 @@ func TestPortBound(t *testing.T) {
 	defer unix.Close(fd)
 	addr := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)
 	cs := claims{files: new(pool)}
-	guards := &claim{addr: addr, guard: make(map[netip.Addr]bool)}
+	guards := &claim{addr: addr, guards: make(map[netip.Addr]int)}
 	err = cs.guardAddr(guards, addr.Addr())
 	defer cs.undo(guards)
 	if e, ok := errors.AsType[*Error](err); !ok || e.Code != portInUse {

@@ -24,7 +24,7 @@ const reuseLook = 64
 
 // add inserts cl, whose connection has ended now.
 func (t timeWaits) add(cl *claim, now clock.Time) {
-	cl.timeWait, cl.since = true, now
+	cl.since = now
 	q := t[cl.uid]
 	i := len(q)
 	for i > 0 && q[i-1].until > cl.until {
@@ -58,7 +58,7 @@ func (t timeWaits) reuse(c *conn, addr netip.Addr, now clock.Time) *claim {
 	}
 	cl := q[best]
 	t[uid] = slices.Delete(q, best, best+1)
-	cl.timeWait = false
+	cl.since = 0
 	return cl
 }
 
