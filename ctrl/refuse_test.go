@@ -50,17 +50,17 @@ func lingerers(t *testing.T, n int) (fds []int) {
 	return fds
 }
 
-// closing returns how many threads of this process are in close(2). The runtime may have more
+// calling returns how many threads of this process are in a system call. The runtime may have more
 // threads than that at any time, which say nothing about the daemon.
-func closing(t *testing.T) (n int) {
+func calling(t *testing.T, number int) (n int) {
 	t.Helper()
 	calls, err := filepath.Glob("/proc/self/task/*/syscall")
 	if err != nil || len(calls) == 0 {
 		t.Fatalf("no threads in /proc/self/task: %v", err)
 	}
-	inClose := fmt.Sprintf("%d ", unix.SYS_CLOSE)
 	for _, name := range calls {
-		if call, _ := os.ReadFile(name); strings.HasPrefix(string(call), inClose) { // the thread may have ended
+		call, _ := os.ReadFile(name) // the thread may have ended
+		if strings.HasPrefix(string(call), fmt.Sprintf("%d ", number)) {
 			n++
 		}
 	}
@@ -101,7 +101,7 @@ func TestRefusedFiles(t *testing.T) {
 		if !unread {
 			h.hello(t)
 		}
-		before, ours := closing(t), 0
+		before, ours := calling(t, unix.SYS_CLOSE), 0
 		for _, fd := range lingerers(t, clients) {
 			c := h.client(t)
 			_ = c.c.Write(hello, []int{fd}) // the server may have refused the client and closed
@@ -136,9 +136,9 @@ func TestRefusedFiles(t *testing.T) {
 		}
 		time.Sleep(awayWait / 2) // time for closes that the daemon should not make
 		// A close that does not wait is over soon.
-		for deadline := time.Now().Add(time.Minute); closing(t) > before+maxRefusing+ours; time.Sleep(10 * time.Millisecond) {
+		for deadline := time.Now().Add(time.Minute); calling(t, unix.SYS_CLOSE) > before+maxRefusing+ours; time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(deadline) {
-				t.Fatalf("unread %v: %d threads are in close, %d of them for the test", unread, closing(t), before+ours)
+				t.Fatalf("unread %v: %d threads are in close, %d of them for the test", unread, calling(t, unix.SYS_CLOSE), before+ours)
 			}
 		}
 	}

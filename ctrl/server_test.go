@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -516,29 +515,26 @@ func TestSnake(t *testing.T) {
 
 // TestReaders checks that the number of threads that wait for clients has a bound, and that the clients beyond are served.
 func TestReaders(t *testing.T) {
-	threads := func() int {
-		tasks, err := os.ReadDir("/proc/self/task")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return len(tasks)
-	}
-	h := newHarness(t, Config{Limits: Limits{Clients: mostReaders + 200}})
-	before := threads()
+	const beyond = 100
+	h := newHarness(t, Config{Limits: Limits{Clients: mostReaders + beyond}})
 	var clients []*tclient
-	for range mostReaders + 100 {
+	for range mostReaders + beyond {
 		clients = append(clients, h.client(t))
 	}
-	for _, c := range clients {
-		c.fails(badVersion, reqListen("", 1)) // before Hello
+	ask := func() {
+		for _, c := range clients {
+			c.fails(badVersion, reqListen("", 1)) // before Hello
+		}
 	}
-	if n := threads() - before; n > mostReaders+50 {
-		t.Errorf("%d threads more for %d clients", n, len(clients))
+	waiting := func() int { return calling(t, unix.SYS_RECVMSG) }
+	ask()
+	testenv.Until(t, "as many threads wait as may", func() bool { return waiting() >= mostReaders })
+	ask() // all but the last ones wait again
+	if n := waiting(); n > mostReaders {
+		t.Errorf("%d threads wait for %d clients; want %d", n, len(clients), mostReaders)
 	}
 	for _, c := range clients {
 		c.c.Close()
 	}
-	for h.readers.Load() > 0 {
-		runtime.Gosched()
-	}
+	testenv.Until(t, "no client is served", func() bool { return h.readers.Load() == 0 })
 }
