@@ -170,40 +170,69 @@ func TestRefusedUsers(t *testing.T) {
 	}
 }
 
-// TestUnreadBytes checks that a limit covers the bytes that all clients of a user leave unread, and that a client
-// that leaves little is not disconnected because of others.
+// TestUnreadBytes checks that a client is cut off when all clients of its user leave too many bytes unread.
 func TestUnreadBytes(t *testing.T) {
 	const limit = 256 << 10
 	h := newHarness(t, Config{Limits: Limits{Messages: limit}})
-	polite := h.hello(t)
-	var most uint64
-	for range 4 {
-		c := h.hello(t)
-		pd := c.pd()
-		for range pageSize { // a list of them is long
-			c.ok(reqMR(pd, 4096), memfd(t, 4096))
-		}
-		b, err := proto.Marshal(&ctrlpb.Request{Id: 1 << 40, Body: &ctrlpb.Request_ListMrs{ListMrs: &ctrlpb.ListMRs{}}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for range maxQueued - 1 {
-			if c.c.Write(b, nil) != nil {
-				break
-			}
-			h.mu.Lock()
-			most = max(most, h.usageOf(uint32(os.Getuid())).unread.Load())
-			h.mu.Unlock()
+	polite, c := h.hello(t), h.hello(t)
+	pd := c.pd()
+	for range pageSize { // a list of them is long
+		c.ok(reqMR(pd, 4096), memfd(t, 4096))
+	}
+	b, err := proto.Marshal(&ctrlpb.Request{Id: 1 << 40, Body: &ctrlpb.Request_ListMrs{ListMrs: &ctrlpb.ListMRs{}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range maxQueued - 1 {
+		if c.c.Write(b, nil) != nil {
+			break
 		}
 	}
+	testenv.Until(t, "the client is cut off", func() bool { return h.counters.cutOff.Load() == 1 })
 	if q := polite.quota("messages"); q.Limit != limit || !q.Bytes {
 		t.Errorf("%v", q)
 	}
-	if most > limit+4*messageShare+seqpacket.MaxPacket || most < messageShare {
-		t.Errorf("%d bytes were held", most)
+}
+
+// TestUnreadShare checks that a limit covers the bytes that all clients of a user leave unread, and that each may leave
+// messageShare because of others.
+func TestUnreadShare(t *testing.T) {
+	const limit = 4 * messageShare
+	user := new(usage)
+	client := func() *outbox {
+		o := &outbox{sess: &session{use: user}, more: make(chan struct{}, 1), less: make(chan struct{}, 1)}
+		o.room.Store(maxQueued)
+		return o
 	}
-	testenv.Until(t, "a client is cut off", func() bool { return h.counters.cutOff.Load() != 0 })
-	polite.pd()
+	a, b := client(), client()
+	for i, step := range []struct {
+		o    *outbox
+		size uint64 // 0: it reads a message
+		ok   bool
+		all  uint64 // what all leave unread then
+	}{
+		{a, messageShare, true, messageShare},
+		{a, limit - messageShare, true, limit},
+		{a, 1, false, limit},
+		{b, messageShare, true, limit + messageShare},
+		{b, 1, false, limit + messageShare},
+		{a, 0, true, limit},
+		{b, 1, false, limit},
+		{b, 0, true, limit - messageShare},
+		{b, messageShare + 1, false, limit - messageShare},
+		{a, messageShare, true, limit},
+		{b, messageShare, true, limit + messageShare},
+	} {
+		if step.size == 0 {
+			m, _ := step.o.next()
+			step.o.written(m, true)
+		} else if err := step.o.put(outMessage{size: step.size}, limit); (err == nil) != step.ok {
+			t.Errorf("step %d: %v", i, err)
+		}
+		if all := user.unread.Load(); all != step.all {
+			t.Errorf("step %d: %d bytes unread, want %d", i, all, step.all)
+		}
+	}
 }
 
 // reqChurn returns the request that creates the next queue pair if i is even, or destroys it again if i is odd.
