@@ -41,31 +41,31 @@ type outbox struct {
 
 // outMessage is a queued message. Its descriptors are closed when it is sent or dropped.
 type outMessage struct {
-	b    []byte
-	fds  []int
-	size uint64 // charged bytes
+	b   []byte
+	fds []int
 }
 
 // put queues m and takes ownership of its descriptors. limit bounds the bytes that the clients of the user have not
 // read. An error means that the client does not read its messages.
 func (o *outbox) put(m outMessage, limit uint64) error {
 	o.countFDs(len(m.fds), 0)
+	size := uint64(len(m.b))
 	o.mu.Lock()
 	n, left := len(o.queue), o.size
-	all := o.sess.use.unread.Add(m.size)
-	full := int64(n) >= o.room.Load() || left+m.size > messageShare && all > limit
+	all := o.sess.use.unread.Add(size)
+	full := int64(n) >= o.room.Load() || left+size > messageShare && all > limit
 	if full {
-		o.sess.use.unread.Add(-m.size)
+		o.sess.use.unread.Add(-size)
 	} else {
 		o.queue = append(o.queue, m)
-		o.size += m.size
+		o.size += size
 	}
 	o.mu.Unlock()
 	if full {
 		o.countFDs(-len(m.fds), 0)
 		seqpacket.CloseAll(m.fds)
 		return fmt.Errorf("ctrl: the client left %d messages unread, %d bytes; all of its user %d bytes, whose limit is %d: read them, or raise max-messages",
-			n, left, all-m.size, limit)
+			n, left, all-size, limit)
 	}
 	o.wake()
 	return nil
@@ -150,11 +150,12 @@ func (o *outbox) next() (m outMessage, ok bool) {
 
 // written releases m, which was sent if ok is true, and dropped otherwise.
 func (o *outbox) written(m outMessage, ok bool) {
-	o.sess.use.unread.Add(-m.size)
+	size := uint64(len(m.b))
+	o.sess.use.unread.Add(-size)
 	seqpacket.CloseAll(m.fds)
 	o.mu.Lock()
 	o.writing = false
-	o.size -= m.size
+	o.size -= size
 	o.mu.Unlock()
 	if n := len(m.fds); ok {
 		o.countFDs(0, n)

@@ -224,7 +224,7 @@ func (c *session) answer(m *ctrlpb.Message, fds []int) error {
 	if c.out.try(b, fds) {
 		return nil
 	}
-	return c.queue(outMessage{b, fds, uint64(len(b))})
+	return c.queue(outMessage{b, fds})
 }
 
 // dispatch executes a request. It fills in reply and returns the descriptors to send with it, which
@@ -422,7 +422,7 @@ func (c *session) event(e *ctrlpb.Event) {
 	if err != nil {
 		return
 	}
-	_ = c.queue(outMessage{b, nil, uint64(len(b))})
+	_ = c.queue(outMessage{b: b})
 }
 
 // behind reports whether so much is unread that what peers cause must not add to it.

@@ -207,7 +207,7 @@ func TestUnreadShare(t *testing.T) {
 	a, b := client(), client()
 	for i, step := range []struct {
 		o    *outbox
-		size uint64 // 0: it reads a message
+		size int // 0: it reads a message
 		ok   bool
 		all  uint64 // what all leave unread then
 	}{
@@ -226,7 +226,7 @@ func TestUnreadShare(t *testing.T) {
 		if step.size == 0 {
 			m, _ := step.o.next()
 			step.o.written(m, true)
-		} else if err := step.o.put(outMessage{size: step.size}, limit); (err == nil) != step.ok {
+		} else if err := step.o.put(outMessage{b: make([]byte, step.size)}, limit); (err == nil) != step.ok {
 			t.Errorf("step %d: %v", i, err)
 		}
 		if all := user.unread.Load(); all != step.all {
