@@ -112,19 +112,14 @@ func (c *session) attachFar(fd int) error {
 func (s *Server) takeMover(c *session) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	have := uint64(0)
-	for _, o := range s.sessions {
-		if o.moves && o.cred.Uid == c.cred.Uid {
-			have++
-		}
-	}
-	if err := s.movers.room(c.cred.Uid, have, 1); err != nil {
+	if err := s.movers.room(c.cred.Uid, c.use.movers, 1); err != nil {
 		return err
 	}
 	if err := c.take(resRings, far.Limit); err != nil {
 		return err
 	}
 	c.moves = true
+	c.use.movers++
 	s.movers.extra++
 	return nil
 }
@@ -133,6 +128,7 @@ func (s *Server) takeMover(c *session) error {
 func (s *Server) giveMover(c *session) {
 	if c.moves {
 		c.moves = false
+		c.use.movers--
 		s.movers.extra--
 	}
 }
