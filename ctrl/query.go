@@ -60,12 +60,9 @@ func (d *device) attr(cfg *Config, p *policy) *ctrlpb.DeviceAttr {
 	return a
 }
 
-// visible returns the sessions whose objects c may list, by ascending number, without those being
-// torn down. Called with mu held.
+// visible returns the sessions whose objects c may list, without those being torn down. Called with mu held.
 func (c *session) visible() []*session {
-	all := slices.DeleteFunc(c.holding(), func(o *session) bool { return o.dead })
-	slices.SortFunc(all, func(a, b *session) int { return cmp.Compare(a.id, b.id) })
-	return all
+	return slices.DeleteFunc(c.holding(), func(o *session) bool { return o.dead })
 }
 
 // holding returns the sessions that c may see, including those being torn down, which still hold
@@ -140,6 +137,15 @@ func page[T any](items []T, key func(T) uint32, after uint32, n int) (out []T, m
 		return items[:n], true
 	}
 	return items, false
+}
+
+// pageOf returns a page of the objects in a map of each session that c may see. key is that of page.
+func pageOf[T any](c *session, of func(*session) map[uint32]T, key func(T) uint32, after uint32) ([]T, bool) {
+	var all []T
+	for _, o := range c.visible() {
+		all = append(all, values(of(o))...)
+	}
+	return page(all, key, after, pageSize)
 }
 
 func (c *session) listQPs(r *ctrlpb.ListQPs, reply *ctrlpb.Reply) error {
@@ -243,11 +249,7 @@ func (q *qp) info(conns map[*dataplane.QPBinding]dataplane.ConnInfo, silent []in
 func (c *session) listMRs(r *ctrlpb.ListMRs, reply *ctrlpb.Reply) error {
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
-	var all []*mr
-	for _, o := range c.visible() {
-		all = append(all, values(o.mrs)...)
-	}
-	all, more := page(all, func(m *mr) uint32 { return m.index }, r.After, pageSize)
+	all, more := pageOf(c, func(o *session) map[uint32]*mr { return o.mrs }, func(m *mr) uint32 { return m.index }, r.After)
 	list := &ctrlpb.MRList{More: more}
 	for _, m := range all {
 		list.Mrs = append(list.Mrs, &ctrlpb.MRInfo{
@@ -262,11 +264,8 @@ func (c *session) listMRs(r *ctrlpb.ListMRs, reply *ctrlpb.Reply) error {
 func (c *session) listListens(r *ctrlpb.ListListens, reply *ctrlpb.Reply) error {
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
-	var all []*listener
-	for _, o := range c.visible() {
-		all = append(all, values(o.listens)...)
-	}
-	all, more := page(all, func(l *listener) uint32 { return l.index }, r.After, pageSize)
+	index := func(l *listener) uint32 { return l.index }
+	all, more := pageOf(c, func(o *session) map[uint32]*listener { return o.listens }, index, r.After)
 	list := &ctrlpb.ListenList{More: more}
 	for _, l := range all {
 		list.Listens = append(list.Listens, &ctrlpb.ListenInfo{

@@ -145,11 +145,7 @@ func (c *session) destroySRQ(h uint32) error {
 func (c *session) listSRQs(r *ctrlpb.ListSRQs, reply *ctrlpb.Reply) error {
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
-	var all []*srq
-	for _, o := range c.visible() {
-		all = append(all, values(o.srqs)...)
-	}
-	all, more := page(all, func(q *srq) uint32 { return q.index }, r.After, pageSize)
+	all, more := pageOf(c, func(o *session) map[uint32]*srq { return o.srqs }, func(q *srq) uint32 { return q.index }, r.After)
 	list := &ctrlpb.SRQList{More: more}
 	for _, q := range all {
 		q.mu.Lock()
