@@ -110,37 +110,34 @@ func (s *Server) partedSCTP(cl *claim) {
 		if ep.Proto == pkt.ProtoTCP {
 			continue
 		}
-		if s.late[ep] == 0 {
+		l, has := s.late[ep]
+		if !has {
 			if s.closed || s.devices.claim(ep) != nil {
 				continue
 			}
-			s.lateNext = append(s.lateNext, lateEndpoint{ep, until, cl.uid})
+			l.uid = cl.uid
 			s.charge(s.account(cl.uid), resPorts, 1)
 			s.wake(until)
 		}
-		s.late[ep] = until
+		l.until = until
+		s.late[ep] = l
 	}
 	s.claims.drop(cl)
 }
 
-// endLate ends the steering of endpoints whose time is over, and returns when the next one is due.
+// endLate ends the steering of endpoints whose time is over, and returns when the next one is due, or 0.
 // Called with mu held.
-func (s *Server) endLate(now clock.Time) clock.Time {
-	for len(s.lateNext) > 0 && s.lateNext[0].at.Due(now) {
-		l := s.lateNext[0]
-		s.lateNext = s.lateNext[1:]
-		if !s.late[l.ep].Due(now) { // another association has ended since
-			s.lateNext = append(s.lateNext, lateEndpoint{l.ep, now.Add(lateTime), l.uid})
+func (s *Server) endLate(now clock.Time) (next clock.Time) {
+	for ep, l := range s.late {
+		if !l.until.Due(now) {
+			next = clock.Earliest(next, l.until)
 			continue
 		}
-		delete(s.late, l.ep)
+		delete(s.late, ep)
 		s.portFreed(l.uid)
-		s.devices.unclaim(l.ep)
+		s.devices.unclaim(ep)
 	}
-	if len(s.lateNext) == 0 {
-		return 0
-	}
-	return s.lateNext[0].at
+	return next
 }
 
 // requestSCTP handles an Initiate of a peer.

@@ -87,7 +87,7 @@ func TestSCTPClaims(t *testing.T) {
 		t.Error("the port went with the connection")
 	}
 	part(fc.local.Port())
-	if len(h.assocs)+len(h.late)+len(h.lateNext) != 0 {
+	if len(h.assocs)+len(h.late) != 0 {
 		t.Error("something is left")
 	}
 }

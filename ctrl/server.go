@@ -69,8 +69,7 @@ type Server struct {
 	assocs    map[pkt.Flow]*claim // claims of associations
 	pending   map[*conn]struct{}  // connections with a deadline
 	timeWait  timeWaits
-	late      map[bpf.Endpoint]clock.Time // SCTP endpoints that are steered until then, for packets in flight after the association
-	lateNext  []lateEndpoint              // the same entries in order of time
+	late      map[bpf.Endpoint]lateEndpoint // SCTP endpoints that are steered for packets in flight after the association
 	lingers   map[dataplane.ConnID]*linger
 	captures  int
 	wakeAt    clock.Time // when the timer goroutine will wake
@@ -132,7 +131,7 @@ func New(cfg Config, o Options) (*Server, error) {
 		assocs:     make(map[pkt.Flow]*claim),
 		pending:    make(map[*conn]struct{}),
 		timeWait:   make(timeWaits),
-		late:       make(map[bpf.Endpoint]clock.Time),
+		late:       make(map[bpf.Endpoint]lateEndpoint),
 		lingers:    make(map[dataplane.ConnID]*linger),
 		admitting:  make(chan struct{}, mostAdmitting),
 		turnedAway: turnedAway{refusing: make(map[uint32]int)},
@@ -315,7 +314,6 @@ func (s *Server) Close() error {
 		s.devices.unclaim(ep)
 	}
 	clear(s.timeWait)
-	s.lateNext = nil
 	clear(s.assocs)
 	clear(s.late)
 	return nil

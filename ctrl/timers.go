@@ -3,7 +3,6 @@ package ctrl
 import (
 	"time"
 
-	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
@@ -103,11 +102,10 @@ var waits = [...]string{
 	connWaiting: "the application's answer", connSwitching: "the first FPDU of the peer", connGone: "",
 }
 
-// lateEndpoint is an SCTP endpoint whose steering may end at a given time.
+// lateEndpoint is the end of the steering of an SCTP endpoint.
 type lateEndpoint struct {
-	ep  bpf.Endpoint
-	at  clock.Time
-	uid uint32 // user whose quota of ports it counts in
+	until clock.Time
+	uid   uint32 // user whose quota of ports it counts in
 }
 
 // lateTime is the time for which SCTP packets to a port are still steered after its last
