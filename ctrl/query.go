@@ -307,7 +307,7 @@ func (c *session) queryStats(reply *ctrlpb.Reply) error {
 func (s *Server) Counters() []*ctrlpb.Counter {
 	k := &s.counters
 	s.mu.Lock()
-	clients, conns, ports, timeWait := len(s.sessions), len(s.conns), len(s.claims.byAddr), s.timeWait.count()
+	clients, conns, ports, timeWait := len(s.sessions), len(s.conns), len(s.claims.byAddr), s.portsInTimeWait()
 	var detached uint64
 	for _, d := range s.devices {
 		if d.detached {

@@ -63,10 +63,11 @@ type account [numResources]uint64
 // usage is what a user has. Server.mu guards it.
 type usage struct {
 	account
-	unread  atomic.Uint64 // bytes of messages that its clients have not read; not guarded
-	dials   int           // calls of Server.dial in progress; those of canceled connects last until the resolver answers
-	movers  uint64        // clients that have a place in accounts.movers
-	lingers []*linger     // earliest limit first
+	unread   atomic.Uint64 // bytes of messages that its clients have not read; not guarded
+	dials    int           // calls of Server.dial in progress; those of canceled connects last until the resolver answers
+	movers   uint64        // clients that have a place in accounts.movers
+	lingers  []*linger     // earliest limit first
+	timeWait []*claim      // ports in TIME-WAIT, in the order of their ends
 }
 
 // accounts are the resources that the users have. Server.mu guards them.

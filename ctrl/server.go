@@ -66,9 +66,8 @@ type Server struct {
 	claims    claims
 	listeners map[dataplane.ListenerID]*listener
 	conns     map[dataplane.ConnID]*conn
-	assocs    map[pkt.Flow]*claim // claims of associations
-	pending   map[*conn]struct{}  // connections with a deadline
-	timeWait  timeWaits
+	assocs    map[pkt.Flow]*claim           // claims of associations
+	pending   map[*conn]struct{}            // connections with a deadline
 	late      map[bpf.Endpoint]lateEndpoint // SCTP endpoints that are steered for packets in flight after the association
 	lingers   map[dataplane.ConnID]*linger
 	captures  int
@@ -130,7 +129,6 @@ func New(cfg Config, o Options) (*Server, error) {
 		conns:      make(map[dataplane.ConnID]*conn),
 		assocs:     make(map[pkt.Flow]*claim),
 		pending:    make(map[*conn]struct{}),
-		timeWait:   make(timeWaits),
 		late:       make(map[bpf.Endpoint]lateEndpoint),
 		lingers:    make(map[dataplane.ConnID]*linger),
 		admitting:  make(chan struct{}, mostAdmitting),
@@ -299,10 +297,11 @@ func (s *Server) Close() error {
 	s.wg.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, q := range s.timeWait {
-		for _, cl := range q {
+	for _, u := range s.usage {
+		for _, cl := range u.timeWait {
 			s.claims.drop(cl)
 		}
+		u.timeWait = nil
 	}
 	for _, cl := range s.assocs {
 		s.claims.drop(cl)
@@ -313,7 +312,6 @@ func (s *Server) Close() error {
 	for ep := range s.late {
 		s.devices.unclaim(ep)
 	}
-	clear(s.timeWait)
 	clear(s.assocs)
 	clear(s.late)
 	return nil

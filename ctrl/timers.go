@@ -68,7 +68,7 @@ func (s *Server) expire(now clock.Time) (next clock.Time) {
 	for c := range s.pending {
 		next = clock.Earliest(next, c.deadline())
 	}
-	next = clock.Earliest(next, s.timeWait.end(now, s.claims.drop))
+	next = clock.Earliest(next, s.endTimeWaits(now))
 	next = clock.Earliest(next, s.endLate(now))
 	return clock.Earliest(next, s.resetLingers(now))
 }

@@ -13,32 +13,27 @@ import (
 // host's ports are used up, the port that has been in TIME-WAIT longest is reused: for another peer there is no need to wait, and for the
 // same peer RFC 6191 allows it.
 
-// timeWaits are the ports in TIME-WAIT by uid, each user's in order of their ends.
-type timeWaits map[uint32][]*claim
-
 // reuseAfter is the least time that a port stays in TIME-WAIT.
 const reuseAfter = time.Second
 
 // reuseLook is the maximum number of ports with the same last peer that are skipped.
 const reuseLook = 64
 
-// add inserts cl, whose connection has ended now.
-func (t timeWaits) add(cl *claim, now clock.Time) {
+// startTimeWait inserts cl, whose connection has ended now.
+func (u *usage) startTimeWait(cl *claim, now clock.Time) {
 	cl.since = now
-	q := t[cl.uid]
-	i := len(q)
-	for i > 0 && q[i-1].until > cl.until {
+	i := len(u.timeWait)
+	for i > 0 && u.timeWait[i-1].until > cl.until {
 		i--
 	}
-	t[cl.uid] = slices.Insert(q, i, cl)
+	u.timeWait = slices.Insert(u.timeWait, i, cl)
 }
 
-// reuse removes and returns the oldest port of c's user on addr that c can use, preferring one whose last peer was another. It returns nil if
+// reuse removes and returns the oldest port on addr that c can use, preferring one whose last peer was another. It returns nil if
 // there is none.
-func (t timeWaits) reuse(c *conn, addr netip.Addr, now clock.Time) *claim {
-	uid := c.sess.cred.Uid
-	q, best := t[uid], -1
-	for i, cl := range q {
+func (u *usage) reuse(c *conn, addr netip.Addr, now clock.Time) *claim {
+	best := -1
+	for i, cl := range u.timeWait {
 		if cl.addr.Addr() != addr || cl.on.sockets() != c.by.sockets() || now.Sub(cl.since) < reuseAfter {
 			continue
 		}
@@ -56,41 +51,32 @@ func (t timeWaits) reuse(c *conn, addr netip.Addr, now clock.Time) *claim {
 	if best < 0 {
 		return nil
 	}
-	cl := q[best]
-	t[uid] = slices.Delete(q, best, best+1)
+	cl := u.timeWait[best]
+	u.timeWait = slices.Delete(u.timeWait, best, best+1)
 	cl.since = 0
 	return cl
 }
 
-// end passes the ports whose TIME-WAIT is over to drop, and returns when the next one ends, or 0.
-func (t timeWaits) end(now clock.Time, drop func(*claim)) (next clock.Time) {
-	for uid, q := range t {
-		for len(q) > 0 && q[0].until.Due(now) {
-			drop(q[0])
-			q[0] = nil
-			q = q[1:]
+// endTimeWaits releases the ports whose TIME-WAIT is over, and returns when the next one ends, or 0. Called with mu held.
+func (s *Server) endTimeWaits(now clock.Time) (next clock.Time) {
+	for _, u := range s.usage {
+		for len(u.timeWait) > 0 && u.timeWait[0].until.Due(now) {
+			cl := u.timeWait[0]
+			u.timeWait[0] = nil
+			u.timeWait = u.timeWait[1:]
+			s.claims.drop(cl)
 		}
-		if t[uid] = q; len(q) == 0 {
-			delete(t, uid)
-			continue
+		if len(u.timeWait) > 0 {
+			next = clock.Earliest(next, u.timeWait[0].until)
 		}
-		next = clock.Earliest(next, q[0].until)
 	}
 	return next
-}
-
-// count returns the number of ports in TIME-WAIT.
-func (t timeWaits) count() (n int) {
-	for _, q := range t {
-		n += len(q)
-	}
-	return n
 }
 
 // takePort claims the local endpoint want for the active open c, within the user's quota. Called with mu held.
 func (s *Server) takePort(c *conn, want netip.AddrPort) (*claim, error) {
 	uid, limit := c.sess.cred.Uid, uint64(c.sess.policy().limits.Ports)
-	a := s.account(uid)
+	a := &c.sess.use.account
 	err := error(nil)
 	if have := a[resPorts]; have >= limit {
 		err = overQuota(uid, resPorts, have, 1, limit)
@@ -104,7 +90,7 @@ func (s *Server) takePort(c *conn, want netip.AddrPort) (*claim, error) {
 		s.portFreed(uid)
 	}
 	if want.Port() == 0 {
-		if cl := s.timeWait.reuse(c, want.Addr(), s.now()); cl != nil {
+		if cl := c.sess.use.reuse(c, want.Addr(), s.now()); cl != nil {
 			return cl, nil
 		}
 	}
@@ -126,7 +112,7 @@ func (s *Server) leavePort(c *conn) {
 		s.claims.drop(cl)
 		return
 	}
-	s.timeWait.add(cl, now)
+	s.usageOf(cl.uid).startTimeWait(cl, now)
 	s.wake(cl.until)
 }
 
@@ -134,4 +120,12 @@ func (s *Server) leavePort(c *conn) {
 func (s *Server) portFreed(uid uint32) {
 	s.uncharge(s.account(uid), resPorts, 1)
 	s.settle(uid)
+}
+
+// portsInTimeWait returns the number of ports in TIME-WAIT. Called with mu held.
+func (s *Server) portsInTimeWait() (n int) {
+	for _, u := range s.usage {
+		n += len(u.timeWait)
+	}
+	return n
 }
