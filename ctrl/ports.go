@@ -40,11 +40,10 @@ type claim struct {
 type claims struct {
 	devices  devices
 	noGuard  bool // the kernel does not use the addresses (pipes)
-	files    *pool
+	accounts *accounts
 	byAddr   map[claimKey]*claim
 	byPort   map[uint16][]*claim // the same claims by port; a port has at most one per local address
 	nextPort uint16              // for noGuard
-	freed    func(uid uint32)    // called with the owner of a freed port of an active open
 
 	looks      map[uint32]int // calls of onlyTimeWait since looksSince, by uid
 	looksSince clock.Time
@@ -261,17 +260,17 @@ func (cs *claims) refresh() {
 func (cs *claims) uncounted(c *claim) uint64 {
 	counted := c.extra
 	if c.listening {
-		counted += cs.files.per[resListens]
+		counted += cs.accounts.files.per[resListens]
 	}
 	return less(uint64(len(c.guards)), counted)
 }
 
 // count counts the guards of c that no account counts. Connections keep those of their listener after it has ended.
 func (cs *claims) count(c *claim) {
-	cs.files.extra -= c.extra
+	cs.accounts.files.extra -= c.extra
 	c.extra = 0
 	c.extra = cs.uncounted(c)
-	cs.files.extra += c.extra
+	cs.accounts.files.extra += c.extra
 }
 
 // unlisten removes a listener from c.
@@ -298,7 +297,7 @@ func (cs *claims) drop(c *claim) {
 	}
 	cs.undo(c)
 	if c.active {
-		cs.freed(c.uid)
+		cs.accounts.portFreed(c.uid)
 	}
 }
 

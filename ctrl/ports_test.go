@@ -40,7 +40,7 @@ func TestFreePortOfAllAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	addrs := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2")}
-	cs := claims{files: new(pool), devices: devices{{Device: Device{Name: "lo", Addrs: func() []netip.Addr { return addrs }}}}}
+	cs := claims{accounts: new(accounts), devices: devices{{Device: Device{Name: "lo", Addrs: func() []netip.Addr { return addrs }}}}}
 	c := &claim{addr: netip.AddrPortFrom(netip.IPv6Unspecified(), 0), guards: make(map[netip.Addr]int)}
 	var taken []net.Listener
 	for port := first; port <= last; port++ {
@@ -104,7 +104,7 @@ func TestPortInTimeWait(t *testing.T) {
 				}
 				defer unix.Close(fd)
 			}
-			cs := claims{files: new(pool)}
+			cs := claims{accounts: new(accounts)}
 			guards := &claim{addr: addr, guards: make(map[netip.Addr]int)}
 			err = cs.guardAddr(guards, addr.Addr())
 			defer cs.undo(guards)
@@ -146,7 +146,7 @@ func TestPortLooks(t *testing.T) {
 	}
 	peer, here := connected(t, l)
 	l.Close()
-	cs := claims{files: new(pool)}
+	cs := claims{accounts: new(accounts)}
 	addr := l.Addr().(*net.TCPAddr).AddrPort()
 	guard := func(uid uint32) error {
 		c := &claim{addr: addr, uid: uid, guards: make(map[netip.Addr]int)}
@@ -192,7 +192,7 @@ func TestPortBound(t *testing.T) {
 	}
 	defer unix.Close(fd)
 	addr := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)
-	cs := claims{files: new(pool)}
+	cs := claims{accounts: new(accounts)}
 	guards := &claim{addr: addr, guards: make(map[netip.Addr]int)}
 	err = cs.guardAddr(guards, addr.Addr())
 	defer cs.undo(guards)

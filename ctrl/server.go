@@ -139,7 +139,10 @@ func New(cfg Config, o Options) (*Server, error) {
 	for _, d := range o.Devices {
 		s.devices = append(s.devices, &device{Device: d})
 	}
-	s.claims = claims{devices: s.devices, noGuard: o.NoGuard, files: &s.files, byAddr: make(map[claimKey]*claim), byPort: make(map[uint16][]*claim), freed: s.portFreed}
+	s.claims = claims{
+		devices: s.devices, noGuard: o.NoGuard, accounts: &s.accounts,
+		byAddr: make(map[claimKey]*claim), byPort: make(map[uint16][]*claim),
+	}
 	return s, nil
 }
 

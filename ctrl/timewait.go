@@ -117,7 +117,7 @@ func (s *Server) leavePort(c *conn) {
 }
 
 // portFreed returns a port to the quota of uid. Called with mu held.
-func (s *Server) portFreed(uid uint32) {
+func (s *accounts) portFreed(uid uint32) {
 	s.uncharge(s.account(uid), resPorts, 1)
 	s.settle(uid)
 }
