@@ -197,6 +197,11 @@ func (s *Server) request(c *conn, f *mpa.Frame) {
 			s.dropConn(c, errFiles)
 			return
 		}
+		c.uncountSocket()
+		if err := c.sess.take(resWaiting, 1); err != nil {
+			s.dropConn(c, err)
+			return
+		}
 		l.waiting++
 		c.waiting = true
 		ask.Listen = l.handle

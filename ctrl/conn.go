@@ -61,7 +61,7 @@ type conn struct {
 	params        mpa.Params
 	private       []byte            // the peer's private data
 	peer          *mpa.EnhancedData // the peer's depths, or nil if it sent none
-	waiting       bool              // in listener.waiting and, as a byte stream, in the quota of accepted ones
+	waiting       bool              // in listener.waiting and resWaiting
 	socketCounted bool              // its kernel socket is counted in Server.files, because it has no queue pair
 
 	// How and why it ends.
@@ -118,8 +118,6 @@ func (c *conn) answered() {
 	if c.waiting {
 		c.waiting = false
 		c.listener.waiting--
-		if c.state == connStreaming {
-			c.sess.give(resStreams, 1)
-		}
+		c.sess.give(resWaiting, 1)
 	}
 }

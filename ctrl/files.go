@@ -65,7 +65,7 @@ func newFiles(slots, workers int, sockets bool) pool {
 		},
 	}
 	if sockets {
-		p.per[resQPs], p.per[resStreams] = 1, 1
+		p.per[resQPs], p.per[resWaiting] = 1, 1
 		p.per[resListens] = 1 + uint64(workers) // each of which may listen
 	}
 	return p

@@ -20,7 +20,7 @@ const (
 	resSRQs
 	resChannels
 	resListens
-	resStreams
+	resWaiting
 	resCaptures
 
 	resPorts
@@ -48,7 +48,7 @@ var quotas = [numResources]struct {
 	resSRQs:     {"srqs", "shared receive queues", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
 	resChannels: {"channels", "channels", "max-cqs", false, func(l *Limits) uint64 { return uint64(l.CQs) }},
 	resListens:  {"listens", "listeners", "max-listens", false, func(l *Limits) uint64 { return uint64(l.Listens) }},
-	resStreams:  {"streams", "accepted byte streams", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
+	resWaiting:  {"waiting", "unanswered connections", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
 	resCaptures: {"captures", "captures", "max-captures", false, func(l *Limits) uint64 { return uint64(l.Captures) }},
 
 	resPorts:      {"ports", "local ports of connections, those in TIME-WAIT included", "max-ports", false, func(l *Limits) uint64 { return uint64(l.Ports) }},

@@ -109,6 +109,35 @@ func TestWaitingLeave(t *testing.T) {
 	}
 }
 
+// TestWaitingQuota checks that the requests that wait for an answer count in a quota, over all listeners of the user.
+func TestWaitingQuota(t *testing.T) {
+	const limit = 8
+	h := newHarness(t, Config{Limits: Limits{QPs: limit}})
+	c := h.hello(t)
+	c.ok(reqListen("", 7174))
+	c.ok(reqListen("", 7175))
+	var peers []*mpaPeer
+	for i := range 2 * limit {
+		p := h.arrive(t, fmt.Sprintf("10.0.0.2:%d", 1000+i), 7174+uint16(i%2), mpa.DefaultConfig())
+		p.send()
+		if _, abort := p.ended(); abort != (i >= limit) {
+			t.Errorf("request %d: reset %v", i, abort)
+		}
+		peers = append(peers, p)
+	}
+	if q := c.quota("waiting"); q.Used != limit || q.Limit != limit {
+		t.Errorf("%v", q)
+	}
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Reject{Reject: &ctrlpb.Reject{Conn: c.event().GetConnectRequest().GetConn()}}})
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: peers[0].id})
+	p := h.arrive(t, "10.0.0.2:999", 7175, mpa.DefaultConfig())
+	if p.send(); c.quota("waiting").Used != limit {
+		t.Error("no request after one was rejected")
+	}
+	c.c.Close()
+	h.settled(t)
+}
+
 // TestCrowdedListener checks that when a listener has too many start-ups in total, the network with the most of them
 // loses one.
 func TestCrowdedListener(t *testing.T) {
@@ -152,6 +181,7 @@ func TestStartupFiles(t *testing.T) {
 	h := newHarness(t, Config{})
 	h.mu.Lock()
 	h.devices[0].Sockets = true
+	h.files.per = newFiles(0, 1, true).per
 	h.mu.Unlock()
 	c := h.hello(t)
 	c.ok(reqListen("", 7174))
@@ -188,12 +218,22 @@ func TestStartupFiles(t *testing.T) {
 	h.mu.Lock()
 	h.files.most *= 4
 	h.mu.Unlock()
+	held := func() uint64 {
+		n := loose()
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return n + h.files.used
+	}
+	qp := c.qp()
+	before := held()
 	p = h.arrive(t, "10.1.0.3:1000", 7174, cfg)
 	p.send()
 	r := c.event().GetConnectRequest()
-	before := loose()
-	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Accept{Accept: &ctrlpb.Accept{Conn: r.GetConn(), Qp: c.qp()}}})
-	if n := loose(); n != before-1 {
-		t.Errorf("%d connections have no queue pair, %d had", n, before)
+	if n := held(); n != before+1 {
+		t.Errorf("%d descriptors for a request", n-before)
+	}
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Accept{Accept: &ctrlpb.Accept{Conn: r.GetConn(), Qp: qp}}})
+	if n := held(); n != before {
+		t.Errorf("%d descriptors for a connection with a queue pair", n-before)
 	}
 }

@@ -41,7 +41,7 @@ func (s *Server) streamAccepted(c *conn) {
 		return
 	}
 	memory := s.cfg.streamMemory()
-	if err := c.sess.takeSized(resStreams, resRings, memory); err != nil {
+	if err := c.sess.takeSized(resWaiting, resRings, memory); err != nil {
 		s.dropConn(c, err)
 		return
 	}
