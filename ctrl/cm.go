@@ -95,10 +95,6 @@ func (s *Server) accepted(ev dataplane.Event) {
 	}
 	s.makeRoom(l, remote.Addr())
 	l.starting.add(c)
-	if l.on.sockets() {
-		c.socketCounted = true
-		s.files.extra++
-	}
 	s.startup(c)
 }
 
@@ -186,18 +182,17 @@ func (s *Server) request(c *conn, f *mpa.Frame) {
 		Ird: uint32(f.IRD), Ord: uint32(f.ORD), Revision: uint32(f.Rev), P2P: f.P2P,
 	}
 	if l := c.listener; l != nil {
-		l.starting.remove(c)
+		spare := l.starting.spare()
+		if l.starting.remove(c) && !spare {
+			s.dropConn(c, errFiles)
+			return
+		}
 		if l.waiting >= l.backlog || c.sess.behind() {
 			// The same applies to a client that does not keep up: a peer that connects
 			// and leaves repeatedly must not cause the client to be cut off.
 			s.dropConn(c, errBacklog)
 			return
 		}
-		if c.socketCounted && !s.files.spare() {
-			s.dropConn(c, errFiles)
-			return
-		}
-		c.uncountSocket()
 		if err := c.sess.take(resWaiting, 1); err != nil {
 			s.dropConn(c, err)
 			return

@@ -54,15 +54,14 @@ type conn struct {
 	within   bool // the peer is a program of this host
 
 	// The startup of MPA and its result.
-	cfg           mpa.Config
-	initiator     bool         // this side sends the MPA request; otherwise it waits for the peer's
-	st            *mpa.Startup // over TCP
-	limit         clock.Time   // deadline of the whole setup, or of the current wait; see deadline
-	params        mpa.Params
-	private       []byte            // the peer's private data
-	peer          *mpa.EnhancedData // the peer's depths, or nil if it sent none
-	waiting       bool              // in listener.waiting and resWaiting
-	socketCounted bool              // its kernel socket is counted in Server.files, because it has no queue pair
+	cfg       mpa.Config
+	initiator bool         // this side sends the MPA request; otherwise it waits for the peer's
+	st        *mpa.Startup // over TCP
+	limit     clock.Time   // deadline of the whole setup, or of the current wait; see deadline
+	params    mpa.Params
+	private   []byte            // the peer's private data
+	peer      *mpa.EnhancedData // the peer's depths, or nil if it sent none
+	waiting   bool              // in listener.waiting and resWaiting
 
 	// How and why it ends.
 	failure  error // connSwitching: the startup failed, and a Terminate is being sent to the peer
@@ -102,15 +101,6 @@ const maxPrivate = mpa.MaxPrivateData
 // take assigns q to c.
 func (c *conn) take(q *qp) {
 	c.qp, q.conn, q.used = q, c, true
-	c.uncountSocket()
-}
-
-// uncountSocket stops counting the kernel socket of c: a queue pair has it now, or it is closed.
-func (c *conn) uncountSocket() {
-	if c.socketCounted {
-		c.socketCounted = false
-		c.sess.srv.files.extra--
-	}
 }
 
 // answered records that the client has answered the connect request, or started MPA.

@@ -159,7 +159,6 @@ func (s *Server) forget(c *conn) {
 		c.listener.starting.remove(c)
 	}
 	c.answered()
-	c.uncountSocket()
 	if c.leaving {
 		s.linger(c)
 	}

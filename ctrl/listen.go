@@ -81,6 +81,9 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	}
 	s.lastIndex++
 	l.handle, l.index, l.on = c.newHandle(), s.lastIndex, on
+	if on.sockets() {
+		l.starting.sockets = &s.files
+	}
 	c.listens[l.handle] = l
 	s.listeners[l.id] = l
 	reply.Body = &ctrlpb.Reply_Listen{Listen: &ctrlpb.ListenReply{Listen: l.handle, Address: cl.addr.String()}}

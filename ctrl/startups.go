@@ -13,9 +13,10 @@ import (
 // most. Idle connections therefore cannot lock out a peer that sends its request, or affect
 // another listener.
 type startups struct {
-	by  map[netip.Prefix][]*conn // by network, oldest first
-	n   int
-	log tally
+	by      map[netip.Prefix][]*conn // by network, oldest first
+	n       int
+	sockets *pool // counts their kernel sockets, which no queue pair has yet; nil if they have none
+	log     tally
 }
 
 // networkOf returns the network of addresses that a single host can use: a /64 for IPv6.
@@ -35,19 +36,30 @@ func (s *startups) add(c *conn) {
 	p := networkOf(c.remote.Addr())
 	s.by[p] = append(s.by[p], c)
 	s.n++
+	if s.sockets != nil {
+		s.sockets.extra++
+	}
 }
 
-func (s *startups) remove(c *conn) {
+// remove reports whether c was one of them.
+func (s *startups) remove(c *conn) bool {
 	p := networkOf(c.remote.Addr())
 	i := slices.Index(s.by[p], c)
 	if i < 0 {
-		return
+		return false
 	}
 	s.n--
+	if s.sockets != nil {
+		s.sockets.extra--
+	}
 	if s.by[p] = slices.Delete(s.by[p], i, i+1); len(s.by[p]) == 0 {
 		delete(s.by, p)
 	}
+	return true
 }
+
+// spare reports whether the daemon can hold more of them.
+func (s *startups) spare() bool { return s.sockets == nil || s.sockets.spare() }
 
 // victim returns the connection to evict for a new one from addr, or nil. The limits are
 // perPeer for an address and most for all.
@@ -80,7 +92,7 @@ func (s *startups) victim(addr netip.Addr, perPeer, most int) *conn {
 // if its connections are kernel sockets and the daemon has few descriptors left.
 func (s *Server) makeRoom(l *listener, addr netip.Addr) {
 	most := s.cfg.Startup.PerListener
-	if l.on.sockets() && !s.files.spare() {
+	if !l.starting.spare() {
 		most = min(most, max(l.starting.n, 1))
 	}
 	c := l.starting.victim(addr, s.cfg.Startup.PerPeer, most)

@@ -192,10 +192,8 @@ func TestStartupFiles(t *testing.T) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		n := uint64(0)
-		for _, cn := range h.conns {
-			if cn.socketCounted {
-				n++
-			}
+		for _, l := range h.listeners {
+			n += uint64(l.starting.n)
 		}
 		if h.files.extra < n {
 			t.Errorf("%d connections, %d descriptors are counted", n, h.files.extra)
