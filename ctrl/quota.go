@@ -65,6 +65,7 @@ type usage struct {
 	account
 	unread   atomic.Uint64 // bytes of messages that its clients have not read; not guarded
 	dials    int           // calls of Server.dial in progress; those of canceled connects last until the resolver answers
+	starting int           // connections of all listeners in start-up
 	movers   uint64        // clients that have a place in accounts.movers
 	lingers  []*linger     // earliest limit first
 	timeWait []*claim      // ports in TIME-WAIT, in the order of their ends

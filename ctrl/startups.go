@@ -11,7 +11,8 @@ import (
 // have StartupDefaults.PerPeer of them, and all addresses together StartupDefaults.PerListener.
 // A further connection evicts the oldest of its own address, or of the network that has the
 // most. Idle connections therefore cannot lock out a peer that sends its request, or affect
-// another listener.
+// another listener. A user may have as many of them as queue pairs; then a listener with
+// leastStartups or more replaces its own.
 type startups struct {
 	by      map[netip.Prefix][]*conn // by network, oldest first
 	n       int
@@ -36,6 +37,7 @@ func (s *startups) add(c *conn) {
 	p := networkOf(c.remote.Addr())
 	s.by[p] = append(s.by[p], c)
 	s.n++
+	c.sess.use.starting++
 	if s.sockets != nil {
 		s.sockets.extra++
 	}
@@ -49,6 +51,7 @@ func (s *startups) remove(c *conn) bool {
 		return false
 	}
 	s.n--
+	c.sess.use.starting--
 	if s.sockets != nil {
 		s.sockets.extra--
 	}
@@ -88,13 +91,22 @@ func (s *startups) victim(addr netip.Addr, perPeer, most int) *conn {
 	return longest[0]
 }
 
+// leastStartups is the number of start-ups that a listener may have beside any number of its user's other listeners: enough
+// for a peer that takes a while beside one that connects again and again.
+const leastStartups = 16
+
 // makeRoom resets a connection of l in start-up if a new one from addr would exceed a limit, or
-// if its connections are kernel sockets and the daemon has few descriptors left.
+// if its connections are kernel sockets and the daemon has few descriptors left. Called with mu held.
 func (s *Server) makeRoom(l *listener, addr netip.Addr) {
 	most := s.cfg.Startup.PerListener
-	if !l.starting.spare() {
-		most = min(most, max(l.starting.n, 1))
+	least := most
+	if l.sess.use.starting >= l.sess.policy().limits.QPs {
+		least = leastStartups
 	}
+	if !l.starting.spare() {
+		least = 1
+	}
+	most = min(most, max(l.starting.n, least))
 	c := l.starting.victim(addr, s.cfg.Startup.PerPeer, most)
 	if c == nil {
 		return

@@ -109,6 +109,44 @@ func TestWaitingLeave(t *testing.T) {
 	}
 }
 
+// TestStartupsOfUser checks that the start-ups of all listeners of a user have a limit, and that each listener can have
+// some nevertheless, so that a peer that fills one does not affect those of another.
+func TestStartupsOfUser(t *testing.T) {
+	const limit, listeners = 20, 4
+	h := newHarness(t, Config{Limits: Limits{QPs: limit}})
+	c := h.hello(t)
+	for i := range listeners {
+		c.ok(reqListen("", 7174+uint32(i)))
+	}
+	var idle []*mpaPeer
+	for i := range limit {
+		idle = append(idle, h.arrive(t, fmt.Sprintf("10.0.0.2:%d", 1000+i), 7174, mpa.DefaultConfig()))
+	}
+	honest := h.arrive(t, "10.0.0.5:1000", 7175, mpa.DefaultConfig())
+	for i := range 100 {
+		h.arrive(t, fmt.Sprintf("10.0.0.3:%d", 1000+i), 7175+uint16(i%(listeners-1)), mpa.DefaultConfig())
+	}
+	if _, abort := honest.ended(); abort {
+		t.Error("a peer was reset because of another one")
+	}
+	h.mu.Lock()
+	if n := len(h.conns); n != limit+(listeners-1)*leastStartups {
+		t.Errorf("%d connections in start-up", n)
+	}
+	h.mu.Unlock()
+	for i, p := range idle {
+		if _, abort := p.ended(); abort {
+			t.Errorf("connection %d was reset because of other listeners", i)
+		}
+	}
+	h.arrive(t, "10.0.0.4:1000", 7174, mpa.DefaultConfig())
+	if _, abort := idle[0].ended(); !abort {
+		t.Error("the oldest connection of the listener was not reset")
+	}
+	c.c.Close()
+	h.settled(t)
+}
+
 // TestWaitingQuota checks that the requests that wait for an answer count in a quota, over all listeners of the user.
 func TestWaitingQuota(t *testing.T) {
 	const limit = 8
