@@ -168,7 +168,10 @@ func (s *Server) forget(c *conn) {
 		delete(c.sess.conns, c.handle)
 	}
 	if c.qp != nil && c.qp.conn == c {
-		c.qp.conn, c.qp.over = nil, c.id
+		c.qp.conn = nil
+		if c.state >= connSwitching {
+			c.qp.over = c.id
+		}
 	}
 	s.leavePort(c)
 	c.claim, c.state = nil, connGone

@@ -69,7 +69,7 @@ type (
 		used           bool             // it has had a connection, and may not have another
 		left           bool             // it uses pd, the CQs and srq no more, though its connection may still send
 		size           uint64           // bytes of its queues, for the quota
-		over           dataplane.ConnID // its former connection; 0: none, or one that never had a stream
+		over           dataplane.ConnID // its former connection, if the engine had attached it; or 0
 	}
 )
 

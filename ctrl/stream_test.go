@@ -164,6 +164,22 @@ func TestLingerSteered(t *testing.T) {
 	h.settled(t)
 }
 
+// TestLingerQP checks that a client cannot end the charge of a byte stream that the engine still closes: a Disconnect of
+// its queue pair would make the engine report the stream as gone.
+func TestLingerQP(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	conn, qp, p := h.connected(t, c)
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_StreamClose{StreamClose: &ctrlpb.StreamClose{Conn: conn}}})
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qp}}})
+	h.e.await(t, "attach")
+	h.e.mu.Lock()
+	defer h.e.mu.Unlock()
+	if p.c.attached != nil {
+		t.Error("the queue pair is attached to the stream")
+	}
+}
+
 // TestRejectedStay checks that a peer that keeps its rejected connections open has only a
 // limited number of them, in the engine and in the server.
 func TestRejectedStay(t *testing.T) {
