@@ -118,12 +118,12 @@ func (o *objects) newHandle() uint32 {
 func (c *session) adopt(cn *conn) {
 	cn.handle = c.newHandle()
 	c.conns[cn.handle] = cn
-	c.makeRoom()
+	c.raiseRoom()
 }
 
-// makeRoom raises the limit of unread messages for what the client has now. It never decreases, since messages can
+// raiseRoom raises the limit of unread messages for what the client has now. It never decreases, since messages can
 // outlive what they are about. Called with mu held.
-func (c *session) makeRoom() {
+func (c *session) raiseRoom() {
 	c.out.room.Store(max(c.out.room.Load(), maxQueued+perQP*int64(c.own[resQPs])+int64(len(c.conns))))
 }
 

@@ -114,7 +114,7 @@ func (c *session) reserveQP(q *qp, r *ctrlpb.CreateQP) (bit int, err error) {
 		c.bits.free(bit)
 		return 0, err
 	}
-	c.makeRoom()
+	c.raiseRoom()
 	for s.lastQP++; s.lastQP == 0 || s.lastQP > maxQPNum || s.qps[s.lastQP] != nil; s.lastQP++ {
 		if s.lastQP > maxQPNum {
 			s.lastQP = 0

@@ -97,7 +97,7 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32, 
 		s.settle(cred.Uid)
 		return nil, err
 	}
-	sess.makeRoom()
+	sess.raiseRoom()
 	s.sessions[sess.id] = sess
 	return sess, nil
 }
