@@ -77,23 +77,17 @@ func (s *Server) closedEvent(c *conn, err error, timeWait bool) {
 		if s.reshare(c, err) {
 			return
 		}
-		s.failConn(c, errorf(closeCode(err), "%w (peer %v)", cmp.Or(err, errClosedEarly), c.remote))
-	case connStreaming:
-		s.failConn(c, errorf(closeCode(err), "%w (peer %v)", cmp.Or(err, errClosedEarly), c.remote))
 	case connStartup:
 		c.st.HandleClosed()
 		s.pump(c)
+		return
 	case connWaiting:
-		if err == nil {
-			err = errors.New("the peer left before it was answered")
-		}
-		s.failConn(c, errorf(closeCode(err), "%w (peer %v)", err, c.remote))
+		err = cmp.Or(err, errLeft)
 	case connSwitching:
 		if c.failure != nil {
 			s.failConn(c, c.failure)
 			return
 		}
-		s.failConn(c, errorf(closeCode(err), "%w (peer %v)", cmp.Or(err, errClosedEarly), c.remote))
 	case connUp, connClosing:
 		if errors.Is(err, dataplane.ErrCQOverrun) {
 			c.qp.async(ctrlpb.AsyncKind_ASYNC_CQ_OVERRUN, errorf(quota, "%w: its depth must be at least the number of work requests that its queue pairs can have outstanding", err))
@@ -107,7 +101,9 @@ func (s *Server) closedEvent(c *conn, err error, timeWait bool) {
 		}
 		c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_Disconnected{Disconnected: d}})
 		s.forget(c)
+		return
 	}
+	s.failConn(c, errorf(closeCode(err), "%w (peer %v)", cmp.Or(err, errClosedEarly), c.remote))
 }
 
 // closeCode returns the code of a connection that the engine ended with err.
@@ -124,7 +120,10 @@ func closeCode(err error) ctrlpb.Code {
 	return refused
 }
 
-var errClosedEarly = errors.New("closed during set-up")
+var (
+	errClosedEarly = errors.New("closed during set-up")
+	errLeft        = errors.New("the peer left before it was answered")
+)
 
 func termOf(err error) *term.Error {
 	e, _ := errors.AsType[*term.Error](err)
