@@ -187,7 +187,7 @@ func (s *Server) request(c *conn, f *mpa.Frame) {
 			s.dropConn(c, errFiles)
 			return
 		}
-		if l.waiting >= l.backlog || c.sess.behind() {
+		if l.waiting >= l.backlog || c.sess.out.behind() {
 			// The same applies to a client that does not keep up: a peer that connects
 			// and leaves repeatedly must not cause the client to be cut off.
 			s.dropConn(c, errBacklog)

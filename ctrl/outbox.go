@@ -45,11 +45,10 @@ type outMessage struct {
 	fds []int
 }
 
-// put queues m and takes ownership of its descriptors. limit bounds the bytes that the clients of the user have not
-// read. An error means that the client does not read its messages.
-func (o *outbox) put(m outMessage, limit uint64) error {
+// put queues m and takes ownership of its descriptors. An error means that the client does not read its messages.
+func (o *outbox) put(m outMessage) error {
 	o.countFDs(len(m.fds), 0)
-	size := uint64(len(m.b))
+	size, limit := uint64(len(m.b)), o.limit()
 	o.mu.Lock()
 	n, left := len(o.queue), o.size
 	all := o.sess.use.unread.Add(size)
@@ -105,11 +104,14 @@ func (o *outbox) wake() {
 	}
 }
 
-// behind reports whether half of what put takes is unread. limit is that of put.
-func (o *outbox) behind(limit uint64) bool {
+// limit bounds the bytes that all clients of the user leave unread.
+func (o *outbox) limit() uint64 { return o.sess.policy().limits.Messages }
+
+// behind reports whether half of what put takes is unread: so much that what peers cause must not add to it.
+func (o *outbox) behind() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return 2*int64(len(o.queue)) >= o.room.Load() || 2*o.size > messageShare && o.sess.use.unread.Load() > limit/2
+	return 2*int64(len(o.queue)) >= o.room.Load() || 2*o.size > messageShare && o.sess.use.unread.Load() > o.limit()/2
 }
 
 // writeLoop sends queued messages until the session ends.

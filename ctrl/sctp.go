@@ -177,7 +177,7 @@ func (s *Server) negotiateSCTP(ev dataplane.Event) {
 	} else if l := s.listeners[ev.Listener]; l != nil {
 		sess, a.Listen = l.sess, l.handle
 	}
-	if sess == nil || sess.dead || sess.behind() {
+	if sess == nil || sess.dead || sess.out.behind() {
 		return
 	}
 	sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_AsyncError{AsyncError: a}})

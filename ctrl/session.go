@@ -402,7 +402,7 @@ func closeBells(bells []*shm.Doorbells) {
 // queue queues a message and takes ownership of its descriptors. It cuts off a client that does not read its
 // messages.
 func (c *session) queue(m outMessage) error {
-	err := c.out.put(m, c.policy().limits.Messages)
+	err := c.out.put(m)
 	if err != nil {
 		if c.cut.CompareAndSwap(false, true) {
 			c.srv.counters.cutOff.Add(1)
@@ -424,9 +424,6 @@ func (c *session) event(e *ctrlpb.Event) {
 	}
 	_ = c.queue(outMessage{b: b})
 }
-
-// behind reports whether so much is unread that what peers cause must not add to it.
-func (c *session) behind() bool { return c.out.behind(c.policy().limits.Messages) }
 
 func values[K comparable, V any](m map[K]V) []V {
 	return slices.Collect(maps.Values(m))

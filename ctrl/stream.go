@@ -36,7 +36,7 @@ func (s *Server) streamReady(c *conn) {
 // queue pairs, because it outlives its listener.
 func (s *Server) streamAccepted(c *conn) {
 	l := c.listener
-	if l.waiting >= l.backlog || c.sess.behind() { // as in request
+	if l.waiting >= l.backlog || c.sess.out.behind() { // as in request
 		s.dropConn(c, errBacklog)
 		return
 	}
@@ -134,13 +134,13 @@ func (c *conn) show() {
 	if c.shown > 0 || c.endShown || len(c.in) == 0 && !c.ended {
 		return
 	}
-	if c.sess.behind() {
+	if c.sess.out.behind() {
 		if !c.late {
 			c.late = true
 			c.sess.late = append(c.sess.late, c)
 		}
 		c.sess.out.late.Store(true)
-		if c.sess.behind() { // otherwise the writer may have made room before it could see late
+		if c.sess.out.behind() { // otherwise the writer may have made room before it could see late
 			return
 		}
 	}
@@ -154,7 +154,7 @@ func (c *session) showLate() {
 	s := c.srv
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for len(c.late) > 0 && !c.behind() {
+	for len(c.late) > 0 && !c.out.behind() {
 		cn := c.late[0]
 		c.late = c.late[1:]
 		if cn.late = false; cn.state == connStreaming {

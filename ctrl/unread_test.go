@@ -202,6 +202,7 @@ func TestUnreadShare(t *testing.T) {
 	client := func() *outbox {
 		o := &outbox{sess: &session{use: user}, more: make(chan struct{}, 1), less: make(chan struct{}, 1)}
 		o.room.Store(maxQueued)
+		o.sess.pol.Store(&policy{limits: Limits{Messages: limit}})
 		return o
 	}
 	a, b := client(), client()
@@ -226,7 +227,7 @@ func TestUnreadShare(t *testing.T) {
 		if step.size == 0 {
 			m, _ := step.o.next()
 			step.o.written(m, true)
-		} else if err := step.o.put(outMessage{b: make([]byte, step.size)}, limit); (err == nil) != step.ok {
+		} else if err := step.o.put(outMessage{b: make([]byte, step.size)}); (err == nil) != step.ok {
 			t.Errorf("step %d: %v", i, err)
 		}
 		if all := user.unread.Load(); all != step.all {
