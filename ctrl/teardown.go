@@ -80,9 +80,9 @@ func (c *session) endConnections() {
 	s := c.srv
 	s.mu.Lock()
 	c.dead = true
-	listens, conns, qps := values(c.listens), values(c.conns), values(c.qps)
+	conns := values(c.conns)
 	s.mu.Unlock()
-	for _, l := range listens {
+	for _, l := range c.listens {
 		c.dropListener(l)
 	}
 	for _, cn := range conns {
@@ -92,15 +92,12 @@ func (c *session) endConnections() {
 		}
 		s.mu.Unlock()
 	}
-	var left []*qp
-	for _, q := range qps {
-		if q.left {
-			left = append(left, q)
-		} else {
+	for _, q := range c.qps {
+		if !q.left {
 			c.dropQP(q)
 		}
 	}
-	for _, q := range left {
+	for _, q := range c.qps {
 		c.awaitEnd(q)
 		c.dropQP(q)
 	}
@@ -127,22 +124,19 @@ func (c *session) awaitEnd(q *qp) {
 // releaseMemory ends the access of workers to the client's memory and unmaps it.
 func (c *session) releaseMemory() {
 	s := c.srv
-	s.mu.Lock()
-	mrs, cqs := values(c.mrs), values(c.cqs)
 	for _, w := range c.mws { // before the regions to which they are bound
 		_ = s.table.Deregister(w.window)
 	}
-	for _, m := range mrs {
+	for _, m := range c.mrs {
 		_ = s.table.Deregister(m.region) // cannot be busy: its windows have been deregistered
 	}
-	s.mu.Unlock()
-	for _, q := range cqs {
+	for _, q := range c.cqs {
 		q.ring.Moderate(0, 0) // no worker delays a wake-up of the client
 	}
-	if len(mrs)+len(cqs) > 0 {
+	if len(c.mrs)+len(c.cqs) > 0 {
 		s.quiet() // no worker accesses the regions any longer
 	}
-	for _, m := range mrs {
+	for _, m := range c.mrs {
 		c.unmapMR(m)
 	}
 	c.detachMemory()
@@ -152,19 +146,15 @@ func (c *session) releaseMemory() {
 // releaseRings frees the rings that the client shares with the workers. If the server is closing,
 // the completions made so far stay readable.
 func (c *session) releaseRings(closing bool) {
-	s := c.srv
-	s.mu.Lock()
-	cqs, srqs := values(c.cqs), values(c.srqs)
-	s.mu.Unlock()
 	var rings []interface{ Free() error }
-	for _, q := range cqs {
+	for _, q := range c.cqs {
 		if closing {
 			q.ring.Close()
 		} else {
 			rings = append(rings, q.ring)
 		}
 	}
-	for _, q := range srqs {
+	for _, q := range c.srqs {
 		rings = append(rings, q.ring)
 	}
 	if c.binding != nil {
