@@ -98,7 +98,8 @@ func entries(depth uint32) uint64 { return 1 << bits.Len32(depth-1) }
 func (c *session) listCQs(r *ctrlpb.ListCQs, reply *ctrlpb.Reply) error {
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
-	all, more := pageOf(c, func(o *session) map[uint32]*cq { return o.cqs }, func(q *cq) uint32 { return q.index }, r.After)
+	all, more := pageOf(c, func(o *session) map[uint32]*cq { return o.cqs },
+		func(q *cq) uint32 { return q.index }, r.After)
 	list := &ctrlpb.CQList{More: more}
 	for _, q := range all {
 		on := uint32(0)

@@ -249,7 +249,8 @@ func (q *qp) info(conns map[*dataplane.QPBinding]dataplane.ConnInfo, silent []in
 func (c *session) listMRs(r *ctrlpb.ListMRs, reply *ctrlpb.Reply) error {
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
-	all, more := pageOf(c, func(o *session) map[uint32]*mr { return o.mrs }, func(m *mr) uint32 { return m.index }, r.After)
+	all, more := pageOf(c, func(o *session) map[uint32]*mr { return o.mrs },
+		func(m *mr) uint32 { return m.index }, r.After)
 	list := &ctrlpb.MRList{More: more}
 	for _, m := range all {
 		list.Mrs = append(list.Mrs, &ctrlpb.MRInfo{
@@ -264,8 +265,8 @@ func (c *session) listMRs(r *ctrlpb.ListMRs, reply *ctrlpb.Reply) error {
 func (c *session) listListens(r *ctrlpb.ListListens, reply *ctrlpb.Reply) error {
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
-	index := func(l *listener) uint32 { return l.index }
-	all, more := pageOf(c, func(o *session) map[uint32]*listener { return o.listens }, index, r.After)
+	all, more := pageOf(c, func(o *session) map[uint32]*listener { return o.listens },
+		func(l *listener) uint32 { return l.index }, r.After)
 	list := &ctrlpb.ListenList{More: more}
 	for _, l := range all {
 		list.Listens = append(list.Listens, &ctrlpb.ListenInfo{

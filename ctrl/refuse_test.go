@@ -19,6 +19,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // lingerers returns n TCP sockets whose close waits for an hour, because their peers read
@@ -136,11 +137,9 @@ func TestRefusedFiles(t *testing.T) {
 		}
 		time.Sleep(awayWait / 2) // time for closes that the daemon should not make
 		// A close that does not wait is over soon.
-		for deadline := time.Now().Add(time.Minute); calling(t, unix.SYS_CLOSE) > before+maxRefusing+ours; time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("unread %v: %d threads are in close, %d of them for the test", unread, calling(t, unix.SYS_CLOSE), before+ours)
-			}
-		}
+		testenv.Until(t, fmt.Sprintf("unread %v: few threads are in close", unread), func() bool {
+			return calling(t, unix.SYS_CLOSE) <= before+maxRefusing+ours
+		})
 	}
 }
 

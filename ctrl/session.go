@@ -81,7 +81,8 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32, 
 	}
 	s.lastID++
 	sess := &session{
-		srv: s, id: s.lastID, conn: c, cred: *cred, gids: gids, contained: contained, use: s.usageOf(cred.Uid), started: time.Now(),
+		srv: s, id: s.lastID, conn: c, cred: *cred, gids: gids, contained: contained,
+		use: s.usageOf(cred.Uid), started: time.Now(),
 		log:    s.log.With(zap.Uint32("client", s.lastID), zap.Uint32("uid", cred.Uid), zap.Int32("pid", cred.Pid)),
 		out:    outbox{quit: make(chan struct{}), more: make(chan struct{}, 1), less: make(chan struct{}, 1)},
 		dialed: make(map[netip.Addr]chan struct{}),

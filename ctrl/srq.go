@@ -145,7 +145,8 @@ func (c *session) destroySRQ(h uint32) error {
 func (c *session) listSRQs(r *ctrlpb.ListSRQs, reply *ctrlpb.Reply) error {
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
-	all, more := pageOf(c, func(o *session) map[uint32]*srq { return o.srqs }, func(q *srq) uint32 { return q.index }, r.After)
+	all, more := pageOf(c, func(o *session) map[uint32]*srq { return o.srqs },
+		func(q *srq) uint32 { return q.index }, r.After)
 	list := &ctrlpb.SRQList{More: more}
 	for _, q := range all {
 		q.mu.Lock()

@@ -81,8 +81,8 @@ func TestIdleStartups(t *testing.T) {
 	}
 }
 
-// TestWaitingLeave checks that peers whose requests wait for an answer cannot get the client disconnected by leaving all
-// at once.
+// TestWaitingLeave checks that peers whose requests wait for an answer cannot get the client disconnected by leaving
+// all at once.
 func TestWaitingLeave(t *testing.T) {
 	const peers = 2 * maxQueued
 	h := newHarness(t, Config{})
@@ -166,7 +166,8 @@ func TestWaitingQuota(t *testing.T) {
 	if q := c.quota("waiting"); q.Used != limit || q.Limit != limit {
 		t.Errorf("%v", q)
 	}
-	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Reject{Reject: &ctrlpb.Reject{Conn: c.event().GetConnectRequest().GetConn()}}})
+	conn := c.event().GetConnectRequest().GetConn()
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Reject{Reject: &ctrlpb.Reject{Conn: conn}}})
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: peers[0].id})
 	p := h.arrive(t, "10.0.0.2:999", 7175, mpa.DefaultConfig())
 	if p.send(); c.quota("waiting").Used != limit {

@@ -147,7 +147,8 @@ func TestLingerSteered(t *testing.T) {
 	c.ok(reqListen("", 7174))
 	p := h.arrive(t, "10.0.0.2:4000", 7174, mpa.DefaultConfig())
 	p.send()
-	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Reject{Reject: &ctrlpb.Reject{Conn: c.event().GetConnectRequest().GetConn()}}})
+	conn := c.event().GetConnectRequest().GetConn()
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Reject{Reject: &ctrlpb.Reject{Conn: conn}}})
 	c.c.Close()
 	testenv.Until(t, "the client has ended", func() bool {
 		h.mu.Lock()
@@ -164,8 +165,8 @@ func TestLingerSteered(t *testing.T) {
 	h.settled(t)
 }
 
-// TestLingerQP checks that a client cannot end the charge of a byte stream that the engine still closes: a Disconnect of
-// its queue pair would make the engine report the stream as gone.
+// TestLingerQP checks that a client cannot end the charge of a byte stream that the engine still closes: a Disconnect
+// of its queue pair would make the engine report the stream as gone.
 func TestLingerQP(t *testing.T) {
 	h := newHarness(t, Config{})
 	c := h.hello(t)

@@ -29,8 +29,8 @@ func (u *usage) startTimeWait(cl *claim, now clock.Time) {
 	u.timeWait = slices.Insert(u.timeWait, i, cl)
 }
 
-// reuse removes and returns the oldest port on addr that c can use, preferring one whose last peer was another. It returns nil if
-// there is none.
+// reuse removes and returns the oldest port on addr that c can use, preferring one whose last peer was another. It
+// returns nil if there is none.
 func (u *usage) reuse(c *conn, addr netip.Addr, now clock.Time) *claim {
 	best := -1
 	for i, cl := range u.timeWait {
@@ -57,7 +57,8 @@ func (u *usage) reuse(c *conn, addr netip.Addr, now clock.Time) *claim {
 	return cl
 }
 
-// endTimeWaits releases the ports whose TIME-WAIT is over, and returns when the next one ends, or 0. Called with mu held.
+// endTimeWaits releases the ports whose TIME-WAIT is over, and returns when the next one ends, or 0. Called with mu
+// held.
 func (s *Server) endTimeWaits(now clock.Time) (next clock.Time) {
 	for _, u := range s.usage {
 		for len(u.timeWait) > 0 && u.timeWait[0].until.Due(now) {
