@@ -143,7 +143,7 @@ func overQuota(uid uint32, r resource, have, n, limit uint64) error {
 // give undoes it; giveAll does so when the client ends. Called with mu held.
 func (c *session) take(r resource, n uint64) error {
 	have, limit := c.use.account[r], quotas[r].limit(&c.policy().limits)
-	if have > limit || n > limit-have {
+	if n > less(limit, have) {
 		return overQuota(c.cred.Uid, r, have, n, limit)
 	}
 	if err := c.srv.room(&c.use.account, c.cred.Uid, r, n); err != nil {

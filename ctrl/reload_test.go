@@ -55,3 +55,13 @@ func TestReloadReceiveWindow(t *testing.T) {
 		t.Errorf("%d bytes are charged", n)
 	}
 }
+
+// TestReloadBelow checks that a client that holds more than a new quota can do what takes nothing of it.
+func TestReloadBelow(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	qp := c.qp()
+	h.Reload(Config{Limits: Limits{Rings: 1}})
+	c.fails(cQuota, &ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 16}}})
+	c.ok(reqConnect(qp, peerA.String()))
+}
