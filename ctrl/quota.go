@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"sync"
 	"sync/atomic"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
@@ -60,15 +61,16 @@ var quotas = [numResources]struct {
 // An account is the usage of one user, or the share of one client in it. Server.mu guards it.
 type account [numResources]uint64
 
-// usage is what a user has. Server.mu guards it.
+// usage is what a user has. Server.mu guards it, except for the first two.
 type usage struct {
+	queries sync.Mutex    // acquired before Server.mu; held for a query
+	unread  atomic.Uint64 // bytes of messages that its clients have not read
 	account
-	unread   atomic.Uint64 // bytes of messages that its clients have not read; not guarded
-	dials    int           // calls of Server.dial in progress; those of canceled connects last until the resolver answers
-	starting int           // connections of all listeners in start-up
-	movers   uint64        // clients that have a place in accounts.movers
-	lingers  []*linger     // earliest limit first
-	timeWait []*claim      // ports in TIME-WAIT, in the order of their ends
+	dials    int       // calls of Server.dial in progress; those of canceled connects last until the resolver answers
+	starting int       // connections of all listeners in start-up
+	movers   uint64    // clients that have a place in accounts.movers
+	lingers  []*linger // earliest limit first
+	timeWait []*claim  // ports in TIME-WAIT, in the order of their ends
 }
 
 // accounts are the resources that the users have. Server.mu guards them.
