@@ -3,6 +3,7 @@ package ctrl
 import (
 	"cmp"
 	"net/netip"
+	"slices"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
@@ -192,7 +193,12 @@ func (c *session) dropListener(l *listener) {
 	defer s.mu.Unlock()
 	delete(s.listeners, l.id)
 	delete(c.listens, l.handle)
-	for _, cn := range s.conns {
+	for _, all := range l.starting.by {
+		for _, cn := range slices.Clone(all) {
+			s.abandon(cn)
+		}
+	}
+	for _, cn := range c.conns {
 		if cn.listener == l && cn.qp == nil && !cn.streaming { // a byte stream already belongs to the client
 			s.abandon(cn)
 		}
