@@ -40,6 +40,8 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	}
 	backlog := cmp.Or(int(min(r.Backlog, maxBacklog)), defaultBacklog)
 
+	c.use.slow.Lock() // as for a query: it waits for the workers
+	defer c.use.slow.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.unready(on); err != nil {

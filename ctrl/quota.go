@@ -63,8 +63,8 @@ type account [numResources]uint64
 
 // usage is what a user has. Server.mu guards it, except for the first two.
 type usage struct {
-	queries sync.Mutex    // acquired before Server.mu; held for a query
-	unread  atomic.Uint64 // bytes of messages that its clients have not read
+	slow   sync.Mutex    // acquired before Server.mu, for a request that holds that for long
+	unread atomic.Uint64 // bytes of messages that its clients have not read
 	account
 	dials    int       // calls of Server.dial in progress; those of canceled connects last until the resolver answers
 	starting int       // connections of all listeners in start-up

@@ -186,29 +186,31 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// TestQueriesOfUser checks that the clients of a user list objects one after another, while others are served: a list of
-// many objects takes milliseconds under Server.mu, and a user may have hundreds of clients.
-func TestQueriesOfUser(t *testing.T) {
+// TestSlowRequests checks that the requests of a user that hold Server.mu for long are served one after another, while
+// others are served: a list of many objects takes milliseconds, and a user may have hundreds of clients.
+func TestSlowRequests(t *testing.T) {
 	h := newHarness(t, Config{})
 	a, b, other := h.hello(t), h.hello(t), h.helloAs(t, 1001)
 	h.mu.Lock()
 	u := h.usageOf(uint32(os.Getuid()))
 	h.mu.Unlock()
-	u.queries.Lock() // as for a query of another client
-	listed := make(chan struct{})
-	go func() {
-		defer close(listed)
-		b.ok(reqQuotas())
-	}()
-	for range 1000 {
-		a.pd()
+	for _, slow := range []*ctrlpb.Request{reqQuotas(), reqListen("", 7174)} {
+		u.slow.Lock() // as for a request of another client
+		served := make(chan struct{})
+		go func() {
+			defer close(served)
+			b.ok(slow)
+		}()
+		for range 1000 {
+			a.pd()
+		}
+		other.ok(reqQuotas())
+		select {
+		case <-served:
+			t.Errorf("%T: two at a time", slow.Body)
+		default:
+		}
+		u.slow.Unlock()
+		<-served
 	}
-	other.ok(reqQuotas())
-	select {
-	case <-listed:
-		t.Error("two queries of a user at a time")
-	default:
-	}
-	u.queries.Unlock()
-	<-listed
 }

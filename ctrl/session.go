@@ -307,8 +307,8 @@ func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) 
 // query serves the requests of tools that look at the daemon. Each may hold Server.mu for milliseconds, so that a user
 // has one at a time: otherwise those of many clients would all come before the request of another user.
 func query(c *session, req *ctrlpb.Request, reply *ctrlpb.Reply) error {
-	c.use.queries.Lock()
-	defer c.use.queries.Unlock()
+	c.use.slow.Lock()
+	defer c.use.slow.Unlock()
 	switch b := req.Body.(type) {
 	case *ctrlpb.Request_ListCqs:
 		return c.listCQs(b.ListCqs, reply)
