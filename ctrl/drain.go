@@ -9,8 +9,8 @@ import (
 )
 
 // Drain refuses new connections and clients, announces to the clients that the daemon ends in
-// timeout, and waits until no connection is left or ctx is done. It returns the number of
-// remaining connections. Close must follow.
+// timeout, and waits until no connection is left, nor the last data of one, or ctx is done. It
+// returns the number of remaining connections. Close must follow.
 func (s *Server) Drain(ctx context.Context, timeout time.Duration) int {
 	s.mu.Lock()
 	if s.drained != nil || s.closed {
@@ -42,7 +42,7 @@ func (s *Server) Drain(ctx context.Context, timeout time.Duration) int {
 
 // checkDrained ends Drain's wait if no connection is left. Called with mu held.
 func (s *Server) checkDrained() {
-	if s.drained == nil || len(s.conns) > 0 {
+	if s.drained == nil || len(s.conns)+len(s.lingers) > 0 {
 		return
 	}
 	select {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/mpa"
 )
 
 // TestDrain checks that a draining server announces it, refuses new connections in both directions, and waits until
@@ -70,4 +71,53 @@ func TestDrainLate(t *testing.T) {
 	if n := newHarness(t, Config{}).Drain(t.Context(), time.Hour); n != 0 {
 		t.Errorf("%d connections without a client", n)
 	}
+}
+
+// TestDrainLinger checks that a draining server waits for the last data of a byte stream that its client has closed.
+func TestDrainLinger(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	conn, p := h.accepted(t, c)
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_StreamClose{StreamClose: &ctrlpb.StreamClose{Conn: conn}}})
+	left := make(chan int, 1)
+	go func() { left <- h.Drain(t.Context(), time.Minute) }()
+	if c.event().GetDraining() == nil {
+		t.Fatal("not announced")
+	}
+	c.pd() // Drain has looked
+	if len(left) != 0 {
+		t.Error("did not wait")
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id})
+	if n := <-left; n != 0 {
+		t.Errorf("%d connections left", n)
+	}
+}
+
+// TestDrainLingers checks that Drain waits for the last data of a byte stream that takes the place of another one.
+func TestDrainLingers(t *testing.T) {
+	h := newHarness(t, Config{Limits: Limits{QPs: 1}})
+	c := h.hello(t)
+	streamClose := func(conn uint32) {
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_StreamClose{StreamClose: &ctrlpb.StreamClose{Conn: conn}}})
+	}
+	first, _ := h.accepted(t, c)
+	streamClose(first)
+	p := h.arrive(t, "10.0.0.2:1000", 7174, mpa.DefaultConfig())
+	second := c.event().GetStreamReady().GetConn()
+	left := make(chan int, 1)
+	go func() { left <- h.Drain(t.Context(), time.Minute) }()
+	if c.event().GetDraining() == nil {
+		t.Fatal("not announced")
+	}
+	streamClose(second)
+	h.mu.Lock()
+	select {
+	case <-h.drained:
+		t.Error("did not wait")
+	default:
+	}
+	h.mu.Unlock()
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id})
+	<-left
 }

@@ -88,12 +88,12 @@ func (s *Server) linger(c *conn) {
 	c.sess.own[resRings] -= l.memory
 	c.memory -= l.memory
 	u := c.sess.use
-	if len(u.lingers) >= c.sess.policy().limits.QPs {
-		s.resetLinger(u.lingers[0])
-	}
 	s.lingers[l.id] = l
 	u.lingers = append(u.lingers, l)
 	s.wake(l.limit)
+	if len(u.lingers) > c.sess.policy().limits.QPs {
+		s.resetLinger(u.lingers[0])
+	}
 }
 
 // endLinger handles the EventClosed of a connection that may be a linger. Called with mu held.
@@ -108,6 +108,7 @@ func (s *Server) endLinger(id dataplane.ConnID) {
 	u.account[resRings] -= l.memory
 	s.claims.drop(l.claim)
 	s.settle(l.uid)
+	s.checkDrained()
 }
 
 // resetLingers resets the lingers that have lasted too long, and returns when the next one does, or 0. Called with mu held.
