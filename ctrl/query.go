@@ -122,21 +122,12 @@ func (s *Server) status(sessions []*session, p *policy) *ctrlpb.StatusReply {
 	return r
 }
 
-// page returns up to n items of a list, sorted by key, that follow after. more reports whether others
-// follow them.
+// page returns up to n of the items, which it may change, that follow after, in the order of key. more reports whether
+// others follow them.
 func page[T any](items []T, key func(T) uint32, after uint32, n int) (out []T, more bool) {
+	items = slices.DeleteFunc(items, func(t T) bool { return key(t) <= after })
 	slices.SortFunc(items, func(a, b T) int { return cmp.Compare(key(a), key(b)) })
-	i, _ := slices.BinarySearchFunc(items, after, func(t T, k uint32) int {
-		if key(t) <= k {
-			return -1
-		}
-		return 1
-	})
-	items = items[i:]
-	if len(items) > n {
-		return items[:n], true
-	}
-	return items, false
+	return items[:min(len(items), n)], len(items) > n
 }
 
 // pageOf returns a page of the objects in a map of each session that c may see. key is that of page.
