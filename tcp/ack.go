@@ -72,7 +72,7 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 		c.wl1, c.wl2 = s.Seq, ack
 	}
 	if a.advanced {
-		c.backoff = 0
+		c.rto, c.backoff = max(c.rto, min(c.currentRTO(), initialRTO)), 0 // until something is timed (RFC 6298 5.5)
 	}
 	if a.advanced || a.newSACK {
 		c.takeRTT(&a)

@@ -799,11 +799,11 @@ func TestScriptSend(t *testing.T) {
 			mss 1460
 			push 1460        # but if it does not get through then, later
 			> P. 2921+1460
-			+201ms
-			> P. 2921+1460 re
-			+401ms
-			> P. 2921+1460 re
 			+801ms
+			> P. 2921+1460 re
+			+1601ms
+			> P. 2921+1460 re
+			+3201ms
 			> P. 2921+1360 re
 			< . 1 ack 4281
 			> P. 4281+100 re

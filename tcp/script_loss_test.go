@@ -39,7 +39,7 @@ func TestScriptLoss(t *testing.T) {
 			< . 1 ack 2001
 			deadline none
 			stat timeouts 0`},
-		{name: "6298 3 Karn: a segment sent twice is not timed", opts: "mss 1000", text: `
+		{name: "6298 3 Karn: a segment sent twice is not timed, 5.5: so that the back-off stays", opts: "mss 1000", text: `
 			connect
 			push 1000
 			> P. 1+1000
@@ -49,8 +49,17 @@ func TestScriptLoss(t *testing.T) {
 			< . 1 ack 1001
 			push 1000
 			> P. 1001+1000
-			+201ms
-			> P. 1001+1000 re`},
+			+399ms
+			+2ms
+			> P. 1001+1000 re
+			+200ms
+			< . 1 ack 2001
+			push 1000
+			> P. 2001+1000
+			+601ms
+			< . 1 ack 3001
+			stat timeouts 2
+			stat rtoms 676`},
 		{name: "6298 3 nor is what its ACK acknowledges after it", opts: "mss 1000", text: `
 			connect
 			push 1000 1000
@@ -60,7 +69,7 @@ func TestScriptLoss(t *testing.T) {
 			> P. 1+1000 re
 			+300ms
 			< . 1 ack 2001
-			stat rtoms 200`},
+			stat rtoms 400`},
 		{name: "6298 3 nor is what its ACK selectively acknowledges beside it", opts: "mss 1000 sackok", text: `
 			connect
 			push 1000 1000 1000 1000
@@ -74,7 +83,7 @@ func TestScriptLoss(t *testing.T) {
 			> P. 1+1000 re
 			+10ms
 			< . 1 ack 1001 sack 2001-3001
-			stat rtoms 200`},
+			stat rtoms 400`},
 		{name: "7323 4.1 with timestamps it is", opts: "mss 1012 ts 1000", conf: ts, text: `
 			connect
 			push 1000
@@ -510,7 +519,7 @@ func TestScriptLoss(t *testing.T) {
 			+100ms
 			< . 1 ack 1001
 			> P. 11001+1000 new
-			+300ms
+			+600ms
 			> P. 1001+1000 re
 			stat timeouts 2
 			+1ms
