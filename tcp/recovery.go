@@ -77,7 +77,12 @@ func (c *Conn) markLost(p uint64) {
 
 // recover updates loss recovery and the congestion window for one ACK.
 func (c *Conn) recover(a *ackState) {
-	found := false
+	found, acked := false, a.acked
+	if c.ca >= caRecovery { // much of it may have arrived long ago (RFC 5681 (2))
+		if acked = a.delivered; !c.useSACK {
+			acked = min(acked, c.w.mss)
+		}
+	}
 	if a.dsack {
 		c.rack.noteDSACK(c.una, c.nxt)
 		if c.undoSet && c.undoRetrans > 0 && c.undoFrom.LessEq(c.lastDSACK.Start) && c.lastDSACK.End.LessEq(c.undoTo) {
@@ -127,7 +132,7 @@ func (c *Conn) recover(a *ackState) {
 			c.limited, c.limitedNow = c.limitedNow, false
 		}
 		g := &c.sample // an argument of an interface method would escape to the heap
-		*g = ackSample{now: a.now, acked: a.acked, rtt: a.lastRTT, srtt: c.srtt, ece: a.ece,
+		*g = ackSample{now: a.now, acked: acked, rtt: a.lastRTT, srtt: c.srtt, ece: a.ece,
 			round: round, limited: c.limited || c.limitedNow}
 		c.cc.seen(&c.w, g)
 		if (c.ca == caOpen && c.lostSegs == 0 || c.ca == caLoss && c.frto == frtoOff) && g.limited {

@@ -526,6 +526,40 @@ func TestScriptLoss(t *testing.T) {
 			< . 1 ack 2001 ts 1001/100
 			stat spurious 1
 			cwnd 2000`},
+		{name: "5681 3.1 what arrived before a time-out does not open the window after it", opts: "mss 1000 sackok", text: `
+			connect
+			push 1000 1000 1000 1000 1000 1000 1000 1000
+			> P. 1+1000
+			> P. 1001+1000
+			> P. 2001+1000
+			> P. 3001+1000
+			> P. 4001+1000
+			> P. 5001+1000
+			> P. 6001+1000
+			> P. 7001+1000
+			< . 1 ack 1 sack 1001-8001
+			> P. 1+1000 re
+			+201ms
+			> P. 1+1000 re
+			cwnd 1000
+			< . 1 ack 8001
+			cwnd 2000`},
+		{name: "5681 3.1 nor does it without SACK", opts: "mss 1000", conf: reno, text: `
+			connect
+			push 1000 1000 1000 1000 1000 1000 1000 1000
+			> P. 1+1000
+			> P. 1001+1000
+			> P. 2001+1000
+			> P. 3001+1000
+			> P. 4001+1000
+			> P. 5001+1000
+			> P. 6001+1000
+			> P. 7001+1000
+			+201ms
+			> P. 1+1000 re
+			cwnd 1000
+			< . 1 ack 8001
+			cwnd 2000`},
 		{name: "5682 2.1 without SACK the ACK of a retransmission is no sign of a spurious time-out", opts: "mss 1000 rtt 100ms", conf: reno, text: `
 			connect
 			push 1000 1000
