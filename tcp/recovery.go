@@ -123,6 +123,7 @@ func (c *Conn) recover(a *ackState) {
 	}
 	if a.ece && c.ca == caOpen && !c.reduced {
 		c.stats.ECNReductions++
+		c.undoSet = false // a D-SACK for an earlier loss would take back this reduction too
 		c.enterCWR(a.now, true)
 	}
 	if a.advanced && a.acked > 0 {

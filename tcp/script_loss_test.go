@@ -738,6 +738,26 @@ func TestScriptLoss(t *testing.T) {
 			> CP. 5001+1000 ect
 			< . 1 ack 6001
 			stat ecn 0`},
+		{name: "3168 6.1.2 a late D-SACK for an earlier loss does not take it back", opts: "mss 1000 sackok", conf: func(c *Config) { withECN(c); reno(c) }, text: `
+			connect
+			push 1000 1000 1000 1000 1000
+			> P. 1+1000 ect
+			> P. 1001+1000 ect
+			> P. 2001+1000 ect
+			> P. 3001+1000 ect
+			> P. 4001+1000 ect
+			< . 1 ack 1 sack 1001-4001
+			> P. 1+1000 re noect
+			< . 1 ack 5001
+			cwnd 2500
+			push 1000
+			> CP. 5001+1000 ect
+			< E. 1 ack 6001
+			stat ecn 1
+			< . 1 ack 6001 sack 1-1001
+			stat dsackin 1
+			stat undos 0
+			cwnd 2000`},
 		{name: "3168 6.1.5 retransmissions and ACKs are not ECN-capable", opts: "mss 1000", conf: withECN, text: `
 			connect
 			push 1000
