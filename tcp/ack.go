@@ -243,7 +243,7 @@ func (c *Conn) takeSACK(a *ackState, s *Segment) {
 		first = 1
 		// Ignore a D-SACK for data older than anything that may be outstanding. A sender with segmentation offload repeats the same D-SACK
 		// in every segment, so count it once.
-		if b.Start.Sub(c.una.Add(-max(c.maxWnd, 1<<16))) >= 0 && b.End.LessEq(c.nxt) && b != c.lastDSACK {
+		if c.dsackFrom().LessEq(b.Start) && b.End.LessEq(c.nxt) && b != c.lastDSACK {
 			a.dsack, c.lastDSACK = true, b
 			c.stats.DSACKIn++
 		}
@@ -256,6 +256,9 @@ func (c *Conn) takeSACK(a *ackState, s *Segment) {
 		c.markSACKed(a, b)
 	}
 }
+
+// dsackFrom returns the sequence number of the oldest data that a D-SACK may report.
+func (c *sndSpace) dsackFrom() serial.Num { return c.una.Add(-max(c.maxWnd, 1<<16)) }
 
 // markSACKed marks the segments that b covers.
 func (c *Conn) markSACKed(a *ackState, b SACKBlock) {

@@ -121,6 +121,9 @@ func (c *Conn) recover(a *ackState) {
 	if c.rack.dsackSet && c.rack.dsackRound.LessEq(c.una) {
 		c.rack.dsackSet = false
 	}
+	if c.undoSet && c.undoTo.Less(c.dsackFrom()) {
+		c.undoSet = false
+	}
 	if a.ece && c.ca == caOpen && !c.reduced {
 		c.stats.ECNReductions++
 		c.undoSet = false // a D-SACK for an earlier loss would take back this reduction too

@@ -46,3 +46,37 @@ func TestFastRetransmitMuchLater(t *testing.T) {
 		}
 	}
 }
+
+// TestUndoMuchLater checks that a D-SACK for data of 4 GiB later, whose sequence numbers are those of an old recovery,
+// does not take back that recovery.
+func TestUndoMuchLater(t *testing.T) {
+	cfg := DefaultConfig()
+	cfg.RcvWindow = 1 << 20
+	l := newLoop(t, cfg, 65535)
+	l.drop = 20
+	for l.a.Stats().Recoveries == 0 {
+		l.push()
+		l.turn()
+	}
+	from, to := l.a.undoFrom, l.a.undoTo
+	l.drop = 0
+	send := func(bytes int) {
+		for end := l.got + bytes; l.got < end; {
+			l.push()
+			l.turn()
+		}
+	}
+	send(4<<30 - 32<<20)
+	for l.a.una.Less(to) { // a segment at a time
+		l.buf++
+		l.a.Push(l.buf, l.a.MSS())
+		l.turn()
+	}
+	s := Segment{Header: Header{Seq: l.b.nxt, Ack: l.a.una, Flags: ACK, Window: 1000}, Buf: NoBuf}
+	s.Opts = Options{HasTimestamps: true, TSVal: l.a.tsRecent, TSEcr: l.a.tsAt(l.now), NSACK: 1}
+	s.Opts.SACK[0] = SACKBlock{from, to}
+	l.a.HandleSegment(l.now, &s)
+	if st := l.a.Stats(); st.DSACKIn != 1 || st.Undos != 0 {
+		t.Errorf("%d D-SACKs, %d undos", st.DSACKIn, st.Undos)
+	}
+}
