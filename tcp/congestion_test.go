@@ -112,6 +112,28 @@ func TestCubicRestart(t *testing.T) {
 	}
 }
 
+// TestCubicTimeout checks RFC 9438 4.8: in congestion avoidance after a time-out K is 0 and W_max the window at its
+// start, not that of before the time-out.
+func TestCubicTimeout(t *testing.T) {
+	const mss, rtt = 1000, 100 * time.Millisecond
+	c, w := afterLoss(1000, mss)
+	w.cwnd = mss
+	now := simStart
+	for w.cwnd < w.ssthresh {
+		now = ackRound(c, w, now, rtt, 0)
+	}
+	from := float64(w.cwnd) / mss
+	for s := 1; s <= 10; s++ {
+		for range 10 {
+			now = ackRound(c, w, now, rtt, 0)
+		}
+		want := from + 0.4*math.Pow(float64(s), 3)
+		if got := float64(w.cwnd) / mss; got < from || math.Abs(got-want) > 0.03*want {
+			t.Errorf("after %d s the window is %.0f segments, want %.0f", s, got, want)
+		}
+	}
+}
+
 // TestCubicRenoRegion checks RFC 9438 4.3: with a short round trip the window is
 // no smaller than Reno's would be.
 func TestCubicRenoRegion(t *testing.T) {

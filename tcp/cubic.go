@@ -48,6 +48,9 @@ func (c *cubic) grow(w *window, a *ackSample) {
 	n := a.acked
 	if w.cwnd < w.ssthresh {
 		n = c.hystart.grow(w, a)
+		if c.epoch == 0 { // after a time-out: K will be 0 (RFC 9438 4.8)
+			c.wMax = 0
+		}
 		c.wEst = float64(w.cwnd) // an epoch is running: the window was lowered since
 		if n <= 0 {
 			return
