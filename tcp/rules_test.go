@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"testing"
+	"time"
 
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/testenv"
@@ -159,6 +160,45 @@ func TestHardError(t *testing.T) {
 		}
 		if got := hardError(true, uint8(code)); got != v6 {
 			t.Errorf("IPv6, code %d: %v; want %v", code, got, v6)
+		}
+	}
+}
+
+// TestStopped checks that a host that was stopped for longer than R2, as a paused container is, retransmits when it goes
+// on, and gives up only after as much time as was left before.
+func TestStopped(t *testing.T) {
+	for _, what := range []string{"SYN", "data", "probe"} {
+		cfg := DefaultConfig()
+		c := Dial(simStart, &cfg, simFlow(0, false), 1, 1500)
+		switch what {
+		case "data":
+			c = dialed(cfg, Options{MSS: 1460}, 60000)
+		case "probe":
+			c = dialed(cfg, Options{MSS: 1460}, 0)
+		}
+		c.Push(1, 1000)
+		now, stopped := simStart, time.Duration(0)
+		for n := 0; c.State() != Closed; n++ {
+			var o Out
+			sent := false
+			for c.PollTransmit(now, &o) {
+				sent = true
+			}
+			if !sent && (n > 0 || what != "probe") {
+				t.Errorf("%s: time-out %d sends nothing", what, n)
+			}
+			now = c.Deadline()
+			if n == 1 || n == 3 {
+				now, stopped = now.Add(time.Hour), stopped+time.Hour
+			}
+			c.HandleTimeout(now)
+		}
+		want := cfg.DataTimeout
+		if what == "SYN" {
+			want = cfg.SynTimeout
+		}
+		if d := now.Sub(simStart) - stopped; d != want {
+			t.Errorf("%s: gives up after %v; want %v", what, d, want)
 		}
 	}
 }

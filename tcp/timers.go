@@ -50,6 +50,10 @@ func (c *Conn) HandleTimeout(now clock.Time) {
 		if t == timerRTO && c.deadlines[timerTLP].Due(now) {
 			continue
 		}
+		if t == timerRTO || t == timerPersist {
+			// This host may have been stopped: time in which it could not retransmit does not count for R2.
+			c.progress = c.progress.Add(now.Sub(c.deadlines[t]))
+		}
 		c.deadlines[t] = 0
 		switch t {
 		case timerRTO:
