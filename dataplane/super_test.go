@@ -197,6 +197,34 @@ func TestSuperPeerTakesNone(t *testing.T) {
 	}
 }
 
+// TestSuperOtherPath checks that a connection whose path took no super-frames tries them again when its path has
+// changed.
+func TestSuperOtherPath(t *testing.T) {
+	for _, hop := range []Hop{
+		{SrcMAC: macA, DstMAC: macB, Found: true}, {SrcMAC: macA, DstMAC: macA}, {SrcMAC: macA, DstMAC: macB, MTU: 1400},
+	} {
+		limit := 1514
+		cfg := link.PipeConfig{Super: link.SuperWhole, Filter: func(_ bool, b []byte) bool { return len(b) <= limit }}
+		s, a, q := newLoad(t, cfg, mpa.Params{CRC: true}, rdmap.OpWrite, 64<<10)
+		s.load(a, q, 20)
+		w := s.hosts[0].w
+		if st := w.stats; st.TxSuper != maxSuperFailures || st.TxSuperDropped != st.TxSuper {
+			t.Fatalf("%d super-frames, %d lost", st.TxSuper, st.TxSuperDropped)
+		}
+		limit = 1 << 16
+		a.lane.llp.setHop(w, a.conn().tuple.Remote, &Hop{SrcMAC: macA, DstMAC: macB})
+		s.load(a, q, 20)
+		if got := w.stats.TxSuper; got != maxSuperFailures {
+			t.Errorf("%d super-frames although nothing has changed", got)
+		}
+		a.lane.llp.setHop(w, a.conn().tuple.Remote, &hop)
+		s.load(a, q, 20)
+		if got := w.stats.TxSuper; got == maxSuperFailures {
+			t.Errorf("%+v: no super-frame on the new path", hop)
+		}
+	}
+}
+
 // TestSuperMTU lowers the path's MTU while super-frames are in flight.
 func TestSuperMTU(t *testing.T) {
 	oneGoroutine(t)

@@ -208,11 +208,16 @@ func (c *tcpConn) setHop(w *worker, _ [16]byte, hop *Hop) {
 	if c.segs == nil {
 		return // over a socket or within the host there are no headers
 	}
-	old := c.tuple
-	if setHop(&c.tuple, hop, c.ip); c.tuple != old || hop.Found {
+	old, mss := c.tuple, c.segs.MSS()
+	setHop(&c.tuple, hop, c.ip)
+	c.segs.SetMTU(w.now, w.mtuOf(hop))
+	changed := c.tuple != old || hop.Found
+	if changed {
 		c.segs.PathChanged(w.now)
 	}
-	c.segs.SetMTU(w.now, w.mtuOf(hop))
+	if changed || c.segs.MSS() != mss {
+		c.super = superPath{} // other super-frames may get through
+	}
 	w.mark(&c.lane)
 }
 
