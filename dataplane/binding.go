@@ -86,7 +86,7 @@ func (e *Engine) Detach(b *QPBinding) {
 	for _, w := range e.workers { // serves as a fence too
 		done := make(chan struct{})
 		w.post(func(w *worker) { w.flushes.after(w, b, func(*worker) { close(done) }) })
-		e.await(done)
+		await(e, done)
 	}
 }
 
@@ -121,19 +121,26 @@ func (e *Engine) Fence() {
 		}
 		done := make(chan struct{})
 		w.post(func(*worker) { close(done) })
-		e.await(done)
+		await(e, done)
 	}
 }
 
-func (e *Engine) await(done chan struct{}) {
+// await returns what a worker sends to c, or errStopped if the engine stops without that.
+func await[T any](e *Engine, c <-chan T) (v T, err error) {
 	for !e.stop.Load() {
 		select {
-		case <-done:
-			return
+		case v = <-c:
+			return v, nil
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
 	e.wg.Wait()
+	select {
+	case v = <-c:
+		return v, nil
+	default:
+		return v, errStopped
+	}
 }
 
 // Bind makes the workers poll a client's doorbells, and registers the client's wake-ups.

@@ -33,6 +33,7 @@ var (
 	ErrTimeout = errors.New("dataplane: connect timed out")
 	// ErrCQOverrun is the error of a connection whose completion queue overflowed.
 	ErrCQOverrun = errors.New("dataplane: completion queue overrun")
+	errStopped   = errors.New("dataplane: the engine has stopped")
 )
 
 // Engine owns the workers, one per queue of each device.
@@ -186,5 +187,5 @@ func (e *Engine) awaitStream(id ConnID, f func(w *worker, s *stream)) {
 		f(w, s)
 		close(done)
 	})
-	e.await(done)
+	await(e, done)
 }

@@ -3,6 +3,7 @@ package dataplane
 import (
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
 )
@@ -43,5 +44,39 @@ func TestListenUndone(t *testing.T) {
 			t.Errorf("%+v: after it failed once: %v", r, err)
 		}
 		e.Unlisten(id)
+	}
+}
+
+// TestStoppedEngine checks that what waits for a worker returns an error when the engine has stopped.
+func TestStoppedEngine(t *testing.T) {
+	a, b, err := link.NewPipe(link.PipeConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	e, err := New(Config{}, []Queue{{Link: a, CPU: -1}}, fixed{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Start()
+	e.Stop()
+	local, remote := netip.AddrPortFrom(addrA, 7174), netip.AddrPortFrom(addrB, 7174)
+	over := make(chan error, 3)
+	go func() {
+		_, err := e.Listen(ListenRequest{Local: local, Backlog: 8})
+		over <- err
+		over <- e.Connect(e.NewID(local, ""), ConnectRequest{Local: local, Remote: remote})
+		over <- e.Connect(e.NewID(local, ""), ConnectRequest{Local: local, Remote: remote, SCTP: &SCTP{}, Join: true})
+	}()
+	for i := range 3 {
+		select {
+		case err := <-over:
+			if err == nil {
+				t.Errorf("call %d: no error", i)
+			}
+		case <-time.After(5 * time.Second):
+			t.Fatalf("call %d waits", i)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"cmp"
 	"net/netip"
 	"time"
 
@@ -40,9 +41,8 @@ func (e *Engine) Listen(r ListenRequest) (ListenerID, error) {
 	}
 	var first error
 	for range workers {
-		if err := <-errs; err != nil && first == nil {
-			first = err
-		}
+		err, stopped := await(e, errs)
+		first = cmp.Or(first, err, stopped)
 	}
 	if first != nil {
 		e.Unlisten(id)
@@ -110,7 +110,8 @@ func (e *Engine) Connect(id ConnID, r ConnectRequest) error {
 	}
 	done := make(chan error, 1)
 	w.post(func(w *worker) { r.connect(w, id, &hop, done) })
-	return <-done
+	err, stopped := await(e, done)
+	return cmp.Or(err, stopped)
 }
 
 // Answer answers the request of an EventRequest. It attaches a.QP, or rejects the request if
