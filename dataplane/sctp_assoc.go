@@ -159,7 +159,7 @@ func (as *assoc) setHop(w *worker, remote [16]byte, hop *Hop) {
 		}
 		as.a.SetMTU(i, w.mtuOf(hop))
 		if as.tuple != old || hop.Found {
-			as.a.PathChanged(i)
+			as.a.PathChanged(w.now, i)
 		}
 	}
 	w.mark(&as.lane)
@@ -183,7 +183,7 @@ func (as *assoc) setFurtherHop(w *worker, addr [16]byte, hop *Hop) {
 	as.hops[i] = *hop
 	as.a.SetMTU(i, w.mtuOf(hop))
 	if as.tupleTo(i, to) != old || hop.Found {
-		as.a.PathChanged(i)
+		as.a.PathChanged(w.now, i)
 	}
 	w.mark(&as.lane)
 }

@@ -341,6 +341,47 @@ func TestReturn(t *testing.T) {
 	}
 }
 
+// TestPathChanged checks that what waits for a backed-off timer leaves when the path changes, and that nothing else
+// does.
+func TestPathChanged(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		make func() *rig // an association in which something waits
+		sent ChunkType
+	}{
+		{"T1", func() *rig { return dialing(t, Config{}, CookieWait) }, ChunkInit},
+		{"T3", func() *rig { r := listening(t, Config{}); r.push(10); return r }, ChunkData},
+		{"probe", func() *rig {
+			r := listening(t, Config{})
+			r.push(10)
+			r.send(r.a.tag, sackBytes(r.a.cumAck+1, 0))
+			r.push(10)
+			return r
+		}, ChunkData},
+		{"T2", func() *rig { r := listening(t, Config{}); r.a.Close(r.now); return r }, ChunkShutdown},
+	} {
+		r := c.make()
+		for range 5 {
+			r.wait(r.a.Deadline().Sub(r.now))
+			if c.name == "probe" {
+				r.send(r.a.tag, sackBytes(r.a.cumAck, 0))
+			}
+		}
+		r.take()
+		r.a.PathChanged(r.now, 0)
+		r.drain(nil)
+		if s := r.take(); len(s) != 1 || types(s[0])[0] != c.sent {
+			t.Errorf("%s: sent %v, want one %v", c.name, describe(s), c.sent)
+		}
+	}
+	r := listening(t, Config{})
+	r.push(10)
+	r.take()
+	r.a.PathChanged(r.now, 0)
+	r.drain(nil)
+	r.none()
+}
+
 // TestUnconfirmed checks that only HEARTBEAT and HEARTBEAT ACK are sent to an unverified address (5.4).
 func TestUnconfirmed(t *testing.T) {
 	r := manyHomed(t, Config{}, 2)

@@ -105,17 +105,20 @@ func (a *Assoc) HandleTimeout(now clock.Time) {
 }
 
 // PathChanged reports that packets on path i take another way from now on, or one that is back, such as a new next hop. What waits for a
-// backed-off T1 or T3 is retransmitted at once: time-outs of before say nothing about this way.
-func (a *Assoc) PathChanged(i int) {
+// backed-off timer, also a probe of a closed window, is sent at once: time-outs of before say nothing about this way.
+func (a *Assoc) PathChanged(now clock.Time, i int) {
 	p := &a.paths[i]
 	if a.initRetries > 0 {
 		a.sendSetup()
 		return
 	}
-	if p.errors == 0 {
+	rto := p.rto
+	if a.setRTO(p); p.rto < rto && i == a.primary && a.armed(timerShutdown) {
+		a.sendShutdown(now)
+	}
+	if p.errors == 0 && !a.starved {
 		return
 	}
-	a.setRTO(p)
 	p.stop(timerT3)
 	for q := a.first; q != a.next; q++ {
 		if it := a.at(q); it.state == inFlight && int(it.path) == i {
