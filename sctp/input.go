@@ -15,7 +15,7 @@ func (a *Assoc) HandlePacket(now clock.Time, f pkt.Flow, udp uint16, b []byte) {
 	if a.state == Closed {
 		return
 	}
-	if h.Decode(b) != nil {
+	if h.Decode(b) != nil || (udp != 0) != a.cfg.UDP { // only packets encapsulated as ours are answered
 		a.stats.BadPacket++
 		return
 	}

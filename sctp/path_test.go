@@ -433,7 +433,7 @@ func TestHeartbeatsFill(t *testing.T) {
 }
 
 // TestUDPPort checks that replies go to the UDP port that a packet came from, also after a restart by INIT (RFC 6951
-// 5.4), and that a packet without the tag does not change the port.
+// 5.4), and that a packet without the tag does not change the port, nor one without UDP.
 func TestUDPPort(t *testing.T) {
 	r := newRig(t, Config{UDP: true})
 	r.from = 1000
@@ -459,5 +459,11 @@ func TestUDPPort(t *testing.T) {
 	r.send(r.a.tag, dataBytes(7|flagImmediate, r.peerTSN, 0, 0, "a"))
 	if len(r.udp) != 1 || r.udp[0] != 3000 {
 		t.Errorf("SACK goes to port %v", r.udp)
+	}
+	r.take()
+	r.from = 0
+	r.send(r.a.tag, dataBytes(7|flagImmediate, r.peerTSN+1, 0, 0, "a"))
+	if len(r.sent) > 0 || r.a.Path(0).UDPPort != 3000 {
+		t.Errorf("a packet without UDP is answered, to port %v; the association's is %d", r.udp, r.a.Path(0).UDPPort)
 	}
 }

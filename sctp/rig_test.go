@@ -34,7 +34,11 @@ type rig struct {
 const rigTag, rigTSN = 0xaabbccdd, serial.Num(0xfffffff0)
 
 func newRig(t *testing.T, cfg Config) *rig {
-	return &rig{t: t, now: simStart, cfg: cfg, key: Secret{9}, flow: simFlow(1, false), peerTag: rigTag, peerTSN: rigTSN, kept: map[int]string{}}
+	r := &rig{t: t, now: simStart, cfg: cfg, key: Secret{9}, flow: simFlow(1, false), peerTag: rigTag, peerTSN: rigTSN, kept: map[int]string{}}
+	if cfg.UDP {
+		r.from = UDPPort
+	}
+	return r
 }
 
 // listening creates the association from the peer's INIT and COOKIE ECHO.
