@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
@@ -213,6 +214,30 @@ func TestSuperFramesAreAcknowledgedTogether(t *testing.T) {
 		}
 		if acks != c.acks || o.Ack != l.b.rcvNxt {
 			t.Errorf("%d ACKs of 2 super-frames of %d segments; want %d, the last one of everything", acks, c.segments, c.acks)
+		}
+	}
+}
+
+// TestBurstAfterIdle checks that after idle time no more than the restart window leaves at once, also if the data is
+// one run (RFC 5681 4.1), and that slow start continues from there.
+func TestBurstAfterIdle(t *testing.T) {
+	for _, runs := range []bool{false, true} {
+		l := newLoop(t, DefaultConfig(), 1500)
+		l.runs = runs
+		l.push()
+		for range 10 {
+			l.turn()
+		}
+		l.a.w.cwnd = 200 * l.a.MSS()
+		l.now = l.now.Add(time.Second)
+		l.turn()
+		for turn := range 4 {
+			before := l.a.Stats().SegsOut
+			l.push()
+			l.turn()
+			if n, most := int(l.a.Stats().SegsOut-before), 10<<turn; n > most {
+				t.Errorf("runs %v: %d segments leave in round trip %d after idle time; want at most %d", runs, n, turn, most)
+			}
 		}
 	}
 }

@@ -256,6 +256,7 @@ func (c *Conn) sendSegment(now clock.Time, o *Out) bool {
 		}
 	}
 	if p := c.q.next; p != c.q.tail && (c.lostSegs == 0 || c.frto == frtoNewData) {
+		c.restartAfterIdle(now)
 		s := c.fitRun(p)
 		c.fitWindow(s)
 		s = c.q.at(p)
@@ -329,8 +330,11 @@ func (c *Conn) fitWindow(s *seg) {
 // transmit builds the segment at position p.
 func (c *Conn) transmit(now clock.Time, o *Out, p uint64, again bool) {
 	s := c.q.at(p)
-	if !again {
-		c.restartAfterIdle(now)
+	if !again && c.q.head == c.q.next {
+		c.progress = now // R2 starts with the first byte sent
+		if !c.armed(timerUser) {
+			c.armUser(now)
+		}
 	}
 	*o = Out{Buf: s.buf, Off: int(s.off), Len: int(s.len), Size: s.first(), Retransmit: again}
 	c.header(now, o, o.Size)
@@ -454,15 +458,8 @@ func (c *Conn) sendProbe(now clock.Time, o *Out) bool {
 
 // restartAfterIdle lowers a window that was not used for longer than an RTO (RFC 5681 4.1). Slow start restores most of it (RFC 2861 3.1).
 func (c *Conn) restartAfterIdle(now clock.Time) {
-	if c.q.head != c.q.next {
-		return
-	}
-	c.progress = now // R2 starts with the first byte sent
-	if !c.armed(timerUser) {
-		c.armUser(now)
-	}
 	idle := now.Sub(c.lastSend)
-	if idle <= c.rto {
+	if c.q.head != c.q.next || idle <= c.rto {
 		return
 	}
 	c.cc.idle(now, idle)
