@@ -413,7 +413,7 @@ func (c *Conn) inTransit(now clock.Time, p uint64) {
 
 // sendTailProbe sends the probe of RFC 8985 7.3: new data if the peer's window allows any, else the last segment again.
 func (c *Conn) sendTailProbe(now clock.Time, o *Out) {
-	c.tlpActive, c.tlpSent = true, now
+	c.tlpActive = true
 	c.q.divide()
 	if p := c.q.next; p != c.q.tail && c.fits(c.q.at(p)) {
 		c.tlpRetrans = false

@@ -162,9 +162,7 @@ func (c *Conn) tlpAck(a *ackState) {
 	}
 	switch {
 	case !c.tlpRetrans, a.dsack:
-	case a.advanced && a.hasTS && int32(a.tsEcr-c.tsAt(c.tlpSent)) < 0:
-		// The original has arrived.
-	case c.una == c.tlpEnd && a.advanced:
+	case c.una == c.tlpEnd && !a.plain:
 		return // a D-SACK may still follow; later ACKs decide
 	case c.una == c.tlpEnd:
 		// A duplicate ACK caused by the probe: nothing was lost.

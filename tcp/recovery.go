@@ -46,7 +46,6 @@ type recoveryState struct {
 	tlpEnd                   serial.Num
 	tlpPending, tlpActive    bool
 	tlpRetrans               bool
-	tlpSent                  clock.Time
 	rack                     rackState
 	order                    uint32     // transmission counter, copied to each segment sent
 	roundEnd                 serial.Num // end of the current round trip

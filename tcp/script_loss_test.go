@@ -332,6 +332,36 @@ func TestScriptLoss(t *testing.T) {
 			< . 1 ack 9001
 			stat tlp 1
 			cwnd 2000`},
+		{name: "8985 7.4.2 also if the receiver echoes the timestamp of an earlier segment", opts: tsSack + " rtt 100ms", conf: func(c *Config) { ts(c); reno(c) }, text: `
+			connect
+			push 1000 1000
+			> P. 1+1000
+			> P. 1001+1000
+			+200ms
+			> P. 1001+1000 re
+			+100ms
+			< . 1 ack 2001 ts 1001/100
+			push 1000
+			> P. 2001+1000
+			+100ms
+			< . 1 ack 3001
+			cwnd 2000`},
+		{name: "8985 7.4.2 and if it sends data meanwhile", opts: sack + " rtt 100ms", conf: reno, text: `
+			connect
+			push 1000 1000
+			> P. 1+1000
+			> P. 1001+1000
+			+200ms
+			> P. 1001+1000 re
+			+100ms
+			< . 1 ack 2001
+			push 1000
+			> P. 2001+1000
+			< P. 1+10 ack 2001
+			> . 3001 ack 11
+			+100ms
+			< . 11 ack 3001
+			cwnd 2000`},
 		{name: "8985 7.4 a probe that was not needed", opts: sack + " rtt 100ms", text: `
 			connect
 			push 1000 1000 1000
