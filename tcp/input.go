@@ -418,6 +418,7 @@ func (c *Conn) hold(seq serial.Num, n, off int, buf Buf) Input {
 		if c.reasm.has(seq, n) {
 			c.stats.DuplicateIn++
 			c.noteDSACK(seq, seq.Add(n))
+			c.reasm.note(&heldSeg{seq: seq, len: int32(n)}) // its block is reported next (RFC 2018 section 4, RFC 2883 4 (3))
 		} else {
 			c.stats.HeldDropped++
 		}

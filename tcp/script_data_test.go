@@ -128,6 +128,16 @@ func TestScriptReceive(t *testing.T) {
 			in drop
 			> . 1 ack 1 sack 101-201 101-201
 			stat dsackout 1`},
+		{name: "2883 4 (3) the block after it is the one that it lies in", opts: sack, text: `
+			connect
+			< P. 101+100 ack 1
+			> . 1 ack 1 sack 101-201
+			< P. 301+100 ack 1
+			> . 1 ack 1 sack 301-401 101-201
+			< P. 501+100 ack 1
+			> . 1 ack 1 sack 501-601 301-401 101-201
+			< P. 101+100 ack 1
+			> . 1 ack 1 sack 101-201 101-201 501-601 301-401`},
 		{name: "2883 4.2 a segment that is old in part", opts: sack, text: `
 			connect
 			< P. 1+100 ack 1
