@@ -1,6 +1,8 @@
 package dataplane
 
 import (
+	"math/bits"
+
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/dataplane/sched"
 	"github.com/iwarpd/iwarpd/internal/pkt"
@@ -52,7 +54,7 @@ func (w *worker) frameCost() int {
 // superPath probes how long super-frames may be on the path of a connection. A peer may
 // silently drop those that are too long for it, or all of them. So a connection starts
 // without super-frames, and probes with one at a time that is twice as long as the longest
-// acknowledged so far. A probe has failed if all of its bytes had to be retransmitted.
+// acknowledged so far. A probe has failed if all of its segments had to be retransmitted.
 type superPath struct {
 	proven   int  // segments of the longest one acknowledged
 	most     int  // segments of the longest one to try; 0 means not known yet
@@ -60,8 +62,8 @@ type superPath struct {
 	trying   bool // a probe, [start,end), is outstanding
 	start    serial.Num
 	end      serial.Num
-	n        int // its segments
-	again    int // bytes of the probe that were retransmitted
+	n, size  int    // its segments, and the length of each but the last in bytes
+	again    uint64 // those of its segments that were retransmitted, a bit for each
 }
 
 // maxSuperFailures is the number of attempts for each length.
@@ -78,17 +80,17 @@ func (p *superPath) limit() int {
 	return min(2*p.proven, p.most)
 }
 
-// sent records a super-frame.
-func (p *superPath) sent(seq serial.Num, size, n int) {
+// sent records a super-frame of n segments of size bytes each, and bytes together.
+func (p *superPath) sent(seq serial.Num, bytes, n, size int) {
 	if !p.trying {
-		p.trying, p.start, p.end, p.n, p.again = true, seq, seq.Add(size), n, 0
+		p.trying, p.start, p.end, p.n, p.size, p.again = true, seq, seq.Add(bytes), n, size, 0
 	}
 }
 
-// resent records a retransmission.
-func (p *superPath) resent(seq serial.Num, n int) {
+// resent records the retransmission of a segment. It may be one of several.
+func (p *superPath) resent(seq serial.Num) {
 	if p.trying && p.start.LessEq(seq) && seq.Less(p.end) {
-		p.again += n
+		p.again |= 1 << (seq.Sub(p.start) / p.size)
 	}
 }
 
@@ -98,7 +100,7 @@ func (p *superPath) acked(una serial.Num) (dropped bool) {
 		return false
 	}
 	p.trying = false
-	if p.again < p.end.Sub(p.start) {
+	if bits.OnesCount64(p.again) < p.n {
 		p.proven, p.failures = max(p.proven, p.n), 0
 		return false
 	}
@@ -177,7 +179,7 @@ func (c *tcpConn) sendGathered(w *worker) {
 	case n == 0:
 		return
 	case n > 1 && c.sendSuper(w, n, b.parts[:np]):
-		c.super.sent(b.head.Seq, b.used, n)
+		c.super.sent(b.head.Seq, b.used, n, b.size)
 		w.stats.TxSuper++
 		w.stats.TxSuperSegments += uint64(n)
 		return

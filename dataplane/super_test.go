@@ -197,6 +197,31 @@ func TestSuperPeerTakesNone(t *testing.T) {
 	}
 }
 
+// TestSuperResent checks that a super-frame counts as lost only if each of its segments was retransmitted, however often
+// one of them was.
+func TestSuperResent(t *testing.T) {
+	for _, tt := range []struct {
+		again []int // offsets of retransmitted segments
+		lost  bool
+	}{
+		{nil, false},
+		{[]int{0, 0, 0, 0}, false},
+		{[]int{0, 2000, 0, 2000}, false},
+		{[]int{2000, 1000, 0}, true},
+		{[]int{2000, 500, 1000, 500, 0}, true}, // one was cut
+		{[]int{-1000, 0, 1000, 2500}, false},
+	} {
+		p, start := superPath{}, serial.Num(1<<32-1500)
+		p.sent(start, 2500, 3, 1000)
+		for _, off := range tt.again {
+			p.resent(start.Add(off))
+		}
+		if p.acked(start.Add(2499)) || p.acked(start.Add(2500)) != tt.lost {
+			t.Errorf("%v: lost %v, want %v", tt.again, !tt.lost, tt.lost)
+		}
+	}
+}
+
 // TestSuperOtherPath checks that a connection whose path took no super-frames tries them again when its path has
 // changed.
 func TestSuperOtherPath(t *testing.T) {

@@ -327,7 +327,7 @@ func (c *tcpConn) transmit(w *worker, o *tcp.Out) {
 		}
 		if o.Retransmit {
 			w.stats.TxRetransmits++
-			c.super.resent(o.Seq, o.Len)
+			c.super.resent(o.Seq)
 		}
 		w.postSegment(&c.tuple, &h, s, n, sum, o.ECN)
 		if off += n; off >= end {
