@@ -251,6 +251,28 @@ func TestHyStart(t *testing.T) {
 	}
 }
 
+// TestHyStartOnce checks that HyStart++ is for the first slow start only (RFC 9406 4.3): one after idle time doubles
+// the window in each round trip, also if conservative slow start ended the first.
+func TestHyStartOnce(t *testing.T) {
+	for _, a := range []CongestionControl{CUBIC, NewReno} {
+		c := algorithms[a].state()
+		w := window{cwnd: 10_000, ssthresh: infinite, mss: 1000}
+		now, rtt := simStart, 20*time.Millisecond
+		for w.ssthresh == infinite {
+			if w.cwnd > 100_000 {
+				rtt += 6 * time.Millisecond
+			}
+			now = ackRound(c, &w, now, rtt, 0)
+		}
+		now = now.Add(time.Second)
+		c.idle(now, time.Second)
+		w.cwnd = 10_000
+		if ackRound(c, &w, now, rtt, 0); w.cwnd != 20_000 {
+			t.Errorf("%v: slow start after idle time raises the window from 10000 bytes to %d", a, w.cwnd)
+		}
+	}
+}
+
 // TestRTOEstimator checks RFC 6298 (2.2) to (2.4).
 func TestRTOEstimator(t *testing.T) {
 	c := &Conn{cfg: DefaultConfig()}

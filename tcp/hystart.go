@@ -39,7 +39,7 @@ func (h *hystart) seen(w *window, a *ackSample) {
 			h.rounds++
 			if h.rounds >= hystartRounds {
 				w.ssthresh = w.cwnd
-				h.done = true
+				h.end()
 				return
 			}
 		}
