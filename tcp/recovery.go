@@ -114,7 +114,7 @@ func (c *Conn) recover(a *ackState) {
 	if c.reduced && c.reducedAt.Less(c.una) {
 		c.reduced = false
 	}
-	if c.everRecovered && c.ca == caOpen && c.recoverPoint.LessEq(c.una) {
+	if c.everRecovered && c.ca == caOpen && c.recoverPoint.Less(c.una) {
 		c.everRecovered = false
 	}
 	if c.rack.dsackSet && c.rack.dsackRound.LessEq(c.una) {
@@ -190,7 +190,7 @@ func (c *Conn) countDupAcks(a *ackState) bool {
 	if c.dupAcks < int(c.q.next-c.q.head) {
 		c.dupAcks++
 	}
-	if c.dupAcks >= dupThresh && c.ca < caRecovery && (!c.everRecovered || c.recoverPoint.LessEq(c.una)) &&
+	if c.dupAcks >= dupThresh && c.ca < caRecovery && (!c.everRecovered || c.recoverPoint.Less(c.una)) &&
 		c.q.at(c.q.head).state == inFlight {
 		c.markLost(c.q.head)
 		return true

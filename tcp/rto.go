@@ -133,7 +133,7 @@ func (c *Conn) retransmitTimeout(now clock.Time) {
 	}
 	c.ca = caLoss
 	c.lossUna = c.una
-	c.recoverPoint = c.nxt
+	c.recoverPoint, c.everRecovered = c.nxt, true
 	c.dupAcks = 0
 	if head.state == sacked {
 		c.renege()

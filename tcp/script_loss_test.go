@@ -146,6 +146,46 @@ func TestScriptLoss(t *testing.T) {
 			< . 1 ack 5001
 			released 1 2 3 4 5
 			deadline none`},
+		{name: "6582 3.2 nor are those for what was sent again after a time-out", opts: "mss 1000", conf: reno, text: `
+			connect
+			push 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000
+			> P. 1+1000
+			> P. 1001+1000
+			> P. 2001+1000
+			> P. 3001+1000
+			> P. 4001+1000
+			> P. 5001+1000
+			> P. 6001+1000
+			> P. 7001+1000
+			> P. 8001+1000
+			> P. 9001+1000
+			+201ms
+			> P. 1+1000 re
+			< . 1 ack 1001
+			> P. 1001+1000 re
+			> P. 2001+1000 re
+			< . 1 ack 2001
+			> P. 3001+1000 re
+			> P. 4001+1000 re
+			< . 1 ack 3001
+			> P. 5001+1000 re
+			> P. 6001+1000 re
+			< . 1 ack 10001
+			push 1000 1000 1000 1000
+			> P. 10001+1000
+			> P. 11001+1000
+			> P. 12001+1000
+			> P. 13001+1000
+			< . 1 ack 10001
+			< . 1 ack 10001
+			< . 1 ack 10001
+			stat recoveries 0
+			< . 1 ack 11001
+			< . 1 ack 11001
+			< . 1 ack 11001
+			< . 1 ack 11001
+			> P. 11001+1000 re
+			stat recoveries 1`},
 		{name: "5681 2 an ACK that moves the window is no duplicate", opts: "mss 1000 win 5000", text: `
 			connect
 			push 1000 1000 1000 1000
