@@ -54,17 +54,21 @@ type lines struct {
 // atOnce is the number of bytes for which a pipe or socket that is writable has room (PIPE_BUF).
 const atOnce = 4096
 
-// patience is how long a line waits for room, unless the line before it was lost.
+// patience is how long a line waits for room in total, unless the line before it was lost.
 const patience = 100 * time.Millisecond
 
 // Write implements io.Writer. It returns no error for a line that is lost: zap would write the error to standard error,
 // without looking for room.
 func (l *lines) Write(b []byte) (int, error) {
-	if l.lost > 0 && l.room() {
+	end := time.Now()
+	if l.lost > 0 && l.room(end) {
 		l.writeLost()
 	}
+	if l.lost == 0 {
+		end = end.Add(patience)
+	}
 	for done := 0; done < len(b); {
-		if !l.room() {
+		if !l.room(end) {
 			l.lost++
 			l.cut = l.cut || done > 0
 			break
@@ -77,15 +81,11 @@ func (l *lines) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// room reports whether atOnce bytes can be written without waiting for the reader.
-func (l *lines) room() bool {
-	wait := patience
-	if l.lost > 0 {
-		wait = 0
-	}
+// room reports whether atOnce bytes can be written without waiting for the reader longer than until end.
+func (l *lines) room(end time.Time) bool {
 	fds := []unix.PollFd{{Fd: int32(l.f.Fd()), Events: unix.POLLOUT}}
-	for end := time.Now().Add(wait); ; wait = max(time.Until(end), 0) {
-		if n, err := unix.Poll(fds, int(wait.Milliseconds())); err != unix.EINTR {
+	for {
+		if n, err := unix.Poll(fds, int(max(time.Until(end), 0).Milliseconds())); err != unix.EINTR {
 			return n != 0 // after an error too: Write reports it
 		}
 	}

@@ -126,6 +126,27 @@ func testLogStalls(t *testing.T, length int) {
 	}
 }
 
+// TestLogSlowReader checks that a long line waits for a slow reader no longer than a short one does.
+func TestLogSlowReader(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	go func() {
+		b := make([]byte, atOnce)
+		for _, err := r.Read(b); err == nil; _, err = r.Read(b) {
+			time.Sleep(patience / 5)
+		}
+	}()
+	const length = 1 << 20 // which takes the reader fifty times as long as a line waits
+	l := &lines{f: w}
+	if n, err := l.Write(make([]byte, length)); n != length || err != nil || l.lost != 1 || !l.cut {
+		t.Errorf("%d, %v; lines lost: %d, cut: %v", n, err, l.lost, l.cut)
+	}
+}
+
 // TestLogErrors checks that errors are logged without names of Go packages, and that names of protocols stay.
 func TestLogErrors(t *testing.T) {
 	for format, want := range map[string]string{"console": `{"error": "no such peer: tcp: refused"}`, "json": `"error":"no such peer: tcp: refused"`} {
