@@ -13,7 +13,7 @@ import (
 const (
 	exitOK         = 0
 	exitFailure    = 1 // other failure
-	exitConfig     = 2 // invalid flag, key or value
+	exitConfig     = 2 // invalid flag, key or value; limit of the process too low
 	exitInterface  = 3 // no such interface, no address, no such queue
 	exitPermission = 4 // missing capability or file permission
 	exitBusy       = 5 // interface, queue, socket or address for metrics is in use
@@ -58,7 +58,7 @@ const moreFiles = "raise the limit with LimitNOFILE=524288 in the unit, or ulimi
 // return.
 func fewFiles(err error) error {
 	if errors.Is(err, unix.EMFILE) {
-		return exitErr(exitFailure, "%w: "+moreFiles, err)
+		return configErr("%w: "+moreFiles, err)
 	}
 	return err
 }

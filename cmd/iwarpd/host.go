@@ -60,7 +60,7 @@ func leastFiles(queues, slots int) uint64 { return 64 + 8*uint64(queues) + uint6
 // failure would come late, and after the BPF verifier had run several times.
 func checkFiles(most uint64, queues, slots int) error {
 	if least := leastFiles(queues, slots); most < least {
-		return exitErr(exitFailure, "this process may have at most %d open files, and needs %d and one for each connection: "+moreFiles, most, least)
+		return configErr("this process may have at most %d open files, and needs %d and one for each connection: "+moreFiles, most, least)
 	}
 	return nil
 }
@@ -103,7 +103,7 @@ func checkMemory() error {
 	for _, m := range leastMemory {
 		var l unix.Rlimit
 		if unix.Getrlimit(m.resource, &l) == nil && l.Cur < m.bytes {
-			return exitErr(exitFailure, "this process may have at most %d MiB of %s, and needs %d: raise the limit with %s=infinity in the unit, or ulimit %s unlimited",
+			return configErr("this process may have at most %d MiB of %s, and needs %d: raise the limit with %s=infinity in the unit, or ulimit %s unlimited",
 				l.Cur>>20, m.what, m.bytes>>20, m.unit, m.flag)
 		}
 	}

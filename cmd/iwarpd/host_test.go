@@ -46,7 +46,7 @@ func TestCheckFiles(t *testing.T) {
 		if (err == nil) != tt.ok {
 			t.Errorf("%d files, %d queues: %v", tt.most, tt.queues, err)
 		}
-		if err != nil && (!strings.Contains(err.Error(), "LimitNOFILE") || exitCode(err) != exitFailure) {
+		if err != nil && (!strings.Contains(err.Error(), "LimitNOFILE") || exitCode(err) != exitConfig) {
 			t.Errorf("%v, exit code %d", err, exitCode(err))
 		}
 	}

@@ -79,7 +79,7 @@ func (r *results) Write(b []byte) (int, error) {
 const exitCodes = `
   0  stopped by SIGTERM or SIGINT, or nothing to do
   1  other failure, or a user or group that the host does not know
-  2  invalid flag, key or value
+  2  invalid flag, key or value, or a limit of the process that is too low
   3  the interface or queue does not exist, or has no address
   4  a capability or a permission is missing
   5  the interface, a queue, the socket or the address for metrics is in use`
