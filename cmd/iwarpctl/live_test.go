@@ -527,7 +527,7 @@ func TestTopView(t *testing.T) {
 		t.Errorf("%+v, %v", q, v.RxBytes)
 	}
 	lines := v.screen(60, 2, 1, "note")
-	if len(lines) != 8 || !strings.HasPrefix(lines[6], "     1 RTS") || !strings.Contains(lines[0], "eth9") {
+	if len(lines) != 8 || !strings.HasPrefix(lines[6], "   1 RTS") || !strings.Contains(lines[0], "eth9") {
 		t.Errorf("%q", lines)
 	}
 	for width := 60; width < 90; width++ { // some cut the round-trip time in its unit

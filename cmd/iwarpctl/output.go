@@ -98,7 +98,7 @@ func printTable(w io.Writer, header []string, rows [][]any) {
 	style := table.StyleDefault
 	style.Options = table.OptionsNoBordersAndSeparators
 	style.Format.Header = text.FormatDefault
-	style.Box.PaddingLeft, style.Box.PaddingRight = "", "  "
+	style.Box.PaddingLeft, style.Box.PaddingRight = "", " "
 	t.SetStyle(style)
 	t.SuppressTrailingSpaces()
 	head := make(table.Row, len(header))

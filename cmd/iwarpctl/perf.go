@@ -192,7 +192,7 @@ func (c *command) perfLines(p *perf.Params, interval time.Duration) (stop func()
 }
 
 func (c *command) perfTable(results []*perf.Result) {
-	header := []string{"op", "mode", "size", "qps", "depth", "operations", "Gbit/s", "ops/s", "p50 us", "p99 us", "p99.9 us", "max us"}
+	header := []string{"op", "mode", "size", "qps", "depth", "ops", "Gbit/s", "ops/s", "us: p50", "p99", "p99.9", "max"}
 	var rows [][]any
 	for _, r := range results {
 		row := []any{r.Op, r.Mode, r.Size, r.QPs, r.Depth, r.Operations, fmt.Sprintf("%.3f", r.GbitPerSec), fmt.Sprintf("%.0f", r.OpsPerSec)}

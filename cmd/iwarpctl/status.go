@@ -229,15 +229,7 @@ func bytesText(n uint64) string {
 func (c *command) lists() []*cobra.Command {
 	return []*cobra.Command{
 		group("qp", "Queue pairs", c.listQPs(), c.showQP()),
-		group("mr", "Memory regions", list(c, "mr", "registered memory", (*iwarp.Admin).MRs,
-			[]string{"client", "uid", "region", "pd", "base", "length", "memory", "access"},
-			func(m *ctrlpb.MRInfo) []any {
-				memory := "mapped"
-				if m.Far {
-					memory = "far"
-				}
-				return []any{m.Client, owner(m.Uid), m.Mr, m.Pd, fmt.Sprintf("%#x", m.Base), bytesText(m.Length), memory, access(m.Access)}
-			})),
+		group("mr", "Memory regions", list(c, "mr", "registered memory", (*iwarp.Admin).MRs, mrHeader, mrRow)),
 		group("cq", "Completion queues", list(c, "cq", "completion queues", (*iwarp.Admin).CQs,
 			[]string{"client", "uid", "cq", "depth", "qps", "completions", "overruns", "wake-ups", "moderation"},
 			func(q *ctrlpb.CQInfo) []any {
@@ -253,18 +245,28 @@ func (c *command) lists() []*cobra.Command {
 				return []any{q.Client, owner(q.Uid), q.Srq, q.Pd, q.Depth, q.Posted, q.Limit, q.Qps, counter(q.Counters, "taken"), counter(q.Counters, "empty")}
 			})),
 		group("listen", "Listening endpoints", list(c, "listen", "endpoints that clients listen on", (*iwarp.Admin).Listens,
-			[]string{"address", "client", "uid", "process", "backlog", "waiting", "accepted", "rejected", "dropped"},
+			[]string{"address", "client", "uid", "pid", "backlog", "waiting", "accepted", "rejected", "dropped"},
 			func(l *ctrlpb.ListenInfo) []any {
 				return []any{l.Address, l.Client, owner(l.Uid), l.Pid, l.Backlog, l.Waiting, l.Accepted, l.Rejected, l.Dropped}
 			})),
 		group("client", "Programs that use the daemon", list(c, "client", "programs that are connected", c.clients,
-			[]string{"client", "name", "uid", "process", "qps", "regions", "memory", "listens", "connected"},
+			[]string{"client", "name", "uid", "pid", "qps", "regions", "memory", "listens", "connected"},
 			func(l *ctrlpb.ClientInfo) []any {
 				return []any{l.Client, l.Name, owner(l.Uid), l.Pid, l.Qps, l.Mrs, bytesText(l.Registered), l.Listens, (time.Duration(l.ConnectedMs) * time.Millisecond).Round(time.Second)}
 			})),
 		group("quota", "What users hold, and their limits", c.listQuotas()),
 		c.stats(), c.top(), c.capture(), c.disconnect(),
 	}
+}
+
+var mrHeader = []string{"client", "uid", "region", "pd", "base", "length", "memory", "access"}
+
+func mrRow(m *ctrlpb.MRInfo) []any {
+	memory := "mapped"
+	if m.Far {
+		memory = "far"
+	}
+	return []any{m.Client, owner(m.Uid), m.Mr, m.Pd, fmt.Sprintf("%#x", m.Base), bytesText(m.Length), memory, access(m.Access)}
 }
 
 // listQuotas returns the command "iwarpctl quota list", which prints a line for each quota of each
@@ -350,11 +352,14 @@ func (c *command) listQPs() *cobra.Command {
 		c.silent(all)
 		return all, err
 	}
-	return list(c, "qp", "queue pairs and their connections", ask,
-		[]string{"qp", "state", "local", "remote", "mpa", "ird/ord", "rtt", "client", "process", "worker"},
-		func(q *ctrlpb.QPInfo) []any {
-			return []any{q.Qp, q.State, q.Local, q.Remote, negotiated(q.Negotiated), fmt.Sprintf("%d/%d", q.GetNegotiated().GetIrd(), q.GetNegotiated().GetOrd()), rtt(q), q.Client, q.Pid, q.Worker}
-		})
+	return list(c, "qp", "queue pairs and their connections", ask, qpHeader, qpRow)
+}
+
+var qpHeader = []string{"qp", "state", "local", "remote", "mpa", "reads", "rtt", "client", "pid", "worker"}
+
+func qpRow(q *ctrlpb.QPInfo) []any {
+	n := q.Negotiated
+	return []any{q.Qp, q.State, q.Local, q.Remote, negotiated(n, ","), fmt.Sprintf("%d/%d", n.GetIrd(), n.GetOrd()), rtt(q), q.Client, q.Pid, q.Worker}
 }
 
 // rtt returns the smoothed round-trip time of the connection of q, or "-".
@@ -366,17 +371,18 @@ func rtt(q *ctrlpb.QPInfo) string {
 	return time.Duration(v).Round(time.Microsecond).String()
 }
 
-func negotiated(n *ctrlpb.Negotiated) string {
+// negotiated returns the MPA revision and what MPA has negotiated, separated by sep.
+func negotiated(n *ctrlpb.Negotiated, sep string) string {
 	if n == nil {
 		return "-"
 	}
-	out := fmt.Sprintf("rev %d", n.Revision)
+	out := fmt.Sprint(n.Revision)
 	for _, f := range []struct {
 		on   bool
 		name string
-	}{{n.Crc, "crc"}, {n.SendMarkers, "markers out"}, {n.RecvMarkers, "markers in"}, {n.P2P, "p2p"}} {
+	}{{n.Crc, "crc"}, {n.SendMarkers, "markers-out"}, {n.RecvMarkers, "markers-in"}, {n.P2P, "p2p"}} {
 		if f.on {
-			out += " " + f.name
+			out += sep + f.name
 		}
 	}
 	return out
@@ -407,8 +413,8 @@ func (c *command) showQP() *cobra.Command {
 				case q.Negotiated != nil:
 					role = ", responder"
 				}
-				fmt.Fprintf(c.out, "qp %d   %s\nlocal  %s\nremote %s\n%-6s %s\n%-6s %s%s, ird %d, ord %d\n",
-					q.Qp, q.State, q.Local, q.Remote, llp, state, ulp, negotiated(q.Negotiated), role, q.GetNegotiated().GetIrd(), q.GetNegotiated().GetOrd())
+				fmt.Fprintf(c.out, "qp %d   %s\nlocal  %s\nremote %s\n%-6s %s\n%-6s rev %s%s, ird %d, ord %d\n",
+					q.Qp, q.State, q.Local, q.Remote, llp, state, ulp, negotiated(q.Negotiated, ", "), role, q.GetNegotiated().GetIrd(), q.GetNegotiated().GetOrd())
 				fmt.Fprintf(c.out, "queues send %d, receive %d, %d SGEs, %d bytes inline, worker %d\nuses   pd %d, cq %d and %d, srq %d\nowner  client %d, process %d, uid %s\n",
 					q.SqDepth, q.RqDepth, q.MaxSge, q.MaxInline, q.Worker, q.Pd, q.SendCq, q.RecvCq, q.Srq, q.Client, q.Pid, owner(q.Uid))
 				c.silent([]*ctrlpb.QPInfo{q})
@@ -440,24 +446,19 @@ func (c *command) counters(prefix string, cs []*ctrlpb.Counter) {
 	}
 }
 
-// access formats access rights.
+// access formats access rights: r for reading, w for writing, a for atomics.
 func access(bits uint32) string {
-	var out []string
-	for _, f := range []struct {
-		bit  iwarp.Access
-		name string
-	}{
-		{iwarp.AccessLocalWrite, "local-write"}, {iwarp.AccessRemoteWrite, "remote-write"}, {iwarp.AccessRemoteRead, "remote-read"}, {iwarp.AccessRemoteAtomic, "remote-atomic"},
-		{iwarp.AccessMWBind, "window"}, {iwarp.AccessZeroBased, "zero-based"},
-	} {
-		if iwarp.Access(bits)&f.bit != 0 {
-			out = append(out, f.name)
+	has := func(f iwarp.Access, name string) string {
+		if iwarp.Access(bits)&f == 0 {
+			return ""
 		}
+		return name
 	}
-	if len(out) == 0 {
-		return "local-read"
+	out := "local-r" + has(iwarp.AccessLocalWrite, "w")
+	if remote := has(iwarp.AccessRemoteRead, "r") + has(iwarp.AccessRemoteWrite, "w") + has(iwarp.AccessRemoteAtomic, "a"); remote != "" {
+		out += ",remote-" + remote
 	}
-	return strings.Join(out, ",")
+	return out + has(iwarp.AccessMWBind, ",window") + has(iwarp.AccessZeroBased, ",zero-based")
 }
 
 // slotUID is the uid that the daemon uses for slot 0.

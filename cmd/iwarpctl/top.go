@@ -212,18 +212,18 @@ func (v *topView) screen(width, rows, offset int, note string) []string {
 	lines := []string{
 		fmt.Sprintf("iwarpd on %s   %s   %s", v.Interface, v.Time.Format(time.TimeOnly), note),
 		fmt.Sprintf("clients %d   connections %d   queue pairs %d   registered %s", v.Clients, v.Conns, v.QPCount, bytesText(v.Registered)),
-		fmt.Sprintf("in  %12s/s %11.0f frames/s %11.0f FPDUs/s", bits(v.RxBytes), v.RxFrames, v.RxFPDUs),
-		fmt.Sprintf("out %12s/s %11.0f frames/s %11.0f FPDUs/s   %.0f retransmissions/s", bits(v.TxBytes), v.TxFrames, v.TxFPDUs, v.Retransmits),
+		fmt.Sprintf("in  %12s/s %9.0f frames/s %9.0f FPDUs/s", bits(v.RxBytes), v.RxFrames, v.RxFPDUs),
+		fmt.Sprintf("out %12s/s %9.0f frames/s %9.0f FPDUs/s   %.0f retransmissions/s", bits(v.TxBytes), v.TxFrames, v.TxFPDUs, v.Retransmits),
 		"",
-		fmt.Sprintf("%6s %-10s %11s %11s %10s %8s %9s %9s %6s  %s", "qp", "state", "in/s", "out/s", "messages/s", "retr/s", "rtt", "cwnd", "client", "remote"),
+		fmt.Sprintf("%4s %-5s %10s %10s %6s %6s %7s  %-21s %9s %6s", "qp", "state", "in/s", "out/s", "msgs/s", "retr/s", "rtt", "remote", "cwnd", "client"),
 	}
 	qps := v.QPs[min(offset, len(v.QPs)):]
 	if rows >= 0 {
 		qps = qps[:min(rows, len(qps))]
 	}
 	for _, q := range qps {
-		lines = append(lines, fmt.Sprintf("%6d %-10s %11s %11s %10.0f %8.0f %9v %9s %6d  %s", q.QP, q.State, bits(q.RxBytes), bits(q.TxBytes),
-			q.Messages, q.Retransmits, time.Duration(q.RTT).Round(time.Microsecond), bytesText(q.Cwnd), q.Client, q.Remote))
+		lines = append(lines, fmt.Sprintf("%4d %-5s %10s %10s %6.0f %6.0f %7v  %-21s %9s %6d", q.QP, q.State, bits(q.RxBytes), bits(q.TxBytes),
+			q.Messages, q.Retransmits, time.Duration(q.RTT).Round(time.Microsecond), q.Remote, bytesText(q.Cwnd), q.Client))
 	}
 	for i, l := range lines {
 		lines[i] = text.Trim(l, width)
