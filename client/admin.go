@@ -43,7 +43,11 @@ func list[T any](ctx context.Context, a *Admin, op string, request func(after ui
 // Status returns the state of the daemon.
 func (a *Admin) Status(ctx context.Context) (*ctrlpb.StatusReply, error) {
 	r, err := a.ask(ctx, "query status", &ctrlpb.Request{Body: &ctrlpb.Request_QueryStatus{QueryStatus: &ctrlpb.QueryStatus{}}})
-	return r.GetStatus(), err
+	s := r.GetStatus()
+	if s != nil {
+		s.Devices = devices(s.Device, s.Devices)
+	}
+	return s, err
 }
 
 // Stats returns the counters of the daemon.

@@ -169,14 +169,18 @@ func (d *Device) hello(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("iwarp: hello: %w", err)
 	}
-	all := h.GetDevices()
-	if len(all) == 0 { // an old daemon, which has only one interface
-		all = []*ctrlpb.DeviceAttr{h.GetDevice()}
-	}
-	for _, p := range all {
+	for _, p := range devices(h.GetDevice(), h.GetDevices()) {
 		d.attrs = append(d.attrs, attrFromPB(h, p))
 	}
 	return nil
+}
+
+// devices returns all, the interfaces of a daemon, of which an old daemon has only the first.
+func devices(first *ctrlpb.DeviceAttr, all []*ctrlpb.DeviceAttr) []*ctrlpb.DeviceAttr {
+	if len(all) == 0 {
+		return []*ctrlpb.DeviceAttr{first}
+	}
+	return all
 }
 
 func attrFromPB(h *ctrlpb.HelloReply, p *ctrlpb.DeviceAttr) DeviceAttr {

@@ -8,6 +8,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 )
 
 // late is a context whose end is seen late: first by a look, and only then by those that wait for it.
@@ -43,5 +47,44 @@ func TestOpenWaitFull(t *testing.T) {
 		if _, err := OpenWait(ended(ctx), at.Name); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("it did not wait: %v", err)
 		}
+	}
+}
+
+// TestOldDaemon checks that the status of a daemon that knows only one interface has it in the list of interfaces.
+func TestOldDaemon(t *testing.T) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	daemon, err := seqpacket.FromFD(fds[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer daemon.Close()
+	go func() {
+		only := &ctrlpb.DeviceAttr{Interface: "eth0", Link: "down"}
+		for {
+			b, _, err := daemon.Read(0)
+			var req ctrlpb.Request
+			if err != nil || proto.Unmarshal(b, &req) != nil {
+				return
+			}
+			r := &ctrlpb.Reply{Id: req.Id, Body: &ctrlpb.Reply_Hello{Hello: &ctrlpb.HelloReply{Version: 1, Device: only}}}
+			if req.GetQueryStatus() != nil {
+				r.Body = &ctrlpb.Reply_Status{Status: &ctrlpb.StatusReply{Device: only}}
+			}
+			if b, err = proto.Marshal(&ctrlpb.Message{Body: &ctrlpb.Message_Reply{Reply: r}}); err != nil || daemon.Write(b, nil) != nil {
+				return
+			}
+		}
+	}()
+	d, err := OpenFD(t.Context(), fds[1], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	s, err := d.Admin().Status(t.Context())
+	if all := s.GetDevices(); err != nil || len(all) != 1 || all[0].Interface != "eth0" || d.Attr().Interface != "eth0" {
+		t.Errorf("%v, %v", all, err)
 	}
 }
