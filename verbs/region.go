@@ -41,7 +41,6 @@ type Region struct {
 	size  atomic.Uint64          // bytes
 	root  atomic.Pointer[Region] // region that owns the memory; nil for an unbound window
 	kind  kind
-	gone  bool // deregistered; guarded by Table.mu
 	index uint32
 
 	mem     []byte       // the whole memory; nil for a window and for far memory

@@ -178,15 +178,14 @@ func (t *Table) insert(r *Region, valid bool) error {
 func (t *Table) Deregister(r *Region) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if r.gone {
-		return nil
-	}
-	for !r.windows.CompareAndSwap(0, windowsClosed) { // windowsHeld passes in no time
-		if r.windows.Load() > 0 {
+	for !r.windows.CompareAndSwap(0, windowsClosed) {
+		switch n := r.windows.Load(); {
+		case n > 0:
 			return ErrBusy
-		}
+		case n == windowsClosed:
+			return nil
+		} // windowsHeld passes in no time
 	}
-	r.gone = true
 	r.invalidate(0, true)
 	stag := r.index << 8
 	m := t.dir[stag>>(8+midBits+leafBits)].Load()
