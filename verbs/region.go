@@ -175,30 +175,14 @@ const (
 )
 
 // DDP has no code for access rights: a Write to memory without RemoteWrite is an invalid STag (RFC 5041 section 7.2 has nothing closer).
-// Local uses have no Terminate of their own; they use the codes of tagged placement as reasons.
 var (
 	taggedFaults = [numFaults]*term.Error{term.ErrInvalidSTag, term.ErrSTagStream, term.ErrInvalidSTag, term.ErrTOWrap, term.ErrBounds}
 	remoteFaults = [numFaults]*term.Error{term.ErrReadSTag, term.ErrReadSTagStream, term.ErrReadAccess, term.ErrReadTOWrap, term.ErrReadBounds}
-
-	faultErrors = [numUses]*[numFaults]*term.Error{
-		UseWriteSink: &taggedFaults, UseReadSink: &taggedFaults,
-		UseReadSource: &remoteFaults, UseAtomic: &remoteFaults,
-		UseLocalRead: &taggedFaults, UseLocalWrite: &taggedFaults,
-	}
 )
 
-// Check is the only place where access to memory is granted. It returns the n bytes at tagged offset to of region stag for a QP of pd, nil
-// if they are far memory, or the violation. A window is accessible only to the QP that it was bound on. Check validates even if n is 0: callers skip it where the RFCs
+// check is the only place where access to memory is granted. It returns the n bytes at tagged offset to of region stag for a QP of pd, or
+// the fault. A window is accessible only to the QP that it was bound on. check validates even if n is 0: callers skip it where the RFCs
 // exempt a zero length (RFC 5041 section 5.2, RFC 5040 section 5.2.1).
-func (t *Table) Check(pd PDID, qp, stag uint32, to uint64, n uint32, use Use) ([]byte, *term.Error) {
-	m, f := t.check(pd, qp, stag, to, n, use)
-	if !m.granted() {
-		return nil, faultErrors[use][f]
-	}
-	return m.b, nil
-}
-
-// check returns the memory, or the fault.
 func (t *Table) check(pd PDID, qp, stag uint32, to uint64, n uint32, use Use) (m memory, f fault) {
 	r := t.at(stag)
 	if r == nil {

@@ -54,7 +54,7 @@ type (
 	}
 )
 
-// Table maps STags to regions. Lookups and Check may be called by any
+// Table maps STags to regions. Lookups and checks may be made by any
 // goroutine at any time; they take no lock.
 type Table struct {
 	dir [1 << dirBits]atomic.Pointer[mid]

@@ -603,4 +603,16 @@ func BenchmarkCheck(b *testing.B) {
 	}
 }
 
+// Check returns the memory that check grants, nil if it is far, or the violation that a peer's use is.
+func (t *Table) Check(pd PDID, qp, stag uint32, to uint64, n uint32, use Use) ([]byte, *term.Error) {
+	m, f := t.check(pd, qp, stag, to, n, use)
+	switch {
+	case m.granted():
+		return m.b, nil
+	case use == UseReadSource, use == UseAtomic:
+		return nil, remoteFaults[f]
+	}
+	return nil, taggedFaults[f]
+}
+
 func (r *Region) Valid() bool { return r.state.Load()&stateValid != 0 }
