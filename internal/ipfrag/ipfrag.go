@@ -9,6 +9,7 @@ package ipfrag
 
 import (
 	"bytes"
+	"container/list"
 	"slices"
 	"time"
 
@@ -77,9 +78,9 @@ type packet struct {
 	head    []byte // of the frame with the first fragment, up to its payload
 	quote   []byte // the part of the packet that an ICMP error quotes
 	src     *source
-	byAge   link
-	bySrc   link
-	refused bool // discarded; further fragments are ignored
+	byAge   *list.Element // in Reassembler.age
+	bySrc   *list.Element // in src.packets
+	refused bool          // discarded; further fragments are ignored
 }
 
 // piece is a fragment's payload.
@@ -90,9 +91,9 @@ type piece struct {
 
 // source holds the packets of one source address.
 type source struct {
-	key  [16]byte
-	cost int
-	list list // of its packets
+	key     [16]byte
+	cost    int
+	packets list.List // oldest first
 }
 
 // Reassembler reassembles packets. It is not safe for concurrent use.
@@ -100,7 +101,7 @@ type Reassembler struct {
 	cfg     Config
 	packets map[key]*packet
 	sources map[[16]byte]*source
-	age     [2]list // oldest first: IPv4, IPv6
+	age     [2]list.List // oldest first: IPv4, IPv6
 	cost    int
 	f       pkt.Fragment
 	errors  []Expired
@@ -199,15 +200,13 @@ func (r *Reassembler) add(now clock.Time, k key) *packet {
 	if k.v6 {
 		p.until = now.Add(Timeout6)
 	}
-	p.byAge.p, p.bySrc.p = p, p
 	r.packets[k] = p
-	r.ages(p).push(&p.byAge)
-	s.list.push(&p.bySrc)
+	p.byAge, p.bySrc = r.ages(p).PushBack(p), s.packets.PushBack(p)
 	r.charge(p, overhead)
 	return p
 }
 
-func (r *Reassembler) ages(p *packet) *list {
+func (r *Reassembler) ages(p *packet) *list.List {
 	if p.key.v6 {
 		return &r.age[1]
 	}
@@ -222,11 +221,11 @@ func (r *Reassembler) charge(p *packet, n int) {
 
 // room drops the oldest packets, except p, until the memory in use is within its bounds.
 func (r *Reassembler) room(p *packet) {
-	for p.src.cost > r.cfg.PerSource && r.evict(p.src.list.oldest(), p) {
+	for p.src.cost > r.cfg.PerSource && r.evict(oldest(&p.src.packets), p) {
 	}
 	for r.cost > r.cfg.Bytes {
-		old := r.age[0].oldest()
-		if o := r.age[1].oldest(); old == nil || o != nil && o.until.Add(-Timeout6) < old.until.Add(-Timeout4) {
+		old := oldest(&r.age[0])
+		if o := oldest(&r.age[1]); old == nil || o != nil && o.until.Add(-Timeout6) < old.until.Add(-Timeout4) {
 			old = o
 		}
 		if !r.evict(old, p) {
@@ -256,9 +255,9 @@ func (r *Reassembler) refuse(p *packet) {
 func (r *Reassembler) drop(p *packet) {
 	delete(r.packets, p.key)
 	r.charge(p, -p.cost)
-	r.ages(p).remove(&p.byAge)
-	p.src.list.remove(&p.bySrc)
-	if p.src.list.oldest() == nil {
+	r.ages(p).Remove(p.byAge)
+	p.src.packets.Remove(p.bySrc)
+	if p.src.packets.Len() == 0 {
 		delete(r.sources, p.src.key)
 	}
 }
@@ -266,7 +265,7 @@ func (r *Reassembler) drop(p *packet) {
 // HandleTimeout drops the packets that have timed out.
 func (r *Reassembler) HandleTimeout(now clock.Time) {
 	for i := range r.age {
-		for p := r.age[i].oldest(); p != nil && p.until.Due(now); p = r.age[i].oldest() {
+		for p := oldest(&r.age[i]); p != nil && p.until.Due(now); p = oldest(&r.age[i]) {
 			if !p.refused {
 				r.stats.Timeout++
 				r.expired(now, p)
@@ -304,7 +303,7 @@ func (r *Reassembler) PollExpired() (e Expired, ok bool) {
 // Deadline returns the time of the next time-out, or 0 if there is none.
 func (r *Reassembler) Deadline() (at clock.Time) {
 	for i := range r.age {
-		if p := r.age[i].oldest(); p != nil {
+		if p := oldest(&r.age[i]); p != nil {
 			at = clock.Earliest(at, p.until)
 		}
 	}
@@ -390,42 +389,10 @@ func (p *packet) whole() []byte {
 	return b
 }
 
-// link and list are a doubly linked list of packets, oldest first. The zero list
-// is empty.
-type link struct {
-	prev, next *link
-	p          *packet
-}
-
-type list struct{ first, last *link }
-
-func (l *list) oldest() *packet {
-	if l.first == nil {
-		return nil
+// oldest returns the first packet of l, or nil if there is none.
+func oldest(l *list.List) *packet {
+	if e := l.Front(); e != nil {
+		return e.Value.(*packet)
 	}
-	return l.first.p
-}
-
-func (l *list) push(k *link) {
-	k.prev, k.next = l.last, nil
-	if l.last != nil {
-		l.last.next = k
-	} else {
-		l.first = k
-	}
-	l.last = k
-}
-
-func (l *list) remove(k *link) {
-	if k.prev != nil {
-		k.prev.next = k.next
-	} else {
-		l.first = k.next
-	}
-	if k.next != nil {
-		k.next.prev = k.prev
-	} else {
-		l.last = k.prev
-	}
-	k.prev, k.next = nil, nil
+	return nil
 }

@@ -453,7 +453,7 @@ func FuzzHandle(f *testing.F) {
 			sum := 0
 			for _, q := range r.packets {
 				sum += q.cost
-				if q.byAge.p != q || q.have > 0 && q.refused && q.pieces != nil {
+				if q.byAge.Value != q || q.have > 0 && q.refused && q.pieces != nil {
 					t.Fatalf("%+v", q)
 				}
 			}
