@@ -82,12 +82,9 @@ func (v *Veth) Restore(t testing.TB) {
 // NewVethQueues is NewVeth with several queues per end.
 func NewVethQueues(t testing.TB, mtu, queues int) *Veth {
 	t.Helper()
-	v := &Veth{}
-	a, b := newEnds(t, mtu)
-	a.queues = queues
-	v.A, v.B = *a, *b
-	join(t, &v.A, &v.B)
-	bringUp(t, &v.A, &v.B)
+	v := newVeth(t, mtu)
+	v.A.queues = queues
+	v.Restore(t)
 	return v
 }
 
@@ -95,12 +92,9 @@ func NewVethQueues(t testing.TB, mtu, queues int) *Veth {
 // partial and sends up to 64 KiB as one frame.
 func NewVethOffloads(t testing.TB, mtu int) *Veth {
 	t.Helper()
-	v := &Veth{}
-	a, b := newEnds(t, mtu)
-	a.offloads, b.offloads = true, true
-	v.A, v.B = *a, *b
-	join(t, &v.A, &v.B)
-	bringUp(t, &v.A, &v.B)
+	v := newVeth(t, mtu)
+	v.A.offloads, v.B.offloads = true, true
+	v.Restore(t)
 	return v
 }
 
@@ -146,11 +140,10 @@ func NewWire(t testing.TB, mtu int) *Wire {
 
 func newWire(t testing.TB, mtu int, offloads bool) *Wire {
 	t.Helper()
-	w := &Wire{MidA: "mid-a", MidB: "mid-b"}
-	a, b := newEnds(t, mtu)
-	a.offloads, b.offloads = offloads, offloads
-	w.A, w.B = *a, *b
-	w.Mid = newNamespace(t, a.NS.Name[:len(a.NS.Name)-1]+"m")
+	v := newVeth(t, mtu)
+	w := &Wire{A: v.A, B: v.B, MidA: "mid-a", MidB: "mid-b"}
+	w.A.offloads, w.B.offloads = offloads, offloads
+	w.Mid = newNamespace(t, w.A.NS.Name[:len(w.A.NS.Name)-1]+"m")
 	ma := &End{NS: w.Mid, Name: w.MidA, MTU: mtu, offloads: offloads}
 	mb := &End{NS: w.Mid, Name: w.MidB, MTU: mtu}
 	// The namespace in the middle has no addresses and sends nothing itself.
@@ -165,14 +158,14 @@ func newWire(t testing.TB, mtu int, offloads bool) *Wire {
 	return w
 }
 
-// newEnds creates two namespaces and assigns their addresses.
-func newEnds(t testing.TB, mtu int) (a, b *End) {
+// newVeth creates two namespaces, and assigns the addresses of the pair that is to join them.
+func newVeth(t testing.TB, mtu int) *Veth {
 	t.Helper()
 	RequireRoot(t)
 	removeLeftovers()
 	n := unique.Add(1)
-	end := func(i byte) *End {
-		e := &End{
+	end := func(i byte) End {
+		e := End{
 			NS:   newNamespace(t, fmt.Sprintf("%s%d-%d%c", prefix, os.Getpid(), n, 'a'+i)),
 			Name: "veth0",
 			MTU:  mtu,
@@ -180,7 +173,7 @@ func newEnds(t testing.TB, mtu int) (a, b *End) {
 		e.number(n, i)
 		return e
 	}
-	return end(0), end(1)
+	return &Veth{end(0), end(1)}
 }
 
 // number gives e the addresses of the i-th end of wire n.
