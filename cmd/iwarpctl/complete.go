@@ -8,6 +8,12 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// completes makes words the completions of a flag of cmd.
+func completes(cmd *cobra.Command, flag string, words ...string) {
+	// Fails only if the flag does not exist.
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
+}
+
 // completeQP completes queue pair numbers, with their connections as descriptions.
 func (c *command) completeQP(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	if len(args) > 0 {

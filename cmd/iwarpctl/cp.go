@@ -58,6 +58,7 @@ func (c *command) cp() *cobra.Command {
 	fl.BoolVar(&f.resume, "resume", false, "continue a copy with --resume that was interrupted")
 	fl.IntVarP(&f.port, "port", "P", copyPort, "port of the server")
 	fl.StringVar(&f.checksum, "checksum", "xxh128", "xxh128, blake3 or sha256; an older server may choose another one")
+	completes(cmd, "checksum", "xxh128", "blake3", "sha256")
 	return cmd
 }
 

@@ -617,8 +617,12 @@ func TestCompletion(t *testing.T) {
 			t.Errorf("%s: exit code %d, %d bytes, %s", shell, code, len(out), errOut)
 		}
 	}
-	if _, out, _ := ctl(t, "__complete", "top", "--sort", ""); !strings.Contains(out, "retransmissions\n") {
-		t.Errorf("values of --sort: %q", out)
+	for _, flag := range []struct{ command, name, value string }{
+		{"top", "--sort", "retransmissions"}, {"perf", "--mode", "lat"}, {"perf", "--transport", "sctp"}, {"cp", "--checksum", "blake3"},
+	} {
+		if _, out, _ := ctl(t, "__complete", flag.command, flag.name, ""); !strings.Contains(out, flag.value+"\n") {
+			t.Errorf("values of %s: %q", flag.name, out)
+		}
 	}
 }
 

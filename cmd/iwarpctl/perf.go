@@ -77,6 +77,7 @@ func (c *command) perf() *cobra.Command {
 	fl.StringVar(&f.client, "client", "", "run as a client of the server at ADDR[:PORT]")
 	fl.StringVar(&f.listen, "listen", fmt.Sprintf(":%d", perf.DefaultPort), "server: address to listen on, ADDR:PORT or :PORT")
 	fl.StringVar(&f.mode, "mode", "both", "bw, lat or both")
+	completes(cmd, "mode", "bw", "lat", "both")
 	fl.Var(&f.sizes, "size", "bytes of each message, such as 64K; several with commas")
 	fl.BoolVarP(&f.all, "all", "a", false, "all powers of two from 2 bytes to 8 MiB as sizes")
 	fl.BoolVarP(&f.bidirectional, "bidirectional", "b", false, "client: measure write and read bandwidth in both directions at once")

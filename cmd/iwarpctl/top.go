@@ -46,7 +46,7 @@ func (c *command) top() *cobra.Command {
 	cmd.Flags().DurationVar(&interval, "interval", time.Second, "interval between samples")
 	cmd.Flags().IntVarP(&count, "count", "n", 0, "number of samples; 0: until stopped")
 	cmd.Flags().StringVar(&by, "sort", "rate", "column to sort by: rate, retransmissions, rtt or qp")
-	_ = cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(sortNames(), cobra.ShellCompDirectiveNoFileComp))
+	completes(cmd, "sort", sortNames()...)
 	return cmd
 }
 

@@ -53,8 +53,7 @@ func (c *command) addTransport(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().IntVar(&c.ip.TTL, "ttl", 0, "TTL or hop limit of the packets sent, 1 to 255; 0: the daemon's default")
 	cmd.Flags().IntVar(&c.ip.Priority, "priority", 0, "priority in VLAN tags of the packets sent, 1 to 7; 0: the daemon's default, -1: 0")
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return c.checkIP(cmd.Name()) }
-	// Fails only if the flag does not exist.
-	_ = cmd.RegisterFlagCompletionFunc("transport", cobra.FixedCompletions(transportNames(), cobra.ShellCompDirectiveNoFileComp))
+	completes(cmd, "transport", transportNames()...)
 	return cmd
 }
 
