@@ -41,7 +41,6 @@ type cqRing struct {
 	gen     *cqMem
 	ring    ring.Producer
 	mem     []byte
-	dirty   bool       // pushed to since the last Flush
 	wakes   bool       // a completion without wake-up so far is solicited or an error
 	waiting uint32     // completions whose wake-up moderation delays
 	since   clock.Time // when the first of them was pushed
@@ -98,24 +97,31 @@ func createCQMem(workers, entries int) (*cqMem, error) {
 	return &cqMem{file: f, arm: word32(f.mem, HdrArm), overruns: word32(f.mem, HdrOverruns), entries: entries, ringSize: size}, nil
 }
 
-// follow switches the ring of worker to the memory g. Completions pushed to the old memory are published first.
+// follow switches the ring of worker to the memory g.
 func (r *cqRing) follow(g *cqMem, worker int) {
-	if r.dirty {
-		r.ring.Submit()
-	}
 	m := g.mem[HeaderSize+worker*g.ringSize:][:g.ringSize]
 	r.gen = g
 	r.ring = ring.NewProducer(word32(m, RingProducer), word32(m, RingConsumer), uint32(g.entries))
 	r.mem = m[RingEntries:]
 }
 
-// at returns worker's ring in the current memory.
+// at returns worker's ring in the current memory. Completions pushed to the old memory are published first.
 func (c *CQ) at(worker int) *cqRing {
 	r := &c.rings[worker]
 	if g := c.gen.Load(); g != r.gen {
+		c.publish(r)
 		r.follow(g, worker)
 	}
 	return r
+}
+
+// publish makes the completions pushed to r visible to the client.
+func (c *CQ) publish(r *cqRing) {
+	if n := r.ring.Unsubmitted(); n != 0 {
+		c.pushed.Add(uint64(n))
+		r.ring.Submit()
+		r.waiting += n
+	}
 }
 
 // Resize replaces the rings by empty, unarmed ones of at least entries CQEs. The client can read the old rings until the next Resize or
@@ -206,7 +212,6 @@ func (c *CQ) Push(worker int, wc *verbs.WC) bool {
 	}
 	i, _ := r.ring.Reserve(1)
 	encodeCQE(r.mem[int(r.ring.Mask(i))*CQESize:][:CQESize], wc)
-	r.dirty = true
 	r.wakes = r.wakes || wc.Wakes()
 	return true
 }
@@ -214,24 +219,19 @@ func (c *CQ) Push(worker int, wc *verbs.WC) bool {
 // Pending reports whether worker has completions that Flush has not published, or for which it has not woken the client.
 func (c *CQ) Pending(worker int) bool {
 	r := &c.rings[worker]
-	return r.dirty || r.waiting != 0
+	return r.ring.Unsubmitted() != 0 || r.waiting != 0
 }
 
 // Flush publishes the completions that worker has pushed, and wakes the client if it has armed the queue for them. If moderation delays the
 // wake-up, Flush returns when it must be called again, else 0. With now 0 there is no delay.
 func (c *CQ) Flush(worker int, now clock.Time) (again clock.Time) {
 	r := &c.rings[worker]
-	if r.dirty {
-		n := r.ring.Unsubmitted()
-		c.pushed.Add(uint64(n))
-		r.ring.Submit()
-		r.dirty = false
-		if r.waiting += n; r.since == 0 {
-			r.since = now
-		}
-	}
+	c.publish(r)
 	if r.waiting == 0 {
 		return 0
+	}
+	if r.since == 0 {
+		r.since = now
 	}
 	// The client arms, then reads the rings again; we publish, then read the arm word: at least one of the two sees the other. After Resize
 	// the client arms the memory that it received last.
