@@ -97,7 +97,7 @@ type peerSettings struct {
 	AllowSets []nftset.Name
 }
 
-// tcpSettings are the keys of the section tcp.
+// tcpSettings are about TCP.
 type tcpSettings struct {
 	Congestion  tcp.CongestionControl
 	ECN         tcp.ECN

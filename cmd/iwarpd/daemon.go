@@ -35,7 +35,7 @@ type daemon struct {
 	hangups <-chan os.Signal
 	read    func() (*settings, error) // reads the settings again
 	nics    []*nic                    // none: the transport is kernel sockets
-	watch   func(context.Context)     // follows the interfaces; nil: there are none
+	changed chan struct{}             // an interface has changed; nil: there are none
 	server  *ctrl.Server
 	engine  *dataplane.Engine
 	metrics net.Listener // nil: none are served
@@ -193,9 +193,7 @@ func (d *daemon) run(ctx context.Context) error {
 		go serveMetrics(serving, d.metrics, metricsHandler(collector{d.server.Counters, d.engine.Stats, d.engine.WorkerDevice, d.server.Status}), d.log)
 	}
 	var watching sync.WaitGroup
-	if d.watch != nil {
-		watching.Go(func() { d.watch(serving) })
-	}
+	watching.Go(func() { d.watchNICs(serving) })
 
 	err := d.wait(ctx, served)
 	cancel()

@@ -179,8 +179,8 @@ func (n *nic) Attach() error {
 const retryPeriod = time.Second
 
 // watchNICs stops to serve interfaces that are removed, and serves those that are back,
-// until ctx is done. changed is readable after each change that netlink reports.
-func (d *daemon) watchNICs(ctx context.Context, changed <-chan struct{}) {
+// until ctx is done.
+func (d *daemon) watchNICs(ctx context.Context) {
 	for {
 		var retry <-chan time.Time
 		for _, n := range d.nics {
@@ -194,7 +194,7 @@ func (d *daemon) watchNICs(ctx context.Context, changed <-chan struct{}) {
 			}
 		}
 		select {
-		case <-changed:
+		case <-d.changed:
 		case <-retry:
 		case <-ctx.Done():
 			return

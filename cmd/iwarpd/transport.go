@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 
 	"github.com/iwarpd/iwarpd/ctrl"
@@ -98,14 +97,13 @@ func (d *daemon) prepareAFXDP(more int) (l lower, err error) {
 		l.options.Devices = append(l.options.Devices, n.device())
 	}
 	l.open = d.openNICs
-	changed := make(chan struct{}, 1)
+	d.changed = make(chan struct{}, 1)
 	resolver.Watch(func() {
 		select {
-		case changed <- struct{}{}:
+		case d.changed <- struct{}{}:
 		default:
 		}
 	})
-	d.watch = func(ctx context.Context) { d.watchNICs(ctx, changed) }
 	return l, nil
 }
 
