@@ -41,7 +41,7 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 		MaxSGE: int(r.MaxSge), MaxInline: int(r.MaxInline), SigAll: r.SigAll, Sends: q.sq,
 	}
 	if q.srq != nil {
-		cfg.SRQ = verbs.NewSRQ(q.srq)
+		cfg.Recvs, cfg.Shared = q.srq, true
 		cfg.MaxSGE = q.mostSGE()
 		fds = []int{q.sq.TakeFD()}
 	} else {

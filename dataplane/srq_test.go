@@ -42,7 +42,7 @@ func TestSRQBurst(t *testing.T) {
 			}
 			qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
 			qb.QP = verbs.NewQP(verbs.QPConfig{
-				Num: 1, PD: 1, Table: s.hosts[1].table, SQDepth: 128, RQDepth: 4, MaxSGE: 4, SigAll: true, Sends: qb, SRQ: verbs.NewSRQ(qb),
+				Num: 1, PD: 1, Table: s.hosts[1].table, SQDepth: 128, RQDepth: 4, MaxSGE: 4, SigAll: true, Sends: qb, Recvs: qb, Shared: true,
 			})
 			qb.ReceiveWait = tt.wait
 			qb.RecvCQ = &fullCQ{simQP: qb, room: tt.room}
@@ -122,7 +122,7 @@ func TestSRQFar(t *testing.T) {
 				t.Fatal(err)
 			}
 			qb.QP = verbs.NewQP(verbs.QPConfig{
-				Num: 1, PD: 1, Table: s.hosts[1].table, SQDepth: 128, RQDepth: held, MaxSGE: 4, SigAll: true, Sends: qb, SRQ: verbs.NewSRQ(qb), Mover: far,
+				Num: 1, PD: 1, Table: s.hosts[1].table, SQDepth: 128, RQDepth: held, MaxSGE: 4, SigAll: true, Sends: qb, Recvs: qb, Shared: true, Mover: far,
 			})
 			qb.Far, qb.Client = far, (&loadLanes{sim: s}).client(1, 0)
 			a := s.connect(over == "sctp", qa, qb)

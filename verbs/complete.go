@@ -175,10 +175,10 @@ func (q *QP) flushSend(wc *WC) bool {
 	return true
 }
 
-// flushRecv takes and flushes another receive of the QP's own queue. The receives of an SRQ are
+// flushRecv takes and flushes another receive of the QP's own queue. Those of a shared one are
 // left for other QPs.
 func (q *QP) flushRecv(wc *WC) bool {
-	if q.rqHead != q.rqTail || q.cfg.SRQ != nil || !q.nextRecv(&q.rwr) {
+	if q.rqHead != q.rqTail || q.cfg.Shared || !q.nextRecv(&q.rwr) {
 		return false
 	}
 	*wc = WC{ID: q.rwr.ID, Status: WCFlushErr, Op: WCRecv, QP: q.cfg.Num}

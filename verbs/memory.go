@@ -62,9 +62,6 @@ func (q *QP) takeRecv() bool {
 
 func (q *QP) nextRecv(wr *RecvWR) bool {
 	wr.Bad = false
-	if q.cfg.SRQ != nil {
-		return q.cfg.SRQ.NextRecv(wr)
-	}
 	return q.cfg.Recvs != nil && q.cfg.Recvs.NextRecv(wr)
 }
 

@@ -52,7 +52,7 @@ type QPConfig struct {
 	SigAll    bool // every send work request reports its success
 	Sends     SendSource
 	Recvs     RecvSource
-	SRQ       *SRQ  // used instead of Recvs
+	Shared    bool  // Recvs is a shared receive queue, from which other QPs take too
 	Mover     Mover // accesses far memory; nil if the PD has none
 }
 
@@ -194,12 +194,12 @@ func (q *QP) Stream() *rdmap.Stream { return &q.stream }
 func (q *QP) Stats() Stats { return q.stats }
 
 // Start moves the QP from IDLE to RTS; in any other state it does nothing. It sets cfg.MaxWR and cfg.MaxRecv to the depths of the queues,
-// so that the stream has room for everything that the QP takes, and cfg.SharedRecvs if there is an SRQ.
+// so that the stream has room for everything that the QP takes, and cfg.SharedRecvs.
 func (q *QP) Start(cfg rdmap.Config) {
 	if q.state != StateIdle {
 		return
 	}
-	cfg.MaxWR, cfg.MaxRecv, cfg.SharedRecvs = len(q.sq), len(q.rq), q.cfg.SRQ != nil
+	cfg.MaxWR, cfg.MaxRecv, cfg.SharedRecvs = len(q.sq), len(q.rq), q.cfg.Shared
 	q.stream.Init(cfg, q)
 	q.ord = cfg.ORD
 	q.inited = true

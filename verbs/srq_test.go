@@ -13,11 +13,10 @@ import (
 // TestSRQ checks that two QPs take receives from one queue, and that ERROR of one QP does not affect the queue.
 func TestSRQ(t *testing.T) {
 	var shared recvs
-	srq := NewSRQ(&shared)
 	a1, b1 := newPair(t, 4096, QPConfig{})
 	a2, b2 := newPair(t, 4096, QPConfig{})
 	for _, b := range []*side{b1, b2} {
-		b.cfg.SRQ = srq
+		b.cfg.Recvs, b.cfg.Shared = &shared, true
 	}
 	for i := range uint64(6) {
 		shared.q = append(shared.q, RecvWR{ID: i})
@@ -34,8 +33,8 @@ func TestSRQ(t *testing.T) {
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(outcome{})); diff != "" {
 		t.Errorf("completions (-want +got):\n%s", diff)
 	}
-	if srq.Taken() != 4 || len(shared.q) != 2 {
-		t.Errorf("taken %d, left %d", srq.Taken(), len(shared.q))
+	if len(shared.q) != 2 {
+		t.Errorf("%d receives are left", len(shared.q))
 	}
 }
 
@@ -43,15 +42,14 @@ func TestSRQ(t *testing.T) {
 func TestSRQOutOfOrder(t *testing.T) {
 	for _, far := range []bool{false, true} {
 		shared := recvs{q: make([]RecvWR, 64)}
-		srq := NewSRQ(&shared)
-		q := NewQP(QPConfig{Num: 1, PD: pdA, Table: NewTable(rand.Reader), MaxSGE: 1, SRQ: srq})
+		q := NewQP(QPConfig{Num: 1, PD: pdA, Table: NewTable(rand.Reader), MaxSGE: 1, Recvs: &shared, Shared: true})
 		q.Start(rdmap.Config{})
 		h := ddp.Untagged{Last: true, ULP: 0x43, MSN: firstMSN}
 		if far {
 			h.MSN += 40
 		}
-		if placed := q.Stream().HandleEarly(1, h.Append(nil)); placed == far || far && srq.Taken() != 0 {
-			t.Errorf("MSN %d: placed %v, %d receives taken", h.MSN, placed, srq.Taken())
+		if placed := q.Stream().HandleEarly(1, h.Append(nil)); placed == far || far && len(shared.q) != 64 {
+			t.Errorf("MSN %d: placed %v, %d receives left", h.MSN, placed, len(shared.q))
 		}
 	}
 }
