@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -29,9 +30,9 @@ func server(t *testing.T) (client *embed.Node, addr string) {
 	}
 	done := make(chan error, 1)
 	go func() {
-		done <- Serve(ctx, b.Device(), l, func(s Served) {
-			if s.Err != nil && ctx.Err() == nil {
-				t.Errorf("server: %+v", s)
+		done <- Serve(ctx, b.Device(), l, func(peer netip.AddrPort, err error) {
+			if err != nil && ctx.Err() == nil {
+				t.Errorf("server: %v: %v", peer, err)
 			}
 		})
 	}()

@@ -10,16 +10,9 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 )
 
-// Served describes a client that was served or refused.
-type Served struct {
-	Remote netip.AddrPort
-	Params Params
-	Err    error
-}
-
 // Serve serves the clients of l until ctx is done or l is closed, and then returns nil. tell, if
-// not nil, is called for each client, possibly concurrently.
-func Serve(ctx context.Context, dev *iwarp.Device, l *iwarp.Listener, tell func(Served)) error {
+// not nil, is called for each client that was served or refused, possibly concurrently.
+func Serve(ctx context.Context, dev *iwarp.Device, l *iwarp.Listener, tell func(peer netip.AddrPort, err error)) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for {
@@ -31,31 +24,31 @@ func Serve(ctx context.Context, dev *iwarp.Device, l *iwarp.Listener, tell func(
 			return err
 		}
 		wg.Go(func() {
-			p, err := serveOne(ctx, dev, req)
+			err := serveOne(ctx, dev, req)
 			if tell != nil {
-				tell(Served{req.Remote, p, err})
+				tell(req.Remote, err)
 			}
 		})
 	}
 }
 
-func serveOne(ctx context.Context, dev *iwarp.Device, req *iwarp.ConnRequest) (Params, error) {
+func serveOne(ctx context.Context, dev *iwarp.Device, req *iwarp.ConnRequest) error {
 	p, far, err := decodeRequest(req.PrivateData())
 	if err != nil {
-		return p, errors.Join(err, req.Reject(ctx, appendRefusal(err.Error())))
+		return errors.Join(err, req.Reject(ctx, appendRefusal(err.Error())))
 	}
 	e, err := open(ctx, dev, &p)
 	if err != nil {
-		return p, errors.Join(err, req.Reject(ctx, appendRefusal(err.Error())))
+		return errors.Join(err, req.Reject(ctx, appendRefusal(err.Error())))
 	}
 	defer e.close()
 	for range p.serverReceives() {
 		if err := e.postRecv(p.pongRecv()); err != nil {
-			return p, errors.Join(err, req.Reject(ctx, appendRefusal(err.Error())))
+			return errors.Join(err, req.Reject(ctx, appendRefusal(err.Error())))
 		}
 	}
 	if _, err := req.Accept(ctx, e.qp, &iwarp.Config{PrivateData: appendReply(e.window())}); err != nil {
-		return p, err
+		return err
 	}
 	alive, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -72,7 +65,7 @@ func serveOne(ctx context.Context, dev *iwarp.Device, req *iwarp.ConnRequest) (P
 			err = nil
 		}
 	}
-	return p, err
+	return err
 }
 
 func (p *Params) serverReceives() int {

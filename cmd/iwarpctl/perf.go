@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -213,9 +214,9 @@ func (c *command) perfServer(ctx context.Context, f *perfFlags) error {
 		return err
 	}
 	return c.serveAt(ctx, addr, &iwarp.Config{}, true, func(dev *iwarp.Device, l *iwarp.Listener) error {
-		return perf.Serve(ctx, dev, l, func(s perf.Served) {
-			if s.Err != nil && ctx.Err() == nil {
-				c.report(fmt.Errorf("perf: client %s: %w", s.Remote, s.Err), exitPeer)
+		return perf.Serve(ctx, dev, l, func(peer netip.AddrPort, err error) {
+			if err != nil && ctx.Err() == nil {
+				c.report(fmt.Errorf("perf: client %s: %w", peer, err), exitPeer)
 			}
 		})
 	})
