@@ -76,9 +76,6 @@ func (r *reader) at() []byte {
 // more copies n bytes after the fixed part.
 func (r *reader) more(fixed, n int) { copy(r.wqe[fixed:fixed+n], r.at()[fixed:]) }
 
-// Depth returns how many work requests the ring holds.
-func (r *reader) Depth() int { return r.entries }
-
 // Posted returns how many work requests wait in the ring.
 func (r *reader) Posted() int {
 	_, n := r.ring.Peek(uint32(r.entries))

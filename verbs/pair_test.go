@@ -155,3 +155,14 @@ func outcomes(wcs []WC) []outcome {
 }
 
 func remoteErr(q *QP) *term.Error { return q.Stream().Remote() }
+
+// Err returns the reason why the stream ended: a *term.Error found here, a *term.RemoteError from the peer's Terminate, or nil.
+func (q *QP) Err() error {
+	if e := q.stream.Err(); e != nil {
+		return e
+	}
+	if e := q.stream.Remote(); e != nil {
+		return &term.RemoteError{Err: e}
+	}
+	return nil
+}

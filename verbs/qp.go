@@ -4,7 +4,6 @@ import (
 	"math/bits"
 
 	"github.com/iwarpd/iwarpd/internal/serial"
-	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
@@ -18,16 +17,6 @@ const (
 	StateTerminate              // a Terminate was sent or received, or is about to be
 	StateError                  // all work is flushed
 )
-
-var stateNames = [...]string{"IDLE", "RTS", "TERMINATE", "ERROR"}
-
-// String returns the verbs' name.
-func (s State) String() string {
-	if int(s) < len(stateNames) {
-		return stateNames[s]
-	}
-	return "?"
-}
 
 // Limits of a QPConfig.
 const (
@@ -240,17 +229,6 @@ func (q *QP) Error() {
 			s.stores = q.stores
 		}
 	}
-}
-
-// Err returns the reason why the stream ended: a *term.Error found here, a *term.RemoteError from the peer's Terminate, or nil.
-func (q *QP) Err() error {
-	if e := q.stream.Err(); e != nil {
-		return e
-	}
-	if e := q.stream.Remote(); e != nil {
-		return &term.RemoteError{Err: e}
-	}
-	return nil
 }
 
 // finish completes a slot; an error status set earlier is kept.
