@@ -90,9 +90,12 @@ func (c *command) served(peer netip.AddrPort, e filecopy.Event) {
 	case e.Name != "":
 		s.Op = "get"
 	}
-	if e.Err != nil {
+	switch {
+	case errors.Is(e.Err, context.Canceled):
+		s.Error = "this server was stopped"
+	case e.Err != nil:
 		s.Error = strings.Join(strings.Fields(peerReason(e.Err, s.Peer)), " ")
-	} else {
+	default:
 		s.Size, s.Checksum = e.Size, e.Hash.Text(e.Sum)
 		if e.Hash == filecopy.SHA256 {
 			s.SHA256 = hex.EncodeToString(e.Sum[:])
