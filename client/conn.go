@@ -41,9 +41,9 @@ type Conn struct {
 	leader chan struct{} // token of the goroutine that polls scq
 	swcs   [16]WC        // completions of the leader
 
-	reader chan struct{} // token of the goroutine in Recv
-	rwcs   [16]WC        // completions of the reader; nr of them, from ri on, are not yet received
-	ri, nr int
+	reader  chan struct{} // token of the goroutine in Recv
+	rwcs    [16]WC        // completions of the reader
+	arrived []WC          // those that are not yet received
 
 	closeOnce sync.Once
 }

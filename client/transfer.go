@@ -137,14 +137,14 @@ func (c *Conn) RecvMsg(ctx context.Context, b []byte) (int, MsgInfo, error) {
 	case <-ctx.Done():
 		return 0, MsgInfo{}, c.wrap("receive", ctx.Err())
 	}
-	if c.nr == 0 {
+	if len(c.arrived) == 0 {
 		n, err := c.rcq.Wait(ctx, c.rwcs[:])
 		if err != nil {
 			return 0, MsgInfo{}, c.wrap("receive", err)
 		}
-		c.ri, c.nr = 0, n
+		c.arrived = c.rwcs[:n]
 	}
-	wc := &c.rwcs[c.ri]
+	wc := &c.arrived[0]
 	if wc.Status != WCSuccess {
 		err := c.qp.WCErr(ctx, wc) // not consumed: further calls return the same error
 		if errors.Is(err, ErrPeerClosed) && wc.Status == WCFlushErr {
@@ -164,8 +164,7 @@ func (c *Conn) RecvMsg(ctx context.Context, b []byte) (int, MsgInfo, error) {
 	if err := c.move(b, c.recv.mem[i*c.recvLen:][:n]); err != nil {
 		return 0, MsgInfo{}, c.wrap("receive", err)
 	}
-	c.ri++
-	c.nr--
+	c.arrived = c.arrived[1:]
 	_ = c.postRecv(i) // fails only if the connection has ended, which the next call reports
 	return n, info, nil
 }
