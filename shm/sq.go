@@ -1,6 +1,8 @@
 package shm
 
 import (
+	"cmp"
+
 	"github.com/iwarpd/iwarpd/internal/ring"
 	"github.com/iwarpd/iwarpd/verbs"
 )
@@ -84,44 +86,35 @@ func (r *reader) Posted() int {
 
 // CreateSQ creates a send ring of at least entries WQEs with up to maxSGE SGEs or maxInline bytes each.
 func CreateSQ(entries, maxSGE, maxInline int) (*SQ, error) {
-	if err := checkRing(entries, maxSGE, maxInline); err != nil {
-		return nil, err
-	}
-	entries = pow2(entries)
-	stride := sqStride(maxSGE, maxInline)
-	f, err := create("iwarp-sq", HeaderSize+ringSize(entries, stride))
+	f, r, err := createRing("iwarp-sq", header{kind: KindSQ, entries: entries, stride: sqStride(maxSGE, maxInline), maxSGE: maxSGE, maxInline: maxInline})
 	if err != nil {
 		return nil, err
 	}
-	h := header{KindSQ, entries, stride, 1, ringSize(entries, stride), maxSGE, maxInline}
-	h.put(f.mem)
-	return &SQ{file: f, reader: newReader(f.mem, entries, stride), maxSGE: maxSGE, maxInline: maxInline}, nil
+	return &SQ{file: f, reader: r, maxSGE: maxSGE, maxInline: maxInline}, nil
 }
 
 // CreateRQ creates a receive ring of at least entries WQEs with up to maxSGE SGEs.
 func CreateRQ(entries, maxSGE int) (*RQ, error) {
-	if err := checkRing(entries, maxSGE, 0); err != nil {
-		return nil, err
-	}
-	entries = pow2(entries)
-	stride := rqStride(maxSGE)
-	f, err := create("iwarp-rq", HeaderSize+ringSize(entries, stride))
+	f, r, err := createRing("iwarp-rq", header{kind: KindRQ, entries: entries, stride: rqStride(maxSGE), maxSGE: maxSGE})
 	if err != nil {
 		return nil, err
 	}
-	h := header{KindRQ, entries, stride, 1, ringSize(entries, stride), maxSGE, 0}
-	h.put(f.mem)
-	return &RQ{file: f, reader: newReader(f.mem, entries, stride), maxSGE: maxSGE}, nil
+	return &RQ{file: f, reader: r, maxSGE: maxSGE}, nil
 }
 
-func checkRing(entries, maxSGE, maxInline int) error {
-	if err := checkRange("number of entries", entries, MaxEntries); err != nil {
-		return err
+// createRing creates the ring that h describes, with at least h.entries entries.
+func createRing(name string, h header) (f file, r reader, err error) {
+	if err := cmp.Or(checkRange("number of entries", h.entries, MaxEntries), checkRange("number of SGEs", h.maxSGE, verbs.MaxSGE),
+		checkRange("inline length", h.maxInline+1, verbs.MaxInline+1)); err != nil {
+		return f, r, err
 	}
-	if err := checkRange("number of SGEs", maxSGE, verbs.MaxSGE); err != nil {
-		return err
+	h.entries, h.rings = pow2(h.entries), 1
+	h.ringSize = ringSize(h.entries, h.stride)
+	if f, err = create(name, HeaderSize+h.ringSize); err != nil {
+		return f, r, err
 	}
-	return checkRange("inline length", maxInline+1, verbs.MaxInline+1)
+	h.put(f.mem)
+	return f, newReader(f.mem, h.entries, h.stride), nil
 }
 
 // NextSend implements verbs.SendSource.
