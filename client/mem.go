@@ -209,16 +209,12 @@ func (m *MR) Close() error {
 	m.pd.mu.Lock()
 	m.pd.mrs = slices.DeleteFunc(m.pd.mrs, func(o *MR) bool { return o == m })
 	m.pd.mu.Unlock()
-	m.unmap()
-	return err
-}
-
-func (m *MR) unmap() {
 	m.once.Do(func() {
 		if m.own != nil {
 			m.own.Close()
 		}
 	})
+	return err
 }
 
 // contains reports whether b lies within the region, and at which offset.

@@ -78,9 +78,13 @@ func (d *Device) CreateQP(ctx context.Context, cfg QPConfig) (*QP, error) {
 	if cfg.SendDepth < 0 || cfg.RecvDepth < 0 || cfg.MaxSGE < 0 || cfg.MaxInline < 0 {
 		return nil, &Error{"create QP", ctrlpb.Code_CODE_INVALID, "negative size"}
 	}
+	srq, want := uint32(0), 2
+	if cfg.SRQ != nil {
+		srq, want = cfg.SRQ.h, 1
+	}
 	a, err := d.call(ctx, "create QP", &ctrlpb.Request{Body: &ctrlpb.Request_CreateQp{CreateQp: &ctrlpb.CreateQP{
 		Pd: cfg.PD.h, SendCq: cfg.SendCQ.h, RecvCq: cfg.RecvCQ.h, SqDepth: size(cfg.SendDepth), RqDepth: size(cfg.RecvDepth),
-		MaxSge: size(cfg.MaxSGE), MaxInline: size(cfg.MaxInline), SigAll: cfg.SigAll, Srq: cfg.SRQ.handle(),
+		MaxSge: size(cfg.MaxSGE), MaxInline: size(cfg.MaxInline), SigAll: cfg.SigAll, Srq: srq,
 		ReceiveWaitMs: uint32(min(max(cfg.ReceiveWait, 0), math.MaxUint32*time.Millisecond) / time.Millisecond),
 	}}}, -1)
 	if err != nil {
@@ -88,10 +92,6 @@ func (d *Device) CreateQP(ctx context.Context, cfg QPConfig) (*QP, error) {
 	}
 	defer seqpacket.CloseAll(a.fds)
 	r := a.reply.GetQp()
-	want := 2
-	if cfg.SRQ != nil {
-		want = 1
-	}
 	if len(a.fds) != want || r == nil {
 		return nil, fmt.Errorf("%w: create QP: %d descriptors", ErrInternal, len(a.fds))
 	}

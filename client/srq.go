@@ -101,11 +101,3 @@ func (s *SRQ) unmap() {
 		s.rq = nil
 	}
 }
-
-// handle returns the handle, or 0 for nil.
-func (s *SRQ) handle() uint32 {
-	if s == nil {
-		return 0
-	}
-	return s.h
-}
