@@ -82,8 +82,7 @@ func rate(n int64, seconds float64) string {
 	if seconds <= 0 {
 		return "-"
 	}
-	perSec := float64(n) / seconds
-	return fmt.Sprintf("%.1f MiB/s (%.2f Gbit/s)", perSec/(1<<20), perSec*8/1e9)
+	return fmt.Sprintf("%.1f MiB/s (%.2f Gbit/s)", float64(n)/seconds/(1<<20), gbit(n, seconds))
 }
 
 // encoder returns a JSON encoder that also escapes C1 control and bidirectional formatting

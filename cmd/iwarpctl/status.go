@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -282,7 +283,7 @@ func (c *command) listQuotas() *cobra.Command {
 			var rows [][]any
 			for _, u := range all {
 				for _, q := range u.Quotas {
-					row := []any{owner(u.Uid), q.Name, q.Used, q.Limit, orDash(q.Key)}
+					row := []any{owner(u.Uid), q.Name, q.Used, q.Limit, cmp.Or(q.Key, "-")}
 					if q.Bytes {
 						row[2], row[3] = bytesText(q.Used), bytesText(q.Limit)
 					}
@@ -293,13 +294,6 @@ func (c *command) listQuotas() *cobra.Command {
 			return nil
 		}),
 	}
-}
-
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
 }
 
 // group returns a command that only has subcommands.
