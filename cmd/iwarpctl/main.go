@@ -51,8 +51,8 @@ func main() {
 
 // run runs one command line and returns its exit code.
 func run(ctx context.Context, args []string, out, errOut io.Writer) int {
-	working, end := context.WithCancel(ctx)
-	defer end()
+	working, end := context.WithCancelCause(ctx)
+	defer end(nil)
 	results := &results{w: out, failed: end}
 	c := &command{out: results, err: errOut}
 	root := c.root()
@@ -64,8 +64,8 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 		cmd.Args, cmd.RunE = usageArgs(cobra.NoArgs), func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	}
 	err := root.ExecuteContext(working)
-	if werr := results.error(); werr != nil {
-		err = werr
+	if cause := context.Cause(working); cause != nil && cause != context.Cause(ctx) {
+		err = cause
 	}
 	code := exitCode(ctx, err)
 	if code == exitUsage && slices.Contains(args, "--json") { // parsing may have ended before that flag

@@ -22,29 +22,15 @@ import (
 // results wraps the standard output. The first write error ends the command with its own exit code.
 type results struct {
 	w      io.Writer
-	failed func()
-
-	mu  sync.Mutex
-	err error
+	failed func(error)
 }
 
 func (r *results) Write(b []byte) (int, error) {
 	n, err := r.w.Write(b)
 	if err != nil {
-		r.mu.Lock()
-		if r.err == nil {
-			r.err = err
-		}
-		r.mu.Unlock()
-		r.failed()
+		r.failed(err)
 	}
 	return n, err
-}
-
-func (r *results) error() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.err
 }
 
 // file returns the standard output if it is a file or a terminal.
