@@ -147,14 +147,8 @@ func (c *command) runCapture(ctx context.Context, file string, filter iwarp.Capt
 	return nil
 }
 
-// source provides captured frames.
-type source interface {
-	Next() (iwarp.CapturedFrame, error)
-	SnapLen() int
-}
-
 // writeCapture writes count frames, or all until the capture ends if count is 0, as pcapng.
-func writeCapture(w io.Writer, s source, dev iwarp.DeviceAttr, count int) (have captured, err error) {
+func writeCapture(w io.Writer, s *iwarp.Capture, dev iwarp.DeviceAttr, count int) (have captured, err error) {
 	ng, err := pcapgo.NewNgWriterInterface(w, pcapgo.NgInterface{
 		Name: dev.Interface, Description: "frames that " + dev.Server + " receives and sends", LinkType: layers.LinkTypeEthernet,
 		SnapLength: uint32(s.SnapLen()), TimestampResolution: 9,
