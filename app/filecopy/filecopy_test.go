@@ -41,16 +41,16 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, dir: t.TempDir(), there: t.TempDir(), events: make(chan Event, 100), served: make(chan error, 1)}
-	w.conn, w.far = memconn.Pair(RecvDepth, MaxMessage)
+	w.conn, w.far = memconn.Pair(recvDepth, maxMessage)
 	store, err := OpenStore(w.there)
 	if err != nil {
 		t.Fatal(err)
 	}
 	w.store = store
-	win := Window{Chunk: testChunk, Slots: testSlots}
+	win := window{Chunk: testChunk, Slots: testSlots}
 	win.Bytes, win.Remote = w.far.Alloc(testChunk * testSlots)
 	go func() {
-		w.served <- Serve(context.Background(), w.far, store, win, time.Minute, func(e Event) { w.events <- e })
+		w.served <- serve(context.Background(), w.far, store, win, time.Minute, func(e Event) { w.events <- e })
 		w.far.Close()
 		store.Close()
 	}()
@@ -188,7 +188,7 @@ func putAndGet(t *testing.T, version uint8, hash Hash, sum func([]byte) [32]byte
 
 // TestSilence checks that a copy whose other side falls silent, for example since its link is down, ends and says so.
 func TestSilence(t *testing.T) {
-	near, _ := memconn.Pair(RecvDepth, MaxMessage)
+	near, _ := memconn.Pair(recvDepth, maxMessage)
 	c := &Client{Conn: near, Idle: time.Millisecond}
 	_, err := c.Put(t.Context(), strings.NewReader("x"), 1, Attrs{}, "f")
 	if want := "the other side has sent nothing for 1ms: is that host up, and the network between?"; err == nil || err.Error() != want {
@@ -488,7 +488,7 @@ func TestHostileWindow(t *testing.T) {
 		{Chunk: 0, Slots: 1}, {Chunk: 1, Slots: 0}, {Chunk: maxChunk + 1, Slots: 1}, {Chunk: 1, Slots: maxSlots + 1}, {Chunk: maxChunk, Slots: maxSlots},
 	} {
 		m.Kind, m.V2, m.Size, m.Hash = kindOpen, true, 1, XXH128
-		a, b := memconn.Pair(RecvDepth, MaxMessage)
+		a, b := memconn.Pair(recvDepth, maxMessage)
 		if err := send(t.Context(), b, &m); err != nil {
 			t.Fatal(err)
 		}

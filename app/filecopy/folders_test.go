@@ -88,7 +88,7 @@ func TestFolders(t *testing.T) {
 		t.Errorf("folders of a server of version 1: %v", err)
 	}
 	for _, name := range []string{"../x", "..", "a/b", "", ".iwcp-x", "b\n"} {
-		a, b := memconn.Pair(RecvDepth, MaxMessage)
+		a, b := memconn.Pair(recvDepth, maxMessage)
 		for _, m := range []message{{Kind: kindEntry, Name: name}, {Kind: kindDone}} {
 			if err := send(t.Context(), b, &m); err != nil {
 				t.Fatal(err)

@@ -25,11 +25,11 @@ const magic = "IWCP"
 
 // Limits of the protocol.
 const (
-	MaxMessage = 2048     // bytes of a message
+	maxMessage = 2048     // bytes of a message
 	maxName    = 1024     // bytes of a file name
 	maxSlots   = 32       // chunks in a window
 	maxChunk   = 64 << 20 // bytes of a chunk
-	RecvDepth  = 40       // receives that each side keeps posted
+	recvDepth  = 40       // receives that each side keeps posted
 	maxText    = 512      // bytes of an error text
 	maxEntry   = 255      // bytes of the name of a directory entry
 	maxEntries = 16       // entries in the answer to a list

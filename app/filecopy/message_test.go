@@ -67,11 +67,11 @@ func TestMessageLimits(t *testing.T) {
 		t.Error("decode accepts a name that is too long")
 	}
 	e := message{Kind: kindError, Text: strings.Repeat("t", 10000)}
-	if b := e.encode(); len(b) > MaxMessage || m.decode(b) != nil {
+	if b := e.encode(); len(b) > maxMessage || m.decode(b) != nil {
 		t.Errorf("the text of an error is not cut: %d bytes", len(b))
 	}
 	full := message{Kind: kindPut, Name: strings.Repeat("n", maxName)}
-	if b := full.encode(); len(b) > MaxMessage || m.decode(b) != nil {
+	if b := full.encode(); len(b) > maxMessage || m.decode(b) != nil {
 		t.Error("the longest name does not fit")
 	}
 }

@@ -13,7 +13,7 @@ import (
 // Config returns the connection settings of both sides. They provide receives for everything that
 // docs/cp.md lets the other side send at once.
 func Config() *iwarp.Config {
-	return &iwarp.Config{PrivateData: hello(Version), RecvDepth: RecvDepth, RecvSize: MaxMessage}
+	return &iwarp.Config{PrivateData: hello(Version), RecvDepth: recvDepth, RecvSize: maxMessage}
 }
 
 // A Server serves the clients of one listener.
@@ -83,7 +83,7 @@ func (s *Server) serve(ctx context.Context, req *iwarp.ConnRequest, tell func(Ev
 		return err
 	}
 	defer conn.Close()
-	w := Window{Chunk: defaultChunk, Slots: defaultSlots}
+	w := window{Chunk: defaultChunk, Slots: defaultSlots}
 	size := w.Chunk * w.Slots
 	mr, err := conn.Alloc(ctx, size, iwarp.AccessLocalWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteWrite)
 	if err != nil {
@@ -93,7 +93,7 @@ func (s *Server) serve(ctx context.Context, req *iwarp.ConnRequest, tell func(Ev
 	}
 	w.Bytes, w.Remote = mr.Bytes()[:size], mr.RemoteAt(0, size)
 	told := false
-	err = Serve(ctx, conn, s.Store, w, defaultIdle, func(e Event) {
+	err = serve(ctx, conn, s.Store, w, defaultIdle, func(e Event) {
 		told = told || e.Err != nil
 		tell(e)
 	})

@@ -15,7 +15,7 @@ import (
 )
 
 // part creates the file that a copy with --resume of size bytes writes to.
-func part(t *testing.T, size int64) (*Store, *Incoming) {
+func part(t *testing.T, size int64) (*Store, *incoming) {
 	t.Helper()
 	store, err := OpenStore(t.TempDir())
 	if err != nil {
@@ -156,7 +156,7 @@ func TestSkipEnds(t *testing.T) {
 // got its final name.
 func TestPartRenamed(t *testing.T) {
 	store, in := part(t, 100)
-	late := &Incoming{store: store, name: "f", temp: in.temp, keep: true}
+	late := &incoming{store: store, name: "f", temp: in.temp, keep: true}
 	var err error
 	if late.file, err = store.root.OpenFile(late.temp, os.O_RDWR, 0); err != nil {
 		t.Fatal(err)

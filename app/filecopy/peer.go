@@ -23,9 +23,9 @@ const (
 // maxWindow bounds the memory that a client registers at a server's request.
 const maxWindow = 256 << 20
 
-// A Window is the server's registered memory for one connection: Slots*Chunk bytes that the peer
+// A window is the server's registered memory for one connection: Slots*Chunk bytes that the peer
 // may read and write.
-type Window struct {
+type window struct {
 	Bytes  []byte
 	Remote iwarp.Remote
 	Chunk  int
@@ -41,9 +41,9 @@ type Event struct {
 	Err  error
 }
 
-// Serve serves one client on an established connection until the client disconnects, and then
+// serve serves one client on an established connection until the client disconnects, and then
 // returns nil. tell, if not nil, is called for each file.
-func Serve(ctx context.Context, c Conn, store *Store, w Window, idle time.Duration, tell func(Event)) error {
+func serve(ctx context.Context, c conn, store *Store, w window, idle time.Duration, tell func(Event)) error {
 	var l lister
 	for {
 		m, err := recv(ctx, c, idle)
@@ -97,7 +97,7 @@ type lister struct {
 	entries []Entry
 }
 
-func (l *lister) serve(ctx context.Context, c Conn, store *Store, m *message) error {
+func (l *lister) serve(ctx context.Context, c conn, store *Store, m *message) error {
 	var out []Entry
 	if m.Flags&flagStat != 0 {
 		e, err := store.Stat(m.Name)
@@ -140,7 +140,7 @@ func (l *lister) serve(ctx context.Context, c Conn, store *Store, m *message) er
 
 // open returns the answer to request m for a file of size bytes, of which the receiver already has
 // offset bytes.
-func (w *Window) open(m *message, size, offset int64, a Attrs) *message {
+func (w *window) open(m *message, size, offset int64, a Attrs) *message {
 	out := &message{
 		Kind: kindOpen, Size: uint64(size), Addr: w.Remote.Addr, RKey: w.Remote.RKey,
 		Chunk: uint32(w.Chunk), Slots: uint16(w.Slots),
@@ -152,14 +152,14 @@ func (w *Window) open(m *message, size, offset int64, a Attrs) *message {
 }
 
 // transfer returns the server's side of the transfer that open announces.
-func (w *Window) transfer(c Conn, idle time.Duration, name string, open *message) *transfer {
+func (w *window) transfer(c conn, idle time.Duration, name string, open *message) *transfer {
 	t := open.transfer(c, idle, name)
 	t.buf = w.Bytes
 	return t
 }
 
 // transfer returns the transfer that the open message m announces, without its buffer.
-func (m *message) transfer(c Conn, idle time.Duration, name string) *transfer {
+func (m *message) transfer(c conn, idle time.Duration, name string) *transfer {
 	return &transfer{
 		name: name, conn: c, idle: idle, v2: m.V2, hash: m.hash(), sum: m.hash().new(),
 		offset: int64(m.Offset), size: int64(m.Size), chunk: int(m.Chunk), slots: int(m.Slots),
@@ -174,7 +174,7 @@ func (m *message) hash() Hash {
 	return SHA256
 }
 
-func serveGet(ctx context.Context, c Conn, store *Store, w Window, idle time.Duration, m *message) (Result, error) {
+func serveGet(ctx context.Context, c conn, store *Store, w window, idle time.Duration, m *message) (Result, error) {
 	f, info, err := store.Open(m.Name)
 	if err != nil {
 		return Result{}, err
@@ -188,7 +188,7 @@ func serveGet(ctx context.Context, c Conn, store *Store, w Window, idle time.Dur
 	return w.transfer(c, idle, m.Name, open).send(ctx, f)
 }
 
-func servePut(ctx context.Context, c Conn, store *Store, w Window, idle time.Duration, m *message) (Result, error) {
+func servePut(ctx context.Context, c conn, store *Store, w window, idle time.Duration, m *message) (Result, error) {
 	if m.Size > math.MaxInt64 {
 		return Result{}, &Error{CodeNoSpace, fmt.Errorf("%s: too large", m.Name)}
 	}
@@ -205,7 +205,7 @@ func servePut(ctx context.Context, c Conn, store *Store, w Window, idle time.Dur
 }
 
 // take receives a file into in, commits it and sends done.
-func (t *transfer) take(ctx context.Context, in *Incoming) (Result, error) {
+func (t *transfer) take(ctx context.Context, in *incoming) (Result, error) {
 	res, err := t.receive(ctx, in, in.prefix())
 	if err != nil {
 		if e := (*Error)(nil); errors.As(err, &e) && e.Code == CodeChecksum {
@@ -231,7 +231,7 @@ func (t *transfer) take(ctx context.Context, in *Incoming) (Result, error) {
 
 // Client copies files over an established connection.
 type Client struct {
-	Conn     Conn
+	Conn     conn
 	Alloc    func(n int) ([]byte, error) // registered memory for local use
 	Idle     time.Duration               // 0: defaultIdle
 	Progress func(done, total int64)     // nil: none
@@ -308,7 +308,7 @@ func (c *Client) Get(ctx context.Context, name string, store *Store, as string) 
 		return Result{}, err
 	}
 	request := c.extend(&message{Kind: kindGet, Name: name}, Attrs{})
-	var in *Incoming
+	var in *incoming
 	defer func() {
 		if in != nil && err != nil {
 			in.Abort()

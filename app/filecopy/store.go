@@ -130,8 +130,8 @@ func checkRegular(info fs.FileInfo) error {
 	return nil
 }
 
-// Incoming is a file being received. It has a temporary name until Commit.
-type Incoming struct {
+// incoming is a file being received. It has a temporary name until Commit.
+type incoming struct {
 	store         *Store
 	file          *os.File
 	name, temp    string
@@ -154,7 +154,7 @@ const flushEvery = 8 << 20
 
 // Create creates a file of size bytes under a temporary name in the folder of name. It reserves the
 // space at once, so that a full disk is detected before the transfer.
-func (s *Store) Create(name string, size int64, o Options) (*Incoming, error) {
+func (s *Store) Create(name string, size int64, o Options) (*incoming, error) {
 	if err := CheckName(name); err != nil {
 		return nil, err
 	}
@@ -171,7 +171,7 @@ func (s *Store) Create(name string, size int64, o Options) (*Incoming, error) {
 	case errors.Is(err, unix.ENAMETOOLONG): // the temporary name may be shorter
 		return nil, &Error{CodeIO, fmt.Errorf("%s: the file system takes no name as long as this: choose a shorter one", name)}
 	}
-	in := &Incoming{store: s, name: name, keep: o.Resume, preserve: o.Preserve, attrs: o.Attrs}
+	in := &incoming{store: s, name: name, keep: o.Resume, preserve: o.Preserve, attrs: o.Attrs}
 	flags, part := os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, rand.Text()
 	if o.Resume {
 		id := sha256.Sum256(fmt.Appendf(nil, "%s\x00%d\x00%d", name, size, o.Mtime))
@@ -213,7 +213,7 @@ func (s *Store) noFolder(name string) error {
 }
 
 // lock takes over the file of an earlier copy.
-func (in *Incoming) lock() error {
+func (in *incoming) lock() error {
 	switch err := unix.Flock(int(in.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		return errors.New("another copy of this file is in progress: wait for its end")
@@ -238,7 +238,7 @@ func (in *Incoming) lock() error {
 }
 
 // begin reserves the space for the rest of the file.
-func (in *Incoming) begin(size int64) error {
+func (in *incoming) begin(size int64) error {
 	if in.size > size {
 		if err := in.file.Truncate(size); err != nil {
 			return err
@@ -253,7 +253,7 @@ func (in *Incoming) begin(size int64) error {
 }
 
 // prefix returns a reader for the existing part.
-func (in *Incoming) prefix() io.Reader { return io.NewSectionReader(in.file, 0, in.size) }
+func (in *incoming) prefix() io.Reader { return io.NewSectionReader(in.file, 0, in.size) }
 
 // reserve checks that f can grow by size bytes at offset. It allocates them, without changing the
 // file's size, where that is cheap; on tmpfs it would take as long as writing.
@@ -282,7 +282,7 @@ func reserve(f *os.File, size, offset int64) error {
 }
 
 // Write appends to the file.
-func (in *Incoming) Write(b []byte) (int, error) {
+func (in *incoming) Write(b []byte) (int, error) {
 	n, err := in.file.Write(b)
 	in.size += int64(n)
 	if err != nil {
@@ -296,7 +296,7 @@ func (in *Incoming) Write(b []byte) (int, error) {
 }
 
 // setAttrs sets the permissions and, if they are preserved, the times.
-func (in *Incoming) setAttrs() error {
+func (in *incoming) setAttrs() error {
 	info, err := in.file.Stat()
 	if err != nil {
 		return err
@@ -317,9 +317,9 @@ func (in *Incoming) setAttrs() error {
 	return nil
 }
 
-// Commit flushes the file to disk and renames it to its final name. The Incoming cannot be used
+// Commit flushes the file to disk and renames it to its final name. The file cannot be used
 // afterwards, even after an error, which leaves nothing behind.
-func (in *Incoming) Commit() error {
+func (in *incoming) Commit() error {
 	err := in.setAttrs()
 	if err == nil {
 		err = in.file.Sync()
@@ -347,7 +347,7 @@ func (in *Incoming) Commit() error {
 
 // Abort removes the file, or keeps what was received to be resumed, without the space reserved for the
 // rest. It removes the file before it closes it, since closing unlocks it.
-func (in *Incoming) Abort() {
+func (in *incoming) Abort() {
 	defer in.file.Close()
 	if !in.keep || in.size == 0 || in.file.Truncate(in.size) != nil {
 		_ = in.store.root.Remove(in.temp)

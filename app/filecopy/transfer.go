@@ -14,8 +14,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
-// A Conn is the part of *iwarp.Conn that the protocol uses. It must be safe for concurrent use.
-type Conn interface {
+// conn is the part of *iwarp.Conn that the protocol uses. It must be safe for concurrent use.
+type conn interface {
 	Send(ctx context.Context, b []byte) error
 	PostSend(ctx context.Context, b []byte) error
 	Recv(ctx context.Context, b []byte) (int, error)
@@ -54,7 +54,7 @@ const (
 // transfer is the transfer of one file, on either side.
 type transfer struct {
 	name     string // of the file, in errors
-	conn     Conn
+	conn     conn
 	idle     time.Duration
 	v2       bool
 	hash     Hash
@@ -218,8 +218,8 @@ func (t *transfer) checkEmpty(r io.Reader) error {
 }
 
 // recv waits for one message. It returns a message of kind error as a *RemoteError.
-func recv(ctx context.Context, c Conn, idle time.Duration) (message, error) {
-	b := make([]byte, MaxMessage)
+func recv(ctx context.Context, c conn, idle time.Duration) (message, error) {
+	b := make([]byte, maxMessage)
 	wait, cancel := context.WithTimeout(ctx, idle)
 	defer cancel()
 	n, err := c.Recv(wait, b)
@@ -239,12 +239,12 @@ func recv(ctx context.Context, c Conn, idle time.Duration) (message, error) {
 	return m, nil
 }
 
-func send(ctx context.Context, c Conn, m *message) error {
+func send(ctx context.Context, c conn, m *message) error {
 	return c.Send(ctx, m.encode())
 }
 
 // post is send for a message that needs no reply of its own.
-func post(ctx context.Context, c Conn, m *message) error {
+func post(ctx context.Context, c conn, m *message) error {
 	return c.PostSend(ctx, m.encode())
 }
 
@@ -452,7 +452,7 @@ func (t *transfer) report(done int64) {
 // fail reports err to the other side, unless the error came from there or from the connection.
 // It then waits briefly for the other side to disconnect, because closing at once could
 // overtake the message.
-func fail(ctx context.Context, c Conn, err error) {
+func fail(ctx context.Context, c conn, err error) {
 	m := message{Kind: kindError, Code: CodeInternal, Text: "stopped"}
 	var e *Error
 	switch {
@@ -468,7 +468,7 @@ func fail(ctx context.Context, c Conn, err error) {
 	if send(bye, c, &m) != nil {
 		return
 	}
-	b := make([]byte, MaxMessage)
+	b := make([]byte, maxMessage)
 	for {
 		if _, err := c.Recv(bye, b); err != nil {
 			return

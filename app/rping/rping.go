@@ -78,16 +78,16 @@ func text(b []byte) []byte {
 	return b
 }
 
-// A Conn is the part of *iwarp.Conn that the protocol uses.
-type Conn interface {
+// conn is the part of *iwarp.Conn that the protocol uses.
+type conn interface {
 	Send(ctx context.Context, b []byte) error
 	Recv(ctx context.Context, b []byte) (int, error)
 	Read(ctx context.Context, r iwarp.Remote, b []byte) error
 	Write(ctx context.Context, r iwarp.Remote, b []byte) error
 }
 
-// A Buffer is registered memory and its address for the peer.
-type Buffer struct {
+// buffer is registered memory and its address for the peer.
+type buffer struct {
 	Bytes  []byte
 	Remote iwarp.Remote
 }
@@ -110,15 +110,15 @@ type Options struct {
 // ErrMismatch means that the data received is not the data sent.
 var ErrMismatch = errors.New("rping: data mismatch")
 
-// Client runs the client side over an established connection. The server reads the buffer start and
+// runClient runs the client side over an established connection. The server reads the buffer start and
 // writes the buffer sink, both of the ping size.
-func Client(ctx context.Context, c Conn, start, sink Buffer, o Options) (Report, error) {
+func runClient(ctx context.Context, c conn, start, sink buffer, o Options) (Report, error) {
 	var rep Report
 	msg := make([]byte, 0, advertLen)
 	for n := 0; o.Count == 0 || n < o.Count; n++ {
 		fill(start.Bytes, n)
 		began := time.Now()
-		for _, b := range []Buffer{start, sink} {
+		for _, b := range []buffer{start, sink} {
 			msg = Advert{b.Remote.Addr, b.Remote.RKey, uint32(len(b.Bytes))}.Append(msg[:0])
 			if err := c.Send(ctx, msg); err != nil {
 				return rep, fmt.Errorf("rping: round %d: send advert: %w", n, err)
@@ -144,7 +144,7 @@ func Client(ctx context.Context, c Conn, start, sink Buffer, o Options) (Report,
 }
 
 // goAhead waits for the server's Send.
-func goAhead(ctx context.Context, c Conn) error {
+func goAhead(ctx context.Context, c conn) error {
 	var b [advertLen]byte
 	n, err := c.Recv(ctx, b[:])
 	if err != nil {
@@ -154,9 +154,9 @@ func goAhead(ctx context.Context, c Conn) error {
 	return err
 }
 
-// Server runs the server side over an established connection until the client disconnects, and then
+// runServer runs the server side over an established connection until the client disconnects, and then
 // returns nil. buf holds the data between the Read and the Write; larger pings are refused.
-func Server(ctx context.Context, c Conn, buf []byte, o Options) (Report, error) {
+func runServer(ctx context.Context, c conn, buf []byte, o Options) (Report, error) {
 	var rep Report
 	for ; ; rep.Rounds++ {
 		a, err := recvAdvert(ctx, c, len(buf))
@@ -196,7 +196,7 @@ func (a Advert) remote() iwarp.Remote {
 	return iwarp.Remote{Addr: a.Addr, RKey: a.RKey, Len: a.Size}
 }
 
-func recvAdvert(ctx context.Context, c Conn, most int) (Advert, error) {
+func recvAdvert(ctx context.Context, c conn, most int) (Advert, error) {
 	var b [advertLen]byte
 	n, err := c.Recv(ctx, b[:])
 	if err != nil {
@@ -230,7 +230,7 @@ func Ping(ctx context.Context, dev *iwarp.Device, addr string, cfg *iwarp.Config
 	if err != nil {
 		return Report{}, err
 	}
-	return Client(ctx, conn, start, sink, o)
+	return runClient(ctx, conn, start, sink, o)
 }
 
 // ServeConn runs the server side over an accepted connection, with a buffer for rping's largest
@@ -241,13 +241,13 @@ func ServeConn(ctx context.Context, conn *iwarp.Conn, o Options) (Report, error)
 	if err != nil {
 		return Report{}, err
 	}
-	return Server(ctx, conn, buf.Bytes, o)
+	return runServer(ctx, conn, buf.Bytes, o)
 }
 
-func register(ctx context.Context, conn *iwarp.Conn, size int, access iwarp.Access) (Buffer, error) {
+func register(ctx context.Context, conn *iwarp.Conn, size int, access iwarp.Access) (buffer, error) {
 	mr, err := conn.Alloc(ctx, size, access)
 	if err != nil {
-		return Buffer{}, fmt.Errorf("rping: register %d bytes: %w", size, err)
+		return buffer{}, fmt.Errorf("rping: register %d bytes: %w", size, err)
 	}
-	return Buffer{Bytes: mr.Bytes()[:size], Remote: mr.RemoteAt(0, size)}, nil
+	return buffer{Bytes: mr.Bytes()[:size], Remote: mr.RemoteAt(0, size)}, nil
 }

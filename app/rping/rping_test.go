@@ -73,14 +73,14 @@ func run(t *testing.T, size, room int, client Options, tamper func(a, b *memconn
 	var print bytes.Buffer
 	done := make(chan side)
 	go func() {
-		rep, err := Server(ctx, b, make([]byte, room), Options{Print: &print})
+		rep, err := runServer(ctx, b, make([]byte, room), Options{Print: &print})
 		b.Close()
 		done <- side{rep, err}
 	}()
-	var start, sink Buffer
+	var start, sink buffer
 	start.Bytes, start.Remote = a.Alloc(size)
 	sink.Bytes, sink.Remote = a.Alloc(size)
-	rep, err := Client(ctx, a, start, sink, client)
+	rep, err := runClient(ctx, a, start, sink, client)
 	a.Close()
 	return side{rep, err}, <-done, print.String()
 }
@@ -138,10 +138,10 @@ func TestValidate(t *testing.T) {
 				}
 			}
 		}()
-		var start, sink Buffer
+		var start, sink buffer
 		start.Bytes, start.Remote = a.Alloc(64)
 		sink.Bytes, sink.Remote = a.Alloc(64)
-		_, err := Client(t.Context(), a, start, sink, Options{Count: 1, Validate: validate})
+		_, err := runClient(t.Context(), a, start, sink, Options{Count: 1, Validate: validate})
 		if errors.Is(err, ErrMismatch) != validate {
 			t.Errorf("validate %v: error %v", validate, err)
 		}
