@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,42 +30,54 @@ import (
 var version = "devel"
 
 func main() {
-	var c config
-	var socket string
-	flag.StringVar(&c.Resource, "resource", "iwarpd.io/rdma", "name of the resource")
-	flag.StringVar(&c.Slots, "slots", "/run/iwarpd/slots", "folder of the daemon's sockets for containers, SLOTS/NAME/iwarpd.sock; each is one unit")
-	flag.StringVar(&socket, "socket", iwarp.DefaultSocket, "socket of the daemon; its health is the health of the units")
-	flag.StringVar(&c.Libraries, "libraries", "/usr/lib/iwarpd", "folder of the libraries for unmodified RDMA programs; empty: none")
-	flag.StringVar(&c.Kubelet, "kubelet", filepath.Clean(v1beta1.DevicePluginPath), "folder of the kubelet's device plugins")
-	flag.StringVar(&c.CDI, "cdi", "/var/run/cdi", "folder of CDI files; containerd, CRI-O and podman read it")
-	flag.DurationVar(&c.Period, "period", 2*time.Second, "interval at which to check the daemon")
-	flag.Usage = func() {
-		fmt.Fprintln(flag.CommandLine.Output(), "Usage: iwarpd-device-plugin [flags]\n\nGives pods access to the iwarpd of their node, as the resource iwarpd.io/rdma.\n\nFlags:")
-		flag.PrintDefaults()
+	c, text, err := parse(os.Args[1:])
+	code := 2
+	if err == nil {
+		code = 1
+		if text != "" {
+			_, err = fmt.Println(text)
+		} else {
+			ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+			err = run(ctx, c, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+			stop()
+		}
 	}
-	about := flag.Bool("version", false, "print the version")
-	flag.Parse()
-	if *about {
-		fmt.Println("iwarpd-device-plugin", version)
-		return
-	}
-	if flag.NArg() > 0 {
-		fmt.Fprintf(os.Stderr, "iwarpd-device-plugin: unexpected argument %q; see -help\n", flag.Arg(0))
-		os.Exit(2)
-	}
-	if err := c.check(); err != nil {
-		fmt.Fprintln(os.Stderr, "iwarpd-device-plugin:", err)
-		os.Exit(2)
-	}
-	c.Alive = func(ctx context.Context) error { return ask(ctx, socket) }
-
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
-	err := run(ctx, c, slog.New(slog.NewTextHandler(os.Stderr, nil)))
-	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "iwarpd-device-plugin:", err)
-		os.Exit(1)
+		os.Exit(code)
 	}
+}
+
+// parse returns the configuration that the flags make, or the text that they ask for.
+func parse(args []string) (c config, text string, err error) {
+	var socket string
+	var out strings.Builder
+	f := flag.NewFlagSet("iwarpd-device-plugin", flag.ContinueOnError)
+	f.SetOutput(&out)
+	f.StringVar(&c.Resource, "resource", "iwarpd.io/rdma", "name of the resource")
+	f.StringVar(&c.Slots, "slots", "/run/iwarpd/slots", "folder of the daemon's sockets for containers, SLOTS/NAME/iwarpd.sock; each is one unit")
+	f.StringVar(&socket, "socket", iwarp.DefaultSocket, "socket of the daemon; its health is the health of the units")
+	f.StringVar(&c.Libraries, "libraries", "/usr/lib/iwarpd", "folder of the libraries for unmodified RDMA programs; empty: none")
+	f.StringVar(&c.Kubelet, "kubelet", filepath.Clean(v1beta1.DevicePluginPath), "folder of the kubelet's device plugins")
+	f.StringVar(&c.CDI, "cdi", "/var/run/cdi", "folder of CDI files; containerd, CRI-O and podman read it")
+	f.DurationVar(&c.Period, "period", 2*time.Second, "interval at which to check the daemon")
+	about := f.Bool("version", false, "print the version")
+	f.Usage = func() {
+		fmt.Fprintln(&out, "Usage: iwarpd-device-plugin [flags]\n\nGives pods access to the iwarpd of their node, as the resource iwarpd.io/rdma.\n\nFlags:")
+		f.PrintDefaults()
+	}
+	switch err := f.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		return c, strings.TrimSuffix(out.String(), "\n"), nil
+	case err != nil:
+		return c, "", fmt.Errorf("%w; see -help", err)
+	case *about:
+		return c, "iwarpd-device-plugin " + version, nil
+	case f.NArg() > 0:
+		return c, "", fmt.Errorf("unexpected argument %q; see -help", f.Arg(0))
+	}
+	c.Alive = func(ctx context.Context) error { return ask(ctx, socket) }
+	return c, "", c.check()
 }
 
 // ask returns nil if the daemon answers on socket, even if it refuses the plugin because its user has as many clients as it may.

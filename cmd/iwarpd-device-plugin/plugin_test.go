@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -524,5 +525,22 @@ func TestRepeated(t *testing.T) {
 		if logged := out.Len() > 0; logged != tt.logged {
 			t.Errorf("%+v: logged %q", tt, out.String())
 		}
+	}
+}
+
+// TestParse checks that each wrong flag gives an error of one line, and that help and version are texts.
+func TestParse(t *testing.T) {
+	for _, args := range []string{"-nosuch", "-period soon", "extra", "-resource rdma"} {
+		if _, text, err := parse(strings.Fields(args)); err == nil || strings.Contains(err.Error(), "\n") || text != "" {
+			t.Errorf("%s: %v, %q", args, err, text)
+		}
+	}
+	for args, want := range map[string]string{"-help": "-period", "-version": "iwarpd-device-plugin " + version} {
+		if _, text, err := parse([]string{args}); err != nil || !strings.Contains(text, want) {
+			t.Errorf("%s: %v, %q", args, err, text)
+		}
+	}
+	if c, text, err := parse(nil); err != nil || text != "" || c.Alive == nil {
+		t.Errorf("no flags: %+v, %q, %v", c, text, err)
 	}
 }
