@@ -37,6 +37,10 @@ func main() {
 	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, stop) })
 	root, out := rootCommand(), &results{w: os.Stdout}
 	root.SetOut(out)
+	root.InitDefaultCompletionCmd()
+	if cmd, _, err := root.Find([]string{"completion"}); err == nil && cmd != root {
+		cmd.Args, cmd.RunE = noArguments, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	}
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		err = out.err
