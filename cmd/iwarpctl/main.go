@@ -63,6 +63,13 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 	if cmd, _, err := root.Find([]string{"completion"}); err == nil && cmd != root {
 		cmd.Args, cmd.RunE = usageArgs(cobra.NoArgs), func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	}
+	root.InitDefaultHelpCmd()
+	if cmd, _, err := root.Find([]string{"help"}); err == nil && cmd != root {
+		cmd.Args = func(_ *cobra.Command, args []string) error {
+			about, rest, _ := root.Find(args)
+			return usageArgs(cobra.NoArgs)(about, rest)
+		}
+	}
 	err := root.ExecuteContext(working)
 	if cause := context.Cause(working); cause != nil && cause != context.Cause(ctx) {
 		err = cause

@@ -120,6 +120,7 @@ func TestErrors(t *testing.T) {
 		want string
 	}{
 		{"unknown command", []string{"pingg"}, exitUsage, `no command "pingg", did you mean ping?; see iwarpctl --help`},
+		{"help for an unknown command", []string{"help", "pingg"}, exitUsage, `no command "pingg", did you mean ping?; see iwarpctl --help`},
 		{"unknown command of a group", []string{"qp", "fly"}, exitUsage, `iwarpctl qp has no command "fly"; see iwarpctl qp --help`},
 		{"count without a number", []string{"ping", "-c", "-C", "abc"}, exitUsage, `--count "abc": must be a whole number; see iwarpctl ping --help`},
 		{"duration without a unit", []string{"perf", "write", "--duration", "5"}, exitUsage, `--duration "5": must be a number with a unit, such as 10s or 500ms; see`},

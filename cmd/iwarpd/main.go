@@ -41,6 +41,13 @@ func main() {
 	if cmd, _, err := root.Find([]string{"completion"}); err == nil && cmd != root {
 		cmd.Args, cmd.RunE = noArguments, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	}
+	root.InitDefaultHelpCmd()
+	if cmd, _, err := root.Find([]string{"help"}); err == nil && cmd != root {
+		cmd.Args = func(_ *cobra.Command, args []string) error {
+			about, rest, _ := root.Find(args)
+			return noArguments(about, rest)
+		}
+	}
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		err = out.err

@@ -182,6 +182,7 @@ func TestErrorsAsJSON(t *testing.T) {
 		{[]string{"doctor", "--config", "/nonexistent", "--json"}, exitConfig, "cannot read the configuration"},
 		{[]string{"doctor", "--json=true", "x"}, exitConfig, `unexpected argument "x"`},
 		{[]string{"completion", "tcsh", "--", "--json"}, exitConfig, `unexpected argument "tcsh"; see iwarpd completion --help`},
+		{[]string{"help", "nosuch", "--", "--json"}, exitConfig, `unexpected argument "nosuch"; see iwarpd --help`},
 		{[]string{"doctor", "--colour", "--json"}, exitConfig, "unknown flag: --colour"},
 		{[]string{"doctor", "--json", "--interface", "iwarpd-none"}, exitFailure, "iwarpd cannot work on"},
 	} {
