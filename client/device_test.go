@@ -73,7 +73,8 @@ func TestOldDaemon(t *testing.T) {
 			if req.GetQueryStatus() != nil {
 				r.Body = &ctrlpb.Reply_Status{Status: &ctrlpb.StatusReply{Device: only}}
 			}
-			if b, err = proto.Marshal(&ctrlpb.Message{Body: &ctrlpb.Message_Reply{Reply: r}}); err != nil || daemon.Write(b, nil) != nil {
+			b, err = proto.Marshal(&ctrlpb.Message{Body: &ctrlpb.Message_Reply{Reply: r}})
+			if err != nil || daemon.Write(b, nil) != nil {
 				return
 			}
 		}

@@ -86,7 +86,9 @@ func (r *reader) Posted() int {
 
 // CreateSQ creates a send ring of at least entries WQEs with up to maxSGE SGEs or maxInline bytes each.
 func CreateSQ(entries, maxSGE, maxInline int) (*SQ, error) {
-	f, r, err := createRing("iwarp-sq", header{kind: KindSQ, entries: entries, stride: sqStride(maxSGE, maxInline), maxSGE: maxSGE, maxInline: maxInline})
+	f, r, err := createRing("iwarp-sq", header{
+		kind: KindSQ, entries: entries, stride: sqStride(maxSGE, maxInline), maxSGE: maxSGE, maxInline: maxInline,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +106,8 @@ func CreateRQ(entries, maxSGE int) (*RQ, error) {
 
 // createRing creates the ring that h describes, with at least h.entries entries.
 func createRing(name string, h header) (f file, r reader, err error) {
-	if err := cmp.Or(checkRange("number of entries", h.entries, MaxEntries), checkRange("number of SGEs", h.maxSGE, verbs.MaxSGE),
+	if err := cmp.Or(checkRange("number of entries", h.entries, MaxEntries),
+		checkRange("number of SGEs", h.maxSGE, verbs.MaxSGE),
 		checkRange("inline length", h.maxInline+1, verbs.MaxInline+1)); err != nil {
 		return f, r, err
 	}

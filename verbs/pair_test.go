@@ -156,7 +156,8 @@ func outcomes(wcs []WC) []outcome {
 
 func remoteErr(q *QP) *term.Error { return q.Stream().Remote() }
 
-// Err returns the reason why the stream ended: a *term.Error found here, a *term.RemoteError from the peer's Terminate, or nil.
+// Err returns the reason why the stream ended: a *term.Error found here, a *term.RemoteError from the peer's Terminate,
+// or nil.
 func (q *QP) Err() error {
 	if e := q.stream.Err(); e != nil {
 		return e

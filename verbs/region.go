@@ -180,9 +180,9 @@ var (
 	remoteFaults = [numFaults]*term.Error{term.ErrReadSTag, term.ErrReadSTagStream, term.ErrReadAccess, term.ErrReadTOWrap, term.ErrReadBounds}
 )
 
-// check is the only place where access to memory is granted. It returns the n bytes at tagged offset to of region stag for a QP of pd, or
-// the fault. A window is accessible only to the QP that it was bound on. check validates even if n is 0: callers skip it where the RFCs
-// exempt a zero length (RFC 5041 section 5.2, RFC 5040 section 5.2.1).
+// check is the only place where access to memory is granted. It returns the n bytes at tagged offset to of region stag
+// for a QP of pd, or the fault. A window is accessible only to the QP that it was bound on. check validates even if n is
+// 0: callers skip it where the RFCs exempt a zero length (RFC 5041 section 5.2, RFC 5040 section 5.2.1).
 func (t *Table) check(pd PDID, qp, stag uint32, to uint64, n uint32, use Use) (m memory, f fault) {
 	r := t.at(stag)
 	if r == nil {

@@ -487,7 +487,8 @@ func TestTableWidth(t *testing.T) {
 	var b bytes.Buffer
 	printTable(&b, qpHeader, [][]any{qpRow(&ctrlpb.QPInfo{
 		Qp: 17, State: "RTS", Local: "10.0.0.1:41234", Remote: "10.0.0.2:7174", Client: 123, Pid: 12345, Worker: 1,
-		Negotiated: &ctrlpb.Negotiated{Revision: 2, Crc: true, P2P: true, Ird: 16, Ord: 16}, Tcp: []*ctrlpb.Counter{{Name: "srtt_ns", Value: 128000}},
+		Negotiated: &ctrlpb.Negotiated{Revision: 2, Crc: true, P2P: true, Ird: 16, Ord: 16},
+		Tcp:        []*ctrlpb.Counter{{Name: "srtt_ns", Value: 128000}},
 	})})
 	printTable(&b, mrHeader, [][]any{mrRow(&ctrlpb.MRInfo{
 		Client: 123, Uid: 1000, Mr: 4123456789, Pd: 17, Base: 0x7f0123456000, Length: 1 << 20,
@@ -495,16 +496,18 @@ func TestTableWidth(t *testing.T) {
 	})})
 	c := &command{out: &b}
 	c.perfTable([]*perf.Result{
-		{Op: "write", Mode: "bw", Size: 1 << 20, QPs: 16, Depth: 32, Operations: 1234567, GbitPerSec: 59.19, OpsPerSec: 1234567},
-		{Op: "write", Mode: "lat", Size: 64, QPs: 1, Depth: 1, Operations: 123456, GbitPerSec: 0.123, OpsPerSec: 123456, Latency: &perf.Percentiles{P50: 12.3, P99: 123.4, P999: 1234.5, Max: 12345.6}},
+		{Op: "write", Mode: "bw", Size: 1 << 20, QPs: 16, Depth: 32, Operations: 1234567, GbitPerSec: 59.19, OpsPerSec: 1e6},
+		{Op: "write", Mode: "lat", Size: 64, QPs: 1, Depth: 1, Operations: 123456, GbitPerSec: 0.123, OpsPerSec: 123456,
+			Latency: &perf.Percentiles{P50: 12.3, P99: 123.4, P999: 1234.5, Max: 12345.6}},
 	})
-	v := &topView{Interface: "eth0", TxBytes: 1e9, QPs: []topQP{{QP: 17, State: "RTS", Remote: "192.168.100.100:41234", TxBytes: 1e9, Messages: 12345, RTT: 128000}}}
+	busy := topQP{QP: 17, State: "RTS", Remote: "192.168.100.100:41234", TxBytes: 1e9, Messages: 12345, RTT: 128000}
+	v := &topView{Interface: "eth0", TxBytes: 1e9, QPs: []topQP{busy}}
 	for i, line := range slices.Concat(strings.Split(b.String(), "\n"), v.screen(80, -1, 0, "")) {
 		if n := text.StringWidth(line); n > 80 {
 			t.Errorf("line %d has %d columns: %s", i, n, line)
 		}
 	}
-	if last := v.screen(80, -1, 0, ""); !strings.Contains(last[len(last)-1], v.QPs[0].Remote) {
+	if last := v.screen(80, -1, 0, ""); !strings.Contains(last[len(last)-1], busy.Remote) {
 		t.Errorf("no peer: %q", last)
 	}
 }

@@ -267,7 +267,8 @@ func mrRow(m *ctrlpb.MRInfo) []any {
 	if m.Far {
 		memory = "far"
 	}
-	return []any{m.Client, owner(m.Uid), m.Mr, m.Pd, fmt.Sprintf("%#x", m.Base), bytesText(m.Length), memory, access(m.Access)}
+	base := fmt.Sprintf("%#x", m.Base)
+	return []any{m.Client, owner(m.Uid), m.Mr, m.Pd, base, bytesText(m.Length), memory, access(m.Access)}
 }
 
 // listQuotas returns the command "iwarpctl quota list", which prints a line for each quota of each
@@ -353,7 +354,8 @@ var qpHeader = []string{"qp", "state", "local", "remote", "mpa", "reads", "rtt",
 
 func qpRow(q *ctrlpb.QPInfo) []any {
 	n := q.Negotiated
-	return []any{q.Qp, q.State, q.Local, q.Remote, negotiated(n, ","), fmt.Sprintf("%d/%d", n.GetIrd(), n.GetOrd()), rtt(q), q.Client, q.Pid, q.Worker}
+	reads := fmt.Sprintf("%d/%d", n.GetIrd(), n.GetOrd())
+	return []any{q.Qp, q.State, q.Local, q.Remote, negotiated(n, ","), reads, rtt(q), q.Client, q.Pid, q.Worker}
 }
 
 // rtt returns the smoothed round-trip time of the connection of q, or "-".
