@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"go.uber.org/zap"
+
+	"github.com/iwarpd/iwarpd/internal/subnet"
 )
 
 // startups are the connections of a listener whose MPA request has not arrived. An address may
@@ -20,21 +22,11 @@ type startups struct {
 	log     tally
 }
 
-// networkOf returns the network of addresses that a single host can use: a /64 for IPv6.
-func networkOf(a netip.Addr) netip.Prefix {
-	bits := a.BitLen()
-	if a.Is6() && !a.IsLinkLocalUnicast() {
-		bits = 64
-	}
-	p, _ := a.Prefix(bits) // cannot fail: bits fits
-	return p
-}
-
 func (s *startups) add(c *conn) {
 	if s.by == nil {
 		s.by = make(map[netip.Prefix][]*conn)
 	}
-	p := networkOf(c.remote.Addr())
+	p := subnet.Of(c.remote.Addr())
 	s.by[p] = append(s.by[p], c)
 	s.n++
 	c.sess.use.starting++
@@ -45,7 +37,7 @@ func (s *startups) add(c *conn) {
 
 // remove reports whether c was one of them.
 func (s *startups) remove(c *conn) bool {
-	p := networkOf(c.remote.Addr())
+	p := subnet.Of(c.remote.Addr())
 	i := slices.Index(s.by[p], c)
 	if i < 0 {
 		return false
@@ -69,7 +61,7 @@ func (s *startups) spare() bool { return s.sockets == nil || s.sockets.spare() }
 func (s *startups) victim(addr netip.Addr, perPeer, most int) *conn {
 	var oldest *conn
 	same := 0
-	for _, c := range s.by[networkOf(addr)] {
+	for _, c := range s.by[subnet.Of(addr)] {
 		if c.remote.Addr() == addr {
 			if same++; oldest == nil {
 				oldest = c
@@ -82,7 +74,7 @@ func (s *startups) victim(addr netip.Addr, perPeer, most int) *conn {
 	case s.n < most:
 		return nil
 	}
-	longest := s.by[networkOf(addr)]
+	longest := s.by[subnet.Of(addr)]
 	for _, cs := range s.by {
 		if len(cs) > len(longest) {
 			longest = cs

@@ -9,6 +9,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/handoff"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/subnet"
 	"github.com/iwarpd/iwarpd/sctp"
 	"github.com/iwarpd/iwarpd/sctp/session"
 )
@@ -68,20 +69,14 @@ type initiate struct {
 	retry    bool          // will retry with setup when its stream is free
 }
 
-// A guest is a remote address with associations to one of our ports, or the /64 of an IPv6 address, all of which a
-// single host can use. Counting per port keeps a peer's associations with one listener from affecting others.
+// A guest is a host with associations to one of our ports. Counting per port keeps a peer's associations with one
+// listener from affecting others.
 type guest struct {
-	remote [16]byte
+	remote netip.Prefix
 	port   uint16 // ours
 }
 
-func guestOf(f *pkt.Flow) guest {
-	g := guest{f.Remote, f.LocalPort}
-	if a := netip.AddrFrom16(f.Remote); !a.Is4In6() && !a.IsLinkLocalUnicast() {
-		clear(g.remote[8:])
-	}
-	return g
-}
+func guestOf(f *pkt.Flow) guest { return guest{subnet.Of(netip.AddrFrom16(f.Remote)), f.LocalPort} }
 
 // setCounted sets whether an association that the peer opened counts as one without an accepted session.
 func (as *assoc) setCounted(w *worker, on bool) {

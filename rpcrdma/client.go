@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -136,7 +137,8 @@ func (c *Client) connect(ctx context.Context) (conn *Conn, quiet bool, err error
 		cfg.Version = 1
 	}
 	c.mu.Unlock()
-	if conn, err = e.newConn(ctx, c.addr, cfg); err != nil {
+	server, _ := netip.ParseAddrPort(c.addr)
+	if conn, err = e.newConn(ctx, server.Addr(), cfg); err != nil {
 		return nil, false, err
 	}
 	icfg := e.cfg.Iwarp

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -113,7 +114,7 @@ func (c *Conn) watched() {
 }
 
 // newConn makes a connection that is not started. It returns errFull if a server has too many.
-func (e *Endpoint) newConn(ctx context.Context, peer string, cfg session.Config) (c *Conn, err error) {
+func (e *Endpoint) newConn(ctx context.Context, peer netip.Addr, cfg session.Config) (c *Conn, err error) {
 	held, err := e.reserve(ctx, peer, cfg.Server)
 	if err != nil {
 		return nil, err
@@ -123,7 +124,7 @@ func (e *Endpoint) newConn(ctx context.Context, peer string, cfg session.Config)
 		recvs += 2 // version 1 grants no receive for an error
 	}
 	c = &Conn{
-		e: e, peer: peer, held: held, slot: int(max(cfg.Props.RecvSize, cfg.Props.SendSize, 4096)), ready: make(chan struct{}), done: make(chan struct{}), dead: make(chan struct{}),
+		e: e, peer: peer.String(), held: held, slot: int(max(cfg.Props.RecvSize, cfg.Props.SendSize, 4096)), ready: make(chan struct{}), done: make(chan struct{}), dead: make(chan struct{}),
 		loop: make(chan struct{}), free: sendDepth, ops: make(map[uint64]*op), calls: make(map[uint32]*call), byKey: make(map[uint32]*window),
 	}
 	c.began = time.Now()

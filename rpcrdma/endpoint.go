@@ -10,10 +10,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync"
 	"time"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/subnet"
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
 	"github.com/iwarpd/iwarpd/rpcrdma/session"
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
@@ -68,9 +70,9 @@ type Endpoint struct {
 
 	mu      sync.Mutex
 	conns   map[*Conn]struct{}
-	live    int               // connections in conns, and those that are being made
-	shares  map[string]*share // of the peers that have connections, by address
-	buffers map[*byte]*buffer // the caller's, by their first byte
+	live    int                   // connections in conns, and those that are being made
+	shares  subnet.Peers[holding] // of the peers that have connections
+	buffers map[*byte]*buffer     // the caller's, by their first byte
 	closed  bool
 }
 
@@ -88,7 +90,7 @@ func New(ctx context.Context, dev *iwarp.Device, cfg Config) (*Endpoint, error) 
 		pd.Close()
 		return nil, err
 	}
-	return &Endpoint{dev: dev, pd: pd, cfg: cfg, pool: p, opWait: opWait, conns: make(map[*Conn]struct{}), shares: make(map[string]*share), buffers: make(map[*byte]*buffer)}, nil
+	return &Endpoint{dev: dev, pd: pd, cfg: cfg, pool: p, opWait: opWait, conns: make(map[*Conn]struct{}), shares: make(subnet.Peers[holding]), buffers: make(map[*byte]*buffer)}, nil
 }
 
 // Close closes all connections and frees the memory.
@@ -114,25 +116,21 @@ var (
 
 // reserve reserves a place for a connection of peer before its memory is allocated, and returns the share of the peer. A
 // server with MaxConns closes another connection for it, or returns errFull.
-func (e *Endpoint) reserve(ctx context.Context, peer string, server bool) (*share, error) {
+func (e *Endpoint) reserve(ctx context.Context, peer netip.Addr, server bool) (*share, error) {
 	for {
 		e.mu.Lock()
 		if e.closed {
 			e.mu.Unlock()
 			return nil, ErrClosed
 		}
-		s := e.shares[peer]
-		if s == nil {
-			s = &share{}
-		}
+		s := e.shares.Find(peer, func(bool) holding { return holding{} })
 		if !server || e.live < e.cfg.MaxConns {
 			e.live++
-			e.shares[peer] = s
-			s.conns++
+			e.shares.Add(s)
 			e.mu.Unlock()
 			return s, nil
 		}
-		victim := replaceable(e.conns, s.conns, time.Now())
+		victim := replaceable(e.conns, s, time.Now())
 		e.mu.Unlock()
 		if victim == nil {
 			return nil, errFull
@@ -150,13 +148,13 @@ func (e *Endpoint) reserve(ctx context.Context, peer string, server bool) (*shar
 // connect again when they have a call to make.
 const idleWait = 6 * time.Minute
 
-// replaceable returns the connection to close for one of a peer that has mine, or nil. Its peer has at least two more than
-// mine, or it has been idle for idleWait. Connections without a call in progress come first, then the least recently used.
-func replaceable(conns map[*Conn]struct{}, mine int, now time.Time) (victim *Conn) {
+// replaceable returns the connection to close for one of the peer s, or nil. Its peer crowds s, or it has been idle for
+// idleWait. Connections without a call in progress come first, then the least recently used.
+func replaceable(conns map[*Conn]struct{}, s *share, now time.Time) (victim *Conn) {
 	wasBusy := false
 	for c := range conns {
 		busy := c.serving.Load() > 0
-		if c.held.conns < mine+2 && (busy || now.Sub(c.lastUsed()) < idleWait) {
+		if !c.held.Crowds(s) && (busy || now.Sub(c.lastUsed()) < idleWait) {
 			continue
 		}
 		if victim == nil || wasBusy && !busy || wasBusy == busy && c.lastUsed().Before(victim.lastUsed()) {
@@ -172,9 +170,7 @@ func (e *Endpoint) remove(c *Conn) {
 	defer e.mu.Unlock()
 	delete(e.conns, c)
 	e.live--
-	if c.held.conns--; c.held.conns == 0 {
-		delete(e.shares, c.peer)
-	}
+	e.shares.Remove(c.held)
 }
 
 // Conns returns the current connections.
@@ -308,7 +304,7 @@ func (l *Listener) run(ctx context.Context) {
 }
 
 func (e *Endpoint) accept(ctx context.Context, r *iwarp.ConnRequest) error {
-	c, err := e.newConn(ctx, r.Remote.Addr().String(), e.cfg.session(r.PrivateData()))
+	c, err := e.newConn(ctx, r.Remote.Addr(), e.cfg.session(r.PrivateData()))
 	if err != nil {
 		_ = r.Reject(ctx, nil)
 		return err

@@ -48,7 +48,7 @@ func TestInvalidateFlag(t *testing.T) {
 	} {
 		cfg := ce.cfg.Session
 		cfg.Version = c.version
-		conn, err := ce.newConn(ctx, l.Addr(), cfg)
+		conn, err := ce.newConn(ctx, netip.MustParseAddrPort(l.Addr()).Addr(), cfg)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -3,6 +3,7 @@ package rpcrdma
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -62,7 +63,7 @@ func TestBuffersOfBrokenConn(t *testing.T) {
 		{"there is no room", func(c *Conn) { c.fail(errGone) }},
 		{"a Write is not taken", func(c *Conn) { _ = c.qp.Close() }},
 	} {
-		c, err := e.newConn(ctx, "peer", session.DefaultConfig(true))
+		c, err := e.newConn(ctx, netip.Addr{}, session.DefaultConfig(true))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -115,7 +116,7 @@ func TestBuffersOfBrokenConn(t *testing.T) {
 // 7.4, RFC 8166 section 4.5.4).
 func TestSendFails(t *testing.T) {
 	ctx, e := endpoint(t)
-	c, err := e.newConn(ctx, "peer", session.DefaultConfig(false)) // it has a first message to send
+	c, err := e.newConn(ctx, netip.Addr{}, session.DefaultConfig(false)) // it has a first message to send
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +144,7 @@ func TestSendFails(t *testing.T) {
 // and a server that needs its place may close it then.
 func TestClosedBeforeStart(t *testing.T) {
 	ctx, e := endpoint(t)
-	c, err := e.newConn(ctx, "peer", session.DefaultConfig(true))
+	c, err := e.newConn(ctx, netip.Addr{}, session.DefaultConfig(true))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +161,7 @@ func TestClosedBeforeStart(t *testing.T) {
 // a connection that has released its own.
 func TestWindowsOfEndedConn(t *testing.T) {
 	ctx, e := endpoint(t)
-	c, err := e.newConn(ctx, "peer", session.DefaultConfig(true))
+	c, err := e.newConn(ctx, netip.Addr{}, session.DefaultConfig(true))
 	if err != nil {
 		t.Fatal(err)
 	}

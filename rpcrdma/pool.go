@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/subnet"
 )
 
 // pageSize is the unit of the pool, in bytes.
@@ -48,24 +49,45 @@ func newPool(ctx context.Context, pd *iwarp.PD, size int) (*pool, error) {
 
 // share accounts for the memory that the calls of one peer hold, over all of its connections, so
 // that one peer, whose calls may take arbitrarily long, cannot exhaust the pool.
-type share struct {
-	conns int    // connections of the peer; guarded by the Endpoint's mu
-	held  int    // bytes; guarded by the pool's mu, like round
-	round uint64 // last round in which a new call of the peer had to wait
+type share = subnet.Peer[holding]
+
+// holding is guarded by the pool's mu.
+type holding struct {
+	bytes int
+	round uint64 // last round in which a new call had to wait for this share, or for room
 }
 
-// fair reports whether a call that holds own bytes of s may get n more. A peer's calls may
-// start within a quarter of the pool and may finish within half of it, so that calls about to
-// finish do not wait for new ones. A single call may use the whole pool. Called with mu held.
-func (p *pool) fair(s *share, own, n int) bool {
-	if s == nil || s.held <= own {
-		return true
+// crowded returns the share because of which a call that holds own bytes of s may not get n more:
+// s, that of its network, or nil. A peer's calls may start within a quarter of the pool and may
+// finish within half of it, so that calls about to finish do not wait for new ones. Those of a
+// network may use half as much again. A single call may use the whole pool. Called with mu held.
+func (p *pool) crowded(s *share, own, n int) *share {
+	if s == nil {
+		return nil
 	}
 	part := len(p.mr.Bytes()) / 4
 	if own > 0 {
 		part *= 2
 	}
-	return s.held+n <= part
+	over := func(s *share, part int) bool { return s.Value.bytes > own && s.Value.bytes+n > part }
+	switch {
+	case over(s, part):
+		return s
+	case over(s.Net, part*3/2):
+		return s.Net
+	}
+	return nil
+}
+
+// charge adds n bytes to what s holds. Called with mu held.
+func charge(s *share, n int) {
+	if s == nil {
+		return
+	}
+	s.Value.bytes += n
+	if s.Net != s {
+		s.Net.Value.bytes += n
+	}
 }
 
 // alloc allocates n bytes, n > 0.
@@ -100,33 +122,34 @@ func (p *pool) take(ctx context.Context, n, more int, s *share, own int) (*buffe
 	return nil, fmt.Errorf("rpcrdma: wait for registered memory: %w", ctx.Err())
 }
 
-// serve allocates memory for the waiters that may have it. The calls of a peer start in the
-// order of arrival, so that small ones cannot starve a large one. Called with mu held.
+// serve allocates memory for the waiters that may have it. The calls of a peer, or of a network that
+// has too much, start in the order of arrival, so that small ones cannot starve a large one. Called
+// with mu held.
 func (p *pool) serve() {
 	p.rounds++
 	p.waiting = slices.DeleteFunc(p.waiting, func(w *want) bool {
 		begins := w.s != nil && w.own == 0
-		if begins && w.s.round == p.rounds {
+		if begins && (w.s.Value.round == p.rounds || w.s.Net.Value.round == p.rounds) {
 			return false
 		}
-		if b := p.fit(w); b != nil {
-			w.got <- b
-			return true
+		size := (w.n + pageSize - 1) &^ (pageSize - 1)
+		s := p.crowded(w.s, w.own, max(size, w.more))
+		if s == nil {
+			if b := p.fit(w, size); b != nil {
+				w.got <- b
+				return true
+			}
+			s = w.s
 		}
 		if begins {
-			w.s.round = p.rounds
+			s.Value.round = p.rounds
 		}
 		return false
 	})
 }
 
-// fit allocates what w wants. It returns nil if w may not have it or there is no room. Called with
-// mu held.
-func (p *pool) fit(w *want) *buffer {
-	size := (w.n + pageSize - 1) &^ (pageSize - 1)
-	if !p.fair(w.s, w.own, max(size, w.more)) {
-		return nil
-	}
+// fit allocates size bytes for w. It returns nil if there is no room. Called with mu held.
+func (p *pool) fit(w *want, size int) *buffer {
 	for i, e := range p.free {
 		if e.n < size {
 			continue
@@ -136,9 +159,7 @@ func (p *pool) fit(w *want) *buffer {
 		} else {
 			p.free[i] = extent{e.off + size, e.n - size}
 		}
-		if w.s != nil {
-			w.s.held += size
-		}
+		charge(w.s, size)
 		return &buffer{p: p, s: w.s, off: e.off, size: size, b: p.mr.Bytes()[e.off : e.off+w.n : e.off+size]}
 	}
 	return nil
@@ -171,9 +192,7 @@ func (b *buffer) release() {
 	b.p, b.b = nil, nil
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if b.s != nil {
-		b.s.held -= b.size
-	}
+	charge(b.s, -b.size)
 	i, _ := slices.BinarySearchFunc(p.free, b.off, func(e extent, off int) int { return e.off - off })
 	p.free = slices.Insert(p.free, i, extent{b.off, b.size})
 	if i+1 < len(p.free) && p.free[i].off+p.free[i].n == p.free[i+1].off {

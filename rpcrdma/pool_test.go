@@ -4,27 +4,37 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
+	"net/netip"
 	"testing"
 	"time"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/subnet"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rpcrdma/session"
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// TestPoolShares checks that the calls of one connection leave memory for others, enough for each to finish.
-func TestPoolShares(t *testing.T) {
+// quarter is that of a smallPool, in bytes.
+const quarter = 8 * pageSize
+
+// smallPool returns a pool, and a context with which a request that would wait fails.
+func smallPool(t *testing.T) (ctx context.Context, p *pool, over context.Context) {
+	t.Helper()
 	ctx, e := endpoint(t)
-	const part = 8 * pageSize
-	p, err := newPool(ctx, e.pd, 4*part)
+	p, err := newPool(ctx, e.pd, 4*quarter)
 	if err != nil {
 		t.Fatal(err)
 	}
-	over, end := context.WithCancel(ctx) // a request that would wait fails
+	over, end := context.WithCancel(ctx)
 	end()
-	var one, other share
+	return ctx, p, over
+}
+
+// TestPoolShares checks that the calls of one connection leave memory for others, enough for each to finish.
+func TestPoolShares(t *testing.T) {
+	ctx, p, over := smallPool(t)
+	one, other := shareOf("10.0.0.1"), shareOf("10.0.0.2")
 	taken := map[string]*buffer{}
 	for _, step := range []struct {
 		name    string // of the call
@@ -33,14 +43,14 @@ func TestPoolShares(t *testing.T) {
 		own     int
 		ok      bool
 	}{
-		{"first", &one, part / 2, part, 0, true},
-		{"second, with more to come", &one, part / 2, part, 0, false},
-		{"second", &one, part / 2, part / 2, 0, true},
-		{"third", &one, 1, 1, 0, false},
-		{"first, further", &one, part, part, part / 2, true},
-		{"second, further", &one, pageSize, pageSize, part / 2, false},
-		{"another's", &other, part, part, 0, true},
-		{"another's last", &other, part, part, part, true}, // that there is
+		{"first", one, quarter / 2, quarter, 0, true},
+		{"second, with more to come", one, quarter / 2, quarter, 0, false},
+		{"second", one, quarter / 2, quarter / 2, 0, true},
+		{"third", one, 1, 1, 0, false},
+		{"first, further", one, quarter, quarter, quarter / 2, true},
+		{"second, further", one, pageSize, pageSize, quarter / 2, false},
+		{"another's", other, quarter, quarter, 0, true},
+		{"another's last", other, quarter, quarter, quarter, true}, // that there is
 		{"ours", nil, 1, 1, 0, false},
 	} {
 		buf, err := p.take(over, step.n, step.want, step.s, step.own)
@@ -51,7 +61,7 @@ func TestPoolShares(t *testing.T) {
 	}
 	got := make(chan error, 1)
 	go func() {
-		buf, err := p.take(ctx, pageSize, pageSize, &one, part/2)
+		buf, err := p.take(ctx, pageSize, pageSize, one, quarter/2)
 		buf.release()
 		got <- err
 	}()
@@ -61,10 +71,10 @@ func TestPoolShares(t *testing.T) {
 	if err := <-got; err != nil {
 		t.Error("who waited:", err)
 	}
-	if one.held != 0 || other.held != 0 {
-		t.Errorf("held: %d, %d", one.held, other.held)
+	if one.Value.bytes != 0 || other.Value.bytes != 0 {
+		t.Errorf("held: %d, %d", one.Value.bytes, other.Value.bytes)
 	}
-	if buf, err := p.take(over, 4*part, 4*part, &one, 0); err != nil {
+	if buf, err := p.take(over, 4*quarter, 4*quarter, one, 0); err != nil {
 		t.Error("a call alone:", err)
 	} else {
 		buf.release()
@@ -74,16 +84,77 @@ func TestPoolShares(t *testing.T) {
 	}
 }
 
-// TestPoolOrder checks that the waiting calls of a connection get memory in FIFO order, however many come later and
-// however little they need.
-func TestPoolOrder(t *testing.T) {
-	ctx, e := endpoint(t)
-	const part = 8 * pageSize
-	p, err := newPool(ctx, e.pd, 4*part)
+// shareOf returns the share of a peer, with that of its network.
+func shareOf(addr string) *share {
+	return subnet.Peers[holding]{}.Find(netip.MustParseAddr(addr), func(bool) holding { return holding{} })
+}
+
+// TestPoolNetwork checks that the calls from all the addresses of an IPv6 network leave memory for others.
+func TestPoolNetwork(t *testing.T) {
+	_, p, over := smallPool(t)
+	peers := subnet.Peers[holding]{}
+	for _, step := range []struct {
+		addr   string
+		n, own int
+		ok     bool
+	}{
+		{"2001:db8::1", quarter, 0, true},
+		{"2001:db8::2", quarter, 0, false},
+		{"2001:db8::2", quarter / 2, 0, true},
+		{"2001:db8::3", pageSize, 0, false},
+		{"2001:db8::1", quarter, quarter, true}, // to finish
+		{"2001:db8::2", quarter / 2, quarter / 2, true},
+		{"2001:db8::2", pageSize, quarter, false},
+		{"2001:db8:0:1::1", quarter, 0, true},
+	} {
+		s := peers.Find(netip.MustParseAddr(step.addr), func(bool) holding { return holding{} })
+		peers.Add(s)
+		b, err := p.take(over, step.n, step.n, s, step.own)
+		if (err == nil) != step.ok || err != nil && !errors.Is(err, context.Canceled) {
+			t.Errorf("%d pages for %s, which has %d: %v", step.n/pageSize, step.addr, step.own/pageSize, err)
+		}
+		defer b.release()
+	}
+}
+
+// TestPoolNetworkOrder checks that small calls from other addresses of a network do not starve a large one.
+func TestPoolNetworkOrder(t *testing.T) {
+	ctx, p, over := smallPool(t)
+	peers := subnet.Peers[holding]{}
+	var s [3]*share
+	for i, addr := range []string{"2001:db8::1", "2001:db8::2", "2001:db8::3"} {
+		s[i] = peers.Find(netip.MustParseAddr(addr), func(bool) holding { return holding{} })
+		peers.Add(s[i])
+	}
+	first, err := p.take(over, quarter, quarter, s[0], 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var s share
+	large := make(chan error, 1)
+	go func() {
+		b, err := p.take(ctx, quarter, quarter, s[1], 0)
+		b.release()
+		large <- err
+	}()
+	testenv.Until(t, "the large call waits", func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return len(p.waiting) == 1
+	})
+	if _, err := p.take(over, pageSize, pageSize, s[2], 0); err == nil {
+		t.Error("a small call that came later had memory before")
+	}
+	first.release()
+	if err := <-large; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestPoolOrder checks that the waiting calls of a connection get memory in FIFO order, however many come later and
+// however little they need.
+func TestPoolOrder(t *testing.T) {
+	ctx, p, _ := smallPool(t)
+	s := shareOf("10.0.0.1")
 	type taken struct {
 		b   *buffer
 		err error
@@ -99,7 +170,7 @@ func TestPoolOrder(t *testing.T) {
 		had, _ := before()
 		got := make(chan taken, 1)
 		go func() {
-			b, err := p.take(ctx, n, n, &s, 0)
+			b, err := p.take(ctx, n, n, s, 0)
 			got <- taken{b, err}
 		}()
 		testenv.Until(t, "the request is made", func() bool {
@@ -116,9 +187,9 @@ func TestPoolOrder(t *testing.T) {
 		}
 		return r.b
 	}
-	first, second := have(take(ctx, part/2)), have(take(ctx, part/2))
+	first, second := have(take(ctx, quarter/2)), have(take(ctx, quarter/2))
 	over, giveUp := context.WithCancel(ctx)
-	large, gone := take(ctx, part), take(over, part)
+	large, gone := take(ctx, quarter), take(over, quarter)
 	small := []<-chan taken{take(ctx, pageSize), take(ctx, pageSize)}
 	first.release()
 	late := take(ctx, pageSize)
@@ -131,22 +202,22 @@ func TestPoolOrder(t *testing.T) {
 	}
 	b.release()
 	b = have(gone)
-	again := take(over, part)
+	again := take(over, quarter)
 	b.release()
 	for _, got := range append(small, late) {
 		have(got).release()
 	}
 	have(again).release()
-	b = have(take(ctx, part/2))
-	gone, late = take(over, part), take(ctx, pageSize)
+	b = have(take(ctx, quarter/2))
+	gone, late = take(over, quarter), take(ctx, pageSize)
 	giveUp()
 	if r := <-gone; !errors.Is(r.err, context.Canceled) {
 		t.Error("who gave up:", r.err)
 	}
 	have(late).release()
 	b.release()
-	if s.held != 0 || len(p.waiting) != 0 {
-		t.Errorf("%d bytes held, %d wait", s.held, len(p.waiting))
+	if s.Value.bytes != 0 || len(p.waiting) != 0 {
+		t.Errorf("%d bytes held, %d wait", s.Value.bytes, len(p.waiting))
 	}
 	if err := p.mr.Close(); err != nil {
 		t.Error(err)
@@ -170,7 +241,7 @@ func TestSilentPeer(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			ctx, e := endpoint(t)
 			e.opWait = wait
-			c, err := e.newConn(ctx, "peer", session.DefaultConfig(true)) // without a peer: posted work stays outstanding
+			c, err := e.newConn(ctx, netip.Addr{}, session.DefaultConfig(true)) // without a peer: posted work stays outstanding
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -191,8 +262,8 @@ func TestSilentPeer(t *testing.T) {
 			if err := c.Err(); !errors.Is(err, errSilent) || time.Since(start) < tt.alive+wait {
 				t.Errorf("%v after %v", err, time.Since(start))
 			}
-			if c.held.held != 0 {
-				t.Errorf("%d bytes held", c.held.held)
+			if c.held.Value.bytes != 0 {
+				t.Errorf("%d bytes held", c.held.Value.bytes)
 			}
 		})
 	}
@@ -222,8 +293,8 @@ func silentWrites(c *Conn, held *[]*buffer) error {
 func TestClientShare(t *testing.T) {
 	ctx, e := endpoint(t)
 	conns := make(map[string]*Conn)
-	for _, name := range []string{"one", "one again", "other"} {
-		c, err := e.newConn(ctx, strings.TrimSuffix(name, " again"), session.DefaultConfig(true))
+	for name, addr := range map[string]string{"one": "10.0.0.1", "one again": "10.0.0.1", "other": "10.0.0.2"} {
+		c, err := e.newConn(ctx, netip.MustParseAddr(addr), session.DefaultConfig(true))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -3,6 +3,7 @@ package rpcrdma
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"testing"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
@@ -43,7 +44,7 @@ func TestReceives(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			conn, err := e.newConn(ctx, "peer", cfg)
+			conn, err := e.newConn(ctx, netip.Addr{}, cfg)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -32,7 +32,7 @@ type layer struct {
 // leaves stand on the standard library alone, but for what layers say.
 var leaves = []string{
 	"internal/clock", "internal/serial", "internal/ring", "internal/pkt", "internal/term", "internal/impair",
-	"internal/cache", "internal/marked", "internal/crc32c", "internal/nss", "internal/printable", "internal/histogram", "internal/spin",
+	"internal/cache", "internal/marked", "internal/crc32c", "internal/nss", "internal/printable", "internal/histogram", "internal/spin", "internal/subnet",
 }
 
 // layers is searched in order, so a folder stands before the one it lies in.

@@ -8,12 +8,15 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/iwarpd/iwarpd/internal/subnet"
 )
 
 func TestItems(t *testing.T) {
@@ -595,7 +598,7 @@ func TestSlowCalls(t *testing.T) {
 			}})
 			var wg sync.WaitGroup
 			wg.Go(func() {
-				s.serveConn(t.Context(), &tcpConn{Conn: ours, peer: &tcpPeer{room: newRoom(perPeer, perPeerLarge)}}, func() {})
+				s.serveConn(t.Context(), &tcpConn{Conn: ours, peer: subnet.Peers[room]{}.Find(netip.Addr{}, peerRoom)}, "", func() {})
 				ours.Close()
 			})
 			wg.Go(func() {
@@ -680,7 +683,7 @@ func TestIdleMemory(t *testing.T) {
 // TestBuffersApart checks that the small and the large buffers of a call, which become those of different calls, share no memory, in
 // however many fragments the calls came.
 func TestBuffersApart(t *testing.T) {
-	m := newMemory(newRoom(1, 1), newRoom(1, 1), func() {})
+	m := newMemory([]room{newRoom(1, 1)}, func() {})
 	defer m.free()
 	m.small = new(buffers)
 	for _, fragments := range [][]int{{40_000}, {33_000, 32_000}, {65_000, 16_000}} {
@@ -862,5 +865,74 @@ func TestFullServer(t *testing.T) {
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestNetworkRoom checks that the calls of all addresses of a network count together.
+func TestNetworkRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		entered, hold := make(chan struct{}, 2), make(chan struct{})
+		s := &Server{}
+		s.Register(9, Program{Low: 1, High: 1, Serve: func(context.Context, *Request) Status {
+			entered <- struct{}{}
+			<-hold
+			return Success
+		}})
+		peers := make(subnet.Peers[room])
+		var wg sync.WaitGroup
+		for _, addr := range []string{"2001:db8::1", "2001:db8::2"} {
+			p := peers.Find(netip.MustParseAddr(addr), func(network bool) room {
+				if network {
+					return newRoom(1, 1)
+				}
+				return newRoom(2, 2)
+			})
+			peers.Add(p)
+			ours, theirs := net.Pipe()
+			wg.Go(func() { s.serveConn(t.Context(), &tcpConn{Conn: ours, peer: p}, addr, func() {}) })
+			wg.Go(func() {
+				if err := exchange(theirs, makeCall(1, 1, 0)); err != nil {
+					t.Error(err)
+				}
+				theirs.Close()
+			})
+		}
+		synctest.Wait()
+		if n := len(entered); n != 1 {
+			t.Errorf("%d calls at once", n)
+		}
+		close(hold)
+		wg.Wait()
+		if n := len(entered); n != 2 {
+			t.Errorf("%d calls in all", n)
+		}
+	})
+}
+
+// TestFullNetwork checks that a host that holds all TCP connections, each from another of its IPv6 addresses, does not keep
+// others out.
+func TestFullNetwork(t *testing.T) {
+	conns := &tcpConns{m: make(map[*tcpConn]struct{}), peers: make(subnet.Peers[room])}
+	ended := make(map[string]int)
+	add := func(addr string) bool {
+		return conns.add(&tcpConn{end: func() { ended[addr]++ }}, netip.MustParseAddr(addr))
+	}
+	add("2001:db8:1::1")
+	for i := range maxConns - 1 {
+		add(fmt.Sprintf("2001:db8::%x", i+1))
+	}
+	if add("2001:db8::ffff") {
+		t.Error("the host that holds nearly all gets one more")
+	}
+	for i, addr := range []string{"10.0.0.1", "2001:db8:1::1", "2001:db8:2::1"} {
+		if !add(addr) {
+			t.Errorf("%s is kept out", addr)
+		}
+		if first := fmt.Sprintf("2001:db8::%x", i+1); ended[first] != 1 || len(ended) != i+1 {
+			t.Errorf("%s: ended are %v, want %s too", addr, ended, first)
+		}
+	}
+	if len(conns.m) != maxConns {
+		t.Errorf("%d connections", len(conns.m))
 	}
 }

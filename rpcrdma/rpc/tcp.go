@@ -2,13 +2,17 @@ package rpc
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/iwarpd/iwarpd/internal/subnet"
 )
 
 // maxRecord is the default for the longest message over TCP, in bytes.
@@ -24,22 +28,15 @@ const maxConns = 256
 type tcpConn struct {
 	net.Conn
 	end  context.CancelFunc // closes the connection
-	peer *tcpPeer
+	peer *subnet.Peer[room]
 	used uint64 // order of the last calls; guarded by the mu of its tcpConns
-}
-
-// tcpPeer is a client that has connections.
-type tcpPeer struct {
-	addr  string
-	conns int // guarded by the mu of its tcpConns
-	room  room
 }
 
 // tcpConns are the connections of a ServeTCP.
 type tcpConns struct {
 	mu    sync.Mutex
 	m     map[*tcpConn]struct{}
-	peers map[string]*tcpPeer // of the connections in m, by address
+	peers subnet.Peers[room] // of the connections in m
 	uses  uint64
 }
 
@@ -51,32 +48,28 @@ func (l *tcpConns) use(c *tcpConn) {
 	c.used = l.uses
 }
 
-// add adds a connection c of the client with the address addr. If there are maxConns connections, the least
-// recently used one of the client with the most ends, so that no client keeps others out. add returns false if that
-// client does not have at least two more than the client of c.
-func (l *tcpConns) add(c *tcpConn, addr string) bool {
+// add adds a connection c of the client with the address addr. If there are maxConns connections, one of a client that
+// crowds that of c ends, so that no client keeps others out: of the network with the most connections, and in it of the
+// client with the most, the least recently used one. add returns false if no client crowds that of c.
+func (l *tcpConns) add(c *tcpConn, addr netip.Addr) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	p := l.peers[addr]
-	if p == nil {
-		p = &tcpPeer{addr: addr, room: newRoom(perPeer, perPeerLarge)}
-	}
+	c.peer = l.peers.Find(addr, peerRoom)
 	if len(l.m) >= maxConns {
 		var victim *tcpConn
 		for o := range l.m {
-			if victim == nil || o.peer.conns > victim.peer.conns || o.peer.conns == victim.peer.conns && o.used < victim.used {
+			if o.peer.Crowds(c.peer) && (victim == nil || cmp.Or(cmp.Compare(o.peer.Net.Conns, victim.peer.Net.Conns),
+				cmp.Compare(o.peer.Conns, victim.peer.Conns), cmp.Compare(victim.used, o.used)) > 0) {
 				victim = o
 			}
 		}
-		if victim.peer.conns < p.conns+2 {
+		if victim == nil {
 			return false
 		}
 		victim.end()
 		l.drop(victim)
 	}
-	c.peer = p
-	p.conns++
-	l.peers[addr] = p
+	l.peers.Add(c.peer)
 	l.m[c] = struct{}{}
 	l.uses++
 	c.used = l.uses
@@ -86,9 +79,7 @@ func (l *tcpConns) add(c *tcpConn, addr string) bool {
 // drop removes a connection that is in m. Called with mu held.
 func (l *tcpConns) drop(c *tcpConn) {
 	delete(l.m, c)
-	if c.peer.conns--; c.peer.conns == 0 {
-		delete(l.peers, c.peer.addr)
-	}
+	l.peers.Remove(c.peer)
 }
 
 // remove removes c unless it has ended for another connection.
@@ -108,7 +99,7 @@ func (s *Server) ServeTCP(ctx context.Context, l net.Listener) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	slots := make(chan struct{}, maxConns)
-	conns := &tcpConns{m: make(map[*tcpConn]struct{}), peers: make(map[string]*tcpPeer)}
+	conns := &tcpConns{m: make(map[*tcpConn]struct{}), peers: make(subnet.Peers[room])}
 	for {
 		nc, err := l.Accept()
 		if err != nil {
@@ -124,10 +115,10 @@ func (s *Server) ServeTCP(ctx context.Context, l net.Listener) error {
 			}
 			continue
 		}
-		addr, _, _ := net.SplitHostPort(nc.RemoteAddr().String())
+		from, _ := netip.ParseAddrPort(nc.RemoteAddr().String())
 		open, end := context.WithCancel(ctx)
 		c := &tcpConn{Conn: nc, end: end}
-		if !conns.add(c, addr) {
+		if !conns.add(c, from.Addr()) {
 			end()
 			c.Close()
 			continue
@@ -142,19 +133,21 @@ func (s *Server) ServeTCP(ctx context.Context, l net.Listener) error {
 			case <-open.Done():
 				return
 			}
-			s.serveConn(ctx, c, func() { conns.use(c) })
+			s.serveConn(ctx, c, from.Addr().String(), func() { conns.use(c) })
 		})
 	}
 }
 
-// perConn and perPeer are the numbers of calls served concurrently per TCP connection and per client.
-// At most perConnLarge and perPeerLarge of them may have more than small bytes of arguments or results.
-// This bounds the memory for a client that does not read its replies.
+// perConn, perPeer and perNet are the numbers of calls served concurrently per TCP connection, per address and per
+// network of IPv6. At most perConnLarge, perPeerLarge and perNetLarge of them may have more than small bytes of
+// arguments or results. This bounds the memory for a client that does not read its replies.
 const (
 	perConn      = 16
 	perConnLarge = 4
 	perPeer      = 256
 	perPeerLarge = 16
+	perNet       = 1024
+	perNetLarge  = 64
 	small        = 1 << 16
 )
 
@@ -163,6 +156,13 @@ type room struct{ calls, large chan struct{} }
 
 func newRoom(calls, large int) room {
 	return room{make(chan struct{}, calls), make(chan struct{}, large)}
+}
+
+func peerRoom(network bool) room {
+	if network {
+		return newRoom(perNet, perNetLarge)
+	}
+	return newRoom(perPeer, perPeerLarge)
 }
 
 // buffers hold a call and a result.
@@ -176,21 +176,22 @@ func pool() *sync.Pool { return &sync.Pool{New: func() any { return new(buffers)
 
 // memory is that of a call.
 type memory struct {
-	rooms  [2]room // of the connection and of its client
-	waited func()  // called after a wait for places
+	rooms  []room // of the connection, its client and the network of that
+	waited func() // called after a wait for places
 	small  *buffers
 	large  *buffers // nil unless the call is large
 }
 
-// newMemory waits until both rooms have a place for a call.
-func newMemory(conn, peer room, waited func()) *memory {
-	conn.calls <- struct{}{}
-	peer.calls <- struct{}{}
+// newMemory waits until the rooms have a place for a call.
+func newMemory(rooms []room, waited func()) *memory {
+	for _, r := range rooms {
+		r.calls <- struct{}{}
+	}
 	waited()
-	return &memory{rooms: [2]room{conn, peer}, waited: waited, small: smallBuffers.Get().(*buffers)}
+	return &memory{rooms: rooms, waited: waited, small: smallBuffers.Get().(*buffers)}
 }
 
-// buffers returns the buffers for n bytes. If n makes the call a large one, it waits until both rooms have a place for that.
+// buffers returns the buffers for n bytes. If n makes the call a large one, it waits until the rooms have a place for that.
 func (m *memory) buffers(n int) *buffers {
 	if n <= small {
 		return m.small
@@ -228,8 +229,8 @@ func (m *memory) free() {
 	}
 }
 
-// serveConn serves a connection. It calls use for each call.
-func (s *Server) serveConn(ctx context.Context, c *tcpConn, use func()) {
+// serveConn serves a connection of the client with the address from. It calls use for each call.
+func (s *Server) serveConn(ctx context.Context, c *tcpConn, from string, use func()) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	var mu sync.Mutex // serializes writing
@@ -237,7 +238,10 @@ func (s *Server) serveConn(ctx context.Context, c *tcpConn, use func()) {
 	if limit == 0 {
 		limit = maxRecord
 	}
-	room := newRoom(perConn, perConnLarge)
+	rooms := []room{newRoom(perConn, perConnLarge), c.peer.Value}
+	if c.peer.Net != c.peer {
+		rooms = append(rooms, c.peer.Net.Value)
+	}
 	r := bufio.NewReaderSize(c, 16<<10)
 	begin := func() { _ = c.SetReadDeadline(time.Now().Add(idle)) } // again after each wait for our own calls
 	for {
@@ -245,7 +249,7 @@ func (s *Server) serveConn(ctx context.Context, c *tcpConn, use func()) {
 		if _, err := r.Peek(1); err != nil {
 			return
 		}
-		mem := newMemory(room, c.peer.room, begin)
+		mem := newMemory(rooms, begin)
 		call, err := mem.read(r, limit)
 		if err != nil {
 			mem.free()
@@ -255,7 +259,7 @@ func (s *Server) serveConn(ctx context.Context, c *tcpConn, use func()) {
 		wg.Go(func() {
 			defer mem.free()
 			first := true
-			m, ok := s.Serve(ctx, c.peer.addr, Msg{Body: call}, func(n int) ([]byte, error) {
+			m, ok := s.Serve(ctx, from, Msg{Body: call}, func(n int) ([]byte, error) {
 				b := mem.buffers(n)
 				if !first {
 					return make([]byte, n), nil
