@@ -54,6 +54,45 @@ const (
 	Error1 Type = 4
 )
 
+// layout says which parts a header has after its prefix. They are in the order of the constants.
+type layout uint16
+
+const (
+	hasFailure layout = 1 << iota
+	hasProps
+	hasRemaining
+	hasInv
+	hasCall
+	hasReads
+	hasWrites
+	hasReply // only after hasWrites
+	hasWord  // at least one word of the RPC message must follow
+)
+
+var layouts1 = map[Type]layout{
+	Msg1: hasReads | hasWrites | hasReply, NoMsg1: hasReads | hasWrites | hasReply, MsgP1: 0, Done1: 0, Error1: hasFailure,
+}
+
+var layouts2 = map[Type]layout{
+	Error: hasFailure, Grant: 0, ConnPropMiddle: hasProps, ConnPropFinal: hasProps,
+	CallExternal:  hasInv | hasCall | hasReads | hasWrites | hasReply,
+	CallMiddle:    hasRemaining | hasWord,
+	CallInline:    hasInv | hasReads | hasWrites | hasReply | hasWord,
+	ReplyExternal: hasWrites | hasReply,
+	ReplyMiddle:   hasRemaining | hasWord,
+	ReplyInline:   hasWrites | hasWord,
+}
+
+// layoutOf returns the layout of a type. The errors of other versions are like those of version 2.
+func layoutOf(vers uint32, t Type) (l layout, ok bool) {
+	of := layouts2
+	if vers == Version1 {
+		of = layouts1
+	}
+	l, ok = of[t]
+	return l, ok
+}
+
 // ErrCode is the reason in an Error header.
 type ErrCode uint32
 
@@ -132,6 +171,21 @@ type Failure struct {
 	Index, Needed uint32
 }
 
+// words returns the fields that count, in their order.
+func (f *Failure) words() [2]*uint32 {
+	switch f.Code {
+	case ErrVers:
+		return [2]*uint32{&f.Low, &f.High}
+	case ErrReadChunks, ErrWriteChunks, ErrSegments:
+		return [2]*uint32{&f.Max}
+	case ErrWriteResource:
+		return [2]*uint32{&f.Index, &f.Needed}
+	case ErrReplyResource:
+		return [2]*uint32{&f.Needed}
+	}
+	return [2]*uint32{}
+}
+
 // Prop is a transport property as it is sent (draft section 5.1).
 type Prop struct {
 	ID   uint32
@@ -185,91 +239,58 @@ func (h *Header) Decode(b []byte) (n int, err error) {
 	h.XID, h.Vers, h.Credit = binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:]), binary.BigEndian.Uint32(b[8:])
 	h.Type = Type(binary.BigEndian.Uint32(b[12:]))
 	d := decoder{b: b, off: PrefixSize}
-	switch h.Vers {
-	case Version1:
-		err = h.decode1(&d)
-	case Version2:
-		err = h.decode2(&d)
-	default:
+	if h.Vers != Version1 && h.Vers != Version2 {
 		// Of other versions only errors are understood: all versions have their first words
 		// in common.
 		return PrefixSize, ErrVersion
 	}
-	if err != nil {
-		return d.off, err
+	if h.Vers == Version1 && len(b) < minSize1 && (h.Type != Error1 || len(b) < PrefixSize+4) {
+		return 0, ErrShort
 	}
-	if d.bad {
-		return d.off, ErrXDR
+	if err = h.decode(&d); err == nil && d.bad {
+		err = ErrXDR
 	}
-	return d.off, nil
+	return d.off, err
 }
 
-func (h *Header) decode1(d *decoder) error {
-	if len(d.b) < minSize1 && (h.Type != Error1 || len(d.b) < PrefixSize+4) {
-		return ErrShort
+func (h *Header) decode(d *decoder) error {
+	l, ok := layoutOf(h.Vers, h.Type)
+	if !ok {
+		return ErrType
 	}
-	switch h.Type {
-	case Msg1, NoMsg1:
-		h.Reads = d.reads(h.Reads)
-		h.lists(d, true)
-	case MsgP1, Done1:
-	case Error1:
-		h.Failure.Code = ErrCode(d.u32())
-		switch h.Failure.Code {
-		case ErrVers:
-			h.Failure.Low, h.Failure.High = d.u32(), d.u32()
-		case ErrChunk1:
-		default:
+	if l&hasFailure != 0 {
+		f := &h.Failure
+		if f.Code = ErrCode(d.u32()); !d.bad && (!f.Code.Known() || h.Vers == Version1 && f.Code > ErrChunk1) {
 			return ErrUnknownCode
 		}
-	default:
-		return ErrType
-	}
-	return nil
-}
-
-func (h *Header) decode2(d *decoder) error {
-	switch h.Type {
-	case Error:
-		f := &h.Failure
-		f.Code = ErrCode(d.u32())
-		switch f.Code {
-		case ErrVers:
-			f.Low, f.High = d.u32(), d.u32()
-		case ErrReadChunks, ErrWriteChunks, ErrSegments:
-			f.Max = d.u32()
-		case ErrWriteResource:
-			f.Index, f.Needed = d.u32(), d.u32()
-		case ErrReplyResource:
-			f.Needed = d.u32()
-		default:
-			if !d.bad && !f.Code.Known() {
-				return ErrUnknownCode
+		for _, p := range f.words() {
+			if p != nil {
+				*p = d.u32()
 			}
 		}
-	case Grant:
-	case ConnPropMiddle, ConnPropFinal:
-		return h.decodeProps(d)
-	case CallExternal:
-		h.InvHandle = d.u32()
-		h.Call = d.reads(h.Call)
-		h.Reads = d.reads(h.Reads)
-		h.lists(d, true)
-	case CallInline:
-		h.InvHandle = d.u32()
-		h.Reads = d.reads(h.Reads)
-		h.lists(d, true)
-		d.word()
-	case CallMiddle, ReplyMiddle:
+	}
+	if l&hasProps != 0 {
+		if err := h.decodeProps(d); err != nil {
+			return err
+		}
+	}
+	if l&hasRemaining != 0 {
 		h.Remaining = d.u32()
-		d.word()
-	case ReplyExternal:
-		h.lists(d, true)
-	case ReplyInline:
-		h.lists(d, false)
-		d.word()
-	default:
-		return ErrType
+	}
+	if l&hasInv != 0 {
+		h.InvHandle = d.u32()
+	}
+	if l&hasCall != 0 {
+		h.Call = d.reads(h.Call)
+	}
+	if l&hasReads != 0 {
+		h.Reads = d.reads(h.Reads)
+	}
+	if l&hasWrites != 0 {
+		h.lists(d, l&hasReply != 0)
+	}
+	if l&hasWord != 0 && len(d.b)-d.off < 4 {
+		d.bad = true
 	}
 	return nil
 }
@@ -344,13 +365,6 @@ func (d *decoder) u32() uint32 {
 	v := binary.BigEndian.Uint32(d.b[d.off:])
 	d.off += 4
 	return v
-}
-
-// word checks that at least one word of the RPC message follows, without consuming it.
-func (d *decoder) word() {
-	if len(d.b)-d.off < 4 {
-		d.bad = true
-	}
 }
 
 // more reads the discriminator of optional data.
