@@ -1,6 +1,10 @@
 package session
 
-import "github.com/iwarpd/iwarpd/rpcrdma/wire"
+import (
+	"cmp"
+
+	"github.com/iwarpd/iwarpd/rpcrdma/wire"
+)
 
 // firstLimit is the maximum length of a client's first message, since the server may support only
 // version 1 (draft section 4.3).
@@ -13,8 +17,11 @@ type Out struct {
 }
 
 // edge returns the credit value to advertise: the total number of messages that the peer may have
-// sent, modulo 2^32. It never decreases.
+// sent, modulo 2^32, which never decreases. In version 1 it is the number of calls in progress.
 func (s *Session) edge() uint32 {
+	if s.version == 1 {
+		return uint32(s.cfg.Window)
+	}
 	e := s.received + uint32(s.cfg.Window-s.busy)
 	if int32(e-s.told) < 0 {
 		return s.told
@@ -111,12 +118,8 @@ func (s *Session) left(m *message) {
 
 func (s *Session) emit(out *Out, m *message) {
 	h := &m.hdr
-	h.Vers = uint32(s.version)
-	if s.version == 0 {
-		h.Vers = uint32(s.cfg.Version)
-	}
-	if m.answer {
-		h.Vers = m.vers
+	if h.Type != wire.Error { // an error has the version of what it answers
+		h.Vers = uint32(cmp.Or(s.version, s.cfg.Version))
 	}
 	h.Credit = s.edge()
 	*out = Out{B: h.Append(out.B[:0]), Inv: s.invalidate(m)}
@@ -161,15 +164,7 @@ func (s *Session) poll1(out *Out) bool {
 			}
 		}
 	}
-	h := &m.hdr
-	h.Vers, h.Credit = 1, uint32(s.cfg.Window)
-	if m.answer {
-		h.Vers = m.vers
-	}
-	*out = Out{B: h.Append(out.B[:0]), Inv: s.invalidate(&m)}
-	out.B = append(out.B, m.body...)
-	s.sent++
-	s.stats.Sent++
+	s.emit(out, &m)
 	return true
 }
 
@@ -184,8 +179,7 @@ func (s *Session) sendError(xid, vers uint32, f wire.Failure) {
 		return
 	}
 	s.stats.Errors++
-	m := message{hdr: wire.Header{XID: xid, Type: wire.Error, Failure: f}, answer: true, vers: vers}
-	s.ctrl = append(s.ctrl, m)
+	s.ctrl = append(s.ctrl, message{hdr: wire.Header{XID: xid, Vers: vers, Type: wire.Error, Failure: f}})
 }
 
 // sendProps queues our properties, in as many messages as needed.

@@ -222,8 +222,6 @@ type message struct {
 	inv    uint32
 	call   bool // counts as an outstanding call of ours
 	pieces bool // may be continued
-	answer bool // an Error, of the version vers: that of what it answers
-	vers   uint32
 }
 
 // assembly is a continued message that is being received.
