@@ -10,21 +10,20 @@ import (
 
 // incoming2 processes a message of a version 2 call.
 func (s *Session) incoming2(h *wire.Header, body []byte) {
-	if s.asm.skips(h) {
-		s.stats.Discarded++
+	if s.skips(h) {
 		return
 	}
 	if f, ok := s.reverse(h); !ok {
-		s.asm.drop(h.XID)
+		s.asm = assembly{}
 		s.sendError(h.XID, 2, f)
 		return
 	}
 	if h.Type == wire.CallMiddle {
-		s.middle(h, body, false)
+		s.middle(h, body)
 		return
 	}
 	if f, ok := s.check(h); !ok {
-		s.asm.drop(h.XID)
+		s.asm = assembly{}
 		s.sendError(h.XID, 2, f)
 		return
 	}

@@ -167,11 +167,11 @@ func (s *Session) receive2(h *wire.Header, err error, b []byte, n int) {
 		}
 		s.incoming2(h, body)
 	case wire.ReplyMiddle:
-		if !s.asm.active && s.pending[h.XID] == nil || s.asm.skips(h) {
+		if s.asm.last == 0 && s.pending[h.XID] == nil {
 			s.stats.Discarded++
-			return
+		} else if !s.skips(h) {
+			s.middle(h, body)
 		}
-		s.middle(h, body, true)
 	case wire.ReplyInline, wire.ReplyExternal:
 		s.reply2(h, body)
 	}
@@ -179,16 +179,16 @@ func (s *Session) receive2(h *wire.Header, err error, b []byte, n int) {
 
 // badXDR answers a header that cannot be parsed. Replies are not answered; their call fails.
 func (s *Session) badXDR(h *wire.Header) {
-	switch h.Type {
-	case wire.Error, wire.Grant:
+	if h.Type == wire.Error || h.Type == wire.Grant {
 		s.stats.Discarded++
+		return
+	}
+	s.interrupted(h)
+	s.asm = assembly{}
+	switch h.Type {
 	case wire.ReplyExternal, wire.ReplyMiddle, wire.ReplyInline:
-		s.interrupted(h)
-		s.asm.drop(h.XID)
 		s.fail(h.XID, ErrProtocol)
 	default:
-		s.interrupted(h)
-		s.asm.drop(h.XID)
 		s.sendError(h.XID, 2, wire.Failure{Code: wire.ErrBadXDR})
 	}
 }
@@ -196,65 +196,50 @@ func (s *Session) badXDR(h *wire.Header) {
 // interrupted reports whether h does not continue the continued message that is being received, and
 // in this case abandons the message (draft sections 6.3.6 and 6.3.9).
 func (s *Session) interrupted(h *wire.Header) bool {
-	a := &s.asm
-	if !a.active {
-		return false
-	}
-	if a.xid == h.XID && (!a.reply && (h.Type == wire.CallMiddle || h.Type == wire.CallInline) ||
-		a.reply && (h.Type == wire.ReplyMiddle || h.Type == wire.ReplyInline)) {
+	a := s.asm.parts
+	if a.last == 0 || a.has(h) {
 		return false
 	}
 	if a.xid != h.XID { // answer the interrupted one too, since its caller waits
-		s.broken(a.xid)
-	} else {
-		a.active, a.buf = false, nil
-		if a.reply {
-			s.fail(a.xid, ErrProtocol)
-		}
+		s.abandon()
+		return true
+	}
+	s.asm = assembly{}
+	if a.last == wire.ReplyInline {
+		s.fail(a.xid, ErrProtocol)
 	}
 	return true
 }
 
-// broken abandons the assembly and reports that to the peer.
-func (s *Session) broken(xid uint32) {
-	a := &s.asm
-	a.active, a.buf = false, nil
-	s.sendError(xid, 2, wire.Failure{Code: wire.ErrInvalCont})
-	if a.reply {
-		s.fail(xid, ErrProtocol)
-	}
-	a.poison, a.poisonXID = true, xid
-	a.poisonType = wire.CallInline
-	if a.reply {
-		a.poisonType = wire.ReplyInline
-	}
-}
-
-// drop discards a continued message.
-func (a *assembly) drop(xid uint32) {
-	if a.active && a.xid == xid {
-		a.active, a.buf = false, nil
+// abandon discards the assembly and what is to come of it, and reports that to the peer.
+func (s *Session) abandon() {
+	a := s.asm.parts
+	s.asm, s.broken = assembly{}, a
+	s.sendError(a.xid, 2, wire.Failure{Code: wire.ErrInvalCont})
+	if a.last == wire.ReplyInline {
+		s.fail(a.xid, ErrProtocol)
 	}
 }
 
 // skips reports whether h is a later part of a continued message that failed; it is discarded
 // (draft section 7.1.4).
-func (a *assembly) skips(h *wire.Header) bool {
-	if !a.poison || h.XID != a.poisonXID || h.Type != a.poisonType && h.Type != a.poisonType-1 {
+func (s *Session) skips(h *wire.Header) bool {
+	if !s.broken.has(h) {
 		return false
 	}
-	if h.Type == a.poisonType {
-		a.poison = false
+	if h.Type == s.broken.last {
+		s.broken = parts{}
 	}
+	s.stats.Discarded++
 	return true
 }
 
 // middle processes a part that is not the last.
-func (s *Session) middle(h *wire.Header, body []byte, reply bool) {
+func (s *Session) middle(h *wire.Header, body []byte) {
 	a := &s.asm
-	if !a.active {
+	if a.last == 0 {
 		if len(body) >= 4 && binary.BigEndian.Uint32(body) != h.XID {
-			if reply {
+			if h.Type == wire.ReplyMiddle {
 				s.fail(h.XID, ErrProtocol)
 			} else {
 				s.sendError(h.XID, 2, wire.Failure{Code: wire.ErrBadXDR})
@@ -263,7 +248,7 @@ func (s *Session) middle(h *wire.Header, body []byte, reply bool) {
 		}
 		// The draft does not say whether rdma_remaining includes the current part. The
 		// following parts show which reading the peer uses.
-		*a = assembly{active: true, reply: reply, xid: h.XID, poison: a.poison, poisonXID: a.poisonXID, poisonType: a.poisonType}
+		a.parts = parts{h.XID, h.Type + 1}
 		a.total = [2]int{len(body) + int(h.Remaining), int(h.Remaining)}
 		a.ok = [2]bool{h.Remaining > 0, int64(h.Remaining) > int64(len(body))}
 	} else {
@@ -271,7 +256,7 @@ func (s *Session) middle(h *wire.Header, body []byte, reply bool) {
 		a.ok[1] = a.ok[1] && len(a.buf)+int(h.Remaining) == a.total[1]
 	}
 	if !a.ok[0] && !a.ok[1] || len(a.buf)+len(body) > s.cfg.Limits.Message || a.least() > s.cfg.Limits.Message {
-		s.broken(h.XID)
+		s.abandon()
 		return
 	}
 	if a.buf == nil {
@@ -291,17 +276,17 @@ func (a *assembly) least() int {
 // whole adds the last part. ok is false if the message is incomplete or malformed.
 func (s *Session) whole(h *wire.Header, body []byte) (msg []byte, ok bool) {
 	a := &s.asm
-	if !a.active {
+	if a.last == 0 {
 		return append([]byte(nil), body...), true
 	}
 	n := len(a.buf) + len(body)
 	if !(a.ok[0] && n == a.total[0] || a.ok[1] && n == a.total[1]) {
-		s.broken(h.XID)
-		a.poison = false
+		s.abandon()
+		s.broken = parts{}
 		return nil, false
 	}
 	msg = append(a.buf, body...)
-	a.active, a.buf = false, nil
+	s.asm = assembly{}
 	return msg, true
 }
 
@@ -385,8 +370,7 @@ func (s *Session) failure(h *wire.Header) {
 
 // reply2 processes the last or only message of a version 2 reply.
 func (s *Session) reply2(h *wire.Header, body []byte) {
-	if s.asm.skips(h) {
-		s.stats.Discarded++
+	if s.skips(h) {
 		return
 	}
 	var msg []byte

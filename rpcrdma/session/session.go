@@ -184,6 +184,7 @@ type Session struct {
 	}
 
 	asm      assembly
+	broken   parts // of a continued message that failed: the rest is discarded
 	pending  map[uint32]*pending
 	named    map[uint32]int         // number of segments of unanswered calls per handle
 	queue    []message              // in order; the head may be partly sent
@@ -224,17 +225,23 @@ type message struct {
 	pieces bool // may be continued
 }
 
+// parts identifies the parts of a continued message.
+type parts struct {
+	xid  uint32
+	last wire.Type // CallInline or ReplyInline, the type of the last part; 0: there is no message
+}
+
+// has reports whether h is one of the parts.
+func (p parts) has(h *wire.Header) bool {
+	return p.last != 0 && h.XID == p.xid && (h.Type == p.last || h.Type == p.last-1)
+}
+
 // assembly is a continued message that is being received.
 type assembly struct {
-	active     bool
-	reply      bool
-	xid        uint32
-	buf        []byte
-	total      [2]int  // length of the whole, by each reading of rdma_remaining
-	ok         [2]bool // which readings are still possible
-	poison     bool    // the rest of poisonXID is discarded
-	poisonXID  uint32
-	poisonType wire.Type
+	parts
+	buf   []byte
+	total [2]int  // length of the whole, by each reading of rdma_remaining
+	ok    [2]bool // which readings are still possible
 }
 
 // New returns a Session for a connection that was just established. For a client, PollTransmit then
