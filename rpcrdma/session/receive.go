@@ -107,7 +107,7 @@ func (s *Session) negotiate(h *wire.Header, err error) bool {
 	}
 	s.version = int(h.Vers)
 	s.limit = h.Credit
-	if !s.auth.on {
+	if s.cfg.Auth == nil {
 		s.becomeReady()
 	}
 	return true
@@ -161,7 +161,7 @@ func (s *Session) receive2(h *wire.Header, err error, b []byte, n int) {
 	case wire.ConnPropMiddle, wire.ConnPropFinal:
 		s.properties(h)
 	case wire.CallMiddle, wire.CallInline, wire.CallExternal:
-		if s.auth.on && !s.auth.done {
+		if !s.authed {
 			s.sendError(h.XID, 2, wire.Failure{Code: wire.ErrSystem})
 			return
 		}
@@ -305,11 +305,11 @@ func (s *Session) properties(h *wire.Header) {
 	if h.Type == wire.ConnPropFinal {
 		s.propsIn = phaseFinal
 	}
-	if !s.auth.on {
+	if s.cfg.Auth == nil {
 		return
 	}
 	for _, m := range auth {
-		if s.auth.done && s.propsSent == phaseFinal {
+		if s.authed && s.propsSent == phaseFinal {
 			break
 		}
 		out, done, err := s.cfg.Auth.Step(m)
@@ -317,14 +317,14 @@ func (s *Session) properties(h *wire.Header) {
 			s.close(errors.Join(ErrAuth, err))
 			return
 		}
-		s.auth.done = done
+		s.authed = done
 		if len(out) > 0 || done {
 			s.queueProps(nil, out, done)
 		}
 	}
 	switch {
 	case s.propsIn != phaseFinal:
-	case !s.auth.done:
+	case !s.authed:
 		s.close(ErrAuth)
 	default:
 		if s.propsSent != phaseFinal {

@@ -184,24 +184,15 @@ func (s *Session) sendError(xid, vers uint32, f wire.Failure) {
 
 // sendProps queues our properties, in as many messages as needed.
 func (s *Session) sendProps() {
-	if s.propsSent != phaseNone {
-		return
-	}
-	props := append(s.cfg.Props.Props(), s.cfg.Extra...)
 	var material []byte
-	done := true
-	if s.auth.on && !s.cfg.Server {
+	if s.cfg.Auth != nil && !s.cfg.Server {
 		var err error
-		material, done, err = s.cfg.Auth.Step(nil)
-		if err != nil {
+		if material, s.authed, err = s.cfg.Auth.Step(nil); err != nil {
 			s.close(ErrAuth)
 			return
 		}
-		s.auth.done = done
-	} else if s.auth.on {
-		done = s.auth.done
 	}
-	s.queueProps(props, material, done)
+	s.queueProps(append(s.cfg.Props.Props(), s.cfg.Extra...), material, s.authed)
 }
 
 // queueProps queues CONNPROP messages with props and material. final marks the last of them as the

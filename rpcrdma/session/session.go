@@ -179,9 +179,7 @@ type Session struct {
 	grant1             int    // version 1: credits granted to us
 	flight1            int    // version 1: our calls without reply
 	propsSent, propsIn phase
-	auth               struct {
-		on, done bool
-	}
+	authed             bool // the peer has authenticated itself, if Config.Auth demands that
 
 	asm      assembly
 	broken   parts // of a continued message that failed: the rest is discarded
@@ -251,9 +249,8 @@ func New(cfg Config) *Session {
 	cfg.Send1, cfg.Recv1 = max(cfg.Send1, 1024), max(cfg.Recv1, 1024)
 	s := &Session{
 		cfg: cfg, peer: wire.DefaultProperties(), pending: make(map[uint32]*pending), named: make(map[uint32]int),
-		limit: 1, told: 1, grant1: 1, maxRead: -1, maxWrite: -1, maxSegs: -1,
+		limit: 1, told: 1, grant1: 1, maxRead: -1, maxWrite: -1, maxSegs: -1, authed: cfg.Auth == nil,
 	}
-	s.auth.on = cfg.Auth != nil
 	if !cfg.Server {
 		if cfg.Version >= 2 {
 			s.sendProps()

@@ -490,8 +490,8 @@ func TestHostAuthentication(t *testing.T) {
 				a.events()
 				b.events()
 			}
-			if !a.s.ready || !b.s.auth.done || a.s.propsSent != phaseFinal || b.s.propsSent != phaseFinal {
-				t.Fatalf("%d bytes, %d steps: ready %v, done %v %v, sent %v %v", size, steps, a.s.ready, a.s.auth.done, b.s.auth.done, a.s.propsSent, b.s.propsSent)
+			if !a.s.ready || !b.s.authed || a.s.propsSent != phaseFinal || b.s.propsSent != phaseFinal {
+				t.Fatalf("%d bytes, %d steps: ready %v, done %v %v, sent %v %v", size, steps, a.s.ready, a.s.authed, b.s.authed, a.s.propsSent, b.s.propsSent)
 			}
 			if err := a.s.Call(4, pattern(4, 40, rpcCall), &CallChunks{}); err != nil {
 				t.Fatal(err)
