@@ -114,7 +114,8 @@ func (c *Client) dial(ctx context.Context) (*Conn, error) {
 			return conn, nil
 		}
 		c.mu.Lock()
-		again := quiet && c.version == 0 && c.e.cfg.Session.Version > 1 && c.e.cfg.Session.MinVersion <= 1
+		cfg := &c.e.cfg.Session
+		again := quiet && c.version == 0 && cfg.Version > 1 && cfg.MinVersion <= 1 && c.e.cfg.Auth == nil
 		if again {
 			c.version = 1
 		}

@@ -42,7 +42,7 @@ type Config struct {
 	// chunk. Replies of any length are continued while at most 4 MiB of them are queued.
 	// Below 2, neither is continued.
 	Continue int
-	Auth     Handshake // nil: no host authentication
+	Auth     Handshake // nil: no host authentication; otherwise version 1, which has none, is not used
 }
 
 // Invalidation says which Sends of a responder may invalidate an STag.
@@ -247,6 +247,9 @@ type assembly struct {
 func New(cfg Config) *Session {
 	cfg.Window = max(cfg.Window, 2)
 	cfg.Send1, cfg.Recv1 = max(cfg.Send1, 1024), max(cfg.Recv1, 1024)
+	if cfg.Auth != nil { // version 1 has no host authentication
+		cfg.Version, cfg.MinVersion = max(cfg.Version, 2), max(cfg.MinVersion, 2)
+	}
 	s := &Session{
 		cfg: cfg, peer: wire.DefaultProperties(), pending: make(map[uint32]*pending), named: make(map[uint32]int),
 		limit: 1, told: 1, grant1: 1, maxRead: -1, maxWrite: -1, maxSegs: -1, authed: cfg.Auth == nil,

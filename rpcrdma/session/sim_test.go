@@ -523,6 +523,26 @@ func TestHostAuthentication(t *testing.T) {
 			t.Errorf("%+v", p.evs)
 		}
 	})
+	t.Run("a client of version 1, which has none", func(t *testing.T) {
+		cfg := DefaultConfig(true)
+		cfg.Auth = &shake{steps: 1, size: 4}
+		p := newPeer(t, cfg)
+		p.send(wire.Header{XID: 9, Vers: 1, Type: wire.Msg1}, callBody(9, 40)...)
+		if len(p.evs) > 0 || len(p.got) != 1 || p.got[0].Failure != (wire.Failure{Code: wire.ErrVers, Low: 2, High: 2}) {
+			t.Errorf("%+v %+v", p.evs, p.got)
+		}
+	})
+	t.Run("a server of version 1, which has none", func(t *testing.T) {
+		for _, version := range []int{1, 2} {
+			cfg := DefaultConfig(false)
+			cfg.Version, cfg.Auth = version, &shake{steps: 1, size: 4}
+			p := newPeer(t, cfg)
+			p.send(wire.Header{Vers: 1, Type: wire.Error, Failure: wire.Failure{Code: wire.ErrVers, Low: 1, High: 1}})
+			if len(p.evs) != 1 || !errors.Is(p.evs[0].Err, ErrVersion) {
+				t.Errorf("version %d: %+v", version, p.evs)
+			}
+		}
+	})
 	t.Run("a wrong one", func(t *testing.T) {
 		cfg := DefaultConfig(true)
 		cfg.Auth = &shake{steps: 2, size: 4, bad: true}
