@@ -8,7 +8,6 @@ import (
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/rpcrdma/session"
-	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
 // failedCalls remembers calls whose chunks ended a connection. If the client sends such a call again on
@@ -65,12 +64,7 @@ const maxExposed = 2 * sendSlots
 
 // exposed is a ring of the most recent calls with chunks.
 type exposed struct {
-	ring [maxExposed]struct {
-		xid         uint32
-		call, reads []wire.ReadSegment
-		writes      []wire.Chunk
-		reply       wire.Chunk
-	}
+	ring [maxExposed]session.Call // without their bodies
 	next int
 }
 
@@ -80,27 +74,18 @@ func (x *exposed) add(c *session.Call) {
 	}
 	e := &x.ring[x.next%maxExposed]
 	x.next++
-	e.xid, e.call, e.reads, e.writes, e.reply = c.XID, c.Ext, c.Reads, c.Writes, c.Reply
+	*e = *c
+	e.Body = nil
 }
 
 // find calls f with the XID of each call that exposed the byte at offset to of stag.
 func (x *exposed) find(stag uint32, to uint64, f func(xid uint32)) {
-	in := func(s wire.Segment) bool { return s.Handle == stag && to-s.Offset < max(uint64(s.Length), 1) }
 	for i := range x.ring {
-		e := &x.ring[i]
-		hit := false
-		for _, l := range [][]wire.ReadSegment{e.call, e.reads} {
-			for _, s := range l {
-				hit = hit || in(s.Segment)
+		for s := range x.ring[i].Segments() {
+			if s.Handle == stag && to-s.Offset < max(uint64(s.Length), 1) {
+				f(x.ring[i].XID)
+				break
 			}
-		}
-		for _, l := range append(e.writes[:len(e.writes):len(e.writes)], e.reply) {
-			for _, s := range l {
-				hit = hit || in(s)
-			}
-		}
-		if hit {
-			f(e.xid)
 		}
 	}
 }

@@ -112,7 +112,7 @@ func length(segs []wire.ReadSegment) (n int) {
 // chunksOf returns the chunks of a call with a buffer for each: the Call chunk, if there is one, then the Read
 // chunks, whose positions it returns too.
 func chunksOf(in *session.Call, alloc func(n, want int) (*buffer, error)) (chunks []chunk, pos []uint32, err error) {
-	if in.Ext != nil {
+	if len(in.Ext) > 0 {
 		chunks = append(chunks, chunk{segs: in.Ext})
 	}
 	for l := in.Reads; len(l) > 0; {
@@ -184,7 +184,7 @@ func (c *Conn) fetch(in *session.Call, alloc func(n, want int) (*buffer, error))
 		return m, f, err
 	}
 	m.Body = in.Body
-	if in.Ext != nil {
+	if len(in.Ext) > 0 {
 		m.Body = slices.Clone(chunks[0].b.b) // outlives the buffer if a reply quotes it
 		chunks = chunks[1:]
 		if !session.CheckBody(in.XID, m.Body) {

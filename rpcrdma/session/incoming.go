@@ -3,6 +3,7 @@ package session
 import (
 	"encoding/binary"
 	"errors"
+	"iter"
 	"slices"
 
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
@@ -28,9 +29,7 @@ func (s *Session) incoming2(h *wire.Header, body []byte) {
 		return
 	}
 	c := s.newCall(h)
-	if h.Type == wire.CallExternal {
-		c.Ext = slices.Clone(h.Call)
-	} else {
+	if h.Type == wire.CallInline {
 		var ok bool
 		if c.Body, ok = s.whole(h, body); !ok {
 			return
@@ -44,12 +43,11 @@ func (s *Session) incoming2(h *wire.Header, body []byte) {
 }
 
 func (s *Session) newCall(h *wire.Header) *Call {
-	c := &Call{XID: h.XID, Reads: slices.Clone(h.Reads), Writes: cloneChunks(h.Writes)}
-	if h.Reply != nil {
-		c.Reply = append(wire.Chunk{}, h.Reply...)
-	}
-	if h.InvHandle != 0 && s.cfg.Invalidate != InvalidateNone && named(h, h.InvHandle) {
-		c.Inv = h.InvHandle
+	c := &Call{XID: h.XID, Ext: slices.Clone(h.Call), Reads: slices.Clone(h.Reads), Writes: cloneChunks(h.Writes), Reply: slices.Clone(h.Reply)}
+	for g := range c.Segments() {
+		if g.Handle == h.InvHandle && s.cfg.Invalidate != InvalidateNone {
+			c.Inv = h.InvHandle
+		}
 	}
 	return c
 }
@@ -59,7 +57,9 @@ func (s *Session) newCall(h *wire.Header) *Call {
 func (s *Session) deliver(c *Call) {
 	c.credits = min(1+len(c.Body)/int(s.cfg.Props.RecvSize), max(s.cfg.Window/4, 1))
 	s.busy += c.credits
-	c.handles(func(h uint32) { s.named[h]++ })
+	for g := range c.Segments() {
+		s.named[g.Handle]++
+	}
 	s.stats.CallsIn++
 	s.event(Event{Kind: EventCall, XID: c.XID, Call: c})
 }
@@ -148,39 +148,17 @@ func (s *Session) check(h *wire.Header) (wire.Failure, bool) {
 	}
 	// A work request for memory that extends past the end of the address space would fail and
 	// end the connection.
-	if anySegment(h, func(g wire.Segment) bool { return g.Offset+uint64(g.Length) < g.Offset }) {
-		return wire.Failure{Code: wire.ErrSystem}, false
+	for g := range wire.Segments(h.Call, h.Reads, h.Writes, h.Reply) {
+		if g.Offset+uint64(g.Length) < g.Offset {
+			return wire.Failure{Code: wire.ErrSystem}, false
+		}
 	}
 	return wire.Failure{}, true
 }
 
-// anySegment reports whether f is true of a segment of h.
-func anySegment(h *wire.Header, f func(wire.Segment) bool) bool {
-	read := func(r wire.ReadSegment) bool { return f(r.Segment) }
-	in := func(c wire.Chunk) bool { return slices.ContainsFunc(c, f) }
-	return slices.ContainsFunc(h.Call, read) || slices.ContainsFunc(h.Reads, read) || slices.ContainsFunc(h.Writes, in) || in(h.Reply)
-}
-
-// handles calls f with the handle of each segment of c.
-func (c *Call) handles(f func(uint32)) {
-	for _, l := range [][]wire.ReadSegment{c.Ext, c.Reads} {
-		for _, r := range l {
-			f(r.Handle)
-		}
-	}
-	for _, w := range c.Writes {
-		for _, g := range w {
-			f(g.Handle)
-		}
-	}
-	for _, g := range c.Reply {
-		f(g.Handle)
-	}
-}
-
-// named reports whether a segment of h has that handle.
-func named(h *wire.Header, handle uint32) bool {
-	return anySegment(h, func(g wire.Segment) bool { return g.Handle == handle })
+// Segments returns all segments of c.
+func (c *Call) Segments() iter.Seq[wire.Segment] {
+	return wire.Segments(c.Ext, c.Reads, c.Writes, c.Reply)
 }
 
 // receive1 processes a message of version 1.
@@ -260,45 +238,29 @@ func (s *Session) call1(h *wire.Header, body []byte) bool {
 		return false // more calls than were granted
 	}
 	c := s.newCall(&as)
-	if as.Type == wire.CallExternal {
-		c.Ext = slices.Clone(h.Call)
-	} else {
+	if as.Type == wire.CallInline {
 		c.Body = append([]byte(nil), body...)
 		if !CheckBody(c.XID, c.Body) {
 			return false
 		}
 	}
 	if s.cfg.Invalidate == InvalidateAny {
-		c.Inv = only(h)
+		c.Inv = c.only()
 	}
 	s.deliver(c)
 	return true
 }
 
-// only returns the handle that all segments of h share, or 0. A requester of version 1 does not say
+// only returns the handle that all segments of c share, or 0. A requester of version 1 does not say
 // which STag to invalidate, so with several handles the choice could be wrong.
-func only(h *wire.Header) uint32 {
-	var one uint32
-	ok := true
-	see := func(v uint32) {
-		ok = ok && (one == 0 || one == v)
-		one = v
-	}
-	for _, r := range h.Call {
-		see(r.Handle)
-	}
-	for _, r := range h.Reads {
-		see(r.Handle)
-	}
-	for _, c := range append(h.Writes, h.Reply) {
-		for _, g := range c {
-			see(g.Handle)
+func (c *Call) only() (handle uint32) {
+	for g := range c.Segments() {
+		if handle != 0 && g.Handle != handle {
+			return 0
 		}
+		handle = g.Handle
 	}
-	if !ok {
-		return 0
-	}
-	return one
+	return handle
 }
 
 // v1Code converts an error code of version 1 to version 2.

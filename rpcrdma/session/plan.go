@@ -420,10 +420,10 @@ func (s *Session) answered(c *Call) bool {
 	}
 	c.answered = true
 	s.busy -= c.credits
-	c.handles(func(h uint32) {
-		if s.named[h]--; s.named[h] == 0 {
-			delete(s.named, h)
+	for g := range c.Segments() {
+		if s.named[g.Handle]--; s.named[g.Handle] == 0 {
+			delete(s.named, g.Handle)
 		}
-	})
+	}
 	return true
 }

@@ -129,7 +129,7 @@ type Call struct {
 	XID   uint32
 	Inv   uint32             // the STag that the reply may invalidate; 0: none
 	Body  []byte             // the message, data items removed; nil with External
-	Ext   []wire.ReadSegment // External: the body's segments
+	Ext   []wire.ReadSegment // External: the body's segments; otherwise empty
 	Reads []wire.ReadSegment // data items, by Position
 	// Writes and Reply are what the requester provided for results.
 	Writes []wire.Chunk

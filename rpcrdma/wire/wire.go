@@ -11,6 +11,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 )
 
 // Versions of the protocol.
@@ -155,6 +156,33 @@ func (c Chunk) Len() uint64 {
 		n += uint64(c[i].Length)
 	}
 	return n
+}
+
+// Segments returns all segments of the chunks of a call.
+func Segments(call, reads []ReadSegment, writes []Chunk, reply Chunk) iter.Seq[Segment] {
+	return func(yield func(Segment) bool) {
+		for _, l := range [][]ReadSegment{call, reads} {
+			for _, r := range l {
+				if !yield(r.Segment) {
+					return
+				}
+			}
+		}
+		more := func(c Chunk) bool {
+			for _, s := range c {
+				if !yield(s) {
+					return false
+				}
+			}
+			return true
+		}
+		for _, c := range writes {
+			if !more(c) {
+				return
+			}
+		}
+		more(reply)
+	}
 }
 
 // Failure is the body of an Error header. Which fields count depends on Code:
