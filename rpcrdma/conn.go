@@ -48,7 +48,6 @@ type Conn struct {
 	s       *session.Session
 	err     error
 	started bool
-	isReady bool
 	room    *sync.Cond     // signaled when the send queue has free entries
 	free    int            // entries
 	slots   []int          // free send slots
@@ -57,7 +56,7 @@ type Conn struct {
 	moving  int         // outstanding RDMA Reads and Writes
 	watch   *time.Timer // their timer; nil before the first
 	doneAt  time.Time   // when one last completed, or when the first was posted
-	calls   map[uint32]*call
+	calls   map[uint32]chan result
 	windows []*window
 	byKey   map[uint32]*window
 	exposed exposed
@@ -124,8 +123,9 @@ func (e *Endpoint) newConn(ctx context.Context, peer netip.Addr, cfg session.Con
 		recvs += 2 // version 1 grants no receive for an error
 	}
 	c = &Conn{
-		e: e, peer: peer.String(), held: held, slot: int(max(cfg.Props.RecvSize, cfg.Props.SendSize, 4096)), ready: make(chan struct{}), done: make(chan struct{}), dead: make(chan struct{}),
-		loop: make(chan struct{}), free: sendDepth, ops: make(map[uint64]*op), calls: make(map[uint32]*call), byKey: make(map[uint32]*window),
+		e: e, peer: peer.String(), held: held, slot: int(max(cfg.Props.RecvSize, cfg.Props.SendSize, 4096)),
+		ready: make(chan struct{}), done: make(chan struct{}), dead: make(chan struct{}),
+		loop: make(chan struct{}), free: sendDepth, ops: make(map[uint64]*op), calls: make(map[uint32]chan result), byKey: make(map[uint32]*window),
 	}
 	c.began = time.Now()
 	c.room = sync.NewCond(&c.mu)
@@ -244,9 +244,9 @@ func (c *Conn) failLocked(err error) {
 	if c.watch != nil {
 		c.watch.Stop()
 	}
-	for xid, w := range c.calls {
+	for xid, done := range c.calls {
 		delete(c.calls, xid)
-		w.result <- result{err: &LostError{err}}
+		done <- result{err: &LostError{err}}
 	}
 	if !c.started {
 		close(c.loop)
@@ -426,10 +426,7 @@ func (c *Conn) events() {
 		}
 		switch e.Kind {
 		case session.EventReady:
-			if !c.isReady {
-				c.isReady = true
-				close(c.ready)
-			}
+			close(c.ready)
 		case session.EventCall:
 			switch {
 			case c.err != nil:
@@ -453,10 +450,10 @@ func (c *Conn) events() {
 }
 
 func (c *Conn) resolve(xid uint32, r result) {
-	if w := c.calls[xid]; w != nil {
+	if done := c.calls[xid]; done != nil {
 		delete(c.calls, xid)
 		c.woke = true
-		w.result <- r
+		done <- r
 	}
 }
 
@@ -527,8 +524,9 @@ func (c *Conn) waitRoom() bool {
 	return c.err == nil
 }
 
-// takeWindow binds win to b[off:off+n]. Called with mu held.
-func (c *Conn) takeWindow(win *window, b *buffer, off, n int, a iwarp.Access) error {
+// takeWindow binds the window of p to its memory. Called with mu held.
+func (c *Conn) takeWindow(p *part) error {
+	win := p.win
 	if !c.waitRoom() {
 		return c.err
 	}
@@ -537,7 +535,7 @@ func (c *Conn) takeWindow(win *window, b *buffer, off, n int, a iwarp.Access) er
 	win.rkey = win.mw.RKey()&^0xff | uint32(win.key)
 	c.byKey[win.rkey] = win
 	win.bound = true
-	return c.post(&iwarp.SendWR{Op: iwarp.OpBindMW, RKey: win.rkey, SGEs: []iwarp.SGE{b.sge(off, n)}, Access: a}, &op{slot: -1})
+	return c.post(&iwarp.SendWR{Op: iwarp.OpBindMW, RKey: win.rkey, SGEs: []iwarp.SGE{p.b.sge(0, p.n)}, Access: p.access}, &op{slot: -1})
 }
 
 // window returns an unbound window. Called without mu.

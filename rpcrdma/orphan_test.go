@@ -121,11 +121,11 @@ func TestSendFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = c.qp.Close()
-	w := &call{result: make(chan result, 1)}
-	c.calls[7] = w
+	done := make(chan result, 1)
+	c.calls[7] = done
 	c.start()
 	select {
-	case r := <-w.result:
+	case r := <-done:
 		var lost *LostError
 		if !errors.As(r.err, &lost) {
 			t.Errorf("the call ends with %v", r.err)
@@ -171,7 +171,7 @@ func TestWindowsOfEndedConn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		x.reads = append(x.reads, &part{win: win})
+		x.parts = append(x.parts, &part{win: win})
 	}
 	c.Close()
 	c.ctx = ctx // as a goroutine saw it that was descheduled since
@@ -179,7 +179,7 @@ func TestWindowsOfEndedConn(t *testing.T) {
 	if n := len(c.windows); n != 0 {
 		t.Errorf("%d windows are left to a connection that has ended", n)
 	}
-	for _, p := range x.reads {
+	for _, p := range x.parts {
 		if err := p.win.mw.Close(); !errors.Is(err, iwarp.ErrNoObject) {
 			t.Errorf("a window was not released: %v", err)
 		}

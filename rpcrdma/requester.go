@@ -41,8 +41,7 @@ func (r *Response) Release() {
 
 var errShort = errors.New("rpcrdma: a buffer is shorter than its result")
 
-type call struct{ result chan result }
-
+// result is the outcome of a call.
 type result struct {
 	reply *session.Reply
 	err   error
@@ -51,9 +50,11 @@ type result struct {
 // part is memory that a call exposes to the peer.
 type part struct {
 	b      *buffer
-	own    bool
+	n      int  // bytes
+	own    bool // of the call, not the caller's
 	win    *window
 	access iwarp.Access
+	list   func(wire.Segment) // adds a segment to the chunks of the call
 }
 
 // Call sends a call and waits for the reply. It returns a *LostError, a *session.FailureError or
@@ -87,7 +88,7 @@ func (c *Conn) Call(ctx context.Context, q *Call) (*Response, error) {
 	if err := x.prepare(ctx); err != nil {
 		return nil, err
 	}
-	w := &call{result: make(chan result, 1)}
+	done := make(chan result, 1)
 	c.mu.Lock()
 	if err = c.err; err == nil {
 		err = x.expose()
@@ -100,12 +101,12 @@ func (c *Conn) Call(ctx context.Context, q *Call) (*Response, error) {
 		c.mu.Unlock()
 		return nil, errors.Join(err, x.hide())
 	}
-	c.calls[xid] = w
+	c.calls[xid] = done
 	c.turn()
 	c.mu.Unlock()
 	var r result
 	select {
-	case r = <-w.result:
+	case r = <-done:
 	case <-ctx.Done():
 		c.mu.Lock()
 		delete(c.calls, xid)
@@ -189,23 +190,10 @@ type exchange struct {
 	q      *Call
 	plan   session.CallPlan
 	body   []byte
-	reads  []*part
-	pos    []uint32
-	ext    *part
-	writes []*part
-	reply  *part
+	parts  []*part
+	writes []*part // of the results, among the parts
+	reply  *part   // the Reply chunk, among the parts; nil: none
 	chunks session.CallChunks
-}
-
-func (x *exchange) parts() []*part {
-	l := append(append([]*part(nil), x.reads...), x.writes...)
-	if x.ext != nil {
-		l = append(l, x.ext)
-	}
-	if x.reply != nil {
-		l = append(l, x.reply)
-	}
-	return l
 }
 
 // prepare allocates memory and windows.
@@ -214,46 +202,56 @@ func (x *exchange) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	if x.plan.External {
-		if x.ext, err = x.alloc(ctx, len(x.body), iwarp.AccessRemoteRead); err != nil {
+		p, err := x.add(ctx, nil, len(x.body), iwarp.AccessRemoteRead, func(g wire.Segment) {
+			x.chunks.Call = append(x.chunks.Call, wire.ReadSegment{Segment: g})
+		})
+		if err != nil {
 			return err
 		}
-		copy(x.ext.b.b, x.body)
+		copy(p.b.b, x.body)
+		x.body = nil
 	}
 	for i, n := range x.plan.Writes {
-		p := &part{access: iwarp.AccessRemoteWrite}
+		var b *buffer
 		if i < len(x.q.Into) && x.q.Into[i] != nil {
-			if p.b = x.q.Into[i].b; len(p.b.b) < n { // the peer could write beyond it
+			if b = x.q.Into[i].b; len(b.b) < n { // the peer could write beyond it
 				return errShort
 			}
-		} else if p, err = x.alloc(ctx, n, iwarp.AccessRemoteWrite); err != nil {
+		}
+		p, err := x.add(ctx, b, n, iwarp.AccessRemoteWrite, func(g wire.Segment) {
+			x.chunks.Writes[i] = append(x.chunks.Writes[i], g)
+		})
+		if err != nil {
 			return err
 		}
 		x.writes = append(x.writes, p)
 	}
+	x.chunks.Writes = make([]wire.Chunk, len(x.writes))
 	if x.plan.Reply > 0 {
-		if x.reply, err = x.alloc(ctx, x.plan.Reply, iwarp.AccessRemoteWrite); err != nil {
-			return err
-		}
+		x.reply, err = x.add(ctx, nil, x.plan.Reply, iwarp.AccessRemoteWrite, func(g wire.Segment) {
+			x.chunks.Reply = append(x.chunks.Reply, g)
+		})
 	}
-	for _, p := range x.parts() {
-		if p.win, err = x.c.window(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
+	return err
 }
 
-// alloc returns a part with n bytes of its own.
-func (x *exchange) alloc(ctx context.Context, n int, a iwarp.Access) (*part, error) {
-	b, err := x.c.e.pool.alloc(ctx, n)
-	if err != nil {
-		return nil, err
+// add adds a part of n bytes of b, or, if that is nil, of memory of its own. list adds a segment to the chunks of the
+// call.
+func (x *exchange) add(ctx context.Context, b *buffer, n int, a iwarp.Access, list func(wire.Segment)) (*part, error) {
+	var err error
+	p := &part{b: b, n: n, own: b == nil, access: a, list: list}
+	if p.own {
+		if p.b, err = x.c.e.pool.alloc(ctx, n); err != nil {
+			return nil, err
+		}
 	}
-	return &part{b: b, own: true, access: a}, nil
+	x.parts = append(x.parts, p)
+	p.win, err = x.c.window(ctx)
+	return p, err
 }
 
-// reduce moves the items that the plan reduces into parts of their own, unless they are in registered memory already, and makes the
-// message of the rest.
+// reduce moves the items that the plan reduces into parts of their own, unless they are in registered memory already, and
+// makes the message of the rest.
 func (x *exchange) reduce(ctx context.Context) (err error) {
 	m := x.q.Msg
 	at, moved := 0, 0
@@ -267,15 +265,16 @@ func (x *exchange) reduce(ctx context.Context) (err error) {
 			}
 			continue
 		}
-		p := &part{access: iwarp.AccessRemoteRead}
-		if p.b = x.c.e.find(it.Data); p.b == nil {
-			if p, err = x.alloc(ctx, len(it.Data), iwarp.AccessRemoteRead); err != nil {
-				return err
-			}
+		pos := uint32(len(x.body) + moved)
+		p, err := x.add(ctx, x.c.e.find(it.Data), len(it.Data), iwarp.AccessRemoteRead, func(g wire.Segment) {
+			x.chunks.Reads = append(x.chunks.Reads, wire.ReadSegment{Position: pos, Segment: g})
+		})
+		if err != nil {
+			return err
+		}
+		if p.own {
 			copy(p.b.b, it.Data)
 		}
-		x.reads = append(x.reads, p)
-		x.pos = append(x.pos, uint32(len(x.body)+moved))
 		moved += (len(it.Data) + 3) &^ 3
 	}
 	if at == 0 {
@@ -288,56 +287,16 @@ func (x *exchange) reduce(ctx context.Context) (err error) {
 
 // expose binds the windows and fills in the chunks. Called with mu held.
 func (x *exchange) expose() error {
-	segs := func(p *part, n int) ([]wire.Segment, error) {
-		if err := x.c.takeWindow(p.win, p.b, 0, n, p.access); err != nil {
-			return nil, err
+	for _, p := range x.parts {
+		if err := x.c.takeWindow(p); err != nil {
+			return err
 		}
 		if x.chunks.Inv == 0 {
 			x.chunks.Inv = p.win.rkey
 		}
-		var l []wire.Segment
-		for off := 0; off < n; off += x.plan.MaxSeg {
-			l = append(l, wire.Segment{Handle: p.win.rkey, Length: uint32(min(n-off, x.plan.MaxSeg)), Offset: p.b.addr(off)})
+		for off := 0; off < p.n; off += x.plan.MaxSeg {
+			p.list(wire.Segment{Handle: p.win.rkey, Length: uint32(min(p.n-off, x.plan.MaxSeg)), Offset: p.b.addr(off)})
 		}
-		return l, nil
-	}
-	k := 0
-	for i, it := range x.q.Msg.Items {
-		if x.plan.Reduce == nil || !x.plan.Reduce[i] {
-			continue
-		}
-		l, err := segs(x.reads[k], len(it.Data))
-		if err != nil {
-			return err
-		}
-		for _, g := range l {
-			x.chunks.Reads = append(x.chunks.Reads, wire.ReadSegment{Position: x.pos[k], Segment: g})
-		}
-		k++
-	}
-	if x.ext != nil {
-		l, err := segs(x.ext, len(x.body))
-		if err != nil {
-			return err
-		}
-		for _, g := range l {
-			x.chunks.Call = append(x.chunks.Call, wire.ReadSegment{Segment: g})
-		}
-		x.body = nil
-	}
-	for i, p := range x.writes {
-		l, err := segs(p, x.plan.Writes[i])
-		if err != nil {
-			return err
-		}
-		x.chunks.Writes = append(x.chunks.Writes, l)
-	}
-	if x.reply != nil {
-		l, err := segs(x.reply, x.plan.Reply)
-		if err != nil {
-			return err
-		}
-		x.chunks.Reply = l
 	}
 	return nil
 }
@@ -347,10 +306,9 @@ func (x *exchange) expose() error {
 func (x *exchange) hide() error {
 	c := x.c
 	var n int
-	parts := x.parts()
-	done := make(chan error, len(parts)) // buffered, so that the completion loop never blocks
+	done := make(chan error, len(x.parts)) // buffered, so that the completion loop never blocks
 	c.mu.Lock()
-	for _, p := range parts {
+	for _, p := range x.parts {
 		if p.win == nil || !p.win.bound {
 			continue
 		}
@@ -384,7 +342,7 @@ func (x *exchange) release() {
 		<-c.dead
 		c.mu.Lock()
 	}
-	for _, p := range x.parts() {
+	for _, p := range x.parts {
 		if p.win == nil {
 			continue
 		}
@@ -396,7 +354,7 @@ func (x *exchange) release() {
 		}
 	}
 	c.mu.Unlock()
-	for _, p := range x.parts() {
+	for _, p := range x.parts {
 		if p.own {
 			p.b.release()
 		}
