@@ -1,6 +1,10 @@
 package session
 
-import "github.com/iwarpd/iwarpd/rpcrdma/wire"
+import (
+	"slices"
+
+	"github.com/iwarpd/iwarpd/rpcrdma/wire"
+)
 
 // Spec describes a call to be planned.
 type Spec struct {
@@ -73,7 +77,7 @@ func (s *Session) PlanCall(spec *Spec) (CallPlan, error) {
 	if p.External {
 		add(body)
 	}
-	if uint64(total) > uint64(s.peer.Segments) || s.maxSegs >= 0 && worst > s.maxSegs {
+	if uint64(total) > uint64(s.peer.Segments) || worst > s.maxSegs {
 		return p, ErrTooLong
 	}
 	return p, nil
@@ -146,7 +150,7 @@ func (s *Session) planResults(spec *Spec, p *CallPlan) (lists int) {
 	if reply <= limit {
 		return 0
 	}
-	if len(spec.Results) > 0 && (s.maxWrite < 0 || len(spec.Results) <= s.maxWrite) {
+	if len(spec.Results) > 0 && len(spec.Results) <= s.maxWrite {
 		p.Writes = spec.Results
 		for _, n := range spec.Results {
 			lists += 8 + 16*p.segments(n)
@@ -169,7 +173,7 @@ func (s *Session) planItems(spec *Spec, p *CallPlan) (moved, list int) {
 	reads := 0
 	reduce := make([]bool, len(spec.Items))
 	for i, n := range spec.Items {
-		if n >= smallItem && (s.maxRead < 0 || reads < s.maxRead) {
+		if n >= smallItem && reads < s.maxRead {
 			reduce[i] = true
 			reads++
 			moved += pad(n)
@@ -305,10 +309,7 @@ func (s *Session) PlanReply(c *Call, body int, items []int) (p *ReplyPlan, f wir
 			p.fill(h.Writes[i], 0, -1)
 		}
 	}
-	reply := append(wire.Chunk(nil), c.Reply...)
-	if c.Reply != nil && reply == nil {
-		reply = wire.Chunk{}
-	}
+	reply := slices.Clone(c.Reply)
 	// An inline reply has no Reply chunk in version 2; in version 1 it returns the unused
 	// chunk.
 	h.Type = wire.ReplyInline
@@ -327,8 +328,8 @@ func (s *Session) PlanReply(c *Call, body int, items []int) (p *ReplyPlan, f wir
 			h.Type = wire.NoMsg1
 		}
 		h.Reply = reply
-		p.fill(h.Reply, rest, -1)
 		if h.Len() <= limit {
+			p.fill(h.Reply, rest, -1)
 			return p, f, true
 		}
 	}
@@ -336,7 +337,6 @@ func (s *Session) PlanReply(c *Call, body int, items []int) (p *ReplyPlan, f wir
 		h.Type, h.Reply = wire.ReplyInline, nil
 		p.pieces = true
 		if h.Len()+8 <= limit {
-			p.dropBody()
 			return p, f, true
 		}
 	}
@@ -362,17 +362,6 @@ func (p *ReplyPlan) fill(c wire.Chunk, n, item int) {
 	}
 }
 
-// dropBody removes the copies of the message itself.
-func (p *ReplyPlan) dropBody() {
-	l := p.Copies[:0]
-	for _, c := range p.Copies {
-		if c.Item >= 0 {
-			l = append(l, c)
-		}
-	}
-	p.Copies = l
-}
-
 // Reply queues the reply to c according to p. body is the message without the reduced items, or nil
 // if it is in the Reply chunk. It must not change until it has been sent.
 func (s *Session) Reply(c *Call, p *ReplyPlan, body []byte) {
@@ -380,7 +369,7 @@ func (s *Session) Reply(c *Call, p *ReplyPlan, body []byte) {
 		s.Fail(c, wire.Failure{Code: wire.ErrReplyResource, Needed: uint32(len(body))})
 		return
 	}
-	if !s.answered(c) {
+	if !s.Drop(c) {
 		return
 	}
 	switch {
@@ -402,7 +391,7 @@ func (s *Session) Reply(c *Call, p *ReplyPlan, body []byte) {
 
 // Fail answers c with an error. Errors that version 1 lacks become ERR_CHUNK.
 func (s *Session) Fail(c *Call, f wire.Failure) {
-	if !s.answered(c) {
+	if !s.Drop(c) {
 		return
 	}
 	if s.version == 1 {
@@ -411,15 +400,14 @@ func (s *Session) Fail(c *Call, f wire.Failure) {
 	s.sendError(c.XID, uint32(s.version), f)
 }
 
-// Drop ends c without an answer, for a call-only procedure or an answer that is no longer needed.
-func (s *Session) Drop(c *Call) { s.answered(c) }
-
-func (s *Session) answered(c *Call) bool {
-	if c.answered || s.closed {
+// Drop ends c without an answer, for a call-only procedure or an answer that is no longer needed. It returns false if c had
+// an answer, or the session is closed.
+func (s *Session) Drop(c *Call) bool {
+	if c.credits == 0 || s.closed {
 		return false
 	}
-	c.answered = true
 	s.busy -= c.credits
+	c.credits = 0
 	for g := range c.Segments() {
 		if s.named[g.Handle]--; s.named[g.Handle] == 0 {
 			delete(s.named, g.Handle)

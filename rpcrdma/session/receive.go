@@ -3,6 +3,7 @@ package session
 import (
 	"encoding/binary"
 	"errors"
+	"slices"
 
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
@@ -431,18 +432,9 @@ func returned(got, want wire.Chunk) bool {
 }
 
 func cloneChunks(l []wire.Chunk) []wire.Chunk {
-	if len(l) == 0 {
-		return nil
+	l = slices.Clone(l)
+	for i := range l {
+		l[i] = slices.Clone(l[i])
 	}
-	n := 0
-	for _, c := range l {
-		n += len(c)
-	}
-	segs := make([]wire.Segment, 0, n)
-	out := make([]wire.Chunk, len(l))
-	for i, c := range l {
-		segs = append(segs, c...)
-		out[i] = segs[len(segs)-len(c) : len(segs) : len(segs)]
-	}
-	return out
+	return l
 }

@@ -10,6 +10,7 @@ package session
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
@@ -135,8 +136,7 @@ type Call struct {
 	Writes []wire.Chunk
 	Reply  wire.Chunk
 
-	credits  int // that it holds until it is answered
-	answered bool
+	credits int // that it holds until it is answered
 }
 
 // Reply is an incoming reply.
@@ -190,7 +190,7 @@ type Session struct {
 	ctrl     []message
 	events   []Event
 	hdr      wire.Header
-	maxRead  int // limit that the peer reported by an error, or -1
+	maxRead  int // limit that the peer reported by an error
 	maxWrite int
 	maxSegs  int
 	refused  uint32 // header types that the peer rejects, as bits
@@ -252,7 +252,7 @@ func New(cfg Config) *Session {
 	}
 	s := &Session{
 		cfg: cfg, peer: wire.DefaultProperties(), pending: make(map[uint32]*pending), named: make(map[uint32]int),
-		limit: 1, told: 1, grant1: 1, maxRead: -1, maxWrite: -1, maxSegs: -1, authed: cfg.Auth == nil,
+		limit: 1, told: 1, grant1: 1, maxRead: math.MaxInt, maxWrite: math.MaxInt, maxSegs: math.MaxInt, authed: cfg.Auth == nil,
 	}
 	if !cfg.Server {
 		if cfg.Version >= 2 {
