@@ -372,6 +372,9 @@ func (h *Header) chunk(d *decoder) {
 		d.bad = true
 		return
 	}
+	if h.segs == nil {
+		h.segs = []Segment{} // an empty Reply chunk is not nil
+	}
 	for range n {
 		h.segs = append(h.segs, d.segment())
 	}

@@ -115,7 +115,11 @@ func TestVersion2Golden(t *testing.T) {
 			if d := cmp.Diff(c.h, h, same); d != "" {
 				t.Error(d)
 			}
-			if (c.h.Reply == nil) != (h.Reply == nil) {
+			var first Header
+			if _, err := first.Decode(append(b[:len(b):len(b)], 9, 9, 9, 9)); err != nil {
+				t.Fatal(err)
+			}
+			if (c.h.Reply == nil) != (h.Reply == nil) || (c.h.Reply == nil) != (first.Reply == nil) {
 				t.Error("an empty Reply chunk is not no Reply chunk")
 			}
 			if got := c.h.Append(nil); !bytes.Equal(got, b) || c.h.Len() != len(b) {
