@@ -227,6 +227,38 @@ func TestReadOnly(t *testing.T) {
 	}
 }
 
+// TestReadOnlyMount checks that ACCESS does not grant root what a file system that is mounted read-only refuses: a client
+// would take the data of a write, and lose it.
+func TestReadOnlyMount(t *testing.T) {
+	testenv.RequireRoot(t)
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := os.WriteFile(filepath.Join(dir, "f"), []byte("data"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	l := newLocal(t, nfs.Config{Dir: dir})
+	fh := l.lookup("f")
+	for _, c := range []who{root, alice} {
+		if a := l.access(c, fh); a != 0x21 {
+			t.Errorf("access of user %d: %#x", c.uid, a)
+		}
+		if d := l.access(c, l.root); d != 0x03 {
+			t.Errorf("access of user %d to the directory: %#x", c.uid, d)
+		}
+	}
+	l.want(nfsv3.NFS3ERR_ROFS, root, pWrite, write(fh, 0, []byte("x")))
+}
+
 // TestFlavors checks that unsupported credentials are rejected with an error.
 func TestFlavors(t *testing.T) {
 	l := newLocal(t, nfs.Config{})
