@@ -61,7 +61,6 @@ type Conn struct {
 	byKey   map[uint32]*window
 	exposed exposed
 	woke    bool // goroutines have become runnable in this round of run
-	out     session.Out
 	count   Counters
 }
 
@@ -461,22 +460,21 @@ func (c *Conn) resolve(xid uint32, r result) {
 func (c *Conn) turn() {
 	c.events()
 	for c.err == nil && c.started && c.free > 0 && len(c.slots) > 0 {
-		if !c.s.PollTransmit(&c.out) {
+		i := c.slots[len(c.slots)-1]
+		o := session.Out{B: c.mem.b[i*c.slot : i*c.slot : (i+1)*c.slot]}
+		if !c.s.PollTransmit(&o) {
 			return
 		}
-		o := &c.out
-		i := c.slots[len(c.slots)-1]
 		if len(o.B) > c.slot {
 			c.failLocked(session.ErrTooLong)
 			return
 		}
 		c.slots = c.slots[:len(c.slots)-1]
-		n := copy(c.mem.b[i*c.slot:], o.B)
 		if c.e.cfg.Wire != nil {
 			c.e.cfg.Wire(c, true, o.B)
 		}
-		c.count.InlineBytes += uint64(n)
-		wr := iwarp.SendWR{Op: iwarp.OpSend, SGEs: []iwarp.SGE{c.mem.sge(i*c.slot, n)}, Flags: iwarp.Solicited}
+		c.count.InlineBytes += uint64(len(o.B))
+		wr := iwarp.SendWR{Op: iwarp.OpSend, SGEs: []iwarp.SGE{c.mem.sge(i*c.slot, len(o.B))}, Flags: iwarp.Solicited}
 		if o.Inv != 0 {
 			wr.Op, wr.Inv = iwarp.OpSendInv, o.Inv
 		}
