@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/internal/subnet"
@@ -95,8 +96,12 @@ func (p *pool) alloc(ctx context.Context, n int) (*buffer, error) {
 	return p.take(ctx, n, n, nil, 0)
 }
 
+// memoryWait bounds how long a call waits for registered memory. It allows for a slow client that
+// holds the memory.
+const memoryWait = time.Minute
+
 // take allocates n bytes for a call that holds own bytes of s and will need more bytes in total,
-// including n, before it ends.
+// including n, before it ends. If s is not nil it waits for memoryWait at most.
 func (p *pool) take(ctx context.Context, n, more int, s *share, own int) (*buffer, error) {
 	if n <= 0 || n > len(p.mr.Bytes()) {
 		return nil, ErrNoMemory
@@ -106,6 +111,16 @@ func (p *pool) take(ctx context.Context, n, more int, s *share, own int) (*buffe
 	p.waiting = append(p.waiting, w)
 	p.serve()
 	p.mu.Unlock()
+	select {
+	case b := <-w.got:
+		return b, nil
+	default:
+	}
+	if s != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, memoryWait)
+		defer cancel()
+	}
 	select {
 	case b := <-w.got:
 		return b, nil

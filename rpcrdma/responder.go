@@ -1,10 +1,8 @@
 package rpcrdma
 
 import (
-	"context"
 	"errors"
 	"slices"
-	"time"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/internal/spin"
@@ -12,10 +10,6 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/session"
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
-
-// memoryWait bounds how long a call waits for registered memory. It allows for a slow client that
-// holds the memory.
-const memoryWait = time.Minute
 
 // answer handles a call in its own goroutine. Credits bound the number of goroutines.
 func (c *Conn) answer(in *session.Call) {
@@ -84,9 +78,7 @@ func (c *Conn) hold(n, want int, held *[]*buffer) (*buffer, error) {
 	for _, b := range *held {
 		own += b.size
 	}
-	ctx, cancel := context.WithTimeout(c.ctx, memoryWait)
-	defer cancel()
-	b, err := c.e.pool.take(ctx, n, want, c.held, own)
+	b, err := c.e.pool.take(c.ctx, n, want, c.held, own)
 	if err == nil {
 		*held = append(*held, b)
 	}
@@ -177,7 +169,7 @@ func (c *Conn) read(chunks []chunk) (err error) {
 func (c *Conn) fetch(in *session.Call, alloc func(n, want int) (*buffer, error)) (m rpc.Msg, f wire.Failure, err error) {
 	f = wire.Failure{Code: wire.ErrSystem}
 	chunks, pos, err := chunksOf(in, alloc)
-	if err == nil {
+	if err == nil && len(chunks) > 0 {
 		err = c.read(chunks)
 	}
 	if err != nil {
