@@ -58,7 +58,7 @@ func TestRequesterErrors(t *testing.T) {
 			if c.ok != (p.evs[0].Kind == EventReply) || !c.ok && !errors.Is(p.evs[0].Err, ErrProtocol) {
 				t.Errorf("%+v", p.evs[0])
 			}
-			if p.s.Outstanding() != 0 {
+			if len(p.s.pending) != 0 {
 				t.Error("it is still outstanding")
 			}
 		})
@@ -90,7 +90,7 @@ func TestRequesterErrors(t *testing.T) {
 		}
 		p.send(wire.Header{XID: 9, Type: wire.Error, Failure: f})
 		var e *FailureError
-		if len(p.evs) != 1 || p.evs[0].XID != 9 || !errors.As(p.evs[0].Err, &e) || e.Failure != f || p.s.Outstanding() != 1 {
+		if len(p.evs) != 1 || p.evs[0].XID != 9 || !errors.As(p.evs[0].Err, &e) || e.Failure != f || len(p.s.pending) != 1 {
 			t.Errorf("%v: %+v", code, p.evs)
 		}
 	}
@@ -245,7 +245,7 @@ func TestUnknownError(t *testing.T) {
 		p.clear()
 		b := (&wire.Header{XID: 9, Vers: 2, Credit: 1000, Type: wire.Error}).Append(nil)[:16]
 		p.raw(append(binary.BigEndian.AppendUint32(b, code), make([]byte, 12)...))
-		if len(p.evs) != 0 || len(p.got) != 0 || p.s.Outstanding() != 1 {
+		if len(p.evs) != 0 || len(p.got) != 0 || len(p.s.pending) != 1 {
 			t.Errorf("code %d: %+v, %+v", code, p.evs, p.got)
 		}
 		p.send(wire.Header{XID: 9, Type: wire.ReplyInline}, replyBody(9, 40)...)
@@ -320,8 +320,8 @@ func TestPost(t *testing.T) {
 			}
 			size += len(p.body[j])
 		}
-		if size != n || p.s.Outstanding() != 0 {
-			t.Errorf("%d of %d bytes, %d calls wait for a reply", size, n, p.s.Outstanding())
+		if size != n || len(p.s.pending) != 0 {
+			t.Errorf("%d of %d bytes, %d calls wait for a reply", size, n, len(p.s.pending))
 		}
 	}
 	p.clear()

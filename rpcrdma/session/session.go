@@ -274,9 +274,6 @@ func (s *Session) Peer() wire.Properties { return s.peer }
 // Stats returns the counters.
 func (s *Session) Stats() Stats { return s.stats }
 
-// Outstanding returns the number of our unanswered calls.
-func (s *Session) Outstanding() int { return len(s.pending) }
-
 // PollEvent returns the next event.
 func (s *Session) PollEvent() (e Event, ok bool) {
 	if len(s.events) == 0 {

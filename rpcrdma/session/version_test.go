@@ -222,7 +222,7 @@ func TestVersion1Replies(t *testing.T) {
 				c.h.XID = 9
 			}
 			p.send(c.h, c.body...)
-			if (p.s.Outstanding() == 0) != c.over || len(p.got) > 0 || c.over != (len(p.evs) == 1) || c.over && p.evs[0].Kind != EventFailure {
+			if (len(p.s.pending) == 0) != c.over || len(p.got) > 0 || c.over != (len(p.evs) == 1) || c.over && p.evs[0].Kind != EventFailure {
 				t.Errorf("%+v, sent %+v", p.evs, p.got)
 			}
 		})
@@ -235,7 +235,7 @@ func TestVersion1Replies(t *testing.T) {
 	}
 	p.drain()
 	p.raw((&wire.Header{XID: 9, Vers: 1, Type: wire.Error1, Failure: wire.Failure{Code: 77}}).Append(nil))
-	if p.s.Outstanding() != 1 {
+	if len(p.s.pending) != 1 {
 		t.Error("an error that is none ends the call")
 	}
 }
@@ -265,7 +265,7 @@ func TestVersion1Over(t *testing.T) {
 			body = replyBody(xid, 40)
 		}
 		p.send(h, body...)
-		if len(p.got) != 0 || len(p.evs) != 1 || p.s.Outstanding() != 0 {
+		if len(p.got) != 0 || len(p.evs) != 1 || len(p.s.pending) != 0 {
 			t.Errorf("%+v: sent %+v, %+v", h, p.got, p.evs)
 		}
 		p.clear()
