@@ -202,9 +202,12 @@ func TestDuplicates(t *testing.T) {
 			t.Fatal(got)
 		}
 	}
-	var neighbor Writer
-	(&Call{XID: 1, Prog: 9, Vers: 1, Proc: 1, Cred: (&Sys{Machine: "neighbor"}).Auth()}).Start(&neighbor)
-	neighbor.U32(1)
+	by := func(s Sys) Msg {
+		var w Writer
+		(&Call{XID: 1, Prog: 9, Vers: 1, Proc: 1, Cred: s.Auth()}).Start(&w)
+		w.U32(1)
+		return w.Msg
+	}
 	apart := makeCall(1, 1, 1000)
 	apart.Items = []Item{{len(apart.Body), bytes.Repeat([]byte{7}, 1000)}}
 	for _, c := range []struct {
@@ -216,7 +219,8 @@ func TestDuplicates(t *testing.T) {
 		{"again", "a", makeCall(1, 1, 1), 1}, {"another client", "b", makeCall(1, 1, 1), 2}, {"another XID", "a", makeCall(2, 1, 1), 3},
 		{"the XID used anew", "a", makeCall(1, 1, 2), 4}, {"may be done twice", "a", makeCall(1, 2, 1), 5}, {"is done twice", "a", makeCall(1, 2, 1), 6},
 		{"its data apart", "a", apart, 7}, {"again, all in one", "a", Msg{Body: apart.AppendFlat(nil)}, 7},
-		{"another machine behind the address", "a", neighbor.Msg, 8},
+		{"another machine behind the address", "a", by(Sys{Machine: "neighbor"}), 8}, {"another user", "a", by(Sys{UID: 1}), 9},
+		{"that machine later", "a", by(Sys{Machine: "neighbor", Stamp: 1}), 8},
 		{"the first is still known", "a", makeCall(1, 1, 1), 1},
 	} {
 		if v := do(c.peer, c.m); v != c.want {

@@ -98,7 +98,7 @@ func (s *Server) Serve(ctx context.Context, peer string, m Msg, buffer func(int)
 	if p.Bulk != nil && p.Bulk(c.Vers, c.Proc) {
 		cache = &s.bulk
 	}
-	return cache.do(key{peer: peer, xid: c.XID, prog: c.Prog, vers: c.Vers, proc: c.Proc, sum: sum(m)}, do), true
+	return cache.do(key{peer: peer, xid: c.XID, prog: c.Prog, vers: c.Vers, proc: c.Proc, sum: sum(c)}, do), true
 }
 
 // GarbageReply returns the reply to a call that could not be assembled.
@@ -110,16 +110,22 @@ func GarbageReply(xid uint32) Msg {
 
 var seed = maphash.MakeSeed()
 
-// sum distinguishes calls with the same XID by their length and their first bytes. It is the same for a repetition in
-// another format, such as over a new connection with other limits.
-func sum(m Msg) uint64 {
+// sum distinguishes calls with the same XID by the length and the first bytes of their arguments, and by the machine and
+// the user that make them. It is the same for a repetition in another format, such as over a new connection with other
+// limits, or with another stamp or verifier.
+func sum(c *Call) uint64 {
 	var b [2048]byte
-	n, _ := NewReader(m).Read(b[:])
-	return maphash.Bytes(seed, b[:n])*31 + uint64(m.Len())
+	args := *c.Args
+	n, _ := args.Read(b[:])
+	h := maphash.Bytes(seed, b[:n])*31 + uint64(c.Args.Left())
+	if body := c.Cred.Body; c.Cred.Flavor == AuthSys && len(body) >= 4 {
+		h = h*31 + maphash.Bytes(seed, body[4:])
+	}
+	return h
 }
 
 // key identifies a request. It does not include the client's port, which changes when the client
-// reconnects. Clients that share an address differ in sum, which covers the machine name of their credentials.
+// reconnects. Clients that share an address differ in sum.
 type key struct {
 	peer                  string
 	xid, prog, vers, proc uint32
