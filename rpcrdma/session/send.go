@@ -81,18 +81,13 @@ func (s *Session) PollTransmit(out *Out) bool {
 func (s *Session) next(out *Out) {
 	m := &s.queue[0]
 	h := &m.hdr
-	limit := s.sendLimit()
-	if h.Len()+len(m.body)-m.off > limit && m.pieces {
-		mid := wire.Header{XID: h.XID, Type: wire.ReplyMiddle}
+	limit, left := s.sendLimit(), len(m.body)-m.off
+	// No part must be empty, even if the peer's limit has become shorter than the header of the last one.
+	if n := min(limit-wire.PrefixSize-4, left-1) &^ 3; m.pieces && n > 0 && h.Len()+left > limit {
+		mid := wire.Header{XID: h.XID, Type: wire.ReplyMiddle, Remaining: uint32(left - n)}
 		if m.call {
 			mid.Type = wire.CallMiddle
 		}
-		n := min((limit-wire.PrefixSize-4)&^3, len(m.body)-m.off)
-		// The last part must not be empty.
-		if n == len(m.body)-m.off {
-			n = (n - 1) &^ 3
-		}
-		mid.Remaining = uint32(len(m.body) - m.off - n)
 		piece := message{hdr: mid, body: m.body[m.off : m.off+n]}
 		m.off += n
 		s.emit(out, &piece)

@@ -321,6 +321,33 @@ func TestCreditsFall(t *testing.T) {
 	}
 }
 
+// TestShorterBuffers checks that a continued reply ends for a peer that says, after its call, that its Receive buffers are
+// shorter than the header of the last part.
+func TestShorterBuffers(t *testing.T) {
+	p := newPeer(t, DefaultConfig(true))
+	segs := slices.Repeat([]uint32{1}, 60)
+	h := wire.Header{XID: 9, Credit: 1, Type: wire.CallInline, Writes: []wire.Chunk{chunk(segs...), chunk(segs...), chunk(segs...)}}
+	p.send(h, callBody(9, 40)...)
+	c := p.evs[len(p.evs)-1].Call
+	want := pattern(9, 3000, rpcReply)
+	plan, f, ok := p.s.PlanReply(c, len(want), nil)
+	if !ok {
+		t.Fatalf("%+v", f)
+	}
+	p.s.Reply(c, plan, want)
+	p.drain()
+	p.clear()
+	props := wire.DefaultProperties()
+	props.RecvSize = 256
+	p.send(wire.Header{Type: wire.ConnPropFinal, Props: props.Props()})
+	if n := len(p.got); n < 2 || n > 20 || p.got[n-1].Type != wire.ReplyInline {
+		t.Fatalf("%d messages", n)
+	}
+	if got := slices.Concat(p.body...); !bytes.Equal(got, want) {
+		t.Error("other bytes")
+	}
+}
+
 // TestLongContinuedReply checks that a reply that fits no chunk is continued however long it is (draft section
 // 6.6.4), up to a connection's memory for replies; a longer one becomes REPLY_RESOURCE, and the connection continues.
 func TestLongContinuedReply(t *testing.T) {
