@@ -64,7 +64,7 @@ func (s *Server) Serve(ctx context.Context, peer string, m Msg, buffer func(int)
 	if buffer == nil {
 		buffer = func(n int) ([]byte, error) { return make([]byte, n), nil }
 	}
-	var w Writer
+	w := Writer{Msg{Body: make([]byte, 0, 256)}} // most replies fit
 	if c.rpcvers != 2 {
 		startReply(&w, c.XID, RPCMismatch, 0, 0)
 		return w.Msg, true
