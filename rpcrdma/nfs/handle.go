@@ -6,7 +6,9 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"hash"
 	"path/filepath"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -33,8 +35,8 @@ type tree struct {
 	held []int // further descriptors to keep open
 	dev  uint64
 	ino  uint64
-	key  []byte // of the MACs
-	fh   []byte // of the root
+	macs sync.Pool // of HMACs with the key of the handles
+	fh   []byte    // of the root
 	// names is not nil if files cannot be opened by handle.
 	names *names
 }
@@ -129,7 +131,8 @@ func (t *tree) loadKey(file string) (err error) {
 	if fsid == 0 { // the file system has none, and a device number may change at a reboot
 		fsid = t.dev
 	}
-	t.key = treeKey(key, fsid, t.ino)
+	own := treeKey(key, fsid, t.ino)
+	t.macs.New = func() any { return hmac.New(sha256.New, own) }
 	return nil
 }
 
@@ -162,7 +165,9 @@ func (t *tree) contains(name string) (bool, error) {
 }
 
 func (t *tree) mac(b []byte) []byte {
-	h := hmac.New(sha256.New, t.key)
+	h := t.macs.Get().(hash.Hash)
+	defer t.macs.Put(h)
+	h.Reset()
 	h.Write(b)
 	return h.Sum(nil)[:macSize]
 }
