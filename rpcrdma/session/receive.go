@@ -88,7 +88,9 @@ func (s *Session) negotiate(h *wire.Header, err error) bool {
 			s.limit = h.Credit
 			s.sendProps()
 		}
-		s.becomeReady()
+		if s.cfg.Auth == nil {
+			s.becomeReady()
+		}
 		return true
 	}
 	if h.Type == wire.Error && h.Failure.Code == wire.ErrVers && err == nil {

@@ -541,6 +541,19 @@ func TestHostAuthentication(t *testing.T) {
 			t.Errorf("%+v", p.got)
 		}
 	})
+	t.Run("calls to a client before it", func(t *testing.T) {
+		cfg := DefaultConfig(true)
+		cfg.Auth = &shake{steps: 1, size: 4}
+		p := newPeer(t, cfg)
+		p.send(wire.Header{Type: wire.ConnPropMiddle, Props: (&wire.Properties{RecvSize: 4096, SegmentSize: 1, Reverse: wire.ReverseGeneral}).Props()})
+		if len(p.evs) > 0 {
+			t.Errorf("%+v", p.evs)
+		}
+		p.send(wire.Header{Type: wire.ConnPropFinal, Props: []wire.Prop{wire.HostAuth(make([]byte, 4))}})
+		if len(p.evs) != 1 || p.evs[0].Kind != EventReady {
+			t.Errorf("then: %+v", p.evs)
+		}
+	})
 	t.Run("a peer that has none", func(t *testing.T) {
 		cfg := DefaultConfig(true)
 		cfg.Auth = &shake{steps: 1, size: 4}
