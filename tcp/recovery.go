@@ -77,7 +77,7 @@ func (c *Conn) markLost(p uint64) {
 // recover updates loss recovery and the congestion window for one ACK.
 func (c *Conn) recover(a *ackState) {
 	found, acked := false, a.acked
-	if c.ca >= caRecovery { // much of it may have arrived long ago (RFC 5681 (2))
+	if c.ca == caLoss { // much of it may have arrived long ago (RFC 5681 (2))
 		if acked = a.delivered; !c.useSACK {
 			acked = min(acked, c.w.mss)
 		}

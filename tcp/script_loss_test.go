@@ -819,7 +819,7 @@ func TestScriptLoss(t *testing.T) {
 			< . 1 ack 1 sack 1001-4001
 			> P. 1+1000 re noect
 			< . 1 ack 5001
-			cwnd 2500
+			cwnd 3500
 			push 1000
 			> CP. 5001+1000 ect
 			< E. 1 ack 6001
