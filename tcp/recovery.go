@@ -28,7 +28,7 @@ type recoveryState struct {
 	dupAcks       int       // duplicate ACKs of a peer without SACK
 	ca            caState
 	recoverPoint  serial.Num // RecoveryPoint of RFC 6675
-	everRecovered bool       // a reduction has set recoverPoint, and una has not passed it
+	everRecovered bool       // recoverPoint is that of a reduction in progress, or of a time-out, and una has not passed it
 	lossUna       serial.Num // una at the last time-out
 	frto          frtoStep
 	frtoHigh      serial.Num
@@ -287,6 +287,7 @@ func (c *Conn) reduceRate(a *ackState, newLoss bool) {
 func (c *Conn) endRecovery() {
 	if c.ca != caLoss {
 		c.w.cwnd = max(c.w.ssthresh, c.w.mss)
+		c.everRecovered = false
 	}
 	if c.ca == caRecovery || c.ca == caLoss {
 		c.rack.recovered()
@@ -358,6 +359,7 @@ func (c *Conn) detectSpurious(a *ackState) {
 		// A segment sent before the time-out, and not retransmitted, has arrived. Without SACK, the ACK of the retransmission is the first
 		// that can report it, however long ago it arrived (RFC 5682 2.1, 2).
 		c.stats.SpuriousRTO++
+		c.everRecovered = false // one segment was sent again, so that duplicate ACKs of more are for a loss
 		c.undo()
 	case c.frto == frtoTimedOut && a.advanced && c.una.Less(c.recoverPoint):
 		// If there is no new data, F-RTO ends.

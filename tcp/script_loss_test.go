@@ -808,6 +808,32 @@ func TestScriptLoss(t *testing.T) {
 			> CP. 5001+1000 ect
 			< . 1 ack 6001
 			stat ecn 0`},
+		{name: "6582 3.2 after a spurious time-out duplicate ACKs are for a loss", opts: "mss 1000 rtt 100ms", conf: reno, text: `
+			connect
+			push 1000 1000 1000 1000 1000 1000 1000 1000
+			> P. 1+1000
+			> P. 1001+1000
+			> P. 2001+1000
+			> P. 3001+1000
+			> P. 4001+1000
+			> P. 5001+1000
+			> P. 6001+1000
+			> P. 7001+1000
+			push 1000 1000 1000 1000
+			> P. 8001+1000
+			> P. 9001+1000
+			+401ms
+			> P. 1+1000 re
+			< . 1 ack 1001
+			> P. 10001+1000 new
+			> P. 11001+1000 new
+			< . 1 ack 2001
+			stat spurious 1
+			< . 1 ack 2001
+			< . 1 ack 2001
+			< . 1 ack 2001
+			> P. 2001+1000 re
+			stat recoveries 1`},
 		{name: "3168 6.1.2 a late D-SACK for an earlier loss does not take it back", opts: "mss 1000 sackok", conf: func(c *Config) { withECN(c); reno(c) }, text: `
 			connect
 			push 1000 1000 1000 1000 1000
