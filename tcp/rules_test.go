@@ -167,12 +167,14 @@ func TestHardError(t *testing.T) {
 // TestStopped checks that a host that was stopped for longer than R2, as a paused container is, retransmits when it goes
 // on, and gives up only after as much time as was left before.
 func TestStopped(t *testing.T) {
-	for _, what := range []string{"SYN", "data", "probe"} {
+	for _, what := range []string{"SYN", "data", "tail", "probe"} {
 		cfg := DefaultConfig()
 		c := Dial(simStart, &cfg, simFlow(0, false), 1, 1500)
 		switch what {
 		case "data":
 			c = dialed(cfg, Options{MSS: 1460}, 60000)
+		case "tail": // its first time-out is that of a tail probe
+			c = dialed(cfg, Options{MSS: 1460, SACKPermitted: true}, 60000)
 		case "probe":
 			c = dialed(cfg, Options{MSS: 1460}, 0)
 		}
@@ -188,7 +190,7 @@ func TestStopped(t *testing.T) {
 				t.Errorf("%s: time-out %d sends nothing", what, n)
 			}
 			now = c.Deadline()
-			if n == 1 || n == 3 {
+			if n == 0 || n == 1 || n == 3 {
 				now, stopped = now.Add(time.Hour), stopped+time.Hour
 			}
 			c.HandleTimeout(now)

@@ -50,9 +50,10 @@ func (c *Conn) HandleTimeout(now clock.Time) {
 		if t == timerRTO && c.deadlines[timerTLP].Due(now) {
 			continue
 		}
-		if t == timerRTO || t == timerPersist {
+		if t == timerRTO || t == timerTLP || t == timerPersist {
 			// This host may have been stopped: time in which it could not retransmit does not count for R2.
-			c.progress = c.progress.Add(now.Sub(c.deadlines[t]))
+			late := now.Sub(c.deadlines[t])
+			c.progress, c.lastRcv = c.progress.Add(late), c.lastRcv.Add(late)
 		}
 		c.deadlines[t] = 0
 		switch t {
