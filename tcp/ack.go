@@ -103,6 +103,7 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 func (c *Conn) setWindow(now clock.Time, wnd int) {
 	if wnd > 0 && c.wnd == 0 {
 		c.endPersist(now)
+		c.progress = now
 		c.PathChanged(now) // time-outs while the peer had no room say nothing about later
 	}
 	c.wnd = wnd

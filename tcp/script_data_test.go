@@ -494,6 +494,28 @@ func TestScriptSend(t *testing.T) {
 			+2ms
 			> R. 1
 			err timed out`},
+		{name: "SHLD-16 also if it was closed for longer than R2", opts: "mss 1000", conf: func(c *Config) { c.DataTimeout = 2 * time.Second }, text: `
+			connect
+			push 1000
+			> P. 1+1000
+			< . 1 ack 1 win 0
+			+201ms
+			> P. 1+1000 re
+			< . 1 ack 1 win 0
+			+401ms
+			> P. 1+1000 re
+			< . 1 ack 1 win 0
+			+801ms
+			> P. 1+1000 re
+			< . 1 ack 1 win 0
+			+1601ms
+			> P. 1+1000 re
+			< . 1 ack 1 win 0
+			< . 1 ack 1 win 5000
+			+1ms
+			> P. 1+1000 re
+			< . 1 ack 1001 win 5000
+			deadline none`},
 		{name: "SHLD-16 what a closed window dropped is sent again when it opens", opts: "mss 1000", text: `
 			connect
 			push 1000
