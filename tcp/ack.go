@@ -25,7 +25,7 @@ type ackState struct {
 	rackOrder uint32 // order of the last sent segment among those that have arrived
 	dsack     bool
 	dup       bool // a duplicate ACK by RFC 5681
-	plain     bool // a duplicate ACK without a SACK block
+	plain     bool // nothing but the same ACK again, without a SACK block
 	advanced  bool
 	ece       bool
 	hasTS     bool
@@ -55,10 +55,11 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 	}
 	wnd := int(s.Window) << c.sndShift
 	outstanding := c.q.head != c.q.next
-	if ack == c.una && outstanding && s.Len == 0 && s.Flags&(SYN|FIN) == 0 && wnd == c.wnd {
-		a.dup = true
-		a.plain = s.Opts.NSACK == 0
-		c.stats.DupAcksIn++
+	if ack == c.una && s.Len == 0 && s.Flags&(SYN|FIN) == 0 && wnd == c.wnd {
+		a.dup, a.plain = outstanding, s.Opts.NSACK == 0
+		if a.dup {
+			c.stats.DupAcksIn++
+		}
 	}
 	a.advanced = ack != c.una
 	if c.sackOK && s.Opts.NSACK > 0 {
@@ -79,6 +80,8 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 	}
 	if outstanding || a.advanced || a.dsack {
 		c.recover(&a)
+	} else if a.plain { // perhaps a tail probe was not needed, and the peer has no D-SACK
+		c.tlpAck(&a)
 	}
 	if a.advanced {
 		c.progress = now

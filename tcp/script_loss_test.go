@@ -402,6 +402,22 @@ func TestScriptLoss(t *testing.T) {
 			+100ms
 			< . 11 ack 3001
 			cwnd 2000`},
+		{name: "8985 7.4.2 a peer without D-SACK answers a needless probe by the same ACK", opts: tsSack + " rtt 100ms", conf: func(c *Config) { ts(c); reno(c) }, text: `
+			connect
+			push 1000 1000
+			> P. 1+1000
+			> P. 1001+1000
+			+200ms
+			> P. 1001+1000 re
+			+1ms
+			< . 1 ack 2001 ts 1001/100
+			+100ms
+			< . 1 ack 2001 ts 1002/300
+			push 1000
+			> P. 2001+1000
+			+100ms
+			< . 1 ack 3001
+			cwnd 10000`},
 		{name: "8985 7.4 a probe that was not needed", opts: sack + " rtt 100ms", text: `
 			connect
 			push 1000 1000 1000
