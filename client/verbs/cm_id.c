@@ -27,9 +27,10 @@ static void id_unlink(struct id *id)
 {
 	struct id **at = &ids;
 
-	while (*at != id)
+	while (*at && *at != id)
 		at = &(*at)->next;
-	*at = id->next;
+	if (*at) /* in the child of a fork it is not in the list */
+		*at = id->next;
 }
 
 static void id_free(struct id *id)

@@ -1659,9 +1659,11 @@ static void queues_made(void)
 	struct ibv_cq *sends = NULL, *recvs = NULL;
 
 	for (int i = 0; i < 2; i++) {
-		struct ibv_qp_init_attr_ex init = { .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+		uint32_t depth = i == 0 ? 4 : 100;
+		struct ibv_qp_init_attr_ex init = { .qp_type = IBV_QPT_RC, .cap = { depth, depth, 1, 1, 0 } };
 
 		CHECK(rdma_create_qp_ex(id, &init) == 0);
+		CHECK(init.send_cq->cqe >= (int)depth && init.recv_cq->cqe >= (int)depth);
 		CHECK(init.send_cq && init.send_cq == id->send_cq && init.recv_cq == id->recv_cq);
 		CHECK(i == 0 || (init.send_cq == sends && init.recv_cq == recvs));
 		sends = id->send_cq;
@@ -1672,6 +1674,24 @@ static void queues_made(void)
 		}
 	}
 	end(id);
+	rdma_destroy_event_channel(ch);
+}
+
+/* The child of a fork may destroy the ids of its parent. */
+static void forked(void)
+{
+	struct rdma_event_channel *ch = channel();
+	struct rdma_cm_id *id = listener(ch, 0);
+	int status;
+	pid_t child = fork();
+
+	CHECK(child >= 0);
+	if (child == 0) {
+		rdma_destroy_id(id);
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(rdma_destroy_id(id) == 0);
 	rdma_destroy_event_channel(ch);
 }
 
@@ -2603,7 +2623,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded },
+		{ "queues-made", queues_made }, { "forked", forked }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded },
 	};
 
 	CHECK(argc == 3);
