@@ -31,6 +31,8 @@ static bool name_cq(struct id *id, struct ibv_cq **cq, uint32_t depth, struct ib
 		*channel = ibv_create_comp_channel(id->pub.verbs);
 	if (!*own && *channel)
 		*own = ibv_create_cq(id->pub.verbs, depth > 0 ? (int)depth : 1, &id->pub, *channel, 0);
+	else if (*own && (*own)->cqe < (int)depth && ibv_resize_cq(*own, (int)depth))
+		return false;
 	*cq = *own;
 	return *cq;
 }
