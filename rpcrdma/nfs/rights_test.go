@@ -257,6 +257,7 @@ func TestReadOnlyMount(t *testing.T) {
 		}
 	}
 	l.want(nfsv3.NFS3ERR_ROFS, root, pWrite, write(fh, 0, []byte("x")))
+	l.want(nfsv3.NFS3ERR_ROFS, root, pSetattr, func(w *rpc.Writer) { w.Opaque(fh); sattr(w, -1, 0); w.U32(0) })
 }
 
 // TestFlavors checks that unsupported credentials are rejected with an error.
