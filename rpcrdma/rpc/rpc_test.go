@@ -202,12 +202,13 @@ func TestDuplicates(t *testing.T) {
 			t.Fatal(got)
 		}
 	}
-	by := func(s Sys) Msg {
+	as := func(a Auth) Msg {
 		var w Writer
-		(&Call{XID: 1, Prog: 9, Vers: 1, Proc: 1, Cred: s.Auth()}).Start(&w)
+		(&Call{XID: 1, Prog: 9, Vers: 1, Proc: 1, Cred: a}).Start(&w)
 		w.U32(1)
 		return w.Msg
 	}
+	by := func(s Sys) Msg { return as(s.Auth()) }
 	apart := makeCall(1, 1, 1000)
 	apart.Items = []Item{{len(apart.Body), bytes.Repeat([]byte{7}, 1000)}}
 	for _, c := range []struct {
@@ -222,6 +223,8 @@ func TestDuplicates(t *testing.T) {
 		{"another machine behind the address", "a", by(Sys{Machine: "neighbor"}), 8}, {"another user", "a", by(Sys{UID: 1}), 9},
 		{"that machine later", "a", by(Sys{Machine: "neighbor", Stamp: 1}), 8},
 		{"the first is still known", "a", makeCall(1, 1, 1), 1},
+		{"a credential of another kind", "a", as(Auth{Flavor: 9, Body: []byte{1, 0, 0, 0}}), 10},
+		{"another one of that kind", "a", as(Auth{Flavor: 9, Body: []byte{2, 0, 0, 0}}), 11},
 	} {
 		if v := do(c.peer, c.m); v != c.want {
 			t.Errorf("%s: %d, not %d", c.name, v, c.want)

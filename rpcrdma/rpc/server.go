@@ -118,10 +118,11 @@ func sum(c *Call) uint64 {
 	args := *c.Args
 	n, _ := args.Read(b[:])
 	h := maphash.Bytes(seed, b[:n])*31 + uint64(c.Args.Left())
-	if body := c.Cred.Body; c.Cred.Flavor == AuthSys && len(body) >= 4 {
-		h = h*31 + maphash.Bytes(seed, body[4:])
+	who := c.Cred.Body
+	if c.Cred.Flavor == AuthSys && len(who) >= 4 {
+		who = who[4:] // without the stamp
 	}
-	return h
+	return h*31 + maphash.Bytes(seed, who)
 }
 
 // key identifies a request. It does not include the client's port, which changes when the client
