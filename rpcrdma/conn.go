@@ -24,13 +24,15 @@ const (
 
 // Conn is a connection.
 type Conn struct {
-	e    *Endpoint
-	peer string
-	qp   *iwarp.QP
-	cq   *iwarp.CQ
-	mem  *buffer // receive slots, then send slots
-	slot int     // size of a slot in bytes
-	held *share  // memory held by the incoming calls of peer
+	e        *Endpoint
+	peer     string
+	qp       *iwarp.QP
+	cq       *iwarp.CQ
+	mem      *buffer // receive slots, then send slots
+	slot     int     // size of a slot in bytes
+	accepted bool    // by a server
+
+	held *share // memory held by the incoming calls of peer
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -122,7 +124,7 @@ func (e *Endpoint) newConn(ctx context.Context, peer netip.Addr, cfg session.Con
 		recvs += 2 // version 1 grants no receive for an error
 	}
 	c = &Conn{
-		e: e, peer: peer.String(), held: held, slot: int(max(cfg.Props.RecvSize, cfg.Props.SendSize, 4096)),
+		e: e, peer: peer.String(), accepted: cfg.Server, held: held, slot: int(max(cfg.Props.RecvSize, cfg.Props.SendSize, 4096)),
 		ready: make(chan struct{}), done: make(chan struct{}), dead: make(chan struct{}),
 		loop: make(chan struct{}), free: sendDepth, ops: make(map[uint64]*op), calls: make(map[uint32]chan result), byKey: make(map[uint32]*window),
 	}

@@ -153,6 +153,9 @@ const idleWait = 6 * time.Minute
 func replaceable(conns map[*Conn]struct{}, s *share, now time.Time) (victim *Conn) {
 	wasBusy := false
 	for c := range conns {
+		if !c.accepted {
+			continue
+		}
 		busy := c.serving.Load() > 0
 		if !c.held.Crowds(s) && (busy || now.Sub(c.lastUsed()) < idleWait) {
 			continue

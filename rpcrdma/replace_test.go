@@ -47,7 +47,7 @@ func TestReplaceable(t *testing.T) {
 			return shares.Find(netip.MustParseAddr(addrs[peer]), func(bool) holding { return holding{} })
 		}
 		for i, x := range tt.conns {
-			c := &Conn{held: share(x.peer), began: now.Add(-time.Hour)}
+			c := &Conn{accepted: true, held: share(x.peer), began: now.Add(-time.Hour)}
 			shares.Add(c.held)
 			c.used.Store(int64(time.Hour - x.idle))
 			if at := c.lastUsed(); !strings.Contains(at.String(), " m=") {

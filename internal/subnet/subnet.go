@@ -64,8 +64,8 @@ func (m Peers[T]) count(p *Peer[T], n int) {
 	}
 }
 
-// Crowds reports whether p has at least two connections more than q, or its network two more than that of q: then one of
-// them may end for a new one of q.
+// Crowds reports whether one of p's connections may end for a new one of q: the network of p has at least three more than
+// that of q, or p has two more than q, and its network no fewer. Then q does not crowd p afterwards.
 func (p *Peer[T]) Crowds(q *Peer[T]) bool {
-	return p.Conns >= q.Conns+2 || p.Net.Conns >= q.Net.Conns+2
+	return p.Net.Conns >= q.Net.Conns+3 || p.Conns >= q.Conns+2 && p.Net.Conns >= q.Net.Conns
 }

@@ -2,6 +2,7 @@ package subnet
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 )
 
@@ -50,7 +51,7 @@ func TestPeers(t *testing.T) {
 		{"10.0.0.1", "10.0.0.2", true},
 		{"10.0.0.1", "fe80::1", false},
 		{"2001:db8::2", "10.0.0.2", true}, // by its network
-		{"2001:db8::2", "fe80::1", true},
+		{"2001:db8::2", "fe80::1", false},
 		{"2001:db8::2", "2001:db8::3", false},
 		{"2001:db8::1", "2001:db8::3", true},
 		{"2001:db8::1", "10.0.0.1", false},
@@ -64,5 +65,40 @@ func TestPeers(t *testing.T) {
 	}
 	if len(m) != 0 {
 		t.Errorf("%d peers without connections are left", len(m))
+	}
+}
+
+// TestSettled checks that hosts that want more connections than there are settle: each of them connects again when its
+// connection ended for another host's.
+func TestSettled(t *testing.T) {
+	const most = 64
+	wants := map[netip.Addr]int{netip.MustParseAddr("10.0.0.1"): 8, netip.MustParseAddr("2001:db8:1::1"): 40}
+	for i := range byte(most) {
+		wants[netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 15: i})] = 1
+	}
+	m := Peers[bool]{}
+	var conns []*Peer[bool]
+	ended := 0
+	for range 100 {
+		ended = 0
+		for a, n := range wants {
+			q := m.Find(a, func(network bool) bool { return network })
+			for q.Conns < n {
+				if len(conns) == most {
+					i := slices.IndexFunc(conns, func(p *Peer[bool]) bool { return p.Crowds(q) })
+					if i < 0 {
+						break
+					}
+					m.Remove(conns[i])
+					conns = slices.Delete(conns, i, i+1)
+					ended++
+				}
+				m.Add(q)
+				conns = append(conns, q)
+			}
+		}
+	}
+	if ended != 0 {
+		t.Errorf("%d connections ended for others after 100 rounds", ended)
 	}
 }
