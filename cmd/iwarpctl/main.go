@@ -51,9 +51,11 @@ func main() {
 
 // run runs one command line and returns its exit code.
 func run(ctx context.Context, args []string, out, errOut io.Writer) int {
-	working, end := context.WithCancelCause(ctx)
-	defer end(nil)
-	results := &results{w: out, failed: end}
+	working, end := context.WithCancel(ctx)
+	defer end()
+	failed, fail := context.WithCancelCause(context.Background())
+	defer fail(nil)
+	results := &results{w: out, failed: func(err error) { fail(err); end() }}
 	c := &command{out: results, err: errOut}
 	root := c.root()
 	root.SetArgs(args)
@@ -71,7 +73,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 		}
 	}
 	err := root.ExecuteContext(working)
-	if cause := context.Cause(working); cause != nil && cause != context.Cause(ctx) {
+	if cause := context.Cause(failed); cause != nil {
 		err = cause
 	}
 	code := exitCode(ctx, err)

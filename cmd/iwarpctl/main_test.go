@@ -286,6 +286,14 @@ func TestInterrupted(t *testing.T) {
 	if code != exitInterrupted {
 		t.Errorf("exit code %d; want %d", code, exitInterrupted)
 	}
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	if code := run(ctx, []string{"--help"}, full, &e); code != exitInterrupted {
+		t.Errorf("with an output that fails: exit code %d; want %d", code, exitInterrupted)
+	}
 }
 
 func TestSplitRemote(t *testing.T) {

@@ -409,8 +409,12 @@ func (c *command) showQP() *cobra.Command {
 				case q.Negotiated != nil:
 					role = ", responder"
 				}
-				fmt.Fprintf(c.out, "qp %d   %s\nlocal  %s\nremote %s\n%-6s %s\n%-6s rev %s%s, ird %d, ord %d\n",
-					q.Qp, q.State, q.Local, q.Remote, llp, state, ulp, negotiated(q.Negotiated, ", "), role, q.GetNegotiated().GetIrd(), q.GetNegotiated().GetOrd())
+				how := negotiated(q.Negotiated, ", ")
+				if q.Negotiated != nil {
+					how = "rev " + how
+				}
+				fmt.Fprintf(c.out, "qp %d   %s\nlocal  %s\nremote %s\n%-6s %s\n%-6s %s%s, ird %d, ord %d\n",
+					q.Qp, q.State, q.Local, q.Remote, llp, state, ulp, how, role, q.GetNegotiated().GetIrd(), q.GetNegotiated().GetOrd())
 				fmt.Fprintf(c.out, "queues send %d, receive %d, %d SGEs, %d bytes inline, worker %d\nuses   pd %d, cq %d and %d, srq %d\nowner  client %d, process %d, uid %s\n",
 					q.SqDepth, q.RqDepth, q.MaxSge, q.MaxInline, q.Worker, q.Pd, q.SendCq, q.RecvCq, q.Srq, q.Client, q.Pid, owner(q.Uid))
 				c.silent([]*ctrlpb.QPInfo{q})
