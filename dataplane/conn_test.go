@@ -535,13 +535,7 @@ func TestAdoption(t *testing.T) {
 	cfg := link.PipeConfig{Now: func() clock.Time { return now }}
 	var ends [2][2]*link.Pipe
 	for i := range ends {
-		a, b, err := link.NewPipe(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ends[i] = [2]*link.Pipe{a, b}
-		defer a.Close()
-		defer b.Close()
+		ends[i][0], ends[i][1] = newPipe(t, cfg)
 	}
 	ea, err := New(Config{Now: cfg.Now}, []Queue{{Link: ends[0][0], CPU: -1}, {Link: ends[1][0], CPU: -1}}, nil)
 	if err != nil {

@@ -252,12 +252,7 @@ func (r *fakeRing) Close() error {
 // TestFragmentSource checks that a running engine takes the packets of its fragment source and closes it at the end.
 func TestFragmentSource(t *testing.T) {
 	defer testenv.NoGoroutineLeaks(t)
-	a, b, err := link.NewPipe(link.PipeConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
+	a, _ := newPipe(t, link.PipeConfig{})
 	r := &fakeRing{frames: make(chan []byte), closed: make(chan struct{})}
 	e, err := New(Config{Fragments: map[string]FragmentSource{"": r}}, []Queue{{Link: a, CPU: -1}}, nil)
 	if err != nil {

@@ -134,12 +134,7 @@ func (q *twoQueues) openBy(w *worker, port uint16, qa, qb *simQP) *stream {
 // TestNewLink checks that what depends on the link follows that of Plug: the scheduler's quantum, which is the cost of a frame
 // at least, and the window of a listener, which its frames limit.
 func TestNewLink(t *testing.T) {
-	a, b, err := link.NewPipe(link.PipeConfig{Super: link.SuperCut, RxFrames: 64})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
+	a, _ := newPipe(t, link.PipeConfig{Super: link.SuperCut, RxFrames: 64})
 	cfg := tcp.DefaultConfig()
 	cfg.MaxHeld = 0
 	e, err := New(Config{TCP: &cfg}, []Queue{{Link: link.NewNone(1500), CPU: -1}}, nil)
@@ -168,12 +163,7 @@ func TestNewLink(t *testing.T) {
 // TestUnpluggedEngine checks Unplug and Plug of a running engine, and what it refuses in
 // between.
 func TestUnpluggedEngine(t *testing.T) {
-	a, b, err := link.NewPipe(link.PipeConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
+	a, _ := newPipe(t, link.PipeConfig{})
 	e, err := New(Config{}, []Queue{{Link: a, Device: "x", CPU: -1}, {Link: link.NewNone(1500), Device: "y", CPU: -1}}, fixed{})
 	if err != nil {
 		t.Fatal(err)

@@ -12,12 +12,7 @@ import (
 // TestRest checks that the goroutine of a driven engine takes over when the application calls Rest, and that another
 // Turn ends that. The clock stands still, so that it does not take over because of the time.
 func TestRest(t *testing.T) {
-	a, b, err := link.NewPipe(link.PipeConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Close()
-	defer a.Close()
+	a, _ := newPipe(t, link.PipeConfig{})
 	e, err := New(Config{Inline: true, Now: func() clock.Time { return clock.Time(time.Hour) }}, []Queue{{Link: a, CPU: -1}}, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -58,12 +58,7 @@ func TestFence(t *testing.T) {
 
 // TestFenceAsleep checks that Fence does not wake a worker that sleeps, but waits for the commands that were posted to it.
 func TestFenceAsleep(t *testing.T) {
-	a, b, err := link.NewPipe(link.PipeConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
+	a, _ := newPipe(t, link.PipeConfig{})
 	e, err := New(Config{}, []Queue{{Link: a, CPU: -1}}, fixed{})
 	if err != nil {
 		t.Fatal(err)
@@ -105,12 +100,7 @@ func (l *waitLink) Wait(limit time.Duration, fd int) bool {
 // TestFenceModerated checks that Fence does not take a worker that sleeps until a delayed wake-up for one that uses no memory:
 // it would use a completion queue that has been freed.
 func TestFenceModerated(t *testing.T) {
-	a, b, err := link.NewPipe(link.PipeConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
+	a, _ := newPipe(t, link.PipeConfig{})
 	cq, err := shm.CreateCQ(1, 16)
 	if err != nil {
 		t.Fatal(err)

@@ -20,6 +20,20 @@ func oneGoroutine(t *testing.T) {
 	}
 }
 
+// newPipe returns both ends of a Pipe, which the test closes.
+func newPipe(t testing.TB, cfg link.PipeConfig) (a, b *link.Pipe) {
+	t.Helper()
+	a, b, err := link.NewPipe(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = a.Close()
+		_ = b.Close()
+	})
+	return a, b
+}
+
 // conn returns the TCP connection of a stream.
 func (s *stream) conn() *tcpConn { return s.lane.llp.(*tcpConn) }
 

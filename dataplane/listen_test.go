@@ -12,12 +12,7 @@ import (
 func TestListenUndone(t *testing.T) {
 	var queues []Queue
 	for range 2 {
-		a, b, err := link.NewPipe(link.PipeConfig{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer a.Close()
-		defer b.Close()
+		a, _ := newPipe(t, link.PipeConfig{})
 		queues = append(queues, Queue{Link: a, CPU: -1})
 	}
 	e, err := New(Config{}, queues, nil)
@@ -49,12 +44,7 @@ func TestListenUndone(t *testing.T) {
 
 // TestStoppedEngine checks that what waits for a worker returns an error when the engine has stopped.
 func TestStoppedEngine(t *testing.T) {
-	a, b, err := link.NewPipe(link.PipeConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
+	a, _ := newPipe(t, link.PipeConfig{})
 	e, err := New(Config{}, []Queue{{Link: a, CPU: -1}}, fixed{})
 	if err != nil {
 		t.Fatal(err)

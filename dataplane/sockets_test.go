@@ -76,12 +76,7 @@ func TestSCTPOverSockets(t *testing.T) {
 // TestFrameOfSocket checks that a frame with the addresses and ports of a kernel socket is no segment of it, even if it was
 // received before the socket was made.
 func TestFrameOfSocket(t *testing.T) {
-	a, b, err := link.NewPipe(link.PipeConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
+	a, b := newPipe(t, link.PipeConfig{})
 	socks, err := NewSockets(0)
 	if err != nil {
 		t.Fatal(err)

@@ -9,12 +9,7 @@ import (
 
 // TestSilentWorker checks that a worker that does not turn is named.
 func TestSilentWorker(t *testing.T) {
-	a, b, err := link.NewPipe(link.PipeConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
+	a, _ := newPipe(t, link.PipeConfig{})
 	e, err := New(Config{}, []Queue{{Link: a, CPU: -1}}, nil)
 	if err != nil {
 		t.Fatal(err)
