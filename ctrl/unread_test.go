@@ -90,18 +90,28 @@ func TestRefusedUnread(t *testing.T) {
 	testenv.Until(t, "there is an answer after one was read", func() bool { return answered(h.client(t)) })
 }
 
+// pair returns two connected ends, which the caller closes.
+func pair(t *testing.T) (ours, theirs *seqpacket.Conn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err1 := seqpacket.FromFD(fds[0])
+	theirs, err2 := seqpacket.FromFD(fds[1])
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	return ours, theirs
+}
+
 // TestRefusedLate checks that a refused client whose request has arrived gets the reason although the time to wait for
 // it is over, as after the process stood still.
 func TestRefusedLate(t *testing.T) {
 	for range 1000 {
-		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ours, err1 := seqpacket.FromFD(fds[0])
-		theirs, err2 := seqpacket.FromFD(fds[1])
-		hello, err3 := proto.Marshal(&ctrlpb.Request{Id: 1})
-		if err := errors.Join(err1, err2, err3, theirs.Write(hello, nil)); err != nil {
+		ours, theirs := pair(t)
+		hello, err := proto.Marshal(&ctrlpb.Request{Id: 1})
+		if err := errors.Join(err, theirs.Write(hello, nil)); err != nil {
 			t.Fatal(err)
 		}
 		answerRefused(ours, errDraining, 0)
@@ -125,13 +135,8 @@ func TestRefusedUsers(t *testing.T) {
 	defer refusals.Wait()
 	refused := func(uid uint32) *seqpacket.Conn {
 		t.Helper()
-		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ours, err1 := seqpacket.FromFD(fds[0])
-		theirs, err2 := seqpacket.FromFD(fds[1])
-		if err := errors.Join(err1, err2, theirs.Write(hello, nil)); err != nil {
+		ours, theirs := pair(t)
+		if err := theirs.Write(hello, nil); err != nil {
 			t.Fatal(err)
 		}
 		refusals.Go(func() {
@@ -315,15 +320,7 @@ func TestReadAtLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, Config{})
 		h.unread = 5*lookAgain + lookAgain/2 // between two looks
-		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ours, err1 := seqpacket.FromFD(fds[0])
-		theirs, err2 := seqpacket.FromFD(fds[1])
-		if err := errors.Join(err1, err2); err != nil {
-			t.Fatal(err)
-		}
+		ours, theirs := pair(t)
 		defer ours.Close()
 		defer theirs.Close()
 		sess := &session{srv: h.Server, conn: ours, log: zap.NewNop()}
