@@ -129,9 +129,10 @@ func (c *Conn) recv(oob []byte, flags int) (n, oobn, rflags int, err error) {
 			}
 		}
 		done := c.waits && c.poll.until(func() bool { return receive(flags | unix.MSG_DONTWAIT) }) || receive(flags)
-		if err == unix.ECONNRESET || err == nil && n == 0 {
+		if err == unix.ECONNRESET || err == nil && n == 0 && oobn == 0 {
 			// The other end is gone, but packets that it sent before may be queued: the kernel looks
-			// for a packet before it looks for the end, and for an error before both.
+			// for a packet before it looks for the end, and for an error before both. With descriptors
+			// it was an empty packet, which counts as the end.
 			return receive(flags | unix.MSG_DONTWAIT)
 		}
 		return done

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -49,6 +50,45 @@ func TestFilesLost(t *testing.T) {
 		}
 		restore()
 	}
+}
+
+// TestEmptyPacket checks that Read ends with an empty packet, and returns its descriptors: they would stay open.
+func TestEmptyPacket(t *testing.T) {
+	for _, block := range []bool{false, true} {
+		a, b, err := Pair()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Close()
+		defer b.Close()
+		if block {
+			if err := b.Block(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := a.raw.Control(func(fd uintptr) { err = sendEmpty(fd, unix.UnixRights(0, 1)) }); err != nil {
+			t.Fatal(err)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Shutdown()
+		if _, fds, err := b.Read(MaxFDs); len(fds) != 2 || err != io.EOF {
+			t.Errorf("blocking %v: descriptors %v, %v", block, fds, err)
+		} else {
+			CloseAll(fds)
+		}
+	}
+}
+
+// sendEmpty sends a packet without data. unix.Sendmsg would add a byte to it.
+func sendEmpty(fd uintptr, oob []byte) error {
+	m := unix.Msghdr{Control: &oob[0]}
+	m.SetControllen(len(oob))
+	if _, _, e := unix.Syscall(unix.SYS_SENDMSG, fd, uintptr(unsafe.Pointer(&m)), 0); e != 0 {
+		return e
+	}
+	return nil
 }
 
 // TestTryWrite checks that TryWrite sends data with descriptors while there is room, and never

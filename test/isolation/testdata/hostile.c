@@ -1238,6 +1238,22 @@ static void empty_packets(void)
 	receive(c.s, &last);
 }
 
+/* empty_packets_fds sends descriptors without a message. */
+static void empty_packets_fds(void)
+{
+	int fds[253];
+
+	for (int i = 0; i < 253; i++)
+		fds[i] = 0;
+	for (int i = 0; i < 20; i++) {
+		struct client c = greet();
+
+		send_fds(c.s, "", 0, fds, 253, 0);
+		receive(c.s, &last);
+		close(c.s);
+	}
+}
+
 static void unread(int kind, int field1, uint64_t v)
 {
 	struct client c = greet();
@@ -2141,6 +2157,7 @@ static const struct attack { const char *name; void (*run)(void); } attacks[] = 
 	{ "near window, a race", near_window_race },
 	{ "half a message", half_message },
 	{ "empty packets", empty_packets },
+	{ "empty packets with descriptors", empty_packets_fds },
 	{ "status unread", unread_status },
 	{ "completion queues unread", unread_cqs },
 	{ "deep completion queues unread", unread_deep_cqs },
