@@ -20,8 +20,9 @@ func (s *Server) Drain(ctx context.Context, timeout time.Duration) int {
 	drained := make(chan struct{})
 	s.drained = drained
 	closeAll(s.sockets)
-	for id := range s.listeners {
-		s.engine.Unlisten(id) // peers are refused; the clients keep their handles
+	for _, l := range s.listeners { // peers are refused; the clients keep their handles
+		s.engine.Unlisten(l.id)
+		s.stopListening(l)
 	}
 	ms := uint32(min(timeout.Milliseconds(), math.MaxUint32))
 	for _, c := range s.sessions {

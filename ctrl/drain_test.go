@@ -57,6 +57,33 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestDrainStartups checks that a draining server resets connections whose request has not arrived, and does not wait
+// for them.
+func TestDrainStartups(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	c.ok(reqListen("", 7174))
+	p := h.arrive(t, "10.0.0.3:1", 7174, mpa.DefaultConfig())
+	h.mu.Lock()
+	l := h.conns[p.id].listener.id
+	h.mu.Unlock()
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if n := h.Drain(over, 0); n != 0 {
+		t.Errorf("it would wait for %d connections", n)
+	}
+	if _, abort := p.ended(); !abort {
+		t.Error("a connection without a request was not reset")
+	}
+	late := h.e.add(p.c.local, p.c.remote)
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventAccepted, Conn: late, Listener: l, Flow: flowOf(p.c.local, p.c.remote)})
+	h.e.with(late, func(c *fakeConn) {
+		if !c.abort {
+			t.Error("a connection that the engine had accepted before was not reset")
+		}
+	})
+}
+
 // TestDrainLate checks that the wait is bounded and that a server without connections does not wait.
 func TestDrainLate(t *testing.T) {
 	h, c, _, _ := detachable(t, Config{})

@@ -187,19 +187,25 @@ func (c *session) unlisten(h uint32) error {
 	return nil
 }
 
+// stopListening resets the connections of l whose request has not arrived, and those that the engine still accepts. Called
+// with mu held.
+func (s *Server) stopListening(l *listener) {
+	delete(s.listeners, l.id)
+	for _, all := range l.starting.by {
+		for _, cn := range slices.Clone(all) {
+			s.abandon(cn)
+		}
+	}
+}
+
 // dropListener closes a listener and resets the connections that the client has not accepted.
 func (c *session) dropListener(l *listener) {
 	s := c.srv
 	s.engine.Unlisten(l.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.listeners, l.id)
+	s.stopListening(l)
 	delete(c.listens, l.handle)
-	for _, all := range l.starting.by {
-		for _, cn := range slices.Clone(all) {
-			s.abandon(cn)
-		}
-	}
 	for _, cn := range c.conns {
 		if cn.listener == l && cn.qp == nil && !cn.streaming { // a byte stream already belongs to the client
 			s.abandon(cn)
