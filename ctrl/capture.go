@@ -64,6 +64,15 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	}
 	_ = unix.Shutdown(fds[0], unix.SHUT_RD) // the reader must not send anything, especially not descriptors
 	s.captures++
+	admin := c.policy().admin
+	may := func() bool { // what an administrator captures may be that of other users
+		select {
+		case <-c.out.quit:
+			return false
+		default:
+			return !admin || c.policy().admin
+		}
+	}
 	tap := e.NewTap(frames, snap, match)
 	e.AddTap(tap)
 	s.wg.Add(1)
@@ -73,7 +82,7 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	go func() {
 		defer s.wg.Done()
 		defer close(over)
-		copyFrames(tap, fds[0], c.out.quit)
+		copyFrames(tap, fds[0], may)
 		e.RemoveTap(tap)
 		closeCapture(fds[0], s.done)
 		c.log.Info("capture ends", zap.Uint64("dropped", tap.Dropped()))
@@ -156,12 +165,12 @@ func noQP(num uint32) *Error {
 	return errorf(noObject, "ctrl: no queue pair %d: iwarpctl qp list shows those that exist", num)
 }
 
-// copyFrames copies the frames of tap to fd until fd or quit is closed. If the reader is slow the frames stay in the tap, which drops and
-// counts them.
-func copyFrames(tap *dataplane.Tap, fd int, quit <-chan struct{}) {
+// copyFrames copies the frames of tap to fd until fd is closed, or may returns false. If the reader is slow the frames stay in the
+// tap, which drops and counts them.
+func copyFrames(tap *dataplane.Tap, fd int, may func() bool) {
 	var b []byte
 	poll := []unix.PollFd{{Fd: int32(fd)}}
-	for {
+	for may() {
 		full, gone := false, false
 		tap.Read(func(f *dataplane.TapFrame) bool {
 			b = appendRecord(b[:0], f, tap.Dropped())
@@ -179,11 +188,6 @@ func copyFrames(tap *dataplane.Tap, fd int, quit <-chan struct{}) {
 		}
 		if n, _ := unix.Poll(poll, captureInterval); n > 0 && poll[0].Revents&(unix.POLLHUP|unix.POLLERR|unix.POLLNVAL) != 0 {
 			return
-		}
-		select {
-		case <-quit:
-			return
-		default:
 		}
 	}
 }

@@ -103,6 +103,22 @@ func TestCapturePortFreed(t *testing.T) {
 	}
 }
 
+// TestCaptureReload checks that a capture of an administrator, which may show frames of other users, ends when a new
+// configuration makes it a user.
+func TestCaptureReload(t *testing.T) {
+	const uid = 61007
+	h := newHarness(t, Config{})
+	c := h.helloAs(t, uid)
+	h.Reload(Config{Allow: []Rule{{UIDs: []uint32{uid}, Admin: true}}})
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Capture{Capture: &ctrlpb.Capture{}}})
+	h.Reload(Config{Allow: []Rule{{UIDs: []uint32{uid}}}})
+	capture := c.fds[len(c.fds)-1]
+	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(capture), Events: unix.POLLRDHUP}}, 60000); n != 1 || err != nil {
+		t.Errorf("the capture does not end: %v", err)
+	}
+	c.pd() // the client stays
+}
+
 // TestCaptureWithin checks that a capture of a connection within the host, which has no frames, is refused.
 func TestCaptureWithin(t *testing.T) {
 	h := newHarness(t, Config{})
