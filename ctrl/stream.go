@@ -85,6 +85,9 @@ const lingerTime = 2 * time.Minute
 func (s *Server) linger(c *conn) {
 	l := &linger{c.id, c.sess.cred.Uid, min(c.memory, maxUnsent), s.now().Add(lingerTime), c.claim}
 	l.claim.refs++
+	if l.claim.on.sockets() {
+		s.files.extra++ // its socket, which no queue pair has any more
+	}
 	c.sess.own[resRings] -= l.memory
 	c.memory -= l.memory
 	u := c.sess.use
@@ -106,6 +109,9 @@ func (s *Server) endLinger(id dataplane.ConnID) {
 	u := s.usageOf(l.uid)
 	u.lingers = slices.DeleteFunc(u.lingers, func(o *linger) bool { return o == l })
 	u.account[resRings] -= l.memory
+	if l.claim.on.sockets() {
+		s.files.extra--
+	}
 	s.claims.drop(l.claim)
 	s.settle(l.uid)
 	s.checkDrained()

@@ -165,6 +165,39 @@ func TestLingerSteered(t *testing.T) {
 	h.settled(t)
 }
 
+// TestLingerFiles checks that the kernel socket of a connection that is closed in order counts as a descriptor of the
+// daemon until the engine has closed it.
+func TestLingerFiles(t *testing.T) {
+	h := newHarness(t, Config{})
+	h.mu.Lock()
+	h.devices[0].Sockets = true
+	h.files.per = newFiles(0, 1, true).per
+	h.mu.Unlock()
+	c := h.hello(t)
+	h.mu.Lock()
+	out := &h.sessions[h.lastID].out
+	h.mu.Unlock()
+	used := func() uint64 { // without what the client has not read, as far as the server knows
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		out.mu.Lock()
+		defer out.mu.Unlock()
+		return h.files.used + h.files.extra - uint64(out.fds)
+	}
+	conn, p := h.accepted(t, c)
+	with := used()
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_StreamClose{StreamClose: &ctrlpb.StreamClose{Conn: conn}}})
+	if n := used(); n != with {
+		t.Errorf("%d descriptors are counted while the stream is being closed, %d before", n, with)
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id})
+	if n := used(); n != with-1 {
+		t.Errorf("%d descriptors are counted after the stream, %d with it", n, with)
+	}
+	c.c.Close()
+	h.settled(t)
+}
+
 // TestLingerQP checks that a client cannot end the charge of a byte stream that the engine still closes: a Disconnect
 // of its queue pair would make the engine report the stream as gone.
 func TestLingerQP(t *testing.T) {
