@@ -187,18 +187,10 @@ func (s *Server) request(c *conn, f *mpa.Frame) {
 			s.dropConn(c, errFiles)
 			return
 		}
-		if l.waiting >= l.backlog || c.sess.out.behind() {
-			// The same applies to a client that does not keep up: a peer that connects
-			// and leaves repeatedly must not cause the client to be cut off.
-			s.dropConn(c, errBacklog)
-			return
-		}
-		if err := c.sess.take(resWaiting, 1); err != nil {
+		if err := l.wait(c); err != nil {
 			s.dropConn(c, err)
 			return
 		}
-		l.waiting++
-		c.waiting = true
 		ask.Listen = l.handle
 	} else {
 		ask.Qp = c.qp.num

@@ -103,6 +103,25 @@ func (c *conn) take(q *qp) {
 	c.qp, q.conn, q.used = q, c, true
 }
 
+// wait counts c, which waits for the client, in the backlog and in the quota of the user.
+func (l *listener) wait(c *conn) error {
+	// A client that does not keep up takes no more: a peer that connects and leaves repeatedly must not cause it to
+	// be cut off.
+	if l.waiting >= l.backlog || l.sess.out.behind() {
+		return errBacklog
+	}
+	take := l.sess.take
+	if l.waiting < leastPending && !l.streaming { // byte streams may outlive their listener
+		take = l.sess.takeBeyond
+	}
+	if err := take(resWaiting, 1); err != nil {
+		return err
+	}
+	l.waiting++
+	c.waiting = true
+	return nil
+}
+
 // answered records that the client has answered the connect request, or started MPA.
 func (c *conn) answered() {
 	if c.waiting {

@@ -148,6 +148,11 @@ func (c *session) take(r resource, n uint64) error {
 	if n > less(limit, have) {
 		return overQuota(c.cred.Uid, r, have, n, limit)
 	}
+	return c.takeBeyond(r, n)
+}
+
+// takeBeyond is take regardless of the quota. Called with mu held.
+func (c *session) takeBeyond(r resource, n uint64) error {
 	if err := c.srv.room(&c.use.account, c.cred.Uid, r, n); err != nil {
 		return err
 	}

@@ -14,7 +14,7 @@ import (
 // A further connection evicts the oldest of its own address, or of the network that has the
 // most. Idle connections therefore cannot lock out a peer that sends its request, or affect
 // another listener. A user may have as many of them as queue pairs; then a listener with
-// leastStartups or more replaces its own.
+// leastPending or more replaces its own.
 type startups struct {
 	by      map[netip.Prefix][]*conn // by network, oldest first
 	n       int
@@ -83,9 +83,10 @@ func (s *startups) victim(addr netip.Addr, perPeer, most int) *conn {
 	return longest[0]
 }
 
-// leastStartups is the number of start-ups that a listener may have beside any number of its user's other listeners: enough
-// for a peer that takes a while beside one that connects again and again.
-const leastStartups = 16
+// leastPending is the number of start-ups, and of requests that wait for an answer, that a listener may have beside
+// any number of its user's other listeners: enough for a peer that takes a while beside one that connects again and
+// again, and for a program beside one that hangs.
+const leastPending = 16
 
 // makeRoom resets a connection of l in start-up if a new one from addr would exceed a limit, or
 // if its connections are kernel sockets and the daemon has few descriptors left. Called with mu held.
@@ -93,7 +94,7 @@ func (s *Server) makeRoom(l *listener, addr netip.Addr) {
 	most := s.cfg.Startup.PerListener
 	least := most
 	if l.sess.use.starting >= l.sess.policy().limits.QPs {
-		least = leastStartups
+		least = leastPending
 	}
 	if !l.starting.spare() {
 		least = 1

@@ -130,7 +130,7 @@ func TestStartupsOfUser(t *testing.T) {
 		t.Error("a peer was reset because of another one")
 	}
 	h.mu.Lock()
-	if n := len(h.conns); n != limit+(listeners-1)*leastStartups {
+	if n := len(h.conns); n != limit+(listeners-1)*leastPending {
 		t.Errorf("%d connections in start-up", n)
 	}
 	h.mu.Unlock()
@@ -147,31 +147,40 @@ func TestStartupsOfUser(t *testing.T) {
 	h.settled(t)
 }
 
-// TestWaitingQuota checks that the requests that wait for an answer count in a quota, over all listeners of the user.
+// TestWaitingQuota checks that the requests that wait for an answer count in a quota, over all listeners of the user, and
+// that each listener can have some nevertheless, so that a program that hangs keeps none from another one.
 func TestWaitingQuota(t *testing.T) {
-	const limit = 8
+	const limit = 20
 	h := newHarness(t, Config{Limits: Limits{QPs: limit}})
 	c := h.hello(t)
 	c.ok(reqListen("", 7174))
 	c.ok(reqListen("", 7175))
 	var peers []*mpaPeer
-	for i := range 2 * limit {
-		p := h.arrive(t, fmt.Sprintf("10.0.0.2:%d", 1000+i), 7174+uint16(i%2), mpa.DefaultConfig())
+	arrive := func(port uint16) (taken bool) {
+		p := h.arrive(t, fmt.Sprintf("10.0.0.2:%d", 1000+len(peers)), port, mpa.DefaultConfig())
 		p.send()
-		if _, abort := p.ended(); abort != (i >= limit) {
-			t.Errorf("request %d: reset %v", i, abort)
-		}
 		peers = append(peers, p)
+		_, abort := p.ended()
+		return !abort
 	}
-	if q := c.quota("waiting"); q.Used != limit || q.Limit != limit {
+	for i := range limit + 2 {
+		if taken := arrive(7174); taken != (i < limit) {
+			t.Errorf("request %d: taken %v", i, taken)
+		}
+	}
+	for i := range leastPending + 2 {
+		if taken := arrive(7175); taken != (i < leastPending) {
+			t.Errorf("request %d of the other listener: taken %v", i, taken)
+		}
+	}
+	if q := c.quota("waiting"); q.Used != limit+leastPending || q.Limit != limit {
 		t.Errorf("%v", q)
 	}
-	conn := c.event().GetConnectRequest().GetConn()
-	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Reject{Reject: &ctrlpb.Reject{Conn: conn}}})
+	reject := &ctrlpb.Reject{Conn: c.event().GetConnectRequest().GetConn()}
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Reject{Reject: reject}})
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: peers[0].id})
-	p := h.arrive(t, "10.0.0.2:999", 7175, mpa.DefaultConfig())
-	if p.send(); c.quota("waiting").Used != limit {
-		t.Error("no request after one was rejected")
+	if q := c.quota("waiting"); q.Used != limit+leastPending-1 || arrive(7174) {
+		t.Errorf("after one was rejected: %v, or another one was taken", q)
 	}
 	c.c.Close()
 	h.settled(t)

@@ -35,18 +35,15 @@ func (s *Server) streamReady(c *conn) {
 // streamAccepted is streamReady for a passive open. The stream counts in the backlog until MPA starts, and against the maximum number of
 // queue pairs, because it outlives its listener.
 func (s *Server) streamAccepted(c *conn) {
-	l := c.listener
-	if l.waiting >= l.backlog || c.sess.out.behind() { // as in request
-		s.dropConn(c, errBacklog)
-		return
+	memory, err := s.cfg.streamMemory(), c.listener.wait(c)
+	if err == nil {
+		err = c.sess.take(resRings, memory)
 	}
-	memory := s.cfg.streamMemory()
-	if err := c.sess.takeSized(resWaiting, resRings, memory); err != nil {
+	if err != nil {
 		s.dropConn(c, err)
 		return
 	}
-	l.waiting++
-	c.waiting, c.streaming, c.memory = true, true, memory
+	c.streaming, c.memory = true, memory
 	c.sess.adopt(c)
 	s.streamReady(c)
 }
