@@ -71,7 +71,8 @@ func (cs *claims) take(addr netip.AddrPort, on *device, uid uint32, listen bool)
 				if c.since != 0 {
 					return nil, errorf(portInUse, "ctrl: %v is in TIME-WAIT after the connection that was made from it (RFC 9293 3.6.1): choose another port, or wait (tcp-time-wait)", addr)
 				}
-				return nil, errorf(portInUse, "ctrl: %v is in use by another client of iwarpd: choose another port, or end that client (iwarpctl listen list)", addr)
+				return nil, errorf(portInUse, "ctrl: %v is in use by another client of iwarpd, or by its last connections: "+
+					"choose another port, or end that client (iwarpctl listen list) and wait up to %v", addr, lingerTime)
 			}
 			c.refs++
 			c.listening = true

@@ -158,6 +158,12 @@ func TestLingerSteered(t *testing.T) {
 	if h.steer.len() == 0 {
 		t.Error("the port is not steered any more")
 	}
+	other := h.helloAs(t, 61009)
+	other.pd() // its session has seen the uid
+	if text := other.fails(ctrlpb.Code_CODE_PORT_IN_USE, reqListen("", 7174)); !strings.Contains(text, "last connections") {
+		t.Errorf("another user: %s", text) // whom iwarpctl listen list shows no listener
+	}
+	other.c.Close()
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id})
 	if n := h.steer.len(); n != 0 {
 		t.Errorf("%d endpoints are steered after the connection", n)
