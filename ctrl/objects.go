@@ -338,17 +338,21 @@ func (c *session) allocMW(h uint32, reply *ctrlpb.Reply) error {
 func (c *session) deallocMW(h uint32) error {
 	s := c.srv
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	m, err := c.mwOf(h)
 	if err != nil {
+		s.mu.Unlock()
 		return err
 	}
 	if err := s.table.Deregister(m.window); err != nil {
+		s.mu.Unlock()
 		return errorf(internal, "ctrl: memory window %d: %w", h, err)
 	}
 	delete(c.mws, h)
 	c.give(resMWs, 1)
 	m.pd.uses--
+	s.mu.Unlock()
+	s.engine.Fence() // as for a region
+	c.fenceMemory()
 	return nil
 }
 

@@ -141,6 +141,33 @@ func TestObjects(t *testing.T) {
 	}
 }
 
+// TestRevoked checks that no worker is still accessing memory by a key when the reply says that it is not valid any more.
+func TestRevoked(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	pd := c.pd()
+	mr := c.ok(reqMR(pd, 4096), memfd(t, 4096)).GetMr()
+	mw := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: pd}}}).GetMw()
+	for _, tt := range []struct {
+		key    uint32
+		revoke *ctrlpb.Request
+	}{
+		{mw.Rkey, &ctrlpb.Request{Body: &ctrlpb.Request_DeallocMw{DeallocMw: &ctrlpb.DeallocMW{Mw: mw.Mw}}}},
+		{mr.Rkey, &ctrlpb.Request{Body: &ctrlpb.Request_DeregisterMr{DeregisterMr: &ctrlpb.DeregisterMR{Mr: mr.Mr}}}},
+	} {
+		fenced := false
+		h.e.mu.Lock()
+		h.e.onFence = func() { fenced = fenced || h.table.Lookup(tt.key) == nil }
+		h.e.mu.Unlock()
+		c.ok(tt.revoke)
+		h.e.mu.Lock()
+		if h.e.onFence = nil; !fenced {
+			t.Errorf("%T: no worker was waited for", tt.revoke.Body)
+		}
+		h.e.mu.Unlock()
+	}
+}
+
 // TestForeignHandles checks that a client cannot use another client's handles in any request.
 func TestForeignHandles(t *testing.T) {
 	h := newHarness(t, Config{})
