@@ -51,9 +51,9 @@ func (s *Server) checkProgram(d *device) {
 		return
 	}
 	s.mu.Lock()
-	gone, first, policy := d.down != nil && !d.detached, d.down == nil, s.cfg.Detached
+	removed, policy := d.removed(), s.cfg.Detached
 	s.mu.Unlock()
-	if gone {
+	if removed {
 		return
 	}
 	var err error
@@ -62,6 +62,10 @@ func (s *Server) checkProgram(d *device) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if d.removed() { // in the meantime
+		return
+	}
+	first := d.down == nil
 	if first {
 		s.counters.detached.Add(1)
 		s.log.Error("the XDP program was detached from the interface by another program", zap.String("interface", d.Name))

@@ -21,6 +21,7 @@ type fakeProgram struct {
 	off   atomic.Bool
 	fails error // of Attach
 	tries int
+	then  func() // called at the end of Attach; nil: nothing
 }
 
 func (p *fakeProgram) Attached() (bool, error) { return !p.off.Load(), nil }
@@ -29,6 +30,9 @@ func (p *fakeProgram) Attach() error {
 	p.tries++
 	if p.fails == nil {
 		p.off.Store(false)
+	}
+	if p.then != nil {
+		p.then()
 	}
 	return p.fails
 }
@@ -162,6 +166,24 @@ func TestDetachAttach(t *testing.T) {
 		t.Errorf("status %q", h.Status().Detached)
 	}
 	c.ok(reqListen("", 7176))
+}
+
+// TestDetachUnplug checks that an interface that is removed while its program is attached again stays removed, whether
+// that succeeds or not.
+func TestDetachUnplug(t *testing.T) {
+	for _, fails := range []error{nil, errors.New("no such device")} {
+		h := newHarness(t, Config{Detached: DetachAttach})
+		d := h.devices[0]
+		p := &fakeProgram{fails: fails, then: func() { h.Unplug(d.Name) }}
+		p.off.Store(true)
+		d.Program = p
+		h.checkProgram(d)
+		h.mu.Lock()
+		if d.down == nil || d.detached || !strings.Contains(d.down.Error(), "was removed") {
+			t.Errorf("attaching: %v; down: %v, detached %v", fails, d.down, d.detached)
+		}
+		h.mu.Unlock()
+	}
 }
 
 // TestWatchProgram checks with a virtual clock that a server notices within half a second that its program was

@@ -47,6 +47,9 @@ type device struct {
 	detached bool  // down is set because the program was detached
 }
 
+// removed reports whether the interface has been removed. Called with Server.mu held.
+func (d *device) removed() bool { return d.down != nil && !d.detached }
+
 // name returns the name of d, or "" for nil, which means any device.
 func (d *device) name() string {
 	if d == nil {
