@@ -26,7 +26,7 @@ const (
 // awayThreads runs functions that may block, each in a goroutine of its own, as many at a time as the limits allow. The others wait. Users take
 // turns, those that run nothing first, however many functions each has waiting. It takes constant time, whatever waits.
 type awayThreads struct {
-	mu      sync.Mutex
+	mu      sync.Mutex // guards the rest
 	running int
 	users   map[uint32]*awayUser // that have something running or waiting
 	// The users that have something waiting, in the order of their turns: those that run nothing, and those that run less than userAway.

@@ -22,7 +22,7 @@ func (s *logLimit) now(t clock.Time) bool {
 
 // A tally counts a frequent event for a log message at most once per logEvery. It is safe for concurrent use.
 type tally struct {
-	mu sync.Mutex // acquired last
+	mu sync.Mutex // acquired last; guards the rest
 	logLimit
 	n uint64 // since the last message
 }

@@ -44,15 +44,15 @@ type Resolver struct {
 	wg      sync.WaitGroup
 
 	patience time.Duration // neighbourWait, except in tests
+	changed  chan struct{}
 
-	mu       sync.Mutex
+	mu       sync.Mutex            // guards the rest
 	macs     map[neighbour][6]byte // last resolved address of each
 	waiting  map[neighbour][]chan struct{}
 	hostless []netip.Addr  // see Hostless
 	networks []netip.Addr  // lowest addresses of the networks of the interfaces
 	ifaces   map[int]iface // the interfaces themselves and the VLANs on them
 	watchers []func()
-	changed  chan struct{}
 	closed   bool
 }
 
