@@ -1,6 +1,7 @@
 package seqpacket
 
 import (
+	"errors"
 	"os"
 	"strconv"
 	"strings"
@@ -41,8 +42,8 @@ func (c *Conn) peerPidfd() (fd int, err error) {
 	if err := c.raw.Control(func(sock uintptr) { fd, serr = unix.GetsockoptInt(int(sock), unix.SOL_SOCKET, unix.SO_PEERPIDFD) }); err != nil {
 		return -1, err
 	}
-	if serr == nil {
-		return fd, nil
+	if !errors.Is(serr, unix.ENOPROTOOPT) {
+		return fd, serr
 	}
 	cred, err := c.Cred()
 	if err != nil {

@@ -1,12 +1,15 @@
 package seqpacket
 
 import (
+	"errors"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
@@ -58,6 +61,27 @@ func TestContained(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// TestPeerPidfd checks that the peer is not looked up by its number if the kernel knows the process itself, but has no
+// pidfd for it: when the peer has ended, another process may have the number. Here there is no peer.
+func TestPeerPidfd(t *testing.T) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, want := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+	if errors.Is(want, unix.ENOPROTOOPT) {
+		testenv.Skip(t, "no SO_PEERPIDFD (before Linux 6.5)")
+	}
+	c, err := FromFD(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.peerPidfd(); want == nil || !errors.Is(err, want) {
+		t.Errorf("%v; the kernel said %v", err, want)
 	}
 }
 
