@@ -45,7 +45,7 @@ func (c *Conn) handleSynSent(now clock.Time, s *Segment) Input {
 	}
 	c.takeSYN(now, &s.Header)
 	c.lastRcv = now
-	if c.cfg.requestsECN() && c.synRetries == 0 {
+	if c.cfg.requestsECN() {
 		// RFC 3168 6.1.1: a SYN-ACK has ECE without CWR, a SYN has both.
 		if ackOK {
 			c.ecnOK = s.Flags&(ECE|CWR) == ECE

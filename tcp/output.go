@@ -370,8 +370,9 @@ func (c *Conn) transmit(now clock.Time, o *Out, p uint64, again bool) {
 		c.stats.RetransBytes += uint64(s.len)
 	} else {
 		c.sendNew(s)
-		if c.ecnOK && s.len > 0 {
-			o.ECN = ect0 // not on retransmissions, RFC 3168 6.1.5
+		// Not on retransmissions (RFC 3168 6.1.5). A SYN without ECN leaves it to the receiving half (6.1.1).
+		if c.ecnOK && s.len > 0 && (!c.active || c.synRetries == 0) {
+			o.ECN = ect0
 			if c.cwrPending {
 				o.Flags |= CWR
 				c.cwrPending = false

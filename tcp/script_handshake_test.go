@@ -404,6 +404,17 @@ func TestScriptHandshake(t *testing.T) {
 			> . 1 ack 1
 			push 100
 			> P. 1+100 noect`},
+		{name: "3168 6.1.1 but an answer to the first one commits to ECN as a receiver", conf: withECN, text: `
+			dial
+			> SEC 0
+			+1s
+			> S 0 re
+			< SE. 0 ack 1 mss 1460
+			> . 1 ack 1
+			< P. 1+10 ack 1 ce
+			> E. 1 ack 11
+			< CP. 11+10 ack 1 ect
+			> . 1 ack 21`},
 		{name: "3168 6.1.1 ECN is granted", conf: withECN, text: `
 			listen
 			< SEC 0 mss 1460
