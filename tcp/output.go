@@ -361,7 +361,7 @@ func (c *Conn) transmit(now clock.Time, o *Out, p uint64, again bool) {
 			s.retrans++
 		}
 		if c.undoSet {
-			c.undoRetrans++
+			c.undoRetrans += int(s.len)
 			if !c.tsSentValid {
 				c.tsSent, c.tsSentValid = c.tsAt(now), true
 			}

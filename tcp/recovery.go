@@ -41,7 +41,7 @@ type recoveryState struct {
 	// State of undo, tail loss probe, RACK and the round trip.
 	undoSet                  bool
 	undoFrom, undoTo         serial.Num // range outstanding when the reduction began
-	undoRetrans              int        // retransmissions not yet reported as duplicates by a D-SACK
+	undoRetrans              int        // bytes retransmitted and not yet reported as duplicates by a D-SACK
 	priorCwnd, priorSsthresh int
 	tlpEnd                   serial.Num
 	tlpPending, tlpActive    bool
@@ -85,9 +85,7 @@ func (c *Conn) recover(a *ackState) {
 	if a.dsack {
 		c.rack.noteDSACK(c.una, c.nxt)
 		if c.undoSet && c.undoRetrans > 0 && c.undoFrom.LessEq(c.lastDSACK.Start) && c.lastDSACK.End.LessEq(c.undoTo) {
-			// A receiver that processes several segments at once (GRO) reports them in one D-SACK.
-			n := (c.lastDSACK.End.Sub(c.lastDSACK.Start) + c.w.mss - 1) / c.w.mss
-			c.undoRetrans = max(0, c.undoRetrans-n)
+			c.undoRetrans = max(0, c.undoRetrans-c.lastDSACK.End.Sub(c.lastDSACK.Start))
 		}
 	}
 	c.tlpAck(a)
@@ -228,8 +226,8 @@ func (c *Conn) saveUndo() {
 	c.undoFrom, c.undoTo = c.una, c.nxt
 }
 
-// countRetrans starts counting retransmissions that may prove needless. Retransmissions already in flight are included: a D-SACK for one of
-// those must not be taken as evidence about later ones.
+// countRetrans starts counting the bytes of retransmissions that may prove needless. Retransmissions already in flight
+// are included: a D-SACK for one of those must not be taken as evidence about later ones.
 func (c *Conn) countRetrans() {
 	c.undoRetrans = 0
 	c.tsSentValid = false
@@ -238,7 +236,7 @@ func (c *Conn) countRetrans() {
 		if s.retrans == 0 {
 			continue
 		}
-		c.undoRetrans++
+		c.undoRetrans += int(s.len)
 		if !c.tsSentValid {
 			c.tsSent, c.tsSentValid = c.tsAt(s.sent), true
 		}

@@ -447,6 +447,26 @@ func TestScriptLoss(t *testing.T) {
 			< . 1 ack 5001 sack 1-2001
 			stat dsackin 1
 			stat undos 1`},
+		{name: "2883 5 a D-SACK for one retransmission does not count for more after the MSS has shrunk", opts: sack + " rtt 100ms", text: `
+			connect
+			push 1000 1000 1000 1000 1000
+			> P. 1+1000
+			> P. 1001+1000
+			> P. 2001+1000
+			> P. 3001+1000
+			> P. 4001+1000
+			+101ms
+			< . 1 ack 1 sack 2001-5001
+			> P. 1+1000 re
+			> P. 1001+1000 re
+			mtu 552
+			+10ms
+			< . 1 ack 5001
+			< . 1 ack 5001 sack 1001-2001
+			stat dsackin 1
+			stat undos 0
+			< . 1 ack 5001 sack 1-1001
+			stat undos 1`},
 		{name: "2018 8 reneging: the time-out forgets what was SACKed", opts: sack + " rtt 100ms", text: `
 			connect
 			push 1000 1000 1000
