@@ -164,14 +164,17 @@ func TestHardError(t *testing.T) {
 	}
 }
 
-// TestStopped checks that a host that was stopped for longer than R2, as a paused container is, retransmits when it goes
-// on, and gives up only after as much time as was left before.
+// TestStopped checks that a host that was stopped for longer than R2 or the user timeout, as a paused container is,
+// retransmits when it goes on, and gives up only after as much time as was left before.
 func TestStopped(t *testing.T) {
-	for _, what := range []string{"SYN", "data", "tail", "probe"} {
+	for _, what := range []string{"SYN", "data", "tail", "probe", "user"} {
 		cfg := DefaultConfig()
+		if what == "user" {
+			cfg.UserTimeout = 90 * time.Second
+		}
 		c := Dial(simStart, &cfg, simFlow(0, false), 1, 1500)
 		switch what {
-		case "data":
+		case "data", "user":
 			c = dialed(cfg, Options{MSS: 1460}, 60000)
 		case "tail": // its first time-out is that of a tail probe
 			c = dialed(cfg, Options{MSS: 1460, SACKPermitted: true}, 60000)
@@ -196,8 +199,11 @@ func TestStopped(t *testing.T) {
 			c.HandleTimeout(now)
 		}
 		want := cfg.DataTimeout
-		if what == "SYN" {
+		switch what {
+		case "SYN":
 			want = cfg.SynTimeout
+		case "user":
+			want = cfg.UserTimeout
 		}
 		if d := now.Sub(simStart) - stopped; d != want {
 			t.Errorf("%s: gives up after %v; want %v", what, d, want)

@@ -51,9 +51,13 @@ func (c *Conn) HandleTimeout(now clock.Time) {
 			continue
 		}
 		if t == timerRTO || t == timerTLP || t == timerPersist {
-			// This host may have been stopped: time in which it could not retransmit does not count for R2.
+			// This host may have been stopped: time in which it could not retransmit counts neither for R2 nor for
+			// the user timeout.
 			late := now.Sub(c.deadlines[t])
 			c.progress, c.lastRcv = c.progress.Add(late), c.lastRcv.Add(late)
+			if c.armed(timerUser) {
+				c.arm(timerUser, c.deadlines[timerUser].Add(late))
+			}
 		}
 		c.deadlines[t] = 0
 		switch t {
