@@ -38,7 +38,6 @@ func (a *Assoc) HandlePacket(now clock.Time, f pkt.Flow, udp uint16, b []byte) {
 	a.lastIn, a.lastUDP = from, udp
 	if a.state == ShutdownSent && h.Tag == a.tag { // the peer is alive, and may have much to send (9.2)
 		a.errors, a.paths[a.primary].errors = 0, 0
-		a.arm(timerShutdown, now.Add(a.paths[a.primary].rto))
 	}
 	data, sacked, budget := false, false, 64
 	for {

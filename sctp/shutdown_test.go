@@ -198,11 +198,20 @@ func TestShutdownSent(t *testing.T) {
 			t.Errorf("sent %v", types(b))
 		}
 	}
+	// Nor do packets without DATA: a peer that sends HEARTBEATs more often than a backed-off T2 expires would stop the
+	// shutdown.
+	for range 10 {
+		r.wait(10 * time.Second)
+		r.send(r.a.tag, chunk(ChunkHeartbeat, 0, []byte{0, 1, 0, 8, 1, 2, 3, 4}))
+	}
+	if n := len(r.take()); n < 10+2 {
+		t.Errorf("sent %d packets, 10 of them HEARTBEAT ACKs", n)
+	}
 	r.recv(7, 100, 0, 0, "more")
 	if r.a.TimeoutsInARow() != 0 {
 		t.Errorf("%d time-outs in a row after a packet of the peer's", r.a.TimeoutsInARow())
 	}
-	// Packets that anyone could have sent do not restart it.
+	// Packets that anyone could have sent do not restart it either.
 	r.take()
 	r.wait(r.a.Path(0).RTO - 1)
 	r.none()
