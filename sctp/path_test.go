@@ -351,6 +351,7 @@ func TestPathChanged(t *testing.T) {
 	}{
 		{"T1", func() *rig { return dialing(t, Config{}, CookieWait) }, ChunkInit},
 		{"T3", func() *rig { r := listening(t, Config{}); r.push(10); return r }, ChunkData},
+		{"first probe", func() *rig { r := listening(t, Config{}); r.push(10); return r }, ChunkData},
 		{"probe", func() *rig {
 			r := listening(t, Config{})
 			r.push(10)
@@ -366,6 +367,10 @@ func TestPathChanged(t *testing.T) {
 			if c.name == "probe" {
 				r.send(r.a.tag, sackBytes(r.a.cumAck, 0))
 			}
+		}
+		if c.name == "first probe" { // of a window that closes when the backed-off RTO has brought the data across
+			r.send(r.a.tag, sackBytes(r.a.cumAck+1, 0))
+			r.push(10)
 		}
 		r.take()
 		r.a.PathChanged(r.now, 0)

@@ -113,8 +113,14 @@ func (a *Assoc) PathChanged(now clock.Time, i int) {
 		return
 	}
 	rto := p.rto
-	if a.setRTO(p); p.rto < rto && i == a.primary && a.armed(timerShutdown) {
-		a.sendShutdown(now)
+	if a.setRTO(p); p.rto < rto && i == a.primary {
+		if a.armed(timerShutdown) {
+			a.sendShutdown(now)
+		}
+		if a.armed(timerPersist) {
+			a.stop(timerPersist)
+			a.probe = true
+		}
 	}
 	if p.errors == 0 && !a.starved {
 		return
