@@ -87,6 +87,7 @@ func (c *Conn) handleSynchronized(now clock.Time, s *Segment) Input {
 	if syn && c.state == SynReceived && s.Seq == c.irs && s.Flags&RST == 0 {
 		if s.Flags&ACK == 0 {
 			// The peer did not receive our SYN-ACK.
+			c.takeTimestamp(now, s)
 			c.synPending = true
 			return Input{}
 		}
@@ -136,9 +137,7 @@ func (c *Conn) handleSynchronized(now clock.Time, s *Segment) Input {
 	}
 	c.lastRcv = now
 	c.keepProbes = 0
-	if c.tsOK && s.Opts.HasTimestamps && s.Seq.LessEq(c.lastAckSent) && (int32(s.Opts.TSVal-c.tsRecent) >= 0 || c.tsExpired(now)) {
-		c.tsRecent, c.tsRecentAt = s.Opts.TSVal, now // RFC 7323 4.3 (2)
-	}
+	c.takeTimestamp(now, s)
 	return c.text(now, s)
 }
 
@@ -224,7 +223,7 @@ func (c *Conn) checkTimestamp(now clock.Time, s *Segment) bool {
 		c.stats.PAWSDropped++
 		return false
 	}
-	if int32(s.Opts.TSVal-c.tsRecent) >= 0 || c.tsExpired(now) {
+	if !c.tsOld(now, s.Opts.TSVal) {
 		return true
 	}
 	c.stats.PAWSDropped++
@@ -235,8 +234,17 @@ func (c *Conn) checkTimestamp(now clock.Time, s *Segment) bool {
 	return false
 }
 
-// tsExpired reports whether TS.Recent is too old to compare with (RFC 7323 5.5).
-func (c *Conn) tsExpired(now clock.Time) bool { return now.Sub(c.tsRecentAt) > 24*24*time.Hour }
+// takeTimestamp is RFC 7323 4.3 (2): it stores the timestamp to be echoed.
+func (c *Conn) takeTimestamp(now clock.Time, s *Segment) {
+	if c.tsOK && s.Opts.HasTimestamps && s.Seq.LessEq(c.lastAckSent) && !c.tsOld(now, s.Opts.TSVal) {
+		c.tsRecent, c.tsRecentAt = s.Opts.TSVal, now
+	}
+}
+
+// tsOld reports whether the timestamp v is older than TS.Recent, unless that is too old to compare with (RFC 7323 5.5).
+func (o *options) tsOld(now clock.Time, v uint32) bool {
+	return int32(v-o.tsRecent) < 0 && now.Sub(o.tsRecentAt) <= 24*24*time.Hour
+}
 
 // reusable reports whether a SYN that arrives in TIME-WAIT certainly belongs to a new connection (RFC 9293 3.6.1 MAY-2, RFC 6191).
 func (c *Conn) reusable(s *Segment) bool {

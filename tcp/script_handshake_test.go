@@ -81,6 +81,15 @@ func TestScriptHandshake(t *testing.T) {
 			listen
 			< S 0 mss 1460 ws 7 sackok ts 77
 			> S. 0 ack 1 ws 5 sackok ts ecr 77 win 65535`},
+		{name: "7323 4.3 an answer to a SYN that was sent again echoes the timestamp of that one", conf: fullOptions, text: `
+			listen
+			< S 0 mss 1460 ts 77
+			> S. 0 ack 1 ts ecr 77
+			+500ms
+			< S 0 mss 1460 ts 1077
+			> S. 0 ack 1 ts ecr 1077
+			< S 0 mss 1460 tsold 577
+			> S. 0 ack 1 ts ecr 1077`},
 		{name: "7323 2.2 no window scale offered", conf: fullOptions, text: `
 			listen
 			< S 0 mss 1460 sackok
