@@ -620,6 +620,30 @@ func TestDisconnect(t *testing.T) {
 	c.fails(cState, reqConnect(qp, peerA.String()))
 }
 
+// TestModifyQP checks that no worker is in the turn in which it may have looked at the former access of a queue pair
+// when the reply comes.
+func TestModifyQP(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	modify := func(qp uint32) *ctrlpb.Request {
+		const remoteRead = 4
+		return &ctrlpb.Request{Body: &ctrlpb.Request_ModifyQp{ModifyQp: &ctrlpb.ModifyQP{Qp: qp, Access: remoteRead}}}
+	}
+	q := c.qp()
+	turns := 0
+	h.e.mu.Lock()
+	h.e.onFence = func() { turns++ }
+	h.e.mu.Unlock()
+	c.ok(modify(q))
+	h.e.mu.Lock()
+	h.e.onFence = nil
+	h.e.mu.Unlock()
+	if turns != 1 {
+		t.Errorf("%d fences", turns)
+	}
+	c.fails(ctrlpb.Code_CODE_NO_OBJECT, modify(q+1))
+}
+
 // TestLeave checks that what a queue pair has used can be destroyed once its program has left it, and counts no more,
 // though the connection has not ended.
 func TestLeave(t *testing.T) {

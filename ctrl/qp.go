@@ -153,6 +153,19 @@ func (q *qp) rings() (all []interface{ Free() error }) {
 	return all
 }
 
+func (c *session) modifyQP(r *ctrlpb.ModifyQP) error {
+	c.srv.mu.Lock()
+	q, err := c.qpOf(r.Qp)
+	c.srv.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	q.binding.QP.Permit(verbs.Access(r.Access))
+	c.srv.engine.Fence() // a worker may still be copying
+	c.fenceMemory()
+	return nil
+}
+
 func (c *session) destroyQP(num uint32) error {
 	c.srv.mu.Lock()
 	q, err := c.qpOf(num)

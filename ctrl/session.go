@@ -274,6 +274,8 @@ func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) 
 		return nil, c.destroySRQ(b.DestroySrq.Srq)
 	case *ctrlpb.Request_CreateQp:
 		return c.createQP(b.CreateQp, reply)
+	case *ctrlpb.Request_ModifyQp:
+		return nil, c.modifyQP(b.ModifyQp)
 	case *ctrlpb.Request_DestroyQp:
 		return nil, c.destroyQP(b.DestroyQp.Qp)
 	case *ctrlpb.Request_Listen:

@@ -152,6 +152,10 @@ func TestRemoteErrors(t *testing.T) {
 			r, _ := b.table.Register(pdA, b.mem, sideBase, LocalWrite|RemoteRead)
 			return SendWR{Op: rdmap.OpWrite, SGEs: []SGE{a.sge(0, 8)}, RKey: r.STag(), Remote: sideBase}
 		}, term.ErrInvalidSTag, WCSuccess},
+		{"Write, no right of the queue pair", func(a, b *side) SendWR {
+			b.Permit(RemoteRead | RemoteAtomic)
+			return SendWR{Op: rdmap.OpWrite, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase}
+		}, term.ErrInvalidSTag, WCSuccess},
 		{"Write, PD", func(a, b *side) SendWR {
 			r, _ := b.table.Register(pdB, b.mem, sideBase, accessRW)
 			return SendWR{Op: rdmap.OpWrite, SGEs: []SGE{a.sge(0, 8)}, RKey: r.STag(), Remote: sideBase}
@@ -172,6 +176,14 @@ func TestRemoteErrors(t *testing.T) {
 		{"Read, no right", func(a, b *side) SendWR {
 			r, _ := b.table.Register(pdA, b.mem, sideBase, LocalWrite|RemoteWrite)
 			return SendWR{Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8)}, RKey: r.STag(), Remote: sideBase}
+		}, term.ErrReadAccess, WCRemAccessErr},
+		{"Read, no right of the queue pair", func(a, b *side) SendWR {
+			b.Permit(RemoteWrite | RemoteAtomic)
+			return SendWR{Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase}
+		}, term.ErrReadAccess, WCRemAccessErr},
+		{"atomic, no right of the queue pair", func(a, b *side) SendWR {
+			b.Permit(RemoteWrite | RemoteRead)
+			return SendWR{Op: rdmap.OpFetchAdd, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase}
 		}, term.ErrReadAccess, WCRemAccessErr},
 		{"atomic, no right", func(a, b *side) SendWR {
 			r, _ := b.table.Register(pdA, b.mem, sideBase, LocalWrite|RemoteWrite)

@@ -226,7 +226,7 @@ func (q *QP) fetchSlot(s *sendSlot) bool {
 				return false
 			}
 			n := min(g.Len-uint32(off), MaxFetch)
-			m, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, g.LKey, g.Addr+off, n, UseLocalRead)
+			m, _ := q.check(g.LKey, g.Addr+off, n, UseLocalRead)
 			if m.far != nil {
 				x := q.cfg.Mover.Fetch(m.far.far, m.addr, n)
 				if x == nil {
@@ -313,7 +313,7 @@ func (q *QP) fetchResponse(end uint64) {
 	f := &q.farResponse
 	for f.next < end && f.n < fetchAhead {
 		n := uint32(min(end-f.next, MaxFetch))
-		m, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, f.stag, f.next, n, UseReadSource)
+		m, _ := q.check(f.stag, f.next, n, UseReadSource)
 		if m.far == nil {
 			return // Gather reports the error
 		}

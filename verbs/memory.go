@@ -78,7 +78,7 @@ func (q *QP) Place(p *rdmap.Placement, payload marked.Bytes) *term.Error {
 		if p.Op != rdmap.OpWrite {
 			use = UseReadSink
 		}
-		m, f := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, p.STag, p.TO, n, use)
+		m, f := q.check(p.STag, p.TO, n, use)
 		if !m.granted() {
 			q.stats.ProtectionErrors++
 			return taggedFaults[f]
@@ -105,7 +105,7 @@ func (q *QP) placeRecv(slot, off uint32, payload marked.Bytes, n uint32) *term.E
 			continue
 		}
 		piece := min(n, g.Len-off)
-		m, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, g.LKey, g.Addr+uint64(off), piece, UseLocalWrite)
+		m, _ := q.check(g.LKey, g.Addr+uint64(off), piece, UseLocalWrite)
 		if !m.granted() {
 			s.status = WCLocProtErr
 			return term.ErrDDPLocal
@@ -126,7 +126,7 @@ func (q *QP) CheckRead(stag uint32, to uint64, n uint32) *term.Error {
 	if n == 0 {
 		return nil
 	}
-	if m, f := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, stag, to, n, UseReadSource); !m.granted() {
+	if m, f := q.check(stag, to, n, UseReadSource); !m.granted() {
 		q.stats.ProtectionErrors++
 		return remoteFaults[f]
 	}
@@ -137,7 +137,7 @@ func (q *QP) CheckRead(stag uint32, to uint64, n uint32) *term.Error {
 // (IBV_ATOMIC_HCA). The word has the machine's byte order (RFC 7306 section 5.1).
 func (q *QP) Atomic(stag uint32, to uint64, a *rdmap.AtomicOp) (old uint64, err *term.Error) {
 	t := q.cfg.Table
-	m, f := t.check(q.cfg.PD, q.cfg.Num, stag, to, atomicLen, UseAtomic)
+	m, f := q.check(stag, to, atomicLen, UseAtomic)
 	if m.far != nil {
 		f = faultAccess // by a window
 	}
@@ -189,7 +189,7 @@ func (q *QP) AtomicResult(wr uint32, old uint64) {
 		return
 	}
 	g := &q.sges[int(i)*q.cfg.MaxSGE]
-	m, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, g.LKey, g.Addr, atomicLen, UseLocalWrite)
+	m, _ := q.check(g.LKey, g.Addr, atomicLen, UseLocalWrite)
 	if !m.granted() {
 		s.status = WCLocProtErr
 		return

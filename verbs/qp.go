@@ -2,6 +2,7 @@ package verbs
 
 import (
 	"math/bits"
+	"sync/atomic"
 
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/rdmap"
@@ -81,7 +82,7 @@ type recvSlot struct {
 	stores    uint64 // see sendSlot
 }
 
-// QP is a queue pair on an RDMAP stream. It is not safe for concurrent use.
+// QP is a queue pair on an RDMAP stream. It is not safe for concurrent use, except for Permit.
 //
 // In each turn call HandleULPDU on Stream for arriving data, then HandleSends, then PollSegment on Stream and Gather for each segment while
 // there is room to send, then PollWC until it returns false.
@@ -111,6 +112,7 @@ type QP struct {
 	farResponse farResponse
 	awaits      bool            // the last Gather returned nothing because far memory is being fetched
 	word        [atomicLen]byte // result of an atomic
+	denied      atomic.Uint32   // Access: rights that the peer does not have, whatever a region grants
 
 	flushes int // posted work requests flushed since PollWC last returned false
 
@@ -181,6 +183,19 @@ func (q *QP) Stream() *rdmap.Stream { return &q.stream }
 
 // Stats returns the counters.
 func (q *QP) Stats() Stats { return q.stats }
+
+// Permit sets which of RemoteWrite, RemoteRead and RemoteAtomic the peer may have by a region or window: all of them at first.
+func (q *QP) Permit(a Access) {
+	q.denied.Store(uint32((RemoteWrite | RemoteRead | RemoteAtomic) &^ a))
+}
+
+// check is Table.check for q.
+func (q *QP) check(stag uint32, to uint64, n uint32, use Use) (memory, fault) {
+	if Access(q.denied.Load())&rights[use] != 0 {
+		return memory{}, faultAccess
+	}
+	return q.cfg.Table.check(q.cfg.PD, q.cfg.Num, stag, to, n, use)
+}
 
 // Start moves the QP from IDLE to RTS; in any other state it does nothing. It sets cfg.MaxWR and cfg.MaxRecv to the depths of the queues,
 // so that the stream has room for everything that the QP takes, and cfg.SharedRecvs.

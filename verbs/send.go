@@ -192,7 +192,7 @@ func (q *QP) keepSGEs(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR, use Use, o
 		if g.Len == 0 {
 			continue
 		}
-		m, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, g.LKey, g.Addr, g.Len, use)
+		m, _ := q.check(g.LKey, g.Addr, g.Len, use)
 		if !m.granted() {
 			return WCLocProtErr
 		}
@@ -273,7 +273,7 @@ func (q *QP) Gather(src *rdmap.Source, n int, dst [][]byte) ([][]byte, bool) {
 			s.finish(WCLocProtErr)
 		}
 	case rdmap.SourceTagged:
-		m, f := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, src.STag, src.Off, uint32(n), UseReadSource)
+		m, f := q.check(src.STag, src.Off, uint32(n), UseReadSource)
 		switch {
 		case m.b != nil:
 			return append(dst, m.b), true
@@ -334,7 +334,7 @@ func (q *QP) gatherWR(slot uint32, off uint64, n int, dst [][]byte) ([][]byte, b
 			continue
 		}
 		piece := min(uint32(n), g.Len-uint32(off))
-		m, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, g.LKey, g.Addr+off, piece, UseLocalRead)
+		m, _ := q.check(g.LKey, g.Addr+off, piece, UseLocalRead)
 		switch {
 		case m.far != nil:
 			if dst, ok = q.farSends.take(int(piece), dst); !ok {

@@ -407,6 +407,13 @@ struct iwarpd_qp_attr {
 IWARPD_API int iwarpd_create_qp(struct iwarpd_pd *pd, const struct iwarpd_qp_attr *attr, struct iwarpd_qp **qp,
 				struct iwarpd_error *e);
 
+/*
+ * Sets which of IWARPD_REMOTE_WRITE, IWARPD_REMOTE_READ and IWARPD_REMOTE_ATOMIC the peer may
+ * use on this QP, in regions and windows that allow it: at first all. Other bits mean nothing.
+ * When it returns, the peer does nothing else.
+ */
+IWARPD_API int iwarpd_modify_qp(struct iwarpd_qp *qp, uint32_t access, struct iwarpd_error *e);
+
 /* Resets the connection. Outstanding work requests never complete, and a thread that reads from its byte stream returns. */
 IWARPD_API int iwarpd_destroy_qp(struct iwarpd_qp *qp, struct iwarpd_error *e);
 

@@ -233,6 +233,16 @@ int iwarpd_create_qp(struct iwarpd_pd *pd, const struct iwarpd_qp_attr *attr, st
 	return create_done(pd->obj.dev, &p, err, "queue pair", e);
 }
 
+int iwarpd_modify_qp(struct iwarpd_qp *qp, uint32_t access, struct iwarpd_error *e)
+{
+	Pb__ModifyQP body = PB__MODIFY_QP__INIT;
+	Pb__Request req = REQUEST(modify_qp, MODIFY_QP, &body);
+
+	body.qp = qp->obj.handle;
+	body.access = access;
+	return device_do(qp->obj.dev, &req, e);
+}
+
 /*
  * end_reads ends the reads of the stream of a QP that is to be destroyed, before the daemon replies: no event will end them, and
  * the thread that reads may be the one that receives the reply.

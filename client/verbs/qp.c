@@ -466,6 +466,14 @@ static void remember(struct ibv_qp_attr *to, const struct ibv_qp_attr *from, int
 			memcpy((char *)to + fields[i].at, (const char *)from + fields[i].at, fields[i].size);
 }
 
+/* permit lets the peer do what access flags say, and no more. The lock is held. */
+static int permit(struct qp *qp, unsigned int access, struct iwarpd_error *e)
+{
+	const unsigned int remote = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+
+	return (access ^ qp->attr.qp_access_flags) & remote ? iwarpd_modify_qp(qp->q, access, e) : 0;
+}
+
 int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
 {
 	struct qp *qp = qp_of(ibv);
@@ -486,6 +494,8 @@ int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
 		if (ibv->state != from)
 			drained(qp);
 	}
+	if (!err && mask & IBV_QP_ACCESS_FLAGS)
+		err = permit(qp, attr->qp_access_flags, &e);
 	if (!err)
 		remember(&qp->attr, attr, mask);
 	iwv_thread_unlock();

@@ -402,6 +402,7 @@ type Request struct {
 	//	*Request_ListSrqs
 	//	*Request_ListQuotas
 	//	*Request_SetDscp
+	//	*Request_ModifyQp
 	Body          isRequest_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -829,6 +830,15 @@ func (x *Request) GetSetDscp() *SetDSCP {
 	return nil
 }
 
+func (x *Request) GetModifyQp() *ModifyQP {
+	if x != nil {
+		if x, ok := x.Body.(*Request_ModifyQp); ok {
+			return x.ModifyQp
+		}
+	}
+	return nil
+}
+
 type isRequest_Body interface {
 	isRequest_Body()
 }
@@ -1001,6 +1011,10 @@ type Request_SetDscp struct {
 	SetDscp *SetDSCP `protobuf:"bytes,48,opt,name=set_dscp,json=setDscp,proto3,oneof"`
 }
 
+type Request_ModifyQp struct {
+	ModifyQp *ModifyQP `protobuf:"bytes,49,opt,name=modify_qp,json=modifyQp,proto3,oneof"`
+}
+
 func (*Request_Hello) isRequest_Body() {}
 
 func (*Request_AllocPd) isRequest_Body() {}
@@ -1084,6 +1098,8 @@ func (*Request_ListSrqs) isRequest_Body() {}
 func (*Request_ListQuotas) isRequest_Body() {}
 
 func (*Request_SetDscp) isRequest_Body() {}
+
+func (*Request_ModifyQp) isRequest_Body() {}
 
 // Message is what the daemon sends: the reply to a request, or an event.
 type Message struct {
@@ -3404,6 +3420,60 @@ func (x *DestroyQP) GetQp() uint32 {
 	return 0
 }
 
+// ModifyQP sets what the peer may do by the queue pair, in regions and windows that allow it.
+// At first that is all. After the reply it does nothing else.
+type ModifyQP struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Qp            uint32                 `protobuf:"varint,1,opt,name=qp,proto3" json:"qp,omitempty"`
+	Access        uint32                 `protobuf:"varint,2,opt,name=access,proto3" json:"access,omitempty"` // REMOTE_WRITE, REMOTE_READ and REMOTE_ATOMIC; other bits mean nothing
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ModifyQP) Reset() {
+	*x = ModifyQP{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModifyQP) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModifyQP) ProtoMessage() {}
+
+func (x *ModifyQP) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModifyQP.ProtoReflect.Descriptor instead.
+func (*ModifyQP) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ModifyQP) GetQp() uint32 {
+	if x != nil {
+		return x.Qp
+	}
+	return 0
+}
+
+func (x *ModifyQP) GetAccess() uint32 {
+	if x != nil {
+		return x.Access
+	}
+	return 0
+}
+
 // Startup is what MPA negotiates (RFC 5044 section 7, RFC 6581). Fields that
 // are absent mean the daemon's default.
 type Startup struct {
@@ -3435,7 +3505,7 @@ type Startup struct {
 
 func (x *Startup) Reset() {
 	*x = Startup{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[33]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3447,7 +3517,7 @@ func (x *Startup) String() string {
 func (*Startup) ProtoMessage() {}
 
 func (x *Startup) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[33]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3460,7 +3530,7 @@ func (x *Startup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Startup.ProtoReflect.Descriptor instead.
 func (*Startup) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{33}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Startup) GetCrc() bool {
@@ -3582,7 +3652,7 @@ type Listen struct {
 
 func (x *Listen) Reset() {
 	*x = Listen{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[34]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3594,7 +3664,7 @@ func (x *Listen) String() string {
 func (*Listen) ProtoMessage() {}
 
 func (x *Listen) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[34]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3607,7 +3677,7 @@ func (x *Listen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Listen.ProtoReflect.Descriptor instead.
 func (*Listen) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{34}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Listen) GetAddress() string {
@@ -3662,7 +3732,7 @@ type ListenReply struct {
 
 func (x *ListenReply) Reset() {
 	*x = ListenReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[35]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3674,7 +3744,7 @@ func (x *ListenReply) String() string {
 func (*ListenReply) ProtoMessage() {}
 
 func (x *ListenReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[35]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3687,7 +3757,7 @@ func (x *ListenReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenReply.ProtoReflect.Descriptor instead.
 func (*ListenReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{35}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListenReply) GetListen() uint32 {
@@ -3713,7 +3783,7 @@ type Unlisten struct {
 
 func (x *Unlisten) Reset() {
 	*x = Unlisten{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[36]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3725,7 +3795,7 @@ func (x *Unlisten) String() string {
 func (*Unlisten) ProtoMessage() {}
 
 func (x *Unlisten) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[36]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3738,7 +3808,7 @@ func (x *Unlisten) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unlisten.ProtoReflect.Descriptor instead.
 func (*Unlisten) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{36}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Unlisten) GetListen() uint32 {
@@ -3766,7 +3836,7 @@ type Connect struct {
 
 func (x *Connect) Reset() {
 	*x = Connect{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[37]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3778,7 +3848,7 @@ func (x *Connect) String() string {
 func (*Connect) ProtoMessage() {}
 
 func (x *Connect) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[37]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3791,7 +3861,7 @@ func (x *Connect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connect.ProtoReflect.Descriptor instead.
 func (*Connect) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{37}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Connect) GetQp() uint32 {
@@ -3859,7 +3929,7 @@ type ConnectReply struct {
 
 func (x *ConnectReply) Reset() {
 	*x = ConnectReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[38]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3871,7 +3941,7 @@ func (x *ConnectReply) String() string {
 func (*ConnectReply) ProtoMessage() {}
 
 func (x *ConnectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[38]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3884,7 +3954,7 @@ func (x *ConnectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectReply.ProtoReflect.Descriptor instead.
 func (*ConnectReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{38}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ConnectReply) GetConn() uint32 {
@@ -3912,7 +3982,7 @@ type Accept struct {
 
 func (x *Accept) Reset() {
 	*x = Accept{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[39]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3924,7 +3994,7 @@ func (x *Accept) String() string {
 func (*Accept) ProtoMessage() {}
 
 func (x *Accept) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[39]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3937,7 +4007,7 @@ func (x *Accept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accept.ProtoReflect.Descriptor instead.
 func (*Accept) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{39}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Accept) GetConn() uint32 {
@@ -3987,7 +4057,7 @@ type Reject struct {
 
 func (x *Reject) Reset() {
 	*x = Reject{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[40]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3999,7 +4069,7 @@ func (x *Reject) String() string {
 func (*Reject) ProtoMessage() {}
 
 func (x *Reject) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[40]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4012,7 +4082,7 @@ func (x *Reject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reject.ProtoReflect.Descriptor instead.
 func (*Reject) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{40}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Reject) GetConn() uint32 {
@@ -4040,7 +4110,7 @@ type StreamSend struct {
 
 func (x *StreamSend) Reset() {
 	*x = StreamSend{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[41]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4052,7 +4122,7 @@ func (x *StreamSend) String() string {
 func (*StreamSend) ProtoMessage() {}
 
 func (x *StreamSend) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[41]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4065,7 +4135,7 @@ func (x *StreamSend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamSend.ProtoReflect.Descriptor instead.
 func (*StreamSend) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{41}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *StreamSend) GetConn() uint32 {
@@ -4094,7 +4164,7 @@ type StreamConsumed struct {
 
 func (x *StreamConsumed) Reset() {
 	*x = StreamConsumed{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[42]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4106,7 +4176,7 @@ func (x *StreamConsumed) String() string {
 func (*StreamConsumed) ProtoMessage() {}
 
 func (x *StreamConsumed) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[42]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4119,7 +4189,7 @@ func (x *StreamConsumed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamConsumed.ProtoReflect.Descriptor instead.
 func (*StreamConsumed) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{42}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StreamConsumed) GetConn() uint32 {
@@ -4152,7 +4222,7 @@ type StartMPA struct {
 
 func (x *StartMPA) Reset() {
 	*x = StartMPA{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[43]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4164,7 +4234,7 @@ func (x *StartMPA) String() string {
 func (*StartMPA) ProtoMessage() {}
 
 func (x *StartMPA) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[43]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4177,7 +4247,7 @@ func (x *StartMPA) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartMPA.ProtoReflect.Descriptor instead.
 func (*StartMPA) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{43}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StartMPA) GetConn() uint32 {
@@ -4219,7 +4289,7 @@ type StreamClose struct {
 
 func (x *StreamClose) Reset() {
 	*x = StreamClose{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[44]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4231,7 +4301,7 @@ func (x *StreamClose) String() string {
 func (*StreamClose) ProtoMessage() {}
 
 func (x *StreamClose) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[44]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4244,7 +4314,7 @@ func (x *StreamClose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamClose.ProtoReflect.Descriptor instead.
 func (*StreamClose) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{44}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *StreamClose) GetConn() uint32 {
@@ -4273,7 +4343,7 @@ type Disconnect struct {
 
 func (x *Disconnect) Reset() {
 	*x = Disconnect{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[45]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4285,7 +4355,7 @@ func (x *Disconnect) String() string {
 func (*Disconnect) ProtoMessage() {}
 
 func (x *Disconnect) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[45]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4298,7 +4368,7 @@ func (x *Disconnect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disconnect.ProtoReflect.Descriptor instead.
 func (*Disconnect) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{45}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Disconnect) GetQp() uint32 {
@@ -4334,7 +4404,7 @@ type SetDSCP struct {
 
 func (x *SetDSCP) Reset() {
 	*x = SetDSCP{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[46]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4346,7 +4416,7 @@ func (x *SetDSCP) String() string {
 func (*SetDSCP) ProtoMessage() {}
 
 func (x *SetDSCP) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[46]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4359,7 +4429,7 @@ func (x *SetDSCP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDSCP.ProtoReflect.Descriptor instead.
 func (*SetDSCP) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{46}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SetDSCP) GetQp() uint32 {
@@ -4401,7 +4471,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[47]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4413,7 +4483,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[47]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4426,7 +4496,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{47}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Event) GetBody() isEvent_Body {
@@ -4638,7 +4708,7 @@ type Negotiated struct {
 
 func (x *Negotiated) Reset() {
 	*x = Negotiated{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[48]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4650,7 +4720,7 @@ func (x *Negotiated) String() string {
 func (*Negotiated) ProtoMessage() {}
 
 func (x *Negotiated) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[48]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4663,7 +4733,7 @@ func (x *Negotiated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Negotiated.ProtoReflect.Descriptor instead.
 func (*Negotiated) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{48}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Negotiated) GetRevision() uint32 {
@@ -4747,7 +4817,7 @@ type ConnectRequest struct {
 
 func (x *ConnectRequest) Reset() {
 	*x = ConnectRequest{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[49]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4759,7 +4829,7 @@ func (x *ConnectRequest) String() string {
 func (*ConnectRequest) ProtoMessage() {}
 
 func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[49]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4772,7 +4842,7 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{49}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ConnectRequest) GetListen() uint32 {
@@ -4865,7 +4935,7 @@ type Established struct {
 
 func (x *Established) Reset() {
 	*x = Established{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[50]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4877,7 +4947,7 @@ func (x *Established) String() string {
 func (*Established) ProtoMessage() {}
 
 func (x *Established) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[50]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4890,7 +4960,7 @@ func (x *Established) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Established.ProtoReflect.Descriptor instead.
 func (*Established) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{50}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Established) GetConn() uint32 {
@@ -4969,7 +5039,7 @@ type Rejected struct {
 
 func (x *Rejected) Reset() {
 	*x = Rejected{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[51]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4981,7 +5051,7 @@ func (x *Rejected) String() string {
 func (*Rejected) ProtoMessage() {}
 
 func (x *Rejected) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[51]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4994,7 +5064,7 @@ func (x *Rejected) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rejected.ProtoReflect.Descriptor instead.
 func (*Rejected) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{51}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Rejected) GetConn() uint32 {
@@ -5043,7 +5113,7 @@ type ConnectFailed struct {
 
 func (x *ConnectFailed) Reset() {
 	*x = ConnectFailed{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[52]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5055,7 +5125,7 @@ func (x *ConnectFailed) String() string {
 func (*ConnectFailed) ProtoMessage() {}
 
 func (x *ConnectFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[52]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5068,7 +5138,7 @@ func (x *ConnectFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectFailed.ProtoReflect.Descriptor instead.
 func (*ConnectFailed) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{52}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ConnectFailed) GetConn() uint32 {
@@ -5104,7 +5174,7 @@ type ConnectGone struct {
 
 func (x *ConnectGone) Reset() {
 	*x = ConnectGone{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[53]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5116,7 +5186,7 @@ func (x *ConnectGone) String() string {
 func (*ConnectGone) ProtoMessage() {}
 
 func (x *ConnectGone) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[53]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5129,7 +5199,7 @@ func (x *ConnectGone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectGone.ProtoReflect.Descriptor instead.
 func (*ConnectGone) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{53}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ConnectGone) GetConn() uint32 {
@@ -5158,7 +5228,7 @@ type Disconnected struct {
 
 func (x *Disconnected) Reset() {
 	*x = Disconnected{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[54]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5170,7 +5240,7 @@ func (x *Disconnected) String() string {
 func (*Disconnected) ProtoMessage() {}
 
 func (x *Disconnected) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[54]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5183,7 +5253,7 @@ func (x *Disconnected) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disconnected.ProtoReflect.Descriptor instead.
 func (*Disconnected) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{54}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Disconnected) GetConn() uint32 {
@@ -5223,7 +5293,7 @@ type Terminated struct {
 
 func (x *Terminated) Reset() {
 	*x = Terminated{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[55]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5235,7 +5305,7 @@ func (x *Terminated) String() string {
 func (*Terminated) ProtoMessage() {}
 
 func (x *Terminated) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[55]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5248,7 +5318,7 @@ func (x *Terminated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Terminated.ProtoReflect.Descriptor instead.
 func (*Terminated) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{55}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Terminated) GetQp() uint32 {
@@ -5320,7 +5390,7 @@ type AsyncError struct {
 
 func (x *AsyncError) Reset() {
 	*x = AsyncError{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[56]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5332,7 +5402,7 @@ func (x *AsyncError) String() string {
 func (*AsyncError) ProtoMessage() {}
 
 func (x *AsyncError) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[56]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5345,7 +5415,7 @@ func (x *AsyncError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AsyncError.ProtoReflect.Descriptor instead.
 func (*AsyncError) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{56}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *AsyncError) GetQp() uint32 {
@@ -5425,7 +5495,7 @@ type StreamReady struct {
 
 func (x *StreamReady) Reset() {
 	*x = StreamReady{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5437,7 +5507,7 @@ func (x *StreamReady) String() string {
 func (*StreamReady) ProtoMessage() {}
 
 func (x *StreamReady) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5450,7 +5520,7 @@ func (x *StreamReady) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamReady.ProtoReflect.Descriptor instead.
 func (*StreamReady) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{57}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *StreamReady) GetConn() uint32 {
@@ -5501,7 +5571,7 @@ type StreamData struct {
 
 func (x *StreamData) Reset() {
 	*x = StreamData{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5513,7 +5583,7 @@ func (x *StreamData) String() string {
 func (*StreamData) ProtoMessage() {}
 
 func (x *StreamData) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5526,7 +5596,7 @@ func (x *StreamData) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamData.ProtoReflect.Descriptor instead.
 func (*StreamData) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{58}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *StreamData) GetConn() uint32 {
@@ -5560,7 +5630,7 @@ type CutOff struct {
 
 func (x *CutOff) Reset() {
 	*x = CutOff{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5572,7 +5642,7 @@ func (x *CutOff) String() string {
 func (*CutOff) ProtoMessage() {}
 
 func (x *CutOff) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5585,7 +5655,7 @@ func (x *CutOff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CutOff.ProtoReflect.Descriptor instead.
 func (*CutOff) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{59}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *CutOff) GetError() *Error {
@@ -5607,7 +5677,7 @@ type Draining struct {
 
 func (x *Draining) Reset() {
 	*x = Draining{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5619,7 +5689,7 @@ func (x *Draining) String() string {
 func (*Draining) ProtoMessage() {}
 
 func (x *Draining) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5632,7 +5702,7 @@ func (x *Draining) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Draining.ProtoReflect.Descriptor instead.
 func (*Draining) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{60}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Draining) GetTimeoutMs() uint32 {
@@ -5650,7 +5720,7 @@ type QueryStatus struct {
 
 func (x *QueryStatus) Reset() {
 	*x = QueryStatus{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5662,7 +5732,7 @@ func (x *QueryStatus) String() string {
 func (*QueryStatus) ProtoMessage() {}
 
 func (x *QueryStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5675,7 +5745,7 @@ func (x *QueryStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryStatus.ProtoReflect.Descriptor instead.
 func (*QueryStatus) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{61}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{62}
 }
 
 type StatusReply struct {
@@ -5702,7 +5772,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5714,7 +5784,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5727,7 +5797,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{62}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -5854,7 +5924,7 @@ type ListQPs struct {
 
 func (x *ListQPs) Reset() {
 	*x = ListQPs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5866,7 +5936,7 @@ func (x *ListQPs) String() string {
 func (*ListQPs) ProtoMessage() {}
 
 func (x *ListQPs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5879,7 +5949,7 @@ func (x *ListQPs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListQPs.ProtoReflect.Descriptor instead.
 func (*ListQPs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{63}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListQPs) GetAfter() uint32 {
@@ -5906,7 +5976,7 @@ type QPList struct {
 
 func (x *QPList) Reset() {
 	*x = QPList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5918,7 +5988,7 @@ func (x *QPList) String() string {
 func (*QPList) ProtoMessage() {}
 
 func (x *QPList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5931,7 +6001,7 @@ func (x *QPList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QPList.ProtoReflect.Descriptor instead.
 func (*QPList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{64}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *QPList) GetQps() []*QPInfo {
@@ -5982,7 +6052,7 @@ type QPInfo struct {
 
 func (x *QPInfo) Reset() {
 	*x = QPInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5994,7 +6064,7 @@ func (x *QPInfo) String() string {
 func (*QPInfo) ProtoMessage() {}
 
 func (x *QPInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6007,7 +6077,7 @@ func (x *QPInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QPInfo.ProtoReflect.Descriptor instead.
 func (*QPInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{65}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *QPInfo) GetQp() uint32 {
@@ -6202,7 +6272,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6214,7 +6284,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6227,7 +6297,7 @@ func (x *Counter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counter.ProtoReflect.Descriptor instead.
 func (*Counter) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{66}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Counter) GetName() string {
@@ -6253,7 +6323,7 @@ type ListMRs struct {
 
 func (x *ListMRs) Reset() {
 	*x = ListMRs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6265,7 +6335,7 @@ func (x *ListMRs) String() string {
 func (*ListMRs) ProtoMessage() {}
 
 func (x *ListMRs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6278,7 +6348,7 @@ func (x *ListMRs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMRs.ProtoReflect.Descriptor instead.
 func (*ListMRs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{67}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListMRs) GetAfter() uint32 {
@@ -6298,7 +6368,7 @@ type MRList struct {
 
 func (x *MRList) Reset() {
 	*x = MRList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6310,7 +6380,7 @@ func (x *MRList) String() string {
 func (*MRList) ProtoMessage() {}
 
 func (x *MRList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6323,7 +6393,7 @@ func (x *MRList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MRList.ProtoReflect.Descriptor instead.
 func (*MRList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{68}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *MRList) GetMrs() []*MRInfo {
@@ -6357,7 +6427,7 @@ type MRInfo struct {
 
 func (x *MRInfo) Reset() {
 	*x = MRInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6369,7 +6439,7 @@ func (x *MRInfo) String() string {
 func (*MRInfo) ProtoMessage() {}
 
 func (x *MRInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6382,7 +6452,7 @@ func (x *MRInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MRInfo.ProtoReflect.Descriptor instead.
 func (*MRInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{69}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *MRInfo) GetClient() uint32 {
@@ -6457,7 +6527,7 @@ type ListListens struct {
 
 func (x *ListListens) Reset() {
 	*x = ListListens{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6469,7 +6539,7 @@ func (x *ListListens) String() string {
 func (*ListListens) ProtoMessage() {}
 
 func (x *ListListens) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6482,7 +6552,7 @@ func (x *ListListens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListListens.ProtoReflect.Descriptor instead.
 func (*ListListens) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{70}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListListens) GetAfter() uint32 {
@@ -6502,7 +6572,7 @@ type ListenList struct {
 
 func (x *ListenList) Reset() {
 	*x = ListenList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6514,7 +6584,7 @@ func (x *ListenList) String() string {
 func (*ListenList) ProtoMessage() {}
 
 func (x *ListenList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6527,7 +6597,7 @@ func (x *ListenList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenList.ProtoReflect.Descriptor instead.
 func (*ListenList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{71}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListenList) GetListens() []*ListenInfo {
@@ -6564,7 +6634,7 @@ type ListenInfo struct {
 
 func (x *ListenInfo) Reset() {
 	*x = ListenInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6576,7 +6646,7 @@ func (x *ListenInfo) String() string {
 func (*ListenInfo) ProtoMessage() {}
 
 func (x *ListenInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6589,7 +6659,7 @@ func (x *ListenInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenInfo.ProtoReflect.Descriptor instead.
 func (*ListenInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{72}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListenInfo) GetClient() uint32 {
@@ -6685,7 +6755,7 @@ type ListClients struct {
 
 func (x *ListClients) Reset() {
 	*x = ListClients{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6697,7 +6767,7 @@ func (x *ListClients) String() string {
 func (*ListClients) ProtoMessage() {}
 
 func (x *ListClients) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6710,7 +6780,7 @@ func (x *ListClients) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClients.ProtoReflect.Descriptor instead.
 func (*ListClients) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{73}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListClients) GetAfter() uint32 {
@@ -6730,7 +6800,7 @@ type ClientList struct {
 
 func (x *ClientList) Reset() {
 	*x = ClientList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6742,7 +6812,7 @@ func (x *ClientList) String() string {
 func (*ClientList) ProtoMessage() {}
 
 func (x *ClientList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6755,7 +6825,7 @@ func (x *ClientList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientList.ProtoReflect.Descriptor instead.
 func (*ClientList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{74}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ClientList) GetClients() []*ClientInfo {
@@ -6795,7 +6865,7 @@ type ClientInfo struct {
 
 func (x *ClientInfo) Reset() {
 	*x = ClientInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6807,7 +6877,7 @@ func (x *ClientInfo) String() string {
 func (*ClientInfo) ProtoMessage() {}
 
 func (x *ClientInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6820,7 +6890,7 @@ func (x *ClientInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientInfo.ProtoReflect.Descriptor instead.
 func (*ClientInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{75}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ClientInfo) GetClient() uint32 {
@@ -6940,7 +7010,7 @@ type ListQuotas struct {
 
 func (x *ListQuotas) Reset() {
 	*x = ListQuotas{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6952,7 +7022,7 @@ func (x *ListQuotas) String() string {
 func (*ListQuotas) ProtoMessage() {}
 
 func (x *ListQuotas) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6965,7 +7035,7 @@ func (x *ListQuotas) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListQuotas.ProtoReflect.Descriptor instead.
 func (*ListQuotas) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{76}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListQuotas) GetAfter() uint32 {
@@ -6985,7 +7055,7 @@ type QuotaList struct {
 
 func (x *QuotaList) Reset() {
 	*x = QuotaList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6997,7 +7067,7 @@ func (x *QuotaList) String() string {
 func (*QuotaList) ProtoMessage() {}
 
 func (x *QuotaList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7010,7 +7080,7 @@ func (x *QuotaList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotaList.ProtoReflect.Descriptor instead.
 func (*QuotaList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{77}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *QuotaList) GetUsers() []*UserQuotas {
@@ -7037,7 +7107,7 @@ type UserQuotas struct {
 
 func (x *UserQuotas) Reset() {
 	*x = UserQuotas{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7049,7 +7119,7 @@ func (x *UserQuotas) String() string {
 func (*UserQuotas) ProtoMessage() {}
 
 func (x *UserQuotas) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7062,7 +7132,7 @@ func (x *UserQuotas) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserQuotas.ProtoReflect.Descriptor instead.
 func (*UserQuotas) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{78}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *UserQuotas) GetUid() uint32 {
@@ -7092,7 +7162,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7104,7 +7174,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7117,7 +7187,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{79}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Quota) GetName() string {
@@ -7163,7 +7233,7 @@ type QueryStats struct {
 
 func (x *QueryStats) Reset() {
 	*x = QueryStats{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7175,7 +7245,7 @@ func (x *QueryStats) String() string {
 func (*QueryStats) ProtoMessage() {}
 
 func (x *QueryStats) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7188,7 +7258,7 @@ func (x *QueryStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryStats.ProtoReflect.Descriptor instead.
 func (*QueryStats) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{80}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{81}
 }
 
 type StatsReply struct {
@@ -7200,7 +7270,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7212,7 +7282,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7225,7 +7295,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{81}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *StatsReply) GetCounters() []*Counter {
@@ -7246,7 +7316,7 @@ type AdminDisconnect struct {
 
 func (x *AdminDisconnect) Reset() {
 	*x = AdminDisconnect{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7258,7 +7328,7 @@ func (x *AdminDisconnect) String() string {
 func (*AdminDisconnect) ProtoMessage() {}
 
 func (x *AdminDisconnect) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7271,7 +7341,7 @@ func (x *AdminDisconnect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminDisconnect.ProtoReflect.Descriptor instead.
 func (*AdminDisconnect) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{82}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *AdminDisconnect) GetQp() uint32 {
@@ -7303,7 +7373,7 @@ type Capture struct {
 
 func (x *Capture) Reset() {
 	*x = Capture{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[83]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7315,7 +7385,7 @@ func (x *Capture) String() string {
 func (*Capture) ProtoMessage() {}
 
 func (x *Capture) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[83]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7328,7 +7398,7 @@ func (x *Capture) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capture.ProtoReflect.Descriptor instead.
 func (*Capture) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{83}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Capture) GetQp() uint32 {
@@ -7368,7 +7438,7 @@ type CaptureReply struct {
 
 func (x *CaptureReply) Reset() {
 	*x = CaptureReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[84]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7380,7 +7450,7 @@ func (x *CaptureReply) String() string {
 func (*CaptureReply) ProtoMessage() {}
 
 func (x *CaptureReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[84]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7393,7 +7463,7 @@ func (x *CaptureReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureReply.ProtoReflect.Descriptor instead.
 func (*CaptureReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{84}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *CaptureReply) GetSnaplen() uint32 {
@@ -7412,7 +7482,7 @@ type ListCQs struct {
 
 func (x *ListCQs) Reset() {
 	*x = ListCQs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[85]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7424,7 +7494,7 @@ func (x *ListCQs) String() string {
 func (*ListCQs) ProtoMessage() {}
 
 func (x *ListCQs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[85]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7437,7 +7507,7 @@ func (x *ListCQs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCQs.ProtoReflect.Descriptor instead.
 func (*ListCQs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{85}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ListCQs) GetAfter() uint32 {
@@ -7457,7 +7527,7 @@ type CQList struct {
 
 func (x *CQList) Reset() {
 	*x = CQList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[86]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7469,7 +7539,7 @@ func (x *CQList) String() string {
 func (*CQList) ProtoMessage() {}
 
 func (x *CQList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[86]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7482,7 +7552,7 @@ func (x *CQList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CQList.ProtoReflect.Descriptor instead.
 func (*CQList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{86}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *CQList) GetCqs() []*CQInfo {
@@ -7517,7 +7587,7 @@ type CQInfo struct {
 
 func (x *CQInfo) Reset() {
 	*x = CQInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[87]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7529,7 +7599,7 @@ func (x *CQInfo) String() string {
 func (*CQInfo) ProtoMessage() {}
 
 func (x *CQInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[87]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7542,7 +7612,7 @@ func (x *CQInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CQInfo.ProtoReflect.Descriptor instead.
 func (*CQInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{87}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *CQInfo) GetClient() uint32 {
@@ -7624,7 +7694,7 @@ type ListSRQs struct {
 
 func (x *ListSRQs) Reset() {
 	*x = ListSRQs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[88]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7636,7 +7706,7 @@ func (x *ListSRQs) String() string {
 func (*ListSRQs) ProtoMessage() {}
 
 func (x *ListSRQs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[88]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7649,7 +7719,7 @@ func (x *ListSRQs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSRQs.ProtoReflect.Descriptor instead.
 func (*ListSRQs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{88}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ListSRQs) GetAfter() uint32 {
@@ -7669,7 +7739,7 @@ type SRQList struct {
 
 func (x *SRQList) Reset() {
 	*x = SRQList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[89]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7681,7 +7751,7 @@ func (x *SRQList) String() string {
 func (*SRQList) ProtoMessage() {}
 
 func (x *SRQList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[89]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7694,7 +7764,7 @@ func (x *SRQList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SRQList.ProtoReflect.Descriptor instead.
 func (*SRQList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{89}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *SRQList) GetSrqs() []*SRQInfo {
@@ -7729,7 +7799,7 @@ type SRQInfo struct {
 
 func (x *SRQInfo) Reset() {
 	*x = SRQInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[90]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7741,7 +7811,7 @@ func (x *SRQInfo) String() string {
 func (*SRQInfo) ProtoMessage() {}
 
 func (x *SRQInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[90]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7754,7 +7824,7 @@ func (x *SRQInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SRQInfo.ProtoReflect.Descriptor instead.
 func (*SRQInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{90}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *SRQInfo) GetClient() uint32 {
@@ -7831,7 +7901,7 @@ var File_ctrl_iwarpd_proto protoreflect.FileDescriptor
 
 const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\n" +
-	"\x11ctrl/iwarpd.proto\x12\x0eiwarpd.ctrl.v1\"\x8f\x14\n" +
+	"\x11ctrl/iwarpd.proto\x12\x0eiwarpd.ctrl.v1\"\xc8\x14\n" +
 	"\aRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12-\n" +
 	"\x05hello\x18\x02 \x01(\v2\x15.iwarpd.ctrl.v1.HelloH\x00R\x05hello\x124\n" +
@@ -7889,7 +7959,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\tlist_srqs\x18) \x01(\v2\x18.iwarpd.ctrl.v1.ListSRQsH\x00R\blistSrqs\x12=\n" +
 	"\vlist_quotas\x18/ \x01(\v2\x1a.iwarpd.ctrl.v1.ListQuotasH\x00R\n" +
 	"listQuotas\x124\n" +
-	"\bset_dscp\x180 \x01(\v2\x17.iwarpd.ctrl.v1.SetDSCPH\x00R\asetDscpB\x06\n" +
+	"\bset_dscp\x180 \x01(\v2\x17.iwarpd.ctrl.v1.SetDSCPH\x00R\asetDscp\x127\n" +
+	"\tmodify_qp\x181 \x01(\v2\x18.iwarpd.ctrl.v1.ModifyQPH\x00R\bmodifyQpB\x06\n" +
 	"\x04body\"o\n" +
 	"\aMessage\x12-\n" +
 	"\x05reply\x18\x01 \x01(\v2\x15.iwarpd.ctrl.v1.ReplyH\x00R\x05reply\x12-\n" +
@@ -8052,7 +8123,10 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\n" +
 	"max_inline\x18\x06 \x01(\rR\tmaxInline\"\x1b\n" +
 	"\tDestroyQP\x12\x0e\n" +
-	"\x02qp\x18\x01 \x01(\rR\x02qp\"\xe2\x04\n" +
+	"\x02qp\x18\x01 \x01(\rR\x02qp\"2\n" +
+	"\bModifyQP\x12\x0e\n" +
+	"\x02qp\x18\x01 \x01(\rR\x02qp\x12\x16\n" +
+	"\x06access\x18\x02 \x01(\rR\x06access\"\xe2\x04\n" +
 	"\aStartup\x12\x15\n" +
 	"\x03crc\x18\x01 \x01(\bH\x00R\x03crc\x88\x01\x01\x12\x1d\n" +
 	"\amarkers\x18\x02 \x01(\bH\x01R\amarkers\x88\x01\x01\x12\x1f\n" +
@@ -8502,7 +8576,7 @@ func file_ctrl_iwarpd_proto_rawDescGZIP() []byte {
 }
 
 var file_ctrl_iwarpd_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_ctrl_iwarpd_proto_msgTypes = make([]protoimpl.MessageInfo, 91)
+var file_ctrl_iwarpd_proto_msgTypes = make([]protoimpl.MessageInfo, 92)
 var file_ctrl_iwarpd_proto_goTypes = []any{
 	(Code)(0),               // 0: iwarpd.ctrl.v1.Code
 	(Access)(0),             // 1: iwarpd.ctrl.v1.Access
@@ -8542,64 +8616,65 @@ var file_ctrl_iwarpd_proto_goTypes = []any{
 	(*CreateQP)(nil),        // 35: iwarpd.ctrl.v1.CreateQP
 	(*QPReply)(nil),         // 36: iwarpd.ctrl.v1.QPReply
 	(*DestroyQP)(nil),       // 37: iwarpd.ctrl.v1.DestroyQP
-	(*Startup)(nil),         // 38: iwarpd.ctrl.v1.Startup
-	(*Listen)(nil),          // 39: iwarpd.ctrl.v1.Listen
-	(*ListenReply)(nil),     // 40: iwarpd.ctrl.v1.ListenReply
-	(*Unlisten)(nil),        // 41: iwarpd.ctrl.v1.Unlisten
-	(*Connect)(nil),         // 42: iwarpd.ctrl.v1.Connect
-	(*ConnectReply)(nil),    // 43: iwarpd.ctrl.v1.ConnectReply
-	(*Accept)(nil),          // 44: iwarpd.ctrl.v1.Accept
-	(*Reject)(nil),          // 45: iwarpd.ctrl.v1.Reject
-	(*StreamSend)(nil),      // 46: iwarpd.ctrl.v1.StreamSend
-	(*StreamConsumed)(nil),  // 47: iwarpd.ctrl.v1.StreamConsumed
-	(*StartMPA)(nil),        // 48: iwarpd.ctrl.v1.StartMPA
-	(*StreamClose)(nil),     // 49: iwarpd.ctrl.v1.StreamClose
-	(*Disconnect)(nil),      // 50: iwarpd.ctrl.v1.Disconnect
-	(*SetDSCP)(nil),         // 51: iwarpd.ctrl.v1.SetDSCP
-	(*Event)(nil),           // 52: iwarpd.ctrl.v1.Event
-	(*Negotiated)(nil),      // 53: iwarpd.ctrl.v1.Negotiated
-	(*ConnectRequest)(nil),  // 54: iwarpd.ctrl.v1.ConnectRequest
-	(*Established)(nil),     // 55: iwarpd.ctrl.v1.Established
-	(*Rejected)(nil),        // 56: iwarpd.ctrl.v1.Rejected
-	(*ConnectFailed)(nil),   // 57: iwarpd.ctrl.v1.ConnectFailed
-	(*ConnectGone)(nil),     // 58: iwarpd.ctrl.v1.ConnectGone
-	(*Disconnected)(nil),    // 59: iwarpd.ctrl.v1.Disconnected
-	(*Terminated)(nil),      // 60: iwarpd.ctrl.v1.Terminated
-	(*AsyncError)(nil),      // 61: iwarpd.ctrl.v1.AsyncError
-	(*StreamReady)(nil),     // 62: iwarpd.ctrl.v1.StreamReady
-	(*StreamData)(nil),      // 63: iwarpd.ctrl.v1.StreamData
-	(*CutOff)(nil),          // 64: iwarpd.ctrl.v1.CutOff
-	(*Draining)(nil),        // 65: iwarpd.ctrl.v1.Draining
-	(*QueryStatus)(nil),     // 66: iwarpd.ctrl.v1.QueryStatus
-	(*StatusReply)(nil),     // 67: iwarpd.ctrl.v1.StatusReply
-	(*ListQPs)(nil),         // 68: iwarpd.ctrl.v1.ListQPs
-	(*QPList)(nil),          // 69: iwarpd.ctrl.v1.QPList
-	(*QPInfo)(nil),          // 70: iwarpd.ctrl.v1.QPInfo
-	(*Counter)(nil),         // 71: iwarpd.ctrl.v1.Counter
-	(*ListMRs)(nil),         // 72: iwarpd.ctrl.v1.ListMRs
-	(*MRList)(nil),          // 73: iwarpd.ctrl.v1.MRList
-	(*MRInfo)(nil),          // 74: iwarpd.ctrl.v1.MRInfo
-	(*ListListens)(nil),     // 75: iwarpd.ctrl.v1.ListListens
-	(*ListenList)(nil),      // 76: iwarpd.ctrl.v1.ListenList
-	(*ListenInfo)(nil),      // 77: iwarpd.ctrl.v1.ListenInfo
-	(*ListClients)(nil),     // 78: iwarpd.ctrl.v1.ListClients
-	(*ClientList)(nil),      // 79: iwarpd.ctrl.v1.ClientList
-	(*ClientInfo)(nil),      // 80: iwarpd.ctrl.v1.ClientInfo
-	(*ListQuotas)(nil),      // 81: iwarpd.ctrl.v1.ListQuotas
-	(*QuotaList)(nil),       // 82: iwarpd.ctrl.v1.QuotaList
-	(*UserQuotas)(nil),      // 83: iwarpd.ctrl.v1.UserQuotas
-	(*Quota)(nil),           // 84: iwarpd.ctrl.v1.Quota
-	(*QueryStats)(nil),      // 85: iwarpd.ctrl.v1.QueryStats
-	(*StatsReply)(nil),      // 86: iwarpd.ctrl.v1.StatsReply
-	(*AdminDisconnect)(nil), // 87: iwarpd.ctrl.v1.AdminDisconnect
-	(*Capture)(nil),         // 88: iwarpd.ctrl.v1.Capture
-	(*CaptureReply)(nil),    // 89: iwarpd.ctrl.v1.CaptureReply
-	(*ListCQs)(nil),         // 90: iwarpd.ctrl.v1.ListCQs
-	(*CQList)(nil),          // 91: iwarpd.ctrl.v1.CQList
-	(*CQInfo)(nil),          // 92: iwarpd.ctrl.v1.CQInfo
-	(*ListSRQs)(nil),        // 93: iwarpd.ctrl.v1.ListSRQs
-	(*SRQList)(nil),         // 94: iwarpd.ctrl.v1.SRQList
-	(*SRQInfo)(nil),         // 95: iwarpd.ctrl.v1.SRQInfo
+	(*ModifyQP)(nil),        // 38: iwarpd.ctrl.v1.ModifyQP
+	(*Startup)(nil),         // 39: iwarpd.ctrl.v1.Startup
+	(*Listen)(nil),          // 40: iwarpd.ctrl.v1.Listen
+	(*ListenReply)(nil),     // 41: iwarpd.ctrl.v1.ListenReply
+	(*Unlisten)(nil),        // 42: iwarpd.ctrl.v1.Unlisten
+	(*Connect)(nil),         // 43: iwarpd.ctrl.v1.Connect
+	(*ConnectReply)(nil),    // 44: iwarpd.ctrl.v1.ConnectReply
+	(*Accept)(nil),          // 45: iwarpd.ctrl.v1.Accept
+	(*Reject)(nil),          // 46: iwarpd.ctrl.v1.Reject
+	(*StreamSend)(nil),      // 47: iwarpd.ctrl.v1.StreamSend
+	(*StreamConsumed)(nil),  // 48: iwarpd.ctrl.v1.StreamConsumed
+	(*StartMPA)(nil),        // 49: iwarpd.ctrl.v1.StartMPA
+	(*StreamClose)(nil),     // 50: iwarpd.ctrl.v1.StreamClose
+	(*Disconnect)(nil),      // 51: iwarpd.ctrl.v1.Disconnect
+	(*SetDSCP)(nil),         // 52: iwarpd.ctrl.v1.SetDSCP
+	(*Event)(nil),           // 53: iwarpd.ctrl.v1.Event
+	(*Negotiated)(nil),      // 54: iwarpd.ctrl.v1.Negotiated
+	(*ConnectRequest)(nil),  // 55: iwarpd.ctrl.v1.ConnectRequest
+	(*Established)(nil),     // 56: iwarpd.ctrl.v1.Established
+	(*Rejected)(nil),        // 57: iwarpd.ctrl.v1.Rejected
+	(*ConnectFailed)(nil),   // 58: iwarpd.ctrl.v1.ConnectFailed
+	(*ConnectGone)(nil),     // 59: iwarpd.ctrl.v1.ConnectGone
+	(*Disconnected)(nil),    // 60: iwarpd.ctrl.v1.Disconnected
+	(*Terminated)(nil),      // 61: iwarpd.ctrl.v1.Terminated
+	(*AsyncError)(nil),      // 62: iwarpd.ctrl.v1.AsyncError
+	(*StreamReady)(nil),     // 63: iwarpd.ctrl.v1.StreamReady
+	(*StreamData)(nil),      // 64: iwarpd.ctrl.v1.StreamData
+	(*CutOff)(nil),          // 65: iwarpd.ctrl.v1.CutOff
+	(*Draining)(nil),        // 66: iwarpd.ctrl.v1.Draining
+	(*QueryStatus)(nil),     // 67: iwarpd.ctrl.v1.QueryStatus
+	(*StatusReply)(nil),     // 68: iwarpd.ctrl.v1.StatusReply
+	(*ListQPs)(nil),         // 69: iwarpd.ctrl.v1.ListQPs
+	(*QPList)(nil),          // 70: iwarpd.ctrl.v1.QPList
+	(*QPInfo)(nil),          // 71: iwarpd.ctrl.v1.QPInfo
+	(*Counter)(nil),         // 72: iwarpd.ctrl.v1.Counter
+	(*ListMRs)(nil),         // 73: iwarpd.ctrl.v1.ListMRs
+	(*MRList)(nil),          // 74: iwarpd.ctrl.v1.MRList
+	(*MRInfo)(nil),          // 75: iwarpd.ctrl.v1.MRInfo
+	(*ListListens)(nil),     // 76: iwarpd.ctrl.v1.ListListens
+	(*ListenList)(nil),      // 77: iwarpd.ctrl.v1.ListenList
+	(*ListenInfo)(nil),      // 78: iwarpd.ctrl.v1.ListenInfo
+	(*ListClients)(nil),     // 79: iwarpd.ctrl.v1.ListClients
+	(*ClientList)(nil),      // 80: iwarpd.ctrl.v1.ClientList
+	(*ClientInfo)(nil),      // 81: iwarpd.ctrl.v1.ClientInfo
+	(*ListQuotas)(nil),      // 82: iwarpd.ctrl.v1.ListQuotas
+	(*QuotaList)(nil),       // 83: iwarpd.ctrl.v1.QuotaList
+	(*UserQuotas)(nil),      // 84: iwarpd.ctrl.v1.UserQuotas
+	(*Quota)(nil),           // 85: iwarpd.ctrl.v1.Quota
+	(*QueryStats)(nil),      // 86: iwarpd.ctrl.v1.QueryStats
+	(*StatsReply)(nil),      // 87: iwarpd.ctrl.v1.StatsReply
+	(*AdminDisconnect)(nil), // 88: iwarpd.ctrl.v1.AdminDisconnect
+	(*Capture)(nil),         // 89: iwarpd.ctrl.v1.Capture
+	(*CaptureReply)(nil),    // 90: iwarpd.ctrl.v1.CaptureReply
+	(*ListCQs)(nil),         // 91: iwarpd.ctrl.v1.ListCQs
+	(*CQList)(nil),          // 92: iwarpd.ctrl.v1.CQList
+	(*CQInfo)(nil),          // 93: iwarpd.ctrl.v1.CQInfo
+	(*ListSRQs)(nil),        // 94: iwarpd.ctrl.v1.ListSRQs
+	(*SRQList)(nil),         // 95: iwarpd.ctrl.v1.SRQList
+	(*SRQInfo)(nil),         // 96: iwarpd.ctrl.v1.SRQInfo
 }
 var file_ctrl_iwarpd_proto_depIdxs = []int32{
 	9,   // 0: iwarpd.ctrl.v1.Request.hello:type_name -> iwarpd.ctrl.v1.Hello
@@ -8611,12 +8686,12 @@ var file_ctrl_iwarpd_proto_depIdxs = []int32{
 	25,  // 6: iwarpd.ctrl.v1.Request.destroy_cq:type_name -> iwarpd.ctrl.v1.DestroyCQ
 	35,  // 7: iwarpd.ctrl.v1.Request.create_qp:type_name -> iwarpd.ctrl.v1.CreateQP
 	37,  // 8: iwarpd.ctrl.v1.Request.destroy_qp:type_name -> iwarpd.ctrl.v1.DestroyQP
-	39,  // 9: iwarpd.ctrl.v1.Request.listen:type_name -> iwarpd.ctrl.v1.Listen
-	41,  // 10: iwarpd.ctrl.v1.Request.unlisten:type_name -> iwarpd.ctrl.v1.Unlisten
-	42,  // 11: iwarpd.ctrl.v1.Request.connect:type_name -> iwarpd.ctrl.v1.Connect
-	44,  // 12: iwarpd.ctrl.v1.Request.accept:type_name -> iwarpd.ctrl.v1.Accept
-	45,  // 13: iwarpd.ctrl.v1.Request.reject:type_name -> iwarpd.ctrl.v1.Reject
-	50,  // 14: iwarpd.ctrl.v1.Request.disconnect:type_name -> iwarpd.ctrl.v1.Disconnect
+	40,  // 9: iwarpd.ctrl.v1.Request.listen:type_name -> iwarpd.ctrl.v1.Listen
+	42,  // 10: iwarpd.ctrl.v1.Request.unlisten:type_name -> iwarpd.ctrl.v1.Unlisten
+	43,  // 11: iwarpd.ctrl.v1.Request.connect:type_name -> iwarpd.ctrl.v1.Connect
+	45,  // 12: iwarpd.ctrl.v1.Request.accept:type_name -> iwarpd.ctrl.v1.Accept
+	46,  // 13: iwarpd.ctrl.v1.Request.reject:type_name -> iwarpd.ctrl.v1.Reject
+	51,  // 14: iwarpd.ctrl.v1.Request.disconnect:type_name -> iwarpd.ctrl.v1.Disconnect
 	20,  // 15: iwarpd.ctrl.v1.Request.alloc_mw:type_name -> iwarpd.ctrl.v1.AllocMW
 	22,  // 16: iwarpd.ctrl.v1.Request.dealloc_mw:type_name -> iwarpd.ctrl.v1.DeallocMW
 	31,  // 17: iwarpd.ctrl.v1.Request.create_srq:type_name -> iwarpd.ctrl.v1.CreateSRQ
@@ -8624,98 +8699,99 @@ var file_ctrl_iwarpd_proto_depIdxs = []int32{
 	34,  // 19: iwarpd.ctrl.v1.Request.destroy_srq:type_name -> iwarpd.ctrl.v1.DestroySRQ
 	29,  // 20: iwarpd.ctrl.v1.Request.resize_cq:type_name -> iwarpd.ctrl.v1.ResizeCQ
 	30,  // 21: iwarpd.ctrl.v1.Request.modify_cq:type_name -> iwarpd.ctrl.v1.ModifyCQ
-	46,  // 22: iwarpd.ctrl.v1.Request.stream_send:type_name -> iwarpd.ctrl.v1.StreamSend
-	47,  // 23: iwarpd.ctrl.v1.Request.stream_consumed:type_name -> iwarpd.ctrl.v1.StreamConsumed
-	48,  // 24: iwarpd.ctrl.v1.Request.start_mpa:type_name -> iwarpd.ctrl.v1.StartMPA
-	49,  // 25: iwarpd.ctrl.v1.Request.stream_close:type_name -> iwarpd.ctrl.v1.StreamClose
+	47,  // 22: iwarpd.ctrl.v1.Request.stream_send:type_name -> iwarpd.ctrl.v1.StreamSend
+	48,  // 23: iwarpd.ctrl.v1.Request.stream_consumed:type_name -> iwarpd.ctrl.v1.StreamConsumed
+	49,  // 24: iwarpd.ctrl.v1.Request.start_mpa:type_name -> iwarpd.ctrl.v1.StartMPA
+	50,  // 25: iwarpd.ctrl.v1.Request.stream_close:type_name -> iwarpd.ctrl.v1.StreamClose
 	26,  // 26: iwarpd.ctrl.v1.Request.create_channel:type_name -> iwarpd.ctrl.v1.CreateChannel
 	28,  // 27: iwarpd.ctrl.v1.Request.destroy_channel:type_name -> iwarpd.ctrl.v1.DestroyChannel
 	15,  // 28: iwarpd.ctrl.v1.Request.attach_memory:type_name -> iwarpd.ctrl.v1.AttachMemory
 	16,  // 29: iwarpd.ctrl.v1.Request.open_userfaultfd:type_name -> iwarpd.ctrl.v1.OpenUserfaultfd
-	66,  // 30: iwarpd.ctrl.v1.Request.query_status:type_name -> iwarpd.ctrl.v1.QueryStatus
-	68,  // 31: iwarpd.ctrl.v1.Request.list_qps:type_name -> iwarpd.ctrl.v1.ListQPs
-	72,  // 32: iwarpd.ctrl.v1.Request.list_mrs:type_name -> iwarpd.ctrl.v1.ListMRs
-	75,  // 33: iwarpd.ctrl.v1.Request.list_listens:type_name -> iwarpd.ctrl.v1.ListListens
-	78,  // 34: iwarpd.ctrl.v1.Request.list_clients:type_name -> iwarpd.ctrl.v1.ListClients
-	85,  // 35: iwarpd.ctrl.v1.Request.query_stats:type_name -> iwarpd.ctrl.v1.QueryStats
-	87,  // 36: iwarpd.ctrl.v1.Request.admin_disconnect:type_name -> iwarpd.ctrl.v1.AdminDisconnect
-	88,  // 37: iwarpd.ctrl.v1.Request.capture:type_name -> iwarpd.ctrl.v1.Capture
-	90,  // 38: iwarpd.ctrl.v1.Request.list_cqs:type_name -> iwarpd.ctrl.v1.ListCQs
-	93,  // 39: iwarpd.ctrl.v1.Request.list_srqs:type_name -> iwarpd.ctrl.v1.ListSRQs
-	81,  // 40: iwarpd.ctrl.v1.Request.list_quotas:type_name -> iwarpd.ctrl.v1.ListQuotas
-	51,  // 41: iwarpd.ctrl.v1.Request.set_dscp:type_name -> iwarpd.ctrl.v1.SetDSCP
-	7,   // 42: iwarpd.ctrl.v1.Message.reply:type_name -> iwarpd.ctrl.v1.Reply
-	52,  // 43: iwarpd.ctrl.v1.Message.event:type_name -> iwarpd.ctrl.v1.Event
-	8,   // 44: iwarpd.ctrl.v1.Reply.error:type_name -> iwarpd.ctrl.v1.Error
-	10,  // 45: iwarpd.ctrl.v1.Reply.hello:type_name -> iwarpd.ctrl.v1.HelloReply
-	13,  // 46: iwarpd.ctrl.v1.Reply.pd:type_name -> iwarpd.ctrl.v1.PDReply
-	18,  // 47: iwarpd.ctrl.v1.Reply.mr:type_name -> iwarpd.ctrl.v1.MRReply
-	24,  // 48: iwarpd.ctrl.v1.Reply.cq:type_name -> iwarpd.ctrl.v1.CQReply
-	36,  // 49: iwarpd.ctrl.v1.Reply.qp:type_name -> iwarpd.ctrl.v1.QPReply
-	40,  // 50: iwarpd.ctrl.v1.Reply.listen:type_name -> iwarpd.ctrl.v1.ListenReply
-	43,  // 51: iwarpd.ctrl.v1.Reply.connect:type_name -> iwarpd.ctrl.v1.ConnectReply
-	21,  // 52: iwarpd.ctrl.v1.Reply.mw:type_name -> iwarpd.ctrl.v1.MWReply
-	32,  // 53: iwarpd.ctrl.v1.Reply.srq:type_name -> iwarpd.ctrl.v1.SRQReply
-	27,  // 54: iwarpd.ctrl.v1.Reply.channel:type_name -> iwarpd.ctrl.v1.ChannelReply
-	67,  // 55: iwarpd.ctrl.v1.Reply.status:type_name -> iwarpd.ctrl.v1.StatusReply
-	69,  // 56: iwarpd.ctrl.v1.Reply.qps:type_name -> iwarpd.ctrl.v1.QPList
-	73,  // 57: iwarpd.ctrl.v1.Reply.mrs:type_name -> iwarpd.ctrl.v1.MRList
-	76,  // 58: iwarpd.ctrl.v1.Reply.listens:type_name -> iwarpd.ctrl.v1.ListenList
-	79,  // 59: iwarpd.ctrl.v1.Reply.clients:type_name -> iwarpd.ctrl.v1.ClientList
-	86,  // 60: iwarpd.ctrl.v1.Reply.stats:type_name -> iwarpd.ctrl.v1.StatsReply
-	89,  // 61: iwarpd.ctrl.v1.Reply.capture:type_name -> iwarpd.ctrl.v1.CaptureReply
-	91,  // 62: iwarpd.ctrl.v1.Reply.cqs:type_name -> iwarpd.ctrl.v1.CQList
-	94,  // 63: iwarpd.ctrl.v1.Reply.srqs:type_name -> iwarpd.ctrl.v1.SRQList
-	82,  // 64: iwarpd.ctrl.v1.Reply.quotas:type_name -> iwarpd.ctrl.v1.QuotaList
-	0,   // 65: iwarpd.ctrl.v1.Error.code:type_name -> iwarpd.ctrl.v1.Code
-	11,  // 66: iwarpd.ctrl.v1.HelloReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	11,  // 67: iwarpd.ctrl.v1.HelloReply.devices:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	2,   // 68: iwarpd.ctrl.v1.Startup.transport:type_name -> iwarpd.ctrl.v1.Transport
-	38,  // 69: iwarpd.ctrl.v1.Listen.startup:type_name -> iwarpd.ctrl.v1.Startup
-	38,  // 70: iwarpd.ctrl.v1.Connect.startup:type_name -> iwarpd.ctrl.v1.Startup
-	3,   // 71: iwarpd.ctrl.v1.StartMPA.role:type_name -> iwarpd.ctrl.v1.MPARole
-	54,  // 72: iwarpd.ctrl.v1.Event.connect_request:type_name -> iwarpd.ctrl.v1.ConnectRequest
-	55,  // 73: iwarpd.ctrl.v1.Event.established:type_name -> iwarpd.ctrl.v1.Established
-	56,  // 74: iwarpd.ctrl.v1.Event.rejected:type_name -> iwarpd.ctrl.v1.Rejected
-	57,  // 75: iwarpd.ctrl.v1.Event.connect_failed:type_name -> iwarpd.ctrl.v1.ConnectFailed
-	59,  // 76: iwarpd.ctrl.v1.Event.disconnected:type_name -> iwarpd.ctrl.v1.Disconnected
-	60,  // 77: iwarpd.ctrl.v1.Event.terminated:type_name -> iwarpd.ctrl.v1.Terminated
-	61,  // 78: iwarpd.ctrl.v1.Event.async_error:type_name -> iwarpd.ctrl.v1.AsyncError
-	58,  // 79: iwarpd.ctrl.v1.Event.connect_gone:type_name -> iwarpd.ctrl.v1.ConnectGone
-	62,  // 80: iwarpd.ctrl.v1.Event.stream_ready:type_name -> iwarpd.ctrl.v1.StreamReady
-	63,  // 81: iwarpd.ctrl.v1.Event.stream_data:type_name -> iwarpd.ctrl.v1.StreamData
-	64,  // 82: iwarpd.ctrl.v1.Event.cut_off:type_name -> iwarpd.ctrl.v1.CutOff
-	65,  // 83: iwarpd.ctrl.v1.Event.draining:type_name -> iwarpd.ctrl.v1.Draining
-	53,  // 84: iwarpd.ctrl.v1.Established.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
-	8,   // 85: iwarpd.ctrl.v1.ConnectFailed.error:type_name -> iwarpd.ctrl.v1.Error
-	8,   // 86: iwarpd.ctrl.v1.ConnectGone.error:type_name -> iwarpd.ctrl.v1.Error
-	8,   // 87: iwarpd.ctrl.v1.Disconnected.error:type_name -> iwarpd.ctrl.v1.Error
-	8,   // 88: iwarpd.ctrl.v1.AsyncError.error:type_name -> iwarpd.ctrl.v1.Error
-	4,   // 89: iwarpd.ctrl.v1.AsyncError.kind:type_name -> iwarpd.ctrl.v1.AsyncKind
-	8,   // 90: iwarpd.ctrl.v1.CutOff.error:type_name -> iwarpd.ctrl.v1.Error
-	11,  // 91: iwarpd.ctrl.v1.StatusReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	11,  // 92: iwarpd.ctrl.v1.StatusReply.devices:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	70,  // 93: iwarpd.ctrl.v1.QPList.qps:type_name -> iwarpd.ctrl.v1.QPInfo
-	53,  // 94: iwarpd.ctrl.v1.QPInfo.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
-	71,  // 95: iwarpd.ctrl.v1.QPInfo.tcp:type_name -> iwarpd.ctrl.v1.Counter
-	71,  // 96: iwarpd.ctrl.v1.QPInfo.rdmap:type_name -> iwarpd.ctrl.v1.Counter
-	71,  // 97: iwarpd.ctrl.v1.QPInfo.verbs:type_name -> iwarpd.ctrl.v1.Counter
-	71,  // 98: iwarpd.ctrl.v1.QPInfo.sctp:type_name -> iwarpd.ctrl.v1.Counter
-	74,  // 99: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
-	77,  // 100: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
-	80,  // 101: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
-	83,  // 102: iwarpd.ctrl.v1.QuotaList.users:type_name -> iwarpd.ctrl.v1.UserQuotas
-	84,  // 103: iwarpd.ctrl.v1.UserQuotas.quotas:type_name -> iwarpd.ctrl.v1.Quota
-	71,  // 104: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
-	92,  // 105: iwarpd.ctrl.v1.CQList.cqs:type_name -> iwarpd.ctrl.v1.CQInfo
-	71,  // 106: iwarpd.ctrl.v1.CQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
-	95,  // 107: iwarpd.ctrl.v1.SRQList.srqs:type_name -> iwarpd.ctrl.v1.SRQInfo
-	71,  // 108: iwarpd.ctrl.v1.SRQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
-	109, // [109:109] is the sub-list for method output_type
-	109, // [109:109] is the sub-list for method input_type
-	109, // [109:109] is the sub-list for extension type_name
-	109, // [109:109] is the sub-list for extension extendee
-	0,   // [0:109] is the sub-list for field type_name
+	67,  // 30: iwarpd.ctrl.v1.Request.query_status:type_name -> iwarpd.ctrl.v1.QueryStatus
+	69,  // 31: iwarpd.ctrl.v1.Request.list_qps:type_name -> iwarpd.ctrl.v1.ListQPs
+	73,  // 32: iwarpd.ctrl.v1.Request.list_mrs:type_name -> iwarpd.ctrl.v1.ListMRs
+	76,  // 33: iwarpd.ctrl.v1.Request.list_listens:type_name -> iwarpd.ctrl.v1.ListListens
+	79,  // 34: iwarpd.ctrl.v1.Request.list_clients:type_name -> iwarpd.ctrl.v1.ListClients
+	86,  // 35: iwarpd.ctrl.v1.Request.query_stats:type_name -> iwarpd.ctrl.v1.QueryStats
+	88,  // 36: iwarpd.ctrl.v1.Request.admin_disconnect:type_name -> iwarpd.ctrl.v1.AdminDisconnect
+	89,  // 37: iwarpd.ctrl.v1.Request.capture:type_name -> iwarpd.ctrl.v1.Capture
+	91,  // 38: iwarpd.ctrl.v1.Request.list_cqs:type_name -> iwarpd.ctrl.v1.ListCQs
+	94,  // 39: iwarpd.ctrl.v1.Request.list_srqs:type_name -> iwarpd.ctrl.v1.ListSRQs
+	82,  // 40: iwarpd.ctrl.v1.Request.list_quotas:type_name -> iwarpd.ctrl.v1.ListQuotas
+	52,  // 41: iwarpd.ctrl.v1.Request.set_dscp:type_name -> iwarpd.ctrl.v1.SetDSCP
+	38,  // 42: iwarpd.ctrl.v1.Request.modify_qp:type_name -> iwarpd.ctrl.v1.ModifyQP
+	7,   // 43: iwarpd.ctrl.v1.Message.reply:type_name -> iwarpd.ctrl.v1.Reply
+	53,  // 44: iwarpd.ctrl.v1.Message.event:type_name -> iwarpd.ctrl.v1.Event
+	8,   // 45: iwarpd.ctrl.v1.Reply.error:type_name -> iwarpd.ctrl.v1.Error
+	10,  // 46: iwarpd.ctrl.v1.Reply.hello:type_name -> iwarpd.ctrl.v1.HelloReply
+	13,  // 47: iwarpd.ctrl.v1.Reply.pd:type_name -> iwarpd.ctrl.v1.PDReply
+	18,  // 48: iwarpd.ctrl.v1.Reply.mr:type_name -> iwarpd.ctrl.v1.MRReply
+	24,  // 49: iwarpd.ctrl.v1.Reply.cq:type_name -> iwarpd.ctrl.v1.CQReply
+	36,  // 50: iwarpd.ctrl.v1.Reply.qp:type_name -> iwarpd.ctrl.v1.QPReply
+	41,  // 51: iwarpd.ctrl.v1.Reply.listen:type_name -> iwarpd.ctrl.v1.ListenReply
+	44,  // 52: iwarpd.ctrl.v1.Reply.connect:type_name -> iwarpd.ctrl.v1.ConnectReply
+	21,  // 53: iwarpd.ctrl.v1.Reply.mw:type_name -> iwarpd.ctrl.v1.MWReply
+	32,  // 54: iwarpd.ctrl.v1.Reply.srq:type_name -> iwarpd.ctrl.v1.SRQReply
+	27,  // 55: iwarpd.ctrl.v1.Reply.channel:type_name -> iwarpd.ctrl.v1.ChannelReply
+	68,  // 56: iwarpd.ctrl.v1.Reply.status:type_name -> iwarpd.ctrl.v1.StatusReply
+	70,  // 57: iwarpd.ctrl.v1.Reply.qps:type_name -> iwarpd.ctrl.v1.QPList
+	74,  // 58: iwarpd.ctrl.v1.Reply.mrs:type_name -> iwarpd.ctrl.v1.MRList
+	77,  // 59: iwarpd.ctrl.v1.Reply.listens:type_name -> iwarpd.ctrl.v1.ListenList
+	80,  // 60: iwarpd.ctrl.v1.Reply.clients:type_name -> iwarpd.ctrl.v1.ClientList
+	87,  // 61: iwarpd.ctrl.v1.Reply.stats:type_name -> iwarpd.ctrl.v1.StatsReply
+	90,  // 62: iwarpd.ctrl.v1.Reply.capture:type_name -> iwarpd.ctrl.v1.CaptureReply
+	92,  // 63: iwarpd.ctrl.v1.Reply.cqs:type_name -> iwarpd.ctrl.v1.CQList
+	95,  // 64: iwarpd.ctrl.v1.Reply.srqs:type_name -> iwarpd.ctrl.v1.SRQList
+	83,  // 65: iwarpd.ctrl.v1.Reply.quotas:type_name -> iwarpd.ctrl.v1.QuotaList
+	0,   // 66: iwarpd.ctrl.v1.Error.code:type_name -> iwarpd.ctrl.v1.Code
+	11,  // 67: iwarpd.ctrl.v1.HelloReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	11,  // 68: iwarpd.ctrl.v1.HelloReply.devices:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	2,   // 69: iwarpd.ctrl.v1.Startup.transport:type_name -> iwarpd.ctrl.v1.Transport
+	39,  // 70: iwarpd.ctrl.v1.Listen.startup:type_name -> iwarpd.ctrl.v1.Startup
+	39,  // 71: iwarpd.ctrl.v1.Connect.startup:type_name -> iwarpd.ctrl.v1.Startup
+	3,   // 72: iwarpd.ctrl.v1.StartMPA.role:type_name -> iwarpd.ctrl.v1.MPARole
+	55,  // 73: iwarpd.ctrl.v1.Event.connect_request:type_name -> iwarpd.ctrl.v1.ConnectRequest
+	56,  // 74: iwarpd.ctrl.v1.Event.established:type_name -> iwarpd.ctrl.v1.Established
+	57,  // 75: iwarpd.ctrl.v1.Event.rejected:type_name -> iwarpd.ctrl.v1.Rejected
+	58,  // 76: iwarpd.ctrl.v1.Event.connect_failed:type_name -> iwarpd.ctrl.v1.ConnectFailed
+	60,  // 77: iwarpd.ctrl.v1.Event.disconnected:type_name -> iwarpd.ctrl.v1.Disconnected
+	61,  // 78: iwarpd.ctrl.v1.Event.terminated:type_name -> iwarpd.ctrl.v1.Terminated
+	62,  // 79: iwarpd.ctrl.v1.Event.async_error:type_name -> iwarpd.ctrl.v1.AsyncError
+	59,  // 80: iwarpd.ctrl.v1.Event.connect_gone:type_name -> iwarpd.ctrl.v1.ConnectGone
+	63,  // 81: iwarpd.ctrl.v1.Event.stream_ready:type_name -> iwarpd.ctrl.v1.StreamReady
+	64,  // 82: iwarpd.ctrl.v1.Event.stream_data:type_name -> iwarpd.ctrl.v1.StreamData
+	65,  // 83: iwarpd.ctrl.v1.Event.cut_off:type_name -> iwarpd.ctrl.v1.CutOff
+	66,  // 84: iwarpd.ctrl.v1.Event.draining:type_name -> iwarpd.ctrl.v1.Draining
+	54,  // 85: iwarpd.ctrl.v1.Established.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
+	8,   // 86: iwarpd.ctrl.v1.ConnectFailed.error:type_name -> iwarpd.ctrl.v1.Error
+	8,   // 87: iwarpd.ctrl.v1.ConnectGone.error:type_name -> iwarpd.ctrl.v1.Error
+	8,   // 88: iwarpd.ctrl.v1.Disconnected.error:type_name -> iwarpd.ctrl.v1.Error
+	8,   // 89: iwarpd.ctrl.v1.AsyncError.error:type_name -> iwarpd.ctrl.v1.Error
+	4,   // 90: iwarpd.ctrl.v1.AsyncError.kind:type_name -> iwarpd.ctrl.v1.AsyncKind
+	8,   // 91: iwarpd.ctrl.v1.CutOff.error:type_name -> iwarpd.ctrl.v1.Error
+	11,  // 92: iwarpd.ctrl.v1.StatusReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	11,  // 93: iwarpd.ctrl.v1.StatusReply.devices:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	71,  // 94: iwarpd.ctrl.v1.QPList.qps:type_name -> iwarpd.ctrl.v1.QPInfo
+	54,  // 95: iwarpd.ctrl.v1.QPInfo.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
+	72,  // 96: iwarpd.ctrl.v1.QPInfo.tcp:type_name -> iwarpd.ctrl.v1.Counter
+	72,  // 97: iwarpd.ctrl.v1.QPInfo.rdmap:type_name -> iwarpd.ctrl.v1.Counter
+	72,  // 98: iwarpd.ctrl.v1.QPInfo.verbs:type_name -> iwarpd.ctrl.v1.Counter
+	72,  // 99: iwarpd.ctrl.v1.QPInfo.sctp:type_name -> iwarpd.ctrl.v1.Counter
+	75,  // 100: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
+	78,  // 101: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
+	81,  // 102: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
+	84,  // 103: iwarpd.ctrl.v1.QuotaList.users:type_name -> iwarpd.ctrl.v1.UserQuotas
+	85,  // 104: iwarpd.ctrl.v1.UserQuotas.quotas:type_name -> iwarpd.ctrl.v1.Quota
+	72,  // 105: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
+	93,  // 106: iwarpd.ctrl.v1.CQList.cqs:type_name -> iwarpd.ctrl.v1.CQInfo
+	72,  // 107: iwarpd.ctrl.v1.CQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	96,  // 108: iwarpd.ctrl.v1.SRQList.srqs:type_name -> iwarpd.ctrl.v1.SRQInfo
+	72,  // 109: iwarpd.ctrl.v1.SRQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	110, // [110:110] is the sub-list for method output_type
+	110, // [110:110] is the sub-list for method input_type
+	110, // [110:110] is the sub-list for extension type_name
+	110, // [110:110] is the sub-list for extension extendee
+	0,   // [0:110] is the sub-list for field type_name
 }
 
 func init() { file_ctrl_iwarpd_proto_init() }
@@ -8766,6 +8842,7 @@ func file_ctrl_iwarpd_proto_init() {
 		(*Request_ListSrqs)(nil),
 		(*Request_ListQuotas)(nil),
 		(*Request_SetDscp)(nil),
+		(*Request_ModifyQp)(nil),
 	}
 	file_ctrl_iwarpd_proto_msgTypes[1].OneofWrappers = []any{
 		(*Message_Reply)(nil),
@@ -8793,9 +8870,9 @@ func file_ctrl_iwarpd_proto_init() {
 		(*Reply_Srqs)(nil),
 		(*Reply_Quotas)(nil),
 	}
-	file_ctrl_iwarpd_proto_msgTypes[33].OneofWrappers = []any{}
-	file_ctrl_iwarpd_proto_msgTypes[39].OneofWrappers = []any{}
-	file_ctrl_iwarpd_proto_msgTypes[47].OneofWrappers = []any{
+	file_ctrl_iwarpd_proto_msgTypes[34].OneofWrappers = []any{}
+	file_ctrl_iwarpd_proto_msgTypes[40].OneofWrappers = []any{}
+	file_ctrl_iwarpd_proto_msgTypes[48].OneofWrappers = []any{
 		(*Event_ConnectRequest)(nil),
 		(*Event_Established)(nil),
 		(*Event_Rejected)(nil),
@@ -8809,15 +8886,15 @@ func file_ctrl_iwarpd_proto_init() {
 		(*Event_CutOff)(nil),
 		(*Event_Draining)(nil),
 	}
-	file_ctrl_iwarpd_proto_msgTypes[50].OneofWrappers = []any{}
 	file_ctrl_iwarpd_proto_msgTypes[51].OneofWrappers = []any{}
+	file_ctrl_iwarpd_proto_msgTypes[52].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ctrl_iwarpd_proto_rawDesc), len(file_ctrl_iwarpd_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   91,
+			NumMessages:   92,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

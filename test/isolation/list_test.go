@@ -89,6 +89,7 @@ func attacks(j *job) []attack {
 			return refused(req(&ctrlpb.CreateQP{Pd: o.pd, SendCq: o.cq, RecvCq: o.cq, SqDepth: 1, RqDepth: 1, MaxSge: 1, Srq: 7}), noObject)(f)
 		}},
 		{"destroy its queue pair", refused(req(&ctrlpb.DestroyQP{Qp: v.QP}), noObject)},
+		{"change the access by its queue pair", refused(req(&ctrlpb.ModifyQP{Qp: v.QP}), noObject)},
 		{"disconnect its queue pair", refused(req(&ctrlpb.Disconnect{Qp: v.QP, Abort: true}), noObject)},
 		{"disconnect as an administrator", refused(req(&ctrlpb.AdminDisconnect{Qp: v.QP, Abort: true}), noObject)},
 		{"change the DSCP of its connection", refused(req(&ctrlpb.SetDSCP{Qp: v.QP}), noObject)},

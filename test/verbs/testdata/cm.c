@@ -2235,6 +2235,61 @@ static void invalidated(void)
 	end(l);
 }
 
+/* A queue pair refuses what its access flags do not name, in memory that allows it, and permits the rest. */
+static void permitted(void)
+{
+	static uint64_t data, got;
+	static const unsigned int flags[] = { IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_ATOMIC };
+	static const enum ibv_wr_opcode uses[] = { IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD };
+	const unsigned int all = IBV_ACCESS_LOCAL_WRITE | flags[0] | flags[1] | flags[2];
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+
+	for (int denied = 0; denied < 3; denied++) {
+		struct ibv_qp_attr attr = { .qp_access_flags = all & ~flags[denied] };
+		struct ibv_mr *mr, *from;
+		struct ibv_sge sge;
+
+		establish(server, client, l, &id, &child);
+		CHECK(ibv_modify_qp(child->qp, &attr, IBV_QP_ACCESS_FLAGS) == 0);
+		mr = ibv_reg_mr(child->pd, &data, sizeof(data), (int)all);
+		from = ibv_reg_mr(id->pd, &got, sizeof(got), IBV_ACCESS_LOCAL_WRITE);
+		CHECK(mr && from);
+		sge = (struct ibv_sge){ (uintptr_t)&got, sizeof(got), from->lkey };
+		data = 42;
+		for (int i = 1; i <= 3; i++) { /* what is denied comes last */
+			struct ibv_send_wr wr = { .wr_id = (uint64_t)i, .opcode = uses[(denied + i) % 3], .sg_list = &sge, .num_sge = 1,
+						  .send_flags = IBV_SEND_SIGNALED }, *bad;
+
+			got = i < 3 ? 0 : 7;
+			if (wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+				wr.wr.atomic.remote_addr = (uintptr_t)&data;
+				wr.wr.atomic.rkey = mr->rkey;
+				wr.wr.atomic.compare_add = 1;
+			} else {
+				wr.wr.rdma.remote_addr = (uintptr_t)&data;
+				wr.wr.rdma.rkey = mr->rkey;
+			}
+			CHECK(ibv_post_send(id->qp, &wr, &bad) == 0);
+			if (i < 3) {
+				await_success(id->send_cq, wr.wr_id);
+			} else { /* a Write has succeeded when it was sent */
+				struct ibv_wc wc;
+
+				while (ibv_poll_cq(id->send_cq, 1, &wc) == 0)
+					usleep(1000);
+				CHECK(wc.status == (denied == 0 ? IBV_WC_SUCCESS : IBV_WC_REM_ACCESS_ERR) && got == 7);
+			}
+		}
+		CHECK(next(server, RDMA_CM_EVENT_DISCONNECTED) == child && next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
+		CHECK(data != 7);
+		end(id);
+		end(child);
+		CHECK(ibv_dereg_mr(mr) == 0 && ibv_dereg_mr(from) == 0);
+	}
+	end(l);
+}
+
 /* last_receive takes the event that a queue pair takes no more receives of its shared queue. */
 static void last_receive(struct ibv_qp *qp)
 {
@@ -2623,7 +2678,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "forked", forked }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded },
+		{ "queues-made", queues_made }, { "forked", forked }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted },
 	};
 
 	CHECK(argc == 3);
