@@ -80,12 +80,18 @@ type Attachment struct {
 }
 
 // Detach removes a queue pair from its worker and resets its connection, if any. When it
-// returns, all posted work is flushed, and no worker uses the binding or its rings.
+// returns, all posted work is flushed, all completions are published, and no worker uses the
+// binding or its rings.
 func (e *Engine) Detach(b *QPBinding) {
 	e.awaitQP(b, func(w *worker, s *stream) { s.detach(w) })
 	for _, w := range e.workers { // serves as a fence too
 		done := make(chan struct{})
-		w.post(func(w *worker) { w.flushes.after(w, b, func(*worker) { close(done) }) })
+		w.post(func(w *worker) {
+			w.flushes.after(w, b, func(w *worker) {
+				w.publishFor(b)
+				close(done)
+			})
+		})
 		await(e, done)
 	}
 }
@@ -93,11 +99,14 @@ func (e *Engine) Detach(b *QPBinding) {
 // Leave makes the connection of a queue pair, if it has one, drop what its peer sends, and end when
 // its FIN is acknowledged, without that of the peer; a kernel socket, whose acknowledgements nobody
 // reports, waits for that too. What was posted is still sent, and makes no completion. When Leave
-// returns, no worker places data of the peer or takes a receive for it, and after a Fence its CQs
-// are not in use.
+// returns, no worker places data of the peer or takes a receive for it, all its completions are
+// published, and after a Fence its CQs are not in use.
 func (e *Engine) Leave(b *QPBinding) {
 	b.left.Store(true) // before id is read: an Attach that comes later sees it
-	e.awaitQP(b, func(_ *worker, s *stream) { s.dropReceived() })
+	e.awaitQP(b, func(w *worker, s *stream) {
+		w.publishFor(b)
+		s.dropReceived()
+	})
 }
 
 // awaitQP makes the worker of a queue pair's stream, if it has one, call f, and waits until f has

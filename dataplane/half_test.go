@@ -2,10 +2,13 @@ package dataplane
 
 import (
 	"bytes"
+	"runtime"
 	"testing"
 	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/verbs"
@@ -184,6 +187,78 @@ func TestLeave(t *testing.T) {
 			t.Errorf("early %v: completions %v", early, qa.wcs)
 		}
 	}
+}
+
+// TestLeavePublishes checks that the completions that a queue pair had in the turn in which it is left are published
+// when Leave returns.
+func TestLeavePublishes(t *testing.T) {
+	s, a, _, qa, _ := fullPair(t, mpa.Params{CRC: true})
+	w, cq, held := s.hosts[0].w, &heldCQ{CQ: qa}, -1
+	qa.SendCQ = cq
+	qa.id.Store(uint64(a.id)) // as Engine.Attach
+	w.complete(&qa.QPBinding, &verbs.WC{ID: 1})
+	over := s.hosts[0].begin(func() { s.hosts[0].e.Leave(&qa.QPBinding) })
+	w.post(func(*worker) { held = cq.held })
+	w.turn()
+	if <-over; held != 0 {
+		t.Errorf("%d completions are not published", held)
+	}
+}
+
+// TestDetachPublishes is TestLeavePublishes for Detach, and for a queue pair that needs several turns to flush what was posted.
+func TestDetachPublishes(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	a, b := s.open()
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	cfg := qa.QP.Config()
+	cfg.SQDepth = 4 * flushBudget
+	qa.QP = verbs.NewQP(cfg)
+	s.attach(a, b, qa, qb, mpa.Params{CRC: true})
+	w, cq, held := s.hosts[0].w, &heldCQ{CQ: qa}, -1
+	qa.SendCQ = cq
+	qa.id.Store(uint64(a.id)) // as Engine.Attach
+	qa.sends = make([]verbs.SendWR, 3*flushBudget)
+	over := s.hosts[0].begin(func() { s.hosts[0].e.Detach(&qa.QPBinding) })
+	w.turn()
+	testenv.Until(t, "Detach waits for the rest", func() bool { return w.cmds.pending.Load() == 1 })
+	w.post(func(w *worker) { w.flushes.after(w, &qa.QPBinding, func(*worker) { held = cq.held }) })
+	for held < 0 {
+		w.turn()
+	}
+	if <-over; held != 0 {
+		t.Errorf("%d completions are not published", held)
+	}
+}
+
+// begin calls f, and returns a channel that is closed when f has returned, as soon as the worker has a command of it.
+func (h *simHost) begin(f func()) <-chan struct{} {
+	over := make(chan struct{})
+	go func() {
+		f()
+		close(over)
+	}()
+	for h.w.cmds.pending.Load() == 0 {
+		runtime.Gosched()
+	}
+	return over
+}
+
+// heldCQ counts the completions that are not published.
+type heldCQ struct {
+	CQ
+	held int
+}
+
+func (c *heldCQ) Push(worker int, wc *verbs.WC) bool {
+	c.held++
+	return c.CQ.Push(worker, wc)
+}
+
+func (c *heldCQ) Pending(int) bool { return c.held > 0 }
+
+func (c *heldCQ) Flush(worker int, now clock.Time) clock.Time {
+	c.held = 0
+	return c.CQ.Flush(worker, now)
 }
 
 // TestLeaveUnread checks that a connection whose program takes nothing more is closed when the peer has all that was sent, though the peer
