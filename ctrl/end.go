@@ -213,7 +213,7 @@ func (c *session) disconnect(r *ctrlpb.Disconnect) error {
 	return nil
 }
 
-// leave makes a QP place nothing more and complete nothing, so that it uses its protection domain, completion queues
+// leave makes a QP access no memory and complete nothing, so that it uses its protection domain, completion queues
 // and shared receive queue no more. Called with mu held, which it releases meanwhile.
 func (c *session) leave(q *qp) {
 	s := c.srv

@@ -75,7 +75,7 @@ func (c *session) teardown() {
 }
 
 // endConnections ends everything of the client that the engine knows of, except its binding. Queue pairs that the
-// client has left still send what was posted, as close(2) leaves it to the kernel, unless the client was cut off.
+// client has left still send what is in TX slots, as close(2) leaves it to the kernel, unless the client was cut off.
 func (c *session) endConnections() {
 	s := c.srv
 	s.mu.Lock()

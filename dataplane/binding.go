@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/iwarpd/iwarpd/dataplane/sched"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/mpa"
@@ -96,16 +97,15 @@ func (e *Engine) Detach(b *QPBinding) {
 	}
 }
 
-// Leave makes the connection of a queue pair, if it has one, drop what its peer sends, and end when
-// its FIN is acknowledged, without that of the peer; a kernel socket, whose acknowledgements nobody
-// reports, waits for that too. What was posted is still sent, and makes no completion. When Leave
-// returns, no worker places data of the peer or takes a receive for it, all its completions are
-// published, and after a Fence its CQs are not in use.
+// Leave closes the connection of a queue pair, if it has one, whose program may use its memory for something else then.
+// Of what was posted no more is sent than the connection may compose in a turn. When Leave returns, no worker accesses
+// memory for the queue pair, its completions are published, and after a Fence its CQs are not in use.
 func (e *Engine) Leave(b *QPBinding) {
 	b.left.Store(true) // before id is read: an Attach that comes later sees it
 	e.awaitQP(b, func(w *worker, s *stream) {
 		w.publishFor(b)
-		s.dropReceived()
+		s.lane.llp.pump(w, &sched.Grant{Left: w.sched.Quantum()})
+		s.forsake(w)
 	})
 }
 

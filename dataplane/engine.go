@@ -184,8 +184,8 @@ func (e *Engine) onStream(id ConnID, f func(w *worker, s *stream)) {
 func (e *Engine) awaitStream(id ConnID, f func(w *worker, s *stream)) {
 	done := make(chan struct{})
 	e.onStream(id, func(w *worker, s *stream) {
+		defer close(done) // f may fault
 		f(w, s)
-		close(done)
 	})
 	await(e, done)
 }

@@ -159,32 +159,48 @@ func TestHalfCloseReset(t *testing.T) {
 	}
 }
 
-// TestLeave checks that a queue pair that its program has left, also before it is attached, sends what was posted, and
-// neither completes nor receives anything.
+// TestLeave checks that a queue pair that its program has left sends what was posted just before, reads no memory that
+// the program may have reused, neither completes nor receives anything, and is closed. One that is left before it is
+// attached sends nothing.
 func TestLeave(t *testing.T) {
+	const size = 1 << 20 // more than a turn sends, and than the initial window
 	for _, early := range []bool{false, true} {
 		s := newSim(t, link.PipeConfig{})
 		a, b := s.open()
-		qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+		qa, qb := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
+		qa.recvs, qb.recvs = []verbs.RecvWR{{ID: 1}}, []verbs.RecvWR{{ID: 2}}
 		if early {
 			s.hosts[0].e.Leave(&qa.QPBinding)
-		}
-		s.attach(a, b, qa, qb, mpa.Params{CRC: true})
-		if !early {
+			s.hosts[1].w.attach(b.id, b, Attachment{QP: &qb.QPBinding})
+			s.hosts[0].w.attach(a.id, a, Attachment{QP: &qa.QPBinding})
+		} else {
+			s.attach(a, b, qa, qb, mpa.Params{CRC: true})
+			b.gate = false
+			qa.sends = append(qa.sends, verbs.SendWR{ID: 3, Op: rdmap.OpSend},
+				verbs.SendWR{ID: 4, Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
+			s.post(b, qb, verbs.SendWR{ID: 5, Op: rdmap.OpSend})
 			qa.id.Store(uint64(a.id)) // as Engine.Attach
 			s.hosts[0].during(func() { s.hosts[0].e.Leave(&qa.QPBinding) })
 		}
-		qa.recvs, qb.recvs = []verbs.RecvWR{{ID: 1}}, []verbs.RecvWR{{ID: 2}}
-		s.post(a, qa, verbs.SendWR{ID: 3, Op: rdmap.OpSend})
-		s.post(b, qb, verbs.SendWR{ID: 4, Op: rdmap.OpSend})
-		end := s.now.Add(time.Second)
-		s.until("both have arrived", func() bool { return s.now > end })
-		if len(qb.wcs) != 2 || len(qa.recvs) != 1 {
-			t.Errorf("early %v: the peer has %v, and %d receives are left", early, qb.wcs, len(qa.recvs))
+		for i := range qa.mem {
+			qa.mem[i] = 42 // what is no business of the peer
 		}
-		s.hosts[0].w.disconnect(a, false)
-		if s.closed(0); len(qa.wcs) != 0 {
-			t.Errorf("early %v: completions %v", early, qa.wcs)
+		if ev := s.closed(0); ev.Err != nil {
+			t.Errorf("early %v: closed by %v", early, ev.Err)
+		}
+		for _, wc := range qa.wcs {
+			if early || wc.ID != 3 { // the Send may have completed before
+				t.Errorf("early %v: completion %v", early, wc)
+			}
+		}
+		s.until("the peer closes", func() bool { _, ok := s.hosts[1].take(EventClosed); return ok })
+		for _, wc := range qb.wcs {
+			if wc.ID == 2 && (wc.Status == verbs.WCSuccess) == early {
+				t.Errorf("early %v: the peer has %v", early, wc)
+			}
+		}
+		if bytes.Contains(qb.mem, []byte{42}) {
+			t.Errorf("early %v: the peer has memory that was reused", early)
 		}
 	}
 }
@@ -205,7 +221,8 @@ func TestLeavePublishes(t *testing.T) {
 	}
 }
 
-// TestDetachPublishes is TestLeavePublishes for Detach, and for a queue pair that needs several turns to flush what was posted.
+// TestDetachPublishes is TestLeavePublishes for Detach, and for a queue pair that needs several turns to flush what was
+// posted.
 func TestDetachPublishes(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	a, b := s.open()
@@ -269,10 +286,11 @@ func TestLeaveUnread(t *testing.T) {
 		b.mode = modeStreaming // it answers no FIN
 		start := s.now
 		s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, 100), RKey: qb.reg.STag(), Remote: 0x10000})
-		if deaf {
-			a.dropReceived()
+		if s.hosts[0].w.turn(); deaf {
+			a.forsake(s.hosts[0].w)
+		} else {
+			s.hosts[0].w.disconnect(a, false)
 		}
-		s.hosts[0].w.disconnect(a, false)
 		ev := s.closed(0)
 		if took := s.now.Sub(start); deaf != (took < time.Second) || deaf && (ev.Err != nil || !ev.TimeWait) {
 			t.Errorf("deaf %v: closed after %v by %v, TIME-WAIT %v", deaf, took, ev.Err, ev.TimeWait)

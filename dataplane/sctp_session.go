@@ -156,6 +156,9 @@ func (as *assoc) attach(w *worker, s *stream, a Attachment) {
 		s.abort(w, err)
 	}
 	w.mark(&as.lane)
+	if a.QP.left.Load() {
+		s.forsake(w)
+	}
 }
 
 // ddpSink passes the DDP segments of a session to its DDP stream.

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"bytes"
 	"errors"
 	"net/netip"
 	"testing"
@@ -86,6 +87,34 @@ func TestSCTPAbortAndDetach(t *testing.T) {
 		}
 		s.closedSCTP()
 	}
+}
+
+// TestSCTPLeave checks that a session whose program has left it sends what was posted just before, and reads no memory
+// that the program may have reused.
+func TestSCTPLeave(t *testing.T) {
+	const size = 1 << 20
+	s := newSim(t, link.PipeConfig{})
+	qa, qb := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
+	a, _ := s.openSCTP(SCTP{}, qa, qb)
+	qb.recvs = []verbs.RecvWR{{ID: 1}}
+	qa.sends = []verbs.SendWR{
+		{ID: 2, Op: rdmap.OpSend},
+		{ID: 3, Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000},
+	}
+	qa.id.Store(uint64(a.id)) // as Engine.Attach
+	s.hosts[0].during(func() { s.hosts[0].e.Leave(&qa.QPBinding) })
+	for i := range qa.mem {
+		qa.mem[i] = 42 // what is no business of the peer
+	}
+	s.closed(0)
+	s.closed(1)
+	if len(qb.wcs) != 1 || qb.wcs[0].Status != verbs.WCSuccess {
+		t.Errorf("completions of host 1: %+v", qb.wcs)
+	}
+	if bytes.Contains(qb.mem, []byte{42}) {
+		t.Error("the peer has memory that was reused")
+	}
+	s.closedSCTP()
 }
 
 // TestSCTPDetach checks that Detach releases a queue pair that was attached to a session that the peer opened.

@@ -58,7 +58,7 @@ type stream struct {
 	failed   bool // a Terminate is queued or sent
 	overrun  bool // a completion did not fit in its CQ
 	rxFailed bool // ignore received data
-	deaf     bool // so does the program: closed once the peer has all that was sent
+	deaf     bool // its program has left: closed once the peer has all that was sent
 	leaving  bool // close after the posted data has been sent
 	settling bool // closed, but data must still be stored in far memory or work be flushed
 	half     bool // the peer has closed, and
@@ -140,9 +140,6 @@ func (s *stream) linkQP(w *worker, a Attachment) {
 	b := a.QP
 	s.qp, s.params = b, a.Params
 	b.stream, b.worker = s, w
-	if b.left.Load() {
-		s.dropReceived()
-	}
 	cl := w.client(b.Client)
 	if cl == nil {
 		return
@@ -203,8 +200,15 @@ func (s *stream) leave(w *worker) {
 	w.mark(s.lane)
 }
 
-// dropReceived makes s ignore received data, since its program has destroyed the queue pair.
-func (s *stream) dropReceived() { s.rxFailed, s.deaf = true, true }
+// forsake closes s, whose program has destroyed the queue pair. What the peer sends is dropped, and s ends when its FIN
+// is acknowledged, without that of the peer; a kernel socket, whose acknowledgements nobody reports, waits for that too.
+func (s *stream) forsake(w *worker) {
+	s.deaf = true
+	if s.mode != modeClosing {
+		s.close(w)
+	}
+	w.mark(s.lane)
+}
 
 // close closes s gracefully and flushes what it has not sent.
 func (s *stream) close(w *worker) {

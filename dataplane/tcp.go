@@ -496,6 +496,9 @@ func (c *tcpConn) attach(w *worker, s *stream, a Attachment) {
 	c.pre.out = append(c.pre.out, a.Reply...)
 	c.mode = modeSwitching
 	w.mark(&c.lane)
+	if a.QP.left.Load() {
+		s.forsake(w)
+	}
 }
 
 // answer refuses the queue pair: only SCTP has requests to answer.

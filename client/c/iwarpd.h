@@ -600,10 +600,10 @@ IWARPD_API int iwarpd_reject(struct iwarpd_device *dev, uint32_t conn, const voi
 IWARPD_API int iwarpd_disconnect(struct iwarpd_qp *qp, bool abort, struct iwarpd_error *e);
 
 /*
- * Ends the connection of a QP gracefully, but drops what the peer sends. When it returns, nothing
- * more of the peer is placed for this QP, no receive is used, and nothing completes: its PD, CQs and
- * SRQ can be destroyed before it. DISCONNECTED does not wait for a peer over TCP to close. To daemons
- * older than this function it is iwarpd_disconnect.
+ * Ends the connection of a QP gracefully, but drops what the peer sends and, but for 16 KiB, what
+ * was posted and has not completed. When it returns, no memory is accessed for this QP, no receive
+ * is used, and nothing completes: its PD, CQs and SRQ can be destroyed before it. DISCONNECTED does
+ * not wait for a peer over TCP to close. To daemons older than this function it is iwarpd_disconnect.
  */
 IWARPD_API int iwarpd_leave(struct iwarpd_qp *qp, struct iwarpd_error *e);
 

@@ -418,7 +418,7 @@ void qp_event(const struct iwarpd_event *ev);
 /* qp_expire frees the destroyed QPs whose connections have closed, or have not closed in time. */
 void qp_expire(struct context *c);
 
-/* qp_free_closing frees the destroyed QPs of a context that is being closed. The daemon sends on what they have posted. */
+/* qp_free_closing frees the destroyed QPs of a context that is being closed. What they have sent arrives. */
 void qp_free_closing(struct context *c);
 
 /*

@@ -325,7 +325,7 @@ static bool leave(struct qp *qp)
 
 /*
  * A QP with a connection is closed in order and freed later: the peer then receives all
- * that was sent, and librdmacm's id gets its event.
+ * that has completed, and librdmacm's id gets its event.
  */
 int ibv_destroy_qp(struct ibv_qp *ibv)
 {

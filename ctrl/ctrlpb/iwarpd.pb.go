@@ -4336,7 +4336,7 @@ type Disconnect struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Qp            uint32                 `protobuf:"varint,1,opt,name=qp,proto3" json:"qp,omitempty"`
 	Abort         bool                   `protobuf:"varint,2,opt,name=abort,proto3" json:"abort,omitempty"` // reset at once instead of finishing what is queued
-	Leave         bool                   `protobuf:"varint,3,opt,name=leave,proto3" json:"leave,omitempty"` // after the reply nothing of the peer is placed, no receive is used and nothing completes: PD, CQs and SRQ may go first
+	Leave         bool                   `protobuf:"varint,3,opt,name=leave,proto3" json:"leave,omitempty"` // after the reply it accesses no memory and completes nothing: PD, CQs and SRQ may go first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

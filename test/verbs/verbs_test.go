@@ -536,7 +536,9 @@ func TestIdentifiers(t *testing.T) {
 	for _, mode := range []string{"rtr", "cqs", "requests", "migrate", "twice", "backlog", "states", "nowhere", "halves", "whole", "exact", "extended", "resized", "written", "failed", "unconnected", "rereg", "synchronous", "acknowledged", "unnamed", "fatal", "transitions", "source", "unbound", "taken", "moved", "canceled", "queues-made", "forked", "last", "numbered", "ordered", "overtaken", "left", "reset", "held", "invalidated", "all", "stated", "destroyed", "reused", "yielded", "armed", "gids", "unsupported", "domains", "excessive", "roomy", "greeting", "inherited", "remembered", "agreed", "crowded", "permitted", "exited"} {
 		t.Run(mode, func(t *testing.T) { run(t, mode).Succeed() })
 	}
-	t.Run("limits", func(t *testing.T) { run(t, "limits", farEnv).Succeed() })
+	for _, mode := range []string{"limits", "left"} {
+		t.Run(mode+" far", func(t *testing.T) { run(t, mode, farEnv).Succeed() })
+	}
 	// The loopback addresses are those of the host's devices, as in the kernel's rdma_cm.
 	for _, address := range []string{"127.0.0.1", "0.0.0.0"} {
 		for _, mode := range []string{"twice", "synchronous"} {
