@@ -490,14 +490,16 @@ int ibv_query_port(struct ibv_context *ibv, uint8_t port, struct _compat_ibv_por
 {
 	const struct context *c;
 	struct ibv_port_attr a;
+	bool gone;
 
 	if (!iwv_is_ours(ibv))
 		return REAL(ibv_query_port)(ibv, port, out);
 	if (port != 1)
 		return EINVAL;
 	c = iwv_context_of(ibv);
+	gone = atomic_load(&c->gone);
 	a = (struct ibv_port_attr){
-		.state = atomic_load(&c->gone) ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
+		.state = gone ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
 		.max_mtu = IBV_MTU_4096,
 		.active_mtu = mtu_of(c->attr.mtu),
 		.gid_tbl_len = (int)atomic_load(&c->device->num_addresses),
@@ -506,7 +508,7 @@ int ibv_query_port(struct ibv_context *ibv, uint8_t port, struct _compat_ibv_por
 		.max_vl_num = 1,
 		.active_width = 2, /* 4x */
 		.active_speed = 4, /* 10 Gb/s */
-		.phys_state = 5,   /* link up */
+		.phys_state = gone ? 3 : 5, /* disabled, or link up */
 		.link_layer = IBV_LINK_LAYER_ETHERNET,
 	};
 	/*

@@ -581,6 +581,7 @@ static void dropped(void)
 	struct rdma_event_channel *server = channel(), *client = channel();
 	struct rdma_cm_id *l = listener(server, 0), *id;
 	int files = open_files();
+	struct ibv_port_attr port;
 	struct ibv_wc wc;
 
 	id = call(client, l);
@@ -589,10 +590,12 @@ static void dropped(void)
 	rdma_destroy_event_channel(server);
 	CHECK(next(client, RDMA_CM_EVENT_REJECTED) == id);
 	CHECK(ibv_poll_cq(id->qp->recv_cq, 1, &wc) == 0);
+	CHECK(ibv_query_port(id->verbs, 1, &port) == 0 && port.state == IBV_PORT_ACTIVE && port.phys_state == 5);
 	printf("dropped\n");
 	fflush(stdout);
 	CHECK(next(client, RDMA_CM_EVENT_DEVICE_REMOVAL) == id);
 	CHECK(!readable(client->fd));
+	CHECK(ibv_query_port(id->verbs, 1, &port) == 0 && port.state == IBV_PORT_DOWN && port.phys_state == 3);
 	CHECK(ibv_poll_cq(id->qp->recv_cq, 1, &wc) < 0);
 	CHECK(ibv_destroy_cq(id->recv_cq) == EBUSY); /* its queue pair uses it */
 	end(id);
