@@ -550,6 +550,8 @@ int ibv_modify_srq(struct ibv_srq *ibv, struct ibv_srq_attr *attr, int mask)
 		return iwv_unsupported("ibv_modify_srq: IBV_SRQ_MAX_WR");
 	if (!(mask & IBV_SRQ_LIMIT))
 		return 0;
+	if (attr->srq_limit > srq->attr.max_wr) /* the daemon's queue is deeper */
+		return iwv_fail(-EINVAL, "ibv_modify_srq: srq_limit", NULL);
 	iwv_thread_lock();
 	err = iwarpd_modify_srq(srq->q, attr->srq_limit, &e);
 	if (!err)

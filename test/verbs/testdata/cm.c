@@ -2352,9 +2352,11 @@ static void armed(void)
 
 	CHECK(srq && init.attr.max_wr >= 4 && init.attr.max_sge >= 2);
 	CHECK(ibv_query_srq(srq, &attr) == 0 && attr.max_wr == init.attr.max_wr && attr.srq_limit == 0);
-	attr.srq_limit = UINT32_MAX;
-	CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT) == EINVAL);
-	CHECK(ibv_query_srq(srq, &attr) == 0 && attr.srq_limit == 0);
+	for (uint32_t limit = attr.max_wr; limit <= attr.max_wr + 1; limit++) {
+		attr.srq_limit = limit;
+		CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT) == (limit > attr.max_wr ? EINVAL : 0));
+		CHECK(ibv_query_srq(srq, &attr) == 0 && attr.srq_limit == attr.max_wr);
+	}
 	CHECK(ibv_destroy_srq(srq) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(c) == 0);
 }
 
