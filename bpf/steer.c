@@ -6,8 +6,8 @@
  * other frames go to the kernel.
  *
  *   iwarpd_steer    XDP: redirects them to the AF_XDP socket of their queue;
- *   iwarpd_tap      filter of a packet socket: accepts them, but only the start of super-frames;
- *   iwarpd_tap_super  filter of another packet socket: accepts super-frames;
+ *   iwarpd_tap      filter of a packet socket: accepts them, but only the start of long super-frames;
+ *   iwarpd_tap_super  filter of another packet socket: accepts long super-frames;
  *   iwarpd_ingress  tc ingress, which runs after the packet sockets: drops them,
  *                   so that the kernel does not see what iwarpd_tap has received.
  *
@@ -18,7 +18,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
 
-/* Bytes of a super-frame that suffice to recognize it. */
+/* Bytes of a super-frame that suffice to recognize it; see is_super. */
 #define SUPER_START 256
 
 #define MAX_VLAN 2
@@ -484,6 +484,15 @@ int iwarpd_ingress(struct __sk_buff *skb)
 	return is_steered(verdict) ? TCX_DROP : TCX_NEXT;
 }
 
+/*
+ * is_super reports whether the frame is a long super-frame. One that ends with its start is
+ * received like other frames: the second socket would keep it until a long one comes.
+ */
+static __always_inline int is_super(const struct __sk_buff *skb)
+{
+	return skb->gso_size && skb->len > SUPER_START;
+}
+
 SEC("socket")
 int iwarpd_tap(struct __sk_buff *skb)
 {
@@ -491,13 +500,13 @@ int iwarpd_tap(struct __sk_buff *skb)
 		return 0;
 	if (!is_steered(decide(skb, TAP)))
 		return 0;
-	return skb->gso_size ? SUPER_START : -1; /* -1: all of the frame */
+	return is_super(skb) ? SUPER_START : -1; /* -1: all of the frame */
 }
 
 SEC("socket")
 int iwarpd_tap_super(struct __sk_buff *skb)
 {
-	if (!skb->gso_size || skb->pkt_type == PACKET_OUTGOING)
+	if (!is_super(skb) || skb->pkt_type == PACKET_OUTGOING)
 		return 0;
 	return is_steered(decide(skb, TAP)) ? -1 : 0;
 }

@@ -155,11 +155,12 @@ func isVerifier(err error) bool {
 
 // TapFD returns the descriptor of the filter for packet sockets (SO_ATTACH_BPF), which lets
 // them receive only frames for claimed endpoints. It is valid until Close.
-// Of a super-frame (a merged packet of several segments) they receive the first 256 bytes.
+// Of a super-frame (a merged packet of several segments) of more than 256 bytes they receive the
+// first 256.
 func (s *Steering) TapFD() int { return s.objs.IwarpdTap.FD() }
 
-// SuperTapFD returns the descriptor of a filter that lets packet sockets receive only super-frames
-// for claimed endpoints. It is valid until Close.
+// SuperTapFD returns the descriptor of a filter that lets packet sockets receive only super-frames of
+// more than 256 bytes for claimed endpoints. It is valid until Close.
 func (s *Steering) SuperTapFD() int { return s.objs.IwarpdTapSuper.FD() }
 
 // SetSocket redirects the claimed frames of a receive queue to an AF_XDP socket. The kernel

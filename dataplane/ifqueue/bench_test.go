@@ -57,7 +57,7 @@ func BenchmarkLinks(b *testing.B) {
 				move(b, ends[1], ends[0], back)
 			})
 		})
-		super := superFrame(v)
+		super := superFrame(v, 43, 1448)
 		b.Run(name+"/super", func(b *testing.B) {
 			b.SetBytes(int64(super.Len()))
 			sum := 0
@@ -170,9 +170,8 @@ func take(b *testing.B, l link.Link, f func(*link.Frame)) {
 	b.Fatal("a frame was lost")
 }
 
-// superFrame returns a super-frame of 43 segments for an MTU of 1500.
-func superFrame(v *testenv.Veth) *link.Super {
-	const n, size = 43, 1448
+// superFrame returns a super-frame of n segments with size bytes each.
+func superFrame(v *testenv.Veth, n, size int) *link.Super {
 	b := tcpFrame(v, port, 0, 32+n*size)
 	l4 := b[34:]
 	l4[12], l4[13] = 8<<4, 0x10

@@ -368,18 +368,8 @@ func TestSuperFramesWhole(t *testing.T) {
 	testenv.OneCPU(t)
 	v := testenv.NewVethOffloads(t, 1500)
 	s, _ := open(t, &v.B, Config{Link: Packet, Memory: 4 << 20})
-	var a *link.Packet
-	if err := v.A.NS.Do(func() (err error) {
-		a, err = link.OpenPacket(v.A.Name, link.PacketOptions{Super: true})
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	if a.SuperBytes() == 0 {
-		testenv.Skip(t, "the kernel takes no super-frames")
-	}
-	super := superFrame(v)
+	a := superSender(t, v)
+	super := superFrame(v, 43, 1448)
 	var whole []byte
 	for _, p := range super.Parts {
 		whole = append(whole, p...)
@@ -418,6 +408,63 @@ func TestSuperFramesWhole(t *testing.T) {
 			held = held[:0]
 		}
 	}
+	var st link.Stats
+	if b.Stats(&st); st.RxDropped+st.RxRingFull+st.RxInvalid != 0 {
+		t.Errorf("lost: %+v", st)
+	}
+}
+
+// superSender opens a packet socket on A that sends super-frames.
+func superSender(t *testing.T, v *testenv.Veth) (a *link.Packet) {
+	t.Helper()
+	if err := v.A.NS.Do(func() (err error) {
+		a, err = link.OpenPacket(v.A.Name, link.PacketOptions{Super: true})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close() })
+	if a.SuperBytes() == 0 {
+		testenv.Skip(t, "the kernel takes no super-frames")
+	}
+	return a
+}
+
+// TestShortSuperFrames checks that super-frames no longer than the start of others, which a sender of small
+// segments makes, do not fill the memory for long ones.
+func TestShortSuperFrames(t *testing.T) {
+	testenv.OneCPU(t)
+	v := testenv.NewVethOffloads(t, 1500)
+	s, _ := open(t, &v.B, Config{Link: Packet})
+	a, b := superSender(t, v), s.Links[0]
+	const n = 100 // more than there is memory for long ones
+	come := func(size int) {
+		t.Helper()
+		super := superFrame(v, 2, size)
+		if !a.SendSuper(super) {
+			t.Fatal("not sent")
+		}
+		fs := make([]link.Frame, 1)
+		send(t, a, tcpFrame(v, uint16(size), 0, 20))
+		for i, want := range []int{super.Len(), 54} {
+			for until := clock.Now().Add(time.Minute); b.Receive(fs) == 0; b.Wait(time.Millisecond, -1) {
+				if clock.Now() > until {
+					t.Fatalf("frame %d of %d bytes did not come", i, want)
+				}
+			}
+			if got := fs[0].Len(); got != want {
+				t.Fatalf("%d bytes came instead of %d", got, want)
+			}
+			b.Release(&fs[0])
+		}
+	}
+	for range n {
+		come(60)
+	}
+	for size := 90; size < 110; size++ { // about the length of the start
+		come(size)
+	}
+	come(1448)
 	var st link.Stats
 	if b.Stats(&st); st.RxDropped+st.RxRingFull+st.RxInvalid != 0 {
 		t.Errorf("lost: %+v", st)

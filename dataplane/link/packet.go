@@ -97,8 +97,8 @@ type PacketOptions struct {
 	// Filter is a classic BPF program that selects the frames to receive; nil selects all.
 	Filter []unix.SockFilter
 	// FilterFD is the descriptor of a BPF program used instead of Filter; 0 if there is none.
-	// Of super-frames it may select the start only. SuperFilterFD is the descriptor of one that
-	// selects super-frames alone; Whole needs it.
+	// SuperFilterFD is the descriptor of one that selects super-frames alone; Whole needs it. Of
+	// these, and of no others, FilterFD must select only the start.
 	FilterFD, SuperFilterFD int
 	// Promiscuous receives frames for other stations too.
 	Promiscuous bool
