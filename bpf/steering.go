@@ -291,21 +291,9 @@ func (s *Steering) SetVLANs(vlans [][]uint16) error {
 	return nil
 }
 
-// replace makes the keys of the map m, which have mirrors, those of want. Before it deletes the
-// others it sets check, so that the program looks into the map.
+// replace makes the keys of the map m, which have mirrors, those of want, and then sets check, so that
+// the program looks into the map. It deletes the others first, to have their room.
 func replace[K comparable](m *ebpf.Map, check *ebpf.Variable, have, want map[K]bool) error {
-	for k := range want {
-		if have[k] {
-			continue
-		}
-		if err := m.Put(k, uint32(1)); err != nil {
-			return err
-		}
-		have[k] = true
-	}
-	if err := check.Set(uint32(1)); err != nil {
-		return err
-	}
 	for k := range have {
 		if want[k] {
 			continue
@@ -315,7 +303,16 @@ func replace[K comparable](m *ebpf.Map, check *ebpf.Variable, have, want map[K]b
 		}
 		delete(have, k)
 	}
-	return nil
+	for k := range want {
+		if have[k] {
+			continue
+		}
+		if err := m.Put(k, uint32(1)); err != nil {
+			return err
+		}
+		have[k] = true
+	}
+	return check.Set(uint32(1))
 }
 
 // keys returns the map keys of an endpoint: two if it stands for both families.

@@ -399,6 +399,20 @@ func testWildcardMeansOurAddresses(t *testing.T) {
 	}
 	check("none of ours left", ours, actPass)
 	check("forwarded, and none of ours left", theirs, actPass)
+	many := func(net byte) (all []netip.Addr) { // two thirds of what the map has room for
+		for i := range 700 {
+			all = append(all, netip.AddrFrom4([4]byte{10, net, byte(i >> 8), byte(i)}))
+		}
+		return all
+	}
+	for _, net := range []byte{1, 2} {
+		if err := s.SetAddresses(append(many(net), addr4)); err != nil {
+			t.Errorf("other addresses: %v", err)
+		}
+	}
+	check("kept", ours, actRedirect)
+	check("replaced", frame(6, peer4, many(1)[0], 999, port, 0), actPass)
+	check("instead", frame(6, peer4, many(2)[0], 999, port, 0), actRedirect)
 }
 
 // TestVLANs checks that the program takes frames of the VLANs that the host is a member
