@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"net/netip"
 	"testing"
@@ -105,6 +106,25 @@ func TestDevices(t *testing.T) {
 			write(x, q.openBy(x, 40002, qa, qb), qa, qb)
 		})
 	}
+}
+
+// TestForwardedPartialChecksums checks that segments whose checksum was left to the device reach a connection of
+// a device that accepts no such checksums, if the device by which they arrive does.
+func TestForwardedPartialChecksums(t *testing.T) {
+	q := newTwoQueuesOf(t, 1, link.PipeConfig{Filter: func(toB bool, b []byte) bool {
+		var p pkt.Packet
+		if !toB && p.Parse(b, len(b)) == nil {
+			binary.BigEndian.PutUint16(b[p.L4Off+16:], pkt.Fold(p.PseudoSum))
+		}
+		return true
+	}}, "x", "y")
+	x, y := q.workers[0], q.workers[1]
+	y.partial = true
+	s := q.openQueues("TCP", newSimQP(t, q.hosts[0], 65536), newSimQP(t, q.hosts[1], 65536))
+	if x.streams[s.id] != s || x.stats.RxChecksum+y.stats.RxChecksum != 0 || y.stats.RxPartial == 0 {
+		t.Errorf("x drops %d frames, and y %d of %d", x.stats.RxChecksum, y.stats.RxChecksum, y.stats.RxPartial)
+	}
+	q.closeQueues(s.id)
 }
 
 // openBy opens a TCP connection from a port by worker w of host 0.

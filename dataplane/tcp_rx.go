@@ -38,7 +38,7 @@ func (w *worker) segment(f *rxFrame) {
 	p, seg := &f.pkt, &f.seg
 	head := f.Pieces[0]
 	n, err := seg.Decode(head[p.L4Off:min(len(head), p.L4Off+p.L4Len)])
-	partial := w.partial && f.partial()
+	partial := (w.partial || f.moved) && f.partial() // a worker that forwards it has accepted it
 	if err != nil && (partial || checksum(f.Frame, p) == 0xffff) {
 		w.stats.RxMalformed++
 		return
