@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -172,18 +173,23 @@ func TestHeldWhole(t *testing.T) {
 }
 
 // TestTimeExceeded checks that the source of an incomplete packet gets an ICMP Time Exceeded error that it can parse,
-// unless no other host can have its address.
+// unless no other host can have its address or MAC address.
 func TestTimeExceeded(t *testing.T) {
-	for _, from := range []string{"10.0.0.1", "fd00::1", "10.0.0.255", "fd00::9"} {
-		t.Run(from, func(t *testing.T) {
+	group := macA
+	group[0] |= 1
+	for _, tc := range []struct {
+		from string
+		mac  [6]byte
+	}{{"10.0.0.1", macA}, {"fd00::1", macA}, {"10.0.0.255", macA}, {"fd00::9", macA}, {"10.0.0.1", group}} {
+		t.Run(fmt.Sprintf("%s, %x", tc.from, tc.mac), func(t *testing.T) {
 			s := newSim(t, link.PipeConfig{})
 			w := s.hosts[1].w
-			addr := netip.MustParseAddr(from)
-			v6, forged := addr.Is6(), addr != addrOf(0, addr.Is6())
+			addr := netip.MustParseAddr(tc.from)
+			v6, forged := addr.Is6(), addr != addrOf(0, addr.Is6()) || tc.mac == group
 			s.hosts[1].e.resolver = hostless{}
 			s.hosts[1].e.learnHostless()
 			tu := pkt.Tuple{Flow: pkt.Flow{Local: addr.As16(), Remote: addrOf(1, v6).As16(), LocalPort: 40000, RemotePort: 7174},
-				Proto: pkt.ProtoTCP, V6: v6, SrcMAC: macA, DstMAC: macB, VLANs: [2]uint16{5, 6}, NVLAN: 2}
+				Proto: pkt.ProtoTCP, V6: v6, SrcMAC: tc.mac, DstMAC: macB, VLANs: [2]uint16{5, 6}, NVLAN: 2}
 			b := make([]byte, tu.HeaderLen()+2000)
 			tu.Put(b, 2000, 0, 0)
 			binary.BigEndian.PutUint16(b[tu.HeaderLen():], 40000)

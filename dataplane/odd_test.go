@@ -41,12 +41,13 @@ func TestNotAnswered(t *testing.T) {
 		for _, listen := range []bool{true, false} {
 			for _, tc := range []struct {
 				name, from string
-				mac        byte
+				mac        byte // 1: the frame is to a group, 2: from one
 				answered   bool
 			}{
 				{"a host", "10.0.0.1", 0, true}, {"a host over IPv6", "fd00::1", 0, true},
 				{"nobody", "0.0.0.0", 0, false}, {"loopback", "127.0.0.1", 0, false}, {"a group", "224.0.0.1", 0, false},
 				{"all", "255.255.255.255", 0, false}, {"ourselves", "10.0.0.2", 0, false}, {"to all on the link", "10.0.0.1", 1, false},
+				{"all on the link", "10.0.0.1", 2, false},
 				{"nobody over IPv6", "::", 0, false}, {"loopback over IPv6", "::1", 0, false}, {"a group over IPv6", "ff02::1", 0, false},
 				{"ourselves over IPv6", "fd00::2", 0, false}, {"our subnet's broadcast address", "10.0.0.255", 0, false},
 				{"another address of ours", "10.0.0.9", 0, false}, {"another address of ours over IPv6", "fd00::9", 0, false},
@@ -70,7 +71,8 @@ func TestNotAnswered(t *testing.T) {
 					}
 				}
 				tu := pkt.Tuple{Flow: pkt.NewFlow(netip.AddrPortFrom(from, 40000), local), Proto: proto, V6: from.Is6(), SrcMAC: macA, DstMAC: macB}
-				tu.DstMAC[0] |= tc.mac
+				tu.DstMAC[0] |= tc.mac & 1
+				tu.SrcMAC[0] |= tc.mac >> 1
 				l4 := init()
 				if proto == pkt.ProtoTCP {
 					l4 = syn()

@@ -275,9 +275,10 @@ func (r *Reassembler) HandleTimeout(now clock.Time) {
 	}
 }
 
-// expired queues an ICMP error. Multicast frames cause no error (RFC 1122, Section 3.2.2).
+// expired queues an ICMP error. Multicast frames cause no error (RFC 1122, Section 3.2.2), nor do those
+// from a group, to which it would go.
 func (r *Reassembler) expired(now clock.Time, p *packet) {
-	if p.head == nil || p.head[0]&1 != 0 {
+	if p.head == nil || (p.head[0]|p.head[6])&1 != 0 {
 		return
 	}
 	if now.Sub(r.second) >= time.Second {

@@ -14,9 +14,9 @@ type Tuple struct {
 
 // Answerable reports whether p may be answered or may begin a connection: it was sent by another
 // host, and to this host alone, on the link too (RFC 9293, MUST-57 and MUST-63; RFC 1122, Sections
-// 3.2.1.3 and 3.3.6).
+// 3.2.1.3 and 3.3.6). The answer to a group's MAC address would go to many.
 func (p *Packet) Answerable() bool {
-	return p.DstMAC[0]&1 == 0 && Unicast(&p.Flow.Remote, p.V6) && p.Flow.Remote != p.Flow.Local
+	return (p.DstMAC[0]|p.SrcMAC[0])&1 == 0 && Unicast(&p.Flow.Remote, p.V6) && p.Flow.Remote != p.Flow.Local
 }
 
 // Reply returns the tuple for an answer to p, with addresses and MACs swapped.
