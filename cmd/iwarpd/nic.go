@@ -36,8 +36,9 @@ type nic struct {
 	mode  atomic.Pointer[string] // how frames move; see ifqueue.Set
 	super atomic.Bool            // super-frames are sent
 	link  atomic.Pointer[hostnet.LinkState]
-	set   *ifqueue.Set // nil while none is open
-	why   string       // reason why it could not be served again, as last logged
+	set   *ifqueue.Set     // nil while none is open
+	on    hostnet.Presence // that the links are open on
+	why   string           // reason why it could not be served again, as last logged
 }
 
 // newNIC looks at the interface, and loads the XDP program, which open attaches.
@@ -114,6 +115,7 @@ func (n *nic) open(ifi *net.Interface) (queues []dataplane.Queue, err error) {
 	}
 	// The interface may have come back with fewer.
 	there := slices.DeleteFunc(slices.Clone(n.queues), func(q int) bool { return q >= have })
+	n.on = n.dev.Presence()
 	n.index.Store(int32(ifi.Index))
 	n.set, err = ifqueue.Open(n.steer, ifqueue.Config{
 		Interface: n.name, Queues: there, Link: n.s.Link, Mode: n.s.XDPMode, MTU: int(n.mtu.Load()), Memory: int(n.s.QueueMem), Super: n.s.Super,
@@ -184,13 +186,12 @@ func (d *daemon) watchNICs(ctx context.Context) {
 	for {
 		var retry <-chan time.Time
 		for _, n := range d.nics {
-			if i := n.index.Load(); i != 0 && int(i) != n.dev.Index() {
+			now := n.dev.Presence()
+			if n.set != nil && now != n.on {
 				d.unplug(n)
 			}
-			if n.index.Load() == 0 && n.dev.Index() != 0 {
-				if !d.plug(n) {
-					retry = time.After(retryPeriod)
-				}
+			if n.set == nil && now.Index != 0 && !d.plug(n) {
+				retry = time.After(retryPeriod)
 			}
 		}
 		select {

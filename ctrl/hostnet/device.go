@@ -20,9 +20,10 @@ type iface struct {
 
 // Device is an interface that a Resolver follows. Its methods return the current state.
 type Device struct {
-	r     *Resolver
-	name  string
-	index int // 0 while the interface is gone
+	r        *Resolver
+	name     string
+	index    int // 0 while the interface is gone
+	removals int // times that the interface was removed
 
 	addrs  []netip.Addr
 	scoped []netip.Addr // IPv6 link-local addresses of the interface itself, with its name
@@ -44,6 +45,21 @@ func (d *Device) Index() int {
 	d.r.mu.Lock()
 	defer d.r.mu.Unlock()
 	return d.index
+}
+
+// A Presence is the time from when an interface appears until it is removed. An interface that was
+// moved to another namespace and back is another presence, although it may have the same index, since
+// the sockets that were bound to it no longer are.
+type Presence struct {
+	Index    int // of the interface; 0 while it is gone
+	removals int
+}
+
+// Presence returns the current Presence of the interface.
+func (d *Device) Presence() Presence {
+	d.r.mu.Lock()
+	defer d.r.mu.Unlock()
+	return Presence{d.index, d.removals}
 }
 
 // Addrs returns the addresses of the interface and its VLANs. Link-local IPv6
@@ -163,9 +179,23 @@ func (r *Resolver) refresh() error {
 	defer r.mu.Unlock()
 	r.ifaces, r.hostless, r.networks = ifaces, hostless, networks
 	for d, f := range all {
+		if d.index != 0 && d.index != f.index {
+			d.removals++
+		}
 		d.index, d.addrs, d.scoped, d.vlans = f.index, f.addrs, f.scoped, f.vlans
 	}
 	return nil
+}
+
+// removed records that the interface with that index was removed, even if it is back already.
+func (r *Resolver) removed(index int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, d := range r.devices {
+		if d.index == index {
+			d.removals++
+		}
+	}
 }
 
 // find returns the index of the interface, or 0. It is the interface that had this index

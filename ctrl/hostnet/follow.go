@@ -88,7 +88,7 @@ func (f *linkFollower) follow(ctx context.Context) error {
 				return nil
 			}
 			switch a := u.Attrs(); {
-			case a.Index == f.index && u.Header.Type == unix.RTM_DELLINK && u.Family != unix.AF_BRIDGE: // not only out of a bridge
+			case a.Index == f.index && isRemoval(&u):
 				f.index = 0
 				if err := f.look(); err != nil {
 					return err
@@ -110,6 +110,11 @@ func (f *linkFollower) follow(ctx context.Context) error {
 			f.changes, pause = 0, nil
 		}
 	}
+}
+
+// isRemoval reports whether an interface was removed, and not only taken out of a bridge.
+func isRemoval(u *netlink.LinkUpdate) bool {
+	return u.Header.Type == unix.RTM_DELLINK && u.Family != unix.AF_BRIDGE
 }
 
 // look reads the state of the interface.

@@ -515,6 +515,47 @@ func TestGone(t *testing.T) {
 	}
 }
 
+// TestMovedAndBack checks that an interface that was in another namespace for a moment is told from one that
+// was always there, though it has the same index.
+func TestMovedAndBack(t *testing.T) {
+	here, _ := wire(t)
+	own, err := netns.Get()
+	must(t, err)
+	defer own.Close()
+	away, err := netns.New()
+	must(t, err)
+	defer away.Close()
+	must(t, netns.Set(own))
+	there, err := netlink.NewHandleAt(away, unix.NETLINK_ROUTE)
+	must(t, err)
+	defer there.Close()
+	r, err := New("a0")
+	must(t, err)
+	defer r.Close()
+	changed, d := changes(r), r.Device("a0")
+	before := d.Presence()
+	l, err := here.LinkByName("a0")
+	must(t, err)
+	must(t, here.LinkSetMTU(l, 1400))
+	until(t, changed, "another MTU", func() bool { return d.MTU() == 1400 })
+	if d.Presence() != before {
+		t.Error("the interface counts as another one because its MTU has changed")
+	}
+	must(t, here.LinkSetNsFd(l, int(away)))
+	l, err = there.LinkByName("a0")
+	must(t, err)
+	must(t, there.LinkSetNsFd(l, int(own)))
+	back, err := here.LinkByName("a0")
+	must(t, err)
+	if back.Attrs().Index != before.Index {
+		t.Fatalf("index %d, was %d", back.Attrs().Index, before.Index)
+	}
+	until(t, changed, "that it was away", func() bool {
+		now := d.Presence()
+		return now.Index == before.Index && now != before
+	})
+}
+
 // TestSeveral checks that the routes choose among the interfaces, also by rules about the
 // source, and that a requested device is used in spite of them.
 func TestSeveral(t *testing.T) {

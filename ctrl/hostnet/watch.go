@@ -88,7 +88,10 @@ func (r *Resolver) follow(s *subscription) {
 			return
 		case <-again:
 			refresh()
-		case _, ok = <-s.links:
+		case l, more := <-s.links:
+			if ok = more; ok && isRemoval(&l) {
+				r.removed(int(l.Index))
+			}
 			refresh()
 		case _, ok = <-s.addrs:
 			refresh()
