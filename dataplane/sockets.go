@@ -85,6 +85,9 @@ func spareFD() int {
 // Receive implements link.Link. There are no frames.
 func (s *Sockets) Receive([]link.Frame) int { return 0 }
 
+// Hold is link.Link.Hold.
+func (s *Sockets) Hold(*link.Frame) bool { return true }
+
 // Release is link.Link.Release.
 func (s *Sockets) Release(*link.Frame) {}
 

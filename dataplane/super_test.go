@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
@@ -73,6 +74,52 @@ func TestSuperOverBadWire(t *testing.T) {
 					}
 				}
 			})
+		}
+	}
+}
+
+// mover is a link that moves frames that are to be held, and refuses some.
+type mover struct {
+	*link.Pipe
+	moved, refused int
+}
+
+func (m *mover) Hold(f *link.Frame) bool {
+	if (m.moved+m.refused)%8 == 7 {
+		m.refused++
+		return false
+	}
+	m.moved++
+	var to link.Frame
+	to.IDs = f.IDs
+	for _, p := range f.Pieces[:f.N] {
+		half := len(p) / 2
+		for _, b := range [][]byte{p[:half], p[half:]} {
+			to.Pieces[to.N] = bytes.Clone(b)
+			to.N++
+		}
+		clear(p)
+	}
+	*f = to
+	return true
+}
+
+// TestHeldFramesMove checks that the worker holds no frame before the link has moved it, and uses the new pieces.
+func TestHeldFramesMove(t *testing.T) {
+	oneGoroutine(t)
+	seed := testenv.Seed(t)
+	wire := impair.Config{Loss: 0.02, Reorder: 0.05, Delay: time.Millisecond, Jitter: time.Millisecond, Seed: seed}
+	for _, markers := range []bool{false, true} {
+		cfg := link.PipeConfig{MTU: 1500, Super: link.SuperWhole, AtoB: wire, BtoA: wire}
+		cfg.BtoA.Seed += 1000
+		s := newSim(t, cfg)
+		w := s.hosts[1].w
+		m := &mover{Pipe: s.hosts[1].link}
+		w.link = m
+		p := mpa.Params{CRC: true, SendMarkers: markers, RecvMarkers: markers, IRD: 8, ORD: 8}
+		s.moveData(p, rand.New(rand.NewPCG(seed, 1)), addrA, addrB)
+		if early := w.stats.RxEarly; early == 0 || uint64(m.moved) < early || m.refused == 0 {
+			t.Errorf("markers %v: %d segments held, %d moved, %d refused", markers, early, m.moved, m.refused)
 		}
 	}
 }

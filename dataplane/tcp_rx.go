@@ -95,13 +95,13 @@ func (c *tcpConn) handle(w *worker, f *rxFrame) {
 			w.reclaim()
 			n = w.held.room()
 		}
-		if n < cost {
+		if n < cost || f.ring == nil && !f.whole && !w.link.Hold(f.Frame) {
 			// No frame is available for out-of-order data: drop the segment.
 			w.stats.RxNoHold++
 			w.mark(&c.lane)
 			return
 		}
-		seg.Buf = w.held.free[len(w.held.free)-1]
+		seg.Buf, f.summed = w.held.free[len(w.held.free)-1], false // Hold may have moved it
 	}
 	r := c.segs.HandleSegment(w.now, seg)
 	w.mark(&c.lane)

@@ -15,6 +15,9 @@ func NewNone(mtu int) *None { return &None{mtu: mtu} }
 // Receive returns 0.
 func (*None) Receive([]Frame) int { return 0 }
 
+// Hold returns true.
+func (*None) Hold(*Frame) bool { return true }
+
 // Release does nothing.
 func (*None) Release(*Frame) {}
 

@@ -92,6 +92,20 @@ func (b *buffers) take(f *Frame, room int) {
 	f.N++
 }
 
+// hold copies the frame p to buffers, and makes it f. It returns false if too few are free.
+func (b *buffers) hold(f *Frame, p []byte) bool {
+	if len(b.free) < MaxPieces {
+		return false
+	}
+	for f.N = 0; len(p) > 0 && f.N < MaxPieces; {
+		b.take(f, 0)
+		c := f.Pieces[f.N-1]
+		n := copy(c, p)
+		f.Pieces[f.N-1], p = c[:n:n], p[n:]
+	}
+	return true
+}
+
 // PacketOptions are the options of OpenPacket.
 type PacketOptions struct {
 	// Filter is a classic BPF program that selects the frames to receive; nil selects all.
@@ -368,20 +382,14 @@ func (p *Packet) takeSuper(h *unix.Tpacket2Hdr, f *Frame) outcome {
 	}
 	s.looks = 0
 	if s.kept < len(s.keeps)/4 {
-		f.IDs[0], f.Pieces[0], f.N = uint64(len(p.small.mem)/p.small.size+s.ring.index()), tagged(s.ring.withRoom(l), l), 1
+		f.IDs[0], f.Pieces[0], f.N = uint64(p.firstSuper()+s.ring.index()), tagged(s.ring.withRoom(l), l), 1
 		s.keep()
 		return taken
 	}
 	// If this one were kept too, it might block the ring.
-	if len(p.small.free) < MaxPieces {
+	if !p.small.hold(f, tagged(s.ring.withRoom(l), l)) {
 		p.stats.RxFillEmpty++
 		return later
-	}
-	for b := tagged(s.ring.withRoom(l), l); len(b) > 0 && f.N < MaxPieces; {
-		p.small.take(f, 0)
-		c := f.Pieces[f.N-1]
-		n := copy(c, b)
-		f.Pieces[f.N-1], b = c[:n:n], b[n:]
 	}
 	s.ring.next()
 	return taken
@@ -405,14 +413,17 @@ func tagged(b []byte, h *unix.Tpacket2Hdr) []byte {
 	return b[:len(b):len(b)]
 }
 
+// firstSuper is the ID of the first slot of the ring of super-frames.
+func (p *Packet) firstSuper() int { return len(p.small.mem) / p.small.size }
+
 // put frees an RX buffer, or a slot of the ring of super-frames.
 func (p *Packet) put(id uint32) {
 	if p.fd < 0 {
 		return // Close has freed all
 	}
 	b := &p.small
-	if n := uint32(len(b.mem) / b.size); id >= n {
-		p.supers.giveBack(int(id - n))
+	if slot := int(id) - p.firstSuper(); slot >= 0 {
+		p.supers.giveBack(slot)
 		return
 	}
 	if len(b.free) == cap(b.free) {
@@ -439,6 +450,20 @@ func finishChecksum(b []byte) {
 	}
 	l4[at], l4[at+1] = 0, 0
 	binary.BigEndian.PutUint16(l4[at:], pkt.Checksum(pkt.Sum(l4, q.PseudoSum)))
+}
+
+// Hold is Link.Hold. It copies a super-frame, since the kernel, which fills the slots in turn, stores none
+// from a slot that is kept on.
+func (p *Packet) Hold(f *Frame) bool {
+	if f.N != 1 || int(f.IDs[0]) < p.firstSuper() {
+		return true
+	}
+	slot := int(f.IDs[0]) - p.firstSuper()
+	if !p.small.hold(f, f.Pieces[0]) {
+		return false
+	}
+	p.supers.giveBack(slot)
+	return true
 }
 
 // Release is Link.Release.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"testing"
@@ -345,12 +346,11 @@ func TestPacketAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestPacketSuperInOnePiece checks that a super-frame is received in one piece, and in several while
-// many are kept, that a ring full of them loses some and no other, and that a ring is used again after the
-// starts of all in it were lost.
-func TestPacketSuperInOnePiece(t *testing.T) {
-	testenv.OneCPU(t)
-	v := testenv.NewVethOffloads(t, 1500)
+// superEnds returns two packet sockets, of which a sends super-frames and b receives them whole, and such a
+// super-frame of 20 segments.
+func superEnds(t *testing.T) (v *testenv.Veth, a, b *Packet, s *Super) {
+	t.Helper()
+	v = testenv.NewVethOffloads(t, 1500)
 	open := func(e *testenv.End, opts PacketOptions) (p *Packet) {
 		if err := e.NS.Do(func() (err error) {
 			p, err = OpenPacket(e.Name, opts)
@@ -361,17 +361,27 @@ func TestPacketSuperInOnePiece(t *testing.T) {
 		t.Cleanup(func() { p.Close() })
 		return p
 	}
-	a, b := open(&v.A, PacketOptions{Super: true}), open(&v.B, PacketOptions{Filter: PortFilter([]uint16{7174}), Whole: true})
+	a, b = open(&v.A, PacketOptions{Super: true}), open(&v.B, PacketOptions{Filter: PortFilter([]uint16{7174}), Whole: true})
 	if a.SuperBytes() == 0 {
 		testenv.Skip(t, "no super-frames on %s", v.A.Name)
 	}
 	const size, n, headers = 1400, 20, 14 + 20 + 20
 	want := ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 20+n*size)
 	want[14+20+12] = 5 << 4 // the length of the TCP header
-	s := &Super{TCPOff: 14 + 20, HdrLen: headers, Size: size, Parts: [][]byte{want[:headers+size]}}
+	s = &Super{TCPOff: 14 + 20, HdrLen: headers, Size: size, Parts: [][]byte{want[:headers+size]}}
 	for at := headers + size; at < len(want); at += size {
 		s.Parts = append(s.Parts, want[at:at+size])
 	}
+	return v, a, b, s
+}
+
+// TestPacketSuperInOnePiece checks that a super-frame is received in one piece, and in several while
+// many are kept, that a ring full of them loses some and no other, and that a ring is used again after the
+// starts of all in it were lost.
+func TestPacketSuperInOnePiece(t *testing.T) {
+	testenv.OneCPU(t)
+	v, a, b, s := superEnds(t)
+	want, headers := bytes.Join(s.Parts, nil), s.HdrLen
 	for _, mean := range []time.Duration{0, time.Hour} {
 		b.supers.distance.mean = mean // slots are evicted from the caches, or not
 		limit := len(b.supers.keeps) / 4
@@ -454,6 +464,56 @@ func TestPacketSuperInOnePiece(t *testing.T) {
 	burst(2 * slots)
 	if n := burst(slots / 2); n != slots/2 {
 		t.Errorf("%d of %d super-frames arrived after the starts of a full ring were lost", n, slots/2)
+	}
+}
+
+// TestPacketSuperHeld checks that a super-frame that is held does not keep later ones from arriving, and stays
+// what it was. Without memory a super-frame is not held.
+func TestPacketSuperHeld(t *testing.T) {
+	testenv.OneCPU(t)
+	_, a, b, s := superEnds(t)
+	var held [1]Frame
+	receive := func(what string, f []Frame) []byte {
+		t.Helper()
+		if !a.SendSuper(s) {
+			t.Fatal("the kernel refused a super-frame")
+		}
+		for until := clock.Now().Add(time.Minute); ; b.Wait(time.Millisecond, -1) {
+			switch {
+			case clock.Now() > until:
+				t.Fatalf("%s does not arrive", what)
+			case b.Receive(f) == 0:
+			case f[0].Len() == s.Len():
+				return join(&f[0])
+			default: // a multicast report from the kernel
+				b.Release(&f[0])
+			}
+		}
+	}
+	want := receive("a super-frame", held[:])
+	if !b.Hold(&held[0]) || b.supers.kept != 0 {
+		t.Fatalf("not held, %d are kept in the ring", b.supers.kept)
+	}
+	for i := range 2 * len(b.supers.keeps) {
+		var f [1]Frame
+		receive(fmt.Sprintf("super-frame %d", i), f[:])
+		b.Release(&f[0])
+	}
+	if !bytes.Equal(join(&held[0]), want) {
+		t.Error("the held frame has changed")
+	}
+	free := b.small.free
+	b.small.free = free[:MaxPieces-1]
+	var f [1]Frame
+	receive("one more", f[:])
+	if b.Hold(&f[0]) || b.supers.kept != 1 || !bytes.Equal(join(&f[0]), want) {
+		t.Error("held without memory")
+	}
+	b.Release(&f[0])
+	b.small.free = free
+	b.Release(&held[0])
+	if len(b.small.free) != cap(b.small.free) || b.supers.kept != 0 {
+		t.Errorf("%d of %d buffers free", len(b.small.free), cap(b.small.free))
 	}
 }
 

@@ -392,6 +392,9 @@ func (p *Pipe) fill(f *Frame, q parcel) {
 	}
 }
 
+// Hold is Link.Hold.
+func (p *Pipe) Hold(*Frame) bool { return true }
+
 // Release is Link.Release.
 func (p *Pipe) Release(f *Frame) {
 	if f.N == 0 {

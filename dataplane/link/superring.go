@@ -11,7 +11,7 @@ import (
 )
 
 // superRing is the ring for super-frames, on a socket of its own. They stay in their slots until they
-// are released.
+// are released or held.
 type superRing struct {
 	fd    int
 	ring  rxRing

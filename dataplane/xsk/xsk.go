@@ -126,6 +126,9 @@ func (s *Socket) Receive(fs []link.Frame) int {
 	return n
 }
 
+// Hold is link.Link.Hold. The kernel has other chunks.
+func (s *Socket) Hold(*link.Frame) bool { return true }
+
 // Release implements link.Link. The chunks return to the fill ring at the next Receive, Flush
 // or Wait.
 func (s *Socket) Release(f *link.Frame) {
