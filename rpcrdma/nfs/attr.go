@@ -66,12 +66,16 @@ type object struct {
 
 // object opens a handle, for its attributes only or with further flags.
 func (s *Server) object(fh nfsv3.NfsFh3, flags int) (o object, err error) {
-	if o.fd, err = s.tree.open(fh.Data); err != nil {
-		o.fd = -1
-		return o, err
+	fd, done, err := s.tree.openAs(fh.Data, flags)
+	if err != nil {
+		return object{fd: -1}, err
 	}
-	if err = s.tree.stat(o.fd, &o.st); err == nil && flags != unix.O_PATH {
-		err = s.reopen(&o, flags)
+	o.fd = fd
+	if err = s.tree.stat(fd, &o.st); err == nil && !done {
+		if err = s.reopen(&o, flags); err == nil && o.st.Mode&unix.S_IFMT == unix.S_IFREG {
+			at, part := s.tree.typed(fh.Data)
+			at.Store(part)
+		}
 	}
 	if err != nil {
 		o.close()

@@ -4,11 +4,13 @@ import (
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -39,6 +41,15 @@ type tree struct {
 	fh   []byte    // of the root
 	// names is not nil if files cannot be opened by handle.
 	names *names
+	// regular has a part of the MAC of each handle that was last seen to be that of a regular file. A file does not
+	// change its type as long as it has its handle.
+	regular [1 << 12]atomic.Uint64
+}
+
+// typed returns the place of the handle fh in regular, and what is there if its file is known to be regular.
+func (t *tree) typed(fh []byte) (at *atomic.Uint64, part uint64) {
+	part = binary.NativeEndian.Uint64(fh[len(fh)-macSize:])
+	return &t.regular[part%uint64(len(t.regular))], part
 }
 
 // isRoot reports whether st is of the root.
@@ -197,18 +208,36 @@ var errHandle = errors.New("nfs: bad file handle")
 // open opens the file of a handle for its attributes. It returns ESTALE if the file no longer exists or
 // belongs to another export.
 func (t *tree) open(fh []byte) (fd int, err error) {
+	fd, _, err = t.openAs(fh, unix.O_PATH)
+	return fd, err
+}
+
+// openAs is open with other flags, if what it opens is known to be a directory or a regular file: opening a device or
+// a FIFO can have side effects. Otherwise it opens the file for its attributes, and done is false.
+func (t *tree) openAs(fh []byte, flags int) (fd int, done bool, err error) {
 	if len(fh) < headSize+macSize || fh[0] == 0 || fh[0] > handleVersion { // of an earlier version: stale
-		return -1, errHandle
+		return -1, false, errHandle
 	}
 	body := fh[:len(fh)-macSize]
 	if !hmac.Equal(t.mac(body), fh[len(body):]) {
-		return -1, unix.ESTALE
+		return -1, false, unix.ESTALE
+	}
+	at, part := t.typed(fh)
+	how := flags
+	// With O_DIRECTORY the kernel opens nothing but a directory.
+	if t.names != nil || flags&unix.O_DIRECTORY == 0 && at.Load() != part {
+		how = unix.O_PATH
 	}
 	if t.names != nil {
-		return t.search(fh)
+		fd, err = t.search(fh)
+	} else {
+		k := unix.NewFileHandle(int32(fh[1]), body[headSize:])
+		fd, err = unix.OpenByHandleAt(t.root, k, how|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK)
+		if err == unix.ELOOP { // a symbolic link, with O_DIRECTORY
+			err = unix.ENOTDIR
+		}
 	}
-	k := unix.NewFileHandle(int32(fh[1]), body[headSize:])
-	return unix.OpenByHandleAt(t.root, k, unix.O_PATH|unix.O_CLOEXEC|unix.O_NOFOLLOW)
+	return fd, how == flags, err
 }
 
 // reopen opens the regular file or directory fd, which was opened for its attributes, for its data. The caller must

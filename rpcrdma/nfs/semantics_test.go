@@ -562,3 +562,48 @@ func TestNoDirectory(t *testing.T) {
 		}
 	}
 }
+
+// TestOpened checks that a request opens the data of regular files alone, however often it comes: opening a device or
+// a FIFO can have side effects.
+func TestOpened(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	watch, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(watch)
+	for _, c := range []struct {
+		name string
+		mode uint32
+		open bool
+	}{{"file", unix.S_IFREG, true}, {"fifo", unix.S_IFIFO, false}, {"device", unix.S_IFCHR, false}} {
+		path := filepath.Join(l.dir, c.name)
+		if err := unix.Mknod(path, c.mode|0o600, int(unix.Mkdev(1, 3))); err != nil { // the device /dev/null
+			t.Fatal(err)
+		}
+		fh := l.lookup(c.name)
+		if _, err := unix.InotifyAddWatch(watch, path, unix.IN_OPEN); err != nil {
+			t.Fatal(err)
+		}
+		for round := range 2 {
+			l.do(root, pRead, read(fh, 0, 1))
+			l.do(root, pWrite, write(fh, 0, []byte("x")))
+			l.do(root, pCommit, func(w *rpc.Writer) { w.Opaque(fh); w.U64(0); w.U32(0) })
+			l.want(nfsv3.NFS3ERR_NOTDIR, root, pReaddir, func(w *rpc.Writer) {
+				w.Opaque(fh)
+				w.U64(0)
+				w.U64(0)
+				w.U32(4096)
+			})
+			l.want(nfsv3.NFS3ERR_NOTDIR, root, pRemove, name(fh, "x"))
+			l.want(nfsv3.NFS3_OK, root, pGetattr, func(w *rpc.Writer) { w.Opaque(fh) })
+			_, err := unix.Read(watch, make([]byte, 4096))
+			if err != nil && err != unix.EAGAIN {
+				t.Fatal(err)
+			}
+			if opened := err == nil; opened != c.open {
+				t.Errorf("round %d: the %s was opened: %v", round, c.name, opened)
+			}
+		}
+	}
+}
