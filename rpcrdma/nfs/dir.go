@@ -197,7 +197,7 @@ func exclusive(verf [8]byte) [2]unix.Timespec {
 func (s *Server) NfsV3Nfsproc3Create(ctx context.Context, a *nfsv3.Create3args) (nfsv3.Create3res, error) {
 	c := &exchangeOf(ctx).cred
 	m, w, err := s.create(c, &a.Where, func(dir int, name string) (attrs *nfsv3.Sattr3, isNew bool, err error) {
-		m := uint32(0o644)
+		m := uint32(0o600) // a client that gives none sets it later
 		switch how := a.How.(type) {
 		case *nfsv3.Createhow3_UNCHECKED:
 			attrs = &how.ObjAttributes

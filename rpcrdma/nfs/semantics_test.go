@@ -88,6 +88,12 @@ func TestCreateKinds(t *testing.T) {
 	l.want(nfsv3.NFS3_OK, alice, pCreate, exclusive(0xdeadbeefcafe0123))
 	l.want(nfsv3.NFS3_OK, alice, pCreate, exclusive(0xdeadbeefcafe0123)) // sent again
 	l.want(nfsv3.NFS3ERR_EXIST, alice, pCreate, exclusive(0xdeadbeefcafe0124))
+	// The client sets the mode afterwards. Until then no program of the server's host may open the file, and read it
+	// later.
+	st, err := os.Stat(filepath.Join(l.dir, "x"))
+	if err != nil || st.Mode() != 0o600 {
+		t.Errorf("an exclusive CREATE: %v, %v", st, err)
+	}
 	again := newLocal(t, nfs.Config{Dir: l.dir, KeyFile: l.key}) // the export restarts
 	again.want(nfsv3.NFS3_OK, alice, pCreate, exclusive(0xdeadbeefcafe0123))
 	guarded := func(w *rpc.Writer) { name(l.root, "g")(w); w.U32(1); sattr(w, 0o600, -1) }
@@ -96,7 +102,7 @@ func TestCreateKinds(t *testing.T) {
 	// UNCHECKED truncates an existing file and keeps its mode.
 	l.file("u", 0o640, alice, "data")
 	l.want(nfsv3.NFS3_OK, alice, pCreate, func(w *rpc.Writer) { name(l.root, "u")(w); w.U32(0); sattr(w, 0o777, 2) })
-	st, err := os.Stat(filepath.Join(l.dir, "u"))
+	st, err = os.Stat(filepath.Join(l.dir, "u"))
 	if err != nil || st.Size() != 2 || st.Mode() != 0o640 {
 		t.Errorf("%v, %v", st, err)
 	}
