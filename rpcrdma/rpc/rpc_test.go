@@ -238,6 +238,39 @@ func TestDuplicates(t *testing.T) {
 	}
 }
 
+// TestOldReply checks that a client that makes the same call with the same XID long afterwards gets a reply of its own,
+// which is kept as long as any.
+func TestOldReply(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var n atomic.Int32
+		s := counter(&n, nil)
+		do := func(xid uint32) uint32 {
+			reply, _ := s.Serve(t.Context(), "a", makeCall(xid, 1, 1), nil)
+			r, err := ParseReply(reply)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r.U32()
+		}
+		want := func(what string, v uint32) {
+			if got := do(1); got != v {
+				t.Errorf("%s: %d, not %d", what, got, v)
+			}
+		}
+		want("first", 1)
+		time.Sleep(59 * time.Minute)
+		want("within an hour", 1)
+		time.Sleep(2 * time.Minute)
+		want("later", 2)
+		for i := range uint32(cacheSize - 1) {
+			do(100 + i)
+		}
+		want("after other calls", 2)
+		do(99)
+		want("after more of them than are kept", 2+cacheSize+1)
+	})
+}
+
 // TestReplyIsKept checks that the reply of a call that must not run twice stays in the
 // cache while the call runs and shortly after, however many and however large other
 // replies are.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"hash/maphash"
 	"sync"
+	"time"
 )
 
 // Request is a call to be executed by a Program.
@@ -133,20 +134,26 @@ type key struct {
 	sum                   uint64
 }
 
-// cacheSize is the number of cached replies. After a reconnect a client repeats its outstanding
-// requests, a few hundred at most.
-const cacheSize = 4096
+// cacheSize is the number of cached replies, and cacheAge how long one is used. After a reconnect a client repeats its
+// outstanding requests, a few hundred at most. A client that starts again may make the same request with the same XID
+// as before: some derive their first XID from the time since they have started.
+const (
+	cacheSize = 4096
+	cacheAge  = time.Hour
+)
 
 // cache holds replies for duplicate requests.
 type cache struct {
 	mu      sync.Mutex
 	entries map[key]*entry // requests in progress, and those in order
-	order   []key          // ring of completed requests
+	order   []*entry       // ring of completed requests
 	next    int
 }
 
 type entry struct {
+	key   key
 	done  chan struct{}
+	at    time.Time // when it was completed
 	reply Msg
 }
 
@@ -154,7 +161,7 @@ type entry struct {
 // progress, do waits for it.
 func (c *cache) do(k key, f func() Msg) Msg {
 	c.mu.Lock()
-	if e := c.entries[k]; e != nil {
+	if e := c.entries[k]; e != nil && (e.at.IsZero() || time.Since(e.at) < cacheAge) {
 		c.mu.Unlock()
 		<-e.done
 		return e.reply
@@ -162,25 +169,28 @@ func (c *cache) do(k key, f func() Msg) Msg {
 	if c.entries == nil {
 		c.entries = make(map[key]*entry)
 	}
-	e := &entry{done: make(chan struct{})}
+	e := &entry{key: k, done: make(chan struct{})}
 	c.entries[k] = e
 	c.mu.Unlock()
 	defer close(e.done)
 	m := f()
 	e.reply = Msg{Body: m.AppendFlat(nil)}
-	c.keep(k)
+	c.keep(e)
 	return e.reply
 }
 
-// keep adds k to the completed requests and evicts the oldest if there are too many.
-func (c *cache) keep(k key) {
+// keep adds e to the completed requests and evicts the oldest if there are too many.
+func (c *cache) keep(e *entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	e.at = time.Now()
 	if len(c.order) < cacheSize {
-		c.order = append(c.order, k)
+		c.order = append(c.order, e)
 		return
 	}
-	delete(c.entries, c.order[c.next])
-	c.order[c.next] = k
+	if old := c.order[c.next]; c.entries[old.key] == old { // otherwise it was too old, and has been replaced
+		delete(c.entries, old.key)
+	}
+	c.order[c.next] = e
 	c.next = (c.next + 1) % cacheSize
 }
