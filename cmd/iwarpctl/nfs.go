@@ -305,8 +305,8 @@ func nfsRegular(i *nfs.Info) error {
 }
 
 // writeWhole atomically creates or replaces the file name with what f writes: f writes to a
-// temporary file in the same folder, which then gets the permissions and, if allowed, the owner of
-// the old file, and replaces it. If name is not a regular file, such as a device, f writes to it
+// temporary file in the same folder, which then gets the permissions and, as far as allowed, the owner
+// and the group of the old file, and replaces it. If name is not a regular file, such as a device, f writes to it
 // directly.
 func writeWhole(name string, f func(io.Writer) error) (err error) {
 	p, perr := filepath.EvalSymlinks(name)
@@ -340,7 +340,8 @@ func writeWhole(name string, f func(io.Writer) error) (err error) {
 	}()
 	if err == nil {
 		if sys, ok := st.Sys().(*syscall.Stat_t); ok {
-			_ = w.Chown(int(sys.Uid), int(sys.Gid))
+			_ = w.Chown(-1, int(sys.Gid)) // apart: users may not give files away, but may choose among their groups
+			_ = w.Chown(int(sys.Uid), -1)
 		}
 		err = w.Chmod(st.Mode().Perm())
 	} else if errors.Is(err, fs.ErrNotExist) {

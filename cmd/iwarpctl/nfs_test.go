@@ -126,6 +126,17 @@ func TestWriteOwner(t *testing.T) {
 		t.Error(err)
 	}
 	is(p, 0o640)
+	// A user who may not give files away still keeps the group, by which others share the file.
+	err = errors.Join(os.Chmod(dir, 0o777), os.Chmod(filepath.Dir(dir), 0o755), os.Chown(p, 2000, 555))
+	if err != nil {
+		t.Fatal(err)
+	}
+	testenv.AsUser(t, 1000, 100, []int{555}, func() { err = writeWhole(p, func(io.Writer) error { return nil }) })
+	var st unix.Stat_t
+	err = errors.Join(err, unix.Stat(p, &st))
+	if err != nil || st.Uid != 1000 || st.Gid != 555 || st.Mode != unix.S_IFREG|0o640 {
+		t.Errorf("another user's: %d:%d %#o, %v", st.Uid, st.Gid, st.Mode, err)
+	}
 }
 
 // TestUntil checks that a reader without input does not delay the end.

@@ -29,7 +29,7 @@ func (e *LeftError) Unwrap() []error { return []error{e.Err, e.Why} }
 
 // PutFile atomically creates or replaces the file name in dir with the contents of r: it writes and
 // commits a temporary file and renames it. The file gets the mode perm, or the permissions of the
-// file that it replaces, and its owner if the server allows it. PutFile returns fs.ErrExist if name
+// file that it replaces, and its owner and group as far as the server allows it. PutFile returns fs.ErrExist if name
 // is not a file, and a LeftError if it could not remove the temporary file after a failure.
 func (n *Client) PutFile(ctx context.Context, dir []byte, name string, perm uint32, r io.Reader) (done int64, err error) {
 	old, err := n.Lookup(ctx, dir, name)
@@ -75,18 +75,30 @@ func (n *Client) PutFile(ctx context.Context, dir []byte, name string, perm uint
 	return done, err
 }
 
-// own sets the owner and group of a file to those of old, if the server allows it.
+// own sets the group and the owner of a file to those of old, where the server allows it: users may not give files away, but may
+// choose among their groups.
 func (n *Client) own(ctx context.Context, fh []byte, old *Info) error {
 	i, err := n.Getattr(ctx, fh)
-	if err != nil || i.UID == old.UID && i.GID == old.GID {
+	if err != nil {
 		return err
 	}
-	err = n.change(ctx, "setattr", 2, func(w *rpc.Writer) {
-		w.Opaque(fh)
-		w.U32(0, 1, old.UID, 1, old.GID, 0, 0, 0, 0)
-	})
-	if _, ok := errors.AsType[*Error](err); ok {
-		return nil
+	set := func(owner ...uint32) error {
+		err := n.change(ctx, "setattr", 2, func(w *rpc.Writer) {
+			w.Opaque(fh)
+			w.U32(0)
+			w.U32(owner...)
+			w.U32(0, 0, 0, 0)
+		})
+		if _, ok := errors.AsType[*Error](err); ok {
+			return nil
+		}
+		return err
+	}
+	if i.GID != old.GID {
+		err = set(0, 1, old.GID)
+	}
+	if err == nil && i.UID != old.UID {
+		err = set(1, old.UID, 0)
 	}
 	return err
 }

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
 )
 
@@ -131,6 +132,20 @@ func TestPutOver(t *testing.T) {
 	var st unix.Stat_t
 	if err := unix.Stat(p, &st); err != nil || st.Uid != 1000 || st.Gid != 100 || st.Mode != unix.S_IFREG|0o750 {
 		t.Errorf("%d:%d %#o, %v", st.Uid, st.Gid, st.Mode, err)
+	}
+	// A user who may not give files away still keeps the group, by which others share the file.
+	if err := errors.Join(os.Chown(p, 2000, 555), os.Chmod(p, 0o660)); err != nil {
+		t.Fatal(err)
+	}
+	var n *nfs.Client
+	var err error
+	testenv.AsUser(t, 1000, 100, []int{555}, func() { n, err = nfs.Mount(g.ctx, g.c, "/") })
+	if err == nil {
+		_, err = n.PutFile(g.ctx, n.Root(), "f", 0o600, strings.NewReader("ours"))
+	}
+	err = errors.Join(err, unix.Stat(p, &st))
+	if err != nil || st.Uid != 1000 || st.Gid != 555 || st.Mode != unix.S_IFREG|0o660 {
+		t.Errorf("another user's: %d:%d %#o, %v", st.Uid, st.Gid, st.Mode, err)
 	}
 	g = start(t, 2, func(cfg *nfs.Config) { cfg.ReadOnly = true })
 	if _, err := g.n.PutFile(g.ctx, g.n.Root(), "f", 0o600, strings.NewReader("x")); !errors.Is(err, fs.ErrPermission) || strings.Contains(err.Error(), "left") {
