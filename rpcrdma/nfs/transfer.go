@@ -38,7 +38,7 @@ func (n *Client) PutFile(ctx context.Context, dir []byte, name string, perm uint
 	case there && old.Type != nfsv3.NF3REG:
 		return 0, &Error{"put " + name, nfsv3.NFS3ERR_EXIST}
 	case there:
-		perm = old.Perm & 0o777 // no set-user-ID for a file written by another user
+		perm = 0o600 // not accessible to others before it has its owner and its group
 	case !errors.Is(err, fs.ErrNotExist):
 		return 0, err
 	}
@@ -59,7 +59,7 @@ func (n *Client) PutFile(ctx context.Context, dir []byte, name string, perm uint
 		return 0, err
 	}
 	if there {
-		if err := n.own(ctx, fh, &old); err != nil {
+		if err := n.succeed(ctx, fh, &old); err != nil {
 			return 0, err
 		}
 	}
@@ -75,30 +75,20 @@ func (n *Client) PutFile(ctx context.Context, dir []byte, name string, perm uint
 	return done, err
 }
 
-// own sets the group and the owner of a file to those of old, where the server allows it: users may not give files away, but may
-// choose among their groups.
-func (n *Client) own(ctx context.Context, fh []byte, old *Info) error {
-	i, err := n.Getattr(ctx, fh)
-	if err != nil {
-		return err
-	}
-	set := func(owner ...uint32) error {
-		err := n.change(ctx, "setattr", 2, func(w *rpc.Writer) {
+// succeed gives a file the permissions of old, and its owner and its group where the server allows it: users may not
+// give files away, but may choose among their groups. The file does not get set-user-ID, since another user has
+// written it.
+func (n *Client) succeed(ctx context.Context, fh []byte, old *Info) (err error) {
+	perm := old.Perm & 0o777
+	for _, attrs := range [][]uint32{{1, perm, 1, old.UID, 1, old.GID}, {1, perm, 0, 1, old.GID}, {1, perm, 0, 0}} {
+		err = n.change(ctx, "setattr", 2, func(w *rpc.Writer) {
 			w.Opaque(fh)
-			w.U32(0)
-			w.U32(owner...)
-			w.U32(0, 0, 0, 0)
+			w.U32(attrs...)
+			w.U32(0, 0, 0, 0) // no size, no times, no guard
 		})
-		if _, ok := errors.AsType[*Error](err); ok {
-			return nil
+		if _, refused := errors.AsType[*Error](err); !refused {
+			break
 		}
-		return err
-	}
-	if i.GID != old.GID {
-		err = set(0, 1, old.GID)
-	}
-	if err == nil && i.UID != old.UID {
-		err = set(1, old.UID, 0)
 	}
 	return err
 }

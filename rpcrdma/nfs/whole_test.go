@@ -9,12 +9,16 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
+	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
 )
 
 // readerFunc is an io.Reader.
@@ -150,6 +154,33 @@ func TestPutOver(t *testing.T) {
 	g = start(t, 2, func(cfg *nfs.Config) { cfg.ReadOnly = true })
 	if _, err := g.n.PutFile(g.ctx, g.n.Root(), "f", 0o600, strings.NewReader("x")); !errors.Is(err, fs.ErrPermission) || strings.Contains(err.Error(), "left") {
 		t.Error(err)
+	}
+}
+
+// TestPutOverAtFirst checks that others cannot open the file that replaces another before it has its owner and its
+// group.
+func TestPutOverAtFirst(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var mode atomic.Uint32
+	n := mountOn(t, ctx, func(r *rpc.Request) {
+		if r.Proc == pLookup {
+			r.Reply.U32(0)
+			r.Reply.String("old")
+			r.Reply.U32(1, uint32(nfsv3.NF3REG), 0o644)
+			r.Reply.U32(make([]uint32, 20)...)
+			return
+		}
+		r.Args.Opaque(64)
+		r.Args.String(255)
+		if how, set := r.Args.U32(), r.Args.U32(); r.Proc == pCreate && how == 0 && set == 1 {
+			mode.Store(r.Args.U32())
+		}
+		r.Reply.U32(uint32(nfsv3.NFS3ERR_ACCES), 0, 0)
+	})
+	_, err := n.PutFile(ctx, n.Root(), "f", 0o644, strings.NewReader("new"))
+	if !errors.Is(err, fs.ErrPermission) || mode.Load() != 0o600 {
+		t.Errorf("made with mode %#o, %v", mode.Load(), err)
 	}
 }
 
