@@ -118,12 +118,15 @@ func (s *Server) wcc(o *object) nfsv3.WccData {
 	return nfsv3.WccData{Before: pre(&o.st), After: s.post(o.fd)}
 }
 
-// syncObject commits the attributes of a file or directory to disk.
+// syncObject commits a file or directory to disk.
 func (s *Server) syncObject(o *object) error {
 	if t := o.st.Mode & unix.S_IFMT; s.cfg.Async || t != unix.S_IFREG && t != unix.S_IFDIR {
 		return nil
 	}
 	fd, err := s.tree.reopen(o.fd, unix.O_RDONLY)
+	if err == unix.EACCES && !o.dir() { // as a plain user, who may still have written it
+		fd, err = s.tree.reopen(o.fd, unix.O_WRONLY)
+	}
 	if err != nil {
 		return err
 	}

@@ -264,12 +264,12 @@ func (s *Server) NfsV3Nfsproc3Write(ctx context.Context, a *nfsv3.Write3args) (n
 
 // NfsV3Nfsproc3Commit implements COMMIT. It commits the whole file.
 func (s *Server) NfsV3Nfsproc3Commit(_ context.Context, a *nfsv3.Commit3args) (nfsv3.Commit3res, error) {
-	o, err := s.object(a.File, unix.O_RDONLY)
+	o, err := s.object(a.File, unix.O_PATH)
 	if err != nil {
 		return &nfsv3.Commit3res_default{Status: status(err), Resfail: nfsv3.Commit3resfail{FileWcc: noWcc()}}, nil
 	}
 	defer o.close()
-	if err := s.sync(o.fd); err != nil {
+	if err := s.syncObject(&o); err != nil {
 		return &nfsv3.Commit3res_default{Status: status(err), Resfail: nfsv3.Commit3resfail{FileWcc: s.wcc(&o)}}, nil
 	}
 	// The verifier is read last, so that data whose loss another request has learned of is not reported as safe.

@@ -2,6 +2,7 @@ package nfs
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -332,6 +333,28 @@ func TestReopenSetID(t *testing.T) {
 			t.Errorf("%+v: %v; %v, then mode %o", tt, err, serr, st.Mode&0o7777)
 		}
 	}
+}
+
+// TestCommitUnreadable checks that data can be committed in a file that the exporting user may write but not read.
+func TestCommitUnreadable(t *testing.T) {
+	tr := newNamedTree(t, maxNames)
+	tr.write(t, "f")
+	fh, name := tr.lookup(t, "f"), filepath.Join(tr.path, "f")
+	if err := errors.Join(os.Chown(name, 12345, 12345), unix.Chmod(name, 0o622)); err != nil {
+		t.Fatal(err)
+	}
+	s := &Server{tree: tr}
+	ctx := context.WithValue(t.Context(), exchangeKey{}, &exchange{})
+	h := nfsv3.NfsFh3{Data: fh}
+	plain(t, func() {
+		w, _ := s.NfsV3Nfsproc3Write(ctx, &nfsv3.Write3args{File: h, Count: 1, Data: []byte("x")})
+		c, _ := s.NfsV3Nfsproc3Commit(ctx, &nfsv3.Commit3args{File: h})
+		size := nfsv3.Sattr3{Size: &nfsv3.SetSize3_TRUE{Size: 1}}
+		a, _ := s.NfsV3Nfsproc3Setattr(ctx, &nfsv3.Setattr3args{Object: h, NewAttributes: size})
+		if w.GetStatus() != nfsv3.NFS3_OK || c.GetStatus() != nfsv3.NFS3_OK || a.GetStatus() != nfsv3.NFS3_OK {
+			t.Errorf("WRITE: %v, COMMIT: %v, SETATTR: %v", w.GetStatus(), c.GetStatus(), a.GetStatus())
+		}
+	})
 }
 
 // TestReopenUnseen checks that no client sees the mode that reopenOwn sets for a moment.
