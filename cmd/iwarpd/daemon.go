@@ -58,8 +58,9 @@ func (d *daemon) close() error {
 
 // start sets up everything, including the socket, where clients can wait for run. On error it
 // cleans up.
-func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
-	d := &daemon{s: s, log: log}
+func start(s *settings) (_ *daemon, err error) {
+	log, level := newLogger(s)
+	d := &daemon{s: s, log: log, level: level}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.close())

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
@@ -117,7 +116,7 @@ func TestPlaces(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = start(s, zap.NewNop())
+		_, err = start(s)
 		if err == nil || exitCode(err) != tt.code || !strings.HasSuffix(err.Error(), tt.want) {
 			t.Errorf("%s %s: exit code %d: %v; want %d and %q", tt.key, tt.place, exitCode(err), err, tt.code, tt.want)
 		}

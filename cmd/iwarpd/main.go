@@ -30,11 +30,6 @@ func main() {
 	// A crash ends with SIGABRT. The exit code of the Go runtime would be 2, for which systemd
 	// does not restart the unit.
 	debug.SetTraceback("crash")
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
-	defer stop()
-	// A second signal stops the daemon without waiting for the drain. timeout(1) and others
-	// send a signal twice at once, which counts as one.
-	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, stop) })
 	root, out := rootCommand(), &results{w: os.Stdout}
 	root.SetOut(out)
 	root.InitDefaultCompletionCmd()
@@ -48,7 +43,7 @@ func main() {
 			return noArguments(about, rest)
 		}
 	}
-	cmd, err := root.ExecuteContextC(ctx)
+	cmd, err := root.ExecuteC()
 	if err == nil {
 		err = out.err
 	}
@@ -56,7 +51,6 @@ func main() {
 		asJSON, _ := cmd.Flags().GetBool("json")                      // only doctor has it
 		report(err, asJSON || slices.Contains(os.Args[1:], "--json")) // parsing may have ended before that flag
 	}
-	stop()
 	os.Exit(exitCode(err))
 }
 
@@ -118,15 +112,15 @@ func rootCommand() *cobra.Command {
 			if file == "" {
 				file = os.Getenv(envPrefix + "CONFIG")
 			}
-			s, err := load(cmd.Flags(), file)
-			if err != nil {
+			read := func() (*settings, error) { return load(cmd.Flags(), file) }
+			if !check {
+				return serve(read)
+			}
+			if _, err := read(); err != nil {
 				return err
 			}
-			if check {
-				fmt.Fprintln(cmd.OutOrStdout(), "iwarpd: the configuration is valid")
-				return nil
-			}
-			return serve(cmd.Context(), s, func() (*settings, error) { return load(cmd.Flags(), file) })
+			fmt.Fprintln(cmd.OutOrStdout(), "iwarpd: the configuration is valid")
+			return nil
 		},
 	}
 	cmd.SetUsageTemplate(strings.ReplaceAll(cmd.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 80"))
@@ -149,19 +143,38 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// serve runs the daemon until ctx is done, and logs its start and end. SIGHUP makes it read its
-// settings again.
-func serve(ctx context.Context, s *settings, read func() (*settings, error)) error {
+// serve runs the daemon with the settings that read returns until SIGTERM or SIGINT, and logs its start and end. SIGHUP
+// makes it read its settings again.
+func serve(read func() (*settings, error)) error {
 	signal.Ignore(unix.SIGPIPE) // the reader of the log may end before the daemon
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+	defer stop()
+	late := make(chan struct{})
+	// A second signal stops the daemon without waiting for the drain. timeout(1) and others
+	// send a signal twice at once, which counts as one.
+	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, func() { stop(); close(late) }) })
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, unix.SIGHUP)
 	defer signal.Stop(hangups)
-	log, level := newLogger(s)
-	defer func() { _ = log.Sync() }() // fails on a terminal
-	d, err := start(s, log)
-	if err != nil {
-		return fewFiles(err)
+	var d *daemon
+	started := make(chan error, 1)
+	go func() {
+		s, err := read()
+		if err == nil {
+			d, err = start(s)
+		}
+		started <- err
+	}()
+	select {
+	case err := <-started:
+		if err != nil {
+			return fewFiles(err)
+		}
+	case <-late:
+		// A name service may be slow, and the kernel may take seconds to pin the memory of queues. All that was set up
+		// ends with the process, except for the files of sockets, which the next daemon replaces.
+		return nil
 	}
-	d.level, d.hangups, d.read = level, hangups, read
+	d.hangups, d.read = hangups, read
 	return errors.Join(d.run(ctx), d.close())
 }

@@ -50,6 +50,35 @@ func daemonProcess(t *testing.T) (cmd *exec.Cmd, log io.ReadCloser, said *bytes.
 	return cmd, log, said
 }
 
+// TestStopsWhileStarting checks that a signal ends a daemon whose start takes long, here because a name service does not
+// answer, and that this is not an error.
+func TestStopsWhileStarting(t *testing.T) {
+	dir := t.TempDir()
+	fifo := filepath.Join(dir, "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "getent"), []byte("#!/bin/sh\nread answer <"+fifo+"\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cmd := program(t, "--transport", "socket", "--socket", filepath.Join(dir, "iwarpd.sock"), "--socket-group", "no-such-group")
+	cmd.Env = append(cmd.Env, "PATH="+dir)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	asked, err := os.OpenFile(fifo, os.O_WRONLY, 0) // waits for getent
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer asked.Close() // ends it
+	if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := ends(t, cmd); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestLogReaderEnds checks that a daemon whose log nobody reads any more keeps running and stops in order. systemd takes
 // an end by SIGPIPE for a clean exit, after which the unit is not restarted.
 func TestLogReaderEnds(t *testing.T) {
