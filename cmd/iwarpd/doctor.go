@@ -42,6 +42,7 @@ func doctorCommand() *cobra.Command {
 				return err
 			}
 			findings = append(findings, judgeWorkers(s)...)
+			findings = append(findings, judgeCPUs(s.CPUs)...)
 			findings = append(findings, judgeSets(s.AllowSets)...)
 			if err := printFindings(cmd.OutOrStdout(), findings, asJSON); err != nil {
 				return err
@@ -113,6 +114,16 @@ func judgeWorkers(s *settings) []hostcheck.Finding {
 		return nil
 	}
 	return []hostcheck.Finding{{Check: "workers", State: hostcheck.Fail, Text: fmt.Sprintf("%d for as many queues: a daemon has at most %d", workers, ctrl.MaxWorkers), Fix: fewerQueues}}
+}
+
+// judgeCPUs returns a finding if there is a CPU to which no worker can be pinned.
+func judgeCPUs(cpus []int) []hostcheck.Finding {
+	err := checkCPUs(cpus, len(cpus))
+	if err == nil {
+		return nil
+	}
+	text := strings.TrimPrefix(err.Error(), "cpus: ")
+	return []hostcheck.Finding{{Check: "cpus", State: hostcheck.Fail, Text: text, Fix: "choose others with --cpus"}}
 }
 
 // judgeSets returns a finding for each set of allow-set.

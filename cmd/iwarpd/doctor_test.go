@@ -51,6 +51,17 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
+// TestDoctorCPUs checks that doctor finds a CPU that does not exist, which would end the daemon.
+func TestDoctorCPUs(t *testing.T) {
+	for cpu, ok := range map[string]bool{"": true, "1023": false} {
+		t.Setenv("IWARPD_CPUS", cpu)
+		out, err := doctor(t, "--transport", "socket")
+		if (err == nil) != ok || strings.Contains(out, "fail  cpus               CPU 1023 does not exist") == ok {
+			t.Errorf("CPU %q: %v\n%s", cpu, err, out)
+		}
+	}
+}
+
 // TestTooManyQueues checks that doctor, and the daemon before it opens anything, refuse more queues than clients have
 // descriptors for, with a remedy. The daemon would be ready, and no client could use it.
 func TestTooManyQueues(t *testing.T) {
