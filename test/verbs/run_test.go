@@ -55,6 +55,24 @@ func TestRunMistakes(t *testing.T) {
 	}
 }
 
+// TestRunHelp checks that the help of iwarpd-run fails where it cannot be written.
+func TestRunHelp(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	help := func() *exec.Cmd { return exec.Command("sh", "../../client/verbs/iwarpd-run.in", "--help") }
+	if out, err := help().Output(); err != nil || strings.Count(string(out), "IWARPD_VERBS") != 5 {
+		t.Errorf("%v: %s", err, out)
+	}
+	cmd := help()
+	cmd.Stdout = full
+	if err := cmd.Run(); err == nil {
+		t.Error("it succeeds if the output is full")
+	}
+}
+
 // TestSettings checks that a program says once which of its variables it ignores and why, and nothing about those it does not.
 func TestSettings(t *testing.T) {
 	a, _ := newHosts(t, plain)
