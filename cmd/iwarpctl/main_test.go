@@ -507,6 +507,8 @@ func TestTableWidth(t *testing.T) {
 		{Op: "write", Mode: "bw", Size: 1 << 20, QPs: 16, Depth: 32, Operations: 1234567, GbitPerSec: 59.19, OpsPerSec: 1e6},
 		{Op: "write", Mode: "lat", Size: 64, QPs: 1, Depth: 1, Operations: 123456, GbitPerSec: 0.123, OpsPerSec: 123456,
 			Latency: &perf.Percentiles{P50: 12.3, P99: 123.4, P999: 1234.5, Max: 12345.6}},
+		{Op: "write", Mode: "lat", Size: 1 << 20, QPs: 1, Depth: 1, Operations: 12, GbitPerSec: 0.07, OpsPerSec: 8,
+			Latency: &perf.Percentiles{P50: 123456.7, P99: 234567.8, P999: 345678.9, Max: 1234567.8}},
 	})
 	busy := topQP{QP: 17, State: "RTS", Remote: "192.168.100.100:41234", TxBytes: 1e9, Messages: 12345, RTT: 128000}
 	v := &topView{Interface: "eth0", TxBytes: 1e9, QPs: []topQP{busy}}

@@ -194,18 +194,26 @@ func (c *command) perfLines(p *perf.Params, interval time.Duration) (stop func()
 }
 
 func (c *command) perfTable(results []*perf.Result) {
-	header := []string{"op", "mode", "size", "qps", "depth", "ops", "Gbit/s", "ops/s", "us: p50", "p99", "p99.9", "max"}
+	header := []string{"op", "mode", "size", "qps", "depth", "ops", "Gbit/s", "ops/s", "p50 us", "p99", "p99.9", "max"}
 	var rows [][]any
 	for _, r := range results {
 		row := []any{r.Op, r.Mode, r.Size, r.QPs, r.Depth, r.Operations, fmt.Sprintf("%.3f", r.GbitPerSec), fmt.Sprintf("%.0f", r.OpsPerSec)}
 		if p := r.Latency; p != nil {
-			row = append(row, fmt.Sprintf("%.1f", p.P50), fmt.Sprintf("%.1f", p.P99), fmt.Sprintf("%.1f", p.P999), fmt.Sprintf("%.1f", p.Max))
+			row = append(row, micros(p.P50), micros(p.P99), micros(p.P999), micros(p.Max))
 		} else {
 			row = append(row, "-", "-", "-", "-")
 		}
 		rows = append(rows, row)
 	}
 	printTable(c.out, header, rows)
+}
+
+// micros formats microseconds, with a decimal where it tells something.
+func micros(us float64) string {
+	if us >= 100 {
+		return fmt.Sprintf("%.0f", us)
+	}
+	return fmt.Sprintf("%.1f", us)
 }
 
 func (c *command) perfServer(ctx context.Context, f *perfFlags) error {
