@@ -144,6 +144,7 @@ func TestErrors(t *testing.T) {
 		{"ping port", []string{"ping", "-c", "-a", "10.0.0.1", "-p", "70000"}, exitUsage, "1 to 65535"},
 		{"ping source", []string{"ping", "-c", "-a", "10.0.0.1", "-I", "x"}, exitUsage, "not an IP address"},
 		{"ping address of server", []string{"ping", "-s", "-a", "host.invalid"}, exitUsage, "not an IP address"},
+		{"ping server at a port", []string{"--socket", none, "ping", "-s", "-a", "10.0.0.1:7175"}, exitDaemon, "no iwarpd at " + none},
 		{"group without command", []string{"nfs"}, exitUsage, "nfs: missing command; see iwarpctl nfs --help"},
 		{"serve without folder", []string{"serve"}, exitUsage, "--dir D is missing"},
 		{"serve a folder that is not there", []string{"serve", "--dir", filepath.Join(dir, "no")}, exitFile, "serve: " + filepath.Join(dir, "no") + ": no such file or directory: give the folder to serve by --dir"},

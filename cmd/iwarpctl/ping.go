@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
-	"strconv"
 	"sync"
 
 	"github.com/spf13/cobra"
@@ -137,7 +135,7 @@ func (c *command) pingDone(r pingResult) error {
 }
 
 func (c *command) pingServer(ctx context.Context, f *pingFlags) error {
-	addr, err := listenAddr(net.JoinHostPort(f.addr, strconv.Itoa(f.port)), f.port)
+	addr, err := listenAddr(f.addr, f.port)
 	if err != nil {
 		return err
 	}
