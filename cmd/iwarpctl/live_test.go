@@ -507,7 +507,8 @@ func TestTopView(t *testing.T) {
 		}, Rdmap: []*ctrlpb.Counter{{Name: "rx_sends", Value: in / 100}}}
 	}
 	at := time.Unix(1000, 0)
-	status := &ctrlpb.StatusReply{Qps: 3, Conns: 3, Device: &ctrlpb.DeviceAttr{Interface: "eth9"}}
+	devices := []*ctrlpb.DeviceAttr{{Interface: "eth9"}, {Interface: "eth10"}}
+	status := &ctrlpb.StatusReply{Qps: 3, Conns: 3, Device: devices[0], Devices: devices}
 	last := &topSample{at, status, map[string]uint64{"engine.rx_bytes": 100}, []*ctrlpb.QPInfo{qp(1, 0, 0, 0, 1), qp(2, 1000, 0, 0, 1)}}
 	now := &topSample{at.Add(2 * time.Second), status, map[string]uint64{"engine.rx_bytes": 300},
 		[]*ctrlpb.QPInfo{qp(1, 200, 0, 8, 50), qp(2, 3000, 1000, 2, 70), qp(3, 9, 9, 9, 60)}}
@@ -527,7 +528,7 @@ func TestTopView(t *testing.T) {
 		t.Errorf("%+v, %v", q, v.RxBytes)
 	}
 	lines := v.screen(60, 2, 1, "note")
-	if len(lines) != 8 || !strings.HasPrefix(lines[6], "   1 RTS") || !strings.Contains(lines[0], "eth9") {
+	if len(lines) != 8 || !strings.HasPrefix(lines[6], "   1 RTS") || !strings.Contains(lines[0], "eth9, eth10") {
 		t.Errorf("%q", lines)
 	}
 	for width := 60; width < 90; width++ { // some cut the round-trip time in its unit

@@ -147,8 +147,12 @@ func view(last, now *topSample, sortBy int) *topView {
 		}
 		return rate(last.counters[name], now.counters[name])
 	}
+	var names []string
+	for _, d := range now.status.GetDevices() {
+		names = append(names, d.GetInterface())
+	}
 	v := &topView{
-		Time: now.at, Interface: now.status.GetDevice().GetInterface(), Clients: now.status.Clients, Conns: now.status.Conns, QPCount: now.status.Qps,
+		Time: now.at, Interface: strings.Join(names, ", "), Clients: now.status.Clients, Conns: now.status.Conns, QPCount: now.status.Qps,
 		Registered: now.status.Registered, RxBytes: total("engine.rx_bytes"), TxBytes: total("engine.tx_bytes"),
 		RxFrames: total("engine.rx_frames"), TxFrames: total("engine.tx_frames"), RxFPDUs: total("engine.rx_fpdus"), TxFPDUs: total("engine.tx_fpdus"),
 		Retransmits: total("engine.tx_retransmits"), QPs: []topQP{},
