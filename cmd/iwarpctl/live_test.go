@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 	"unicode/utf8"
 
@@ -543,8 +544,24 @@ func TestTopView(t *testing.T) {
 	if u != (topUI{sortBy: 1, offset: 2, paused: true}) {
 		t.Errorf("%+v", u) // the offset ends at the last queue pair
 	}
-	if u.keys([]byte("\x1b[A\x1b[A\x1b[Aq"), 3); !u.quit || u.offset != 0 {
+	if u.keys([]byte("\x1b[A\x1b[A\x1b[A"), 3); u.offset != 0 {
 		t.Errorf("%+v", u)
+	}
+}
+
+// TestTopQuits checks that keys end top while it waits for a daemon that does not answer, and so reads no keys.
+func TestTopQuits(t *testing.T) {
+	for _, last := range []string{"q", "\x03"} {
+		typed, quit := make(chan []byte, 1), make(chan struct{})
+		go readKeys(iotest.OneByteReader(strings.NewReader("ssp"+last)), typed, func() { close(quit) })
+		select {
+		case <-quit:
+		case <-time.After(time.Minute):
+			t.Fatalf("%q does not end it", last)
+		}
+		if b := <-typed; string(b) != "s" {
+			t.Errorf("before that it was told %q", b)
+		}
 	}
 }
 

@@ -282,7 +282,7 @@ func (c *command) runTop(ctx context.Context, interval time.Duration, count, sor
 // A topUI is the state that keys change.
 type topUI struct {
 	sortBy, offset int
-	paused, quit   bool
+	paused         bool
 }
 
 // keys handles keyboard input.
@@ -290,8 +290,6 @@ func (u *topUI) keys(b []byte, qps int) {
 	for len(b) > 0 {
 		n := 1
 		switch {
-		case b[0] == 'q' || b[0] == 3: // 3: interrupt, in raw mode
-			u.quit = true
 		case b[0] == 's':
 			u.sortBy = (u.sortBy + 1) % len(topSorts)
 		case b[0] == 'p':
@@ -322,10 +320,10 @@ func (c *command) liveTop(ctx context.Context, a *iwarp.Admin, out *os.File, int
 	defer func() { _ = term.Restore(in, old) }()
 	fmt.Fprint(out, "\x1b[?1049h\x1b[?25l")       // alternate screen, no cursor
 	defer fmt.Fprint(out, "\x1b[?25h\x1b[?1049l") // and back
-	typed := make(chan []byte)
+	typed := make(chan []byte, 16)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go readKeys(ctx, os.Stdin, typed) // its last read ends when the program exits
+	go readKeys(os.Stdin, typed, cancel) // its last read ends when the program exits
 
 	ui := topUI{sortBy: sortBy}
 	var last, now *topSample
@@ -355,9 +353,7 @@ func (c *command) liveTop(ctx context.Context, a *iwarp.Admin, out *os.File, int
 				if !ok {
 					return errors.New("the terminal is gone")
 				}
-				if ui.keys(b, len(now.qps)); ui.quit {
-					return nil
-				}
+				ui.keys(b, len(now.qps))
 			case <-ctx.Done():
 				return nil
 			}
@@ -365,18 +361,23 @@ func (c *command) liveTop(ctx context.Context, a *iwarp.Admin, out *os.File, int
 	}
 }
 
-func readKeys(ctx context.Context, r io.Reader, typed chan<- []byte) {
-	defer close(typed)
+// readKeys sends what is typed, and calls quit when that is what it asks for, also while top waits for a daemon that does
+// not answer: in raw mode the terminal sends no signals.
+func readKeys(r io.Reader, typed chan<- []byte, quit func()) {
 	for {
 		b := make([]byte, 64)
 		n, err := r.Read(b)
-		if err != nil {
+		switch {
+		case err != nil:
+			close(typed)
+			return
+		case bytes.ContainsAny(b[:n], "q\x03"): // q, or interrupt
+			quit()
 			return
 		}
 		select {
 		case typed <- b[:n]:
-		case <-ctx.Done():
-			return
+		default: // top does not read
 		}
 	}
 }
