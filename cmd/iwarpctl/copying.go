@@ -84,13 +84,14 @@ func (c *command) runCopy(ctx context.Context, j *copyJob) error {
 	} else {
 		err = w.getAll(ctx)
 	}
-	if err != nil {
-		return w.failed(err)
-	}
-	if err := w.done(); err != nil {
-		return err
+	if err == nil || len(w.all) > 0 {
+		if err := w.done(); err != nil {
+			return err
+		}
 	}
 	switch {
+	case err != nil:
+		return w.failed(err)
 	case w.missed > 0:
 		return fileError{fmt.Errorf("cp: could not copy %d of the files and folders, which are named above", w.missed)}
 	case len(w.skipped) > 0:
@@ -127,7 +128,7 @@ func (w *copying) continues(ctx context.Context, err error) bool {
 	var local *filecopy.Error
 	var remote *filecopy.RemoteError
 	switch {
-	case !w.flags.recursive && len(w.sources) == 1, exitCode(ctx, err) != exitFile:
+	case w.single(), exitCode(ctx, err) != exitFile:
 		return false
 	case errors.As(err, &local):
 		return local.Code != filecopy.CodeNoSpace
@@ -397,7 +398,7 @@ func (w *copying) copied(op, verb, name string, began time.Time, r filecopy.Resu
 // done reports the totals.
 func (w *copying) done() error {
 	switch {
-	case w.c.json && len(w.all) == 1:
+	case w.c.json && w.single() && len(w.all) == 1:
 		return w.c.print(w.all[0])
 	case w.c.json:
 		return w.c.print(append([]copyResult{}, w.all...))

@@ -72,6 +72,9 @@ type copyJob struct {
 	hash    filecopy.Hash
 }
 
+// single reports whether at most one file is copied.
+func (j *copyJob) single() bool { return len(j.sources) == 1 && !j.flags.recursive }
+
 func parseCopy(sources []string, target string, f *cpFlags) (*copyJob, error) {
 	wrong := func(format string, args ...any) (*copyJob, error) {
 		return nil, usageError{fmt.Errorf("cp: "+format, args...)}

@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"testing/iotest"
 	"time"
@@ -22,6 +24,8 @@ import (
 	"github.com/jedib0t/go-pretty/v6/text"
 	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/app/filecopy"
+	"github.com/iwarpd/iwarpd/app/perf"
 	"github.com/iwarpd/iwarpd/app/rping"
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
@@ -298,6 +302,58 @@ func TestShowQP(t *testing.T) {
 	}
 	if q.RDMAP["rx_sends"] == 0 {
 		t.Error("no message was counted")
+	}
+}
+
+// TestKeepsResults checks that cp and perf print the results that they have when a later file or measurement fails.
+func TestKeepsResults(t *testing.T) {
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "iwarpd.sock")
+	a, b, err := embed.Pair(embed.PairConfig{CtrlA: ctrl.Config{Limits: ctrl.Limits{Registered: 16 << 20}}, CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	serving, stop := context.WithCancel(ctx)
+	var servers sync.WaitGroup
+	defer servers.Wait()
+	defer stop()
+	listen := func(addr string, cfg *iwarp.Config) *iwarp.Listener {
+		l, err := a.Device().Listen(ctx, addr, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	files, measures := listen(":7176", filecopy.Config()), listen(":7175", nil)
+	store, err := filecopy.OpenStore(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	server := &filecopy.Server{Store: store, MaxClients: 1, Tell: func(netip.AddrPort, filecopy.Event) { stop() }} // after one file
+	servers.Go(func() { _ = server.Serve(serving, files) })
+	servers.Go(func() { _ = perf.Serve(serving, a.Device(), measures, func(netip.AddrPort, error) {}) })
+	args := []string{"cp"}
+	for _, name := range []string{"a", "b"} {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, []byte(name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, file)
+	}
+	for _, args := range [][]string{
+		{"perf", "write", "--mode", "lat", "--iterations", "3", "--size", "64,32M", "--client", a.Addr().String()}, // more than the quota
+		append(args, a.Addr().String()+":"),
+	} {
+		code, out, errOut := ctl(t, append([]string{"--socket", socket, "--json"}, args...)...)
+		var l []struct{ Size int }
+		if err := json.Unmarshal([]byte(out), &l); err != nil || len(l) != 1 || code == exitOK || errOut == "" {
+			t.Errorf("%q: exit code %d, %v: %s%s", args, code, err, out, errOut)
+		}
 	}
 }
 

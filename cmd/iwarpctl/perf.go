@@ -148,18 +148,22 @@ func (c *command) perfClient(ctx context.Context, f *perfFlags, op perf.Op) erro
 	var results []*perf.Result
 	for _, p := range plan {
 		stop := c.perfLines(&p, f.interval)
-		r, err := perf.Client(ctx, dev, addr, p, c.over(&iwarp.Config{}))
+		r, failed := perf.Client(ctx, dev, addr, p, c.over(&iwarp.Config{}))
 		stop()
-		if err != nil {
-			return peerFailed("perf "+op.String(), addr, err)
+		if failed != nil {
+			err = peerFailed("perf "+op.String(), addr, failed)
+			break
 		}
 		results = append(results, r)
 	}
-	if c.json {
-		return c.print(results)
+	switch {
+	case len(results) == 0:
+	case c.json:
+		err = errors.Join(c.print(results), err)
+	default:
+		c.perfTable(results)
 	}
-	c.perfTable(results)
-	return nil
+	return err
 }
 
 // perfLines prints the progress of p in each interval until stop is called.
