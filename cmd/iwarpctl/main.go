@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -133,7 +134,31 @@ func (c *command) root() *cobra.Command {
 	}
 	root.AddCommand(c.nfs(), c.doctor())
 	root.AddCommand(c.lists()...)
+	decimals(root)
 	return root
+}
+
+// decimals makes the numbers in flags of cmd and its subcommands decimal.
+func decimals(cmd *cobra.Command) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if f.Value.Type() == "int" {
+			f.Value = decimal{f.Value}
+		}
+	})
+	for _, sub := range cmd.Commands() {
+		decimals(sub)
+	}
+}
+
+// decimal is the value of a flag that is a number. Package pflag alone takes 010, as a loop over seq -w writes 10, for 8.
+type decimal struct{ pflag.Value }
+
+func (d decimal) Set(s string) error {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		return err
+	}
+	return d.Value.Set(strconv.Itoa(n))
 }
 
 // flagError rewords the errors of wrong numbers and durations, in which package flag names
