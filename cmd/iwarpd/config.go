@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
@@ -373,6 +374,10 @@ func (s *settings) check() error {
 	for i, name := range names {
 		if slices.Contains(names[:i], name) {
 			return configErr("interfaces lists %s twice", name)
+		}
+		if !utf8.ValidString(name) {
+			return configErr("interface is %q: clients cannot be told a name that is not UTF-8: "+
+				"rename it (ip link set dev IF name NEW)", name)
 		}
 	}
 	if len(names) == 0 && s.Transport != "socket" {
