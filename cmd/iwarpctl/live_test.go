@@ -305,11 +305,15 @@ func TestShowQP(t *testing.T) {
 	}
 }
 
-// TestKeepsResults checks that cp and perf print the results that they have when a later file or measurement fails.
+// TestKeepsResults checks that cp, perf and ping print the results that they have when a later file, measurement or round
+// fails.
 func TestKeepsResults(t *testing.T) {
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "iwarpd.sock")
-	a, b, err := embed.Pair(embed.PairConfig{CtrlA: ctrl.Config{Limits: ctrl.Limits{Registered: 16 << 20}}, CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
+	a, b, err := embed.Pair(embed.PairConfig{
+		CtrlA: ctrl.Config{Limits: ctrl.Limits{Registered: 16 << 20}},
+		CtrlB: ctrl.Config{Socket: socket, Mode: 0o600},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -334,9 +338,26 @@ func TestKeepsResults(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer store.Close()
-	server := &filecopy.Server{Store: store, MaxClients: 1, Tell: func(netip.AddrPort, filecopy.Event) { stop() }} // after one file
+	oneFile := func(netip.AddrPort, filecopy.Event) { stop() }
+	server := &filecopy.Server{Store: store, MaxClients: 1, Tell: oneFile}
 	servers.Go(func() { _ = server.Serve(serving, files) })
 	servers.Go(func() { _ = perf.Serve(serving, a.Device(), measures, func(netip.AddrPort, error) {}) })
+	pings := listen(":7174", rping.Config())
+	servers.Go(func() {
+		conn, err := pings.Accept(ctx)
+		if err != nil {
+			return
+		}
+		serving, stop := context.WithCancel(ctx)
+		defer stop()
+		rounds := 0
+		_, _ = rping.ServeConn(serving, conn, rping.Options{Print: writerFunc(func() {
+			if rounds++; rounds == 2 {
+				stop()
+			}
+		})})
+		conn.Close()
+	})
 	args := []string{"cp"}
 	for _, name := range []string{"a", "b"} {
 		file := filepath.Join(dir, name)
@@ -345,16 +366,28 @@ func TestKeepsResults(t *testing.T) {
 		}
 		args = append(args, file)
 	}
-	for _, args := range [][]string{
-		{"perf", "write", "--mode", "lat", "--iterations", "3", "--size", "64,32M", "--client", a.Addr().String()}, // more than the quota
-		append(args, a.Addr().String()+":"),
+	for _, tt := range []struct {
+		first string // character of the output
+		args  []string
+	}{
+		// 32M is more than the quota.
+		{"[", []string{"perf", "write", "--mode", "lat", "--iterations", "3", "--size", "64,32M", "--client", a.Addr().String()}},
+		{"[", append(args, a.Addr().String()+":")},
+		{"{", []string{"ping", "-c", "-C", "1000000", "-a", a.Addr().String()}},
 	} {
-		code, out, errOut := ctl(t, append([]string{"--socket", socket, "--json"}, args...)...)
-		var l []struct{ Size int }
-		if err := json.Unmarshal([]byte(out), &l); err != nil || len(l) != 1 || code == exitOK || errOut == "" {
-			t.Errorf("%q: exit code %d, %v: %s%s", args, code, err, out, errOut)
+		code, out, errOut := ctl(t, append([]string{"--socket", socket, "--json"}, tt.args...)...)
+		if !json.Valid([]byte(out)) || !strings.HasPrefix(out, tt.first) || code == exitOK || errOut == "" {
+			t.Errorf("%q: exit code %d: %s%s", tt.args, code, out, errOut)
 		}
 	}
+}
+
+// A writerFunc is called for each write.
+type writerFunc func()
+
+func (f writerFunc) Write(b []byte) (int, error) {
+	f()
+	return len(b), nil
 }
 
 // TestNFSJSON checks what nfs put and nfs get print with --json.

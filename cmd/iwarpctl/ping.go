@@ -106,13 +106,16 @@ func (c *command) pingClient(ctx context.Context, f *pingFlags) error {
 	h := perf.NewHistogram()
 	o := rping.Options{Count: f.count, Validate: f.validate, Print: c.pingData(f), Round: h.Add}
 	rep, err := rping.Ping(ctx, dev, addr, cfg, int(f.size), o)
-	if ctx.Err() != nil && f.count == 0 && rep.Rounds > 0 {
+	if err != nil {
+		err = c.pingFailed(addr, err)
+	}
+	if rep.Rounds == 0 {
+		return err
+	}
+	if ctx.Err() != nil && f.count == 0 {
 		err = nil // the normal way to stop
 	}
-	if err != nil {
-		return c.pingFailed(addr, err)
-	}
-	return c.pingDone(pingResult{addr, rep.Rounds, int(f.size), rep.Bytes, h.Percentiles()})
+	return errors.Join(c.pingDone(pingResult{addr, rep.Rounds, int(f.size), rep.Bytes, h.Percentiles()}), err)
 }
 
 func (c *command) pingFailed(peer string, err error) error {
