@@ -35,7 +35,7 @@ const exitCodes = `
   4    connection to the other host failed or broke
   5    a local or remote file could not be read or written
   6    received data differs from what was sent
-  130  interrupted (SIGINT, SIGTERM)`
+  130  interrupted (SIGINT, SIGTERM, SIGHUP)`
 
 // usageError is an error in the command line.
 type usageError struct{ error }

@@ -3,9 +3,11 @@ package main
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -102,6 +104,44 @@ func TestMain(m *testing.M) {
 		main()
 	}
 	os.Exit(m.Run())
+}
+
+// TestHangup checks that the end of a terminal ends a command in order, so that cp leaves no temporary file, but for
+// nohup(1).
+func TestHangup(t *testing.T) {
+	for _, ignored := range []bool{false, true} {
+		socket := filepath.Join(t.TempDir(), "silent.sock")
+		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		command := `exec "$@"`
+		if ignored {
+			command = `trap "" HUP; exec "$@"`
+		}
+		cmd := exec.CommandContext(t.Context(), "sh", "-c", command, "sh", os.Args[0], "--socket", socket, "status")
+		cmd.Env = append(os.Environ(), asProgram+"=1")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		conn, err := l.Accept() // it runs
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		want := exitInterrupted
+		if err := cmd.Process.Signal(unix.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+		if ignored {
+			conn.Close()
+			want = exitDaemon
+		}
+		if _ = cmd.Wait(); cmd.ProcessState.ExitCode() != want {
+			t.Errorf("ignored %v: %v; want exit code %d", ignored, cmd.ProcessState, want)
+		}
+	}
 }
 
 // TestSecondSignal checks that signals end a command that waits in a write to its standard output.

@@ -41,7 +41,11 @@ type command struct {
 }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+	signals := []os.Signal{os.Interrupt, unix.SIGTERM}
+	if !signal.Ignored(unix.SIGHUP) { // as nohup(1) makes it
+		signals = append(signals, unix.SIGHUP)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), signals...)
 	// A second signal ends the command where it is, such as in a write that a full pipe blocks.
 	// timeout(1) and others send a signal twice at once, which counts as one.
 	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, stop) })
