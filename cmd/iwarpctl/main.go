@@ -277,7 +277,7 @@ func (e *daemonError) Unwrap() error { return e.err }
 func (e *daemonError) Error() string {
 	switch {
 	case errors.Is(e.err, context.DeadlineExceeded), errors.Is(e.err, unix.EAGAIN): // EAGAIN: many clients wait already
-		return fmt.Sprintf("iwarpd at %s does not answer: is its process stopped, or the host overloaded? (systemctl status iwarpd)", e.socket)
+		return fmt.Sprintf("iwarpd at %s does not answer: is it still starting, its process stopped, or the host overloaded? (systemctl status iwarpd)", e.socket)
 	case errors.Is(e.err, unix.ENOENT), errors.Is(e.err, unix.ECONNREFUSED):
 		return fmt.Sprintf("no iwarpd at %s: start it, or name its socket with --socket", e.socket)
 	case errors.Is(e.err, unix.EACCES), errors.Is(e.err, unix.EPERM):

@@ -80,7 +80,7 @@ func TestSilentDaemon(t *testing.T) {
 	}
 	defer l.Close()
 	code, out, errOut := ctl(t, "--socket", socket, "mr", "list")
-	if want := "iwarpd at " + socket + " does not answer: is its process stopped"; code != exitDaemon || out != "" || !strings.Contains(errOut, want) {
+	if want := "iwarpd at " + socket + " does not answer: is it still starting, its process stopped"; code != exitDaemon || out != "" || !strings.Contains(errOut, want) {
 		t.Errorf("exit code %d, %q, %q; want %d and %q", code, out, errOut, exitDaemon, want)
 	}
 }
