@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -635,6 +636,33 @@ func TestTopView(t *testing.T) {
 	}
 	if u.keys([]byte("\x1b[A\x1b[A\x1b[A"), 3); u.offset != 0 {
 		t.Errorf("%+v", u)
+	}
+}
+
+// TestTopUnknownSize checks that top draws on a terminal whose size is not known, as that of a serial console.
+func TestTopUnknownSize(t *testing.T) {
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer master.Close()
+	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	num, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := os.OpenFile(fmt.Sprint("/dev/pts/", num), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	draw(out, &topView{Interface: "eth9", QPs: []topQP{{QP: 17}}}, &topUI{})
+	b := make([]byte, 4096)
+	n, err := master.Read(b)
+	if err != nil || !bytes.Contains(b[:n], []byte("eth9")) || !bytes.Contains(b[:n], []byte("  17 ")) {
+		t.Errorf("%v: %q", err, b[:n])
 	}
 }
 

@@ -385,7 +385,7 @@ func readKeys(r io.Reader, typed chan<- []byte, quit func()) {
 // draw replaces the contents of the terminal in one write.
 func draw(out *os.File, v *topView, ui *topUI) {
 	width, height, err := term.GetSize(int(out.Fd()))
-	if err != nil {
+	if err != nil || width == 0 || height == 0 { // 0: unknown, as of a serial console
 		width, height = 80, 24
 	}
 	note := "sorted by " + topSorts[ui.sortBy].name
