@@ -75,6 +75,9 @@ func unknownHost(name string, err error) error {
 // listenAddr parses "ADDR:PORT", ":PORT" or "ADDR" and returns an address for Listen.
 func listenAddr(s string, defaultPort int) (string, error) {
 	host, port := s, strconv.Itoa(defaultPort)
+	if strings.HasSuffix(s, "]") {
+		s += ":" + port
+	}
 	if _, err := netip.ParseAddr(s); err != nil && strings.Contains(s, ":") {
 		var err error
 		if host, port, err = net.SplitHostPort(s); err != nil {

@@ -339,14 +339,14 @@ func TestSizes(t *testing.T) {
 
 func TestAddresses(t *testing.T) {
 	for _, tt := range []struct{ in, want string }{
-		{"10.0.0.1", "10.0.0.1:7"}, {"10.0.0.1:9", "10.0.0.1:9"}, {"fd00::1", "[fd00::1]:7"}, {"[fd00::1]:9", "[fd00::1]:9"},
+		{"10.0.0.1", "10.0.0.1:7"}, {"10.0.0.1:9", "10.0.0.1:9"}, {"fd00::1", "[fd00::1]:7"}, {"[fd00::1]:9", "[fd00::1]:9"}, {"[fd00::1]", "[fd00::1]:7"},
 	} {
 		if got, err := resolve(t.Context(), tt.in, 7); err != nil || got != tt.want {
 			t.Errorf("resolve(%q) = %q, %v; want %q", tt.in, got, err, tt.want)
 		}
 	}
 	for _, tt := range []struct{ in, want string }{
-		{":9", ":9"}, {"10.0.0.1", "10.0.0.1:7"}, {"0.0.0.0:9", ":9"}, {"[::]:9", ":9"}, {"[fd00::1]:9", "[fd00::1]:9"},
+		{":9", ":9"}, {"10.0.0.1", "10.0.0.1:7"}, {"0.0.0.0:9", ":9"}, {"[::]:9", ":9"}, {"[fd00::1]:9", "[fd00::1]:9"}, {"[fd00::1]", "[fd00::1]:7"}, {"[::]", ":7"},
 	} {
 		if got, err := listenAddr(tt.in, 7); err != nil || got != tt.want {
 			t.Errorf("listenAddr(%q) = %q, %v; want %q", tt.in, got, err, tt.want)
