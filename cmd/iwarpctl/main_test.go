@@ -213,6 +213,7 @@ func TestErrors(t *testing.T) {
 		{"capture count", []string{"capture", "-n", "-1", "-w", "-"}, exitUsage, "not be negative"},
 		{"ping TTL", []string{"ping", "-c", "-a", "1.2.3.4", "--ttl", "256"}, exitUsage, "--ttl 256: must be 1 to 255"},
 		{"cp DSCP", []string{"cp", "--dscp", "-2", file, "1.2.3.4:"}, exitUsage, "--dscp -2: must be 1 to 63"},
+		{"perf shared association", []string{"perf", "write", "--client", "1.2.3.4", "--shared-association"}, exitUsage, "TCP has no associations: add --transport sctp"},
 		{"serve priority", []string{"serve", "--dir", dir, "--priority", "8"}, exitUsage, "--priority 8: must be 1 to 7"},
 		{"perf queue pairs", []string{"perf", "write", "--client", "1.2.3.4", "--qps", "0"}, exitUsage, "from 1 to 1024"},
 		{"perf interval", []string{"perf", "write", "--client", "1.2.3.4", "--interval", "-1s"}, exitUsage, "--interval -1s"},

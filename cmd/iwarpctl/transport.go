@@ -52,13 +52,16 @@ func (c *command) addTransport(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().IntVar(&c.ip.DSCP, "dscp", 0, "DSCP of the packets sent, 1 to 63; 0: the daemon's default, -1: 0")
 	cmd.Flags().IntVar(&c.ip.TTL, "ttl", 0, "TTL or hop limit of the packets sent, 1 to 255; 0: the daemon's default")
 	cmd.Flags().IntVar(&c.ip.Priority, "priority", 0, "priority in VLAN tags of the packets sent, 1 to 7; 0: the daemon's default, -1: 0")
-	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return c.checkIP(cmd.Name()) }
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return c.checkTransport(cmd.Name()) }
 	completes(cmd, "transport", transportNames()...)
 	return cmd
 }
 
-// checkIP checks the flags for fields of IP and VLAN headers.
-func (c *command) checkIP(name string) error {
+// checkTransport checks the flags of addTransport.
+func (c *command) checkTransport(name string) error {
+	if c.share && (c.transport.kind == iwarp.TCP || c.transport.kind == iwarp.Socket) {
+		return usageError{fmt.Errorf("%s: --shared-association: TCP has no associations: add --transport sctp", name)}
+	}
 	for _, f := range []struct {
 		name               string
 		value, least, most int
@@ -79,6 +82,6 @@ func (c *command) checkIP(name string) error {
 func (c *command) over(cfg *iwarp.Config) *iwarp.Config {
 	cfg.Startup.Transport, cfg.Startup.UDP = c.transport.kind, c.transport.udp
 	cfg.Startup.DSCP, cfg.Startup.TTL, cfg.Startup.Priority = c.ip.DSCP, c.ip.TTL, c.ip.Priority
-	cfg.Startup.SharedAssociation = c.share && c.transport.kind != iwarp.TCP
+	cfg.Startup.SharedAssociation = c.share
 	return cfg
 }
