@@ -108,19 +108,35 @@ func alone(dev netlink.Link, mode Mode) error {
 	if e := xdpOf(dev); e.iwarpd() {
 		return e
 	}
+	e, err := ingressOf(dev)
+	switch {
+	case e != nil:
+		return e
+	case err != nil && mode == Ingress:
+		return fmt.Errorf("%w: %w", ErrNoIngress, err)
+	}
+	return nil // also on a kernel without tcx
+}
+
+// ingressOf returns the program of an iwarpd at tc ingress of an interface as an error, or nil if there is none.
+func ingressOf(dev netlink.Link) (*BusyError, error) {
 	at, err := link.QueryPrograms(link.QueryOptions{Target: dev.Attrs().Index, Attach: ebpf.AttachTCXIngress})
 	if err != nil {
-		if mode == Ingress {
-			return fmt.Errorf("%w: %w", ErrNoIngress, err)
-		}
-		return nil // a kernel without tcx
+		return nil, err
 	}
 	for _, p := range at.Programs {
 		if e := occupant(dev, p.ID); e.iwarpd() {
-			return e
+			return e, nil
 		}
 	}
-	return nil
+	return nil, nil
+}
+
+// AtIngress reports whether an iwarpd steers at tc ingress of an interface, for its packet sockets. Without CAP_SYS_ADMIN
+// the kernel does not tell, and it returns false.
+func AtIngress(dev netlink.Link) bool {
+	e, _ := ingressOf(dev)
+	return e != nil
 }
 
 // xdpOf returns the XDP program of an interface as an error.

@@ -141,6 +141,10 @@ func TestSecondDaemon(t *testing.T) {
 	if _, err := os.Stat(other); err == nil {
 		t.Error("the second daemon left its socket")
 	}
+	p = testenv.Start(t, a.end.NS.Command(testenv.Program(t, "cmd/iwarpd"), "doctor", "--interface", a.end.Name))
+	if code := p.Wait(limit); code != 0 || !strings.Contains(p.String(), "mode taken: ") {
+		t.Errorf("doctor of an interface that is served: exit code %d: %s", code, p)
+	}
 
 	p = testenv.Start(t, a.end.NS.Command(testenv.Program(t, "cmd/iwarpd"), daemonArgs(a.end, a.socket)...))
 	if code := p.Wait(limit); code != 5 {

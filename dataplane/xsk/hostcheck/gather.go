@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/dataplane/xsk"
 )
 
@@ -53,6 +54,7 @@ type Interface struct {
 	Queues    int
 	XDP       bool            // an XDP program is attached
 	Generic   bool            // the program runs in generic mode
+	Packets   bool            // an iwarpd serves it by packet sockets
 	ZeroCopy  []bool          // one for each AF_XDP socket on it; empty if the kernel does not list them
 	Features  map[string]bool // enabled offloads, by their names in ethtool
 	Peer      *Interface      // peer of a veth in this namespace
@@ -148,6 +150,7 @@ func look(e *ethtool.Ethtool, link netlink.Link) *Interface {
 			}
 		}
 	}
+	i.Packets = bpf.AtIngress(link)
 	i.Addresses = addresses(link)
 	if features, err := e.Features(a.Name); err == nil {
 		for name, on := range features {

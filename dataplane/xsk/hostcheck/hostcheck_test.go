@@ -63,6 +63,7 @@ func TestJudge(t *testing.T) {
 		{"VLAN", func(f *Facts) { f.Interface.Kind = "vlan" }, "driver", Warn, "below"},
 		{"tunnel", func(f *Facts) { f.Interface.Ethernet = false }, "interface", Fail, "tap"},
 		{"program attached", func(f *Facts) { f.Interface.XDP = true }, "XDP program", Warn, "xdp off"},
+		{"packet sockets", func(f *Facts) { f.Interface.Packets = true }, "XDP program", Warn, "systemctl status"},
 		{"many queues", func(f *Facts) { f.Interface.Queues = 64 }, "queues", Warn, "combined 8"},
 		{"large MTU", func(f *Facts) { f.Interface.MTU = 65535 }, "MTU", Warn, "9216"},
 		{"small MTU", func(f *Facts) { f.Interface.MTU = 1000 }, "MTU", Warn, "1500"},

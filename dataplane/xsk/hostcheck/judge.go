@@ -229,6 +229,9 @@ func (i *Interface) xdp() Finding {
 		return Finding{"XDP program", Warn, "one is attached already: iwarpd is running, or another program is in the way; " + i.taken(),
 			"systemctl status iwarpd; or ip link set dev " + i.Name + " xdp off"}
 	}
+	if i.Packets {
+		return Finding{"XDP program", Warn, "none attached, but iwarpd is running with packet sockets; mode taken: packet ring", "systemctl status iwarpd"}
+	}
 	return Finding{"XDP program", OK, "none attached", ""}
 }
 
