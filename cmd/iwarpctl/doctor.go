@@ -113,8 +113,9 @@ func (c *command) examine(ctx context.Context, dev *iwarp.Device, peer string) (
 	if err != nil {
 		return nil, err
 	}
+	var mtu int
 	began := time.Now()
-	err = c.roundTrip(ctx, dev, addr, smallPing, doctorWait)
+	err = c.roundTrip(ctx, dev, addr, smallPing, doctorWait, func(time.Duration) { mtu = mtuInUse(ctx, dev) })
 	took := time.Since(began)
 	if ctx.Err() != nil || errors.Is(err, iwarp.ErrDaemonGone) { // nothing was learned about the peer
 		return nil, cmp.Or(err, ctx.Err())
@@ -124,10 +125,9 @@ func (c *command) examine(ctx context.Context, dev *iwarp.Device, peer string) (
 		return l, nil
 	}
 	l = append(l, finding{"transfer", "ok", fmt.Sprintf("%d bytes there and back, compared; with the connection %v", smallPing, took.Round(10*time.Microsecond)), ""})
-	mtu := dev.Attr().MTU
 	pass, err := ascend(sizes(mtu, addr), func(t trial) error {
 		began, wait := time.Now(), trialWait(took)
-		err := c.roundTrip(ctx, dev, addr, t.size, wait)
+		err := c.roundTrip(ctx, dev, addr, t.size, wait, nil)
 		if errors.Is(err, context.DeadlineExceeded) {
 			return fmt.Errorf("packets of %d bytes get no answer within %v", t.mtu, wait.Round(100*time.Millisecond))
 		}
@@ -191,12 +191,29 @@ func ascend(l []trial, try func(trial) error) (pass int, err error) {
 	return pass, nil
 }
 
-// roundTrip makes a connection, and one round of ping over it, within wait.
-func (c *command) roundTrip(ctx context.Context, dev *iwarp.Device, addr string, size int, wait time.Duration) error {
+// roundTrip makes a connection, and one round of ping over it, within wait. It calls round, if that is not nil, before
+// the connection ends.
+func (c *command) roundTrip(ctx context.Context, dev *iwarp.Device, addr string, size int,
+	wait time.Duration, round func(took time.Duration)) error {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	_, err := rping.Ping(ctx, dev, addr, rping.Config(), size, rping.Options{Count: 1, Validate: true})
+	o := rping.Options{Count: 1, Validate: true, Round: round}
+	_, err := rping.Ping(ctx, dev, addr, rping.Config(), size, o)
 	return err
+}
+
+// mtuInUse returns the MTU of the interface that dev's only connection uses, which the route to the peer determines.
+func mtuInUse(ctx context.Context, dev *iwarp.Device) int {
+	in := dev.Attr()
+	qps, _ := dev.Admin().QPs(ctx) // after a failure it stays the first interface
+	for _, q := range qps {
+		for _, a := range dev.Interfaces() {
+			if q.GetClient() == in.Client && q.GetDevice() == a.Interface {
+				in = a
+			}
+		}
+	}
+	return in.MTU
 }
 
 // judge derives findings about each step from the result of a first connection with a small

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -155,6 +156,27 @@ func TestDoctorPath(t *testing.T) {
 	}
 	if code != 4 {
 		t.Errorf("exit code %d; want 4", code)
+	}
+}
+
+// TestDoctorInterface checks that doctor tries packets of the MTU of the interface that leads to the peer.
+func TestDoctorInterface(t *testing.T) {
+	t.Parallel()
+	testenv.RequireRoot(t)
+	v0 := testenv.NewVeth(t, 1500)
+	v1 := v0.Another(t)
+	ip(t, &v1.A, "link set "+v1.A.Name+" mtu 3000")
+	ip(t, &v1.B, "link set "+v1.B.Name+" mtu 3000")
+	a := newHost(t, &v0.A, "--interface", "", "--interfaces", v0.A.Name+","+v1.A.Name)
+	b := newHost(t, &v0.B, "--interface", "", "--interfaces", v0.B.Name+","+v1.B.Name)
+	testenv.Start(t, b.command("ping", "-s", "-P")).Expect("listening on")
+	for _, tt := range []struct {
+		peer netip.Addr
+		mtu  int
+	}{{v0.B.Addr4, 1500}, {v1.B.Addr4, 3000}, {v1.B.Addr6, 3000}} {
+		if out := a.must("doctor", tt.peer.String()); !strings.Contains(out, fmt.Sprintf("in packets of up to %d bytes", tt.mtu)) {
+			t.Errorf("%v: no packets of %d bytes:\n%s", tt.peer, tt.mtu, out)
+		}
 	}
 }
 
