@@ -34,7 +34,7 @@ type Engine interface {
 	Unbind(*dataplane.ClientBinding)
 
 	QueryConns(ids []dataplane.ConnID) (conns []dataplane.ConnInfo, silent []int)
-	Stats() []dataplane.Stats
+	Stats() (all []dataplane.Stats, silent []int)
 	NewTap(frames, snap int, match func(*pkt.Flow) bool) *dataplane.Tap
 	AddTap(*dataplane.Tap)
 	RemoveTap(*dataplane.Tap)

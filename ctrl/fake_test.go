@@ -79,7 +79,7 @@ func (e *fakeEngine) QueryConns(ids []dataplane.ConnID) (conns []dataplane.ConnI
 	return nil, e.silent
 }
 
-func (e *fakeEngine) Stats() []dataplane.Stats { return nil }
+func (e *fakeEngine) Stats() (all []dataplane.Stats, silent []int) { return nil, nil }
 
 // NewTap returns a tap of no worker.
 func (e *fakeEngine) NewTap(int, int, func(*pkt.Flow) bool) *dataplane.Tap { return new(dataplane.Tap) }

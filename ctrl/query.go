@@ -347,7 +347,8 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 			add(appendCounters(nil, "xdp.", k))
 		}
 	}
-	for _, st := range s.engine.Stats() {
+	workers, _ := s.engine.Stats()
+	for _, st := range workers {
 		all := appendCounters(appendCounters(nil, "engine.", st), "link.", st.Link)
 		all = appendCounters(appendCounters(all, "sctp.", st.SCTP), "sctp.", st.SCTP.Assoc)
 		all = appendCounters(all, "fragments.", st.Fragments)

@@ -154,9 +154,10 @@ func ask[T any](e *Engine, f func(*worker) T) (all []T, silent []int) {
 	return all, silent
 }
 
-// Stats returns the counters of each worker.
-func (e *Engine) Stats() []Stats {
-	all, _ := ask(e, func(w *worker) Stats {
+// Stats returns the counters of each worker. Those of the workers that do not answer within a second, which silent
+// lists, are as of their last answer, so that no counter decreases.
+func (e *Engine) Stats() (all []Stats, silent []int) {
+	_, silent = ask(e, func(w *worker) struct{} {
 		s := w.stats
 		s.FreeSlots, s.Slots = uint64(w.link.FreeSlots()), uint64(w.link.Slots())
 		s.HeldFrames = uint64(w.held.used)
@@ -171,9 +172,16 @@ func (e *Engine) Stats() []Stats {
 		if w == w.dev.workers[0] {
 			s.Fragments = w.dev.frags.stats()
 		}
-		return s
+		w.answered.Store(&s)
+		return struct{}{}
 	})
-	return all
+	all = make([]Stats, len(e.workers))
+	for i, w := range e.workers {
+		if s := w.answered.Load(); s != nil {
+			all[i] = *s
+		}
+	}
+	return all, silent
 }
 
 // Conns returns the connections of all workers that answer.

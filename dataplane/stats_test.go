@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // TestSilentWorker checks that a worker that does not turn is named.
@@ -20,5 +21,35 @@ func TestSilentWorker(t *testing.T) {
 	}
 	for _, w := range e.workers {
 		w.closeFDs()
+	}
+}
+
+// TestSilentStats checks that the counters of a worker that does not turn stay, in their place.
+func TestSilentStats(t *testing.T) {
+	a, _ := newPipe(t, link.PipeConfig{})
+	b, _ := newPipe(t, link.PipeConfig{})
+	e, err := New(Config{}, []Queue{{Link: a, CPU: -1}, {Link: b, CPU: -1}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Start()
+	defer e.Stop()
+	var before []Stats
+	testenv.Until(t, "both workers answer", func() bool {
+		var silent []int
+		before, silent = e.Stats()
+		return len(silent) == 0
+	})
+	resume := make(chan struct{})
+	defer close(resume) // before Stop
+	e.workers[0].post(func(*worker) { <-resume })
+	var all []Stats
+	testenv.Until(t, "only worker 0 is silent", func() bool {
+		var silent []int
+		all, silent = e.Stats()
+		return slices.Equal(silent, []int{0})
+	})
+	if all[0].Turns != before[0].Turns || all[1].Turns <= before[1].Turns {
+		t.Errorf("turns %d and %d, before %d and %d", all[0].Turns, all[1].Turns, before[0].Turns, before[1].Turns)
 	}
 }

@@ -73,10 +73,11 @@ type worker struct {
 	touched
 	taps *[]*Tap // taps at the start of the turn, or nil
 
-	stats  Stats
-	times  times
-	driver driver
-	slice  timeslice
+	stats    Stats
+	answered atomic.Pointer[Stats] // result of the last Engine.Stats
+	times    times
+	driver   driver
+	slice    timeslice
 }
 
 // ending is the work for queue pairs and clients that have ended.

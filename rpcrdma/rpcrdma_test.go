@@ -228,7 +228,8 @@ func TestReceivesForAllReplies(t *testing.T) {
 	for _, version := range []int{1, 2} {
 		var g *rig
 		arrived := func() (fpdus, violations uint64) {
-			for _, s := range g.a.Engine().Stats() {
+			workers, _ := g.a.Engine().Stats()
+			for _, s := range workers {
 				fpdus, violations = fpdus+s.RxFPDUs, violations+s.Violations
 			}
 			return fpdus, violations

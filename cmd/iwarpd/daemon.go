@@ -280,7 +280,7 @@ func (d *daemon) stop() {
 
 // traffic logs the daemon's total traffic.
 func (d *daemon) traffic() {
-	stats := d.engine.Stats()
+	stats, _ := d.engine.Stats()
 	for _, n := range d.nics { // without one the kernel counts
 		d.trafficOf(n, stats)
 	}

@@ -57,7 +57,8 @@ func (n *nic) unserved() (uint64, error) {
 
 // misSummed counts the frames with a wrong checksum that came by an interface.
 func (d *daemon) misSummed(name string) (sum uint64) {
-	for i, w := range d.engine.Stats() {
+	workers, _ := d.engine.Stats()
+	for i, w := range workers {
 		if d.engine.WorkerDevice(i) == name {
 			sum += w.RxChecksum
 		}

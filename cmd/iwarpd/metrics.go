@@ -65,7 +65,7 @@ func (d counterDoc) kind() prometheus.ValueType {
 // collector exports the daemon's counters to Prometheus. It reads them at each scrape.
 type collector struct {
 	counters func() []*ctrlpb.Counter
-	workers  func() []dataplane.Stats
+	workers  func() (all []dataplane.Stats, silent []int)
 	device   func(worker int) string
 	status   func() *ctrlpb.StatusReply
 }
@@ -80,7 +80,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		d := counterDocs()[k.Name]
 		ch <- prometheus.MustNewConstMetric(d.desc(k.Name), d.kind(), float64(k.Value))
 	}
-	workers := c.workers()
+	workers, _ := c.workers()
 	for i, w := range workers {
 		for _, m := range perWorker {
 			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, float64(m.value(&w)), strconv.Itoa(i), c.device(i))

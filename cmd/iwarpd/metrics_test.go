@@ -34,11 +34,14 @@ func testCollector() collector {
 		counters: func() []*ctrlpb.Counter {
 			return []*ctrlpb.Counter{{Name: "ctrl.clients", Value: 3}, {Name: "engine.rx_frames", Value: 1 << 40}, {Name: "xdp.passed", Value: 7}}
 		},
-		workers: func() []dataplane.Stats {
+		workers: func() (all []dataplane.Stats, silent []int) {
 			var times histogram.Histogram
 			times.Add(3 * time.Microsecond)
 			times.Add(time.Minute)
-			return []dataplane.Stats{{RxStats: dataplane.RxStats{RxBytes: 11}, RTTs: times.Counts()}, {RTTs: times.Counts(), Completions: times.Counts(), RxStats: dataplane.RxStats{RxBytes: 22}, ConnStats: dataplane.ConnStats{Conns: 2}}}
+			return []dataplane.Stats{
+				{RxStats: dataplane.RxStats{RxBytes: 11}, RTTs: times.Counts()},
+				{RTTs: times.Counts(), Completions: times.Counts(), RxStats: dataplane.RxStats{RxBytes: 22}, ConnStats: dataplane.ConnStats{Conns: 2}},
+			}, nil
 		},
 		device: func(worker int) string { return []string{"eth0", "eth1"}[worker] },
 		status: func() *ctrlpb.StatusReply {
@@ -333,5 +336,7 @@ type countedEngine struct{ ctrl.Engine }
 func (countedEngine) QueryConns([]dataplane.ConnID) (conns []dataplane.ConnInfo, silent []int) {
 	return nil, nil
 }
-func (countedEngine) Stats() []dataplane.Stats { return make([]dataplane.Stats, 1) }
-func (countedEngine) Workers() int             { return 1 }
+func (countedEngine) Stats() (all []dataplane.Stats, silent []int) {
+	return make([]dataplane.Stats, 1), nil
+}
+func (countedEngine) Workers() int { return 1 }

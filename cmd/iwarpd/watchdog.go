@@ -35,4 +35,7 @@ func watchdog(ctx context.Context, log *zap.Logger, alive func() bool) {
 }
 
 // turning reports whether every worker answers within a second.
-func (d *daemon) turning() bool { return len(d.engine.Stats()) == d.engine.Workers() }
+func (d *daemon) turning() bool {
+	_, silent := d.engine.Stats()
+	return len(silent) == 0
+}

@@ -165,7 +165,7 @@ func (n *node) Close(r *report) error {
 		n.engine.Unlisten(n.listener)
 	}
 	for began := time.Now(); ; time.Sleep(20 * time.Millisecond) {
-		r.Engine = n.engine.Stats()
+		r.Engine, _ = n.engine.Stats()
 		r.Left = 0
 		busy := uint64(0)
 		for _, e := range r.Engine {
