@@ -41,7 +41,7 @@ func checkout(t *testing.T, revision string) string {
 		}
 		t.Fatalf("this clone does not have %s", revision)
 	}
-	dir := testenv.Dir(t)
+	dir := t.TempDir()
 	archive := exec.Command("git", "-C", tree, "archive", "--format=tar", revision)
 	unpack := exec.Command("tar", "-C", dir, "-xf", "-")
 	var archiveErr, unpackErr bytes.Buffer
