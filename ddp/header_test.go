@@ -2,21 +2,12 @@ package ddp
 
 import (
 	"bytes"
-	"encoding/hex"
 	"errors"
 	"testing"
 
 	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
-
-func unhex(t testing.TB, s string) []byte {
-	t.Helper()
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
 
 // Headers of soft-iWARP are from captures of Linux 6.1: rping and perftest.
 func TestTagged(t *testing.T) {
@@ -35,7 +26,7 @@ func TestTagged(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			wire := unhex(t, tt.wire)
+			wire := testenv.Unhex(t, tt.wire)
 			var got Tagged
 			payload, err := got.Decode(append(wire, 0xaa, 0xbb))
 			if err != nil || got != tt.want || !bytes.Equal(payload, []byte{0xaa, 0xbb}) {
@@ -84,7 +75,7 @@ func TestUntagged(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			wire := unhex(t, tt.wire)
+			wire := testenv.Unhex(t, tt.wire)
 			var got Untagged
 			payload, err := got.Decode(append(wire, 0xaa, 0xbb))
 			if err != nil || got != tt.want || !bytes.Equal(payload, []byte{0xaa, 0xbb}) {
@@ -114,8 +105,8 @@ func TestUntagged(t *testing.T) {
 
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte{})
-	f.Add(unhex(f, "c1409a4e5201e2ad592f47fd6000"))
-	f.Add(unhex(f, "41410000000000000001000000030000000059e47801"))
+	f.Add(testenv.Unhex(f, "c1409a4e5201e2ad592f47fd6000"))
+	f.Add(testenv.Unhex(f, "41410000000000000001000000030000000059e47801"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if HeaderLen(b) > len(b) {
 			var h Untagged

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // segment is the payload of a TCP segment of a capture.
@@ -29,7 +30,7 @@ func capture(t *testing.T, name string) (segs []segment) {
 		switch line := sc.Text(); {
 		case line == "" || line[0] == '#':
 		case line[0] == '>' || line[0] == '<':
-			segs = append(segs, segment{line[0] == '>', unhex(t, line[2:])})
+			segs = append(segs, segment{line[0] == '>', testenv.Unhex(t, line[2:])})
 		default:
 			t.Fatalf("%s: %q", name, line)
 		}

@@ -39,9 +39,9 @@ func TestRFC5044Figures(t *testing.T) {
 		{"figure 6", start + 0x1ec, 2, figure6},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			ulpdu := unhex(t, "4143000000000000000000000000000000000000000000000000000000000000"+"00000000000000000000")
+			ulpdu := testenv.Unhex(t, "4143000000000000000000000000000000000000000000000000000000000000"+"00000000000000000000")
 			ulpdu[13] = tt.msn
-			wire := unhex(t, tt.wire)
+			wire := testenv.Unhex(t, tt.wire)
 			var f Framer
 			f.Init(true, true, start)
 			if got := compose(&f, tt.seq, ulpdu); !bytes.Equal(got, wire) {

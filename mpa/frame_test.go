@@ -2,10 +2,10 @@ package mpa
 
 import (
 	"bytes"
-	"encoding/hex"
 	"errors"
-	"strings"
 	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 const (
@@ -38,15 +38,6 @@ var frameVectors = []struct {
 		Frame{CRC: true, Enhanced: true, Rev: 2, EnhancedData: EnhancedData{IRD: 2, ORD: 3, P2P: true, RTR: RTRs(RTRSend)}}},
 }
 
-func unhex(t testing.TB, s string) []byte {
-	t.Helper()
-	b, err := hex.DecodeString(strings.ReplaceAll(s, " ", ""))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
-
 func sameFrame(a, b Frame) bool {
 	pa, pb := a.PrivateData, b.PrivateData
 	a.PrivateData, b.PrivateData = nil, nil
@@ -58,7 +49,7 @@ func sameFrame(a, b Frame) bool {
 func TestFrameVectors(t *testing.T) {
 	for _, tt := range frameVectors {
 		t.Run(tt.name, func(t *testing.T) {
-			wire := unhex(t, tt.wire)
+			wire := testenv.Unhex(t, tt.wire)
 			b, err := tt.f.Append([]byte{7})
 			if err != nil || !bytes.Equal(b, append([]byte{7}, wire...)) {
 				t.Errorf("Append = %x, %v; want 07%x", b, err, wire)
@@ -92,7 +83,7 @@ func TestFrameDecodeLenient(t *testing.T) {
 		{"any revision", hexReq + "10ff000400000000", Frame{Enhanced: true, Rev: 255}},
 		{"R in a request", hexReq + "20010000", Frame{Reject: true, Rev: 1}},
 	} {
-		if f, _, err := Decode(unhex(t, tt.wire)); err != nil || !sameFrame(f, tt.f) {
+		if f, _, err := Decode(testenv.Unhex(t, tt.wire)); err != nil || !sameFrame(f, tt.f) {
 			t.Errorf("%s: Decode = %+v, %v; want %+v", tt.name, f, err, tt.f)
 		}
 	}
@@ -112,7 +103,7 @@ func TestFrameErrors(t *testing.T) {
 		{"S with three bytes", hexReq + "50020003000000", ErrEnhancedData},
 		{"rejecting reply, S without data", hexRep + "70020000", ErrEnhancedData},
 	} {
-		if f, n, err := Decode(unhex(t, tt.wire)); !errors.Is(err, tt.err) || n != 0 || !sameFrame(f, Frame{}) {
+		if f, n, err := Decode(testenv.Unhex(t, tt.wire)); !errors.Is(err, tt.err) || n != 0 || !sameFrame(f, Frame{}) {
 			t.Errorf("%s: Decode = %+v, %d, %v; want %v", tt.name, f, n, err, tt.err)
 		}
 	}
@@ -140,7 +131,7 @@ func TestFrameErrors(t *testing.T) {
 
 func FuzzDecode(f *testing.F) {
 	for _, v := range frameVectors {
-		f.Add(unhex(f, v.wire))
+		f.Add(testenv.Unhex(f, v.wire))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		fr, n, err := Decode(b)
@@ -166,7 +157,7 @@ func FuzzDecode(f *testing.F) {
 
 func TestFrameFlagsWithoutA(t *testing.T) {
 	f := Frame{Rev: 2, Enhanced: true, EnhancedData: EnhancedData{IRD: 1, ORD: 2, RTR: AllRTRs}}
-	if b, err := f.Append(nil); err != nil || !bytes.Equal(b, unhex(t, hexReq+"1002000400010002")) {
+	if b, err := f.Append(nil); err != nil || !bytes.Equal(b, testenv.Unhex(t, hexReq+"1002000400010002")) {
 		t.Errorf("Append = %x, %v", b, err)
 	}
 }

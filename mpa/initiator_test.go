@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 func TestInitiatorErrors(t *testing.T) {
@@ -45,7 +46,7 @@ func TestInitiatorErrors(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := NewInitiator(with(tt.cfg), t0)
 			frameOf(t, s)
-			_, err := s.HandleStream(t0, unhex(t, tt.wire))
+			_, err := s.HandleStream(t0, testenv.Unhex(t, tt.wire))
 			if err == nil {
 				t.Error("HandleStream returned no error")
 			}
@@ -87,7 +88,7 @@ func TestInitiatorReply(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := NewInitiator(with(tt.cfg), t0)
 			frameOf(t, s)
-			give(t, s, unhex(t, tt.wire))
+			give(t, s, testenv.Unhex(t, tt.wire))
 			event(t, s, EventAccepted)
 			want := base
 			if tt.params != nil {
@@ -134,7 +135,7 @@ func TestInitiatorRejected(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := NewInitiator(with(tt.cfg), t0)
 			frameOf(t, s)
-			wire := unhex(t, tt.wire)
+			wire := testenv.Unhex(t, tt.wire)
 			n, err := s.HandleStream(t0, append(bytes.Clone(wire), "more"...))
 			if n != len(wire) || err != nil {
 				t.Fatalf("HandleStream took %d of %d bytes, %v", n, len(wire), err)
@@ -200,7 +201,7 @@ func TestStartupFallback(t *testing.T) {
 // TestInitiatorEarlyFPDU checks that HandleStream takes an accepting Reply and no byte more: the bytes after it are
 // FPDUs, even in the same read.
 func TestInitiatorEarlyFPDU(t *testing.T) {
-	reply, fpdu := unhex(t, hexRep+"5002000400100010"), []byte{0, 2, 1, 2, 0, 0, 0, 0}
+	reply, fpdu := testenv.Unhex(t, hexRep+"5002000400100010"), []byte{0, 2, 1, 2, 0, 0, 0, 0}
 	for cut := 1; cut <= len(reply)+len(fpdu); cut++ {
 		s := NewInitiator(DefaultConfig(), t0)
 		frameOf(t, s)

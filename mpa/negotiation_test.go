@@ -3,6 +3,8 @@ package mpa
 import (
 	"encoding/hex"
 	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // dataOf decodes four bytes of enhanced data in hex, nil for none.
@@ -12,7 +14,7 @@ func dataOf(t *testing.T, s string) *EnhancedData {
 		return nil
 	}
 	d := &EnhancedData{}
-	if err := d.Decode(unhex(t, s)); err != nil {
+	if err := d.Decode(testenv.Unhex(t, s)); err != nil {
 		t.Fatal(err)
 	}
 	return d

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 func TestResponderReply(t *testing.T) {
@@ -57,7 +58,7 @@ func TestResponderReply(t *testing.T) {
 
 func TestRequestRejectFlag(t *testing.T) {
 	s := NewResponder(DefaultConfig(), t0)
-	give(t, s, unhex(t, hexReq+"60010000"))
+	give(t, s, testenv.Unhex(t, hexReq+"60010000"))
 	if ev := event(t, s, EventRequest); ev.Frame.Reject {
 		t.Error("the ULP sees R in a request")
 	}
@@ -85,7 +86,7 @@ func TestResponderErrors(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := NewResponder(with(tt.cfg), t0)
-			wire := unhex(t, tt.wire)
+			wire := testenv.Unhex(t, tt.wire)
 			n, err := s.HandleStream(t0, wire)
 			if n > len(wire) || n > MaxFrameLen {
 				t.Errorf("consumed %d of %d", n, len(wire))
@@ -106,7 +107,7 @@ func TestAnswerMisuse(t *testing.T) {
 	if err := s.Reject(nil); err != ErrState {
 		t.Errorf("Reject before the request: %v", err)
 	}
-	give(t, s, unhex(t, hexReq+"5002000400010001"))
+	give(t, s, testenv.Unhex(t, hexReq+"5002000400010001"))
 	event(t, s, EventRequest)
 	for _, tt := range []struct {
 		name string
@@ -128,7 +129,7 @@ func TestAnswerMisuse(t *testing.T) {
 	// With enhanced data there is room for 508 bytes of private data, without it for 512.
 	for wire, most := range map[string]int{hexReq + "5002000400010001": 508, hexReq + "40010000": 512} {
 		s := NewResponder(DefaultConfig(), t0)
-		give(t, s, unhex(t, wire))
+		give(t, s, testenv.Unhex(t, wire))
 		event(t, s, EventRequest)
 		if err := s.Reject(make([]byte, most+1)); !errors.Is(err, ErrPrivateData) {
 			t.Errorf("Reject with %d bytes: %v; want %v", most+1, err, ErrPrivateData)

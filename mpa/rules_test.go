@@ -6,6 +6,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // marks returns an FPDU of a ULPDU of 1500 bytes with its markers, and their offsets.
@@ -100,7 +101,7 @@ func TestInitiatorLearnsDepths(t *testing.T) {
 	for kind, flags := range map[EventKind]string{EventAccepted: "50", EventRejected: "70"} {
 		s := NewInitiator(with(same), t0)
 		frameOf(t, s)
-		give(t, s, unhex(t, hexRep+flags+"02000400070005"))
+		give(t, s, testenv.Unhex(t, hexRep+flags+"02000400070005"))
 		ev := event(t, s, kind)
 		if ev.Frame.IRD != 7 || ev.Frame.ORD != 5 || s.peer.IRD != 7 || s.peer.ORD != 5 {
 			t.Errorf("event %d: IRD %d, ORD %d; want 7 and 5", kind, ev.Frame.IRD, ev.Frame.ORD)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 const t0 clock.Time = 1_000_000
@@ -363,13 +364,13 @@ func TestStartupTimers(t *testing.T) {
 func waiting(t *testing.T, cfg Config) *Startup {
 	t.Helper()
 	s := NewResponder(cfg, t0)
-	give(t, s, unhex(t, hexReq+"5002000400010001"))
+	give(t, s, testenv.Unhex(t, hexReq+"5002000400010001"))
 	event(t, s, EventRequest)
 	return s
 }
 
 func TestStartupClosed(t *testing.T) {
-	part := unhex(t, hexRep)
+	part := testenv.Unhex(t, hexRep)
 	for _, tt := range []struct {
 		name  string
 		s     *Startup
@@ -430,7 +431,7 @@ func TestConfigValidate(t *testing.T) {
 
 func FuzzStartup(f *testing.F) {
 	for _, v := range frameVectors {
-		b := unhex(f, v.wire)
+		b := testenv.Unhex(f, v.wire)
 		for _, cfg := range []uint8{0, 1, 2, 5, 0xff} {
 			f.Add(b, cfg, uint8(3))
 			f.Add(append(b, 1, 2, 3), cfg, uint8(255))

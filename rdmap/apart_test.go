@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // TestReadQueuesApart checks that the Read Requests of one stream use no slots of another's queue and are answered
@@ -17,7 +19,7 @@ func TestReadQueuesApart(t *testing.T) {
 	}
 	for k := range ird {
 		for i, e := range es {
-			in := unhex(t, fmt.Sprintf("4141 00000000 00000001 %08x 00000000 %08x %016x 00000001 00000006 %016x", k+1, 7+i, 16*k, k))
+			in := testenv.Unhex(t, fmt.Sprintf("4141 00000000 00000001 %08x 00000000 %08x %016x 00000001 00000006 %016x", k+1, 7+i, 16*k, k))
 			if err := e.HandleULPDU(in); err != nil {
 				t.Fatalf("stream %d, Read %d within its IRD: %v", i, k, err)
 			}
@@ -25,7 +27,7 @@ func TestReadQueuesApart(t *testing.T) {
 	}
 	for i := streams - 1; i >= 0; i-- {
 		for k := range ird {
-			want := unhex(t, fmt.Sprintf("c142 %08x %016x %02x", 7+i, 16*k, i+1))
+			want := testenv.Unhex(t, fmt.Sprintf("c142 %08x %016x %02x", 7+i, 16*k, i+1))
 			if got := es[i].poll(testMULPDU); !bytes.Equal(got, want) {
 				t.Errorf("stream %d, answer %d: %x; want %x", i, k, got, want)
 			}

@@ -61,7 +61,7 @@ func TestHandleEarly(t *testing.T) {
 			e.post(t, WR{Op: OpRead, Len: 16, SinkSTag: 7, SinkTO: 0x1000})
 			e.poll(testMULPDU)
 			e.poll(testMULPDU)
-			in := unhex(t, tt.in)
+			in := testenv.Unhex(t, tt.in)
 			for range 2 {
 				if got := e.HandleEarly(1000, in); got != tt.want {
 					t.Fatalf("HandleEarly = %v; want %v", got, tt.want)
@@ -85,7 +85,7 @@ func TestHandleEarlyAtomic(t *testing.T) {
 	e := newVictim()
 	e.post(t, WR{Op: OpFetchAdd})
 	e.poll(testMULPDU)
-	if e.HandleEarly(1000, unhex(t, "c142 00000000 0000000000000000")) {
+	if e.HandleEarly(1000, testenv.Unhex(t, "c142 00000000 0000000000000000")) {
 		t.Error("a Read Response that only an atomic could have asked for was taken early")
 	}
 }
@@ -112,7 +112,7 @@ func TestDeliverEarlyErrors(t *testing.T) {
 			e.post(t, WR{Op: OpRead, Len: 1, SinkSTag: 7, SinkTO: 0x1080})
 			e.poll(testMULPDU)
 			e.poll(testMULPDU)
-			in := unhex(t, tt.in)
+			in := testenv.Unhex(t, tt.in)
 			if !e.HandleEarly(1000, in) {
 				t.Fatal("refused")
 			}
@@ -180,7 +180,7 @@ func TestEarlyReversed(t *testing.T) {
 
 // TestEarlyLimit checks that the table of early segments is bounded and may be disabled.
 func TestEarlyLimit(t *testing.T) {
-	in := unhex(t, "c140 00000007 0000000000001000 aa")
+	in := testenv.Unhex(t, "c140 00000007 0000000000001000 aa")
 	for _, limit := range []int{1, 2, 3, 100} {
 		e := newVictim()
 		e.Init(Config{Early: limit}, e.mem)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/ddp"
 	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // Fields of a Terminate besides its three codes (RFC 5040 figure 10).
@@ -177,7 +178,7 @@ func TestErrors(t *testing.T) {
 	for _, tt := range errorCases {
 		t.Run(tt.name, func(t *testing.T) {
 			e := newVictim()
-			in := unhex(t, tt.in)
+			in := testenv.Unhex(t, tt.in)
 			err := e.HandleULPDU(in)
 			if err == nil { // an atomic is checked in its turn
 				if e.Terminating() {
@@ -221,10 +222,10 @@ func wantTerminate(t *testing.T, e *end, err *term.Error, want []byte) {
 		t.Errorf("after the Terminate it sent %x", more)
 	}
 	placed, dropped := e.mem.placed, e.Stats().RxDropped
-	if err := e.HandleULPDU(unhex(t, "c140 00000007 0000000000001000 aa")); err != nil || e.mem.placed != placed {
+	if err := e.HandleULPDU(testenv.Unhex(t, "c140 00000007 0000000000001000 aa")); err != nil || e.mem.placed != placed {
 		t.Errorf("a Write after the error: %v, %d placements more", err, e.mem.placed-placed)
 	}
-	if e.HandleEarly(1, unhex(t, "c140 00000007 0000000000001000 aa")) {
+	if e.HandleEarly(1, testenv.Unhex(t, "c140 00000007 0000000000001000 aa")) {
 		t.Error("a Write was placed early after the error")
 	}
 	if got := e.Stats().RxDropped - dropped; got != 1 {
@@ -258,9 +259,9 @@ func TestTerminateBytes(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			e := newVictim()
-			e.Fail(tt.err, unhex(t, tt.seg))
-			e.Fail(term.ErrGlobal, unhex(t, write)) // only the first error counts
-			wantTerminate(t, e, tt.err, unhex(t, tt.want))
+			e.Fail(tt.err, testenv.Unhex(t, tt.seg))
+			e.Fail(term.ErrGlobal, testenv.Unhex(t, write)) // only the first error counts
+			wantTerminate(t, e, tt.err, testenv.Unhex(t, tt.want))
 		})
 	}
 }
@@ -268,7 +269,7 @@ func TestTerminateBytes(t *testing.T) {
 // TestTerminateLongSegment checks the DDP Segment Length for a segment of the largest size.
 func TestTerminateLongSegment(t *testing.T) {
 	e := newVictim()
-	in := append(unhex(t, "c140 00000006 0000000000001000"), make([]byte, 64768-14)...)
+	in := append(testenv.Unhex(t, "c140 00000006 0000000000001000"), make([]byte, 64768-14)...)
 	e.HandleULPDU(in)
 	wantTerminate(t, e, term.ErrInvalidSTag, terminateFor(term.ErrInvalidSTag, ddpHeader, in))
 }
@@ -277,7 +278,7 @@ func TestTerminateLongSegment(t *testing.T) {
 func TestErrorsOfResources(t *testing.T) {
 	e := newVictim()
 	e.mem.recvs = nil
-	in := unhex(t, hSend)
+	in := testenv.Unhex(t, hSend)
 	if err := e.HandleULPDU(in); err != term.ErrNoBuffer {
 		t.Errorf("Send without a buffer: %v; want %v", err, term.ErrNoBuffer)
 	}
@@ -289,10 +290,10 @@ func TestErrorsOfResources(t *testing.T) {
 		"414a 00000000 00000001 00000002 00000000" + strings.Repeat("00", 52),
 	} {
 		e = newVictim()
-		if err := e.HandleULPDU(unhex(t, hRead+sink+"00000001 00000007 0000000000001000")); err != nil {
+		if err := e.HandleULPDU(testenv.Unhex(t, hRead+sink+"00000001 00000007 0000000000001000")); err != nil {
 			t.Fatalf("Read within IRD: %v", err)
 		}
-		in = unhex(t, second)
+		in = testenv.Unhex(t, second)
 		if err := e.HandleULPDU(in); err != term.ErrStream {
 			t.Errorf("one request more than IRD: %v; want %v", err, term.ErrStream)
 		}
@@ -300,7 +301,7 @@ func TestErrorsOfResources(t *testing.T) {
 	}
 
 	e = newEnd(Config{})
-	if err := e.HandleULPDU(unhex(t, hRead+sink+"00000000 00000000 0000000000000000")); err != term.ErrStream {
+	if err := e.HandleULPDU(testenv.Unhex(t, hRead+sink+"00000000 00000000 0000000000000000")); err != term.ErrStream {
 		t.Errorf("Read at IRD 0: %v; want %v", err, term.ErrStream)
 	}
 }
@@ -338,11 +339,11 @@ func TestErrorsOfResponses(t *testing.T) {
 			e.post(t, tt.wr)
 			e.poll(testMULPDU)
 			if tt.before != "" {
-				if err := e.HandleULPDU(unhex(t, tt.before)); err != nil {
+				if err := e.HandleULPDU(testenv.Unhex(t, tt.before)); err != nil {
 					t.Fatal(err)
 				}
 			}
-			in := unhex(t, tt.in)
+			in := testenv.Unhex(t, tt.in)
 			if err := e.HandleULPDU(in); err != tt.want {
 				t.Errorf("HandleULPDU = %v; want %v", err, tt.want)
 			}
@@ -367,11 +368,11 @@ func TestZeroLength(t *testing.T) {
 		hRead + "deadbeef ffffffffffffffff 00000000 deadbeef ffffffffffffffff",
 		hSend,
 	} {
-		if err := e.HandleULPDU(unhex(t, in)); err != nil {
+		if err := e.HandleULPDU(testenv.Unhex(t, in)); err != nil {
 			t.Fatalf("%s: %v", in, err)
 		}
 	}
-	if got, want := e.poll(testMULPDU), unhex(t, "c142 deadbeef ffffffffffffffff"); !bytes.Equal(got, want) {
+	if got, want := e.poll(testMULPDU), testenv.Unhex(t, "c142 deadbeef ffffffffffffffff"); !bytes.Equal(got, want) {
 		t.Errorf("answer to the Read %x; want %x", got, want)
 	}
 	if cs := e.completions(); len(cs) != 1 || cs[0].Len != 0 || cs[0].Kind != CompRecv {
@@ -390,7 +391,7 @@ func TestReservedIgnored(t *testing.T) {
 		"7d73 deadbeef 00000000 00000001 00000000 aa",
 		"7d71 deadbeef 00000001 00000001 00000000" + sink + "00000000 00000000 0000000000000000",
 	} {
-		if err := e.HandleULPDU(unhex(t, in)); err != nil {
+		if err := e.HandleULPDU(testenv.Unhex(t, in)); err != nil {
 			t.Errorf("%s: %v", in, err)
 		}
 	}
@@ -398,10 +399,10 @@ func TestReservedIgnored(t *testing.T) {
 		t.Errorf("completions %+v; want a Send that invalidates nothing", cs)
 	}
 	e.poll(testMULPDU)
-	if err := e.HandleULPDU(unhex(t, "7d7a deadbeef 00000001 00000002 00000000 fffffff0 00000005 00000007 0000000000001000 0000000000000001 0000000000000000 ffffffffffffffff 0000000000000000")); err != nil {
+	if err := e.HandleULPDU(testenv.Unhex(t, "7d7a deadbeef 00000001 00000002 00000000 fffffff0 00000005 00000007 0000000000001000 0000000000000001 0000000000000000 ffffffffffffffff 0000000000000000")); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := e.poll(testMULPDU), unhex(t, hAnswer+"00000005 aa00000000000000"); !bytes.Equal(got, want) {
+	if got, want := e.poll(testMULPDU), testenv.Unhex(t, hAnswer+"00000005 aa00000000000000"); !bytes.Equal(got, want) {
 		t.Errorf("answer to the atomic %x; want %x", got, want)
 	}
 }
@@ -410,14 +411,14 @@ func TestReservedIgnored(t *testing.T) {
 // second segment and the whole request.
 func TestErrorOfSegmentedRequest(t *testing.T) {
 	e := newVictim()
-	if err := e.HandleULPDU(unhex(t, "0141 00000000 00000001 00000001 00000000 00000009 00000000")); err != nil {
+	if err := e.HandleULPDU(testenv.Unhex(t, "0141 00000000 00000001 00000001 00000000 00000009 00000000")); err != nil {
 		t.Fatal(err)
 	}
-	second := unhex(t, "4141 00000000 00000001 00000001 00000008 00002000 00000001 00000006 0000000000001000")
+	second := testenv.Unhex(t, "4141 00000000 00000001 00000001 00000008 00002000 00000001 00000006 0000000000001000")
 	if err := e.HandleULPDU(second); err != term.ErrReadSTag {
 		t.Fatalf("HandleULPDU = %v; want %v", err, term.ErrReadSTag)
 	}
-	wantTerminate(t, e, term.ErrReadSTag, unhex(t, "4147 00000000 00000002 00000001 00000000 0100e000 0026"+
+	wantTerminate(t, e, term.ErrReadSTag, testenv.Unhex(t, "4147 00000000 00000002 00000001 00000000 0100e000 0026"+
 		"4141 00000000 00000001 00000001 00000008"+sink+"00000001 00000006 0000000000001000"))
 }
 
@@ -433,7 +434,7 @@ func TestParts(t *testing.T) {
 		var err *term.Error
 		for _, seg := range in {
 			if err == nil {
-				err = e.HandleULPDU(unhex(t, seg))
+				err = e.HandleULPDU(testenv.Unhex(t, seg))
 			}
 		}
 		if cs := e.completions(); err != term.ErrInvalidMO || len(cs) != 0 {

@@ -9,6 +9,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // fuzzMemory is a fakeMemory whose STags stay valid, so that what was placed early could also have been placed in
@@ -63,13 +64,13 @@ func join(ulpdus ...[]byte) (b []byte) {
 // same error and Terminate, completions and answers.
 func FuzzStream(f *testing.F) {
 	for _, tt := range errorCases {
-		f.Add(join(unhex(f, tt.in)))
+		f.Add(join(testenv.Unhex(f, tt.in)))
 	}
-	f.Add(join(unhex(f, "c142 00000009 0000000000002000 01020304050607080910111213141516"), unhex(f, hAnswer+"00000001 0102030405060708"),
-		unhex(f, "c142 00000009 0000000000000000"), unhex(f, "8142 00000009 0000000000002018 0102"), unhex(f, hSend+"aabb"),
-		unhex(f, "0145 00000000 00000000 00000002 00000000 aabb"), unhex(f, "4145 00000000 00000000 00000002 00000002 aabb"),
-		unhex(f, hAtomic+"00000000 00000000 00000007 0000000000001000 0000000000000001 0000000000000000"+atomOnes),
-		unhex(f, "4141 00000000 00000001 00000002 00000000"+sink+"00000010 00000007 0000000000001000"), unhex(f, hTerm+"01000700 0010")))
+	f.Add(join(testenv.Unhex(f, "c142 00000009 0000000000002000 01020304050607080910111213141516"), testenv.Unhex(f, hAnswer+"00000001 0102030405060708"),
+		testenv.Unhex(f, "c142 00000009 0000000000000000"), testenv.Unhex(f, "8142 00000009 0000000000002018 0102"), testenv.Unhex(f, hSend+"aabb"),
+		testenv.Unhex(f, "0145 00000000 00000000 00000002 00000000 aabb"), testenv.Unhex(f, "4145 00000000 00000000 00000002 00000002 aabb"),
+		testenv.Unhex(f, hAtomic+"00000000 00000000 00000007 0000000000001000 0000000000000001 0000000000000000"+atomOnes),
+		testenv.Unhex(f, "4141 00000000 00000001 00000002 00000000"+sink+"00000010 00000007 0000000000001000"), testenv.Unhex(f, hTerm+"01000700 0010")))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		ulpdus, early, with := split(b)
 		a, e := fuzzEnd(), fuzzEnd()

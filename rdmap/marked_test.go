@@ -7,6 +7,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // withMarkers returns p with a marker before the byte at offset first, at least 1, and before each 508th byte after
@@ -27,7 +28,7 @@ func withMarkers(p []byte, first int) marked.Bytes {
 // TestErrorsMarked checks that a segment is refused in the same way wherever its markers are.
 func TestErrorsMarked(t *testing.T) {
 	for _, tt := range errorCases {
-		in := unhex(t, tt.in)
+		in := testenv.Unhex(t, tt.in)
 		plain := newVictim()
 		want := plain.HandleULPDU(in)
 		terminate := plain.poll(testMULPDU)
@@ -55,7 +56,7 @@ func TestPlaceMarked(t *testing.T) {
 		recv      bool // whether the payload belongs in the receive buffer or in the region
 	}{{"Write", "c140 00000007 0000000000001000", false}, {"Send", hSend, true}} {
 		for first := 1; first <= 508; first += 1 + rnd.IntN(12) {
-			u := withMarkers(append(unhex(t, tt.hdr), payload...), first)
+			u := withMarkers(append(testenv.Unhex(t, tt.hdr), payload...), first)
 			for _, early := range []bool{false, true} {
 				e := newVictim()
 				region, recv := make([]byte, len(payload)), make([]byte, len(payload))

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // TestRTR checks that the RTR is sent first, uses no work request and completes nothing, and that an ordinary message
@@ -31,7 +32,7 @@ func TestRTR(t *testing.T) {
 				t.Errorf("%v: nothing to send", tt.kind)
 			}
 			rtr := a.poll(testMULPDU)
-			if !bytes.Equal(rtr, unhex(t, tt.wire)) {
+			if !bytes.Equal(rtr, testenv.Unhex(t, tt.wire)) {
 				t.Errorf("%v: sent %x; want %s", tt.kind, rtr, tt.wire)
 			}
 			if err := b.HandleULPDU(rtr); err != nil {
@@ -51,7 +52,7 @@ func TestRTR(t *testing.T) {
 				t.Errorf("%v: completions %+v", tt.kind, cs)
 			}
 			next := a.poll(testMULPDU)
-			if !bytes.Equal(next, unhex(t, tt.next)) {
+			if !bytes.Equal(next, testenv.Unhex(t, tt.next)) {
 				t.Errorf("%v: then %x; want %s", tt.kind, next, tt.next)
 			}
 			if err := b.HandleULPDU(next); err != nil {
@@ -111,10 +112,10 @@ func TestRTRExpected(t *testing.T) {
 				e.ird = 0
 			}
 			e.ExpectRTR(tt.expect)
-			if e.HandleEarly(5, unhex(t, hSend)) {
+			if e.HandleEarly(5, testenv.Unhex(t, hSend)) {
 				t.Error("something was placed early before the RTR")
 			}
-			if err := e.HandleULPDU(unhex(t, tt.in)); err != tt.err {
+			if err := e.HandleULPDU(testenv.Unhex(t, tt.in)); err != tt.err {
 				t.Fatalf("HandleULPDU = %v; want %v", err, tt.err)
 			}
 			if tt.err != nil {
@@ -124,7 +125,7 @@ func TestRTRExpected(t *testing.T) {
 				t.Errorf("%d receive buffers taken; want %d", e.mem.taken, tt.taken)
 			}
 			// Only the first message can be an RTR.
-			if err := e.HandleULPDU(unhex(t, tt.nextTo)); err != nil || e.mem.taken != tt.taken+1 {
+			if err := e.HandleULPDU(testenv.Unhex(t, tt.nextTo)); err != nil || e.mem.taken != tt.taken+1 {
 				t.Errorf("the next Send: %v, %d buffers taken", err, e.mem.taken)
 			}
 			if ev, ok := e.PollEvent(); ok {

@@ -9,6 +9,7 @@ import (
 	"github.com/iwarpd/iwarpd/ddp"
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 func TestVerbs(t *testing.T) {
@@ -271,12 +272,12 @@ func TestFlush(t *testing.T) {
 	e.post(t, WR{ID: 3, Op: OpWrite})
 	e.poll(testMULPDU)
 	e.poll(testMULPDU)
-	e.HandleULPDU(unhex(t, hSend+"aa"))
-	e.HandleULPDU(unhex(t, "0143 00000000 00000000 00000002 00000000 aa"))
-	if !e.HandleEarly(77, unhex(t, "4143 00000000 00000000 00000003 00000000 bb")) {
+	e.HandleULPDU(testenv.Unhex(t, hSend+"aa"))
+	e.HandleULPDU(testenv.Unhex(t, "0143 00000000 00000000 00000002 00000000 aa"))
+	if !e.HandleEarly(77, testenv.Unhex(t, "4143 00000000 00000000 00000003 00000000 bb")) {
 		t.Fatal("not placed early")
 	}
-	e.HandleULPDU(unhex(t, "4141 00000000 00000001 00000001 00000000"+sink+"00000001 00000007 0000000000001000"))
+	e.HandleULPDU(testenv.Unhex(t, "4141 00000000 00000001 00000001 00000000"+sink+"00000001 00000007 0000000000001000"))
 	e.Flush()
 	e.Flush()
 	want := []Completion{
@@ -290,7 +291,7 @@ func TestFlush(t *testing.T) {
 	if b := e.poll(testMULPDU); b != nil || e.Sendable() {
 		t.Errorf("after Flush it sends %x", b)
 	}
-	if err := e.HandleULPDU(unhex(t, "c140 00000007 0000000000001000 aa")); err != nil || e.mem.regions[7].buf[0] != 0 {
+	if err := e.HandleULPDU(testenv.Unhex(t, "c140 00000007 0000000000001000 aa")); err != nil || e.mem.regions[7].buf[0] != 0 {
 		t.Errorf("after Flush a Write was taken, or is an error: %v", err)
 	}
 	e.post(t, WR{ID: 9, Op: OpWrite})
@@ -400,7 +401,7 @@ func TestMSNWrap(t *testing.T) {
 	for _, want := range []string{"ffffffff", "00000000", "00000001"} {
 		for _, op := range []Op{OpSend, OpFetchAdd} {
 			e.post(t, WR{Op: op})
-			if p := e.poll(testMULPDU); !bytes.Equal(p[10:14], unhex(t, want)) {
+			if p := e.poll(testMULPDU); !bytes.Equal(p[10:14], testenv.Unhex(t, want)) {
 				t.Errorf("%v: MSN %x; want %s", op, p[10:14], want)
 			}
 		}
@@ -467,7 +468,7 @@ func TestSourceError(t *testing.T) {
 		}
 	}
 
-	request := unhex(t, "4141 00000000 00000001 00000001 00000000 00000009 fffffffffffff000 000000fa 00000007 0000000000001000")
+	request := testenv.Unhex(t, "4141 00000000 00000001 00000001 00000000 00000009 fffffffffffff000 000000fa 00000007 0000000000001000")
 	for segments, rest := range []string{
 		"00000009 fffffffffffff000 000000fa 00000007 0000000000001000",
 		"00000009 fffffffffffff072 00000088 00000007 0000000000001072",
@@ -486,7 +487,7 @@ func TestSourceError(t *testing.T) {
 		e.SourceError(&seg, term.ErrReadSTag)
 		want := terminateFor(term.ErrReadSTag, ddpHeader, request)
 		want[ddp.UntaggedLen+2] |= hdrRDMA
-		wantTerminate(t, e, term.ErrReadSTag, append(want, unhex(t, rest)...))
+		wantTerminate(t, e, term.ErrReadSTag, append(want, testenv.Unhex(t, rest)...))
 	}
 
 	// A work request has already completed and its slot is in use by another one.

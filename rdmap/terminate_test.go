@@ -6,6 +6,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/ddp"
 	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // TestTerminateDecode decodes Terminates as peers send them: as RFC 5040 section 4.8 says; from soft-iWARP of Linux
@@ -65,13 +66,13 @@ func TestTerminateDecode(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			var got Terminate
-			if !got.Decode(unhex(t, tt.in), tt.data) {
+			if !got.Decode(testenv.Unhex(t, tt.in), tt.data) {
 				t.Fatal("not decoded")
 			}
 			if got.Err() != tt.want {
 				t.Errorf("%v; want %v", got.Err(), tt.want)
 			}
-			if !bytes.Equal(got.DDP, unhex(t, tt.ddp)) || !bytes.Equal(got.RDMA, unhex(t, tt.rdma)) {
+			if !bytes.Equal(got.DDP, testenv.Unhex(t, tt.ddp)) || !bytes.Equal(got.RDMA, testenv.Unhex(t, tt.rdma)) {
 				t.Errorf("headers %x and %x; want %s and %s", got.DDP, got.RDMA, tt.ddp, tt.rdma)
 			}
 		})
@@ -80,7 +81,7 @@ func TestTerminateDecode(t *testing.T) {
 
 // TestTerminateRoundTrip checks that every error that is sent decodes to itself.
 func TestTerminateRoundTrip(t *testing.T) {
-	seg := unhex(t, hRead+sink+"00000001 00000006 0000000000001000")
+	seg := testenv.Unhex(t, hRead+sink+"00000001 00000006 0000000000001000")
 	for layer := range uint8(3) {
 		for typ := range uint8(3) {
 			for code := range 256 {
@@ -151,8 +152,8 @@ func TestTerminated(t *testing.T) {
 				}
 			}
 			e.post(t, WR{Op: OpWrite})
-			msg := unhex(t, tt.in)
-			if err := e.HandleULPDU(append(unhex(t, hTerm), msg...)); err != nil {
+			msg := testenv.Unhex(t, tt.in)
+			if err := e.HandleULPDU(append(testenv.Unhex(t, hTerm), msg...)); err != nil {
 				t.Fatalf("HandleULPDU: %v", err)
 			}
 			if ev, ok := e.PollEvent(); !ok || ev != EventTerminated {
@@ -165,7 +166,7 @@ func TestTerminated(t *testing.T) {
 			if b := e.poll(testMULPDU); b != nil || e.Terminating() {
 				t.Errorf("it sent %x, Terminating %v; want nothing more", b, e.Terminating())
 			}
-			if err := e.HandleULPDU(unhex(t, hSend)); err != nil || e.Stats().RxDropped != 1 {
+			if err := e.HandleULPDU(testenv.Unhex(t, hSend)); err != nil || e.Stats().RxDropped != 1 {
 				t.Errorf("a message after it: %v; want it dropped", err)
 			}
 			e.Flush()
@@ -180,17 +181,17 @@ func TestTerminated(t *testing.T) {
 // TestTerminatedAtSetup checks that the meaning of 20 07 depends on whether the stream has carried messages.
 func TestTerminatedAtSetup(t *testing.T) {
 	e := newVictim()
-	if err := e.HandleULPDU(unhex(t, hTerm+"20070000")); err != nil || e.Remote() != term.ErrMPARTR {
+	if err := e.HandleULPDU(testenv.Unhex(t, hTerm+"20070000")); err != nil || e.Remote() != term.ErrMPARTR {
 		t.Errorf("first message: %v, %v; want %v", err, e.Remote(), term.ErrMPARTR)
 	}
 	e = newVictim()
-	e.HandleULPDU(unhex(t, hSend))
-	if err := e.HandleULPDU(unhex(t, hTerm+"20070000")); err != nil || e.Remote() != term.ErrStream {
+	e.HandleULPDU(testenv.Unhex(t, hSend))
+	if err := e.HandleULPDU(testenv.Unhex(t, hTerm+"20070000")); err != nil || e.Remote() != term.ErrStream {
 		t.Errorf("after a Send: %v, %v; want %v", err, e.Remote(), term.ErrStream)
 	}
 	e = newVictim()
-	e.HandleULPDU(unhex(t, hRead+sink+"00000000 00000000 0000000000000000"))
-	if err := e.HandleULPDU(unhex(t, hTerm+"20070000")); err != nil || e.Remote() != term.ErrStream {
+	e.HandleULPDU(testenv.Unhex(t, hRead+sink+"00000000 00000000 0000000000000000"))
+	if err := e.HandleULPDU(testenv.Unhex(t, hTerm+"20070000")); err != nil || e.Remote() != term.ErrStream {
 		t.Errorf("after a Read Request: %v, %v; want %v", err, e.Remote(), term.ErrStream)
 	}
 }
@@ -204,7 +205,7 @@ func TestTerminatedEndToEnd(t *testing.T) {
 		e.poll(testMULPDU)
 	}
 	in := hTerm + "0100e000 002e 4141 00000000 00000001 00000002 00000000 00000007 0000000000001010 00000010 00000055 0000000000000000"
-	if err := e.HandleULPDU(unhex(t, in)); err != nil {
+	if err := e.HandleULPDU(testenv.Unhex(t, in)); err != nil {
 		t.Fatal(err)
 	}
 	e.Flush()
@@ -216,21 +217,21 @@ func TestTerminatedEndToEnd(t *testing.T) {
 // TestTerminatedSegmented decodes a Terminate in two segments, and one padded with zeros.
 func TestTerminatedSegmented(t *testing.T) {
 	e := newVictim()
-	if err := e.HandleULPDU(unhex(t, "0147 00000000 00000002 00000001 00000000 2002")); err != nil {
+	if err := e.HandleULPDU(testenv.Unhex(t, "0147 00000000 00000002 00000001 00000000 2002")); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.HandleULPDU(unhex(t, "4147 00000000 00000002 00000001 00000002 0000")); err != nil || e.Remote() != term.ErrMPACRC {
+	if err := e.HandleULPDU(testenv.Unhex(t, "4147 00000000 00000002 00000001 00000002 0000")); err != nil || e.Remote() != term.ErrMPACRC {
 		t.Errorf("second half: %v, Remote %v; want %v", err, e.Remote(), term.ErrMPACRC)
 	}
 	e = newVictim()
-	if err := e.HandleULPDU(append(unhex(t, hTerm+"20020000"), make([]byte, 60)...)); err != nil || e.Remote() != term.ErrMPACRC {
+	if err := e.HandleULPDU(append(testenv.Unhex(t, hTerm+"20020000"), make([]byte, 60)...)); err != nil || e.Remote() != term.ErrMPACRC {
 		t.Errorf("padded: %v, Remote %v; want %v", err, e.Remote(), term.ErrMPACRC)
 	}
 }
 
 func FuzzTerminate(f *testing.F) {
 	for _, s := range []string{"20020000", "0100e000002e" + "414100000000000000010000000100000000" + "00000009000000000000200000000001000000060000000000001000", "21060000", "100007000000", "23070000"} {
-		f.Add(unhex(f, s), true)
+		f.Add(testenv.Unhex(f, s), true)
 	}
 	f.Fuzz(func(t *testing.T, b []byte, data bool) {
 		var got Terminate

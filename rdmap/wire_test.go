@@ -8,16 +8,8 @@ import (
 
 	"github.com/iwarpd/iwarpd/ddp"
 	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
-
-func unhex(t testing.TB, s string) []byte {
-	t.Helper()
-	b, err := hex.DecodeString(strings.ReplaceAll(s, " ", ""))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
 
 // TestOpcodeRegistry checks the registry of RDMAP Message Operation Codes: RFC 6580 section 3.4, with the additions
 // of RFC 7306 section 10.1. Any other opcode is unexpected, including the experimental one.
@@ -105,7 +97,7 @@ func TestWire(t *testing.T) {
 			e.mem.sources[0] = []byte("hi")
 			e.post(t, tt.wr)
 			got := e.poll(testMULPDU)
-			if want := unhex(t, tt.want); !bytes.Equal(got, want) {
+			if want := testenv.Unhex(t, tt.want); !bytes.Equal(got, want) {
 				t.Errorf("got\n%x; want\n%x", got, want)
 			}
 			if more := e.poll(testMULPDU); more != nil {
@@ -126,7 +118,7 @@ func TestWireResponses(t *testing.T) {
 		"414a 00000000 00000001 00000002 00000000 00000000 deadbeef 01020304 0000000000001000 0000000000000005 0000000000000000 0000000000000000 ffffffffffffffff",
 		"4141 00000000 00000001 00000003 00000000 00000000 0000000000000000 00000000 00000000 ffffffffffffffff",
 	} {
-		if err := e.HandleULPDU(unhex(t, in)); err != nil {
+		if err := e.HandleULPDU(testenv.Unhex(t, in)); err != nil {
 			t.Fatalf("%s: %v", in, err)
 		}
 	}
@@ -135,7 +127,7 @@ func TestWireResponses(t *testing.T) {
 		"414b 00000000 00000003 00000001 00000000 deadbeef fffffffffffffffe",
 		"c142 00000000 0000000000000000",
 	} {
-		if got, want := e.poll(testMULPDU), unhex(t, out); !bytes.Equal(got, want) {
+		if got, want := e.poll(testMULPDU), testenv.Unhex(t, out); !bytes.Equal(got, want) {
 			t.Errorf("got\n%x; want\n%x", got, want)
 		}
 	}
@@ -154,7 +146,7 @@ func TestCapturedRping(t *testing.T) {
 		sink   = "00005593db82f5501dc13f0000000040"
 	)
 	client, server := newPair(Config{IRD: 1, ORD: 1})
-	client.mem.regions[0x31618200] = &region{base: 0x5593db82f370, buf: unhex(t, ping), read: true}
+	client.mem.regions[0x31618200] = &region{base: 0x5593db82f370, buf: testenv.Unhex(t, ping), read: true}
 	client.mem.regions[0x1dc13f00] = &region{base: 0x5593db82f550, buf: make([]byte, 64), write: true}
 	server.mem.regions[0x08bfe000] = &region{base: 0x56012fa0ef30, buf: make([]byte, 64)}
 	for range 2 {
@@ -168,13 +160,13 @@ func TestCapturedRping(t *testing.T) {
 	post := func(e *end, wr WR, data string) {
 		id++
 		wr.ID = id
-		e.mem.sources[id] = unhex(t, data)
+		e.mem.sources[id] = testenv.Unhex(t, data)
 		e.post(t, wr)
 	}
 	carry := func(from, to *end, want string) {
 		t.Helper()
 		b := from.poll(1442)
-		if !bytes.Equal(b, unhex(t, want)) {
+		if !bytes.Equal(b, testenv.Unhex(t, want)) {
 			t.Fatalf("sent\n%x; in the capture it was\n%s", b, want)
 		}
 		if err := to.HandleULPDU(b); err != nil {
@@ -196,7 +188,7 @@ func TestCapturedRping(t *testing.T) {
 	post(server, WR{Op: OpSend, Len: 16}, strings.Repeat("00", 16))
 	carry(server, client, "4143 00000000 00000000 00000002 00000000"+strings.Repeat("00", 16))
 
-	if !bytes.Equal(client.mem.regions[0x1dc13f00].buf, unhex(t, ping)) || !bytes.Equal(server.mem.recvs[1], unhex(t, sink)) {
+	if !bytes.Equal(client.mem.regions[0x1dc13f00].buf, testenv.Unhex(t, ping)) || !bytes.Equal(server.mem.recvs[1], testenv.Unhex(t, sink)) {
 		t.Error("the bytes did not arrive")
 	}
 	for name, e := range map[string]*end{"client": client, "server": server} {
@@ -223,7 +215,7 @@ func TestCapturedSegmentation(t *testing.T) {
 		{"Write", func() { e.post(t, WR{Op: OpWrite, Len: 65536, STag: 0x18ada100, TO: 0x7ffa4e7c0000}) },
 			"814018ada10000007ffa4e7c0000", "c14018ada10000007ffa4e7cfb04", 46},
 		{"Read Response", func() {
-			if err := e.HandleULPDU(unhex(t, "4141000000000000000100000001000000003944500000007fd7ff83b00000010000ba82de0000007ff02b005000")); err != nil {
+			if err := e.HandleULPDU(testenv.Unhex(t, "4141000000000000000100000001000000003944500000007fd7ff83b00000010000ba82de0000007ff02b005000")); err != nil {
 				t.Fatal(err)
 			}
 		}, "81423944500000007fd7ff83b000", "c1423944500000007fd7ff84ab04", 46},

@@ -2,21 +2,11 @@ package tcp
 
 import (
 	"bytes"
-	"encoding/hex"
-	"strings"
 	"testing"
 
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
-
-func unhex(t testing.TB, s string) []byte {
-	t.Helper()
-	b, err := hex.DecodeString(strings.ReplaceAll(s, " ", ""))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
 
 // TestHeaderGolden compares headers with those that the kernel's TCP writes.
 func TestHeaderGolden(t *testing.T) {
@@ -40,7 +30,7 @@ func TestHeaderGolden(t *testing.T) {
 		{"RST", "1c06 a12c 00000001 00000000 50 04 0000 0000 0000", Header{SrcPort: 7174, DstPort: 0xa12c, Seq: 1, Flags: RST}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			want := unhex(t, tc.hex)
+			want := testenv.Unhex(t, tc.hex)
 			got := make([]byte, tc.h.Len())
 			if n := tc.h.Put(got); n != len(want) || !bytes.Equal(got, want) {
 				t.Errorf("Put:\n got %x\nwant %x", got, want)
@@ -55,7 +45,7 @@ func TestHeaderGolden(t *testing.T) {
 
 // TestHeaderErrors checks every length that is too short (RFC 9293 3.1).
 func TestHeaderErrors(t *testing.T) {
-	b := unhex(t, "a12c 1c06 12345678 00000000 a0 02 faf0 0000 0000 020405b4 0402080a 01020304 00000000 01030307")
+	b := testenv.Unhex(t, "a12c 1c06 12345678 00000000 a0 02 faf0 0000 0000 020405b4 0402080a 01020304 00000000 01030307")
 	var h Header
 	for n := range b {
 		if _, err := h.Decode(b[:n]); err != ErrShortHeader {
@@ -97,7 +87,7 @@ func TestOptionGarbage(t *testing.T) {
 		{"the last of two MSS options counts", "020405b4 02040100", Options{MSS: 256}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			opts := unhex(t, tc.hex)
+			opts := testenv.Unhex(t, tc.hex)
 			for len(opts)%4 != 0 {
 				opts = append(opts, 0)
 			}
@@ -116,9 +106,9 @@ func TestOptionGarbage(t *testing.T) {
 
 // FuzzHeader checks that the decoder takes any bytes without a panic and that its result survives Put and Decode.
 func FuzzHeader(f *testing.F) {
-	f.Add(unhex(f, "a12c1c061234567800000000a002faf000000000020405b40402080a010203040000000001030307"))
-	f.Add(unhex(f, "1c06a12c0000000112345679b01001f6000000000101080a0a0b0c0d010203040101050a0000001000000020"))
-	f.Add(unhex(f, "1c06a12c00000001123456796010000000000000fe00feff"))
+	f.Add(testenv.Unhex(f, "a12c1c061234567800000000a002faf000000000020405b40402080a010203040000000001030307"))
+	f.Add(testenv.Unhex(f, "1c06a12c0000000112345679b01001f6000000000101080a0a0b0c0d010203040101050a0000001000000020"))
+	f.Add(testenv.Unhex(f, "1c06a12c00000001123456796010000000000000fe00feff"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var h Header
 		n, err := h.Decode(b)

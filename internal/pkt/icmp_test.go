@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // icmpFrame makes a frame to 10.0.0.1 or fd00::1 from a router with an ICMP
@@ -58,7 +60,7 @@ func TestICMPErrorGolden(t *testing.T) {
 			ICMPError{Flow: flow6, Proto: 6, Kind: Unreachable, Seq: 0x01020304}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			msg := unhex(t, tc.msg)
+			msg := testenv.Unhex(t, tc.msg)
 			b := icmpFrame(t, tc.v6, msg)
 			var p Packet
 			if err := p.Parse(b, len(b)); err != nil {
@@ -108,7 +110,7 @@ func TestICMPErrorRefuses(t *testing.T) {
 		{"header length", false, `0303 0000 0000 0000 41000020 00000000 4006 0000 0a000001 0a000002 ` + first8, ErrHeader},
 		{"IPv6 version", true, `0100 0000 0000 0000 4` + ip6[1:] + first8, ErrHeader},
 	} {
-		b := icmpFrame(t, tc.v6, unhex(t, tc.msg))
+		b := icmpFrame(t, tc.v6, testenv.Unhex(t, tc.msg))
 		var p Packet
 		if err := p.Parse(b, len(b)); err != nil {
 			t.Fatal(err)
@@ -119,7 +121,7 @@ func TestICMPErrorRefuses(t *testing.T) {
 		}
 	}
 	// Not ICMP at all.
-	b := unhex(t, mac4+ip4+tcp)
+	b := testenv.Unhex(t, mac4+ip4+tcp)
 	var p Packet
 	if err := p.Parse(b, len(b)); err != nil {
 		t.Fatal(err)

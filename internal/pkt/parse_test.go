@@ -2,22 +2,13 @@ package pkt
 
 import (
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"net/netip"
 	"strings"
 	"testing"
-)
 
-// unhex reads bytes that are written in hex, with spaces.
-func unhex(t testing.TB, s string) []byte {
-	t.Helper()
-	b, err := hex.DecodeString(strings.Join(strings.Fields(s), ""))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
 
 // A SYN of 10.0.0.1 port 40000 to 10.0.0.2 port 7174, as Linux sends it, and
 // the same over IPv6.
@@ -38,7 +29,7 @@ func TestParseGolden(t *testing.T) {
 	// Pseudo-headers as RFC 9293, Section 3.1 and RFC 8200, Section 8.1 have
 	// them.
 	sum4 := uint32(slowSum([]byte{10, 0, 0, 1, 10, 0, 0, 2, 0, 6, 0, 20}))
-	sum6 := uint32(slowSum(unhex(t, `fd000000000000000000000000000001 fd000000000000000000000000000002 00000014 00000006`)))
+	sum6 := uint32(slowSum(testenv.Unhex(t, `fd000000000000000000000000000001 fd000000000000000000000000000002 00000014 00000006`)))
 	for _, tc := range []struct {
 		name, frame string
 		want        Packet
@@ -66,7 +57,7 @@ func TestParseGolden(t *testing.T) {
 				PseudoSum: uint32(slowSum([]byte{10, 0, 0, 1, 10, 0, 0, 2, 0, 1, 0, 8}))}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			b := unhex(t, tc.frame)
+			b := testenv.Unhex(t, tc.frame)
 			tc.want.SrcMAC, tc.want.DstMAC = src, dst
 			// Remains of an earlier packet must not show.
 			got := Packet{NVLAN: 2, VLANs: [2]uint16{1, 2}, V6: true, ECN: 3, PseudoSum: 77}
@@ -96,7 +87,7 @@ func TestParseGolden(t *testing.T) {
 }
 
 func TestParseErrors(t *testing.T) {
-	v4, v6 := unhex(t, mac4+ip4+tcp), unhex(t, mac6+ip6+tcp)
+	v4, v6 := testenv.Unhex(t, mac4+ip4+tcp), testenv.Unhex(t, mac6+ip6+tcp)
 	edit := func(b []byte, off int, v ...byte) []byte {
 		b = append([]byte{}, b...)
 		copy(b[off:], v)
@@ -121,7 +112,7 @@ func TestParseErrors(t *testing.T) {
 	}{
 		{"empty", nil, ErrShort},
 		{"ARP", edit(v4, 12, 8, 6), ErrNotIP},
-		{"three VLAN tags", append(append(v4[:12:12], unhex(t, "8100 0001 8100 0002 8100 0003")...), v4[12:]...), ErrNotIP},
+		{"three VLAN tags", append(append(v4[:12:12], testenv.Unhex(t, "8100 0001 8100 0002 8100 0003")...), v4[12:]...), ErrNotIP},
 		{"version", fix(edit(v4, 14, 0x55)), ErrHeader},
 		{"header length below 20", fix(edit(v4, 14, 0x44)), ErrHeader},
 		{"header length beyond the packet", fix(edit(v4, 14, 0x4f)), ErrHeader},
@@ -139,7 +130,7 @@ func TestParseErrors(t *testing.T) {
 		{"IPv6 last fragment", ext(44, 6, 0, 0, 8, 0, 0, 0, 1), ErrFragment},
 		{"IPv6 extension header beyond packet", ext(60, 6, 9, 1, 4, 0, 0, 0, 0), ErrHeader},
 		{"IPv6 segments left", ext(43, 6, 0, 0, 1, 0, 0, 0, 0), ErrHeader},
-		{"IPv6 nothing but extension headers", ext(60, unhex(t, strings.Repeat("3c00010400000000", 9))...), ErrHeader},
+		{"IPv6 nothing but extension headers", ext(60, testenv.Unhex(t, strings.Repeat("3c00010400000000", 9))...), ErrHeader},
 		{"IPv6 from an address of IPv4", edit(v6, 22, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1), ErrHeader},
 		{"IPv6 to an address of IPv4", edit(v6, 38, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 2), ErrHeader},
 		{"IPv6 no next header", edit(v6, 20, 59), nil},
@@ -208,7 +199,7 @@ func TestFlowString(t *testing.T) {
 }
 
 func TestAllocatesNothing(t *testing.T) {
-	v4, v6 := unhex(t, mac4+ip4+tcp), unhex(t, mac6+ip6+tcp)
+	v4, v6 := testenv.Unhex(t, mac4+ip4+tcp), testenv.Unhex(t, mac6+ip6+tcp)
 	var p Packet
 	var e ICMPError
 	b := make([]byte, 100)
@@ -230,7 +221,7 @@ func FuzzParse(f *testing.F) {
 		`02aa00000002 02aa00000001 88a8 0007 8100 0008 0800 ` + ip4 + tcp,
 		mac4 + `45000038 00004000 4001 26c1 0a000002 0a000001 0304 0000 0000 05dc ` + ip4 + `9c40 1c06 01020304`,
 	} {
-		f.Add(unhex(f, s), uint16(2000))
+		f.Add(testenv.Unhex(f, s), uint16(2000))
 	}
 	f.Fuzz(func(t *testing.T, b []byte, head uint16) {
 		frame := len(b)
@@ -261,7 +252,7 @@ func FuzzParse(f *testing.F) {
 }
 
 func BenchmarkParse(b *testing.B) {
-	f := unhex(b, mac4+ip4+tcp)
+	f := testenv.Unhex(b, mac4+ip4+tcp)
 	var p Packet
 	b.ReportAllocs()
 	for range b.N {
@@ -272,7 +263,7 @@ func BenchmarkParse(b *testing.B) {
 }
 
 func BenchmarkPut(b *testing.B) {
-	f := unhex(b, mac4+ip4+tcp)
+	f := testenv.Unhex(b, mac4+ip4+tcp)
 	var p Packet
 	if err := p.Parse(f, len(f)); err != nil {
 		b.Fatal(err)

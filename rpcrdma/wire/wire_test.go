@@ -2,22 +2,14 @@ package wire
 
 import (
 	"bytes"
-	"encoding/hex"
 	"errors"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-)
 
-func unhex(t testing.TB, s string) []byte {
-	t.Helper()
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
 
 var same = cmp.Options{cmpopts.IgnoreUnexported(Header{}), cmpopts.EquateEmpty()}
 
@@ -45,7 +37,7 @@ var linux = []struct {
 func TestLinuxGolden(t *testing.T) {
 	for _, c := range linux {
 		t.Run(c.name, func(t *testing.T) {
-			b := unhex(t, string(bytes.ReplaceAll([]byte(c.hex), []byte(" "), nil)))
+			b := testenv.Unhex(t, string(bytes.ReplaceAll([]byte(c.hex), []byte(" "), nil)))
 			var h Header
 			n, err := h.Decode(append(b[:len(b):len(b)], 1, 2, 3, 4))
 			if err != nil || n != len(b) {
@@ -106,7 +98,7 @@ func TestVersion2Golden(t *testing.T) {
 	var h Header // one for all: nothing of the last may be left
 	for _, c := range v2 {
 		t.Run(c.name, func(t *testing.T) {
-			b := unhex(t, "11223344"+"00000002"+"00000020"+string(bytes.ReplaceAll([]byte(c.hex), []byte(" "), nil)))
+			b := testenv.Unhex(t, "11223344"+"00000002"+"00000020"+string(bytes.ReplaceAll([]byte(c.hex), []byte(" "), nil)))
 			c.h.XID, c.h.Vers, c.h.Credit = 0x11223344, 2, 32
 			n, err := h.Decode(append(b[:len(b):len(b)], 9, 9, 9, 9))
 			if err != nil || n != len(b) {
@@ -175,7 +167,7 @@ func TestBadHeaders(t *testing.T) {
 				c.err = ErrXDR
 			}
 			var h Header
-			if _, err := h.Decode(unhex(t, string(bytes.ReplaceAll([]byte(c.hex), []byte(" "), nil)))); !errors.Is(err, c.err) {
+			if _, err := h.Decode(testenv.Unhex(t, string(bytes.ReplaceAll([]byte(c.hex), []byte(" "), nil)))); !errors.Is(err, c.err) {
 				t.Errorf("%v, not %v", err, c.err)
 			}
 		})
@@ -220,7 +212,7 @@ func TestProperties(t *testing.T) {
 }
 
 func TestPrivate(t *testing.T) {
-	siw := unhex(t, "f6ab0e1801010303")
+	siw := testenv.Unhex(t, "f6ab0e1801010303")
 	p := Private{true, 4096, 4096}
 	if b := p.Append(nil); !bytes.Equal(b, siw) {
 		t.Errorf("%x", b)
@@ -247,12 +239,12 @@ func TestPrivate(t *testing.T) {
 		{Private{}, "f6ab0e1801000000"}, {Private{SendSize: 1023, RecvSize: 2047}, "f6ab0e1801000000"},
 		{Private{SendSize: 2048, RecvSize: 1 << 18}, "f6ab0e18010001ff"}, {Private{Invalidate: true, SendSize: 1 << 20, RecvSize: 5000}, "f6ab0e180101ff03"},
 	} {
-		if b := c.p.Append(nil); !bytes.Equal(b, unhex(t, c.want)) {
+		if b := c.p.Append(nil); !bytes.Equal(b, testenv.Unhex(t, c.want)) {
 			t.Errorf("%+v: %x, not %s", c.p, b, c.want)
 		}
 	}
 	for _, s := range []string{"", "f6ab0e18", "f6ab0e1802010303", "f6ab0e19010103030000"} {
-		if _, ok := FindPrivate(unhex(t, s)); ok {
+		if _, ok := FindPrivate(testenv.Unhex(t, s)); ok {
 			t.Errorf("found in %s", s)
 		}
 	}
