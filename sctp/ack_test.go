@@ -9,6 +9,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/internal/impair"
 	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // TestZeroWindow checks that a closed window is probed for as long as the peer answers.
@@ -151,7 +152,7 @@ func TestBurst(t *testing.T) {
 
 // TestManyInFlight checks that no more TSNs are in flight than a peer accepts after a lost one.
 func TestManyInFlight(t *testing.T) {
-	s := newSim(t, testSeed(t), Config{}, Config{}, impair.Config{Delay: 10 * time.Millisecond, Loss: 0.002}, 1500, false)
+	s := newSim(t, testenv.Seed(t), Config{}, Config{}, impair.Config{Delay: 10 * time.Millisecond, Loss: 0.002}, 1500, false)
 	s.establish()
 	h := s.h[0]
 	for n := 0; n < 40000 || h.a.Unacked() > 0; {
@@ -449,7 +450,7 @@ func TestIdleWindow(t *testing.T) {
 // TestGapReports checks the states of the chunks in flight after SACKs with random gap reports, which repeat, extend, merge and
 // take back what earlier ones reported.
 func TestGapReports(t *testing.T) {
-	rng := rand.New(rand.NewPCG(testSeed(t), 5))
+	rng := rand.New(rand.NewPCG(testenv.Seed(t), 5))
 	r := listening(t, Config{})
 	a := r.a
 	const flight = 300

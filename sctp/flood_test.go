@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // TestInitFlood sends INITs and forged cookies from many addresses while an association of the same listener moves
@@ -14,10 +16,10 @@ func TestInitFlood(t *testing.T) {
 	if testing.Short() {
 		n = 5000
 	}
-	s := newSim(t, testSeed(t), Config{}, Config{}, wireOf(time.Millisecond), 1500, false)
+	s := newSim(t, testenv.Seed(t), Config{}, Config{}, wireOf(time.Millisecond), 1500, false)
 	s.establish()
 	l := s.h[1].l
-	rng := rand.New(rand.NewPCG(testSeed(t), 3))
+	rng := rand.New(rand.NewPCG(testenv.Seed(t), 3))
 	s.h[0].total, s.h[1].total = 500, 500
 	for i := range n {
 		f := s.h[1].flow

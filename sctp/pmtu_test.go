@@ -11,6 +11,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/impair"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // probes is a rig whose path carries IP packets up to a size and drops longer ones, silently unless icmp is set. It
@@ -293,7 +294,7 @@ func TestMTUOfPaths(t *testing.T) {
 
 // TestMTUTransfer narrows and widens the path of a transfer without ICMP errors. All messages must arrive.
 func TestMTUTransfer(t *testing.T) {
-	base := testSeed(t)
+	base := testenv.Seed(t)
 	seeds := 40
 	if testing.Short() {
 		seeds = 10

@@ -4,14 +4,13 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"testing"
 	"time"
 
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/impair"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 const simStart = clock.Time(1_000_000_000_000)
@@ -443,21 +442,9 @@ func (s *sim) transfer(n0, n1 int) {
 
 func wireOf(d time.Duration) impair.Config { return impair.Config{Delay: d} }
 
-func testSeed(t testing.TB) uint64 {
-	v := os.Getenv("TEST_SEED")
-	if v == "" {
-		return 1
-	}
-	n, err := strconv.ParseUint(v, 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
-
 // TestTransfer moves messages both ways over good and bad wires.
 func TestTransfer(t *testing.T) {
-	base := testSeed(t)
+	base := testenv.Seed(t)
 	seeds := 300
 	if testing.Short() {
 		seeds = 60

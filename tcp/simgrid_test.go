@@ -5,26 +5,18 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"strconv"
 	"testing"
 	"time"
 
 	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 var simSeeds = flag.Int("tcp.seeds", 300, "seeds of the simulation grid")
 
 // firstSeed returns the first seed of the grid: TEST_SEED runs that seed only.
 func firstSeed(t testing.TB) (from uint64, only bool) {
-	v := os.Getenv("TEST_SEED")
-	if v == "" {
-		return 1, false
-	}
-	n, err := strconv.ParseUint(v, 0, 64)
-	if err != nil {
-		t.Fatalf("TEST_SEED: %v", err)
-	}
-	return n, true
+	return testenv.Seed(t), os.Getenv("TEST_SEED") != ""
 }
 
 func pick[T any](r *rand.Rand, v ...T) T { return v[r.IntN(len(v))] }

@@ -4,8 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"testing"
 	"time"
 
@@ -14,6 +12,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/sctp"
 )
 
@@ -89,14 +88,7 @@ func (c *checker) DeliverEarly(key serial.Num) *term.Error {
 // TestSessions runs sessions over associations over bad wires: on each stream one
 // after another, with segments both ways, in both profiles.
 func TestSessions(t *testing.T) {
-	base := uint64(1)
-	if v := os.Getenv("TEST_SEED"); v != "" {
-		n, err := strconv.ParseUint(v, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		base = n
-	}
+	base := testenv.Seed(t)
 	seeds := 150
 	if testing.Short() {
 		seeds = 30

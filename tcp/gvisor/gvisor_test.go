@@ -4,7 +4,6 @@ import (
 	"flag"
 	"math/rand"
 	"net/netip"
-	"os"
 	"strconv"
 	"testing"
 	"time"
@@ -21,24 +20,12 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/impair"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/tcp"
 	"github.com/iwarpd/iwarpd/tcp/peertest"
 )
 
 var seeds = flag.Int("gvisor.seeds", 1, "seeds of each scenario over a bad wire")
-
-// seed is printed by every test and can be set by TEST_SEED.
-func seed(t *testing.T) uint64 {
-	n := uint64(1)
-	if v := os.Getenv("TEST_SEED"); v != "" {
-		var err error
-		if n, err = strconv.ParseUint(v, 0, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("TEST_SEED=%d", n)
-	return n
-}
 
 // scenario is one connection between package tcp and netstack.
 type scenario struct {
@@ -196,7 +183,7 @@ func TestNetstack(t *testing.T) {
 	} {
 		t.Run(sc.name, func(t *testing.T) {
 			t.Parallel()
-			first := seed(t)
+			first := testenv.Seed(t)
 			run(t, &sc, first)
 			if sc.loss+sc.reorder+sc.dup == 0 {
 				return
