@@ -15,7 +15,7 @@ import (
 // after its ready line.
 func (w *Wire) Impair(t testing.TB, args ...string) (stop func() string) {
 	t.Helper()
-	cmd := w.Mid.Command(Build(t, "test/impair"), append([]string{"-a", w.MidA, "-b", w.MidB}, args...)...)
+	cmd := w.Mid.Command(Program(t, "test/impair"), append([]string{"-a", w.MidA, "-b", w.MidB}, args...)...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	pipe, err := cmd.StdoutPipe()

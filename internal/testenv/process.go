@@ -2,7 +2,6 @@ package testenv
 
 import (
 	"bytes"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,26 +10,6 @@ import (
 	"testing"
 	"time"
 )
-
-// Build compiles a package of this module with the flags of a release, and returns the program's
-// path.
-func Build(t testing.TB, pkg string) string {
-	t.Helper()
-	bin := filepath.Join(t.TempDir(), filepath.Base(pkg))
-	if err := build(bin, pkg); err != nil {
-		t.Fatal(err)
-	}
-	return bin
-}
-
-func build(bin, pkg string) error {
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", bin, "github.com/iwarpd/iwarpd/"+pkg)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("testenv: build %s: %w\n%s", pkg, err, out)
-	}
-	return nil
-}
 
 // shared holds the directory that Dir returns, "" until it is created.
 var shared struct {
@@ -53,8 +32,9 @@ func Dir(t testing.TB) string {
 	return shared.dir
 }
 
-// Program is Build, but compiles each package only once, into Dir. With PROGRAMS in the environment it returns the program of
-// that folder instead, for machines without the compiler.
+// Program compiles a package of this module with the flags of a release, unless that is done already, into Dir, and returns the
+// program's path. With PROGRAMS in the environment it returns the program of that folder instead, for machines without the
+// compiler.
 func Program(t testing.TB, pkg string) string {
 	t.Helper()
 	if dir := os.Getenv("PROGRAMS"); dir != "" {
@@ -66,8 +46,10 @@ func Program(t testing.TB, pkg string) string {
 	if _, err := os.Stat(bin); err == nil {
 		return bin
 	}
-	if err := build(bin, pkg); err != nil {
-		t.Fatal(err)
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", bin, "github.com/iwarpd/iwarpd/"+pkg)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("testenv: build %s: %v\n%s", pkg, err, out)
 	}
 	return bin
 }

@@ -1,5 +1,5 @@
-// Package testenv provides helpers for tests: seeds, privileges, network namespaces with veth
-// pairs, and detection of leaked goroutines.
+// Package testenv provides helpers for tests: seeds, privileges, programs, network namespaces with
+// veth pairs, and detection of leaked goroutines.
 package testenv
 
 import (

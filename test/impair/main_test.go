@@ -8,11 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/testenv"
-
-	"github.com/iwarpd/iwarpd/dataplane/link"
 )
+
+func TestMain(m *testing.M) { testenv.Main(m) }
 
 // transfer sends n bytes by the kernel's TCP from a to b and returns how long
 // it took.

@@ -14,6 +14,8 @@ import (
 
 const root = "../.."
 
+func TestMain(m *testing.M) { testenv.Main(m) }
+
 // source writes the page's block of that name into a file and returns its path.
 func source(t *testing.T, page []byte, name string) string {
 	t.Helper()
@@ -60,7 +62,7 @@ func TestTutorial(t *testing.T) {
 	run(t, "cc", "-std=c11", "-D_DEFAULT_SOURCE", "-Wall", "-Wextra", "-Werror", "-Iclient/c", source(t, page, "board.c"), "-o", inC,
 		"-L"+lib, "-liwarpd", "-Wl,-rpath,"+lib)
 	run(t, "cc", "-std=c11", "-D_DEFAULT_SOURCE", "-Wall", "-Wextra", "-Werror", "-Iclient/c", "-c", source(t, page, "serve.c"), "-o", filepath.Join(dir, "serve.o"))
-	iwarpd := testenv.Build(t, "cmd/iwarpd")
+	iwarpd := testenv.Program(t, "cmd/iwarpd")
 
 	v := testenv.NewVeth(t, 1500)
 	sockets := [2]string{}
