@@ -376,12 +376,7 @@ func newHarnessWith(t testing.TB, cfg Config, peers PeerSet) *harness {
 	t.Cleanup(func() {
 		s.Close()
 		// Threads that still close descriptors would confuse the next test that counts them.
-		for end := time.Now().Add(time.Minute); s.threads.used(); time.Sleep(100 * time.Microsecond) {
-			if time.Now().After(end) {
-				t.Error("a system call for a client has not ended")
-				break
-			}
-		}
+		testenv.Until(t, "the system calls for clients have ended", func() bool { return !s.threads.used() })
 		if n := h.steer.len(); n != 0 {
 			t.Errorf("%d endpoints still claimed", n)
 		}

@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"fmt"
 	"net/netip"
 	"path/filepath"
 	"strings"
@@ -34,12 +35,8 @@ func TestDescriptors(t *testing.T) {
 		do()
 		seqpacket.CloseAll(c.fds)
 		c.fds = nil
-		for deadline := time.Now().Add(time.Minute); openFDs(t) != before+want; {
-			if time.Now().After(deadline) { // the daemon may close its copies after we have received ours
-				t.Errorf("%s: %d descriptors are open, %d were before", what, openFDs(t), before)
-				return
-			}
-		}
+		// The daemon may close its copies after we have received ours.
+		testenv.Until(t, fmt.Sprintf("%s: %d descriptors more are open", what, want), func() bool { return openFDs(t) == before+want })
 	}
 	var cq uint32
 	keeps("completion queue", 1, func() { cq = c.cq() })
@@ -164,16 +161,14 @@ func TestAcceptError(t *testing.T) {
 	}
 	served := make(chan error, 1)
 	go func() { served <- h.Serve(t.Context()) }()
-	for deadline := time.Now().Add(time.Minute); logs.FilterMessage("clients not accepted").Len() == 0; time.Sleep(time.Millisecond) {
+	testenv.Until(t, "the log says that clients are not accepted", func() bool {
 		select {
 		case err := <-served:
 			t.Fatalf("the server ended: %v", err)
 		default:
 		}
-		if time.Now().After(deadline) {
-			t.Fatal("nothing is logged")
-		}
-	}
+		return logs.FilterMessage("clients not accepted").Len() != 0
+	})
 	if err := l.SetDeadline(time.Time{}); err != nil {
 		t.Fatal(err)
 	}

@@ -116,25 +116,19 @@ func TestRefusedFiles(t *testing.T) {
 				c.c.Close()
 			}
 		}
-		for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		testenv.Until(t, fmt.Sprintf("unread %v: no client is waited for", unread), func() bool {
 			h.mu.Lock()
-			n := len(h.refusing)
-			if unread { // they are cut off, and are still connected
-				n = len(h.sessions)
-				for _, s := range h.sessions {
-					if s.dead {
-						n--
-					}
+			defer h.mu.Unlock()
+			if !unread {
+				return len(h.refusing) == 0
+			}
+			for _, s := range h.sessions { // they are cut off, and are still connected
+				if !s.dead {
+					return false
 				}
 			}
-			h.mu.Unlock()
-			if n == 0 {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("unread %v: %d clients are waited for", unread, n)
-			}
-		}
+			return true
+		})
 		time.Sleep(awayWait / 2) // time for closes that the daemon should not make
 		// A close that does not wait is over soon.
 		testenv.Until(t, fmt.Sprintf("unread %v: few threads are in close", unread), func() bool {

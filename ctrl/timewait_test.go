@@ -8,6 +8,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 )
 
@@ -98,18 +99,15 @@ func TestPortsOfOneUser(t *testing.T) {
 	// TIME-WAIT still counts after the last client of the user has left.
 	busy.c.Close()
 	other.c.Close()
-	end := time.Now().Add(time.Minute)
-	for gone := false; !gone; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the clients do not leave")
-		}
+	testenv.Until(t, "the clients have left", func() bool {
 		h.mu.Lock()
-		gone = len(h.sessions) == 0
+		defer h.mu.Unlock()
+		gone := len(h.sessions) == 0
 		if gone && (h.account(1001)[resPorts] != limit || h.account(1002)[resPorts] != 1) {
 			t.Errorf("ports charged after the clients: %v, %v", h.account(1001)[resPorts], h.account(1002)[resPorts])
 		}
-		h.mu.Unlock()
-	}
+		return gone
+	})
 	h.advance(h.cfg.TimeWait)
 	h.settled(t)
 	if n := h.steer.len(); n != 0 {

@@ -156,17 +156,11 @@ func TestRefusedUsers(t *testing.T) {
 	for uid := range uint32(maxRefusingUsers) {
 		defer refused(uid).Close()
 	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	testenv.Until(t, "the clients of all users are being refused", func() bool {
 		h.mu.Lock()
-		n := len(h.refusing)
-		h.mu.Unlock()
-		if n == maxRefusingUsers {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("clients of %d users are being refused", n)
-		}
-	}
+		defer h.mu.Unlock()
+		return len(h.refusing) == maxRefusingUsers
+	})
 	if answered(refused(maxRefusingUsers)) {
 		t.Errorf("answers to clients of more than %d users wait to be read", maxRefusingUsers)
 	}

@@ -271,7 +271,7 @@ func TestFragmentSource(t *testing.T) {
 	for _, c := range testenv.Cut(f, 48, 1) {
 		r.frames <- c
 	}
-	testenv.Until(t, "the packet is counted", func() bool {
+	testenv.Until(t, "the packet and its fragments are counted", func() bool {
 		all, _ := e.Stats()
 		return all[0].RxUnsupported == 1 && all[0].Fragments.Packets == 1
 	})

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net/netip"
 	"runtime"
 	"sync"
@@ -348,11 +349,7 @@ func TestPassiveHop(t *testing.T) {
 			defer r.mu.Unlock()
 			return r.asked
 		}
-		for end := time.Now().Add(time.Minute); asked() == 0; runtime.Gosched() {
-			if time.Now().After(end) {
-				t.Fatalf("SCTP %v: not asked", overSCTP)
-			}
-		}
+		testenv.Until(t, fmt.Sprintf("SCTP %v: the resolver is asked", overSCTP), func() bool { return asked() != 0 })
 	}
 }
 

@@ -367,11 +367,7 @@ func TestSCTPFurtherHopsOfMany(t *testing.T) {
 		t.Errorf("%d lookups in flight, and %d after another for a connection", n, got)
 	}
 	close(r)
-	for end := time.Now().Add(time.Minute); w.e.hopLookups.Load() != 0; runtime.Gosched() {
-		if time.Now().After(end) {
-			t.Fatal("the lookups do not end")
-		}
-	}
+	testenv.Until(t, "the lookups have ended", func() bool { return w.e.hopLookups.Load() == 0 })
 }
 
 // TestSCTPRestartForgets checks that data in flight before the peer restarted is not taken for messages of later

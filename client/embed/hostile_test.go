@@ -2,6 +2,7 @@ package embed_test
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"path/filepath"
 	"strings"
@@ -165,12 +166,7 @@ func (f *rawClient) write(n int, to *iwarp.MR) {
 // completes waits until the daemon has put n completions into the ring in total.
 func (f *rawClient) completes(n uint32) {
 	f.t.Helper()
-	for deadline := time.Now().Add(time.Minute); f.word(shm.HeaderSize+shm.RingProducer).Load() != n; {
-		if time.Now().After(deadline) {
-			f.t.Fatalf("%d completions, want %d", f.word(shm.HeaderSize+shm.RingProducer).Load(), n)
-		}
-		time.Sleep(100 * time.Microsecond)
-	}
+	testenv.Until(f.t, fmt.Sprintf("there are %d completions", n), func() bool { return f.word(shm.HeaderSize+shm.RingProducer).Load() == n })
 }
 
 // TestForgedCompletionRing checks that a client that corrupts its completion queue harms only itself: an impossible

@@ -27,6 +27,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // bound is the longest time that a test waits for an event.
@@ -396,13 +397,10 @@ func TestCDIFileLost(t *testing.T) {
 	}
 	written := func(step string) {
 		t.Helper()
-		var got []byte
-		for late := time.Now().Add(bound); !bytes.Equal(got, want); time.Sleep(time.Millisecond) {
-			if time.Now().After(late) {
-				t.Fatalf("%s: the file has %q; want %q", step, got, want)
-			}
-			got, _ = os.ReadFile(path)
-		}
+		testenv.Until(t, step+": the file is written again", func() bool {
+			got, _ := os.ReadFile(path)
+			return bytes.Equal(got, want)
+		})
 	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
@@ -415,14 +413,10 @@ func TestCDIFileLost(t *testing.T) {
 	if err := os.Remove(n.Libraries); err != nil {
 		t.Fatal(err)
 	}
-	for late := time.Now().Add(bound); ; time.Sleep(time.Millisecond) {
-		if got, _ := os.ReadFile(path); len(got) > 0 && !bytes.Contains(got, []byte(inLibraries)) {
-			break
-		}
-		if time.Now().After(late) {
-			t.Fatal("the file still has libraries that are not there")
-		}
-	}
+	testenv.Until(t, "the file has no libraries, which are not there", func() bool {
+		got, _ := os.ReadFile(path)
+		return len(got) > 0 && !bytes.Contains(got, []byte(inLibraries))
+	})
 	if err := os.Mkdir(n.Libraries, 0o755); err != nil {
 		t.Fatal(err)
 	}

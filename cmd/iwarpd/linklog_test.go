@@ -27,11 +27,7 @@ func TestWatchLink(t *testing.T) {
 	core, logs := observer.New(zap.InfoLevel)
 	expect := func(what string) {
 		t.Helper()
-		for deadline := time.Now().Add(30 * time.Second); logs.FilterMessageSnippet(what).Len() == 0; time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("no %q in %v", what, logs.All())
-			}
-		}
+		testenv.Until(t, "the log says: "+what, func() bool { return logs.FilterMessageSnippet(what).Len() != 0 })
 	}
 	var renewed atomic.Int32
 	renew := func() error {
@@ -67,11 +63,7 @@ func TestWatchLink(t *testing.T) {
 	}
 	for _, mtu := range []int{1500, 1501, 1400, 1502} {
 		ip("link", "set", v.A.Name, "mtu", strconv.Itoa(mtu))
-		for deadline := time.Now().Add(30 * time.Second); logs.FilterField(zap.Int("mtu", mtu)).Len() == 0; time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("no MTU of %d in %v", mtu, logs.All())
-			}
-		}
+		testenv.Until(t, "the log has the MTU", func() bool { return logs.FilterField(zap.Int("mtu", mtu)).Len() != 0 })
 	}
 	for _, e := range logs.FilterFieldKey("mtu").All() {
 		m := e.ContextMap()

@@ -226,27 +226,11 @@ func TestWatch(t *testing.T) {
 	r, err := New("a0")
 	must(t, err)
 	defer r.Close()
-	changed := make(chan struct{}, 1)
 	peer := netip.MustParseAddr("10.77.0.2")
 	if _, err := r.Resolve(peer, netip.Addr{}, ""); err != nil {
 		t.Fatal(err)
 	}
-	r.Watch(func() {
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
-	})
-	wait := func(what string, ok func() bool) {
-		t.Helper()
-		for deadline := time.After(time.Minute); !ok(); {
-			select {
-			case <-changed:
-			case <-deadline:
-				t.Fatalf("%s was not seen", what)
-			}
-		}
-	}
+	changed := changes(r)
 	b0, err := there.LinkByName("b0")
 	must(t, err)
 	other := [6]byte{2, 0, 0, 7, 7, 7}
@@ -254,16 +238,16 @@ func TestWatch(t *testing.T) {
 	a0, err := here.LinkByName("a0")
 	must(t, err)
 	must(t, here.NeighSet(&netlink.Neigh{LinkIndex: a0.Attrs().Index, IP: peer.AsSlice(), State: netlink.NUD_REACHABLE, HardwareAddr: other[:]}))
-	wait("a neighbour's new address", func() bool {
+	until(t, changed, "a neighbour's new address", func() bool {
 		hop, err := r.Resolve(peer, netip.Addr{}, "")
 		return err == nil && hop.DstMAC == other
 	})
 	must(t, here.LinkSetMTU(a0, 1300))
-	wait("a new MTU", func() bool { return r.devices[0].MTU() == 1300 })
+	until(t, changed, "a new MTU", func() bool { return r.devices[0].MTU() == 1300 })
 	ad, err := netlink.ParseAddr("10.79.0.1/24")
 	must(t, err)
 	must(t, here.AddrAdd(a0, ad))
-	wait("a new address", func() bool { return len(r.devices[0].Addrs()) == 2 })
+	until(t, changed, "a new address", func() bool { return len(r.devices[0].Addrs()) == 2 })
 }
 
 // TestNeighbourReplaced checks that connections get the new address when a neighbour that
@@ -438,21 +422,9 @@ func TestHostless(t *testing.T) {
 			t.Errorf("%s is hostless: %v; want %v", a, !want, want)
 		}
 	}
-	changed := make(chan struct{}, 1)
-	r.Watch(func() {
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
-	})
+	changed := changes(r)
 	must(t, here.AddrDel(a0, odd))
-	for limit := time.After(time.Minute); has("10.93.0.1") || has("10.93.0.255"); {
-		select {
-		case <-changed:
-		case <-limit:
-			t.Fatal("an address that is gone is still ours")
-		}
-	}
+	until(t, changed, "that the address is gone", func() bool { return !has("10.93.0.1") && !has("10.93.0.255") })
 }
 
 // changes returns what is readable after r has seen a change.
@@ -665,26 +637,24 @@ func TestOldFailure(t *testing.T) {
 		ended <- err
 	}()
 	// waits returns what Resolve waits for, once that is not last and the kernel asks.
-	waits := func(last chan struct{}) chan struct{} {
+	waits := func(last chan struct{}) (now chan struct{}) {
 		t.Helper()
-		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		testenv.Until(t, "a caller waits", func() bool {
 			select {
 			case err := <-ended:
 				t.Fatalf("ended: %v", err)
 			default:
 			}
-			var now chan struct{}
+			now = nil
 			r.mu.Lock()
 			if l := r.waiting[key]; len(l) == 1 {
 				now = l[0]
 			}
 			r.mu.Unlock()
-			if _, state, err := r.lookup(key); now != nil && now != last && state == asked && err == nil {
-				return now
-			}
-		}
-		t.Fatal("no caller waits")
-		return nil
+			_, state, err := r.lookup(key)
+			return now != nil && now != last && state == asked && err == nil
+		})
+		return now
 	}
 	var last chan struct{}
 	for range 3 {

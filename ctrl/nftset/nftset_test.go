@@ -220,11 +220,9 @@ func TestUnusable(t *testing.T) {
 	w := newWorld(t)
 	w.nft("add table inet filter; add set inet filter peers4 { type inet_service; elements = { 7174 }; }; add set inet filter peers6 { type ipv6_addr; elements = { fd00::1 }; }")
 	w.wait("fd00::1", "0.0.28.6 10.0.0.1")
-	for end := time.Now().Add(time.Minute); w.logs.FilterMessage("the nftables set cannot be used, so it allows no peer").Len() != 1; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%v", w.logs.All())
-		}
-	}
+	testenv.Until(t, "the log says so", func() bool {
+		return w.logs.FilterMessage("the nftables set cannot be used, so it allows no peer").Len() == 1
+	})
 	if err := Check(w.names[0]); !errors.Is(err, errUnusable) {
 		t.Error(err)
 	}

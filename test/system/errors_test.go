@@ -374,7 +374,7 @@ func TestCopyHabits(t *testing.T) {
 	}
 	for part() == 0 { // the copy may end before it is killed
 		cp := testenv.Start(t, a.command("cp", "--resume", long, host))
-		waitFor(t, "a part of the file", func() bool { return ended(cp) || part() > 1<<20 })
+		testenv.Until(t, "a part of the file", func() bool { return ended(cp) || part() > 1<<20 })
 		_ = cp.Cmd.Process.Kill()
 		cp.Wait(limit)
 		serve.Expect("long")

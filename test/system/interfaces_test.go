@@ -132,7 +132,7 @@ func TestTwoInterfaces(t *testing.T) {
 		}
 		p.Signal(os.Interrupt)
 		p.Wait(limit)
-		waitFor(t, "the connection ends", func() bool { return len(a.devices())+len(b.devices()) == 0 })
+		testenv.Until(t, "the connection ends", func() bool { return len(a.devices())+len(b.devices()) == 0 })
 	}
 	for _, address := range [][]string{nil, {"-a", "0.0.0.0"}, {"-a", "::"}} {
 		server := testenv.Start(t, b.command(append([]string{"ping", "-s", "-P"}, address...)...))
@@ -193,7 +193,7 @@ func TestRoutesAndInterfacesChange(t *testing.T) {
 		files := func() int { e, _ := os.ReadDir(there); return len(e) }
 		for {
 			before, p := files(), copying(from, name, to)
-			waitFor(t, "the copy begins", func() bool { return files() > before || ended(p) })
+			testenv.Until(t, "the copy begins", func() bool { return files() > before || ended(p) })
 			if stop(t, p) {
 				return p
 			}
@@ -204,7 +204,7 @@ func TestRoutesAndInterfacesChange(t *testing.T) {
 	}
 	resume := func(both ...*testenv.Process) {
 		t.Helper()
-		waitFor(t, "both are connected", func() bool { return len(a.devices()) == 2 })
+		testenv.Until(t, "both are connected", func() bool { return len(a.devices()) == 2 })
 		for _, p := range both {
 			p.Signal(unix.SIGCONT)
 		}
@@ -378,7 +378,7 @@ func awaitBlocks(t *testing.T, n int64, writers ...*verifiedWriter) {
 	t.Helper()
 	for _, w := range writers {
 		end := w.n.Load() + n
-		waitFor(t, fmt.Sprintf("%d more Writes by %s", n, w.by), func() bool {
+		testenv.Until(t, fmt.Sprintf("%d more Writes by %s", n, w.by), func() bool {
 			if err := w.ended(); err != nil {
 				t.Fatalf("a connection by %s ended: %v", w.by, err)
 			}

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
@@ -69,7 +68,7 @@ func TestServersSurvive(t *testing.T) {
 	}
 	for range 2 {
 		cp := testenv.Start(t, a.command("cp", file, b.remote("long")))
-		waitFor(t, "the copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) > 0 })
+		testenv.Until(t, "the copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) > 0 })
 		b.daemon.Signal(unix.SIGTERM)
 		if code := b.daemon.Wait(limit); code != 0 {
 			t.Fatalf("the daemon: exit code %d: %s", code, b.daemon.String())
@@ -81,7 +80,7 @@ func TestServersSurvive(t *testing.T) {
 		before := strings.Count(servers[0].String(), "listening on")
 		b.start()
 		for i, s := range servers {
-			waitFor(t, "server "+fmt.Sprint(i), func() bool { return strings.Count(s.String(), "listening on") == before+1 })
+			testenv.Until(t, "server "+fmt.Sprint(i), func() bool { return strings.Count(s.String(), "listening on") == before+1 })
 			if n := strings.Count(s.String(), "is gone: waiting for the next one"); n != before {
 				t.Errorf("server %d reported %d times that its daemon is gone: %s", i, n, s.String())
 			}
@@ -108,7 +107,7 @@ func TestDrain(t *testing.T) {
 	there := t.TempDir()
 	b.serve(there)
 	cp := testenv.Start(t, a.command("cp", file, b.remote("f")))
-	waitFor(t, "the copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) > 0 })
+	testenv.Until(t, "the copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) > 0 })
 	b.daemon.Signal(unix.SIGTERM)
 	if code := cp.Wait(2 * limit); code != 0 {
 		t.Fatalf("cp: exit code %d: %s", code, cp.String())
@@ -185,9 +184,9 @@ func TestCapture(t *testing.T) {
 	a, b := pair(t)
 	file := filepath.Join(t.TempDir(), "out.pcapng")
 	capture := testenv.Start(t, b.command("capture", "--host", ":7174", "-w", file, "-n", "12"))
-	waitFor(t, "the capture", func() bool { fi, err := os.Stat(file); return err == nil && fi.Size() > 0 })
+	testenv.Until(t, "the capture", func() bool { fi, err := os.Stat(file); return err == nil && fi.Size() > 0 })
 	server := testenv.Start(t, b.command("ping", "-s", "-a", b.end.Addr4.String(), "-p", "7174", "-C", "2"))
-	waitFor(t, "the server", func() bool { _, out := b.ctl("listen", "list"); return strings.Contains(out, ":7174") })
+	testenv.Until(t, "the server", func() bool { _, out := b.ctl("listen", "list"); return strings.Contains(out, ":7174") })
 	if code, out := a.ctl("ping", "-c", "-a", b.end.Addr4.String(), "-p", "7174", "-C", "2"); code != 0 {
 		t.Fatalf("ping: %d: %s", code, out)
 	}
@@ -264,7 +263,7 @@ func TestDetached(t *testing.T) {
 		}
 	}
 	detach()
-	waitFor(t, "the daemon to notice", func() bool { return strings.Contains(a.must("status"), "DETACHED") })
+	testenv.Until(t, "the daemon to notice", func() bool { return strings.Contains(a.must("status"), "DETACHED") })
 	a.daemon.Expect("was detached from the interface")
 	for _, p := range []*testenv.Process{ping, writes} {
 		if code := p.Wait(limit); code == 0 || !strings.Contains(p.String(), "XDP program was detached") {
@@ -280,7 +279,7 @@ func TestDetached(t *testing.T) {
 	ping = client()
 	ping.Expect("rdma-ping-3")
 	detach()
-	waitFor(t, "the program to be attached again", func() bool { return a.steered() && a.counter("ctrl.program_detachments") == 2 })
+	testenv.Until(t, "the program to be attached again", func() bool { return a.steered() && a.counter("ctrl.program_detachments") == 2 })
 	if code, out := a.ctl("ping", "-c", "-a", b.end.Addr4.String(), "-C", "1"); code != 0 {
 		t.Errorf("after the program was attached again: %d: %s", code, out)
 	}
@@ -372,11 +371,7 @@ func TestLinkLocal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(limit); !strings.Contains(b.must("status"), "10.99.0.2"); {
-		if time.Now().After(deadline) {
-			t.Fatalf("the daemon does not have the new address: %s", b.must("status"))
-		}
-	}
+	testenv.Until(t, "the daemon has the new address", func() bool { return strings.Contains(b.must("status"), "10.99.0.2") })
 	p := testenv.Start(t, b.command("perf", "write", "--server"))
 	p.Expect("listening on")
 	a.must("perf", "write", "--client", "[fe80::2]:7175", "--size", "8", "--iterations", "8")

@@ -41,7 +41,7 @@ func TestSCTP(t *testing.T) {
 			// Many queue pairs, on one association: that of a single local port.
 			run := testenv.Start(t, a.command("perf", "write", "--client", b.end.Addr4.String()+":7178", "--size", "4096", "--duration", "1m", "--mode", "bw", "--transport", kind, "--qps", "12", "--shared-association"))
 			from := make(map[string]bool)
-			waitFor(t, "12 queue pairs", func() bool {
+			testenv.Until(t, "12 queue pairs", func() bool {
 				var qps []struct{ State, Local string }
 				if err := json.Unmarshal([]byte(a.must("--json", "qp", "list")), &qps); err != nil {
 					t.Fatal(err)

@@ -297,7 +297,7 @@ func TestBothTransports(t *testing.T) {
 				}
 				client.Signal(os.Interrupt)
 				client.Wait(limit)
-				waitFor(t, "the connection ends", func() bool { return len(a.devices())+len(b.devices()) == 0 })
+				testenv.Until(t, "the connection ends", func() bool { return len(a.devices())+len(b.devices()) == 0 })
 			}
 		}
 	}

@@ -123,7 +123,7 @@ func TestStacked(t *testing.T) {
 		ip(t, &v.B, "link set "+v.B.Name+" down")
 		a.must("ping", "-c", "-a", b.end.Addr4.String(), "-C", "20", "-V")
 		before := a.counter("engine.rx_fpdus")
-		waitFor(t, "the first connection to go on", func() bool { return a.counter("engine.rx_fpdus") > before })
+		testenv.Until(t, "the first connection to go on", func() bool { return a.counter("engine.rx_fpdus") > before })
 		select {
 		case <-ping.Done:
 			t.Errorf("the connection ended: %s", tail(ping.String(), 3))

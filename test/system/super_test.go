@@ -56,7 +56,7 @@ func superFramesSegmented(t *testing.T, link string) {
 			file, captured := filepath.Join(dir, "f"), filepath.Join(dir, "out.pcapng")
 			sum := randomFile(t, file, 8<<20)
 			capture := testenv.Start(t, b.command("capture", "--host", ":7176", "-w", captured))
-			waitFor(t, "the capture", func() bool { fi, err := os.Stat(captured); return err == nil && fi.Size() > 0 })
+			testenv.Until(t, "the capture", func() bool { fi, err := os.Stat(captured); return err == nil && fi.Size() > 0 })
 			b.serve(there)
 			a.must("cp", file, b.remote("g"))
 			checkFile(t, filepath.Join(there, "g"), sum)

@@ -157,7 +157,7 @@ func copying(t *testing.T, a, b *host) (cp, serve *testenv.Process, there string
 	longFile(t, file)
 	serve = b.serve(there)
 	cp = testenv.Start(t, a.command("cp", file, b.remote("g")))
-	waitFor(t, "the copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) > 0 })
+	testenv.Until(t, "the copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) > 0 })
 	return cp, serve, there
 }
 
@@ -175,7 +175,7 @@ func ended(p *testenv.Process) bool {
 func stop(t *testing.T, p *testenv.Process) bool {
 	t.Helper()
 	_ = p.Cmd.Process.Signal(unix.SIGSTOP) // p may have exited
-	waitFor(t, "the process stops", func() bool {
+	testenv.Until(t, "the process stops", func() bool {
 		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Cmd.Process.Pid))
 		return ended(p) || strings.Contains(string(b), ") T ")
 	})
@@ -323,24 +323,10 @@ func servesAgain(t *testing.T, a, b *host) {
 	if err := os.WriteFile(file, []byte("again"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "the server is there again", func() bool {
+	testenv.Until(t, "the server is there again", func() bool {
 		code, _ := a.ctl("cp", file, b.end.Addr4.String()+":7176/again")
 		return code == 0
 	})
-}
-
-func waitFor(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(limit)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("%s: not within %v", what, limit)
-		}
-	}
 }
 
 // TestKillDaemon kills a daemon: the other side must report it, the kernel gets its interface back, and a new daemon
@@ -353,7 +339,7 @@ func TestKillDaemon(t *testing.T) {
 	b.daemon.Signal(unix.SIGKILL)
 	b.daemon.Wait(limit)
 	serve.Expect("is gone: waiting for the next one")
-	waitFor(t, "the program is gone", func() bool { return !b.steered() })
+	testenv.Until(t, "the program is gone", func() bool { return !b.steered() })
 	b.start()
 	if code := cp.Wait(2 * limit); code != 4 {
 		t.Errorf("cp: exit code %d; want 4: %s", code, cp)
@@ -374,7 +360,7 @@ func TestSilentPeer(t *testing.T) {
 	ping.Expect("rdma-ping-3")
 	ping.Signal(unix.SIGSTOP)
 	var before uint64
-	waitFor(t, "the connection is idle", func() bool {
+	testenv.Until(t, "the connection is idle", func() bool {
 		var qps []struct{ TCP map[string]uint64 }
 		if err := json.Unmarshal([]byte(b.must("--json", "qp", "list")), &qps); err != nil || len(qps) != 1 {
 			t.Fatalf("qp list: %+v, %v", qps, err)
@@ -399,11 +385,11 @@ func TestKillClient(t *testing.T) {
 	sum := randomFile(t, file, 100<<20)
 	serve := b.serve(there)
 	other := testenv.Start(t, a.command("cp", file, b.remote("other")))
-	waitFor(t, "the first copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) == 1 })
+	testenv.Until(t, "the first copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) == 1 })
 	long := filepath.Join(dir, "long")
 	longFile(t, long)
 	victim := testenv.Start(t, a.command("cp", long, b.remote("victim")))
-	waitFor(t, "the second copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) > 1 })
+	testenv.Until(t, "the second copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) > 1 })
 	victim.Signal(unix.SIGKILL)
 	victim.Wait(limit)
 	serve.Expect(`put "victim": `)
@@ -412,7 +398,7 @@ func TestKillClient(t *testing.T) {
 	}
 	checkFile(t, filepath.Join(there, "other"), sum)
 	holds(t, there, "other")
-	waitFor(t, "the daemon frees all", func() bool {
+	testenv.Until(t, "the daemon frees all", func() bool {
 		var s struct{ Clients, Qps, Mrs, Cqs int }
 		if err := json.Unmarshal([]byte(a.must("--json", "status")), &s); err != nil {
 			t.Fatal(err)
