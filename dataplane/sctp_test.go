@@ -1,7 +1,6 @@
 package dataplane
 
 import (
-	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -153,47 +152,8 @@ func TestSCTPVerbs(t *testing.T) {
 }
 
 func moveDataSCTP(t *testing.T, cfg link.PipeConfig, o SCTP, rng *rand.Rand) {
-	const size = 200_000
 	s := newSim(t, cfg)
-	qa, qb := newSimQP(t, s.hosts[0], 2*size), newSimQP(t, s.hosts[1], 2*size)
-	for i := range qa.mem[:size] {
-		qa.mem[i] = byte(rng.Uint32())
-	}
-	for i := range 16 {
-		qb.recvs = append(qb.recvs, verbs.RecvWR{ID: uint64(i), SGEs: qb.sge(size+i*1000, 1000)})
-	}
-	a, b := s.openSCTP(o, qa, qb)
-	n := 0
-	for off := 0; off < size; n++ {
-		l := min(size-off, 1+rng.IntN(50_000))
-		qa.sends = append(qa.sends, verbs.SendWR{ID: uint64(n), Op: rdmap.OpWrite, SGEs: qa.sge(off, l), RKey: qb.reg.STag(), Remote: 0x10000 + uint64(off)})
-		off += l
-	}
-	for i := range 16 {
-		qa.sends = append(qa.sends, verbs.SendWR{ID: uint64(n), Op: rdmap.OpSend, SGEs: qa.sge(i*2000, 1000-i)})
-		n++
-	}
-	for off := 0; off < size; n++ {
-		l := min(size-off, 1+rng.IntN(50_000))
-		qa.sends = append(qa.sends, verbs.SendWR{ID: uint64(n), Op: rdmap.OpRead, SGEs: qa.sge(size+off, l), RKey: qb.reg.STag(), Remote: 0x10000 + uint64(off)})
-		off += l
-	}
-	s.hosts[0].w.mark(a.lane)
-	s.until("all completed", func() bool { return len(qa.wcs) >= n && len(qb.wcs) >= 16 })
-	for i, wc := range qa.wcs {
-		if wc.ID != uint64(i) || wc.Status != verbs.WCSuccess {
-			t.Fatalf("completion %d: id %d, status %v", i, wc.ID, wc.Status)
-		}
-	}
-	for i, wc := range qb.wcs {
-		if wc.ID != uint64(i) || wc.Status != verbs.WCSuccess || wc.Len != uint32(1000-i) ||
-			!bytes.Equal(qb.mem[size+i*1000:][:1000-i], qa.mem[i*2000:][:1000-i]) {
-			t.Fatalf("receive %d: %+v", i, wc)
-		}
-	}
-	if !bytes.Equal(qb.mem[:size], qa.mem[:size]) || !bytes.Equal(qa.mem[size:], qa.mem[:size]) {
-		t.Fatal("memory differs")
-	}
+	a, b := s.moveDataOver(rng, func(qa, qb *simQP) (a, b *stream) { return s.openSCTP(o, qa, qb) })
 	if b.as().a.Stats().RxChunks == 0 {
 		t.Fatal("nothing went by SCTP")
 	}

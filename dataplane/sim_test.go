@@ -425,23 +425,27 @@ func TestVerbsOverBadWire(t *testing.T) {
 					wire.cfg.Seed = seed + uint64(i)
 					cfg := link.PipeConfig{MTU: wire.mtu, AtoB: wire.cfg, BtoA: wire.cfg}
 					cfg.BtoA.Seed += 1000
-					moveData(t, cfg, par.p, rand.New(rand.NewPCG(seed, uint64(i))))
+					newSim(t, cfg).moveData(par.p, rand.New(rand.NewPCG(seed, uint64(i))), addrA, addrB)
 				}
 			})
 		}
 	}
 }
 
-func moveData(t *testing.T, cfg link.PipeConfig, p mpa.Params, rng *rand.Rand) {
-	s := newSim(t, cfg)
-	s.moveData(p, rng, addrA, addrB)
+// moveData moves data from host 0 to host 1 and back over TCP.
+func (s *sim) moveData(p mpa.Params, rng *rand.Rand, from, to netip.Addr) {
+	a, _ := s.moveDataOver(rng, func(qa, qb *simQP) (a, b *stream) {
+		a, b = s.openTo(from, to)
+		s.attach(a, b, qa, qb, p)
+		return a, b
+	})
+	s.closeAll(a)
 }
 
-// moveData moves data from host 0 to host 1 and back.
-func (s *sim) moveData(p mpa.Params, rng *rand.Rand, from, to netip.Addr) {
+// moveDataOver moves data from host 0 to host 1 and back over the connection that open makes, and returns its ends.
+func (s *sim) moveDataOver(rng *rand.Rand, open func(qa, qb *simQP) (a, b *stream)) (a, b *stream) {
 	const size = 300_000
 	t := s.t
-	a, b := s.openTo(from, to)
 	qa, qb := newSimQP(t, s.hosts[0], 2*size), newSimQP(t, s.hosts[1], 2*size)
 	for i := range qa.mem[:size] {
 		qa.mem[i] = byte(rng.Uint32())
@@ -449,7 +453,7 @@ func (s *sim) moveData(p mpa.Params, rng *rand.Rand, from, to netip.Addr) {
 	for i := range 16 {
 		qb.recvs = append(qb.recvs, verbs.RecvWR{ID: uint64(i), SGEs: qb.sge(size+i*1000, 1000)})
 	}
-	s.attach(a, b, qa, qb, p)
+	a, b = open(qa, qb)
 
 	// Writes of random sizes to qb, then the same data read back into the second half.
 	n := 0
@@ -490,5 +494,5 @@ func (s *sim) moveData(p mpa.Params, rng *rand.Rand, from, to netip.Addr) {
 	if !bytes.Equal(qa.mem[size:], qa.mem[:size]) {
 		t.Fatal("bytes read back differ")
 	}
-	s.closeAll(a)
+	return a, b
 }
