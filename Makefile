@@ -35,10 +35,10 @@ clib: ## build the C library and its example into out/libiwarpd
 
 docs: ## the documentation site into out/site, with its links checked
 	@.ci/need mkdocs:mkdocs /usr/share/doc/mkdocs-material:mkdocs-material dot:graphviz
-	@GO=$(GO) docs/site/build
+	@docs/site/build
 
 image: ## an OCI image for amd64 and arm64 into out/image, the same byte for byte from the same commit
-	@GO=$(GO) deploy/image/build
+	@deploy/image/build
 
 VERBS_PROGRAMS = rping:rdmacm-utils ibv_devinfo:ibverbs-utils ib_write_bw:perftest qperf:qperf fio:fio fi_pingpong:libfabric-bin \
 	tgtd:tgt iscsi-inq:libiscsi-bin /usr/include/librpma.h:librpma-dev /usr/share/doc/python3-pyverbs:python3-pyverbs
@@ -51,7 +51,7 @@ verbs: ## build libibverbs.so.1 and librdmacm.so.1 over iwarpd, and iwarpd-run, 
 
 packages: build ## .deb and .rpm packages into out/packages
 	@.ci/need $(VERBS_NEED)
-	@GO=$(GO) deploy/packages/build
+	@deploy/packages/build
 
 packages-check: packages ## install the .deb packages in a fresh Debian root and run the daemon there (needs root, network)
 	@.ci/need debootstrap:debootstrap lintian:lintian ip:iproute2
@@ -88,7 +88,7 @@ mutate: ## break what the rows of docs/conformance-*.md name, and see their test
 demo: programs ## a file of 256 MiB there and back by RDMA between two namespaces, with checks and figures
 	@mkdir -p $(OUT)
 	@CGO_ENABLED=0 $(GO) build -o $(OUT)/iwarpd-demo ./test/demo
-	@GO=$(GO) exec $(OUT)/iwarpd-demo $(DEMOFLAGS)
+	@exec $(OUT)/iwarpd-demo $(DEMOFLAGS)
 
 transcript: build ## replace the sample output in README.md by that of real runs (root)
 	@docs/transcript
