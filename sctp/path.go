@@ -55,7 +55,7 @@ const (
 type PathInfo struct {
 	Addr              netip.Addr
 	UDPPort           uint16
-	MTU, Cwnd, Flight int
+	MTU, Cwnd         int
 	RTO, SRTT         time.Duration
 	Active, Confirmed bool
 }
@@ -63,7 +63,7 @@ type PathInfo struct {
 // Path returns the state of path i, an index as in Out.Path.
 func (a *Assoc) Path(i int) PathInfo {
 	p := &a.paths[i]
-	return PathInfo{p.addr, p.udp, p.mtu, p.cwnd, p.flight, p.rto, p.srtt, p.active, p.confirmed}
+	return PathInfo{p.addr, p.udp, p.mtu, p.cwnd, p.rto, p.srtt, p.active, p.confirmed}
 }
 
 // FindPath returns the index of the path to addr, if there is one.
