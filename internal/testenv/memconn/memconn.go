@@ -36,8 +36,8 @@ type region struct {
 	bytes []byte
 }
 
-// ErrDown is returned by operations on a broken connection.
-var ErrDown = errors.New("memconn: connection is down")
+// errDown is returned by operations on a broken connection.
+var errDown = errors.New("memconn: connection is down")
 
 // Pair returns two ends with depth receives of size bytes each. As with RDMA, a message without a
 // receive breaks the connection.
@@ -70,7 +70,7 @@ func (c *Conn) Done() <-chan struct{} { return c.down }
 func (c *Conn) check(op string, n int) error {
 	select {
 	case <-c.down:
-		return ErrDown
+		return errDown
 	default:
 	}
 	if c.Fault != nil {
@@ -158,7 +158,7 @@ func (c *Conn) access(op string, r iwarp.Remote, b []byte, do func(far []byte)) 
 	far, err := c.peer.region(r, len(b))
 	if err != nil || int(r.Len) < len(b) {
 		c.Close()
-		return errors.Join(err, ErrDown)
+		return errors.Join(err, errDown)
 	}
 	do(far)
 	return nil
