@@ -14,6 +14,7 @@ import (
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/dataplane/xsk"
 	"github.com/iwarpd/iwarpd/internal/pkt"
@@ -43,17 +44,13 @@ type node struct {
 func newNode(o *options) (_ *node, err error) {
 	runtime.LockOSThread() // interfaces belong to the thread's network namespace
 	defer runtime.UnlockOSThread()
-	ifi, err := net.InterfaceByName(o.ifname)
-	if err != nil {
-		return nil, err
-	}
 	var undo []func() error
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, unwind(undo))
 		}
 	}()
-	resolver, err := hostnet.New(ifi.Name)
+	resolver, err := hostnet.New(o.ifname)
 	if err != nil {
 		return nil, err
 	}
@@ -63,33 +60,22 @@ func newNode(o *options) (_ *node, err error) {
 		return nil, err
 	}
 	undo = append(undo, steer.Close)
-	mode, err := steer.Attach(ifi.Index, bpf.Auto)
+	queues := make([]int, o.queues)
+	for q := range queues {
+		queues[q] = q
+	}
+	set, err := ifqueue.Open(steer, ifqueue.Config{Interface: o.ifname, Queues: queues, Link: ifqueue.XDP, Memory: o.frames * xsk.FrameSize, Super: true})
 	if err != nil {
 		return nil, err
 	}
-	off, err := xsk.FindOffloads(ifi.Name)
-	if err != nil {
-		return nil, err
-	}
-	o.partial = off.Local
-	var links []link.Link
-	for q := range o.queues {
-		sock, err := xsk.Open(xsk.Config{Interface: ifi.Name, Queue: q, Generic: mode == bpf.Generic, MTU: ifi.MTU, Frames: o.frames, Super: off.Segmentation})
-		if err != nil {
-			return nil, err
-		}
-		undo = append(undo, sock.Close)
-		if err := steer.SetSocket(q, sock.FD()); err != nil {
-			return nil, err
-		}
-		links = append(links, sock)
-	}
+	undo = append(undo, set.Close)
+	o.partial = set.Local
 	fragments, err := steer.Fragments()
 	if err != nil {
 		return nil, err
 	}
 	undo = append(undo, fragments.Close)
-	n, err := nodeOver(o, links, resolver, fragments)
+	n, err := nodeOver(o, set.Links, resolver, fragments)
 	if err != nil {
 		return nil, err
 	}
