@@ -39,10 +39,8 @@ type options struct {
 	cc              string
 	rcvWindow       int
 	timeWait        time.Duration
-	delayedAck      time.Duration
 	drain           time.Duration
 	timeout         time.Duration
-	frames          int
 	noSACK, noTS    bool
 	noWScale, ecn   bool
 	seed            uint64
@@ -69,10 +67,8 @@ func main() {
 	fl.StringVar(&o.cc, "cc", "cubic", "congestion control, whatever the host's default is")
 	fl.IntVar(&o.rcvWindow, "rcvwindow", 4<<20, "largest receive window of our TCP, bytes")
 	fl.DurationVar(&o.timeWait, "timewait", time.Second, "length of our TIME-WAIT; the program stays until it is over")
-	fl.DurationVar(&o.delayedAck, "delack", 0, "our longest delay of an ACK; 0: the default")
 	fl.DurationVar(&o.drain, "drain", 15*time.Second, "longest stay at the end for half-open connections; for TIME-WAIT and frames not given back it is a minute")
 	fl.DurationVar(&o.timeout, "timeout", time.Minute, "to give up an active open after")
-	fl.IntVar(&o.frames, "frames", 16384, "chunks of the AF_XDP socket")
 	fl.BoolVar(&o.noSACK, "no-sack", false, "ours: no SACK")
 	fl.BoolVar(&o.noTS, "no-timestamps", false, "ours: no timestamps")
 	fl.BoolVar(&o.noWScale, "no-wscale", false, "ours: no window scale")

@@ -16,7 +16,6 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
 	"github.com/iwarpd/iwarpd/dataplane/link"
-	"github.com/iwarpd/iwarpd/dataplane/xsk"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/tcp"
 )
@@ -64,7 +63,7 @@ func newNode(o *options) (_ *node, err error) {
 	for q := range queues {
 		queues[q] = q
 	}
-	set, err := ifqueue.Open(steer, ifqueue.Config{Interface: o.ifname, Queues: queues, Link: ifqueue.XDP, Memory: o.frames * xsk.FrameSize, Super: true})
+	set, err := ifqueue.Open(steer, ifqueue.Config{Interface: o.ifname, Queues: queues, Link: ifqueue.XDP, Memory: 64 << 20, Super: true})
 	if err != nil {
 		return nil, err
 	}
@@ -103,9 +102,6 @@ func nodeOver(o *options, links []link.Link, resolver dataplane.Resolver, fragme
 	}
 	cfg.NoSACK, cfg.NoTimestamps, cfg.NoWindowScale = o.noSACK, o.noTS, o.noWScale
 	cfg.TimeWait = o.timeWait
-	if o.delayedAck > 0 {
-		cfg.DelayedAck = o.delayedAck
-	}
 	var queues []dataplane.Queue
 	for _, l := range links {
 		queues = append(queues, dataplane.Queue{Link: l, CPU: -1, PartialChecksums: o.partial})

@@ -173,24 +173,19 @@ func (r *run) sizes() (ns []int) {
 }
 
 func (c *conn) data(ctx context.Context) error {
-	ns := c.r.sizes()
-	for range c.r.rounds {
-		for i, n := range ns {
-			if err := c.echo(ctx, n); err != nil {
-				return err
-			}
-			if n > 255 && i%3 != 0 && n < 4096 {
-				continue // the echo has the same boundaries
-			}
-			if err := c.move(ctx, n); err != nil {
-				return err
-			}
+	for i, n := range c.r.sizes() {
+		if err := c.echo(ctx, n); err != nil {
+			return err
 		}
-		if c.r.size > 0 {
-			if err := c.move(ctx, c.r.size); err != nil {
-				return err
-			}
+		if n > 255 && i%3 != 0 && n < 4096 {
+			continue // the echo has the same boundaries
 		}
+		if err := c.move(ctx, n); err != nil {
+			return err
+		}
+	}
+	if c.r.size > 0 {
+		return c.move(ctx, c.r.size)
 	}
 	return nil
 }

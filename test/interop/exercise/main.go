@@ -43,7 +43,6 @@ type run struct {
 	mtu     int
 	idle    time.Duration
 	size    int // of the largest transfer
-	rounds  int
 	rng     *rand.Rand
 }
 
@@ -56,10 +55,8 @@ func main() {
 	plain := flag.Bool("plain", false, "no enhanced set-up")
 	mtu := flag.Int("mtu", 1500, "of the path, for the sizes")
 	size := flag.Int("size", 1<<20, "of the largest transfer, in bytes")
-	rounds := flag.Int("rounds", 1, "of the data")
 	idle := flag.Duration("idle", 40*time.Second, "how long to be silent")
 	timeout := flag.Duration("timeout", 2*time.Minute, "of it all")
-	seed := flag.Uint64("seed", 1, "of the data")
 	flag.Parse()
 	f := cases[flag.Arg(0)]
 	if f == nil {
@@ -68,7 +65,7 @@ func main() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), *timeout)
 	defer cancel()
-	r := &run{connect: *connect, mtu: *mtu, idle: *idle, size: *size, rounds: *rounds, rng: rand.New(rand.NewPCG(*seed, 7))}
+	r := &run{connect: *connect, mtu: *mtu, idle: *idle, size: *size, rng: rand.New(rand.NewPCG(1, 7))}
 	r.cfg = &iwarp.Config{PrivateData: []byte("hello"), RecvDepth: depth, RecvSize: maxSend, SendDepth: depth, Timeout: 30 * time.Second}
 	if *listen != "" {
 		r.cfg.PrivateData = []byte("welcome to you")

@@ -109,8 +109,6 @@ func serve(ctx context.Context, d *iwarp.Device, addr, what string) (string, err
 		r.RKey ^= 1
 	case "read-bounds", "write-bounds":
 		r.Addr += uint64(ad.Size)
-	case "read-below", "write-below":
-		r.Addr -= uint64(ad.Size)
 	default:
 		return "", fmt.Errorf("%q is nothing to serve", what)
 	}
@@ -169,8 +167,6 @@ func dial(ctx context.Context, d *iwarp.Device, addr, what string) (string, erro
 		ad.RKey ^= 1
 	case "advertise-bounds":
 		ad.Addr += 4096 - 32
-	case "advertise-below":
-		ad.Addr -= 32
 	case "advertise-rights":
 	default:
 		return "", fmt.Errorf("%q is nothing to connect for", what)
