@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -339,16 +340,16 @@ func TestCloseStuck(t *testing.T) {
 	}
 }
 
-// child starts a process that waits, and returns its memory.
-func child(t *testing.T) (cmd *exec.Cmd, fd int) {
+// child starts a process that prints a line and waits, and returns its memory and the ends of its pipes.
+func child(t *testing.T, args ...string) (cmd *exec.Cmd, fd int, in io.Writer, out io.Reader) {
 	t.Helper()
-	cmd = exec.Command(os.Args[0])
+	cmd = exec.Command(args[0], args[1:]...)
 	cmd.Env = append(os.Environ(), "FAR_TEST_CHILD=1")
-	in, err := cmd.StdinPipe()
+	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := cmd.StdoutPipe()
+	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -356,14 +357,14 @@ func child(t *testing.T) (cmd *exec.Cmd, fd int) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		in.Close()
+		stdin.Close()
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	if _, err := out.Read(make([]byte, 8)); err != nil {
+	if _, err := stdout.Read(make([]byte, 8)); err != nil {
 		t.Fatal(err)
 	}
-	return cmd, openMem(t, fmt.Sprintf("/proc/%d/mem", cmd.Process.Pid), unix.O_RDWR)
+	return cmd, openMem(t, fmt.Sprintf("/proc/%d/mem", cmd.Process.Pid), unix.O_RDWR), stdin, stdout
 }
 
 // Only the memory of the process as it is now is taken.
@@ -372,8 +373,8 @@ func TestOpen(t *testing.T) {
 	if err := os.WriteFile(file, make([]byte, 4096), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd, other := child(t)
-	exited, gone := child(t)
+	cmd, other, _, _ := child(t, os.Args[0])
+	exited, gone, _, _ := child(t, os.Args[0])
 	_ = exited.Process.Kill()
 	_ = exited.Wait()
 	for _, tt := range []struct {
@@ -412,34 +413,12 @@ func TestOpen(t *testing.T) {
 // A descriptor from before an exec is of memory that is gone.
 func TestOpenAfterExec(t *testing.T) {
 	// The shell executes the test as a child of ours, with a descriptor of the shell's own memory as 3.
-	cmd := exec.Command("/bin/sh", "-c", `exec 3<>/proc/$$/mem; echo ready; read x; exec "$0"`, os.Args[0])
-	cmd.Env = append(os.Environ(), "FAR_TEST_CHILD=1")
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		in.Close()
-		_ = cmd.Wait()
-	}()
-	pid := cmd.Process.Pid
-	line := make([]byte, 6)
-	if _, err := out.Read(line); err != nil {
-		t.Fatal(err)
-	}
-	before := openMem(t, fmt.Sprintf("/proc/%d/mem", pid), unix.O_RDWR)
+	cmd, before, in, out := child(t, "/bin/sh", "-c", `exec 3<>/proc/$$/mem; echo ready; read x; exec "$0"`, os.Args[0])
 	fmt.Fprintln(in)
-	if _, err := out.Read(line); err != nil {
+	if _, err := out.Read(make([]byte, 8)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(before, pid); !errors.Is(err, errGone) {
+	if _, err := Open(before, cmd.Process.Pid); !errors.Is(err, errGone) {
 		t.Errorf("a descriptor from before the exec: %v", err)
 	}
 	unix.Close(before)
