@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Count returns the number of seeds that a randomized test should use: the environment variable
+// Count returns the number of seeds, repetitions or connections of a test: the environment variable
 // name, or def if that is not set.
 func Count(t testing.TB, name string, def int) int {
 	t.Helper()
@@ -16,7 +16,7 @@ func Count(t testing.TB, name string, def int) int {
 	}
 	n, err := strconv.Atoi(s)
 	if err != nil || n < 1 {
-		t.Fatalf("%s=%s: want a number of runs", name, s)
+		t.Fatalf("%s=%s: want a number from 1 on", name, s)
 	}
 	return n
 }

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # The virtual machines of the interop run: Debian's kernel with its soft-iWARP (siw) in four builds, and Debian's
-# RDMA tools, in an initramfs. Sourced, behind harness.sh, by the runs that have a guest.
+# RDMA tools, in an initramfs. Sourced, after harness.sh, by the runs that have a guest.
 #
 #   lab_build            makes the pieces in $LAB unless they are there: about two minutes, and network for apt
 #   vm_start NAME NETNS TAP ADDR/LEN BUILD PCAP    boots a guest on TAP; every frame of TAP goes to PCAP

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The virtual machine of the run nic: the newest kernel of Debian, and a QEMU that has the NICs of real drivers. Sourced, behind
+# The virtual machine of the run nic: the newest kernel of Debian, and a QEMU that has the NICs of real drivers. Sourced, after
 # lab.sh, whose vm_* functions boot it and run commands in it.
 #
 #   nic_lab_build     makes the pieces in $NIC_LAB unless they are there: about a minute, and network for apt

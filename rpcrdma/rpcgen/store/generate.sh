@@ -8,6 +8,6 @@ in=$PWD
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 cd "$tmp"
-rm -f "$out" # the compiler does not cut off what an older, longer file has behind
+rm -f "$out" # the compiler does not cut off what an older, longer file has at its end
 go run "github.com/buildbarn/go-xdr/cmd/xdr_compiler@$version" -I "$module" -I "$in" store.x "$out"
 gofmt -w "$out"
