@@ -151,6 +151,7 @@ type owedAcks struct {
 	ackPoint     serial.Num // rcvNxt at that time
 	ackPending   bool
 	ackNow       bool
+	beyondGap    int // segments received out of order since rcvNxt last moved
 	dupAcksOwed  int // duplicate ACKs to send; a peer without SACK counts them
 	quickAcks    int
 	dsack        SACKBlock

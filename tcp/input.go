@@ -335,19 +335,24 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 	c.rcvMSS, c.rcvLast = max(c.rcvMSS, one), one
 	c.rcvMean += one - c.rcvMean/16
 	if n > 0 {
+		wait := c.cfg.DelayedAck
+		if c.ackPending {
+			// With two or more segments outstanding the peer's loss probe does not allow for a delayed ACK (RFC 8985 7.2), however small
+			// they are.
+			wait = secondAck
+		}
 		if seq == c.rcvNxt {
 			in = Input{Deliver, seq, off, n}
 			c.deliver(n)
 			c.unacked += n
 		} else {
 			in = c.hold(seq, n, off, s.Buf)
+			if !c.ackGap(in) {
+				wait = min(secondAck, c.srtt/sackDelay)
+			}
 		}
-		if !c.ackPending {
+		if at := now.Add(wait); !c.ackPending || at < c.deadlines[timerDelayedAck] {
 			c.ackPending = true
-			c.arm(timerDelayedAck, now.Add(c.cfg.DelayedAck))
-		} else if at := now.Add(secondAck); at < c.deadlines[timerDelayedAck] {
-			// With two or more segments outstanding the peer's loss probe does not allow for a delayed ACK (RFC 8985 7.2), however small
-			// they are.
 			c.arm(timerDelayedAck, at)
 		}
 		if c.unacked >= 2*full || one < s.Len || c.quickAcks > 0 {
@@ -388,9 +393,9 @@ func (c *Conn) dueAck(long bool) {
 const maxEarlyAcks = 3
 
 // earlyAck queues an ACK to be sent before the one that is due.
-func (c *Conn) earlyAck(ack serial.Num) {
-	if c.earlyAcks.len() < maxEarlyAcks {
-		c.earlyAcks.push(earlyAck{ack: ack, ece: c.ceSeen})
+func (a *owedAcks) earlyAck(ack serial.Num) {
+	if a.earlyAcks.len() < maxEarlyAcks {
+		a.earlyAcks.push(earlyAck{ack: ack, ece: a.ceSeen})
 	}
 }
 
@@ -398,6 +403,7 @@ func (c *Conn) earlyAck(ack serial.Num) {
 func (c *Conn) deliver(n int) {
 	start := c.rcvNxt
 	c.rcvNxt = c.rcvNxt.Add(n)
+	c.beyondGap = 0
 	if len(c.reasm.s) > 0 {
 		c.rcvNxt = c.reasm.advance(c.rcvNxt)
 		c.ackNow = true // a gap is filled, entirely or in part (RFC 5681 4.2)
@@ -411,13 +417,6 @@ func (c *Conn) deliver(n int) {
 // hold keeps out-of-order data if there is room and it is new.
 func (c *Conn) hold(seq serial.Num, n, off int, buf Buf) Input {
 	c.stats.OutOfOrderIn++
-	switch {
-	case !c.sackOK:
-		c.dupAcksOwed++
-	case c.ackNow:
-		c.earlyAck(c.rcvNxt)
-	}
-	c.ackNow = true
 	if c.finSeen && c.finSeq.Less(seq.Add(n)) {
 		return Input{}
 	}
@@ -433,6 +432,29 @@ func (c *Conn) hold(seq serial.Num, n, off int, buf Buf) Input {
 		return Input{}
 	}
 	return Input{Hold, h.seq, int(h.off), int(h.len)}
+}
+
+const (
+	sackSegments = 16 // segments out of order for which one ACK may do
+	sackDelay    = 20 // the longest delay of that ACK is the RTT divided by this
+)
+
+// ackGap makes an ACK due that tells the peer of data out of order, or reports false if the ACK may wait. RFC 5681 4.2 wants it at once, so
+// that the peer soon recovers. From the ACKs for the first three segments the peer concludes that data is lost (RFC 6675); later it needs to
+// know at once of a new gap, but not of each segment after it.
+func (c *Conn) ackGap(in Input) bool {
+	c.beyondGap++
+	if c.sackOK && in.Action == Hold && c.beyondGap > dupThresh && c.beyondGap%sackSegments != 0 && in.Seq != c.reasm.recent[0].Start {
+		return false
+	}
+	switch {
+	case !c.sackOK:
+		c.dupAcksOwed++
+	case c.ackNow:
+		c.earlyAck(c.rcvNxt)
+	}
+	c.ackNow = true
+	return true
 }
 
 // maxEarlyDSACKs is how many ACKs of one burst may be sent only for their D-SACK. A peer that learns of each duplicate can undo a needless

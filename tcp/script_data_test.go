@@ -66,6 +66,50 @@ func TestScriptReceive(t *testing.T) {
 			> . 1 ack 1 sack 201-301
 			< P. 1+100 ack 1
 			> . 1 ack 101 sack 201-301`},
+		{name: "6675 ACKs for a block that only grows may wait for a twentieth of the RTT", opts: sack + " rtt 10ms", text: `
+			connect
+			quick
+			< . 101+100 ack 1
+			> . 1 ack 1 sack 101-201
+			< . 201+100 ack 1
+			> . 1 ack 1 sack 101-301
+			< . 301+100 ack 1
+			> . 1 ack 1 sack 101-401
+			< . 401+100 ack 1
+			< . 501+100 ack 1
+			+499us
+			+1us
+			> . 1 ack 1 sack 101-601
+			< . 701+100 ack 1
+			> . 1 ack 1 sack 701-801 101-601
+			< . 801+100 ack 1
+			< . 1+100 ack 1
+			> . 1 ack 601 sack 701-901
+			< . 901+100 ack 1
+			> . 1 ack 601 sack 701-1001`},
+		{name: "6675 one ACK for sixteen segments of a block that grows, at least", opts: sack + " rtt 10ms", text: `
+			connect
+			quick
+			< . 101+100 ack 1
+			> . 1 ack 1 sack 101-201
+			< . 201+100 ack 1
+			> . 1 ack 1 sack 101-301
+			< . 301+100 ack 1
+			> . 1 ack 1 sack 101-401
+			< . 401+100 ack 1
+			< . 501+100 ack 1
+			< . 601+100 ack 1
+			< . 701+100 ack 1
+			< . 801+100 ack 1
+			< . 901+100 ack 1
+			< . 1001+100 ack 1
+			< . 1101+100 ack 1
+			< . 1201+100 ack 1
+			< . 1301+100 ack 1
+			< . 1401+100 ack 1
+			< . 1501+100 ack 1
+			< . 1601+100 ack 1
+			> . 1 ack 1 sack 101-1701`},
 		{name: "2018 4 the block of the latest segment comes first", opts: sack, text: `
 			connect
 			< P. 101+100 ack 1
