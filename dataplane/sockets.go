@@ -86,7 +86,7 @@ func spareFD() int {
 func (s *Sockets) Receive([]link.Frame) int { return 0 }
 
 // Hold is link.Link.Hold.
-func (s *Sockets) Hold(*link.Frame) bool { return true }
+func (s *Sockets) Hold(*link.Frame) {}
 
 // Release is link.Link.Release.
 func (s *Sockets) Release(*link.Frame) {}

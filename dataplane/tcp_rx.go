@@ -95,13 +95,13 @@ func (c *tcpConn) handle(w *worker, f *rxFrame) {
 			w.reclaim()
 			n = w.held.room()
 		}
-		if n < cost || f.ring == nil && !f.whole && !w.link.Hold(f.Frame) {
+		if n < cost {
 			// No frame is available for out-of-order data: drop the segment.
 			w.stats.RxNoHold++
 			w.mark(&c.lane)
 			return
 		}
-		seg.Buf, f.summed = w.held.free[len(w.held.free)-1], false // Hold may have moved it
+		seg.Buf = w.held.free[len(w.held.free)-1]
 	}
 	r := c.segs.HandleSegment(w.now, seg)
 	w.mark(&c.lane)
@@ -141,6 +141,8 @@ func (c *tcpConn) hold(w *worker, f *rxFrame, r tcp.Input) {
 	if c.params.RecvMarkers && c.mode == modeFull && !c.rxFailed && c.placeEarly(w, h, r) {
 		c.segs.Placed(buf)
 		c.freeHeld(w, buf)
+	} else if h.ring == nil && !h.whole {
+		w.link.Hold(&h.frame)
 	}
 	w.stats.HeldPeak = max(w.stats.HeldPeak, uint64(w.held.used))
 }

@@ -44,9 +44,8 @@ type Link interface {
 	// Receive fills fs with up to len(fs) frames and returns how many.
 	Receive(fs []Frame) int
 	// Hold prepares a received frame for being kept, maybe for long, while others are received.
-	// It may move the frame to other pieces. It returns false if there is no memory for that; the
-	// frame must then be released soon.
-	Hold(f *Frame) bool
+	// It may move the frame to other pieces.
+	Hold(f *Frame)
 	// Release releases a received frame. The link reuses its memory by the next Receive, Flush
 	// or Wait. Each frame must be released once.
 	Release(f *Frame)

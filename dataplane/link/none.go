@@ -15,8 +15,8 @@ func NewNone(mtu int) *None { return &None{mtu: mtu} }
 // Receive returns 0.
 func (*None) Receive([]Frame) int { return 0 }
 
-// Hold returns true.
-func (*None) Hold(*Frame) bool { return true }
+// Hold does nothing.
+func (*None) Hold(*Frame) {}
 
 // Release does nothing.
 func (*None) Release(*Frame) {}

@@ -453,17 +453,12 @@ func finishChecksum(b []byte) {
 }
 
 // Hold is Link.Hold. It copies a super-frame, since the kernel, which fills the slots in turn, stores none
-// from a slot that is kept on.
-func (p *Packet) Hold(f *Frame) bool {
-	if f.N != 1 || int(f.IDs[0]) < p.firstSuper() {
-		return true
-	}
+// from a slot that is kept on. Without memory for the copy the frame stays where it is.
+func (p *Packet) Hold(f *Frame) {
 	slot := int(f.IDs[0]) - p.firstSuper()
-	if !p.small.hold(f, f.Pieces[0]) {
-		return false
+	if f.N == 1 && slot >= 0 && p.small.hold(f, f.Pieces[0]) {
+		p.supers.giveBack(slot)
 	}
-	p.supers.giveBack(slot)
-	return true
 }
 
 // Release is Link.Release.

@@ -393,7 +393,7 @@ func (p *Pipe) fill(f *Frame, q parcel) {
 }
 
 // Hold is Link.Hold.
-func (p *Pipe) Hold(*Frame) bool { return true }
+func (p *Pipe) Hold(*Frame) {}
 
 // Release is Link.Release.
 func (p *Pipe) Release(f *Frame) {

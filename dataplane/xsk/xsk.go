@@ -127,7 +127,7 @@ func (s *Socket) Receive(fs []link.Frame) int {
 }
 
 // Hold is link.Link.Hold. The kernel has other chunks.
-func (s *Socket) Hold(*link.Frame) bool { return true }
+func (s *Socket) Hold(*link.Frame) {}
 
 // Release implements link.Link. The chunks return to the fill ring at the next Receive, Flush
 // or Wait.
