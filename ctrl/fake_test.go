@@ -389,6 +389,14 @@ func newHarnessWith(t testing.TB, cfg Config, peers PeerSet) *harness {
 	return h
 }
 
+// overSockets makes the connections of the harness kernel sockets, which count as descriptors.
+func (h *harness) overSockets() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.devices[0].Sockets = true
+	h.files.per = newFiles(0, 1, true).per
+}
+
 // advance moves the clock and makes the server check its deadlines.
 func (h *harness) advance(d time.Duration) {
 	h.clock.Lock()

@@ -227,10 +227,7 @@ func TestCrowdedListener(t *testing.T) {
 // same listener, and a request that waits for its client is dropped.
 func TestStartupFiles(t *testing.T) {
 	h := newHarness(t, Config{})
-	h.mu.Lock()
-	h.devices[0].Sockets = true
-	h.files.per = newFiles(0, 1, true).per
-	h.mu.Unlock()
+	h.overSockets()
 	c := h.hello(t)
 	c.ok(reqListen("", 7174))
 	h.mu.Lock()

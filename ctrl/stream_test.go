@@ -175,10 +175,7 @@ func TestLingerSteered(t *testing.T) {
 // daemon until the engine has closed it.
 func TestLingerFiles(t *testing.T) {
 	h := newHarness(t, Config{})
-	h.mu.Lock()
-	h.devices[0].Sockets = true
-	h.files.per = newFiles(0, 1, true).per
-	h.mu.Unlock()
+	h.overSockets()
 	c := h.hello(t)
 	h.mu.Lock()
 	out := &h.sessions[h.lastID].out

@@ -487,8 +487,8 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestMovedAndBack checks that an interface that was in another namespace for a moment is told from one that
-// was always there, though it has the same index.
+// TestMovedAndBack checks that Presence changes when an interface was in another namespace for a moment, though it
+// has the same index.
 func TestMovedAndBack(t *testing.T) {
 	here, _ := wire(t)
 	own, err := netns.Get()
