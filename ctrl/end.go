@@ -219,7 +219,7 @@ func (c *session) leave(q *qp) {
 	s := c.srv
 	s.mu.Unlock()
 	s.engine.Leave(q.binding)
-	c.fenceMemory()
+	c.mem.fence()
 	s.mu.Lock()
 	q.release()
 }

@@ -164,18 +164,6 @@ func listenSettings(s *Server, r *ctrlpb.Listen, addr netip.Addr) (cfg mpa.Confi
 	return cfg, o, ip, nil
 }
 
-// mayBind returns an error if the client may not use a local port.
-func (c *session) mayBind(port uint16) error {
-	pol := c.policy()
-	switch {
-	case pol.mayBind(port):
-		return nil
-	case len(pol.listen) == 0:
-		return errorf(permission, "ctrl: %s may not use port %d: ports below %d are for root, and for users with a rule that lists them (allow: listen)", user(c.cred.Uid), port, unprivileged)
-	}
-	return errorf(permission, "ctrl: %s may not use port %d (rule in the configuration)", user(c.cred.Uid), port)
-}
-
 func (c *session) unlisten(h uint32) error {
 	c.srv.mu.Lock()
 	l, err := c.listenerOf(h)

@@ -223,11 +223,7 @@ func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Repl
 	s.mu.Unlock()
 
 	m.pd = p
-	if r.Far {
-		m.region, err = c.registerFar(p.id, r)
-	} else {
-		err = c.mapMR(m, r, fds)
-	}
+	m.region, m.mem, err = c.mem.register(p.id, r, fds)
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -242,34 +238,6 @@ func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Repl
 	stag := m.region.STag()
 	reply.Body = &ctrlpb.Reply_Mr{Mr: &ctrlpb.MRReply{Mr: m.handle, Lkey: stag, Rkey: stag}}
 	return nil
-}
-
-// mapMR maps and registers near memory, or the memory of the memfd in fds.
-func (c *session) mapMR(m *mr, r *ctrlpb.RegisterMR, fds []int) (err error) {
-	const writes = verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteAtomic
-	switch {
-	case !r.Near:
-		m.mem, err = shm.MapRegion(fds[0], r.Offset, r.Length, verbs.Access(r.Access)&writes != 0)
-	case c.near == nil:
-		err = errors.New("near memory without AttachMemory")
-	default:
-		m.mem, err = c.near.Slice(r.Offset, r.Length)
-	}
-	if err != nil {
-		return err
-	}
-	c.binding.Memory.Add(m.mem.Bytes())
-	if m.region, err = c.srv.register(m.pd.id, m.mem.Bytes(), r); err != nil {
-		unmap(c.binding, m.mem)
-	}
-	return err
-}
-
-func (s *Server) register(id verbs.PDID, mem []byte, r *ctrlpb.RegisterMR) (*verbs.Region, error) {
-	if r.Fast {
-		return s.table.RegisterFast(id, mem, verbs.Access(r.Access))
-	}
-	return s.table.Register(id, mem, r.Base, verbs.Access(r.Access))
 }
 
 func (c *session) deregisterMR(h uint32) error {
@@ -289,22 +257,15 @@ func (c *session) deregisterMR(h uint32) error {
 	}
 	delete(c.mrs, h)
 	s.mu.Unlock()
-	s.engine.Fence() // a worker may still be copying
-	c.fenceMemory()
+	c.fence()
 	c.unmapMR(m)
 	return nil
-}
-
-// unmap ends the use of memory of a client that no worker accesses.
-func unmap(b *dataplane.ClientBinding, mem *shm.Region) {
-	b.Memory.Remove(mem.Bytes())
-	mem.Close()
 }
 
 // unmapMR releases a region that no worker accesses.
 func (c *session) unmapMR(m *mr) {
 	if m.mem != nil {
-		unmap(c.binding, m.mem)
+		c.mem.unmap(m.mem)
 	}
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
@@ -351,8 +312,7 @@ func (c *session) deallocMW(h uint32) error {
 	c.give(resMWs, 1)
 	m.pd.uses--
 	s.mu.Unlock()
-	s.engine.Fence() // as for a region
-	c.fenceMemory()
+	c.fence()
 	return nil
 }
 
@@ -409,21 +369,6 @@ func (c *session) forgetCQ(q *cq) {
 	if q.channel != nil {
 		q.channel.uses--
 	}
-}
-
-func checkDepth(what string, d uint32, most int) error {
-	if d == 0 || int64(d) > int64(most) {
-		return errorf(invalid, "ctrl: the depth of a %s is 1 to %d, not %d", what, most, d)
-	}
-	return nil
-}
-
-func (c *session) depth(what string, d uint32) error {
-	return checkDepth(what, d, c.policy().limits.QueueDepth)
-}
-
-func (c *session) cqDepth(d uint32) error {
-	return checkDepth("completion queue", d, c.policy().limits.CQDepth)
 }
 
 func (c *session) destroyCQ(h uint32) error {

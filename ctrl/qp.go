@@ -49,7 +49,7 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 		q.rq.OnFault = c.ringFault(fmt.Sprintf("producer index of the receive queue of queue pair %d", q.num))
 		cfg.Recvs = q.rq
 	}
-	queue := c.mover.NewQueue()
+	queue := c.mem.mover.NewQueue()
 	cfg.Mover = queue
 	core := verbs.NewQP(cfg)
 	s.mu.Lock()
@@ -62,30 +62,6 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 	}}
 	return fds, nil
 }
-
-// checkQP returns an error if a requested size exceeds the client's limits.
-func (c *session) checkQP(r *ctrlpb.CreateQP) error {
-	lim := &c.policy().limits
-	if err := c.depth("send queue", r.SqDepth); err != nil {
-		return err
-	}
-	if err := c.depth("receive queue", r.RqDepth); err != nil {
-		return err
-	}
-	if most := min(lim.MaxSGE, verbs.MaxSGE); r.MaxSge == 0 || int64(r.MaxSge) > int64(most) {
-		return errorf(invalid, "ctrl: a work request has 1 to %d pieces, not %d", most, r.MaxSge)
-	}
-	if most := min(lim.MaxInline, verbs.MaxInline); int64(r.MaxInline) > int64(most) {
-		return errorf(invalid, "ctrl: inline data is at most %d bytes, not %d", most, r.MaxInline)
-	}
-	if wait := time.Duration(r.ReceiveWaitMs) * time.Millisecond; wait > maxReceiveWait {
-		return errorf(invalid, "ctrl: a Send may wait for its receive for at most %v, not %v", maxReceiveWait, wait)
-	}
-	return nil
-}
-
-// maxReceiveWait is the longest time that a Send can wait for its receive.
-const maxReceiveWait = time.Minute
 
 // reserveQP assigns a number and a doorbell bit to q, and charges the quotas.
 func (c *session) reserveQP(q *qp, r *ctrlpb.CreateQP) (bit int, err error) {
@@ -161,8 +137,7 @@ func (c *session) modifyQP(r *ctrlpb.ModifyQP) error {
 		return err
 	}
 	q.binding.QP.Permit(verbs.Access(r.Access))
-	c.srv.engine.Fence() // a worker may still be copying
-	c.fenceMemory()
+	c.fence()
 	return nil
 }
 
@@ -186,7 +161,7 @@ func (c *session) dropQP(q *qp) {
 	}
 	s.mu.Unlock()
 	s.engine.Detach(q.binding)
-	c.fenceMemory()
+	c.mem.fence()
 	ok := c.free(q.rings()...)
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -141,60 +141,6 @@ func overQuota(uid uint32, r resource, have, n, limit uint64) error {
 	return errorf(quota, "ctrl: %s has %d %s, its limit is %d: close some, or raise %s in the configuration", user(uid), have, q.noun, limit, q.key)
 }
 
-// take charges n of r to the client's user, or returns an error if that would exceed the quota.
-// give undoes it; giveAll does so when the client ends. Called with mu held.
-func (c *session) take(r resource, n uint64) error {
-	have, limit := c.use.account[r], quotas[r].limit(&c.policy().limits)
-	if n > less(limit, have) {
-		return overQuota(c.cred.Uid, r, have, n, limit)
-	}
-	return c.takeBeyond(r, n)
-}
-
-// takeBeyond is take regardless of the quota. Called with mu held.
-func (c *session) takeBeyond(r resource, n uint64) error {
-	if err := c.srv.room(&c.use.account, c.cred.Uid, r, n); err != nil {
-		return err
-	}
-	c.srv.charge(&c.use.account, r, n)
-	c.own[r] += n
-	return nil
-}
-
-// give returns n of r to the quota. Called with mu held.
-func (c *session) give(r resource, n uint64) {
-	c.srv.uncharge(&c.use.account, r, n)
-	c.own[r] -= n
-}
-
-// takeSized charges an object of kind r and its n bytes of memory, or neither. giveSized undoes it.
-// Called with mu held.
-func (c *session) takeSized(r, memory resource, n uint64) error {
-	if err := c.take(r, 1); err != nil {
-		return err
-	}
-	err := c.take(memory, n)
-	if err != nil {
-		c.give(r, 1)
-	}
-	return err
-}
-
-// giveSized returns an object and its memory to the quota. Called with mu held.
-func (c *session) giveSized(r, memory resource, n uint64) {
-	c.give(r, 1)
-	c.give(memory, n)
-}
-
-// giveAll returns everything charged to a client that has ended. Called with mu held.
-func (c *session) giveAll() {
-	for r, n := range c.own {
-		c.srv.uncharge(&c.use.account, resource(r), n)
-	}
-	c.own = account{}
-	c.srv.settle(c.cred.Uid)
-}
-
 // listQuotas returns the usage and the limits of the users that c may see.
 func (c *session) listQuotas(r *ctrlpb.ListQuotas, reply *ctrlpb.Reply) error {
 	s := c.srv

@@ -41,35 +41,27 @@ const unreadLimit = 10 * time.Second
 
 // session is the session of a client.
 type session struct {
-	srv       *Server
-	id        uint32
-	conn      *seqpacket.Conn
-	cred      unix.Ucred
-	log       *zap.Logger
-	gids      []uint32               // the first is the effective group
-	contained bool                   // see seqpacket.Conn.Contained
-	pol       atomic.Pointer[policy] // Reload may replace it
-	out       outbox
-	cut       atomic.Bool       // it is being cut off, and the reason has been sent
-	hungUp    atomic.Bool       // nothing more is read from the client
-	stuck     []<-chan struct{} // each is closed when a delayed system call of the session has returned; used by the session's goroutine only
-	mover     *far.Mover
-	memory    *far.Memory // far memory of the client, or nil; used by the session's goroutine only
-	near      *shm.Object // near memory of the client, or nil; used by the session's goroutine only
-	started   time.Time
+	srv  *Server
+	id   uint32
+	conn *seqpacket.Conn
+	log  *zap.Logger
+	tenant
+	out     outbox
+	cut     atomic.Bool       // it is being cut off, and the reason has been sent
+	hungUp  atomic.Bool       // nothing more is read from the client
+	stuck   []<-chan struct{} // each is closed when a delayed system call has returned; the session's goroutine's
+	mem     memory
+	started time.Time
 
 	requests, errors atomic.Uint64
 
 	// Server.mu guards the rest. Only the session's own goroutine adds to the maps.
 	dead bool // being torn down
 	name string
-	use  *usage
-	own  account // the client's share of the account
 	objects
 	binding *dataplane.ClientBinding // nil before Hello
 	bits    bitmap
 	late    []*conn                      // byte streams with data that waits until the client has read more
-	moves   bool                         // it has a place in Server.movers
 	dialed  map[netip.Addr]chan struct{} // the last dial to each address; closed at its end
 }
 
@@ -81,8 +73,8 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32, 
 	}
 	s.lastID++
 	sess := &session{
-		srv: s, id: s.lastID, conn: c, cred: *cred, gids: gids, contained: contained,
-		use: s.usageOf(cred.Uid), started: time.Now(),
+		srv: s, id: s.lastID, conn: c, started: time.Now(),
+		tenant: tenant{cred: *cred, gids: gids, contained: contained, accounts: &s.accounts, use: s.usageOf(cred.Uid)},
 		log:    s.log.With(zap.Uint32("client", s.lastID), zap.Uint32("uid", cred.Uid), zap.Int32("pid", cred.Pid)),
 		out:    outbox{quit: make(chan struct{}), more: make(chan struct{}, 1), less: make(chan struct{}, 1)},
 		dialed: make(map[netip.Addr]chan struct{}),
@@ -93,7 +85,7 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32, 
 	}
 	sess.out.sess = sess
 	sess.pol.Store(&pol)
-	sess.mover = far.New(farWait, sess.farStuck)
+	sess.mem = memory{sess: sess, mover: far.New(farWait, sess.mem.stuck)}
 	if err := sess.take(resClients, 1); err != nil {
 		s.settle(cred.Uid)
 		return nil, err
@@ -102,9 +94,6 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32, 
 	s.sessions[sess.id] = sess
 	return sess, nil
 }
-
-// policy returns the current rights of the client.
-func (c *session) policy() *policy { return c.pol.Load() }
 
 // run serves the client's requests one at a time, and tears the session down at the end.
 func (c *session) run() {
@@ -247,7 +236,7 @@ func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) 
 	case *ctrlpb.Request_DeregisterMr:
 		return nil, c.deregisterMR(b.DeregisterMr.Mr)
 	case *ctrlpb.Request_AttachMemory:
-		return nil, c.attachMemory(b.AttachMemory, fds)
+		return nil, c.mem.attach(b.AttachMemory, fds)
 	case *ctrlpb.Request_OpenUserfaultfd:
 		return c.openUserfaultfd()
 	case *ctrlpb.Request_AllocMw:
@@ -354,7 +343,7 @@ func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) ([]int, error) {
 	if err != nil {
 		return nil, errorf(internal, "ctrl: doorbells: %w", err)
 	}
-	binding := &dataplane.ClientBinding{Doorbells: bells, Mover: c.mover, OnFault: func() { go c.fault() }}
+	binding := &dataplane.ClientBinding{Doorbells: bells, Mover: c.mem.mover, OnFault: func() { go c.fault() }}
 	if err := s.engine.Bind(binding); err != nil {
 		seqpacket.CloseAll(fds)
 		closeBells(bells)

@@ -56,12 +56,8 @@ func (q *srq) arm(limit int) {
 
 func (c *session) createSRQ(r *ctrlpb.CreateSRQ, reply *ctrlpb.Reply) ([]int, error) {
 	s := c.srv
-	lim := c.policy().limits
-	if err := c.depth("shared receive queue", r.Depth); err != nil {
+	if err := c.checkQueue("shared receive queue", r.Depth, r.MaxSge); err != nil {
 		return nil, err
-	}
-	if r.MaxSge == 0 || int64(r.MaxSge) > int64(min(lim.MaxSGE, verbs.MaxSGE)) {
-		return nil, errorf(invalid, "ctrl: a work request has 1 to %d pieces, not %d", min(lim.MaxSGE, verbs.MaxSGE), r.MaxSge)
 	}
 	if r.Limit > r.Depth {
 		return nil, errorf(invalid, "ctrl: a limit of %d receives exceeds the depth %d of the queue", r.Limit, r.Depth)

@@ -139,8 +139,7 @@ func (c *session) releaseMemory() {
 	for _, m := range c.mrs {
 		c.unmapMR(m)
 	}
-	c.detachMemory()
-	c.detachNear()
+	c.mem.detach()
 }
 
 // releaseRings frees the rings that the client shares with the workers. If the server is closing,
@@ -205,6 +204,6 @@ func (c *session) gone() {
 	defer s.mu.Unlock()
 	delete(s.sessions, c.id)
 	c.out.close()
-	s.giveMover(c)
+	c.giveMover()
 	c.giveAll()
 }

@@ -199,7 +199,7 @@ func TestUnreadShare(t *testing.T) {
 	const limit = 4 * messageShare
 	user := new(usage)
 	client := func() *outbox {
-		o := &outbox{sess: &session{use: user}, more: make(chan struct{}, 1), less: make(chan struct{}, 1)}
+		o := &outbox{sess: &session{tenant: tenant{use: user}}, more: make(chan struct{}, 1), less: make(chan struct{}, 1)}
 		o.room.Store(maxQueued)
 		o.sess.pol.Store(&policy{limits: Limits{Messages: limit}})
 		return o
