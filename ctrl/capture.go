@@ -31,7 +31,7 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	if s.devices.interfaces()[0].Sockets {
 		return nil, errNoFrames
 	}
-	match, err := c.captureFilter(r)
+	match, err := c.viewer().captureFilter(r)
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +107,7 @@ func closeCapture(fd int, done <-chan struct{}) {
 }
 
 // captureFilter returns the filter that r describes, if the client may see the matching frames. Called with mu held.
-func (c *session) captureFilter(r *ctrlpb.Capture) (func(*pkt.Flow) bool, error) {
+func (v viewer) captureFilter(r *ctrlpb.Capture) (func(*pkt.Flow) bool, error) {
 	if r.Port > 65535 {
 		return nil, errorf(invalid, "ctrl: invalid port %d", r.Port)
 	}
@@ -120,7 +120,7 @@ func (c *session) captureFilter(r *ctrlpb.Capture) (func(*pkt.Flow) bool, error)
 		addr = a.Unmap()
 	}
 	if r.Qp != 0 {
-		q, err := c.visibleQP(r.Qp)
+		q, err := v.qp(r.Qp)
 		if err != nil {
 			return nil, err
 		}
@@ -129,15 +129,16 @@ func (c *session) captureFilter(r *ctrlpb.Capture) (func(*pkt.Flow) bool, error)
 			return nil, errorf(badState, "ctrl: queue pair %d has no connection to capture", r.Qp)
 		case q.conn.within:
 			return nil, errorf(badState, "ctrl: no frames to capture: both ends of queue pair %d are on this host", r.Qp)
-		case c.srv.devices.of(q.conn, c.srv.engine).sockets():
+		case v.devices.of(q.conn, v.engine).sockets():
 			return nil, errNoFrames
 		}
 		// A later connection between the same endpoints may belong to another user.
 		flow, cl := flowOf(q.conn.local, q.conn.remote), q.conn.claim
 		return func(f *pkt.Flow) bool { return *f == flow && (cl == nil || !cl.dropped.Load()) }, nil
 	}
-	if !c.policy().admin {
-		return nil, errorf(permission, "ctrl: %s may capture the connections of its own queue pairs only: name one", user(c.cred.Uid))
+	if !v.as.policy().admin {
+		return nil, errorf(permission, "ctrl: %s may capture the connections of its own queue pairs only: name one",
+			user(v.as.cred.Uid))
 	}
 	if !addr.IsValid() && r.Port == 0 {
 		return nil, nil
@@ -149,20 +150,6 @@ func (c *session) captureFilter(r *ctrlpb.Capture) (func(*pkt.Flow) bool, error)
 	return func(f *pkt.Flow) bool {
 		return (!addr.IsValid() || f.Local == as16 || f.Remote == as16) && (port == 0 || f.LocalPort == port || f.RemotePort == port)
 	}, nil
-}
-
-// visibleQP returns a queue pair that the client may see. Called with mu held.
-func (c *session) visibleQP(num uint32) (*qp, error) {
-	q := c.srv.qps[num]
-	if q == nil || q.sess.dead || !c.policy().admin && q.sess.cred.Uid != c.cred.Uid {
-		return nil, noQP(num)
-	}
-	return q, nil
-}
-
-// noQP is the error of a query of a queue pair that does not exist, or that the client may not see.
-func noQP(num uint32) *Error {
-	return errorf(noObject, "ctrl: no queue pair %d: iwarpctl qp list shows those that exist", num)
 }
 
 // copyFrames copies the frames of tap to fd until fd is closed, or may returns false. If the reader is slow the frames stay in the

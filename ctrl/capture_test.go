@@ -92,7 +92,7 @@ func TestCapturePortFreed(t *testing.T) {
 	p, _ := h.dial(t, c, reqConnect(qp, peerA.String()), mpa.DefaultConfig())
 	flow := flowOf(p.c.local, p.c.remote)
 	h.mu.Lock()
-	match, err := h.sessions[h.lastID].captureFilter(&ctrlpb.Capture{Qp: qp})
+	match, err := h.sessions[h.lastID].viewer().captureFilter(&ctrlpb.Capture{Qp: qp})
 	h.mu.Unlock()
 	if err != nil || !match(&flow) {
 		t.Fatalf("the connection is not captured: %v", err)

@@ -95,11 +95,11 @@ func cqSize(workers int, depth uint32) uint64 { return 4096 + uint64(workers)*(4
 // entries returns the number of entries of a ring for the given depth.
 func entries(depth uint32) uint64 { return 1 << bits.Len32(depth-1) }
 
-func (c *session) listCQs(r *ctrlpb.ListCQs, reply *ctrlpb.Reply) error {
-	c.srv.mu.Lock()
-	defer c.srv.mu.Unlock()
-	all, more := pageOf(c, func(o *session) map[uint32]*cq { return o.cqs },
-		func(q *cq) uint32 { return q.index }, r.After)
+func (v viewer) listCQs(after uint32) *ctrlpb.CQList {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	all, more := pageOf(v, func(o *session) map[uint32]*cq { return o.cqs },
+		func(q *cq) uint32 { return q.index }, after)
 	list := &ctrlpb.CQList{More: more}
 	for _, q := range all {
 		on := uint32(0)
@@ -112,8 +112,7 @@ func (c *session) listCQs(r *ctrlpb.ListCQs, reply *ctrlpb.Reply) error {
 			ModerationCount: q.modCount, ModerationUs: uint32(q.modPeriod.Microseconds()), Counters: appendCounters(nil, "", q.ring.Stats()),
 		})
 	}
-	reply.Body = &ctrlpb.Reply_Cqs{Cqs: list}
-	return nil
+	return list
 }
 
 // async notifies the client that a queue pair ended for a reason that no work request reports.

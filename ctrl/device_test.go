@@ -369,7 +369,7 @@ func TestTransportSocket(t *testing.T) {
 			t.Errorf("%+v: the endpoint is steered", tt)
 		}
 		h.mu.Lock()
-		_, err := h.sessions[h.lastID].captureFilter(&ctrlpb.Capture{Qp: h.conns[id].qp.num})
+		_, err := h.sessions[h.lastID].viewer().captureFilter(&ctrlpb.Capture{Qp: h.conns[id].qp.num})
 		h.mu.Unlock()
 		if errors.Is(err, errNoFrames) != (tt.want == "any") {
 			t.Errorf("%+v: a capture: %v", tt, err)

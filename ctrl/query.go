@@ -15,6 +15,49 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
+// viewer answers requests of a client about the daemon and its objects: those of its user or, for an administrator, of
+// all.
+type viewer struct {
+	*Server
+	as *tenant
+}
+
+func (c *session) viewer() viewer { return viewer{c.srv, &c.tenant} }
+
+// query serves the requests of tools that look at the daemon. Each may hold mu for milliseconds, so that a user
+// has one at a time: otherwise those of many clients would all come before the request of another user.
+func (v viewer) query(req *ctrlpb.Request, reply *ctrlpb.Reply) error {
+	v.as.use.slow.Lock()
+	defer v.as.use.slow.Unlock()
+	switch b := req.Body.(type) {
+	case *ctrlpb.Request_ListCqs:
+		reply.Body = &ctrlpb.Reply_Cqs{Cqs: v.listCQs(b.ListCqs.After)}
+	case *ctrlpb.Request_ListSrqs:
+		reply.Body = &ctrlpb.Reply_Srqs{Srqs: v.listSRQs(b.ListSrqs.After)}
+	case *ctrlpb.Request_QueryStatus:
+		reply.Body = &ctrlpb.Reply_Status{Status: v.queryStatus()}
+	case *ctrlpb.Request_ListQps:
+		list, err := v.listQPs(b.ListQps)
+		reply.Body = &ctrlpb.Reply_Qps{Qps: list}
+		return err
+	case *ctrlpb.Request_ListMrs:
+		reply.Body = &ctrlpb.Reply_Mrs{Mrs: v.listMRs(b.ListMrs.After)}
+	case *ctrlpb.Request_ListListens:
+		reply.Body = &ctrlpb.Reply_Listens{Listens: v.listListens(b.ListListens.After)}
+	case *ctrlpb.Request_ListClients:
+		reply.Body = &ctrlpb.Reply_Clients{Clients: v.listClients(b.ListClients.After)}
+	case *ctrlpb.Request_ListQuotas:
+		reply.Body = &ctrlpb.Reply_Quotas{Quotas: v.listQuotas(b.ListQuotas.After)}
+	case *ctrlpb.Request_QueryStats:
+		reply.Body = &ctrlpb.Reply_Stats{Stats: &ctrlpb.StatsReply{Counters: v.Counters()}}
+	case *ctrlpb.Request_AdminDisconnect:
+		return v.disconnect(b.AdminDisconnect)
+	default:
+		return errorf(invalid, "ctrl: request %d is of a kind that this daemon does not know: update it", req.Id)
+	}
+	return nil
+}
+
 // pageSize is the maximum number of list items in a reply, which keeps it below
 // seqpacket.MaxPacket. longPage is that of the long items: queue pairs with their counters, and users
 // with their quotas.
@@ -60,29 +103,38 @@ func (d *device) attr(cfg *Config, p *policy) *ctrlpb.DeviceAttr {
 	return a
 }
 
-// visible returns the sessions whose objects c may list, without those being torn down. Called with mu held.
-func (c *session) visible() []*session {
-	return slices.DeleteFunc(c.holding(), func(o *session) bool { return o.dead })
+// sees reports whether the client may see what uid has.
+func (v viewer) sees(uid uint32) bool { return uid == v.as.cred.Uid || v.as.policy().admin }
+
+// visible returns the sessions whose objects the client may list, without those being torn down. Called with mu held.
+func (v viewer) visible() []*session {
+	return slices.DeleteFunc(v.holding(), func(o *session) bool { return o.dead })
 }
 
-// holding returns the sessions that c may see, including those being torn down, which still hold
+// holding returns the sessions that the client may see, including those being torn down, which still hold
 // memory and quota. Called with mu held.
-func (c *session) holding() []*session {
-	var all []*session
-	for _, o := range c.srv.sessions {
-		if c.policy().admin || o.cred.Uid == c.cred.Uid {
-			all = append(all, o)
-		}
-	}
-	return all
+func (v viewer) holding() []*session {
+	return slices.DeleteFunc(values(v.sessions), func(o *session) bool { return !v.sees(o.cred.Uid) })
 }
 
-func (c *session) queryStatus(reply *ctrlpb.Reply) error {
-	s := c.srv
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	reply.Body = &ctrlpb.Reply_Status{Status: s.status(c.holding(), c.policy())}
-	return nil
+// qp returns a queue pair that the client may see. Called with mu held.
+func (v viewer) qp(num uint32) (*qp, error) {
+	q := v.qps[num]
+	if q == nil || q.sess.dead || !v.sees(q.sess.cred.Uid) {
+		return nil, noQP(num)
+	}
+	return q, nil
+}
+
+// noQP is the error of a query of a queue pair that does not exist, or that the client may not see.
+func noQP(num uint32) *Error {
+	return errorf(noObject, "ctrl: no queue pair %d: iwarpctl qp list shows those that exist", num)
+}
+
+func (v viewer) queryStatus() *ctrlpb.StatusReply {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.status(v.holding(), v.as.policy())
 }
 
 // Status returns the state of the whole server.
@@ -130,52 +182,50 @@ func page[T any](items []T, key func(T) uint32, after uint32, n int) (out []T, m
 	return items[:min(len(items), n)], len(items) > n
 }
 
-// pageOf returns a page of the objects in a map of each session that c may see. key is that of page.
-func pageOf[T any](c *session, of func(*session) map[uint32]T, key func(T) uint32, after uint32) ([]T, bool) {
+// pageOf returns a page of the objects in a map of each session that v may see. key is that of page.
+func pageOf[T any](v viewer, of func(*session) map[uint32]T, key func(T) uint32, after uint32) ([]T, bool) {
 	var all []T
-	for _, o := range c.visible() {
+	for _, o := range v.visible() {
 		all = append(all, values(of(o))...)
 	}
 	return page(all, key, after, pageSize)
 }
 
-func (c *session) listQPs(r *ctrlpb.ListQPs, reply *ctrlpb.Reply) error {
-	s := c.srv
-	qps, more, err := c.pageOfQPs(r)
+func (v viewer) listQPs(r *ctrlpb.ListQPs) (*ctrlpb.QPList, error) {
+	qps, more, err := v.pageOfQPs(r)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	// A worker must not spend a turn on connections that are not listed.
-	s.mu.Lock()
+	v.mu.Lock()
 	ids := []dataplane.ConnID{}
 	for _, q := range qps {
 		if q.conn != nil && q.conn.id != 0 {
 			ids = append(ids, q.conn.id)
 		}
 	}
-	s.mu.Unlock()
+	v.mu.Unlock()
 	infos := make(map[*dataplane.QPBinding]dataplane.ConnInfo)
-	conns, silent := s.engine.QueryConns(ids)
+	conns, silent := v.engine.QueryConns(ids)
 	for _, ci := range conns {
 		if ci.QP != nil {
 			infos[ci.QP] = ci
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	list := &ctrlpb.QPList{More: more}
 	for _, q := range qps {
 		list.Qps = append(list.Qps, q.info(infos, silent))
 	}
-	reply.Body = &ctrlpb.Reply_Qps{Qps: list}
-	return nil
+	return list, nil
 }
 
 // pageOfQPs returns the queue pairs that r asks for, as many as fit in a reply.
-func (c *session) pageOfQPs(r *ctrlpb.ListQPs) (qps []*qp, more bool, err error) {
-	c.srv.mu.Lock()
-	defer c.srv.mu.Unlock()
-	for _, o := range c.visible() {
+func (v viewer) pageOfQPs(r *ctrlpb.ListQPs) (qps []*qp, more bool, err error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, o := range v.visible() {
 		for _, q := range o.qps {
 			if r.Qp == 0 || r.Qp == q.num {
 				qps = append(qps, q)
@@ -237,11 +287,11 @@ func (q *qp) info(conns map[*dataplane.QPBinding]dataplane.ConnInfo, silent []in
 	return i
 }
 
-func (c *session) listMRs(r *ctrlpb.ListMRs, reply *ctrlpb.Reply) error {
-	c.srv.mu.Lock()
-	defer c.srv.mu.Unlock()
-	all, more := pageOf(c, func(o *session) map[uint32]*mr { return o.mrs },
-		func(m *mr) uint32 { return m.index }, r.After)
+func (v viewer) listMRs(after uint32) *ctrlpb.MRList {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	all, more := pageOf(v, func(o *session) map[uint32]*mr { return o.mrs },
+		func(m *mr) uint32 { return m.index }, after)
 	list := &ctrlpb.MRList{More: more}
 	for _, m := range all {
 		list.Mrs = append(list.Mrs, &ctrlpb.MRInfo{
@@ -249,15 +299,14 @@ func (c *session) listMRs(r *ctrlpb.ListMRs, reply *ctrlpb.Reply) error {
 			Length: m.length, Access: uint32(m.region.Access()), Index: m.index, Far: m.mem == nil,
 		})
 	}
-	reply.Body = &ctrlpb.Reply_Mrs{Mrs: list}
-	return nil
+	return list
 }
 
-func (c *session) listListens(r *ctrlpb.ListListens, reply *ctrlpb.Reply) error {
-	c.srv.mu.Lock()
-	defer c.srv.mu.Unlock()
-	all, more := pageOf(c, func(o *session) map[uint32]*listener { return o.listens },
-		func(l *listener) uint32 { return l.index }, r.After)
+func (v viewer) listListens(after uint32) *ctrlpb.ListenList {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	all, more := pageOf(v, func(o *session) map[uint32]*listener { return o.listens },
+		func(l *listener) uint32 { return l.index }, after)
 	list := &ctrlpb.ListenList{More: more}
 	for _, l := range all {
 		list.Listens = append(list.Listens, &ctrlpb.ListenInfo{
@@ -266,14 +315,13 @@ func (c *session) listListens(r *ctrlpb.ListListens, reply *ctrlpb.Reply) error 
 			Device: l.on.name(),
 		})
 	}
-	reply.Body = &ctrlpb.Reply_Listens{Listens: list}
-	return nil
+	return list
 }
 
-func (c *session) listClients(r *ctrlpb.ListClients, reply *ctrlpb.Reply) error {
-	c.srv.mu.Lock()
-	defer c.srv.mu.Unlock()
-	all, more := page(c.visible(), func(o *session) uint32 { return o.id }, r.After, pageSize)
+func (v viewer) listClients(after uint32) *ctrlpb.ClientList {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	all, more := page(v.visible(), func(o *session) uint32 { return o.id }, after, pageSize)
 	list := &ctrlpb.ClientList{More: more}
 	for _, o := range all {
 		u := &o.own
@@ -284,13 +332,46 @@ func (c *session) listClients(r *ctrlpb.ListClients, reply *ctrlpb.Reply) error 
 			ConnectedMs: uint64(time.Since(o.started).Milliseconds()), Requests: o.requests.Load(), Errors: o.errors.Load(),
 		})
 	}
-	reply.Body = &ctrlpb.Reply_Clients{Clients: list}
-	return nil
+	return list
 }
 
-func (c *session) queryStats(reply *ctrlpb.Reply) error {
-	reply.Body = &ctrlpb.Reply_Stats{Stats: &ctrlpb.StatsReply{Counters: c.srv.Counters()}}
-	return nil
+// listQuotas returns the usage and the limits of the users that the client may see.
+func (v viewer) listQuotas(after uint32) *ctrlpb.QuotaList {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	type item struct {
+		uid    uint32
+		limits *Limits
+	}
+	byUID := make(map[uint32]item)
+	for _, o := range v.holding() {
+		byUID[o.cred.Uid] = item{o.cred.Uid, &o.policy().limits}
+	}
+	for uid := range v.usage {
+		if _, has := byUID[uid]; !has && v.sees(uid) {
+			pol, _ := v.cfg.policyOf(uid, nil, false) // the groups are unknown without a client
+			byUID[uid] = item{uid, &pol.limits}
+		}
+	}
+	// A uid can be 0, so keys start at 1.
+	all, more := page(values(byUID), func(i item) uint32 { return i.uid + 1 }, after, longPage)
+	list := &ctrlpb.QuotaList{More: more}
+	for _, i := range all {
+		u := &ctrlpb.UserQuotas{Uid: i.uid}
+		for r := range numResources {
+			d := &quotas[r]
+			q := &ctrlpb.Quota{Name: d.name, Limit: d.limit(i.limits), Bytes: d.bytes, Key: d.key}
+			if a := v.usage[i.uid]; a != nil {
+				q.Used = a.account[r]
+				if r == resMessages {
+					q.Used = a.unread.Load()
+				}
+			}
+			u.Quotas = append(u.Quotas, q)
+		}
+		list.Users = append(list.Users, u)
+	}
+	return list
 }
 
 // Counters returns the counters of the control plane ("ctrl."), of the workers ("engine."), of
@@ -409,13 +490,12 @@ func snake(s string) string {
 	return b.String()
 }
 
-func (c *session) adminDisconnect(r *ctrlpb.AdminDisconnect) error {
-	s := c.srv
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	q, err := c.visibleQP(r.Qp)
+func (v viewer) disconnect(r *ctrlpb.AdminDisconnect) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	q, err := v.qp(r.Qp)
 	if err != nil {
 		return err
 	}
-	return s.disconnectQP(q, r.Abort, "by iwarpctl disconnect")
+	return v.disconnectQP(q, r.Abort, "by iwarpctl disconnect")
 }

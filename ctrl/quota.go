@@ -3,8 +3,6 @@ package ctrl
 import (
 	"sync"
 	"sync/atomic"
-
-	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
 // A resource is an amount that the daemon accounts per user (uid), over all clients of that user,
@@ -139,44 +137,4 @@ func overQuota(uid uint32, r resource, have, n, limit uint64) error {
 			user(uid), have, q.noun, n, limit, q.key)
 	}
 	return errorf(quota, "ctrl: %s has %d %s, its limit is %d: close some, or raise %s in the configuration", user(uid), have, q.noun, limit, q.key)
-}
-
-// listQuotas returns the usage and the limits of the users that c may see.
-func (c *session) listQuotas(r *ctrlpb.ListQuotas, reply *ctrlpb.Reply) error {
-	s := c.srv
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	type item struct {
-		uid    uint32
-		limits *Limits
-	}
-	byUID := make(map[uint32]item)
-	for _, o := range c.holding() {
-		byUID[o.cred.Uid] = item{o.cred.Uid, &o.policy().limits}
-	}
-	for uid := range s.usage {
-		if _, has := byUID[uid]; !has && (c.policy().admin || uid == c.cred.Uid) {
-			pol, _ := s.cfg.policyOf(uid, nil, false) // the groups are unknown without a client
-			byUID[uid] = item{uid, &pol.limits}
-		}
-	}
-	// A uid can be 0, so keys start at 1.
-	all, more := page(values(byUID), func(i item) uint32 { return i.uid + 1 }, r.After, longPage)
-	list := &ctrlpb.QuotaList{More: more}
-	for _, i := range all {
-		u := &ctrlpb.UserQuotas{Uid: i.uid}
-		for r := range numResources {
-			q := &ctrlpb.Quota{Name: quotas[r].name, Limit: quotas[r].limit(i.limits), Bytes: quotas[r].bytes, Key: quotas[r].key}
-			if a := s.usage[i.uid]; a != nil {
-				q.Used = a.account[r]
-				if r == resMessages {
-					q.Used = a.unread.Load()
-				}
-			}
-			u.Quotas = append(u.Quotas, q)
-		}
-		list.Users = append(list.Users, u)
-	}
-	reply.Body = &ctrlpb.Reply_Quotas{Quotas: list}
-	return nil
 }

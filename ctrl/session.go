@@ -292,37 +292,7 @@ func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) 
 	case *ctrlpb.Request_Capture:
 		return c.capture(b.Capture, reply)
 	}
-	return nil, query(c, req, reply)
-}
-
-// query serves the requests of tools that look at the daemon. Each may hold Server.mu for milliseconds, so that a user
-// has one at a time: otherwise those of many clients would all come before the request of another user.
-func query(c *session, req *ctrlpb.Request, reply *ctrlpb.Reply) error {
-	c.use.slow.Lock()
-	defer c.use.slow.Unlock()
-	switch b := req.Body.(type) {
-	case *ctrlpb.Request_ListCqs:
-		return c.listCQs(b.ListCqs, reply)
-	case *ctrlpb.Request_ListSrqs:
-		return c.listSRQs(b.ListSrqs, reply)
-	case *ctrlpb.Request_QueryStatus:
-		return c.queryStatus(reply)
-	case *ctrlpb.Request_ListQps:
-		return c.listQPs(b.ListQps, reply)
-	case *ctrlpb.Request_ListMrs:
-		return c.listMRs(b.ListMrs, reply)
-	case *ctrlpb.Request_ListListens:
-		return c.listListens(b.ListListens, reply)
-	case *ctrlpb.Request_ListClients:
-		return c.listClients(b.ListClients, reply)
-	case *ctrlpb.Request_ListQuotas:
-		return c.listQuotas(b.ListQuotas, reply)
-	case *ctrlpb.Request_QueryStats:
-		return c.queryStats(reply)
-	case *ctrlpb.Request_AdminDisconnect:
-		return c.adminDisconnect(b.AdminDisconnect)
-	}
-	return errorf(invalid, "ctrl: request %d is of a kind that this daemon does not know: update it", req.Id)
+	return nil, c.viewer().query(req, reply)
 }
 
 // doHello negotiates the version and sends the client its doorbell pages.

@@ -138,11 +138,11 @@ func (c *session) destroySRQ(h uint32) error {
 	return nil
 }
 
-func (c *session) listSRQs(r *ctrlpb.ListSRQs, reply *ctrlpb.Reply) error {
-	c.srv.mu.Lock()
-	defer c.srv.mu.Unlock()
-	all, more := pageOf(c, func(o *session) map[uint32]*srq { return o.srqs },
-		func(q *srq) uint32 { return q.index }, r.After)
+func (v viewer) listSRQs(after uint32) *ctrlpb.SRQList {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	all, more := pageOf(v, func(o *session) map[uint32]*srq { return o.srqs },
+		func(q *srq) uint32 { return q.index }, after)
 	list := &ctrlpb.SRQList{More: more}
 	for _, q := range all {
 		q.mu.Lock()
@@ -153,6 +153,5 @@ func (c *session) listSRQs(r *ctrlpb.ListSRQs, reply *ctrlpb.Reply) error {
 		})
 		q.mu.Unlock()
 	}
-	reply.Body = &ctrlpb.Reply_Srqs{Srqs: list}
-	return nil
+	return list
 }

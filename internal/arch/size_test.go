@@ -20,7 +20,7 @@ const (
 // its RFC looks at.
 var bounds = map[string]struct{ fields, methods int }{
 	"dataplane.worker": {35, 99},
-	"ctrl.session":     {20, 81},
+	"ctrl.session":     {20, 67},
 	"tcp.Conn":         {30, 140},
 	"sctp.Assoc":       {32, 130},
 }
