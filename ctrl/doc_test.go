@@ -36,7 +36,8 @@ func TestDocument(t *testing.T) {
 	}
 	for _, number := range []string{
 		fmt.Sprintf("at most %d at a time", maxChunk), fmt.Sprintf("more than %d KiB are not acknowledged yet", maxUnsent>>10),
-		fmt.Sprintf("unread: more than %d messages", maxQueued), fmt.Sprintf("reads within %d ms", cutOffWait.Milliseconds()),
+		fmt.Sprintf("unread: more than %d messages", maxQueued), fmt.Sprintf("its length and %d bytes", messageOverhead),
+		fmt.Sprintf("reads within %d ms", cutOffWait.Milliseconds()),
 	} {
 		if !strings.Contains(doc, number) {
 			t.Errorf("the document does not say %q", number)

@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"container/list"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -18,6 +19,8 @@ const (
 	// messageShare is the number of bytes of messages that each client may leave unread,
 	// regardless of the other clients of its user.
 	messageShare = 64 << 10
+	// messageOverhead is the memory that a message takes in addition to its bytes.
+	messageOverhead = 128
 )
 
 // outbox holds the messages for a client, which its writer sends. Any goroutine may call its methods.
@@ -26,17 +29,17 @@ type outbox struct {
 	quit chan struct{} // closed when the session ends, which stops the writer
 
 	late atomic.Bool   // something waits for room
-	room atomic.Int64  // maximum length of queue
-	more chan struct{} // signalled when queue grows
+	room atomic.Int64  // maximum number of queued messages
+	more chan struct{} // signalled when a message is queued
 	less chan struct{} // signalled when fds shrinks
 
 	mu      sync.Mutex // acquired last; guards the rest
-	queue   []outMessage
-	size    uint64 // bytes of queue that are charged
-	writing bool   // a goroutine writes to the socket
-	fds     int    // descriptors that the client has not read, as far as known
-	flying  int    // those of fds that were written
-	closed  bool   // fds is no longer counted
+	queue   list.List  // of *outMessage: a slice would keep the memory of those that were sent
+	size    uint64     // bytes charged for queue, and for a message that is being written
+	writing bool       // a goroutine writes to the socket
+	fds     int        // descriptors that the client has not read, as far as known
+	flying  int        // those of fds that were written
+	closed  bool       // fds is no longer counted
 }
 
 // outMessage is a queued message. Its descriptors are closed when it is sent or dropped.
@@ -45,18 +48,21 @@ type outMessage struct {
 	fds []int
 }
 
+// size returns the memory that m takes.
+func (m *outMessage) size() uint64 { return uint64(len(m.b)) + messageOverhead }
+
 // put queues m and takes ownership of its descriptors. An error means that the client does not read its messages.
-func (o *outbox) put(m outMessage) error {
+func (o *outbox) put(m *outMessage) error {
 	o.countFDs(len(m.fds), 0)
-	size, limit := uint64(len(m.b)), o.limit()
+	size, limit := m.size(), o.limit()
 	o.mu.Lock()
-	n, left := len(o.queue), o.size
+	n, left := o.queue.Len(), o.size
 	all := o.sess.use.unread.Add(size)
 	full := int64(n) >= o.room.Load() || left+size > messageShare && all > limit
 	if full {
 		o.sess.use.unread.Add(-size)
 	} else {
-		o.queue = append(o.queue, m)
+		o.queue.PushBack(m)
 		o.size += size
 	}
 	o.mu.Unlock()
@@ -74,7 +80,7 @@ func (o *outbox) put(m outMessage) error {
 // writer would take longer. If it returns true, it has taken ownership of the descriptors.
 func (o *outbox) try(b []byte, fds []int) bool {
 	o.mu.Lock()
-	direct := len(o.queue) == 0 && !o.writing
+	direct := o.queue.Len() == 0 && !o.writing
 	o.writing = o.writing || direct
 	o.mu.Unlock()
 	if !direct {
@@ -83,7 +89,7 @@ func (o *outbox) try(b []byte, fds []int) bool {
 	sent := o.sess.conn.TryWrite(b, fds)
 	o.mu.Lock()
 	o.writing = false
-	waiting := len(o.queue) > 0
+	waiting := o.queue.Len() > 0
 	o.mu.Unlock()
 	if !sent {
 		return false
@@ -111,7 +117,7 @@ func (o *outbox) limit() uint64 { return o.sess.policy().limits.Messages }
 func (o *outbox) behind() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return 2*int64(len(o.queue)) >= o.room.Load() || 2*o.size > messageShare && o.sess.use.unread.Load() > o.limit()/2
+	return 2*int64(o.queue.Len()) >= o.room.Load() || 2*o.size > messageShare && o.sess.use.unread.Load() > o.limit()/2
 }
 
 // writeLoop sends queued messages until the session ends.
@@ -124,7 +130,7 @@ func (o *outbox) writeLoop() {
 		case <-o.quit:
 			last = true
 		}
-		for m, more := o.next(); more; m, more = o.next() {
+		for m := o.next(); m != nil; m = o.next() {
 			if ok && o.sess.conn.Write(m.b, m.fds) != nil {
 				o.sess.shutdown() // stops the reader too
 				ok = false
@@ -134,25 +140,20 @@ func (o *outbox) writeLoop() {
 	}
 }
 
-// next returns the message to be written next, if there is one and no other goroutine is writing.
-func (o *outbox) next() (m outMessage, ok bool) {
+// next returns the message to be written next, or nil if there is none or another goroutine is writing.
+func (o *outbox) next() *outMessage {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if len(o.queue) == 0 {
-		o.queue = nil
+	if o.queue.Len() == 0 || o.writing { // try wakes the writer when it returns
+		return nil
 	}
-	if len(o.queue) == 0 || o.writing { // try wakes the writer when it returns
-		return m, false
-	}
-	m = o.queue[0]
-	o.queue = o.queue[1:]
 	o.writing = true
-	return m, true
+	return o.queue.Remove(o.queue.Front()).(*outMessage)
 }
 
 // written releases m, which was sent if ok is true, and dropped otherwise.
-func (o *outbox) written(m outMessage, ok bool) {
-	size := uint64(len(m.b))
+func (o *outbox) written(m *outMessage, ok bool) {
+	size := m.size()
 	o.sess.use.unread.Add(-size)
 	seqpacket.CloseAll(m.fds)
 	o.mu.Lock()

@@ -214,7 +214,7 @@ func (c *session) answer(m *ctrlpb.Message, fds []int) error {
 	if c.out.try(b, fds) {
 		return nil
 	}
-	return c.queue(outMessage{b, fds})
+	return c.queue(&outMessage{b: b, fds: fds})
 }
 
 // dispatch executes a request. It fills in reply and returns the descriptors to send with it, which
@@ -366,7 +366,7 @@ func closeBells(bells []*shm.Doorbells) {
 
 // queue queues a message and takes ownership of its descriptors. It cuts off a client that does not read its
 // messages.
-func (c *session) queue(m outMessage) error {
+func (c *session) queue(m *outMessage) error {
 	err := c.out.put(m)
 	if err != nil {
 		if c.cut.CompareAndSwap(false, true) {
@@ -387,7 +387,7 @@ func (c *session) event(e *ctrlpb.Event) {
 	if err != nil {
 		return
 	}
-	_ = c.queue(outMessage{b: b})
+	_ = c.queue(&outMessage{b: b})
 }
 
 func values[K comparable, V any](m map[K]V) []V {

@@ -500,8 +500,8 @@ func TestStreamDataUnread(t *testing.T) {
 	held := func() (n uint64) {
 		sess.out.mu.Lock()
 		defer sess.out.mu.Unlock()
-		for _, m := range sess.out.queue {
-			n += uint64(len(m.b))
+		for e := sess.out.queue.Front(); e != nil; e = e.Next() {
+			n += uint64(len(e.Value.(*outMessage).b))
 		}
 		return n
 	}

@@ -3,6 +3,7 @@ package ctrl
 import (
 	"errors"
 	"os"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -198,41 +199,72 @@ func TestUnreadBytes(t *testing.T) {
 func TestUnreadShare(t *testing.T) {
 	const limit = 4 * messageShare
 	user := new(usage)
-	client := func() *outbox {
-		o := &outbox{sess: &session{tenant: tenant{use: user}}, more: make(chan struct{}, 1), less: make(chan struct{}, 1)}
-		o.room.Store(maxQueued)
-		o.sess.pol.Store(&policy{limits: Limits{Messages: limit}})
-		return o
-	}
-	a, b := client(), client()
+	a, b := newTestOutbox(user, limit), newTestOutbox(user, limit)
 	for i, step := range []struct {
 		o    *outbox
-		size int // 0: it reads a message
+		size int // with its overhead; 0: it reads a message
 		ok   bool
 		all  uint64 // what all leave unread then
 	}{
 		{a, messageShare, true, messageShare},
 		{a, limit - messageShare, true, limit},
-		{a, 1, false, limit},
+		{a, messageOverhead, false, limit},
 		{b, messageShare, true, limit + messageShare},
-		{b, 1, false, limit + messageShare},
+		{b, messageOverhead, false, limit + messageShare},
 		{a, 0, true, limit},
-		{b, 1, false, limit},
+		{b, messageOverhead, false, limit},
 		{b, 0, true, limit - messageShare},
 		{b, messageShare + 1, false, limit - messageShare},
 		{a, messageShare, true, limit},
 		{b, messageShare, true, limit + messageShare},
 	} {
 		if step.size == 0 {
-			m, _ := step.o.next()
+			m := step.o.next()
 			step.o.written(m, true)
-		} else if err := step.o.put(outMessage{b: make([]byte, step.size)}); (err == nil) != step.ok {
+		} else if err := step.o.put(&outMessage{b: make([]byte, step.size-messageOverhead)}); (err == nil) != step.ok {
 			t.Errorf("step %d: %v", i, err)
 		}
 		if all := user.unread.Load(); all != step.all {
 			t.Errorf("step %d: %d bytes unread, want %d", i, all, step.all)
 		}
 	}
+}
+
+// TestUnreadMemory checks that what clients leave unread takes no more memory than is charged for it, be the messages
+// short, or large ones that they have read but for the last.
+func TestUnreadMemory(t *testing.T) {
+	for name, tt := range map[string]struct{ n, size, read int }{
+		"short": {1 << 15, 4, 0}, "short, read": {1 << 15, 4, 1<<15 - 1},
+		"long": {64, 48 << 10, 0}, "long, read": {64, 48 << 10, 63},
+	} {
+		t.Run(name, func(t *testing.T) {
+			user := new(usage)
+			o := newTestOutbox(user, 1<<30)
+			o.room.Store(1 << 20) // it has had many queue pairs
+			before := heap()
+			for range tt.n {
+				if err := o.put(&outMessage{b: make([]byte, tt.size)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for range tt.read {
+				m := o.next()
+				o.written(m, true)
+			}
+			if held, charged := heap()-before, user.unread.Load(); held > int64(charged)+32<<10 {
+				t.Errorf("%d bytes are held, %d are charged", held, charged)
+			}
+			runtime.KeepAlive(o)
+		})
+	}
+}
+
+// newTestOutbox returns the outbox of a client of user, all of whose clients may leave limit bytes unread.
+func newTestOutbox(user *usage, limit uint64) *outbox {
+	o := &outbox{sess: &session{tenant: tenant{use: user}}, more: make(chan struct{}, 1), less: make(chan struct{}, 1)}
+	o.room.Store(maxQueued)
+	o.sess.pol.Store(&policy{limits: Limits{Messages: limit}})
+	return o
 }
 
 // reqChurn returns the request that creates the next queue pair if i is even, or destroys it again if i is odd.
