@@ -3,6 +3,7 @@ package ctrl
 import (
 	"cmp"
 	"errors"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -162,6 +163,9 @@ func (s *Server) forget(c *conn) {
 		s.linger(c)
 	}
 	c.uncharge()
+	if c.late {
+		c.sess.late = slices.DeleteFunc(c.sess.late, func(o *conn) bool { return o == c })
+	}
 	c.unshare()
 	if c.handle != 0 {
 		delete(c.sess.conns, c.handle)

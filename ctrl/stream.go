@@ -160,7 +160,7 @@ func (c *session) showLate() {
 	defer s.mu.Unlock()
 	for len(c.late) > 0 && !c.out.behind() {
 		cn := c.late[0]
-		c.late = c.late[1:]
+		c.late = slices.Delete(c.late, 0, 1) // nothing must keep cn when it has ended
 		if cn.late = false; cn.state == connStreaming {
 			cn.show()
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -559,4 +560,35 @@ func TestStreamDataHeld(t *testing.T) {
 			t.Fatalf("%v", e)
 		}
 	}
+}
+
+// TestStreamDataEnded checks that data that waits until the client reads is freed with its byte stream. No quota counts
+// it any more.
+func TestStreamDataEnded(t *testing.T) {
+	const streams = 64
+	h := newHarness(t, Config{Limits: Limits{Messages: 1 << 20}})
+	c := h.hello(t)
+	var qps []uint32
+	for range streams {
+		qps = append(qps, c.qp())
+	}
+	data, before := make([]byte, 1<<20), heap()
+	for _, qp := range qps { // the client reads nothing from here on
+		req := reqConnect(qp, peerA.String())
+		req.GetConnect().Streaming = true
+		c.send(req)
+		h.awaitDialed(t)
+		id, fc := h.e.only(t, peerA)
+		h.OnEvent(dataplane.Event{Kind: dataplane.EventConnected, Conn: id, Flow: flowOf(fc.local, fc.remote)})
+		h.OnEvent(dataplane.Event{Kind: dataplane.EventData, Conn: id, Data: data})
+		h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: id, Err: errors.New("left")})
+		h.e.with(id, func(c *fakeConn) { c.ended = true })
+	}
+	if n := h.counters.cutOff.Load(); n != 0 {
+		t.Fatalf("%d clients cut off", n)
+	}
+	if held := heap() - before; held > streams/4<<20 {
+		t.Errorf("%d bytes are held for %d streams that have ended", held, streams)
+	}
+	runtime.KeepAlive(h)
 }
