@@ -45,7 +45,7 @@ type claims struct {
 	byPort   map[uint16][]*claim // the same claims by port; a port has at most one per local address
 	nextPort uint16              // for noGuard
 
-	looks      map[uint32]int // calls of onlyTimeWait since looksSince, by uid
+	looks      map[uint32]int // calls of notInTimeWait since looksSince, by uid
 	looksSince clock.Time
 }
 
@@ -175,14 +175,14 @@ func (cs *claims) bind(c *claim) error {
 		}
 	}
 	if c.addr.Port() != 0 {
-		return cs.guardAll(c, addrs)
+		return cs.guard(c, addrs...)
 	}
 	// The kernel chooses a port that is free on the first address, and it may be in use on another.
 	// The guards of such ports are kept for now, so that it chooses others.
 	var kept []int
 	defer func() { seqpacket.CloseAll(kept) }()
 	for range portTries {
-		err := cs.guardAll(c, addrs)
+		err := cs.guard(c, addrs...)
 		if e, ok := errors.AsType[*Error](err); !ok || e.Code != portInUse || len(c.guards) == 0 {
 			return err
 		}
@@ -195,41 +195,35 @@ func (cs *claims) bind(c *claim) error {
 // portTries is the number of ports that are tried for port 0.
 const portTries = 256
 
-// guardAll binds guard sockets to the claim's port on all addrs.
-func (cs *claims) guardAll(c *claim, addrs []netip.Addr) error {
+// guard binds a kernel socket to the claim's port on each of addrs that has none yet. If the port is 0, the kernel
+// chooses one that is free on the first.
+func (cs *claims) guard(c *claim, addrs ...netip.Addr) error {
+	chosen := c.addr.Port() == 0
+	over := make(map[netip.Addr]int) // those of ports that the kernel may have in TIME-WAIT
 	for _, a := range addrs {
-		if err := cs.guardAddr(c, a); err != nil {
+		if _, has := c.guards[a]; has {
+			continue
+		}
+		want := netip.AddrPortFrom(a, c.addr.Port())
+		zone := 0
+		if d := cs.devices.owner(a); d != nil {
+			zone = d.Index()
+		}
+		fd, port, err := bindGuard(want, zone, c.on.sockets())
+		if e, ok := errors.AsType[*Error](err); ok && e.Code == portInUse && !chosen && !c.on.sockets() {
+			if fd, port = bindOver(want, zone); fd >= 0 {
+				over[a], err = fd, nil
+			}
+		}
+		if err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// guardAddr binds a kernel socket to the claim's port on a. If the port is 0, the kernel chooses
-// one.
-func (cs *claims) guardAddr(c *claim, a netip.Addr) error {
-	if _, has := c.guards[a]; has {
-		return nil
-	}
-	want := netip.AddrPortFrom(a, c.addr.Port())
-	zone := 0
-	if d := cs.devices.owner(a); d != nil {
-		zone = d.Index()
-	}
-	fd, port, err := bindGuard(want, zone, c.on.sockets())
-	if e, ok := errors.AsType[*Error](err); ok && e.Code == portInUse && want.Port() != 0 && !c.on.sockets() {
-		if over, ok := cs.bindOver(c, want, zone); ok {
-			fd, port, err = over, want.Port(), nil
+		c.guards[a] = fd
+		if chosen {
+			c.addr = netip.AddrPortFrom(c.addr.Addr(), port)
 		}
 	}
-	if err != nil {
-		return err
-	}
-	c.guards[a] = fd
-	if c.addr.Port() == 0 {
-		c.addr = netip.AddrPortFrom(c.addr.Addr(), port)
-	}
-	return nil
+	return cs.checkOver(c, over)
 }
 
 // refresh updates steering and guards of claims for unspecified addresses after the interfaces'
@@ -249,7 +243,7 @@ func (cs *claims) refresh() {
 		addrs, _ := cs.devices.only(c.on).addrs()
 		for _, a := range addrs {
 			if !cs.noGuard {
-				_ = cs.guardAddr(c, a) // another program uses the port there
+				_ = cs.guard(c, a) // another program uses the port there
 			}
 		}
 		cs.count(c)

@@ -35,29 +35,80 @@ func TestFreePortOfAllAddresses(t *testing.T) {
 	if err := netlink.LinkSetUp(lo); err != nil {
 		t.Fatal(err)
 	}
-	const first, last = 40000, 40007
-	if err := os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", fmt.Appendf(nil, "%d %d", first, last), 0); err != nil {
-		t.Fatal(err)
-	}
-	addrs := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2")}
-	cs := claims{accounts: new(accounts), devices: devices{{Device: Device{Name: "lo", Addrs: func() []netip.Addr { return addrs }}}}}
-	c := &claim{addr: netip.AddrPortFrom(netip.IPv6Unspecified(), 0), guards: make(map[netip.Addr]int)}
-	var taken []net.Listener
-	for port := first; port <= last; port++ {
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.2:%d", port))
-		if err != nil {
+	for _, tt := range []struct{ addrs, ports int }{{2, 8}} {
+		const first, free = 40000, 5
+		if err := os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", fmt.Appendf(nil, "%d %d", first, first+tt.ports-1), 0); err != nil {
 			t.Fatal(err)
 		}
-		defer l.Close()
-		taken = append(taken, l)
+		cs, addrs := loClaims(tt.addrs)
+		c := wildcard(0)
+		var taken []net.Listener
+		for port := range tt.ports {
+			l, err := net.Listen("tcp", netip.AddrPortFrom(addrs[tt.addrs-1], uint16(first+port)).String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			taken = append(taken, l)
+		}
+		if err := cs.bind(c); err == nil {
+			t.Fatalf("port %d, although none is free", c.addr.Port())
+		}
+		cs.undo(c)
+		taken[free].Close()
+		if err := cs.bind(c); err != nil || c.addr.Port() != first+free || len(c.guards) != tt.addrs {
+			t.Errorf("%d addresses: %v, %d sockets, %v; want port %d", tt.addrs, c.addr, len(c.guards), err, first+free)
+		}
+		cs.undo(c)
 	}
+}
+
+// loClaims returns claims over an interface that has n addresses, and these.
+func loClaims(n int) (claims, []netip.Addr) {
+	a := netip.MustParseAddr("127.0.0.1")
+	var addrs []netip.Addr
+	for range n {
+		addrs = append(addrs, a)
+		a = a.Next()
+	}
+	lo := &device{Device: Device{Name: "lo", Addrs: func() []netip.Addr { return addrs }}}
+	return claims{accounts: new(accounts), devices: devices{lo}}, addrs
+}
+
+// wildcard returns a claim of a port on all addresses.
+func wildcard(port uint16) *claim {
+	return &claim{addr: netip.AddrPortFrom(netip.IPv6Unspecified(), port), guards: make(map[netip.Addr]int)}
+}
+
+// TestPortInTimeWaitOnAll checks that a port is free which the kernel has in TIME-WAIT on many addresses, after a
+// server that listened on all.
+func TestPortInTimeWaitOnAll(t *testing.T) {
+	l, err := net.Listen("tcp4", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := l.Addr().(*net.TCPAddr).AddrPort().Port()
+	cs, addrs := loClaims(2 * userLooks)
+	for _, a := range addrs {
+		peer, here := connectedTo(t, l, netip.AddrPortFrom(a, port).String())
+		here.Close() // first, so that TIME-WAIT is here
+		if _, err := io.ReadAll(peer); err != nil {
+			t.Fatal(err)
+		}
+		peer.Close()
+	}
+	busy, here := connectedTo(t, l, netip.AddrPortFrom(addrs[userLooks], port).String())
+	l.Close()
+	c := wildcard(port)
 	if err := cs.bind(c); err == nil {
-		t.Fatalf("port %d, although none is free", c.addr.Port())
+		t.Error("the port of a connection is free")
 	}
 	cs.undo(c)
-	taken[5].Close()
-	if err := cs.bind(c); err != nil || c.addr.Port() != first+5 || len(c.guards) != 2 {
-		t.Errorf("%v, %d sockets, %v; want port %d", c.addr, len(c.guards), err, first+5)
+	_ = busy.(*net.TCPConn).SetLinger(0)
+	busy.Close()
+	here.Close()
+	if err := cs.bind(c); err != nil || len(c.guards) != len(addrs) {
+		t.Errorf("%d sockets: %v", len(c.guards), err)
 	}
 	cs.undo(c)
 }
@@ -106,7 +157,7 @@ func TestPortInTimeWait(t *testing.T) {
 			}
 			cs := claims{accounts: new(accounts)}
 			guards := &claim{addr: addr, guards: make(map[netip.Addr]int)}
-			err = cs.guardAddr(guards, addr.Addr())
+			err = cs.guard(guards, addr.Addr())
 			defer cs.undo(guards)
 			if e, ok := errors.AsType[*Error](err); c.live || c.private || c.bound {
 				if !ok || e.Code != portInUse || !strings.Contains(e.Text, "TIME-WAIT (ss -tanp") {
@@ -151,7 +202,7 @@ func TestPortLooks(t *testing.T) {
 	guard := func(uid uint32) error {
 		c := &claim{addr: addr, uid: uid, guards: make(map[netip.Addr]int)}
 		defer cs.undo(c)
-		return cs.guardAddr(c, addr.Addr())
+		return cs.guard(c, addr.Addr())
 	}
 	for range 100 {
 		if guard(1000) == nil {
@@ -171,7 +222,13 @@ func TestPortLooks(t *testing.T) {
 // connected returns both ends of a new connection to l, which the test closes.
 func connected(t *testing.T, l net.Listener) (there, here net.Conn) {
 	t.Helper()
-	there, err := net.Dial("tcp", l.Addr().String())
+	return connectedTo(t, l, l.Addr().String())
+}
+
+// connectedTo is connected to one of the addresses of l.
+func connectedTo(t *testing.T, l net.Listener, addr string) (there, here net.Conn) {
+	t.Helper()
+	there, err := net.Dial("tcp", addr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,7 +251,7 @@ func TestPortBound(t *testing.T) {
 	addr := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)
 	cs := claims{accounts: new(accounts)}
 	guards := &claim{addr: addr, guards: make(map[netip.Addr]int)}
-	err = cs.guardAddr(guards, addr.Addr())
+	err = cs.guard(guards, addr.Addr())
 	defer cs.undo(guards)
 	if e, ok := errors.AsType[*Error](err); !ok || e.Code != portInUse {
 		t.Errorf("%v", err)
