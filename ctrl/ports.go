@@ -177,23 +177,32 @@ func (cs *claims) bind(c *claim) error {
 	if c.addr.Port() != 0 {
 		return cs.guard(c, addrs...)
 	}
-	// The kernel chooses a port that is free on the first address, and it may be in use on another.
-	// The guards of such ports are kept for now, so that it chooses others.
+	// The kernel chooses a port that is free on the first address, and it may be in use on another. That one comes
+	// first then: it has fewer free ports. The guard of the chosen port is kept for now, so that it is not chosen
+	// again.
+	addrs = slices.Clone(addrs)
 	var kept []int
 	defer func() { seqpacket.CloseAll(kept) }()
-	for range portTries {
+	for binds := 0; binds < portBinds+4*len(addrs); {
 		err := cs.guard(c, addrs...)
-		if e, ok := errors.AsType[*Error](err); !ok || e.Code != portInUse || len(c.guards) == 0 {
+		n := len(c.guards)
+		if e, ok := errors.AsType[*Error](err); !ok || e.Code != portInUse || n == 0 {
 			return err
 		}
-		kept, c.addr = append(kept, values(c.guards)...), netip.AddrPortFrom(c.addr.Addr(), 0)
+		binds += n + 1
+		kept = append(kept, c.guards[addrs[0]])
+		delete(c.guards, addrs[0])
+		seqpacket.CloseAll(values(c.guards))
 		clear(c.guards)
+		addrs[0], addrs[n] = addrs[n], addrs[0]
+		c.addr = netip.AddrPortFrom(c.addr.Addr(), 0)
 	}
 	return errorf(portInUse, "ctrl: no port was found that is free on all addresses to listen on: name one, or listen on one address")
 }
 
-// portTries is the number of ports that are tried for port 0.
-const portTries = 256
+// portBinds is the number of guards that are bound to find a port, in addition to a few for each address. Server.mu is
+// held meanwhile.
+const portBinds = 512
 
 // guard binds a kernel socket to the claim's port on each of addrs that has none yet. If the port is 0, the kernel
 // chooses one that is free on the first.

@@ -19,7 +19,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestFreePortOfAllAddresses checks that port 0 yields a port that is free on each address to listen on, if there is one.
+// TestFreePortOfAllAddresses checks that port 0 yields a port that is free on each address to listen on, if there is
+// one, and that the daemon keeps some descriptors meanwhile, however many addresses there are.
 func TestFreePortOfAllAddresses(t *testing.T) {
 	testenv.RequireRoot(t)
 	runtime.LockOSThread() // for good: the thread ends with the goroutine
@@ -35,9 +36,10 @@ func TestFreePortOfAllAddresses(t *testing.T) {
 	if err := netlink.LinkSetUp(lo); err != nil {
 		t.Fatal(err)
 	}
-	for _, tt := range []struct{ addrs, ports int }{{2, 8}} {
+	for _, tt := range []struct{ addrs, ports int }{{2, 8}, {300, 64}} {
 		const first, free = 40000, 5
-		if err := os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", fmt.Appendf(nil, "%d %d", first, first+tt.ports-1), 0); err != nil {
+		ports := fmt.Appendf(nil, "%d %d", first, first+tt.ports-1)
+		if err := os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", ports, 0); err != nil {
 			t.Fatal(err)
 		}
 		cs, addrs := loClaims(tt.addrs)
@@ -56,7 +58,10 @@ func TestFreePortOfAllAddresses(t *testing.T) {
 		}
 		cs.undo(c)
 		taken[free].Close()
-		if err := cs.bind(c); err != nil || c.addr.Port() != first+free || len(c.guards) != tt.addrs {
+		restore := limitFiles(t, openFDs(t)+2*tt.addrs+64)
+		err := cs.bind(c)
+		restore()
+		if err != nil || c.addr.Port() != first+free || len(c.guards) != tt.addrs {
 			t.Errorf("%d addresses: %v, %d sockets, %v; want port %d", tt.addrs, c.addr, len(c.guards), err, first+free)
 		}
 		cs.undo(c)
@@ -78,6 +83,19 @@ func loClaims(n int) (claims, []netip.Addr) {
 // wildcard returns a claim of a port on all addresses.
 func wildcard(port uint16) *claim {
 	return &claim{addr: netip.AddrPortFrom(netip.IPv6Unspecified(), port), guards: make(map[netip.Addr]int)}
+}
+
+// limitFiles limits the descriptors of the process until restore is called.
+func limitFiles(t *testing.T, n int) (restore func()) {
+	t.Helper()
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(n), Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
+	return func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &old) }
 }
 
 // TestPortInTimeWaitOnAll checks that a port is free which the kernel has in TIME-WAIT on many addresses, after a
