@@ -35,8 +35,9 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	if err != nil {
 		return nil, err
 	}
-	if s.captures >= maxCaptures && !c.policy().admin {
-		return nil, errorf(busy, "ctrl: %d captures are running, the limit: end one", s.captures)
+	admin := c.policy().admin
+	if !admin && s.captures >= maxCaptures {
+		return nil, errorf(busy, "ctrl: %d captures of users are running, the limit: end one", s.captures)
 	}
 	const frameOverhead = 64 // link headers in addition to the IP packet
 	snap := 0
@@ -63,8 +64,9 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 		_ = unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUF, captureSocket) // as much as the limits allow
 	}
 	_ = unix.Shutdown(fds[0], unix.SHUT_RD) // the reader must not send anything, especially not descriptors
-	s.captures++
-	admin := c.policy().admin
+	if !admin {
+		s.captures++
+	}
 	may := func() bool { // what an administrator captures may be that of other users
 		select {
 		case <-c.out.quit:
@@ -88,7 +90,9 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 		c.log.Info("capture ends", zap.Uint64("dropped", tap.Dropped()))
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.captures--
+		if !admin {
+			s.captures--
+		}
 		c.giveSized(resCaptures, resRings, size)
 	}()
 	reply.Body = &ctrlpb.Reply_Capture{Capture: &ctrlpb.CaptureReply{Snaplen: uint32(snap)}}

@@ -103,6 +103,25 @@ func TestCapturePortFreed(t *testing.T) {
 	}
 }
 
+// TestCaptureLimit checks the limit of captures of users, in which those of administrators do not count.
+func TestCaptureLimit(t *testing.T) {
+	const uid = 61008
+	cfg := Config{Limits: Limits{Captures: maxCaptures + 1}, Allow: []Rule{{UIDs: []uint32{uid}}, {Admin: true}}}
+	h := newHarness(t, cfg)
+	admin, c := h.hello(t), h.helloAs(t, uid)
+	h.Reload(cfg) // applies the rule to c
+	qp := c.qp()
+	h.dial(t, c, reqConnect(qp, peerA.String()), mpa.DefaultConfig())
+	for range maxCaptures {
+		admin.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Capture{Capture: &ctrlpb.Capture{}}})
+	}
+	own := &ctrlpb.Request{Body: &ctrlpb.Request_Capture{Capture: &ctrlpb.Capture{Qp: qp}}}
+	for range maxCaptures {
+		c.ok(own)
+	}
+	c.fails(busy, own)
+}
+
 // TestCaptureReload checks that a capture of an administrator, which may show frames of other users, ends when a new
 // configuration makes it a user.
 func TestCaptureReload(t *testing.T) {

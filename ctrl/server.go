@@ -70,7 +70,7 @@ type Server struct {
 	pending   map[*conn]struct{}            // connections with a deadline
 	late      map[bpf.Endpoint]lateEndpoint // SCTP endpoints that are steered for packets in flight after the association
 	lingers   map[dataplane.ConnID]*linger
-	captures  int
+	captures  int        // of users that are no administrators
 	wakeAt    clock.Time // when the timer goroutine will wake
 
 	turnedAway
