@@ -24,6 +24,7 @@ type Device struct {
 	name     string
 	index    int // 0 while the interface is gone
 	removals int // times that the interface was removed
+	missed   int // index of the interface that was missing before its removal was notified, or 0
 
 	addrs  []netip.Addr
 	scoped []netip.Addr // IPv6 link-local addresses of the interface itself, with its name
@@ -181,6 +182,7 @@ func (r *Resolver) refresh() error {
 	for d, f := range all {
 		if d.index != 0 && d.index != f.index {
 			d.removals++
+			d.missed = d.index
 		}
 		d.index, d.addrs, d.scoped, d.vlans = f.index, f.addrs, f.scoped, f.vlans
 	}
@@ -192,8 +194,12 @@ func (r *Resolver) removed(index int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, d := range r.devices {
-		if d.index == index {
+		switch index {
+		case d.missed: // refresh has counted it
+			d.missed = 0
+		case d.index:
 			d.removals++
+			d.index = 0
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -526,6 +527,51 @@ func TestMovedAndBack(t *testing.T) {
 		now := d.Presence()
 		return now.Index == before.Index && now != before
 	})
+}
+
+// TestMovedOnce checks that a move of an interface makes one new Presence, whether its absence or the notification of
+// its removal is noticed first.
+func TestMovedOnce(t *testing.T) {
+	wire(t)
+	var away atomic.Bool
+	list := linkList
+	linkList = func(h *netlink.Handle) ([]netlink.Link, error) {
+		if away.Load() {
+			return nil, nil
+		}
+		return list(h)
+	}
+	defer func() { linkList = list }()
+	r, err := New("a0")
+	must(t, err)
+	r.Close() // from here on the test calls what follow calls
+	d := r.Device("a0")
+	index := d.Index()
+	r.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+	must(t, err)
+	defer r.handle.Close()
+	look := func(gone bool) {
+		away.Store(gone)
+		must(t, r.refresh())
+	}
+	removed := func() { r.removed(index) }
+	absent, present := func() { look(true) }, func() { look(false) }
+	for _, order := range [][]func(){
+		{removed, present}, {removed, absent, present}, {absent, removed, present}, {absent, present, removed},
+		{absent, present, removed, present},
+	} {
+		before := d.Presence()
+		var after []Presence
+		for _, f := range order {
+			f()
+			if p := d.Presence(); p.Index != 0 && p != before && !slices.Contains(after, p) {
+				after = append(after, p)
+			}
+		}
+		if len(after) != 1 {
+			t.Errorf("from %v to %v", before, after)
+		}
+	}
 }
 
 // TestSeveral checks that the routes choose among the interfaces, also by rules about the

@@ -48,10 +48,13 @@ func (r *Resolver) neighbour(n *netlink.NeighUpdate) {
 	}
 }
 
-// lookAgain makes all that wait for a neighbour look for it, since its notification may be lost.
+// lookAgain ends what waits for a notification, which may be lost: those that wait for a neighbour look for it.
 func (r *Resolver) lookAgain() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	for _, d := range r.devices {
+		d.missed = 0
+	}
 	for _, all := range r.waiting {
 		for _, ch := range all {
 			close(ch)
