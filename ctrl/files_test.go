@@ -269,6 +269,18 @@ func TestGuardsCounted(t *testing.T) {
 	h.claims.refresh()
 	h.mu.Unlock()
 	check("listener after an address came", len(addrs))
+	h.mu.Lock()
+	kept := addrs
+	for i := range byte(2 * goneGuards) {
+		addrs = append(kept[:len(kept):len(kept)], netip.AddrFrom4([4]byte{127, 0, 2, i}))
+		h.claims.refresh()
+	}
+	n := len(h.claims.byAddr[claimKey{netip.MustParseAddrPort(l.Address), nil}].guards)
+	h.mu.Unlock()
+	check("listener after addresses came and went", n)
+	if most := len(addrs) + goneGuards; n > most {
+		t.Errorf("%d guards after addresses came and went, at most %d are to stay", n, most)
+	}
 	unlisten(l)
 	check("no listener", 0)
 

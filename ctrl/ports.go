@@ -238,8 +238,13 @@ func (cs *claims) guard(c *claim, addrs ...netip.Addr) error {
 // refresh updates steering and guards of claims for unspecified addresses after the interfaces'
 // addresses have changed.
 func (cs *claims) refresh() {
-	if _, known := cs.devices.addrs(); !known {
+	all, known := cs.devices.addrs()
+	if !known {
 		return
+	}
+	present := make(map[netip.Addr]bool, len(all))
+	for _, a := range all {
+		present[a] = true
 	}
 	cs.devices.refresh()
 	for _, c := range cs.byAddr {
@@ -248,6 +253,14 @@ func (cs *claims) refresh() {
 		}
 		for _, ep := range c.wants {
 			_ = cs.steer(c, ep) // the steering map is full; the other addresses remain usable
+		}
+		if len(c.guards) > len(present)+goneGuards {
+			for a, fd := range c.guards {
+				if !present[a] {
+					unix.Close(fd)
+					delete(c.guards, a)
+				}
+			}
 		}
 		addrs, _ := cs.devices.only(c.on).addrs()
 		for _, a := range addrs {
@@ -258,6 +271,10 @@ func (cs *claims) refresh() {
 		cs.count(c)
 	}
 }
+
+// goneGuards is the number of guards that a claim may keep of addresses that have gone: they may be back, and no
+// program is to take the port meanwhile.
+const goneGuards = 64
 
 // uncounted returns the number of guards of c that neither an account nor count has counted. A listener has one for each
 // address.
