@@ -3,6 +3,7 @@ package ctrl
 import (
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
@@ -55,6 +56,27 @@ func TestPorts(t *testing.T) {
 	c.ok(from("10.0.0.1:7001"))
 	c.ok(from("")) // a port that the daemon chooses
 	c.ok(reqListen("", 7002))
+}
+
+// TestListenOnAll checks that only a rule that allows the addresses of both families allows a listener on all of them,
+// which takes connections of both.
+func TestListenOnAll(t *testing.T) {
+	for _, tt := range []struct {
+		allow string
+		ok    bool
+	}{
+		{"", true}, {"10.0.0.0/8", false}, {"0.0.0.0/0", false}, {"::/0", false}, {"::/64 0.0.0.0/8", false}, {"::/0 0.0.0.0/0", true},
+	} {
+		var rule Rule
+		for _, p := range strings.Fields(tt.allow) {
+			rule.Addrs = append(rule.Addrs, netip.MustParsePrefix(p))
+		}
+		h := newHarness(t, Config{Allow: []Rule{rule}})
+		r := h.hello(t).do(reqListen("", 7174))
+		if ok := r.Error == nil; ok != tt.ok {
+			t.Errorf("addresses [%s]: %v", tt.allow, r.Error)
+		}
+	}
 }
 
 // TestContainedRoot checks that root of a container has the rights of a user, unless a rule says otherwise.

@@ -243,6 +243,11 @@ func (p *policy) mayBind(port uint16) bool {
 	return slices.ContainsFunc(p.listen, func(r PortRange) bool { return r.From <= port && port <= r.To })
 }
 
+// mayUse reports whether the client may use a local address. An unspecified one stands for all, of both families.
 func (p *policy) mayUse(a netip.Addr) bool {
+	if a.IsUnspecified() && len(p.addrs) > 0 {
+		v4, v6 := netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+		return slices.Contains(p.addrs, v4) && slices.Contains(p.addrs, v6)
+	}
 	return len(p.addrs) == 0 || slices.ContainsFunc(p.addrs, func(pre netip.Prefix) bool { return pre.Contains(a) })
 }
