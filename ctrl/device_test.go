@@ -284,6 +284,19 @@ func TestSamePortOnDevices(t *testing.T) {
 	}
 	steer[1].mu.Unlock()
 
+	// Addresses that come and go do not fill the steering map.
+	before := steer[1].len()
+	h.mu.Lock()
+	for i := range byte(3 * goneAddrs) {
+		addr := netip.AddrFrom4([4]byte{10, 0, 2, i})
+		h.devices[0].Addrs = func() []netip.Addr { return []netip.Addr{netip.MustParseAddr("10.0.0.1"), addr} }
+		h.claims.refresh()
+	}
+	h.mu.Unlock()
+	if n, most := steer[1].len()-before, 4*(goneAddrs+4); n > most {
+		t.Errorf("%d endpoints more are steered after addresses came and went, at most %d are to stay", n, most)
+	}
+
 	for _, want := range []struct{ remote, device string }{{"10.0.0.1:7175", "eth0"}, {"10.0.1.1:7175", "eth1"}, {"127.0.0.1:7175", "eth0"}} {
 		c.ok(reqConnect(c.qp(), want.remote))
 		h.e.await(t, "connect")

@@ -271,14 +271,14 @@ func TestGuardsCounted(t *testing.T) {
 	check("listener after an address came", len(addrs))
 	h.mu.Lock()
 	kept := addrs
-	for i := range byte(2 * goneGuards) {
+	for i := range byte(2 * goneAddrs) {
 		addrs = append(kept[:len(kept):len(kept)], netip.AddrFrom4([4]byte{127, 0, 2, i}))
 		h.claims.refresh()
 	}
 	n := len(h.claims.byAddr[claimKey{netip.MustParseAddrPort(l.Address), nil}].guards)
 	h.mu.Unlock()
 	check("listener after addresses came and went", n)
-	if most := len(addrs) + goneGuards; n > most {
+	if most := len(addrs) + goneAddrs; n > most {
 		t.Errorf("%d guards after addresses came and went, at most %d are to stay", n, most)
 	}
 	unlisten(l)

@@ -29,11 +29,11 @@ type claim struct {
 	since     clock.Time     // start of TIME-WAIT, 0 if its last connection is not in it
 	until     clock.Time     // end of TIME-WAIT
 	refs      int
-	guards    map[netip.Addr]int // guard sockets by address
-	extra     uint64             // those of guards that are counted, and not in an account
-	wants     []bpf.Endpoint     // endpoints that steer was called with
-	eps       []bpf.Endpoint     // endpoints that are steered for wants
-	dropped   atomic.Bool        // the endpoint may be another user's
+	guards    map[netip.Addr]int    // guard sockets by address
+	extra     uint64                // those of guards that are counted, and not in an account
+	wants     []bpf.Endpoint        // endpoints that steer was called with
+	eps       map[bpf.Endpoint]bool // endpoints that are steered for wants
+	dropped   atomic.Bool           // the endpoint may be another user's
 }
 
 // claims are the reserved endpoints. All methods require Server.mu.
@@ -82,7 +82,10 @@ func (cs *claims) take(addr netip.AddrPort, on *device, uid uint32, listen bool)
 			return nil, errorf(portInUse, "ctrl: %v is in use by another client of iwarpd, on %v: choose another port (iwarpctl listen list)", addr, other.addr)
 		}
 	}
-	c := &claim{addr: addr, on: on, uid: uid, listening: listen, refs: 1, guards: make(map[netip.Addr]int)}
+	c := &claim{
+		addr: addr, on: on, uid: uid, listening: listen, refs: 1,
+		guards: make(map[netip.Addr]int), eps: make(map[bpf.Endpoint]bool),
+	}
 	if err := cs.bind(c); err != nil {
 		cs.undo(c)
 		return nil, err
@@ -121,13 +124,13 @@ func (cs *claims) steer(c *claim, ep bpf.Endpoint) error {
 }
 
 func (cs *claims) steerOne(c *claim, ep bpf.Endpoint) error {
-	if slices.Contains(c.eps, ep) || ep.Addr.IsLoopback() { // no frames are addressed to it
+	if c.eps[ep] || ep.Addr.IsLoopback() { // no frames are addressed to it
 		return nil
 	}
 	if err := cs.devices.claim(ep); err != nil {
 		return err
 	}
-	c.eps = append(c.eps, ep)
+	c.eps[ep] = true
 	return nil
 }
 
@@ -208,7 +211,7 @@ const portBinds = 512
 // chooses one that is free on the first.
 func (cs *claims) guard(c *claim, addrs ...netip.Addr) error {
 	chosen := c.addr.Port() == 0
-	over := make(map[netip.Addr]int) // those of ports that the kernel may have in TIME-WAIT
+	var over map[netip.Addr]int // those of ports that the kernel may have in TIME-WAIT
 	for _, a := range addrs {
 		if _, has := c.guards[a]; has {
 			continue
@@ -221,6 +224,9 @@ func (cs *claims) guard(c *claim, addrs ...netip.Addr) error {
 		fd, port, err := bindGuard(want, zone, c.on.sockets())
 		if e, ok := errors.AsType[*Error](err); ok && e.Code == portInUse && !chosen && !c.on.sockets() {
 			if fd, port = bindOver(want, zone); fd >= 0 {
+				if over == nil {
+					over = make(map[netip.Addr]int)
+				}
 				over[a], err = fd, nil
 			}
 		}
@@ -251,16 +257,9 @@ func (cs *claims) refresh() {
 		if !c.addr.Addr().IsUnspecified() || c.on.sockets() { // the kernel follows the sockets' addresses
 			continue
 		}
+		cs.forgetGone(c, present)
 		for _, ep := range c.wants {
 			_ = cs.steer(c, ep) // the steering map is full; the other addresses remain usable
-		}
-		if len(c.guards) > len(present)+goneGuards {
-			for a, fd := range c.guards {
-				if !present[a] {
-					unix.Close(fd)
-					delete(c.guards, a)
-				}
-			}
 		}
 		addrs, _ := cs.devices.only(c.on).addrs()
 		for _, a := range addrs {
@@ -272,9 +271,29 @@ func (cs *claims) refresh() {
 	}
 }
 
-// goneGuards is the number of guards that a claim may keep of addresses that have gone: they may be back, and no
-// program is to take the port meanwhile.
-const goneGuards = 64
+// forgetGone closes guards of c, and ends its steering, on addresses that are not present, if there are many of them.
+func (cs *claims) forgetGone(c *claim, present map[netip.Addr]bool) {
+	if len(c.guards) > len(present)+goneAddrs {
+		for a, fd := range c.guards {
+			if !present[a] {
+				unix.Close(fd)
+				delete(c.guards, a)
+			}
+		}
+	}
+	if len(c.eps) > len(c.wants)*(len(present)+goneAddrs) {
+		for ep := range c.eps {
+			if ep.Addr.IsValid() && !present[ep.Addr] {
+				cs.devices.unclaim(ep)
+				delete(c.eps, ep)
+			}
+		}
+	}
+}
+
+// goneAddrs is the number of addresses that have gone on which a claim keeps guards and steering: they may be back, and
+// no program is to take the port meanwhile.
+const goneAddrs = 64
 
 // uncounted returns the number of guards of c that neither an account nor count has counted. A listener has one for each
 // address.
@@ -323,12 +342,13 @@ func (cs *claims) drop(c *claim) {
 }
 
 func (cs *claims) undo(c *claim) {
-	for _, ep := range c.eps {
+	for ep := range c.eps {
 		cs.devices.unclaim(ep)
 	}
 	seqpacket.CloseAll(values(c.guards))
 	clear(c.guards)
-	c.wants, c.eps = nil, nil
+	c.wants = nil
+	clear(c.eps)
 	cs.count(c)
 }
 

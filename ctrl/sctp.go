@@ -106,7 +106,7 @@ func (s *Server) partedSCTP(cl *claim) {
 		return
 	}
 	until := s.now().Add(lateTime)
-	for _, ep := range cl.eps {
+	for ep := range cl.eps {
 		if ep.Proto == pkt.ProtoTCP {
 			continue
 		}
