@@ -69,11 +69,14 @@ func drain[T any](ch <-chan T) {
 	}
 }
 
+// addressPause is how long a deleted address still counts, so that one that is deleted and added again is never missing.
+const addressPause = 100 * time.Millisecond
+
 // follow processes the kernel's notifications. If a channel closes because its socket overflowed,
 // it subscribes again.
 func (r *Resolver) follow(s *subscription) {
 	defer func() { s.end() }()
-	var again <-chan time.Time // the time to repeat a refresh that failed
+	var again <-chan time.Time // the time of the next refresh, after one that failed or when an address was deleted
 	refresh := func() {
 		again = nil
 		if r.refresh() != nil {
@@ -93,8 +96,13 @@ func (r *Resolver) follow(s *subscription) {
 				r.removed(int(l.Index))
 			}
 			refresh()
-		case _, ok = <-s.addrs:
-			refresh()
+		case a, more := <-s.addrs:
+			switch ok = more; {
+			case ok && a.NewAddr:
+				refresh()
+			case ok && again == nil:
+				again = time.After(addressPause)
+			}
 		case _, ok = <-s.routes:
 			r.change()
 		case n, more := <-s.neighs:
