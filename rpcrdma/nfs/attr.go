@@ -242,8 +242,15 @@ func mode(a *nfsv3.Sattr3, def uint32) uint32 {
 	return def
 }
 
-// withoutMode returns a without its mode, which was set when the object was created.
-func withoutMode(a nfsv3.Sattr3) *nfsv3.Sattr3 {
-	a.Mode = &nfsv3.SetMode3_default{}
+// left returns the attributes of a that remain to be set when c has made an object with the mode of a. Like Linux's
+// server it leaves out the owner and the group that users other than root ask for: some clients, such as that of macOS,
+// ask for them with each object, even for a group that the user is not in, and accept what the object gets.
+func left(c *cred, a nfsv3.Sattr3) *nfsv3.Sattr3 {
+	if c.uid != 0 {
+		a.Uid, a.Gid = &nfsv3.SetUid3_default{}, &nfsv3.SetGid3_default{}
+	}
+	if mode(&a, 0)&(unix.S_ISUID|unix.S_ISGID) == 0 { // which mkdir does not set, and a new owner or group clears
+		a.Mode = &nfsv3.SetMode3_default{}
+	}
 	return &a
 }

@@ -205,7 +205,7 @@ func (s *Server) NfsV3Nfsproc3Create(ctx context.Context, a *nfsv3.Create3args) 
 			attrs = &how.ObjAttributes
 		}
 		if attrs != nil {
-			attrs, m = withoutMode(*attrs), mode(attrs, m)
+			attrs, m = left(c, *attrs), mode(attrs, m)
 		}
 		fd, err := unix.Openat(dir, name, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, m)
 		if err == nil {
@@ -251,7 +251,7 @@ func (s *Server) NfsV3Nfsproc3Mkdir(ctx context.Context, a *nfsv3.Mkdir3args) (n
 	c := &exchangeOf(ctx).cred
 	m, w, err := s.create(c, &a.Where, func(dir int, name string) (*nfsv3.Sattr3, bool, error) {
 		err := unix.Mkdirat(dir, name, mode(&a.Attributes, 0o755))
-		return withoutMode(a.Attributes), err == nil, err
+		return left(c, a.Attributes), err == nil, err
 	})
 	if err != nil {
 		return &nfsv3.Mkdir3res_default{Status: status(err), Resfail: nfsv3.Mkdir3resfail{DirWcc: w}}, nil
@@ -267,7 +267,7 @@ func (s *Server) NfsV3Nfsproc3Symlink(ctx context.Context, a *nfsv3.Symlink3args
 			return nil, false, unix.EINVAL
 		}
 		err := unix.Symlinkat(string(a.Symlink.SymlinkData), dir, name)
-		return withoutMode(a.Symlink.SymlinkAttributes), err == nil, err
+		return left(c, a.Symlink.SymlinkAttributes), err == nil, err
 	})
 	if err != nil {
 		return &nfsv3.Symlink3res_default{Status: status(err), Resfail: nfsv3.Symlink3resfail{DirWcc: w}}, nil
@@ -299,7 +299,7 @@ func (s *Server) NfsV3Nfsproc3Mknod(ctx context.Context, a *nfsv3.Mknod3args) (n
 			return nil, false, unix.EINVAL
 		}
 		err := unix.Mknodat(dir, name, typ|mode(attrs, 0o644), int(n))
-		return withoutMode(*attrs), err == nil, err
+		return left(c, *attrs), err == nil, err
 	})
 	if err != nil {
 		return &nfsv3.Mknod3res_default{Status: status(err), Resfail: nfsv3.Mknod3resfail{DirWcc: w}}, nil

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
@@ -24,8 +26,6 @@ func TestNotMade(t *testing.T) {
 	owner := []attributes{
 		{"no user", root, nfsv3.NFS3ERR_INVAL, math.MaxUint32, 0, 1, 0},
 		{"no group", root, nfsv3.NFS3ERR_INVAL, 0, math.MaxUint32, 1, 0},
-		{"another user", alice, nfsv3.NFS3ERR_PERM, 2000, 100, 1, 0},
-		{"another group", alice, nfsv3.NFS3ERR_PERM, 1000, 200, 1, 0},
 	}
 	with := func(a attributes) func(w *rpc.Writer) {
 		return func(w *rpc.Writer) {
@@ -64,5 +64,39 @@ func TestNotMade(t *testing.T) {
 	l.want(nfsv3.NFS3ERR_FBIG, alice, pCreate, func(w *rpc.Writer) { name(l.root, "old")(w); w.U32(0); with(attributes{size: 1})(w) })
 	if b, err := os.ReadFile(filepath.Join(l.dir, "old")); err != nil || string(b) != "data" {
 		t.Errorf("%q, %v", b, err)
+	}
+}
+
+// TestOwnerOfMade checks the owner and the mode of a new object for which an owner, a group and set-user-ID were asked:
+// root gets all of them, others make their own objects.
+func TestOwnerOfMade(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	attrs := func(w *rpc.Writer) { w.U32(1, 0o6711, 1, 2000, 1, 200, 0, 0, 0) } // no size, no times
+	for _, p := range []struct {
+		name string
+		proc uint32
+		mode uint32
+		args func(w *rpc.Writer)
+	}{
+		{"CREATE, UNCHECKED", pCreate, 0o6711, func(w *rpc.Writer) { w.U32(0); attrs(w) }},
+		{"CREATE, GUARDED", pCreate, 0o6711, func(w *rpc.Writer) { w.U32(1); attrs(w) }},
+		{"MKDIR", pMkdir, 0o6711, attrs},
+		{"SYMLINK", pSymlink, 0o777, func(w *rpc.Writer) { attrs(w); w.String("to") }},
+		{"MKNOD", pMknod, 0o6711, func(w *rpc.Writer) { w.U32(uint32(nfsv3.NF3FIFO)); attrs(w) }},
+	} {
+		for _, c := range []struct{ who, owner who }{{root, bob}, {alice, alice}} {
+			l.want(nfsv3.NFS3_OK, c.who, p.proc, func(w *rpc.Writer) { name(l.root, "new")(w); p.args(w) })
+			var st unix.Stat_t
+			file := filepath.Join(l.dir, "new")
+			if err := unix.Lstat(file, &st); err != nil {
+				t.Fatalf("%s by %d: %v", p.name, c.who.uid, err)
+			}
+			if st.Uid != c.owner.uid || st.Gid != c.owner.gid || st.Mode&0o7777 != p.mode {
+				t.Errorf("%s by %d: %d:%d, mode %#o", p.name, c.who.uid, st.Uid, st.Gid, st.Mode&0o7777)
+			}
+			if err := os.Remove(file); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }
