@@ -177,8 +177,9 @@ func nfsMount(ctx context.Context, conn *rpcrdma.Client) (*nfs.Client, error) {
 }
 
 // nfsTypes has the letters of ls(1).
-var nfsTypes = map[nfsv3.Ftype3]string{
-	nfsv3.NF3REG: "-", nfsv3.NF3DIR: "d", nfsv3.NF3LNK: "l", nfsv3.NF3BLK: "b", nfsv3.NF3CHR: "c", nfsv3.NF3SOCK: "s", nfsv3.NF3FIFO: "p",
+var nfsTypes = map[nfsv3.Ftype3]byte{
+	nfsv3.NF3REG: '-', nfsv3.NF3DIR: 'd', nfsv3.NF3LNK: 'l', nfsv3.NF3BLK: 'b', nfsv3.NF3CHR: 'c',
+	nfsv3.NF3SOCK: 's', nfsv3.NF3FIFO: 'p',
 }
 
 // nfsEntry is the JSON form of an object.
@@ -200,7 +201,10 @@ type nfsAttrs struct {
 
 // nfsMode returns the type and the permissions of an object as ls(1) writes them.
 func nfsMode(i *nfs.Info) string {
-	mode := []byte(nfsTypes[i.Type] + fs.FileMode(i.Perm & 0o777).String()[1:])
+	mode := []byte("?" + fs.FileMode(i.Perm & 0o777).String()[1:])
+	if letter, ok := nfsTypes[i.Type]; ok { // the type is what the server says
+		mode[0] = letter
+	}
 	for _, special := range []struct {
 		bit    uint32
 		at     int

@@ -222,7 +222,7 @@ func TestExportKeyFile(t *testing.T) {
 }
 
 // TestListing checks the lines of nfs ls: special permissions, and an entry whose attributes the server does not tell, as
-// that of a folder that the user may read but not search.
+// that of a folder that the user may read but not search, and a type that NFS does not have.
 func TestListing(t *testing.T) {
 	var out strings.Builder
 	c := &command{out: &out}
@@ -232,6 +232,7 @@ func TestListing(t *testing.T) {
 		{Name: "b", Type: nfsv3.NF3REG, Perm: 0o6644, Mtime: time.Unix(0, 0)},
 		{Name: "c", Type: nfsv3.NF3DIR, Perm: 0o1777, Mtime: time.Unix(0, 0)},
 		{Name: "d", Fileid: 7},
+		{Name: "e", Type: 8, Perm: 0o7777, Mtime: time.Unix(0, 0)},
 	} {
 		l = append(l, nfsEntryOf(&i))
 	}
@@ -242,13 +243,14 @@ func TestListing(t *testing.T) {
 -rwSr-Sr--  0  0  0  0  1970-01-01 00:00:00  "b"
 drwxrwxrwt  0  0  0  0  1970-01-01 00:00:00  "c"
 ??????????  ?  ?  ?  ?  ?                    "d"
+?rwsrwsrwt  0  0  0  0  1970-01-01 00:00:00  "e"
 `
 	if out.String() != want {
 		t.Errorf("%s\nwant\n%s", &out, want)
 	}
 	out.Reset()
 	c.json = true
-	if err := c.nfsShow(l[3:]); err != nil {
+	if err := c.nfsShow(l[3:4]); err != nil {
 		t.Fatal(err)
 	}
 	if got := strings.Join(strings.Fields(out.String()), ""); got != `[{"name":"d","id":7}]` {
