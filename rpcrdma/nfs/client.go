@@ -258,7 +258,9 @@ func (n *Client) Walk(ctx context.Context, p string) (Info, error) {
 // List calls f for each entry of a directory except "." and "..".
 func (n *Client) List(ctx context.Context, dir []byte, f func(Info) error) error {
 	var cookie, verf uint64
-	for {
+	seen := make(map[uint64]bool) // cookies at which a reply began
+	for !seen[cookie] {
+		seen[cookie] = true
 		r, err := n.call(ctx, "readdirplus", 17, func(w *rpc.Writer) {
 			w.Opaque(dir)
 			w.U64(cookie)
@@ -269,7 +271,6 @@ func (n *Client) List(ctx context.Context, dir []byte, f func(Info) error) error
 			return err
 		}
 		skipAttr(r.Reader)
-		from := cookie
 		verf = r.U64()
 		for r.U32() == 1 {
 			id, name := r.U64(), r.String(maxName)
@@ -296,10 +297,8 @@ func (n *Client) List(ctx context.Context, dir []byte, f func(Info) error) error
 		if err != nil || eof == 1 {
 			return err
 		}
-		if cookie == from {
-			return errors.New("nfs: readdirplus: the server makes no progress")
-		}
 	}
+	return errors.New("nfs: readdirplus: the server lists the same entries again")
 }
 
 // Readlink performs READLINK.

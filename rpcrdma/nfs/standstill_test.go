@@ -67,24 +67,41 @@ func mountOn(t *testing.T, ctx context.Context, serve func(*rpc.Request)) *nfs.C
 	return n
 }
 
-// TestStandstill checks that a server that returns the same part of a directory over and over does not keep its client
+// TestStandstill checks that a server that returns the same parts of a directory over and over does not keep its client
 // forever.
 func TestStandstill(t *testing.T) {
-	for _, entries := range []int{0, 1} {
+	for _, c := range []struct {
+		what string
+		next map[uint64]uint64 // the cookie of the entry after a cookie; no entry if there is none
+		seen int
+	}{
+		{"no entries", nil, 0},
+		{"one entry", map[uint64]uint64{0: 9, 9: 9}, 2},
+		{"cookies that alternate", map[uint64]uint64{0: 8, 8: 9, 9: 8}, 3},
+		{"from the start again", map[uint64]uint64{0: 8, 8: 9, 9: 0}, 3},
+	} {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
+		seen := 0
 		n := mountOn(t, ctx, func(r *rpc.Request) {
+			r.Args.Opaque(64)
 			r.Reply.U32(0, 0, 0, 0)
-			for range entries {
+			if next, ok := c.next[r.Args.U64()]; ok {
 				r.Reply.U32(1, 0, 7)
 				r.Reply.String("entry")
-				r.Reply.U32(0, 9, 0, 0)
+				r.Reply.U64(next)
+				r.Reply.U32(0, 0)
 			}
 			r.Reply.U32(0, 0)
 		})
-		seen := 0
-		if err := n.List(ctx, n.Root(), func(nfs.Info) error { seen++; return nil }); err == nil || ctx.Err() != nil || seen > 2*entries {
-			t.Errorf("%d entries: %d seen, %v", entries, seen, err)
+		err := n.List(ctx, n.Root(), func(nfs.Info) error {
+			if seen++; seen > c.seen {
+				return context.Canceled
+			}
+			return nil
+		})
+		if err == nil || seen != c.seen {
+			t.Errorf("%s: %d seen, not %d, %v", c.what, seen, c.seen, err)
 		}
 	}
 }
