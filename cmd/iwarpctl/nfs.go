@@ -347,7 +347,10 @@ func writeWhole(name string, f func(io.Writer) error) (err error) {
 			_ = w.Chown(-1, int(sys.Gid)) // apart: users may not give files away, but may choose among their groups
 			_ = w.Chown(int(sys.Uid), -1)
 		}
-		err = w.Chmod(st.Mode().Perm())
+		var made fs.FileInfo
+		if made, err = w.Stat(); err == nil && made.Mode().Perm() != st.Mode().Perm() { // VFAT does not let users set it
+			err = w.Chmod(st.Mode().Perm())
+		}
 	} else if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}

@@ -10,9 +10,11 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -136,6 +138,44 @@ func TestWriteOwner(t *testing.T) {
 	err = errors.Join(err, unix.Stat(p, &st))
 	if err != nil || st.Uid != 1000 || st.Gid != 555 || st.Mode != unix.S_IFREG|0o640 {
 		t.Errorf("another user's: %d:%d %#o, %v", st.Uid, st.Gid, st.Mode, err)
+	}
+}
+
+// TestWriteWithoutModes checks that a file on a file system that does not let users set permissions is replaced if the
+// new file has those of the old one anyway, and only then.
+func TestWriteWithoutModes(t *testing.T) {
+	dir := t.TempDir()
+	p := filepath.Join(dir, "f")
+	done := make(chan error)
+	for _, mode := range []fs.FileMode{0o600, 0o640} {
+		if err := errors.Join(os.WriteFile(p, []byte("old"), 0o600), os.Chmod(p, mode)); err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			runtime.LockOSThread() // for good: the thread, in which fchmod(2) fails, ends with the goroutine
+			filter := []unix.SockFilter{
+				{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}, // the number of the system call
+				{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: unix.SYS_FCHMOD},
+				{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)},
+				{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+			}
+			prog := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+			err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+			if err == nil {
+				err = unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&prog)), 0, 0)
+			}
+			if err == nil {
+				err = writeWhole(p, func(w io.Writer) error { _, err := fmt.Fprint(w, "new"); return err })
+			}
+			done <- err
+		}()
+		err, want, data := <-done, error(nil), "new"
+		if mode != 0o600 {
+			want, data = unix.EPERM, "old"
+		}
+		if b, rerr := os.ReadFile(p); !errors.Is(err, want) || string(b) != data {
+			t.Errorf("mode %#o: %v, %q, %v", mode, err, b, rerr)
+		}
 	}
 }
 

@@ -77,7 +77,7 @@ func (n *Client) PutFile(ctx context.Context, dir []byte, name string, perm uint
 
 // succeed gives a file the permissions of old, and its owner and its group where the server allows it: users may not
 // give files away, but may choose among their groups. The file does not get set-user-ID, since another user has
-// written it.
+// written it. On file systems such as VFAT, where nobody can set permissions, it may have them already.
 func (n *Client) succeed(ctx context.Context, fh []byte, old *Info) (err error) {
 	perm := old.Perm & 0o777
 	for _, attrs := range [][]uint32{{1, perm, 1, old.UID, 1, old.GID}, {1, perm, 0, 1, old.GID}, {1, perm, 0, 0}} {
@@ -87,8 +87,11 @@ func (n *Client) succeed(ctx context.Context, fh []byte, old *Info) (err error) 
 			w.U32(0, 0, 0, 0) // no size, no times, no guard
 		})
 		if _, refused := errors.AsType[*Error](err); !refused {
-			break
+			return err
 		}
+	}
+	if i, gerr := n.Getattr(ctx, fh); gerr == nil && i.Perm&0o777 == perm {
+		return nil
 	}
 	return err
 }

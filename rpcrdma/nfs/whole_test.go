@@ -184,6 +184,52 @@ func TestPutOverAtFirst(t *testing.T) {
 	}
 }
 
+// TestPutWithoutModes checks that a file on a file system that does not let users set permissions is replaced if the
+// new file has those of the old one anyway, and only then.
+func TestPutWithoutModes(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var made, renamed atomic.Uint32 // the mode of new files; the files that were renamed
+	attrs := func(r *rpc.Request, mode uint32) {
+		r.Reply.U32(uint32(nfsv3.NF3REG), mode)
+		r.Reply.U32(make([]uint32, 19)...)
+	}
+	n := mountOn(t, ctx, func(r *rpc.Request) {
+		switch r.Proc {
+		case pGetattr:
+			r.Reply.U32(0)
+			attrs(r, made.Load())
+		case pSetattr:
+			r.Reply.U32(uint32(nfsv3.NFS3ERR_PERM), 0, 0)
+		case pLookup:
+			r.Reply.U32(0)
+			r.Reply.String("old")
+			r.Reply.U32(1)
+			attrs(r, 0o777)
+			r.Reply.U32(0)
+		case pCreate:
+			r.Reply.U32(0, 1)
+			r.Reply.String("new")
+			r.Reply.U32(0, 0, 0)
+		case pWrite:
+			r.Reply.U32(0, 0, 0, 4, uint32(nfsv3.FILE_SYNC), 0, 0)
+		case pRename:
+			renamed.Add(1)
+			r.Reply.U32(0, 0, 0, 0, 0)
+		default: // REMOVE
+			r.Reply.U32(0, 0, 0)
+		}
+	})
+	for mode, want := range map[uint32]error{0o777: nil, 0o755: fs.ErrPermission} {
+		made.Store(mode)
+		renamed.Store(0)
+		_, err := n.PutFile(ctx, n.Root(), "f", 0o644, strings.NewReader("data"))
+		if k := renamed.Load(); !errors.Is(err, want) || (k == 1) != (want == nil) {
+			t.Errorf("mode %#o: %v, renamed %d times", mode, err, k)
+		}
+	}
+}
+
 // TestGetCancelled checks that a transfer that is canceled when all requested data has arrived does not count as
 // complete.
 func TestGetCancelled(t *testing.T) {
