@@ -127,11 +127,14 @@ func (s *Server) syncObject(o *object) error {
 	if err == unix.EACCES && !o.dir() { // as a plain user, who may still have written it
 		fd, err = s.tree.reopen(o.fd, unix.O_WRONLY)
 	}
-	if err != nil {
-		return err
+	switch err {
+	case nil:
+		defer unix.Close(fd)
+		return s.sync(fd)
+	case unix.EACCES:
+		return s.sync(o.fd)
 	}
-	defer unix.Close(fd)
-	return s.sync(fd)
+	return err
 }
 
 // proc returns a path to fd for system calls that take no descriptor.

@@ -113,6 +113,15 @@ func (s *Server) parent(dir int) (fd int, err error) {
 	return -1, unix.ESTALE
 }
 
+// changing opens a directory for changes of its entries, and so that these can be committed.
+func (s *Server) changing(fh nfsv3.NfsFh3) (object, error) {
+	d, err := s.object(fh, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err == unix.EACCES { // as a plain user, who may still change it
+		return s.object(fh, unix.O_PATH)
+	}
+	return d, err
+}
+
 // change calls f to change the entry name of a directory, and commits the change to disk. f gets the
 // open directory, which is locked. If also is not nil, it is changed too.
 func (s *Server) change(dir nfsv3.NfsFh3, name []byte, also *object, f func(d *object, name string) error) (w nfsv3.WccData, err error) {
@@ -120,7 +129,7 @@ func (s *Server) change(dir nfsv3.NfsFh3, name []byte, also *object, f func(d *o
 		return noWcc(), unix.EROFS
 	}
 	n, nerr := entryName(name)
-	d, err := s.object(dir, unix.O_RDONLY|unix.O_DIRECTORY)
+	d, err := s.changing(dir)
 	if err != nil {
 		return noWcc(), err
 	}
@@ -350,7 +359,7 @@ func (s *Server) NfsV3Nfsproc3Rename(ctx context.Context, a *nfsv3.Rename3args) 
 // rename performs a RENAME to the entry name.
 func (s *Server) rename(c *cred, a *nfsv3.Rename3args, as string, from *nfsv3.WccData) (to nfsv3.WccData, err error) {
 	to = noWcc()
-	t, err := s.object(a.To.Dir, unix.O_RDONLY|unix.O_DIRECTORY)
+	t, err := s.changing(a.To.Dir)
 	if err != nil {
 		return to, err
 	}

@@ -357,6 +357,40 @@ func TestCommitUnreadable(t *testing.T) {
 	})
 }
 
+// TestChangeUnreadable checks that entries can be made, renamed and removed in a directory of another user that the
+// exporting user may write but not read, such as one for letters, and that its times can be set.
+func TestChangeUnreadable(t *testing.T) {
+	tr := newNamedTree(t, maxNames)
+	dir := filepath.Join(tr.path, "d")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	d := nfsv3.NfsFh3{Data: tr.lookup(t, "d")}
+	if err := errors.Join(os.Chown(dir, 12345, 12345), unix.Chmod(dir, 0o733)); err != nil {
+		t.Fatal(err)
+	}
+	s := &Server{tree: tr}
+	ctx := context.WithValue(t.Context(), exchangeKey{}, &exchange{})
+	at := func(name string) nfsv3.Diropargs3 { return nfsv3.Diropargs3{Dir: d, Name: []byte(name)} }
+	plain(t, func() {
+		c, _ := s.NfsV3Nfsproc3Create(ctx, &nfsv3.Create3args{Where: at("f"), How: &nfsv3.Createhow3_GUARDED{}})
+		m, _ := s.NfsV3Nfsproc3Mkdir(ctx, &nfsv3.Mkdir3args{Where: at("e")})
+		mv, _ := s.NfsV3Nfsproc3Rename(ctx, &nfsv3.Rename3args{From: at("f"), To: at("g")})
+		rm, _ := s.NfsV3Nfsproc3Remove(ctx, &nfsv3.Remove3args{Object: at("g")})
+		rd, _ := s.NfsV3Nfsproc3Rmdir(ctx, &nfsv3.Rmdir3args{Object: at("e")})
+		now := nfsv3.Sattr3{
+			Atime: &nfsv3.SetAtime_default{SetIt: nfsv3.SET_TO_SERVER_TIME},
+			Mtime: &nfsv3.SetMtime_default{SetIt: nfsv3.SET_TO_SERVER_TIME},
+		}
+		a, _ := s.NfsV3Nfsproc3Setattr(ctx, &nfsv3.Setattr3args{Object: d, NewAttributes: now})
+		for _, r := range []interface{ GetStatus() nfsv3.Nfsstat3 }{c, m, mv, rm, rd, a} {
+			if st := r.GetStatus(); st != nfsv3.NFS3_OK {
+				t.Errorf("%T: %v", r, st)
+			}
+		}
+	})
+}
+
 // TestReopenUnseen checks that no client sees the mode that reopenOwn sets for a moment.
 func TestReopenUnseen(t *testing.T) {
 	tr := newNamedTree(t, maxNames)

@@ -123,12 +123,17 @@ func (s *Server) HandlesLast() bool { return s.tree.names == nil && s.cfg.KeyFil
 // Close closes the tree.
 func (s *Server) Close() error { return s.tree.close() }
 
-// sync commits changes of fd to disk, unless Async is set.
+// sync commits changes of fd to disk, unless Async is set. If fd was opened for its attributes, since a plain user may
+// not read it, sync commits the whole file system.
 func (s *Server) sync(fd int) error {
 	if s.cfg.Async {
 		return nil
 	}
-	return s.lost(unix.Fsync(fd))
+	err := unix.Fsync(fd)
+	if err == unix.EBADF {
+		err = unix.Syncfs(s.tree.root)
+	}
+	return s.lost(err)
 }
 
 // Procedures with special treatment (RFC 1813 section 3).
