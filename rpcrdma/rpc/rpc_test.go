@@ -269,7 +269,48 @@ func TestOldReply(t *testing.T) {
 		want("after other calls", 2)
 		do(99)
 		want("after more of them than are kept", 2+cacheSize+1)
+		time.Sleep(cacheAge)
+		if do(1000); len(s.cache.entries) != 1 {
+			t.Errorf("%d replies are kept after an hour", len(s.cache.entries))
+		}
 	})
+}
+
+// TestLongReplies checks that the memory for cached replies is bounded, and that the latest one is kept, however long.
+func TestLongReplies(t *testing.T) {
+	size, calls := 0, 0
+	s := &Server{}
+	once := func(uint32, uint32) bool { return true }
+	s.Register(9, Program{Low: 1, High: 1, Once: once, Serve: func(_ context.Context, r *Request) Status {
+		calls++
+		r.Reply.Opaque(make([]byte, size))
+		return Success
+	}})
+	do := func(xid uint32, long, want int) {
+		t.Helper()
+		size = long
+		reply, ok := s.Serve(t.Context(), "a", makeCall(xid, 1, 1), nil)
+		if !ok || reply.Len() < long || calls != want {
+			t.Errorf("call %d: %d bytes, %d calls, not %d", xid, reply.Len(), calls, want)
+		}
+	}
+	for i := range 40 {
+		do(uint32(i), 1<<20, i+1)
+	}
+	kept := 0
+	for _, e := range s.cache.entries {
+		kept += len(e.reply.Body)
+	}
+	if kept > 16<<20 || kept < 15<<20 {
+		t.Errorf("%d bytes are kept", kept)
+	}
+	do(39-14, 1<<20, 40)
+	do(0, 1<<20, 41)
+	do(100, 20<<20, 42)
+	do(100, 20<<20, 42)
+	do(0, 1<<20, 43)
+	do(0, 1<<20, 43)
+	do(100, 20<<20, 44)
 }
 
 // TestReplyIsKept checks that the reply of a call that must not run twice stays in the

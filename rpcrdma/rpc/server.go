@@ -134,20 +134,22 @@ type key struct {
 	sum                   uint64
 }
 
-// cacheSize is the number of cached replies, and cacheAge how long one is used. After a reconnect a client repeats its
-// outstanding requests, a few hundred at most. A client that starts again may make the same request with the same XID
-// as before: some derive their first XID from the time since they have started.
+// cacheSize is the number of cached replies, cacheBytes the limit of their length together, which the latest reply
+// alone may exceed, and cacheAge how long one is kept. After a reconnect a client repeats its outstanding requests, a
+// few hundred at most. A client that starts again may make the same request with the same XID as before: some derive
+// their first XID from the time since they have started.
 const (
-	cacheSize = 4096
-	cacheAge  = time.Hour
+	cacheSize  = 4096
+	cacheBytes = 16 << 20
+	cacheAge   = time.Hour
 )
 
 // cache holds replies for duplicate requests.
 type cache struct {
 	mu      sync.Mutex
 	entries map[key]*entry // requests in progress, and those in order
-	order   []*entry       // ring of completed requests
-	next    int
+	order   []*entry       // completed requests, the oldest first
+	bytes   int            // of the replies in order
 }
 
 type entry struct {
@@ -161,7 +163,8 @@ type entry struct {
 // progress, do waits for it.
 func (c *cache) do(k key, f func() Msg) Msg {
 	c.mu.Lock()
-	if e := c.entries[k]; e != nil && (e.at.IsZero() || time.Since(e.at) < cacheAge) {
+	c.trim()
+	if e := c.entries[k]; e != nil {
 		c.mu.Unlock()
 		<-e.done
 		return e.reply
@@ -175,22 +178,26 @@ func (c *cache) do(k key, f func() Msg) Msg {
 	defer close(e.done)
 	m := f()
 	e.reply = Msg{Body: m.AppendFlat(nil)}
-	c.keep(e)
-	return e.reply
-}
-
-// keep adds e to the completed requests and evicts the oldest if there are too many.
-func (c *cache) keep(e *entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e.at = time.Now()
-	if len(c.order) < cacheSize {
-		c.order = append(c.order, e)
-		return
-	}
-	if old := c.order[c.next]; c.entries[old.key] == old { // otherwise it was too old, and has been replaced
+	c.order = append(c.order, e)
+	c.bytes += len(e.reply.Body)
+	c.trim()
+	return e.reply
+}
+
+// trim removes completed requests that are too old, or the oldest if there are too many or if their replies are too
+// long. Called with mu held.
+func (c *cache) trim() {
+	for len(c.order) > 0 {
+		old := c.order[0]
+		if len(c.order) <= cacheSize && (c.bytes <= cacheBytes || len(c.order) == 1) && time.Since(old.at) < cacheAge {
+			return
+		}
 		delete(c.entries, old.key)
+		c.bytes -= len(old.reply.Body)
+		c.order[0] = nil // the array may stay for long
+		c.order = c.order[1:]
 	}
-	c.order[c.next] = e
-	c.next = (c.next + 1) % cacheSize
 }
