@@ -185,8 +185,14 @@ func (s *Server) create(c *cred, where *nfsv3.Diropargs3, f func(dir int, name s
 		if err == nil && a != nil {
 			err = s.setattr(c, &o, a)
 		}
-		if err != nil && isNew && s.tree.unlink(d.fd, where.Dir.Data, name, 0) == unix.EISDIR {
-			_ = s.tree.unlink(d.fd, where.Dir.Data, name, unix.AT_REMOVEDIR)
+		if err != nil && isNew {
+			_ = s.as(c, func() error { // another may have put its own object in the place of the new one
+				err := s.tree.unlink(d.fd, where.Dir.Data, name, 0)
+				if err == unix.EISDIR {
+					err = s.tree.unlink(d.fd, where.Dir.Data, name, unix.AT_REMOVEDIR)
+				}
+				return err
+			})
 		}
 		return err
 	})

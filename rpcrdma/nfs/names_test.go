@@ -391,6 +391,29 @@ func TestChangeUnreadable(t *testing.T) {
 	})
 }
 
+// TestNotMadeReplaced checks that an object that another has put in the place of a new one, whose attributes cannot be
+// set, is removed only by who may remove it.
+func TestNotMadeReplaced(t *testing.T) {
+	testenv.RequireRoot(t)
+	dir := t.TempDir()
+	s, err := NewServer(Config{Dir: dir, Async: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	file := filepath.Join(dir, "f")
+	if err := errors.Join(unix.Chmod(dir, 0o1777), os.WriteFile(file, nil, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	where := nfsv3.Diropargs3{Dir: nfsv3.NfsFh3{Data: s.tree.fh}, Name: []byte("f")}
+	_, _, err = s.create(&cred{uid: 1000, gid: 100}, &where, func(int, string) (*nfsv3.Sattr3, bool, error) {
+		return &nfsv3.Sattr3{Mode: &nfsv3.SetMode3_TRUE{Mode: 0o777}}, true, nil // the file has just been renamed to f
+	})
+	if _, serr := os.Stat(file); err != unix.EPERM || serr != nil {
+		t.Errorf("%v; %v", err, serr)
+	}
+}
+
 // TestReopenUnseen checks that no client sees the mode that reopenOwn sets for a moment.
 func TestReopenUnseen(t *testing.T) {
 	tr := newNamedTree(t, maxNames)
