@@ -156,7 +156,9 @@ func (s *Server) setattr(c *cred, o *object, a *nfsv3.Sattr3) error {
 			return unix.EINVAL
 		}
 	}
-	if z, ok := a.Size.(*nfsv3.SetSize3_TRUE); ok {
+	fd := -1 // for the size
+	z, ok := a.Size.(*nfsv3.SetSize3_TRUE)
+	if ok {
 		if o.dir() {
 			return unix.EISDIR
 		}
@@ -169,19 +171,18 @@ func (s *Server) setattr(c *cred, o *object, a *nfsv3.Sattr3) error {
 		if z.Size > 1<<63-1 {
 			return unix.EFBIG
 		}
-		fd, err := s.tree.reopen(o.fd, unix.O_WRONLY)
-		if err != nil {
+		var err error
+		if fd, err = s.tree.reopen(o.fd, unix.O_WRONLY); err != nil {
 			return err
 		}
-		if err = unix.Ftruncate(fd, int64(z.Size)); err == nil {
-			keepNoSetID(c, fd, &o.st)
-		}
-		unix.Close(fd)
-		if err != nil {
-			return err
-		}
+		defer unix.Close(fd)
 	}
 	return s.as(c, func() error {
+		if fd >= 0 {
+			if err := unix.Ftruncate(fd, int64(z.Size)); err != nil {
+				return err
+			}
+		}
 		if uid != -1 || gid != -1 {
 			if err := unix.Fchownat(o.fd, "", uid, gid, unix.AT_EMPTY_PATH); err != nil {
 				return err
@@ -224,13 +225,6 @@ func (s *Server) setattr(c *cred, o *object, a *nfsv3.Sattr3) error {
 		}
 		return err
 	})
-}
-
-// keepNoSetID clears set-user-ID of a file that a user other than root has changed.
-func keepNoSetID(c *cred, fd int, st *unix.Stat_t) {
-	if c.uid != 0 && st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0 {
-		_ = unix.Fchmod(fd, st.Mode&0o1777)
-	}
 }
 
 func timespec(t nfsv3.Nfstime3) unix.Timespec {

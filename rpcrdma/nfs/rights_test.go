@@ -71,6 +71,13 @@ func TestRights(t *testing.T) {
 	if err := unix.Stat(filepath.Join(l.dir, "suid"), &st); err != nil || st.Mode&unix.S_ISUID != 0 {
 		t.Errorf("%o, %v", st.Mode, err)
 	}
+	// Set-group-ID without the right to execute is no privilege: it stays, as with any write on the host.
+	fh = l.file("sgid", 0o2767, alice, "x")
+	l.want(ok, alice, pWrite, write(fh, 0, []byte("y")))
+	l.want(ok, alice, pSetattr, func(w *rpc.Writer) { w.Opaque(fh); sattr(w, -1, 0); w.U32(0) })
+	if err := unix.Stat(filepath.Join(l.dir, "sgid"), &st); err != nil || st.Mode&0o7777 != 0o2767 {
+		t.Errorf("%o, %v", st.Mode, err)
+	}
 }
 
 // TestTruncateByWriter checks that users who may write a file that belongs to another one may truncate it as Linux does for
