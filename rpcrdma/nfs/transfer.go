@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"strings"
 	"time"
 
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
@@ -45,6 +46,9 @@ func (n *Client) PutFile(ctx context.Context, dir []byte, name string, perm uint
 	temp := ".iwarpctl-" + crand.Text()
 	refused := false // the server refused it
 	defer func() {
+		if e, ok := errors.AsType[*Error](err); ok { // the user knows the file by its name
+			e.Op = strings.Replace(e.Op, temp, name, 1)
+		}
 		if err != nil && !refused { // even if ctx is done
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tidy)
 			defer cancel()
