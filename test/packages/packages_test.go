@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -186,6 +187,32 @@ func TestDevices(t *testing.T) {
 			if strings.HasPrefix(line, "DeviceAllow=") && !slices.Contains(lines, line) {
 				t.Errorf("%s: %s", file, line)
 			}
+		}
+	}
+}
+
+// TestRPMProvides checks that the .rpm package of the library provides what rpmbuild makes packages of programs ask for
+// that link with it: its name, and each version of its symbols. nfpm does not find them out.
+func TestRPMProvides(t *testing.T) {
+	versions, err := os.ReadFile("../../client/c/iwarpd.map")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile("../../deploy/packages/libiwarpd.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, provides, _ := strings.Cut(string(text), "\n    provides: ")
+	want := []string{"libiwarpd.so.0()(64bit)"}
+	for _, m := range regexp.MustCompile(`(?m)^(\S+) *\{`).FindAllStringSubmatch(string(versions), -1) {
+		want = append(want, "libiwarpd.so.0("+m[1]+")(64bit)")
+	}
+	if len(want) < 2 {
+		t.Fatal("iwarpd.map has no version")
+	}
+	for _, w := range want {
+		if !strings.Contains(provides, strconv.Quote(w)) {
+			t.Errorf("the package does not provide %s", w)
 		}
 	}
 }
