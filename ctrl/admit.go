@@ -2,6 +2,7 @@ package ctrl
 
 import (
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -36,7 +37,7 @@ func (s *Server) serve(c *seqpacket.Conn, slot int) {
 	go func() {
 		defer s.wg.Done()
 		defer s.readers.Add(-1)
-		if s.readers.Add(1) <= mostReaders {
+		if s.readers.Add(1) <= s.readers.most {
 			_ = c.Block() // else it is served nevertheless
 		}
 		sess, uid, err := s.admit(c, slot)
@@ -58,8 +59,11 @@ func (s *Server) serve(c *seqpacket.Conn, slot int) {
 	}()
 }
 
-// mostReaders is the maximum number of connections that have a thread of their own.
-const mostReaders = 256
+// readers counts the goroutines that serve connections.
+type readers struct {
+	atomic.Int32
+	most int32 // that may have a thread of their own
+}
 
 // logRefused logs that a client was refused. A refused client may retry at once, so only some
 // refusals are logged, with their number.

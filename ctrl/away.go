@@ -15,17 +15,13 @@ import (
 // awayWait is the time that a system call which a client can delay may take.
 const awayWait = time.Second
 
-const (
-	// mostAway is the maximum number of threads that clients can block in system calls. The Go runtime allows 10000, of which far.Movers have
-	// mostMovers.
-	mostAway = 2048
-	// userAway is the number of them that one user can block. In the last quarter of all it is one.
-	userAway = 16
-)
+// userAway is the number of threads that one user can block in system calls. In the last quarter of all it is one.
+const userAway = 16
 
 // awayThreads runs functions that may block, each in a goroutine of its own, as many at a time as the limits allow. The others wait. Users take
 // turns, those that run nothing first, however many functions each has waiting. It takes constant time, whatever waits.
 type awayThreads struct {
+	most    int        // limit of running
 	mu      sync.Mutex // guards the rest
 	running int
 	users   map[uint32]*awayUser // that have something running or waiting
@@ -69,9 +65,9 @@ func (t *awayThreads) do(uid uint32, f func()) *awayCall {
 
 // next starts what the limits allow. Called with mu held.
 func (t *awayThreads) next() {
-	for t.running < mostAway {
+	for t.running < t.most {
 		in := &t.idle
-		if in.Len() == 0 && t.running < mostAway-mostAway/4 {
+		if in.Len() == 0 && t.running < t.most-t.most/4 {
 			in = &t.busy
 		}
 		if in.Len() == 0 {

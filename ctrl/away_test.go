@@ -17,7 +17,9 @@ type stuck struct {
 	let   chan struct{}
 }
 
-func newStuck() *stuck { return &stuck{let: make(chan struct{})} }
+func newStuck() *stuck {
+	return &stuck{awayThreads: awayThreads{most: mostAway}, let: make(chan struct{})}
+}
 
 // block makes a user block n calls.
 func (s *stuck) block(uid uint32, n int) (calls []*awayCall) {

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A pool is a resource of which the kernel grants the daemon a limited number: descriptors or
-// mappings. It limits their number over all users, regardless of the number of users and of
+// A pool is a resource of which the kernel grants the daemon a limited number: descriptors,
+// mappings or threads. It limits their number over all users, regardless of the number of users and of
 // their quotas, so that the daemon itself never runs out. The last quarter is reserved for
 // users that have few, so that a new user gets some.
 type pool struct {
@@ -91,11 +91,12 @@ func newMaps(workers int) pool {
 	}
 }
 
-// mostMovers is the number of clients that may have far memory.
-const mostMovers = 4096
-
-func newMovers() pool {
-	return pool{noun: "threads for far memory", fix: "end some of the programs that use them", most: mostMovers}
+// newMovers returns the pool of threads for far memory.
+func newMovers(most int) pool {
+	return pool{
+		noun: "threads for far memory", fix: "end some of the programs that use them, or raise TasksMax of the unit",
+		most: uint64(most),
+	}
 }
 
 // less returns n-m, or 0 if m is greater.

@@ -79,9 +79,7 @@ type accounts struct {
 	movers pool // threads of far.Movers, all of which clients may block; no account counts them
 }
 
-func newAccounts() accounts {
-	return accounts{usage: make(map[uint32]*usage), movers: newMovers()}
-}
+func newAccounts() accounts { return accounts{usage: make(map[uint32]*usage)} }
 
 // usageOf returns the usage of uid.
 func (s *accounts) usageOf(uid uint32) *usage {

@@ -49,7 +49,7 @@ type Server struct {
 	now     func() clock.Time
 	unread  time.Duration // unreadLimit, except in tests
 	threads awayThreads   // that clients can block
-	readers atomic.Int32  // goroutines that serve connections
+	readers readers
 
 	admitting chan struct{} // has an element for each of up to mostAdmitting connections
 
@@ -150,7 +150,10 @@ func New(cfg Config, o Options) (*Server, error) {
 // been started.
 func (s *Server) Bind(e Engine) {
 	s.engine = e
+	limits := divideThreads(Threads())
+	s.readers.most, s.threads.most = int32(limits.readers), limits.away
 	s.mu.Lock()
+	s.movers = newMovers(limits.movers)
 	s.files, s.maps = newFiles(s.cfg.Slots.Count, e.Workers(), s.devices[len(s.devices)-1].Sockets), newMaps(e.Workers())
 	s.claims.refresh()
 	s.mu.Unlock()

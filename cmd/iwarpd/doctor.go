@@ -41,7 +41,7 @@ func doctorCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			findings = append(findings, judgeWorkers(s)...)
+			findings = append(findings, judgeWorkers(s.workers())...)
 			findings = append(findings, judgeCPUs(s.CPUs)...)
 			findings = append(findings, judgeSets(s.AllowSets)...)
 			if err := printFindings(cmd.OutOrStdout(), findings, asJSON); err != nil {
@@ -94,26 +94,39 @@ func judgeNames(names []string) (findings []hostcheck.Finding, err error) {
 	return findings, nil
 }
 
-// judgeWorkers returns a finding if the queues are more than a daemon can have workers.
-func judgeWorkers(s *settings) []hostcheck.Finding {
-	workers := 0
+// workers returns the number of workers that a daemon with these settings has now.
+func (s *settings) workers() (n int) {
+	if s.Transport == "socket" {
+		return max(len(s.Queues), 1)
+	}
 	for _, name := range s.names() {
-		n := len(s.Queues)
-		if n == 0 {
-			n, _ = xsk.Queues(name) // an interface that does not exist has its own finding
+		queues := len(s.Queues)
+		if queues == 0 {
+			queues, _ = xsk.Queues(name) // an interface that does not exist has its own finding
 		}
-		workers += n
+		n += queues
 	}
-	switch s.Transport {
-	case "socket":
-		workers = len(s.Queues)
-	case "both":
-		workers++
+	if s.Transport == "both" {
+		n++
 	}
-	if workers <= ctrl.MaxWorkers {
-		return nil
+	return n
+}
+
+// judgeWorkers returns a finding if a daemon cannot have so many workers.
+func judgeWorkers(workers int) (findings []hostcheck.Finding) {
+	if workers > ctrl.MaxWorkers {
+		text := fmt.Sprintf("%d for as many queues: a daemon has at most %d", workers, ctrl.MaxWorkers)
+		findings = append(findings, hostcheck.Finding{
+			Check: "workers", State: hostcheck.Fail, Text: text, Fix: fewerQueues,
+		})
 	}
-	return []hostcheck.Finding{{Check: "workers", State: hostcheck.Fail, Text: fmt.Sprintf("%d for as many queues: a daemon has at most %d", workers, ctrl.MaxWorkers), Fix: fewerQueues}}
+	if most, least := ctrl.Threads(), leastThreads(workers); most < least {
+		text := fmt.Sprintf("at most %d, and iwarpd needs %d", most, least)
+		findings = append(findings, hostcheck.Finding{
+			Check: "threads", State: hostcheck.Fail, Text: text, Fix: moreThreads,
+		})
+	}
+	return findings
 }
 
 // judgeCPUs returns a finding if there is a CPU to which no worker can be pinned.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"os"
@@ -65,6 +66,23 @@ func checkFiles(most uint64, queues, slots int) error {
 	return nil
 }
 
+// leastThreads returns the number of threads needed to start: those of Go's runtime, one for each worker, and some for
+// clients.
+func leastThreads(workers int) uint64 { return 64 + uint64(runtime.GOMAXPROCS(0)+workers) }
+
+// moreThreads is the remedy for a lack of threads.
+const moreThreads = "raise the limit with TasksMax= or LimitNPROC= in the unit, ulimit -u, " +
+	"or --pids-limit of a container"
+
+// checkThreads returns an error if the limit of threads most is too low to start: Go's runtime ends the process when it
+// has none left.
+func checkThreads(most uint64, workers int) error {
+	if least := leastThreads(workers); most < least {
+		return configErr("this process may have at most %d threads, and needs %d: "+moreThreads, most, least)
+	}
+	return nil
+}
+
 // fewerQueues is the remedy for more queues than a daemon can have workers.
 const fewerQueues = "choose them with --queues, or reduce their number with ethtool -L"
 
@@ -74,6 +92,15 @@ func checkWorkers(workers int) error {
 		return configErr("queues: %d need as many workers, and a daemon has at most %d: "+fewerQueues, workers, ctrl.MaxWorkers)
 	}
 	return nil
+}
+
+// checkLimits returns an error unless this process may have what so many workers need. pinned is the number of those
+// that run on the CPUs of the configuration.
+func (s *settings) checkLimits(workers, pinned int) error {
+	return cmp.Or(
+		checkWorkers(workers), checkFiles(openFiles(), workers, s.Slots.Count),
+		checkThreads(ctrl.Threads(), workers), checkCPUs(s.CPUs, pinned),
+	)
 }
 
 // openFiles returns the descriptor limit. The Go runtime has raised the soft limit to the hard

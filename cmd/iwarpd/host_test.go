@@ -1,8 +1,10 @@
 package main
 
 import (
+	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -52,6 +54,17 @@ func TestCheckFiles(t *testing.T) {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil || openFiles() != l.Cur {
 		t.Errorf("%d files: %v, %v", openFiles(), l, err)
+	}
+}
+
+func TestCheckThreads(t *testing.T) {
+	cpus := uint64(runtime.GOMAXPROCS(0))
+	for most, ok := range map[uint64]bool{0: false, 64 + cpus: false, 65 + cpus: true, math.MaxUint64: true} {
+		err := checkThreads(most, 1)
+		told := err != nil && strings.Contains(err.Error(), "TasksMax") && exitCode(err) == exitConfig
+		if (err == nil) != ok || told == ok {
+			t.Errorf("%d threads: %v, exit code %d", most, err, exitCode(err))
+		}
 	}
 }
 

@@ -66,13 +66,7 @@ func (d *daemon) prepareAFXDP(more int) (l lower, err error) {
 	if err := checkCapabilities(); err != nil {
 		return l, err
 	}
-	if err := checkWorkers(workers + more); err != nil {
-		return l, err
-	}
-	if err := checkFiles(openFiles(), workers+more, d.s.Slots.Count); err != nil {
-		return l, err
-	}
-	if err := checkCPUs(d.s.CPUs, workers); err != nil {
+	if err := d.s.checkLimits(workers+more, workers); err != nil {
 		return l, err
 	}
 	resolver, err := hostnet.New(names...)
@@ -134,14 +128,8 @@ func (d *daemon) openNICs() (queues []dataplane.Queue, fragments map[string]data
 // prepareSockets sets up the transport over kernel sockets.
 func (d *daemon) prepareSockets() (l lower, err error) {
 	s := d.s
-	workers := max(len(s.Queues), 1)
-	if err := checkWorkers(workers); err != nil {
-		return l, err
-	}
-	if err := checkFiles(openFiles(), workers, s.Slots.Count); err != nil {
-		return l, err
-	}
-	if err := checkCPUs(s.CPUs, workers); err != nil {
+	workers := s.workers()
+	if err := s.checkLimits(workers, workers); err != nil {
 		return l, err
 	}
 	l.options = ctrl.Options{Resolver: hostnet.Sockets{}, Devices: []ctrl.Device{socketDevice()}}

@@ -1,6 +1,7 @@
 package system
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -17,6 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/internal/printable"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
@@ -97,6 +100,8 @@ func TestDaemonErrors(t *testing.T) {
 		{"no such CPU", on(v.A.Name, sock, "--cpus", "1023"), 2, "CPU 1023"},
 		{"more CPUs than queues", on(v.A.Name, sock, "--cpus", "0,1"), 2, "2 CPUs for 1 queues"},
 		{"few descriptors", append([]string{prlimit, "--nofile=23"}, on(v.A.Name, sock)...), 2, "at most 23 open files"},
+		{"few threads", append(fewThreads(t, 60), bin, "--transport", "socket", "--socket", sock), 2,
+			"this process may have at most 60 threads, and needs "},
 		{"no /proc", append([]string{unshare, "-m", "sh", "-c", `umount -l /proc && exec "$@"`, "sh"}, on(v.A.Name, sock)...), 1, "/proc/self/status cannot be read: no such file or directory: mount -t proc proc /proc"},
 		{"little address space", append([]string{prlimit, "--as=2000000000"}, on(v.A.Name, sock)...), 2, "at most 1907 MiB of address space, and needs 4096: raise the limit with LimitAS=infinity in the unit, or ulimit -v unlimited"},
 		{"little data", append([]string{prlimit, "--data=500000000"}, on(v.A.Name, sock)...), 2, "at most 476 MiB of data, and needs 1024: raise the limit with LimitDATA=infinity in the unit, or ulimit -d unlimited"},
@@ -126,6 +131,39 @@ func TestDaemonErrors(t *testing.T) {
 				t.Error("a steering program is attached")
 			}
 		})
+	}
+}
+
+// fewThreads returns the beginning of a command that runs as a user that may have n threads.
+func fewThreads(t *testing.T, n int) []string {
+	const caps = "-all,+dac_override" // to reach the files of the test
+	return []string{
+		testenv.RequireTool(t, "setpriv"), "--reuid=54321", "--regid=54321", "--clear-groups",
+		"--bounding-set=" + caps, "--inh-caps=" + caps, "--ambient-caps=" + caps,
+		testenv.RequireTool(t, "prlimit"), fmt.Sprintf("--nproc=%d", n),
+	}
+}
+
+// TestFewThreads checks that a daemon with few threads serves more clients than it has threads. Go's runtime ends a
+// process that cannot start a thread.
+func TestFewThreads(t *testing.T) {
+	testenv.RequireRoot(t)
+	socket := filepath.Join(t.TempDir(), "iwarpd.sock")
+	args := append(fewThreads(t, 100+runtime.NumCPU()),
+		testenv.Program(t, "cmd/iwarpd"), "--transport", "socket", "--socket", socket)
+	daemon := testenv.Start(t, exec.Command(args[0], args[1:]...))
+	daemon.Expect("ready")
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	for i := range 250 {
+		dev, err := iwarp.Open(ctx, socket)
+		if err != nil {
+			t.Fatalf("client %d: %v\n%s", i, err, daemon)
+		}
+		defer dev.Close()
+		if _, err := dev.Admin().Status(ctx); err != nil {
+			t.Fatalf("client %d: %v\n%s", i, err, daemon)
+		}
 	}
 }
 

@@ -1,0 +1,69 @@
+package ctrl
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestCgroupThreads checks that the lowest limit counts of all cgroups that a process can see.
+func TestCgroupThreads(t *testing.T) {
+	const v1, v2 = "9:memory:/a/b\n8:pids:%s\n0::/\n", "0::%s\n"
+	type limits = map[string]string // by the folder below the mount point
+	for _, tt := range []struct {
+		name, groups, group string
+		mount, root, super  string
+		limits              limits
+		want                uint64
+	}{
+		{"version 2", v2, "/a.slice/b", "cgroup2", "/", "rw", limits{"a.slice/b": "4915", "a.slice": "max"}, 4915},
+		{"its parent has less", v2, "/a/b/c", "cgroup2", "/", "rw", limits{"a/b/c": "max", "a/b": "10", "a": "30"}, 10},
+		{"a namespace of cgroups", v2, "/", "cgroup2", "/", "rw", limits{"": "2048"}, 2048},
+		{"no limit", v2, "/", "cgroup2", "/", "rw", limits{"": "max"}, math.MaxUint64},
+		{"version 1", v1, "/a", "cgroup", "/", "rw,pids", limits{"a": "100"}, 100},
+		{"version 1 in a container", v1, "/docker/12", "cgroup", "/docker/12", "rw,pids", limits{"": "77"}, 77},
+		{"another controller", v1, "/a", "cgroup", "/", "rw,memory", limits{"a": "5", "a/b": "5"}, math.MaxUint64},
+		{"a mount of other groups", v2, "/a", "cgroup2", "/../../b", "rw", limits{"": "5", "a": "5"}, math.MaxUint64},
+	} {
+		proc, point := t.TempDir(), t.TempDir()
+		for dir, limit := range tt.limits {
+			if err := os.MkdirAll(filepath.Join(point, dir), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(point, dir, "pids.max"), []byte(limit+"\n"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for file, text := range map[string]string{
+			"cgroup": fmt.Sprintf(tt.groups, tt.group),
+			"mountinfo": "22 1 0:20 / / rw - tmpfs tmpfs rw\n" +
+				fmt.Sprintf("39 31 0:36 %s %s rw shared:9 - %s cgroup %s\n", tt.root, point, tt.mount, tt.super),
+		} {
+			if err := os.WriteFile(filepath.Join(proc, file), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := cgroupThreads(proc); got != tt.want {
+			t.Errorf("%s: %d, want %d", tt.name, got, tt.want)
+		}
+	}
+	if got := cgroupThreads(t.TempDir()); got != math.MaxUint64 {
+		t.Errorf("without procfs: %d", got)
+	}
+}
+
+// TestDivideThreads checks that clients cannot take all threads of the process, and that they get as many as Go allows
+// where there is no limit.
+func TestDivideThreads(t *testing.T) {
+	for _, n := range []uint64{0, 50, 100, 128, 200, 1024, 2048, 4915, 10000, 32768, math.MaxUint64} {
+		l := divideThreads(n)
+		if all := uint64(l.readers + l.away + l.movers); all > n && all > 1 || all > 9000 {
+			t.Errorf("of %d threads: %+v", n, l)
+		}
+	}
+	if l, want := divideThreads(math.MaxUint64), (threadLimits{mostReaders, mostAway, mostMovers}); l != want {
+		t.Errorf("of any number of threads: %+v; want %+v", l, want)
+	}
+}
