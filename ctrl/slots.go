@@ -74,7 +74,11 @@ func (s *Slots) listenSlot(slot string) (socket, error) {
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return socket{}, err
 	}
-	if err := os.Chmod(dir, 0o755); err != nil { // regardless of the umask
+	info, err := os.Stat(dir) // it may belong to another user, under whom a daemon ran before
+	if err == nil && info.Mode().Perm() != 0o755 {
+		err = os.Chmod(dir, 0o755) // regardless of the umask
+	}
+	if err != nil {
 		return socket{}, err
 	}
 	private := filepath.Join(s.Folder, "."+slot)

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -377,4 +378,45 @@ func TestLinkLocal(t *testing.T) {
 	a.must("perf", "write", "--client", "[fe80::2]:7175", "--size", "8", "--iterations", "8")
 	p.Signal(unix.SIGTERM)
 	p.Wait(limit)
+}
+
+// TestContainerCapabilities checks that a daemon with the capabilities that the chart and docs/containers.md give it
+// starts where the folders belong to another user: that of a packaged daemon, whose folders outlive it.
+func TestContainerCapabilities(t *testing.T) {
+	testenv.RequireRoot(t)
+	listed := func(file, list string) string {
+		text, err := os.ReadFile(filepath.Join("../..", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := regexp.MustCompile(list).FindSubmatch(text)
+		if m == nil {
+			t.Fatalf("%s lists no capabilities", file)
+		}
+		return strings.ReplaceAll(string(m[1]), " ", "")
+	}
+	caps := listed("deploy/helm/iwarpd/templates/iwarpd.yaml", `add: \[(NET_ADMIN.*)\]`)
+	if doc := listed("docs/containers.md", `--cap-add (NET_ADMIN\S+)`); doc != caps {
+		t.Errorf("the chart gives the daemon %s, docs/containers.md %s", caps, doc)
+	}
+	dir := filepath.Join(t.TempDir(), "run")
+	for _, f := range []struct {
+		name string
+		mode os.FileMode
+	}{{"", 0o755}, {"slots", 0o700}, {"slots/0", 0o755}} {
+		folder := filepath.Join(dir, f.name)
+		if err := errors.Join(os.Mkdir(folder, f.mode), os.Chown(folder, 54321, 54321)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	config := filepath.Join(t.TempDir(), "iwarpd.yaml")
+	text := fmt.Appendf(nil, "slots: {count: 2, folder: %s/slots}\n", dir)
+	if err := os.WriteFile(config, text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	v := testenv.NewVeth(t, 1500)
+	bounds := "-all,+" + strings.ToLower(strings.ReplaceAll(caps, ",", ",+"))
+	testenv.Start(t, v.A.NS.Command(testenv.RequireTool(t, "setpriv"), "--bounding-set="+bounds,
+		testenv.Program(t, "cmd/iwarpd"), "--config", config, "--interface", v.A.Name,
+		"--socket", filepath.Join(dir, "iwarpd.sock"))).Expect("ready")
 }
