@@ -78,6 +78,20 @@ func TestVersion(t *testing.T) {
 	}
 }
 
+// TestKubernetes checks that the chart refuses a Kubernetes whose kubelet starts pods without the CDI devices that the
+// plugin allocates: it was an alpha feature in 1.28, which is off by default.
+func TestKubernetes(t *testing.T) {
+	chart, err := loader.Load("iwarpd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for version, want := range map[string]bool{"v1.28.15": false, "v1.29.0": true, "v1.29.4-gke.1": true} {
+		if chartutil.IsCompatibleRange(chart.Metadata.KubeVersion, version) != want {
+			t.Errorf("Kubernetes %s: the chart wants %s", version, chart.Metadata.KubeVersion)
+		}
+	}
+}
+
 // decode reads the objects strictly: an unknown or a double field is an error.
 func decode(t *testing.T, docs []string) (sets []apps.DaemonSet, maps []core.ConfigMap) {
 	t.Helper()
