@@ -82,8 +82,14 @@ func imageOf(dir, arch, version string) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(filepath.Join(dir, "sbom.json"), materials, 0o644); err != nil {
-		return nil, err
+	// The configuration may name root: there is no name service to ask.
+	made := map[string]string{
+		"sbom.json": string(materials), "passwd": "root:x:0:0:root:/:/usr/sbin/nologin\n", "group": "root:x:0:\n",
+	}
+	for name, text := range made {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			return nil, err
+		}
 	}
 	content, err := contents(dir)
 	if err != nil {
@@ -127,7 +133,8 @@ func configFile(img v1.Image, arch, version string) *v1.ConfigFile {
 // places maps each folder of programs to its place in the image.
 var places = map[string]string{
 	"iwarpd": "usr/sbin/iwarpd", "iwarpctl": "usr/bin/iwarpctl", "iwarpd-device-plugin": "usr/bin/iwarpd-device-plugin",
-	"iwarpd.yaml": "etc/iwarpd/iwarpd.yaml", "LICENSE": "usr/share/doc/iwarpd/LICENSE", "sbom.json": "usr/share/doc/iwarpd/sbom.json",
+	"passwd": "etc/passwd", "group": "etc/group", "iwarpd.yaml": "etc/iwarpd/iwarpd.yaml",
+	"LICENSE": "usr/share/doc/iwarpd/LICENSE", "sbom.json": "usr/share/doc/iwarpd/sbom.json",
 }
 
 // contents returns the one layer as a tar archive.

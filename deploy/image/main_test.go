@@ -78,7 +78,11 @@ func TestBuild(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := []string{"usr 755", "usr/bin 755", "usr/bin/iwarpctl 755 ctl", "usr/sbin 755", "usr/sbin/iwarpd 755 x86", "etc 755", "etc/iwarpd 755", "etc/iwarpd/iwarpd.yaml 644 interface: eth0"}
+		want := []string{
+			"etc 755", "etc/group 644 root:x:0:", "usr 755", "usr/bin 755", "usr/bin/iwarpctl 755 ctl",
+			"usr/sbin 755", "usr/sbin/iwarpd 755 x86", "etc/iwarpd 755", "etc/iwarpd/iwarpd.yaml 644 interface: eth0",
+			"etc/passwd 644 root:x:0:0:root:/:/usr/sbin/nologin",
+		}
 		if got := list(t, mutate.Extract(img)); !slices.Equal(got, want) {
 			t.Errorf("files %q; want %q", got, want)
 		}
