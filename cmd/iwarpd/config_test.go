@@ -80,6 +80,24 @@ func TestCRCKeys(t *testing.T) {
 	}
 }
 
+// TestOff checks that off may be false, as programs write it into the file that have read it as a boolean: Helm does.
+func TestOff(t *testing.T) {
+	for _, key := range []string{"crc", "ecn", "super-frames"} {
+		off, err := parse(t, "interface: x\n"+key+": off\n")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := parse(t, "interface: x\n"+key+": false\n")
+		if err != nil || s.CRC != off.CRC || s.ECN != off.ECN || s.Super != off.Super {
+			t.Errorf("%s: false is not off: %v", key, err)
+		}
+	}
+	const want = `poll is "false": must be one of adaptive, busy`
+	if _, err := parse(t, "interface: x\npoll: false\n"); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("poll: false: %v", err)
+	}
+}
+
 func TestLoadRefuses(t *testing.T) {
 	for _, tt := range []struct {
 		name, text string
@@ -153,7 +171,7 @@ func TestLoadRefuses(t *testing.T) {
 		{"rule, no list", "interface: x\nallow: all\n", nil, "must be a list of rules"},
 		{"queue memory", "", []string{"-i", "x", "--queue-memory", "48MiB"}, "a power of two from 4MiB"},
 		{"queue memory, too little", "", []string{"-i", "x", "--queue-memory", "2MiB"}, "from 4MiB to 16GiB"},
-		{"crc", "", []string{"-i", "x", "--crc", "false"}, "required, optional, off"},
+		{"crc", "", []string{"-i", "x", "--crc", "none"}, "required, optional, off"},
 		{"crc peers, no policy", "", []string{"-i", "x", "--crc-peers", "10.0.0.0/8"}, "like 10.1.0.0/16=off"},
 		{"crc peers, policy", "", []string{"-i", "x", "--crc-peers", "10.0.0.0/8=never"}, "required, optional, off"},
 		{"crc peers, network", "", []string{"-i", "x", "--crc-peers", "10.0.0.1/8=off"}, "did you mean 10.0.0.0/8"},

@@ -15,6 +15,9 @@ import (
 func oneOf[T any](field func(*settings) *T, names string, values ...T) func(*settings, string) error {
 	words := strings.Fields(names)
 	return func(s *settings, v string) error {
+		if v == "false" { // YAML 1.1, and so Helm and others that write the file, reads a bare off as false
+			v = "off"
+		}
 		i := slices.Index(words, v)
 		if i < 0 {
 			return fmt.Errorf("must be one of %s", strings.Join(words, ", "))
