@@ -330,6 +330,24 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
+// TestSlotsFolder checks that the daemon makes its slots where the device plugin looks for them, whatever the values
+// say: the pod has no other folder of the node that both see.
+func TestSlotsFolder(t *testing.T) {
+	slots := map[string]any{"folder": "/srv/slots"}
+	docs, err := render(map[string]any{"interface": "eth0", "runDir": "/run/rdma", "slots": slots})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sets, maps := decode(t, docs)
+	text := maps[0].Data["iwarpd.yaml"]
+	if !strings.Contains(text, "folder: /run/rdma/slots\n") || !strings.Contains(text, "count: 64\n") {
+		t.Errorf("iwarpd.yaml is\n%s", text)
+	}
+	if plugin := sets[0].Spec.Template.Spec.Containers[1].Command; !slices.Contains(plugin, "-slots=/run/rdma/slots") {
+		t.Errorf("the plugin is %q", plugin)
+	}
+}
+
 // TestSocketTransport checks that the chart needs no interface when the transport is kernel
 // sockets.
 func TestSocketTransport(t *testing.T) {

@@ -26,6 +26,6 @@ iwarpd.io/group: {{ . | quote }}
 {{- $_ := set $c "interfaces" $all }}
 {{- end }}
 {{- $_ := set $c "socket" (printf "%s/iwarpd.sock" .root.Values.runDir) }}
-{{- $_ := set $c "slots" (mergeOverwrite (dict "folder" (printf "%s/slots" .root.Values.runDir)) .root.Values.slots) }}
+{{- $_ := set $c "slots" (merge (dict "folder" (printf "%s/slots" .root.Values.runDir)) .root.Values.slots) }}
 {{- toYaml $c }}
 {{- end }}
