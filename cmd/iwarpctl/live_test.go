@@ -542,6 +542,26 @@ func TestStatusConnections(t *testing.T) {
 	}
 }
 
+// TestStatusQuota checks that status succeeds where the daemon answers, and refuses its user another client: the probes
+// of the chart would end the daemon, and the connections of all users.
+func TestStatusQuota(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "iwarpd.sock")
+	config := ctrl.Config{Socket: socket, Mode: 0o600, Limits: ctrl.Limits{Clients: 1}}
+	a, b, err := embed.Pair(embed.PairConfig{CtrlB: config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close() // its device is the one client
+	code, out, errOut := ctl(t, "--socket", socket, "status")
+	if code != exitOK || !strings.Contains(out, "has 1 clients, its limit is 1") {
+		t.Errorf("exit code %d, %s\n%s", code, out, errOut)
+	}
+	if code, out, _ := ctl(t, "--socket", socket, "status", "--json"); code == exitOK {
+		t.Errorf("status --json succeeds without the status:\n%s", out)
+	}
+}
+
 // TestLink checks the state of the link that status shows.
 func TestLink(t *testing.T) {
 	for want, d := range map[string]*ctrlpb.DeviceAttr{

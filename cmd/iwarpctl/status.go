@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -15,6 +16,7 @@ import (
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 // plain converts a message for encoding/json: all fields by their names in iwarpd.proto, including
@@ -112,7 +114,7 @@ func (c *command) status() *cobra.Command {
 		trips = roundTrips(qps)
 		return s, err
 	}
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use:     "status",
 		Short:   "Show the state of the daemon",
 		Example: "  iwarpctl status\n  iwarpctl status --json",
@@ -147,6 +149,16 @@ func (c *command) status() *cobra.Command {
 			return nil
 		}),
 	}
+	show := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		err := show(cmd, args)
+		if errors.Is(err, iwarp.ErrQuota) && !c.json { // it runs, and a probe must not fail
+			fmt.Fprintf(c.out, "%-12s %v\n", "daemon", printable.String(reason(err)))
+			return nil
+		}
+		return err
+	}
+	return cmd
 }
 
 // link describes the link of an interface: ", link up, 10 Gbit/s".
