@@ -19,6 +19,14 @@ const (
 	inLibraries = "/usr/lib/iwarpd"
 )
 
+// libraries returns the folder of the libraries, or "" if there is none: the package iwarpd-verbs may not be installed.
+func (c *config) libraries() string {
+	if _, err := os.Stat(c.Libraries); errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
+	return c.Libraries
+}
+
 // spec returns a CDI device for each slot.
 func spec(c config, names []string) *specs.Spec {
 	s := &specs.Spec{Kind: c.Resource}
@@ -27,7 +35,6 @@ func spec(c config, names []string) *specs.Spec {
 		s.ContainerEdits.Mounts = []*specs.Mount{{
 			HostPath: c.Libraries, ContainerPath: inLibraries, Options: []string{"ro", "nosuid", "nodev", "rbind"},
 		}}
-		s.ContainerEdits.Env = append(s.ContainerEdits.Env, "LD_LIBRARY_PATH="+inLibraries)
 	}
 	for _, name := range names {
 		s.Devices = append(s.Devices, specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{
@@ -52,11 +59,7 @@ func writeCDI(c config, names []string) error {
 		}
 		return nil
 	}
-	if c.Libraries != "" {
-		if _, err := os.Stat(c.Libraries); errors.Is(err, fs.ErrNotExist) {
-			c.Libraries = "" // the package iwarpd-verbs is not installed
-		}
-	}
+	c.Libraries = c.libraries()
 	want := spec(c, names)
 	if is, err := cdi.ReadSpec(path, 0); err == nil && reflect.DeepEqual(is.Spec, want) {
 		return nil

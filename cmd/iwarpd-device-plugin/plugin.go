@@ -275,9 +275,13 @@ func (p *plugin) Allocate(_ context.Context, req *v1beta1.AllocateRequest) (*v1b
 		if len(ids) == 0 {
 			return nil, status.Error(codes.InvalidArgument, "a container without units")
 		}
-		reply.ContainerResponses = append(reply.ContainerResponses, &v1beta1.ContainerAllocateResponse{
+		response := &v1beta1.ContainerAllocateResponse{
 			CdiDevices: []*v1beta1.CDIDevice{{Name: p.Resource + "=" + ids[0]}},
-		})
+		}
+		if p.libraries() != "" { // not by CDI, which would replace the pod's own value
+			response.Envs = map[string]string{"LD_LIBRARY_PATH": inLibraries}
+		}
+		reply.ContainerResponses = append(reply.ContainerResponses, response)
 	}
 	return &reply, nil
 }

@@ -244,6 +244,9 @@ func TestAllocate(t *testing.T) {
 		for _, d := range c.CdiDevices {
 			got = append(got, d.Name)
 		}
+		if lib := c.Envs["LD_LIBRARY_PATH"]; lib != "/usr/lib/iwarpd" {
+			t.Errorf("LD_LIBRARY_PATH=%s", lib)
+		}
 	}
 	if want := []string{"iwarpd.io/rdma=1", "iwarpd.io/rdma=0"}; !slices.Equal(got, want) {
 		t.Errorf("CDI devices %q; want %q", got, want)
@@ -260,7 +263,7 @@ func TestAllocate(t *testing.T) {
 }
 
 // TestCDI checks that the CDI library finds a device for each unit and gives a container the folder of that unit's
-// socket, and the libraries.
+// socket, and the libraries, and that the container keeps its own LD_LIBRARY_PATH.
 func TestCDI(t *testing.T) {
 	n := newNode(t, "0", "1")
 	n.plugin(t)
@@ -276,7 +279,8 @@ func TestCDI(t *testing.T) {
 			t.Errorf("the CDI file has version %s, which containerd 1.7.0 and podman 4.3 refuse", s.Version)
 		}
 	}
-	container := &oci.Spec{Version: "1.0.2", Process: &oci.Process{}, Linux: &oci.Linux{}}
+	process := &oci.Process{Env: []string{"LD_LIBRARY_PATH=/opt/lib"}}
+	container := &oci.Spec{Version: "1.0.2", Process: process, Linux: &oci.Linux{}}
 	if missing, err := cache.InjectDevices(container, "iwarpd.io/rdma=1"); err != nil {
 		t.Fatalf("%v, missing %v", err, missing)
 	}
@@ -290,7 +294,7 @@ func TestCDI(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("mounts %q; want %q", got, want)
 	}
-	for _, want := range []string{"IWARPD_SOCKET=/run/iwarpd/iwarpd.sock", "LD_LIBRARY_PATH=/usr/lib/iwarpd"} {
+	for _, want := range []string{"IWARPD_SOCKET=/run/iwarpd/iwarpd.sock", "LD_LIBRARY_PATH=/opt/lib"} {
 		if !slices.Contains(container.Process.Env, want) {
 			t.Errorf("environment %q lacks %q", container.Process.Env, want)
 		}
