@@ -19,9 +19,10 @@ const (
 	inLibraries = "/usr/lib/iwarpd"
 )
 
-// libraries returns the folder of the libraries, or "" if there is none: the package iwarpd-verbs may not be installed.
+// libraries returns the folder of the libraries, or "" if it has none, because the package iwarpd-verbs is not
+// installed. The chart makes an empty folder then, which would hide one of the container's image.
 func (c *config) libraries() string {
-	if _, err := os.Stat(c.Libraries); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(c.Libraries, "libibverbs.so.1")); c.Libraries == "" || err != nil {
 		return ""
 	}
 	return c.Libraries

@@ -114,6 +114,7 @@ func newNode(t *testing.T, units ...string) *node {
 			t.Fatal(err)
 		}
 	}
+	n.install(t)
 	for _, u := range units {
 		n.addUnit(t, u)
 	}
@@ -137,6 +138,16 @@ func newNode(t *testing.T, units ...string) *node {
 		}
 	})
 	return n
+}
+
+// library is a file of the package iwarpd-verbs.
+func (n *node) library() string { return filepath.Join(n.Libraries, "libibverbs.so.1") }
+
+func (n *node) install(t *testing.T) {
+	t.Helper()
+	if err := os.WriteFile(n.library(), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // addUnit makes the folder and the socket of a slot, as the daemon does.
@@ -414,16 +425,14 @@ func TestCDIFileLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	written("damaged")
-	if err := os.Remove(n.Libraries); err != nil {
+	if err := os.Remove(n.library()); err != nil {
 		t.Fatal(err)
 	}
 	testenv.Until(t, "the file has no libraries, which are not there", func() bool {
 		got, _ := os.ReadFile(path)
 		return len(got) > 0 && !bytes.Contains(got, []byte(inLibraries))
 	})
-	if err := os.Mkdir(n.Libraries, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	n.install(t)
 	written("libraries installed")
 }
 
