@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -217,11 +219,20 @@ func TestDashboard(t *testing.T) {
 	}
 }
 
-// TestAlerts checks that the metrics of the alert rules exist.
+// TestAlerts checks that the metrics of the alert rules exist, and that docs/troubleshooting.md names each alert.
 func TestAlerts(t *testing.T) {
 	text, err := os.ReadFile("../../deploy/prometheus/iwarpd.rules.yml")
 	if err != nil {
 		t.Fatal(err)
+	}
+	page, err := os.ReadFile("../../docs/troubleshooting.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`- alert: (\w+)`).FindAllSubmatch(text, -1) {
+		if !bytes.Contains(page, fmt.Appendf(nil, "`%s`", m[1])) {
+			t.Errorf("docs/troubleshooting.md does not name %s", m[1])
+		}
 	}
 	names := regexp.MustCompile(`iwarpd_[a-z0-9_]+`).FindAllString(string(text), -1)
 	if len(names) < 6 {
