@@ -47,14 +47,14 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 	}
 	if ack.Less(c.una) {
 		// The ACK is old, but its SACK blocks may be new.
-		if c.sackOK && s.Opts.NSACK > 0 && c.q.head != c.q.next {
+		if c.sackOK && s.Opts.NSACK > 0 && c.q.outstanding() {
 			c.takeSACK(&a, s)
 			c.recover(&a)
 		}
 		return true
 	}
 	wnd := int(s.Window) << c.sndShift
-	outstanding := c.q.head != c.q.next
+	outstanding := c.q.outstanding()
 	if ack == c.una && s.Len == 0 && s.Flags&(SYN|FIN) == 0 && wnd == c.wnd {
 		a.dup, a.plain = outstanding, s.Opts.NSACK == 0
 		if a.dup {
@@ -76,7 +76,9 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 		c.rto, c.backoff = max(c.rto, min(c.currentRTO(), initialRTO)), 0 // until something is timed (RFC 6298 5.5)
 	}
 	if a.advanced || a.newSACK {
-		c.takeRTT(&a)
+		if r := a.roundTrip(); r > 0 {
+			c.sampleRTT(r)
+		}
 	}
 	if outstanding || a.advanced || a.dsack {
 		c.recover(&a)
@@ -87,7 +89,7 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 		c.progress = now
 		c.softError = false
 		c.restartRTO(now)
-		if c.q.head == c.q.tail {
+		if c.q.empty() {
 			c.stop(timerUser)
 		} else {
 			c.armUser(now)
@@ -96,7 +98,7 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 		c.scheduleTLP(now)
 	}
 	c.armPersist(now)
-	if c.q.head == c.q.tail && c.finQueued && c.una == c.pushNxt {
+	if c.q.empty() && c.finQueued && c.una == c.pushNxt {
 		c.finAcked(now)
 	}
 	return c.state != Closed
@@ -132,18 +134,20 @@ func (c *Conn) finAcked(now clock.Time) {
 func (c *Conn) takeAck(a *ackState, ack serial.Num) {
 	a.acked = ack.Sub(c.una)
 	c.una = ack
-	for c.q.head != c.q.next {
+	for c.q.outstanding() {
 		s := c.q.at(c.q.head)
 		if ack.Less(s.end()) {
 			if s.run() {
-				c.takePart(a, s, ack)
+				if part := c.q.popPart(ack); part.len > 0 {
+					c.news(a, &part)
+					a.timed(&part)
+					a.segs += part.segs()
+				}
 			}
 			break
 		}
-		if s.state == sacked {
-			c.sackedSegs--
-		} else {
-			c.arrived(a, c.q.head, s)
+		if s.state != sacked {
+			c.news(a, s)
 			if s.retrans == 0 {
 				a.timed(s)
 			}
@@ -154,33 +158,13 @@ func (c *Conn) takeAck(a *ackState, ack serial.Num) {
 				a.echoRTT = a.now.Sub(s.sent)
 			}
 		}
-		if s.last && s.buf != NoBuf {
-			c.released.push(s.buf)
-		}
 		a.segs += s.segs()
-		c.q.head++
+		c.release(s)
+		c.q.pop()
 	}
-	if c.q.head == c.q.next && c.q.next != c.q.tail && c.q.at(c.q.next).seq.Less(ack) {
-		c.takeProbe(ack)
+	if !c.q.outstanding() && c.q.hasUnsent() && c.q.at(c.q.next).seq.Less(ack) {
+		c.stats.BytesOut += uint64(c.takeProbe(ack))
 	}
-	if c.lostHint < c.q.head {
-		c.lostHint = c.q.head
-	}
-}
-
-// takePart removes the acknowledged segments of the run s, which is the first in flight.
-func (c *Conn) takePart(a *ackState, s *seg, ack serial.Num) {
-	part := *s
-	part.len = int32(ack.Sub(s.seq)) / s.unit * s.unit
-	if part.len <= 0 {
-		return
-	}
-	s.seq, s.off, s.len = s.seq.Add(int(part.len)), s.off+part.len, s.len-part.len
-	part.order -= uint32(s.segs())
-	c.inFlight -= int(part.len)
-	c.news(a, &part)
-	a.timed(&part)
-	a.segs += part.segs()
 }
 
 // timed takes the round-trip time of s, which was sent once.
@@ -191,35 +175,19 @@ func (a *ackState) timed(s *seg) {
 	}
 }
 
-// takeProbe removes from the unsent data a byte or FIN that reached the peer as a window probe. Sending it again would be useless: the ACK
-// for it would carry no news.
-func (c *Conn) takeProbe(ack serial.Num) {
+// takeProbe removes from the unsent data a byte or FIN that reached the peer as a window probe, and returns the number of bytes. Sending
+// it again would be useless: the ACK for it would carry no news.
+func (c *sndSpace) takeProbe(ack serial.Num) int {
 	s := c.q.at(c.q.next)
 	n := min(ack.Sub(s.seq), int(s.len))
 	s.seq, s.off, s.len = s.seq.Add(n), s.off+int32(n), s.len-int32(n)
-	c.pushed -= n
-	c.stats.BytesOut += uint64(n)
-	if s.len > 0 || ack.Less(s.end()) {
-		return
+	c.q.unsent -= n
+	if s.len == 0 && s.end().LessEq(ack) {
+		c.release(s)
+		c.q.head++
+		c.q.next++
 	}
-	if s.last && s.buf != NoBuf {
-		c.released.push(s.buf)
-	}
-	c.q.head++
-	c.q.next++
-}
-
-// arrived accounts for a segment that is now known to have reached the peer.
-func (c *Conn) arrived(a *ackState, p uint64, s *seg) {
-	switch s.state {
-	case inFlight:
-		c.q.unlink(p)
-		c.inFlight -= int(s.len)
-	case lost:
-		c.lostSegs--
-		c.lostBytes -= int(s.len)
-	}
-	c.news(a, s)
+	return n
 }
 
 // news records what the arrival of s, or of the first part of a run, says about the path.
@@ -232,7 +200,7 @@ func (c *Conn) news(a *ackState, s *seg) {
 		a.original = true
 	}
 	c.proven = max(c.proven, s.first())
-	c.rackUpdate(a, s)
+	c.rack.update(a, s, &c.options)
 }
 
 // takeSACK marks the segments that the SACK blocks of s cover (RFC 2018, RFC 2883).
@@ -273,30 +241,30 @@ func (c *Conn) markSACKed(a *ackState, b SACKBlock) {
 			return
 		}
 		c.useSACK = true
-		c.arrived(a, p, s)
+		c.news(a, s)
 		if s.retrans == 0 {
 			// Use the latest segment: ACKs that reported the others may have been lost.
 			if d := a.now.Sub(s.sent); a.sackRTT == 0 || d < a.sackRTT {
 				a.sackRTT = d
 			}
 		}
-		s.state = sacked
-		c.sackedSegs++
+		c.q.markSACKed(p)
 		a.newSACK = true
 	}
 }
 
-// takeRTT feeds the RTT estimator (RFC 6298, RFC 7323 4). When an ACK fills a hole, the data after the hole may have arrived long ago, so
-// it gives no sample. A retransmission is timed only if the timestamp shows that the ACK answers its last transmission (Karn's algorithm):
+// roundTrip returns the sample that the ACK gives to the RTT estimator, or 0 (RFC 6298, RFC 7323 4). When an ACK fills a hole, the data after
+// the hole may have arrived long ago, so it gives no sample. A retransmission is timed only if the timestamp shows that the ACK answers its last transmission (Karn's algorithm):
 // the echo of an earlier transmission would make a lost ACK look like a long path. The same holds for data selectively acknowledged
 // together with a retransmission.
-func (c *Conn) takeRTT(a *ackState) {
+func (a *ackState) roundTrip() time.Duration {
 	switch {
 	case a.rtt > 0 && !a.retrans:
-		c.sampleRTT(a.rtt)
+		return a.rtt
 	case a.echoRTT > 0:
-		c.sampleRTT(a.echoRTT)
-	case a.sackRTT > 0 && !a.retrans:
-		c.sampleRTT(a.sackRTT)
+		return a.echoRTT
+	case !a.retrans:
+		return a.sackRTT
 	}
+	return 0
 }

@@ -275,7 +275,7 @@ func TestHyStartOnce(t *testing.T) {
 
 // TestRTOEstimator checks RFC 6298 (2.2) to (2.4).
 func TestRTOEstimator(t *testing.T) {
-	c := &Conn{cfg: DefaultConfig()}
+	c := &rttState{maxRTO: time.Minute}
 	c.sampleRTT(100 * time.Millisecond)
 	if c.srtt != 100*time.Millisecond || c.rttvar != 50*time.Millisecond || c.rto != 300*time.Millisecond {
 		t.Errorf("first sample: %v %v %v", c.srtt, c.rttvar, c.rto)
@@ -289,7 +289,7 @@ func TestRTOEstimator(t *testing.T) {
 		t.Errorf("three times backed off: %v", got)
 	}
 	c.backoff = 32
-	if got := c.currentRTO(); got != c.cfg.MaxRTO {
+	if got := c.currentRTO(); got != time.Minute {
 		t.Errorf("the limit: %v", got)
 	}
 }

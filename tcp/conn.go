@@ -3,7 +3,6 @@ package tcp
 import (
 	"errors"
 	"math/bits"
-	"net/netip"
 	"time"
 
 	"github.com/iwarpd/iwarpd/internal/clock"
@@ -26,7 +25,6 @@ type Conn struct {
 	flow   pkt.Flow
 	state  State
 	err    error
-	v6     bool
 	active bool  // active open
 	queued bool  // counted in the SYN queue of its listener
 	events uint8 // not yet polled: 1<<Event each
@@ -42,10 +40,10 @@ type Conn struct {
 	owedAcks
 	rttState
 	recoveryState
-	cc        congestion
-	sample    ackSample
-	w         window
-	deadlines [numTimers]clock.Time
+	timers
+	cc     congestion
+	sample ackSample
+	w      window
 
 	stats Stats
 }
@@ -63,13 +61,14 @@ type sndSpace struct {
 	wnd, maxWnd   int
 	wl1, wl2      serial.Num
 	released      ring[Buf]
-	pushed        int  // bytes in [q.next,q.tail)
-	burst         int  // segments of a run that may leave at once
+	burst         int // segments of a run that may leave at once
+	lastSend      clock.Time
 	finQueued     bool // Close was called
 }
 
 // pathState holds the limits of the size of a segment.
 type pathState struct {
+	v6           bool
 	mtu, linkMTU int // of the path; of the link
 	mss, peerMSS int
 	proven       int        // payload of the longest segment that has arrived since the MTU was last raised
@@ -84,8 +83,6 @@ type options struct {
 	sackOK, tsOK bool
 	wsOK, ecnOK  bool
 	tsOff        uint32
-	tsSent       uint32 // TSval of the first retransmission of a recovery
-	tsSentValid  bool
 	tsRecent     uint32
 	tsRecentAt   clock.Time
 	cwrPending   bool
@@ -99,6 +96,14 @@ type opening struct {
 	synSent    clock.Time
 }
 
+// roundTrip returns the time since the SYN or SYN-ACK was sent, or 0 if it was not sent exactly once (Karn's algorithm).
+func (o *opening) roundTrip(now clock.Time) time.Duration {
+	if o.synCopies != 1 {
+		return 0
+	}
+	return max(now.Sub(o.synSent), 1)
+}
+
 // resets holds the RST to be sent and the rate limit of challenge ACKs.
 type resets struct {
 	rstSeq          serial.Num // sequence number of a RST that does not change the state
@@ -106,6 +111,22 @@ type resets struct {
 	rstFinal        bool // send the RST of a connection that has ended
 	challenges      int
 	challengeWindow clock.Time
+}
+
+// challengeLimit is the number of challenge ACKs per second and connection. A limit per connection reveals nothing about other connections.
+const challengeLimit = 10
+
+// mayChallenge counts a challenge ACK, or reports false if the rate limit of RFC 5961 section 7 is reached.
+func (r *resets) mayChallenge(now clock.Time) bool {
+	if now.Sub(r.challengeWindow) >= time.Second {
+		r.challengeWindow = now
+		r.challenges = 0
+	}
+	if r.challenges >= challengeLimit {
+		return false
+	}
+	r.challenges++
+	return true
 }
 
 // probing is the state of window probes and keep-alive probes.
@@ -118,11 +139,29 @@ type probing struct {
 	lastRcv        clock.Time
 }
 
-// pacing spreads transmission over the round trip.
+// pacing spreads over the round trip what is more than a burst, at twice the rate of one window per round trip, so that it never keeps the
+// window from being used.
 type pacing struct {
 	bucket   int // bytes that may leave before pacing applies
 	bucketAt clock.Time
-	lastSend clock.Time
+}
+
+// wait returns how long a segment of n bytes must wait if the bucket holds at most full bytes and w is sent in each srtt.
+func (p *pacing) wait(now clock.Time, n, full int, w *window, srtt time.Duration) time.Duration {
+	d := now.Sub(p.bucketAt)
+	rate := 2 * float64(max(w.cwnd, w.mss)) / float64(srtt)
+	if d >= srtt {
+		p.bucket = full
+	} else {
+		p.bucket = min(full, p.bucket+int(rate*float64(d)))
+	}
+	p.bucketAt = now
+	if p.bucket >= n {
+		return 0
+	}
+	// Wait until several segments may be sent, so that pacing does not need a timer per segment.
+	need := min(full, max(n, 4*w.mss)) - p.bucket
+	return max(time.Duration(float64(need)/rate), time.Microsecond)
 }
 
 // rcvSpace is the receive sequence space.
@@ -169,16 +208,15 @@ type earlyAck struct {
 }
 
 func newConn(now clock.Time, cfg *Config, f pkt.Flow, iss serial.Num, mtu int) *Conn {
-	c := &Conn{cfg: cfg.withDefaults(), flow: f, sndSpace: sndSpace{iss: iss, una: iss, nxt: iss, pushNxt: iss + 1, burst: 1}}
-	c.v6 = !netip.AddrFrom16(f.Remote).Is4In6()
+	c := &Conn{cfg: cfg.withDefaults(), flow: f, pathState: newPath(&f, mtu)}
+	c.sndSpace = sndSpace{iss: iss, una: iss, nxt: iss, pushNxt: iss + 1, burst: 1}
 	c.q.init()
-	c.linkMTU, c.mtu = mtu, mtu
 	c.peerMSS = c.defaultMSS()
 	c.rcvShift, c.rcvMax = rcvScale(&c.cfg, c.offeredMSS())
 	c.rcvMean = 16 * c.offeredMSS()
 	c.mayHold = c.cfg.MaxHeld
 	c.cc = algorithms[c.cfg.CongestionControl].state()
-	c.rto = initialRTO
+	c.rttState = rttState{rto: initialRTO, maxRTO: c.cfg.MaxRTO, samples: c.cfg.RTT}
 	c.tsOff = uint32(iss) - issClock(now)
 	c.lastRcv = now
 	c.progress = now
@@ -218,6 +256,9 @@ func (c *Conn) State() State { return c.state }
 // Err returns why the connection ended. It is nil before the end and after an orderly close.
 func (c *Conn) Err() error { return c.err }
 
+// edge returns the right edge of the peer's window.
+func (c *sndSpace) edge() serial.Num { return c.una.Add(c.wnd) }
+
 // SndNxt returns the sequence number of the next byte to be pushed.
 func (c *sndSpace) SndNxt() serial.Num { return c.pushNxt }
 
@@ -239,18 +280,21 @@ func (c *Conn) Room() int {
 	if c.state != Established && c.state != CloseWait {
 		return 0
 	}
-	if c.q.head == c.q.tail {
-		return max(c.mss, c.room())
+	n := min(c.w.cwnd-c.pipe()-c.q.unsent-c.q.lostBytes, c.edge().Sub(c.pushNxt))
+	if c.q.empty() {
+		return max(c.mss, n)
 	}
-	return c.room()
+	return n
 }
 
 // Unsent returns the number of bytes that were pushed and not sent yet.
-func (c *sndSpace) Unsent() int { return c.pushed }
+func (c *sndSpace) Unsent() int { return c.q.unsent }
 
-func (c *Conn) room() int {
-	n := c.w.cwnd - c.pipe() - c.pushed - c.lostBytes
-	return min(n, c.una.Add(c.wnd).Sub(c.pushNxt))
+// release returns the Buf of s, all of which is acknowledged or no longer needed, to the owner if it ends with s.
+func (c *sndSpace) release(s *seg) {
+	if s.last && s.buf != NoBuf {
+		c.released.push(s.buf)
+	}
 }
 
 // Push queues a record of n bytes, 1 to MSS, stored in b. Records wait until the connection is established. A record that can no longer be
@@ -269,7 +313,7 @@ func (c *Conn) PushRun(b Buf, n, size int) {
 	s := c.q.add()
 	s.seq, s.buf, s.len, s.unit, s.last = c.pushNxt, b, int32(n), int32(size), true
 	c.pushNxt = c.pushNxt.Add(n)
-	c.pushed += n
+	c.q.unsent += n
 	switch {
 	case size > c.mss:
 		for p := c.q.tail - 1; p != c.q.tail; p++ {
@@ -278,7 +322,7 @@ func (c *Conn) PushRun(b Buf, n, size int) {
 			}
 		}
 	case n <= size:
-	case c.useSACK && c.ca <= caCWR && c.sackedSegs == 0 && c.lostSegs == 0:
+	case c.useSACK && c.ca <= caCWR && c.q.sackedSegs == 0 && c.q.lostSegs == 0:
 		c.q.runs = true
 	default: // segments are judged one by one
 		for p := c.q.tail - 1; c.q.at(p).run(); p++ {
@@ -291,7 +335,7 @@ func (c *Conn) PushRun(b Buf, n, size int) {
 func (c *sndSpace) SetBurst(n int) { c.burst = n }
 
 // PollReleased returns a pushed Buf that is no longer needed: all of its bytes are acknowledged, or the connection is over.
-func (c *Conn) PollReleased() (Buf, bool) {
+func (c *sndSpace) PollReleased() (Buf, bool) {
 	b, ok := c.released.pop()
 	if !ok {
 		return NoBuf, false
@@ -300,7 +344,7 @@ func (c *Conn) PollReleased() (Buf, bool) {
 }
 
 // PollHeld returns a held segment to the owner.
-func (c *Conn) PollHeld(h *Held) bool {
+func (c *rcvSpace) PollHeld(h *Held) bool {
 	v, ok := c.reasm.out.pop()
 	if ok {
 		*h = v
@@ -310,7 +354,7 @@ func (c *Conn) PollHeld(h *Held) bool {
 
 // Placed reports that the bytes of the held segment b are in their final place, and returns its frame to the owner. PollHeld still reports
 // the range, with NoBuf.
-func (c *Conn) Placed(b Buf) {
+func (c *rcvSpace) Placed(b Buf) {
 	if b != NoBuf {
 		c.reasm.placed(b)
 	}
@@ -318,7 +362,7 @@ func (c *Conn) Placed(b Buf) {
 
 // Reclaim drops up to n segments that are held out of order and not placed, starting with the highest sequence number: PollHeld returns
 // their frames, undelivered. An owner that is short of frames calls it. The peer must retransmit those bytes, as RFC 2018 section 8 allows.
-func (c *Conn) Reclaim(n int) { c.reasm.reclaim(n) }
+func (c *rcvSpace) Reclaim(n int) { c.reasm.reclaim(n) }
 
 // PollEvent returns the next event. EventClosed is the last event of a connection.
 func (c *Conn) PollEvent() (Event, bool) {
@@ -352,7 +396,7 @@ func (c *Conn) Close(now clock.Time) {
 	c.armPersist(now)
 }
 
-func (c *Conn) pushFIN() {
+func (c *sndSpace) pushFIN() {
 	c.q.push(seg{seq: c.pushNxt, buf: NoBuf, fin: true})
 	c.pushNxt++
 }
@@ -381,14 +425,11 @@ func (c *Conn) end(err error) {
 	c.state = Closed
 	c.err = err
 	for p := c.q.head; p != c.q.tail; p++ {
-		if s := c.q.at(p); s.last && s.buf != NoBuf {
-			c.released.push(s.buf)
-		}
+		c.release(c.q.at(p))
 	}
 	c.q.init()
-	c.pushed, c.inFlight, c.lostBytes, c.lostSegs, c.sackedSegs = 0, 0, 0, 0, 0
 	c.reasm.drop()
-	c.deadlines = [numTimers]clock.Time{}
+	c.timers = timers{}
 	c.synPending, c.probePending, c.keepPending, c.ackNow, c.ackPending = false, false, false, false, false
 	c.dupAcksOwed = 0
 	c.earlyAcks = ring[earlyAck]{}
@@ -399,6 +440,10 @@ func (c *Conn) end(err error) {
 func (c *Conn) establish(now clock.Time) {
 	c.state = Established
 	c.events |= 1 << EventEstablished
+	if r := c.opening.roundTrip(now); r > 0 {
+		c.sampleRTT(r)
+		c.rack.minRTT, c.rack.minRTTAt = r, now
+	}
 	c.stop(timerRTO)
 	c.synPending = false
 	c.setMSS()
@@ -422,7 +467,7 @@ func (c *Conn) establish(now clock.Time) {
 		c.state = FinWait1
 		c.pushFIN()
 	}
-	if c.q.head != c.q.tail {
+	if !c.q.empty() {
 		c.armUser(now)
 	}
 }

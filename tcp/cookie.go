@@ -1,8 +1,6 @@
 package tcp
 
 import (
-	"net/netip"
-
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/serial"
@@ -35,10 +33,10 @@ func (l *Listener) tsOff(f *pkt.Flow) uint32 { return flowHash(&l.secret, f, 0)[
 // cookieReply returns the SYN-ACK of a SYN cookie; no state is kept.
 func (l *Listener) cookieReply(now clock.Time, f *pkt.Flow, s *Segment) Header {
 	cfg := l.cfg.withDefaults()
-	c := Conn{cfg: cfg, flow: *f, v6: !netip.AddrFrom16(f.Remote).Is4In6(), pathState: pathState{linkMTU: l.mtu, mtu: l.mtu}}
+	path := newPath(f, l.mtu)
 	peer := int(s.Opts.MSS)
 	if peer == 0 {
-		peer = c.defaultMSS()
+		peer = path.defaultMSS()
 	}
 	m := uint32(0)
 	for i, v := range cookieMSS {
@@ -46,10 +44,10 @@ func (l *Listener) cookieReply(now clock.Time, f *pkt.Flow, s *Segment) Header {
 			m = uint32(i)
 		}
 	}
-	shift, max := rcvScale(&cfg, c.offeredMSS())
+	shift, max := rcvScale(&cfg, path.offeredMSS())
 	h := Header{SrcPort: f.LocalPort, DstPort: f.RemotePort, Flags: SYN | ACK, Ack: s.Seq + 1, Window: uint16(min(max, 0xffff))}
 	h.Seq = l.cookie(f, s.Seq, cookieTime(now), m)
-	h.Opts.MSS = uint16(c.offeredMSS())
+	h.Opts.MSS = uint16(path.offeredMSS())
 	if !s.Opts.HasTimestamps || l.cfg.NoTimestamps {
 		return h
 	}
@@ -68,8 +66,7 @@ func (l *Listener) cookieReply(now clock.Time, f *pkt.Flow, s *Segment) Header {
 	}
 	h.Opts.HasTimestamps = true
 	h.Opts.TSEcr = s.Opts.TSVal
-	c.tsOff = l.tsOff(f)
-	ts := c.tsAt(now)
+	ts := (&options{tsOff: l.tsOff(f)}).tsAt(now)
 	// The timestamp clock must not appear to run backwards later in the connection.
 	h.Opts.TSVal = ts&^cookieBits | bits
 	if int32(h.Opts.TSVal-ts) > 0 {

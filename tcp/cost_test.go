@@ -69,14 +69,14 @@ func TestUndoCost(t *testing.T) {
 	}
 	y.now = y.now.Add(50 * time.Millisecond)
 	y.c.HandleTimeout(y.now)
-	if y.c.lostSegs < crowdSegs/3 {
-		t.Fatalf("%d segments are lost", y.c.lostSegs)
+	if y.c.q.lostSegs < crowdSegs/3 {
+		t.Fatalf("%d segments are lost", y.c.q.lostSegs)
 	}
 	y.send()
 	y.now = y.now.Add(time.Millisecond)
 	y.ack(1, y.ts-1000) // of a segment that was not retransmitted
-	if y.c.stats.Undos != 1 || y.c.lostSegs != 0 {
-		t.Fatalf("%d reductions undone, %d segments lost", y.c.stats.Undos, y.c.lostSegs)
+	if y.c.stats.Undos != 1 || y.c.q.lostSegs != 0 {
+		t.Fatalf("%d reductions undone, %d segments lost", y.c.stats.Undos, y.c.q.lostSegs)
 	}
 	y.cheap(t)
 }
@@ -87,8 +87,8 @@ func TestSACKCost(t *testing.T) {
 	for i := range 20000 {
 		y.ack(1, y.ts, SACKBlock{y.at(2 + i%2), y.at(crowdSegs - 1 - i%3)}, SACKBlock{y.at(3), y.at(crowdSegs)})
 	}
-	if y.c.sackedSegs != crowdSegs-2 {
-		t.Fatalf("%d segments SACKed, want %d", y.c.sackedSegs, crowdSegs-2)
+	if y.c.q.sackedSegs != crowdSegs-2 {
+		t.Fatalf("%d segments SACKed, want %d", y.c.q.sackedSegs, crowdSegs-2)
 	}
 	y.cheap(t)
 }
@@ -114,13 +114,13 @@ func TestReorderingCost(t *testing.T) {
 	for i := range n {
 		y.ack(0, y.ts, SACKBlock{y.at(crowdSegs - 1 - i), y.at(crowdSegs)})
 	}
-	if y.c.sackedSegs != n || y.c.lostSegs != 0 {
-		t.Fatalf("%d segments SACKed, %d lost; want %d and none", y.c.sackedSegs, y.c.lostSegs, n)
+	if y.c.q.sackedSegs != n || y.c.q.lostSegs != 0 {
+		t.Fatalf("%d segments SACKed, %d lost; want %d and none", y.c.q.sackedSegs, y.c.q.lostSegs, n)
 	}
 	y.cheap(t)
 	y.now = y.c.deadlines[timerRACK]
 	y.c.HandleTimeout(y.now)
-	if y.c.lostSegs != crowdSegs-n {
-		t.Errorf("%d segments lost at the end of the reordering window, want %d", y.c.lostSegs, crowdSegs-n)
+	if y.c.q.lostSegs != crowdSegs-n {
+		t.Errorf("%d segments lost at the end of the reordering window, want %d", y.c.q.lostSegs, crowdSegs-n)
 	}
 }

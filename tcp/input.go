@@ -61,7 +61,6 @@ func (c *Conn) handleSynSent(now clock.Time, s *Segment) Input {
 		return Input{}
 	}
 	c.una = s.Ack
-	c.sampleHandshake(now)
 	c.establish(now)
 	c.ackNow = true
 	if s.Len > 0 || s.Flags&FIN != 0 {
@@ -79,7 +78,7 @@ const secondAck = time.Millisecond
 // handleSynchronized is RFC 9293 3.10.7.4 with the checks of RFC 5961 and RFC 7323.
 func (c *Conn) handleSynchronized(now clock.Time, s *Segment) Input {
 	syn := s.Flags&SYN != 0
-	if syn && c.state == TimeWait && s.Flags&(RST|ACK) == 0 && c.reusable(s) {
+	if syn && c.state == TimeWait && s.Flags&(RST|ACK) == 0 && c.reusable(s, c.rcvNxt) {
 		c.end(nil)
 		return Input{Action: Reopen}
 	}
@@ -87,7 +86,7 @@ func (c *Conn) handleSynchronized(now clock.Time, s *Segment) Input {
 	if syn && c.state == SynReceived && s.Seq == c.irs && s.Flags&RST == 0 {
 		if s.Flags&ACK == 0 {
 			// The peer did not receive our SYN-ACK.
-			c.takeTimestamp(now, s)
+			c.takeTimestamp(now, s, c.lastAckSent)
 			c.synPending = true
 			return Input{}
 		}
@@ -127,7 +126,6 @@ func (c *Conn) handleSynchronized(now clock.Time, s *Segment) Input {
 		c.wnd = wnd
 		c.maxWnd = max(c.maxWnd, c.wnd)
 		c.wl1, c.wl2 = s.Seq, s.Ack
-		c.sampleHandshake(now)
 		c.establish(now)
 	} else if !c.handleAck(now, s) {
 		return Input{}
@@ -137,12 +135,12 @@ func (c *Conn) handleSynchronized(now clock.Time, s *Segment) Input {
 	}
 	c.lastRcv = now
 	c.keepProbes = 0
-	c.takeTimestamp(now, s)
+	c.takeTimestamp(now, s, c.lastAckSent)
 	return c.text(now, s)
 }
 
 // acceptable is the sequence number test of RFC 9293 3.4. A segment that is only partly old is acceptable too.
-func (c *Conn) acceptable(s *Segment) bool {
+func (c *rcvSpace) acceptable(s *Segment) bool {
 	n := s.seqLen()
 	wnd := uint32(max(0, c.rcvAdv.Sub(c.rcvNxt)))
 	if n == 0 {
@@ -235,9 +233,9 @@ func (c *Conn) checkTimestamp(now clock.Time, s *Segment) bool {
 }
 
 // takeTimestamp is RFC 7323 4.3 (2): it stores the timestamp to be echoed.
-func (c *Conn) takeTimestamp(now clock.Time, s *Segment) {
-	if c.tsOK && s.Opts.HasTimestamps && s.Seq.LessEq(c.lastAckSent) && !c.tsOld(now, s.Opts.TSVal) {
-		c.tsRecent, c.tsRecentAt = s.Opts.TSVal, now
+func (o *options) takeTimestamp(now clock.Time, s *Segment, lastAckSent serial.Num) {
+	if o.tsOK && s.Opts.HasTimestamps && s.Seq.LessEq(lastAckSent) && !o.tsOld(now, s.Opts.TSVal) {
+		o.tsRecent, o.tsRecentAt = s.Opts.TSVal, now
 	}
 }
 
@@ -246,14 +244,15 @@ func (o *options) tsOld(now clock.Time, v uint32) bool {
 	return int32(v-o.tsRecent) < 0 && now.Sub(o.tsRecentAt) <= 24*24*time.Hour
 }
 
-// reusable reports whether a SYN that arrives in TIME-WAIT certainly belongs to a new connection (RFC 9293 3.6.1 MAY-2, RFC 6191).
-func (c *Conn) reusable(s *Segment) bool {
-	if c.tsOK && s.Opts.HasTimestamps {
-		if d := int32(s.Opts.TSVal - c.tsRecent); d != 0 {
+// reusable reports whether a SYN that arrives in TIME-WAIT certainly belongs to a new connection (RFC 9293 3.6.1 MAY-2, RFC 6191). The old
+// one ended before next.
+func (o *options) reusable(s *Segment, next serial.Num) bool {
+	if o.tsOK && s.Opts.HasTimestamps {
+		if d := int32(s.Opts.TSVal - o.tsRecent); d != 0 {
 			return d > 0
 		}
 	}
-	return c.rcvNxt.Less(s.Seq)
+	return next.Less(s.Seq)
 }
 
 // handleRST is RFC 9293 3.10.7.4 second and RFC 5961 3.2. The segment is in the window.
@@ -272,21 +271,12 @@ func (c *Conn) handleRST(now clock.Time, s *Segment) {
 	}
 }
 
-// challengeLimit is the number of challenge ACKs per second and connection. A limit per connection reveals nothing about other connections.
-const challengeLimit = 10
-
-// challenge sends a challenge ACK, within the rate limit of RFC 5961 section 7.
+// challenge sends a challenge ACK, within the rate limit.
 func (c *Conn) challenge(now clock.Time) {
-	if now.Sub(c.challengeWindow) >= time.Second {
-		c.challengeWindow = now
-		c.challenges = 0
+	if c.mayChallenge(now) {
+		c.stats.ChallengeAcks++
+		c.ackNow = true
 	}
-	if c.challenges >= challengeLimit {
-		return
-	}
-	c.challenges++
-	c.stats.ChallengeAcks++
-	c.ackNow = true
 }
 
 // text processes the text and the FIN of a segment that overlaps the window (RFC 9293 3.10.7.4).
@@ -356,7 +346,7 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 			c.arm(timerDelayedAck, at)
 		}
 		if c.unacked >= 2*full || one < s.Len || c.quickAcks > 0 {
-			c.dueAck(s.Len > (longSuper-1)*one)
+			c.dueAck(c.rcvNxt, s.Len > (longSuper-1)*one)
 		}
 		if c.quickAcks > 0 {
 			c.quickAcks--
@@ -377,15 +367,15 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 // a burst: the loss of an ACK would not stop it.
 const longSuper = 16
 
-// dueAck makes an ACK of the delivered data due. If several segments of one burst make ACKs due, an earlier ACK is not replaced by a later
+// dueAck makes an ACK of all before next due. If several segments of one burst make ACKs due, an earlier ACK is not replaced by a later
 // one, unless that is for a long super-frame.
-func (c *Conn) dueAck(long bool) {
-	if !long && c.ackNow && c.lastAckSent.Less(c.ackPoint) && c.ackPoint.Less(c.rcvNxt) {
-		c.earlyAck(c.ackPoint)
+func (a *owedAcks) dueAck(next serial.Num, long bool) {
+	if !long && a.ackNow && a.lastAckSent.Less(a.ackPoint) && a.ackPoint.Less(next) {
+		a.earlyAck(a.ackPoint)
 	}
-	c.ackNow = true
-	c.ackPoint = c.rcvNxt
-	c.unacked = 0
+	a.ackNow = true
+	a.ackPoint = next
+	a.unacked = 0
 }
 
 // maxEarlyAcks is how many extra ACKs one burst of segments may cause. A peer with a small window loses a round trip or more if its only
@@ -517,7 +507,7 @@ func (c *Conn) SetBacklog(n int) {
 
 // SetMayHold sets how many segments this connection may hold out of order, including those already held, when connections share the frames.
 // It limits the next window offered; a window already offered stays valid.
-func (c *Conn) SetMayHold(n int) { c.mayHold = n }
+func (c *rcvSpace) SetMayHold(n int) { c.mayHold = n }
 
 // noteCE tracks congestion marks of arriving segments (RFC 3168 6.1.3, RFC 8257 3.2).
 func (c *Conn) noteCE(s *Segment) {

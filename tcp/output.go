@@ -1,8 +1,6 @@
 package tcp
 
 import (
-	"time"
-
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
@@ -59,7 +57,7 @@ func (c *Conn) PollTransmit(now clock.Time, o *Out) bool {
 // their headers differ only in the sequence number, as in a burst. Otherwise it returns false, and PollTransmit returns what is next.
 func (c *Conn) PollFollowing(now clock.Time, o *Out) bool {
 	p := c.q.next
-	if o.Flags != ACK|PSH || o.Retransmit || o.Opts.NSACK > 0 || p == c.q.tail || c.lostSegs > 0 || c.tlpPending || c.probePending ||
+	if o.Flags != ACK|PSH || o.Retransmit || o.Opts.NSACK > 0 || p == c.q.tail || c.q.lostSegs > 0 || c.tlp.pending || c.probePending ||
 		c.earlyAcks.len() > 0 || c.dsackPending || len(c.reasm.s) > 0 {
 		return false
 	}
@@ -69,7 +67,6 @@ func (c *Conn) PollFollowing(now clock.Time, o *Out) bool {
 	}
 	o.Buf, o.Off, o.Len, o.Size, o.Seq = s.buf, int(s.off), int(s.len), s.first(), s.seq
 	c.stats.SegsOut += uint64(s.segs())
-	c.sendNew(s)
 	c.inTransit(now, p)
 	c.scheduleTLP(now)
 	return true
@@ -130,7 +127,7 @@ func (c *Conn) sendSYN(now clock.Time, o *Out) {
 }
 
 // tsAt returns the timestamp clock: one tick per millisecond (RFC 7323 5.4).
-func (c *Conn) tsAt(t clock.Time) uint32 { return uint32(uint64(t)/1e6) + c.tsOff }
+func (o *options) tsAt(t clock.Time) uint32 { return uint32(uint64(t)/1e6) + o.tsOff }
 
 // header fills in the fields common to all segments after the handshake, and notes that the segment carries an ACK. SACK blocks are added
 // as far as a full segment leaves room for them.
@@ -224,7 +221,7 @@ func (c *Conn) sendAck(now clock.Time, o *Out) {
 // window would stay closed. The end of an open window may move back by what its scale rounds off, although the peer has all up to
 // SND.NXT; it would not take what is before that.
 func (c *Conn) bareSeq() serial.Num {
-	end := c.una.Add(c.wnd)
+	end := c.edge()
 	if c.state < Established || c.nxt.LessEq(end) || c.wnd > 0 && c.nxt.Sub(end) < 1<<c.sndShift {
 		return c.nxt
 	}
@@ -233,8 +230,8 @@ func (c *Conn) bareSeq() serial.Num {
 
 // sendSegment builds the next segment with payload or FIN, or a probe.
 func (c *Conn) sendSegment(now clock.Time, o *Out) bool {
-	if c.lostSegs > 0 && c.frto != frtoNewData {
-		if p := c.firstLost(); c.allowed(int(c.q.at(p).len)) || c.forceRetransmit {
+	if c.q.lostSegs > 0 && c.frto != frtoNewData {
+		if p := c.q.firstLost(); c.allowed(int(c.q.at(p).len)) || c.forceRetransmit {
 			if !c.paced(now, int(c.q.at(p).len)) {
 				c.forceRetransmit = false
 				c.transmit(now, o, p, true)
@@ -248,14 +245,14 @@ func (c *Conn) sendSegment(now clock.Time, o *Out) bool {
 			return c.sendProbe(now, o)
 		}
 	}
-	if c.tlpPending {
-		c.tlpPending = false
-		if c.q.head != c.q.next && c.ca <= caCWR && c.q.at(c.q.next-1).state == inFlight {
+	if c.tlp.pending {
+		c.tlp.pending = false
+		if c.q.outstanding() && c.ca <= caCWR && c.q.at(c.q.next-1).state == inFlight {
 			c.sendTailProbe(now, o)
 			return true
 		}
 	}
-	if p := c.q.next; p != c.q.tail && (c.lostSegs == 0 || c.frto == frtoNewData) {
+	if p := c.q.next; p != c.q.tail && (c.q.lostSegs == 0 || c.frto == frtoNewData) {
 		c.restartAfterIdle(now)
 		s := c.fitRun(p)
 		c.fitWindow(s)
@@ -272,16 +269,6 @@ func (c *Conn) sendSegment(now clock.Time, o *Out) bool {
 	return c.sendProbe(now, o)
 }
 
-// firstLost returns the position of the first segment marked lost.
-func (c *Conn) firstLost() uint64 {
-	p := max(c.lostHint, c.q.head)
-	for c.q.at(p).state != lost {
-		p++
-	}
-	c.lostHint = p
-	return p
-}
-
 // allowed reports whether the congestion window has room for n more bytes.
 func (c *Conn) allowed(n int) bool {
 	pipe := c.pipe()
@@ -296,7 +283,7 @@ func (c *Conn) fitRun(p uint64) *seg {
 		return s
 	}
 	unit := int(s.unit)
-	room := min(c.burst*unit, c.una.Add(c.wnd).Sub(s.seq), c.w.cwnd-c.pipe())
+	room := min(c.burst*unit, c.edge().Sub(s.seq), c.w.cwnd-c.pipe())
 	if c.cfg.MaxBurst > 0 && c.srtt != 0 {
 		room = min(room, c.bucket)
 	}
@@ -307,8 +294,8 @@ func (c *Conn) fitRun(p uint64) *seg {
 }
 
 // fits reports whether the peer's window has room for the unsent segment s, or the first one of a run.
-func (c *Conn) fits(s *seg) bool {
-	edge := c.una.Add(c.wnd)
+func (c *sndSpace) fits(s *seg) bool {
+	edge := c.edge()
 	if s.fin && s.len == 0 {
 		return s.seq.LessEq(edge) // a FIN may be at the right edge
 	}
@@ -317,11 +304,11 @@ func (c *Conn) fits(s *seg) bool {
 
 // fitWindow splits the unsent segment s if it is longer than a window that is at least half of the largest seen and nothing is in flight
 // whose ACK could widen it (RFC 9293 3.8.6.2.1 (3)).
-func (c *Conn) fitWindow(s *seg) {
-	if c.q.head != c.q.next || c.fits(s) {
+func (c *sndSpace) fitWindow(s *seg) {
+	if c.q.outstanding() || c.fits(s) {
 		return
 	}
-	room := c.una.Add(c.wnd).Sub(s.seq)
+	room := c.edge().Sub(s.seq)
 	if room > 0 && room < int(s.len) && 2*room >= c.maxWnd {
 		c.q.cut(c.q.next, int32(room))
 	}
@@ -330,7 +317,7 @@ func (c *Conn) fitWindow(s *seg) {
 // transmit builds the segment at position p.
 func (c *Conn) transmit(now clock.Time, o *Out, p uint64, again bool) {
 	s := c.q.at(p)
-	if !again && c.q.head == c.q.next {
+	if !again && !c.q.outstanding() {
 		c.progress = now // R2 starts with the first byte sent
 		if !c.armed(timerUser) {
 			c.armUser(now)
@@ -349,27 +336,15 @@ func (c *Conn) transmit(now clock.Time, o *Out, p uint64, again bool) {
 		o.Flags |= FIN
 	}
 	if again {
-		switch s.state {
-		case lost:
-			c.lostSegs--
-			c.lostBytes -= int(s.len)
-			c.inFlight += int(s.len)
-		case inFlight:
-			c.q.unlink(p)
-		}
 		if s.retrans < 255 {
 			s.retrans++
 		}
-		if c.undoSet {
-			c.undoRetrans += int(s.len)
-			if !c.tsSentValid {
-				c.tsSent, c.tsSentValid = c.tsAt(now), true
-			}
+		if c.undo.set {
+			c.undo.count(int(s.len), c.tsAt(now))
 		}
 		c.stats.Retransmits++
 		c.stats.RetransBytes += uint64(s.len)
 	} else {
-		c.sendNew(s)
 		// Not on retransmissions (RFC 3168 6.1.5). A SYN without ECN leaves it to the receiving half (6.1.1).
 		if c.ecnOK && s.len > 0 && (!c.active || c.synRetries == 0) {
 			o.ECN = ect0
@@ -388,43 +363,35 @@ func (c *Conn) transmit(now clock.Time, o *Out, p uint64, again bool) {
 	}
 }
 
-// sendNew accounts for the first transmission of s, the next segment.
-func (c *Conn) sendNew(s *seg) {
-	c.q.next++
-	c.pushed -= int(s.len)
-	c.inFlight += int(s.len)
-	c.stats.BytesOut += uint64(s.len)
-	c.nxt = serial.Max(c.nxt, s.end())
-}
-
 // inTransit records that the segment at p is being sent.
 func (c *Conn) inTransit(now clock.Time, p uint64) {
 	s := c.q.at(p)
+	if s.state == unsent {
+		c.stats.BytesOut += uint64(s.len)
+		c.nxt = serial.Max(c.nxt, s.end())
+	}
+	c.q.markSent(now, p)
 	if c.w.cwnd-c.pipe() < c.w.mss {
 		c.limitedNow = true
 	}
-	s.state = inFlight
-	c.order += uint32(s.segs())
-	s.sent, s.order = now, c.order
-	c.q.link(p)
-	c.prrOut += int(s.len)
+	c.prr.out += int(s.len)
 	c.bucket -= int(s.len)
 	c.lastSend = now
 }
 
 // sendTailProbe sends the probe of RFC 8985 7.3: new data if the peer's window allows any, else the last segment again.
 func (c *Conn) sendTailProbe(now clock.Time, o *Out) {
-	c.tlpActive = true
+	c.tlp.active = true
 	c.q.divide()
 	if p := c.q.next; p != c.q.tail && c.fits(c.q.at(p)) {
-		c.tlpRetrans = false
+		c.tlp.retrans = false
 		c.transmit(now, o, p, false)
 	} else {
-		c.tlpRetrans = true
+		c.tlp.retrans = true
 		c.stats.RetransTLP++
 		c.transmit(now, o, c.q.next-1, true)
 	}
-	c.tlpEnd = c.nxt
+	c.tlp.end = c.nxt
 	c.stop(timerTLP)
 }
 
@@ -433,7 +400,7 @@ func (c *Conn) sendProbe(now clock.Time, o *Out) bool {
 	switch {
 	case c.probePending:
 		c.probePending = false
-		if c.q.head != c.q.next || c.q.next == c.q.tail || c.fits(c.q.at(c.q.next)) {
+		if c.q.outstanding() || !c.q.hasUnsent() || c.fits(c.q.at(c.q.next)) {
 			return false
 		}
 		// One byte beyond the window (RFC 9293 MUST-36), or the FIN if nothing else is queued.
@@ -460,7 +427,7 @@ func (c *Conn) sendProbe(now clock.Time, o *Out) bool {
 // restartAfterIdle lowers a window that was not used for longer than an RTO (RFC 5681 4.1). Slow start restores most of it (RFC 2861 3.1).
 func (c *Conn) restartAfterIdle(now clock.Time) {
 	idle := now.Sub(c.lastSend)
-	if c.q.head != c.q.next || idle <= c.rto {
+	if c.q.outstanding() || idle <= c.rto {
 		return
 	}
 	c.cc.idle(now, idle)
@@ -469,27 +436,17 @@ func (c *Conn) restartAfterIdle(now clock.Time) {
 	c.limited, c.limitedNow = false, false
 }
 
-// paced reports whether a segment of n bytes must wait because a burst of the maximum length has just left. The rest is spread at twice the
-// rate of one window per round trip, so that pacing never keeps the window from being used.
+// paced reports whether a segment of n bytes must wait because a burst of the maximum length has just left.
 func (c *Conn) paced(now clock.Time, n int) bool {
 	full := c.cfg.MaxBurst * c.w.mss
 	if full <= 0 || c.srtt == 0 || c.bucket >= n {
 		return false
 	}
-	d := now.Sub(c.bucketAt)
-	rate := 2 * float64(max(c.w.cwnd, c.w.mss)) / float64(c.srtt)
-	if d >= c.srtt {
-		c.bucket = full
-	} else {
-		c.bucket = min(full, c.bucket+int(rate*float64(d)))
-	}
-	c.bucketAt = now
-	if c.bucket >= n {
+	d := c.wait(now, n, full, &c.w, c.srtt)
+	if d == 0 {
 		c.stop(timerPace)
 		return false
 	}
-	// Wait until several segments may be sent, so that pacing does not need a timer per segment.
-	need := min(full, max(n, 4*c.w.mss)) - c.bucket
-	c.arm(timerPace, now.Add(max(time.Duration(float64(need)/rate), time.Microsecond)))
+	c.arm(timerPace, now.Add(d))
 	return true
 }

@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/iwarpd/iwarpd/internal/clock"
@@ -22,8 +23,13 @@ const (
 	pmtuRetry = 10 * time.Second // the same if the longer packets got through before
 )
 
-func (c *Conn) ipHeader() int {
-	if c.v6 {
+// newPath returns the state of a path of which only the MTU of the link is known.
+func newPath(f *pkt.Flow, mtu int) pathState {
+	return pathState{v6: !netip.AddrFrom16(f.Remote).Is4In6(), linkMTU: mtu, mtu: mtu}
+}
+
+func (p *pathState) ipHeader() int {
+	if p.v6 {
 		return ipv6Header
 	}
 	return ipv4Header
@@ -38,16 +44,16 @@ func (c *Conn) overhead() int {
 	return n
 }
 
-func (c *Conn) defaultMSS() int {
-	if c.v6 {
+func (p *pathState) defaultMSS() int {
+	if p.v6 {
 		return ipv6DefaultMSS
 	}
 	return ipv4DefaultMSS
 }
 
 // offeredMSS returns the value of our MSS option (RFC 9293 3.7.1, RFC 6691). It depends on the link, not on the path to the peer.
-func (c *Conn) offeredMSS() int {
-	return min(max(c.linkMTU-c.ipHeader()-headerLen, minMSS), 0xffff)
+func (p *pathState) offeredMSS() int {
+	return min(max(p.linkMTU-p.ipHeader()-headerLen, minMSS), 0xffff)
 }
 
 // setMSS computes the payload of a full segment (RFC 9293 3.7.1, MUST-16) and splits queued segments if it has shrunk.
@@ -65,27 +71,13 @@ func (c *Conn) setMSS() {
 	c.w.mss = n
 	c.w.cwnd = max(c.w.cwnd, n)
 	if n < old || c.state < Established {
-		c.recutQueue()
-	}
-}
-
-func (c *Conn) recutQueue() {
-	c.q.recut(int32(c.mss))
-	c.lostHint = c.q.head
-	c.lostSegs, c.sackedSegs = 0, 0
-	for p := c.q.head; p != c.q.next; p++ {
-		switch c.q.at(p).state {
-		case lost:
-			c.lostSegs++
-		case sacked:
-			c.sackedSegs++
-		}
+		c.q.recut(int32(n))
 	}
 }
 
 // minMTU returns the smallest path MTU that is accepted.
-func (c *Conn) minMTU() int {
-	if c.v6 {
+func (p *pathState) minMTU() int {
+	if p.v6 {
 		return ipv6MinMTU
 	}
 	return leastMTU
@@ -196,7 +188,7 @@ func (c *Conn) tooBig(now clock.Time, e *pkt.ICMPError) {
 	for p := c.q.head; p != c.q.next; p++ {
 		s := c.q.at(p)
 		if s.state == inFlight && int(s.unit) > c.mss {
-			c.markLost(p)
+			c.q.markLost(p)
 		}
 	}
 }
@@ -219,7 +211,7 @@ const blackHoleTimeouts = 3
 // of that size did before, the path has probably carried nothing for a while, as when a link was down, so it does not stay low for long.
 func (c *Conn) blackHole(now clock.Time) {
 	s := c.q.at(c.q.head)
-	if c.backoff < blackHoleTimeouts || c.state < Established || c.q.head == c.q.next {
+	if c.backoff < blackHoleTimeouts || c.state < Established || !c.q.outstanding() {
 		return
 	}
 	size, outage := min(c.mtu, int(s.len)+c.overhead()), int(s.len) <= c.proven

@@ -22,6 +22,14 @@ type rackState struct {
 	dsackSet   bool
 }
 
+// tailProbe is the state of the tail loss probe (RFC 8985 7.1).
+type tailProbe struct {
+	end     serial.Num // TLP.end_seq
+	pending bool       // a probe must be sent
+	active  bool       // a probe was sent, and its effect is not known
+	retrans bool       // TLP.is_retrans
+}
+
 const (
 	dupThresh      = 3                      // RFC 5681
 	minRTTWindow   = 5 * time.Minute        // interval over which the minimum round-trip time is taken
@@ -30,13 +38,12 @@ const (
 	reoWndPersist  = 16
 )
 
-// rackUpdate is steps 1 and 2 of RFC 8985 6.2 for one segment that has arrived.
-func (c *Conn) rackUpdate(a *ackState, s *seg) {
+// update is steps 1 and 2 of RFC 8985 6.2 for one segment that has arrived.
+func (r *rackState) update(a *ackState, s *seg, o *options) {
 	rtt := a.now.Sub(s.sent)
-	r := &c.rack
 	if s.retrans != 0 {
 		// The ACK answers the original transmission, so it says nothing about the retransmission.
-		if a.hasTS && int32(a.tsEcr-c.tsAt(s.sent)) < 0 {
+		if a.hasTS && int32(a.tsEcr-o.tsAt(s.sent)) < 0 {
 			return
 		}
 		if rtt < r.minRTT {
@@ -59,7 +66,7 @@ func (c *Conn) rackUpdate(a *ackState, s *seg) {
 // reorderWindow is step 4 of RFC 8985 6.2.
 func (c *Conn) reorderWindow() time.Duration {
 	r := &c.rack
-	if !r.reordering && (c.ca >= caRecovery || c.sackedSegs >= dupThresh) {
+	if !r.reordering && (c.ca >= caRecovery || c.q.sackedSegs >= dupThresh) {
 		return 0
 	}
 	return min(time.Duration(max(r.mult, 1))*r.minRTT/4, c.srtt)
@@ -104,7 +111,7 @@ func (c *Conn) rackDetect(now clock.Time) bool {
 			break
 		}
 		next := s.next
-		c.markLost(p)
+		c.q.markLost(p)
 		found = true
 		p = next
 	}
@@ -113,7 +120,7 @@ func (c *Conn) rackDetect(now clock.Time) bool {
 
 // reorderTimeout handles the end of a segment's reordering window.
 func (c *Conn) reorderTimeout(now clock.Time) {
-	if !c.useSACK || c.q.head == c.q.next {
+	if !c.useSACK || !c.q.outstanding() {
 		return
 	}
 	if c.rackDetect(now) {
@@ -128,14 +135,14 @@ func (c *Conn) reorderTimeout(now clock.Time) {
 // scheduleTLP is RFC 8985 7.2.
 func (c *Conn) scheduleTLP(now clock.Time) {
 	c.stop(timerTLP)
-	if !c.useSACK || c.ca > caCWR || c.sackedSegs != 0 || c.tlpActive || c.q.head == c.q.next || c.state < Established {
+	if !c.useSACK || c.ca > caCWR || c.q.sackedSegs != 0 || c.tlp.active || !c.q.outstanding() || c.state < Established {
 		return
 	}
 	pto := time.Second
 	if c.srtt > 0 {
 		pto = max(2*c.srtt, tlpGranularity)
 		// The peer may delay its ACK until a second full segment arrives.
-		if c.inFlight < 2*c.w.mss {
+		if c.q.inFlight < 2*c.w.mss {
 			pto += tlpMaxAckDelay
 		}
 	}
@@ -146,31 +153,31 @@ func (c *Conn) scheduleTLP(now clock.Time) {
 	c.arm(timerTLP, at)
 }
 
-// tailProbe is RFC 8985 7.3: PollTransmit returns the probe itself.
-func (c *Conn) tailProbe(now clock.Time) {
-	if c.q.head == c.q.next || c.ca > caCWR || c.tlpActive {
+// tailTimeout is RFC 8985 7.3: PollTransmit returns the probe itself.
+func (c *Conn) tailTimeout(now clock.Time) {
+	if !c.q.outstanding() || c.ca > caCWR || c.tlp.active {
 		return
 	}
-	c.tlpPending = true
+	c.tlp.pending = true
 	c.arm(timerRTO, now.Add(c.currentRTO()))
 }
 
 // tlpAck is RFC 8985 7.4.2: it decides whether the probe repaired a real loss.
 func (c *Conn) tlpAck(a *ackState) {
-	if !c.tlpActive || c.una.Less(c.tlpEnd) {
+	if !c.tlp.active || c.una.Less(c.tlp.end) {
 		return
 	}
 	switch {
-	case !c.tlpRetrans, a.dsack:
-	case c.una == c.tlpEnd && !a.plain:
+	case !c.tlp.retrans, a.dsack:
+	case c.una == c.tlp.end && !a.plain:
 		return // a D-SACK may still follow; later ACKs decide
-	case c.una == c.tlpEnd:
+	case c.una == c.tlp.end:
 		// A duplicate ACK caused by the probe: nothing was lost.
 	case c.ca == caOpen:
 		// The probe repaired a loss, which is one congestion event.
-		c.saveUndo()
-		c.countRetrans()
+		c.undo.save(&c.w, c.una, c.nxt)
+		c.undo.recount(&c.q, &c.options)
 		c.enterCWR(a.now, false)
 	}
-	c.tlpActive = false
+	c.tlp.active = false
 }

@@ -15,63 +15,113 @@ const (
 	caLoss             // after a time-out
 )
 
-// recoveryState is the totals of the scoreboard and the state of loss recovery.
+// recoveryState is the state of loss recovery.
 type recoveryState struct {
-	inFlight      int // bytes of segments in flight
-	lostBytes     int
-	lostSegs      int
-	lostHint      uint64 // no segment before this position is lost
-	sackedSegs    int
-	useSACK       bool      // the peer reports out-of-order data with SACK
-	plainDups     int       // duplicate ACKs that lack an expected SACK block
-	lastDSACK     SACKBlock // last D-SACK from the peer
-	dupAcks       int       // duplicate ACKs of a peer without SACK
-	ca            caState
-	recoverPoint  serial.Num // RecoveryPoint of RFC 6675
-	everRecovered bool       // recoverPoint is that of a reduction in progress, or of a time-out, and una has not passed it
-	lossUna       serial.Num // una at the last time-out
-	frto          frtoStep
-	frtoHigh      serial.Num
-	initialWindow int
+	useSACK         bool      // the peer reports out-of-order data with SACK
+	plainDups       int       // duplicate ACKs that lack an expected SACK block
+	lastDSACK       SACKBlock // last D-SACK from the peer
+	dupAcks         int       // duplicate ACKs of a peer without SACK
+	ca              caState
+	recoverPoint    serial.Num // RecoveryPoint of RFC 6675
+	everRecovered   bool       // recoverPoint is that of a reduction in progress, or of a time-out, and una has not passed it
+	lossUna         serial.Num // una at the last time-out
+	frto            frtoStep
+	frtoHigh        serial.Num
+	initialWindow   int
+	forceRetransmit bool
 
-	// Proportional rate reduction, RFC 6937.
-	prrDelivered, prrOut, recoverFS int
-	forceRetransmit                 bool
+	prr                 rateReduction
+	undo                undoState
+	tlp                 tailProbe
+	rack                rackState
+	roundEnd            serial.Num // end of the current round trip
+	limited, limitedNow bool       // the window was fully used in the last round, and in this one
+	reduced             bool
+	reducedAt           serial.Num // nxt at the last reduction. ECN echoes count again, and reduced is cleared, once una has passed it: only then may the CWR sent there have arrived.
+}
 
-	// State of undo, tail loss probe, RACK and the round trip.
-	undoSet                  bool
-	undoFrom, undoTo         serial.Num // range outstanding when the reduction began
-	undoRetrans              int        // bytes retransmitted and not yet reported as duplicates by a D-SACK
-	priorCwnd, priorSsthresh int
-	tlpEnd                   serial.Num
-	tlpPending, tlpActive    bool
-	tlpRetrans               bool
-	rack                     rackState
-	order                    uint32     // transmission counter, copied to each segment sent
-	roundEnd                 serial.Num // end of the current round trip
-	limited, limitedNow      bool       // the window was fully used in the last round, and in this one
-	reduced                  bool
-	reducedAt                serial.Num // nxt at the last reduction. ECN echoes count again, and reduced is cleared, once una has passed it: only then may the CWR sent there have arrived.
+// rateReduction is proportional rate reduction (RFC 6937).
+type rateReduction struct {
+	delivered, out int // bytes since the reduction began: that have arrived, that were sent
+	flight         int // bytes outstanding when it began: RecoverFS
+}
+
+// quota returns how many bytes may be sent now to lower pipe to ssthresh at the pace at which data arrives, or to keep it there: section
+// 3, the variant bounded by slow start (PRR-SSRB). The ACK has reported delivered bytes; good if it has also advanced una, and
+// found no new loss.
+func (r *rateReduction) quota(delivered, pipe int, w *window, good bool) int {
+	r.delivered += delivered
+	if pipe > w.ssthresh {
+		n := (int64(r.delivered)*int64(w.ssthresh) + int64(r.flight) - 1) / int64(r.flight)
+		return max(int(n)-r.out, 0)
+	}
+	limit := r.delivered - r.out
+	if good {
+		limit = max(limit, delivered) + w.mss
+	}
+	return max(min(w.ssthresh-pipe, max(limit, delivered)), 0)
+}
+
+// undoState is what is needed to revert a reduction whose retransmissions were needless.
+type undoState struct {
+	set            bool
+	from, to       serial.Num // range outstanding when the reduction began
+	cwnd, ssthresh int        // before it
+	retrans        int        // bytes retransmitted and not yet reported as duplicates by a D-SACK
+	ts             uint32     // TSval of the first retransmission
+	tsValid        bool
+}
+
+// save saves the window before a reduction. The range from from to to is outstanding.
+func (u *undoState) save(w *window, from, to serial.Num) {
+	u.set = true
+	u.from, u.to = from, to
+	u.cwnd, u.ssthresh = w.cwnd, w.ssthresh
+}
+
+// recount starts counting the bytes of retransmissions that may prove needless. Retransmissions already in flight
+// are included: a D-SACK for one of those must not be taken as evidence about later ones.
+func (u *undoState) recount(q *sendq, o *options) {
+	u.retrans = 0
+	u.tsValid = false
+	for p := q.oldest; p != noPos; p = q.at(p).next {
+		if s := q.at(p); s.retrans > 0 {
+			u.count(int(s.len), o.tsAt(s.sent))
+		}
+	}
+}
+
+// count counts a retransmission of n bytes with the timestamp ts.
+func (u *undoState) count(n int, ts uint32) {
+	u.retrans += n
+	if !u.tsValid {
+		u.ts, u.tsValid = ts, true
+	}
+}
+
+// duplicate counts a D-SACK.
+func (u *undoState) duplicate(b SACKBlock) {
+	if u.set && u.retrans > 0 && u.from.LessEq(b.Start) && b.End.LessEq(u.to) {
+		u.retrans = max(0, u.retrans-b.End.Sub(b.Start))
+	}
+}
+
+// needless reports whether the ACK a shows that nothing was lost: D-SACKs have reported every retransmission as a duplicate, or a timestamp
+// shows that the ACK answers the original transmission (RFC 3522).
+func (u *undoState) needless(a *ackState, ca caState) bool {
+	if !u.set || !u.tsValid {
+		return false
+	}
+	return a.dsack && u.retrans == 0 || a.advanced && a.hasTS && int32(a.tsEcr-u.ts) < 0 && ca >= caRecovery
 }
 
 // pipe estimates the bytes in the network (RFC 6675 section 4). For a peer without SACK each duplicate ACK stands for one segment that has
 // arrived.
 func (c *Conn) pipe() int {
 	if c.dupAcks == 0 {
-		return c.inFlight
+		return c.q.inFlight
 	}
-	return max(0, c.inFlight-c.dupAcks*c.w.mss)
-}
-
-// markLost marks the segment at p, which is in flight, as lost.
-func (c *Conn) markLost(p uint64) {
-	s := c.q.at(p)
-	c.q.unlink(p)
-	s.state = lost
-	c.inFlight -= int(s.len)
-	c.lostBytes += int(s.len)
-	c.lostSegs++
-	c.lostHint = min(c.lostHint, p)
+	return max(0, c.q.inFlight-c.dupAcks*c.w.mss)
 }
 
 // recover updates loss recovery and the congestion window for one ACK.
@@ -84,9 +134,7 @@ func (c *Conn) recover(a *ackState) {
 	}
 	if a.dsack {
 		c.rack.noteDSACK(c.una, c.nxt)
-		if c.undoSet && c.undoRetrans > 0 && c.undoFrom.LessEq(c.lastDSACK.Start) && c.lastDSACK.End.LessEq(c.undoTo) {
-			c.undoRetrans = max(0, c.undoRetrans-c.lastDSACK.End.Sub(c.lastDSACK.Start))
-		}
+		c.undo.duplicate(c.lastDSACK)
 	}
 	c.tlpAck(a)
 	c.watchSACK(a)
@@ -97,7 +145,9 @@ func (c *Conn) recover(a *ackState) {
 	} else {
 		found = c.countDupAcks(a)
 	}
-	c.tryUndo(a)
+	if c.undo.needless(a, c.ca) {
+		c.revert()
+	}
 
 	if c.ca == caLoss {
 		c.detectSpurious(a)
@@ -118,12 +168,12 @@ func (c *Conn) recover(a *ackState) {
 	if c.rack.dsackSet && c.rack.dsackRound.LessEq(c.una) {
 		c.rack.dsackSet = false
 	}
-	if c.undoSet && c.undoTo.Less(c.dsackFrom()) {
-		c.undoSet = false
+	if c.undo.set && c.undo.to.Less(c.dsackFrom()) {
+		c.undo.set = false
 	}
 	if a.ece && c.ca == caOpen && !c.reduced {
 		c.stats.ECNReductions++
-		c.undoSet = false // a D-SACK for an earlier loss would take back this reduction too
+		c.undo.set = false // a D-SACK for an earlier loss would take back this reduction too
 		c.enterCWR(a.now, true)
 	}
 	if a.advanced && a.acked > 0 {
@@ -136,7 +186,7 @@ func (c *Conn) recover(a *ackState) {
 		*g = ackSample{now: a.now, acked: acked, rtt: a.lastRTT, srtt: c.srtt, ece: a.ece,
 			round: round, limited: c.limited || c.limitedNow}
 		c.cc.seen(&c.w, g)
-		if (c.ca == caOpen && c.lostSegs == 0 || c.ca == caLoss && c.frto == frtoOff) && g.limited {
+		if (c.ca == caOpen && c.q.lostSegs == 0 || c.ca == caLoss && c.frto == frtoOff) && g.limited {
 			c.cc.grow(&c.w, g)
 		}
 	}
@@ -151,7 +201,7 @@ func (c *Conn) watchSACK(a *ackState) {
 	switch {
 	case a.advanced || a.newSACK:
 		c.plainDups = 0
-	case c.useSACK && a.plain && c.sackedSegs == 0:
+	case c.useSACK && a.plain && c.q.sackedSegs == 0:
 		if c.plainDups++; c.plainDups >= dupThresh {
 			c.useSACK = false
 			c.q.divide()
@@ -159,7 +209,7 @@ func (c *Conn) watchSACK(a *ackState) {
 			c.plainDups = 0
 			c.stop(timerTLP)
 			c.stop(timerRACK)
-			c.tlpPending, c.tlpActive = false, false
+			c.tlp = tailProbe{}
 		}
 	}
 	if c.useSACK {
@@ -173,8 +223,8 @@ func (c *Conn) countDupAcks(a *ackState) bool {
 		if c.ca == caRecovery && c.una.Less(c.recoverPoint) {
 			// A partial ACK: the next segment is lost too.
 			c.dupAcks = max(0, c.dupAcks-max(a.segs-1, 0))
-			if c.q.head != c.q.next && c.q.at(c.q.head).state == inFlight {
-				c.markLost(c.q.head)
+			if c.q.outstanding() && c.q.at(c.q.head).state == inFlight {
+				c.q.markLost(c.q.head)
 				return true
 			}
 			return false
@@ -190,7 +240,7 @@ func (c *Conn) countDupAcks(a *ackState) bool {
 	}
 	if c.dupAcks >= dupThresh && c.ca < caRecovery && (!c.everRecovered || c.recoverPoint.Less(c.una)) &&
 		c.q.at(c.q.head).state == inFlight {
-		c.markLost(c.q.head)
+		c.q.markLost(c.q.head)
 		return true
 	}
 	return false
@@ -203,44 +253,16 @@ func (c *Conn) lossFound(a *ackState) {
 	}
 	c.stats.Recoveries++
 	if c.ca != caCWR {
-		c.saveUndo()
-		c.countRetrans()
+		c.undo.save(&c.w, c.una, c.nxt)
+		c.undo.recount(&c.q, &c.options)
 		c.beginReduction(a.now, false)
 	}
 	c.ca = caRecovery
 	c.recoverPoint = c.nxt
 	c.everRecovered = true
 	c.forceRetransmit = true
-	c.tlpActive = false
+	c.tlp.active = false
 	c.stop(timerTLP)
-}
-
-// saveUndo saves the window and threshold that undo restores.
-func (c *Conn) saveUndo() {
-	c.priorCwnd, c.priorSsthresh = c.w.cwnd, c.w.ssthresh
-	if c.ca == caRecovery {
-		// The loss that began this recovery is real, so undo may only revert the further reduction. The window is on its way to ssthresh.
-		c.priorCwnd = c.w.ssthresh
-	}
-	c.undoSet = true
-	c.undoFrom, c.undoTo = c.una, c.nxt
-}
-
-// countRetrans starts counting the bytes of retransmissions that may prove needless. Retransmissions already in flight
-// are included: a D-SACK for one of those must not be taken as evidence about later ones.
-func (c *Conn) countRetrans() {
-	c.undoRetrans = 0
-	c.tsSentValid = false
-	for p := c.q.oldest; p != noPos; p = c.q.at(p).next {
-		s := c.q.at(p)
-		if s.retrans == 0 {
-			continue
-		}
-		c.undoRetrans += int(s.len)
-		if !c.tsSentValid {
-			c.tsSent, c.tsSentValid = c.tsAt(s.sent), true
-		}
-	}
 }
 
 func (c *Conn) beginReduction(now clock.Time, ecn bool) {
@@ -248,8 +270,7 @@ func (c *Conn) beginReduction(now clock.Time, ecn bool) {
 	flight := c.nxt.Sub(c.una)
 	c.w.ssthresh = c.cc.reduce(&c.w, now, min(flight, c.w.cwnd), ecn)
 	c.reduced, c.reducedAt = true, c.nxt
-	c.prrDelivered, c.prrOut = 0, 0
-	c.recoverFS = max(flight, 1)
+	c.prr = rateReduction{flight: max(flight, 1)}
 }
 
 // enterCWR reduces the window over one round trip.
@@ -260,21 +281,10 @@ func (c *Conn) enterCWR(now clock.Time, ecn bool) {
 	c.everRecovered = true
 }
 
-// reduceRate is RFC 6937 section 3, the variant bounded by slow start (PRR-SSRB).
+// reduceRate sets the window while it is being reduced.
 func (c *Conn) reduceRate(a *ackState, newLoss bool) {
-	c.prrDelivered += a.delivered
 	pipe := c.pipe()
-	var n int
-	if pipe > c.w.ssthresh {
-		n = int((int64(c.prrDelivered)*int64(c.w.ssthresh)+int64(c.recoverFS)-1)/int64(c.recoverFS)) - c.prrOut
-	} else {
-		limit := c.prrDelivered - c.prrOut
-		if a.advanced && !newLoss {
-			limit = max(limit, a.delivered) + c.w.mss
-		}
-		n = min(c.w.ssthresh-pipe, max(limit, a.delivered))
-	}
-	n = max(n, 0)
+	n := c.prr.quota(a.delivered, pipe, &c.w, a.advanced && !newLoss)
 	if c.forceRetransmit {
 		n = max(n, c.w.mss)
 	}
@@ -296,41 +306,17 @@ func (c *Conn) endRecovery() {
 	c.dupAcks = 0
 }
 
-// tryUndo reverts a reduction if D-SACKs report every retransmission as a duplicate, or a timestamp shows that the ACK answers the original
-// transmission (RFC 3522).
-func (c *Conn) tryUndo(a *ackState) {
-	if !c.undoSet || c.ca == caOpen && !a.dsack {
-		return
-	}
-	early := a.advanced && a.hasTS && c.tsSentValid && int32(a.tsEcr-c.tsSent) < 0 && c.ca >= caRecovery
-	all := a.dsack && c.undoRetrans == 0 && c.tsSentValid
-	if !early && !all {
-		return
-	}
+// revert takes back a reduction: it restores the window and marks lost segments as in flight again.
+func (c *Conn) revert() {
+	c.stats.Undos++
 	if c.ca == caLoss {
 		c.stats.SpuriousRTO++
 	}
-	c.undo()
-}
-
-// undo restores the window and marks lost segments as in flight again.
-func (c *Conn) undo() {
-	c.stats.Undos++
-	c.undoSet = false
-	c.tsSentValid = false
-	for p := c.q.head; c.lostSegs > 0 && p != c.q.next; p++ {
-		s := c.q.at(p)
-		if s.state != lost {
-			continue
-		}
-		s.state = inFlight
-		c.lostSegs--
-		c.lostBytes -= int(s.len)
-		c.inFlight += int(s.len)
-	}
-	c.q.relink()
-	c.w.cwnd = max(c.w.cwnd, c.priorCwnd)
-	c.w.ssthresh = max(c.w.ssthresh, c.priorSsthresh)
+	c.undo.set = false
+	c.undo.tsValid = false
+	c.q.unmarkLost()
+	c.w.cwnd = max(c.w.cwnd, c.undo.cwnd)
+	c.w.ssthresh = max(c.w.ssthresh, c.undo.ssthresh)
 	c.cc.undo(&c.w)
 	c.limited, c.limitedNow = false, false // only the reduced window was fully used
 	c.ca = caOpen
@@ -356,12 +342,11 @@ func (c *Conn) detectSpurious(a *ackState) {
 	case a.original && (c.useSACK || !a.retrans):
 		// A segment sent before the time-out, and not retransmitted, has arrived. Without SACK, the ACK of the retransmission is the first
 		// that can report it, however long ago it arrived (RFC 5682 2.1, 2).
-		c.stats.SpuriousRTO++
 		c.everRecovered = false // one segment was sent again, so that duplicate ACKs of more are for a loss
-		c.undo()
+		c.revert()
 	case c.frto == frtoTimedOut && a.advanced && c.una.Less(c.recoverPoint):
 		// If there is no new data, F-RTO ends.
-		if c.q.next != c.q.tail && c.fits(c.q.at(c.q.next)) {
+		if c.q.hasUnsent() && c.fits(c.q.at(c.q.next)) {
 			c.frto = frtoNewData
 			c.w.cwnd = c.pipe() + 2*c.w.mss
 		} else {

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/histogram"
 )
 
 // rttState is the estimator of RFC 6298.
@@ -11,6 +12,8 @@ type rttState struct {
 	srtt, rttvar time.Duration
 	rto          time.Duration // without back-off
 	backoff      uint8         // doublings (5.5)
+	maxRTO       time.Duration
+	samples      *histogram.Histogram // or nil
 }
 
 const (
@@ -19,40 +22,30 @@ const (
 )
 
 // sampleRTT is RFC 6298 (2.2) and (2.3).
-func (c *Conn) sampleRTT(r time.Duration) {
-	r = max(r, 1)
-	if c.srtt == 0 {
-		c.srtt, c.rttvar = r, r/2
+func (e *rttState) sampleRTT(r time.Duration) {
+	if e.srtt == 0 {
+		e.srtt, e.rttvar = r, r/2
 	} else {
-		d := c.srtt - r
+		d := e.srtt - r
 		if d < 0 {
 			d = -d
 		}
-		c.rttvar += (d - c.rttvar) / 4
-		c.srtt += (r - c.srtt) / 8
+		e.rttvar += (d - e.rttvar) / 4
+		e.srtt += (r - e.srtt) / 8
 	}
-	c.rto = min(c.srtt+max(4*c.rttvar, minRTO), c.cfg.MaxRTO)
-	c.cfg.RTT.Add(r)
-}
-
-// sampleHandshake takes an RTT sample from a SYN that was sent only once (Karn's algorithm).
-func (c *Conn) sampleHandshake(now clock.Time) {
-	if c.synCopies != 1 {
-		return
-	}
-	r := max(now.Sub(c.synSent), 1)
-	c.sampleRTT(r)
-	c.rack.minRTT, c.rack.minRTTAt = r, now
+	e.rto = min(e.srtt+max(4*e.rttvar, minRTO), e.maxRTO)
+	e.samples.Add(r)
 }
 
 // currentRTO returns the time-out with back-off (5.5).
-func (c *Conn) currentRTO() time.Duration { return c.backOff(c.rto, c.backoff) }
+func (e *rttState) currentRTO() time.Duration { return e.backedOff(e.backoff) }
 
-// backOff doubles d so often, up to MaxRTO.
-func (c *Conn) backOff(d time.Duration, times uint8) time.Duration {
+// backedOff returns the time-out doubled so often, up to MaxRTO.
+func (e *rttState) backedOff(times uint8) time.Duration {
+	d := e.rto
 	for range times {
-		if d *= 2; d >= c.cfg.MaxRTO {
-			return c.cfg.MaxRTO
+		if d *= 2; d >= e.maxRTO {
+			return e.maxRTO
 		}
 	}
 	return d
@@ -61,7 +54,7 @@ func (c *Conn) backOff(d time.Duration, times uint8) time.Duration {
 // restartRTO is RFC 6298 (5.2) and (5.3), after an ACK of new data.
 func (c *Conn) restartRTO(now clock.Time) {
 	c.stop(timerTLP)
-	if c.q.head == c.q.next {
+	if !c.q.outstanding() {
 		c.stop(timerRTO)
 		c.stop(timerRACK)
 		return
@@ -99,10 +92,10 @@ func (c *Conn) synTimeout(now clock.Time) {
 
 // retransmitTimeout is RFC 6298 (5.4) to (5.7). RFC 8985 6.3 selects the lost segments; RFC 5682 detects a spurious time-out.
 func (c *Conn) retransmitTimeout(now clock.Time) {
-	if c.q.head == c.q.next {
+	if !c.q.outstanding() {
 		return
 	}
-	if c.stuck(now) {
+	if c.endR2() <= now {
 		c.giveUp()
 		return
 	}
@@ -114,12 +107,16 @@ func (c *Conn) retransmitTimeout(now clock.Time) {
 	c.blackHole(now)
 	c.stop(timerTLP)
 	c.stop(timerRACK)
-	c.tlpPending, c.tlpActive = false, false
+	c.tlp = tailProbe{}
 
 	head := c.q.at(c.q.head)
 	again := c.ca == caLoss && c.una.LessEq(c.lossUna)
 	if !again {
-		c.saveUndo()
+		c.undo.save(&c.w, c.una, c.nxt)
+		if c.ca == caRecovery {
+			// The loss that began this recovery is real, so undo may only revert the further reduction. The window is on its way to ssthresh.
+			c.undo.cwnd = c.w.ssthresh
+		}
 		c.w.ssthresh = c.cc.reduce(&c.w, now, min(c.w.cwnd, c.nxt.Sub(c.una)), false)
 		c.cwrPending = c.ecnOK
 		c.reduced, c.reducedAt = true, c.nxt
@@ -136,42 +133,17 @@ func (c *Conn) retransmitTimeout(now clock.Time) {
 	c.recoverPoint, c.everRecovered = c.nxt, true
 	c.dupAcks = 0
 	if head.state == sacked {
-		c.renege()
+		c.q.renege()
 	}
-	c.markLostOnTimeout(now)
+	// RACK_mark_losses_on_RTO of RFC 8985 6.3. Without SACK every segment is marked lost.
+	since := now
+	if c.useSACK {
+		since = now.Add(-c.rack.rtt - c.reorderWindow())
+	}
+	c.q.markOld(since)
 	if !again {
-		c.countRetrans()
+		c.undo.recount(&c.q, &c.options)
 	}
 	c.w.cwnd = c.pipe() + c.w.mss
 	c.arm(timerRTO, min(now.Add(c.currentRTO()), c.endR2())) // the last interval ends with R2
-}
-
-// markLostOnTimeout is RACK_mark_losses_on_RTO of RFC 8985 6.3. Without SACK every segment is marked lost.
-func (c *Conn) markLostOnTimeout(now clock.Time) {
-	reo := c.reorderWindow()
-	for p := c.q.head; p != c.q.next; p++ {
-		s := c.q.at(p)
-		if s.state != inFlight {
-			continue
-		}
-		if p == c.q.head || !c.useSACK || s.sent.Add(c.rack.rtt+reo).Sub(now) <= 0 {
-			c.markLost(p)
-		}
-	}
-}
-
-// renege forgets selective acknowledgements, because the peer has dropped that data (RFC 2018 section 8): a peer that still held the
-// segment at the head of the queue would have acknowledged it cumulatively.
-func (c *Conn) renege() {
-	for p := c.q.head; p != c.q.next; p++ {
-		s := c.q.at(p)
-		if s.state == sacked {
-			s.state = lost
-			s.next = noPos
-			c.sackedSegs--
-			c.lostSegs++
-			c.lostBytes += int(s.len)
-		}
-	}
-	c.lostHint = c.q.head
 }

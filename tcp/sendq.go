@@ -65,14 +65,24 @@ type sendq struct {
 	head, next, tail uint64
 	oldest, newest   uint64 // ends of the list in transmission order
 	sorted           []uint64
-	runs             bool // some segment may be a run
+	runs             bool   // some segment may be a run
+	order            uint32 // transmission counter, copied to each segment sent
+	lostHint         uint64 // no segment before this position is lost
+
+	unsent, inFlight, lostBytes int // bytes of the segments in these states
+	lostSegs, sackedSegs        int
 }
 
-func (q *sendq) init() {
-	q.head, q.next, q.tail = 1, 1, 1
-	q.oldest, q.newest = noPos, noPos
-	q.runs = false
-}
+func (q *sendq) init() { *q = sendq{s: q.s, sorted: q.sorted, head: 1, next: 1, tail: 1} }
+
+// empty reports whether the queue has no segment.
+func (q *sendq) empty() bool { return q.head == q.tail }
+
+// outstanding reports whether a sent segment is not acknowledged.
+func (q *sendq) outstanding() bool { return q.head != q.next }
+
+// hasUnsent reports whether a segment is still to be sent for the first time.
+func (q *sendq) hasUnsent() bool { return q.next != q.tail }
 
 func (q *sendq) at(p uint64) *seg { return &q.s[p&uint64(len(q.s)-1)] }
 
@@ -108,6 +118,127 @@ func (q *sendq) link(p uint64) {
 		q.oldest = p
 	}
 	q.newest = p
+}
+
+// markSent records that the segment at p is being sent at now: the next unsent one, or one again.
+func (q *sendq) markSent(now clock.Time, p uint64) {
+	s := q.at(p)
+	switch s.state {
+	case unsent:
+		q.next++
+		q.unsent -= int(s.len)
+		q.inFlight += int(s.len)
+	case lost:
+		q.lostSegs--
+		q.lostBytes -= int(s.len)
+		q.inFlight += int(s.len)
+	case inFlight:
+		q.unlink(p)
+	}
+	s.state = inFlight
+	q.order += uint32(s.segs())
+	s.sent, s.order = now, q.order
+	q.link(p)
+}
+
+// markLost marks the segment at p, which is in flight, as lost.
+func (q *sendq) markLost(p uint64) {
+	s := q.at(p)
+	q.unlink(p)
+	s.state = lost
+	q.inFlight -= int(s.len)
+	q.lostBytes += int(s.len)
+	q.lostSegs++
+	q.lostHint = min(q.lostHint, p)
+}
+
+// markOld marks as lost the first segment and those that were sent at or before at, as far as they are in flight.
+func (q *sendq) markOld(at clock.Time) {
+	for p := q.head; p != q.next; p++ {
+		if s := q.at(p); s.state == inFlight && (p == q.head || s.sent <= at) {
+			q.markLost(p)
+		}
+	}
+}
+
+// unmarkLost marks all lost segments as in flight again.
+func (q *sendq) unmarkLost() {
+	for p := q.head; q.lostSegs > 0 && p != q.next; p++ {
+		s := q.at(p)
+		if s.state != lost {
+			continue
+		}
+		s.state = inFlight
+		q.lostSegs--
+		q.lostBytes -= int(s.len)
+		q.inFlight += int(s.len)
+	}
+	q.relink()
+}
+
+// firstLost returns the position of the first lost segment; there is one.
+func (q *sendq) firstLost() uint64 {
+	p := max(q.lostHint, q.head)
+	for q.at(p).state != lost {
+		p++
+	}
+	q.lostHint = p
+	return p
+}
+
+// markSACKed marks the segment at p, which is in flight or lost, as held by the peer.
+func (q *sendq) markSACKed(p uint64) {
+	s := q.at(p)
+	q.arrived(p, s)
+	s.state = sacked
+	q.sackedSegs++
+}
+
+// renege forgets selective acknowledgements, because the peer has dropped that data (RFC 2018 section 8): a peer that still held the
+// segment at the head of the queue would have acknowledged it cumulatively.
+func (q *sendq) renege() {
+	for p := q.head; p != q.next; p++ {
+		s := q.at(p)
+		if s.state == sacked {
+			s.state = lost
+			s.next = noPos
+			q.sackedSegs--
+			q.lostSegs++
+			q.lostBytes += int(s.len)
+		}
+	}
+	q.lostHint = q.head
+}
+
+// pop removes the first segment, which is acknowledged.
+func (q *sendq) pop() {
+	q.arrived(q.head, q.at(q.head))
+	q.head++
+}
+
+// popPart removes from the run at the head of the queue, within which ack lies, the segments before ack, and returns them; there may be none.
+func (q *sendq) popPart(ack serial.Num) seg {
+	s := q.at(q.head)
+	part := *s
+	part.len = max(int32(ack.Sub(s.seq))/s.unit*s.unit, 0)
+	s.seq, s.off, s.len = s.seq.Add(int(part.len)), s.off+part.len, s.len-part.len
+	part.order -= uint32(s.segs())
+	q.inFlight -= int(part.len)
+	return part
+}
+
+// arrived takes the segment at p, of which the peer has reported that it arrived, off the totals.
+func (q *sendq) arrived(p uint64, s *seg) {
+	switch s.state {
+	case inFlight:
+		q.unlink(p)
+		q.inFlight -= int(s.len)
+	case lost:
+		q.lostSegs--
+		q.lostBytes -= int(s.len)
+	case sacked:
+		q.sackedSegs--
+	}
 }
 
 // relink makes the list again, of all segments in flight. The peer influences their order, so the time must not depend much on it; most
@@ -233,6 +364,7 @@ func (q *sendq) divide() {
 // recut splits every segment longer than mss and keeps its state. It allocates, and is called only when the MSS shrinks.
 func (q *sendq) recut(mss int32) {
 	q.divide()
+	q.lostHint = q.head
 	old := *q
 	n := uint64(0)
 	for p := q.head; p != q.tail; p++ {
@@ -265,6 +397,15 @@ func (q *sendq) recut(mss int32) {
 		q.push(s)
 		if p < old.next {
 			q.next = q.tail
+		}
+	}
+	q.lostSegs, q.sackedSegs = 0, 0
+	for p := q.head; p != q.next; p++ {
+		switch q.at(p).state {
+		case lost:
+			q.lostSegs++
+		case sacked:
+			q.sackedSegs++
 		}
 	}
 	first = append(first, q.tail)

@@ -563,16 +563,16 @@ func checkInvariants(t *testing.T, c *Conn) {
 		case lost:
 			lo += int(s.len)
 			los++
-			if p < c.lostHint {
-				t.Fatalf("segment %d is lost, hint is %d", p, c.lostHint)
+			if p < c.q.lostHint {
+				t.Fatalf("segment %d is lost, hint is %d", p, c.q.lostHint)
 			}
 		case sacked:
 			sas++
 		}
 	}
-	if fl != c.inFlight || lo != c.lostBytes || los != c.lostSegs || sas != c.sackedSegs || un != c.pushed {
-		t.Fatalf("scoreboard: in flight %d/%d lost %d/%d %d/%d sacked %d/%d queued %d/%d", c.inFlight, fl, c.lostBytes, lo,
-			c.lostSegs, los, c.sackedSegs, sas, c.pushed, un)
+	if fl != c.q.inFlight || lo != c.q.lostBytes || los != c.q.lostSegs || sas != c.q.sackedSegs || un != c.q.unsent {
+		t.Fatalf("scoreboard: in flight %d/%d lost %d/%d %d/%d sacked %d/%d queued %d/%d", c.q.inFlight, fl, c.q.lostBytes, lo,
+			c.q.lostSegs, los, c.q.sackedSegs, sas, c.q.unsent, un)
 	}
 	var last clock.Time
 	for p := c.q.oldest; p != noPos; p = c.q.at(p).next {

@@ -21,24 +21,27 @@ const (
 	numTimers
 )
 
-func (c *Conn) arm(t int, at clock.Time) { c.deadlines[t] = at }
+// timers holds when each timer is due; 0: it is stopped.
+type timers struct{ deadlines [numTimers]clock.Time }
 
-func (c *Conn) stop(t int) { c.deadlines[t] = 0 }
+func (t *timers) arm(id int, at clock.Time) { t.deadlines[id] = at }
 
-func (c *Conn) armed(t int) bool { return c.deadlines[t] != 0 }
+func (t *timers) stop(id int) { t.deadlines[id] = 0 }
+
+func (t *timers) armed(id int) bool { return t.deadlines[id] != 0 }
+
+// Deadline returns when HandleTimeout is due, or zero for never. Any call may change it.
+func (t *timers) Deadline() clock.Time {
+	var d clock.Time
+	for _, at := range t.deadlines {
+		d = clock.Earliest(d, at)
+	}
+	return d
+}
 
 // TimeoutsInARow returns how many times in a row the retransmission timer has expired without progress or, if nothing is in flight, how
 // many keep-alive probes in a row were not answered.
 func (c *Conn) TimeoutsInARow() int { return max(int(c.backoff), c.keepProbes) }
-
-// Deadline returns when HandleTimeout is due, or zero for never. Any call may change it.
-func (c *Conn) Deadline() clock.Time {
-	var d clock.Time
-	for _, t := range c.deadlines {
-		d = clock.Earliest(d, t)
-	}
-	return d
-}
 
 // HandleTimeout runs the timers that are due at now.
 func (c *Conn) HandleTimeout(now clock.Time) {
@@ -68,7 +71,7 @@ func (c *Conn) HandleTimeout(now clock.Time) {
 				c.retransmitTimeout(now)
 			}
 		case timerTLP:
-			c.tailProbe(now)
+			c.tailTimeout(now)
 		case timerRACK:
 			c.reorderTimeout(now)
 		case timerPersist:
@@ -106,9 +109,6 @@ func (c *Conn) giveUp() {
 	c.end(ErrTimeout)
 }
 
-// stuck reports whether there was no progress for the time of R2.
-func (c *Conn) stuck(now clock.Time) bool { return c.endR2() <= now }
-
 // endR2 returns when R2 is over unless there is progress until then.
 func (c *Conn) endR2() clock.Time {
 	// A peer that keeps its window closed but answers is alive (MUST-37).
@@ -127,7 +127,7 @@ func (c *Conn) armUser(now clock.Time) {
 
 // armPersist starts the persist timer if the peer's window blocks everything queued and nothing is in flight.
 func (c *Conn) armPersist(now clock.Time) {
-	if c.q.head != c.q.next || c.q.next == c.q.tail || c.state < Established || c.fits(c.q.at(c.q.next)) {
+	if c.q.outstanding() || !c.q.hasUnsent() || c.state < Established || c.fits(c.q.at(c.q.next)) {
 		c.endPersist(now)
 		return
 	}
@@ -160,19 +160,19 @@ func (c *Conn) persistInterval() time.Duration {
 	if c.wnd > 0 && c.persistBackoff == 0 {
 		return min(c.rto, 500*time.Millisecond)
 	}
-	return c.backOff(c.rto, c.persistBackoff)
+	return c.backedOff(c.persistBackoff)
 }
 
 func (c *Conn) persistTimeout(now clock.Time) {
-	if c.q.head != c.q.next || c.q.next == c.q.tail {
+	if c.q.outstanding() || !c.q.hasUnsent() {
 		return
 	}
-	if c.stuck(now) {
+	if c.endR2() <= now {
 		c.giveUp()
 		return
 	}
 	s := c.q.single(c.q.next)
-	room := c.una.Add(c.wnd).Sub(s.seq)
+	room := c.edge().Sub(s.seq)
 	if room > 0 && room < int(s.len) {
 		// The override time has passed: send the part that fits.
 		c.q.cut(c.q.next, int32(room))
@@ -206,7 +206,7 @@ func (c *Conn) keepAliveTimeout(now clock.Time) {
 		return
 	}
 	quiet := now.Sub(c.lastRcv)
-	if quiet < c.cfg.KeepAliveIdle || c.q.head != c.q.tail {
+	if quiet < c.cfg.KeepAliveIdle || !c.q.empty() {
 		// A segment has arrived, or data in flight acts as a probe.
 		c.keepProbes = 0
 		c.keepAliveAt(now.Add(max(c.cfg.KeepAliveIdle-quiet, c.cfg.KeepAliveInterval)))

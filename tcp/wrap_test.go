@@ -62,7 +62,7 @@ func TestUndoMuchLater(t *testing.T) {
 		l.push()
 		l.turn()
 	}
-	from, to := l.a.undoFrom, l.a.undoTo
+	from, to := l.a.undo.from, l.a.undo.to
 	l.drop = 0
 	send := func(bytes int) {
 		for end := l.got + bytes; l.got < end; {

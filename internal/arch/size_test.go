@@ -15,13 +15,12 @@ const (
 	maxMethods = 99
 )
 
-// bounds are limits of types that differ: dataplane.worker and ctrl.session once
-// had everything, and a transmission control block is one state that every rule of
+// bounds are limits of types that differ: dataplane.worker and ctrl.session once had
+// everything, and the control block of an association is one state that every rule of
 // its RFC looks at.
 var bounds = map[string]struct{ fields, methods int }{
 	"dataplane.worker": {35, 99},
 	"ctrl.session":     {20, 67},
-	"tcp.Conn":         {30, 140},
 	"sctp.Assoc":       {32, 130},
 }
 
