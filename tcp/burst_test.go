@@ -241,3 +241,22 @@ func TestBurstAfterIdle(t *testing.T) {
 		}
 	}
 }
+
+// TestPacingOften checks that a connection sends at the pace of its path however often its owner asks for the next segment.
+func TestPacingOften(t *testing.T) {
+	const size = 1000
+	w := window{cwnd: 100 * size, mss: size}
+	for _, every := range []time.Duration{100 * time.Nanosecond, time.Microsecond, 7 * time.Microsecond, time.Millisecond} {
+		p := pacing{bucketAt: simStart}
+		sent := 0
+		for now := simStart; now < simStart.Add(time.Second/2); now = now.Add(every) {
+			for p.wait(now, size, 90*size, &w, time.Second) == 0 {
+				p.bucket -= size
+				sent += size
+			}
+		}
+		if want := w.cwnd; sent < want*9/10 || sent > want*11/10 {
+			t.Errorf("asked every %v: %d bytes left in half a round trip, want about %d", every, sent, want)
+		}
+	}
+}

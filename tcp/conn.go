@@ -151,17 +151,19 @@ func (p *pacing) wait(now clock.Time, n, full int, w *window, srtt time.Duration
 	d := now.Sub(p.bucketAt)
 	rate := 2 * float64(max(w.cwnd, w.mss)) / float64(srtt)
 	if d >= srtt {
-		p.bucket = full
+		p.bucket, p.bucketAt = full, now
 	} else {
-		p.bucket = min(full, p.bucket+int(rate*float64(d)))
+		// The time for a fraction of a byte still counts next time: a caller that is busy may ask more often than once a byte.
+		add := int(rate * float64(d))
+		p.bucket = min(full, p.bucket+add)
+		p.bucketAt = p.bucketAt.Add(time.Duration(float64(add) / rate))
 	}
-	p.bucketAt = now
 	if p.bucket >= n {
 		return 0
 	}
 	// Wait until several segments may be sent, so that pacing does not need a timer per segment.
 	need := min(full, max(n, 4*w.mss)) - p.bucket
-	return max(time.Duration(float64(need)/rate), time.Microsecond)
+	return max(time.Duration(float64(need)/rate)+1, time.Microsecond)
 }
 
 // rcvSpace is the receive sequence space.
