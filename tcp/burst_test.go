@@ -260,3 +260,59 @@ func TestPacingOften(t *testing.T) {
 		}
 	}
 }
+
+// TestLostRun makes RACK find a run lost after an ACK without a SACK block: of the retransmission of an earlier segment, which was sent
+// after the run.
+func TestLostRun(t *testing.T) {
+	cfg := DefaultConfig()
+	cfg.NoTimestamps = true
+	l := newLoop(t, cfg, 1500)
+	c, from, mss := l.a, l.a.nxt, l.a.MSS()
+	c.SetBurst(10)
+	c.rack.minRTT = 10 * time.Millisecond
+	poll := func(want int) {
+		t.Helper()
+		c.w.cwnd = 100 * mss
+		n := 0
+		for o := (Out{}); c.PollTransmit(l.now, &o); n += (o.Len + mss - 1) / mss {
+		}
+		if n != want {
+			t.Fatalf("%d segments leave, want %d", n, want)
+		}
+		checkInvariants(t, c)
+	}
+	ack := func(after time.Duration, una, sackFrom, sackTo int) {
+		l.now = l.now.Add(after)
+		s := Segment{Header: Header{Flags: ACK, Seq: c.rcvNxt, Ack: from.Add(una * mss), Window: 1 << 15}, Buf: NoBuf}
+		if sackTo > 0 {
+			s.Opts.NSACK, s.Opts.SACK[0] = 1, SACKBlock{from.Add(sackFrom * mss), from.Add(sackTo * mss)}
+		}
+		c.HandleSegment(l.now, &s)
+	}
+	for k := range 5 {
+		c.Push(Buf(k), mss)
+	}
+	poll(5)
+	ack(10*time.Millisecond, 0, 1, 5)
+	c.Push(5, mss)
+	poll(2) // segment 0 again, and 5
+	l.now = l.now.Add(9900 * time.Microsecond)
+	c.Push(6, mss)
+	poll(1)
+	ack(100*time.Microsecond, 0, 1, 6)
+	poll(1) // segment 0 for the third time, after 6
+	c.rack.reordering = true
+	ack(10*time.Millisecond, 6, 0, 0)
+	c.PushRun(7, 3*mss, mss)
+	poll(3)
+	l.now = l.now.Add(3 * time.Millisecond)
+	c.HandleTimeout(l.now)
+	poll(1) // segment 6 again, after the run
+	ack(11*time.Millisecond, 7, 0, 0)
+	poll(3)
+	ack(10*time.Millisecond, 7, 8, 9) // of two lost segments one is left
+	poll(0)
+	if !c.q.outstanding() || c.q.lostSegs+c.q.inFlight/mss != 2 {
+		t.Errorf("%d segments are lost and %d in flight, want 2 together", c.q.lostSegs, c.q.inFlight/mss)
+	}
+}

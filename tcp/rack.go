@@ -110,6 +110,11 @@ func (c *Conn) rackDetect(now clock.Time) bool {
 			c.arm(timerRACK, c.rack.sent.Add(c.rack.rtt+reo))
 			break
 		}
+		if c.q.runs { // a lost segment is no run
+			c.q.divide()
+			p = c.q.oldest
+			continue
+		}
 		next := s.next
 		c.q.markLost(p)
 		found = true
