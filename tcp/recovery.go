@@ -135,6 +135,9 @@ func (c *Conn) recover(a *ackState) {
 	if a.dsack {
 		c.rack.noteDSACK(c.una, c.nxt)
 		c.undo.duplicate(c.lastDSACK)
+		if c.q.sackedSegs == 0 && c.q.lostSegs == 0 { // on a lossy path the ACK was perhaps lost
+			c.tooShort()
+		}
 	}
 	c.tlpAck(a)
 	c.watchSACK(a)
@@ -311,6 +314,7 @@ func (c *Conn) revert() {
 	c.stats.Undos++
 	if c.ca == caLoss {
 		c.stats.SpuriousRTO++
+		c.tooShort()
 	}
 	c.undo.set = false
 	c.undo.tsValid = false

@@ -12,6 +12,7 @@ type rttState struct {
 	srtt, rttvar time.Duration
 	rto          time.Duration // without back-off
 	backoff      uint8         // doublings (5.5)
+	expired      time.Duration // longest time-out since the last sample or lengthening of rto
 	maxRTO       time.Duration
 	samples      *histogram.Histogram // or nil
 }
@@ -34,7 +35,21 @@ func (e *rttState) sampleRTT(r time.Duration) {
 		e.srtt += (r - e.srtt) / 8
 	}
 	e.rto = min(e.srtt+max(4*e.rttvar, minRTO), e.maxRTO)
+	e.expired = 0
 	e.samples.Add(r)
+}
+
+// backOff doubles the time-out (5.5).
+func (e *rttState) backOff() {
+	e.backoff = min(e.backoff+1, 32)
+	e.expired = max(e.expired, e.currentRTO())
+}
+
+// tooShort is called when a time-out proves needless. It doubles the RTO once for a time-out, but not beyond that: as long as the RTO is
+// shorter than the path each segment is sent twice, and Karn's algorithm times none.
+func (e *rttState) tooShort() {
+	e.rto = max(e.rto, min(2*e.rto, e.expired))
+	e.expired = 0
 }
 
 // currentRTO returns the time-out with back-off (5.5).
@@ -83,7 +98,7 @@ func (c *Conn) synTimeout(now clock.Time) {
 		return
 	}
 	c.synRetries++
-	c.backoff = min(c.backoff+1, 32)
+	c.backOff()
 	c.synPending = true
 	// The last interval ends at the limit of SynTimeout.
 	at := now.Add(c.currentRTO())
@@ -101,9 +116,7 @@ func (c *Conn) retransmitTimeout(now clock.Time) {
 	}
 	c.stats.Timeouts++
 	c.q.divide()
-	if c.backoff < 32 {
-		c.backoff++
-	}
+	c.backOff()
 	c.blackHole(now)
 	c.stop(timerTLP)
 	c.stop(timerRACK)
