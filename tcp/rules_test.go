@@ -167,6 +167,24 @@ func TestHardError(t *testing.T) {
 // TestStopped checks that a host that was stopped for longer than R2 or the user timeout, as a paused container is,
 // retransmits when it goes on, and gives up only after as much time as was left before.
 func TestStopped(t *testing.T) {
+	t.Run("FIN-WAIT-2", func(t *testing.T) {
+		cfg := DefaultConfig()
+		c := dialed(cfg, Options{MSS: 1460}, 60000)
+		c.Close(simStart)
+		for o := (Out{}); c.PollTransmit(simStart, &o); {
+		}
+		c.HandleSegment(simStart, &Segment{Header: Header{Flags: ACK, Seq: c.rcvNxt, Ack: c.nxt, Window: 60000}})
+		if c.State() != FinWait2 {
+			t.Fatalf("in %v", c.State())
+		}
+		now := c.Deadline().Add(time.Hour)
+		if c.HandleTimeout(now); c.State() != FinWait2 || c.Deadline() != now.Add(cfg.FinWait2) {
+			t.Fatalf("in %v after a stop, until %v later", c.State(), c.Deadline().Sub(now))
+		}
+		if c.HandleTimeout(c.Deadline().Add(time.Millisecond)); c.Err() != ErrTimeout {
+			t.Errorf("the peer is still waited for: %v, %v", c.State(), c.Err())
+		}
+	})
 	for _, what := range []string{"SYN", "data", "tail", "probe", "user"} {
 		cfg := DefaultConfig()
 		if what == "user" {

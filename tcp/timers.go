@@ -21,6 +21,9 @@ const (
 	numTimers
 )
 
+// stopTime is how late a timer must be to show that this host was stopped, and received nothing.
+const stopTime = time.Second
+
 // timers holds when each timer is due; 0: it is stopped.
 type timers struct{ deadlines [numTimers]clock.Time }
 
@@ -53,10 +56,10 @@ func (c *Conn) HandleTimeout(now clock.Time) {
 		if t == timerRTO && c.deadlines[timerTLP].Due(now) {
 			continue
 		}
+		late := now.Sub(c.deadlines[t])
 		if t == timerRTO || t == timerTLP || t == timerPersist {
 			// This host may have been stopped: time in which it could not retransmit counts neither for R2 nor for
 			// the user timeout.
-			late := now.Sub(c.deadlines[t])
 			c.progress, c.lastRcv = c.progress.Add(late), c.lastRcv.Add(late)
 			if c.armed(timerUser) {
 				c.arm(timerUser, c.deadlines[timerUser].Add(late))
@@ -85,10 +88,13 @@ func (c *Conn) HandleTimeout(now clock.Time) {
 		case timerUser:
 			c.giveUp()
 		case timerTimeWait:
-			if c.state == FinWait2 {
-				c.giveUp()
-			} else {
+			switch {
+			case c.state != FinWait2:
 				c.end(nil)
+			case late >= stopTime: // the peer's segments of that time are lost
+				c.arm(timerTimeWait, now.Add(c.cfg.FinWait2))
+			default:
+				c.giveUp()
 			}
 		case timerPace:
 		case timerPMTU:
