@@ -17,7 +17,8 @@ type ackState struct {
 	rtt       time.Duration
 	lastRTT   time.Duration
 	sackRTT   time.Duration // RTT sample from a selectively acknowledged segment
-	echoRTT   time.Duration // RTT sample of a retransmission, from its echoed timestamp
+	resent    clock.Time    // time of the last retransmission acknowledged
+	echoRTT   time.Duration // RTT sample of it, from its echoed timestamp
 	retrans   bool          // a retransmitted segment was acknowledged
 	original  bool          // a segment sent before the time-out, and not retransmitted, has arrived
 	newSACK   bool
@@ -154,8 +155,11 @@ func (c *Conn) takeAck(a *ackState, ack serial.Num) {
 		}
 		if s.retrans != 0 {
 			a.retrans = true
-			if a.hasTS && a.tsEcr == c.tsAt(s.sent) {
-				a.echoRTT = a.now.Sub(s.sent)
+			if s.sent >= a.resent {
+				a.resent, a.echoRTT = s.sent, 0
+				if a.hasTS && a.tsEcr == c.tsAt(s.sent) {
+					a.echoRTT = a.now.Sub(s.sent)
+				}
 			}
 		}
 		a.segs += s.segs()
@@ -253,10 +257,11 @@ func (c *Conn) markSACKed(a *ackState, b SACKBlock) {
 	}
 }
 
-// roundTrip returns the sample that the ACK gives to the RTT estimator, or 0 (RFC 6298, RFC 7323 4). When an ACK fills a hole, the data after
-// the hole may have arrived long ago, so it gives no sample. A retransmission is timed only if the timestamp shows that the ACK answers its last transmission (Karn's algorithm):
-// the echo of an earlier transmission would make a lost ACK look like a long path. The same holds for data selectively acknowledged
-// together with a retransmission.
+// roundTrip returns the sample that the ACK gives to the RTT estimator, or 0 (RFC 6298, RFC 7323 4). When an ACK fills a
+// hole, the data after the hole may have arrived long ago, so it gives no sample. Retransmissions are timed only if the
+// timestamp shows that the ACK answers the last one that it acknowledges (Karn's algorithm): the echo of an earlier
+// transmission would make a lost ACK look like a long path. The same holds for data selectively acknowledged together with a
+// retransmission.
 func (a *ackState) roundTrip() time.Duration {
 	switch {
 	case a.rtt > 0 && !a.retrans:

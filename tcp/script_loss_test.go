@@ -97,6 +97,24 @@ func TestScriptLoss(t *testing.T) {
 			+210ms
 			+20ms
 			> P. 1001+1000 re`},
+		{name: "7323 4.1 unless the ACK also answers a later one, as if the ACK of this one was lost", opts: "mss 1012 ts 1000", conf: ts, text: `
+			connect
+			push 1000 1000 1000
+			> P. 1+1000
+			> P. 1001+1000
+			> P. 2001+1000
+			+201ms
+			> P. 1+1000 re
+			+9ms
+			< . 1 ack 1001 ts 1001/200
+			> P. 1001+1000 re
+			> P. 2001+1000 re
+			stat rtoms 201
+			+230ms
+			> P. 1001+1000 re
+			+10ms
+			< . 1 ack 3001 ts 1001/210
+			stat rtoms 402`},
 		{name: "SHLD-11 R2 ends the connection with a RST", opts: "mss 1000", conf: func(c *Config) { c.DataTimeout = time.Second }, text: `
 			connect
 			push 1000
