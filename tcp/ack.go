@@ -78,7 +78,7 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 	}
 	if a.advanced || a.newSACK {
 		if r := a.roundTrip(); r > 0 {
-			c.sampleRTT(r)
+			c.sampleRTT(now, r)
 		}
 	}
 	if outstanding || a.advanced || a.dsack {

@@ -276,11 +276,11 @@ func TestHyStartOnce(t *testing.T) {
 // TestRTOEstimator checks RFC 6298 (2.2) to (2.4).
 func TestRTOEstimator(t *testing.T) {
 	c := &rttState{maxRTO: time.Minute}
-	c.sampleRTT(100 * time.Millisecond)
+	c.sampleRTT(simStart, 100*time.Millisecond)
 	if c.srtt != 100*time.Millisecond || c.rttvar != 50*time.Millisecond || c.rto != 300*time.Millisecond {
 		t.Errorf("first sample: %v %v %v", c.srtt, c.rttvar, c.rto)
 	}
-	c.sampleRTT(180 * time.Millisecond)
+	c.sampleRTT(simStart, 180*time.Millisecond)
 	if c.srtt != 110*time.Millisecond || c.rttvar != 57500*time.Microsecond || c.rto != 340*time.Millisecond {
 		t.Errorf("second sample: %v %v %v", c.srtt, c.rttvar, c.rto)
 	}

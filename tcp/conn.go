@@ -443,7 +443,7 @@ func (c *Conn) establish(now clock.Time) {
 	c.state = Established
 	c.events |= 1 << EventEstablished
 	if r := c.opening.roundTrip(now); r > 0 {
-		c.sampleRTT(r)
+		c.sampleRTT(now, r)
 		c.rack.minRTT, c.rack.minRTTAt = r, now
 	}
 	c.stop(timerRTO)

@@ -10,6 +10,9 @@ import (
 // HandleSegment processes an arriving segment of this connection whose checksum is correct. The result says what to do with its payload.
 func (c *Conn) HandleSegment(now clock.Time, s *Segment) Input {
 	c.stats.SegsIn++
+	if c.armed(timerRTO) && now.Sub(c.deadlines[timerRTO]) >= stopTime {
+		c.since = now
+	}
 	if s.Opts.Malformed {
 		c.stats.BadOptions++
 	}

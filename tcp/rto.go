@@ -13,6 +13,7 @@ type rttState struct {
 	rto          time.Duration // without back-off
 	backoff      uint8         // doublings (5.5)
 	expired      time.Duration // longest time-out since the last sample or lengthening of rto
+	since        clock.Time    // when this host was last found to have been stopped
 	maxRTO       time.Duration
 	samples      *histogram.Histogram // or nil
 }
@@ -22,8 +23,11 @@ const (
 	minRTO     = 200 * time.Millisecond // as in Linux; RFC 6298 (2.4) recommends 1 s
 )
 
-// sampleRTT is RFC 6298 (2.2) and (2.3).
-func (e *rttState) sampleRTT(r time.Duration) {
+// sampleRTT is RFC 6298 (2.2) and (2.3). A segment that was in flight while this host was stopped says nothing about the path.
+func (e *rttState) sampleRTT(now clock.Time, r time.Duration) {
+	if now.Add(-r) < e.since {
+		return
+	}
 	if e.srtt == 0 {
 		e.srtt, e.rttvar = r, r/2
 	} else {

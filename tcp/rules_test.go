@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
@@ -160,6 +161,43 @@ func TestHardError(t *testing.T) {
 		}
 		if got := hardError(true, uint8(code)); got != v6 {
 			t.Errorf("IPv6, code %d: %v; want %v", code, got, v6)
+		}
+	}
+}
+
+// TestStoppedRTT checks that segments which were in flight while this host was stopped are not timed, whether their ACKs
+// or the timer are processed first: the RTO would be that long for many round trips.
+func TestStoppedRTT(t *testing.T) {
+	for _, timer := range []bool{false, true} {
+		c := dialed(DefaultConfig(), Options{MSS: 1460}, 60000)
+		poll := func(now clock.Time) {
+			for o := (Out{}); c.PollTransmit(now, &o); {
+			}
+		}
+		ack := func(now clock.Time, ack serial.Num) {
+			c.HandleSegment(now, &Segment{Header: Header{Flags: ACK, Seq: c.rcvNxt, Ack: ack, Window: 60000}})
+		}
+		c.Push(1, 1000)
+		c.Push(2, 1000)
+		poll(simStart)
+		now := simStart.Add(time.Hour)
+		if timer {
+			c.HandleTimeout(now)
+		}
+		for una := c.una; c.una != c.nxt; {
+			una = una.Add(1000)
+			ack(now, una)
+		}
+		if c.rto > time.Second {
+			t.Errorf("timer %v: the RTO is %v after a stop", timer, c.rto)
+		}
+		c.Push(3, 1000)
+		poll(now)
+		if now = now.Add(20 * time.Millisecond); c.una == c.nxt {
+			t.Fatal("nothing is sent")
+		}
+		if ack(now, c.nxt); c.srtt == 0 || c.srtt > 20*time.Millisecond || c.rto > 300*time.Millisecond {
+			t.Errorf("timer %v: the next segment is not timed: SRTT %v, RTO %v", timer, c.srtt, c.rto)
 		}
 	}
 }

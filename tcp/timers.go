@@ -57,6 +57,9 @@ func (c *Conn) HandleTimeout(now clock.Time) {
 			continue
 		}
 		late := now.Sub(c.deadlines[t])
+		if late >= stopTime {
+			c.since = now
+		}
 		if t == timerRTO || t == timerTLP || t == timerPersist {
 			// This host may have been stopped: time in which it could not retransmit counts neither for R2 nor for
 			// the user timeout.
