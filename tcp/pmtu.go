@@ -72,6 +72,11 @@ func (c *Conn) setMSS() {
 	c.w.cwnd = max(c.w.cwnd, n)
 	if n < old || c.state < Established {
 		c.q.recut(int32(n))
+		// The peer may have taken the first part of a segment.
+		for c.q.outstanding() && c.q.at(c.q.head).end().LessEq(c.una) {
+			c.release(c.q.at(c.q.head))
+			c.q.pop()
+		}
 	}
 }
 

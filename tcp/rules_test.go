@@ -165,6 +165,28 @@ func TestHardError(t *testing.T) {
 	}
 }
 
+// TestPartTaken checks that what a peer has taken of a segment is not sent again when the MSS shrinks: no ACK of it would
+// carry news.
+func TestPartTaken(t *testing.T) {
+	c := dialed(DefaultConfig(), Options{MSS: 1460}, 60000)
+	from := c.nxt
+	c.Push(1, 1460)
+	var o Out
+	c.PollTransmit(simStart, &o)
+	c.HandleSegment(simStart, &Segment{Header: Header{Flags: ACK, Seq: c.rcvNxt, Ack: from + 1000, Window: 60000}})
+	c.SetMTU(simStart, 576)
+	checkInvariants(t, c)
+	now := c.Deadline()
+	c.HandleTimeout(now)
+	if !c.PollTransmit(now, &o) || o.Seq != from+536 || o.Len != 536 {
+		t.Errorf("of 1000 bytes acknowledged, %d to %d are sent again", o.Seq-from, o.Seq.Add(o.Len)-from)
+	}
+	c.HandleSegment(now, &Segment{Header: Header{Flags: ACK, Seq: c.rcvNxt, Ack: from + 1460, Window: 60000}})
+	if b, ok := c.PollReleased(); !ok || b != 1 {
+		t.Error("the record is not released")
+	}
+}
+
 // TestStoppedRTT checks that segments which were in flight while this host was stopped are not timed, whether their ACKs
 // or the timer are processed first: the RTO would be that long for many round trips.
 func TestStoppedRTT(t *testing.T) {
