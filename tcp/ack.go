@@ -69,7 +69,9 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 	if a.advanced {
 		c.takeAck(&a, ack)
 	}
-	if c.wl1.Less(s.Seq) || c.wl1 == s.Seq && c.wl2.LessEq(ack) {
+	// A window belongs to its ACK: with an old one a new ACK would seem to allow more. So the window of a retransmission, which
+	// has an old sequence number, counts if its ACK is new.
+	if a.advanced || c.wl1.Less(s.Seq) || c.wl1 == s.Seq && c.wl2.LessEq(ack) {
 		c.setWindow(now, wnd)
 		c.wl1, c.wl2 = s.Seq, ack
 	}

@@ -187,6 +187,21 @@ func TestPartTaken(t *testing.T) {
 	}
 }
 
+// TestWindowOfRetransmission checks that a new ACK brings its window, although an older ACK had a higher sequence number:
+// more would be sent than the peer takes.
+func TestWindowOfRetransmission(t *testing.T) {
+	c := dialed(DefaultConfig(), Options{MSS: 1460}, 5000)
+	from := c.nxt
+	c.Push(1, 1000)
+	for o := (Out{}); c.PollTransmit(simStart, &o); {
+	}
+	c.HandleSegment(simStart, &Segment{Header: Header{Flags: ACK, Seq: c.rcvNxt + 1000, Ack: from, Window: 5000}, Len: 1000, Buf: 1})
+	c.HandleSegment(simStart, &Segment{Header: Header{Flags: ACK, Seq: c.rcvNxt, Ack: from + 1000, Window: 4000}, Len: 1000, Buf: 2})
+	if got := c.edge().Sub(from); got != 5000 {
+		t.Errorf("the window ends after %d bytes; want 5000", got)
+	}
+}
+
 // TestStoppedRTT checks that segments which were in flight while this host was stopped are not timed, whether their ACKs
 // or the timer are processed first: the RTO would be that long for many round trips.
 func TestStoppedRTT(t *testing.T) {
