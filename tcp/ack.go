@@ -248,8 +248,8 @@ func (c *Conn) markSACKed(a *ackState, b SACKBlock) {
 		}
 		c.useSACK = true
 		c.news(a, s)
-		if s.retrans == 0 {
-			// Use the latest segment: ACKs that reported the others may have been lost.
+		if s.retrans == 0 && s.sent >= c.expiredAt {
+			// Use the latest segment: ACKs that reported the others may have been lost, as those before a time-out were.
 			if d := a.now.Sub(s.sent); a.sackRTT == 0 || d < a.sackRTT {
 				a.sackRTT = d
 			}

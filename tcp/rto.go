@@ -13,6 +13,7 @@ type rttState struct {
 	rto          time.Duration // without back-off
 	backoff      uint8         // doublings (5.5)
 	expired      time.Duration // longest time-out since the last sample or lengthening of rto
+	expiredAt    clock.Time    // of the last time-out
 	since        clock.Time    // when this host was last found to have been stopped
 	maxRTO       time.Duration
 	samples      *histogram.Histogram // or nil
@@ -121,6 +122,7 @@ func (c *Conn) retransmitTimeout(now clock.Time) {
 	c.stats.Timeouts++
 	c.q.divide()
 	c.backOff()
+	c.expiredAt = now
 	c.blackHole(now)
 	c.stop(timerTLP)
 	c.stop(timerRACK)

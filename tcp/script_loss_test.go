@@ -115,6 +115,37 @@ func TestScriptLoss(t *testing.T) {
 			+10ms
 			< . 1 ack 3001 ts 1001/210
 			stat rtoms 402`},
+		{name: "6298 3 nor is what its ACK selectively acknowledges, without a time-out", opts: "mss 1000 sackok", text: `
+			connect
+			push 1000 1000 1000 1000 1000 1000
+			> P. 1+1000
+			> P. 1001+1000
+			> P. 2001+1000
+			> P. 3001+1000
+			> P. 4001+1000
+			> P. 5001+1000
+			+5ms
+			< . 1 ack 1 sack 1001-4001
+			> P. 1+1000 re
+			stat rtoms 200
+			+150ms
+			< . 1 ack 4001 sack 5001-6001
+			> P. 4001+1000 re
+			stat rtoms 200`},
+		{name: "6298 3 nor is one sent before a time-out that is selectively acknowledged after it", opts: "mss 1000 sackok", text: `
+			connect
+			push 1000 1000 1000
+			> P. 1+1000
+			> P. 1001+1000
+			> P. 2001+1000
+			+11ms
+			> P. 2001+1000 re
+			+200ms
+			> P. 1+1000 re
+			+10ms
+			< . 1 ack 1 sack 1001-2001
+			stat timeouts 1
+			stat rtoms 400`}, // doubled, since the time-out was needless
 		{name: "SHLD-11 R2 ends the connection with a RST", opts: "mss 1000", conf: func(c *Config) { c.DataTimeout = time.Second }, text: `
 			connect
 			push 1000
