@@ -43,7 +43,7 @@ type options struct {
 	dir  string // for the files
 	size int64
 	mtu  int
-	mode string // auto, netns, socket or process
+	mode string // auto, netns or socket
 }
 
 func main() {
@@ -52,7 +52,8 @@ func main() {
 	flag.StringVar(&o.dir, "dir", "out/demo", "folder for the files; it is emptied")
 	flag.Int64Var(&o.size, "size", 256<<20+4321, "bytes of the file")
 	flag.IntVar(&o.mtu, "mtu", 1500, "MTU of the veth pair")
-	flag.StringVar(&o.mode, "mode", "auto", "netns (needs root and AF_XDP), socket (kernel sockets on loopback), process (one process, a wire in memory), or auto: the first that is possible")
+	flag.StringVar(&o.mode, "mode", "auto",
+		"netns (needs root and AF_XDP), socket (kernel sockets on loopback), or auto: the first that is possible")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM, unix.SIGHUP)
@@ -109,10 +110,8 @@ func run(ctx context.Context, o *options) (err error) {
 	case "netns":
 	case "socket":
 		err = runSockets(ctx, o, r)
-	case "process":
-		err = runProcess(ctx, o, r)
 	default:
-		err = fmt.Errorf("no mode %q: choose auto, netns, socket or process", mode)
+		err = fmt.Errorf("no mode %q: choose auto, netns or socket", mode)
 	}
 	if err != nil {
 		return err
