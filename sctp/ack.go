@@ -71,10 +71,10 @@ func (a *Assoc) shutdownAcks(now clock.Time, cum serial.Num) {
 // noAcks resets the per-path state that one acknowledgement fills in.
 func (a *Assoc) noAcks() {
 	a.ackedPackets = 0
-	for i := range a.paths[:a.npaths] {
+	for i := range a.paths {
 		p := &a.paths[i]
 		p.acked, p.heard, p.earliest = 0, false, false
-		p.fullBefore = p.flight+a.pmdcs(p) > p.cwnd
+		p.fullBefore = p.flight+p.pmdcs() > p.cwnd
 	}
 }
 
@@ -108,9 +108,9 @@ func (a *Assoc) opened(advanced bool) {
 	if !advanced || a.recovery != recoveryNone {
 		return
 	}
-	for i := range a.paths[:a.npaths] {
+	for i := range a.paths {
 		if p := &a.paths[i]; p.acked > 0 {
-			a.grow(p)
+			p.grow()
 		}
 	}
 }
@@ -118,7 +118,7 @@ func (a *Assoc) opened(advanced bool) {
 // acknowledged finishes the processing of an acknowledgement: the paths that it covers are active, and T3 restarts on those whose earliest
 // chunk in flight it acknowledges (RFC 9260 6.3.2 R3).
 func (a *Assoc) acknowledged(now clock.Time) {
-	for i := range a.paths[:a.npaths] {
+	for i := range a.paths {
 		p := &a.paths[i]
 		if p.heard {
 			a.alive(i)
@@ -233,7 +233,7 @@ func (a *Assoc) misses(newest serial.Num) {
 		pa := &a.paths[it.path]
 		if a.recovery == recoveryNone && cut&(1<<it.path) == 0 {
 			cut |= 1 << it.path
-			pa.ssthresh = max(pa.cwnd/2, 4*a.pmdcs(pa))
+			pa.ssthresh = max(pa.cwnd/2, 4*pa.pmdcs())
 			pa.cwnd = pa.ssthresh
 			pa.pba = 0
 		}
@@ -253,8 +253,8 @@ func (a *Assoc) misses(newest serial.Num) {
 
 // grow raises the congestion window (RFC 9260 7.2.1, 7.2.2). In slow start L is the number of SACKs that one for every second packet would
 // have been, at least one.
-func (a *Assoc) grow(p *path) {
-	m := a.pmdcs(p)
+func (p *path) grow() {
+	m := p.pmdcs()
 	if p.cwnd <= p.ssthresh {
 		if p.fullBefore {
 			p.cwnd += min(p.acked, m*max(1, p.acked/(2*m)))
@@ -274,14 +274,14 @@ func (a *Assoc) grow(p *path) {
 func (a *Assoc) retransmitTimeout(now clock.Time, i int) {
 	p := &a.paths[i]
 	a.stats.Timeouts++
-	if probe := a.probing && a.outstanding <= a.pmdcs(p) && a.lostCount == 0; !probe {
-		p.ssthresh = max(p.cwnd/2, 4*a.pmdcs(p))
-		p.cwnd = a.pmdcs(p)
+	if probe := a.probing && a.outstanding <= p.pmdcs() && a.lostCount == 0; !probe {
+		p.ssthresh = max(p.cwnd/2, 4*p.pmdcs())
+		p.cwnd = p.pmdcs()
 		p.pba = 0
 	}
 	p.single = true
 	p.timing = false
-	a.backOff(p)
+	p.backOff()
 	a.recovery = recoveryNone
 	longest := 0
 	for q := a.first; q != a.next; q++ {
@@ -309,7 +309,7 @@ func (a *Assoc) probeLost() {
 	for p := a.first; p != a.next; p++ {
 		a.lose(p)
 	}
-	for i := range a.paths[:a.npaths] {
+	for i := range a.paths {
 		a.paths[i].stop(timerT3)
 	}
 }
@@ -320,7 +320,7 @@ func (a *Assoc) idled(now clock.Time, p *path) {
 		return
 	}
 	a.burst = min(a.burst, a.cfg.MaxBurst)
-	least := 4 * a.pmdcs(p)
+	least := 4 * p.pmdcs()
 	if p.cwnd > least {
 		p.ssthresh = p.cwnd
 	}

@@ -28,8 +28,7 @@ type Assoc struct {
 	hasAdaptation bool
 
 	// The peer's addresses. Data goes to the primary path, replies to the source of the last packet.
-	paths   [maxAddrs]path
-	npaths  int
+	paths   []path // at most maxAddrs
 	primary int
 	errors  int // consecutive time-outs
 	lastIn  int // path of the last packet received, and its UDP port
@@ -179,7 +178,7 @@ func (a *Assoc) Adaptation() (value uint32, ok bool) { return a.adaptation, a.ha
 func (a *Assoc) Stats() Stats { return a.stats }
 
 // MaxMessage returns the longest message, in bytes, that fits in one packet.
-func (a *Assoc) MaxMessage() int { return a.pmdcs(&a.paths[a.primary]) }
+func (a *Assoc) MaxMessage() int { return a.paths[a.primary].pmdcs() }
 
 // Unacked returns the number of pushed messages that are not cumulatively acknowledged.
 func (a *Assoc) Unacked() int { return int(a.last - a.first) }
@@ -203,7 +202,7 @@ func (a *Assoc) room() int {
 		return 0
 	}
 	// The last message may extend beyond the window (RFC 9260 6.1 B).
-	return max(0, min(p.cwnd+a.pmdcs(p)-1-p.flight, a.peerRwnd)-a.queued)
+	return max(0, min(p.cwnd+p.pmdcs()-1-p.flight, a.peerRwnd)-a.queued)
 }
 
 // Push queues a message of an established association. A message that cannot be sent, as after Close or the peer's SHUTDOWN, is released at
@@ -219,7 +218,7 @@ func (a *Assoc) Push(m *Message) {
 	if m.Urgent {
 		it.flags |= flagImmediate
 	}
-	a.pushItem(it)
+	a.push(it)
 	a.queued += m.Len
 }
 
@@ -327,7 +326,7 @@ func (a *Assoc) end(err error) {
 	a.want &= wantShutdownComplete
 	a.replies = a.replies[:0]
 	a.stop(timerInit, timerShutdown, timerGuard)
-	for i := range a.paths[:a.npaths] {
+	for i := range a.paths {
 		p := &a.paths[i]
 		p.deadlines = [numPathTimers]clock.Time{}
 		p.hbSend, p.ack = false, p.ack[:0]
@@ -348,7 +347,7 @@ func (a *Assoc) dropSends() {
 	a.recovery, a.probing = recoveryNone, false
 	a.stop(timerPersist)
 	a.probe, a.starved = false, false
-	for i := range a.paths[:a.npaths] {
+	for i := range a.paths {
 		p := &a.paths[i]
 		p.stop(timerT3)
 		p.flight, p.timing, p.single = 0, false, false
@@ -365,7 +364,7 @@ func (a *Assoc) up(now clock.Time) {
 	a.setRTO(&a.paths[0])
 	a.events |= 1 << EventUp
 	a.burst = a.cfg.MaxBurst
-	for i := range a.paths[:a.npaths] {
+	for i := range a.paths {
 		a.armHeartbeat(now, i)
 		if !a.paths[i].confirmed {
 			a.paths[i].arm(timerHeartbeat, now) // verified at once (RFC 9260 5.4)

@@ -141,7 +141,7 @@ func (a *Assoc) control(now clock.Time, f *pkt.Flow, h *Header, b []byte, c *Chu
 		}
 	case ChunkHeartbeat:
 		p := &a.paths[a.lastIn]
-		if a.state != CookieWait && len(p.ack)+chunkHeader+pad4(len(c.Body)) <= min(maxReplies, a.budget(p)) {
+		if a.state != CookieWait && len(p.ack)+chunkHeader+pad4(len(c.Body)) <= min(maxReplies, p.budget()) {
 			p.ack = appendChunk(p.ack, ChunkHeartbeatAck, 0, c.Body)
 		}
 	case ChunkHeartbeatAck:
@@ -193,7 +193,7 @@ const maxReplies = 1024
 // reply queues an ERROR chunk.
 func (a *Assoc) reply(c Cause, info []byte) {
 	to := a.answerPath()
-	if len(a.replies)+chunkHeader+4+len(info)+3 > min(maxReplies, a.budget(&a.paths[to])) {
+	if len(a.replies)+chunkHeader+4+len(info)+3 > min(maxReplies, a.paths[to].budget()) {
 		return
 	}
 	b, at := beginChunk(a.replies, ChunkError, 0)

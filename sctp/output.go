@@ -38,7 +38,7 @@ func (a *Assoc) PollTransmit(now clock.Time, o *Out) bool {
 	}
 	if a.want.take(wantCookieEcho) {
 		b := appendChunk(h.Append(a.head[:0]), ChunkCookieEcho, 0, a.cookie)
-		if len(a.unknown) > 0 && len(b)+chunkHeader+4+len(a.unknown) <= a.budget(&a.paths[a.primary]) {
+		if len(a.unknown) > 0 && len(b)+chunkHeader+4+len(a.unknown) <= a.paths[a.primary].budget() {
 			at := 0
 			b, at = beginChunk(b, ChunkError, 0)
 			b = endChunk(appendParam(b, ParamType(CauseUnknownParams), a.unknown), at)
@@ -48,7 +48,7 @@ func (a *Assoc) PollTransmit(now clock.Time, o *Out) bool {
 		o.Head = b
 		return a.done(o)
 	}
-	for i := range a.paths[:a.npaths] {
+	for i := range a.paths {
 		if p := &a.paths[i]; p.hbSend {
 			p.hbSend = false
 			o.Head = a.heartbeat(&h, i, p.hbAt, p.hbNonce)
@@ -90,7 +90,7 @@ func (a *Assoc) bundle(now clock.Time, h *Header, o *Out) bool {
 		b = appendChunk(b, ChunkCookieAck, 0, nil)
 		o.Path = a.answerPath()
 	}
-	for i := range a.paths[:a.npaths] {
+	for i := range a.paths {
 		if p := &a.paths[i]; len(p.ack) > 0 && (len(b) == HeaderLen || i == o.Path) {
 			b = append(b, p.ack...)
 			p.ack = p.ack[:0]
@@ -98,7 +98,7 @@ func (a *Assoc) bundle(now clock.Time, h *Header, o *Out) bool {
 			break
 		}
 	}
-	if n := len(a.replies); n > 0 && (len(b) == HeaderLen || a.replyTo == o.Path && len(b)+n <= HeaderLen+a.budget(&a.paths[o.Path])) {
+	if n := len(a.replies); n > 0 && (len(b) == HeaderLen || a.replyTo == o.Path && len(b)+n <= HeaderLen+a.paths[o.Path].budget()) {
 		o.Path = a.replyTo
 		b = append(b, a.replies...)
 		a.replies = a.replies[:0]
@@ -108,7 +108,7 @@ func (a *Assoc) bundle(now clock.Time, h *Header, o *Out) bool {
 		if len(b) == HeaderLen {
 			o.Path = a.answerPath()
 		}
-		room := HeaderLen + a.budget(&a.paths[o.Path]) - len(b)
+		room := HeaderLen + a.paths[o.Path].budget() - len(b)
 		if a.want&(wantShutdown|wantShutdownAck) != 0 {
 			room -= shutdownRoom
 		}
@@ -219,7 +219,7 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 	}
 	if r := &a.rcv; o.N > 0 && !sacked && r.pending > 0 {
 		// Add a SACK if there is room for it.
-		if room := a.budget(&a.paths[o.Path]) + HeaderLen - len(o.Head) - o.Len; room >= chunkHeader+sackFixed {
+		if room := a.paths[o.Path].budget() + HeaderLen - len(o.Head) - o.Len; room >= chunkHeader+sackFixed {
 			o.Head = a.appendSack(o.Head, room)
 			a.head = o.Head[:0]
 		}
@@ -267,13 +267,13 @@ func (a *Assoc) part(o *Out, p uint32) bool {
 	n := dataHeader + pad4(int(it.len))
 	pa := &a.paths[o.Path]
 	have := len(o.Head) + o.Len
-	if have+n > HeaderLen+a.budget(pa) {
+	if have+n > HeaderLen+pa.budget() {
 		if have > HeaderLen {
 			return false
 		}
 		o.Fragment = true
 	}
-	it.size = uint16(min(have+n-HeaderLen+a.overhead(pa), pa.mtu, 1<<16-1))
+	it.size = uint16(min(have+n-HeaderLen+pa.overhead, pa.mtu, 1<<16-1))
 	d := dataChunk{flags: it.flags, tsn: a.tsn(p), stream: it.stream, ssn: it.ssn, ppid: it.ppid, n: int(it.len)}
 	q := &o.Parts[o.N]
 	d.put(&q.Hdr)

@@ -12,6 +12,7 @@ import (
 type path struct {
 	addr      netip.Addr
 	udp       uint16
+	overhead  int // bytes before the chunks in an IP packet
 	mtu       int
 	pmtu      pmtu
 	confirmed bool // address confirmed (RFC 9260 5.4)
@@ -73,20 +74,26 @@ func (a *Assoc) FindPath(addr netip.Addr) (i int, ok bool) {
 }
 
 // Paths returns the number of paths and the index of the primary path.
-func (a *Assoc) Paths() (n, current int) { return a.npaths, a.primary }
+func (a *Assoc) Paths() (n, current int) { return len(a.paths), a.primary }
 
 func (a *Assoc) addPath(addr netip.Addr, udp uint16, confirmed bool) {
-	if a.npaths == len(a.paths) || a.findPath(addr) >= 0 {
+	if len(a.paths) == maxAddrs || a.findPath(addr) >= 0 {
 		return
 	}
-	p := &a.paths[a.npaths]
-	*p = path{addr: addr, udp: udp, mtu: a.mtu, pmtu: pmtu{limit: a.mtu}, confirmed: confirmed, active: true, rto: rtoInitial}
-	a.resetWindow(p)
-	a.npaths++
+	p := path{addr: addr, udp: udp, mtu: a.mtu, pmtu: pmtu{limit: a.mtu}, confirmed: confirmed, active: true, rto: rtoInitial}
+	p.overhead = HeaderLen + 20
+	if addr.Is6() {
+		p.overhead += 20
+	}
+	if a.cfg.UDP {
+		p.overhead += 8
+	}
+	p.resetWindow()
+	a.paths = append(a.paths, p)
 }
 
 func (a *Assoc) findPath(addr netip.Addr) int {
-	for i := range a.paths[:a.npaths] {
+	for i := range a.paths {
 		if a.paths[i].addr == addr {
 			return i
 		}
@@ -103,31 +110,19 @@ func (a *Assoc) answerPath() int {
 	return a.primary
 }
 
-// overhead returns the bytes before the chunks in an IP packet.
-func (a *Assoc) overhead(p *path) int {
-	n := HeaderLen + 20
-	if p.addr.Is6() {
-		n += 20
-	}
-	if a.cfg.UDP {
-		n += 8
-	}
-	return n
-}
-
 // budget returns how many bytes of chunks fit in one packet.
-func (a *Assoc) budget(p *path) int { return (p.mtu - a.overhead(p)) &^ 3 }
+func (p *path) budget() int { return (p.mtu - p.overhead) &^ 3 }
 
 // pmdcs returns PMDCS of RFC 9260: the user data of a packet with one DATA chunk.
-func (a *Assoc) pmdcs(p *path) int { return a.budget(p) - dataHeader }
+func (p *path) pmdcs() int { return p.budget() - dataHeader }
 
 // resetWindow sets the initial window (RFC 9260 7.2.1).
-func (a *Assoc) resetWindow(p *path) {
+func (p *path) resetWindow() {
 	floor := 4404
 	if p.addr.Is6() {
 		floor = 4344
 	}
-	m := a.pmdcs(p)
+	m := p.pmdcs()
 	p.cwnd = min(4*m, max(2*m, floor))
 	p.ssthresh = 1 << 30
 	p.pba = 0
@@ -158,7 +153,7 @@ func (a *Assoc) setRTO(p *path) {
 	}
 }
 
-func (a *Assoc) backOff(p *path) { p.rto = min(2*p.rto, rtoMax) }
+func (p *path) backOff() { p.rto = min(2*p.rto, rtoMax) }
 
 // TimeoutsInARow returns how many consecutive packets and heartbeats timed out, in the set-up too.
 func (a *Assoc) TimeoutsInARow() int { return max(a.errors, a.initRetries) }
@@ -177,7 +172,7 @@ func (a *Assoc) failed(i int, counts bool) bool {
 		a.end(ErrTimeout)
 		return true
 	}
-	if p.errors > maxPath && p.active && a.npaths > 1 {
+	if p.errors > maxPath && p.active && len(a.paths) > 1 {
 		p.active = false
 		a.choosePath()
 	}
@@ -197,7 +192,7 @@ func (a *Assoc) alive(i int) {
 
 // choosePath selects the first active path in the peer's order. If there is none, the current path stays.
 func (a *Assoc) choosePath() {
-	for i := range a.paths[:a.npaths] {
+	for i := range a.paths {
 		if p := &a.paths[i]; p.active && p.confirmed {
 			if i != a.primary {
 				a.primary = i
@@ -210,8 +205,8 @@ func (a *Assoc) choosePath() {
 
 // retransmitPath returns the path for chunks lost on path i: another active path if there is one.
 func (a *Assoc) retransmitPath(i int) int {
-	for n := 1; n < a.npaths; n++ {
-		j := (i + n) % a.npaths
+	for n := 1; n < len(a.paths); n++ {
+		j := (i + n) % len(a.paths)
 		if p := &a.paths[j]; p.active && p.confirmed {
 			return j
 		}

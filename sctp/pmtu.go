@@ -72,9 +72,8 @@ func (a *Assoc) SetMTU(i, mtu int) {
 	p.mtu = max(mtu, p.minMTU())
 }
 
-// lowerMTU lowers the MTU of path i. A search for a larger one starts after the given time.
-func (a *Assoc) lowerMTU(now clock.Time, i, mtu int, again time.Duration) {
-	p := &a.paths[i]
+// lowerMTU lowers the MTU of the path. A search for a larger one starts after the given time.
+func (p *path) lowerMTU(now clock.Time, mtu int, again time.Duration) {
 	mtu = max(mtu, p.minMTU())
 	if mtu >= p.mtu {
 		return
@@ -95,9 +94,9 @@ func (a *Assoc) tooBig(now clock.Time, i, mtu int) {
 	mtu = max(mtu, p.minMTU())
 	switch {
 	case mtu < p.mtu:
-		a.lowerMTU(now, i, mtu, raiseAfter)
+		p.lowerMTU(now, mtu, raiseAfter)
 		for q := a.first; q != a.next; q++ {
-			if it := a.at(q); int(it.path) == i && int(it.len) > a.pmdcs(p) {
+			if it := a.at(q); int(it.path) == i && int(it.len) > p.pmdcs() {
 				a.lose(q)
 			}
 		}
@@ -178,7 +177,7 @@ func (a *Assoc) mtuProbe(now clock.Time, h *Header, i int) []byte {
 	m := &p.pmtu
 	m.send = false
 	b := a.heartbeat(h, i, now, m.nonce)
-	if n := HeaderLen + (m.size-a.overhead(p))&^3 - len(b); !m.plain && n >= chunkHeader {
+	if n := HeaderLen + (m.size-p.overhead)&^3 - len(b); !m.plain && n >= chunkHeader {
 		var at int
 		b, at = beginChunk(b, ChunkPad, 0)
 		for n -= chunkHeader; n > 0; n -= len(zero4) {
@@ -220,13 +219,13 @@ func (a *Assoc) blackHole(now clock.Time, i, size int) {
 		return
 	}
 	if m.lost == 0 { // no search in the meantime
-		a.longGotThrough(now, p)
+		p.longGotThrough(now)
 	}
 	switch m.lost++; {
 	case m.lost < blackHoleTimeouts-1:
 	case m.passed != 0:
 		a.stats.BlackHoles++
-		a.lowerMTU(now, i, m.passed, p.rto)
+		p.lowerMTU(now, m.passed, p.rto)
 	default:
 		due := p.deadlines[timerMTU]
 		a.probeMTU(now, p, p.floor())
@@ -238,7 +237,7 @@ func (a *Assoc) blackHole(now clock.Time, i, size int) {
 }
 
 // longGotThrough ends a black hole suspicion and any search; another search starts later.
-func (a *Assoc) longGotThrough(now clock.Time, p *path) {
+func (p *path) longGotThrough(now clock.Time) {
 	p.pmtu = pmtu{limit: p.pmtu.limit}
 	p.stop(timerMTU)
 	if p.mtu < p.pmtu.limit {

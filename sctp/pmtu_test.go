@@ -51,7 +51,7 @@ func (p *probes) run(d time.Duration) {
 
 func (p *probes) carry(b []byte) {
 	p.t.Helper()
-	size, kinds := p.a.overhead(&p.a.paths[0])-HeaderLen+len(b), types(b)
+	size, kinds := p.a.paths[0].overhead-HeaderLen+len(b), types(b)
 	pad := slices.Contains(kinds, ChunkPad)
 	if pad {
 		if !slices.Equal(kinds, []ChunkType{ChunkHeartbeat, ChunkPad}) {

@@ -122,7 +122,7 @@ func (a *Assoc) handleData(c *Chunk) bool {
 		}
 	}
 	if int(d.stream) >= a.in {
-		a.accept(d.tsn)
+		r.accept(d.tsn)
 		a.reply(CauseInvalidStream, be.AppendUint16(be.AppendUint16(nil, d.stream), 0))
 		return true
 	}
@@ -131,13 +131,12 @@ func (a *Assoc) handleData(c *Chunk) bool {
 	}
 	a.stats.RxChunks++
 	a.stats.RxBytes += uint64(d.n)
-	a.accept(d.tsn)
+	r.accept(d.tsn)
 	return true
 }
 
 // accept marks a TSN as received.
-func (a *Assoc) accept(t serial.Num) {
-	r := &a.rcv
+func (r *receiver) accept(t serial.Num) {
 	r.set(t)
 	if r.high.Less(t) {
 		r.high = t
@@ -160,7 +159,7 @@ func (a *Assoc) place(d *dataChunk) bool {
 		r.deliver(d, Deliver, 0)
 		if d.flags&flagUnordered == 0 {
 			r.expected[d.stream]++
-			a.release()
+			r.release()
 		}
 		return true
 	}
@@ -183,7 +182,7 @@ func (a *Assoc) place(d *dataChunk) bool {
 	r.kept[i] = kept{*d, slot}
 	r.keptLen += d.n
 	r.deliver(d, Keep, slot)
-	a.release()
+	r.release()
 	return true
 }
 
@@ -200,8 +199,7 @@ func (r *receiver) deliver(d *dataChunk, act Act, slot int) {
 }
 
 // release delivers every kept message that is complete and whose turn has come.
-func (a *Assoc) release() {
-	r := &a.rcv
+func (r *receiver) release() {
 again:
 	for i := 0; i < len(r.kept); i++ {
 		k := &r.kept[i]

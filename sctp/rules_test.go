@@ -16,8 +16,8 @@ func TestTimeoutWindow(t *testing.T) {
 	}
 	r.take()
 	r.wait(time.Second)
-	if p.cwnd != r.a.pmdcs(p) || p.ssthresh != 20000 {
-		t.Errorf("window %d, threshold %d; want %d and 20000", p.cwnd, p.ssthresh, r.a.pmdcs(p))
+	if p.cwnd != p.pmdcs() || p.ssthresh != 20000 {
+		t.Errorf("window %d, threshold %d; want %d and 20000", p.cwnd, p.ssthresh, p.pmdcs())
 	}
 }
 

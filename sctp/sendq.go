@@ -33,21 +33,21 @@ type item struct {
 	run    uint16 // so many chunks from this one on are acked, if more than 1: see gaps
 }
 
-func (a *Assoc) at(p uint32) *item { return &a.q[p&uint32(len(a.q)-1)] }
+func (s *sending) at(p uint32) *item { return &s.q[p&uint32(len(s.q)-1)] }
 
 // tsn returns the TSN of the item at position p.
-func (a *Assoc) tsn(p uint32) serial.Num { return a.cumAck + 1 + serial.Num(p-a.first) }
+func (s *sending) tsn(p uint32) serial.Num { return s.cumAck + 1 + serial.Num(p-s.first) }
 
-func (a *Assoc) pushItem(it item) {
-	if int(a.last-a.first) == len(a.q) {
-		q := make([]item, 2*len(a.q))
-		for p := a.first; p != a.last; p++ {
-			q[p&uint32(len(q)-1)] = *a.at(p)
+func (s *sending) push(it item) {
+	if int(s.last-s.first) == len(s.q) {
+		q := make([]item, 2*len(s.q))
+		for p := s.first; p != s.last; p++ {
+			q[p&uint32(len(q)-1)] = *s.at(p)
 		}
-		a.q = q
+		s.q = q
 	}
-	*a.at(a.last) = it
-	a.last++
+	*s.at(s.last) = it
+	s.last++
 }
 
 // leave records that the item at position p is sent on path i now.
@@ -104,7 +104,7 @@ func (a *Assoc) ackItem(now clock.Time, p uint32) {
 	pa := &a.paths[it.path]
 	pa.heard = true
 	if pa.pmtu.lost > 0 && int(it.size) > pa.floor() {
-		a.longGotThrough(now, pa)
+		pa.longGotThrough(now)
 	}
 	switch it.state {
 	case inFlight:

@@ -80,7 +80,7 @@ func (a *Assoc) handleInit(now clock.Time, f *pkt.Flow, c *Chunk) {
 
 // adds reports whether an address of an INIT would be a new path of the association.
 func (a *Assoc) adds(ad netip.Addr) bool {
-	return a.usable(ad) && a.npaths < maxAddrs && a.findPath(ad) < 0
+	return a.usable(ad) && len(a.paths) < maxAddrs && a.findPath(ad) < 0
 }
 
 // handleInitAck processes the answer to our INIT (5.1 C).
@@ -92,7 +92,7 @@ func (a *Assoc) handleInitAck(now clock.Time, c *Chunk) {
 		return
 	}
 	abort, why := refusal(&a.cfg, &a.flow, &i, err, true)
-	if why == nil && len(i.Cookie) > a.budget(&a.paths[0])-chunkHeader {
+	if why == nil && len(i.Cookie) > a.paths[0].budget()-chunkHeader {
 		why = ErrProtocol
 	}
 	if why != nil {
@@ -179,11 +179,11 @@ func (a *Assoc) restart(now clock.Time, k *cookie) {
 	a.verifyAt = 0
 	a.stop(timerInit, timerShutdown, timerGuard)
 	a.errors = 0
-	for i := range a.paths[:a.npaths] {
+	for i := range a.paths {
 		p := &a.paths[i]
 		p.rto, p.srtt, p.rttvar = rtoInitial, 0, 0
 		p.errors, p.active = 0, true
-		a.resetWindow(p)
+		p.resetWindow()
 	}
 	a.paths[a.lastIn].udp = a.lastUDP
 	a.events &^= 1<<EventUp | 1<<EventShutdown

@@ -220,7 +220,7 @@ func (s *sim) pump(h *simHost) {
 		if len(b) != s.out.Len {
 			s.t.Fatalf("Len %d, packet %d", s.out.Len, len(b))
 		}
-		if n := len(b) + h.a.overhead(&h.a.paths[0]) - HeaderLen; s.now >= s.narrowed[0] && s.now < s.narrowed[1] {
+		if n := len(b) + h.a.paths[0].overhead - HeaderLen; s.now >= s.narrowed[0] && s.now < s.narrowed[1] {
 			if s.out.Fragment {
 				n = h.a.Path(s.out.Path).MTU
 			}
@@ -307,7 +307,7 @@ func checkAccounts(t testing.TB, a *Assoc) {
 		}
 	}
 	sum := 0
-	for i := range a.paths[:a.npaths] {
+	for i := range a.paths {
 		p := &a.paths[i]
 		sum += p.flight
 		if p.flight > 0 && !p.armed(timerT3) {

@@ -51,7 +51,7 @@ func (a *Assoc) Deadline() clock.Time {
 	for _, t := range a.deadlines {
 		d = clock.Earliest(d, t)
 	}
-	for i := range a.paths[:a.npaths] {
+	for i := range a.paths {
 		for _, t := range a.paths[i].deadlines {
 			d = clock.Earliest(d, t)
 		}
@@ -75,7 +75,7 @@ func (a *Assoc) HandleTimeout(now clock.Time) {
 		case timerGuard:
 			a.abort(CauseUserAbort, nil, ErrTimeout)
 		case timerShutdown:
-			a.backOff(&a.paths[a.primary])
+			a.paths[a.primary].backOff()
 			if !a.failed(a.primary, true) {
 				a.sendShutdown(now)
 			}
@@ -85,7 +85,7 @@ func (a *Assoc) HandleTimeout(now clock.Time) {
 			a.probe = true
 		}
 	}
-	for i := range a.paths[:a.npaths] {
+	for i := range a.paths {
 		p := &a.paths[i]
 		for t := range numPathTimers {
 			if a.state == Closed || !p.deadlines[t].Due(now) {
@@ -141,7 +141,7 @@ func (a *Assoc) initTimeout(now clock.Time) {
 		return
 	}
 	p := &a.paths[0]
-	a.backOff(p)
+	p.backOff()
 	a.sendSetup()
 	a.arm(timerInit, now.Add(p.rto))
 }
@@ -234,7 +234,7 @@ func (a *Assoc) heartbeatDue(now clock.Time, i int) {
 	}
 	if p.beat == beatSent {
 		p.beat = beatLate
-		a.backOff(p)
+		p.backOff()
 		if a.failed(i, i == a.primary) {
 			return
 		}
@@ -290,7 +290,7 @@ func (a *Assoc) heartbeatAck(now clock.Time, b []byte) {
 		return
 	}
 	i := be.Uint32(p.Body)
-	if i >= uint32(a.npaths) {
+	if i >= uint32(len(a.paths)) {
 		return
 	}
 	pa, nonce := &a.paths[i], be.Uint64(p.Body[12:])
