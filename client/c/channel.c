@@ -116,18 +116,12 @@ int iwarpd_destroy_channel(struct iwarpd_channel *ch, struct iwarpd_error *e)
  */
 static void show_more(struct iwarpd_channel *ch)
 {
-	static const uint64_t one = 1;
-	uint64_t count;
 	bool set = ch->ready != NULL;
-	int state;
 
 	if (set == ch->more_set)
 		return;
 	ch->more_set = set;
-	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state); /* nobody would release the lock */
-	/* Neither can fail with a counter of 0 or 1. */
-	(void)!(set ? write(ch->more, &one, sizeof(one)) : read(ch->more, &count, sizeof(count)));
-	pthread_setcancelstate(state, &state);
+	set_readable(ch->more, set);
 }
 
 void channel_lock(struct iwarpd_channel *ch)
@@ -231,8 +225,10 @@ static struct cq_link *look(struct iwarpd_channel *ch, int *err)
 	uint8_t b[MANY_WAKES];
 	struct cq_link *l;
 	ssize_t n = 1;
+	int state;
 
 	*err = 0;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state); /* nobody would release the lock */
 	channel_lock(ch);
 	if (!ch->ready) {
 		do {
@@ -243,6 +239,7 @@ static struct cq_link *look(struct iwarpd_channel *ch, int *err)
 	}
 	l = take(ch);
 	channel_unlock(ch);
+	pthread_setcancelstate(state, &state);
 	if (!l && n == 0)
 		*err = -EPIPE;
 	return l;

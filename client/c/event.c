@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "internal.h"
 
@@ -64,13 +63,12 @@ static Pb__Message *pop_event(struct iwarpd_device *dev, struct event **at)
 {
 	struct event *ev = *at;
 	Pb__Message *msg = ev->msg;
-	uint64_t count;
 
 	*at = ev->next;
 	if (dev->last_event == &ev->next)
 		dev->last_event = at;
-	if (--dev->num_events == 0 && read(dev->queued, &count, sizeof(count)) < 0)
-		count = 0;
+	if (--dev->num_events == 0)
+		set_readable(dev->queued, false);
 	free(ev);
 	return msg;
 }
@@ -146,7 +144,6 @@ static bool is_negotiate(const Pb__Event *ev)
 
 void event_arrived(struct iwarpd_device *dev, Pb__Message *msg)
 {
-	static const uint64_t one = 1;
 	struct event *ev;
 
 	if (never_seen(dev, msg->event) || (is_negotiate(msg->event) && dev->num_events >= MAX_EVENTS / 2)) {
@@ -163,8 +160,8 @@ void event_arrived(struct iwarpd_device *dev, Pb__Message *msg)
 	ev->msg = msg;
 	*dev->last_event = ev;
 	dev->last_event = &ev->next;
-	if (dev->num_events++ == 0 && write(dev->queued, &one, sizeof(one)) < 0)
-		return; /* cannot fail with a counter of 1 */
+	if (dev->num_events++ == 0)
+		set_readable(dev->queued, true);
 }
 
 static bool ends_stream(const Pb__Event *ev, uint32_t conn)

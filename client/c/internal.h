@@ -67,6 +67,12 @@ int socket_recv(int sock, void *buf, struct packet *p, bool wait);
 void packet_free(struct packet *p);
 void close_fds(const int *fds, int n);
 
+/*
+ * set_readable makes an eventfd readable that is not, or the reverse. The caller may hold a lock, which a thread that
+ * is canceled here would not release.
+ */
+void set_readable(int fd, bool yes);
+
 /* map.c: memfds of the daemon */
 
 enum map_kind { MAP_SQ = 1, MAP_RQ = 2, MAP_CQ = 3, MAP_BELLS = 4 };

@@ -108,8 +108,9 @@ static int attach_fd(struct iwarpd_device *dev, bool near, int fd, struct iwarpd
 static int attach(struct iwarpd_device *dev, const struct iwarpd_mr_attr *attr, struct iwarpd_error *e)
 {
 	bool *attached = attr->near ? &dev->near : &dev->far;
-	int err = 0;
+	int err = 0, state;
 
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state); /* nobody would release the lock */
 	pthread_mutex_lock(&dev->attaching);
 	if (!*attached) {
 		int fd = attr->near ? attr->fd : open("/proc/self/mem", O_RDWR | O_CLOEXEC);
@@ -120,6 +121,7 @@ static int attach(struct iwarpd_device *dev, const struct iwarpd_mr_attr *attr, 
 		*attached = !err;
 	}
 	pthread_mutex_unlock(&dev->attaching);
+	pthread_setcancelstate(state, &state);
 	return err;
 }
 

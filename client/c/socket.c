@@ -40,6 +40,17 @@ void close_fds(const int *fds, int n)
 		close(fds[i]);
 }
 
+void set_readable(int fd, bool yes)
+{
+	uint64_t count = 1;
+	int state;
+
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+	/* Neither can fail with a counter of 0 or 1. */
+	(void)!(yes ? write(fd, &count, sizeof(count)) : read(fd, &count, sizeof(count)));
+	pthread_setcancelstate(state, &state);
+}
+
 static void put_fd(struct msghdr *h, void *control, size_t size, int fd)
 {
 	struct cmsghdr *c;

@@ -1110,9 +1110,9 @@ static void *churn(void *arg)
 
 /* The sanitizers follow neither the stack nor the locks of a thread that is being canceled. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-static void check_canceled(struct side *s)
+static void check_canceled(struct side *s, const struct side *peer)
 {
-	(void)s;
+	(void)s, (void)peer;
 }
 #else
 /* A waiter waits for events in a thread of its own, until it is canceled. */
@@ -1148,8 +1148,69 @@ static void cancel_waiter(struct waiter *w)
 	CHECK(pthread_cancel(w->t) == 0 && pthread_join(w->t, &result) == 0 && result == PTHREAD_CANCELED);
 }
 
-/* check_canceled cancels threads that wait, one for the socket and the others for it. */
-static void check_canceled(struct side *s)
+/* refused returns a queue pair with an event that was not read: its connection was refused. */
+static struct iwarpd_qp *refused(struct side *s, const struct side *peer)
+{
+	struct iwarpd_qp_attr attr = { .send_cq = s->scq, .recv_cq = s->rcq };
+	struct pollfd p = { .fd = iwarpd_event_fd(s->dev), .events = POLLIN };
+	char remote[80];
+	struct iwarpd_connect_attr nothing = { .remote = remote };
+	struct iwarpd_qp *qp;
+
+	snprintf(remote, sizeof(remote), "%s:1", peer->address);
+	CHECK(iwarpd_create_qp(s->pd, &attr, &qp, &err) == 0 && iwarpd_connect(qp, &nothing, &err) == 0);
+	CHECK(poll(&p, 1, WAIT) == 1);
+	return qp;
+}
+
+static void destroy(void *qp)
+{
+	CHECK(iwarpd_destroy_qp(qp, &err) == 0);
+}
+
+static void look(void *channel)
+{
+	struct iwarpd_cq *cq;
+
+	CHECK(iwarpd_get_cq_event(channel, &cq, 0) == -ETIMEDOUT);
+}
+
+static void register_far(void *pd)
+{
+	struct iwarpd_mr_attr attr = { .addr = pd, .length = 1, .far = true };
+	struct iwarpd_mr *mr;
+
+	CHECK(iwarpd_reg_mr(pd, &attr, &mr, &err) == 0 && iwarpd_dereg_mr(mr, &err) == 0);
+}
+
+/* A call of a thread that is canceled. */
+struct canceled {
+	void (*call)(void *);
+	void *arg;
+};
+
+static void *cancel(void *arg)
+{
+	const struct canceled *c = arg;
+
+	CHECK(pthread_cancel(pthread_self()) == 0); /* it ends at the next cancellation point */
+	c->call(c->arg);
+	pthread_testcancel();
+	return NULL;
+}
+
+/* check_unlocked makes a call in a thread that is canceled, and then the same one, which needs the same lock. */
+static void check_unlocked(void (*call)(void *), void *arg, void *again)
+{
+	struct canceled c = { call, arg };
+	pthread_t t;
+
+	CHECK(pthread_create(&t, NULL, cancel, &c) == 0 && pthread_join(t, NULL) == 0);
+	call(again);
+}
+
+/* check_canceled cancels threads that wait, one for the socket and the others for it, and threads in calls that take locks. */
+static void check_canceled(struct side *s, const struct side *peer)
 {
 	struct waiter w[3] = { { .s = s }, { .s = s }, { .s = s } };
 
@@ -1161,6 +1222,11 @@ static void check_canceled(struct side *s)
 	await_call(atomic_load(&w[2].tid), SYS_ppoll);
 	cancel_waiter(&w[2]);
 	churn(s);
+	check_unlocked(destroy, refused(s, peer), s->qp);
+	check_unlocked(register_far, s->pd, s->pd);
+	CHECK(iwarpd_create_channel(s->dev, &s->channel, &err) == 0);
+	check_unlocked(look, s->channel, s->channel);
+	CHECK(iwarpd_destroy_channel(s->channel, &err) == 0);
 }
 #endif
 
@@ -1181,7 +1247,7 @@ static void threads(struct side *a, struct side *b)
 	for (int i = 0; i < 5; i++)
 		CHECK(pthread_join(t[i], NULL) == 0);
 	check_tagged(a, b);
-	check_canceled(a);
+	check_canceled(a, b);
 }
 
 /* quiet checks that posting and polling make no system calls, with daemons that never sleep. */
