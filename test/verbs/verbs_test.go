@@ -536,6 +536,13 @@ func TestIdentifiers(t *testing.T) {
 	for _, mode := range []string{"rtr", "cqs", "requests", "migrate", "twice", "backlog", "states", "nowhere", "halves", "whole", "exact", "extended", "resized", "written", "failed", "unconnected", "rereg", "synchronous", "acknowledged", "unnamed", "fatal", "transitions", "source", "unbound", "taken", "moved", "canceled", "queues-made", "forked", "last", "numbered", "ordered", "overtaken", "left", "reset", "held", "invalidated", "all", "stated", "destroyed", "reused", "yielded", "armed", "gids", "unsupported", "domains", "excessive", "roomy", "greeting", "inherited", "remembered", "agreed", "crowded", "permitted", "exited"} {
 		t.Run(mode, func(t *testing.T) { run(t, mode).Succeed() })
 	}
+	t.Run("remembered by an older daemon", func(t *testing.T) {
+		p := run(t, "remembered", "IWARPD_SOCKET="+older(t, b))
+		p.Succeed()
+		if want := "the peer may do all that memory regions allow"; !strings.Contains(p.String(), want) {
+			t.Errorf("the log has no %q:\n%s", want, p)
+		}
+	})
 	for _, mode := range []string{"limits", "left"} {
 		t.Run(mode+" far", func(t *testing.T) { run(t, mode, farEnv).Succeed() })
 	}
