@@ -3,10 +3,13 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <glob.h>
+#include <linux/ethtool.h>
+#include <linux/sockios.h>
 #include <net/if.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -485,6 +488,38 @@ static enum ibv_mtu mtu_of(uint32_t mtu)
 	return m;
 }
 
+/* speed_of returns the speed of an interface in Mbit/s, or that of a veth if it is not known, as in a container. */
+static uint32_t speed_of(const char *interface)
+{
+	struct ethtool_cmd cmd = { .cmd = ETHTOOL_GSET };
+	struct ifreq r = { .ifr_data = (char *)&cmd };
+	int s = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	bool known;
+
+	snprintf(r.ifr_name, sizeof(r.ifr_name), "%.*s", IFNAMSIZ - 1, interface);
+	known = s >= 0 && ioctl(s, SIOCETHTOOL, &r) == 0 && ethtool_cmd_speed(&cmd) != (uint32_t)SPEED_UNKNOWN;
+	if (s >= 0)
+		close(s);
+	return known ? ethtool_cmd_speed(&cmd) : SPEED_10000;
+}
+
+/* put_speed stores the slowest width and speed of InfiniBand that are not slower than an interface. */
+static void put_speed(struct ibv_port_attr *a, const char *interface)
+{
+	enum { X1 = 1, X4 = 2, SDR = 1, FDR10 = 8, EDR = 32, HDR = 64, NDR = 128 };
+	static const struct { uint32_t mbit; uint8_t width, speed; } rates[] = {
+		{ 2500, X1, SDR }, { 10000, X1, FDR10 }, { 25000, X1, EDR }, { 40000, X4, FDR10 }, { 50000, X1, HDR },
+		{ 100000, X4, EDR }, { 200000, X4, HDR }, { UINT32_MAX, X4, NDR },
+	};
+	uint32_t mbit = speed_of(interface);
+	size_t i = 0;
+
+	while (rates[i].mbit < mbit)
+		i++;
+	a->active_width = rates[i].width;
+	a->active_speed = rates[i].speed;
+}
+
 #undef ibv_query_port
 int ibv_query_port(struct ibv_context *ibv, uint8_t port, struct _compat_ibv_port_attr *out)
 {
@@ -506,11 +541,10 @@ int ibv_query_port(struct ibv_context *ibv, uint8_t port, struct _compat_ibv_por
 		.max_msg_sz = INT32_MAX, /* of the daemon */
 		.pkey_tbl_len = 1,
 		.max_vl_num = 1,
-		.active_width = 2, /* 4x */
-		.active_speed = 4, /* 10 Gb/s */
 		.phys_state = gone ? 3 : 5, /* disabled, or link up */
 		.link_layer = IBV_LINK_LAYER_ETHERNET,
 	};
+	put_speed(&a, c->device->interface);
 	/*
 	 * The exported function fills the members before flags; the inline function
 	 * zeroes the rest.

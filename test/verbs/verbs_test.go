@@ -333,7 +333,7 @@ func TestDevices(t *testing.T) {
 	a, _ := newHosts(t, plain)
 	p := a.start(t, "ibv_devinfo -v")
 	p.Succeed()
-	for _, want := range []string{"iWARP (1)", "PORT_ACTIVE (4)", "::ffff:" + a.end.Addr4.String()} {
+	for _, want := range []string{"iWARP (1)", "PORT_ACTIVE (4)", "1X (1)", "10.0 Gbps (8)", "::ffff:" + a.end.Addr4.String()} {
 		if !strings.Contains(p.String(), want) {
 			t.Errorf("ibv_devinfo has no %q:\n%s", want, p)
 		}
