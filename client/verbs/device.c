@@ -380,12 +380,9 @@ static void free_context(struct context *c)
 	free(c);
 }
 
-struct context *iwv_context_open(struct device *d)
+/* serve makes the program get the events of a context, or frees it. The lock is held. */
+static struct context *serve(struct context *c)
 {
-	struct context *c = new_context(d);
-
-	if (!c)
-		return NULL;
 	if (async_init(c) < 0) {
 		free_context(c);
 		return NULL;
@@ -399,14 +396,25 @@ struct context *iwv_context_open(struct device *d)
 	return c;
 }
 
+struct context *iwv_context_open(struct device *d)
+{
+	struct context *c = new_context(d);
+
+	return c ? serve(c) : NULL;
+}
+
 struct ibv_context *ibv_open_device(struct ibv_device *device)
 {
 	struct context *c;
 
 	if (!device_ours(device))
 		return REAL(ibv_open_device)(device);
+	/* The other devices do not wait for a daemon that does not answer. */
+	c = new_context(container_of(device, struct device, ibv));
+	if (!c)
+		return NULL;
 	iwv_thread_lock();
-	c = iwv_context_open(container_of(device, struct device, ibv));
+	c = serve(c);
 	iwv_thread_unlock();
 	return c ? &c->v.context : NULL;
 }

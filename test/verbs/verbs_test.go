@@ -552,7 +552,7 @@ func TestIdentifiers(t *testing.T) {
 			t.Run(mode+" at "+address, func(t *testing.T) { b.start(t, program+" "+mode+" "+address).Succeed() })
 		}
 	}
-	for _, mode := range []string{"outlived", "silent"} {
+	for _, mode := range []string{"outlived", "silent", "opened"} {
 		t.Run(mode, func(t *testing.T) {
 			b.start(t, program+" "+mode+" "+a.end.Addr4.String(), "IWARPD_SOCKET="+b.socket+","+a.socket, a.pid(), "IWARPD_VERBS_LOG=1").Succeed()
 		})

@@ -1212,14 +1212,14 @@ static pid_t thread_named(const char *name)
 	return found;
 }
 
-/* await_futex waits until a thread of this process waits for a lock. */
-static void await_futex(pid_t tid)
+/* await_call waits until a thread of this process waits in a system call. */
+static void await_call(pid_t tid, long want)
 {
 	char path[64];
 	long call = -1;
 
 	snprintf(path, sizeof(path), "/proc/self/task/%d/syscall", (int)tid);
-	while (call != SYS_futex) {
+	while (call != want) {
 		FILE *f = fopen(path, "re");
 
 		CHECK(f);
@@ -1230,18 +1230,61 @@ static void await_futex(pid_t tid)
 	}
 }
 
-static atomic_int destroyer;
+/* await_futex waits until a thread of this process waits for a lock. */
+static void await_futex(pid_t tid)
+{
+	await_call(tid, SYS_futex);
+}
+
+static atomic_int busy; /* the thread of destroy_named or open_named */
 
 static void *destroy_named(void *qp)
 {
-	atomic_store(&destroyer, (int)syscall(SYS_gettid));
+	atomic_store(&busy, (int)syscall(SYS_gettid));
 	return destroy_qp(qp);
+}
+
+/* tid_of returns what a thread that was started stores in tid. */
+static pid_t tid_of(const atomic_int *tid)
+{
+	while (atomic_load(tid) == 0)
+		usleep(1000);
+	return (pid_t)atomic_load(tid);
 }
 
 static void *deregister(void *mr)
 {
 	CHECK(ibv_dereg_mr(mr) == 0);
 	return NULL;
+}
+
+static void *open_named(void *d)
+{
+	atomic_store(&busy, (int)syscall(SYS_gettid));
+	return ibv_open_device(d);
+}
+
+/* A device is used while another thread opens one whose daemon is stopped. */
+static void opened(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct ibv_context *own;
+	struct queues q;
+	void *other;
+	pthread_t t;
+
+	CHECK(list && list[0] && list[1]);
+	own = ibv_open_device(list[0]);
+	CHECK(own);
+	stop_daemon();
+	CHECK(pthread_create(&t, NULL, open_named, list[1]) == 0);
+	await_call(tid_of(&busy), SYS_ppoll);
+	q = make(own, NULL);
+	unmake(&q);
+	CHECK(pthread_tryjoin_np(t, &other) == EBUSY);
+	CHECK(kill(daemon_pid(), SIGCONT) == 0 && pthread_join(t, &other) == 0);
+	CHECK(other && ibv_close_device(other) == 0 && ibv_close_device(own) == 0);
+	ibv_free_device_list(list);
 }
 
 static void *connect_lost(void *id)
@@ -1284,9 +1327,7 @@ static void removed(void)
 	next(server, RDMA_CM_EVENT_CONNECT_REQUEST); /* which is not answered */
 	lock();
 	CHECK(pthread_create(&t, NULL, destroy_named, id->qp) == 0);
-	while (atomic_load(&destroyer) == 0)
-		usleep(1000);
-	await_futex(atomic_load(&destroyer));
+	await_futex(tid_of(&busy));
 	CHECK(reject(dev, id_of(child)->conn, NULL, 0, NULL) == 0);
 	await_futex(thread_named("iwarpd-verbs")); /* the event of the rejected queue pair has come */
 	CHECK(kill(daemon_pid(), SIGKILL) == 0);
@@ -2683,7 +2724,7 @@ int main(int argc, char **argv)
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "states", states }, { "dropped", dropped },
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole }, { "exact", exact },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
-		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
+		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "opened", opened }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
 		{ "queues-made", queues_made }, { "forked", forked }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted },
 	};
