@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // TestRunMistakes checks what iwarpd-run says of a program that it cannot run, and its exit status, which is the shell's.
@@ -36,23 +38,44 @@ func TestRunMistakes(t *testing.T) {
 		{"true", libraries, 0, ""},
 		{"true", dir, 126, "there is no libibverbs.so.1 in " + dir + ": install iwarpd-verbs, or correct IWARPD_VERBS_DIR"},
 	} {
-		cmd := exec.Command("sh", "../../client/verbs/iwarpd-run.in", tt.program)
-		cmd.Env = append(os.Environ(), "IWARPD_VERBS_DIR="+tt.dir)
-		out, err := cmd.CombinedOutput()
-		code := 0
-		if e, ok := errors.AsType[*exec.ExitError](err); ok {
-			code = e.ExitCode()
-		} else if err != nil {
-			t.Fatal(err)
-		}
-		want := ""
-		if tt.want != "" {
-			want = "iwarpd-run: " + tt.program + ": " + tt.want + "\n"
-		}
-		if code != tt.code || string(out) != want {
-			t.Errorf("%s: exit status %d, %q; want %d, %q", tt.program, code, out, tt.code, want)
-		}
+		checkMistake(t, tt.program, tt.dir, tt.code, tt.want)
 	}
+}
+
+// checkMistake runs a program by iwarpd-run with the libraries in dir, and checks the exit status and what is said.
+func checkMistake(t *testing.T, program, dir string, code int, want string) {
+	t.Helper()
+	cmd := exec.Command("sh", "../../client/verbs/iwarpd-run.in", program)
+	cmd.Env = append(os.Environ(), "IWARPD_VERBS_DIR="+dir)
+	out, err := cmd.CombinedOutput()
+	got := 0
+	if e, ok := errors.AsType[*exec.ExitError](err); ok {
+		got = e.ExitCode()
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	if want != "" {
+		want = "iwarpd-run: " + program + ": " + want + "\n"
+	}
+	if got != code || string(out) != want {
+		t.Errorf("%s: exit status %d, %q; want %d, %q", program, got, out, code, want)
+	}
+}
+
+// TestRunSetUserID checks that iwarpd-run refuses programs for which the loader ignores it, such as sudo.
+func TestRunSetUserID(t *testing.T) {
+	testenv.RequireRoot(t)
+	program := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(program, 65534, 65534); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(program, 0o755|os.ModeSetuid); err != nil {
+		t.Fatal(err)
+	}
+	checkMistake(t, program, plain.libraries(t), 126, "has the rights of its owner, and so does not use iwarpd-run: put iwarpd-run after sudo, or install iwarpd-verbs-default")
 }
 
 // TestRunHelp checks that the help of iwarpd-run fails where it cannot be written.
