@@ -109,12 +109,39 @@ int cq_grow(struct ibv_cq *ibv, struct iwarpd_error *e)
 	return depth > cq->depth ? resize(cq, depth, e) : 0;
 }
 
+/* new_cq makes a CQ without the daemon's queue. Its channel returns it as soon as it has that. */
+static struct cq *new_cq(struct ibv_context *ibv, int cqe, void *cq_context, struct ibv_comp_channel *channel)
+{
+	struct cq *cq = calloc(1, sizeof(*cq));
+
+	if (!cq)
+		return NULL;
+	cq->depth = room_for(ibv, cqe, 0);
+	pthread_mutex_init(&cq->lock, NULL);
+	cq->last_late = &cq->late;
+	cq->ibv.context = ibv;
+	cq->ibv.channel = channel;
+	cq->ibv.cq_context = cq_context;
+	cq->ibv.cqe = cqe;
+	pthread_mutex_init(&cq->ibv.mutex, NULL);
+	pthread_cond_init(&cq->ibv.cond, NULL);
+	return cq;
+}
+
+static void free_cq(struct cq *cq)
+{
+	free_late(cq->late);
+	pthread_mutex_destroy(&cq->lock);
+	pthread_mutex_destroy(&cq->ibv.mutex);
+	pthread_cond_destroy(&cq->ibv.cond);
+	free(cq);
+}
+
 struct ibv_cq *ibv_create_cq(struct ibv_context *ibv, int cqe, void *cq_context, struct ibv_comp_channel *channel,
 				 int vector)
 {
 	struct iwarpd_error e;
 	struct context *c;
-	uint32_t depth;
 	struct cq *cq;
 	int err;
 
@@ -126,26 +153,16 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *ibv, int cqe, void *cq_context,
 		errno = EINVAL;
 		return NULL;
 	}
-	depth = room_for(ibv, cqe, 0);
-	cq = calloc(1, sizeof(*cq));
+	cq = new_cq(ibv, cqe, cq_context, channel);
 	if (!cq)
 		return NULL;
-	cq->depth = depth;
-	err = channel ? iwarpd_create_cq_on(channel_of(channel)->ch, depth, cq, &cq->q, &e) :
-			iwarpd_create_cq(c->dev, depth, &cq->q, &e);
+	err = channel ? iwarpd_create_cq_on(channel_of(channel)->ch, cq->depth, cq, &cq->q, &e) :
+			iwarpd_create_cq(c->dev, cq->depth, &cq->q, &e);
 	if (err) {
-		free(cq);
+		free_cq(cq);
 		iwv_fail(err, "ibv_create_cq", &e);
 		return NULL;
 	}
-	pthread_mutex_init(&cq->lock, NULL);
-	cq->last_late = &cq->late;
-	cq->ibv.context = ibv;
-	cq->ibv.channel = channel;
-	cq->ibv.cq_context = cq_context;
-	cq->ibv.cqe = cqe;
-	pthread_mutex_init(&cq->ibv.mutex, NULL);
-	pthread_cond_init(&cq->ibv.cond, NULL);
 	refer(channel, 1);
 	iwv_thread_lock();
 	cq->next = c->cqs;
@@ -321,12 +338,8 @@ int ibv_destroy_cq(struct ibv_cq *ibv)
 	if (err)
 		return iwv_fail(err, "ibv_destroy_cq", &e);
 	wait_acknowledged(cq);
-	free_late(cq->late);
 	refer(ibv->channel, -1);
-	pthread_mutex_destroy(&cq->lock);
-	pthread_mutex_destroy(&cq->ibv.mutex);
-	pthread_cond_destroy(&cq->ibv.cond);
-	free(cq);
+	free_cq(cq);
 	return 0;
 }
 

@@ -42,7 +42,10 @@ type variant struct {
 var (
 	plain     = &variant{name: "plain", cflags: "-O2 -g"}
 	sanitized = &variant{name: "sanitized", cflags: "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"}
+	threaded  = &variant{name: "threaded", cflags: "-O1 -g " + races}
 )
+
+const races = "-fsanitize=thread"
 
 // libraries builds the libraries and returns their folder.
 func (v *variant) libraries(t *testing.T) string {
@@ -361,8 +364,8 @@ func TestStay(t *testing.T) {
 	}
 }
 
-// compile compiles a program of testdata against the distribution's headers.
-func compile(t *testing.T, name string) string {
+// compile compiles a program of testdata against the distribution's headers, with further options of gcc.
+func compile(t *testing.T, name string, options ...string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), name)
 	args := []string{"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I../../client/verbs", "-I../../client/c", "-rdynamic", "-o", program, "testdata/" + name + ".c", "-lrdmacm", "-libverbs", "-lpthread"}
@@ -372,7 +375,7 @@ func compile(t *testing.T, name string) string {
 		}
 		args = append(args, "-lrpma")
 	}
-	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
+	if out, err := exec.Command("gcc", append(args, options...)...).CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}
 	return program
@@ -566,6 +569,15 @@ func TestIdentifiers(t *testing.T) {
 		b.daemon.Signal(syscall.SIGKILL)
 		p.Succeed()
 	})
+}
+
+// TestRaces makes threads use the same objects, with the sanitizer that finds data races.
+func TestRaces(t *testing.T) {
+	_, b := newHosts(t, threaded)
+	program := "setarch --addr-no-randomize " + compile(t, "cm", races)
+	for _, mode := range []string{"cqs", "held", "acknowledged"} {
+		t.Run(mode, func(t *testing.T) { b.start(t, program+" "+mode+" "+b.end.Addr4.String()).Succeed() })
+	}
 }
 
 // TestRestart checks that a program uses a daemon again that has restarted, while another one kept running.
