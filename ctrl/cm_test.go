@@ -357,7 +357,7 @@ func TestAcceptReject(t *testing.T) {
 // TestBadPeers checks that a peer that is silent, sends garbage, or leaves loses only its own connection and does not
 // delay others.
 func TestBadPeers(t *testing.T) {
-	h := newHarness(t, Config{Startup: StartupDefaults{PerPeer: 4}})
+	h := newHarness(t, Config{Startup: StartupDefaults{PerListener: 4}})
 	c := h.hello(t)
 	req := reqListen("", 7174)
 	req.GetListen().Backlog = 2

@@ -112,9 +112,8 @@ type StartupDefaults struct {
 	Timeout  time.Duration // for each step of the MPA start-up; default 10 s
 	Connect  time.Duration // for a whole connect; default 30 s
 	Accept   time.Duration // for the client to answer a connect request; default 30 s
-	// PerPeer and PerListener bound the connections of a listener whose MPA request has not
-	// arrived: those from one address, default 64, and all, default 1024.
-	PerPeer, PerListener int
+	// PerListener bounds the connections of a listener whose MPA request has not arrived; default 1024.
+	PerListener int
 }
 
 // A CRCPolicy is the administrator's choice of whether MPA uses CRC32c, which RFC 5044 Section
@@ -160,7 +159,6 @@ func (s StartupDefaults) fill() StartupDefaults {
 	s.Timeout = cmp.Or(s.Timeout, 10*time.Second)
 	s.Connect = cmp.Or(s.Connect, 30*time.Second)
 	s.Accept = cmp.Or(s.Accept, 30*time.Second)
-	s.PerPeer = cmp.Or(s.PerPeer, 64)
 	s.PerListener = cmp.Or(s.PerListener, 1024)
 	return s
 }

@@ -9,12 +9,12 @@ import (
 	"github.com/iwarpd/iwarpd/internal/subnet"
 )
 
-// startups are the connections of a listener whose MPA request has not arrived. An address may
-// have StartupDefaults.PerPeer of them, and all addresses together StartupDefaults.PerListener.
-// A further connection evicts the oldest of its own address, or of the network that has the
-// most. Idle connections therefore cannot lock out a peer that sends its request, or affect
-// another listener. A user may have as many of them as queue pairs; then a listener with
-// leastPending or more replaces its own.
+// startups are the connections of a listener whose MPA request has not arrived, at most
+// StartupDefaults.PerListener. A further connection evicts the oldest one of the network that has
+// the most. Idle connections therefore cannot lock out a peer that sends its request, or affect
+// another listener. An address has no limit of its own: programs open many connections at once,
+// and to an initiator, a reset means that the peer does not know revision 2. A user may have as
+// many of them as queue pairs; then a listener with leastPending or more replaces its own.
 type startups struct {
 	by      map[netip.Prefix][]*conn // by network, oldest first
 	n       int
@@ -56,22 +56,9 @@ func (s *startups) remove(c *conn) bool {
 // spare reports whether the daemon can hold more of them.
 func (s *startups) spare() bool { return s.sockets == nil || s.sockets.spare() }
 
-// victim returns the connection to evict for a new one from addr, or nil. The limits are
-// perPeer for an address and most for all.
-func (s *startups) victim(addr netip.Addr, perPeer, most int) *conn {
-	var oldest *conn
-	same := 0
-	for _, c := range s.by[subnet.Of(addr)] {
-		if c.remote.Addr() == addr {
-			if same++; oldest == nil {
-				oldest = c
-			}
-		}
-	}
-	switch {
-	case same >= perPeer:
-		return oldest
-	case s.n < most:
+// victim returns the connection to evict for a new one from addr, or nil if there are less than most.
+func (s *startups) victim(addr netip.Addr, most int) *conn {
+	if s.n < most {
 		return nil
 	}
 	longest := s.by[subnet.Of(addr)]
@@ -100,7 +87,7 @@ func (s *Server) makeRoom(l *listener, addr netip.Addr) {
 		least = 1
 	}
 	most = min(most, max(l.starting.n, least))
-	c := l.starting.victim(addr, s.cfg.Startup.PerPeer, most)
+	c := l.starting.victim(addr, most)
 	if c == nil {
 		return
 	}

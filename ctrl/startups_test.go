@@ -17,7 +17,7 @@ import (
 // up, at the same listener or at another client's. Its connections are reset, and the log reports them in one line at
 // a limited rate.
 func TestIdleStartups(t *testing.T) {
-	h := newHarness(t, Config{Startup: StartupDefaults{PerPeer: 4}})
+	h := newHarness(t, Config{Startup: StartupDefaults{PerListener: 4}})
 	core, logs := observer.New(zap.InfoLevel)
 	h.log = zap.New(core)
 	a, b := h.hello(t), h.hello(t)
@@ -77,6 +77,28 @@ func TestIdleStartups(t *testing.T) {
 	for _, l := range h.listeners {
 		if l.starting.n != 0 || len(l.starting.by) != 0 {
 			t.Errorf("%d still counted: %v", l.starting.n, l.starting.by)
+		}
+	}
+}
+
+// TestBurst checks that a peer may open many connections before it sends the first request.
+func TestBurst(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	req := reqListen("", 7174)
+	req.GetListen().Backlog = 500
+	c.ok(req)
+	var all []*mpaPeer
+	for i := range 500 {
+		all = append(all, h.arrive(t, fmt.Sprintf("10.0.0.2:%d", 1000+i), 7174, mpa.DefaultConfig()))
+	}
+	for i, p := range all {
+		p.send()
+		if _, abort := p.ended(); abort {
+			t.Fatalf("connection %d was reset", i)
+		}
+		if r := c.event().GetConnectRequest(); r == nil {
+			t.Fatalf("connection %d: no request", i)
 		}
 	}
 }
@@ -189,7 +211,7 @@ func TestWaitingQuota(t *testing.T) {
 // TestCrowdedListener checks that when a listener has too many start-ups in total, the network with the most of them
 // loses one.
 func TestCrowdedListener(t *testing.T) {
-	h := newHarness(t, Config{Startup: StartupDefaults{PerPeer: 4, PerListener: 8}})
+	h := newHarness(t, Config{Startup: StartupDefaults{PerListener: 8}})
 	c := h.hello(t)
 	c.ok(reqListen("", 7174))
 	cfg := mpa.DefaultConfig()
