@@ -121,6 +121,9 @@ void id_drop(struct id *id);
 /* listeners_follow makes the ids that listen on every address listen on all devices, which come and go with their daemons. */
 void listeners_follow(void);
 
+/* listeners_forget frees the listeners of a daemon that has ended. */
+void listeners_forget(const struct context *c);
+
 /* id_qp returns the QP that carries the connection of id, or NULL. */
 struct qp *id_qp(const struct id *id);
 

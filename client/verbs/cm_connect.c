@@ -322,9 +322,10 @@ static void request_gone(struct context *c, const struct iwarpd_event *ev)
 			id->request_gone = true;
 }
 
-/* device_gone notifies all ids of a context that its daemon has ended, if the program knows them. */
+/* device_gone ends the listeners of a context whose daemon has ended, and notifies its ids, if the program knows them. */
 static void device_gone(struct context *c)
 {
+	listeners_forget(c);
 	for (struct id *id = ids; id; id = id->next)
 		if (id->pub.verbs == &c->v.context && !id->unreported)
 			event_simple(id, RDMA_CM_EVENT_DEVICE_REMOVAL, 0);

@@ -27,7 +27,10 @@ void *real_cm_symbol(const char *name)
 	return library ? dlsym(library, name) : NULL;
 }
 
-/* context_open returns the context of a device, or opens it. Older ids keep that of a daemon that has ended. */
+/*
+ * context_open returns the context of a device, or opens it. The program keeps that of a daemon that has ended, if it was
+ * shown to it.
+ */
 static struct context *context_open(struct device *d)
 {
 	struct context *opened;
@@ -35,8 +38,11 @@ static struct context *context_open(struct device *d)
 	if (context_live(d->cm))
 		return d->cm;
 	opened = iwv_context_open(d);
-	if (opened)
-		d->cm = opened;
+	if (!opened)
+		return NULL;
+	if (d->cm && !d->cm->shown)
+		iwv_context_close(d->cm);
+	d->cm = opened;
 	return opened;
 }
 
@@ -161,9 +167,12 @@ struct ibv_context **rdma_get_devices(int *num)
 	for (struct device *d = devices; d; d = d->next)
 		most++;
 	list = calloc(most + 1, sizeof(*list));
-	for (struct device *d = devices; list && d; d = d->next)
-		if (context_live(d->cm))
-			list[n++] = &d->cm->v.context;
+	for (struct device *d = devices; list && d; d = d->next) {
+		if (!context_live(d->cm))
+			continue;
+		d->cm->shown = true;
+		list[n++] = &d->cm->v.context;
+	}
 	iwv_thread_unlock();
 	if (n == 0) {
 		free(list);

@@ -42,6 +42,7 @@ static void id_free(struct id *id)
 
 void id_bind_device(struct id *id, struct context *c)
 {
+	c->shown = true;
 	id->pub.verbs = &c->v.context;
 	id->pub.port_num = 1;
 	if (!c->pd)
@@ -286,15 +287,21 @@ static bool listens_on(const struct id *id, const struct context *c)
 	return e;
 }
 
-/* follow makes an id listen on devices, and on no others. One on which it cannot is tried again the next time. */
+void listeners_forget(const struct context *c)
+{
+	for (struct id *id = ids; id; id = id->next) {
+		for (struct endpoint **at = &id->endpoints; *at;) {
+			if ((*at)->ctx == c)
+				close_endpoint(at);
+			else
+				at = &(*at)->next;
+		}
+	}
+}
+
+/* follow makes an id listen on devices. One on which it cannot is tried again the next time. */
 static void follow(struct id *id, struct device *devices)
 {
-	for (struct endpoint **at = &id->endpoints; *at;) {
-		if (atomic_load(&(*at)->ctx->gone))
-			close_endpoint(at);
-		else
-			at = &(*at)->next;
-	}
 	for (struct device *d = devices; d; d = d->next)
 		if (context_live(d->cm) && !listens_on(id, d->cm))
 			open_endpoint(id, d->cm);

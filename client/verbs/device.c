@@ -419,17 +419,21 @@ struct ibv_context *ibv_open_device(struct ibv_device *device)
 	return c ? &c->v.context : NULL;
 }
 
-int ibv_close_device(struct ibv_context *ibv)
+void iwv_context_close(struct context *c)
 {
-	struct context *c;
-
-	if (!iwv_is_ours(ibv))
-		return REAL(ibv_close_device)(ibv);
-	c = iwv_context_of(ibv);
 	thread_forget(c);
 	qp_free_closing(c);
 	async_close(c);
 	free_context(c);
+}
+
+int ibv_close_device(struct ibv_context *ibv)
+{
+	if (!iwv_is_ours(ibv))
+		return REAL(ibv_close_device)(ibv);
+	iwv_thread_lock();
+	iwv_context_close(iwv_context_of(ibv));
+	iwv_thread_unlock();
 	return 0;
 }
 

@@ -136,6 +136,7 @@ struct context {
 	struct qp *closing;   /* destroyed QPs whose connections are still closing */
 	_Atomic(struct numbers *) numbers[QP_NUMS / NUMBERS]; /* of QPs of the program; freed with the context */
 	struct ibv_pd *pd;    /* of librdmacm, for ids whose program has created none; or NULL */
+	bool shown;           /* the program may use it, if it is librdmacm's */
 	struct verbs_context v; /* its last member is the ibv_context */
 };
 
@@ -143,6 +144,9 @@ struct context *iwv_context_of(struct ibv_context *ibv);
 
 /* iwv_context_open opens a device. It returns NULL, with errno set, if it cannot. The lock is held. */
 struct context *iwv_context_open(struct device *d);
+
+/* iwv_context_close frees a context. The lock is held. */
+void iwv_context_close(struct context *c);
 
 /* iwv_is_ours reports whether a context is one of iwarpd's. */
 bool iwv_is_ours(const struct ibv_context *ibv);
@@ -205,7 +209,7 @@ void iwv_thread_wake(void);
 /* thread_serve makes the library's thread take the events of a context. The lock is held. */
 int thread_serve(struct context *c);
 
-/* thread_forget undoes thread_serve. The thread does not use the context after it returns. */
+/* thread_forget undoes thread_serve. The thread does not use the context after it returns. The lock is held. */
 void thread_forget(struct context *c);
 
 /*

@@ -198,7 +198,6 @@ int thread_serve(struct context *c)
 
 void thread_forget(struct context *c)
 {
-	pthread_mutex_lock(&lock);
 	for (struct context **at = &contexts; *at; at = &(*at)->next) {
 		if (*at == c) {
 			*at = c->next;
@@ -206,7 +205,6 @@ void thread_forget(struct context *c)
 		}
 	}
 	epoll_ctl(epoll, EPOLL_CTL_DEL, iwarpd_event_fd(c->dev), NULL);
-	pthread_mutex_unlock(&lock);
 }
 
 static void before_fork(void)

@@ -604,6 +604,37 @@ func TestRestart(t *testing.T) {
 	p.Succeed()
 }
 
+// TestReopened checks that a listener on every address keeps nothing open of daemons that have ended.
+func TestReopened(t *testing.T) {
+	_, b := newHosts(t, plain)
+	p := b.start(t, "rping -s")
+	listens := func() bool {
+		d, err := iwarp.Open(t.Context(), b.socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		s, err := d.Admin().Status(t.Context())
+		return err == nil && s.Listens == 1
+	}
+	files := func() int {
+		all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.Cmd.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	testenv.Until(t, "the server listens", listens)
+	before := files()
+	for range 3 {
+		b.daemon.Signal(syscall.SIGKILL)
+		<-b.daemon.Done
+		b.launch(t, b.end.Name)
+		testenv.Until(t, "the server listens again", listens)
+	}
+	testenv.Until(t, fmt.Sprintf("the server has as many files open as before, %d", before), func() bool { return files() == before })
+}
+
 // TestStarting checks that a daemon that takes connections, but does not answer yet, does not keep a program from using another one.
 func TestStarting(t *testing.T) {
 	a, b := newHosts(t, plain)
