@@ -322,7 +322,7 @@ static void request_gone(struct context *c, const struct iwarpd_event *ev)
 			id->request_gone = true;
 }
 
-/* device_gone ends the listeners of a context whose daemon has ended, and notifies its ids, if the program knows them. */
+/* device_gone ends the listeners of a context whose daemon has ended, and notifies those ids that the program knows. */
 static void device_gone(struct context *c)
 {
 	listeners_forget(c);

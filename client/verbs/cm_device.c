@@ -28,8 +28,8 @@ void *real_cm_symbol(const char *name)
 }
 
 /*
- * context_open returns the context of a device, or opens it. The program keeps that of a daemon that has ended, if it was
- * shown to it.
+ * context_open returns the context of a device, or opens it. That of a daemon that has ended stays if it was shown to
+ * the program.
  */
 static struct context *context_open(struct device *d)
 {

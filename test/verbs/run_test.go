@@ -75,7 +75,9 @@ func TestRunSetUserID(t *testing.T) {
 	if err := os.Chmod(program, 0o755|os.ModeSetuid); err != nil {
 		t.Fatal(err)
 	}
-	checkMistake(t, program, plain.libraries(t), 126, "has the rights of its owner, and so does not use iwarpd-run: put iwarpd-run after sudo, or install iwarpd-verbs-default")
+	const want = "has the rights of its owner, and so does not use iwarpd-run: " +
+		"put iwarpd-run after sudo, or install iwarpd-verbs-default"
+	checkMistake(t, program, plain.libraries(t), 126, want)
 }
 
 // TestRunHelp checks that the help of iwarpd-run fails where it cannot be written.

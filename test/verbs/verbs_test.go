@@ -336,7 +336,8 @@ func TestDevices(t *testing.T) {
 	a, _ := newHosts(t, plain)
 	p := a.start(t, "ibv_devinfo -v")
 	p.Succeed()
-	for _, want := range []string{"iWARP (1)", "PORT_ACTIVE (4)", "1X (1)", "10.0 Gbps (8)", "::ffff:" + a.end.Addr4.String()} {
+	address := "::ffff:" + a.end.Addr4.String()
+	for _, want := range []string{"iWARP (1)", "PORT_ACTIVE (4)", "1X (1)", "10.0 Gbps (8)", address} {
 		if !strings.Contains(p.String(), want) {
 			t.Errorf("ibv_devinfo has no %q:\n%s", want, p)
 		}
@@ -632,7 +633,8 @@ func TestReopened(t *testing.T) {
 		b.launch(t, b.end.Name)
 		testenv.Until(t, "the server listens again", listens)
 	}
-	testenv.Until(t, fmt.Sprintf("the server has as many files open as before, %d", before), func() bool { return files() == before })
+	want := fmt.Sprintf("the server has as many files open as before, %d", before)
+	testenv.Until(t, want, func() bool { return files() == before })
 }
 
 // TestStarting checks that a daemon that takes connections, but does not answer yet, does not keep a program from using another one.

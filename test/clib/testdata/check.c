@@ -1209,7 +1209,10 @@ static void check_unlocked(void (*call)(void *), void *arg, void *again)
 	call(again);
 }
 
-/* check_canceled cancels threads that wait, one for the socket and the others for it, and threads in calls that take locks. */
+/*
+ * check_canceled cancels threads that wait, one for the socket and the others for it, and threads in calls that take
+ * locks.
+ */
 static void check_canceled(struct side *s, const struct side *peer)
 {
 	struct waiter w[3] = { { .s = s }, { .s = s }, { .s = s } };
