@@ -83,13 +83,9 @@ func TestFolders(t *testing.T) {
 	if err := w.client.Mkdir(t.Context(), "d/f00", Attrs{}); err == nil {
 		t.Error("a folder was made of a file")
 	}
-	old := &Client{Version: 1}
-	if err := old.needs(true); !errors.Is(err, ErrVersion) {
-		t.Errorf("folders of a server of version 1: %v", err)
-	}
 	for _, name := range []string{"../x", "..", "a/b", "", ".iwcp-x", "b\n"} {
 		a, b := memconn.Pair(recvDepth, maxMessage)
-		for _, m := range []message{{Kind: kindEntry, Name: name}, {Kind: kindDone}} {
+		for _, m := range []message{{Kind: kindEntry, Name: name}, {Kind: kindOK}} {
 			if err := send(t.Context(), b, &m); err != nil {
 				t.Fatal(err)
 			}

@@ -17,9 +17,11 @@ import (
 	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
-// Version is the newest version of the protocol. Version 1 supports only whole files and SHA-256,
-// without attributes; version 2 does not have XXH128.
-const Version = 3
+// Version is the newest version of the protocol. Version 2, the oldest, does not have XXH128.
+const (
+	Version = 3
+	oldest  = 2
+)
 
 const magic = "IWCP"
 
@@ -38,15 +40,16 @@ const (
 // hello returns the private data that offers or confirms version v.
 func hello(v uint8) []byte { return append([]byte(magic), v) }
 
-// checkHello returns the version in the other side's private data, from 1 to Version. If the
-// version is not supported, it returns it with an error.
+// checkHello returns the version in the other side's private data. If the version is not
+// supported, it returns it with an error.
 func checkHello(b []byte) (uint8, error) {
 	if len(b) < len(magic)+1 || string(b[:len(magic)]) != magic {
 		return 0, errors.New("the other side does not speak iwarpctl's copy protocol: is that the port of iwarpctl serve?")
 	}
 	v := b[len(magic)]
-	if v == 0 || v > Version {
-		return v, fmt.Errorf("the other side speaks version %d of the copy protocol, this one 1 to %d: upgrade this one", v, Version)
+	if v < oldest || v > Version {
+		return v, fmt.Errorf("the other side speaks version %d of the copy protocol, this one %d to %d: upgrade the older one",
+			v, oldest, Version)
 	}
 	return v, nil
 }
@@ -54,21 +57,19 @@ func checkHello(b []byte) (uint8, error) {
 type kind uint8
 
 const (
-	kindGet   kind = iota + 1 // client: send me a file
-	kindPut                   // client: receive a file
-	kindOpen                  // server: go ahead, this is my window
-	kindChunk                 // file sender: chunk Seq is in its slot
-	kindFree                  // file receiver: the slot of chunk Seq is free
-	kindEnd                   // file sender: end of file
-	kindDone                  // file receiver: the file is complete and on disk
-	kindError                 // either side: failure
-	kindList                  // client: list a folder, or one object
-	kindEntry                 // server: an entry of the list
-	kindMkdir                 // client: create a folder
+	kindChunk kind = 4    // file sender: chunk Seq is in its slot
+	kindFree  kind = 5    // file receiver: the slot of chunk Seq is free
+	kindOK    kind = 7    // server: end of a list, or the folder exists
+	kindError kind = 8    // either side: failure
+	kindList  kind = 9    // client: list a folder, or one object
+	kindEntry kind = 10   // server: an entry of the list
+	kindMkdir kind = 11   // client: create a folder
+	kindGet   kind = 0x41 // client: send me a file
+	kindPut   kind = 0x42 // client: receive a file
+	kindOpen  kind = 0x43 // server: go ahead, this is my window
+	kindEnd   kind = 0x46 // file sender: end of file
+	kindDone  kind = 0x47 // file receiver: the file is complete and on disk
 )
-
-// extended marks a message with the fields of version 2.
-const extended = 0x40
 
 // Flags of requests.
 const (
@@ -146,7 +147,6 @@ const (
 // message is a message of any kind; each kind uses some of the fields.
 type message struct {
 	Kind  kind
-	V2    bool          // get, put, open, end, done: with the fields of version 2
 	Name  string        // get, put, list, entry, mkdir
 	Size  uint64        // put, open, end, entry: bytes of the file
 	Addr  uint64        // open: address of the window
@@ -159,13 +159,13 @@ type message struct {
 	Code  Code          // error
 	Text  string        // error
 
-	Hash     Hash   // V2 get, put, open
-	Flags    uint8  // V2 put; list, mkdir
-	Mode     uint32 // V2 put, open; entry, mkdir: permissions
+	Hash     Hash   // get, put, open
+	Flags    uint8  // put, list, mkdir
+	Mode     uint32 // put, open, entry, mkdir: permissions
 	Mtime    int64  // the same: nanoseconds since 1970
-	Offset   uint64 // V2 get, open: offset of chunk 0 in the file
-	DiskTime uint64 // V2 end, done: nanoseconds in the sender's calls
-	HashTime uint64 // V2 end, done
+	Offset   uint64 // get, open: offset of chunk 0 in the file
+	DiskTime uint64 // end, done: nanoseconds in the sender's calls
+	HashTime uint64 // end, done
 	Type     uint8  // entry
 	After    string // list: entries with greater names only
 }
@@ -176,11 +176,7 @@ func appendText(b []byte, s string) []byte {
 
 func (m *message) encode() []byte {
 	be := binary.BigEndian
-	first := byte(m.Kind)
-	if m.V2 {
-		first |= extended
-	}
-	b := []byte{first}
+	b := []byte{byte(m.Kind)}
 	switch m.Kind {
 	case kindGet:
 		b = appendText(b, m.Name)
@@ -200,7 +196,6 @@ func (m *message) encode() []byte {
 	case kindEnd:
 		b = be.AppendUint64(b, m.Size)
 		b = append(b, m.Sum[:]...)
-	case kindDone:
 	case kindError:
 		b = appendText(be.AppendUint16(b, uint16(m.Code)), m.Text[:min(len(m.Text), maxText)])
 	case kindList:
@@ -213,14 +208,12 @@ func (m *message) encode() []byte {
 		b = be.AppendUint32(append(b, m.Flags), m.Mode)
 		b = appendText(be.AppendUint64(b, uint64(m.Mtime)), m.Name)
 	}
-	if m.V2 {
-		switch m.Kind {
-		case kindGet, kindPut, kindOpen:
-			b = be.AppendUint32(append(b, byte(m.Hash), m.Flags), m.Mode)
-			b = be.AppendUint64(be.AppendUint64(b, uint64(m.Mtime)), m.Offset)
-		case kindEnd, kindDone:
-			b = be.AppendUint64(be.AppendUint64(b, m.DiskTime), m.HashTime)
-		}
+	switch m.Kind {
+	case kindGet, kindPut, kindOpen:
+		b = be.AppendUint32(append(b, byte(m.Hash), m.Flags), m.Mode)
+		b = be.AppendUint64(be.AppendUint64(b, uint64(m.Mtime)), m.Offset)
+	case kindEnd, kindDone:
+		b = be.AppendUint64(be.AppendUint64(b, m.DiskTime), m.HashTime)
 	}
 	return b
 }
@@ -230,8 +223,7 @@ var errMessage = errors.New("malformed message of the copy protocol")
 // decode parses b, which must contain exactly one message.
 func (m *message) decode(b []byte) error {
 	r := reader{b: b}
-	first := r.uint(1)
-	*m = message{Kind: kind(first &^ extended), V2: first&extended != 0}
+	*m = message{Kind: kind(r.uint(1))}
 	switch m.Kind {
 	case kindGet:
 		m.Name = r.text(maxName)
@@ -248,7 +240,7 @@ func (m *message) decode(b []byte) error {
 	case kindEnd:
 		m.Size = r.uint(8)
 		copy(m.Sum[:], r.take(sumSize))
-	case kindDone:
+	case kindDone, kindOK:
 	case kindError:
 		m.Code = Code(r.uint(2))
 		m.Text = r.text(maxText)
@@ -266,17 +258,13 @@ func (m *message) decode(b []byte) error {
 	default:
 		return errMessage
 	}
-	if m.V2 {
-		switch m.Kind {
-		case kindGet, kindPut, kindOpen:
-			m.Hash, m.Flags, m.Mode = Hash(r.uint(1)), uint8(r.uint(1)), uint32(r.uint(4))
-			m.Mtime, m.Offset = int64(r.uint(8)), r.uint(8)
-			r.bad = r.bad || !m.Hash.valid()
-		case kindEnd, kindDone:
-			m.DiskTime, m.HashTime = r.uint(8), r.uint(8)
-		default:
-			return errMessage
-		}
+	switch m.Kind {
+	case kindGet, kindPut, kindOpen:
+		m.Hash, m.Flags, m.Mode = Hash(r.uint(1)), uint8(r.uint(1)), uint32(r.uint(4))
+		m.Mtime, m.Offset = int64(r.uint(8)), r.uint(8)
+		r.bad = r.bad || !m.Hash.valid()
+	case kindEnd, kindDone:
+		m.DiskTime, m.HashTime = r.uint(8), r.uint(8)
 	}
 	if r.bad || len(r.b) != 0 {
 		return errMessage

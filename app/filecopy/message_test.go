@@ -12,21 +12,18 @@ var messages = []struct {
 	m    message
 	wire string // in the layout of docs/cp.md
 }{
-	{"get", message{Kind: kindGet, Name: "a/b"}, "01 0003 612f62"},
-	{"put", message{Kind: kindPut, Size: 0x1_0000_0001, Name: "x"}, "02 0000000100000001 0001 78"},
-	{"open", message{Kind: kindOpen, Size: 5, Addr: 0x1122334455667788, RKey: 0xaabbccdd, Chunk: 1 << 20, Slots: 8},
-		"03 0000000000000005 1122334455667788 aabbccdd 00100000 0008"},
+	{"get", message{Kind: kindGet, Name: "a/b", Hash: BLAKE3, Flags: 2, Mode: 0o644, Mtime: 3, Offset: 4},
+		"41 0003 612f62 02 02 000001a4 0000000000000003 0000000000000004"},
+	{"put", message{Kind: kindPut, Size: 0x1_0000_0001, Name: "x", Hash: SHA256},
+		"42 0000000100000001 0001 78 01 00 00000000" + strings.Repeat("00", 16)},
+	{"open", message{Kind: kindOpen, Size: 5, Addr: 0x1122334455667788, RKey: 0xaabbccdd, Chunk: 1 << 20, Slots: 8, Hash: XXH128, Offset: 5},
+		"43 0000000000000005 1122334455667788 aabbccdd 00100000 0008 03 00 00000000 0000000000000000 0000000000000005"},
 	{"chunk", message{Kind: kindChunk, Seq: 7, Len: 9}, "04 0000000000000007 00000009"},
 	{"free", message{Kind: kindFree, Seq: 7}, "05 0000000000000007"},
-	{"end", message{Kind: kindEnd, Size: 3, Sum: [32]byte{0: 1, 31: 2}}, "06 0000000000000003 01" + strings.Repeat("00", 30) + "02"},
-	{"done", message{Kind: kindDone}, "07"},
-	{"extended get", message{Kind: kindGet, V2: true, Name: "a", Hash: BLAKE3, Flags: 2, Mode: 0o644, Mtime: 3, Offset: 4},
-		"41 0001 61 02 02 000001a4 0000000000000003 0000000000000004"},
-	{"extended put", message{Kind: kindPut, V2: true, Size: 5, Name: "a", Hash: SHA256}, "42 0000000000000005 0001 61 01 00 00000000" + strings.Repeat("00", 16)},
-	{"extended open", message{Kind: kindOpen, V2: true, Size: 5, Addr: 1, RKey: 2, Chunk: 3, Slots: 4, Hash: BLAKE3, Offset: 5},
-		"43 0000000000000005 0000000000000001 00000002 00000003 0004 02 00 00000000 0000000000000000 0000000000000005"},
-	{"extended end", message{Kind: kindEnd, V2: true, DiskTime: 1, HashTime: 2}, "46 0000000000000000" + strings.Repeat("00", 32) + "0000000000000001 0000000000000002"},
-	{"extended done", message{Kind: kindDone, V2: true, DiskTime: 1, HashTime: 2}, "47 0000000000000001 0000000000000002"},
+	{"end", message{Kind: kindEnd, Size: 3, Sum: [32]byte{0: 1, 31: 2}, DiskTime: 1, HashTime: 2},
+		"46 0000000000000003 01" + strings.Repeat("00", 30) + "02 0000000000000001 0000000000000002"},
+	{"done", message{Kind: kindDone, DiskTime: 1, HashTime: 2}, "47 0000000000000001 0000000000000002"},
+	{"ok", message{Kind: kindOK}, "07"},
 	{"list", message{Kind: kindList, Flags: 4, Name: "d", After: "f"}, "09 04 0001 64 0001 66"},
 	{"entry", message{Kind: kindEntry, Type: typeFolder, Mode: 0o755, Mtime: 1, Size: 2, Name: "d"}, "0a 01 000001ed 0000000000000001 0000000000000002 0001 64"},
 	{"mkdir", message{Kind: kindMkdir, Flags: 1, Mode: 0o755, Mtime: 1, Name: "d"}, "0b 01 000001ed 0000000000000001 0001 64"},
@@ -70,7 +67,7 @@ func TestMessageLimits(t *testing.T) {
 	if b := e.encode(); len(b) > maxMessage || m.decode(b) != nil {
 		t.Errorf("the text of an error is not cut: %d bytes", len(b))
 	}
-	full := message{Kind: kindPut, Name: strings.Repeat("n", maxName)}
+	full := message{Kind: kindPut, Name: strings.Repeat("n", maxName), Hash: XXH128}
 	if b := full.encode(); len(b) > maxMessage || m.decode(b) != nil {
 		t.Error("the longest name does not fit")
 	}
@@ -96,13 +93,13 @@ func FuzzDecode(f *testing.F) {
 }
 
 func TestHello(t *testing.T) {
-	for v := uint8(1); v <= Version; v++ {
+	for v := uint8(oldest); v <= Version; v++ {
 		if got, err := checkHello(hello(v)); err != nil || got != v {
 			t.Error(got, err)
 		}
 	}
 	for _, tt := range []struct{ in, want string }{
-		{"", "does not speak"}, {"IWC", "does not speak"}, {"IWCP", "does not speak"}, {"IWCX\x01", "does not speak"}, {"IWCP\x04", "version 4"}, {"IWCP\x00", "version 0"},
+		{"", "does not speak"}, {"IWC", "does not speak"}, {"IWCP", "does not speak"}, {"IWCX\x01", "does not speak"}, {"IWCP\x04", "version 4"}, {"IWCP\x01", "version 1"},
 	} {
 		if _, err := checkHello([]byte(tt.in)); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("checkHello(%q) = %v; want %q", tt.in, err, tt.want)

@@ -140,7 +140,7 @@ func TestSkipEnds(t *testing.T) {
 			if end == "connection" {
 				first, want = w.far.Close, iwarp.ErrPeerClosed
 			}
-			m := message{V2: true, Hash: XXH128, Size: 1 << 50, Offset: 1 << 50, Chunk: testChunk, Slots: testSlots}
+			m := message{Hash: XXH128, Size: 1 << 50, Offset: 1 << 50, Chunk: testChunk, Slots: testSlots}
 			z := &zeros{first: first}
 			if err := run(m.transfer(w.conn, time.Minute, "f"), ctx, z); !errors.Is(err, want) {
 				t.Errorf("%s, end of the %s: %v", side, end, err)

@@ -1,6 +1,7 @@
 package filecopy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,7 +57,7 @@ func serve(ctx context.Context, c conn, store *Store, w window, idle time.Durati
 			err = l.serve(ctx, c, store, &m)
 		case m.Kind == kindMkdir:
 			if err = store.Mkdir(m.Name, m.options()); err == nil {
-				err = send(ctx, c, &message{Kind: kindDone})
+				err = send(ctx, c, &message{Kind: kindOK})
 			}
 		default:
 			began := time.Now()
@@ -135,20 +136,17 @@ func (l *lister) serve(ctx context.Context, c conn, store *Store, m *message) er
 			return err
 		}
 	}
-	return send(ctx, c, &message{Kind: kindDone})
+	return send(ctx, c, &message{Kind: kindOK})
 }
 
 // open returns the answer to request m for a file of size bytes, of which the receiver already has
 // offset bytes.
 func (w *window) open(m *message, size, offset int64, a Attrs) *message {
-	out := &message{
+	return &message{
 		Kind: kindOpen, Size: uint64(size), Addr: w.Remote.Addr, RKey: w.Remote.RKey,
 		Chunk: uint32(w.Chunk), Slots: uint16(w.Slots),
+		Hash: m.Hash, Mode: a.Mode, Mtime: a.Mtime, Offset: uint64(offset),
 	}
-	if m.V2 {
-		out.V2, out.Hash, out.Mode, out.Mtime, out.Offset = true, m.Hash, a.Mode, a.Mtime, uint64(offset)
-	}
-	return out
 }
 
 // transfer returns the server's side of the transfer that open announces.
@@ -161,17 +159,9 @@ func (w *window) transfer(c conn, idle time.Duration, name string, open *message
 // transfer returns the transfer that the open message m announces, without its buffer.
 func (m *message) transfer(c conn, idle time.Duration, name string) *transfer {
 	return &transfer{
-		name: name, conn: c, idle: idle, v2: m.V2, hash: m.hash(), sum: m.hash().new(),
+		name: name, conn: c, idle: idle, hash: m.Hash, sum: m.Hash.new(),
 		offset: int64(m.Offset), size: int64(m.Size), chunk: int(m.Chunk), slots: int(m.Slots),
 	}
-}
-
-// hash returns the hash function for the file.
-func (m *message) hash() Hash {
-	if m.V2 {
-		return m.Hash
-	}
-	return SHA256
 }
 
 func serveGet(ctx context.Context, c conn, store *Store, w window, idle time.Duration, m *message) (Result, error) {
@@ -221,12 +211,8 @@ func (t *transfer) take(ctx context.Context, in *incoming) (Result, error) {
 		return res, err
 	}
 	res.Times.Disk = t.disk.time()
-	done := message{Kind: kindDone}
-	if t.v2 {
-		done.V2, done.DiskTime, done.HashTime = true, uint64(res.Times.Disk), uint64(res.Times.Hash)
-	}
 	// The file is complete even if this message is lost.
-	return res, send(ctx, t.conn, &done)
+	return res, send(ctx, t.conn, &message{Kind: kindDone, DiskTime: uint64(res.Times.Disk), HashTime: uint64(res.Times.Hash)})
 }
 
 // Client copies files over an established connection.
@@ -237,7 +223,7 @@ type Client struct {
 	Progress func(done, total int64)     // nil: none
 
 	Version  uint8 // of the server; 0: Version
-	Hash     Hash  // 0 selects the fastest that the server's version supports
+	Hash     Hash  // 0: XXH128, or BLAKE3 if the server does not have that
 	Preserve bool  // copy permissions and modification time
 	Resume   bool  // resume an earlier copy, and keep an incomplete file on failure
 
@@ -245,35 +231,17 @@ type Client struct {
 	close func() error
 }
 
-// ErrVersion is returned for operations that need version 2 of the server.
-var ErrVersion = errors.New("the other side's iwarpctl serve is older: it has neither folders nor -p nor --resume; upgrade it, or copy single files without them")
-
-func (c *Client) v2() bool { return c.Version != 1 }
-
-// needs returns ErrVersion if extended is set and the server supports only version 1.
-func (c *Client) needs(extended bool) error {
-	if extended && !c.v2() {
-		return &Error{CodeRequest, ErrVersion}
+// request returns a get or put of the file name, which has the attributes a.
+func (c *Client) request(k kind, name string, a Attrs) *message {
+	m := &message{Kind: k, Name: name, Hash: cmp.Or(c.Hash, XXH128), Mode: a.Mode, Mtime: a.Mtime}
+	if m.Hash == XXH128 && c.Version == 2 {
+		m.Hash = BLAKE3
 	}
-	return nil
-}
-
-// extend adds the fields of version 2 to a request, if the server supports it.
-func (c *Client) extend(m *message, a Attrs) *message {
-	if c.v2() {
-		m.V2, m.Hash, m.Mode, m.Mtime = true, c.Hash, a.Mode, a.Mtime
-		if m.Hash == 0 {
-			m.Hash = XXH128
-		}
-		if m.Hash == XXH128 && c.Version == 2 {
-			m.Hash = BLAKE3
-		}
-		if c.Preserve {
-			m.Flags |= flagPreserve
-		}
-		if c.Resume {
-			m.Flags |= flagResume
-		}
+	if c.Preserve {
+		m.Flags |= flagPreserve
+	}
+	if c.Resume {
+		m.Flags |= flagResume
 	}
 	return m
 }
@@ -281,10 +249,12 @@ func (c *Client) extend(m *message, a Attrs) *message {
 // Put copies size bytes from r, a file with the attributes a, to the server's file name by RDMA Write.
 func (c *Client) Put(ctx context.Context, r io.Reader, size int64, a Attrs, name string) (res Result, err error) {
 	defer func() { c.finish(ctx, err) }()
-	if err := errors.Join(CheckName(name), c.needs(c.Preserve || c.Resume)); err != nil {
+	if err := CheckName(name); err != nil {
 		return Result{}, err
 	}
-	m, err := c.ask(ctx, c.extend(&message{Kind: kindPut, Size: uint64(size), Name: name}, a))
+	request := c.request(kindPut, name, a)
+	request.Size = uint64(size)
+	m, err := c.ask(ctx, request)
 	if err != nil {
 		return Result{}, err
 	}
@@ -304,10 +274,10 @@ func (c *Client) Put(ctx context.Context, r io.Reader, size int64, a Attrs, name
 // Get copies the server's file name by RDMA Read to the file as in store.
 func (c *Client) Get(ctx context.Context, name string, store *Store, as string) (res Result, err error) {
 	defer func() { c.finish(ctx, err) }()
-	if err := errors.Join(CheckName(name), c.needs(c.Preserve || c.Resume)); err != nil {
+	if err := CheckName(name); err != nil {
 		return Result{}, err
 	}
-	request := c.extend(&message{Kind: kindGet, Name: name}, Attrs{})
+	request := c.request(kindGet, name, Attrs{})
 	var in *incoming
 	defer func() {
 		if in != nil && err != nil {
@@ -353,9 +323,6 @@ func (c *Client) Get(ctx context.Context, name string, store *Store, as string) 
 
 // list sends a list request and returns the entries of the answer.
 func (c *Client) list(ctx context.Context, flags uint8, name, after string) (l []Entry, err error) {
-	if err := c.needs(true); err != nil {
-		return nil, err
-	}
 	if err := send(ctx, c.Conn, &message{Kind: kindList, Flags: flags, Name: name, After: after}); err != nil {
 		return nil, err
 	}
@@ -364,7 +331,7 @@ func (c *Client) list(ctx context.Context, flags uint8, name, after string) (l [
 		switch {
 		case err != nil:
 			return nil, err
-		case m.Kind == kindDone && !m.V2:
+		case m.Kind == kindOK:
 			return l, nil
 		case m.Kind != kindEntry || len(l) == maxEntries:
 			return nil, errTurn(&m)
@@ -426,7 +393,7 @@ func (c *Client) List(ctx context.Context, name string, each func(Entry) error) 
 // attributes a.
 func (c *Client) Mkdir(ctx context.Context, name string, a Attrs) (err error) {
 	defer func() { c.finish(ctx, err) }()
-	if err := errors.Join(CheckName(name), c.needs(true)); err != nil {
+	if err := CheckName(name); err != nil {
 		return err
 	}
 	m := message{Kind: kindMkdir, Mode: a.Mode, Mtime: a.Mtime, Name: name}
@@ -437,7 +404,7 @@ func (c *Client) Mkdir(ctx context.Context, name string, a Attrs) (err error) {
 		return err
 	}
 	answer, err := recv(ctx, c.Conn, c.idle())
-	if err == nil && (answer.Kind != kindDone || answer.V2) {
+	if err == nil && answer.Kind != kindOK {
 		err = errTurn(&answer)
 	}
 	return err
@@ -465,7 +432,7 @@ func (c *Client) ask(ctx context.Context, request *message) (*message, error) {
 	if err != nil {
 		return nil, err
 	}
-	if m.Kind != kindOpen || m.V2 != request.V2 || m.V2 && m.Hash != request.Hash || m.Offset > m.Size {
+	if m.Kind != kindOpen || m.Hash != request.Hash || m.Offset > m.Size {
 		return nil, errTurn(&m)
 	}
 	if m.Chunk == 0 || m.Chunk > maxChunk || m.Slots == 0 || m.Slots > maxSlots || uint64(m.Chunk)*uint64(m.Slots) > maxWindow {

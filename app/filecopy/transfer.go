@@ -33,8 +33,7 @@ type Result struct {
 	Times  Times
 }
 
-// Times are the busy times of the parts of a copy, which overlap. Those of the other side are 0 if
-// it has version 1.
+// Times are the busy times of the parts of a copy, which overlap.
 type Times struct {
 	Disk, Hash         time.Duration // of this side
 	PeerDisk, PeerHash time.Duration
@@ -56,7 +55,6 @@ type transfer struct {
 	name     string // of the file, in errors
 	conn     conn
 	idle     time.Duration
-	v2       bool
 	hash     Hash
 	sum      hash.Hash // hash of the file so far
 	offset   int64     // bytes that the receiver already has
@@ -281,9 +279,7 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 		pending[seq%uint64(t.slots)] = p
 	}
 	end := message{Kind: kindEnd, Size: uint64(t.size), Sum: t.total()}
-	if t.v2 {
-		end.V2, end.DiskTime, end.HashTime = true, uint64(t.disk.time()), uint64(t.hashing.time())
-	}
+	end.DiskTime, end.HashTime = uint64(t.disk.time()), uint64(t.hashing.time())
 	if err := send(ctx, t.conn, &end); err != nil {
 		return Result{}, t.reason(ctx, err)
 	}
@@ -296,7 +292,7 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	if m.Kind != kindDone || m.V2 != t.v2 {
+	if m.Kind != kindDone {
 		return Result{}, errTurn(&m)
 	}
 	t.peer.PeerDisk, t.peer.PeerHash = time.Duration(m.DiskTime), time.Duration(m.HashTime)
@@ -394,7 +390,7 @@ func (t *transfer) receive(ctx context.Context, w io.Writer, prefix io.Reader) (
 	if err != nil {
 		return Result{}, err
 	}
-	if end.Kind != kindEnd || end.V2 != t.v2 {
+	if end.Kind != kindEnd {
 		return Result{}, errTurn(&end)
 	}
 	if end.Size != uint64(t.size) || end.Sum != t.total() {

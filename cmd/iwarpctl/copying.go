@@ -162,7 +162,7 @@ func (w *copying) again(ctx context.Context, err error) error {
 func (w *copying) putAll(ctx context.Context) error {
 	into := w.target == "" || strings.HasSuffix(w.target, "/")
 	target := strings.TrimSuffix(w.target, "/")
-	if !into && w.client.Version != 1 {
+	if !into {
 		e, err := w.client.Stat(ctx, target)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
