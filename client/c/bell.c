@@ -3,9 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -17,29 +15,19 @@ enum {
 };
 
 /*
- * wake writes to the eventfd that wakes a worker. Older daemons give the end of a pipe, and when
- * such a daemon has died the write raises SIGPIPE, which the program must not see. The caller may
- * hold a lock of the program's, so that the thread must not be canceled here.
+ * wake writes to the eventfd that wakes a worker. The caller may hold a lock of the program's, so
+ * that the thread must not be canceled here.
  */
 static void wake(int fd)
 {
 	static const uint64_t one = 1;
-	static const struct timespec now;
-	sigset_t pipe, old, pending;
 	int state;
 	ssize_t n;
 
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
-	sigemptyset(&pipe);
-	sigaddset(&pipe, SIGPIPE);
-	sigpending(&pending);
-	pthread_sigmask(SIG_BLOCK, &pipe, &old);
 	do {
 		n = write(fd, &one, sizeof(one));
 	} while (n < 0 && errno == EINTR);
-	if (n < 0 && errno == EPIPE && !sigismember(&pending, SIGPIPE))
-		sigtimedwait(&pipe, NULL, &now);
-	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	pthread_setcancelstate(state, &state);
 }
 

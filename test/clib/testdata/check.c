@@ -1311,7 +1311,7 @@ static void gone(struct side *a, struct side *b)
 	printf("kill\n");
 	fflush(stdout);
 	CHECK(read(0, &c, 1) == 1);
-	for (int i = 0; i < 4; i++) /* writing to the sleeping worker's pipe could raise SIGPIPE */
+	for (int i = 0; i < 4; i++) /* the first wakes the worker, which is gone */
 		CHECK(iwarpd_post_send(a->qp, &wr) == 0);
 	CHECK(iwarpd_get_event(a->dev, &a->ev, WAIT, &err) == -EPIPE);
 	CHECK(iwarpd_get_qp_event(b->qp, &b->ev, WAIT, &err) == -EPIPE);
