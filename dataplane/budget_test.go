@@ -99,7 +99,7 @@ func (y *tiny) arrive(piece int) {
 	if y.most < fpduBudget {
 		y.t.Errorf("at most %d FPDUs in a turn: this tests nothing", y.most)
 	}
-	if w := y.hosts[1].w; len(w.late) != 0 || y.b.conn().late || y.b.closed {
+	if w := y.hosts[1].w; len(w.late) != 0 || y.b.conn().late || y.b.closed() {
 		y.t.Errorf("%d connections are late at the end", len(w.late))
 	}
 	y.closeAll(y.a)

@@ -661,7 +661,7 @@ func TestStreamLimit(t *testing.T) {
 			send := func(n int) {
 				came := int(b.conn().tcp.Stats().BytesIn) + n
 				a.conn().streamSend(s.hosts[0].w, make([]byte, n))
-				s.until("bytes arrived", func() bool { return b.closed || int(b.conn().tcp.Stats().BytesIn) >= came })
+				s.until("bytes arrived", func() bool { return b.closed() || int(b.conn().tcp.Stats().BytesIn) >= came })
 			}
 			send(tt.first)
 			b.conn().streamConsumed(s.hosts[1].w, tt.again)

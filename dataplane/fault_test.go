@@ -120,7 +120,7 @@ func TestFaultOrBug(t *testing.T) {
 	if err, ok := r.(runtime.Error); !ok || !strings.Contains(err.Error(), "nil pointer") || !strings.Contains(stack, "theNilBug") {
 		t.Errorf("a nil pointer of ours: panic %v with the stack\n%s", r, stack)
 	}
-	if w.stats.Faults != 0 || told != 0 || b.closed || d.closed {
+	if w.stats.Faults != 0 || told != 0 || b.closed() || d.closed() {
 		t.Fatalf("%d faults; the client was ended %d times", w.stats.Faults, told)
 	}
 	if r, _ := turn(b, at); r != nil || w.stats.Faults != 1 || told != 1 {
@@ -585,7 +585,7 @@ func TestFaultEndsClient(t *testing.T) {
 	if w.stats.Faults != 1 || told != 1 {
 		t.Errorf("%d faults, the client was ended %d times", w.stats.Faults, told)
 	}
-	if wc := qa[lanes].wcs[0]; wc.Status != verbs.WCSuccess || other[lanes].closed {
+	if wc := qa[lanes].wcs[0]; wc.Status != verbs.WCSuccess || other[lanes].closed() {
 		t.Errorf("another client's connection: %v", wc.Status)
 	}
 }

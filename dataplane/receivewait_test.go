@@ -75,7 +75,7 @@ func (y *waiting) receive(i int) { y.qb.recv(i, waitingLen) }
 // received waits for the first n Sends.
 func (y *waiting) received(n int) {
 	y.t.Helper()
-	y.until("received", func() bool { return len(y.qb.wcs) >= n || y.b.closed })
+	y.until("received", func() bool { return len(y.qb.wcs) >= n || y.b.closed() })
 	if len(y.qb.wcs) < n {
 		y.t.Fatalf("%d receives, then closed", len(y.qb.wcs))
 	}
@@ -235,7 +235,7 @@ func TestReceiveWaitOverBadWire(t *testing.T) {
 					}
 				}
 			}
-			return len(qb.wcs) >= n || b.closed
+			return len(qb.wcs) >= n || b.closed()
 		})
 		for k, wc := range qb.wcs {
 			if k >= n || wc.ID != uint64(k) || wc.Status != verbs.WCSuccess || int(wc.Len) != lens[k] {

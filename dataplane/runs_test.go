@@ -48,7 +48,7 @@ func TestRunsInTrouble(t *testing.T) {
 		s.hosts[0].w.mark(a.lane)
 		at := rng.IntN(600)
 		hop := [2]Hop{{SrcMAC: macA, DstMAC: macB}, {SrcMAC: macB, DstMAC: macA}}
-		for n := 0; !a.closed && len(qa.wcs) < 2*depth; n++ {
+		for n := 0; !a.closed() && len(qa.wcs) < 2*depth; n++ {
 			switch {
 			case rng.IntN(60) == 0 && last != nil:
 				f := link.Frame{N: 1}
@@ -58,7 +58,7 @@ func TestRunsInTrouble(t *testing.T) {
 			case rng.IntN(60) == 0:
 				k := rng.IntN(2)
 				c := []*stream{a, b}[k]
-				if !c.closed {
+				if !c.closed() {
 					hop[k].MTU = 600 + rng.IntN(900)
 					c.lane.llp.setHop(s.hosts[k].w, c.flow().Remote, &hop[k])
 				}

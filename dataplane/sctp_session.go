@@ -97,7 +97,7 @@ func (as *assoc) newSession(w *worker, sid uint16, id ConnID) *stream {
 // plain makes s retry without enhanced data, if allowed.
 func (as *assoc) plain(s *stream, answer *session.Setup) bool {
 	i := s.ini
-	if answer != nil || i == nil || !i.fallback || i.setup.Enhanced == nil || as.enhanced || s.mode == modeClosing {
+	if answer != nil || i == nil || !i.fallback || i.setup.Enhanced == nil || as.enhanced || s.mode >= modeClosing {
 		return false
 	}
 	i.setup.Enhanced, i.retry = nil, true
@@ -105,7 +105,7 @@ func (as *assoc) plain(s *stream, answer *session.Setup) bool {
 }
 
 func (as *assoc) answer(w *worker, s *stream, set session.Setup, a Attachment) {
-	if s.closed || as.gone || as.mux == nil || as.mux.State(s.sid) != session.Requested {
+	if s.closed() || as.gone || as.mux == nil || as.mux.State(s.sid) != session.Requested {
 		if a.QP != nil {
 			w.refuseAttach(s.id, a)
 		}
@@ -133,7 +133,7 @@ func (as *assoc) answer(w *worker, s *stream, set session.Setup, a Attachment) {
 
 // attach starts full operation of an open session.
 func (as *assoc) attach(w *worker, s *stream, a Attachment) {
-	if s.closed || as.gone || as.mux == nil || as.mux.State(s.sid) != session.Open || s.qp != nil {
+	if s.closed() || as.gone || as.mux == nil || as.mux.State(s.sid) != session.Open || s.qp != nil {
 		w.refuseAttach(s.id, a)
 		return
 	}
@@ -311,7 +311,7 @@ func (as *assoc) sessionEvents(w *worker) int {
 			w.stats.Violations++
 			as.endSession(w, s, ev.Err) // regardless of whether the peer answers the Terminate
 		case session.EventIdle:
-			if i := s.ini; i != nil && i.retry && s.mode != modeClosing {
+			if i := s.ini; i != nil && i.retry && s.mode < modeClosing {
 				i.retry = false
 				w.stats.SessionRetries++
 				as.initiate(w, s)
@@ -366,7 +366,7 @@ func (as *assoc) abortStream(w *worker, s *stream) {
 
 // endSession reports that a session has ended, and removes it.
 func (as *assoc) endSession(w *worker, s *stream, err error) {
-	if s.closed {
+	if s.closed() {
 		return
 	}
 	s.finish(w, err)

@@ -180,7 +180,7 @@ func TestSCTPStaleDisconnect(t *testing.T) {
 	}
 	wa.mark(&a.as().lane)
 	wa.turn()
-	if b.closed || wb.streams[b.id] != b {
+	if b.closed() || wb.streams[b.id] != b {
 		t.Fatal("the session has ended here already: this tests nothing")
 	}
 	wb.post(func(w *worker) {

@@ -68,7 +68,7 @@ func TestSRQBurst(t *testing.T) {
 				}
 				return
 			}
-			s.until("received", func() bool { return len(qb.wcs) == sends || a.closed })
+			s.until("received", func() bool { return len(qb.wcs) == sends || a.closed() })
 			for i, wc := range qb.wcs {
 				if wc.ID != uint64(i) || wc.Status != verbs.WCSuccess {
 					t.Fatalf("receive %d: %v", wc.ID, wc.Status)
@@ -131,8 +131,8 @@ func TestSRQFar(t *testing.T) {
 				qb.recvs = append(qb.recvs, verbs.RecvWR{ID: i, SGEs: []verbs.SGE{{Addr: 0x20000, Len: 10, LKey: reg.STag()}}})
 			}
 			s.hosts[0].w.mark(a.lane)
-			for n := 0; len(qb.wcs) < sends && !a.closed; n += held {
-				s.until("far memory holds up the Sends", func() bool { return far.Backlog() == held || a.closed })
+			for n := 0; len(qb.wcs) < sends && !a.closed(); n += held {
+				s.until("far memory holds up the Sends", func() bool { return far.Backlog() == held || a.closed() })
 				if len(qb.wcs) != n {
 					t.Fatalf("%d receives are complete, want %d", len(qb.wcs), n)
 				}
@@ -144,14 +144,14 @@ func TestSRQFar(t *testing.T) {
 					}
 				}
 				far.release()
-				s.until("receives are complete", func() bool { return len(qb.wcs) == n+held || a.closed })
+				s.until("receives are complete", func() bool { return len(qb.wcs) == n+held || a.closed() })
 			}
 			for i, wc := range qb.wcs {
 				if wc.ID != uint64(i) || wc.Status != verbs.WCSuccess {
 					t.Fatalf("receive %d: %v", wc.ID, wc.Status)
 				}
 			}
-			if a.closed {
+			if a.closed() {
 				t.Errorf("closed after %d receives: %v", len(qb.wcs), a.err)
 			}
 			if n := s.hosts[0].w.stats.TxRetransmits; n != 0 {
@@ -204,7 +204,7 @@ func TestFarWindow(t *testing.T) {
 			}
 			s.hosts[0].w.mark(a.lane)
 			most, stored, began := 0, 0, s.now
-			for len(qa.wcs) < writes && !a.closed {
+			for len(qa.wcs) < writes && !a.closed() {
 				end := s.now.Add(time.Millisecond)
 				s.until("time passes", func() bool { return s.now > end })
 				if stored == 0 {
@@ -220,8 +220,8 @@ func TestFarWindow(t *testing.T) {
 			if limit := s.hosts[1].w.tcp.RcvWindow; most > limit*3/2 || stored < writes*size-limit*3/2 {
 				t.Errorf("%d bytes wait, more than the window of %d; %d are stored", most, limit, stored)
 			}
-			if n := s.hosts[0].w.stats.TxRetransmits; n != 0 || a.closed {
-				t.Errorf("%d packets were sent again; closed %v, %v", n, a.closed, a.err)
+			if n := s.hosts[0].w.stats.TxRetransmits; n != 0 || a.closed() {
+				t.Errorf("%d packets were sent again; closed %v, %v", n, a.closed(), a.err)
 			}
 		})
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// mode is the state of a stream on its way to full operation.
+// mode is the state of a stream.
 type mode uint8
 
 const (
@@ -23,6 +23,8 @@ const (
 	modeSwitching             // TCP: attached; the last streaming-mode bytes are being sent
 	modeFull                  // full operation: DDP segments
 	modeClosing               // nothing more is sent
+	modeSettling              // ended, but data must still be stored in far memory or work be flushed
+	modeClosed                // reported by EventClosed
 )
 
 // stream is a DDP stream and its queue pair. A TCP connection has one, an association one per
@@ -32,7 +34,6 @@ type stream struct {
 	lane       *lane
 	mode       mode
 	passive    bool       // opened by the peer
-	closed     bool       // it has ended; EventClosed is sent when it is settled
 	unreported bool       // it has ended half-open, and so has no events: a peer could cause any number of them
 	err        error      // why the stream ends; nil means the transport's reason
 	giveUp     clock.Time // deadline of an active open, or of a FIN of the peer that no program waits for
@@ -60,7 +61,6 @@ type stream struct {
 	rxFailed bool // ignore received data
 	deaf     bool // its program has left: closed once the peer has all that was sent
 	leaving  bool // close after the posted data has been sent
-	settling bool // closed, but data must still be stored in far memory or work be flushed
 	half     bool // the peer has closed, and
 	rest     int  // this many work requests may still be taken
 }
@@ -74,6 +74,9 @@ var (
 	errFlowExists = errors.New("dataplane: a connection with these addresses and ports exists")
 	errStreamFull = errors.New("dataplane: peer sent too much before MPA startup ended")
 )
+
+// closed reports whether s has ended.
+func (s *stream) closed() bool { return s.mode > modeClosing }
 
 // flow returns the addresses and ports of the stream's transport.
 func (s *stream) flow() pkt.Flow { return s.lane.key.Flow }
@@ -94,7 +97,7 @@ func (w *worker) withStream(id ConnID, f func(*worker, *stream)) {
 
 // forget removes a stream from the tables of its worker and of the worker that dialed it.
 func (w *worker) forget(s *stream) {
-	if s.settling {
+	if s.mode == modeSettling {
 		return // settle does
 	}
 	delete(w.streams, s.id)
@@ -183,7 +186,7 @@ func (s *stream) start() {
 
 // disconnect closes s at the request of the application.
 func (w *worker) disconnect(s *stream, abort bool) {
-	if s.settling {
+	if s.mode == modeSettling {
 		return
 	}
 	if abort {
@@ -204,7 +207,7 @@ func (s *stream) leave(w *worker) {
 // is acknowledged, without that of the peer; a kernel socket, whose acknowledgements nobody reports, waits for that too.
 func (s *stream) forsake(w *worker) {
 	s.deaf = true
-	if s.mode != modeClosing {
+	if s.mode < modeClosing {
 		s.close(w)
 	}
 	w.mark(s.lane)
@@ -213,7 +216,7 @@ func (s *stream) forsake(w *worker) {
 // close closes s gracefully and flushes what it has not sent.
 func (s *stream) close(w *worker) {
 	s.dropQP(w)
-	s.mode = modeClosing
+	s.mode = max(s.mode, modeClosing)
 	s.lane.llp.closeStream(w, s)
 }
 
@@ -224,7 +227,7 @@ func (s *stream) abort(w *worker, why error) {
 		s.err = why
 	}
 	s.dropQP(w)
-	s.mode = modeClosing
+	s.mode = max(s.mode, modeClosing)
 	s.lane.llp.abortStream(w, s)
 	w.mark(s.lane)
 }
@@ -232,8 +235,9 @@ func (s *stream) abort(w *worker, why error) {
 // detach resets s because its queue pair is being destroyed, and releases the queue pair at
 // once.
 func (s *stream) detach(w *worker) {
-	if s.settling {
+	if s.mode == modeSettling {
 		s.over(w)
+		w.forget(s)
 		return
 	}
 	s.abort(w, errDetached)
@@ -242,10 +246,9 @@ func (s *stream) detach(w *worker) {
 
 // finish reports that s has closed. Its tcp.Conn may stay in TIME-WAIT.
 func (s *stream) finish(w *worker, err error) {
-	if s.closed {
+	if s.closed() {
 		return
 	}
-	s.closed = true
 	if s.half && errors.Is(err, tcp.ErrReset) {
 		err = nil // it was already closed
 	}
@@ -253,8 +256,8 @@ func (s *stream) finish(w *worker, err error) {
 		s.err = err
 	}
 	s.dropQP(w)
-	s.mode = modeClosing
-	if s.settling = !s.settled(w); !s.settling {
+	s.mode = modeSettling
+	if s.settled(w) {
 		s.over(w)
 	}
 }
@@ -267,13 +270,15 @@ func (s *stream) settled(w *worker) bool {
 
 // settle reports that the closed stream s is gone, if it is settled.
 func (s *stream) settle(w *worker) {
-	if s.settling && s.settled(w) {
+	if s.mode == modeSettling && s.settled(w) {
 		s.over(w)
+		w.forget(s)
 	}
 }
 
 // over reports that s is gone.
 func (s *stream) over(w *worker) {
+	s.mode = modeClosed
 	if s.qp != nil {
 		w.publishFor(s.qp)
 	}
@@ -284,10 +289,6 @@ func (s *stream) over(w *worker) {
 		})
 	}
 	s.unlinkQP(w)
-	if s.settling {
-		s.settling = false
-		w.forget(s)
-	}
 }
 
 // lookMoved continues a queue pair for which far memory was moved.
@@ -302,7 +303,7 @@ func (w *worker) lookMoved(b *QPBinding) {
 	}
 	switch {
 	case s == nil:
-	case !s.settling:
+	case s.mode != modeSettling:
 		if c, ok := s.lane.llp.(*tcpConn); ok && s.mode == modeFull {
 			c.noteBacklog(w)
 			c.tcp.SetBacklog(c.backlog) // even if it is the same: the client may no longer be crowded
@@ -327,7 +328,7 @@ func (s *stream) dropQP(w *worker) {
 // flushLate completes work requests posted after the queue pair ended, while its stream still
 // exists.
 func (s *stream) flushLate(w *worker) {
-	if s.mode == modeClosing && s.qp != nil {
+	if s.mode >= modeClosing && s.qp != nil {
 		w.flushes.deliver(w, s.qp)
 	}
 }

@@ -338,7 +338,7 @@ func (c *tcpConn) events(w *worker) int {
 			return n
 		}
 	}
-	if !c.closed && !c.late && c.rests() {
+	if !c.closed() && !c.late && c.rests() {
 		if c.tcp.State() == tcp.FinWait2 {
 			c.giveUp = w.now.Add(orphanTime)
 		}
@@ -400,7 +400,7 @@ func (c *tcpConn) finish(w *worker, err error) {
 // still sent (RFC 5041 section 6.2.1), for a limited time. A connection that is switching to
 // full operation is closed.
 func (c *tcpConn) peerClosed(w *worker) {
-	if c.closed {
+	if c.closed() {
 		return
 	}
 	if c.waits.waiting() || c.late {
@@ -487,7 +487,7 @@ func (c *tcpConn) showData(w *worker) {
 
 // attach starts full operation as soon as all streaming-mode bytes have been sent.
 func (c *tcpConn) attach(w *worker, s *stream, a Attachment) {
-	if c.mode != modeStreaming || c.pre.finish || c.closed {
+	if c.mode != modeStreaming || c.pre.finish {
 		w.refuseAttach(c.id, a)
 		return
 	}

@@ -256,7 +256,7 @@ func (c *tcpConn) deliverBytes(w *worker, b []byte) {
 		}
 		c.pre.in = append(c.pre.in, b...)
 		c.tcp.SetBacklog(c.pre.unread())
-	case modeClosing:
+	default:
 		w.stats.RxAfterCloseBytes += uint64(len(b))
 	}
 }

@@ -518,7 +518,7 @@ func (f *failing) poll(w *worker) int {
 	}
 	some := (*f)[:min(failBudget, len(*f))]
 	for _, s := range some {
-		if !s.closed {
+		if !s.closed() {
 			s.abort(w, errFaulted)
 		}
 	}
