@@ -50,7 +50,7 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 		cfg.Recvs = q.rq
 	}
 	queue := c.mem.mover.NewQueue()
-	cfg.Mover = queue
+	cfg.Far = queue
 	core := verbs.NewQP(cfg)
 	s.mu.Lock()
 	q.binding = &dataplane.QPBinding{QP: core, SendCQ: q.sendCQ.ring, RecvCQ: q.recvCQ.ring, Client: c.binding, Bit: bit, Far: queue,

@@ -27,8 +27,8 @@ type QPBinding struct {
 	QP             *verbs.QP
 	SendCQ, RecvCQ CQ
 	Client         *ClientBinding
-	Bit            int // in the client's doorbell pages
-	Far            Far // the Mover of QP, or nil
+	Bit            int      // in the client's doorbell pages
+	Far            FarQueue // that of QP, or nil
 	// ReceiveWait is how long a Send may wait for its receive over TCP. If it is 0, a Send
 	// without a receive ends the stream at once, as RFC 5041 section 7.1 requires.
 	ReceiveWait time.Duration
@@ -41,13 +41,13 @@ type QPBinding struct {
 	id     atomic.Uint64 // connection passed to Attach
 }
 
-// Far is the part of a queue pair's Mover that the worker uses.
-type Far interface {
-	// Notify makes the Mover call f, from any goroutine, when it has moved data.
+// FarQueue is the part of a far.Queue that the worker uses; verbs.FarQueue is that of the queue pair.
+type FarQueue interface {
+	// Notify makes the queue call f, from any goroutine, when it has moved data.
 	Notify(f func())
 	// Backlog returns the number of bytes that must still be stored.
 	Backlog() int
-	// Stored is that of verbs.Mover.
+	// Stored is that of verbs.FarQueue.
 	Stored() (done, failed uint64)
 	// Crowded reports whether the client has so many bytes to store that it should receive no
 	// more.

@@ -26,7 +26,7 @@ func newReceivedSim(t *testing.T, s *sim) *receivedSim {
 	r := &receivedSim{loadLanes: &loadLanes{sim: s}}
 	r.a, r.b = s.open()
 	r.qa, r.qb = newSimQP(t, s.hosts[0], 1000), newSimQP(t, s.hosts[1], 1000)
-	r.qb.QP = verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: s.hosts[1].table, SQDepth: 16, RQDepth: 16, MaxSGE: 1, Sends: r.qb, Recvs: r.qb, Mover: &r.far})
+	r.qb.QP = verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: s.hosts[1].table, SQDepth: 16, RQDepth: 16, MaxSGE: 1, Sends: r.qb, Recvs: r.qb, Far: &r.far})
 	r.qb.Client, r.qb.ReceiveWait, r.qb.Far = r.client(1, 0), time.Minute, &r.far
 	page := r.qb.Client.Doorbells[0]
 	var err error
@@ -78,9 +78,9 @@ func TestReceivedBeforeViolation(t *testing.T) {
 	}
 }
 
-// lateMover is a Mover for far memory, a []byte. A Store ends when move is called.
+// lateMover is a FarQueue for far memory, a []byte. A Store ends when move is called.
 type lateMover struct {
-	verbs.Mover
+	verbs.FarQueue
 	notify   func()
 	to, data []byte // of the outstanding Store
 	stored   uint64

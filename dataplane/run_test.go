@@ -46,8 +46,8 @@ func TestRunOfPieces(t *testing.T) {
 	}
 }
 
-// instant is a Mover of far memory, a []byte, whose operations end at once.
-type instant struct{ verbs.Mover }
+// instant is a FarQueue of far memory, a []byte, whose operations end at once.
+type instant struct{ verbs.FarQueue }
 
 func (instant) Fetch(mem verbs.FarMemory, addr uint64, n uint32) verbs.Fetch {
 	return fetched(mem.([]byte)[addr:][:n])
@@ -71,7 +71,7 @@ func TestRunOfFarMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	qa.QP = verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: s.hosts[0].table, SQDepth: 128, RQDepth: 128, MaxSGE: 4, SigAll: true, Sends: qa, Recvs: qa, Mover: instant{}})
+	qa.QP = verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: s.hosts[0].table, SQDepth: 128, RQDepth: 128, MaxSGE: 4, SigAll: true, Sends: qa, Recvs: qa, Far: instant{}})
 	s.attach(a, b, qa, qb, mpa.Params{CRC: true})
 	qa.sends = append(qa.sends, verbs.SendWR{Op: rdmap.OpWrite, SGEs: []verbs.SGE{{Addr: 7, Len: size - 7, LKey: far.STag()}}, RKey: qb.reg.STag(), Remote: 0x10000})
 	s.hosts[0].w.mark(a.lane)

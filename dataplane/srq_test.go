@@ -84,9 +84,9 @@ func TestSRQBurst(t *testing.T) {
 	}
 }
 
-// heldMover is a Mover for far memory that stores nothing until release is called.
+// heldMover is a FarQueue for far memory that stores nothing until release is called.
 type heldMover struct {
-	verbs.Mover
+	verbs.FarQueue
 	notify         func()
 	stores, stored uint64
 }
@@ -122,7 +122,7 @@ func TestSRQFar(t *testing.T) {
 				t.Fatal(err)
 			}
 			qb.QP = verbs.NewQP(verbs.QPConfig{
-				Num: 1, PD: 1, Table: s.hosts[1].table, SQDepth: 128, RQDepth: held, MaxSGE: 4, SigAll: true, Sends: qb, Recvs: qb, Shared: true, Mover: far,
+				Num: 1, PD: 1, Table: s.hosts[1].table, SQDepth: 128, RQDepth: held, MaxSGE: 4, SigAll: true, Sends: qb, Recvs: qb, Shared: true, Far: far,
 			})
 			qb.Far, qb.Client = far, (&loadLanes{sim: s}).client(1, 0)
 			a := s.connect(over == "sctp", qa, qb)
@@ -196,7 +196,7 @@ func TestFarWindow(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			qb.QP = verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: s.hosts[1].table, SQDepth: 128, RQDepth: 4, MaxSGE: 4, SigAll: true, Sends: qb, Recvs: qb, Mover: far})
+			qb.QP = verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: s.hosts[1].table, SQDepth: 128, RQDepth: 4, MaxSGE: 4, SigAll: true, Sends: qb, Recvs: qb, Far: far})
 			qb.Far, qb.Client = far, (&loadLanes{sim: s}).client(1, 0)
 			a := s.connect(over == "sctp", qa, qb)
 			for i := range uint64(writes) {

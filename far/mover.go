@@ -389,7 +389,7 @@ func (b *block) Release() {
 	b.m.freeFetch(b)
 }
 
-// Queue is the verbs.Mover of one queue pair. Only the goroutine of its worker may use it,
+// Queue is the verbs.FarQueue of one queue pair. Only the goroutine of its worker may use it,
 // except for notify.
 type Queue struct {
 	m       *Mover
@@ -402,7 +402,7 @@ type Queue struct {
 	waits []*[]*Queue // lists that contain the queue; guarded by Mover.mu
 }
 
-var _ verbs.Mover = (*Queue)(nil)
+var _ verbs.FarQueue = (*Queue)(nil)
 
 // NewQueue returns the Queue of a new queue pair.
 func (m *Mover) NewQueue() *Queue { return &Queue{m: m, notify: func() {}} }
@@ -430,13 +430,13 @@ func (q *Queue) Crowded() bool {
 	return crowded
 }
 
-// Stored implements verbs.Mover.
+// Stored implements verbs.FarQueue.
 func (q *Queue) Stored() (done, firstFailed uint64) {
 	done = q.stored.Load()
 	return done, q.failed.Load()
 }
 
-// Store implements verbs.Mover. If an access to p faults, the Store does not count: p may be in the memory of another client.
+// Store implements verbs.FarQueue. If an access to p faults, the Store does not count: p may be in the memory of another client.
 func (q *Queue) Store(mem verbs.FarMemory, addr uint64, size uint32, p marked.Bytes) {
 	m, to, n := q.m, mem.(memory), int(size)
 	m.mu.Lock()
@@ -494,7 +494,7 @@ func (m *Mover) extend(q *Queue, mem memory, addr uint64, b *block) *op {
 	return nil
 }
 
-// Fetch implements verbs.Mover.
+// Fetch implements verbs.FarQueue.
 func (q *Queue) Fetch(mem verbs.FarMemory, addr uint64, n uint32) verbs.Fetch {
 	m := q.m
 	m.mu.Lock()

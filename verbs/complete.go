@@ -12,7 +12,7 @@ func (q *QP) drain() {
 	if !q.inited {
 		return
 	}
-	if q.cfg.Mover != nil {
+	if q.cfg.Far != nil {
 		q.farSends.release()
 		q.farResponse.release()
 		if !q.storeFailed && q.state != StateError && !q.storedOK(q.stores) {

@@ -5,11 +5,11 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
-// Far memory is client memory that no worker may access, because an access can block for as
-// long as the client wants. A Mover copies between it and memory of the daemon. Received data
-// is stored, and completes only then. Data to send is fetched ahead of its turn.
+// Far memory is client memory that no worker may access, because an access can block for as long
+// as the client wants. Another thread copies between it and memory of the daemon. Received data is
+// stored, and completes only then. Data to send is fetched ahead of its turn.
 
-// FarMemory identifies the memory of a process to a Mover.
+// FarMemory identifies the memory of a process to a FarQueue.
 type FarMemory any
 
 // MaxFetch is the maximum number of bytes of a Fetch.
@@ -19,9 +19,9 @@ const MaxFetch = 64 << 10
 // and for responses each.
 const fetchAhead = 4 * MaxFetch
 
-// A Mover accesses far memory for one QP. Its methods never block. Operations take effect in
+// A FarQueue accesses far memory for one QP. Its methods never block. Operations take effect in
 // order.
-type Mover interface {
+type FarQueue interface {
 	// Store copies the first n bytes of p and will store them at addr.
 	Store(mem FarMemory, addr uint64, n uint32, p marked.Bytes)
 	// Stored returns the number of Stores that have completed, and the number of the first one
@@ -67,7 +67,7 @@ func (q *QP) put(m *memory, n uint32, p marked.Bytes) {
 		p.CopyTo(m.b)
 		return
 	}
-	q.cfg.Mover.Store(m.far.far, m.addr, n, p) // may fault in p, and is then no Store
+	q.cfg.Far.Store(m.far.far, m.addr, n, p) // may fault in p, and is then no Store
 	q.stores++
 }
 
@@ -76,7 +76,7 @@ func (q *QP) stored(n uint64) bool {
 	if n == 0 {
 		return true
 	}
-	done, _ := q.cfg.Mover.Stored()
+	done, _ := q.cfg.Far.Stored()
 	return done >= n
 }
 
@@ -88,7 +88,7 @@ func (q *QP) storedOK(n uint64) bool {
 	if n == 0 {
 		return true
 	}
-	_, failed := q.cfg.Mover.Stored()
+	_, failed := q.cfg.Far.Stored()
 	return failed == 0 || n < failed
 }
 
@@ -228,7 +228,7 @@ func (q *QP) fetchSlot(s *sendSlot) bool {
 			n := min(g.Len-uint32(off), MaxFetch)
 			m, _ := q.check(g.LKey, g.Addr+off, n, UseLocalRead)
 			if m.far != nil {
-				x := q.cfg.Mover.Fetch(m.far.far, m.addr, n)
+				x := q.cfg.Far.Fetch(m.far.far, m.addr, n)
 				if x == nil {
 					return false
 				}
@@ -317,7 +317,7 @@ func (q *QP) fetchResponse(end uint64) {
 		if m.far == nil {
 			return // Gather reports the error
 		}
-		x := q.cfg.Mover.Fetch(m.far.far, m.addr, n)
+		x := q.cfg.Far.Fetch(m.far.far, m.addr, n)
 		if x == nil {
 			return
 		}

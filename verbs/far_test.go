@@ -14,7 +14,7 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
-// mover is a Mover over the heap that moves data when the test calls step.
+// mover is a FarQueue over the heap that moves data when the test calls step.
 type mover struct {
 	ops          []func()
 	done, failed uint64
@@ -108,7 +108,7 @@ func newFarPair(t *testing.T) (a, b *farSide) {
 	t.Helper()
 	one := func(num uint32) *farSide {
 		s := &farSide{m: &mover{room: -1}, far: make([]byte, farLen)}
-		s.side = newSide(t, num, farLen, QPConfig{Mover: s.m})
+		s.side = newSide(t, num, farLen, QPConfig{Far: s.m})
 		r, err := s.table.RegisterFar(pdA, s.far, 0, farLen, farBase, accessRW&^RemoteAtomic)
 		if err != nil {
 			t.Fatal(err)

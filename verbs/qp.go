@@ -42,8 +42,8 @@ type QPConfig struct {
 	SigAll    bool // every send work request reports its success
 	Sends     SendSource
 	Recvs     RecvSource
-	Shared    bool  // Recvs is a shared receive queue, from which other QPs take too
-	Mover     Mover // accesses far memory; nil if the PD has none
+	Shared    bool     // Recvs is a shared receive queue, from which other QPs take too
+	Far       FarQueue // accesses far memory; nil if the PD has none
 }
 
 type sendSlot struct {
@@ -106,7 +106,7 @@ type QP struct {
 	rqHead serial.Num // MSN of the oldest receive in use
 	rqTail serial.Num // MSN of the next receive to be taken
 
-	stores      uint64 // number of Stores passed to cfg.Mover
+	stores      uint64 // number of Stores passed to cfg.Far
 	storeFailed bool   // a Store has failed
 	farSends    farSends
 	farResponse farResponse

@@ -251,7 +251,7 @@ func sendOp(op rdmap.Op) (WCOp, bool) {
 
 // Gather appends to dst the slices of memory that hold the n bytes of a segment's payload. It returns false if the memory is gone or may no
 // longer be read: it has then failed the stream, and the segment must not be sent. It also returns false if Awaits; the caller gathers the
-// same segment again when the Mover has moved something.
+// same segment again when the FarQueue has moved something.
 func (q *QP) Gather(src *rdmap.Source, n int, dst [][]byte) ([][]byte, bool) {
 	q.awaits = false
 	if n == 0 {
