@@ -222,6 +222,30 @@ func TestResolve(t *testing.T) {
 	}
 }
 
+// TestNoARP checks that on an interface without ARP the administrator's entries count, and that without one frames
+// go to the interface's own address, as those of the kernel do.
+func TestNoARP(t *testing.T) {
+	here, _ := wire(t)
+	a0, err := here.LinkByName("a0")
+	must(t, err)
+	must(t, here.LinkSetARPOff(a0))
+	far := [6]byte{2, 0, 0, 0, 0, 9}
+	up(t, here, "a0", "fd77::1/64")
+	for _, dst := range []string{"10.77.0.9", "fd77::9"} {
+		must(t, here.NeighAdd(&netlink.Neigh{
+			LinkIndex: a0.Attrs().Index, State: netlink.NUD_PERMANENT, IP: net.ParseIP(dst), HardwareAddr: far[:],
+		}))
+	}
+	r, err := New("a0")
+	must(t, err)
+	defer r.Close()
+	for dst, want := range map[string][6]byte{"10.77.0.9": far, "fd77::9": far, "10.77.0.8": mac(a0), "fd77::8": mac(a0)} {
+		if hop, err := r.Resolve(netip.MustParseAddr(dst), netip.Addr{}, ""); err != nil || hop.DstMAC != want {
+			t.Errorf("%s: to %x, %v; want %x", dst, hop.DstMAC, err, want)
+		}
+	}
+}
+
 func TestWatch(t *testing.T) {
 	here, there := wire(t)
 	r, err := New("a0")

@@ -143,11 +143,8 @@ const (
 // lookup reads a neighbour from the kernel's table.
 func (r *Resolver) lookup(n neighbour) (mac [6]byte, state knowledge, err error) {
 	r.mu.Lock()
-	noARP := r.ifaces[n.iface].noARP
+	f := r.ifaces[n.iface]
 	r.mu.Unlock()
-	if noARP {
-		return mac, fixed, nil
-	}
 	family := netlink.FAMILY_V4
 	if n.addr.Is6() {
 		family = netlink.FAMILY_V6
@@ -171,7 +168,10 @@ func (r *Resolver) lookup(n neighbour) (mac [6]byte, state knowledge, err error)
 		case list[i].State&netlink.NUD_INCOMPLETE != 0:
 			return mac, asked, nil
 		}
-		return mac, unknown, nil
+		break
+	}
+	if f.noARP { // Linux then sends to the interface's own address
+		return f.mac, fixed, nil
 	}
 	return mac, unknown, nil
 }
