@@ -58,9 +58,6 @@ func (d *daemon) newNIC(name string) (*nic, error) {
 	if n.queues, err = checkQueues(name, s.Queues, have); err != nil {
 		return nil, err
 	}
-	if why := leftOut(name, n.queues, have); why != "" {
-		d.log.Warn(why, zap.String("interface", name), zap.Ints("served", n.queues), zap.Int("queues", have))
-	}
 	return n, nil
 }
 
@@ -125,6 +122,9 @@ func (n *nic) open(ifi *net.Interface) (queues []dataplane.Queue, err error) {
 	})
 	if err != nil {
 		return nil, linkError(n.name, err)
+	}
+	if why := leftOut(n.name, there, have); why != "" && n.set.ByQueue {
+		n.log.Warn(why, zap.String("interface", n.name), zap.Ints("served", there), zap.Int("queues", have))
 	}
 	n.mode.Store(&n.set.Mode)
 	n.super.Store(n.set.Super)

@@ -57,10 +57,11 @@ type Config struct {
 
 // Set holds the open queues of an interface.
 type Set struct {
-	Links []link.Link
-	Mode  string // description of how frames move
-	Super bool   // super-frames can be sent
-	Local bool   // see xsk.Offloads
+	Links   []link.Link
+	Mode    string // description of how frames move
+	Super   bool   // super-frames can be sent
+	ByQueue bool   // each link receives only the frames of its queue
+	Local   bool   // see xsk.Offloads
 
 	steer   *bpf.Steering
 	ifindex int
@@ -131,6 +132,7 @@ func (s *Set) openPackets(cfg *Config) error {
 
 // openXDP attaches the program and opens a socket for each queue.
 func (s *Set) openXDP(cfg *Config) error {
+	s.ByQueue = true
 	got, err := s.steer.Attach(s.ifindex, cfg.Mode)
 	if err != nil {
 		return err

@@ -9,7 +9,10 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
@@ -20,6 +23,21 @@ import (
 func TestSeveralQueues(t *testing.T) {
 	t.Run("packet", func(t *testing.T) { severalQueues(t, "--link=packet") })
 	t.Run("xdp", func(t *testing.T) { severalQueues(t, "--link=xdp", "--xdp-mode=native") })
+}
+
+// TestSomeQueues checks that a daemon that serves some of the queues warns of the others only if their frames do not
+// reach it: packet sockets receive those of all queues.
+func TestSomeQueues(t *testing.T) {
+	testenv.RequireRoot(t)
+	v := testenv.NewVethQueues(t, 1500, 2)
+	for _, link := range []string{"packet", "xdp"} {
+		h := newHost(t, &v.A, "--queues", "0", "--link", link)
+		if warned := strings.Contains(h.daemon.String(), "are left to the kernel"); warned != (link == "xdp") {
+			t.Errorf("link %s: warned %v", link, warned)
+		}
+		h.daemon.Signal(unix.SIGTERM)
+		h.daemon.Wait(limit)
+	}
 }
 
 func severalQueues(t *testing.T, args ...string) {
