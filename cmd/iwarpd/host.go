@@ -23,6 +23,9 @@ func findInterface(name string) (*net.Interface, error) {
 		if strings.Contains(name, ",") {
 			return nil, exitErr(exitInterface, "no interface %q: list several with --interfaces", name)
 		}
+		if why := hostcheck.Unfit(name); why != "" {
+			return nil, exitErr(exitInterface, "no interface %q: it is %s", name, why)
+		}
 		names, _ := hostcheck.Interfaces()
 		if len(names) == 0 {
 			return nil, exitErr(exitInterface, "no interface %q: there is none here but loopback; check the network namespace", name)
@@ -35,7 +38,7 @@ func findInterface(name string) (*net.Interface, error) {
 	if len(ifi.HardwareAddr) != 6 { // tun, and layer 3 tunnels
 		return nil, exitErr(exitInterface, "interface %s carries no Ethernet frames: use an Ethernet interface, a veth pair or a tap, "+instead, name)
 	}
-	if why := hostcheck.Unfit(ifi.Index); why != "" {
+	if why := hostcheck.Unfit(name); why != "" {
 		return nil, exitErr(exitInterface, "interface %s is %s", name, why)
 	}
 	if ifi.Flags&net.FlagUp == 0 {

@@ -167,6 +167,15 @@ func TestFewThreads(t *testing.T) {
 	}
 }
 
+// TestAlternativeName checks that the daemon and doctor refuse an alternative name of an interface, which sysfs and
+// ethtool do not know, and name the one to serve.
+func TestAlternativeName(t *testing.T) {
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	ip(t, &v.A, "link property add dev "+v.A.Name+" altname enp1s0np0-of-the-cluster")
+	refused(t, &v.A, "enp1s0np0-of-the-cluster", "an alternative name of "+v.A.Name+": serve "+v.A.Name)
+}
+
 func TestSecondDaemon(t *testing.T) {
 	t.Parallel()
 	a, _ := pair(t)

@@ -102,7 +102,7 @@ func Gather(name string, served ...string) (*Facts, error) {
 	}
 	defer e.Close()
 	f.Interface = look(e, link)
-	f.Interface.Unfit = unfit(link, netlink.LinkByIndex)
+	f.Interface.Unfit = Unfit(name)
 	f.Interface.Rivals = rivals(link, served)
 	for _, l := range vlansOn(link) {
 		f.Interface.Addresses += addresses(l)

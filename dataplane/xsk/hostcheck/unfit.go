@@ -6,12 +6,15 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Unfit returns why the interface with that index cannot be served while another one can, and
+// Unfit returns why the interface with that name cannot be served while another one can, and
 // names the other one. The text follows "is". It returns "" if the interface can be served.
-func Unfit(index int) string {
-	l, err := netlink.LinkByIndex(index)
+func Unfit(name string) string {
+	l, err := netlink.LinkByName(name)
 	if err != nil {
 		return ""
+	}
+	if first := l.Attrs().Name; first != name { // sysfs and ethtool know no other
+		return fmt.Sprintf("an alternative name of %s: serve %s", first, first)
 	}
 	return unfit(l, netlink.LinkByIndex)
 }
