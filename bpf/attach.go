@@ -13,7 +13,7 @@ import (
 // Mode is how frames are steered on an interface.
 type Mode uint8
 
-// Modes. Auto is Generic on veth and tap devices, where each frame is already an skb that
+// Modes. Auto is Generic on virtual interfaces, where each frame is already an skb that
 // native mode would convert back and forth, and Native with Generic as fallback on others.
 // Ingress uses the program at tc ingress, for packet sockets that have TapFD as their
 // filter. It must be requested explicitly, since it needs Linux 6.6.
@@ -61,13 +61,11 @@ func (s *Steering) Attach(ifindex int, mode Mode) (Mode, error) {
 		return 0, fmt.Errorf("bpf: attach: interface %d: %w", ifindex, err)
 	}
 	try := []Mode{mode}
-	if mode == Auto {
-		switch dev.Type() {
-		case "veth", "tun", "tap", "tuntap", "bond", "team": // a native program of a bond runs on its ports, whose queues its sockets are not
-			try = []Mode{Generic}
-		default:
-			try = []Mode{Native, Generic}
-		}
+	switch {
+	case mode == Auto && Virtual(dev): // a native program of a bond would run on its ports, whose queues have no sockets
+		try = []Mode{Generic}
+	case mode == Auto:
+		try = []Mode{Native, Generic}
 	}
 	if err := alone(dev, mode); err != nil {
 		return 0, fmt.Errorf("bpf: attach: %w", explain(err))
@@ -86,6 +84,10 @@ func (s *Steering) Attach(ifindex int, mode Mode) (Mode, error) {
 	}
 	return 0, errors.Join(errs...)
 }
+
+// Virtual reports whether an interface is made by software: veth and tap, and those that are stacked on
+// others, such as bridges and bonds.
+func Virtual(dev netlink.Link) bool { return dev.Type() != "device" }
 
 // attach creates the bpf_link.
 func (s *Steering) attach(ifindex int, mode Mode) (a attachment, err error) {

@@ -145,13 +145,13 @@ var keys = slices.Concat([]key{
 		s.CPUs, err = parseList(v, "")
 		return err
 	}},
-	{"link", "", "auto", "how to receive and send frames: auto (packet on veth and tap, else xdp), xdp (AF_XDP sockets) or packet (packet sockets with a shared ring; needs Linux 6.6)", func(s *settings, v string) (err error) {
+	{"link", "", "auto", "how to receive and send frames: auto (packet on virtual interfaces, else xdp), xdp (AF_XDP sockets) or packet (packet sockets with a shared ring; needs Linux 6.6)", func(s *settings, v string) (err error) {
 		s.Link, err = ifqueue.ParseKind(v)
 		return err
 	}},
 	{"xdp-mode", "", "auto", "how to attach the XDP program: auto, native (in the driver) or generic", oneOf(func(s *settings) *bpf.Mode { return &s.XDPMode }, "auto native generic", bpf.Auto, bpf.Native, bpf.Generic)},
 	{"super-frames", "", "auto", "whether to send up to 64 KiB of one connection as one packet: auto (if the interface has TCP segmentation offload) or off", oneOf(func(s *settings) *bool { return &s.Super }, "auto off", true, false)},
-	{"partial-checksums", "", "auto", "what to do with TCP segments whose checksum a kernel on this machine left to the hardware: accept, refuse, or auto (accept on veth, tap and virtio)", word(func(s *settings) *string { return &s.Partial }, "auto", "accept", "refuse")},
+	{"partial-checksums", "", "auto", "what to do with TCP segments whose checksum a kernel on this machine left to the hardware: accept, refuse, or auto (accept on virtual interfaces and virtio)", word(func(s *settings) *string { return &s.Partial }, "auto", "accept", "refuse")},
 	{"xdp-detached", "", "end", "what to do when another program detaches the XDP program: end (all connections) or attach (again)", oneOf(func(s *settings) *ctrl.DetachPolicy { return &s.Detached }, "end attach", ctrl.DetachEnd, ctrl.DetachAttach)},
 	{"poll", "", "adaptive", "what an idle worker does: adaptive (spins, then sleeps) or busy (always spins)", oneOf(func(s *settings) *dataplane.PollPolicy { return &s.Poll }, "adaptive busy", dataplane.Adaptive, dataplane.Busy)},
 	{"spin", "", "50us", "how long an idle adaptive worker spins before it sleeps, and up to four times as long while work keeps coming soon after; 0: it never spins", duration(func(s *settings) *time.Duration { return &s.Spin }, 0, time.Second)},

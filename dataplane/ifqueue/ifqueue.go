@@ -19,7 +19,7 @@ type Kind uint8
 
 // The kinds.
 const (
-	// Auto is Packet on veth and tap devices, where each frame is already an skb, if the kernel
+	// Auto is Packet on virtual interfaces, where each frame is already an skb, if the kernel
 	// can steer for packet sockets (Linux 6.6), and XDP otherwise.
 	Auto Kind = iota
 	// XDP uses AF_XDP sockets.
@@ -84,7 +84,7 @@ func Open(steer *bpf.Steering, cfg Config) (*Set, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ifqueue: interface %s: %w", cfg.Interface, err)
 	}
-	off, err := xsk.FindOffloads(cfg.Interface)
+	off, err := xsk.FindOffloads(dev)
 	if err != nil {
 		return nil, err
 	}

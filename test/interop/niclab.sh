@@ -14,7 +14,7 @@ NIC_LAB=${NIC_LAB_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/nic-lab}
 
 # Modules of the guest: names of files, as an extended regular expression.
 NIC_MODULES='virtio|virtio_(net|pci|pci_modern_dev|pci_legacy_dev|ring)|net_failover|failover|igb|e1000e|e1000|vmxnet3|8139cp|8139too|tulip|mii|mdio'
-NIC_MODULES+='|8021q|garp|mrp|stp|llc|veth|dummy|i2c-algo-bit|dca|ptp|pps_core|crc32c.*|libcrc32c|xsk_diag|hwmon|bridge|bonding|tls|macvlan|vxlan|udp_tunnel|ip6_udp_tunnel'
+NIC_MODULES+='|8021q|garp|mrp|stp|llc|veth|dummy|i2c-algo-bit|dca|ptp|pps_core|crc32c.*|libcrc32c|xsk_diag|hwmon|bridge|bonding|tls|macvlan|macvtap|tap|ipvlan|vxlan|geneve|udp_tunnel|ip6_udp_tunnel|ip_gre|gre|ip_tunnel|ip6_gre|ip6_tunnel|tunnel6|vrf'
 
 nic_lab_build() {
   [ "$(cat "$NIC_LAB/new/modules" 2>/dev/null)" != "$NIC_MODULES" ] || [ ! -x "$NIC_LAB/qemu/run" ] || return 0

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
@@ -39,10 +41,10 @@ func stack(t *testing.T, e *testenv.End, name string) *testenv.End {
 	return &over
 }
 
-// bond makes a bond over the ends of two veth pairs, and serves it.
-func bond(t *testing.T, e, other *testenv.End) *testenv.End {
+// bond makes a bond over the ends of two veth pairs.
+func bond(t *testing.T, e, other *testenv.End, mode string) *testenv.End {
 	t.Helper()
-	ip(t, e, "link add bond0 type bond mode active-backup miimon 20")
+	ip(t, e, "link add bond0 type bond miimon 20 mode "+mode)
 	for _, port := range []*testenv.End{e, other} {
 		ip(t, e, "addr flush dev "+port.Name)
 		ip(t, e, "link set "+port.Name+" down")
@@ -82,6 +84,20 @@ func exchange(t *testing.T, a, b *host) {
 	server.Wait(limit)
 }
 
+// serves checks exchanges of a with b, and with a daemon of b's host that uses the kernel's TCP, which leaves checksums and
+// segments to the interfaces.
+func serves(t *testing.T, a, b *host) {
+	t.Helper()
+	exchange(t, a, b)
+	k := &host{t: t, end: b.end, socket: filepath.Join(t.TempDir(), "sockets.sock")}
+	k.daemon = testenv.Start(t, b.end.NS.Command(testenv.Program(t, "cmd/iwarpd"), "--transport", "socket", "--socket", k.socket))
+	k.daemon.Expect("ready")
+	exchange(t, a, k)
+	if out := a.must("status"); os.Getenv("IWARPD_LINK") == "" && !strings.Contains(out, "packet ring") {
+		t.Errorf("not served by packet sockets: %s", out)
+	}
+}
+
 // refused checks that neither a daemon nor doctor accepts the interface name, and that both say in one line which to
 // serve instead.
 func refused(t *testing.T, e *testenv.End, name, want string) {
@@ -98,49 +114,71 @@ func refused(t *testing.T, e *testenv.End, name, want string) {
 	}
 }
 
+// realPair returns a veth pair with the offloads of real ones. Without programs at tc ingress, before Linux 6.6, iwarpd does
+// not take the kernel's segments as they are, and the test is skipped.
+func realPair(t *testing.T) *testenv.Veth {
+	t.Helper()
+	v := testenv.NewVethOffloads(t, 1500)
+	if err := v.A.NS.Do(func() error {
+		_, err := link.QueryPrograms(link.QueryOptions{Target: v.A.Index, Attach: ebpf.AttachTCXIngress})
+		return err
+	}); err != nil {
+		testenv.Skip(t, "programs at tc ingress: %v", err)
+	}
+	return v
+}
+
 // TestStacked serves interfaces that are made of others, as docs/nics.md says, and refuses the parts of a bridge or bond.
 func TestStacked(t *testing.T) {
 	testenv.RequireRoot(t)
 	t.Run("bridge", func(t *testing.T) {
-		v := testenv.NewVeth(t, 1500)
+		v := realPair(t)
 		ip(t, &v.A, "link add br0 type bridge")
 		ip(t, &v.A, "link set "+v.A.Name+" master br0")
 		br := stack(t, &v.A, "br0")
-		exchange(t, newHost(t, br), newHost(t, &v.B))
+		serves(t, newHost(t, br), newHost(t, &v.B))
 		refused(t, &v.A, v.A.Name, "serve br0")
 	})
-	t.Run("bond", func(t *testing.T) {
-		v := testenv.NewVeth(t, 1500)
-		w := v.Another(t)
-		a, b := newHost(t, bond(t, &v.A, &w.A)), newHost(t, bond(t, &v.B, &w.B))
-		exchange(t, a, b)
-		refused(t, &v.A, v.A.Name, "serve bond0")
-		// A connection goes on when the active port of both bonds loses its link.
-		testenv.Start(t, b.command("ping", "-s", "-P", "-a", b.end.Addr4.String())).Expect("listening on")
-		ping := testenv.Start(t, a.command("ping", "-c", "-a", b.end.Addr4.String(), "-C", "1000000", "-v"))
-		ping.Expect("rdma-ping-3")
-		ip(t, &v.A, "link set "+v.A.Name+" down")
-		ip(t, &v.B, "link set "+v.B.Name+" down")
-		a.must("ping", "-c", "-a", b.end.Addr4.String(), "-C", "20", "-V")
-		before := a.counter("engine.rx_fpdus")
-		testenv.Until(t, "the first connection to go on", func() bool { return a.counter("engine.rx_fpdus") > before })
-		select {
-		case <-ping.Done:
-			t.Errorf("the connection ended: %s", tail(ping.String(), 3))
-		default:
-		}
-	})
+	for _, mode := range []string{
+		"active-backup", "balance-rr", "balance-xor xmit_hash_policy layer3+4", "802.3ad lacp_rate fast", "balance-tlb", "balance-alb",
+	} {
+		t.Run("bond "+mode, func(t *testing.T) {
+			v := realPair(t)
+			w := v.Another(t)
+			a, b := newHost(t, bond(t, &v.A, &w.A, mode)), newHost(t, bond(t, &v.B, &w.B, mode))
+			serves(t, a, b)
+			refused(t, &v.A, v.A.Name, "serve bond0")
+			// A connection goes on when one port of both bonds loses its link, and when it is back and the other one does.
+			testenv.Start(t, b.command("perf", "write", "--server", "--listen", b.end.Addr4.String())).Expect("listening on")
+			perf := testenv.Start(t, a.command("perf", "write", "--client", b.end.Addr4.String(), "--mode", "bw", "--size", "16K", "--duration", "5m"))
+			goesOn := func(when string) {
+				before := b.counter("engine.rx_fpdus")
+				testenv.Until(t, "the connection to go on "+when, func() bool { return b.counter("engine.rx_fpdus") > before+100 })
+			}
+			goesOn("at first")
+			for _, state := range []string{"down", "up"} {
+				ip(t, &v.A, "link set "+v.A.Name+" "+state)
+				ip(t, &v.B, "link set "+v.B.Name+" "+state)
+				goesOn("with a port " + state)
+			}
+			ip(t, &w.A, "link set "+w.A.Name+" down")
+			goesOn("with the other port down")
+			if ended(perf) {
+				t.Errorf("the connection ended: %s", tail(perf.String(), 3))
+			}
+		})
+	}
 	t.Run("VLAN on a bond", func(t *testing.T) {
-		v := testenv.NewVeth(t, 1500)
+		v := realPair(t)
 		w := v.Another(t)
 		vlan := func(e, other *testenv.End) *host {
-			over := *bond(t, e, other)
+			over := *bond(t, e, other, "active-backup")
 			ip(t, &over, "link add link bond0 name bond0.5 type vlan id 5")
 			h := *stack(t, &over, "bond0.5")
 			h.Name = "bond0" // served; the addresses are those of the VLAN
 			return newHost(t, &h)
 		}
-		exchange(t, vlan(&v.A, &w.A), vlan(&v.B, &w.B))
+		serves(t, vlan(&v.A, &w.A), vlan(&v.B, &w.B))
 		refused(t, &v.A, "bond0.5", "serve bond0")
 	})
 	t.Run("VLAN", func(t *testing.T) {
@@ -158,19 +196,26 @@ func TestStacked(t *testing.T) {
 			})
 		}
 	})
-	t.Run("macvlan", func(t *testing.T) {
-		v := testenv.NewVeth(t, 1500)
-		ip(t, &v.A, "link add link "+v.A.Name+" name mv0 type macvlan mode bridge")
-		exchange(t, newHost(t, stack(t, &v.A, "mv0")), newHost(t, &v.B))
-	})
-	t.Run("vxlan", func(t *testing.T) {
-		v := testenv.NewVeth(t, 1500)
-		w := v.Another(t) // its addresses are those of the tunnel
-		tunnel := func(e, inner, peer *testenv.End) *host {
-			ip(t, e, "link add vx0 type vxlan id 5 remote "+peer.Addr4.String()+" dstport 4789 dev "+e.Name)
-			ip(t, e, "link set vx0 mtu 1450")
-			return newHost(t, stack(t, inner, "vx0"))
-		}
-		exchange(t, tunnel(&v.A, &w.A, &v.B), tunnel(&v.B, &w.B, &v.A))
-	})
+	for _, kind := range []string{"macvlan mode bridge", "macvlan mode passthru", "macvtap mode bridge", "ipvlan mode l2", "ipvlan mode l3"} {
+		t.Run(kind, func(t *testing.T) {
+			v := realPair(t)
+			ip(t, &v.A, "link add link "+v.A.Name+" name over0 type "+kind)
+			serves(t, newHost(t, stack(t, &v.A, "over0")), newHost(t, &v.B))
+		})
+	}
+	for _, kind := range []string{"vxlan id 5 dstport 4789 remote ", "geneve id 5 remote ", "gretap remote ", "ip6gretap remote "} {
+		t.Run(strings.Fields(kind)[0], func(t *testing.T) {
+			v := realPair(t)
+			w := v.Another(t) // its addresses are those of the tunnel
+			tunnel := func(e, inner, peer *testenv.End) *host {
+				remote := peer.Addr4
+				if strings.HasPrefix(kind, "ip6") {
+					remote = peer.Addr6
+				}
+				ip(t, e, "link add tunnel0 mtu 1400 type "+kind+remote.String())
+				return newHost(t, stack(t, inner, "tunnel0"))
+			}
+			serves(t, tunnel(&v.A, &w.A, &v.B), tunnel(&v.B, &w.B, &v.A))
+		})
+	}
 }

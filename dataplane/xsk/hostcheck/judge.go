@@ -206,18 +206,12 @@ var nativeDrivers = []string{
 
 func (i *Interface) driver(f *Facts) Finding {
 	switch {
-	case i.Kind == "vlan":
-		return Finding{"driver", Warn, "a vlan has no queues of its own: generic mode on top of it",
-			"serve the interface below it: iwarpd does VLANs itself, and takes the addresses of this one"}
-	case i.Kind == "bond" || i.Kind == "bridge" || i.Kind == "macvlan" || i.Kind == "ipvlan":
-		return Finding{"driver", Warn, "a " + i.Kind + " has no queues of its own: generic mode on top of it, which is slower",
-			"serve an interface that is not part of one and has an address"}
+	case i.Kind != "device" && f.release() >= 6006:
+		return Finding{"driver", OK, i.Kind + ": packet sockets with a shared ring (link: auto), faster there than AF_XDP", ""}
+	case i.Kind != "device":
+		return Finding{"driver", OK, i.Kind + ": generic mode, which is faster there", ""}
 	case slices.Contains(nativeDrivers, i.Driver):
 		return Finding{"driver", OK, i.Driver + " supports XDP: native mode", ""}
-	case (i.Kind == "veth" || i.Kind == "tuntap") && f.release() >= 6006:
-		return Finding{"driver", OK, i.Kind + ": packet sockets with a shared ring (link: auto), faster there than AF_XDP", ""}
-	case i.Kind == "veth" || i.Kind == "tuntap":
-		return Finding{"driver", OK, i.Kind + ": generic mode, which is faster there", ""}
 	case i.Driver == "":
 		return Finding{"driver", Warn, "unknown: XDP may run only in generic mode", "if the daemon does not start: xdp-mode: generic"}
 	}
