@@ -6,6 +6,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/dataplane/xsk/hostcheck"
 )
 
 // instead names the transport without the requirements of AF_XDP.
@@ -79,6 +80,10 @@ func (d *daemon) prepareAFXDP(more int) (l lower, err error) {
 	for _, n := range d.nics {
 		n.dev = resolver.Device(n.name)
 		if len(n.dev.Addrs()) == 0 { // nor have its VLANs
+			if why := hostcheck.Unusable(n.name); why != "" {
+				return l, exitErr(exitInterface, "interface %s has no IP address that can be used: %s: wait, or ip address add ADDR/LEN dev %s",
+					n.name, why, n.name)
+			}
 			return l, exitErr(exitInterface, "interface %s has no IP address: ip address add ADDR/LEN dev %s", n.name, n.name)
 		}
 		if len(cpus) > 0 {

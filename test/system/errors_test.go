@@ -176,6 +176,28 @@ func TestAlternativeName(t *testing.T) {
 	refused(t, &v.A, "enp1s0np0-of-the-cluster", "an alternative name of "+v.A.Name+": serve "+v.A.Name)
 }
 
+// TestDuplicateAddress checks that the daemon and doctor refuse an interface whose only address the kernel does not
+// use, since another host has it, and say so.
+func TestDuplicateAddress(t *testing.T) {
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	ip(t, &v.A, "link add own0 type veth peer name own1")
+	detect := "for i in all own1; do echo 1 >/proc/sys/net/ipv6/conf/$i/accept_dad; done"
+	if out, err := v.A.NS.Command("sh", "-c", detect).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	ip(t, &v.A, "link set own0 up")
+	ip(t, &v.A, "addr add fd98::1/64 dev own0 nodad")
+	ip(t, &v.A, "addr add fd98::1/64 dev own1")
+	ip(t, &v.A, "link set own1 up")
+	refused(t, &v.A, "own1", "fd98::1")
+	testenv.Until(t, "the address is found to be a duplicate", func() bool {
+		out, err := v.A.NS.Command("ip", "addr", "show", "dev", "own1", "dadfailed").Output()
+		return err == nil && strings.Contains(string(out), "fd98::1")
+	})
+	refused(t, &v.A, "own1", "another host has fd98::1")
+}
+
 func TestSecondDaemon(t *testing.T) {
 	t.Parallel()
 	a, _ := pair(t)

@@ -45,6 +45,7 @@ type Interface struct {
 	Up        bool
 	Ethernet  bool
 	Addresses int      // number, including the VLANs on it, without link-local IPv6 addresses
+	Unusable  string   // an address that the kernel does not use, and why; "" if there is none
 	VLANs     int      // interfaces of VLANs on it
 	Rivals    []string // other interfaces that answer ARP for its addresses on the same network
 	Driver    string   // "" if the interface does not report it
@@ -105,7 +106,7 @@ func Gather(name string, served ...string) (*Facts, error) {
 	f.Interface.Unfit = Unfit(name)
 	f.Interface.Rivals = rivals(link, served)
 	for _, l := range vlansOn(link) {
-		f.Interface.Addresses += addresses(l)
+		f.Interface.addresses(l)
 		f.Interface.VLANs++
 	}
 	if f.Interface.Kind == "veth" {
@@ -151,7 +152,7 @@ func look(e *ethtool.Ethtool, link netlink.Link) *Interface {
 		}
 	}
 	i.Packets = bpf.AtIngress(link)
-	i.Addresses = addresses(link)
+	i.addresses(link)
 	if features, err := e.Features(a.Name); err == nil {
 		for name, on := range features {
 			if on {
@@ -162,19 +163,36 @@ func look(e *ethtool.Ethtool, link netlink.Link) *Interface {
 	return i
 }
 
-// addresses returns the number of addresses of link, except link-local IPv6 addresses, which
-// every interface has.
-func addresses(link netlink.Link) (n int) {
+// addresses adds the addresses of link, except link-local IPv6 addresses, which every interface has.
+func (i *Interface) addresses(link netlink.Link) {
 	addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
-		return 0
+		return
 	}
 	for _, a := range addrs {
-		if a.IP.To4() != nil || !a.IP.IsLinkLocalUnicast() {
-			n++
+		switch {
+		case a.IP.To4() == nil && a.IP.IsLinkLocalUnicast():
+		case a.Flags&unix.IFA_F_DADFAILED != 0:
+			i.Unusable = fmt.Sprintf("another host has %v (duplicate address detection)", a.IP)
+		case a.Flags&unix.IFA_F_TENTATIVE != 0:
+			i.Unusable = fmt.Sprintf("%v is being checked for duplicates, which takes two seconds once there is a carrier", a.IP)
+		default:
+			i.Addresses++
 		}
 	}
-	return n
+}
+
+// Unusable returns an address of the named interface, or of a VLAN on it, that the kernel does not use, and why, or "".
+func Unusable(name string) string {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return ""
+	}
+	var i Interface
+	for _, l := range append(vlansOn(l), l) {
+		i.addresses(l)
+	}
+	return i.Unusable
 }
 
 // rivals returns the interfaces that are not served, have an IPv4 address in a network of link, and answer ARP for all

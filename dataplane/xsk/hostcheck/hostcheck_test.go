@@ -60,6 +60,10 @@ func TestJudge(t *testing.T) {
 		{"driver without XDP", func(f *Facts) { f.Interface.Driver = "e1000e" }, "driver", Warn, "generic"},
 		{"driver unknown", func(f *Facts) { f.Interface.Driver = "" }, "driver", Warn, "generic"},
 		{"bond", func(f *Facts) { f.Interface.Kind, f.Interface.Driver = "bond", "bonding" }, "driver", OK, ""},
+		{"duplicate address", func(f *Facts) { f.Interface.Unusable = "another host has fd00::1" }, "interface", Warn, "another one"},
+		{"no other address", func(f *Facts) {
+			f.Interface.Addresses, f.Interface.Unusable = 0, "another host has fd00::1"
+		}, "interface", Fail, "wait, or ip address add"},
 		{"tunnel", func(f *Facts) { f.Interface.Ethernet = false }, "interface", Fail, "tap"},
 		{"program attached", func(f *Facts) { f.Interface.XDP = true }, "XDP program", Warn, "xdp off"},
 		{"packet sockets", func(f *Facts) { f.Interface.Packets = true }, "XDP program", Warn, "systemctl status"},

@@ -192,8 +192,14 @@ func (i *Interface) link() Finding {
 		return Finding{"interface", Fail, i.Name + " carries no Ethernet frames", "use an Ethernet interface, a veth pair or a tap; or transport: socket"}
 	case !i.Up:
 		return Finding{"interface", Fail, i.Name + " is down", "ip link set dev " + i.Name + " up"}
+	case i.Addresses == 0 && i.Unusable != "":
+		return Finding{"interface", Fail, i.Name + " has no IP address that can be used: " + i.Unusable,
+			"wait, or ip address add ADDR/LEN dev " + i.Name}
 	case i.Addresses == 0:
 		return Finding{"interface", Fail, i.Name + " has no IP address but link-local ones", "ip address add ADDR/LEN dev " + i.Name}
+	case i.Unusable != "":
+		return Finding{"interface", Warn, fmt.Sprintf("%s is up; addresses: %d; %s", i.Name, i.Addresses, i.Unusable),
+			"wait, or give it another one"}
 	}
 	return Finding{"interface", OK, fmt.Sprintf("%s is up; addresses: %d", i.Name, i.Addresses), ""}
 }
