@@ -81,7 +81,7 @@ func TestJudge(t *testing.T) {
 		}, "receive offloads", Warn, "gro_ipv4_max_size 65536"},
 		{"BIG TCP after a native program", func(f *Facts) { f.Interface.Merged = 200000 }, "receive offloads", OK, ""},
 		{"no rival", func(*Facts) {}, "ARP", OK, ""},
-		{"rival", func(f *Facts) { f.Interface.Rivals = []string{"eth1"} }, "ARP", Warn, "sysctl net.ipv4.conf.eth1.arp_ignore=1"},
+		{"rival", func(f *Facts) { f.Interface.Rivals = []string{"eth1.5"} }, "ARP", Warn, "sysctl net/ipv4/conf/eth1.5/arp_ignore=1"},
 		{"veth", veth, "veth peer", OK, ""},
 		{"veth peer with offloads", func(f *Facts) { veth(f); f.Interface.Peer.Features["tx-checksum-ip-generic"] = true }, "veth peer", Warn, "ethtool -K peer0 tx off"},
 		{"veth peer with offloads, Linux 6.6", func(f *Facts) {

@@ -314,7 +314,7 @@ func (i *Interface) receive() Finding {
 func (i *Interface) arp() Finding {
 	if len(i.Rivals) > 0 {
 		return Finding{"ARP", Warn, strings.Join(i.Rivals, ", ") + ": on the same network, and answers ARP for the addresses of " + i.Name + ": the kernel resets connections whose peer sends there",
-			"serve both (interfaces), or sysctl net.ipv4.conf." + i.Rivals[0] + ".arp_ignore=1"}
+			"serve both (interfaces), or sysctl net/ipv4/conf/" + i.Rivals[0] + "/arp_ignore=1"}
 	}
 	return Finding{"ARP", OK, "no other interface is on the same network, or answers for " + i.Name, ""}
 }
