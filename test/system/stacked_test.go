@@ -133,10 +133,13 @@ func TestStacked(t *testing.T) {
 	testenv.RequireRoot(t)
 	t.Run("bridge", func(t *testing.T) {
 		v := realPair(t)
-		ip(t, &v.A, "link add br0 type bridge")
+		ip(t, &v.A, "link add br0 numrxqueues 16 numtxqueues 16 type bridge") // like a bond
 		ip(t, &v.A, "link set "+v.A.Name+" master br0")
-		br := stack(t, &v.A, "br0")
-		serves(t, newHost(t, br), newHost(t, &v.B))
+		a := newHost(t, stack(t, &v.A, "br0"))
+		if out := a.must("status"); !strings.Contains(out, ", 1 worker\n") {
+			t.Errorf("workers for queues that no port has: %s", out)
+		}
+		serves(t, a, newHost(t, &v.B))
 		refused(t, &v.A, v.A.Name, "serve br0")
 	})
 	for _, mode := range []string{

@@ -68,6 +68,7 @@ func TestJudge(t *testing.T) {
 		{"program attached", func(f *Facts) { f.Interface.XDP = true }, "XDP program", Warn, "xdp off"},
 		{"packet sockets", func(f *Facts) { f.Interface.Packets = true }, "XDP program", Warn, "systemctl status"},
 		{"many queues", func(f *Facts) { f.Interface.Queues = 64 }, "queues", Warn, "combined 8"},
+		{"many queues of a bond", func(f *Facts) { f.Interface.Kind, f.Interface.Queues = "bond", 16 }, "queues", Warn, "queues: 0-7"},
 		{"large MTU", func(f *Facts) { f.Interface.MTU = 65535 }, "MTU", Warn, "9216"},
 		{"small MTU", func(f *Facts) { f.Interface.MTU = 1000 }, "MTU", Warn, "1500"},
 		{"LRO", func(f *Facts) { f.Interface.Features["rx-lro"] = true }, "receive offloads", Warn, "ethtool -K eth0 lro off"},

@@ -260,8 +260,11 @@ func (i *Interface) taken() string {
 func (f *Facts) queues() Finding {
 	i := f.Interface
 	if i.Queues > f.CPUs {
-		return Finding{"queues", Warn, fmt.Sprintf("%d for %d CPUs: each takes a worker thread", i.Queues, f.CPUs),
-			fmt.Sprintf("ethtool -L %s combined %d", i.Name, f.CPUs)}
+		fix := fmt.Sprintf("ethtool -L %s combined %d", i.Name, f.CPUs)
+		if i.Kind != "device" { // most have no ethtool -L, and packet sockets do not depend on it
+			fix = fmt.Sprintf("queues: 0-%d", f.CPUs-1)
+		}
+		return Finding{"queues", Warn, fmt.Sprintf("%d for %d CPUs: each takes a worker thread", i.Queues, f.CPUs), fix}
 	}
 	if i.Queues == 1 {
 		return Finding{"queues", OK, "1: all connections on one worker", ""}
