@@ -246,6 +246,26 @@ func TestNoARP(t *testing.T) {
 	}
 }
 
+// TestSourceElsewhere checks that the error says what to do if a route names a source address that is on loopback.
+func TestSourceElsewhere(t *testing.T) {
+	here, _ := wire(t)
+	up(t, here, "lo", "10.90.0.1/32")
+	a0, err := here.LinkByName("a0")
+	must(t, err)
+	_, dst, err := net.ParseCIDR("10.80.0.0/16")
+	must(t, err)
+	must(t, here.RouteAdd(&netlink.Route{
+		LinkIndex: a0.Attrs().Index, Dst: dst, Src: net.IPv4(10, 90, 0, 1), Gw: net.IPv4(10, 77, 0, 2),
+	}))
+	r, err := New("a0")
+	must(t, err)
+	defer r.Close()
+	_, err = r.Resolve(netip.MustParseAddr("10.80.0.1"), netip.Addr{}, "")
+	if !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "10.90.0.1 is not on a0: give") {
+		t.Error(err)
+	}
+}
+
 func TestWatch(t *testing.T) {
 	here, there := wire(t)
 	r, err := New("a0")

@@ -96,7 +96,10 @@ func (r *Resolver) sourced(dst, src netip.Addr, by *Device) (hop dataplane.Hop, 
 		if hop, via, err = r.route(dst, netip.Addr{}, by); err != nil || hop.Local {
 			return hop, via, err
 		}
-		src = hop.Src
+		if src = hop.Src; !r.owns(src, by) { // such as one on loopback
+			return hop, via, fmt.Errorf("%w with a usable source address: %v is not on %s: give the interface that address",
+				ErrNoRoute, src, r.names())
+		}
 	}
 	return r.route(dst, src, by)
 }
