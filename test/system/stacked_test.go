@@ -184,6 +184,18 @@ func TestStacked(t *testing.T) {
 		serves(t, vlan(&v.A, &w.A), vlan(&v.B, &w.B))
 		refused(t, &v.A, "bond0.5", "serve bond0")
 	})
+	t.Run("VLAN beside a bridge", func(t *testing.T) {
+		v := realPair(t)
+		ip(t, &v.A, "link add br0 type bridge")
+		ip(t, &v.A, "link set "+v.A.Name+" master br0")
+		vlan := func(e *testenv.End) *testenv.End {
+			ip(t, e, "link add link "+e.Name+" name vlan5 type vlan id 5")
+			return stack(t, e, "vlan5")
+		}
+		far := *vlan(&v.B)
+		far.Name = v.B.Name
+		serves(t, newHost(t, vlan(&v.A)), newHost(t, &far))
+	})
 	t.Run("VLAN", func(t *testing.T) {
 		for _, link := range []string{"packet", "xdp"} {
 			t.Run(link, func(t *testing.T) {

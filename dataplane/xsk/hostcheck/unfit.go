@@ -21,17 +21,29 @@ func Unfit(name string) string {
 
 // unfit is Unfit for l. find returns an interface of the same network namespace.
 func unfit(l netlink.Link, find func(index int) (netlink.Link, error)) string {
-	a := l.Attrs()
-	if m, err := find(a.MasterIndex); a.MasterIndex != 0 && err == nil {
-		switch kind := m.Type(); kind {
-		case "bridge", "bond", "team", "openvswitch":
-			return fmt.Sprintf("a port of the %s %s, which has its traffic and addresses: serve %s", kind, m.Attrs().Name, m.Attrs().Name)
+	if m := portOf(l, find); m != nil {
+		return fmt.Sprintf("a port of the %s %s, which has its traffic and addresses: serve %s", m.Type(), m.Attrs().Name, m.Attrs().Name)
+	}
+	under := l
+	for range 2 { // number of tags that a frame may have
+		if p, err := find(under.Attrs().ParentIndex); err == nil && under.Type() == "vlan" && under.Attrs().NetNsID < 0 {
+			under = p
 		}
 	}
-	if v, ok := l.(*netlink.Vlan); ok && a.NetNsID < 0 {
-		if p, err := find(a.ParentIndex); err == nil {
-			return fmt.Sprintf("the VLAN %d on %s: serve %s, which includes its VLANs", v.VlanId, p.Attrs().Name, p.Attrs().Name)
-		}
+	// Frames of a VLAN do not go through a bridge or bond that the interface below is a port of.
+	if v, ok := l.(*netlink.Vlan); ok && under != l && portOf(under, find) == nil {
+		return fmt.Sprintf("the VLAN %d on %s: serve %s, which includes its VLANs", v.VlanId, under.Attrs().Name, under.Attrs().Name)
 	}
 	return ""
+}
+
+// portOf returns the bridge or bond that l is a port of, or nil.
+func portOf(l netlink.Link, find func(index int) (netlink.Link, error)) netlink.Link {
+	if m, err := find(l.Attrs().MasterIndex); l.Attrs().MasterIndex != 0 && err == nil {
+		switch m.Type() {
+		case "bridge", "bond", "team", "openvswitch":
+			return m
+		}
+	}
+	return nil
 }
