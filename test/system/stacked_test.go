@@ -233,4 +233,10 @@ func TestStacked(t *testing.T) {
 			serves(t, tunnel(&v.A, &w.A, &v.B), tunnel(&v.B, &w.B, &v.A))
 		})
 	}
+	t.Run("VRF", func(t *testing.T) {
+		v := realPair(t)
+		ip(t, &v.A, "link add red type vrf table 10")
+		ip(t, &v.A, "link set "+v.A.Name+" master red")
+		refused(t, &v.A, v.A.Name, "in the VRF red")
+	})
 }

@@ -2,6 +2,7 @@ package hostcheck
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 )
@@ -19,10 +20,18 @@ func Unfit(name string) string {
 	return unfit(l, netlink.LinkByIndex)
 }
 
+// merging are the kinds of interfaces that take over the traffic of their parts.
+var merging = []string{"bridge", "bond", "team", "openvswitch"}
+
 // unfit is Unfit for l. find returns an interface of the same network namespace.
 func unfit(l netlink.Link, find func(index int) (netlink.Link, error)) string {
-	if m := portOf(l, find); m != nil {
-		return fmt.Sprintf("a port of the %s %s, which has its traffic and addresses: serve %s", m.Type(), m.Attrs().Name, m.Attrs().Name)
+	master, kind := masterOf(l, find)
+	switch {
+	case slices.Contains(merging, kind):
+		return fmt.Sprintf("a port of the %s %s, which has its traffic and addresses: serve %s", kind, master, master)
+	case kind == "vrf":
+		return fmt.Sprintf("in the VRF %[1]s, whose routes and ports iwarpd does not use: take it out, "+
+			"or run \"ip vrf exec %[1]s iwarpd --transport socket\"", master)
 	}
 	under := l
 	for range 2 { // number of tags that a frame may have
@@ -30,20 +39,18 @@ func unfit(l netlink.Link, find func(index int) (netlink.Link, error)) string {
 			under = p
 		}
 	}
-	// Frames of a VLAN do not go through a bridge or bond that the interface below is a port of.
-	if v, ok := l.(*netlink.Vlan); ok && under != l && portOf(under, find) == nil {
-		return fmt.Sprintf("the VLAN %d on %s: serve %s, which includes its VLANs", v.VlanId, under.Attrs().Name, under.Attrs().Name)
+	// Frames of a VLAN do not go through the bridge or bond that the interface below is a port of.
+	_, kind = masterOf(under, find)
+	if v, ok := l.(*netlink.Vlan); ok && under != l && !slices.Contains(merging, kind) {
+		return fmt.Sprintf("the VLAN %d on %[2]s: serve %[2]s, which includes its VLANs", v.VlanId, under.Attrs().Name)
 	}
 	return ""
 }
 
-// portOf returns the bridge or bond that l is a port of, or nil.
-func portOf(l netlink.Link, find func(index int) (netlink.Link, error)) netlink.Link {
+// masterOf returns the name and kind of the interface that l is a part of, or "" if there is none.
+func masterOf(l netlink.Link, find func(index int) (netlink.Link, error)) (name, kind string) {
 	if m, err := find(l.Attrs().MasterIndex); l.Attrs().MasterIndex != 0 && err == nil {
-		switch m.Type() {
-		case "bridge", "bond", "team", "openvswitch":
-			return m
-		}
+		return m.Attrs().Name, m.Type()
 	}
-	return nil
+	return "", ""
 }

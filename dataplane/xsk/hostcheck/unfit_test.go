@@ -37,7 +37,8 @@ func TestUnfit(t *testing.T) {
 		l    netlink.Link
 		want string // "": fit
 	}{
-		{all[1], ""}, {all[2], ""}, {all[3], ""}, {port(2), "serve br0"}, {port(3), "serve bond0"}, {port(4), ""},
+		{all[1], ""}, {all[2], ""}, {all[3], ""}, {port(2), "serve br0"}, {port(3), "serve bond0"},
+		{port(4), "ip vrf exec vrf0 iwarpd"},
 		{vlan(1, -1), "serve eth0"}, {vlan(1, 7), ""}, {vlan(8, -1), ""}, // the interface below is in another namespace
 		{vlan(5, -1), "VLAN 5 on eth0: serve eth0"},
 		{vlan(6, -1), ""}, {vlan(7, -1), ""}, // the interface below is a port
