@@ -1,12 +1,17 @@
 package dataplane
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"runtime/debug"
+	"slices"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/pkt"
@@ -397,6 +402,66 @@ func TestSCTPSharedLeave(t *testing.T) {
 		if len(qb.wcs) != 1 || qb.wcs[0].Status != verbs.WCSuccess {
 			t.Fatalf("what was sent last did not come: %+v", qb.wcs)
 		}
+	}
+}
+
+// TestSCTPLeaveShared is TestSCTPLeave for a session whose association it is another session's turn to use, one with
+// much to send or one whose memory faults.
+func TestSCTPLeaveShared(t *testing.T) {
+	const size = 1 << 20
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	for _, faults := range []bool{false, true} {
+		s := newSim(t, link.PipeConfig{})
+		h := s.hosts[0]
+		other, qc := newSimQP(t, h, size), newSimQP(t, s.hosts[1], size)
+		qa, qb := newSimQP(t, h, size), newSimQP(t, s.hosts[1], size)
+		c, _ := s.openSCTP(SCTP{}, other, qc)
+		a, err := s.joinSCTP(c.as(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := s.answerSCTP(a, qa, qb)
+		if faults {
+			mem, err := unix.Mmap(-1, 0, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Munmap(mem)
+			other.reg = other.register(mem)
+		}
+		as := a.as()
+		as.turn = slices.Index(as.round, c)
+		other.sends = []verbs.SendWR{{ID: 1, Op: rdmap.OpWrite, SGEs: other.sge(0, size), RKey: qc.reg.STag(), Remote: 0x10000}}
+		qb.recvs = []verbs.RecvWR{{ID: 2}}
+		qa.sends = []verbs.SendWR{
+			{ID: 3, Op: rdmap.OpSend},
+			{ID: 4, Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000},
+		}
+		qa.id.Store(uint64(a.id)) // as Engine.Attach
+		over := h.begin(func() { h.e.Leave(&qa.QPBinding) })
+		h.w.mark(a.lane)
+		step := func() { // as loop
+			defer h.w.survive()
+			s.step()
+		}
+		step()
+		<-over
+		for i := range qa.mem {
+			qa.mem[i] = 42 // what is no business of the peer
+		}
+		for faults && h.w.stats.Faults == 0 {
+			step()
+		}
+		s.ended(0, a)
+		s.ended(1, b)
+		if len(qb.wcs) != 1 || qb.wcs[0].Status != verbs.WCSuccess {
+			t.Errorf("faults %v: completions of host 1: %+v", faults, qb.wcs)
+		}
+		if bytes.Contains(qb.mem, []byte{42}) {
+			t.Errorf("faults %v: the peer has memory that was reused", faults)
+		}
+		h.w.disconnect(c, false)
+		s.closedSCTP()
 	}
 }
 
