@@ -135,6 +135,25 @@ func TestSCTPDetach(t *testing.T) {
 	}
 }
 
+// TestSCTPDetachBusy is TestSCTPDetach for a queue pair with more posted than a turn flushes. Its session ends all the same.
+func TestSCTPDetachBusy(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	cfg := qa.QP.Config()
+	cfg.SQDepth = 4 * flushBudget
+	qa.QP = verbs.NewQP(cfg)
+	a, _ := s.openSCTP(SCTP{}, qa, qb)
+	qa.id.Store(uint64(a.id)) // as Engine.Attach
+	qa.sends = make([]verbs.SendWR, 3*flushBudget)
+	s.hosts[0].during(func() { s.hosts[0].e.Detach(&qa.QPBinding) })
+	if n := len(qa.wcs); n != 3*flushBudget {
+		t.Errorf("%d completions", n)
+	}
+	s.closed(0)
+	s.closed(1)
+	s.closedSCTP()
+}
+
 // TestSCTPAnswerGone checks that answering a request after its session has ended leaves no work posted.
 func TestSCTPAnswerGone(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})

@@ -235,12 +235,13 @@ func (s *stream) abort(w *worker, why error) {
 // detach resets s because its queue pair is being destroyed, and releases the queue pair at
 // once.
 func (s *stream) detach(w *worker) {
-	if s.mode == modeSettling {
+	if s.mode != modeSettling {
+		s.abort(w, errDetached)
+	}
+	if s.mode == modeSettling { // a session ends at once
 		s.over(w)
 		w.forget(s)
-		return
 	}
-	s.abort(w, errDetached)
 	s.unlinkQP(w)
 }
 
