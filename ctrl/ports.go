@@ -171,11 +171,43 @@ func (cs *claims) bind(c *claim) error {
 		}
 		return nil
 	}
-	addrs := []netip.Addr{c.addr.Addr()}
-	if c.addr.Addr().IsUnspecified() && !c.on.sockets() {
-		if addrs, _ = cs.devices.only(c.on).addrs(); len(addrs) == 0 {
-			return errorf(badAddress, "ctrl: there is no address to listen on: give one to the interface (ip addr add)")
-		}
+	if !c.addr.Addr().IsUnspecified() || c.on.sockets() {
+		return cs.bindTo(c, []netip.Addr{c.addr.Addr()})
+	}
+	addr := c.addr
+	addrs, _ := cs.devices.only(c.on).addrs()
+	err := cs.bindTo(c, addrs)
+	if e, ok := errors.AsType[*Error](err); ok && e.Code == badAddress {
+		seqpacket.CloseAll(values(c.guards))
+		clear(c.guards)
+		c.addr = addr
+		err = cs.bindTo(c, slices.DeleteFunc(slices.Clone(addrs), cs.deleted))
+	}
+	return err
+}
+
+// deleted reports whether the kernel no longer has a, which counts for a moment longer (see hostnet).
+func (cs *claims) deleted(a netip.Addr) bool {
+	fd, _, err := bindGuard(netip.AddrPortFrom(a, 0), cs.zone(a), false)
+	if err == nil {
+		unix.Close(fd)
+	}
+	e, ok := errors.AsType[*Error](err)
+	return ok && e.Code == badAddress
+}
+
+// zone returns the index of the interface that has a.
+func (cs *claims) zone(a netip.Addr) int {
+	if d := cs.devices.owner(a); d != nil {
+		return d.Index()
+	}
+	return 0
+}
+
+// bindTo binds the guard sockets of c to addrs.
+func (cs *claims) bindTo(c *claim, addrs []netip.Addr) error {
+	if len(addrs) == 0 {
+		return errorf(badAddress, "ctrl: there is no address to listen on: give one to the interface (ip addr add)")
 	}
 	if c.addr.Port() != 0 {
 		return cs.guard(c, addrs...)
@@ -217,10 +249,7 @@ func (cs *claims) guard(c *claim, addrs ...netip.Addr) error {
 			continue
 		}
 		want := netip.AddrPortFrom(a, c.addr.Port())
-		zone := 0
-		if d := cs.devices.owner(a); d != nil {
-			zone = d.Index()
-		}
+		zone := cs.zone(a)
 		fd, port, err := bindGuard(want, zone, c.on.sockets())
 		if e, ok := errors.AsType[*Error](err); ok && e.Code == portInUse && !chosen && !c.on.sockets() {
 			if fd, port = bindOver(want, zone); fd >= 0 {

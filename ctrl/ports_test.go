@@ -85,6 +85,22 @@ func wildcard(port uint16) *claim {
 	return &claim{addr: netip.AddrPortFrom(netip.IPv6Unspecified(), port), guards: make(map[netip.Addr]int)}
 }
 
+// TestBindBesideDeleted checks that an address that was deleted a moment ago, and still counts, does not keep a listener
+// from the others.
+func TestBindBesideDeleted(t *testing.T) {
+	for at := range 3 {
+		for _, port := range []uint16{0, 40217} {
+			cs, addrs := loClaims(3)
+			addrs[at] = netip.MustParseAddr("203.0.113.9")
+			c := wildcard(port)
+			if err := cs.bind(c); err != nil || c.addr.Port() == 0 || len(c.guards) != 2 {
+				t.Errorf("port %d, address %d deleted: %v, %d sockets, %v", port, at, c.addr, len(c.guards), err)
+			}
+			cs.undo(c)
+		}
+	}
+}
+
 // limitFiles limits the descriptors of the process until restore is called.
 func limitFiles(t *testing.T, n int) (restore func()) {
 	t.Helper()
