@@ -150,7 +150,7 @@ static uint64_t field(struct span s, int want, struct span *sub)
 
 struct reply { uint8_t b[65536]; size_t n; int fds[FDS]; int nfds; struct span body; uint64_t error; };
 
-struct client { int s; uint64_t id; int workers, pages[64], wakes[64]; };
+struct client { int s; uint64_t id; int workers, pages[64], wakes[64]; uint8_t *bells[64]; };
 
 static int dial(void)
 {
@@ -332,11 +332,12 @@ static _Atomic uint32_t *word(uint8_t *m, size_t at) { return (_Atomic uint32_t 
 
 static void ring(struct client *c, struct objects *o)
 {
-	uint8_t *m = map(c->pages[o->worker]);
+	uint8_t **m = &c->bells[o->worker];
 	uint64_t one = 1;
 
-	atomic_fetch_or((_Atomic uint64_t *)(void *)(m + HEADER + BELLS + o->bell / 64 * 8), UINT64_C(1) << (o->bell % 64));
-	munmap(m, 2 * PAGE);
+	if (!*m)
+		*m = map(c->pages[o->worker]);
+	atomic_fetch_or((_Atomic uint64_t *)(void *)(*m + HEADER + BELLS + o->bell / 64 * 8), UINT64_C(1) << (o->bell % 64));
 	if (write(c->wakes[o->worker], &one, sizeof(one)) < 0)
 		return;
 }
@@ -377,8 +378,8 @@ static bool join(struct client *c, struct objects *o, uint64_t *lkey, int *mem)
 	return false;
 }
 
-/* post posts a SEND of n bytes at addr of lkey and rings the doorbell. */
-static void post(struct client *c, struct objects *o, uint64_t lkey, uint64_t addr, uint32_t n)
+/* put posts a SEND of n bytes at addr of lkey. */
+static void put(struct objects *o, uint64_t lkey, uint64_t addr, uint32_t n)
 {
 	uint8_t *m = map(o->sq), *e;
 	uint32_t at = atomic_load(word(m, HEADER));
@@ -394,6 +395,12 @@ static void post(struct client *c, struct objects *o, uint64_t lkey, uint64_t ad
 	memcpy(e + 72, &n, 4);
 	memcpy(e + 76, &key, 4);
 	atomic_store(word(m, HEADER), at + 1);
+}
+
+/* post is put, and rings the doorbell. */
+static void post(struct client *c, struct objects *o, uint64_t lkey, uint64_t addr, uint32_t n)
+{
+	put(o, lkey, addr, n);
 	ring(c, o);
 }
 
@@ -772,7 +779,8 @@ static void far_send(void *page, bool destroy, bool cut_off)
 		give_up(3);
 	key = body(5, 2);
 	for (int i = 0; i < 8; i++)
-		post(&c, &o, key, (uintptr_t)page, PAGE);
+		put(&o, key, (uintptr_t)page, PAGE);
+	ring(&c, &o); /* from here on mmap(2) would wait for the page, too */
 	nap(300);
 	if (destroy)
 		call(&c, DESTROY_QP, 1, o.qp); /* the daemon waits for the pages */
