@@ -306,7 +306,7 @@ func (as *assoc) sessionEvents(w *worker) int {
 			w.event(s, EventPeerClosed, nil, nil)
 			s.remoteEvents(w)
 			s.dropQP(w)
-			s.mode = modeClosing
+			s.mode = max(s.mode, modeClosing)
 		case session.EventFailed:
 			w.stats.Violations++
 			as.endSession(w, s, ev.Err) // regardless of whether the peer answers the Terminate
