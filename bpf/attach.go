@@ -120,6 +120,12 @@ func alone(dev netlink.Link, mode Mode) error {
 	return nil // also on a kernel without tcx
 }
 
+// HasIngress reports whether the kernel can steer for packet sockets.
+func HasIngress(dev netlink.Link) bool {
+	_, err := link.QueryPrograms(link.QueryOptions{Target: dev.Attrs().Index, Attach: ebpf.AttachTCXIngress})
+	return err == nil
+}
+
 // ingressOf returns the program of an iwarpd at tc ingress of an interface as an error, or nil if there is none.
 func ingressOf(dev netlink.Link) (*BusyError, error) {
 	at, err := link.QueryPrograms(link.QueryOptions{Target: dev.Attrs().Index, Attach: ebpf.AttachTCXIngress})

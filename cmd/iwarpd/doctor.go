@@ -13,6 +13,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/ctrl/nftset"
+	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
 	"github.com/iwarpd/iwarpd/dataplane/xsk"
 	"github.com/iwarpd/iwarpd/dataplane/xsk/hostcheck"
 	"github.com/iwarpd/iwarpd/shm"
@@ -103,6 +104,7 @@ func (s *settings) workers() (n int) {
 		queues := len(s.Queues)
 		if queues == 0 {
 			queues, _ = xsk.Queues(name) // an interface that does not exist has its own finding
+			queues = ifqueue.Workers(name, queues, s.Link, s.XDPMode)
 		}
 		n += queues
 	}

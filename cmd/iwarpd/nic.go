@@ -52,6 +52,9 @@ func (d *daemon) newNIC(name string) (*nic, error) {
 	if err != nil {
 		return nil, exitErr(exitInterface, "interface %s: %w", name, err)
 	}
+	if len(s.Queues) == 0 {
+		have = ifqueue.Workers(name, have, s.Link, s.XDPMode)
+	}
 	n := &nic{name: name, s: s, log: d.log}
 	n.mtu.Store(s.linkMTU(ifi))
 	n.mode.Store(new(string))

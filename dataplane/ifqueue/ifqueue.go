@@ -61,7 +61,7 @@ type Set struct {
 	Mode    string // description of how frames move
 	Super   bool   // super-frames can be sent
 	ByQueue bool   // each link receives only the frames of its queue
-	Local   bool   // see xsk.Offloads
+	Local   bool   // frames with partial checksums may come
 
 	steer   *bpf.Steering
 	ifindex int
@@ -111,8 +111,22 @@ func Open(steer *bpf.Steering, cfg Config) (*Set, error) {
 	return s, nil
 }
 
+// Workers returns how many links make use of an interface with n queues, if packet sockets serve it: frames of a bond or
+// team, which have 16, arrive with the number of the port's queue. AF_XDP needs all, since ports come and go.
+func Workers(name string, n int, kind Kind, mode bpf.Mode) int {
+	dev, err := netlink.LinkByName(name)
+	if err != nil || !bpf.Virtual(dev) || kind == XDP || kind == Auto && (mode != bpf.Auto || !bpf.HasIngress(dev)) {
+		return n
+	}
+	if most := xsk.PortQueues(dev); most > 0 {
+		return min(n, most)
+	}
+	return n
+}
+
 // openPackets opens packet sockets, and then hides their frames from the kernel.
 func (s *Set) openPackets(cfg *Config) error {
+	xsk.StopLRO(cfg.Interface)
 	links, err := link.OpenPackets(cfg.Interface, len(cfg.Queues), link.PacketOptions{
 		FilterFD: s.steer.TapFD(), SuperFilterFD: s.steer.SuperTapFD(), Whole: true, Super: cfg.Super, MTU: cfg.MTU, Memory: cfg.Memory,
 	})
@@ -127,6 +141,7 @@ func (s *Set) openPackets(cfg *Config) error {
 		return errors.Join(err, s.Close())
 	}
 	s.Mode = "packet ring"
+	s.Local = true // at least GRO of the kernel, which has verified them, leaves partial checksums
 	return nil
 }
 

@@ -28,26 +28,22 @@ func FindOffloads(dev netlink.Link) (o Offloads, err error) {
 		return o, fmt.Errorf("xsk: ethtool: %w", err)
 	}
 	defer e.Close()
-	o.Local, o.SKB = isLocal(e, dev), bpf.Virtual(dev)
+	driver, _ := e.DriverName(dev.Attrs().Name)
+	o.SKB = bpf.Virtual(dev)
+	o.Local = o.SKB || driver == "virtio_net"
 	if have, err := e.Features(dev.Attrs().Name); err == nil {
 		o.Segmentation = have["tx-tcp-segmentation"] && have["tx-tcp6-segmentation"]
 	}
 	return o, nil
 }
 
-// isLocal reports whether a kernel on this host may be at the other end of an interface.
-func isLocal(e *ethtool.Ethtool, dev netlink.Link) bool {
-	switch dev.Type() {
-	case "bond", "team", "vlan": // all frames come by the interfaces below
-		for _, l := range below(dev) {
-			if isLocal(e, l) {
-				return true
-			}
-		}
-		return false
+// StopLRO turns off large receive offload of an interface and those below it, if it is on, as the kernel does for XDP: it
+// leaves a wrong checksum.
+func StopLRO(ifname string) {
+	if e, err := ethtool.NewEthtool(); err == nil {
+		_ = e.Change(ifname, map[string]bool{"rx-lro": false}) // it may not have it
+		e.Close()
 	}
-	driver, err := e.DriverName(dev.Attrs().Name)
-	return bpf.Virtual(dev) || err == nil && driver == "virtio_net"
 }
 
 // below returns the ports of a bond or team, and the interface on which a VLAN is, as far as
@@ -65,4 +61,13 @@ func below(dev netlink.Link) (links []netlink.Link) {
 		}
 	}
 	return links
+}
+
+// PortQueues returns the queues of the port of dev that has the most, or 0 if there is none.
+func PortQueues(dev netlink.Link) (most int) {
+	for _, port := range below(dev) {
+		q, _ := Queues(port.Attrs().Name) // a port may just have gone
+		most = max(most, q)
+	}
+	return most
 }

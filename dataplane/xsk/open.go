@@ -380,7 +380,7 @@ func (s *Socket) viewRings() error {
 	return nil
 }
 
-// Queues returns the number of receive queues of an interface on which frames may arrive.
+// Queues returns the number of receive queues of an interface.
 func Queues(name string) (int, error) {
 	dirs, err := os.ReadDir("/sys/class/net/" + name + "/queues")
 	if err != nil {
@@ -393,17 +393,6 @@ func Queues(name string) (int, error) {
 	for _, d := range dirs {
 		if strings.HasPrefix(d.Name(), "rx-") {
 			n++
-		}
-	}
-	// A frame keeps the queue of the port of a bond or team, which themselves have 16.
-	if dev, err := netlink.LinkByName(name); err == nil {
-		most := 0
-		for _, port := range below(dev) {
-			q, _ := Queues(port.Attrs().Name) // a port may just have gone
-			most = max(most, q)
-		}
-		if most > 0 {
-			n = min(n, most)
 		}
 	}
 	return max(n, 1), nil

@@ -41,7 +41,7 @@ func unfit(l netlink.Link, find func(index int) (netlink.Link, error)) string {
 	}
 	// Frames of a VLAN do not go through the bridge or bond that the interface below is a port of.
 	_, kind = masterOf(under, find)
-	if v, ok := l.(*netlink.Vlan); ok && under != l && !slices.Contains(merging, kind) {
+	if v, ok := l.(*netlink.Vlan); ok && under != l && kind != "vrf" && !slices.Contains(merging, kind) {
 		return fmt.Sprintf("the VLAN %d on %[2]s: serve %[2]s, which includes its VLANs", v.VlanId, under.Attrs().Name)
 	}
 	return ""
