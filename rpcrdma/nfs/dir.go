@@ -212,7 +212,7 @@ func exclusive(verf [8]byte) [2]unix.Timespec {
 func (s *Server) NfsV3Nfsproc3Create(ctx context.Context, a *nfsv3.Create3args) (nfsv3.Create3res, error) {
 	c := &exchangeOf(ctx).cred
 	m, w, err := s.create(c, &a.Where, func(dir int, name string) (attrs *nfsv3.Sattr3, isNew bool, err error) {
-		m := uint32(0o600) // of an exclusive CREATE: the client sets it later
+		m := uint32(0o600) // a client that gives none sets it later
 		switch how := a.How.(type) {
 		case *nfsv3.Createhow3_UNCHECKED:
 			attrs = &how.ObjAttributes
@@ -220,7 +220,7 @@ func (s *Server) NfsV3Nfsproc3Create(ctx context.Context, a *nfsv3.Create3args) 
 			attrs = &how.ObjAttributes
 		}
 		if attrs != nil {
-			attrs, m = left(c, *attrs), mode(attrs, 0o644)
+			attrs, m = left(c, *attrs), mode(attrs, m)
 		}
 		fd, err := unix.Openat(dir, name, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, m)
 		if err == nil {

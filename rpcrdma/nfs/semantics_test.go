@@ -99,14 +99,6 @@ func TestCreateKinds(t *testing.T) {
 	guarded := func(w *rpc.Writer) { name(l.root, "g")(w); w.U32(1); sattr(w, 0o600, -1) }
 	l.want(nfsv3.NFS3_OK, alice, pCreate, guarded)
 	l.want(nfsv3.NFS3ERR_EXIST, alice, pCreate, guarded)
-	// Without a mode a file gets that which most programs give.
-	for how, s := range []string{"without a mode", "without a mode, guarded"} {
-		args := func(w *rpc.Writer) { name(l.root, s)(w); w.U32(uint32(how)); sattr(w, -1, -1) }
-		l.want(nfsv3.NFS3_OK, alice, pCreate, args)
-		if st, err := os.Stat(filepath.Join(l.dir, s)); err != nil || st.Mode() != 0o644 {
-			t.Errorf("%s: %v, %v", s, st, err)
-		}
-	}
 	// UNCHECKED truncates an existing file and keeps its mode.
 	l.file("u", 0o640, alice, "data")
 	l.want(nfsv3.NFS3_OK, alice, pCreate, func(w *rpc.Writer) { name(l.root, "u")(w); w.U32(0); sattr(w, 0o777, 2) })
