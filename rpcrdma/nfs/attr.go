@@ -1,6 +1,7 @@
 package nfs
 
 import (
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -239,12 +240,31 @@ func mode(a *nfsv3.Sattr3, def uint32) uint32 {
 	return def
 }
 
-// left returns the attributes of a that remain to be set when c has made an object with the mode of a. Like Linux's
-// server it leaves out the owner and the group that users other than root ask for: some clients, such as that of macOS,
-// ask for them with each object, even for a group that the user is not in, and accept what the object gets.
+// keepNoSetID clears set-user-ID of a file to which a user other than root has written, where the kernel has not: with
+// direct I/O, FUSE leaves that to its server. st is from before.
+func keepNoSetID(c *cred, fd int, st *unix.Stat_t) {
+	var now unix.Stat_t
+	if c.uid == 0 || st.Mode&(unix.S_ISUID|unix.S_ISGID) == 0 || unix.Fstat(fd, &now) != nil {
+		return
+	}
+	drop := now.Mode & unix.S_ISUID
+	if now.Mode&unix.S_IXGRP != 0 { // otherwise set-group-ID is no privilege
+		drop |= now.Mode & unix.S_ISGID
+	}
+	if drop != 0 {
+		_ = unix.Fchmod(fd, now.Mode&0o7777&^drop)
+	}
+}
+
+// left returns the attributes of a that remain to be set when c has made an object with the mode of a. It leaves out the
+// owner that users other than root ask for, and a group that they are not in: some clients, such as that of macOS, ask
+// for them with each object, and accept what the object gets.
 func left(c *cred, a nfsv3.Sattr3) *nfsv3.Sattr3 {
 	if c.uid != 0 {
-		a.Uid, a.Gid = &nfsv3.SetUid3_default{}, &nfsv3.SetGid3_default{}
+		a.Uid = &nfsv3.SetUid3_default{}
+		if g, ok := a.Gid.(*nfsv3.SetGid3_TRUE); !ok || g.Gid != c.gid && !slices.Contains(c.gids, g.Gid) {
+			a.Gid = &nfsv3.SetGid3_default{}
+		}
 	}
 	if mode(&a, 0)&(unix.S_ISUID|unix.S_ISGID) == 0 { // which mkdir does not set, and a new owner or group clears
 		a.Mode = &nfsv3.SetMode3_default{}

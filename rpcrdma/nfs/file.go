@@ -245,6 +245,7 @@ func (s *Server) NfsV3Nfsproc3Write(ctx context.Context, a *nfsv3.Write3args) (n
 	if err != nil && done == 0 {
 		return fail(err, s.wcc(&o))
 	}
+	keepNoSetID(c, o.fd, &o.st)
 	ok := nfsv3.Write3resok{Count: uint32(done), Committed: a.Stable, FileWcc: s.wcc(&o), Verf: verf}
 	unlock() // the disk may be slow
 	err = nil

@@ -2,8 +2,10 @@ package nfs_test
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -23,7 +25,7 @@ const fuseF, fuseWrite, fuseFsync, fuseFsyncdir = 2, 16, 20, 30
 // fuse answers the kernel on fd for a file system with the files f and g, which have the given size and data, until it is
 // unmounted. It calls late for each write and fsync, and answers when that returns, with its errno.
 func fuse(fd int, size uint64, data string, late func(op uint32, node uint64) unix.Errno) {
-	const lookup, forget, getattr, rename, open, read, statfs, initialize, opendir, root = 1, 2, 3, 12, 14, 15, 17, 26, 27, 1
+	const lookup, forget, getattr, setattr, rename, open, read, statfs, initialize, opendir, root = 1, 2, 3, 4, 12, 14, 15, 17, 26, 27, 1
 	le := binary.LittleEndian
 	answer := func(id []byte, failed unix.Errno, out []byte) {
 		b := le.AppendUint32(le.AppendUint32(nil, uint32(16+len(out))), uint32(-int32(failed)))
@@ -31,8 +33,9 @@ func fuse(fd int, size uint64, data string, late func(op uint32, node uint64) un
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	modes := map[uint64]uint32{} // that were set
 	attr := func(node uint64) []byte {
-		mode, n := uint32(unix.S_IFREG|0o644), size
+		mode, n := unix.S_IFREG|cmp.Or(modes[node], 0o644), size
 		if node == root {
 			mode, n = unix.S_IFDIR|0o755, 0
 		}
@@ -62,6 +65,11 @@ func fuse(fd int, size uint64, data string, late func(op uint32, node uint64) un
 			}
 			out = append(le.AppendUint64(nil, child), make([]byte, 32)...)
 			out = append(out, attr(child)...)
+		case setattr:
+			if le.Uint32(args)&1 != 0 { // FATTR_MODE
+				modes[node] = le.Uint32(args[68:]) & 0o7777
+			}
+			fallthrough
 		case getattr:
 			out = append(make([]byte, 16), attr(node)...)
 		case open, opendir:
@@ -112,6 +120,21 @@ func mountFuse(t *testing.T, size uint64, data string, late func(op uint32, node
 		unix.Close(fd)
 	})
 	return dir
+}
+
+// TestSetUserIDOfFuse checks that a write removes set-user-ID also where the kernel leaves that to the file system, which
+// sees the server.
+func TestSetUserIDOfFuse(t *testing.T) {
+	dir := mountFuse(t, 10, "", func(uint32, uint64) unix.Errno { return 0 })
+	l := newLocal(t, nfs.Config{Dir: dir})
+	if err := unix.Chmod(filepath.Join(dir, "f"), 0o4777); err != nil {
+		t.Fatal(err)
+	}
+	l.want(nfsv3.NFS3_OK, bob, pWrite, write(l.lookup("f"), 0, []byte("y")))
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(dir, "f"), &st); err != nil || st.Mode&0o7777 != 0o777 {
+		t.Errorf("%#o, %v", st.Mode, err)
+	}
 }
 
 // TestReadShort checks that READs reach the end of a file that has less data than its size.

@@ -84,7 +84,7 @@ func TestOwnerOfMade(t *testing.T) {
 		{"SYMLINK", pSymlink, 0o777, func(w *rpc.Writer) { attrs(w); w.String("to") }},
 		{"MKNOD", pMknod, 0o6711, func(w *rpc.Writer) { w.U32(uint32(nfsv3.NF3FIFO)); attrs(w) }},
 	} {
-		for _, c := range []struct{ who, owner who }{{root, bob}, {alice, alice}} {
+		for _, c := range []struct{ who, owner who }{{root, bob}, {alice, alice}, {who{1000, 100, []uint32{200}}, who{1000, 200, nil}}} {
 			l.want(nfsv3.NFS3_OK, c.who, p.proc, func(w *rpc.Writer) { name(l.root, "new")(w); p.args(w) })
 			var st unix.Stat_t
 			file := filepath.Join(l.dir, "new")
