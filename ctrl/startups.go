@@ -11,10 +11,10 @@ import (
 
 // startups are the connections of a listener whose MPA request has not arrived, at most
 // StartupDefaults.PerListener. A further connection evicts the oldest one of the network that has
-// the most. Idle connections therefore cannot lock out a peer that sends its request, or affect
-// another listener. An address has no limit of its own: programs open many connections at once,
-// and to an initiator, a reset means that the peer does not know revision 2. A user may have as
-// many of them as queue pairs; then a listener with leastPending or more replaces its own.
+// the most. A user may have as many of them as queue pairs; then a listener with leastPending or
+// more replaces its own. A network may have an eighth of that, and of the descriptors: programs
+// open hundreds at once, and to an initiator a reset means that the peer does not know revision 2.
+// Idle connections of a network therefore lock out no peer that sends its request, at any listener.
 type startups struct {
 	by      map[netip.Prefix][]*conn // by network, oldest first
 	n       int
@@ -56,12 +56,16 @@ func (s *startups) remove(c *conn) bool {
 // spare reports whether the daemon can hold more of them.
 func (s *startups) spare() bool { return s.sockets == nil || s.sockets.spare() }
 
-// victim returns the connection to evict for a new one from addr, or nil if there are less than most.
-func (s *startups) victim(addr netip.Addr, most int) *conn {
-	if s.n < most {
+// victim returns the connection to evict for a new one from addr, or nil if there are less than perNet of its network and
+// less than most of all.
+func (s *startups) victim(addr netip.Addr, perNet, most int) *conn {
+	longest := s.by[subnet.Of(addr)]
+	switch {
+	case len(longest) >= perNet:
+		return longest[0]
+	case s.n < most:
 		return nil
 	}
-	longest := s.by[subnet.Of(addr)]
 	for _, cs := range s.by {
 		if len(cs) > len(longest) {
 			longest = cs
@@ -75,6 +79,9 @@ func (s *startups) victim(addr netip.Addr, most int) *conn {
 // again, and for a program beside one that hangs.
 const leastPending = 16
 
+// leastPerNet is the number of start-ups that a network may have at a listener in any case.
+const leastPerNet = 64
+
 // makeRoom resets a connection of l in start-up if a new one from addr would exceed a limit, or
 // if its connections are kernel sockets and the daemon has few descriptors left. Called with mu held.
 func (s *Server) makeRoom(l *listener, addr netip.Addr) {
@@ -87,7 +94,11 @@ func (s *Server) makeRoom(l *listener, addr netip.Addr) {
 		least = 1
 	}
 	most = min(most, max(l.starting.n, least))
-	c := l.starting.victim(addr, most)
+	perNet := l.sess.policy().limits.QPs / 8
+	if p := l.starting.sockets; p != nil {
+		perNet = min(perNet, int(p.most/8))
+	}
+	c := l.starting.victim(addr, max(perNet, leastPerNet), most)
 	if c == nil {
 		return
 	}

@@ -169,6 +169,26 @@ func TestStartupsOfUser(t *testing.T) {
 	h.settled(t)
 }
 
+// TestIdleNetwork checks that idle connections of one address do not use up what all listeners of a user may have.
+func TestIdleNetwork(t *testing.T) {
+	h := newHarness(t, Config{Limits: Limits{QPs: 256}})
+	a, b := h.hello(t), h.hello(t)
+	a.ok(reqListen("", 7174))
+	b.ok(reqListen("", 7175))
+	for i := range 1000 {
+		h.arrive(t, fmt.Sprintf("10.0.0.3:%d", 1000+i), 7174, mpa.DefaultConfig())
+	}
+	var honest []*mpaPeer
+	for i := range 40 {
+		honest = append(honest, h.arrive(t, fmt.Sprintf("10.0.0.4:%d", 1000+i), 7175, mpa.DefaultConfig()))
+	}
+	for i, p := range honest {
+		if _, abort := p.ended(); abort {
+			t.Errorf("start-up %d at the other listener was reset", i)
+		}
+	}
+}
+
 // TestWaitingQuota checks that the requests that wait for an answer count in a quota, over all listeners of the user, and
 // that each listener can have some nevertheless, so that a program that hangs keeps none from another one.
 func TestWaitingQuota(t *testing.T) {
