@@ -386,6 +386,7 @@ int rdma_listen(struct rdma_cm_id *pub, int backlog)
 {
 	struct id *id = id_of(pub);
 	struct sockaddr_in any = { .sin_family = AF_INET };
+	bool bound;
 	int err = 0;
 
 	FORWARD(rdma_listen, pub, backlog);
@@ -395,10 +396,13 @@ int rdma_listen(struct rdma_cm_id *pub, int backlog)
 		return set_errno(EINVAL);
 	}
 	id->backlog = backlog > 0 ? backlog : 0;
+	bound = id->state == ID_BOUND && !id->reuse && addr_any(&id->pub.route.addr.src_addr);
 	if (id->state == ID_IDLE)
 		err = bind_addr(id, (struct sockaddr *)&any);
 	if (!err && !id->endpoints)
 		err = -open_endpoints(id);
+	if (bound && absent(-err)) /* the daemons have ended since then: listeners_follow opens those that start again */
+		err = 0;
 	if (!err)
 		id->state = ID_LISTEN;
 	iwv_thread_unlock();

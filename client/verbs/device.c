@@ -406,16 +406,19 @@ struct context *iwv_context_open(struct device *d)
 struct ibv_context *ibv_open_device(struct ibv_device *device)
 {
 	struct context *c;
+	int state;
 
 	if (!device_ours(device))
 		return REAL(ibv_open_device)(device);
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state); /* the device would stay open */
 	/* The other devices do not wait for a daemon that does not answer. */
 	c = new_context(container_of(device, struct device, ibv));
-	if (!c)
-		return NULL;
-	iwv_thread_lock();
-	c = serve(c);
-	iwv_thread_unlock();
+	if (c) {
+		iwv_thread_lock();
+		c = serve(c);
+		iwv_thread_unlock();
+	}
+	pthread_setcancelstate(state, &state);
 	return c ? &c->v.context : NULL;
 }
 

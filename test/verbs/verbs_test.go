@@ -605,19 +605,22 @@ func TestRestart(t *testing.T) {
 	p.Succeed()
 }
 
+// listens reports whether the daemon has one listener.
+func (h *host) listens(t *testing.T) bool {
+	d, err := iwarp.Open(t.Context(), h.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	s, err := d.Admin().Status(t.Context())
+	return err == nil && s.Listens == 1
+}
+
 // TestReopened checks that a listener on every address keeps nothing open of daemons that have ended.
 func TestReopened(t *testing.T) {
 	_, b := newHosts(t, plain)
 	p := b.start(t, "rping -s")
-	listens := func() bool {
-		d, err := iwarp.Open(t.Context(), b.socket)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer d.Close()
-		s, err := d.Admin().Status(t.Context())
-		return err == nil && s.Listens == 1
-	}
+	testenv.Until(t, "the server listens", func() bool { return b.listens(t) })
 	files := func() int {
 		all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.Cmd.Process.Pid))
 		if err != nil {
@@ -625,16 +628,30 @@ func TestReopened(t *testing.T) {
 		}
 		return len(all)
 	}
-	testenv.Until(t, "the server listens", listens)
 	before := files()
 	for range 3 {
 		b.daemon.Signal(syscall.SIGKILL)
 		<-b.daemon.Done
 		b.launch(t, b.end.Name)
-		testenv.Until(t, "the server listens again", listens)
+		testenv.Until(t, "the server listens again", func() bool { return b.listens(t) })
 	}
 	want := fmt.Sprintf("the server has as many files open as before, %d", before)
 	testenv.Until(t, want, func() bool { return files() == before })
+}
+
+// TestBound checks that a server can listen on every address while no daemon runs, and does so when one is there again.
+func TestBound(t *testing.T) {
+	_, b := newHosts(t, plain)
+	p := b.start(t, compile(t, "cm")+" bound "+b.end.Addr4.String())
+	p.Expect("bound\n")
+	b.daemon.Signal(syscall.SIGKILL)
+	<-b.daemon.Done
+	p.Signal(syscall.SIGUSR1)
+	p.Expect("listening\n")
+	b.launch(t, b.end.Name)
+	testenv.Until(t, "the server listens", func() bool { return b.listens(t) })
+	p.Signal(syscall.SIGUSR1)
+	p.Succeed()
 }
 
 // TestStarting checks that a daemon that takes connections, but does not answer yet, does not keep a program from using another one.

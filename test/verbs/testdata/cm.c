@@ -1264,7 +1264,7 @@ static void *open_named(void *d)
 	return ibv_open_device(d);
 }
 
-/* A device is used while another thread opens one whose daemon is stopped. */
+/* A device is used while another thread opens one whose daemon is stopped. Canceling that thread leaves nothing open. */
 static void opened(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
@@ -1281,9 +1281,9 @@ static void opened(void)
 	await_call(tid_of(&busy), SYS_ppoll);
 	q = make(own, NULL);
 	unmake(&q);
-	CHECK(pthread_tryjoin_np(t, &other) == EBUSY);
+	CHECK(pthread_tryjoin_np(t, &other) == EBUSY && pthread_cancel(t) == 0);
 	CHECK(kill(daemon_pid(), SIGCONT) == 0 && pthread_join(t, &other) == 0);
-	CHECK(other && ibv_close_device(other) == 0 && ibv_close_device(own) == 0);
+	CHECK(other && other != PTHREAD_CANCELED && ibv_close_device(other) == 0 && ibv_close_device(own) == 0);
 	ibv_free_device_list(list);
 }
 
@@ -1409,6 +1409,27 @@ static void starting(void)
 		reach(ch, every);
 	} while (before);
 	end(every);
+	rdma_destroy_event_channel(ch);
+}
+
+/* The only daemon ends between rdma_bind_addr and rdma_listen. */
+static void bound(void)
+{
+	struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(7182) };
+	struct rdma_event_channel *ch = channel();
+	struct rdma_cm_id *id;
+	sigset_t asked;
+	int sig;
+
+	CHECK(sigemptyset(&asked) == 0 && sigaddset(&asked, SIGUSR1) == 0 && sigprocmask(SIG_BLOCK, &asked, NULL) == 0);
+	CHECK(rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0 && rdma_bind_addr(id, (struct sockaddr *)&a) == 0);
+	printf("bound\n");
+	fflush(stdout);
+	CHECK(sigwait(&asked, &sig) == 0 && rdma_listen(id, 1) == 0);
+	printf("listening\n");
+	fflush(stdout);
+	CHECK(sigwait(&asked, &sig) == 0);
+	rdma_destroy_id(id);
 	rdma_destroy_event_channel(ch);
 }
 
@@ -2724,7 +2745,7 @@ int main(int argc, char **argv)
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "states", states }, { "dropped", dropped },
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole }, { "exact", exact },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
-		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "opened", opened }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "followed", followed },
+		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "opened", opened }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "bound", bound }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
 		{ "queues-made", queues_made }, { "forked", forked }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted },
 	};
