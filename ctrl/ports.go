@@ -286,7 +286,6 @@ func (cs *claims) refresh() {
 		if !c.addr.Addr().IsUnspecified() || c.on.sockets() { // the kernel follows the sockets' addresses
 			continue
 		}
-		cs.forgetGone(c, present)
 		for _, ep := range c.wants {
 			_ = cs.steer(c, ep) // the steering map is full; the other addresses remain usable
 		}
@@ -296,26 +295,24 @@ func (cs *claims) refresh() {
 				_ = cs.guard(c, a) // another program uses the port there
 			}
 		}
+		cs.forgetGone(c, present)
 		cs.count(c)
 	}
 }
 
-// forgetGone closes guards of c, and ends its steering, on addresses that are not present, if there are many of them.
+// forgetGone closes guards of c, and ends its steering, on addresses that are not present, down to goneAddrs of them.
 func (cs *claims) forgetGone(c *claim, present map[netip.Addr]bool) {
-	if len(c.guards) > len(present)+goneAddrs {
-		for a, fd := range c.guards {
-			if !present[a] {
-				unix.Close(fd)
-				delete(c.guards, a)
-			}
+	most := len(present) + goneAddrs
+	for a, fd := range c.guards {
+		if len(c.guards) > most && !present[a] {
+			unix.Close(fd)
+			delete(c.guards, a)
 		}
 	}
-	if len(c.eps) > len(c.wants)*(len(present)+goneAddrs) {
-		for ep := range c.eps {
-			if ep.Addr.IsValid() && !present[ep.Addr] {
-				cs.devices.unclaim(ep)
-				delete(c.eps, ep)
-			}
+	for ep := range c.eps {
+		if len(c.eps) > len(c.wants)*most && ep.Addr.IsValid() && !present[ep.Addr] {
+			cs.devices.unclaim(ep)
+			delete(c.eps, ep)
 		}
 	}
 }

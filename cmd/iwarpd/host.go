@@ -69,9 +69,9 @@ func checkFiles(most uint64, queues, slots int) error {
 	return nil
 }
 
-// leastThreads returns the number of threads needed to start: those of Go's runtime, one for each worker, and some for
-// clients.
-func leastThreads(workers int) uint64 { return 64 + uint64(runtime.GOMAXPROCS(0)+workers) }
+// leastThreads returns the number of threads needed to start: those of Go's runtime, which hardly runs on more than a few
+// CPUs at a time, one for each worker, and some for clients.
+func leastThreads(workers int) uint64 { return 64 + uint64(min(runtime.GOMAXPROCS(0), 16)+workers) }
 
 // moreThreads is the remedy for a lack of threads.
 const moreThreads = "raise the limit with TasksMax= or LimitNPROC= in the unit, ulimit -u, " +

@@ -115,7 +115,9 @@ func (n *nic) open(ifi *net.Interface) (queues []dataplane.Queue, err error) {
 	}
 	// The interface may have come back with fewer.
 	there := slices.DeleteFunc(slices.Clone(n.queues), func(q int) bool { return q >= have })
-	n.on = n.dev.Presence()
+	if n.on = n.dev.Presence(); n.on.Index == 0 { // gone, or its return is not noted yet
+		return nil, hostnet.ErrGone
+	}
 	n.index.Store(int32(ifi.Index))
 	n.set, err = ifqueue.Open(n.steer, ifqueue.Config{
 		Interface: n.name, Queues: there, Link: n.s.Link, Mode: n.s.XDPMode, MTU: int(n.mtu.Load()), Memory: int(n.s.QueueMem), Super: n.s.Super,
