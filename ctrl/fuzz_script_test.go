@@ -3,7 +3,6 @@ package ctrl
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
@@ -488,16 +487,5 @@ func FuzzScript(f *testing.F) {
 
 // TestScriptRandom runs FuzzScript on random bytes.
 func TestScriptRandom(t *testing.T) {
-	from := testenv.Seed(t)
-	n := uint64(testenv.Count(t, "SEEDS", 100))
-	for seed := from; seed < from+n; seed++ {
-		r := rand.New(rand.NewPCG(seed, 97))
-		b := make([]byte, 20+r.IntN(1000))
-		for i := range b {
-			b[i] = byte(r.Uint32())
-		}
-		if !t.Run(fmt.Sprint(seed), func(t *testing.T) { runScript(t, b) }) {
-			break
-		}
-	}
+	testenv.Scripts(t, 100, 1000, runScript)
 }

@@ -1,8 +1,6 @@
 package dataplane
 
 import (
-	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"testing"
 	"time"
@@ -139,16 +137,5 @@ func runConns(t *testing.T, in []byte) {
 // TestConnsRandom runs FuzzConns on random bytes.
 func TestConnsRandom(t *testing.T) {
 	oneGoroutine(t)
-	from := testenv.Seed(t)
-	n := uint64(testenv.Count(t, "SEEDS", 100))
-	for seed := from; seed < from+n; seed++ {
-		r := rand.New(rand.NewPCG(seed, 96))
-		b := make([]byte, 20+r.IntN(600))
-		for i := range b {
-			b[i] = byte(r.Uint32())
-		}
-		if !t.Run(fmt.Sprint(seed), func(t *testing.T) { runConns(t, b) }) {
-			break
-		}
-	}
+	testenv.Scripts(t, 100, 600, runConns)
 }

@@ -2,8 +2,6 @@ package dataplane
 
 import (
 	"bytes"
-	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -473,16 +471,5 @@ func runSessions(t *testing.T, in []byte) {
 // TestSessionsRandom runs FuzzSessions on random bytes.
 func TestSessionsRandom(t *testing.T) {
 	oneGoroutine(t)
-	from := testenv.Seed(t)
-	n := uint64(testenv.Count(t, "SEEDS", 100))
-	for seed := from; seed < from+n; seed++ {
-		r := rand.New(rand.NewPCG(seed, 99))
-		b := make([]byte, 20+r.IntN(600))
-		for i := range b {
-			b[i] = byte(r.Uint32())
-		}
-		if !t.Run(fmt.Sprint(seed), func(t *testing.T) { runSessions(t, b) }) {
-			break
-		}
-	}
+	testenv.Scripts(t, 100, 600, runSessions)
 }

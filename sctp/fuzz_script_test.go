@@ -2,8 +2,6 @@ package sctp
 
 import (
 	"bytes"
-	"fmt"
-	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -237,16 +235,5 @@ func FuzzScript(f *testing.F) {
 
 // TestScriptRandom runs FuzzScript on random bytes.
 func TestScriptRandom(t *testing.T) {
-	from := testenv.Seed(t)
-	n := uint64(testenv.Count(t, "SEEDS", 500))
-	for seed := from; seed < from+n; seed++ {
-		r := rand.New(rand.NewPCG(seed, 98))
-		b := make([]byte, 20+r.IntN(1500))
-		for i := range b {
-			b[i] = byte(r.Uint32())
-		}
-		if !t.Run(fmt.Sprint(seed), func(t *testing.T) { runScript(t, b) }) {
-			break
-		}
-	}
+	testenv.Scripts(t, 500, 1500, runScript)
 }

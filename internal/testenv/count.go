@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"math/rand/v2"
 	"os"
 	"strconv"
 	"testing"
@@ -19,4 +20,20 @@ func Count(t testing.TB, name string, def int) int {
 		t.Fatalf("%s=%s: want a number from 1 on", name, s)
 	}
 	return n
+}
+
+// Scripts runs a fuzz target on random bytes: on n of them, or as many as SEEDS says, each longer than 20 bytes by less
+// than more.
+func Scripts(t *testing.T, n, more int, run func(*testing.T, []byte)) {
+	from := Seed(t)
+	for seed := from; seed < from+uint64(Count(t, "SEEDS", n)); seed++ {
+		r := rand.New(rand.NewPCG(seed, 96))
+		b := make([]byte, 20+r.IntN(more))
+		for i := range b {
+			b[i] = byte(r.Uint32())
+		}
+		if !t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) { run(t, b) }) {
+			break
+		}
+	}
 }
