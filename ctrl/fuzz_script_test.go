@@ -25,7 +25,7 @@ import (
 type scripted struct {
 	*harness
 	t       *testing.T
-	in      []byte
+	in      testenv.Choices
 	clients [2]*scriptClient
 	peers   []*scriptConn
 	known   map[dataplane.ConnID]bool
@@ -51,18 +51,9 @@ type scriptConn struct {
 	parted   bool
 }
 
-func (s *scripted) byte() byte {
-	if len(s.in) == 0 {
-		return 0
-	}
-	v := s.in[0]
-	s.in = s.in[1:]
-	return v
-}
-
 // pick returns a known handle, mostly.
 func (s *scripted) pick(l []uint32) uint32 {
-	b := s.byte()
+	b := s.in.Byte()
 	if len(l) == 0 || b >= 0xf0 {
 		return uint32(b & 15)
 	}
@@ -124,7 +115,7 @@ func (s *scripted) hello(i int) {
 }
 
 func (s *scripted) startup() *ctrlpb.Startup {
-	b := s.byte()
+	b := s.in.Byte()
 	st := &ctrlpb.Startup{}
 	if b&1 != 0 {
 		st.Transport = ctrlpb.Transport_TRANSPORT_SCTP
@@ -149,8 +140,8 @@ func (s *scripted) request(c *scriptClient, op byte) {
 			c.pds = append(c.pds, rep.GetPd().Pd)
 		}
 	case 1:
-		r := &ctrlpb.CreateCQ{Depth: uint32(s.byte())}
-		if s.byte()&1 != 0 {
+		r := &ctrlpb.CreateCQ{Depth: uint32(s.in.Byte())}
+		if s.in.Byte()&1 != 0 {
 			r.Channel = s.pick(c.chs)
 		}
 		if rep = s.do(c, ask(r)); rep.GetCq() != nil {
@@ -158,7 +149,7 @@ func (s *scripted) request(c *scriptClient, op byte) {
 		}
 	case 2:
 		r := reqQP(s.pick(c.pds), s.pick(c.cqs))
-		if s.byte()&1 != 0 {
+		if s.in.Byte()&1 != 0 {
 			r.GetCreateQp().Srq = s.pick(c.srqs)
 		}
 		if rep = s.do(c, r); rep.GetQp() != nil {
@@ -173,8 +164,8 @@ func (s *scripted) request(c *scriptClient, op byte) {
 			c.chs = append(c.chs, rep.GetChannel().Channel)
 		}
 	case 5:
-		r := reqMR(s.pick(c.pds), 1+uint64(s.byte())*32)
-		r.GetRegisterMr().Near = s.byte()&1 != 0
+		r := reqMR(s.pick(c.pds), 1+uint64(s.in.Byte())*32)
+		r.GetRegisterMr().Near = s.in.Byte()&1 != 0
 		if rep = s.do(c, r, s.mem); rep.GetMr() != nil {
 			c.mrs = append(c.mrs, rep.GetMr().Mr)
 		}
@@ -183,7 +174,7 @@ func (s *scripted) request(c *scriptClient, op byte) {
 			c.mws = append(c.mws, rep.GetMw().Mw)
 		}
 	case 7:
-		switch s.byte() % 8 {
+		switch s.in.Byte() % 8 {
 		case 0:
 			s.do(c, ask(&ctrlpb.DeallocPD{Pd: s.pick(c.pds)}))
 		case 1:
@@ -200,7 +191,7 @@ func (s *scripted) request(c *scriptClient, op byte) {
 			s.do(c, ask(&ctrlpb.DeallocMW{Mw: s.pick(c.mws)}))
 		}
 	case 8:
-		b := s.byte()
+		b := s.in.Byte()
 		r := &ctrlpb.Listen{Port: 7000 + uint32(b&3), Streaming: b&4 != 0, Startup: s.startup(), Backlog: uint32(b >> 5)}
 		if b&8 != 0 {
 			r.Address = addrA.String()
@@ -211,7 +202,7 @@ func (s *scripted) request(c *scriptClient, op byte) {
 	case 9:
 		s.do(c, ask(&ctrlpb.Unlisten{Listen: s.pick(c.ls)}))
 	case 10, 11:
-		b := s.byte()
+		b := s.in.Byte()
 		r := &ctrlpb.Connect{Qp: s.pick(c.qps), Remote: "10.0.0.2:7", Streaming: b&4 != 0, Startup: s.startup()}
 		if b&8 != 0 {
 			r.Local = ":" + fmt.Sprint(8000+uint32(b&3))
@@ -228,32 +219,32 @@ func (s *scripted) request(c *scriptClient, op byte) {
 	case 13:
 		s.do(c, ask(&ctrlpb.Reject{Conn: s.pick(c.conns)}))
 	case 14:
-		b := s.byte()
+		b := s.in.Byte()
 		s.do(c, ask(&ctrlpb.Disconnect{Qp: s.pick(c.qps), Abort: b&1 != 0, Leave: b&2 != 0}))
 	case 15:
 		h := s.pick(c.conns)
-		switch s.byte() % 6 {
+		switch s.in.Byte() % 6 {
 		case 0:
-			s.do(c, ask(&ctrlpb.StreamSend{Conn: h, Data: make([]byte, 1+int(s.byte()))}))
+			s.do(c, ask(&ctrlpb.StreamSend{Conn: h, Data: make([]byte, 1+int(s.in.Byte()))}))
 		case 1:
-			s.do(c, ask(&ctrlpb.StreamConsumed{Conn: h, Count: uint32(s.byte())}))
+			s.do(c, ask(&ctrlpb.StreamConsumed{Conn: h, Count: uint32(s.in.Byte())}))
 		case 2, 3:
-			s.do(c, ask(&ctrlpb.StartMPA{Conn: h, Qp: s.pick(c.qps), Role: ctrlpb.MPARole(s.byte() % 3)}))
+			s.do(c, ask(&ctrlpb.StartMPA{Conn: h, Qp: s.pick(c.qps), Role: ctrlpb.MPARole(s.in.Byte() % 3)}))
 		default:
-			s.do(c, ask(&ctrlpb.StreamClose{Conn: h, Abort: s.byte()&1 != 0}))
+			s.do(c, ask(&ctrlpb.StreamClose{Conn: h, Abort: s.in.Byte()&1 != 0}))
 		}
 	case 16:
-		switch s.byte() % 5 {
+		switch s.in.Byte() % 5 {
 		case 0:
-			s.do(c, ask(&ctrlpb.ResizeCQ{Cq: s.pick(c.cqs), Depth: uint32(s.byte())}))
+			s.do(c, ask(&ctrlpb.ResizeCQ{Cq: s.pick(c.cqs), Depth: uint32(s.in.Byte())}))
 		case 1:
-			s.do(c, ask(&ctrlpb.ModifyQP{Qp: s.pick(c.qps), Access: uint32(s.byte())}))
+			s.do(c, ask(&ctrlpb.ModifyQP{Qp: s.pick(c.qps), Access: uint32(s.in.Byte())}))
 		case 2:
-			s.do(c, ask(&ctrlpb.AdminDisconnect{Qp: s.pick(c.qps), Abort: s.byte()&1 != 0}))
+			s.do(c, ask(&ctrlpb.AdminDisconnect{Qp: s.pick(c.qps), Abort: s.in.Byte()&1 != 0}))
 		case 3:
 			s.do(c, ask(&ctrlpb.AttachMemory{Near: true}), s.mem)
 		default:
-			s.do(c, ask(&ctrlpb.SetDSCP{Qp: s.pick(c.qps), Dscp: uint32(s.byte())}))
+			s.do(c, ask(&ctrlpb.SetDSCP{Qp: s.pick(c.qps), Dscp: uint32(s.in.Byte())}))
 		}
 	}
 }
@@ -286,7 +277,7 @@ func (s *scripted) look() {
 
 // arrive makes a connection arrive at a listener.
 func (s *scripted) arrive() {
-	b := s.byte()
+	b := s.in.Byte()
 	s.mu.Lock()
 	var ls []*listener
 	for _, l := range s.listeners {
@@ -330,8 +321,8 @@ func (s *scripted) event() {
 	if len(live) == 0 {
 		return
 	}
-	p := live[int(s.byte())%len(live)]
-	b := s.byte()
+	p := live[int(s.in.Byte())%len(live)]
+	b := s.in.Byte()
 	ev := dataplane.Event{Conn: p.id, Flow: p.flow}
 	var attached, answered bool
 	s.e.with(p.id, func(c *fakeConn) { attached, answered = c.attached != nil && c.attached.QP != nil, c.answer != nil })
@@ -411,7 +402,7 @@ func runScript(t *testing.T, in []byte) {
 		}
 	}
 	for n := 0; len(s.in) > 0 && n < 400; n++ {
-		b := s.byte()
+		b := s.in.Byte()
 		switch op := b & 31; {
 		case op < 17:
 			s.request(s.clients[b>>5&1], op)
@@ -420,7 +411,7 @@ func runScript(t *testing.T, in []byte) {
 		case op < 30:
 			s.event()
 		case op == 30:
-			h.advance(time.Duration(s.byte()) * 100 * time.Millisecond)
+			h.advance(time.Duration(s.in.Byte()) * 100 * time.Millisecond)
 		case b>>6 == 3: // a client ends, and another one comes
 			s.hello(int(b >> 5 & 1))
 		}

@@ -3,7 +3,6 @@ package dataplane
 import (
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/testenv"
@@ -24,30 +23,6 @@ func (f *fuzzLives) conns(in []byte, flags byte) {
 			port++
 			flow := pkt.NewFlow(netip.AddrPortFrom(addrA, port), netip.AddrPortFrom(addrB, 7174))
 			_ = f.connectTo(f.hosts[0].w.newID(), flow)
-		case 2:
-			for _, q := range f.qps {
-				if q.h == h {
-					f.send(q, arg)
-				}
-			}
-		case 3:
-			if s != nil && !s.closed() && s.qp != nil && len(q.recvs) < 60 {
-				f.recv(q, 3)
-			}
-		case 4:
-			f.now = f.now.Add(time.Duration(arg) * 10 * time.Millisecond)
-		case 5:
-			f.drop = int(arg & 7)
-		case 6:
-			if s != nil {
-				h.w.disconnect(s, op&32 != 0)
-			}
-		case 7:
-			if s != nil && q != nil && s.qp == &q.QPBinding {
-				q.left = true
-				q.QPBinding.id.Store(uint64(s.id))
-				h.during(func() { h.e.Leave(&q.QPBinding) })
-			}
 		case 8, 9:
 			if len(f.asked[host]) == 0 {
 				break
@@ -60,13 +35,6 @@ func (f *fuzzLives) conns(in []byte, flags byte) {
 				p.RTR = mpa.RTRSend
 			}
 			h.w.attach(id, h.w.streams[id], Attachment{QP: &f.qp(host, id).QPBinding, Params: p})
-		case 10:
-			switch {
-			case arg == 0:
-				h.w.unlisten(1)
-			case arg < 16 && q != nil:
-				f.burst(q)
-			}
 		case 11:
 			f.store()
 		case 12:
@@ -86,9 +54,7 @@ func (f *fuzzLives) conns(in []byte, flags byte) {
 				c.streamConsumed(h.w, int(arg))
 			}
 		default:
-			for range arg & 31 {
-				f.turn()
-			}
+			f.common(op, arg, h, s, q)
 		}
 		f.turn()
 	}

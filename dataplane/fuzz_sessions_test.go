@@ -306,30 +306,6 @@ func (f *fuzzLives) sessions(in []byte) {
 			n := min(int(op>>5)*8+int(op&1)*4, len(in))
 			f.message(host, arg, in[:n])
 			in = in[n:]
-		case 2:
-			for _, q := range f.qps {
-				if q.h == h {
-					f.send(q, arg)
-				}
-			}
-		case 3:
-			if s != nil && !s.closed() && s.qp != nil && len(q.recvs) < 60 {
-				f.recv(q, 3)
-			}
-		case 4:
-			f.now = f.now.Add(time.Duration(arg) * 10 * time.Millisecond)
-		case 5:
-			f.drop = int(arg & 7)
-		case 6:
-			if s != nil {
-				h.w.disconnect(s, op&32 != 0)
-			}
-		case 7:
-			if s != nil && s.qp == &q.QPBinding {
-				q.left = true
-				q.QPBinding.id.Store(uint64(s.id))
-				h.during(func() { h.e.Leave(&q.QPBinding) })
-			}
 		case 8:
 			if as := f.assoc(0); as != nil {
 				_, _ = f.joinSCTP(as, time.Duration(arg)*time.Second)
@@ -345,13 +321,6 @@ func (f *fuzzLives) sessions(in []byte) {
 				a = Attachment{QP: &f.qp(host, id).QPBinding, Params: mpa.Params{IRD: 2, ORD: 2}}
 			}
 			h.w.answer(id, h.w.streams[id], session.Setup{}, a)
-		case 10:
-			switch {
-			case arg == 0:
-				h.w.unlisten(1)
-			case arg < 16 && q != nil:
-				f.burst(q)
-			}
 		case 11:
 			switch as := f.assoc(host); {
 			case as != nil && arg < 8:
@@ -373,11 +342,50 @@ func (f *fuzzLives) sessions(in []byte) {
 				s.detach(h.w)
 			}
 		default:
-			for range arg & 31 {
-				f.turn()
-			}
+			f.common(op, arg, h, s, q)
 		}
 		f.turn()
+	}
+}
+
+// common performs an operation that connections and sessions have, on s and its queue pair q of host h, which may be nil.
+func (f *fuzzLives) common(op, arg byte, h *simHost, s *stream, q *fuzzQP) {
+	switch op & 15 {
+	case 2:
+		for _, q := range f.qps {
+			if q.h == h {
+				f.send(q, arg)
+			}
+		}
+	case 3:
+		if s != nil && !s.closed() && s.qp != nil && len(q.recvs) < 60 {
+			f.recv(q, 3)
+		}
+	case 4:
+		f.now = f.now.Add(time.Duration(arg) * 10 * time.Millisecond)
+	case 5:
+		f.drop = int(arg & 7)
+	case 6:
+		if s != nil {
+			h.w.disconnect(s, op&32 != 0)
+		}
+	case 7:
+		if s != nil && q != nil && s.qp == &q.QPBinding {
+			q.left = true
+			q.QPBinding.id.Store(uint64(s.id))
+			h.during(func() { h.e.Leave(&q.QPBinding) })
+		}
+	case 10:
+		switch {
+		case arg == 0:
+			h.w.unlisten(1)
+		case arg < 16 && q != nil:
+			f.burst(q)
+		}
+	default:
+		for range arg & 31 {
+			f.turn()
+		}
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 // scripted is a rig whose peer and owner a script drives.
 type scripted struct {
 	*rig
-	in     []byte
+	in     testenv.Choices
 	bufs   map[Buf]bool // pushed and not released
 	next   Buf
 	beats  [][]byte // bodies of HEARTBEATs that were sent
@@ -20,22 +20,13 @@ type scripted struct {
 	tag    uint32   // and its tag
 }
 
-func (s *scripted) byte() byte {
-	if len(s.in) == 0 {
-		return 0
-	}
-	v := s.in[0]
-	s.in = s.in[1:]
-	return v
-}
-
 // near returns a small number, mostly.
 func (s *scripted) near() int {
-	switch v := s.byte(); {
+	switch v := s.in.Byte(); {
 	case v < 0xe0:
 		return int(v&31) - 4
 	default:
-		return int(int16(uint16(v)<<8 | uint16(s.byte())))
+		return int(int16(uint16(v)<<8 | uint16(s.in.Byte())))
 	}
 }
 
@@ -87,19 +78,19 @@ func (s *scripted) sendOn(path byte, tag uint32, chunks ...[]byte) {
 // run runs the script: each step is an operation, with its argument in the upper half of a byte.
 func (s *scripted) run() {
 	for n := 0; len(s.in) > 0 && n < 500 && s.a.State() != Closed; n++ {
-		op := s.byte()
+		op := s.in.Byte()
 		arg, tag := op>>4, s.a.tag
 		switch op & 15 {
 		case 0, 1:
 			for range 1 + int(arg) {
 				s.next++
 				s.bufs[s.next] = true
-				n := 1 + int(s.byte())*6%s.a.MaxMessage()
+				n := 1 + int(s.in.Byte())*6%s.a.MaxMessage()
 				s.a.Push(&Message{Stream: uint16(arg & 7), Buf: s.next, Len: n, Urgent: arg&1 != 0})
 			}
 		case 2, 3:
 			sent := int(s.a.next - s.a.first) // the peer acknowledges no more, mostly
-			n, lie := s.near(), s.byte() >= 0xfc
+			n, lie := s.near(), s.in.Byte() >= 0xfc
 			if arg&1 != 0 {
 				n = sent
 			}
@@ -107,25 +98,25 @@ func (s *scripted) run() {
 				n = min(n, sent)
 			}
 			var gaps []uint16
-			for at, k := 1, s.byte()&7; k > 0; k-- {
-				from := at + 1 + int(s.byte()&15)
-				if at = from + int(s.byte()&7); at > sent-n && !lie {
+			for at, k := 1, s.in.Byte()&7; k > 0; k-- {
+				from := at + 1 + int(s.in.Byte()&15)
+				if at = from + int(s.in.Byte()&7); at > sent-n && !lie {
 					break
 				}
 				gaps = append(gaps, uint16(from), uint16(at))
 			}
-			s.sendOn(s.byte(), tag, sackBytes(s.a.cumAck.Add(n), uint32(s.byte())*600, gaps...))
+			s.sendOn(s.in.Byte(), tag, sackBytes(s.a.cumAck.Add(n), uint32(s.in.Byte())*600, gaps...))
 		case 4, 5:
 			var chunks [][]byte
 			for range 1 + arg&3 {
-				f := s.byte()
+				f := s.in.Byte()
 				tsn := s.a.rcv.cum.Add(1 + s.near())
-				ssn, b := uint16(s.byte()&7), make([]byte, 1+int(s.byte()))
+				ssn, b := uint16(s.in.Byte()&7), make([]byte, 1+int(s.in.Byte()))
 				chunks = append(chunks, dataBytes(f&15, tsn, uint16(f>>4&3), ssn, string(b)))
 			}
-			s.sendOn(s.byte(), tag, chunks...)
+			s.sendOn(s.in.Byte(), tag, chunks...)
 		case 6:
-			s.wait(time.Duration(1+int(s.byte())) << (arg & 7) * time.Millisecond)
+			s.wait(time.Duration(1+int(s.in.Byte())) << (arg & 7) * time.Millisecond)
 		case 7:
 			if at := s.a.Deadline(); at != 0 {
 				s.now = max(s.now, at)
@@ -133,22 +124,22 @@ func (s *scripted) run() {
 			}
 		case 8:
 			p, _ := s.a.Paths()
-			s.a.SetMTU(int(arg)%p, 300+int(s.byte())*40)
+			s.a.SetMTU(int(arg)%p, 300+int(s.in.Byte())*40)
 		case 9:
 			p, _ := s.a.Paths()
 			s.a.PathChanged(s.now, int(arg)%p)
 		case 10:
 			e := pkt.ICMPError{Flow: s.flow, Proto: pkt.ProtoSCTP, Kind: pkt.ICMPKind(arg % 5), Seq: s.a.peerTag}
-			e.MTU = int(s.byte()) * 8
+			e.MTU = int(s.in.Byte()) * 8
 			p, _ := s.a.Paths()
-			e.Flow.Remote = s.a.Path(int(s.byte()) % p).Addr.As16()
+			e.Flow.Remote = s.a.Path(int(s.in.Byte()) % p).Addr.As16()
 			s.a.HandleICMP(s.now, &e)
 		case 11:
 			if len(s.beats) > 0 {
-				b := s.beats[int(s.byte())%len(s.beats)]
-				s.sendOn(s.byte(), tag, chunk(ChunkHeartbeatAck, 0, b))
+				b := s.beats[int(s.in.Byte())%len(s.beats)]
+				s.sendOn(s.in.Byte(), tag, chunk(ChunkHeartbeatAck, 0, b))
 			} else {
-				s.sendOn(s.byte(), tag, chunk(ChunkHeartbeat, 0, []byte{0, 1, 0, 8, 1, 2, 3, 4}))
+				s.sendOn(s.in.Byte(), tag, chunk(ChunkHeartbeat, 0, []byte{0, 1, 0, 8, 1, 2, 3, 4}))
 			}
 		case 12:
 			switch arg {
@@ -160,18 +151,18 @@ func (s *scripted) run() {
 			case 2:
 				s.sendOn(0, tag, chunk(ChunkShutdownAck, 0, nil))
 			case 3:
-				s.sendOn(0, tag, chunk(ChunkShutdownComplete, s.byte()&1, nil))
+				s.sendOn(0, tag, chunk(ChunkShutdownComplete, s.in.Byte()&1, nil))
 			case 4:
 				s.sendOn(0, tag, chunk(ChunkCookieAck, 0, nil))
 			case 5:
-				s.a.SetWindow(int(s.byte()) * 1000)
+				s.a.SetWindow(int(s.in.Byte()) * 1000)
 			default:
-				s.a.SetBacklog(int(s.byte())*100, arg&1 != 0)
+				s.a.SetBacklog(int(s.in.Byte())*100, arg&1 != 0)
 			}
 		case 13:
 			switch arg & 3 {
 			case 0: // the peer restarts, perhaps from another port
-				s.peerTag += uint32(s.byte() & 1)
+				s.peerTag += uint32(s.in.Byte() & 1)
 				s.peerTSN = s.peerTSN.Add(s.near())
 				if s.cfg.UDP && arg&4 != 0 {
 					s.rig.from++
@@ -184,12 +175,12 @@ func (s *scripted) run() {
 			case 2:
 				s.send(tag, s.initChunk(ChunkInitAck, []byte("cookie")))
 			default:
-				s.sendOn(s.byte(), tag, chunk(ChunkError, 0, []byte{0, s.byte() & 15, 0, 8, 0, 0, 0, 1}))
+				s.sendOn(s.in.Byte(), tag, chunk(ChunkError, 0, []byte{0, s.in.Byte() & 15, 0, 8, 0, 0, 0, 1}))
 			}
 		case 14:
 			s.a.PollRestart()
 		default:
-			n := min(int(s.byte()), len(s.in))
+			n := min(int(s.in.Byte()), len(s.in))
 			s.sendOn(arg, tag, s.in[:n])
 			s.in = s.in[n:]
 		}

@@ -8,23 +8,8 @@ import (
 
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
-
-// fuzzInput reads choices from bytes; once they run out every choice is 0.
-type fuzzInput struct{ b []byte }
-
-func (f *fuzzInput) byte() byte {
-	if len(f.b) == 0 {
-		return 0
-	}
-	v := f.b[0]
-	f.b = f.b[1:]
-	return v
-}
-
-func (f *fuzzInput) u16() int {
-	return int(f.byte())<<8 | int(f.byte())
-}
 
 // fuzzConn brings a connection into one of the states.
 func fuzzConn(t testing.TB, state State, opt byte) (*Conn, *Listener) {
@@ -137,8 +122,8 @@ func fuzzSegment(t *testing.T, b []byte) {
 	if len(b) > 4096 {
 		return
 	}
-	in := &fuzzInput{b}
-	c, l := fuzzConn(t, State(in.byte())%(TimeWait+1), in.byte())
+	in := testenv.Choices(b)
+	c, l := fuzzConn(t, State(in.Byte())%(TimeWait+1), in.Byte())
 	now := simStart
 	pushed := map[Buf]bool{}
 	held := map[Buf]bool{}
@@ -199,10 +184,10 @@ func fuzzSegment(t *testing.T, b []byte) {
 		}
 		checkInvariants(t, c)
 	}
-	for len(in.b) > 0 {
-		switch op := in.byte(); op % 16 {
+	for len(in) > 0 {
+		switch op := in.Byte(); op % 16 {
 		case 0:
-			now = now.Add(time.Duration(in.byte()) * time.Millisecond)
+			now = now.Add(time.Duration(in.Byte()) * time.Millisecond)
 		case 1:
 			if d := c.Deadline(); d != 0 {
 				now = max(now, d)
@@ -211,11 +196,11 @@ func fuzzSegment(t *testing.T, b []byte) {
 		case 2:
 			next++
 			pushed[next] = true
-			n := 1 + in.u16()%(c.MSS()+10)
+			n := 1 + in.Uint16()%(c.MSS()+10)
 			c.SetBurst(1 + int(op>>4))
 			c.PushRun(next, n*(1+int(op>>4)), n)
 		case 3:
-			c.SetBacklog(in.u16())
+			c.SetBacklog(in.Uint16())
 		case 4:
 			if op == 4 {
 				c.Close(now)
@@ -223,12 +208,12 @@ func fuzzSegment(t *testing.T, b []byte) {
 				c.Abort(now)
 			}
 		case 5:
-			c.SetMTU(now, 300+in.u16()%9000)
+			c.SetMTU(now, 300+in.Uint16()%9000)
 		case 6:
-			c.HandleICMP(now, &pkt.ICMPError{Kind: pkt.ICMPKind(op >> 4 % 5), MTU: in.u16() % 2000, Seq: uint32(c.una.Add(in.u16()%3000 - 100))})
+			c.HandleICMP(now, &pkt.ICMPError{Kind: pkt.ICMPKind(op >> 4 % 5), MTU: in.Uint16() % 2000, Seq: uint32(c.una.Add(in.Uint16()%3000 - 100))})
 		case 7:
 			if op == 7+16 {
-				c.Reclaim(in.u16() % 8)
+				c.Reclaim(in.Uint16() % 8)
 				break
 			}
 			for h := range held {
@@ -237,31 +222,31 @@ func fuzzSegment(t *testing.T, b []byte) {
 				break
 			}
 		default:
-			s := Segment{Header: Header{Flags: Flags(in.byte()), Window: uint16(in.u16())}, ECN: op >> 6}
+			s := Segment{Header: Header{Flags: Flags(in.Byte()), Window: uint16(in.Uint16())}, ECN: op >> 6}
 			if s.Flags&(SYN|RST|FIN) != 0 && op < 0xf0 {
 				s.Flags = s.Flags&^(SYN|RST|FIN) | ACK // so that runs do not end too early
 			}
-			s.Seq = c.rcvNxt.Add(int(int16(in.u16())))
-			s.Ack = c.una.Add(int(int16(in.u16())))
+			s.Seq = c.rcvNxt.Add(int(int16(in.Uint16())))
+			s.Ack = c.una.Add(int(int16(in.Uint16())))
 			if op&1 != 0 {
 				s.Seq = c.rcvNxt
 			}
 			if op&2 != 0 {
 				s.Ack = c.nxt
 			}
-			s.Len = in.u16() % 1500
+			s.Len = in.Uint16() % 1500
 			s.Opts.HasTimestamps = op&4 == 0 || !c.cfg.NoTimestamps
-			s.Opts.TSVal = c.tsRecent + uint32(int8(in.byte()))
-			s.Opts.TSEcr = c.tsAt(now) - uint32(in.byte())
+			s.Opts.TSVal = c.tsRecent + uint32(int8(in.Byte()))
+			s.Opts.TSEcr = c.tsAt(now) - uint32(in.Byte())
 			if op&16 != 0 {
-				for range 1 + in.byte()%4 {
-					a := c.una.Add(int(int16(in.u16())))
-					s.Opts.SACK[s.Opts.NSACK] = SACKBlock{a, a.Add(int(int16(in.u16())))}
+				for range 1 + in.Byte()%4 {
+					a := c.una.Add(int(int16(in.Uint16())))
+					s.Opts.SACK[s.Opts.NSACK] = SACKBlock{a, a.Add(int(int16(in.Uint16())))}
 					s.Opts.NSACK++
 				}
 			}
 			if s.Flags&SYN != 0 {
-				s.Opts.MSS = uint16(in.u16())
+				s.Opts.MSS = uint16(in.Uint16())
 				s.Opts.HasWScale, s.Opts.WScale = true, op>>4&15
 				s.Opts.SACKPermitted = op&32 != 0
 			}

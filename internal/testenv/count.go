@@ -22,6 +22,22 @@ func Count(t testing.TB, name string, def int) int {
 	return n
 }
 
+// Choices are the bytes of a fuzz target's input that it has not used. Once they run out every choice is 0.
+type Choices []byte
+
+// Byte returns the next byte.
+func (c *Choices) Byte() byte {
+	if len(*c) == 0 {
+		return 0
+	}
+	b := (*c)[0]
+	*c = (*c)[1:]
+	return b
+}
+
+// Uint16 returns the next two bytes as a number in network order.
+func (c *Choices) Uint16() int { return int(c.Byte())<<8 | int(c.Byte()) }
+
 // Scripts runs a fuzz target on random bytes: on n of them, or as many as SEEDS says, each longer than 20 bytes by less
 // than more.
 func Scripts(t *testing.T, n, more int, run func(*testing.T, []byte)) {
