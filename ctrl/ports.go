@@ -178,8 +178,7 @@ func (cs *claims) bind(c *claim) error {
 	addrs, _ := cs.devices.only(c.on).addrs()
 	err := cs.bindTo(c, addrs)
 	if e, ok := errors.AsType[*Error](err); ok && e.Code == badAddress {
-		seqpacket.CloseAll(values(c.guards))
-		clear(c.guards)
+		c.unguard()
 		c.addr = addr
 		err = cs.bindTo(c, slices.DeleteFunc(slices.Clone(addrs), cs.deleted))
 	}
@@ -227,8 +226,7 @@ func (cs *claims) bindTo(c *claim, addrs []netip.Addr) error {
 		binds += n + 1
 		kept = append(kept, c.guards[addrs[0]])
 		delete(c.guards, addrs[0])
-		seqpacket.CloseAll(values(c.guards))
-		clear(c.guards)
+		c.unguard()
 		addrs[0], addrs[n] = addrs[n], addrs[0]
 		c.addr = netip.AddrPortFrom(c.addr.Addr(), 0)
 	}
@@ -367,12 +365,17 @@ func (cs *claims) drop(c *claim) {
 	}
 }
 
+// unguard closes the guards of c.
+func (c *claim) unguard() {
+	seqpacket.CloseAll(values(c.guards))
+	clear(c.guards)
+}
+
 func (cs *claims) undo(c *claim) {
 	for ep := range c.eps {
 		cs.devices.unclaim(ep)
 	}
-	seqpacket.CloseAll(values(c.guards))
-	clear(c.guards)
+	c.unguard()
 	c.wants = nil
 	clear(c.eps)
 	cs.count(c)
