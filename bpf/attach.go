@@ -122,13 +122,18 @@ func alone(dev netlink.Link, mode Mode) error {
 
 // HasIngress reports whether the kernel can steer for packet sockets.
 func HasIngress(dev netlink.Link) bool {
-	_, err := link.QueryPrograms(link.QueryOptions{Target: dev.Attrs().Index, Attach: ebpf.AttachTCXIngress})
+	_, err := atIngress(dev)
 	return err == nil
+}
+
+// atIngress returns the programs at tc ingress of an interface.
+func atIngress(dev netlink.Link) (*link.QueryResult, error) {
+	return link.QueryPrograms(link.QueryOptions{Target: dev.Attrs().Index, Attach: ebpf.AttachTCXIngress})
 }
 
 // ingressOf returns the program of an iwarpd at tc ingress of an interface as an error, or nil if there is none.
 func ingressOf(dev netlink.Link) (*BusyError, error) {
-	at, err := link.QueryPrograms(link.QueryOptions{Target: dev.Attrs().Index, Attach: ebpf.AttachTCXIngress})
+	at, err := atIngress(dev)
 	if err != nil {
 		return nil, err
 	}

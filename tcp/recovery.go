@@ -72,7 +72,7 @@ type undoState struct {
 	tsValid        bool
 }
 
-// save saves the window before a reduction. The range from from to to is outstanding.
+// save saves the window before a reduction. [from, to) is outstanding.
 func (u *undoState) save(w *window, from, to serial.Num) {
 	u.set = true
 	u.from, u.to = from, to

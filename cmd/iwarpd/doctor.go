@@ -14,7 +14,6 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/ctrl/nftset"
 	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
-	"github.com/iwarpd/iwarpd/dataplane/xsk"
 	"github.com/iwarpd/iwarpd/dataplane/xsk/hostcheck"
 	"github.com/iwarpd/iwarpd/shm"
 )
@@ -103,8 +102,7 @@ func (s *settings) workers() (n int) {
 	for _, name := range s.names() {
 		queues := len(s.Queues)
 		if queues == 0 {
-			queues, _ = xsk.Queues(name) // an interface that does not exist has its own finding
-			queues = ifqueue.Workers(name, queues, s.Link, s.XDPMode)
+			queues, _ = ifqueue.Workers(name, s.Link, s.XDPMode) // an interface that does not exist has its own finding
 		}
 		n += queues
 	}

@@ -49,11 +49,11 @@ func (d *daemon) newNIC(name string) (*nic, error) {
 		return nil, err
 	}
 	have, err := xsk.Queues(name)
+	if err == nil && len(s.Queues) == 0 {
+		have, err = ifqueue.Workers(name, s.Link, s.XDPMode)
+	}
 	if err != nil {
 		return nil, exitErr(exitInterface, "interface %s: %w", name, err)
-	}
-	if len(s.Queues) == 0 {
-		have = ifqueue.Workers(name, have, s.Link, s.XDPMode)
 	}
 	n := &nic{name: name, s: s, log: d.log}
 	n.mtu.Store(s.linkMTU(ifi))

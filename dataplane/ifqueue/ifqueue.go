@@ -91,18 +91,15 @@ func Open(steer *bpf.Steering, cfg Config) (*Set, error) {
 	cfg.Memory = cmp.Or(cfg.Memory, xsk.DefaultFrames*xsk.FrameSize)
 	cfg.Super = cfg.Super && off.Segmentation
 	s := &Set{Local: off.Local, steer: steer, ifindex: dev.Attrs().Index}
-	switch {
-	case cfg.Link == Packet:
+	if prefersPackets(dev, cfg.Link, cfg.Mode) {
 		err = s.openPackets(&cfg)
-	case cfg.Link == Auto && cfg.Mode == bpf.Auto && off.SKB:
-		err = s.openPackets(&cfg)
-		if _, busy := errors.AsType[*bpf.BusyError](err); err != nil && !busy {
+		if _, busy := errors.AsType[*bpf.BusyError](err); err != nil && !busy && cfg.Link == Auto {
 			if cfg.FellBack != nil {
 				cfg.FellBack(err)
 			}
 			err = s.openXDP(&cfg)
 		}
-	default:
+	} else {
 		err = s.openXDP(&cfg)
 	}
 	if err != nil {
@@ -111,17 +108,23 @@ func Open(steer *bpf.Steering, cfg Config) (*Set, error) {
 	return s, nil
 }
 
-// Workers returns how many links make use of an interface with n queues, if packet sockets serve it: frames of a bond or
-// team, which have 16, arrive with the number of the port's queue. AF_XDP needs all, since ports come and go.
-func Workers(name string, n int, kind Kind, mode bpf.Mode) int {
+// prefersPackets reports whether packet sockets serve an interface, if the kernel can steer for them.
+func prefersPackets(dev netlink.Link, kind Kind, mode bpf.Mode) bool {
+	return kind == Packet || kind == Auto && mode == bpf.Auto && bpf.Virtual(dev)
+}
+
+// Workers returns how many links make use of an interface: AF_XDP needs one for each queue, also for those of a bond whose
+// ports come and go, and packet sockets one for each that gets frames.
+func Workers(name string, kind Kind, mode bpf.Mode) (int, error) {
+	n, err := xsk.Queues(name)
+	if err != nil {
+		return 0, err
+	}
 	dev, err := netlink.LinkByName(name)
-	if err != nil || !bpf.Virtual(dev) || kind == XDP || kind == Auto && (mode != bpf.Auto || !bpf.HasIngress(dev)) {
-		return n
+	if err != nil || !prefersPackets(dev, kind, mode) || kind == Auto && !bpf.HasIngress(dev) {
+		return n, nil
 	}
-	if most := xsk.PortQueues(dev); most > 0 {
-		return min(n, most)
-	}
-	return n
+	return xsk.BusyQueues(dev, n), nil
 }
 
 // openPackets opens packet sockets, and then hides their frames from the kernel.

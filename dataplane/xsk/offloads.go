@@ -14,9 +14,6 @@ type Offloads struct {
 	// Local: a kernel on this host may be at the other end, and send partial checksums and
 	// segments longer than the MTU.
 	Local bool
-	// SKB: frames are already in buffers of the kernel when they reach the interface, so
-	// XDP must copy them.
-	SKB bool
 	// Segmentation: the interface has TCP segmentation offload.
 	Segmentation bool
 }
@@ -29,8 +26,7 @@ func FindOffloads(dev netlink.Link) (o Offloads, err error) {
 	}
 	defer e.Close()
 	driver, _ := e.DriverName(dev.Attrs().Name)
-	o.SKB = bpf.Virtual(dev)
-	o.Local = o.SKB || driver == "virtio_net"
+	o.Local = bpf.Virtual(dev) || driver == "virtio_net"
 	if have, err := e.Features(dev.Attrs().Name); err == nil {
 		o.Segmentation = have["tx-tcp-segmentation"] && have["tx-tcp6-segmentation"]
 	}
@@ -46,28 +42,23 @@ func StopLRO(ifname string) {
 	}
 }
 
-// below returns the ports of a bond or team, and the interface on which a VLAN is, as far as
-// they are in the calling thread's network namespace.
-func below(dev netlink.Link) (links []netlink.Link) {
+// BusyQueues returns how many of the n queues of an interface get frames: frames of a bond or team, which have 16, come with
+// the number of the port's queue, and those of a VLAN with that of the interface below.
+func BusyQueues(dev netlink.Link, n int) int {
 	all, err := netlink.LinkList()
-	if err != nil {
-		return nil
+	if err != nil || !bpf.Virtual(dev) {
+		return n
 	}
-	a := dev.Attrs()
+	a, most := dev.Attrs(), 0
 	for _, l := range all {
 		b := l.Attrs()
 		if b.MasterIndex == a.Index || dev.Type() == "vlan" && a.NetNsID < 0 && b.Index == a.ParentIndex {
-			links = append(links, l)
+			q, _ := Queues(b.Name) // it may just have gone
+			most = max(most, q)
 		}
 	}
-	return links
-}
-
-// PortQueues returns the queues of the port of dev that has the most, or 0 if there is none.
-func PortQueues(dev netlink.Link) (most int) {
-	for _, port := range below(dev) {
-		q, _ := Queues(port.Attrs().Name) // a port may just have gone
-		most = max(most, q)
+	if most == 0 {
+		return n
 	}
-	return most
+	return min(n, most)
 }

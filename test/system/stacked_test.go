@@ -9,10 +9,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
@@ -130,10 +130,13 @@ func realPair(t *testing.T) *testenv.Veth {
 	t.Helper()
 	v := testenv.NewVethOffloads(t, 1500)
 	if err := v.A.NS.Do(func() error {
-		_, err := link.QueryPrograms(link.QueryOptions{Target: v.A.Index, Attach: ebpf.AttachTCXIngress})
+		dev, err := netlink.LinkByIndex(v.A.Index)
+		if err == nil && !bpf.HasIngress(dev) {
+			err = bpf.ErrNoIngress
+		}
 		return err
 	}); err != nil {
-		testenv.Skip(t, "programs at tc ingress: %v", err)
+		testenv.Skip(t, "%v", err)
 	}
 	return v
 }

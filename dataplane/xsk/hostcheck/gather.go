@@ -143,9 +143,7 @@ func look(e *ethtool.Ethtool, link netlink.Link) *Interface {
 	}
 	i.Merged = max(a.GROMaxSize, a.GROIPv4MaxSize, a.GSOMaxSize, a.GSOIPv4MaxSize)
 	i.Queues, _ = xsk.Queues(a.Name)
-	if most := xsk.PortQueues(link); i.Kind != "device" && most > 0 {
-		i.Queues = min(i.Queues, most)
-	}
+	i.Queues = xsk.BusyQueues(link, i.Queues)
 	i.Driver, _ = e.DriverName(a.Name)
 	if socks, err := netlink.SocketDiagXDP(); err == nil { // CONFIG_XDP_SOCKETS_DIAG
 		for _, s := range socks {
