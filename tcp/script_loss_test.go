@@ -31,8 +31,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "6298 5.3 an ACK of new data restarts the timer", opts: "mss 1000", text: `
 			connect
 			push 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
+			> P. 1+1000 x2
 			+150ms
 			< . 1 ack 1001
 			+199ms
@@ -63,8 +62,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "6298 3 nor is what its ACK acknowledges after it", opts: "mss 1000", text: `
 			connect
 			push 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
+			> P. 1+1000 x2
 			+201ms
 			> P. 1+1000 re
 			+300ms
@@ -73,10 +71,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "6298 3 nor is what its ACK selectively acknowledges beside it", opts: "mss 1000 sackok", text: `
 			connect
 			push 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
+			> P. 1+1000 x4
 			+11ms
 			> P. 3001+1000 re
 			+201ms
@@ -100,15 +95,12 @@ func TestScriptLoss(t *testing.T) {
 		{name: "7323 4.1 unless the ACK also answers a later one, as if the ACK of this one was lost", opts: "mss 1012 ts 1000", conf: ts, text: `
 			connect
 			push 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
+			> P. 1+1000 x3
 			+201ms
 			> P. 1+1000 re
 			+9ms
 			< . 1 ack 1001 ts 1001/200
-			> P. 1001+1000 re
-			> P. 2001+1000 re
+			> P. 1001+1000 re x2
 			stat rtoms 201
 			+230ms
 			> P. 1001+1000 re
@@ -118,12 +110,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "6298 3 nor is what its ACK selectively acknowledges, without a time-out", opts: "mss 1000 sackok", text: `
 			connect
 			push 1000 1000 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
-			> P. 4001+1000
-			> P. 5001+1000
+			> P. 1+1000 x6
 			+5ms
 			< . 1 ack 1 sack 1001-4001
 			> P. 1+1000 re
@@ -135,9 +122,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "6298 3 nor is one sent before a time-out that is selectively acknowledged after it", opts: "mss 1000 sackok", text: `
 			connect
 			push 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
+			> P. 1+1000 x3
 			+11ms
 			> P. 2001+1000 re
 			+200ms
@@ -171,8 +156,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "9293 3.9.1.8 user timeout counts from the last progress", opts: "mss 1000", conf: func(c *Config) { c.UserTimeout = 300 * time.Millisecond }, text: `
 			connect
 			push 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
+			> P. 1+1000 x2
 			+190ms
 			< . 1 ack 1001
 			+190ms
@@ -182,11 +166,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "5681 3.2 three duplicate ACKs", opts: "mss 1000", text: `
 			connect
 			push 1000 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
-			> P. 4001+1000
+			> P. 1+1000 x5
 			< . 1 ack 1
 			< . 1 ack 1
 			< . 1 ack 1
@@ -198,33 +178,18 @@ func TestScriptLoss(t *testing.T) {
 		{name: "6582 3.2 nor are those for what was sent again after a time-out", opts: "mss 1000", conf: reno, text: `
 			connect
 			push 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
-			> P. 4001+1000
-			> P. 5001+1000
-			> P. 6001+1000
-			> P. 7001+1000
-			> P. 8001+1000
-			> P. 9001+1000
+			> P. 1+1000 x10
 			+201ms
 			> P. 1+1000 re
 			< . 1 ack 1001
-			> P. 1001+1000 re
-			> P. 2001+1000 re
+			> P. 1001+1000 re x2
 			< . 1 ack 2001
-			> P. 3001+1000 re
-			> P. 4001+1000 re
+			> P. 3001+1000 re x2
 			< . 1 ack 3001
-			> P. 5001+1000 re
-			> P. 6001+1000 re
+			> P. 5001+1000 re x2
 			< . 1 ack 10001
 			push 1000 1000 1000 1000
-			> P. 10001+1000
-			> P. 11001+1000
-			> P. 12001+1000
-			> P. 13001+1000
+			> P. 10001+1000 x4
 			< . 1 ack 10001
 			< . 1 ack 10001
 			< . 1 ack 10001
@@ -238,10 +203,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "5681 2 an ACK that moves the window is no duplicate", opts: "mss 1000 win 5000", text: `
 			connect
 			push 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
+			> P. 1+1000 x4
 			< . 1 ack 1 win 5001
 			< . 1 ack 1 win 5002
 			< . 1 ack 1 win 5003
@@ -250,10 +212,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "5681 2 nor is one with text", opts: "mss 1000", text: `
 			connect
 			push 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
+			> P. 1+1000 x4
 			< P. 1+10 ack 1
 			> . 4001 ack 11
 			< P. 11+10 ack 1
@@ -265,16 +224,7 @@ func TestScriptLoss(t *testing.T) {
 			connect
 			cwnd 10000
 			push 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
-			> P. 4001+1000
-			> P. 5001+1000
-			> P. 6001+1000
-			> P. 7001+1000
-			> P. 8001+1000
-			> P. 9001+1000
+			> P. 1+1000 x10
 			< . 1 ack 1
 			> P. 10001+1000 new
 			< . 1 ack 1
@@ -284,11 +234,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "6582 3.2 a partial ACK sends the next hole", opts: "mss 1000", text: `
 			connect
 			push 1000 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
-			> P. 4001+1000
+			> P. 1+1000 x5
 			< . 1 ack 1
 			< . 1 ack 1
 			< . 1 ack 1
@@ -300,10 +246,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "6675 5 three segments SACKed", opts: sack, text: `
 			connect
 			push 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
+			> P. 1+1000 x4
 			< . 1 ack 1 sack 1001-4001
 			> P. 1+1000 re
 			stat recoveries 1
@@ -312,12 +255,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "6675 5 only what is missing is sent again", opts: sack + " rtt 100ms", text: `
 			connect
 			push 1000 1000 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
-			> P. 4001+1000
-			> P. 5001+1000
+			> P. 1+1000 x6
 			+100ms
 			< . 1 ack 1 sack 3001-6001 1001-2001
 			> P. 1+1000 re
@@ -329,8 +267,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "8985 6.2 fewer than three SACKed: the reordering window first", opts: sack + " rtt 100ms", text: `
 			connect
 			push 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
+			> P. 1+1000 x2
 			+100ms
 			< . 1 ack 1 sack 1001-2001
 			+24ms
@@ -340,8 +277,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "8985 6.2 reordering within the window costs nothing", opts: sack + " rtt 100ms", text: `
 			connect
 			push 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
+			> P. 1+1000 x2
 			+100ms
 			< . 1 ack 1 sack 1001-2001
 			+24ms
@@ -351,16 +287,10 @@ func TestScriptLoss(t *testing.T) {
 		{name: "8985 6.2 a lost retransmission is found", opts: sack + " rtt 100ms", text: `
 			connect
 			push 1000 1000 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
-			> P. 4001+1000
-			> P. 5001+1000
+			> P. 1+1000 x6
 			+100ms
 			< . 1 ack 1 sack 2001-5001
-			> P. 1+1000 re
-			> P. 1001+1000 re
+			> P. 1+1000 re x2
 			+100ms
 			< . 1 ack 1 sack 1001-5001
 			> P. 1+1000 re
@@ -370,9 +300,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "8985 7.2 7.3 the tail loss probe comes before the RTO", opts: sack + " rtt 100ms", text: `
 			connect
 			push 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
+			> P. 1+1000 x3
 			+199ms
 			+1ms
 			> P. 2001+1000 re
@@ -385,29 +313,13 @@ func TestScriptLoss(t *testing.T) {
 		{name: "8985 7.3 the probe is new data if there is any", opts: sack + " rtt 100ms", text: `
 			connect
 			push 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
-			> P. 4001+1000
-			> P. 5001+1000
-			> P. 6001+1000
-			> P. 7001+1000
-			> P. 8001+1000
-			> P. 9001+1000
+			> P. 1+1000 x10
 			+200ms
 			> P. 10001+1000 new`},
 		{name: "8985 7.4 a probe that repaired a loss counts as one", opts: sack + " rtt 100ms", conf: reno, text: `
 			connect
 			push 1000 1000 1000 1000 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
-			> P. 4001+1000
-			> P. 5001+1000
-			> P. 6001+1000
-			> P. 7001+1000
+			> P. 1+1000 x8
 			+100ms
 			< . 1 ack 7001
 			cwnd 10000
@@ -424,8 +336,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "8985 7.4.2 also if the receiver echoes the timestamp of an earlier segment", opts: tsSack + " rtt 100ms", conf: func(c *Config) { ts(c); reno(c) }, text: `
 			connect
 			push 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
+			> P. 1+1000 x2
 			+200ms
 			> P. 1001+1000 re
 			+100ms
@@ -438,8 +349,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "8985 7.4.2 and if it sends data meanwhile", opts: sack + " rtt 100ms", conf: reno, text: `
 			connect
 			push 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
+			> P. 1+1000 x2
 			+200ms
 			> P. 1001+1000 re
 			+100ms
@@ -454,8 +364,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "8985 7.4.2 a peer without D-SACK answers a needless probe by the same ACK", opts: tsSack + " rtt 100ms", conf: func(c *Config) { ts(c); reno(c) }, text: `
 			connect
 			push 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
+			> P. 1+1000 x2
 			+200ms
 			> P. 1001+1000 re
 			+1ms
@@ -470,9 +379,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "8985 7.4 a probe that was not needed", opts: sack + " rtt 100ms", text: `
 			connect
 			push 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
+			> P. 1+1000 x3
 			+200ms
 			> P. 2001+1000 re
 			< . 1 ack 3001
@@ -482,15 +389,10 @@ func TestScriptLoss(t *testing.T) {
 		{name: "2883 5 one D-SACK for several retransmissions takes the reduction back", opts: sack + " rtt 100ms", text: `
 			connect
 			push 1000 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
-			> P. 4001+1000
+			> P. 1+1000 x5
 			+101ms
 			< . 1 ack 1 sack 2001-5001
-			> P. 1+1000 re
-			> P. 1001+1000 re
+			> P. 1+1000 re x2
 			+10ms
 			< . 1 ack 5001
 			< . 1 ack 5001 sack 1-2001
@@ -499,15 +401,10 @@ func TestScriptLoss(t *testing.T) {
 		{name: "2883 5 a D-SACK for one retransmission does not count for more after the MSS has shrunk", opts: sack + " rtt 100ms", text: `
 			connect
 			push 1000 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
-			> P. 4001+1000
+			> P. 1+1000 x5
 			+101ms
 			< . 1 ack 1 sack 2001-5001
-			> P. 1+1000 re
-			> P. 1001+1000 re
+			> P. 1+1000 re x2
 			mtu 552
 			+10ms
 			< . 1 ack 5001
@@ -519,9 +416,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "2018 8 reneging: the time-out forgets what was SACKed", opts: sack + " rtt 100ms", text: `
 			connect
 			push 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
+			> P. 1+1000 x3
 			+100ms
 			< . 1 ack 1 sack 1001-2001
 			< . 1 ack 1001
@@ -543,8 +438,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "2018 4 a block that covers half of a segment", opts: sack, text: `
 			connect
 			push 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
+			> P. 1+1000 x2
 			< . 1 ack 1 sack 1501-2001
 			+201ms
 			> P. 1001+1000 re
@@ -563,16 +457,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "5682 3.1 a true time-out is not", opts: sack + " rtt 100ms", conf: reno, text: `
 			connect
 			push 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
-			> P. 4001+1000
-			> P. 5001+1000
-			> P. 6001+1000
-			> P. 7001+1000
-			> P. 8001+1000
-			> P. 9001+1000
+			> P. 1+1000 x10
 			+200ms
 			> P. 10001+1000 new
 			+300ms
@@ -582,22 +467,12 @@ func TestScriptLoss(t *testing.T) {
 			> P. 11001+1000 new
 			+100ms
 			< . 1 ack 1001 sack 11001-12001
-			> P. 1001+1000 re
-			> P. 2001+1000 re
+			> P. 1001+1000 re x2
 			stat spurious 0`},
 		{name: "5682 3.1 a spurious time-out is taken back", opts: sack + " rtt 100ms", conf: reno, text: `
 			connect
 			push 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
-			> P. 4001+1000
-			> P. 5001+1000
-			> P. 6001+1000
-			> P. 7001+1000
-			> P. 8001+1000
-			> P. 9001+1000
+			> P. 1+1000 x10
 			+200ms
 			> P. 10001+1000 new
 			+300ms
@@ -615,9 +490,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "3522 3.2 a timestamp shows that the time-out was spurious", opts: tsSack + " rtt 100ms", conf: ts, text: `
 			connect
 			push 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
+			> P. 1+1000 x3
 			+200ms
 			> P. 2001+1000 re
 			+300ms
@@ -632,21 +505,11 @@ func TestScriptLoss(t *testing.T) {
 		{name: "5682 4 a spurious time-out in a recovery takes back no more than itself", opts: tsSack + " rtt 100ms", conf: ts, text: `
 			connect
 			push 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
-			> P. 4001+1000
-			> P. 5001+1000
-			> P. 6001+1000
-			> P. 7001+1000
-			> P. 8001+1000
-			> P. 9001+1000
+			> P. 1+1000 x10
 			+100ms
 			< . 1 ack 1 sack 2001-10001
 			stat recoveries 1
-			> P. 1+1000 re
-			> P. 1001+1000 re
+			> P. 1+1000 re x2
 			+500ms
 			> P. 1+1000 re
 			stat timeouts 1
@@ -657,16 +520,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "5682 4 nor does one that follows a true one", opts: tsSack + " rtt 100ms", conf: ts, text: `
 			connect
 			push 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
-			> P. 4001+1000
-			> P. 5001+1000
-			> P. 6001+1000
-			> P. 7001+1000
-			> P. 8001+1000
-			> P. 9001+1000
+			> P. 1+1000 x10
 			+200ms
 			> P. 10001+1000 new
 			+300ms
@@ -684,14 +538,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "5681 3.1 what arrived before a time-out does not open the window after it", opts: "mss 1000 sackok", text: `
 			connect
 			push 1000 1000 1000 1000 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
-			> P. 4001+1000
-			> P. 5001+1000
-			> P. 6001+1000
-			> P. 7001+1000
+			> P. 1+1000 x8
 			< . 1 ack 1 sack 1001-8001
 			> P. 1+1000 re
 			+201ms
@@ -702,14 +549,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "5681 3.1 nor does it without SACK", opts: "mss 1000", conf: reno, text: `
 			connect
 			push 1000 1000 1000 1000 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
-			> P. 4001+1000
-			> P. 5001+1000
-			> P. 6001+1000
-			> P. 7001+1000
+			> P. 1+1000 x8
 			+201ms
 			> P. 1+1000 re
 			cwnd 1000
@@ -718,8 +558,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "5682 2.1 without SACK the ACK of a retransmission is no sign of a spurious time-out", opts: "mss 1000 rtt 100ms", conf: reno, text: `
 			connect
 			push 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
+			> P. 1+1000 x2
 			+100ms
 			< . 1 ack 1
 			+200ms
@@ -731,24 +570,14 @@ func TestScriptLoss(t *testing.T) {
 		{name: "3522 3.2 the echo of a retransmission from before a recovery takes nothing back", opts: tsSack + " rtt 50ms", conf: ts, text: `
 			connect
 			push 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
-			> P. 4001+1000
-			> P. 5001+1000
-			> P. 6001+1000
-			> P. 7001+1000
-			> P. 8001+1000
-			> P. 9001+1000
+			> P. 1+1000 x10
 			+50ms
 			< . 1 ack 1 sack 1001-4001 ts 1001/50
 			> P. 1+1000 re # and lost again
 			+1ms
 			< . 1 ack 1 sack 1001-7001
 			> P. 10001+1000 new # lost
-			> P. 11001+1000
-			> P. 12001+1000
+			> P. 11001+1000 x2
 			+1ms
 			< . 1 ack 1 sack 1001-10001
 			> P. 13001+1000
@@ -783,10 +612,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "2883 5 D-SACK of every retransmission takes a recovery back", opts: sack, text: `
 			connect
 			push 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
+			> P. 1+1000 x4
 			< . 1 ack 1 sack 1001-4001
 			> P. 1+1000 re
 			< . 1 ack 4001
@@ -796,25 +622,14 @@ func TestScriptLoss(t *testing.T) {
 		{name: "5681 3.1 a time-out brings the window to one segment", opts: "mss 1000", text: `
 			connect
 			push 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
+			> P. 1+1000 x3
 			+201ms
 			> P. 1+1000 re
 			cwnd 1000`},
 		{name: "5681 4.1 an idle connection restarts from the initial window", opts: "mss 1000", conf: reno, text: `
 			connect
 			push 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
-			> P. 4001+1000
-			> P. 5001+1000
-			> P. 6001+1000
-			> P. 7001+1000
-			> P. 8001+1000
-			> P. 9001+1000
+			> P. 1+1000 x10
 			< . 1 ack 10001
 			cwnd 20000
 			+1s
@@ -833,11 +648,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "9293 3.10.7.4 sequence numbers wrap under loss", opts: "mss 1000 sackok iss 0xfffff800", text: `
 			connect
 			push 1000 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
-			> P. 4001+1000
+			> P. 1+1000 x5
 			< . 1 ack 1001 sack 2001-5001
 			> P. 1001+1000 re
 			< . 1 ack 5001
@@ -857,10 +668,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "3168 6.1.2 an ECN echo lowers the window, once", opts: "mss 1000", conf: func(c *Config) { withECN(c); reno(c) }, text: `
 			connect
 			push 1000 1000 1000 1000
-			> P. 1+1000 ect
-			> P. 1001+1000 ect
-			> P. 2001+1000 ect
-			> P. 3001+1000 ect
+			> P. 1+1000 ect x4
 			< E. 1 ack 1001
 			stat ecn 1
 			< E. 1 ack 2001
@@ -879,11 +687,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "3168 6.1.2 nor does it after a loss in the same window", opts: "mss 1000 sackok", conf: func(c *Config) { withECN(c); reno(c) }, text: `
 			connect
 			push 1000 1000 1000 1000 1000
-			> P. 1+1000 ect
-			> P. 1001+1000 ect
-			> P. 2001+1000 ect
-			> P. 3001+1000 ect
-			> P. 4001+1000 ect
+			> P. 1+1000 ect x5
 			< E. 1 ack 1 sack 1001-4001
 			> P. 1+1000 re noect
 			stat recoveries 1
@@ -896,22 +700,13 @@ func TestScriptLoss(t *testing.T) {
 		{name: "6582 3.2 after a spurious time-out duplicate ACKs are for a loss", opts: "mss 1000 rtt 100ms", conf: reno, text: `
 			connect
 			push 1000 1000 1000 1000 1000 1000 1000 1000
-			> P. 1+1000
-			> P. 1001+1000
-			> P. 2001+1000
-			> P. 3001+1000
-			> P. 4001+1000
-			> P. 5001+1000
-			> P. 6001+1000
-			> P. 7001+1000
+			> P. 1+1000 x8
 			push 1000 1000 1000 1000
-			> P. 8001+1000
-			> P. 9001+1000
+			> P. 8001+1000 x2
 			+401ms
 			> P. 1+1000 re
 			< . 1 ack 1001
-			> P. 10001+1000 new
-			> P. 11001+1000 new
+			> P. 10001+1000 new x2
 			< . 1 ack 2001
 			stat spurious 1
 			< . 1 ack 2001
@@ -922,11 +717,7 @@ func TestScriptLoss(t *testing.T) {
 		{name: "3168 6.1.2 a late D-SACK for an earlier loss does not take it back", opts: "mss 1000 sackok", conf: func(c *Config) { withECN(c); reno(c) }, text: `
 			connect
 			push 1000 1000 1000 1000 1000
-			> P. 1+1000 ect
-			> P. 1001+1000 ect
-			> P. 2001+1000 ect
-			> P. 3001+1000 ect
-			> P. 4001+1000 ect
+			> P. 1+1000 ect x5
 			< . 1 ack 1 sack 1001-4001
 			> P. 1+1000 re noect
 			< . 1 ack 5001

@@ -21,6 +21,7 @@ import (
 //	< FLAGS SEQ[+LEN] [ack N] [win N] [mss N] [ws N] [sackok] [ts VAL/ECR] [sack A-B ...] [ce] [ect]
 //	                           a segment from the peer. SEQ counts from its ISN, ack from ours. A "." in FLAGS is ACK
 //	> FLAGS SEQ[+LEN] ...      the next segment out. Fields that are not named are not compared
+//	< or > ... xN              N such segments, each of which begins where the one before it ends
 //	push N [N ...]             records; buf handles are 1, 2, ...
 //	reclaim                    the owner is short of frames
 //	quick                      the quick ACKs of the beginning are over
@@ -86,7 +87,7 @@ func runScripts(t *testing.T, scripts []script) {
 					r.line = strings.TrimSpace(r.line[:k])
 				}
 				if r.line != "" {
-					r.step(strings.Fields(r.line))
+					r.steps(strings.Fields(r.line))
 				}
 			}
 			r.line = "end of the script"
@@ -303,6 +304,21 @@ func (r *scriptRun) inject(s Segment) {
 	}
 	r.in = r.c.HandleSegment(r.now, &t)
 	r.poll()
+}
+
+// steps performs a line, as often as it says.
+func (r *scriptRun) steps(f []string) {
+	r.t.Helper()
+	times, ok := strings.CutPrefix(f[len(f)-1], "x")
+	if !ok {
+		r.step(f)
+		return
+	}
+	seq, n := r.seqLen(f[2])
+	for i := range r.num(times) {
+		f[2] = fmt.Sprintf("%d+%d", seq+i*n, n)
+		r.step(f[:len(f)-1])
+	}
 }
 
 func (r *scriptRun) step(f []string) {
