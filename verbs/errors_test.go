@@ -129,9 +129,7 @@ func TestNoORD(t *testing.T) {
 	b.Start(rdmap.Config{})
 	a.post(SendWR{ID: 1, Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase})
 	run(a, b, 1000)
-	if diff := cmp.Diff([]outcome{{1, WCLocQPOpErr}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
-		t.Errorf("completions (-want +got):\n%s", diff)
-	}
+	a.wantOutcomes(t, []outcome{{1, WCLocQPOpErr}})
 }
 
 // TestRemoteErrors provokes each error that the peer's checks can return.
@@ -225,9 +223,7 @@ func TestRemoteErrors(t *testing.T) {
 			a.Error()
 			b.Error()
 			run(a, b, 1000)
-			if diff := cmp.Diff([]outcome{{1, tt.st}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
-				t.Errorf("completions (-want +got):\n%s", diff)
-			}
+			a.wantOutcomes(t, []outcome{{1, tt.st}})
 			if !bytes.Equal(b.mem, before) {
 				t.Error("the peer's memory has changed")
 			}
@@ -272,13 +268,8 @@ func TestGatherFails(t *testing.T) {
 		a.Error()
 		b.Error()
 		run(a, b, 1000)
-		want := []outcome{{1, WCLocProtErr}, {2, WCFlushErr}}
-		if diff := cmp.Diff(want, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
-			t.Errorf("completions (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff([]outcome{{60, WCFlushErr}}, outcomes(b.take()), cmp.AllowUnexported(outcome{})); diff != "" {
-			t.Errorf("completions of the peer (-want +got):\n%s", diff)
-		}
+		a.wantOutcomes(t, []outcome{{1, WCLocProtErr}, {2, WCFlushErr}})
+		b.wantOutcomes(t, []outcome{{60, WCFlushErr}})
 		if a.fails != 1 || remoteErr(b.QP) != term.ErrRDMAPLocal {
 			t.Errorf("%d Gathers failed, Terminate %v", a.fails, remoteErr(b.QP))
 		}
@@ -304,10 +295,7 @@ func TestGatherFails(t *testing.T) {
 			}
 			a.Error()
 			a.poll()
-			want := []outcome{{1, WCLocProtErr}, {2, WCFlushErr}}
-			if diff := cmp.Diff(want, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
-				t.Errorf("completions (-want +got):\n%s", diff)
-			}
+			a.wantOutcomes(t, []outcome{{1, WCLocProtErr}, {2, WCFlushErr}})
 		}
 	})
 	t.Run("read response", func(t *testing.T) {
@@ -320,9 +308,7 @@ func TestGatherFails(t *testing.T) {
 		run(a, b, 1000)
 		a.Error()
 		run(a, b, 1000)
-		if diff := cmp.Diff([]outcome{{1, WCRemAccessErr}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
-			t.Errorf("completions (-want +got):\n%s", diff)
-		}
+		a.wantOutcomes(t, []outcome{{1, WCRemAccessErr}})
 		if b.fails != 1 || remoteErr(a.QP) != term.ErrReadSTag {
 			t.Errorf("%d Gathers failed, Terminate %v", b.fails, remoteErr(a.QP))
 		}
@@ -356,10 +342,7 @@ func TestBadReceive(t *testing.T) {
 			run(a, b, 1000)
 			b.Error()
 			run(a, b, 1000)
-			want := []outcome{{60, tt.want}, {61, WCFlushErr}}
-			if diff := cmp.Diff(want, outcomes(b.take()), cmp.AllowUnexported(outcome{})); diff != "" {
-				t.Errorf("completions (-want +got):\n%s", diff)
-			}
+			b.wantOutcomes(t, []outcome{{60, tt.want}, {61, WCFlushErr}})
 			if remoteErr(a.QP) == nil {
 				t.Error("the sender has no Terminate")
 			}
@@ -374,9 +357,7 @@ func TestZeroLengthErrors(t *testing.T) {
 		b.postRecv(RecvWR{ID: 60, SGEs: make([]SGE, 17)})
 		a.post(SendWR{ID: 1, Op: rdmap.OpSend})
 		run(a, b, 1000)
-		if diff := cmp.Diff([]outcome{{60, WCLocQPOpErr}}, outcomes(b.take()), cmp.AllowUnexported(outcome{})); diff != "" {
-			t.Errorf("completions (-want +got):\n%s", diff)
-		}
+		b.wantOutcomes(t, []outcome{{60, WCLocQPOpErr}})
 		if b.State() != StateTerminate || remoteErr(a.QP) != term.ErrRDMAPLocal {
 			t.Errorf("state %v, Terminate %v", b.State(), remoteErr(a.QP))
 		}
@@ -389,9 +370,7 @@ func TestZeroLengthErrors(t *testing.T) {
 			t.Fatal(err)
 		}
 		run(a, b, 1000)
-		if diff := cmp.Diff([]outcome{{1, WCLocProtErr}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
-			t.Errorf("completions (-want +got):\n%s", diff)
-		}
+		a.wantOutcomes(t, []outcome{{1, WCLocProtErr}})
 		if a.State() != StateTerminate || remoteErr(b.QP) != term.ErrRDMAPLocal {
 			t.Errorf("state %v, Terminate %v", a.State(), remoteErr(b.QP))
 		}
@@ -409,9 +388,7 @@ func TestErrorBeforeStart(t *testing.T) {
 	a.Error()
 	a.Start(rdmap.Config{})
 	a.poll()
-	if diff := cmp.Diff([]outcome{{1, WCFlushErr}, {2, WCFlushErr}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
-		t.Errorf("completions (-want +got):\n%s", diff)
-	}
+	a.wantOutcomes(t, []outcome{{1, WCFlushErr}, {2, WCFlushErr}})
 	if a.State() != StateError || a.Err() != nil {
 		t.Errorf("state %v, error %v", a.State(), a.Err())
 	}

@@ -4,6 +4,8 @@ import (
 	"crypto/rand"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/rdmap"
 )
@@ -152,6 +154,14 @@ func outcomes(wcs []WC) []outcome {
 		o = append(o, outcome{w.ID, w.Status})
 	}
 	return o
+}
+
+// wantOutcomes checks the completions so far and clears them.
+func (s *side) wantOutcomes(t *testing.T, want []outcome) {
+	t.Helper()
+	if diff := cmp.Diff(want, outcomes(s.take()), cmp.AllowUnexported(outcome{})); diff != "" {
+		t.Errorf("completions (-want +got):\n%s", diff)
+	}
 }
 
 func remoteErr(q *QP) *term.Error { return q.Stream().Remote() }

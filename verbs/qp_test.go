@@ -183,18 +183,14 @@ func TestFlush(t *testing.T) {
 			want = append(want, outcome{base + i, WCFlushErr})
 		}
 	}
-	if diff := cmp.Diff(want, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
-		t.Errorf("completions (-want +got):\n%s", diff)
-	}
+	a.wantOutcomes(t, want)
 	a.post(SendWR{ID: 7, Op: OpInvalid})
 	a.postRecv(RecvWR{ID: 107})
 	if a.HandleSends(64) != 0 {
 		t.Error("HandleSends in ERROR took a work request")
 	}
 	a.poll()
-	if diff := cmp.Diff([]outcome{{7, WCFlushErr}, {107, WCFlushErr}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
-		t.Errorf("posted in ERROR (-want +got):\n%s", diff)
-	}
+	a.wantOutcomes(t, []outcome{{7, WCFlushErr}, {107, WCFlushErr}})
 }
 
 // TestEndlessPoster checks that the queue of a client that never stops posting is flushed in pieces.
@@ -267,9 +263,7 @@ func TestEmptySGEs(t *testing.T) {
 	if string(b.mem[:4]) != "0123" || string(b.mem[100:106]) != "456789" {
 		t.Errorf("received %q and %q", b.mem[:4], b.mem[100:106])
 	}
-	if diff := cmp.Diff([]outcome{{1, WCSuccess}}, outcomes(b.take()), cmp.AllowUnexported(outcome{})); diff != "" {
-		t.Errorf("completions (-want +got):\n%s", diff)
-	}
+	b.wantOutcomes(t, []outcome{{1, WCSuccess}})
 }
 
 // TestLongestMessage checks that a message may have 2^31-1 bytes.
@@ -306,9 +300,7 @@ func TestAtomicResultRefused(t *testing.T) {
 	readOnly := mustRegister(t, a.table, pdA, a.mem, 0, 0)
 	a.post(SendWR{ID: 1, Op: rdmap.OpFetchAdd, SGEs: []SGE{{0, 8, readOnly.STag()}}, RKey: b.mr.STag(), Remote: sideBase, CompareAdd: 1})
 	run(a, b, 1000)
-	if diff := cmp.Diff([]outcome{{1, WCLocProtErr}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
-		t.Errorf("completions (-want +got):\n%s", diff)
-	}
+	a.wantOutcomes(t, []outcome{{1, WCLocProtErr}})
 	if b.mem[0] != 0 {
 		t.Error("the peer's memory has changed")
 	}
@@ -428,26 +420,20 @@ func TestPendingSegment(t *testing.T) {
 	}
 	a.HandleSends(8)
 	a.poll()
-	if diff := cmp.Diff([]outcome{{1, WCSuccess}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
-		t.Errorf("before Gather (-want +got):\n%s", diff)
-	}
+	a.wantOutcomes(t, []outcome{{1, WCSuccess}})
 	if _, ok := a.Gather(&seg.Src, seg.Len, nil); !ok {
 		t.Fatal("the memory was taken away under the segment")
 	}
 	a.HandleSends(8)
 	a.poll()
-	if diff := cmp.Diff([]outcome{{2, WCSuccess}, {3, WCSuccess}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
-		t.Errorf("after Gather (-want +got):\n%s", diff)
-	}
+	a.wantOutcomes(t, []outcome{{2, WCSuccess}, {3, WCSuccess}})
 	// A segment that is never gathered is flushed.
 	a.post(SendWR{ID: 4, Op: rdmap.OpSend, Flags: Inline, Inline: []byte("x")})
 	a.HandleSends(8)
 	a.Stream().PollSegment(1000, &seg)
 	a.Error()
 	a.poll()
-	if diff := cmp.Diff([]outcome{{4, WCFlushErr}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
-		t.Errorf("in ERROR (-want +got):\n%s", diff)
-	}
+	a.wantOutcomes(t, []outcome{{4, WCFlushErr}})
 }
 
 // TestUnsignaled checks that unsignaled successes have no completion, and that order and errors are unchanged.
