@@ -10,18 +10,15 @@ func TestScriptReceive(t *testing.T) {
 	slow := func(c *Config) { c.RcvWindow = 4000 }
 	runScripts(t, []script{
 		{name: "9293 3.8.6.3 ACKs come at once at first", text: `
-			connect
 			< P. 1+100 ack 1
 			> . 1 ack 101`},
 		{name: "SHLD-18 MUST-40 then after 40 ms", text: `
-			connect
 			quick
 			< P. 1+100 ack 1
 			+39ms
 			+1ms
 			> . 1 ack 101`},
 		{name: "MUST-59 or with the second full segment", text: `
-			connect
 			< P. 1+1000 ack 1
 			> . 1 ack 1001
 			quick
@@ -31,14 +28,12 @@ func TestScriptReceive(t *testing.T) {
 			+40ms
 			> . 1 ack 4001`},
 		{name: "SHLD-18 segments that have become smaller still count", text: `
-			connect
 			< P. 1+8000 ack 1
 			> . 1 ack 8001
 			quick
 			< P. 8001+1000 ack 1 x2
 			> . 1 ack 10001`},
 		{name: "9293 3.8.6.3 an ACK rides on text", text: `
-			connect
 			quick
 			< P. 1+100 ack 1
 			push 50
@@ -47,7 +42,6 @@ func TestScriptReceive(t *testing.T) {
 			> P. 1+50 re
 			> P. 1+50 re`},
 		{name: "5681 4.2 out of order: at once", opts: sack, text: `
-			connect
 			quick
 			< P. 101+100 ack 1
 			in hold 101+100
@@ -58,14 +52,12 @@ func TestScriptReceive(t *testing.T) {
 			held none
 			> . 1 ack 201 nosack`},
 		{name: "5681 4.2 a gap that is filled in part: at once", opts: sack, text: `
-			connect
 			quick
 			< P. 201+100 ack 1
 			> . 1 ack 1 sack 201-301
 			< P. 1+100 ack 1
 			> . 1 ack 101 sack 201-301`},
 		{name: "6675 ACKs for a block that only grows may wait for a twentieth of the RTT", opts: sack + " rtt 10ms", text: `
-			connect
 			quick
 			< . 101+100 ack 1
 			> . 1 ack 1 sack 101-201
@@ -85,7 +77,6 @@ func TestScriptReceive(t *testing.T) {
 			< . 901+100 ack 1
 			> . 1 ack 601 sack 701-1001`},
 		{name: "6675 one ACK for sixteen segments of a block that grows, at least", opts: sack + " rtt 10ms", text: `
-			connect
 			quick
 			< . 101+100 ack 1
 			> . 1 ack 1 sack 101-201
@@ -96,7 +87,6 @@ func TestScriptReceive(t *testing.T) {
 			< . 401+100 ack 1 x13
 			> . 1 ack 1 sack 101-1701`},
 		{name: "2018 4 the block of the latest segment comes first", opts: sack, text: `
-			connect
 			< P. 101+100 ack 1
 			> . 1 ack 1 sack 101-201
 			< P. 301+100 ack 1
@@ -106,7 +96,6 @@ func TestScriptReceive(t *testing.T) {
 			< P. 201+100 ack 1
 			> . 1 ack 1 sack 101-401 501-601`},
 		{name: "2018 4 four blocks at most", opts: sack, text: `
-			connect
 			< P. 101+100 ack 1
 			> . 1 ack 1
 			< P. 301+100 ack 1
@@ -118,7 +107,6 @@ func TestScriptReceive(t *testing.T) {
 			< P. 901+100 ack 1
 			> . 1 ack 1 sack 901-1001 701-801 301-401 501-601`},
 		{name: "2018 3 three blocks with timestamps", opts: "mss 1000 sackok ts 1", conf: fullOptions, text: `
-			connect
 			< P. 101+100 ack 1
 			> . 1 ack 1
 			< P. 301+100 ack 1
@@ -128,7 +116,6 @@ func TestScriptReceive(t *testing.T) {
 			< P. 701+100 ack 1
 			> . 1 ack 1 sack 701-801 501-601 301-401`},
 		{name: "2018 4 SACK blocks leave a full record alone", opts: sack, text: `
-			connect
 			< P. 101+100 ack 1
 			> . 1 ack 1 sack 101-201
 			< P. 301+100 ack 1
@@ -136,13 +123,11 @@ func TestScriptReceive(t *testing.T) {
 			push 1000
 			> P. 1+1000 ack 1 nosack`},
 		{name: "2018 4 and go with a short one", opts: sack, text: `
-			connect
 			< P. 101+100 ack 1
 			> . 1 ack 1
 			push 900
 			> P. 1+900 ack 1 sack 101-201`},
 		{name: "2883 4.1 a duplicate is reported", opts: sack, text: `
-			connect
 			< P. 1+100 ack 1
 			> . 1 ack 101
 			< P. 1+100 ack 1
@@ -150,7 +135,6 @@ func TestScriptReceive(t *testing.T) {
 			> . 1 ack 101 sack 1-101
 			stat dsackout 1`},
 		{name: "2883 4.1 a duplicate of what is held", opts: sack, text: `
-			connect
 			< P. 101+100 ack 1
 			> . 1 ack 1 sack 101-201
 			< P. 101+100 ack 1
@@ -158,7 +142,6 @@ func TestScriptReceive(t *testing.T) {
 			> . 1 ack 1 sack 101-201 101-201
 			stat dsackout 1`},
 		{name: "2883 4 (3) the block after it is the one that it lies in", opts: sack, text: `
-			connect
 			< P. 101+100 ack 1
 			> . 1 ack 1 sack 101-201
 			< P. 301+100 ack 1
@@ -168,14 +151,12 @@ func TestScriptReceive(t *testing.T) {
 			< P. 101+100 ack 1
 			> . 1 ack 1 sack 101-201 101-201 501-601 301-401`},
 		{name: "2883 4.2 a segment that is old in part", opts: sack, text: `
-			connect
 			< P. 1+100 ack 1
 			> . 1 ack 101
 			< P. 51+100 ack 1
 			in deliver 101+50
 			> . 1 ack 151 sack 51-101`},
 		{name: "9293 3.10.7.4 overlap: a longer segment takes the place of held ones", text: `
-			connect
 			< P. 201+100 ack 1
 			in hold
 			> . 1 ack 1
@@ -189,7 +170,6 @@ func TestScriptReceive(t *testing.T) {
 			held none
 			> . 1 ack 401`},
 		{name: "9293 3.10.7.4 overlap: what is covered is dropped", text: `
-			connect
 			< P. 101+300 ack 1
 			in hold
 			> . 1 ack 1
@@ -198,7 +178,6 @@ func TestScriptReceive(t *testing.T) {
 			> . 1 ack 1
 			held none`},
 		{name: "9293 3.10.7.4 overlap: covered by two", text: `
-			connect
 			< P. 101+100 ack 1
 			> . 1 ack 1
 			< P. 201+100 ack 1
@@ -207,7 +186,6 @@ func TestScriptReceive(t *testing.T) {
 			in drop
 			> . 1 ack 1`},
 		{name: "9293 3.10.7.4 overlap: each byte is delivered once", text: `
-			connect
 			< P. 101+100 ack 1
 			> . 1 ack 1
 			< P. 151+100 ack 1
@@ -220,7 +198,6 @@ func TestScriptReceive(t *testing.T) {
 			held none
 			> . 1 ack 251`},
 		{name: "9293 3.10.7.4 overlap: text in order reaches past what is held", text: `
-			connect
 			< P. 101+100 ack 1
 			> . 1 ack 1
 			< P. 1+300 ack 1
@@ -229,7 +206,6 @@ func TestScriptReceive(t *testing.T) {
 			held none
 			> . 1 ack 301`},
 		{name: "5044 4.3 what is placed stays acknowledged", opts: sack, text: `
-			connect
 			< P. 101+100 ack 1
 			in hold
 			> . 1 ack 1
@@ -247,7 +223,6 @@ func TestScriptReceive(t *testing.T) {
 			held none
 			> . 1 ack 301`},
 		{name: "5044 4.3 text over what is placed", opts: sack, text: `
-			connect
 			< P. 201+100 ack 1
 			in hold
 			> . 1 ack 1
@@ -265,7 +240,6 @@ func TestScriptReceive(t *testing.T) {
 			held none
 			> . 1 ack 401`},
 		{name: "issue B: no more than MaxHeld segments are held", opts: sack, conf: func(c *Config) { c.MaxHeld = 2 }, text: `
-			connect
 			< P. 101+10 ack 1
 			in hold
 			> . 1 ack 1
@@ -281,7 +255,6 @@ func TestScriptReceive(t *testing.T) {
 			held 101+10
 			> . 1 ack 111`},
 		{name: "2018 8 frames that are short are given back", opts: sack, text: `
-			connect
 			< P. 101+100 ack 1
 			in hold
 			> . 1 ack 1
@@ -303,24 +276,20 @@ func TestScriptReceive(t *testing.T) {
 			dial
 			> S 0 win 5840`},
 		{name: "9293 3.8.6 text beyond the window is cut off", conf: slow, text: `
-			connect
 			< P. 1+5000 ack 1
 			in deliver 1+4000
 			> . 1 ack 4001`},
 		{name: "9293 3.8.6 the backlog lessens the window", conf: slow, text: `
-			connect
 			backlog 3000
 			< P. 1+3000 ack 1
 			> . 1 ack 3001 win 1000`},
 		{name: "SHLD-14 the window does not shrink", conf: slow, text: `
-			connect
 			< P. 1+100 ack 1
 			> . 1 ack 101 win 4000
 			backlog 3900
 			< P. 101+100 ack 1
 			> . 1 ack 201 win 3900`},
 		{name: "MUST-39 the receiver's silly window is avoided", conf: slow, text: `
-			connect
 			backlog 2000
 			< P. 1+1000 ack 1
 			> . 1 ack 1001 win 3000
@@ -333,7 +302,6 @@ func TestScriptReceive(t *testing.T) {
 			backlog 2000
 			> . 1 ack 4001 win 2000`},
 		{name: "MUST-39 half of a window of less than two segments is enough", conf: func(c *Config) { c.RcvWindow = 2000 }, text: `
-			connect
 			backlog 1000
 			< P. 1+1000 ack 1
 			> . 1 ack 1001 win 1000
@@ -344,7 +312,6 @@ func TestScriptReceive(t *testing.T) {
 			backlog 1000
 			> . 1 ack 2001 win 1000`},
 		{name: "MUST-39 a full segment is enough for the edge to move", conf: func(c *Config) { c.RcvWindow = 5840 }, text: `
-			connect
 			backlog 5840
 			< P. 1+1460 ack 1
 			> . 1 ack 1461 win 4380
@@ -361,7 +328,6 @@ func TestScriptReceive(t *testing.T) {
 			< P. 5840+1 ack 1
 			> . 1 ack 5841 win 1460`},
 		{name: "MUST-39 an edge that has not moved is offered as it was", conf: slow, text: `
-			connect
 			backlog 1000
 			< P. 1+1000 ack 1
 			> . 1 ack 1001 win 3000
@@ -372,9 +338,7 @@ func TestScriptReceive(t *testing.T) {
 			< P. 1001+1000 ack 1
 			> . 1 ack 2001 win 2000`},
 		{name: "MUST-66 a zero window: ACKs and RST are taken", conf: slow, text: `
-			connect
-			push 100
-			> P. 1+100
+			send 1+100
 			backlog 4000
 			< P. 1+4000 ack 1
 			> . 101 ack 4001 win 0
@@ -383,7 +347,6 @@ func TestScriptReceive(t *testing.T) {
 			< R 4001
 			state CLOSED`},
 		{name: "9293 3.8.6.1 a probe of our zero window is answered", conf: slow, text: `
-			connect
 			backlog 4000
 			< P. 1+4000 ack 1
 			> . 1 ack 4001 win 0
@@ -391,11 +354,9 @@ func TestScriptReceive(t *testing.T) {
 			in drop
 			> . 1 ack 4001 win 0`},
 		{name: "7323 2.4 the window is scaled", opts: "mss 1000 ws 0", conf: func(c *Config) { c.NoWindowScale, c.RcvWindow, c.MaxHeld = false, 1<<20, 100000 }, text: `
-			connect
 			< P. 1+10 ack 1
 			> . 1 ack 11 win 32768`},
 		{name: "9293 3.8.5 urgent text is delivered in line", text: `
-			connect
 			< PU. 1+100 ack 1
 			in deliver 1+100
 			> . 1 ack 101
@@ -403,7 +364,6 @@ func TestScriptReceive(t *testing.T) {
 			in deliver 101+100
 			> . 1 ack 201`},
 		{name: "7323 5.3 R1 an old timestamp is dropped and answered", opts: "mss 1000 ts 1000", conf: fullOptions, text: `
-			connect
 			< P. 1+100 ack 1 ts 2000
 			> . 1 ack 101 ts ecr 2000
 			< P. 101+100 ack 1 tsold 1999
@@ -414,7 +374,6 @@ func TestScriptReceive(t *testing.T) {
 			in deliver
 			> . 1 ack 201`},
 		{name: "7323 5.3 the timestamp wraps", opts: "mss 1000 ts 0xfffffff0", conf: fullOptions, text: `
-			connect
 			< P. 1+100 ack 1 ts 5
 			in deliver
 			> . 1 ack 101 ecr 5
@@ -422,32 +381,26 @@ func TestScriptReceive(t *testing.T) {
 			in drop
 			> . 1 ack 101`},
 		{name: "7323 5.3 PAWS does not apply to RST", opts: "mss 1000 ts 1000", conf: fullOptions, text: `
-			connect
 			< R 1 tsold 1
 			state CLOSED`},
 		{name: "7323 5.5 an old connection's clock has expired", opts: "mss 1000 ts 1000", conf: fullOptions, text: `
-			connect
 			+577h
 			< P. 1+100 ack 1 ts 1
 			in deliver
 			> . 1 ack 101 ecr 1`},
 		{name: "7323 3.2 a segment without timestamps is dropped", opts: "mss 1000 ts 1000", conf: fullOptions, text: `
-			connect
 			< P. 1+100 ack 1 nots
 			in drop
 			state ESTABLISHED`},
 		{name: "7323 3.2 but not a RST", opts: "mss 1000 ts 1000", conf: fullOptions, text: `
-			connect
 			< R 1 nots
 			state CLOSED`},
 		{name: "5961 4.2 nor a SYN of a peer that has restarted without timestamps", opts: "mss 1000 ts 1000", conf: fullOptions, text: `
-			connect
 			< S 77777 nots
 			> . 1 ack 1
 			state ESTABLISHED
 			stat challenge 1`},
 		{name: "5961 4.2 nor one with text, whatever its sequence number", opts: "mss 1000 ts 1000 sackok", conf: fullOptions, text: `
-			connect
 			< S 4000000000+100 nots
 			> . 1 ack 1
 			< S 4000000000+100 nots
@@ -455,18 +408,15 @@ func TestScriptReceive(t *testing.T) {
 			state ESTABLISHED
 			stat challenge 2`},
 		{name: "7323 4.3 the echo is of the segment that moved the edge", opts: "mss 1000 ts 1000", conf: fullOptions, text: `
-			connect
 			quick
 			< P. 1+10 ack 1 ts 1001
 			< P. 11+10 ack 1 ts 1002
 			+40ms
 			> . 1 ack 21 ecr 1001`},
 		{name: "7323 4.3 not of one out of order", opts: "mss 1000 ts 1000", conf: fullOptions, text: `
-			connect
 			< P. 101+10 ack 1 ts 1005
 			> . 1 ack 1 ecr 1000`},
 		{name: "9293 3.4 sequence numbers of the peer wrap", opts: "mss 1000 sackok peer 0xffffff80", text: `
-			connect
 			< P. 101+100 ack 1
 			in hold 101+100
 			> . 1 ack 1 sack 101-201
@@ -484,7 +434,6 @@ func TestScriptSend(t *testing.T) {
 	}
 	runScripts(t, []script{
 		{name: "9293 3.8.6.1 MUST-36 a closed window is probed", opts: "mss 1000 win 0", text: `
-			connect
 			room 1000
 			push 500
 			room -500
@@ -502,7 +451,6 @@ func TestScriptSend(t *testing.T) {
 			stat probes 3
 			stat retransmits 0`},
 		{name: "MUST-37 an answered probe keeps the connection", opts: "mss 1000 win 0", conf: func(c *Config) { c.DataTimeout, c.MaxRTO = 2*time.Second, time.Second }, text: `
-			connect
 			push 500
 			+201ms
 			> . 1+1
@@ -524,9 +472,7 @@ func TestScriptSend(t *testing.T) {
 			> R. 1
 			err timed out`},
 		{name: "SHLD-16 also if it was closed for longer than R2", opts: "mss 1000", conf: func(c *Config) { c.DataTimeout = 2 * time.Second }, text: `
-			connect
-			push 1000
-			> P. 1+1000
+			send 1+1000
 			< . 1 ack 1 win 0
 			+201ms
 			> P. 1+1000 re
@@ -546,9 +492,7 @@ func TestScriptSend(t *testing.T) {
 			< . 1 ack 1001 win 5000
 			deadline none`},
 		{name: "SHLD-16 what a closed window dropped is sent again when it opens", opts: "mss 1000", text: `
-			connect
-			push 1000
-			> P. 1+1000
+			send 1+1000
 			< . 1 ack 1 win 0
 			+201ms
 			> P. 1+1000 re
@@ -565,7 +509,6 @@ func TestScriptSend(t *testing.T) {
 			< . 1 ack 1001 win 5000
 			deadline none`},
 		{name: "SHLD-11 R2 ends a wait for a silent peer's window at once", opts: "mss 1000 win 0", conf: func(c *Config) { c.DataTimeout = 2 * time.Second }, text: `
-			connect
 			push 500
 			+201ms
 			> . 1+1
@@ -577,7 +520,6 @@ func TestScriptSend(t *testing.T) {
 			> R. 1
 			err timed out`},
 		{name: "9293 3.10.7.4 an ACK and a RST lie in the peer's window while that is probed", opts: "mss 1000 win 0", text: `
-			connect
 			push 500
 			+201ms
 			> . 1+1
@@ -586,15 +528,12 @@ func TestScriptSend(t *testing.T) {
 			abort
 			> R. 1 ack 101`},
 		{name: "9293 3.10.7.4 the end of the window may move back by what its scale rounds off", opts: "mss 1000 ws 7 win 2000", conf: func(c *Config) { c.NoWindowScale = false }, text: `
-			connect
-			push 1000 1000
-			> P. 1+1000 x2
+			send 1+1000 x2
 			< P. 1+100 ack 1001 win 7
 			> . 2001 ack 101
 			< P. 101+100 ack 1001 win 6
 			> . 1769 ack 201`},
 		{name: "9293 3.8.6.1 the byte of a probe is taken", opts: "mss 1000 win 0", text: `
-			connect
 			push 500
 			+201ms
 			> . 1+1
@@ -603,7 +542,6 @@ func TestScriptSend(t *testing.T) {
 			< . 1 ack 501
 			released 1`},
 		{name: "9293 3.8.6.1 the byte of a probe is taken, and the window stays shut", opts: "mss 1000 win 0", text: `
-			connect
 			push 500
 			+201ms
 			> . 1+1
@@ -616,7 +554,6 @@ func TestScriptSend(t *testing.T) {
 			released 1
 			deadline none`},
 		{name: "9293 3.8.6.1 the byte of a probe is taken, and the window is one byte", opts: "mss 1000 win 0", text: `
-			connect
 			push 500
 			+201ms
 			> . 1+1
@@ -627,7 +564,6 @@ func TestScriptSend(t *testing.T) {
 			< . 1 ack 501
 			released 1`},
 		{name: "9293 3.8.6.1 the byte of a probe was the whole record", opts: "mss 1000 win 0", text: `
-			connect
 			push 1
 			close
 			+201ms
@@ -638,7 +574,6 @@ func TestScriptSend(t *testing.T) {
 			< . 1 ack 3 win 0
 			state FIN-WAIT-2`},
 		{name: "9293 3.8.6.1 the window closes while text is in flight", opts: "mss 1000 win 1000", text: `
-			connect
 			push 1000 500
 			> P. 1+1000
 			< . 1 ack 1001 win 0
@@ -647,23 +582,18 @@ func TestScriptSend(t *testing.T) {
 			< . 1 ack 1001 win 2000
 			> P. 1001+500`},
 		{name: "9293 3.8.6.1 a lost window update is made good by the probe", opts: "mss 1000 win 0", text: `
-			connect
 			push 500
 			+201ms
 			> . 1+1
 			< . 1 ack 1 win 4000
 			> P. 1+500`},
 		{name: "9293 3.8.6.1 only the FIN waits", opts: "mss 1000 win 500", text: `
-			connect
-			push 500
-			> P. 1+500
+			send 1+500
 			< . 1 ack 501 win 0
 			close
 			> F. 501`},
 		{name: "9293 3.8.6 MUST-34 the window shrinks below what is in flight", opts: "mss 1000 win 3000", text: `
-			connect
-			push 1000 1000 1000
-			> P. 1+1000 x3
+			send 1+1000 x3
 			< . 1 ack 1001 win 500
 			push 100
 			+203ms
@@ -671,7 +601,6 @@ func TestScriptSend(t *testing.T) {
 			< . 1 ack 3001 win 500
 			> P. 3001+100`},
 		{name: "MUST-38 the sender's silly window: half of the largest", opts: "mss 1000 win 600", text: `
-			connect
 			push 1000
 			> P. 1+600 buf 1 off 0
 			< . 1 ack 601 win 600
@@ -680,9 +609,7 @@ func TestScriptSend(t *testing.T) {
 			< . 1 ack 1001
 			released 1`},
 		{name: "MUST-38 less than half has to wait for the override", opts: "mss 1000 win 3000", text: `
-			connect
-			push 1000 1000 1000
-			> P. 1+1000 x3
+			send 1+1000 x3
 			< . 1 ack 3001 win 300
 			push 1000
 			+199ms
@@ -691,49 +618,37 @@ func TestScriptSend(t *testing.T) {
 			< . 1 ack 3301 win 3000
 			> P. 3301+700 buf 4 off 300`},
 		{name: "9293 3.8.6.2.1 what is smaller than the window leaves at once", opts: "mss 1000 win 3000", text: `
-			connect
-			push 1000 1000 1000
-			> P. 1+1000 x3
+			send 1+1000 x3
 			< . 1 ack 3001 win 300
-			push 300
-			> P. 3001+300`},
+			send 3001+300`},
 		{name: "MUST-17 no Nagle: small records leave at once", opts: "mss 1000", text: `
-			connect
 			push 10 20 30
 			> P. 1+10 buf 1
 			> P. 11+20 buf 2
 			> P. 31+30 buf 3`},
 		{name: "5681 3.1 slow start by bytes acknowledged", opts: "mss 1000", conf: reno, text: `
-			connect
-			push 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000
-			> P. 1+1000 x10
+			send 1+1000 x10
 			room 0
 			< . 1 ack 2001
 			cwnd 12000
 			room 4000`},
 		{name: "9293 3.10.7.4 an older segment does not move the window", opts: "mss 1000", text: `
-			connect
 			< P. 1+10 ack 1 win 4000
 			> . 1 ack 11
 			< P. 11+10 ack 1 win 2000
 			> . 1 ack 21
 			< P. 1+10 ack 1 win 9000
 			> . 1 ack 21
-			push 1000
-			> P. 1+1000
+			send 1+1000
 			room 1000`},
 		{name: "9293 3.10.7.4 window update by an ACK of nothing new", opts: "mss 1000 win 1000", text: `
-			connect
-			push 1000
-			> P. 1+1000
+			send 1+1000
 			room 0
 			< . 1 ack 1 win 3000
 			room 2000`},
 		{name: "MUST-25 no keep-alive by default", text: `
-			connect
 			deadline none`},
 		{name: "9293 3.8.4 keep-alive", conf: keep, text: `
-			connect
 			+9999ms
 			+1ms
 			> . 0 ack 1
@@ -747,7 +662,6 @@ func TestScriptSend(t *testing.T) {
 			> R. 1 ack 1
 			err timed out`},
 		{name: "9293 3.8.4 keep-alive waits while there is traffic", conf: keep, text: `
-			connect
 			+8s
 			< P. 1+10 ack 1
 			> . 1 ack 11
@@ -755,15 +669,12 @@ func TestScriptSend(t *testing.T) {
 			+1ms
 			> . 0 ack 11`},
 		{name: "9293 3.8.4 a keep-alive is answered", text: `
-			connect
 			< . 0 ack 1
 			> . 1 ack 1
 			< . 0+1 ack 1
 			> . 1 ack 1`},
 		{name: "1191 6.3 a lower path MTU cuts records in flight", opts: "mss 1460", text: `
-			connect
-			push 1460 1460
-			> P. 1+1460 x2
+			send 1+1460 x2
 			icmp toobig 1 1000
 			mss 960
 			> P. 1+960 re buf 1 off 0
@@ -774,12 +685,9 @@ func TestScriptSend(t *testing.T) {
 			< . 1 ack 2921
 			released 1 2
 			stat shrinks 1
-			push 960
-			> P. 2921+960`},
+			send 2921+960`},
 		{name: "5927 4.1 ICMP about what is not in flight is ignored", opts: "mss 1460", text: `
-			connect
-			push 1460
-			> P. 1+1460
+			send 1+1460
 			icmp toobig 1461 1000
 			icmp toobig 0 1000
 			icmp toobig -5000 1000
@@ -788,31 +696,23 @@ func TestScriptSend(t *testing.T) {
 			icmp toobig 1 1000
 			mss 1460`},
 		{name: "5927 7.2 ICMP for a packet that was not too big is ignored", opts: "mss 1460", text: `
-			connect
-			push 500
-			> P. 1+500
+			send 1+500
 			icmp toobig 1 1000
 			mss 1460`},
 		{name: "5927 7.2 an absurd MTU is raised to the least", opts: "mss 1460", text: `
-			connect
-			push 1460
-			> P. 1+1460
+			send 1+1460
 			icmp toobig 1 68
 			mss 512
 			> P. 1+512 re x2
 			> P. 1025+436 re`},
 		{name: "1191 5 a router that does not say the MTU", opts: "mss 1460", text: `
-			connect
-			push 1460
-			> P. 1+1460
+			send 1+1460
 			icmp toobig 1 0
 			mss 1452
 			> P. 1+1452 re
 			> P. 1453+8 re`},
 		{name: "1191 6.3 the path MTU is tried again after 10 minutes", opts: "mss 1460", text: `
-			connect
-			push 1460
-			> P. 1+1460
+			send 1+1460
 			icmp toobig 1 1000
 			> P. 1+960 re
 			> P. 961+500 re
@@ -822,9 +722,7 @@ func TestScriptSend(t *testing.T) {
 			+1s
 			mss 1460`},
 		{name: "4821 7.7 a black hole is found by time-outs", opts: "mss 1460", text: `
-			connect
-			push 1460
-			> P. 1+1460
+			send 1+1460
 			+201ms
 			> P. 1+1460 re
 			+401ms
@@ -842,12 +740,9 @@ func TestScriptSend(t *testing.T) {
 			< . 1 ack 1461
 			released 1`},
 		{name: "4821 7.7 a size that got through before is tried again soon", opts: "mss 1460", text: `
-			connect
-			push 1460
-			> P. 1+1460
+			send 1+1460
 			< . 1 ack 1461
-			push 1460
-			> P. 1461+1460
+			send 1461+1460
 			+201ms
 			> P. 1461+1460 re
 			+401ms
@@ -875,12 +770,9 @@ func TestScriptSend(t *testing.T) {
 			+1s
 			mss 1460`},
 		{name: "4821 7.7 not while nothing gets through", opts: "mss 1460", text: `
-			connect
-			push 1460
-			> P. 1+1460
+			send 1+1460
 			< . 1 ack 1461
-			push 1460
-			> P. 1461+1460
+			send 1461+1460
 			+201ms
 			> P. 1461+1460 re
 			+401ms
@@ -907,9 +799,7 @@ func TestScriptSend(t *testing.T) {
 			+2ms
 			mss 1460`},
 		{name: "1122 3.3.1.4 what has timed out is sent at once by another next hop", text: `
-			connect
-			push 100
-			> P. 1+100
+			send 1+100
 			path
 			+201ms
 			> P. 1+100 re
@@ -923,7 +813,6 @@ func TestScriptSend(t *testing.T) {
 			path
 			deadline none`},
 		{name: "1122 3.3.1.4 so is a window probe", opts: "mss 1000 win 0", text: `
-			connect
 			push 500
 			path
 			+201ms
@@ -944,22 +833,17 @@ func TestScriptSend(t *testing.T) {
 			+2s
 			> S 0`},
 		{name: "9293 3.7.1 the link's MTU changes", opts: "mss 1460", text: `
-			connect
 			mtu 1280
 			mss 1240
 			mtu 1500
 			mss 1460`},
 		{name: "MUST-54 a soft ICMP error does not end a connection", opts: "mss 1460", text: `
-			connect
-			push 100
-			> P. 1+100
+			send 1+100
 			icmp unreachable 1 0
 			icmp unreachable 1 3
 			state ESTABLISHED`},
 		{name: "SHLD-25 but it is named when nothing gets through", opts: "mss 1460", conf: func(c *Config) { c.DataTimeout = 500 * time.Millisecond }, text: `
-			connect
-			push 100
-			> P. 1+100
+			send 1+100
 			icmp unreachable 1 0
 			+201ms
 			> P. 1+100 re
@@ -967,7 +851,6 @@ func TestScriptSend(t *testing.T) {
 			> R. 101
 			err unreachable`},
 		{name: "MUST-65 the MSS option is in no segment but SYN", opts: "mss 1460", text: `
-			connect
 			push 100
 			> P. 1+100 mss 0 nows nosackok`},
 		{name: "9293 3.9.2.2 a hard ICMP error refuses an open", text: `

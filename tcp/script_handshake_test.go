@@ -59,18 +59,14 @@ func TestScriptHandshake(t *testing.T) {
 			state CLOSED
 			err refused`},
 		{name: "MUST-15 no MSS option means 536", opts: "noopts", text: `
-			connect
 			mss 536`},
 		{name: "MUST-16 the MSS option of the peer is a limit", opts: "mss 700", text: `
 			accept
 			mss 700
-			push 700
-			> P. 1+700`},
+			send 1+700`},
 		{name: "MUST-16 the MTU is a limit too", opts: "mss 9000", text: `
-			connect
 			mss 1460`},
 		{name: "6691 2 timestamps lessen the MSS", opts: "mss 1460 ts 1", conf: fullOptions, text: `
-			connect
 			mss 1448`},
 		{name: "7323 1.3 every option in the SYN", conf: fullOptions, text: `
 			dial
@@ -96,17 +92,13 @@ func TestScriptHandshake(t *testing.T) {
 			> S. 0 ack 1 nows sackok nots win 65535
 			< . 1 ack 1 win 1000
 			room 1460
-			push 1000
-			> P. 1+1000
+			send 1+1000
 			room 0`},
 		{name: "7323 2.2 window in a SYN is not scaled", opts: "mss 1460 ws 7 win 1000", conf: fullOptions, text: `
-			connect
-			push 1000
-			> P. 1+1000
+			send 1+1000
 			room 0
 			< . 1 ack 1001 win 10
-			push 1280
-			> P. 1001+1280
+			send 1001+1280
 			room 0`},
 		{name: "7323 2.2 nor in that of a simultaneous open", conf: fullOptions, text: `
 			dial
@@ -115,19 +107,14 @@ func TestScriptHandshake(t *testing.T) {
 			> S. 0 ack 1
 			< S. 0 ack 1 mss 1460 ws 7 win 1000
 			state ESTABLISHED
-			push 1000
-			> P. 1+1000
+			send 1+1000
 			room 0`},
 		{name: "7323 2.3 a shift above 14 is 14", opts: "mss 1460 ws 15", conf: fullOptions, text: `
-			connect
-			push 100
-			> P. 1+100
+			send 1+100
 			< . 1 ack 101 win 1
-			push 1460
-			> P. 101+1460
+			send 101+1460
 			room 13140`},
 		{name: "2018 2 no SACK unless permitted", opts: "mss 1460", text: `
-			connect
 			< P. 101+100 ack 1
 			> . 1 ack 1 nosack`},
 		{name: "6298 2.1 the SYN is sent again after 1 s, backed off", text: `
@@ -182,8 +169,7 @@ func TestScriptHandshake(t *testing.T) {
 			> S 0 re
 			< S. 0 ack 1 mss 1460
 			> . 1 ack 1
-			push 100
-			> P. 1+100
+			send 1+100
 			+2999ms
 			+1ms
 			> P. 1+100 re`},
@@ -198,10 +184,8 @@ func TestScriptHandshake(t *testing.T) {
 			> . 1 ack 1
 			cwnd 1460`},
 		{name: "6928 2 IW is ten segments", opts: "mss 1460", text: `
-			connect
 			cwnd 14600`},
 		{name: "6928 2 IW of long segments", opts: "mss 1000", text: `
-			connect
 			cwnd 10000`},
 		{name: "9293 3.10.7.3 SYN-ACK for what was not sent", text: `
 			dial
@@ -469,12 +453,15 @@ func TestScriptHandshake(t *testing.T) {
 		{name: "9293 3.10.7.1 CLOSED, no RST for a RST", text: `
 			< R. 0 ack 1`},
 		{name: "9293 3.10.7.1 CLOSED, RST for a SYN", text: `
+			closed
 			< S 0
 			> R. 0 ack 1`},
 		{name: "9293 3.10.7.1 CLOSED, RST for text", text: `
+			closed
 			< P. 5+10 ack 77
 			> R 77`},
 		{name: "9293 3.10.7.1 CLOSED, RST for FIN without ACK", text: `
+			closed
 			< F 5+10
 			> R. 0 ack 16`},
 		{name: "4987 3.6 a full queue gives a cookie", text: `
@@ -483,7 +470,6 @@ func TestScriptHandshake(t *testing.T) {
 			> S. 0 ack 1
 			state SYN-RECEIVED`},
 		{name: "MUST-8 sequence numbers wrap in the handshake", opts: "mss 1460 iss 0xffffffff peer 0xffffffff", text: `
-			connect
 			push 100
 			> P. 1+100 ack 1
 			< P. 1+100 ack 101

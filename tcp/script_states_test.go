@@ -16,13 +16,13 @@ type syncState struct {
 }
 
 var syncStates = []syncState{
-	{"ESTABLISHED", "connect", 1, 1, true, false},
-	{"FIN-WAIT-1", "connect\nclose\n> F. 1 ack 1", 2, 1, true, false},
-	{"FIN-WAIT-2", "connect\nclose\n> F. 1 ack 1\n< . 1 ack 2", 2, 1, true, false},
-	{"CLOSE-WAIT", "connect\n< F. 1 ack 1\n> . 1 ack 2", 1, 2, false, true},
-	{"CLOSING", "connect\nclose\n> F. 1 ack 1\n< F. 1 ack 1\n> . 2 ack 2", 2, 2, false, true},
-	{"LAST-ACK", "connect\n< F. 1 ack 1\n> . 1 ack 2\nclose\n> F. 1 ack 2", 2, 2, false, true},
-	{"TIME-WAIT", "connect\nclose\n> F. 1 ack 1\n< . 1 ack 2\n< F. 1 ack 2\n> . 2 ack 2", 2, 2, false, true},
+	{"ESTABLISHED", "", 1, 1, true, false},
+	{"FIN-WAIT-1", "close\n> F. 1 ack 1", 2, 1, true, false},
+	{"FIN-WAIT-2", "close\n> F. 1 ack 1\n< . 1 ack 2", 2, 1, true, false},
+	{"CLOSE-WAIT", "< F. 1 ack 1\n> . 1 ack 2", 1, 2, false, true},
+	{"CLOSING", "close\n> F. 1 ack 1\n< F. 1 ack 1\n> . 2 ack 2", 2, 2, false, true},
+	{"LAST-ACK", "< F. 1 ack 1\n> . 1 ack 2\nclose\n> F. 1 ack 2", 2, 2, false, true},
+	{"TIME-WAIT", "close\n> F. 1 ack 1\n< . 1 ack 2\n< F. 1 ack 2\n> . 2 ack 2", 2, 2, false, true},
 }
 
 // una is the acknowledgement number that does not change the state.
@@ -97,7 +97,6 @@ func TestScriptStates(t *testing.T) {
 func TestScriptClose(t *testing.T) {
 	runScripts(t, []script{
 		{name: "9293 3.6 figure 12 normal close", text: `
-			connect
 			close
 			> F. 1 ack 1
 			state FIN-WAIT-1
@@ -115,7 +114,6 @@ func TestScriptClose(t *testing.T) {
 			event closed
 			deadline none`},
 		{name: "9293 3.6 figure 12 the other side", text: `
-			connect
 			< F. 1 ack 1
 			> . 1 ack 2
 			state CLOSE-WAIT
@@ -129,7 +127,6 @@ func TestScriptClose(t *testing.T) {
 			event closed
 			deadline none`},
 		{name: "9293 3.6 figure 13 simultaneous close", text: `
-			connect
 			close
 			> F. 1 ack 1
 			< F. 1 ack 1
@@ -138,14 +135,12 @@ func TestScriptClose(t *testing.T) {
 			< . 2 ack 2
 			state TIME-WAIT`},
 		{name: "9293 3.10.7.4 FIN and ACK of ours together", text: `
-			connect
 			close
 			> F. 1 ack 1
 			< F. 1 ack 2
 			> . 2 ack 2
 			state TIME-WAIT`},
 		{name: "9293 3.6 half close, the peer still sends", text: `
-			connect
 			close
 			> F. 1 ack 1
 			< . 1 ack 2
@@ -157,7 +152,6 @@ func TestScriptClose(t *testing.T) {
 			> . 2 ack 152
 			state TIME-WAIT`},
 		{name: "9293 3.6 half close, we still send", text: `
-			connect
 			< F. 1 ack 1
 			> . 1 ack 2
 			push 100
@@ -170,7 +164,6 @@ func TestScriptClose(t *testing.T) {
 			< . 2 ack 102
 			state CLOSED`},
 		{name: "9293 3.10.4 the FIN waits for what is queued", opts: "mss 1460 win 100", text: `
-			connect
 			push 100 100
 			> P. 1+100
 			close
@@ -181,13 +174,10 @@ func TestScriptClose(t *testing.T) {
 			< . 1 ack 202
 			state FIN-WAIT-2`},
 		{name: "9293 3.8.6 a FIN may lie on the edge of the window", opts: "mss 1460 win 100", text: `
-			connect
-			push 100
-			> P. 1+100
+			send 1+100
 			close
 			> F. 101`},
 		{name: "9293 3.8.1 the FIN is sent again", text: `
-			connect
 			close
 			> F. 1
 			+201ms
@@ -198,7 +188,6 @@ func TestScriptClose(t *testing.T) {
 			state FIN-WAIT-2
 			+10s`},
 		{name: "9293 3.10.7.4 FIN out of order", text: `
-			connect
 			< F. 101 ack 1
 			> . 1 ack 1
 			state ESTABLISHED
@@ -207,7 +196,6 @@ func TestScriptClose(t *testing.T) {
 			> . 1 ack 102
 			state CLOSE-WAIT`},
 		{name: "9293 3.10.7.4 FIN with text out of order", text: `
-			connect
 			< FP. 101+100 ack 1
 			in hold 101+100
 			> . 1 ack 1
@@ -217,13 +205,11 @@ func TestScriptClose(t *testing.T) {
 			> . 1 ack 202
 			state CLOSE-WAIT`},
 		{name: "9293 3.10.7.4 FIN behind the window is cut off", conf: func(c *Config) { c.RcvWindow = 1000 }, text: `
-			connect
 			< FP. 1+1200 ack 1
 			in deliver 1+1000
 			> . 1 ack 1001
 			state ESTABLISHED`},
 		{name: "9293 3.4 a FIN fits on a full window", conf: func(c *Config) { c.RcvWindow = 1000 }, text: `
-			connect
 			backlog 1000
 			< P. 1+1000 ack 1
 			> . 1 ack 1001 win 0
@@ -231,7 +217,6 @@ func TestScriptClose(t *testing.T) {
 			> . 1 ack 1002
 			state CLOSE-WAIT`},
 		{name: "MUST-13 TIME-WAIT, the FIN again starts 2MSL anew", text: `
-			connect
 			close
 			> F. 1
 			< F. 1 ack 2
@@ -244,7 +229,6 @@ func TestScriptClose(t *testing.T) {
 			+1s
 			state CLOSED`},
 		{name: "MAY-2 TIME-WAIT, a later SYN reopens", text: `
-			connect
 			close
 			> F. 1
 			< F. 1 ack 2
@@ -254,7 +238,6 @@ func TestScriptClose(t *testing.T) {
 			state CLOSED
 			err none`},
 		{name: "MAY-2 TIME-WAIT, an earlier SYN does not", text: `
-			connect
 			close
 			> F. 1
 			< F. 1 ack 2
@@ -263,7 +246,6 @@ func TestScriptClose(t *testing.T) {
 			> . 2 ack 2
 			state TIME-WAIT`},
 		{name: "6191 2 TIME-WAIT, a later timestamp reopens", opts: "mss 1460 ts 1000", conf: fullOptions, text: `
-			connect
 			close
 			> F. 1
 			< F. 1 ack 2
@@ -271,7 +253,6 @@ func TestScriptClose(t *testing.T) {
 			< S -5000 ts 1001
 			in reopen`},
 		{name: "6191 2 TIME-WAIT, an earlier timestamp does not", opts: "mss 1460 ts 1000", conf: fullOptions, text: `
-			connect
 			close
 			> F. 1
 			< F. 1 ack 2
@@ -280,7 +261,6 @@ func TestScriptClose(t *testing.T) {
 			> . 2 ack 2
 			state TIME-WAIT`},
 		{name: "6191 2 TIME-WAIT, the same timestamp and a later number", opts: "mss 1460 ts 1000", conf: fullOptions, text: `
-			connect
 			close
 			> F. 1
 			< F. 1 ack 2
@@ -288,7 +268,6 @@ func TestScriptClose(t *testing.T) {
 			< S 5000 ts 1000
 			in reopen`},
 		{name: "9293 3.6 FIN-WAIT-2 does not last for ever", text: `
-			connect
 			close
 			> F. 1
 			< . 1 ack 2
@@ -299,7 +278,6 @@ func TestScriptClose(t *testing.T) {
 			state CLOSED
 			err timed out`},
 		{name: "9293 3.6 FIN-WAIT-2 lasts while text comes", text: `
-			connect
 			close
 			> F. 1
 			< . 1 ack 2
@@ -312,7 +290,6 @@ func TestScriptClose(t *testing.T) {
 			> . 2 ack 12
 			state TIME-WAIT`},
 		{name: "9293 3.10.5 ABORT gives everything back", opts: "mss 1460 win 100", text: `
-			connect
 			push 100 100
 			> P. 1+100
 			< P. 101+100 ack 1 win 100
@@ -324,9 +301,7 @@ func TestScriptClose(t *testing.T) {
 			held drop
 			held none`},
 		{name: "5961 3.2 RST gives everything back", text: `
-			connect
-			push 100
-			> P. 1+100
+			send 1+100
 			< P. 101+100 ack 1
 			in hold
 			> . 101 ack 1
@@ -335,7 +310,6 @@ func TestScriptClose(t *testing.T) {
 			held drop
 			state CLOSED`},
 		{name: "9293 3.10.7.4 CLOSING, our FIN is sent again", text: `
-			connect
 			close
 			> F. 1
 			< F. 1 ack 1
@@ -345,9 +319,7 @@ func TestScriptClose(t *testing.T) {
 			< . 2 ack 2
 			state TIME-WAIT`},
 		{name: "9293 3.10.7.4 FIN takes a number at the wrap", opts: "mss 1460 iss 0xfffffffe peer 0xfffffffe", text: `
-			connect
-			push 1
-			> P. 1+1
+			send 1+1
 			close
 			> F. 2
 			< F. 1 ack 3

@@ -3,6 +3,7 @@ package tcp
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -17,12 +18,14 @@ import (
 //
 //	+200ms                     time goes on; timers run at their time
 //	dial | listen [backlog]    open; the script's peer sends what follows "<"
-//	connect | accept           a whole handshake (options: see script.opts), so that the script starts in ESTABLISHED
+//	closed | accept            there is no connection, or one that the peer opened. A script that begins with neither of
+//	                           these four starts in ESTABLISHED, after a handshake that we began
 //	< FLAGS SEQ[+LEN] [ack N] [win N] [mss N] [ws N] [sackok] [ts VAL/ECR] [sack A-B ...] [ce] [ect]
 //	                           a segment from the peer. SEQ counts from its ISN, ack from ours. A "." in FLAGS is ACK
 //	> FLAGS SEQ[+LEN] ...      the next segment out. Fields that are not named are not compared
-//	< or > ... xN              N such segments, each of which begins where the one before it ends
+//	<, > or send ... xN        N such segments, each of which begins where the one before it ends
 //	push N [N ...]             records; buf handles are 1, 2, ...
+//	send SEQ+LEN               the same as push LEN and > P. SEQ+LEN
 //	reclaim                    the owner is short of frames
 //	quick                      the quick ACKs of the beginning are over
 //	close | abort | backlog N | mtu N | path | icmp toobig SEQ MTU | icmp unreachable|exceeded SEQ CODE
@@ -34,7 +37,7 @@ import (
 // the peer's segments carry them unless the line has "nots"; ts VAL defaults to the last one given.
 type script struct {
 	name string // starts with the RFC section or label that it tests
-	opts string // options of the SYN for connect and accept, as above; default "mss 1460"
+	opts string // options of the SYN of a handshake, as above; default "mss 1460"
 	conf func(*Config)
 	text string
 }
@@ -81,7 +84,13 @@ func runScripts(t *testing.T, scripts []script) {
 			if r.opts == "" {
 				r.opts = "mss 1460"
 			}
-			for i, line := range strings.Split(strings.TrimSpace(sc.text), "\n") {
+			text := strings.TrimSpace(sc.text)
+			switch first, _, _ := strings.Cut(text, "\n"); strings.Fields(first)[0] {
+			case "dial", "listen", "closed", "accept":
+			default:
+				r.handshake(true)
+			}
+			for i, line := range strings.Split(text, "\n") {
 				r.n, r.line = i+1, strings.TrimSpace(line)
 				if k := strings.Index(r.line, "#"); k >= 0 {
 					r.line = strings.TrimSpace(r.line[:k])
@@ -309,15 +318,21 @@ func (r *scriptRun) inject(s Segment) {
 // steps performs a line, as often as it says.
 func (r *scriptRun) steps(f []string) {
 	r.t.Helper()
-	times, ok := strings.CutPrefix(f[len(f)-1], "x")
-	if !ok {
-		r.step(f)
-		return
+	n := 1
+	if times, ok := strings.CutPrefix(f[len(f)-1], "x"); ok {
+		n, f = r.num(times), f[:len(f)-1]
 	}
-	seq, n := r.seqLen(f[2])
-	for i := range r.num(times) {
-		f[2] = fmt.Sprintf("%d+%d", seq+i*n, n)
-		r.step(f[:len(f)-1])
+	if f[0] == "send" {
+		_, size, _ := strings.Cut(f[1], "+")
+		r.step(append([]string{"push"}, slices.Repeat([]string{size}, n)...))
+		f = []string{">", "P.", f[1]}
+	}
+	for i := range n {
+		if i > 0 {
+			seq, size := r.seqLen(f[2])
+			f[2] = fmt.Sprintf("%d+%d", seq+size, size)
+		}
+		r.step(f)
 	}
 }
 
@@ -359,8 +374,9 @@ func (r *scriptRun) step(f []string) {
 			n = r.num(f[1])
 		}
 		r.l = NewListener(&r.cfg, n, [16]byte{1}, 1500)
-	case "connect", "accept":
-		r.handshake(f[0] == "connect")
+	case "closed":
+	case "accept":
+		r.handshake(false)
 	case "push":
 		for _, w := range f[1:] {
 			r.nextBuf++
