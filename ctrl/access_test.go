@@ -41,8 +41,7 @@ func TestPorts(t *testing.T) {
 		}
 	}
 
-	h := newHarness(t, Config{Allow: rule(PortRange{7000, 7999})})
-	c := h.hello(t)
+	_, c := newClient(t, Config{Allow: rule(PortRange{7000, 7999})})
 	from := func(local string) *ctrlpb.Request {
 		req := reqConnect(c.qp(), peerA.String())
 		req.GetConnect().Local = local

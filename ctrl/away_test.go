@@ -183,8 +183,7 @@ func TestBusyThreadsTakeTurns(t *testing.T) {
 
 // A client whose calls wait for those of others is not cut off, and goes on when it is its turn.
 func TestAwayWaits(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	cq := c.cq()
 	let := make(chan struct{})
 	for range userAway {

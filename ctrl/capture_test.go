@@ -86,8 +86,7 @@ func TestCaptureUnread(t *testing.T) {
 // TestCapturePortFreed checks that a capture of a connection sees no later connection from
 // the same port, which another user may have.
 func TestCapturePortFreed(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	qp := c.qp()
 	p, _ := h.dial(t, c, reqConnect(qp, peerA.String()), mpa.DefaultConfig())
 	flow := flowOf(p.c.local, p.c.remote)
@@ -140,8 +139,7 @@ func TestCaptureReload(t *testing.T) {
 
 // TestCaptureWithin checks that a capture of a connection within the host, which has no frames, is refused.
 func TestCaptureWithin(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	qp := c.qp()
 	h.dial(t, c, reqConnect(qp, peerA.String()), mpa.DefaultConfig())
 	h.mu.Lock()

@@ -135,8 +135,7 @@ func (p *mpaPeer) deaf() bool {
 }
 
 func TestConnect(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	req := reqConnect(c.qp(), peerA.String())
 	req.GetConnect().PrivateData = []byte("hello")
 	p, conn := h.dial(t, c, req, mpa.DefaultConfig())
@@ -236,8 +235,7 @@ func TestConnectFails(t *testing.T) {
 
 // TestFallback checks that a peer that does not support revision 2 is asked again with revision 1.
 func TestFallback(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	c.ok(reqConnect(c.qp(), peerA.String()))
 	h.awaitDialed(t)
 	p := h.opened(t, mpa.DefaultConfig())
@@ -270,8 +268,7 @@ func TestFallback(t *testing.T) {
 }
 
 func TestRejected(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	p, _ := h.dial(t, c, reqConnect(c.qp(), peerA.String()), mpa.DefaultConfig())
 	p.event(mpa.EventRequest)
 	if err := p.st.Reject([]byte("not today")); err != nil {
@@ -287,8 +284,7 @@ func TestRejected(t *testing.T) {
 }
 
 func TestAcceptReject(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	c.ok(reqListen("", 7174))
 	cfg := mpa.DefaultConfig()
 	cfg.PrivateData = []byte("may I")
@@ -357,8 +353,7 @@ func TestAcceptReject(t *testing.T) {
 // TestBadPeers checks that a peer that is silent, sends garbage, or leaves loses only its own connection and does not
 // delay others.
 func TestBadPeers(t *testing.T) {
-	h := newHarness(t, Config{Startup: StartupDefaults{PerListener: 4}})
-	c := h.hello(t)
+	h, c := newClient(t, Config{Startup: StartupDefaults{PerListener: 4}})
 	req := reqListen("", 7174)
 	req.GetListen().Backlog = 2
 	c.ok(req)
@@ -449,8 +444,7 @@ func TestClientDies(t *testing.T) {
 			h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id})
 			c.event()
 		}
-		c.c.Close()
-		h.settled(t)
+		h.leave(t, c)
 		st := h.Status()
 		h.mu.Lock()
 		left := len(h.conns) + len(h.pending) + len(h.qps) + len(h.usage) + len(h.listeners) + len(h.claims.byAddr)
@@ -472,8 +466,7 @@ func TestClientDies(t *testing.T) {
 // TestStartupTerminate checks that an initiator that cannot continue sends a Terminate to a peer that is already in
 // full operation.
 func TestStartupTerminate(t *testing.T) {
-	h := newHarness(t, Config{Startup: StartupDefaults{IRD: 1, MaxIRD: 1, ORD: 1}})
-	c := h.hello(t)
+	h, c := newClient(t, Config{Startup: StartupDefaults{IRD: 1, MaxIRD: 1, ORD: 1}})
 	p, _ := h.dial(t, c, reqConnect(c.qp(), peerA.String()), mpa.DefaultConfig())
 	p.event(mpa.EventRequest)
 	// A peer that wants more reads outstanding than we can take (RFC 6581 9.1).
@@ -522,8 +515,7 @@ func TestEventsBeforeConnectReturns(t *testing.T) {
 			h.e.await(t, "connect") // once more, with revision 1
 			c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qp}}})
 		}
-		c.c.Close()
-		h.settled(t)
+		h.leave(t, c)
 		h.Close() // waits for dial
 		if n := len(h.conns) + len(h.claims.byAddr) + len(h.pending); n != 0 {
 			t.Errorf("given up %v: %d entries left", giveUp, n)
@@ -545,8 +537,7 @@ func TestGiveUpBeforeOpen(t *testing.T) {
 		t.Fatal("no event")
 	}
 	close(h.e.hold)
-	c.c.Close()
-	h.settled(t)
+	h.leave(t, c)
 	h.Close() // waits for dial
 	h.e.mu.Lock()
 	defer h.e.mu.Unlock()
@@ -561,8 +552,7 @@ func TestGiveUpBeforeOpen(t *testing.T) {
 }
 
 func TestDisconnect(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	qp := c.qp()
 	disc := func(abort bool) *ctrlpb.Request {
 		return &ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qp, Abort: abort}}}
@@ -623,8 +613,7 @@ func TestDisconnect(t *testing.T) {
 // TestModifyQP checks that no worker is in the turn in which it may have looked at the former access of a queue pair
 // when the reply comes.
 func TestModifyQP(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	modify := func(qp uint32) *ctrlpb.Request {
 		const remoteRead = 4
 		return &ctrlpb.Request{Body: &ctrlpb.Request_ModifyQp{ModifyQp: &ctrlpb.ModifyQP{Qp: qp, Access: remoteRead}}}
@@ -647,8 +636,7 @@ func TestModifyQP(t *testing.T) {
 // TestLeave checks that what a queue pair has used can be destroyed once its program has left it, and counts no more,
 // though the connection has not ended.
 func TestLeave(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	pd := c.pd()
 	ch := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateChannel{CreateChannel: &ctrlpb.CreateChannel{}}}).GetChannel().Channel
 	cq := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 16, Channel: ch}}}).GetCq().Cq
@@ -706,8 +694,7 @@ func TestLeftBehind(t *testing.T) {
 		{"the daemon ends", func(h *harness) { h.Close() }, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			h := newHarness(t, Config{})
-			c := h.hello(t)
+			h, c := newClient(t, Config{})
 			var peers []*mpaPeer
 			for range 2 {
 				qp := c.qp()
@@ -736,8 +723,7 @@ func TestLeftBehind(t *testing.T) {
 // TestPortRests checks that the port of a connection that we opened is kept while the engine has it in TIME-WAIT, for
 // whatever reason the connection ended, and is free at once otherwise.
 func TestPortRests(t *testing.T) {
-	h := newHarness(t, Config{TimeWait: 20 * time.Second})
-	c := h.hello(t)
+	h, c := newClient(t, Config{TimeWait: 20 * time.Second})
 	pd, cq := c.pd(), c.cq()
 	for _, tt := range []struct {
 		name  string
@@ -799,8 +785,7 @@ func TestPortRests(t *testing.T) {
 
 // TestLateClose checks that the end of an abandoned attempt is not taken for that of the next one from the same port.
 func TestLateClose(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	qp := c.qp()
 	req := reqConnect(qp, peerA.String())
 	req.GetConnect().Local = "10.0.0.1:5000"

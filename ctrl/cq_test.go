@@ -17,8 +17,7 @@ func TestDestroyModeratedCQ(t *testing.T) {
 		last uint32 // count of the last ModifyCQ
 	}{{"moderated", 1000}, {"not any more", 0}} {
 		t.Run(tt.name, func(t *testing.T) {
-			h := newHarness(t, Config{})
-			c := h.hello(t)
+			h, c := newClient(t, Config{})
 			handle := c.cq()
 			client, err := shm.MapCQ(c.fds[len(c.fds)-2])
 			if err != nil {

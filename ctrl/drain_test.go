@@ -60,8 +60,7 @@ func TestDrain(t *testing.T) {
 // TestDrainStartups checks that a draining server resets connections whose request has not arrived, and does not wait
 // for them.
 func TestDrainStartups(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	c.ok(reqListen("", 7174))
 	p := h.arrive(t, "10.0.0.3:1", 7174, mpa.DefaultConfig())
 	h.mu.Lock()
@@ -102,8 +101,7 @@ func TestDrainLate(t *testing.T) {
 
 // TestDrainLinger checks that a draining server waits for the last data of a byte stream that its client has closed.
 func TestDrainLinger(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	conn, p := h.accepted(t, c)
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_StreamClose{StreamClose: &ctrlpb.StreamClose{Conn: conn}}})
 	left := make(chan int, 1)
@@ -123,8 +121,7 @@ func TestDrainLinger(t *testing.T) {
 
 // TestDrainLingers checks that Drain waits for the last data of a byte stream that takes the place of another one.
 func TestDrainLingers(t *testing.T) {
-	h := newHarness(t, Config{Limits: Limits{QPs: 1}})
-	c := h.hello(t)
+	h, c := newClient(t, Config{Limits: Limits{QPs: 1}})
 	streamClose := func(conn uint32) {
 		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_StreamClose{StreamClose: &ctrlpb.StreamClose{Conn: conn}}})
 	}

@@ -353,6 +353,13 @@ func newHarness(t testing.TB, cfg Config) *harness {
 	return newHarnessWith(t, cfg, nil)
 }
 
+// newClient is newHarness with a client.
+func newClient(t testing.TB, cfg Config) (*harness, *tclient) {
+	t.Helper()
+	h := newHarness(t, cfg)
+	return h, h.hello(t)
+}
+
 // newHarnessWith is newHarness with a set of peers.
 func newHarnessWith(t testing.TB, cfg Config, peers PeerSet) *harness {
 	t.Helper()
@@ -608,14 +615,27 @@ func (h *harness) dialed(t testing.TB) {
 	}
 }
 
+// until waits for a state of the server.
+func (h *harness) until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	testenv.Until(t, what, func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return ok()
+	})
+}
+
+// leave ends a client, the last one, and checks that the server holds nothing of it.
+func (h *harness) leave(t testing.TB, c *tclient) {
+	t.Helper()
+	c.c.Close()
+	h.settled(t)
+}
+
 // settled waits until the server has no client and dials nothing, and checks that all usage counts are zero.
 func (h *harness) settled(t testing.TB) {
 	t.Helper()
-	testenv.Until(t, "all clients have ended", func() bool {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		return len(h.sessions) == 0
-	})
+	h.until(t, "all clients have ended", func() bool { return len(h.sessions) == 0 })
 	h.dialed(t)
 	h.mu.Lock()
 	defer h.mu.Unlock()

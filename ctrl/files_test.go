@@ -24,8 +24,7 @@ import (
 // TestDescriptors checks that the daemon keeps no descriptor of what it has mapped, except the one that wakes the
 // client of a completion queue.
 func TestDescriptors(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	pd, fd := c.pd(), memfd(t, 4096)
 	keeps := func(what string, want int, do func()) {
 		t.Helper()
@@ -73,8 +72,7 @@ func TestDescriptors(t *testing.T) {
 // TestNoDescriptors checks that a daemon that has run out of descriptors reports it and recovers when it can open
 // files again.
 func TestNoDescriptors(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	cq, fd := c.cq(), memfd(t, 4096)
 	pd := c.pd() // its reply shows that those of the queue are closed
 	restore := testenv.FewFiles(t, 0)
@@ -396,8 +394,7 @@ func TestUnreadCounted(t *testing.T) {
 			case <-time.After(time.Minute):
 				t.Error("the client was not cut off")
 			}
-			c.c.Close()
-			h.settled(t)
+			h.leave(t, c)
 		})
 	}
 }

@@ -14,8 +14,7 @@ import (
 // TestIPOptions checks that the options that a client sets are used, that the others come from the
 // configuration, and that values that no header can hold are refused, for connects and listeners.
 func TestIPOptions(t *testing.T) {
-	h := newHarness(t, Config{IP: dataplane.IPOptions{DSCP: 10, TTL: 64, Priority: 3}})
-	c := h.hello(t)
+	h, c := newClient(t, Config{IP: dataplane.IPOptions{DSCP: 10, TTL: 64, Priority: 3}})
 	for _, tt := range []struct {
 		st   *ctrlpb.Startup
 		want dataplane.IPOptions
@@ -57,8 +56,7 @@ func TestIPOptions(t *testing.T) {
 // TestSetDSCP checks that only an established connection's DSCP changes, and only to what the header
 // can hold.
 func TestSetDSCP(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	q := c.qp()
 	set := func(qp, dscp uint32) *ctrlpb.Request {
 		return &ctrlpb.Request{Body: &ctrlpb.Request_SetDscp{SetDscp: &ctrlpb.SetDSCP{Qp: qp, Dscp: dscp}}}

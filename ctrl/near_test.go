@@ -53,8 +53,7 @@ func mapped(t *testing.T, fd int) int {
 // TestNear checks that near regions are slices of one memfd, which is sent once, that they are charged by their lengths, and that
 // the memfd stays mapped until the client has ended.
 func TestNear(t *testing.T) {
-	h := newHarness(t, Config{Limits: Limits{Registered: 5 * 4096, MRs: 3}})
-	c := h.hello(t)
+	h, c := newClient(t, Config{Limits: Limits{Registered: 5 * 4096, MRs: 3}})
 	pd := c.pd()
 	const at = 0x7f12_3456_7000
 	if text := c.fails(cInvalid, reqNear(pd, at, 4096)); !strings.Contains(text, "AttachMemory") {
@@ -89,8 +88,7 @@ func TestNear(t *testing.T) {
 		t.Errorf("status after all are deregistered: %v", st)
 	}
 	c.ok(reqNear(pd, at, 3*4096)) // it goes with the client
-	c.c.Close()
-	h.settled(t)
+	h.leave(t, c)
 	if n := mapped(t, fd); n != 0 {
 		t.Errorf("%d mappings after the client is gone", n)
 	}
@@ -127,8 +125,7 @@ func TestContainedFar(t *testing.T) {
 	}
 	defer unix.Close(fd)
 	attach := &ctrlpb.Request{Body: &ctrlpb.Request_AttachMemory{AttachMemory: &ctrlpb.AttachMemory{}}}
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	if text := c.fails(cInvalid, attach, fd); !strings.Contains(text, "the process that connected") {
 		t.Errorf("another process: %q", text)
 	}

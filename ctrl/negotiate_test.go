@@ -124,8 +124,7 @@ func TestSCTPResponder(t *testing.T) {
 				h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: id})
 			}
 			c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Unlisten{Unlisten: &ctrlpb.Unlisten{Listen: l}}})
-			c.c.Close()
-			h.settled(t)
+			h.leave(t, c)
 		}
 	}
 }
@@ -258,8 +257,7 @@ func TestPeerDepths(t *testing.T) {
 // TestSCTPNegotiateReported checks that a Negotiate of the draft reaches the client of its listener or connect, and
 // that a peer that sends many cannot get the client disconnected.
 func TestSCTPNegotiateReported(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	draft := &ctrlpb.Startup{Transport: ctrlpb.Transport_TRANSPORT_SCTP_DRAFT}
 	listen, connect := reqListenSCTP(), reqConnect(c.qp(), peerA.String())
 	listen.GetListen().Startup, connect.GetConnect().Startup = draft, draft
@@ -340,7 +338,6 @@ func TestSCTPSetupErrors(t *testing.T) {
 			t.Errorf("request, %v: %v", tt.err, e)
 		}
 		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Unlisten{Unlisten: &ctrlpb.Unlisten{Listen: l}}})
-		c.c.Close()
-		h.settled(t)
+		h.leave(t, c)
 	}
 }

@@ -30,8 +30,7 @@ func TestPeerRules(t *testing.T) {
 	rules := func(accept, connect []netip.Prefix) Config {
 		return Config{File: "/etc/x.yaml", Allow: []Rule{{UIDs: []uint32{54321}}, {AcceptFrom: accept, ConnectTo: connect}}}
 	}
-	h := newHarness(t, rules(nets("10.0.0.0/30", "fd00::/8"), nets("10.0.0.2/32")))
-	c := h.hello(t)
+	h, c := newClient(t, rules(nets("10.0.0.0/30", "fd00::/8"), nets("10.0.0.2/32")))
 	sctp := reqConnect(c.qp(), "10.0.0.3:7174")
 	sctp.GetConnect().Startup = &ctrlpb.Startup{Transport: ctrlpb.Transport_TRANSPORT_SCTP}
 	for _, req := range []*ctrlpb.Request{reqConnect(c.qp(), "10.0.0.3:7174"), reqConnect(c.qp(), "[fd00::1]:7174"), sctp} {

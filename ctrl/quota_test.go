@@ -83,8 +83,7 @@ func (c *tclient) held() (n int64) {
 // or not the client reads the replies and keeps the descriptors.
 func TestResizeUnread(t *testing.T) {
 	const depth, limit = 4096, 4 << 20
-	h := newHarness(t, Config{Limits: Limits{Rings: limit}})
-	c := h.hello(t)
+	_, c := newClient(t, Config{Limits: Limits{Rings: limit}})
 	cq := c.cq()
 	const n = 100
 	for range n { // none of the replies is read
@@ -116,8 +115,7 @@ func cqSizeHeld(depth int64) int64 { return depth * shm.CQESize }
 // TestFreedRings checks that the daemon's memory for an object is freed with the object, even if the client keeps the
 // descriptors.
 func TestFreedRings(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	pd, cq := c.pd(), c.cq()
 	qp := c.ok(reqQP(pd, cq)).GetQp().Qp
 	srq := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateSrq{CreateSrq: &ctrlpb.CreateSRQ{Pd: pd, Depth: 64, MaxSge: 1}}}).GetSrq().Srq
@@ -131,8 +129,7 @@ func TestFreedRings(t *testing.T) {
 		t.Errorf("%d bytes are held after all objects are destroyed, want %d of the doorbell page", n, bells)
 	}
 	c.cq()
-	c.c.Close()
-	h.settled(t)
+	h.leave(t, c)
 	if n := c.held(); n != 0 {
 		t.Errorf("%d bytes are held after the client has ended", n)
 	}

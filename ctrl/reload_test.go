@@ -12,8 +12,7 @@ import (
 // is disconnected with the reason.
 func TestReload(t *testing.T) {
 	uid := uint32(os.Getuid())
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	c.qp()
 	h.Reload(Config{Limits: Limits{QPs: 1}})
 	c.fails(cQuota, reqQP(c.pd(), c.cq()))
@@ -58,8 +57,7 @@ func TestReloadReceiveWindow(t *testing.T) {
 
 // TestReloadBelow checks that a client that holds more than a new quota can do what takes nothing of it.
 func TestReloadBelow(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	qp := c.qp()
 	h.Reload(Config{Limits: Limits{Rings: 1}})
 	c.fails(cQuota, &ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 16}}})

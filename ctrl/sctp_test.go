@@ -33,8 +33,7 @@ func (h *harness) listenSCTP(c *tclient) (l uint32, id dataplane.ListenerID) {
 // TestSCTPClaims checks that a port stays steered while an association needs it, which may be longer than its
 // listener or connection exists.
 func TestSCTPClaims(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	steered := func(port uint16) bool {
 		h.steer.mu.Lock()
 		defer h.steer.mu.Unlock()
@@ -95,8 +94,7 @@ func TestSCTPClaims(t *testing.T) {
 // TestSCTPLate checks that a port that associations leave one after the other stays steered until a while after the
 // last one ended, even if there was a listener on it meanwhile.
 func TestSCTPLate(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	req := reqListenSCTP()
 	l, id := h.listenSCTP(c)
 	ep := bpf.Endpoint{Proto: pkt.ProtoSCTP, Addr: addrA, Port: 7174}
@@ -137,8 +135,7 @@ func TestSCTPLate(t *testing.T) {
 
 // TestSCTPClaimsAtClose checks that closing the server releases the claims of associations.
 func TestSCTPClaimsAtClose(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	_, id := h.listenSCTP(c)
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 7174), peerA)
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventJoined, Listener: id, Flow: flow})
@@ -154,8 +151,7 @@ func TestSCTPClaimsAtClose(t *testing.T) {
 // TestSCTPRequestFlood checks that a peer that requests sessions and leaves, faster than the listener's client reads
 // the events, cannot get the client disconnected, and that the client gets new requests once it has read.
 func TestSCTPRequestFlood(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	_, id := h.listenSCTP(c)
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 7174), peerA)
 	ask := func(conn dataplane.ConnID) {
@@ -176,8 +172,7 @@ func TestSCTPRequestFlood(t *testing.T) {
 // TestRetryLeavesAssociation checks that a connection that is opened again leaves the association that it shares: its
 // claim was released, and would be released twice.
 func TestRetryLeavesAssociation(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	req := reqConnect(c.qp(), peerA.String())
 	req.GetConnect().Startup = &ctrlpb.Startup{Transport: ctrlpb.Transport_TRANSPORT_SCTP, SharedAssociation: true}
 	c.ok(req)

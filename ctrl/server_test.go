@@ -82,8 +82,7 @@ func TestCutOff(t *testing.T) {
 // TestCutOffServed checks that no request of a client is served while it is being cut off, which takes a while if the
 // client reads nothing.
 func TestCutOffServed(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	h.mu.Lock()
 	sess := h.sessions[h.lastID]
 	h.mu.Unlock()
@@ -94,8 +93,7 @@ func TestCutOffServed(t *testing.T) {
 	}
 	testenv.Until(t, "the requests are read", func() bool { return c.c.Unread() == 0 })
 	sess.shutdown() // cutOff ends
-	c.c.Close()
-	h.settled(t)
+	h.leave(t, c)
 	if n := h.counters.requests.Load() - before; n != 0 {
 		t.Errorf("%d requests were served", n)
 	}
@@ -103,8 +101,7 @@ func TestCutOffServed(t *testing.T) {
 
 func TestObjects(t *testing.T) {
 	before := openFDs(t)
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	pd, cq := c.pd(), c.cq()
 	mr := c.ok(reqMR(pd, 8192), memfd(t, 8192)).GetMr()
 	if r := h.table.Lookup(mr.Rkey); r == nil || r.Base() != 4096 || r.Len() != 8192 {
@@ -143,8 +140,7 @@ func TestObjects(t *testing.T) {
 
 // TestRevoked checks that no worker is still accessing memory by a key when the reply says that it is not valid any more.
 func TestRevoked(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	pd := c.pd()
 	mr := c.ok(reqMR(pd, 4096), memfd(t, 4096)).GetMr()
 	mw := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: pd}}}).GetMw()
@@ -213,8 +209,7 @@ func TestForeignHandles(t *testing.T) {
 }
 
 func TestInvalidRequests(t *testing.T) {
-	h := newHarness(t, Config{Limits: Limits{QueueDepth: 64, CQDepth: 64, MaxInline: 64, MaxSGE: 4}})
-	c := h.hello(t)
+	h, c := newClient(t, Config{Limits: Limits{QueueDepth: 64, CQDepth: 64, MaxInline: 64, MaxSGE: 4}})
 	pd, cq := c.pd(), c.cq()
 	qp := func(f func(*ctrlpb.CreateQP)) *ctrlpb.Request {
 		r := reqQP(pd, cq)
@@ -321,8 +316,7 @@ func TestQuota(t *testing.T) {
 
 // TestRingQuota checks that deep queues are charged by their memory.
 func TestRingQuota(t *testing.T) {
-	h := newHarness(t, Config{Limits: Limits{Rings: 2 << 20}})
-	c := h.hello(t)
+	h, c := newClient(t, Config{Limits: Limits{Rings: 2 << 20}})
 	pd, cq := c.pd(), c.cq()
 	big := func() *ctrlpb.Request {
 		r := reqQP(pd, cq)
@@ -338,8 +332,7 @@ func TestRingQuota(t *testing.T) {
 	}
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: qp}}})
 	c.ok(big())
-	c.c.Close()
-	h.settled(t)
+	h.leave(t, c)
 }
 
 func TestPolicy(t *testing.T) {
@@ -486,8 +479,7 @@ func TestSocketGroup(t *testing.T) {
 }
 
 func TestLists(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	_, c := newClient(t, Config{})
 	pd, cq := c.pd(), c.cq()
 	fd := memfd(t, 4096)
 	const n = 150

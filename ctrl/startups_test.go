@@ -83,8 +83,7 @@ func TestIdleStartups(t *testing.T) {
 
 // TestBurst checks that a peer may open many connections before it sends the first request.
 func TestBurst(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	req := reqListen("", 7174)
 	req.GetListen().Backlog = 500
 	c.ok(req)
@@ -107,8 +106,7 @@ func TestBurst(t *testing.T) {
 // all at once.
 func TestWaitingLeave(t *testing.T) {
 	const peers = 2 * maxQueued
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	req := reqListen("", 7174)
 	req.GetListen().Backlog = peers
 	c.ok(req)
@@ -135,8 +133,7 @@ func TestWaitingLeave(t *testing.T) {
 // some nevertheless, so that a peer that fills one does not affect those of another.
 func TestStartupsOfUser(t *testing.T) {
 	const limit, listeners = 20, 4
-	h := newHarness(t, Config{Limits: Limits{QPs: limit}})
-	c := h.hello(t)
+	h, c := newClient(t, Config{Limits: Limits{QPs: limit}})
 	for i := range listeners {
 		c.ok(reqListen("", 7174+uint32(i)))
 	}
@@ -165,8 +162,7 @@ func TestStartupsOfUser(t *testing.T) {
 	if _, abort := idle[0].ended(); !abort {
 		t.Error("the oldest connection of the listener was not reset")
 	}
-	c.c.Close()
-	h.settled(t)
+	h.leave(t, c)
 }
 
 // TestIdleNetwork checks that idle connections of one address do not use up what all listeners of a user may have.
@@ -193,8 +189,7 @@ func TestIdleNetwork(t *testing.T) {
 // that each listener can have some nevertheless, so that a program that hangs keeps none from another one.
 func TestWaitingQuota(t *testing.T) {
 	const limit = 20
-	h := newHarness(t, Config{Limits: Limits{QPs: limit}})
-	c := h.hello(t)
+	h, c := newClient(t, Config{Limits: Limits{QPs: limit}})
 	c.ok(reqListen("", 7174))
 	c.ok(reqListen("", 7175))
 	var peers []*mpaPeer
@@ -224,15 +219,13 @@ func TestWaitingQuota(t *testing.T) {
 	if q := c.quota("waiting"); q.Used != limit+leastPending-1 || arrive(7174) {
 		t.Errorf("after one was rejected: %v, or another one was taken", q)
 	}
-	c.c.Close()
-	h.settled(t)
+	h.leave(t, c)
 }
 
 // TestCrowdedListener checks that when a listener has too many start-ups in total, the network with the most of them
 // loses one.
 func TestCrowdedListener(t *testing.T) {
-	h := newHarness(t, Config{Startup: StartupDefaults{PerListener: 8}})
-	c := h.hello(t)
+	h, c := newClient(t, Config{Startup: StartupDefaults{PerListener: 8}})
 	c.ok(reqListen("", 7174))
 	cfg := mpa.DefaultConfig()
 	honest := []*mpaPeer{h.arrive(t, "10.0.0.7:1", 7174, cfg), h.arrive(t, "[2001:db8:2::1]:1", 7174, cfg)}

@@ -19,8 +19,7 @@ import (
 // for each of them. One that is closed, or on which MPA starts, makes room.
 func TestStreamQuota(t *testing.T) {
 	const limit = 3
-	h := newHarness(t, Config{Limits: Limits{QPs: limit}})
-	c := h.hello(t)
+	h, c := newClient(t, Config{Limits: Limits{QPs: limit}})
 	port := uint16(7000)
 	// arrive opens a connection to a temporary listener.
 	arrive := func() *mpaPeer {
@@ -64,8 +63,7 @@ func TestStreamQuota(t *testing.T) {
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_StartMpa{StartMpa: &ctrlpb.StartMPA{Conn: conns[1]}}})
 	ready()
 	full()
-	c.c.Close()
-	h.settled(t)
+	h.leave(t, c)
 }
 
 // TestStreamMemory checks that the daemon memory that a byte stream may use is charged to the ring memory quota until
@@ -73,8 +71,7 @@ func TestStreamQuota(t *testing.T) {
 func TestStreamMemory(t *testing.T) {
 	const window = 100 << 10
 	size := uint64(2*window + maxUnsent)
-	h := newHarness(t, Config{ReceiveWindow: window, Limits: Limits{Rings: 2*size + size/2}})
-	c := h.hello(t)
+	h, c := newClient(t, Config{ReceiveWindow: window, Limits: Limits{Rings: 2*size + size/2}})
 	pd, cq := c.pd(), c.cq()
 	qps := []uint32{c.ok(reqQP(pd, cq)).GetQp().Qp, c.ok(reqQP(pd, cq)).GetQp().Qp}
 	empty := c.quota("rings").Used
@@ -110,15 +107,13 @@ func TestStreamMemory(t *testing.T) {
 	}
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: firstPeer.id})
 	used(0)
-	c.c.Close()
-	h.settled(t)
+	h.leave(t, c)
 }
 
 // TestStreamCloseBlocked checks that a peer that keeps its window closed after the byte stream is closed is reset
 // after some time, and that the stream is charged until then, even if the client has left.
 func TestStreamCloseBlocked(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	conn, p := h.accepted(t, c)
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_StreamClose{StreamClose: &ctrlpb.StreamClose{Conn: conn}}})
 	c.c.Close()
@@ -143,19 +138,14 @@ func TestStreamCloseBlocked(t *testing.T) {
 // TestLingerSteered checks that a connection that is closed in order keeps its port after its listener and its client
 // have ended: the kernel would reset it, and the peer would miss the last data.
 func TestLingerSteered(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	c.ok(reqListen("", 7174))
 	p := h.arrive(t, "10.0.0.2:4000", 7174, mpa.DefaultConfig())
 	p.send()
 	conn := c.event().GetConnectRequest().GetConn()
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Reject{Reject: &ctrlpb.Reject{Conn: conn}}})
 	c.c.Close()
-	testenv.Until(t, "the client has ended", func() bool {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		return len(h.sessions) == 0
-	})
+	h.until(t, "the client has ended", func() bool { return len(h.sessions) == 0 })
 	if h.steer.len() == 0 {
 		t.Error("the port is not steered any more")
 	}
@@ -198,15 +188,13 @@ func TestLingerFiles(t *testing.T) {
 	if n := used(); n != with-1 {
 		t.Errorf("%d descriptors are counted after the stream, %d with it", n, with)
 	}
-	c.c.Close()
-	h.settled(t)
+	h.leave(t, c)
 }
 
 // TestLingerQP checks that a client cannot end the charge of a byte stream that the engine still closes: a Disconnect
 // of its queue pair would make the engine report the stream as gone.
 func TestLingerQP(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	conn, qp, p := h.connected(t, c)
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_StreamClose{StreamClose: &ctrlpb.StreamClose{Conn: conn}}})
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qp}}})
@@ -222,8 +210,7 @@ func TestLingerQP(t *testing.T) {
 // limited number of them, in the engine and in the server.
 func TestRejectedStay(t *testing.T) {
 	const most, more = 4, 3
-	h := newHarness(t, Config{Limits: Limits{QPs: most}})
-	c := h.hello(t)
+	h, c := newClient(t, Config{Limits: Limits{QPs: most}})
 	c.ok(reqListen("", 7174))
 	var peers []*mpaPeer
 	for i := range most + more {
@@ -291,8 +278,7 @@ func (h *harness) responding(t *testing.T, c *tclient) (conn, qp uint32, p *mpaP
 // requires, and that invalid requests are refused.
 func TestStartMPARoles(t *testing.T) {
 	t.Run("refused", func(t *testing.T) {
-		h := newHarness(t, Config{})
-		c := h.hello(t)
+		h, c := newClient(t, Config{})
 		in, _ := h.accepted(t, c)
 		out, qp, _ := h.connected(t, c)
 		other := c.qp()
@@ -321,8 +307,7 @@ func TestStartMPARoles(t *testing.T) {
 		c.fails(badState, reqStart(&ctrlpb.StartMPA{Conn: in}))
 	})
 	t.Run("the side that accepted initiates", func(t *testing.T) {
-		h := newHarness(t, Config{})
-		c := h.hello(t)
+		h, c := newClient(t, Config{})
 		conn, p := h.accepted(t, c)
 		p.st = mpa.NewResponder(mpa.DefaultConfig(), 1e9)
 		qp := c.qp()
@@ -342,8 +327,7 @@ func TestStartMPARoles(t *testing.T) {
 		}
 	})
 	t.Run("the side that connected responds", func(t *testing.T) {
-		h := newHarness(t, Config{})
-		c := h.hello(t)
+		h, c := newClient(t, Config{})
 		conn, qp, p := h.responding(t, c)
 		p.send()
 		if ev := c.event().GetConnectRequest(); ev.GetConn() != conn || ev.Qp != qp || ev.Listen != 0 || ev.Remote != peerA.String() {
@@ -365,8 +349,7 @@ func TestStartMPARoles(t *testing.T) {
 		}
 	})
 	t.Run("the side that connected rejects", func(t *testing.T) {
-		h := newHarness(t, Config{})
-		c := h.hello(t)
+		h, c := newClient(t, Config{})
 		conn, qp, p := h.responding(t, c)
 		p.send()
 		c.event()
@@ -383,8 +366,7 @@ func TestStartMPARoles(t *testing.T) {
 		}
 	})
 	t.Run("the answer takes too long", func(t *testing.T) {
-		h := newHarness(t, Config{})
-		c := h.hello(t)
+		h, c := newClient(t, Config{})
 		_, qp, p := h.responding(t, c)
 		p.send()
 		c.event()
@@ -394,8 +376,7 @@ func TestStartMPARoles(t *testing.T) {
 		}
 	})
 	t.Run("both initiate", func(t *testing.T) {
-		h := newHarness(t, Config{})
-		c := h.hello(t)
+		h, c := newClient(t, Config{})
 		conn, p := h.accepted(t, c)
 		p.send() // it waits to be read
 		if ev := c.event().GetStreamData(); ev == nil {
@@ -415,8 +396,7 @@ func TestStartMPARoles(t *testing.T) {
 		}
 	})
 	t.Run("both respond", func(t *testing.T) {
-		h := newHarness(t, Config{})
-		c := h.hello(t)
+		h, c := newClient(t, Config{})
 		_, qp, _ := h.responding(t, c)
 		h.advance(time.Minute)
 		if ev := c.event().GetConnectFailed(); ev.GetQp() != qp || ev.Error.Code != timedOut || !strings.Contains(ev.Error.Text, "may be a responder too") {
@@ -428,8 +408,7 @@ func TestStartMPARoles(t *testing.T) {
 // TestStreamTurnedAway checks that the client is notified when a byte stream on which it has started MPA is dropped
 // because there is no room for the peer's request.
 func TestStreamTurnedAway(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	req := reqListen(addrA.String(), 7174)
 	req.GetListen().Streaming, req.GetListen().Backlog = true, 1
 	c.ok(req)
@@ -469,8 +448,7 @@ func (c *tclient) heardOfSome(many int, is func(*ctrlpb.Event) bool) {
 // TestStreamFlood checks that a peer that connects and leaves, faster than the listener's client reads the events,
 // cannot get the client disconnected.
 func TestStreamFlood(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	req := reqListen(addrA.String(), 7174)
 	req.GetListen().Streaming = true
 	c.ok(req)
@@ -490,8 +468,7 @@ func TestStreamFlood(t *testing.T) {
 // streams have ended, and that peers cannot get the client disconnected by them.
 func TestStreamDataUnread(t *testing.T) {
 	const limit = 1 << 20
-	h := newHarness(t, Config{Limits: Limits{Messages: limit}})
-	c := h.hello(t)
+	h, c := newClient(t, Config{Limits: Limits{Messages: limit}})
 	req := reqListen(addrA.String(), 7174)
 	req.GetListen().Streaming = true
 	c.ok(req)
@@ -528,8 +505,7 @@ func TestStreamDataUnread(t *testing.T) {
 // reads it, and does not get the client cut off.
 func TestStreamDataHeld(t *testing.T) {
 	const limit, streams = 1 << 20, 100
-	h := newHarness(t, Config{Limits: Limits{Messages: limit}})
-	c := h.hello(t)
+	h, c := newClient(t, Config{Limits: Limits{Messages: limit}})
 	req := reqListen(addrA.String(), 7174)
 	req.GetListen().Streaming = true
 	req.GetListen().Backlog = streams
@@ -566,8 +542,7 @@ func TestStreamDataHeld(t *testing.T) {
 // it any more.
 func TestStreamDataEnded(t *testing.T) {
 	const streams = 64
-	h := newHarness(t, Config{Limits: Limits{Messages: 1 << 20}})
-	c := h.hello(t)
+	h, c := newClient(t, Config{Limits: Limits{Messages: 1 << 20}})
 	var qps []uint32
 	for range streams {
 		qps = append(qps, c.qp())

@@ -143,8 +143,7 @@ func TestPortQuota(t *testing.T) {
 // TestReusedPortRests checks that a reused port stays claimed until the TIME-WAIT of the earlier connection is over,
 // however the later one ended.
 func TestReusedPortRests(t *testing.T) {
-	h := newHarness(t, Config{Limits: Limits{Ports: 1}})
-	c := h.hello(t)
+	h, c := newClient(t, Config{Limits: Limits{Ports: 1}})
 	pd, cq := c.pd(), c.cq()
 	port, err := h.churn(t, c, pd, cq)
 	if err != "" {

@@ -31,8 +31,7 @@ func TestUnread(t *testing.T) {
 }
 
 func testUnread(t *testing.T, leave func(*tclient)) {
-	h := newHarness(t, Config{Limits: Limits{Clients: 1}})
-	c := h.hello(t)
+	h, c := newClient(t, Config{Limits: Limits{Clients: 1}})
 	h.mu.Lock()
 	sess := h.sessions[h.lastID]
 	h.mu.Unlock()
@@ -78,11 +77,7 @@ func TestRefusedUnread(t *testing.T) {
 		_ = c.c.Write(b, nil)
 		return c.next() != nil
 	}
-	testenv.Until(t, "maxRefusing clients are being refused", func() bool {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		return h.refusing[uint32(os.Getuid())] == maxRefusing
-	})
+	h.until(t, "maxRefusing clients are being refused", func() bool { return h.refusing[uint32(os.Getuid())] == maxRefusing })
 	if answered(h.client(t)) {
 		t.Errorf("more than %d answers wait to be read", maxRefusing)
 	}
@@ -157,11 +152,7 @@ func TestRefusedUsers(t *testing.T) {
 	for uid := range uint32(maxRefusingUsers) {
 		defer refused(uid).Close()
 	}
-	testenv.Until(t, "the clients of all users are being refused", func() bool {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		return len(h.refusing) == maxRefusingUsers
-	})
+	h.until(t, "the clients of all users are being refused", func() bool { return len(h.refusing) == maxRefusingUsers })
 	if answered(refused(maxRefusingUsers)) {
 		t.Errorf("answers to clients of more than %d users wait to be read", maxRefusingUsers)
 	}
@@ -301,8 +292,7 @@ func TestUnreadFDs(t *testing.T) {
 	if err == nil {
 		t.Fatal("65536 requests without reading a reply")
 	}
-	c.c.Close()
-	h.settled(t)
+	h.leave(t, c)
 	if n := h.counters.cutOff.Load(); n != 1 {
 		t.Errorf("%d clients cut off", n)
 	}
@@ -323,11 +313,7 @@ func TestUnreadClose(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	testenv.Until(t, "the daemon waits", func() bool {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		return h.sessions[1].out.fds > maxQueuedFDs
-	})
+	h.until(t, "the daemon waits", func() bool { return h.sessions[1].out.fds > maxQueuedFDs })
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)

@@ -41,8 +41,7 @@ func TestOpenUserfaultfd(t *testing.T) {
 
 // TestUserfaultfdReload checks, with the race detector, that a reload may come at the same time as a request.
 func TestUserfaultfdReload(t *testing.T) {
-	h := newHarness(t, Config{})
-	c := h.hello(t)
+	h, c := newClient(t, Config{})
 	done, over := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(over)
