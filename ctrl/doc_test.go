@@ -2,21 +2,18 @@ package ctrl
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // TestDocument compares the numbers of the control API in docs/api.md with the
 // code; those of the rings are compared in shm.
 func TestDocument(t *testing.T) {
-	text, err := os.ReadFile("../docs/api.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testenv.ReadFile(t, "../docs/api.md")
 	doc := string(text)
 	row := func(n int32, name string) {
 		t.Helper()

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // nearMemory attaches a sparse memfd with n pages at off to a client.
@@ -43,10 +44,7 @@ func mapped(t *testing.T, fd int) int {
 	if err := unix.Fstat(fd, &st); err != nil {
 		t.Fatal(err)
 	}
-	b, err := os.ReadFile("/proc/self/maps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := testenv.ReadFile(t, "/proc/self/maps")
 	return strings.Count(string(b), fmt.Sprintf(" %d  ", st.Ino))
 }
 

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"runtime"
 	"strings"
 	"syscall"
@@ -39,9 +38,7 @@ func TestFreePortOfAllAddresses(t *testing.T) {
 	for _, tt := range []struct{ addrs, ports int }{{2, 8}, {300, 64}} {
 		const first, free = 40000, 5
 		ports := fmt.Appendf(nil, "%d %d", first, first+tt.ports-1)
-		if err := os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", ports, 0); err != nil {
-			t.Fatal(err)
-		}
+		testenv.WriteFile(t, "/proc/sys/net/ipv4/ip_local_port_range", ports, 0)
 		cs, addrs := loClaims(tt.addrs)
 		c := wildcard(0)
 		var taken []net.Listener

@@ -416,9 +416,7 @@ func TestSocket(t *testing.T) {
 	}
 	l.Close()
 	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, file, nil, 0o600)
 	if _, err := listenSocket(file, 0o600, ""); err == nil {
 		t.Error("a file was taken for a socket")
 	}

@@ -121,9 +121,7 @@ func TestSlotQuota(t *testing.T) {
 func TestSlotUID(t *testing.T) {
 	testenv.RequireRoot(t)
 	main, slot := slotServer(t, Rule{})
-	if err := os.Chmod(main, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Chmod(t, main, 0o666)
 	for dir := filepath.Dir(slot("0")); dir != "/"; dir = filepath.Dir(dir) {
 		if err := os.Chmod(dir, 0o755); err != nil {
 			break // above the test's own directory
@@ -191,9 +189,7 @@ func TestSlotOfNext(t *testing.T) {
 // starting nor make it change a file of the container's choice.
 func TestSlotFolder(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, secret, []byte("secret"), 0o600)
 	for _, tt := range []struct {
 		name string
 		put  func(path string) error
@@ -212,9 +208,7 @@ func TestSlotFolder(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()
 			slot := filepath.Join(dir, "slots", "0")
-			if err := os.MkdirAll(slot, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Mkdir(t, slot, 0o755)
 			path := filepath.Join(slot, "iwarpd.sock")
 			if err := tt.put(path); err != nil {
 				t.Fatal(err)

@@ -3,9 +3,10 @@ package ctrl
 import (
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // TestCgroupThreads checks that the lowest limit counts of all cgroups that a process can see.
@@ -29,21 +30,15 @@ func TestCgroupThreads(t *testing.T) {
 	} {
 		proc, point := t.TempDir(), t.TempDir()
 		for dir, limit := range tt.limits {
-			if err := os.MkdirAll(filepath.Join(point, dir), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(point, dir, "pids.max"), []byte(limit+"\n"), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Mkdir(t, filepath.Join(point, dir), 0o755)
+			testenv.WriteFile(t, filepath.Join(point, dir, "pids.max"), []byte(limit+"\n"), 0o644)
 		}
 		for file, text := range map[string]string{
 			"cgroup": fmt.Sprintf(tt.groups, tt.group),
 			"mountinfo": "22 1 0:20 / / rw - tmpfs tmpfs rw\n" +
 				fmt.Sprintf("39 31 0:36 %s %s rw shared:9 - %s cgroup %s\n", tt.root, point, tt.mount, tt.super),
 		} {
-			if err := os.WriteFile(filepath.Join(proc, file), []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			testenv.WriteFile(t, filepath.Join(proc, file), []byte(text), 0o644)
 		}
 		if got := cgroupThreads(proc); got != tt.want {
 			t.Errorf("%s: %d, want %d", tt.name, got, tt.want)

@@ -370,9 +370,7 @@ func child(t *testing.T, args ...string) (cmd *exec.Cmd, fd int, in io.Writer, o
 // Only the memory of the process as it is now is taken.
 func TestOpen(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "mem")
-	if err := os.WriteFile(file, make([]byte, 4096), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, file, make([]byte, 4096), 0o600)
 	cmd, other, _, _ := child(t, os.Args[0])
 	exited, gone, _, _ := child(t, os.Args[0])
 	_ = exited.Process.Kill()

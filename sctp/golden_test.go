@@ -3,17 +3,15 @@ package sctp
 import (
 	"encoding/binary"
 	"encoding/hex"
-	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // capture returns the SCTP packets of testdata/peers.hex, one per line in hex, exchanged by Linux, usrsctp and pion.
 func capture(t testing.TB) [][]byte {
-	f, err := os.ReadFile(filepath.Join("testdata", "peers.hex"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testenv.ReadFile(t, filepath.Join("testdata", "peers.hex"))
 	var out [][]byte
 	for len(f) > 0 {
 		n := 0

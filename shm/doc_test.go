@@ -2,13 +2,13 @@ package shm
 
 import (
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
@@ -22,10 +22,7 @@ type table struct {
 // readTables returns the tables of docs/api.md whose rows start with a number.
 func readTables(t *testing.T) []table {
 	t.Helper()
-	doc, err := os.ReadFile("../docs/api.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	doc := testenv.ReadFile(t, "../docs/api.md")
 	var tables []table
 	var cur *table
 	heading := ""
@@ -143,10 +140,7 @@ func TestDocument(t *testing.T) {
 	}
 
 	// Numbers in the text.
-	doc, err := os.ReadFile("../docs/api.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	doc := testenv.ReadFile(t, "../docs/api.md")
 	for _, s := range []string{
 		fmt.Sprintf("the bytes `WARPRING`, %#x", uint64(Magic)),
 		fmt.Sprintf("| version | %d |", Version),

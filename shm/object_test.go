@@ -3,7 +3,6 @@ package shm
 import (
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -61,10 +60,7 @@ func mapped(t *testing.T, fd int) (n int, bytes uint64) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		t.Fatal(err)
 	}
-	b, err := os.ReadFile("/proc/self/maps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := testenv.ReadFile(t, "/proc/self/maps")
 	for line := range strings.Lines(string(b)) {
 		if f := strings.Fields(line); len(f) > 5 && f[4] == fmt.Sprint(st.Ino) && strings.HasPrefix(f[5], "/memfd:test") {
 			var start, end uint64

@@ -74,10 +74,7 @@ func (w *world) get(name, as string) (Result, error) {
 
 func (w *world) read(dir, name string) []byte {
 	w.t.Helper()
-	b, err := os.ReadFile(filepath.Join(dir, name))
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	b := testenv.ReadFile(w.t, filepath.Join(dir, name))
 	return b
 }
 
@@ -196,9 +193,7 @@ func TestSilence(t *testing.T) {
 
 func TestRefusedNames(t *testing.T) {
 	outside := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(outside, []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, outside, []byte("secret"), 0o600)
 	for _, tt := range []struct {
 		name string
 		code Code
@@ -213,9 +208,7 @@ func TestRefusedNames(t *testing.T) {
 			}
 			t.Run(op+" "+strings.ReplaceAll(tt.name[:min(len(tt.name), 20)], "/", "|"), func(t *testing.T) {
 				w := newWorld(t)
-				if err := os.Mkdir(filepath.Join(w.there, "dir"), 0o700); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Mkdir(t, filepath.Join(w.there, "dir"), 0o700)
 				if err := unix.Mkfifo(filepath.Join(w.there, "fifo"), 0o600); err != nil {
 					t.Fatal(err)
 				}
@@ -265,9 +258,7 @@ func TestRefusedNames(t *testing.T) {
 func TestPutOverLink(t *testing.T) {
 	w := newWorld(t)
 	outside := filepath.Join(t.TempDir(), "o")
-	if err := os.WriteFile(outside, []byte("old"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, outside, []byte("old"), 0o600)
 	if err := os.Symlink(outside, filepath.Join(w.there, "l")); err != nil {
 		t.Fatal(err)
 	}
@@ -290,9 +281,7 @@ func TestBrokenConnection(t *testing.T) {
 		for at := range 40 {
 			w := newWorld(t)
 			if op == "get" {
-				if err := os.WriteFile(filepath.Join(w.there, "f"), data, 0o600); err != nil {
-					t.Fatal(err)
-				}
+				testenv.WriteFile(t, filepath.Join(w.there, "f"), data, 0o600)
 			}
 			var count atomic.Int64
 			w.conn.Fault = func(string, int) error {
@@ -337,9 +326,7 @@ func TestCorruption(t *testing.T) {
 	w.clean(w.there)
 
 	w = newWorld(t)
-	if err := os.WriteFile(filepath.Join(w.there, "f"), data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, filepath.Join(w.there, "f"), data, 0o600)
 	flip = &flipper{Conn: w.conn}
 	w.client.Conn = flip
 	_, err = w.get("f", "f")
@@ -370,9 +357,7 @@ func TestDiskFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer store.Close()
-	if err := os.WriteFile(filepath.Join(w.there, "f"), data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, filepath.Join(w.there, "f"), data, 0o600)
 	_, err = w.client.Get(t.Context(), "f", store, "f")
 	var e *Error
 	if !errors.As(err, &e) || e.Code != CodeNoSpace || !strings.Contains(err.Error(), "disk full") {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/internal/testenv/memconn"
 )
 
@@ -18,9 +19,7 @@ import (
 func TestAttributes(t *testing.T) {
 	w := newWorld(t)
 	name := filepath.Join(w.dir, "f")
-	if err := os.WriteFile(name, random(2500), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, name, random(2500), 0o600)
 	at := time.Unix(1e9, 123456000)
 	if err := errors.Join(os.Chmod(name, 0o4751), os.Chtimes(name, at, at)); err != nil {
 		t.Fatal(err)
@@ -64,9 +63,7 @@ func TestFolders(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(w.there, "d", ".iwcp-part-x"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, filepath.Join(w.there, "d", ".iwcp-part-x"), nil, 0o600)
 	var got []string
 	if err := w.client.List(t.Context(), "d", func(e Entry) error { got = append(got, e.Name); return nil }); err != nil || !slices.Equal(got, want) {
 		t.Errorf("List: %q, %v", got, err)
@@ -102,18 +99,14 @@ func TestFolders(t *testing.T) {
 // names that messages cannot have: a recursive copy must skip these, and say so.
 func TestListed(t *testing.T) {
 	w := newWorld(t)
-	if err := os.WriteFile(filepath.Join(w.there, "file"), []byte("1234"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, filepath.Join(w.there, "file"), []byte("1234"), 0o600)
 	for name, to := range map[string]string{"circle": ".", "to-file": "file", "nowhere": "none", "out": "/etc"} {
 		if err := os.Symlink(to, filepath.Join(w.there, name)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, name := range []string{"a\nb", "a\tb", "x\xffy", strings.Repeat("\xff", 255)} {
-		if err := os.WriteFile(filepath.Join(w.there, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.WriteFile(t, filepath.Join(w.there, name), nil, 0o600)
 	}
 	got := make(map[string]Entry)
 	if err := w.client.List(t.Context(), "", func(e Entry) error { got[e.Name] = e; return nil }); err != nil {
@@ -136,9 +129,7 @@ func TestListed(t *testing.T) {
 // TestFolderRemoved uses a store whose folder is gone.
 func TestFolderRemoved(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "d")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Mkdir(t, dir, 0o755)
 	store, err := OpenStore(dir)
 	if err != nil {
 		t.Fatal(err)

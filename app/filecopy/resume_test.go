@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // TestResume checks that a copy that breaks off at any operation leaves what has arrived, and that the next copy
@@ -31,9 +33,7 @@ func TestResume(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(filepath.Join(w.there, "src"), data, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testenv.WriteFile(t, filepath.Join(w.there, "src"), data, 0o600)
 			home := w.dir
 			var count atomic.Int64
 			w.conn.Fault = func(string, int) error {
@@ -96,9 +96,7 @@ func TestResumeOfOther(t *testing.T) {
 	defer store.Close()
 	data := random(5 * testChunk)
 	name := filepath.Join(w.dir, "f")
-	if err := os.WriteFile(name, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, name, data, 0o600)
 	info, err := os.Stat(name)
 	if err != nil {
 		t.Fatal(err)

@@ -60,9 +60,7 @@ func TestReadOnly(t *testing.T) {
 // TestBadPaths checks the errors for a path below a file, and for a name that no file can have.
 func TestBadPaths(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, filepath.Join(dir, "file"), nil, 0o600)
 	s, err := OpenStore(dir)
 	if err != nil {
 		t.Fatal(err)

@@ -32,6 +32,7 @@ import (
 	"github.com/iwarpd/iwarpd/client/embed"
 	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/tcp"
 )
@@ -362,9 +363,7 @@ func TestKeepsResults(t *testing.T) {
 	args := []string{"cp"}
 	for _, name := range []string{"a", "b"} {
 		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, []byte(name), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.WriteFile(t, file, []byte(name), 0o600)
 		args = append(args, file)
 	}
 	for _, tt := range []struct {
@@ -402,9 +401,7 @@ func TestNFSJSON(t *testing.T) {
 	defer a.Close()
 	defer b.Close()
 	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, make([]byte, 100), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, file, make([]byte, 100), 0o600)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	ended := make(chan int)

@@ -23,6 +23,7 @@ import (
 	"github.com/iwarpd/iwarpd/app/perf"
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // ctl runs one command line.
@@ -92,13 +93,9 @@ var internals = regexp.MustCompile(`goroutine|panic|%!|0x[0-9a-f]{6}|strconv|net
 func TestErrors(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "f")
-	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, file, []byte("x"), 0o600)
 	t.Chdir(dir)
-	if err := os.WriteFile("-dash", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, "-dash", nil, 0o600)
 	stale := filepath.Join(dir, "stale.sock")
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: stale, Net: "unixpacket"})
 	if err != nil {

@@ -251,9 +251,7 @@ func TestExportKeyFile(t *testing.T) {
 		if st, err := os.Stat(c.file); err != nil || st.Mode() != 0o600 {
 			t.Errorf("%v, %v", st, err)
 		}
-		if err := os.Chmod(c.file, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Chmod(t, c.file, 0o644)
 		code, _, errOut := ctl(t, c.args...)
 		if want := "key file " + c.file + ": mode 0644"; code != exitFile || !strings.Contains(errOut, want) || strings.Count(errOut, "\n") != 1 {
 			t.Errorf("exit code %d: %q; want %q", code, errOut, want)

@@ -34,9 +34,7 @@ func TestContainer(t *testing.T) {
 	dir := t.TempDir()
 	slotDir := filepath.Join(dir, "slots")
 	conf := filepath.Join(dir, "iwarpd.yaml")
-	if err := os.WriteFile(conf, []byte("slots:\n  count: 2\n  folder: "+slotDir+"\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, conf, []byte("slots:\n  count: 2\n  folder: "+slotDir+"\n"), 0o644)
 	daemon := func(e *testenv.End, socket string, args ...string) {
 		testenv.Start(t, e.NS.Command(filepath.Join(bin, "iwarpd"), append(args, "--interface", e.Name, "--socket", socket)...)).Expect("ready")
 	}
@@ -51,9 +49,7 @@ func TestContainer(t *testing.T) {
 	if err != nil || len(names) != 2 {
 		t.Fatalf("slots %q, %v; want 2", names, err)
 	}
-	if err := os.Mkdir(c.CDI, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Mkdir(t, c.CDI, 0o755)
 	if err := writeCDI(c, names); err != nil {
 		t.Fatal(err)
 	}
@@ -83,9 +79,7 @@ func runContainer(t *testing.T, runc, program string, cache *cdi.Cache, args ...
 	t.Helper()
 	bundle := t.TempDir()
 	root := filepath.Join(bundle, "rootfs")
-	if err := os.Mkdir(root, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Mkdir(t, root, 0o755)
 	copyFile(t, program, filepath.Join(root, filepath.Base(program)))
 	spec := &oci.Spec{
 		Version: "1.0.2",
@@ -107,9 +101,7 @@ func runContainer(t *testing.T, runc, program string, cache *cdi.Cache, args ...
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(bundle, "config.json"), b, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, filepath.Join(bundle, "config.json"), b, 0o644)
 	id := fmt.Sprintf("iwarpd-test-%d-%s", os.Getpid(), filepath.Base(bundle))
 	cmd := exec.Command(runc, "--root", filepath.Join(bundle, "state"), "run", "--bundle", bundle, id)
 	cmd.WaitDelay = time.Minute

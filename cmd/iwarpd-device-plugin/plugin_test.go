@@ -110,9 +110,7 @@ func newNode(t *testing.T, units ...string) *node {
 		},
 	}
 	for _, d := range []string{n.dir, n.Slots, n.Libraries, n.CDI} {
-		if err := os.Mkdir(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Mkdir(t, d, 0o755)
 	}
 	n.install(t)
 	for _, u := range units {
@@ -145,18 +143,14 @@ func (n *node) library() string { return filepath.Join(n.Libraries, "libibverbs.
 
 func (n *node) install(t *testing.T) {
 	t.Helper()
-	if err := os.WriteFile(n.library(), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, n.library(), nil, 0o644)
 }
 
 // addUnit makes the folder and the socket of a slot, as the daemon does.
 func (n *node) addUnit(t *testing.T, name string) {
 	t.Helper()
 	dir := filepath.Join(n.Slots, name)
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Mkdir(t, dir, 0o755)
 	l, err := net.Listen("unix", filepath.Join(dir, "iwarpd.sock"))
 	if err != nil {
 		t.Fatal(err)
@@ -317,9 +311,7 @@ func TestCDI(t *testing.T) {
 // killed while it made its sockets is not a unit.
 func TestStoppedDaemon(t *testing.T) {
 	n := newNode(t, "0", "1")
-	if err := os.Mkdir(filepath.Join(n.Slots, ".old1"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Mkdir(t, filepath.Join(n.Slots, ".old1"), 0o700)
 	next := watch(t, n.plugin(t))
 	next("0 Healthy", "1 Healthy")
 	n.dead.Store(true)
@@ -381,9 +373,7 @@ func TestAsk(t *testing.T) {
 // TestNoSlots checks that without slots no device is offered and no CDI file is left.
 func TestNoSlots(t *testing.T) {
 	n := newNode(t)
-	if err := os.WriteFile(filepath.Join(n.Slots, "file"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, filepath.Join(n.Slots, "file"), nil, 0o644)
 	next := watch(t, n.plugin(t))
 	next()
 	n.addUnit(t, "a")
@@ -406,10 +396,7 @@ func TestCDIFileLost(t *testing.T) {
 	n := newNode(t, "0")
 	n.plugin(t)
 	path := filepath.Join(n.CDI, "iwarpd.io-rdma.json")
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := testenv.ReadFile(t, path)
 	written := func(step string) {
 		t.Helper()
 		testenv.Until(t, step+": the file is written again", func() bool {
@@ -421,9 +408,7 @@ func TestCDIFileLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	written("removed")
-	if err := os.WriteFile(path, want[:len(want)/2], 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, path, want[:len(want)/2], 0o644)
 	written("damaged")
 	if err := os.Remove(n.library()); err != nil {
 		t.Fatal(err)
@@ -443,9 +428,7 @@ func TestCDIFolderLost(t *testing.T) {
 	next := watch(t, n.plugin(t))
 	next("0 Healthy")
 	file := n.CDI + ".file"
-	if err := os.WriteFile(file, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, file, nil, 0o644)
 	exchange := func() {
 		if err := unix.Renameat2(unix.AT_FDCWD, file, unix.AT_FDCWD, n.CDI, unix.RENAME_EXCHANGE); err != nil {
 			t.Fatal(err)

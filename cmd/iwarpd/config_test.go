@@ -19,6 +19,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
@@ -33,9 +34,7 @@ func parse(t *testing.T, text string, args ...string) (*settings, error) {
 	file := ""
 	if text != "" {
 		file = filepath.Join(t.TempDir(), "iwarpd.yaml")
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.WriteFile(t, file, []byte(text), 0o600)
 	}
 	return load(flags, file)
 }
@@ -198,9 +197,7 @@ func TestLoadRefuses(t *testing.T) {
 func TestUnknownNames(t *testing.T) {
 	dir := t.TempDir()
 	script := "#!/bin/sh\ncase $2 in broken) exit 3 ;; *) exit 2 ;; esac\n"
-	if err := os.WriteFile(filepath.Join(dir, "getent"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, filepath.Join(dir, "getent"), []byte(script), 0o755)
 	t.Setenv("PATH", dir)
 	for text, want := range map[string]string{
 		"socket-group: nobody-has-this-name":        `socket-group: "nobody-has-this-name": not known on this host: create the group, or name another`,
@@ -353,10 +350,7 @@ func TestEnvironmentNames(t *testing.T) {
 // TestDeployedFile checks that deploy/iwarpd.yaml loads, names every key, and states the real defaults.
 func TestDeployedFile(t *testing.T) {
 	const file = "../../deploy/iwarpd.yaml"
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testenv.ReadFile(t, file)
 	if _, err := parse(t, string(text), "--interface", "if0"); err != nil {
 		t.Fatal(err)
 	}

@@ -1,22 +1,19 @@
 package main
 
 import (
-	"os"
 	"regexp"
 	"strconv"
 	"testing"
 
 	"github.com/iwarpd/iwarpd/ctrl"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // TestUnitFiles checks that eight users within the default quotas, on eight workers, do not use up the descriptors that
 // the unit allows the daemon.
 func TestUnitFiles(t *testing.T) {
 	const users, workers = 8, 8
-	unit, err := os.ReadFile("../../deploy/iwarpd.service")
-	if err != nil {
-		t.Fatal(err)
-	}
+	unit := testenv.ReadFile(t, "../../deploy/iwarpd.service")
 	m := regexp.MustCompile(`(?m)^LimitNOFILE=(\d+)$`).FindSubmatch(unit)
 	if m == nil {
 		t.Fatal("no LimitNOFILE")
@@ -38,10 +35,7 @@ func TestUnitFiles(t *testing.T) {
 // TestUnitOrder checks that the unit starts after what the configuration can name: interfaces, and users and groups of a directory
 // service. A name that is not known yet ends the daemon.
 func TestUnitOrder(t *testing.T) {
-	unit, err := os.ReadFile("../../deploy/iwarpd.service")
-	if err != nil {
-		t.Fatal(err)
-	}
+	unit := testenv.ReadFile(t, "../../deploy/iwarpd.service")
 	for _, target := range []string{"network-online.target", "nss-user-lookup.target"} {
 		if !regexp.MustCompile(`(?m)^After=.*\b` + regexp.QuoteMeta(target)).Match(unit) {
 			t.Errorf("the unit does not start after %s", target)

@@ -91,12 +91,8 @@ func TestPlaces(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
 	file, full := filepath.Join(dir, "file"), filepath.Join(dir, "full")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(full, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, file, nil, 0o600)
+	testenv.Mkdir(t, full, 0o700)
 	if err := unix.Mount("tmpfs", full, "tmpfs", 0, "nr_inodes=1"); err != nil {
 		t.Fatal(err)
 	}

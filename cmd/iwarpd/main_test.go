@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // asProgram makes the test binary run as iwarpd.
@@ -58,9 +60,7 @@ func TestStopsWhileStarting(t *testing.T) {
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "getent"), []byte("#!/bin/sh\nread answer <"+fifo+"\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, filepath.Join(dir, "getent"), []byte("#!/bin/sh\nread answer <"+fifo+"\n"), 0o700)
 	cmd := program(t, "--transport", "socket", "--socket", filepath.Join(dir, "iwarpd.sock"), "--socket-group", "no-such-group")
 	cmd.Env = append(cmd.Env, "PATH="+dir)
 	if err := cmd.Start(); err != nil {

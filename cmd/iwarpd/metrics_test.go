@@ -29,6 +29,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/docs"
 	"github.com/iwarpd/iwarpd/internal/histogram"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 func testCollector() collector {
@@ -113,9 +114,7 @@ func TestMetrics(t *testing.T) {
 		t.Errorf("mode %v, %v", st.Mode(), err)
 	}
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, file, nil, 0o600)
 	if _, err := listenMetrics("unix:" + file); err == nil {
 		t.Error("a file was taken for a socket")
 	}
@@ -194,10 +193,7 @@ func TestParseMetrics(t *testing.T) {
 
 // TestDashboard checks that the metrics of the Grafana dashboard exist.
 func TestDashboard(t *testing.T) {
-	text, err := os.ReadFile("../../deploy/grafana/iwarpd.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testenv.ReadFile(t, "../../deploy/grafana/iwarpd.json")
 	var board struct {
 		Panels []struct {
 			Title   string
@@ -221,14 +217,8 @@ func TestDashboard(t *testing.T) {
 
 // TestAlerts checks that the metrics of the alert rules exist, and that docs/troubleshooting.md names each alert.
 func TestAlerts(t *testing.T) {
-	text, err := os.ReadFile("../../deploy/prometheus/iwarpd.rules.yml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	page, err := os.ReadFile("../../docs/troubleshooting.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testenv.ReadFile(t, "../../deploy/prometheus/iwarpd.rules.yml")
+	page := testenv.ReadFile(t, "../../docs/troubleshooting.md")
 	for _, m := range regexp.MustCompile(`- alert: (\w+)`).FindAllSubmatch(text, -1) {
 		if !bytes.Contains(page, fmt.Appendf(nil, "`%s`", m[1])) {
 			t.Errorf("docs/troubleshooting.md does not name %s", m[1])

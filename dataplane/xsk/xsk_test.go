@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -301,10 +300,7 @@ func TestCloseFreesQueue(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	maps, err := os.ReadFile("/proc/self/maps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	maps := testenv.ReadFile(t, "/proc/self/maps")
 	if n := strings.Count(string(maps), " socket:["); n != 0 {
 		t.Errorf("%d mappings of sockets left", n)
 	}

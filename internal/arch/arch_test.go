@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 const module = "github.com/iwarpd/iwarpd"
@@ -404,10 +406,7 @@ func TestUnsafeIsConfined(t *testing.T) {
 
 // TestPage checks that docs/architecture.md names each folder of the table.
 func TestPage(t *testing.T) {
-	page, err := os.ReadFile("../../docs/architecture.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := testenv.ReadFile(t, "../../docs/architecture.md")
 	folders := slices.Clone(leaves)
 	for _, l := range layers {
 		folders = append(folders, l.folder)

@@ -2,9 +2,10 @@ package nss
 
 import (
 	"errors"
-	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // TestNameService checks that a static binary finds names that exist only in a name
@@ -21,9 +22,7 @@ case "$1 $2" in
 *) exit 2 ;;
 esac
 `
-	if err := os.WriteFile(filepath.Join(dir, "getent"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, filepath.Join(dir, "getent"), []byte(script), 0o755)
 	t.Setenv("PATH", dir)
 	for _, tt := range []struct {
 		look    func(string) (uint32, error)

@@ -58,3 +58,37 @@ func FewFiles(t testing.TB, n int) (restore func()) {
 	}
 	return restore
 }
+
+// WriteFile writes a file, as os.WriteFile does.
+func WriteFile(t testing.TB, name string, data []byte, perm os.FileMode) {
+	t.Helper()
+	if err := os.WriteFile(name, data, perm); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ReadFile reads a file.
+func ReadFile(t testing.TB, name string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// Mkdir makes a directory, and those that it is in.
+func Mkdir(t testing.TB, name string, perm os.FileMode) {
+	t.Helper()
+	if err := os.MkdirAll(name, perm); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Chmod changes the mode of a file.
+func Chmod(t testing.TB, name string, mode os.FileMode) {
+	t.Helper()
+	if err := os.Chmod(name, mode); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -90,9 +90,7 @@ func TestHandlesLast(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
 	for _, d := range []string{"one", "two"} {
-		if err := os.Mkdir(filepath.Join(dir, d), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Mkdir(t, filepath.Join(dir, d), 0o755)
 	}
 	t.Setenv("STATE_DIRECTORY", filepath.Join(dir, "state", "iwarpd"))
 	key, err := DefaultKeyFile() // makes the folder

@@ -45,9 +45,7 @@ func serveLocal(t *testing.T, cfg nfs.Config) *local {
 	testenv.RequireRoot(t)
 	if cfg.Dir == "" {
 		cfg.Dir = t.TempDir()
-		if err := os.Chmod(cfg.Dir, 0o777); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Chmod(t, cfg.Dir, 0o777)
 	}
 	if cfg.KeyFile == "" {
 		cfg.KeyFile = filepath.Join(t.TempDir(), "nfs.key")
@@ -149,9 +147,7 @@ func create(dir []byte, s string, mode int64) func(*rpc.Writer) {
 func (l *local) file(s string, mode os.FileMode, c who, data string) []byte {
 	l.t.Helper()
 	p := filepath.Join(l.dir, s)
-	if err := os.WriteFile(p, []byte(data), 0o600); err != nil {
-		l.t.Fatal(err)
-	}
+	testenv.WriteFile(l.t, p, []byte(data), 0o600)
 	if err := unix.Chown(p, int(c.uid), int(c.gid)); err != nil {
 		l.t.Fatal(err)
 	}

@@ -31,9 +31,7 @@ func TestOtherExport(t *testing.T) {
 // nothing else.
 func TestMountBelow(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Chmod(t, dir, 0o755)
 	for d, mode := range map[string]os.FileMode{"a": 0o755, "a/b c": 0o755, "closed": 0o700, "closed/in": 0o755, "Zürich": 0o755, "\xff": 0o755} {
 		if err := errors.Join(os.MkdirAll(filepath.Join(dir, d), 0o755), os.Chmod(filepath.Join(dir, d), mode)); err != nil {
 			t.Fatal(err)
@@ -80,9 +78,7 @@ func TestMountBelow(t *testing.T) {
 // TestMountNames checks the procedures of MOUNT with paths that are not ASCII.
 func TestMountNames(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "Zürich\xff")
-	if err := os.MkdirAll(filepath.Join(dir, "é"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Mkdir(t, filepath.Join(dir, "é"), 0o755)
 	l := newLocal(t, nfs.Config{Dir: dir}) // mounts "/"
 	send := func(proc uint32, args ...string) *rpc.Reader {
 		return l.send(l.xid.Add(1), root, nfs.ProgramMount, proc, func(w *rpc.Writer) {
@@ -129,12 +125,8 @@ func TestMountBeneath(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
 	there := filepath.Join(dir, "there")
-	if err := os.Mkdir(there, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(there, "covered"), []byte("c"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Mkdir(t, there, 0o755)
+	testenv.WriteFile(t, filepath.Join(there, "covered"), []byte("c"), 0o644)
 	if err := unix.Mount("tmpfs", there, "tmpfs", 0, "size=64k"); err != nil {
 		t.Fatal(err)
 	}
@@ -143,9 +135,7 @@ func TestMountBeneath(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	if err := os.WriteFile(filepath.Join(there, "inner"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, filepath.Join(there, "inner"), nil, 0o644)
 	l := newLocal(t, nfs.Config{Dir: dir})
 	l.want(nfsv3.NFS3ERR_ACCES, root, pRmdir, name(l.root, "there"))
 	fh := l.lookup("there")

@@ -36,9 +36,7 @@ func newNamedTree(t *testing.T, limit int) *tree {
 // write makes a file.
 func (t *tree) write(tb testing.TB, name string) {
 	tb.Helper()
-	if err := os.WriteFile(filepath.Join(t.path, name), []byte(name), 0o600); err != nil {
-		tb.Fatal(err)
-	}
+	testenv.WriteFile(tb, filepath.Join(t.path, name), []byte(name), 0o600)
 }
 
 // lookup finds a path as clients do, name by name.
@@ -94,9 +92,7 @@ func (t *tree) wantStale(tb testing.TB, what string, fh []byte) {
 func TestNamesReplaced(t *testing.T) {
 	tr := newNamedTree(t, maxNames)
 	for _, d := range []string{"d", "other"} {
-		if err := os.Mkdir(filepath.Join(tr.path, d), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Mkdir(t, filepath.Join(tr.path, d), 0o700)
 		tr.write(t, d+"/f")
 	}
 	outside := filepath.Join(t.TempDir(), "d")
@@ -170,9 +166,7 @@ func (t *tree) checkSize(tb testing.TB) {
 func TestNamesEvicted(t *testing.T) {
 	const files = 20
 	tr := newNamedTree(t, files*(fileSize+placeSize+10))
-	if err := os.MkdirAll(filepath.Join(tr.path, "a/b"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Mkdir(t, filepath.Join(tr.path, "a/b"), 0o700)
 	tr.write(t, "a/b/kept")
 	kept := tr.lookup(t, "a/b/kept")
 	var l [][]byte
@@ -362,9 +356,7 @@ func TestCommitUnreadable(t *testing.T) {
 func TestChangeUnreadable(t *testing.T) {
 	tr := newNamedTree(t, maxNames)
 	dir := filepath.Join(tr.path, "d")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Mkdir(t, dir, 0o700)
 	d := nfsv3.NfsFh3{Data: tr.lookup(t, "d")}
 	if err := errors.Join(os.Chown(dir, 12345, 12345), unix.Chmod(dir, 0o733)); err != nil {
 		t.Fatal(err)
@@ -418,9 +410,7 @@ func TestNotMadeReplaced(t *testing.T) {
 func TestReopenUnseen(t *testing.T) {
 	tr := newNamedTree(t, maxNames)
 	tr.write(t, "f")
-	if err := os.Chmod(filepath.Join(tr.path, "f"), 0o400); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Chmod(t, filepath.Join(tr.path, "f"), 0o400)
 	fh, dir := tr.lookup(t, "f"), object{fd: tr.root}
 	if err := tr.stat(tr.root, &dir.st); err != nil {
 		t.Fatal(err)
@@ -517,9 +507,7 @@ func TestNamesTooDeep(t *testing.T) {
 	t.Cleanup(func() { s.Close() })
 	tr := s.tree
 	tr.names = newNames(tr.fh, maxNames)
-	if err := os.MkdirAll(filepath.Join(tr.path, strings.Repeat("d/", maxDepth+1)), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Mkdir(t, filepath.Join(tr.path, strings.Repeat("d/", maxDepth+1)), 0o700)
 	tr.write(t, "f")
 	deepest := tr.lookup(t, strings.TrimSuffix(strings.Repeat("d/", maxDepth), "/"))
 	d, err := s.object(nfsv3.NfsFh3{Data: deepest}, unix.O_RDONLY|unix.O_DIRECTORY)
@@ -552,9 +540,7 @@ func TestNamesTooDeep(t *testing.T) {
 // TestNamesMove checks that a file can be opened all the time while clients rename the directories above it.
 func TestNamesMove(t *testing.T) {
 	tr := newNamedTree(t, maxNames)
-	if err := os.MkdirAll(filepath.Join(tr.path, "a/b"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Mkdir(t, filepath.Join(tr.path, "a/b"), 0o700)
 	tr.write(t, "a/b/f")
 	fh := tr.lookup(t, "a/b/f")
 	done := make(chan struct{})

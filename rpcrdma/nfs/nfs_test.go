@@ -45,9 +45,7 @@ func start(t testing.TB, version int, set ...func(*nfs.Config)) *rig {
 	t.Helper()
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Chmod(t, dir, 0o777)
 	scfg := nfs.Config{Dir: dir}
 	for _, f := range set {
 		f(&scfg)
@@ -142,13 +140,9 @@ func TestFiles(t *testing.T) {
 				t.Errorf("data went inline: %+v", c)
 			}
 			// READDIRPLUS has room for its longest reply.
-			if err := os.Mkdir(filepath.Join(g.dir, "many"), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Mkdir(t, filepath.Join(g.dir, "many"), 0o755)
 			for i := range 200 {
-				if err := os.WriteFile(filepath.Join(g.dir, "many", fmt.Sprint(i)), nil, 0o600); err != nil {
-					t.Fatal(err)
-				}
+				testenv.WriteFile(t, filepath.Join(g.dir, "many", fmt.Sprint(i)), nil, 0o600)
 			}
 			many, err := n.Walk(ctx, "many")
 			if err != nil {
@@ -192,9 +186,7 @@ func TestTree(t *testing.T) {
 	for i := range 1500 {
 		name := fmt.Sprintf("entry with a longer name %d", i)
 		want = append(want, name)
-		if err := os.WriteFile(filepath.Join(g.dir, "d", name), nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testenv.WriteFile(t, filepath.Join(g.dir, "d", name), nil, 0o644)
 	}
 	var got []string
 	if err := n.List(ctx, dir, func(i nfs.Info) error {

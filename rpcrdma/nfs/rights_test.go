@@ -247,9 +247,7 @@ func TestReadOnlyMount(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	if err := os.WriteFile(filepath.Join(dir, "f"), []byte("data"), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, filepath.Join(dir, "f"), []byte("data"), 0o777)
 	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
@@ -150,9 +151,7 @@ func TestLinksAndRename(t *testing.T) {
 	l.want(nfsv3.NFS3_OK, root, pRename, move("over", "h")) // both are names of one file, and both remain
 	l.lookup("over")
 	for _, p := range []string{"full/x", "empty"} {
-		if err := os.MkdirAll(filepath.Join(l.dir, p), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Mkdir(t, filepath.Join(l.dir, p), 0o755)
 	}
 	if _, st := l.do(root, pRename, move("empty", "full")); st != nfsv3.NFS3ERR_NOTEMPTY && st != nfsv3.NFS3ERR_EXIST {
 		t.Errorf("over a full directory: %v", st)
@@ -223,9 +222,7 @@ func TestLargeOffsets(t *testing.T) {
 func TestMoved(t *testing.T) {
 	l := newLocal(t, nfs.Config{})
 	for _, d := range []string{"a/b", "c"} {
-		if err := os.MkdirAll(filepath.Join(l.dir, d), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Mkdir(t, filepath.Join(l.dir, d), 0o755)
 	}
 	a, c := l.lookup("a"), l.lookup("c")
 	b := bytes.Clone(l.want(nfsv3.NFS3_OK, root, pLookup, name(a, "b")).Opaque(64))
@@ -319,9 +316,7 @@ func TestCookies(t *testing.T) {
 	l := newLocal(t, nfs.Config{})
 	for i := range 600 {
 		for _, k := range []string{"stays", "goes"} {
-			if err := os.WriteFile(filepath.Join(l.dir, fmt.Sprintf("%s %d", k, i)), nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testenv.WriteFile(t, filepath.Join(l.dir, fmt.Sprintf("%s %d", k, i)), nil, 0o600)
 		}
 	}
 	seen := make(map[string]int)
@@ -352,9 +347,7 @@ func TestCookies(t *testing.T) {
 			_ = os.Remove(filepath.Join(l.dir, fmt.Sprintf("goes %d", gone)))
 			gone++
 		}
-		if err := os.WriteFile(filepath.Join(l.dir, fmt.Sprintf("comes %d", round)), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.WriteFile(t, filepath.Join(l.dir, fmt.Sprintf("comes %d", round)), nil, 0o600)
 	}
 	for i := range 600 {
 		if n := seen[fmt.Sprintf("stays %d", i)]; n != 1 {
@@ -432,9 +425,7 @@ func TestWcc(t *testing.T) {
 func TestListRemoved(t *testing.T) {
 	l := newLocal(t, nfs.Config{})
 	dir := filepath.Join(l.dir, "d")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Mkdir(t, dir, 0o755)
 	open, err := os.Open(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -453,9 +444,7 @@ func TestListRemoved(t *testing.T) {
 func TestMovedAway(t *testing.T) {
 	dir := t.TempDir()
 	for _, d := range []string{"export/a/b", "out"} {
-		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Mkdir(t, filepath.Join(dir, d), 0o755)
 	}
 	l := newLocal(t, nfs.Config{Dir: filepath.Join(dir, "export")})
 	a := l.lookup("a")
@@ -483,9 +472,7 @@ func TestBadCookie(t *testing.T) {
 func TestRelative(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
-	if err := os.Mkdir("sub", 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Mkdir(t, "sub", 0o755)
 	l := newLocal(t, nfs.Config{Dir: "sub"})
 	if r := l.send(l.xid.Add(1), root, nfs.ProgramMount, 1, func(w *rpc.Writer) { w.String(filepath.Join(dir, "sub")) }); r.U32() != 0 {
 		t.Error("mount by the absolute path")

@@ -35,10 +35,7 @@ func rows(t *testing.T) map[string]bool {
 	}
 	known = make(map[string]bool)
 	for _, f := range []string{"mpa", "rdmap"} {
-		b, err := os.ReadFile("../../docs/conformance-" + f + ".md")
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := testenv.ReadFile(t, "../../docs/conformance-"+f+".md")
 		for _, m := range regexp.MustCompile(`(?m)^\| ([MEDRAIS][0-9]+) \|`).FindAllStringSubmatch(string(b), -1) {
 			known[m[1]] = true
 		}
@@ -52,10 +49,7 @@ func TestIndex(t *testing.T) {
 	for r := range rows(t) {
 		count[r[:1]]++
 	}
-	b, err := os.ReadFile("../../docs/conformance.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := testenv.ReadFile(t, "../../docs/conformance.md")
 	said := regexp.MustCompile(`\| ([A-Z]): (\d+) \|`).FindAllStringSubmatch(string(b), -1)
 	if len(said) != len(count) {
 		t.Errorf("%d numbers in the index, %d tables", len(said), len(count))

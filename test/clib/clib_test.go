@@ -218,10 +218,7 @@ func TestDaemonGone(t *testing.T) {
 // names.
 func TestSymbols(t *testing.T) {
 	plain.build(t, "")
-	header, err := os.ReadFile(source + "/iwarpd.h")
-	if err != nil {
-		t.Fatal(err)
-	}
+	header := testenv.ReadFile(t, source+"/iwarpd.h")
 	var want []string
 	for _, m := range regexp.MustCompile(`(?m)^IWARPD_API [^(]*?(iwarpd_\w+)\(`).FindAllSubmatch(header, -1) {
 		want = append(want, string(m[1]))
@@ -251,14 +248,8 @@ func TestSymbols(t *testing.T) {
 
 // The numbers in the header are those of docs/api.md.
 func TestHeaderNumbers(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/api.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	header, err := os.ReadFile(source + "/iwarpd.h")
-	if err != nil {
-		t.Fatal(err)
-	}
+	doc := testenv.ReadFile(t, "../../docs/api.md")
+	header := testenv.ReadFile(t, source+"/iwarpd.h")
 	prefixes := map[string]string{
 		"Send WQE/opcode": "WR_", "Send WQE/flag": "", "CQE/status": "WC_", "CQE/opcode": "WC_", "CQE/flag": "WC_", "Client memory/access": "",
 		"Requests and replies/code": "CODE_",

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // The installed library is found by pkg-config, and the program in the manual compiles against it, shared and static.
@@ -29,9 +31,7 @@ func TestInstalled(t *testing.T) {
 		return flags
 	}
 	program := filepath.Join(t.TempDir(), "prog.c")
-	if err := os.WriteFile(program, []byte(manualProgram(t)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, program, []byte(manualProgram(t)), 0o600)
 	for name, flags := range map[string][]string{
 		"shared": pkgConfig("--cflags", "--libs"),
 		"static": append(pkgConfig("--cflags"), filepath.Join(root, "opt/iwarpd/lib/libiwarpd.a"), "-lprotobuf-c", "-lpthread"),
@@ -53,10 +53,7 @@ func TestInstalled(t *testing.T) {
 // manualProgram returns the example of iwarpd(3) as a whole program.
 func manualProgram(t *testing.T) string {
 	t.Helper()
-	page, err := os.ReadFile(source + "/iwarpd.3")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := testenv.ReadFile(t, source+"/iwarpd.3")
 	_, example, ok := strings.Cut(string(page), ".SH EXAMPLES")
 	_, example, ok2 := strings.Cut(example, ".nf\n")
 	example, _, ok3 := strings.Cut(example, ".fi\n")

@@ -101,10 +101,7 @@ func (w *world) level(t *testing.T) (l level) {
 		t.Fatal(err)
 	}
 	l.Files = len(files)
-	maps, err := os.ReadFile("/proc/self/maps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	maps := testenv.ReadFile(t, "/proc/self/maps")
 	l.Mappings = bytes.Count(maps, []byte("/memfd:"))
 	return l
 }
@@ -124,10 +121,7 @@ func collectSockets(t *testing.T) {
 // resident returns the process's memory of the kind, in bytes, from /proc/self/status.
 func resident(t *testing.T, kind string) int {
 	t.Helper()
-	b, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := testenv.ReadFile(t, "/proc/self/status")
 	for line := range strings.Lines(string(b)) {
 		if f := strings.Fields(line); f[0] == kind+":" {
 			n, err := strconv.Atoi(f[1])
@@ -193,9 +187,7 @@ func hostile(t *testing.T, attacker, victim iwarp.Transport) {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}
 	mnt := filepath.Join(w.dir, "fuse")
-	if err := os.Mkdir(mnt, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Mkdir(t, mnt, 0o755)
 	list, err := exec.Command(program, "list").Output()
 	if err != nil {
 		t.Fatal(err)

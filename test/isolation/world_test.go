@@ -95,9 +95,7 @@ func newWorld(t *testing.T, limits ctrl.Limits) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Chmod(t, dir, 0o755)
 	w := &world{dir: dir, exe: filepath.Join(dir, "test"), socket: filepath.Join(dir, "iwarpd.sock")}
 	if err := copyFile("/proc/self/exe", w.exe); err != nil {
 		t.Fatal(err)

@@ -2,7 +2,6 @@ package kerneltcp
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
@@ -95,10 +94,7 @@ func TestTalks(t *testing.T) {
 func TestOptions(t *testing.T) {
 	parallel(t)
 	v := testenv.NewVeth(t, 1500)
-	have, err := os.ReadFile("/proc/sys/net/ipv4/tcp_available_congestion_control")
-	if err != nil {
-		t.Fatal(err)
-	}
+	have := testenv.ReadFile(t, "/proc/sys/net/ipv4/tcp_available_congestion_control")
 	kinds := []struct {
 		name, sysctl, off, on string
 		ours                  []string

@@ -70,10 +70,7 @@ type service struct {
 // capabilities reads the unit's AmbientCapabilities.
 func capabilities(t *testing.T, unit string) []string {
 	t.Helper()
-	text, err := os.ReadFile(unit)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testenv.ReadFile(t, unit)
 	for line := range strings.Lines(string(text)) {
 		if caps, ok := strings.CutPrefix(strings.TrimSpace(line), "AmbientCapabilities="); ok {
 			return strings.Fields(caps)
@@ -173,10 +170,7 @@ func TestDevices(t *testing.T) {
 		"../../deploy/packages/iwarpd.yaml": {"  - {src: deploy/iwarpd.rules, dst: /usr/lib/udev/rules.d/60-iwarpd.rules}"},
 		"../../deploy/packages/postinstall": {"\tudevadm trigger --action=change --subsystem-match=misc --sysname-match=userfaultfd || true"},
 	} {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := testenv.ReadFile(t, file)
 		have := strings.Split(string(text), "\n")
 		for _, line := range lines {
 			if !slices.Contains(have, line) {
@@ -194,14 +188,8 @@ func TestDevices(t *testing.T) {
 // TestRPMProvides checks that the .rpm package of the library provides what rpmbuild makes packages of programs ask for
 // that link with it: its name, and each version of its symbols. nfpm does not find them out.
 func TestRPMProvides(t *testing.T) {
-	versions, err := os.ReadFile("../../client/c/iwarpd.map")
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile("../../deploy/packages/libiwarpd.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	versions := testenv.ReadFile(t, "../../client/c/iwarpd.map")
+	text := testenv.ReadFile(t, "../../deploy/packages/libiwarpd.yaml")
 	_, provides, _ := strings.Cut(string(text), "\n    provides: ")
 	want := []string{"libiwarpd.so.0()(64bit)"}
 	for _, m := range regexp.MustCompile(`(?m)^(\S+) *\{`).FindAllStringSubmatch(string(versions), -1) {
@@ -291,9 +279,7 @@ func TestDebian(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer notify.Close()
-	if err := os.Chmod(socket, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Chmod(t, socket, 0o666)
 	run(t, "sed", "-i", "s/^slots: {}$/slots: {count: 2}/", filepath.Join(root, "etc/iwarpd/iwarpd.yaml"))
 	run(t, "install", "-d", filepath.Join(root, "run/iwarpd-eth1")) // of iwarpd@eth1
 	s := &service{t: t, end: &testenv.NewVeth(t, 1500).A, root: root, notify: notify}

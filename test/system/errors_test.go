@@ -71,9 +71,7 @@ func TestDaemonErrors(t *testing.T) {
 	plain := filepath.Join(dir, "plain")
 	config := filepath.Join(dir, "c.yaml")
 	for name, text := range map[string]string{plain: "", config: "intrface: x\n"} {
-		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.WriteFile(t, name, []byte(text), 0o600)
 	}
 	bin := testenv.Program(t, "cmd/iwarpd")
 	on := func(ifname, socket string, more ...string) []string {
@@ -246,9 +244,7 @@ func TestNoGroup(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	a := newHost(t, &v.A)
 	for dir := filepath.Dir(a.socket); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
-		if err := os.Chmod(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Chmod(t, dir, 0o755)
 	}
 	p := testenv.Start(t, newPlain(t).command("iwarpctl", "--socket", a.socket, "status"))
 	if code := p.Wait(limit); code != 3 {
@@ -261,9 +257,7 @@ func TestNoGroup(t *testing.T) {
 func TestUnreadableSource(t *testing.T) {
 	p := newPlain(t)
 	file := filepath.Join(p.dir, "secret")
-	if err := os.WriteFile(file, nil, 0); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, file, nil, 0)
 	run := testenv.Start(t, p.command("iwarpctl", "cp", file, "10.0.0.1:"))
 	if code := run.Wait(limit); code != 5 {
 		t.Errorf("exit code %d; want 5", code)
@@ -382,9 +376,7 @@ func TestCopyHabits(t *testing.T) {
 	serve := b.serve(there)
 	host := b.end.Addr4.String() + ":"
 	tree := filepath.Join(dir, "tree")
-	if err := os.MkdirAll(filepath.Join(tree, "empty"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Mkdir(t, filepath.Join(tree, "empty"), 0o755)
 	one, two := filepath.Join(tree, "one"), filepath.Join(tree, "empty", "two")
 	sum1, sum2 := randomFile(t, one, 3<<20), randomFile(t, two, 17)
 	at := time.Unix(1e9, 0)
@@ -424,9 +416,7 @@ func TestCopyHabits(t *testing.T) {
 	}
 
 	long := filepath.Join(dir, "long")
-	if err := os.WriteFile(long, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, long, nil, 0o600)
 	if err := os.Truncate(long, 256<<20); err != nil {
 		t.Fatal(err)
 	}
@@ -526,10 +516,7 @@ func voluntarySwitches(t *testing.T, cmd *exec.Cmd) (sum int) {
 // cpuTime returns the CPU time of a process: utime and stime of proc(5).
 func cpuTime(t *testing.T, cmd *exec.Cmd) time.Duration {
 	t.Helper()
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(cmd.Process.Pid) + "/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := testenv.ReadFile(t, "/proc/"+strconv.Itoa(cmd.Process.Pid)+"/stat")
 	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+2:]))
 	var sum int
 	for _, f := range fields[11:13] {

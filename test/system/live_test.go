@@ -27,9 +27,7 @@ func TestHangup(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "iwarpd.yaml")
 	write := func(text string) {
 		t.Helper()
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.WriteFile(t, file, []byte(text), 0o600)
 	}
 	write("max-qps: 7\n")
 	h := newHost(t, &v.A, "--config", file)
@@ -234,9 +232,7 @@ func TestDetached(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "iwarpd.yaml")
 	write := func(policy string) {
 		t.Helper()
-		if err := os.WriteFile(file, []byte("link: xdp\nxdp-detached: "+policy+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.WriteFile(t, file, []byte("link: xdp\nxdp-detached: "+policy+"\n"), 0o600)
 	}
 	write("end")
 	a, b := newHost(t, &v.A, "--config", file), newHost(t, &v.B)
@@ -385,10 +381,7 @@ func TestLinkLocal(t *testing.T) {
 func TestContainerCapabilities(t *testing.T) {
 	testenv.RequireRoot(t)
 	listed := func(file, list string) string {
-		text, err := os.ReadFile(filepath.Join("../..", file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := testenv.ReadFile(t, filepath.Join("../..", file))
 		m := regexp.MustCompile(list).FindSubmatch(text)
 		if m == nil {
 			t.Fatalf("%s lists no capabilities", file)
@@ -411,9 +404,7 @@ func TestContainerCapabilities(t *testing.T) {
 	}
 	config := filepath.Join(t.TempDir(), "iwarpd.yaml")
 	text := fmt.Appendf(nil, "slots: {count: 2, folder: %s/slots}\n", dir)
-	if err := os.WriteFile(config, text, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, config, text, 0o644)
 	v := testenv.NewVeth(t, 1500)
 	bounds := "-all,+" + strings.ToLower(strings.ReplaceAll(caps, ",", ",+"))
 	testenv.Start(t, v.A.NS.Command(testenv.RequireTool(t, "setpriv"), "--bounding-set="+bounds,

@@ -125,10 +125,7 @@ func enough(t *testing.T, conns int) {
 		t.Fatalf("%d connections need RLIMIT_NOFILE of %d; it is %d", conns, need, files.Max)
 	}
 	// This process maps two rings of each queue pair, at both ends.
-	b, err := os.ReadFile("/proc/sys/vm/max_map_count")
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := testenv.ReadFile(t, "/proc/sys/vm/max_map_count")
 	if most, err := strconv.Atoi(strings.TrimSpace(string(b))); err != nil || most < 4*conns+2048 {
 		t.Fatalf("%d connections need vm.max_map_count of %d; it is %s", conns, 4*conns+2048, b)
 	}
@@ -238,10 +235,7 @@ func (h *host) holds() holding {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	statm, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", st.Pid))
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	statm := testenv.ReadFile(h.t, fmt.Sprintf("/proc/%d/statm", st.Pid))
 	var size, resident int64
 	if _, err := fmt.Sscan(string(statm), &size, &resident); err != nil {
 		h.t.Fatal(err)

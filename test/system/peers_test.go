@@ -23,9 +23,7 @@ func TestPeerRules(t *testing.T) {
 	rules := func(peers string) {
 		t.Helper()
 		text := "allow:\n  - accept-from: " + peers + "\n    connect-to: " + peers + "\n"
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testenv.WriteFile(t, file, []byte(text), 0o644)
 	}
 	rules("192.0.2.0/24")
 	free, strict := p.host("free"), p.host("strict", "--config", file)

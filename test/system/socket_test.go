@@ -159,20 +159,14 @@ func TestKernelSockets(t *testing.T) {
 	}
 
 	there := filepath.Join(p.dir, "there")
-	if err := os.Mkdir(there, 0o777); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(there, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Mkdir(t, there, 0o777)
+	testenv.Chmod(t, there, 0o777)
 	data := make([]byte, 48<<20+12345)
 	seed := testenv.Seed(t)
 	rng := rand.NewChaCha8([32]byte{0: byte(seed), 1: byte(seed >> 8)})
 	_, _ = rng.Read(data)
 	file := filepath.Join(p.dir, "file")
-	if err := os.WriteFile(file, data, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, file, data, 0o644)
 	files := b.serve("serve", "--dir", there, "--listen", "127.0.0.2:"+port(t, "127.0.0.2"))
 	a.must("cp", file, files.at+"/copy")
 	a.must("cp", files.at+"/copy", filepath.Join(p.dir, "back"))
@@ -245,9 +239,7 @@ func TestSocketsAgainstAFXDP(t *testing.T) {
 				data := make([]byte, 8<<20+77)
 				_, _ = rand.NewChaCha8([32]byte{1}).Read(data)
 				file := filepath.Join(t.TempDir(), "file")
-				if err := os.WriteFile(file, data, 0o644); err != nil {
-					t.Fatal(err)
-				}
+				testenv.WriteFile(t, file, data, 0o644)
 				from.must("cp", file, to.remote("copy"))
 				from.must("cp", to.remote("copy"), file+".back")
 				for _, name := range []string{filepath.Join(there, "copy"), file + ".back"} {
@@ -309,28 +301,18 @@ func TestCopyRest(t *testing.T) {
 	a, b := p.host("a"), p.host("b")
 	folder := func(path ...string) string {
 		name := filepath.Join(append([]string{p.dir}, path...)...)
-		if err := os.MkdirAll(name, 0o777); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(name, 0o777); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Mkdir(t, name, 0o777)
+		testenv.Chmod(t, name, 0o777)
 		return name
 	}
 	tree := func(path ...string) string {
 		name := folder(append(path, "tree")...)
 		folder(append(path, "tree", "x")...)
 		for file, mode := range map[string]os.FileMode{"a-closed": 0, "b": 0o644, "x/c-closed": 0, "x/d": 0o644, "z": 0o644} {
-			if err := os.WriteFile(filepath.Join(name, file), []byte(file), 0o644); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Chmod(filepath.Join(name, file), mode); err != nil {
-				t.Fatal(err)
-			}
+			testenv.WriteFile(t, filepath.Join(name, file), []byte(file), 0o644)
+			testenv.Chmod(t, filepath.Join(name, file), mode)
 		}
-		if err := os.Chmod(folder(append(path, "tree", "w-closed")...), 0); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Chmod(t, folder(append(path, "tree", "w-closed")...), 0)
 		return name
 	}
 	here := tree("here")
@@ -371,12 +353,8 @@ func TestPlainExport(t *testing.T) {
 	p := newPlain(t)
 	a, b := p.host("a"), p.host("b")
 	there := filepath.Join(p.dir, "there")
-	if err := os.Mkdir(there, 0o777); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(there, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Mkdir(t, there, 0o777)
+	testenv.Chmod(t, there, 0o777)
 	data := make([]byte, 5<<20+123)
 	_, _ = rand.NewChaCha8([32]byte{byte(testenv.Seed(t))}).Read(data)
 	at := "127.0.0.2:" + port(t, "127.0.0.2")
@@ -387,17 +365,13 @@ func TestPlainExport(t *testing.T) {
 	}
 	for name, perm := range map[string]os.FileMode{"file": 0o600, "read-only": 0o444} {
 		file := filepath.Join(p.dir, name)
-		if err := os.WriteFile(file, data, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testenv.WriteFile(t, file, data, 0o644)
 		if os.Geteuid() == 0 {
 			if err := os.Chown(file, 65534, 65534); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := os.Chmod(file, perm); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Chmod(t, file, perm)
 		a.must("nfs", "put", file, at+":/"+name)
 		a.must("nfs", "get", at+":/"+name, filepath.Join(p.dir, "back"))
 		for _, copied := range []string{filepath.Join(there, name), filepath.Join(p.dir, "back")} {
@@ -413,9 +387,7 @@ func TestPlainExport(t *testing.T) {
 	// What the user may not read stays unread.
 	if os.Geteuid() == 0 {
 		secret := filepath.Join(there, "secret")
-		if err := os.WriteFile(secret, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.WriteFile(t, secret, data, 0o600)
 		if code, out := a.ctl("nfs", "get", at+":/secret", filepath.Join(p.dir, "stolen")); code == 0 || !strings.Contains(out, "permission") {
 			t.Errorf("a file of root: exit code %d: %s", code, out)
 		}

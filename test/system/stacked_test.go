@@ -82,9 +82,7 @@ func exchange(t *testing.T, a, b *host) {
 		want[i] = byte(r.Uint32())
 	}
 	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, want, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, file, want, 0o600)
 	server := b.serve(dir)
 	a.must("cp", file, b.remote("file"))
 	if got, err := os.ReadFile(filepath.Join(dir, "file")); err != nil || !bytes.Equal(got, want) {

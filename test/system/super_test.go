@@ -19,10 +19,7 @@ import (
 // frames returns the whole frames in a pcapng file that iwarpctl wrote.
 func frames(t *testing.T, file string) (all [][]byte) {
 	t.Helper()
-	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := testenv.ReadFile(t, file)
 	const enhancedPacket = 6
 	le := binary.LittleEndian
 	for len(b) >= 12 {

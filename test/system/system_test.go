@@ -131,9 +131,7 @@ func randomFile(t *testing.T, name string, n int) [32]byte {
 	t.Helper()
 	b := make([]byte, n)
 	_, _ = rand.NewChaCha8([32]byte{7}).Read(b)
-	if err := os.WriteFile(name, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, name, b, 0o600)
 	return sha256.Sum256(b)
 }
 
@@ -141,9 +139,7 @@ func randomFile(t *testing.T, name string, n int) [32]byte {
 // machine.
 func longFile(t *testing.T, name string) {
 	t.Helper()
-	if err := os.WriteFile(name, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, name, nil, 0o600)
 	if err := os.Truncate(name, 1<<30); err != nil {
 		t.Fatal(err)
 	}
@@ -184,10 +180,7 @@ func stop(t *testing.T, p *testenv.Process) bool {
 
 func checkFile(t *testing.T, name string, want [32]byte) {
 	t.Helper()
-	b, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := testenv.ReadFile(t, name)
 	if sha256.Sum256(b) != want {
 		t.Errorf("%s is not what was sent (%d bytes)", name, len(b))
 	}
@@ -320,9 +313,7 @@ func TestTerminate(t *testing.T) {
 func servesAgain(t *testing.T, a, b *host) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "again")
-	if err := os.WriteFile(file, []byte("again"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, file, []byte("again"), 0o600)
 	testenv.Until(t, "the server is there again", func() bool {
 		code, _ := a.ctl("cp", file, b.end.Addr4.String()+":7176/again")
 		return code == 0

@@ -24,9 +24,7 @@ func source(t *testing.T, page []byte, name string) string {
 		t.Fatalf("docs/programming.md has no block %s", name)
 	}
 	file := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(file, m[1], 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, file, m[1], 0o644)
 	return file
 }
 
@@ -51,10 +49,7 @@ func TestTutorial(t *testing.T) {
 	for _, tool := range []string{"gcc", "make", "protoc-c", "pkg-config"} {
 		testenv.RequireTool(t, tool)
 	}
-	page, err := os.ReadFile(root + "/docs/programming.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := testenv.ReadFile(t, root+"/docs/programming.md")
 	dir := t.TempDir()
 	inGo, inC, lib := filepath.Join(dir, "board"), filepath.Join(dir, "board-c"), filepath.Join(dir, "libiwarpd")
 	run(t, "go", "build", "-o", inGo, source(t, page, "board.go"))

@@ -21,10 +21,7 @@ func release(t *testing.T) string {
 	if out, err := exec.Command("git", "-C", tree, "describe", "--tags", "--abbrev=0", "--match", "v[0-9]*").Output(); err == nil {
 		return strings.TrimSpace(string(out))
 	}
-	b, err := os.ReadFile(tree + "/CHANGELOG.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := testenv.ReadFile(t, tree+"/CHANGELOG.md")
 	m := regexp.MustCompile(`(?m)^Clients of commit ([0-9a-f]{7,40}) and later`).FindSubmatch(b)
 	if m == nil {
 		t.Fatal("there is no release, and CHANGELOG.md names no commit")
@@ -86,9 +83,7 @@ func TestReleasedClients(t *testing.T) {
 	addr := b.end.Addr4.String()
 	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "f")
 	want := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
-	if err := os.WriteFile(file, want, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, file, want, 0o600)
 	must := func(h *host, program string, args ...string) string {
 		t.Helper()
 		out, err := h.end.NS.Command(program, args...).CombinedOutput()

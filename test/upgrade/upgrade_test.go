@@ -124,10 +124,7 @@ func held(t *testing.T, p *testenv.Process) (fds, rss int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := os.ReadFile(dir + "status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := testenv.ReadFile(t, dir+"status")
 	m := regexp.MustCompile(`RssAnon:\s+(\d+) kB`).FindSubmatch(b)
 	if m == nil {
 		t.Fatalf("no RssAnon in %s", b)

@@ -16,14 +16,10 @@ import (
 func TestRunMistakes(t *testing.T) {
 	dir := t.TempDir()
 	text := filepath.Join(dir, "text")
-	if err := os.WriteFile(text, []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, text, []byte("x"), 0o600)
 	libraries := t.TempDir()
 	for _, name := range []string{"libibverbs.so.1", "librdmacm.so.1"} {
-		if err := os.WriteFile(filepath.Join(libraries, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.WriteFile(t, filepath.Join(libraries, name), nil, 0o600)
 	}
 	for _, tt := range []struct {
 		program string
@@ -66,19 +62,12 @@ func checkMistake(t *testing.T, program, dir string, code int, want string) {
 func TestRunSetUserID(t *testing.T) {
 	testenv.RequireRoot(t)
 	program := filepath.Join(t.TempDir(), "program")
-	nothing, err := os.ReadFile("/bin/true")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(program, nothing, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	nothing := testenv.ReadFile(t, "/bin/true")
+	testenv.WriteFile(t, program, nothing, 0o755)
 	if err := os.Chown(program, 65534, 65534); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(program, 0o755|os.ModeSetuid); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Chmod(t, program, 0o755|os.ModeSetuid)
 	checkMistake(t, program, plain.libraries(t), 0,
 		"gets the rights of its owner, and so does not use iwarpd-run: put iwarpd-run after sudo")
 }

@@ -3,9 +3,10 @@ package verbs
 import (
 	"flag"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 var update = flag.Bool("update", false, "write the table of docs/verbs.md")
@@ -40,10 +41,7 @@ func result(fails string) string {
 
 // The table of the manual is that of the tests.
 func TestTable(t *testing.T) {
-	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testenv.ReadFile(t, page)
 	before, rest, ok := strings.Cut(string(text), begin)
 	have, after, ok2 := strings.Cut(rest, end)
 	if !ok || !ok2 {
@@ -55,7 +53,5 @@ func TestTable(t *testing.T) {
 	if !*update {
 		t.Fatalf("the table of %s is not that of the tests: run go test ./test/verbs -run TestTable -update", page)
 	}
-	if err := os.WriteFile(page, []byte(before+begin+table()+end+after), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, page, []byte(before+begin+table()+end+after), 0o644)
 }

@@ -179,10 +179,7 @@ func (h *host) listening(t *testing.T, r row, p *testenv.Process) bool {
 		return h.status(t).Listens > 0
 	}
 	for _, table := range []string{"tcp", "tcp6"} {
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", h.daemon.Cmd.Process.Pid, table))
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := testenv.ReadFile(t, fmt.Sprintf("/proc/%d/net/%s", h.daemon.Cmd.Process.Pid, table))
 		for line := range strings.Lines(string(b)) {
 			f := strings.Fields(line)
 			if len(f) > 3 && f[3] == "0A" && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", r.port)) {
@@ -485,14 +482,10 @@ func TestUnprivileged(t *testing.T) {
 	program := compile(t, "memory")
 	for _, path := range []string{a.socket, program, filepath.Join(a.dir, "iwarpd-run")} {
 		for dir := filepath.Dir(path); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
-			if err := os.Chmod(dir, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Chmod(t, dir, 0o755)
 		}
 	}
-	if err := os.Chmod(a.socket, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Chmod(t, a.socket, 0o666)
 	program = "setpriv --reuid 65534 --regid 65534 --clear-groups " + program
 	for _, m := range append(modes, mode{"undumpable", "/proc/self/mem: Permission denied"}) {
 		t.Run(m.name, func(t *testing.T) { a.memory(t, program, m) })
