@@ -21,11 +21,7 @@ func TestAcceptLate(t *testing.T) {
 	defer a.Close()
 	defer b.Close()
 	const backlog, tries = 2, 8
-	l, err := b.Device().Listen(t.Context(), netip.AddrPortFrom(b.Addr(), 0).String(), &iwarp.Config{Backlog: backlog})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := listen(t, t.Context(), b, netip.AddrPortFrom(b.Addr(), 0).String(), &iwarp.Config{Backlog: backlog})
 	first := make(chan error)
 	go func() {
 		_, err := l.Accept(t.Context())
@@ -71,10 +67,7 @@ func TestRequestGone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, b, ctx := pair(t, embed.PairConfig{})
-			d, err := b.NewDevice(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
+			d := newDevice(t, ctx, b)
 			defer d.Close()
 			l, err := d.Listen(ctx, ":0", nil)
 			if err != nil {

@@ -18,21 +18,14 @@ func TestAdmin(t *testing.T) {
 	if _, err := cb.Alloc(ctx, 12345, iwarp.AccessRemoteRead); err != nil {
 		t.Fatal(err)
 	}
-	l, err := b.Device().Listen(ctx, ":7174", &iwarp.Config{Backlog: 5})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	listen(t, ctx, b, ":7174", &iwarp.Config{Backlog: 5})
 	if err := ca.Send(ctx, []byte("x")); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := cb.Recv(ctx, make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	dev, err := b.NewDevice(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dev := newDevice(t, ctx, b)
 	defer dev.Close()
 	adm := dev.Admin()
 

@@ -58,12 +58,8 @@ func TestCompChannel(t *testing.T) {
 	}
 	send := func(i int, flags iwarp.SendFlags) {
 		t.Helper()
-		if err := to[i].qp.PostRecv(&iwarp.RecvWR{SGEs: []iwarp.SGE{own.mem.SGE(0, 64)}}); err != nil {
-			t.Fatal(err)
-		}
-		if err := from[i].qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, Flags: flags | iwarp.Signaled, SGEs: []iwarp.SGE{from[i].mem.SGE(0, 8)}}); err != nil {
-			t.Fatal(err)
-		}
+		to[i].recv(t, &iwarp.RecvWR{SGEs: []iwarp.SGE{own.mem.SGE(0, 64)}})
+		from[i].post(t, &iwarp.SendWR{Op: iwarp.OpSend, Flags: flags | iwarp.Signaled, SGEs: []iwarp.SGE{from[i].mem.SGE(0, 8)}})
 		from[i].wait(t, ctx, 1)
 	}
 	wakes := func(want *end) {
@@ -189,10 +185,7 @@ func TestCompChannel(t *testing.T) {
 	if _, err := own.pd.Alloc(ctx, 4096, 0); err != nil { // the Device goes on
 		t.Error(err)
 	}
-	dev, err := nb.NewDevice(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dev := newDevice(t, ctx, nb)
 	if ch, err = dev.CreateCompChannel(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -224,15 +217,11 @@ func TestCompChannelFull(t *testing.T) {
 		a, b := on(t, ctx, na, mine.pd, mine.mem, ch), newEnd(t, ctx, nb, 4)
 		join(t, ctx, nb, a.qp, b.qp)
 		ends = append(ends, a)
-		if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpWrite, Flags: iwarp.Signaled, Remote: b.mem.Base(), RKey: b.mem.RKey()}); err != nil {
-			t.Fatal(err)
-		}
+		a.post(t, &iwarp.SendWR{Op: iwarp.OpWrite, Flags: iwarp.Signaled, Remote: b.mem.Base(), RKey: b.mem.RKey()})
 		one(t, a.cq)
 		round := func() {
 			a.cq.Arm(false)
-			if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpWrite, Flags: iwarp.Signaled, Remote: b.mem.Base(), RKey: b.mem.RKey()}); err != nil {
-				t.Fatal(err)
-			}
+			a.post(t, &iwarp.SendWR{Op: iwarp.OpWrite, Flags: iwarp.Signaled, Remote: b.mem.Base(), RKey: b.mem.RKey()})
 			one(t, a.cq)
 		}
 		// The first wake-up fills the channel; none of the others fits.

@@ -45,11 +45,9 @@ func TestResizeContext(t *testing.T) {
 	a, b, ctx := verbsPair(t, embed.PairConfig{}, 16)
 	write := func() {
 		t.Helper()
-		if err := a.qp.PostSend(&iwarp.SendWR{
+		a.post(t, &iwarp.SendWR{
 			Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 64)}, Remote: b.mem.Base(), RKey: b.mem.RKey(),
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 		a.wait(t, ctx, 1)
 	}
 	before := a.cq.Depth()
@@ -69,11 +67,7 @@ func TestResizeContext(t *testing.T) {
 // behind.
 func TestDialContext(t *testing.T) {
 	na, nb, ctx := pair(t, embed.PairConfig{})
-	l, err := nb.Device().Listen(ctx, ":0", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := listen(t, ctx, nb, ":0", nil)
 	if c, err := na.Device().Dial(&endsAtOnce{Context: ctx}, dialAddr(nb, l), nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v, %v", c, err)
 	}
@@ -146,10 +140,7 @@ func (c *endsAwaited) Err() error {
 func TestAbandonedConnection(t *testing.T) {
 	na, nb, ctx := pair(t, embed.PairConfig{})
 	listen := func() *iwarp.Listener {
-		l, err := nb.Device().Listen(ctx, ":0", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := listen(t, ctx, nb, ":0", nil)
 		t.Cleanup(func() { l.Close() })
 		return l
 	}

@@ -17,10 +17,7 @@ func TestDepths(t *testing.T) {
 		t.Run(fmt.Sprintf("%d-%d", st.Transport, st.Revision), func(t *testing.T) {
 			a, b, ctx := wire(t, embed.PairConfig{})
 			for _, reject := range []bool{false, true} {
-				l, err := b.Device().Listen(ctx, ":0", &iwarp.Config{Startup: st})
-				if err != nil {
-					t.Fatal(err)
-				}
+				l := listen(t, ctx, b, ":0", &iwarp.Config{Startup: st})
 				type result struct {
 					c   *iwarp.Conn
 					err error

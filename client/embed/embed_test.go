@@ -50,13 +50,41 @@ func wire(t testing.TB, cfg embed.PairConfig) (a, b *embed.Node, ctx context.Con
 	return a, b, ctx
 }
 
-// connect returns the two ends of a connection from a to b.
-func connect(t testing.TB, ctx context.Context, a, b *embed.Node, cfg *iwarp.Config) (ca, cb *iwarp.Conn) {
+// newDevice makes one more client of a node.
+func newDevice(t testing.TB, ctx context.Context, n *embed.Node) *iwarp.Device {
 	t.Helper()
-	l, err := b.Device().Listen(ctx, ":0", cfg)
+	d, err := n.NewDevice(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return d
+}
+
+// listen listens on a node until the test ends.
+func listen(t testing.TB, ctx context.Context, n *embed.Node, addr string, cfg *iwarp.Config) *iwarp.Listener {
+	t.Helper()
+	l, err := n.Device().Listen(ctx, addr, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// alloc makes memory of a connection.
+func alloc(t testing.TB, ctx context.Context, c *iwarp.Conn, n int, a iwarp.Access) *iwarp.MR {
+	t.Helper()
+	mr, err := c.Alloc(ctx, n, a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mr
+}
+
+// connect returns the two ends of a connection from a to b.
+func connect(t testing.TB, ctx context.Context, a, b *embed.Node, cfg *iwarp.Config) (ca, cb *iwarp.Conn) {
+	t.Helper()
+	l := listen(t, ctx, b, ":0", cfg)
 	defer l.Close() // its connections stay
 	type result struct {
 		c   *iwarp.Conn
@@ -67,7 +95,7 @@ func connect(t testing.TB, ctx context.Context, a, b *embed.Node, cfg *iwarp.Con
 		c, err := l.Accept(ctx)
 		accepted <- result{c, err}
 	}()
-	ca, err = a.Device().Dial(ctx, dialAddr(b, l), cfg)
+	ca, err := a.Device().Dial(ctx, dialAddr(b, l), cfg)
 	if err != nil {
 		t.Fatal("dial:", err)
 	}
@@ -152,10 +180,7 @@ func TestConnSendRecvReadWrite(t *testing.T) {
 				t.Fatalf("recv back %d: %d bytes, %v", n, got, err)
 			}
 		}
-		mr, err := cb.Alloc(ctx, 1<<20, iwarp.AccessLocalWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteWrite|iwarp.AccessRemoteAtomic)
-		if err != nil {
-			t.Fatal(err)
-		}
+		mr := alloc(t, ctx, cb, 1<<20, iwarp.AccessLocalWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteWrite|iwarp.AccessRemoteAtomic)
 		src := make([]byte, 1<<20)
 		for i := range src {
 			src[i] = byte(i * 7)
@@ -219,10 +244,7 @@ func idle(t *testing.T, n *embed.Node) {
 
 func TestReject(t *testing.T) {
 	a, b, ctx := pair(t, embed.PairConfig{})
-	l, err := b.Device().Listen(ctx, ":7174", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := listen(t, ctx, b, ":7174", nil)
 	rejected := make(chan struct{})
 	go func() {
 		defer close(rejected)
@@ -238,7 +260,7 @@ func TestReject(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	_, err = a.Device().Dial(ctx, dialAddr(b, l), &iwarp.Config{PrivateData: []byte("please")})
+	_, err := a.Device().Dial(ctx, dialAddr(b, l), &iwarp.Config{PrivateData: []byte("please")})
 	var re *iwarp.RejectError
 	if !errors.As(err, &re) || string(re.PrivateData) != "no" || !errors.Is(err, iwarp.ErrRejected) {
 		t.Errorf("dial: %v", err)
@@ -345,11 +367,7 @@ func TestNegotiation(t *testing.T) {
 
 func TestIPv6(t *testing.T) {
 	a, b, ctx := wire(t, embed.PairConfig{})
-	l, err := b.Device().Listen(ctx, "[fd99::2]:7174", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := listen(t, ctx, b, "[fd99::2]:7174", nil)
 	go func() {
 		c, err := l.Accept(ctx)
 		if err != nil {
@@ -390,10 +408,7 @@ func TestDialFails(t *testing.T) {
 	if _, err := a.Device().Dial(ctx, "10.99.0.2:1", &iwarp.Config{LocalAddr: netip.MustParseAddrPort("10.1.1.1:0")}); !errors.Is(err, iwarp.ErrAddress) {
 		t.Errorf("foreign local address: %v", err)
 	}
-	l, err := b.Device().Listen(ctx, ":7174", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := listen(t, ctx, b, ":7174", nil)
 	if _, err := b.Device().Listen(ctx, "10.99.0.2:7174", nil); !errors.Is(err, iwarp.ErrPortInUse) {
 		t.Errorf("second listener: %v", err)
 	}
@@ -413,10 +428,7 @@ func TestListenAgain(t *testing.T) {
 	_, b, ctx := pair(t, embed.PairConfig{})
 	at := netip.AddrPortFrom(b.Addr(), 0)
 	for range 100 {
-		l, err := b.Device().Listen(ctx, at.String(), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := listen(t, ctx, b, at.String(), nil)
 		at = l.Addr()
 		if err := l.Close(); err != nil {
 			t.Fatal(err)
@@ -436,10 +448,7 @@ func TestCancel(t *testing.T) {
 			}
 			cancel()
 		}
-		mr, err := cb.Alloc(ctx, 1<<16, iwarp.AccessLocalWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteWrite)
-		if err != nil {
-			t.Fatal(err)
-		}
+		mr := alloc(t, ctx, cb, 1<<16, iwarp.AccessLocalWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteWrite)
 		buf := make([]byte, 1<<16)
 		for i := range 200 { // more than there are operations and chunks, to find leaks
 			short, cancel := context.WithTimeout(ctx, time.Duration(i)*time.Microsecond)
@@ -459,10 +468,7 @@ func TestMany(t *testing.T) {
 	const conns, rounds = 40, 50
 	a, b, ctx := pair(t, embed.PairConfig{})
 	cfg := &iwarp.Config{RecvDepth: 4, SendDepth: 4, RecvSize: 2048}
-	l, err := b.Device().Listen(ctx, ":7", cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := listen(t, ctx, b, ":7", cfg)
 	var wg sync.WaitGroup
 	for i := range conns {
 		wg.Add(2)
@@ -522,14 +528,8 @@ func TestMany(t *testing.T) {
 func TestCloseTimeout(t *testing.T) {
 	na, nb, ctx := wire(t, embed.PairConfig{})
 	b := newEnd(t, ctx, nb, 16)
-	qp, err := nb.Device().CreateQP(ctx, iwarp.QPConfig{PD: b.pd, SendCQ: b.cq, RecvCQ: b.cq, SendDepth: 1, RecvDepth: 1, ReceiveWait: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := nb.Device().Listen(ctx, ":0", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	qp := newQP(t, ctx, nb, iwarp.QPConfig{PD: b.pd, SendCQ: b.cq, RecvCQ: b.cq, SendDepth: 1, RecvDepth: 1, ReceiveWait: time.Minute})
+	l := listen(t, ctx, nb, ":0", nil)
 	accepted := accepting(ctx, l, qp)
 	c, err := na.Device().Dial(ctx, dialAddr(nb, l), nil)
 	if err := errors.Join(err, <-accepted); err != nil {

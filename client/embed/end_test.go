@@ -19,14 +19,11 @@ import (
 func TestTerminate(t *testing.T) {
 	a, b, ctx := pair(t, embed.PairConfig{})
 	ca, cb := connect(t, ctx, a, b, nil)
-	mr, err := cb.Alloc(ctx, 4096, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
-	if err != nil {
-		t.Fatal(err)
-	}
+	mr := alloc(t, ctx, cb, 4096, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
 	r := mr.Remote()
 	r.Addr += 4090
 	_ = ca.Write(ctx, r, make([]byte, 100)) // sent before the peer detects the error
-	_, err = ca.Recv(ctx, make([]byte, 8))
+	_, err := ca.Recv(ctx, make([]byte, 8))
 	bounds := func(te *iwarp.TerminateError) bool {
 		return te.Layer == iwarp.TerminateDDP && te.EType == 1 && te.ECode == 1 && errors.Is(te, term.ErrBounds) // RFC 5041 section 8
 	}
@@ -52,14 +49,8 @@ func TestDisconnectSends(t *testing.T) {
 		a, b, ctx := wire(t, embed.PairConfig{})
 		ca, cb := connect(t, ctx, a, b, &iwarp.Config{Startup: iwarp.Startup{Transport: tr}})
 		const size, count = 1 << 20, 16
-		to, err := cb.Alloc(ctx, size*count, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
-		if err != nil {
-			t.Fatal(err)
-		}
-		from, err := ca.Alloc(ctx, size, iwarp.AccessLocalWrite)
-		if err != nil {
-			t.Fatal(err)
-		}
+		to := alloc(t, ctx, cb, size*count, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
+		from := alloc(t, ctx, ca, size, iwarp.AccessLocalWrite)
 		for i := range from.Bytes() {
 			from.Bytes()[i] = byte(i%251) + 1
 		}
@@ -88,14 +79,8 @@ func TestDisconnectSends(t *testing.T) {
 func TestClientDies(t *testing.T) {
 	a, b, ctx := pair(t, embed.PairConfig{})
 	stay, stayPeer := connect(t, ctx, a, b, nil)
-	doomed, err := a.NewDevice(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := b.Device().Listen(ctx, ":9", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	doomed := newDevice(t, ctx, a)
+	l := listen(t, ctx, b, ":9", nil)
 	ended := make(chan error, 3)
 	for range 3 {
 		go func() {
@@ -127,10 +112,7 @@ func TestClientDies(t *testing.T) {
 			t.Fatal(err)
 		}
 		r := iwarp.Remote{Addr: binary.BigEndian.Uint64(buf), RKey: binary.BigEndian.Uint32(buf[8:]), Len: 1 << 20}
-		mr, err := c.Alloc(ctx, 1<<20, iwarp.AccessLocalWrite)
-		if err != nil {
-			t.Fatal(err)
-		}
+		mr := alloc(t, ctx, c, 1<<20, iwarp.AccessLocalWrite)
 		op := iwarp.OpWrite
 		if i == 1 {
 			op = iwarp.OpRead
@@ -202,10 +184,7 @@ func TestDaemonGone(t *testing.T) {
 func TestDraining(t *testing.T) {
 	a, b, ctx := pair(t, embed.PairConfig{})
 	ca, cb := connect(t, ctx, a, b, nil)
-	l, err := b.Device().Listen(ctx, ":7180", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := listen(t, ctx, b, ":7180", nil)
 	dev := b.Device()
 	if !dev.DrainDeadline().IsZero() {
 		t.Error("a deadline before draining")

@@ -59,8 +59,6 @@ func TestFewFiles(t *testing.T) {
 	if err := errors.Join(dev.Err(), nb.Device().Err(), a.qp.Err(), b.qp.Err()); err != nil {
 		t.Error(err)
 	}
-	if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 8)}, Remote: b.mem.Base(), RKey: b.mem.RKey()}); err != nil {
-		t.Fatal(err)
-	}
+	a.post(t, &iwarp.SendWR{Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 8)}, Remote: b.mem.Base(), RKey: b.mem.RKey()})
 	a.wait(t, ctx, 1)
 }

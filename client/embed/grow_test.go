@@ -21,23 +21,13 @@ func TestNothingGrows(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	a, b := newEnd(t, ctx, na, 16), newEnd(t, ctx, nb, 16)
-	l, err := nb.Device().Listen(ctx, ":0", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := listen(t, ctx, nb, ":0", nil)
 	const conns = 50
 	cycle := func() {
 		var qps []*iwarp.QP
 		for i := range conns {
-			qa, err := na.Device().CreateQP(ctx, iwarp.QPConfig{PD: a.pd, SendCQ: a.cq, RecvCQ: a.cq, SendDepth: 1, RecvDepth: 1})
-			if err != nil {
-				t.Fatal(err)
-			}
-			qb, err := nb.Device().CreateQP(ctx, iwarp.QPConfig{PD: b.pd, SendCQ: b.cq, RecvCQ: b.cq, SendDepth: 1, RecvDepth: 1})
-			if err != nil {
-				t.Fatal(err)
-			}
+			qa := newQP(t, ctx, na, iwarp.QPConfig{PD: a.pd, SendCQ: a.cq, RecvCQ: a.cq, SendDepth: 1, RecvDepth: 1})
+			qb := newQP(t, ctx, nb, iwarp.QPConfig{PD: b.pd, SendCQ: b.cq, RecvCQ: b.cq, SendDepth: 1, RecvDepth: 1})
 			qps = append(qps, qa, qb)
 			joinBy(t, ctx, nb, l, qa, qb)
 			if err := qa.PostSend(&iwarp.SendWR{Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 64)}, Remote: b.mem.Base(), RKey: b.mem.RKey()}); err != nil {

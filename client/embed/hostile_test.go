@@ -178,11 +178,7 @@ func TestForgedCompletionRing(t *testing.T) {
 	ctx := t.Context()
 	victim, friend := newEnd(t, ctx, na, 16), newEnd(t, ctx, nb, 16)
 	join(t, ctx, nb, victim.qp, friend.qp)
-	l, err := nb.Device().Listen(ctx, ":0", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := listen(t, ctx, nb, ":0", nil)
 	for _, tt := range []struct {
 		name  string
 		forge func(f *rawClient) // runs with rawDepth completions in the ring, none of them consumed
@@ -205,10 +201,7 @@ func TestForgedCompletionRing(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := newRawClient(t, socket)
-			peer, err := nb.Device().CreateQP(ctx, iwarp.QPConfig{PD: friend.pd, SendCQ: friend.cq, RecvCQ: friend.cq})
-			if err != nil {
-				t.Fatal(err)
-			}
+			peer := newQP(t, ctx, nb, iwarp.QPConfig{PD: friend.pd, SendCQ: friend.cq, RecvCQ: friend.cq})
 			accepted := accepting(ctx, l, peer)
 			f.open(dialAddr(nb, l))
 			if err := <-accepted; err != nil {
@@ -255,11 +248,9 @@ func TestForgedCompletionRing(t *testing.T) {
 				st := na.Server().Status()
 				return st.Clients == 1 && st.Qps == 1 && st.Cqs == 1 && st.Conns == 1
 			})
-			if err := victim.qp.PostSend(&iwarp.SendWR{
+			victim.post(t, &iwarp.SendWR{
 				Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{victim.mem.SGE(0, 64)}, Remote: friend.mem.Base(), RKey: friend.mem.RKey(),
-			}); err != nil {
-				t.Fatal(err)
-			}
+			})
 			victim.wait(t, ctx, 1)
 		})
 	}

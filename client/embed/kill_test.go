@@ -16,10 +16,7 @@ func TestKilled(t *testing.T) {
 	rounds := testenv.Count(t, "KILLS", 40)
 	rnd := testenv.Rand(t)
 	a, b, ctx := pair(t, embed.PairConfig{})
-	l, err := b.Device().Listen(ctx, ":7", &iwarp.Config{RecvDepth: 4, RecvSize: 512})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := listen(t, ctx, b, ":7", &iwarp.Config{RecvDepth: 4, RecvSize: 512})
 	var served sync.WaitGroup
 	served.Go(func() {
 		for {
@@ -43,10 +40,7 @@ func TestKilled(t *testing.T) {
 		}
 	})
 	for round := range rounds {
-		dev, err := a.NewDevice(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		dev := newDevice(t, ctx, a)
 		var steps atomic.Int64
 		reached := make(chan struct{})
 		limit := rnd.Int64N(120)

@@ -139,10 +139,7 @@ func TestInvalidate(t *testing.T) {
 		t.Errorf("the message is gone: %d, %v", n, err)
 	}
 	// A peer cannot invalidate a region that was registered through the control plane.
-	mr, err := cb.Alloc(ctx, 64, iwarp.AccessLocalWrite)
-	if err != nil {
-		t.Fatal(err)
-	}
+	mr := alloc(t, ctx, cb, 64, iwarp.AccessLocalWrite)
 	_ = ca.SendMsg(ctx, nil, iwarp.SendMode{Invalidate: mr.RKey()})
 	if _, err := ca.Recv(ctx, nil); !errors.Is(err, term.ErrCannotInvalidate) && !errors.Is(err, term.ErrOpInvalidate) {
 		t.Errorf("invalidate: %v", err)
@@ -155,10 +152,7 @@ func TestWriteRefused(t *testing.T) {
 	a, b, ctx := pair(t, embed.PairConfig{})
 	for range 20 {
 		ca, cb := connect(t, ctx, a, b, nil)
-		mr, err := cb.Alloc(ctx, 4096, iwarp.AccessRemoteRead)
-		if err != nil {
-			t.Fatal(err)
-		}
+		mr := alloc(t, ctx, cb, 4096, iwarp.AccessRemoteRead)
 		buf := make([]byte, 100)
 		var te *iwarp.TerminateError
 		if err := ca.Write(ctx, mr.Remote(), buf); err != nil && !errors.As(err, &te) {

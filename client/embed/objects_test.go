@@ -19,11 +19,7 @@ import (
 // join connects qa to qb, which belong to the nodes of a pair.
 func join(t testing.TB, ctx context.Context, nb *embed.Node, qa, qb *iwarp.QP) {
 	t.Helper()
-	l, err := nb.Device().Listen(ctx, ":0", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := listen(t, ctx, nb, ":0", nil)
 	joinBy(t, ctx, nb, l, qa, qb)
 }
 
@@ -74,10 +70,7 @@ func TestSRQ(t *testing.T) {
 	var to []*iwarp.QP
 	for range 3 {
 		e := newEnd(t, ctx, na, 16)
-		q, err := nb.Device().CreateQP(ctx, iwarp.QPConfig{PD: b.pd, SendCQ: b.cq, RecvCQ: b.cq, SRQ: srq, RecvDepth: 4})
-		if err != nil {
-			t.Fatal(err)
-		}
+		q := newQP(t, ctx, nb, iwarp.QPConfig{PD: b.pd, SendCQ: b.cq, RecvCQ: b.cq, SRQ: srq, RecvDepth: 4})
 		if err := q.PostRecv(&iwarp.RecvWR{}); !errors.Is(err, iwarp.ErrWR) {
 			t.Errorf("a receive of its own: %v", err)
 		}
@@ -87,9 +80,7 @@ func TestSRQ(t *testing.T) {
 	send := func(i int, id uint64) {
 		t.Helper()
 		copy(from[i].mem.Bytes(), fmt.Sprintf("message %02d", id))
-		if err := from[i].qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{from[i].mem.SGE(0, 10)}}); err != nil {
-			t.Fatal(err)
-		}
+		from[i].post(t, &iwarp.SendWR{Op: iwarp.OpSend, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{from[i].mem.SGE(0, 10)}})
 		from[i].wait(t, ctx, 1)
 		wc := b.wait(t, ctx, 1)[0]
 		if got := string(b.mem.Bytes()[id*64:][:10]); wc.ID != id || wc.QP != to[i].Num() || got != fmt.Sprintf("message %02d", id) {
@@ -165,9 +156,7 @@ func TestCQResize(t *testing.T) {
 	next := uint64(0)
 	for i := range uint64(rounds) {
 		wr := iwarp.SendWR{ID: i, Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 64)}, RKey: b.mem.RKey(), Remote: b.mem.Base()}
-		if err := a.qp.PostSend(&wr); err != nil {
-			t.Fatal(err)
-		}
+		a.post(t, &wr)
 		if i%8 == 7 {
 			for _, wc := range a.wait(t, ctx, 8) {
 				if wc.ID != next {
@@ -218,16 +207,12 @@ func TestModerate(t *testing.T) {
 	look := func(n int, flags iwarp.SendFlags) time.Duration {
 		t.Helper()
 		for range n {
-			if err := b.qp.PostRecv(&iwarp.RecvWR{SGEs: []iwarp.SGE{b.mem.SGE(0, 64)}}); err != nil {
-				t.Fatal(err)
-			}
+			b.recv(t, &iwarp.RecvWR{SGEs: []iwarp.SGE{b.mem.SGE(0, 64)}})
 		}
 		b.cq.Arm(false)
 		began := time.Now()
 		for range n {
-			if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, Flags: flags | iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 8)}}); err != nil {
-				t.Fatal(err)
-			}
+			a.post(t, &iwarp.SendWR{Op: iwarp.OpSend, Flags: flags | iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 8)}})
 		}
 		if !readable(t, b.cq.FD(), time.Minute) {
 			t.Fatal("never woken")
@@ -279,17 +264,13 @@ func TestFastRegistration(t *testing.T) {
 	for key := range uint8(3) {
 		reg := fast.Reg(1, key, base, 4096, 1000, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
 		reg.Flags = iwarp.Signaled
-		if err := b.qp.PostSend(&reg); err != nil {
-			t.Fatal(err)
-		}
+		b.post(t, &reg)
 		b.wait(t, ctx, 1)
 		text := fmt.Sprintf("round %d", key)
 		copy(a.mem.Bytes(), text)
 		wr := iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{a.mem.SGE(0, len(text))}, RKey: reg.RKey, Remote: base + 10}
 		// When the Send after the Write is received, the Write is placed.
-		if err := b.qp.PostRecv(&iwarp.RecvWR{SGEs: []iwarp.SGE{b.mem.SGE(0, 8)}}); err != nil {
-			t.Fatal(err)
-		}
+		b.recv(t, &iwarp.RecvWR{SGEs: []iwarp.SGE{b.mem.SGE(0, 8)}})
 		inv := iwarp.SendWR{Op: iwarp.OpSendInv, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 1)}, Inv: reg.RKey}
 		if _, err := a.qp.PostSends([]iwarp.SendWR{wr, inv}); err != nil {
 			t.Fatal(err)
@@ -304,9 +285,7 @@ func TestFastRegistration(t *testing.T) {
 	}
 	// The region is now invalid: a Write to it is a protection error.
 	wr := iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{a.mem.SGE(0, 8)}, RKey: fast.RKey()&^0xff | 2, Remote: base}
-	if err := a.qp.PostSend(&wr); err != nil {
-		t.Fatal(err)
-	}
+	a.post(t, &wr)
 	<-a.qp.Done()
 	var te *iwarp.TerminateError
 	if !errors.As(a.qp.Err(), &te) || !te.Remote {
@@ -323,10 +302,7 @@ func TestAsyncErrors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	q, err := na.Device().CreateQP(ctx, iwarp.QPConfig{PD: a.pd, SendCQ: small, RecvCQ: a.cq, SigAll: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	q := newQP(t, ctx, na, iwarp.QPConfig{PD: a.pd, SendCQ: small, RecvCQ: a.cq, SigAll: true})
 	join(t, ctx, nb, q, b.qp)
 	for range 8 {
 		if err := q.PostSend(&iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{a.mem.SGE(0, 8)}, RKey: b.mem.RKey(), Remote: b.mem.Base()}); err != nil {
@@ -344,9 +320,7 @@ func TestAsyncErrors(t *testing.T) {
 
 	c, d := newEnd(t, ctx, na, 8), newEnd(t, ctx, nb, 8)
 	join(t, ctx, nb, c.qp, d.qp)
-	if err := c.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{c.mem.SGE(0, 8)}, RKey: d.mem.RKey() ^ 0x5500, Remote: d.mem.Base()}); err != nil {
-		t.Fatal(err)
-	}
+	c.post(t, &iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{c.mem.SGE(0, 8)}, RKey: d.mem.RKey() ^ 0x5500, Remote: d.mem.Base()})
 	for _, side := range []struct {
 		dev *iwarp.Device
 		qp  *iwarp.QP
@@ -422,22 +396,16 @@ func TestReceiveWait(t *testing.T) {
 	const messages, size = 20, 30000
 	for i := range messages {
 		a.mem.Bytes()[i] = byte('a' + i)
-		if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(i, size)}}); err != nil {
-			t.Fatal(err)
-		}
+		a.post(t, &iwarp.SendWR{Op: iwarp.OpSend, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(i, size)}})
 	}
 	copy(a.mem.Bytes()[60000:], "behind them")
-	if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{a.mem.SGE(60000, 11)}, RKey: b.mem.RKey(), Remote: b.mem.Remote().Addr + 60000}); err != nil {
-		t.Fatal(err)
-	}
+	a.post(t, &iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{a.mem.SGE(60000, 11)}, RKey: b.mem.RKey(), Remote: b.mem.Remote().Addr + 60000})
 	arrived(t, ctx, nb, b, size)
 	for i := range messages {
 		if string(b.mem.Bytes()[60000:60011]) == "behind them" {
 			t.Fatal("the Write has overtaken Sends")
 		}
-		if err := b.qp.PostRecv(&iwarp.RecvWR{ID: uint64(i), SGEs: []iwarp.SGE{b.mem.SGE(0, size)}}); err != nil {
-			t.Fatal(err)
-		}
+		b.recv(t, &iwarp.RecvWR{ID: uint64(i), SGEs: []iwarp.SGE{b.mem.SGE(0, size)}})
 		wc := b.wait(t, ctx, 1)[0]
 		if wc.ID != uint64(i) || wc.Len != size || b.mem.Bytes()[0] != byte('a'+i) {
 			t.Fatalf("message %d: %+v, begins with %q", i, wc, b.mem.Bytes()[0])
@@ -445,9 +413,7 @@ func TestReceiveWait(t *testing.T) {
 	}
 	testenv.Until(t, "the Write is placed", func() bool { return string(b.mem.Bytes()[60000:60011]) == "behind them" })
 	// The peer's close comes after the waiting data.
-	if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, SGEs: []iwarp.SGE{a.mem.SGE(0, 10)}}); err != nil {
-		t.Fatal(err)
-	}
+	a.post(t, &iwarp.SendWR{Op: iwarp.OpSend, SGEs: []iwarp.SGE{a.mem.SGE(0, 10)}})
 	arrived(t, ctx, nb, b, messages*size+10)
 	go func() { _ = a.qp.Disconnect(ctx) }()
 	testenv.Until(t, "the peer closes", func() bool {
@@ -457,9 +423,7 @@ func TestReceiveWait(t *testing.T) {
 		info, err := nb.Device().Admin().QP(ctx, b.qp.Num())
 		return err == nil && info.TcpState == "CLOSE-WAIT"
 	})
-	if err := b.qp.PostRecv(&iwarp.RecvWR{SGEs: []iwarp.SGE{b.mem.SGE(0, size)}}); err != nil {
-		t.Fatal(err)
-	}
+	b.recv(t, &iwarp.RecvWR{SGEs: []iwarp.SGE{b.mem.SGE(0, size)}})
 	b.wait(t, ctx, 1)
 	<-b.qp.Done()
 	if err := b.qp.Err(); !errors.Is(err, iwarp.ErrPeerClosed) {
@@ -470,9 +434,7 @@ func TestReceiveWait(t *testing.T) {
 // TestReceiveWaitOver checks that a Send whose receive does not come ends the connection.
 func TestReceiveWaitOver(t *testing.T) {
 	a, b, _, ctx := receiveWaiter(t, 20*time.Millisecond)
-	if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, SGEs: []iwarp.SGE{a.mem.SGE(0, 10)}}); err != nil {
-		t.Fatal(err)
-	}
+	a.post(t, &iwarp.SendWR{Op: iwarp.OpSend, SGEs: []iwarp.SGE{a.mem.SGE(0, 10)}})
 	for _, e := range []*end{a, b} {
 		select {
 		case <-e.qp.Done():

@@ -19,14 +19,8 @@ func TestPost(t *testing.T) {
 	a, b, ctx := pair(t, embed.PairConfig{})
 	const recvSize = 100 << 10
 	ca, cb := connect(t, ctx, a, b, &iwarp.Config{SendDepth: 8, RecvSize: recvSize})
-	far, err := cb.Alloc(ctx, 4096, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
-	if err != nil {
-		t.Fatal(err)
-	}
-	near, err := ca.Alloc(ctx, 4096, iwarp.AccessLocalWrite)
-	if err != nil {
-		t.Fatal(err)
-	}
+	far := alloc(t, ctx, cb, 4096, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
+	near := alloc(t, ctx, ca, 4096, iwarp.AccessLocalWrite)
 	if err := ca.PostWrite(ctx, far.Remote(), make([]byte, 8)); !errors.Is(err, iwarp.ErrInvalid) {
 		t.Errorf("PostWrite of other memory: %v", err)
 	}
@@ -74,11 +68,7 @@ func TestPostClose(t *testing.T) {
 		t.Fatal(err)
 	}
 	msg := make([]byte, 100<<10)
-	l, err := b.Device().Listen(ctx, ":0", &iwarp.Config{RecvSize: len(msg)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := listen(t, ctx, b, ":0", &iwarp.Config{RecvSize: len(msg)})
 	go l.Accept(ctx)
 	c, err := a.Device().Dial(ctx, dialAddr(b, l), &iwarp.Config{PD: pd})
 	if err != nil {
@@ -101,10 +91,7 @@ func TestWriteTurns(t *testing.T) {
 	for name, tt := range map[string]struct{ depth, writers int }{"operations": {1, 3}, "memory": {64, 16}} {
 		t.Run(name, func(t *testing.T) {
 			ca, cb := connect(t, ctx, a, b, &iwarp.Config{SendDepth: tt.depth})
-			mr, err := cb.Alloc(ctx, 4096, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
-			if err != nil {
-				t.Fatal(err)
-			}
+			mr := alloc(t, ctx, cb, 4096, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
 			late, cancel := context.WithTimeout(ctx, time.Minute)
 			defer cancel()
 			for i := range 1000 {

@@ -19,10 +19,7 @@ func TestReceived(t *testing.T) {
 		t.Run(fmt.Sprint(transport), func(t *testing.T) {
 			a, b, ctx := start(t, embed.PairConfig{})
 			ca, cb := connect(t, ctx, a, b, &iwarp.Config{Startup: iwarp.Startup{Transport: transport}})
-			mr, err := cb.Alloc(ctx, 4096, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
-			if err != nil {
-				t.Fatal(err)
-			}
+			mr := alloc(t, ctx, cb, 4096, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
 			for _, size := range []int{1, 4000} {
 				before := b.Device().Received()
 				data := bytes.Repeat([]byte{byte(size)}, size)
@@ -45,10 +42,7 @@ func TestReceived(t *testing.T) {
 // TestReceivedClosed checks that a program may look for data of a peer while another goroutine closes the Device.
 func TestReceivedClosed(t *testing.T) {
 	a, _, ctx := pair(t, embed.PairConfig{})
-	d, err := a.NewDevice(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := newDevice(t, ctx, a)
 	looks, closed := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(closed)

@@ -43,10 +43,7 @@ func TestSCTP(t *testing.T) {
 					t.Fatalf("recv back %d: %d bytes, %v", n, got, err)
 				}
 			}
-			mr, err := cb.Alloc(ctx, 1<<20, iwarp.AccessLocalWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteWrite|iwarp.AccessRemoteAtomic)
-			if err != nil {
-				t.Fatal(err)
-			}
+			mr := alloc(t, ctx, cb, 1<<20, iwarp.AccessLocalWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteWrite|iwarp.AccessRemoteAtomic)
 			src, dst := make([]byte, 1<<20), make([]byte, 1<<20)
 			for i := range src {
 				src[i] = byte(i * 7)
@@ -82,10 +79,7 @@ func TestSCTP(t *testing.T) {
 func TestSCTPReject(t *testing.T) {
 	for _, st := range sctpKinds {
 		a, b, ctx := wire(t, embed.PairConfig{})
-		l, err := b.Device().Listen(ctx, ":7174", &iwarp.Config{Startup: st})
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := listen(t, ctx, b, ":7174", &iwarp.Config{Startup: st})
 		done := make(chan error, 1)
 		go func() {
 			r, err := l.Request(ctx)
@@ -97,7 +91,7 @@ func TestSCTPReject(t *testing.T) {
 			}
 			done <- err
 		}()
-		_, err = a.Device().Dial(ctx, b.Addr().String()+":7174", &iwarp.Config{Startup: st, PrivateData: []byte("may I")})
+		_, err := a.Device().Dial(ctx, b.Addr().String()+":7174", &iwarp.Config{Startup: st, PrivateData: []byte("may I")})
 		var re *iwarp.RejectError
 		if !errors.As(err, &re) || st.Transport == iwarp.SCTP && string(re.PrivateData) != "no" {
 			t.Errorf("%+v: dial: %v", st, err)
@@ -138,10 +132,7 @@ func TestSCTPCounters(t *testing.T) {
 	if _, err := cb.Recv(ctx, make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	dev, err := b.NewDevice(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dev := newDevice(t, ctx, b)
 	defer dev.Close()
 	qps, err := allQPs(ctx, dev.Admin())
 	if err != nil || len(qps) != 1 || qps[0].SctpState != "ESTABLISHED" || qps[0].TcpState != "" || len(qps[0].Tcp) != 0 {

@@ -73,10 +73,7 @@ func sharing(t *testing.T, st iwarp.Startup) (a, b *embed.Node, d *dials, ctx co
 	a, b, ctx = wire(t, embed.PairConfig{})
 	st.SharedAssociation = true
 	cfg := &iwarp.Config{Startup: st, SendDepth: 8, RecvDepth: 8, RecvSize: 64}
-	l, err := b.Device().Listen(ctx, ":7174", cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := listen(t, ctx, b, ":7174", cfg)
 	return a, b, &dials{a.Device(), l, b.Addr().String() + ":7174", cfg}, ctx
 }
 
@@ -161,10 +158,7 @@ func TestSCTPSharedLimits(t *testing.T) {
 	if x, y := assocs(a), assocs(b); x != 2 || y != 2 {
 		t.Errorf("%d and %d associations for 70 connections", x, y)
 	}
-	dev, err := a.NewDevice(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dev := newDevice(t, ctx, a)
 	defer dev.Close()
 	other := *d
 	other.dev = dev

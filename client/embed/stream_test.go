@@ -26,10 +26,8 @@ func streams(t *testing.T, ctx context.Context, na, nb *embed.Node, a *end, cfg 
 	if cfg != nil {
 		lcfg.Startup = cfg.Startup
 	}
-	l, err := nb.Device().Listen(ctx, ":0", &lcfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l = listen(t, ctx, nb, ":0", &lcfg)
+	var err error
 	if sa, err = a.qp.ConnectStream(ctx, dialAddr(nb, l), cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -134,12 +132,8 @@ func TestDelayedMPA(t *testing.T) {
 				if tt.swapped {
 					a, b, sa, sb = b, a, sb, sa
 				}
-				if err := a.qp.PostRecv(&iwarp.RecvWR{SGEs: []iwarp.SGE{a.mem.SGE(8192, 4096)}}); err != nil {
-					t.Fatal(err)
-				}
-				if err := b.qp.PostRecv(&iwarp.RecvWR{SGEs: []iwarp.SGE{b.mem.SGE(0, 4096)}}); err != nil {
-					t.Fatal(err)
-				}
+				a.recv(t, &iwarp.RecvWR{SGEs: []iwarp.SGE{a.mem.SGE(8192, 4096)}})
+				b.recv(t, &iwarp.RecvWR{SGEs: []iwarp.SGE{b.mem.SGE(0, 4096)}})
 				// The last bytes of the stream and the MPA request go out together.
 				if err := sa.Write(ctx, []byte("start")); err != nil {
 					t.Fatal(err)
@@ -176,17 +170,13 @@ func TestDelayedMPA(t *testing.T) {
 					t.Fatal(err)
 				}
 				copy(a.mem.Bytes(), "an FPDU")
-				if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 4000)}}); err != nil {
-					t.Fatal(err)
-				}
+				a.post(t, &iwarp.SendWR{Op: iwarp.OpSend, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 4000)}})
 				a.wait(t, ctx, 1)
 				if wc := b.wait(t, ctx, 1)[0]; wc.Len != 4000 || string(b.mem.Bytes()[:7]) != "an FPDU" {
 					t.Errorf("%+v", wc)
 				}
 				copy(b.mem.Bytes()[4096:], "its answer")
-				if err := b.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{b.mem.SGE(4096, 4001)}}); err != nil {
-					t.Fatal(err)
-				}
+				b.post(t, &iwarp.SendWR{Op: iwarp.OpSend, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{b.mem.SGE(4096, 4001)}})
 				b.wait(t, ctx, 1)
 				if wc := a.wait(t, ctx, 1)[0]; wc.Len != 4001 || string(a.mem.Bytes()[8192:8202]) != "its answer" {
 					t.Errorf("%+v", wc)
@@ -213,8 +203,7 @@ func TestStreamEnds(t *testing.T) {
 	na, nb, ctx := pair(t, embed.PairConfig{})
 	b := make([]byte, 10)
 	t.Run("close", func(t *testing.T) {
-		sa, sb, l := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
-		defer l.Close()
+		sa, sb, _ := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
 		if err := sb.Write(ctx, []byte("last words")); err != nil {
 			t.Fatal(err)
 		}
@@ -236,8 +225,7 @@ func TestStreamEnds(t *testing.T) {
 	})
 	t.Run("abort", func(t *testing.T) {
 		a := newEnd(t, ctx, na, 8)
-		sa, sb, l := streams(t, ctx, na, nb, a, nil)
-		defer l.Close()
+		sa, sb, _ := streams(t, ctx, na, nb, a, nil)
 		if err := sa.Abort(); err != nil {
 			t.Fatal(err)
 		}
@@ -253,8 +241,7 @@ func TestStreamEnds(t *testing.T) {
 		}
 	})
 	t.Run("reset by the peer", func(t *testing.T) {
-		sa, sb, l := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
-		defer l.Close()
+		sa, sb, _ := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
 		if err := sb.Abort(); err != nil {
 			t.Fatal(err)
 		}
@@ -264,8 +251,7 @@ func TestStreamEnds(t *testing.T) {
 	})
 	t.Run("wrong queue pair", func(t *testing.T) {
 		a, other, theirs := newEnd(t, ctx, na, 8), newEnd(t, ctx, na, 8), newEnd(t, ctx, nb, 8)
-		sa, sb, l := streams(t, ctx, na, nb, a, nil)
-		defer l.Close()
+		sa, sb, _ := streams(t, ctx, na, nb, a, nil)
 		if _, err := sa.Initiate(ctx, other.qp, nil); !errors.Is(err, iwarp.ErrInvalid) {
 			t.Errorf("%v", err)
 		}
@@ -299,8 +285,7 @@ func TestStreamEnds(t *testing.T) {
 	})
 	t.Run("both responders", func(t *testing.T) {
 		a := newEnd(t, ctx, na, 8)
-		sa, sb, l := streams(t, ctx, na, nb, a, &iwarp.Config{Startup: iwarp.Startup{Timeout: 50 * time.Millisecond}})
-		defer l.Close()
+		sa, sb, _ := streams(t, ctx, na, nb, a, &iwarp.Config{Startup: iwarp.Startup{Timeout: 50 * time.Millisecond}})
 		errs := make(chan error, 2)
 		go func() { _, err := sa.Request(ctx); errs <- err }()
 		go func() { _, err := sb.Request(ctx); errs <- err }()
@@ -321,8 +306,7 @@ func TestStreamEnds(t *testing.T) {
 		<-a.qp.Done()
 	})
 	t.Run("no MPA", func(t *testing.T) {
-		sa, sb, l := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
-		defer l.Close()
+		sa, sb, _ := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
 		if err := sa.Write(ctx, bytes.Repeat([]byte("no MPA frame "), 10)); err != nil {
 			t.Fatal(err)
 		}
@@ -331,8 +315,7 @@ func TestStreamEnds(t *testing.T) {
 		}
 	})
 	t.Run("rejected", func(t *testing.T) {
-		sa, sb, l := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
-		defer l.Close()
+		sa, sb, _ := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
 		go func() {
 			if r, err := sb.Request(ctx); err == nil {
 				_ = r.Reject(ctx, []byte("no"))
@@ -345,8 +328,7 @@ func TestStreamEnds(t *testing.T) {
 	})
 	t.Run("rejected by the side that connected", func(t *testing.T) {
 		a, b := newEnd(t, ctx, na, 8), newEnd(t, ctx, nb, 8)
-		sa, sb, l := streams(t, ctx, na, nb, a, nil)
-		defer l.Close()
+		sa, sb, _ := streams(t, ctx, na, nb, a, nil)
 		go func() {
 			if r, err := sa.Request(ctx); err == nil {
 				_ = r.Reject(ctx, []byte("no"))
@@ -363,8 +345,7 @@ func TestStreamEnds(t *testing.T) {
 	})
 	t.Run("withdrawn from the side that connected", func(t *testing.T) {
 		a, b := newEnd(t, ctx, na, 8), newEnd(t, ctx, nb, 8)
-		sa, sb, l := streams(t, ctx, na, nb, a, nil)
-		defer l.Close()
+		sa, sb, _ := streams(t, ctx, na, nb, a, nil)
 		gone := make(chan error, 1)
 		go func() { _, err := sb.Initiate(ctx, b.qp, nil); gone <- err }()
 		r, err := sa.Request(ctx)
@@ -396,8 +377,7 @@ func TestStreamEnds(t *testing.T) {
 // get those that follow.
 func TestStreamContext(t *testing.T) {
 	na, nb, ctx := pair(t, embed.PairConfig{})
-	sa, sb, l := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
-	defer l.Close()
+	sa, sb, _ := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
 	if err := sb.Write(ctx, []byte("0123456789")); err != nil {
 		t.Fatal(err)
 	}
@@ -426,8 +406,7 @@ func TestStreamContext(t *testing.T) {
 func TestStreamWrites(t *testing.T) {
 	const writers, size = 4, 200_000
 	na, nb, ctx := pair(t, embed.PairConfig{})
-	sa, sb, l := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
-	defer l.Close()
+	sa, sb, _ := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
 	done := make(chan error, writers)
 	for i := range writers {
 		go func() { done <- sb.Write(ctx, bytes.Repeat([]byte{byte('a' + i)}, size)) }()
@@ -452,8 +431,7 @@ func TestStreamWrites(t *testing.T) {
 func TestRequestAgain(t *testing.T) {
 	na, nb, ctx := pair(t, embed.PairConfig{})
 	dialer, accepter := newEnd(t, ctx, na, 8), newEnd(t, ctx, nb, 8)
-	sa, sb, l := streams(t, ctx, na, nb, dialer, nil)
-	defer l.Close()
+	sa, sb, _ := streams(t, ctx, na, nb, dialer, nil)
 	short, cancel := context.WithCancel(ctx)
 	first := make(chan error, 1)
 	go func() { _, err := sb.Request(short); first <- err }()

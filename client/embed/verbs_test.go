@@ -20,6 +20,15 @@ type end struct {
 	mem *iwarp.MR
 }
 
+func newQP(t testing.TB, ctx context.Context, n *embed.Node, cfg iwarp.QPConfig) *iwarp.QP {
+	t.Helper()
+	qp, err := n.Device().CreateQP(ctx, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return qp
+}
+
 func newEnd(t testing.TB, ctx context.Context, n *embed.Node, depth int) *end {
 	t.Helper()
 	e := &end{}
@@ -30,10 +39,7 @@ func newEnd(t testing.TB, ctx context.Context, n *embed.Node, depth int) *end {
 	if e.cq, err = n.Device().CreateCQ(ctx, 2*depth); err != nil {
 		t.Fatal(err)
 	}
-	e.qp, err = n.Device().CreateQP(ctx, iwarp.QPConfig{PD: e.pd, SendCQ: e.cq, RecvCQ: e.cq, SendDepth: depth, RecvDepth: depth, MaxSGE: 4, MaxInline: 64})
-	if err != nil {
-		t.Fatal(err)
-	}
+	e.qp = newQP(t, ctx, n, iwarp.QPConfig{PD: e.pd, SendCQ: e.cq, RecvCQ: e.cq, SendDepth: depth, RecvDepth: depth, MaxSGE: 4, MaxInline: 64})
 	const all = iwarp.AccessLocalWrite | iwarp.AccessRemoteRead | iwarp.AccessRemoteWrite | iwarp.AccessMWBind
 	if e.mem, err = e.pd.Alloc(ctx, 1<<16, all); err != nil {
 		t.Fatal(err)
@@ -46,11 +52,7 @@ func verbsPair(t testing.TB, cfg embed.PairConfig, depth int) (a, b *end, ctx co
 	t.Helper()
 	na, nb, ctx := pair(t, cfg)
 	a, b = newEnd(t, ctx, na, depth), newEnd(t, ctx, nb, depth)
-	l, err := nb.Device().Listen(ctx, ":0", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := listen(t, ctx, nb, ":0", nil)
 	accepted := make(chan error, 1)
 	go func() {
 		r, err := l.Request(ctx)
@@ -66,6 +68,20 @@ func verbsPair(t testing.TB, cfg embed.PairConfig, depth int) (a, b *end, ctx co
 		t.Fatal(err)
 	}
 	return a, b, ctx
+}
+
+func (e *end) post(t testing.TB, wr *iwarp.SendWR) {
+	t.Helper()
+	if err := e.qp.PostSend(wr); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (e *end) recv(t testing.TB, wr *iwarp.RecvWR) {
+	t.Helper()
+	if err := e.qp.PostRecv(wr); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // wait takes n completions, which must all be successful.
@@ -92,9 +108,7 @@ func TestVerbs(t *testing.T) {
 	forms(t, func(t *testing.T, inline bool) {
 		a, b, ctx := verbsPair(t, embed.PairConfig{InlineProgress: inline}, 16)
 		for i := range 8 {
-			if err := b.qp.PostRecv(&iwarp.RecvWR{ID: uint64(100 + i), SGEs: []iwarp.SGE{b.mem.SGE(i*100, 50), b.mem.SGE(i*100+50, 50)}}); err != nil {
-				t.Fatal(err)
-			}
+			b.recv(t, &iwarp.RecvWR{ID: uint64(100 + i), SGEs: []iwarp.SGE{b.mem.SGE(i*100, 50), b.mem.SGE(i*100+50, 50)}})
 		}
 		copy(a.mem.Bytes(), "abcdefgh")
 		wrs := []iwarp.SendWR{
@@ -172,12 +186,8 @@ func TestUnconnectedFlush(t *testing.T) {
 		{func(qp *iwarp.QP) error { return qp.Abort(ctx) }, iwarp.ErrClosed},
 	} {
 		a := newEnd(t, ctx, n, 16)
-		if err := a.qp.PostRecv(&iwarp.RecvWR{}); err != nil {
-			t.Fatal(err)
-		}
-		if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend}); err != nil {
-			t.Fatal(err)
-		}
+		a.recv(t, &iwarp.RecvWR{})
+		a.post(t, &iwarp.SendWR{Op: iwarp.OpSend})
 		if err := tt.end(a.qp); err != nil && !errors.Is(err, tt.want) {
 			t.Fatal(err)
 		}
@@ -272,17 +282,13 @@ func TestWindow(t *testing.T) {
 	if err := b.mem.Close(); !errors.Is(err, iwarp.ErrBusy) {
 		t.Errorf("deregister under a window: %v", err)
 	}
-	if err := b.qp.PostRecv(&iwarp.RecvWR{}); err != nil {
-		t.Fatal(err)
-	}
+	b.recv(t, &iwarp.RecvWR{})
 	copy(a.mem.Bytes(), "window")
 	for _, wr := range []iwarp.SendWR{
 		{Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 6)}, RKey: key, Remote: b.mem.Base() + 1000},
 		{Op: iwarp.OpSendInv, Flags: iwarp.Signaled, Inv: key},
 	} {
-		if err := a.qp.PostSend(&wr); err != nil {
-			t.Fatal(err)
-		}
+		a.post(t, &wr)
 	}
 	wc := b.wait(t, ctx, 1)[0]
 	if wc.Flags&iwarp.WCWithInv == 0 || wc.InvKey != key || string(b.mem.Bytes()[1000:1006]) != "window" {
@@ -305,9 +311,7 @@ func TestNoAllocs(t *testing.T) {
 	wcs := make([]iwarp.WC, 16)
 	wr := iwarp.SendWR{Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 64)}, RKey: b.mem.RKey(), Remote: b.mem.Base()}
 	round := func() {
-		if err := a.qp.PostSend(&wr); err != nil {
-			t.Fatal(err)
-		}
+		a.post(t, &wr)
 		for a.cq.Poll(wcs) == 0 {
 			runtime.Gosched()
 		}
@@ -320,9 +324,7 @@ func TestNoAllocs(t *testing.T) {
 	}
 	background := context.Background()
 	if n := testing.AllocsPerRun(2000, func() {
-		if err := a.qp.PostSend(&wr); err != nil {
-			t.Fatal(err)
-		}
+		a.post(t, &wr)
 		if _, err := a.cq.Wait(background, wcs); err != nil {
 			t.Fatal(err)
 		}
@@ -340,9 +342,7 @@ func BenchmarkWrite64(b *testing.B) {
 			wr := iwarp.SendWR{Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{x.mem.SGE(0, 64)}, RKey: y.mem.RKey(), Remote: y.mem.Base()}
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := x.qp.PostSend(&wr); err != nil {
-					b.Fatal(err)
-				}
+				x.post(b, &wr)
 				for x.cq.Poll(wcs) == 0 {
 				}
 			}
