@@ -107,10 +107,7 @@ func newTwoQueuesOf(t *testing.T, answer int, cfg link.PipeConfig, first, second
 		for k := range queues {
 			queues[k].PartialChecksums = cfg.Super == link.SuperWhole
 		}
-		e, err := New(Config{Now: cfg.Now}, queues, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		e := newEngine(t, Config{Now: cfg.Now}, queues, nil)
 		s.hosts[i] = &simHost{e: e, w: e.workers[0], table: verbs.NewTable(rand.NewChaCha8([32]byte{byte(i)}))}
 		q.workers = append(q.workers, e.workers...)
 	}

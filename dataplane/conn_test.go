@@ -23,15 +23,7 @@ import (
 // closed waits for the last event of a connection on host i.
 func (s *sim) closed(i int) Event {
 	s.t.Helper()
-	var got Event
-	s.until("EventClosed", func() bool {
-		ev, ok := s.hosts[i].take(EventClosed)
-		if ok {
-			got = ev
-		}
-		return ok
-	})
-	return got
+	return s.event(i, EventClosed)
 }
 
 func fullPair(t *testing.T, p mpa.Params) (s *sim, a, b *stream, qa, qb *simQP) {
@@ -98,12 +90,12 @@ func TestTerminateWaits(t *testing.T) {
 			a, b := s.open()
 			qa, qb := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
 			s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 4, ORD: 4, RTR: mpa.RTRWrite})
-			s.until("responder established", func() bool { _, ok := s.hosts[1].take(EventEstablished); return ok })
+			s.event(1, EventEstablished)
 			deaf = true // host 0 sends but acknowledges nothing
 			s.post(b, qb, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qb.sge(0, size), RKey: qa.reg.STag(), Remote: 0x10000})
 			s.until("the window is full", func() bool { return b.conn().tcp.SndNxt() != b.conn().txStart && b.conn().tcp.Room() <= 0 })
 			s.post(a, qa, verbs.SendWR{ID: 2, Op: rdmap.OpWrite, SGEs: qa.sge(0, 100), RKey: 0x12345678})
-			s.until("the violation", func() bool { _, ok := s.hosts[1].take(EventFailed); return ok })
+			s.event(1, EventFailed)
 			if leaving {
 				s.hosts[1].w.disconnect(b, false)
 			}
@@ -339,7 +331,7 @@ func TestRTR(t *testing.T) {
 	for _, rtr := range []mpa.RTR{mpa.RTRSend, mpa.RTRWrite, mpa.RTRRead} {
 		t.Run(rtr.String(), func(t *testing.T) {
 			s, a, b, qa, qb := fullPair(t, mpa.Params{CRC: true, RTR: rtr, IRD: 1, ORD: 1})
-			s.until("responder established", func() bool { _, ok := s.hosts[1].take(EventEstablished); return ok })
+			s.event(1, EventEstablished)
 			checkRTR(t, b, rtr, 0)
 			qa.recvs = append(qa.recvs, verbs.RecvWR{ID: 9, SGEs: qa.sge(0, 100)})
 			s.post(b, qb, verbs.SendWR{ID: 3, Op: rdmap.OpSend, SGEs: qb.sge(0, 50)})
@@ -467,11 +459,9 @@ func TestTimeWaitMakesRoom(t *testing.T) {
 		if err := w.connect(w.newID(), pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, 0, false); err != nil {
 			t.Fatalf("connection %d: %v", i, err)
 		}
-		var acc Event
-		s.until("accepted", func() (ok bool) { acc, ok = s.hosts[1].take(EventAccepted); return ok })
+		acc := s.event(1, EventAccepted)
 		s.hosts[1].w.disconnect(s.hosts[1].w.streams[acc.Conn], false)
-		var fin Event
-		s.until("FIN arrived", func() (ok bool) { fin, ok = s.hosts[0].take(EventPeerClosed); return ok })
+		fin := s.event(0, EventPeerClosed)
 		w.disconnect(w.streams[fin.Conn], false)
 		s.closed(0)
 		s.closed(1)
@@ -497,7 +487,7 @@ func TestFollowTimeWait(t *testing.T) {
 		for i := range 3 {
 			a, b := s.open()
 			w.disconnect(a, false) // TIME-WAIT is on our side
-			s.until("FIN arrived", func() bool { _, ok := s.hosts[1].take(EventPeerClosed); return ok })
+			s.event(1, EventPeerClosed)
 			s.hosts[1].w.disconnect(b, false)
 			s.closed(0)
 			s.closed(1)
@@ -537,15 +527,9 @@ func TestAdoption(t *testing.T) {
 	for i := range ends {
 		ends[i][0], ends[i][1] = newPipe(t, cfg)
 	}
-	ea, err := New(Config{Now: cfg.Now}, []Queue{{Link: ends[0][0], CPU: -1}, {Link: ends[1][0], CPU: -1}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ea := newEngine(t, Config{Now: cfg.Now}, []Queue{{Link: ends[0][0], CPU: -1}, {Link: ends[1][0], CPU: -1}}, nil)
 	cross := &crossLink{Link: ends[1][1], rx: ends[0][1]}
-	eb, err := New(Config{Now: cfg.Now}, []Queue{{Link: cross, CPU: -1}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	eb := newEngine(t, Config{Now: cfg.Now}, []Queue{{Link: cross, CPU: -1}}, nil)
 	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
 	if err := eb.workers[0].listen(1, &ListenRequest{Local: remote, Backlog: 8}); err != nil {
 		t.Fatal(err)
@@ -700,21 +684,15 @@ func TestStreamBlackHole(t *testing.T) {
 		msg[i] = byte(i * 7 >> 3)
 	}
 	a.conn().streamSend(s.hosts[0].w, msg)
-	var got []byte
+	e := &streamingEnd{host: s.hosts[1], c: b}
 	s.until("bytes arrived", func() bool {
-		if len(got) > size/4 && s.hosts[0].link.FreeSlots() <= slotReserve/2 {
+		if len(e.got) > size/4 && s.hosts[0].link.FreeSlots() <= slotReserve/2 {
 			shrunk = true
 		}
-		for {
-			ev, ok := s.hosts[1].take(EventData)
-			if !ok {
-				return len(got) >= size
-			}
-			got = append(got, ev.Data...)
-			b.conn().streamConsumed(s.hosts[1].w, len(ev.Data))
-		}
+		e.read()
+		return len(e.got) >= size
 	})
-	if !bytes.Equal(got, msg) {
+	if !bytes.Equal(e.got, msg) {
 		t.Error("bytes differ")
 	}
 	if !shrunk || a.conn().tcp.Stats().PMTUShrinks == 0 {

@@ -260,10 +260,7 @@ func TestFragmentSource(t *testing.T) {
 	defer testenv.NoGoroutineLeaks(t)
 	a, _ := newPipe(t, link.PipeConfig{})
 	r := &fakeRing{frames: make(chan []byte), closed: make(chan struct{})}
-	e, err := New(Config{Fragments: map[string]FragmentSource{"": r}}, []Queue{{Link: a, CPU: -1}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := newEngine(t, Config{Fragments: map[string]FragmentSource{"": r}}, []Queue{{Link: a, CPU: -1}}, nil)
 	e.Start()
 	tu := pkt.Tuple{Flow: pkt.Flow{Local: addrB.As16(), Remote: addrA.As16()}, Proto: 99, SrcMAC: macB, DstMAC: macA}
 	f := make([]byte, tu.HeaderLen()+100)

@@ -157,10 +157,7 @@ func TestNewLink(t *testing.T) {
 	a, _ := newPipe(t, link.PipeConfig{Super: link.SuperCut, RxFrames: 64})
 	cfg := tcp.DefaultConfig()
 	cfg.MaxHeld = 0
-	e, err := New(Config{TCP: &cfg}, []Queue{{Link: link.NewNone(1500), CPU: -1}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := newEngine(t, Config{TCP: &cfg}, []Queue{{Link: link.NewNone(1500), CPU: -1}}, nil)
 	w := e.workers[0]
 	defer w.closeFDs()
 	local := netip.AddrPortFrom(addrB, 7174)
@@ -184,10 +181,7 @@ func TestNewLink(t *testing.T) {
 // between.
 func TestUnpluggedEngine(t *testing.T) {
 	a, _ := newPipe(t, link.PipeConfig{})
-	e, err := New(Config{}, []Queue{{Link: a, Device: "x", CPU: -1}, {Link: link.NewNone(1500), Device: "y", CPU: -1}}, fixed{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := newEngine(t, Config{}, []Queue{{Link: a, Device: "x", CPU: -1}, {Link: link.NewNone(1500), Device: "y", CPU: -1}}, fixed{})
 	e.Start()
 	defer e.Stop()
 	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)

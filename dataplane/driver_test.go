@@ -13,10 +13,7 @@ import (
 // Turn ends that. The clock stands still, so that it does not take over because of the time.
 func TestRest(t *testing.T) {
 	a, _ := newPipe(t, link.PipeConfig{})
-	e, err := New(Config{Inline: true, Now: func() clock.Time { return clock.Time(time.Hour) }}, []Queue{{Link: a, CPU: -1}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := newEngine(t, Config{Inline: true, Now: func() clock.Time { return clock.Time(time.Hour) }}, []Queue{{Link: a, CPU: -1}}, nil)
 	e.Start()
 	defer e.Stop()
 	w := e.workers[0]

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/sctp"
@@ -83,10 +84,7 @@ func TestFaultOrBug(t *testing.T) {
 			r, stack = recover(), string(debug.Stack())
 			w.current = nil
 		}()
-		func() { // as loop
-			defer w.survive()
-			w.turn()
-		}()
+		w.surviveTurn()
 		return nil, ""
 	}
 	var none *worker
@@ -141,11 +139,7 @@ func TestFaultInABurst(t *testing.T) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	const size, lanes = 4096, 4
 	s := newSim(t, link.PipeConfig{})
-	mem, err := unix.Mmap(-1, 0, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(mem)
+	mem := testenv.Mmap(t, size, unix.PROT_NONE)
 	ha, w := s.hosts[0], s.hosts[1].w
 	rx := &lent{Pipe: s.hosts[1].link}
 	w.link = rx
@@ -173,10 +167,7 @@ func TestFaultInABurst(t *testing.T) {
 		ha.w.mark(a[i].lane)
 	}
 	ha.w.turn()
-	func() { // as loop
-		defer w.survive()
-		w.turn()
-	}()
+	w.surviveTurn()
 	if w.stats.Faults != 1 {
 		t.Fatalf("%d faults", w.stats.Faults)
 	}
@@ -226,11 +217,7 @@ func TestSCTPFault(t *testing.T) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	s := newSim(t, link.PipeConfig{})
 	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
-	none, err := unix.Mmap(-1, 0, 4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(none)
+	none := testenv.Mmap(t, 4096, unix.PROT_NONE)
 	bad := qb.register(none)
 	told := 0
 	qb.Client.OnFault = func() { told++ }
@@ -245,10 +232,7 @@ func TestSCTPFault(t *testing.T) {
 	wa.mark(a.lane)
 	wa.turn()
 	frames, chunks := wb.stats.RxFrames, b.as().a.Stats().RxChunks
-	func() {
-		defer wb.survive()
-		wb.turn()
-	}()
+	wb.surviveTurn()
 	if wb.stats.Faults != 1 || told != 1 {
 		t.Fatalf("%d faults, %d reported", wb.stats.Faults, told)
 	}
@@ -288,10 +272,7 @@ func TestFaultKeepsCommands(t *testing.T) {
 	})
 	w.post(note(2))
 	w.post(note(3))
-	func() {
-		defer w.survive()
-		w.turn()
-	}()
+	w.surviveTurn()
 	w.post(func(w *worker) {
 		for i := range 8 {
 			w.post(note(6 + i))
@@ -350,11 +331,7 @@ func TestFaultHeld(t *testing.T) {
 	}})
 	a, b := s.open()
 	ha, w := s.hosts[0], s.hosts[1].w
-	mem, err := unix.Mmap(-1, 0, 2*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(mem)
+	mem := testenv.Mmap(t, 2*page, unix.PROT_READ|unix.PROT_WRITE)
 	if err := unix.Mprotect(mem[page:], unix.PROT_NONE); err != nil {
 		t.Fatal(err)
 	}
@@ -370,10 +347,7 @@ func TestFaultHeld(t *testing.T) {
 	s.until("some are held", func() bool { return b.conn().holds > 1 })
 	for w.stats.Faults == 0 && s.now < s.limit {
 		ha.w.turn()
-		func() { // as loop
-			defer w.survive()
-			w.turn()
-		}()
+		w.surviveTurn()
 		s.now = s.now.Add(time.Millisecond)
 	}
 	if w.stats.Faults != 1 || w.stats.RxEarly == 0 {
@@ -391,20 +365,13 @@ func TestFaultFreesSlot(t *testing.T) {
 	const size = 4096
 	for _, overSCTP := range []bool{false, true} {
 		s := newSim(t, link.PipeConfig{})
-		mem, err := unix.Mmap(-1, 0, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer unix.Munmap(mem)
+		mem := testenv.Mmap(t, size, unix.PROT_NONE)
 		w := s.hosts[0].w
 		qa, qb := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
 		qa.reg = qa.register(mem)
 		a := s.connect(overSCTP, qa, qb)
 		s.post(a, qa, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
-		func() { // as loop
-			defer w.survive()
-			w.turn()
-		}()
+		w.surviveTurn()
 		s.closed(0)
 		s.closed(1)
 		for s.step() {
@@ -420,11 +387,7 @@ func TestFaultInAtomic(t *testing.T) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	for _, overSCTP := range []bool{false, true} {
 		s := newSim(t, link.PipeConfig{})
-		mem, err := unix.Mmap(-1, 0, 4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer unix.Munmap(mem)
+		mem := testenv.Mmap(t, 4096, unix.PROT_NONE)
 		qa, qb := newSimQP(t, s.hosts[0], 4096), newSimQP(t, s.hosts[1], 4096)
 		bad, told := qb.register(mem), 0
 		qb.Client.OnFault = func() { told++ }
@@ -433,10 +396,7 @@ func TestFaultInAtomic(t *testing.T) {
 		w := s.hosts[1].w
 		for w.stats.Faults == 0 && s.now < s.limit {
 			s.hosts[0].w.turn()
-			func() { // as loop
-				defer w.survive()
-				w.turn()
-			}()
+			w.surviveTurn()
 			s.now = s.now.Add(time.Millisecond)
 		}
 		s.closed(0)
@@ -476,11 +436,7 @@ func TestFaultWhilePumping(t *testing.T) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	const lanes, bad, size = 4, 1, 4096
 	s := newSim(t, link.PipeConfig{})
-	mem, err := unix.Mmap(-1, 0, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(mem)
+	mem := testenv.Mmap(t, size, unix.PROT_NONE)
 	var a [lanes]*stream
 	var qa, qb [lanes]*simQP
 	for i := range lanes {
@@ -499,10 +455,7 @@ func TestFaultWhilePumping(t *testing.T) {
 		}
 		w.mark(a[i].lane)
 	}
-	func() { // as loop
-		defer w.survive()
-		w.turn()
-	}()
+	w.surviveTurn()
 	if w.stats.Faults != 1 || a[lanes-1].lane.pumped == w.stats.Turns {
 		t.Fatalf("%d faults, or they came after the last lane", w.stats.Faults)
 	}
@@ -530,11 +483,7 @@ func TestFaultEndsClient(t *testing.T) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	const lanes, size = 5*failBudget + 3, 4096
 	s := newLoadLanes(t, link.PipeConfig{})
-	mem, err := unix.Mmap(-1, 0, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(mem)
+	mem := testenv.Mmap(t, size, unix.PROT_NONE)
 	ha, w := s.hosts[0], s.hosts[1].w
 	told := 0
 	cb := s.client(1, 0)
@@ -566,10 +515,7 @@ func TestFaultEndsClient(t *testing.T) {
 			t.Fatalf("%d of %d connections are closed", closed, lanes)
 		}
 		ha.w.turn()
-		func() { // as loop
-			defer w.survive()
-			w.turn()
-		}()
+		w.surviveTurn()
 		s.now = s.now.Add(10 * time.Microsecond)
 		s.hosts[1].drain()
 		before := closed

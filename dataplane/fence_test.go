@@ -59,10 +59,7 @@ func TestFence(t *testing.T) {
 // TestFenceAsleep checks that Fence does not wake a worker that sleeps, but waits for the commands that were posted to it.
 func TestFenceAsleep(t *testing.T) {
 	a, _ := newPipe(t, link.PipeConfig{})
-	e, err := New(Config{}, []Queue{{Link: a, CPU: -1}}, fixed{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := newEngine(t, Config{}, []Queue{{Link: a, CPU: -1}}, fixed{})
 	w := e.workers[0]
 	e.Start()
 	const n = 100
@@ -107,10 +104,7 @@ func TestFenceModerated(t *testing.T) {
 	}
 	defer cq.Close()
 	asleep := &waitLink{Link: a, cq: cq}
-	e, err := New(Config{}, []Queue{{Link: asleep, CPU: -1}}, fixed{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := newEngine(t, Config{}, []Queue{{Link: asleep, CPU: -1}}, fixed{})
 	client, err := shm.MapCQ(cq.FD())
 	if err != nil {
 		t.Fatal(err)

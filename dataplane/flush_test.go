@@ -221,10 +221,7 @@ func TestEndAfterCompletions(t *testing.T) {
 	}
 	s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 1, ORD: 1})
 	a.abort(s.hosts[0].w, errAborted)
-	s.until("the end", func() bool {
-		_, ok := s.hosts[1].take(EventClosed)
-		return ok
-	})
+	s.event(1, EventClosed)
 	if len(qb.wcs) != recvs || cq.pending {
 		t.Errorf("%d completions; some are unpublished: %v", len(qb.wcs), cq.pending)
 	}

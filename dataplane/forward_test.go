@@ -381,11 +381,7 @@ func TestForwardedFault(t *testing.T) {
 		drop = false
 		return false
 	}})
-	none, err := unix.Mmap(-1, 0, size+unix.Getpagesize(), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(none)
+	none := testenv.Mmap(t, size+unix.Getpagesize(), unix.PROT_NONE)
 	w, second, b := q.workers[0], q.workers[1], q.workers[2]
 	qa, qb := newSimQP(t, q.hosts[0], size), newSimQP(t, q.hosts[1], size)
 	bad := qa.register(none)
@@ -408,10 +404,7 @@ func TestForwardedFault(t *testing.T) {
 	b.mark(peer.lane)
 	b.turn()
 	second.turn()
-	func() { // as loop
-		defer w.survive()
-		w.turn()
-	}()
+	w.surviveTurn()
 	if w.stats.Faults != 1 || c.conn().holds != 1 {
 		t.Fatalf("%d faults, %d frames held: this tests nothing", w.stats.Faults, c.conn().holds)
 	}

@@ -40,7 +40,7 @@ func TestHalfClose(t *testing.T) {
 	s.post(a, qa, verbs.SendWR{ID: 6, Op: rdmap.OpRead, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
 	s.hosts[0].w.turn()
 	s.halfClose(a)
-	s.until("the FIN has come", func() bool { _, ok := s.hosts[1].take(EventPeerClosed); return ok })
+	s.event(1, EventPeerClosed)
 	s.hosts[1].w.disconnect(b, false) // as the control plane does
 	if ev := s.closed(1); ev.Err != nil {
 		t.Errorf("host 1 closed by %v", ev.Err)
@@ -110,7 +110,7 @@ func TestHalfCloseBounds(t *testing.T) {
 		qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 2, SGEs: qb.sge(0, 10)})
 		s.hosts[0].w.turn()
 		s.halfClose(a)
-		s.until("the FIN has come", func() bool { _, ok := s.hosts[1].take(EventPeerClosed); return ok })
+		s.event(1, EventPeerClosed)
 		silent = true
 		start := s.now
 		s.until("the rest is flushed", func() bool { return len(qb.wcs) > 0 })
@@ -193,7 +193,7 @@ func TestLeave(t *testing.T) {
 				t.Errorf("early %v: completion %v", early, wc)
 			}
 		}
-		s.until("the peer closes", func() bool { _, ok := s.hosts[1].take(EventClosed); return ok })
+		s.event(1, EventClosed)
 		for _, wc := range qb.wcs {
 			if wc.ID == 2 && (wc.Status == verbs.WCSuccess) == early {
 				t.Errorf("early %v: the peer has %v", early, wc)

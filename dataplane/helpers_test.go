@@ -70,6 +70,22 @@ func (w *worker) listenSCTP(id ListenerID, local netip.AddrPort, o SCTP) error {
 
 func (w *worker) answerSCTP(s *stream, set session.Setup, a Attachment) { w.answer(s.id, s, set, a) }
 
+// surviveTurn is a turn as loop makes it, which a fault in a client's memory ends.
+func (w *worker) surviveTurn() {
+	defer w.survive()
+	w.turn()
+}
+
+// newEngine makes an engine that is not started.
+func newEngine(t testing.TB, cfg Config, queues []Queue, r Resolver) *Engine {
+	t.Helper()
+	e, err := New(cfg, queues, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
 // take passes a frame that the test made to the worker. It reports whether the worker holds it.
 func (w *worker) take(f *link.Frame) bool {
 	r := &rxFrame{Frame: f}

@@ -14,6 +14,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/tcp"
@@ -98,11 +99,7 @@ func TestHostFault(t *testing.T) {
 			s := hostSim(t)
 			a, b := s.open()
 			q := [2]*simQP{newSimQP(t, s.hosts[0], 2*size), newSimQP(t, s.hosts[1], 2*size)}
-			mem, err := unix.Mmap(-1, 0, 2*size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer unix.Munmap(mem)
+			mem := testenv.Mmap(t, 2*size, unix.PROT_READ|unix.PROT_WRITE)
 			if err := unix.Mprotect(mem[size-page:], unix.PROT_NONE); err != nil {
 				t.Fatal(err)
 			}
@@ -124,10 +121,7 @@ func TestHostFault(t *testing.T) {
 			s.post(a, q[0], wr)
 			w := s.hosts[0].w
 			for n := 0; w.stats.Faults == 0 && n < 100; n++ {
-				func() { // as loop
-					defer w.survive()
-					w.turn()
-				}()
+				w.surviveTurn()
 			}
 			if faults[tt.bad] != 1 || faults[1-tt.bad] != 0 {
 				t.Fatalf("the programs were ended %v times; want host %d alone", faults, tt.bad)

@@ -15,10 +15,7 @@ func TestListenUndone(t *testing.T) {
 		a, _ := newPipe(t, link.PipeConfig{})
 		queues = append(queues, Queue{Link: a, CPU: -1})
 	}
-	e, err := New(Config{}, queues, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := newEngine(t, Config{}, queues, nil)
 	e.Start()
 	defer e.Stop()
 	for _, r := range []ListenRequest{
@@ -45,10 +42,7 @@ func TestListenUndone(t *testing.T) {
 // TestStoppedEngine checks that what waits for a worker returns an error when the engine has stopped.
 func TestStoppedEngine(t *testing.T) {
 	a, _ := newPipe(t, link.PipeConfig{})
-	e, err := New(Config{}, []Queue{{Link: a, CPU: -1}}, fixed{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := newEngine(t, Config{}, []Queue{{Link: a, CPU: -1}}, fixed{})
 	e.Start()
 	e.Stop()
 	local, remote := netip.AddrPortFrom(addrA, 7174), netip.AddrPortFrom(addrB, 7174)

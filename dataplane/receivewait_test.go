@@ -94,11 +94,7 @@ func (y *waiting) received(n int) {
 func TestFaultWhileWaiting(t *testing.T) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	y := newWaiting(t)
-	none, err := unix.Mmap(-1, 0, waitingLen, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(none)
+	none := testenv.Mmap(t, waitingLen, unix.PROT_NONE)
 	ha, hb := y.hosts[0], y.hosts[1]
 	c, d := y.openFrom(netip.AddrPortFrom(addrA, 40001), addrB)
 	qc, qd := newSimQP(t, ha, waitingLen), newSimQP(t, hb, waitingLen)
@@ -110,10 +106,7 @@ func TestFaultWhileWaiting(t *testing.T) {
 	qd.sends = append(qd.sends, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qd.sge(0, waitingLen), RKey: qc.reg.STag(), Remote: 0x10000})
 	hb.w.mark(d.lane) // the first to be served
 	hb.w.mark(y.b.lane)
-	func() { // as loop
-		defer hb.w.survive()
-		hb.w.turn()
-	}()
+	hb.w.surviveTurn()
 	if hb.w.stats.Faults != 1 {
 		t.Fatalf("%d faults", hb.w.stats.Faults)
 	}

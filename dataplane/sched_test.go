@@ -254,10 +254,7 @@ func TestHoldAll(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e, err := New(Config{TCP: &cfg}, []Queue{{Link: l, CPU: -1}}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		e := newEngine(t, Config{TCP: &cfg}, []Queue{{Link: l, CPU: -1}}, nil)
 		if got := e.workers[0].tcp.MaxHeld; got != frames/2 {
 			t.Errorf("of %d frames a connection may hold %d", frames, got)
 		}
@@ -279,7 +276,7 @@ func TestJoinWhileReady(t *testing.T) {
 	w := s.hosts[0].w
 	a, req := s.requestSCTP(SCTP{}, false)
 	s.hosts[1].w.answerSCTP(s.hosts[1].w.streams[req.Conn], session.Setup{}, Attachment{QP: &qb.QPBinding, Params: mpa.Params{IRD: 8, ORD: 8}})
-	s.until("answer", func() bool { _, ok := s.hosts[0].take(EventAnswer); return ok })
+	s.event(0, EventAnswer)
 	c := &a.as().lane
 	w.enqueue(c)
 	w.attach(a.id, a, Attachment{QP: &qa.QPBinding, Params: mpa.Params{IRD: 8, ORD: 8, Initiator: true}})

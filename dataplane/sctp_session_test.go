@@ -332,15 +332,14 @@ func TestSCTPNegotiate(t *testing.T) {
 		}
 		hb.w.mark(&as.lane)
 	}
-	var req, ans Event
-	s.until("the request", func() (ok bool) { req, ok = hb.take(EventRequest); return ok })
+	req := s.event(1, EventRequest)
 	s.until("the Negotiate", func() bool {
 		ev, ok := ha.take(EventNegotiate)
 		return ok && ev.Conn == id && string(ev.Setup.Private) == "how about"
 	})
 	qb := newSimQP(t, hb, 8192)
 	hb.w.answerSCTP(hb.w.streams[req.Conn], session.Setup{Private: []byte("welcome")}, Attachment{QP: &qb.QPBinding, Params: mpa.Params{IRD: 1, ORD: 1}})
-	s.until("the answer", func() (ok bool) { ans, ok = ha.take(EventAnswer); return ok })
+	ans := s.event(0, EventAnswer)
 	if ans.Conn != id || string(ans.Setup.Private) != "welcome" {
 		t.Errorf("answer %+v", ans)
 	}

@@ -36,13 +36,7 @@ func (s *sim) answerSCTP(a *stream, qa, qb *simQP) (b *stream) {
 	s.t.Helper()
 	ha, hb := s.hosts[0], s.hosts[1]
 	p := mpa.Params{IRD: 4, ORD: 4}
-	s.until("request", func() bool {
-		ev, ok := hb.take(EventRequest)
-		if ok {
-			b = hb.w.streams[ev.Conn]
-		}
-		return ok
-	})
+	b = hb.w.streams[s.event(1, EventRequest).Conn]
 	hb.w.answerSCTP(b, session.Setup{}, Attachment{QP: &qb.QPBinding, Params: p})
 	s.until("answer", func() bool {
 		ev, ok := ha.take(EventAnswer)
@@ -422,11 +416,7 @@ func TestSCTPLeaveShared(t *testing.T) {
 		}
 		b := s.answerSCTP(a, qa, qb)
 		if faults {
-			mem, err := unix.Mmap(-1, 0, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer unix.Munmap(mem)
+			mem := testenv.Mmap(t, size, unix.PROT_NONE)
 			other.reg = other.register(mem)
 		}
 		as := a.as()

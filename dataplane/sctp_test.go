@@ -35,13 +35,7 @@ func (s *sim) requestSCTP(o SCTP, v6 bool) (a *stream, req Event) {
 	if err := ha.w.dialSCTP(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, o, session.Setup{Private: []byte("hello")}, 0); err != nil {
 		s.t.Fatal(err)
 	}
-	s.until("request", func() bool {
-		ev, ok := hb.take(EventRequest)
-		if ok {
-			req = ev
-		}
-		return ok
-	})
+	req = s.event(1, EventRequest)
 	if string(req.Setup.Private) != "hello" || req.Listener != 1 {
 		s.t.Fatalf("request %+v %+v", req, req.Setup)
 	}
@@ -81,14 +75,7 @@ func (s *sim) openSCTPParams(o SCTP, v6 bool, p mpa.Params, fail *term.Error, qa
 	ha, hb := s.hosts[0], s.hosts[1]
 	b = hb.w.streams[req.Conn]
 	hb.w.answerSCTP(b, session.Setup{Private: []byte("welcome")}, Attachment{QP: &qb.QPBinding, Params: p})
-	var ans Event
-	s.until("answer", func() bool {
-		ev, ok := ha.take(EventAnswer)
-		if ok {
-			ans = ev
-		}
-		return ok
-	})
+	ans := s.event(0, EventAnswer)
 	if string(ans.Setup.Private) != "welcome" || ans.Conn != a.id {
 		s.t.Fatalf("answer %+v", ans)
 	}

@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"bytes"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
@@ -143,6 +144,13 @@ func (s *sim) until(what string, cond func() bool) {
 	}
 }
 
+// event waits for an event on host i.
+func (s *sim) event(i int, kind EventKind) (ev Event) {
+	s.t.Helper()
+	s.until(fmt.Sprintf("event %d on host %d", kind, i), func() (ok bool) { ev, ok = s.hosts[i].take(kind); return ok })
+	return ev
+}
+
 func (h *simHost) drain() {
 	for _, f := range h.e.events.q {
 		f(func(ev Event) {
@@ -212,16 +220,7 @@ func (s *sim) openFrom(local netip.AddrPort, to netip.Addr) (a, b *stream) {
 	if err := s.connectTo(id, pkt.NewFlow(local, remote)); err != nil {
 		s.t.Fatal(err)
 	}
-	var acc, con Event
-	s.until("both established", func() bool {
-		if ev, ok := ha.take(EventConnected); ok {
-			con = ev
-		}
-		if ev, ok := hb.take(EventAccepted); ok {
-			acc = ev
-		}
-		return acc.Kind != 0 && con.Kind != 0
-	})
+	con, acc := s.event(0, EventConnected), s.event(1, EventAccepted)
 	return ha.w.streams[con.Conn], hb.w.streams[acc.Conn]
 }
 
@@ -348,37 +347,17 @@ func TestStreamHalfClose(t *testing.T) {
 	a, b := s.open()
 	msg := bytes.Repeat([]byte("streaming mode, before MPA. "), 400)
 	a.conn().streamSend(s.hosts[0].w, msg)
-	var got []byte
-	s.until("bytes arrived", func() bool {
-		for {
-			ev, ok := s.hosts[1].take(EventData)
-			if !ok {
-				break
-			}
-			got = append(got, ev.Data...)
-			b.conn().streamConsumed(s.hosts[1].w, len(ev.Data))
-		}
-		return len(got) >= len(msg)
-	})
-	if !bytes.Equal(got, msg) {
+	ea, eb := &streamingEnd{host: s.hosts[0], c: a}, &streamingEnd{host: s.hosts[1], c: b}
+	s.until("bytes arrived", func() bool { eb.read(); return len(eb.got) >= len(msg) })
+	if !bytes.Equal(eb.got, msg) {
 		t.Error("streaming bytes differ")
 	}
 	// The peer's FIN leaves our direction open.
 	s.hosts[0].w.disconnect(a, false)
-	s.until("FIN arrived", func() bool { _, ok := s.hosts[1].take(EventPeerClosed); return ok })
+	s.event(1, EventPeerClosed)
 	b.conn().streamSend(s.hosts[1].w, msg)
-	got = nil
-	s.until("bytes arrived after the FIN", func() bool {
-		for {
-			ev, ok := s.hosts[0].take(EventData)
-			if !ok {
-				return len(got) >= len(msg)
-			}
-			got = append(got, ev.Data...)
-			a.conn().streamConsumed(s.hosts[0].w, len(ev.Data))
-		}
-	})
-	if !bytes.Equal(got, msg) {
+	s.until("bytes arrived after the FIN", func() bool { ea.read(); return len(ea.got) >= len(msg) })
+	if !bytes.Equal(ea.got, msg) {
 		t.Error("streaming bytes of the half-closed connection differ")
 	}
 	s.hosts[1].w.disconnect(b, false)

@@ -16,10 +16,7 @@ func socketsOnly(t *testing.T, cfg Config) *Engine {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { socks.Close() })
-	e, err := New(cfg, []Queue{{Link: socks, CPU: -1}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := newEngine(t, cfg, []Queue{{Link: socks, CPU: -1}}, nil)
 	return e
 }
 

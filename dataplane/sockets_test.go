@@ -82,14 +82,8 @@ func TestFrameOfSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer socks.Close()
-	e, err := New(Config{}, []Queue{{Link: a, Device: "eth", CPU: -1}, {Link: socks, CPU: -1}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	peer, err := New(Config{}, []Queue{{Link: b, CPU: -1}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := newEngine(t, Config{}, []Queue{{Link: a, Device: "eth", CPU: -1}, {Link: socks, CPU: -1}}, nil)
+	peer := newEngine(t, Config{}, []Queue{{Link: b, CPU: -1}}, nil)
 	for _, w := range append(e.workers, peer.workers...) {
 		defer w.closeFDs()
 	}

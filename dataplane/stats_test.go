@@ -11,10 +11,7 @@ import (
 // TestSilentWorker checks that a worker that does not turn is named.
 func TestSilentWorker(t *testing.T) {
 	a, _ := newPipe(t, link.PipeConfig{})
-	e, err := New(Config{}, []Queue{{Link: a, CPU: -1}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := newEngine(t, Config{}, []Queue{{Link: a, CPU: -1}}, nil)
 	conns, silent := e.QueryConns(nil) // it was not started
 	if len(conns) != 0 || !slices.Equal(silent, []int{0}) {
 		t.Errorf("%d connections, silent %v; want 0", len(conns), silent)
@@ -28,10 +25,7 @@ func TestSilentWorker(t *testing.T) {
 func TestSilentStats(t *testing.T) {
 	a, _ := newPipe(t, link.PipeConfig{})
 	b, _ := newPipe(t, link.PipeConfig{})
-	e, err := New(Config{}, []Queue{{Link: a, CPU: -1}, {Link: b, CPU: -1}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := newEngine(t, Config{}, []Queue{{Link: a, CPU: -1}, {Link: b, CPU: -1}}, nil)
 	e.Start()
 	defer e.Stop()
 	var before []Stats

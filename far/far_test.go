@@ -53,11 +53,7 @@ func own(t *testing.T) *Memory {
 // private maps n bytes that the garbage collector does not know.
 func private(t *testing.T, n int) ([]byte, uint64) {
 	t.Helper()
-	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = unix.Munmap(b) })
+	b := testenv.Mmap(t, n, unix.PROT_READ|unix.PROT_WRITE)
 	return b, uint64(uintptr(unsafe.Pointer(&b[0])))
 }
 

@@ -379,11 +379,7 @@ func TestFarLittleMemoryAfterRead(t *testing.T) {
 // TestFarSourceFaults checks that a QP does not wait for a Store that faulted in its source, the memory of another client.
 func TestFarSourceFaults(t *testing.T) {
 	_, b := newFarPair(t)
-	none, err := unix.Mmap(-1, 0, 4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(none)
+	none := testenv.Mmap(t, 4096, unix.PROT_NONE)
 	func() {
 		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 		defer func() {

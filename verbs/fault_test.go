@@ -9,16 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/marked"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
 // TestFault checks that memory that cannot be touched panics, as a worker expects, and leaves the table usable.
 func TestFault(t *testing.T) {
-	none, err := unix.Mmap(-1, 0, 4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(none)
+	none := testenv.Mmap(t, 4096, unix.PROT_NONE)
 	tb := NewTable(rand.Reader)
 	bad := mustRegister(t, tb, pdA, none, 0, accessRW)
 	good := mustRegister(t, tb, pdA, make([]byte, 8), 0, accessRW)
