@@ -93,9 +93,7 @@ func testFragments(t *testing.T) {
 
 	s := load(t)
 	for _, a := range []netip.Addr{addr4, addr6} {
-		if err := s.Claim(Endpoint{pkt.ProtoTCP, a, ours}); err != nil {
-			t.Fatal(err)
-		}
+		claim(t, s, Endpoint{pkt.ProtoTCP, a, ours})
 	}
 	ring, err := s.Fragments()
 	if err != nil {
@@ -104,17 +102,11 @@ func testFragments(t *testing.T) {
 	defer ring.Close()
 	give := func(steps []step) (bad []string) {
 		for i, st := range steps {
-			before, err := s.Counters()
-			if err != nil {
-				t.Fatal(err)
-			}
+			before := counters(t, s)
 			if act := run(t, s, st.frame); act != st.act {
 				bad = append(bad, fmt.Sprintf("step %d: verdict %d, want %d", i, act, st.act))
 			}
-			after, err := s.Counters()
-			if err != nil {
-				t.Fatal(err)
-			}
+			after := counters(t, s)
 			got := minus(after, before)
 			if got != st.count {
 				bad = append(bad, fmt.Sprintf("step %d: counted %+v, want %+v", i, got, st.count))
@@ -179,16 +171,11 @@ func TestFragmentsOptional(t *testing.T) { eachHook(t, testFragmentsOptional) }
 func testFragmentsOptional(t *testing.T) {
 	s := load(t)
 	withSocket(t, s)
-	if err := s.Claim(Endpoint{pkt.ProtoTCP, addr4, port}); err != nil {
-		t.Fatal(err)
-	}
+	claim(t, s, Endpoint{pkt.ProtoTCP, addr4, port})
 	first := testenv.Cut(frame(6, peer4, addr4, 999, port, 0), 24, 1)[0]
 	check := func(when string, act uint32, want Counters) {
 		t.Helper()
-		before, err := s.Counters()
-		if err != nil {
-			t.Fatal(err)
-		}
+		before := counters(t, s)
 		if got := run(t, s, first); got != act {
 			t.Errorf("%s: verdict %d, want %d", when, got, act)
 		}
@@ -215,9 +202,7 @@ func TestFragmentRing(t *testing.T) { eachHook(t, testFragmentRing) }
 
 func testFragmentRing(t *testing.T) {
 	s := load(t)
-	if err := s.Claim(Endpoint{pkt.ProtoTCP, netip.Addr{}, port}); err != nil {
-		t.Fatal(err)
-	}
+	claim(t, s, Endpoint{pkt.ProtoTCP, netip.Addr{}, port})
 	ring, err := s.Fragments()
 	if err != nil {
 		t.Fatal(err)
@@ -246,10 +231,7 @@ func testFragmentRing(t *testing.T) {
 		if act := run(t, s, f); act != actDrop {
 			t.Fatalf("verdict %d", act)
 		}
-		c, err := s.Counters()
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := counters(t, s)
 		if c.DroppedFragment > 0 {
 			break
 		}
@@ -291,9 +273,7 @@ func TestFragmentsOfTheHost(t *testing.T) {
 		t.Run(fmt.Sprint("v6=", v6), func(t *testing.T) {
 			testenv.OneCPU(t)
 			const claimed, theirs = 9899, 5000
-			if err := s.Claim(Endpoint{pkt.ProtoUDP, dst, claimed}); err != nil {
-				t.Fatal(err)
-			}
+			claim(t, s, Endpoint{pkt.ProtoUDP, dst, claimed})
 			var conn *net.UDPConn
 			var raw int
 			if err := v.A.NS.Do(func() (err error) {
@@ -352,10 +332,7 @@ func TestFragmentsOfTheHost(t *testing.T) {
 					}
 				}
 			}
-			c, err := s.Counters()
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := counters(t, s)
 			// Of ours two are known in the first order, one in the others; copied
 			// is what comes before its first, ours or not.
 			if c.SteeredFragment < 7 || c.CopiedFragment < 8 || c.DroppedFragment != 0 {
@@ -404,9 +381,7 @@ func TestFragmentsAgreeWithPkt(t *testing.T) { eachHook(t, testFragmentsAgreeWit
 func testFragmentsAgreeWithPkt(t *testing.T) {
 	s := load(t)
 	for _, a := range []netip.Addr{addr4, addr6} {
-		if err := s.Claim(Endpoint{pkt.ProtoTCP, a, port}); err != nil {
-			t.Fatal(err)
-		}
+		claim(t, s, Endpoint{pkt.ProtoTCP, a, port})
 	}
 	ring, err := s.Fragments()
 	if err != nil {

@@ -198,9 +198,7 @@ func testVerdicts(t *testing.T) {
 		{pkt.ProtoTCP, addr4, port}, {pkt.ProtoTCP, addr6, port}, {pkt.ProtoSCTP, addr4, port},
 		{pkt.ProtoUDP, addr6, 9899}, {pkt.ProtoTCP, netip.IPv4Unspecified(), 20000}, {pkt.ProtoSCTP, netip.Addr{}, 20001},
 	} {
-		if err := s.Claim(e); err != nil {
-			t.Fatal(err)
-		}
+		claim(t, s, e)
 	}
 	tcp4 := frame(6, peer4, addr4, 999, port, 0)
 	tcp6 := frame(6, peer6, addr6, 999, port, 0)
@@ -261,17 +259,11 @@ func testVerdicts(t *testing.T) {
 		{"icmp6 neighbour solicitation", icmpError(peer6, addr6, 135, back6), actPass, C{Passed: 1}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			before, err := s.Counters()
-			if err != nil {
-				t.Fatal(err)
-			}
+			before := counters(t, s)
 			if act := run(t, s, tc.frame); act != tc.act {
 				t.Errorf("verdict %d, want %d", act, tc.act)
 			}
-			after, err := s.Counters()
-			if err != nil {
-				t.Fatal(err)
-			}
+			after := counters(t, s)
 			if got := minus(after, before); got != tc.count && !notRun {
 				t.Errorf("counted %+v, want %+v", got, tc.count)
 			}
@@ -310,9 +302,7 @@ func testClaimsAreCounted(t *testing.T) {
 	}
 	// A map that is full says so, and leaves nothing half claimed.
 	for i := range 64 {
-		if err := s.Claim(Endpoint{pkt.ProtoTCP, addr4, uint16(i + 1)}); err != nil {
-			t.Fatal(err)
-		}
+		claim(t, s, Endpoint{pkt.ProtoTCP, addr4, uint16(i + 1)})
 	}
 	if err := s.Claim(Endpoint{pkt.ProtoTCP, netip.Addr{}, 1}); !errors.Is(err, unix.E2BIG) || !strings.Contains(err.Error(), "room for 64 endpoints, and is full: raise steering-endpoints") {
 		t.Errorf("Claim in a full map: %v", err)
@@ -321,9 +311,7 @@ func testClaimsAreCounted(t *testing.T) {
 
 func TestNoSocketPassesToKernel(t *testing.T) {
 	s := load(t)
-	if err := s.Claim(Endpoint{pkt.ProtoTCP, addr4, port}); err != nil {
-		t.Fatal(err)
-	}
+	claim(t, s, Endpoint{pkt.ProtoTCP, addr4, port})
 	f := frame(6, peer4, addr4, 999, port, 0)
 	if act := run(t, s, f); act != actPass {
 		t.Errorf("verdict %d", act)
@@ -372,9 +360,7 @@ func TestWildcardMeansOurAddresses(t *testing.T) { eachHook(t, testWildcardMeans
 func testWildcardMeansOurAddresses(t *testing.T) {
 	s := load(t)
 	withSocket(t, s)
-	if err := s.Claim(Endpoint{pkt.ProtoTCP, netip.Addr{}, port}); err != nil {
-		t.Fatal(err)
-	}
+	claim(t, s, Endpoint{pkt.ProtoTCP, netip.Addr{}, port})
 	ours, theirs := frame(6, peer4, addr4, 999, port, 0), frame(6, peer4, other4, 999, port, 0)
 	check := func(name string, f []byte, want uint32) {
 		t.Helper()
@@ -422,9 +408,7 @@ func TestVLANs(t *testing.T) { eachHook(t, testVLANs) }
 func testVLANs(t *testing.T) {
 	s := load(t)
 	withSocket(t, s)
-	if err := s.Claim(Endpoint{pkt.ProtoTCP, addr4, port}); err != nil {
-		t.Fatal(err)
-	}
+	claim(t, s, Endpoint{pkt.ProtoTCP, addr4, port})
 	tagged := func(tags ...uint16) []byte {
 		b := frame(6, peer4, addr4, 999, port, len(tags))
 		for i, tag := range tags {
@@ -468,9 +452,7 @@ func testAgreesWithPkt(t *testing.T) {
 	withSocket(t, s)
 	claim := func(dst netip.Addr) {
 		for _, proto := range []uint8{pkt.ProtoTCP, pkt.ProtoSCTP} {
-			if err := s.Claim(Endpoint{proto, dst, port}); err != nil {
-				t.Fatal(err)
-			}
+			claim(t, s, Endpoint{proto, dst, port})
 		}
 	}
 	claim(addr4)
@@ -739,10 +721,7 @@ func TestRenew(t *testing.T) {
 	}
 	tcp := frame(6, peer4, addr4, 999, port, 0)
 	for _, p := range []*ebpf.Program{s.objs.IwarpdSteer, s.objs.Twin} {
-		before, err := s.Counters()
-		if err != nil {
-			t.Fatal(err)
-		}
+		before := counters(t, s)
 		if _, err := result(p, tcp); err != nil {
 			t.Fatal(err)
 		}
@@ -798,4 +777,20 @@ func TestWithoutPrivileges(t *testing.T) {
 			_ = s.Close()
 		}
 	})
+}
+
+func claim(t testing.TB, s *Steering, e Endpoint) {
+	t.Helper()
+	if err := s.Claim(e); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func counters(t testing.TB, s *Steering) Counters {
+	t.Helper()
+	c, err := s.Counters()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
 }

@@ -222,10 +222,7 @@ func kernel(t *testing.T) (release [2]int) {
 
 // TestPortLooks checks that a user who asks for ports in use does not keep others from a port in TIME-WAIT.
 func TestPortLooks(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testenv.Listen(t)
 	peer, here := connected(t, l)
 	l.Close()
 	cs := claims{accounts: new(accounts)}

@@ -26,10 +26,7 @@ import (
 // nothing.
 func lingerers(t *testing.T, n int) (fds []int) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testenv.Listen(t)
 	t.Cleanup(func() { l.Close() })
 	junk := make([]byte, 1<<16)
 	for range n {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
@@ -87,11 +88,7 @@ func TestFrameOfSocket(t *testing.T) {
 	for _, w := range append(e.workers, peer.workers...) {
 		defer w.closeFDs()
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := testenv.Listen(t)
 	w, done := e.workers[1], make(chan error, 1)
 	r := &ConnectRequest{Local: freeEndpoint(t, "127.0.0.1"), Remote: l.Addr().(*net.TCPAddr).AddrPort(), Timeout: time.Minute}
 	r.connect(w, w.newID(), &Hop{}, done)

@@ -156,9 +156,7 @@ func TestEarlyReversed(t *testing.T) {
 	if got := b.mem.regions[7].buf[100:600]; !bytes.Equal(got, data) {
 		t.Error("the Write is not placed")
 	}
-	if err := b.HandleULPDU(segs[0]); err != nil {
-		t.Fatal(err)
-	}
+	b.give(t, segs[0])
 	for i := range segs[1:] {
 		if err := b.DeliverEarly(serial.Num(i + 1)); err != nil {
 			t.Fatalf("segment %d: %v", i+1, err)
@@ -226,9 +224,7 @@ func TestEarlyWindow(t *testing.T) {
 	if !e.HandleEarly(1, send(recvWindow)) || e.mem.taken != recvWindow {
 		t.Errorf("the last of the window: %d buffers taken; want %d", e.mem.taken, recvWindow)
 	}
-	if err := e.HandleULPDU(send(1)); err != nil {
-		t.Fatal(err)
-	}
+	e.give(t, send(1))
 	if !e.HandleEarly(2, send(recvWindow+1)) {
 		t.Error("the window did not move")
 	}

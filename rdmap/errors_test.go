@@ -339,9 +339,7 @@ func TestErrorsOfResponses(t *testing.T) {
 			e.post(t, tt.wr)
 			e.poll(testMULPDU)
 			if tt.before != "" {
-				if err := e.HandleULPDU(testenv.Unhex(t, tt.before)); err != nil {
-					t.Fatal(err)
-				}
+				e.give(t, testenv.Unhex(t, tt.before))
 			}
 			in := testenv.Unhex(t, tt.in)
 			if err := e.HandleULPDU(in); err != tt.want {
@@ -399,9 +397,7 @@ func TestReservedIgnored(t *testing.T) {
 		t.Errorf("completions %+v; want a Send that invalidates nothing", cs)
 	}
 	e.poll(testMULPDU)
-	if err := e.HandleULPDU(testenv.Unhex(t, "7d7a deadbeef 00000001 00000002 00000000 fffffff0 00000005 00000007 0000000000001000 0000000000000001 0000000000000000 ffffffffffffffff 0000000000000000")); err != nil {
-		t.Fatal(err)
-	}
+	e.give(t, testenv.Unhex(t, "7d7a deadbeef 00000001 00000002 00000000 fffffff0 00000005 00000007 0000000000001000 0000000000000001 0000000000000000 ffffffffffffffff 0000000000000000"))
 	if got, want := e.poll(testMULPDU), testenv.Unhex(t, hAnswer+"00000005 aa00000000000000"); !bytes.Equal(got, want) {
 		t.Errorf("answer to the atomic %x; want %x", got, want)
 	}
@@ -411,9 +407,7 @@ func TestReservedIgnored(t *testing.T) {
 // second segment and the whole request.
 func TestErrorOfSegmentedRequest(t *testing.T) {
 	e := newVictim()
-	if err := e.HandleULPDU(testenv.Unhex(t, "0141 00000000 00000001 00000001 00000000 00000009 00000000")); err != nil {
-		t.Fatal(err)
-	}
+	e.give(t, testenv.Unhex(t, "0141 00000000 00000001 00000001 00000000 00000009 00000000"))
 	second := testenv.Unhex(t, "4141 00000000 00000001 00000001 00000008 00002000 00000001 00000006 0000000000001000")
 	if err := e.HandleULPDU(second); err != term.ErrReadSTag {
 		t.Fatalf("HandleULPDU = %v; want %v", err, term.ErrReadSTag)

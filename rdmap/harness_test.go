@@ -122,6 +122,14 @@ type end struct {
 	mem *fakeMemory
 }
 
+// give passes a segment to the stream, which must take it.
+func (e *end) give(t testing.TB, b []byte) {
+	t.Helper()
+	if err := e.HandleULPDU(b); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func newEnd(cfg Config) *end {
 	e := &end{mem: newFakeMemory()}
 	e.Init(cfg, e.mem)

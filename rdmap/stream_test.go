@@ -157,14 +157,10 @@ func TestORD(t *testing.T) {
 				t.Fatalf("ORD %d, %d done: %d requests leave; want %d", ord, done, len(out), want)
 			}
 			for _, p := range out {
-				if err := b.HandleULPDU(p); err != nil {
-					t.Fatal(err)
-				}
+				b.give(t, p)
 			}
 			for p := b.poll(testMULPDU); p != nil; p = b.poll(testMULPDU) {
-				if err := a.HandleULPDU(p); err != nil {
-					t.Fatal(err)
-				}
+				a.give(t, p)
 				done++
 			}
 		}
@@ -324,9 +320,7 @@ func TestFairness(t *testing.T) {
 			msn++
 			h := ddp.Untagged{Last: true, ULP: control(opcodeReadRequest), QN: 1, MSN: serial.Num(msn)}
 			r := readRequest{size: size.read, srcSTag: 7}
-			if err := e.HandleULPDU(r.append(h.Append(nil))); err != nil {
-				t.Fatal(err)
-			}
+			e.give(t, r.append(h.Append(nil)))
 		}
 		var moved [16]int
 		open := byte(0xff)
@@ -364,9 +358,7 @@ func TestFairnessAfterIdle(t *testing.T) {
 	request := func() {
 		msn++
 		h := ddp.Untagged{Last: true, ULP: control(opcodeReadRequest), QN: 1, MSN: msn}
-		if err := e.HandleULPDU((&readRequest{size: 100, srcSTag: 7}).append(h.Append(nil))); err != nil {
-			t.Fatal(err)
-		}
+		e.give(t, (&readRequest{size: 100, srcSTag: 7}).append(h.Append(nil)))
 	}
 	drain := func() (opcodes []byte) {
 		for p := e.poll(testMULPDU); p != nil; p = e.poll(testMULPDU) {
@@ -417,9 +409,7 @@ func TestReceiveRingGrows(t *testing.T) {
 			e.completions() // so that the ring does not start at index 0
 		}
 		h := ddp.Untagged{Last: true, ULP: control(opcodeSend), MSN: serial.Num(i + 1)}
-		if err := e.HandleULPDU(h.Append(nil)); err != nil {
-			t.Fatal(err)
-		}
+		e.give(t, h.Append(nil))
 	}
 	cs := e.completions()
 	for i, c := range cs {
@@ -475,9 +465,7 @@ func TestSourceError(t *testing.T) {
 		"00000009 fffffffffffff0e4 00000016 00000007 00000000000010e4",
 	} {
 		e := newVictim()
-		if err := e.HandleULPDU(request); err != nil {
-			t.Fatal(err)
-		}
+		e.give(t, request)
 		var seg Segment
 		for range segments + 1 {
 			if !e.PollSegment(testMULPDU, &seg) {

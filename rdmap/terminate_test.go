@@ -205,9 +205,7 @@ func TestTerminatedEndToEnd(t *testing.T) {
 		e.poll(testMULPDU)
 	}
 	in := hTerm + "0100e000 002e 4141 00000000 00000001 00000002 00000000 00000007 0000000000001010 00000010 00000055 0000000000000000"
-	if err := e.HandleULPDU(testenv.Unhex(t, in)); err != nil {
-		t.Fatal(err)
-	}
+	e.give(t, testenv.Unhex(t, in))
 	e.Flush()
 	if cs := e.completions(); len(cs) != 2 || cs[0].Status != StatusFlushed || cs[1].Status != StatusRemoteAccess {
 		t.Errorf("completions %+v; want the first flushed, the second refused", cs)
@@ -217,9 +215,7 @@ func TestTerminatedEndToEnd(t *testing.T) {
 // TestTerminatedSegmented decodes a Terminate in two segments, and one padded with zeros.
 func TestTerminatedSegmented(t *testing.T) {
 	e := newVictim()
-	if err := e.HandleULPDU(testenv.Unhex(t, "0147 00000000 00000002 00000001 00000000 2002")); err != nil {
-		t.Fatal(err)
-	}
+	e.give(t, testenv.Unhex(t, "0147 00000000 00000002 00000001 00000000 2002"))
 	if err := e.HandleULPDU(testenv.Unhex(t, "4147 00000000 00000002 00000001 00000002 0000")); err != nil || e.Remote() != term.ErrMPACRC {
 		t.Errorf("second half: %v, Remote %v; want %v", err, e.Remote(), term.ErrMPACRC)
 	}

@@ -169,9 +169,7 @@ func TestCapturedRping(t *testing.T) {
 		if !bytes.Equal(b, testenv.Unhex(t, want)) {
 			t.Fatalf("sent\n%x; in the capture it was\n%s", b, want)
 		}
-		if err := to.HandleULPDU(b); err != nil {
-			t.Fatal(err)
-		}
+		to.give(t, b)
 	}
 	carry(client, server, "c140 00000001 0000000000000000")
 	post(client, WR{Op: OpSend, Len: 16}, source)
@@ -215,9 +213,7 @@ func TestCapturedSegmentation(t *testing.T) {
 		{"Write", func() { e.post(t, WR{Op: OpWrite, Len: 65536, STag: 0x18ada100, TO: 0x7ffa4e7c0000}) },
 			"814018ada10000007ffa4e7c0000", "c14018ada10000007ffa4e7cfb04", 46},
 		{"Read Response", func() {
-			if err := e.HandleULPDU(testenv.Unhex(t, "4141000000000000000100000001000000003944500000007fd7ff83b00000010000ba82de0000007ff02b005000")); err != nil {
-				t.Fatal(err)
-			}
+			e.give(t, testenv.Unhex(t, "4141000000000000000100000001000000003944500000007fd7ff83b00000010000ba82de0000007ff02b005000"))
 		}, "81423944500000007fd7ff83b000", "c1423944500000007fd7ff84ab04", 46},
 		{"Send", func() { e.post(t, WR{Op: OpSend, Len: 65536}) },
 			"014300000000000000000000000100000000", "41430000000000000000000000010000ffe0", 47},

@@ -42,10 +42,7 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, dir: t.TempDir(), there: t.TempDir(), events: make(chan Event, 100), served: make(chan error, 1)}
 	w.conn, w.far = memconn.Pair(recvDepth, maxMessage)
-	store, err := OpenStore(w.there)
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := openStore(t, w.there)
 	w.store = store
 	win := window{Chunk: testChunk, Slots: testSlots}
 	win.Bytes, win.Remote = w.far.Alloc(testChunk * testSlots)
@@ -64,11 +61,7 @@ func (w *world) put(data []byte, name string) (Result, error) {
 }
 
 func (w *world) get(name, as string) (Result, error) {
-	store, err := OpenStore(w.dir)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	defer store.Close()
+	store := openStore(w.t, w.dir)
 	return w.client.Get(w.t.Context(), name, store, as)
 }
 
@@ -352,13 +345,9 @@ func TestDiskFull(t *testing.T) {
 	data := random(1 << 20)
 
 	w := newWorld(t)
-	store, err := OpenStore(small)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer store.Close()
+	store := openStore(t, small)
 	testenv.WriteFile(t, filepath.Join(w.there, "f"), data, 0o600)
-	_, err = w.client.Get(t.Context(), "f", store, "f")
+	_, err := w.client.Get(t.Context(), "f", store, "f")
 	var e *Error
 	if !errors.As(err, &e) || e.Code != CodeNoSpace || !strings.Contains(err.Error(), "disk full") {
 		t.Errorf("get to a full disk: %v", err)
@@ -531,3 +520,14 @@ func (s *stopper) Read(b []byte) (int, error) {
 }
 
 var _ io.Reader = (*stopper)(nil)
+
+// openStore opens a folder until the test ends.
+func openStore(t testing.TB, dir string) *Store {
+	t.Helper()
+	s, err := OpenStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}

@@ -130,11 +130,7 @@ func TestListed(t *testing.T) {
 func TestFolderRemoved(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "d")
 	testenv.Mkdir(t, dir, 0o755)
-	store, err := OpenStore(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer store.Close()
+	store := openStore(t, dir)
 	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
 	}

@@ -23,11 +23,7 @@ func TestOverRDMA(t *testing.T) {
 	defer a.Close()
 	defer b.Close()
 	dir, there := t.TempDir(), t.TempDir()
-	store, err := OpenStore(there)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer store.Close()
+	store := openStore(t, there)
 	addr := fmt.Sprintf("%v:7176", b.Addr())
 	l, err := b.Device().Listen(t.Context(), addr, Config())
 	if err != nil {
@@ -50,11 +46,7 @@ func TestOverRDMA(t *testing.T) {
 		}
 	}()
 
-	home, err := OpenStore(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer home.Close()
+	home := openStore(t, dir)
 	all := make([]*Client, clients)
 	for i := range all {
 		if all[i], err = Dial(t.Context(), a.Device(), addr, Config()); err != nil {

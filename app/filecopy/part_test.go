@@ -17,11 +17,7 @@ import (
 // part creates the file that a copy with --resume of size bytes writes to.
 func part(t *testing.T, size int64) (*Store, *incoming) {
 	t.Helper()
-	store, err := OpenStore(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { store.Close() })
+	store := openStore(t, t.TempDir())
 	in, err := store.Create("f", size, Options{Resume: true})
 	if err != nil {
 		t.Fatal(err)

@@ -89,11 +89,7 @@ func TestResume(t *testing.T) {
 // TestResumeOfOther checks that a partial file that is not the beginning of the source is detected and removed.
 func TestResumeOfOther(t *testing.T) {
 	w := newWorld(t)
-	store, err := OpenStore(w.there)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer store.Close()
+	store := openStore(t, w.there)
 	data := random(5 * testChunk)
 	name := filepath.Join(w.dir, "f")
 	testenv.WriteFile(t, name, data, 0o600)

@@ -18,11 +18,7 @@ import (
 // TestNoNewFiles checks the error for a folder that exists but in which the kernel makes no files.
 func TestNoNewFiles(t *testing.T) {
 	testenv.RequireRoot(t) // others get a permission error
-	s, err := OpenStore("/proc")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := openStore(t, "/proc")
 	for _, name := range []string{"f", "sys/f"} {
 		_, err := s.Create(name, 1, Options{})
 		var e *Error
@@ -34,11 +30,7 @@ func TestNoNewFiles(t *testing.T) {
 
 // TestMissingFolder checks that the error for a missing folder names it.
 func TestMissingFolder(t *testing.T) {
-	s, err := OpenStore(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := openStore(t, t.TempDir())
 	_, create := s.Create("new/f", 1, Options{})
 	for _, err := range []error{create, s.Mkdir("new/f", Options{})} {
 		var e *Error
@@ -61,11 +53,7 @@ func TestReadOnly(t *testing.T) {
 func TestBadPaths(t *testing.T) {
 	dir := t.TempDir()
 	testenv.WriteFile(t, filepath.Join(dir, "file"), nil, 0o600)
-	s, err := OpenStore(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := openStore(t, dir)
 	for name, want := range map[string]string{
 		"file/f": "is a file, not a folder", "file/d/f": "is a file, not a folder", strings.Repeat("n", 300): "choose a shorter one",
 	} {
@@ -83,11 +71,7 @@ func TestLinksOut(t *testing.T) {
 	if err := errors.Join(os.Symlink("/etc/passwd", filepath.Join(dir, "absolute")), os.Symlink("../..", filepath.Join(dir, "up"))); err != nil {
 		t.Fatal(err)
 	}
-	s, err := OpenStore(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := openStore(t, dir)
 	_, _, absolute := s.Open("absolute")
 	_, stat := s.Stat("up/f")
 	_, list := s.List("up")

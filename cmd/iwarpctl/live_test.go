@@ -37,17 +37,24 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// running starts two daemons in the process, with a connection between them. The command lines use the socket of the
-// accepting one.
-func running(t *testing.T) (socket string, ca, cb *iwarp.Conn) {
+// pair starts two nodes, and returns a context that ends after a minute.
+func pair(t *testing.T, cfg embed.PairConfig) (a, b *embed.Node, ctx context.Context) {
 	t.Helper()
-	socket = filepath.Join(t.TempDir(), "iwarpd.sock")
-	a, b, err := embed.Pair(embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
+	a, b, err := embed.Pair(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(func() { cancel(); a.Close(); b.Close() })
+	return a, b, ctx
+}
+
+// running starts two daemons in the process, with a connection between them. The command lines use the socket of the
+// accepting one.
+func running(t *testing.T) (socket string, ca, cb *iwarp.Conn) {
+	t.Helper()
+	socket = filepath.Join(t.TempDir(), "iwarpd.sock")
+	a, b, ctx := pair(t, embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
 	l, err := b.Device().Listen(ctx, ":7174", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -98,14 +105,7 @@ func TestCaptureFIFO(t *testing.T) {
 // clean exit, after which a unit is not restarted.
 func TestServerOutlivesReader(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "iwarpd.sock")
-	a, b, err := embed.Pair(embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	a, b, ctx := pair(t, embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
 	for port, args := range map[int][]string{
 		7175: {"perf", "--server", "--listen", ":7175"},
 		7176: {"nfs", "export", t.TempDir(), "--listen", ":7176", "--mount-port", "0", "--portmap-port", "0", "--key-file", filepath.Join(t.TempDir(), "key")},
@@ -147,14 +147,7 @@ func TestServerOutlivesReader(t *testing.T) {
 // TestPingQuota checks that a persistent ping server goes on after clients that exceed its quota.
 func TestPingQuota(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "iwarpd.sock")
-	a, b, err := embed.Pair(embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600, Limits: ctrl.Limits{QPs: 1}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	a, b, ctx := pair(t, embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600, Limits: ctrl.Limits{QPs: 1}}})
 	server, interrupt := context.WithCancel(ctx)
 	defer interrupt()
 	errs, say := io.Pipe()
@@ -200,14 +193,7 @@ func (justDone) Err() error { return context.Canceled }
 // TestInterruptedAfterSuccess checks that doctor which is interrupted just after the first transfer has succeeded
 // reports that it was.
 func TestInterruptedAfterSuccess(t *testing.T) {
-	a, b, err := embed.Pair(embed.PairConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	a, b, ctx := pair(t, embed.PairConfig{})
 	l, err := a.Device().Listen(ctx, ":7174", rping.Config())
 	if err != nil {
 		t.Fatal(err)
@@ -226,14 +212,7 @@ func TestInterruptedAfterSuccess(t *testing.T) {
 // that, and nothing about the peer.
 func TestInterruptedConnect(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "iwarpd.sock")
-	a, b, err := embed.Pair(embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	a, b, ctx := pair(t, embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
 	l, err := a.Device().Listen(ctx, ":7174", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -312,17 +291,10 @@ func TestShowQP(t *testing.T) {
 func TestKeepsResults(t *testing.T) {
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "iwarpd.sock")
-	a, b, err := embed.Pair(embed.PairConfig{
+	a, _, ctx := pair(t, embed.PairConfig{
 		CtrlA: ctrl.Config{Limits: ctrl.Limits{Registered: 16 << 20}},
 		CtrlB: ctrl.Config{Socket: socket, Mode: 0o600},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
 	serving, stop := context.WithCancel(ctx)
 	var servers sync.WaitGroup
 	defer servers.Wait()
@@ -394,12 +366,7 @@ func (f writerFunc) Write(b []byte) (int, error) {
 func TestNFSJSON(t *testing.T) {
 	dir := t.TempDir()
 	socketA, socketB := filepath.Join(dir, "a.sock"), filepath.Join(dir, "b.sock")
-	a, b, err := embed.Pair(embed.PairConfig{CtrlA: ctrl.Config{Socket: socketA, Mode: 0o600}, CtrlB: ctrl.Config{Socket: socketB, Mode: 0o600}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
+	_, b, _ := pair(t, embed.PairConfig{CtrlA: ctrl.Config{Socket: socketA, Mode: 0o600}, CtrlB: ctrl.Config{Socket: socketB, Mode: 0o600}})
 	file := filepath.Join(dir, "file")
 	testenv.WriteFile(t, file, make([]byte, 100), 0o600)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -544,12 +511,7 @@ func TestStatusConnections(t *testing.T) {
 func TestStatusQuota(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "iwarpd.sock")
 	config := ctrl.Config{Socket: socket, Mode: 0o600, Limits: ctrl.Limits{Clients: 1}}
-	a, b, err := embed.Pair(embed.PairConfig{CtrlB: config})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close() // its device is the one client
+	pair(t, embed.PairConfig{CtrlB: config}) // its device is the one client
 	code, out, errOut := ctl(t, "--socket", socket, "status")
 	if code != exitOK || !strings.Contains(out, "has 1 clients, its limit is 1") {
 		t.Errorf("exit code %d, %s\n%s", code, out, errOut)

@@ -208,11 +208,7 @@ func TestUntil(t *testing.T) {
 func TestExportPortTaken(t *testing.T) {
 	testenv.RequireRoot(t)
 	t.Setenv("STATE_DIRECTORY", t.TempDir())
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := testenv.Listen(t)
 	_, taken, err := net.SplitHostPort(l.Addr().String())
 	if err != nil {
 		t.Fatal(err)

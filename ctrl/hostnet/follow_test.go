@@ -68,9 +68,7 @@ func TestFollowLinkAfterLoss(t *testing.T) {
 func TestNeighbourEventLost(t *testing.T) {
 	here, _ := wire(t)
 	must(t, os.WriteFile("/proc/sys/net/ipv4/neigh/a0/mcast_solicit", []byte("1000"), 0)) // the kernel asks until the end of the test
-	r, err := New("a0")
-	must(t, err)
-	defer r.Close()
+	r := newResolver(t, "a0")
 	r.patience = time.Minute
 	link, err := here.LinkByName("a0")
 	must(t, err)
@@ -125,9 +123,7 @@ func TestRefreshAgain(t *testing.T) {
 		return list(h)
 	}
 	defer func() { linkList = list }()
-	r, err := New("a0")
-	must(t, err)
-	defer r.Close()
+	r := newResolver(t, "a0")
 	link, err := here.LinkByName("a0")
 	must(t, err)
 	fails.Store(true)

@@ -79,6 +79,15 @@ func must(t *testing.T, err error) {
 	}
 }
 
+// newResolver makes a resolver that is closed when the test ends.
+func newResolver(t *testing.T, names ...string) *Resolver {
+	t.Helper()
+	r, err := New(names...)
+	must(t, err)
+	t.Cleanup(func() { r.Close() })
+	return r
+}
+
 func up(t *testing.T, h *netlink.Handle, name string, addrs ...string) netlink.Link {
 	t.Helper()
 	l, err := h.LinkByName(name)
@@ -135,9 +144,7 @@ func TestResolve(t *testing.T) {
 		must(t, here.RouteAdd(&netlink.Route{Dst: dst, Type: kind}))
 	}
 
-	r, err := New("a0")
-	must(t, err)
-	defer r.Close()
+	r := newResolver(t, "a0")
 	for dst, want := range map[string]string{"10.81.1.1": "no route: a blackhole route", "10.82.1.1": "no route: a prohibit route"} {
 		if _, err := r.Resolve(netip.MustParseAddr(dst), netip.Addr{}, ""); !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v; want %s", dst, err, want)
@@ -236,9 +243,7 @@ func TestNoARP(t *testing.T) {
 			LinkIndex: a0.Attrs().Index, State: netlink.NUD_PERMANENT, IP: net.ParseIP(dst), HardwareAddr: far[:],
 		}))
 	}
-	r, err := New("a0")
-	must(t, err)
-	defer r.Close()
+	r := newResolver(t, "a0")
 	for dst, want := range map[string][6]byte{"10.77.0.9": far, "fd77::9": far, "10.77.0.8": mac(a0), "fd77::8": mac(a0)} {
 		if hop, err := r.Resolve(netip.MustParseAddr(dst), netip.Addr{}, ""); err != nil || hop.DstMAC != want {
 			t.Errorf("%s: to %x, %v; want %x", dst, hop.DstMAC, err, want)
@@ -257,9 +262,7 @@ func TestSourceElsewhere(t *testing.T) {
 	must(t, here.RouteAdd(&netlink.Route{
 		LinkIndex: a0.Attrs().Index, Dst: dst, Src: net.IPv4(10, 90, 0, 1), Gw: net.IPv4(10, 77, 0, 2),
 	}))
-	r, err := New("a0")
-	must(t, err)
-	defer r.Close()
+	r := newResolver(t, "a0")
 	_, err = r.Resolve(netip.MustParseAddr("10.80.0.1"), netip.Addr{}, "")
 	if !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "10.90.0.1 is not on a0: give") {
 		t.Error(err)
@@ -268,9 +271,7 @@ func TestSourceElsewhere(t *testing.T) {
 
 func TestWatch(t *testing.T) {
 	here, there := wire(t)
-	r, err := New("a0")
-	must(t, err)
-	defer r.Close()
+	r := newResolver(t, "a0")
 	peer := netip.MustParseAddr("10.77.0.2")
 	if _, err := r.Resolve(peer, netip.Addr{}, ""); err != nil {
 		t.Fatal(err)
@@ -455,9 +456,7 @@ func TestHostless(t *testing.T) {
 	must(t, err)
 	odd.Broadcast = net.IPv4(10, 93, 0, 77).To4()
 	must(t, here.AddrAdd(a0, odd))
-	r, err := New("a0")
-	must(t, err)
-	defer r.Close()
+	r := newResolver(t, "a0")
 	has := func(a string) bool { return slices.Contains(r.Hostless(), netip.MustParseAddr(a)) }
 	for a, want := range map[string]bool{
 		"10.90.0.1": true, "10.90.0.0": false, "10.91.0.5": true, "10.91.0.7": true, "10.91.0.6": false,
@@ -546,9 +545,7 @@ func TestMovedAndBack(t *testing.T) {
 	there, err := netlink.NewHandleAt(away, unix.NETLINK_ROUTE)
 	must(t, err)
 	defer there.Close()
-	r, err := New("a0")
-	must(t, err)
-	defer r.Close()
+	r := newResolver(t, "a0")
 	changed, d := changes(r), r.Device("a0")
 	before := d.Presence()
 	l, err := here.LinkByName("a0")
@@ -577,9 +574,7 @@ func TestMovedAndBack(t *testing.T) {
 // not count as gone in between: its connections would be reset.
 func TestAddressAgain(t *testing.T) {
 	here, _ := wire(t)
-	r, err := New("a0")
-	must(t, err)
-	defer r.Close()
+	r := newResolver(t, "a0")
 	d, addr := r.Device("a0"), netip.MustParseAddr("10.77.0.1")
 	has := func() bool { return slices.Contains(d.Addrs(), addr) }
 	l, err := here.LinkByName("a0")
@@ -689,9 +684,7 @@ func TestSeveral(t *testing.T) {
 	rule.Src, rule.Table = &net.IPNet{IP: net.ParseIP("10.78.0.1").To4(), Mask: net.CIDRMask(32, 32)}, 100
 	must(t, here.RuleAdd(rule))
 
-	r, err := New("a0", "a1")
-	must(t, err)
-	defer r.Close()
+	r := newResolver(t, "a0", "a1")
 	for _, tt := range []struct {
 		dst, src, by string
 		device       string
@@ -745,9 +738,7 @@ func TestSeveral(t *testing.T) {
 // not end a current wait.
 func TestOldFailure(t *testing.T) {
 	here, _ := wire(t)
-	r, err := New("a0")
-	must(t, err)
-	defer r.Close()
+	r := newResolver(t, "a0")
 	r.patience = 2 * time.Minute
 	// The kernel asks until the test is over.
 	must(t, os.WriteFile("/proc/sys/net/ipv4/neigh/a0/mcast_solicit", []byte("1000"), 0))
@@ -797,9 +788,7 @@ func TestOldFailure(t *testing.T) {
 // it then gets its new address, and that one that an administrator has set stays.
 func TestProbe(t *testing.T) {
 	here, there := wire(t)
-	r, err := New("a0")
-	must(t, err)
-	defer r.Close()
+	r := newResolver(t, "a0")
 	b0, err := there.LinkByName("b0")
 	must(t, err)
 	moved := [6]byte{2, 0, 0, 9, 9, 9}

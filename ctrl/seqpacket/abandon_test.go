@@ -7,17 +7,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // lingerer returns a socket whose close waits for an hour, because its peer reads nothing, and
 // the peer.
 func lingerer(t *testing.T) (fd int, peer net.Conn) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := testenv.Listen(t)
 	c, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
@@ -48,10 +46,7 @@ func lingerer(t *testing.T) (fd int, peer net.Conn) {
 // and that those sockets are closed too.
 func TestAbandon(t *testing.T) {
 	for range 20 {
-		a, b, err := Pair()
-		if err != nil {
-			t.Fatal(err)
-		}
+		a, b := pair(t)
 		fd, peer := lingerer(t)
 		for range 3 {
 			if err := a.Write([]byte("packet"), []int{fd}); err != nil {
@@ -79,6 +74,7 @@ func TestAbandon(t *testing.T) {
 		// The socket is closed if its peer reads the data and then the end of the stream.
 		_ = peer.SetReadDeadline(time.Now().Add(time.Minute))
 		junk := make([]byte, 1<<20)
+		var err error
 		for err == nil {
 			_, err = peer.Read(junk)
 		}

@@ -18,12 +18,7 @@ import (
 // TestFilesLost checks that Receive reports descriptors that it has no room for, and still returns their bytes and
 // the next packet.
 func TestFilesLost(t *testing.T) {
-	a, b, err := Pair()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
+	a, b := pair(t)
 	f, err := os.Open("/dev/null")
 	if err != nil {
 		t.Fatal(err)
@@ -55,17 +50,13 @@ func TestFilesLost(t *testing.T) {
 // TestEmptyPacket checks that Read ends with an empty packet, and returns its descriptors: they would stay open.
 func TestEmptyPacket(t *testing.T) {
 	for _, block := range []bool{false, true} {
-		a, b, err := Pair()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer a.Close()
-		defer b.Close()
+		a, b := pair(t)
 		if block {
 			if err := b.Block(); err != nil {
 				t.Fatal(err)
 			}
 		}
+		var err error
 		if err := a.raw.Control(func(fd uintptr) { err = sendEmpty(fd, unix.UnixRights(0, 1)) }); err != nil {
 			t.Fatal(err)
 		}
@@ -94,12 +85,7 @@ func sendEmpty(fd uintptr, oob []byte) error {
 // TestTryWrite checks that TryWrite sends data with descriptors while there is room, and never
 // waits.
 func TestTryWrite(t *testing.T) {
-	a, b, err := Pair()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
+	a, b := pair(t)
 	if !a.TryWrite([]byte("one"), []int{0, 1}) {
 		t.Fatal("no room")
 	}
@@ -208,13 +194,8 @@ func TestPolling(t *testing.T) {
 // TestBlock checks a connection whose system calls wait: each wait ends when there is a packet, room, the time is
 // over, or the connection is shut down or closed.
 func TestBlock(t *testing.T) {
-	pair := func(t *testing.T) (a, b *Conn) {
-		a, b, err := Pair()
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { a.Close() })
-		t.Cleanup(func() { b.Close() })
+	blocking := func(t *testing.T) (a, b *Conn) {
+		a, b = pair(t)
 		if err := a.Block(); err != nil {
 			t.Fatal(err)
 		}
@@ -242,7 +223,7 @@ func TestBlock(t *testing.T) {
 		}
 	}
 	t.Run("packet", func(t *testing.T) {
-		a, b := pair(t)
+		a, b := blocking(t)
 		errs := start(read(a))
 		if err := b.Write([]byte("one"), nil); err != nil {
 			t.Fatal(err)
@@ -252,7 +233,7 @@ func TestBlock(t *testing.T) {
 		}
 	})
 	t.Run("peer closes", func(t *testing.T) {
-		a, b := pair(t)
+		a, b := blocking(t)
 		errs := start(read(a))
 		b.Close()
 		if err := result(t, errs); err != io.EOF {
@@ -262,7 +243,7 @@ func TestBlock(t *testing.T) {
 	for name, end := range map[string]func(*Conn){"shutdown": (*Conn).Shutdown, "close": func(c *Conn) { c.Close() }} {
 		t.Run(name, func(t *testing.T) {
 			for i := range 20 { // the other goroutines wait before it or not
-				a, _ := pair(t)
+				a, _ := blocking(t)
 				fill(a)
 				reads := start(read(a))
 				writes := start(func() error { return a.Write([]byte("more"), nil) })
@@ -280,7 +261,7 @@ func TestBlock(t *testing.T) {
 		})
 	}
 	t.Run("room", func(t *testing.T) {
-		a, b := pair(t)
+		a, b := blocking(t)
 		n := fill(a)
 		errs := start(func() error { return a.Write([]byte("more"), nil) })
 		for range n {
@@ -296,7 +277,7 @@ func TestBlock(t *testing.T) {
 		}
 	})
 	t.Run("last", func(t *testing.T) {
-		a, b := pair(t)
+		a, b := blocking(t)
 		n := fill(a)
 		a.WriteLast([]byte("late"), time.Millisecond)
 		for range n {
@@ -309,4 +290,16 @@ func TestBlock(t *testing.T) {
 			t.Errorf("%q, %v", p, err)
 		}
 	})
+}
+
+// pair is Pair until the test ends.
+func pair(t *testing.T) (a, b *Conn) {
+	t.Helper()
+	a, b, err := Pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close() })
+	t.Cleanup(func() { b.Close() })
+	return a, b
 }

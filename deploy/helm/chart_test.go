@@ -47,6 +47,15 @@ func render(values map[string]any) ([]string, error) {
 	return split(all), nil
 }
 
+func rendered(t *testing.T, values map[string]any) []string {
+	t.Helper()
+	docs, err := render(values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return docs
+}
+
 // split returns the objects of rendered templates.
 func split(files map[string]string) (docs []string) {
 	delete(files, notes)
@@ -119,10 +128,7 @@ func decode(t *testing.T, docs []string) (sets []apps.DaemonSet, maps []core.Con
 }
 
 func TestChart(t *testing.T) {
-	docs, err := render(map[string]any{"interface": "ens1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	docs := rendered(t, map[string]any{"interface": "ens1"})
 	sets, maps := decode(t, docs)
 	if len(sets) != 1 || len(maps) != 1 {
 		t.Fatalf("%d DaemonSets, %d ConfigMaps; want one of each", len(sets), len(maps))
@@ -166,10 +172,7 @@ func TestChart(t *testing.T) {
 // TestSeccomp checks that the daemon and doctor may call bpf and userfaultfd, whatever profile the node has by default,
 // and that the device plugin, which needs neither, has the runtime's profile.
 func TestSeccomp(t *testing.T) {
-	docs, err := render(map[string]any{"interface": "eth0"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	docs := rendered(t, map[string]any{"interface": "eth0"})
 	sets, _ := decode(t, docs)
 	pod := sets[0].Spec.Template.Spec
 	for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
@@ -185,10 +188,7 @@ func TestSeccomp(t *testing.T) {
 
 // TestNoLibraries checks that nodes need no folder of libraries: some cannot make it, since their /usr is read-only.
 func TestNoLibraries(t *testing.T) {
-	docs, err := render(map[string]any{"interface": "eth0", "libraries": ""})
-	if err != nil {
-		t.Fatal(err)
-	}
+	docs := rendered(t, map[string]any{"interface": "eth0", "libraries": ""})
 	sets, _ := decode(t, docs)
 	pod := sets[0].Spec.Template.Spec
 	for _, v := range pod.Volumes {
@@ -207,14 +207,11 @@ func TestNoLibraries(t *testing.T) {
 
 // TestGroups checks that each group of nodes has its own DaemonSet and configuration.
 func TestGroups(t *testing.T) {
-	docs, err := render(map[string]any{"interface": "eth0", "groups": map[string]any{
+	docs := rendered(t, map[string]any{"interface": "eth0", "groups": map[string]any{
 		"storage": map[string]any{"interfaces": []any{"ens2f0", "ens2f1"}},
 		"default": nil,
 		"compute": map[string]any{"interface": "eth1", "config": map[string]any{"xdp-mode": "native"}},
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
 	sets, maps := decode(t, docs)
 	got := make(map[string]string)
 	for _, s := range sets {
@@ -318,10 +315,7 @@ func TestWrongValues(t *testing.T) {
 
 // TestNumbers checks that numbers, which Helm reads as floating point, reach the daemon as it takes them.
 func TestNumbers(t *testing.T) {
-	docs, err := render(map[string]any{"interface": "eth0", "config": map[string]any{"receive-window": 8388608.0, "max-registered": 1099511627776.0, "max-qps": 17.0}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	docs := rendered(t, map[string]any{"interface": "eth0", "config": map[string]any{"receive-window": 8388608.0, "max-registered": 1099511627776.0, "max-qps": 17.0}})
 	_, maps := decode(t, docs)
 	for _, want := range []string{"\nreceive-window: 8388608\n", "\nmax-registered: 1099511627776\n", "\nmax-qps: 17\n"} {
 		if !strings.Contains("\n"+maps[0].Data["iwarpd.yaml"], want) {
@@ -334,10 +328,7 @@ func TestNumbers(t *testing.T) {
 // say: the pod has no other folder of the node that both see.
 func TestSlotsFolder(t *testing.T) {
 	slots := map[string]any{"folder": "/srv/slots"}
-	docs, err := render(map[string]any{"interface": "eth0", "runDir": "/run/rdma", "slots": slots})
-	if err != nil {
-		t.Fatal(err)
-	}
+	docs := rendered(t, map[string]any{"interface": "eth0", "runDir": "/run/rdma", "slots": slots})
 	sets, maps := decode(t, docs)
 	text := maps[0].Data["iwarpd.yaml"]
 	if !strings.Contains(text, "folder: /run/rdma/slots\n") || !strings.Contains(text, "count: 64\n") {
@@ -351,10 +342,7 @@ func TestSlotsFolder(t *testing.T) {
 // TestSocketTransport checks that the chart needs no interface when the transport is kernel
 // sockets.
 func TestSocketTransport(t *testing.T) {
-	docs, err := render(map[string]any{"config": map[string]any{"transport": "socket"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	docs := rendered(t, map[string]any{"config": map[string]any{"transport": "socket"}})
 	if _, maps := decode(t, docs); strings.Contains(maps[0].Data["iwarpd.yaml"], "interface") || !strings.Contains(maps[0].Data["iwarpd.yaml"], "transport: socket") {
 		t.Errorf("iwarpd.yaml is\n%s", maps[0].Data["iwarpd.yaml"])
 	}
@@ -371,10 +359,7 @@ func TestLint(t *testing.T) {
 
 // TestConfigKeys checks that the daemon knows every key that the chart writes.
 func TestConfigKeys(t *testing.T) {
-	docs, err := render(map[string]any{"interface": "ens1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	docs := rendered(t, map[string]any{"interface": "ens1"})
 	_, maps := decode(t, docs)
 	known := packaged(t)
 	var conf map[string]any

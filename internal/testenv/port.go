@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"net"
 	"net/netip"
 	"testing"
 
@@ -42,4 +43,15 @@ func Port(t testing.TB, addr string) int {
 	}
 	t.Fatalf("%v has no port", sa)
 	return 0
+}
+
+// Listen listens on a port of 127.0.0.1 with the kernel's TCP until the test ends.
+func Listen(t testing.TB) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
 }

@@ -24,11 +24,7 @@ import (
 // lists their ports. NLM and NSM are not served (RFC 8267 section 5.1).
 func TestExport(t *testing.T) {
 	testenv.RequireRoot(t)
-	s, err := nfs.NewServer(nfs.Config{Dir: t.TempDir(), KeyFile: filepath.Join(t.TempDir(), "nfs.key")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := nfs.NewTestServer(t, nfs.Config{Dir: t.TempDir(), KeyFile: filepath.Join(t.TempDir(), "nfs.key")})
 	var ports [3]int
 	for i := range ports {
 		ports[i] = testenv.Port(t, "127.0.0.9")
@@ -128,11 +124,7 @@ func TestExport(t *testing.T) {
 // TestExportWaits checks that an export whose daemon is gone says so once, however often it tries.
 func TestExportWaits(t *testing.T) {
 	testenv.RequireRoot(t)
-	s, err := nfs.NewServer(nfs.Config{Dir: t.TempDir(), KeyFile: filepath.Join(t.TempDir(), "nfs.key")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := nfs.NewTestServer(t, nfs.Config{Dir: t.TempDir(), KeyFile: filepath.Join(t.TempDir(), "nfs.key")})
 	a, b, err := embed.Pair(embed.PairConfig{})
 	if err != nil {
 		t.Fatal(err)

@@ -13,11 +13,7 @@ import (
 func FuzzServer(f *testing.F) {
 	testenv.RequireRoot(f)
 	dir := f.TempDir()
-	s, err := nfs.NewServer(nfs.Config{Dir: dir, Async: true})
-	if err != nil {
-		f.Fatal(err)
-	}
-	defer s.Close()
+	s := nfs.NewTestServer(f, nfs.Config{Dir: dir, Async: true})
 	srv := &rpc.Server{}
 	srv.Register(nfs.ProgramNFS, s.Program())
 	srv.Register(nfs.ProgramMount, s.MountProgram())

@@ -28,11 +28,7 @@ func TestForgedHandle(t *testing.T) {
 	if err := errors.Join(os.Mkdir(filepath.Join(dir, "export"), 0o755), os.WriteFile(outside, []byte("secret"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	s, err := NewServer(Config{Dir: filepath.Join(dir, "export"), KeyFile: filepath.Join(dir, "nfs.key")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := NewTestServer(t, Config{Dir: filepath.Join(dir, "export"), KeyFile: filepath.Join(dir, "nfs.key")})
 	k, _, err := unix.NameToHandleAt(unix.AT_FDCWD, outside, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -98,19 +94,11 @@ func TestHandlesLast(t *testing.T) {
 		t.Fatal(err)
 	}
 	handle := func(tree, key string) []byte {
-		s, err := NewServer(Config{Dir: filepath.Join(dir, tree), KeyFile: key})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer s.Close()
+		s := NewTestServer(t, Config{Dir: filepath.Join(dir, tree), KeyFile: key})
 		return s.tree.fh
 	}
 	valid := func(fh []byte, tree, key string) bool {
-		s, err := NewServer(Config{Dir: filepath.Join(dir, tree), KeyFile: key})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer s.Close()
+		s := NewTestServer(t, Config{Dir: filepath.Join(dir, tree), KeyFile: key})
 		fd, err := s.tree.open(fh)
 		if err == nil {
 			unix.Close(fd)
@@ -289,11 +277,7 @@ func TestDefaultKeyFile(t *testing.T) {
 // quotas, and that the thread has them again afterwards.
 func TestCapabilities(t *testing.T) {
 	testenv.RequireRoot(t)
-	s, err := NewServer(Config{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := NewTestServer(t, Config{Dir: t.TempDir()})
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	effective := func() uint64 {
@@ -323,4 +307,15 @@ func TestCapabilities(t *testing.T) {
 			t.Errorf("%+v: %#x afterwards, not %#x", c.cred, got, all)
 		}
 	}
+}
+
+// NewTestServer makes a server that is closed when the test ends.
+func NewTestServer(t testing.TB, cfg Config) *Server {
+	t.Helper()
+	s, err := NewServer(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
 }

@@ -50,11 +50,7 @@ func serveLocal(t *testing.T, cfg nfs.Config) *local {
 	if cfg.KeyFile == "" {
 		cfg.KeyFile = filepath.Join(t.TempDir(), "nfs.key")
 	}
-	s, err := nfs.NewServer(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.Close() })
+	s := nfs.NewTestServer(t, cfg)
 	l := &local{t: t, dir: cfg.Dir, key: cfg.KeyFile, srv: &rpc.Server{}}
 	l.srv.Register(nfs.ProgramNFS, s.Program())
 	l.srv.Register(nfs.ProgramMount, s.MountProgram())

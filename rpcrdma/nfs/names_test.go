@@ -388,17 +388,13 @@ func TestChangeUnreadable(t *testing.T) {
 func TestNotMadeReplaced(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
-	s, err := NewServer(Config{Dir: dir, Async: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := NewTestServer(t, Config{Dir: dir, Async: true})
 	file := filepath.Join(dir, "f")
 	if err := errors.Join(unix.Chmod(dir, 0o1777), os.WriteFile(file, nil, 0o644)); err != nil {
 		t.Fatal(err)
 	}
 	where := nfsv3.Diropargs3{Dir: nfsv3.NfsFh3{Data: s.tree.fh}, Name: []byte("f")}
-	_, _, err = s.create(&cred{uid: 1000, gid: 100}, &where, func(int, string) (*nfsv3.Sattr3, bool, error) {
+	_, _, err := s.create(&cred{uid: 1000, gid: 100}, &where, func(int, string) (*nfsv3.Sattr3, bool, error) {
 		return &nfsv3.Sattr3{Mode: &nfsv3.SetMode3_TRUE{Mode: 0o777}}, true, nil // the file has just been renamed to f
 	})
 	if _, serr := os.Stat(file); err != unix.EPERM || serr != nil {
@@ -500,11 +496,7 @@ func TestNamesDeep(t *testing.T) {
 
 // TestNamesTooDeep checks that nothing is made or found where it could not be opened by name afterwards.
 func TestNamesTooDeep(t *testing.T) {
-	s, err := NewServer(Config{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.Close() })
+	s := NewTestServer(t, Config{Dir: t.TempDir()})
 	tr := s.tree
 	tr.names = newNames(tr.fh, maxNames)
 	testenv.Mkdir(t, filepath.Join(tr.path, strings.Repeat("d/", maxDepth+1)), 0o700)

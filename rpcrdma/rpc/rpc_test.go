@@ -369,10 +369,7 @@ func TestReplyIsKept(t *testing.T) {
 
 func TestTCP(t *testing.T) {
 	var n atomic.Int32
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testenv.Listen(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- counter(&n, nil).ServeTCP(ctx, l) }()
@@ -499,10 +496,7 @@ func TestUDP(t *testing.T) {
 }
 
 func serveTCP(t *testing.T, s *Server, p Program) func() net.Conn {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testenv.Listen(t)
 	s.Register(9, p)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
@@ -619,10 +613,7 @@ func TestLargeCalls(t *testing.T) {
 // TestManyCalls checks that a client with many connections has a bounded number of calls in progress, and that this does not
 // delay other clients.
 func TestManyCalls(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testenv.Listen(t)
 	entered, hold := make(chan struct{}, perPeer), make(chan struct{})
 	var more atomic.Int32
 	s := &Server{}
@@ -860,10 +851,7 @@ func exchange(c net.Conn, m Msg) error {
 
 // TestSlowVictim checks that a connection that ended for another one, but whose call is still in progress, delays that one alone.
 func TestSlowVictim(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testenv.Listen(t)
 	s := &Server{}
 	entered, hold := make(chan struct{}), make(chan struct{})
 	s.Register(9, Program{Low: 1, High: 1, Serve: func(_ context.Context, r *Request) Status {
@@ -909,10 +897,7 @@ func TestSlowVictim(t *testing.T) {
 // TestFullServer checks that a client that holds all TCP connections does not keep others out, and cannot take theirs.
 func TestFullServer(t *testing.T) {
 	var n atomic.Int32
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testenv.Listen(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- counter(&n, nil).ServeTCP(ctx, l) }()

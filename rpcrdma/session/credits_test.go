@@ -226,9 +226,7 @@ func TestAccepted(t *testing.T) {
 func TestChunksOfContinuedCall(t *testing.T) {
 	p := clientPeer(t, nil)
 	body := pattern(9, 9000, rpcCall)
-	if err := p.s.Call(9, body, &CallChunks{Inv: 100, Reads: []wire.ReadSegment{rseg(8, 1, 4)}, Writes: []wire.Chunk{chunk(50)}, Reply: chunk(60)}); err != nil {
-		t.Fatal(err)
-	}
+	p.call(9, body, &CallChunks{Inv: 100, Reads: []wire.ReadSegment{rseg(8, 1, 4)}, Writes: []wire.Chunk{chunk(50)}, Reply: chunk(60)})
 	p.drain()
 	var got []byte
 	for i, h := range p.got {
@@ -252,9 +250,7 @@ func TestChunksOfContinuedCall(t *testing.T) {
 func TestNothingBetween(t *testing.T) {
 	p := clientPeer(t, func(c *Config) { c.Props.Reverse = wire.ReverseNone })
 	p.s.limit = p.s.sent + 1
-	if err := p.s.Call(9, callBody(9, 9000), &CallChunks{}); err != nil {
-		t.Fatal(err)
-	}
+	p.call(9, callBody(9, 9000), &CallChunks{})
 	p.drain()
 	p.send(wire.Header{XID: 10, Type: wire.CallInline, Credit: p.s.sent + 1}, callBody(10, 40)...) // to be refused
 	p.send(wire.Header{Type: wire.Grant, Credit: p.s.sent + 10})

@@ -23,6 +23,14 @@ func newPeer(t *testing.T, cfg Config) *peer {
 	return p
 }
 
+// call makes a call.
+func (p *peer) call(xid uint32, body []byte, c *CallChunks) {
+	p.t.Helper()
+	if err := p.s.Call(xid, body, c); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
 func (p *peer) drain() {
 	var o Out
 	for p.s.PollTransmit(&o) {

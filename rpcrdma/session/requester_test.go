@@ -45,9 +45,7 @@ func TestRequesterErrors(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := clientPeer(t, nil)
-			if err := p.s.Call(9, callBody(9, 40), &CallChunks{Writes: []wire.Chunk{w}, Reply: r}); err != nil {
-				t.Fatal(err)
-			}
+			p.call(9, callBody(9, 40), &CallChunks{Writes: []wire.Chunk{w}, Reply: r})
 			p.drain()
 			p.clear()
 			c.msg.h.XID = 9
@@ -65,9 +63,7 @@ func TestRequesterErrors(t *testing.T) {
 	}
 	// A reply has all Write chunks of its call, or none.
 	p := clientPeer(t, nil)
-	if err := p.s.Call(9, callBody(9, 40), &CallChunks{Writes: []wire.Chunk{w, w}}); err != nil {
-		t.Fatal(err)
-	}
+	p.call(9, callBody(9, 40), &CallChunks{Writes: []wire.Chunk{w, w}})
 	p.drain()
 	p.clear()
 	p.send(wire.Header{XID: 9, Type: wire.ReplyInline, Writes: []wire.Chunk{part(0, 0)}}, replyBody(9, 40)...)
@@ -78,9 +74,7 @@ func TestRequesterErrors(t *testing.T) {
 	for code := range map[wire.ErrCode]bool{1: true, 2: true, 3: true, 4: true, 5: true, 6: true, 7: true, 8: true, 9: true, 10: true, 11: true, 100: true} {
 		p := clientPeer(t, nil)
 		for _, xid := range []uint32{8, 9} {
-			if err := p.s.Call(xid, callBody(xid, 40), &CallChunks{}); err != nil {
-				t.Fatal(err)
-			}
+			p.call(xid, callBody(xid, 40), &CallChunks{})
 		}
 		p.drain()
 		p.clear()
@@ -138,17 +132,13 @@ func TestRefusedType(t *testing.T) {
 	if err != nil || plan.External {
 		t.Fatalf("%+v, %v", plan, err)
 	}
-	if err := p.s.Call(9, callBody(9, 9000), &CallChunks{}); err != nil {
-		t.Fatal(err)
-	}
+	p.call(9, callBody(9, 9000), &CallChunks{})
 	p.drain()
 	p.send(wire.Header{XID: 9, Type: wire.Error, Failure: wire.Failure{Code: wire.ErrInvalHType}})
 	if plan, err = p.s.PlanCall(long); err != nil || !plan.External {
 		t.Fatalf("after CALL_MIDDLE was refused: %+v, %v", plan, err)
 	}
-	if err := p.s.Call(10, nil, &CallChunks{Call: []wire.ReadSegment{rseg(0, 1, 9000)}}); err != nil {
-		t.Fatal(err)
-	}
+	p.call(10, nil, &CallChunks{Call: []wire.ReadSegment{rseg(0, 1, 9000)}})
 	p.drain()
 	p.send(wire.Header{XID: 10, Type: wire.Error, Failure: wire.Failure{Code: wire.ErrInvalHType}})
 	if plan, err = p.s.PlanCall(long); !errors.Is(err, ErrTooLong) {
@@ -179,9 +169,7 @@ func TestSegmentLimits(t *testing.T) {
 			t.Errorf("%+v: %v", c.spec, err)
 		}
 	}
-	if err := p.s.Call(9, callBody(9, 40), &CallChunks{}); err != nil {
-		t.Fatal(err)
-	}
+	p.call(9, callBody(9, 40), &CallChunks{})
 	p.drain()
 	p.send(wire.Header{XID: 9, Type: wire.Error, Failure: wire.Failure{Code: wire.ErrSegments, Max: 2}})
 	if _, err := p.s.PlanCall(item(30_000)); !errors.Is(err, ErrTooLong) {
@@ -210,9 +198,7 @@ func TestBrokenReply(t *testing.T) {
 	} {
 		p := clientPeer(t, func(c *Config) { c.Props.Reverse = wire.ReverseGeneral })
 		for _, xid := range []uint32{9, 10} {
-			if err := p.s.Call(xid, callBody(xid, 40), &CallChunks{Reply: chunk(50)}); err != nil {
-				t.Fatal(err)
-			}
+			p.call(xid, callBody(xid, 40), &CallChunks{Reply: chunk(50)})
 		}
 		p.drain()
 		p.clear()
@@ -238,9 +224,7 @@ func TestBrokenReply(t *testing.T) {
 func TestUnknownError(t *testing.T) {
 	for _, code := range []uint32{0, 12, 13, 99, 101, 1 << 31, 1<<32 - 1} {
 		p := clientPeer(t, nil)
-		if err := p.s.Call(9, callBody(9, 40), &CallChunks{}); err != nil {
-			t.Fatal(err)
-		}
+		p.call(9, callBody(9, 40), &CallChunks{})
 		p.drain()
 		p.clear()
 		b := (&wire.Header{XID: 9, Vers: 2, Credit: 1000, Type: wire.Error}).Append(nil)[:16]

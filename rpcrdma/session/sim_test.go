@@ -229,9 +229,7 @@ func TestCreditWrap(t *testing.T) {
 	p.s.sent, p.s.limit = 1<<32-3, 1<<32-1
 	for i := range uint32(8) {
 		xid := 50 + i
-		if err := p.s.Call(xid, callBody(xid, 40), &CallChunks{}); err != nil {
-			t.Fatal(err)
-		}
+		p.call(xid, callBody(xid, 40), &CallChunks{})
 		p.clear()
 		p.drain()
 		if len(p.got) != 1 {
@@ -249,9 +247,7 @@ func TestCreditWrap(t *testing.T) {
 func TestZeroGrant(t *testing.T) {
 	p := clientPeer(t, func(c *Config) { c.Window = 2 })
 	p.s.limit = p.s.sent // the peer granted nothing more
-	if err := p.s.Call(9, callBody(9, 40), &CallChunks{}); err != nil {
-		t.Fatal(err)
-	}
+	p.call(9, callBody(9, 40), &CallChunks{})
 	p.drain()
 	if len(p.got) != 0 {
 		t.Fatalf("sent without credit: %+v", p.got)
@@ -294,9 +290,7 @@ func TestCreditsFall(t *testing.T) {
 	grant(p.s.sent + 2)
 	p.clear()
 	for xid := range uint32(10) {
-		if err := p.s.Call(50+xid, callBody(50+xid, 40), &CallChunks{}); err != nil {
-			t.Fatal(err)
-		}
+		p.call(50+xid, callBody(50+xid, 40), &CallChunks{})
 	}
 	p.drain()
 	if calls() != 2 || len(p.got) != 2 {

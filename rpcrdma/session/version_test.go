@@ -47,9 +47,7 @@ func TestVersions(t *testing.T) {
 		if p.s.Version() != 1 || !p.s.ready {
 			t.Fatalf("fallback: %+v", p.evs)
 		}
-		if err := p.s.Call(8, callBody(8, 40), &CallChunks{}); err != nil {
-			t.Fatal(err)
-		}
+		p.call(8, callBody(8, 40), &CallChunks{})
 		p.drain()
 		if h := p.got[len(p.got)-1]; h.Vers != 1 || h.Type != wire.Msg1 {
 			t.Errorf("%+v", h)
@@ -125,9 +123,7 @@ func TestVersion1Errors(t *testing.T) {
 // and the connection.
 func TestLateVersionError(t *testing.T) {
 	p := clientPeer(t, nil)
-	if err := p.s.Call(9, callBody(9, 40), &CallChunks{}); err != nil {
-		t.Fatal(err)
-	}
+	p.call(9, callBody(9, 40), &CallChunks{})
 	p.drain()
 	p.send(wire.Header{XID: 9, Type: wire.Error, Failure: wire.Failure{Code: wire.ErrVers, Low: 1, High: 1}})
 	if len(p.evs) != 2 || p.evs[0].Kind != EventFailure || p.evs[1].Kind != EventClose {
@@ -142,9 +138,7 @@ func TestVersion1Credits(t *testing.T) {
 	cfg.Version = 1
 	p := newPeer(t, cfg)
 	for xid := range uint32(20) {
-		if err := p.s.Call(100+xid, callBody(100+xid, 40), &CallChunks{}); err != nil {
-			t.Fatal(err)
-		}
+		p.call(100+xid, callBody(100+xid, 40), &CallChunks{})
 	}
 	p.drain()
 	if len(p.got) != 1 {
@@ -212,9 +206,7 @@ func TestVersion1Replies(t *testing.T) {
 			cfg := DefaultConfig(false)
 			cfg.Version = 1
 			p := newPeer(t, cfg)
-			if err := p.s.Call(9, callBody(9, 40), &CallChunks{}); err != nil {
-				t.Fatal(err)
-			}
+			p.call(9, callBody(9, 40), &CallChunks{})
 			p.drain()
 			p.clear()
 			c.h.Vers = 1
@@ -230,9 +222,7 @@ func TestVersion1Replies(t *testing.T) {
 	cfg := DefaultConfig(false)
 	cfg.Version = 1
 	p := newPeer(t, cfg)
-	if err := p.s.Call(9, callBody(9, 40), &CallChunks{}); err != nil {
-		t.Fatal(err)
-	}
+	p.call(9, callBody(9, 40), &CallChunks{})
 	p.drain()
 	p.raw((&wire.Header{XID: 9, Vers: 1, Type: wire.Error1, Failure: wire.Failure{Code: 77}}).Append(nil))
 	if len(p.s.pending) != 1 {
@@ -251,9 +241,7 @@ func TestVersion1Over(t *testing.T) {
 		{Type: wire.NoMsg1, Reply: chunk(7)}, {Type: wire.Error1, Failure: wire.Failure{Code: wire.ErrChunk1}},
 	} {
 		xid := uint32(i + 9)
-		if err := p.s.Call(xid, callBody(xid, 40), &CallChunks{Writes: []wire.Chunk{chunk(30)}, Reply: chunk(50)}); err != nil {
-			t.Fatal(err)
-		}
+		p.call(xid, callBody(xid, 40), &CallChunks{Writes: []wire.Chunk{chunk(30)}, Reply: chunk(50)})
 		p.drain()
 		if len(p.got) != 1 || p.got[0].Type != wire.Msg1 || p.got[0].Vers != 1 {
 			t.Errorf("%+v", p.got)
@@ -271,9 +259,7 @@ func TestVersion1Over(t *testing.T) {
 		p.clear()
 	}
 	// A reply that cannot be parsed ends its call and is not answered.
-	if err := p.s.Call(99, callBody(99, 40), &CallChunks{}); err != nil {
-		t.Fatal(err)
-	}
+	p.call(99, callBody(99, 40), &CallChunks{})
 	p.drain()
 	p.clear()
 	b := append((&wire.Header{XID: 99, Vers: 1, Type: wire.Msg1}).Append(nil), replyBody(99, 40)...)
