@@ -31,14 +31,10 @@ func TestAdmit(t *testing.T) {
 			r.SCTP = &SCTP{}
 		}
 		b.w.turn()
-		if err := b.w.listen(1, &r); err != nil {
-			t.Fatal(err)
-		}
+		listen(t, b.w, 1, &r)
 		// A listener on the wildcard address does not accept what this one refuses.
 		wild := ListenRequest{Local: netip.AddrPortFrom(netip.IPv6Unspecified(), 7174), Backlog: 8, SCTP: r.SCTP}
-		if err := b.w.listen(2, &wild); err != nil {
-			t.Fatal(err)
-		}
+		listen(t, b.w, 2, &wild)
 		dial := func(port uint16) {
 			t.Helper()
 			if overSCTP {

@@ -169,9 +169,7 @@ func (q *twoQueues) connected() (id ConnID, qa, qb *simQP) {
 	w, b := q.workers[0], q.workers[2]
 	qa, qb = newSimQP(t, q.hosts[0], 65536), newSimQP(t, q.hosts[1], 65536)
 	b.turn()
-	if err := b.listen(1, &ListenRequest{Local: remote, Backlog: 8}); err != nil {
-		t.Fatal(err)
-	}
+	listen(t, b, 1, &ListenRequest{Local: remote, Backlog: 8})
 	id = w.newID()
 	if err := w.connect(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, time.Minute, false); err != nil {
 		t.Fatal(err)
@@ -233,13 +231,9 @@ func TestAdopt(t *testing.T) {
 			w, b := q.workers[0], q.workers[2]
 			qa, qb := newSimQP(t, q.hosts[0], 65536), newSimQP(t, q.hosts[1], 65536)
 			b.turn()
-			if err := b.listenSCTP(1, remote, o); err != nil {
-				t.Fatal(err)
-			}
+			b.listenSCTP(t, 1, remote, o)
 			id := w.newID()
-			if err := w.dialSCTP(id, pkt.NewFlow(local, remote), hop, o, session.Setup{}, time.Minute); err != nil {
-				t.Fatal(err)
-			}
+			w.dialSCTP(t, id, pkt.NewFlow(local, remote), hop, o, session.Setup{}, time.Minute)
 			req := q.event(1, EventRequest)
 			q.hosts[1].e.Answer(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding, Params: p})
 			if ev := q.event(0, EventAnswer); ev.Conn != id || ev.Worker != 1 {
@@ -272,13 +266,9 @@ func TestAdoptGivenUp(t *testing.T) {
 	q := newTwoQueues(t, 1)
 	w, b := q.workers[0], q.workers[2]
 	b.turn()
-	if err := b.listenSCTP(1, remote, SCTP{}); err != nil {
-		t.Fatal(err)
-	}
+	b.listenSCTP(t, 1, remote, SCTP{})
 	id := w.newID()
-	if err := w.dialSCTP(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, time.Second); err != nil {
-		t.Fatal(err)
-	}
+	w.dialSCTP(t, id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, time.Second)
 	q.event(1, EventRequest)
 	if ev := q.event(0, EventClosed); ev.Conn != id || !errors.Is(ev.Err, ErrTimeout) {
 		t.Errorf("event %+v", ev)
@@ -298,13 +288,9 @@ func TestAdoptForeignTag(t *testing.T) {
 			w, second, b := q.workers[0], q.workers[1], q.workers[2]
 			qa, qb := newSimQP(t, q.hosts[0], 4096), newSimQP(t, q.hosts[1], 4096)
 			b.turn()
-			if err := b.listenSCTP(1, remote, o); err != nil {
-				t.Fatal(err)
-			}
+			b.listenSCTP(t, 1, remote, o)
 			id, flow := w.newID(), pkt.NewFlow(local, remote)
-			if err := w.dialSCTP(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, o, session.Setup{}, time.Minute); err != nil {
-				t.Fatal(err)
-			}
+			w.dialSCTP(t, id, flow, Hop{SrcMAC: macA, DstMAC: macB}, o, session.Setup{}, time.Minute)
 			as := w.assocOf(handoff.Key{Flow: flow, Proto: pkt.ProtoSCTP})
 
 			h := sctp.Header{SrcPort: flow.RemotePort, DstPort: flow.LocalPort}
@@ -349,9 +335,7 @@ func TestAdoptInTheSameTurn(t *testing.T) {
 	q := newTwoQueues(t, 1)
 	owner, w, b := q.workers[0], q.workers[1], q.workers[2]
 	b.turn()
-	if err := b.listen(1, &ListenRequest{Local: netip.AddrPortFrom(addrB, 7174), Backlog: 8}); err != nil {
-		t.Fatal(err)
-	}
+	listen(t, b, 1, &ListenRequest{Local: netip.AddrPortFrom(addrB, 7174), Backlog: 8})
 	id := owner.newID()
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
 	if err := owner.connect(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, time.Minute, false); err != nil {

@@ -450,9 +450,7 @@ func TestTimeWaitMakesRoom(t *testing.T) {
 	}
 	w := s.hosts[0].w
 	remote := netip.AddrPortFrom(addrB, 7174)
-	if err := s.hosts[1].w.listen(1, &ListenRequest{Local: remote, Backlog: 8}); err != nil {
-		t.Fatal(err)
-	}
+	listen(t, s.hosts[1].w, 1, &ListenRequest{Local: remote, Backlog: 8})
 	for i := range 40 {
 		// Host 1 closes first, so that the listener's side is in TIME-WAIT.
 		local := netip.AddrPortFrom(addrA, uint16(1000+i/2%7))
@@ -531,9 +529,7 @@ func TestAdoption(t *testing.T) {
 	cross := &crossLink{Link: ends[1][1], rx: ends[0][1]}
 	eb := newEngine(t, Config{Now: cfg.Now}, []Queue{{Link: cross, CPU: -1}}, nil)
 	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
-	if err := eb.workers[0].listen(1, &ListenRequest{Local: remote, Backlog: 8}); err != nil {
-		t.Fatal(err)
-	}
+	listen(t, eb.workers[0], 1, &ListenRequest{Local: remote, Backlog: 8})
 	w := ea.workers[0]
 	id := w.newID()
 	if err := w.connect(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, 0, false); err != nil {

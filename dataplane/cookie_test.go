@@ -32,9 +32,7 @@ func newForeign(t *testing.T, backlog int) *foreign {
 	}})
 	p.sim, p.simHost = s, s.hosts[1]
 	p.w.turn()
-	if err := p.w.listen(1, &ListenRequest{Local: p.local, Backlog: backlog}); err != nil {
-		t.Fatal(err)
-	}
+	listen(t, p.w, 1, &ListenRequest{Local: p.local, Backlog: backlog})
 	return p
 }
 

@@ -134,9 +134,7 @@ func (q *twoQueues) openBy(w *worker, port uint16, qa, qb *simQP) *stream {
 	p := mpa.Params{CRC: true, IRD: 8, ORD: 8}
 	b := q.workers[2]
 	b.turn()
-	if err := b.listen(ListenerID(port), &ListenRequest{Local: remote, Backlog: 8}); err != nil {
-		q.t.Fatal(err)
-	}
+	listen(q.t, b, ListenerID(port), &ListenRequest{Local: remote, Backlog: 8})
 	id := w.newID()
 	if err := w.connect(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, time.Minute, false); err != nil {
 		q.t.Fatal(err)
@@ -161,9 +159,7 @@ func TestNewLink(t *testing.T) {
 	w := e.workers[0]
 	defer w.closeFDs()
 	local := netip.AddrPortFrom(addrB, 7174)
-	if err := w.listen(1, &ListenRequest{Local: local, Backlog: 8}); err != nil {
-		t.Fatal(err)
-	}
+	listen(t, w, 1, &ListenRequest{Local: local, Backlog: 8})
 	replaceLink(w, Queue{Link: a}, nil)
 	if got, want := w.sched.Quantum(), w.frameCost(); got != want || want < a.SuperBytes() {
 		t.Errorf("a quantum of %d bytes, want %d", got, want)

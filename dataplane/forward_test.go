@@ -32,9 +32,7 @@ func (q *twoQueues) openQueues(over string, qa, qb *simQP) *stream {
 	b.turn()
 	id := w.newID()
 	if over == "TCP" {
-		if err := b.listen(1, &ListenRequest{Local: remote, Backlog: 8}); err != nil {
-			q.t.Fatal(err)
-		}
+		listen(q.t, b, 1, &ListenRequest{Local: remote, Backlog: 8})
 		if err := w.connect(id, pkt.NewFlow(local, remote), hop, time.Minute, false); err != nil {
 			q.t.Fatal(err)
 		}
@@ -43,12 +41,8 @@ func (q *twoQueues) openQueues(over string, qa, qb *simQP) *stream {
 		q.hosts[1].e.Attach(acc.Conn, Attachment{QP: &qb.QPBinding, Params: p})
 	} else {
 		o := SCTP{UDP: over == "SCTP in UDP"}
-		if err := b.listenSCTP(1, remote, o); err != nil {
-			q.t.Fatal(err)
-		}
-		if err := w.dialSCTP(id, pkt.NewFlow(local, remote), hop, o, session.Setup{}, time.Minute); err != nil {
-			q.t.Fatal(err)
-		}
+		b.listenSCTP(q.t, 1, remote, o)
+		w.dialSCTP(q.t, id, pkt.NewFlow(local, remote), hop, o, session.Setup{}, time.Minute)
 		req := q.event(1, EventRequest)
 		q.hosts[1].e.Answer(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding, Params: p})
 		q.event(0, EventAnswer)
@@ -280,14 +274,10 @@ func TestForwarded(t *testing.T) {
 			remote := netip.AddrPortFrom(addrs[to], 7174)
 			for _, w := range hosts[to].e.workers {
 				w.turn()
-				err := error(nil)
 				if tt.sctp {
-					err = w.listenSCTP(1, remote, SCTP{})
+					w.listenSCTP(t, 1, remote, SCTP{})
 				} else {
-					err = w.listen(1, &ListenRequest{Local: remote, Backlog: 8})
-				}
-				if err != nil {
-					t.Fatal(err)
+					listen(t, w, 1, &ListenRequest{Local: remote, Backlog: 8})
 				}
 			}
 			qp := []*simQP{newSimQP(t, hosts[0], size), newSimQP(t, hosts[1], size)}
@@ -296,9 +286,7 @@ func TestForwarded(t *testing.T) {
 			hop := Hop{SrcMAC: macs[from], DstMAC: macs[to]}
 			id := w.newID()
 			if tt.sctp {
-				if err := w.dialSCTP(id, flow, hop, SCTP{}, session.Setup{}, time.Minute); err != nil {
-					t.Fatal(err)
-				}
+				w.dialSCTP(t, id, flow, hop, SCTP{}, session.Setup{}, time.Minute)
 				req := q.event(to, EventRequest)
 				hosts[to].e.Answer(req.Conn, session.Setup{}, Attachment{QP: &qp[to].QPBinding, Params: p})
 				q.event(from, EventAnswer)

@@ -93,9 +93,7 @@ func runConns(t *testing.T, in []byte) {
 	f := newFuzzLives(t, in[0])
 	b := f.hosts[1].w
 	b.turn()
-	if err := b.listen(1, &ListenRequest{Local: netip.AddrPortFrom(addrB, 7174), Backlog: 8}); err != nil {
-		t.Fatal(err)
-	}
+	listen(t, b, 1, &ListenRequest{Local: netip.AddrPortFrom(addrB, 7174), Backlog: 8})
 	f.conns(in[1:], in[0])
 	f.finish()
 }

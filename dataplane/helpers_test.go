@@ -58,14 +58,25 @@ func (w *worker) connect(id ConnID, flow pkt.Flow, hop Hop, timeout time.Duratio
 	return w.connectTCP(id, r, &hop)
 }
 
-func (w *worker) dialSCTP(id ConnID, flow pkt.Flow, hop Hop, o SCTP, set session.Setup, timeout time.Duration) error {
+func (w *worker) dialSCTP(t testing.TB, id ConnID, flow pkt.Flow, hop Hop, o SCTP, set session.Setup, timeout time.Duration) {
+	t.Helper()
 	r := request(flow, timeout)
 	r.SCTP, r.Setup = &o, set
-	return w.connectSCTP(id, r, &hop)
+	if err := w.connectSCTP(id, r, &hop); err != nil {
+		t.Fatal(err)
+	}
 }
 
-func (w *worker) listenSCTP(id ListenerID, local netip.AddrPort, o SCTP) error {
-	return w.listen(id, &ListenRequest{Local: local, SCTP: &o})
+func (w *worker) listenSCTP(t testing.TB, id ListenerID, local netip.AddrPort, o SCTP) {
+	t.Helper()
+	listen(t, w, id, &ListenRequest{Local: local, SCTP: &o})
+}
+
+func listen(t testing.TB, w *worker, id ListenerID, r *ListenRequest) {
+	t.Helper()
+	if err := w.listen(id, r); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (w *worker) answerSCTP(s *stream, set session.Setup, a Attachment) { w.answer(s.id, s, set, a) }

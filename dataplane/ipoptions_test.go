@@ -63,9 +63,7 @@ func TestIPOptions(t *testing.T) {
 			}
 			a.w.turn()
 			b.w.turn()
-			if err := b.w.listen(1, &l); err != nil {
-				t.Fatal(err)
-			}
+			listen(t, b.w, 1, &l)
 			connect := a.w.connectTCP
 			if tt.sctp {
 				connect = a.w.connectSCTP

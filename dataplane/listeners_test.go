@@ -19,9 +19,7 @@ func TestListeners(t *testing.T) {
 	v6 := netip.AddrPortFrom(addrOf(1, true), port)
 	other := netip.AddrPortFrom(addrB, port+1)
 	for i, l := range []netip.AddrPort{any4, v6, other} {
-		if err := w.listen(ListenerID(i+2), &ListenRequest{Local: l, Backlog: 8}); err != nil {
-			t.Fatal(err)
-		}
+		listen(t, w, ListenerID(i+2), &ListenRequest{Local: l, Backlog: 8})
 	}
 	for _, l := range []netip.AddrPort{any4, v6, other, netip.AddrPortFrom(addrB, port)} {
 		if err := w.listen(9, &ListenRequest{Local: l, Backlog: 8}); err == nil {

@@ -55,9 +55,7 @@ func TestHalfOpenPlace(t *testing.T) {
 	remote := netip.AddrPortFrom(addrB, 7174)
 	b := s.hosts[1].w
 	b.turn()
-	if err := b.listen(1, &ListenRequest{Local: remote, Backlog: 1}); err != nil {
-		t.Fatal(err)
-	}
+	listen(t, b, 1, &ListenRequest{Local: remote, Backlog: 1})
 	for i := range uint16(3) {
 		s.openFrom(netip.AddrPortFrom(addrA, 40000+i), addrB)
 	}

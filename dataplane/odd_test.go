@@ -39,7 +39,7 @@ func TestNotAnswered(t *testing.T) {
 		return b
 	}
 	for _, proto := range []uint8{pkt.ProtoTCP, pkt.ProtoSCTP} {
-		for _, listen := range []bool{true, false} {
+		for _, listening := range []bool{true, false} {
 			for _, tc := range []struct {
 				name, from string
 				mac        byte // 1: the frame is to a group, 2: from one
@@ -62,14 +62,10 @@ func TestNotAnswered(t *testing.T) {
 				h.w.turn()
 				w := h.w
 				w.sctp0()
-				if listen && proto == pkt.ProtoTCP {
-					if err := w.listen(1, &ListenRequest{Local: local, Backlog: 8}); err != nil {
-						t.Fatal(err)
-					}
-				} else if listen {
-					if err := w.listenSCTP(1, local, SCTP{}); err != nil {
-						t.Fatal(err)
-					}
+				if listening && proto == pkt.ProtoTCP {
+					listen(t, w, 1, &ListenRequest{Local: local, Backlog: 8})
+				} else if listening {
+					w.listenSCTP(t, 1, local, SCTP{})
 				}
 				tu := pkt.Tuple{Flow: pkt.NewFlow(netip.AddrPortFrom(from, 40000), local), Proto: proto, V6: from.Is6(), SrcMAC: macA, DstMAC: macB}
 				tu.DstMAC[0] |= tc.mac & 1
@@ -81,7 +77,7 @@ func TestNotAnswered(t *testing.T) {
 				}
 				w.takes(&tu, l4)
 				if got := w.stats.TxFrames > 0; got != tc.answered || !tc.answered && (w.stats.Conns > 0 || w.stats.RxMalformed != 1) {
-					t.Errorf("protocol %d, listener %v, from %s: answered %v, %+v", proto, listen, tc.name, got, w.stats)
+					t.Errorf("protocol %d, listener %v, from %s: answered %v, %+v", proto, listening, tc.name, got, w.stats)
 				}
 			}
 		}
@@ -129,9 +125,7 @@ func TestUDPHeader(t *testing.T) {
 			w := s.hosts[1].w
 			w.turn()
 			local := netip.AddrPortFrom(addrOf(1, v6), port)
-			if err := w.listenSCTP(1, local, SCTP{UDP: true}); err != nil {
-				t.Fatal(err)
-			}
+			w.listenSCTP(t, 1, local, SCTP{UDP: true})
 			h := sctp.Header{SrcPort: 40000, DstPort: port}
 			b := append(h.Append(nil), 1, 0, 0, 20, 0, 0, 0, 9, 0, 1, 0, 0, 0, 10, 0, 10, 0, 0, 0, 1)
 			sctp.SetChecksum(b)
@@ -317,9 +311,7 @@ func TestSilentNeighbourAtOpen(t *testing.T) {
 		} else {
 			remote := netip.AddrPortFrom(addrB, 7174)
 			s.hosts[1].w.turn()
-			if err := s.hosts[1].w.listen(1, &ListenRequest{Local: remote, Backlog: 8}); err != nil {
-				t.Fatal(err)
-			}
+			listen(t, s.hosts[1].w, 1, &ListenRequest{Local: remote, Backlog: 8})
 			if err := s.connectTo(h.w.newID(), pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), remote)); err != nil {
 				t.Fatal(err)
 			}
@@ -475,8 +467,6 @@ func TestOfferedMTU(t *testing.T) {
 		if i%2 == 0 { // and the next listener starts with this MTU
 			continue
 		}
-		if err := w.listen(1, &ListenRequest{Local: netip.AddrPortFrom(addrB, 7174), Backlog: 8}); err != nil {
-			t.Fatal(err)
-		}
+		listen(t, w, 1, &ListenRequest{Local: netip.AddrPortFrom(addrB, 7174), Backlog: 8})
 	}
 }

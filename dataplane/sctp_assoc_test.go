@@ -155,9 +155,7 @@ func TestSCTPRestartWithData(t *testing.T) {
 	armed = true
 	s.now = s.now.Add(time.Second)
 	wa.turn()
-	if err := wa.dialSCTP(wa.newID(), a.flow(), Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, 0); err != nil {
-		t.Fatal(err)
-	}
+	wa.dialSCTP(t, wa.newID(), a.flow(), Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, 0)
 	s.until("the cookie", func() bool { return cookie != nil })
 
 	p := cookie[14+20:]
@@ -199,9 +197,7 @@ func TestSCTPNoListener(t *testing.T) {
 	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 9)
 	w := s.hosts[0].w
 	w.turn()
-	if err := w.dialSCTP(w.newID(), pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, 0); err != nil {
-		t.Fatal(err)
-	}
+	w.dialSCTP(t, w.newID(), pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, 0)
 	if ev := s.closed(0); ev.Err == nil {
 		t.Error("closed without an error")
 	}
@@ -213,16 +209,12 @@ func TestSCTPLimit(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	ha, hb := s.hosts[0], s.hosts[1]
 	hb.w.turn()
-	if err := hb.w.listenSCTP(1, netip.AddrPortFrom(addrB, 7174), SCTP{}); err != nil {
-		t.Fatal(err)
-	}
+	hb.w.listenSCTP(t, 1, netip.AddrPortFrom(addrB, 7174), SCTP{})
 	hb.e.cfg.MaxConns = 3
 	ha.w.turn()
 	for i := range uint16(6) {
 		flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000+i), netip.AddrPortFrom(addrB, 7174))
-		if err := ha.w.dialSCTP(ha.w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, 20*time.Second); err != nil {
-			t.Fatal(err)
-		}
+		ha.w.dialSCTP(t, ha.w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, 20*time.Second)
 	}
 	for i := range 3 {
 		if ev := s.closed(0); !errors.Is(ev.Err, ErrTimeout) {
@@ -296,14 +288,10 @@ func TestSCTPPerPeer(t *testing.T) {
 		s.dialSCTP(40011+port, 0)
 	}
 	s.until("two requests more", requests(2))
-	if err := w.listenSCTP(2, netip.AddrPortFrom(addrB, 7175), SCTP{}); err != nil {
-		t.Fatal(err)
-	}
+	w.listenSCTP(t, 2, netip.AddrPortFrom(addrB, 7175), SCTP{})
 	other := s.hosts[0].w
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40020), netip.AddrPortFrom(addrB, 7175))
-	if err := other.dialSCTP(other.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, 0); err != nil {
-		t.Fatal(err)
-	}
+	other.dialSCTP(t, other.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, 0)
 	s.until("a request of the other listener", requests(3))
 	w.unlisten(2)
 	for len(reqs) > 0 {

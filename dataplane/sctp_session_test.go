@@ -228,9 +228,7 @@ func TestSCTPFallback(t *testing.T) {
 		id := ha.w.newID()
 		flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
 		set := session.Setup{Private: []byte("hello"), Enhanced: &mpa.EnhancedData{IRD: 4, ORD: 4}}
-		if err := ha.w.dialSCTP(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{Fallback: may}, set, 0); err != nil {
-			t.Fatal(err)
-		}
+		ha.w.dialSCTP(t, id, flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{Fallback: may}, set, 0)
 		s.until("the association", func() bool { return hb.w.sctp.n == 1 })
 		for as := range hb.w.assocs() {
 			as.mux = session.New(session.Config{NoEnhanced: true}, 64)
@@ -317,9 +315,7 @@ func TestSCTPNegotiate(t *testing.T) {
 	ha.w.turn()
 	id := ha.w.newID()
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
-	if err := ha.w.dialSCTP(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{Profile: session.Draft}, session.Setup{Private: []byte("hello")}, 0); err != nil {
-		t.Fatal(err)
-	}
+	ha.w.dialSCTP(t, id, flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{Profile: session.Draft}, session.Setup{Private: []byte("hello")}, 0)
 	s.until("the association", func() bool {
 		for as := range hb.w.assocs() {
 			return as.mux != nil
@@ -391,9 +387,7 @@ func TestSCTPAnswerTimeout(t *testing.T) {
 	w := s.hosts[0].w
 	w.turn()
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
-	if err := w.dialSCTP(w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{Answer: 2 * time.Second}, session.Setup{}, 30*time.Second); err != nil {
-		t.Fatal(err)
-	}
+	w.dialSCTP(t, w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{Answer: 2 * time.Second}, session.Setup{}, 30*time.Second)
 	start := s.now
 	s.limit = s.now.Add(time.Minute)
 	if ev := s.closed(0); !errors.Is(ev.Err, ErrTimeout) || ev.Err != errNoAnswer {

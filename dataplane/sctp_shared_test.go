@@ -462,14 +462,10 @@ func TestAdoptJoin(t *testing.T) {
 	q := newTwoQueues(t, 1)
 	w, second, b := q.workers[0], q.workers[1], q.workers[2]
 	b.turn()
-	if err := b.listenSCTP(1, remote, SCTP{}); err != nil {
-		t.Fatal(err)
-	}
+	b.listenSCTP(t, 1, remote, SCTP{})
 	flow := pkt.NewFlow(local, remote)
 	ids := []ConnID{w.newID()}
-	if err := w.dialSCTP(ids[0], flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	w.dialSCTP(t, ids[0], flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, time.Minute)
 	join := func() {
 		done := make(chan error, 1)
 		ids = append(ids, w.newID())

@@ -27,14 +27,10 @@ func (s *sim) requestSCTP(o SCTP, v6 bool) (a *stream, req Event) {
 	local, remote := netip.AddrPortFrom(addrOf(0, v6), 40000), netip.AddrPortFrom(addrOf(1, v6), 7174)
 	hb.w.turn()
 	if hb.w.sctp == nil {
-		if err := hb.w.listenSCTP(1, remote, o); err != nil {
-			s.t.Fatal(err)
-		}
+		hb.w.listenSCTP(s.t, 1, remote, o)
 	}
 	id := ha.w.newID()
-	if err := ha.w.dialSCTP(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, o, session.Setup{Private: []byte("hello")}, 0); err != nil {
-		s.t.Fatal(err)
-	}
+	ha.w.dialSCTP(s.t, id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, o, session.Setup{Private: []byte("hello")}, 0)
 	req = s.event(1, EventRequest)
 	if string(req.Setup.Private) != "hello" || req.Listener != 1 {
 		s.t.Fatalf("request %+v %+v", req, req.Setup)
@@ -277,9 +273,7 @@ func (s *sim) dialSCTP(port uint16, timeout time.Duration) *stream {
 	w.turn()
 	id := w.newID()
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, port), netip.AddrPortFrom(addrB, 7174))
-	if err := w.dialSCTP(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, timeout); err != nil {
-		s.t.Fatal(err)
-	}
+	w.dialSCTP(s.t, id, flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, timeout)
 	return w.streams[id]
 }
 
@@ -288,7 +282,5 @@ func (s *sim) listenSCTP() { s.listenSCTPWith(SCTP{}) }
 func (s *sim) listenSCTPWith(o SCTP) {
 	s.t.Helper()
 	s.hosts[1].w.turn()
-	if err := s.hosts[1].w.listenSCTP(1, netip.AddrPortFrom(addrB, 7174), o); err != nil {
-		s.t.Fatal(err)
-	}
+	s.hosts[1].w.listenSCTP(s.t, 1, netip.AddrPortFrom(addrB, 7174), o)
 }

@@ -212,9 +212,7 @@ func (s *sim) openFrom(local netip.AddrPort, to netip.Addr) (a, b *stream) {
 	remote := netip.AddrPortFrom(to, 7174)
 	hb.w.turn()
 	if hb.w.listeners.admitting(&pkt.Flow{Local: remote.Addr().As16(), LocalPort: remote.Port()}, pkt.ProtoTCP) == nil {
-		if err := hb.w.listen(1, &ListenRequest{Local: remote, Backlog: 8}); err != nil {
-			s.t.Fatal(err)
-		}
+		listen(s.t, hb.w, 1, &ListenRequest{Local: remote, Backlog: 8})
 	}
 	id := ha.w.newID()
 	if err := s.connectTo(id, pkt.NewFlow(local, remote)); err != nil {

@@ -43,9 +43,7 @@ func socketListener(t *testing.T, backlog int) (*worker, netip.AddrPort) {
 	w := socketsOnly(t, Config{}).workers[0]
 	t.Cleanup(w.closeFDs)
 	at := freeEndpoint(t, "127.0.0.1")
-	if err := w.listen(1, &ListenRequest{Local: at, Backlog: backlog}); err != nil {
-		t.Fatal(err)
-	}
+	listen(t, w, 1, &ListenRequest{Local: at, Backlog: backlog})
 	return w, at
 }
 

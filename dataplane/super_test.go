@@ -210,9 +210,7 @@ func TestPartialChecksums(t *testing.T) {
 			continue
 		}
 		ha := s.hosts[0]
-		if err := s.hosts[1].w.listen(1, &ListenRequest{Local: netip.AddrPortFrom(addrB, 7174), Backlog: 8}); err != nil {
-			t.Fatal(err)
-		}
+		listen(t, s.hosts[1].w, 1, &ListenRequest{Local: netip.AddrPortFrom(addrB, 7174), Backlog: 8})
 		flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
 		if err := ha.w.connect(ha.w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, 0, false); err != nil {
 			t.Fatal(err)
