@@ -18,6 +18,7 @@ import (
 	"github.com/iwarpd/iwarpd/app/filecopy"
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // TestReset checks that a missing server is named as the cause only if no connection was made.
@@ -146,11 +147,7 @@ func TestHangup(t *testing.T) {
 
 // TestSecondSignal checks that signals end a command that waits in a write to its standard output.
 func TestSecondSignal(t *testing.T) {
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
+	r, w := testenv.Pipe(t)
 	size, err := unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, os.Getpagesize())
 	if err != nil {
 		t.Fatal(err)

@@ -110,15 +110,12 @@ func TestServerOutlivesReader(t *testing.T) {
 		7175: {"perf", "--server", "--listen", ":7175"},
 		7176: {"nfs", "export", t.TempDir(), "--listen", ":7176", "--mount-port", "0", "--portmap-port", "0", "--key-file", filepath.Join(t.TempDir(), "key")},
 	} {
-		r, w, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		r, w := testenv.Pipe(t)
 		r.Close()
 		cmd := exec.CommandContext(ctx, os.Args[0], append([]string{"--socket", socket}, args...)...)
 		cmd.Env = append(os.Environ(), asProgram+"=1")
 		cmd.Stderr = w
-		err = cmd.Start()
+		err := cmd.Start()
 		w.Close()
 		if err != nil {
 			t.Fatal(err)

@@ -75,11 +75,7 @@ func TestWriteWhole(t *testing.T) {
 	if err := writeWhole(at("fifo"), whole); err == nil || !strings.Contains(err.Error(), "start its reader first") {
 		t.Error(err)
 	}
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
+	r, w := testenv.Pipe(t)
 	if err := writeWhole(fmt.Sprintf("/proc/self/fd/%d", w.Fd()), whole); err != nil {
 		t.Error(err)
 	}
@@ -181,10 +177,7 @@ func TestWriteWithoutModes(t *testing.T) {
 
 // TestUntil checks that a reader without input does not delay the end.
 func TestUntil(t *testing.T) {
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	r, w := testenv.Pipe(t)
 	defer w.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	in := until(ctx, r)

@@ -39,12 +39,19 @@ func parse(t *testing.T, text string, args ...string) (*settings, error) {
 	return load(flags, file)
 }
 
-func TestPrecedence(t *testing.T) {
-	const text = "interface: file0\nspin: 1ms\nlog-level: warn\n"
-	s, err := parse(t, text)
+// parsed is parse for what the daemon accepts.
+func parsed(t *testing.T, text string, args ...string) *settings {
+	t.Helper()
+	s, err := parse(t, text, args...)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return s
+}
+
+func TestPrecedence(t *testing.T) {
+	const text = "interface: file0\nspin: 1ms\nlog-level: warn\n"
+	s := parsed(t, text)
 	if s.Interface != "file0" || s.Spin != time.Millisecond || s.LogLevel != zapcore.WarnLevel {
 		t.Errorf("file: %+v", s)
 	}
@@ -53,10 +60,7 @@ func TestPrecedence(t *testing.T) {
 	}
 	t.Setenv("IWARPD_INTERFACE", "env0")
 	t.Setenv("IWARPD_LOG_LEVEL", "error")
-	s, err = parse(t, text, "--interface", "flag0", "--mpa-markers")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s = parsed(t, text, "--interface", "flag0", "--mpa-markers")
 	if s.Interface != "flag0" || s.LogLevel != zapcore.ErrorLevel || s.Spin != time.Millisecond || !s.MPAMarkers {
 		t.Errorf("flag over environment over file: %+v", s)
 	}
@@ -64,10 +68,7 @@ func TestPrecedence(t *testing.T) {
 
 // TestCRCKeys checks crc and crc-peers in a file, where YAML might read off as a boolean.
 func TestCRCKeys(t *testing.T) {
-	s, err := parse(t, "interface: x\ncrc: off\ncrc-peers: 10.1.0.0/16=required, 10.2.0.7=optional,fd00::/8=off\n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := parsed(t, "interface: x\ncrc: off\ncrc-peers: 10.1.0.0/16=required, 10.2.0.7=optional,fd00::/8=off\n")
 	rules := []ctrl.CRCRule{
 		{Peers: netip.MustParsePrefix("10.1.0.0/16"), CRC: ctrl.CRCRequired},
 		{Peers: netip.MustParsePrefix("10.2.0.7/32"), CRC: ctrl.CRCOptional},
@@ -420,10 +421,7 @@ func TestDistance(t *testing.T) {
 
 // TestTCPKeys checks that the time-outs of TCP reach the engine, and that TIME-WAIT also reaches the ports.
 func TestTCPKeys(t *testing.T) {
-	s, err := parse(t, "interface: x\ntcp-r2: 10s\ntcp-r2-syn: 20s\ntcp-user-timeout: 30s\ntcp-time-wait: 40s\nkeep-alive: 60s\necn: request\ndscp: 46\nttl: 9\nvlan-priority: 7\n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := parsed(t, "interface: x\ntcp-r2: 10s\ntcp-r2-syn: 20s\ntcp-user-timeout: 30s\ntcp-time-wait: 40s\nkeep-alive: 60s\necn: request\ndscp: 46\nttl: 9\nvlan-priority: 7\n")
 	c := tcpConfig(s)
 	if c.DataTimeout != 10*time.Second || c.SynTimeout != 20*time.Second || c.UserTimeout != 30*time.Second || c.TimeWait != 40*time.Second || c.ECN != tcp.RequestECN {
 		t.Errorf("%+v", c)
@@ -437,9 +435,7 @@ func TestTCPKeys(t *testing.T) {
 	if got := ctrlConfig(s).TimeWait; got != 40*time.Second {
 		t.Errorf("ports rest for %v; want 40s", got)
 	}
-	if s, err = parse(t, "interface: x\n"); err != nil {
-		t.Fatal(err)
-	}
+	s = parsed(t, "interface: x\n")
 	// RFC 9293 SHLD-11 and MUST-23.
 	if c = tcpConfig(s); c.DataTimeout < 100*time.Second || c.SynTimeout < 3*time.Minute || c.UserTimeout != 0 || c.TimeWait != time.Minute || c.ECN != tcp.AcceptECN || c.KeepAliveIdle != 30*time.Second {
 		t.Errorf("defaults: %+v", c)
@@ -447,10 +443,7 @@ func TestTCPKeys(t *testing.T) {
 }
 
 func TestSlots(t *testing.T) {
-	s, err := parse(t, "interface: x\nmax-qps: 7\nslots:\n  count: 3\n  listen: 20000-20009\n  max-clients: 2\n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := parsed(t, "interface: x\nmax-qps: 7\nslots:\n  count: 3\n  listen: 20000-20009\n  max-clients: 2\n")
 	want := ctrl.Slots{Folder: "/run/iwarpd/slots", Count: 3, Rule: ctrl.Rule{Listen: []ctrl.PortRange{{From: 20000, To: 20009}}}}
 	limits := s.Limits
 	limits.Clients = 2

@@ -121,11 +121,8 @@ func TestPlaces(t *testing.T) {
 		case "socket":
 			text = "transport: socket\nsocket: " + tt.place + "\n"
 		}
-		s, err := parse(t, text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = start(s)
+		s := parsed(t, text)
+		_, err := start(s)
 		if err == nil || exitCode(err) != tt.code || !strings.HasSuffix(err.Error(), tt.want) {
 			t.Errorf("%s %s: exit code %d: %v; want %d and %q", tt.key, tt.place, exitCode(err), err, tt.code, tt.want)
 		}

@@ -12,15 +12,14 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // logged returns a logger of a format, and a function that closes its output and returns the text.
 func logged(t *testing.T, format string) (*zap.Logger, func() string) {
 	t.Helper()
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	r, w := testenv.Pipe(t)
 	stderr := os.Stderr
 	os.Stderr = w
 	log, _ := newLogger(&settings{LogFormat: format, LogLevel: zapcore.InfoLevel})
@@ -74,11 +73,7 @@ func TestLogStalls(t *testing.T) {
 }
 
 func testLogStalls(t *testing.T, length int) {
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
+	r, w := testenv.Pipe(t)
 	defer w.Close()
 	stderr := os.Stderr
 	os.Stderr = w
@@ -128,11 +123,7 @@ func testLogStalls(t *testing.T, length int) {
 
 // TestLogSlowReader checks that a long line waits for a slow reader no longer than a short one does.
 func TestLogSlowReader(t *testing.T) {
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
+	r, w := testenv.Pipe(t)
 	defer w.Close()
 	go func() {
 		b := make([]byte, atOnce)
@@ -161,10 +152,7 @@ func TestLogErrors(t *testing.T) {
 // TestJournal checks that lines for the journal begin with their priority and have no second time stamp.
 func TestJournal(t *testing.T) {
 	for format, want := range map[string]string{"console": "<4>beware\t{\"n\": 1}\n", "json": `<4>{"level":"warn"`} {
-		r, w, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		r, w := testenv.Pipe(t)
 		var st unix.Stat_t
 		if err := unix.Fstat(int(w.Fd()), &st); err != nil {
 			t.Fatal(err)

@@ -18,19 +18,13 @@ import (
 
 // TestQuotaKeys checks that each quota is a key of the configuration and of a rule, with the default of package ctrl.
 func TestQuotaKeys(t *testing.T) {
-	s, err := parse(t, "interface: eth0\n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := parsed(t, "interface: eth0\n")
 	def := ctrl.DefaultLimits
 	def.QueueDepth, def.MaxInline, def.MaxSGE = 0, 0, 0 // limits of a queue, not of a user
 	if s.Limits != def {
 		t.Errorf("defaults %+v; want %+v", s.Limits, def)
 	}
-	s, err = parse(t, "interface: eth0\nmax-captures: 5\nmax-regions: 100\nallow:\n  - users: 7\n    max-captures: 1\n    max-regions: 9\n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s = parsed(t, "interface: eth0\nmax-captures: 5\nmax-regions: 100\nallow:\n  - users: 7\n    max-captures: 1\n    max-regions: 9\n")
 	if s.Limits.Captures != 5 || s.Limits.MRs != 100 || s.Allow[0].Limits.Captures != 1 || s.Allow[0].Limits.MRs != 9 {
 		t.Errorf("%+v, rule %+v", s.Limits, s.Allow[0].Limits)
 	}
@@ -88,10 +82,7 @@ allow:
 // TestReload checks that settings that can change do change, and that others are logged and keep their value.
 func TestReload(t *testing.T) {
 	const before = "interface: eth0\nlog-level: info\nmax-qps: 10\n"
-	s, err := parse(t, before)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := parsed(t, before)
 	server, err := ctrl.New(ctrlConfig(s), ctrl.Options{Resolver: &hostnet.Static{}, Devices: []ctrl.Device{{Name: "eth0"}}})
 	if err != nil {
 		t.Fatal(err)
@@ -107,10 +98,7 @@ func TestReload(t *testing.T) {
 			[]string{"crc", "max-qps", "max-rings", "allow"}, nil},
 		{"interface: eth0\nlog-level: debug\nmax-qps: 20\nmax-rings: 1MiB\ncrc: off\nallow: [{users: 5}]\n", nil, nil},
 	} {
-		next, err := parse(t, tt.text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		next := parsed(t, tt.text)
 		changed, kept := d.reload(next)
 		if !slices.Equal(changed, tt.changed) || !slices.Equal(kept, tt.kept) {
 			t.Errorf("%q:\nchanged %v; want %v\nkept %v; want %v", tt.text, changed, tt.changed, kept, tt.kept)

@@ -92,3 +92,14 @@ func Chmod(t testing.TB, name string, mode os.FileMode) {
 		t.Fatal(err)
 	}
 }
+
+// Pipe returns both ends of a pipe. The read end is closed when the test ends.
+func Pipe(t testing.TB) (r, w *os.File) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	return r, w
+}
