@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -80,7 +79,7 @@ func runContainer(t *testing.T, runc, program string, cache *cdi.Cache, args ...
 	bundle := t.TempDir()
 	root := filepath.Join(bundle, "rootfs")
 	testenv.Mkdir(t, root, 0o755)
-	copyFile(t, program, filepath.Join(root, filepath.Base(program)))
+	testenv.WriteFile(t, filepath.Join(root, filepath.Base(program)), testenv.ReadFile(t, program), 0o755)
 	spec := &oci.Spec{
 		Version: "1.0.2",
 		Root:    &oci.Root{Path: "rootfs"},
@@ -107,23 +106,4 @@ func runContainer(t *testing.T, runc, program string, cache *cdi.Cache, args ...
 	cmd.WaitDelay = time.Minute
 	out, err := cmd.CombinedOutput()
 	return string(out), err
-}
-
-func copyFile(t *testing.T, from, to string) {
-	t.Helper()
-	in, err := os.Open(from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE, 0o755)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.Copy(out, in); err != nil {
-		t.Fatal(err)
-	}
-	if err := out.Close(); err != nil {
-		t.Fatal(err)
-	}
 }

@@ -6,7 +6,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -97,9 +96,7 @@ func newWorld(t *testing.T, limits ctrl.Limits) *world {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	testenv.Chmod(t, dir, 0o755)
 	w := &world{dir: dir, exe: filepath.Join(dir, "test"), socket: filepath.Join(dir, "iwarpd.sock")}
-	if err := copyFile("/proc/self/exe", w.exe); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, w.exe, testenv.ReadFile(t, "/proc/self/exe"), 0o755)
 	cfg := ctrl.Config{Socket: w.socket, Mode: 0o666, Limits: limits, Slots: ctrl.Slots{Folder: filepath.Join(dir, "slots"), Count: 2}}
 	if testenv.Sockets() || testenv.Both() {
 		cfg.TimeWait = time.Second // until then a port has a descriptor, and the tests compare their number
@@ -117,20 +114,6 @@ func newWorld(t *testing.T, limits ctrl.Limits) *world {
 		w.service(t, ctx, ":7012", iwarp.Socket, strike)
 	}
 	return w
-}
-
-func copyFile(from, to string) error {
-	r, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	f, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, 0o755)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(f, r)
-	return errors.Join(err, f.Close())
 }
 
 // service accepts connections on node a.

@@ -2,7 +2,6 @@ package system
 
 import (
 	"crypto/sha256"
-	"io"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -34,21 +33,7 @@ func newPlain(t *testing.T) *plain {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	p := &plain{t, dir, nil}
 	for _, name := range []string{"iwarpd", "iwarpctl"} {
-		from, err := os.Open(testenv.Program(t, "cmd/"+name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer from.Close()
-		to, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_WRONLY, 0o755)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.Copy(to, from); err != nil {
-			t.Fatal(err)
-		}
-		if err := to.Close(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.WriteFile(t, filepath.Join(dir, name), testenv.ReadFile(t, testenv.Program(t, "cmd/"+name)), 0o755)
 	}
 	if os.Geteuid() == 0 {
 		if err := os.Chown(dir, 65534, 65534); err != nil {

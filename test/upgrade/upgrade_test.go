@@ -4,7 +4,6 @@ package upgrade
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,24 +42,9 @@ func newHost(t *testing.T, end *testenv.End) *host {
 // install replaces the program as dpkg and rpm do: a new file takes the name of the running one.
 func (h *host) install() {
 	h.t.Helper()
-	in, err := os.Open(testenv.Program(h.t, "cmd/iwarpd"))
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	defer in.Close()
 	name := filepath.Join(h.dir, "iwarpd")
-	out, err := os.OpenFile(name+".new", os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	_, err = io.Copy(out, in)
-	if cerr := out.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(name+".new", name)
-	}
-	if err != nil {
+	testenv.WriteFile(h.t, name+".new", testenv.ReadFile(h.t, testenv.Program(h.t, "cmd/iwarpd")), 0o755)
+	if err := os.Rename(name+".new", name); err != nil {
 		h.t.Fatal(err)
 	}
 }
