@@ -369,16 +369,8 @@ func TestReplyIsKept(t *testing.T) {
 
 func TestTCP(t *testing.T) {
 	var n atomic.Int32
-	l := testenv.Listen(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- counter(&n, nil).ServeTCP(ctx, l) }()
-	c, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(time.Minute))
+	l := serving(t, counter(&n, nil))
+	c := dialFrom(t, l, 1)
 	// In fragments of one word, then whole.
 	m := makeCall(3, 2, 1)
 	for i := 0; i < len(m.Body); i += 4 {
@@ -392,14 +384,9 @@ func TestTCP(t *testing.T) {
 	}
 	for want := range uint32(2) {
 		if want == 1 {
-			if err := WriteRecord(c, &m); err != nil {
-				t.Fatal(err)
-			}
+			write(t, c, &m)
 		}
-		b, err := record(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := read(t, c)
 		r, err := ParseReply(Msg{Body: b})
 		if err != nil || r.U32() != want+1 {
 			t.Fatal(err)
@@ -408,16 +395,11 @@ func TestTCP(t *testing.T) {
 	// Many at once, whose replies come in any order.
 	for i := range uint32(100) {
 		m := makeCall(100+i, 2, 1)
-		if err := WriteRecord(c, &m); err != nil {
-			t.Fatal(err)
-		}
+		write(t, c, &m)
 	}
 	seen := make(map[uint32]bool)
 	for range 100 {
-		b, err := record(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := read(t, c)
 		seen[binary.BigEndian.Uint32(b)] = true
 	}
 	if len(seen) != 100 || !seen[100] || !seen[199] {
@@ -431,9 +413,7 @@ func TestTCP(t *testing.T) {
 		w.Item(bytes.Repeat([]byte{2}, 9-n))
 		w.U32(2)
 		var b bytes.Buffer
-		if err := WriteRecord(&b, &w.Msg); err != nil {
-			t.Fatal(err)
-		}
+		write(t, &b, &w.Msg)
 		if got, err := record(&b); err != nil || !bytes.Equal(got, w.AppendFlat(nil)) || b.Len() != 0 {
 			t.Errorf("%d bytes: %x, %v", n, got, err)
 		}
@@ -444,10 +424,6 @@ func TestTCP(t *testing.T) {
 	}
 	if _, err := record(c); err == nil {
 		t.Error("a record of 2 GiB is taken")
-	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
 	}
 }
 
@@ -495,9 +471,9 @@ func TestUDP(t *testing.T) {
 	}
 }
 
-func serveTCP(t *testing.T, s *Server, p Program) func() net.Conn {
+// serving serves TCP until the test ends.
+func serving(t *testing.T, s *Server) net.Listener {
 	l := testenv.Listen(t)
-	s.Register(9, p)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- s.ServeTCP(ctx, l) }()
@@ -507,15 +483,13 @@ func serveTCP(t *testing.T, s *Server, p Program) func() net.Conn {
 			t.Error(err)
 		}
 	})
-	return func() net.Conn {
-		c, err := net.Dial("tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { c.Close() })
-		_ = c.SetDeadline(time.Now().Add(time.Minute))
-		return c
-	}
+	return l
+}
+
+func serveTCP(t *testing.T, s *Server, p Program) (dial func() net.Conn) {
+	s.Register(9, p)
+	l := serving(t, s)
+	return func() net.Conn { return dialFrom(t, l, 1) }
 }
 
 // TestLargeCalls checks that a connection has only a few large calls in progress, and a client with many connections
@@ -572,10 +546,7 @@ func TestLargeCalls(t *testing.T) {
 			close(hold)
 		} else {
 			for _, c := range conns {
-				b, err := record(c)
-				if err != nil {
-					t.Fatal(err)
-				}
+				b := read(t, c)
 				if xid := binary.BigEndian.Uint32(b); xid != calls {
 					t.Errorf("call %d is answered first", xid)
 				}
@@ -613,7 +584,6 @@ func TestLargeCalls(t *testing.T) {
 // TestManyCalls checks that a client with many connections has a bounded number of calls in progress, and that this does not
 // delay other clients.
 func TestManyCalls(t *testing.T) {
-	l := testenv.Listen(t)
 	entered, hold := make(chan struct{}, perPeer), make(chan struct{})
 	var more atomic.Int32
 	s := &Server{}
@@ -627,25 +597,19 @@ func TestManyCalls(t *testing.T) {
 		}
 		return Success
 	}})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- s.ServeTCP(ctx, l) }()
+	l := serving(t, s)
 	for range perPeer / perConn {
 		c := dialFrom(t, l, 2)
 		for i := range uint32(perConn) {
 			m := makeCall(i, 1, 0)
-			if err := WriteRecord(c, &m); err != nil {
-				t.Fatal(err)
-			}
+			write(t, c, &m)
 		}
 	}
 	for range perPeer {
 		<-entered
 	}
 	last, m := dialFrom(t, l, 2), makeCall(0, 2, 0)
-	if err := WriteRecord(last, &m); err != nil {
-		t.Fatal(err)
-	}
+	write(t, last, &m)
 	for i := range uint32(20) {
 		if err := exchange(dialFrom(t, l, 3), makeCall(i, 0, 0)); err != nil {
 			t.Error("another client:", err)
@@ -656,10 +620,6 @@ func TestManyCalls(t *testing.T) {
 	}
 	close(hold)
 	if _, err := record(last); err != nil {
-		t.Error(err)
-	}
-	cancel()
-	if err := <-done; err != nil {
 		t.Error(err)
 	}
 }
@@ -743,9 +703,7 @@ func TestIdleMemory(t *testing.T) {
 				}
 				if small {
 					m := makeCall(i, 2, 0)
-					if err := WriteRecord(c, &m); err != nil {
-						t.Fatal(err)
-					}
+					write(t, c, &m)
 				}
 			}
 		}
@@ -828,6 +786,22 @@ func record(r io.Reader) ([]byte, error) {
 	return readRecord(r, maxRecord, func(int) []byte { return nil })
 }
 
+func read(t *testing.T, r io.Reader) []byte {
+	t.Helper()
+	b, err := record(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func write(t *testing.T, w io.Writer, m *Msg) {
+	t.Helper()
+	if err := WriteRecord(w, m); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // dialFrom connects to l from 127.0.0.from.
 func dialFrom(t *testing.T, l net.Listener, from byte) net.Conn {
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, from)}}
@@ -851,7 +825,6 @@ func exchange(c net.Conn, m Msg) error {
 
 // TestSlowVictim checks that a connection that ended for another one, but whose call is still in progress, delays that one alone.
 func TestSlowVictim(t *testing.T) {
-	l := testenv.Listen(t)
 	s := &Server{}
 	entered, hold := make(chan struct{}), make(chan struct{})
 	s.Register(9, Program{Low: 1, High: 1, Serve: func(_ context.Context, r *Request) Status {
@@ -861,14 +834,10 @@ func TestSlowVictim(t *testing.T) {
 		}
 		return Success
 	}})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- s.ServeTCP(ctx, l) }()
+	l := serving(t, s)
 	slow := dialFrom(t, l, 2)
 	m := makeCall(1, 1, 0)
-	if err := WriteRecord(slow, &m); err != nil {
-		t.Fatal(err)
-	}
+	write(t, slow, &m)
 	<-entered
 	for range maxConns - 1 {
 		if err := exchange(dialFrom(t, l, 2), makeCall(2, 0, 0)); err != nil {
@@ -888,19 +857,12 @@ func TestSlowVictim(t *testing.T) {
 	if err := <-calls; err != nil {
 		t.Error("then:", err)
 	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
 }
 
 // TestFullServer checks that a client that holds all TCP connections does not keep others out, and cannot take theirs.
 func TestFullServer(t *testing.T) {
 	var n atomic.Int32
-	l := testenv.Listen(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- counter(&n, nil).ServeTCP(ctx, l) }()
+	l := serving(t, counter(&n, nil))
 	dial := func(from byte) net.Conn { return dialFrom(t, l, from) }
 	call := func(c net.Conn, xid uint32) error { return exchange(c, makeCall(xid, 2, 1)) }
 	var all []net.Conn
@@ -930,10 +892,6 @@ func TestFullServer(t *testing.T) {
 		if err := call(c, 3000+uint32(i)); err != nil {
 			t.Errorf("connection %d that stays: %v", i, err)
 		}
-	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
 	}
 }
 
