@@ -67,15 +67,16 @@ func (r *report) finish() {
 
 // tally counts one direction of a connection.
 type tally struct {
-	n    int64
-	hash hash.Hash
+	n           int64
+	hash        hash.Hash
+	first, last time.Time // of what was received
 }
 
 func newTally() *tally { return &tally{hash: sha256.New()} }
 
 func (t *tally) add(b []byte) { t.n += int64(len(b)); t.hash.Write(b) }
 
-func (r *report) addTallies(sent, recv *tally, first, last time.Time) {
+func (r *report) addTallies(sent, recv *tally) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.Done++
@@ -90,13 +91,13 @@ func (r *report) addTallies(sent, recv *tally, first, last time.Time) {
 	}
 	xor(&r.sentSum, sent)
 	xor(&r.recvSum, recv)
-	if !first.IsZero() && (r.first.IsZero() || first.Before(r.first)) {
-		r.first = first
+	if !recv.first.IsZero() && (r.first.IsZero() || recv.first.Before(r.first)) {
+		r.first = recv.first
 	}
-	if last.After(r.last) {
-		r.last = last
+	if recv.last.After(r.last) {
+		r.last = recv.last
 	}
-	if d := last.Sub(first); d > 0 {
+	if d := recv.last.Sub(recv.first); d > 0 {
 		r.MBps += float64(recv.n) / d.Seconds() / 1e6
 	}
 }
@@ -104,87 +105,78 @@ func (r *report) addTallies(sent, recv *tally, first, last time.Time) {
 // work runs the workload on one connection.
 func work(o *options, r *report, s stream, number int) error {
 	sent, recv := newTally(), newTally()
-	var first, last time.Time
-	defer func() { r.addTallies(sent, recv, first, last) }()
-	snapshot := func() {
-		if number < 8 {
-			if st, ok := s.Stats(); ok {
-				r.mu.Lock()
-				r.TCP = append(r.TCP, st)
-				r.mu.Unlock()
-			}
-		}
-	}
-	receive := func(echo bool) error {
-		size := 128 << 10
-		if o.conns > 64 {
-			size = 2 << 10
-		}
-		b := make([]byte, size)
-		for {
-			n, err := s.Read(b)
-			if n > 0 {
-				last = time.Now()
-				if first.IsZero() {
-					first = last
-				}
-				recv.add(b[:n])
-				if echo {
-					sent.add(b[:n])
-					if _, err := s.Write(b[:n]); err != nil {
-						return fmt.Errorf("write: %w", err)
-					}
-				}
-			}
-			if errors.Is(err, io.EOF) {
-				last = time.Now()
-				return nil
-			}
-			if err != nil {
-				return fmt.Errorf("read: %w", err)
-			}
-		}
-	}
+	defer r.addTallies(sent, recv)
 	var err error
 	switch o.do {
 	case "receive":
-		err = receive(false)
-		snapshot()
+		err = receive(o, s, recv, nil)
 	case "echo":
-		err = receive(true)
-		snapshot()
-	case "send":
-		if err = send(o, s, sent, number); err == nil {
-			if err = s.CloseWrite(); err == nil {
-				err = receive(false)
-			}
-		}
-		snapshot()
+		err = receive(o, s, recv, sent)
 	case "both":
 		done := make(chan error, 1)
-		go func() { done <- receive(false) }()
+		go func() { done <- receive(o, s, recv, nil) }()
 		if err = send(o, s, sent, number); err == nil {
 			err = s.CloseWrite()
 		}
 		err = errors.Join(err, <-done)
-		snapshot()
-	case "request":
-		first = time.Now()
-		err = request(o, r, s, sent, recv)
-		last = time.Now()
-		if err == nil {
-			if err = s.CloseWrite(); err == nil {
-				err = receive(false)
-			}
+	case "send", "request":
+		if o.do == "send" {
+			err = send(o, s, sent, number)
+		} else {
+			recv.first = time.Now()
+			err = request(o, r, s, sent, recv)
+			recv.last = time.Now()
 		}
-		snapshot()
+		if err == nil {
+			err = s.CloseWrite()
+		}
+		if err == nil {
+			err = receive(o, s, recv, nil)
+		}
 	default:
 		err = fmt.Errorf("do what? %q", o.do)
+	}
+	if st, ok := s.Stats(); ok && number < 8 {
+		r.mu.Lock()
+		r.TCP = append(r.TCP, st)
+		r.mu.Unlock()
 	}
 	if cerr := s.Close(); cerr != nil {
 		err = errors.Join(err, fmt.Errorf("close: %w", cerr))
 	}
 	return err
+}
+
+// receive reads to the end of the stream. If echo is not nil, it sends back what it reads, and counts it there.
+func receive(o *options, s stream, recv, echo *tally) error {
+	size := 128 << 10
+	if o.conns > 64 {
+		size = 2 << 10
+	}
+	b := make([]byte, size)
+	for {
+		n, err := s.Read(b)
+		if n > 0 {
+			recv.last = time.Now()
+			if recv.first.IsZero() {
+				recv.first = recv.last
+			}
+			recv.add(b[:n])
+		}
+		if n > 0 && echo != nil {
+			echo.add(b[:n])
+			if _, err := s.Write(b[:n]); err != nil {
+				return fmt.Errorf("write: %w", err)
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			recv.last = time.Now()
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read: %w", err)
+		}
+	}
 }
 
 // send sends random bytes, a given number of them or for a given time.
@@ -344,7 +336,7 @@ func hold(o *options, st stack, r *report, remote netip.AddrPort) error {
 // exchange sends one byte, receives it back, and closes both directions.
 func exchange(r *report, s stream, v byte) error {
 	sent, recv := newTally(), newTally()
-	defer func() { r.addTallies(sent, recv, time.Time{}, time.Time{}) }()
+	defer r.addTallies(sent, recv)
 	b := []byte{v}
 	if _, err := s.Write(b); err != nil {
 		return err
