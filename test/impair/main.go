@@ -42,36 +42,48 @@ func main() {
 	}
 }
 
-func run(args []string) error {
+// options is what the command line says.
+type options struct {
+	a, b        string
+	seed        uint64
+	ab, ba      impair.Config
+	after       time.Duration
+	later       *impair.Config // for both ways from after on
+	icmp, stats bool
+	vlan        uint
+}
+
+func parse(args []string) (*options, error) {
+	o := &options{}
 	fl := flag.NewFlagSet("impair", flag.ContinueOnError)
-	a := fl.String("a", "", "one interface")
-	b := fl.String("b", "", "the other interface")
+	fl.StringVar(&o.a, "a", "", "one interface")
+	fl.StringVar(&o.b, "b", "", "the other interface")
 	both := fl.String("both", "", "what happens to frames either way: loss= duplicate= reorder= corrupt= burst= (0..1), delay= jitter= hold= (durations), burstlen= (frames), rate= (bits a second), queue= mtu= (bytes)")
 	ab := fl.String("a-to-b", "", "the same, for frames from a to b only, in place of -both")
 	ba := fl.String("b-to-a", "", "the same, for frames from b to a only, in place of -both")
-	after := fl.Duration("after", 0, "when to change to -then, from the first frame on")
+	fl.DurationVar(&o.after, "after", 0, "when to change to -then, from the first frame on")
 	then := fl.String("then", "", "what happens to frames either way from -after on")
-	icmp := fl.Bool("icmp", false, "report packets longer than mtu= to their sender, as a router does")
-	vlan := fl.Uint("vlan", 0, "join b to this VLAN of a, 1 to 4094; 0: to a itself")
-	seed := fl.Uint64("seed", 0, "seed of all decisions; 0: $TEST_SEED, else from the clock")
-	stats := fl.Bool("stats", false, "print counters as JSON at the end")
+	fl.BoolVar(&o.icmp, "icmp", false, "report packets longer than mtu= to their sender, as a router does")
+	fl.UintVar(&o.vlan, "vlan", 0, "join b to this VLAN of a, 1 to 4094; 0: to a itself")
+	fl.Uint64Var(&o.seed, "seed", 0, "seed of all decisions; 0: $TEST_SEED, else from the clock")
+	fl.BoolVar(&o.stats, "stats", false, "print counters as JSON at the end")
 	if err := fl.Parse(args); err != nil {
-		return err
+		return nil, err
 	}
-	if *a == "" || *b == "" || *a == *b || fl.NArg() != 0 {
-		return fmt.Errorf("needs two interfaces: -a and -b")
+	if o.a == "" || o.b == "" || o.a == o.b || fl.NArg() != 0 {
+		return nil, fmt.Errorf("needs two interfaces: -a and -b")
 	}
-	if *vlan > 4094 {
-		return fmt.Errorf("-vlan %d: 4094 at most", *vlan)
+	if o.vlan > 4094 {
+		return nil, fmt.Errorf("-vlan %d: 4094 at most", o.vlan)
 	}
-	if *seed == 0 {
-		*seed = uint64(time.Now().UnixNano())
+	if o.seed == 0 {
+		o.seed = uint64(time.Now().UnixNano())
 		if s := os.Getenv("TEST_SEED"); s != "" {
 			n, err := strconv.ParseUint(s, 0, 64)
 			if err != nil {
-				return fmt.Errorf("TEST_SEED: %w", err)
+				return nil, fmt.Errorf("TEST_SEED: %w", err)
 			}
-			*seed = n
+			o.seed = n
 		}
 	}
 	config := func(way string, salt uint64) (impair.Config, error) {
@@ -80,32 +92,38 @@ func run(args []string) error {
 		}
 		c, err := impair.Parse(way)
 		if c.Seed == 0 {
-			c.Seed = *seed + salt // the two ways must not mirror each other
+			c.Seed = o.seed + salt // the two ways must not mirror each other
 		}
 		return c, err
 	}
-	cab, err := config(*ab, 0)
-	if err != nil {
-		return err
+	var err error
+	if o.ab, err = config(*ab, 0); err != nil {
+		return nil, err
 	}
-	cba, err := config(*ba, 1)
-	if err != nil {
-		return err
+	if o.ba, err = config(*ba, 1); err != nil {
+		return nil, err
 	}
-	var later *impair.Config
-	if *after > 0 {
+	if o.after > 0 {
 		c, err := config(*then, 2)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		later = &c
+		o.later = &c
 	}
-	la, err := open(*a)
+	return o, nil
+}
+
+func run(args []string) error {
+	o, err := parse(args)
+	if err != nil {
+		return err
+	}
+	la, err := open(o.a)
 	if err != nil {
 		return err
 	}
 	defer la.Close()
-	lb, err := open(*b)
+	lb, err := open(o.b)
 	if err != nil {
 		return err
 	}
@@ -115,14 +133,14 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	w := &wire{ab: newWay(la, lb, cab), ba: newWay(lb, la, cba), stop: stop, after: *after, later: later}
-	w.ab.untag, w.ba.tag = uint16(*vlan), uint16(*vlan)
-	if *icmp {
+	w := &wire{ab: newWay(la, lb, o.ab), ba: newWay(lb, la, o.ba), stop: stop, after: o.after, later: o.later}
+	w.ab.untag, w.ba.tag = uint16(o.vlan), uint16(o.vlan)
+	if o.icmp {
 		w.ab.back, w.ba.back = w.ba, w.ab
 	}
-	fmt.Printf("impair: ready a=%s b=%s seed=%d a-to-b=[%v] b-to-a=[%v]\n", *a, *b, *seed, cab, cba)
+	fmt.Printf("impair: ready a=%s b=%s seed=%d a-to-b=[%v] b-to-a=[%v]\n", o.a, o.b, o.seed, o.ab, o.ba)
 	w.run()
-	if *stats {
+	if o.stats {
 		return json.NewEncoder(os.Stdout).Encode(map[string]counters{"a-to-b": w.ab.counters(), "b-to-a": w.ba.counters()})
 	}
 	return nil
