@@ -331,8 +331,6 @@ func (r *runner) summary(rows []*row, explained map[string]string) error {
 		defer f.Close()
 		w = io.MultiWriter(w, f)
 	}
-	type tally struct{ rows, listed, survived, derived, noticed int }
-	var all tally
 	files := map[string]*tally{}
 	var open, unproven []string
 	for _, row := range rows {
@@ -341,26 +339,11 @@ func (r *runner) summary(rows []*row, explained map[string]string) error {
 			c = &tally{}
 			files[row.File] = c
 		}
-		c.rows++
-		for _, res := range row.results {
-			switch {
-			case !res.m.listed:
-				c.derived++
-				if res.verdict == killed {
-					c.noticed++
-				}
-			default:
-				c.listed++
-				if res.verdict != survived {
-					break
-				}
-				c.survived++
-				key := row.key() + ": " + res.m.key()
-				if why := explained[key]; why != "" {
-					fmt.Fprintf(w, "survived: %s: %s\n", key, why)
-				} else {
-					open = append(open, key)
-				}
+		for _, key := range c.count(row) {
+			if why := explained[key]; why != "" {
+				fmt.Fprintf(w, "survived: %s: %s\n", key, why)
+			} else {
+				open = append(open, key)
 			}
 		}
 		switch key := row.key(); {
@@ -387,6 +370,7 @@ func (r *runner) summary(rows []*row, explained map[string]string) error {
 	}
 	print("no test of the row notices a mutant", unproven)
 	print("survived, unexplained", open)
+	var all tally
 	line := func(name string, c *tally) {
 		fmt.Fprintf(w, "%-24s %4d rows; mutants of mutants.txt: %d killed, %d survived; derived: %d, %d of them noticed\n",
 			name, c.rows, c.listed-c.survived, c.survived, c.derived, c.noticed)
@@ -410,6 +394,29 @@ func (r *runner) summary(rows []*row, explained map[string]string) error {
 		return fmt.Errorf("%.1f %% survived; at most %g may", rate, *most)
 	}
 	return nil
+}
+
+// A tally counts rows and their mutants: those of mutants.txt, which are listed, and derived ones.
+type tally struct{ rows, listed, survived, derived, noticed int }
+
+// count adds a row. It returns the listed mutants that survived.
+func (c *tally) count(row *row) (keys []string) {
+	c.rows++
+	for _, res := range row.results {
+		if !res.m.listed {
+			c.derived++
+			if res.verdict == killed {
+				c.noticed++
+			}
+			continue
+		}
+		c.listed++
+		if res.verdict == survived {
+			c.survived++
+			keys = append(keys, row.key()+": "+res.m.key())
+		}
+	}
+	return keys
 }
 
 func names(list []conformance.Name) string {
