@@ -224,8 +224,14 @@ func run(args []string) error {
 	if o.churn {
 		return m.churn()
 	}
+	return m.run(before)
+}
+
+// run measures all cells and reports them, compared with those of an earlier run.
+func (m *matrix) run(before []row) error {
+	o := m.opt
 	for _, mtu := range o.mtus {
-		if err := l.setMTU(mtu); err != nil {
+		if err := m.lab.setMTU(mtu); err != nil {
 			return err
 		}
 		m.measure(mtu)
