@@ -7,7 +7,7 @@ import (
 	"github.com/iwarpd/iwarpd/test/adversary/peer"
 )
 
-// one is an attack of one segment.
+// one is an attack that ends with the segment that segment returns.
 func one(name, rules string, want outcome, segment func(c *conn) []byte) attack {
 	return attack{name: name, rules: rules, want: want, run: func(c *conn) []byte {
 		u := segment(c)
@@ -74,15 +74,14 @@ func TestDDP(t *testing.T) {
 		one("msn/Atomic Response 2", "D86", untaggedErr(3), func(c *conn) []byte {
 			return peer.AtomicResp(2, c.fetchAdd(), 0)
 		}),
-		{name: "msn/Read Request repeated", rules: "D43", want: untaggedErr(3), run: func(c *conn) []byte {
+		one("msn/Read Request repeated", "D43", untaggedErr(3), func(c *conn) []byte {
 			u := peer.ReadReq{Sink: 1, SinkTO: 2}.Msg(1)
 			c.send(u)
 			if r := c.next(); len(r) != 14 {
 				c.t.Fatalf("response % x", r)
 			}
-			c.send(u)
 			return u
-		}},
+		}),
 
 		// The control fields of all segments of a message must be equal. The last segment's count.
 		last("control/of another Send in the last segment", "D39, D40", outcome{}, send(false, 1, 0, 8),

@@ -148,11 +148,9 @@ func TestNothing(t *testing.T) {
 			c.send(untagged(peer.SendInv, s), u)
 			return u
 		}},
-		{name: "Send with Invalidate/of a window of another stream", rules: "R123, R135", want: operation(9), run: func(c *conn) []byte {
-			u := untagged(peer.SendSEInv, c.neighbour(iwarp.AccessRemoteWrite))
-			c.send(u)
-			return u
-		}},
+		one("Send with Invalidate/of a window of another stream", "R123, R135", operation(9), func(c *conn) []byte {
+			return untagged(peer.SendSEInv, c.neighbour(iwarp.AccessRemoteWrite))
+		}),
 		{name: "Read/from a window of another stream", rules: "R54, R55", run: func(c *conn) []byte {
 			c.send(peer.ReadReq{Sink: 1, SinkTO: ^uint64(0), Src: c.neighbour(iwarp.AccessRemoteRead), SrcTO: 1}.Msg(1))
 			c.want(peer.Tagged(peer.ReadResponse, true, 1, ^uint64(0), nil))
@@ -181,31 +179,25 @@ func TestNothing(t *testing.T) {
 			c.send(u, u)
 			return u
 		}},
-		{name: "Read Response/of one byte to it", rules: "R62", want: taggedErr(1), run: func(c *conn) []byte {
+		one("Read Response/of one byte to it", "R62", taggedErr(1), func(c *conn) []byte {
 			r := readNothing(c)
-			u := peer.Tagged(peer.ReadResponse, true, r.Sink, r.SinkTO, long[:1])
-			c.send(u)
-			return u
-		}},
+			return peer.Tagged(peer.ReadResponse, true, r.Sink, r.SinkTO, long[:1])
+		}),
 		{name: "Read Response/none of the bytes, then all", rules: "D59, R59", changed: []string{"sink"}, run: func(c *conn) []byte {
 			r := c.read(64)
 			c.send(peer.Tagged(peer.ReadResponse, false, nowhere, 0, nil), peer.Tagged(peer.ReadResponse, true, r.Sink, r.SinkTO, long[:64]))
 			c.untilSent(1, iwarp.WCSuccess)
 			return nil
 		}},
-		{name: "Read Response/in place of an Atomic Response", rules: "A36", want: operation(6), run: func(c *conn) []byte {
+		one("Read Response/in place of an Atomic Response", "A36", operation(6), func(c *conn) []byte {
 			c.fetchAdd()
-			u := peer.Tagged(peer.ReadResponse, true, 0, 0, nil)
-			c.send(u)
-			return u
-		}},
+			return peer.Tagged(peer.ReadResponse, true, 0, 0, nil)
+		}),
 		last("Atomic Response/to nothing", "A38", operation(0xff), peer.Untagged(peer.AtomicResponse, true, 0, 3, 1, 0, nil)),
-		{name: "Atomic Response", rules: "A39", want: operation(0xff), run: func(c *conn) []byte {
+		one("Atomic Response", "A39", operation(0xff), func(c *conn) []byte {
 			c.fetchAdd()
-			u := peer.Untagged(peer.AtomicResponse, true, 0, 3, 1, 0, nil)
-			c.send(u)
-			return u
-		}},
+			return peer.Untagged(peer.AtomicResponse, true, 0, 3, 1, 0, nil)
+		}),
 		last("Read Request/at the end of MO", "D84", untaggedErr(4), peer.Untagged(peer.ReadRequest, true, 0, 1, 1, 0xffffffff, nil)),
 		last("Terminate/at the end of MO", "D84", untaggedErr(4), peer.Untagged(peer.Terminate, true, 0, 2, 1, 0xffffffff, nil)),
 	}
@@ -277,13 +269,11 @@ func TestOutOfTurn(t *testing.T) {
 				return u
 			}
 		}),
-		{name: "behind L/Read Request, none of it", rules: "D43", want: untaggedErr(3), run: func(c *conn) []byte {
+		one("behind L/Read Request, none of it", "D43", untaggedErr(3), func(c *conn) []byte {
 			c.send(peer.ReadReq{Sink: 7, SinkTO: 9}.Msg(1))
 			c.want(peer.Tagged(peer.ReadResponse, true, 7, 9, nil))
-			u := peer.Untagged(peer.ReadRequest, false, 0, 1, 1, 28, nil)
-			c.send(u)
-			return u
-		}},
+			return peer.Untagged(peer.ReadRequest, false, 0, 1, 1, 28, nil)
+		}),
 		{name: "behind L/Atomic Request", rules: "D43", want: untaggedErr(3), changed: []string{"atomic"}, run: func(c *conn) []byte {
 			a := peer.Atomic{STag: c.regions["atomic"].RKey(), TO: 0x50000, Data: 1}
 			c.send(a.Msg(1))
@@ -363,11 +353,9 @@ func TestOutOfTurn(t *testing.T) {
 			c.send(peer.Tagged(peer.Write, false, k, 0xfffffffffffffff0, long[:8]), u)
 			return u
 		}},
-		{name: "TO/wraps to the start of a region", rules: "D95", want: taggedErr(3), run: func(c *conn) []byte {
-			u := peer.Tagged(peer.Write, true, c.regions["all"].RKey(), 0xfffffffffffffff0, long[:64])
-			c.send(u)
-			return u
-		}},
+		one("TO/wraps to the start of a region", "D95", taggedErr(3), func(c *conn) []byte {
+			return peer.Tagged(peer.Write, true, c.regions["all"].RKey(), 0xfffffffffffffff0, long[:64])
+		}),
 		{name: "TO/early Write wraps", rules: "D95", want: taggedErr(3), opts: options{on: onMarked}, delivered: 1, run: func(c *conn) []byte {
 			one := peer.Marked(0, peer.SendMsg(1, long[:8]), nil)
 			u := peer.Tagged(peer.Write, true, c.regions["top"].RKey(), 0xfffffffffffffff8, long[:16])
@@ -378,12 +366,10 @@ func TestOutOfTurn(t *testing.T) {
 			c.s.Advance(len(peer.Marked(len(one), u, nil)))
 			return u
 		}},
-		{name: "TO/Read Response wraps", rules: "R62", want: taggedErr(1), run: func(c *conn) []byte {
+		one("TO/Read Response wraps", "R62", taggedErr(1), func(c *conn) []byte {
 			r := c.read(64)
-			u := peer.Tagged(peer.ReadResponse, true, r.Sink, 0xfffffffffffffff8, long[:64])
-			c.send(u)
-			return u
-		}},
+			return peer.Tagged(peer.ReadResponse, true, r.Sink, 0xfffffffffffffff8, long[:64])
+		}),
 		{name: "TO/Read Response into the top, and right", rules: "R16, R60", changed: []string{"top"}, run: func(c *conn) []byte {
 			c.begin()
 			c.post(iwarp.SendWR{ID: 1, Op: iwarp.OpRead, SGEs: []iwarp.SGE{c.regions["top"].SGE(regionSize-16, 8)}, RKey: 1})

@@ -111,13 +111,12 @@ func reads() []attack {
 		last("read/in two segments, short", "R14", unspecified,
 			peer.Untagged(peer.ReadRequest, false, 0, 1, 1, 0, peer.ReadReq{}.Bytes()[:8]),
 			peer.Untagged(peer.ReadRequest, true, 0, 1, 1, 8, peer.ReadReq{}.Bytes()[8:20])),
-		{name: "read/right ones before a wrong one are answered", rules: "R47, R118", want: protection(0, withRDMA), run: func(c *conn) []byte {
+		one("read/right ones before a wrong one are answered", "R47, R118", protection(0, withRDMA), func(c *conn) []byte {
 			u := peer.ReadReq{Size: 1, Src: 0}.Msg(2)
 			c.send(peer.ReadReq{Sink: 5, Size: 4, Src: c.regions["all"].RKey(), SrcTO: 0x10000}.Msg(1))
 			c.want(peer.Tagged(peer.ReadResponse, true, 5, 0, c.regions["all"].Bytes()[:4]))
-			c.send(u)
 			return u
-		}},
+		}),
 		{name: "read/one more than IRD", rules: "R107, R145", want: operation(7), opts: options{ird: 2}, run: func(c *conn) []byte {
 			return c.overflow(2, func(msn uint32) []byte {
 				return peer.ReadReq{Sink: 1, Size: regionSize, Src: c.regions["all"].RKey(), SrcTO: 0x10000}.Msg(msn)
