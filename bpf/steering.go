@@ -62,6 +62,9 @@ type Options struct {
 // families.
 const DefaultEndpoints = 1 << 17
 
+// maxAddresses is the number of addresses that SetAddresses takes. Some hosts have thousands of them.
+const maxAddresses = 1 << 16
+
 // Counters count frames by verdict, summed over all CPUs.
 type Counters struct {
 	SteeredTCP, SteeredSCTP, SteeredUDP uint64
@@ -121,8 +124,8 @@ func Load(opts Options) (*Steering, error) {
 	if opts.Endpoints == 0 {
 		opts.Endpoints = DefaultEndpoints
 	}
-	for _, name := range []string{steerMapEndpoints, steerMapHosts} {
-		spec.Maps[name].MaxEntries = uint32(opts.Endpoints)
+	for name, most := range map[string]int{steerMapEndpoints: opts.Endpoints, steerMapHosts: opts.Endpoints, steerMapAddresses: maxAddresses} {
+		spec.Maps[name].MaxEntries = uint32(most)
 		spec.Maps[name].Flags |= unix.BPF_F_NO_PREALLOC // most entries are never used
 	}
 	spec.Programs["iwarpd_twin"] = spec.Programs[xdpName].Copy()

@@ -385,8 +385,8 @@ func testWildcardMeansOurAddresses(t *testing.T) {
 	}
 	check("none of ours left", ours, actPass)
 	check("forwarded, and none of ours left", theirs, actPass)
-	many := func(net byte) (all []netip.Addr) { // two thirds of what the map has room for
-		for i := range 700 {
+	many := func(net byte) (all []netip.Addr) {
+		for i := range maxAddresses * 2 / 3 {
 			all = append(all, netip.AddrFrom4([4]byte{10, net, byte(i >> 8), byte(i)}))
 		}
 		return all
