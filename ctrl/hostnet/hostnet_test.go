@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
@@ -265,6 +266,34 @@ func TestSourceElsewhere(t *testing.T) {
 	r := newResolver(t, "a0")
 	_, err = r.Resolve(netip.MustParseAddr("10.80.0.1"), netip.Addr{}, "")
 	if !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "10.90.0.1 is not on a0: give") {
+		t.Error(err)
+	}
+}
+
+// addRoute adds a route to cidr.
+func addRoute(t *testing.T, h *netlink.Handle, r *netlink.Route, cidr string) {
+	t.Helper()
+	_, dst, err := net.ParseCIDR(cidr)
+	must(t, err)
+	r.Dst = dst
+	if err := h.RouteAdd(r); errors.Is(err, unix.EOPNOTSUPP) {
+		testenv.Skip(t, "this kernel has no such route: %v", r)
+	} else {
+		must(t, err)
+	}
+}
+
+// TestEncap checks that a route with encapsulation, which only the kernel's packets can take, is refused.
+func TestEncap(t *testing.T) {
+	here, _ := wire(t)
+	a0 := up(t, here, "a0", "fd77::1/64")
+	addRoute(t, here, &netlink.Route{LinkIndex: a0.Attrs().Index, Encap: &netlink.SEG6Encap{
+		Mode: nl.SEG6_IPTUN_MODE_ENCAP, Segments: []net.IP{net.ParseIP("fd77::2")},
+	}}, "fd88::/64")
+	r, err := New("a0")
+	must(t, err)
+	defer r.Close()
+	if _, err := r.Resolve(netip.MustParseAddr("fd88::1"), netip.Addr{}, ""); !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "encapsulation") {
 		t.Error(err)
 	}
 }

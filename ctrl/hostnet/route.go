@@ -167,6 +167,9 @@ func (r *Resolver) route(dst, src netip.Addr, by *Device) (hop dataplane.Hop, vi
 	if !ok {
 		return hop, via, fmt.Errorf("%w than %s: %s", r.orGone(ErrInterface), r.names(), r.linkName(rt.LinkIndex))
 	}
+	if rt.Encap != nil { // the kernel would put the packets into others
+		return hop, via, fmt.Errorf("%w but one with encapsulation, which iwarpd does not do (\"encap\" in ip route get): make another, or use kernel sockets", ErrNoRoute)
+	}
 	hop = dataplane.Hop{SrcMAC: f.mac, VLANs: f.vlans, MTU: f.mtu, Src: src, Device: f.dev.name}
 	if rt.MTU > 0 {
 		hop.MTU = min(hop.MTU, rt.MTU)
