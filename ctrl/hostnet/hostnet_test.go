@@ -283,6 +283,45 @@ func addRoute(t *testing.T, h *netlink.Handle, r *netlink.Route, cidr string) {
 	}
 }
 
+// second makes another interface, which is not served, with an address and a neighbour 10.78.0.2, and gives a0 the
+// neighbour 10.77.0.2.
+func second(t *testing.T, h *netlink.Handle, name string) netlink.Link {
+	t.Helper()
+	must(t, h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "b" + name}))
+	up(t, h, "b"+name)
+	l := up(t, h, name, "10.78.0.1/24")
+	must(t, h.NeighSet(&netlink.Neigh{
+		LinkIndex: l.Attrs().Index, IP: net.IPv4(10, 78, 0, 2), State: netlink.NUD_PERMANENT, HardwareAddr: l.Attrs().HardwareAddr,
+	}))
+	return l
+}
+
+// TestPaths checks that of the paths of a route one over a served interface is taken, whichever the kernel chooses.
+func TestPaths(t *testing.T) {
+	here, _ := wire(t)
+	a0, err := here.LinkByName("a0")
+	must(t, err)
+	a1 := second(t, here, "a1")
+	addRoute(t, here, &netlink.Route{MultiPath: []*netlink.NexthopInfo{
+		{LinkIndex: a0.Attrs().Index, Gw: net.IPv4(10, 77, 0, 2)}, {LinkIndex: a1.Attrs().Index, Gw: net.IPv4(10, 78, 0, 2)},
+	}}, "10.80.0.0/16")
+	addRoute(t, here, &netlink.Route{LinkIndex: a1.Attrs().Index, Gw: net.IPv4(10, 78, 0, 2)}, "10.81.0.0/16")
+	r, err := New("a0")
+	must(t, err)
+	defer r.Close()
+	for i := range byte(32) {
+		for _, src := range []netip.Addr{{}, netip.MustParseAddr("10.77.0.1")} {
+			hop, err := r.Resolve(netip.AddrFrom4([4]byte{10, 80, 0, i}), src, "")
+			if err != nil || hop.Device != "a0" || hop.Src.String() != "10.77.0.1" {
+				t.Fatalf("path %d from %v: %s, %v, %v", i, src, hop.Device, hop.Src, err)
+			}
+		}
+	}
+	if _, err := r.Resolve(netip.MustParseAddr("10.81.0.1"), netip.Addr{}, ""); !errors.Is(err, ErrInterface) {
+		t.Errorf("a route without a path over a0: %v", err)
+	}
+}
+
 // TestEncap checks that a route with encapsulation, which only the kernel's packets can take, is refused.
 func TestEncap(t *testing.T) {
 	here, _ := wire(t)

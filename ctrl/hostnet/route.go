@@ -60,12 +60,38 @@ func (r *Resolver) way(dst, src netip.Addr, device string) (hop dataplane.Hop, v
 		return r.sourced(dst.WithZone(""), src, d)
 	}
 	hop, via, err = r.sourced(dst, src, nil)
+	if errors.Is(err, ErrInterface) && device == "" {
+		for _, d := range r.paths(dst, src) {
+			if hop, via, err := r.sourced(dst, src, d); err == nil {
+				return hop, via, nil
+			}
+		}
+	}
 	if device != "" && (errors.Is(err, ErrInterface) || err == nil && !hop.Local && hop.Device != device) {
 		if d := r.Device(device); d != nil {
 			return r.sourced(dst, src, d)
 		}
 	}
 	return hop, via, err
+}
+
+// paths returns the interfaces that are among those of the route to dst if it has several (ECMP).
+func (r *Resolver) paths(dst, src netip.Addr) (all []*Device) {
+	opts := &netlink.RouteGetOptions{FIBMatch: true}
+	if src.IsValid() && !src.IsUnspecified() {
+		opts.SrcAddr = src.AsSlice()
+	}
+	routes, err := r.handle.RouteGetWithOptions(dst.AsSlice(), opts)
+	if err != nil || len(routes) == 0 {
+		return nil
+	}
+	for _, d := range r.devices {
+		index := d.Index()
+		if index != 0 && slices.ContainsFunc(routes[0].MultiPath, func(p *netlink.NexthopInfo) bool { return p.LinkIndex == index }) {
+			all = append(all, d)
+		}
+	}
+	return all
 }
 
 // scope returns the interface to which a link-local address belongs.
