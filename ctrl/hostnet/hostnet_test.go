@@ -666,6 +666,28 @@ func TestAddressAgain(t *testing.T) {
 	if gone {
 		t.Error("the address was gone in between")
 	}
+	// Other changes in between are noticed at once, and the address still counts.
+	other, err := netlink.ParseAddr("10.79.0.1/24")
+	must(t, err)
+	early := false
+	testenv.Until(t, "the other changes were noticed soon enough", func() bool {
+		time.Sleep(2 * addressPause) // so that nothing of an earlier deletion is left
+		deleted := time.Now()
+		must(t, here.AddrDel(l, a))
+		must(t, here.LinkSetMTU(l, 1400))
+		must(t, here.AddrAdd(l, other))
+		testenv.Until(t, "the other address is there", func() bool { return slices.Contains(d.Addrs(), netip.MustParseAddr("10.79.0.1")) })
+		early = !has() || d.MTU() != 1400
+		must(t, here.AddrAdd(l, a))
+		soon := time.Since(deleted) < addressPause/2
+		must(t, here.AddrDel(l, other))
+		must(t, here.LinkSetMTU(l, 1500))
+		testenv.Until(t, "all is as before", func() bool { return has() && len(d.Addrs()) == 1 && d.MTU() == 1500 })
+		return soon
+	})
+	if early {
+		t.Error("the address was gone when another one came")
+	}
 	must(t, here.AddrDel(l, a))
 	testenv.Until(t, "the address is gone", func() bool { return !has() })
 }

@@ -2,6 +2,7 @@ package hostnet
 
 import (
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -69,18 +70,18 @@ func drain[T any](ch <-chan T) {
 	}
 }
 
-// addressPause is how long a deleted address still counts, so that one that is deleted and added again is never missing.
-const addressPause = 100 * time.Millisecond
-
 // follow processes the kernel's notifications. If a channel closes because its socket overflowed,
 // it subscribes again.
 func (r *Resolver) follow(s *subscription) {
 	defer func() { s.end() }()
-	var again <-chan time.Time // the time of the next refresh, after one that failed or when an address was deleted
+	var again <-chan time.Time // the time of the next refresh, after one that failed or kept deleted addresses
 	refresh := func() {
 		again = nil
-		if r.refresh() != nil {
+		switch {
+		case r.refresh() != nil:
 			again = time.After(resubscribe) // until then keep the previous state
+		case slices.ContainsFunc(r.devices, (*Device).keeps):
+			again = time.After(addressPause)
 		}
 		r.change()
 	}
@@ -96,13 +97,8 @@ func (r *Resolver) follow(s *subscription) {
 				r.removed(int(l.Index))
 			}
 			refresh()
-		case a, more := <-s.addrs:
-			switch ok = more; {
-			case ok && a.NewAddr:
-				refresh()
-			case ok && again == nil:
-				again = time.After(addressPause)
-			}
+		case _, ok = <-s.addrs:
+			refresh()
 		case _, ok = <-s.routes:
 			r.change()
 		case n, more := <-s.neighs:
