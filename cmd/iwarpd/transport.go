@@ -79,7 +79,7 @@ func (d *daemon) prepareAFXDP(more int) (l lower, err error) {
 	cpus := d.s.CPUs
 	for _, n := range d.nics {
 		n.dev = resolver.Device(n.name)
-		if len(n.dev.Addrs()) == 0 { // nor have its VLANs
+		if len(n.dev.Addrs()) == 0 && len(resolver.Loopback()) == 0 { // nor have its VLANs
 			if why := hostcheck.Unusable(n.name); why != "" {
 				return l, exitErr(exitInterface, "interface %s has no IP address that can be used: %s: wait, or ip address add ADDR/LEN dev %s",
 					n.name, why, n.name)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -65,8 +66,8 @@ func (d *Device) Presence() Presence {
 	return Presence{d.index, d.removals}
 }
 
-// Addrs returns the addresses of the interface and its VLANs. Link-local IPv6
-// addresses, which mean nothing without an interface, are left out.
+// Addrs returns the addresses of the interface and its VLANs, and for the first interface that exists also
+// those of loopback: see Loopback. Link-local IPv6 addresses, which mean nothing without an interface, are left out.
 func (d *Device) Addrs() []netip.Addr {
 	d.r.mu.Lock()
 	defer d.r.mu.Unlock()
@@ -105,8 +106,17 @@ func (r *Resolver) MTU(name string) int {
 	return 0
 }
 
-// Hostless returns the addresses at which no other host can be: those of the interfaces and
-// their VLANs, and the broadcast addresses of their subnets.
+// Loopback returns the addresses of the host that are on loopback or on a dummy interface, which leads nowhere
+// either, without those that have no meaning outside of the host. Frames for them arrive on whichever interfaces
+// the routes of other hosts name, as with BGP to the host.
+func (r *Resolver) Loopback() []netip.Addr {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.loopback
+}
+
+// Hostless returns the addresses at which no other host can be: those of the interfaces, their VLANs and
+// loopback, and the broadcast addresses of their subnets.
 func (r *Resolver) Hostless() []netip.Addr {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -138,49 +148,58 @@ func (r *Resolver) refresh() error {
 		all[d] = &found{index: d.find(links)}
 	}
 	ifaces := make(map[int]iface)
-	var hostless, networks []netip.Addr
 	for i, l := range byIndex {
 		f, ok := r.iface(l, byIndex, all)
 		if !ok {
 			continue
 		}
 		ifaces[i] = f
-		d := all[f.dev]
-		if f.vlans != nil {
+		if d := all[f.dev]; f.vlans != nil {
 			d.vlans = append(d.vlans, f.vlans)
 		}
-		list, err := whole(func() ([]netlink.Addr, error) { return r.handle.AddrList(l, netlink.FAMILY_ALL) })
-		if err != nil {
-			return err
+	}
+	list, err := whole(func() ([]netlink.Addr, error) { return r.handle.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return err
+	}
+	var now addresses
+	seen := make(map[netip.Addr]bool)
+	for _, a := range list {
+		ad, ok := netip.AddrFromSlice(a.IP)
+		ad = ad.Unmap()
+		usable := ok && a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) == 0
+		f, served := ifaces[a.LinkIndex]
+		if !served {
+			if usable && ad.IsGlobalUnicast() && a.Scope == unix.RT_SCOPE_UNIVERSE && leadsNowhere(byIndex[a.LinkIndex]) {
+				now.loopback = append(now.loopback, ad)
+			}
+			continue
 		}
-		for _, a := range list {
-			ad, ok := netip.AddrFromSlice(a.IP)
-			ad = ad.Unmap()
-			if ok {
-				hostless = append(hostless, ad)
-			}
-			ones, _ := a.Mask.Size()
-			if n, err := ad.Prefix(ones); err == nil && ad.BitLen()-ones > 1 { // both addresses of a network of two are hosts
-				networks = append(networks, n.Addr())
-			}
-			if b, ok := broadcast(a.IPNet); ok {
-				hostless = append(hostless, b)
-			}
-			if b, ok := netip.AddrFromSlice(a.Broadcast); ok && !b.IsUnspecified() { // the administrator may set any address
-				hostless = append(hostless, b.Unmap())
-			}
-			switch {
-			case !ok || a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0:
-			case !isScoped(ad):
-				d.addrs = append(d.addrs, ad)
-			case i == d.index:
-				d.scoped = append(d.scoped, ad.WithZone(f.dev.name))
-			}
+		now.add(ad, &a)
+		switch d := all[f.dev]; {
+		case !usable:
+		case !isScoped(ad):
+			d.addrs = append(d.addrs, ad)
+			seen[ad] = true
+		case a.LinkIndex == d.index:
+			d.scoped = append(d.scoped, ad.WithZone(f.dev.name))
+		}
+	}
+	now.loopback = slices.DeleteFunc(now.loopback, func(a netip.Addr) bool {
+		twice := seen[a]
+		seen[a] = true
+		return twice
+	})
+	now.hostless = append(now.hostless, now.loopback...)
+	for _, d := range r.devices {
+		if f := all[d]; f.index != 0 {
+			f.addrs = append(f.addrs, now.loopback...)
+			break
 		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.ifaces, r.hostless, r.networks = ifaces, hostless, networks
+	r.ifaces, r.addresses = ifaces, now
 	for d, f := range all {
 		if d.index != f.index {
 			if d.index != 0 {
@@ -194,6 +213,23 @@ func (r *Resolver) refresh() error {
 		d.index, d.addrs, d.scoped, d.vlans = f.index, f.addrs, f.scoped, f.vlans
 	}
 	return nil
+}
+
+// add adds an address of one of the interfaces, and what its network says about others.
+func (all *addresses) add(ad netip.Addr, a *netlink.Addr) {
+	if ad.IsValid() {
+		all.hostless = append(all.hostless, ad)
+	}
+	ones, _ := a.Mask.Size()
+	if n, err := ad.Prefix(ones); err == nil && ad.BitLen()-ones > 1 { // both addresses of a network of two are hosts
+		all.networks = append(all.networks, n.Addr())
+	}
+	if b, ok := broadcast(a.IPNet); ok {
+		all.hostless = append(all.hostless, b)
+	}
+	if b, ok := netip.AddrFromSlice(a.Broadcast); ok && !b.IsUnspecified() { // the administrator may set any address
+		all.hostless = append(all.hostless, b.Unmap())
+	}
 }
 
 // addressPause is how long a deleted address still counts, so that one that is deleted and added again is never missing.
@@ -227,6 +263,15 @@ func (d *Device) keeps() bool {
 	d.r.mu.Lock()
 	defer d.r.mu.Unlock()
 	return len(d.deleted) > 0
+}
+
+// leadsNowhere reports whether l, which may be nil, is loopback or a dummy, and is up: those that programs keep down
+// have addresses for other purposes, such as those of the services of IPVS.
+func leadsNowhere(l netlink.Link) bool {
+	if l == nil || l.Attrs().RawFlags&unix.IFF_UP == 0 {
+		return false
+	}
+	return l.Attrs().RawFlags&unix.IFF_LOOPBACK != 0 || l.Type() == "dummy"
 }
 
 // removed records that the interface with that index was removed, even if it is back already.

@@ -46,14 +46,20 @@ type Resolver struct {
 	patience time.Duration // neighbourWait, except in tests
 	changed  chan struct{}
 
-	mu       sync.Mutex            // guards the rest
-	macs     map[neighbour][6]byte // last resolved address of each
-	waiting  map[neighbour][]chan struct{}
-	hostless []netip.Addr  // see Hostless
-	networks []netip.Addr  // lowest addresses of the networks of the interfaces
+	mu      sync.Mutex            // guards the rest
+	macs    map[neighbour][6]byte // last resolved address of each
+	waiting map[neighbour][]chan struct{}
+	addresses
 	ifaces   map[int]iface // the interfaces themselves and the VLANs on them
 	watchers []func()
 	closed   bool
+}
+
+// addresses are those that belong to all interfaces together.
+type addresses struct {
+	hostless []netip.Addr // see Hostless
+	networks []netip.Addr // lowest addresses of the networks of the interfaces
+	loopback []netip.Addr // see Loopback
 }
 
 // New returns a Resolver for the named interfaces in the network namespace of the calling thread. They

@@ -252,17 +252,15 @@ func TestNoARP(t *testing.T) {
 	}
 }
 
-// TestSourceElsewhere checks that the error says what to do if a route names a source address that is on loopback.
+// TestSourceElsewhere checks that the error says what to do if a route names a source address that is on an interface
+// that is not served.
 func TestSourceElsewhere(t *testing.T) {
 	here, _ := wire(t)
-	up(t, here, "lo", "10.90.0.1/32")
+	must(t, here.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "a1"}, PeerName: "b1"}))
+	up(t, here, "a1", "10.90.0.1/32")
 	a0, err := here.LinkByName("a0")
 	must(t, err)
-	_, dst, err := net.ParseCIDR("10.80.0.0/16")
-	must(t, err)
-	must(t, here.RouteAdd(&netlink.Route{
-		LinkIndex: a0.Attrs().Index, Dst: dst, Src: net.IPv4(10, 90, 0, 1), Gw: net.IPv4(10, 77, 0, 2),
-	}))
+	addRoute(t, here, &netlink.Route{LinkIndex: a0.Attrs().Index, Src: net.IPv4(10, 90, 0, 1), Gw: net.IPv4(10, 77, 0, 2)}, "10.80.0.0/16")
 	r := newResolver(t, "a0")
 	_, err = r.Resolve(netip.MustParseAddr("10.80.0.1"), netip.Addr{}, "")
 	if !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "10.90.0.1 is not on a0: give") {
@@ -294,6 +292,102 @@ func second(t *testing.T, h *netlink.Handle, name string) netlink.Link {
 		LinkIndex: l.Attrs().Index, IP: net.IPv4(10, 78, 0, 2), State: netlink.NUD_PERMANENT, HardwareAddr: l.Attrs().HardwareAddr,
 	}))
 	return l
+}
+
+// TestLoopback checks that addresses of loopback, as with BGP to the host, are those of the first interface, and that
+// routes may name them as the source.
+func TestLoopback(t *testing.T) {
+	here, _ := wire(t)
+	lo := up(t, here, "lo", "10.90.0.1/32", "fd90::1/128", "127.0.0.5/8")
+	for _, s := range []string{"10.90.0.2/32", "10.90.0.3/32"} {
+		a, err := netlink.ParseAddr(s)
+		must(t, err)
+		if s == "10.90.0.2/32" {
+			a.Scope = unix.RT_SCOPE_HOST
+		}
+		must(t, here.AddrAdd(lo, a))
+	}
+	a0, a1 := up(t, here, "a0", "fd77::1/64", "10.90.0.3/32"), second(t, here, "a1")
+	addRoute(t, here, &netlink.Route{LinkIndex: a0.Attrs().Index, Src: net.IPv4(10, 90, 0, 1), Gw: net.IPv4(10, 77, 0, 2)}, "10.80.0.0/16")
+	addRoute(t, here, &netlink.Route{LinkIndex: a1.Attrs().Index, Src: net.IPv4(10, 90, 0, 1), Gw: net.IPv4(10, 78, 0, 2)}, "10.81.0.0/16")
+	r, err := New("a0", "a1")
+	must(t, err)
+	defer r.Close()
+	addrs := func(all []netip.Addr, want ...string) bool {
+		var have []string
+		for _, a := range all {
+			have = append(have, a.String())
+		}
+		slices.Sort(have)
+		return slices.Equal(have, want)
+	}
+	for _, list := range []struct {
+		what string
+		all  []netip.Addr
+		want []string
+	}{
+		{"loopback", r.Loopback(), []string{"10.90.0.1", "fd90::1"}},
+		{"a0", r.Device("a0").Addrs(), []string{"10.77.0.1", "10.90.0.1", "10.90.0.3", "fd77::1", "fd90::1"}},
+		{"a1", r.Device("a1").Addrs(), []string{"10.78.0.1"}},
+	} {
+		if !addrs(list.all, list.want...) {
+			t.Errorf("%s: %v; want %v", list.what, list.all, list.want)
+		}
+	}
+	for _, tt := range []struct {
+		dst, src, by string
+		device, want string
+		err          error
+	}{
+		{"10.80.0.1", "", "", "a0", "10.90.0.1", nil},
+		{"10.81.0.1", "", "", "a1", "10.90.0.1", nil},
+		{"10.81.0.1", "", "a1", "a1", "10.90.0.1", nil},
+		{"10.77.0.2", "10.90.0.1", "", "a0", "10.90.0.1", nil},
+		{"10.78.0.2", "10.90.0.1", "a1", "a1", "10.90.0.1", nil},
+		{"10.77.0.2", "10.90.0.2", "", "", "", dataplane.ErrSource},
+	} {
+		var src netip.Addr
+		if tt.src != "" {
+			src = netip.MustParseAddr(tt.src)
+		}
+		hop, err := r.Resolve(netip.MustParseAddr(tt.dst), src, tt.by)
+		if !errors.Is(err, tt.err) || err == nil && (hop.Device != tt.device || hop.Src.String() != tt.want) {
+			t.Errorf("%+v: %s, %v, %v", tt, hop.Device, hop.Src, err)
+		}
+	}
+	if hop, err := r.Resolve(netip.MustParseAddr("10.90.0.1"), netip.Addr{}, ""); err != nil || !hop.Local {
+		t.Errorf("an address of loopback: %+v, %v", hop, err)
+	}
+	if !slices.Contains(r.Hostless(), netip.MustParseAddr("10.90.0.1")) {
+		t.Error("another host may have an address of loopback")
+	}
+	changed := changes(r)
+	must(t, here.LinkDel(a0))
+	until(t, changed, "that a1 has the addresses", func() bool {
+		return addrs(r.Device("a1").Addrs(), "10.78.0.1", "10.90.0.1", "10.90.0.3", "fd90::1")
+	})
+	must(t, here.LinkSetDown(lo))
+	until(t, changed, "that loopback is down", func() bool { return addrs(r.Device("a1").Addrs(), "10.78.0.1") })
+}
+
+// TestLeadsNowhere checks which interfaces have addresses that others serve.
+func TestLeadsNowhere(t *testing.T) {
+	attrs := func(flags uint32) netlink.LinkAttrs { return netlink.LinkAttrs{RawFlags: flags} }
+	for _, tt := range []struct {
+		what string
+		l    netlink.Link
+		want bool
+	}{
+		{"loopback", &netlink.Device{LinkAttrs: attrs(unix.IFF_UP | unix.IFF_LOOPBACK)}, true},
+		{"dummy", &netlink.Dummy{LinkAttrs: attrs(unix.IFF_UP)}, true},
+		{"dummy that is down", &netlink.Dummy{}, false},
+		{"card", &netlink.Device{LinkAttrs: attrs(unix.IFF_UP)}, false},
+		{"gone", nil, false},
+	} {
+		if got := leadsNowhere(tt.l); got != tt.want {
+			t.Errorf("%s: %v", tt.what, got)
+		}
+	}
 }
 
 // TestPaths checks that of the paths of a route one over a served interface is taken, whichever the kernel chooses.

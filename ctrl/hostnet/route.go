@@ -122,7 +122,7 @@ func (r *Resolver) sourced(dst, src netip.Addr, by *Device) (hop dataplane.Hop, 
 		if hop, via, err = r.route(dst, netip.Addr{}, by); err != nil || hop.Local {
 			return hop, via, err
 		}
-		if src = hop.Src; !r.owns(src, by) { // such as one on loopback
+		if src = hop.Src; !r.owns(src, by) { // such as one of an interface that is not served
 			return hop, via, fmt.Errorf("%w with a usable source address: %v is not on %s: give the interface that address",
 				ErrNoRoute, src, r.names())
 		}

@@ -136,8 +136,19 @@ func TestGather(t *testing.T) {
 	if all := judge(f); Worst(all) == Fail {
 		t.Errorf("%+v", all)
 	}
-	// The addresses of VLANs on it count.
+	// The addresses of loopback count, which each interface serves, and those of VLANs on it.
 	err := v.A.NS.Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		service := &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 9, 9, 9), Mask: net.CIDRMask(32, 32)}}
+		if err := netlink.AddrAdd(lo, service); err != nil {
+			return err
+		}
+		if f, err = Gather(v.A.Name); err == nil && f.Interface.Addresses != 3 {
+			t.Errorf("%d addresses with one of loopback; want 3", f.Interface.Addresses)
+		}
 		parent, err := netlink.LinkByName(v.A.Name)
 		if err != nil {
 			return err
@@ -155,8 +166,8 @@ func TestGather(t *testing.T) {
 			}
 			parent = l
 		}
-		if f, err = Gather(v.A.Name); err == nil && f.Interface.Addresses != 4 {
-			t.Errorf("%d addresses with those of two VLANs; want 4", f.Interface.Addresses)
+		if f, err = Gather(v.A.Name); err == nil && f.Interface.Addresses != 5 {
+			t.Errorf("%d addresses with those of two VLANs; want 5", f.Interface.Addresses)
 		}
 		return err
 	})
