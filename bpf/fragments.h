@@ -33,6 +33,14 @@ struct {
 	__type(value, __u32);
 } hosts SEC(".maps");
 
+/* has_claim reports whether there is a claim on a port of the address. It changes the address. */
+static __always_inline int has_claim(struct endpoint *host)
+{
+	if (bpf_map_lookup_elem(&hosts, host))
+		return 1;
+	return any_address(host) && bpf_map_lookup_elem(&hosts, host);
+}
+
 /* A fragmented packet. In IPv6 the protocol is 0. */
 struct packet {
 	__u8 family;
@@ -234,6 +242,7 @@ static __always_inline __u32 fragment(void *ctx, const enum hook hook)
 	struct part p = {};
 	struct owner *known, owner = {};
 	struct endpoint host;
+	struct flow f = {};
 	struct ports ports;
 	__u64 now = bpf_ktime_get_ns();
 	__u32 pos = 12;
@@ -263,7 +272,7 @@ static __always_inline __u32 fragment(void *ctx, const enum hook hook)
 		return copy(ctx, hook) ? STEERED_FRAGMENT : DROPPED_FRAGMENT;
 	}
 	host = p.key;
-	if (!is_transport(p.key.proto) || !claimed(&hosts, &host)) {
+	if (!is_transport(p.key.proto) || !has_claim(&host)) {
 		if (known) /* of an earlier packet with this identification */
 			known->ours = 0;
 		return PASSED_FRAGMENT;
@@ -274,9 +283,12 @@ static __always_inline __u32 fragment(void *ctx, const enum hook hook)
 	if (p.l4 + transport_len(&p.key) > frame_len(ctx, hook) ||
 	    load(ctx, hook, p.l4, &ports, sizeof(ports)) < 0)
 		return MALFORMED;
-	p.key.port = ports.dst;
+	f.local = p.key;
+	f.local.port = ports.dst;
+	__builtin_memcpy(f.remote.addr, p.packet.src, 16);
+	f.remote.port = ports.src;
 	owner.since = now;
-	owner.ours = claimed(&endpoints, &p.key);
+	owner.ours = claimed(&f);
 	bpf_map_update_elem(&packets, &p.packet, &owner, 0);
 	if (owner.ours)
 		return copy(ctx, hook) ? STEERED_FRAGMENT : DROPPED_FRAGMENT;

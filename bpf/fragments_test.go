@@ -93,7 +93,7 @@ func testFragments(t *testing.T) {
 
 	s := load(t)
 	for _, a := range []netip.Addr{addr4, addr6} {
-		claim(t, s, Endpoint{pkt.ProtoTCP, a, ours})
+		mustClaim(t, s, Endpoint{Proto: pkt.ProtoTCP, Addr: a, Port: ours})
 	}
 	ring, err := s.Fragments()
 	if err != nil {
@@ -171,7 +171,7 @@ func TestFragmentsOptional(t *testing.T) { eachHook(t, testFragmentsOptional) }
 func testFragmentsOptional(t *testing.T) {
 	s := load(t)
 	withSocket(t, s)
-	claim(t, s, Endpoint{pkt.ProtoTCP, addr4, port})
+	mustClaim(t, s, Endpoint{Proto: pkt.ProtoTCP, Addr: addr4, Port: port})
 	first := testenv.Cut(frame(6, peer4, addr4, 999, port, 0), 24, 1)[0]
 	check := func(when string, act uint32, want Counters) {
 		t.Helper()
@@ -202,7 +202,7 @@ func TestFragmentRing(t *testing.T) { eachHook(t, testFragmentRing) }
 
 func testFragmentRing(t *testing.T) {
 	s := load(t)
-	claim(t, s, Endpoint{pkt.ProtoTCP, netip.Addr{}, port})
+	mustClaim(t, s, Endpoint{Proto: pkt.ProtoTCP, Addr: netip.Addr{}, Port: port})
 	ring, err := s.Fragments()
 	if err != nil {
 		t.Fatal(err)
@@ -273,7 +273,7 @@ func TestFragmentsOfTheHost(t *testing.T) {
 		t.Run(fmt.Sprint("v6=", v6), func(t *testing.T) {
 			testenv.OneCPU(t)
 			const claimed, theirs = 9899, 5000
-			claim(t, s, Endpoint{pkt.ProtoUDP, dst, claimed})
+			mustClaim(t, s, Endpoint{Proto: pkt.ProtoUDP, Addr: dst, Port: claimed})
 			var conn *net.UDPConn
 			var raw int
 			if err := v.A.NS.Do(func() (err error) {
@@ -381,7 +381,7 @@ func TestFragmentsAgreeWithPkt(t *testing.T) { eachHook(t, testFragmentsAgreeWit
 func testFragmentsAgreeWithPkt(t *testing.T) {
 	s := load(t)
 	for _, a := range []netip.Addr{addr4, addr6} {
-		claim(t, s, Endpoint{pkt.ProtoTCP, a, port})
+		mustClaim(t, s, Endpoint{Proto: pkt.ProtoTCP, Addr: a, Port: port})
 	}
 	ring, err := s.Fragments()
 	if err != nil {

@@ -1,3 +1,3 @@
 package bpf
 
-//go:generate go tool bpf2go -cflags "-O2 -g -Wall -Wextra -Werror" -type endpoint -type address steer steer.c
+//go:generate go tool bpf2go -cflags "-O2 -g -Wall -Wextra -Werror" -type endpoint -type peer -type address steer steer.c

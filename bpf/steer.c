@@ -47,6 +47,22 @@ struct endpoint {
 	__u8 addr[16];
 };
 
+/*
+ * The remote end of a flow, or of the only flow of an endpoint that is claimed for one: other
+ * frames to its port may belong to connections that the host translates (masquerading). Port
+ * 0 stands for all.
+ */
+struct peer {
+	__u8 addr[16] __attribute__((aligned(4)));
+	__be16 port;
+	__u16 zero;
+};
+
+struct flow {
+	struct endpoint local;
+	struct peer remote;
+};
+
 struct address {
 	__u8 family;
 	__u8 zero[3];
@@ -74,7 +90,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
 	__type(key, struct endpoint);
-	__type(value, __u32);
+	__type(value, struct peer);
 } endpoints SEC(".maps");
 
 /* The addresses that a claim of the all-zero address covers, if check_addresses is set. */
@@ -220,11 +236,12 @@ static __always_inline void count(__u32 verdict)
 		(*n)++;
 }
 
-/* claimed looks up the endpoint, first with its address, then without. */
-static __always_inline int claimed(void *map, struct endpoint *key)
+/*
+ * any_address makes key that of a claim of all addresses, if such a claim covers the address
+ * that it has.
+ */
+static __always_inline int any_address(struct endpoint *key)
 {
-	if (bpf_map_lookup_elem(map, key))
-		return 1;
 	if (check_addresses) {
 		struct address a = { .family = key->family };
 
@@ -233,7 +250,25 @@ static __always_inline int claimed(void *map, struct endpoint *key)
 			return 0;
 	}
 	__builtin_memset(key->addr, 0, 16);
-	return bpf_map_lookup_elem(map, key) != 0;
+	return 1;
+}
+
+/* same_peer compares words, since the compiler has no memcmp. */
+static __always_inline int same_peer(const struct peer *a, const struct peer *b)
+{
+	const __u32 *x = (const __u32 *)a->addr, *y = (const __u32 *)b->addr;
+
+	return a->port == b->port && x[0] == y[0] && x[1] == y[1] && x[2] == y[2] && x[3] == y[3];
+}
+
+/* claimed reports whether the flow is ours. It changes the address of f->local. */
+static __always_inline int claimed(struct flow *f)
+{
+	struct peer *only = bpf_map_lookup_elem(&endpoints, &f->local);
+
+	if (only)
+		return !only->port || same_peer(only, &f->remote);
+	return any_address(&f->local) && bpf_map_lookup_elem(&endpoints, &f->local);
 }
 
 static __always_inline int is_transport(__u8 proto)
@@ -265,12 +300,12 @@ static __always_inline __u32 bound(__u32 pos)
 }
 
 /*
- * ip_header parses the IP header at pos. It stores the source address in key if src is set,
- * and the destination address otherwise. It returns the position of the transport header,
- * or a negative verdict.
+ * ip_header parses the IP header at pos. It stores the source address in f->local if src is
+ * set, and the destination address otherwise, and the other one in f->remote. It returns the
+ * position of the transport header, or a negative verdict.
  */
 static __always_inline int ip_header(void *ctx, const enum hook hook, __u32 pos, const int v6,
-				     const int src, struct endpoint *key)
+				     const int src, struct flow *f)
 {
 	if (!v6) {
 		struct ipv4 ip;
@@ -287,9 +322,10 @@ static __always_inline int ip_header(void *ctx, const enum hook hook, __u32 pos,
 		 */
 		if (ip.frag & bpf_htons(src ? 0x1fff : 0x3fff))
 			return -FRAGMENT;
-		key->family = 4;
-		key->proto = ip.proto;
-		__builtin_memcpy(key->addr, src ? ip.src : ip.dst, 4);
+		f->local.family = 4;
+		f->local.proto = ip.proto;
+		__builtin_memcpy(f->local.addr, src ? ip.src : ip.dst, 4);
+		__builtin_memcpy(f->remote.addr, src ? ip.dst : ip.src, 4);
 		return bound(pos + ihl);
 	}
 
@@ -298,25 +334,26 @@ static __always_inline int ip_header(void *ctx, const enum hook hook, __u32 pos,
 
 	if (load(ctx, hook, pos, &ip, sizeof(ip)) < 0 || ip.version_tc >> 4 != 6)
 		return -MALFORMED;
-	key->family = 6;
-	__builtin_memcpy(key->addr, src ? ip.src : ip.dst, 16);
+	f->local.family = 6;
+	__builtin_memcpy(f->local.addr, src ? ip.src : ip.dst, 16);
+	__builtin_memcpy(f->remote.addr, src ? ip.dst : ip.src, 16);
 	next = ip.next;
 	pos += sizeof(ip);
 	for (int i = 0; i < MAX_EXT; i++) {
-		struct fragment f;
+		struct fragment frag;
 		struct ext e;
 
 		if (next == 44) {
-			if (load(ctx, hook, pos, &f, sizeof(f)) < 0)
+			if (load(ctx, hook, pos, &frag, sizeof(frag)) < 0)
 				return -MALFORMED;
 			/*
 			 * A single fragment may have the whole packet (RFC 6946). A quoted
 			 * packet of ours has the Fragment header first.
 			 */
-			if (f.off & bpf_htons(src ? 0xfff8 : 0xfff9) || (src && i))
+			if (frag.off & bpf_htons(src ? 0xfff8 : 0xfff9) || (src && i))
 				return -FRAGMENT;
-			next = f.next;
-			pos = bound(pos + sizeof(f));
+			next = frag.next;
+			pos = bound(pos + sizeof(frag));
 			continue;
 		}
 		/*
@@ -325,7 +362,7 @@ static __always_inline int ip_header(void *ctx, const enum hook hook, __u32 pos,
 		 */
 		if (next != 0 && next != 43 && next != 60 && next != 135 &&
 		    next != 139 && next != 140 && next != 51) {
-			key->proto = next;
+			f->local.proto = next;
 			return pos;
 		}
 		if (load(ctx, hook, pos, &e, sizeof(e)) < 0)
@@ -346,22 +383,22 @@ static __always_inline int ip_header(void *ctx, const enum hook hook, __u32 pos,
 #define V6 1
 #define SRC 2
 
-__noinline int skb_header(struct __sk_buff *skb, __u32 pos, __u32 how, struct endpoint *key)
+__noinline int skb_header(struct __sk_buff *skb, __u32 pos, __u32 how, struct flow *f)
 {
-	if (!key)
+	if (!f)
 		return -MALFORMED;
 	pos = bound(pos);
 	if (how & V6)
-		return how & SRC ? ip_header(skb, TAP, pos, 1, 1, key) : ip_header(skb, TAP, pos, 1, 0, key);
-	return how & SRC ? ip_header(skb, TAP, pos, 0, 1, key) : ip_header(skb, TAP, pos, 0, 0, key);
+		return how & SRC ? ip_header(skb, TAP, pos, 1, 1, f) : ip_header(skb, TAP, pos, 1, 0, f);
+	return how & SRC ? ip_header(skb, TAP, pos, 0, 1, f) : ip_header(skb, TAP, pos, 0, 0, f);
 }
 
 static __always_inline int header(void *ctx, const enum hook hook, __u32 pos, int v6, const int src,
-				  struct endpoint *key)
+				  struct flow *f)
 {
 	if (hook != XDP)
-		return skb_header(ctx, pos, (v6 ? V6 : 0) | (src ? SRC : 0), key);
-	return v6 ? ip_header(ctx, XDP, pos, 1, src, key) : ip_header(ctx, XDP, pos, 0, src, key);
+		return skb_header(ctx, pos, (v6 ? V6 : 0) | (src ? SRC : 0), f);
+	return v6 ? ip_header(ctx, XDP, pos, 1, src, f) : ip_header(ctx, XDP, pos, 0, src, f);
 }
 
 /* is_error reports whether an ICMP message quotes a packet of its receiver. */
@@ -376,7 +413,7 @@ static __always_inline int is_error(__u8 type, int v6)
 static __always_inline __u32 decide(void *ctx, const enum hook hook)
 {
 	struct ether eth;
-	struct endpoint key = {};
+	struct flow f = {};
 	struct ports l4;
 	__u32 tags = 0, pos = sizeof(eth);
 	int v6, l4_pos, i = 0;
@@ -412,19 +449,20 @@ static __always_inline __u32 decide(void *ctx, const enum hook hook)
 	else
 		return PASSED;
 
-	l4_pos = header(ctx, hook, pos, v6, 0, &key);
+	l4_pos = header(ctx, hook, pos, v6, 0, &f);
 	if (l4_pos < 0)
 		return -l4_pos;
 	pos = bound(l4_pos);
 
-	if (is_transport(key.proto)) {
+	if (is_transport(f.local.proto)) {
 		if (load(ctx, hook, pos, &l4, sizeof(l4)) < 0)
 			return MALFORMED;
-		key.port = l4.dst;
-		return claimed(&endpoints, &key) ? steered(key.proto) : PASSED;
+		f.local.port = l4.dst;
+		f.remote.port = l4.src;
+		return claimed(&f) ? steered(f.local.proto) : PASSED;
 	}
 
-	if (key.proto == (v6 ? PROTO_ICMPV6 : PROTO_ICMP)) {
+	if (f.local.proto == (v6 ? PROTO_ICMPV6 : PROTO_ICMP)) {
 		struct icmp icmp;
 
 		if (load(ctx, hook, pos, &icmp, sizeof(icmp)) < 0)
@@ -432,15 +470,16 @@ static __always_inline __u32 decide(void *ctx, const enum hook hook)
 		if (!is_error(icmp.type, v6))
 			return PASSED;
 		pos += sizeof(icmp);
-		__builtin_memset(&key, 0, sizeof(key));
-		l4_pos = header(ctx, hook, pos, v6, 1, &key);
+		__builtin_memset(&f, 0, sizeof(f));
+		l4_pos = header(ctx, hook, pos, v6, 1, &f);
 		if (l4_pos < 0)
 			return l4_pos == -FRAGMENT ? PASSED_FRAGMENT : -l4_pos;
 		pos = bound(l4_pos);
-		if (!is_transport(key.proto) || load(ctx, hook, pos, &l4, sizeof(l4)) < 0)
+		if (!is_transport(f.local.proto) || load(ctx, hook, pos, &l4, sizeof(l4)) < 0)
 			return PASSED;
-		key.port = l4.src;
-		return claimed(&endpoints, &key) ? STEERED_ICMP : PASSED;
+		f.local.port = l4.src;
+		f.remote.port = l4.dst;
+		return claimed(&f) ? STEERED_ICMP : PASSED;
 	}
 	return PASSED;
 }

@@ -45,6 +45,13 @@ type steerPacket struct {
 	Dst    [16]uint8
 }
 
+type steerPeer struct {
+	_    structs.HostLayout
+	Addr [16]uint8
+	Port uint16
+	Zero uint16
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.

@@ -39,6 +39,9 @@ type Endpoint struct {
 	Proto uint8 // IP protocol number: TCP 6, UDP 17, SCTP 132
 	Addr  netip.Addr
 	Port  uint16
+	// Peer is the only remote endpoint whose frames are steered; the zero AddrPort stands for all. Claims of an
+	// endpoint for different peers steer the frames of all.
+	Peer netip.AddrPort
 }
 
 func (e Endpoint) String() string {
@@ -91,12 +94,18 @@ type Steering struct {
 	room int // entries of the map of endpoints
 
 	mu     sync.Mutex
-	claims map[steerEndpoint]int
+	claims map[steerEndpoint]claim
 	hosts  map[steerEndpoint]int // claims of any port
 	local  map[steerAddress]bool
 	vlans  map[uint32]bool
 	links  map[int]attachment
 	closed bool
+}
+
+// A claim is an entry of the map of endpoints.
+type claim struct {
+	n    int // calls of Claim that Unclaim has not undone
+	peer steerPeer
 }
 
 // objects are the programs and maps. Twin is a second copy of the XDP program, for Renew.
@@ -131,7 +140,7 @@ func Load(opts Options) (*Steering, error) {
 	spec.Programs["iwarpd_twin"] = spec.Programs[xdpName].Copy()
 	s := &Steering{
 		room:   opts.Endpoints,
-		claims: map[steerEndpoint]int{},
+		claims: map[steerEndpoint]claim{},
 		hosts:  map[steerEndpoint]int{},
 		local:  map[steerAddress]bool{},
 		vlans:  map[uint32]bool{},
@@ -182,7 +191,7 @@ func (s *Steering) Claim(e Endpoint) error {
 	defer s.mu.Unlock()
 	keys := e.keys()
 	for i, k := range keys {
-		if err := s.add(k); err != nil {
+		if err := s.add(k, peer(e.Peer)); err != nil {
 			for _, k := range keys[:i] {
 				_ = s.drop(k)
 			}
@@ -201,7 +210,7 @@ func (s *Steering) Unclaim(e Endpoint) error {
 	defer s.mu.Unlock()
 	var errs []error
 	for _, k := range e.keys() {
-		if s.claims[k] == 0 {
+		if s.claims[k].n == 0 {
 			errs = append(errs, ErrUnclaimed)
 			continue
 		}
@@ -214,7 +223,7 @@ func (s *Steering) Unclaim(e Endpoint) error {
 }
 
 // add increments the claims of a key.
-func (s *Steering) add(k steerEndpoint) error {
+func (s *Steering) add(k steerEndpoint, peer steerPeer) error {
 	h := k
 	h.Port = 0
 	if s.hosts[h] == 0 {
@@ -223,13 +232,17 @@ func (s *Steering) add(k steerEndpoint) error {
 		}
 	}
 	s.hosts[h]++
-	if s.claims[k] == 0 {
-		if err := s.objs.Endpoints.Put(k, uint32(1)); err != nil {
+	c := s.claims[k]
+	if c.n > 0 && peer != c.peer {
+		peer = steerPeer{}
+	}
+	if c.n == 0 || peer != c.peer {
+		if err := s.objs.Endpoints.Put(k, peer); err != nil {
 			_ = s.dropHost(h)
 			return err
 		}
 	}
-	s.claims[k]++
+	s.claims[k] = claim{c.n + 1, peer}
 	return nil
 }
 
@@ -238,7 +251,9 @@ func (s *Steering) drop(k steerEndpoint) error {
 	h := k
 	h.Port = 0
 	err := s.dropHost(h)
-	if s.claims[k]--; s.claims[k] > 0 {
+	c := s.claims[k]
+	if c.n--; c.n > 0 {
+		s.claims[k] = c
 		return err
 	}
 	delete(s.claims, k)
@@ -320,9 +335,7 @@ func replace[K comparable](m *ebpf.Map, check *ebpf.Variable, have, want map[K]b
 
 // keys returns the map keys of an endpoint: two if it stands for both families.
 func (e *Endpoint) keys() []steerEndpoint {
-	var port [2]byte
-	binary.BigEndian.PutUint16(port[:], e.Port)
-	k := steerEndpoint{Proto: e.Proto, Port: binary.NativeEndian.Uint16(port[:])}
+	k := steerEndpoint{Proto: e.Proto, Port: bigEndian(e.Port)}
 	if !e.Addr.IsValid() {
 		k4, k6 := k, k
 		k4.Family, k6.Family = 4, 6
@@ -330,6 +343,22 @@ func (e *Endpoint) keys() []steerEndpoint {
 	}
 	k.Family, k.Addr = family(e.Addr)
 	return []steerEndpoint{k}
+}
+
+// peer converts a remote endpoint to the format of the map.
+func peer(a netip.AddrPort) (p steerPeer) {
+	if a.IsValid() {
+		p.Port = bigEndian(a.Port())
+		_, p.Addr = family(a.Addr())
+	}
+	return p
+}
+
+// bigEndian returns the number that has the bytes of port in network byte order.
+func bigEndian(port uint16) uint16 {
+	var b [2]byte
+	binary.BigEndian.PutUint16(b[:], port)
+	return binary.NativeEndian.Uint16(b[:])
 }
 
 // family converts an address to the format of the maps.

@@ -195,10 +195,10 @@ func testVerdicts(t *testing.T) {
 	install(t, s)
 	withSocket(t, s)
 	for _, e := range []Endpoint{
-		{pkt.ProtoTCP, addr4, port}, {pkt.ProtoTCP, addr6, port}, {pkt.ProtoSCTP, addr4, port},
-		{pkt.ProtoUDP, addr6, 9899}, {pkt.ProtoTCP, netip.IPv4Unspecified(), 20000}, {pkt.ProtoSCTP, netip.Addr{}, 20001},
+		{Proto: pkt.ProtoTCP, Addr: addr4, Port: port}, {Proto: pkt.ProtoTCP, Addr: addr6, Port: port}, {Proto: pkt.ProtoSCTP, Addr: addr4, Port: port},
+		{Proto: pkt.ProtoUDP, Addr: addr6, Port: 9899}, {Proto: pkt.ProtoTCP, Addr: netip.IPv4Unspecified(), Port: 20000}, {Proto: pkt.ProtoSCTP, Addr: netip.Addr{}, Port: 20001},
 	} {
-		claim(t, s, e)
+		mustClaim(t, s, e)
 	}
 	tcp4 := frame(6, peer4, addr4, 999, port, 0)
 	tcp6 := frame(6, peer6, addr6, 999, port, 0)
@@ -284,7 +284,7 @@ func TestClaimsAreCounted(t *testing.T) { eachHook(t, testClaimsAreCounted) }
 func testClaimsAreCounted(t *testing.T) {
 	s := load(t)
 	withSocket(t, s)
-	e := Endpoint{pkt.ProtoTCP, addr4, port}
+	e := Endpoint{Proto: pkt.ProtoTCP, Addr: addr4, Port: port}
 	f := frame(6, peer4, addr4, 999, port, 0)
 	for _, step := range []struct {
 		do  func(Endpoint) error
@@ -302,16 +302,98 @@ func testClaimsAreCounted(t *testing.T) {
 	}
 	// A map that is full says so, and leaves nothing half claimed.
 	for i := range 64 {
-		claim(t, s, Endpoint{pkt.ProtoTCP, addr4, uint16(i + 1)})
+		mustClaim(t, s, Endpoint{Proto: pkt.ProtoTCP, Addr: addr4, Port: uint16(i + 1)})
 	}
-	if err := s.Claim(Endpoint{pkt.ProtoTCP, netip.Addr{}, 1}); !errors.Is(err, unix.E2BIG) || !strings.Contains(err.Error(), "room for 64 endpoints, and is full: raise steering-endpoints") {
+	if err := s.Claim(Endpoint{Proto: pkt.ProtoTCP, Addr: netip.Addr{}, Port: 1}); !errors.Is(err, unix.E2BIG) || !strings.Contains(err.Error(), "room for 64 endpoints, and is full: raise steering-endpoints") {
 		t.Errorf("Claim in a full map: %v", err)
+	}
+}
+
+// TestPeer checks that of an endpoint that is claimed for one peer only that peer's frames are steered: others to the
+// port may be answers to connections that the host translates.
+func TestPeer(t *testing.T) { eachHook(t, testPeer) }
+
+func testPeer(t *testing.T) {
+	s := load(t)
+	withSocket(t, s)
+	install(t, s)
+	type hosts struct{ own, peer, other, router netip.Addr }
+	for _, h := range []hosts{
+		{addr4, peer4, other4, netip.MustParseAddr("192.0.2.1")},
+		{addr6, peer6, netip.MustParseAddr("fd00::14"), netip.MustParseAddr("fd99::1")},
+	} {
+		e := Endpoint{Proto: pkt.ProtoTCP, Addr: h.own, Port: port, Peer: netip.AddrPortFrom(h.peer, 999)}
+		all, another := e, e
+		all.Peer, another.Peer = netip.AddrPort{}, netip.AddrPortFrom(h.other, 999)
+		quoted := func(to netip.Addr, dport uint16) []byte {
+			typ := byte(3)
+			if to.Is6() {
+				typ = 1
+			}
+			return icmpError(h.router, h.own, typ, frame(6, h.own, to, port, dport, 0))
+		}
+		first := func(from netip.Addr, id uint32) []byte {
+			return testenv.Cut(frame(6, from, h.own, 999, port, 0), 24, id)[0]
+		}
+		check := func(when string, others uint32) {
+			t.Helper()
+			for _, tt := range []struct {
+				what  string
+				frame []byte
+				want  uint32
+			}{
+				{"its frame", frame(6, h.peer, h.own, 999, port, 0), actRedirect},
+				{"that of another port", frame(6, h.peer, h.own, 998, port, 0), others},
+				{"that of another host", frame(6, h.other, h.own, 999, port, 0), others},
+				{"an error about a packet to it", quoted(h.peer, 999), actRedirect},
+				{"one about a packet to another port", quoted(h.peer, 998), others},
+				{"one about a packet to another host", quoted(h.other, 999), others},
+			} {
+				if got := run(t, s, tt.frame); got != tt.want {
+					t.Errorf("%v, %s: %s: verdict %d, want %d", h.own, when, tt.what, got, tt.want)
+				}
+			}
+		}
+		for _, step := range []struct {
+			when   string
+			do     func(Endpoint) error
+			e      Endpoint
+			others uint32
+		}{
+			{"claimed", s.Claim, e, actPass},
+			{"claimed twice", s.Claim, e, actPass},
+			{"claimed for another too", s.Claim, another, actRedirect},
+			{"not for that one any more", s.Unclaim, another, actRedirect}, // it may have frames in flight
+		} {
+			if err := step.do(step.e); err != nil {
+				t.Fatal(err)
+			}
+			check(step.when, step.others)
+		}
+		for range 2 {
+			if err := s.Unclaim(e); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.Claim(e); err != nil {
+			t.Fatal(err)
+		}
+		check("claimed again", actPass)
+		for i, want := range []uint32{actDrop, actPass} { // what is dropped is in the ring
+			if got := run(t, s, first([]netip.Addr{h.peer, h.other}[i], uint32(i+1))); got != want {
+				t.Errorf("%v: first fragment %d: verdict %d, want %d", h.own, i, got, want)
+			}
+		}
+		if err := s.Claim(all); err != nil {
+			t.Fatal(err)
+		}
+		check("claimed for all", actRedirect)
 	}
 }
 
 func TestNoSocketPassesToKernel(t *testing.T) {
 	s := load(t)
-	claim(t, s, Endpoint{pkt.ProtoTCP, addr4, port})
+	mustClaim(t, s, Endpoint{Proto: pkt.ProtoTCP, Addr: addr4, Port: port})
 	f := frame(6, peer4, addr4, 999, port, 0)
 	if act := run(t, s, f); act != actPass {
 		t.Errorf("verdict %d", act)
@@ -360,7 +442,7 @@ func TestWildcardMeansOurAddresses(t *testing.T) { eachHook(t, testWildcardMeans
 func testWildcardMeansOurAddresses(t *testing.T) {
 	s := load(t)
 	withSocket(t, s)
-	claim(t, s, Endpoint{pkt.ProtoTCP, netip.Addr{}, port})
+	mustClaim(t, s, Endpoint{Proto: pkt.ProtoTCP, Addr: netip.Addr{}, Port: port})
 	ours, theirs := frame(6, peer4, addr4, 999, port, 0), frame(6, peer4, other4, 999, port, 0)
 	check := func(name string, f []byte, want uint32) {
 		t.Helper()
@@ -408,7 +490,7 @@ func TestVLANs(t *testing.T) { eachHook(t, testVLANs) }
 func testVLANs(t *testing.T) {
 	s := load(t)
 	withSocket(t, s)
-	claim(t, s, Endpoint{pkt.ProtoTCP, addr4, port})
+	mustClaim(t, s, Endpoint{Proto: pkt.ProtoTCP, Addr: addr4, Port: port})
 	tagged := func(tags ...uint16) []byte {
 		b := frame(6, peer4, addr4, 999, port, len(tags))
 		for i, tag := range tags {
@@ -452,7 +534,7 @@ func testAgreesWithPkt(t *testing.T) {
 	withSocket(t, s)
 	claim := func(dst netip.Addr) {
 		for _, proto := range []uint8{pkt.ProtoTCP, pkt.ProtoSCTP} {
-			claim(t, s, Endpoint{proto, dst, port})
+			mustClaim(t, s, Endpoint{Proto: proto, Addr: dst, Port: port})
 		}
 	}
 	claim(addr4)
@@ -779,7 +861,7 @@ func TestWithoutPrivileges(t *testing.T) {
 	})
 }
 
-func claim(t testing.TB, s *Steering, e Endpoint) {
+func mustClaim(t testing.TB, s *Steering, e Endpoint) {
 	t.Helper()
 	if err := s.Claim(e); err != nil {
 		t.Fatal(err)

@@ -768,7 +768,7 @@ func TestPortRests(t *testing.T) {
 			if tt.rests {
 				ports(1, 1)
 				h.mu.Lock()
-				_, err := h.claims.take(p.c.local, nil, 0, false)
+				_, err := h.claims.take(p.c.local, nil, 0, p.c.remote)
 				h.mu.Unlock()
 				if err == nil || !strings.Contains(err.Error(), "in TIME-WAIT") {
 					t.Errorf("the port of a connection in TIME-WAIT: %v", err)

@@ -311,10 +311,28 @@ func (*fakeSteering) SetAddresses([]netip.Addr) error { return nil }
 func (*fakeSteering) SetVLANs([][]uint16) error       { return nil }
 func (*fakeSteering) Counters() (bpf.Counters, error) { return bpf.Counters{}, nil }
 
+// len returns the number of endpoints, whoever their peers are.
 func (s *fakeSteering) len() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.eps)
+	all := make(map[bpf.Endpoint]bool)
+	for e := range s.eps {
+		e.Peer = netip.AddrPort{}
+		all[e] = true
+	}
+	return len(all)
+}
+
+// peers returns the peers for which the TCP endpoint local is claimed.
+func (s *fakeSteering) peers(local netip.AddrPort) (all []netip.AddrPort) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for e := range s.eps {
+		if e.Proto == pkt.ProtoTCP && e.Addr == local.Addr() && e.Port == local.Port() {
+			all = append(all, e.Peer)
+		}
+	}
+	return all
 }
 
 // fakeResolver answers everything but 192.0.2.0/24.

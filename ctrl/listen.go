@@ -57,7 +57,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	if err := c.take(resListens, 1); err != nil {
 		return err
 	}
-	cl, err := s.claims.take(local, on, c.cred.Uid, true)
+	cl, err := s.claims.take(local, on, c.cred.Uid, netip.AddrPort{})
 	if err == nil {
 		if err = s.files.room(c.cred.Uid, s.files.of(&c.use.account), s.claims.uncounted(cl)); err != nil {
 			s.claims.unlisten(cl)

@@ -59,9 +59,11 @@ func (c *claim) key() claimKey { return claimKey{c.addr, c.on} }
 
 // take reserves addr, or adds a user to its claim. An unspecified address stands for all addresses
 // of on, or if that is nil of all interfaces; port 0 selects a free port. With kernel sockets as on,
-// the engine's socket has the endpoint, and nothing is steered. A listener may share the
-// claim of connections that an earlier listener of the same uid accepted.
-func (cs *claims) take(addr netip.AddrPort, on *device, uid uint32, listen bool) (*claim, error) {
+// the engine's socket has the endpoint, and nothing is steered. An active open names its peer, to
+// which alone the endpoint belongs; without one the claim is for a listener. That may share the claim of
+// connections that an earlier listener of the same uid accepted.
+func (cs *claims) take(addr netip.AddrPort, on *device, uid uint32, peer netip.AddrPort) (*claim, error) {
+	listen := !peer.IsValid()
 	if !addr.Addr().IsUnspecified() && !on.sockets() {
 		on = nil // an address belongs to one interface
 	}
@@ -73,6 +75,9 @@ func (cs *claims) take(addr netip.AddrPort, on *device, uid uint32, listen bool)
 				}
 				return nil, errorf(portInUse, "ctrl: %v is in use by another client of iwarpd, or by its last connections: "+
 					"choose another port, or end that client (iwarpctl listen list) and wait up to %v", addr, lingerTime)
+			}
+			if err := cs.steerTCP(c, peer); err != nil {
+				return nil, err
 			}
 			c.refs++
 			c.listening = true
@@ -90,13 +95,21 @@ func (cs *claims) take(addr netip.AddrPort, on *device, uid uint32, listen bool)
 		cs.undo(c)
 		return nil, err
 	}
-	if err := cs.steer(c, bpf.Endpoint{Proto: pkt.ProtoTCP, Addr: c.addr.Addr(), Port: c.addr.Port()}); err != nil {
+	if err := cs.steerTCP(c, peer); err != nil {
 		cs.undo(c)
-		return nil, errorf(internal, "ctrl: steering %v: %w", c.addr, err)
+		return nil, err
 	}
 	cs.byAddr[c.key()] = c
 	cs.byPort[c.addr.Port()] = append(cs.byPort[c.addr.Port()], c)
 	return c, nil
+}
+
+// steerTCP steers the TCP segments of c: those of peer, or of all if peer is invalid.
+func (cs *claims) steerTCP(c *claim, peer netip.AddrPort) error {
+	if err := cs.steer(c, bpf.Endpoint{Proto: pkt.ProtoTCP, Addr: c.addr.Addr(), Port: c.addr.Port(), Peer: peer}); err != nil {
+		return errorf(internal, "ctrl: steering %v: %w", c.addr, err)
+	}
+	return nil
 }
 
 // steer steers another endpoint to c, unless it is already steered. An unspecified address stands for all

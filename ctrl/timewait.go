@@ -84,7 +84,7 @@ func (s *Server) takePort(c *conn, want netip.AddrPort) (*claim, error) {
 	} else if err = s.room(a, uid, resPorts, 1); err == nil {
 		s.charge(a, resPorts, 1)
 		var cl *claim
-		if cl, err = s.claims.take(want, c.by, uid, false); err == nil {
+		if cl, err = s.claims.take(want, c.by, uid, c.remote); err == nil {
 			cl.active = true
 			return cl, nil
 		}
@@ -92,6 +92,10 @@ func (s *Server) takePort(c *conn, want netip.AddrPort) (*claim, error) {
 	}
 	if want.Port() == 0 {
 		if cl := c.sess.use.reuse(c, want.Addr(), s.now()); cl != nil {
+			if err := s.claims.steerTCP(cl, netip.AddrPort{}); err != nil { // its last peer may still send to it
+				s.claims.drop(cl)
+				return nil, err
+			}
 			return cl, nil
 		}
 	}

@@ -1,6 +1,8 @@
 package ctrl
 
 import (
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -141,7 +143,7 @@ func TestPortQuota(t *testing.T) {
 }
 
 // TestReusedPortRests checks that a reused port stays claimed until the TIME-WAIT of the earlier connection is over,
-// however the later one ended.
+// however the later one ended, and for the peers of both.
 func TestReusedPortRests(t *testing.T) {
 	h, c := newClient(t, Config{Limits: Limits{Ports: 1}})
 	pd, cq := c.pd(), c.cq()
@@ -151,9 +153,16 @@ func TestReusedPortRests(t *testing.T) {
 	}
 	h.advance(2 * reuseAfter)
 	qp := c.ok(reqQP(pd, cq)).GetQp().Qp
+	local := netip.AddrPortFrom(addrA, port)
+	if all := h.steer.peers(local); !slices.Equal(all, []netip.AddrPort{peerA}) {
+		t.Errorf("the port is claimed for %v, want its peer %v", all, peerA)
+	}
 	p, _ := h.dial(t, c, reqConnect(qp, peerA.String()), mpa.DefaultConfig())
-	if p.c.local.Port() != port {
-		t.Fatalf("port %d, want %d", p.c.local.Port(), port)
+	if p.c.local != local {
+		t.Fatalf("%v, want %v", p.c.local, local)
+	}
+	if all := h.steer.peers(local); !slices.Contains(all, netip.AddrPort{}) {
+		t.Errorf("a port that is used again is claimed for %v alone", all)
 	}
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id, Err: dataplane.ErrTimeout})
 	if n := h.steer.len(); n != 1 {
@@ -162,5 +171,17 @@ func TestReusedPortRests(t *testing.T) {
 	h.advance(h.cfg.TimeWait - 2*reuseAfter)
 	if n := h.steer.len(); n != 0 {
 		t.Errorf("%d endpoints are claimed after TIME-WAIT", n)
+	}
+}
+
+// TestListenOnUsedPort checks that a listener on the port of a connection of the same user has the frames of all peers.
+func TestListenOnUsedPort(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	qp := c.ok(reqQP(c.pd(), c.cq())).GetQp().Qp
+	p, _ := h.dial(t, c, reqConnect(qp, peerA.String()), mpa.DefaultConfig())
+	c.ok(reqListen(p.c.local.Addr().String(), uint32(p.c.local.Port())))
+	if all := h.steer.peers(p.c.local); !slices.Contains(all, netip.AddrPort{}) {
+		t.Errorf("the port is claimed for %v alone", all)
 	}
 }
