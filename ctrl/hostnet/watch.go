@@ -1,6 +1,7 @@
 package hostnet
 
 import (
+	"errors"
 	"runtime"
 	"slices"
 	"time"
@@ -27,21 +28,33 @@ func (r *Resolver) subscribe() (*subscription, error) {
 	runtime.LockOSThread() // netlink sockets use the thread's namespace
 	defer runtime.UnlockOSThread()
 	ns := r.elsewhere()
-	err := netlink.LinkSubscribeWithOptions(s.links, s.done, netlink.LinkSubscribeOptions{Namespace: ns})
-	if err == nil {
-		err = netlink.AddrSubscribeWithOptions(s.addrs, s.done, netlink.AddrSubscribeOptions{Namespace: ns})
-	}
-	if err == nil {
-		err = netlink.RouteSubscribeWithOptions(s.routes, s.done, netlink.RouteSubscribeOptions{Namespace: ns})
-	}
-	if err == nil {
-		err = netlink.NeighSubscribeWithOptions(s.neighs, s.done, netlink.NeighSubscribeOptions{Namespace: ns})
-	}
-	if err != nil {
-		close(s.done)
+	if err := errors.Join(
+		begin(s.links, func() error {
+			return netlink.LinkSubscribeWithOptions(s.links, s.done, netlink.LinkSubscribeOptions{Namespace: ns})
+		}),
+		begin(s.addrs, func() error {
+			return netlink.AddrSubscribeWithOptions(s.addrs, s.done, netlink.AddrSubscribeOptions{Namespace: ns})
+		}),
+		begin(s.routes, func() error {
+			return netlink.RouteSubscribeWithOptions(s.routes, s.done, netlink.RouteSubscribeOptions{Namespace: ns})
+		}),
+		begin(s.neighs, func() error {
+			return netlink.NeighSubscribeWithOptions(s.neighs, s.done, netlink.NeighSubscribeOptions{Namespace: ns})
+		}),
+	); err != nil {
+		s.end()
 		return nil, err
 	}
 	return s, nil
+}
+
+// begin subscribes to what comes over ch. If that fails it closes ch, so that end can drain it like the others.
+func begin[T any](ch chan T, subscribe func() error) error {
+	err := subscribe()
+	if err != nil {
+		close(ch)
+	}
+	return err
 }
 
 // elsewhere returns the namespace in which to open sockets, or nil if it is the current one.
