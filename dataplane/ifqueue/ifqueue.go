@@ -92,15 +92,15 @@ func Open(steer *bpf.Steering, cfg Config) (*Set, error) {
 	cfg.Super = cfg.Super && off.Segmentation
 	s := &Set{Local: off.Local, steer: steer, ifindex: dev.Attrs().Index}
 	if prefersPackets(dev, cfg.Link, cfg.Mode) {
-		err = s.openPackets(&cfg)
+		err = s.openPackets(dev, &cfg)
 		if _, busy := errors.AsType[*bpf.BusyError](err); err != nil && !busy && cfg.Link == Auto {
 			if cfg.FellBack != nil {
 				cfg.FellBack(err)
 			}
-			err = s.openXDP(&cfg)
+			err = s.openXDP(dev, &cfg)
 		}
 	} else {
-		err = s.openXDP(&cfg)
+		err = s.openXDP(dev, &cfg)
 	}
 	if err != nil {
 		return nil, err
@@ -128,8 +128,8 @@ func Workers(name string, kind Kind, mode bpf.Mode) (int, error) {
 }
 
 // openPackets opens packet sockets, and then hides their frames from the kernel.
-func (s *Set) openPackets(cfg *Config) error {
-	xsk.StopLRO(cfg.Interface)
+func (s *Set) openPackets(dev netlink.Link, cfg *Config) error {
+	xsk.StopMerging(dev)
 	links, err := link.OpenPackets(cfg.Interface, len(cfg.Queues), link.PacketOptions{
 		FilterFD: s.steer.TapFD(), SuperFilterFD: s.steer.SuperTapFD(), Whole: true, Super: cfg.Super, MTU: cfg.MTU, Memory: cfg.Memory,
 	})
@@ -149,11 +149,14 @@ func (s *Set) openPackets(cfg *Config) error {
 }
 
 // openXDP attaches the program and opens a socket for each queue.
-func (s *Set) openXDP(cfg *Config) error {
+func (s *Set) openXDP(dev netlink.Link, cfg *Config) error {
 	s.ByQueue = true
 	got, err := s.steer.Attach(s.ifindex, cfg.Mode)
 	if err != nil {
 		return err
+	}
+	if got == bpf.Generic { // a native program sees frames before they are merged
+		xsk.StopMerging(dev)
 	}
 	for _, q := range cfg.Queues {
 		sock, err := xsk.Open(xsk.Config{

@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	ebpflink "github.com/cilium/ebpf/link"
+	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -94,6 +95,44 @@ func TestKinds(t *testing.T) {
 		tc.cfg.Super = true
 		if s, _ := open(t, &v.A, tc.cfg); s.Mode != tc.want || !s.Local || !s.Super {
 			t.Errorf("%+v: mode %q, local %v, super-frames %v; want %q", tc.cfg, s.Mode, s.Local, s.Super, tc.want)
+		}
+	}
+}
+
+// TestStopsMerging checks that the offload that leaves a wrong checksum in merged frames is turned off where these arrive.
+func TestStopsMerging(t *testing.T) {
+	for _, tc := range []struct {
+		cfg  Config
+		want bool
+	}{{Config{}, false}, {Config{Link: XDP}, false}, {Config{Mode: bpf.Native}, true}} {
+		v := testenv.NewVethOffloads(t, 1500)
+		const feature = "rx-gro-list"
+		merges := func(set bool) (on bool) {
+			t.Helper()
+			if err := v.A.NS.Do(func() error {
+				e, err := ethtool.NewEthtool()
+				if err != nil {
+					return err
+				}
+				defer e.Close()
+				if set {
+					if err := e.Change(v.A.Name, map[string]bool{feature: true}); err != nil {
+						return err
+					}
+				}
+				have, err := e.Features(v.A.Name)
+				on = have[feature]
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			return on
+		}
+		if !merges(true) {
+			testenv.Skip(t, "this kernel has no %s", feature)
+		}
+		if open(t, &v.A, tc.cfg); merges(false) != tc.want {
+			t.Errorf("%+v: %s is %v, want %v", tc.cfg, feature, !tc.want, tc.want)
 		}
 	}
 }

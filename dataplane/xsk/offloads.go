@@ -33,29 +33,43 @@ func FindOffloads(dev netlink.Link) (o Offloads, err error) {
 	return o, nil
 }
 
-// StopLRO turns off large receive offload of an interface and those below it, if it is on, as the kernel does for XDP: it
-// leaves a wrong checksum.
-func StopLRO(ifname string) {
-	if e, err := ethtool.NewEthtool(); err == nil {
-		_ = e.Change(ifname, map[string]bool{"rx-lro": false}) // it may not have it
-		e.Close()
+// StopMerging turns off the offloads of an interface and of those below it that leave merged frames with a wrong checksum,
+// if they are on: LRO, as the kernel does for XDP, and rx-gro-list, which is for frames that are forwarded.
+func StopMerging(dev netlink.Link) {
+	e, err := ethtool.NewEthtool()
+	if err != nil {
+		return
 	}
+	defer e.Close()
+	for _, l := range append(below(dev), dev) {
+		for _, feature := range []string{"rx-lro", "rx-gro-list"} {
+			_ = e.Change(l.Attrs().Name, map[string]bool{feature: false}) // it may not have it
+		}
+	}
+}
+
+// below returns the interfaces from which dev gets its frames: the ports of a bond, team or bridge, or the interface of a VLAN.
+func below(dev netlink.Link) (list []netlink.Link) {
+	if !bpf.Virtual(dev) {
+		return nil
+	}
+	all, _ := netlink.LinkList()
+	a := dev.Attrs()
+	for _, l := range all {
+		if b := l.Attrs(); b.MasterIndex == a.Index || dev.Type() == "vlan" && a.NetNsID < 0 && b.Index == a.ParentIndex {
+			list = append(list, l)
+		}
+	}
+	return list
 }
 
 // BusyQueues returns how many of the n queues of an interface get frames: frames of a bond or team, which have 16, come with
 // the number of the port's queue, and those of a VLAN with that of the interface below.
 func BusyQueues(dev netlink.Link, n int) int {
-	all, err := netlink.LinkList()
-	if err != nil || !bpf.Virtual(dev) {
-		return n
-	}
-	a, most := dev.Attrs(), 0
-	for _, l := range all {
-		b := l.Attrs()
-		if b.MasterIndex == a.Index || dev.Type() == "vlan" && a.NetNsID < 0 && b.Index == a.ParentIndex {
-			q, _ := Queues(b.Name) // it may just have gone
-			most = max(most, q)
-		}
+	most := 0
+	for _, l := range below(dev) {
+		q, _ := Queues(l.Attrs().Name) // it may just have gone
+		most = max(most, q)
 	}
 	if most == 0 {
 		return n

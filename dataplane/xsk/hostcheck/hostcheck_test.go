@@ -73,6 +73,10 @@ func TestJudge(t *testing.T) {
 		{"small MTU", func(f *Facts) { f.Interface.MTU = 1000 }, "MTU", Warn, "1500"},
 		{"LRO", func(f *Facts) { f.Interface.Features["rx-lro"] = true }, "receive offloads", Warn, "ethtool -K eth0 lro off"},
 		{"LRO and GRO", func(f *Facts) { f.Interface.Features["rx-lro"], f.Interface.Features["rx-gro-hw"] = true, true }, "receive offloads", Warn, "lro off rx-gro-hw off"},
+		{"lists of segments", func(f *Facts) {
+			f.Interface.Driver, f.Interface.Kind, f.Interface.Features["rx-gro-list"] = "veth", "veth", true
+		}, "receive offloads", Warn, "ethtool -K eth0 rx-gro-list off"},
+		{"lists of segments after a native program", func(f *Facts) { f.Interface.Features["rx-gro-list"] = true }, "receive offloads", OK, ""},
 		{"VLAN tags removed", func(f *Facts) {
 			f.Interface.VLANs, f.Interface.Features["rx-vlan-hw-parse"] = 1, true
 		}, "receive offloads", Warn, "ethtool -K eth0 rxvlan off"},

@@ -302,6 +302,10 @@ func (i *Interface) receive() Finding {
 		return Finding{"receive offloads", Warn, strings.Join(on, ", ") + ": merged frames do not reach XDP, or keep it from being attached",
 			"ethtool -K " + i.Name + " " + strings.Join(on, " off ") + " off"}
 	}
+	if i.Features["rx-gro-list"] && !native { // the daemon turns it off when it starts
+		return Finding{"receive offloads", Warn, "rx-gro-list: merged frames that are not for a socket of the kernel have a wrong checksum, and are lost",
+			"ethtool -K " + i.Name + " rx-gro-list off; or restart iwarpd"}
+	}
 	if i.VLANs > 0 && native && i.Features["rx-vlan-hw-parse"] {
 		return Finding{"receive offloads", Warn, "rxvlan: the card removes the VLAN tag, so connections in a VLAN get no frames, or those of another one",
 			"ethtool -K " + i.Name + " rxvlan off"}
