@@ -52,7 +52,7 @@ func TestAttributes(t *testing.T) {
 // outside the folder.
 func TestFolders(t *testing.T) {
 	w := newWorld(t)
-	if err := w.client.Mkdir(t.Context(), "d", Attrs{Mode: 0o755}); err != nil {
+	if err := w.client.Mkdir(t.Context(), "d", Options{Attrs: Attrs{Mode: 0o755}}); err != nil {
 		t.Fatal(err)
 	}
 	var want []string
@@ -77,7 +77,7 @@ func TestFolders(t *testing.T) {
 	if _, err := w.client.Stat(t.Context(), "none"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Stat of nothing: %v", err)
 	}
-	if err := w.client.Mkdir(t.Context(), "d/f00", Attrs{}); err == nil {
+	if err := w.client.Mkdir(t.Context(), "d/f00", Options{}); err == nil {
 		t.Error("a folder was made of a file")
 	}
 	for _, name := range []string{"../x", "..", "a/b", "", ".iwcp-x", "b\n"} {

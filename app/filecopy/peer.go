@@ -389,15 +389,14 @@ func (c *Client) List(ctx context.Context, name string, each func(Entry) error) 
 	}
 }
 
-// Mkdir creates the server's folder name if it does not exist. With Preserve the folder gets the
-// attributes a.
-func (c *Client) Mkdir(ctx context.Context, name string, a Attrs) (err error) {
+// Mkdir creates the server's folder name if it does not exist, and sets the attributes that o preserves.
+func (c *Client) Mkdir(ctx context.Context, name string, o Options) (err error) {
 	defer func() { c.finish(ctx, err) }()
 	if err := CheckName(name); err != nil {
 		return err
 	}
-	m := message{Kind: kindMkdir, Mode: a.Mode, Mtime: a.Mtime, Name: name}
-	if c.Preserve {
+	m := message{Kind: kindMkdir, Mode: o.Mode, Mtime: o.Mtime, Name: name}
+	if o.Preserve {
 		m.Flags = flagPreserve
 	}
 	if err := send(ctx, c.Conn, &m); err != nil {

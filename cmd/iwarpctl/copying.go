@@ -232,8 +232,10 @@ func (w *copying) put(ctx context.Context, src, name string) error {
 	if err != nil {
 		return err
 	}
-	attrs := filecopy.AttrsOf(dir)
-	if err := w.client.Mkdir(ctx, name, attrs); err != nil {
+	o := filecopy.Options{Attrs: filecopy.AttrsOf(dir), Preserve: w.flags.preserve}
+	first := o
+	first.Mode |= 0o700 // so that its entries can be made
+	if err := w.client.Mkdir(ctx, name, first); err != nil {
 		return err
 	}
 	for _, e := range entries {
@@ -256,8 +258,8 @@ func (w *copying) put(ctx context.Context, src, name string) error {
 			return err
 		}
 	}
-	if w.flags.preserve { // writing the entries changed its time
-		return w.client.Mkdir(ctx, name, attrs)
+	if w.flags.preserve { // only now: it may be read-only, and writing the entries changed its time
+		return w.client.Mkdir(ctx, name, o)
 	}
 	return nil
 }

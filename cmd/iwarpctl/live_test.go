@@ -351,6 +351,68 @@ func TestKeepsResults(t *testing.T) {
 	}
 }
 
+// fileServer serves a folder until the end of the test. It returns the socket of the daemon of a host that has dir, and
+// what cp writes before a path of the folder.
+func fileServer(t *testing.T, dir, folder string, tell func(netip.AddrPort, filecopy.Event)) (socket, host string) {
+	t.Helper()
+	socket = filepath.Join(dir, "iwarpd.sock")
+	a, b, err := embed.Pair(embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	l, err := a.Device().Listen(ctx, ":7176", filecopy.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := filecopy.OpenStore(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error)
+	go func() { ended <- (&filecopy.Server{Store: store, MaxClients: 1, Tell: tell}).Serve(ctx, l) }()
+	t.Cleanup(func() { cancel(); <-ended; store.Close(); a.Close(); b.Close() })
+	return socket, a.Addr().String() + ":"
+}
+
+// TestCopyReadOnlyFolder checks that a folder which cp -rp copies becomes read-only after its files have been made: its
+// server may be a plain user.
+func TestCopyReadOnlyFolder(t *testing.T) {
+	dir, there := t.TempDir(), t.TempDir()
+	tree := filepath.Join(dir, "tree")
+	err := errors.Join(os.Mkdir(tree, 0o755), os.WriteFile(filepath.Join(tree, "f"), nil, 0o600), os.Chmod(tree, 0o555))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex // guards modes
+	var modes []os.FileMode
+	see := func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if st, err := os.Stat(filepath.Join(there, "tree")); err == nil {
+			modes = append(modes, st.Mode().Perm())
+		}
+	}
+	socket, host := fileServer(t, dir, there, func(netip.AddrPort, filecopy.Event) { see() })
+	t.Cleanup(func() { // or a plain user cannot remove them
+		for _, d := range []string{tree, filepath.Join(there, "tree")} {
+			_ = os.Chmod(d, 0o700)
+		}
+	})
+	for range 2 { // the second time the folder exists
+		if code, out, errOut := ctl(t, "--socket", socket, "cp", "-rp", tree, host); code != exitOK {
+			t.Errorf("exit code %d: %s%s", code, out, errOut)
+		}
+		see()
+		mu.Lock()
+		if len(modes) != 2 || modes[0]&0o200 == 0 || modes[1] != 0o555 {
+			t.Errorf("modes %v", modes)
+		}
+		modes = nil
+		mu.Unlock()
+	}
+}
+
 // A writerFunc is called for each write.
 type writerFunc func()
 
