@@ -57,7 +57,7 @@ func newWorld(t *testing.T) *world {
 }
 
 func (w *world) put(data []byte, name string) (Result, error) {
-	return w.client.Put(w.t.Context(), bytes.NewReader(data), int64(len(data)), Attrs{}, name)
+	return w.client.Put(w.t.Context(), bytes.NewReader(data), int64(len(data)), Attrs{Mode: 0o644}, name)
 }
 
 func (w *world) get(name, as string) (Result, error) {
@@ -178,7 +178,7 @@ func putAndGet(t *testing.T, version uint8, hash Hash, sum func([]byte) [32]byte
 func TestSilence(t *testing.T) {
 	near, _ := memconn.Pair(recvDepth, maxMessage)
 	c := &Client{Conn: near, Idle: time.Millisecond}
-	_, err := c.Put(t.Context(), strings.NewReader("x"), 1, Attrs{}, "f")
+	_, err := c.Put(t.Context(), strings.NewReader("x"), 1, Attrs{Mode: 0o644}, "f")
 	if want := "the other side has sent nothing for 1ms: is that host up, and the network between?"; err == nil || err.Error() != want {
 		t.Errorf("Put returned %v; want %q", err, want)
 	}
@@ -375,7 +375,7 @@ func TestDiskFull(t *testing.T) {
 func TestCanceled(t *testing.T) {
 	w := newWorld(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	_, err := w.client.Put(ctx, &stopper{cancel: cancel, after: 3}, 100*testChunk, Attrs{}, "f")
+	_, err := w.client.Put(ctx, &stopper{cancel: cancel, after: 3}, 100*testChunk, Attrs{Mode: 0o644}, "f")
 	if err == nil {
 		t.Fatal("no error")
 	}
@@ -391,7 +391,7 @@ func TestCanceled(t *testing.T) {
 func TestWrongSize(t *testing.T) {
 	for size, want := range map[int64]string{5000: "f: became shorter", 0: "f: has content but a size of 0"} {
 		w := newWorld(t)
-		_, err := w.client.Put(t.Context(), bytes.NewReader(random(10)), size, Attrs{}, "f")
+		_, err := w.client.Put(t.Context(), bytes.NewReader(random(10)), size, Attrs{Mode: 0o644}, "f")
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("size %d: %v; want %q", size, err, want)
 		}
@@ -476,7 +476,7 @@ func TestHostileWindow(t *testing.T) {
 			b.Close()
 			close(done)
 		}()
-		_, err := c.Put(t.Context(), bytes.NewReader(nil), 1, Attrs{}, "f")
+		_, err := c.Put(t.Context(), bytes.NewReader(nil), 1, Attrs{Mode: 0o644}, "f")
 		if err == nil || !strings.Contains(err.Error(), "not allowed") {
 			t.Errorf("%+v: %v", m, err)
 		}

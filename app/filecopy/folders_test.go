@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -45,6 +46,40 @@ func TestAttributes(t *testing.T) {
 		if err != nil || info.Mode() != 0o751 || !info.ModTime().Equal(at) {
 			t.Errorf("%s: %v, %v", p, info, err)
 		}
+	}
+}
+
+// TestReplaced checks that a copy does not open a file to others: one that is replaced keeps its permissions, unless those
+// of the source are asked for, and its owner and its group, and a new one gets no more permissions than the source has.
+func TestReplaced(t *testing.T) {
+	testenv.RequireRoot(t) // others may not give files away
+	w := newWorld(t)
+	put := func(name string, mode uint32, preserve bool) os.FileInfo {
+		t.Helper()
+		w.client.Preserve = preserve
+		_, err := w.client.Put(t.Context(), strings.NewReader("new"), 3, Attrs{Mode: mode}, name)
+		info, serr := os.Stat(filepath.Join(w.there, name))
+		if err := errors.Join(err, serr); err != nil {
+			t.Fatal(err)
+		}
+		return info
+	}
+	old := filepath.Join(w.there, "old")
+	if err := errors.Join(os.WriteFile(old, nil, 0o600), os.Chmod(old, 0o620), os.Chown(old, 1000, 100)); err != nil {
+		t.Fatal(err)
+	}
+	for _, preserve := range []bool{false, true} {
+		want := fs.FileMode(0o620)
+		if preserve {
+			want = 0o644
+		}
+		info := put("old", 0o644, preserve)
+		if st := info.Sys().(*syscall.Stat_t); info.Mode() != want || st.Uid != 1000 || st.Gid != 100 {
+			t.Errorf("replaced, -p %v: %v, %d:%d", preserve, info.Mode(), st.Uid, st.Gid)
+		}
+	}
+	if info := put("new", 0, false); info.Mode() != 0 {
+		t.Errorf("new: %v", info.Mode())
 	}
 }
 

@@ -64,7 +64,7 @@ func TestOverRDMA(t *testing.T) {
 			data := random(3<<20 + i*12345)
 			name := fmt.Sprintf("f%d", i)
 			for range 2 {
-				if _, err := c.Put(t.Context(), bytes.NewReader(data), int64(len(data)), Attrs{}, name); err != nil {
+				if _, err := c.Put(t.Context(), bytes.NewReader(data), int64(len(data)), Attrs{Mode: 0o644}, name); err != nil {
 					t.Errorf("put: %v", err)
 					return
 				}

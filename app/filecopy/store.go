@@ -138,13 +138,14 @@ type incoming struct {
 	keep          bool // keep the temporary file on Abort
 	preserve      bool
 	attrs         Attrs
-	flushed, size int64 // bytes whose write-back has started, and bytes written
+	old           fs.FileInfo // of the file that it replaces, or nil
+	flushed, size int64       // bytes whose write-back has started, and bytes written
 }
 
 // Options control how a file is created.
 type Options struct {
 	Attrs
-	Preserve bool // apply all Attrs, not only permissions masked by the umask
+	Preserve bool // apply all Attrs; otherwise only the permissions of a new file, masked by the umask
 	Resume   bool // resume an earlier copy of the same file, and keep an incomplete one
 }
 
@@ -161,17 +162,23 @@ func (s *Store) Create(name string, size int64, o Options) (*incoming, error) {
 	if size < 0 {
 		return nil, &Error{CodeNoSpace, fmt.Errorf("%s: too large", name)}
 	}
+	in := &incoming{store: s, name: name, keep: o.Resume, preserve: o.Preserve, attrs: o.Attrs}
+	in.attrs.Mode &= permissions
+	perm := fs.FileMode(in.attrs.Mode | 0o600)
 	switch info, err := s.root.Stat(name); {
 	case err == nil:
 		if err := checkRegular(info); err != nil {
 			return nil, fileError(name, fmt.Errorf("exists and %w", err))
+		}
+		in.old, perm = info, 0o600 // not accessible to others before it has its owner and its group
+		if !o.Preserve {
+			in.attrs.Mode = uint32(info.Mode().Perm())
 		}
 	case errors.Is(err, unix.ENOTDIR):
 		return nil, &Error{CodeIO, fmt.Errorf("%s: a part of the path before the last is a file, not a folder: choose another path", name)}
 	case errors.Is(err, unix.ENAMETOOLONG): // the temporary name may be shorter
 		return nil, &Error{CodeIO, fmt.Errorf("%s: the file system takes no name as long as this: choose a shorter one", name)}
 	}
-	in := &incoming{store: s, name: name, keep: o.Resume, preserve: o.Preserve, attrs: o.Attrs}
 	flags, part := os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, rand.Text()
 	if o.Resume {
 		id := sha256.Sum256(fmt.Appendf(nil, "%s\x00%d\x00%d", name, size, o.Mtime))
@@ -180,11 +187,8 @@ func (s *Store) Create(name string, size int64, o Options) (*incoming, error) {
 		flags |= os.O_EXCL
 	}
 	in.temp = path.Join(path.Dir(name), tempPrefix+part)
-	if in.attrs.Mode &= permissions; in.attrs.Mode == 0 && !o.Preserve {
-		in.attrs.Mode = 0o666
-	}
 	var err error
-	in.file, err = s.root.OpenFile(in.temp, flags, fs.FileMode(in.attrs.Mode|0o600))
+	in.file, err = s.root.OpenFile(in.temp, flags, perm)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, s.noFolder(name)
@@ -295,8 +299,31 @@ func (in *incoming) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// setAttrs sets the permissions and, if they are preserved, the times.
+// Succeed gives f, which is to replace the file old, the permissions of old, and its owner and its group as far as
+// that is allowed.
+func Succeed(f *os.File, old fs.FileInfo) error { return succeed(f, old, old.Mode().Perm()) }
+
+// succeed is Succeed with other permissions.
+func succeed(f *os.File, old fs.FileInfo, mode fs.FileMode) error {
+	if sys, ok := old.Sys().(*syscall.Stat_t); ok {
+		_ = f.Chown(-1, int(sys.Gid)) // apart: users may not give files away, but may choose among their groups
+		_ = f.Chown(int(sys.Uid), -1)
+	}
+	info, err := f.Stat()
+	if err == nil && info.Mode().Perm() != mode { // VFAT does not let users set it
+		err = f.Chmod(mode)
+	}
+	return err
+}
+
+// setAttrs sets the permissions and, if they are preserved, the times. A file that replaces another gets its owner and
+// its group.
 func (in *incoming) setAttrs() error {
+	if in.old != nil {
+		if err := succeed(in.file, in.old, fs.FileMode(in.attrs.Mode)); err != nil { // never those of old with -p: they may be wider
+			return err
+		}
+	}
 	info, err := in.file.Stat()
 	if err != nil {
 		return err

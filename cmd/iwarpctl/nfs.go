@@ -11,7 +11,6 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"text/tabwriter"
 	"time"
 	"unicode/utf8"
@@ -19,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/app/filecopy"
 	"github.com/iwarpd/iwarpd/rpcrdma"
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
@@ -343,14 +343,7 @@ func writeWhole(name string, f func(io.Writer) error) (err error) {
 		}
 	}()
 	if err == nil {
-		if sys, ok := st.Sys().(*syscall.Stat_t); ok {
-			_ = w.Chown(-1, int(sys.Gid)) // apart: users may not give files away, but may choose among their groups
-			_ = w.Chown(int(sys.Uid), -1)
-		}
-		var made fs.FileInfo
-		if made, err = w.Stat(); err == nil && made.Mode().Perm() != st.Mode().Perm() { // VFAT does not let users set it
-			err = w.Chmod(st.Mode().Perm())
-		}
+		err = filecopy.Succeed(w, st)
 	} else if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
