@@ -41,7 +41,9 @@ type copying struct {
 	dial    func(ctx context.Context) (*filecopy.Client, error)
 	client  *filecopy.Client
 	began   time.Time
-	all     []copyResult
+	files   int   // that were copied
+	size    int64 // of what was copied of them
+	results jsonList
 	skipped []string // names of what cannot be copied
 	missed  int      // files and folders that could not be copied
 
@@ -71,7 +73,7 @@ func (c *command) runCopy(ctx context.Context, j *copyJob) error {
 		return err
 	}
 	defer dev.Close()
-	w := &copying{copyJob: j, c: c, addr: addr, began: time.Now()}
+	w := &copying{copyJob: j, c: c, addr: addr, began: time.Now(), results: jsonList{w: c.out}}
 	w.dial = func(ctx context.Context) (*filecopy.Client, error) {
 		return filecopy.Dial(ctx, dev, addr, c.over(filecopy.Config()))
 	}
@@ -84,7 +86,7 @@ func (c *command) runCopy(ctx context.Context, j *copyJob) error {
 	} else {
 		err = w.getAll(ctx)
 	}
-	if err == nil || len(w.all) > 0 {
+	if err == nil || w.files > 0 {
 		if err := w.done(); err != nil {
 			return err
 		}
@@ -384,8 +386,14 @@ func (w *copying) copied(op, verb, name string, began time.Time, r filecopy.Resu
 		res.SHA256 = hex.EncodeToString(r.Sum[:])
 	}
 	res.GbitPerSec = gbit(res.Size-res.Resumed, res.Seconds)
-	w.all = append(w.all, res)
-	if w.c.json {
+	w.files++
+	w.size += r.Size - r.Offset
+	switch { // the command ends if its output cannot be written
+	case w.c.json && w.single():
+		_ = w.c.print(res)
+		return
+	case w.c.json:
+		_ = w.results.add(res)
 		return
 	}
 	resumed := ""
@@ -400,17 +408,12 @@ func (w *copying) copied(op, verb, name string, began time.Time, r filecopy.Resu
 // done reports the totals.
 func (w *copying) done() error {
 	switch {
-	case w.c.json && w.single() && len(w.all) == 1:
-		return w.c.print(w.all[0])
+	case w.c.json && w.single() && w.files == 1: // it is printed
 	case w.c.json:
-		return w.c.print(append([]copyResult{}, w.all...))
-	case len(w.all) != 1:
-		var size int64
-		for _, r := range w.all {
-			size += r.Size - r.Resumed
-		}
+		return w.results.end()
+	case w.files != 1:
 		took := time.Since(w.began).Seconds()
-		fmt.Fprintf(w.c.out, "%d files, %d bytes in %.2f s, %s\n", len(w.all), size, took, rate(size, took))
+		fmt.Fprintf(w.c.out, "%d files, %d bytes in %.2f s, %s\n", w.files, w.size, took, rate(w.size, took))
 	}
 	return nil
 }

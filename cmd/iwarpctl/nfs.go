@@ -239,19 +239,33 @@ type nfsResult struct {
 	Size int64  `json:"size"`
 }
 
-func (c *command) nfsShow(l []nfsEntry) error {
+// nfsAligned is the number of lines of a listing whose columns are aligned: a folder may have more than fit into memory.
+const nfsAligned = 1000
+
+// nfsShow prints the objects for which each calls the function that it gets.
+func (c *command) nfsShow(each func(func(nfs.Info) error) error) error {
 	if c.json {
-		return c.print(l)
+		l := jsonList{w: c.out}
+		err := each(func(i nfs.Info) error { return l.add(nfsEntryOf(&i)) })
+		if err != nil && !l.begun {
+			return err
+		}
+		return errors.Join(err, l.end())
 	}
 	w := tabwriter.NewWriter(c.out, 0, 8, 2, ' ', 0)
-	for _, e := range l {
-		if e.nfsAttrs == nil {
+	lines := 0
+	err := each(func(i nfs.Info) error {
+		if e := nfsEntryOf(&i); e.nfsAttrs == nil {
 			fmt.Fprintf(w, "??????????\t?\t?\t?\t?\t?\t%q\n", e.Name)
-			continue
+		} else {
+			fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%s\t%q\n", e.Mode, e.Links, e.UID, e.GID, e.Size, e.Mtime.Format(time.DateTime), e.Name)
 		}
-		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%s\t%q\n", e.Mode, e.Links, e.UID, e.GID, e.Size, e.Mtime.Format(time.DateTime), e.Name)
-	}
-	return w.Flush()
+		if lines++; lines%nfsAligned != 0 {
+			return nil
+		}
+		return w.Flush()
+	})
+	return errors.Join(err, w.Flush())
 }
 
 func (c *command) nfsLs() *cobra.Command {
@@ -267,13 +281,12 @@ func (c *command) nfsLs() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				l := []nfsEntry{}
-				if i.Type != nfsv3.NF3DIR {
-					l = append(l, nfsEntryOf(&i))
-				} else if err := n.List(ctx, i.Handle, func(e nfs.Info) error { l = append(l, nfsEntryOf(&e)); return nil }); err != nil {
-					return err
-				}
-				return c.nfsShow(l)
+				return c.nfsShow(func(show func(nfs.Info) error) error {
+					if i.Type != nfsv3.NF3DIR {
+						return show(i)
+					}
+					return n.List(ctx, i.Handle, show)
+				})
 			})
 		},
 	}
@@ -289,7 +302,7 @@ func (c *command) nfsStat() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return c.nfsShow([]nfsEntry{nfsEntryOf(&i)})
+				return c.nfsShow(func(show func(nfs.Info) error) error { return show(i) })
 			})
 		},
 	}

@@ -248,22 +248,53 @@ func TestExportKeyFile(t *testing.T) {
 	}
 }
 
+// objects gives the objects l to nfsShow.
+func objects(l ...nfs.Info) func(func(nfs.Info) error) error {
+	return func(show func(nfs.Info) error) (err error) {
+		for _, i := range l {
+			err = errors.Join(err, show(i))
+		}
+		return err
+	}
+}
+
+// TestLongListing checks that nfs ls prints a folder while it is listed, instead of holding all of it in memory, and ends
+// what it has printed if that fails.
+func TestLongListing(t *testing.T) {
+	for _, asJSON := range []bool{false, true} {
+		var out strings.Builder
+		c := &command{out: &out, json: asJSON}
+		failed := errors.New("failed")
+		err := c.nfsShow(func(show func(nfs.Info) error) error {
+			for range nfsAligned + 1 {
+				if err := show(nfs.Info{Name: "a"}); err != nil {
+					return err
+				}
+			}
+			if n := strings.Count(out.String(), `"a"`); n < nfsAligned {
+				t.Errorf("JSON %v: %d of %d are printed", asJSON, n, nfsAligned+1)
+			}
+			return failed
+		})
+		if n := strings.Count(out.String(), `"a"`); n != nfsAligned+1 || !errors.Is(err, failed) || asJSON && !json.Valid([]byte(out.String())) {
+			t.Errorf("JSON %v: %d of %d at the end, %v", asJSON, n, nfsAligned+1, err)
+		}
+	}
+}
+
 // TestListing checks the lines of nfs ls: special permissions, and an entry whose attributes the server does not tell, as
 // that of a folder that the user may read but not search, and a type that NFS does not have.
 func TestListing(t *testing.T) {
 	var out strings.Builder
 	c := &command{out: &out}
-	var l []nfsEntry
-	for _, i := range []nfs.Info{
+	l := []nfs.Info{
 		{Name: "a", Type: nfsv3.NF3REG, Perm: 0o4755, Nlink: 1, UID: 1, GID: 2, Size: 3, Mtime: time.Unix(0, 0)},
 		{Name: "b", Type: nfsv3.NF3REG, Perm: 0o6644, Mtime: time.Unix(0, 0)},
 		{Name: "c", Type: nfsv3.NF3DIR, Perm: 0o1777, Mtime: time.Unix(0, 0)},
 		{Name: "d", Fileid: 7},
 		{Name: "e", Type: 8, Perm: 0o7777, Mtime: time.Unix(0, 0)},
-	} {
-		l = append(l, nfsEntryOf(&i))
 	}
-	if err := c.nfsShow(l); err != nil {
+	if err := c.nfsShow(objects(l...)); err != nil {
 		t.Fatal(err)
 	}
 	want := `-rwsr-xr-x  1  1  2  3  1970-01-01 00:00:00  "a"
@@ -277,7 +308,7 @@ drwxrwxrwt  0  0  0  0  1970-01-01 00:00:00  "c"
 	}
 	out.Reset()
 	c.json = true
-	if err := c.nfsShow(l[3:4]); err != nil {
+	if err := c.nfsShow(objects(l[3])); err != nil {
 		t.Fatal(err)
 	}
 	if got := strings.Join(strings.Fields(out.String()), ""); got != `[{"name":"d","id":7}]` {
@@ -289,7 +320,7 @@ drwxrwxrwt  0  0  0  0  1970-01-01 00:00:00  "c"
 func TestNameJSON(t *testing.T) {
 	var out strings.Builder
 	c := &command{out: &out, json: true}
-	if err := c.nfsShow([]nfsEntry{nfsEntryOf(&nfs.Info{Name: "caf\xe9", Type: nfsv3.NF3REG}), nfsEntryOf(&nfs.Info{Name: "café", Type: nfsv3.NF3REG})}); err != nil {
+	if err := c.nfsShow(objects(nfs.Info{Name: "caf\xe9", Type: nfsv3.NF3REG}, nfs.Info{Name: "café", Type: nfsv3.NF3REG})); err != nil {
 		t.Fatal(err)
 	}
 	var got []struct {

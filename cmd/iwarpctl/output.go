@@ -75,6 +75,35 @@ func rate(n int64, seconds float64) string {
 // characters, which encoding/json does not.
 func encoder(w io.Writer) *json.Encoder { return json.NewEncoder(printable.Writer{W: w}) }
 
+// A jsonList prints the elements of a JSON array one by one: there may be more than fit into memory.
+type jsonList struct {
+	w     io.Writer
+	begun bool
+}
+
+func (l *jsonList) add(v any) error {
+	b, err := json.MarshalIndent(v, "  ", "  ")
+	if err != nil {
+		return err
+	}
+	before := ",\n  "
+	if !l.begun {
+		l.begun, before = true, "[\n  "
+	}
+	_, err = printable.Writer{W: l.w}.Write(append([]byte(before), b...))
+	return err
+}
+
+// end ends the array, which may be empty.
+func (l *jsonList) end() error {
+	last := "\n]\n"
+	if !l.begun {
+		last = "[]\n"
+	}
+	_, err := io.WriteString(l.w, last)
+	return err
+}
+
 // printTable prints rows under a header. It right-aligns numbers and escapes non-printable
 // characters.
 func printTable(w io.Writer, header []string, rows [][]any) {
