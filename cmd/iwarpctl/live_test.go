@@ -421,7 +421,7 @@ func (f writerFunc) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestNFSJSON checks what nfs put and nfs get print with --json.
+// TestNFSJSON checks what nfs put and nfs get print with --json, and that both keep a file's name in a folder.
 func TestNFSJSON(t *testing.T) {
 	dir := t.TempDir()
 	socketA, socketB := filepath.Join(dir, "a.sock"), filepath.Join(dir, "b.sock")
@@ -446,11 +446,15 @@ func TestNFSJSON(t *testing.T) {
 		{[]string{"put", file, root}, `{"op":"put","path":"/file","size":100}`},
 		{[]string{"put", file, root + "other"}, `{"op":"put","path":"/other","size":100}`},
 		{[]string{"get", root + "other", file}, `{"op":"get","path":"/other","size":100}`},
+		{[]string{"get", root + "other", dir}, `{"op":"get","path":"/other","size":100}`},
 	} {
 		code, out, errOut := ctl(t, append([]string{"--socket", socketA, "--json", "nfs"}, tt.args...)...)
 		if got := strings.Join(strings.Fields(out), ""); code != exitOK || got != tt.want {
 			t.Errorf("%q: exit code %d, %s, %s; want %s", tt.args, code, got, errOut, tt.want)
 		}
+	}
+	if st, err := os.Stat(filepath.Join(dir, "other")); err != nil || st.Size() != 100 {
+		t.Errorf("in the folder: %v, %v", st, err)
 	}
 	cancel()
 	if code := <-ended; code != exitOK {

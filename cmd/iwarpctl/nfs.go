@@ -378,6 +378,7 @@ func writeWhole(name string, f func(io.Writer) error) (err error) {
 func (c *command) nfsGet() *cobra.Command {
 	return &cobra.Command{
 		Use: "get ADDR:/path [FILE]", Short: "Copy a file from the server; FILE -: standard output", Args: usageArgs(cobra.RangeArgs(1, 2)),
+		Long:    "get copies a file from the server, under its own name if FILE is a folder or\nmissing. FILE -: standard output.",
 		Example: "  iwarpctl nfs get 10.0.0.1:/big.tar",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.withNFS(cmd.Context(), args[0], func(ctx context.Context, n *nfs.Client, p string) (err error) {
@@ -390,7 +391,11 @@ func (c *command) nfsGet() *cobra.Command {
 				}
 				name := path.Base(p)
 				if len(args) == 2 {
-					name = args[1]
+					if st, err := os.Stat(args[1]); err == nil && st.IsDir() {
+						name = filepath.Join(args[1], name)
+					} else {
+						name = args[1]
+					}
 				}
 				var done int64
 				get := func(w io.Writer) error {
