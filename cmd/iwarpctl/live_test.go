@@ -34,6 +34,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/rpcrdma"
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
@@ -459,6 +460,42 @@ func TestNFSJSON(t *testing.T) {
 	cancel()
 	if code := <-ended; code != exitOK {
 		t.Errorf("export: exit code %d", code)
+	}
+}
+
+// TestExportConnections checks that an export with more memory serves more connections.
+func TestExportConnections(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "iwarpd.sock")
+	a, b, err := embed.Pair(embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	for memory, want := range map[int]int{4: 3, 32: 24, 64: 48} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ended := make(chan int)
+		go func() {
+			ended <- run(ctx, []string{"--socket", socket, "nfs", "export", t.TempDir(), "--memory", fmt.Sprint(memory), "--mount-port", "0",
+				"--portmap-port", "0", "--key-file", filepath.Join(t.TempDir(), "key")}, io.Discard, io.Discard)
+		}()
+		var conns []*iwarp.Conn
+		for ctx.Err() == nil {
+			c, err := a.Device().Dial(ctx, fmt.Sprintf("%v:%d", b.Addr(), rpcrdma.Port), nil)
+			if err == nil {
+				conns = append(conns, c)
+			} else if len(conns) > 0 { // otherwise it may not listen yet
+				break
+			}
+		}
+		if len(conns) != want {
+			t.Errorf("%d MiB: %d connections, want %d", memory, len(conns), want)
+		}
+		for _, c := range conns {
+			c.Close()
+		}
+		cancel()
+		<-ended
 	}
 }
 

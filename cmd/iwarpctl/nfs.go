@@ -56,6 +56,7 @@ func (c *command) nfsExport() *cobra.Command {
 				return usageError{fmt.Errorf("nfs export: --memory %d: must be 4 to 4096", memory)}
 			}
 			x.Config.Pool = memory << 20
+			x.Config.MaxConns = max(memory*3/4, min(24, 2*memory-8)) // each takes 0.52 MiB
 			for _, f := range []struct {
 				name string
 				port int
@@ -98,7 +99,7 @@ func (c *command) nfsExport() *cobra.Command {
 	f.IntVar(&x.PortmapPort, "portmap-port", nfs.PortPortmap, "TCP and UDP port of the portmapper; 0: none")
 	f.IntVar(&x.TCPPort, "tcp-port", 0, "also serve NFS over TCP on this port, usually 2049; 0: do not")
 	f.StringVar(&cfg.KeyFile, "key-file", "", "file with the secret key of file handles, made if it does not exist; default /var/lib/iwarpd/nfs.key for root")
-	f.IntVar(&memory, "memory", 32, "registered memory, MiB")
+	f.IntVar(&memory, "memory", 32, "registered memory, MiB; 32 are for 24 connections")
 	return cmd
 }
 
