@@ -47,9 +47,9 @@ type copying struct {
 	skipped []string // names of what cannot be copied
 	missed  int      // files and folders that could not be copied
 
-	// folders holds the paths of the folders in the current source, from before the first one
-	// was made at the target. Others are not copied: if the target is inside the source, the
-	// copy would go on inside itself.
+	// folders holds the paths of the folders in the sources, from before the first one was made
+	// at the target. Others are not copied: if the target is inside a source, the copy would go
+	// on inside itself.
 	folders map[string]bool
 }
 
@@ -73,7 +73,15 @@ func (c *command) runCopy(ctx context.Context, j *copyJob) error {
 		return err
 	}
 	defer dev.Close()
-	w := &copying{copyJob: j, c: c, addr: addr, began: time.Now(), results: jsonList{w: c.out}}
+	w := &copying{copyJob: j, c: c, addr: addr, folders: make(map[string]bool), results: jsonList{w: c.out}}
+	if j.put && j.flags.recursive {
+		for _, s := range j.sources {
+			if err := w.findFolders(ctx, s); err != nil {
+				return err
+			}
+		}
+	}
+	w.began = time.Now()
 	w.dial = func(ctx context.Context) (*filecopy.Client, error) {
 		return filecopy.Dial(ctx, dev, addr, c.over(filecopy.Config()))
 	}
@@ -183,9 +191,6 @@ func (w *copying) putAll(ctx context.Context) error {
 			}
 			name = path.Join(target, base)
 		}
-		if err := w.findFolders(ctx, s); err != nil {
-			return err
-		}
 		if err := w.miss(ctx, w.put(ctx, s, name)); err != nil {
 			return err
 		}
@@ -193,12 +198,9 @@ func (w *copying) putAll(ctx context.Context) error {
 	return nil
 }
 
-// findFolders finds the folders in the local folder src. What cannot be read is an error of put.
+// findFolders finds the folders in the local folder src. What cannot be read is an error of put. It runs before the
+// connection is made, since a server does not wait for long until the first request.
 func (w *copying) findFolders(ctx context.Context, src string) error {
-	w.folders = make(map[string]bool)
-	if !w.flags.recursive {
-		return nil
-	}
 	return filepath.WalkDir(src+"/", func(name string, e fs.DirEntry, err error) error {
 		if err == nil && e.IsDir() {
 			w.folders[name] = true
@@ -298,7 +300,6 @@ func (w *copying) getSource(ctx context.Context, store *filecopy.Store, src, nam
 	if err != nil {
 		return err
 	}
-	w.folders = make(map[string]bool)
 	if err := w.listFolders(ctx, src, e); err != nil {
 		return err
 	}

@@ -376,6 +376,48 @@ func fileServer(t *testing.T, dir, folder string, tell func(netip.AddrPort, file
 	return socket, a.Addr().String() + ":"
 }
 
+// TestCopyWalksFirst checks that cp -r has read the folders before it connects: a server ends a connection without a
+// request, and a large tree takes long.
+func TestCopyWalksFirst(t *testing.T) {
+	dir := t.TempDir()
+	socket, inner := filepath.Join(dir, "iwarpd.sock"), filepath.Join(dir, "tree", "inner")
+	a, b, err := embed.Pair(embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	l, err := a.Device().Listen(ctx, ":7176", filecopy.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(inner, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	opened, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(opened)
+	if _, err := unix.InotifyAddWatch(opened, inner, unix.IN_OPEN); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan int)
+	go func() {
+		ended <- run(ctx, []string{"--socket", socket, "cp", "-r", filepath.Dir(inner), a.Addr().String() + ":"}, io.Discard, io.Discard)
+	}()
+	if _, err := l.Request(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Read(opened, make([]byte, 1<<10)); err != nil {
+		t.Errorf("the folders are not read yet: %v", err)
+	}
+	cancel()
+	<-ended
+}
+
 // TestCopyReadOnlyFolder checks that a folder which cp -rp copies becomes read-only after its files have been made: its
 // server may be a plain user.
 func TestCopyReadOnlyFolder(t *testing.T) {
