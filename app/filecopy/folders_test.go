@@ -130,6 +130,27 @@ func TestFolders(t *testing.T) {
 	}
 }
 
+// TestListedLate checks that the objects in a folder are looked at when they are listed, and not all of them before the
+// first answer: in a large folder that takes longer than a client waits.
+func TestListedLate(t *testing.T) {
+	w := newWorld(t)
+	names := make([]string, maxEntries+1)
+	for i := range names {
+		names[i] = filepath.Join(w.there, fmt.Sprintf("f%02d", i))
+		if err := os.WriteFile(names[i], nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sizes := make(map[string]int64)
+	err := w.client.List(t.Context(), "", func(e Entry) error {
+		sizes[e.Name] = e.Size
+		return os.Truncate(names[maxEntries], 5)
+	})
+	if got := sizes["f16"]; err != nil || len(sizes) != maxEntries+1 || got != 5 {
+		t.Errorf("%d objects, %v; the last has %d bytes, want 5", len(sizes), err, got)
+	}
+}
+
 // TestListed checks what the list of a folder says about links, of which those to folders may lead in circles, and about
 // names that messages cannot have: a recursive copy must skip these, and say so.
 func TestListed(t *testing.T) {

@@ -92,10 +92,11 @@ func (m *message) options() Options {
 	return Options{Attrs{m.Mode, m.Mtime}, m.Flags&flagPreserve != 0, m.Flags&flagResume != 0}
 }
 
-// lister answers list requests. It caches the folder for the next request.
+// lister answers list requests. It caches the names in a folder for the next request, and looks at the objects only when
+// it sends their entries: a client does not wait for long until the first answer.
 type lister struct {
-	name    string
-	entries []Entry
+	folder string
+	names  []string
 }
 
 func (l *lister) serve(ctx context.Context, c conn, store *Store, m *message) error {
@@ -109,20 +110,20 @@ func (l *lister) serve(ctx context.Context, c conn, store *Store, m *message) er
 			out = []Entry{e}
 		}
 	} else {
-		if m.After == "" || m.Name != l.name {
-			entries, err := store.List(m.Name)
+		if m.After == "" || m.Name != l.folder {
+			names, err := store.List(m.Name)
 			if err != nil {
 				return err
 			}
-			l.name, l.entries = m.Name, entries
+			l.folder, l.names = m.Name, names
 		}
-		i, _ := slices.BinarySearchFunc(l.entries, m.After, func(e Entry, after string) int {
-			if e.Name <= after {
-				return -1
-			}
-			return 1
-		})
-		out = l.entries[i:min(i+maxEntries, len(l.entries))]
+		i, there := slices.BinarySearch(l.names, m.After)
+		if there {
+			i++
+		}
+		for _, n := range l.names[i:min(i+maxEntries, len(l.names))] {
+			out = append(out, store.entry(m.Name, n))
+		}
 	}
 	for _, e := range out {
 		typ := typeFile

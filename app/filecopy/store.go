@@ -415,10 +415,9 @@ func (s *Store) Stat(name string) (Entry, error) {
 	return entryOf(path.Base(rooted), info), nil
 }
 
-// List returns the entries of the folder name, sorted by name. It omits incomplete files. Symbolic links
-// to folders, which could lead in circles, and names that the protocol cannot represent, which are shown
-// with question marks, are Other.
-func (s *Store) List(name string) ([]Entry, error) {
+// List returns the names of the entries of the folder name, sorted, except those of incomplete files. A name that the
+// protocol cannot represent has escapes in it.
+func (s *Store) List(name string) ([]string, error) {
 	rooted, err := checkFolder(name)
 	if err != nil {
 		return nil, err
@@ -428,27 +427,27 @@ func (s *Store) List(name string) ([]Entry, error) {
 		return nil, fileError(name, err)
 	}
 	defer dir.Close()
-	names, err := dir.Readdirnames(-1)
+	l, err := dir.Readdirnames(-1)
 	if err != nil {
 		return nil, fileError(name, err)
 	}
-	var l []Entry
-	for _, n := range names {
-		if !strings.HasPrefix(n, tempPrefix) {
-			l = append(l, s.entry(name, n))
+	l = slices.DeleteFunc(l, func(n string) bool { return strings.HasPrefix(n, tempPrefix) })
+	for i, n := range l {
+		if CheckName(n) != nil {
+			shown := printable.String(n)
+			l[i] = strings.ToValidUTF8(shown[:min(len(shown), maxEntry)], "")
 		}
 	}
-	byName := func(a, b Entry) int { return strings.Compare(a.Name, b.Name) }
-	slices.SortFunc(l, byName)
-	return slices.CompactFunc(l, func(a, b Entry) bool { return a.Name == b.Name }), nil
+	slices.Sort(l)
+	return slices.Compact(l), nil
 }
 
-// entry describes the entry n of the folder name.
+// entry describes the entry n, which List has returned, of the folder name. Symbolic links to folders, which could lead
+// in circles, and what the protocol cannot name are Other.
 func (s *Store) entry(name, n string) Entry {
 	full := path.Join(name, n)
 	if CheckName(full) != nil {
-		shown := printable.String(n)
-		return Entry{Name: strings.ToValidUTF8(shown[:min(len(shown), maxEntry)], ""), Other: true}
+		return Entry{Name: n, Other: true}
 	}
 	info, err := s.root.Lstat(full)
 	if err == nil && info.Mode()&fs.ModeSymlink != 0 {
