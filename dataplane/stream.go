@@ -458,7 +458,7 @@ func (s *stream) violation(w *worker, err *term.Error) {
 // fail terminates the stream after a violation: it sends a Terminate, then a FIN.
 func (s *stream) fail(w *worker, err *term.Error) {
 	if !s.failed {
-		s.ddp.Fail(err, nil)
+		s.ddp.Fail(err)
 		w.mark(s.lane)
 	}
 	s.violation(w, err)

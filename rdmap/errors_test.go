@@ -259,8 +259,11 @@ func TestTerminateBytes(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			e := newVictim()
-			e.Fail(tt.err, testenv.Unhex(t, tt.seg))
-			e.Fail(term.ErrGlobal, testenv.Unhex(t, write)) // only the first error counts
+			if seg := testenv.Unhex(t, tt.seg); len(seg) > 0 {
+				e.failSegment(tt.err, seg, len(seg))
+			}
+			e.Fail(tt.err)
+			e.Fail(term.ErrGlobal) // only the first error counts
 			wantTerminate(t, e, tt.err, testenv.Unhex(t, tt.want))
 		})
 	}

@@ -300,7 +300,7 @@ func TestFlush(t *testing.T) {
 
 	// A queued Terminate is still sent.
 	e = newVictim()
-	e.Fail(term.ErrMPACRC, nil)
+	e.Fail(term.ErrMPACRC)
 	e.Flush()
 	if !e.Sendable() || e.poll(testMULPDU) == nil || e.Sendable() {
 		t.Error("the Terminate was not sent after Flush")
@@ -492,7 +492,7 @@ func TestSourceError(t *testing.T) {
 	}
 
 	e = newVictim() // after the end of the stream it has no effect
-	e.Fail(term.ErrMPACRC, nil)
+	e.Fail(term.ErrMPACRC)
 	e.SourceError(&Segment{}, term.ErrRDMAPLocal)
 	if e.Err() != term.ErrMPACRC {
 		t.Errorf("Err = %v; want the first error", e.Err())

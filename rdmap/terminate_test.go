@@ -162,7 +162,7 @@ func TestTerminated(t *testing.T) {
 			if e.Remote() != tt.want || !bytes.Equal(e.RemoteRaw(), msg) {
 				t.Errorf("Remote %v, raw %x; want %v, %x", e.Remote(), e.RemoteRaw(), tt.want, msg)
 			}
-			e.Fail(term.ErrMPACRC, nil)
+			e.Fail(term.ErrMPACRC)
 			if b := e.poll(testMULPDU); b != nil || e.Terminating() {
 				t.Errorf("it sent %x, Terminating %v; want nothing more", b, e.Terminating())
 			}

@@ -17,7 +17,7 @@ func (q *QP) drain() {
 		q.farResponse.release()
 		if !q.storeFailed && q.state != StateError && !q.storedOK(q.stores) {
 			q.storeFailed = true
-			q.stream.Fail(term.ErrRDMAPLocal, nil)
+			q.stream.Fail(term.ErrRDMAPLocal)
 		}
 	}
 	for q.stream.PollCompletion(&q.comp) {
@@ -48,7 +48,7 @@ func (q *QP) drain() {
 		// An error that did not end the stream ends it now: a wrong receive that placed no bytes, or an atomic whose result could not be
 		// stored.
 		if st != WCSuccess && (c.Status == rdmap.StatusOK || c.Status == rdmap.StatusBadWR) {
-			q.stream.Fail(term.ErrRDMAPLocal, nil)
+			q.stream.Fail(term.ErrRDMAPLocal)
 		}
 	}
 }

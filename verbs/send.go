@@ -70,7 +70,7 @@ func (q *QP) releaseHeld() bool {
 	}
 	s.done = true
 	if s.status != WCSuccess {
-		q.stream.Fail(term.ErrRDMAPLocal, nil)
+		q.stream.Fail(term.ErrRDMAPLocal)
 		return false
 	}
 	return true
