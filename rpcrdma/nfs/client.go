@@ -351,12 +351,12 @@ func (n *Client) ReadAt(ctx context.Context, fh []byte, b []byte, off uint64) (i
 	return done, nil
 }
 
-// write performs a WRITE of at most n.io bytes. committed means that no COMMIT is needed.
-func (n *Client) write(ctx context.Context, fh []byte, off uint64, b []byte, stable nfsv3.StableHow) (count int, committed bool, verf uint64, err error) {
+// write performs an unstable WRITE of at most n.io bytes. committed means that no COMMIT is needed.
+func (n *Client) write(ctx context.Context, fh []byte, off uint64, b []byte) (count int, committed bool, verf uint64, err error) {
 	r, err := n.call(ctx, "write", 7, func(w *rpc.Writer) {
 		w.Opaque(fh)
 		w.U64(off)
-		w.U32(uint32(len(b)), uint32(stable))
+		w.U32(uint32(len(b)), uint32(nfsv3.UNSTABLE))
 		w.Item(b)
 	}, rpcrdma.Call{Reply: 512, Again: true})
 	if err != nil {

@@ -30,8 +30,8 @@ func entryName(b []byte) (string, error) {
 	return string(b), nil
 }
 
-// directory opens the directory of a request, if the caller has the rights want.
-func (s *Server) directory(c *cred, fh nfsv3.NfsFh3, want uint32) (object, error) {
+// directory opens the directory of a request, if the caller may search it.
+func (s *Server) directory(c *cred, fh nfsv3.NfsFh3) (object, error) {
 	o, err := s.object(fh, unix.O_PATH)
 	if err != nil {
 		return o, err
@@ -39,7 +39,7 @@ func (s *Server) directory(c *cred, fh nfsv3.NfsFh3, want uint32) (object, error
 	if !o.dir() {
 		return o, unix.ENOTDIR
 	}
-	if !s.may(c, &o, want) {
+	if !s.may(c, &o, mayExec) {
 		return o, unix.EACCES
 	}
 	return o, nil
@@ -48,7 +48,7 @@ func (s *Server) directory(c *cred, fh nfsv3.NfsFh3, want uint32) (object, error
 // NfsV3Nfsproc3Lookup implements LOOKUP.
 func (s *Server) NfsV3Nfsproc3Lookup(ctx context.Context, a *nfsv3.Lookup3args) (nfsv3.Lookup3res, error) {
 	c := &exchangeOf(ctx).cred
-	d, err := s.directory(c, a.What.Dir, mayExec)
+	d, err := s.directory(c, a.What.Dir)
 	defer d.close()
 	var fh []byte
 	fd := -1

@@ -191,7 +191,7 @@ func (s *Server) write(ctx context.Context, r *rpc.Request) rpc.Status {
 		return rpc.GarbageArgs
 	}
 	res, _ := s.NfsV3Nfsproc3Write(ctx, &a)
-	if rpcgen.Write(r, nil, res.WriteTo) != nil {
+	if rpcgen.Write(r, res.WriteTo) != nil {
 		return rpc.SystemErr
 	}
 	return rpc.Success

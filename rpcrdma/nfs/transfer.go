@@ -244,7 +244,7 @@ func (n *Client) put(ctx context.Context, fh []byte, r io.Reader) (done int64, l
 				defer buf.Release()
 				var s sent
 				for len(b) > 0 {
-					c, committed, verf, err := n.write(ctx, fh, at, b, nfsv3.UNSTABLE)
+					c, committed, verf, err := n.write(ctx, fh, at, b)
 					if err == nil && c == 0 {
 						err = io.ErrShortWrite
 					}

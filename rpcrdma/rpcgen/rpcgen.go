@@ -45,10 +45,9 @@ type exchangeKey struct{}
 // Item makes b, an opaque<> of the result, DDP-eligible. The result must contain the same slice.
 func Item(ctx context.Context, b []byte) { ctx.Value(exchangeKey{}).(*exchange).item = b }
 
-// Write encodes the result of a procedure decoded by hand. f is the generated WriteTo; item is the
-// DDP-eligible part of the result, or nil.
-func Write(r *rpc.Request, item []byte, f func(io.Writer) (int64, error)) error {
-	_, err := f(&writer{x: &exchange{r: r, item: item}})
+// Write encodes the result of a procedure decoded by hand, which has no item. f is the generated WriteTo.
+func Write(r *rpc.Request, f func(io.Writer) (int64, error)) error {
+	_, err := f(&writer{x: &exchange{r: r}})
 	return err
 }
 

@@ -31,7 +31,7 @@ func (s *Session) incoming2(h *wire.Header, body []byte) {
 	c := s.newCall(h)
 	if h.Type == wire.CallInline {
 		var ok bool
-		if c.Body, ok = s.whole(h, body); !ok {
+		if c.Body, ok = s.whole(body); !ok {
 			return
 		}
 		if !CheckBody(c.XID, c.Body) {

@@ -277,7 +277,7 @@ func (a *assembly) least() int {
 }
 
 // whole adds the last part. ok is false if the message is incomplete or malformed.
-func (s *Session) whole(h *wire.Header, body []byte) (msg []byte, ok bool) {
+func (s *Session) whole(body []byte) (msg []byte, ok bool) {
 	a := &s.asm
 	if a.last == 0 {
 		return append([]byte(nil), body...), true
@@ -379,7 +379,7 @@ func (s *Session) reply2(h *wire.Header, body []byte) {
 	var msg []byte
 	if h.Type == wire.ReplyInline {
 		var ok bool
-		if msg, ok = s.whole(h, body); !ok {
+		if msg, ok = s.whole(body); !ok {
 			return
 		}
 	}
