@@ -199,7 +199,7 @@ func (w *worker) loop(others *contention) {
 			others.yielded(now.Sub(w.now), now)
 		case sleepPause:
 			from := w.e.cfg.Now()
-			w.sleep(time.Hour)
+			w.sleep()
 			limit.Slept(w.e.cfg.Now().Sub(from))
 			idle = idling{}
 		}
@@ -289,7 +289,7 @@ func (w *worker) fillInTurn() {
 	w.driver.mu.Lock()
 	defer w.driver.mu.Unlock() // even if the turn faults
 	if w.turn() == 0 {
-		w.sleep(time.Hour)
+		w.sleep()
 	}
 }
 
@@ -319,13 +319,12 @@ func (w *worker) drivenTurn() (n int, yield bool) {
 
 // sleep waits for work. It arms the wake-ups and then checks for work again, so that bells and
 // commands in between are not missed.
-func (w *worker) sleep(limit time.Duration) {
+func (w *worker) sleep() {
 	w.arm(true)
 	if w.turn() == 0 && !w.e.stop.Load() {
 		w.stats.Sleeps++
-		limit = w.untilTimer(limit)
 		w.cmds.resting.Store(len(w.cqs) == 0)
-		alarmed := w.link.Wait(limit, w.cmds.alarm.FD())
+		alarmed := w.link.Wait(w.untilTimer(), w.cmds.alarm.FD())
 		w.cmds.resting.Store(false)
 		if alarmed {
 			w.cmds.alarm.Clear()
@@ -342,11 +341,13 @@ func (w *worker) arm(sleeping bool) {
 	}
 }
 
-func (w *worker) untilTimer(limit time.Duration) time.Duration {
-	if at := clock.Earliest(w.timers.Next(), w.flushAt); at != 0 {
-		limit = min(limit, max(0, at.Sub(w.e.cfg.Now())))
+// untilTimer returns the time until something is due, an hour at most.
+func (w *worker) untilTimer() time.Duration {
+	at := clock.Earliest(w.timers.Next(), w.flushAt)
+	if at == 0 {
+		return time.Hour
 	}
-	return limit
+	return min(time.Hour, max(0, at.Sub(w.e.cfg.Now())))
 }
 
 // turn polls every source of work once and returns the amount of work done.
