@@ -421,7 +421,7 @@ func checkEnv(environ []string) error {
 			continue
 		}
 		if !slices.ContainsFunc(keys, func(k key) bool { return envName(k.name) == name }) {
-			guess := nearest(strings.ReplaceAll(strings.ToLower(name[len(envPrefix):]), "_", "-"), allowKey, slotsKey)
+			guess := nearest(strings.ReplaceAll(strings.ToLower(name[len(envPrefix):]), "_", "-"))
 			if guess == allowKey || guess == slotsKey {
 				return configErr("unknown environment variable %s: write the key %s into the file", name, guess)
 			}
@@ -435,12 +435,13 @@ func envName(key string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(key, "-", "_"))
 }
 
-// nearest returns the key, or the one of more, with the least edit distance to name.
-func nearest(name string, more ...string) string {
+// nearest returns the key with the least edit distance to name.
+func nearest(name string) string {
+	all := []string{allowKey, slotsKey}
 	for _, k := range keys {
-		more = append(more, k.name)
+		all = append(all, k.name)
 	}
-	return slices.MinFunc(more, func(a, b string) int { return cmp.Compare(distance(name, a), distance(name, b)) })
+	return slices.MinFunc(all, func(a, b string) int { return cmp.Compare(distance(name, a), distance(name, b)) })
 }
 
 // distance returns the Levenshtein distance of a and b.

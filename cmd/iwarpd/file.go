@@ -58,7 +58,7 @@ func checkKey(name string, value any) error {
 		if len(sub) > 0 {
 			name += "." + slices.Sorted(maps.Keys(sub))[0]
 		}
-		return fmt.Errorf("unknown key %q: did you mean %q?", name, nearest(strings.ToLower(name), allowKey, slotsKey))
+		return fmt.Errorf("unknown key %q: did you mean %q?", name, nearest(strings.ToLower(name)))
 	}
 	if isList && (name == "interfaces" || name == "allow-set") {
 		if slices.ContainsFunc(list, func(v any) bool { _, text := v.(string); return !text }) {
