@@ -129,7 +129,7 @@ func (m *MR) Reg(id uint64, key uint8, base uint64, off, n int, a Access) SendWR
 }
 
 func newMemory(size int) (*shm.Region, error) {
-	m, err := shm.CreateRegion("iwarp-mr", size)
+	m, err := shm.CreateRegion(size)
 	if err != nil {
 		return nil, fmt.Errorf("iwarp: allocate memory: %w", err)
 	}

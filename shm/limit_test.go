@@ -16,7 +16,7 @@ func TestFileSizeLimit(t *testing.T) {
 	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 4096, Max: was.Max}); err != nil {
 		t.Fatal(err)
 	}
-	r, err := CreateRegion("test", 8192)
+	r, err := CreateRegion(8192)
 	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &was); err != nil {
 		t.Fatal(err)
 	}

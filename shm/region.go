@@ -96,11 +96,11 @@ func checkMemfd(fd int, write bool) (size int64, err error) {
 }
 
 // CreateRegion creates client memory of size bytes in a memfd that cannot shrink, all allocated, and maps it.
-func CreateRegion(name string, size int) (*Region, error) {
+func CreateRegion(size int) (*Region, error) {
 	if size <= 0 || size > maxRegion {
 		return nil, fmt.Errorf("%w: length %d", ErrMemory, size)
 	}
-	fd, err := memfd(name)
+	fd, err := memfd("iwarp-mr")
 	if err != nil {
 		return nil, err
 	}

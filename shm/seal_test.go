@@ -364,7 +364,7 @@ func TestMapRegionHoles(t *testing.T) {
 // TestIncore checks how holes are found where there is no userfaultfd. That way counts only pages that were
 // written.
 func TestIncore(t *testing.T) {
-	m, err := CreateRegion("mem", 5*4096)
+	m, err := CreateRegion(5 * 4096)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -407,7 +407,7 @@ func TestPopulate(t *testing.T) {
 }
 
 func TestCreateRegion(t *testing.T) {
-	m, err := CreateRegion("mem", 10000)
+	m, err := CreateRegion(10000)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -422,7 +422,7 @@ func TestCreateRegion(t *testing.T) {
 		t.Error("two memories")
 	}
 	for _, size := range []int{0, -1} {
-		if _, err := CreateRegion("mem", size); err == nil {
+		if _, err := CreateRegion(size); err == nil {
 			t.Errorf("region of %d bytes", size)
 		}
 	}
