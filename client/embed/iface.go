@@ -9,6 +9,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
+	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/dataplane/xsk"
 )
 
@@ -55,7 +56,7 @@ func (n *Node) openInterface(cfg *Config, opts *ctrl.Options) ([]dataplane.Queue
 	n.addrs = dev.Addrs()
 	opts.Resolver = resolver
 	opts.Devices = []ctrl.Device{{
-		Name: cfg.Interface, MTU: ifi.MTU, PresentMTU: dev.MTU, Addrs: dev.Addrs, LinkLocal: dev.LinkLocal, Index: dev.Index, VLANs: dev.VLANs,
+		Name: cfg.Interface, MTU: link.MTUOn(ifi.MTU), PresentMTU: dev.MTU, Addrs: dev.Addrs, LinkLocal: dev.LinkLocal, Index: dev.Index, VLANs: dev.VLANs,
 		Steering: steer, Program: steer.Program(ifi.Index, cfg.XDPMode),
 	}}
 	return out, nil

@@ -21,6 +21,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/nftset"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
+	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/dataplane/xsk/hostcheck"
 	"github.com/iwarpd/iwarpd/internal/nss"
 	"github.com/iwarpd/iwarpd/tcp"
@@ -28,9 +29,6 @@ import (
 
 // envPrefix is the prefix of the environment variables that set keys.
 const envPrefix = "IWARPD_"
-
-// leastMTU is the size that every host must accept (RFC 791, Section 3.2); an FPDU fits in it.
-const leastMTU = 576
 
 // interfaceSettings name the interfaces to serve: one, or several.
 type interfaceSettings struct {
@@ -155,10 +153,10 @@ var keys = slices.Concat([]key{
 	{"xdp-detached", "", "end", "what to do when another program detaches the XDP program: end (all connections) or attach (again)", oneOf(func(s *settings) *ctrl.DetachPolicy { return &s.Detached }, "end attach", ctrl.DetachEnd, ctrl.DetachAttach)},
 	{"poll", "", "adaptive", "what an idle worker does: adaptive (spins, then sleeps) or busy (always spins)", oneOf(func(s *settings) *dataplane.PollPolicy { return &s.Poll }, "adaptive busy", dataplane.Adaptive, dataplane.Busy)},
 	{"spin", "", "50us", "how long an idle adaptive worker spins before it sleeps, and up to four times as long while work keeps coming soon after; 0: it never spins", duration(func(s *settings) *time.Duration { return &s.Spin }, 0, time.Second)},
-	{"mtu", "", "0", "largest IP packet to send, in bytes, 576 to 9216; 0: the MTU of the interface", func(s *settings, v string) error {
-		err := number(func(s *settings) *int { return &s.MTU }, 0, 9216)(s, v)
-		if err != nil || 0 < s.MTU && s.MTU < leastMTU {
-			return fmt.Errorf("must be 0, or a number from %d to 9216", leastMTU)
+	{"mtu", "", "0", "largest IP packet to send, in bytes, 576 to 9216; 0: the MTU of the interface, up to 9216", func(s *settings, v string) error {
+		err := number(func(s *settings) *int { return &s.MTU }, 0, link.MaxMTU)(s, v)
+		if err != nil || 0 < s.MTU && s.MTU < link.MinMTU {
+			return fmt.Errorf("must be 0, or a number from %d to %d", link.MinMTU, link.MaxMTU)
 		}
 		return nil
 	}},

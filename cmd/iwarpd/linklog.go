@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/iwarpd/iwarpd/ctrl/hostnet"
+	"github.com/iwarpd/iwarpd/dataplane/link"
 )
 
 // watchLink logs changes of the interface that affect connections: its link goes down or up, or
@@ -15,7 +16,7 @@ import (
 // links are for. watchLink returns when ctx is done.
 func watchLink(ctx context.Context, log *zap.Logger, ifname string, state *atomic.Pointer[hostnet.LinkState], mtu *atomic.Int32, renew func() error) {
 	log = log.With(zap.String("interface", ifname))
-	link := func(before, now hostnet.LinkState) {
+	changed := func(before, now hostnet.LinkState) {
 		state.Store(&now)
 		switch {
 		case before.Up && !now.Up:
@@ -28,7 +29,7 @@ func watchLink(ctx context.Context, log *zap.Logger, ifname string, state *atomi
 		}
 		if before.MTU != now.MTU {
 			fields := []zap.Field{zap.Int("mtu", now.MTU), zap.Int("before", before.MTU)}
-			if now.MTU > int(mtu.Load()) {
+			if link.MTUOn(now.MTU) > int(mtu.Load()) {
 				fields = append(fields, zap.String("note", "a larger MTU than at the daemon's start needs a restart, or the key mtu"))
 			}
 			log.Info("the MTU of the interface changed", fields...)
@@ -43,7 +44,7 @@ func watchLink(ctx context.Context, log *zap.Logger, ifname string, state *atomi
 	}
 	routes := func(changes int) { log.Info("routes over the interface changed", zap.Int("changes", changes)) }
 	defer state.Store(nil)
-	if err := hostnet.FollowLink(ctx, ifname, link, routes); err != nil {
+	if err := hostnet.FollowLink(ctx, ifname, changed, routes); err != nil {
 		log.Warn("changes of the link are not logged", zap.Error(err))
 	}
 }

@@ -69,7 +69,7 @@ func (s *settings) linkMTU(ifi *net.Interface) int32 {
 	if s.MTU != 0 {
 		return int32(s.MTU)
 	}
-	return int32(ifi.MTU)
+	return int32(link.MTUOn(ifi.MTU))
 }
 
 // load loads the program. The queues that the interface has now, or more of those that

@@ -47,7 +47,7 @@ type Config struct {
 	Queues    []int  // one link for each; packet sockets distribute all frames by flow
 	Link      Kind
 	Mode      bpf.Mode // mode of XDP; Auto uses XDP unless this is bpf.Auto
-	MTU       int      // largest IP packet, in bytes; 0 means that of the interface
+	MTU       int      // largest IP packet, in bytes; 0 means that of the interface, within the limits of links
 	Memory    int      // memory for the frames of each queue, in bytes; 0 means 32 MiB
 	Super     bool     // send super-frames if the interface has segmentation offload
 	// FellBack, if not nil, is called with the reason if Auto uses XDP although it prefers
@@ -88,6 +88,7 @@ func Open(steer *bpf.Steering, cfg Config) (*Set, error) {
 	if err != nil {
 		return nil, err
 	}
+	cfg.MTU = cmp.Or(cfg.MTU, link.MTUOn(dev.Attrs().MTU))
 	cfg.Memory = cmp.Or(cfg.Memory, xsk.DefaultFrames*xsk.FrameSize)
 	cfg.Super = cfg.Super && off.Segmentation
 	s := &Set{Local: off.Local, steer: steer, ifindex: dev.Attrs().Index}

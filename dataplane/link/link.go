@@ -12,6 +12,13 @@ const MaxPieces = 18
 // HeaderRoom is the maximum length of the headers before the IP packet: Ethernet and two tags.
 const HeaderRoom = 14 + 2*4
 
+// The least and the largest MTU of a Link. The least is the size that every host must accept (RFC 791, Section 3.2); an
+// FPDU fits in it.
+const MinMTU, MaxMTU = 576, 9216
+
+// MTUOn returns the MTU of Links on an interface with the given MTU. Packets that are sent there may have to be shorter.
+func MTUOn(interfaceMTU int) int { return min(max(interfaceMTU, MinMTU), MaxMTU) }
+
 // Frame is a received frame. Its bytes are valid, and may be modified by its owner, until
 // Release.
 type Frame struct {

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
@@ -272,13 +273,11 @@ func (f *Facts) queues() Finding {
 	return Finding{"queues", OK, fmt.Sprintf("%d: connections are spread over them by the card's hash (RSS)", i.Queues), ""}
 }
 
-// largest is the largest MTU that the data plane supports.
-const largest = 9216
-
 func (i *Interface) mtu() Finding {
 	switch {
-	case i.MTU > largest:
-		return Finding{"MTU", Warn, fmt.Sprintf("%d exceeds the maximum of iwarpd", i.MTU), fmt.Sprintf("mtu: %d, or ip link set dev %s mtu %d", largest, i.Name, largest)}
+	case i.MTU > link.MaxMTU:
+		return Finding{"MTU", Warn, fmt.Sprintf("%d exceeds the maximum of iwarpd, which uses %d of it", i.MTU, link.MaxMTU),
+			fmt.Sprintf("ip link set dev %s mtu %d", i.Name, link.MaxMTU)}
 	case i.MTU < 1280:
 		return Finding{"MTU", Warn, fmt.Sprintf("%d is less than IPv6 needs", i.MTU), "ip link set dev " + i.Name + " mtu 1500"}
 	}
