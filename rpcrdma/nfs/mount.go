@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 
@@ -19,12 +20,12 @@ type mounts struct {
 	s *Server
 
 	mu   sync.Mutex
-	list map[mountEntry]struct{}
+	list []mountEntry // the latest last
 }
 
 type mountEntry struct{ host, dir string }
 
-// maxMounts bounds the entries kept for DUMP.
+// maxMounts bounds the entries kept for DUMP. The latest are kept, since clients that are gone leave theirs behind.
 const maxMounts = 1024
 
 // Status codes of MOUNT (RFC 1813 section 5.1.5).
@@ -45,7 +46,7 @@ const maxDirpath = 1024
 // MountProgram returns the MOUNT program for an rpc.Server. It is decoded by hand: the generated code takes
 // only ASCII for a path, but Linux takes any bytes.
 func (s *Server) MountProgram() rpc.Program {
-	m := &mounts{s: s, list: make(map[mountEntry]struct{})}
+	m := &mounts{s: s}
 	return rpc.Program{
 		Low: 1, High: 3,
 		Serve: func(_ context.Context, r *rpc.Request) rpc.Status {
@@ -119,9 +120,8 @@ func (m *mounts) mount(c *cred, host, dir string) ([]byte, error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.list) < maxMounts {
-		m.list[mountEntry{host, dir}] = struct{}{}
-	}
+	m.list = slices.DeleteFunc(m.list, func(e mountEntry) bool { return e == mountEntry{host, dir} })
+	m.list = append(m.list[max(0, len(m.list)-maxMounts+1):], mountEntry{host, dir})
 	return fh, nil
 }
 
@@ -169,18 +169,14 @@ func mountStatus(err error) uint32 {
 func (m *mounts) forget(host string, f func(mountEntry) bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for e := range m.list {
-		if e.host == host && f(e) {
-			delete(m.list, e)
-		}
-	}
+	m.list = slices.DeleteFunc(m.list, func(e mountEntry) bool { return e.host == host && f(e) })
 }
 
 // dump writes all entries.
 func (m *mounts) dump(w *rpc.Writer) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for e := range m.list {
+	for _, e := range m.list {
 		w.U32(1)
 		w.String(e.host)
 		w.String(e.dir)

@@ -113,6 +113,14 @@ func TestMountNames(t *testing.T) {
 	if got := dump(); !slices.Equal(got, []string{"/"}) {
 		t.Errorf("DUMP after UMNT: %q", got)
 	}
+	// The latest mounts are listed, though the list is full of older ones.
+	for i := range 1024 {
+		send(1, strings.Repeat("/", i+1))
+	}
+	send(1, inner)
+	if got := dump(); len(got) != 1024 || !slices.Contains(got, inner) {
+		t.Errorf("DUMP after many MNTs: %d entries, %q", len(got), got[len(got)-1])
+	}
 	send(4)
 	if got := dump(); got != nil {
 		t.Errorf("DUMP after UMNTALL: %q", got)
