@@ -248,12 +248,17 @@ func (s *Server) NfsV3Nfsproc3Write(ctx context.Context, a *nfsv3.Write3args) (n
 	keepNoSetID(c, o.fd, &o.st)
 	ok := nfsv3.Write3resok{Count: uint32(done), Committed: a.Stable, FileWcc: s.wcc(&o), Verf: verf}
 	unlock() // the disk may be slow
+	if a.Stable == nfsv3.UNSTABLE && !s.cfg.Async && !s.keep(a.File.Data, &o) {
+		if s.commitAny(); !s.keep(a.File.Data, &o) {
+			ok.Committed = nfsv3.FILE_SYNC
+		}
+	}
 	err = nil
 	switch {
 	case s.cfg.Async:
-	case a.Stable == nfsv3.FILE_SYNC:
+	case ok.Committed == nfsv3.FILE_SYNC:
 		err = s.lost(unix.Fsync(o.fd))
-	case a.Stable == nfsv3.DATA_SYNC:
+	case ok.Committed == nfsv3.DATA_SYNC:
 		err = s.lost(unix.Fdatasync(o.fd))
 	}
 	if err != nil {
@@ -269,7 +274,11 @@ func (s *Server) NfsV3Nfsproc3Commit(_ context.Context, a *nfsv3.Commit3args) (n
 		return &nfsv3.Commit3res_default{Status: status(err), Resfail: nfsv3.Commit3resfail{FileWcc: noWcc()}}, nil
 	}
 	defer o.close()
-	if err := s.syncObject(&o); err != nil {
+	kept, err := s.commitKept(keyOf(a.File.Data))
+	if !kept { // nothing was written, or another COMMIT is in progress
+		err = s.syncObject(&o)
+	}
+	if err != nil {
 		return &nfsv3.Commit3res_default{Status: status(err), Resfail: nfsv3.Commit3resfail{FileWcc: s.wcc(&o)}}, nil
 	}
 	// The verifier is read last, so that data whose loss another request has learned of is not reported as safe.

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -19,12 +21,13 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
 )
 
-// The file "f" of fuse, and the operations that a file system may answer late.
-const fuseF, fuseWrite, fuseFsync, fuseFsyncdir = 2, 16, 20, 30
+// The file "f" of fuse, the operations that a file system may answer late, and the flag to let the kernel cache writes.
+const fuseF, fuseWrite, fuseFsync, fuseFsyncdir, fuseCached = 2, 16, 20, 30, 1 << 16
 
 // fuse answers the kernel on fd for a file system with the files f and g, which have the given size and data, until it is
-// unmounted. It calls late for each write and fsync, and answers when that returns, with its errno.
-func fuse(fd int, size uint64, data string, late func(op uint32, node uint64) unix.Errno) {
+// unmounted. It calls late for each write and fsync, and answers when that returns, with its errno. flags are fuseCached
+// or 0.
+func fuse(fd int, size uint64, data string, flags uint32, late func(op uint32, node uint64) unix.Errno) {
 	const lookup, forget, getattr, setattr, rename, open, read, statfs, initialize, opendir, root = 1, 2, 3, 4, 12, 14, 15, 17, 26, 27, 1
 	le := binary.LittleEndian
 	answer := func(id []byte, failed unix.Errno, out []byte) {
@@ -57,6 +60,7 @@ func fuse(fd int, size uint64, data string, late func(op uint32, node uint64) un
 			continue
 		case initialize: // version 7.31
 			out = append(le.AppendUint32(le.AppendUint32(nil, 7), 31), make([]byte, 56)...)
+			le.PutUint32(out[12:], flags)
 			le.PutUint32(out[20:], 1<<16) // the longest write
 		case lookup:
 			child := uint64(fuseF)
@@ -75,6 +79,9 @@ func fuse(fd int, size uint64, data string, late func(op uint32, node uint64) un
 		case open, opendir:
 			out = make([]byte, 16)
 			le.PutUint32(out[8:], 1) // FOPEN_DIRECT_IO: the size does not limit reads
+			if flags == fuseCached {
+				le.PutUint32(out[8:], 2) // FOPEN_KEEP_CACHE
+			}
 		case statfs:
 			out = make([]byte, 80)
 		case read:
@@ -96,7 +103,9 @@ func fuse(fd int, size uint64, data string, late func(op uint32, node uint64) un
 }
 
 // mountFuse mounts fuse, and returns the directory.
-func mountFuse(t *testing.T, size uint64, data string, late func(op uint32, node uint64) unix.Errno) (dir string) {
+func mountFuse(
+	t *testing.T, size uint64, data string, flags uint32, late func(op uint32, node uint64) unix.Errno,
+) (dir string) {
 	t.Helper()
 	testenv.RequireRoot(t)
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -110,7 +119,7 @@ func mountFuse(t *testing.T, size uint64, data string, late func(op uint32, node
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
-		fuse(fd, size, data, late)
+		fuse(fd, size, data, flags, late)
 	}()
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
@@ -125,7 +134,7 @@ func mountFuse(t *testing.T, size uint64, data string, late func(op uint32, node
 // TestSetUserIDOfFuse checks that a write removes set-user-ID also where the kernel leaves that to the file system, which
 // sees the server.
 func TestSetUserIDOfFuse(t *testing.T) {
-	dir := mountFuse(t, 10, "", func(uint32, uint64) unix.Errno { return 0 })
+	dir := mountFuse(t, 10, "", 0, func(uint32, uint64) unix.Errno { return 0 })
 	l := newLocal(t, nfs.Config{Dir: dir})
 	if err := unix.Chmod(filepath.Join(dir, "f"), 0o4777); err != nil {
 		t.Fatal(err)
@@ -139,7 +148,7 @@ func TestSetUserIDOfFuse(t *testing.T) {
 
 // TestReadShort checks that READs reach the end of a file that has less data than its size.
 func TestReadShort(t *testing.T) {
-	dir := mountFuse(t, 4096, "short data", nil)
+	dir := mountFuse(t, 4096, "short data", 0, nil)
 	l := newLocal(t, nfs.Config{Dir: dir, ReadOnly: true})
 	fh := l.lookup("f")
 	for _, c := range []struct{ off, count, eof uint32 }{{0, 10, 0}, {10, 0, 1}} {
@@ -155,7 +164,7 @@ func TestReadShort(t *testing.T) {
 // before it, that of the COMMIT the one from after it. So a client that gets the same by both knows that nothing was lost in between.
 func TestVerifierOfLoss(t *testing.T) {
 	began, end := make(chan struct{}), make(chan struct{})
-	dir := mountFuse(t, 0, "", func(op uint32, node uint64) unix.Errno {
+	dir := mountFuse(t, 0, "", 0, func(op uint32, node uint64) unix.Errno {
 		if node != fuseF {
 			return unix.EIO
 		}
@@ -208,9 +217,38 @@ func TestVerifierOfLoss(t *testing.T) {
 	}
 }
 
+// TestLossSeenByHost checks that no COMMIT succeeds for data that was lost, even if a program of the host has called
+// fsync first: the kernel then does not report the loss to descriptors that are opened later.
+func TestLossSeenByHost(t *testing.T) {
+	dir := mountFuse(t, 0, "", fuseCached, func(op uint32, _ uint64) unix.Errno {
+		if op == fuseWrite {
+			return unix.EIO
+		}
+		return 0
+	})
+	l := serveLocal(t, nfs.Config{Dir: dir})
+	fh := l.lookup("f")
+	r := l.want(nfsv3.NFS3_OK, root, pWrite, write(fh, 0, []byte("x")))
+	r.Fixed(4 + 24 + 4 + 84 + 4 + 4)
+	before := r.U64()
+	f, err := os.OpenFile(filepath.Join(dir, "f"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Sync(); !errors.Is(err, unix.EIO) {
+		t.Fatalf("fsync: %v", err)
+	}
+	r, st := l.do(root, pCommit, func(w *rpc.Writer) { w.Opaque(fh); w.U64(0); w.U32(0) })
+	if r.Fixed(4 + 24 + 4 + 84); st == nfsv3.NFS3_OK && r.U64() == before {
+		t.Error("COMMIT says that the data is on disk")
+	}
+	l.want(nfsv3.NFS3_OK, root, pCommit, func(w *rpc.Writer) { w.Opaque(fh); w.U64(0); w.U32(0) }) // reported once
+}
+
 // TestInterrupted checks that a client repeats what a signal for the server has interrupted.
 func TestInterrupted(t *testing.T) {
-	dir := mountFuse(t, 0, "", func(uint32, uint64) unix.Errno { return unix.EINTR })
+	dir := mountFuse(t, 0, "", 0, func(uint32, uint64) unix.Errno { return unix.EINTR })
 	l := serveLocal(t, nfs.Config{Dir: dir})
 	f := l.lookup("f")
 	l.want(nfsv3.NFS3ERR_JUKEBOX, root, pCommit, func(w *rpc.Writer) { w.Opaque(f); w.U64(0); w.U32(0) })
@@ -219,7 +257,7 @@ func TestInterrupted(t *testing.T) {
 // TestRenameCommits checks that a RENAME within a directory commits it to disk once.
 func TestRenameCommits(t *testing.T) {
 	var commits atomic.Int32
-	dir := mountFuse(t, 0, "", func(op uint32, node uint64) unix.Errno {
+	dir := mountFuse(t, 0, "", 0, func(op uint32, node uint64) unix.Errno {
 		if op == fuseFsyncdir {
 			commits.Add(1)
 		}

@@ -296,6 +296,46 @@ func TestVerifier(t *testing.T) {
 	}
 }
 
+// TestManyUnstable checks that the server does not keep files open without limit until a COMMIT: what exceeds the limit
+// is on disk at once.
+func TestManyUnstable(t *testing.T) {
+	const limit = 1024
+	l := serveLocal(t, nfs.Config{})
+	committed := func(fh []byte) nfsv3.StableHow {
+		t.Helper()
+		r := l.want(nfsv3.NFS3_OK, root, pWrite, write(fh, 0, []byte("x")))
+		r.Fixed(4 + 24 + 4 + 84 + 4)
+		return nfsv3.StableHow(r.U32())
+	}
+	var files [limit + 1][]byte
+	for i := range files {
+		files[i] = l.file(fmt.Sprint("f", i), 0o600, root, "")
+	}
+	before := descriptors(t)
+	for i := range files { // in less than the ten seconds after which the server commits a file by itself
+		if got := committed(files[i]); got != nfsv3.UNSTABLE {
+			t.Fatalf("file %d: %d", i, got)
+		}
+	}
+	if n := descriptors(t) - before; n < limit/2 || n > limit {
+		t.Errorf("%d descriptors are kept", n)
+	}
+	l.want(nfsv3.NFS3_OK, root, pCommit, func(w *rpc.Writer) { w.Opaque(files[limit]); w.U64(0); w.U32(0) })
+	if n := descriptors(t) - before; n >= limit {
+		t.Errorf("%d descriptors are kept after a COMMIT", n)
+	}
+}
+
+// descriptors returns how many descriptors this process has.
+func descriptors(t *testing.T) int {
+	t.Helper()
+	l, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(l)
+}
+
 func TestFsstat(t *testing.T) {
 	l := newLocal(t, nfs.Config{})
 	var f unix.Statfs_t

@@ -57,6 +57,8 @@ type Server struct {
 	groups []uint32
 	caps   capabilities
 	locks  [256]sync.Mutex
+
+	unstable unstable
 }
 
 // NewServer opens the tree. It sets the process's umask to 0, since clients specify modes.
@@ -120,8 +122,11 @@ func (s *Server) lock(o ...*object) (unlock func()) {
 // when files are renamed on the host. That requires CAP_DAC_READ_SEARCH.
 func (s *Server) HandlesLast() bool { return s.tree.names == nil && s.cfg.KeyFile != "" }
 
-// Close closes the tree.
-func (s *Server) Close() error { return s.tree.close() }
+// Close closes the tree. Clients send again what they have not committed, since the next Server has another verifier.
+func (s *Server) Close() error {
+	s.unstable.close()
+	return s.tree.close()
+}
 
 // sync commits changes of fd to disk, unless Async is set. If fd was opened for its attributes, since a plain user may
 // not read it, sync commits the whole file system.
