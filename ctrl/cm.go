@@ -87,7 +87,7 @@ func (s *Server) accepted(ev dataplane.Event) {
 		id: ev.Conn, sess: l.sess, listener: l, state: connStartup, worker: ev.Worker, cfg: l.cfg, within: ev.Host,
 		local: addrPort(ev.Flow.Local, ev.Flow.LocalPort), remote: remote, claim: l.claim,
 	}
-	c.claim.refs++
+	s.claims.join(c.claim, c.local.Addr())
 	s.conns[c.id] = c
 	if l.streaming {
 		s.streamAccepted(c)

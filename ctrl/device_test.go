@@ -14,6 +14,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/printable"
+	"github.com/iwarpd/iwarpd/mpa"
 )
 
 // routed is a resolver whose routes lead to 10.0.1.0/24 by eth1, and elsewhere by eth0, but for
@@ -231,6 +232,36 @@ func TestUnclaimAfterMove(t *testing.T) {
 	h.devices[1].LinkLocal = nil
 	if h.devices.unclaim(ep); steer[1].len() != 0 {
 		t.Error("still claimed")
+	}
+}
+
+// TestAddressOfAnotherDevice checks that a connection that came by one interface for an address of another keeps its steering
+// when the other one's listener ends, as the servers of librdmacm do that take one connection.
+func TestAddressOfAnotherDevice(t *testing.T) {
+	h, steer := severalDevices(t)
+	c := h.hello(t)
+	var listens []uint32
+	for _, device := range []string{"eth0", "eth1"} { // arrive finds the last one
+		r := reqListen("", 7174)
+		r.GetListen().Device = device
+		listens = append(listens, c.ok(r).GetListen().Listen)
+		if device == "eth0" {
+			h.e.mu.Lock()
+			clear(h.e.listens)
+			h.e.mu.Unlock()
+		}
+	}
+	p := h.arrive(t, "10.0.1.2:999", 7174, mpa.DefaultConfig()) // to 10.0.0.1, which is eth0's
+	unlisten := func(l uint32) {
+		t.Helper()
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Unlisten{Unlisten: &ctrlpb.Unlisten{Listen: l}}})
+	}
+	if unlisten(listens[0]); !steers(steer[1], "10.0.0.1") {
+		t.Error("the connection is not steered any more")
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id})
+	if unlisten(listens[1]); steers(steer[1], "10.0.0.1") {
+		t.Error("a connection that has ended is steered")
 	}
 }
 

@@ -350,6 +350,21 @@ func (cs *claims) count(c *claim) {
 	cs.accounts.files.extra += c.extra
 }
 
+// join adds a connection to c, whose listener accepted it on the address local. What is for an address of one interface
+// arrives on another too: its steering was that of another listener of the port, which may end before the connection.
+func (cs *claims) join(c *claim, local netip.Addr) {
+	c.refs++
+	if c.on == nil || c.on.sockets() || c.on.has(local) {
+		return
+	}
+	for _, ep := range c.wants {
+		if ep.Addr.IsUnspecified() {
+			ep.Addr = local
+			_ = cs.steerOne(c, ep) // the steering map is full
+		}
+	}
+}
+
 // unlisten removes a listener from c.
 func (cs *claims) unlisten(c *claim) {
 	c.listening = false

@@ -151,7 +151,7 @@ func (s *Server) requestSCTP(ev dataplane.Event) {
 		id: ev.Conn, sess: l.sess, listener: l, state: connStartup, worker: ev.Worker, cfg: l.cfg, overSCTP: overSCTP{sctp: l.sctp},
 		local: addrPort(ev.Flow.Local, ev.Flow.LocalPort), remote: addrPort(ev.Flow.Remote, ev.Flow.RemotePort), claim: l.claim,
 	}
-	c.claim.refs++
+	s.claims.join(c.claim, c.local.Addr())
 	s.conns[c.id] = c
 	c.neg = mpa.NewNegotiation(&c.cfg)
 	c.neg.HandleRequest(ev.Setup.Enhanced)
