@@ -61,10 +61,7 @@ func TestCaptureUnread(t *testing.T) {
 		func(fd int) { _ = unix.Close(fd) },
 	} {
 		h := newHarness(t, Config{})
-		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		fds := socketpair(t)
 		if _, err := unix.Write(fds[0], []byte("frame")); err != nil {
 			t.Fatal(err)
 		}

@@ -443,10 +443,7 @@ type tclient struct {
 
 func (h *harness) client(t testing.TB) *tclient {
 	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fds := socketpair(t)
 	if err := h.ServeConn(fds[0]); err != nil {
 		t.Fatal(err)
 	}
@@ -471,10 +468,7 @@ func (c *tclient) send(req *ctrlpb.Request, fds ...int) {
 	c.t.Helper()
 	c.id++
 	req.Id = c.id
-	b, err := proto.Marshal(req)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	b := marshal(c.t, req)
 	if err := c.c.Write(b, fds); err != nil {
 		c.t.Fatal(err)
 	}
@@ -579,6 +573,24 @@ func reqConnect(qp uint32, remote string) *ctrlpb.Request {
 
 func reqMR(pd uint32, length uint64) *ctrlpb.Request {
 	return &ctrlpb.Request{Body: &ctrlpb.Request_RegisterMr{RegisterMr: &ctrlpb.RegisterMR{Pd: pd, Length: length, Base: 4096, Access: 7}}}
+}
+
+func marshal(t testing.TB, m proto.Message) []byte {
+	t.Helper()
+	b, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func socketpair(t testing.TB) [2]int {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fds
 }
 
 // memfd creates a memfd of n bytes, all allocated.

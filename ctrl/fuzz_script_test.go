@@ -76,10 +76,7 @@ func ask(m proto.Message) *ctrlpb.Request {
 func (s *scripted) do(c *scriptClient, r *ctrlpb.Request, fds ...int) *ctrlpb.Reply {
 	c.id++
 	r.Id = c.id
-	b, err := proto.Marshal(r)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	b := marshal(s.t, r)
 	if c.c == nil || c.c.Write(b, fds) != nil {
 		return nil
 	}

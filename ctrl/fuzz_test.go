@@ -48,10 +48,7 @@ func FuzzRequests(f *testing.F) {
 		}
 	}()
 	f.Fuzz(func(t *testing.T, data []byte) {
-		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		fds := socketpair(t)
 		h.mu.Lock()
 		before := h.lastID
 		h.mu.Unlock()
@@ -73,10 +70,7 @@ func FuzzRequests(f *testing.F) {
 			}
 		}()
 		mem := memfd(t, 4096)
-		hello, err := proto.Marshal(&ctrlpb.Request{Id: 1, Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		hello := marshal(t, &ctrlpb.Request{Id: 1, Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
 		if len(data) == 0 || data[0] != 0 { // else without a greeting
 			if err := unix.Sendmsg(fds[1], hello, nil, nil, 0); err != nil {
 				t.Fatal(err)

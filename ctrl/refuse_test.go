@@ -15,7 +15,6 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/internal/clock"
@@ -86,10 +85,7 @@ func closes(fd int) bool {
 // could block a thread. The Go runtime allows 10000 threads.
 func TestRefusedFiles(t *testing.T) {
 	const clients = 4 * maxRefusing
-	hello, err := proto.Marshal(&ctrlpb.Request{Id: 1, Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	hello := marshal(t, &ctrlpb.Request{Id: 1, Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
 	for _, unread := range []bool{false, true} {
 		limits := Limits{Clients: 1}
 		if unread {

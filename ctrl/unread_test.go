@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
@@ -70,10 +69,7 @@ func TestRefusedUnread(t *testing.T) {
 		refused = append(refused, c)
 	}
 	answered := func(c *tclient) bool { // also after a disconnect
-		b, err := proto.Marshal(hello)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := marshal(t, hello)
 		_ = c.c.Write(b, nil)
 		return c.next() != nil
 	}
@@ -89,10 +85,7 @@ func TestRefusedUnread(t *testing.T) {
 // pair returns two connected ends, which the caller closes.
 func pair(t *testing.T) (ours, theirs *seqpacket.Conn) {
 	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fds := socketpair(t)
 	ours, err1 := seqpacket.FromFD(fds[0])
 	theirs, err2 := seqpacket.FromFD(fds[1])
 	if err := errors.Join(err1, err2); err != nil {
@@ -123,10 +116,7 @@ func TestRefusedLate(t *testing.T) {
 // not read the reason.
 func TestRefusedUsers(t *testing.T) {
 	h := newHarness(t, Config{})
-	hello, err := proto.Marshal(&ctrlpb.Request{Id: 1, Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	hello := marshal(t, &ctrlpb.Request{Id: 1, Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
 	var refusals sync.WaitGroup
 	defer refusals.Wait()
 	refused := func(uid uint32) *seqpacket.Conn {
@@ -170,10 +160,7 @@ func TestUnreadBytes(t *testing.T) {
 	for range pageSize { // a list of them is long
 		c.ok(reqMR(pd, 4096), memfd(t, 4096))
 	}
-	b, err := proto.Marshal(&ctrlpb.Request{Id: 1 << 40, Body: &ctrlpb.Request_ListMrs{ListMrs: &ctrlpb.ListMRs{}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := marshal(t, &ctrlpb.Request{Id: 1 << 40, Body: &ctrlpb.Request_ListMrs{ListMrs: &ctrlpb.ListMRs{}}})
 	for range maxQueued - 1 {
 		if c.c.Write(b, nil) != nil {
 			break

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -120,4 +121,15 @@ func joinRequest(flow pkt.Flow, timeout time.Duration) *ConnectRequest {
 	r := request(flow, timeout)
 	r.SCTP, r.Join = &SCTP{}, true
 	return r
+}
+
+// dialTCP connects to addr by the kernel's TCP until the test ends.
+func dialTCP(t testing.TB, addr string) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
 }

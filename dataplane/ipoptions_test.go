@@ -1,7 +1,6 @@
 package dataplane
 
 import (
-	"net"
 	"net/netip"
 	"testing"
 
@@ -132,11 +131,7 @@ func TestSocketIPOptions(t *testing.T) {
 			if at.Addr().IsUnspecified() {
 				to = netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), at.Port())
 			}
-			c, err := net.Dial("tcp", to.String())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer c.Close()
+			dialTCP(t, to.String())
 			awaitEvent(t, events, EventAccepted)
 			id := make(chan ConnID, 1)
 			opts := make(chan [3]int, 1)

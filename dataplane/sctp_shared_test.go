@@ -31,6 +31,16 @@ func (s *sim) joinSCTP(as *assoc, timeout time.Duration) (*stream, error) {
 	return w.streams[id], <-done
 }
 
+// mustJoin is joinSCTP where there is a free stream.
+func (s *sim) mustJoin(as *assoc) *stream {
+	s.t.Helper()
+	c, err := s.joinSCTP(as, 0)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return c
+}
+
 // answerSCTP makes host 1 accept the session that a requests, and takes both ends to full operation.
 func (s *sim) answerSCTP(a *stream, qa, qb *simQP) (b *stream) {
 	s.t.Helper()
@@ -151,10 +161,7 @@ func TestSCTPFewStreams(t *testing.T) {
 	}
 	cs := []*stream{s.dialSCTP(40000, 0)}
 	for range 3 {
-		c, err := s.joinSCTP(cs[0].as(), 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := s.mustJoin(cs[0].as())
 		cs = append(cs, c)
 	}
 	for range 2 {
@@ -279,10 +286,7 @@ func TestSCTPCollision(t *testing.T) {
 			qa, qb := newSimQP(t, s.hosts[0], 4096), newSimQP(t, s.hosts[1], 4096)
 			a, b := s.openSCTP(SCTP{Profile: profile}, qa, qb)
 			s.write(a, qa, qb, 10)
-			c, err := s.joinSCTP(a.as(), 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := s.mustJoin(a.as())
 			// A peer that opens sessions on an association that it accepted.
 			mux := b.as().mux
 			if err := mux.Initiate(c.sid, session.Setup{}); err != nil {
@@ -324,10 +328,7 @@ func sharedLoad(t *testing.T, n int) (*sim, []*stream, []*loadQP) {
 	s, a, q := newLoadSCTP(t, 1500, rdmap.OpWrite, size)
 	cs, qs := []*stream{a}, []*loadQP{q}
 	for range n - 1 {
-		c, err := s.joinSCTP(a.as(), 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := s.mustJoin(a.as())
 		qa, qb := &loadQP{simQP: newSimQP(t, s.hosts[0], size)}, newSimQP(t, s.hosts[1], size)
 		qa.QP = verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: qa.h.table, SQDepth: 256, MaxSGE: 1, SigAll: true, Sends: qa, Recvs: qa})
 		qa.SendCQ, qa.RecvCQ = qa, qa
@@ -381,10 +382,7 @@ func TestSCTPSharedFair(t *testing.T) {
 func TestSCTPSharedLeave(t *testing.T) {
 	s, cs, _ := sharedLoad(t, 3)
 	for range 20 {
-		c, err := s.joinSCTP(cs[0].as(), 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := s.mustJoin(cs[0].as())
 		qa, qb := newSimQP(t, s.hosts[0], 16384), newSimQP(t, s.hosts[1], 16384)
 		d := s.answerSCTP(c, qa, qb)
 		qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 5, SGEs: qb.sge(0, 10)})
@@ -410,10 +408,7 @@ func TestSCTPLeaveShared(t *testing.T) {
 		other, qc := newSimQP(t, h, size), newSimQP(t, s.hosts[1], size)
 		qa, qb := newSimQP(t, h, size), newSimQP(t, s.hosts[1], size)
 		c, _ := s.openSCTP(SCTP{}, other, qc)
-		a, err := s.joinSCTP(c.as(), 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := s.mustJoin(c.as())
 		b := s.answerSCTP(a, qa, qb)
 		if faults {
 			mem := testenv.Mmap(t, size, unix.PROT_NONE)

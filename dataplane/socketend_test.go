@@ -81,11 +81,7 @@ func TestSocketResetAfterFIN(t *testing.T) {
 			if _, err := e.Listen(ListenRequest{Local: at, Backlog: 8, Stream: true}); err != nil {
 				t.Fatal(err)
 			}
-			c, err := net.Dial("tcp", at.String())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer c.Close()
+			c := dialTCP(t, at.String())
 			id := awaitEvent(t, events, EventAccepted).Conn
 			if err := c.(*net.TCPConn).CloseWrite(); err != nil {
 				t.Fatal(err)
@@ -109,10 +105,7 @@ func TestSocketResetAfterFIN(t *testing.T) {
 // kernel then reports both as one change, and a read only the FIN.
 func TestSocketFINAndReset(t *testing.T) {
 	w, at := socketListener(t, 8)
-	conn, err := net.Dial("tcp", at.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := dialTCP(t, at.String())
 	c := conn.(*net.TCPConn)
 	defer c.Close()
 	for len(w.streams) == 0 {

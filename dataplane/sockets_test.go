@@ -22,11 +22,7 @@ func TestSocketReadsAreBounded(t *testing.T) {
 	got := make(map[ConnID]int)
 	w, at := socketListener(t, conns)
 	for range conns {
-		c, err := net.Dial("tcp", at.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
+		c := dialTCP(t, at.String())
 		if _, err := c.Write(make([]byte, each)); err != nil {
 			t.Fatal(err)
 		}
@@ -113,11 +109,7 @@ func TestFrameOfSocket(t *testing.T) {
 func TestNoDescriptors(t *testing.T) {
 	w, at := socketListener(t, 4)
 	for range 4 {
-		c, err := net.Dial("tcp", at.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
+		dialTCP(t, at.String())
 	}
 	var was unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {

@@ -22,20 +22,14 @@ func TestInvalidateFlag(t *testing.T) {
 		r.Reply.Item(make([]byte, 100_000))
 		return rpc.Success
 	}})
-	se, err := New(ctx, b.Device(), scfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	se := newEndpoint(t, ctx, b.Device(), scfg)
 	defer se.Close()
 	l, err := se.Listen(ctx, netip.AddrPortFrom(b.Addr(), 0).String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	ce, err := New(ctx, a.Device(), DefaultConfig(false))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ce := newEndpoint(t, ctx, a.Device(), DefaultConfig(false))
 	defer ce.Close()
 	for _, c := range []struct {
 		version int
@@ -48,10 +42,7 @@ func TestInvalidateFlag(t *testing.T) {
 	} {
 		cfg := ce.cfg.Session
 		cfg.Version = c.version
-		conn, err := ce.newConn(ctx, netip.MustParseAddrPort(l.Addr()).Addr(), cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := openConn(t, ctx, ce, netip.MustParseAddrPort(l.Addr()).Addr(), cfg)
 		icfg := ce.cfg.Iwarp
 		icfg.PrivateData = c.private
 		info, err := conn.qp.Connect(ctx, l.Addr(), &icfg)
@@ -115,10 +106,7 @@ func TestInvalidationFails(t *testing.T) {
 			r.Reply.Item(r.Args.Opaque(1 << 20))
 			return rpc.Success
 		}})
-		se, err := New(ctx, b.Device(), scfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		se := newEndpoint(t, ctx, b.Device(), scfg)
 		l, err := se.Listen(ctx, netip.AddrPortFrom(b.Addr(), 0).String())
 		if err != nil {
 			t.Fatal(err)
@@ -138,10 +126,7 @@ func TestInvalidationFails(t *testing.T) {
 				}
 			}
 		}
-		ce, err := New(ctx, a.Device(), ccfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ce := newEndpoint(t, ctx, a.Device(), ccfg)
 		c := ce.Dial(l.Addr())
 		conn, err := c.Conn(ctx)
 		if err != nil {

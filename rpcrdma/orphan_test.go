@@ -35,10 +35,7 @@ func pair(t *testing.T) (ctx context.Context, a, b *embed.Node) {
 func endpoint(t *testing.T) (context.Context, *Endpoint) {
 	t.Helper()
 	ctx, _, b := pair(t)
-	e, err := New(ctx, b.Device(), DefaultConfig(true))
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := newEndpoint(t, ctx, b.Device(), DefaultConfig(true))
 	t.Cleanup(func() { e.Close() })
 	return ctx, e
 }
@@ -63,10 +60,7 @@ func TestBuffersOfBrokenConn(t *testing.T) {
 		{"there is no room", func(c *Conn) { c.fail(errGone) }},
 		{"a Write is not taken", func(c *Conn) { _ = c.qp.Close() }},
 	} {
-		c, err := e.newConn(ctx, netip.Addr{}, session.DefaultConfig(true))
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := openConn(t, ctx, e, netip.Addr{}, session.DefaultConfig(true))
 		c.started = true // nothing reads completions, so close waits for c.loop
 		var msg, w rpc.Writer
 		(&rpc.Call{XID: 7, Prog: 1, Vers: 1}).Start(&msg)
@@ -144,10 +138,7 @@ func TestSendFails(t *testing.T) {
 // and a server that needs its place may close it then.
 func TestClosedBeforeStart(t *testing.T) {
 	ctx, e := endpoint(t)
-	c, err := e.newConn(ctx, netip.Addr{}, session.DefaultConfig(true))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := openConn(t, ctx, e, netip.Addr{}, session.DefaultConfig(true))
 	c.Close()
 	c.start()
 	c.mu.Lock()
@@ -161,10 +152,7 @@ func TestClosedBeforeStart(t *testing.T) {
 // a connection that has released its own.
 func TestWindowsOfEndedConn(t *testing.T) {
 	ctx, e := endpoint(t)
-	c, err := e.newConn(ctx, netip.Addr{}, session.DefaultConfig(true))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := openConn(t, ctx, e, netip.Addr{}, session.DefaultConfig(true))
 	x := &exchange{c: c}
 	for range 3 {
 		win, err := c.window(ctx)
@@ -184,4 +172,22 @@ func TestWindowsOfEndedConn(t *testing.T) {
 			t.Errorf("a window was not released: %v", err)
 		}
 	}
+}
+
+func newEndpoint(t *testing.T, ctx context.Context, dev *iwarp.Device, cfg Config) *Endpoint {
+	t.Helper()
+	e, err := New(ctx, dev, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func openConn(t *testing.T, ctx context.Context, e *Endpoint, peer netip.Addr, cfg session.Config) *Conn {
+	t.Helper()
+	c, err := e.newConn(ctx, peer, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
 }

@@ -294,10 +294,7 @@ func TestClientShare(t *testing.T) {
 	ctx, e := endpoint(t)
 	conns := make(map[string]*Conn)
 	for name, addr := range map[string]string{"one": "10.0.0.1", "one again": "10.0.0.1", "other": "10.0.0.2"} {
-		c, err := e.newConn(ctx, netip.MustParseAddr(addr), session.DefaultConfig(true))
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := openConn(t, ctx, e, netip.MustParseAddr(addr), session.DefaultConfig(true))
 		conns[name] = c
 	}
 	over, end := context.WithCancel(ctx) // a request that would wait fails

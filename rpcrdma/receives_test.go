@@ -15,10 +15,7 @@ import (
 // taken (draft section 4.2.1.1, RFC 8166 section 3.3.1).
 func TestReceives(t *testing.T) {
 	ctx, a, b := pair(t)
-	e, err := New(ctx, b.Device(), DefaultConfig(true))
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := newEndpoint(t, ctx, b.Device(), DefaultConfig(true))
 	defer e.Close()
 	for i, c := range []struct {
 		server        bool
@@ -44,10 +41,7 @@ func TestReceives(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			conn, err := e.newConn(ctx, netip.Addr{}, cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
+			conn := openConn(t, ctx, e, netip.Addr{}, cfg)
 			if _, err := r.Accept(ctx, conn.qp, nil); err != nil {
 				t.Fatal(err)
 			}

@@ -98,14 +98,8 @@ func TestLocalOpsNoAllocs(t *testing.T) {
 	src := &script{}
 	a := newSide(t, 1, 4096, QPConfig{Sends: src})
 	a.Start(rdmap.Config{})
-	fast, err := a.table.RegisterFast(pdA, a.mem, LocalWrite)
-	if err != nil {
-		t.Fatal(err)
-	}
-	win, err := a.table.AllocWindow(pdA)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fast := registerFast(t, a.table, pdA, a.mem, LocalWrite)
+	win := allocWindow(t, a.table, pdA)
 	src.wrs = []SendWR{
 		{Op: OpReg, Flags: Signaled, RKey: fast.STag(), SGEs: []SGE{{0, 64, 0}}, Access: LocalWrite},
 		{Op: OpBindMW, Flags: Signaled, RKey: win.STag(), SGEs: []SGE{a.sge(0, 64)}, Access: RemoteRead},

@@ -261,9 +261,7 @@ func TestGatherFails(t *testing.T) {
 		b.postRecv(RecvWR{ID: 60, SGEs: []SGE{b.sge(0, 8192)}})
 		a.post(SendWR{ID: 1, Op: rdmap.OpSend, SGEs: []SGE{a.sge(0, 8192)}}, SendWR{ID: 2, Op: rdmap.OpSend})
 		a.HandleSends(2)
-		if err := a.table.Deregister(a.mr); err != nil {
-			t.Fatal(err)
-		}
+		deregister(t, a.table, a.mr)
 		run(a, b, 1000)
 		a.Error()
 		b.Error()
@@ -280,9 +278,7 @@ func TestGatherFails(t *testing.T) {
 			b.postRecv(RecvWR{ID: 60, SGEs: []SGE{b.sge(0, 8192)}})
 			a.post(SendWR{ID: 1, Op: rdmap.OpSend, SGEs: []SGE{a.sge(0, 100)}}, SendWR{ID: 2, Op: rdmap.OpSend})
 			a.HandleSends(2)
-			if err := a.table.Deregister(a.mr); err != nil {
-				t.Fatal(err)
-			}
+			deregister(t, a.table, a.mr)
 			var seg rdmap.Segment
 			if !a.Stream().PollSegment(1000, &seg) {
 				t.Fatal("nothing to send")
@@ -302,9 +298,7 @@ func TestGatherFails(t *testing.T) {
 		a, b := newPair(t, 8192, QPConfig{})
 		a.post(SendWR{ID: 1, Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8192)}, RKey: b.mr.STag(), Remote: sideBase})
 		a.turn(b, 1000)
-		if err := b.table.Deregister(b.mr); err != nil {
-			t.Fatal(err)
-		}
+		deregister(t, b.table, b.mr)
 		run(a, b, 1000)
 		a.Error()
 		run(a, b, 1000)
@@ -366,9 +360,7 @@ func TestZeroLengthErrors(t *testing.T) {
 		a, b := newPair(t, 64, QPConfig{})
 		a.post(SendWR{ID: 1, Op: rdmap.OpFetchAdd, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase})
 		a.HandleSends(1)
-		if err := a.table.Deregister(a.mr); err != nil {
-			t.Fatal(err)
-		}
+		deregister(t, a.table, a.mr)
 		run(a, b, 1000)
 		a.wantOutcomes(t, []outcome{{1, WCLocProtErr}})
 		if a.State() != StateTerminate || remoteErr(b.QP) != term.ErrRDMAPLocal {

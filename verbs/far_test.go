@@ -404,10 +404,7 @@ func TestFarAtomics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := b.table.AllocWindow(pdA)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := allocWindow(t, b.table, pdA)
 	b.post(SendWR{ID: 1, Op: OpBindMW, RKey: w.STag(), SGEs: []SGE{{Addr: farBase, Len: 64, LKey: r.STag()}}, Access: RemoteAtomic | RemoteWrite})
 	a.post(SendWR{ID: 2, Op: rdmap.OpWrite, SGEs: []SGE{a.fsge(0, 8)}, RKey: w.STag(), Remote: farBase})
 	copy(a.far, "window")

@@ -25,10 +25,7 @@ func TestVerbs(t *testing.T) {
 	fill(a, 1)
 	fill(b, 2)
 	rkey := b.mr.STag()
-	win, err := b.table.AllocWindow(pdA)
-	if err != nil {
-		t.Fatal(err)
-	}
+	win := allocWindow(t, b.table, pdA)
 	bound := win.STag()
 	b.post(SendWR{ID: 90, Op: OpBindMW, Flags: Signaled, RKey: bound, SGEs: []SGE{b.sge(0, 64)}, Access: RemoteWrite})
 	run(a, b, 1400)
@@ -329,10 +326,7 @@ func TestAtomicAlignment(t *testing.T) {
 // waits for it.
 func TestLocalOps(t *testing.T) {
 	a, b := newPair(t, 4096, QPConfig{SigAll: true})
-	fast, err := a.table.RegisterFast(pdA, a.mem, LocalWrite|RemoteRead)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fast := registerFast(t, a.table, pdA, a.mem, LocalWrite|RemoteRead)
 	tag := fast.STag()&^0xff | 1
 	copy(b.mem, "hello, fast registration")
 	a.post(
@@ -359,10 +353,7 @@ func TestLocalOps(t *testing.T) {
 func TestHeldLooksOnce(t *testing.T) {
 	const writes = 100
 	a, b := newPair(t, 4096, QPConfig{SQDepth: 128, SigAll: true})
-	fast, err := a.table.RegisterFast(pdA, a.mem, LocalWrite)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fast := registerFast(t, a.table, pdA, a.mem, LocalWrite)
 	read := SendWR{Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase}
 	a.post(read)
 	for range writes {
@@ -403,10 +394,7 @@ func TestHeldLooksOnce(t *testing.T) {
 func TestPendingSegment(t *testing.T) {
 	a, b := newPair(t, 4096, QPConfig{SigAll: true})
 	b.postRecv(RecvWR{ID: 60, SGEs: []SGE{b.sge(0, 100)}})
-	fast, err := a.table.RegisterFast(pdA, a.mem, LocalWrite)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fast := registerFast(t, a.table, pdA, a.mem, LocalWrite)
 	tag := fast.STag()
 	a.post(
 		SendWR{ID: 1, Op: OpReg, RKey: tag, SGEs: []SGE{{0, 64, 0}}},

@@ -32,6 +32,31 @@ func mustRegister(t testing.TB, tb *Table, pd PDID, mem []byte, base uint64, a A
 	return r
 }
 
+func registerFast(t testing.TB, tb *Table, pd PDID, mem []byte, a Access) *Region {
+	t.Helper()
+	r, err := tb.RegisterFast(pd, mem, a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func allocWindow(t testing.TB, tb *Table, pd PDID) *Region {
+	t.Helper()
+	w, err := tb.AllocWindow(pd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func deregister(t testing.TB, tb *Table, r *Region) {
+	t.Helper()
+	if err := tb.Deregister(r); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestCheckBounds compares Check with arithmetic without overflow at every edge of regions at the bottom, in the middle
 // and at the top of the address space.
 func TestCheckBounds(t *testing.T) {
@@ -54,9 +79,7 @@ func TestCheckBounds(t *testing.T) {
 					checkOne(t, tb, r, mem, to, n)
 				}
 			}
-			if err := tb.Deregister(r); err != nil {
-				t.Fatal(err)
-			}
+			deregister(t, tb, r)
 		}
 	}
 	if tb.Len() != 0 {
@@ -136,9 +159,7 @@ func TestCheckSTag(t *testing.T) {
 	r := mustRegister(t, tb, pdA, make([]byte, 64), 0, accessRW)
 	gone := mustRegister(t, tb, pdA, make([]byte, 64), 0, accessRW)
 	goneTag := gone.STag()
-	if err := tb.Deregister(gone); err != nil {
-		t.Fatal(err)
-	}
+	deregister(t, tb, gone)
 	if err := tb.Deregister(gone); err != nil {
 		t.Errorf("second Deregister: %v", err)
 	}
@@ -211,10 +232,7 @@ func TestWindows(t *testing.T) {
 	noBind := mustRegister(t, tb, pdA, mem, 0x1000, LocalWrite|RemoteRead)
 	readOnly := mustRegister(t, tb, pdA, mem, 0x1000, MWBind)
 	foreign := mustRegister(t, tb, pdB, mem, 0x1000, accessRW)
-	w, err := tb.AllocWindow(pdA)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := allocWindow(t, tb, pdA)
 	const qp = 7
 	tag := w.STag()&^0xff | 0x5a
 	tests := []struct {
@@ -295,9 +313,7 @@ func TestWindows(t *testing.T) {
 	if b, err := tb.Check(pdA, qp, tag, 0, 8, UseReadSource); err != nil || &b[0] != &mem[32] {
 		t.Errorf("zero-based window: %v", err)
 	}
-	if err := tb.Deregister(w); err != nil {
-		t.Fatal(err)
-	}
+	deregister(t, tb, w)
 	if tb.bind(pdA, qp, tag, r.STag(), 0x1020, 8, RemoteRead) {
 		t.Error("a freed window was bound")
 	}
@@ -309,10 +325,7 @@ func TestWindows(t *testing.T) {
 func TestFastRegistration(t *testing.T) {
 	tb := NewTable(rand.Reader)
 	mem := make([]byte, 4096)
-	r, err := tb.RegisterFast(pdA, mem, LocalWrite|RemoteRead)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := registerFast(t, tb, pdA, mem, LocalWrite|RemoteRead)
 	if _, err := tb.Check(pdA, 1, r.STag(), 0, 1, UseLocalRead); err != term.ErrInvalidSTag {
 		t.Errorf("before registration: %v", err)
 	}
@@ -359,14 +372,8 @@ func TestFastRegistration(t *testing.T) {
 func TestWindowOfFastRegion(t *testing.T) {
 	tb := NewTable(rand.Reader)
 	mem := make([]byte, 4096)
-	fast, err := tb.RegisterFast(pdA, mem, accessRW)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w, err := tb.AllocWindow(pdA)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fast := registerFast(t, tb, pdA, mem, accessRW)
+	w := allocWindow(t, tb, pdA)
 	if tb.fastReg(pdA, fast.STag(), 0x5000, 64, 128, RemoteWrite) {
 		t.Error("registered for remote writing without local writing")
 	}
@@ -397,10 +404,7 @@ func TestWindowOfFastRegion(t *testing.T) {
 // valid.
 func TestDeregisterInRegistration(t *testing.T) {
 	tb := NewTable(rand.Reader)
-	r, err := tb.RegisterFast(pdA, make([]byte, 64), accessRW)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := registerFast(t, tb, pdA, make([]byte, 64), accessRW)
 	r.change(r.STag(), nil, func() {
 		r.set(0, 0, 64, accessRW)
 		if err := tb.Deregister(r); err != nil {
@@ -471,14 +475,8 @@ func TestTableConcurrent(t *testing.T) {
 	tb := NewTable(rand.Reader)
 	mem := make([]byte, 4096)
 	stable := mustRegister(t, tb, pdA, mem, 0, accessRW)
-	fast, err := tb.RegisterFast(pdA, mem, accessRW)
-	if err != nil {
-		t.Fatal(err)
-	}
-	win, err := tb.AllocWindow(pdA)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fast := registerFast(t, tb, pdA, mem, accessRW)
+	win := allocWindow(t, tb, pdA)
 	var wg sync.WaitGroup
 	run := func(f func(i int)) {
 		wg.Go(func() {
@@ -537,14 +535,8 @@ func TestTableConcurrent(t *testing.T) {
 // is bound.
 func TestBindWhileInvalidated(t *testing.T) {
 	tb := NewTable(rand.Reader)
-	fast, err := tb.RegisterFast(pdA, make([]byte, 64), accessRW|MWBind)
-	if err != nil {
-		t.Fatal(err)
-	}
-	win, err := tb.AllocWindow(pdA)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fast := registerFast(t, tb, pdA, make([]byte, 64), accessRW|MWBind)
+	win := allocWindow(t, tb, pdA)
 	const rounds = 500_000
 	var done atomic.Bool
 	var wg sync.WaitGroup
@@ -579,9 +571,7 @@ func TestTableMemory(t *testing.T) {
 			rs = append(rs, mustRegister(t, tb, pdA, mem, 0, 0))
 		}
 		for _, r := range rs {
-			if err := tb.Deregister(r); err != nil {
-				t.Fatal(err)
-			}
+			deregister(t, tb, r)
 		}
 	}
 	for i := range tb.dir {
