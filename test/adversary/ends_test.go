@@ -97,15 +97,11 @@ func TestEnds(t *testing.T) {
 
 		// Segments after a gap are never processed if the connection ends before the gap is filled.
 		state{name: "with a segment behind a gap", reach: func(c *conn) {
-			if err := c.s.SendAt(100, peer.FPDU(peer.Tagged(peer.Write, true, c.regions["all"].RKey(), 0x10000, long[:64]))); err != nil {
-				c.t.Fatal(err)
-			}
+			c.sendAt(100, peer.FPDU(peer.Tagged(peer.Write, true, c.regions["all"].RKey(), 0x10000, long[:64])))
 		}},
 		state{name: "with a Send placed behind a gap", opts: options{on: onMarked}, reach: func(c *conn) {
 			gap := peer.Marked(0, peer.Tagged(peer.Write, true, 0, 0, nil), nil)
-			if err := c.s.SendAt(len(gap), peer.Marked(len(gap), peer.SendMsg(1, long[:slot]), nil)); err != nil {
-				c.t.Fatal(err)
-			}
+			c.sendAt(len(gap), peer.Marked(len(gap), peer.SendMsg(1, long[:slot]), nil))
 		}},
 	)
 
@@ -225,9 +221,7 @@ func TestEndsOfInitiator(t *testing.T) {
 		}},
 		{name: "with a segment of an answer behind a gap", reply: accepted, reach: func(c *conn) {
 			send(c)
-			if err := c.s.SendAt(8, peer.FPDU(peer.SendMsg(1, long[:8]))); err != nil {
-				c.t.Fatal(err)
-			}
+			c.sendAt(8, peer.FPDU(peer.SendMsg(1, long[:8])))
 		}},
 		{name: "behind its RTR, a Write", setup: iwarp.Startup{PeerToPeer: true}, reply: reply(enhanced, 2, -1, []byte{0x80, 4, 0x80, 4}),
 			reach: func(c *conn) { c.want(peer.Tagged(peer.Write, true, 1, 0, nil)) }},

@@ -128,9 +128,7 @@ func TestNothing(t *testing.T) {
 		{name: "Write/early", rules: "D59", opts: options{on: onMarked}, run: func(c *conn) []byte {
 			one := peer.Marked(0, peer.Tagged(peer.Write, true, nowhere, 1, nil), nil)
 			two := peer.Marked(len(one), peer.Tagged(peer.Write, true, nowhere, ^uint64(0), nil), nil)
-			if err := c.s.SendAt(len(one), two); err != nil {
-				c.t.Fatal(err)
-			}
+			c.sendAt(len(one), two)
 			c.raw(one)
 			c.s.Advance(len(two))
 			c.at += len(two)
@@ -359,9 +357,7 @@ func TestOutOfTurn(t *testing.T) {
 		{name: "TO/early Write wraps", rules: "D95", want: taggedErr(3), opts: options{on: onMarked}, delivered: 1, run: func(c *conn) []byte {
 			one := peer.Marked(0, peer.SendMsg(1, long[:8]), nil)
 			u := peer.Tagged(peer.Write, true, c.regions["top"].RKey(), 0xfffffffffffffff8, long[:16])
-			if err := c.s.SendAt(len(one), peer.Marked(len(one), u, nil)); err != nil {
-				c.t.Fatal(err)
-			}
+			c.sendAt(len(one), peer.Marked(len(one), u, nil))
 			c.raw(one)
 			c.s.Advance(len(peer.Marked(len(one), u, nil)))
 			return u
@@ -388,9 +384,7 @@ func TestOutOfTurn(t *testing.T) {
 		one := peer.Marked(c.at, peer.Tagged(peer.Write, true, 0, 0, nil), nil)
 		u := peer.Tagged(peer.ReadResponse, true, c.regions["local"].RKey(), 0x40000, long[:600])
 		two := peer.Marked(c.at+len(one), u, nil)
-		if err := c.s.SendAt(len(one), two); err != nil {
-			c.t.Fatal(err)
-		}
+		c.sendAt(len(one), two)
 		c.raw(one)
 		c.s.Advance(len(two))
 		return u
@@ -413,25 +407,20 @@ func TestOutOfTurn(t *testing.T) {
 		}})
 	}
 	for on, kind := range map[listenerKind]string{onPlain: "", onMarked: ", with markers"} {
-		at := func(c *conn, off int, b []byte) {
-			if err := c.s.SendAt(off, b); err != nil {
-				c.t.Fatal(err)
-			}
-		}
 		segments("the second first, then both at once"+kind, on, func(c *conn, one, two []byte) {
-			at(c, len(one), two)
+			c.sendAt(len(one), two)
 			c.raw(append(bytes.Clone(one), two...))
 		})
 		segments("a part of the second first, then all but its rest"+kind, on, func(c *conn, one, two []byte) {
 			both := append(bytes.Clone(one), two...)
-			at(c, len(one)+100, two[100:])
+			c.sendAt(len(one)+100, two[100:])
 			c.raw(both[:len(one)+301])
 			c.s.Advance(len(both) - len(one) - 301)
 			c.at += len(both) - len(one) - 301
 		})
 		segments("the second in two that overlap, then the first"+kind, on, func(c *conn, one, two []byte) {
-			at(c, len(one), two[:300])
-			at(c, len(one)+99, two[99:])
+			c.sendAt(len(one), two[:300])
+			c.sendAt(len(one)+99, two[99:])
 			c.raw(one)
 			c.s.Advance(len(two))
 			c.at += len(two)

@@ -364,6 +364,14 @@ func (c *conn) framed(ulpdus ...[]byte) (b []byte) {
 	return b
 }
 
+// sendAt sends b at off after what was sent in order.
+func (c *conn) sendAt(off int, b []byte) {
+	c.t.Helper()
+	if err := c.s.SendAt(off, b); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
 // raw sends bytes unchanged.
 func (c *conn) raw(b []byte) {
 	c.t.Helper()
