@@ -464,7 +464,9 @@ func (c *Conn) establish(now clock.Time) {
 	c.roundEnd = c.una
 	c.progress = now
 	c.lastSend = now
-	c.armKeepAlive(now)
+	if c.cfg.KeepAliveIdle > 0 {
+		c.keepAliveAt(now.Add(c.cfg.KeepAliveIdle))
+	}
 	if c.finQueued {
 		c.state = FinWait1
 		c.pushFIN()

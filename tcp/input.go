@@ -11,7 +11,7 @@ import (
 func (c *Conn) HandleSegment(now clock.Time, s *Segment) Input {
 	c.stats.SegsIn++
 	if c.armed(timerRTO) && now.Sub(c.deadlines[timerRTO]) >= stopTime {
-		c.since = now
+		c.goOn(now)
 	}
 	if s.Opts.Malformed {
 		c.stats.BadOptions++

@@ -239,67 +239,57 @@ func TestStoppedRTT(t *testing.T) {
 	}
 }
 
-// TestStopped checks that a host that was stopped for longer than R2 or the user timeout, as a paused container is,
-// retransmits when it goes on, and gives up only after as much time as was left before.
+// TestStopped checks that a host that was stopped, as a paused container is, retransmits or probes when it goes on, and
+// gives its peer up only after as much time as if everything had begun then, also if it was stopped just before it would
+// have given up.
 func TestStopped(t *testing.T) {
-	t.Run("FIN-WAIT-2", func(t *testing.T) {
-		cfg := DefaultConfig()
-		c := dialed(cfg, Options{MSS: 1460}, 60000)
-		c.Close(simStart)
-		for o := (Out{}); c.PollTransmit(simStart, &o); {
-		}
-		c.HandleSegment(simStart, &Segment{Header: Header{Flags: ACK, Seq: c.rcvNxt, Ack: c.nxt, Window: 60000}})
-		if c.State() != FinWait2 {
-			t.Fatalf("in %v", c.State())
-		}
-		now := c.Deadline().Add(time.Hour)
-		if c.HandleTimeout(now); c.State() != FinWait2 || c.Deadline() != now.Add(cfg.FinWait2) {
-			t.Fatalf("in %v after a stop, until %v later", c.State(), c.Deadline().Sub(now))
-		}
-		if c.HandleTimeout(c.Deadline().Add(time.Millisecond)); c.Err() != ErrTimeout {
-			t.Errorf("the peer is still waited for: %v, %v", c.State(), c.Err())
-		}
-	})
-	for _, what := range []string{"SYN", "data", "tail", "probe", "user"} {
-		cfg := DefaultConfig()
-		if what == "user" {
-			cfg.UserTimeout = 90 * time.Second
-		}
-		c := Dial(simStart, &cfg, simFlow(0, false), 1, 1500)
-		switch what {
-		case "data", "user":
-			c = dialed(cfg, Options{MSS: 1460}, 60000)
-		case "tail": // its first time-out is that of a tail probe
-			c = dialed(cfg, Options{MSS: 1460, SACKPermitted: true}, 60000)
-		case "probe":
-			c = dialed(cfg, Options{MSS: 1460}, 0)
-		}
-		c.Push(1, 1000)
-		now, stopped := simStart, time.Duration(0)
-		for n := 0; c.State() != Closed; n++ {
-			var o Out
-			sent := false
-			for c.PollTransmit(now, &o) {
-				sent = true
+	for what, limit := range map[string]time.Duration{
+		"SYN": 180 * time.Second, "data": 120 * time.Second, "tail": 120 * time.Second, "probe": 120 * time.Second,
+		"user": 90 * time.Second, "FIN-WAIT-2": 60 * time.Second, "keep-alive": 110 * time.Second,
+	} {
+		t.Run(what, func(t *testing.T) {
+			cfg := DefaultConfig()
+			switch what {
+			case "user":
+				cfg.UserTimeout = limit
+			case "keep-alive":
+				cfg.KeepAliveIdle, cfg.KeepAliveInterval, cfg.KeepAliveCount = 80*time.Second, 10*time.Second, 3
 			}
-			if !sent && (n > 0 || what != "probe") {
-				t.Errorf("%s: time-out %d sends nothing", what, n)
+			c, start := dialed(cfg, Options{MSS: 1460, SACKPermitted: what == "tail"}, 60000), simStart
+			switch what {
+			case "SYN":
+				c = Dial(start, &cfg, simFlow(0, false), 1, 1500)
+			case "probe":
+				c = dialed(cfg, Options{MSS: 1460}, 0)
+				c.Push(1, 1000)
+			case "data", "tail", "user":
+				c.Push(1, 1000)
+			case "FIN-WAIT-2":
+				c.Close(start)
 			}
-			now = c.Deadline()
-			if n == 0 || n == 1 || n == 3 {
-				now, stopped = now.Add(time.Hour), stopped+time.Hour
+			poll := func(now clock.Time) (n int) {
+				for o := (Out{}); c.PollTransmit(now, &o); n++ {
+				}
+				return n
 			}
-			c.HandleTimeout(now)
-		}
-		want := cfg.DataTimeout
-		switch what {
-		case "SYN":
-			want = cfg.SynTimeout
-		case "user":
-			want = cfg.UserTimeout
-		}
-		if d := now.Sub(simStart) - stopped; d != want {
-			t.Errorf("%s: gives up after %v; want %v", what, d, want)
-		}
+			poll(start)
+			if what == "FIN-WAIT-2" {
+				c.HandleSegment(start, &Segment{Header: Header{Flags: ACK, Seq: c.rcvNxt, Ack: c.nxt, Window: 60000}})
+			}
+			for stops := 0; c.State() != Closed; {
+				now := c.Deadline()
+				if stop := stops == 0 || stops == 1 && now.Sub(start) == limit; stop {
+					now, stops = now.Add(time.Hour), stops+1
+					start = now
+				}
+				c.HandleTimeout(now)
+				if sent := poll(now) > 0; !sent && now == start && what != "FIN-WAIT-2" && what != "keep-alive" {
+					t.Errorf("nothing is sent after stop %d", stops)
+				}
+				if c.State() == Closed && (stops < 2 || now.Sub(start) != limit) {
+					t.Errorf("gives up %v after stop %d, want %v after the second", now.Sub(start), stops, limit)
+				}
+			}
+		})
 	}
 }

@@ -24,6 +24,18 @@ const (
 // stopTime is how late a timer must be to show that this host was stopped, and received nothing.
 const stopTime = time.Second
 
+// goOn is called when this host has been stopped, as a paused container or virtual machine is. What the peer has sent
+// meanwhile may be lost: the limits after which it is given up begin anew, and nothing that was in flight is timed.
+func (c *Conn) goOn(now clock.Time) {
+	c.since, c.progress, c.lastRcv = now, now, now
+	if c.armed(timerUser) {
+		c.armUser(now)
+	}
+	if c.state == FinWait2 && c.armed(timerTimeWait) {
+		c.arm(timerTimeWait, now.Add(c.cfg.FinWait2))
+	}
+}
+
 // timers holds when each timer is due; 0: it is stopped.
 type timers struct{ deadlines [numTimers]clock.Time }
 
@@ -48,6 +60,9 @@ func (c *Conn) TimeoutsInARow() int { return max(int(c.backoff), c.keepProbes) }
 
 // HandleTimeout runs the timers that are due at now.
 func (c *Conn) HandleTimeout(now clock.Time) {
+	if at := c.Deadline(); at != 0 && now.Sub(at) >= stopTime {
+		c.goOn(now)
+	}
 	for t := range numTimers {
 		if !c.deadlines[t].Due(now) {
 			continue
@@ -55,18 +70,6 @@ func (c *Conn) HandleTimeout(now clock.Time) {
 		// A probe replaces a time-out that is due at the same time (RFC 8985 7.2).
 		if t == timerRTO && c.deadlines[timerTLP].Due(now) {
 			continue
-		}
-		late := now.Sub(c.deadlines[t])
-		if late >= stopTime {
-			c.since = now
-		}
-		if t == timerRTO || t == timerTLP || t == timerPersist {
-			// This host may have been stopped: time in which it could not retransmit counts neither for R2 nor for
-			// the user timeout.
-			c.progress, c.lastRcv = c.progress.Add(late), c.lastRcv.Add(late)
-			if c.armed(timerUser) {
-				c.arm(timerUser, c.deadlines[timerUser].Add(late))
-			}
 		}
 		c.deadlines[t] = 0
 		switch t {
@@ -91,13 +94,10 @@ func (c *Conn) HandleTimeout(now clock.Time) {
 		case timerUser:
 			c.giveUp()
 		case timerTimeWait:
-			switch {
-			case c.state != FinWait2:
-				c.end(nil)
-			case late >= stopTime: // the peer's segments of that time are lost
-				c.arm(timerTimeWait, now.Add(c.cfg.FinWait2))
-			default:
+			if c.state == FinWait2 {
 				c.giveUp()
+			} else {
+				c.end(nil)
 			}
 		case timerPace:
 		case timerPMTU:
@@ -195,12 +195,6 @@ func (c *Conn) persistTimeout(now clock.Time) {
 		c.persistBackoff++
 	}
 	c.arm(timerPersist, min(now.Add(c.persistInterval()), c.endR2()))
-}
-
-func (c *Conn) armKeepAlive(now clock.Time) {
-	if c.cfg.KeepAliveIdle > 0 {
-		c.keepAliveAt(now.Add(c.cfg.KeepAliveIdle))
-	}
 }
 
 // keepAliveAt arms the timer for the first multiple of an eighth of the interval that is not before at. So the
