@@ -39,8 +39,8 @@ type congestion interface {
 	reduce(w *window, now clock.Time, flight int, ecn bool) int
 	// undo reverts the last reduce.
 	undo(w *window)
-	// idle reports that the window was not used for d.
-	idle(now clock.Time, d time.Duration)
+	// idle reports that the window has not been used since the last ACK.
+	idle(now clock.Time)
 }
 
 // algorithms has the name of each CongestionControl and makes its state for a connection.

@@ -76,7 +76,7 @@ func TestCubicUnused(t *testing.T) {
 		}
 		if idle && unused > 0 {
 			now = now.Add(unused)
-			c.idle(now, unused)
+			c.idle(now)
 		}
 		for range 20 {
 			now = ackRound(c, w, now, rtt, 0)
@@ -91,6 +91,35 @@ func TestCubicUnused(t *testing.T) {
 	}
 }
 
+// TestCubicStopped checks that the window does not grow for time in which this host was stopped and ACKs waited.
+func TestCubicStopped(t *testing.T) {
+	const rtt = 100 * time.Millisecond
+	run := func(stop time.Duration) int {
+		cfg := DefaultConfig()
+		cfg.MaxBurst = 0
+		c := dialed(cfg, Options{MSS: 1460, SACKPermitted: true, HasWScale: true, WScale: 10}, 60000)
+		c.w.ssthresh = c.w.cwnd // no slow start
+		for now, round := simStart, 0; round < 40; round++ {
+			for n := min(c.MSS(), c.Room()); n == c.MSS(); n = min(n, c.Room()) {
+				c.Push(1, n)
+			}
+			for o := (Out{}); c.PollTransmit(now, &o); {
+			}
+			if now = now.Add(rtt); round == 20 {
+				now = now.Add(stop)
+			}
+			for una := c.una; una != c.nxt; {
+				una = una.Add(min(2*c.MSS(), c.nxt.Sub(una)))
+				c.HandleSegment(now, &Segment{Header: Header{Flags: ACK, Seq: c.rcvNxt, Ack: una, Window: 60000}})
+			}
+		}
+		return c.w.cwnd
+	}
+	if got, want := run(time.Minute), run(0); got > want+want/20 {
+		t.Errorf("the window is %d bytes after a stop, %d without", got, want)
+	}
+}
+
 // TestCubicRestart checks that a window that was lowered after idle time recovers by slow start and then congestion
 // avoidance, not by a single ACK.
 func TestCubicRestart(t *testing.T) {
@@ -102,7 +131,7 @@ func TestCubicRestart(t *testing.T) {
 	}
 	was := w.cwnd
 	now = now.Add(time.Second)
-	c.idle(now, time.Second)
+	c.idle(now)
 	w.cwnd = 10 * mss
 	for w.cwnd < was*3/4 {
 		before := w.cwnd
@@ -265,7 +294,7 @@ func TestHyStartOnce(t *testing.T) {
 			now = ackRound(c, &w, now, rtt, 0)
 		}
 		now = now.Add(time.Second)
-		c.idle(now, time.Second)
+		c.idle(now)
 		w.cwnd = 10_000
 		if ackRound(c, &w, now, rtt, 0); w.cwnd != 20_000 {
 			t.Errorf("%v: slow start after idle time raises the window from 10000 bytes to %d", a, w.cwnd)

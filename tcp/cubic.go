@@ -2,7 +2,6 @@ package tcp
 
 import (
 	"math"
-	"time"
 
 	"github.com/iwarpd/iwarpd/internal/clock"
 )
@@ -114,7 +113,7 @@ func (c *cubic) reduce(w *window, _ clock.Time, _ int, _ bool) int {
 
 func (c *cubic) undo(*window) { c.cubicState = c.saved }
 
-func (c *cubic) idle(now clock.Time, _ time.Duration) {
+func (c *cubic) idle(now clock.Time) {
 	c.skip(now)
 	c.last = now
 }

@@ -1,10 +1,6 @@
 package tcp
 
-import (
-	"time"
-
-	"github.com/iwarpd/iwarpd/internal/clock"
-)
+import "github.com/iwarpd/iwarpd/internal/clock"
 
 // newReno is the congestion control of RFC 5681.
 type newReno struct {
@@ -35,4 +31,4 @@ func (r *newReno) reduce(w *window, _ clock.Time, flight int, _ bool) int {
 
 func (*newReno) undo(*window) {}
 
-func (*newReno) idle(clock.Time, time.Duration) {}
+func (*newReno) idle(clock.Time) {}

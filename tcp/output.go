@@ -426,11 +426,10 @@ func (c *Conn) sendProbe(now clock.Time, o *Out) bool {
 
 // restartAfterIdle lowers a window that was not used for longer than an RTO (RFC 5681 4.1). Slow start restores most of it (RFC 2861 3.1).
 func (c *Conn) restartAfterIdle(now clock.Time) {
-	idle := now.Sub(c.lastSend)
-	if c.q.outstanding() || idle <= c.rto {
+	if c.q.outstanding() || now.Sub(c.lastSend) <= c.rto {
 		return
 	}
-	c.cc.idle(now, idle)
+	c.cc.idle(now)
 	c.w.ssthresh = max(c.w.ssthresh, c.w.cwnd/4*3)
 	c.w.cwnd = min(c.w.cwnd, max(c.initialWindow, 2*c.w.mss))
 	c.limited, c.limitedNow = false, false

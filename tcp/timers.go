@@ -25,9 +25,11 @@ const (
 const stopTime = time.Second
 
 // goOn is called when this host has been stopped, as a paused container or virtual machine is. What the peer has sent
-// meanwhile may be lost: the limits after which it is given up begin anew, and nothing that was in flight is timed.
+// meanwhile may be lost: the limits after which it is given up begin anew, nothing that was in flight is timed, and the
+// window does not grow for that time.
 func (c *Conn) goOn(now clock.Time) {
 	c.since, c.progress, c.lastRcv = now, now, now
+	c.cc.idle(now)
 	if c.armed(timerUser) {
 		c.armUser(now)
 	}
