@@ -7,14 +7,17 @@ import (
 	"github.com/iwarpd/iwarpd/internal/impair"
 )
 
-// TestSimLeastWindow checks that the window has room for a full segment even if other connections hold nearly all
-// frames and segments have been short for long. The peer would otherwise wait, and send single bytes as window
-// probes.
+// TestSimLeastWindow checks that the window has room for a full segment even if few segments may be held, by MaxHeld or
+// since other connections hold nearly all frames, and segments have been short for long. The peer would otherwise wait,
+// and send single bytes as window probes.
 func TestSimLeastWindow(t *testing.T) {
 	const short, total = 200_000, 1_000_000
-	for _, mtu := range []int{1500, 9000} {
+	for i, mtu := range []int{1500, 9000, 1500, 9000} {
 		cfg := DefaultConfig()
 		cfg.RcvWindow = 65535
+		if i >= 2 {
+			cfg.MaxHeld = 3
+		}
 		a, b := newSimHost(0, cfg, total, 1), newSimHost(1, cfg, 0, 1)
 		w := simWire{Config: impair.Config{Delay: time.Millisecond}, mtu: mtu}
 		s := newSim(t, a, b, w, w, 1, false)
@@ -31,7 +34,7 @@ func TestSimLeastWindow(t *testing.T) {
 		s.run(60 * time.Second)
 		s.finish()
 		if d := a.c.Stats().ZeroWindow; d != 0 {
-			t.Errorf("MTU %d: segments waited %v for the peer's window", mtu, d)
+			t.Errorf("MTU %d, MaxHeld %d: segments waited %v for the peer's window", mtu, cfg.MaxHeld, d)
 		}
 	}
 }

@@ -182,9 +182,8 @@ const leastHeld = 16
 // It is at least two segments of the largest size: a peer with a long segment would otherwise wait and then send part of it (RFC 9293
 // 3.8.6.2.1).
 func (c *Conn) rcvLimit() int {
-	mean := max(c.rcvMean/16, minMSS)
-	limit := min(c.rcvMax, c.cfg.MaxHeld*mean)
-	return min(limit, max(max(c.mayHold, leastHeld)*mean, 2*c.offeredMSS()))
+	held := min(max(c.mayHold, leastHeld), c.cfg.MaxHeld)
+	return min(c.rcvMax, max(held*max(c.rcvMean/16, minMSS), 2*c.offeredMSS()))
 }
 
 // window returns the window to offer. Its right edge never moves left (RFC 9293 SHLD-14), and moves right by at least one segment or half
