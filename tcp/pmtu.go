@@ -188,14 +188,13 @@ func (c *Conn) tooBig(now clock.Time, e *pkt.ICMPError) {
 	if mtu >= c.mtu || mtu >= size {
 		return
 	}
-	c.changeMTU(now, mtu)
-	// Every segment that was too long is lost too, but not by congestion (RFC 1191 6.5).
+	// Every segment that is too long is lost too, but not by congestion (RFC 1191 6.5).
 	for p := c.q.head; p != c.q.next; p++ {
-		s := c.q.at(p)
-		if s.state == inFlight && int(s.unit) > c.mss {
+		if s := c.q.at(p); s.state == inFlight && int(s.len)+c.overhead() > mtu {
 			c.q.markLost(p)
 		}
 	}
+	c.changeMTU(now, mtu)
 }
 
 // plateau returns the next lower common MTU (RFC 1191 section 7.1).

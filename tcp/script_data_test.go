@@ -686,6 +686,20 @@ func TestScriptSend(t *testing.T) {
 			released 1 2
 			stat shrinks 1
 			send 2921+960`},
+		{name: "1191 6.5 pieces that fit a still lower path MTU are not lost", opts: "mss 1460", text: `
+			send 1+1460
+			send 1461+1460
+			icmp toobig 1 1000
+			> P. 1+960 re
+			> P. 961+500 re
+			> P. 1461+960 re
+			> P. 2421+500 re
+			icmp toobig 1461 900
+			mss 860
+			> P. 1+860 re
+			> P. 861+100 re
+			> P. 1461+860 re
+			> P. 2321+100 re`},
 		{name: "5927 4.1 ICMP about what is not in flight is ignored", opts: "mss 1460", text: `
 			send 1+1460
 			icmp toobig 1461 1000
