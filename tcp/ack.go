@@ -88,6 +88,9 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 	} else if a.plain { // perhaps a tail probe was not needed, and the peer has no D-SACK
 		c.tlpAck(&a)
 	}
+	if a.plain && c.lossUna.Less(c.una) && c.q.next-c.q.head <= 1 {
+		c.tooShort() // no segment is missing: what timed out has arrived twice, and the peer has no D-SACK
+	}
 	if a.advanced {
 		c.progress = now
 		c.softError = false

@@ -11,13 +11,17 @@ import (
 // TestSimLongPath sends a record each round trip over a path that is longer than the time-out, from the beginning or all at once. A few
 // records time out, until the time-out suits the path.
 func TestSimLongPath(t *testing.T) {
-	const records, most = 30, 10
+	const records = 30
 	for _, rtt := range []time.Duration{1500 * time.Millisecond, 2500 * time.Millisecond, 5 * time.Second, 12 * time.Second} {
-		for _, ts := range []bool{false, true} {
+		for _, opts := range []string{"timestamps", "SACK", "neither"} {
 			for _, rises := range []bool{false, true} {
-				t.Run(fmt.Sprintf("%v/timestamps %v/rises %v", rtt, ts, rises), func(t *testing.T) {
+				t.Run(fmt.Sprintf("%v/%s/rises %v", rtt, opts, rises), func(t *testing.T) {
 					cfg := DefaultConfig()
-					cfg.NoTimestamps = !ts
+					cfg.NoTimestamps, cfg.NoSACK = opts != "timestamps", opts == "neither"
+					most := uint64(10)
+					if opts == "neither" {
+						most = 12 // only a later segment's ACKs tell
+					}
 					a, b := newSimHost(0, cfg, 0, 2), newSimHost(1, cfg, 0, 2)
 					a.noClose = true
 					b.closeAt = 100 * records
