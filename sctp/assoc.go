@@ -42,9 +42,7 @@ type Assoc struct {
 	// Receiver: TSNs received, SACKs due, and messages for PollData.
 	rcv receiver
 
-	// Timers; see timers.go.
-	deadlines [numTimers]clock.Time // 0: stopped
-	verifyAt  clock.Time            // when the next path may be verified (RFC 9260 5.4)
+	timers
 }
 
 // setupState is the state of INIT and COOKIE ECHO and their retransmissions on the active side.
@@ -278,7 +276,7 @@ func (a *Assoc) Close(now clock.Time) {
 // closed can delay SHUTDOWN forever.
 func (a *Assoc) guard(now clock.Time) {
 	if !a.armed(timerGuard) {
-		a.arm(timerGuard, now.Add(5*rtoMax))
+		a.arm(timerGuard, now.Add(guardTime))
 	}
 }
 

@@ -40,8 +40,9 @@ const (
 	rtoInitial = time.Second
 	rtoMax     = 60 * time.Second
 	cookieLife = 60 * time.Second
-	maxInit    = 8 // retransmissions of INIT and COOKIE ECHO
-	maxPath    = 5 // consecutive time-outs that make a path inactive
+	guardTime  = 5 * rtoMax // of T5-shutdown-guard (9.2)
+	maxInit    = 8          // retransmissions of INIT and COOKIE ECHO
+	maxPath    = 5          // consecutive time-outs that make a path inactive
 )
 
 // The delay of a SACK (RFC 9260 6.2).

@@ -29,6 +29,7 @@ func (a *Assoc) HandlePacket(now clock.Time, f pkt.Flow, udp uint16, b []byte) {
 		return
 	}
 	a.stats.RxPackets++
+	a.noteStop(now, a.Deadline())
 	from := a.findPath(netip.AddrFrom16(f.Remote).Unmap())
 	if from < 0 {
 		from = a.primary
@@ -125,7 +126,7 @@ func (a *Assoc) control(now clock.Time, f *pkt.Flow, h *Header, b []byte, c *Chu
 	case ChunkCookieAck:
 		if a.state == CookieEchoed {
 			if a.initRetries == 0 {
-				a.sample(&a.paths[0], now.Sub(a.t1Sent))
+				a.sample(now, &a.paths[0], a.t1Sent)
 			}
 			a.up(now)
 		}

@@ -128,9 +128,13 @@ func (p *path) resetWindow() {
 	p.pba = 0
 }
 
-// sample is RFC 9260 6.3.1.
-func (a *Assoc) sample(p *path, r time.Duration) {
-	r = max(r, 1)
+// sample is RFC 9260 6.3.1, of what was sent at the given time and is answered now. What was in flight while this host
+// was stopped says nothing about the path.
+func (a *Assoc) sample(now clock.Time, p *path, sent clock.Time) {
+	if sent < a.since {
+		return
+	}
+	r := max(now.Sub(sent), 1)
 	if p.srtt == 0 {
 		p.srtt, p.rttvar = r, r/2
 	} else {
@@ -158,9 +162,13 @@ func (p *path) backOff() { p.rto = min(2*p.rto, rtoMax) }
 // TimeoutsInARow returns how many consecutive packets and heartbeats timed out, in the set-up too.
 func (a *Assoc) TimeoutsInARow() int { return max(a.errors, a.initRetries) }
 
-// failed counts a time-out on path i. counts says whether it counts for the association too; a HEARTBEAT on an unused path does not (RFC
-// 9260 8.1). It reports whether the association has ended.
+// failed counts a time-out on path i. counts says whether it counts for the association too; a HEARTBEAT on an unused
+// path does not (RFC 9260 8.1). One that is late counts for neither, since the answer may be lost. It reports whether the
+// association has ended.
 func (a *Assoc) failed(i int, counts bool) bool {
+	if a.late {
+		return false
+	}
 	p := &a.paths[i]
 	if p.active {
 		p.errors++ // 8.3

@@ -116,7 +116,7 @@ func (a *Assoc) ackItem(now clock.Time, p uint32) {
 		if pa.timing && pa.timed == a.tsn(p) {
 			pa.timing = false
 			if it.sends == 1 {
-				a.sample(pa, now.Sub(pa.timedAt))
+				a.sample(now, pa, pa.timedAt)
 			}
 		}
 	case lost:

@@ -119,7 +119,7 @@ func (a *Assoc) handleInitAck(now clock.Time, c *Chunk) {
 	}
 	p := &a.paths[0]
 	if a.initRetries == 0 {
-		a.sample(p, now.Sub(a.t1Sent))
+		a.sample(now, p, a.t1Sent)
 	}
 	a.setRTO(p)
 	a.initRetries = 0

@@ -19,6 +19,25 @@ const (
 	numTimers
 )
 
+// timers holds when each timer of an association is due, and other times.
+type timers struct {
+	deadlines [numTimers]clock.Time // 0: stopped
+	verifyAt  clock.Time            // when the next path may be verified (RFC 9260 5.4)
+	late      bool                  // the timer that runs is so late that this host must have been stopped
+	since     clock.Time            // when this host was last found to have been stopped
+}
+
+// stopTime is how late a timer must be to show that this host was stopped, as a paused container or virtual machine is,
+// and received nothing. Time-outs are 1 s and more, so a shorter stop changes little.
+const stopTime = 2 * time.Second
+
+// noteStop looks whether the timer that is due at the given time is late.
+func (s *timers) noteStop(now, due clock.Time) {
+	if s.late = due != 0 && now.Sub(due) >= stopTime; s.late {
+		s.since = now
+	}
+}
+
 // pathTimer identifies a timer of a path.
 type pathTimer uint8
 
@@ -35,15 +54,15 @@ func (p *path) stop(t pathTimer) { p.deadlines[t] = 0 }
 
 func (p *path) armed(t pathTimer) bool { return p.deadlines[t] != 0 }
 
-func (a *Assoc) arm(t timer, at clock.Time) { a.deadlines[t] = at }
+func (s *timers) arm(t timer, at clock.Time) { s.deadlines[t] = at }
 
-func (a *Assoc) stop(ts ...timer) {
+func (s *timers) stop(ts ...timer) {
 	for _, t := range ts {
-		a.deadlines[t] = 0
+		s.deadlines[t] = 0
 	}
 }
 
-func (a *Assoc) armed(t timer) bool { return a.deadlines[t] != 0 }
+func (s *timers) armed(t timer) bool { return s.deadlines[t] != 0 }
 
 // Deadline returns when HandleTimeout is due, or 0 for never.
 func (a *Assoc) Deadline() clock.Time {
@@ -68,12 +87,17 @@ func (a *Assoc) HandleTimeout(now clock.Time) {
 		if !a.deadlines[t].Due(now) {
 			continue
 		}
+		a.noteStop(now, a.deadlines[t])
 		a.stop(t)
 		switch t {
 		case timerInit:
 			a.initTimeout(now)
 		case timerGuard:
-			a.abort(CauseUserAbort, nil, ErrTimeout)
+			if a.late {
+				a.guard(now)
+			} else {
+				a.abort(CauseUserAbort, nil, ErrTimeout)
+			}
 		case timerShutdown:
 			a.paths[a.primary].backOff()
 			if !a.failed(a.primary, true) {
@@ -91,6 +115,7 @@ func (a *Assoc) HandleTimeout(now clock.Time) {
 			if a.state == Closed || !p.deadlines[t].Due(now) {
 				continue
 			}
+			a.noteStop(now, p.deadlines[t])
 			p.stop(t)
 			switch t {
 			case timerT3:
@@ -136,10 +161,11 @@ func (a *Assoc) PathChanged(now clock.Time, i int) {
 
 // initTimeout is T1-init and T1-cookie (RFC 9260 4, 5.1).
 func (a *Assoc) initTimeout(now clock.Time) {
-	if a.initRetries++; a.initRetries > maxInit {
+	if a.initRetries >= maxInit && !a.late {
 		a.end(ErrTimeout)
 		return
 	}
+	a.initRetries++
 	p := &a.paths[0]
 	p.backOff()
 	a.sendSetup()
@@ -298,7 +324,7 @@ func (a *Assoc) heartbeatAck(now clock.Time, b []byte) {
 	case pa.beat != beatIdle && nonce == pa.hbNonce:
 		pa.confirmed = true
 		if pa.hbAt != 0 {
-			a.sample(pa, now.Sub(pa.hbAt))
+			a.sample(now, pa, pa.hbAt)
 		}
 		a.alive(int(i))
 		a.armHeartbeat(now, int(i))

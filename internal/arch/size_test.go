@@ -21,7 +21,7 @@ const (
 var bounds = map[string]struct{ fields, methods int }{
 	"dataplane.worker": {35, 99},
 	"ctrl.session":     {20, 67},
-	"sctp.Assoc":       {27, 117},
+	"sctp.Assoc":       {26, 115},
 }
 
 // generated folders hold types that programs wrote, or that mirror a format.
