@@ -95,10 +95,16 @@ func (a *Assoc) tooBig(now clock.Time, i, mtu int) {
 	switch {
 	case mtu < p.mtu:
 		p.lowerMTU(now, mtu, raiseAfter)
-		for q := a.first; q != a.next; q++ {
-			if it := a.at(q); int(it.path) == i && int(it.len) > p.pmdcs() {
-				a.lose(q)
+		long := false // the packet of the chunk is
+		for q := a.next; q != a.first; {
+			q--
+			it := a.at(q)
+			if int(it.path) == i && it.state == inFlight {
+				if long = long || int(it.size) > mtu; long {
+					a.lose(q)
+				}
 			}
+			long = long && !it.head
 		}
 	case m.searching() && mtu < m.size:
 		// A probe was too long (RFC 8899 4.6.2): the router's MTU is better than the table.

@@ -292,6 +292,29 @@ func TestMTUOfPaths(t *testing.T) {
 	}
 }
 
+// TestMTUBundle checks that every message of a packet that was too long is retransmitted at once, and no other.
+func TestMTUBundle(t *testing.T) {
+	r := listening(t, Config{})
+	tooBig := func(mtu int) {
+		r.take()
+		r.a.HandleICMP(r.now, &pkt.ICMPError{Flow: r.flow, Proto: 132, Kind: pkt.TooBig, MTU: mtu, Seq: r.a.peerTag})
+		r.drain(nil)
+	}
+	r.push(300)
+	for n := range 10 {
+		r.a.Push(&Message{Buf: Buf(n), Len: 100})
+	}
+	r.drain(nil)
+	tooBig(800)
+	if n := r.a.Stats().Retransmits; n != 10 {
+		t.Errorf("%d messages are retransmitted after one packet with 10 was too long", n)
+	}
+	tooBig(700)
+	if n := r.a.Stats().Retransmits; n < 15 || n > 17 {
+		t.Errorf("%d messages are retransmitted after the longer of its two packets was too long again", n-10)
+	}
+}
+
 // TestMTUTransfer narrows and widens the path of a transfer without ICMP errors. All messages must arrive.
 func TestMTUTransfer(t *testing.T) {
 	base := testenv.Seed(t)
