@@ -276,21 +276,17 @@ func TestFragmentsOfTheHost(t *testing.T) {
 			mustClaim(t, s, Endpoint{Proto: pkt.ProtoUDP, Addr: dst, Port: claimed})
 			var conn *net.UDPConn
 			var raw int
-			if err := v.A.NS.Do(func() (err error) {
+			v.A.NS.Run(t, func() (err error) {
 				if _, err = s.Attach(v.A.Index, Auto); err == nil {
 					conn, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, theirs)))
 				}
 				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
+			})
 			defer conn.Close()
-			if err := v.B.NS.Do(func() (err error) {
+			v.B.NS.Run(t, func() (err error) {
 				raw, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
+			})
 			defer unix.Close(raw)
 			datagram := func(port uint16, id byte) []byte {
 				tu := pkt.Tuple{Flow: pkt.NewFlow(netip.AddrPortFrom(src, 999), netip.AddrPortFrom(dst, port)), Proto: pkt.ProtoUDP, V6: v6,
@@ -339,12 +335,10 @@ func TestFragmentsOfTheHost(t *testing.T) {
 				t.Errorf("%+v", c)
 			}
 			var errs int
-			if err := v.A.NS.Do(func() (err error) {
+			v.A.NS.Run(t, func() (err error) {
 				errs, err = noPorts(v6)
 				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
+			})
 			if errs != 0 {
 				t.Errorf("the kernel has got %d datagrams for nobody", errs)
 			}

@@ -590,7 +590,7 @@ func TestForeignProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pass.Close()
-	if err := v.A.NS.Do(func() error {
+	v.A.NS.Run(t, func() error {
 		l, err := link.AttachXDP(link.XDPOptions{Program: pass, Interface: v.A.Index, Flags: link.XDPGenericMode})
 		if err != nil {
 			return err
@@ -606,9 +606,7 @@ func TestForeignProgram(t *testing.T) {
 			t.Errorf("attach: %v; want one that names the program, whose id is %d", err, id)
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 }
 
 func TestAttach(t *testing.T) {
@@ -704,7 +702,7 @@ func TestIngressDetachedByOthers(t *testing.T) {
 func TestDetachedByOthers(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	s := load(t)
-	if err := v.A.NS.Do(func() error {
+	v.A.NS.Run(t, func() error {
 		if _, err := s.Attach(v.A.Index, Auto); err != nil {
 			return err
 		}
@@ -749,9 +747,7 @@ func TestDetachedByOthers(t *testing.T) {
 		}
 		attached("attached again", true)
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 }
 
 // TestRenew checks that Renew gives the driver another program each time, without the program ever being detached,
@@ -759,7 +755,7 @@ func TestDetachedByOthers(t *testing.T) {
 func TestRenew(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	s := load(t)
-	if err := v.A.NS.Do(func() error {
+	v.A.NS.Run(t, func() error {
 		for _, m := range []Mode{Generic, Native} {
 			if _, err := s.Attach(v.A.Index, m); err != nil {
 				return err
@@ -798,9 +794,7 @@ func TestRenew(t *testing.T) {
 			t.Error("attached by Renew, which is for the policy to decide")
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	tcp := frame(6, peer4, addr4, 999, port, 0)
 	for _, p := range []*ebpf.Program{s.objs.IwarpdSteer, s.objs.Twin} {
 		before := counters(t, s)
@@ -828,7 +822,7 @@ func xdpProgram(t *testing.T, index int) uint32 {
 func TestAutoIsGenericOnTap(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	s := load(t)
-	if err := v.A.NS.Do(func() error {
+	v.A.NS.Run(t, func() error {
 		tap := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tap0"}, Mode: netlink.TUNTAP_MODE_TAP}
 		if err := netlink.LinkAdd(tap); err != nil {
 			testenv.Skip(t, "make a tap: %v", err)
@@ -842,9 +836,7 @@ func TestAutoIsGenericOnTap(t *testing.T) {
 			err = fmt.Errorf("got %v", got)
 		}
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 }
 
 // TestWithoutPrivileges checks that the error says which privilege is missing.

@@ -309,12 +309,10 @@ func TestFragments(t *testing.T) {
 
 func raw(t *testing.T, e *testenv.End) (p *link.Packet) {
 	t.Helper()
-	if err := e.NS.Do(func() (err error) {
+	e.NS.Run(t, func() (err error) {
 		p, err = link.OpenPacket(e.Name, link.PacketOptions{})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	t.Cleanup(func() { p.Close() })
 	return p
 }
@@ -354,15 +352,13 @@ func TestInterfaceDownAndGone(t *testing.T) {
 	s, _ := open(t, &v.B, Config{Link: Packet})
 	set := func(do func(netlink.Link) error) {
 		t.Helper()
-		if err := v.B.NS.Do(func() error {
+		v.B.NS.Run(t, func() error {
 			l, err := netlink.LinkByName(v.B.Name)
 			if err != nil {
 				return err
 			}
 			return do(l)
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 	}
 	sleeps := func(when string) {
 		t.Helper()
@@ -456,12 +452,10 @@ func TestSuperFramesWhole(t *testing.T) {
 // superSender opens a packet socket on A that sends super-frames.
 func superSender(t *testing.T, v *testenv.Veth) (a *link.Packet) {
 	t.Helper()
-	if err := v.A.NS.Do(func() (err error) {
+	v.A.NS.Run(t, func() (err error) {
 		a, err = link.OpenPacket(v.A.Name, link.PacketOptions{Super: true})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	t.Cleanup(func() { a.Close() })
 	if a.SuperBytes() == 0 {
 		testenv.Skip(t, "the kernel takes no super-frames")

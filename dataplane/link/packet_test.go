@@ -22,26 +22,22 @@ import (
 // downAndUp sets the interface of e down and up again.
 func downAndUp(t *testing.T, e *testenv.End) {
 	t.Helper()
-	if err := e.NS.Do(func() error {
+	e.NS.Run(t, func() error {
 		l, err := netlink.LinkByName(e.Name)
 		if err != nil {
 			return err
 		}
 		return errors.Join(netlink.LinkSetDown(l), netlink.LinkSetUp(l))
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 }
 
 func openPacketEnd(t testing.TB, e *testenv.End, filter []unix.SockFilter) *Packet {
 	t.Helper()
 	var p *Packet
-	if err := e.NS.Do(func() (err error) {
+	e.NS.Run(t, func() (err error) {
 		p, err = OpenPacket(e.Name, PacketOptions{Filter: filter})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	t.Cleanup(func() {
 		if err := p.Close(); err != nil {
 			t.Error(err)
@@ -243,12 +239,10 @@ func TestPacketFinishesChecksums(t *testing.T) {
 	}
 	b := openPacketEnd(t, &v.B, PortFilter([]uint16{9899}))
 	var c net.Conn
-	if err := v.A.NS.Do(func() (err error) {
+	v.A.NS.Run(t, func() (err error) {
 		c, err = net.Dial("udp", netip.AddrPortFrom(v.B.Addr4, 9899).String())
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	defer c.Close()
 	if _, err := c.Write([]byte("hello")); err != nil {
 		t.Fatal(err)
@@ -274,30 +268,26 @@ func TestPacketErrors(t *testing.T) {
 			t.Errorf("without privileges: %v", err)
 		}
 	})
-	if err := v.A.NS.Do(func() error {
+	v.A.NS.Run(t, func() error {
 		_, err := OpenPacket(v.A.Name, PacketOptions{Filter: []unix.SockFilter{{Code: 0xffff}}})
 		if err == nil {
 			t.Error("took a filter that is none")
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 }
 
 // TestPacketFrameTooLong checks that a frame which the peer of a veth drops, since it is longer than the peer's MTU, is
 // lost, and that the frames after it are sent.
 func TestPacketFrameTooLong(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
-	if err := v.B.NS.Do(func() error {
+	v.B.NS.Run(t, func() error {
 		l, err := netlink.LinkByName(v.B.Name)
 		if err != nil {
 			return err
 		}
 		return netlink.LinkSetMTU(l, 1000)
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	a, b := openPacketEnd(t, &v.A, nil), openPacketEnd(t, &v.B, nil)
 	send(t, a, ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 1400))
 	want := ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 40)
@@ -352,12 +342,10 @@ func superEnds(t *testing.T) (v *testenv.Veth, a, b *Packet, s *Super) {
 	t.Helper()
 	v = testenv.NewVethOffloads(t, 1500)
 	open := func(e *testenv.End, opts PacketOptions) (p *Packet) {
-		if err := e.NS.Do(func() (err error) {
+		e.NS.Run(t, func() (err error) {
 			p, err = OpenPacket(e.Name, opts)
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 		t.Cleanup(func() { p.Close() })
 		return p
 	}
@@ -567,12 +555,10 @@ func TestPacketSuperAfterDown(t *testing.T) {
 		p    **Packet
 		opts PacketOptions
 	}{{&v.A, &a, PacketOptions{Super: true}}, {&v.B, &b, PacketOptions{Filter: PortFilter([]uint16{7174}), Whole: true}}} {
-		if err := end.e.NS.Do(func() (err error) {
+		end.e.NS.Run(t, func() (err error) {
 			*end.p, err = OpenPacket(end.e.Name, end.opts)
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 		defer (*end.p).Close()
 	}
 	if a.SuperBytes() == 0 {
@@ -608,12 +594,10 @@ func TestPacketsAfterDown(t *testing.T) {
 	a := openPacketEnd(t, &v.A, PortFilter([]uint16{1}))
 	const n = 3
 	var links []*Packet
-	if err := v.B.NS.Do(func() (err error) {
+	v.B.NS.Run(t, func() (err error) {
 		links, err = OpenPackets(v.B.Name, n, PacketOptions{Filter: PortFilter([]uint16{7174})})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	for _, l := range links {
 		defer l.Close()
 	}

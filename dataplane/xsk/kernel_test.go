@@ -83,15 +83,13 @@ func TestInterfaceDownAndGone(t *testing.T) {
 	tu := tuple(&v.A, &v.B)
 	set := func(do func(netlink.Link) error) {
 		t.Helper()
-		if err := v.A.NS.Do(func() error {
+		v.A.NS.Run(t, func() error {
 			l, err := netlink.LinkByName(v.A.Name)
 			if err != nil {
 				return err
 			}
 			return do(l)
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 	}
 	done := make([]link.Slot, 8)
 	post := func() link.Slot {

@@ -59,7 +59,7 @@ func TestOthersMaps(t *testing.T) {
 		}()
 	}()
 	cfg := Config{Interface: v.A.Name, Generic: true, Frames: 64, Ring: 64}
-	if err := v.A.NS.Do(func() error {
+	v.A.NS.Run(t, func() error {
 		for i := 0; i < 3 || mapped.Load() < rings; i++ {
 			s, err := Open(cfg)
 			if err != nil {
@@ -81,9 +81,7 @@ func TestOthersMaps(t *testing.T) {
 			}
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	if err := <-done; err != nil {
 		t.Error(err)
 	}

@@ -46,15 +46,13 @@ func openSide(t testing.TB, e *testenv.End, mode bpf.Mode, cfg Config) *side {
 		t.Fatal(err)
 	}
 	cfg.Interface, cfg.Generic = e.Name, mode == bpf.Generic
-	if err := e.NS.Do(func() error {
+	e.NS.Run(t, func() error {
 		if _, err := s.steer.Attach(e.Index, mode); err != nil {
 			return err
 		}
 		s.Socket, err = Open(cfg)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -285,7 +283,7 @@ func TestWait(t *testing.T) {
 func TestCloseFreesQueue(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	for i := range 3 {
-		if err := v.A.NS.Do(func() error {
+		v.A.NS.Run(t, func() error {
 			s, err := Open(Config{Interface: v.A.Name, Frames: 64, Ring: 64})
 			if err != nil {
 				return err
@@ -296,9 +294,7 @@ func TestCloseFreesQueue(t *testing.T) {
 				}
 			}
 			return s.Close()
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 	}
 	maps := testenv.ReadFile(t, "/proc/self/maps")
 	if n := strings.Count(string(maps), " socket:["); n != 0 {
@@ -309,13 +305,11 @@ func TestCloseFreesQueue(t *testing.T) {
 func TestCloseLeavesNoProgram(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	xdpOf := func() (attached bool) {
-		if err := v.A.NS.Do(func() error {
+		v.A.NS.Run(t, func() error {
 			l, err := netlink.LinkByName(v.A.Name)
 			attached = err == nil && l.Attrs().Xdp != nil && l.Attrs().Xdp.Attached
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 		return attached
 	}
 	a := openSide(t, &v.A, bpf.Native, Config{Frames: 64, Ring: 64})

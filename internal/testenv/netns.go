@@ -340,15 +340,21 @@ func (n *Namespace) Do(f func() error) error {
 	return f()
 }
 
+// Run is Do for what must succeed.
+func (n *Namespace) Run(t testing.TB, f func() error) {
+	t.Helper()
+	if err := n.Do(f); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Listen listens on a port of addr with the kernel's TCP until the test ends.
 func (e *End) Listen(t testing.TB, addr netip.Addr) (l net.Listener) {
 	t.Helper()
-	if err := e.NS.Do(func() (err error) {
+	e.NS.Run(t, func() (err error) {
 		l, err = net.Listen("tcp", netip.AddrPortFrom(addr, 0).String())
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	t.Cleanup(func() { l.Close() })
 	return l
 }

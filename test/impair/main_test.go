@@ -100,12 +100,10 @@ func ends(t *testing.T, w *testenv.Wire) (a, b *link.Packet) {
 		end *testenv.End
 		p   **link.Packet
 	}{{&w.A, &a}, {&w.B, &b}} {
-		if err := e.end.NS.Do(func() (err error) {
+		e.end.NS.Run(t, func() (err error) {
 			*e.p, err = link.OpenPacket(e.end.Name, link.PacketOptions{})
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 		t.Cleanup(func() { (*e.p).Close() })
 	}
 	return a, b

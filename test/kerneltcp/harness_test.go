@@ -188,7 +188,7 @@ func check(t testing.TB, s, c *report) {
 func counters(t testing.TB, ns *testenv.Namespace) map[string]int64 {
 	t.Helper()
 	m := map[string]int64{}
-	if err := ns.Do(func() error {
+	ns.Run(t, func() error {
 		for _, f := range []string{"/proc/thread-self/net/snmp", "/proc/thread-self/net/netstat"} {
 			b, err := os.ReadFile(f)
 			if err != nil {
@@ -206,9 +206,7 @@ func counters(t testing.TB, ns *testenv.Namespace) map[string]int64 {
 			}
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	return m
 }
 

@@ -263,12 +263,10 @@ func compare(t *testing.T, w *wire) string {
 // misdirect all frames for a minute.
 func neighbours(t *testing.T, e, peer *testenv.End) {
 	t.Helper()
-	if err := e.NS.Do(func() error {
+	e.NS.Run(t, func() error {
 		return netlink.NeighSet(&netlink.Neigh{LinkIndex: e.Index, Family: unix.AF_INET, State: netlink.NUD_PERMANENT,
 			IP: peer.Addr4.AsSlice(), HardwareAddr: peer.MAC})
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 }
 
 // goodput runs one arm and returns the receiver's goodput in MB/s and the share of retransmitted segments.

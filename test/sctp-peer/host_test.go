@@ -69,7 +69,7 @@ func newHost(t *testing.T, v *testenv.Veth, profile session.Profile, udp bool) *
 	h.flow = pkt.NewFlow(netip.AddrPortFrom(v.A.Addr4, port), netip.AddrPortFrom(v.B.Addr4, peerPort))
 	h.tuple = pkt.Tuple{Flow: h.flow, Proto: pkt.ProtoSCTP, SrcMAC: [6]byte(v.A.MAC), DstMAC: [6]byte(v.B.MAC)}
 	var fd int
-	if err := v.A.NS.Do(func() (err error) {
+	v.A.NS.Run(t, func() (err error) {
 		if udp {
 			h.tuple.Proto = pkt.ProtoUDP
 			h.tuple.LocalPort, h.tuple.RemotePort = sctp.UDPPort, sctp.UDPPort
@@ -83,9 +83,7 @@ func newHost(t *testing.T, v *testenv.Veth, profile session.Profile, udp bool) *
 			h.link, err = link.OpenPacket(v.A.Name, link.PacketOptions{})
 		}
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	t.Cleanup(func() {
 		h.link.Close()
 		syscall.Close(fd)

@@ -60,21 +60,19 @@ func (h *host) devices() (all []string) {
 // remove removes the pair of which e is an end.
 func remove(t *testing.T, e *testenv.End) {
 	t.Helper()
-	if err := e.NS.Do(func() error {
+	e.NS.Run(t, func() error {
 		l, err := netlink.LinkByName(e.Name)
 		if err != nil {
 			return err
 		}
 		return netlink.LinkDel(l)
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 }
 
 // route makes, or with gone removes, routes in the namespace of e to addresses by e.
 func route(t *testing.T, e *testenv.End, gone bool, to ...netip.Addr) {
 	t.Helper()
-	if err := e.NS.Do(func() error {
+	e.NS.Run(t, func() error {
 		l, err := netlink.LinkByName(e.Name)
 		if err != nil {
 			return err
@@ -91,9 +89,7 @@ func route(t *testing.T, e *testenv.End, gone bool, to ...netip.Addr) {
 			}
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 }
 
 // A daemon serves two interfaces: a connect takes the one that the route names, or that the
