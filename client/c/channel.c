@@ -264,6 +264,16 @@ int iwarpd_get_cq_event(struct iwarpd_channel *ch, struct iwarpd_cq **cq, int ti
 	}
 }
 
+void channel_after_fork(struct object *o, int fd)
+{
+	struct iwarpd_channel *ch = channel_of(o);
+
+	pthread_mutex_init(&ch->lock, NULL);
+	dup3(fd, ch->sock, O_CLOEXEC);
+	dup3(fd, ch->more, O_CLOEXEC);
+	dup3(fd, ch->epoll, O_CLOEXEC);
+}
+
 int iwarpd_channel_fd(const struct iwarpd_channel *ch)
 {
 	return ch->epoll;

@@ -77,6 +77,11 @@ static void cq_free(struct object *o)
 	free(cq);
 }
 
+void cq_after_fork(struct object *o)
+{
+	map_after_fork(&cq_of(o)->now->map);
+}
+
 static int new_rings(int fd, struct cq_rings **out)
 {
 	struct cq_rings *r;

@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -108,10 +109,21 @@ static int device_fds(struct iwarpd_device *dev)
 	return watch_fd(dev->epoll, dev->sock) || watch_fd(dev->epoll, dev->queued) ? -1 : 0;
 }
 
+static void init_locks(struct iwarpd_device *dev)
+{
+	pthread_condattr_t attr;
+
+	pthread_mutex_init(&dev->attaching, NULL);
+	pthread_mutex_init(&dev->lock, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&dev->turn, &attr);
+	pthread_condattr_destroy(&attr);
+}
+
 static struct iwarpd_device *new_device(int sock)
 {
 	struct iwarpd_device *dev = calloc(1, sizeof(*dev));
-	pthread_condattr_t attr;
 
 	if (!dev)
 		return NULL;
@@ -121,12 +133,7 @@ static struct iwarpd_device *new_device(int sock)
 	dev->on_event = event_arrived;
 	dev->drop_events = events_drop;
 	dev->objects.next = dev->objects.prev = &dev->objects;
-	pthread_mutex_init(&dev->attaching, NULL);
-	pthread_mutex_init(&dev->lock, NULL);
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-	pthread_cond_init(&dev->turn, &attr);
-	pthread_condattr_destroy(&attr);
+	init_locks(dev);
 	return dev;
 }
 
@@ -208,6 +215,48 @@ int iwarpd_open_wait(const char *socket, const char *name, int timeout_ms, struc
 			*e = last;
 		return err;
 	}
+}
+
+/* object_after_fork separates what the child and its parent share of an object. */
+static void object_after_fork(struct object *o, int none)
+{
+	switch (o->kind) {
+	case OBJECT_CHANNEL:
+		channel_after_fork(o, none);
+		break;
+	case OBJECT_CQ:
+		cq_after_fork(o);
+		break;
+	case OBJECT_SRQ:
+		srq_after_fork(o);
+		break;
+	default:
+		if (o->ended) /* a QP: nothing can be posted */
+			o->ended(o);
+	}
+}
+
+/*
+ * The descriptors of the child are its parent's: what the child asks the daemon to destroy would be the parent's, and
+ * what it reads the parent would miss. They keep their numbers, which the program may know, and are never readable.
+ */
+void iwarpd_after_fork(struct iwarpd_device *dev)
+{
+	int none;
+
+	init_locks(dev); /* other threads of the parent may have had them */
+	dev->reading = false;
+	dev->calls = NULL;
+	dev->readers = NULL;
+	dev->dead = -EPIPE;
+	strcpy(dev->why, "the child of a fork has to open the device itself");
+	close(dev->sock); /* so that there is a descriptor */
+	none = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	for (struct object *o = dev->objects.next; o != &dev->objects; o = o->next)
+		object_after_fork(o, none);
+	dup3(none, dev->queued, O_CLOEXEC);
+	dup3(none, dev->epoll, O_CLOEXEC);
+	dev->sock = none;
 }
 
 static void close_fd(int fd)

@@ -90,6 +90,9 @@ struct map {
  */
 int map_open(struct map *m, int fd, enum map_kind kind);
 void map_close(struct map *m);
+
+/* map_after_fork replaces what the child of a fork shares with its parent by zeros, which are no valid ring. */
+void map_after_fork(const struct map *m);
 _Atomic uint32_t *map_word(const struct map *m, size_t offset);
 
 /* One end of a ring. */
@@ -293,6 +296,7 @@ void event_done(struct iwarpd_device *dev, struct event **at);
 void qp_established(struct object *o, uint32_t worker);
 struct iwarpd_qp *qp_of(struct object *o);
 struct iwarpd_srq *srq_of(struct object *o);
+void srq_after_fork(struct object *o);
 struct object *qp_object(struct iwarpd_qp *qp);
 
 /* channel.c */
@@ -310,12 +314,14 @@ struct object *channel_object(struct iwarpd_channel *ch);
 void channel_add(struct iwarpd_channel *ch, struct cq_link *l);
 void channel_remove(struct iwarpd_channel *ch, struct cq_link *l);
 void channel_push(struct iwarpd_channel *ch, struct cq_link *l); /* makes iwarpd_get_cq_event return l */
+void channel_after_fork(struct object *o, int fd); /* makes its descriptors fd, and unlocks it */
 void channel_lock(struct iwarpd_channel *ch);
 void channel_unlock(struct iwarpd_channel *ch);
 
 /* cq.c */
 
 struct iwarpd_cq *cq_of(struct object *o);
+void cq_after_fork(struct object *o);
 uint32_t cq_handle(const struct iwarpd_cq *cq);
 
 /* connect.c */

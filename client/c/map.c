@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -110,6 +111,12 @@ void map_close(struct map *m)
 	if (m->mem)
 		munmap(m->mem, m->len);
 	m->mem = NULL;
+}
+
+void map_after_fork(const struct map *m)
+{
+	if (mmap(m->mem, m->len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
+		abort(); /* the child would take its parent's completions */
 }
 
 _Atomic uint32_t *map_word(const struct map *m, size_t offset)

@@ -430,6 +430,11 @@ static void srq_free(struct object *o)
 	free(srq);
 }
 
+void srq_after_fork(struct object *o)
+{
+	map_after_fork(&srq_of(o)->rq.map);
+}
+
 static int new_srq(struct iwarpd_device *dev, const struct packet *p, void *context, struct iwarpd_srq **out)
 {
 	struct iwarpd_srq *srq = calloc(1, sizeof(*srq));

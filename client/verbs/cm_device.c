@@ -46,9 +46,12 @@ static struct context *context_open(struct device *d)
 	return opened;
 }
 
+/* The ids of the parent get no events in the child, which may destroy them. */
 static void after_fork_child(void)
 {
-	ids = NULL; /* they are the parent's */
+	for (struct id *id = ids; id; id = id->next)
+		iwv_queue_after_fork(&channel_of(id->pub.channel)->queue);
+	ids = NULL;
 }
 
 __attribute__((constructor)) static void init(void)

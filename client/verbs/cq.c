@@ -294,6 +294,16 @@ int cq_flush(struct ibv_cq *ibv, struct ibv_qp *qp, uint64_t wr_id, enum ibv_wc_
 	return 0;
 }
 
+void cqs_after_fork(const struct context *c)
+{
+	for (struct cq *cq = c->cqs; cq; cq = cq->next) {
+		pthread_mutex_init(&cq->lock, NULL);
+		pthread_mutex_init(&cq->ibv.mutex, NULL);
+		if (cq->ibv.channel)
+			pthread_mutex_init(&channel_of(cq->ibv.channel)->lock, NULL);
+	}
+}
+
 static bool gone(struct ibv_context *ibv)
 {
 	return atomic_load(&iwv_context_of(ibv)->gone);

@@ -92,6 +92,9 @@ void iwv_queue_put(struct event_queue *q, struct queue_item *item);
  */
 struct queue_item *iwv_queue_next(struct event_queue *q, void (*taken)(struct queue_item *item));
 
+/* iwv_queue_after_fork gives the queue of the child of a fork a descriptor of its own, with the same number. */
+void iwv_queue_after_fork(struct event_queue *q);
+
 /* iwv_queue_take removes all items for which match returns true, and returns them as a list. */
 struct queue_item *iwv_queue_take(struct event_queue *q, bool (*match)(struct queue_item *item, void *arg), void *arg);
 
@@ -310,6 +313,9 @@ int cq_flush(struct ibv_cq *ibv, struct ibv_qp *qp, uint64_t wr_id, enum ibv_wc_
 
 /* cq_forget drops the completions of a QP that has been destroyed, which needed n. iwv_thread_lock is held. */
 void cq_forget(struct ibv_cq *ibv, uint32_t qp, uint64_t n);
+
+/* cqs_after_fork unlocks the CQs of a context in the child of a fork. */
+void cqs_after_fork(const struct context *c);
 
 int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc);
 int req_notify_cq(struct ibv_cq *ibv, int solicited_only);

@@ -725,7 +725,7 @@ void near_put(uintptr_t addr, size_t length)
 
 	iwv_thread_lock();
 	remove_use(p.start, p.end);
-	if (vma_begin() == 0) { /* near_get has opened its descriptor */
+	if (file >= 0 && vma_begin() == 0) { /* near_get has opened both, but not in the child of a fork */
 		free_unused(p.start, p.end);
 		vma_end();
 	}

@@ -1,5 +1,6 @@
 /* Queues of events, each with a descriptor to wait on. */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -46,6 +47,16 @@ struct queue_item *iwv_queue_next(struct event_queue *q, void (*taken)(struct qu
 		iwv_thread_unlock();
 	}
 	return item;
+}
+
+void iwv_queue_after_fork(struct event_queue *q)
+{
+	int fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
+
+	if (fd < 0)
+		return;
+	dup3(fd, q->fd, O_CLOEXEC);
+	close(fd);
 }
 
 struct queue_item *iwv_queue_take(struct event_queue *q, bool (*match)(struct queue_item *item, void *arg), void *arg)

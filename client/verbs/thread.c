@@ -220,17 +220,28 @@ static void after_fork_parent(void)
 }
 
 /*
- * The child of a fork does not have the thread. Contexts that the child opens start a new
- * one; the parent's contexts cannot be used in the child.
+ * separate makes a context of the parent in the child like one whose daemon has ended. The child may close it and
+ * destroy what belongs to it, which programs do when they end.
  */
+static void separate(struct context *c)
+{
+	atomic_store(&c->gone, true);
+	iwarpd_after_fork(c->dev);
+	iwv_queue_after_fork(&c->async);
+	cqs_after_fork(c);
+}
+
+/* The child of a fork does not have the thread. Contexts that the child opens start a new one. */
 static void after_fork_child(void)
 {
 	near_after_fork_child();
 	devices_after_fork_child();
-	contexts = NULL;
 	if (epoll >= 0)
 		close(epoll);
 	epoll = -1;
+	for (struct context *c = contexts; c; c = c->next)
+		separate(c);
+	contexts = NULL;
 	pthread_cond_init(&changed, NULL);
 	pthread_mutex_init(&lock, NULL);
 	pthread_setcancelstate(cancel_state, NULL);

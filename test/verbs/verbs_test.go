@@ -435,6 +435,17 @@ func TestMemory(t *testing.T) {
 	}
 }
 
+// TestOrphaned checks that the daemon notices that a program has ended, though a child of it has not.
+func TestOrphaned(t *testing.T) {
+	a, _ := newHosts(t, plain)
+	a.start(t, compile(t, "memory")+" orphaned").Succeed()
+	testenv.Until(t, "no region is left", func() bool { return a.status(t).Mrs == 0 })
+	if len(a.pids(t)) == len(a.keep) {
+		t.Error("the child has ended too")
+	}
+	a.endAll(t)
+}
+
 // TestList checks that the list of regions says which memory is far.
 func TestList(t *testing.T) {
 	a, _ := newHosts(t, plain)

@@ -1742,24 +1742,6 @@ static void queues_made(void)
 	rdma_destroy_event_channel(ch);
 }
 
-/* The child of a fork may destroy the ids of its parent. */
-static void forked(void)
-{
-	struct rdma_event_channel *ch = channel();
-	struct rdma_cm_id *id = listener(ch, 0);
-	int status;
-	pid_t child = fork();
-
-	CHECK(child >= 0);
-	if (child == 0) {
-		rdma_destroy_id(id);
-		_exit(0);
-	}
-	CHECK(waitpid(child, &status, 0) == child && status == 0);
-	CHECK(rdma_destroy_id(id) == 0);
-	rdma_destroy_event_channel(ch);
-}
-
 /* A queue pair that the program has made and moved to INIT itself is connected by its number, and ends with its connection. */
 static void numbered(void)
 {
@@ -2128,6 +2110,67 @@ static struct ibv_wc await_success(struct ibv_cq *cq, uint64_t id)
 		printf("work request %d: %s\n", (int)wc.wr_id, ibv_wc_status_str(wc.status));
 	CHECK(wc.wr_id == id && wc.status == IBV_WC_SUCCESS);
 	return wc;
+}
+
+/*
+ * The child of a fork destroys all that it has of its parent's, as programs do when they end, and closes the device.
+ * The parent has it still, and misses no event.
+ */
+static void forked(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child, *next_id, *next_child;
+	static char data[100];
+	struct ibv_context *c = device(0);
+	struct queues q = make(c, NULL);
+	struct ibv_mr *mr;
+	int status;
+	pid_t pid;
+
+	establish(server, client, l, &id, &child);
+	mr = ibv_reg_mr(id->pd, data, sizeof(data), IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr && ibv_req_notify_cq(child->recv_cq, 0) == 0);
+	next_id = call(client, l);
+	while (!readable(server->fd)) /* the request waits in the channel */
+		usleep(1000);
+	recv_empty(child->qp, 1);
+	send_empty(id->qp);
+	while (!readable(child->recv_cq_channel->fd)) /* and so does the event of the completion */
+		usleep(1000);
+	flush(q.qp);
+	pid = fork();
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		CHECK(ibv_dereg_mr(mr) == 0);
+		end(id);
+		end(child);
+		end(next_id);
+		end(l);
+		rdma_destroy_event_channel(server);
+		rdma_destroy_event_channel(client);
+		unmake(&q);
+		CHECK(ibv_close_device(c) == 0);
+		exit(0);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+	CHECK(readable(server->fd) && readable(child->recv_cq_channel->fd));
+	await_success(child->recv_cq, 1);
+	next_child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	create_qp(next_child);
+	CHECK(rdma_accept(next_child, NULL) == 0);
+	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == next_child);
+	CHECK(next(client, RDMA_CM_EVENT_ESTABLISHED) == next_id);
+	CHECK(ibv_dereg_mr(mr) == 0);
+	recv_empty(child->qp, 2);
+	send_empty(id->qp);
+	await_success(child->recv_cq, 2);
+	end(id);
+	end(child);
+	end(next_id);
+	end(next_child);
+	end(l);
+	unmake(&q);
+	CHECK(ibv_close_device(c) == 0);
 }
 
 /*

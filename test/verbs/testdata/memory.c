@@ -739,6 +739,21 @@ static void hold(void)
 	pause();
 }
 
+/* The program ends, and its child does not. */
+static void orphaned(void)
+{
+	pid_t child;
+
+	reg(malloc(MEGABYTE), MEGABYTE);
+	child = fork();
+	CHECK(child >= 0);
+	if (child > 0)
+		_exit(0);
+	close(STDOUT_FILENO);
+	close(STDERR_FILENO);
+	pause();
+}
+
 /* A QP without a connection completes posted receives when it enters the error state. */
 static void flush(void)
 {
@@ -777,7 +792,7 @@ int main(int argc, char **argv)
 		{ "flush", flush }, { "limit-as", limit_as }, { "limit-data", limit_data }, { "limit-fsize", limit_fsize },
 		{ "limit-memlock", limit_memlock }, { "limit-nofile", limit_nofile }, { "execs", execs }, { "undumpable", undumpable }, { "no-userfaultfd", no_userfaultfd },
 		{ "without-eperm", without_eperm }, { "without-enosys", without_enosys }, { "heap", heap }, { "no-query", no_query },
-		{ "hold", hold },
+		{ "hold", hold }, { "orphaned", orphaned },
 	};
 	struct ibv_context *c;
 
