@@ -109,7 +109,7 @@ void sync_done(struct id *id);
 /* events_drop frees the events of id that the program has not taken, and the ids of its connect requests. */
 void events_drop(struct id *id);
 
-/* cm_id.c: called with the lock held */
+/* cm_id.c: called with the lock held, but for listeners_follow */
 
 extern struct id *ids;
 struct id *id_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space ps, enum ibv_qp_type type);
@@ -129,11 +129,19 @@ struct qp *id_qp(const struct id *id);
 
 /* cm_device.c */
 
+/* The functions from here to cm_route are called without the lock, since a daemon may take seconds to answer. */
+
+/* cm_scan looks for daemons, and opens the devices that are present. */
+void cm_scan(enum scan how);
+
+/* cm_find looks for the device with the address a, unless it is open, or for all daemons that were not there before. */
+void cm_find(const struct sockaddr *a);
+
 /*
- * cm_devices looks for daemons that were not there before. It returns the list of all devices, and opens those that are
- * present.
+ * cm_route stores the source address for dst by the kernel's routes, or the unspecified address if they have none. A
+ * daemon may be in another network namespace.
  */
-struct device *cm_devices(enum scan how);
+void cm_route(const struct sockaddr *dst, struct sockaddr_storage *src);
 
 /* context_live reports whether c is a context, and that of a daemon that has not ended. */
 static inline bool context_live(const struct context *c)
@@ -141,13 +149,13 @@ static inline bool context_live(const struct context *c)
 	return c && !atomic_load(&c->gone);
 }
 
-/* context_with returns the context whose device has the address a, or NULL. */
+/* context_with returns the context whose device has the address a, or NULL. The lock is held. */
 struct context *context_with(const struct sockaddr *a);
 
 /*
- * context_for returns the context of the device that reaches dst, and stores its source
- * address in src. Any device reaches this host's loopback address. In a container, whose routes are not those of the
- * daemon, it is the first device.
+ * context_for returns the context of the device that reaches dst. src is what cm_route has stored, and becomes the
+ * source address. Any device reaches this host's loopback address. In a container, whose routes are not those of the
+ * daemon, it is the first device. The lock is held.
  */
 struct context *context_for(const struct sockaddr *dst, struct sockaddr_storage *src);
 

@@ -27,23 +27,63 @@ void *real_cm_symbol(const char *name)
 	return library ? dlsym(library, name) : NULL;
 }
 
+/* is_open reports whether a device is open. */
+static bool is_open(const struct device *d)
+{
+	bool open;
+
+	iwv_thread_lock();
+	open = context_live(d->cm);
+	iwv_thread_unlock();
+	return open;
+}
+
 /*
- * context_open returns the context of a device, or opens it. That of a daemon that has ended stays if it was shown to
+ * set_context makes opened the context of a device. That of a daemon that has ended stays if it was shown to
  * the program.
  */
-static struct context *context_open(struct device *d)
+static void set_context(struct device *d, struct context *opened)
 {
-	struct context *opened;
+	struct context *other = opened; /* unless another thread was faster */
 
-	if (context_live(d->cm))
-		return d->cm;
-	opened = iwv_context_open(d);
-	if (!opened)
-		return NULL;
-	if (d->cm && !d->cm->shown)
-		iwv_context_close(d->cm);
-	d->cm = opened;
-	return opened;
+	iwv_thread_lock();
+	if (!context_live(d->cm)) {
+		other = d->cm;
+		d->cm = opened;
+	}
+	if (other && !other->shown)
+		iwv_context_close(other);
+	iwv_thread_unlock();
+}
+
+void cm_scan(enum scan how)
+{
+	/*
+	 * Asking a daemon that is known again takes milliseconds, and the client of perftest does not wait until its
+	 * server listens again.
+	 */
+	for (struct device *d = iwv_devices_scan(how); d; d = d->next) {
+		struct context *c = atomic_load(&d->present) && !is_open(d) ? iwv_context_open(d, how) : NULL;
+
+		if (c)
+			set_context(d, c);
+	}
+}
+
+void cm_find(const struct sockaddr *a)
+{
+	bool found;
+
+	if (addr_any(a)) {
+		cm_scan(SCAN_NEW);
+		return;
+	}
+	iwv_thread_lock();
+	found = context_with(a);
+	iwv_thread_unlock();
+	/* Since the last scan an interface may have got an address, or a daemon may have started. */
+	if (!found)
+		cm_scan(SCAN_ALL);
 }
 
 /* The ids of the parent get no events in the child, which may destroy them. */
@@ -58,17 +98,6 @@ __attribute__((constructor)) static void init(void)
 {
 	pthread_atfork(NULL, NULL, after_fork_child);
 	iwv_thread_set_cm(cm_handle, listeners_follow);
-}
-
-struct device *cm_devices(enum scan how)
-{
-	/* Asking a daemon that is known again takes milliseconds, and the client of perftest does not wait until its server listens again. */
-	struct device *list = iwv_devices_scan(how);
-
-	for (struct device *d = list; d; d = d->next)
-		if (atomic_load(&d->present))
-			context_open(d);
-	return list;
 }
 
 /*
@@ -88,27 +117,11 @@ static bool has(const struct device *d, const struct sockaddr *a)
 	       if_indextoname(a6->sin6_scope_id, name) && strcmp(name, d->interface) == 0;
 }
 
-static struct context *find(const struct sockaddr *a)
+struct context *context_with(const struct sockaddr *a)
 {
 	for (struct device *d = iwv_devices_scan(SCAN_NONE); d; d = d->next)
 		if (context_live(d->cm) && has(d, a))
 			return d->cm;
-	return NULL;
-}
-
-struct context *context_with(const struct sockaddr *a)
-{
-	struct context *c = find(a);
-
-	if (c)
-		return c;
-	/*
-	 * Since the last scan an interface may have got an address, or a daemon may have
-	 * started.
-	 */
-	for (struct device *d = iwv_devices_scan(SCAN_ALL); d; d = d->next)
-		if (atomic_load(&d->present) && has(d, a))
-			return context_open(d);
 	return NULL;
 }
 
@@ -133,27 +146,33 @@ static bool local(const struct sockaddr_storage *a)
  */
 static struct context *context_of(sa_family_t family, struct sockaddr_storage *a, bool elsewhere)
 {
-	for (struct device *d = cm_devices(SCAN_NEW); d; d = d->next)
+	for (struct device *d = iwv_devices_scan(SCAN_NONE); d; d = d->next)
 		for (unsigned int i = 0; context_live(d->cm) && iwv_device_address(d, i, a); i++)
 			if (a->ss_family == family && !(elsewhere && local(a)))
 				return d->cm;
 	return NULL;
 }
 
-struct context *context_for(const struct sockaddr *dst, struct sockaddr_storage *src)
+void cm_route(const struct sockaddr *dst, struct sockaddr_storage *src)
 {
 	socklen_t len = sizeof(*src);
-	struct context *c = NULL;
-	int s = socket(dst->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	int s, state;
 
-	/* The kernel's routes determine the source address, unless the daemon is in another network namespace. */
-	if (s < 0)
-		return NULL;
-	if (connect(s, dst, addr_len(dst)) == 0 && getsockname(s, (struct sockaddr *)src, &len) == 0) {
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state); /* the socket would stay open */
+	memset(src, 0, sizeof(*src));
+	src->ss_family = dst->sa_family;
+	s = socket(dst->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (s >= 0 && connect(s, dst, addr_len(dst)) == 0 && getsockname(s, (struct sockaddr *)src, &len) == 0)
 		addr_set_port((struct sockaddr *)src, 0);
-		c = context_with((struct sockaddr *)src);
-	}
-	close(s);
+	if (s >= 0)
+		close(s);
+	pthread_setcancelstate(state, &state);
+}
+
+struct context *context_for(const struct sockaddr *dst, struct sockaddr_storage *src)
+{
+	struct context *c = context_with((struct sockaddr *)src);
+
 	return c ? c : context_of(dst->sa_family, src, !addr_any(dst));
 }
 
@@ -165,8 +184,9 @@ struct ibv_context **rdma_get_devices(int *num)
 	int n = 0;
 
 	FORWARD(rdma_get_devices, num);
+	cm_scan(SCAN_NEW);
 	iwv_thread_lock();
-	devices = cm_devices(SCAN_NEW);
+	devices = iwv_devices_scan(SCAN_NONE);
 	for (struct device *d = devices; d; d = d->next)
 		most++;
 	list = calloc(most + 1, sizeof(*list));

@@ -266,7 +266,7 @@ static int open_everywhere(struct id *id)
 {
 	int err = -ENODEV;
 
-	for (struct device *d = cm_devices(SCAN_NEW); d; d = d->next) {
+	for (struct device *d = iwv_devices_scan(SCAN_NONE); d; d = d->next) {
 		int failed = context_live(d->cm) ? open_endpoint(id, d->cm) : -ENODEV;
 
 		if (failed)
@@ -299,25 +299,33 @@ void listeners_forget(const struct context *c)
 	}
 }
 
-/* follow makes an id listen on devices. One on which it cannot is tried again the next time. */
-static void follow(struct id *id, struct device *devices)
+/*
+ * follow makes the ids that listen on every address listen on all open devices, and reports whether there is such an
+ * id. A device on which one cannot is tried again the next time.
+ */
+static bool follow(void)
 {
-	for (struct device *d = devices; d; d = d->next)
-		if (context_live(d->cm) && !listens_on(id, d->cm))
-			open_endpoint(id, d->cm);
+	bool any = false;
+
+	iwv_thread_lock();
+	for (struct id *id = ids; id; id = id->next) {
+		if (id->state != ID_LISTEN || !addr_any(&id->pub.route.addr.src_addr))
+			continue;
+		any = true;
+		for (struct device *d = iwv_devices_scan(SCAN_NONE); d; d = d->next)
+			if (context_live(d->cm) && !listens_on(id, d->cm))
+				open_endpoint(id, d->cm);
+	}
+	iwv_thread_unlock();
+	return any;
 }
 
 void listeners_follow(void)
 {
-	struct device *devices = NULL;
-
-	for (struct id *id = ids; id; id = id->next) {
-		if (id->state != ID_LISTEN || !addr_any(&id->pub.route.addr.src_addr))
-			continue;
-		if (!devices)
-			devices = cm_devices(SCAN_BY_THREAD);
-		follow(id, devices);
-	}
+	if (!follow())
+		return;
+	cm_scan(SCAN_BY_THREAD);
+	follow();
 }
 
 /* open_endpoints listens on the address of id. The lock is held. */
@@ -348,7 +356,7 @@ static int bind_addr(struct id *id, const struct sockaddr *addr)
 {
 	struct context *c;
 
-	if (id->state != ID_IDLE || !addr_len(addr))
+	if (id->state != ID_IDLE)
 		return EINVAL;
 	if (!addr_any(addr)) {
 		c = context_with(addr);
@@ -376,6 +384,9 @@ int rdma_bind_addr(struct rdma_cm_id *pub, struct sockaddr *addr)
 	int err;
 
 	FORWARD(rdma_bind_addr, pub, addr);
+	if (!addr_len(addr))
+		return set_errno(EINVAL);
+	cm_find(addr);
 	iwv_thread_lock();
 	err = bind_addr(id_of(pub), addr);
 	iwv_thread_unlock();
@@ -386,10 +397,12 @@ int rdma_listen(struct rdma_cm_id *pub, int backlog)
 {
 	struct id *id = id_of(pub);
 	struct sockaddr_in any = { .sin_family = AF_INET };
+	const struct sockaddr *src = &pub->route.addr.src_addr;
 	bool bound;
 	int err = 0;
 
 	FORWARD(rdma_listen, pub, backlog);
+	cm_find(addr_len(src) ? src : (struct sockaddr *)&any);
 	iwv_thread_lock();
 	if (id->state > ID_BOUND) {
 		iwv_thread_unlock();
@@ -425,21 +438,20 @@ static int bind_source(struct id *id, const struct sockaddr *src)
 	return bind_addr(id, src);
 }
 
-/* resolve finds the device and the source address for dst. The lock is held. */
-static int resolve(struct id *id, const struct sockaddr *dst)
+/* resolve finds the device and the source address for dst, which cm_route has stored in from. The lock is held. */
+static int resolve(struct id *id, const struct sockaddr *dst, struct sockaddr_storage *from)
 {
-	struct sockaddr_storage from;
 	struct context *c;
 
 	close_endpoints(id); /* of a bind: its port is used for this connection */
 	if (id->pub.verbs)
 		return 0;
-	c = context_for(dst, &from);
+	c = context_for(dst, from);
 	if (!c)
 		return ENODEV;
 	id_bind_device(id, c);
-	addr_set_port((struct sockaddr *)&from, id->state == ID_BOUND ? addr_port(&id->pub.route.addr.src_addr) : 0);
-	set_addr(&id->pub.route.addr.src_storage, (struct sockaddr *)&from);
+	addr_set_port((struct sockaddr *)from, id->state == ID_BOUND ? addr_port(&id->pub.route.addr.src_addr) : 0);
+	set_addr(&id->pub.route.addr.src_storage, (struct sockaddr *)from);
 	return 0;
 }
 
@@ -462,12 +474,18 @@ static void to_self(struct id *id)
 int rdma_resolve_addr(struct rdma_cm_id *pub, struct sockaddr *src, struct sockaddr *dst, int timeout_ms)
 {
 	struct id *id = id_of(pub);
+	struct sockaddr_storage from;
 	char text[128];
 	int err;
 
 	FORWARD(rdma_resolve_addr, pub, src, dst, timeout_ms);
 	if (!addr_len(dst))
 		return set_errno(EINVAL);
+	cm_route(dst, &from);
+	if (addr_len(src) && !addr_any(src))
+		cm_find(src);
+	else if (!pub->verbs)
+		cm_find((struct sockaddr *)&from);
 	iwv_thread_lock();
 	err = may_resolve(id, src, dst) ? bind_source(id, src) : EINVAL;
 	if (err) {
@@ -475,7 +493,7 @@ int rdma_resolve_addr(struct rdma_cm_id *pub, struct sockaddr *src, struct socka
 		return set_errno(err);
 	}
 	set_addr(&id->pub.route.addr.dst_storage, dst);
-	err = resolve(id, dst);
+	err = resolve(id, dst, &from);
 	if (err) {
 		addr_text(dst, true, text);
 		iwv_log("rdma_resolve_addr: no device of iwarpd reaches %s: %s", text, strerror(err));

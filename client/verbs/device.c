@@ -16,7 +16,7 @@
 
 enum {
 	OPEN_WAIT_MS = 10000, /* time that a daemon has to answer */
-	SHORT_WAIT_MS = 100,  /* the same, while the program's calls and all events wait */
+	SHORT_WAIT_MS = 100,  /* the same, while all events wait */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* held while daemons are probed */
@@ -108,6 +108,12 @@ static bool known(const char *socket, bool present)
 	return false;
 }
 
+/* open_daemon connects to the daemon at a socket. */
+static int open_daemon(const char *socket, enum scan how, struct iwarpd_device **dev, struct iwarpd_error *e)
+{
+	return iwarpd_open_within(socket, NULL, how == SCAN_BY_THREAD ? SHORT_WAIT_MS : OPEN_WAIT_MS, dev, e);
+}
+
 /*
  * probe adds the interfaces of the daemon at a socket. It complains, once, if IWARPD_SOCKET names
  * a socket that never had one.
@@ -119,7 +125,7 @@ static void probe(const char *socket, bool named, enum scan how)
 	struct iwarpd_device *dev;
 	struct iwarpd_error e;
 
-	if (iwarpd_open_within(socket, NULL, how == SCAN_BY_THREAD ? SHORT_WAIT_MS : OPEN_WAIT_MS, &dev, &e) < 0) {
+	if (open_daemon(socket, how, &dev, &e) < 0) {
 		named = named && !known(socket, false);
 		if (named && !complained)
 			iwv_complain("IWARPD_SOCKET: %s", e.text);
@@ -334,7 +340,7 @@ static const struct iwarpd_device_attr *attr_of(const struct iwarpd_device *dev,
 	return iwarpd_query_device(dev);
 }
 
-static struct context *new_context(struct device *d)
+static struct context *new_context(struct device *d, enum scan how)
 {
 	struct context *c = calloc(1, sizeof(*c));
 	struct iwarpd_error e;
@@ -342,7 +348,7 @@ static struct context *new_context(struct device *d)
 
 	if (!c)
 		return NULL;
-	err = iwarpd_open_within(d->socket, NULL, OPEN_WAIT_MS, &c->dev, &e);
+	err = open_daemon(d->socket, how, &c->dev, &e);
 	if (err) {
 		iwv_fail(err, "ibv_open_device", &e);
 		free(c);
@@ -396,29 +402,29 @@ static struct context *serve(struct context *c)
 	return c;
 }
 
-struct context *iwv_context_open(struct device *d)
-{
-	struct context *c = new_context(d);
-
-	return c ? serve(c) : NULL;
-}
-
-struct ibv_context *ibv_open_device(struct ibv_device *device)
+struct context *iwv_context_open(struct device *d, enum scan how)
 {
 	struct context *c;
 	int state;
 
-	if (!device_ours(device))
-		return REAL(ibv_open_device)(device);
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state); /* the device would stay open */
-	/* The other devices do not wait for a daemon that does not answer. */
-	c = new_context(container_of(device, struct device, ibv));
+	c = new_context(d, how);
 	if (c) {
 		iwv_thread_lock();
 		c = serve(c);
 		iwv_thread_unlock();
 	}
 	pthread_setcancelstate(state, &state);
+	return c;
+}
+
+struct ibv_context *ibv_open_device(struct ibv_device *device)
+{
+	struct context *c;
+
+	if (!device_ours(device))
+		return REAL(ibv_open_device)(device);
+	c = iwv_context_open(container_of(device, struct device, ibv), SCAN_NONE);
 	return c ? &c->v.context : NULL;
 }
 

@@ -145,9 +145,6 @@ struct context {
 
 struct context *iwv_context_of(struct ibv_context *ibv);
 
-/* iwv_context_open opens a device. It returns NULL, with errno set, if it cannot. The lock is held. */
-struct context *iwv_context_open(struct device *d);
-
 /* iwv_context_close frees a context. The lock is held. */
 void iwv_context_close(struct context *c);
 
@@ -160,8 +157,14 @@ bool iwv_is_ours(const struct ibv_context *ibv);
  */
 enum scan { SCAN_ALL, SCAN_NEW, SCAN_NONE, SCAN_BY_THREAD };
 
-/* iwv_devices_scan looks for daemons. It returns the list of all devices, including those no longer present. */
+/*
+ * iwv_devices_scan looks for daemons. It returns the list of all devices, including those no longer present. A daemon
+ * may take seconds to answer, so the lock is not held, but for SCAN_NONE.
+ */
 struct device *iwv_devices_scan(enum scan how);
+
+/* iwv_context_open opens a device. It returns NULL, with errno set, if it cannot. The lock is not held here either. */
+struct context *iwv_context_open(struct device *d, enum scan how);
 
 /* devices_forget records that the daemon of a device has ended. */
 void devices_forget(const struct device *d);
@@ -225,8 +228,8 @@ bool thread_gone(struct context *c);
 bool daemon_gone(struct ibv_context *ibv);
 
 /*
- * iwv_thread_set_cm sets the handler of connection events, and a function that is called each second. Both are called
- * under the lock. ev is NULL if the daemon has ended.
+ * iwv_thread_set_cm sets the handler of connection events, which is called under the lock, and a function that is
+ * called each second, without it. ev is NULL if the daemon has ended.
  */
 typedef void cm_handler(struct context *c, const struct iwarpd_event *ev);
 typedef void cm_timer(void);

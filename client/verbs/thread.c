@@ -139,14 +139,14 @@ static void *run(void *arg)
 			continue; /* the next tick will do */
 		for (int i = 0; i < n; i++)
 			take(ev[i].data.ptr);
+		for (struct context *c = contexts; c; c = c->next)
+			qp_expire(c);
+		pthread_mutex_unlock(&lock);
 		t = atomic_load(&timer);
 		if (t && now_ms() >= due) {
 			t();
 			due = now_ms() + TICK_MS / 2; /* there may be many events */
 		}
-		for (struct context *c = contexts; c; c = c->next)
-			qp_expire(c);
-		pthread_mutex_unlock(&lock);
 	}
 	return NULL;
 }

@@ -565,6 +565,9 @@ func TestIdentifiers(t *testing.T) {
 			b.start(t, program+" "+mode+" "+a.end.Addr4.String(), "IWARPD_SOCKET="+b.socket+","+a.socket, a.pid(), "IWARPD_VERBS_LOG=1").Succeed()
 		})
 	}
+	t.Run("sought", func(t *testing.T) {
+		run(t, "sought", "IWARPD_SOCKET="+b.socket+","+a.socket, a.pid()).Succeed()
+	})
 	t.Run("removed", func(t *testing.T) {
 		a.start(t, program+" removed "+a.end.Addr4.String(), a.pid(), "IWARPD_VERBS_LOG=1").Succeed()
 	})

@@ -1287,6 +1287,42 @@ static void opened(void)
 	ibv_free_device_list(list);
 }
 
+static void list_devices(void)
+{
+	ibv_free_device_list(ibv_get_device_list(NULL));
+}
+
+static void *bind_nowhere(void *id)
+{
+	struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(0xc6336401) }; /* 198.51.100.1 */
+
+	atomic_store(&busy, (int)syscall(SYS_gettid));
+	CHECK(rdma_bind_addr(id, (struct sockaddr *)&a) == -1 && errno == EADDRNOTAVAIL);
+	return NULL;
+}
+
+/* Identifiers are used while another thread looks for the device of an address, and a daemon is stopped. */
+static void sought(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *id, *child, *nowhere, *l;
+	pthread_t t;
+
+	list_devices(); /* both daemons are known now */
+	l = listener(server, 0);
+	CHECK(rdma_create_id(client, &nowhere, NULL, RDMA_PS_TCP) == 0);
+	stop_daemon();
+	CHECK(pthread_create(&t, NULL, bind_nowhere, nowhere) == 0);
+	await_call(tid_of(&busy), SYS_ppoll);
+	establish(server, client, l, &id, &child);
+	end(id);
+	end(child);
+	end(l);
+	still_running(t);
+	CHECK(kill(daemon_pid(), SIGCONT) == 0 && pthread_join(t, NULL) == 0);
+	end(nowhere);
+}
+
 static void *connect_lost(void *id)
 {
 	CHECK(rdma_connect(id, NULL) == -1 && errno == ENODEV);
@@ -1598,11 +1634,6 @@ static void fork_child(void)
 	CHECK(pid > 0 && waitpid(pid, NULL, 0) == pid);
 }
 
-static void list_devices(void)
-{
-	ibv_free_device_list(ibv_get_device_list(NULL));
-}
-
 static void *cancel(void *call)
 {
 	CHECK(pthread_cancel(pthread_self()) == 0); /* it ends at the next cancellation point */
@@ -1858,12 +1889,16 @@ void iwv_thread_unlock(void)
 
 static struct rdma_event_channel *awaited; /* of end_next */
 
-/* end_next ends the id of the next event. */
+/* end_next ends the id of the next event, as soon as there is one. */
 static void end_next(void)
 {
 	struct rdma_cm_event *e;
 	struct rdma_cm_id *id;
 
+	if (!readable(awaited->fd)) {
+		unlocked = end_next;
+		return;
+	}
 	CHECK(rdma_get_cm_event(awaited, &e) == 0);
 	id = e->id;
 	CHECK(rdma_ack_cm_event(e) == 0);
@@ -2788,7 +2823,7 @@ int main(int argc, char **argv)
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "states", states }, { "dropped", dropped },
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole }, { "exact", exact },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
-		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "opened", opened }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "bound", bound }, { "followed", followed },
+		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "opened", opened }, { "sought", sought }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "bound", bound }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
 		{ "queues-made", queues_made }, { "forked", forked }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted },
 	};
