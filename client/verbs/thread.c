@@ -7,10 +7,7 @@
 
 #include "internal.h"
 
-enum {
-	STACK = 256 * 1024,
-	TICK_MS = 1000, /* how often the thread looks for daemons, and for connections that do not close */
-};
+enum { TICK_MS = 1000 }; /* how often the thread looks for daemons, and for connections that do not close */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int cancel_state; /* of the thread that holds the lock, before it */
@@ -151,7 +148,10 @@ static void *run(void *arg)
 	return NULL;
 }
 
-/* start starts the thread with all signals blocked. The lock is held. */
+/*
+ * start starts the thread with all signals blocked. Its stack has the default size, since it also holds the program's
+ * thread-local variables, of any size. The lock is held.
+ */
 static int start(void)
 {
 	pthread_attr_t attr;
@@ -164,7 +164,6 @@ static int start(void)
 		return -1;
 	pthread_attr_init(&attr);
 	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-	pthread_attr_setstacksize(&attr, STACK);
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
 	err = pthread_create(&t, &attr, run, NULL);

@@ -435,6 +435,12 @@ func TestMemory(t *testing.T) {
 	}
 }
 
+// TestThreadLocal checks that a program may have large thread-local variables, and register them.
+func TestThreadLocal(t *testing.T) {
+	a, _ := newHosts(t, plain)
+	a.start(t, compile(t, "tls")).Succeed()
+}
+
 // TestOrphaned checks that the daemon notices that a program has ended, though a child of it has not.
 func TestOrphaned(t *testing.T) {
 	a, _ := newHosts(t, plain)
