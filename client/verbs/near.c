@@ -7,11 +7,12 @@
  *
  * Other threads keep running. Write protection by userfaultfd blocks those that store
  * into a page while it is moved, also within a system call. The thread that moves pages
- * makes only raw system calls meanwhile, since any memory but its stack may be in a
- * protected page.
+ * makes only raw system calls meanwhile, since any memory but its stack and its rseq area
+ * may be in a protected page.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
@@ -366,6 +367,30 @@ static int take_back_chunk(uintptr_t start, size_t len, int prot, uint64_t offse
 	return err;
 }
 
+static const ptrdiff_t *rseq_offset;
+
+__attribute__((constructor)) static void init(void)
+{
+	rseq_offset = dlsym(RTLD_DEFAULT, "__rseq_offset"); /* since glibc 2.35 */
+}
+
+/* rseq_area returns where the kernel stores on which CPU this thread runs, whenever that changes, or 0. */
+static uintptr_t rseq_area(void)
+{
+	return rseq_offset ? (uintptr_t)__builtin_thread_pointer() + (uintptr_t)*rseq_offset : 0;
+}
+
+/*
+ * own reports whether a range has what is written while this thread moves it, by the thread or for it: the stack that
+ * it uses, and its rseq area. It would wait for itself.
+ */
+static bool own(uintptr_t start, uintptr_t end)
+{
+	uintptr_t frame = (uintptr_t)__builtin_frame_address(0), area = rseq_area();
+
+	return (start < frame + page_size() && frame - page_size() < end) || (start <= area && area < end);
+}
+
 /* block_signals blocks all signals: a handler could write to a protected page. */
 static void block_signals(sigset_t *old)
 {
@@ -392,6 +417,8 @@ static int take_back(uintptr_t start, uintptr_t end, int prot, uint64_t offset)
 	sigset_t old;
 	int err = may_move(false) ? 0 : -EBUSY; /* there may be more threads than at registration */
 
+	if (own(start, end))
+		err = -EDEADLK;
 	block_signals(&old);
 	while (start < end && !err) {
 		size_t n = least(CHUNK, end - start);
@@ -444,19 +471,18 @@ static int check(uintptr_t start, uintptr_t end, bool writable, struct todo *tod
 	struct vma v;
 
 	*todo = (struct todo){ 0 };
-	while (start < end) {
+	for (uintptr_t at = start; at < end; at = v.end) {
 		int err;
 
-		if (!vma_find(start, &v) || v.start > start)
+		if (!vma_find(at, &v) || v.start > at)
 			return -EFAULT;
 		err = usable(&v, writable);
 		if (err)
 			return err;
 		todo->any |= !in_place(&v);
 		todo->of_file |= !in_place(&v) && v.inode != 0;
-		start = v.end;
 	}
-	return 0;
+	return todo->any && own(start, end) ? -EOPNOTSUPP : 0;
 }
 
 /* used reports whether a region uses a page of the range. */

@@ -412,6 +412,7 @@ var modes = []mode{
 	{"without-enosys", "no userfaultfd: Function not implemented"},
 	{"heap", ""},
 	{"no-query", ""},
+	{"stacks", ""},
 }
 
 // memory runs a mode of the program and then finds that the daemon has no region left.
@@ -750,7 +751,7 @@ func TestSanitized(t *testing.T) {
 		}
 	}
 	program := prefix + compile(t, "memory")
-	for _, mode := range []string{"kinds", "changes", "forks", "kept", "flush", "without-eperm"} {
+	for _, mode := range []string{"kinds", "changes", "forks", "kept", "flush", "without-eperm", "stacks"} {
 		t.Run(mode, func(t *testing.T) { a.start(t, program+" "+mode).Succeed() })
 	}
 	for _, mode := range []string{"kinds", "changes", "forks", "many", "sparse"} {

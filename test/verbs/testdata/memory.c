@@ -1,5 +1,6 @@
 /* Uses of one device without a peer, mainly registering memory: memory MODE. */
 #define _GNU_SOURCE
+#include <alloca.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
@@ -727,6 +728,53 @@ static void kept(void)
 	CHECK(in_file() == 16 * PAGE);
 }
 
+static _Atomic(char *) of_stack; /* in the stack of owner */
+static _Atomic(struct ibv_mr *) of_stack_mr;
+
+/* deregister deregisters a part of the page that the stack reaches. */
+static __attribute__((noinline)) void deregister(void)
+{
+	char buf[100] = "hello";
+
+	atomic_store(&of_stack, buf);
+	while (!atomic_load(&of_stack_mr))
+		sched_yield();
+	CHECK(ibv_dereg_mr(of_stack_mr) == 0 && strcmp(buf, "hello") == 0);
+	atomic_store(&of_stack_mr, NULL);
+	while (!atomic_load(&stop))
+		sched_yield();
+}
+
+static void *owner(void *arg)
+{
+	/* What ibv_dereg_mr has on the stack is in the lower half of the page. */
+	volatile char *above = alloca(((uintptr_t)__builtin_frame_address(0) - PAGE / 2) % PAGE);
+
+	*above = 1;
+	deregister();
+	return arg;
+}
+
+/* A thread deregisters a part of its stack that another one has registered. */
+static void stacks(void)
+{
+	struct ibv_mr *mr;
+	pthread_t t;
+
+	alarm(60);
+	CHECK(pthread_create(&t, NULL, owner, NULL) == 0);
+	while (!atomic_load(&of_stack))
+		sched_yield();
+	mr = reg(of_stack, 100);
+	CHECK(shared(of_stack));
+	atomic_store(&of_stack_mr, mr);
+	while (atomic_load(&of_stack_mr))
+		sched_yield();
+	CHECK(ibv_dereg_mr(reg(of_stack, 100)) == 0 && !shared(of_stack));
+	atomic_store(&stop, true);
+	CHECK(pthread_join(t, NULL) == 0);
+}
+
 /* Holds a region of each kind until the test ends the program. */
 static void hold(void)
 {
@@ -792,7 +840,7 @@ int main(int argc, char **argv)
 		{ "flush", flush }, { "limit-as", limit_as }, { "limit-data", limit_data }, { "limit-fsize", limit_fsize },
 		{ "limit-memlock", limit_memlock }, { "limit-nofile", limit_nofile }, { "execs", execs }, { "undumpable", undumpable }, { "no-userfaultfd", no_userfaultfd },
 		{ "without-eperm", without_eperm }, { "without-enosys", without_enosys }, { "heap", heap }, { "no-query", no_query },
-		{ "hold", hold }, { "orphaned", orphaned },
+		{ "hold", hold }, { "orphaned", orphaned }, { "stacks", stacks },
 	};
 	struct ibv_context *c;
 
