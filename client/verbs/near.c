@@ -391,6 +391,12 @@ static bool own(uintptr_t start, uintptr_t end)
 	return (start < frame + page_size() && frame - page_size() < end) || (start <= area && area < end);
 }
 
+/* protector_of returns what protects pages while they move, or -1 if no thread can write to them. */
+static int protector_of(int prot)
+{
+	return prot & PROT_WRITE ? protector : -1;
+}
+
 /* block_signals blocks all signals: a handler could write to a protected page. */
 static void block_signals(sigset_t *old)
 {
@@ -402,12 +408,13 @@ static void block_signals(sigset_t *old)
 
 static int share(uintptr_t start, uintptr_t end, const struct vma *v)
 {
+	int uffd = v->inode ? -1 : protector_of(v->prot);
 	sigset_t old;
 	int err = 0;
 
 	block_signals(&old);
 	for (; start < end && !err; start += least(CHUNK, end - start))
-		err = share_chunk(start, least(CHUNK, end - start), v->prot, v->inode ? -1 : protector);
+		err = share_chunk(start, least(CHUNK, end - start), v->prot, uffd);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	return err;
 }
@@ -423,7 +430,7 @@ static int take_back(uintptr_t start, uintptr_t end, int prot, uint64_t offset)
 	while (start < end && !err) {
 		size_t n = least(CHUNK, end - start);
 
-		err = take_back_chunk(start, n, prot, offset, protector);
+		err = take_back_chunk(start, n, prot, offset, protector_of(prot));
 		start += n;
 		offset += n;
 	}

@@ -413,6 +413,8 @@ var modes = []mode{
 	{"heap", ""},
 	{"no-query", ""},
 	{"stacks", ""},
+	{"guarded", ""},
+	{"older", ""},
 }
 
 // memory runs a mode of the program and then finds that the daemon has no region left.
@@ -751,7 +753,7 @@ func TestSanitized(t *testing.T) {
 		}
 	}
 	program := prefix + compile(t, "memory")
-	for _, mode := range []string{"kinds", "changes", "forks", "kept", "flush", "without-eperm", "stacks"} {
+	for _, mode := range []string{"kinds", "changes", "forks", "kept", "flush", "without-eperm", "stacks", "guarded"} {
 		t.Run(mode, func(t *testing.T) { a.start(t, program+" "+mode).Succeed() })
 	}
 	for _, mode := range []string{"kinds", "changes", "forks", "many", "sparse"} {

@@ -13,6 +13,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -728,6 +729,44 @@ static void kept(void)
 	CHECK(in_file() == 16 * PAGE);
 }
 
+/* Memory that the program may not access becomes private again. */
+static void guarded(void)
+{
+	char *p = map(MEGABYTE, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	struct ibv_mr *mr;
+
+	memset(p, 5, MEGABYTE);
+	mr = reg(p, MEGABYTE);
+	CHECK(mprotect(p, MEGABYTE, PROT_NONE) == 0 && ibv_dereg_mr(mr) == 0);
+	CHECK(mprotect(p, MEGABYTE, PROT_READ | PROT_WRITE) == 0 && filled(p, 5, MEGABYTE) && !shared(p));
+}
+
+static bool old_kernel;
+
+/* ioctl is called by the libraries too. The userfaultfd of an old kernel (before Linux 6.4) lacks a feature. */
+int ioctl(int fd, unsigned long request, ...)
+{
+	va_list ap;
+	void *arg;
+
+	va_start(ap, request);
+	arg = va_arg(ap, void *);
+	va_end(ap);
+	if (old_kernel && request == UFFDIO_API && ((struct uffdio_api *)arg)->features & 1 << 13) {
+		errno = EINVAL;
+		return -1;
+	}
+	return (int)syscall(SYS_ioctl, fd, request, arg);
+}
+
+static void older(void)
+{
+	old_kernel = true;
+	guarded();
+	writers();
+	changes();
+}
+
 static _Atomic(char *) of_stack; /* in the stack of owner */
 static _Atomic(struct ibv_mr *) of_stack_mr;
 
@@ -840,7 +879,7 @@ int main(int argc, char **argv)
 		{ "flush", flush }, { "limit-as", limit_as }, { "limit-data", limit_data }, { "limit-fsize", limit_fsize },
 		{ "limit-memlock", limit_memlock }, { "limit-nofile", limit_nofile }, { "execs", execs }, { "undumpable", undumpable }, { "no-userfaultfd", no_userfaultfd },
 		{ "without-eperm", without_eperm }, { "without-enosys", without_enosys }, { "heap", heap }, { "no-query", no_query },
-		{ "hold", hold }, { "orphaned", orphaned }, { "stacks", stacks },
+		{ "hold", hold }, { "orphaned", orphaned }, { "stacks", stacks }, { "guarded", guarded }, { "older", older },
 	};
 	struct ibv_context *c;
 
