@@ -412,9 +412,9 @@ var modes = []mode{
 	{"without-enosys", "no userfaultfd: Function not implemented"},
 	{"heap", ""},
 	{"no-query", ""},
-	{"stacks", ""},
 	{"guarded", ""},
 	{"older", ""},
+	{"stacks", ""},
 }
 
 // memory runs a mode of the program and then finds that the daemon has no region left.
@@ -442,6 +442,20 @@ func TestMemory(t *testing.T) {
 func TestThreadLocal(t *testing.T) {
 	a, _ := newHosts(t, plain)
 	a.start(t, compile(t, "tls")).Succeed()
+}
+
+// TestStress checks that no store is lost while threads register, map and fork at once.
+func TestStress(t *testing.T) {
+	for _, v := range []*variant{plain, sanitized} {
+		t.Run(v.name, func(t *testing.T) {
+			a, _ := newHosts(t, v)
+			program := compile(t, "stress")
+			if v == sanitized {
+				program = sanitizer(t) + program
+			}
+			a.start(t, fmt.Sprintf("%s %d 5", program, testenv.Seed(t))).Succeed()
+		})
+	}
 }
 
 // TestOrphaned checks that the daemon notices that a program has ended, though a child of it has not.
@@ -753,7 +767,7 @@ func TestSanitized(t *testing.T) {
 		}
 	}
 	program := prefix + compile(t, "memory")
-	for _, mode := range []string{"kinds", "changes", "forks", "kept", "flush", "without-eperm", "stacks", "guarded"} {
+	for _, mode := range []string{"kinds", "changes", "forks", "kept", "flush", "without-eperm", "guarded", "stacks"} {
 		t.Run(mode, func(t *testing.T) { a.start(t, program+" "+mode).Succeed() })
 	}
 	for _, mode := range []string{"kinds", "changes", "forks", "many", "sparse"} {
