@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <limits.h>
 #include <net/if.h>
@@ -2561,6 +2562,137 @@ static void unsupported(void)
 	rdma_destroy_event_channel(ch);
 }
 
+/* A probe is a call of what programs look for when they start, and what it sets errno to or returns. */
+struct probe {
+	const char *call;
+	int got, want;
+};
+
+/* error returns the errno value of a call that returns a pointer. */
+static int error(const void *made)
+{
+	return made ? 0 : errno;
+}
+
+/* What programs for hardware look for when they start works, or fails as they expect, and nothing is left. */
+static void probed(void)
+{
+#define PROBE(call, want) { #call, call, want }
+	struct ibv_context *c = device(0);
+	struct ibv_pd *pd = ibv_alloc_pd(c);
+	struct ibv_cq *cq = ibv_create_cq(c, 16, NULL, NULL, 0);
+	struct ibv_srq_init_attr_ex recvs = {
+		.attr = { .max_wr = 4, .max_sge = 1 }, .pd = pd,
+		.comp_mask = IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_TYPE,
+	};
+	struct ibv_srq *srq = ibv_create_srq_ex(c, &recvs);
+	struct ibv_qp_init_attr init = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 },
+	};
+	struct ibv_qp *qp = ibv_create_qp(pd, &init);
+	static char data[100];
+	const int local = IBV_ACCESS_LOCAL_WRITE, hints = IBV_ACCESS_RELAXED_ORDERING | IBV_ACCESS_HUGETLB;
+	const int demand = local | IBV_ACCESS_ON_DEMAND;
+	struct ibv_mr *mr = ibv_reg_mr(pd, data, sizeof(data), local | hints);
+	struct ibv_sge sge = { (uintptr_t)data, sizeof(data), mr ? mr->lkey : 0 };
+	struct ibv_qp_init_attr_ex extended = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 }, .pd = pd,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE,
+	};
+	struct ibv_srq_init_attr_ex shared_by_xrc = {
+		.attr = { .max_wr = 4, .max_sge = 1 }, .srq_type = IBV_SRQT_XRC, .pd = pd, .cq = cq,
+		.comp_mask = IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_CQ,
+	};
+	struct ibv_cq_init_attr_ex polled = { .cqe = 16, .wc_flags = IBV_WC_EX_WITH_BYTE_LEN };
+	struct ibv_td_init_attr td = { 0 };
+	struct ibv_parent_domain_init_attr parent = { .pd = pd };
+	struct ibv_xrcd_init_attr xrcd = {
+		.fd = -1, .oflags = O_CREAT, .comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
+	};
+	struct ibv_qp_open_attr open = { .comp_mask = IBV_QP_OPEN_ATTR_NUM, .qp_num = 1 };
+	struct ibv_alloc_dm_attr dm = { .length = 64 };
+	struct ibv_counters_init_attr counters = { 0 };
+	struct ibv_flow_attr flow = { .type = IBV_FLOW_ATTR_SNIFFER, .size = sizeof(flow), .port = 1 };
+	struct ibv_flow_action_esp_attr esp = { 0 };
+	struct ibv_wq_init_attr wq = { .wq_type = IBV_WQT_RQ, .max_wr = 4, .max_sge = 1, .pd = pd, .cq = cq };
+	struct ibv_rwq_ind_table_init_attr table = { 0 };
+	struct ibv_modify_cq_attr moderate = { .attr_mask = IBV_CQ_ATTR_MODERATE, .moderate = { 8, 100 } };
+	struct ibv_qp_rate_limit_attr rate = { .rate_limit = 1000 };
+	struct ibv_values_ex clock = { .comp_mask = IBV_VALUES_MASK_RAW_CLOCK };
+	struct ibv_query_device_ex_input bad_input = { .comp_mask = 1 };
+	struct ibv_mw_bind bind = { .bind_info = { .mr = mr } };
+	struct ibv_ops_wr op = { .opcode = IBV_WR_TAG_SYNC }, *bad_op;
+	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+	struct ibv_device_attr_ex dev;
+	struct ibv_port_attr port;
+	struct ibv_ece ece = { .vendor_id = 1 };
+	union ibv_gid gid = { 0 };
+	uint32_t number;
+	__be16 pkey;
+	const struct probe probes[] = {
+		PROBE(ibv_query_device_ex(c, NULL, &dev), 0),
+		PROBE(ibv_query_device_ex(c, &bad_input, &dev), EINVAL),
+		PROBE(error(ibv_create_qp_ex(c, &extended)), EOPNOTSUPP),
+		PROBE(ibv_qp_to_qp_ex(qp) == NULL, 1),
+		PROBE(error(ibv_create_cq_ex(c, &polled)), EOPNOTSUPP),
+		PROBE(ibv_modify_cq(cq, &moderate), EOPNOTSUPP),
+		PROBE(error(ibv_alloc_td(c, &td)), EOPNOTSUPP),
+		PROBE(error(ibv_alloc_parent_domain(c, &parent)), EOPNOTSUPP),
+		PROBE(error(ibv_alloc_null_mr(pd)), EOPNOTSUPP),
+		PROBE(error(ibv_reg_mr(pd, NULL, SIZE_MAX, demand)), EOPNOTSUPP),
+		PROBE(error(ibv_reg_mr(pd, data, sizeof(data), demand)), EOPNOTSUPP),
+		PROBE(error(ibv_reg_mr(pd, data, sizeof(data), IBV_ACCESS_REMOTE_WRITE)), EINVAL),
+		PROBE(error(ibv_reg_mr_iova(pd, data, sizeof(data), UINT64_MAX, local)), EINVAL),
+		PROBE(error(ibv_reg_dmabuf_mr(pd, 0, 4096, 0, 0, local)), EOPNOTSUPP),
+		PROBE(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1), EOPNOTSUPP),
+		PROBE(error(ibv_alloc_dm(c, &dm)), EOPNOTSUPP),
+		PROBE(ibv_query_rt_values_ex(c, &clock), EOPNOTSUPP),
+		PROBE(error(ibv_open_xrcd(c, &xrcd)), EOPNOTSUPP),
+		PROBE(error(ibv_create_srq_ex(c, &shared_by_xrc)), EOPNOTSUPP),
+		PROBE(error(ibv_open_qp(c, &open)), EOPNOTSUPP),
+		PROBE(ibv_get_srq_num(srq, &number), EOPNOTSUPP),
+		PROBE(ibv_post_srq_ops(srq, &op, &bad_op), EOPNOTSUPP),
+		PROBE(error(ibv_create_flow(qp, &flow)), EOPNOTSUPP),
+		PROBE(error(ibv_create_flow_action_esp(c, &esp)), EOPNOTSUPP),
+		PROBE(error(ibv_create_counters(c, &counters)), EOPNOTSUPP),
+		PROBE(error(ibv_create_wq(c, &wq)), EOPNOTSUPP),
+		PROBE(error(ibv_create_rwq_ind_table(c, &table)), EOPNOTSUPP),
+		PROBE(ibv_modify_qp_rate_limit(qp, &rate), EOPNOTSUPP),
+		PROBE(ibv_bind_mw(qp, mw, &bind), EINVAL), /* for type 1 */
+		PROBE(ibv_attach_mcast(qp, &gid, 0), EOPNOTSUPP),
+		PROBE(ibv_detach_mcast(qp, &gid, 0), EOPNOTSUPP),
+		PROBE(ibv_set_ece(qp, &ece), EOPNOTSUPP),
+		PROBE(ibv_query_ece(qp, &ece), 0),
+		PROBE((int)ece.vendor_id, 0),
+		PROBE(ibv_query_qp_data_in_order(qp, IBV_WR_RDMA_WRITE, 0), 0),
+		PROBE(ibv_query_port(c, 2, &port), EINVAL),
+		PROBE(ibv_query_port(c, 1, &port), 0),
+		PROBE(ibv_query_pkey(c, 1, 0, &pkey), 0),
+		PROBE(ibv_query_pkey(c, 1, 1, &pkey), -1),
+		PROBE(ibv_get_pkey_index(c, 1, pkey), 0),
+		PROBE(ibv_get_pkey_index(c, 1, htobe16(0x8001)), -1),
+		PROBE(ibv_fork_init(), 0),
+		PROBE(ibv_is_fork_initialized(), IBV_FORK_UNNEEDED),
+		PROBE(ibv_get_device_index(c->device), -1),
+		PROBE(strcmp(ibv_node_type_str(c->device->node_type), "iWARP NIC"), 0),
+		PROBE(strcmp(ibv_port_state_str(port.state), "active"), 0),
+		PROBE(strcmp(ibv_wc_status_str(IBV_WC_WR_FLUSH_ERR), "Work Request Flushed Error"), 0),
+		PROBE(strcmp(ibv_event_type_str(IBV_EVENT_QP_FATAL), "local work queue catastrophic error"), 0),
+	};
+
+	CHECK(pd && cq && srq && qp && mr && mw);
+	for (size_t i = 0; i < sizeof(probes) / sizeof(probes[0]); i++) {
+		if (probes[i].got != probes[i].want)
+			printf("%s: %d instead of %d\n", probes[i].call, probes[i].got, probes[i].want);
+		CHECK(probes[i].got == probes[i].want);
+	}
+	/* No object is left that uses these. */
+	CHECK(ibv_dealloc_mw(mw) == 0 && ibv_dereg_mr(mr) == 0 && ibv_destroy_qp(qp) == 0 && ibv_destroy_srq(srq) == 0);
+	CHECK(ibv_destroy_cq(cq) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(c) == 0);
+#undef PROBE
+}
+
 /* endpoint makes a listening endpoint whose connections get queue pairs with these attributes. */
 static struct rdma_cm_id *endpoint(struct ibv_qp_init_attr *attr)
 {
@@ -2825,7 +2957,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "opened", opened }, { "sought", sought }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "bound", bound }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "forked", forked }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted },
+		{ "queues-made", queues_made }, { "forked", forked }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted },
 	};
 
 	CHECK(argc == 3);
