@@ -171,14 +171,13 @@ func splitRemote(s string) (remote, error) {
 // bareIPv6 reports whether s begins with an IPv6 address without brackets.
 func bareIPv6(s string) bool {
 	host, _, _ := strings.Cut(s, "/")
-	for n := strings.Count(host, ":"); n > 1; n-- {
-		if a, err := netip.ParseAddr(host); err == nil && a.Is6() {
+	for strings.Count(host, ":") > 1 {
+		if _, err := netip.ParseAddr(host); err == nil {
 			return true
 		}
 		host = host[:strings.LastIndexByte(host, ':')]
 	}
-	a, err := netip.ParseAddr(host + ":")
-	return err == nil && a.Is6()
+	return false
 }
 
 // sizeValue is a number of bytes, with K, M or G for powers of 1024.

@@ -308,6 +308,7 @@ func TestSplitRemote(t *testing.T) {
 		{"[fe80::1%eth0]:x", "[fe80::1%eth0]", "x"},
 		{"host:", "host", ""}, {"host:f", "host", "f"}, {"host:dir/f", "host", "dir/f"}, {"host:/f", "host", "f"}, {"host:./7/f", "host", "7/f"},
 		{"host:.", "host", ""}, {"h:x/b", "h", "x/b"}, {"host:2024-01/f", "host", "2024-01/f"},
+		{"db1:", "db1", ""}, {"cafe:/f", "cafe", "f"}, // hexadecimal, but no addresses
 		{"/a:1/b", "", ""}, {"./h:1/b", "", ""}, {"[a-z].txt", "", ""}, {"file", "", ""}, {"", "", ""},
 	} {
 		got, err := splitRemote(tt.in)
@@ -315,7 +316,7 @@ func TestSplitRemote(t *testing.T) {
 			t.Errorf("splitRemote(%q) = %+v, %v; want %q, %q", tt.in, got, err, tt.host, tt.path)
 		}
 	}
-	for _, in := range []string{":1/b", "h:0/b", "h:65536/b", "h:7176", "u@h:f", "fd00::1:f", "fd00::1", "[x]:f", "h:~/f", "scp://h/f"} {
+	for _, in := range []string{":1/b", "h:0/b", "h:65536/b", "h:7176", "u@h:f", "fd00::1:f", "fd00::1", "fd00:::f", "1:2:3:4:5:6:7:8:f", "[x]:f", "h:~/f", "scp://h/f"} {
 		if got, err := splitRemote(in); err == nil {
 			t.Errorf("splitRemote(%q) = %+v", in, got)
 		}
