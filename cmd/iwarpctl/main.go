@@ -165,7 +165,7 @@ func (d decimal) Set(s string) error {
 	return d.Value.Set(strconv.Itoa(n))
 }
 
-// flagError rewords the errors of wrong numbers and durations, in which package flag names
+// flagError rewords the errors of wrong switches, numbers and durations, in which package flag names
 // functions of Go, and explains how to write the name of a file that looks like a flag.
 func flagError(err error) error {
 	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
@@ -181,7 +181,9 @@ func flagError(err error) error {
 	if !errors.As(err, &wrong) {
 		return err
 	}
-	want, ok := map[string]string{"int": "a whole number", "duration": "a number with a unit, such as 10s or 500ms"}[wrong.GetFlag().Value.Type()]
+	want, ok := map[string]string{
+		"bool": "true or false", "int": "a whole number", "duration": "a number with a unit, such as 10s or 500ms",
+	}[wrong.GetFlag().Value.Type()]
 	if !ok {
 		return err
 	}

@@ -122,6 +122,7 @@ func TestErrors(t *testing.T) {
 		{"count without a number", []string{"ping", "-c", "-C", "abc"}, exitUsage, `--count "abc": must be a whole number; see iwarpctl ping --help`},
 		{"port with a leading zero", []string{"ping", "-c", "-a", "1.2.3.4", "-p", "0200000"}, exitUsage, `port "200000": must be`},
 		{"count in hexadecimal", []string{"ping", "-c", "-C", "0x10"}, exitUsage, `--count "0x10": must be a whole number`},
+		{"switch with a word", []string{"status", "--json=maybe"}, exitUsage, `--json "maybe": must be true or false; see iwarpctl status --help`},
 		{"duration without a unit", []string{"perf", "write", "--duration", "5"}, exitUsage, `--duration "5": must be a number with a unit, such as 10s or 500ms; see`},
 		{"unknown flag", []string{"status", "--colour"}, exitUsage, "--colour; see iwarpctl status --help"},
 		{"no daemon", []string{"--socket", none, "status"}, exitDaemon, "no iwarpd at " + none},

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
 
@@ -126,6 +127,9 @@ func rootCommand() *cobra.Command {
 	cmd.SetUsageTemplate(strings.ReplaceAll(cmd.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 80"))
 	cmd.SetVersionTemplate("iwarpd {{.Version}}\n")
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if wrong, ok := errors.AsType[*pflag.InvalidValueError](err); ok { // of a switch: the other flags are strings
+			err = fmt.Errorf("--%s is %q: must be true or false", wrong.GetFlag().Name, wrong.GetValue())
+		}
 		return configErr("%w; see %s --help", err, cmd.CommandPath())
 	})
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file (YAML); also "+envPrefix+"CONFIG")

@@ -213,6 +213,7 @@ func TestErrorsAsJSON(t *testing.T) {
 		{[]string{"completion", "tcsh", "--", "--json"}, exitConfig, `unexpected argument "tcsh"; see iwarpd completion --help`},
 		{[]string{"help", "nosuch", "--", "--json"}, exitConfig, `unexpected argument "nosuch"; see iwarpd --help`},
 		{[]string{"doctor", "--colour", "--json"}, exitConfig, "unknown flag: --colour"},
+		{[]string{"--check-config=maybe", "--", "--json"}, exitConfig, `--check-config is "maybe": must be true or false; see iwarpd --help`},
 		{[]string{"doctor", "--json", "--interface", "iwarpd-none"}, exitFailure, "iwarpd cannot work on"},
 	} {
 		var said bytes.Buffer
