@@ -13,7 +13,11 @@
 // (CQ) and queue pairs (QP). Work requests are posted to a QP, and their
 // completions are polled from a CQ. Posting and polling are loads and stores in
 // memory shared with the daemon: they make no system call while the daemon is
-// awake, and never allocate.
+// awake, and never allocate. Package verbs documents the fields and values of work
+// requests and completions.
+//
+// The examples run without a daemon: package client/embed makes two devices that are
+// connected within the process.
 //
 // All methods may be called from several goroutines. A canceled context ends
 // only the wait: a work request that was posted stays posted.

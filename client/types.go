@@ -15,7 +15,7 @@ import (
 // DefaultSocket is the default path of the daemon's socket.
 const DefaultSocket = "/run/iwarpd/iwarpd.sock"
 
-// Types of the verbs level. Package verbs documents their fields and methods.
+// Types of the verbs level.
 type (
 	// SendWR is a work request for a send queue.
 	SendWR = verbs.SendWR
@@ -72,7 +72,7 @@ const (
 	Inline    = verbs.Inline
 )
 
-// The most used statuses, operations and flags of completions.
+// The most used statuses, operations and flags of completions; package verbs has the others.
 const (
 	WCSuccess  = verbs.WCSuccess
 	WCFlushErr = verbs.WCFlushErr

@@ -12,7 +12,7 @@ import (
 
 // Two programs exchange a message and memory. Here both run in one process, over a wire within it; with a daemon on
 // each host, iwarp.Listen and iwarp.Dial take the place of the devices.
-func Example() {
+func ExamplePair() {
 	a, b, err := embed.Pair(embed.PairConfig{})
 	if err != nil {
 		log.Fatal(err)
@@ -87,62 +87,4 @@ func serve(ctx context.Context, l *iwarp.Listener) error {
 	}
 	fmt.Printf("the client is %s and left %q, counter %d\n", buf[:n], mem.Bytes()[8:24], binary.NativeEndian.Uint64(mem.Bytes()))
 	return nil
-}
-
-// The verbs level: a queue pair, its completion queue, and work requests.
-func Example_verbs() {
-	a, b, err := embed.Pair(embed.PairConfig{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
-	ctx := context.Background()
-	check := func(err error) {
-		if err != nil {
-			log.Fatal(err)
-		}
-	}
-
-	// One QP on each device, with a CQ for both of its queues.
-	queues := func(d *iwarp.Device) (*iwarp.QP, *iwarp.CQ, *iwarp.MR) {
-		pd, err := d.AllocPD(ctx)
-		check(err)
-		cq, err := d.CreateCQ(ctx, 64)
-		check(err)
-		qp, err := d.CreateQP(ctx, iwarp.QPConfig{PD: pd, SendCQ: cq, RecvCQ: cq, SendDepth: 16, RecvDepth: 16})
-		check(err)
-		mr, err := pd.Alloc(ctx, 4096, iwarp.AccessLocalWrite)
-		check(err)
-		return qp, cq, mr
-	}
-	qpA, cqA, mrA := queues(a.Device())
-	qpB, cqB, mrB := queues(b.Device())
-	check(qpB.PostRecv(&iwarp.RecvWR{ID: 7, SGEs: []iwarp.SGE{mrB.SGE(0, 4096)}}))
-
-	l, err := b.Device().Listen(ctx, ":7174", nil)
-	check(err)
-	accepted := make(chan error, 1)
-	go func() {
-		req, err := l.Request(ctx)
-		check(err)
-		_, err = req.Accept(ctx, qpB, nil)
-		accepted <- err
-	}()
-	_, err = qpA.Connect(ctx, "10.99.0.2:7174", nil)
-	check(err)
-	check(<-accepted)
-
-	n := copy(mrA.Bytes(), "hello")
-	check(qpA.PostSend(&iwarp.SendWR{ID: 1, Op: iwarp.OpSend, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{mrA.SGE(0, n)}}))
-	wcs := make([]iwarp.WC, 4)
-	_, err = cqA.Wait(ctx, wcs)
-	check(err)
-	fmt.Println(wcs[0].ID, wcs[0].Op, wcs[0].Status)
-	_, err = cqB.Wait(ctx, wcs)
-	check(err)
-	fmt.Printf("%d %v %v %q\n", wcs[0].ID, wcs[0].Op, wcs[0].Status, mrB.Bytes()[:wcs[0].Len])
-	// Output:
-	// 1 SEND success
-	// 7 RECV success "hello"
 }

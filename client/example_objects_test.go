@@ -1,4 +1,4 @@
-package embed_test
+package iwarp_test
 
 import (
 	"context"
@@ -9,8 +9,66 @@ import (
 	"github.com/iwarpd/iwarpd/client/embed"
 )
 
+// The verbs level: a queue pair, its completion queue, and work requests.
+func ExampleQP_PostSend() {
+	a, b, err := embed.Pair(embed.PairConfig{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	ctx := context.Background()
+	check := func(err error) {
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+
+	// One QP on each device, with a CQ for both of its queues.
+	queues := func(d *iwarp.Device) (*iwarp.QP, *iwarp.CQ, *iwarp.MR) {
+		pd, err := d.AllocPD(ctx)
+		check(err)
+		cq, err := d.CreateCQ(ctx, 64)
+		check(err)
+		qp, err := d.CreateQP(ctx, iwarp.QPConfig{PD: pd, SendCQ: cq, RecvCQ: cq, SendDepth: 16, RecvDepth: 16})
+		check(err)
+		mr, err := pd.Alloc(ctx, 4096, iwarp.AccessLocalWrite)
+		check(err)
+		return qp, cq, mr
+	}
+	qpA, cqA, mrA := queues(a.Device())
+	qpB, cqB, mrB := queues(b.Device())
+	check(qpB.PostRecv(&iwarp.RecvWR{ID: 7, SGEs: []iwarp.SGE{mrB.SGE(0, 4096)}}))
+
+	l, err := b.Device().Listen(ctx, ":7174", nil)
+	check(err)
+	accepted := make(chan error, 1)
+	go func() {
+		req, err := l.Request(ctx)
+		check(err)
+		_, err = req.Accept(ctx, qpB, nil)
+		accepted <- err
+	}()
+	_, err = qpA.Connect(ctx, "10.99.0.2:7174", nil)
+	check(err)
+	check(<-accepted)
+
+	n := copy(mrA.Bytes(), "hello")
+	check(qpA.PostSend(&iwarp.SendWR{ID: 1, Op: iwarp.OpSend, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{mrA.SGE(0, n)}}))
+	wcs := make([]iwarp.WC, 4)
+	_, err = cqA.Wait(ctx, wcs)
+	check(err)
+	fmt.Println(wcs[0].ID, wcs[0].Op, wcs[0].Status)
+	_, err = cqB.Wait(ctx, wcs)
+	check(err)
+	fmt.Printf("%d %v %v %q\n", wcs[0].ID, wcs[0].Op, wcs[0].Status, mrB.Bytes()[:wcs[0].Len])
+	// Output:
+	// 1 SEND success
+	// 7 RECV success "hello"
+}
+
 // Two programs exchange a greeting over the TCP connection and then start MPA on it.
-func Example_stream() {
+func ExampleQP_ConnectStream() {
 	a, b, err := embed.Pair(embed.PairConfig{})
 	if err != nil {
 		log.Fatal(err)
@@ -81,7 +139,7 @@ func Example_stream() {
 }
 
 // A server posts the receives of all its connections to one shared queue and is notified when few are left.
-func Example_srq() {
+func ExampleSRQ() {
 	a, b, err := embed.Pair(embed.PairConfig{})
 	if err != nil {
 		log.Fatal(err)

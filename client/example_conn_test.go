@@ -1,4 +1,4 @@
-package embed_test
+package iwarp_test
 
 import (
 	"context"
@@ -38,7 +38,7 @@ func connectPair(ctx context.Context, a, b *iwarp.Device, cfg *iwarp.Config) (cl
 // A server accepts connections until its listener is closed; a client dials it.
 // With a daemon on each host, iwarp.Listen and iwarp.Dial take the place of the
 // methods of the devices.
-func Example_dialAndListen() {
+func ExampleDial() {
 	a, b, err := embed.Pair(embed.PairConfig{})
 	if err != nil {
 		log.Fatal(err)
@@ -86,7 +86,7 @@ func Example_dialAndListen() {
 }
 
 // A Send is one message, and one Recv returns it.
-func Example_sendAndReceive() {
+func ExampleConn_Send() {
 	a, b, err := embed.Pair(embed.PairConfig{})
 	if err != nil {
 		log.Fatal(err)
@@ -121,7 +121,7 @@ func Example_sendAndReceive() {
 
 // The server registers memory; the client writes into it and reads it back. The server's program does nothing during
 // that.
-func Example_readAndWrite() {
+func ExampleConn_Write() {
 	a, b, err := embed.Pair(embed.PairConfig{})
 	if err != nil {
 		log.Fatal(err)
@@ -160,7 +160,7 @@ func Example_readAndWrite() {
 
 // FetchAdd and CompareSwap operate on 8 bytes of the peer's memory. Each is atomic with respect to other RDMA atomic
 // operations on the same bytes.
-func Example_atomics() {
+func ExampleConn_FetchAdd() {
 	a, b, err := embed.Pair(embed.PairConfig{})
 	if err != nil {
 		log.Fatal(err)
@@ -204,7 +204,7 @@ func Example_atomics() {
 
 // A shared receive queue reports an asynchronous event when its receives fall
 // below a limit.
-func Example_asyncEvent() {
+func ExampleDevice_AsyncEvent() {
 	a, b, err := embed.Pair(embed.PairConfig{})
 	if err != nil {
 		log.Fatal(err)
