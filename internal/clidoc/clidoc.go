@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	"github.com/cpuguy83/go-md2man/v2/md2man"
@@ -27,7 +28,7 @@ func Main(args []string, root *cobra.Command, header *doc.GenManHeader, files ..
 		root.DisableAutoGenTag = true // no HISTORY section
 		err = doc.GenManTree(root, header, args[2])
 		if err == nil {
-			err = addFiles(filepath.Join(args[2], root.Name()+"."+header.Section), files)
+			err = manual(args[2], header.Section, root, filesSection(files))
 		}
 	case len(args) == 2 && args[1] == "gen-markdown":
 		err = Markdown(os.Stdout, root)
@@ -45,23 +46,63 @@ func Main(args []string, root *cobra.Command, header *doc.GenManHeader, files ..
 	os.Exit(0)
 }
 
-// addFiles adds a section about files to a manual page, before its references.
-func addFiles(page string, files [][2]string) error {
-	b, err := os.ReadFile(page)
+// filesSection returns a section about files, a pair of name and description each.
+func filesSection(files [][2]string) string {
+	var b strings.Builder
+	b.WriteString(".SH FILES\n")
+	for _, f := range files {
+		fmt.Fprintf(&b, ".TP\n\\fI%s\\fP\n%s\n", f[0], f[1])
+	}
+	return b.String()
+}
+
+// manual completes the pages that cobra has written to dir for cmd and its subcommands. A page gets a list of the
+// subcommands, and that of cmd the section files.
+func manual(dir, section string, cmd *cobra.Command, files string) error {
+	name := filepath.Join(dir, strings.ReplaceAll(cmd.CommandPath(), " ", "-")+"."+section)
+	b, err := os.ReadFile(name)
 	if err != nil {
 		return err
 	}
-	var section strings.Builder
-	section.WriteString(".SH FILES\n")
-	for _, f := range files {
-		fmt.Fprintf(&section, ".TP\n\\fI%s\\fP\n%s\n", f[0], f[1])
+	var commands strings.Builder
+	for _, sub := range cmd.Commands() {
+		if !sub.IsAvailableCommand() {
+			continue
+		}
+		fmt.Fprintf(&commands, ".TP\n\\fB%s\\fP\n%s.\n", sub.Name(), sub.Short)
+		if err := manual(dir, section, sub, ""); err != nil {
+			return err
+		}
 	}
-	const references = ".SH SEE ALSO"
-	before, after, found := strings.Cut(string(b), references)
+	page := options(string(b))
+	if commands.Len() > 0 {
+		page = insert(page, ".SH OPTIONS", ".SH COMMANDS\n"+commands.String())
+	}
+	if files != "" {
+		page = insert(page, ".SH SEE ALSO", files)
+	}
+	return os.WriteFile(name, []byte(page), 0o644)
+}
+
+// option is an option of a manual page of cobra.
+var option = regexp.MustCompile(`(?m)^(?:\.PP\n)?(\\fB-.*)\n\t(.*)\n*`)
+
+// options makes each option of a page a paragraph with a tag, and leaves out the value of a switch: that it is false is
+// not what the switch alone means.
+func options(page string) string {
+	return option.ReplaceAllStringFunc(page, func(s string) string {
+		m := option.FindStringSubmatch(s)
+		return ".TP\n" + strings.TrimSuffix(m[1], "[=false]") + "\n" + m[2] + "\n"
+	})
+}
+
+// insert inserts text in a manual page before a section, or at the end if there is no such section.
+func insert(page, section, text string) string {
+	before, after, found := strings.Cut(page, section)
 	if found {
-		after = references + after
+		after = section + after
 	}
-	return os.WriteFile(page, []byte(strings.TrimRight(before, "\n")+"\n\n"+section.String()+"\n"+after), 0o644)
+	return strings.TrimRight(before, "\n") + "\n\n" + text + "\n" + after
 }
 
 // configMan writes the manual page of the configuration file name of a program.

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
 	"github.com/spf13/pflag"
 )
 
@@ -72,16 +73,33 @@ func TestConfigMan(t *testing.T) {
 	}
 }
 
-// TestFiles checks that the section precedes the references.
-func TestFiles(t *testing.T) {
-	page := filepath.Join(t.TempDir(), "x.8")
-	if err := os.WriteFile(page, []byte(".SH NAME\nx\n.SH SEE ALSO\ny\n"), 0o600); err != nil {
+// TestManual checks that the page of a command lists its subcommands before its options and its files after them, and
+// that the options are paragraphs with tags.
+func TestManual(t *testing.T) {
+	root := &cobra.Command{Use: "tool", Short: "Tools", Run: func(*cobra.Command, []string) {}}
+	root.Flags().Bool("quick", false, "hurry")
+	root.Flags().Int("size", 3, "pieces")
+	sub := &cobra.Command{Use: "cut FILE", Short: "Cut a file", Run: func(*cobra.Command, []string) {}}
+	hidden := &cobra.Command{Use: "secret", Hidden: true, Run: func(*cobra.Command, []string) {}}
+	root.AddCommand(sub, hidden)
+	dir := t.TempDir()
+	if err := doc.GenManTree(root, &doc.GenManHeader{Title: "TOOL", Section: "8"}, dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := addFiles(page, [][2]string{{"/etc/x", "Settings."}}); err != nil {
+	if err := manual(dir, "8", root, filesSection([][2]string{{"/etc/x", "Settings."}})); err != nil {
 		t.Fatal(err)
 	}
-	if b, err := os.ReadFile(page); err != nil || string(b) != ".SH NAME\nx\n\n.SH FILES\n.TP\n\\fI/etc/x\\fP\nSettings.\n\n.SH SEE ALSO\ny\n" {
+	b, err := os.ReadFile(filepath.Join(dir, "tool.8"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = ".SH COMMANDS\n.TP\n\\fBcut\\fP\nCut a file.\n\n" +
+		".SH OPTIONS\n.TP\n\\fB-h\\fP, \\fB--help\\fP\nhelp for tool\n.TP\n\\fB--quick\\fP\nhurry\n.TP\n\\fB--size\\fP=3\npieces\n\n" +
+		".SH FILES\n.TP\n\\fI/etc/x\\fP\nSettings.\n\n.SH SEE ALSO\n"
+	if !strings.Contains(string(b), want) {
+		t.Errorf("no\n%s\nin\n%s", want, b)
+	}
+	if b, err = os.ReadFile(filepath.Join(dir, "tool-cut.8")); err != nil || strings.Contains(string(b), "[=false]") {
 		t.Errorf("%v\n%s", err, b)
 	}
 }
