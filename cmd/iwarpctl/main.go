@@ -113,6 +113,11 @@ func (c *command) root() *cobra.Command {
 		Use:   "iwarpctl",
 		Short: "Show, try, measure and use RDMA with iwarpd",
 		Long: "iwarpctl controls the iwarpd of this host, copies files, and tests RDMA.\n\n" +
+			"With --json a command prints JSON: one document, or one for each sample, client\n" +
+			"or file. status, qp show and the lists have the fields of the messages in\n" +
+			"ctrl/iwarpd.proto. Sizes are in bytes and durations in seconds, unless the name\n" +
+			"of the field has another unit. Later versions add fields, and rename or remove\n" +
+			"none. An error is an object with error and code, on standard error.\n\n" +
 			"Exit codes:" + exitCodes,
 		Example: "  iwarpctl status\n" +
 			"  iwarpctl ping -c -a 10.0.0.2 -C 10 -V\n" +
