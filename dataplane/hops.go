@@ -22,7 +22,7 @@ type Hop struct {
 
 // Errors of a Resolver that the request causes, and no host on the way.
 var (
-	ErrSource    = errors.New("no address of the interface")
+	ErrSource    = errors.New("not an address of the interface")
 	ErrBroadcast = errors.New("a broadcast or multicast address, not that of one host: give the host's own")
 	ErrNetwork   = errors.New("the address of a network, not that of one host: give the host's own")
 )

@@ -215,6 +215,10 @@ func TestResolve(t *testing.T) {
 			t.Errorf("%s: VLANs %v, want %d", tt.dst, hop.VLANs, tt.vlan)
 		}
 	}
+	_, err = r.Resolve(netip.MustParseAddr("10.77.0.2"), netip.MustParseAddr("10.99.9.9"), "")
+	if err == nil || !strings.Contains(err.Error(), "10.99.9.9 is not an address of the interface a0: choose one of") {
+		t.Errorf("%v: docs/troubleshooting.md has another message", err)
+	}
 	if _, err := r.Resolve(netip.MustParseAddr("10.77.0.99"), netip.Addr{}, ""); !errors.Is(err, ErrNoNeighbour) {
 		t.Errorf("a neighbour that is not there: %v", err)
 	}

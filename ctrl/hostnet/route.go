@@ -164,7 +164,7 @@ func (r *Resolver) route(dst, src netip.Addr, by *Device) (hop dataplane.Hop, vi
 	if src.IsValid() {
 		src = src.WithZone("")
 		if !src.IsLoopback() && !r.owns(src, by) {
-			return hop, via, fmt.Errorf("%v is %w %s", src, dataplane.ErrSource, r.names())
+			return hop, via, fmt.Errorf("%v is %w %s: choose one of those that iwarpctl status shows", src, dataplane.ErrSource, r.names())
 		}
 		opts.SrcAddr = src.AsSlice()
 	}

@@ -33,7 +33,7 @@ func (Sockets) Resolve(dst, src netip.Addr, _ string) (hop dataplane.Hop, err er
 	defer unix.Close(fd)
 	if src.IsValid() {
 		if err := unix.Bind(fd, sockaddr(src, 0)); err != nil {
-			return hop, fmt.Errorf("hostnet: %v: %w: %w", src, dataplane.ErrSource, err)
+			return hop, fmt.Errorf("hostnet: %v is %w: %w", src, dataplane.ErrSource, err)
 		}
 	}
 	const discard = 9 // no packet is sent
