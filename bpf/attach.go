@@ -145,11 +145,11 @@ func ingressOf(dev netlink.Link) (*BusyError, error) {
 	return nil, nil
 }
 
-// AtIngress reports whether an iwarpd steers at tc ingress of an interface, for its packet sockets. Without CAP_SYS_ADMIN
-// the kernel does not tell, and it returns false.
-func AtIngress(dev netlink.Link) bool {
+// Served reports whether an iwarpd serves an interface: whether its XDP program is attached, or its program at tc
+// ingress. Without CAP_SYS_ADMIN the kernel does not name the programs, and Served returns false.
+func Served(dev netlink.Link) bool {
 	e, _ := ingressOf(dev)
-	return e != nil
+	return e != nil || xdpOf(dev).iwarpd()
 }
 
 // xdpOf returns the XDP program of an interface as an error.

@@ -209,7 +209,7 @@ func TestSecondDaemon(t *testing.T) {
 		t.Error("the second daemon left its socket")
 	}
 	p = testenv.Start(t, a.end.NS.Command(testenv.Program(t, "cmd/iwarpd"), "doctor", "--interface", a.end.Name))
-	if code := p.Wait(limit); code != 0 || !strings.Contains(p.String(), "mode taken: ") {
+	if code := p.Wait(limit); code != 0 || !strings.Contains(p.String(), "iwarpd serves the interface; mode taken: ") {
 		t.Errorf("doctor of an interface that is served: exit code %d: %s", code, p)
 	}
 

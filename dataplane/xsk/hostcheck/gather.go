@@ -55,7 +55,7 @@ type Interface struct {
 	Queues    int
 	XDP       bool            // an XDP program is attached
 	Generic   bool            // the program runs in generic mode
-	Packets   bool            // an iwarpd serves it by packet sockets
+	Served    bool            // by an iwarpd: with XDP by AF_XDP sockets, otherwise by packet sockets
 	ZeroCopy  []bool          // one for each AF_XDP socket on it; empty if the kernel does not list them
 	Features  map[string]bool // enabled offloads, by their names in ethtool
 	Peer      *Interface      // peer of a veth in this namespace
@@ -155,7 +155,7 @@ func look(e *ethtool.Ethtool, link netlink.Link) *Interface {
 			}
 		}
 	}
-	i.Packets = bpf.AtIngress(link)
+	i.Served = bpf.Served(link)
 	i.addresses(link)
 	if features, err := e.Features(a.Name); err == nil {
 		for name, on := range features {

@@ -66,7 +66,8 @@ func TestJudge(t *testing.T) {
 		}, "interface", Fail, "wait, or ip address add"},
 		{"tunnel", func(f *Facts) { f.Interface.Ethernet = false }, "interface", Fail, "tap"},
 		{"program attached", func(f *Facts) { f.Interface.XDP = true }, "XDP program", Warn, "xdp off"},
-		{"packet sockets", func(f *Facts) { f.Interface.Packets = true }, "XDP program", Warn, "systemctl status"},
+		{"iwarpd runs", func(f *Facts) { f.Interface.XDP, f.Interface.Served = true, true }, "XDP program", OK, ""},
+		{"iwarpd runs with packet sockets", func(f *Facts) { f.Interface.Served = true }, "XDP program", OK, ""},
 		{"many queues", func(f *Facts) { f.Interface.Queues = 64 }, "queues", Warn, "combined 8"},
 		{"many queues of a bond", func(f *Facts) { f.Interface.Kind, f.Interface.Queues = "bond", 16 }, "queues", Warn, "queues: 0-7"},
 		{"large MTU", func(f *Facts) { f.Interface.MTU = 65535 }, "MTU", Warn, "9216"},
@@ -131,7 +132,7 @@ func TestGather(t *testing.T) {
 		t.Fatal(err)
 	}
 	i := f.Interface
-	if i == nil || !i.Up || !i.Ethernet || i.Kind != "veth" || i.Driver != "veth" || i.MTU != 1400 || i.Queues != 1 || i.Merged != 1<<16 || i.Addresses != 2 || i.XDP || !i.PeerAway {
+	if i == nil || !i.Up || !i.Ethernet || i.Kind != "veth" || i.Driver != "veth" || i.MTU != 1400 || i.Queues != 1 || i.Merged != 1<<16 || i.Addresses != 2 || i.XDP || i.Served || !i.PeerAway {
 		t.Errorf("%+v", i)
 	}
 	if f.Capabilities == 0 || f.Files == 0 || f.Mappings == 0 || f.Kernel == "" || f.CPUs < 1 || len(f.Others) != 1 {

@@ -226,18 +226,21 @@ func (i *Interface) driver(f *Facts) Finding {
 }
 
 func (i *Interface) xdp() Finding {
-	if i.XDP {
+	switch {
+	case i.Served:
+		return Finding{"XDP program", OK, "iwarpd serves the interface; " + i.taken(), ""}
+	case i.XDP:
 		return Finding{"XDP program", Warn, "one is attached already: iwarpd is running, or another program is in the way; " + i.taken(),
 			"systemctl status iwarpd; or ip link set dev " + i.Name + " xdp off"}
-	}
-	if i.Packets {
-		return Finding{"XDP program", Warn, "none attached, but iwarpd is running with packet sockets; mode taken: packet ring", "systemctl status iwarpd"}
 	}
 	return Finding{"XDP program", OK, "none attached", ""}
 }
 
-// taken describes how the attached program and the AF_XDP sockets receive frames now.
+// taken describes how the attached program and the sockets receive frames now.
 func (i *Interface) taken() string {
+	if !i.XDP {
+		return "mode taken: packet ring"
+	}
 	mode, zero := "native", 0
 	if i.Generic {
 		mode = "generic"
