@@ -32,7 +32,7 @@ func (c *command) doctor() *cobra.Command {
 			fmt.Sprintf("connects to PORT (default %d, that of ping), and reports which step fails:\n", rping.DefaultPort) +
 			"route and neighbour, TCP, MPA, a small transfer, or one of packets as large as\n" +
 			"the MTU; if only that one fails, it searches for an MTU that works. For the\n" +
-			"transfers the peer must run \"iwarpctl ping -s -P\", or rping -s. It changes\n" +
+			"transfers the peer must run \"iwarpctl ping -s -P\", or rping -s -P. It changes\n" +
 			"nothing. \"iwarpd doctor\" checks the host and its interface.",
 		Example: "  iwarpctl doctor\n  iwarpctl doctor 10.0.0.2\n  iwarpctl doctor 10.0.0.2:7176 --json",
 		Args:    usageArgs(cobra.MaximumNArgs(1)),
@@ -86,9 +86,9 @@ func (c *command) findings(l []finding) error {
 		if c.json {
 			continue
 		}
-		fmt.Fprintf(c.out, "%-4s  %-12s  %s\n", f.State, f.Check, f.Text)
+		fmt.Fprintf(c.out, "%-4s  %-13s  %s\n", f.State, f.Check, f.Text)
 		if f.Fix != "" {
-			fmt.Fprintf(c.out, "%4s  %12s  fix: %s\n", "", "", f.Fix)
+			fmt.Fprintf(c.out, "%4s  %13s  fix: %s\n", "", "", f.Fix)
 		}
 	}
 	if c.json {
@@ -103,6 +103,9 @@ const doctorWait = 15 * time.Second
 // trialWait bounds a transfer that tries a packet size, if another transfer took that long. TCP's detection of
 // black holes makes packets smaller after 1.4 s without an answer, so a longer trial would pass on any path.
 func trialWait(took time.Duration) time.Duration { return time.Second + 2*took }
+
+// corrupted is the fix for data that arrives changed.
+const corrupted = "the data changed on its way: check memory and network cards, and use crc: required"
 
 // smallPing is a transfer that fits any packet.
 const smallPing = 64
@@ -129,20 +132,35 @@ func (c *command) examine(ctx context.Context, dev *iwarp.Device, peer string) (
 		began, wait := time.Now(), trialWait(took)
 		err := c.roundTrip(ctx, dev, addr, t.size, wait, nil)
 		if errors.Is(err, context.DeadlineExceeded) {
-			return fmt.Errorf("packets of %d bytes get no answer within %v", t.mtu, wait.Round(100*time.Millisecond))
+			return silence{t.mtu, wait.Round(100 * time.Millisecond)}
 		}
 		took = min(took, time.Since(began))
 		return err
 	})
-	if err != nil {
-		return append(l, tooLarge(err, mtu, pass)), ctx.Err()
-	}
-	return append(l, finding{"large packets", "ok", fmt.Sprintf("%d bytes there and back, compared, in packets of up to %d bytes", rping.MaxSize, mtu), ""}), nil
+	return append(l, largePackets(err, mtu, pass)), ctx.Err()
 }
 
-// tooLarge is the finding that large transfers fail. Packets of pass bytes arrive; 0: none that
-// was tried does.
-func tooLarge(err error, mtu, pass int) finding {
+// A silence means that packets of mtu bytes got no answer.
+type silence struct {
+	mtu  int
+	wait time.Duration
+}
+
+func (e silence) Error() string {
+	return fmt.Sprintf("packets of %d bytes get no answer within %v", e.mtu, e.wait)
+}
+
+// largePackets is the finding about transfers in packets of up to mtu bytes, of which one ended with err. Packets of pass
+// bytes arrive; 0: none that was tried does.
+func largePackets(err error, mtu, pass int) finding {
+	switch {
+	case err == nil:
+		return finding{"large packets", "ok", fmt.Sprintf("%d bytes there and back, compared, in packets of up to %d bytes", rping.MaxSize, mtu), ""}
+	case errors.Is(err, rping.ErrMismatch):
+		return finding{"large packets", "fail", reason(err), corrupted}
+	case !errors.As(err, new(silence)): // such as the end of a server that serves one client only
+		return finding{"large packets", "warn", "not tried: " + reason(err), "run a server that serves several clients there: iwarpctl ping -s -P, or rping -s -P"}
+	}
 	fix := fmt.Sprintf("packets of the MTU, %d bytes, do not pass: set the same MTU on both sides and on every switch between", mtu)
 	if pass > 0 {
 		fix += fmt.Sprintf("; packets of %d bytes pass: with the key mtu: %d on both sides it works meanwhile", pass, pass)
@@ -244,12 +262,12 @@ func judge(addr string, err error) (l []finding, connected bool) {
 	case errors.Is(err, rping.ErrMismatch):
 		add("route", "ok", addr+" answers", "")
 		add("mpa", "ok", "the peer answers MPA", "")
-		add("transfer", "fail", reason(err), "the data changed on its way: check memory and network cards, and use crc: required")
+		add("transfer", "fail", reason(err), corrupted)
 		return l, true
 	default: // of a connection that was there
 		add("route", "ok", addr+" answers", "")
 		add("mpa", "ok", "the peer answers MPA", "")
-		add("transfer", "warn", reason(err), "what listens on that port is no ping server: run iwarpctl ping -s -P there")
+		add("transfer", "warn", reason(err), "what listens on that port is not a ping server: run iwarpctl ping -s -P there")
 		return l, true
 	}
 	return l, false

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/iwarpd/iwarpd/app/rping"
 	iwarp "github.com/iwarpd/iwarpd/client"
@@ -88,9 +89,18 @@ func TestAscend(t *testing.T) {
 		if pass != want || failed > 1 || (err == nil) != (path == mtu) {
 			t.Errorf("path of %d: %d, %v after %d failures; want %d", path, pass, err, failed, want)
 		}
-		if f := tooLarge(errors.New("lost"), mtu, pass); f.State != "fail" || strings.Contains(f.Fix, fmt.Sprintf("mtu: %d on both", want)) != (want > 0) {
+		if f := largePackets(silence{mtu, time.Second}, mtu, pass); f.State != "fail" || strings.Contains(f.Fix, fmt.Sprintf("mtu: %d on both", want)) != (want > 0) {
 			t.Errorf("path of %d: %+v", path, f)
 		}
+	}
+	// A server that has ended, or that rejects the next client, says nothing about the MTU.
+	for _, err := range []error{&iwarp.Error{Code: ctrlpb.Code_CODE_REFUSED, Text: "refused"}, &iwarp.RejectError{}, &iwarp.WCError{Status: iwarp.WCFlushErr}} {
+		if f := largePackets(err, mtu, 1450); f.State != "warn" || !strings.Contains(f.Text, "not tried") || !strings.Contains(f.Fix, "ping -s -P") {
+			t.Errorf("%v: %+v", err, f)
+		}
+	}
+	if f := largePackets(rping.ErrMismatch, mtu, 1450); f.State != "fail" || strings.Contains(f.Fix, "mtu") {
+		t.Errorf("%+v", f)
 	}
 	if l := sizes(1500, "[fd00::1]:7174"); l[len(l)-1] != (trial{1500, rping.MaxSize}) || l[len(l)-2] != (trial{1492, 1492 - packetOverhead}) {
 		t.Errorf("an MTU of 1500: %v", l)
