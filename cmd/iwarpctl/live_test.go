@@ -242,6 +242,28 @@ func TestInterruptedConnect(t *testing.T) {
 	}
 }
 
+// TestNextDaemonRefuses checks that a server which the next daemon does not accept ends with the text and the exit code of
+// one that the first daemon does not accept.
+func TestNextDaemonRefuses(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "iwarpd.sock")
+	a, b, err := embed.Pair(embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	c := &command{socket: socket, err: io.Discard}
+	err = c.serveAt(t.Context(), ":7176", &iwarp.Config{}, true, func(*iwarp.Device, *iwarp.Listener) error {
+		if err := errors.Join(os.Remove(socket), os.WriteFile(socket, nil, 0o600)); err != nil {
+			t.Error(err)
+		}
+		return iwarp.ErrDaemonGone
+	})
+	if code := exitCode(t.Context(), err); code != exitDaemon || !strings.Contains(fmt.Sprint(err), "is not a socket: name the socket of iwarpd") {
+		t.Errorf("exit code %d: %v", code, err)
+	}
+}
+
 // TestShowQP checks that each statistic of TCP and RDMAP has its name in the output.
 func TestShowQP(t *testing.T) {
 	socket, ca, cb := running(t)

@@ -247,7 +247,9 @@ func (c *command) serveAt(ctx context.Context, addr string, cfg *iwarp.Config, r
 			return err
 		}
 		fmt.Fprintf(c.err, "the daemon at %s is gone: waiting for the next one\n", c.socketPath())
-		dev, err = iwarp.OpenWait(ctx, c.socket)
+		if dev, err = iwarp.OpenWait(ctx, c.socket); err != nil {
+			err = &daemonError{c.socketPath(), err}
+		}
 	}
 	if ctx.Err() != nil {
 		return nil // interrupted while waiting
