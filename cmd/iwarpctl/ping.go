@@ -129,7 +129,7 @@ func (c *command) pingDone(r pingResult) error {
 	if c.json {
 		return c.print(r)
 	}
-	fmt.Fprintf(c.out, "%d rounds with %s, %d bytes", r.Rounds, r.Peer, r.Bytes)
+	fmt.Fprintf(c.out, "%s with %s, %d bytes", plural(uint32(r.Rounds), "round"), r.Peer, r.Bytes)
 	if p := r.RTT; p != nil {
 		fmt.Fprintf(c.out, "; round min/p50/p99/max %.1f/%.1f/%.1f/%.1f us", p.Min, p.P50, p.P99, p.Max)
 	}
