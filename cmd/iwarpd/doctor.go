@@ -61,6 +61,7 @@ func doctorCommand() *cobra.Command {
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file; also "+envPrefix+"CONFIG")
 	cmd.Flags().StringVar(&transport, "transport", "", "afxdp, socket or both; default: that of the configuration")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	completions(cmd)
 	return cmd
 }
 

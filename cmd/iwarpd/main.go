@@ -136,6 +136,7 @@ func rootCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&check, "check-config", false, "check flags, environment and file, and exit")
 	cmd.Flags().SortFlags = false
 	addFlags(cmd.Flags())
+	completions(cmd)
 	cmd.AddCommand(doctorCommand())
 	return cmd
 }

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/dataplane/xsk/hostcheck"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
@@ -227,6 +228,29 @@ func TestErrorsAsJSON(t *testing.T) {
 		if err := json.Unmarshal(said.Bytes(), &got); err != nil || got.Code != tt.code || cmd.ProcessState.ExitCode() != tt.code || !strings.Contains(got.Error, tt.text) {
 			t.Errorf("iwarpd %q: exit code %d: %v: %s", tt.args, cmd.ProcessState.ExitCode(), err, said.Bytes())
 		}
+	}
+}
+
+// TestCompletions checks what a shell offers for the value of a flag: words, interfaces, or files where it takes one.
+func TestCompletions(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--crc", ""}, "required\noptional\noff\n:4\n"},
+		{[]string{"--link", ""}, "auto\nxdp\npacket\n:4\n"},
+		{[]string{"doctor", "--transport", ""}, "afxdp\nsocket\nboth\n:4\n"},
+		{[]string{"--mtu", ""}, ":4\n"},    // no files
+		{[]string{"--config", ""}, ":0\n"}, // files
+	} {
+		out, err := program(t, append([]string{"__complete"}, tt.args...)...).Output()
+		if err != nil || string(out) != tt.want {
+			t.Errorf("%q: %v, %q; want %q", tt.args, err, out, tt.want)
+		}
+	}
+	names, err := hostcheck.Interfaces()
+	if out, e := program(t, "__complete", "--interface", "").Output(); err != nil || e != nil || string(out) != strings.Join(append(names, ":4\n"), "\n") {
+		t.Errorf("interfaces: %v, %v, %q; want %q", err, e, out, names)
 	}
 }
 
