@@ -302,7 +302,7 @@ func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) ([]int, error) {
 		return nil, errorf(badState, "ctrl: second Hello")
 	}
 	if h.Version < MinVersion || h.MinVersion > Version {
-		return nil, errorf(badVersion, "ctrl: the client speaks protocol versions %d to %d, this daemon %d to %d: update the older one",
+		return nil, errorf(badVersion, "ctrl: the client supports protocol versions %d to %d, this daemon %d to %d: update the older one",
 			h.MinVersion, h.Version, MinVersion, Version)
 	}
 	n := s.engine.Workers()

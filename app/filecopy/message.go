@@ -44,11 +44,11 @@ func hello(v uint8) []byte { return append([]byte(magic), v) }
 // supported, it returns it with an error.
 func checkHello(b []byte) (uint8, error) {
 	if len(b) < len(magic)+1 || string(b[:len(magic)]) != magic {
-		return 0, errors.New("the other side does not speak iwarpctl's copy protocol: is that the port of iwarpctl serve?")
+		return 0, errors.New("the other side does not support iwarpctl's copy protocol: is that the port of iwarpctl serve?")
 	}
 	v := b[len(magic)]
 	if v < oldest || v > Version {
-		return v, fmt.Errorf("the other side speaks version %d of the copy protocol, this one %d to %d: upgrade the older one",
+		return v, fmt.Errorf("the other side supports version %d of the copy protocol, this one %d to %d: upgrade the older one",
 			v, oldest, Version)
 	}
 	return v, nil

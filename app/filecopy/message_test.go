@@ -99,7 +99,7 @@ func TestHello(t *testing.T) {
 		}
 	}
 	for _, tt := range []struct{ in, want string }{
-		{"", "does not speak"}, {"IWC", "does not speak"}, {"IWCP", "does not speak"}, {"IWCX\x01", "does not speak"}, {"IWCP\x04", "version 4"}, {"IWCP\x01", "version 1"},
+		{"", "does not support"}, {"IWC", "does not support"}, {"IWCP", "does not support"}, {"IWCX\x01", "does not support"}, {"IWCP\x04", "version 4"}, {"IWCP\x01", "version 1"},
 	} {
 		if _, err := checkHello([]byte(tt.in)); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("checkHello(%q) = %v; want %q", tt.in, err, tt.want)

@@ -146,10 +146,10 @@ func head() []byte { return append([]byte(magic), version) }
 // checkHead checks the magic and the version, and returns the bytes after them.
 func checkHead(b []byte) ([]byte, error) {
 	if len(b) < len(magic)+1 || string(b[:len(magic)]) != magic {
-		return nil, errors.New("the other side does not speak iwarpctl's perf protocol: is that the port of iwarpctl perf --server?")
+		return nil, errors.New("the other side does not support iwarpctl's perf protocol: is that the port of iwarpctl perf --server?")
 	}
 	if v := b[len(magic)]; v != version {
-		return nil, fmt.Errorf("the other side speaks version %d of the perf protocol, this one %d: use the same iwarpctl on both", v, version)
+		return nil, fmt.Errorf("the other side supports version %d of the perf protocol, this one %d: use the same iwarpctl on both", v, version)
 	}
 	return b[len(magic)+1:], nil
 }

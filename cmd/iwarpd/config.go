@@ -374,7 +374,7 @@ func (s *settings) check() error {
 			return configErr("interfaces lists %s twice", name)
 		}
 		if !utf8.ValidString(name) {
-			return configErr("interface is %q: clients cannot be told a name that is not UTF-8: "+
+			return configErr("interface is %q: clients cannot be given a name that is not UTF-8: "+
 				"rename it (ip link set dev IF name NEW)", name)
 		}
 	}

@@ -143,7 +143,7 @@ func TestLoadRefuses(t *testing.T) {
 		{"rule, user without a name", "interface: x\nallow:\n  - users: [~]\n", nil, "rule 1: users: must be one value, or a list of values"},
 		{"rule, no truth", "interface: x\nallow:\n  - users: [0]\n    deny: maybe\n", nil, "deny: must be true or false"},
 		{"slots", "interface: x\nslots:\n  count: many\n", nil, "count: many: must be a number from 0 to 4096"},
-		{"interface that clients cannot name", "", []string{"-i", "x\xff"}, `interface is "x\xff": clients cannot be told`},
+		{"interface that clients cannot name", "", []string{"-i", "x\xff"}, `interface is "x\xff": clients cannot be given`},
 		{"all CPUs", "", []string{"-i", "x", "--cpus", "all"}, `must be "" or a list`},
 		{"keep-alive without pause", "", []string{"-i", "x", "--keep-alive", "1ns"}, "must be 0, or a time from 1s to 24h0m0s"},
 		{"time-out of no time", "", []string{"-i", "x", "--tcp-user-timeout", "1us"}, "must be 0, or a time from 1s"},

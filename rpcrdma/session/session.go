@@ -93,7 +93,7 @@ type FailureError struct{ wire.Failure }
 func (e *FailureError) Error() string {
 	switch e.Code {
 	case wire.ErrVers:
-		return fmt.Sprintf("rpcrdma: peer reports %v: it speaks versions %d to %d", e.Code, e.Low, e.High)
+		return fmt.Sprintf("rpcrdma: peer reports %v: it supports versions %d to %d", e.Code, e.Low, e.High)
 	case wire.ErrReadChunks, wire.ErrWriteChunks, wire.ErrSegments:
 		return fmt.Sprintf("rpcrdma: peer reports %v: at most %d", e.Code, e.Max)
 	case wire.ErrWriteResource:
