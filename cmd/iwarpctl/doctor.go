@@ -32,8 +32,8 @@ func (c *command) doctor() *cobra.Command {
 			fmt.Sprintf("connects to PORT (default %d, that of ping), and reports which step fails:\n", rping.DefaultPort) +
 			"route and neighbour, TCP, MPA, a small transfer, or one of packets as large as\n" +
 			"the MTU; if only that one fails, it searches for an MTU that works. For the\n" +
-			"transfers the peer must run \"iwarpctl ping -s -P\", or rping -s -P. It changes\n" +
-			"nothing. \"iwarpd doctor\" checks the host and its interface.",
+			"transfers the peer must run \"iwarpctl ping -s -P\", or rping -s -P -S 65535.\n" +
+			"It changes nothing. \"iwarpd doctor\" checks the host and its interface.",
 		Example: "  iwarpctl doctor\n  iwarpctl doctor 10.0.0.2\n  iwarpctl doctor 10.0.0.2:7176 --json",
 		Args:    usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -159,7 +159,7 @@ func largePackets(err error, mtu, pass int) finding {
 	case errors.Is(err, rping.ErrMismatch):
 		return finding{"large packets", "fail", reason(err), corrupted}
 	case !errors.As(err, new(silence)): // such as the end of a server that serves one client only
-		return finding{"large packets", "warn", "not tried: " + reason(err), "run a server that serves several clients there: iwarpctl ping -s -P, or rping -s -P"}
+		return finding{"large packets", "warn", "not tried: " + reason(err), "run a server there that takes several clients and any size: iwarpctl ping -s -P, or rping -s -P -S 65535"}
 	}
 	fix := fmt.Sprintf("packets of the MTU, %d bytes, do not pass: set the same MTU on both sides and on every switch between", mtu)
 	if pass > 0 {
