@@ -81,7 +81,10 @@ func (c *command) findings(l []finding) error {
 	var failed error
 	for _, f := range l {
 		if f.State == "fail" {
-			failed = peerError{fmt.Errorf("doctor: %s: %s", f.Check, strings.TrimPrefix(f.Text, f.Check+": "))}
+			failed = fmt.Errorf("doctor: %s: %s", f.Check, strings.TrimPrefix(f.Text, f.Check+": "))
+			if f.Check != "daemon" {
+				failed = peerError{failed}
+			}
 		}
 		if c.json {
 			continue

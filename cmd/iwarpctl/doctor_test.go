@@ -59,15 +59,17 @@ func TestInterfaces(t *testing.T) {
 	}
 }
 
-// TestFindings checks that a failed finding gives the exit code for the peer.
+// TestFindings checks that a failed finding about the peer gives the exit code for it, and one about the daemon does not.
 func TestFindings(t *testing.T) {
 	var out strings.Builder
 	c := &command{out: &out, err: &out}
 	if err := c.findings([]finding{{"route", "ok", "fine", ""}, {"mpa", "warn", "odd", "look"}}); err != nil || !strings.Contains(out.String(), "fix: look") {
 		t.Errorf("%v: %s", err, &out)
 	}
-	if err := c.findings([]finding{{"tcp", "fail", "nothing", "start it"}}); !errors.As(err, new(peerError)) {
-		t.Errorf("%v", err)
+	for check, want := range map[string]int{"tcp": exitPeer, "daemon": exitFailure} {
+		if code := exitCode(t.Context(), c.findings([]finding{{check, "fail", "nothing", "start it"}})); code != want {
+			t.Errorf("%s: exit code %d; want %d", check, code, want)
+		}
 	}
 }
 
