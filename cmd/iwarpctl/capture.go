@@ -29,11 +29,13 @@ func (c *command) capture() *cobra.Command {
 		Use: "capture [QP]", Short: "Write frames that the daemon receives and sends to a pcapng file",
 		Long: "Capture frames that bypass the kernel, in both directions, to a pcapng file for\n" +
 			"Wireshark or tshark. Without a queue pair, which needs administrator rights, all\n" +
-			"frames are captured, or those of an address and port. tcpdump cannot see these\n" +
-			"frames.",
+			"frames are captured, or those of an address and port. tcpdump sees these frames\n" +
+			"only where iwarpd uses packet sockets.\n\n" +
+			"Wireshark recognizes MPA by the first frames of a connection. To see RDMAP,\n" +
+			"begin the capture with --host before the connection is made.",
 		Example: "  iwarpctl capture 3 -w conn.pcapng\n" +
 			"  iwarpctl capture --host 10.0.0.2:7174 -w start.pcapng --count 1000\n" +
-			"  iwarpctl capture 3 -w - | tshark -r - -O iwarp_ddp_rdmap",
+			"  iwarpctl capture --host 10.0.0.2:7174 -w - | tshark -r - -O iwarp_ddp_rdmap",
 		Args: usageArgs(cobra.MaximumNArgs(1)), ValidArgsFunction: c.completeQP,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if file == "" {
