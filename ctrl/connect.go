@@ -292,8 +292,8 @@ func (s *Server) claimLocal(c *conn, hop *dataplane.Hop) (*device, *claim, error
 	if !addr.IsValid() {
 		addr = hop.Src
 	}
-	if !c.sess.policy().mayUse(addr) {
-		return nil, nil, errorf(permission, "ctrl: %s may not use the address %v", user(c.sess.cred.Uid), addr)
+	if pol := c.sess.policy(); !pol.mayUse(addr) {
+		return nil, nil, errorf(permission, "ctrl: %s may not use the address %v: not in addresses of %s", user(c.sess.cred.Uid), addr, pol.rule)
 	}
 	cl, err := s.takePort(c, netip.AddrPortFrom(addr, c.wantAddr.Port()))
 	if err != nil {

@@ -125,10 +125,10 @@ func listenAddr(c *session, r *ctrlpb.Listen) (netip.AddrPort, *device, error) {
 			return netip.AddrPort{}, nil, err
 		}
 	case len(pol.listen) > 0: // port 0 could yield a port outside of the ranges
-		return netip.AddrPort{}, nil, errorf(permission, "ctrl: %s may listen only on the ports of its rule in the configuration: name one of them", user(c.cred.Uid))
+		return netip.AddrPort{}, nil, errorf(permission, "ctrl: %s may listen only on the ports in listen of %s: name one of them", user(c.cred.Uid), pol.rule)
 	}
 	if !pol.mayUse(addr) {
-		return netip.AddrPort{}, nil, errorf(permission, "ctrl: %s may not listen on %v (rule in the configuration)", user(c.cred.Uid), addr)
+		return netip.AddrPort{}, nil, errorf(permission, "ctrl: %s may not listen on %v: not in addresses of %s", user(c.cred.Uid), addr, pol.rule)
 	}
 	return netip.AddrPortFrom(addr, port), on, nil
 }

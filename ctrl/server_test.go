@@ -343,7 +343,9 @@ func TestPolicy(t *testing.T) {
 	}})
 	c := h.hello(t)
 	c.fails(ctrlpb.Code_CODE_PERMISSION, reqListen("10.0.0.1", 80))
-	c.fails(ctrlpb.Code_CODE_PERMISSION, reqListen("", 7174))
+	if text := c.fails(ctrlpb.Code_CODE_PERMISSION, reqListen("", 7174)); !strings.Contains(text, "not in addresses of rule 2 of allow") {
+		t.Error(text)
+	}
 	c.ok(reqListen("10.0.0.1", 7174))
 	c.qp()
 	c.fails(cQuota, reqQP(c.pd(), c.cq()))
@@ -366,7 +368,10 @@ func TestPolicy(t *testing.T) {
 	}
 	deny := newHarness(t, Config{Allow: []Rule{{UIDs: []uint32{uid}, Deny: true}}})
 	denied := deny.client(t)
-	denied.fails(ctrlpb.Code_CODE_PERMISSION, &ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
+	text := denied.fails(ctrlpb.Code_CODE_PERMISSION, &ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
+	if !strings.Contains(text, "is not allowed: rule 1 of allow denies it") {
+		t.Error(text)
+	}
 	if m := denied.next(); m != nil {
 		t.Errorf("a denied client got %v", m)
 	}

@@ -69,7 +69,11 @@ type session struct {
 func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32, contained bool) (*session, error) {
 	pol, ok := s.cfg.policyOf(cred.Uid, gids, contained)
 	if !ok {
-		return nil, errorf(permission, "ctrl: %s (pid %d) is not allowed (rule in the configuration)", user(cred.Uid), cred.Pid)
+		why := "no rule of allow matches the user"
+		if pol.rule != "" {
+			why = pol.rule + " denies it"
+		}
+		return nil, errorf(permission, "ctrl: %s (pid %d) is not allowed: %s", user(cred.Uid), cred.Pid, why)
 	}
 	s.lastID++
 	sess := &session{
