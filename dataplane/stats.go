@@ -138,17 +138,29 @@ type ConnInfo struct {
 	StreamData int // streaming-mode bytes not yet consumed
 }
 
-// ask calls f in every worker and waits up to a second for each answer, since a worker that an
+// ask calls f in every worker and waits up to a second for the answers, since a worker that an
 // application drives may not be running. It also returns the workers that did not answer.
 func ask[T any](e *Engine, f func(*worker) T) (all []T, silent []int) {
-	for _, w := range e.workers {
+	answers := make([]chan T, len(e.workers))
+	for i, w := range e.workers {
 		ch := make(chan T, 1)
+		answers[i] = ch
 		w.post(func(w *worker) { ch <- f(w) })
+	}
+	over := make(chan struct{})
+	defer time.AfterFunc(time.Second, func() { close(over) }).Stop()
+	for i, ch := range answers {
 		select {
+		case <-over:
 		case v := <-ch:
 			all = append(all, v)
-		case <-time.After(time.Second):
-			silent = append(silent, w.id)
+			continue
+		}
+		select { // both may have been ready
+		case v := <-ch:
+			all = append(all, v)
+		default:
+			silent = append(silent, e.workers[i].id)
 		}
 	}
 	return all, silent

@@ -3,6 +3,7 @@ package dataplane
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/testenv"
@@ -15,6 +16,29 @@ func TestSilentWorker(t *testing.T) {
 	conns, silent := e.QueryConns(nil) // it was not started
 	if len(conns) != 0 || !slices.Equal(silent, []int{0}) {
 		t.Errorf("%d connections, silent %v; want 0", len(conns), silent)
+	}
+	for _, w := range e.workers {
+		w.closeFDs()
+	}
+}
+
+// TestSilentWorkers checks that several workers that do not turn take no more time than one.
+func TestSilentWorkers(t *testing.T) {
+	var queues []Queue
+	for range 8 {
+		l, _ := newPipe(t, link.PipeConfig{})
+		queues = append(queues, Queue{Link: l, CPU: -1})
+	}
+	e, err := New(Config{}, queues, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	if _, silent := e.Stats(); len(silent) != len(queues) { // it was not started
+		t.Errorf("silent: %v", silent)
+	}
+	if took := time.Since(start); took > 4*time.Second {
+		t.Errorf("it took %v", took)
 	}
 	for _, w := range e.workers {
 		w.closeFDs()
