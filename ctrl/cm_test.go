@@ -158,6 +158,10 @@ func TestConnect(t *testing.T) {
 		if q := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListQps{ListQps: &ctrlpb.ListQPs{}}}).GetQps().Qps[0]; q.State != "RTS" || q.Remote != peerA.String() || q.Silent != (silent != nil) {
 			t.Errorf("queue pair %v", q)
 		}
+		s := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_QueryStatus{QueryStatus: &ctrlpb.QueryStatus{}}}).GetStatus()
+		if len(s.Silent) != len(silent) {
+			t.Errorf("status %v", s)
+		}
 	}
 	// A worker looks only at the connections that are listed.
 	for after, want := range map[uint32][]dataplane.ConnID{0: {p.id}, ev.Qp: {}} {

@@ -35,6 +35,7 @@ type Engine interface {
 
 	QueryConns(ids []dataplane.ConnID) (conns []dataplane.ConnInfo, silent []int)
 	Stats() (all []dataplane.Stats, silent []int)
+	Silent() []int
 	NewTap(frames, snap int, match func(*pkt.Flow) bool) *dataplane.Tap
 	AddTap(*dataplane.Tap)
 	RemoveTap(*dataplane.Tap)

@@ -79,7 +79,16 @@ func (e *fakeEngine) QueryConns(ids []dataplane.ConnID) (conns []dataplane.ConnI
 	return nil, e.silent
 }
 
-func (e *fakeEngine) Stats() (all []dataplane.Stats, silent []int) { return nil, nil }
+func (e *fakeEngine) Silent() []int {
+	_, silent := e.Stats()
+	return silent
+}
+
+func (e *fakeEngine) Stats() (all []dataplane.Stats, silent []int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return nil, e.silent
+}
 
 // NewTap returns a tap of no worker.
 func (e *fakeEngine) NewTap(int, int, func(*pkt.Flow) bool) *dataplane.Tap { return new(dataplane.Tap) }

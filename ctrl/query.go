@@ -132,9 +132,14 @@ func noQP(num uint32) *Error {
 }
 
 func (v viewer) queryStatus() *ctrlpb.StatusReply {
+	silent := v.engine.Silent()
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.status(v.holding(), v.as.policy())
+	r := v.status(v.holding(), v.as.policy())
+	for _, w := range silent {
+		r.Silent = append(r.Silent, uint32(w))
+	}
+	return r
 }
 
 // Status returns the state of the whole server.

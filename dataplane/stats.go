@@ -138,6 +138,12 @@ type ConnInfo struct {
 	StreamData int // streaming-mode bytes not yet consumed
 }
 
+// Silent returns the workers that do not answer within a second. Unlike Stats it collects nothing.
+func (e *Engine) Silent() []int {
+	_, silent := ask(e, func(*worker) struct{} { return struct{}{} })
+	return silent
+}
+
 // ask calls f in every worker and waits up to a second for the answers, since a worker that an
 // application drives may not be running. It also returns the workers that did not answer.
 func ask[T any](e *Engine, f func(*worker) T) (all []T, silent []int) {

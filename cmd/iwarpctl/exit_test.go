@@ -182,3 +182,14 @@ func TestSecondSignal(t *testing.T) {
 		}
 	}
 }
+
+// TestStuck checks that status fails if a worker does not answer.
+func TestStuck(t *testing.T) {
+	if err := stuck(&ctrlpb.StatusReply{Workers: 4}); err != nil {
+		t.Error(err)
+	}
+	err := stuck(&ctrlpb.StatusReply{Workers: 4, Silent: []uint32{1, 3}})
+	if exitCode(t.Context(), err) != exitFailure || !strings.Contains(err.Error(), "workers [1 3] do not answer") {
+		t.Errorf("exit code %d: %v", exitCode(t.Context(), err), err)
+	}
+}

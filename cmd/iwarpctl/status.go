@@ -121,7 +121,7 @@ func (c *command) status() *cobra.Command {
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: query(c, ask, func(s *ctrlpb.StatusReply) error {
 			if c.json {
-				return c.print(plain(s))
+				return cmp.Or(c.print(plain(s)), stuck(s))
 			}
 			d := s.GetDevice()
 			lines := [][2]any{
@@ -146,7 +146,7 @@ func (c *command) status() *cobra.Command {
 					fmt.Fprintf(c.out, "%-12s %v\n", l[0], l[1])
 				}
 			}
-			return nil
+			return stuck(s)
 		}),
 	}
 	show := cmd.RunE
@@ -159,6 +159,14 @@ func (c *command) status() *cobra.Command {
 		return err
 	}
 	return cmd
+}
+
+// stuck returns an error if a worker does not answer, so that a probe fails.
+func stuck(s *ctrlpb.StatusReply) error {
+	if len(s.Silent) == 0 {
+		return nil
+	}
+	return fmt.Errorf("workers %v do not answer: their connections stand still", s.Silent)
 }
 
 // link describes the link of an interface: ", link up, 10 Gbit/s".

@@ -38,7 +38,9 @@ type daemon struct {
 	changed chan struct{}             // an interface has changed; nil: there are none
 	server  *ctrl.Server
 	engine  *dataplane.Engine
-	metrics net.Listener // nil: none are served
+	// controls is closed when the control plane answers the watchdog; nil if it has.
+	controls chan struct{}
+	metrics  net.Listener // nil: none are served
 
 	undo []func() error // cleanup functions, in order of registration
 }
@@ -177,7 +179,7 @@ func (d *daemon) run(ctx context.Context) error {
 
 	d.log.Info("ready", append(d.how(), zap.String("socket", d.s.Socket), zap.Int("queues", d.engine.Workers()), zap.String("version", version))...)
 	notify(d.log, sd.SdNotifyReady)
-	go watchdog(serving, d.log, d.turning)
+	go watchdog(serving, d.log, d.stuck)
 	for _, n := range d.nics {
 		go watchLink(serving, d.log, n.name, &n.link, &n.mtu, n.renew)
 		watches := []func(<-chan time.Time){func(tick <-chan time.Time) { n.watchUnseen(serving, tick) }}

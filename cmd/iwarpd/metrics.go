@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -80,8 +81,13 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		d := counterDocs()[k.Name]
 		ch <- prometheus.MustNewConstMetric(d.desc(k.Name), d.kind(), float64(k.Value))
 	}
-	workers, _ := c.workers()
+	workers, silent := c.workers()
 	for i, w := range workers {
+		up := 1.0
+		if slices.Contains(silent, i) {
+			up = 0
+		}
+		ch <- prometheus.MustNewConstMetric(workerUp, prometheus.GaugeValue, up, strconv.Itoa(i), c.device(i))
 		for _, m := range perWorker {
 			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, float64(m.value(&w)), strconv.Itoa(i), c.device(i))
 		}
@@ -142,7 +148,10 @@ var (
 	transportInfo = prometheus.NewDesc("iwarpd_transport_info", "1; a label has the mode taken, as iwarpctl status shows it.", []string{"interface", "mode"}, nil)
 )
 
-// perWorker are the metrics with a label for the worker.
+// workerUp tells the counters of a worker that has no traffic from those of a worker that is stuck.
+var workerUp = workerDesc("up", "1; 0 while the worker does not answer within a second.")
+
+// perWorker are the counters with a label for the worker.
 var perWorker = []struct {
 	desc  *prometheus.Desc
 	kind  prometheus.ValueType

@@ -44,7 +44,7 @@ func testCollector() collector {
 			return []dataplane.Stats{
 				{RxStats: dataplane.RxStats{RxBytes: 11}, RTTs: times.Counts()},
 				{RTTs: times.Counts(), Completions: times.Counts(), RxStats: dataplane.RxStats{RxBytes: 22}, ConnStats: dataplane.ConnStats{Conns: 2}},
-			}, nil
+			}, []int{1}
 		},
 		device: func(worker int) string { return []string{"eth0", "eth1"}[worker] },
 		status: func() *ctrlpb.StatusReply {
@@ -89,7 +89,8 @@ func TestMetrics(t *testing.T) {
 			"# TYPE iwarpd_ctrl_clients gauge", "iwarpd_ctrl_clients 3\n", "# TYPE iwarpd_engine_rx_frames_total counter",
 			"iwarpd_engine_rx_frames_total 1.099511627776e+12\n", "iwarpd_xdp_passed_total 7\n",
 			`iwarpd_worker_rx_bytes_total{interface="eth0",worker="0"} 11`, `iwarpd_worker_rx_bytes_total{interface="eth1",worker="1"} 22`,
-			`iwarpd_worker_connections{interface="eth1",worker="1"} 2`, `iwarpd_build_info{version="devel"} 1`,
+			`iwarpd_worker_connections{interface="eth1",worker="1"} 2`, `iwarpd_worker_up{interface="eth0",worker="0"} 1`,
+			`iwarpd_worker_up{interface="eth1",worker="1"} 0`, `iwarpd_build_info{version="devel"} 1`,
 			`iwarpd_transport_info{interface="eth0",mode="native, zero copy"} 1`, `iwarpd_transport_info{interface="eth1",mode="generic, copy"} 1`,
 			`iwarpd_link_up{interface="eth0"} 1`, `iwarpd_link_up{interface="eth1"} 0`, `iwarpd_link_speed_bytes{interface="eth0"} 1e+09`,
 			`iwarpd_interface_up{interface="eth0"} 1`, `iwarpd_interface_up{interface="eth1"} 0`,
@@ -234,12 +235,20 @@ func TestAlerts(t *testing.T) {
 			t.Errorf("an alert uses %s, which does not exist", name)
 		}
 	}
+	for _, name := range []string{"iwarpd_worker_up", "iwarpd_interface_up"} { // 0: connections stand still or end
+		if !slices.Contains(names, name) {
+			t.Errorf("no alert uses %s", name)
+		}
+	}
 }
 
 // knownMetrics returns the names of the metrics of a daemon without clients.
 func knownMetrics() map[string]bool {
 	known := map[string]bool{"iwarpd_build_info": true}
 	name := regexp.MustCompile(`iwarpd_[a-z0-9_]+`)
+	for _, d := range []*prometheus.Desc{workerUp, interfaceUp, linkUp, linkSpeed, transportInfo} {
+		known[name.FindString(d.String())] = true
+	}
 	for _, m := range perWorker {
 		known[name.FindString(m.desc.String())] = true
 	}

@@ -2,30 +2,42 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"time"
 
 	sd "github.com/coreos/go-systemd/v22/daemon"
 	"go.uber.org/zap"
 )
 
-// watchdog notifies systemd twice per period of the unit's WatchdogSec while alive returns true. It
-// returns when ctx is done, or at once if the unit has no watchdog.
-func watchdog(ctx context.Context, log *zap.Logger, alive func() bool) {
+// watchPeriod is the period of the watchdog if the unit has none.
+const watchPeriod = 15 * time.Second
+
+// watchdog calls stuck, which names what does not answer, twice per period of the unit's WatchdogSec until ctx is done.
+// It logs each change of the answer, and notifies systemd while all answers.
+func watchdog(ctx context.Context, log *zap.Logger, stuck func() string) {
 	period, err := sd.SdWatchdogEnabled(false)
 	if err != nil {
 		log.Warn("systemd's watchdog cannot be served", zap.Error(err))
 	}
 	if period <= 0 {
-		return
+		period = watchPeriod
 	}
 	tick := time.NewTicker(period / 2)
 	defer tick.Stop()
+	before := ""
 	for {
-		if alive() {
+		what := stuck()
+		switch {
+		case what == "":
 			notify(log, sd.SdNotifyWatchdog)
-		} else {
-			log.Error("a worker is stuck: systemd's watchdog is not notified")
+			if before != "" {
+				log.Warn("all parts of the daemon run again", zap.String("was-stuck", before))
+			}
+		case what != before:
+			log.Error("a part of the daemon is stuck", zap.String("part", what))
 		}
+		before = what
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -34,8 +46,29 @@ func watchdog(ctx context.Context, log *zap.Logger, alive func() bool) {
 	}
 }
 
-// turning reports whether every worker answers within a second.
-func (d *daemon) turning() bool {
-	_, silent := d.engine.Stats()
-	return len(silent) == 0
+// stuck returns the parts of the daemon that do not answer within a second, or "".
+func (d *daemon) stuck() string {
+	late := d.controls != nil // it has not answered since the last check
+	if !late {
+		controls := make(chan struct{})
+		go func() {
+			d.server.Status()
+			close(controls)
+		}()
+		d.controls = controls
+	}
+	silent := d.engine.Silent()
+	var all []string
+	for _, w := range silent {
+		all = append(all, fmt.Sprintf("worker %d of %s", w, d.engine.WorkerDevice(w)))
+	}
+	select {
+	case <-d.controls:
+		d.controls = nil
+	case <-time.After(time.Second):
+		if late {
+			all = append(all, "the control plane")
+		}
+	}
+	return strings.Join(all, ", ")
 }

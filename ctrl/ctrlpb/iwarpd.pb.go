@@ -5766,6 +5766,7 @@ type StatusReply struct {
 	Pid           uint32                 `protobuf:"varint,14,opt,name=pid,proto3" json:"pid,omitempty"`
 	Detached      string                 `protobuf:"bytes,15,opt,name=detached,proto3" json:"detached,omitempty"` // why no frames come by an interface whose XDP program was detached; "": none was
 	Devices       []*DeviceAttr          `protobuf:"bytes,16,rep,name=devices,proto3" json:"devices,omitempty"`
+	Silent        []uint32               `protobuf:"varint,17,rep,packed,name=silent,proto3" json:"silent,omitempty"` // workers that have not answered within a second
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5908,6 +5909,13 @@ func (x *StatusReply) GetDetached() string {
 func (x *StatusReply) GetDevices() []*DeviceAttr {
 	if x != nil {
 		return x.Devices
+	}
+	return nil
+}
+
+func (x *StatusReply) GetSilent() []uint32 {
+	if x != nil {
+		return x.Silent
 	}
 	return nil
 }
@@ -8328,7 +8336,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\bDraining\x12\x1d\n" +
 	"\n" +
 	"timeout_ms\x18\x01 \x01(\rR\ttimeoutMs\"\r\n" +
-	"\vQueryStatus\"\xba\x03\n" +
+	"\vQueryStatus\"\xd2\x03\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ms\x18\x02 \x01(\x04R\buptimeMs\x122\n" +
@@ -8348,7 +8356,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"registered\x12\x10\n" +
 	"\x03pid\x18\x0e \x01(\rR\x03pid\x12\x1a\n" +
 	"\bdetached\x18\x0f \x01(\tR\bdetached\x124\n" +
-	"\adevices\x18\x10 \x03(\v2\x1a.iwarpd.ctrl.v1.DeviceAttrR\adevices\"/\n" +
+	"\adevices\x18\x10 \x03(\v2\x1a.iwarpd.ctrl.v1.DeviceAttrR\adevices\x12\x16\n" +
+	"\x06silent\x18\x11 \x03(\rR\x06silent\"/\n" +
 	"\aListQPs\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\rR\x05after\x12\x0e\n" +
 	"\x02qp\x18\x02 \x01(\rR\x02qp\"F\n" +
