@@ -1,12 +1,19 @@
 package ctrl
 
 import (
+	"net"
 	"net/netip"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
@@ -145,5 +152,70 @@ func TestGroupRules(t *testing.T) {
 			h.Reload(Config{Allow: append([]Rule{{UIDs: []uint32{1}, Addrs: []netip.Prefix{}}}, tt.allow...)})
 			c.ok(reqListen("", 7174))
 		})
+	}
+}
+
+// TestOtherRoot checks that root of another PID namespace is no administrator, does not see the objects of root, and
+// does not share its quotas.
+func TestOtherRoot(t *testing.T) {
+	const connect = "CONNECT_TO" // the path to which the process in the namespace connects its descriptor 3
+	if path := os.Getenv(connect); path != "" {
+		if err := unix.Connect(3, &unix.SockaddrUnix{Name: path}); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	testenv.RequireRoot(t)
+	path := filepath.Join(t.TempDir(), "socket")
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sock := os.NewFile(uintptr(fd), "socket")
+	defer sock.Close()
+	other := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestOtherRoot$")
+	other.Env = append(os.Environ(), connect+"="+path)
+	other.ExtraFiles = []*os.File{sock}
+	other.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+	if out, err := other.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+
+	h := newHarness(t, Config{Limits: Limits{QPs: 1}})
+	root := h.hello(t)
+	qp := root.qp()
+	accepted, err := l.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.serve(seqpacket.FromUnix(accepted), noSlot)
+	dup, err := seqpacket.Dup(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := seqpacket.FromFD(dup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &tclient{t: t, c: conn}
+	defer func() { conn.Close(); seqpacket.CloseAll(c.fds) }()
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
+	c.qp() // root has its only one
+	clients := &ctrlpb.Request{Body: &ctrlpb.Request_ListClients{ListClients: &ctrlpb.ListClients{}}}
+	if all := c.ok(clients).GetClients().Clients; len(all) != 1 || all[0].Uid != otherRoot {
+		t.Errorf("it sees the clients %v", all)
+	}
+	c.fails(cNoObject, ask(&ctrlpb.AdminDisconnect{Qp: qp}))
+	if all := root.ok(clients).GetClients().Clients; len(all) != 2 {
+		t.Errorf("root sees the clients %v", all)
+	}
+	rules := Config{Allow: []Rule{{UIDs: []uint32{0}, Admin: true}}}.fill()
+	if pol, ok := rules.policyOf(otherRoot, nil, true); !ok || !pol.admin {
+		t.Error("the rule for root does not apply to it")
 	}
 }

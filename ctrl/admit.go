@@ -132,13 +132,15 @@ func (s *Server) admit(c *seqpacket.Conn, slot int) (sess *session, uid uint32, 
 	if err != nil {
 		return nil, cred.Uid, fmt.Errorf("ctrl: peer groups: %w", err)
 	}
+	contained := c.Contained()
 	switch {
 	case slot != noSlot:
 		cred.Uid, cred.Gid, gids = slotUID+uint32(slot), slotUID+uint32(slot), nil
 	case cred.Uid >= slotUID:
 		return nil, cred.Uid, errorf(permission, "ctrl: uid %d is not allowed: uids from %d on stand for slots", cred.Uid, uint32(slotUID))
+	case cred.Uid == 0 && contained:
+		cred.Uid = otherRoot
 	}
-	contained := c.Contained()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || s.drained != nil {

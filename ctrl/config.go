@@ -201,7 +201,10 @@ func (r *Rule) policy(c *Config, name string) policy {
 // policyOf returns the policy for a uid and its groups. ok is false if the user may not
 // connect. Root in a container has only the rights of a user.
 func (c *Config) policyOf(uid uint32, gids []uint32, contained bool) (p policy, ok bool) {
-	if uid >= slotUID {
+	switch {
+	case uid == otherRoot:
+		uid, contained = 0, true
+	case uid >= slotUID:
 		return c.Slots.Rule.policy(c, "slots"), true
 	}
 	root := uid == 0 && !contained

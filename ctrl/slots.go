@@ -29,9 +29,16 @@ const MaxSlots = 4096
 // negative numbers.
 const slotUID = 1 << 31
 
+// otherRoot represents root of other PID namespaces than the daemon's, as of containers. It has the rights of a user,
+// so it is another user than root: it neither sees root's connections nor shares its quotas.
+const otherRoot = slotUID + MaxSlots
+
 // user returns the name of a uid for errors and logs.
 func user(uid uint32) string {
-	if uid >= slotUID {
+	switch {
+	case uid == otherRoot:
+		return "root of another PID namespace"
+	case uid >= slotUID:
 		return "slot " + strconv.FormatUint(uint64(uid-slotUID), 10)
 	}
 	return "uid " + strconv.FormatUint(uint64(uid), 10)

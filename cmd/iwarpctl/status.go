@@ -481,12 +481,15 @@ func access(bits uint32) string {
 	return out + has(iwarp.AccessMWBind, ",window") + has(iwarp.AccessZeroBased, ",zero-based")
 }
 
-// slotUID is the uid that the daemon uses for slot 0.
-const slotUID = 1 << 31
+// slotUID is the uid that the daemon uses for slot 0, and otherRoot that for root of containers.
+const slotUID, otherRoot = 1 << 31, 1<<31 + 4096
 
-// owner formats the user of an object: a uid, or the slot of a container.
+// owner formats the user of an object: a uid, the slot of a container, or root of a container.
 func owner(uid uint32) string {
-	if uid >= slotUID {
+	switch {
+	case uid == otherRoot:
+		return "root of a container"
+	case uid >= slotUID:
 		return "slot " + strconv.FormatUint(uint64(uid-slotUID), 10)
 	}
 	return strconv.FormatUint(uint64(uid), 10)
