@@ -31,7 +31,7 @@ func (s *Server) OnEvent(ev dataplane.Event) {
 		s.joinedSCTP(ev)
 		return
 	case dataplane.EventParted:
-		s.partedSCTP(s.assocs[ev.Flow])
+		s.partedSCTP(s.assocs[ev.Flow], addrPort(ev.Flow.Local, 0).Addr())
 		delete(s.assocs, ev.Flow)
 		return
 	}

@@ -264,7 +264,7 @@ func (s *Server) dial(c *conn, before <-chan struct{}) {
 	switch {
 	case err == nil && !ours: // canceled before Connect returned, or ended by an event
 		s.engine.Disconnect(id, true)
-		s.partedSCTP(cl)
+		s.partedSCTP(cl, cl.addr.Addr())
 	case err != nil && ours:
 		s.failConn(c, errorf(dialCode(err), "ctrl: connect to %v: %w", c.remote, err))
 		s.claims.drop(cl)

@@ -1,6 +1,8 @@
 package ctrl
 
 import (
+	"net/netip"
+
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
@@ -99,15 +101,15 @@ func (s *Server) joinedSCTP(ev dataplane.Event) {
 	s.assocs[ev.Flow] = cl
 }
 
-// partedSCTP releases a claim whose association has ended. Its packets are steered a little longer,
+// partedSCTP releases a claim whose association at local has ended. Its packets are steered a little longer,
 // since the engine can answer those still in flight and the host cannot.
-func (s *Server) partedSCTP(cl *claim) {
+func (s *Server) partedSCTP(cl *claim, local netip.Addr) {
 	if cl == nil {
 		return
 	}
 	until := s.now().Add(lateTime)
 	for ep := range cl.eps {
-		if ep.Proto == pkt.ProtoTCP {
+		if ep.Proto == pkt.ProtoTCP || ep.Addr.IsValid() && ep.Addr != local {
 			continue
 		}
 		l, has := s.late[ep]

@@ -91,6 +91,35 @@ func TestSCTPClaims(t *testing.T) {
 	}
 }
 
+// TestSCTPLateAddress checks that the end of an association is charged for its own address, not for all those on which
+// its listener is.
+func TestSCTPLateAddress(t *testing.T) {
+	h := newHarness(t, Config{})
+	others := []netip.Addr{addrA, netip.MustParseAddr("10.0.0.8"), netip.MustParseAddr("10.0.0.9")}
+	h.mu.Lock()
+	h.devices[0].Addrs = func() []netip.Addr { return others }
+	h.mu.Unlock()
+	c := h.hello(t)
+	req := reqListenSCTP()
+	req.GetListen().Address, req.GetListen().Device = "", "eth9"
+	c.ok(req)
+	h.mu.Lock()
+	var id dataplane.ListenerID
+	for id = range h.listeners {
+	}
+	h.mu.Unlock()
+	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 7174), peerA)
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventJoined, Listener: id, Flow: flow})
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventParted, Flow: flow})
+	if q := c.quota("ports"); q.Used != 1 {
+		t.Errorf("%d ports are charged, want 1", q.Used)
+	}
+	h.advance(lateTime + time.Second)
+	if q := c.quota("ports"); q.Used != 0 {
+		t.Errorf("%d ports are charged afterwards", q.Used)
+	}
+}
+
 // TestSCTPLate checks that a port that associations leave one after the other stays steered until a while after the
 // last one ended, even if there was a listener on it meanwhile.
 func TestSCTPLate(t *testing.T) {
