@@ -35,8 +35,11 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	if err != nil {
 		return nil, err
 	}
-	admin := c.policy().admin
-	if !admin && s.captures >= maxCaptures {
+	admin, counts := c.policy().admin, 1
+	if admin {
+		counts = 0
+	}
+	if s.captures+counts > maxCaptures {
 		return nil, errorf(busy, "ctrl: %d captures of users are running, the limit: end one", s.captures)
 	}
 	const frameOverhead = 64 // link headers in addition to the IP packet
@@ -64,9 +67,7 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 		_ = unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUF, captureSocket) // as much as the limits allow
 	}
 	_ = unix.Shutdown(fds[0], unix.SHUT_RD) // the reader must not send anything, especially not descriptors
-	if !admin {
-		s.captures++
-	}
+	s.captures += counts
 	may := func() bool { // what an administrator captures may be that of other users
 		select {
 		case <-c.out.quit:
@@ -90,9 +91,7 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 		c.log.Info("capture ends", zap.Uint64("dropped", tap.Dropped()))
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if !admin {
-			s.captures--
-		}
+		s.captures -= counts
 		c.giveSized(resCaptures, resRings, size)
 	}()
 	reply.Body = &ctrlpb.Reply_Capture{Capture: &ctrlpb.CaptureReply{Snaplen: uint32(snap)}}
