@@ -37,7 +37,8 @@ type fakeEngine struct {
 
 	conns    map[dataplane.ConnID]*fakeConn
 	bound    int
-	onUntap  func()        // of RemoveTap; nil: nothing
+	onUntap  func() // of RemoveTap; nil: nothing
+	onDetach func(*dataplane.QPBinding)
 	onFence  func()        // called when a worker has passed a turn; may be nil
 	refuse   error         // of Connect
 	hold     chan struct{} // if set, Connect returns when it is closed
@@ -238,7 +239,13 @@ func (e *fakeEngine) Disconnect(id dataplane.ConnID, abort bool) {
 	e.calls <- "disconnect"
 }
 
-func (e *fakeEngine) Detach(*dataplane.QPBinding) {}
+func (e *fakeEngine) Detach(b *dataplane.QPBinding) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.onDetach != nil {
+		e.onDetach(b)
+	}
+}
 
 func (e *fakeEngine) Fence() {
 	e.mu.Lock()

@@ -4,12 +4,16 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"reflect"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/far"
+	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
@@ -131,4 +135,38 @@ func TestContainedFar(t *testing.T) {
 	h.sessions[h.lastID].contained = true
 	h.mu.Unlock()
 	c.ok(attach, fd)
+}
+
+// TestDestroyFar checks that a queue pair that is destroyed leaves its worker when what has arrived for it is in far
+// memory: otherwise its completions never come, and nobody has the receives that it took from a shared queue.
+func TestDestroyFar(t *testing.T) {
+	fd, err := unix.Open("/proc/self/mem", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AttachMemory{AttachMemory: &ctrlpb.AttachMemory{}}}, fd)
+	num := c.qp()
+	h.mu.Lock()
+	q := h.qps[num]
+	h.mu.Unlock()
+	to := []byte{0}
+	q.binding.Far.(*far.Queue).Store(q.sess.mem.far, uint64(reflect.ValueOf(to).Pointer()), 1, marked.Bytes{B: []byte{7}})
+	detached := false
+	h.e.mu.Lock()
+	h.e.onDetach = func(b *dataplane.QPBinding) {
+		detached = true
+		if n := b.Far.Backlog(); n != 0 {
+			t.Errorf("%d bytes are not in far memory", n)
+		}
+	}
+	h.e.mu.Unlock()
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: num}}})
+	h.e.mu.Lock()
+	defer h.e.mu.Unlock()
+	if !detached || to[0] != 7 {
+		t.Errorf("detached: %v; far memory has %d", detached, to[0])
+	}
 }

@@ -160,6 +160,10 @@ func (c *session) dropQP(q *qp) {
 		s.abandon(q.conn)
 	}
 	s.mu.Unlock()
+	if c.mem.far != nil && !c.dead && !c.cut.Load() { // what has arrived completes only when it is there
+		s.quiet() // twice: the worker that dialed passes the Disconnect on to the one that has the connection
+		c.mem.fence()
+	}
 	s.engine.Detach(q.binding)
 	c.mem.fence()
 	ok := c.free(q.rings()...)

@@ -167,6 +167,57 @@ func TestSRQFar(t *testing.T) {
 	}
 }
 
+// TestDetachFar checks that receives of an SRQ whose data gets into far memory after the connection was reset complete
+// before the queue pair is gone.
+func TestDetachFar(t *testing.T) {
+	const held = 4
+	for _, over := range []string{"tcp", "sctp", "host"} {
+		t.Run(over, func(t *testing.T) {
+			var s *sim
+			if over == "host" {
+				s = hostSim(t)
+				withinHost.direct = true
+				defer func() { withinHost.direct = false }()
+			} else {
+				s = newSim(t, link.PipeConfig{MTU: 9000})
+			}
+			qa, qb, far := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192), &heldMover{}
+			reg, err := s.hosts[1].table.RegisterFar(1, far, 0, 1000, 0x20000, verbs.LocalWrite)
+			if err != nil {
+				t.Fatal(err)
+			}
+			qb.QP = verbs.NewQP(verbs.QPConfig{
+				Num: 1, PD: 1, Table: s.hosts[1].table, SQDepth: 128, RQDepth: held, MaxSGE: 4, SigAll: true,
+				Sends: qb, Recvs: qb, Shared: true, Far: far,
+			})
+			qb.Far, qb.Client = far, (&loadLanes{sim: s}).client(1, 0)
+			a := s.connect(over == "sctp", qa, qb)
+			for i := range uint64(held) {
+				qa.sends = append(qa.sends, verbs.SendWR{ID: i, Op: rdmap.OpSend, SGEs: qa.sge(0, 10)})
+				qb.recvs = append(qb.recvs, verbs.RecvWR{ID: i, SGEs: []verbs.SGE{{Addr: 0x20000, Len: 10, LKey: reg.STag()}}})
+			}
+			s.hosts[0].w.mark(a.lane)
+			s.until("far memory holds up the Sends", func() bool { return far.Backlog() == held })
+			h := s.hosts[1]
+			h.w.disconnect(qb.stream, true)
+			h.w.turn()
+			if len(qb.wcs) != 0 {
+				t.Fatalf("%d receives are complete before their data is there", len(qb.wcs))
+			}
+			far.release()
+			h.during(func() { h.e.Detach(&qb.QPBinding) })
+			for i, wc := range qb.wcs {
+				if wc.ID != uint64(i) || wc.Status != verbs.WCSuccess {
+					t.Errorf("receive %d: %v", wc.ID, wc.Status)
+				}
+			}
+			if len(qb.wcs) != held {
+				t.Errorf("%d receives are complete, want %d", len(qb.wcs), held)
+			}
+		})
+	}
+}
+
 // slowMover is a heldMover that counts bytes.
 type slowMover struct {
 	heldMover
