@@ -2,6 +2,7 @@ package ctrl
 
 import (
 	"errors"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -121,10 +122,26 @@ func (m *memory) detach() {
 		c.await("closing its memory", over)
 	}
 	if m.near != nil {
-		_ = m.near.Close()
+		m.mapping(func() { _ = m.near.Close() })
 		c.srv.mu.Lock()
 		defer c.srv.mu.Unlock()
 		c.srv.maps.extra -= shm.ObjectMaps
+	}
+}
+
+// mapping runs f, which maps or unmaps memory of the client. Hundreds of clients may do that at a time, for as long as
+// the kernel takes to find their pages: those without a thread of their own take one of mappers.
+func (m *memory) mapping(f func()) {
+	c := m.sess
+	if c.conn.Blocks() {
+		f()
+		return
+	}
+	f = sync.OnceFunc(f)
+	select {
+	case <-c.srv.mappers.do(c.cred.Uid, f).over:
+	case <-c.srv.done: // none may be free
+		f()
 	}
 }
 
@@ -155,11 +172,11 @@ func (m *memory) register(id verbs.PDID, r *ctrlpb.RegisterMR, fds []int) (
 		region, err = m.registerFar(id, r)
 		return region, nil, err
 	case !r.Near:
-		mem, err = shm.MapRegion(fds[0], r.Offset, r.Length, access&writes != 0)
+		m.mapping(func() { mem, err = shm.MapRegion(fds[0], r.Offset, r.Length, access&writes != 0) })
 	case m.near == nil:
 		err = errors.New("near memory without AttachMemory")
 	default:
-		mem, err = m.near.Slice(r.Offset, r.Length)
+		m.mapping(func() { mem, err = m.near.Slice(r.Offset, r.Length) })
 	}
 	if err != nil {
 		return nil, nil, err
@@ -193,5 +210,5 @@ func (m *memory) registerFar(id verbs.PDID, r *ctrlpb.RegisterMR) (*verbs.Region
 // unmap ends the use of mem, which no worker accesses.
 func (m *memory) unmap(mem *shm.Region) {
 	m.sess.binding.Memory.Remove(mem.Bytes())
-	mem.Close()
+	m.mapping(func() { mem.Close() })
 }

@@ -49,6 +49,7 @@ type Server struct {
 	now     func() clock.Time
 	unread  time.Duration // unreadLimit, except in tests
 	threads awayThreads   // that clients can block
+	mappers awayThreads   // that map the memory of clients
 	readers readers
 
 	admitting chan struct{} // has an element for each of up to mostAdmitting connections
@@ -151,7 +152,7 @@ func New(cfg Config, o Options) (*Server, error) {
 func (s *Server) Bind(e Engine) {
 	s.engine = e
 	limits := divideThreads(Threads())
-	s.readers.most, s.threads.most = int32(limits.readers), limits.away
+	s.readers.most, s.threads.most, s.mappers.most = int32(limits.readers), limits.away, limits.mappers
 	s.mu.Lock()
 	s.movers = newMovers(limits.movers)
 	s.files, s.maps = newFiles(s.cfg.Slots.Count, e.Workers(), s.devices[len(s.devices)-1].Sockets), newMaps(e.Workers())

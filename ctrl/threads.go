@@ -85,6 +85,7 @@ func cgroupOf(groups, controller string) string {
 type threadLimits struct {
 	readers int // that read the requests of one client each
 	away    int // blocked in system calls for clients
+	mappers int // that map their memory, which ends by itself
 	movers  int // of far memory
 }
 
@@ -92,6 +93,7 @@ type threadLimits struct {
 const (
 	mostReaders = 256
 	mostAway    = 2048
+	mostMappers = 256
 	mostMovers  = 4096
 )
 
@@ -102,6 +104,7 @@ func divideThreads(n uint64) threadLimits {
 	return threadLimits{
 		readers: int(min(n/8, mostReaders)),
 		away:    int(max(min(n/4, mostAway), 1)),
+		mappers: int(max(min(n/8, mostMappers), 1)),
 		movers:  int(min(n/2, mostMovers)),
 	}
 }

@@ -3,8 +3,11 @@ package ctrl
 import (
 	"fmt"
 	"math"
+	"os"
 	"path/filepath"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
@@ -49,16 +52,63 @@ func TestCgroupThreads(t *testing.T) {
 	}
 }
 
+// TestMappingThreads checks that clients without a thread of their own cannot take one each by registering memory at
+// the same time: the kernel works on that for milliseconds, or for seconds if it is swapped out.
+func TestMappingThreads(t *testing.T) {
+	const clients, size = 200, 32 << 20
+	h := newHarness(t, Config{Limits: Limits{Registered: 1 << 40}})
+	h.readers.most, h.mappers.most = 0, 1
+	fd := memfd(t, size)
+	var all []*tclient
+	var pds []uint32
+	for i := range clients {
+		all = append(all, h.hello(t))
+		pds = append(pds, all[i].pd())
+	}
+	threads := func() int {
+		l, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			t.Error(err)
+		}
+		return len(l)
+	}
+	before, most := threads(), 0
+	var registering sync.WaitGroup
+	for i, c := range all {
+		registering.Go(func() {
+			for range 3 {
+				c.ok(reqMR(pds[i], size), fd)
+			}
+		})
+	}
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		registering.Wait()
+	}()
+	for {
+		select {
+		case <-over:
+			if most > before+clients/10 {
+				t.Errorf("%d threads, %d before", most, before)
+			}
+			return
+		case <-time.After(time.Millisecond):
+			most = max(most, threads())
+		}
+	}
+}
+
 // TestDivideThreads checks that clients cannot take all threads of the process, and that they get as many as Go allows
 // where there is no limit.
 func TestDivideThreads(t *testing.T) {
 	for _, n := range []uint64{0, 50, 100, 128, 200, 1024, 2048, 4915, 10000, 32768, math.MaxUint64} {
 		l := divideThreads(n)
-		if all := uint64(l.readers + l.away + l.movers); all > n && all > 1 || all > 9000 {
+		if all := uint64(l.readers + l.away + l.mappers + l.movers); all > n && all > 2 || all > 9000 {
 			t.Errorf("of %d threads: %+v", n, l)
 		}
 	}
-	if l, want := divideThreads(math.MaxUint64), (threadLimits{mostReaders, mostAway, mostMovers}); l != want {
+	if l, want := divideThreads(math.MaxUint64), (threadLimits{mostReaders, mostAway, mostMappers, mostMovers}); l != want {
 		t.Errorf("of any number of threads: %+v; want %+v", l, want)
 	}
 }

@@ -117,6 +117,9 @@ func (c *Conn) Block() error {
 	return nil
 }
 
+// Blocks reports whether Read takes a thread, by Block.
+func (c *Conn) Blocks() bool { return c.waits }
+
 // recv waits for a packet and receives it into buf and oob.
 func (c *Conn) recv(oob []byte, flags int) (n, oobn, rflags int, err error) {
 	cerr := c.raw.Read(func(fd uintptr) bool {
