@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/pkt"
@@ -136,6 +137,32 @@ func TestHalfOpenCostsNothing(t *testing.T) {
 	h.sim.until("given up", func() bool { return h.w.stats.Conns == 0 })
 	if n := h.e.hopLookups.Load(); n != 0 {
 		t.Errorf("%d lookups of next hops", n)
+	}
+	if ev, ok := h.take(EventClosed); ok {
+		t.Errorf("event %+v", ev)
+	}
+}
+
+// TestUnlistenHalfOpen checks that half-open connections end with their listener: the port is not steered any more, so
+// that neither an ACK nor a RST of the peer arrives.
+func TestUnlistenHalfOpen(t *testing.T) {
+	h := newForeign(t, 8)
+	h.segment(10000, tcp.Header{Flags: tcp.SYN}, "")
+	h.segment(10001, tcp.Header{Flags: tcp.SYN}, "")
+	h.segment(10001, tcp.Header{Flags: tcp.ACK, Seq: 1, Ack: h.answer.Seq + 1}, "")
+	if n := h.w.stats.Conns; n != 2 {
+		t.Fatalf("%d connections, want 2", n)
+	}
+	start := h.sim.now
+	for _, l := range h.w.listeners {
+		h.w.unlisten(l.id)
+	}
+	h.sim.until("one is gone", func() bool { return h.w.stats.Conns == 1 })
+	if took := h.sim.now.Sub(start); took > time.Second {
+		t.Errorf("it took %v", took)
+	}
+	if _, ok := h.take(EventAccepted); !ok {
+		t.Error("the other one is gone too")
 	}
 	if ev, ok := h.take(EventClosed); ok {
 		t.Errorf("event %+v", ev)

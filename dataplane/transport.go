@@ -81,6 +81,13 @@ func (l *listener) open(w *worker, r *ListenRequest) error {
 
 // close ends the transport's part of l.
 func (l *listener) close(w *worker) {
+	if l.tcp != nil && l.tcp.Half() > 0 { // what their peers send does not arrive any more
+		for _, ln := range w.lanes {
+			if c, ok := ln.llp.(*tcpConn); ok && c.lst == l {
+				c.abort(w, errAborted)
+			}
+		}
+	}
 	if l.sctp != nil {
 		w.unlistenSCTP(l)
 	}

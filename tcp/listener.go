@@ -68,6 +68,9 @@ func (l *Listener) Done(c *Conn) {
 	}
 }
 
+// Half returns the number of connections in SYN-RECEIVED.
+func (l *Listener) Half() int { return l.half }
+
 // SetMTU sets the MTU of future connections.
 func (l *Listener) SetMTU(mtu int) { l.mtu = mtu }
 
