@@ -106,8 +106,8 @@ func (w *worker) takes(tu *pkt.Tuple, l4 []byte) {
 	w.turn()
 }
 
-// TestUDPHeader checks that the length field of UDP limits the datagram that carries SCTP, and that the UDP checksum
-// is verified.
+// TestUDPHeader checks that the length field of UDP limits the datagram that carries SCTP, that the UDP checksum
+// is verified, and that a datagram from port 0 is not taken for SCTP without UDP.
 func TestUDPHeader(t *testing.T) {
 	const port = 7174
 	for _, v6 := range []bool{false, true} {
@@ -115,24 +115,30 @@ func TestUDPHeader(t *testing.T) {
 			name             string
 			length, trailing int // the header's length field (0: the right one); bytes after the datagram
 			zero, wrong      bool
+			port0, plain     bool // the source port is 0; the listener takes SCTP without UDP
 			malformed, sum   uint64
 		}{
 			{name: "right"}, {name: "no checksum", zero: true, sum: map[bool]uint64{true: 1}[v6]}, {name: "wrong checksum", wrong: true, sum: 1},
 			{name: "bytes behind it", trailing: 5}, {name: "bytes behind it, no checksum", trailing: 4, zero: true, sum: map[bool]uint64{true: 1}[v6]},
 			{name: "longer than the packet", length: 41, malformed: 1}, {name: "no header", length: 7, malformed: 1},
+			{name: "from port 0", port0: true, malformed: 1}, {name: "from port 0 to a listener without UDP", port0: true, plain: true, malformed: 1},
 		} {
 			s := newSim(t, link.PipeConfig{Slots: 256, RxFrames: 256, TxRing: 256})
 			w := s.hosts[1].w
 			w.turn()
 			local := netip.AddrPortFrom(addrOf(1, v6), port)
-			w.listenSCTP(t, 1, local, SCTP{UDP: true})
+			w.listenSCTP(t, 1, local, SCTP{UDP: !tc.plain})
+			from := uint16(5000)
+			if tc.port0 {
+				from = 0
+			}
 			h := sctp.Header{SrcPort: 40000, DstPort: port}
 			b := append(h.Append(nil), 1, 0, 0, 20, 0, 0, 0, 9, 0, 1, 0, 0, 0, 10, 0, 10, 0, 0, 0, 1)
 			sctp.SetChecksum(b)
 			n := 8 + len(b)
-			tu := pkt.Tuple{Flow: pkt.NewFlow(netip.AddrPortFrom(addrOf(0, v6), 5000), netip.AddrPortFrom(addrOf(1, v6), sctp.UDPPort)),
+			tu := pkt.Tuple{Flow: pkt.NewFlow(netip.AddrPortFrom(addrOf(0, v6), from), netip.AddrPortFrom(addrOf(1, v6), sctp.UDPPort)),
 				Proto: pkt.ProtoUDP, V6: v6, SrcMAC: macA, DstMAC: macB}
-			l4 := []byte{5000 >> 8, 5000 & 0xff, sctp.UDPPort >> 8, sctp.UDPPort & 0xff, 0, byte(n), 0, 0}
+			l4 := []byte{byte(from >> 8), byte(from), sctp.UDPPort >> 8, sctp.UDPPort & 0xff, 0, byte(n), 0, 0}
 			if tc.length != 0 {
 				l4[5] = byte(tc.length)
 			}

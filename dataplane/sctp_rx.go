@@ -73,12 +73,12 @@ func (w *worker) sctpFrame(f *rxFrame) {
 
 // udp validates the UDP header of f and cuts off what follows the datagram (RFC 768). A
 // checksum of 0 means none, which IPv6 does not allow (RFC 8200, Section 8.1; RFC 6951, Section
-// 5.3).
+// 5.3). Nothing can be sent to port 0, which stands for SCTP without UDP here.
 func (w *worker) udp(f *rxFrame) bool {
 	p := &f.pkt
 	h := f.Pieces[0][p.L4Off : p.L4Off+8]
 	n := int(binary.BigEndian.Uint16(h[4:]))
-	if n < 8 || n > p.L4Len {
+	if n < 8 || n > p.L4Len || p.Flow.RemotePort == 0 {
 		w.stats.RxMalformed++
 		return false
 	}
