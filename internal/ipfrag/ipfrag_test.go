@@ -67,6 +67,31 @@ func sameStats(t *testing.T, r *Reassembler, want Stats) {
 	}
 }
 
+// charged checks that what r holds is charged: in total, to its packet and to its source.
+func charged(t *testing.T, r *Reassembler) {
+	t.Helper()
+	total, sources := 0, map[*source]int{}
+	for _, p := range r.packets {
+		n := overhead + len(p.head) + len(p.quote)
+		for _, f := range p.pieces {
+			n += overhead + len(f.b)
+		}
+		if p.cost != n {
+			t.Fatalf("a packet costs %d, and holds %d", p.cost, n)
+		}
+		total += n
+		sources[p.src] += n
+	}
+	for s, n := range sources {
+		if s.cost != n || r.sources[s.key] != s {
+			t.Fatalf("a source costs %d, and holds %d", s.cost, n)
+		}
+	}
+	if r.cost != total || len(r.sources) != len(sources) {
+		t.Fatalf("%d sources cost %d; %d hold %d", len(r.sources), r.cost, len(sources), total)
+	}
+}
+
 // TestOrders puts five fragments together in each of their orders.
 func TestOrders(t *testing.T) {
 	both(t, func(t *testing.T, v6 bool) {
@@ -190,6 +215,37 @@ func TestApart(t *testing.T) {
 	})
 }
 
+// TestKey checks that the destination and in IPv4 the protocol distinguish packets. In IPv6 only the first fragment has the
+// protocol, and others may have anything in its place (RFC 8200, Section 4.5).
+func TestKey(t *testing.T) {
+	both(t, func(t *testing.T, v6 bool) {
+		want := frameOf(v6, 1, l4, 7)
+		dst, proto := 18+19, 18+9
+		if v6 {
+			dst, proto = 18+39, 18+40
+		}
+		for at, apart := range map[int]bool{dst: true, proto: !v6} {
+			r := New(Config{})
+			var whole []byte
+			for i, f := range testenv.Cut(want, size, 1) {
+				if i > 0 {
+					f[at] ^= 2
+					if !v6 {
+						testenv.FixIPv4(f[18:38])
+					}
+				}
+				whole = r.Handle(start, f)
+			}
+			if n := r.Stats().Waiting; (whole == nil) != apart || apart != (n == 2) {
+				t.Errorf("byte %d differs: whole %v, %d packets wait", at, whole != nil, n)
+			}
+			if whole != nil {
+				same(t, whole, want)
+			}
+		}
+	})
+}
+
 // TestTimeout checks that a packet is dropped a fixed time after its first fragment
 // arrived, and that the source of its first fragment gets an ICMP error (RFC 1122,
 // Section 3.3.2; RFC 8200, Section 4.5).
@@ -246,7 +302,42 @@ func TestTimeout(t *testing.T) {
 	})
 }
 
-// TestErrorsAreFew checks that many incomplete packets cause only a few errors, and
+// TestLate checks that the last fragment is useless when the time is over, and that the families, whose time differs, do not
+// wait for each other.
+func TestLate(t *testing.T) {
+	both(t, func(t *testing.T, v6 bool) {
+		limit := Timeout4
+		if v6 {
+			limit = Timeout6
+		}
+		for _, at := range []time.Duration{limit - 1, limit} {
+			r := New(Config{})
+			var whole []byte
+			for i, f := range testenv.Cut(frameOf(v6, 1, l4, 7), size, 1) {
+				now := start
+				if i == 4 {
+					now = start.Add(at)
+				}
+				whole = r.Handle(now, f)
+			}
+			if (whole != nil) != (at < limit) {
+				t.Errorf("the last fragment after %v: whole %v", at, whole != nil)
+			}
+		}
+	})
+	r := New(Config{})
+	r.Handle(start, testenv.Cut(frameOf(true, 1, l4, 7), size, 1)[0])
+	r.Handle(start.Add(time.Second), testenv.Cut(frameOf(false, 1, l4, 7), size, 1)[0])
+	if at := start.Add(time.Second + Timeout4); r.Deadline() != at {
+		t.Errorf("deadline %v, want %v", r.Deadline(), at)
+	}
+	r.HandleTimeout(start.Add(time.Second + Timeout4))
+	if st := r.Stats(); st.Timeout != 1 || st.Waiting != 1 || r.Deadline() != start.Add(Timeout6) {
+		t.Errorf("%+v, deadline %v", st, r.Deadline())
+	}
+}
+
+// TestErrorsAreFew checks that many incomplete packets cause only a few errors a second, and
 // frames to a group none.
 func TestErrorsAreFew(t *testing.T) {
 	r := New(Config{})
@@ -258,23 +349,32 @@ func TestErrorsAreFew(t *testing.T) {
 			n++
 		}
 	}
-	fill := func(now clock.Time, group byte) {
-		for i := range 1000 {
-			f := testenv.Cut(frameOf(false, 1, l4, 7), size, uint32(i))[0]
+	fill := func(now clock.Time, host, group byte) {
+		for i := range 500 {
+			f := testenv.Cut(frameOf(false, host, l4, 7), size, uint32(i))[0]
 			f[0] |= group
 			r.Handle(now, f)
 		}
 	}
 	at := start
 	for range 2 {
-		fill(at, 0)
+		fill(at, 1, 0)
 		at = at.Add(Timeout4)
 		r.HandleTimeout(at)
 		if n := errors(); n != maxErrors {
 			t.Errorf("%d errors", n)
 		}
+		fill(at, 1, 0) // these end in the same second as those after them
+		fill(at.Add(time.Second-1), 2, 0)
+		for i, want := range []int{maxErrors, 0} {
+			r.HandleTimeout(at.Add(Timeout4 + time.Duration(i)*(time.Second-1)))
+			if n := errors(); n != want {
+				t.Errorf("%d errors, want %d", n, want)
+			}
+		}
+		at = at.Add(Timeout4 + time.Second)
 	}
-	fill(at, 1)
+	fill(at, 1, 1)
 	r.HandleTimeout(at.Add(Timeout4))
 	if n := errors(); n != 0 {
 		t.Errorf("%d errors about frames to a group", n)
@@ -375,6 +475,7 @@ func TestBounds(t *testing.T) {
 			if st := r.Stats(); st.Bytes > uint64(cfg.Bytes) {
 				t.Fatalf("%+v", st)
 			}
+			charged(t, r)
 			for _, s := range r.sources {
 				if s.cost > cfg.PerSource {
 					t.Fatalf("a source has %d", s.cost)
@@ -450,15 +551,14 @@ func FuzzHandle(f *testing.F) {
 			if whole != nil && !changed && !same(t, whole, p) {
 				t.Fatal("another packet")
 			}
-			sum := 0
+			charged(t, r)
 			for _, q := range r.packets {
-				sum += q.cost
 				if q.byAge.Value != q || q.have > 0 && q.refused && q.pieces != nil {
 					t.Fatalf("%+v", q)
 				}
 			}
-			if sum != r.cost || sum > 8<<10 {
-				t.Fatalf("cost %d, packets %d", r.cost, sum)
+			if r.cost > 8<<10 {
+				t.Fatalf("cost %d", r.cost)
 			}
 			for {
 				if _, ok := r.PollExpired(); !ok {
