@@ -76,6 +76,8 @@ func TestQueueAccept(t *testing.T) {
 		{"every second", []seg{{2, 1, false}, {4, 1, false}, {6, 1, false}, {8, 1, false}, {10, 1, false}, {12, 1, false},
 			{14, 1, false}, {16, 1, false}, {18, 1, false}}, term.ErrInvalidMO},
 		{"last is not the highest", []seg{{30, 30, false}, {0, 30, true}}, term.ErrInvalidMO},
+		{"last is not the highest, and there is a hole", []seg{{40, 10, false}, {0, 30, true}}, term.ErrInvalidMO},
+		{"each after the one before, without the first", []seg{{30, 20, false}, {50, 10, false}, {0, 30, false}, {60, 0, true}}, nil},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
