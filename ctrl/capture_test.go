@@ -32,7 +32,7 @@ func TestCaptureLog(t *testing.T) {
 // TestCaptureCharged checks that the rings of a capture are charged as long as a worker may write to them, even after
 // the client has left.
 func TestCaptureCharged(t *testing.T) {
-	h := newHarness(t, Config{})
+	h := newHarness(t, Config{Allow: []Rule{{Admin: true}}}) // only root is an administrator without a rule
 	untap, goOn := make(chan struct{}), make(chan struct{})
 	h.e.onUntap = func() { untap <- struct{}{}; <-goOn }
 	c := h.hello(t)

@@ -77,7 +77,9 @@ func TestAdmin(t *testing.T) {
 
 // TestCaptureQuota checks that each user's captures are limited, and that one that ends makes room.
 func TestCaptureQuota(t *testing.T) {
-	a, _, ctx := wire(t, embed.PairConfig{CtrlA: ctrl.Config{Limits: ctrl.Limits{Captures: 2}}})
+	a, _, ctx := wire(t, embed.PairConfig{CtrlA: ctrl.Config{
+		Limits: ctrl.Limits{Captures: 2}, Allow: []ctrl.Rule{{Admin: true}}, // only root is an administrator without a rule
+	}})
 	open := func() (*iwarp.Capture, error) { return a.Device().Admin().Capture(ctx, iwarp.CaptureFilter{}) }
 	first, err := open()
 	if err != nil {

@@ -89,7 +89,7 @@ func message(t *testing.T, ca, cb *iwarp.Conn, n int) {
 
 // TestCaptureFIFO checks that capture does not take a FIFO that nothing reads: it would fill it, and then wait.
 func TestCaptureFIFO(t *testing.T) {
-	socket, _, _ := running(t)
+	socket, _, cb := running(t)
 	fifo := filepath.Join(t.TempDir(), "fifo")
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
@@ -97,7 +97,8 @@ func TestCaptureFIFO(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var out, errOut strings.Builder
-	if code := run(ctx, []string{"--socket", socket, "capture", "-w", fifo}, &out, &errOut); code != exitFile || !strings.Contains(errOut.String(), "start its reader first") {
+	args := []string{"--socket", socket, "capture", fmt.Sprint(cb.QP().Num()), "-w", fifo} // all frames are for administrators
+	if code := run(ctx, args, &out, &errOut); code != exitFile || !strings.Contains(errOut.String(), "start its reader first") {
 		t.Errorf("exit code %d: %q", code, &errOut)
 	}
 }
