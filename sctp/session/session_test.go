@@ -794,3 +794,84 @@ func TestEnhancedChunks(t *testing.T) {
 		}
 	}
 }
+
+// TestRequestEnds checks that a request which ends unaccepted, whoever ends it, leaves its place to others, of which a peer may
+// have few, and that its stream takes the next one.
+func TestRequestEnds(t *testing.T) {
+	for _, p := range []Profile{RFC5043, Draft} {
+		for name, end := range map[string]func(b *bench){
+			"rejected":             func(b *bench) { b.must(b.m.Reject(sid, Setup{})) },
+			"ended by the ULP":     func(b *bench) { b.must(b.m.Terminate(sid)) },
+			"ended by the peer":    func(b *bench) { b.control(p.code(fnTerminate, false), "") },
+			"ended by a violation": func(b *bench) { b.control(p.code(fnInitiate, false), "") },
+		} {
+			b := newBench(t, Config{Profile: p, Pending: 2})
+			for i := range 5 {
+				if b.ssn = p.firstSSN(); !b.m.Free(sid) {
+					t.Fatalf("%v, %s: the stream is not free for request %d", p, name, i)
+				}
+				b.control(p.code(fnInitiate, false), "")
+				if k := b.kinds(); !slices.Equal(k, []EventKind{EventRequest}) || b.m.Free(sid) {
+					t.Fatalf("%v, %s: request %d: events %v", p, name, i, k)
+				}
+				end(b)
+				if b.m.Free(sid) {
+					t.Errorf("%v, %s: the stream is free before its last message is acknowledged", p, name)
+				}
+				if b.ack(); name == "ended by a violation" { // it has more to say
+					b.control(p.code(fnTerminate, false), "")
+				}
+				if k := b.kinds(); b.m.pending != 0 || len(k) == 0 || k[len(k)-1] != EventIdle {
+					t.Fatalf("%v, %s: %d requests wait, events %v", p, name, b.m.pending, k)
+				}
+			}
+		}
+	}
+}
+
+// TestUnanswered checks what a peer may send before its request is answered: a few control messages, of which one is missing,
+// and no segment. Each message would be held.
+func TestUnanswered(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		ahead uint16
+		seg   bool
+		want  error
+	}{
+		{"a control message", maxUnanswered, false, nil},
+		{"one too far ahead", maxUnanswered + 1, false, ErrSSN},
+		{"a segment ahead", 1, true, ErrEarlyData},
+	} {
+		b := newBench(t, Config{}).in("requested")
+		ppid, m := b.p.Control(), message(b.ssn+tc.ahead, 4, "")
+		if tc.seg {
+			ppid = b.p.Segment()
+		}
+		b.m.HandleMessage(sid, ppid, true, m)
+		b.drain()
+		switch {
+		case tc.want == nil && (len(b.events) != 0 || b.m.Held() != len(m)):
+			t.Errorf("%s: events %+v, %d bytes held", tc.name, b.events, b.m.Held())
+		case tc.want != nil && (len(b.events) != 1 || b.events[0].Err != tc.want || b.m.Held() != 0 || b.m.pending != 0):
+			t.Errorf("%s: events %+v, %d bytes held", tc.name, b.events, b.m.Held())
+		}
+	}
+}
+
+// TestNoSession checks messages for streams without a session. The peer may have more streams than the association, whose number
+// is the smaller one of both directions.
+func TestNoSession(t *testing.T) {
+	b := newBench(t, Config{})
+	b.m.HandleMessage(uint16(b.m.Streams()), b.p.Control(), true, message(0, 1, ""))
+	if b.drain(); len(b.events) != 0 || len(b.sent) != 0 || b.m.Stats().NoSession != 1 {
+		t.Errorf("events %+v, sent %+v, %+v", b.events, b.sent, b.m.Stats())
+	}
+	b.m.HandleMessage(sid, b.p.Control(), true, message(7, 4, "")) // the end of an older session
+	if b.drain(); len(b.events) != 0 || len(b.sent) != 0 || b.m.Stats().NoSession != 2 || b.m.State(sid) != Idle {
+		t.Errorf("events %+v, sent %+v, %+v", b.events, b.sent, b.m.Stats())
+	}
+	b.m.HandleMessage(sid, b.p.Control(), true, message(7, 1, ""))
+	if b.drain(); len(b.events) != 1 || b.events[0].Err != error(ErrSSN) || b.m.Held() != 0 {
+		t.Errorf("events %+v, %d bytes held", b.events, b.m.Held())
+	}
+}
