@@ -71,6 +71,84 @@ func TestFragmentParse(t *testing.T) {
 	}
 }
 
+// withExt inserts extension headers behind the IPv6 header of a frame of packet. Each begins with its own type, in place of the
+// next one's.
+func withExt(b []byte, hdrs ...[]byte) []byte {
+	const l3 = 18
+	b = bytes.Clone(b)
+	next, at := &b[l3+6], []byte{}
+	for _, h := range hdrs {
+		h = bytes.Clone(h)
+		*next, h[0] = h[0], *next
+		at = append(at, h...)
+		next = &at[len(at)-len(h)]
+	}
+	binary.BigEndian.PutUint16(b[l3+4:], binary.BigEndian.Uint16(b[l3+4:])+uint16(len(at)))
+	return append(append(b[:l3+40:l3+40], at...), b[l3+40:]...)
+}
+
+// TestFragmentExtensions checks headers between that of IPv6 and the Fragment header.
+func TestFragmentExtensions(t *testing.T) {
+	whole := packet(true, 100)
+	c := testenv.Cut(whole, 48, 1)
+	hop, dst, routing := []byte{0, 0, 1, 4, 0, 0, 0, 0}, append([]byte{60, 1}, make([]byte, 14)...), []byte{43, 0, 0, 0, 0, 0, 0, 0}
+	many := func(n int) (hdrs [][]byte) {
+		for range n {
+			hdrs = append(hdrs, dst)
+		}
+		return hdrs
+	}
+	for _, tc := range []struct {
+		name string
+		hdrs [][]byte
+		want error
+	}{
+		{"Hop-by-Hop", [][]byte{hop}, nil},
+		{"Destination Options", [][]byte{dst}, nil},
+		{"Routing", [][]byte{routing}, nil},
+		{"all three", [][]byte{hop, dst, routing}, nil},
+		{"as many as may be", many(8), nil},
+		{"one more", many(9), pkt.ErrWhole},
+		{"segments left", [][]byte{{43, 0, 0, 1, 0, 0, 0, 0}}, pkt.ErrHeader},
+		{"segments left, in front of others", [][]byte{{43, 0, 0, 1, 0, 0, 0, 0}, dst}, pkt.ErrHeader},
+		{"beyond the packet", [][]byte{{60, 9, 0, 0, 0, 0, 0, 0}}, pkt.ErrHeader},
+		{"beyond the packet, in front of others", [][]byte{{60, 99, 0, 0, 0, 0, 0, 0}, dst}, pkt.ErrHeader},
+		{"up to its end", [][]byte{{60, 6, 0, 0, 0, 0, 0, 0}}, pkt.ErrHeader},
+		{"Mobility, which only the destination looks at", [][]byte{{135, 0, 0, 0, 0, 0, 0, 0}}, pkt.ErrWhole},
+	} {
+		for i := range c {
+			b := withExt(c[i], tc.hdrs...)
+			var f pkt.Fragment
+			switch err := f.Parse(b); {
+			case !errors.Is(err, tc.want):
+				t.Errorf("%s, fragment %d: %v, want %v", tc.name, i, err, tc.want)
+			case err == nil:
+				ext := len(b) - len(c[i])
+				if f.Off != 48*i || f.Len != len(c[i])-18-48 || f.Data != 18+48+ext || f.ID != 1 || f.More != (i < 2) {
+					t.Errorf("%s, fragment %d: %+v", tc.name, i, f)
+				}
+				if got := f.Unfragment(make([]byte, f.Header()), b, 100, pkt.ECT0); i == 0 && !bytes.Equal(append(got, whole[58:]...), withExt(whole, tc.hdrs...)) {
+					t.Errorf("%s: the packet has the headers %x", tc.name, got)
+				}
+			}
+			for n := range b {
+				if f.Parse(b[:n:n]) == nil {
+					t.Errorf("%s: parsed %d bytes of %d", tc.name, n, len(b))
+				}
+			}
+		}
+	}
+	// The packet's length includes these headers.
+	for _, n := range []int{1, 2} {
+		b := withExt(c[1], many(n)...) // of 16 bytes each
+		binary.BigEndian.PutUint16(b[18+40+16*n+2:], 65535-48-31&^7|1)
+		var f pkt.Fragment
+		if err := f.Parse(b); (err == nil) != (n == 1) {
+			t.Errorf("%d bytes of headers: up to %d, %v", 16*n, f.Off+f.Len+16*n, err)
+		}
+	}
+}
+
 // mask clears what a packet of IPv4 does not get back: its identification stays,
 // DF goes, and with it the checksum changes.
 func mask(b []byte, v6 bool) []byte {
