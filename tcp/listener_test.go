@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
@@ -177,6 +178,79 @@ func TestSYNCookieBad(t *testing.T) {
 				t.Errorf("reply %+v", reply)
 			}
 		})
+	}
+}
+
+// TestSYNCookieReply checks that a SYN-ACK with a cookie differs from another one only in the sequence number and in the low bits of the
+// timestamp, and that its timestamp is no later.
+func TestSYNCookieReply(t *testing.T) {
+	for _, v6 := range []bool{false, true} {
+		cfg := DefaultConfig()
+		cfg.ECN = AcceptECN
+		l := NewListener(&cfg, 1, [16]byte{7}, 9000)
+		l.SetMTU(1500)
+		f, s, mss := simFlow(0, v6), cookieSYN(), uint16(1460)
+		if v6 {
+			mss = 1440
+		}
+		s.Flags |= ECE | CWR
+		c, _, _ := l.HandleSegment(simStart, f, &s)
+		for i := range 2 * cookieBits {
+			now := simStart.Add(time.Duration(i) * time.Millisecond)
+			var o Out
+			c.synPending = true
+			c.tsOff = l.tsOff(&f)
+			if !c.PollTransmit(now, &o) {
+				t.Fatal("no SYN-ACK")
+			}
+			_, r, ok := l.HandleSegment(now, f, &s)
+			if ahead := int32(r.Opts.TSVal - o.Opts.TSVal); !ok || ahead > 0 || ahead < -2*cookieBits {
+				t.Fatalf("a timestamp of %d, and of %d with a cookie", o.Opts.TSVal, r.Opts.TSVal)
+			}
+			want := o.Header
+			want.Seq, want.Opts.TSVal = r.Seq, r.Opts.TSVal
+			if r != want || r.Opts.MSS != mss {
+				t.Fatalf("v6 %v: with a cookie\n%+v\nwithout\n%+v", v6, r, want)
+			}
+		}
+	}
+}
+
+// TestSYNCookieSecret checks that cookies and the offset of timestamps depend on the secret, as initial sequence numbers do, and that
+// without a flood no cookie is taken, although it would be right: guesses cost nothing.
+func TestSYNCookieSecret(t *testing.T) {
+	cfg := DefaultConfig()
+	f, s := simFlow(0, false), cookieSYN()
+	l, other := NewListener(&cfg, 1, [16]byte{7}, 1500), NewListener(&cfg, 1, [16]byte{8}, 1500)
+	flood(l, 2)
+	flood(other, 2)
+	taken := func(l *Listener, cookie serial.Num, now clock.Time) bool {
+		a := Segment{Header: Header{Seq: 5001, Ack: cookie + 1, Flags: ACK, Window: 500}, Buf: NoBuf}
+		c, _, _ := l.HandleSegment(now, f, &a)
+		return c != nil
+	}
+	_, r, _ := l.HandleSegment(simStart, f, &s)
+	_, q, _ := other.HandleSegment(simStart, f, &s)
+	if r.Seq == q.Seq || int32(r.Opts.TSVal^q.Opts.TSVal)&^cookieBits == 0 || ISS(l.secret, f, simStart) == ISS(other.secret, f, simStart) {
+		t.Errorf("with another secret: the same cookie %d, timestamp %d, or sequence number", q.Seq, q.Opts.TSVal)
+	}
+	g := f
+	g.RemotePort++
+	if l.tsOff(&f) == 0 || l.tsOff(&f) == l.tsOff(&g) {
+		t.Error("the offset of the timestamps does not depend on the flow")
+	}
+	if !taken(l, r.Seq, simStart) || taken(other, r.Seq, simStart) {
+		t.Error("the cookie of one listener is not taken, or by another one too")
+	}
+	for _, after := range []time.Duration{cookieLife, cookieLife + 1} {
+		now := simStart.Add(after)
+		right := l.cookie(&f, s.Seq, cookieTime(now), 3)
+		if got, want := taken(l, right, now), after <= cookieLife; got != want {
+			t.Errorf("a right cookie %v after the flood: taken %v", after, got)
+		}
+	}
+	if calm := NewListener(&cfg, 1, [16]byte{7}, 1500); taken(calm, r.Seq, simStart) {
+		t.Error("a cookie was taken where none had been sent")
 	}
 }
 
