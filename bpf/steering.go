@@ -133,7 +133,9 @@ func Load(opts Options) (*Steering, error) {
 	if opts.Endpoints == 0 {
 		opts.Endpoints = DefaultEndpoints
 	}
-	for name, most := range map[string]int{steerMapEndpoints: opts.Endpoints, steerMapHosts: opts.Endpoints, steerMapAddresses: maxAddresses} {
+	for name, most := range map[string]int{
+		steerMapEndpoints: opts.Endpoints, steerMapHosts: opts.Endpoints, steerMapAddresses: maxAddresses,
+	} {
 		spec.Maps[name].MaxEntries = uint32(most)
 		spec.Maps[name].Flags |= unix.BPF_F_NO_PREALLOC // most entries are never used
 	}

@@ -235,8 +235,8 @@ func TestUnclaimAfterMove(t *testing.T) {
 	}
 }
 
-// TestAddressOfAnotherDevice checks that a connection that came by one interface for an address of another keeps its steering
-// when the other one's listener ends, as the servers of librdmacm do that take one connection.
+// TestAddressOfAnotherDevice checks that a connection that came by one interface for an address of another keeps its
+// steering when the other one's listener ends, as the servers of librdmacm do that take one connection.
 func TestAddressOfAnotherDevice(t *testing.T) {
 	h, steer := severalDevices(t)
 	c := h.hello(t)

@@ -106,7 +106,8 @@ func (cs *claims) take(addr netip.AddrPort, on *device, uid uint32, peer netip.A
 
 // steerTCP steers the TCP segments of c: those of peer, or of all if peer is invalid.
 func (cs *claims) steerTCP(c *claim, peer netip.AddrPort) error {
-	if err := cs.steer(c, bpf.Endpoint{Proto: pkt.ProtoTCP, Addr: c.addr.Addr(), Port: c.addr.Port(), Peer: peer}); err != nil {
+	ep := bpf.Endpoint{Proto: pkt.ProtoTCP, Addr: c.addr.Addr(), Port: c.addr.Port(), Peer: peer}
+	if err := cs.steer(c, ep); err != nil {
 		return errorf(internal, "ctrl: steering %v: %w", c.addr, err)
 	}
 	return nil

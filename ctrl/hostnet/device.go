@@ -170,7 +170,8 @@ func (r *Resolver) refresh() error {
 		usable := ok && a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) == 0
 		f, served := ifaces[a.LinkIndex]
 		if !served {
-			if usable && ad.IsGlobalUnicast() && a.Scope == unix.RT_SCOPE_UNIVERSE && leadsNowhere(byIndex[a.LinkIndex]) {
+			global := ad.IsGlobalUnicast() && a.Scope == unix.RT_SCOPE_UNIVERSE
+			if usable && global && leadsNowhere(byIndex[a.LinkIndex]) {
 				now.loopback = append(now.loopback, ad)
 			}
 			continue
@@ -232,7 +233,8 @@ func (all *addresses) add(ad netip.Addr, a *netlink.Addr) {
 	}
 }
 
-// addressPause is how long a deleted address still counts, so that one that is deleted and added again is never missing.
+// addressPause is how long a deleted address still counts, so that one that is deleted and added again is never
+// missing.
 const addressPause = 100 * time.Millisecond
 
 // keep returns now with the addresses of before that are not in it, until addressPause after they were first missed.

@@ -85,7 +85,8 @@ func New(names ...string) (*Resolver, error) {
 			ns.Close()
 			return nil, fmt.Errorf("hostnet: interface %s: %w", name, err)
 		}
-		r.devices = append(r.devices, &Device{r: r, name: name, index: link.Attrs().Index, deleted: make(map[netip.Addr]time.Time)})
+		d := &Device{r: r, name: name, index: link.Attrs().Index, deleted: make(map[netip.Addr]time.Time)}
+		r.devices = append(r.devices, d)
 	}
 	s, err := r.subscribe()
 	if err != nil {

@@ -87,7 +87,8 @@ func (r *Resolver) paths(dst, src netip.Addr) (all []*Device) {
 	}
 	for _, d := range r.devices {
 		index := d.Index()
-		if index != 0 && slices.ContainsFunc(routes[0].MultiPath, func(p *netlink.NexthopInfo) bool { return p.LinkIndex == index }) {
+		by := func(p *netlink.NexthopInfo) bool { return p.LinkIndex == index }
+		if index != 0 && slices.ContainsFunc(routes[0].MultiPath, by) {
 			all = append(all, d)
 		}
 	}
@@ -194,7 +195,8 @@ func (r *Resolver) route(dst, src netip.Addr, by *Device) (hop dataplane.Hop, vi
 		return hop, via, fmt.Errorf("%w than %s: %s", r.orGone(ErrInterface), r.names(), r.linkName(rt.LinkIndex))
 	}
 	if rt.Encap != nil { // the kernel would put the packets into others
-		return hop, via, fmt.Errorf("%w but one with encapsulation, which iwarpd does not do (\"encap\" in ip route get): make another, or use kernel sockets", ErrNoRoute)
+		return hop, via, fmt.Errorf("%w but one with encapsulation, which iwarpd does not do (\"encap\" in ip route get): "+
+			"make another, or use kernel sockets", ErrNoRoute)
 	}
 	hop = dataplane.Hop{SrcMAC: f.mac, VLANs: f.vlans, MTU: f.mtu, Src: src, Device: f.dev.name}
 	if rt.MTU > 0 {

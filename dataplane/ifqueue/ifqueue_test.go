@@ -99,7 +99,8 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// TestStopsMerging checks that the offload that leaves a wrong checksum in merged frames is turned off where these arrive.
+// TestStopsMerging checks that the offload that leaves a wrong checksum in merged frames is turned off where these
+// arrive.
 func TestStopsMerging(t *testing.T) {
 	for _, tc := range []struct {
 		cfg  Config

@@ -16,7 +16,8 @@ const HeaderRoom = 14 + 2*4
 // FPDU fits in it.
 const MinMTU, MaxMTU = 576, 9216
 
-// MTUOn returns the MTU of Links on an interface with the given MTU. Packets that are sent there may have to be shorter.
+// MTUOn returns the MTU of Links on an interface with the given MTU. Packets that are sent there may have to be
+// shorter.
 func MTUOn(interfaceMTU int) int { return min(max(interfaceMTU, MinMTU), MaxMTU) }
 
 // Frame is a received frame. Its bytes are valid, and may be modified by its owner, until

@@ -33,8 +33,8 @@ func FindOffloads(dev netlink.Link) (o Offloads, err error) {
 	return o, nil
 }
 
-// StopMerging turns off the offloads of an interface and of those below it that leave merged frames with a wrong checksum,
-// if they are on: LRO, as the kernel does for XDP, and rx-gro-list, which is for frames that are forwarded.
+// StopMerging turns off the offloads of an interface and of those below it that leave merged frames with a wrong
+// checksum, if they are on: LRO, as the kernel does for XDP, and rx-gro-list, which is for frames that are forwarded.
 func StopMerging(dev netlink.Link) {
 	e, err := ethtool.NewEthtool()
 	if err != nil {
@@ -48,7 +48,8 @@ func StopMerging(dev netlink.Link) {
 	}
 }
 
-// below returns the interfaces from which dev gets its frames: the ports of a bond, team or bridge, or the interface of a VLAN.
+// below returns the interfaces from which dev gets its frames: the ports of a bond, team or bridge, or the interface of
+// a VLAN.
 func below(dev netlink.Link) (list []netlink.Link) {
 	if !bpf.Virtual(dev) {
 		return nil
@@ -56,15 +57,16 @@ func below(dev netlink.Link) (list []netlink.Link) {
 	all, _ := netlink.LinkList()
 	a := dev.Attrs()
 	for _, l := range all {
-		if b := l.Attrs(); b.MasterIndex == a.Index || dev.Type() == "vlan" && a.NetNsID < 0 && b.Index == a.ParentIndex {
+		b := l.Attrs()
+		if b.MasterIndex == a.Index || dev.Type() == "vlan" && a.NetNsID < 0 && b.Index == a.ParentIndex {
 			list = append(list, l)
 		}
 	}
 	return list
 }
 
-// BusyQueues returns how many of the n queues of an interface get frames: frames of a bond or team, which have 16, come with
-// the number of the port's queue, and those of a VLAN with that of the interface below.
+// BusyQueues returns how many of the n queues of an interface get frames: frames of a bond or team, which have 16, come
+// with the number of the port's queue, and those of a VLAN with that of the interface below.
 func BusyQueues(dev netlink.Link, n int) int {
 	most := 0
 	for _, l := range below(dev) {

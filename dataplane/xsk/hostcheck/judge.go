@@ -279,8 +279,8 @@ func (f *Facts) queues() Finding {
 func (i *Interface) mtu() Finding {
 	switch {
 	case i.MTU > link.MaxMTU:
-		return Finding{"MTU", Warn, fmt.Sprintf("%d exceeds the maximum of iwarpd, which uses %d of it", i.MTU, link.MaxMTU),
-			fmt.Sprintf("ip link set dev %s mtu %d", i.Name, link.MaxMTU)}
+		text := fmt.Sprintf("%d exceeds the maximum of iwarpd, which uses %d of it", i.MTU, link.MaxMTU)
+		return Finding{"MTU", Warn, text, fmt.Sprintf("ip link set dev %s mtu %d", i.Name, link.MaxMTU)}
 	case i.MTU < 1280:
 		return Finding{"MTU", Warn, fmt.Sprintf("%d is less than IPv6 needs", i.MTU), "ip link set dev " + i.Name + " mtu 1500"}
 	}
@@ -305,8 +305,8 @@ func (i *Interface) receive() Finding {
 			"ethtool -K " + i.Name + " " + strings.Join(on, " off ") + " off"}
 	}
 	if i.Features["rx-gro-list"] && !native { // the daemon turns it off when it starts
-		return Finding{"receive offloads", Warn, "rx-gro-list: merged frames that are not for a socket of the kernel have a wrong checksum, and are lost",
-			"ethtool -K " + i.Name + " rx-gro-list off; or restart iwarpd"}
+		const text = "rx-gro-list: merged frames that are not for a socket of the kernel have a wrong checksum, and are lost"
+		return Finding{"receive offloads", Warn, text, "ethtool -K " + i.Name + " rx-gro-list off; or restart iwarpd"}
 	}
 	if i.VLANs > 0 && native && i.Features["rx-vlan-hw-parse"] {
 		return Finding{"receive offloads", Warn, "rxvlan: the card removes the VLAN tag, so connections in a VLAN get no frames, or those of another one",
