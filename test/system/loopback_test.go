@@ -86,8 +86,11 @@ func loopbackAddresses(t *testing.T, v, w *testenv.Veth, upA, upB [2]uplink) {
 		for _, state := range []string{"down", "up"} {
 			ip(t, &down.A, "link set "+down.A.Name+" "+state)
 			ip(t, &down.B, "link set "+down.B.Name+" "+state)
-			if state == "down" {
-				a.must("ping", "-c", "-a", theirs[0], "-C", "10", "-V")
+			if state == "down" { // the other one may just have come up
+				testenv.Until(t, "pings by the other uplink", func() bool {
+					code, _ := a.ctl("ping", "-c", "-a", theirs[0], "-C", "10", "-V")
+					return code == 0
+				})
 			}
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
@@ -52,7 +51,7 @@ func TestMasquerade(t *testing.T) {
 		}
 	}()
 	if err := w.A.NS.Do(func() error {
-		d := net.Dialer{LocalAddr: &net.TCPAddr{Port: port}, Timeout: 10 * time.Second}
+		d := net.Dialer{LocalAddr: &net.TCPAddr{Port: port}, Timeout: limit}
 		c, err := d.Dial("tcp", l.Addr().String())
 		if err != nil {
 			return err
