@@ -59,10 +59,10 @@ func (w *worker) connect(id ConnID, flow pkt.Flow, hop Hop, timeout time.Duratio
 	return w.connectTCP(id, r, &hop)
 }
 
-func (w *worker) dialSCTP(t testing.TB, id ConnID, flow pkt.Flow, hop Hop, o SCTP, set session.Setup, timeout time.Duration) {
+func (w *worker) dialSCTP(t testing.TB, id ConnID, flow pkt.Flow, hop Hop, o SCTP, s session.Setup, most time.Duration) {
 	t.Helper()
-	r := request(flow, timeout)
-	r.SCTP, r.Setup = &o, set
+	r := request(flow, most)
+	r.SCTP, r.Setup = &o, s
 	if err := w.connectSCTP(id, r, &hop); err != nil {
 		t.Fatal(err)
 	}

@@ -350,8 +350,8 @@ func (s *Stream) Terminating() bool { return s.err != nil }
 // TerminateSent reports whether PollSegment has returned our Terminate.
 func (s *Stream) TerminateSent() bool { return s.state == stateFailed }
 
-// Fail ends the stream for an error that the owner or the layer below found, and queues the Terminate. Only the first error counts
-// (RFC 5040 section 7.1, rule 4); a stream that the peer has terminated sends none.
+// Fail ends the stream for an error that the owner or the layer below found, and queues the Terminate. Only the first
+// error counts (RFC 5040 section 7.1, rule 4); a stream that the peer has terminated sends none.
 func (s *Stream) Fail(err *term.Error) { s.fail(err, nil, 0, nil) }
 
 // fail ends the stream; seg and rdma are the headers that the Terminate reports.
