@@ -420,6 +420,31 @@ func TestPaths(t *testing.T) {
 	}
 }
 
+// TestInterface checks that the next hop is on the interface that was asked for, where the routes lead to the peer over
+// another one too: the kernel prefers that of the better metric in IPv6.
+func TestInterface(t *testing.T) {
+	here, _ := wire(t)
+	a0 := up(t, here, "a0", "2001:db8:77::1/64")
+	a1 := second(t, here, "a1")
+	up(t, here, "a1", "2001:db8:78::1/64")
+	for i, l := range []netlink.Link{a0, a1} {
+		gw := netip.MustParseAddr([]string{"2001:db8:77::2", "2001:db8:78::2"}[i])
+		addRoute(t, here, &netlink.Route{LinkIndex: l.Attrs().Index, Gw: gw.AsSlice(), Priority: i + 1}, "2001:db8:80::/64")
+		must(t, here.NeighSet(&netlink.Neigh{
+			LinkIndex: l.Attrs().Index, IP: gw.AsSlice(), State: netlink.NUD_PERMANENT, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, byte(i)},
+		}))
+	}
+	r := newResolver(t, "a0", "a1")
+	for _, src := range []string{"2001:db8:77::1", "2001:db8:78::1"} {
+		for i, device := range []string{"a0", "a1"} {
+			hop, err := r.Resolve(netip.MustParseAddr("2001:db8:80::1"), netip.MustParseAddr(src), device)
+			if err != nil || hop.Device != device || hop.DstMAC != [6]byte{2, 0, 0, 0, 0, byte(i)} {
+				t.Errorf("from %s over %s: %s, %v, %v", src, device, hop.Device, hop.DstMAC, err)
+			}
+		}
+	}
+}
+
 // TestEncap checks that a route with encapsulation, which only the kernel's packets can take, is refused.
 func TestEncap(t *testing.T) {
 	here, _ := wire(t)

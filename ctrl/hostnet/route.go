@@ -169,7 +169,7 @@ func (r *Resolver) route(dst, src netip.Addr, by *Device) (hop dataplane.Hop, vi
 		}
 		opts.SrcAddr = src.AsSlice()
 	}
-	routes, err := r.handle.RouteGetWithOptions(dst.AsSlice(), opts)
+	routes, err := r.get(dst, by, opts)
 	switch {
 	case err != nil:
 		return hop, via, fmt.Errorf("%w: %w", r.orGone(ErrNoRoute), routeError(err))
@@ -218,6 +218,22 @@ func (r *Resolver) route(dst, src netip.Addr, by *Device) (hop dataplane.Hop, vi
 		}
 	}
 	return hop, via, nil
+}
+
+// get asks the kernel for the routes to dst. In IPv6 it takes the interface only as a preference if a source is given,
+// so that the route may lead over another one than by; then it is asked again without.
+func (r *Resolver) get(dst netip.Addr, by *Device, opts *netlink.RouteGetOptions) ([]netlink.Route, error) {
+	routes, err := r.handle.RouteGetWithOptions(dst.AsSlice(), opts)
+	if err != nil || len(routes) == 0 || by == nil || opts.SrcAddr == nil || dst.Is4() {
+		return routes, err
+	}
+	r.mu.Lock()
+	over := r.ifaces[routes[0].LinkIndex].dev
+	r.mu.Unlock()
+	if routes[0].Type == unix.RTN_UNICAST && over != by {
+		return r.handle.RouteGetWithOptions(dst.AsSlice(), &netlink.RouteGetOptions{OifIndex: opts.OifIndex})
+	}
+	return routes, nil
 }
 
 // owns reports whether a is an address of one of the interfaces. If a is link-local and by is
