@@ -45,6 +45,7 @@ type settings struct {
 	Link      ifqueue.Kind
 	XDPMode   bpf.Mode
 	Super     bool   // send super-frames if the interface supports them
+	Loopback  bool   // whether the addresses of loopback are served
 	Partial   string // whether to accept partial checksums: auto, accept or refuse
 	Detached  ctrl.DetachPolicy
 	Poll      dataplane.PollPolicy
@@ -148,6 +149,7 @@ var keys = slices.Concat([]key{
 		return err
 	}},
 	{"xdp-mode", "", "auto", "how to attach the XDP program: auto, native (in the driver) or generic", oneOf(func(s *settings) *bpf.Mode { return &s.XDPMode }, "auto native generic", bpf.Auto, bpf.Native, bpf.Generic)},
+	{"loopback-addresses", "", "off", "whether the interfaces also serve the addresses of loopback and dummy interfaces, as with BGP to the host: on or off", oneOf(func(s *settings) *bool { return &s.Loopback }, "on off", true, false)},
 	{"super-frames", "", "auto", "whether to send up to 64 KiB of one connection as one packet: auto (if the interface has TCP segmentation offload) or off", oneOf(func(s *settings) *bool { return &s.Super }, "auto off", true, false)},
 	{"partial-checksums", "", "auto", "what to do with TCP segments whose checksum a kernel on this machine left to the hardware: accept, refuse, or auto (accept on virtual interfaces and virtio)", word(func(s *settings) *string { return &s.Partial }, "auto", "accept", "refuse")},
 	{"xdp-detached", "", "end", "what to do when another program detaches the XDP program: end (all connections) or attach (again)", oneOf(func(s *settings) *ctrl.DetachPolicy { return &s.Detached }, "end attach", ctrl.DetachEnd, ctrl.DetachAttach)},

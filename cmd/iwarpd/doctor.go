@@ -37,7 +37,7 @@ func doctorCommand() *cobra.Command {
 				return err
 			}
 			names := s.names()
-			findings, err := judgeNames(names)
+			findings, err := judgeNames(names, s.Loopback)
 			if err != nil {
 				return err
 			}
@@ -67,7 +67,7 @@ func doctorCommand() *cobra.Command {
 
 // judgeNames returns the findings about the host and the interfaces. Without interfaces it
 // returns those for kernel sockets.
-func judgeNames(names []string) (findings []hostcheck.Finding, err error) {
+func judgeNames(names []string, loopback bool) (findings []hostcheck.Finding, err error) {
 	if len(names) == 0 {
 		facts, err := hostcheck.Gather("")
 		if err != nil {
@@ -82,6 +82,9 @@ func judgeNames(names []string) (findings []hostcheck.Finding, err error) {
 			return nil, err
 		}
 		facts.Unguarded = shm.Guarded()
+		if loopback && facts.Interface != nil {
+			facts.Interface.Addresses += hostcheck.OnLoopback()
+		}
 		if i == 0 {
 			findings = hostcheck.JudgeHost(facts)
 		}

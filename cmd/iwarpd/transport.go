@@ -70,7 +70,11 @@ func (d *daemon) prepareAFXDP(more int) (l lower, err error) {
 	if err := d.s.checkLimits(workers+more, workers); err != nil {
 		return l, err
 	}
-	resolver, err := hostnet.New(names...)
+	resolve := hostnet.New
+	if d.s.Loopback {
+		resolve = hostnet.NewWithLoopback
+	}
+	resolver, err := resolve(names...)
 	if err != nil {
 		return l, exitErr(exitInterface, "%w", err)
 	}

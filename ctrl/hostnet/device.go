@@ -108,7 +108,7 @@ func (r *Resolver) MTU(name string) int {
 
 // Loopback returns the addresses of the host that are on loopback or on a dummy interface, which leads nowhere
 // either, without those that have no meaning outside of the host. Frames for them arrive on whichever interfaces
-// the routes of other hosts name, as with BGP to the host.
+// the routes of other hosts name, as with BGP to the host. A Resolver that was made by New has none.
 func (r *Resolver) Loopback() []netip.Addr {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -171,7 +171,7 @@ func (r *Resolver) refresh() error {
 		f, served := ifaces[a.LinkIndex]
 		if !served {
 			global := ad.IsGlobalUnicast() && a.Scope == unix.RT_SCOPE_UNIVERSE
-			if usable && global && leadsNowhere(byIndex[a.LinkIndex]) {
+			if r.withLoopback && usable && global && leadsNowhere(byIndex[a.LinkIndex]) {
 				now.loopback = append(now.loopback, ad)
 			}
 			continue
@@ -268,9 +268,9 @@ func (d *Device) keeps() bool {
 }
 
 // leadsNowhere reports whether l, which may be nil, is loopback or a dummy, and is up: those that programs keep down
-// have addresses for other purposes, such as those of the services of IPVS.
+// have addresses for other purposes, such as those of the services of IPVS, and those in a VRF are the VRF's alone.
 func leadsNowhere(l netlink.Link) bool {
-	if l == nil || l.Attrs().RawFlags&unix.IFF_UP == 0 {
+	if l == nil || l.Attrs().RawFlags&unix.IFF_UP == 0 || l.Attrs().MasterIndex != 0 {
 		return false
 	}
 	return l.Attrs().RawFlags&unix.IFF_LOOPBACK != 0 || l.Type() == "dummy"

@@ -45,6 +45,8 @@ type Resolver struct {
 
 	patience time.Duration // neighbourWait, except in tests
 	changed  chan struct{}
+	// withLoopback is whether the addresses of loopback are served.
+	withLoopback bool
 
 	mu      sync.Mutex            // guards the rest
 	macs    map[neighbour][6]byte // last resolved address of each
@@ -64,7 +66,12 @@ type addresses struct {
 
 // New returns a Resolver for the named interfaces in the network namespace of the calling thread. They
 // must exist; one that is removed later is tracked again when there is an interface of its name.
-func New(names ...string) (*Resolver, error) {
+func New(names ...string) (*Resolver, error) { return open(false, names) }
+
+// NewWithLoopback is New for a Resolver whose first interface also has the addresses of loopback.
+func NewWithLoopback(names ...string) (*Resolver, error) { return open(true, names) }
+
+func open(withLoopback bool, names []string) (*Resolver, error) {
 	ns, err := netns.Get()
 	if err != nil {
 		return nil, fmt.Errorf("hostnet: network namespace: %w", err)
@@ -75,7 +82,7 @@ func New(names ...string) (*Resolver, error) {
 		return nil, fmt.Errorf("hostnet: netlink: %w", err)
 	}
 	r := &Resolver{
-		handle: h, ns: ns, patience: neighbourWait, done: make(chan struct{}), changed: make(chan struct{}, 1),
+		withLoopback: withLoopback, handle: h, ns: ns, patience: neighbourWait, done: make(chan struct{}), changed: make(chan struct{}, 1),
 		macs: make(map[neighbour][6]byte), waiting: make(map[neighbour][]chan struct{}),
 	}
 	for _, name := range names {

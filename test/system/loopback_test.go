@@ -24,7 +24,7 @@ func service(t *testing.T, up [2]uplink, own, far [2]string) *testenv.End {
 	e := *up[0].end
 	e.Addr4, e.Addr6 = netip.MustParseAddr(own[0]), netip.MustParseAddr(own[1])
 	ip(t, &e, "addr add "+own[0]+"/32 dev lo")
-	ip(t, &e, "addr add "+own[1]+"/128 dev lo")
+	ip(t, &e, "addr add "+own[1]+"/128 dev lo nodad")
 	to4, to6 := "route add "+far[0]+"/32 src "+own[0], "-6 route add "+far[1]+"/128 src "+own[1]
 	for _, u := range up {
 		to4 += fmt.Sprintf(" nexthop via %s dev %s", u.via4, u.end.Name)
@@ -62,7 +62,7 @@ func linkLocal(m net.HardwareAddr) string {
 
 func loopbackAddresses(t *testing.T, v, w *testenv.Veth, upA, upB [2]uplink) {
 	ours, theirs := [2]string{"10.9.9.9", "fd09::9"}, [2]string{"10.9.9.1", "fd09::1"}
-	both := []string{"--interface", "", "--interfaces", v.A.Name + "," + w.A.Name}
+	both := []string{"--interface", "", "--interfaces", v.A.Name + "," + w.A.Name, "--loopback-addresses", "on"}
 	endA, endB := service(t, upA, ours, theirs), service(t, upB, theirs, ours)
 	a := newHost(t, endA, both...)
 	reaches(t, a, endB)
@@ -71,7 +71,9 @@ func loopbackAddresses(t *testing.T, v, w *testenv.Veth, upA, upB [2]uplink) {
 	if out := a.must("status"); !strings.Contains(out, ours[0]) || !strings.Contains(out, ours[1]) {
 		t.Errorf("no addresses of loopback: %s", out)
 	}
-	p := testenv.Start(t, v.A.NS.Command(testenv.Program(t, "cmd/iwarpd"), "doctor", "--interface", w.A.Name))
+	doctor := v.A.NS.Command(testenv.Program(t, "cmd/iwarpd"), "doctor", "--interface", w.A.Name)
+	doctor.Env = append(os.Environ(), "IWARPD_LOOPBACK_ADDRESSES=on")
+	p := testenv.Start(t, doctor)
 	if code := p.Wait(limit); code != 0 {
 		t.Errorf("doctor: exit code %d: %s", code, p)
 	}

@@ -44,7 +44,7 @@ type Interface struct {
 	Loopback  bool
 	Up        bool
 	Ethernet  bool
-	Addresses int      // number, including the VLANs on it and loopback, without link-local IPv6 addresses
+	Addresses int      // number, including the VLANs on it, without link-local IPv6 addresses
 	Unusable  string   // an address that the kernel does not use, and why; "" if there is none
 	VLANs     int      // interfaces of VLANs on it
 	Rivals    []string // other interfaces that answer ARP for its addresses on the same network
@@ -109,9 +109,6 @@ func Gather(name string, served ...string) (*Facts, error) {
 		f.Interface.addresses(l)
 		f.Interface.VLANs++
 	}
-	for _, l := range nowhere() {
-		f.Interface.addresses(l)
-	}
 	if f.Interface.Kind == "veth" {
 		// The index belongs to the namespace of the peer.
 		if peer, err := netlink.LinkByIndex(link.Attrs().ParentIndex); err == nil && link.Attrs().NetNsID < 0 {
@@ -175,7 +172,7 @@ func (i *Interface) addresses(link netlink.Link) {
 	}
 	for _, a := range addrs {
 		switch {
-		case a.IP.To4() == nil && a.IP.IsLinkLocalUnicast(), a.Scope == unix.RT_SCOPE_HOST:
+		case a.IP.To4() == nil && a.IP.IsLinkLocalUnicast():
 		case a.Flags&unix.IFA_F_DADFAILED != 0:
 			i.Unusable = fmt.Sprintf("another host has %v (duplicate address detection)", a.IP)
 		case a.Flags&unix.IFA_F_TENTATIVE != 0:
@@ -251,16 +248,22 @@ func vlansOn(link netlink.Link) []netlink.Link {
 	return on[1:]
 }
 
-// nowhere returns loopback and the dummy interfaces that are up. Each interface that is served receives what is for
-// their addresses.
-func nowhere() (list []netlink.Link) {
+// OnLoopback returns the number of addresses of loopback and dummy interfaces that can be served over others.
+func OnLoopback() (n int) {
 	all, _ := netlink.LinkList()
 	for _, l := range all {
-		if f := l.Attrs().Flags; f&net.FlagUp != 0 && (f&net.FlagLoopback != 0 || l.Type() == "dummy") {
-			list = append(list, l)
+		a := l.Attrs()
+		if a.Flags&net.FlagUp == 0 || a.MasterIndex != 0 || a.Flags&net.FlagLoopback == 0 && l.Type() != "dummy" {
+			continue
+		}
+		addrs, _ := netlink.AddrList(l, netlink.FAMILY_ALL)
+		for _, a := range addrs {
+			if a.IP.IsGlobalUnicast() && a.Scope == unix.RT_SCOPE_UNIVERSE {
+				n++
+			}
 		}
 	}
-	return list
+	return n
 }
 
 // capabilities returns the effective capabilities of this thread.
