@@ -240,7 +240,7 @@ static void object_after_fork(struct object *o, int none)
  * The descriptors of the child are its parent's: what the child asks the daemon to destroy would be the parent's, and
  * what it reads the parent would miss. They keep their numbers, which the program may know, and are never readable.
  */
-void iwarpd_after_fork(struct iwarpd_device *dev)
+bool iwarpd_after_fork(struct iwarpd_device *dev)
 {
 	int none;
 
@@ -257,6 +257,7 @@ void iwarpd_after_fork(struct iwarpd_device *dev)
 	dup3(none, dev->queued, O_CLOEXEC);
 	dup3(none, dev->epoll, O_CLOEXEC);
 	dev->sock = none;
+	return dev->objects.next != &dev->objects;
 }
 
 static void close_fd(int fd)

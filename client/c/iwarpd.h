@@ -134,9 +134,10 @@ IWARPD_API bool iwarpd_yield(const struct iwarpd_device *dev);
 
 /*
  * Separates the child of a fork from a device of its parent: what it does with it has no effect on the parent. The
- * child calls it before any other function for the device, which is then as if the daemon had ended.
+ * child calls it before any other function for the device, which is then as if the daemon had ended. Returns whether
+ * the device has objects.
  */
-IWARPD_API void iwarpd_after_fork(struct iwarpd_device *dev);
+IWARPD_API bool iwarpd_after_fork(struct iwarpd_device *dev);
 
 /* Disconnects from the daemon. All connections are reset and all objects freed. */
 IWARPD_API void iwarpd_close(struct iwarpd_device *dev);

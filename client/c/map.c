@@ -115,7 +115,11 @@ void map_close(struct map *m)
 
 void map_after_fork(const struct map *m)
 {
-	if (mmap(m->mem, m->len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
+	const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+
+	/* Memory that cannot be written does not count in RLIMIT_DATA. */
+	if (mmap(m->mem, m->len, PROT_READ | PROT_WRITE, flags, -1, 0) == MAP_FAILED &&
+	    mmap(m->mem, m->len, PROT_READ, flags, -1, 0) == MAP_FAILED)
 		abort(); /* the child would take its parent's completions */
 }
 

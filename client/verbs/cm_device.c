@@ -12,6 +12,7 @@
 #include "cm.h"
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t finding = PTHREAD_MUTEX_INITIALIZER; /* one thread looks for an address at a time */
 static void *library;
 
 static void open_library(void)
@@ -56,50 +57,6 @@ static void set_context(struct device *d, struct context *opened)
 	iwv_thread_unlock();
 }
 
-void cm_scan(enum scan how)
-{
-	/*
-	 * Asking a daemon that is known again takes milliseconds, and the client of perftest does not wait until its
-	 * server listens again.
-	 */
-	for (struct device *d = iwv_devices_scan(how); d; d = d->next) {
-		struct context *c = atomic_load(&d->present) && !is_open(d) ? iwv_context_open(d, how) : NULL;
-
-		if (c)
-			set_context(d, c);
-	}
-}
-
-void cm_find(const struct sockaddr *a)
-{
-	bool found;
-
-	if (addr_any(a)) {
-		cm_scan(SCAN_NEW);
-		return;
-	}
-	iwv_thread_lock();
-	found = context_with(a);
-	iwv_thread_unlock();
-	/* Since the last scan an interface may have got an address, or a daemon may have started. */
-	if (!found)
-		cm_scan(SCAN_ALL);
-}
-
-/* The ids of the parent get no events in the child, which may destroy them. */
-static void after_fork_child(void)
-{
-	for (struct id *id = ids; id; id = id->next)
-		iwv_queue_after_fork(&channel_of(id->pub.channel)->queue);
-	ids = NULL;
-}
-
-__attribute__((constructor)) static void init(void)
-{
-	pthread_atfork(NULL, NULL, after_fork_child);
-	iwv_thread_set_cm(cm_handle, listeners_follow);
-}
-
 /*
  * has reports whether the device has the address, or its interface has it as a link-local
  * address.
@@ -115,6 +72,84 @@ static bool has(const struct device *d, const struct sockaddr *a)
 			return true;
 	return a->sa_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&a6->sin6_addr) &&
 	       if_indextoname(a6->sin6_scope_id, name) && strcmp(name, d->interface) == 0;
+}
+
+/*
+ * open_devices opens the devices that are present and, unless a is NULL, have that address. It reports whether there is
+ * one.
+ */
+static bool open_devices(struct device *d, enum scan how, const struct sockaddr *a)
+{
+	bool any = false;
+
+	for (; d; d = d->next) {
+		struct context *c;
+
+		if (!atomic_load(&d->present) || (a && !has(d, a)))
+			continue;
+		any = true;
+		c = is_open(d) ? NULL : iwv_context_open(d, how);
+		if (c)
+			set_context(d, c);
+	}
+	return any;
+}
+
+void cm_scan(enum scan how)
+{
+	/*
+	 * Asking a daemon that is known again takes milliseconds, and the client of perftest does not wait until its
+	 * server listens again.
+	 */
+	open_devices(iwv_devices_scan(how), how, NULL);
+}
+
+static bool open_with(const struct sockaddr *a)
+{
+	bool found;
+
+	iwv_thread_lock();
+	found = context_with(a);
+	iwv_thread_unlock();
+	return found;
+}
+
+void cm_find(const struct sockaddr *a)
+{
+	struct device *list;
+	int state;
+
+	if (addr_any(a)) {
+		cm_scan(SCAN_NEW);
+		return;
+	}
+	if (open_with(a))
+		return;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+	pthread_mutex_lock(&finding);
+	/* Since the last scan an interface may have got an address, or a daemon may have started. */
+	if (!open_with(a)) { /* nor has another thread opened it meanwhile */
+		list = iwv_devices_scan(SCAN_ALL);
+		if (!open_devices(list, SCAN_ALL, a))
+			open_devices(list, SCAN_ALL, NULL); /* for context_for */
+	}
+	pthread_mutex_unlock(&finding);
+	pthread_setcancelstate(state, NULL);
+}
+
+/* The ids of the parent get no events in the child, which may destroy them. */
+static void after_fork_child(void)
+{
+	for (struct id *id = ids; id; id = id->next)
+		iwv_queue_after_fork(&channel_of(id->pub.channel)->queue);
+	ids = NULL;
+	pthread_mutex_init(&finding, NULL);
+}
+
+__attribute__((constructor)) static void init(void)
+{
+	pthread_atfork(NULL, NULL, after_fork_child);
+	iwv_thread_set_cm(cm_handle, listeners_follow);
 }
 
 struct context *context_with(const struct sockaddr *a)

@@ -484,6 +484,8 @@ int rdma_resolve_addr(struct rdma_cm_id *pub, struct sockaddr *src, struct socka
 	cm_route(dst, &from);
 	if (addr_len(src) && !addr_any(src))
 		cm_find(src);
+	else if (!pub->verbs && addr_any(dst))
+		cm_scan(SCAN_ALL); /* any device will do, and one may have got its first address */
 	else if (!pub->verbs)
 		cm_find((struct sockaddr *)&from);
 	iwv_thread_lock();

@@ -408,14 +408,43 @@ struct context *iwv_context_open(struct device *d, enum scan how)
 	int state;
 
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state); /* the device would stay open */
+	thread_opens(1);
 	c = new_context(d, how);
 	if (c) {
 		iwv_thread_lock();
 		c = serve(c);
 		iwv_thread_unlock();
 	}
+	thread_opens(-1);
 	pthread_setcancelstate(state, &state);
 	return c;
+}
+
+void context_own(struct context *c)
+{
+	struct iwarpd_device *other;
+	struct iwarpd_error e;
+	int state;
+
+	if (!atomic_load(&c->inherited))
+		return;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+	if (open_daemon(c->device->socket, SCAN_NONE, &other, &e) == 0) {
+		iwv_thread_lock();
+		if (atomic_load(&c->inherited)) {
+			struct iwarpd_device *parents = c->dev;
+
+			c->dev = other;
+			other = parents;
+			c->attr = *attr_of(c->dev, c->device);
+			if (thread_serve(c) < 0)
+				atomic_store(&c->gone, true);
+			atomic_store(&c->inherited, false);
+		}
+		iwv_thread_unlock();
+		iwarpd_close(other);
+	}
+	pthread_setcancelstate(state, NULL);
 }
 
 struct ibv_context *ibv_open_device(struct ibv_device *device)

@@ -139,11 +139,15 @@ struct context {
 	struct qp *closing;   /* destroyed QPs whose connections are still closing */
 	_Atomic(struct numbers *) numbers[QP_NUMS / NUMBERS]; /* of QPs of the program; freed with the context */
 	struct ibv_pd *pd;    /* of librdmacm, for ids whose program has created none; or NULL */
+	atomic_bool inherited; /* the parent of this process has opened it and made no object */
 	bool shown;           /* the program may use it, if it is librdmacm's */
 	struct verbs_context v; /* its last member is the ibv_context */
 };
 
 struct context *iwv_context_of(struct ibv_context *ibv);
+
+/* context_own opens the device of a context anew that is inherited, as that of a program that has become a daemon. */
+void context_own(struct context *c);
 
 /* iwv_context_close frees a context. The lock is held. */
 void iwv_context_close(struct context *c);
@@ -226,6 +230,12 @@ bool thread_gone(struct context *c);
 
 /* daemon_gone is thread_gone for callers without the lock. */
 bool daemon_gone(struct ibv_context *ibv);
+
+/* thread_opens adds n to the number of devices that are being opened, for which a fork waits. */
+void thread_opens(int n);
+
+/* thread_rest waits until the library's thread does nothing without the lock, which is held. */
+void thread_rest(void);
 
 /*
  * iwv_thread_set_cm sets the handler of connection events, which is called under the lock, and a function that is

@@ -39,6 +39,7 @@ struct ibv_pd *ibv_alloc_pd(struct ibv_context *ibv)
 
 	if (!iwv_is_ours(ibv))
 		return REAL(ibv_alloc_pd)(ibv);
+	context_own(iwv_context_of(ibv));
 	pd = calloc(1, sizeof(*pd));
 	if (!pd)
 		return NULL;

@@ -253,7 +253,7 @@ static void touch(uintptr_t start, size_t len)
 }
 
 /* protect blocks threads that write to the range. */
-static int protect(int fd, uintptr_t start, size_t len)
+static int protect(int fd, uintptr_t start, size_t len, int prot)
 {
 	struct uffdio_register reg = { .range = { start, len }, .mode = UFFDIO_REGISTER_MODE_WP };
 	struct uffdio_writeprotect wp = { .range = { start, len }, .mode = UFFDIO_WRITEPROTECT_MODE_WP };
@@ -262,8 +262,8 @@ static int protect(int fd, uintptr_t start, size_t len)
 	if (fd < 0)
 		return 0;
 	err = raw(SYS_ioctl, fd, UFFDIO_REGISTER, (long)&reg, 0, 0, 0);
-	/* On older kernels pages that were never touched would not be protected. */
-	if (!err && !unpopulated && raw(SYS_madvise, (long)start, (long)len, MADV_POPULATE_READ, 0, 0, 0) != 0)
+	/* On older kernels pages that were never touched would not be protected. Those without access cannot be touched. */
+	if (!err && !unpopulated && (prot & PROT_READ) && raw(SYS_madvise, (long)start, (long)len, MADV_POPULATE_READ, 0, 0, 0) != 0)
 		touch(start, len);
 	if (!err)
 		err = raw(SYS_ioctl, fd, UFFDIO_WRITEPROTECT, (long)&wp, 0, 0, 0);
@@ -333,7 +333,7 @@ static int share_chunk(uintptr_t start, size_t len, int prot, int uffd)
 	const int fd = file, copier = protector;
 	long tmp = raw(SYS_mmap, 0, (long)len, prot, MAP_SHARED, fd, (long)start);
 	bool apart = tmp >= 0 || tmp <= -4096;
-	int err = protect(uffd, start, len);
+	int err = protect(uffd, start, len, prot);
 
 	if (!err)
 		err = apart ? fill(fd, copier, (uintptr_t)tmp, start, len) : refill(fd, start, len, prot);
@@ -354,7 +354,7 @@ static int take_back_chunk(uintptr_t start, size_t len, int prot, uint64_t offse
 
 	if (tmp < 0 && tmp > -4096)
 		return (int)tmp;
-	err = protect(uffd, start, len);
+	err = protect(uffd, start, len, prot);
 	if (!err)
 		err = copy_in(fd, (uintptr_t)tmp, offset, len);
 	if (!err && prot != (PROT_READ | PROT_WRITE))
@@ -391,12 +391,6 @@ static bool own(uintptr_t start, uintptr_t end)
 	return (start < frame + page_size() && frame - page_size() < end) || (start <= area && area < end);
 }
 
-/* protector_of returns what protects pages while they move, or -1 if no thread can write to them. */
-static int protector_of(int prot)
-{
-	return prot & PROT_WRITE ? protector : -1;
-}
-
 /* block_signals blocks all signals: a handler could write to a protected page. */
 static void block_signals(sigset_t *old)
 {
@@ -408,7 +402,7 @@ static void block_signals(sigset_t *old)
 
 static int share(uintptr_t start, uintptr_t end, const struct vma *v)
 {
-	int uffd = v->inode ? -1 : protector_of(v->prot);
+	int uffd = v->inode ? -1 : protector;
 	sigset_t old;
 	int err = 0;
 
@@ -430,7 +424,7 @@ static int take_back(uintptr_t start, uintptr_t end, int prot, uint64_t offset)
 	while (start < end && !err) {
 		size_t n = least(CHUNK, end - start);
 
-		err = take_back_chunk(start, n, prot, offset, protector_of(prot));
+		err = take_back_chunk(start, n, prot, offset, protector);
 		start += n;
 		offset += n;
 	}
@@ -742,6 +736,8 @@ int near_get(struct iwarpd_device *dev, uintptr_t addr, size_t length, bool writ
 	int err, fd;
 
 	iwv_thread_lock();
+	if (protector < 0)
+		thread_rest(); /* see only_us */
 	err = vma_begin();
 	if (!err) {
 		err = get(dev, p.start, p.end, writable);
@@ -757,6 +753,8 @@ void near_put(uintptr_t addr, size_t length)
 	struct use p = pages(addr, length);
 
 	iwv_thread_lock();
+	if (protector < 0)
+		thread_rest();
 	remove_use(p.start, p.end);
 	if (file >= 0 && vma_begin() == 0) { /* near_get has opened both, but not in the child of a fork */
 		free_unused(p.start, p.end);

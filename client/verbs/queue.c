@@ -51,7 +51,8 @@ struct queue_item *iwv_queue_next(struct event_queue *q, void (*taken)(struct qu
 
 void iwv_queue_after_fork(struct event_queue *q)
 {
-	int fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
+	int flags = fcntl(q->fd, F_GETFL); /* the program may have set O_NONBLOCK */
+	int fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE | (flags > 0 && (flags & O_NONBLOCK) ? EFD_NONBLOCK : 0));
 
 	if (fd < 0)
 		return;

@@ -7,11 +7,14 @@
 
 #include "internal.h"
 
+enum { STACK = 256 * 1024 }; /* of the thread, at least */
 enum { TICK_MS = 1000 }; /* how often the thread looks for daemons, and for connections that do not close */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int cancel_state; /* of the thread that holds the lock, before it */
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static int opening; /* devices that are being opened, whose sockets a child would have */
+static bool away; /* the thread looks for daemons, without the lock */
 static struct context *contexts;
 static int epoll = -1;
 static cm_handler *_Atomic handler;
@@ -45,6 +48,20 @@ void iwv_thread_wait(void)
 void iwv_thread_wake(void)
 {
 	pthread_cond_broadcast(&changed);
+}
+
+void thread_opens(int n)
+{
+	iwv_thread_lock();
+	opening += n;
+	iwv_thread_wake();
+	iwv_thread_unlock();
+}
+
+void thread_rest(void)
+{
+	while (away)
+		iwv_thread_wait();
 }
 
 void iwv_thread_set_cm(cm_handler *h, cm_timer *t)
@@ -138,12 +155,17 @@ static void *run(void *arg)
 			take(ev[i].data.ptr);
 		for (struct context *c = contexts; c; c = c->next)
 			qp_expire(c);
-		pthread_mutex_unlock(&lock);
 		t = atomic_load(&timer);
-		if (t && now_ms() >= due) {
-			t();
-			due = now_ms() + TICK_MS / 2; /* there may be many events */
-		}
+		away = t && now_ms() >= due;
+		pthread_mutex_unlock(&lock);
+		if (!away)
+			continue;
+		t();
+		due = now_ms() + TICK_MS / 2; /* there may be many events */
+		pthread_mutex_lock(&lock);
+		away = false;
+		pthread_cond_broadcast(&changed);
+		pthread_mutex_unlock(&lock);
 	}
 	return NULL;
 }
@@ -156,6 +178,7 @@ static int start(void)
 {
 	pthread_attr_t attr;
 	sigset_t all, old;
+	size_t stack = 0;
 	pthread_t t;
 	int err;
 
@@ -164,9 +187,14 @@ static int start(void)
 		return -1;
 	pthread_attr_init(&attr);
 	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+	pthread_attr_getstacksize(&attr, &stack); /* RLIMIT_STACK */
+	if (stack < STACK)
+		pthread_attr_setstacksize(&attr, STACK);
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
 	err = pthread_create(&t, &attr, run, NULL);
+	if (err == EAGAIN && pthread_attr_setstacksize(&attr, STACK) == 0) /* a large RLIMIT_STACK */
+		err = pthread_create(&t, &attr, run, NULL);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	pthread_attr_destroy(&attr);
 	if (!err) {
@@ -209,6 +237,8 @@ void thread_forget(struct context *c)
 static void before_fork(void)
 {
 	iwv_thread_lock();
+	while (opening > 0)
+		iwv_thread_wait();
 	near_before_fork();
 }
 
@@ -224,8 +254,10 @@ static void after_fork_parent(void)
  */
 static void separate(struct context *c)
 {
-	atomic_store(&c->gone, true);
-	iwarpd_after_fork(c->dev);
+	if (iwarpd_after_fork(c->dev))
+		atomic_store(&c->gone, true);
+	else
+		atomic_store(&c->inherited, true);
 	iwv_queue_after_fork(&c->async);
 	cqs_after_fork(c);
 }
@@ -241,6 +273,7 @@ static void after_fork_child(void)
 	for (struct context *c = contexts; c; c = c->next)
 		separate(c);
 	contexts = NULL;
+	away = false;
 	pthread_cond_init(&changed, NULL);
 	pthread_mutex_init(&lock, NULL);
 	pthread_setcancelstate(cancel_state, NULL);

@@ -394,6 +394,14 @@ func TestForkDuringScan(t *testing.T) {
 	}
 }
 
+// TestDaemonized checks that a program may open a device before it becomes a daemon, and that its descriptors stay as they are.
+func TestDaemonized(t *testing.T) {
+	a, _ := newHosts(t, plain)
+	for _, env := range []string{"IWARPD_VERBS_LOG=1", farEnv} {
+		a.start(t, compile(t, "daemon"), env).Succeed()
+	}
+}
+
 // A mode is what testdata/memory.c does, and a part of what the library must log then.
 type mode struct {
 	name, log string
@@ -413,6 +421,7 @@ var modes = []mode{
 	{"heap", ""},
 	{"no-query", ""},
 	{"guarded", ""},
+	{"collected", ""},
 	{"older", ""},
 	{"stacks", ""},
 }

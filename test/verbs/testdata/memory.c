@@ -741,6 +741,54 @@ static void guarded(void)
 	CHECK(mprotect(p, MEGABYTE, PROT_READ | PROT_WRITE) == 0 && filled(p, 5, MEGABYTE) && !shared(p));
 }
 
+static char *collected_at;
+
+static void collected_fault(int sig)
+{
+	(void)sig;
+	(void)mprotect(collected_at, 4 * MEGABYTE, PROT_READ | PROT_WRITE);
+}
+
+/* collect takes the right to write away and stores, so that its handler gives it back, as garbage collectors do. */
+static void *collect(void *arg)
+{
+	volatile uint64_t *first = (uint64_t *)(void *)collected_at;
+	volatile uint64_t *last = (uint64_t *)(void *)(collected_at + 4 * MEGABYTE) - 1;
+
+	for (uint64_t i = 1; !atomic_load(&stop); i++) {
+		CHECK(mprotect(collected_at, 4 * MEGABYTE, PROT_READ) == 0);
+		for (volatile int k = 0; k < 20000; k++)
+			;
+		*last = i;
+		*first = i;
+		for (volatile int k = 0; k < 2000000; k++)
+			;
+		CHECK(*last == i && *first == i);
+	}
+	return arg;
+}
+
+/* No store is lost that a thread makes after it got the right to write while another one moves the pages. */
+static void collected(void)
+{
+	struct sigaction sa = { .sa_handler = collected_fault, .sa_flags = SA_NODEFER };
+	struct timespec now, end;
+	pthread_t t;
+
+	collected_at = map(4 * MEGABYTE, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	memset(collected_at, 1, 4 * MEGABYTE);
+	CHECK(sigaction(SIGSEGV, &sa, NULL) == 0 && pthread_create(&t, NULL, collect, NULL) == 0);
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	do {
+		struct ibv_mr *mr = ibv_reg_mr(pd, collected_at, 4 * MEGABYTE, 0);
+
+		CHECK(!mr || ibv_dereg_mr(mr) == 0);
+		clock_gettime(CLOCK_MONOTONIC, &now);
+	} while (now.tv_sec < end.tv_sec + 4);
+	atomic_store(&stop, true);
+	CHECK(pthread_join(t, NULL) == 0);
+}
+
 static bool old_kernel;
 
 /* ioctl is called by the libraries too. The userfaultfd of an old kernel (before Linux 6.4) lacks a feature. */
@@ -879,7 +927,7 @@ int main(int argc, char **argv)
 		{ "flush", flush }, { "limit-as", limit_as }, { "limit-data", limit_data }, { "limit-fsize", limit_fsize },
 		{ "limit-memlock", limit_memlock }, { "limit-nofile", limit_nofile }, { "execs", execs }, { "undumpable", undumpable }, { "no-userfaultfd", no_userfaultfd },
 		{ "without-eperm", without_eperm }, { "without-enosys", without_enosys }, { "heap", heap }, { "no-query", no_query },
-		{ "hold", hold }, { "orphaned", orphaned }, { "stacks", stacks }, { "guarded", guarded }, { "older", older },
+		{ "hold", hold }, { "orphaned", orphaned }, { "stacks", stacks }, { "guarded", guarded }, { "collected", collected }, { "older", older },
 	};
 	struct ibv_context *c;
 

@@ -1,0 +1,58 @@
+/*
+ * daemon: a child uses the device that its parent has opened and not used, as the child of daemon(3) does; the parent
+ * does so too. The descriptors for events do not block in the child either.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <rdma/rdma_cma.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+
+static void use(struct ibv_context *c)
+{
+	struct ibv_pd *pd = ibv_alloc_pd(c);
+	static char buf[4096];
+	struct ibv_mr *mr;
+	struct ibv_cq *cq;
+
+	CHECK(pd);
+	mr = ibv_reg_mr(pd, buf, sizeof(buf), IBV_ACCESS_LOCAL_WRITE);
+	cq = ibv_create_cq(c, 16, NULL, NULL, 0);
+	CHECK(mr && cq);
+	CHECK(ibv_destroy_cq(cq) == 0 && ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(pd) == 0);
+}
+
+int main(void)
+{
+	struct rdma_event_channel *ch = rdma_create_event_channel();
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct ibv_async_event async;
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *id;
+	struct ibv_context *c;
+	int status;
+	pid_t child;
+
+	CHECK(list && *list && ch);
+	c = ibv_open_device(*list);
+	CHECK(c && rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(fcntl(c->async_fd, F_SETFL, O_NONBLOCK) == 0 && fcntl(ch->fd, F_SETFL, O_NONBLOCK) == 0);
+	child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		alarm(30);
+		CHECK(ibv_get_async_event(c, &async) < 0 && errno == EAGAIN);
+		CHECK(rdma_get_cm_event(ch, &event) < 0 && errno == EAGAIN);
+		use(c);
+		CHECK(ibv_close_device(c) == 0);
+		exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	use(c);
+	CHECK(ibv_close_device(c) == 0 && rdma_destroy_id(id) == 0);
+	rdma_destroy_event_channel(ch);
+	ibv_free_device_list(list);
+	return 0;
+}
