@@ -98,6 +98,7 @@ func TestWatchdogAlone(t *testing.T) {
 		go watchdog(t.Context(), zap.New(core), func() string { return what.Load().(string) })
 		var got []string
 		const one, both = "worker 0 of eth0", "worker 0 of eth0, the control plane"
+		time.Sleep(watchPeriod / 4) // so that it looks between the changes
 		for _, next := range []string{"", "", one, one, both, "", ""} {
 			what.Store(next)
 			time.Sleep(watchPeriod / 2)
