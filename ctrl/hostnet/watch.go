@@ -111,6 +111,9 @@ func (r *Resolver) follow(s *subscription) {
 			}
 			refresh()
 		case _, ok = <-s.addrs:
+			for ok && len(s.addrs) > 0 { // one refresh sees them all
+				_, ok = <-s.addrs
+			}
 			refresh()
 		case _, ok = <-s.routes:
 			r.change()
