@@ -176,8 +176,11 @@ void devices_after_fork_child(void)
 {
 	pthread_mutex_init(&lock, NULL);
 	pthread_mutex_init(&addresses_lock, NULL);
-	for (struct device *d = devices; d; d = d->next)
+	for (struct device *d = devices; d; d = d->next) {
 		d->cm = NULL;
+		if (atomic_load(&d->present)) /* another thread may have been scanning */
+			atomic_store(&d->seen, scans);
+	}
 }
 
 /* A thread is not canceled while it scans, so that it releases the lock. */
@@ -429,6 +432,7 @@ void context_own(struct context *c)
 	if (!atomic_load(&c->inherited))
 		return;
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+	thread_opens(1);
 	if (open_daemon(c->device->socket, SCAN_NONE, &other, &e) == 0) {
 		iwv_thread_lock();
 		if (atomic_load(&c->inherited)) {
@@ -444,6 +448,7 @@ void context_own(struct context *c)
 		iwv_thread_unlock();
 		iwarpd_close(other);
 	}
+	thread_opens(-1);
 	pthread_setcancelstate(state, NULL);
 }
 

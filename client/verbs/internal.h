@@ -146,7 +146,7 @@ struct context {
 
 struct context *iwv_context_of(struct ibv_context *ibv);
 
-/* context_own opens the device of a context anew that is inherited, as that of a program that has become a daemon. */
+/* context_own opens the device of an inherited context again, as in a program that has become a daemon. */
 void context_own(struct context *c);
 
 /* iwv_context_close frees a context. The lock is held. */

@@ -381,8 +381,8 @@ static uintptr_t rseq_area(void)
 }
 
 /*
- * own reports whether a range has what is written while this thread moves it, by the thread or for it: the stack that
- * it uses, and its rseq area. It would wait for itself.
+ * own reports whether a range contains this thread's current stack frames or its rseq area. Both are written while the
+ * thread moves pages, so it would wait for itself.
  */
 static bool own(uintptr_t start, uintptr_t end)
 {

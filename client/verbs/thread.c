@@ -249,8 +249,8 @@ static void after_fork_parent(void)
 }
 
 /*
- * separate makes a context of the parent in the child like one whose daemon has ended. The child may close it and
- * destroy what belongs to it, which programs do when they end.
+ * separate cuts a context of the parent off in the child. With objects it is then like one whose daemon has ended: the
+ * child may close it and destroy its objects. Without objects the child opens it again when it uses it: see context_own.
  */
 static void separate(struct context *c)
 {
