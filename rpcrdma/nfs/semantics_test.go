@@ -299,7 +299,7 @@ func TestVerifier(t *testing.T) {
 // TestManyUnstable checks that the server does not keep files open without limit until a COMMIT: what exceeds the limit
 // is on disk at once.
 func TestManyUnstable(t *testing.T) {
-	const limit = 1024
+	const limit = 256
 	l := serveLocal(t, nfs.Config{})
 	committed := func(fh []byte) nfsv3.StableHow {
 		t.Helper()

@@ -25,7 +25,7 @@ type unstableFile struct {
 // maxUnstable bounds the number of files, and unstableAge the time before a file is committed without a COMMIT, since
 // its descriptor keeps the space of a file that is removed.
 const (
-	maxUnstable = 1024
+	maxUnstable = 256 // of the 1024 descriptors that a process may have at least
 	unstableAge = 10 * time.Second
 )
 
