@@ -129,8 +129,8 @@ func (m *memory) detach() {
 	}
 }
 
-// mapping runs f, which maps or unmaps memory of the client. Hundreds of clients may do that at a time, for as long as
-// the kernel takes to find their pages: those without a thread of their own take one of mappers.
+// mapping runs f, which maps or unmaps memory of the client and may take the kernel seconds. A client without a thread
+// of its own uses one of mappers, so that hundreds of clients do not start a thread each.
 func (m *memory) mapping(f func()) {
 	c := m.sess
 	if c.conn.Blocks() {

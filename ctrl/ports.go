@@ -351,8 +351,8 @@ func (cs *claims) count(c *claim) {
 	cs.accounts.files.extra += c.extra
 }
 
-// join adds a connection to c, whose listener accepted it on the address local. What is for an address of one interface
-// arrives on another too: its steering was that of another listener of the port, which may end before the connection.
+// join adds a connection to c, whose listener accepted it on the address local. If local belongs to another interface,
+// its frames were steered for another listener of the port. That may end first, so c steers them too.
 func (cs *claims) join(c *claim, local netip.Addr) {
 	c.refs++
 	if c.on == nil || c.on.sockets() || c.on.has(local) {

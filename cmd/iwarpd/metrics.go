@@ -148,7 +148,7 @@ var (
 	transportInfo = prometheus.NewDesc("iwarpd_transport_info", "1; a label has the mode taken, as iwarpctl status shows it.", []string{"interface", "mode"}, nil)
 )
 
-// workerUp tells the counters of a worker that has no traffic from those of a worker that is stuck.
+// workerUp distinguishes a stuck worker from one without traffic: the counters of both stand still.
 var workerUp = workerDesc("up", "1; 0 while the worker does not answer within a second.")
 
 // perWorker are the counters with a label for the worker.

@@ -46,7 +46,8 @@ func watchdog(ctx context.Context, log *zap.Logger, stuck func() string) {
 	}
 }
 
-// stuck returns the parts of the daemon that do not answer within a second, or "".
+// stuck returns the workers that do not answer within a second, and the control plane if it has not answered since the
+// previous call; "" if all do.
 func (d *daemon) stuck() string {
 	late := d.controls != nil // it has not answered since the last check
 	if !late {

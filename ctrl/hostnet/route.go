@@ -124,7 +124,7 @@ func (r *Resolver) sourced(dst, src netip.Addr, by *Device) (hop dataplane.Hop, 
 			return hop, via, err
 		}
 		if src = hop.Src; !r.owns(src, by) { // such as one of an interface that is not served
-			return hop, via, fmt.Errorf("%w with a usable source address: %v is not on %s: give the interface that address",
+			return hop, via, fmt.Errorf("%w with a usable source address: %v is not on %s: give the interface that address, or if it is on loopback set loopback-addresses: on",
 				ErrNoRoute, src, r.names())
 		}
 	}
