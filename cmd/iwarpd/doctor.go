@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/iwarpd/iwarpd/ctrl"
+	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 	"github.com/iwarpd/iwarpd/ctrl/nftset"
 	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
 	"github.com/iwarpd/iwarpd/dataplane/xsk/hostcheck"
@@ -83,7 +84,7 @@ func judgeNames(names []string, loopback bool) (findings []hostcheck.Finding, er
 		}
 		facts.Unguarded = shm.Guarded()
 		if loopback && facts.Interface != nil {
-			facts.Interface.Addresses += hostcheck.OnLoopback()
+			facts.Interface.Addresses += hostnet.OnLoopback()
 		}
 		if i == 0 {
 			findings = hostcheck.JudgeHost(facts)

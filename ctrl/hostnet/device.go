@@ -170,8 +170,7 @@ func (r *Resolver) refresh() error {
 		usable := ok && a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) == 0
 		f, served := ifaces[a.LinkIndex]
 		if !served {
-			global := ad.IsGlobalUnicast() && a.Scope == unix.RT_SCOPE_UNIVERSE
-			if r.withLoopback && usable && global && leadsNowhere(byIndex[a.LinkIndex]) {
+			if r.withLoopback && usable && isService(&a, byIndex[a.LinkIndex]) {
 				now.loopback = append(now.loopback, ad)
 			}
 			continue
@@ -265,6 +264,26 @@ func (d *Device) keeps() bool {
 	d.r.mu.Lock()
 	defer d.r.mu.Unlock()
 	return len(d.deleted) > 0
+}
+
+// OnLoopback returns the number of addresses of loopback that NewWithLoopback would serve, in the calling thread's network
+// namespace.
+func OnLoopback() (n int) {
+	links, _ := netlink.LinkList()
+	for _, l := range links {
+		addrs, _ := netlink.AddrList(l, netlink.FAMILY_ALL)
+		for _, a := range addrs {
+			if isService(&a, l) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// isService reports whether a, an address of l, is one of loopback that has a meaning outside of the host.
+func isService(a *netlink.Addr, l netlink.Link) bool {
+	return a.IP.IsGlobalUnicast() && a.Scope == unix.RT_SCOPE_UNIVERSE && leadsNowhere(l)
 }
 
 // leadsNowhere reports whether l, which may be nil, is loopback or a dummy, and is up: those that programs keep down

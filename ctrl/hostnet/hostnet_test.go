@@ -320,6 +320,9 @@ func TestLoopback(t *testing.T) {
 	if other := newResolver(t, "a0"); slices.Contains(other.Device("a0").Addrs(), netip.MustParseAddr("10.90.0.1")) {
 		t.Error("New has addresses of loopback")
 	}
+	if n := OnLoopback(); n != 3 { // with one that is on a0 too
+		t.Errorf("%d addresses on loopback, want 3", n)
+	}
 	addrs := func(all []netip.Addr, want ...string) bool {
 		var have []string
 		for _, a := range all {

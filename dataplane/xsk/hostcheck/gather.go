@@ -248,24 +248,6 @@ func vlansOn(link netlink.Link) []netlink.Link {
 	return on[1:]
 }
 
-// OnLoopback returns the number of addresses of loopback and dummy interfaces that can be served over others.
-func OnLoopback() (n int) {
-	all, _ := netlink.LinkList()
-	for _, l := range all {
-		a := l.Attrs()
-		if a.Flags&net.FlagUp == 0 || a.MasterIndex != 0 || a.Flags&net.FlagLoopback == 0 && l.Type() != "dummy" {
-			continue
-		}
-		addrs, _ := netlink.AddrList(l, netlink.FAMILY_ALL)
-		for _, a := range addrs {
-			if a.IP.IsGlobalUnicast() && a.Scope == unix.RT_SCOPE_UNIVERSE {
-				n++
-			}
-		}
-	}
-	return n
-}
-
 // capabilities returns the effective capabilities of this thread.
 func capabilities() uint64 {
 	h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

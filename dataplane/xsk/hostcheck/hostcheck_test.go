@@ -151,8 +151,8 @@ func TestGather(t *testing.T) {
 		if err := netlink.AddrAdd(lo, service); err != nil {
 			return err
 		}
-		if f, err = Gather(v.A.Name); err == nil && f.Interface.Addresses != 2 || OnLoopback() != 1 {
-			t.Errorf("%d addresses, and %d of loopback; want 2 and 1", f.Interface.Addresses, OnLoopback())
+		if f, err = Gather(v.A.Name); err == nil && f.Interface.Addresses != 2 {
+			t.Errorf("%d addresses beside one of loopback; want 2", f.Interface.Addresses)
 		}
 		parent, err := netlink.LinkByName(v.A.Name)
 		if err != nil {
