@@ -102,29 +102,37 @@ func (m *heldMover) release() {
 	m.notify()
 }
 
+// farSRQ returns two hosts that are connected over a transport, a queue pair on each, and far memory on the second. Its
+// queue pair takes held receives of an SRQ at a time.
+func farSRQ(t *testing.T, over string, held int) (s *sim, qa, qb *simQP, far *heldMover, reg *verbs.Region) {
+	t.Helper()
+	if over == "host" {
+		s = hostSim(t)
+		withinHost.direct = true
+		t.Cleanup(func() { withinHost.direct = false })
+	} else {
+		s = newSim(t, link.PipeConfig{MTU: 9000})
+	}
+	qa, qb, far = newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192), &heldMover{}
+	reg, err := s.hosts[1].table.RegisterFar(1, far, 0, 1000, 0x20000, verbs.LocalWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	qb.QP = verbs.NewQP(verbs.QPConfig{
+		Num: 1, PD: 1, Table: s.hosts[1].table, SQDepth: 128, RQDepth: held, MaxSGE: 4, SigAll: true,
+		Sends: qb, Recvs: qb, Shared: true, Far: far,
+	})
+	qb.Far, qb.Client = far, (&loadLanes{sim: s}).client(1, 0)
+	return s, qa, qb, far, reg
+}
+
 // TestSRQFar checks that Sends wait while the queue pair holds as many receives of an SRQ as it can, whose data is not yet in
 // far memory. The peer is not to blame that this takes longer than a turn.
 func TestSRQFar(t *testing.T) {
 	const sends, held = 100, 4
 	for _, over := range []string{"tcp", "sctp", "host"} {
 		t.Run(over, func(t *testing.T) {
-			var s *sim
-			if over == "host" {
-				s = hostSim(t)
-				withinHost.direct = true
-				defer func() { withinHost.direct = false }()
-			} else {
-				s = newSim(t, link.PipeConfig{MTU: 9000})
-			}
-			qa, qb, far := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192), &heldMover{}
-			reg, err := s.hosts[1].table.RegisterFar(1, far, 0, 1000, 0x20000, verbs.LocalWrite)
-			if err != nil {
-				t.Fatal(err)
-			}
-			qb.QP = verbs.NewQP(verbs.QPConfig{
-				Num: 1, PD: 1, Table: s.hosts[1].table, SQDepth: 128, RQDepth: held, MaxSGE: 4, SigAll: true, Sends: qb, Recvs: qb, Shared: true, Far: far,
-			})
-			qb.Far, qb.Client = far, (&loadLanes{sim: s}).client(1, 0)
+			s, qa, qb, far, reg := farSRQ(t, over, held)
 			a := s.connect(over == "sctp", qa, qb)
 			for i := range uint64(sends) {
 				qa.sends = append(qa.sends, verbs.SendWR{ID: i, Op: rdmap.OpSend, SGEs: qa.sge(0, 10)})
@@ -173,24 +181,7 @@ func TestDetachFar(t *testing.T) {
 	const held = 4
 	for _, over := range []string{"tcp", "sctp", "host"} {
 		t.Run(over, func(t *testing.T) {
-			var s *sim
-			if over == "host" {
-				s = hostSim(t)
-				withinHost.direct = true
-				defer func() { withinHost.direct = false }()
-			} else {
-				s = newSim(t, link.PipeConfig{MTU: 9000})
-			}
-			qa, qb, far := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192), &heldMover{}
-			reg, err := s.hosts[1].table.RegisterFar(1, far, 0, 1000, 0x20000, verbs.LocalWrite)
-			if err != nil {
-				t.Fatal(err)
-			}
-			qb.QP = verbs.NewQP(verbs.QPConfig{
-				Num: 1, PD: 1, Table: s.hosts[1].table, SQDepth: 128, RQDepth: held, MaxSGE: 4, SigAll: true,
-				Sends: qb, Recvs: qb, Shared: true, Far: far,
-			})
-			qb.Far, qb.Client = far, (&loadLanes{sim: s}).client(1, 0)
+			s, qa, qb, far, reg := farSRQ(t, over, held)
 			a := s.connect(over == "sctp", qa, qb)
 			for i := range uint64(held) {
 				qa.sends = append(qa.sends, verbs.SendWR{ID: i, Op: rdmap.OpSend, SGEs: qa.sge(0, 10)})
