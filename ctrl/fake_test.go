@@ -327,7 +327,7 @@ func (*fakeSteering) SetAddresses([]netip.Addr) error { return nil }
 func (*fakeSteering) SetVLANs([][]uint16) error       { return nil }
 func (*fakeSteering) Counters() (bpf.Counters, error) { return bpf.Counters{}, nil }
 
-// len returns the number of endpoints, whoever their peers are.
+// len returns the number of endpoints, of any peers.
 func (s *fakeSteering) len() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -25,8 +25,8 @@ const (
 const stopTime = time.Second
 
 // goOn is called when this host has been stopped, as a paused container or virtual machine is. What the peer has sent
-// meanwhile may be lost: the limits after which it is given up begin anew, nothing that was in flight is timed, and the
-// window does not grow for that time.
+// meanwhile may be lost. So the limits after which the peer is given up begin again, nothing that was in flight is timed,
+// and the window does not grow for that time.
 func (c *Conn) goOn(now clock.Time) {
 	c.since, c.progress, c.lastRcv = now, now, now
 	c.cc.idle(now)
