@@ -14,13 +14,14 @@ import (
 const watchPeriod = 15 * time.Second
 
 // watchdog calls stuck, which names what does not answer, twice per period of the unit's WatchdogSec until ctx is done.
-// It logs each change of the answer, and notifies systemd while all answers.
+// It logs each change of the answer, and notifies the unit's watchdog while all answers.
 func watchdog(ctx context.Context, log *zap.Logger, stuck func() string) {
 	period, err := sd.SdWatchdogEnabled(false)
 	if err != nil {
 		log.Warn("systemd's watchdog cannot be served", zap.Error(err))
 	}
-	if period <= 0 {
+	systemd := period > 0 // which expects no notification otherwise
+	if !systemd {
 		period = watchPeriod
 	}
 	tick := time.NewTicker(period / 2)
@@ -30,7 +31,9 @@ func watchdog(ctx context.Context, log *zap.Logger, stuck func() string) {
 		what := stuck()
 		switch {
 		case what == "":
-			notify(log, sd.SdNotifyWatchdog)
+			if systemd {
+				notify(log, sd.SdNotifyWatchdog)
+			}
 			if before != "" {
 				log.Warn("all parts of the daemon run again", zap.String("was-stuck", before))
 			}
