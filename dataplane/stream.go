@@ -53,8 +53,6 @@ type stream struct {
 	gate    bool // a responder must wait for the first FPDU
 	timed   timed
 
-	awaits bool // the pending segment waits for far memory
-
 	// Closing.
 	failed   bool // a Terminate is queued or sent
 	overrun  bool // a completion did not fit in its CQ
@@ -420,11 +418,11 @@ func (s *stream) gather(w *worker, n int) (payload [][]byte, ok bool) {
 		return nil, true
 	}
 	payload, ok = s.qp.QP.Gather(&p.Src, n, w.parts[:0])
-	s.awaits = s.qp.QP.Awaits()
-	if s.awaits {
+	switch {
+	case s.qp.QP.Awaits(): // far memory
 		s.hasPend = true
 		w.response.news = true
-	} else if !ok {
+	case !ok:
 		s.violation(w, s.ddp.Err())
 		w.mark(s.lane)
 	}
