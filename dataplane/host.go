@@ -111,7 +111,7 @@ func (h *hostEnd) flush(w *worker) int {
 		p.c.deliverBytes(w, b)
 		n++
 	}
-	if c := h.c; n > 0 && (c.hasPend || c.ddp != nil && c.ddp.Sendable() || c.pre.unsent() > 0) {
+	if c := h.c; n > 0 && (c.sendable() || c.pre.unsent() > 0) {
 		w.mark(&c.lane) // there will be no acknowledgement to do this
 	}
 	if h.closing && h.unsent == 0 && h.open() {

@@ -390,7 +390,7 @@ func (s *socket) flush(w *worker) int {
 			s.state = tcp.FinWait1
 		}
 	}
-	if c := s.c; work > 0 && s.writable && (c.hasPend || c.ddp != nil && c.ddp.Sendable() || c.pre.unsent() > 0) {
+	if c := s.c; work > 0 && s.writable && (c.sendable() || c.pre.unsent() > 0) {
 		w.mark(&c.lane) // there will be no acknowledgement to do this
 	}
 	if s.fd >= 0 && w.now.Sub(s.mssAt) >= mssPeriod && s.state != tcp.SynSent {

@@ -392,6 +392,9 @@ func (s *stream) poll(w *worker, room, mulpdu int) bool {
 	return ok
 }
 
+// sendable reports whether s has a segment to compose.
+func (s *stream) sendable() bool { return s.hasPend || s.ddp != nil && s.ddp.Sendable() }
+
 // composed is called when s has composed what it may in its turn of the round. It closes s once all
 // has been sent that s sends before its end. some says that s has composed anything, idle that it
 // stopped for want of data or window.
@@ -404,7 +407,7 @@ func (s *stream) composed(w *worker, some, idle bool) {
 	case s.ddp.TerminateSent() && !s.hasPend: // a pending segment is sent first
 		s.close(w)
 	case s.failed: // the Terminate ends it
-	case s.leaving && idle && (s.gate || !s.hasPend && !s.ddp.Sendable()):
+	case s.leaving && idle && (s.gate || !s.sendable()):
 		s.close(w)
 	}
 }

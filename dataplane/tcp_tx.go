@@ -134,11 +134,11 @@ func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
 		records, segs = w.stats.TxRecords+w.stats.HostSegments-records, w.stats.TxFPDUs+w.stats.HostSegments-segs
 		g.Left -= c.tcp.SndNxt().Sub(seq) + sched.RecordCost*int(records) + sched.FPDUCost*int(segs)
 		n += int(records)
-		if pulled < pullBudget && !c.hasPend && !c.ddp.Sendable() {
+		if pulled < pullBudget && !c.sendable() {
 			break // what was posted meanwhile waits for its doorbell
 		}
 	}
-	if c.mode == modeFull && g.Why == sched.Share && (c.hasPend || c.ddp.Sendable()) {
+	if c.mode == modeFull && g.Why == sched.Share && c.sendable() {
 		w.sched.Starve()
 	}
 	c.composed(w, n > 0, g.Why == sched.Idle)
