@@ -133,16 +133,8 @@ func (h *hostEnd) finish() {
 	p.w.mark(&p.c.lane)
 }
 
-// peerRoom returns how many bytes the peer can accept: the free buffer of streaming mode, or
-// the free part of the limit for far memory.
-func (h *hostEnd) peerRoom() int {
-	p := h.peer.c
-	switch p.mode {
-	case modeOpening, modeStreaming, modeSwitching:
-		return p.streamLimit(h.w) - p.pre.unread()
-	}
-	return p.farRoom(h.w, hostQueue)
-}
+// peerRoom returns how many bytes the peer can accept.
+func (h *hostEnd) peerRoom() int { return h.peer.c.room(h.w, hostQueue) }
 
 // end closes h. err is nil if both sides have closed.
 func (h *hostEnd) end(err error) {

@@ -267,7 +267,7 @@ func (s *socket) read(w *worker) (total int) {
 			return total
 		}
 		b := w.socks.buf
-		if room := s.room(w); room < len(b) {
+		if room := s.c.room(w, len(b)); room < len(b) {
 			if room <= 0 {
 				return total // SetBacklog resumes
 			}
@@ -317,16 +317,6 @@ func (s *socket) failure() error {
 		return socketError(unix.Errno(errno))
 	}
 	return nil
-}
-
-// room returns how many bytes may be read: the free buffer of streaming mode, or the free part
-// of the limit for far memory.
-func (s *socket) room(w *worker) int {
-	switch s.c.mode {
-	case modeOpening, modeStreaming, modeSwitching:
-		return s.c.streamLimit(w) - s.c.pre.unread()
-	}
-	return s.c.farRoom(w, socketRead)
 }
 
 func (s *socket) peerClosed(w *worker) {

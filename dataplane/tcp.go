@@ -611,10 +611,13 @@ func (c *tcpConn) noteBacklog(w *worker) {
 	}
 }
 
-// farRoom returns how many of n bytes c may receive now: as many as the limit of outstanding
-// far memory allows, and none while earlier ones are late or segments wait for a receive.
-func (c *tcpConn) farRoom(w *worker, n int) int {
+// room returns how many bytes c may receive now: in streaming mode as many as may wait for the
+// control plane. In full operation, at most n: as many as the limit of outstanding far memory
+// allows, and none while earlier ones are late or segments wait for a receive.
+func (c *tcpConn) room(w *worker, n int) int {
 	switch {
+	case c.mode < modeFull:
+		return c.streamLimit(w) - c.pre.unread()
 	case c.late, c.waits.waiting():
 		return 0
 	case c.qp == nil || c.qp.Far == nil:
