@@ -20,8 +20,6 @@ import (
 // each DDP segment is copied once, from the memory of one program to that of the other.
 type hostEnd struct {
 	byteEnd
-	w    *worker
-	c    *tcpConn
 	peer *hostEnd // other end, or nil if the connection was refused
 }
 
@@ -40,7 +38,7 @@ var errHostSCTP = errors.New("dataplane: SCTP cannot reach programs of this host
 // newHostEnd returns one end of a connection, and adds it to the tables.
 func newHostEnd(w *worker, id ConnID, flow pkt.Flow) *tcpConn {
 	c := newTCPConn(id, flow, nil)
-	h := &hostEnd{byteEnd: byteEnd{state: tcp.Established}, w: w, c: c}
+	h := &hostEnd{byteEnd: byteEnd{w: w, c: c, state: tcp.Established}}
 	c.tcp, c.host = h, h
 	c.key.Host = true
 	c.probe.answered = true
@@ -91,8 +89,8 @@ func connectHost(w *worker, id ConnID, r *ConnectRequest) error {
 }
 
 // flush delivers composed data to the peer, as far as it has room, and then the FIN.
-func (h *hostEnd) flush(w *worker) int {
-	n := 0
+func (h *hostEnd) flush() int {
+	w, n := h.w, 0
 	for h.outAt < len(h.out) {
 		room := h.peerRoom()
 		if room <= 0 {
@@ -102,17 +100,14 @@ func (h *hostEnd) flush(w *worker) int {
 		b := w.link.Bytes(link.Slot(o.buf))[headroom:][h.written:o.n]
 		b = b[:min(len(b), room)]
 		h.take(len(b)) // first, since the code below may fault
-		if h.closing && h.until != 0 {
-			h.until = w.now.Add(w.tcp.FinWait2)
-		}
 		p := h.peer
 		p.rcvNxt = p.rcvNxt.Add(len(b))
 		w.mark(&p.c.lane)
 		p.c.deliverBytes(w, b)
 		n++
 	}
-	if c := h.c; n > 0 && (c.sendable() || c.pre.unsent() > 0) {
-		w.mark(&c.lane) // there will be no acknowledgement to do this
+	if n > 0 {
+		h.goOn()
 	}
 	if h.closing && h.unsent == 0 && h.open() {
 		h.finish()
@@ -142,7 +137,6 @@ func (h *hostEnd) end(err error) {
 		return
 	}
 	h.byteEnd.end(err)
-	h.w.mark(&h.c.lane)
 }
 
 // MSS returns the size of a slot.
@@ -168,15 +162,10 @@ func (h *hostEnd) SetBacklog(int) {
 }
 
 // Close sends a FIN after all composed data.
-func (h *hostEnd) Close(now clock.Time) {
-	if h.closing || h.state == tcp.Closed {
-		return
+func (h *hostEnd) Close(clock.Time) {
+	if !h.closing && h.state != tcp.Closed {
+		h.close()
 	}
-	h.closing = true
-	if h.w.tcp.FinWait2 > 0 {
-		h.until = now.Add(h.w.tcp.FinWait2)
-	}
-	h.w.mark(&h.c.lane)
 }
 
 // Abort resets the connection.
@@ -189,7 +178,7 @@ func (h *hostEnd) Abort(clock.Time) {
 
 // HandleTimeout resets a connection that the peer has not closed in time.
 func (h *hostEnd) HandleTimeout(now clock.Time) {
-	if h.until.Due(now) && h.state != tcp.Closed {
+	if h.until.Due(now) {
 		h.Abort(now)
 		h.err = tcp.ErrTimeout
 	}

@@ -46,8 +46,6 @@ var (
 // socket is a connection of the kernel's TCP. Only its worker's goroutine uses it.
 type socket struct {
 	byteEnd
-	w  *worker
-	c  *tcpConn
 	fd int // -1: closed
 
 	writable bool
@@ -63,6 +61,8 @@ type socket struct {
 
 // byteEnd holds the slots to be sent and the events of a lowerTCP without segments.
 type byteEnd struct {
+	w     *worker
+	c     *tcpConn
 	state tcp.State
 	err   error
 
@@ -136,6 +136,9 @@ func (b *byteEnd) TimeoutsInARow() int { return 0 }
 
 // take records that n bytes were sent.
 func (b *byteEnd) take(n int) {
+	if b.closing {
+		b.limitClose()
+	}
 	b.unsent -= n
 	n += b.written
 	for b.outAt < len(b.out) && n >= b.out[b.outAt].n {
@@ -152,6 +155,23 @@ func (b *byteEnd) take(n int) {
 	}
 }
 
+// close makes b send its FIN after all composed data.
+func (b *byteEnd) close() {
+	b.closing = true
+	b.limitClose()
+	b.w.mark(&b.c.lane)
+}
+
+// limitClose starts the time in which a connection that is being closed must send more, or end.
+func (b *byteEnd) limitClose() { b.until = b.w.deadlineAfter(b.w.tcp.FinWait2) }
+
+// goOn makes the connection compose more in the next turn, if it has more: there will be no acknowledgement to do this.
+func (b *byteEnd) goOn() {
+	if b.c.sendable() || b.c.pre.unsent() > 0 {
+		b.w.mark(&b.c.lane)
+	}
+}
+
 // end closes b and releases unsent slots. err is nil if both sides have closed.
 func (b *byteEnd) end(err error) {
 	b.state, b.err, b.until = tcp.Closed, err, 0
@@ -160,6 +180,7 @@ func (b *byteEnd) end(err error) {
 	}
 	b.out, b.outAt, b.written, b.unsent = nil, 0, 0, 0
 	b.events = append(b.events, tcp.EventClosed)
+	b.w.mark(&b.c.lane)
 }
 
 // mssPeriod is how long the value of the kernel's MSS is cached.
@@ -168,7 +189,7 @@ const mssPeriod = time.Second
 // newConn returns a connection for the socket fd, which it takes over.
 func (s *Sockets) newConn(w *worker, id ConnID, flow pkt.Flow, fd int) (*tcpConn, error) {
 	c := newTCPConn(id, flow, nil)
-	sock := &socket{byteEnd: byteEnd{state: tcp.SynSent}, w: w, c: c, fd: fd}
+	sock := &socket{byteEnd: byteEnd{w: w, c: c, state: tcp.SynSent}, fd: fd}
 	c.tcp, c.sock = sock, sock
 	if err := s.watch(fd, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLET); err != nil {
 		return nil, err
@@ -197,7 +218,7 @@ func (s *socket) configure() {
 }
 
 // report handles epoll events.
-func (s *socket) report(w *worker, events uint32) {
+func (s *socket) report(events uint32) {
 	if s.state == tcp.SynSent {
 		if events&(unix.EPOLLOUT|unix.EPOLLHUP|unix.EPOLLERR) == 0 {
 			return
@@ -205,17 +226,17 @@ func (s *socket) report(w *worker, events uint32) {
 		errno, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR)
 		switch {
 		case err == nil && errno != 0:
-			s.end(w, socketError(unix.Errno(errno)))
+			s.end(socketError(unix.Errno(errno)))
 			return
 		case events&(unix.EPOLLOUT|unix.EPOLLHUP) == unix.EPOLLOUT:
-			s.establish(w)
+			s.establish()
 		default: // a socket that is not connecting yet reports HUP
 			return
 		}
 	}
 	if events&unix.EPOLLOUT != 0 {
 		s.writable = true
-		w.mark(&s.c.lane)
+		s.w.mark(&s.c.lane)
 	}
 	if events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
 		s.hup = true
@@ -234,16 +255,16 @@ func (s *socket) enqueue() {
 	}
 }
 
-func (s *socket) establish(w *worker) {
+func (s *socket) establish() {
 	s.state, s.writable = tcp.Established, true
 	s.events = append(s.events, tcp.EventEstablished)
-	s.askMSS(w.now)
-	w.mark(&s.c.lane)
+	s.askMSS()
+	s.w.mark(&s.c.lane)
 }
 
 // askMSS reads the kernel's MSS, which determines the size of FPDUs.
-func (s *socket) askMSS(now clock.Time) {
-	s.mssAt, s.mss = now, socketSlot-headroom
+func (s *socket) askMSS() {
+	s.mssAt, s.mss = s.w.now, socketSlot-headroom
 	if n, err := unix.GetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_MAXSEG); err == nil && n >= leastSocketMSS {
 		s.mss = min(s.mss, n)
 	}
@@ -254,11 +275,12 @@ const leastSocketMSS = 256
 
 // read reads available data up to the limit of a turn, and delivers it. It returns the number
 // of bytes.
-func (s *socket) read(w *worker) (total int) {
+func (s *socket) read() (total int) {
+	w := s.w
 	if s.state == tcp.CloseWait {
 		s.readable = false
 		if err := s.failure(); err != nil {
-			s.end(w, err)
+			s.end(err)
 		}
 		return 0
 	}
@@ -280,15 +302,15 @@ func (s *socket) read(w *worker) (total int) {
 		case errno == unix.EAGAIN:
 			s.readable = false
 			if s.wrErr != nil {
-				s.end(w, s.wrErr)
+				s.end(s.wrErr)
 			}
 			return total
 		case errno != 0:
-			s.end(w, socketError(errno))
+			s.end(socketError(errno))
 			return total
 		case n == 0:
 			s.readable = false
-			s.peerClosed(w)
+			s.peerClosed()
 			return total
 		}
 		total += n
@@ -319,13 +341,13 @@ func (s *socket) failure() error {
 	return nil
 }
 
-func (s *socket) peerClosed(w *worker) {
-	w.mark(&s.c.lane)
+func (s *socket) peerClosed() {
+	s.w.mark(&s.c.lane)
 	switch err := s.failure(); {
 	case err != nil:
-		s.end(w, err)
+		s.end(err)
 	case s.state == tcp.FinWait1:
-		s.end(w, nil)
+		s.end(nil)
 		s.state = tcp.TimeWait // in the kernel
 	default:
 		s.state = tcp.CloseWait
@@ -334,8 +356,8 @@ func (s *socket) peerClosed(w *worker) {
 }
 
 // flush writes composed data to the kernel.
-func (s *socket) flush(w *worker) int {
-	work := 0
+func (s *socket) flush() int {
+	w, work := s.w, 0
 	for s.outAt < len(s.out) && s.writable && s.fd >= 0 {
 		v := &w.socks.vec
 		v.Reset()
@@ -365,9 +387,6 @@ func (s *socket) flush(w *worker) int {
 		w.stats.TxBytes += uint64(n)
 		s.take(n)
 		work++
-		if s.closing && s.until != 0 {
-			s.until = w.now.Add(w.tcp.FinWait2)
-		}
 		if n < want {
 			s.writable = false // epoll reports when there is room again
 		}
@@ -375,30 +394,29 @@ func (s *socket) flush(w *worker) int {
 	if s.closing && s.open() && s.unsent == 0 && s.wrErr == nil {
 		_ = unix.Shutdown(s.fd, unix.SHUT_WR)
 		if s.state == tcp.CloseWait {
-			s.end(w, nil)
+			s.end(nil)
 		} else {
 			s.state = tcp.FinWait1
 		}
 	}
-	if c := s.c; work > 0 && s.writable && (c.sendable() || c.pre.unsent() > 0) {
-		w.mark(&c.lane) // there will be no acknowledgement to do this
+	if work > 0 && s.writable {
+		s.goOn()
 	}
 	if s.fd >= 0 && w.now.Sub(s.mssAt) >= mssPeriod && s.state != tcp.SynSent {
-		s.askMSS(w.now)
+		s.askMSS()
 	}
 	return work
 }
 
 // end closes s. err is nil if both sides have closed.
-func (s *socket) end(w *worker, err error) {
+func (s *socket) end(err error) {
 	if s.fd < 0 {
 		return
 	}
-	delete(w.socks.conns, s.fd)
+	delete(s.w.socks.conns, s.fd)
 	unix.Close(s.fd)
 	s.fd = -1
 	s.byteEnd.end(err)
-	w.mark(&s.c.lane)
 }
 
 // MSS returns the segment size, at most that of a slot.
@@ -416,33 +434,29 @@ func (s *socket) Room() int {
 func (s *socket) SetBacklog(int) { s.enqueue() }
 
 // Close sends a FIN after all composed data.
-func (s *socket) Close(now clock.Time) {
+func (s *socket) Close(clock.Time) {
 	if s.closing || s.fd < 0 {
 		return
 	}
 	if s.state == tcp.SynSent {
-		s.end(s.w, nil)
+		s.end(nil)
 		return
 	}
-	s.closing = true
-	if s.w.tcp.FinWait2 > 0 {
-		s.until = now.Add(s.w.tcp.FinWait2)
-	}
+	s.close()
 	s.enqueue()
-	s.w.mark(&s.c.lane)
 }
 
 // Abort sends a RST.
 func (s *socket) Abort(clock.Time) {
 	if s.fd >= 0 {
 		_ = unix.SetsockoptLinger(s.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
-		s.end(s.w, tcp.ErrAborted)
+		s.end(tcp.ErrAborted)
 	}
 }
 
 // HandleTimeout resets a connection that the peer has not closed in time.
 func (s *socket) HandleTimeout(now clock.Time) {
-	if s.until.Due(now) && s.fd >= 0 {
+	if s.until.Due(now) {
 		s.Abort(now)
 		s.err = tcp.ErrTimeout
 	}

@@ -145,14 +145,14 @@ func (s *Sockets) serve(w *worker) int {
 		if l := s.listeners[int(ev.Fd)]; l != nil {
 			s.accept(w, int(ev.Fd), l)
 		} else if c := s.conns[int(ev.Fd)]; c != nil {
-			c.report(w, ev.Events)
+			c.report(ev.Events)
 		}
 	}
 	at := 0
 	for left, end := socketTurn, len(s.ready); at < end && left > 0 && !w.enough(); at++ {
 		c := s.ready[at]
 		c.queued = false
-		left -= max(c.read(w), socketLeast)
+		left -= max(c.read(), socketLeast)
 	}
 	s.ready = append(s.ready[:0], s.ready[at:]...)
 	return n + at
@@ -324,7 +324,7 @@ func (s *Sockets) accepted(w *worker, fd int, peer unix.Sockaddr, l *listener) e
 	c.lst, c.passive, c.wide, c.ip = l, true, l.stream, l.ip
 	w.enterTCP(c)
 	w.stats.PassiveOpens++
-	c.sock.establish(w)
+	c.sock.establish()
 	return nil
 }
 
@@ -357,7 +357,7 @@ func (s *Sockets) connect(w *worker, id ConnID, r *ConnectRequest) error {
 	w.enterTCP(c)
 	w.stats.ActiveOpens++
 	if err := unix.Connect(fd, sockaddr(r.Remote)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
-		c.sock.end(w, socketError(err))
+		c.sock.end(socketError(err))
 	}
 	return nil
 }

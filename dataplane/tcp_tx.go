@@ -14,9 +14,9 @@ import (
 func (c *tcpConn) send(w *worker, more bool) int {
 	switch {
 	case c.sock != nil:
-		return c.sock.flush(w)
+		return c.sock.flush()
 	case c.host != nil:
-		return c.host.flush(w)
+		return c.host.flush()
 	}
 	n := 0
 	c.segs.SetMayHold(c.mayHold(w))
