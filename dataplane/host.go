@@ -35,14 +35,13 @@ const (
 
 var errHostSCTP = errors.New("dataplane: SCTP cannot reach programs of this host: use TCP")
 
-// newHostEnd returns one end of a connection, and adds it to the tables.
+// newHostEnd returns one end of a connection.
 func newHostEnd(w *worker, id ConnID, flow pkt.Flow) *tcpConn {
 	c := newTCPConn(id, flow, nil)
 	h := &hostEnd{byteEnd: byteEnd{w: w, c: c, state: tcp.Established}}
 	c.tcp, c.host = h, h
 	c.key.Host = true
 	c.probe.answered = true
-	w.enterTCP(c)
 	return c
 }
 
@@ -67,8 +66,7 @@ func connectHost(w *worker, id ConnID, r *ConnectRequest) error {
 		return errTooMany
 	}
 	c := newHostEnd(w, id, flow)
-	c.wide = r.Stream
-	w.stats.ActiveOpens++
+	c.enterDialed(w, r)
 	l := w.listeners.admitting(&back, pkt.ProtoTCP)
 	switch {
 	case l == nil:
@@ -79,8 +77,7 @@ func connectHost(w *worker, id ConnID, r *ConnectRequest) error {
 		return nil
 	}
 	p := newHostEnd(w, w.newID(), back)
-	p.lst, p.passive, p.wide = l, true, l.stream
-	w.stats.PassiveOpens++
+	p.enterAccepted(w, l)
 	c.host.peer, p.host.peer = p.host, c.host
 	for _, h := range []*hostEnd{c.host, p.host} {
 		h.events = append(h.events, tcp.EventEstablished)

@@ -308,8 +308,7 @@ func (s *Sockets) accepted(w *worker, fd int, peer unix.Sockaddr, l *listener) e
 	}
 	flow := pkt.NewFlow(addrPort(own), addrPort(peer))
 	if old := w.lookup(&flow); old != nil { // its socket is closed, since otherwise the kernel would not have reused the flow
-		old.tcp.Abort(w.now)
-		w.pumpLane(&old.lane, nil)
+		old.discard(w)
 	}
 	if w.full() {
 		return errTooMany
@@ -321,9 +320,7 @@ func (s *Sockets) accepted(w *worker, fd int, peer unix.Sockaddr, l *listener) e
 	if err != nil {
 		return err
 	}
-	c.lst, c.passive, c.wide, c.ip = l, true, l.stream, l.ip
-	w.enterTCP(c)
-	w.stats.PassiveOpens++
+	c.enterAccepted(w, l)
 	c.sock.establish()
 	return nil
 }
@@ -352,10 +349,7 @@ func (s *Sockets) connect(w *worker, id ConnID, r *ConnectRequest) error {
 		unix.Close(fd)
 		return err
 	}
-	c.wide, c.ip = r.Stream, r.IP
-	c.giveUp = w.deadlineAfter(r.Timeout)
-	w.enterTCP(c)
-	w.stats.ActiveOpens++
+	c.enterDialed(w, r)
 	if err := unix.Connect(fd, sockaddr(r.Remote)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
 		c.sock.end(socketError(err))
 	}

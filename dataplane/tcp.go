@@ -78,6 +78,27 @@ func (w *worker) enterTCP(c *tcpConn) {
 	w.mark(&c.lane)
 }
 
+// enterDialed adds c, which r opens, to the tables.
+func (c *tcpConn) enterDialed(w *worker, r *ConnectRequest) {
+	c.wide, c.ip = r.Stream, r.IP
+	c.giveUp = w.deadlineAfter(r.Timeout)
+	w.stats.ActiveOpens++
+	w.enterTCP(c)
+}
+
+// enterAccepted adds c, which a peer opens to l, to the tables.
+func (c *tcpConn) enterAccepted(w *worker, l *listener) {
+	c.lst, c.passive, c.wide, c.ip = l, true, l.stream, l.ip
+	w.stats.PassiveOpens++
+	w.enterTCP(c)
+}
+
+// discard ends c at once, and removes it from the tables.
+func (c *tcpConn) discard(w *worker) {
+	c.tcp.Abort(w.now)
+	w.pumpLane(&c.lane, nil)
+}
+
 // drop removes a connection, whose tcp.Conn has released everything, from the tables.
 func (c *tcpConn) drop(w *worker) {
 	if c.gone {
@@ -113,8 +134,7 @@ func (w *worker) evict() bool {
 		tw.q[tw.at] = nil
 		tw.at++
 		if !c.gone {
-			c.tcp.Abort(w.now)
-			w.pumpLane(&c.lane, nil)
+			c.discard(w)
 			w.stats.Evicted++
 			return true
 		}
@@ -149,8 +169,7 @@ func (w *worker) connectTCP(id ConnID, r *ConnectRequest, hop *Hop) error {
 	k := handoff.Key{Flow: flow}
 	iss := tcp.ISS(w.e.secret, flow, w.now)
 	if old := w.lookup(&flow); old != nil && old.segs.MayFollow(w.now, iss) {
-		old.tcp.Abort(w.now)
-		w.pumpLane(&old.lane, nil)
+		old.discard(w)
 	}
 	switch {
 	case w.lanes[k] != nil || w.e.elsewhere(k, w):
@@ -159,13 +178,11 @@ func (w *worker) connectTCP(id ConnID, r *ConnectRequest, hop *Hop) error {
 		return errTooMany
 	}
 	c := newTCPConn(id, flow, tcp.Dial(w.now, &w.tcp, flow, iss, w.mtuOf(hop)))
-	c.wide, c.ip, c.tuple = r.Stream, r.IP, tupleOf(flow, hop, r.IP)
-	c.giveUp = w.deadlineAfter(r.Timeout)
-	w.enterTCP(c)
+	c.tuple = tupleOf(flow, hop, r.IP)
+	c.enterDialed(w, r)
 	if len(w.e.workers) > 1 {
 		w.e.dialing.Add(k, w)
 	}
-	w.stats.ActiveOpens++
 	return nil
 }
 

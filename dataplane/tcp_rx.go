@@ -410,10 +410,9 @@ func (w *worker) unowned(f *rxFrame) {
 // accept adds a connection created by a listener, half-open or, from a SYN cookie, established.
 func (w *worker) accept(l *listener, tc *tcp.Conn, f *rxFrame) {
 	c := newTCPConn(w.newID(), f.pkt.Flow, tc)
-	c.lst, c.passive, c.wide, c.ip, c.tuple = l, true, l.stream, l.ip, f.pkt.Reply()
-	c.ip.apply(&c.tuple)
-	w.enterTCP(c)
-	w.stats.PassiveOpens++
+	c.tuple = f.pkt.Reply()
+	l.ip.apply(&c.tuple)
+	c.enterAccepted(w, l)
 	if f.seg.Flags&tcp.SYN == 0 {
 		c.handle(w, f) // the ACK of a cookie, which may carry data
 	}
