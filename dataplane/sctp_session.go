@@ -255,72 +255,85 @@ func (as *assoc) sessionEvents(w *worker) int {
 	for as.mux != nil && as.mux.PollEvent(ev) {
 		n++
 		s := as.sessions[ev.Stream]
-		if ev.Kind == session.EventRequest {
-			if s != nil {
-				as.endSession(w, s, nil) // the previous session on this stream; the peer knows that it has ended
-			}
-			if as.unseen >= as.mux.Streams() {
-				_ = as.mux.Terminate(ev.Stream) // RFC 5043 6.4: refused without asking the ULP
-				continue
-			}
-			s = as.newSession(w, ev.Stream, w.newID())
-			s.passive = true
-			as.idle = 0
-			e := Event{Kind: EventRequest, Conn: s.id, Flow: s.flow(), Worker: w.id, Setup: ev.Setup}
-			if as.lst != nil {
-				e.Listener = as.lst.id
-			}
-			w.e.events.ask(w, &as.unseen, e)
-			if as.passive && len(as.sessions) == 1 {
-				as.findHop(w)
-			}
-			continue
-		}
-		if ev.Kind == session.EventNegotiate {
-			e := Event{Kind: EventNegotiate, Flow: as.key.Flow, Worker: w.id, Setup: ev.Setup}
-			if s != nil {
-				e.Conn = s.id
-			} else if as.lst != nil {
-				e.Listener = as.lst.id
-			}
-			if as.unseen < as.mux.Streams() {
-				w.e.events.ask(w, &as.unseen, e)
-			}
-			continue
-		}
-		if s == nil {
-			continue
-		}
-		switch ev.Kind {
-		case session.EventOpen:
-			s.ini = nil
-			as.enhanced = as.enhanced || ev.Setup.Enhanced != nil
-			w.e.events.push(Event{Kind: EventAnswer, Conn: s.id, Flow: s.flow(), Worker: w.id, Setup: ev.Setup})
-		case session.EventRejected:
-			if as.plain(s, ev.Setup) {
-				continue // retried when the stream is free
-			}
-			w.e.events.push(Event{Kind: EventRejected, Conn: s.id, Flow: s.flow(), Worker: w.id, Setup: ev.Setup})
-			as.endSession(w, s, ErrRejected)
-		case session.EventTerminated:
-			w.event(s, EventPeerClosed, nil, nil)
-			s.remoteEvents(w)
-			s.dropQP(w)
-			s.mode = max(s.mode, modeClosing)
-		case session.EventFailed:
-			w.stats.Violations++
-			as.endSession(w, s, ev.Err) // regardless of whether the peer answers the Terminate
-		case session.EventIdle:
-			if i := s.ini; i != nil && i.retry && s.mode < modeClosing {
-				i.retry = false
-				w.stats.SessionRetries++
-				as.initiate(w, s)
-				continue
-			}
-			as.endSession(w, s, nil)
+		switch {
+		case ev.Kind == session.EventRequest:
+			as.requested(w, s, ev)
+		case ev.Kind == session.EventNegotiate:
+			as.negotiated(w, s, ev)
+		case s != nil:
+			as.sessionEvent(w, s, ev)
 		}
 	}
 	return n
+}
+
+// requested handles the peer's request for a session on the stream of before, the previous session
+// there, or nil.
+func (as *assoc) requested(w *worker, before *stream, ev *session.Event) {
+	if before != nil {
+		as.endSession(w, before, nil) // the peer knows that it has ended
+	}
+	if as.unseen >= as.mux.Streams() {
+		_ = as.mux.Terminate(ev.Stream) // RFC 5043 6.4: refused without asking the ULP
+		return
+	}
+	s := as.newSession(w, ev.Stream, w.newID())
+	s.passive = true
+	as.idle = 0
+	e := Event{Kind: EventRequest, Conn: s.id, Flow: s.flow(), Worker: w.id, Setup: ev.Setup}
+	if as.lst != nil {
+		e.Listener = as.lst.id
+	}
+	w.e.events.ask(w, &as.unseen, e)
+	if as.passive && len(as.sessions) == 1 {
+		as.findHop(w)
+	}
+}
+
+// negotiated reports a Negotiate of the peer for s, or for the listener if s is nil.
+func (as *assoc) negotiated(w *worker, s *stream, ev *session.Event) {
+	if as.unseen >= as.mux.Streams() {
+		return
+	}
+	e := Event{Kind: EventNegotiate, Flow: as.key.Flow, Worker: w.id, Setup: ev.Setup}
+	if s != nil {
+		e.Conn = s.id
+	} else if as.lst != nil {
+		e.Listener = as.lst.id
+	}
+	w.e.events.ask(w, &as.unseen, e)
+}
+
+// sessionEvent handles an event of s.
+func (as *assoc) sessionEvent(w *worker, s *stream, ev *session.Event) {
+	switch ev.Kind {
+	case session.EventOpen:
+		s.ini = nil
+		as.enhanced = as.enhanced || ev.Setup.Enhanced != nil
+		w.e.events.push(Event{Kind: EventAnswer, Conn: s.id, Flow: s.flow(), Worker: w.id, Setup: ev.Setup})
+	case session.EventRejected:
+		if as.plain(s, ev.Setup) {
+			return // retried when the stream is free
+		}
+		w.e.events.push(Event{Kind: EventRejected, Conn: s.id, Flow: s.flow(), Worker: w.id, Setup: ev.Setup})
+		as.endSession(w, s, ErrRejected)
+	case session.EventTerminated:
+		w.event(s, EventPeerClosed, nil, nil)
+		s.remoteEvents(w)
+		s.dropQP(w)
+		s.mode = max(s.mode, modeClosing)
+	case session.EventFailed:
+		w.stats.Violations++
+		as.endSession(w, s, ev.Err) // regardless of whether the peer answers the Terminate
+	case session.EventIdle:
+		if i := s.ini; i != nil && i.retry && s.mode < modeClosing {
+			i.retry = false
+			w.stats.SessionRetries++
+			as.initiate(w, s)
+			return
+		}
+		as.endSession(w, s, nil)
+	}
 }
 
 // disconnect closes s after everything posted has been sent.
