@@ -172,8 +172,7 @@ func (s *Scheduler[T]) Serve() int {
 		}
 		g := s.ready.head()
 		if g.queue.n == 0 {
-			s.ready.pop()
-			g.queued = false
+			s.retire(g)
 			continue
 		}
 		if g.slots >= GroupShare*free {
@@ -185,53 +184,70 @@ func (s *Scheduler[T]) Serve() int {
 			continue
 		}
 		passed = 0
-		if g.credit <= 0 {
-			if g.credit += s.quantum; g.credit <= 0 {
-				s.ready.push(s.ready.pop())
-				continue
-			}
+		if !s.affords(&g.credit) {
+			s.ready.push(s.ready.pop())
+			continue
 		}
 		m := g.queue.pop()
-		if m.credit <= 0 {
-			if m.credit += s.quantum; m.credit <= 0 {
-				g.queue.push(m)
-				continue
-			}
-		}
-		m.queued = false
-		alone := g.queue.n == 0 && s.ready.n == 1
-		if alone {
-			m.credit += aloneBonus
-			g.credit += aloneBonus
-		}
-		gr := &s.grant
-		*gr = Grant{Left: m.credit}
-		if alone {
-			gr.until = until
-		}
-		work += s.send(m.Owner, gr)
-		g.credit -= m.credit - gr.Left
-		m.credit = gr.Left
-		if alone { // the grant was larger because no others were waiting
-			m.credit, g.credit = min(m.credit, s.quantum), min(g.credit, s.quantum)
-		}
-		switch {
-		case gr.Why == Spent:
-			m.queued = true
+		if !s.affords(&m.credit) {
 			g.queue.push(m)
-		case gr.Why == Slots:
-			m.queued = true
-			g.queue.pushFront(m)
-		default:
-			m.credit = min(m.credit, 0)
+			continue
 		}
+		work += s.serve(m, g, until)
 		if g.queue.n == 0 {
-			s.ready.pop()
-			g.queued = false
-			g.credit = min(g.credit, 0)
+			s.retire(g)
 		} else if g.credit <= 0 {
 			s.ready.push(s.ready.pop())
 		}
+	}
+	return work
+}
+
+// affords begins a turn of the member or group with that credit, and reports whether it may send.
+// Otherwise it still repays what it sent beyond its grant.
+func (s *Scheduler[T]) affords(credit *int) bool {
+	if *credit <= 0 {
+		*credit += s.quantum
+	}
+	return *credit > 0
+}
+
+// retire removes g, the first group of the round, which has nothing more to send. It keeps no credit.
+func (s *Scheduler[T]) retire(g *Group[T]) {
+	s.ready.pop()
+	g.queued = false
+	g.credit = min(g.credit, 0)
+}
+
+// serve makes m, which was the first of g, send what its credit allows, and returns the amount. If m
+// has more to send, it waits for its next turn. until is the turn's limit of s.composed.
+func (s *Scheduler[T]) serve(m *Member[T], g *Group[T], until uint64) int {
+	m.queued = false
+	alone := g.queue.n == 0 && s.ready.n == 1
+	if alone {
+		m.credit += aloneBonus
+		g.credit += aloneBonus
+	}
+	gr := &s.grant
+	*gr = Grant{Left: m.credit}
+	if alone {
+		gr.until = until
+	}
+	work := s.send(m.Owner, gr)
+	g.credit -= m.credit - gr.Left
+	m.credit = gr.Left
+	if alone { // the grant was larger because no others were waiting
+		m.credit, g.credit = min(m.credit, s.quantum), min(g.credit, s.quantum)
+	}
+	switch gr.Why {
+	case Spent:
+		m.queued = true
+		g.queue.push(m)
+	case Slots:
+		m.queued = true
+		g.queue.pushFront(m)
+	default:
+		m.credit = min(m.credit, 0)
 	}
 	return work
 }
