@@ -30,7 +30,7 @@ type rxFrame struct {
 
 // reset initializes f for the frame lf of the link.
 func (f *rxFrame) reset(lf *link.Frame) {
-	f.Frame, f.ring, f.whole, f.moved, f.kept = lf, nil, false, false, false
+	f.Frame, f.ring, f.whole, f.moved, f.kept, f.summed = lf, nil, false, false, false, false
 }
 
 // rxBurst holds the frames of one Receive.

@@ -12,7 +12,6 @@ import (
 // checksumTCP verifies the checksum of the segment in f, whose header has n bytes. If the
 // payload looks like an FPDU, the same pass computes its CRC32c.
 func (f *rxFrame) checksumTCP(n int) bool {
-	f.summed = false
 	p := &f.pkt
 	if b := f.Pieces[0]; crc32c.Together && len(b) >= p.L4Off+p.L4Len {
 		b = b[p.L4Off : p.L4Off+p.L4Len]
@@ -39,19 +38,15 @@ func (w *worker) segment(f *rxFrame) {
 	head := f.Pieces[0]
 	n, err := seg.Decode(head[p.L4Off:min(len(head), p.L4Off+p.L4Len)])
 	partial := (w.partial || f.moved) && f.partial() // a worker that forwards it has accepted it
-	if err != nil && (partial || checksum(f.Frame, p) == 0xffff) {
+	switch {
+	case err != nil && (partial || checksum(f.Frame, p) == 0xffff):
 		w.stats.RxMalformed++
 		return
-	}
-	switch {
-	case err == nil && partial:
-		if !f.moved {
-			w.stats.RxPartial++
-		}
-		f.summed = false
-	case err != nil || !f.checksumTCP(n):
+	case err != nil, !partial && !f.checksumTCP(n):
 		w.stats.RxChecksum++
 		return
+	case partial && !f.moved:
+		w.stats.RxPartial++
 	}
 	if p.L4Off-p.L3Off+p.L4Len > w.link.MTU() && !f.moved {
 		w.stats.RxSuper++
