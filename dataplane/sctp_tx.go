@@ -134,28 +134,21 @@ func (as *assoc) composeSessions(w *worker, g *sched.Grant) int {
 	return work
 }
 
-// composeDDP fills TX slots with DDP segments of s while the window has room.
+// composeDDP fills TX slots with DDP segments of s while the window and g have room.
 func (as *assoc) composeDDP(w *worker, s *stream, g *sched.Grant) int {
 	s.remoteEvents(w)
-	n, why := 0, sched.Idle
+	n := 0
 	for s.mode == modeFull && as.mux.CanSend(s.sid) {
 		if !s.failed {
 			s.pull(w)
 		}
 		mulpdu := as.a.MaxMessage() - session.HeaderLen
-		if as.a.Room() < mulpdu+session.HeaderLen {
-			break
-		}
-		if !w.may(&as.lane, g) {
-			why = g.Why
-			break
-		}
-		if !s.hasPend && !s.poll(w, mulpdu, mulpdu) {
+		if as.a.Room() < mulpdu+session.HeaderLen || !w.may(&as.lane, g) || !s.hasPend && !s.poll(w, mulpdu, mulpdu) {
 			break
 		}
 		slot, ok := w.recordSlot(w.link)
 		if !ok {
-			s.hasPend, g.Why, why = true, sched.Slots, sched.Slots
+			s.hasPend, g.Why = true, sched.Slots
 			break
 		}
 		s.hasPend = false
@@ -169,7 +162,7 @@ func (as *assoc) composeDDP(w *worker, s *stream, g *sched.Grant) int {
 		g.Left -= used + sched.RecordCost + sched.FPDUCost
 		n++
 	}
-	s.composed(w, n > 0, why == sched.Idle)
+	s.composed(w, n > 0, g.Why == sched.Idle)
 	return n
 }
 
