@@ -75,25 +75,36 @@ func (s *Server) OnEvent(ev dataplane.Event) {
 	}
 }
 
-// accepted starts the MPA startup of a passive open.
-func (s *Server) accepted(ev dataplane.Event) {
+// incoming returns the connection of a peer with a listener that ev reports. If the listener has ended, or the rules
+// do not admit the peer any more, it resets the connection and returns nil.
+func (s *Server) incoming(ev dataplane.Event) *conn {
 	l := s.listeners[ev.Listener]
 	remote := addrPort(ev.Flow.Remote, ev.Flow.RemotePort)
-	if l == nil || l.sess.dead || !l.admits(remote.Addr()) { // it may have been admitted by older rules
+	if l == nil || l.sess.dead || !l.admits(remote.Addr()) {
 		s.engine.Disconnect(ev.Conn, true)
-		return
+		return nil
 	}
 	c := &conn{
 		id: ev.Conn, sess: l.sess, listener: l, state: connStartup, worker: ev.Worker, cfg: l.cfg, within: ev.Host,
-		local: addrPort(ev.Flow.Local, ev.Flow.LocalPort), remote: remote, claim: l.claim,
+		local: addrPort(ev.Flow.Local, ev.Flow.LocalPort), remote: remote, claim: l.claim, overSCTP: overSCTP{sctp: l.sctp},
 	}
 	s.claims.join(c.claim, c.local.Addr())
 	s.conns[c.id] = c
+	return c
+}
+
+// accepted starts the MPA startup of a passive open.
+func (s *Server) accepted(ev dataplane.Event) {
+	c := s.incoming(ev)
+	if c == nil {
+		return
+	}
+	l := c.listener
 	if l.streaming {
 		s.streamAccepted(c)
 		return
 	}
-	s.makeRoom(l, remote.Addr())
+	s.makeRoom(l, c.remote.Addr())
 	l.starting.add(c)
 	s.startup(c)
 }

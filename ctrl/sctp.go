@@ -144,17 +144,10 @@ func (s *Server) endLate(now clock.Time) (next clock.Time) {
 
 // requestSCTP handles an Initiate of a peer.
 func (s *Server) requestSCTP(ev dataplane.Event) {
-	l := s.listeners[ev.Listener]
-	if l == nil || l.sess.dead || l.sctp == nil || !l.admits(addrPort(ev.Flow.Remote, 0).Addr()) { // the association may be older than the rules
-		s.engine.Disconnect(ev.Conn, true)
+	c := s.incoming(ev)
+	if c == nil {
 		return
 	}
-	c := &conn{
-		id: ev.Conn, sess: l.sess, listener: l, state: connStartup, worker: ev.Worker, cfg: l.cfg, overSCTP: overSCTP{sctp: l.sctp},
-		local: addrPort(ev.Flow.Local, ev.Flow.LocalPort), remote: addrPort(ev.Flow.Remote, ev.Flow.RemotePort), claim: l.claim,
-	}
-	s.claims.join(c.claim, c.local.Addr())
-	s.conns[c.id] = c
 	c.neg = mpa.NewNegotiation(&c.cfg)
 	c.neg.HandleRequest(ev.Setup.Enhanced)
 	f := mpa.Frame{PrivateData: ev.Setup.Private, Rev: 1}
