@@ -78,10 +78,10 @@ func (q *eventQueue) init() { q.cond = sync.NewCond(&q.mu) }
 
 func (q *eventQueue) push(ev Event) { q.call(func(on func(Event)) { on(ev) }) }
 
-// ask is push for an event of w that a peer causes without being asked. Peers may be faster than
+// pushCounted is push for an event of w that a peer causes without being asked. Peers may be faster than
 // the control plane: unseen, of w, counts the events that it has not handled, for the caller to
 // limit.
-func (q *eventQueue) ask(w *worker, unseen *int, ev Event) {
+func (q *eventQueue) pushCounted(w *worker, unseen *int, ev Event) {
 	*unseen++
 	q.call(func(on func(Event)) {
 		on(ev)

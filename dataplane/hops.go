@@ -150,7 +150,7 @@ const maxHopLookups = 16
 // address (RFC 1122, Section 3.3.1.4; RFC 4861, Section 7.3.1): the resolver, if it supports this,
 // makes it probe the neighbour. If that has another address, a later call finds it.
 func (e *Engine) recheckHop(id ConnID, flow pkt.Flow) {
-	e.ask(&e.hopLookups, maxHopLookups, func() {
+	e.lookUp(&e.hopLookups, maxHopLookups, func() {
 		if r, ok := e.resolver.(interface {
 			Probe(dst, src netip.Addr, device string)
 		}); ok {
@@ -167,11 +167,11 @@ const maxAcceptLookups = 1024
 // and to watch the neighbour. A peer may open and reset connections faster than they are resolved:
 // those beyond the limit answer to the sender of their frames, as they do in any case at first.
 func (e *Engine) acceptedHop(id ConnID, flow pkt.Flow) {
-	e.ask(&e.accepted, maxAcceptLookups, func() { e.resolveConn(id, flow) })
+	e.lookUp(&e.accepted, maxAcceptLookups, func() { e.resolveConn(id, flow) })
 }
 
-// ask calls f in a goroutine, unless the number n of lookups in progress has reached most.
-func (e *Engine) ask(n *atomic.Int32, most int32, f func()) {
+// lookUp calls f in a goroutine, unless the number n of lookups in progress has reached most.
+func (e *Engine) lookUp(n *atomic.Int32, most int32, f func()) {
 	if e.resolver == nil {
 		return
 	}

@@ -116,7 +116,7 @@ func (as *assoc) findHops(w *worker) {
 	}
 	// Peer-supplied addresses may not exist, so their lookups may use at most half of
 	// the resolver slots.
-	w.e.ask(&w.e.hopLookups, maxHopLookups/2, func() {
+	w.e.lookUp(&w.e.hopLookups, maxHopLookups/2, func() {
 		for _, a := range addrs {
 			if hop, err := w.e.resolver.Resolve(netip.AddrFrom16(a).Unmap(), local, w.dev.name); err == nil {
 				w.post(func(w *worker) { as.setFurtherHop(w, a, &hop) })

@@ -159,7 +159,7 @@ func (w *worker) sctpUnowned(f *rxFrame, flow pkt.Flow, udp uint16, b []byte) *a
 	as := w.newAssoc(a, flow, t, l.opts, l.ip)
 	as.lst, as.passive = l, true
 	a.SetWindow(min(strangerWindow, w.tcp.RcvWindow))
-	w.e.events.ask(w, &l.unseen, Event{Kind: EventJoined, Listener: l.id, Flow: flow, Worker: w.id})
+	w.e.events.pushCounted(w, &l.unseen, Event{Kind: EventJoined, Listener: l.id, Flow: flow, Worker: w.id})
 	as.setCounted(w, true)
 	as.startIdle(w)
 	w.stats.PassiveOpens++

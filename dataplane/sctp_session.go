@@ -284,7 +284,7 @@ func (as *assoc) requested(w *worker, before *stream, ev *session.Event) {
 	if as.lst != nil {
 		e.Listener = as.lst.id
 	}
-	w.e.events.ask(w, &as.unseen, e)
+	w.e.events.pushCounted(w, &as.unseen, e)
 	if as.passive && len(as.sessions) == 1 {
 		as.findHop(w)
 	}
@@ -301,7 +301,7 @@ func (as *assoc) negotiated(w *worker, s *stream, ev *session.Event) {
 	} else if as.lst != nil {
 		e.Listener = as.lst.id
 	}
-	w.e.events.ask(w, &as.unseen, e)
+	w.e.events.pushCounted(w, &as.unseen, e)
 }
 
 // sessionEvent handles an event of s.

@@ -384,7 +384,7 @@ func (c *tcpConn) established(w *worker) {
 	if l := c.lst; c.passive {
 		ev.Kind, ev.Listener = EventAccepted, l.id
 		c.leaveListener()
-		w.e.events.ask(w, &l.unseen, ev)
+		w.e.events.pushCounted(w, &l.unseen, ev)
 	} else {
 		w.e.events.push(ev)
 	}
