@@ -62,7 +62,7 @@ func connectHost(w *worker, id ConnID, r *ConnectRequest) error {
 	switch {
 	case r.Local == r.Remote:
 		return errSelf
-	case w.full():
+	case !w.makePlace():
 		return errTooMany
 	}
 	c := newHostEnd(w, id, flow)
@@ -72,7 +72,7 @@ func connectHost(w *worker, id ConnID, r *ConnectRequest) error {
 	case l == nil:
 		c.host.end(tcp.ErrRefused)
 		return nil
-	case w.full():
+	case !w.makePlace():
 		c.host.end(errTooMany)
 		return nil
 	}

@@ -310,7 +310,7 @@ func (s *Sockets) accepted(w *worker, fd int, peer unix.Sockaddr, l *listener) e
 	if old := w.lookup(&flow); old != nil { // its socket is closed, since otherwise the kernel would not have reused the flow
 		old.discard(w)
 	}
-	if w.full() {
+	if !w.makePlace() {
 		return errTooMany
 	}
 	if err := l.ip.applySocket(fd); err != nil {
@@ -333,7 +333,7 @@ func (s *Sockets) connect(w *worker, id ConnID, r *ConnectRequest) error {
 		return errSelf
 	case w.lookup(&flow) != nil:
 		return errFlowExists
-	case w.full():
+	case !w.makePlace():
 		return errTooMany
 	}
 	fd, err := openSocket(r.Local, false, len(w.dev.workers) > 1)

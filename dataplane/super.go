@@ -28,8 +28,8 @@ type superTx struct {
 
 	head tcp.Header // header of the first segment
 	ecn  uint8
-	n    int // segments, of at most
-	most int
+	n    int // segments
+	most int // limit of n
 	size int // payload bytes of the first segment
 	used int // payload bytes
 
@@ -153,9 +153,9 @@ func (c *tcpConn) join(w *worker, o *tcp.Out, following bool) bool {
 	return true
 }
 
-// partial reports whether some segments are not sent yet, but too few for a full super-frame, while
+// underfilled reports whether some segments are not sent yet, but too few for a full super-frame, while
 // others are in flight, whose acknowledgement would send these if nothing else did.
-func (c *tcpConn) partial(w *worker) bool {
+func (c *tcpConn) underfilled(w *worker) bool {
 	n, mss := c.segs.Unsent(), c.segs.MSS()
 	return n > 0 && w.super.link != nil && n+mss+maxHeaders <= w.super.link.SuperBytes() && c.segs.SndNxt().Add(-n) != c.segs.SndUna()
 }

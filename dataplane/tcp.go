@@ -159,9 +159,9 @@ func (tw *timeWait) add(c *tcpConn) {
 	tw.q = append(tw.q, c)
 }
 
-// full reports whether there is no room for another TCP connection, even after evicting one in
-// TIME-WAIT.
-func (w *worker) full() bool { return w.stats.Conns >= uint64(w.e.cfg.MaxConns) && !w.evict() }
+// makePlace reports whether there is room for another TCP connection. If the table is full, it evicts
+// one in TIME-WAIT.
+func (w *worker) makePlace() bool { return w.stats.Conns < uint64(w.e.cfg.MaxConns) || w.evict() }
 
 // connectTCP starts an active open.
 func (w *worker) connectTCP(id ConnID, r *ConnectRequest, hop *Hop) error {
@@ -174,7 +174,7 @@ func (w *worker) connectTCP(id ConnID, r *ConnectRequest, hop *Hop) error {
 	switch {
 	case w.lanes[k] != nil || w.e.elsewhere(k, w):
 		return errFlowExists
-	case w.full():
+	case !w.makePlace():
 		return errTooMany
 	}
 	c := newTCPConn(id, flow, tcp.Dial(w.now, &w.tcp, flow, iss, w.mtuOf(hop)))

@@ -379,7 +379,7 @@ func (w *worker) unowned(f *rxFrame) {
 	seg, flow := &f.seg, f.pkt.Flow
 	if l := w.listeners.admitting(&flow, pkt.ProtoTCP); l != nil {
 		syn := seg.Flags&tcp.SYN != 0
-		if syn && w.full() || l.unseen >= maxUnseen {
+		if syn && !w.makePlace() || l.unseen >= maxUnseen {
 			w.stats.RxNoConn++
 			return
 		}
@@ -389,7 +389,7 @@ func (w *worker) unowned(f *rxFrame) {
 		}
 		switch {
 		case tc == nil:
-		case !syn && w.full(): // the SYN cookie is from when there was room
+		case !syn && !w.makePlace(): // the SYN cookie is from when there was room
 			w.stats.RxNoConn++
 		default:
 			w.accept(l, tc, f)

@@ -23,7 +23,7 @@ func (c *tcpConn) send(w *worker, more bool) int {
 	if c.super.acked(c.segs.SndUna()) {
 		w.stats.TxSuperDropped++
 	}
-	for o := &w.out; !more || w.super.n > 0 || !c.partial(w); n++ {
+	for o := &w.out; !more || w.super.n > 0 || !c.underfilled(w); n++ {
 		c.segs.SetBurst(c.burst(w))
 		following := w.super.n > 0 && c.segs.PollFollowing(w.now, o)
 		if !following && !c.segs.PollTransmit(w.now, o) {
