@@ -233,8 +233,8 @@ func (s *Server) dial(c *conn, before <-chan struct{}) {
 	}
 
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if c.state != connResolving {
-		s.mu.Unlock()
 		return // canceled in the meantime
 	}
 	var dev *device
@@ -246,34 +246,42 @@ func (s *Server) dial(c *conn, before <-chan struct{}) {
 	}
 	if err != nil {
 		s.failConn(c, err)
-		s.mu.Unlock()
 		return
 	}
-	id := s.engine.NewID(cl.addr, dev.Name)
-	c.claim, c.local, c.state, c.id = cl, cl.addr, connDialing, id
-	s.conns[id] = c // its events may arrive before Connect returns
-	cl.refs++       // until Connect returns, even if c ends before
-	r := c.connectRequest(s.now())
-	s.mu.Unlock()
-
-	err = s.engine.Connect(id, r)
-
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	ours := c.id == id && c.state != connGone
-	switch {
-	case err == nil && !ours: // canceled before Connect returned, or ended by an event
-		s.engine.Disconnect(id, true)
+	cl.refs++ // until Connect returns, even if c ends before
+	ours, err := s.open(c, cl, dev.Name, false)
+	if err != nil && ours {
+		s.failConn(c, err)
+	}
+	if err == nil && !ours {
 		s.partedSCTP(cl, cl.addr.Addr())
-	case err != nil && ours:
-		s.failConn(c, errorf(dialCode(err), "ctrl: connect to %v: %w", c.remote, err))
-		s.claims.drop(cl)
-	default:
+	} else {
 		s.claims.drop(cl)
 	}
 	if sh != nil && err == nil {
 		sh.claim, sh.device = cl, dev.Name
 	}
+}
+
+// open makes the engine open c from cl over device, with join on an association that it has. ours is false if c has
+// been canceled, or has ended by an event, before Connect returned. Called with mu held, which it releases meanwhile.
+func (s *Server) open(c *conn, cl *claim, device string, join bool) (ours bool, err error) {
+	id := s.engine.NewID(cl.addr, device)
+	c.claim, c.local, c.state, c.id = cl, cl.addr, connDialing, id
+	s.conns[id] = c // its events may arrive before Connect returns
+	r := c.connectRequest(s.now())
+	r.Join = join
+	s.mu.Unlock()
+	err = s.engine.Connect(id, r)
+	s.mu.Lock()
+	ours = c.id == id && c.state != connGone
+	switch {
+	case err != nil:
+		err = errorf(dialCode(err), "ctrl: connect to %v: %w", c.remote, err)
+	case !ours: // it may have been canceled before the worker handled it
+		s.engine.Disconnect(id, true)
+	}
+	return ours, err
 }
 
 // claimLocal reserves the local endpoint of c on the device of hop. Called with mu held.

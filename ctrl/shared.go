@@ -64,27 +64,18 @@ func (s *Server) share(c *conn) *shared {
 
 // joinShared starts c on sh. It reports false if sh has no stream for it. Called with mu held, which it releases temporarily.
 func (s *Server) joinShared(c *conn, sh *shared) bool {
-	local := sh.claim.addr
-	id := s.engine.NewID(local, sh.device)
 	sh.n++
 	sh.claim.refs++
-	c.shared, c.claim, c.local, c.state, c.id = sh, sh.claim, local, connDialing, id
-	s.conns[id] = c // its events may arrive before Connect returns
-	r := c.connectRequest(s.now())
-	r.Join = true
-	s.mu.Unlock()
-	err := s.engine.Connect(id, r)
-	s.mu.Lock()
-	switch ours := c.id == id && c.state != connGone; {
-	case err == nil && !ours: // it may have been canceled before the worker handled it
-		s.engine.Disconnect(id, true)
+	c.shared = sh
+	ours, err := s.open(c, sh.claim, sh.device, true)
+	switch {
 	case err == nil || !ours:
 	case errors.Is(err, dataplane.ErrNoStream):
 		s.leaveShared(c)
 		c.state, c.id = connResolving, 0
 		return false
 	default:
-		s.failConn(c, errorf(dialCode(err), "ctrl: connect to %v: %w", c.remote, err))
+		s.failConn(c, err)
 	}
 	return true
 }
