@@ -65,6 +65,16 @@ func (w *worker) cost(f *link.Frame) int { return (f.Len()-1)/(w.link.MTU()+link
 // room returns the number of frames that can still be held.
 func (h *heldTable) room() int { return len(h.frames) - h.used }
 
+// next returns the handle that the next call of take returns. There is one if there is room.
+func (h *heldTable) next() tcp.Buf { return h.free[len(h.free)-1] }
+
+// take returns a handle that is in use until it is appended to free.
+func (h *heldTable) take() tcp.Buf {
+	b := h.next()
+	h.free = h.free[:len(h.free)-1]
+	return b
+}
+
 func (h *heldTable) init(n int) {
 	h.frames = make([]heldFrame, n)
 	h.free = make([]tcp.Buf, 0, n)

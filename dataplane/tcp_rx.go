@@ -83,20 +83,12 @@ func (c *tcpConn) handle(w *worker, f *rxFrame) {
 		return // as if it had been lost
 	}
 	if seg.Len > 0 && c.tcp.RcvNxt().Less(seg.Seq) {
-		n, cost := w.held.room(), w.cost(f.Frame)
-		if f.ring != nil && !f.ring.MayKeep() || f.whole && w.held.whole+f.Len() > maxWhole {
-			n = 0
-		} else if n < cost && c.wantsHeld(w) {
-			w.reclaim()
-			n = w.held.room()
-		}
-		if n < cost {
-			// No frame is available for out-of-order data: drop the segment.
+		if !c.canHold(w, f) {
 			w.stats.RxNoHold++
 			w.mark(&c.lane)
 			return
 		}
-		seg.Buf = w.held.free[len(w.held.free)-1]
+		seg.Buf = w.held.next()
 	}
 	r := c.segs.HandleSegment(w.now, seg)
 	w.mark(&c.lane)
@@ -116,10 +108,22 @@ func (c *tcpConn) handle(w *worker, f *rxFrame) {
 	}
 }
 
+// canHold reports whether the frame f, with data out of order, can be held. To make room for it, another connection may
+// have to give up frames.
+func (c *tcpConn) canHold(w *worker, f *rxFrame) bool {
+	cost := w.cost(f.Frame)
+	switch {
+	case f.ring != nil && !f.ring.MayKeep(), f.whole && w.held.whole+f.Len() > maxWhole:
+		return false
+	case w.held.room() < cost && c.wantsHeld(w):
+		w.reclaim()
+	}
+	return w.held.room() >= cost
+}
+
 // hold keeps the out-of-order segment in f.
 func (c *tcpConn) hold(w *worker, f *rxFrame, r tcp.Input) {
-	buf := f.seg.Buf
-	w.held.free = w.held.free[:len(w.held.free)-1]
+	buf := w.held.take()
 	h := &w.held.frames[buf]
 	h.frame, h.off, h.ring, h.whole, h.cost = *f.Frame, f.off, f.ring, f.whole, w.cost(f.Frame)
 	w.held.used += h.cost
