@@ -75,6 +75,26 @@ func (d *StartupDefaults) mpa(w *ctrlpb.Startup) (mpa.Config, error) {
 	return cfg, nil
 }
 
+// connSettings are the settings of a connection, or of those of a listener.
+type connSettings struct {
+	mpa  mpa.Config
+	sctp *dataplane.SCTP // nil: TCP
+	ip   dataplane.IPOptions
+}
+
+// settings merges the settings of a client with the defaults.
+func (c *Config) settings(w *ctrlpb.Startup, streaming bool) (set connSettings, err error) {
+	if set.mpa, err = c.Startup.mpa(w); err != nil {
+		return set, err
+	}
+	if set.sctp, err = sctpOf(w, streaming); err != nil {
+		return set, err
+	}
+	setSCTP(&set.mpa, set.sctp, w.GetP2P())
+	set.ip, err = ipOptions(c.IP, w)
+	return set, err
+}
+
 // connect starts an active open.
 func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	s := c.srv
@@ -96,24 +116,15 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	if err := s.unready(by); err != nil {
 		return err
 	}
-	cfg, err := s.cfg.Startup.mpa(r.Startup)
-	if err != nil {
-		return err
-	}
-	o, err := sctpOf(r.Startup, r.Streaming)
-	if err == nil && o != nil {
+	set, err := s.cfg.settings(r.Startup, r.Streaming)
+	if err == nil && set.sctp != nil {
 		err = checkPrivate(r.PrivateData)
 	}
 	if err != nil {
 		return err
 	}
-	setSCTP(&cfg, o, r.Startup.GetP2P())
-	ip, err := ipOptions(s.cfg.IP, r.Startup)
-	if err != nil {
-		return err
-	}
-	cfg.PrivateData = r.PrivateData
-	if err := cfg.Validate(); err != nil {
+	set.mpa.PrivateData = r.PrivateData
+	if err := set.mpa.Validate(); err != nil {
 		return errorf(invalid, "ctrl: %w", err)
 	}
 	q, err := c.freshQP(r.Qp)
@@ -136,8 +147,8 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 		timeout = time.Duration(r.TimeoutMs) * time.Millisecond
 	}
 	cn := &conn{
-		sess: c, qp: q, cfg: cfg, by: by, wantAddr: local, remote: remote, ip: ip, limit: s.now().Add(timeout),
-		overSCTP:   overSCTP{sctp: o, shares: o != nil && r.Startup.GetSharedAssociation()},
+		sess: c, qp: q, cfg: set.mpa, by: by, wantAddr: local, remote: remote, ip: set.ip, limit: s.now().Add(timeout),
+		overSCTP:   overSCTP{sctp: set.sctp, shares: set.sctp != nil && r.Startup.GetSharedAssociation()},
 		byteStream: byteStream{streaming: r.Streaming, memory: memory},
 	}
 	c.adopt(cn)

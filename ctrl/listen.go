@@ -50,7 +50,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	if addr := local.Addr(); !addr.IsUnspecified() && !addr.IsLoopback() && !s.devices.have(addr, on) {
 		return errorf(badAddress, "ctrl: %v is not an address of the interface: choose one of those that iwarpctl status shows", addr)
 	}
-	cfg, o, ip, err := listenSettings(s, r, local.Addr())
+	set, err := listenSettings(s, r, local.Addr())
 	if err != nil {
 		return err
 	}
@@ -70,12 +70,14 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	s.claims.count(cl)
 	// Workers answer from their own goroutines and never wait for mu, so mu can be held here.
 	// It must be, so that the first EventAccepted finds the listener.
-	l := &listener{sess: c, claim: cl, cfg: cfg, backlog: backlog, streaming: r.Streaming, sctp: o}
-	if o != nil {
-		err = s.claims.steerSCTP(cl, o)
+	l := &listener{sess: c, claim: cl, cfg: set.mpa, backlog: backlog, streaming: r.Streaming, sctp: set.sctp}
+	if set.sctp != nil {
+		err = s.claims.steerSCTP(cl, set.sctp)
 	}
 	if err == nil {
-		l.id, err = s.engine.Listen(dataplane.ListenRequest{Local: cl.addr, Backlog: backlog, Stream: r.Streaming, SCTP: o, Admit: l.admits, IP: ip, Device: on.name()})
+		l.id, err = s.engine.Listen(dataplane.ListenRequest{
+			Local: cl.addr, Backlog: backlog, Stream: r.Streaming, SCTP: set.sctp, Admit: l.admits, IP: set.ip, Device: on.name(),
+		})
 	}
 	if err != nil {
 		s.claims.unlisten(cl)
@@ -134,34 +136,25 @@ func listenAddr(c *session, r *ctrlpb.Listen) (netip.AddrPort, *device, error) {
 }
 
 // listenSettings returns the settings of the connections that r requests. Called with mu held.
-func listenSettings(s *Server, r *ctrlpb.Listen, addr netip.Addr) (cfg mpa.Config, o *dataplane.SCTP, ip dataplane.IPOptions, err error) {
-	cfg, err = s.cfg.Startup.mpa(r.Startup)
+func listenSettings(s *Server, r *ctrlpb.Listen, addr netip.Addr) (connSettings, error) {
+	set, err := s.cfg.settings(r.Startup, r.Streaming)
 	if err != nil {
-		return cfg, nil, ip, err
+		return set, err
 	}
-	o, err = sctpOf(r.Startup, r.Streaming)
-	if err != nil {
-		return cfg, nil, ip, err
-	}
-	if o != nil && addr.IsLoopback() {
-		return cfg, nil, ip, errorf(badAddress, "ctrl: SCTP cannot reach programs of this host: listen on %v over TCP", addr)
-	}
-	setSCTP(&cfg, o, r.Startup.GetP2P())
-	ip, err = ipOptions(s.cfg.IP, r.Startup)
-	if err != nil {
-		return cfg, nil, ip, err
+	if set.sctp != nil && addr.IsLoopback() {
+		return set, errorf(badAddress, "ctrl: SCTP cannot reach programs of this host: listen on %v over TCP", addr)
 	}
 	// Depths in the request also bound those of an Accept that specifies none.
 	if r.Startup != nil && r.Startup.Ird != nil {
-		cfg.MaxIRD = cfg.IRD
+		set.mpa.MaxIRD = set.mpa.IRD
 	}
 	if r.Startup != nil && r.Startup.Ord != nil {
-		cfg.MaxORD = cfg.ORD
+		set.mpa.MaxORD = set.mpa.ORD
 	}
-	if err := cfg.Validate(); err != nil {
-		return cfg, nil, ip, errorf(invalid, "ctrl: %w", err)
+	if err := set.mpa.Validate(); err != nil {
+		return set, errorf(invalid, "ctrl: %w", err)
 	}
-	return cfg, o, ip, nil
+	return set, nil
 }
 
 func (c *session) unlisten(h uint32) error {
