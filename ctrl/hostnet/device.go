@@ -158,11 +158,27 @@ func (r *Resolver) refresh() error {
 			d.vlans = append(d.vlans, f.vlans)
 		}
 	}
-	list, err := whole(func() ([]netlink.Addr, error) { return r.handle.AddrList(nil, netlink.FAMILY_ALL) })
+	now, err := r.readAddrs(byIndex, ifaces, all)
 	if err != nil {
 		return err
 	}
-	var now addresses
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ifaces, r.addresses = ifaces, now
+	for d, f := range all {
+		d.update(f)
+	}
+	return nil
+}
+
+// readAddrs reads the addresses of the host. It adds those of ifaces, which are served, and of loopback to all.
+func (r *Resolver) readAddrs(
+	links map[int]netlink.Link, ifaces map[int]iface, all map[*Device]*found,
+) (now addresses, err error) {
+	list, err := whole(func() ([]netlink.Addr, error) { return r.handle.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return now, err
+	}
 	seen := make(map[netip.Addr]bool)
 	for _, a := range list {
 		ad, ok := netip.AddrFromSlice(a.IP)
@@ -170,7 +186,7 @@ func (r *Resolver) refresh() error {
 		usable := ok && a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) == 0
 		f, served := ifaces[a.LinkIndex]
 		if !served {
-			if r.withLoopback && usable && isService(&a, byIndex[a.LinkIndex]) {
+			if r.withLoopback && usable && isService(&a, links[a.LinkIndex]) {
 				now.loopback = append(now.loopback, ad)
 			}
 			continue
@@ -197,22 +213,21 @@ func (r *Resolver) refresh() error {
 			break
 		}
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.ifaces, r.addresses = ifaces, now
-	for d, f := range all {
-		if d.index != f.index {
-			if d.index != 0 {
-				d.removals++
-				d.missed = d.index
-			}
-			clear(d.deleted)
-		} else {
-			f.addrs, f.scoped = d.keep(d.addrs, f.addrs), d.keep(d.scoped, f.scoped)
+	return now, nil
+}
+
+// update applies f. An interface with another index has replaced the one before. Called with Resolver.mu held.
+func (d *Device) update(f *found) {
+	if d.index != f.index {
+		if d.index != 0 {
+			d.removals++
+			d.missed = d.index
 		}
-		d.index, d.addrs, d.scoped, d.vlans = f.index, f.addrs, f.scoped, f.vlans
+		clear(d.deleted)
+	} else {
+		f.addrs, f.scoped = d.keep(d.addrs, f.addrs), d.keep(d.scoped, f.scoped)
 	}
-	return nil
+	d.index, d.addrs, d.scoped, d.vlans = f.index, f.addrs, f.scoped, f.vlans
 }
 
 // add adds an address of one of the interfaces, and what its network says about others.
