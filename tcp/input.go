@@ -318,7 +318,7 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 			return in
 		}
 	}
-	if fin && !c.finSeen {
+	if fin && (!c.finSeen || seq == c.rcvNxt) { // in order it is the peer's, whatever came before
 		c.finSeen, c.finSeq = true, seq.Add(n)
 	}
 	// Estimate the peer's full segment size. It may have become smaller, and small segments must not lower the estimate. A segment longer

@@ -204,6 +204,12 @@ func TestScriptClose(t *testing.T) {
 			held 101+100
 			> . 1 ack 202
 			state CLOSE-WAIT`},
+		{name: "9293 3.10.7.4 FIN in order after another one out of order", text: `
+			< F. 101 ack 1
+			> . 1 ack 1
+			< F. 1 ack 1
+			> . 1 ack 2
+			state CLOSE-WAIT`},
 		{name: "9293 3.10.7.4 FIN behind the window is cut off", conf: func(c *Config) { c.RcvWindow = 1000 }, text: `
 			< FP. 1+1200 ack 1
 			in deliver 1+1000
