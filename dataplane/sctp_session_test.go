@@ -323,10 +323,7 @@ func TestSCTPNegotiate(t *testing.T) {
 		return false
 	})
 	for as := range hb.w.assocs() {
-		if err := as.mux.Negotiate(0, []byte("how about")); err != nil {
-			t.Fatal(err)
-		}
-		hb.w.mark(&as.lane)
+		as.negotiate(hb.w, 0, "how about")
 	}
 	req := s.event(1, EventRequest)
 	s.until("the Negotiate", func() bool {
@@ -342,16 +339,23 @@ func TestSCTPNegotiate(t *testing.T) {
 
 	// The dialing side sends a Negotiate on another stream; the listener's ULP gets it.
 	as := ha.w.streams[id].as()
-	if err := as.mux.Negotiate(1, []byte("and")); err != nil {
-		t.Fatal(err)
-	}
-	ha.w.mark(&as.lane)
+	as.negotiate(ha.w, 1, "and")
 	s.until("the listener's Negotiate", func() bool {
 		ev, ok := hb.take(EventNegotiate)
 		return ok && ev.Conn == 0 && ev.Listener == 1 && string(ev.Setup.Private) == "and"
 	})
 	ha.w.disconnect(ha.w.streams[id], false)
 	s.closedSCTP()
+}
+
+// negotiate sends the next message of a stream, a Negotiate of the draft, which iwarpd itself never sends.
+func (as *assoc) negotiate(w *worker, stream uint16, private string) {
+	b := make([]byte, session.HeaderLen)
+	as.mux.Resume(stream) // makes the stream
+	as.mux.Begin(stream, b)
+	b = append(append(b, 0, 1), private...)
+	as.sendControl(w, &session.Control{Stream: stream, PPID: session.Draft.Control(), Data: b})
+	w.mark(&as.lane)
 }
 
 // TestSCTPViolationInSetup checks that a violation by the peer during set-up ends it at once on either side, even if

@@ -349,22 +349,6 @@ func checkSetup(set *Setup) error {
 	return nil
 }
 
-// Negotiate sends a Negotiate of the draft, before a session is set up. Only one may be outstanding.
-func (m *Mux) Negotiate(id uint16, private []byte) error {
-	s := m.stream(id)
-	switch {
-	case s == nil:
-		return ErrStream
-	case m.cfg.Profile != Draft || s.state != Idle && s.state != Negotiating || s.ctlUnacked > 0:
-		return ErrState
-	case len(private) > MaxPrivate:
-		return ErrSize
-	}
-	s.state = Negotiating
-	m.send(s, fnNegotiate, &Setup{Private: private})
-	return nil
-}
-
 // Initiate requests a session on stream id. EventOpen, EventRejected or EventFailed follows.
 func (m *Mux) Initiate(id uint16, set Setup) error {
 	s := m.stream(id)

@@ -159,7 +159,7 @@ type State uint8
 // The states.
 const (
 	Idle        State = iota // no session; one may start
-	Negotiating              // draft: a Negotiate was sent or received
+	Negotiating              // draft: the peer has sent a Negotiate
 	Initiating               // our Initiate is outstanding
 	Requested                // the peer's Initiate waits for the ULP
 	Open                     // DDP segments may flow
