@@ -122,14 +122,19 @@ func TestBadWR(t *testing.T) {
 	}
 }
 
-// TestNoORD checks that a stream with an ORD of 0 refuses a Read.
+// TestNoORD checks that a stream with an ORD of 0 refuses a Read, and sends nothing after it.
 func TestNoORD(t *testing.T) {
 	a, b := newSide(t, 1, 64, QPConfig{}), newSide(t, 2, 64, QPConfig{})
 	a.Start(rdmap.Config{})
 	b.Start(rdmap.Config{})
-	a.post(SendWR{ID: 1, Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase})
+	a.mem[0] = 7
+	a.post(SendWR{ID: 1, Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase},
+		SendWR{ID: 2, Op: rdmap.OpWrite, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase})
 	run(a, b, 1000)
 	a.wantOutcomes(t, []outcome{{1, WCLocQPOpErr}})
+	if b.mem[0] != 0 {
+		t.Error("the Write after it was sent")
+	}
 }
 
 // TestRemoteErrors provokes each error that the peer's checks can return.
@@ -380,6 +385,9 @@ func TestErrorBeforeStart(t *testing.T) {
 	a.Error()
 	a.Start(rdmap.Config{})
 	a.poll()
+	if got := a.wcs; len(got) == 2 && (got[0].IsRecv() || !got[1].IsRecv()) {
+		t.Errorf("completions %+v", got)
+	}
 	a.wantOutcomes(t, []outcome{{1, WCFlushErr}, {2, WCFlushErr}})
 	if a.State() != StateError || a.Err() != nil {
 		t.Errorf("state %v, error %v", a.State(), a.Err())

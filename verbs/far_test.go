@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/marked"
+	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rdmap"
 )
@@ -415,7 +416,7 @@ func TestFarAtomics(t *testing.T) {
 	}
 	a.post(SendWR{ID: 3, Op: rdmap.OpFetchAdd, Flags: Signaled, SGEs: []SGE{a.sge(0, 8)}, CompareAdd: 1, RKey: w.STag(), Remote: farBase})
 	settle(t, a, b)
-	if got := outcomes(a.take()); len(got) != 1 || got[0].st != WCRemAccessErr {
-		t.Errorf("completions %v", got)
+	if got := outcomes(a.take()); len(got) != 1 || got[0].st != WCRemAccessErr || remoteErr(a.QP) != term.ErrReadAccess {
+		t.Errorf("completions %v, Terminate %v", got, remoteErr(a.QP))
 	}
 }

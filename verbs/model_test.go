@@ -130,14 +130,21 @@ func modelOp(rng *rand.Rand, id uint64, me, peer *side, mine, theirs []byte, lo 
 		wc.Op, wc.Len = WCRead, uint32(n)
 		copy(mine[off:off+n], theirs[from:])
 	case rdmap.OpSend, rdmap.OpSendSE:
-		wr.Op, wc.Op = op, WCSend
+		wr.Op, wc.Op = rdmap.OpSend, WCSend
+		if op == rdmap.OpSendSE {
+			wr.Flags = Solicited
+		}
 		if rng.IntN(3) == 0 {
 			data = data[:min(len(data), 256)]
-			wr.SGEs, wr.Inline, wr.Flags = nil, bytes.Clone(data), Inline
+			wr.SGEs, wr.Inline = nil, bytes.Clone(data)
+			wr.Flags |= Inline
 		}
 		recv(op)
 	case rdmap.OpImm, rdmap.OpImmSE:
-		wr.Op, wr.SGEs, wr.Imm, wc.Op = op, nil, rng.Uint64(), WCImm
+		wr.Op, wr.SGEs, wr.Imm, wc.Op = rdmap.OpImm, nil, rng.Uint64(), WCImm
+		if op == rdmap.OpImmSE {
+			wr.Flags = Solicited
+		}
 		data = nil
 		recv(op)
 	case rdmap.OpFetchAdd, rdmap.OpCmpSwap:
