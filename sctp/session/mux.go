@@ -203,7 +203,7 @@ func (m *Mux) begin(s *stream) {
 	s.next = s.ssn
 }
 
-// drop discards held messages.
+// drop discards held messages. The caller forgets how many there were.
 func (m *Mux) drop(s *stream) {
 	if s.nahead == 0 {
 		return
@@ -211,7 +211,6 @@ func (m *Mux) drop(s *stream) {
 	for i := range s.ring {
 		m.free(&s.ring[i])
 	}
-	s.nahead = 0
 }
 
 func (m *Mux) free(a *ahead) {
@@ -327,7 +326,7 @@ func (m *Mux) HandleAcked(id uint16, control bool) {
 }
 
 // settle makes an ended stream idle once nothing of its session can be in flight: ours is acknowledged, and the peer's last message has
-// been received.
+// been received. A session that ends with a message of ours is not there yet.
 func (m *Mux) settle(s *stream) {
 	if s.state == Ended && s.unacked == 0 && len(s.ctlQueue) == 0 && s.gotTerm {
 		m.begin(s)
@@ -385,7 +384,6 @@ func (m *Mux) Accept(id uint16, set Setup) error {
 	s.state = Open
 	m.stats.Sessions++
 	m.send(s, fnAccept, &set)
-	m.advance(s)
 	return nil
 }
 
@@ -409,7 +407,6 @@ func (m *Mux) Reject(id uint16, set Setup) error {
 	m.send(s, fnReject, &set)
 	m.over(s)
 	s.gotTerm = true // the peer's Initiate was its last message
-	m.settle(s)
 	return nil
 }
 
@@ -430,7 +427,6 @@ func (m *Mux) Terminate(id uint16) error {
 		m.pending--
 		m.terminate(s)
 		s.gotTerm = true
-		m.settle(s)
 	default:
 		m.terminate(s)
 	}
@@ -459,7 +455,6 @@ func (m *Mux) over(s *stream) {
 		s.nahead--
 		m.note(s, d)
 	}
-	s.nahead = 0
 	for _, w := range s.seen {
 		s.nahead += bits.OnesCount64(w)
 	}

@@ -250,7 +250,6 @@ func (m *Mux) requested(s *stream, set *Setup) {
 		m.stats.Rejected++
 		m.terminate(s)
 		s.gotTerm = true
-		m.settle(s)
 	default:
 		s.enhanced = set.Enhanced != nil
 		m.pending++
@@ -298,7 +297,6 @@ func (m *Mux) terminated(s *stream) {
 	m.event(s, EventTerminated, nil, nil)
 	// Send our Terminate, so that both sides know when the stream is free.
 	m.terminate(s)
-	m.settle(s)
 }
 
 // illegal ends the session because of a message that was not processed in order.
@@ -319,7 +317,6 @@ func (m *Mux) violation(s *stream, err *Error) {
 	}
 	m.event(s, EventFailed, nil, err)
 	m.terminate(s)
-	m.settle(s)
 }
 
 // afterEnd handles a message on a stream whose session has ended here. Most are late messages of that session. Its Terminate means that no

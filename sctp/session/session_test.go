@@ -50,8 +50,7 @@ func (r *record) DeliverEarly(key serial.Num) *term.Error {
 		panic("key was never placed")
 	}
 	delete(r.early, key)
-	r.got = append(r.got, s)
-	return nil
+	return r.HandleULPDU([]byte(s))
 }
 
 // bench is a Mux and the hand of its peer, on stream 3.
@@ -173,6 +172,18 @@ func (b *bench) in(s string) *bench {
 	return b
 }
 
+// again checks that the stream is free: the peer may begin another session.
+func (b *bench) again() {
+	b.t.Helper()
+	if s := b.m.State(sid); s != Idle {
+		b.t.Fatalf("state %v, want idle", s)
+	}
+	b.ssn = b.p.firstSSN()
+	if b.in("requested"); b.m.State(sid) != Requested {
+		b.t.Fatalf("an Initiate leads to state %v", b.m.State(sid))
+	}
+}
+
 // TestFunctionCodes checks the SCTP function codes: those of the registry (RFC 6580 section
 // 3.5 and RFC 6581 section 11) and those of the draft. All others are unknown, including
 // the experimental one.
@@ -218,6 +229,7 @@ func TestSequences(t *testing.T) {
 			c := bytes.Clone(m)
 			if len(c) >= 2 {
 				be.PutUint16(c, b.ssn)
+				b.ssn++
 			}
 			b.m.HandleMessage(sid, ppid, u, c)
 			b.drain()
@@ -248,6 +260,7 @@ func TestSequences(t *testing.T) {
 		{"segment", RFC5043, func(b *bench) { b.segment("s") }, all(Open, "idle", ErrNoSession, "initiating", ErrEarlyData, "requested", ErrEarlyData, "ended", Ended)},
 		{"ordered segment", RFC5043, raw(16, false, []byte("__s")), all(ErrOrdered)},
 		{"ordered control", RFC5043, raw(17, false, message(0, 1, "")), all(ErrOrdered)},
+		{"ordered Terminate", RFC5043, raw(17, false, message(0, 4, "")), all(ErrOrdered)},
 		{"PPID 0", RFC5043, raw(0, true, []byte("__s")), all(ErrPPID)},
 		{"PPID of the draft's segments", RFC5043, raw(1, true, []byte("__s")), all(ErrProfile)},
 		{"PPID of the draft's control", RFC5043, raw(2, true, message(0, 2, "")), all(ErrProfile)},
@@ -286,6 +299,9 @@ func TestSequences(t *testing.T) {
 					if got != want {
 						t.Fatalf("state %v, want %v", got, want)
 					}
+					if want == Idle {
+						b.again()
+					}
 				case *Error:
 					illegal++
 					i := slices.IndexFunc(b.events, func(e Event) bool { return e.Kind == EventFailed })
@@ -302,6 +318,10 @@ func TestSequences(t *testing.T) {
 					if b.m.pending != 0 || b.m.Held() != 0 {
 						t.Fatalf("pending %d, held %d", b.m.pending, b.m.Held())
 					}
+					if st != "idle" && r.name != "ordered Terminate" {
+						b.control(4, "")
+					}
+					b.again()
 				}
 			})
 		}
@@ -496,6 +516,12 @@ func TestSessionRefusals(t *testing.T) {
 	if len(b.sent) != 2 || b.sent[0].Stream != 6 || b.sent[0].Data[3] != 4 || b.m.Stats().Rejected != 3 {
 		t.Errorf("sent %+v, %+v", b.sent, b.m.Stats())
 	}
+	for id := range uint16(2) { // the refused ones
+		b.m.HandleAcked(6+id, true)
+		if !b.m.Free(6 + id) {
+			t.Errorf("stream %d is not free: %v", 6+id, b.m.State(6+id))
+		}
+	}
 	// A refusal tells who refused.
 	for code, byULP := range map[uint16]bool{3: true, 4: false} {
 		c := newBench(t, Config{}).in("initiating")
@@ -539,6 +565,7 @@ func TestCalls(t *testing.T) {
 		{"requested", func(m *Mux) error { return m.Initiate(sid, Setup{}) }, ErrState},
 		{"requested", func(m *Mux) error { return m.Accept(sid, Setup{Enhanced: &mpa.EnhancedData{}}) }, ErrState},
 		{"requested+", func(m *Mux) error { return m.Accept(sid, Setup{}) }, ErrState},
+		{"requested", func(m *Mux) error { return m.Reject(sid, Setup{Private: make([]byte, 513)}) }, ErrSize},
 		{"passive", func(m *Mux) error { return m.Accept(sid, Setup{}) }, ErrState},
 		{"ended", func(m *Mux) error { return m.Initiate(sid, Setup{}) }, ErrState},
 		{"ended", func(m *Mux) error { return m.Terminate(sid) }, ErrState},
@@ -553,14 +580,38 @@ func TestCalls(t *testing.T) {
 // TestSinkError checks that the sink gets nothing more after it has found a violation,
 // and that the session lasts until its owner ends it.
 func TestSinkError(t *testing.T) {
-	b := newBench(t, Config{}).in("passive")
-	b.sink.fail = "bad"
-	b.segment("good")
-	b.segment("bad")
-	b.segment("more")
-	if !slices.Equal(b.sink.got, []string{"good", "bad"}) || b.m.State(sid) != Open {
-		t.Errorf("got %v, %v", b.sink.got, b.m.State(sid))
+	for _, early := range []bool{false, true} {
+		b := newBench(t, Config{}).in("passive")
+		b.sink.fail, b.sink.place = "bad", early
+		first := b.ssn
+		if early {
+			b.ssn++
+			b.segment("bad")
+			b.ssn = first
+		}
+		b.segment("good")
+		b.ssn = first + 1
+		if !early {
+			b.segment("bad")
+		}
+		b.ssn = first + 2
+		b.segment("more")
+		if !slices.Equal(b.sink.got, []string{"good", "bad"}) || b.m.State(sid) != Open {
+			t.Errorf("early %v: got %v, %v", early, b.sink.got, b.m.State(sid))
+		}
 	}
+}
+
+// TestEndWhileHeld checks that the stream of a session that ends here is free again, if the peer's Terminate has come
+// and waits after a segment that has no sink.
+func TestEndWhileHeld(t *testing.T) {
+	b := newBench(t, Config{}).in("requested")
+	b.must(b.m.Accept(sid, Setup{}))
+	b.segment("s")
+	b.control(4, "")
+	b.must(b.m.Terminate(sid))
+	b.ack()
+	b.again()
 }
 
 // TestSinkWaits checks that a segment for which its sink waits comes before all that follow, also those placed early, and
