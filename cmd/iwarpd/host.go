@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -19,6 +20,9 @@ import (
 // findInterface returns the named interface if the daemon can use it.
 func findInterface(name string) (*net.Interface, error) {
 	ifi, err := net.InterfaceByName(name)
+	if failed, ok := errors.AsType[*os.SyscallError](err); ok { // a lack of memory, for example, and the interface may exist
+		return nil, fmt.Errorf("interface %s: cannot ask the kernel for it: %w", name, failed)
+	}
 	if err != nil {
 		if strings.Contains(name, ",") {
 			return nil, exitErr(exitInterface, "no interface %q: list several with --interfaces", name)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"math"
 	"os"
 	"path/filepath"
@@ -126,5 +127,34 @@ func TestPlaces(t *testing.T) {
 		if err == nil || exitCode(err) != tt.code || !strings.HasSuffix(err.Error(), tt.want) {
 			t.Errorf("%s %s: exit code %d: %v; want %d and %q", tt.key, tt.place, exitCode(err), err, tt.code, tt.want)
 		}
+	}
+}
+
+// TestLacks checks that an error of start blames neither the configuration nor the interface if this process or the host
+// lacks something: the unit does not start again after a wrong configuration.
+func TestLacks(t *testing.T) {
+	for _, lack := range []error{unix.ENOMEM, unix.ENOBUFS, unix.ENFILE} {
+		for _, err := range []error{socketError(os.NewSyscallError("socket", lack)), metricsError(os.NewSyscallError("socket", lack))} {
+			if exitCode(err) != exitFailure || strings.Contains(err.Error(), "give another") {
+				t.Errorf("exit code %d: %v", exitCode(err), err)
+			}
+		}
+	}
+	if err := fewFiles(socketError(unix.EMFILE)); exitCode(err) != exitConfig || strings.Contains(err.Error(), "give another") {
+		t.Errorf("exit code %d: %v", exitCode(err), err)
+	}
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: l.Max}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := findInterface("lo")
+	if e := unix.Setrlimit(unix.RLIMIT_NOFILE, &l); e != nil {
+		t.Fatal(e)
+	}
+	if !errors.Is(err, unix.EMFILE) || strings.Contains(err.Error(), "no interface") {
+		t.Errorf("without descriptors: %v", err)
 	}
 }
