@@ -240,6 +240,9 @@ func outlive() { signal.Ignore(unix.SIGPIPE) }
 // waits for a new daemon if the connection is lost, and runs serve again.
 func (c *command) serveAt(ctx context.Context, addr string, cfg *iwarp.Config, restart bool, serve func(*iwarp.Device, *iwarp.Listener) error) error {
 	outlive()
+	if r, ok := c.out.(*results); ok && restart {
+		c.out = r.w // a line that is lost, as on a full disk, concerns one client, and must not end the others
+	}
 	dev, err := c.open(ctx)
 	for err == nil {
 		err = c.serveBy(ctx, dev, addr, cfg, serve)
