@@ -146,6 +146,52 @@ func TestServerOutlivesReader(t *testing.T) {
 	}
 }
 
+// TestPingLack checks that a persistent ping server goes on after a connection for which it had no descriptors.
+func TestPingLack(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "iwarpd.sock")
+	a, b, ctx := pair(t, embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
+	cmd := exec.CommandContext(ctx, os.Args[0], "--socket", socket, "ping", "-s", "-P")
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	errs, err := cmd.StderrPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(errs)
+	lines.Scan() // "listening on"
+	var usual unix.Rlimit
+	if err := unix.Prlimit(cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &usual); err != nil {
+		t.Fatal(err)
+	}
+	limit := func(most uint64) {
+		if err := unix.Prlimit(cmd.Process.Pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: most, Max: usual.Max}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	addr := fmt.Sprintf("%v:%d", b.Addr(), rping.DefaultPort)
+	limit(3)
+	if _, err := a.Device().Dial(ctx, addr, rping.Config()); !errors.Is(err, iwarp.ErrRejected) {
+		t.Errorf("without descriptors: %v", err)
+	}
+	if lines.Scan(); !strings.Contains(lines.Text(), "too many open files") {
+		t.Errorf("it says %q", lines.Text())
+	}
+	limit(usual.Cur)
+	if conn, err := a.Device().Dial(ctx, addr, rping.Config()); err != nil {
+		t.Errorf("with descriptors: %v", err)
+	} else {
+		conn.Close()
+	}
+	_ = cmd.Process.Signal(unix.SIGTERM) // or it has ended
+	for lines.Scan() {
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestPingQuota checks that a persistent ping server goes on after clients that exceed its quota.
 func TestPingQuota(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "iwarpd.sock")

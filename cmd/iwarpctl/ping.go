@@ -152,11 +152,11 @@ func (c *command) pingServer(ctx context.Context, f *pingFlags) error {
 					return nil
 				}
 				err = fmt.Errorf("accept on %s: %w", addr, err)
-				if f.persistent && errors.Is(err, iwarp.ErrQuota) { // which ends one connection
-					c.report(err, exitFailure)
-					continue
+				if !f.persistent || errors.Is(err, iwarp.ErrClosed) || errors.Is(err, iwarp.ErrDaemonGone) {
+					return err
 				}
-				return err
+				c.report(err, exitFailure) // only that connection ends
+				continue
 			}
 			if !f.persistent {
 				return c.pingServe(ctx, conn, f)
