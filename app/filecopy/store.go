@@ -139,6 +139,7 @@ type incoming struct {
 	preserve      bool
 	attrs         Attrs
 	old           fs.FileInfo // of the file that it replaces, or nil
+	acl           []byte      // of the file that it replaces
 	flushed, size int64       // bytes whose write-back has started, and bytes written
 }
 
@@ -172,7 +173,7 @@ func (s *Store) Create(name string, size int64, o Options) (*incoming, error) {
 		}
 		in.old, perm = info, 0o600 // not accessible to others before it has its owner and its group
 		if !o.Preserve {
-			in.attrs.Mode = uint32(info.Mode().Perm())
+			in.attrs.Mode, in.acl = uint32(info.Mode().Perm()), s.acl(name)
 		}
 	case errors.Is(err, unix.ENOTDIR):
 		return nil, &Error{CodeIO, fmt.Errorf("%s: a part of the path before the last is a file, not a folder: choose another path", name)}
@@ -299,15 +300,44 @@ func (in *incoming) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// Succeed gives f, which is to replace the file old, the permissions of old, and its owner and its group as far as
-// that is allowed.
-func Succeed(f *os.File, old fs.FileInfo) error { return succeed(f, old, old.Mode().Perm()) }
+// aclAttr is the extended attribute with the access control list of a file.
+const aclAttr = "system.posix_acl_access"
+
+// ACL returns the access control list of a file as the kernel encodes it, or nil if it has none.
+func ACL(file string) []byte {
+	b := make([]byte, 1<<16) // no attribute is longer
+	n, err := unix.Getxattr(file, aclAttr, b)
+	if err != nil {
+		return nil
+	}
+	return b[:n]
+}
+
+// acl is ACL for the file name, which Stat has found.
+func (s *Store) acl(name string) []byte {
+	dir, err := s.root.OpenFile(path.Dir(name), unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	return ACL(fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), path.Base(name)))
+}
+
+// Succeed gives f, which is to replace the file old, the permissions of old with its access control list acl, and its
+// owner and its group as far as that is allowed.
+func Succeed(f *os.File, old fs.FileInfo, acl []byte) error {
+	return succeed(f, old, acl, old.Mode().Perm())
+}
 
 // succeed is Succeed with other permissions.
-func succeed(f *os.File, old fs.FileInfo, mode fs.FileMode) error {
+func succeed(f *os.File, old fs.FileInfo, acl []byte, mode fs.FileMode) error {
 	if sys, ok := old.Sys().(*syscall.Stat_t); ok {
 		_ = f.Chown(-1, int(sys.Gid)) // apart: users may not give files away, but may choose among their groups
 		_ = f.Chown(int(sys.Uid), -1)
+	}
+	_ = unix.Fremovexattr(int(f.Fd()), aclAttr) // that of the folder's default
+	if len(acl) > 0 && unix.Fsetxattr(int(f.Fd()), aclAttr, acl, 0) != nil {
+		mode &^= 0o070 // the mask of the list, not the rights of the group
 	}
 	info, err := f.Stat()
 	if err == nil && info.Mode().Perm() != mode { // VFAT does not let users set it
@@ -320,7 +350,7 @@ func succeed(f *os.File, old fs.FileInfo, mode fs.FileMode) error {
 // its group.
 func (in *incoming) setAttrs() error {
 	if in.old != nil {
-		if err := succeed(in.file, in.old, fs.FileMode(in.attrs.Mode)); err != nil { // never those of old with -p: they may be wider
+		if err := succeed(in.file, in.old, in.acl, fs.FileMode(in.attrs.Mode)); err != nil { // never those of old with -p: they may be wider
 			return err
 		}
 	}

@@ -357,7 +357,7 @@ func writeWhole(name string, f func(io.Writer) error) (err error) {
 		}
 	}()
 	if err == nil {
-		err = filecopy.Succeed(w, st)
+		err = filecopy.Succeed(w, st, filecopy.ACL(name))
 	} else if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/app/filecopy"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
@@ -134,6 +137,27 @@ func TestWriteOwner(t *testing.T) {
 	err = errors.Join(err, unix.Stat(p, &st))
 	if err != nil || st.Uid != 1000 || st.Gid != 555 || st.Mode != unix.S_IFREG|0o640 {
 		t.Errorf("another user's: %d:%d %#o, %v", st.Uid, st.Gid, st.Mode, err)
+	}
+}
+
+// TestWriteACL checks that a file that is replaced keeps its access control list. Without it the mask, which the mode
+// shows as the rights of the group, would become these.
+func TestWriteACL(t *testing.T) {
+	p := filepath.Join(t.TempDir(), "f")
+	testenv.WriteFile(t, p, nil, 0o600)
+	// user::rw- user:2000:rw- group::--- mask::rw- other::---
+	acl, err := hex.DecodeString("0200000001000600ffffffff02000600d007000004000000ffffffff10000600ffffffff20000000ffffffff")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setxattr(p, "system.posix_acl_access", acl, 0); err != nil {
+		testenv.Skip(t, "no ACLs on this file system: %v", err)
+	}
+	if err := writeWhole(p, func(io.Writer) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if got := filecopy.ACL(p); !bytes.Equal(got, acl) {
+		t.Errorf("list %x; want %x", got, acl)
 	}
 }
 
