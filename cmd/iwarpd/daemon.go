@@ -182,14 +182,9 @@ func (d *daemon) run(ctx context.Context) error {
 	go watchdog(serving, d.log, d.stuck)
 	for _, n := range d.nics {
 		go watchLink(serving, d.log, n.name, &n.link, &n.mtu, n.renew)
-		watches := []func(<-chan time.Time){func(tick <-chan time.Time) { n.watchUnseen(serving, tick) }}
+		go n.watchUnseen(serving, time.Tick(lostPeriod))
 		for _, l := range d.losses(n) {
-			watches = append(watches, func(tick <-chan time.Time) { l.watch(serving, d.log, n.name, tick) })
-		}
-		for _, watch := range watches {
-			tick := time.NewTicker(lostPeriod)
-			defer tick.Stop()
-			go watch(tick.C)
+			go l.watch(serving, d.log, n.name, time.Tick(lostPeriod))
 		}
 	}
 	if d.metrics != nil {

@@ -7,10 +7,9 @@ import (
 	"go.uber.org/zap"
 )
 
-// A framesLost polls each lostPeriod, and warns at most once in lostQuiet polls.
 const (
-	lostPeriod = 5 * time.Second
-	lostQuiet  = 12
+	lostPeriod = 5 * time.Second // interval at which lost frames are counted
+	lostQuiet  = 12              // counts, at least, between two warnings
 )
 
 // A framesLost is a cause of lost frames that only the administrator of the host can fix, and that
