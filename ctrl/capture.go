@@ -42,31 +42,17 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	if s.captures+counts > maxCaptures {
 		return nil, errorf(busy, "ctrl: %d captures of users are running, the limit: end one", s.captures)
 	}
-	const frameOverhead = 64 // link headers in addition to the IP packet
-	snap := 0
-	for _, d := range s.devices {
-		snap = max(snap, d.MTU+frameOverhead)
-	}
-	if snap == frameOverhead {
-		snap = 16 << 10
-	}
-	if r.Snaplen != 0 {
-		snap = int(min(max(r.Snaplen, 14), uint32(snap)))
-	}
+	snap := s.devices.snaplen(r.Snaplen)
 	frames := min(max(captureRing/snap, 256), 16384)
 	size := uint64(s.engine.Workers()) * uint64(frames) * uint64(snap+40)
 	if err := c.takeSized(resCaptures, resRings, size); err != nil {
 		return nil, err
 	}
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	fd, reader, err := newCaptureSocket()
 	if err != nil {
 		c.giveSized(resCaptures, resRings, size)
 		return nil, errorf(internal, "ctrl: capture: %w", err)
 	}
-	if unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, captureSocket) != nil {
-		_ = unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUF, captureSocket) // as much as the limits allow
-	}
-	_ = unix.Shutdown(fds[0], unix.SHUT_RD) // the reader must not send anything, especially not descriptors
 	s.captures += counts
 	may := func() bool { // what an administrator captures may be that of other users
 		select {
@@ -85,9 +71,9 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	go func() {
 		defer s.wg.Done()
 		defer close(over)
-		copyFrames(tap, fds[0], may)
+		copyFrames(tap, fd, may)
 		e.RemoveTap(tap)
-		closeCapture(fds[0], s.done)
+		closeCapture(fd, s.done)
 		c.log.Info("capture ends", zap.Uint64("dropped", tap.Dropped()))
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -95,7 +81,36 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 		c.giveSized(resCaptures, resRings, size)
 	}()
 	reply.Body = &ctrlpb.Reply_Capture{Capture: &ctrlpb.CaptureReply{Snaplen: uint32(snap)}}
-	return fds[1:], nil
+	return []int{reader}, nil
+}
+
+// snaplen returns how many bytes of a frame a capture copies if want are requested, or 0 for whole frames.
+func (ds devices) snaplen(want uint32) int {
+	const frameOverhead = 64 // link headers in addition to the IP packet
+	snap := 0
+	for _, d := range ds {
+		snap = max(snap, d.MTU+frameOverhead)
+	}
+	if snap == frameOverhead {
+		snap = 16 << 10
+	}
+	if want != 0 {
+		snap = int(min(max(want, 14), uint32(snap)))
+	}
+	return snap
+}
+
+// newCaptureSocket returns the ends of a socket for a capture: ours and that of the reader.
+func newCaptureSocket() (ours, reader int, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, -1, err
+	}
+	if unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, captureSocket) != nil {
+		_ = unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUF, captureSocket) // as much as the limits allow
+	}
+	_ = unix.Shutdown(fds[0], unix.SHUT_RD) // the reader must not send anything, especially not descriptors
+	return fds[0], fds[1], nil
 }
 
 // errNoFrames refuses a capture of what the kernel's TCP carries.
