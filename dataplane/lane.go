@@ -10,7 +10,6 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/wheel"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
-	"github.com/iwarpd/iwarpd/shm"
 )
 
 // lane is the state that the scheduler, the timer wheel and the dirty list use. There is one
@@ -24,15 +23,6 @@ type lane struct {
 	pumped   uint64     // last turn in which it was pumped
 	dirty    bool       // in worker.dirty
 	gone     bool       // removed from all tables
-}
-
-// client is the state of a ClientBinding in one worker.
-type client struct {
-	b       *ClientBinding
-	bells   *shm.Doorbells
-	streams []*stream // by doorbell bit
-	failed  bool      // its memory has faulted: see failing
-	group   sched.Group[*lane]
 }
 
 // laneTable holds the lanes of a worker by key.
