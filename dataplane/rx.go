@@ -40,49 +40,6 @@ type rxBurst struct {
 	frame   rxFrame
 }
 
-// heldTable holds the frames of out-of-order segments, indexed by the tcp.Bufs of received
-// segments.
-type heldTable struct {
-	frames    []heldFrame
-	free      []tcp.Buf
-	used      int    // see cost
-	holders   int    // connections with held frames
-	whole     int    // bytes of reassembled packets
-	reclaimed uint64 // turn in which frames were last reclaimed
-}
-
-type heldFrame struct {
-	frame link.Frame
-	off   int           // offset of the segment's payload in the frame
-	ring  *handoff.Ring // nil if it is a frame of the link, or
-	whole bool          // reassembled
-	cost  int
-}
-
-// cost returns the number of MTU-sized frames that f counts as.
-func (w *worker) cost(f *link.Frame) int { return (f.Len()-1)/(w.link.MTU()+link.HeaderRoom) + 1 }
-
-// room returns the number of frames that can still be held.
-func (h *heldTable) room() int { return len(h.frames) - h.used }
-
-// next returns the handle that the next call of take returns. There is one if there is room.
-func (h *heldTable) next() tcp.Buf { return h.free[len(h.free)-1] }
-
-// take returns a handle that is in use until it is appended to free.
-func (h *heldTable) take() tcp.Buf {
-	b := h.next()
-	h.free = h.free[:len(h.free)-1]
-	return b
-}
-
-func (h *heldTable) init(n int) {
-	h.frames = make([]heldFrame, n)
-	h.free = make([]tcp.Buf, 0, n)
-	for i := n - 1; i >= 0; i-- {
-		h.free = append(h.free, tcp.Buf(i))
-	}
-}
-
 // ahead is the number of bytes of the next frame that are prefetched. For longer frames the
 // hardware prefetcher takes over.
 const ahead = 2048
