@@ -118,51 +118,6 @@ func (w *worker) leaves(c *tcpConn) {
 	w.stats.Conns--
 }
 
-// timeWait is the queue of connections in TIME-WAIT, oldest first, from at on. Some entries
-// have ended.
-type timeWait struct {
-	q  []*tcpConn
-	at int
-}
-
-// evict removes the connection with the least time left in TIME-WAIT to make room for a new
-// one, as other hosts do. It returns false if there is none.
-func (w *worker) evict() bool {
-	tw := &w.timeWait
-	for tw.at < len(tw.q) {
-		c := tw.q[tw.at]
-		tw.q[tw.at] = nil
-		tw.at++
-		if !c.gone {
-			c.discard(w)
-			w.stats.Evicted++
-			return true
-		}
-	}
-	tw.q, tw.at = tw.q[:0], 0
-	return false
-}
-
-// add appends c, which has entered TIME-WAIT.
-func (tw *timeWait) add(c *tcpConn) {
-	if len(tw.q) == cap(tw.q) {
-		// Remove ended connections before growing.
-		kept := tw.q[:0]
-		for _, l := range tw.q[tw.at:] {
-			if !l.gone {
-				kept = append(kept, l)
-			}
-		}
-		clear(tw.q[len(kept):])
-		tw.q, tw.at = kept, 0
-	}
-	tw.q = append(tw.q, c)
-}
-
-// makePlace reports whether there is room for another TCP connection. If the table is full, it evicts
-// one in TIME-WAIT.
-func (w *worker) makePlace() bool { return w.stats.Conns < uint64(w.e.cfg.MaxConns) || w.evict() }
-
 // connectTCP starts an active open.
 func (w *worker) connectTCP(id ConnID, r *ConnectRequest, hop *Hop) error {
 	flow := pkt.NewFlow(r.Local, r.Remote)
@@ -570,47 +525,6 @@ func (c *tcpConn) takeAhead(w *worker) {
 		c.receive(w, b)
 	}
 	c.pre = byteStream{}
-}
-
-// Soft-iWARP passes its socket to the queue pair only after it has sent its MPA reply. It does
-// not notice an FPDU that arrives before that until another one follows. An initiator that has
-// received nothing after its first FPDU therefore sends an empty RDMA Write, and repeats it a
-// few times with increasing intervals.
-const (
-	probeAfter  = 30 * time.Millisecond
-	probeFactor = 5 // factor between intervals
-	maxProbes   = 3
-)
-
-type silenceProbe struct {
-	n        int        // number sent
-	at       clock.Time // time of the next probe, or 0
-	answered bool       // an FPDU has arrived: stop
-}
-
-// watchSilence arms the next probe after an initiator has sent its first FPDUs.
-func (c *tcpConn) watchSilence(now clock.Time) {
-	n := &c.probe
-	if n.answered || n.at != 0 || n.n == maxProbes || !c.params.Initiator || c.tcp.SndNxt() == c.txStart {
-		return
-	}
-	wait := probeAfter
-	for range n.n {
-		wait *= probeFactor
-	}
-	n.at = now.Add(wait)
-}
-
-func (c *tcpConn) probePeer(now clock.Time) {
-	n := &c.probe
-	if !n.at.Due(now) {
-		return
-	}
-	n.at = 0
-	if c.mode == modeFull && !n.answered {
-		n.n++
-		c.ddp.SendKeepAlive()
-	}
 }
 
 // noteBacklog reduces the window by the data that must still be stored in far memory, and
