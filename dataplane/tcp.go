@@ -47,21 +47,6 @@ type tcpConn struct {
 	probe     silenceProbe
 }
 
-// byteStream holds the bytes of streaming mode.
-type byteStream struct {
-	in     []byte // received, not consumed by the control plane, from inAt on
-	inAt   int
-	shown  int    // bytes of in, from inAt on, already reported by EventData
-	out    []byte // to be sent, from outAt on
-	outAt  int
-	finish bool // close once out is sent
-}
-
-// unread returns the number of bytes that the control plane has not consumed.
-func (b *byteStream) unread() int { return len(b.in) - b.inAt }
-
-func (b *byteStream) unsent() int { return len(b.out) - b.outAt }
-
 // newTCPConn makes a connection over tc. If tc is nil, the caller sets another transport.
 func newTCPConn(id ConnID, flow pkt.Flow, tc *tcp.Conn) *tcpConn {
 	c := &tcpConn{tcp: tc, segs: tc}
@@ -417,46 +402,6 @@ func (c *tcpConn) abortStream(w *worker, _ *stream) { c.tcp.Abort(w.now) }
 
 func (c *tcpConn) fault(*worker) {}
 
-// streamOf returns the connection of s if it is in streaming mode, or still opening.
-func streamOf(s *stream) (*tcpConn, bool) {
-	if s == nil || s.mode == modeFull {
-		return nil, false
-	}
-	c, ok := s.lane.llp.(*tcpConn)
-	return c, ok
-}
-
-// streamSend queues streaming-mode bytes.
-func (c *tcpConn) streamSend(w *worker, b []byte) {
-	if c.mode == modeStreaming && !c.pre.finish {
-		c.pre.out = append(c.pre.out, b...)
-		w.mark(&c.lane)
-	}
-}
-
-// streamConsumed removes n bytes that the control plane has consumed.
-func (c *tcpConn) streamConsumed(w *worker, n int) {
-	b := &c.pre
-	n = min(n, b.shown)
-	b.inAt += n
-	b.shown -= n
-	if b.inAt > len(b.in)/2 {
-		b.in = b.in[:copy(b.in, b.in[b.inAt:])]
-		b.inAt = 0
-	}
-	c.tcp.SetBacklog(b.unread())
-	w.mark(&c.lane)
-}
-
-// showData reports the data received since the last EventData, once per turn.
-func (c *tcpConn) showData(w *worker) {
-	b := &c.pre
-	if p := b.in[b.inAt+b.shown:]; len(p) > 0 && c.mode == modeStreaming {
-		b.shown += len(p)
-		w.event(&c.stream, EventData, nil, append([]byte(nil), p...))
-	}
-}
-
 // attach starts full operation as soon as all streaming-mode bytes have been sent.
 func (c *tcpConn) attach(w *worker, s *stream, a Attachment) {
 	if c.mode != modeStreaming || c.pre.finish {
@@ -478,53 +423,6 @@ func (c *tcpConn) answer(w *worker, s *stream, _ session.Setup, a Attachment) {
 	if a.QP != nil {
 		w.refuseAttach(s.id, a)
 	}
-}
-
-// switchOver starts full operation: from here on every byte is part of an FPDU.
-func (c *tcpConn) switchOver(w *worker) {
-	p := &c.params
-	c.txStart = c.tcp.SndNxt()
-	c.tx.Init(p.CRC, p.SendMarkers, c.txStart)
-	c.rx.Init(p.CRC, p.RecvMarkers, c.tcp.RcvNxt().Add(-c.pre.unread()))
-	c.direct = c.host != nil && !p.CRC && !p.SendMarkers
-	c.start()
-	c.tcp.SetBacklog(0)
-	// RFC 5044 section 7.1.2 rule 4: a responder sends nothing before the first
-	// FPDU of the initiator.
-	c.gate = !p.Initiator
-	if c.failure != nil {
-		c.fail(w, c.failure)
-		return
-	}
-	switch rtr := rtrKind(p.RTR); {
-	case p.RTR == 0:
-		w.event(&c.stream, EventEstablished, nil, nil)
-	case p.Initiator:
-		c.ddp.SendRTR(rtr)
-		w.event(&c.stream, EventEstablished, nil, nil)
-	default:
-		c.ddp.ExpectRTR(rtr)
-	}
-	c.pre = byteStream{in: c.pre.in, inAt: c.pre.inAt}
-	c.takeAhead(w)
-}
-
-// aheadPiece is the number of bytes ahead of full operation between two looks at the turn's budget.
-const aheadPiece = 16 << 10
-
-// takeAhead processes the FPDUs that had arrived when full operation began: up to a receive window of them.
-func (c *tcpConn) takeAhead(w *worker) {
-	for c.mode == modeFull && c.pre.unread() > 0 {
-		if w.enough() {
-			w.postpone(c)
-			return
-		}
-		b := c.pre.in[c.pre.inAt:]
-		b = b[:min(len(b), aheadPiece)]
-		c.pre.inAt += len(b) // first, since the code below may fault
-		c.receive(w, b)
-	}
-	c.pre = byteStream{}
 }
 
 // noteBacklog reduces the window by the data that must still be stored in far memory, and

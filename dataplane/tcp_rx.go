@@ -134,15 +134,6 @@ func (c *tcpConn) deliverBytes(w *worker, b []byte) {
 	}
 }
 
-// streamLimit returns the number of streaming-mode bytes that may wait for the control plane.
-// They also reduce the receive window, which is another limit.
-func (c *tcpConn) streamLimit(w *worker) int {
-	if c.wide {
-		return max(w.e.cfg.StreamBuffer, w.tcp.RcvWindow)
-	}
-	return w.e.cfg.StreamBuffer
-}
-
 // receive processes in-order bytes of FPDUs.
 func (c *tcpConn) receive(w *worker, b []byte) {
 	if c.rxFailed {

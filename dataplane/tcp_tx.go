@@ -59,51 +59,6 @@ func (c *tcpConn) takeBack(w *worker) int {
 	}
 }
 
-// composeStream sends streaming-mode bytes, one call's worth per segment if it fits (an MPA
-// frame must not share a segment). MPA frames are sent at once; data of a byte stream waits for
-// its turn.
-func (c *tcpConn) composeStream(w *worker, g *sched.Grant) {
-	b := &c.pre
-	had := b.unsent()
-	for b.unsent() > 0 {
-		if c.tcp.Room() <= 0 || c.wide && (g == nil || !w.may(&c.lane, g)) {
-			break
-		}
-		s, ok := w.setupSlot()
-		if !ok {
-			if g != nil {
-				g.Why = sched.Slots
-			} else {
-				w.enqueue(&c.lane)
-			}
-			break
-		}
-		n := min(b.unsent(), c.tcp.MSS())
-		dst := w.link.Bytes(s)[headroom : headroom+n]
-		copy(dst, b.out[b.outAt:])
-		b.outAt += n
-		c.push(w, s, n, pkt.Sum(dst, 0))
-		if g != nil {
-			g.Left -= n + sched.RecordCost
-		}
-	}
-	left := b.unsent()
-	if half := w.e.cfg.SendBuffer / 2; had > 0 && left <= half && (left == 0 || had > half) && c.mode == modeStreaming {
-		w.event(&c.stream, EventWritable, nil, nil)
-	}
-	if b.outAt > len(b.out)/2 {
-		b.out = b.out[:copy(b.out, b.out[b.outAt:])]
-		b.outAt = 0
-	}
-	switch {
-	case left > 0, c.late:
-	case c.mode == modeSwitching:
-		c.switchOver(w)
-	case b.finish:
-		c.tcp.Close(w.now) // the other direction stays open
-	}
-}
-
 // push passes a composed slot to the transport, which owns it from then on. sum is the partial
 // checksum of its n bytes.
 func (c *tcpConn) push(w *worker, s link.Slot, n int, sum uint32) {
