@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"fmt"
 	"math/bits"
 	"time"
 
@@ -115,19 +116,6 @@ func (v viewer) listCQs(after uint32) *ctrlpb.CQList {
 	return list
 }
 
-// async notifies the client that a queue pair ended for a reason that no work request reports.
-// Called with mu held.
-func (q *qp) async(kind ctrlpb.AsyncKind, err error) {
-	e := &ctrlpb.AsyncError{Qp: q.num, Kind: kind, Error: toPB(err)}
-	if kind == ctrlpb.AsyncKind_ASYNC_CQ_OVERRUN {
-		e.Cq = q.recvCQ.handle
-		if n := q.sendCQ.ring.Stats().Overruns; n != q.sendCQ.overruns {
-			e.Cq, q.sendCQ.overruns = q.sendCQ.handle, n
-		}
-	}
-	q.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_AsyncError{AsyncError: e}})
-}
-
 // createChannel creates a wake-up channel that several completion queues can share.
 func (c *session) createChannel(reply *ctrlpb.Reply) ([]int, error) {
 	s := c.srv
@@ -160,5 +148,84 @@ func (c *session) destroyChannel(h uint32) error {
 	delete(c.channels, h)
 	c.give(resChannels, 1)
 	unix.Close(ch.wake)
+	return nil
+}
+
+func (c *session) createCQ(r *ctrlpb.CreateCQ, reply *ctrlpb.Reply) ([]int, error) {
+	s := c.srv
+	if err := c.cqDepth(r.Depth); err != nil {
+		return nil, err
+	}
+	q := &cq{sess: c, size: cqSize(s.engine.Workers(), r.Depth)}
+	s.mu.Lock()
+	var err error
+	if r.Channel != 0 {
+		q.channel, err = c.channelOf(r.Channel)
+	}
+	if err == nil {
+		err = c.takeSized(resCQs, resRings, q.size)
+	}
+	if err == nil {
+		q.handle = c.newHandle()
+		if q.channel != nil {
+			q.channel.uses++
+		}
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	if q.channel != nil {
+		q.ring, err = shm.CreateCQOn(s.engine.Workers(), int(r.Depth), q.channel.wake, uint64(q.handle))
+	} else {
+		q.ring, err = shm.CreateCQ(s.engine.Workers(), int(r.Depth))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		c.forgetCQ(q)
+		return nil, errorf(internal, "ctrl: completion queue: %w", err)
+	}
+	s.lastIndex++
+	q.index = s.lastIndex
+	q.ring.OnFault = c.ringFault(fmt.Sprintf("consumer index of completion queue %d", q.handle))
+	c.cqs[q.handle] = q
+	reply.Body = &ctrlpb.Reply_Cq{Cq: &ctrlpb.CQReply{Cq: q.handle, Depth: uint32(q.ring.Depth()), Workers: uint32(s.engine.Workers())}}
+	fds := []int{q.ring.TakeFD()}
+	if q.channel == nil {
+		fds = append(fds, q.ring.TakeEventFD())
+	}
+	return fds, nil
+}
+
+// forgetCQ returns the quota of a queue. Called with mu held.
+func (c *session) forgetCQ(q *cq) {
+	c.giveSized(resCQs, resRings, q.size+q.before)
+	if q.channel != nil {
+		q.channel.uses--
+	}
+}
+
+func (c *session) destroyCQ(h uint32) error {
+	s := c.srv
+	s.mu.Lock()
+	q, err := c.cqOf(h)
+	if err == nil && q.uses > 0 {
+		err = errorf(busy, "ctrl: completion queue %d is still used by %d queues", h, q.uses)
+	}
+	if err != nil {
+		s.mu.Unlock()
+		return err
+	}
+	delete(c.cqs, h)
+	s.mu.Unlock()
+	q.ring.Moderate(0, 0)
+	s.quiet() // no worker has a completion to publish, or delays a wake-up
+	if !c.free(q.ring) {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.forgetCQ(q)
 	return nil
 }

@@ -222,3 +222,16 @@ func (b *bitmap) take() int {
 }
 
 func (b *bitmap) free(bit int) { b.words[bit/64] &^= 1 << (bit % 64) }
+
+// async notifies the client that a queue pair ended for a reason that no work request reports.
+// Called with mu held.
+func (q *qp) async(kind ctrlpb.AsyncKind, err error) {
+	e := &ctrlpb.AsyncError{Qp: q.num, Kind: kind, Error: toPB(err)}
+	if kind == ctrlpb.AsyncKind_ASYNC_CQ_OVERRUN {
+		e.Cq = q.recvCQ.handle
+		if n := q.sendCQ.ring.Stats().Overruns; n != q.sendCQ.overruns {
+			e.Cq, q.sendCQ.overruns = q.sendCQ.handle, n
+		}
+	}
+	q.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_AsyncError{AsyncError: e}})
+}

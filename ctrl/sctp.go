@@ -2,6 +2,7 @@ package ctrl
 
 import (
 	"net/netip"
+	"time"
 
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
@@ -230,3 +231,14 @@ func (s *Server) answeredSCTP(c *conn, ev dataplane.Event) {
 	}
 	s.arm(c)
 }
+
+// lateEndpoint is the end of the steering of an SCTP endpoint.
+type lateEndpoint struct {
+	until clock.Time
+	uid   uint32 // user whose quota of ports it counts in
+}
+
+// lateTime is the time for which SCTP packets to a port are still steered after its last
+// association has ended: for packets in flight, and a few retransmissions of a SHUTDOWN ACK.
+// The port may be used again meanwhile.
+const lateTime = 10 * time.Second

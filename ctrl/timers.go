@@ -101,14 +101,3 @@ var waits = [...]string{
 	connResolving: "finding the route and the neighbour", connDialing: "the TCP handshake", connStartup: "the MPA start-up", connStreaming: "",
 	connWaiting: "the application's answer", connSwitching: "the first FPDU of the peer", connGone: "",
 }
-
-// lateEndpoint is the end of the steering of an SCTP endpoint.
-type lateEndpoint struct {
-	until clock.Time
-	uid   uint32 // user whose quota of ports it counts in
-}
-
-// lateTime is the time for which SCTP packets to a port are still steered after its last
-// association has ended: for packets in flight, and a few retransmissions of a SHUTDOWN ACK.
-// The port may be used again meanwhile.
-const lateTime = 10 * time.Second
