@@ -40,6 +40,7 @@ func TestTerminateDecode(t *testing.T) {
 		{"RFC: headers zeroed, not left out", "20020000 0000" + "000000000000000000000000000000000000" + "00000000000000000000000000000000000000000000000000000000",
 			true, term.ErrMPACRC, "", ""},
 		{"RFC: D without its header", "1101c000 000f c140", true, term.ErrBounds, "", ""},
+		{"RFC: M alone", "02078000 002e" + read, true, term.ErrStream, "", ""},
 		{"RFC: R without its header", "0100e000 002e" + read + "00", true, term.ErrReadSTag, read, ""},
 
 		{"siw: CRC", "02020000", true, term.ErrMPACRC, "", ""},

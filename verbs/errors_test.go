@@ -300,16 +300,18 @@ func TestGatherFails(t *testing.T) {
 		}
 	})
 	t.Run("read response", func(t *testing.T) {
-		a, b := newPair(t, 8192, QPConfig{})
-		a.post(SendWR{ID: 1, Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8192)}, RKey: b.mr.STag(), Remote: sideBase})
-		a.turn(b, 1000)
-		deregister(t, b.table, b.mr)
-		run(a, b, 1000)
-		a.Error()
-		run(a, b, 1000)
-		a.wantOutcomes(t, []outcome{{1, WCRemAccessErr}})
-		if b.fails != 1 || remoteErr(a.QP) != term.ErrReadSTag {
-			t.Errorf("%d Gathers failed, Terminate %v", b.fails, remoteErr(a.QP))
+		for _, n := range []int{8192, 100} { // at a segment in the middle, and at the last one
+			a, b := newPair(t, 8192, QPConfig{})
+			a.post(SendWR{ID: 1, Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, n)}, RKey: b.mr.STag(), Remote: sideBase})
+			a.turn(b, 1000)
+			deregister(t, b.table, b.mr)
+			run(a, b, 1000)
+			a.Error()
+			run(a, b, 1000)
+			a.wantOutcomes(t, []outcome{{1, WCRemAccessErr}})
+			if b.fails != 1 || remoteErr(a.QP) != term.ErrReadSTag {
+				t.Errorf("%d Gathers failed, Terminate %v", b.fails, remoteErr(a.QP))
+			}
 		}
 	})
 }
