@@ -118,16 +118,19 @@ func Listen(ctx context.Context, addr string, cfg *Config) (*Listener, error) {
 	return l, nil
 }
 
-// AcceptConn accepts the request and returns its connection.
+// AcceptConn accepts the request and returns its connection. If there is no memory or no quota for
+// it, AcceptConn rejects the request, also with the private data of cfg, by which the peer can see
+// that it has reached the right program.
 func (r *ConnRequest) AcceptConn(ctx context.Context, cfg *Config) (*Conn, error) {
 	if r.q != nil {
 		return nil, &Error{fmt.Sprintf("accept %v", r.Remote), ctrlpb.Code_CODE_INVALID, "the stream has a queue pair already: use Accept"}
 	}
-	c, err := r.d.newConn(ctx, cfg.orDefault())
+	cfg = cfg.orDefault()
+	c, err := r.d.newConn(ctx, cfg)
 	if err != nil {
 		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
-		_ = r.Reject(rctx, nil)
+		_ = r.Reject(rctx, cfg.PrivateData)
 		return nil, err
 	}
 	if _, err := r.Accept(ctx, c.qp, cfg); err != nil {

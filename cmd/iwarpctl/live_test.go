@@ -166,7 +166,8 @@ func TestPingLack(t *testing.T) {
 		t.Fatal(err)
 	}
 	limit := func(most uint64) {
-		if err := unix.Prlimit(cmd.Process.Pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: most, Max: usual.Max}, nil); err != nil {
+		l := unix.Rlimit{Cur: most, Max: usual.Max}
+		if err := unix.Prlimit(cmd.Process.Pid, unix.RLIMIT_NOFILE, &l, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -189,6 +190,53 @@ func TestPingLack(t *testing.T) {
 	}
 	if err := cmd.Wait(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestFullServers checks that a client does not take a server without a quota for another program.
+func TestFullServers(t *testing.T) {
+	dir := t.TempDir()
+	socketA, socketB := filepath.Join(dir, "a.sock"), filepath.Join(dir, "b.sock")
+	a, b, ctx := pair(t, embed.PairConfig{
+		CtrlA: ctrl.Config{Socket: socketA, Mode: 0o600},
+		CtrlB: ctrl.Config{Socket: socketB, Mode: 0o600, Limits: ctrl.Limits{QPs: 1}},
+	})
+	l, err := b.Device().Listen(ctx, ":7180", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go a.Device().Dial(ctx, fmt.Sprintf("%v:7180", b.Addr()), nil)
+	if _, err := l.Accept(ctx); err != nil { // it has the only queue pair
+		t.Fatal(err)
+	}
+	file, addr := filepath.Join(dir, "file"), b.Addr().String()
+	testenv.WriteFile(t, file, []byte("content"), 0o600)
+	for _, tt := range []struct{ server, client []string }{
+		{[]string{"ping", "-s", "-P"}, []string{"ping", "-c", "-a", addr, "-C", "1"}},
+		{[]string{"serve", "--dir", dir}, []string{"cp", file, addr + ":copy"}},
+		{
+			[]string{"nfs", "export", dir, "--mount-port", "0", "--portmap-port", "0", "--key-file", filepath.Join(t.TempDir(), "key")},
+			[]string{"nfs", "ls", addr + ":/"},
+		},
+	} {
+		server, stop := context.WithCancel(ctx)
+		ended := make(chan int, 1)
+		go func() {
+			ended <- run(server, append([]string{"--socket", socketB}, tt.server...), io.Discard, os.Stderr)
+		}()
+		var code int
+		var errOut string
+		for {
+			code, _, errOut = ctl(t, append([]string{"--socket", socketA}, tt.client...)...)
+			if !strings.Contains(errOut, "nothing listens") || ctx.Err() != nil {
+				break
+			}
+		}
+		if code != exitPeer || !strings.Contains(errOut, "quota") || strings.Contains(errOut, "does not support") {
+			t.Errorf("%q: %d, %q", tt.client, code, errOut)
+		}
+		stop()
+		<-ended
 	}
 }
 
