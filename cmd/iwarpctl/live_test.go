@@ -222,7 +222,7 @@ func TestFullServers(t *testing.T) {
 		server, stop := context.WithCancel(ctx)
 		ended := make(chan int, 1)
 		go func() {
-			ended <- run(server, append([]string{"--socket", socketB}, tt.server...), io.Discard, os.Stderr)
+			ended <- run(server, append([]string{"--socket", socketB}, tt.server...), io.Discard, io.Discard)
 		}()
 		var code int
 		var errOut string
