@@ -15,10 +15,12 @@ const (
 	kindWindow             // type 2 memory window
 )
 
-// The state word of a Region.
+// The state word of a Region. Its upper bits count how often it has become valid: an invalidation that was checked against
+// an earlier state fails.
 const (
 	stateKey   = 0xff
 	stateValid = 1 << 8
+	stateCount = 1 << 9
 )
 
 // Values of Region.windows that permit no binding.
@@ -110,29 +112,35 @@ func (r *Region) lock() bool {
 
 func (r *Region) unlock() { r.ver.Add(1) }
 
-// invalidate clears the valid bit, and unbinds a window. With force it ignores the key and accepts any kind. It reports whether r was
-// valid.
-func (r *Region) invalidate(key uint8, force bool) bool {
-	if !force && r.kind == kindMR {
+// revoke executes an invalidation by a work request or by the peer. state is r's, as far as the caller has checked it. It
+// reports whether that was valid, with the key of stag, and is no longer.
+func (r *Region) revoke(state, stag uint32) bool {
+	if r.kind == kindMR || state&(stateKey|stateValid) != stag&stateKey|stateValid {
 		return false
 	}
-	if !force && r.kind == kindFast {
+	if r.kind == kindFast {
 		// A window that is bound at the same time must not outlive the region.
-		if uint8(r.state.Load()) != key || !r.windows.CompareAndSwap(0, windowsHeld) {
+		if !r.windows.CompareAndSwap(0, windowsHeld) {
 			return false
 		}
 		defer r.windows.Store(0)
 	}
-	for {
-		s := r.state.Load()
-		if s&stateValid == 0 || !force && uint8(s) != key {
-			return false
-		}
-		// The worker that clears the bit also unbinds the window.
-		if r.state.CompareAndSwap(s, s&^stateValid) {
-			break
-		}
+	return r.invalidate(state)
+}
+
+// end invalidates r, whatever its state.
+func (r *Region) end() {
+	for s := r.state.Load(); s&stateValid != 0 && !r.invalidate(s); s = r.state.Load() {
+		// another invalidation, or a change after it
 	}
+}
+
+// invalidate clears the valid bit, and unbinds a window, if r is still in state s, which is valid.
+func (r *Region) invalidate(s uint32) bool {
+	if !r.state.CompareAndSwap(s, s&^stateValid) {
+		return false
+	}
+	// The worker that clears the bit also unbinds the window.
 	if r.kind == kindWindow {
 		if root := r.root.Swap(nil); root != nil {
 			root.windows.Add(-1)

@@ -186,7 +186,7 @@ func (t *Table) Deregister(r *Region) error {
 			return nil
 		} // windowsHeld passes in no time
 	}
-	r.invalidate(0, true)
+	r.end()
 	stag := r.index << 8
 	m := t.dir[stag>>(8+midBits+leafBits)].Load()
 	ls := &m.leaves[stag>>(8+leafBits)&(1<<midBits-1)]

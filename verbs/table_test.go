@@ -436,7 +436,7 @@ func TestUnchanged(t *testing.T) {
 		{"at rest", none, true},
 		{"a change begins and ends", func() { r.change(r.STag(), nil, set(32)) }, false},
 		{"after it", none, true},
-		{"an invalidation, which the state tells", func() { r.invalidate(0, true) }, true},
+		{"an invalidation, which the state tells", r.end, true},
 		{"a change begins", func() { r.lock() }, false},
 		{"during it", none, false},
 		{"it ends", r.unlock, false},
@@ -562,6 +562,38 @@ func TestBindWhileInvalidated(t *testing.T) {
 	if n := fast.windows.Load(); n != 0 {
 		t.Errorf("%d windows are left", n)
 	}
+}
+
+// TestRemoteInvWhileRebound checks that the peer of one QP does not invalidate a window that is bound again, with the
+// same key, on another QP meanwhile.
+func TestRemoteInvWhileRebound(t *testing.T) {
+	tb := NewTable(rand.Reader)
+	r := mustRegister(t, tb, pdA, make([]byte, 64), 0, accessRW)
+	win := allocWindow(t, tb, pdA)
+	const rounds = 500_000
+	var done atomic.Bool
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for !done.Load() {
+			tb.remoteInv(pdA, 1, win.STag())
+		}
+	})
+	bind := func(qp uint32) {
+		for !tb.bind(pdA, qp, win.STag(), r.STag(), 0, 64, RemoteRead) {
+			// an invalidation has not unbound it yet
+		}
+	}
+	for i := range rounds {
+		bind(1)
+		tb.localInv(pdA, win.STag())
+		bind(2)
+		if !tb.localInv(pdA, win.STag()) {
+			t.Errorf("round %d: the peer of QP 1 has invalidated the window of QP 2", i)
+			break
+		}
+	}
+	done.Store(true)
+	wg.Wait()
 }
 
 // TestTableMemory checks that a table that has grown shrinks again.

@@ -5,7 +5,7 @@ import "math"
 // localInv executes OpLocalInv: it invalidates the window or fast-register region stag of pd. Any QP of the PD may invalidate a window.
 func (t *Table) localInv(pd PDID, stag uint32) bool {
 	r := t.at(stag)
-	return r != nil && r.pd == pd && r.invalidate(uint8(stag), false)
+	return r != nil && r.pd == pd && r.revoke(r.state.Load(), stag)
 }
 
 // fastReg executes OpReg: the invalid fast-register region with the index of stag becomes valid, with the key of stag, for n bytes at
@@ -80,7 +80,8 @@ func (r *Region) change(stag uint32, root *Region, set func()) bool {
 		return false
 	}
 	defer r.unlock()
-	if r.state.Load()&stateValid != 0 {
+	state := r.state.Load()
+	if state&stateValid != 0 {
 		return false
 	}
 	// An invalidation may have cleared the bit but not yet the binding.
@@ -88,10 +89,10 @@ func (r *Region) change(stag uint32, root *Region, set func()) bool {
 		return false
 	}
 	set()
-	r.state.Store(stag&stateKey | stateValid)
+	r.state.Store(state&^stateKey + stateCount | stag&stateKey | stateValid)
 	// Deregister marks the region before it invalidates: if it did not see the valid bit, its mark is visible here.
 	if r.windows.Load() == windowsClosed {
-		r.invalidate(0, true)
+		r.end()
 	}
 	return true
 }
@@ -100,8 +101,13 @@ func (r *Region) change(stag uint32, root *Region, set func()) bool {
 // requests made valid: neither regions of the control plane nor windows of other QPs.
 func (t *Table) remoteInv(pd PDID, qp, stag uint32) bool {
 	r := t.at(stag)
-	if r == nil || r.pd != pd || r.kind == kindWindow && r.qp.Load() != qp {
+	if r == nil || r.pd != pd {
 		return false
 	}
-	return r.invalidate(uint8(stag), false)
+	var state, bound uint32
+	whole := r.unchanged(func() { state, bound = r.state.Load(), r.qp.Load() })
+	if !whole || r.kind == kindWindow && bound != qp {
+		return false
+	}
+	return r.revoke(state, stag)
 }
