@@ -15,8 +15,8 @@ const (
 	kindWindow             // type 2 memory window
 )
 
-// The state word of a Region. Its upper bits count how often it has become valid: an invalidation that was checked against
-// an earlier state fails.
+// The state word of a Region. Its upper bits count how often the region has become valid: an invalidation that was
+// checked against an earlier state fails.
 const (
 	stateKey   = 0xff
 	stateValid = 1 << 8
@@ -112,8 +112,8 @@ func (r *Region) lock() bool {
 
 func (r *Region) unlock() { r.ver.Add(1) }
 
-// revoke executes an invalidation by a work request or by the peer. state is r's, as far as the caller has checked it. It
-// reports whether that was valid, with the key of stag, and is no longer.
+// revoke executes an invalidation by a work request or by the peer, which was checked against state, a state of r. It
+// reports whether r was valid in that state, with the key of stag, and has left it.
 func (r *Region) revoke(state, stag uint32) bool {
 	if r.kind == kindMR || state&(stateKey|stateValid) != stag&stateKey|stateValid {
 		return false
