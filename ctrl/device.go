@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -287,9 +288,10 @@ func (ds devices) unclaim(ep bpf.Endpoint) {
 	}
 }
 
-// refresh passes the current addresses and VLANs to the steerings.
-func (ds devices) refresh() {
+// refresh passes the current addresses, those in use, and the current VLANs to the steerings.
+func (ds devices) refresh(inUse map[netip.Addr]int) {
 	all, _ := ds.addrs()
+	all = slices.AppendSeq(all, maps.Keys(inUse))
 	for _, d := range ds {
 		if d.Steering == nil {
 			continue

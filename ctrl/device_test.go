@@ -3,6 +3,7 @@ package ctrl
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -263,6 +264,58 @@ func TestAddressOfAnotherDevice(t *testing.T) {
 	if unlisten(listens[1]); steers(steer[1], "10.0.0.1") {
 		t.Error("a connection that has ended is steered")
 	}
+}
+
+// TestAddressInUse checks that an address that the host loses is steered until the last connection to it has ended: the
+// kernel would reset them if it came back.
+func TestAddressInUse(t *testing.T) {
+	h, c := newClient(t, Config{})
+	h.mu.Lock()
+	addrs := []netip.Addr{addrA}
+	h.devices[0].Addrs = func() []netip.Addr { return addrs }
+	h.mu.Unlock()
+	become := func(now ...netip.Addr) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		addrs = now
+		h.claims.refresh()
+	}
+	check := func(when string, want bool) {
+		t.Helper()
+		h.steer.mu.Lock()
+		defer h.steer.mu.Unlock()
+		if slices.Contains(h.steer.addrs, addrA) != want {
+			t.Errorf("%s: %v are steered", when, h.steer.addrs)
+		}
+	}
+	listen := c.ok(reqListen("", 7174)).GetListen().Listen
+	first := h.arrive(t, "10.0.0.2:999", 7174, mpa.DefaultConfig())
+	become()
+	check("two connections, one to come", true)
+	second := h.arrive(t, "10.0.0.2:998", 7174, mpa.DefaultConfig())
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: first.id})
+	check("one connection", true)
+	become(addrA)
+	become()
+	check("after the address was back", true)
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: second.id})
+	check("no connection", false)
+
+	become(addrA)
+	req := reqListen("", 7175)
+	req.GetListen().Streaming = true
+	stream := c.ok(req).GetListen().Listen
+	lingering := h.arrive(t, "10.0.0.2:997", 7175, mpa.DefaultConfig())
+	h.arrive(t, "10.0.0.2:996", 7174, mpa.DefaultConfig())
+	become()
+	conn := c.event().GetStreamReady().Conn
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_StreamClose{StreamClose: &ctrlpb.StreamClose{Conn: conn}}})
+	for _, l := range []uint32{listen, stream} {
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Unlisten{Unlisten: &ctrlpb.Unlisten{Listen: l}}})
+	}
+	check("a connection that sends its last data", true)
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: lingering.id})
+	check("nothing", false)
 }
 
 // TestSamePortOnDevices checks that listeners on every address of different devices may have the same

@@ -297,8 +297,9 @@ func (e *fakeEngine) only(t testing.TB, remote netip.AddrPort) (dataplane.ConnID
 
 // fakeSteering counts claims.
 type fakeSteering struct {
-	mu  sync.Mutex
-	eps map[bpf.Endpoint]int
+	mu    sync.Mutex
+	eps   map[bpf.Endpoint]int
+	addrs []netip.Addr
 }
 
 func (s *fakeSteering) Claim(e bpf.Endpoint) error {
@@ -323,7 +324,13 @@ func (s *fakeSteering) Unclaim(e bpf.Endpoint) error {
 	return nil
 }
 
-func (*fakeSteering) SetAddresses([]netip.Addr) error { return nil }
+func (s *fakeSteering) SetAddresses(all []netip.Addr) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.addrs = all
+	return nil
+}
+
 func (*fakeSteering) SetVLANs([][]uint16) error       { return nil }
 func (*fakeSteering) Counters() (bpf.Counters, error) { return bpf.Counters{}, nil }
 

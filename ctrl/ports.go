@@ -44,6 +44,9 @@ type claims struct {
 	byAddr   map[claimKey]*claim
 	byPort   map[uint16][]*claim // the same claims by port; a port has at most one per local address
 	nextPort uint16              // for noGuard
+	// inUse counts the connections of listeners on all addresses by local address. The host may lose the address and get it
+	// back, and the kernel would reset them until that is noticed: so it is steered as long as they last.
+	inUse map[netip.Addr]int
 
 	looks      map[uint32]int // calls of notInTimeWait since looksSince, by uid
 	looksSince clock.Time
@@ -293,7 +296,7 @@ func (cs *claims) refresh() {
 	for _, a := range all {
 		present[a] = true
 	}
-	cs.devices.refresh()
+	cs.devices.refresh(cs.inUse)
 	for _, c := range cs.byAddr {
 		if !c.addr.Addr().IsUnspecified() || c.on.sockets() { // the kernel follows the sockets' addresses
 			continue
@@ -355,6 +358,9 @@ func (cs *claims) count(c *claim) {
 // its frames were steered for another listener of the port. That may end first, so c steers them too.
 func (cs *claims) join(c *claim, local netip.Addr) {
 	c.refs++
+	if c.follows(local) {
+		cs.inUse[local]++
+	}
 	if c.on == nil || c.on.sockets() || c.on.has(local) {
 		return
 	}
@@ -364,6 +370,24 @@ func (cs *claims) join(c *claim, local netip.Addr) {
 			_ = cs.steerOne(c, ep) // the steering map is full
 		}
 	}
+}
+
+// follows reports whether frames to c's port are steered because the host has the address local.
+func (c *claim) follows(local netip.Addr) bool {
+	return c.addr.Addr().IsUnspecified() && !c.on.sockets() && !local.IsLoopback()
+}
+
+// leave undoes join.
+func (cs *claims) leave(c *claim, local netip.Addr) {
+	if c.follows(local) {
+		if cs.inUse[local]--; cs.inUse[local] == 0 {
+			delete(cs.inUse, local)
+			if !cs.devices.have(local, nil) {
+				cs.devices.refresh(cs.inUse)
+			}
+		}
+	}
+	cs.drop(c)
 }
 
 // unlisten removes a listener from c.

@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -142,7 +143,7 @@ func New(cfg Config, o Options) (*Server, error) {
 	}
 	s.claims = claims{
 		devices: s.devices, noGuard: o.NoGuard, accounts: &s.accounts,
-		byAddr: make(map[claimKey]*claim), byPort: make(map[uint16][]*claim),
+		byAddr: make(map[claimKey]*claim), byPort: make(map[uint16][]*claim), inUse: make(map[netip.Addr]int),
 	}
 	return s, nil
 }

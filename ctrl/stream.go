@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"net/netip"
 	"slices"
 	"time"
 
@@ -67,6 +68,7 @@ type linger struct {
 	memory uint64 // of resRings, charged to uid
 	limit  clock.Time
 	claim  *claim // steers its packets
+	local  netip.Addr
 }
 
 // lingerTime is the maximum time of a linger. It is longer than TCP waits for an
@@ -80,8 +82,8 @@ const lingerTime = 2 * time.Minute
 // peer whose requests are rejected may keep each of them open, so a user may have as many
 // lingers as queue pairs, and a further one resets the oldest. Called with mu held.
 func (s *Server) linger(c *conn) {
-	l := &linger{c.id, c.sess.cred.Uid, min(c.memory, maxUnsent), s.now().Add(lingerTime), c.claim}
-	l.claim.refs++
+	l := &linger{c.id, c.sess.cred.Uid, min(c.memory, maxUnsent), s.now().Add(lingerTime), c.claim, c.local.Addr()}
+	s.claims.join(l.claim, l.local)
 	if l.claim.on.sockets() {
 		s.files.extra++ // its socket, which no queue pair has any more
 	}
@@ -109,7 +111,7 @@ func (s *Server) endLinger(id dataplane.ConnID) {
 	if l.claim.on.sockets() {
 		s.files.extra--
 	}
-	s.claims.drop(l.claim)
+	s.claims.leave(l.claim, l.local)
 	s.settle(l.uid)
 	s.checkDrained()
 }

@@ -106,8 +106,11 @@ func (s *Server) takePort(c *conn, want netip.AddrPort) (*claim, error) {
 // end of TIME-WAIT.
 func (s *Server) leavePort(c *conn) {
 	cl, now := c.claim, s.now()
-	if c.listener != nil || cl == nil {
-		s.claims.drop(cl)
+	switch {
+	case cl == nil:
+		return
+	case c.listener != nil:
+		s.claims.leave(cl, c.local.Addr())
 		return
 	}
 	if (c.leaving || c.timeWait) && !c.within { // none of its segments is in flight

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -304,6 +305,42 @@ func TestInterfaceRemoved(t *testing.T) {
 		h.daemon.Expect("is served again")
 	}
 	a.must("ping", "-c", "-a", b.end.Addr4.String(), "-C", "3", "-V") // of the same server
+}
+
+// TestAddressInUse checks that connections to a listener on all addresses outlive their address.
+func TestAddressInUse(t *testing.T) {
+	a, b := pair(t)
+	testenv.Start(t, b.command("ping", "-s", "-P")).Expect("listening on")
+	for _, addr := range []netip.Prefix{b.end.Prefix4, netip.PrefixFrom(b.end.Addr6, 64)} {
+		ping := testenv.Start(t, a.command("ping", "-c", "-a", addr.Addr().String(), "-V"))
+		var num string
+		testenv.Until(t, "the connection", func() bool {
+			m := regexp.MustCompile(`(?m)^ *(\d+) +RTS`).FindStringSubmatch(a.must("qp", "list"))
+			if m != nil {
+				num = m[1]
+			}
+			return m != nil
+		})
+		sent := func() int {
+			m := regexp.MustCompile(`tcp\.segs_out\s+(\d+)`).FindStringSubmatch(a.must("qp", "show", num))
+			if m == nil {
+				t.Fatalf("queue pair %s is gone: %s", num, ping)
+			}
+			n, err := strconv.Atoi(m[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		ip(t, b.end, "addr del "+addr.String()+" dev "+b.end.Name)
+		testenv.Until(t, "no such address", func() bool { return !strings.Contains(b.must("status"), addr.Addr().String()) })
+		before := sent()
+		testenv.Until(t, "more rounds", func() bool { return sent() > before+100 })
+		ping.Signal(unix.SIGINT)
+		if code := ping.Wait(limit); code != 0 {
+			t.Errorf("ping to %v: exit code %d: %s", addr, code, ping)
+		}
+	}
 }
 
 // TestLinkLocal uses link-local addresses of IPv6, with and without the interface name, and of IPv4.
