@@ -202,7 +202,7 @@ func (cs *claims) bind(c *claim) error {
 	return err
 }
 
-// deleted reports whether the kernel no longer has a, which counts for a moment longer (see hostnet).
+// deleted reports whether the kernel no longer has a, which may not have been noticed yet.
 func (cs *claims) deleted(a netip.Addr) bool {
 	fd, _, err := bindGuard(netip.AddrPortFrom(a, 0), cs.zone(a), false)
 	if err == nil {

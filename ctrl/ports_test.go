@@ -82,8 +82,8 @@ func wildcard(port uint16) *claim {
 	return &claim{addr: netip.AddrPortFrom(netip.IPv6Unspecified(), port), guards: make(map[netip.Addr]int)}
 }
 
-// TestBindBesideDeleted checks that an address that was deleted a moment ago, and still counts, does not keep a listener
-// from the others.
+// TestBindBesideDeleted checks that an address that was deleted a moment ago, which has not been noticed, does not keep a
+// listener from the others.
 func TestBindBesideDeleted(t *testing.T) {
 	for at := range 3 {
 		for _, port := range []uint16{0, 40217} {

@@ -5,7 +5,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -28,10 +27,9 @@ type Device struct {
 	removals int // times that the interface was removed
 	missed   int // index of the interface that was missing before its removal was notified, or 0
 
-	addrs   []netip.Addr
-	scoped  []netip.Addr             // IPv6 link-local addresses of the interface itself, with its name
-	deleted map[netip.Addr]time.Time // those of both that were missed, and when first: see keep
-	vlans   [][]uint16
+	addrs  []netip.Addr
+	scoped []netip.Addr // IPv6 link-local addresses of the interface itself, with its name
+	vlans  [][]uint16
 }
 
 // Device returns the interface with that name, which must be one of those passed to New.
@@ -218,14 +216,9 @@ func (r *Resolver) readAddrs(
 
 // update applies f. An interface with another index has replaced the one before. Called with Resolver.mu held.
 func (d *Device) update(f *found) {
-	if d.index != f.index {
-		if d.index != 0 {
-			d.removals++
-			d.missed = d.index
-		}
-		clear(d.deleted)
-	} else {
-		f.addrs, f.scoped = d.keep(d.addrs, f.addrs), d.keep(d.scoped, f.scoped)
+	if d.index != f.index && d.index != 0 {
+		d.removals++
+		d.missed = d.index
 	}
 	d.index, d.addrs, d.scoped, d.vlans = f.index, f.addrs, f.scoped, f.vlans
 }
@@ -245,40 +238,6 @@ func (all *addresses) add(ad netip.Addr, a *netlink.Addr) {
 	if b, ok := netip.AddrFromSlice(a.Broadcast); ok && !b.IsUnspecified() { // the administrator may set any address
 		all.hostless = append(all.hostless, b.Unmap())
 	}
-}
-
-// addressPause is how long a deleted address still counts, so that one that is deleted and added again is never
-// missing.
-const addressPause = 100 * time.Millisecond
-
-// keep returns now with the addresses of before that are not in it, until addressPause after they were first missed.
-func (d *Device) keep(before, now []netip.Addr) []netip.Addr {
-	there := make(map[netip.Addr]bool, len(now))
-	for _, a := range now {
-		there[a] = true
-		delete(d.deleted, a)
-	}
-	for _, a := range before {
-		if there[a] {
-			continue
-		}
-		if _, again := d.deleted[a]; !again {
-			d.deleted[a] = time.Now()
-		}
-		if time.Since(d.deleted[a]) < addressPause {
-			now = append(now, a)
-		} else {
-			delete(d.deleted, a)
-		}
-	}
-	return now
-}
-
-// keeps reports whether deleted addresses still count.
-func (d *Device) keeps() bool {
-	d.r.mu.Lock()
-	defer d.r.mu.Unlock()
-	return len(d.deleted) > 0
 }
 
 // OnLoopback returns the number of addresses of loopback that NewWithLoopback would serve, in the calling thread's network

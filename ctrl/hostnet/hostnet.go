@@ -92,7 +92,7 @@ func open(withLoopback bool, names []string) (*Resolver, error) {
 			ns.Close()
 			return nil, fmt.Errorf("hostnet: interface %s: %w", name, err)
 		}
-		d := &Device{r: r, name: name, index: link.Attrs().Index, deleted: make(map[netip.Addr]time.Time)}
+		d := &Device{r: r, name: name, index: link.Attrs().Index}
 		r.devices = append(r.devices, d)
 	}
 	s, err := r.subscribe()

@@ -767,62 +767,6 @@ func TestMovedAndBack(t *testing.T) {
 	})
 }
 
-// TestAddressAgain checks that an address that is deleted and added again at once, as some tools do to change it, does
-// not count as gone in between: its connections would be reset.
-func TestAddressAgain(t *testing.T) {
-	here, _ := wire(t)
-	r := newResolver(t, "a0")
-	d, addr := r.Device("a0"), netip.MustParseAddr("10.77.0.1")
-	has := func() bool { return slices.Contains(d.Addrs(), addr) }
-	l, err := here.LinkByName("a0")
-	must(t, err)
-	a, err := netlink.ParseAddr("10.77.0.1/24")
-	must(t, err)
-	gone := false
-	testenv.Until(t, "the address was back soon enough", func() bool {
-		deleted := time.Now()
-		must(t, here.AddrDel(l, a))
-		time.Sleep(addressPause / 5)
-		gone = !has()
-		must(t, here.AddrAdd(l, a))
-		soon := time.Since(deleted) < addressPause/2
-		testenv.Until(t, "the address is there", has)
-		if !soon {
-			time.Sleep(2 * addressPause) // so that nothing of this attempt is left
-		}
-		return soon
-	})
-	if gone {
-		t.Error("the address was gone in between")
-	}
-	// Other changes in between are noticed at once, and the address still counts.
-	other, err := netlink.ParseAddr("10.79.0.1/24")
-	must(t, err)
-	early := false
-	testenv.Until(t, "the other changes were noticed soon enough", func() bool {
-		time.Sleep(2 * addressPause) // so that nothing of an earlier deletion is left
-		deleted := time.Now()
-		must(t, here.AddrDel(l, a))
-		must(t, here.LinkSetMTU(l, 1400))
-		must(t, here.AddrAdd(l, other))
-		testenv.Until(t, "the other changes are noticed", func() bool {
-			return slices.Contains(d.Addrs(), netip.MustParseAddr("10.79.0.1")) && d.MTU() == 1400
-		})
-		early = !has()
-		must(t, here.AddrAdd(l, a))
-		soon := time.Since(deleted) < addressPause/2
-		must(t, here.AddrDel(l, other))
-		must(t, here.LinkSetMTU(l, 1500))
-		testenv.Until(t, "all is as before", func() bool { return has() && len(d.Addrs()) == 1 && d.MTU() == 1500 })
-		return soon
-	})
-	if early {
-		t.Error("the address was gone when another one came")
-	}
-	must(t, here.AddrDel(l, a))
-	testenv.Until(t, "the address is gone", func() bool { return !has() })
-}
-
 // TestMovedOnce checks that a move of an interface makes one new Presence, whether its absence or the notification of
 // its removal is noticed first.
 func TestMovedOnce(t *testing.T) {

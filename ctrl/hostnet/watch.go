@@ -3,7 +3,6 @@ package hostnet
 import (
 	"errors"
 	"runtime"
-	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -87,14 +86,11 @@ func drain[T any](ch <-chan T) {
 // it subscribes again.
 func (r *Resolver) follow(s *subscription) {
 	defer func() { s.end() }()
-	var again <-chan time.Time // the time of the next refresh, after one that failed or kept deleted addresses
+	var again <-chan time.Time // the time of the next refresh, after one that failed
 	refresh := func() {
 		again = nil
-		switch {
-		case r.refresh() != nil:
+		if r.refresh() != nil {
 			again = time.After(resubscribe) // until then keep the previous state
-		case slices.ContainsFunc(r.devices, (*Device).keeps):
-			again = time.After(addressPause)
 		}
 		r.change()
 	}
