@@ -142,8 +142,12 @@ func (r *Resolver) refresh() error {
 		byIndex[l.Attrs().Index] = l
 	}
 	all := make(map[*Device]*found)
+	held := make(map[int]*Device)
 	for _, d := range r.devices {
-		all[d] = &found{index: d.find(links)}
+		held[d.Index()] = d
+	}
+	for _, d := range r.devices {
+		all[d] = &found{index: d.find(links, held)}
 	}
 	ifaces := make(map[int]iface)
 	for i, l := range byIndex {
@@ -284,15 +288,14 @@ func (r *Resolver) removed(index int) {
 	}
 }
 
-// find returns the index of the interface, or 0. It is the interface that had this index
-// before, even under another name, or else the one that now has the name.
-func (d *Device) find(links []netlink.Link) (index int) {
-	had := d.Index()
+// find returns the index of the interface, or 0. It is the interface that d holds, even under another name, or else the
+// one that now has the name, unless another Device holds that.
+func (d *Device) find(links []netlink.Link, held map[int]*Device) (index int) {
 	for _, l := range links {
 		switch a := l.Attrs(); {
-		case a.Index == had:
-			return had
-		case a.Name == d.name:
+		case held[a.Index] == d:
+			return a.Index
+		case a.Name == d.name && held[a.Index] == nil:
 			index = a.Index
 		}
 	}

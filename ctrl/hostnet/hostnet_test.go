@@ -767,6 +767,31 @@ func TestMovedAndBack(t *testing.T) {
 	})
 }
 
+// TestNameOfAnother checks that an interface that gets the name of one that was removed stays what it was.
+func TestNameOfAnother(t *testing.T) {
+	here, _ := wire(t)
+	must(t, here.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "a1", MTU: 1400}, PeerName: "b1"}))
+	up(t, here, "b1")
+	a1 := up(t, here, "a1", "10.78.0.1/24")
+	r := newResolver(t, "a0", "a1")
+	changed, d0, d1 := changes(r), r.Device("a0"), r.Device("a1")
+	a0, err := here.LinkByName("a0")
+	must(t, err)
+	must(t, here.LinkDel(a0))
+	until(t, changed, "an interface is removed", func() bool { return d0.Index() == 0 })
+	must(t, here.LinkSetDown(a1))
+	must(t, here.LinkSetName(a1, "a0"))
+	must(t, here.LinkSetMTU(a1, 1450))
+	until(t, changed, "the other one was renamed", func() bool { return d1.MTU() == 1450 })
+	if d0.Index() != 0 || len(d0.Addrs()) != 0 || len(d1.Addrs()) != 1 {
+		t.Errorf("index %d, addresses %v; those of the other one: %v", d0.Index(), d0.Addrs(), d1.Addrs())
+	}
+	must(t, here.LinkDel(a1))
+	until(t, changed, "both are removed", func() bool { return d1.Index() == 0 })
+	must(t, here.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "a0", MTU: 1400}, PeerName: "c0"}))
+	until(t, changed, "one is back", func() bool { return d0.Index() != 0 })
+}
+
 // TestMovedOnce checks that a move of an interface makes one new Presence, whether its absence or the notification of
 // its removal is noticed first.
 func TestMovedOnce(t *testing.T) {
