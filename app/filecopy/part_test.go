@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -91,6 +93,49 @@ func TestPartOfAnother(t *testing.T) {
 	}
 }
 
+// TestPartPermissions checks the permissions of an incomplete file, and of the complete one, if the file that the copy was
+// to replace is removed, or made, before the copy is resumed.
+func TestPartPermissions(t *testing.T) {
+	old := syscall.Umask(0o027)
+	defer syscall.Umask(old)
+	for _, removed := range []bool{true, false} {
+		dir := t.TempDir()
+		f, store := filepath.Join(dir, "f"), openStore(t, dir)
+		want := fs.FileMode(0o640)
+		first, second := func() { testenv.WriteFile(t, f, nil, 0o600) }, func() { os.Remove(f) }
+		if !removed {
+			first, second = func() {}, first
+			want = 0o600
+		}
+		o := Options{Attrs: Attrs{Mode: 0o666}, Resume: true}
+		first()
+		in, err := store.Create("f", 100, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := in.Write(make([]byte, 50)); err != nil {
+			t.Fatal(err)
+		}
+		in.Abort()
+		second()
+		if in, err = store.Create("f", 100, o); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := in.file.Stat(); err != nil || info.Size() != 50 || info.Mode() != want {
+			t.Errorf("removed %v: part of %d bytes with %v, %v", removed, info.Size(), info.Mode(), err)
+		}
+		if err := in.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(f); err != nil || info.Mode() != want {
+			t.Errorf("removed %v: %v, %v; want %v", removed, info.Mode(), err, want)
+		}
+		if l, err := os.ReadDir(dir); err != nil || len(l) != 1 {
+			t.Errorf("removed %v: %v, %v", removed, l, err)
+		}
+	}
+}
+
 // TestPartInUse checks the error of a copy to a file that another copy writes.
 func TestPartInUse(t *testing.T) {
 	store, in := part(t, 100)
@@ -161,7 +206,7 @@ func TestPartRenamed(t *testing.T) {
 	if err := in.Commit(); err != nil {
 		t.Fatal(err)
 	}
-	if err := late.lock(); err == nil || !strings.Contains(err.Error(), "another copy") {
+	if err := late.lock(0o600); err == nil || !strings.Contains(err.Error(), "another copy") {
 		t.Errorf("got %v; want a refusal", err)
 	}
 }

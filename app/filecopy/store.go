@@ -197,7 +197,7 @@ func (s *Store) Create(name string, size int64, o Options) (*incoming, error) {
 		return nil, fileError(name, err)
 	}
 	if o.Resume {
-		if err := in.lock(); err != nil {
+		if err := in.lock(perm); err != nil {
 			in.file.Close()
 			return nil, fileError(name, err)
 		}
@@ -217,8 +217,8 @@ func (s *Store) noFolder(name string) error {
 	return &Error{CodeNotFound, fmt.Errorf("%s: no folder %s: make it first", name, path.Dir(name))}
 }
 
-// lock takes over the file of an earlier copy.
-func (in *incoming) lock() error {
+// lock takes over the file of an earlier copy, if there is one, as if it had been made with the permissions perm.
+func (in *incoming) lock(perm fs.FileMode) error {
 	switch err := unix.Flock(int(in.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		return errors.New("another copy of this file is in progress: wait for its end")
@@ -239,7 +239,27 @@ func (in *incoming) lock() error {
 		return fmt.Errorf("%s belongs to another user: remove it", path.Base(in.temp))
 	}
 	in.size = info.Size()
-	return nil
+	if info.Mode().Perm() != perm { // by the umask, or since the earlier copy replaced a file and this one does not, or the reverse
+		if perm, err = in.store.made(path.Dir(in.temp), perm); err == nil && info.Mode().Perm() != perm {
+			err = in.file.Chmod(perm)
+		}
+	}
+	return err
+}
+
+// made returns the permissions of a file that is made in the folder dir with the permissions perm.
+func (s *Store) made(dir string, perm fs.FileMode) (fs.FileMode, error) {
+	name := path.Join(dir, tempPrefix+rand.Text())
+	f, err := s.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err := errors.Join(err, s.root.Remove(name)); err != nil {
+		return 0, err
+	}
+	return info.Mode().Perm(), nil
 }
 
 // begin reserves the space for the rest of the file.
