@@ -76,7 +76,8 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	}
 	if err == nil {
 		l.id, err = s.engine.Listen(dataplane.ListenRequest{
-			Local: cl.addr, Backlog: backlog, Stream: r.Streaming, SCTP: set.sctp, Admit: l.admits, IP: set.ip, Device: on.name(),
+			Local: cl.addr, Backlog: backlog, Stream: r.Streaming, SCTP: set.sctp, Admit: l.admits, IP: set.ip,
+			Device: on.name(),
 		})
 	}
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/dataplane/handoff"
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/dataplane/sched"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/pkt"
@@ -189,17 +190,17 @@ func (h *hostEnd) Stats() tcp.Stats {
 	}
 }
 
-// copySegment copies the next DDP segment of c to the peer. It returns false if there is
-// none.
-func (c *tcpConn) copySegment(w *worker) bool {
+// copySegment copies the next DDP segment of c to the peer, which counts as a record. It returns the
+// number of records, as compose does.
+func (c *tcpConn) copySegment(w *worker, g *sched.Grant) int {
 	seg := &c.pending
 	if !c.hasPend && !c.poll(w, hostSegment, hostSegment) {
-		return false
+		return 0
 	}
 	c.hasPend = false
 	parts, ok := c.gather(w, seg.Len)
 	if !ok {
-		return false
+		return 0
 	}
 	h, p := c.host, c.host.peer
 	n := seg.HdrLen + seg.Len
@@ -207,9 +208,10 @@ func (c *tcpConn) copySegment(w *worker) bool {
 	w.sched.Compose(1 + n/hostRecord)
 	w.stats.HostSegments++
 	w.stats.HostBytes += uint64(n)
+	g.Left -= sched.Cost(n, 1, 1)
 	w.mark(&p.c.lane)
 	p.c.receiveSegment(w, c, parts)
-	return true
+	return 1
 }
 
 // receiveSegment processes the pending segment of from, whose payload is parts.

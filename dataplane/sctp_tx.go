@@ -159,7 +159,7 @@ func (as *assoc) composeDDP(w *worker, s *stream, g *sched.Grant) int {
 		}
 		as.push(w, slot, used, s.sid, as.opts.Profile.Segment(), false)
 		w.stats.TxFPDUs++
-		g.Left -= used + sched.RecordCost + sched.FPDUCost
+		g.Left -= sched.Cost(used, 1, 1)
 		n++
 	}
 	s.composed(w, n > 0, g.Why == sched.Idle)

@@ -62,7 +62,7 @@ func (c *tcpConn) composeStream(w *worker, g *sched.Grant) {
 		b.outAt += n
 		c.push(w, s, n, pkt.Sum(dst, 0))
 		if g != nil {
-			g.Left -= n + sched.RecordCost
+			g.Left -= sched.Cost(n, 1, 0)
 		}
 	}
 	left := b.unsent()

@@ -48,7 +48,7 @@ func (w *worker) frameCost() int {
 		return w.mtu
 	}
 	n := w.super.link.SuperBytes()
-	return n + n/w.mtu*(sched.RecordCost+sched.FPDUCost)
+	return sched.Cost(n, n/w.mtu, n/w.mtu)
 }
 
 // superPath probes how long super-frames may be on the path of a connection. A peer may

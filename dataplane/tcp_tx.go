@@ -82,13 +82,11 @@ func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
 		if c.tcp.Room() <= 0 || !w.may(&c.lane, g) {
 			break
 		}
-		seq, records, segs := c.tcp.SndNxt(), w.stats.TxRecords+w.stats.HostSegments, w.stats.TxFPDUs+w.stats.HostSegments
-		if c.direct && !c.copySegment(w) || !c.direct && !c.composeRun(w, g) && !c.composeRecord(w, g) {
+		records := c.compose(w, g)
+		if records == 0 {
 			break
 		}
-		records, segs = w.stats.TxRecords+w.stats.HostSegments-records, w.stats.TxFPDUs+w.stats.HostSegments-segs
-		g.Left -= c.tcp.SndNxt().Sub(seq) + sched.RecordCost*int(records) + sched.FPDUCost*int(segs)
-		n += int(records)
+		n += records
 		if pulled < pullBudget && !c.sendable() {
 			break // what was posted meanwhile waits for its doorbell
 		}
@@ -98,6 +96,18 @@ func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
 	}
 	c.composed(w, n > 0, g.Why == sched.Idle)
 	return n
+}
+
+// compose composes a record, or several, and charges them to g. It returns their number: 0 if there was
+// nothing to send.
+func (c *tcpConn) compose(w *worker, g *sched.Grant) int {
+	if c.direct {
+		return c.copySegment(w, g)
+	}
+	if n := c.composeRun(w, g); n > 0 {
+		return n
+	}
+	return c.composeRecord(w, g)
 }
 
 // leastFill is the least room in a record, in bytes, for starting a message of several records
@@ -114,20 +124,20 @@ func (c *tcpConn) recordSize() int {
 	return c.tcp.MSS()
 }
 
-// composeRecord packs whole FPDUs into a record. It returns false if there was nothing to send.
-func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
+// composeRecord packs whole FPDUs into a record. It returns the number of records, as compose does.
+func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) int {
 	mss, most := c.tcp.MSS(), c.recordSize()
 	mulpdu := c.tx.MULPDU(mss)
 	if !c.hasPend && !c.poll(w, mulpdu, mulpdu) {
-		return false
+		return 0
 	}
 	s, ok := w.recordSlot(w.link)
 	if !ok {
 		c.hasPend, g.Why = true, sched.Slots
-		return false
+		return 0
 	}
 	buf := w.link.Bytes(s)[headroom:]
-	seq, used, sum := c.tcp.SndNxt(), 0, uint32(0)
+	seq, used, fpdus, sum := c.tcp.SndNxt(), 0, 0, uint32(0)
 	for {
 		ulpdu := c.pending.HdrLen + c.pending.Len
 		size := c.tx.Size(seq, ulpdu)
@@ -140,6 +150,7 @@ func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
 			break
 		}
 		used += size
+		fpdus++
 		seq = seq.Add(size)
 		sum = pkt.Add(sum, c.tx.Sum()) // FPDUs are multiples of four bytes
 		room := mulpdu
@@ -152,40 +163,43 @@ func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
 	}
 	if used == 0 {
 		w.freeRecord(w.link)
-		return false
+		return 0
 	}
 	c.push(w, s, used, sum)
 	w.sched.Compose((used - 1) / mss) // a long record costs as much as several
 	w.stats.TxRecords++
-	return true
+	g.Left -= sched.Cost(used, 1, fpdus)
+	return 1
 }
 
 // composeRun composes several FPDUs of the largest size at once, each with the next part of the same
-// message, starting with the pending segment. It returns false if there is only one, or none.
+// message, starting with the pending segment. It returns the number of records, as compose
+// does, and 0 too if there is only one segment.
 // Other records, and FPDUs with markers, whose sizes vary, are composed by composeRecord.
-func (c *tcpConn) composeRun(w *worker, g *sched.Grant) bool {
+func (c *tcpConn) composeRun(w *worker, g *sched.Grant) int {
 	p, ulpdu := &c.pending, c.pending.HdrLen+c.pending.Len
 	if !c.hasPend || c.tx.Markers() || ulpdu != c.tx.MULPDU(c.tcp.MSS()) {
-		return false
+		return 0
 	}
 	seq := c.tcp.SndNxt()
 	size := c.tx.Size(seq, ulpdu)
-	most := min((c.tcp.Room()+size-1)/size, w.sched.Most(&c.lane.member, g, size+sched.RecordCost+sched.FPDUCost))
+	most := min((c.tcp.Room()+size-1)/size, w.sched.Most(&c.lane.member, g, sched.Cost(size, 1, 1)))
 	if most = min(most, c.qp.QP.Gatherable(&p.Src, most*p.Len)/max(p.Len, 1)); most < 2 {
-		return false
+		return 0
 	}
 	n := 1 + c.ddp.Extend(p, most-1)
 	if n < 2 {
-		return false
+		return 0
 	}
 	c.hasPend = false
 	payload, ok := c.gather(w, n*p.Len)
 	if !ok {
-		return false
+		return 0
 	}
 	w.current = &c.stream
 	hdr := p.Hdr[:p.HdrLen]
 	per := max(c.recordSize()/size, 1) // more than 1 over kernel sockets
+	records := 0
 	for done := 0; done < n; {
 		some, sum := n-done, uint32(0)
 		var mem []byte
@@ -214,17 +228,19 @@ func (c *tcpConn) composeRun(w *worker, g *sched.Grant) bool {
 			c.segs.PushRun(w.super.runs.take(), some*size, size)
 			w.sched.Own(&c.member)
 			c.runs++
-			w.stats.TxRecords += uint64(some)
+			records += some
 		} else {
 			c.push(w, w.record, some*size, sum)
-			w.stats.TxRecords++
+			records++
 		}
 		w.sched.Compose(some - 1)
 		done += some
 	}
 	w.current = nil
+	w.stats.TxRecords += uint64(records)
 	w.stats.TxFPDUs += uint64(n)
-	return true
+	g.Left -= sched.Cost(n*size, records, n)
+	return records
 }
 
 // takesRun reports whether the next of n segments of size bytes, which follow each other, shall lie in a

@@ -13,12 +13,15 @@ const (
 	// fifth of the time of large Writes at an MTU of 9000 is between two turns.
 	aloneBonus = 12 * minQuantum
 
-	// RecordCost is the cost of a record in bytes: its headers, and a frame's share of the other work.
-	RecordCost = 128
-	// FPDUCost is the cost of an FPDU in bytes: a work request or message takes as long as about
+	// recordCost is the cost of a record in bytes: its headers, and a frame's share of the other work.
+	recordCost = 128
+	// fpduCost is the cost of an FPDU in bytes: a work request or message takes as long as about
 	// so many bytes of payload.
-	FPDUCost = 512
+	fpduCost = 512
 )
+
+// Cost returns the cost of records that have so many bytes and FPDUs together.
+func Cost(bytes, records, fpdus int) int { return bytes + records*recordCost + fpdus*fpduCost }
 
 // No member or group holds more TX slots than so many times those that are free: a
 // single connection gets 8/9 of them, and n busy ones get equal parts of nearly all.
