@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
@@ -48,6 +49,28 @@ type Config struct {
 	Fragments map[string]FragmentSource
 	// Now is the workers' clock; default clock.Now.
 	Now func() clock.Time
+}
+
+// fill replaces each zero by its default.
+func (c Config) fill() Config {
+	if c.OnEvent == nil {
+		c.OnEvent = func(Event) {}
+	}
+	if c.Now == nil {
+		c.Now = clock.Now
+	}
+	if c.TCP == nil {
+		t := tcp.DefaultConfig()
+		c.TCP = &t
+	}
+	c.Spin = cmp.Or(c.Spin, 50*time.Microsecond)
+	c.StreamBuffer = cmp.Or(c.StreamBuffer, 64<<10)
+	c.SendBuffer = cmp.Or(c.SendBuffer, c.StreamBuffer)
+	c.MaxConns = cmp.Or(c.MaxConns, 16384)
+	c.SCTP.Idle = cmp.Or(c.SCTP.Idle, time.Minute)
+	c.SCTP.PerPeer = cmp.Or(c.SCTP.PerPeer, 1024)
+	c.SCTP.Memory = cmp.Or(c.SCTP.Memory, max(256<<20, 4*c.TCP.RcvWindow))
+	return c
 }
 
 // SCTPConfig is the configuration of all associations.

@@ -5,17 +5,13 @@
 package dataplane
 
 import (
-	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane/handoff"
-	"github.com/iwarpd/iwarpd/internal/clock"
-	"github.com/iwarpd/iwarpd/tcp"
 )
 
 // ConnID identifies a connection for the life of the engine. Its upper 16 bits are the number
@@ -68,24 +64,7 @@ func New(cfg Config, queues []Queue, res Resolver) (*Engine, error) {
 	if len(queues) == 0 {
 		return nil, errors.New("dataplane: no queue")
 	}
-	if cfg.OnEvent == nil {
-		cfg.OnEvent = func(Event) {}
-	}
-	cfg.Spin = cmp.Or(cfg.Spin, 50*time.Microsecond)
-	if cfg.Now == nil {
-		cfg.Now = clock.Now
-	}
-	cfg.StreamBuffer = cmp.Or(cfg.StreamBuffer, 64<<10)
-	cfg.SendBuffer = cmp.Or(cfg.SendBuffer, cfg.StreamBuffer)
-	cfg.SCTP.Idle = cmp.Or(cfg.SCTP.Idle, time.Minute)
-	cfg.SCTP.PerPeer = cmp.Or(cfg.SCTP.PerPeer, 1024)
-	cfg.MaxConns = cmp.Or(cfg.MaxConns, 16384)
-	if cfg.TCP == nil {
-		c := tcp.DefaultConfig()
-		cfg.TCP = &c
-	}
-	cfg.SCTP.Memory = cmp.Or(cfg.SCTP.Memory, max(256<<20, 4*cfg.TCP.RcvWindow))
-	e := &Engine{cfg: cfg, resolver: res, evDone: make(chan struct{})}
+	e := &Engine{cfg: cfg.fill(), resolver: res, evDone: make(chan struct{})}
 	if _, err := rand.Read(e.secret[:]); err != nil {
 		return nil, fmt.Errorf("dataplane: %w", err)
 	}
