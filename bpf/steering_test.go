@@ -234,6 +234,7 @@ func testVerdicts(t *testing.T) {
 		{"arp", edit(tcp4, 12, 8, 6), actPass, C{Passed: 1}},
 		{"three vlans", edit(frame(6, peer4, addr4, 999, port, 2), 20, 0x81, 0), actPass, C{Passed: 1}},
 		{"version", edit(tcp4, 14, 0x65), actPass, C{Malformed: 1}},
+		{"version of IPv6", edit(tcp6, 14, 0x45), actPass, C{Malformed: 1}},
 		{"short header length", edit(tcp4, 14, 0x44), actPass, C{Malformed: 1}},
 		{"total length below header", edit(tcp4, 16, 0, 19), actPass, C{Malformed: 1}},
 		{"cut in ports", tcp4[:36], actPass, C{Malformed: 1}},
@@ -256,6 +257,7 @@ func testVerdicts(t *testing.T) {
 		{"icmp6 too big", icmpError(peer6, addr6, 2, back6), actRedirect, C{SteeredICMP: 1}},
 		{"icmp6 about a first fragment", icmpError(peer6, addr6, 2, testenv.Cut(back6, 16, 1)[0]), actRedirect, C{SteeredICMP: 1}},
 		{"icmp6 about a later fragment", icmpError(peer6, addr6, 2, testenv.Cut(back6, 16, 1)[1]), actPass, C{PassedFragment: 1}},
+		{"icmp6 about a fragment after another header", icmpError(peer6, addr6, 2, withExt(testenv.Cut(back6, 16, 1)[0], 0, 8)), actPass, C{PassedFragment: 1}},
 		{"icmp6 neighbour solicitation", icmpError(peer6, addr6, 135, back6), actPass, C{Passed: 1}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/sctp"
 	"github.com/iwarpd/iwarpd/sctp/session"
 	"github.com/iwarpd/iwarpd/verbs"
 )
@@ -356,6 +357,22 @@ func (as *assoc) negotiate(w *worker, stream uint16, private string) {
 	b = append(append(b, 0, 1), private...)
 	as.sendControl(w, &session.Control{Stream: stream, PPID: session.Draft.Control(), Data: b})
 	w.mark(&as.lane)
+}
+
+// TestSCTPPieces checks that a message that the peer has divided into DATA chunks is one message: a Terminate.
+func TestSCTPPieces(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	s.requestSCTP(SCTP{}, false)
+	w := s.hosts[1].w
+	for as := range w.assocs() {
+		for i, piece := range [][]byte{{0, 1}, {0}, {4}} {
+			as.message(w, &sctp.Data{PPID: session.RFC5043.Control(), Unordered: true, Begin: i == 0, End: i == 2}, piece)
+		}
+		w.mark(&as.lane)
+	}
+	if ev := s.closed(1); ev.Err != nil {
+		t.Errorf("closed by %v", ev.Err)
+	}
 }
 
 // TestSCTPViolationInSetup checks that a violation by the peer during set-up ends it at once on either side, even if
