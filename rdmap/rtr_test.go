@@ -15,11 +15,12 @@ func TestRTR(t *testing.T) {
 		kind Op
 		wire string
 		next string // the Send after it
+		back string // the answer to it
 	}{
-		{OpSend, "4143 00000000 00000000 00000001 00000000", "4143 00000000 00000000 00000002 00000000"},
-		{OpWrite, "c140 00000001 0000000000000000", "4143 00000000 00000000 00000001 00000000"},
+		{OpSend, "4143 00000000 00000000 00000001 00000000", "4143 00000000 00000000 00000002 00000000", ""},
+		{OpWrite, "c140 00000001 0000000000000000", "4143 00000000 00000000 00000001 00000000", ""},
 		{OpRead, "4141 00000000 00000001 00000001 00000000 00000001 0000000000000000 00000000 00000001 0000000000000000",
-			"4143 00000000 00000000 00000001 00000000"},
+			"4143 00000000 00000000 00000001 00000000", "c142 00000001 0000000000000000"},
 	}
 	for _, tt := range tests {
 		for _, depth := range []int{0, 1} {
@@ -41,8 +42,8 @@ func TestRTR(t *testing.T) {
 			if b.mem.taken != 0 {
 				t.Errorf("%v: it took a receive buffer", tt.kind)
 			}
-			if answer := b.poll(testMULPDU); (answer != nil) != (tt.kind == OpRead) {
-				t.Errorf("%v: answered by %x", tt.kind, answer)
+			if answer := b.poll(testMULPDU); !bytes.Equal(answer, testenv.Unhex(t, tt.back)) {
+				t.Errorf("%v: answered by %x; want %s", tt.kind, answer, tt.back)
 			} else if answer != nil {
 				if err := a.HandleULPDU(answer); err != nil {
 					t.Errorf("%v: %v", tt.kind, err)
