@@ -153,8 +153,7 @@ func (w *worker) sctpUnowned(f *rxFrame, flow pkt.Flow, udp uint16, b []byte) *a
 		return nil
 	}
 	if old := w.assocOf(handoff.Key{Flow: flow, Proto: pkt.ProtoSCTP}); old != nil {
-		old.events(w) // the old association is closed; this packet arrived before it was pumped
-		old.retire(w)
+		old.events(w) // the old association is closed, and retires now; this packet arrived before it was pumped
 	}
 	as := w.newAssoc(a, flow, t, l.opts, l.ip)
 	as.lst, as.passive = l, true
