@@ -228,6 +228,7 @@ func testVerdicts(t *testing.T) {
 		{"options", withOptions(tcp4, 40), actRedirect, C{SteeredTCP: 1}},
 		{"hop-by-hop", withExt(tcp6, 0, 8), actRedirect, C{SteeredTCP: 1}},
 		{"three extension headers", withExt(withExt(withExt(tcp6, 60, 24), 51, 24), 0, 8), actRedirect, C{SteeredTCP: 1}},
+		{"mobility, HIP and Shim6", withExt(withExt(withExt(tcp6, 140, 8), 139, 8), 135, 8), actRedirect, C{SteeredTCP: 1}},
 		{"routing, segments left", edit(withExt(tcp6, 43, 8), 57, 1), actPass, C{Passed: 1}},
 		{"all of a packet in a fragment", withExt(tcp6, 44, 8), actRedirect, C{SteeredTCP: 1}},
 		{"to many on the link", edit(tcp4, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff), actPass, C{Passed: 1}},

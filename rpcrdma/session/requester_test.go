@@ -90,6 +90,19 @@ func TestRequesterErrors(t *testing.T) {
 	}
 }
 
+// TestForget checks that a call that is forgotten before it is sent is not sent: its memory may be used for something else.
+func TestForget(t *testing.T) {
+	p := clientPeer(t, nil)
+	for xid := uint32(7); xid < 10; xid++ {
+		p.call(xid, callBody(xid, 40), &CallChunks{})
+	}
+	p.s.Forget(8)
+	p.drain()
+	if len(p.got) != 2 || p.got[0].XID != 7 || p.got[1].XID != 9 || len(p.s.pending) != 2 {
+		t.Errorf("sent %+v, %d outstanding", p.got, len(p.s.pending))
+	}
+}
+
 // Calls in the reverse direction at each level (draft sections 4.6.3, 4.6.4).
 func TestReverseLevels(t *testing.T) {
 	plain := m(wire.Header{XID: 9, Type: wire.CallInline}, callBody(9, 40)...)

@@ -232,7 +232,9 @@ func TestSegmentWraps(t *testing.T) {
 						if len(p.evs) != 1 || p.evs[0].Kind != EventCall {
 							t.Fatalf("version %d, %s, %+v: %+v %+v", vers, name, c.seg, p.got, p.evs)
 						}
-						p.s.Drop(p.evs[0].Call)
+						if in := p.evs[0].Call; !p.s.Drop(in) || p.s.Drop(in) {
+							t.Fatal("a call is dropped once")
+						}
 						continue
 					}
 					want := wire.ErrSystem
