@@ -13,6 +13,7 @@
 enum {
 	WAKE_LEN = 8,     /* bytes of a wake-up: the handle of the queue, and 4 zero bytes */
 	MANY_WAKES = 1024, /* a channel holds at least this many bytes; if it had as many, wake-ups may be lost */
+	ALL_WAKES = 4096,  /* more bytes than it holds: a wake-up left in it would be a second one of a queue that fired */
 };
 
 struct iwarpd_channel {
@@ -222,7 +223,7 @@ static void woken(struct iwarpd_channel *ch, const uint8_t *b, size_t n)
  */
 static struct cq_link *look(struct iwarpd_channel *ch, int *err)
 {
-	uint8_t b[MANY_WAKES];
+	uint8_t b[ALL_WAKES];
 	struct cq_link *l;
 	ssize_t n = 1;
 	int state;
