@@ -544,7 +544,7 @@ static int look(struct channel *ch, struct cq **cq)
  * while it waits for credits, which its peer writes, and would wait forever. So a wait in which no
  * posted work request can complete also ends with an event when data of a peer has been placed since
  * the queue was armed. Other programs see no such event, since some take the completion for granted.
- * The wait looks after FIRST_LOOK ms, then twice as late each time, up to LAST_LOOK ms.
+ * The wait looks after FIRST_LOOK ms, then twice as late each time, at last every LAST_LOOK ms.
  */
 enum { FIRST_LOOK = 1, LAST_LOOK = 1024 };
 
@@ -606,7 +606,7 @@ int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **out, void **c
 			errno = EAGAIN;
 			return -1;
 		}
-		n = poll(&p, 1, wait <= LAST_LOOK ? wait : -1);
+		n = poll(&p, 1, wait);
 		if (n < 0 && errno == EINTR && interrupts()) {
 			errno = EINTR;
 			return -1;
@@ -615,7 +615,8 @@ int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **out, void **c
 			cq = written(ch);
 			if (cq)
 				break;
-			wait *= 2;
+			if (wait < LAST_LOOK)
+				wait *= 2;
 		}
 	}
 	*out = &cq->ibv;

@@ -828,7 +828,23 @@ static void resized(void)
 	CHECK(ibv_destroy_comp_channel(ch) == 0 && ibv_close_device(c) == 0);
 }
 
-/* A thread that sleeps for an event sees a Write of its peer, which makes no completion. */
+struct late_write {
+	struct ibv_qp *qp;
+	struct ibv_send_wr *wr;
+};
+
+/* write_late posts a Write when the library has looked for one for seconds. */
+static void *write_late(void *arg)
+{
+	struct late_write *w = arg;
+	struct ibv_send_wr *bad;
+
+	sleep(3);
+	CHECK(ibv_post_send(w->qp, w->wr, &bad) == 0);
+	return NULL;
+}
+
+/* A thread that sleeps for an event sees a Write of its peer, which makes no completion, however late it comes. */
 static void written(void)
 {
 	static uint64_t credit, more = 42;
@@ -837,8 +853,10 @@ static void written(void)
 	struct ibv_mr *to, *from;
 	struct ibv_sge sge;
 	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE, .sg_list = &sge, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct late_write late;
 	struct ibv_cq *got;
 	struct ibv_wc wc;
+	pthread_t t;
 	void *context;
 
 	establish(server, client, l, &id, &child);
@@ -852,6 +870,12 @@ static void written(void)
 	CHECK(ibv_get_cq_event(id->send_cq_channel, &got, &context) == 0 && got == id->send_cq && credit == 42);
 	ibv_ack_cq_events(got, 1);
 	CHECK(ibv_poll_cq(got, 1, &wc) == 0);
+	credit = 0;
+	late = (struct late_write){ child->qp, &wr };
+	CHECK(ibv_req_notify_cq(got, 0) == 0 && pthread_create(&t, NULL, write_late, &late) == 0);
+	CHECK(ibv_get_cq_event(id->send_cq_channel, &got, &context) == 0 && got == id->send_cq && credit == 42);
+	ibv_ack_cq_events(got, 1);
+	CHECK(pthread_join(t, NULL) == 0);
 	CHECK(ibv_dereg_mr(to) == 0 && ibv_dereg_mr(from) == 0);
 	end(id);
 	end(child);
