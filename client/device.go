@@ -85,17 +85,21 @@ func Open(ctx context.Context, socket string) (*Device, error) {
 const reopenEvery = 200 * time.Millisecond
 
 // OpenWait is Open for programs that survive a restart of the daemon: it waits until ctx is
-// done for a daemon that is not running yet, or is restarting. Errors that waiting cannot fix,
-// such as missing permission, are returned at once. After ErrDaemonGone a program closes its
+// done for a daemon that is not running yet, or is restarting. Errors that waiting cannot fix
+// are returned at once, and missing permission after a second attempt, since a daemon that starts
+// permits access a moment after it has made the socket. After ErrDaemonGone a program closes its
 // Device, calls OpenWait, and creates its objects again.
 func OpenWait(ctx context.Context, socket string) (*Device, error) {
 	tick := time.NewTicker(reopenEvery)
 	defer tick.Stop()
-	for {
+	for denied := false; ; {
 		d, err := Open(ctx, socket)
+		before := denied
+		denied = errors.Is(err, unix.EACCES)
 		switch {
 		case err == nil:
 			return d, nil
+		case denied && !before:
 		case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ECONNREFUSED), errors.Is(err, ErrDaemonGone):
 		case errors.Is(err, unix.EAGAIN): // more programs connect at once than its socket holds
 		default:

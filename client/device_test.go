@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -47,6 +48,33 @@ func TestOpenWaitFull(t *testing.T) {
 		if _, err := OpenWait(ended(ctx), at.Name); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("it did not wait: %v", err)
 		}
+	}
+}
+
+// TestOpenWaitDenied checks that OpenWait makes a second attempt at a socket that it may not use, and gives up then.
+func TestOpenWaitDenied(t *testing.T) {
+	runtime.LockOSThread() // for good: the thread ends with the goroutine
+	header, none := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, [2]unix.CapUserData{}
+	if err := unix.Capset(&header, &none[0]); err != nil { // root may use any file
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "socket")
+	daemon, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(daemon)
+	if err := errors.Join(unix.Bind(daemon, &unix.SockaddrUnix{Name: path}), unix.Chmod(path, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenWait(t.Context(), path); !errors.Is(err, unix.EACCES) {
+		t.Errorf("a socket that it may not use: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*reopenEvery/2)
+	defer cancel()
+	time.AfterFunc(reopenEvery/10, func() { _ = unix.Chmod(path, 0o600) })
+	if _, err := OpenWait(ctx, path); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("a socket that it may use a moment later: %v", err)
 	}
 }
 

@@ -200,12 +200,15 @@ int iwarpd_open_wait(const char *socket, const char *name, int timeout_ms, struc
 {
 	static const struct timespec pause = { .tv_nsec = 200000000 };
 	int64_t deadline = deadline_in(timeout_ms);
+	bool denied = false;
 
 	for (;;) {
 		struct iwarpd_error last;
 		int err = open_until(socket, name, timeout_ms == 0 ? -1 : deadline, out, &last);
+		bool before = denied;
 
-		if (err && no_daemon(err) && (deadline < 0 || deadline_in(0) < deadline)) {
+		denied = err == -EACCES;
+		if ((no_daemon(err) || (denied && !before)) && (deadline < 0 || deadline_in(0) < deadline)) {
 			nanosleep(&pause, NULL);
 			continue;
 		}

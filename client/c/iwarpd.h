@@ -110,9 +110,10 @@ IWARPD_API int iwarpd_open_within(const char *socket, const char *name, int time
 /*
  * Like iwarpd_open, but waits up to timeout_ms, or indefinitely if that is
  * negative, for a daemon that is not running yet or being restarted; 0 means a single
- * attempt. Returns -ETIMEDOUT if none answered. Errors that waiting cannot fix, such as
- * -EACCES, are returned at once. After -EPIPE or IWARPD_EVENT_DRAINING, a program calls
- * iwarpd_close and this function, and creates its objects again.
+ * attempt. Returns -ETIMEDOUT if none answered. Errors that waiting cannot fix are
+ * returned at once, and -EACCES after a second attempt, since a daemon that starts permits
+ * access a moment after it has made the socket. After -EPIPE or IWARPD_EVENT_DRAINING, a
+ * program calls iwarpd_close and this function, and creates its objects again.
  */
 IWARPD_API int iwarpd_open_wait(const char *socket, const char *name, int timeout_ms, struct iwarpd_device **dev,
 				struct iwarpd_error *e);

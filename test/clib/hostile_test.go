@@ -245,7 +245,8 @@ func TestFlushes(t *testing.T) {
 	}
 }
 
-// TestSilentDaemon checks that a daemon that does not answer, as while it starts, delays a program no longer than that allows.
+// TestSilentDaemon checks that a daemon that does not answer, as while it starts, delays a program no longer than that
+// allows, and that a program makes a second attempt at a socket that it may not use yet.
 func TestSilentDaemon(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	testenv.Start(t, sanitized.command(t, "check", path, "", path, "", "silent")).Succeed()

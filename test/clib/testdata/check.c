@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
@@ -20,6 +21,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -1341,6 +1343,30 @@ static void silent(const char *path)
 	CHECK(iwarpd_open_within(path, "check", 100, &dev, &err) == -ETIMEDOUT && strstr(err.text, "does not answer"));
 	CHECK(iwarpd_open_within(path, "check", WAIT, &dev, &err) == -EAGAIN);
 	CHECK(iwarpd_open_wait(path, "check", 100, &dev, &err) == -ETIMEDOUT && strstr(err.text, "no daemon within"));
+	CHECK(close(fd) == 0);
+}
+
+/* permit permits the use of a socket after a moment, as a daemon does that starts. */
+static void *permit(void *path)
+{
+	CHECK(usleep(20000) == 0 && chmod(path, 0600) == 0);
+	return NULL;
+}
+
+/* denied opens a socket that it may not use, until it may. */
+static void denied(char *path)
+{
+	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	struct __user_cap_data_struct had[2], none[2] = { { 0 } };
+	struct iwarpd_device *dev;
+	pthread_t thread;
+
+	/* root may use any file */
+	CHECK(syscall(SYS_capget, &header, had) == 0 && syscall(SYS_capset, &header, memset(none, 0, sizeof(none))) == 0);
+	CHECK(chmod(path, 0) == 0 && iwarpd_open_wait(path, "check", WAIT, &dev, &err) == -EACCES);
+	CHECK(pthread_create(&thread, NULL, permit, path) == 0);
+	CHECK(iwarpd_open_wait(path, "check", 500, &dev, &err) == -ETIMEDOUT && strstr(err.text, "no daemon within"));
+	CHECK(pthread_join(thread, NULL) == 0);
 }
 
 /* flushes has the connects of many queue pairs with receives fail at once. The daemon drains when all of them have been flushed. */
@@ -1381,6 +1407,7 @@ int main(int argc, char **argv)
 	}
 	if (strcmp(argv[5], "silent") == 0) {
 		silent(argv[1]);
+		denied(argv[1]);
 		return 0;
 	}
 	if (strcmp(argv[5], "flushes") == 0) {
