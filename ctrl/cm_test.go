@@ -354,6 +354,42 @@ func TestAcceptReject(t *testing.T) {
 	}
 }
 
+// TestRequestOutlivesListener checks that a client may answer a connect request after it has closed a listener that keeps
+// them, and which counts until then.
+func TestRequestOutlivesListener(t *testing.T) {
+	h, c := newClient(t, Config{})
+	req := reqListen("", 7174)
+	req.GetListen().KeepRequests = true
+	l := c.ok(req).GetListen().Listen
+	peers := []*mpaPeer{h.arrive(t, "10.0.0.2:1", 7174, mpa.DefaultConfig()), h.arrive(t, "10.0.0.2:2", 7174, mpa.DefaultConfig())}
+	var conns []uint32
+	for _, p := range peers {
+		p.send()
+		conns = append(conns, c.event().GetConnectRequest().Conn)
+	}
+	early := h.arrive(t, "10.0.0.2:3", 7174, mpa.DefaultConfig())
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Unlisten{Unlisten: &ctrlpb.Unlisten{Listen: l}}})
+	if _, abort := early.ended(); !abort {
+		t.Error("a connection whose request has not come is left")
+	}
+	c.ok(reqListen("", 7174)) // its port is free
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Accept{Accept: &ctrlpb.Accept{Conn: conns[0], Qp: c.qp()}}})
+	peers[0].deliver()
+	peers[0].event(mpa.EventAccepted)
+	if c.event().GetEstablished() == nil {
+		t.Error("not established")
+	}
+	if used := c.quota("listens").Used; used != 2 {
+		t.Errorf("%d listeners count, one of which has a request", used)
+	}
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Reject{Reject: &ctrlpb.Reject{Conn: conns[1]}}})
+	peers[1].deliver()
+	peers[1].event(mpa.EventRejected)
+	if used := c.quota("listens").Used; used != 1 {
+		t.Errorf("%d listeners count", used)
+	}
+}
+
 // TestBadPeers checks that a peer that is silent, sends garbage, or leaves loses only its own connection and does not
 // delay others.
 func TestBadPeers(t *testing.T) {

@@ -128,5 +128,8 @@ func (c *conn) answered() {
 		c.waiting = false
 		c.listener.waiting--
 		c.sess.give(resWaiting, 1)
+		if c.listener.ending && c.listener.waiting == 0 {
+			c.sess.give(resListens, 1)
+		}
 	}
 }

@@ -22,7 +22,9 @@ type listener struct {
 	on      *device // nil: all
 	cfg     mpa.Config
 	backlog int
-	waiting int // connect requests that the client has not answered, and byte streams
+	waiting int  // connect requests that the client has not answered, and byte streams
+	keep    bool // the connect requests that the client has outlive it
+	ending  bool // closed, and in resListens until nothing is waiting
 
 	streaming bool            // connections begin as byte streams
 	sctp      *dataplane.SCTP // nil: TCP
@@ -70,7 +72,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	s.claims.count(cl)
 	// Workers answer from their own goroutines and never wait for mu, so mu can be held here.
 	// It must be, so that the first EventAccepted finds the listener.
-	l := &listener{sess: c, claim: cl, cfg: set.mpa, backlog: backlog, streaming: r.Streaming, sctp: set.sctp}
+	l := &listener{sess: c, claim: cl, cfg: set.mpa, backlog: backlog, keep: r.KeepRequests, streaming: r.Streaming, sctp: set.sctp}
 	if set.sctp != nil {
 		err = s.claims.steerSCTP(cl, set.sctp)
 	}
@@ -180,7 +182,8 @@ func (s *Server) stopListening(l *listener) {
 	}
 }
 
-// dropListener closes a listener and resets the connections that the client has not accepted.
+// dropListener closes a listener and resets the connections that the client has not accepted. A listener that keeps them
+// counts until they are answered, since some of them may be beyond the quota of requests.
 func (c *session) dropListener(l *listener) {
 	s := c.srv
 	s.engine.Unlisten(l.id)
@@ -189,10 +192,12 @@ func (c *session) dropListener(l *listener) {
 	s.stopListening(l)
 	delete(c.listens, l.handle)
 	for _, cn := range c.conns {
-		if cn.listener == l && cn.qp == nil && !cn.streaming { // a byte stream already belongs to the client
+		if cn.listener == l && cn.qp == nil && !cn.streaming && !l.keep { // a byte stream already belongs to the client
 			s.abandon(cn)
 		}
 	}
 	s.claims.unlisten(l.claim)
-	c.give(resListens, 1)
+	if l.ending = l.waiting > 0 && !l.streaming; !l.ending {
+		c.give(resListens, 1)
+	}
 }

@@ -136,6 +136,7 @@ int iwarpd_listen(struct iwarpd_device *dev, const struct iwarpd_listen_attr *at
 	body.port = attr->port;
 	body.backlog = attr->backlog;
 	body.streaming = attr->streaming;
+	body.keep_requests = attr->keep_requests;
 	put_device(&body.device, dev);
 	if (attr->startup) {
 		put_startup(&startup, attr->startup);

@@ -571,6 +571,7 @@ struct iwarpd_listen_attr {
 	uint32_t backlog;    /* unanswered connect requests; 0: 128 */
 	const struct iwarpd_startup *startup;
 	bool streaming; /* connections start as byte streams: STREAM_READY instead of CONNECT_REQUEST */
+	bool keep_requests; /* iwarpd_unlisten leaves requests that are not answered; otherwise it resets them */
 };
 
 /* Listens for connect requests, which are reported as events. */

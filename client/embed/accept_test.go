@@ -2,6 +2,7 @@ package embed_test
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"testing"
 	"time"
@@ -73,8 +74,12 @@ func TestRequestGone(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			dials := make(chan error, 2)
 			for range 2 {
-				go a.Device().Dial(ctx, dialAddr(b, l), nil)
+				go func() {
+					_, err := a.Device().Dial(ctx, dialAddr(b, l), nil)
+					dials <- err
+				}()
 			}
 			r, err := l.Request(ctx)
 			if err != nil {
@@ -95,6 +100,11 @@ func TestRequestGone(t *testing.T) {
 			}
 			if r, err := l.Request(ctx); err == nil {
 				t.Errorf("the request of %v is still there", r.Remote)
+			}
+			for range cap(dials) {
+				if err := <-dials; err == nil || name == "listener closed" && !errors.Is(err, iwarp.ErrRejected) {
+					t.Errorf("dialed: %v", err)
+				}
 			}
 		})
 	}

@@ -211,7 +211,7 @@ static struct id *id_of_listener(const struct context *c, const struct iwarpd_ev
 {
 	struct sockaddr_storage local;
 
-	if (!ev->listener || !addr_parse(ev->local, c->device, &local))
+	if (!addr_parse(ev->local, c->device, &local))
 		return NULL;
 	for (struct id *id = ids; id; id = id->next)
 		for (struct endpoint *e = id->endpoints; e; e = e->next)

@@ -223,7 +223,9 @@ static int open_endpoint(struct id *id, struct context *c)
 {
 	struct sockaddr *src = &id->pub.route.addr.src_addr;
 	struct iwarpd_startup startup = { .dscp = id->dscp };
-	struct iwarpd_listen_attr attr = { .port = addr_port(src), .backlog = MAX_REQUESTS, .startup = &startup };
+	struct iwarpd_listen_attr attr = {
+		.port = addr_port(src), .backlog = MAX_REQUESTS, .startup = &startup, .keep_requests = true,
+	};
 	struct sockaddr_storage got;
 	struct iwarpd_error e;
 	struct endpoint *ep;

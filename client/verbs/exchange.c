@@ -300,8 +300,12 @@ bool exchange_event(struct context *c, const struct iwarpd_event *ev)
 		for (qp = c->qps; qp; qp = qp->next)
 			if (qp->exchange)
 				forget(qp->exchange, ev->conn);
-	if (ev->type != IWARPD_EVENT_CONNECT_REQUEST || !ev->listener)
+	if (ev->type != IWARPD_EVENT_CONNECT_REQUEST)
 		return false;
+	if (!ev->listener) { /* it has ended meanwhile */
+		iwarpd_reject(c->dev, ev->conn, NULL, 0, NULL);
+		return true;
+	}
 	qp = listening(c, ev->listener);
 	if (!qp)
 		return false;

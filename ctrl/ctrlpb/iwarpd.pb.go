@@ -3644,8 +3644,9 @@ type Listen struct {
 	Port          uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`       // 0: the daemon chooses
 	Backlog       uint32                 `protobuf:"varint,3,opt,name=backlog,proto3" json:"backlog,omitempty"` // connection requests that may wait for accept or reject; 0: 128
 	Startup       *Startup               `protobuf:"bytes,4,opt,name=startup,proto3" json:"startup,omitempty"`
-	Streaming     bool                   `protobuf:"varint,5,opt,name=streaming,proto3" json:"streaming,omitempty"` // connections begin as byte streams: StreamReady, and MPA with StartMPA
-	Device        string                 `protobuf:"bytes,6,opt,name=device,proto3" json:"device,omitempty"`        // interface to listen on; "": all
+	Streaming     bool                   `protobuf:"varint,5,opt,name=streaming,proto3" json:"streaming,omitempty"`                           // connections begin as byte streams: StreamReady, and MPA with StartMPA
+	Device        string                 `protobuf:"bytes,6,opt,name=device,proto3" json:"device,omitempty"`                                  // interface to listen on; "": all
+	KeepRequests  bool                   `protobuf:"varint,7,opt,name=keep_requests,json=keepRequests,proto3" json:"keep_requests,omitempty"` // Unlisten leaves the connect requests that the client has; else it resets them
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3720,6 +3721,13 @@ func (x *Listen) GetDevice() string {
 		return x.Device
 	}
 	return ""
+}
+
+func (x *Listen) GetKeepRequests() bool {
+	if x != nil {
+		return x.KeepRequests
+	}
+	return false
 }
 
 type ListenReply struct {
@@ -8166,14 +8174,15 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\v_timeout_msB\a\n" +
 	"\x05_dscpB\x06\n" +
 	"\x04_ttlB\v\n" +
-	"\t_priority\"\xb9\x01\n" +
+	"\t_priority\"\xde\x01\n" +
 	"\x06Listen\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x18\n" +
 	"\abacklog\x18\x03 \x01(\rR\abacklog\x121\n" +
 	"\astartup\x18\x04 \x01(\v2\x17.iwarpd.ctrl.v1.StartupR\astartup\x12\x1c\n" +
 	"\tstreaming\x18\x05 \x01(\bR\tstreaming\x12\x16\n" +
-	"\x06device\x18\x06 \x01(\tR\x06device\"?\n" +
+	"\x06device\x18\x06 \x01(\tR\x06device\x12#\n" +
+	"\rkeep_requests\x18\a \x01(\bR\fkeepRequests\"?\n" +
 	"\vListenReply\x12\x16\n" +
 	"\x06listen\x18\x01 \x01(\rR\x06listen\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\"\"\n" +

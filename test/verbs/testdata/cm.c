@@ -432,6 +432,31 @@ static void backlog(void)
 	rdma_destroy_event_channel(client);
 }
 
+/* A program may answer a request when its listener has ended, whose port is free then. */
+static void single(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id[2], *child[2];
+	struct sockaddr_in a = socket_address(rdma_get_src_port(l));
+
+	for (int i = 0; i < 2; i++) {
+		id[i] = call(client, l);
+		child[i] = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	}
+	end(l);
+	CHECK(rdma_create_id(server, &l, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_bind_addr(l, (struct sockaddr *)&a) == 0 && rdma_listen(l, 0) == 0);
+	create_qp(child[0]);
+	CHECK(rdma_accept(child[0], NULL) == 0);
+	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child[0] && next(client, RDMA_CM_EVENT_ESTABLISHED) == id[0]);
+	CHECK(rdma_reject(child[1], NULL, 0) == 0 && next(client, RDMA_CM_EVENT_REJECTED) == id[1]);
+	for (int i = 0; i < 2; i++) {
+		end(id[i]);
+		end(child[i]);
+	}
+	end(l);
+}
+
 /* An identifier whose bind the daemon refuses, which has no room for more listeners, has no device. */
 static void unbound(void)
 {
@@ -3013,7 +3038,7 @@ int main(int argc, char **argv)
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole }, { "exact", exact },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "opened", opened }, { "sought", sought }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "bound", bound }, { "followed", followed },
-		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
+		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "single", single }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
 		{ "queues-made", queues_made }, { "forked", forked }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted },
 	};
 
