@@ -301,7 +301,8 @@ func status(err error) nfsv3.Nfsstat3 {
 		return nfsv3.NFS3ERR_IO
 	case unix.ENXIO:
 		return nfsv3.NFS3ERR_NXIO
-	case unix.EACCES, unix.EBUSY: // EBUSY: another file system is mounted there
+	// EBUSY: another file system is mounted there. ETXTBSY: it is a program that runs on this host.
+	case unix.EACCES, unix.EBUSY, unix.ETXTBSY:
 		return nfsv3.NFS3ERR_ACCES
 	case unix.EXDEV:
 		return nfsv3.NFS3ERR_XDEV

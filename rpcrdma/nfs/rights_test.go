@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -190,6 +191,31 @@ func TestACL(t *testing.T) {
 	l.want(nfsv3.NFS3ERR_ACCES, group, pWrite, write(fh, 0, []byte("x")))
 	if a, b := l.access(bob, fh), l.access(group, fh); a != 0x0d || b != 0 {
 		t.Errorf("access %#x, %#x", a, b)
+	}
+}
+
+// TestRunning checks that a write to a program that runs on the server's host is refused, and not with the error of a
+// disk.
+func TestRunning(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	program := testenv.ReadFile(t, "/bin/sleep")
+	fh := l.file("sleep", 0o755, alice, string(program)) // its name, if it is one of many in a file
+	name := filepath.Join(l.dir, "sleep")
+	c := exec.Command(name, "60")
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+	}()
+	if f, err := os.OpenFile(name, os.O_WRONLY, 0); err == nil {
+		f.Close()
+		testenv.Skip(t, "this kernel lets programs change that run")
+	}
+	for _, who := range []who{root, alice} {
+		l.want(nfsv3.NFS3ERR_ACCES, who, pWrite, write(fh, 0, []byte("x")))
+		l.want(nfsv3.NFS3ERR_ACCES, who, pSetattr, func(w *rpc.Writer) { w.Opaque(fh); sattr(w, -1, 0); w.U32(0) })
 	}
 }
 
