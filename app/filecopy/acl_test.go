@@ -15,12 +15,15 @@ import (
 // acl returns an access control list: the owner and user 2000 have the rights 6, the owning group those of group, and
 // others none.
 func acl(group uint16) []byte {
+	const none = math.MaxUint32
 	b := binary.LittleEndian.AppendUint32(nil, 2)
 	for _, e := range []struct {
 		tag, perm uint16
 		id        uint32
-	}{{0x01, 6, math.MaxUint32}, {0x02, 6, 2000}, {0x04, group, math.MaxUint32}, {0x10, 6, math.MaxUint32}, {0x20, 0, math.MaxUint32}} {
-		b = binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint16(binary.LittleEndian.AppendUint16(b, e.tag), e.perm), e.id)
+	}{{0x01, 6, none}, {0x02, 6, 2000}, {0x04, group, none}, {0x10, 6, none}, {0x20, 0, none}} {
+		b = binary.LittleEndian.AppendUint16(b, e.tag)
+		b = binary.LittleEndian.AppendUint16(b, e.perm)
+		b = binary.LittleEndian.AppendUint32(b, e.id)
 	}
 	return b
 }

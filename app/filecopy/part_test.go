@@ -93,8 +93,8 @@ func TestPartOfAnother(t *testing.T) {
 	}
 }
 
-// TestPartPermissions checks the permissions of an incomplete file, and of the complete one, if the file that the copy was
-// to replace is removed, or made, before the copy is resumed.
+// TestPartPermissions checks the permissions of an incomplete file, and of the complete one, if the file that the copy
+// was to replace is removed, or made, before the copy is resumed.
 func TestPartPermissions(t *testing.T) {
 	old := syscall.Umask(0o027)
 	defer syscall.Umask(old)

@@ -239,7 +239,8 @@ func (in *incoming) lock(perm fs.FileMode) error {
 		return fmt.Errorf("%s belongs to another user: remove it", path.Base(in.temp))
 	}
 	in.size = info.Size()
-	if info.Mode().Perm() != perm { // by the umask, or since the earlier copy replaced a file and this one does not, or the reverse
+	// The permissions differ by the umask, or since only one of the copies replaces a file.
+	if info.Mode().Perm() != perm {
 		if perm, err = in.store.made(path.Dir(in.temp), perm); err == nil && info.Mode().Perm() != perm {
 			err = in.file.Chmod(perm)
 		}
