@@ -101,6 +101,14 @@ type objects struct {
 	shared   []*shared // associations
 }
 
+func newObjects() objects {
+	return objects{
+		pds: make(map[uint32]*pd), mrs: make(map[uint32]*mr), mws: make(map[uint32]*mw), cqs: make(map[uint32]*cq),
+		qps: make(map[uint32]*qp), srqs: make(map[uint32]*srq), channels: make(map[uint32]*channel),
+		listens: make(map[uint32]*listener), conns: make(map[uint32]*conn),
+	}
+}
+
 // newHandle returns a number that is not a handle of a live object of the client.
 func (o *objects) newHandle() uint32 {
 	for {

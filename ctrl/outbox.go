@@ -42,6 +42,11 @@ type outbox struct {
 	closed  bool       // fds is no longer counted
 }
 
+func (o *outbox) init(sess *session) {
+	o.sess, o.quit = sess, make(chan struct{})
+	o.more, o.less = make(chan struct{}, 1), make(chan struct{}, 1)
+}
+
 // outMessage is a queued message. Its descriptors are closed when it is sent or dropped.
 type outMessage struct {
 	b   []byte

@@ -80,14 +80,9 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32, 
 		srv: s, id: s.lastID, conn: c, started: time.Now(),
 		tenant: tenant{cred: *cred, gids: gids, contained: contained, accounts: &s.accounts, use: s.usageOf(cred.Uid)},
 		log:    s.log.With(zap.Uint32("client", s.lastID), zap.Uint32("uid", cred.Uid), zap.Int32("pid", cred.Pid)),
-		out:    outbox{quit: make(chan struct{}), more: make(chan struct{}, 1), less: make(chan struct{}, 1)},
-		dialed: make(map[netip.Addr]chan struct{}),
-		objects: objects{
-			pds: make(map[uint32]*pd), mrs: make(map[uint32]*mr), mws: make(map[uint32]*mw), cqs: make(map[uint32]*cq),
-			qps: make(map[uint32]*qp), srqs: make(map[uint32]*srq), channels: make(map[uint32]*channel), listens: make(map[uint32]*listener), conns: make(map[uint32]*conn),
-		},
+		dialed: make(map[netip.Addr]chan struct{}), objects: newObjects(),
 	}
-	sess.out.sess = sess
+	sess.out.init(sess)
 	sess.pol.Store(&pol)
 	sess.mem = memory{sess: sess, mover: far.New(farWait, sess.mem.stuck)}
 	if err := sess.take(resClients, 1); err != nil {
