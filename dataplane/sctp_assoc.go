@@ -243,7 +243,7 @@ func (as *assoc) events(w *worker) int {
 			as.restarted(w)
 		case sctp.EventShutdown:
 			for _, s := range as.round {
-				w.event(s, EventPeerClosed, nil, nil)
+				w.event(s, Event{Kind: EventPeerClosed})
 			}
 		case sctp.EventClosed:
 			for as.a.PollTransmit(w.now, &w.sctp.out) {

@@ -150,7 +150,7 @@ func (as *assoc) attach(w *worker, s *stream, a Attachment) {
 	}
 	if a.Fail == nil {
 		// Either side may send first (RFC 6581 section 7): a responder does not wait for the RTR.
-		w.event(s, EventEstablished, nil, nil)
+		w.event(s, Event{Kind: EventEstablished})
 	}
 	if err := as.mux.Attach(s.sid, &ddpSink{w, as, s}); err != nil {
 		s.abort(w, err)
@@ -280,7 +280,7 @@ func (as *assoc) requested(w *worker, before *stream, ev *session.Event) {
 	s := as.newSession(w, ev.Stream, w.newID())
 	s.passive = true
 	as.idle = 0
-	e := Event{Kind: EventRequest, Conn: s.id, Flow: s.flow(), Worker: w.id, Setup: ev.Setup}
+	e := s.eventOf(w, Event{Kind: EventRequest, Setup: ev.Setup})
 	if as.lst != nil {
 		e.Listener = as.lst.id
 	}
@@ -310,15 +310,15 @@ func (as *assoc) sessionEvent(w *worker, s *stream, ev *session.Event) {
 	case session.EventOpen:
 		s.ini = nil
 		as.enhanced = as.enhanced || ev.Setup.Enhanced != nil
-		w.e.events.push(Event{Kind: EventAnswer, Conn: s.id, Flow: s.flow(), Worker: w.id, Setup: ev.Setup})
+		w.event(s, Event{Kind: EventAnswer, Setup: ev.Setup})
 	case session.EventRejected:
 		if as.plain(s, ev.Setup) {
 			return // retried when the stream is free
 		}
-		w.e.events.push(Event{Kind: EventRejected, Conn: s.id, Flow: s.flow(), Worker: w.id, Setup: ev.Setup})
+		w.event(s, Event{Kind: EventRejected, Setup: ev.Setup})
 		as.endSession(w, s, ErrRejected)
 	case session.EventTerminated:
-		w.event(s, EventPeerClosed, nil, nil)
+		w.event(s, Event{Kind: EventPeerClosed})
 		s.remoteEvents(w)
 		s.dropQP(w)
 		s.mode = max(s.mode, modeClosing)

@@ -80,8 +80,12 @@ func (s *stream) closed() bool { return s.mode > modeClosing }
 func (s *stream) flow() pkt.Flow { return s.lane.key.Flow }
 
 // event sends an event about s.
-func (w *worker) event(s *stream, kind EventKind, err error, data []byte) {
-	w.e.events.push(Event{Kind: kind, Conn: s.id, Flow: s.flow(), Worker: w.id, Err: err, Data: data})
+func (w *worker) event(s *stream, ev Event) { w.e.events.push(s.eventOf(w, ev)) }
+
+// eventOf returns ev as an event about s.
+func (s *stream) eventOf(w *worker, ev Event) Event {
+	ev.Conn, ev.Flow, ev.Worker = s.id, s.flow(), w.id
+	return ev
 }
 
 // withStream calls f on the worker that owns stream id, with nil if it no longer exists.
@@ -283,9 +287,7 @@ func (s *stream) over(w *worker) {
 	}
 	if !s.unreported {
 		c, ok := s.lane.llp.(*tcpConn)
-		w.e.events.push(Event{
-			Kind: EventClosed, Conn: s.id, Flow: s.flow(), Worker: w.id, Err: s.err, TimeWait: ok && c.rests(),
-		})
+		w.event(s, Event{Kind: EventClosed, Err: s.err, TimeWait: ok && c.rests()})
 	}
 	s.unlinkQP(w)
 }
@@ -453,7 +455,7 @@ func (s *stream) violation(w *worker, err *term.Error) {
 	s.failed = true
 	s.gate = false
 	w.stats.Violations++
-	w.event(s, EventFailed, err, nil)
+	w.event(s, Event{Kind: EventFailed, Err: err})
 }
 
 // fail terminates the stream after a violation: it sends a Terminate, then a FIN.
@@ -535,7 +537,7 @@ func (s *stream) remoteEvents(w *worker) {
 			err := &term.RemoteError{Err: s.ddp.Remote()}
 			s.err = err
 			s.rxFailed = true
-			w.event(s, EventTerminated, err, append([]byte(nil), s.ddp.RemoteRaw()...))
+			w.event(s, Event{Kind: EventTerminated, Err: err, Data: append([]byte(nil), s.ddp.RemoteRaw()...)})
 			s.close(w)
 			return
 		}

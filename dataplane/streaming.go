@@ -67,7 +67,7 @@ func (c *tcpConn) composeStream(w *worker, g *sched.Grant) {
 	}
 	left := b.unsent()
 	if half := w.e.cfg.SendBuffer / 2; had > 0 && left <= half && (left == 0 || had > half) && c.mode == modeStreaming {
-		w.event(&c.stream, EventWritable, nil, nil)
+		w.event(&c.stream, Event{Kind: EventWritable})
 	}
 	if b.outAt > len(b.out)/2 {
 		b.out = b.out[:copy(b.out, b.out[b.outAt:])]
@@ -96,7 +96,7 @@ func (c *tcpConn) showData(w *worker) {
 	b := &c.pre
 	if p := b.in[b.inAt+b.shown:]; len(p) > 0 && c.mode == modeStreaming {
 		b.shown += len(p)
-		w.event(&c.stream, EventData, nil, append([]byte(nil), p...))
+		w.event(&c.stream, Event{Kind: EventData, Data: append([]byte(nil), p...)})
 	}
 }
 
@@ -132,10 +132,10 @@ func (c *tcpConn) switchOver(w *worker) {
 	}
 	switch rtr := rtrKind(p.RTR); {
 	case p.RTR == 0:
-		w.event(&c.stream, EventEstablished, nil, nil)
+		w.event(&c.stream, Event{Kind: EventEstablished})
 	case p.Initiator:
 		c.ddp.SendRTR(rtr)
-		w.event(&c.stream, EventEstablished, nil, nil)
+		w.event(&c.stream, Event{Kind: EventEstablished})
 	default:
 		c.ddp.ExpectRTR(rtr)
 	}

@@ -320,7 +320,7 @@ func (c *tcpConn) established(w *worker) {
 	c.giveUp = 0
 	w.e.dialing.Remove(c.key, w)
 	c.mode = modeStreaming
-	ev := Event{Kind: EventConnected, Conn: c.id, Flow: c.key.Flow, Worker: w.id, Host: c.host != nil}
+	ev := c.eventOf(w, Event{Kind: EventConnected, Host: c.host != nil})
 	if l := c.lst; c.passive {
 		ev.Kind, ev.Listener = EventAccepted, l.id
 		c.leaveListener()
@@ -364,7 +364,7 @@ func (c *tcpConn) peerClosed(w *worker) {
 		c.waits.closed = true // resume calls again
 		return
 	}
-	w.event(&c.stream, EventPeerClosed, nil, nil)
+	w.event(&c.stream, Event{Kind: EventPeerClosed})
 	switch c.mode {
 	case modeStreaming:
 	case modeFull:

@@ -208,7 +208,7 @@ func (c *tcpConn) receivedFull(w *worker) {
 	if c.gate {
 		c.gate = false
 		if c.params.RTR != 0 {
-			w.event(&c.stream, EventEstablished, nil, nil)
+			w.event(&c.stream, Event{Kind: EventEstablished})
 		}
 	}
 }
