@@ -371,6 +371,10 @@ func TestOpen(t *testing.T) {
 	exited, gone, _, _ := child(t, os.Args[0])
 	_ = exited.Process.Kill()
 	_ = exited.Wait()
+	threads, err := os.ReadDir("/proc/self/task") // the first has the number of the process
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, tt := range []struct {
 		name string
 		fd   int
@@ -385,7 +389,7 @@ func TestOpen(t *testing.T) {
 		{"read-only", openMem(t, "/proc/self/mem", unix.O_RDONLY), os.Getpid(), "not open for reading and writing"},
 		{"the client's", openMem(t, fmt.Sprintf("/proc/%d/mem", cmd.Process.Pid), unix.O_RDWR), cmd.Process.Pid, ""},
 		{"that of a client in another PID namespace", openMem(t, fmt.Sprintf("/proc/%d/mem", cmd.Process.Pid), unix.O_RDWR), 0, ""},
-		{"a thread's", openMem(t, fmt.Sprintf("/proc/%d/task/%d/mem", cmd.Process.Pid, cmd.Process.Pid), unix.O_RDWR), cmd.Process.Pid, ""},
+		{"a thread's", openMem(t, "/proc/self/task/"+threads[len(threads)-1].Name()+"/mem", unix.O_RDWR), os.Getpid(), ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			mem, err := Open(tt.fd, tt.pid)
