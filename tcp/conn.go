@@ -378,9 +378,6 @@ func (c *Conn) PollEvent() (Event, bool) {
 
 // Close ends our half of the connection: pushed data is sent, then a FIN. Data still arrives until the peer closes too.
 func (c *Conn) Close(now clock.Time) {
-	if c.finQueued {
-		return
-	}
 	switch c.state {
 	case SynSent:
 		c.end(nil)
