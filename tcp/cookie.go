@@ -107,8 +107,6 @@ func (l *Listener) checkCookie(now clock.Time, f *pkt.Flow, s *Segment) *Conn {
 	c.tsOff = l.tsOff(f)
 	c.takeSYN(now, &syn)
 	c.ecnOK = ecn && l.cfg.acceptsECN()
-	c.setWindow(now, int(s.Window)<<c.sndShift)
-	c.wl1, c.wl2 = s.Seq, s.Ack
 	c.establish(now)
 	return c
 }
