@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"slices"
@@ -248,7 +249,13 @@ func withErrno(err error) error {
 func (s *Socket) newSocket(ifindex int, flags uint16) error {
 	opening.Lock()
 	defer opening.Unlock()
-	before, err := socketMaps()
+	// It stays open, so that the second reading needs no descriptor: without that reading nothing could be unmapped.
+	list, err := os.Open("/proc/self/maps")
+	if err != nil {
+		return err
+	}
+	defer list.Close()
+	before, err := socketMaps(list)
 	if err != nil {
 		return err
 	}
@@ -264,7 +271,7 @@ func (s *Socket) newSocket(ifindex int, flags uint16) error {
 	// The rings must be found where asavie/xdp mapped them, because kernels before 6.4 cannot
 	// map the rings of a bound socket. A mapping keeps the socket and thus the queue open, so
 	// without unmap neither a failed bind nor Close would free them.
-	after, merr := socketMaps()
+	after, merr := socketMaps(list)
 	ino := uint64(0)
 	if err == nil {
 		var st unix.Stat_t
@@ -321,15 +328,13 @@ type mapping struct {
 	ino          uint64 // of the socket
 }
 
-// socketMaps returns the mappings of sockets in this process.
-func socketMaps() (map[mapping]struct{}, error) {
-	f, err := os.Open("/proc/self/maps")
-	if err != nil {
+// socketMaps returns the mappings of sockets that list, which is /proc/self/maps, shows now.
+func socketMaps(list *os.File) (map[mapping]struct{}, error) {
+	if _, err := list.Seek(0, io.SeekStart); err != nil {
 		return nil, err
 	}
-	defer f.Close()
 	found := map[mapping]struct{}{}
-	sc := bufio.NewScanner(f)
+	sc := bufio.NewScanner(list)
 	for sc.Scan() {
 		if !strings.Contains(sc.Text(), " socket:[") {
 			continue

@@ -302,6 +302,47 @@ func TestCloseFreesQueue(t *testing.T) {
 	}
 }
 
+// TestOpenWithFewDescriptors checks that Open fails with any number of free descriptors that is too low, and keeps no
+// queue then.
+func TestOpenWithFewDescriptors(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	cfg := Config{Interface: v.A.Name, Frames: 64, Ring: 64}
+	v.A.NS.Run(t, func() error {
+		var usual unix.Rlimit
+		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &usual); err != nil {
+			return err
+		}
+		lowest, err := unix.Dup(0)
+		if err != nil {
+			return err
+		}
+		unix.Close(lowest)
+		for free := range uint64(16) {
+			few := unix.Rlimit{Cur: uint64(lowest) + free, Max: usual.Max}
+			if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
+				return err
+			}
+			s, err := Open(cfg)
+			if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &usual); err != nil {
+				return err
+			}
+			if err == nil {
+				return s.Close()
+			}
+			if !errors.Is(err, unix.EMFILE) {
+				return fmt.Errorf("%d free descriptors: %w", free, err)
+			}
+			if s, err = Open(cfg); err != nil {
+				return fmt.Errorf("after %d free descriptors: %w", free, err)
+			}
+			if err := s.Close(); err != nil {
+				return err
+			}
+		}
+		return errors.New("16 free descriptors do not suffice")
+	})
+}
+
 func TestCloseLeavesNoProgram(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	xdpOf := func() (attached bool) {
