@@ -570,7 +570,7 @@ func TestRemoteInvWhileRebound(t *testing.T) {
 	tb := NewTable(rand.Reader)
 	r := mustRegister(t, tb, pdA, make([]byte, 64), 0, accessRW)
 	win := allocWindow(t, tb, pdA)
-	const rounds = 500_000
+	const rounds = 100_000
 	var done atomic.Bool
 	var wg sync.WaitGroup
 	wg.Go(func() {
