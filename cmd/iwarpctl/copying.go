@@ -343,9 +343,19 @@ func (w *copying) get(ctx context.Context, store *filecopy.Store, src, name stri
 	case !e.Folder:
 		return w.getFile(ctx, store, src, name)
 	}
-	o := filecopy.Options{Attrs: e.Attrs}
+	o := filecopy.Options{Attrs: e.Attrs, Preserve: w.flags.preserve}
 	if name != "" {
-		if err := store.Mkdir(name, o); err != nil {
+		first := filecopy.Options{Attrs: e.Attrs}
+		if old, err := store.Stat(name); err == nil && old.Folder && old.Mode&0o700 != 0o700 && o.Preserve {
+			first.Mode |= 0o700 // so that its entries can be made
+			first.Preserve = true
+		}
+		err := store.Mkdir(name, first)
+		if err != nil && first.Preserve { // the folder of another user, which may still take them
+			first.Preserve = false
+			err = store.Mkdir(name, first)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -358,8 +368,7 @@ func (w *copying) get(ctx context.Context, store *filecopy.Store, src, name stri
 			return err
 		}
 	}
-	if w.flags.preserve && name != "" {
-		o.Preserve = true
+	if o.Preserve && name != "" {
 		return store.Mkdir(name, o)
 	}
 	return nil

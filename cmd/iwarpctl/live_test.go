@@ -538,41 +538,47 @@ func TestCopyWalksFirst(t *testing.T) {
 	<-ended
 }
 
-// TestCopyReadOnlyFolder checks that a folder which cp -rp copies becomes read-only after its files have been made: its
-// server may be a plain user.
+// TestCopyReadOnlyFolder checks that a folder which cp -rp copies becomes read-only after its files have been made: the
+// side that receives it may be a plain user.
 func TestCopyReadOnlyFolder(t *testing.T) {
-	dir, there := t.TempDir(), t.TempDir()
+	dir, there, back := t.TempDir(), t.TempDir(), t.TempDir()
 	tree := filepath.Join(dir, "tree")
 	err := errors.Join(os.Mkdir(tree, 0o755), os.WriteFile(filepath.Join(tree, "f"), nil, 0o600), os.Chmod(tree, 0o555))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var mu sync.Mutex // guards modes
+	var mu sync.Mutex // guards modes and to
 	var modes []os.FileMode
+	to := there
 	see := func() {
 		mu.Lock()
 		defer mu.Unlock()
-		if st, err := os.Stat(filepath.Join(there, "tree")); err == nil {
+		if st, err := os.Stat(filepath.Join(to, "tree")); err == nil {
 			modes = append(modes, st.Mode().Perm())
 		}
 	}
 	socket, host := fileServer(t, dir, there, func(netip.AddrPort, filecopy.Event) { see() })
 	t.Cleanup(func() { // or a plain user cannot remove them
-		for _, d := range []string{tree, filepath.Join(there, "tree")} {
-			_ = os.Chmod(d, 0o700)
+		for _, d := range []string{dir, there, back} {
+			_ = os.Chmod(filepath.Join(d, "tree"), 0o700)
 		}
 	})
-	for range 2 { // the second time the folder exists
-		if code, out, errOut := ctl(t, "--socket", socket, "cp", "-rp", tree, host); code != exitOK {
-			t.Errorf("exit code %d: %s%s", code, out, errOut)
-		}
-		see()
+	for _, c := range []struct{ from, target, to string }{{tree, host, there}, {host + "tree", back, back}} {
 		mu.Lock()
-		if len(modes) != 2 || modes[0]&0o200 == 0 || modes[1] != 0o555 {
-			t.Errorf("modes %v", modes)
-		}
-		modes = nil
+		to = c.to
 		mu.Unlock()
+		for range 2 { // the second time the folder exists
+			if code, out, errOut := ctl(t, "--socket", socket, "cp", "-rp", c.from, c.target); code != exitOK {
+				t.Errorf("exit code %d: %s%s", code, out, errOut)
+			}
+			see()
+			mu.Lock()
+			if len(modes) != 2 || modes[0]&0o200 == 0 || modes[1] != 0o555 {
+				t.Errorf("from %s: modes %v", c.from, modes)
+			}
+			modes = nil
+			mu.Unlock()
+		}
 	}
 }
 
