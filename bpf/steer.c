@@ -377,8 +377,10 @@ static __always_inline int ip_header(void *ctx, const enum hook hook, __u32 pos,
 }
 
 /*
- * skb_header is ip_header for the programs with an skb, as a function that the verifier
- * checks only once. how has these flags.
+ * skb_header is ip_header for the filters of packet sockets, as a function that the verifier
+ * checks only once. The other programs make tail calls, and the kernel has tail calls beside
+ * functions only where it compiles programs to machine code: not with net.core.bpf_jit_enable=0.
+ * how has these flags.
  */
 #define V6 1
 #define SRC 2
@@ -396,9 +398,9 @@ __noinline int skb_header(struct __sk_buff *skb, __u32 pos, __u32 how, struct fl
 static __always_inline int header(void *ctx, const enum hook hook, __u32 pos, int v6, const int src,
 				  struct flow *f)
 {
-	if (hook != XDP)
+	if (hook == TAP)
 		return skb_header(ctx, pos, (v6 ? V6 : 0) | (src ? SRC : 0), f);
-	return v6 ? ip_header(ctx, XDP, pos, 1, src, f) : ip_header(ctx, XDP, pos, 0, src, f);
+	return v6 ? ip_header(ctx, hook, pos, 1, src, f) : ip_header(ctx, hook, pos, 0, src, f);
 }
 
 /* is_error reports whether an ICMP message quotes a packet of its receiver. */

@@ -39,6 +39,34 @@ func load(t testing.TB) *Steering {
 	return s
 }
 
+// TestInterpreted checks that no program makes tail calls and has functions too. The kernel refuses those where it
+// interprets programs (net.core.bpf_jit_enable=0), and where the machine's compiler lacks one with the other.
+func TestInterpreted(t *testing.T) {
+	spec, err := loadSteer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tailCalls := 0
+	for name, p := range spec.Programs {
+		tail, function := false, ""
+		for _, ins := range p.Instructions {
+			tail = tail || ins.IsBuiltinCall() && ins.Constant == int64(asm.FnTailCall)
+			if ins.IsFunctionCall() {
+				function = ins.Reference()
+			}
+		}
+		if tail {
+			tailCalls++
+		}
+		if tail && function != "" {
+			t.Errorf("%s makes tail calls, and calls %s", name, function)
+		}
+	}
+	if tailCalls == 0 {
+		t.Error("no program makes tail calls: the test finds none")
+	}
+}
+
 // withSocket puts an AF_XDP socket, not bound, in queue 0: enough for a test
 // run to say XDP_REDIRECT.
 func withSocket(t testing.TB, s *Steering) {
