@@ -104,12 +104,7 @@ func (e *Engine) Leave(b *QPBinding) {
 	b.left.Store(true) // before id is read: an Attach that comes later sees it
 	e.awaitQP(b, func(w *worker, s *stream) {
 		w.publishFor(b)
-		g := &sched.Grant{Left: w.sched.Quantum()}
-		if as, ok := s.lane.llp.(*assoc); ok {
-			as.composeDDP(w, s, g) // and nothing of other sessions
-		} else {
-			s.lane.llp.pump(w, g)
-		}
+		s.lane.llp.pumpStream(w, s, &sched.Grant{Left: w.sched.Quantum()})
 		s.forsake(w)
 	})
 }

@@ -123,12 +123,7 @@ func (l *lane) cut(w *worker, why error) {
 			s.err = why
 		}
 	}
-	switch c := l.llp.(type) {
-	case *tcpConn:
-		c.abort(w, why)
-	case *assoc:
-		c.a.Abort()
-	}
+	l.llp.reset(w, why)
 	if l.llp.begin(w); !l.gone {
 		w.pumpLane(l, nil)
 	}

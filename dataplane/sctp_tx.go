@@ -74,6 +74,8 @@ func (as *assoc) pump(w *worker, g *sched.Grant) int {
 	return work + as.events(w)
 }
 
+func (as *assoc) pumpStream(w *worker, s *stream, g *sched.Grant) { as.composeDDP(w, s, g) }
+
 // sendControl sends a session control message from a slot.
 func (as *assoc) sendControl(w *worker, c *session.Control) {
 	s, ok := w.link.Alloc()

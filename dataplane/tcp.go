@@ -244,6 +244,8 @@ func (c *tcpConn) pump(w *worker, g *sched.Grant) int {
 	return work
 }
 
+func (c *tcpConn) pumpStream(w *worker, _ *stream, g *sched.Grant) { c.pump(w, g) }
+
 func (c *tcpConn) next() clock.Time {
 	at := clock.Earliest(clock.Earliest(c.tcp.Deadline(), c.giveUp), clock.Earliest(c.probe.at, c.halfUntil))
 	return clock.Earliest(at, c.waits.look)
@@ -401,6 +403,8 @@ func (c *tcpConn) closeStream(w *worker, _ *stream) {
 func (c *tcpConn) abortStream(w *worker, _ *stream) { c.tcp.Abort(w.now) }
 
 func (c *tcpConn) fault(*worker) {}
+
+func (c *tcpConn) reset(w *worker, why error) { c.abort(w, why) }
 
 // attach starts full operation as soon as all streaming-mode bytes have been sent.
 func (c *tcpConn) attach(w *worker, s *stream, a Attachment) {

@@ -24,6 +24,8 @@ type llp interface {
 	// timeout is called when next is due.
 	timeout(w *worker)
 	next() clock.Time
+	// reset resets the transport at once, with the error why.
+	reset(w *worker, why error)
 	// setHop sets the next hop to remote, an address of the peer.
 	setHop(w *worker, remote [16]byte, hop *Hop)
 	// setDSCP changes the DSCP of the packets sent from now on.
@@ -36,6 +38,8 @@ type llp interface {
 	// peer.
 	attach(w *worker, s *stream, a Attachment)
 	answer(w *worker, s *stream, set session.Setup, a Attachment)
+	// pumpStream composes as much of s as the window and g allow, and nothing of other streams.
+	pumpStream(w *worker, s *stream, g *sched.Grant)
 	// disconnect closes s gracefully, after everything posted.
 	disconnect(w *worker, s *stream)
 	// closeStream closes s gracefully at once; abortStream resets it. The queue pair is in
