@@ -21,11 +21,9 @@ type Assoc struct {
 	stats  Stats
 
 	// Values negotiated by INIT and INIT ACK (RFC 9260 5.1).
-	tag, peerTag  uint32 // verification tag of packets to us
-	initTSN       serial.Num
-	out, in       int // streams
-	adaptation    uint32
-	hasAdaptation bool
+	tag, peerTag uint32 // verification tag of packets to us
+	initTSN      serial.Num
+	out, in      int // streams
 
 	// The peer's addresses. Data goes to the primary path, replies to the source of the last packet.
 	paths   []path // at most maxAddrs
@@ -168,9 +166,6 @@ func (a *Assoc) Err() error { return a.err }
 
 // Streams returns the number of outgoing and incoming streams. It is valid once the association is established.
 func (a *Assoc) Streams() (out, in int) { return a.out, a.in }
-
-// Adaptation returns the peer's Adaptation Layer Indication, if it sent one.
-func (a *Assoc) Adaptation() (value uint32, ok bool) { return a.adaptation, a.hasAdaptation }
 
 // Stats returns the counters.
 func (a *Assoc) Stats() Stats { return a.stats }
@@ -374,7 +369,6 @@ func (a *Assoc) up(now clock.Time) {
 func (a *Assoc) adopt(c *cookie) {
 	a.tag, a.peerTag = c.tag, c.peerTag
 	a.out, a.in = int(c.out), int(c.in)
-	a.adaptation, a.hasAdaptation = c.adaptation, c.hasAdaptation
 	a.peerRwnd = int(c.rwnd)
 	a.stop(timerSack)
 	a.rcv.start(c.peerTSN, a.cfg.RcvWindow, a.cfg.MaxKept)

@@ -15,23 +15,21 @@ type Secret [32]byte
 
 // cookie is the state of an association that is being set up. The peer stores it, signed (RFC 9260 5.1.3).
 type cookie struct {
-	created       clock.Time
-	life          uint32 // ms
-	flow          pkt.Flow
-	tag, peerTag  uint32
-	tsn, peerTSN  serial.Num
-	rwnd          uint32
-	out, in       uint16 // our stream counts, within what the peer allows
-	tie, peerTie  uint32
-	adaptation    uint32
-	hasAdaptation bool
-	addrs         [maxAddrs]netip.Addr
-	naddrs        int
-	collided      bool // made in COOKIE-WAIT or COOKIE-ECHOED
+	created      clock.Time
+	life         uint32 // ms
+	flow         pkt.Flow
+	tag, peerTag uint32
+	tsn, peerTSN serial.Num
+	rwnd         uint32
+	out, in      uint16 // our stream counts, within what the peer allows
+	tie, peerTie uint32
+	addrs        [maxAddrs]netip.Addr
+	naddrs       int
+	collided     bool // made in COOKIE-WAIT or COOKIE-ECHOED
 }
 
 const (
-	cookieFixed = 8 + 4 + 36 + 4*4 + 4 + 2*2 + 2*4 + 4 + 1 + 1
+	cookieFixed = 8 + 4 + 36 + 4*4 + 4 + 2*2 + 2*4 + 1 + 1
 	macLen      = 16
 )
 
@@ -57,15 +55,12 @@ func (c *cookie) append(b []byte, key *Secret) []byte {
 	}
 	b = be.AppendUint16(b, c.out)
 	b = be.AppendUint16(b, c.in)
-	for _, v := range [...]uint32{c.tie, c.peerTie, c.adaptation} {
+	for _, v := range [...]uint32{c.tie, c.peerTie} {
 		b = be.AppendUint32(b, v)
 	}
 	flags := byte(0)
-	if c.hasAdaptation {
-		flags |= 1
-	}
 	if c.collided {
-		flags |= 2
+		flags = 1
 	}
 	b = append(b, flags, byte(c.naddrs))
 	for _, a := range c.addrs[:c.naddrs] {
@@ -94,10 +89,10 @@ func (c *cookie) decode(b []byte, key *Secret) bool {
 	c.tsn, c.peerTSN = serial.Num(be.Uint32(b[8:])), serial.Num(be.Uint32(b[12:]))
 	c.rwnd = be.Uint32(b[16:])
 	c.out, c.in = be.Uint16(b[20:]), be.Uint16(b[22:])
-	c.tie, c.peerTie, c.adaptation = be.Uint32(b[24:]), be.Uint32(b[28:]), be.Uint32(b[32:])
-	c.hasAdaptation, c.collided = b[36]&1 != 0, b[36]&2 != 0
-	c.naddrs = int(b[37])
-	b = b[38:]
+	c.tie, c.peerTie = be.Uint32(b[24:]), be.Uint32(b[28:])
+	c.collided = b[32] != 0
+	c.naddrs = int(b[33])
+	b = b[34:]
 	if c.naddrs > maxAddrs || len(b) != 16*c.naddrs {
 		return false
 	}
@@ -146,7 +141,7 @@ func offer(now clock.Time, cfg *Config, f *pkt.Flow, i *Init, tag uint32, tsn se
 	return cookie{
 		created: now, life: life, flow: *f, tag: tag, peerTag: i.Tag, tsn: tsn, peerTSN: i.TSN, rwnd: i.Rwnd,
 		out: uint16(min(cfg.Streams, int(i.In))), in: uint16(min(cfg.Streams, int(i.Out))),
-		adaptation: i.Adaptation, hasAdaptation: i.HasAdaptation, addrs: i.Addrs, naddrs: i.NAddrs,
+		addrs: i.Addrs, naddrs: i.NAddrs,
 	}
 }
 

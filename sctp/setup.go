@@ -104,7 +104,6 @@ func (a *Assoc) handleInitAck(now clock.Time, c *Chunk) {
 	}
 	a.peerTag = i.Tag
 	a.out, a.in = min(a.cfg.Streams, int(i.In)), min(a.cfg.Streams, int(i.Out))
-	a.adaptation, a.hasAdaptation = i.Adaptation, i.HasAdaptation
 	a.peerRwnd = int(min(i.Rwnd, 1<<30))
 	a.stop(timerSack)
 	a.rcv.start(i.TSN, a.cfg.RcvWindow, a.cfg.MaxKept)

@@ -215,9 +215,6 @@ func TestDial(t *testing.T) {
 			h.run("the peer", func() bool { return p.has("listening") })
 			h.dial()
 			h.run("the association", func() bool { return h.a.State() == sctp.Established })
-			if v, ok := h.a.Adaptation(); !ok || v != h.cfg.Adaptation {
-				t.Errorf("the peer's adaptation is %d, %v", v, ok)
-			}
 			sink := &echo{}
 			for _, stream := range []uint16{3, 5, 3} { // two streams, one of them twice
 				if err := h.mux().Initiate(stream, session.Setup{Private: []byte("hello")}); err != nil {

@@ -456,9 +456,6 @@ func TestPionServes(t *testing.T) {
 			p.start(0)
 			h.dial()
 			h.run("the association", func() bool { return h.a.State() == sctp.Established })
-			if v, ok := h.a.Adaptation(); !ok || v != h.cfg.Adaptation {
-				t.Errorf("the peer's adaptation is %d, %v", v, ok)
-			}
 			for _, stream := range []uint16{3, 5, 3} {
 				if err := h.mux().Initiate(stream, session.Setup{Private: []byte("hello")}); err != nil {
 					t.Fatal(err)
