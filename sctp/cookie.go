@@ -135,9 +135,7 @@ func tieTags(key *Secret, tag, peerTag uint32) (tie, peerTie uint32) {
 // offer returns the cookie for the INIT i that arrived on flow f.
 func offer(now clock.Time, cfg *Config, f *pkt.Flow, i *Init, tag uint32, tsn serial.Num) cookie {
 	life := uint32(cookieLife.Milliseconds())
-	if i.Preserve != 0 {
-		life += min(i.Preserve, life) // a listener at most doubles the lifetime
-	}
+	life += min(i.Preserve, life) // a listener at most doubles the lifetime
 	return cookie{
 		created: now, life: life, flow: *f, tag: tag, peerTag: i.Tag, tsn: tsn, peerTSN: i.TSN, rwnd: i.Rwnd,
 		out: uint16(min(cfg.Streams, int(i.In))), in: uint16(min(cfg.Streams, int(i.Out))),

@@ -58,3 +58,14 @@ func TestCookieOfCollision(t *testing.T) {
 		}
 	}
 }
+
+// TestCookiePreservative checks that a peer may ask for a cookie that lives longer, up to twice as long (RFC 9260 5.2.6).
+func TestCookiePreservative(t *testing.T) {
+	r := newRig(t, Config{})
+	usual := uint32(cookieLife.Milliseconds())
+	for more, want := range map[uint32]uint32{0: usual, 5: usual + 5, usual: 2 * usual, 1<<32 - 1: 2 * usual} {
+		if k := offer(r.now, &r.cfg, &r.flow, &Init{Preserve: more}, 1, 1); k.life != want {
+			t.Errorf("%d ms more: a life of %d ms, want %d", more, k.life, want)
+		}
+	}
+}

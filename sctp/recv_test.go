@@ -104,7 +104,8 @@ func TestSackTimes(t *testing.T) {
 	}
 }
 
-// TestPause checks that a pause closes the window for the peer, takes what it has sent already, and reports its end.
+// TestPause checks that a pause closes the window for the peer, takes what it has sent already, and reports its end. What is kept
+// makes the window smaller.
 func TestPause(t *testing.T) {
 	r := listening(t, Config{})
 	window := func() uint32 {
@@ -128,6 +129,10 @@ func TestPause(t *testing.T) {
 	r.drain(nil)
 	if w := window(); w != whole || whole == 0 {
 		t.Errorf("window %d after the pause, %d before", w, whole)
+	}
+	r.recv(flagUnordered|flagBegin|flagImmediate, 2, 0, 0, "first piece")
+	if w := window(); w != whole-uint32(len("first piece")) {
+		t.Errorf("window %d with a piece that is kept, %d before", w, whole)
 	}
 }
 

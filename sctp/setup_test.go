@@ -87,6 +87,8 @@ func TestRefusals(t *testing.T) {
 	fine := good()
 	host := appendParam(fine.Append(nil, ChunkInit), ParamHostName, []byte("h\x00"))
 	be.PutUint16(host[2:], uint16(len(host)))
+	cut := append(fine.Append(nil, ChunkInit), byte(ParamIPv4>>8), byte(ParamIPv4), 0, 8)
+	be.PutUint16(cut[2:], uint16(len(cut)))
 	for _, c := range []struct {
 		name  string
 		chunk []byte
@@ -99,6 +101,7 @@ func TestRefusals(t *testing.T) {
 		{"no adaptation", func() []byte { i := good(); i.HasAdaptation = false; return i.Append(nil, ChunkInit) }(), CauseUserAbort},
 		{"other adaptation", func() []byte { i := good(); i.Adaptation = 2; return i.Append(nil, ChunkInit) }(), CauseUserAbort},
 		{"host name", host, CauseUnresolvable},
+		{"parameter beyond the chunk", cut, CauseInvalidParam},
 	} {
 		r := newRig(t, Config{Adaptation: 1, Accept: []uint32{1}})
 		r.l = NewListener(&r.cfg, &r.key, 1500)

@@ -37,6 +37,15 @@ func TestShutdown(t *testing.T) {
 			t.Error(r.a.State(), r.a.Err())
 		}
 	})
+	t.Run("during the set-up", func(t *testing.T) {
+		for _, state := range []State{CookieWait, CookieEchoed} {
+			r := dialing(t, Config{}, state)
+			r.a.Close(r.now)
+			if r.a.State() != Closed || r.a.Err() != nil || r.a.Deadline() != 0 {
+				t.Errorf("in %v: then %v, %v", state, r.a.State(), r.a.Err())
+			}
+		}
+	})
 	t.Run("by the peer", func(t *testing.T) {
 		r := listening(t, Config{})
 		r.push(10)
