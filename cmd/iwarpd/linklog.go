@@ -44,9 +44,7 @@ func watchLink(ctx context.Context, log *zap.Logger, ifname string, state *atomi
 	}
 	routes := func(changes int) { log.Info("routes over the interface changed", zap.Int("changes", changes)) }
 	defer state.Store(nil)
-	if err := hostnet.FollowLink(ctx, ifname, changed, routes); err != nil {
-		log.Warn("changes of the link are not logged", zap.Error(err))
-	}
+	hostnet.FollowLink(ctx, ifname, changed, routes)
 }
 
 // refused is logged when the driver of an interface does not accept the program again.

@@ -32,18 +32,14 @@ type LinkState struct {
 // changes. Like a Resolver, it follows the interface under another name too, and after it was
 // removed one that has the name. In the first call before equals now. It calls routes with the
 // number of changes when routes over the interface change. All calls come from one goroutine. It
-// returns nil when ctx is done.
-func FollowLink(ctx context.Context, name string, link func(before, now LinkState), routes func(changes int)) error {
+// returns when ctx is done.
+func FollowLink(ctx context.Context, name string, link func(before, now LinkState), routes func(changes int)) {
 	f := linkFollower{name: name, link: link, routes: routes}
-	for {
-		err := f.follow(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil && !f.known:
-			return err
-		}
-		select { // the kernel had more to report than a socket holds
+	for ctx.Err() == nil {
+		// It ends when the kernel has more to report than a socket holds, and fails for example without memory. An
+		// error that lasts would have ended the daemon earlier, in New.
+		_ = f.follow(ctx)
+		select {
 		case <-time.After(resubscribe):
 		case <-ctx.Done():
 		}

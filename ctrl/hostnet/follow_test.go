@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
@@ -27,7 +28,7 @@ func TestFollowLinkAfterLoss(t *testing.T) {
 	go func() {
 		err := v.A.NS.Do(func() error {
 			first := true
-			return FollowLink(ctx, v.A.Name, func(_, now LinkState) {
+			FollowLink(ctx, v.A.Name, func(_, now LinkState) {
 				if first {
 					first = false
 					close(began)
@@ -35,6 +36,7 @@ func TestFollowLinkAfterLoss(t *testing.T) {
 				}
 				mtu.Store(int64(now.MTU))
 			}, func(int) {})
+			return nil
 		})
 		done <- err
 	}()
@@ -61,6 +63,47 @@ func TestFollowLinkAfterLoss(t *testing.T) {
 		t.Fatal(err)
 	}
 	testenv.Until(t, "the last MTU is reported", func() bool { return mtu.Load() == last })
+}
+
+// TestFollowLinkLate checks that FollowLink follows an interface whose state could not be read at first.
+func TestFollowLinkLate(t *testing.T) {
+	var usual unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &usual); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: usual.Max}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	known, ended := make(chan LinkState, 1), make(chan struct{})
+	go func() {
+		defer close(ended)
+		FollowLink(ctx, "lo", func(_, now LinkState) {
+			select {
+			case known <- now:
+			default:
+			}
+		}, func(int) {})
+	}()
+	select {
+	case <-ended:
+		t.Error("it gave up")
+	case <-time.After(2 * resubscribe): // it has tried once or more
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &usual); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case now := <-known:
+		if now.Name != "lo" {
+			t.Errorf("state %+v", now)
+		}
+	case <-time.After(time.Minute):
+		t.Error("no state")
+	}
+	cancel()
+	<-ended
 }
 
 // TestNeighbourEventLost checks that a neighbour is found whose notification the kernel has dropped because the socket
