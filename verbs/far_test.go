@@ -245,6 +245,26 @@ func TestFarCompletes(t *testing.T) {
 	}
 }
 
+// The invalidation of a window completes after what the peer has written through it was stored.
+func TestFarInvalidate(t *testing.T) {
+	a, b := newFarPair(t)
+	w := allocWindow(t, b.table, pdA)
+	b.post(SendWR{ID: 1, Op: OpBindMW, RKey: w.STag(), SGEs: []SGE{b.fsge(0, 16)}, Access: RemoteWrite})
+	settle(t, a, b)
+	copy(a.mem, "hello")
+	a.post(SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: []SGE{a.sge(0, 5)}, RKey: w.STag(), Remote: farBase})
+	exchange(t, a, b)
+	b.post(SendWR{ID: 2, Op: OpLocalInv, Flags: Signaled, Inv: w.STag()})
+	exchange(t, a, b)
+	if got := b.take(); len(got) != 0 {
+		t.Fatalf("the window was invalidated before the Write through it was stored: %v", got)
+	}
+	settle(t, a, b)
+	if got := outcomes(b.take()); len(got) != 1 || got[0] != (outcome{2, WCSuccess}) || string(b.far[:5]) != "hello" {
+		t.Errorf("completions %v, memory %q", got, b.far[:5])
+	}
+}
+
 // A fenced Send from the memory that a Read has filled sends what the Read brought.
 func TestFarFence(t *testing.T) {
 	a, b := newFarPair(t)

@@ -68,6 +68,9 @@ func (q *QP) releaseHeld() bool {
 	if s.status == WCSuccess {
 		s.status = q.local(&q.wr)
 	}
+	if q.wr.Op == OpLocalInv {
+		s.stores = q.stores // until then the memory may still be written
+	}
 	s.done = true
 	if s.status != WCSuccess {
 		q.stream.Fail(term.ErrRDMAPLocal)
