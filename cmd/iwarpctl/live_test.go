@@ -491,7 +491,7 @@ func fileServer(t *testing.T, dir, folder string, tell func(netip.AddrPort, file
 		t.Fatal(err)
 	}
 	ended := make(chan error)
-	go func() { ended <- (&filecopy.Server{Store: store, MaxClients: 1, Tell: tell}).Serve(ctx, l) }()
+	go func() { ended <- (&filecopy.Server{Store: store, MaxClients: 8, Tell: tell}).Serve(ctx, l) }()
 	t.Cleanup(func() { cancel(); <-ended; store.Close(); a.Close(); b.Close() })
 	return socket, a.Addr().String() + ":"
 }
@@ -543,10 +543,11 @@ func TestCopyWalksFirst(t *testing.T) {
 func TestCopyReadOnlyFolder(t *testing.T) {
 	dir, there, back := t.TempDir(), t.TempDir(), t.TempDir()
 	tree := filepath.Join(dir, "tree")
-	err := errors.Join(os.Mkdir(tree, 0o755), os.WriteFile(filepath.Join(tree, "f"), nil, 0o600), os.Chmod(tree, 0o555))
-	if err != nil {
-		t.Fatal(err)
+	testenv.Mkdir(t, tree, 0o755)
+	for _, name := range []string{"f", "g"} {
+		testenv.WriteFile(t, filepath.Join(tree, name), nil, 0o600)
 	}
+	testenv.Chmod(t, tree, 0o555)
 	var mu sync.Mutex // guards modes and to
 	var modes []os.FileMode
 	to := there
@@ -557,7 +558,11 @@ func TestCopyReadOnlyFolder(t *testing.T) {
 			modes = append(modes, st.Mode().Perm())
 		}
 	}
-	socket, host := fileServer(t, dir, there, func(netip.AddrPort, filecopy.Event) { see() })
+	socket, host := fileServer(t, dir, there, func(_ netip.AddrPort, e filecopy.Event) {
+		if e.Name == "tree/f" { // the server takes the request for the other file afterwards
+			see()
+		}
+	})
 	t.Cleanup(func() { // or a plain user cannot remove them
 		for _, d := range []string{dir, there, back} {
 			_ = os.Chmod(filepath.Join(d, "tree"), 0o700)
