@@ -124,6 +124,17 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// TestCompilerUnseen checks that doctor does not say that the BPF compiler is on where the host's setting cannot be read.
+func TestCompilerUnseen(t *testing.T) {
+	f := healthy()
+	f.JIT = ""
+	for _, g := range judge(f) {
+		if g.Check == "BPF compiler" && (g.State != OK || g.Text == "on") {
+			t.Errorf("%+v", g)
+		}
+	}
+}
+
 // TestGather looks at a real veth, whose offloads testenv has switched off.
 func TestGather(t *testing.T) {
 	v := testenv.NewVeth(t, 1400)

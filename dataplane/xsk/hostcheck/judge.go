@@ -179,7 +179,10 @@ func (f *Facts) guard() Finding {
 }
 
 func (f *Facts) jit() Finding {
-	if f.JIT == "0" {
+	switch f.JIT {
+	case "": // in any network namespace but the first
+		return Finding{"BPF compiler", OK, "this network namespace does not show whether it is on", ""}
+	case "0":
 		return Finding{"BPF compiler", Warn, "off: the XDP program is interpreted", "sysctl net.core.bpf_jit_enable=1"}
 	}
 	return Finding{"BPF compiler", OK, "on", ""}
