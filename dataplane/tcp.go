@@ -55,8 +55,8 @@ func newTCPConn(id ConnID, flow pkt.Flow, tc *tcp.Conn) *tcpConn {
 	return c
 }
 
-// enterTCP adds a new connection to the tables.
-func (w *worker) enterTCP(c *tcpConn) {
+// enter adds a new connection to the tables.
+func (c *tcpConn) enter(w *worker) {
 	w.enter(&c.lane)
 	w.streams[c.id] = &c.stream
 	w.stats.Conns++
@@ -68,14 +68,14 @@ func (c *tcpConn) enterDialed(w *worker, r *ConnectRequest) {
 	c.wide, c.ip = r.Stream, r.IP
 	c.giveUp = w.deadlineAfter(r.Timeout)
 	w.stats.ActiveOpens++
-	w.enterTCP(c)
+	c.enter(w)
 }
 
 // enterAccepted adds c, which a peer opens to l, to the tables.
 func (c *tcpConn) enterAccepted(w *worker, l *listener) {
 	c.lst, c.passive, c.wide, c.ip = l, true, l.stream, l.ip
 	w.stats.PassiveOpens++
-	w.enterTCP(c)
+	c.enter(w)
 }
 
 // discard ends c at once, and removes it from the tables.
