@@ -256,7 +256,8 @@ func testVerdicts(t *testing.T) {
 		{"options", withOptions(tcp4, 40), actRedirect, C{SteeredTCP: 1}},
 		{"hop-by-hop", withExt(tcp6, 0, 8), actRedirect, C{SteeredTCP: 1}},
 		{"three extension headers", withExt(withExt(withExt(tcp6, 60, 24), 51, 24), 0, 8), actRedirect, C{SteeredTCP: 1}},
-		{"mobility, HIP and Shim6", withExt(withExt(withExt(tcp6, 140, 8), 139, 8), 135, 8), actRedirect, C{SteeredTCP: 1}},
+		{"mobility, HIP and Shim6", withExt(withExt(withExt(tcp6, 140, 8), 139, 8), 135, 8),
+			actRedirect, C{SteeredTCP: 1}},
 		{"routing, segments left", edit(withExt(tcp6, 43, 8), 57, 1), actPass, C{Passed: 1}},
 		{"all of a packet in a fragment", withExt(tcp6, 44, 8), actRedirect, C{SteeredTCP: 1}},
 		{"to many on the link", edit(tcp4, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff), actPass, C{Passed: 1}},
@@ -289,7 +290,8 @@ func testVerdicts(t *testing.T) {
 		{"icmp6 of type 0", icmpError(peer6, addr6, 0, back6), actPass, C{Passed: 1}},
 		{"icmp6 about a first fragment", icmpError(peer6, addr6, 2, testenv.Cut(back6, 16, 1)[0]), actRedirect, C{SteeredICMP: 1}},
 		{"icmp6 about a later fragment", icmpError(peer6, addr6, 2, testenv.Cut(back6, 16, 1)[1]), actPass, C{PassedFragment: 1}},
-		{"icmp6 about a fragment after another header", icmpError(peer6, addr6, 2, withExt(testenv.Cut(back6, 16, 1)[0], 0, 8)), actPass, C{PassedFragment: 1}},
+		{"icmp6 about a fragment after another header",
+			icmpError(peer6, addr6, 2, withExt(testenv.Cut(back6, 16, 1)[0], 0, 8)), actPass, C{PassedFragment: 1}},
 		{"icmp6 neighbour solicitation", icmpError(peer6, addr6, 135, back6), actPass, C{Passed: 1}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

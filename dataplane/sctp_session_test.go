@@ -366,7 +366,8 @@ func TestSCTPPieces(t *testing.T) {
 	w := s.hosts[1].w
 	for as := range w.assocs() {
 		for i, piece := range [][]byte{{0, 1}, {0}, {4}} {
-			as.message(w, &sctp.Data{PPID: session.RFC5043.Control(), Unordered: true, Begin: i == 0, End: i == 2}, piece)
+			d := sctp.Data{PPID: session.RFC5043.Control(), Unordered: true, Begin: i == 0, End: i == 2}
+			as.message(w, &d, piece)
 		}
 		w.mark(&as.lane)
 	}

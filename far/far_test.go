@@ -375,6 +375,7 @@ func TestOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	last := threads[len(threads)-1].Name()
 	for _, tt := range []struct {
 		name string
 		fd   int
@@ -389,7 +390,7 @@ func TestOpen(t *testing.T) {
 		{"read-only", openMem(t, "/proc/self/mem", unix.O_RDONLY), os.Getpid(), "not open for reading and writing"},
 		{"the client's", openMem(t, fmt.Sprintf("/proc/%d/mem", cmd.Process.Pid), unix.O_RDWR), cmd.Process.Pid, ""},
 		{"that of a client in another PID namespace", openMem(t, fmt.Sprintf("/proc/%d/mem", cmd.Process.Pid), unix.O_RDWR), 0, ""},
-		{"a thread's", openMem(t, "/proc/self/task/"+threads[len(threads)-1].Name()+"/mem", unix.O_RDWR), os.Getpid(), ""},
+		{"a thread's", openMem(t, "/proc/self/task/"+last+"/mem", unix.O_RDWR), os.Getpid(), ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			mem, err := Open(tt.fd, tt.pid)

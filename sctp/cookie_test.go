@@ -59,7 +59,8 @@ func TestCookieOfCollision(t *testing.T) {
 	}
 }
 
-// TestCookiePreservative checks that a peer may ask for a cookie that lives longer, up to twice as long (RFC 9260 5.2.6).
+// TestCookiePreservative checks that a peer may ask for a cookie that lives longer, up to twice as long (RFC 9260
+// 5.2.6).
 func TestCookiePreservative(t *testing.T) {
 	r := newRig(t, Config{})
 	usual := uint32(cookieLife.Milliseconds())

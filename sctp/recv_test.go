@@ -104,8 +104,8 @@ func TestSackTimes(t *testing.T) {
 	}
 }
 
-// TestPause checks that a pause closes the window for the peer, takes what it has sent already, and reports its end. What is kept
-// makes the window smaller.
+// TestPause checks that a pause closes the window for the peer, takes what it has sent already, and reports its end.
+// What is kept makes the window smaller.
 func TestPause(t *testing.T) {
 	r := listening(t, Config{})
 	window := func() uint32 {

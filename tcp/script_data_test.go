@@ -353,7 +353,9 @@ func TestScriptReceive(t *testing.T) {
 			< P. 4001+1 ack 1
 			in drop
 			> . 1 ack 4001 win 0`},
-		{name: "7323 2.2 no window is scaled for a peer without the option", opts: "mss 1000", conf: func(c *Config) { c.NoWindowScale, c.RcvWindow, c.MaxHeld = false, 1<<20, 100000 }, text: `
+		{name: "7323 2.2 no window is scaled for a peer without the option", conf: func(c *Config) {
+			c.NoWindowScale, c.RcvWindow, c.MaxHeld = false, 1<<20, 100000
+		}, text: `
 			< P. 1+100 ack 1
 			> . 1 ack 101 win 65535`},
 		{name: "9293 3.10.7.4 a needless retransmission may carry a new ACK", text: `

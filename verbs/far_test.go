@@ -436,7 +436,8 @@ func TestFarAtomics(t *testing.T) {
 	}
 	a.post(SendWR{ID: 3, Op: rdmap.OpFetchAdd, Flags: Signaled, SGEs: []SGE{a.sge(0, 8)}, CompareAdd: 1, RKey: w.STag(), Remote: farBase})
 	settle(t, a, b)
-	if got := outcomes(a.take()); len(got) != 1 || got[0].st != WCRemAccessErr || remoteErr(a.QP) != term.ErrReadAccess {
-		t.Errorf("completions %v, Terminate %v", got, remoteErr(a.QP))
+	got, terminate := outcomes(a.take()), remoteErr(a.QP)
+	if len(got) != 1 || got[0].st != WCRemAccessErr || terminate != term.ErrReadAccess {
+		t.Errorf("completions %v, Terminate %v", got, terminate)
 	}
 }

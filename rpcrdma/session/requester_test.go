@@ -90,7 +90,8 @@ func TestRequesterErrors(t *testing.T) {
 	}
 }
 
-// TestForget checks that a call that is forgotten before it is sent is not sent: its memory may be used for something else.
+// TestForget checks that a call that is forgotten before it is sent is not sent: its memory may
+// be used for something else.
 func TestForget(t *testing.T) {
 	p := clientPeer(t, nil)
 	for xid := uint32(7); xid < 10; xid++ {
