@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
@@ -70,6 +72,26 @@ func TestCutOffLog(t *testing.T) {
 	h.advance(logEvery)
 	if got := cut(1); !slices.Equal(got, []uint64{5}) {
 		t.Errorf("logged %v; want 5", got)
+	}
+}
+
+// TestUnsentLog checks that the log says why a client was cut off to which the kernel takes no message.
+func TestUnsentLog(t *testing.T) {
+	h := newHarness(t, Config{})
+	core, logs := observer.New(zap.WarnLevel)
+	h.log = zap.New(core)
+	c := h.hello(t)
+	h.mu.Lock()
+	for _, s := range h.sessions {
+		_ = s.queue(&outMessage{b: make([]byte, seqpacket.MaxPacket+1)}) // an error as good as any
+	}
+	h.mu.Unlock()
+	for c.next() != nil {
+	}
+	h.settled(t)
+	lines := logs.FilterMessage("client cut off").All()
+	if len(lines) != 1 || !strings.Contains(fmt.Sprint(lines[0].ContextMap()["error"]), "cannot be sent") {
+		t.Errorf("logged %v", logs.All())
 	}
 }
 

@@ -136,9 +136,14 @@ func (o *outbox) writeLoop() {
 			last = true
 		}
 		for m := o.next(); m != nil; m = o.next() {
-			if ok && o.sess.conn.Write(m.b, m.fds) != nil {
-				o.sess.shutdown() // stops the reader too
-				ok = false
+			if ok {
+				err := o.sess.conn.Write(m.b, m.fds)
+				if hasEnded(err) {
+					o.sess.shutdown() // stops the reader too
+				} else if err != nil { // the kernel lacks memory, for example
+					o.sess.cutOff(errorf(internal, "ctrl: a message cannot be sent: %w", err))
+				}
+				ok = err == nil
 			}
 			o.written(m, ok)
 		}

@@ -100,11 +100,21 @@ func (c *session) run() {
 	defer c.teardown()
 	switch {
 	case c.cut.Load(): // the reason was sent
-	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, unix.ECONNRESET):
+	case hasEnded(err):
 		c.log.Debug("client gone")
 	default:
 		c.logCut(err)
 	}
+}
+
+// hasEnded reports whether err says that the client or the session has ended.
+func hasEnded(err error) bool {
+	for _, end := range []error{io.EOF, net.ErrClosed, unix.ECONNRESET, unix.EPIPE} {
+		if errors.Is(err, end) {
+			return true
+		}
+	}
+	return false
 }
 
 func (c *session) readLoop() error {
