@@ -144,5 +144,6 @@ func explain(err error) error {
 	if _, e := checkHello(r.PrivateData); e != nil {
 		return fmt.Errorf("%w: %w", err, e)
 	}
-	return fmt.Errorf("%w: the server has too many clients, or no memory or quota for another: see its messages, or try again later", err)
+	return fmt.Errorf("%w: the server has too many clients, or no memory or quota for another: "+
+		"see its messages, or try again later", err)
 }

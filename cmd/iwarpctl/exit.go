@@ -78,7 +78,8 @@ func (e *peerFailure) Error() string {
 	case errors.Is(e.err, iwarp.ErrRefused) && !errors.As(e.err, new(*iwarp.WCError)): // not the reset of a connection
 		text += ": nothing listens on that port there: start iwarpctl " + server + ", or check the port"
 	case errors.Is(e.err, iwarp.ErrRejected) && (e.op == "ping" || e.op == "nfs"): // the others explain the private data
-		text += ": iwarpctl " + server + " has no memory or quota there for another connection, or another program listens on that port"
+		text += ": iwarpctl " + server + " has no memory or quota there for another connection, " +
+			"or another program listens on that port"
 	case strings.HasPrefix(text, "no route"):
 		text += ": add a route to it (ip route add)"
 	case errors.Is(e.err, iwarp.ErrUnreachable) && !silent.MatchString(text): // the reason is on this host

@@ -215,7 +215,10 @@ func TestFullServers(t *testing.T) {
 		{[]string{"ping", "-s", "-P"}, []string{"ping", "-c", "-a", addr, "-C", "1"}},
 		{[]string{"serve", "--dir", dir}, []string{"cp", file, addr + ":copy"}},
 		{
-			[]string{"nfs", "export", dir, "--mount-port", "0", "--portmap-port", "0", "--key-file", filepath.Join(t.TempDir(), "key")},
+			[]string{
+				"nfs", "export", dir, "--mount-port", "0", "--portmap-port", "0",
+				"--key-file", filepath.Join(t.TempDir(), "key"),
+			},
 			[]string{"nfs", "ls", addr + ":/"},
 		},
 	} {

@@ -20,7 +20,7 @@ import (
 // findInterface returns the named interface if the daemon can use it.
 func findInterface(name string) (*net.Interface, error) {
 	ifi, err := net.InterfaceByName(name)
-	if failed, ok := errors.AsType[*os.SyscallError](err); ok { // a lack of memory, for example, and the interface may exist
+	if failed, ok := errors.AsType[*os.SyscallError](err); ok { // without memory, for example; it may exist
 		return nil, fmt.Errorf("interface %s: cannot ask the kernel for it: %w", name, failed)
 	}
 	if err != nil {

@@ -130,17 +130,19 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// TestLacks checks that an error of start blames neither the configuration nor the interface if this process or the host
-// lacks something: the unit does not start again after a wrong configuration.
+// TestLacks checks that an error of start blames neither the configuration nor the interface if this process or the
+// host lacks something: the unit does not start again after a wrong configuration.
 func TestLacks(t *testing.T) {
 	for _, lack := range []error{unix.ENOMEM, unix.ENOBUFS, unix.ENFILE} {
-		for _, err := range []error{socketError(os.NewSyscallError("socket", lack)), metricsError(os.NewSyscallError("socket", lack))} {
+		lack = os.NewSyscallError("socket", lack)
+		for _, err := range []error{socketError(lack), metricsError(lack)} {
 			if exitCode(err) != exitFailure || strings.Contains(err.Error(), "give another") {
 				t.Errorf("exit code %d: %v", exitCode(err), err)
 			}
 		}
 	}
-	if err := fewFiles(socketError(unix.EMFILE)); exitCode(err) != exitConfig || strings.Contains(err.Error(), "give another") {
+	err := fewFiles(socketError(unix.EMFILE))
+	if exitCode(err) != exitConfig || strings.Contains(err.Error(), "give another") {
 		t.Errorf("exit code %d: %v", exitCode(err), err)
 	}
 	var l unix.Rlimit
@@ -150,7 +152,7 @@ func TestLacks(t *testing.T) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: l.Max}); err != nil {
 		t.Fatal(err)
 	}
-	_, err := findInterface("lo")
+	_, err = findInterface("lo")
 	if e := unix.Setrlimit(unix.RLIMIT_NOFILE, &l); e != nil {
 		t.Fatal(e)
 	}
