@@ -128,16 +128,24 @@ func (r *ConnRequest) AcceptConn(ctx context.Context, cfg *Config) (*Conn, error
 	cfg = cfg.orDefault()
 	c, err := r.d.newConn(ctx, cfg)
 	if err != nil {
-		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		_ = r.Reject(rctx, cfg.PrivateData)
+		_ = r.refuse(ctx, cfg.PrivateData)
 		return nil, err
 	}
 	if _, err := r.Accept(ctx, c.qp, cfg); err != nil {
+		if r.refuse(ctx, cfg.PrivateData) != nil { // which may be too long; or the daemon has taken the answer
+			_ = r.refuse(ctx, nil)
+		}
 		c.release()
 		return nil, err
 	}
 	return c, nil
+}
+
+// refuse rejects the request, within a second, also if ctx is done.
+func (r *ConnRequest) refuse(ctx context.Context, private []byte) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	return r.Reject(ctx, private)
 }
 
 // ofPeer reports whether the peer caused an accept to fail.
