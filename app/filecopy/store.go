@@ -398,9 +398,9 @@ func (in *incoming) setAttrs() error {
 // Commit flushes the file to disk and renames it to its final name. The file cannot be used
 // afterwards, even after an error, which leaves nothing behind.
 func (in *incoming) Commit() error {
-	err := in.setAttrs()
-	if err == nil {
-		err = in.file.Sync()
+	err := in.file.Sync()
+	if err == nil { // last, since a plain user cannot resume a copy of a read-only file that is killed after it
+		err = in.setAttrs()
 	}
 	if e := in.file.Close(); err == nil {
 		err = e
