@@ -445,30 +445,31 @@ func (s *Stream) handleTerminate(msg []byte) *term.Error {
 	return nil
 }
 
-// terminatedRequest returns the outstanding request that a Terminate identifies, by the MSN of its DDP header, or by the sink in its Read
-// Request header, because some peers report a wrong MSN. That header gives the missing bytes, so Reads with adjacent sinks are told apart.
-func (s *Stream) terminatedRequest(t *Terminate) *pending {
+// terminatedRequest returns the outstanding request that a Terminate identifies. Without a Read Request header, that is
+// the one with the MSN of the DDP header. Otherwise it is a Read whose sink contains that of the Read Request header, which
+// is that of the missing bytes: the Read with the MSN if it is one of these, and else the first, because some peers report
+// a wrong MSN.
+func (s *Stream) terminatedRequest(t *Terminate) (first *pending) {
 	var h ddp.Untagged
-	byMSN := t.RDMA == nil && len(t.DDP) == ddp.UntaggedLen
-	if byMSN {
-		if _, err := h.Decode(t.DDP); err != nil || h.QN != ddp.QNReadRequest {
-			return nil
-		}
-	}
-	var req readRequest
-	if !byMSN && !req.decode(t.RDMA) {
+	_, err := h.Decode(t.DDP)
+	if t.RDMA == nil && (err != nil || len(t.DDP) != ddp.UntaggedLen || h.QN != ddp.QNReadRequest) {
 		return nil
 	}
+	var req readRequest
+	named := req.decode(t.RDMA)
 	for i := s.pendHead; i != s.pendTail; i++ {
 		p := s.pending(i)
-		switch {
-		case byMSN && p.msn == h.MSN:
-			return p
-		case !byMSN && !p.atomic && p.stag == req.sinkSTag && p.covers(req.sinkTO, uint64(req.size)):
+		if named && (p.atomic || p.stag != req.sinkSTag || !p.covers(req.sinkTO, uint64(req.size))) {
+			continue
+		}
+		if p.msn == h.MSN {
 			return p
 		}
+		if named && first == nil {
+			first = p
+		}
 	}
-	return nil
+	return first
 }
 
 // ExpectRTR announces that the peer's first message is a ready-to-receive message of the given kind, as for SendRTR, which takes no receive
