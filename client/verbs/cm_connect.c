@@ -125,15 +125,6 @@ static int accept_qp(struct id *id, const struct rdma_conn_param *p)
 	return err == ENOENT ? ECONNRESET : err;
 }
 
-int rdma_accept(struct rdma_cm_id *pub, struct rdma_conn_param *p)
-{
-	struct id *id = id_of(pub);
-
-	FORWARD(rdma_accept, pub, p);
-	iwv_thread_lock();
-	return call_end(id, accept_qp(id, p));
-}
-
 static int reject(struct id *id, const void *data, uint8_t len)
 {
 	struct iwarpd_error e;
@@ -146,6 +137,20 @@ static int reject(struct id *id, const void *data, uint8_t len)
 	if (err && err != -ENOENT)
 		return iwv_fail(err, "rdma_reject", &e);
 	return 0;
+}
+
+/* rdma_accept, if it fails, rejects the request, so that the peer does not wait. Linux's rdma_cm does that too. */
+int rdma_accept(struct rdma_cm_id *pub, struct rdma_conn_param *p)
+{
+	struct id *id = id_of(pub);
+	int err;
+
+	FORWARD(rdma_accept, pub, p);
+	iwv_thread_lock();
+	err = accept_qp(id, p);
+	if (err)
+		reject(id, NULL, 0);
+	return call_end(id, err);
 }
 
 int rdma_reject(struct rdma_cm_id *pub, const void *data, uint8_t len)

@@ -457,6 +457,22 @@ static void single(void)
 	end(l);
 }
 
+/* The peer of a request that cannot be accepted does not wait. The program cannot answer the request again. */
+static void unacceptable(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id = call(client, l);
+	struct rdma_cm_id *child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+
+	refused(child, "A"); /* there is no queue pair */
+	CHECK(next(client, RDMA_CM_EVENT_REJECTED) == id);
+	create_qp(child);
+	refused(child, "AR");
+	end(id);
+	end(child);
+	end(l);
+}
+
 /* An identifier whose bind the daemon refuses, which has no room for more listeners, has no device. */
 static void unbound(void)
 {
@@ -3038,7 +3054,7 @@ int main(int argc, char **argv)
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole }, { "exact", exact },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "opened", opened }, { "sought", sought }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "bound", bound }, { "followed", followed },
-		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "single", single }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
+		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "single", single }, { "unacceptable", unacceptable }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
 		{ "queues-made", queues_made }, { "forked", forked }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted },
 	};
 
