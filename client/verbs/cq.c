@@ -237,10 +237,6 @@ static struct late **drop(struct late **at, uint32_t qp)
 	return at;
 }
 
-/*
- * What a destroyed QP had posted completes no more. How much that is, is not known: it counts as expected until the CQ
- * has no QP.
- */
 void cq_forget(struct ibv_cq *ibv, uint32_t qp, uint64_t n)
 {
 	struct cq *cq = cq_of(ibv);
@@ -249,8 +245,6 @@ void cq_forget(struct ibv_cq *ibv, uint32_t qp, uint64_t n)
 	pthread_mutex_lock(&cq->lock);
 	iwarpd_clean_cq(cq->q, qp);
 	cq->last_late = drop(&cq->late, qp);
-	if (cq->need == 0)
-		atomic_store(&cq->expected, 0);
 	pthread_mutex_unlock(&cq->lock);
 }
 
@@ -267,12 +261,6 @@ void cq_late(struct ibv_cq *ibv, struct late *list)
 	pthread_mutex_unlock(&cq->lock);
 	if (wake)
 		iwarpd_wake_cq(cq->q);
-}
-
-void cq_expect(struct ibv_cq *ibv, int64_t n)
-{
-	if (ibv->channel)
-		atomic_fetch_add_explicit(&cq_of(ibv)->expected, n, memory_order_relaxed);
 }
 
 int cq_flush(struct ibv_cq *ibv, struct ibv_qp *qp, uint64_t wr_id, enum ibv_wc_opcode opcode)
@@ -427,14 +415,6 @@ static bool shown(struct qp *qp, struct iwarpd_wc *wc)
 	return true;
 }
 
-/* count_polled counts a send completion that the program polls. The lock of the CQ is held. */
-static void count_polled(struct qp *qp)
-{
-	uint32_t n = atomic_load_explicit(&qp->polled, memory_order_relaxed); /* no other thread changes it */
-
-	atomic_store_explicit(&qp->polled, n + 1, memory_order_relaxed);
-}
-
 /* take removes up to n completions that a program is to see. The lock is held. */
 static int take(struct cq *cq, int n, struct ibv_wc *wc)
 {
@@ -453,18 +433,18 @@ static int take(struct cq *cq, int n, struct ibv_wc *wc)
 			if (!qp || !shown(qp, &got[i]))
 				continue;
 			if (got[i].opcode < IWARPD_WC_RECV)
-				count_polled(qp);
+				count(&qp->polled);
 			put_wc(&wc[total], &got[i]);
 			if (wc[total].status == IBV_WC_WR_FLUSH_ERR && wc[total].opcode == IBV_WC_RECV &&
 			    exchange_hold(qp, &wc[total]))
 				continue;
+			if (got[i].opcode >= IWARPD_WC_RECV)
+				count(&qp->received);
 			total++;
 		}
 		if (k < most)
 			break;
 	}
-	if (cq->ibv.channel && total > 0)
-		atomic_fetch_sub_explicit(&cq->expected, total, memory_order_relaxed);
 	if (total < n && cq->late)
 		total += take_late(cq, n - total, wc + total);
 	return total > 0 || k >= 0 ? total : k;
@@ -548,6 +528,16 @@ static int look(struct channel *ch, struct cq **cq)
  */
 enum { FIRST_LOOK = 1, LAST_LOOK = 1024 };
 
+/*
+ * expects reports whether a completion of a work request that is posted to a QP may be one of a channel. For a QP with an
+ * SRQ that is always so.
+ */
+static bool expects(const struct qp *qp, const struct ibv_comp_channel *ch)
+{
+	return (qp->ibv.send_cq->channel == ch && outstanding(&qp->signaled, &qp->polled) > 0) ||
+	       (qp->ibv.recv_cq->channel == ch && (qp->ibv.srq || outstanding(&qp->receives, &qp->received) > 0));
+}
+
 /* written disarms and takes an armed queue for which that is so, or returns NULL. */
 static struct cq *written(struct channel *ch)
 {
@@ -557,8 +547,8 @@ static struct cq *written(struct channel *ch)
 	bool hopeless = true;
 
 	iwv_thread_lock();
-	for (struct cq *cq = c->cqs; cq && hopeless; cq = cq->next)
-		hopeless = cq->ibv.channel != &ch->ibv || atomic_load(&cq->expected) <= 0;
+	for (struct qp *qp = c->qps; qp && hopeless; qp = qp->next)
+		hopeless = !expects(qp, &ch->ibv);
 	for (struct cq *cq = c->cqs; cq && hopeless && !found; cq = cq->next) {
 		if (cq->ibv.channel != &ch->ibv)
 			continue;

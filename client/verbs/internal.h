@@ -298,7 +298,6 @@ struct cq {
 	pthread_mutex_t lock; /* held while polling, arming and disarming; guards the late completions */
 	struct late *late, **last_late; /* come after the completions of the daemon */
 	uint32_t received;              /* iwarpd_received when it was armed, if it has a channel */
-	_Atomic int64_t expected;       /* completions of posted work requests that were not polled yet, if it has a channel */
 	unsigned int empty;      /* polls in a row that found nothing */
 	struct answers answers;  /* guarded by lock, but for received */
 };
@@ -308,11 +307,6 @@ static inline struct cq *cq_of(struct ibv_cq *ibv)
 {
 	return container_of(ibv, struct cq, ibv);
 }
-
-/* cq_expect notes that there will be n completions of posted work requests. */
-void cq_expect(struct ibv_cq *ibv, int64_t n);
-
-#define UNCOUNTED (INT64_C(1) << 40) /* n for the receives of a shared receive queue, whose CQ is known only when they complete */
 
 /* cq_grow enlarges a CQ for the completions that it needs. iwv_thread_lock is held. */
 int cq_grow(struct ibv_cq *ibv, struct iwarpd_error *e);
@@ -383,8 +377,10 @@ struct qp {
 	struct ibv_qp_attr attr; /* but for the state; what ibv_modify_qp sets is guarded by iwv_thread_lock */
 	bool sig_all;
 	uint32_t recvs;    /* most receive completions outstanding: each QP of an SRQ may use all of its receives */
-	uint32_t signaled; /* sends that were posted and report success; guarded by send_lock */
-	_Atomic uint32_t polled; /* send completions that the program has polled; changes under the lock of the CQ */
+	_Atomic uint32_t signaled; /* sends that were posted and report success; changes under send_lock */
+	_Atomic uint32_t receives; /* that were posted to the QP; changes under recv_lock */
+	/* Completions that the program has polled; they change under the locks of the CQs. */
+	_Atomic uint32_t polled, received; /* of sends, and of receives */
 	_Atomic(void *) cm; /* librdmacm's id, or NULL */
 	uint32_t half_status, half_vendor; /* see shown, in cq.c; guarded by the lock of the CQ */
 	atomic_int conn;    /* enum connection */
@@ -398,6 +394,20 @@ struct qp {
 static inline struct qp *qp_of(struct ibv_qp *ibv)
 {
 	return container_of(ibv, struct qp, ibv);
+}
+
+/* count adds one to a counter of a QP, whose lock is held. */
+static inline void count(_Atomic uint32_t *n)
+{
+	atomic_store_explicit(n, atomic_load_explicit(n, memory_order_relaxed) + 1, memory_order_relaxed);
+}
+
+/* outstanding returns by how much one of two counters of a QP is ahead of the other. */
+static inline int32_t outstanding(const _Atomic uint32_t *posted, const _Atomic uint32_t *polled)
+{
+	uint32_t n = atomic_load_explicit(posted, memory_order_relaxed);
+
+	return (int32_t)(n - atomic_load_explicit(polled, memory_order_relaxed));
 }
 
 /* qp_plain reports whether init asks for nothing that ibv_create_qp does not do. */

@@ -129,8 +129,6 @@ static int open_qp(struct qp *qp, const struct iwarpd_qp_attr *attr, struct iwar
 		forgotten(qp);
 		return err;
 	}
-	if (qp->ibv.srq)
-		cq_expect(qp->ibv.recv_cq, UNCOUNTED);
 	qp->next = qp->ctx->qps;
 	qp->ctx->qps = qp;
 	return 0;

@@ -195,10 +195,10 @@ static void add(struct batch *b, bool sig_all, bool last)
  */
 static int64_t room_of(const struct qp *qp)
 {
-	int32_t outstanding = (int32_t)(qp->signaled - atomic_load_explicit(&qp->polled, memory_order_relaxed));
+	int64_t most = 2 * (int64_t)qp->attr.cap.max_send_wr;
 
 	/* Failed sends report that in any case, so there may be fewer than none. Those of a daemon that has ended do not. */
-	return atomic_load(&qp->ctx->gone) ? INT64_MAX : 2 * (int64_t)qp->attr.cap.max_send_wr - outstanding;
+	return atomic_load(&qp->ctx->gone) ? INT64_MAX : most - outstanding(&qp->signaled, &qp->polled);
 }
 
 /* fill_batch translates work requests of a list until the batch is full. */
@@ -263,10 +263,8 @@ static int post_batch(struct qp *qp, struct ibv_send_wr **wr)
 			if (!b.last[done])
 				continue;
 			atomic_store_explicit(&qp->posted, true, memory_order_relaxed);
-			if (b.wr[done].flags & IWARPD_SIGNALED) {
-				qp->signaled++;
-				cq_expect(qp->ibv.send_cq, 1);
-			}
+			if (b.wr[done].flags & IWARPD_SIGNALED)
+				count(&qp->signaled);
 			*wr = (*wr)->next;
 		}
 	}
@@ -308,7 +306,7 @@ int post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **b
 		err = iwarpd_post_recv(qp->q, &r);
 		if (!err) {
 			atomic_store_explicit(&qp->posted, true, memory_order_relaxed);
-			cq_expect(ibv->recv_cq, 1);
+			count(&qp->receives);
 		}
 		if (err == -ENOTCONN)
 			err = cq_flush(ibv->recv_cq, ibv, wr->wr_id, IBV_WC_RECV);

@@ -923,6 +923,42 @@ static void written(void)
 	end(l);
 }
 
+/* forsaken is as written, though a queue pair of the same completion queue was destroyed with a receive. */
+static void forsaken(void)
+{
+	static uint64_t credit, more = 42;
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child, *other, *its_child;
+	struct ibv_comp_channel *ch = ibv_create_comp_channel(l->verbs);
+	struct ibv_mr *to, *from;
+	struct ibv_sge sge;
+	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE, .sg_list = &sge, .num_sge = 1 }, *bad;
+	struct ibv_cq *got;
+	void *context;
+
+	shared = ibv_create_cq(l->verbs, 16, NULL, ch, 0);
+	CHECK(shared);
+	establish(server, client, l, &id, &child);
+	establish(server, client, l, &other, &its_child);
+	recv_empty(other->qp, 1);
+	end(other);
+	end(its_child);
+	to = ibv_reg_mr(id->pd, &credit, sizeof(credit), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	from = ibv_reg_mr(child->pd, &more, sizeof(more), IBV_ACCESS_LOCAL_WRITE);
+	CHECK(to && from && ibv_req_notify_cq(shared, 0) == 0);
+	sge = (struct ibv_sge){ .addr = (uintptr_t)&more, .length = sizeof(more), .lkey = from->lkey };
+	wr.wr.rdma.remote_addr = (uintptr_t)&credit;
+	wr.wr.rdma.rkey = to->rkey;
+	CHECK(ibv_post_send(child->qp, &wr, &bad) == 0);
+	CHECK(ibv_get_cq_event(ch, &got, &context) == 0 && got == shared && credit == 42);
+	ibv_ack_cq_events(got, 1);
+	CHECK(ibv_dereg_mr(to) == 0 && ibv_dereg_mr(from) == 0);
+	end(id);
+	end(child);
+	end(l);
+	CHECK(ibv_destroy_cq(shared) == 0 && ibv_destroy_comp_channel(ch) == 0);
+}
+
 static void to_error(struct ibv_qp *qp)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
@@ -3052,7 +3088,7 @@ int main(int argc, char **argv)
 	static const struct { const char *name; void (*run)(void); } modes[] = {
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "states", states }, { "dropped", dropped },
 		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole }, { "exact", exact },
-		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
+		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "forsaken", forsaken }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "opened", opened }, { "sought", sought }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "bound", bound }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "single", single }, { "unacceptable", unacceptable }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
 		{ "queues-made", queues_made }, { "forked", forked }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted },
