@@ -446,9 +446,9 @@ func (s *Stream) handleTerminate(msg []byte) *term.Error {
 }
 
 // terminatedRequest returns the outstanding request that a Terminate identifies. Without a Read Request header, that is
-// the one with the MSN of the DDP header. Otherwise it is a Read whose sink contains that of the Read Request header, which
-// is that of the missing bytes: the Read with the MSN if it is one of these, and else the first, because some peers report
-// a wrong MSN.
+// the one with the MSN of the DDP header. Otherwise it is a Read whose sink contains that of the Read Request header,
+// which is that of the missing bytes: the Read with the MSN if it is one of these, and else the first, because some
+// peers report a wrong MSN.
 func (s *Stream) terminatedRequest(t *Terminate) (first *pending) {
 	var h ddp.Untagged
 	_, err := h.Decode(t.DDP)

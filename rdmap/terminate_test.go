@@ -198,8 +198,8 @@ func TestTerminatedAtSetup(t *testing.T) {
 	}
 }
 
-// TestTerminatedEndToEnd checks that of two Reads, with adjacent sinks or the same, only the one named by the Terminate fails with
-// the error.
+// TestTerminatedEndToEnd checks that of two Reads, with adjacent sinks or the same, only the one named by the Terminate
+// fails with the error.
 func TestTerminatedEndToEnd(t *testing.T) {
 	for _, apart := range []uint64{16, 0} {
 		e := newEnd(Config{ORD: 2})
@@ -207,8 +207,8 @@ func TestTerminatedEndToEnd(t *testing.T) {
 			e.post(t, WR{ID: i, Op: OpRead, Len: 16, STag: 0x55, SinkSTag: 7, SinkTO: 0x1000 + apart*uint64(i)})
 			e.poll(testMULPDU)
 		}
-		in := hTerm + "0100e000 002e 4141 00000000 00000001 00000002 00000000 00000007" + fmt.Sprintf("%016x", 0x1000+apart) +
-			"00000010 00000055 0000000000000000"
+		in := hTerm + "0100e000 002e 4141 00000000 00000001 00000002 00000000 00000007" +
+			fmt.Sprintf("%016x", 0x1000+apart) + "00000010 00000055 0000000000000000"
 		e.give(t, testenv.Unhex(t, in))
 		e.Flush()
 		if cs := e.completions(); len(cs) != 2 || cs[0].Status != StatusFlushed || cs[1].Status != StatusRemoteAccess {

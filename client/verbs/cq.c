@@ -529,8 +529,8 @@ static int look(struct channel *ch, struct cq **cq)
 enum { FIRST_LOOK = 1, LAST_LOOK = 1024 };
 
 /*
- * expects reports whether a completion of a work request that is posted to a QP may be one of a channel. For a QP with an
- * SRQ that is always so.
+ * expects reports whether a completion of a work request that is posted to a QP may be one of a channel. For a QP with
+ * an SRQ that is always so.
  */
 static bool expects(const struct qp *qp, const struct ibv_comp_channel *ch)
 {
