@@ -58,6 +58,17 @@ static int put_addresses(struct rdma_addrinfo *r, const struct rdma_addrinfo *hi
 	return err;
 }
 
+/* put_kind sets the port space and the type of queue pairs. One that the hints do not name follows from the other. */
+static void put_kind(struct rdma_addrinfo *r, const struct rdma_addrinfo *hints)
+{
+	r->ai_port_space = hints ? hints->ai_port_space : 0;
+	r->ai_qp_type = hints ? hints->ai_qp_type : 0;
+	if (!r->ai_port_space)
+		r->ai_port_space = r->ai_qp_type == IBV_QPT_UD ? RDMA_PS_UDP : RDMA_PS_TCP;
+	if (!r->ai_qp_type)
+		r->ai_qp_type = r->ai_port_space == RDMA_PS_UDP ? IBV_QPT_UD : IBV_QPT_RC;
+}
+
 /* new_entry makes an entry from an address of getaddrinfo, or from the hints alone. */
 static struct rdma_addrinfo *new_entry(const struct rdma_addrinfo *hints, const struct addrinfo *ai)
 {
@@ -67,8 +78,7 @@ static struct rdma_addrinfo *new_entry(const struct rdma_addrinfo *hints, const 
 		return NULL;
 	r->ai_flags = hints ? hints->ai_flags : 0;
 	r->ai_family = ai ? ai->ai_family : hints->ai_family;
-	r->ai_qp_type = hints && hints->ai_qp_type ? hints->ai_qp_type : IBV_QPT_RC;
-	r->ai_port_space = hints && hints->ai_port_space ? hints->ai_port_space : RDMA_PS_TCP;
+	put_kind(r, hints);
 	if (put_addresses(r, hints, ai) == 0)
 		return r;
 	rdma_freeaddrinfo(r);

@@ -374,6 +374,24 @@ static void nowhere(void)
 	rdma_destroy_event_channel(ch);
 }
 
+/* An endpoint for datagrams, which iwarpd does not support, is refused when it is made, and not when a peer calls. */
+static void datagrams(void)
+{
+	struct rdma_addrinfo hints[] = {
+		{ .ai_flags = RAI_PASSIVE, .ai_qp_type = IBV_QPT_UD },
+		{ .ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_UDP },
+	}, *res;
+	struct ibv_qp_init_attr init = { .cap = { 1, 1, 1, 1, 0 } };
+	struct rdma_cm_id *id;
+
+	for (size_t i = 0; i < sizeof(hints) / sizeof(hints[0]); i++) {
+		CHECK(rdma_getaddrinfo(address, "0", &hints[i], &res) == 0);
+		CHECK(res->ai_qp_type == IBV_QPT_UD && res->ai_port_space == RDMA_PS_UDP);
+		CHECK(rdma_create_ep(&id, res, NULL, &init) == -1 && errno == ENODEV);
+		rdma_freeaddrinfo(res);
+	}
+}
+
 /* A source address that the host does not have is refused at once, and can be replaced. */
 static void source(void)
 {
@@ -3087,7 +3105,7 @@ int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
 		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "states", states }, { "dropped", dropped },
-		{ "nowhere", nowhere }, { "halves", halves }, { "whole", whole }, { "exact", exact },
+		{ "nowhere", nowhere }, { "datagrams", datagrams }, { "halves", halves }, { "whole", whole }, { "exact", exact },
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "forsaken", forsaken }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "opened", opened }, { "sought", sought }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "bound", bound }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "single", single }, { "unacceptable", unacceptable }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
