@@ -95,7 +95,8 @@ type Steering struct {
 
 	mu     sync.Mutex
 	claims map[steerEndpoint]claim
-	hosts  map[steerEndpoint]int // claims of any port
+	hosts  map[steerEndpoint]int  // claims of any port
+	stale  map[steerEndpoint]bool // endpoints without a claim that are in the map, since deleting them failed
 	local  map[steerAddress]bool
 	vlans  map[uint32]bool
 	links  map[int]attachment
@@ -144,6 +145,7 @@ func Load(opts Options) (*Steering, error) {
 		room:   opts.Endpoints,
 		claims: map[steerEndpoint]claim{},
 		hosts:  map[steerEndpoint]int{},
+		stale:  map[steerEndpoint]bool{},
 		local:  map[steerAddress]bool{},
 		vlans:  map[uint32]bool{},
 		links:  map[int]attachment{},
@@ -191,6 +193,7 @@ func (s *Steering) SetSocket(queue, fd int) error {
 func (s *Steering) Claim(e Endpoint) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.dropStale()
 	keys := e.keys()
 	for i, k := range keys {
 		if err := s.add(k, peer(e.Peer)); err != nil {
@@ -210,6 +213,7 @@ func (s *Steering) Claim(e Endpoint) error {
 func (s *Steering) Unclaim(e Endpoint) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.dropStale()
 	var errs []error
 	for _, k := range e.keys() {
 		if s.claims[k].n == 0 {
@@ -245,6 +249,7 @@ func (s *Steering) add(k steerEndpoint, peer steerPeer) error {
 		}
 	}
 	s.claims[k] = claim{c.n + 1, peer}
+	delete(s.stale, k)
 	return nil
 }
 
@@ -259,7 +264,22 @@ func (s *Steering) drop(k steerEndpoint) error {
 		return err
 	}
 	delete(s.claims, k)
-	return errors.Join(err, s.objs.Endpoints.Delete(k))
+	gone := s.objs.Endpoints.Delete(k)
+	if gone != nil {
+		s.stale[k] = true
+	}
+	return errors.Join(err, gone)
+}
+
+// dropStale deletes again the endpoints that drop could not delete, as when there was no memory. The kernel's own
+// connections of their ports would be steered.
+func (s *Steering) dropStale() {
+	for k := range s.stale {
+		if err := s.objs.Endpoints.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return // the others would fail too
+		}
+		delete(s.stale, k)
+	}
 }
 
 func (s *Steering) dropHost(h steerEndpoint) error {

@@ -345,6 +345,52 @@ func testClaimsAreCounted(t *testing.T) {
 	}
 }
 
+// TestStaleEndpoint checks that an endpoint that could not be deleted from the map, as when there is no memory, is
+// deleted when the next claim begins or ends, unless that is its own.
+func TestStaleEndpoint(t *testing.T) { eachHook(t, testStaleEndpoint) }
+
+func testStaleEndpoint(t *testing.T) {
+	s := load(t)
+	withSocket(t, s)
+	fails, err := ebpf.NewMap(&ebpf.MapSpec{
+		Type: ebpf.Hash, KeySize: s.objs.Endpoints.KeySize(), ValueSize: s.objs.Endpoints.ValueSize(), MaxEntries: 1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fails.Close()
+	if err := fails.Freeze(); err != nil {
+		t.Fatal(err)
+	}
+	e := Endpoint{Proto: pkt.ProtoTCP, Addr: addr4, Port: port}
+	other := Endpoint{Proto: pkt.ProtoTCP, Addr: addr4, Port: port + 1}
+	f := frame(6, peer4, addr4, 999, port, 0)
+	for _, next := range []struct {
+		do   func(Endpoint) error
+		with Endpoint
+		act  uint32
+	}{{s.Claim, other, actPass}, {s.Unclaim, other, actPass}, {s.Claim, e, actRedirect}} {
+		mustClaim(t, s, e)
+		endpoints := s.objs.Endpoints
+		s.objs.Endpoints = fails
+		err := s.Unclaim(e)
+		s.objs.Endpoints = endpoints
+		if !errors.Is(err, unix.EPERM) {
+			t.Fatalf("deleted from a map that cannot be written: %v", err)
+		}
+		if err := next.do(next.with); err != nil {
+			t.Fatal(err)
+		}
+		if act := run(t, s, f); act != next.act {
+			t.Errorf("verdict %d, want %d", act, next.act)
+		}
+	}
+	mustClaim(t, s, other) // must not delete what is claimed
+	if act := run(t, s, f); act != actRedirect {
+		t.Errorf("the endpoint is claimed again: verdict %d", act)
+	}
+}
+
 // TestPeer checks that of an endpoint that is claimed for one peer only that peer's frames are steered: others to the
 // port may be answers to connections that the host translates.
 func TestPeer(t *testing.T) { eachHook(t, testPeer) }
