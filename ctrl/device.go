@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -288,22 +289,24 @@ func (ds devices) unclaim(ep bpf.Endpoint) {
 	}
 }
 
-// refresh passes the current addresses, those in use, and the current VLANs to the steerings.
-func (ds devices) refresh(inUse map[netip.Addr]int) {
+// refresh passes the current addresses, those in use, and the current VLANs to the steerings. It returns the first
+// error, after which steerings may have the previous ones.
+func (ds devices) refresh(inUse map[netip.Addr]int) (failed error) {
 	all, _ := ds.addrs()
 	all = slices.AppendSeq(all, maps.Keys(inUse))
 	for _, d := range ds {
 		if d.Steering == nil {
 			continue
 		}
-		_ = d.Steering.SetAddresses(slices.DeleteFunc(slices.Clone(all), func(a netip.Addr) bool { // on failure the previous addresses stay
+		failed = cmp.Or(failed, d.Steering.SetAddresses(slices.DeleteFunc(slices.Clone(all), func(a netip.Addr) bool {
 			o := ds.owner(a)
 			return o != nil && !slices.Contains(d.linkLocal(), a)
-		}))
+		})))
 		if d.VLANs != nil {
-			_ = d.Steering.SetVLANs(d.VLANs())
+			failed = cmp.Or(failed, d.Steering.SetVLANs(d.VLANs()))
 		}
 	}
+	return failed
 }
 
 // Unplug records that the interface of a device has been removed. Its connections end;

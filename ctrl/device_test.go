@@ -2,11 +2,14 @@ package ctrl
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/bpf"
@@ -316,6 +319,55 @@ func TestAddressInUse(t *testing.T) {
 	check("a connection that sends its last data", true)
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: lingering.id})
 	check("nothing", false)
+}
+
+// TestRefreshFails checks that addresses and VLANs that could not be passed to the steering, as when there is no
+// memory, are logged and passed a moment later: the kernel reports each change only once.
+func TestRefreshFails(t *testing.T) {
+	h, c := newClient(t, Config{})
+	core, logs := observer.New(zap.WarnLevel)
+	listen := reqListen("", 7174)
+	listen.GetListen().Device = "eth9"
+	c.ok(listen)
+	more := netip.MustParseAddr("10.0.0.9")
+	served := func() [3]bool {
+		h.steer.mu.Lock()
+		defer h.steer.mu.Unlock()
+		return [3]bool{
+			slices.Contains(h.steer.addrs, more), len(h.steer.vlans) == 1,
+			h.steer.eps[bpf.Endpoint{Proto: pkt.ProtoTCP, Addr: more, Port: 7174}] == 1,
+		}
+	}
+	fails := func(err error) {
+		h.steer.mu.Lock()
+		defer h.steer.mu.Unlock()
+		h.steer.fails = err
+	}
+	fails(unix.ENOMEM)
+	h.mu.Lock()
+	h.log = zap.New(core)
+	h.devices[0].Addrs = func() []netip.Addr { return []netip.Addr{addrA, more} }
+	h.devices[0].VLANs = func() [][]uint16 { return [][]uint16{{7}} }
+	h.claims.refresh()
+	h.mu.Unlock()
+	h.advance(2 * refreshRetry)
+	if got := served(); got != [3]bool{} {
+		t.Fatalf("served without memory: %v", got)
+	}
+	fails(nil)
+	h.advance(2 * refreshRetry)
+	if got := served(); got != [3]bool{true, true, true} {
+		t.Errorf("the address, the VLAN and the listener are served: %v", got)
+	}
+	all := logs.FilterMessageSnippet("not yet served").All()
+	if len(all) != 1 || !strings.Contains(fmt.Sprint(all[0].ContextMap()["error"]), "memory") {
+		t.Errorf("logged: %v", all)
+	}
+	h.advance(2 * refreshRetry)
+	if h.mu.Lock(); h.refreshAt != 0 {
+		t.Error("the refresh is repeated after it has succeeded")
+	}
+	h.mu.Unlock()
 }
 
 // TestSamePortOnDevices checks that listeners on every address of different devices may have the same

@@ -300,11 +300,16 @@ type fakeSteering struct {
 	mu    sync.Mutex
 	eps   map[bpf.Endpoint]int
 	addrs []netip.Addr
+	vlans [][]uint16
+	fails error // of all but Unclaim
 }
 
 func (s *fakeSteering) Claim(e bpf.Endpoint) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.fails != nil {
+		return s.fails
+	}
 	if s.eps == nil {
 		s.eps = make(map[bpf.Endpoint]int)
 	}
@@ -327,11 +332,23 @@ func (s *fakeSteering) Unclaim(e bpf.Endpoint) error {
 func (s *fakeSteering) SetAddresses(all []netip.Addr) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.fails != nil {
+		return s.fails
+	}
 	s.addrs = all
 	return nil
 }
 
-func (*fakeSteering) SetVLANs([][]uint16) error       { return nil }
+func (s *fakeSteering) SetVLANs(all [][]uint16) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fails != nil {
+		return s.fails
+	}
+	s.vlans = all
+	return nil
+}
+
 func (*fakeSteering) Counters() (bpf.Counters, error) { return bpf.Counters{}, nil }
 
 // len returns the number of endpoints, of any peers.

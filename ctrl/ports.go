@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -41,6 +42,7 @@ type claims struct {
 	devices  devices
 	noGuard  bool // the kernel does not use the addresses (pipes)
 	accounts *accounts
+	failed   func(error) // called with the error of a refresh, which is to be repeated
 	byAddr   map[claimKey]*claim
 	byPort   map[uint16][]*claim // the same claims by port; a port has at most one per local address
 	nextPort uint16              // for noGuard
@@ -296,22 +298,28 @@ func (cs *claims) refresh() {
 	for _, a := range all {
 		present[a] = true
 	}
-	cs.devices.refresh(cs.inUse)
+	failed := cs.devices.refresh(cs.inUse)
 	for _, c := range cs.byAddr {
 		if !c.addr.Addr().IsUnspecified() || c.on.sockets() { // the kernel follows the sockets' addresses
 			continue
 		}
 		for _, ep := range c.wants {
-			_ = cs.steer(c, ep) // the steering map is full; the other addresses remain usable
+			failed = cmp.Or(failed, cs.steer(c, ep)) // the other addresses remain usable
 		}
 		addrs, _ := cs.devices.only(c.on).addrs()
 		for _, a := range addrs {
 			if !cs.noGuard {
-				_ = cs.guard(c, a) // another program uses the port there
+				err := cs.guard(c, a)
+				if e, ok := errors.AsType[*Error](err); ok && e.Code == internal { // not if another program uses the port there
+					failed = cmp.Or(failed, err)
+				}
 			}
 		}
 		cs.forgetGone(c, present)
 		cs.count(c)
+	}
+	if failed != nil {
+		cs.failed(failed)
 	}
 }
 
@@ -383,7 +391,9 @@ func (cs *claims) leave(c *claim, local netip.Addr) {
 		if cs.inUse[local]--; cs.inUse[local] == 0 {
 			delete(cs.inUse, local)
 			if !cs.devices.have(local, nil) {
-				cs.devices.refresh(cs.inUse)
+				if err := cs.devices.refresh(cs.inUse); err != nil {
+					cs.failed(err)
+				}
 			}
 		}
 	}

@@ -74,6 +74,8 @@ type Server struct {
 	lingers   map[dataplane.ConnID]*linger
 	captures  int        // of users that are no administrators
 	wakeAt    clock.Time // when the timer goroutine will wake
+	refreshAt clock.Time // when a refresh of the claims that failed is repeated, or 0
+	refreshes logLimit   // of the messages about that
 
 	turnedAway
 	drained chan struct{} // closed when no connection is left; nil unless draining
@@ -142,7 +144,7 @@ func New(cfg Config, o Options) (*Server, error) {
 		s.devices = append(s.devices, &device{Device: d})
 	}
 	s.claims = claims{
-		devices: s.devices, noGuard: o.NoGuard, accounts: &s.accounts,
+		devices: s.devices, noGuard: o.NoGuard, accounts: &s.accounts, failed: s.refreshFailed,
 		byAddr: make(map[claimKey]*claim), byPort: make(map[uint16][]*claim), inUse: make(map[netip.Addr]int),
 	}
 	return s, nil
@@ -178,6 +180,31 @@ func (s *Server) Bind(e Engine) {
 		defer s.mu.Unlock()
 		s.claims.refresh()
 	})
+}
+
+// refreshRetry is the time after which a refresh of the claims that failed is repeated: memory may be free then, or
+// there may be room in the steering map.
+const refreshRetry = time.Second
+
+// refreshFailed handles a failed refresh of the claims. Called with mu held.
+func (s *Server) refreshFailed(err error) {
+	now := s.now()
+	if s.refreshes.now(now) {
+		s.log.Warn("addresses of the host are not yet served: trying again",
+			zap.Duration("every", refreshRetry), zap.Error(shm.Limit(err)))
+	}
+	s.refreshAt = now.Add(refreshRetry)
+	s.wake(s.refreshAt)
+}
+
+// refreshAgain repeats a refresh of the claims that failed, if it is time, and returns when the next one is due, or 0.
+// Called with mu held.
+func (s *Server) refreshAgain(now clock.Time) (next clock.Time) {
+	if s.refreshAt.Due(now) {
+		s.refreshAt = 0
+		s.claims.refresh()
+	}
+	return s.refreshAt
 }
 
 // Reload applies the settings of cfg that can change at run time: rules and quotas, also for
