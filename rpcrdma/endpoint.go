@@ -43,6 +43,9 @@ type Config struct {
 	// Silent, if set, is called when a Client has failed to reach a server for some seconds. It
 	// is called again only after the server has answered a call.
 	Silent func(addr string, err error)
+	// Refused, if set, is called when a Listener has not accepted a connection of peer. Several goroutines may call it
+	// at a time.
+	Refused func(peer netip.AddrPort, err error)
 	// Wire, if set, is called with every message sent or received.
 	Wire func(c *Conn, sent bool, b []byte)
 }
@@ -301,7 +304,9 @@ func (l *Listener) run(ctx context.Context) {
 		wg.Go(func() {
 			actx, cancel := context.WithTimeout(ctx, l.e.cfg.Setup)
 			defer cancel()
-			_ = l.e.accept(actx, r)
+			if err := l.e.accept(actx, r); err != nil && ctx.Err() == nil && l.e.cfg.Refused != nil {
+				l.e.cfg.Refused(r.Remote, err)
+			}
 		})
 	}
 }

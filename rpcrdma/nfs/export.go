@@ -31,6 +31,8 @@ type Export struct {
 	Retry   time.Duration // between attempts to reach a daemon; default 500 ms
 	// Tell, if set, is called with messages for the user.
 	Tell func(format string, args ...any)
+
+	refused chan error // a client that was refused, and why
 }
 
 // PortError means that a port of an Export cannot be used, for example because another Export uses
@@ -72,6 +74,13 @@ func (x *Export) Run(ctx context.Context) error {
 	mountd := x.Server.MountProgram()
 	server.Register(ProgramMount, mountd)
 	x.Config.Server = server
+	x.refused = make(chan error, 1)
+	x.Config.Refused = func(peer netip.AddrPort, err error) {
+		select {
+		case x.refused <- fmt.Errorf("%v was refused: %w", peer, err):
+		default:
+		}
+	}
 	// A call of NFS has at most one data item, that of WRITE being the longest (RFC 8267 section 4). Less memory
 	// is then held for a client that is slow to send it.
 	limits := &x.Config.Session.Limits
@@ -186,12 +195,23 @@ func (x *Export) serve(ctx context.Context, up func()) error {
 	up()
 	x.Tell("serving %s at %s", x.Server.cfg.Dir, l.Addr())
 	defer l.Close()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-dev.Done():
-		return errors.Join(errors.New("nfs: the daemon is gone"), dev.Err())
-	case <-l.Done():
-		return l.Err()
+	refused, quiet := x.refused, (<-chan time.Time)(nil)
+	for {
+		select {
+		case err := <-refused:
+			x.Tell("%v", err)
+			refused, quiet = nil, time.After(refusedPause)
+		case <-quiet:
+			refused = x.refused
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-dev.Done():
+			return errors.Join(errors.New("nfs: the daemon is gone"), dev.Err())
+		case <-l.Done():
+			return l.Err()
+		}
 	}
 }
+
+// refusedPause is the time between two messages about refused clients, which try again at once.
+const refusedPause = 10 * time.Second

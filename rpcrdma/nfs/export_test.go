@@ -9,6 +9,7 @@ import (
 	"net"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -156,5 +157,53 @@ func TestExportWaits(t *testing.T) {
 	}
 	if len(lines) != 3 || lines[2] != "no daemon; trying again" {
 		t.Errorf("it said %q", lines)
+	}
+}
+
+// TestExportRefuses checks that an export says which client it has refused, and why, and not for each attempt.
+func TestExportRefuses(t *testing.T) {
+	testenv.RequireRoot(t)
+	s := nfs.NewTestServer(t, nfs.Config{Dir: t.TempDir(), KeyFile: filepath.Join(t.TempDir(), "nfs.key")})
+	a, b, err := embed.Pair(embed.PairConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	lines := make(chan string, 9)
+	x := &nfs.Export{
+		Server: s, Listen: net.JoinHostPort(a.Addr().String(), "20049"), Config: rpcrdma.DefaultConfig(true),
+		Open: func(context.Context) (*iwarp.Device, error) { return a.Device(), nil },
+		Tell: func(format string, args ...any) { lines <- fmt.Errorf(format, args...).Error() },
+	}
+	x.Config.MaxConns = 1
+	done := make(chan error, 1)
+	go func() { done <- x.Run(ctx) }()
+	<-lines // it serves
+	c, err := b.Device().Dial(ctx, x.Listen, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for range 3 {
+		if c, err := b.Device().Dial(ctx, x.Listen, nil); err == nil {
+			c.Close()
+			t.Fatal("a second client was not refused")
+		}
+	}
+	select {
+	case line := <-lines:
+		if !strings.HasPrefix(line, b.Addr().String()+":") || !strings.HasSuffix(line, "refused: rpcrdma: too many connections") {
+			t.Errorf("it said %q", line)
+		}
+	case <-ctx.Done():
+		t.Error("it said nothing")
+	}
+	cancel()
+	<-done
+	if len(lines) > 0 {
+		t.Errorf("it also said %q", <-lines)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -64,7 +65,8 @@ func start(t testing.TB, version int, set ...func(*nfs.Config)) *rig {
 		Open: func(ctx context.Context) (*iwarp.Device, error) { return b.NewDevice(ctx) },
 	}
 	up := make(chan struct{})
-	x.Tell = func(string, ...any) { close(up) }
+	ready := sync.OnceFunc(func() { close(up) })
+	x.Tell = func(string, ...any) { ready() }
 	done := make(chan error, 1)
 	go func() { done <- x.Run(ctx) }()
 	select {
