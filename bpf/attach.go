@@ -114,10 +114,13 @@ func alone(dev netlink.Link, mode Mode) error {
 	switch {
 	case e != nil:
 		return e
-	case err != nil && mode == Ingress:
+	case mode != Ingress: // also on a kernel without tcx
+	case errors.Is(err, unix.EINVAL), errors.Is(err, ebpf.ErrNotSupported):
 		return fmt.Errorf("%w: %w", ErrNoIngress, err)
+	case err != nil:
+		return fmt.Errorf("programs at tc ingress of %s: %w", dev.Attrs().Name, err)
 	}
-	return nil // also on a kernel without tcx
+	return nil
 }
 
 // HasIngress reports whether the kernel can steer for packet sockets.

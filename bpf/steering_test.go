@@ -935,6 +935,23 @@ func TestWithoutPrivileges(t *testing.T) {
 	})
 }
 
+// TestIngressUnknown checks that only a kernel without programs at tc ingress is said to lack them.
+func TestIngressUnknown(t *testing.T) {
+	testenv.RequireRoot(t)
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !HasIngress(lo) {
+		testenv.Skip(t, "%v", ErrNoIngress)
+	}
+	gone := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "gone", Index: 1 << 30}}
+	err = alone(gone, Ingress)
+	if !errors.Is(err, unix.ENODEV) || errors.Is(err, ErrNoIngress) || !strings.Contains(err.Error(), "gone") {
+		t.Errorf("of an interface that does not exist: %v", err)
+	}
+}
+
 func mustClaim(t testing.TB, s *Steering, e Endpoint) {
 	t.Helper()
 	if err := s.Claim(e); err != nil {
