@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 
@@ -51,7 +52,7 @@ type Config struct {
 	Memory    int      // memory for the frames of each queue, in bytes; 0 means 32 MiB
 	Super     bool     // send super-frames if the interface has segmentation offload
 	// FellBack, if not nil, is called with the reason if Auto uses XDP although it prefers
-	// Packet.
+	// Packet: the kernel does not support that. A lack of memory or descriptors is an error.
 	FellBack func(error)
 }
 
@@ -94,7 +95,7 @@ func Open(steer *bpf.Steering, cfg Config) (*Set, error) {
 	s := &Set{Local: off.Local, steer: steer, ifindex: dev.Attrs().Index}
 	if prefersPackets(dev, cfg.Link, cfg.Mode) {
 		err = s.openPackets(dev, &cfg)
-		if _, busy := errors.AsType[*bpf.BusyError](err); err != nil && !busy && cfg.Link == Auto {
+		if _, busy := errors.AsType[*bpf.BusyError](err); err != nil && !busy && !short(err) && cfg.Link == Auto {
 			if cfg.FellBack != nil {
 				cfg.FellBack(err)
 			}
@@ -107,6 +108,12 @@ func Open(steer *bpf.Steering, cfg Config) (*Set, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// short reports whether err is a lack of memory or descriptors, which may be over when the caller tries again.
+func short(err error) bool {
+	return errors.Is(err, syscall.ENOMEM) || errors.Is(err, syscall.ENOBUFS) ||
+		errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
 }
 
 // prefersPackets reports whether packet sockets serve an interface, if the kernel can steer for them.

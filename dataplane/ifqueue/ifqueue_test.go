@@ -187,6 +187,46 @@ func TestFallsBack(t *testing.T) {
 	}
 }
 
+// TestShort checks that Auto does not take XDP, for as long as the daemon runs, because descriptors were short for a
+// moment.
+func TestShort(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	var had unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &had); err != nil {
+		t.Fatal(err)
+	}
+	var why error
+	if err := v.A.NS.Do(func() error {
+		steer, err := bpf.Load(bpf.Options{Endpoints: 64})
+		if err != nil {
+			return err
+		}
+		defer steer.Close()
+		free, err := unix.Dup(steer.TapFD())
+		if err != nil {
+			return err
+		}
+		unix.Close(free)
+		// One is enough for all but the second socket for packets.
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free) + 1, Max: had.Max}); err != nil {
+			return err
+		}
+		_, err = Open(steer, Config{Interface: v.A.Name, Queues: []int{0}, FellBack: func(err error) { why = err }})
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &had); err != nil {
+			return err
+		}
+		if !errors.Is(err, unix.EMFILE) || !strings.Contains(err.Error(), "packet socket") {
+			t.Errorf("opened with one descriptor: %v", err)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if why != nil {
+		t.Errorf("XDP was tried because of %v", why)
+	}
+}
+
 // TestKernelKeepsItsOwn checks that the kernel's own traffic passes, that claimed packets reach only the link, and
 // that the kernel does not respond to them.
 func TestKernelKeepsItsOwn(t *testing.T) {
