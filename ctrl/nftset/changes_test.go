@@ -2,7 +2,11 @@ package nftset
 
 import (
 	"encoding/binary"
+	"errors"
 	"net/netip"
+	"os"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/nftables"
@@ -88,5 +92,17 @@ func TestGenerations(t *testing.T) {
 	f.handle(endOf(t, 0))
 	if !has("10.0.0.1") || f.gen != 0 {
 		t.Errorf("after the greatest generation: %+v", f.changes)
+	}
+}
+
+// TestFailed checks that an error names the capability and the kernel only if they may be the cause.
+func TestFailed(t *testing.T) {
+	for err, want := range map[syscall.Errno]bool{
+		unix.EPERM: true, unix.EPROTONOSUPPORT: true, unix.ENOMEM: false, unix.EMFILE: false,
+	} {
+		got := failed(&netlink.OpError{Op: "dial", Err: os.NewSyscallError("socket", err)})
+		if strings.Contains(got.Error(), "CAP_NET_ADMIN") != want || !errors.Is(got, err) {
+			t.Errorf("%v: %v", err, got)
+		}
 	}
 }

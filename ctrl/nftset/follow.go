@@ -78,7 +78,11 @@ func Follow(names []Name, log *zap.Logger) (*Follower, error) {
 var errNotRead = errors.New("not read yet")
 
 func failed(err error) error {
-	return fmt.Errorf("allow-set: cannot follow nftables sets: %w: iwarpd needs CAP_NET_ADMIN and a kernel with nf_tables for it", err)
+	err = fmt.Errorf("allow-set: cannot follow nftables sets: %w", err)
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EPROTONOSUPPORT) { // and not, for example, without memory
+		return fmt.Errorf("%w: iwarpd needs CAP_NET_ADMIN and a kernel with nf_tables for it", err)
+	}
+	return err
 }
 
 // answered reports whether err is a finding about the set, not a failure to read it.
