@@ -20,6 +20,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl"
+	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 	"github.com/iwarpd/iwarpd/ctrl/nftset"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
@@ -78,6 +79,9 @@ func start(s *settings) (_ *daemon, err error) {
 	lower.options.Logger = log
 	if len(s.AllowSets) > 0 {
 		peers, err := nftset.Follow(s.AllowSets, log)
+		if errors.Is(err, fs.ErrPermission) {
+			return nil, exitErr(exitPermission, "%w", err)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -298,6 +302,14 @@ func (d *daemon) trafficOf(n *nic, stats []dataplane.Stats) {
 	d.log.Info("traffic", zap.String("interface", n.name),
 		zap.Uint64("frames-steered", c.SteeredTCP+c.SteeredSCTP+c.SteeredUDP+c.SteeredICMP), zap.Uint64("frames-passed", c.Passed+c.PassedFragment+c.Malformed+c.NoSocket),
 		zap.Uint64("rx-frames", rx), zap.Uint64("tx-frames", tx), zap.Uint64("retransmissions", again))
+}
+
+// goneError adds the exit code to an error that means that an interface does not exist.
+func goneError(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, hostnet.ErrGone) {
+		return exitErr(exitInterface, "%w", err)
+	}
+	return err
 }
 
 // bpfError adds the exit code to an error of package bpf.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -11,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/ctrl/hostnet"
+	"github.com/iwarpd/iwarpd/dataplane/xsk"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
@@ -158,5 +161,22 @@ func TestLacks(t *testing.T) {
 	}
 	if !errors.Is(err, unix.EMFILE) || strings.Contains(err.Error(), "no interface") {
 		t.Errorf("without descriptors: %v", err)
+	}
+}
+
+// TestGoneError checks that only an interface that does not exist has the exit code for that.
+func TestGoneError(t *testing.T) {
+	_, missing := hostnet.New("iwarpd-none")
+	_, hidden := xsk.Queues("iwarpd-none")
+	for _, tt := range []struct {
+		err  error
+		code int
+	}{
+		{missing, exitInterface}, {hidden, exitInterface},
+		{fmt.Errorf("hostnet: open a netlink socket: %w", unix.ENOMEM), exitFailure},
+	} {
+		if err := goneError(tt.err); tt.err == nil || exitCode(err) != tt.code {
+			t.Errorf("%v: exit code %d, want %d", err, exitCode(err), tt.code)
+		}
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"sync/atomic"
@@ -53,7 +54,7 @@ func (d *daemon) newNIC(name string) (*nic, error) {
 		have, err = ifqueue.Workers(name, s.Link, s.XDPMode)
 	}
 	if err != nil {
-		return nil, exitErr(exitInterface, "interface %s: %w", name, err)
+		return nil, goneError(fmt.Errorf("interface %s: %w", name, err))
 	}
 	n := &nic{name: name, s: s, log: d.log}
 	n.mtu.Store(s.linkMTU(ifi))

@@ -76,7 +76,7 @@ func (d *daemon) prepareAFXDP(more int) (l lower, err error) {
 	}
 	resolver, err := resolve(names...)
 	if err != nil {
-		return l, exitErr(exitInterface, "%w", err)
+		return l, goneError(err)
 	}
 	d.onClose(resolver.Close)
 	l.options = ctrl.Options{Resolver: resolver}

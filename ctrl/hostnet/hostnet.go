@@ -79,7 +79,7 @@ func open(withLoopback bool, names []string) (*Resolver, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		ns.Close()
-		return nil, fmt.Errorf("hostnet: netlink: %w", err)
+		return nil, fmt.Errorf("hostnet: open a netlink socket: %w", err)
 	}
 	r := &Resolver{
 		withLoopback: withLoopback, handle: h, ns: ns, patience: neighbourWait, done: make(chan struct{}), changed: make(chan struct{}, 1),
@@ -90,6 +90,9 @@ func open(withLoopback bool, names []string) (*Resolver, error) {
 		if err != nil {
 			h.Close()
 			ns.Close()
+			if _, gone := errors.AsType[netlink.LinkNotFoundError](err); gone {
+				err = ErrGone
+			}
 			return nil, fmt.Errorf("hostnet: interface %s: %w", name, err)
 		}
 		d := &Device{r: r, name: name, index: link.Attrs().Index}
@@ -98,12 +101,12 @@ func open(withLoopback bool, names []string) (*Resolver, error) {
 	s, err := r.subscribe()
 	if err != nil {
 		r.Close()
-		return nil, fmt.Errorf("hostnet: netlink: %w", err)
+		return nil, fmt.Errorf("hostnet: follow addresses and routes: %w", err)
 	}
 	if err := r.refresh(); err != nil {
 		s.end()
 		r.Close()
-		return nil, fmt.Errorf("hostnet: %w", err)
+		return nil, fmt.Errorf("hostnet: read the interfaces: %w", err)
 	}
 	r.wg.Go(func() { r.follow(s) })
 	r.wg.Go(r.notify)

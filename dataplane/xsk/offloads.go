@@ -22,7 +22,7 @@ type Offloads struct {
 func FindOffloads(dev netlink.Link) (o Offloads, err error) {
 	e, err := ethtool.NewEthtool()
 	if err != nil {
-		return o, fmt.Errorf("xsk: ethtool: %w", err)
+		return o, fmt.Errorf("xsk: offloads of %s: ethtool: %w", dev.Attrs().Name, err)
 	}
 	defer e.Close()
 	driver, _ := e.DriverName(dev.Attrs().Name)

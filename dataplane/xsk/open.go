@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"slices"
@@ -389,10 +390,12 @@ func (s *Socket) viewRings() error {
 func Queues(name string) (int, error) {
 	dirs, err := os.ReadDir("/sys/class/net/" + name + "/queues")
 	if err != nil {
-		if _, nerr := net.InterfaceByName(name); nerr == nil {
-			return 1, nil // of a namespace that /sys does not show
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) { // and not without memory
+			if _, nerr := net.InterfaceByName(name); nerr == nil {
+				return 1, nil // of a namespace that /sys does not show
+			}
 		}
-		return 0, fmt.Errorf("xsk: %s: %w", name, err)
+		return 0, fmt.Errorf("xsk: queues of %s: %w", name, err)
 	}
 	n := 0
 	for _, d := range dirs {

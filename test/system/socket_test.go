@@ -378,3 +378,13 @@ func TestPlainExport(t *testing.T) {
 		}
 	}
 }
+
+// TestFollowWithoutPrivilege checks that a daemon that may not follow nftables sets says so, with the exit code for that.
+func TestFollowWithoutPrivilege(t *testing.T) {
+	p := newPlain(t)
+	d := testenv.Start(t, p.command("iwarpd", "--transport", "socket", "--socket", filepath.Join(p.dir, "s"),
+		"--allow-set", "inet filter peers"))
+	if code := d.Wait(limit); code != 4 || !strings.Contains(d.String(), "needs CAP_NET_ADMIN") {
+		t.Errorf("exit code %d: %s", code, d.String())
+	}
+}
