@@ -185,7 +185,7 @@ func (d *daemon) run(ctx context.Context) error {
 	notify(d.log, sd.SdNotifyReady)
 	go watchdog(serving, d.log, d.stuck)
 	for _, n := range d.nics {
-		go watchLink(serving, d.log, n.name, &n.link, &n.mtu, n.renew)
+		go watchLink(serving, d.log, n.name, n.dev, &n.link, &n.mtu, n.renew)
 		go n.watchUnseen(serving, time.Tick(lostPeriod))
 		for _, l := range d.losses(n) {
 			go l.watch(serving, d.log, n.name, time.Tick(lostPeriod))

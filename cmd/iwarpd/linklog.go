@@ -10,11 +10,14 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/link"
 )
 
-// watchLink logs changes of the interface that affect connections: its link goes down or up, or
-// its name, its MTU or the routes over it change. It stores the state of the link in state, and
-// calls renew when the driver may have lost the XDP program. mtu is the largest packet that iwarpd's
-// links are for. watchLink returns when ctx is done.
-func watchLink(ctx context.Context, log *zap.Logger, ifname string, state *atomic.Pointer[hostnet.LinkState], mtu *atomic.Int32, renew func() error) {
+// watchLink logs changes of the interface dev, whose name in the settings is ifname, that affect
+// connections: its link goes down or up, or its name, its MTU or the routes over it change. It stores
+// the state of the link in state, and calls renew when the driver may have lost the XDP program. mtu is
+// the largest packet that iwarpd's links are for. watchLink returns when ctx is done.
+func watchLink(
+	ctx context.Context, log *zap.Logger, ifname string, dev *hostnet.Device,
+	state *atomic.Pointer[hostnet.LinkState], mtu *atomic.Int32, renew func() error,
+) {
 	log = log.With(zap.String("interface", ifname))
 	changed := func(before, now hostnet.LinkState) {
 		state.Store(&now)
@@ -44,7 +47,7 @@ func watchLink(ctx context.Context, log *zap.Logger, ifname string, state *atomi
 	}
 	routes := func(changes int) { log.Info("routes over the interface changed", zap.Int("changes", changes)) }
 	defer state.Store(nil)
-	hostnet.FollowLink(ctx, ifname, changed, routes)
+	dev.FollowLink(ctx, changed, routes)
 }
 
 // refused is logged when the driver of an interface does not accept the program again.

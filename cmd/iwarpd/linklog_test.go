@@ -21,6 +21,11 @@ import (
 func TestWatchLink(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
+	var r *hostnet.Resolver
+	if err := v.A.NS.Do(func() (err error) { r, err = hostnet.New(v.A.Name); return err }); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
 	var state atomic.Pointer[hostnet.LinkState]
 	var served atomic.Int32
 	served.Store(1500)
@@ -41,7 +46,7 @@ func TestWatchLink(t *testing.T) {
 		defer close(done)
 		_ = v.A.NS.Do(func() error {
 			close(started)
-			watchLink(ctx, zap.New(core), v.A.Name, &state, &served, renew)
+			watchLink(ctx, zap.New(core), v.A.Name, r.Device(v.A.Name), &state, &served, renew)
 			return nil
 		})
 	}()

@@ -1,6 +1,7 @@
 package hostnet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,13 +29,17 @@ type LinkState struct {
 	Speed   uint64 // bits per second; 0 if the driver does not report it
 }
 
-// FollowLink calls link with the state of the interface that has that name, and again when it
-// changes. Like a Resolver, it follows the interface under another name too, and after it was
-// removed one that has the name. In the first call before equals now. It calls routes with the
-// number of changes when routes over the interface change. All calls come from one goroutine. It
-// returns when ctx is done.
-func FollowLink(ctx context.Context, name string, link func(before, now LinkState), routes func(changes int)) {
-	f := linkFollower{name: name, link: link, routes: routes}
+// FollowLink calls link with the state of the interface that d holds, and again when it changes or d
+// holds another one. In the first call before equals now. It calls routes with the number of changes
+// when routes over the interface change. All calls come from one goroutine. It returns when ctx is done.
+func (d *Device) FollowLink(ctx context.Context, link func(before, now LinkState), routes func(changes int)) {
+	f := linkFollower{dev: d, link: link, routes: routes, held: make(chan struct{}, 1)}
+	d.r.Watch(func() {
+		select {
+		case f.held <- struct{}{}:
+		default:
+		}
+	})
 	for ctx.Err() == nil {
 		// It ends when the kernel has more to report than a socket holds, and fails for example without memory. An
 		// error that lasts would have ended the daemon earlier, in New.
@@ -48,10 +53,11 @@ func FollowLink(ctx context.Context, name string, link func(before, now LinkStat
 
 // A linkFollower is a call of FollowLink.
 type linkFollower struct {
-	name    string
+	dev     *Device
 	link    func(before, now LinkState)
 	routes  func(changes int)
-	index   int // of the interface, 0 while it is gone
+	held    chan struct{} // dev may hold another interface
+	index   int           // of the interface, 0 while it is gone
 	last    LinkState
 	known   bool // last has been reported
 	changes int  // of routes, not reported yet
@@ -83,15 +89,22 @@ func (f *linkFollower) follow(ctx context.Context) error {
 			if !ok {
 				return nil
 			}
-			switch a := u.Attrs(); {
-			case a.Index == f.index && isRemoval(&u):
-				f.index = 0
-				if err := f.look(); err != nil {
+			switch {
+			case u.Attrs().Index != f.index:
+			case isRemoval(&u):
+				f.gone()
+				if err := f.look(); err != nil { // the Device may hold the next one already, even with the same index
 					return err
 				}
-			case a.Index == f.index, f.index == 0 && a.Name == f.name:
-				f.index = a.Index
+			default:
 				f.set(stateOf(u.Link))
+			}
+		case <-f.held:
+			if f.dev.Index() == f.index {
+				continue
+			}
+			if err := f.look(); err != nil {
+				return err
 			}
 		case r, ok := <-routes:
 			if !ok {
@@ -113,23 +126,30 @@ func isRemoval(u *netlink.LinkUpdate) bool {
 	return u.Header.Type == unix.RTM_DELLINK && u.Family != unix.AF_BRIDGE
 }
 
-// look reads the state of the interface.
+// look reads the state of the interface that the Device holds.
 func (f *linkFollower) look() error {
-	l, err := netlink.LinkByIndex(f.index)
-	if f.index == 0 || err != nil {
-		l, err = netlink.LinkByName(f.name)
+	index := f.dev.Index()
+	if index == 0 {
+		f.gone()
+		return nil
 	}
-	if _, gone := errors.AsType[netlink.LinkNotFoundError](err); gone && f.known {
-		f.index = 0
-		f.set(LinkState{Name: f.last.Name, MTU: f.last.MTU})
+	l, err := netlink.LinkByIndex(index)
+	if _, gone := errors.AsType[netlink.LinkNotFoundError](err); gone { // the Device will notice
+		f.gone()
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("hostnet: interface %s: %w", f.name, err)
+		return fmt.Errorf("hostnet: interface %s: %w", f.dev.name, err)
 	}
-	f.index = l.Attrs().Index
+	f.index = index
 	f.set(stateOf(l))
 	return nil
+}
+
+// gone reports that the interface was removed.
+func (f *linkFollower) gone() {
+	f.index = 0
+	f.set(LinkState{Name: cmp.Or(f.last.Name, f.dev.name), MTU: f.last.MTU})
 }
 
 // set reports the state if it is the first one, or not the last.

@@ -27,8 +27,13 @@ func TestFollowLinkAfterLoss(t *testing.T) {
 	var mtu atomic.Int64
 	go func() {
 		err := v.A.NS.Do(func() error {
+			r, err := New(v.A.Name)
+			if err != nil {
+				return err
+			}
+			defer r.Close()
 			first := true
-			FollowLink(ctx, v.A.Name, func(_, now LinkState) {
+			r.Device(v.A.Name).FollowLink(ctx, func(_, now LinkState) {
 				if first {
 					first = false
 					close(began)
@@ -65,8 +70,70 @@ func TestFollowLinkAfterLoss(t *testing.T) {
 	testenv.Until(t, "the last MTU is reported", func() bool { return mtu.Load() == last })
 }
 
+// TestFollowLinkName checks that FollowLink does not report an interface that has got the name of one that was removed,
+// as long as another Device holds it.
+func TestFollowLinkName(t *testing.T) {
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	name := v.A.Name
+	ip := func(args ...string) {
+		t.Helper()
+		if out, err := v.A.NS.Command("ip", args...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %v: %v: %s", args, err, out)
+		}
+	}
+	ip("link", "add", "other0", "mtu", "1400", "type", "veth", "peer", "name", "other1")
+	var r *Resolver
+	must(t, v.A.NS.Do(func() (err error) {
+		r, err = New(name, "other0")
+		return err
+	}))
+	defer r.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	states, done := make(chan LinkState, 100), make(chan error, 1)
+	go func() {
+		done <- v.A.NS.Do(func() error {
+			r.Device(name).FollowLink(ctx, func(_, now LinkState) { states <- now }, func(int) {})
+			return nil
+		})
+	}()
+	defer func() {
+		cancel()
+		must(t, <-done)
+	}()
+	expect := func(mtu int, enabled bool) {
+		t.Helper()
+		for {
+			select {
+			case s := <-states:
+				switch {
+				case s.Name == name && s.MTU == mtu && s.Enabled == enabled:
+					return
+				case s.MTU == 1400 || s.MTU == 1450:
+					t.Fatalf("state %+v of another Device's interface; want MTU %d, enabled %v", s, mtu, enabled)
+				}
+			case <-time.After(time.Minute):
+				t.Fatal("no state")
+			}
+		}
+	}
+	expect(1500, true)
+	ip("link", "del", name)
+	expect(1500, false)
+	ip("link", "set", "other0", "name", name)
+	ip("link", "set", name, "mtu", "1450", "up")
+	testenv.Until(t, "the other Device has the MTU", func() bool { return r.Device("other0").MTU() == 1450 })
+	ip("link", "del", name)
+	testenv.Until(t, "the other Device has noticed it", func() bool { return r.Device("other0").Index() == 0 })
+	ip("link", "add", name, "mtu", "1333", "type", "veth", "peer", "name", "other1")
+	expect(1333, false)
+}
+
 // TestFollowLinkLate checks that FollowLink follows an interface whose state could not be read at first.
 func TestFollowLinkLate(t *testing.T) {
+	r, err := New("lo")
+	must(t, err)
+	defer r.Close()
 	var usual unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &usual); err != nil {
 		t.Fatal(err)
@@ -79,7 +146,7 @@ func TestFollowLinkLate(t *testing.T) {
 	known, ended := make(chan LinkState, 1), make(chan struct{})
 	go func() {
 		defer close(ended)
-		FollowLink(ctx, "lo", func(_, now LinkState) {
+		r.Device("lo").FollowLink(ctx, func(_, now LinkState) {
 			select {
 			case known <- now:
 			default:
