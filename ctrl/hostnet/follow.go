@@ -1,7 +1,6 @@
 package hostnet
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -146,10 +145,12 @@ func (f *linkFollower) look() error {
 	return nil
 }
 
-// gone reports that the interface was removed.
+// gone reports that the interface was removed, unless it has never been there.
 func (f *linkFollower) gone() {
 	f.index = 0
-	f.set(LinkState{Name: cmp.Or(f.last.Name, f.dev.name), MTU: f.last.MTU})
+	if f.known {
+		f.set(LinkState{Name: f.last.Name, MTU: f.last.MTU})
+	}
 }
 
 // set reports the state if it is the first one, or not the last.
