@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -103,33 +104,52 @@ func (n *nic) linkState() (state string, speed uint64) {
 	return "down", 0
 }
 
-// open attaches the program to the interface ifi and opens a socket for each queue.
+// find returns the interface that the Device holds, whose name may have changed, if the daemon can use it. Another
+// interface of the name may have other addresses and routes.
+func (n *nic) find() (*net.Interface, error) {
+	held, err := net.InterfaceByIndex(n.dev.Index())
+	if failed, ok := errors.AsType[*os.SyscallError](err); ok { // without memory, for example
+		return nil, fmt.Errorf("interface %s: cannot ask the kernel for it: %w", n.name, failed)
+	}
+	if err != nil { // or its return is not noted yet
+		return nil, exitErr(exitInterface, "interface %s: %w", n.name, hostnet.ErrGone)
+	}
+	return findInterface(held.Name)
+}
+
+// errRenamed means that sockets, which are opened by name, may be those of another interface.
+var errRenamed = errors.New("it was renamed in the meantime")
+
+// open attaches the program to the interface ifi, which find has returned, and opens a socket for each queue.
 func (n *nic) open(ifi *net.Interface) (queues []dataplane.Queue, err error) {
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, n.shut())
 		}
 	}()
-	have, err := xsk.Queues(n.name)
+	have, err := xsk.Queues(ifi.Name)
 	if err != nil {
 		return nil, err
 	}
 	// The interface may have come back with fewer.
 	there := slices.DeleteFunc(slices.Clone(n.queues), func(q int) bool { return q >= have })
-	if n.on = n.dev.Presence(); n.on.Index == 0 { // gone, or its return is not noted yet
+	if n.on = n.dev.Presence(); n.on.Index != ifi.Index {
 		return nil, hostnet.ErrGone
 	}
 	n.index.Store(int32(ifi.Index))
 	n.set, err = ifqueue.Open(n.steer, ifqueue.Config{
-		Interface: n.name, Queues: there, Link: n.s.Link, Mode: n.s.XDPMode, MTU: int(n.mtu.Load()), Memory: int(n.s.QueueMem), Super: n.s.Super,
+		Interface: ifi.Name, Queues: there, Link: n.s.Link, Mode: n.s.XDPMode, MTU: int(n.mtu.Load()), Memory: int(n.s.QueueMem), Super: n.s.Super,
 		FellBack: func(err error) {
 			n.log.Info("packet sockets would be faster on this interface, and cannot be used: AF_XDP is used", zap.String("interface", n.name), zap.Error(err))
 		},
 	})
 	if err != nil {
-		return nil, linkError(n.name, err)
+		return nil, linkError(ifi.Name, err)
 	}
-	if why := leftOut(n.name, there, have); why != "" && n.set.ByQueue {
+	if now, err := net.InterfaceByIndex(ifi.Index); err != nil || now.Name != ifi.Name {
+		return nil, errRenamed
+	}
+	if why := leftOut(ifi.Name, there, have); why != "" && n.set.ByQueue {
 		n.log.Warn(why, zap.String("interface", n.name), zap.Ints("served", there), zap.Int("queues", have))
 	}
 	n.mode.Store(&n.set.Mode)
@@ -229,7 +249,7 @@ func (d *daemon) plug(n *nic) bool {
 }
 
 func (d *daemon) tryPlug(n *nic) error {
-	ifi, err := findInterface(n.name)
+	ifi, err := n.find()
 	if err != nil {
 		return err
 	}

@@ -114,7 +114,7 @@ func (d *daemon) prepareAFXDP(more int) (l lower, err error) {
 func (d *daemon) openNICs() (queues []dataplane.Queue, fragments map[string]dataplane.FragmentSource, err error) {
 	fragments = make(map[string]dataplane.FragmentSource)
 	for _, n := range d.nics {
-		ifi, err := findInterface(n.name)
+		ifi, err := n.find()
 		if err != nil {
 			return nil, nil, err
 		}

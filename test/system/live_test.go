@@ -307,6 +307,31 @@ func TestInterfaceRemoved(t *testing.T) {
 	a.must("ping", "-c", "-a", b.end.Addr4.String(), "-C", "3", "-V") // of the same server
 }
 
+// TestInterfaceRenamed checks that an interface that is back, but still down, and then gets another name is served, and
+// not a new one of the first name: the daemon has the addresses and routes of the former.
+func TestInterfaceRenamed(t *testing.T) {
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	a, b := newHost(t, &v.A), newHost(t, &v.B)
+	remove(t, a.end)
+	for _, h := range []*host{a, b} {
+		h.daemon.Expect("was removed, and its connections were ended")
+	}
+	ip(t, a.end, "link add "+a.end.Name+" type veth peer name "+b.end.Name+" netns "+b.end.NS.Name)
+	ip(t, b.end, "addr add "+b.end.Prefix4.String()+" dev "+b.end.Name)
+	ip(t, b.end, "link set "+b.end.Name+" up")
+	a.daemon.Expect("cannot be served yet")
+	ip(t, a.end, "link set "+a.end.Name+" name renamed")
+	ip(t, a.end, "link add "+a.end.Name+" up type veth peer name new1")
+	ip(t, a.end, "addr add "+a.end.Prefix4.String()+" dev renamed")
+	ip(t, a.end, "link set renamed up")
+	for _, h := range []*host{a, b} {
+		h.daemon.Expect("is served again")
+	}
+	testenv.Start(t, b.command("ping", "-s", "-P", "-a", b.end.Addr4.String())).Expect("listening on")
+	a.must("ping", "-c", "-a", b.end.Addr4.String(), "-C", "3", "-V")
+}
+
 // TestAddressInUse checks that connections to a listener on all addresses outlive their address.
 func TestAddressInUse(t *testing.T) {
 	a, b := pair(t)
