@@ -60,7 +60,7 @@ type Server struct {
 	mu       sync.Mutex
 	cfg      Config
 	closed   bool
-	sockets  []socket // the main socket, then those of the slots
+	sockets  []*UnixListener // the main socket, then those of the slots
 	sessions map[uint32]*session
 	qps      map[uint32]*qp // by number
 	numbers
@@ -250,7 +250,7 @@ func (s *Server) Listen() error {
 		closeAll(slots)
 		return net.ErrClosed
 	}
-	s.sockets = append([]socket{{UnixListener: l}}, slots...)
+	s.sockets = append([]*UnixListener{l}, slots...)
 	return nil
 }
 

@@ -415,11 +415,11 @@ func TestSocket(t *testing.T) {
 	}
 	l.SetUnlinkOnClose(false)
 	l.Close()
-	l, err = listenSocket(stale, 0o600, "")
+	replaced, err := listenSocket(stale, 0o600, "")
 	if err != nil {
 		t.Fatalf("stale socket: %v", err)
 	}
-	l.Close()
+	replaced.Close()
 	file := filepath.Join(dir, "file")
 	testenv.WriteFile(t, file, nil, 0o600)
 	if _, err := listenSocket(file, 0o600, ""); err == nil {
@@ -454,6 +454,33 @@ func TestSocketOwn(t *testing.T) {
 		if fi, err := os.Stat(path); err != nil || fi.Mode().Perm()&^0o600 != 0 {
 			t.Errorf("%s: %v, %v", network, fi.Mode(), err)
 		}
+	}
+}
+
+// TestSocketOfAnother checks that a daemon whose socket file was removed does not remove that of the next one.
+func TestSocketOfAnother(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	first, err := ListenUnix("unixpacket", path, 0o600, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	second, err := ListenUnix("unixpacket", path, 0o600, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first.Close()
+	if c, err := net.Dial("unixpacket", path); err != nil {
+		t.Error(err)
+	} else {
+		c.Close()
+	}
+	second.Close()
+	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file of a closed socket: %v", err)
 	}
 }
 

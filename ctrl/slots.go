@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -49,7 +48,7 @@ var ErrSlots = errors.New("slots")
 
 // listen opens the sockets of all slots. The folders are not removed when the daemon exits:
 // containers that have mounted them would not see new ones.
-func (s *Slots) listen() (all []socket, err error) {
+func (s *Slots) listen() (all []*UnixListener, err error) {
 	defer func() {
 		if err != nil {
 			closeAll(all)
@@ -76,29 +75,30 @@ func (s *Slots) listen() (all []socket, err error) {
 // listenSlot opens the socket of a slot. Root of a container may have write access to the
 // folder of its slot, so the socket is created in the parent folder, to which only the daemon's user can
 // write, and is then linked into the slot.
-func (s *Slots) listenSlot(slot string) (socket, error) {
+func (s *Slots) listenSlot(slot string) (*UnixListener, error) {
 	dir := filepath.Join(s.Folder, slot)
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return socket{}, err
+		return nil, err
 	}
 	info, err := os.Stat(dir) // it may belong to another user, under whom a daemon ran before
 	if err == nil && info.Mode().Perm() != 0o755 {
 		err = os.Chmod(dir, 0o755) // regardless of the umask
 	}
 	if err != nil {
-		return socket{}, err
+		return nil, err
 	}
 	private := filepath.Join(s.Folder, "."+slot)
 	l, err := listenSocket(private, 0o666, "")
 	if err != nil {
-		return socket{}, err
+		return nil, err
 	}
 	public := filepath.Join(dir, "iwarpd.sock")
 	if err := publish(private, public); err != nil {
 		l.Close()
-		return socket{}, err
+		return nil, err
 	}
-	return socket{l, sync.OnceFunc(func() { _ = os.Remove(public) })}, nil // in the meantime it may be the container's own
+	l.names = append(l.names, public)
+	return l, nil
 }
 
 // publish links the file private as public and replaces any file there, which a container may

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 
@@ -16,24 +17,47 @@ import (
 	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
-// A socket is a listening socket for clients.
-type socket struct {
+// A UnixListener is a listening Unix socket with the names of its file.
+type UnixListener struct {
 	*net.UnixListener
-	unpublish func() // removes another name of its file, in the folder of a slot, once; nil: there is none
+	file   fs.FileInfo
+	names  []string // that of a slot has a second one
+	remove func()   // removes those names that are still of its file, once
 }
 
-// Close closes the socket and removes its file. A second Close does nothing: the file may then be that of the next
-// daemon.
-func (s socket) Close() {
-	if s.unpublish != nil {
-		s.unpublish()
+func newUnixListener(own *net.UnixListener, path string) (*UnixListener, error) {
+	file, err := os.Lstat(path)
+	if err != nil {
+		return nil, err
 	}
-	s.UnixListener.Close()
+	own.SetUnlinkOnClose(false)
+	l := &UnixListener{UnixListener: own, file: file, names: []string{path}}
+	l.remove = sync.OnceFunc(func() {
+		for _, name := range l.names {
+			if l.has(name) {
+				_ = os.Remove(name)
+			}
+		}
+	})
+	return l, nil
 }
 
-func closeAll(all []socket) {
-	for _, s := range all {
-		s.Close()
+// Close closes the socket and removes its file, but nothing that another process has put in its place. A second Close
+// removes nothing.
+func (l *UnixListener) Close() error {
+	l.remove() // first: until it is closed, no other file can have the number of its inode
+	return l.UnixListener.Close()
+}
+
+// has reports whether name is a name of the socket's file.
+func (l *UnixListener) has(name string) bool {
+	now, err := os.Lstat(name)
+	return err == nil && os.SameFile(now, l.file)
+}
+
+func closeAll(all []*UnixListener) {
+	for _, l := range all {
+		l.Close()
 	}
 }
 
@@ -42,7 +66,7 @@ func closeAll(all []socket) {
 var ErrNotMember = errors.New("the daemon's user is not a member")
 
 // listenSocket opens the socket at path with its mode and group.
-func listenSocket(path string, mode fs.FileMode, group string) (*net.UnixListener, error) {
+func listenSocket(path string, mode fs.FileMode, group string) (*UnixListener, error) {
 	gid := -1
 	if group != "" {
 		n, err := nss.GID(group)
@@ -68,12 +92,17 @@ var errGroup = errors.New("the socket cannot have that group")
 
 // ListenUnix opens a socket of the network, unix or unixpacket, at path, with its permissions and, unless gid is negative,
 // its group. A socket file that nothing serves is replaced; if a process serves it, the error is EADDRINUSE.
-func ListenUnix(network, path string, mode fs.FileMode, gid int) (*net.UnixListener, error) {
+func ListenUnix(network, path string, mode fs.FileMode, gid int) (*UnixListener, error) {
 	if err := removeStale(network, path); err != nil {
 		return nil, printable.Reason(err)
 	}
-	l, err := listenOwn(network, path)
+	own, err := listenOwn(network, path)
 	if err != nil {
+		return nil, printable.Reason(err)
+	}
+	l, err := newUnixListener(own, path)
+	if err != nil {
+		own.Close()
 		return nil, printable.Reason(err)
 	}
 	if gid >= 0 {
