@@ -310,7 +310,8 @@ func (cs *claims) refresh() {
 		for _, a := range addrs {
 			if !cs.noGuard {
 				err := cs.guard(c, a)
-				if e, ok := errors.AsType[*Error](err); ok && e.Code == internal { // not if another program uses the port there
+				// Another program may use the port there.
+				if e, ok := errors.AsType[*Error](err); ok && e.Code == internal {
 					failed = cmp.Or(failed, err)
 				}
 			}
