@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -355,6 +357,14 @@ func (d *Device) fail(err error) {
 	}
 }
 
+// gone returns ErrDaemonGone, with the error of reading from the daemon unless it says no more than that.
+func gone(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, unix.ECONNRESET) {
+		return ErrDaemonGone
+	}
+	return fmt.Errorf("%w: it cannot be read from: %w", ErrDaemonGone, err)
+}
+
 // readLoop passes replies to the calls that wait for them, and events to their objects.
 func (d *Device) readLoop() {
 	for {
@@ -362,7 +372,7 @@ func (d *Device) readLoop() {
 		lost := errors.Is(err, seqpacket.ErrFilesLost)
 		if err != nil && !lost {
 			seqpacket.CloseAll(fds)
-			d.fail(ErrDaemonGone)
+			d.fail(gone(err))
 			return
 		}
 		if lost {

@@ -117,3 +117,19 @@ func TestOldDaemon(t *testing.T) {
 		t.Errorf("%v, %v", all, err)
 	}
 }
+
+// TestUnreadable checks that a failure to read from the daemon is not taken for the end of the daemon alone.
+func TestUnreadable(t *testing.T) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fds[0])
+	if _, err := unix.Write(fds[0], make([]byte, seqpacket.MaxPacket+1)); err != nil {
+		t.Fatal(err)
+	}
+	_, err = OpenFD(t.Context(), fds[1], nil)
+	if !errors.Is(err, ErrDaemonGone) || !errors.Is(err, seqpacket.ErrTooLong) {
+		t.Errorf("the reason is lost: %v", err)
+	}
+}
