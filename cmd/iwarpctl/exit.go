@@ -92,8 +92,12 @@ func (e *peerFailure) Error() string {
 // silent matches the reasons why a peer is unreachable that are not on this host.
 var silent = regexp.MustCompile(`no answer|timed out|unreachable$`)
 
-// daemonEnded replaces the text of iwarp.ErrDaemonGone in the last message of a command.
-const daemonEnded = "the iwarpd of this host has ended: start it, and try again"
+// daemonEnded replaces the text of iwarp.ErrDaemonGone in the last message of a command. If a reason follows, it is the
+// daemon's, which may still run.
+var daemonEnded = strings.NewReplacer(
+	"the daemon is gone: it ", "the iwarpd of this host ",
+	"the daemon is gone", "the iwarpd of this host has ended: start it, and try again",
+)
 
 // peerReason is reason without the peer's address, which the caller prints, and with advice if the connection was lost.
 func peerReason(err error, addr string) string {
@@ -102,7 +106,7 @@ func peerReason(err error, addr string) string {
 	for _, again := range []string{" (peer " + addr + ")", " of " + addr, " with " + addr, " to " + addr, addr + ": ", " " + addr} {
 		text = strings.ReplaceAll(text, again, "")
 	}
-	text = strings.ReplaceAll(text, "the daemon is gone", daemonEnded)
+	text = daemonEnded.Replace(text)
 	if errors.Is(err, iwarp.ErrRefused) && errors.As(err, new(*iwarp.WCError)) {
 		text += ": the program or the iwarpd there has ended"
 	}

@@ -93,7 +93,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 
 // report prints an error on one line, or as an object with --json.
 func (c *command) report(err error, code int) {
-	text := strings.ReplaceAll(strings.Join(strings.Fields(reason(err)), " "), "the daemon is gone", daemonEnded)
+	text := daemonEnded.Replace(strings.Join(strings.Fields(reason(err)), " "))
 	if c.json {
 		_ = encoder(c.err).Encode(map[string]any{"error": text, "code": code})
 		return
