@@ -217,8 +217,9 @@ func openPacket(ifname string, opts PacketOptions) (_ *Packet, err error) {
 		return nil, err
 	}
 	if opts.Super {
-		// A kernel without support for it gets segments.
-		p.SuperSocket, _ = OpenSuper(ifname)
+		if p.SuperSocket, err = OpenSuper(ifname); err != nil {
+			return nil, err
+		}
 	}
 	if opts.Promiscuous {
 		mreq := unix.PacketMreq{Ifindex: int32(ifi.Index), Type: unix.PACKET_MR_PROMISC}

@@ -277,6 +277,38 @@ func TestPacketErrors(t *testing.T) {
 	})
 }
 
+// TestPacketFewDescriptors checks that OpenPacket fails with too few free descriptors, rather than open a link that
+// sends no super-frames as long as it lasts.
+func TestPacketFewDescriptors(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	v.A.NS.Run(t, func() error {
+		var usual unix.Rlimit
+		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &usual); err != nil {
+			return err
+		}
+		lowest, err := unix.Dup(0)
+		if err != nil {
+			return err
+		}
+		unix.Close(lowest)
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(lowest) + 1, Max: usual.Max}); err != nil {
+			return err
+		}
+		p, err := OpenPacket(v.A.Name, PacketOptions{Super: true})
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &usual); err != nil {
+			return err
+		}
+		if err == nil {
+			t.Errorf("opened with one descriptor: super-frames have %d bytes", p.SuperBytes())
+			return p.Close()
+		}
+		if !errors.Is(err, unix.EMFILE) {
+			return err
+		}
+		return nil
+	})
+}
+
 // TestPacketFrameTooLong checks that a frame which the peer of a veth drops, since it is longer than the peer's MTU, is
 // lost, and that the frames after it are sent.
 func TestPacketFrameTooLong(t *testing.T) {

@@ -159,8 +159,11 @@ func open(cfg Config) (_ *Socket, err error) {
 	s.zeroCopy = opts&unix.XDP_OPTIONS_ZEROCOPY != 0
 
 	if cfg.Super && !s.zeroCopy {
-		// A kernel without support for it gets segments.
-		s.SuperSocket, _ = link.OpenSuper(cfg.Interface)
+		// A kernel without packet sockets gets segments.
+		s.SuperSocket, err = link.OpenSuper(cfg.Interface)
+		if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, fs.ErrPermission) {
+			return nil, err
+		}
 	}
 	s.layout()
 	return s, nil
