@@ -77,7 +77,7 @@ func TestMetrics(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l.(*net.UnixListener).SetUnlinkOnClose(false)
+		l = l.(*ctrl.UnixListener).UnixListener // whose Close leaves the file
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {
