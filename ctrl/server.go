@@ -9,6 +9,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -254,44 +255,99 @@ func (s *Server) Listen() error {
 	return nil
 }
 
+// Lost returns the paths of the sockets whose files are gone, as after a careless rm, or are another program's. No
+// program can connect to such a socket. The name of a socket in the folder of its slot does not count.
+func (s *Server) Lost() (paths []string) {
+	for _, l := range s.listening() {
+		if own := l.names[0]; !l.has(own) {
+			paths = append(paths, own)
+		}
+	}
+	return paths
+}
+
+// Relisten opens the sockets again whose files are lost, and restores those that a container has lost in the folder of
+// its slot. It returns their paths. What another daemon serves stays as it is. Only one goroutine may call it.
+func (s *Server) Relisten() (paths []string, err error) {
+	for i, l := range s.listening() {
+		lost := l.lost()
+		if len(lost) == 0 {
+			continue
+		}
+		next, nerr := s.listenAgain(i, l)
+		if nerr != nil {
+			err = errors.Join(err, nerr)
+			continue
+		}
+		s.mu.Lock()
+		if s.closed || s.drained != nil {
+			s.mu.Unlock()
+			next.Close()
+			return paths, nil
+		}
+		s.sockets[i] = next
+		s.mu.Unlock()
+		if next != l {
+			l.Close()
+		}
+		paths = append(paths, lost...)
+	}
+	return paths, err
+}
+
+// listenAgain opens socket i, which is l, again.
+func (s *Server) listenAgain(i int, l *UnixListener) (*UnixListener, error) {
+	if i > 0 {
+		return s.cfg.Slots.listenSlot(i-1, l)
+	}
+	return listenSocket(s.cfg.Socket, s.cfg.Mode, s.cfg.Group)
+}
+
+// listening returns the sockets.
+func (s *Server) listening() []*UnixListener {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.sockets)
+}
+
 // Serve opens the Unix sockets, unless Listen did, and serves clients until ctx
 // is done or Close is called. It returns nil then.
 func (s *Server) Serve(ctx context.Context) error {
-	s.mu.Lock()
-	opened := len(s.sockets) > 0
-	s.mu.Unlock()
-	if !opened {
+	if len(s.listening()) == 0 {
 		if err := s.Listen(); err != nil {
 			return err
 		}
 	}
-	s.mu.Lock()
-	sockets := s.sockets
-	s.mu.Unlock()
-	defer context.AfterFunc(ctx, func() { closeAll(sockets) })()
+	defer context.AfterFunc(ctx, func() { closeAll(s.listening()) })()
 	var wg sync.WaitGroup
-	for i, l := range sockets {
-		wg.Go(func() { s.accept(ctx, l.UnixListener, i-1) })
+	for i := range s.listening() {
+		wg.Go(func() { s.accept(ctx, i) })
 	}
 	wg.Wait()
 	return nil
 }
 
-// noSlot denotes the main socket.
+// noSlot denotes the main socket. The slot of socket i is i-1.
 const noSlot = -1
 
-// accept accepts the clients of one socket until it is closed. After an error it tries again, for example when clients
-// have left and descriptors are free: the connections of the other clients are worth more than a new start.
-func (s *Server) accept(ctx context.Context, l *net.UnixListener, slot int) {
+// accept accepts the clients of socket i until it is closed for good. After an error it tries again, for example when
+// clients have left and descriptors are free: the connections of the other clients are worth more than a new start.
+func (s *Server) accept(ctx context.Context, i int) {
 	var failed logLimit
+	l := s.listening()[i]
 	for {
 		c, err := l.AcceptUnix()
 		if err == nil {
-			s.serve(seqpacket.FromUnix(c), slot)
+			s.serve(seqpacket.FromUnix(c), i-1)
 			continue
 		}
 		if errors.Is(err, net.ErrClosed) {
-			return
+			next := s.listening()[i]
+			if next == l || ctx.Err() != nil {
+				return
+			}
+			l = next // Relisten has opened it
+			continue
 		}
 		if failed.now(s.now()) {
 			s.log.Warn("clients not accepted", zap.Error(shm.Limit(err)))

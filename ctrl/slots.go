@@ -55,27 +55,30 @@ func (s *Slots) listen() (all []*UnixListener, err error) {
 			all = nil
 		}
 	}()
-	if s.Count == 0 {
-		return nil, nil
-	}
-	// The folder is closed to other users of the host: containers get single slots mounted.
-	if err := os.Mkdir(s.Folder, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("ctrl: %w: %w", ErrSlots, err)
-	}
 	for n := range s.Count {
-		l, err := s.listenSlot(strconv.Itoa(n))
+		l, err := s.listenSlot(n, nil)
 		if err != nil {
-			return all, fmt.Errorf("ctrl: %w: %w", ErrSlots, err)
+			return all, err
 		}
 		all = append(all, l)
 	}
 	return all, nil
 }
 
-// listenSlot opens the socket of a slot. Root of a container may have write access to the
-// folder of its slot, so the socket is created in the parent folder, to which only the daemon's user can
-// write, and is then linked into the slot.
-func (s *Slots) listenSlot(slot string) (*UnixListener, error) {
+// listenSlot opens the socket of slot n or, if l is that and only its name in the slot is lost, restores the name. Root
+// of a container may have write access to the folder of its slot, so the socket is created in the parent folder, to
+// which only the daemon's user can write, and is then linked into the slot.
+func (s *Slots) listenSlot(n int, l *UnixListener) (_ *UnixListener, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("ctrl: %w: %w", ErrSlots, err)
+		}
+	}()
+	// The folder is closed to other users of the host: containers get single slots mounted.
+	if err := os.Mkdir(s.Folder, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	slot := strconv.Itoa(n)
 	dir := filepath.Join(s.Folder, slot)
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
@@ -87,17 +90,18 @@ func (s *Slots) listenSlot(slot string) (*UnixListener, error) {
 	if err != nil {
 		return nil, err
 	}
-	private := filepath.Join(s.Folder, "."+slot)
-	l, err := listenSocket(private, 0o666, "")
-	if err != nil {
+	private, public := filepath.Join(s.Folder, "."+slot), filepath.Join(dir, "iwarpd.sock")
+	if l != nil && l.has(private) {
+		return l, publish(private, public)
+	}
+	if l, err = listenSocket(private, 0o666, ""); err != nil {
 		return nil, err
 	}
-	public := filepath.Join(dir, "iwarpd.sock")
+	l.names = append(l.names, public)
 	if err := publish(private, public); err != nil {
 		l.Close()
 		return nil, err
 	}
-	l.names = append(l.names, public)
 	return l, nil
 }
 

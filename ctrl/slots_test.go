@@ -2,10 +2,13 @@ package ctrl
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -26,7 +29,7 @@ func slotServer(t *testing.T, rule Rule) (main string, slot func(n string) strin
 }
 
 // serveSockets serves the sockets of cfg until the test ends.
-func serveSockets(t *testing.T, cfg Config) {
+func serveSockets(t *testing.T, cfg Config) *harness {
 	t.Helper()
 	h := newHarness(t, cfg)
 	if err := h.Listen(); err != nil {
@@ -41,6 +44,7 @@ func serveSockets(t *testing.T, cfg Config) {
 			t.Error(err)
 		}
 	})
+	return h
 }
 
 func dialSocket(t *testing.T, path string) *tclient {
@@ -188,6 +192,70 @@ func TestSlotOfNext(t *testing.T) {
 	}
 	helloOn(t, cfg.Socket)
 	helloOn(t, filepath.Join(dir, "slots", "0", "iwarpd.sock"))
+}
+
+// TestRelisten checks that sockets whose files were removed are there again after Relisten, that their clients stay,
+// and that the socket of another daemon is left alone.
+func TestRelisten(t *testing.T) {
+	dir := t.TempDir()
+	main, slots := filepath.Join(dir, "main"), filepath.Join(dir, "slots")
+	h := serveSockets(t, Config{Socket: main, Slots: Slots{Folder: slots, Count: 3}})
+	slot := func(n string) string { return filepath.Join(slots, n, "iwarpd.sock") }
+	all := []string{main, slot("0"), slot("1"), slot("2")}
+	var first []*tclient
+	for _, path := range all {
+		first = append(first, helloOn(t, path))
+	}
+	relisten := func(lost []string, want []string) {
+		t.Helper()
+		if got := h.Lost(); !slices.Equal(got, lost) {
+			t.Errorf("lost %v; want %v", got, lost)
+		}
+		if got, err := h.Relisten(); err != nil || !slices.Equal(got, want) {
+			t.Errorf("made %v, %v; want %v", got, err, want)
+		}
+		for _, path := range all {
+			helloOn(t, path)
+		}
+	}
+	relisten(nil, nil)
+	of1 := filepath.Join(slots, ".1")
+	err := errors.Join(os.Remove(main), os.Remove(slot("0")), os.Remove(of1), os.RemoveAll(filepath.Dir(slot("1"))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	relisten([]string{main, of1}, []string{main, slot("0"), of1, slot("1")})
+	if err := os.RemoveAll(slots); err != nil {
+		t.Fatal(err)
+	}
+	var own, made []string
+	for i, path := range all[1:] {
+		own = append(own, filepath.Join(slots, "."+strconv.Itoa(i)))
+		made = append(made, own[i], path)
+	}
+	relisten(own, made)
+	for _, c := range first {
+		c.clients()
+	}
+
+	if err := os.Remove(main); err != nil {
+		t.Fatal(err)
+	}
+	other, err := ListenUnix("unixpacket", main, 0o600, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if made, err := h.Relisten(); !errors.Is(err, unix.EADDRINUSE) || len(made) > 0 {
+		t.Errorf("the socket of another daemon: %v, %v", made, err)
+	}
+	h.Drain(t.Context(), 0)
+	if !other.has(main) {
+		t.Error("the socket of another daemon was removed")
+	}
+	if made, err := h.Relisten(); err == nil && len(made) > 0 {
+		t.Errorf("made while it drains: %v", made)
+	}
 }
 
 // TestSlotFolder checks that a container that may write to the directory of its slot can neither keep the daemon from

@@ -55,6 +55,16 @@ func (l *UnixListener) has(name string) bool {
 	return err == nil && os.SameFile(now, l.file)
 }
 
+// lost returns the names that the socket's file no longer has.
+func (l *UnixListener) lost() (names []string) {
+	for _, name := range l.names {
+		if !l.has(name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 func closeAll(all []*UnixListener) {
 	for _, l := range all {
 		l.Close()

@@ -223,12 +223,17 @@ func (d *daemon) how() (fields []zap.Field) {
 	return []zap.Field{list("interface", names), list("link", modes), list("super-frames", super)}
 }
 
-// wait reloads with each hangup, until ctx is done or serving has ended.
+// wait reloads with each hangup, and watches the files of the sockets, until ctx is done or serving has ended.
 func (d *daemon) wait(ctx context.Context, served <-chan error) error {
+	var lost []string
+	tick := time.NewTicker(lostPeriod)
+	defer tick.Stop()
 	for {
 		select {
 		case <-d.hangups:
 			d.hangup()
+		case <-tick.C:
+			lost = d.warnLost(lost)
 		case err := <-served:
 			if err == nil && ctx.Err() == nil {
 				err = errors.New("the socket was closed")

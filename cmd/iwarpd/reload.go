@@ -11,7 +11,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl"
 )
 
-// hangup handles SIGHUP: it reads the settings again.
+// hangup handles SIGHUP: it reads the settings again, and opens the sockets again whose files are gone.
 func (d *daemon) hangup() {
 	notify(d.log, reloading())
 	if s, err := d.read(); err != nil {
@@ -19,7 +19,32 @@ func (d *daemon) hangup() {
 	} else {
 		d.reload(s)
 	}
+	d.relisten()
 	notify(d.log, sd.SdNotifyReady)
+}
+
+// relisten opens the sockets again whose files are gone.
+func (d *daemon) relisten() {
+	if len(d.server.Lost()) > 0 {
+		_, _ = makeSocketDir(d.s.Socket) // otherwise Relisten fails
+	}
+	made, err := d.server.Relisten()
+	if len(made) > 0 {
+		d.log.Info("sockets whose files were gone are there again", zap.Strings("sockets", made))
+	}
+	if err != nil {
+		d.log.Error("the file of a socket is gone", zap.Error(socketError(err)))
+	}
+}
+
+// warnLost warns when the files of sockets are gone, if they were there before. It returns which are.
+func (d *daemon) warnLost(before []string) []string {
+	lost := d.server.Lost()
+	if len(lost) > 0 && !slices.Equal(lost, before) {
+		d.log.Warn("the file of a socket is gone or is another program's: no program can connect until SIGHUP makes it again",
+			zap.Strings("sockets", lost))
+	}
+	return lost
 }
 
 // reloading returns the first notification that systemd expects (Type=notify-reload).

@@ -332,6 +332,34 @@ func TestInterfaceRenamed(t *testing.T) {
 	a.must("ping", "-c", "-a", b.end.Addr4.String(), "-C", "3", "-V")
 }
 
+// TestSocketRemoved removes the folder of a daemon's socket: the daemon warns, its clients stay, and SIGHUP makes the
+// socket again.
+func TestSocketRemoved(t *testing.T) {
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	a := &host{t: t, end: &v.A, socket: filepath.Join(t.TempDir(), "run", "iwarpd.sock")}
+	a.start()
+	server := testenv.Start(t, a.command("ping", "-s"))
+	server.Expect("listening on")
+	if err := os.RemoveAll(filepath.Dir(a.socket)); err != nil {
+		t.Fatal(err)
+	}
+	a.daemon.Expect("the file of a socket is gone or is another program's")
+	if code, out := a.ctl("status"); code == 0 {
+		t.Errorf("status without a socket: %s", out)
+	}
+	a.daemon.Signal(unix.SIGHUP)
+	a.daemon.Expect("sockets whose files were gone are there again")
+	a.must("ping", "-c", "-a", a.end.Addr4.String(), "-C", "3", "-V")
+	a.daemon.Signal(unix.SIGTERM)
+	if code := a.daemon.Wait(limit); code != 0 {
+		t.Errorf("the daemon ended with %d", code)
+	}
+	if _, err := os.Lstat(filepath.Dir(a.socket)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the folder is left: %v", err)
+	}
+}
+
 // TestAddressInUse checks that connections to a listener on all addresses outlive their address.
 func TestAddressInUse(t *testing.T) {
 	a, b := pair(t)
