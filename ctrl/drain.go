@@ -19,7 +19,7 @@ func (s *Server) Drain(ctx context.Context, timeout time.Duration) int {
 	}
 	drained := make(chan struct{})
 	s.drained = drained
-	closeAll(s.sockets)
+	s.closeSockets()
 	for _, l := range s.listeners { // peers are refused; the clients keep their handles
 		s.engine.Unlisten(l.id)
 		s.stopListening(l)

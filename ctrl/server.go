@@ -61,7 +61,7 @@ type Server struct {
 	mu       sync.Mutex
 	cfg      Config
 	closed   bool
-	sockets  []*UnixListener // the main socket, then those of the slots
+	sockets  []*UnixListener // the main socket, then those of the slots; none before Listen and when it is to stop
 	sessions map[uint32]*session
 	qps      map[uint32]*qp // by number
 	numbers
@@ -280,7 +280,7 @@ func (s *Server) Relisten() (paths []string, err error) {
 			continue
 		}
 		s.mu.Lock()
-		if s.closed || s.drained != nil {
+		if len(s.sockets) == 0 { // it is to stop
 			s.mu.Unlock()
 			next.Close()
 			return paths, nil
@@ -303,6 +303,12 @@ func (s *Server) listenAgain(i int, l *UnixListener) (*UnixListener, error) {
 	return listenSocket(s.cfg.Socket, s.cfg.Mode, s.cfg.Group)
 }
 
+// closeSockets closes the sockets for good. Called with mu held.
+func (s *Server) closeSockets() {
+	closeAll(s.sockets)
+	s.sockets = nil
+}
+
 // listening returns the sockets.
 func (s *Server) listening() []*UnixListener {
 	s.mu.Lock()
@@ -318,10 +324,14 @@ func (s *Server) Serve(ctx context.Context) error {
 			return err
 		}
 	}
-	defer context.AfterFunc(ctx, func() { closeAll(s.listening()) })()
+	defer context.AfterFunc(ctx, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.closeSockets()
+	})()
 	var wg sync.WaitGroup
-	for i := range s.listening() {
-		wg.Go(func() { s.accept(ctx, i) })
+	for i, l := range s.listening() {
+		wg.Go(func() { s.accept(ctx, i, l) })
 	}
 	wg.Wait()
 	return nil
@@ -330,11 +340,10 @@ func (s *Server) Serve(ctx context.Context) error {
 // noSlot denotes the main socket. The slot of socket i is i-1.
 const noSlot = -1
 
-// accept accepts the clients of socket i until it is closed for good. After an error it tries again, for example when
+// accept accepts the clients of socket i, which is l, until it is closed for good. After an error it tries again, for example when
 // clients have left and descriptors are free: the connections of the other clients are worth more than a new start.
-func (s *Server) accept(ctx context.Context, i int) {
+func (s *Server) accept(ctx context.Context, i int, l *UnixListener) {
 	var failed logLimit
-	l := s.listening()[i]
 	for {
 		c, err := l.AcceptUnix()
 		if err == nil {
@@ -342,11 +351,11 @@ func (s *Server) accept(ctx context.Context, i int) {
 			continue
 		}
 		if errors.Is(err, net.ErrClosed) {
-			next := s.listening()[i]
-			if next == l || ctx.Err() != nil {
+			all := s.listening()
+			if len(all) == 0 || all[i] == l {
 				return
 			}
-			l = next // Relisten has opened it
+			l = all[i] // Relisten has opened it
 			continue
 		}
 		if failed.now(s.now()) {
@@ -379,7 +388,7 @@ func (s *Server) Close() error {
 		return nil
 	}
 	s.closed = true
-	closeAll(s.sockets)
+	s.closeSockets()
 	for _, sess := range s.sessions {
 		sess.shutdown()
 	}
