@@ -340,8 +340,9 @@ func (s *Server) Serve(ctx context.Context) error {
 // noSlot denotes the main socket. The slot of socket i is i-1.
 const noSlot = -1
 
-// accept accepts the clients of socket i, which is l, until it is closed for good. After an error it tries again, for example when
-// clients have left and descriptors are free: the connections of the other clients are worth more than a new start.
+// accept accepts the clients of socket i, which is l, until it is closed for good. After an error it tries again, for
+// example when clients have left and descriptors are free: the connections of the other clients are worth more than a
+// new start.
 func (s *Server) accept(ctx context.Context, i int, l *UnixListener) {
 	var failed logLimit
 	for {

@@ -132,7 +132,8 @@ func ListenUnix(network, path string, mode fs.FileMode, gid int) (*UnixListener,
 
 // listenOwn opens a socket at path to which only root and the daemon's user may connect, until chmod. Otherwise whoever
 // the umask does not exclude could connect before the socket has its group and mode, and would stay connected.
-// A later listen(2) would not prevent that: connect(2) checks the file's mode before it looks whether the socket listens.
+// A later listen(2) would not prevent that: connect(2) checks the file's mode before it looks whether the socket
+// listens.
 func listenOwn(network, path string) (*net.UnixListener, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
