@@ -42,6 +42,7 @@ type attachment struct {
 	link link.Link
 	mode Mode
 	prog *ebpf.Program
+	why  error // why Auto did not attach in native mode, if it tried that
 }
 
 // Attach attaches the program to an interface of the calling thread's network namespace,
@@ -74,6 +75,7 @@ func (s *Steering) Attach(ifindex int, mode Mode) (Mode, error) {
 	for _, m := range try {
 		a, err := s.attach(ifindex, m)
 		if err == nil {
+			a.why = errors.Join(errs...)
 			s.links[ifindex] = a
 			return m, nil
 		}
@@ -83,6 +85,13 @@ func (s *Steering) Attach(ifindex int, mode Mode) (Mode, error) {
 		errs = append(errs, fmt.Errorf("bpf: attach to %s in %s mode: %w", dev.Attrs().Name, m, explain(err)))
 	}
 	return 0, errors.Join(errs...)
+}
+
+// Slower returns why Auto attached the program to an interface in generic mode although it prefers native mode, or nil.
+func (s *Steering) Slower(ifindex int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.links[ifindex].why
 }
 
 // Virtual reports whether an interface is made by software: veth and tap, and those that are stacked on

@@ -935,6 +935,24 @@ func TestWithoutPrivileges(t *testing.T) {
 	})
 }
 
+// TestSlower checks that the reason for which a driver does not take the program is kept, and only that.
+func TestSlower(t *testing.T) {
+	s := load(t)
+	v := testenv.NewVeth(t, 1500)
+	v.A.NS.Run(t, func() error {
+		const lo = 1 // its driver has no native mode
+		mode, err := s.Attach(lo, Auto)
+		if why := s.Slower(lo); err != nil || mode != Generic || !errors.Is(why, unix.EOPNOTSUPP) {
+			t.Errorf("attached in %v mode, %v, because of %v", mode, err, why)
+		}
+		mode, err = s.Attach(v.A.Index, Auto) // native mode is not tried
+		if why := s.Slower(v.A.Index); err != nil || mode != Generic || why != nil {
+			t.Errorf("attached to a veth in %v mode, %v, because of %v", mode, err, why)
+		}
+		return errors.Join(s.Detach(lo), s.Detach(v.A.Index))
+	})
+}
+
 // TestIngressUnknown checks that only a kernel without programs at tc ingress is said to lack them.
 func TestIngressUnknown(t *testing.T) {
 	testenv.RequireRoot(t)

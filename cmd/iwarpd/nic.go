@@ -152,6 +152,10 @@ func (n *nic) open(ifi *net.Interface) (queues []dataplane.Queue, err error) {
 	if why := leftOut(ifi.Name, there, have); why != "" && n.set.ByQueue {
 		n.log.Warn(why, zap.String("interface", n.name), zap.Ints("served", there), zap.Int("queues", have))
 	}
+	if why := n.steer.Slower(ifi.Index); why != nil {
+		n.log.Info("the driver does not take the XDP program, so that generic mode is used, which is slower",
+			zap.String("interface", n.name), zap.Error(why))
+	}
 	n.mode.Store(&n.set.Mode)
 	n.super.Store(n.set.Super)
 	partial := n.s.Partial == "accept" || n.s.Partial == "auto" && n.set.Local
