@@ -2,7 +2,6 @@ package ctrl
 
 import (
 	"cmp"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -289,11 +288,11 @@ func (ds devices) unclaim(ep bpf.Endpoint) {
 	}
 }
 
-// refresh passes the current addresses, those in use, and the current VLANs to the steerings. It returns the first
+// refresh passes the current addresses, and also others, and the current VLANs to the steerings. It returns the first
 // error, after which steerings may have the previous ones.
-func (ds devices) refresh(inUse map[netip.Addr]int) (failed error) {
+func (ds devices) refresh(also []netip.Addr) (failed error) {
 	all, _ := ds.addrs()
-	all = slices.AppendSeq(all, maps.Keys(inUse))
+	all = append(all, also...)
 	for _, d := range ds {
 		if d.Steering == nil {
 			continue

@@ -281,7 +281,7 @@ func TestAddressInUse(t *testing.T) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		addrs = now
-		h.claims.refresh()
+		h.claims.refresh(h.now())
 	}
 	check := func(when string, want bool) {
 		t.Helper()
@@ -301,6 +301,13 @@ func TestAddressInUse(t *testing.T) {
 	become(addrA)
 	become()
 	check("after the address was back", true)
+	h.advance(lostTime)
+	check("when another host may have it", false)
+	become()
+	check("later", false)
+	become(addrA)
+	become()
+	check("lost again", true)
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: second.id})
 	check("no connection", false)
 
@@ -348,7 +355,7 @@ func TestRefreshFails(t *testing.T) {
 	h.log = zap.New(core)
 	h.devices[0].Addrs = func() []netip.Addr { return []netip.Addr{addrA, more} }
 	h.devices[0].VLANs = func() [][]uint16 { return [][]uint16{{7}} }
-	h.claims.refresh()
+	h.claims.refresh(h.now())
 	h.mu.Unlock()
 	h.advance(2 * refreshRetry)
 	if got := served(); got != [3]bool{} {
@@ -409,7 +416,7 @@ func TestSamePortOnDevices(t *testing.T) {
 	h.devices[0].Addrs = func() []netip.Addr {
 		return []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.9")}
 	}
-	h.claims.refresh()
+	h.claims.refresh(h.now())
 	h.mu.Unlock()
 	steer[1].mu.Lock()
 	for _, proto := range []uint8{pkt.ProtoTCP, pkt.ProtoSCTP} {
@@ -426,7 +433,7 @@ func TestSamePortOnDevices(t *testing.T) {
 	for i := range byte(3 * goneAddrs) {
 		addr := netip.AddrFrom4([4]byte{10, 0, 2, i})
 		h.devices[0].Addrs = func() []netip.Addr { return []netip.Addr{netip.MustParseAddr("10.0.0.1"), addr} }
-		h.claims.refresh()
+		h.claims.refresh(h.now())
 	}
 	h.mu.Unlock()
 	if n, most := steer[1].len()-before, 4*(goneAddrs+4); n > most {

@@ -264,14 +264,14 @@ func TestGuardsCounted(t *testing.T) {
 	check("listener", len(addrs))
 	h.mu.Lock()
 	addrs = append(addrs, netip.AddrFrom4([4]byte{127, 0, 1, 1}))
-	h.claims.refresh()
+	h.claims.refresh(h.now())
 	h.mu.Unlock()
 	check("listener after an address came", len(addrs))
 	h.mu.Lock()
 	kept := addrs
 	for i := range byte(2 * goneAddrs) {
 		addrs = append(kept[:len(kept):len(kept)], netip.AddrFrom4([4]byte{127, 0, 2, i}))
-		h.claims.refresh()
+		h.claims.refresh(h.now())
 	}
 	n := len(h.claims.byAddr[claimKey{netip.MustParseAddrPort(l.Address), nil}].guards)
 	h.mu.Unlock()

@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -47,8 +49,10 @@ type claims struct {
 	byPort   map[uint16][]*claim // the same claims by port; a port has at most one per local address
 	nextPort uint16              // for noGuard
 	// inUse counts the connections of listeners on all addresses by local address. The host may lose the address and get it
-	// back, and the kernel would reset them until that is noticed: so it is steered as long as they last.
+	// back, and the kernel would reset them until that is noticed: so it is steered as long as they last, but for lostTime at
+	// most, since another host may have it then, to which this one forwards.
 	inUse map[netip.Addr]int
+	lost  map[netip.Addr]clock.Time // those that the host lacks, and when they are left to the kernel, or 0: they are
 
 	looks      map[uint32]int // calls of notInTimeWait since looksSince, by uid
 	looksSince clock.Time
@@ -289,7 +293,7 @@ func (cs *claims) guard(c *claim, addrs ...netip.Addr) error {
 
 // refresh updates steering and guards of claims for unspecified addresses after the interfaces'
 // addresses have changed.
-func (cs *claims) refresh() {
+func (cs *claims) refresh(now clock.Time) {
 	all, known := cs.devices.addrs()
 	if !known {
 		return
@@ -298,7 +302,13 @@ func (cs *claims) refresh() {
 	for _, a := range all {
 		present[a] = true
 	}
-	failed := cs.devices.refresh(cs.inUse)
+	maps.DeleteFunc(cs.lost, func(a netip.Addr, _ clock.Time) bool { return present[a] })
+	for a := range cs.inUse {
+		if _, noticed := cs.lost[a]; !present[a] && !noticed {
+			cs.lost[a] = now.Add(lostTime)
+		}
+	}
+	failed := cs.steerAddrs()
 	for _, c := range cs.byAddr {
 		if !c.addr.Addr().IsUnspecified() || c.on.sockets() { // the kernel follows the sockets' addresses
 			continue
@@ -322,6 +332,38 @@ func (cs *claims) refresh() {
 	if failed != nil {
 		cs.failed(failed)
 	}
+}
+
+// lostTime is for how long an address that the host has lost is steered for the connections that use it.
+const lostTime = 8 * time.Second
+
+// endLost leaves lost addresses whose time is over at now to the kernel, and returns when the next one's is, or 0.
+func (cs *claims) endLost(now clock.Time) (next clock.Time) {
+	over := false
+	for a, until := range cs.lost {
+		if until.Due(now) {
+			cs.lost[a], over = 0, true
+		} else {
+			next = clock.Earliest(next, until)
+		}
+	}
+	if over {
+		if err := cs.steerAddrs(); err != nil {
+			cs.failed(err)
+		}
+	}
+	return next
+}
+
+// steerAddrs steers the addresses of the host, and those that it has lost a moment ago.
+func (cs *claims) steerAddrs() error {
+	var lost []netip.Addr
+	for a, until := range cs.lost {
+		if until != 0 {
+			lost = append(lost, a)
+		}
+	}
+	return cs.devices.refresh(lost)
 }
 
 // forgetGone closes guards of c, and ends its steering, on addresses that are not present, down to goneAddrs of them.
@@ -391,8 +433,9 @@ func (cs *claims) leave(c *claim, local netip.Addr) {
 	if c.follows(local) {
 		if cs.inUse[local]--; cs.inUse[local] == 0 {
 			delete(cs.inUse, local)
-			if !cs.devices.have(local, nil) {
-				if err := cs.devices.refresh(cs.inUse); err != nil {
+			if _, lost := cs.lost[local]; lost {
+				delete(cs.lost, local)
+				if err := cs.steerAddrs(); err != nil {
 					cs.failed(err)
 				}
 			}

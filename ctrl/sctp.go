@@ -98,7 +98,7 @@ func (s *Server) joinedSCTP(ev dataplane.Event) {
 	if cl == nil {
 		return // already canceled
 	}
-	cl.refs++
+	s.claims.join(cl, addrPort(ev.Flow.Local, 0).Addr())
 	s.assocs[ev.Flow] = cl
 }
 
@@ -125,7 +125,7 @@ func (s *Server) partedSCTP(cl *claim, local netip.Addr) {
 		l.until = until
 		s.late[ep] = l
 	}
-	s.claims.drop(cl)
+	s.claims.leave(cl, local)
 }
 
 // endLate ends the steering of endpoints whose time is over, and returns when the next one is due, or 0.

@@ -147,6 +147,7 @@ func New(cfg Config, o Options) (*Server, error) {
 	s.claims = claims{
 		devices: s.devices, noGuard: o.NoGuard, accounts: &s.accounts, failed: s.refreshFailed,
 		byAddr: make(map[claimKey]*claim), byPort: make(map[uint16][]*claim), inUse: make(map[netip.Addr]int),
+		lost: make(map[netip.Addr]clock.Time),
 	}
 	return s, nil
 }
@@ -160,7 +161,7 @@ func (s *Server) Bind(e Engine) {
 	s.mu.Lock()
 	s.movers = newMovers(limits.movers)
 	s.files, s.maps = newFiles(s.cfg.Slots.Count, e.Workers(), s.devices[len(s.devices)-1].Sockets), newMaps(e.Workers())
-	s.claims.refresh()
+	s.claims.refresh(s.now())
 	s.mu.Unlock()
 	s.wg.Go(s.runTimers)
 	s.wg.Go(func() { s.denials.log(s.done) })
@@ -179,13 +180,16 @@ func (s *Server) Bind(e Engine) {
 	s.resolver.Watch(func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.claims.refresh()
+		s.claims.refresh(s.now())
+		if len(s.claims.lost) > 0 {
+			s.wake(s.now().Add(lostTime))
+		}
 	})
 }
 
 // refreshRetry is the time after which a refresh of the claims that failed is repeated: memory may be free then, or
 // there may be room in the steering map.
-const refreshRetry = time.Second
+const refreshRetry = 4 * time.Second
 
 // refreshFailed handles a failed refresh of the claims. Called with mu held.
 func (s *Server) refreshFailed(err error) {
@@ -203,7 +207,7 @@ func (s *Server) refreshFailed(err error) {
 func (s *Server) refreshAgain(now clock.Time) (next clock.Time) {
 	if s.refreshAt.Due(now) {
 		s.refreshAt = 0
-		s.claims.refresh()
+		s.claims.refresh(s.now())
 	}
 	return s.refreshAt
 }

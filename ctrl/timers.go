@@ -70,6 +70,7 @@ func (s *Server) expire(now clock.Time) (next clock.Time) {
 	}
 	next = clock.Earliest(next, s.endTimeWaits(now))
 	next = clock.Earliest(next, s.endLate(now))
+	next = clock.Earliest(next, s.claims.endLost(now))
 	next = clock.Earliest(next, s.refreshAgain(now))
 	return clock.Earliest(next, s.resetLingers(now))
 }
