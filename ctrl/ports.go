@@ -308,7 +308,7 @@ func (cs *claims) refresh(now clock.Time) {
 			cs.lost[a] = now.Add(lostTime)
 		}
 	}
-	failed := cs.steerAddrs()
+	failed, short := cs.steerAddrs(), false
 	for _, c := range cs.byAddr {
 		if !c.addr.Addr().IsUnspecified() || c.on.sockets() { // the kernel follows the sockets' addresses
 			continue
@@ -318,12 +318,13 @@ func (cs *claims) refresh(now clock.Time) {
 		}
 		addrs, _ := cs.devices.only(c.on).addrs()
 		for _, a := range addrs {
-			if !cs.noGuard {
-				err := cs.guard(c, a)
-				// Another program may use the port there.
-				if e, ok := errors.AsType[*Error](err); ok && e.Code == internal {
-					failed = cmp.Or(failed, err)
-				}
+			if cs.noGuard || short {
+				break
+			}
+			// Another program may use the port there.
+			err := cs.guard(c, a)
+			if e, ok := errors.AsType[*Error](err); ok && e.Code == internal {
+				failed, short = cmp.Or(failed, err), true // the next refresh binds the others: mu is held
 			}
 		}
 		cs.forgetGone(c, present)
@@ -555,7 +556,8 @@ func bindError(addr netip.AddrPort, err error) error {
 		return errorf(portInUse, "ctrl: every local port of %v is in use: close connections, wait for those in TIME-WAIT (tcp-time-wait), or widen net.ipv4.ip_local_port_range", addr.Addr())
 	case errors.Is(err, unix.EADDRINUSE):
 		return errorf(portInUse, "ctrl: %v is in use by another program: choose another port, stop that program, or wait for the end of TIME-WAIT (ss -tanp 'sport = :%d')", addr, addr.Port())
-	case errors.Is(err, unix.EADDRNOTAVAIL):
+	case errors.Is(err, unix.EADDRNOTAVAIL), errors.Is(err, unix.ENODEV), // ENODEV, EINVAL: its interface is gone
+		errors.Is(err, unix.EINVAL) && addr.Addr().IsLinkLocalUnicast():
 		return errorf(badAddress, "ctrl: %v is not an address of this host: choose one of the interface's (iwarpctl status)", addr.Addr())
 	case errors.Is(err, unix.EACCES):
 		return errorf(permission, "ctrl: port %d needs CAP_NET_BIND_SERVICE: choose a port from 1024 on, or give the daemon the capability", addr.Port())

@@ -196,7 +196,7 @@ func (s *Server) refreshFailed(err error) {
 	now := s.now()
 	if s.refreshes.now(now) {
 		s.log.Warn("addresses of the host are not yet served: trying again",
-			zap.Duration("every", refreshRetry), zap.Error(shm.Limit(err)))
+			zap.Duration("every", refreshRetry), zap.Error(err))
 	}
 	s.refreshAt = now.Add(refreshRetry)
 	s.wake(s.refreshAt)
