@@ -463,14 +463,7 @@ func BenchmarkFetch(b *testing.B) {
 
 // TestNoDescriptor checks that the error of a Mover without a descriptor says what to do.
 func TestNoDescriptor(t *testing.T) {
-	var had unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &had); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &had) }()
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: had.Max}); err != nil {
-		t.Fatal(err)
-	}
+	testenv.FewFiles(t, 0)
 	m := New(time.Minute, func() {})
 	err := m.Start()
 	if !errors.Is(err, unix.EMFILE) || !strings.Contains(err.Error(), "LimitNOFILE") {

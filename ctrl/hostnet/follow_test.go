@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
@@ -134,13 +133,7 @@ func TestFollowLinkLate(t *testing.T) {
 	r, err := New("lo")
 	must(t, err)
 	defer r.Close()
-	var usual unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &usual); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: usual.Max}); err != nil {
-		t.Fatal(err)
-	}
+	restore := testenv.FewFiles(t, 0)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	known, ended := make(chan LinkState, 1), make(chan struct{})
@@ -158,9 +151,7 @@ func TestFollowLinkLate(t *testing.T) {
 		t.Error("it gave up")
 	case <-time.After(2 * resubscribe): // it has tried once or more
 	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &usual); err != nil {
-		t.Fatal(err)
-	}
+	restore()
 	select {
 	case now := <-known:
 		if now.Name != "lo" {

@@ -191,10 +191,6 @@ func TestFallsBack(t *testing.T) {
 // moment.
 func TestShort(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
-	var had unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &had); err != nil {
-		t.Fatal(err)
-	}
 	var why error
 	if err := v.A.NS.Do(func() error {
 		steer, err := bpf.Load(bpf.Options{Endpoints: 64})
@@ -202,19 +198,9 @@ func TestShort(t *testing.T) {
 			return err
 		}
 		defer steer.Close()
-		free, err := unix.Dup(steer.TapFD())
-		if err != nil {
-			return err
-		}
-		unix.Close(free)
-		// One is enough for all but the second socket for packets.
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free) + 1, Max: had.Max}); err != nil {
-			return err
-		}
+		restore := testenv.FewFiles(t, 1) // enough for all but the second socket for packets
 		_, err = Open(steer, Config{Interface: v.A.Name, Queues: []int{0}, FellBack: func(err error) { why = err }})
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &had); err != nil {
-			return err
-		}
+		restore()
 		if !errors.Is(err, unix.EMFILE) || !strings.Contains(err.Error(), "packet socket") {
 			t.Errorf("opened with one descriptor: %v", err)
 		}

@@ -282,22 +282,9 @@ func TestPacketErrors(t *testing.T) {
 func TestPacketFewDescriptors(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	v.A.NS.Run(t, func() error {
-		var usual unix.Rlimit
-		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &usual); err != nil {
-			return err
-		}
-		lowest, err := unix.Dup(0)
-		if err != nil {
-			return err
-		}
-		unix.Close(lowest)
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(lowest) + 1, Max: usual.Max}); err != nil {
-			return err
-		}
+		restore := testenv.FewFiles(t, 1)
 		p, err := OpenPacket(v.A.Name, PacketOptions{Super: true})
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &usual); err != nil {
-			return err
-		}
+		restore()
 		if err == nil {
 			t.Errorf("opened with one descriptor: super-frames have %d bytes", p.SuperBytes())
 			return p.Close()

@@ -308,24 +308,10 @@ func TestOpenWithFewDescriptors(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	cfg := Config{Interface: v.A.Name, Frames: 64, Ring: 64}
 	v.A.NS.Run(t, func() error {
-		var usual unix.Rlimit
-		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &usual); err != nil {
-			return err
-		}
-		lowest, err := unix.Dup(0)
-		if err != nil {
-			return err
-		}
-		unix.Close(lowest)
-		for free := range uint64(16) {
-			few := unix.Rlimit{Cur: uint64(lowest) + free, Max: usual.Max}
-			if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
-				return err
-			}
+		for free := range 16 {
+			restore := testenv.FewFiles(t, free)
 			s, err := Open(cfg)
-			if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &usual); err != nil {
-				return err
-			}
+			restore()
 			if err == nil {
 				return s.Close()
 			}
