@@ -102,7 +102,7 @@ func (c *session) run() {
 	case c.cut.Load(): // the reason was sent
 	case hasEnded(err):
 		c.log.Debug("client gone")
-	default:
+	default: // the reason is not sent: the client's only descriptor may be in a packet that nobody reads any more
 		c.logCut(err)
 	}
 }
