@@ -55,7 +55,7 @@ func TestFreePortOfAllAddresses(t *testing.T) {
 		}
 		cs.undo(c)
 		taken[free].Close()
-		restore := limitFiles(t, openFDs(t)+2*tt.addrs+64)
+		restore := testenv.FewFiles(t, 2*tt.addrs+64)
 		err := cs.bind(c)
 		restore()
 		if err != nil || c.addr.Port() != first+free || len(c.guards) != tt.addrs {
@@ -96,19 +96,6 @@ func TestBindBesideDeleted(t *testing.T) {
 			cs.undo(c)
 		}
 	}
-}
-
-// limitFiles limits the descriptors of the process until restore is called.
-func limitFiles(t *testing.T, n int) (restore func()) {
-	t.Helper()
-	var old unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(n), Max: old.Max}); err != nil {
-		t.Fatal(err)
-	}
-	return func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &old) }
 }
 
 // TestPortInTimeWaitOnAll checks that a port is free which the kernel has in TIME-WAIT on many addresses, after a
