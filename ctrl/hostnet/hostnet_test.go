@@ -298,6 +298,27 @@ func second(t *testing.T, h *netlink.Handle, name string) netlink.Link {
 	return l
 }
 
+// A resolution is what Resolve is to return for a destination, a source and a device, of which the last two may be
+// empty.
+type resolution struct {
+	dst, src, by string
+	device       string
+	want         string // source
+	err          error
+}
+
+func (tt resolution) check(t *testing.T, r *Resolver) {
+	t.Helper()
+	var src netip.Addr
+	if tt.src != "" {
+		src = netip.MustParseAddr(tt.src)
+	}
+	hop, err := r.Resolve(netip.MustParseAddr(tt.dst), src, tt.by)
+	if !errors.Is(err, tt.err) || err == nil && (hop.Device != tt.device || hop.Src.String() != tt.want) {
+		t.Errorf("%+v: %s, %v, %v", tt, hop.Device, hop.Src, err)
+	}
+}
+
 // TestLoopback checks that addresses of loopback, as with BGP to the host, are those of the first interface, and that
 // routes may name them as the source.
 func TestLoopback(t *testing.T) {
@@ -344,11 +365,7 @@ func TestLoopback(t *testing.T) {
 			t.Errorf("%s: %v; want %v", list.what, list.all, list.want)
 		}
 	}
-	for _, tt := range []struct {
-		dst, src, by string
-		device, want string
-		err          error
-	}{
+	for _, tt := range []resolution{
 		{"10.80.0.1", "", "", "a0", "10.90.0.1", nil},
 		{"10.81.0.1", "", "", "a1", "10.90.0.1", nil},
 		{"10.81.0.1", "", "a1", "a1", "10.90.0.1", nil},
@@ -356,14 +373,7 @@ func TestLoopback(t *testing.T) {
 		{"10.78.0.2", "10.90.0.1", "a1", "a1", "10.90.0.1", nil},
 		{"10.77.0.2", "10.90.0.2", "", "", "", dataplane.ErrSource},
 	} {
-		var src netip.Addr
-		if tt.src != "" {
-			src = netip.MustParseAddr(tt.src)
-		}
-		hop, err := r.Resolve(netip.MustParseAddr(tt.dst), src, tt.by)
-		if !errors.Is(err, tt.err) || err == nil && (hop.Device != tt.device || hop.Src.String() != tt.want) {
-			t.Errorf("%+v: %s, %v, %v", tt, hop.Device, hop.Src, err)
-		}
+		tt.check(t, r)
 	}
 	if hop, err := r.Resolve(netip.MustParseAddr("10.90.0.1"), netip.Addr{}, ""); err != nil || !hop.Local {
 		t.Errorf("an address of loopback: %+v, %v", hop, err)
@@ -875,12 +885,7 @@ func TestSeveral(t *testing.T) {
 	must(t, here.RuleAdd(rule))
 
 	r := newResolver(t, "a0", "a1")
-	for _, tt := range []struct {
-		dst, src, by string
-		device       string
-		want         string // source
-		err          error
-	}{
+	for _, tt := range []resolution{
 		{"10.77.0.2", "", "", "a0", "10.77.0.1", nil},
 		{"10.78.0.2", "", "", "a1", "10.78.0.1", nil},
 		{"10.78.0.2", "10.77.0.1", "", "a1", "10.77.0.1", nil}, // as Linux does
@@ -897,14 +902,7 @@ func TestSeveral(t *testing.T) {
 		{"fe80::2%a0", "", "a1", "", "", ErrInterface},
 		{"fe80::2%a2", "", "", "", "", ErrInterface},
 	} {
-		var src netip.Addr
-		if tt.src != "" {
-			src = netip.MustParseAddr(tt.src)
-		}
-		hop, err := r.Resolve(netip.MustParseAddr(tt.dst), src, tt.by)
-		if !errors.Is(err, tt.err) || err == nil && (hop.Device != tt.device || hop.Src.String() != tt.want) {
-			t.Errorf("%+v: %s, %v, %v", tt, hop.Device, hop.Src, err)
-		}
+		tt.check(t, r)
 	}
 	if r.MTU("a0") != 1500 || r.MTU("a1") != 1400 || r.MTU("a2") != 0 {
 		t.Errorf("MTUs %d, %d, %d", r.MTU("a0"), r.MTU("a1"), r.MTU("a2"))
