@@ -347,20 +347,15 @@ func TestInterruptedConnect(t *testing.T) {
 // one that the first daemon does not accept.
 func TestNextDaemonRefuses(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "iwarpd.sock")
-	a, b, err := embed.Pair(embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
+	_, _, ctx := pair(t, embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
 	c := &command{socket: socket, err: io.Discard}
-	err = c.serveAt(t.Context(), ":7176", &iwarp.Config{}, true, func(*iwarp.Device, *iwarp.Listener) error {
+	err := c.serveAt(ctx, ":7176", &iwarp.Config{}, true, func(*iwarp.Device, *iwarp.Listener) error {
 		if err := errors.Join(os.Remove(socket), os.WriteFile(socket, nil, 0o600)); err != nil {
 			t.Error(err)
 		}
 		return iwarp.ErrDaemonGone
 	})
-	if code := exitCode(t.Context(), err); code != exitDaemon || !strings.Contains(fmt.Sprint(err), "is not a socket: name the socket of iwarpd") {
+	if code := exitCode(ctx, err); code != exitDaemon || !strings.Contains(fmt.Sprint(err), "is not a socket: name the socket of iwarpd") {
 		t.Errorf("exit code %d: %v", code, err)
 	}
 }
@@ -504,13 +499,8 @@ func fileServer(t *testing.T, dir, folder string, tell func(netip.AddrPort, file
 func TestCopyWalksFirst(t *testing.T) {
 	dir := t.TempDir()
 	socket, inner := filepath.Join(dir, "iwarpd.sock"), filepath.Join(dir, "tree", "inner")
-	a, b, err := embed.Pair(embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	a, _, ctx := pair(t, embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	l, err := a.Device().Listen(ctx, ":7176", filecopy.Config())
 	if err != nil {
@@ -642,12 +632,7 @@ func TestNFSJSON(t *testing.T) {
 // TestExportConnections checks that an export with more memory serves more connections.
 func TestExportConnections(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "iwarpd.sock")
-	a, b, err := embed.Pair(embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
+	a, b, _ := pair(t, embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
 	for memory, want := range map[int]int{4: 3, 32: 24, 64: 48} {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		ended := make(chan int)
