@@ -366,8 +366,10 @@ void cm_handle(struct context *c, const struct iwarpd_event *ev)
 		break;
 	case IWARPD_EVENT_DISCONNECTED:
 		id = id_of_qp(ev);
-		if (id)
-			event_simple(id, RDMA_CM_EVENT_DISCONNECTED, 0);
+		if (!id)
+			break;
+		id->end = ev->error.err;
+		event_simple(id, RDMA_CM_EVENT_DISCONNECTED, 0);
 		break;
 	}
 }

@@ -196,10 +196,7 @@ int rdma_get_remote_ece(struct rdma_cm_id *id, struct ibv_ece *ece)
 	return set_errno(iwv_unsupported("rdma_get_remote_ece"));
 }
 
-/*
- * Functions of librdmacm since 2025, which older headers and libraries lack. The distribution's use internals of its
- * own identifiers.
- */
+/* Functions of librdmacm since 2025, which older headers and libraries lack. */
 int rdma_resolve_addrinfo(struct rdma_cm_id *id, const char *node, const char *service,
 			  const struct rdma_addrinfo *hints);
 int rdma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **info);
@@ -222,17 +219,4 @@ int rdma_write_cm_event(struct rdma_cm_id *id, enum rdma_cm_event_type event, in
 {
 	FORWARD(rdma_write_cm_event, id, event, status, arg);
 	return set_errno(iwv_unsupported("rdma_write_cm_event"));
-}
-
-/*
- * The distribution's rsockets use internals of its own identifiers, so they cannot run on
- * iwarpd's.
- */
-int rsocket(int domain, int type, int protocol);
-
-int rsocket(int domain, int type, int protocol)
-{
-	FORWARD(rsocket, domain, type, protocol);
-	iwv_log("rsocket: not supported by iwarpd");
-	return set_errno(EPROTONOSUPPORT);
 }

@@ -563,11 +563,7 @@ static struct cq *written(struct channel *ch)
 	return found;
 }
 
-/*
- * interrupts reports whether a signal must end ibv_get_cq_event. The kernel's verbs use
- * read, which handlers with SA_RESTART restart; poll is never restarted.
- */
-static bool interrupts(void)
+bool iwv_interrupts(void)
 {
 	struct sigaction a;
 
@@ -597,7 +593,7 @@ int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **out, void **c
 			return -1;
 		}
 		n = poll(&p, 1, wait);
-		if (n < 0 && errno == EINTR && interrupts()) {
+		if (n < 0 && errno == EINTR && iwv_interrupts()) {
 			errno = EINTR;
 			return -1;
 		}

@@ -324,6 +324,12 @@ void cq_forget(struct ibv_cq *ibv, uint32_t qp, uint64_t n);
 /* cqs_after_fork unlocks the CQs of a context in the child of a fork. */
 void cqs_after_fork(const struct context *c);
 
+/*
+ * iwv_interrupts reports whether a signal must end a call that waits by poll(2), which is never restarted. The kernel's
+ * verbs use read(2), which handlers with SA_RESTART restart.
+ */
+bool iwv_interrupts(void);
+
 int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc);
 int req_notify_cq(struct ibv_cq *ibv, int solicited_only);
 

@@ -1,0 +1,384 @@
+/* Waiting for rsockets. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "rs.h"
+
+enum { FDS = 3, SPIN_US = 10 };
+
+int64_t rs_now_us(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000LL + t.tv_nsec / 1000;
+}
+
+/* The end of a wait of ms milliseconds, or INT64_MAX. */
+static int64_t end_of(int ms)
+{
+	return ms < 0 ? INT64_MAX : rs_now_us() + ms * 1000LL;
+}
+
+/* remaining returns the time-out for poll(2) until end. */
+static int remaining(int64_t end)
+{
+	int64_t us = end == INT64_MAX ? 0 : end - rs_now_us();
+
+	if (end == INT64_MAX)
+		return -1;
+	return us > 0 ? (int)least((uint64_t)(us + 999) / 1000, INT32_MAX) : 0;
+}
+
+void rs_wake(const struct rs *rs)
+{
+	static const uint64_t one = 1;
+
+	if (write(rs->fd, &one, sizeof(one)) < 0)
+		return; /* its count is at most that of calls */
+}
+
+/* take_events takes all events of the descriptors of a socket. */
+static void take_events(struct rs *rs)
+{
+	struct ibv_cq *cq;
+	uint64_t count;
+	void *context;
+
+	rs->turn++;
+	if (read(rs->fd, &count, sizeof(count)) < 0)
+		count = 0; /* nobody has called rs_wake */
+	rs_cm_events(rs);
+	if (!rs->completions)
+		return;
+	while (ibv_get_cq_event(rs->completions, &cq, &context) == 0)
+		ibv_ack_cq_events(cq, 1);
+}
+
+/* update brings a socket up to date. Unless nobody sleeps, the events are those of the sleepers. */
+static void update(struct rs *rs)
+{
+	if (rs->sleepers == 0 && rs->state != RS_CONNECTED)
+		rs_cm_events(rs);
+	rs_progress(rs);
+}
+
+static void arm(struct rs *rs)
+{
+	if (rs->table)
+		ibv_req_notify_cq(rs->cq, 0);
+	update(rs);
+}
+
+/*
+ * Several threads may wait for a socket. Whoever takes an event would leave the others asleep, so the last of those that
+ * were woken takes it. Until then no other may go to sleep, nor if events were taken since it has armed the queue in the turn
+ * that it names: then fall_asleep returns false.
+ */
+static bool fall_asleep(struct rs *rs, unsigned int turn, struct pollfd *p)
+{
+	if (rs->woken || rs->turn != turn)
+		return false;
+	rs->sleepers++;
+	p[0] = (struct pollfd){ .fd = rs->fd, .events = POLLIN };
+	p[1] = (struct pollfd){ .fd = rs->request ? -1 : rs->channel->fd, .events = POLLIN };
+	p[2] = (struct pollfd){ .fd = rs->completions ? rs->completions->fd : -1, .events = POLLIN };
+	return true;
+}
+
+static void get_up(struct rs *rs, const struct pollfd *p)
+{
+	if (p[0].revents || p[1].revents || p[2].revents)
+		rs->woken = true;
+	if (--rs->sleepers > 0 || !rs->woken)
+		return;
+	rs->woken = false;
+	take_events(rs);
+}
+
+int rs_wait(struct rs *rs, bool (*ready)(const struct rs *rs), int ms)
+{
+	int64_t end = 0, spin = 0;
+	struct pollfd p[FDS];
+	bool armed = false;
+	int n;
+
+	for (;;) {
+		update(rs);
+		if (ready(rs))
+			return 0;
+		if (ms == 0)
+			return EAGAIN;
+		if (end == 0) {
+			end = end_of(ms);
+			spin = rs_now_us() + SPIN_US;
+		}
+		if (rs_now_us() < spin)
+			continue;
+		if (!armed) {
+			arm(rs);
+			armed = true;
+			continue;
+		}
+		if (!fall_asleep(rs, rs->turn, p)) {
+			pthread_mutex_unlock(&rs->lock);
+			sched_yield();
+			pthread_mutex_lock(&rs->lock);
+			armed = false;
+			continue;
+		}
+		pthread_mutex_unlock(&rs->lock);
+		n = poll(p, FDS, remaining(end));
+		if (n < 0 && (errno != EINTR || iwv_interrupts()))
+			n = -errno;
+		else if (n < 0)
+			n = 1;
+		pthread_mutex_lock(&rs->lock);
+		get_up(rs, p);
+		armed = false;
+		if (n < 0)
+			return -n;
+		if (n == 0 && remaining(end) == 0) {
+			update(rs);
+			return ready(rs) ? 0 : EAGAIN;
+		}
+	}
+}
+
+/* events_of returns what poll reports for a socket, of events and of what it always reports. */
+static short events_of(struct rs *rs, short events)
+{
+	short got = 0;
+
+	switch (rs->state) {
+	case RS_OPEN:
+		return (short)((events & POLLOUT) | POLLHUP);
+	case RS_LISTENING:
+		return rs->request ? (short)(events & (POLLIN | POLLRDNORM)) : 0;
+	case RS_CONNECTING:
+		return 0;
+	case RS_ACCEPTING:
+	case RS_CONNECTED:
+	case RS_ENDING:
+		if (rs_can_recv(rs))
+			got |= POLLIN | POLLRDNORM;
+		if (rs_can_send(rs))
+			got |= POLLOUT | POLLWRNORM;
+		if (rs->in_done)
+			got |= POLLRDHUP;
+		return (short)((got & events) | (rs->in_done && rs->out_done ? POLLHUP : 0));
+	case RS_OVER:
+		break;
+	}
+	got = POLLIN | POLLRDNORM | POLLOUT | POLLWRNORM | POLLRDHUP;
+	got &= events;
+	if (rs->in_len == 0) /* some programs do not read what has come before */
+		got |= POLLHUP;
+	return (short)(got | (rs->err ? POLLERR : 0));
+}
+
+/* A set is the sockets of a call of rpoll, by the places of their descriptors; NULL for other descriptors. */
+struct set {
+	struct pollfd *fds, *others, *all;
+	struct rs **socks;
+	unsigned int *turns; /* of the sockets, when their queues were armed */
+	nfds_t n;
+	bool mixed; /* there are others */
+};
+
+/* look returns how many descriptors are ready, and stores their events. */
+static int look(struct set *s, void (*prepare)(struct rs *rs))
+{
+	int ready = 0;
+
+	for (nfds_t i = 0; i < s->n; i++) {
+		struct rs *rs = s->socks[i];
+
+		s->others[i] = (struct pollfd){ .fd = rs ? -1 : s->fds[i].fd, .events = s->fds[i].events };
+		if (!rs)
+			continue;
+		pthread_mutex_lock(&rs->lock);
+		prepare(rs);
+		s->turns[i] = rs->turn;
+		s->fds[i].revents = events_of(rs, s->fds[i].events);
+		pthread_mutex_unlock(&rs->lock);
+		ready += s->fds[i].revents != 0;
+	}
+	return ready;
+}
+
+/* look_at_others does so for the descriptors that are no sockets of ours. */
+static int look_at_others(struct set *s)
+{
+	int n = s->mixed ? poll(s->others, s->n, 0) : 0;
+
+	for (nfds_t i = 0; n >= 0 && i < s->n; i++)
+		if (!s->socks[i])
+			s->fds[i].revents = s->others[i].revents;
+	return n;
+}
+
+static void all_get_up(struct set *s, nfds_t n)
+{
+	for (nfds_t i = 0; i < n; i++) {
+		struct rs *rs = s->socks[i];
+
+		if (!rs)
+			continue;
+		pthread_mutex_lock(&rs->lock);
+		get_up(rs, &s->all[s->n + FDS * i]);
+		pthread_mutex_unlock(&rs->lock);
+	}
+}
+
+static bool all_fall_asleep(struct set *s)
+{
+	for (nfds_t i = 0; i < s->n; i++) {
+		struct pollfd *p = &s->all[s->n + FDS * i];
+		struct rs *rs = s->socks[i];
+		bool asleep;
+
+		if (!rs) {
+			for (int j = 0; j < FDS; j++)
+				p[j] = (struct pollfd){ .fd = -1 };
+			continue;
+		}
+		pthread_mutex_lock(&rs->lock);
+		asleep = fall_asleep(rs, s->turns[i], p);
+		pthread_mutex_unlock(&rs->lock);
+		if (!asleep) {
+			all_get_up(s, i);
+			return false;
+		}
+	}
+	return true;
+}
+
+/* sleep_in_poll waits for any descriptor. It returns what poll(2) does. */
+static int sleep_in_poll(struct set *s, int64_t end)
+{
+	nfds_t n = s->n * (1 + FDS);
+	int ready, err;
+
+	memcpy(s->all, s->others, s->n * sizeof(*s->all));
+	if (!all_fall_asleep(s)) {
+		sched_yield();
+		return 1;
+	}
+	ready = poll(s->all, n, remaining(end));
+	err = errno;
+	all_get_up(s, s->n);
+	errno = err;
+	return ready;
+}
+
+static int poll_set(struct set *s, int ms)
+{
+	int64_t end = end_of(ms), spin = rs_now_us() + SPIN_US;
+	void (*prepare)(struct rs *rs) = update;
+	int n, others;
+
+	for (;;) {
+		n = look(s, prepare);
+		others = look_at_others(s);
+		if (others < 0)
+			return -1;
+		n += others;
+		if (n > 0 || remaining(end) == 0)
+			return n;
+		if (prepare == update) {
+			if (rs_now_us() >= spin)
+				prepare = arm;
+			continue;
+		}
+		if (sleep_in_poll(s, end) < 0)
+			return -1;
+		prepare = update;
+	}
+}
+
+int rpoll(struct pollfd *fds, nfds_t nfds, int timeout)
+{
+	struct set s = { .fds = fds, .n = nfds };
+	bool any = false;
+	int n = -1, cancel;
+
+	FORWARD(rpoll, fds, nfds, timeout);
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	s.socks = calloc(nfds + 1, sizeof(*s.socks));
+	s.turns = calloc(nfds + 1, sizeof(*s.turns));
+	s.all = calloc(nfds + 1, (2 + FDS) * sizeof(*s.all));
+	s.others = s.all ? s.all + nfds * (1 + FDS) : NULL;
+	for (nfds_t i = 0; s.socks && i < nfds; i++) {
+		s.socks[i] = fds[i].fd < 0 ? NULL : rs_find(fds[i].fd);
+		any = any || s.socks[i];
+		s.mixed = s.mixed || !s.socks[i];
+	}
+	if (!s.socks || !s.turns || !s.all)
+		n = set_errno(ENOMEM);
+	else if (any)
+		n = poll_set(&s, timeout);
+	for (nfds_t i = 0; s.socks && i < nfds; i++)
+		if (s.socks[i])
+			rs_drop(s.socks[i]);
+	free(s.socks);
+	free(s.turns);
+	free(s.all);
+	pthread_setcancelstate(cancel, &cancel);
+	return any || !s.all ? n : poll(fds, nfds, timeout);
+}
+
+/* The events of each set of select, and what makes a descriptor a member of it, as select(2) says. */
+static const struct {
+	short events, makes;
+} select_sets[] = {
+	{ POLLIN | POLLRDNORM, POLLIN | POLLRDNORM | POLLHUP | POLLERR },
+	{ POLLOUT | POLLWRNORM, POLLOUT | POLLWRNORM | POLLERR },
+	{ POLLPRI, POLLPRI },
+};
+
+int rselect(int nfds, fd_set *readfds, fd_set *writefds, fd_set *exceptfds, struct timeval *timeout)
+{
+	fd_set *sets[] = { readfds, writefds, exceptfds };
+	int64_t ms = timeout ? timeout->tv_sec * 1000LL + (timeout->tv_usec + 999) / 1000 : -1;
+	struct pollfd *fds;
+	int n = 0, found = 0;
+
+	FORWARD(rselect, nfds, readfds, writefds, exceptfds, timeout);
+	if (nfds < 0 || (timeout && (timeout->tv_sec < 0 || timeout->tv_usec < 0)))
+		return set_errno(EINVAL);
+	fds = calloc((size_t)nfds + 1, sizeof(*fds));
+	if (!fds)
+		return set_errno(ENOMEM);
+	for (int fd = 0; fd < nfds; fd++) {
+		for (int i = 0; i < 3; i++)
+			if (sets[i] && FD_ISSET(fd, sets[i]))
+				fds[n].events |= select_sets[i].events;
+		fds[n].fd = fd;
+		n += fds[n].events != 0;
+	}
+	found = rpoll(fds, (nfds_t)n, (int)least((uint64_t)ms, INT32_MAX) * (timeout ? 1 : -1));
+	for (int i = 0; i < 3 && found >= 0; i++)
+		if (sets[i])
+			FD_ZERO(sets[i]);
+	for (int j = 0, m = found; j < n && m > 0; j++) {
+		if (fds[j].revents & POLLNVAL) {
+			found = set_errno(EBADF);
+			break;
+		}
+		found -= fds[j].revents != 0;
+		m -= fds[j].revents != 0;
+		for (int i = 0; i < 3; i++)
+			if (sets[i] && fds[j].events & select_sets[i].events && fds[j].revents & select_sets[i].makes) {
+				FD_SET(fds[j].fd, sets[i]);
+				found++;
+			}
+	}
+	free(fds);
+	return found;
+}
