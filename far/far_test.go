@@ -108,9 +108,11 @@ func TestMover(t *testing.T) {
 		done, failed := q.Stored()
 		return done == stores && failed == 0
 	})
-	if !bytes.Equal(b, want) || q.Backlog() != 0 || m.storing.Load() != 0 {
-		t.Errorf("stored other bytes, or a backlog of %d, %d in use", q.Backlog(), m.storing.Load())
+	m.mu.Lock()
+	if !bytes.Equal(b, want) || q.Backlog() != 0 || m.storing.Load() != 0 || q.cur != nil {
+		t.Errorf("stored other bytes, or a backlog of %d, %d in use, a block for more: %v", q.Backlog(), m.storing.Load(), q.cur != nil)
 	}
+	m.mu.Unlock()
 
 	var got []byte
 	for i := 0; i < n; i += verbs.MaxFetch {
@@ -189,15 +191,83 @@ func TestStuck(t *testing.T) {
 	if !q.Crowded() {
 		t.Error("the client is not crowded")
 	}
-	fetches := 0
-	for q.Fetch(mem, 0, verbs.MaxFetch) != nil {
-		fetches++
+	var fetches []verbs.Fetch
+	for f := q.Fetch(mem, 0, verbs.MaxFetch); f != nil; f = q.Fetch(mem, 0, verbs.MaxFetch) {
+		fetches = append(fetches, f)
 	}
-	if fetches != fetchLimit/blockSize {
-		t.Errorf("%d fetches", fetches)
+	if len(fetches) != fetchLimit/blockSize {
+		t.Errorf("%d fetches", len(fetches))
 	}
 	close(mem)
 	await(t, moved, "the client is not crowded any more", func() bool { return !q.Crowded() })
+	testenv.Until(t, "the fetches", func() bool { b, _ := fetches[len(fetches)-1].Bytes(); return b != nil })
+	for _, f := range fetches {
+		f.Release()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if kept := len(m.free[0])*smallBlock + len(m.free[1])*blockSize; m.blocks != kept || kept != Limit {
+		t.Errorf("%d bytes of blocks are counted, %d kept, and the limit is %d", m.blocks, kept, Limit)
+	}
+}
+
+// waitBusy waits until the last operation is in progress.
+func waitBusy(t *testing.T, m *Mover) {
+	t.Helper()
+	testenv.Until(t, "the last operation is in progress", func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return m.busy && len(m.ops) == 0
+	})
+}
+
+// TestFetchWaits checks that a queue whose Fetch found no memory is notified when another Fetch is released, and that
+// the memory of one that is released while it is in progress is in use until it ends.
+func TestFetchWaits(t *testing.T) {
+	mem := make(slow)
+	m, q, _ := newQueue(t, own(t), time.Minute, func() {})
+	o, notified := m.NewQueue(), make(chan struct{}, 1)
+	o.Notify(func() { notified <- struct{}{} })
+	var fetches []verbs.Fetch
+	for f := q.Fetch(mem, 0, smallBlock); f != nil; f = q.Fetch(mem, 0, smallBlock) {
+		fetches = append(fetches, f)
+	}
+	if len(fetches) != fetchLimit/smallBlock {
+		t.Errorf("%d fetches", len(fetches))
+	}
+	waits := func() {
+		t.Helper()
+		if o.Fetch(mem, 0, 1) != nil {
+			t.Fatal("a Fetch found memory above the limit")
+		}
+	}
+	notify := func(after string) {
+		t.Helper()
+		select {
+		case <-notified:
+		case <-time.After(time.Minute):
+			t.Fatal("not notified after " + after)
+		}
+	}
+	m.Kick()
+	mem <- struct{}{}
+	waits()
+	fetches[0].Release()
+	notify("a release")
+	q.Fetch(mem, 0, 1).Release() // it waits for its turn, with its memory
+	waits()
+	close(mem)
+	notify("the end of a released Fetch")
+	m.Fence()
+	for _, f := range fetches[1:] {
+		f.Release()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.fetched != 0 || len(m.waiting) != 0 || len(o.waits) != 0 || len(m.free[0]) != len(fetches) || len(m.free[1]) != 0 {
+		t.Errorf("%d bytes in use, %d queues wait, %d small and %d large blocks are free",
+			m.fetched, len(m.waiting), len(m.free[0]), len(m.free[1]))
+	}
 }
 
 // TestStandstill checks that a look alone, which comes late if the process has stood still, does not end a client.
@@ -205,22 +275,32 @@ func TestStandstill(t *testing.T) {
 	mem, stuck := make(slow), 0
 	m, q, moved := newQueue(t, own(t), time.Hour, func() { stuck++ })
 	for n := range 3 {
-		q.Store(mem, 0, 1, marked.Bytes{B: []byte{7}})
-		m.Kick()
+		q.Store(mem, uint64(2*n), 1, marked.Bytes{B: []byte{7}})
+	}
+	m.Kick()
+	for n := range 3 {
 		mem <- struct{}{}
 		await(t, moved, "a Store", func() bool { done, _ := q.Stored(); return done == uint64(n+1) })
 		m.look()
 	}
-	if stuck != 0 {
-		t.Error("a Mover that works is stuck")
-	}
-	q.Store(mem, 0, 1, marked.Bytes{B: []byte{7}})
-	m.Kick()
-	testenv.Until(t, "the Store is in progress", func() bool {
+	testenv.Until(t, "the Mover is idle", func() bool {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		return m.busy && len(m.ops) == 0
+		return !m.busy
 	})
+	for range 3 {
+		m.look()
+	}
+	if stuck != 0 {
+		t.Error("a Mover that works, or has nothing to do, is stuck")
+	}
+	m.dog.Stop() // as if it had ended, since nothing was in progress
+	q.Store(mem, 0, 1, marked.Bytes{B: []byte{7}})
+	m.Kick()
+	waitBusy(t, m)
+	if !m.dog.Stop() { // it was not running
+		t.Error("no watchdog runs while an operation is in progress")
+	}
 	for look := range 2 {
 		if m.look(); stuck != look {
 			t.Errorf("after look %d: stuck %d times", look+1, stuck)
@@ -263,6 +343,46 @@ func TestStoreFault(t *testing.T) {
 	}
 }
 
+// TestExtend checks which Stores become one operation.
+func TestExtend(t *testing.T) {
+	mem, other := make(slow), make(slow)
+	m, q, _ := newQueue(t, own(t), time.Minute, func() {})
+	q.Store(mem, 0, 1, marked.Bytes{B: []byte{1}})
+	m.Kick()
+	waitBusy(t, m)
+	q2 := m.NewQueue()
+	for _, tt := range []struct {
+		name string
+		q    *Queue
+		mem  slow
+		addr uint64
+		ops  int
+	}{
+		{"after one in progress", q, mem, 1, 1},
+		{"next to it", q, mem, 2, 1},
+		{"elsewhere", q, mem, 9, 2},
+		{"in other memory", q, other, 10, 3},
+		{"next to that", q, other, 11, 3},
+		{"of another queue", q2, other, 12, 4},
+	} {
+		tt.q.Store(tt.mem, tt.addr, 1, marked.Bytes{B: []byte{1}})
+		m.mu.Lock()
+		if len(m.ops) != tt.ops {
+			t.Errorf("%s: %d operations wait, want %d", tt.name, len(m.ops), tt.ops)
+		}
+		m.mu.Unlock()
+	}
+	if want := int64(2*blockSize + 5*storeCost); m.storing.Load() != want {
+		t.Errorf("%d bytes are charged, want %d", m.storing.Load(), want)
+	}
+	close(mem)
+	close(other)
+	m.Fence()
+	if done, _ := q.Stored(); done != 6 {
+		t.Errorf("%d stored", done)
+	}
+}
+
 // TestTinyStores checks that Stores of single bytes to scattered addresses crowd the client
 // before their operations take more memory than it is charged for.
 func TestTinyStores(t *testing.T) {
@@ -297,6 +417,7 @@ func TestTinyStores(t *testing.T) {
 	}
 	close(mem)
 	await(t, moved, "all is stored", func() bool { done, _ := q.Stored(); return done == uint64(n) })
+	q.Store(mem, 0, 1, marked.Bytes{B: []byte{1}}) // another batch, before which the memory of the last one is freed
 	m.Fence()
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -316,6 +437,7 @@ func TestCloseStuck(t *testing.T) {
 	q.Store(mem, 0, 1, marked.Bytes{B: []byte{1}})
 	q.Store(mem, 9, 1, marked.Bytes{B: []byte{1}})
 	m.Kick()
+	waitBusy(t, m)
 	closed := make(chan struct{})
 	go func() {
 		m.Close()
@@ -326,13 +448,13 @@ func TestCloseStuck(t *testing.T) {
 		begun = m.closed
 		m.mu.Unlock()
 	}
-	select {
-	case mem <- struct{}{}:
-	case <-m.over: // before it began
-	}
+	close(mem)
 	<-closed
-	if done, _ := q.Stored(); done > 1 {
+	if done, _ := q.Stored(); done != 1 {
 		t.Errorf("%d stored", done)
+	}
+	if _, err := unix.FcntlInt(uintptr(m.bell), unix.F_GETFD, 0); err != unix.EBADF {
+		t.Errorf("its eventfd is open: %v", err)
 	}
 }
 
@@ -406,6 +528,56 @@ func TestOpen(t *testing.T) {
 				unix.Close(tt.fd)
 			}
 		})
+	}
+}
+
+func TestOwnerOf(t *testing.T) {
+	for name, want := range map[string]int{
+		"/proc/12/mem":           12,
+		"/12/mem":                12,
+		"/proc/12/task/13/mem":   12,
+		"/12/task/13/mem":        12,
+		"/proc/12/task/13/comm":  0,
+		"/proc/12/comm":          0,
+		"/proc/self/mem":         0,
+		"/task/13/mem":           0,
+		"/mem":                   0,
+		"mem":                    0,
+		"/proc/12/mem (deleted)": 0,
+	} {
+		if pid, err := ownerOf(name); pid != want || (err == nil) != (want != 0) || err != nil && !errors.Is(err, ErrMemory) {
+			t.Errorf("%s: process %d, %v; want %d", name, pid, err, want)
+		}
+	}
+}
+
+// TestMove checks that move continues after calls that were interrupted or moved a part.
+func TestMove(t *testing.T) {
+	type result struct {
+		n   int
+		err error
+	}
+	for _, tt := range []struct {
+		results []result
+		want    error
+	}{
+		{[]result{{-1, unix.EINTR}, {2, nil}, {-1, unix.EINTR}, {3, nil}}, nil},
+		{[]result{{4, nil}, {-1, unix.EIO}}, unix.EIO},
+		{[]result{{4, nil}, {0, nil}}, errGone},
+	} {
+		moved, calls := 0, 0
+		err := move(7, make([]byte, 5), 100, func(fd int, b []byte, off int64) (int, error) {
+			if fd != 7 || len(b) != 5-moved || off != int64(100+moved) {
+				t.Errorf("a call for %d bytes at %d after %d are moved", len(b), off, moved)
+			}
+			r := tt.results[calls]
+			calls++
+			moved += max(r.n, 0)
+			return r.n, r.err
+		})
+		if err != tt.want || calls != len(tt.results) {
+			t.Errorf("%d calls, %v; want %d, %v", calls, err, len(tt.results), tt.want)
+		}
 	}
 }
 

@@ -105,9 +105,6 @@ func (m *Mover) Start() error {
 // Fence returns when all earlier operations have completed, or never will because the Mover is
 // stuck or closed.
 func (m *Mover) Fence() {
-	if m.over == nil {
-		return
-	}
 	done := make(chan struct{})
 	m.mu.Lock()
 	idle := !m.busy && len(m.ops) == 0
@@ -450,7 +447,7 @@ func (q *Queue) Store(mem verbs.FarMemory, addr uint64, size uint32, p marked.By
 		}
 		k := min(n, blockSize-b.n)
 		p.CopyTo(b.buf[b.n : b.n+k])
-		o := m.extend(q, to, addr, b)
+		o := m.extend(to, addr, b)
 		if o == nil {
 			if b.refs == 0 {
 				m.storing.Add(blockSize)
@@ -481,14 +478,14 @@ func (q *Queue) storeDone() {
 	q.m.mu.Unlock()
 }
 
-// extend returns the newest operation if a Store can be appended to it, because it follows in
-// memory and in b.
-func (m *Mover) extend(q *Queue, mem memory, addr uint64, b *block) *op {
+// extend returns the newest operation if a Store can be appended to it, because it follows in memory and
+// the operation is the last of b, which is the current block of a queue.
+func (m *Mover) extend(mem memory, addr uint64, b *block) *op {
 	if len(m.ops) == 0 {
 		return nil
 	}
 	o := &m.ops[len(m.ops)-1]
-	if o.q == q && !o.fetch && o.b == b && o.mem == mem && o.addr+uint64(o.n) == addr && o.off+o.n == b.n {
+	if o.b == b && o.mem == mem && o.addr+uint64(o.n) == addr {
 		return o
 	}
 	return nil

@@ -57,9 +57,6 @@ func Open(fd, pid int) (*Memory, error) {
 // ownerOf returns the process of a memory file of procfs, by the file's name there: PID/mem or
 // PID/task/TID/mem.
 func ownerOf(name string) (int, error) {
-	if strings.HasSuffix(name, " (deleted)") {
-		return 0, fmt.Errorf("%w: %w", ErrMemory, errGone)
-	}
 	part := strings.Split(name, "/")
 	n := len(part)
 	if n >= 4 && part[n-1] == "mem" && part[n-3] == "task" {
