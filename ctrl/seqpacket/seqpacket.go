@@ -91,7 +91,7 @@ func FromUnix(c *net.UnixConn) *Conn { return newConn(c) }
 
 func newConn(c *net.UnixConn) *Conn {
 	raw, _ := c.SyscallConn() // fails for a nil UnixConn only
-	return &Conn{c: c, raw: raw, buf: make([]byte, MaxPacket+1), oob: make([]byte, unix.CmsgSpace(scmMaxFD*4))}
+	return &Conn{c: c, raw: raw, buf: make([]byte, MaxPacket), oob: make([]byte, unix.CmsgSpace(scmMaxFD*4))}
 }
 
 // Block makes Read and Write wait in system calls, on threads of their own. That takes half the
@@ -219,7 +219,7 @@ func (c *Conn) Read(maxFDs int) (b []byte, fds []int, err error) {
 	}
 	switch {
 	case err != nil:
-	case flags&unix.MSG_TRUNC != 0 || n > MaxPacket:
+	case flags&unix.MSG_TRUNC != 0:
 		err = ErrTooLong
 	case len(fds) > maxFDs || maxFDs == 0 && flags&unix.MSG_CTRUNC != 0:
 		err = ErrTooManyFDs

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -44,6 +46,150 @@ func TestFilesLost(t *testing.T) {
 			CloseAll(got)
 		}
 		restore()
+	}
+}
+
+// TestLimits checks both sides of each limit of a packet. Read returns the descriptors that exceed its limit, for the
+// caller to close.
+func TestLimits(t *testing.T) {
+	a, b := pair(t)
+	for _, tt := range []struct {
+		name       string
+		size, fds  int
+		most       int // descriptors that the reader takes
+		write, err error
+		got        int // descriptors that Read returns
+	}{
+		{"longest packet", MaxPacket, 0, 0, nil, nil, 0},
+		{"longer packet", MaxPacket + 1, 0, 0, ErrTooLong, ErrTooLong, 0},
+		{"most descriptors", 1, MaxFDs, MaxFDs, nil, nil, MaxFDs},
+		{"more descriptors", 1, MaxFDs + 1, MaxFDs, ErrTooManyFDs, ErrTooManyFDs, MaxFDs + 1},
+		{"all that the reader takes", 1, 2, 2, nil, nil, 2},
+		{"more than the reader takes", 1, 2, 1, nil, ErrTooManyFDs, 2},
+		{"one, and the reader takes none", 1, 1, 0, nil, ErrTooManyFDs, 0},
+	} {
+		p, fds := make([]byte, tt.size), make([]int, tt.fds)
+		for _, try := range []bool{false, true} {
+			if try {
+				if ok := a.TryWrite(p, fds); ok != (tt.write == nil) {
+					t.Errorf("%s: TryWrite returned %v", tt.name, ok)
+				}
+			} else if err := a.Write(p, fds); err != tt.write {
+				t.Errorf("%s: Write returned %v, want %v", tt.name, err, tt.write)
+			}
+			if tt.write != nil { // the peer may be another program
+				var err error
+				_ = a.raw.Control(func(fd uintptr) { err = trySend(fd, p, fds) })
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			got, files, err := b.Read(tt.most)
+			CloseAll(files)
+			if err != tt.err || len(files) != tt.got || err == nil && len(got) != tt.size {
+				t.Errorf("%s: read %d bytes, %d descriptors, %v; want %d descriptors, %v", tt.name, len(got), len(files), err, tt.got, tt.err)
+			}
+		}
+	}
+}
+
+// open counts the open descriptors of the process.
+func open(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+// TestNoLeak checks that no descriptor stays open after Block, and after FromFD has failed.
+func TestNoLeak(t *testing.T) {
+	for name, f := range map[string]func() error{
+		"Block": func() error {
+			a, b, err := Pair()
+			if err != nil {
+				return err
+			}
+			defer b.Close()
+			defer a.Close()
+			return a.Block()
+		},
+		"Block without descriptors": func() error {
+			a, b, err := Pair()
+			if err != nil {
+				return err
+			}
+			defer b.Close()
+			defer a.Close()
+			defer testenv.FewFiles(t, 0)()
+			if a.Block() == nil || a.Blocks() {
+				return errors.New("Block succeeded")
+			}
+			if !b.TryWrite([]byte("one"), nil) {
+				return errors.New("no room")
+			}
+			_, _, err = a.Read(0)
+			return err
+		},
+		"FromFD of a file": func() error {
+			fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+			if _, ferr := FromFD(fd); err == nil && ferr == nil {
+				return errors.New("FromFD succeeded")
+			}
+			return err
+		},
+		"FromFD of a UDP socket": func() error {
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+			if _, ferr := FromFD(fd); err == nil && ferr == nil {
+				return errors.New("FromFD succeeded")
+			}
+			return err
+		},
+		"FromFD of no descriptor": func() error {
+			if _, err := FromFD(-1); !errors.Is(err, unix.EBADF) {
+				return fmt.Errorf("FromFD: %v", err)
+			}
+			return nil
+		},
+	} {
+		before := open(t)
+		if err := f(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if after := open(t); after != before {
+			t.Errorf("%s: %d descriptors are open, %d before", name, after, before)
+		}
+	}
+}
+
+// TestDialFails checks what is wrong with a path, according to the error of Dial.
+func TestDialFails(t *testing.T) {
+	dir := t.TempDir()
+	testenv.WriteFile(t, dir+"/file", nil, 0o600)
+	listen := func(network, name string) *net.UnixListener {
+		l, err := net.ListenUnix(network, &net.UnixAddr{Name: dir + name, Net: network})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		return l
+	}
+	listen("unix", "/other")
+	old := listen("unixpacket", "/old")
+	old.SetUnlinkOnClose(false)
+	old.Close()
+	for path, want := range map[string]error{
+		dir + "/none":                        unix.ENOENT,
+		dir + "/file":                        unix.ENOTSOCK,
+		dir + "/old":                         unix.ECONNREFUSED,
+		dir + "/other":                       unix.EPROTOTYPE,
+		"/" + strings.Repeat("n", maxPath-1): unix.ENOENT,
+		"/" + strings.Repeat("n", maxPath):   unix.ENAMETOOLONG,
+	} {
+		if _, err := Dial(t.Context(), path); !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", path, err, want)
+		}
 	}
 }
 
@@ -174,7 +320,8 @@ func TestLastPacket(t *testing.T) {
 	}
 }
 
-// TestPolling checks that polling ends with the first packet, and that there is none while it rests.
+// TestPolling checks that polling ends with the first packet or after a while, that it rests if another program had the
+// CPU for long, and that there is none while it rests.
 func TestPolling(t *testing.T) {
 	tries := 0
 	try := func() bool {
@@ -184,6 +331,18 @@ func TestPolling(t *testing.T) {
 	var p polling
 	if !p.until(try) || tries != 1 {
 		t.Errorf("%d tries, want one that succeeds", tries)
+	}
+	if p.until(func() bool { return false }) {
+		t.Error("it succeeds without a packet")
+	}
+	p = polling{}
+	began := time.Now()
+	p.until(func() bool {
+		time.Sleep(2 * longYield) // takes as long as another program would
+		return false
+	})
+	if p.rest.Before(began.Add(restFor)) {
+		t.Error("it does not rest")
 	}
 	p.rest = time.Now().Add(time.Hour)
 	if p.until(try) || tries != 1 {
