@@ -19,7 +19,7 @@ type CQ struct {
 	gen          atomic.Pointer[cqMem] // replaced by Resize; each worker switches with its next Push
 	before       atomic.Pointer[cqMem] // replaced by the last Resize; the client may still read it
 	rings        []cqRing
-	moderation   atomic.Uint64 // count<<32 | microseconds; 0: none
+	moderation   atomic.Uint64 // count<<32 | microseconds
 	pushed, lost atomic.Uint64
 	woken        atomic.Uint64
 	told         atomic.Bool
@@ -148,10 +148,6 @@ func (c *CQ) FreeBefore() {
 // errors still wake at once. If either is 0 every completion wakes.
 func (c *CQ) Moderate(count uint32, period time.Duration) {
 	us := uint64(min(max(period.Microseconds(), 0), 1<<31))
-	if count == 0 || us == 0 {
-		c.moderation.Store(0)
-		return
-	}
 	c.moderation.Store(uint64(count)<<32 | us)
 }
 
@@ -240,7 +236,7 @@ func (c *CQ) Flush(worker int, now clock.Time) (again clock.Time) {
 	if arm != ArmNone && (arm != ArmSolicited || r.wakes) {
 		m := c.moderation.Load()
 		due := r.since.Add(time.Duration(uint32(m)) * time.Microsecond)
-		if m != 0 && now != 0 && !r.wakes && uint64(r.waiting) < m>>32 && now < due {
+		if now != 0 && !r.wakes && uint64(r.waiting) < m>>32 && now < due {
 			return due
 		}
 		if g.arm.CompareAndSwap(arm, ArmNone) {

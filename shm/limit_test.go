@@ -1,6 +1,8 @@
 package shm
 
 import (
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -25,5 +27,26 @@ func TestFileSizeLimit(t *testing.T) {
 	}
 	if err == nil || !strings.Contains(err.Error(), "ulimit -f") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// TestLimitAdvice checks which limit an error tells to raise.
+func TestLimitAdvice(t *testing.T) {
+	for _, tt := range []struct {
+		limit func(error) error
+		err   error
+		want  string
+	}{
+		{Limit, unix.EMFILE, "LimitNOFILE"},
+		{Limit, unix.ENFILE, "fs.file-max"},
+		{Limit, unix.ENOMEM, ""},
+		{mapLimit, unix.EFBIG, "LimitFSIZE"},
+		{mapLimit, unix.ENOMEM, "vm.max_map_count"},
+		{mapLimit, unix.EMFILE, ""},
+	} {
+		err := tt.limit(fmt.Errorf("call: %w", tt.err))
+		if !errors.Is(err, tt.err) || !strings.Contains(err.Error(), tt.want) || tt.want == "" && strings.Contains(err.Error(), "raise") {
+			t.Errorf("%v: %v; want %q", tt.err, err, tt.want)
+		}
 	}
 }

@@ -141,7 +141,7 @@ func attach(fd, kind int) (file, header, error) {
 
 // valid checks a header against the size of its memfd and the layout rules.
 func (h *header) valid(size int) bool {
-	if h.rings < 1 || h.rings > MaxWorkers || h.entries < 1 || h.ringSize < 1 || size != HeaderSize+h.rings*h.ringSize {
+	if h.rings < 1 || h.rings > MaxWorkers || h.entries < 1 || size != HeaderSize+h.rings*h.ringSize {
 		return false
 	}
 	if h.kind == KindDoorbells {

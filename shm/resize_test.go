@@ -80,7 +80,9 @@ func TestModeration(t *testing.T) {
 		arm   bool
 		steps []step
 	}{
-		{"none", 0, true, []step{{plain, 0, true, 0}}},
+		{"no count", 0, true, []step{{plain, 0, true, 0}}},
+		{"no time", 3, true, []step{{plain, -time.Second, true, 0}}},
+		{"no completion", 0, true, []step{{nil, 0, false, 0}, {plain, 0, true, 0}}},
 		{"count", 3, true, []step{{plain, 0, false, period}, {plain, 1000, false, period}, {plain, 2000, true, 0}, {nil, 3000, false, 0}}},
 		{"period", 3, true, []step{{plain, 0, false, period}, {nil, period - 1, false, period}, {nil, period, true, 0}}},
 		{"solicited", 100, true, []step{{plain, 0, false, period}, {solicited, 1000, true, 0}}},
@@ -112,11 +114,25 @@ func TestModeration(t *testing.T) {
 	}
 }
 
+// TestNoPeriod checks that each completion wakes if the period of the moderation is 0.
+func TestNoPeriod(t *testing.T) {
+	q, c := newCQ(t, 1, 16)
+	q.Moderate(3, 0)
+	c.Arm(false)
+	q.Push(0, &verbs.WC{})
+	if again := q.Flush(0, 1); again != 0 || !readable(q.EventFD()) {
+		t.Errorf("again at %v", again)
+	}
+}
+
 // TestOnFault checks that an impossible index is reported once.
 func TestOnFault(t *testing.T) {
 	told := 0
 	sq, sp := newSQ(t, 4, 1, 0)
 	sq.OnFault = func() { told++ }
+	if sq.NextSend(newSendWR()); told != 0 {
+		t.Error("notified of a ring that is only empty")
+	}
 	word32(sp.mem, HeaderSize+RingProducer).Store(1000)
 	for range 3 {
 		if sq.NextSend(newSendWR()) {

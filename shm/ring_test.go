@@ -112,7 +112,7 @@ func mask(w *verbs.SendWR, op rdmap.Op) {
 func TestPostRefuses(t *testing.T) {
 	_, p := newSQ(t, 2, 2, 10)
 	for _, wr := range []verbs.SendWR{
-		{Op: 0}, {Op: rdmap.OpTerminate}, {Op: verbs.OpInvalid},
+		{Op: 0}, {Op: rdmap.OpTerminate}, {Op: verbs.OpInvalid}, {Op: verbs.OpInvalid, Flags: verbs.Inline},
 		{Op: rdmap.OpSend, SGEs: sges(3)},
 		{Op: rdmap.OpSend, Flags: verbs.Inline, SGEs: sges(1)},
 		{Op: rdmap.OpSend, Flags: verbs.Inline, Inline: make([]byte, 11)},
@@ -328,9 +328,11 @@ func TestArm(t *testing.T) {
 				t.Fatalf("woken %v; want %v", got, tt.wake)
 			}
 			Drain(q.EventFD())
-			push(failed)(q, c)
-			if tt.wake && readable(q.EventFD()) {
-				t.Error("woken twice by one Arm")
+			if tt.wake {
+				push(failed)(q, c)
+				if readable(q.EventFD()) || q.Stats().WakeUps != 1 {
+					t.Errorf("woken %d times by one Arm", q.Stats().WakeUps)
+				}
 			}
 		})
 	}
@@ -377,10 +379,25 @@ func TestDoorbells(t *testing.T) {
 		t.Errorf("%d bytes, %d, of the eventfd: %v; want one wake-up", n, b[0], err)
 	}
 	alarm.Clear()
+	d.SetSleeping(true)
 	d.SetSleeping(false)
 	r.Ring(7)
 	if readable(alarm.FD()) {
 		t.Error("woken after SetSleeping(false)")
+	}
+	alarm.Ring()
+	if !readable(alarm.FD()) {
+		t.Error("not woken by Ring")
+	}
+	alarm.Clear()
+	alarm.Unwatch(d.WakeFD())
+	Wake(d.WakeFD())
+	if readable(alarm.FD()) {
+		t.Error("woken after Unwatch")
+	}
+	before := r.Received()
+	if d.Received(); r.Received() == before {
+		t.Error("Received is not seen")
 	}
 }
 
@@ -510,6 +527,15 @@ func TestSendRingGivesBack(t *testing.T) {
 	q, p := newSQ(t, entries, 1, 0)
 	qp := verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: verbs.NewTable(rand.NewChaCha8([32]byte{})), SQDepth: entries, MaxSGE: 1, Sends: q})
 	qp.Start(rdmap.Config{IRD: 1, ORD: 1})
+	for i := range 4 {
+		_ = p.Post(&verbs.SendWR{ID: uint64(i), Op: rdmap.OpSend})
+	}
+	for i, wr := 0, newSendWR(); q.NextSend(wr); i++ {
+		if wr.ID != uint64(i) {
+			t.Errorf("took work request %d; want %d", wr.ID, i)
+		}
+		q.Taken()
+	}
 	posted, taken := 0, 0
 	for _, n := range []int{1, 3, 5, 2, 1} {
 		for p.Post(&verbs.SendWR{ID: uint64(posted), Op: rdmap.OpSend}) == nil {

@@ -83,6 +83,45 @@ func TestAttachRefuses(t *testing.T) {
 	if _, err := MapDoorbells(sq.FD(), -1); !errors.Is(err, ErrLayout) {
 		t.Errorf("an SQ as doorbells: %v", err)
 	}
+	for name, h := range map[string]header{
+		"no ring":            {kind: KindCQ, entries: 4, stride: CQESize},
+		"rings of 0 bytes":   {kind: KindCQ, entries: 4, stride: CQESize, rings: 1},
+		"too many rings":     {kind: KindCQ, entries: 1, stride: CQESize, rings: MaxWorkers + 1, ringSize: ringSize(1, CQESize)},
+		"no entries":         {kind: KindCQ, stride: CQESize, rings: 1, ringSize: ringSize(0, CQESize)},
+		"three entries":      {kind: KindCQ, entries: 3, stride: CQESize, rings: 1, ringSize: ringSize(3, CQESize)},
+		"too many entries":   {kind: KindSQ, entries: 2 * MaxEntries, stride: 128, rings: 1, ringSize: ringSize(2*MaxEntries, 128), maxSGE: 4},
+		"a longer ring":      {kind: KindCQ, entries: 4, stride: CQESize, rings: 1, ringSize: 3 * 4096},
+		"two SQs":            {kind: KindSQ, entries: 4, stride: 128, rings: 2, ringSize: ringSize(4, 128), maxSGE: 4},
+		"two RQs":            {kind: KindRQ, entries: 4, stride: 128, rings: 2, ringSize: ringSize(4, 128), maxSGE: 4},
+		"two bell pages":     {kind: KindDoorbells, entries: 64, rings: 2, ringSize: PageSize},
+		"65 bells":           {kind: KindDoorbells, entries: 65, rings: 1, ringSize: PageSize},
+		"too many bells":     {kind: KindDoorbells, entries: MaxBells + 64, rings: 1, ringSize: PageSize},
+		"long bells":         {kind: KindDoorbells, entries: 64, rings: 1, ringSize: 2 * PageSize},
+		"RQ with other WQEs": {kind: KindRQ, entries: 4, stride: 64, rings: 1, ringSize: ringSize(4, 64), maxSGE: 4},
+		"SQ with other WQEs": {kind: KindSQ, entries: 4, stride: 64, rings: 1, ringSize: ringSize(4, 64), maxSGE: 4},
+		"CQ with other CQEs": {kind: KindCQ, entries: 4, stride: 128, rings: 1, ringSize: ringSize(4, 128)},
+	} {
+		if h.valid(HeaderSize + h.rings*h.ringSize) {
+			t.Errorf("%s: valid", name)
+		}
+	}
+	good := header{kind: KindCQ, entries: 4, stride: CQESize, rings: 1, ringSize: ringSize(4, CQESize)}
+	for _, field := range []int{-1, HdrMagic, HdrVersion} {
+		fd := testMemfd(t, int64(HeaderSize+good.ringSize), sizes)
+		b := make([]byte, HeaderSize)
+		good.put(b)
+		if field >= 0 {
+			b[field]++
+		}
+		if _, err := unix.Pwrite(fd, b, 0); err != nil {
+			t.Fatal(err)
+		}
+		if c, err := MapCQ(fd); err == nil {
+			c.Close()
+		} else if field < 0 || !errors.Is(err, ErrLayout) {
+			t.Errorf("field %d changed: %v", field, err)
+		}
+	}
 	// Flip each bit of each field of each kind: a layout that is taken must have its rings inside the memory.
 	rng := testenv.Rand(t)
 	cq, _ := newCQ(t, 2, 4)
@@ -255,9 +294,11 @@ func TestMapRegionRefuses(t *testing.T) {
 		{"far too large", testMemfd(t, page, 0), 0, 1 << 50, true},
 	}
 	for _, tt := range tests {
-		if r, err := MapRegion(tt.fd, tt.off, tt.size, tt.write); err == nil {
-			t.Errorf("%s was mapped", tt.name)
-			r.Close()
+		if r, err := MapRegion(tt.fd, tt.off, tt.size, tt.write); !errors.Is(err, ErrMemory) {
+			t.Errorf("%s: %v", tt.name, err)
+			if err == nil {
+				r.Close()
+			}
 		}
 	}
 	// A seal against growth alone is allowed, and so is a memfd that the client has sealed.
@@ -421,9 +462,12 @@ func TestCreateRegion(t *testing.T) {
 	if m.Bytes()[9999] != 7 {
 		t.Error("two memories")
 	}
-	for _, size := range []int{0, -1} {
-		if _, err := CreateRegion(size); err == nil {
-			t.Errorf("region of %d bytes", size)
+	if err := unix.Ftruncate(m.FD(), 4096); !errors.Is(err, unix.EPERM) {
+		t.Errorf("truncated: %v", err)
+	}
+	for _, size := range []int{0, -1, maxRegion + 1} {
+		if _, err := CreateRegion(size); !errors.Is(err, ErrMemory) {
+			t.Errorf("region of %d bytes: %v", size, err)
 		}
 	}
 }
