@@ -204,6 +204,9 @@ func TestIncremental(t *testing.T) {
 func TestEventsLost(t *testing.T) {
 	w := newWorld(t)
 	w.nft("add table inet filter; add set inet filter peers4 { type ipv4_addr; }")
+	if err := w.messages.SetReadBuffer(1); err != nil { // the kernel makes it a few events
+		t.Fatal(err)
+	}
 	const n = 20000
 	var all strings.Builder
 	for i := range n {
@@ -213,6 +216,13 @@ func TestEventsLost(t *testing.T) {
 	w.wait("10.0.0.1 10.0.255.1 10.77.255.1 11.0.0.1", "10.0.0.2 10.250.0.1")
 	w.nft("delete element inet filter peers4 { " + all.String() + " 11.0.0.1 }; add element inet filter peers4 { 12.0.0.1 }")
 	w.wait("12.0.0.1", "10.0.0.1 10.77.255.1 11.0.0.1")
+
+	before := w.reads.Load()
+	w.events <- nil
+	w.events <- []netlink.Message{}
+	if n := w.reads.Load() - before; n == 0 {
+		t.Error("the sets are not read after a loss")
+	}
 }
 
 // TestUnusable checks that a set of something else allows nothing, which the log says.
@@ -223,8 +233,11 @@ func TestUnusable(t *testing.T) {
 	testenv.Until(t, "the log says so", func() bool {
 		return w.logs.FilterMessage("the nftables set cannot be used, so it allows no peer").Len() == 1
 	})
-	if err := Check(w.names[0]); !errors.Is(err, errUnusable) {
-		t.Error(err)
+	w.nft("add map inet filter a_map { type ipv4_addr : inet_service; }")
+	for _, set := range []string{"peers4", "a_map"} {
+		if err := Check(Name{nftables.TableFamilyINet, "filter", set}); !errors.Is(err, errUnusable) {
+			t.Errorf("%s: %v", set, err)
+		}
 	}
 	if s := w.String(); s != "nftables sets inet filter peers4, inet filter peers6" {
 		t.Error(s)
