@@ -1,0 +1,136 @@
+package ctrl
+
+import (
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// held is what the daemon has for the clients of a user.
+type held struct {
+	account
+	clientMovers, movers, files, maps uint64
+	fds                               int
+}
+
+func (h *harness) held(t *testing.T, c *tclient) held {
+	c.ok(reqQuotas()) // its reply shows that the request before has ended
+	seqpacket.CloseAll(c.fds)
+	c.fds = nil
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	u := h.usageOf(uint32(os.Getuid()))
+	return held{u.account, u.movers, h.movers.used + h.movers.extra, h.files.used, h.maps.used + h.maps.extra, openFDs(t)}
+}
+
+// TestGivesBack checks that a request that fails, for lack of descriptors or because it is wrong, and an object that is
+// destroyed, leave nothing: no quota, no use of another object, and no descriptor.
+func TestGivesBack(t *testing.T) {
+	h, c := newClient(t, Config{})
+	pd, cq, cq2 := c.pd(), c.cq(), c.cq()
+	reqSRQ := &ctrlpb.Request{Body: &ctrlpb.Request_CreateSrq{CreateSrq: &ctrlpb.CreateSRQ{Pd: pd, Depth: 8, MaxSge: 1}}}
+	srq := c.ok(reqSRQ).GetSrq().Srq
+	reqChannel := &ctrlpb.Request{Body: &ctrlpb.Request_CreateChannel{CreateChannel: &ctrlpb.CreateChannel{}}}
+	channel := c.ok(reqChannel).GetChannel().Channel
+	reqFar := &ctrlpb.Request{Body: &ctrlpb.Request_AttachMemory{AttachMemory: &ctrlpb.AttachMemory{}}}
+	on := func(channel uint32) *ctrlpb.Request {
+		return &ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 16, Channel: channel}}}
+	}
+	two := func(srq uint32) *ctrlpb.Request {
+		r := reqQP(pd, cq)
+		r.GetCreateQp().RecvCq, r.GetCreateQp().Srq = cq2, srq
+		return r
+	}
+	destroyPD := &ctrlpb.Request{Body: &ctrlpb.Request_DeallocPd{DeallocPd: &ctrlpb.DeallocPD{Pd: pd}}}
+	destroyCQ := func(h uint32) *ctrlpb.Request {
+		return &ctrlpb.Request{Body: &ctrlpb.Request_DestroyCq{DestroyCq: &ctrlpb.DestroyCQ{Cq: h}}}
+	}
+	destroyQP := func(r *ctrlpb.Reply) *ctrlpb.Request {
+		return &ctrlpb.Request{Body: &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: r.GetQp().GetQp()}}}
+	}
+	destroySRQ := func(h uint32) *ctrlpb.Request {
+		return &ctrlpb.Request{Body: &ctrlpb.Request_DestroySrq{DestroySrq: &ctrlpb.DestroySRQ{Srq: h}}}
+	}
+	destroyChannel := func(h uint32) *ctrlpb.Request {
+		return &ctrlpb.Request{Body: &ctrlpb.Request_DestroyChannel{DestroyChannel: &ctrlpb.DestroyChannel{Channel: h}}}
+	}
+	destroyMR := func(r *ctrlpb.Reply) *ctrlpb.Request {
+		return &ctrlpb.Request{Body: &ctrlpb.Request_DeregisterMr{DeregisterMr: &ctrlpb.DeregisterMR{Mr: r.GetMr().GetMr()}}}
+	}
+	mem, err := unix.Open("/proc/self/mem", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(mem)
+	page, null := memfd(t, 4096), nullFD(t)
+	for _, tt := range []struct {
+		name    string
+		few     int // it fails with fewer free descriptors than this
+		create  *ctrlpb.Request
+		fds     []int
+		destroy func(*ctrlpb.Reply) *ctrlpb.Request // nil: it always fails
+		busy    []*ctrlpb.Request                   // of what it uses
+	}{
+		{"completion queue", 3, on(0), nil, func(r *ctrlpb.Reply) *ctrlpb.Request { return destroyCQ(r.GetCq().GetCq()) }, nil},
+		{"completion queue on a channel", 1, on(channel), nil, func(r *ctrlpb.Reply) *ctrlpb.Request { return destroyCQ(r.GetCq().GetCq()) },
+			[]*ctrlpb.Request{destroyChannel(channel)}},
+		{"channel", 2, reqChannel, nil, func(r *ctrlpb.Reply) *ctrlpb.Request { return destroyChannel(r.GetChannel().GetChannel()) }, nil},
+		{"queue pair", 2, two(0), nil, destroyQP, []*ctrlpb.Request{destroyPD, destroyCQ(cq), destroyCQ(cq2)}},
+		{"queue pair with shared receives", 1, two(srq), nil, destroyQP, []*ctrlpb.Request{destroyCQ(cq), destroyCQ(cq2), destroySRQ(srq)}},
+		{"shared receive queue", 1, reqSRQ, nil, func(r *ctrlpb.Reply) *ctrlpb.Request { return destroySRQ(r.GetSrq().GetSrq()) }, []*ctrlpb.Request{destroyPD}},
+		{"region", 1, reqMR(pd, 4096), []int{page}, destroyMR, []*ctrlpb.Request{destroyPD}},
+		{"window", 0, &ctrlpb.Request{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: pd}}}, nil, func(r *ctrlpb.Reply) *ctrlpb.Request {
+			return &ctrlpb.Request{Body: &ctrlpb.Request_DeallocMw{DeallocMw: &ctrlpb.DeallocMW{Mw: r.GetMw().GetMw()}}}
+		}, []*ctrlpb.Request{destroyPD}},
+		{"region of what is no memory", 2, reqMR(pd, 4096), []int{null}, nil, nil},
+		{"near memory", 3, reqAttach(), []int{null}, nil, nil},
+		{"far memory", 3, reqFar, []int{null}, nil, nil},
+		{"mover of far memory", 2, reqFar, []int{mem}, nil, nil},
+		{"larger completion queue", 1, &ctrlpb.Request{Body: &ctrlpb.Request_ResizeCq{ResizeCq: &ctrlpb.ResizeCQ{Cq: cq, Depth: 64}}}, nil, nil, nil},
+		{"capture", 2, &ctrlpb.Request{Body: &ctrlpb.Request_Capture{Capture: &ctrlpb.Capture{}}}, nil, nil, nil},
+	} {
+		before := h.held(t, c)
+		unchanged := func(when string) {
+			t.Helper()
+			var now held
+			defer func() {
+				if now != before {
+					t.Errorf("%s, %s: %+v, before %+v", tt.name, when, now, before)
+				}
+			}()
+			testenv.Until(t, "what it had is given back", func() bool { now = h.held(t, c); return now == before })
+		}
+		for room := range tt.few {
+			restore := testenv.FewFiles(t, room)
+			r := c.do(proto.CloneOf(tt.create), tt.fds...)
+			restore()
+			if r.Error == nil {
+				t.Fatalf("%s: succeeded with %d descriptors", tt.name, room)
+			}
+			unchanged("failed")
+		}
+		if tt.destroy == nil {
+			continue
+		}
+		r := c.ok(tt.create, tt.fds...)
+		for _, b := range tt.busy {
+			c.fails(cBusy, b)
+		}
+		c.ok(tt.destroy(r))
+		unchanged("destroyed")
+		c.fails(cNoObject, tt.destroy(r))
+	}
+	for _, r := range []*ctrlpb.Request{destroySRQ(srq), destroyPD, destroyCQ(cq), destroyCQ(cq2), destroyChannel(channel)} {
+		c.ok(r)
+	}
+	if got := h.held(t, c).account; got != (account{resClients: 1}) {
+		t.Errorf("left: %v", got)
+	}
+	h.leave(t, c)
+}
