@@ -42,7 +42,7 @@ func (routed) Resolve(dst, src netip.Addr, device string) (dataplane.Hop, error)
 // severalDevices is a harness of two devices, and of others.
 func severalDevices(t *testing.T, others ...Device) (h *harness, steer [2]*fakeSteering) {
 	t.Helper()
-	h = &harness{e: newFakeEngine(), steer: &fakeSteering{}}
+	h = &harness{t: t, e: newFakeEngine(), steer: &fakeSteering{}}
 	var ds []Device
 	for i, d := range []struct{ name, addr, local string }{{"eth0", "10.0.0.1", "fe80::a"}, {"eth1", "10.0.1.1", "fe80::b"}} {
 		steer[i] = &fakeSteering{}
@@ -161,7 +161,7 @@ func TestManyAddresses(t *testing.T) {
 	for a := netip.MustParseAddr("fd00:1111:2222:3333:4444:5555:6666:1000"); len(addrs) < 2000; a = a.Next() {
 		addrs = append(addrs, a)
 	}
-	h := &harness{e: newFakeEngine(), steer: &fakeSteering{}}
+	h := &harness{t: t, e: newFakeEngine(), steer: &fakeSteering{}}
 	s, err := New(Config{}, Options{Resolver: fakeResolver{addrA}, NoGuard: true, Devices: []Device{
 		{Name: "eth0", Steering: h.steer, Addrs: func() []netip.Addr { return addrs }},
 	}})

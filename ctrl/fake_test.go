@@ -393,6 +393,7 @@ func (fakeResolver) Watch(func()) {}
 // harness is a server over a fake engine.
 type harness struct {
 	*Server
+	t     testing.TB
 	e     *fakeEngine
 	steer *fakeSteering
 	clock struct {
@@ -421,7 +422,7 @@ func newClient(t testing.TB, cfg Config) (*harness, *tclient) {
 // newHarnessWith is newHarness with a set of peers.
 func newHarnessWith(t testing.TB, cfg Config, peers PeerSet) *harness {
 	t.Helper()
-	h := &harness{e: newFakeEngine(), steer: &fakeSteering{}}
+	h := &harness{t: t, e: newFakeEngine(), steer: &fakeSteering{}}
 	s, err := New(cfg, Options{
 		Logger: zap.NewNop(), Resolver: fakeResolver{addrA}, NoGuard: true,
 		Devices: []Device{{Name: "eth9", Steering: h.steer, Addrs: func() []netip.Addr { return []netip.Addr{addrA} }}},
@@ -462,14 +463,62 @@ func (h *harness) overSockets() {
 	h.files.per = newFiles(0, 1, true).per
 }
 
-// advance moves the clock and makes the server check its deadlines.
+// advance moves the clock and makes the server check its deadlines. It checks that the timer goroutine knows the next one.
 func (h *harness) advance(d time.Duration) {
+	h.t.Helper()
+	h.until(h.t, "the timer goroutine wakes for the next deadline", func() bool {
+		next := h.next()
+		return next == 0 || h.wakeAt != 0 && h.wakeAt <= next
+	})
 	h.clock.Lock()
 	h.clock.now = h.clock.now.Add(d)
 	h.clock.Unlock()
 	h.mu.Lock()
-	h.expire(h.now())
-	h.mu.Unlock()
+	defer h.mu.Unlock()
+	if next := h.expire(h.now()); next != h.next() {
+		h.t.Errorf("the next deadline is at %v, not %v", h.next(), next)
+	}
+}
+
+// next returns the next deadline of the server, or 0, and checks which connections are pending. Called with mu held.
+func (h *harness) next() (next clock.Time) {
+	h.t.Helper()
+	earlier := func(at clock.Time) {
+		if at != 0 && (next == 0 || at < next) {
+			next = at
+		}
+	}
+	all := values(h.conns)
+	for _, c := range h.sessions {
+		all = append(all, values(c.conns)...)
+	}
+	for _, c := range all {
+		if _, has := h.pending[c]; !has && c.deadline() != 0 && c.state != connGone {
+			h.t.Errorf("connection %d, %v, has a deadline and is not pending", c.handle, c.state)
+		}
+		earlier(c.deadline())
+	}
+	for c := range h.pending {
+		if c.deadline() == 0 || c.state == connGone {
+			h.t.Errorf("connection %d, %v, is pending", c.handle, c.state)
+		}
+	}
+	for _, u := range h.usage {
+		for _, cl := range u.timeWait {
+			earlier(cl.until)
+		}
+		for _, l := range u.lingers {
+			earlier(l.limit)
+		}
+	}
+	for _, l := range h.late {
+		earlier(l.until)
+	}
+	for _, until := range h.claims.lost {
+		earlier(until)
+	}
+	earlier(h.refreshAt)
+	return next
 }
 
 // tclient is a client that speaks the protocol by hand.
