@@ -167,7 +167,7 @@ func (r *Reassembler) Handle(now clock.Time, frame []byte) []byte {
 		r.charge(p, len(p.head)+len(p.quote))
 	}
 	if p.total == 0 || p.have != p.total {
-		r.room(p)
+		r.room(p.src)
 		return nil
 	}
 	if p.ecn&(1<<pkt.CE) != 0 && p.ecn&(1<<pkt.NotECT) != 0 { // RFC 3168, Section 5.3
@@ -219,30 +219,25 @@ func (r *Reassembler) charge(p *packet, n int) {
 	r.cost += n
 }
 
-// room drops the oldest packets, except p, until the memory in use is within its bounds.
-func (r *Reassembler) room(p *packet) {
-	for p.src.cost > r.cfg.PerSource && r.evict(oldest(&p.src.packets), p) {
+// room drops the oldest packets until the memory in use is within its bounds.
+func (r *Reassembler) room(s *source) {
+	for s.cost > r.cfg.PerSource {
+		r.evict(oldest(&s.packets))
 	}
 	for r.cost > r.cfg.Bytes {
 		old := oldest(&r.age[0])
 		if o := oldest(&r.age[1]); old == nil || o != nil && o.until.Add(-Timeout6) < old.until.Add(-Timeout4) {
 			old = o
 		}
-		if !r.evict(old, p) {
-			return
-		}
+		r.evict(old)
 	}
 }
 
-func (r *Reassembler) evict(old, but *packet) bool {
-	if old == nil || old == but {
-		return false
-	}
-	if !old.refused {
+func (r *Reassembler) evict(p *packet) {
+	if !p.refused {
 		r.stats.Evicted++
 	}
-	r.drop(old)
-	return true
+	r.drop(p)
 }
 
 // refuse discards the fragments of p and remembers that later ones are to be dropped: "any
