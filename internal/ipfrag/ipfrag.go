@@ -166,7 +166,7 @@ func (r *Reassembler) Handle(now clock.Time, frame []byte) []byte {
 		p.keep(f, frame)
 		r.charge(p, len(p.head)+len(p.quote))
 	}
-	if p.total == 0 || p.have != p.total {
+	if p.have != p.total {
 		r.room(p.src)
 		return nil
 	}
@@ -343,7 +343,7 @@ func (p *packet) place(f *pkt.Fragment, b []byte) placed {
 			return overlap
 		}
 	}
-	if p.total != 0 && (end > p.total || !f.More) || len(p.pieces) == maxPieces {
+	if p.total != 0 && end > p.total || len(p.pieces) == maxPieces {
 		return overlap
 	}
 	if !f.More {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -164,6 +165,10 @@ func TestOverlap(t *testing.T) {
 						t.Error("complete, after an overlap")
 					}
 				}
+				r.HandleTimeout(start.Add(Timeout6))
+				if st := r.Stats(); st.Timeout != 0 || st.Waiting != 0 {
+					t.Errorf("after its time %+v", st)
+				}
 				for _, f := range testenv.Cut(p, size, 2) { // another packet is not affected
 					if whole := r.Handle(start, f); whole != nil && same(t, whole, p) {
 						return
@@ -181,19 +186,15 @@ func TestDuplicate(t *testing.T) {
 		p := frameOf(v6, 1, l4, 7)
 		c := testenv.Cut(p, size, 1)
 		for first := range c {
-			r := New(Config{})
-			order := append([]int{first, first}, 0, 1, 2, 3, 4)
-			n := 0
-			for _, i := range order {
-				if whole := r.Handle(start, c[i]); whole != nil {
-					n++
-					if !same(t, whole, p) {
-						t.Error("another packet")
-					}
+			for _, order := range [][]int{{first, first, 0, 1, 2, 3, 4}, {4, first, first, 0, 1, 2, 3}} {
+				r := New(Config{})
+				var whole []byte
+				n := uint64(0)
+				for ; whole == nil && n < 7; n++ {
+					whole = r.Handle(start, c[order[n]])
 				}
-			}
-			if n != 1 {
-				t.Errorf("%d packets", n)
+				same(t, whole, p)
+				sameStats(t, r, Stats{Received: n, Packets: 1, Duplicate: n - 5})
 			}
 		}
 	})
@@ -374,6 +375,14 @@ func TestErrorsAreFew(t *testing.T) {
 		}
 		at = at.Add(Timeout4 + time.Second)
 	}
+	for range 2 { // nobody polls them
+		fill(at, 1, 0)
+		at = at.Add(Timeout4)
+		r.HandleTimeout(at)
+	}
+	if n := errors(); n != maxErrors {
+		t.Errorf("%d errors wait", n)
+	}
 	fill(at, 1, 1)
 	r.HandleTimeout(at.Add(Timeout4))
 	if n := errors(); n != 0 {
@@ -434,22 +443,32 @@ func TestLengths(t *testing.T) {
 			t.Errorf("%d bytes: another packet", tc.n)
 		}
 	}
-	// The options are in the first fragment alone.
-	r := New(Config{})
-	c := testenv.Cut(frameOf(false, 1, 65535-20, 7), 1480, 1)
-	first := append(bytes.Clone(c[0][:18+20]), make([]byte, 8)...)
-	first = append(first, c[0][18+20:]...)
-	ip := first[18:]
-	ip[0] = 0x47
-	ip[2], ip[3] = byte((1480+28)>>8), byte((1480+28)&0xff)
-	testenv.FixIPv4(ip[:28])
-	c[0] = first
-	for _, f := range c {
-		if r.Handle(start, f) != nil {
-			t.Error("a packet of more than 65535 bytes")
+	// The options, or a header before the Fragment header, are in the first fragment alone.
+	both(t, func(t *testing.T, v6 bool) {
+		r := New(Config{})
+		n, header := 65535-20, 20
+		if v6 {
+			n, header = 65535, 40
 		}
-	}
-	sameStats(t, r, Stats{Received: uint64(len(c)), Malformed: 1})
+		c := testenv.Cut(frameOf(v6, 1, n, 7), 1480, 1)
+		ip := slices.Insert(bytes.Clone(c[0][18:]), header, make([]byte, 8)...)
+		if v6 {
+			ip[header], ip[6] = ip[6], 0 // Hop-by-Hop Options
+			ip[4], ip[5] = byte((len(ip)-40)>>8), byte((len(ip)-40)&0xff)
+		} else {
+			ip[0] = 0x47
+			ip[2], ip[3] = byte(len(ip)>>8), byte(len(ip)&0xff)
+			testenv.FixIPv4(ip[:28])
+		}
+		c[0] = append(c[0][:18:18], ip...)
+		for _, f := range c {
+			if r.Handle(start, f) != nil {
+				t.Error("a packet of more than 65535 bytes")
+			}
+		}
+		r.Handle(start, c[0][:30])
+		sameStats(t, r, Stats{Received: uint64(len(c)) + 1, Malformed: 2})
+	})
 }
 
 // TestBounds checks that the memory stays within its bounds, whatever arrives, and that
@@ -493,6 +512,24 @@ func TestBounds(t *testing.T) {
 	})
 }
 
+// TestOldestOfBoth checks that the oldest packet makes room, whichever its family is.
+func TestOldestOfBoth(t *testing.T) {
+	both(t, func(t *testing.T, v6 bool) {
+		r := New(Config{Bytes: 1200, PerSource: 1200})
+		for i, of6 := range []bool{v6, !v6, !v6} {
+			r.Handle(start.Add(time.Duration(i)*time.Second), testenv.Cut(frameOf(of6, 1, l4, 7), size, uint32(i))[1])
+		}
+		for k := range r.packets {
+			if k.id == 0 {
+				t.Error("the oldest has stayed")
+			}
+		}
+		if st := r.Stats(); st.Waiting != 2 || st.Evicted != 1 {
+			t.Errorf("%+v", st)
+		}
+	})
+}
+
 // TestManyPieces checks that a packet in more fragments than any path makes is dropped.
 func TestManyPieces(t *testing.T) {
 	both(t, func(t *testing.T, v6 bool) {
@@ -513,7 +550,7 @@ func TestSources(t *testing.T) {
 	r := New(Config{})
 	for i := range 10 {
 		f := testenv.Cut(frameOf(true, 1, l4, 7), size, 1)[0]
-		f[18+8+15] = byte(i + 1)
+		f[18+8+8+7*(i%2)] = byte(i + 1)
 		r.Handle(start, f)
 	}
 	if len(r.sources) != 1 || len(r.packets) != 10 {
