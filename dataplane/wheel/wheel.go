@@ -147,13 +147,10 @@ func (w *Wheel[T]) Expire(now clock.Time) int {
 // cascade distributes the timers of a slot to the lower levels. The current tick has not
 // expired yet, so timers of that tick are inserted there.
 func (w *Wheel[T]) cascade(h *Timer[T]) {
-	for last := h.prev; h.next != h; {
+	for h.next != h { // none is inserted here again: the last slot of a level is the one before the current one
 		t := h.next
 		w.unlink(t)
 		w.insert(t, w.tick)
-		if t == last {
-			break // timers beyond the wheel's range may have been reinserted here
-		}
 	}
 }
 

@@ -63,3 +63,30 @@ func TestWheelModel(t *testing.T) {
 		}
 	}
 }
+
+// TestFewWakeUps sleeps until Next each time, as a worker does: a timer causes one wake-up for each level, and
+// one more for each time that the wheel goes around before it is due.
+func TestFewWakeUps(t *testing.T) {
+	rng := rand.New(rand.NewPCG(testenv.Seed(t), 2))
+	for range 1000 {
+		var w Wheel[int]
+		fired := false
+		now := clock.Time(rng.Int64N(int64(time.Hour)))
+		w.Init(now, func(int) { fired = true })
+		at := now.Add(time.Duration(rng.Int64N(int64(10*time.Millisecond) << rng.IntN(20))))
+		w.Arm(new(Timer[int]), at)
+		for n := at.Sub(now)/(30*time.Minute) + wheelLevels; !fired; n-- {
+			next := w.Next()
+			if next <= now || n == 0 {
+				t.Fatalf("at %d the next expiry of a timer for %d is %d", now, at, next)
+			}
+			now = next
+			if n := w.Expire(now); n == 1 != fired {
+				t.Fatalf("%d have fired", n)
+			}
+		}
+		if now < at || w.Len() != 0 {
+			t.Fatalf("a timer for %d fired at %d; %d left", at, now, w.Len())
+		}
+	}
+}
