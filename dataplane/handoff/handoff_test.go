@@ -1,6 +1,7 @@
 package handoff
 
 import (
+	"bytes"
 	"sync"
 	"testing"
 
@@ -100,19 +101,19 @@ func TestDirectory(t *testing.T) {
 		wg.Go(func() {
 			for i := g * n; i < (g+1)*n; i++ {
 				d.Put(key(i), w)
+				d.Remove(key(i), ws[(g+1)%4]) // not its own
 				if i%2 == 0 {
-					d.Remove(key(i), ws[(g+1)%4]) // not its own
 					d.Remove(key(i), w)
 				}
 			}
 		})
 	}
 	wg.Wait()
-	for i := range 4 * n {
+	for i := range 8 * n {
 		k := key(i)
-		want := ws[i/n]
-		if i%2 == 0 {
-			want = nil
+		var want *int
+		if i < 4*n && i%2 != 0 {
+			want = ws[i/n]
 		}
 		if got := d.Find(&k); got != want {
 			t.Fatalf("flow %d: %v, want %v", i, got, want)
@@ -138,6 +139,15 @@ func TestDirectory(t *testing.T) {
 		}
 	}
 	wg.Wait()
+	d.Move(k, ws[0], ws[1])
+	if d.Find(&k) != ws[1] {
+		t.Error("a flow has not moved")
+	}
+	d.Move(key(0), ws[0], ws[1]) // unowned
+	d.Remove(key(0), ws[0])
+	if d.Len() != 4*n/2 {
+		t.Errorf("%d flows", d.Len())
+	}
 	if a := testing.AllocsPerRun(100, func() { d.Find(&k) }); a != 0 {
 		t.Errorf("%v allocations to find a flow", a)
 	}
@@ -150,15 +160,59 @@ func TestDialing(t *testing.T) {
 	d.Remove(k, a)
 	d.Add(k, a)
 	d.Remove(k, b)
-	if d.Find(k) != a || d.Len() != 1 {
+	d.Add(Key{Flow: k.Flow, Host: true}, b)
+	if d.Find(k) != a || d.Len() != 2 {
 		t.Error("another worker has ended it")
 	}
+	d.Remove(Key{Flow: k.Flow, Host: true}, b)
 	if d.Find(Key{Flow: k.Flow, Proto: pkt.ProtoSCTP}) != nil {
 		t.Error("found over another transport")
 	}
 	d.Remove(k, a)
 	if d.Find(k) != nil || d.Len() != 0 {
 		t.Error("it has not ended")
+	}
+}
+
+// TestBuffersReturn fills and empties a ring several times: all of its buffers are free again.
+func TestBuffersReturn(t *testing.T) {
+	r := NewRing(64)
+	_, _, all := r.Len()
+	f := link.Frame{N: 1}
+	var got link.Frame
+	for round := range 3 {
+		sent := 0
+		for ; sent <= all; sent++ {
+			f.Pieces[0] = []byte{byte(round), byte(sent), byte(sent >> 8)}
+			if !r.Send(&f) {
+				break
+			}
+		}
+		if sent != all {
+			t.Fatalf("round %d: %d frames in %d buffers", round, sent, all)
+		}
+		for i := range sent {
+			if !r.Receive(&got) || !bytes.Equal(got.Pieces[0], []byte{byte(round), byte(i), byte(i >> 8)}) {
+				t.Fatalf("round %d: frame %d is %x", round, i, got.Pieces[0])
+			}
+			if i%100 == 0 {
+				r.Keep()
+				r.Unkeep(&got)
+			}
+			r.Release()
+			r.Release() // there is no current frame
+		}
+		if r.Receive(&got) {
+			t.Error("a frame from an empty ring")
+		}
+		if kept, free, _ := r.Len(); kept != 0 || free != all {
+			t.Fatalf("round %d: %d kept and %d free of %d buffers", round, kept, free, all)
+		}
+	}
+	for n, fits := range map[int]bool{64: true, 65: false} {
+		if f.Pieces[0] = make([]byte, n); r.Send(&f) != fits {
+			t.Errorf("a frame of %d bytes in buffers of 64: %v", n, !fits)
+		}
 	}
 }
 
