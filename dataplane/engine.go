@@ -7,7 +7,6 @@ package dataplane
 import (
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -65,9 +64,7 @@ func New(cfg Config, queues []Queue, res Resolver) (*Engine, error) {
 		return nil, errors.New("dataplane: no queue")
 	}
 	e := &Engine{cfg: cfg.fill(), resolver: res, evDone: make(chan struct{})}
-	if _, err := rand.Read(e.secret[:]); err != nil {
-		return nil, fmt.Errorf("dataplane: %w", err)
-	}
+	_, _ = rand.Read(e.secret[:]) // never fails
 	e.events.init()
 	if len(queues) > 1 {
 		e.dir = handoff.NewDirectory[*worker]()
