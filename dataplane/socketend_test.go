@@ -120,3 +120,31 @@ func TestSocketFINAndReset(t *testing.T) {
 		}
 	}
 }
+
+// TestSocketDataAndFIN checks that a FIN is read that the kernel reports in one change with the data before it.
+func TestSocketDataAndFIN(t *testing.T) {
+	w, at := socketListener(t, 8)
+	c := dialTCP(t, at.String()).(*net.TCPConn)
+	for len(w.streams) == 0 {
+		w.turn()
+	}
+	if _, err := c.Write([]byte("last words")); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	var got []EventKind
+	for late := time.Now().Add(time.Minute); len(got) == 0 || got[len(got)-1] != EventPeerClosed; w.turn() {
+		for _, f := range w.e.events.q {
+			f(func(ev Event) { got = append(got, ev.Kind) })
+		}
+		w.e.events.q = nil
+		if time.Now().After(late) {
+			t.Fatalf("events %v", got)
+		}
+	}
+	if len(got) < 2 || got[len(got)-2] != EventData {
+		t.Errorf("events %v", got)
+	}
+}

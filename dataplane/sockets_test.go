@@ -145,6 +145,27 @@ func TestNoDescriptors(t *testing.T) {
 	}
 }
 
+// TestSocketMaxConns checks that a connection beyond the limit is reset.
+func TestSocketMaxConns(t *testing.T) {
+	w, at := socketListener(t, 4)
+	w.e.cfg.MaxConns = 2
+	var last net.Conn
+	for range 3 {
+		last = dialTCP(t, at.String())
+	}
+	for late := time.Now().Add(time.Minute); w.stats.RxNoConn == 0; w.turn() {
+		if time.Now().After(late) {
+			t.Fatal("all are accepted")
+		}
+	}
+	if len(w.streams) != 2 || len(w.socks.conns) != 2 {
+		t.Errorf("%d connections of %d sockets", len(w.streams), len(w.socks.conns))
+	}
+	if _, err := last.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("the last one reads %v", err)
+	}
+}
+
 // TestSocketErrors checks the errors that stand for those of the kernel's TCP, and that one whose reason is a route or a filter
 // names it.
 func TestSocketErrors(t *testing.T) {
