@@ -16,6 +16,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/sctp/session"
 	"github.com/iwarpd/iwarpd/tcp"
 	"github.com/iwarpd/iwarpd/verbs"
 )
@@ -463,9 +464,13 @@ func TestTimeWaitMakesRoom(t *testing.T) {
 		w.disconnect(w.streams[fin.Conn], false)
 		s.closed(0)
 		s.closed(1)
+		s.now = s.now.Add(10 * time.Millisecond) // numbers and timestamps have moved on
 	}
 	if st := s.hosts[1].w.stats; st.Evicted == 0 || st.Conns > 4 {
 		t.Errorf("%d evicted, %d connections; want some, and at most 4", st.Evicted, st.Conns)
+	}
+	if n := w.stats.TxRetransmits; n != 0 {
+		t.Errorf("%d SYNs were sent again", n)
 	}
 }
 
@@ -659,6 +664,63 @@ func TestStreamLimit(t *testing.T) {
 				t.Errorf("%d bytes wait; want %d", b.conn().pre.unread(), want)
 			}
 		})
+	}
+}
+
+// TestStreamWindow checks that the window of a byte stream opens at once when the control plane has consumed what
+// filled it.
+func TestStreamWindow(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	a, b := s.open()
+	b.conn().wide = true
+	msg := bytes.Repeat([]byte("a byte stream. "), s.hosts[1].w.tcp.RcvWindow/10)
+	a.conn().streamSend(s.hosts[0].w, msg)
+	s.until("the window is full", func() bool { return a.conn().tcp.Stats().SndWnd == 0 && b.conn().pre.unread() > 0 })
+	e, from := &streamingEnd{host: s.hosts[1], c: b}, s.now
+	s.until("bytes arrived", func() bool { e.read(); return len(e.got) >= len(msg) })
+	if d := s.now.Sub(from); d > 100*time.Millisecond || !bytes.Equal(e.got, msg) {
+		t.Errorf("it takes %v, equal %v", d, bytes.Equal(e.got, msg))
+	}
+}
+
+// TestAttachTwice checks that a second queue pair for a connection is refused, with its work flushed, and disturbs
+// nothing; and so is a second answer to a session, and a queue pair for a connection that ends.
+func TestAttachTwice(t *testing.T) {
+	for _, overSCTP := range []bool{false, true} {
+		s := newSim(t, link.PipeConfig{})
+		ha, hb := s.hosts[0], s.hosts[1]
+		qa, qb := newSimQP(t, ha, 8192), newSimQP(t, hb, 8192)
+		a := s.connect(overSCTP, qa, qb)
+		b := qb.stream
+		refused := func(h *simHost, c *stream, attach func(Attachment)) {
+			t.Helper()
+			q := newSimQP(t, h, 100)
+			q.recv(5, 10)
+			attach(Attachment{QP: &q.QPBinding})
+			h.w.turn()
+			h.drain()
+			if len(q.wcs) != 1 || q.wcs[0].Status != verbs.WCFlushErr {
+				t.Errorf("completions %+v", q.wcs)
+			}
+			if ev, ok := h.take(EventClosed); !ok || ev.Conn != c.id || ev.Err != errNoConn {
+				t.Errorf("EventClosed %v, by %v", ok, ev.Err)
+			}
+		}
+		refused(ha, a, func(at Attachment) { ha.w.attach(a.id, a, at) })
+		refused(hb, b, func(at Attachment) { hb.w.attach(b.id, b, at) })
+		refused(hb, b, func(at Attachment) { hb.w.answer(b.id, b, session.Setup{}, at) })
+		s.write(a, qa, qb, 8192)
+		if !bytes.Equal(qa.mem, qb.mem) || a.qp != &qa.QPBinding || b.qp != &qb.QPBinding {
+			t.Error("the connection has another queue pair")
+		}
+	}
+	s := newSim(t, link.PipeConfig{})
+	a, _ := s.open()
+	q := newSimQP(t, s.hosts[0], 100)
+	s.hosts[0].w.disconnect(a, false)
+	s.hosts[0].w.attach(a.id, a, Attachment{QP: &q.QPBinding})
+	if s.hosts[0].w.turn(); a.qp != nil || a.mode != modeStreaming {
+		t.Errorf("attached after the FIN; mode %d", a.mode)
 	}
 }
 

@@ -7,9 +7,35 @@ import (
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/sctp"
 )
+
+// TestChecksumPieces checks that the checksum does not depend on how a frame is divided.
+func TestChecksumPieces(t *testing.T) {
+	rng := testenv.Rand(t)
+	b := make([]byte, 200)
+	for i := range b {
+		b[i] = byte(rng.Uint32())
+	}
+	var p pkt.Packet
+	p.L4Off, p.L4Len, p.PseudoSum = 34, len(b)-40, 12345
+	want := pkt.Fold(pkt.Sum(b[p.L4Off:p.L4Off+p.L4Len], p.PseudoSum))
+	for range 1000 {
+		var f link.Frame
+		for rest := b; len(rest) > 0; f.N++ {
+			n := min(len(rest), 1+rng.IntN(60))
+			if f.N == link.MaxPieces-1 {
+				n = len(rest)
+			}
+			f.Pieces[f.N], rest = rest[:n], rest[n:]
+		}
+		if got := checksum(&f, &p); got != want {
+			t.Fatalf("%#x in %d pieces; want %#x", got, f.N, want)
+		}
+	}
+}
 
 // feeder is a link that also receives the frames of a list, in several pieces.
 type feeder struct {

@@ -3,6 +3,7 @@ package dataplane
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"math/rand/v2"
 	"net/netip"
 	"runtime/debug"
@@ -15,6 +16,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/crc32c"
 	"github.com/iwarpd/iwarpd/internal/impair"
+	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
@@ -277,6 +279,32 @@ func TestBudgetEndsWait(t *testing.T) {
 			t.Errorf("at %v it looks again at %v", y.now, c.waits.look)
 		}
 		y.closeAll(y.a)
+	}
+}
+
+// Each Send waits for a receive for as long as ReceiveWait from when it is the first; then it ends the stream, as
+// without ReceiveWait.
+func TestReceiveWaitEnds(t *testing.T) {
+	y := newWaiting(t)
+	const limit = 100 * time.Millisecond
+	y.qb.ReceiveWait = limit
+	for i := range 3 {
+		y.send(i)
+	}
+	c := y.b.conn()
+	y.until("waiting", c.waits.waiting)
+	for i := range 2 { // together they wait for longer
+		late := y.now.Add(limit * 2 / 3)
+		y.until("almost over", func() bool { return y.now >= late })
+		y.receive(i)
+		y.received(i + 1)
+	}
+	from := y.now
+	if ev := y.event(1, EventFailed); !errors.Is(ev.Err, term.ErrNoBuffer) {
+		t.Errorf("failed by %v; want %v", ev.Err, term.ErrNoBuffer)
+	}
+	if d := y.now.Sub(from); d < limit-2*waitLook || d > limit+10*time.Millisecond {
+		t.Errorf("the last Send has waited %v; want %v", d, limit)
 	}
 }
 

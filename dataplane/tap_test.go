@@ -16,12 +16,17 @@ import (
 func TestTap(t *testing.T) {
 	s, a, _, qa, qb := fullPair(t, mpa.Params{CRC: true, IRD: 4, ORD: 4})
 	e := s.hosts[0].e
+	e.RemoveTap(e.NewTap(1, 64, nil)) // there is none
 	all := e.NewTap(4096, 2048, func(f *pkt.Flow) bool { return *f == a.flow() })
 	none := e.NewTap(1, 64, func(*pkt.Flow) bool { return false })
 	tiny := e.NewTap(2, 60, nil)
 	for _, tap := range []*Tap{all, none, tiny} {
 		e.AddTap(tap)
 	}
+	gone := e.NewTap(64, 64, nil)
+	e.RemoveTap(gone) // not active
+	e.AddTap(gone)
+	e.RemoveTap(gone)
 	before := s.hosts[0].w.stats
 	const size = 8192
 	s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpRead, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
@@ -54,6 +59,9 @@ func TestTap(t *testing.T) {
 	}
 	if want := after.RxBytes - before.RxBytes + after.TxBytes - before.TxBytes; total != want {
 		t.Errorf("%d bytes; want %d", total, want)
+	}
+	if n := gone.Read(func(*TapFrame) bool { return true }); n != 0 {
+		t.Errorf("%d frames for a tap that was removed", n)
 	}
 	if n := none.Read(func(*TapFrame) bool { return true }); n != 0 || none.Dropped() != 0 {
 		t.Errorf("%d frames that do not match", n)
