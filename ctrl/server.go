@@ -259,12 +259,12 @@ func (s *Server) Listen() error {
 	return nil
 }
 
-// Lost returns the paths of the sockets whose files are gone, as after a careless rm, or are another program's. No
-// program can connect to such a socket. The name of a socket in the folder of its slot does not count.
+// Lost returns the paths of the sockets whose files are gone, as after a careless rm, or are another program's.
+// The name of a socket in the folder of its slot does not count.
 func (s *Server) Lost() (paths []string) {
 	for _, l := range s.listening() {
-		if own := l.names[0]; !l.has(own) {
-			paths = append(paths, own)
+		if l.Lost() {
+			paths = append(paths, l.names[0])
 		}
 	}
 	return paths

@@ -55,6 +55,9 @@ func (l *UnixListener) has(name string) bool {
 	return err == nil && os.SameFile(now, l.file)
 }
 
+// Lost reports whether the file at the socket's path is gone or is another program's: no program can connect then.
+func (l *UnixListener) Lost() bool { return !l.has(l.names[0]) }
+
 // lost returns the names that the socket's file no longer has.
 func (l *UnixListener) lost() (names []string) {
 	for _, name := range l.names {

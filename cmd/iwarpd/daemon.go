@@ -42,6 +42,7 @@ type daemon struct {
 	// controls is closed when the control plane answers the watchdog; nil if it has.
 	controls chan struct{}
 	metrics  net.Listener // nil: none are served
+	scrapes  func()       // serves metrics
 
 	undo []func() error // cleanup functions, in order of registration
 }
@@ -192,7 +193,9 @@ func (d *daemon) run(ctx context.Context) error {
 		}
 	}
 	if d.metrics != nil {
-		go serveMetrics(serving, d.metrics, metricsHandler(collector{d.server.Counters, d.engine.Stats, d.engine.WorkerDevice, d.server.Status}), d.log)
+		h := metricsHandler(collector{d.server.Counters, d.engine.Stats, d.engine.WorkerDevice, d.server.Status})
+		d.scrapes = func() { go serveMetrics(serving, d.metrics, h, d.log) }
+		d.scrapes()
 	}
 	var watching sync.WaitGroup
 	watching.Go(func() { d.watchNICs(serving) })

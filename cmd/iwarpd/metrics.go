@@ -222,13 +222,13 @@ func listenMetrics(v string) (l net.Listener, err error) {
 // and no quota counts the descriptors that this takes.
 const maxScrapers = 16
 
-// serveMetrics serves until ctx is done.
+// serveMetrics serves until ctx is done or l is closed.
 func serveMetrics(ctx context.Context, l net.Listener, h http.Handler, log *zap.Logger) {
 	l = netutil.LimitListener(l, maxScrapers)
 	s := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 15 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	stop := context.AfterFunc(ctx, func() { s.Close() })
 	defer stop()
-	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 		log.Error("metrics: stopped serving", zap.Error(err))
 	}
 }

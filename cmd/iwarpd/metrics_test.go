@@ -137,6 +137,44 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
+// TestMetricsAgain checks that the socket for metrics is missed when its file is gone, and there again after SIGHUP.
+func TestMetricsAgain(t *testing.T) {
+	server, err := ctrl.New(ctrl.Config{}, ctrl.Options{Resolver: noHost{}, Devices: []ctrl.Device{{Name: "eth0", Steering: noHost{}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "m")
+	d := &daemon{s: &settings{Metrics: "unix:" + path}, log: zap.NewNop(), server: server}
+	if d.metrics, err = listenMetrics(d.s.Metrics); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { d.metrics.Close() }()
+	d.scrapes = func() { go serveMetrics(t.Context(), d.metrics, metricsHandler(testCollector()), d.log) }
+	d.scrapes()
+	for range 2 {
+		scrape(t, "unix", path)
+		if lost := d.warnLost(nil); len(lost) > 0 {
+			t.Errorf("lost %v", lost)
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		if lost := d.warnLost(nil); !slices.Equal(lost, []string{path}) {
+			t.Errorf("lost %v; want %s", lost, path)
+		}
+		testenv.WriteFile(t, path, nil, 0o600)
+		d.relisten()
+		if st, err := os.Lstat(path); err != nil || !st.Mode().IsRegular() {
+			t.Fatalf("the file of another program: %v, %v", st, err)
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		d.relisten()
+	}
+	scrape(t, "unix", path)
+}
+
 // pipes is a listener whose connections a test makes.
 type pipes struct {
 	conns  chan net.Conn

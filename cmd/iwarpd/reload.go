@@ -29,17 +29,30 @@ func (d *daemon) relisten() {
 		_, _ = makeSocketDir(d.s.Socket) // otherwise Relisten fails
 	}
 	made, err := d.server.Relisten()
-	if len(made) > 0 {
-		d.log.Info("sockets whose files were gone are there again", zap.Strings("sockets", made))
-	}
 	if err != nil {
 		d.log.Error("the file of a socket is gone", zap.Error(socketError(err)))
+	}
+	if l, ok := d.metrics.(*ctrl.UnixListener); ok && l.Lost() {
+		if next, err := listenMetrics(d.s.Metrics); err != nil {
+			d.log.Error("the file of a socket is gone", zap.Error(metricsError(err)))
+		} else {
+			made = append(made, l.Addr().String())
+			d.metrics = next
+			d.scrapes()
+			l.Close()
+		}
+	}
+	if len(made) > 0 {
+		d.log.Info("sockets whose files were gone are there again", zap.Strings("sockets", made))
 	}
 }
 
 // warnLost warns when the files of sockets are gone, if they were there before. It returns which are.
 func (d *daemon) warnLost(before []string) []string {
 	lost := d.server.Lost()
+	if l, ok := d.metrics.(*ctrl.UnixListener); ok && l.Lost() {
+		lost = append(lost, l.Addr().String())
+	}
 	if len(lost) > 0 && !slices.Equal(lost, before) {
 		d.log.Warn("the file of a socket is gone or is another program's: no program can connect until SIGHUP makes it again",
 			zap.Strings("sockets", lost))
