@@ -308,7 +308,9 @@ func (cs *claims) refresh(now clock.Time) {
 			cs.lost[a] = now.Add(lostTime)
 		}
 	}
-	failed, short := cs.steerAddrs(), false
+	cs.steerAddrs()
+	var failed error
+	short := false
 	for _, c := range cs.byAddr {
 		if !c.addr.Addr().IsUnspecified() || c.on.sockets() { // the kernel follows the sockets' addresses
 			continue
@@ -349,22 +351,22 @@ func (cs *claims) endLost(now clock.Time) (next clock.Time) {
 		}
 	}
 	if over {
-		if err := cs.steerAddrs(); err != nil {
-			cs.failed(err)
-		}
+		cs.steerAddrs()
 	}
 	return next
 }
 
 // steerAddrs steers the addresses of the host, and those that it has lost a moment ago.
-func (cs *claims) steerAddrs() error {
+func (cs *claims) steerAddrs() {
 	var lost []netip.Addr
 	for a, until := range cs.lost {
 		if until != 0 {
 			lost = append(lost, a)
 		}
 	}
-	return cs.devices.refresh(lost)
+	if err := cs.devices.refresh(lost); err != nil {
+		cs.failed(err)
+	}
 }
 
 // forgetGone closes guards of c, and ends its steering, on addresses that are not present, down to goneAddrs of them.
@@ -436,9 +438,7 @@ func (cs *claims) leave(c *claim, local netip.Addr) {
 			delete(cs.inUse, local)
 			if _, lost := cs.lost[local]; lost {
 				delete(cs.lost, local)
-				if err := cs.steerAddrs(); err != nil {
-					cs.failed(err)
-				}
+				cs.steerAddrs()
 			}
 		}
 	}

@@ -377,8 +377,7 @@ func placeError(err error, other string) error {
 		return exitErr(exitConfig, "%w: make the folder, or give %s", err, other)
 	case errors.Is(err, unix.ENOSPC):
 		return exitErr(exitFailure, "%w: make room there, or give %s", err, other)
-	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOBUFS),
-		errors.Is(err, unix.ENFILE), errors.Is(err, unix.EMFILE):
+	case ifqueue.Short(err):
 		return err // any other place would fail too
 	}
 	return exitErr(exitConfig, "%w: give %s", err, other)

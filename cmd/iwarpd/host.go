@@ -20,8 +20,8 @@ import (
 // findInterface returns the named interface if the daemon can use it.
 func findInterface(name string) (*net.Interface, error) {
 	ifi, err := net.InterfaceByName(name)
-	if failed, ok := errors.AsType[*os.SyscallError](err); ok { // without memory, for example; it may exist
-		return nil, fmt.Errorf("interface %s: cannot ask the kernel for it: %w", name, failed)
+	if err := unasked(name, err); err != nil {
+		return nil, err
 	}
 	if err != nil {
 		if strings.Contains(name, ",") {
@@ -49,6 +49,15 @@ func findInterface(name string) (*net.Interface, error) {
 		return nil, exitErr(exitInterface, "interface %s is down: ip link set dev %s up", name, name)
 	}
 	return ifi, nil
+}
+
+// unasked returns an error if err, with which a look-up of the interface has failed, says that the kernel could not be
+// asked for it, as without memory: it may exist.
+func unasked(name string, err error) error {
+	if failed, ok := errors.AsType[*os.SyscallError](err); ok {
+		return fmt.Errorf("interface %s: cannot ask the kernel for it: %w", name, failed)
+	}
+	return nil
 }
 
 // checkCapabilities returns an error that names the missing capabilities, before anything is set

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -108,8 +107,8 @@ func (n *nic) linkState() (state string, speed uint64) {
 // interface of the name may have other addresses and routes.
 func (n *nic) find() (*net.Interface, error) {
 	held, err := net.InterfaceByIndex(n.dev.Index())
-	if failed, ok := errors.AsType[*os.SyscallError](err); ok { // without memory, for example
-		return nil, fmt.Errorf("interface %s: cannot ask the kernel for it: %w", n.name, failed)
+	if err := unasked(n.name, err); err != nil {
+		return nil, err
 	}
 	if err != nil { // or its return is not noted yet
 		return nil, exitErr(exitInterface, "interface %s: %w", n.name, hostnet.ErrGone)

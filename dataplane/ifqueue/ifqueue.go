@@ -95,7 +95,7 @@ func Open(steer *bpf.Steering, cfg Config) (*Set, error) {
 	s := &Set{Local: off.Local, steer: steer, ifindex: dev.Attrs().Index}
 	if prefersPackets(dev, cfg.Link, cfg.Mode) {
 		err = s.openPackets(dev, &cfg)
-		if _, busy := errors.AsType[*bpf.BusyError](err); err != nil && !busy && !short(err) && cfg.Link == Auto {
+		if _, busy := errors.AsType[*bpf.BusyError](err); err != nil && !busy && !Short(err) && cfg.Link == Auto {
 			if cfg.FellBack != nil {
 				cfg.FellBack(err)
 			}
@@ -110,8 +110,8 @@ func Open(steer *bpf.Steering, cfg Config) (*Set, error) {
 	return s, nil
 }
 
-// short reports whether err is a lack of memory or descriptors, which may be over when the caller tries again.
-func short(err error) bool {
+// Short reports whether err is a lack of memory or descriptors, which may be over when the caller tries again.
+func Short(err error) bool {
 	return errors.Is(err, syscall.ENOMEM) || errors.Is(err, syscall.ENOBUFS) ||
 		errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
 }
