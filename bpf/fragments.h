@@ -81,35 +81,38 @@ struct large {
 };
 
 /*
- * copy_frame copies the frame to to, and reinserts a VLAN tag that the kernel has removed.
+ * copy_frame copies the frame to to, and reinserts a VLAN tag that the kernel has removed. pos is
+ * that of what follows the Ethernet header.
  */
-static __always_inline long copy_frame(void *ctx, const enum hook hook, __u8 *to, __u32 len, int tagged)
+static __always_inline long copy_frame(void *ctx, const enum hook hook, __u32 pos, __u8 *to, __u32 len, int tagged)
 {
 	struct __sk_buff *skb = ctx;
 
 	if (hook == XDP)
 		return bpf_xdp_load_bytes(ctx, 0, to, len);
-	if (!tagged)
-		return bpf_skb_load_bytes(ctx, 0, to, len);
-	*(__be16 *)(to + 12) = skb->vlan_proto;
-	*(__be16 *)(to + 14) = bpf_htons(skb->vlan_tci);
-	if (bpf_skb_load_bytes(ctx, 0, to, 12) < 0)
+	if (bpf_skb_load_bytes_relative(ctx, 0, to, 12, BPF_HDR_START_MAC) < 0)
 		return -1;
-	return bpf_skb_load_bytes(ctx, 12, to + 16, len - 12);
+	if (tagged) {
+		*(__be16 *)(to + 12) = skb->vlan_proto;
+		*(__be16 *)(to + 14) = bpf_htons(skb->vlan_tci);
+		to += 4;
+	}
+	*(__be16 *)(to + 12) = skb->protocol;
+	return bpf_skb_load_bytes(ctx, pos, to + 14, len - 14);
 }
 
-/* copy writes the frame to the ring, after its length. */
-static __always_inline int copy(void *ctx, const enum hook hook)
+/* copy writes the frame to the ring, after its length. pos is that of what follows the Ethernet header. */
+static __always_inline int copy(void *ctx, const enum hook hook, __u32 pos)
 {
 	int tagged = hook != XDP && ((struct __sk_buff *)ctx)->vlan_present;
 	__u32 tag = tagged ? 4 : 0;
-	__u64 len = frame_len(ctx, hook);
+	__u64 len = frame_len(ctx, hook) + 14 - pos;
 	struct small *small;
 	struct large *large;
 	void *e;
 	long err;
 
-	if (len < 14 || len > LARGE - 4)
+	if (len < 15 || len > LARGE - 4)
 		return 0;
 	OPAQUE(len); /* keeps the compiler from merging two comparisons, which would hide the bounds from older verifiers */
 	if (len <= SMALL - 4) {
@@ -117,9 +120,9 @@ static __always_inline int copy(void *ctx, const enum hook hook)
 		if (!small)
 			return 0;
 		small->len = len + tag;
-		if (len < 14)
-			len = 14;
-		err = copy_frame(ctx, hook, small->frame, len, tagged);
+		if (len < 15)
+			len = 15;
+		err = copy_frame(ctx, hook, pos, small->frame, len, tagged);
 		e = small;
 	} else {
 		large = bpf_ringbuf_reserve(&fragments, sizeof(*large), 0);
@@ -128,7 +131,7 @@ static __always_inline int copy(void *ctx, const enum hook hook)
 		large->len = len + tag;
 		if (len > LARGE - 4)
 			len = LARGE - 4;
-		err = copy_frame(ctx, hook, large->frame, len, tagged);
+		err = copy_frame(ctx, hook, pos, large->frame, len, tagged);
 		e = large;
 	}
 	if (err < 0) {
@@ -245,12 +248,14 @@ static __always_inline __u32 fragment(void *ctx, const enum hook hook)
 	struct flow f = {};
 	struct ports ports;
 	__u64 now = bpf_ktime_get_ns();
-	__u32 pos = 12;
+	struct ether eth;
+	int start = ether(ctx, hook, &eth);
+	__u32 pos = start;
 	__be16 type;
 
-	if (load(ctx, hook, pos, &type, 2) < 0)
+	if (start < 0)
 		return MALFORMED;
-	pos += 2;
+	type = eth.type;
 	for (int i = 0; i < MAX_VLAN; i++) {
 		if (type != bpf_htons(ETH_8021Q) && type != bpf_htons(ETH_8021AD))
 			break;
@@ -269,7 +274,7 @@ static __always_inline __u32 fragment(void *ctx, const enum hook hook)
 	if (p.off && known) {
 		if (!known->ours)
 			return PASSED_FRAGMENT;
-		return copy(ctx, hook) ? STEERED_FRAGMENT : DROPPED_FRAGMENT;
+		return copy(ctx, hook, start) ? STEERED_FRAGMENT : DROPPED_FRAGMENT;
 	}
 	host = p.key;
 	if (!is_transport(p.key.proto) || !has_claim(&host)) {
@@ -278,7 +283,7 @@ static __always_inline __u32 fragment(void *ctx, const enum hook hook)
 		return PASSED_FRAGMENT;
 	}
 	if (p.off)
-		return copy(ctx, hook) ? COPIED_FRAGMENT : PASSED_FRAGMENT;
+		return copy(ctx, hook, start) ? COPIED_FRAGMENT : PASSED_FRAGMENT;
 
 	if (p.l4 + transport_len(&p.key) > frame_len(ctx, hook) ||
 	    load(ctx, hook, p.l4, &ports, sizeof(ports)) < 0)
@@ -291,7 +296,7 @@ static __always_inline __u32 fragment(void *ctx, const enum hook hook)
 	owner.ours = claimed(&f);
 	bpf_map_update_elem(&packets, &p.packet, &owner, 0);
 	if (owner.ours)
-		return copy(ctx, hook) ? STEERED_FRAGMENT : DROPPED_FRAGMENT;
+		return copy(ctx, hook, start) ? STEERED_FRAGMENT : DROPPED_FRAGMENT;
 	return PASSED_FRAGMENT;
 }
 

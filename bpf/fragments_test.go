@@ -12,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/pkt"
@@ -262,9 +265,33 @@ func testFragmentRing(t *testing.T) {
 // and protocol. Fragments for the claim must not reach the kernel, which would respond
 // that the port is closed.
 func TestFragmentsOfTheHost(t *testing.T) {
+	t.Run("xdp", func(t *testing.T) { testFragmentsOfTheHost(t, Auto, false) })
+	t.Run("ingress", func(t *testing.T) { testFragmentsOfTheHost(t, Ingress, false) })
+	t.Run("ingress beside XDP", func(t *testing.T) { testFragmentsOfTheHost(t, Ingress, true) })
+}
+
+func testFragmentsOfTheHost(t *testing.T, mode Mode, beside bool) {
 	v := testenv.NewVeth(t, 1500)
 	s := load(t)
-	install(t, s)
+	ring := install(t, s)
+	if beside {
+		v.A.NS.Run(t, func() error {
+			prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+				Type: ebpf.XDP, License: "GPL", Flags: unix.BPF_F_XDP_HAS_FRAGS,
+				Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, actPass), asm.Return()},
+			})
+			if err != nil {
+				return err
+			}
+			defer prog.Close()
+			l, err := link.AttachXDP(link.XDPOptions{Program: prog, Interface: v.A.Index, Flags: link.XDPGenericMode})
+			if err == nil {
+				t.Cleanup(func() { l.Close() })
+			}
+			return err
+		})
+	}
+	before := uint64(0) // fragments in the ring
 	for _, v6 := range []bool{false, true} {
 		src, dst := v.B.Addr4, v.A.Addr4
 		if v6 {
@@ -276,12 +303,16 @@ func TestFragmentsOfTheHost(t *testing.T) {
 			mustClaim(t, s, Endpoint{Proto: pkt.ProtoUDP, Addr: dst, Port: claimed})
 			var conn *net.UDPConn
 			var raw int
-			v.A.NS.Run(t, func() (err error) {
-				if _, err = s.Attach(v.A.Index, Auto); err == nil {
+			if err := v.A.NS.Do(func() (err error) {
+				if _, err = s.Attach(v.A.Index, mode); err == nil {
 					conn, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, theirs)))
 				}
 				return err
-			})
+			}); errors.Is(err, ErrNoIngress) {
+				testenv.Skip(t, "%v", err)
+			} else if err != nil {
+				t.Fatal(err)
+			}
 			defer conn.Close()
 			v.B.NS.Run(t, func() (err error) {
 				raw, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
@@ -305,12 +336,13 @@ func TestFragmentsOfTheHost(t *testing.T) {
 				tu.Put(b, n, 0, 0)
 				return b
 			}
-			id := byte(0)
+			id, sent := byte(0), make(map[string]bool)
 			for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}, {2, 0, 1}} {
 				for _, port := range []uint16{claimed, theirs} {
 					id++
 					cut := testenv.Cut(datagram(port, id), 1400, uint32(id))
 					for _, i := range order {
+						sent[string(cut[i])] = true
 						if err := unix.Sendto(raw, cut[i], 0, &unix.SockaddrLinklayer{Ifindex: v.B.Index}); err != nil {
 							t.Fatal(err)
 						}
@@ -334,6 +366,12 @@ func TestFragmentsOfTheHost(t *testing.T) {
 			if c.SteeredFragment < 7 || c.CopiedFragment < 8 || c.DroppedFragment != 0 {
 				t.Errorf("%+v", c)
 			}
+			for n := c.SteeredFragment + c.CopiedFragment - before; n > 0; n-- {
+				if b, err := ring.Read(time.Now().Add(time.Minute)); err != nil || !sent[string(b)] {
+					t.Fatalf("in the ring %x, %v, which was not sent", b, err)
+				}
+			}
+			before = c.SteeredFragment + c.CopiedFragment
 			var errs int
 			v.A.NS.Run(t, func() (err error) {
 				errs, err = noPorts(v6)

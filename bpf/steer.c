@@ -223,6 +223,24 @@ static __always_inline int load(void *ctx, const enum hook hook, __u32 off, void
 	return bpf_skb_load_bytes(ctx, off, to, n);
 }
 
+/*
+ * ether loads the Ethernet header and returns the position of what follows it, which is 0 if
+ * the frame has lost it at tc ingress: where generic XDP copies a frame for a program that takes
+ * fragments, the kernel forgets how long the header is (skb->mac_len, Linux 6.9 to 6.18 at least).
+ */
+static __always_inline int ether(void *ctx, const enum hook hook, struct ether *eth)
+{
+	struct __sk_buff *skb = ctx;
+
+	if (load(ctx, hook, 0, eth, sizeof(*eth)) < 0)
+		return -1;
+	if (hook != INGRESS || eth->type == (__be16)skb->protocol)
+		return sizeof(*eth);
+	if (bpf_skb_load_bytes_relative(ctx, 0, eth, sizeof(*eth), BPF_HDR_START_MAC) < 0)
+		return -1;
+	return eth->type == (__be16)skb->protocol ? 0 : sizeof(*eth);
+}
+
 static __always_inline __u32 frame_len(void *ctx, const enum hook hook)
 {
 	return hook == XDP ? bpf_xdp_get_buff_len(ctx) : ((struct __sk_buff *)ctx)->len;
@@ -417,11 +435,12 @@ static __always_inline __u32 decide(void *ctx, const enum hook hook)
 	struct ether eth;
 	struct flow f = {};
 	struct ports l4;
-	__u32 tags = 0, pos = sizeof(eth);
-	int v6, l4_pos, i = 0;
+	__u32 tags = 0, pos;
+	int v6, l4_pos = ether(ctx, hook, &eth), i = 0;
 
-	if (load(ctx, hook, 0, &eth, sizeof(eth)) < 0)
+	if (l4_pos < 0)
 		return MALFORMED;
+	pos = bound(l4_pos);
 	/* Multicast frames never belong to a connection. */
 	if (eth.dst[0] & 1)
 		return PASSED;

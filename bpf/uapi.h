@@ -37,6 +37,8 @@ enum tcx_action_base { TCX_NEXT = -1, TCX_PASS = 0, TCX_DROP = 2 };
 
 enum { PACKET_OUTGOING = 4 };
 
+enum bpf_hdr_start_off { BPF_HDR_START_MAC, BPF_HDR_START_NET };
+
 struct xdp_md {
 	__u32 data;
 	__u32 data_end;

@@ -216,10 +216,17 @@ func TestShort(t *testing.T) {
 // TestKernelKeepsItsOwn checks that the kernel's own traffic passes, that claimed packets reach only the link, and
 // that the kernel does not respond to them.
 func TestKernelKeepsItsOwn(t *testing.T) {
-	for _, kind := range []Kind{XDP, Packet} {
-		t.Run([]string{XDP: "xdp", Packet: "packet"}[kind], func(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		kind   Kind
+		beside bool // generic XDP of another program
+	}{{"xdp", XDP, false}, {"packet", Packet, false}, {"packet beside XDP", Packet, true}} {
+		t.Run(tc.name, func(t *testing.T) {
 			v := testenv.NewVethOffloads(t, 1500)
-			s, steer := open(t, &v.B, Config{Link: kind})
+			if tc.beside {
+				v.B.NS.Run(t, func() error { return passXDP(t, v.B.Index) })
+			}
+			s, steer := open(t, &v.B, Config{Link: tc.kind})
 			if c, err := v.A.Dial(t.Context(), v.B.Listen(t, v.B.Addr4).Addr().String()); err != nil {
 				t.Errorf("the kernel's own port: %v", err)
 			} else {
@@ -243,6 +250,23 @@ func TestKernelKeepsItsOwn(t *testing.T) {
 			}
 		})
 	}
+}
+
+// passXDP attaches a generic XDP program that passes all frames, for which the kernel copies them.
+func passXDP(t *testing.T, ifindex int) error {
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.XDP, License: "GPL", Flags: unix.BPF_F_XDP_HAS_FRAGS,
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()},
+	})
+	if err != nil {
+		return err
+	}
+	defer prog.Close()
+	l, err := ebpflink.AttachXDP(ebpflink.XDPOptions{Program: prog, Interface: ifindex, Flags: ebpflink.XDPGenericMode})
+	if err == nil {
+		t.Cleanup(func() { l.Close() })
+	}
+	return err
 }
 
 // dial connects with the kernel's TCP to an address where nothing responds.
