@@ -281,8 +281,8 @@ func (c *Conn) begin(ctx context.Context) (*op, error) {
 	}
 }
 
-// reset prepares o for another use. No other goroutine uses o. The lock is for the race detector,
-// which does not see that the previous use is complete: its completion came through memory shared
+// reset prepares o for another use. No other goroutine uses o. The lock, as that of post, is for the race
+// detector, which does not see that the previous use is complete: its completion came through memory shared
 // with the daemon.
 func (o *op) reset() {
 	o.mu.Lock()
@@ -371,7 +371,10 @@ func (c *Conn) run(ctx context.Context, o *op, wr *SendWR) error {
 func (c *Conn) post(o *op, wr *SendWR) error {
 	wr.ID = uint64(o.id)
 	wr.Flags |= Signaled
-	if err := c.qp.PostSend(wr); err != nil {
+	o.mu.Lock() // see reset: PostSend reads o.sge
+	err := c.qp.PostSend(wr)
+	o.mu.Unlock()
+	if err != nil {
 		c.end(o)
 		return err
 	}

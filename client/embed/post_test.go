@@ -110,3 +110,24 @@ func TestWriteTurns(t *testing.T) {
 		})
 	}
 }
+
+// TestPostTurns posts from several goroutines, which take each other's operations without waiting for completions. The race
+// detector checks that a goroutine has read the memory of its work request before another one uses the operation.
+func TestPostTurns(t *testing.T) {
+	a, b, ctx := pair(t, embed.PairConfig{})
+	ca, cb := connect(t, ctx, a, b, &iwarp.Config{SendDepth: 1})
+	near := alloc(t, ctx, ca, 4096, iwarp.AccessLocalWrite)
+	far := alloc(t, ctx, cb, 4096, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
+	var writers sync.WaitGroup
+	for range 4 {
+		writers.Go(func() {
+			for range 500 {
+				if err := ca.PostWrite(ctx, far.RemoteAt(0, 8), near.Bytes()[:8]); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	writers.Wait()
+}
