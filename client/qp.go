@@ -197,6 +197,8 @@ func postError(err error) error {
 		return nil
 	case errors.Is(err, shm.ErrFull):
 		return ErrQueueFull
+	case errors.Is(err, shm.ErrFreed): // Device.Err will say why
+		return ErrDaemonGone
 	case errors.Is(err, shm.ErrWR):
 		return ErrWR
 	}

@@ -291,7 +291,8 @@ func MapCQ(fd int) (*CQConsumer, error) {
 	return c, nil
 }
 
-// Poll takes up to len(wcs) completions and returns their number. Completions of one QP are in order.
+// Poll takes up to len(wcs) completions and returns their number. Completions of one QP are in order. Those in memory that
+// the daemon has freed are gone: what was read there may be zeros.
 func (c *CQConsumer) Poll(wcs []verbs.WC) int {
 	got := 0
 	for range c.rings {
@@ -312,6 +313,9 @@ func (c *CQConsumer) Poll(wcs []verbs.WC) int {
 				c.turn = 0
 			}
 		}
+	}
+	if got > 0 && c.freed() {
+		return 0
 	}
 	return got
 }

@@ -140,6 +140,7 @@ const (
 // Errors.
 var (
 	ErrFull   = errors.New("shm: ring full")
+	ErrFreed  = errors.New("shm: the daemon has freed the ring")
 	ErrWR     = errors.New("shm: work request does not fit the ring")
 	ErrLayout = errors.New("shm: not a memfd of iwarpd's, or of another version")
 	ErrMemory = errors.New("shm: memory cannot be shared safely")

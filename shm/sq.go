@@ -187,14 +187,17 @@ func (w *writer) Space() int { return int(w.ring.Free(uint32(w.entries))) }
 // Depth returns how many work requests the ring holds.
 func (w *writer) Depth() int { return w.entries }
 
-// free is the next entry to be written, nil when the ring is full.
-func (w *writer) free() []byte {
+// free returns the next entry to be written, or ErrFull or ErrFreed.
+func (w *writer) free() ([]byte, error) {
 	if w.ring.Free(1) == 0 {
-		return nil
+		if w.freed() {
+			return nil, ErrFreed
+		}
+		return nil, ErrFull
 	}
 	i, _ := w.ring.Reserve(1)
 	off := int(w.ring.Mask(i)) * w.stride
-	return w.slots[off : off+w.stride]
+	return w.slots[off : off+w.stride], nil
 }
 
 // SQProducer is the client's end of a send ring. One goroutine at a time may
@@ -223,29 +226,30 @@ func MapRQ(fd int) (*RQProducer, error) {
 	return &RQProducer{newWriter(f, h)}, nil
 }
 
-// Post puts wr in the ring. It returns ErrFull, or ErrWR if wr has more SGEs or inline data than the ring allows. The worker learns of it
-// when the QP's doorbell is rung.
+// Post puts wr in the ring. It returns ErrFull, ErrFreed, or ErrWR if wr has more SGEs or inline data than the ring allows.
+// The worker learns of it when the QP's doorbell is rung.
 func (p *SQProducer) Post(wr *verbs.SendWR) error {
 	if !fitsSend(wr, p.maxSGE, p.maxInline) {
 		return ErrWR
 	}
-	e := p.free()
-	if e == nil {
-		return ErrFull
+	e, err := p.free()
+	if err != nil {
+		return err
 	}
 	encodeSend(e, wr)
 	p.ring.Submit()
 	return nil
 }
 
-// Post puts wr in the ring. It returns ErrFull, or ErrWR if wr has more SGEs than the ring allows. Receives need no doorbell.
+// Post puts wr in the ring. It returns ErrFull, ErrFreed, or ErrWR if wr has more SGEs than the ring allows. Receives
+// need no doorbell.
 func (p *RQProducer) Post(wr *verbs.RecvWR) error {
 	if len(wr.SGEs) > p.maxSGE {
 		return ErrWR
 	}
-	e := p.free()
-	if e == nil {
-		return ErrFull
+	e, err := p.free()
+	if err != nil {
+		return err
 	}
 	encodeRecv(e, wr)
 	p.ring.Submit()

@@ -202,9 +202,10 @@ static int poll_ring(struct ring *r, struct iwarpd_wc *wc, int n)
 		memcpy(&wc[got++], entry, sizeof(*wc));
 		r->next++;
 	}
-	if (got > 0)
-		ring_publish(r);
-	return got > 0 ? got : err;
+	if (got == 0)
+		return err;
+	ring_publish(r);
+	return ring_freed(r) ? -EPIPE : got;
 }
 
 static int poll_rings(struct cq_rings *r, struct iwarpd_wc *wc, int n)

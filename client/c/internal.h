@@ -97,6 +97,7 @@ _Atomic uint32_t *map_word(const struct map *m, size_t offset);
 
 /* One end of a ring. */
 struct ring {
+	_Atomic uint32_t *magic; /* of the header */
 	_Atomic uint32_t *ours, *theirs; /* the two indices */
 	uint8_t *entries;
 	uint32_t size, stride;
@@ -117,6 +118,12 @@ const void *ring_next_entry(struct ring *r, int *err);
 
 /* ring_publish publishes our index. */
 void ring_publish(struct ring *r);
+
+/*
+ * ring_freed reports whether the daemon has freed the memory, or map_after_fork was called: all of it is zero then. What
+ * was read before it returned false is true.
+ */
+bool ring_freed(const struct ring *r);
 
 /* ring_pending reports whether the consumer has published entries left to take. */
 bool ring_pending(const struct ring *r);

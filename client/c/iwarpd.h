@@ -288,7 +288,10 @@ struct iwarpd_wc {
 IWARPD_API int iwarpd_create_cq(struct iwarpd_device *dev, uint32_t depth, struct iwarpd_cq **cq, struct iwarpd_error *e);
 IWARPD_API int iwarpd_destroy_cq(struct iwarpd_cq *cq, struct iwarpd_error *e);
 
-/* Stores up to n completions and returns their number. Does not block. */
+/*
+ * Stores up to n completions and returns their number. Does not block. May return -EPIPE
+ * if the daemon is gone, or has cut this client off: then there are no more.
+ */
 IWARPD_API int iwarpd_poll_cq(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n);
 
 /*
@@ -489,7 +492,7 @@ struct iwarpd_recv_wr {
  *   -EAGAIN    the queue is full: poll the CQ first
  *   -EMSGSIZE  more SGEs or inline data than the QP was created for
  *   -EINVAL    inline data without the flag, or both inline data and SGEs
- *   -ENOTCONN  the connection has ended; with flush_late: the daemon is gone
+ *   -ENOTCONN  the connection has ended, or the daemon is gone; with flush_late only the latter
  *   -EPROTO    the daemon has corrupted the queue
  * The completion of a Write means that its memory may be reused, not that the data
  * has been placed: the peer does not acknowledge a Write. If the peer's memory does

@@ -133,6 +133,7 @@ static void ring_init(struct ring *r, const struct map *m, uint32_t which, size_
 	size_t start = HEADER_SIZE + (size_t)which * m->ring_size;
 
 	*r = (struct ring){
+		.magic = map_word(m, 0),
 		.ours = map_word(m, start + ours),
 		.theirs = map_word(m, start + theirs),
 		.entries = m->mem + start + RING_ENTRIES,
@@ -172,7 +173,7 @@ void *ring_free_entry(struct ring *r, uint32_t n, int *err)
 	if (free_entries(r) < n) {
 		r->seen = atomic_load(r->theirs);
 		if (r->next - r->seen > r->size)
-			*err = -EPROTO;
+			*err = ring_freed(r) ? -ENOTCONN : -EPROTO;
 	}
 	return free_entries(r) < n ? NULL : ring_entry(r, r->next);
 }
@@ -183,7 +184,7 @@ const void *ring_next_entry(struct ring *r, int *err)
 		uint32_t theirs = atomic_load(r->theirs);
 
 		if (theirs - r->next > r->size) {
-			*err = -EPROTO;
+			*err = ring_freed(r) ? -EPIPE : -EPROTO;
 			return NULL;
 		}
 		r->seen = theirs;
@@ -191,6 +192,11 @@ const void *ring_next_entry(struct ring *r, int *err)
 			return NULL;
 	}
 	return ring_entry(r, r->next);
+}
+
+bool ring_freed(const struct ring *r)
+{
+	return atomic_load(r->magic) == 0;
 }
 
 void ring_publish(struct ring *r)

@@ -159,7 +159,7 @@ func check(t *testing.T, v *variant, a, b *host, mode string) *exec.Cmd {
 func TestCheck(t *testing.T) {
 	a, b := newHosts(t)
 	for _, v := range []*variant{plain, sanitized} {
-		for _, mode := range []string{"verbs", "cm", "streams", "transports", "shared", "channels", "threads", "files"} {
+		for _, mode := range []string{"verbs", "cm", "streams", "transports", "shared", "channels", "threads", "files", "forked"} {
 			t.Run(v.name+"/"+mode, func(t *testing.T) { testenv.Start(t, check(t, v, a, b, mode)).Succeed() })
 		}
 	}

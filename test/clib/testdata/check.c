@@ -24,6 +24,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <iwarpd.h>
@@ -1299,6 +1300,27 @@ static int open_files(void)
 	return n;
 }
 
+/* forked polls, in the child of a fork, a queue that the parent has not polled until it is empty. The zeros there are no completions. */
+static void forked(struct side *a, struct side *b)
+{
+	struct iwarpd_wc wc;
+	pid_t child;
+	int status;
+
+	join(a, b);
+	CHECK(iwarpd_disconnect(a->qp, true, &err) == 0);
+	expect_event(a, IWARPD_EVENT_DISCONNECTED);
+	CHECK(wait_one(a->rcq).status == IWARPD_WC_WR_FLUSH_ERR); /* of several */
+	child = fork();
+	if (child == 0) {
+		iwarpd_after_fork(a->dev);
+		CHECK(iwarpd_poll_cq(a->rcq, &wc, 1) == -EPIPE && iwarpd_wait_cq(a->rcq, &wc, 1, 0) == -EPIPE);
+		_exit(0);
+	}
+	CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+	CHECK(iwarpd_poll_cq(a->rcq, &wc, 1) == 1 && wc.status == IWARPD_WC_WR_FLUSH_ERR);
+}
+
 /* gone has the daemons killed and checks what calls return then. */
 static void gone(struct side *a, struct side *b)
 {
@@ -1438,6 +1460,8 @@ int main(int argc, char **argv)
 		threads(&a, &b);
 	} else if (strcmp(argv[5], "quiet") == 0) {
 		quiet(&a, &b);
+	} else if (strcmp(argv[5], "forked") == 0) {
+		forked(&a, &b);
 	} else if (strcmp(argv[5], "gone") == 0) {
 		gone(&a, &b);
 	} else {
