@@ -53,6 +53,7 @@ type QP struct {
 	rmu sync.Mutex
 	rq  *shm.RQProducer // nil after Close or with an SRQ; guarded by rmu
 
+	closing atomic.Bool  // Close has been called
 	worker  atomic.Int32 // worker whose doorbell page to ring; -1 before the connection
 	ended   atomic.Bool  // the connection has ended: nothing more can be posted
 	outcome chan error   // result of connect or accept
@@ -141,7 +142,7 @@ func (q *QP) PostSend(wr *SendWR) error {
 		return q.Err()
 	}
 	if err := q.sq.Post(wr); err != nil {
-		return postError(err)
+		return postError(err, &q.closing)
 	}
 	if w := q.worker.Load(); w >= 0 {
 		q.d.ring(w, q.bit)
@@ -162,7 +163,7 @@ func (q *QP) PostSends(wrs []SendWR) (n int, err error) {
 	}
 	for n < len(wrs) {
 		if err = q.sq.Post(&wrs[n]); err != nil {
-			err = postError(err)
+			err = postError(err, &q.closing)
 			break
 		}
 		n++
@@ -188,15 +189,18 @@ func (q *QP) PostRecv(wr *RecvWR) error {
 	if q.ended.Load() {
 		return q.Err()
 	}
-	return postError(q.rq.Post(wr))
+	return postError(q.rq.Post(wr), &q.closing)
 }
 
-func postError(err error) error {
+// postError returns the error of this package for err, of a ring. closing is set if its object is being closed.
+func postError(err error, closing *atomic.Bool) error {
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, shm.ErrFull):
 		return ErrQueueFull
+	case errors.Is(err, shm.ErrFreed) && closing.Load():
+		return ErrClosed
 	case errors.Is(err, shm.ErrFreed): // Device.Err will say why
 		return ErrDaemonGone
 	case errors.Is(err, shm.ErrWR):
@@ -445,8 +449,10 @@ func (q *QP) over(err error) {
 // Close destroys the QP and resets its connection, if there is one. Outstanding work
 // requests do not complete.
 func (q *QP) Close() error {
+	q.closing.Store(true)
 	err := q.d.do(context.Background(), "close QP", &ctrlpb.Request{Body: &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: q.num}}})
 	if err != nil && q.d.Err() == nil {
+		q.closing.Store(false)
 		return err
 	}
 	q.unmap() // before Device.Close, which unmaps the doorbells, can miss it

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
@@ -22,8 +23,9 @@ type SRQConfig struct {
 // SRQ is a shared receive queue. Messages of several QPs use its receives, in the order of
 // posting. A receive completes on the CQ of the QP that used it.
 type SRQ struct {
-	d *Device
-	h uint32
+	d       *Device
+	h       uint32
+	closing atomic.Bool // Close has been called
 
 	mu sync.Mutex
 	rq *shm.RQProducer // nil: closed
@@ -71,7 +73,7 @@ func (s *SRQ) PostRecv(wr *RecvWR) error {
 	if s.rq == nil {
 		return ErrClosed
 	}
-	return postError(s.rq.Post(wr))
+	return postError(s.rq.Post(wr), &s.closing)
 }
 
 // SetLimit arms the limit event: AsyncSRQLimit occurs once, when a message leaves fewer than n
@@ -82,8 +84,10 @@ func (s *SRQ) SetLimit(ctx context.Context, n int) error {
 
 // Close destroys the queue. It fails with ErrBusy while a QP uses it.
 func (s *SRQ) Close() error {
+	s.closing.Store(true)
 	err := s.d.do(context.Background(), "close SRQ", &ctrlpb.Request{Body: &ctrlpb.Request_DestroySrq{DestroySrq: &ctrlpb.DestroySRQ{Srq: s.h}}})
 	if err != nil && s.d.Err() == nil {
+		s.closing.Store(false)
 		return err
 	}
 	s.d.mu.Lock()

@@ -131,3 +131,34 @@ func TestPostTurns(t *testing.T) {
 	}
 	writers.Wait()
 }
+
+// TestPostWhileClosing checks what a goroutine gets that posts while another one closes the connection: the daemon frees the
+// queues before the client has unmapped them.
+func TestPostWhileClosing(t *testing.T) {
+	a, b, ctx := pair(t, embed.PairConfig{})
+	for range 100 {
+		ca, cb := connect(t, ctx, a, b, &iwarp.Config{SendDepth: 1})
+		near := alloc(t, ctx, ca, 4096, iwarp.AccessLocalWrite)
+		far := alloc(t, ctx, cb, 4096, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
+		mem := near.Bytes()[:1]
+		posted, ended := make(chan struct{}), make(chan error)
+		go func() {
+			var err error
+			for n := 0; err == nil; n++ {
+				if n == 10 {
+					close(posted)
+				}
+				err = ca.PostWrite(ctx, far.RemoteAt(0, 1), mem)
+			}
+			ended <- err
+		}()
+		<-posted
+		if err := ca.Abort(); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-ended; !errors.Is(err, iwarp.ErrClosed) {
+			t.Fatalf("PostWrite while the connection is closed: %v", err)
+		}
+		cb.Close()
+	}
+}
