@@ -13,8 +13,9 @@ enum { FIRST_DEPTH = 1024 }; /* depth of a CQ without queue pairs, unless the pr
 
 struct channel {
 	struct ibv_comp_channel ibv;
-	struct iwarpd_channel *ch;
-	pthread_mutex_t lock; /* keeps CQs while their events are counted */
+	struct iwarpd_channel *ch; /* NULL: destroyed; changes with the lock and iwv_thread_lock held */
+	atomic_uint users;         /* threads in ibv_get_cq_event, and the program until it destroys the channel */
+	pthread_mutex_t lock;      /* keeps CQs while their events are counted */
 };
 
 static struct channel *channel_of(struct ibv_comp_channel *ibv)
@@ -42,8 +43,35 @@ struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *ibv)
 	}
 	ch->ibv.context = ibv;
 	ch->ibv.fd = iwarpd_channel_fd(ch->ch);
+	atomic_init(&ch->users, 1);
 	pthread_mutex_init(&ch->lock, NULL);
 	return &ch->ibv;
+}
+
+/* release ends a use of a channel, and frees it after the last one. */
+static void release(void *channel)
+{
+	struct channel *ch = channel;
+
+	if (atomic_fetch_sub(&ch->users, 1) > 1)
+		return;
+	pthread_mutex_destroy(&ch->lock);
+	free(ch);
+}
+
+/* end_channel destroys the daemon's channel. A thread that waits in ibv_get_cq_event notices that, within a second or so. */
+static int end_channel(struct channel *ch, struct iwarpd_error *e)
+{
+	int err;
+
+	pthread_mutex_lock(&ch->lock);
+	err = iwarpd_destroy_channel(ch->ch, e);
+	if (err && thread_gone(iwv_context_of(ch->ibv.context)))
+		err = 0;
+	if (!err)
+		ch->ch = NULL;
+	pthread_mutex_unlock(&ch->lock);
+	return err;
 }
 
 int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
@@ -55,11 +83,12 @@ int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
 		return REAL(ibv_destroy_comp_channel)(ibv);
 	if (ibv->refcnt > 0)
 		return EBUSY;
-	err = iwarpd_destroy_channel(channel_of(ibv)->ch, &e);
-	if (err && !daemon_gone(ibv->context))
+	iwv_thread_lock();
+	err = end_channel(channel_of(ibv), &e);
+	iwv_thread_unlock();
+	if (err)
 		return iwv_fail(err, "ibv_destroy_comp_channel", &e);
-	pthread_mutex_destroy(&channel_of(ibv)->lock);
-	free(channel_of(ibv));
+	release(channel_of(ibv));
 	return 0;
 }
 
@@ -498,22 +527,32 @@ int req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 	return 0;
 }
 
-/* look takes and counts a waiting event. The thread cannot be canceled meanwhile. */
+/* take_event takes and counts a waiting event. The lock is held. */
+static int take_event(struct channel *ch, struct cq **cq)
+{
+	struct iwarpd_cq *q;
+	bool over;
+	int err;
+
+	if (!ch->ch)
+		return -EBADF;
+	over = gone(ch->ibv.context);
+	err = iwarpd_get_cq_event(ch->ch, &q, 0);
+	if (err)
+		return over ? -EPIPE : err;
+	*cq = iwarpd_cq_context(q);
+	count_taken(*cq);
+	return 0;
+}
+
+/* look calls take_event. The thread cannot be canceled meanwhile. */
 static int look(struct channel *ch, struct cq **cq)
 {
-	bool over = gone(ch->ibv.context);
-	struct iwarpd_cq *q;
 	int state, err;
 
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
 	pthread_mutex_lock(&ch->lock);
-	err = iwarpd_get_cq_event(ch->ch, &q, 0);
-	if (!err) {
-		*cq = iwarpd_cq_context(q);
-		count_taken(*cq);
-	} else if (over) {
-		err = -EPIPE;
-	}
+	err = take_event(ch, cq);
 	pthread_mutex_unlock(&ch->lock);
 	pthread_setcancelstate(state, &state);
 	return err;
@@ -538,15 +577,14 @@ static bool expects(const struct qp *qp, const struct ibv_comp_channel *ch)
 	       (qp->ibv.recv_cq->channel == ch && (qp->ibv.srq || outstanding(&qp->receives, &qp->received) > 0));
 }
 
-/* written disarms and takes an armed queue for which that is so, or returns NULL. */
-static struct cq *written(struct channel *ch)
+/* find_written disarms and takes an armed queue for which that is so, or returns NULL. iwv_thread_lock is held. */
+static struct cq *find_written(const struct channel *ch)
 {
 	const struct context *c = iwv_context_of(ch->ibv.context);
 	uint32_t received = iwarpd_received(c->dev);
 	struct cq *found = NULL;
 	bool hopeless = true;
 
-	iwv_thread_lock();
 	for (struct qp *qp = c->qps; qp && hopeless; qp = qp->next)
 		hopeless = !expects(qp, &ch->ibv);
 	for (struct cq *cq = c->cqs; cq && hopeless && !found; cq = cq->next) {
@@ -559,6 +597,15 @@ static struct cq *written(struct channel *ch)
 	}
 	if (found)
 		count_taken(found);
+	return found;
+}
+
+static struct cq *written(const struct channel *ch)
+{
+	struct cq *found;
+
+	iwv_thread_lock();
+	found = ch->ch ? find_written(ch) : NULL;
 	iwv_thread_unlock();
 	return found;
 }
@@ -574,37 +621,61 @@ bool iwv_interrupts(void)
 	return false;
 }
 
-int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **out, void **cq_context)
+/* poll_channel is poll for ms milliseconds. The thread may be canceled. */
+__attribute__((noinline)) static int poll_channel(struct channel *ch, int ms)
 {
-	struct channel *ch = channel_of(ibv);
-	struct pollfd p = { .fd = ibv->fd, .events = POLLIN };
-	int err, n, wait = FIRST_LOOK;
-	struct cq *cq;
+	struct pollfd p = { .fd = ch->ibv.fd, .events = POLLIN };
+	int n;
 
-	if (!iwv_is_ours(ibv->context))
-		return REAL(ibv_get_cq_event)(ibv, out, cq_context);
-	while ((err = look(ch, &cq)) != 0) {
+	pthread_cleanup_push(release, ch);
+	n = poll(&p, 1, ms);
+	pthread_cleanup_pop(0);
+	return n;
+}
+
+/* wait_event waits for an event and takes it. It returns -1 with errno set if there will be none. */
+static int wait_event(struct channel *ch, struct cq **cq)
+{
+	int err, n, wait = FIRST_LOOK;
+
+	while ((err = look(ch, cq)) != 0) {
 		if (err != -ETIMEDOUT && err != -EINTR) {
 			iwv_fail(err == -EPIPE ? -EIO : err, "ibv_get_cq_event", NULL);
 			return -1;
 		}
-		if (fcntl(ibv->fd, F_GETFL) & O_NONBLOCK) {
+		if (fcntl(ch->ibv.fd, F_GETFL) & O_NONBLOCK) {
 			errno = EAGAIN;
 			return -1;
 		}
-		n = poll(&p, 1, wait);
+		n = poll_channel(ch, wait);
 		if (n < 0 && errno == EINTR && iwv_interrupts()) {
 			errno = EINTR;
 			return -1;
 		}
 		if (n == 0) {
-			cq = written(ch);
-			if (cq)
-				break;
+			*cq = written(ch);
+			if (*cq)
+				return 0;
 			if (wait < LAST_LOOK)
 				wait *= 2;
 		}
 	}
+	return 0;
+}
+
+int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **out, void **cq_context)
+{
+	struct channel *ch = channel_of(ibv);
+	struct cq *cq;
+	int err;
+
+	if (!iwv_is_ours(ibv->context))
+		return REAL(ibv_get_cq_event)(ibv, out, cq_context);
+	atomic_fetch_add(&ch->users, 1);
+	err = wait_event(ch, &cq);
+	release(ch);
+	if (err)
+		return -1;
 	*out = &cq->ibv;
 	*cq_context = cq->ibv.cq_context;
 	return 0;

@@ -573,7 +573,7 @@ func TestIdentifiers(t *testing.T) {
 	// The first queue pair of each daemon has the number 1.
 	t.Run("devices", func(t *testing.T) { run(t, "devices", "IWARPD_SOCKET="+a.socket+","+b.socket).Succeed() })
 	t.Run("foreign", func(t *testing.T) { run(t, "foreign", "IWARPD_SOCKET="+a.socket+","+b.socket).Succeed() })
-	for _, mode := range []string{"rtr", "cqs", "requests", "migrate", "twice", "backlog", "single", "unacceptable", "states", "nowhere", "datagrams", "halves", "whole", "exact", "extended", "resized", "written", "forsaken", "failed", "unconnected", "rereg", "synchronous", "acknowledged", "unnamed", "fatal", "transitions", "source", "unbound", "taken", "moved", "canceled", "queues-made", "forked", "last", "numbered", "ordered", "overtaken", "left", "reset", "held", "invalidated", "all", "stated", "destroyed", "reused", "yielded", "armed", "gids", "unsupported", "probed", "domains", "excessive", "roomy", "greeting", "inherited", "remembered", "agreed", "crowded", "permitted", "exited"} {
+	for _, mode := range []string{"rtr", "cqs", "requests", "migrate", "twice", "backlog", "single", "unacceptable", "states", "nowhere", "datagrams", "halves", "whole", "exact", "extended", "resized", "written", "forsaken", "failed", "unconnected", "rereg", "synchronous", "acknowledged", "unnamed", "fatal", "transitions", "source", "unbound", "taken", "moved", "canceled", "queues-made", "forked", "last", "numbered", "ordered", "overtaken", "left", "reset", "held", "invalidated", "all", "stated", "destroyed", "reused", "yielded", "armed", "gids", "unsupported", "probed", "domains", "excessive", "roomy", "greeting", "inherited", "remembered", "agreed", "crowded", "permitted", "exited", "abandoned"} {
 		t.Run(mode, func(t *testing.T) { run(t, mode).Succeed() })
 	}
 	t.Run("remembered by an older daemon", func(t *testing.T) {
@@ -615,7 +615,7 @@ func TestIdentifiers(t *testing.T) {
 func TestRaces(t *testing.T) {
 	_, b := newHosts(t, threaded)
 	program := "setarch --addr-no-randomize " + compile(t, "cm", races)
-	for _, mode := range []string{"cqs", "held", "acknowledged"} {
+	for _, mode := range []string{"cqs", "held", "acknowledged", "abandoned"} {
 		t.Run(mode, func(t *testing.T) { b.start(t, program+" "+mode+" "+b.end.Addr4.String()).Succeed() })
 	}
 }

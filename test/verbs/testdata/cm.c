@@ -3101,6 +3101,29 @@ static void crowded(void)
 	end(l);
 }
 
+static void *get_event(void *ch)
+{
+	struct ibv_cq *cq;
+	void *context;
+
+	atomic_store(&busy, (int)syscall(SYS_gettid));
+	return ibv_get_cq_event(ch, &cq, &context) < 0 ? NULL : cq;
+}
+
+/* A thread may wait for an event of a completion channel that another one destroys. */
+static void abandoned(void)
+{
+	struct ibv_context *c = device(0);
+	struct ibv_comp_channel *ch = ibv_create_comp_channel(c);
+	pthread_t t;
+	void *got;
+
+	CHECK(ch && pthread_create(&t, NULL, get_event, ch) == 0);
+	await_call(tid_of(&busy), SYS_poll);
+	CHECK(ibv_destroy_comp_channel(ch) == 0 && ibv_close_device(c) == 0);
+	CHECK(pthread_join(t, &got) == 0 && !got);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
@@ -3109,7 +3132,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "forsaken", forsaken }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "opened", opened }, { "sought", sought }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "bound", bound }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "single", single }, { "unacceptable", unacceptable }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "forked", forked }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted },
+		{ "queues-made", queues_made }, { "forked", forked }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted }, { "abandoned", abandoned },
 	};
 
 	CHECK(argc == 3);
