@@ -69,8 +69,6 @@ static void put(struct context *c, enum ibv_event_type type, void *element)
 
 void async_error(struct context *c, const struct iwarpd_event *ev)
 {
-	/* Not one that the program has destroyed. */
-	struct qp *qp = ev->qp ? qp_numbered(c, iwarpd_qp_num(ev->qp)) : NULL;
 	struct cq *cq = c->cqs;
 	struct srq *srq;
 
@@ -81,10 +79,6 @@ void async_error(struct context *c, const struct iwarpd_event *ev)
 		if (cq)
 			put(c, IBV_EVENT_CQ_ERR, &cq->ibv);
 		break;
-	case IWARPD_ASYNC_QP_FATAL:
-		if (qp)
-			put(c, IBV_EVENT_QP_FATAL, &qp->ibv);
-		break;
 	case IWARPD_ASYNC_SRQ_LIMIT:
 		srq = ev->srq ? iwarpd_srq_context(ev->srq) : NULL;
 		if (srq) {
@@ -93,6 +87,26 @@ void async_error(struct context *c, const struct iwarpd_event *ev)
 		}
 		break;
 	}
+}
+
+/*
+ * forbidden reports whether a Terminate of this side says that the peer may not access the memory: in DDP a tagged
+ * buffer error (RFC 5041 section 7.2), in RDMAP a remote protection error (RFC 5040 section 4.8).
+ */
+static bool forbidden(const struct iwarpd_terminate *t)
+{
+	enum { LAYER_LLP = 2, ACCESS = 1 };
+
+	return !t->remote && t->layer < LAYER_LLP && t->type == ACCESS;
+}
+
+void async_terminated(struct context *c, const struct iwarpd_event *ev)
+{
+	/* Not one that the program has destroyed. */
+	struct qp *qp = ev->qp ? qp_numbered(c, iwarpd_qp_num(ev->qp)) : NULL;
+
+	if (qp)
+		put(c, forbidden(&ev->terminate) ? IBV_EVENT_QP_ACCESS_ERR : IBV_EVENT_QP_FATAL, &qp->ibv);
 }
 
 void async_last_recv(struct qp *qp)
@@ -116,6 +130,7 @@ static unsigned int *unacknowledged(const struct ibv_async_event *event)
 	case IBV_EVENT_CQ_ERR:
 		return &cq_of(event->element.cq)->unacknowledged;
 	case IBV_EVENT_QP_FATAL:
+	case IBV_EVENT_QP_ACCESS_ERR:
 	case IBV_EVENT_QP_LAST_WQE_REACHED:
 		return &qp_of(event->element.qp)->unacknowledged;
 	case IBV_EVENT_SRQ_LIMIT_REACHED:

@@ -190,6 +190,7 @@ int put_gid(const struct context *c, unsigned int index, union ibv_gid *gid);
 int async_init(struct context *c);
 void async_close(struct context *c);
 void async_error(struct context *c, const struct iwarpd_event *ev);
+void async_terminated(struct context *c, const struct iwarpd_event *ev);
 void async_fatal(struct context *c);
 
 /* async_last_recv reports that a QP has used its last receive of an SRQ. */

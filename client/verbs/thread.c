@@ -79,6 +79,8 @@ static void deliver(struct context *c, const struct iwarpd_event *ev)
 		async_error(c, ev);
 		return;
 	}
+	if (ev && ev->type == IWARPD_EVENT_TERMINATED)
+		async_terminated(c, ev);
 	if (!(ev && exchange_event(c, ev)) && h)
 		h(c, ev);
 	if (ev)

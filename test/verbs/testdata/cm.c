@@ -1252,6 +1252,35 @@ static void fatal(void)
 	end(l);
 }
 
+/* A peer that writes where it may not raises another event than one that ends the connection by another mistake. */
+static void trespassed(void)
+{
+	static char byte;
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct ibv_sge sge = { .addr = (uintptr_t)&byte, .length = 1 };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .wr.rdma.rkey = UINT32_MAX }, *bad;
+	struct ibv_mr *mr;
+
+	establish(server, client, l, &id, &child);
+	mr = ibv_reg_mr(id->pd, &byte, 1, 0);
+	CHECK(mr);
+	sge.lkey = mr->lkey;
+	CHECK(ibv_post_send(id->qp, &wr, &bad) == 0);
+	CHECK(next(client, RDMA_CM_EVENT_DISCONNECTED) == id && next(server, RDMA_CM_EVENT_DISCONNECTED) == child);
+	for (int i = 0; i < 2; i++) {
+		struct ibv_async_event e;
+
+		CHECK(ibv_get_async_event(id->verbs, &e) == 0);
+		CHECK(e.event_type == (e.element.qp == child->qp ? IBV_EVENT_QP_ACCESS_ERR : IBV_EVENT_QP_FATAL));
+		ibv_ack_async_event(&e);
+	}
+	CHECK(ibv_dereg_mr(mr) == 0);
+	end(id);
+	end(child);
+	end(l);
+}
+
 /* daemon_pid returns the process of the daemon that a mode stops or ends. */
 static pid_t daemon_pid(void)
 {
@@ -3132,7 +3161,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "forsaken", forsaken }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "opened", opened }, { "sought", sought }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "bound", bound }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "single", single }, { "unacceptable", unacceptable }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "forked", forked }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted }, { "abandoned", abandoned },
+		{ "queues-made", queues_made }, { "forked", forked }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted }, { "abandoned", abandoned }, { "trespassed", trespassed },
 	};
 
 	CHECK(argc == 3);
