@@ -467,6 +467,20 @@ func TestStress(t *testing.T) {
 	}
 }
 
+// TestObjects checks that threads may make, use and end connections, and the objects that these need, in any order.
+func TestObjects(t *testing.T) {
+	for _, v := range []*variant{sanitized, threaded} {
+		t.Run(v.name, func(t *testing.T) {
+			a, _ := newHosts(t, v)
+			program := sanitizer(t) + compile(t, "objects")
+			if v == threaded {
+				program = "setarch --addr-no-randomize " + compile(t, "objects", races)
+			}
+			a.start(t, fmt.Sprintf("%s %d 3 %s", program, testenv.Seed(t), a.end.Addr4)).Succeed()
+		})
+	}
+}
+
 // TestOrphaned checks that the daemon notices that a program has ended, though a child of it has not.
 func TestOrphaned(t *testing.T) {
 	a, _ := newHosts(t, plain)
