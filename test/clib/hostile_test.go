@@ -1,7 +1,9 @@
 package clib
 
 import (
+	"cmp"
 	"encoding/binary"
+	"fmt"
 	"net"
 	"os/exec"
 	"path/filepath"
@@ -9,6 +11,7 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
@@ -93,13 +96,16 @@ type evil struct {
 	reply func(r *ctrlpb.Reply, fds []int) ([]byte, []int)
 	// events follow the reply to Connect, which is otherwise an error.
 	events []*ctrlpb.Event
+
+	destroyed int // objects that the client has destroyed
 }
 
 // serve serves one client until it disconnects.
-func (e *evil) serve(c *seqpacket.Conn) {
+func (e *evil) serve(c *net.UnixConn) {
 	defer c.Close()
+	requests := seqpacket.FromUnix(c)
 	for {
-		b, fds, err := c.Read(1)
+		b, fds, err := requests.Read(1)
 		if err != nil {
 			return
 		}
@@ -118,15 +124,14 @@ func (e *evil) serve(c *seqpacket.Conn) {
 		if raw == nil {
 			raw, _ = proto.Marshal(&ctrlpb.Message{Body: &ctrlpb.Message_Reply{Reply: r}})
 		}
-		err = c.Write(raw, fds)
+		err = write(c, raw, fds)
 		seqpacket.CloseAll(fds)
 		if err != nil {
 			return
 		}
 		if r.GetConnect() != nil {
 			for _, ev := range e.events {
-				raw, _ = proto.Marshal(&ctrlpb.Message{Body: &ctrlpb.Message_Event{Event: ev}})
-				if c.Write(raw, nil) != nil {
+				if writeEvent(c, ev) != nil {
 					return
 				}
 				if ev.GetCutOff() != nil {
@@ -135,6 +140,21 @@ func (e *evil) serve(c *seqpacket.Conn) {
 			}
 		}
 	}
+}
+
+// write sends a packet, of any length and with as many descriptors as the kernel takes.
+func write(c *net.UnixConn, b []byte, fds []int) error {
+	var rights []byte
+	if len(fds) > 0 {
+		rights = unix.UnixRights(fds...)
+	}
+	_, _, err := c.WriteMsgUnix(b, rights, nil)
+	return err
+}
+
+func writeEvent(c *net.UnixConn, ev *ctrlpb.Event) error {
+	raw, err := proto.Marshal(&ctrlpb.Message{Body: &ctrlpb.Message_Event{Event: ev}})
+	return cmp.Or(err, write(c, raw, nil))
 }
 
 func (e *evil) pipe() (r, w int) {
@@ -163,6 +183,16 @@ func (e *evil) answer(req *ctrlpb.Request) (*ctrlpb.Reply, []int) {
 	case *ctrlpb.Request_CreateQp:
 		return &ctrlpb.Reply{Body: &ctrlpb.Reply_Qp{Qp: &ctrlpb.QPReply{Qp: 4, Doorbell: 63}}},
 			[]int{e.mem["sq"].make(e.t), e.mem["rq"].make(e.t)}
+	case *ctrlpb.Request_CreateSrq:
+		return &ctrlpb.Reply{Body: &ctrlpb.Reply_Srq{Srq: &ctrlpb.SRQReply{Srq: 6}}}, []int{e.mem["rq"].make(e.t)}
+	case *ctrlpb.Request_CreateChannel:
+		r, w := e.pipe()
+		unix.Close(w)
+		return &ctrlpb.Reply{Body: &ctrlpb.Reply_Channel{Channel: &ctrlpb.ChannelReply{Channel: 7}}}, []int{r}
+	case *ctrlpb.Request_Listen:
+		return &ctrlpb.Reply{Body: &ctrlpb.Reply_Listen{Listen: &ctrlpb.ListenReply{Listen: 8, Address: strings.Repeat("l", 1000)}}}, nil
+	case *ctrlpb.Request_DestroyCq, *ctrlpb.Request_DestroyQp, *ctrlpb.Request_DestroySrq, *ctrlpb.Request_DestroyChannel:
+		e.destroyed++
 	case *ctrlpb.Request_Connect:
 		if e.events != nil {
 			return &ctrlpb.Reply{Body: &ctrlpb.Reply_Connect{Connect: &ctrlpb.ConnectReply{Conn: 5}}}, nil
@@ -174,6 +204,11 @@ func (e *evil) answer(req *ctrlpb.Request) (*ctrlpb.Reply, []int) {
 // ping runs the example against the daemon and returns its output.
 func (e *evil) ping(v *variant) (output string, code int) {
 	return e.run(func(path string) *exec.Cmd { return v.command(e.t, "ping", "-u", path, "-c", "-a", "192.0.2.1") })
+}
+
+// check runs a mode of check.c that uses the daemon alone.
+func (e *evil) check(mode string) (output string, code int) {
+	return e.run(func(path string) *exec.Cmd { return sanitized.command(e.t, "check", path, "", path, "", mode) })
 }
 
 // run runs a command that is a client of the daemon at a path, and returns its output.
@@ -188,7 +223,7 @@ func (e *evil) run(command func(path string) *exec.Cmd) (output string, code int
 	go func() {
 		defer close(done)
 		for c, err := l.AcceptUnix(); err == nil; c, err = l.AcceptUnix() {
-			e.serve(seqpacket.FromUnix(c))
+			e.serve(c)
 		}
 	}()
 	p := testenv.Start(e.t, command(path))
@@ -211,7 +246,7 @@ func TestStoppingDaemon(t *testing.T) {
 		}
 		return nil, fds
 	}}
-	out, code := e.run(func(path string) *exec.Cmd { return sanitized.command(t, "check", path, "", path, "", "reopen") })
+	out, code := e.check("reopen")
 	if code != 0 || hellos != 2 {
 		t.Errorf("exit code %d after %d attempts:\n%s", code, hellos, out)
 	}
@@ -239,7 +274,7 @@ func TestFlushes(t *testing.T) {
 		}
 		return nil, fds
 	}
-	out, code := e.run(func(path string) *exec.Cmd { return sanitized.command(t, "check", path, "", path, "", "flushes") })
+	out, code := e.check("flushes")
 	if code != 0 {
 		t.Errorf("exit code %d, %d of %d flushed:\n%s", code, flushed, qps, out)
 	}
@@ -327,6 +362,50 @@ func TestHostileDaemon(t *testing.T) {
 			}
 			return nil, fds
 		}},
+		test{name: "more descriptors than a packet may have", mem: good, want: "Protocol error", reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
+			if r.GetQp() != nil {
+				for len(fds) < 253 { // the kernel's SCM_MAX_FD
+					fd, _ := seqpacket.Dup(fds[0])
+					fds = append(fds, fd)
+				}
+			}
+			return nil, fds
+		}},
+		test{name: "an odd number of descriptors", mem: good, want: "Protocol error", reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
+			if r.GetHello() != nil {
+				fd, _ := seqpacket.Dup(fds[0])
+				fds = append(fds, fd)
+			}
+			return nil, fds
+		}},
+		test{name: "no workers", mem: good, want: "Protocol error", reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
+			if h := r.GetHello(); h != nil {
+				h.Workers = 0
+				seqpacket.CloseAll(fds)
+				fds = nil
+			}
+			return nil, fds
+		}},
+		test{name: "no device", mem: good, want: "Protocol error", reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
+			if h := r.GetHello(); h != nil {
+				h.Device = nil
+			}
+			return nil, fds
+		}},
+		test{name: "no message, with descriptors", mem: good, want: "Protocol error", reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
+			if r.GetCq() != nil {
+				return []byte{0xff, 0xff, 1, 2, 3}, fds
+			}
+			return nil, fds
+		}},
+		test{name: "a packet that is too long", mem: good, want: "Protocol error", reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
+			if r.GetPd() != nil { // with a field that no client knows; without its last byte it is a message
+				raw, _ := proto.Marshal(&ctrlpb.Message{Body: &ctrlpb.Message_Reply{Reply: r}})
+				raw = protowire.AppendTag(raw, 1000, protowire.BytesType)
+				return append(protowire.AppendBytes(raw, make([]byte, 65536-3-len(raw))), 0), fds
+			}
+			return nil, fds
+		}},
 		test{name: "another reply", mem: good, want: "invalid reply from the daemon", reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
 			if r.GetPd() != nil {
 				r.Body = &ctrlpb.Reply_Mr{Mr: &ctrlpb.MRReply{}}
@@ -387,6 +466,9 @@ func TestHostileDaemon(t *testing.T) {
 		test{name: "SQ consumer ahead", mem: with("sq", func(m *memory) { m.consumer = 5 }), want: "Protocol error", events: ready},
 		test{name: "RQ consumer ahead", mem: with("rq", func(m *memory) { m.consumer = 5 }), want: "Protocol error"},
 		test{name: "no such worker", mem: good, want: "Broken pipe", events: []*ctrlpb.Event{established(1 << 31)}},
+		test{name: "a queue that is no queue pair", mem: good, want: "cut this client off: because", events: []*ctrlpb.Event{
+			{Body: &ctrlpb.Event_Established{Established: &ctrlpb.Established{Qp: 3}}}, cut,
+		}},
 		test{name: "a flood of events", mem: good, want: "Value too large", events: flood},
 		test{name: "peers that leave", mem: good, want: "cut this client off: because", events: append(callers, cut)},
 		test{name: "a peer that negotiates forever", mem: good, want: "cut this client off: because", events: append(negotiates, cut)},
@@ -401,6 +483,12 @@ func TestHostileDaemon(t *testing.T) {
 			out, code := e.ping(sanitized)
 			if code != 1 || !strings.Contains(out, tt.want) || strings.Contains(out, "Sanitizer") {
 				t.Errorf("exit code %d; want 1 with %q:\n%s", code, tt.want, out)
+			}
+			// What a program cannot use is given back, and nothing of it is left.
+			e = &evil{t: t, mem: tt.mem, reply: tt.reply}
+			out, code = e.check("hostile")
+			if n := strings.Count(out, "refused"); code != 0 || n > 0 && !strings.Contains(out, fmt.Sprintf("refused %d\n", e.destroyed)) {
+				t.Errorf("exit code %d; want 0 with %d refused objects:\n%s", code, e.destroyed, out)
 			}
 		})
 	}

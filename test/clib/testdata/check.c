@@ -2,12 +2,14 @@
  * check tests libiwarpd with two daemons that reach each other. It may be a client of
  * both.
  *
- *   check SOCKET_A ADDRESS_A SOCKET_B ADDRESS_B verbs|cm|files|memory|streams|sctp|shared|channels|threads|quiet|gone|reopen|silent|flushes
+ *   check SOCKET_A ADDRESS_A SOCKET_B ADDRESS_B verbs|cm|files|memory|streams|sctp|shared|channels|threads|quiet|gone|reopen|silent|flushes|
+ *	hostile
  */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/capability.h>
 #include <linux/seccomp.h>
 #include <poll.h>
@@ -52,6 +54,36 @@ struct side {
 	struct iwarpd_event ev; /* the last one */
 	bool flush_late; /* of struct iwarpd_qp_attr */
 };
+
+/* open_files returns the number of descriptors of this process. All but the standard ones must be closed on exec. */
+static int open_files(void)
+{
+	DIR *d = opendir("/proc/self/fd");
+	struct dirent *e;
+	int n = 0;
+
+	CHECK(d);
+	while ((e = readdir(d)) != NULL) {
+		CHECK(atoi(e->d_name) <= STDERR_FILENO || fcntl(atoi(e->d_name), F_GETFD) == FD_CLOEXEC);
+		n++;
+	}
+	closedir(d);
+	return n;
+}
+
+/* shared_maps returns the number of mappings of memfds. */
+static int shared_maps(void)
+{
+	FILE *f = fopen("/proc/self/maps", "re");
+	char line[4096];
+	int n = 0;
+
+	CHECK(f);
+	while (fgets(line, sizeof(line), f))
+		n += strstr(line, "/memfd:") != NULL;
+	fclose(f);
+	return n;
+}
 
 static void open_side(struct side *s, const char *socket, const char *address)
 {
@@ -353,6 +385,19 @@ static void check_resize(struct side *a)
 	CHECK(iwarpd_resize_cq(a->scq, 0, &err) == -EINVAL);
 }
 
+/* check_clean removes completions of a queue pair that have come since the queue was polled. */
+static void check_clean(struct side *s)
+{
+	struct iwarpd_send_wr wr = { .opcode = IWARPD_WR_RDMA_WRITE, .flags = IWARPD_SIGNALED };
+	struct pollfd p = { .fd = iwarpd_cq_fd(s->scq), .events = POLLIN };
+	struct iwarpd_wc wc;
+
+	iwarpd_arm_cq(s->scq, false);
+	CHECK(iwarpd_post_send(s->qp, &wr) == 0 && poll(&p, 1, WAIT) == 1);
+	iwarpd_clean_cq(s->scq, iwarpd_qp_num(s->qp));
+	CHECK(iwarpd_poll_cq(s->scq, &wc, 1) == 0);
+}
+
 static void check_posting(struct side *s)
 {
 	struct iwarpd_sge sge[3] = { { 0, 0, 0 } };
@@ -422,6 +467,7 @@ static void verbs(struct side *a, struct side *b)
 	check_window(a, b);
 	check_reg(a, b);
 	check_resize(a);
+	check_clean(a);
 	check_posting(a);
 	check_violation(a, b);
 	CHECK(iwarpd_cq_overruns(a->scq) == 0);
@@ -473,13 +519,14 @@ static void check_refusals(struct side *a, struct side *b)
 static void check_files(struct side *a)
 {
 	struct rlimit was, few;
-	int last;
+	int used[101], n = 0, last;
 
 	make_qp(a);
 	CHECK(getrlimit(RLIMIT_NOFILE, &was) == 0);
 	do { /* until no lower descriptor is free */
-		last = dup(0);
+		last = fcntl(0, F_DUPFD_CLOEXEC, 0);
 		CHECK(last >= 0);
+		used[n++] = last;
 	} while (last < 100);
 	few = was;
 	few.rlim_cur = (rlim_t)(last + 2); /* too few for a channel, although the descriptors from the daemon fit */
@@ -506,6 +553,8 @@ static void check_files(struct side *a)
 		CHECK(want != 0 || iwarpd_destroy_qp(qp, &err) == 0);
 		CHECK(setrlimit(RLIMIT_NOFILE, &was) == 0);
 	}
+	while (n > 0)
+		close(used[--n]);
 	drop(a); /* nothing is left in the domain, or on the queues */
 }
 
@@ -526,6 +575,7 @@ static rlim_t memory_mapped(void)
  */
 static void check_resize_lost(struct side *a)
 {
+	struct pollfd event = { .fd = iwarpd_event_fd(a->dev), .events = POLLIN };
 	struct rlimit was, few;
 	struct iwarpd_cq *cq;
 
@@ -537,6 +587,7 @@ static void check_resize_lost(struct side *a)
 	CHECK(iwarpd_resize_cq(cq, 1 << 14, &err) == -ENOMEM); /* 1 MiB */
 	CHECK(setrlimit(RLIMIT_AS, &was) == 0);
 	CHECK(iwarpd_modify_cq(cq, 1, 1, &err) == -ENOMEM);
+	CHECK(poll(&event, 1, 0) == 1); /* a program that sleeps learns it too */
 }
 
 /* expect_byte receives a message of one byte, and posts its receive again. */
@@ -971,9 +1022,12 @@ static void full_channel(struct side *a, struct side *b)
 {
 	enum { PIPE = 4096 };
 	struct iwarpd_send_wr none = { .opcode = IWARPD_WR_RDMA_WRITE, .flags = IWARPD_SIGNALED };
-	struct iwarpd_cq *got;
+	struct iwarpd_cq *got, *quiet;
 	struct iwarpd_wc wc;
 
+	CHECK(iwarpd_create_cq_on(b->channel, 8, NULL, &quiet, &err) == 0);
+	iwarpd_arm_cq(quiet, false);
+	CHECK(iwarpd_disarm_cq(quiet));
 	for (int fd = 3; fd < 256; fd++) /* one of them is the channel's pipe */
 		fcntl(fd, F_SETPIPE_SZ, PIPE);
 	for (int i = 0; i < PIPE / 8 + 10; i++) {
@@ -990,11 +1044,24 @@ static void full_channel(struct side *a, struct side *b)
 	CHECK(!iwarpd_disarm_cq(b->rcq)); /* so it wakes */
 	CHECK(iwarpd_resize_cq(b->rcq, 64, &err) == 0);
 	do {
-		CHECK(iwarpd_get_cq_event(b->channel, &got, WAIT) == 0);
+		CHECK(iwarpd_get_cq_event(b->channel, &got, WAIT) == 0 && got != quiet);
 	} while (got != b->rcq);
 	expect_byte(b);
 	while (iwarpd_get_cq_event(b->channel, &got, 0) == 0)
-		;
+		CHECK(got != quiet);
+	CHECK(iwarpd_destroy_cq(quiet, &err) == 0);
+}
+
+/* check_forgotten destroys a queue that has woken its channel. */
+static void check_forgotten(struct side *s)
+{
+	struct iwarpd_cq *cq;
+
+	CHECK(iwarpd_create_cq_on(s->channel, 8, NULL, &cq, &err) == 0);
+	iwarpd_wake_cq(cq);
+	CHECK(readable(s->channel) && iwarpd_destroy_cq(cq, &err) == 0 && !readable(s->channel));
+	iwarpd_wake_cq(s->scq);
+	told(s, s->scq, 0);
 }
 
 /* channels checks one channel of two queues of b. */
@@ -1073,6 +1140,7 @@ static void channels(struct side *a, struct side *b)
 	run(a, send, 0, 1, 0);
 	told(b, b->rcq, 1);
 	full_channel(a, b);
+	check_forgotten(b);
 
 	/* A destroyed queue is not returned, even if it has woken the channel. */
 	iwarpd_arm_cq(b->rcq, false);
@@ -1287,19 +1355,6 @@ static void quiet(struct side *a, struct side *b)
 	syscall(SYS_exit, good ? 0 : 1);
 }
 
-/* open_files returns the number of descriptors of this process. */
-static int open_files(void)
-{
-	DIR *d = opendir("/proc/self/fd");
-	int n = 0;
-
-	CHECK(d);
-	while (readdir(d))
-		n++;
-	closedir(d);
-	return n;
-}
-
 /* forked polls, in the child of a fork, a queue that the parent has not polled until it is empty. The zeros there are no completions. */
 static void forked(struct side *a, struct side *b)
 {
@@ -1416,12 +1471,55 @@ static void flushes(const char *path)
 	iwarpd_close(dev);
 }
 
-int main(int argc, char **argv)
+/* refused counts the objects of the daemon that the library could not use. */
+static int refused_objects;
+
+/* made reports whether an object could be made. Of one whose reply was no valid one the library has no handle. */
+static bool made(int result)
+{
+	refused_objects += result == -EPROTO && strstr(err.text, "reply") == NULL && strstr(err.text, "request") == NULL;
+	return result == 0;
+}
+
+/* hostile makes objects of a daemon that may be hostile, as far as that goes, and prints how many could not be used. */
+static void hostile(const char *path)
+{
+	struct iwarpd_srq_attr srq_attr = { 0 };
+	struct iwarpd_qp_attr attr = { 0 };
+	struct iwarpd_listen_attr any = { 0 };
+	struct iwarpd_channel *channel;
+	struct iwarpd_listener *l;
+	struct iwarpd_device *dev;
+	struct iwarpd_srq *srq;
+	struct iwarpd_mr *mr;
+	struct iwarpd_pd *pd;
+	struct iwarpd_cq *cq;
+	struct iwarpd_qp *qp;
+
+	if (iwarpd_open(path, "check", &dev, &err) < 0)
+		return;
+	if (iwarpd_listen(dev, &any, &l, &err) == 0)
+		CHECK(strlen(iwarpd_listener_address(l)) < 64);
+	if (iwarpd_alloc_pd(dev, &pd, &err) < 0) {
+		iwarpd_close(dev);
+		return;
+	}
+	iwarpd_alloc_mr(pd, 1, 0, &mr, &err);
+	made(iwarpd_create_channel(dev, &channel, &err));
+	made(iwarpd_create_srq(pd, &srq_attr, &srq, &err));
+	if (made(iwarpd_create_cq(dev, 64, &cq, &err))) {
+		attr.send_cq = attr.recv_cq = cq;
+		made(iwarpd_create_qp(pd, &attr, &qp, &err));
+	}
+	printf("refused %d\n", refused_objects);
+	iwarpd_close(dev);
+}
+
+/* check runs a mode that uses one daemon, or two. */
+static int check(char **argv)
 {
 	struct side a, b;
 
-	if (argc != 6)
-		return 2;
 	if (strcmp(argv[5], "reopen") == 0) {
 		CHECK(iwarpd_open_wait(argv[1], "check", WAIT, &a.dev, &err) == 0);
 		iwarpd_close(a.dev);
@@ -1434,6 +1532,10 @@ int main(int argc, char **argv)
 	}
 	if (strcmp(argv[5], "flushes") == 0) {
 		flushes(argv[1]);
+		return 0;
+	}
+	if (strcmp(argv[5], "hostile") == 0) {
+		hostile(argv[1]);
 		return 0;
 	}
 	open_side(&a, argv[1], argv[2]);
@@ -1469,6 +1571,18 @@ int main(int argc, char **argv)
 	}
 	iwarpd_close(a.dev);
 	iwarpd_close(b.dev);
-	puts("ok");
 	return 0;
+}
+
+/* Nothing of a device stays after it is closed. */
+int main(int argc, char **argv)
+{
+	int files, maps, result;
+
+	close_range(STDERR_FILENO + 1, UINT_MAX, 0); /* what this process has inherited */
+	files = open_files();
+	maps = shared_maps();
+	result = argc == 6 ? check(argv) : 2;
+	CHECK(result != 0 || (open_files() == files && shared_maps() == maps));
+	return result;
 }
