@@ -69,16 +69,24 @@ static void device_died(struct iwarpd_device *dev, int err)
 			o->ended(o);
 }
 
+/* listens reports whether device_call accepts a reply to a Listen. */
+static bool listens(const struct packet *p)
+{
+	return p->msg->reply->body_case == PB__REPLY__BODY_LISTEN && !p->msg->reply->error && p->num_fds == 0 && !p->lost;
+}
+
 /* reply_arrived passes a packet to the call that waits for it, if any, and returns whether there is one. */
 static bool reply_arrived(struct iwarpd_device *dev, struct packet *p)
 {
 	for (struct call **at = &dev->calls; *at; at = &(*at)->next) {
 		struct call *c = *at;
 
-		if (c->id != p->msg->reply->id)
+		if (c->req->id != p->msg->reply->id)
 			continue;
 		*at = c->next;
 		c->packet = *p;
+		if (c->req->body_case == PB__REQUEST__BODY_LISTEN && listens(p))
+			dev->on_listen(c->req, p->msg->reply->listen);
 		c->done = true;
 		return true;
 	}
@@ -249,6 +257,14 @@ static bool call_done(void *arg)
 	return ((struct call *)arg)->done;
 }
 
+bool device_listening(const struct iwarpd_device *dev)
+{
+	for (const struct call *c = dev->calls; c; c = c->next)
+		if (c->req->body_case == PB__REQUEST__BODY_LISTEN)
+			return true;
+	return false;
+}
+
 static void forget_call(struct iwarpd_device *dev, struct call *c)
 {
 	for (struct call **at = &dev->calls; *at; at = &(*at)->next) {
@@ -319,7 +335,8 @@ static int exchange(struct iwarpd_device *dev, Pb__Request *req, int fd, struct 
 	int err;
 
 	pthread_mutex_lock(&dev->lock);
-	c->id = req->id = ++dev->last_id;
+	c->req = req;
+	req->id = ++dev->last_id;
 	c->next = dev->calls;
 	dev->calls = c;
 	err = dev->dead ? dev->dead : send_request(dev, req, fd);

@@ -98,26 +98,24 @@ static void listener_free(struct object *o)
 	free(listener_of(o));
 }
 
-/* Events of the listener may arrive before the reply with its handle. */
-static void begin_listening(struct iwarpd_device *dev, bool begin)
-{
-	pthread_mutex_lock(&dev->lock);
-	dev->listening = begin ? dev->listening + 1 : dev->listening - 1;
-	pthread_cond_broadcast(&dev->turn);
-	pthread_mutex_unlock(&dev->lock);
-}
+/* A request whose reply makes a listener. */
+struct listen {
+	Pb__Request req;
+	struct iwarpd_device *dev;
+	struct iwarpd_listener *listener;
+};
 
-static int listen_call(struct iwarpd_device *dev, Pb__Request *req, struct iwarpd_listener *l, struct iwarpd_error *e)
+/*
+ * Events of a listener may come before the reply that names it, and are held back until then. The thread that reads the
+ * reply makes the listener known: it may be the one that waits for these events, and would sleep on.
+ */
+void listen_replied(Pb__Request *req, const Pb__ListenReply *r)
 {
-	struct packet p;
-	int err = device_call(dev, req, -1, PB__REPLY__BODY_LISTEN, 0, &p, e);
+	const struct listen *call = container_of(req, struct listen, req);
+	struct iwarpd_listener *l = call->listener;
 
-	if (err)
-		return err;
-	strncpy(l->address, p.msg->reply->listen->address, sizeof(l->address) - 1);
-	object_add(&l->obj, dev, OBJECT_LISTENER, p.msg->reply->listen->listen, listener_free);
-	packet_free(&p);
-	return 0;
+	strncpy(l->address, r->address, sizeof(l->address) - 1);
+	object_link(&l->obj, call->dev, OBJECT_LISTENER, r->listen, listener_free);
 }
 
 int iwarpd_listen(struct iwarpd_device *dev, const struct iwarpd_listen_attr *attr, struct iwarpd_listener **out,
@@ -125,11 +123,12 @@ int iwarpd_listen(struct iwarpd_device *dev, const struct iwarpd_listen_attr *at
 {
 	Pb__Listen body = PB__LISTEN__INIT;
 	Pb__Startup startup = PB__STARTUP__INIT;
-	Pb__Request req = REQUEST(listen, LISTEN, &body);
-	struct iwarpd_listener *l = calloc(1, sizeof(*l));
+	struct listen call = { .req = REQUEST(listen, LISTEN, &body), .dev = dev };
+	struct packet p;
 	int err;
 
-	if (!l)
+	call.listener = calloc(1, sizeof(*call.listener));
+	if (!call.listener)
 		return set_error(e, -ENOMEM, "out of memory");
 	if (attr->address)
 		body.address = (char *)attr->address;
@@ -142,14 +141,13 @@ int iwarpd_listen(struct iwarpd_device *dev, const struct iwarpd_listen_attr *at
 		put_startup(&startup, attr->startup);
 		body.startup = &startup;
 	}
-	begin_listening(dev, true);
-	err = listen_call(dev, &req, l, e);
-	begin_listening(dev, false);
+	err = device_call(dev, &call.req, -1, PB__REPLY__BODY_LISTEN, 0, &p, e);
 	if (err) {
-		free(l);
+		free(call.listener);
 		return err;
 	}
-	*out = l;
+	packet_free(&p);
+	*out = call.listener;
 	return 0;
 }
 

@@ -131,6 +131,7 @@ static struct iwarpd_device *new_device(int sock)
 	dev->queued = dev->epoll = -1;
 	dev->last_event = &dev->events;
 	dev->on_event = event_arrived;
+	dev->on_listen = listen_replied;
 	dev->drop_events = events_drop;
 	dev->objects.next = dev->objects.prev = &dev->objects;
 	init_locks(dev);

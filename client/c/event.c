@@ -405,7 +405,7 @@ static bool listener_to_come(struct iwarpd_device *dev, const Pb__Event *ev)
  */
 static bool too_early(struct iwarpd_device *dev, const Pb__Event *ev)
 {
-	if (dev->listening == 0 || conn_of(ev) == 0)
+	if (!device_listening(dev) || conn_of(ev) == 0)
 		return false;
 	for (struct event *at = dev->events; at && at->msg->event != ev; at = at->next)
 		if (conn_of(at->msg->event) == conn_of(ev) && listener_to_come(dev, at->msg->event))

@@ -5,7 +5,7 @@
  *
  *	error map | socket | call | object bell channel | cq memory | qp | connect | event | device stream
  *
- * Calls in the other direction use function pointers: on_event and drop_events of a device, ended of an
+ * Calls in the other direction use function pointers: on_event, on_listen and drop_events of a device, ended of an
  * object, fired of a completion queue.
  */
 #ifndef INTERNAL_H
@@ -158,7 +158,7 @@ struct bell_page {
 /* A call waits for the reply to its request. */
 struct call {
 	struct call *next;
-	uint64_t id;
+	Pb__Request *req;
 	bool done;
 	struct packet packet;
 };
@@ -191,6 +191,7 @@ struct iwarpd_device {
 	Pb__Message *hello;      /* owns the texts in attrs */
 
 	void (*on_event)(struct iwarpd_device *dev, Pb__Message *msg); /* takes ownership of msg; the lock is held */
+	void (*on_listen)(Pb__Request *req, const Pb__ListenReply *r); /* the reply to a Listen has come; the lock is held */
 	void (*drop_events)(const struct object *qp);                  /* of a QP that is being freed; the lock is held */
 
 	pthread_mutex_t attaching; /* held during the request; guards the next line */
@@ -209,7 +210,6 @@ struct iwarpd_device {
 	bool event_lost;        /* out of memory */
 	struct stream *readers; /* pending iwarpd_stream_read calls */
 	unsigned int num_qps, most_qps; /* current and maximum number */
-	unsigned int listening; /* pending iwarpd_listen calls */
 	bool due;               /* an object is due */
 	struct object objects; /* head of the list */
 	uint8_t buf[MAX_PACKET];
@@ -217,6 +217,8 @@ struct iwarpd_device {
 
 void object_add(struct object *o, struct iwarpd_device *dev, enum object_kind kind, uint32_t handle,
 		void (*free)(struct object *));
+void object_link(struct object *o, struct iwarpd_device *dev, enum object_kind kind, uint32_t handle,
+		 void (*free)(struct object *)); /* object_add with the lock held */
 void object_free(struct object *o);
 
 /* object_destroy sends req, which destroys an object of the daemon, and then frees ours. If the device has died, it frees ours and fails with -EPIPE. */
@@ -262,6 +264,9 @@ int create_done(struct iwarpd_device *dev, struct packet *p, int err, const char
  * the lock; while it waits, its state is cancel.
  */
 int device_wait(struct iwarpd_device *dev, bool (*until)(void *arg), void *arg, int64_t deadline, int cancel);
+
+/* device_listening reports whether a call waits for the reply to a Listen. The lock is held. */
+bool device_listening(const struct iwarpd_device *dev);
 
 /* device_post sends a request and ignores its reply. It fails with -EAGAIN if the socket is full. The lock is held. */
 int device_post(struct iwarpd_device *dev, Pb__Request *req);
@@ -334,6 +339,7 @@ uint32_t cq_handle(const struct iwarpd_cq *cq);
 /* connect.c */
 
 struct iwarpd_listener *listener_of(struct object *o);
+void listen_replied(Pb__Request *req, const Pb__ListenReply *r); /* on_listen of a device */
 ProtobufCBinaryData bytes(const void *data, size_t len);
 
 #endif

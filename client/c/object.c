@@ -3,20 +3,26 @@
 
 #include "internal.h"
 
-void object_add(struct object *o, struct iwarpd_device *dev, enum object_kind kind, uint32_t handle,
-		void (*free)(struct object *))
+void object_link(struct object *o, struct iwarpd_device *dev, enum object_kind kind, uint32_t handle,
+		 void (*free)(struct object *))
 {
 	o->dev = dev;
 	o->kind = kind;
 	o->handle = handle;
 	o->free = free;
-	pthread_mutex_lock(&dev->lock);
 	o->next = dev->objects.next;
 	o->prev = &dev->objects;
 	o->next->prev = o;
 	o->prev->next = o;
 	if (kind == OBJECT_QP && ++dev->num_qps > dev->most_qps)
 		dev->most_qps = dev->num_qps;
+}
+
+void object_add(struct object *o, struct iwarpd_device *dev, enum object_kind kind, uint32_t handle,
+		void (*free)(struct object *))
+{
+	pthread_mutex_lock(&dev->lock);
+	object_link(o, dev, kind, handle, free);
 	pthread_mutex_unlock(&dev->lock);
 }
 

@@ -1,7 +1,6 @@
 package clib
 
 import (
-	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -9,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -96,6 +96,8 @@ type evil struct {
 	reply func(r *ctrlpb.Reply, fds []int) ([]byte, []int)
 	// events follow the reply to Connect, which is otherwise an error.
 	events []*ctrlpb.Event
+	// early packets precede the reply to Listen, with descriptors that do not belong there.
+	early [][]byte
 
 	destroyed int // objects that the client has destroyed
 }
@@ -115,6 +117,16 @@ func (e *evil) serve(c *net.UnixConn) {
 			e.t.Error("the client sent what is no Request")
 			return
 		}
+		if req.GetListen() != nil && e.early != nil {
+			r, w := e.pipe()
+			for _, raw := range e.early {
+				if err := write(c, raw, []int{r, w}); err != nil {
+					e.t.Error(err)
+				}
+			}
+			seqpacket.CloseAll([]int{r, w})
+			time.Sleep(50 * time.Millisecond) // the client reads them, most of the time
+		}
 		r, fds := e.answer(&req)
 		r.Id = req.Id
 		var raw []byte
@@ -131,7 +143,7 @@ func (e *evil) serve(c *net.UnixConn) {
 		}
 		if r.GetConnect() != nil {
 			for _, ev := range e.events {
-				if writeEvent(c, ev) != nil {
+				if write(c, event(ev), nil) != nil {
 					return
 				}
 				if ev.GetCutOff() != nil {
@@ -152,9 +164,9 @@ func write(c *net.UnixConn, b []byte, fds []int) error {
 	return err
 }
 
-func writeEvent(c *net.UnixConn, ev *ctrlpb.Event) error {
-	raw, err := proto.Marshal(&ctrlpb.Message{Body: &ctrlpb.Message_Event{Event: ev}})
-	return cmp.Or(err, write(c, raw, nil))
+func event(ev *ctrlpb.Event) []byte {
+	raw, _ := proto.Marshal(&ctrlpb.Message{Body: &ctrlpb.Message_Event{Event: ev}})
+	return raw
 }
 
 func (e *evil) pipe() (r, w int) {
@@ -491,5 +503,16 @@ func TestHostileDaemon(t *testing.T) {
 				t.Errorf("exit code %d; want 0 with %d refused objects:\n%s", code, e.destroyed, out)
 			}
 		})
+	}
+}
+
+// TestEarlyRequest checks that a connect request that comes before the reply to Listen waits until the program knows the listener,
+// and that a message of a later version is ignored.
+func TestEarlyRequest(t *testing.T) {
+	later := protowire.AppendBytes(protowire.AppendTag(nil, 1000, protowire.BytesType), nil)
+	request := event(&ctrlpb.Event{Body: &ctrlpb.Event_ConnectRequest{ConnectRequest: &ctrlpb.ConnectRequest{Conn: 100, Listen: 8}}})
+	e := &evil{t: t, mem: good, early: [][]byte{later, request}}
+	if out, code := e.check("coming"); code != 0 {
+		t.Errorf("exit code %d:\n%s", code, out)
 	}
 }

@@ -3,7 +3,7 @@
  * both.
  *
  *   check SOCKET_A ADDRESS_A SOCKET_B ADDRESS_B verbs|cm|files|memory|streams|sctp|shared|channels|threads|quiet|gone|reopen|silent|flushes|
- *	hostile
+ *	hostile|coming
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -1187,14 +1187,7 @@ static void *churn(void *arg)
 	return NULL;
 }
 
-/* The sanitizers follow neither the stack nor the locks of a thread that is being canceled. */
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-static void check_canceled(struct side *s, const struct side *peer)
-{
-	(void)s, (void)peer;
-}
-#else
-/* A waiter waits for events in a thread of its own, until it is canceled. */
+/* A waiter waits for events in a thread of its own. */
 struct waiter {
 	struct side *s;
 	atomic_int tid;
@@ -1204,10 +1197,9 @@ struct waiter {
 static void *await_event(void *arg)
 {
 	struct waiter *w = arg;
-	struct iwarpd_event ev;
 
 	atomic_store(&w->tid, (int)syscall(SYS_gettid));
-	iwarpd_get_event(w->s->dev, &ev, -1, NULL);
+	iwarpd_get_event(w->s->dev, &w->s->ev, -1, NULL);
 	return NULL;
 }
 
@@ -1220,6 +1212,13 @@ static void start_waiter(struct waiter *w, long call)
 	await_call(atomic_load(&w->tid), call);
 }
 
+/* The sanitizers follow neither the stack nor the locks of a thread that is being canceled. */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+static void check_canceled(struct side *s, const struct side *peer)
+{
+	(void)s, (void)peer;
+}
+#else
 static void cancel_waiter(struct waiter *w)
 {
 	void *result;
@@ -1523,6 +1522,25 @@ static void hostile(const char *path)
 	iwarpd_close(dev);
 }
 
+/*
+ * coming listens while another thread waits for events. The first one, a connect request, comes before the reply to
+ * iwarpd_listen.
+ */
+static void coming(const char *path)
+{
+	struct iwarpd_listen_attr any = { 0 };
+	struct side s = { 0 };
+	struct waiter w = { .s = &s };
+	struct iwarpd_listener *l;
+
+	alarm(WAIT / 1000);
+	CHECK(iwarpd_open(path, "check", &s.dev, &err) == 0);
+	start_waiter(&w, SYS_ppoll);
+	CHECK(iwarpd_listen(s.dev, &any, &l, &err) == 0 && pthread_join(w.t, NULL) == 0);
+	CHECK(s.ev.type == IWARPD_EVENT_CONNECT_REQUEST && s.ev.listener == l);
+	iwarpd_close(s.dev);
+}
+
 /* check runs a mode that uses one daemon, or two. */
 static int check(char **argv)
 {
@@ -1544,6 +1562,10 @@ static int check(char **argv)
 	}
 	if (strcmp(argv[5], "hostile") == 0) {
 		hostile(argv[1]);
+		return 0;
+	}
+	if (strcmp(argv[5], "coming") == 0) {
+		coming(argv[1]);
 		return 0;
 	}
 	open_side(&a, argv[1], argv[2]);
