@@ -51,8 +51,11 @@ struct rs *rs_find(int fd)
 	return rs;
 }
 
+/* rs_free leaves errno as it is: a call may have failed before it. */
 static void rs_free(struct rs *rs)
 {
+	int err = errno;
+
 	rs_close(rs);
 	if (rs->request)
 		rdma_destroy_id(rs->request);
@@ -64,6 +67,7 @@ static void rs_free(struct rs *rs)
 		close(rs->fd);
 	pthread_mutex_destroy(&rs->lock);
 	free(rs);
+	errno = err;
 }
 
 void rs_drop(struct rs *rs)
@@ -479,38 +483,48 @@ static bool is_connected(const struct rs *rs)
 /* reopen makes a socket whose connection was not made one that may try again. */
 static int reopen(struct rs *rs)
 {
+	struct rdma_cm_id *old = rs->id;
+
 	rs_close(rs);
-	rdma_destroy_id(rs->id);
-	rs->id = NULL;
-	rs->err = 0;
+	if (make_id(rs) < 0)
+		return -1;
+	rdma_destroy_id(old);
 	rs->state = RS_OPEN;
-	return make_id(rs);
+	return 0;
 }
 
+/* never_connected reports whether a socket tried to connect, and could not. */
+static bool never_connected(const struct rs *rs)
+{
+	return rs->state == RS_OVER && rs->peer_table.length == 0;
+}
+
+/* do_connect begins a connection, or waits for that which an earlier call began and did not report the end of. */
 static int do_connect(struct rs *rs, const struct sockaddr *addr)
 {
 	struct sockaddr_storage to;
-	int err;
+	int busy = EALREADY, err;
 
-	if (rs->state == RS_OVER && rs->peer_table.length == 0 && reopen(rs) < 0)
+	if (never_connected(rs) && !rs->err && reopen(rs) < 0)
 		return -1;
-	switch (rs->state) {
-	case RS_OPEN:
-		break;
-	case RS_CONNECTING:
-		return set_errno(EALREADY);
-	default:
+	if (rs->state == RS_OPEN) {
+		plain(&to, addr);
+		if (rdma_resolve_addr(rs->id, NULL, (struct sockaddr *)&to, RESOLVE_MS) < 0)
+			return -1;
+		rs->state = RS_CONNECTING;
+		busy = EINPROGRESS;
+	} else if (rs->state != RS_CONNECTING && !never_connected(rs)) {
 		return set_errno(EISCONN);
 	}
-	plain(&to, addr);
-	if (rdma_resolve_addr(rs->id, NULL, (struct sockaddr *)&to, RESOLVE_MS) < 0)
-		return -1;
-	rs->state = RS_CONNECTING;
 	err = rs_wait(rs, is_connected, rs_patience(rs, rs->opt.send_wait, 0));
 	if (err)
-		return set_errno(err == EAGAIN ? EINPROGRESS : err);
+		return set_errno(err == EAGAIN ? busy : err);
 	rs_progress(rs);
-	return set_errno(rs->state == RS_OVER ? rs->err : 0);
+	if (rs->state != RS_OVER)
+		return 0;
+	err = rs->err;
+	rs->err = 0; /* as it has been reported */
+	return set_errno(err);
 }
 
 int rconnect(int socket, const struct sockaddr *addr, socklen_t addrlen)
