@@ -223,29 +223,34 @@ static int look_at_others(struct set *s)
 	return n;
 }
 
+/* all_get_up undoes all_fall_asleep for the first n descriptors. */
 static void all_get_up(struct set *s, nfds_t n)
 {
+	const struct pollfd *p = s->all;
+
 	for (nfds_t i = 0; i < n; i++) {
 		struct rs *rs = s->socks[i];
 
-		if (!rs)
-			continue;
-		pthread_mutex_lock(&rs->lock);
-		get_up(rs, &s->all[s->n + FDS * i]);
-		pthread_mutex_unlock(&rs->lock);
+		if (rs) {
+			pthread_mutex_lock(&rs->lock);
+			get_up(rs, p);
+			pthread_mutex_unlock(&rs->lock);
+		}
+		p += rs ? FDS : 1;
 	}
 }
 
-static bool all_fall_asleep(struct set *s)
+/* all_fall_asleep stores what to wait for, and returns its length, or 0 if one may not go to sleep. */
+static nfds_t all_fall_asleep(struct set *s)
 {
+	struct pollfd *p = s->all;
+
 	for (nfds_t i = 0; i < s->n; i++) {
-		struct pollfd *p = &s->all[s->n + FDS * i];
 		struct rs *rs = s->socks[i];
 		bool asleep;
 
 		if (!rs) {
-			for (int j = 0; j < FDS; j++)
-				p[j] = (struct pollfd){ .fd = -1 };
+			*p++ = s->others[i];
 			continue;
 		}
 		pthread_mutex_lock(&rs->lock);
@@ -253,20 +258,20 @@ static bool all_fall_asleep(struct set *s)
 		pthread_mutex_unlock(&rs->lock);
 		if (!asleep) {
 			all_get_up(s, i);
-			return false;
+			return 0;
 		}
+		p += FDS;
 	}
-	return true;
+	return (nfds_t)(p - s->all);
 }
 
 /* sleep_in_poll waits for any descriptor. It returns what poll(2) does. */
 static int sleep_in_poll(struct set *s, int64_t end)
 {
-	nfds_t n = s->n * (1 + FDS);
+	nfds_t n = all_fall_asleep(s);
 	int ready, err;
 
-	memcpy(s->all, s->others, s->n * sizeof(*s->all));
-	if (!all_fall_asleep(s)) {
+	if (n == 0) {
 		sched_yield();
 		return 1;
 	}
@@ -312,8 +317,8 @@ int rpoll(struct pollfd *fds, nfds_t nfds, int timeout)
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
 	s.socks = calloc(nfds + 1, sizeof(*s.socks));
 	s.turns = calloc(nfds + 1, sizeof(*s.turns));
-	s.all = calloc(nfds + 1, (2 + FDS) * sizeof(*s.all));
-	s.others = s.all ? s.all + nfds * (1 + FDS) : NULL;
+	s.all = calloc(nfds + 1, (1 + FDS) * sizeof(*s.all));
+	s.others = s.all ? s.all + nfds * FDS : NULL;
 	for (nfds_t i = 0; s.socks && i < nfds; i++) {
 		s.socks[i] = fds[i].fd < 0 ? NULL : rs_find(fds[i].fd);
 		any = any || s.socks[i];
