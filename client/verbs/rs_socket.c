@@ -409,32 +409,26 @@ static bool has_request(const struct rs *rs)
 	return rs->request || rs->state != RS_LISTENING;
 }
 
-/* accept_request makes the connection of the request that a listener has. */
+/* accept_request makes the connection of the request that a listener has, and keeps if there can be no socket for it. */
 static struct rs *accept_request(struct rs *listener)
 {
 	struct rdma_cm_id *id = listener->request;
 	struct rs *rs = rs_new(listener);
 	struct rs_hello h;
 	struct rdma_conn_param p = { .private_data = &h, .private_data_len = sizeof(h) };
-	int err;
 
+	if (!rs)
+		return NULL;
 	listener->request = NULL;
-	if (rs && rdma_migrate_id(id, rs->channel) == 0) {
-		rs->id = id;
-		if (rs_open(rs) == 0) {
-			rs_put_hello(rs, &h);
-			rs_take_hello(rs, &listener->request_hello);
-			rs->state = RS_ACCEPTING;
-			if (rdma_accept(id, &p) == 0 && insert(rs) == 0)
-				return rs;
-		}
+	rs->id = id;
+	if (rdma_migrate_id(id, rs->channel) == 0 && rs_open(rs) == 0) {
+		rs_put_hello(rs, &h);
+		rs_take_hello(rs, &listener->request_hello);
+		rs->state = RS_ACCEPTING;
+		if (rdma_accept(id, &p) == 0 && insert(rs) == 0)
+			return rs;
 	}
-	err = errno;
-	if (!rs || !rs->id)
-		rdma_destroy_id(id);
-	if (rs)
-		rs_free(rs);
-	errno = err;
+	rs_free(rs);
 	return NULL;
 }
 
