@@ -122,13 +122,18 @@ struct rs {
 
 /* rs_socket.c */
 
-/* rs_get returns the socket fd, or NULL with errno EBADF. Until rs_put the thread cannot be canceled. */
-struct rs *rs_get(int fd, int *cancel);
-void rs_put(struct rs *rs, int cancel);
+/* From rs_enter to rs_leave a thread can be canceled in rs_sleep only, which is poll(2). That calls canceled then. */
+void rs_enter(void);
+void rs_leave(void);
+int rs_sleep(struct pollfd *p, nfds_t n, int ms, void (*canceled)(void *arg), void *arg);
 
-/* rs_find is rs_get without a change of the thread's cancelability. */
+/* rs_find returns the socket fd, or NULL. */
 struct rs *rs_find(int fd);
 void rs_drop(struct rs *rs);
+
+/* rs_get is rs_enter and rs_find, and locks the socket; it returns NULL with errno EBADF. */
+struct rs *rs_get(int fd);
+void rs_put(struct rs *rs);
 
 /* All functions below are called with the lock of rs held. */
 

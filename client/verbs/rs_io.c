@@ -73,17 +73,16 @@ static ssize_t rsendv(int socket, const struct iovec *iov, size_t n, int flags)
 {
 	ssize_t len = check_iov(iov, n);
 	struct rs *rs;
-	int cancel;
 
 	if (len < 0)
 		return -1;
 	if (flags & MSG_OOB)
 		return set_errno(EOPNOTSUPP);
-	rs = rs_get(socket, &cancel);
+	rs = rs_get(socket);
 	if (!rs)
 		return -1;
 	len = send_all(rs, iov, (size_t)len, flags);
-	rs_put(rs, cancel);
+	rs_put(rs);
 	return len;
 }
 
@@ -146,17 +145,16 @@ static ssize_t rrecvv(int socket, const struct iovec *iov, size_t n, int flags)
 {
 	ssize_t len = check_iov(iov, n);
 	struct rs *rs;
-	int cancel;
 
 	if (len < 0)
 		return -1;
 	if (flags & (MSG_OOB | MSG_ERRQUEUE))
 		return set_errno(EOPNOTSUPP);
-	rs = rs_get(socket, &cancel);
+	rs = rs_get(socket);
 	if (!rs)
 		return -1;
 	len = recv_some(rs, iov, (size_t)len, flags);
-	rs_put(rs, cancel);
+	rs_put(rs);
 	return len;
 }
 

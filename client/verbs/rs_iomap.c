@@ -101,14 +101,13 @@ static off_t map(struct rs *rs, void *buf, size_t len, int prot, off_t offset)
 off_t riomap(int socket, void *buf, size_t len, int prot, int flags, off_t offset)
 {
 	struct rs *rs;
-	int cancel;
 
 	FORWARD(riomap, socket, buf, len, prot, flags, offset);
-	rs = rs_get(socket, &cancel);
+	rs = rs_get(socket);
 	if (!rs)
 		return -1;
 	offset = map(rs, buf, len, prot, offset);
-	rs_put(rs, cancel);
+	rs_put(rs);
 	return offset;
 }
 
@@ -116,10 +115,9 @@ int riounmap(int socket, void *buf, size_t len)
 {
 	struct rs_mapping *m;
 	struct rs *rs;
-	int cancel;
 
 	FORWARD(riounmap, socket, buf, len);
-	rs = rs_get(socket, &cancel);
+	rs = rs_get(socket);
 	if (!rs)
 		return -1;
 	for (m = rs->mappings; m && (!m->mr || m->buf != buf || m->len != len); m = m->next)
@@ -129,7 +127,7 @@ int riounmap(int socket, void *buf, size_t len)
 		m->mr = NULL;
 		m->unsaid = m->index != LOCAL;
 	}
-	rs_put(rs, cancel);
+	rs_put(rs);
 	return set_errno(m ? 0 : EINVAL);
 }
 
@@ -175,13 +173,12 @@ size_t riowrite(int socket, const void *buf, size_t count, off_t offset, int fla
 {
 	struct iovec v = { .iov_base = (void *)(uintptr_t)buf, .iov_len = count };
 	struct rs *rs;
-	int cancel;
 
 	FORWARD(riowrite, socket, buf, count, offset, flags);
-	rs = rs_get(socket, &cancel);
+	rs = rs_get(socket);
 	if (!rs)
 		return (size_t)-1;
 	count = write_all(rs, &v, (uint64_t)offset, flags);
-	rs_put(rs, cancel);
+	rs_put(rs);
 	return count;
 }

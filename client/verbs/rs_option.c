@@ -159,14 +159,14 @@ static int set_option(struct rs *rs, int level, int name, const void *val, sockl
 int rsetsockopt(int socket, int level, int optname, const void *optval, socklen_t optlen)
 {
 	struct rs *rs;
-	int err, cancel;
+	int err;
 
 	FORWARD(rsetsockopt, socket, level, optname, optval, optlen);
-	rs = rs_get(socket, &cancel);
+	rs = rs_get(socket);
 	if (!rs)
 		return -1;
 	err = set_option(rs, level, optname, optval, optlen);
-	rs_put(rs, cancel);
+	rs_put(rs);
 	return set_errno(err);
 }
 
@@ -229,21 +229,21 @@ static int get_option(struct rs *rs, int level, int name, void *val, socklen_t *
 int rgetsockopt(int socket, int level, int optname, void *optval, socklen_t *optlen)
 {
 	struct rs *rs;
-	int err, cancel;
+	int err;
 
 	FORWARD(rgetsockopt, socket, level, optname, optval, optlen);
-	rs = rs_get(socket, &cancel);
+	rs = rs_get(socket);
 	if (!rs)
 		return -1;
 	err = get_option(rs, level, optname, optval, optlen);
-	rs_put(rs, cancel);
+	rs_put(rs);
 	return set_errno(err);
 }
 
 int rfcntl(int socket, int cmd, ...)
 {
 	struct rs *rs;
-	int ret = 0, cancel;
+	int ret = 0;
 	va_list args;
 	long arg;
 
@@ -251,7 +251,7 @@ int rfcntl(int socket, int cmd, ...)
 	arg = va_arg(args, long);
 	va_end(args);
 	FORWARD(rfcntl, socket, cmd, arg);
-	rs = rs_get(socket, &cancel);
+	rs = rs_get(socket);
 	if (!rs)
 		return -1;
 	switch (cmd) {
@@ -270,6 +270,6 @@ int rfcntl(int socket, int cmd, ...)
 	default:
 		ret = set_errno(EINVAL);
 	}
-	rs_put(rs, cancel);
+	rs_put(rs);
 	return ret;
 }

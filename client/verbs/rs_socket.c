@@ -81,26 +81,51 @@ void rs_drop(struct rs *rs)
 		rs_free(rs);
 }
 
-struct rs *rs_get(int fd, int *cancel)
+/* The cancelability of a thread that is in a call. */
+static __thread int cancelability;
+
+void rs_enter(void)
+{
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancelability);
+}
+
+void rs_leave(void)
+{
+	pthread_setcancelstate(cancelability, NULL);
+}
+
+int rs_sleep(struct pollfd *p, nfds_t n, int ms, void (*canceled)(void *arg), void *arg)
+{
+	int ready;
+
+	pthread_cleanup_push(canceled, arg);
+	rs_leave();
+	ready = poll(p, n, ms);
+	rs_enter();
+	pthread_cleanup_pop(0);
+	return ready;
+}
+
+struct rs *rs_get(int fd)
 {
 	struct rs *rs;
 
-	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, cancel);
+	rs_enter();
 	rs = rs_find(fd);
 	if (rs) {
 		pthread_mutex_lock(&rs->lock);
 		return rs;
 	}
-	pthread_setcancelstate(*cancel, NULL);
+	rs_leave();
 	errno = EBADF;
 	return NULL;
 }
 
-void rs_put(struct rs *rs, int cancel)
+void rs_put(struct rs *rs)
 {
 	pthread_mutex_unlock(&rs->lock);
 	rs_drop(rs);
-	pthread_setcancelstate(cancel, NULL);
+	rs_leave();
 }
 
 static void before_fork(void)
@@ -183,7 +208,7 @@ static bool has_device(void)
 int rsocket(int domain, int type, int protocol)
 {
 	struct rs *rs;
-	int fd = -1, cancel;
+	int fd = -1;
 
 	FORWARD(rsocket, domain, type, protocol);
 	if (domain != AF_INET && domain != AF_INET6)
@@ -194,7 +219,7 @@ int rsocket(int domain, int type, int protocol)
 	}
 	if (!has_device())
 		return -1;
-	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	rs_enter();
 	rs = rs_new(NULL);
 	if (rs) {
 		rs->family = domain;
@@ -204,7 +229,7 @@ int rsocket(int domain, int type, int protocol)
 		else
 			rs_free(rs);
 	}
-	pthread_setcancelstate(cancel, NULL);
+	rs_leave();
 	return fd;
 }
 
@@ -357,10 +382,10 @@ int rbind(int socket, const struct sockaddr *addr, socklen_t addrlen)
 {
 	struct rs *rs;
 	struct sockaddr_storage at;
-	int ret, cancel;
+	int ret;
 
 	FORWARD(rbind, socket, addr, addrlen);
-	rs = rs_get(socket, &cancel);
+	rs = rs_get(socket);
 	if (!rs)
 		return -1;
 	if (rs->state != RS_OPEN || addrlen < sizeof(addr->sa_family) || addrlen < addr_len(addr)) {
@@ -371,7 +396,7 @@ int rbind(int socket, const struct sockaddr *addr, socklen_t addrlen)
 		plain(&at, addr);
 		ret = rdma_bind_addr(rs->id, (struct sockaddr *)&at);
 	}
-	rs_put(rs, cancel);
+	rs_put(rs);
 	return ret;
 }
 
@@ -386,10 +411,10 @@ static int bind_any(struct rs *rs)
 int rlisten(int socket, int backlog)
 {
 	struct rs *rs;
-	int ret, cancel;
+	int ret;
 
 	FORWARD(rlisten, socket, backlog);
-	rs = rs_get(socket, &cancel);
+	rs = rs_get(socket);
 	if (!rs)
 		return -1;
 	if (rs->state == RS_LISTENING)
@@ -400,7 +425,7 @@ int rlisten(int socket, int backlog)
 		ret = bind_any(rs) < 0 ? -1 : rdma_listen(rs->id, backlog);
 	if (ret == 0)
 		rs->state = RS_LISTENING;
-	rs_put(rs, cancel);
+	rs_put(rs);
 	return ret;
 }
 
@@ -453,10 +478,10 @@ static struct rs *do_accept(struct rs *listener)
 int raccept(int socket, struct sockaddr *addr, socklen_t *addrlen)
 {
 	struct rs *rs, *made;
-	int fd = -1, cancel;
+	int fd = -1;
 
 	FORWARD(raccept, socket, addr, addrlen);
-	rs = rs_get(socket, &cancel);
+	rs = rs_get(socket);
 	if (!rs)
 		return -1;
 	made = do_accept(rs);
@@ -465,7 +490,7 @@ int raccept(int socket, struct sockaddr *addr, socklen_t *addrlen)
 		if (addr && addrlen)
 			copy_address(made, addr, addrlen, rdma_get_peer_addr(made->id));
 	}
-	rs_put(rs, cancel);
+	rs_put(rs);
 	return fd;
 }
 
@@ -524,10 +549,10 @@ static int do_connect(struct rs *rs, const struct sockaddr *addr)
 int rconnect(int socket, const struct sockaddr *addr, socklen_t addrlen)
 {
 	struct rs *rs;
-	int ret, cancel;
+	int ret;
 
 	FORWARD(rconnect, socket, addr, addrlen);
-	rs = rs_get(socket, &cancel);
+	rs = rs_get(socket);
 	if (!rs)
 		return -1;
 	if (addrlen < sizeof(addr->sa_family) || !addr_len(addr))
@@ -536,17 +561,17 @@ int rconnect(int socket, const struct sockaddr *addr, socklen_t addrlen)
 		ret = set_errno(EINVAL);
 	else
 		ret = do_connect(rs, addr);
-	rs_put(rs, cancel);
+	rs_put(rs);
 	return ret;
 }
 
 int rshutdown(int socket, int how)
 {
 	struct rs *rs;
-	int ret = 0, cancel;
+	int ret = 0;
 
 	FORWARD(rshutdown, socket, how);
-	rs = rs_get(socket, &cancel);
+	rs = rs_get(socket);
 	if (!rs)
 		return -1;
 	if (how != SHUT_RD && how != SHUT_WR && how != SHUT_RDWR) {
@@ -564,7 +589,7 @@ int rshutdown(int socket, int how)
 		rs_progress(rs);
 		rs_wake(rs);
 	}
-	rs_put(rs, cancel);
+	rs_put(rs);
 	return ret;
 }
 
@@ -580,10 +605,10 @@ static void say_goodbye(struct rs *rs, int ms)
 int rclose(int socket)
 {
 	struct rs *rs;
-	int cancel, ms = CLOSE_MS;
+	int ms = CLOSE_MS;
 
 	FORWARD(rclose, socket);
-	rs = rs_get(socket, &cancel);
+	rs = rs_get(socket);
 	if (!rs)
 		return -1;
 	pthread_mutex_lock(&table_lock);
@@ -597,7 +622,7 @@ int rclose(int socket)
 	say_goodbye(rs, ms);
 	rs_end(rs, EBADF);
 	rs_wake(rs);
-	rs_put(rs, cancel);
+	rs_put(rs);
 	return 0;
 }
 
@@ -607,43 +632,41 @@ __attribute__((destructor)) static void close_all(void)
 	int64_t end = rs_now_us() + CLOSE_MS * 1000LL;
 
 	for (int fd = 0; fd < table_size; fd++) {
-		int cancel;
-		struct rs *rs = table[fd] ? rs_get(fd, &cancel) : NULL;
+		struct rs *rs = table[fd] ? rs_get(fd) : NULL;
 
 		if (!rs)
 			continue;
 		say_goodbye(rs, (int)((end - rs_now_us()) / 1000));
-		rs_put(rs, cancel);
+		rs_put(rs);
 	}
 }
 
 int rgetpeername(int socket, struct sockaddr *addr, socklen_t *addrlen)
 {
 	struct rs *rs;
-	int cancel, err = 0;
+	int err = 0;
 
 	FORWARD(rgetpeername, socket, addr, addrlen);
-	rs = rs_get(socket, &cancel);
+	rs = rs_get(socket);
 	if (!rs)
 		return -1;
 	if (rs->state == RS_ACCEPTING || rs->state == RS_CONNECTED)
 		copy_address(rs, addr, addrlen, rdma_get_peer_addr(rs->id));
 	else
 		err = ENOTCONN;
-	rs_put(rs, cancel);
+	rs_put(rs);
 	return set_errno(err);
 }
 
 int rgetsockname(int socket, struct sockaddr *addr, socklen_t *addrlen)
 {
 	struct rs *rs;
-	int cancel;
 
 	FORWARD(rgetsockname, socket, addr, addrlen);
-	rs = rs_get(socket, &cancel);
+	rs = rs_get(socket);
 	if (!rs)
 		return -1;
 	copy_address(rs, addr, addrlen, rdma_get_local_addr(rs->id));
-	rs_put(rs, cancel);
+	rs_put(rs);
 	return 0;
 }

@@ -101,10 +101,25 @@ static void get_up(struct rs *rs, const struct pollfd *p)
 	take_events(rs);
 }
 
+/* A sleeper is a thread that waits for a socket, and what it waits for. */
+struct sleeper {
+	struct rs *rs;
+	struct pollfd p[FDS];
+};
+
+static void canceled(void *arg)
+{
+	const struct sleeper *s = arg;
+
+	pthread_mutex_lock(&s->rs->lock);
+	get_up(s->rs, s->p);
+	rs_put(s->rs);
+}
+
 int rs_wait(struct rs *rs, bool (*ready)(const struct rs *rs), int ms)
 {
 	int64_t end = 0, spin = 0;
-	struct pollfd p[FDS];
+	struct sleeper s = { .rs = rs };
 	bool armed = false;
 	int n;
 
@@ -125,7 +140,7 @@ int rs_wait(struct rs *rs, bool (*ready)(const struct rs *rs), int ms)
 			armed = true;
 			continue;
 		}
-		if (!fall_asleep(rs, rs->turn, p)) {
+		if (!fall_asleep(rs, rs->turn, s.p)) {
 			pthread_mutex_unlock(&rs->lock);
 			sched_yield();
 			pthread_mutex_lock(&rs->lock);
@@ -133,13 +148,13 @@ int rs_wait(struct rs *rs, bool (*ready)(const struct rs *rs), int ms)
 			continue;
 		}
 		pthread_mutex_unlock(&rs->lock);
-		n = poll(p, FDS, remaining(end));
+		n = rs_sleep(s.p, FDS, remaining(end), canceled, &s);
 		if (n < 0 && (errno != EINTR || iwv_interrupts()))
 			n = -errno;
 		else if (n < 0)
 			n = 1;
 		pthread_mutex_lock(&rs->lock);
-		get_up(rs, p);
+		get_up(rs, s.p);
 		armed = false;
 		if (n < 0)
 			return -n;
@@ -265,6 +280,24 @@ static nfds_t all_fall_asleep(struct set *s)
 	return (nfds_t)(p - s->all);
 }
 
+static void set_free(const struct set *s)
+{
+	for (nfds_t i = 0; s->socks && i < s->n; i++)
+		if (s->socks[i])
+			rs_drop(s->socks[i]);
+	free(s->socks);
+	free(s->turns);
+	free(s->all);
+}
+
+static void poll_canceled(void *arg)
+{
+	struct set *s = arg;
+
+	all_get_up(s, s->n);
+	set_free(s);
+}
+
 /* sleep_in_poll waits for any descriptor. It returns what poll(2) does. */
 static int sleep_in_poll(struct set *s, int64_t end)
 {
@@ -275,7 +308,7 @@ static int sleep_in_poll(struct set *s, int64_t end)
 		sched_yield();
 		return 1;
 	}
-	ready = poll(s->all, n, remaining(end));
+	ready = rs_sleep(s->all, n, remaining(end), poll_canceled, s);
 	err = errno;
 	all_get_up(s, s->n);
 	errno = err;
@@ -311,10 +344,10 @@ int rpoll(struct pollfd *fds, nfds_t nfds, int timeout)
 {
 	struct set s = { .fds = fds, .n = nfds };
 	bool any = false;
-	int n = -1, cancel;
+	int n = -1;
 
 	FORWARD(rpoll, fds, nfds, timeout);
-	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	rs_enter();
 	s.socks = calloc(nfds + 1, sizeof(*s.socks));
 	s.turns = calloc(nfds + 1, sizeof(*s.turns));
 	s.all = calloc(nfds + 1, (1 + FDS) * sizeof(*s.all));
@@ -328,13 +361,8 @@ int rpoll(struct pollfd *fds, nfds_t nfds, int timeout)
 		n = set_errno(ENOMEM);
 	else if (any)
 		n = poll_set(&s, timeout);
-	for (nfds_t i = 0; s.socks && i < nfds; i++)
-		if (s.socks[i])
-			rs_drop(s.socks[i]);
-	free(s.socks);
-	free(s.turns);
-	free(s.all);
-	pthread_setcancelstate(cancel, &cancel);
+	set_free(&s);
+	rs_leave();
 	return any || !s.all ? n : poll(fds, nfds, timeout);
 }
 
