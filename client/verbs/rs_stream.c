@@ -381,7 +381,7 @@ static bool has_room(const struct rs *rs)
 
 bool rs_has_credit(const struct rs *rs)
 {
-	return rs->state == RS_CONNECTED && has_room(rs) && (int16_t)(rs->limit - rs->sent) > RESERVE;
+	return rs->state == RS_CONNECTED && has_room(rs) && (uint16_t)(rs->limit - rs->sent) > RESERVE;
 }
 
 bool rs_can_send(const struct rs *rs)
