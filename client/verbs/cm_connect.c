@@ -364,11 +364,17 @@ void cm_handle(struct context *c, const struct iwarpd_event *ev)
 	case IWARPD_EVENT_CONNECT_FAILED:
 		connect_failed(ev);
 		break;
+	case IWARPD_EVENT_TERMINATED: /* DISCONNECTED follows, and may be graceful */
+		id = id_of_qp(ev);
+		if (id)
+			id->end = -ECONNRESET;
+		break;
 	case IWARPD_EVENT_DISCONNECTED:
 		id = id_of_qp(ev);
 		if (!id)
 			break;
-		id->end = ev->error.err;
+		if (ev->error.err)
+			id->end = ev->error.err;
 		event_simple(id, RDMA_CM_EVENT_DISCONNECTED, 0);
 		break;
 	}
