@@ -41,7 +41,7 @@ image: ## an OCI image for amd64 and arm64 into out/image, the same byte for byt
 	@deploy/image/build
 
 VERBS_PROGRAMS = rping:rdmacm-utils ibv_devinfo:ibverbs-utils ib_write_bw:perftest qperf:qperf fio:fio fi_pingpong:libfabric-bin \
-	tgtd:tgt iscsi-inq:libiscsi-bin /usr/include/librpma.h:librpma-dev /usr/share/doc/python3-pyverbs:python3-pyverbs
+	tgtd:tgt iscsi-inq:libiscsi-bin /usr/include/librpma.h:librpma-dev /usr/share/doc/python3-pyverbs:python3-pyverbs iperf3:iperf3 ncat:ncat
 VERBS_NEED = gcc:gcc /usr/include/stdlib.h:libc6-dev protoc-c:protobuf-c-compiler /usr/include/protobuf-c/protobuf-c.h:libprotobuf-c-dev pkg-config:pkg-config \
 	/usr/include/infiniband/verbs.h:libibverbs-dev /usr/include/rdma/rdma_cma.h:librdmacm-dev
 
@@ -124,7 +124,7 @@ interop-nic: build ## on the drivers of network cards that QEMU has, in virtual 
 	@test/interop/nic
 
 interop-verbs: ## unmodified RDMA programs of Debian on two daemons, with SIW=1 against soft-iWARP too; out/interop-verbs.md (root)
-	@.ci/need $(VERBS_NEED) $(VERBS_PROGRAMS) ip:iproute2 ethtool:ethtool qemu-system-x86_64:qemu-system-x86 dtest:dapl2-utils \
+	@.ci/need $(VERBS_NEED) $(VERBS_PROGRAMS) ip:iproute2 ethtool:ethtool qemu-system-x86_64:qemu-system-x86 dtest:dapl2-utils iperf:iperf \
 		ceph-mon:ceph-mon ceph-osd:ceph-osd rados:ceph-common
 	@mkdir -p $(OUT)
 	@VERBS=full VERBS_TABLE=$(CURDIR)/$(OUT)/interop-verbs.md $(GO) test -count=1 -timeout 60m -v ./test/verbs >$(OUT)/interop-verbs.log 2>&1; status=$$?; \
