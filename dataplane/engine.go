@@ -52,6 +52,8 @@ type Engine struct {
 	hostless   atomic.Pointer[map[[16]byte]struct{}] // see learnHostless
 	changes    atomic.Int32                          // changes of hops that are not yet processed, including those of the rehop in progress
 
+	invalidations atomic.Uint64 // marks of turns
+
 	stop    atomic.Bool
 	wg      sync.WaitGroup
 	evDone  chan struct{}

@@ -1,11 +1,16 @@
 package dataplane
 
-import "fmt"
+import (
+	"fmt"
+	"sync/atomic"
+)
 
 // touched says whose clients' memory is being accessed.
 type touched struct {
 	current *stream
-	source  *stream // stream whose client's memory is being copied to that of current, or nil
+	source  *stream       // stream whose client's memory is being copied to that of current, or nil
+	began   atomic.Uint64 // Engine.invalidations at the start of the turn, or resting
+	waits   bool          // an invalidation waits for the turn of another worker
 }
 
 // survive recovers from a fault in a client's memory; other panics continue, as they are bugs
@@ -44,6 +49,7 @@ func (t *touched) at(r any) *stream {
 // has been released, and the next turn continues with the following frames.
 func (w *worker) fault(s *stream, reason any) {
 	w.current, w.source = nil, nil
+	w.began.Store(resting)
 	w.stats.Faults++
 	w.freeRecord(w.link)
 	b := s.qp

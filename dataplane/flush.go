@@ -43,7 +43,7 @@ func (f *flushing) deliver(w *worker, b *QPBinding) {
 func (f *flushing) some(w *worker, b *QPBinding, n int) bool {
 	for n = min(n, f.left); n > 0; n-- {
 		if !b.QP.PollWC(&w.wc) {
-			return true
+			return !b.QP.Invalidates()
 		}
 		f.left--
 		w.complete(b, &w.wc)
@@ -87,11 +87,15 @@ func (f *flushing) after(w *worker, b *QPBinding, then func(w *worker)) {
 // amount of work.
 func (f *flushing) poll(w *worker) int {
 	f.left = flushBudget
-	for f.left > 0 && f.first != nil {
+	for waits := 0; f.left > 0 && waits < len(f.of); {
 		f.left-- // also for one that has nothing
 		p := f.pop()
 		if !f.some(w, p.b, flushShare) {
 			f.push(p)
+			if p.b.QP.Invalidates() { // it waits for turns of other workers, and not for more of this one
+				w.waits = true
+				waits++
+			}
 			continue
 		}
 		delete(f.of, p.b)

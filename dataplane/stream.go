@@ -181,6 +181,7 @@ func (s *stream) unlinkQP(w *worker) {
 
 // start begins full operation.
 func (s *stream) start() {
+	s.qp.QP.SetTurns(turns{s.qp.worker})
 	s.qp.QP.Start(rdmap.Config{IRD: s.params.IRD, ORD: s.params.ORD})
 	s.ddp = s.qp.QP.Stream()
 	s.mode = modeFull
@@ -480,6 +481,10 @@ func (s *stream) completions(w *worker) {
 func (s *stream) pushCompletions(w *worker) {
 	for !s.overrun && s.qp.QP.PollWC(&w.wc) {
 		s.overrun = !w.complete(s.qp, &w.wc)
+	}
+	if s.qp.QP.Invalidates() {
+		w.waits = true
+		w.mark(s.lane)
 	}
 }
 

@@ -109,6 +109,7 @@ func newWorker(e *Engine, id int, q Queue) (*worker, error) {
 		listeners: make(listeners), driver: driver{rest: make(chan struct{}, 1)},
 	}
 	w.tcp.RTT = &w.times.rtts
+	w.began.Store(resting)
 	w.socks, _ = q.Link.(*Sockets)
 	setLink(w, q)
 	w.now = w.e.cfg.Now()
@@ -165,6 +166,10 @@ func (w *worker) loop(others *contention) {
 		switch {
 		case w.turn() > 0:
 			idle = idling{}
+			if w.waits {
+				w.waits = false
+				spin.Yield() // the other worker may need this CPU
+			}
 			continue
 		case w.slice.ends(w.now):
 			runtime.Gosched()
@@ -230,6 +235,7 @@ func (w *worker) untilTimer() time.Duration {
 // turn polls every source of work once and returns the amount of work done.
 func (w *worker) turn() int {
 	w.stats.Turns++
+	w.began.Store(w.e.invalidations.Load())
 	w.now = w.e.cfg.Now()
 	w.taps = w.e.taps.Load()
 	n := w.flushes.poll(w)
@@ -258,6 +264,7 @@ func (w *worker) turn() int {
 	if w.socks != nil {
 		n += len(w.socks.ready)
 	}
+	w.began.Store(resting)
 	return n + len(w.dirty) + len(w.flushes.of) + len(w.failing) + len(w.late) // marked lanes have work in the next turn
 }
 

@@ -270,6 +270,34 @@ func TestFetchWaits(t *testing.T) {
 	}
 }
 
+// TestBarrier checks that a Barrier ends after the earlier operations of all queues, and is none if there are none.
+func TestBarrier(t *testing.T) {
+	mem := make(slow)
+	m, q, moved := newQueue(t, own(t), time.Hour, func() {})
+	if q.Barrier() {
+		t.Error("a Barrier of a Mover that has nothing to do")
+	}
+	other := m.NewQueue()
+	other.Store(mem, 0, 1, marked.Bytes{B: []byte{7}})
+	if !q.Barrier() {
+		t.Fatal("no Barrier")
+	}
+	m.Kick()
+	testenv.Until(t, "the Store is in progress", func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return m.busy
+	})
+	if done, _ := q.Stored(); done != 0 {
+		t.Error("it has ended before the Store of another queue")
+	}
+	close(mem)
+	await(t, moved, "the Barrier has ended", func() bool { done, _ := q.Stored(); return done == 1 })
+	if done, failed := other.Stored(); done != 1 || failed != 0 {
+		t.Errorf("%d Stores, of which %d has failed", done, failed)
+	}
+}
+
 // TestStandstill checks that a look alone, which comes late if the process has stood still, does not end a client.
 func TestStandstill(t *testing.T) {
 	mem, stuck := make(slow), 0

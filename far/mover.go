@@ -68,7 +68,7 @@ type Mover struct {
 	crowd   []*Queue     // queues to notify when the client is no longer crowded; guarded by mu
 }
 
-// op is an operation: a Store of b[off:off+n], a Fetch into b, or a fence.
+// op is an operation: a Store of b[off:off+n], a Fetch into b, a fence, or a Store of nothing, without b.
 type op struct {
 	q      *Queue
 	mem    memory
@@ -107,7 +107,7 @@ func (m *Mover) Start() error {
 func (m *Mover) Fence() {
 	done := make(chan struct{})
 	m.mu.Lock()
-	idle := !m.busy && len(m.ops) == 0
+	idle := m.idle()
 	if !idle {
 		m.ops = append(m.ops, op{fence: done})
 	}
@@ -122,6 +122,9 @@ func (m *Mover) Fence() {
 	case <-m.stuck:
 	}
 }
+
+// idle reports whether all operations have completed. Called with mu held.
+func (m *Mover) idle() bool { return !m.busy && len(m.ops) == 0 }
 
 // Close ends the Mover. Outstanding operations are discarded. Close waits for the operation in
 // progress, however long that takes.
@@ -246,7 +249,7 @@ func (m *Mover) look() {
 // do makes the system calls of o.
 func (o *op) do() error {
 	switch {
-	case o.fence != nil:
+	case o.b == nil:
 		return nil
 	case o.fetch:
 		return o.mem.read(o.b.buf[:o.n], o.addr)
@@ -260,6 +263,8 @@ func (o *op) end(m *Mover, err error) {
 	case o.fence != nil:
 		close(o.fence)
 		return
+	case o.b == nil:
+		o.q.stored.Store(o.q.stored.Load() + o.stores)
 	case o.fetch:
 		to := here
 		if err != nil {
@@ -467,6 +472,17 @@ func (q *Queue) Store(mem verbs.FarMemory, addr uint64, size uint32, p marked.By
 		}
 		p = p.After(k)
 	}
+}
+
+// Barrier implements verbs.FarQueue.
+func (q *Queue) Barrier() bool {
+	q.m.mu.Lock()
+	defer q.m.mu.Unlock()
+	if q.m.idle() {
+		return false
+	}
+	q.m.push(op{q: q, stores: 1})
+	return true
 }
 
 // storeDone ends a Store, which may have faulted before anything was in its block.

@@ -42,6 +42,7 @@ func (q *QP) drain() {
 				s.imm = binary.BigEndian.Uint64(c.Imm[:])
 			case rdmap.OpSendInv, rdmap.OpSendSEInv:
 				s.withInv = true
+				s.turns = q.turnsMark
 				s.inv = c.InvSTag
 			}
 		}
@@ -88,12 +89,13 @@ func (q *QP) PollWC(wc *WC) bool {
 }
 
 func (q *QP) pollWC(wc *WC) bool {
+	q.invalidates = false
 	q.drain()
 	if q.state != StateError {
 		q.releaseHeld()
 	}
 	if q.rqHead != q.rqTail {
-		if s := q.recvSlot(q.rqHead); s.done && q.stored(s.stores) {
+		if s := q.recvSlot(q.rqHead); s.done && q.passed(&s.turns, &s.stores) && q.stored(s.stores) {
 			if !q.storedOK(s.stores) {
 				s.finish(WCLocProtErr)
 			}
@@ -104,7 +106,7 @@ func (q *QP) pollWC(wc *WC) bool {
 	}
 	for q.sqHead != q.sqTail {
 		s := q.sendSlot(q.sqHead)
-		if !s.complete() || !q.stored(s.stores) {
+		if !s.complete() || !q.passed(&s.turns, &s.stores) || !q.stored(s.stores) {
 			break
 		}
 		if !q.storedOK(s.stores) {
@@ -121,6 +123,24 @@ func (q *QP) pollWC(wc *WC) bool {
 	}
 	q.flushes++
 	return q.state == StateError && (q.flushSend(wc) || q.flushRecv(wc))
+}
+
+// passed reports whether no other worker makes accesses any more that began before the mark turns. The caller then
+// waits until what those have stored, in far memory, is there.
+func (q *QP) passed(turns, stores *uint64) bool {
+	if *turns == 0 {
+		return true
+	}
+	if !q.turns.Passed(*turns) {
+		q.invalidates = true
+		return false
+	}
+	*turns = 0
+	if q.cfg.Far != nil && q.cfg.Far.Barrier() {
+		q.stores++
+		*stores = q.stores
+	}
+	return true
 }
 
 func (q *QP) sendWC(wc *WC, s *sendSlot) {

@@ -24,6 +24,9 @@ const fetchAhead = 4 * MaxFetch
 type FarQueue interface {
 	// Store copies the first n bytes of p and will store them at addr.
 	Store(mem FarMemory, addr uint64, n uint32, p marked.Bytes)
+	// Barrier is a Store of nothing that ends after all earlier operations of all QPs on the memory of
+	// their process. It returns false, and is no Store, if there are none.
+	Barrier() bool
 	// Stored returns the number of Stores that have completed, and the number of the first one
 	// that failed, counted from 1, or 0.
 	Stored() (done, failed uint64)

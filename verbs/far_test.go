@@ -49,6 +49,14 @@ func (m *mover) Store(mem FarMemory, addr uint64, n uint32, p marked.Bytes) {
 	})
 }
 
+func (m *mover) Barrier() bool {
+	if len(m.ops) == 0 {
+		return false
+	}
+	m.ops = append(m.ops, func() { m.done++ })
+	return true
+}
+
 func (m *mover) Stored() (uint64, uint64) { return m.done, m.failed }
 
 func (m *mover) Fetch(mem FarMemory, addr uint64, n uint32) Fetch {

@@ -177,7 +177,18 @@ func (q *QP) Invalidate(stag uint32) *term.Error {
 		q.stats.ProtectionErrors++
 		return term.ErrOpInvalidate
 	}
+	if m := q.mark(stag); m != 0 {
+		q.turnsMark = m
+	}
 	return nil
+}
+
+// mark returns the mark for the accesses of other QPs by stag, which was invalidated, or 0.
+func (q *QP) mark(stag uint32) uint64 {
+	if q.turns == nil || !q.cfg.Table.others(q.cfg.Num, stag) {
+		return 0
+	}
+	return q.turns.Mark()
 }
 
 // AtomicResult implements rdmap.Memory: the old value goes to the SGE of the

@@ -59,6 +59,7 @@ type sendSlot struct {
 	need, gathered uint32 // bytes of payload to send, and those that Gather has returned
 	far, fence     bool   // some of its payload is far memory; it is fenced
 	stores         uint64 // the work request completes when this many Stores of the QP have ended
+	turns          uint64 // and when this mark of Turns has passed, unless it is 0
 }
 
 // complete reports whether the work request is complete. An outgoing payload must have been gathered too, because its memory may be reused
@@ -80,6 +81,7 @@ type recvSlot struct {
 	imm       uint64
 	inv       uint32
 	stores    uint64 // see sendSlot
+	turns     uint64
 }
 
 // QP is a queue pair on an RDMAP stream. It is not safe for concurrent use, except for Permit.
@@ -112,6 +114,9 @@ type QP struct {
 	farResponse farResponse
 	awaits      bool            // the last Gather returned nothing because far memory is being fetched
 	word        [atomicLen]byte // result of an atomic
+	turns       Turns           // nil: no other worker accesses memory
+	turnsMark   uint64          // mark of the peer's last invalidation that others may not have noticed
+	invalidates bool            // the last PollWC waited for a mark
 	denied      atomic.Uint32   // Access: rights that the peer does not have, whatever a region grants
 
 	flushes int // posted work requests flushed since PollWC last returned false
@@ -196,6 +201,22 @@ func (q *QP) check(stag uint32, to uint64, n uint32, use Use) (memory, fault) {
 	}
 	return q.cfg.Table.check(q.cfg.PD, q.cfg.Num, stag, to, n, use)
 }
+
+// Turns reports the ends of accesses that other workers make. A worker that has begun one before an invalidation
+// may still copy after it.
+type Turns interface {
+	// Mark returns a mark, not 0, for the accesses that have begun.
+	Mark() uint64
+	// Passed reports whether those of other workers have ended.
+	Passed(mark uint64) bool
+}
+
+// SetTurns must be called before Start if several workers access memory.
+func (q *QP) SetTurns(t Turns) { q.turns = t }
+
+// Invalidates reports whether the last PollWC returned false because an invalidation waits for other workers. The
+// caller calls it again soon.
+func (q *QP) Invalidates() bool { return q.invalidates }
 
 // Start moves the QP from IDLE to RTS; in any other state it does nothing. It sets cfg.MaxWR and cfg.MaxRecv to the depths of the queues,
 // so that the stream has room for everything that the QP takes, and cfg.SharedRecvs.

@@ -70,6 +70,7 @@ func (q *QP) releaseHeld() bool {
 	}
 	if q.wr.Op == OpLocalInv {
 		s.stores = q.stores // until then the memory may still be written
+		s.turns = q.mark(q.wr.Inv)
 	}
 	s.done = true
 	if s.status != WCSuccess {

@@ -8,6 +8,13 @@ func (t *Table) localInv(pd PDID, stag uint32) bool {
 	return r != nil && r.pd == pd && r.revoke(r.state.Load(), stag)
 }
 
+// others reports whether other QPs than qp may have used the window or fast-register region stag, which qp has just
+// invalidated. If it has become valid since then, that is the work of another QP.
+func (t *Table) others(qp, stag uint32) bool {
+	r := t.at(stag)
+	return r == nil || r.kind != kindWindow || r.qp.Load() != qp
+}
+
 // fastReg executes OpReg: the invalid fast-register region with the index of stag becomes valid, with the key of stag, for n bytes at
 // offset off of its memory, the first of which has address base.
 func (t *Table) fastReg(pd PDID, stag uint32, base, off uint64, n uint32, a Access) bool {
