@@ -41,6 +41,7 @@ type fakeEngine struct {
 	onDetach func(*dataplane.QPBinding)
 	onFence  func()        // called when a worker has passed a turn; may be nil
 	refuse   error         // of Connect
+	unable   error         // of Bind and Listen
 	hold     chan struct{} // if set, Connect returns when it is closed
 	late     bool          // and opens the connection only then
 	connects []netip.AddrPort
@@ -62,6 +63,7 @@ type fakeConn struct {
 	answer        *ddp.Setup // of Answer
 	ended, abort  bool
 	deaf          bool // drops what is received
+	consumed      []int
 }
 
 func newFakeEngine() *fakeEngine {
@@ -127,6 +129,9 @@ func (e *fakeEngine) Plug(device string, _ []dataplane.Queue) error {
 func (e *fakeEngine) Listen(r dataplane.ListenRequest) (dataplane.ListenerID, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.unable != nil {
+		return 0, e.unable
+	}
 	e.next++
 	id := dataplane.ListenerID(e.next)
 	e.listens[id], e.on[id], e.admit, e.listenIP = r.Local, r.Device, r.Admit, r.IP
@@ -227,7 +232,9 @@ func (e *fakeEngine) StreamSend(id dataplane.ConnID, b []byte) {
 	e.calls <- "send"
 }
 
-func (e *fakeEngine) StreamConsumed(dataplane.ConnID, int) {}
+func (e *fakeEngine) StreamConsumed(id dataplane.ConnID, n int) {
+	e.with(id, func(c *fakeConn) { c.consumed = append(c.consumed, n) })
+}
 
 func (e *fakeEngine) Attach(id dataplane.ConnID, a dataplane.Attachment) {
 	e.with(id, func(c *fakeConn) { c.attached = &a; c.sent = append(c.sent, a.Reply...) })
@@ -255,10 +262,20 @@ func (e *fakeEngine) Fence() {
 	}
 }
 
-func (e *fakeEngine) Bind(*dataplane.ClientBinding) error { e.bind(1); return nil }
-func (e *fakeEngine) Unbind(*dataplane.ClientBinding)     { e.bind(-1) }
+func (e *fakeEngine) Bind(*dataplane.ClientBinding) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.unable == nil {
+		e.bound++
+	}
+	return e.unable
+}
 
-func (e *fakeEngine) bind(n int) { e.mu.Lock(); e.bound += n; e.mu.Unlock() }
+func (e *fakeEngine) Unbind(*dataplane.ClientBinding) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.bound--
+}
 
 // await waits for a call by its name.
 func (e *fakeEngine) await(t testing.TB, name string) {
