@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
@@ -126,6 +127,94 @@ func TestFollowLinkName(t *testing.T) {
 	testenv.Until(t, "the other Device has noticed it", func() bool { return r.Device("other0").Index() == 0 })
 	ip("link", "add", name, "mtu", "1333", "type", "veth", "peer", "name", "other1")
 	expect(1333, false)
+}
+
+// TestFollowLink checks that FollowLink reports the changes of an interface and of the routes over it.
+func TestFollowLink(t *testing.T) {
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	name := v.A.Name
+	ip := func(args ...string) {
+		t.Helper()
+		if out, err := v.A.NS.Command("ip", args...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %v: %v: %s", args, err, out)
+		}
+	}
+	ip("link", "add", "other0", "type", "veth", "peer", "name", "other1")
+	ip("link", "set", "other1", "up")
+	ip("link", "set", "other0", "up")
+	ctx, cancel := context.WithCancel(t.Context())
+	type change struct{ before, now LinkState }
+	links, routes, done := make(chan change, 100), make(chan int, 100), make(chan error, 1)
+	go func() {
+		done <- v.A.NS.Do(func() error {
+			r, err := New(name)
+			if err != nil {
+				return err
+			}
+			defer r.Close()
+			r.Device(name).FollowLink(ctx, func(before, now LinkState) { links <- change{before, now} }, func(n int) { routes <- n })
+			return nil
+		})
+	}()
+	defer func() {
+		cancel()
+		must(t, <-done)
+	}()
+	var last LinkState
+	expect := func(what string, ok func(LinkState) bool) {
+		t.Helper()
+		for first := last == (LinkState{}); first || !ok(last); first = false {
+			select {
+			case c := <-links:
+				if first && c.before != c.now || !first && (c.before != last || c.now == last) {
+					t.Errorf("from %+v to %+v after %+v", c.before, c.now, last)
+				}
+				last = c.now
+			case <-time.After(time.Minute):
+				t.Fatalf("not %s: %+v", what, last)
+			}
+		}
+	}
+	changed := func(what string) {
+		t.Helper()
+		select {
+		case n := <-routes:
+			if n < 1 {
+				t.Errorf("%s: %d changes", what, n)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("no change of routes: %s", what)
+		}
+	}
+	expect("up", func(s LinkState) bool { return s.Up && s.Enabled && s.Name == name && s.MTU == 1500 })
+	ip("link", "set", name, "mtu", "1400")
+	expect("another MTU", func(s LinkState) bool { return s.MTU == 1400 })
+	ip("route", "add", "198.51.100.0/24", "dev", name)
+	changed("a route")
+	ip("route", "add", "203.0.113.0/24", "nexthop", "dev", "other0", "nexthop", "dev", name)
+	changed("a route with two next hops")
+	ip("link", "set", name, "down")
+	expect("down", func(s LinkState) bool { return !s.Up && !s.Enabled })
+	ip("link", "del", name)
+	expect("gone", func(s LinkState) bool { return s == LinkState{Name: name, MTU: 1400} })
+}
+
+func TestOverLink(t *testing.T) {
+	for name, tt := range map[string]struct {
+		r    netlink.Route
+		want bool
+	}{
+		"over it":              {netlink.Route{LinkIndex: 3, Table: unix.RT_TABLE_MAIN}, true},
+		"over another":         {netlink.Route{LinkIndex: 4, Table: unix.RT_TABLE_MAIN}, false},
+		"of its own addresses": {netlink.Route{LinkIndex: 3, Table: unix.RT_TABLE_LOCAL}, false},
+		"over it and another":  {netlink.Route{MultiPath: []*netlink.NexthopInfo{{LinkIndex: 4}, {LinkIndex: 3}}}, true},
+		"over two others":      {netlink.Route{MultiPath: []*netlink.NexthopInfo{{LinkIndex: 4}, {LinkIndex: 5}}}, false},
+	} {
+		if got := overLink(&tt.r, 3); got != tt.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
 }
 
 // TestFollowLinkLate checks that FollowLink follows an interface whose state could not be read at first.

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -1058,5 +1059,74 @@ func TestWhole(t *testing.T) {
 				t.Errorf("%v, with %d answers not asked for; want %v, %d", err, len(errs), tt.want, tt.left)
 			}
 		})
+	}
+}
+
+// TestSockets checks what the kernel's sockets know of a destination.
+func TestSockets(t *testing.T) {
+	here, _ := wire(t)
+	up(t, here, "lo")
+	up(t, here, "a0", "fd77::1/64")
+	a := netip.MustParseAddr
+	var s Sockets
+	for _, tt := range []struct {
+		dst, src netip.Addr
+		want     dataplane.Hop
+		err      error
+	}{
+		{a("10.77.0.2"), netip.Addr{}, dataplane.Hop{Src: a("10.77.0.1"), MTU: 1500}, nil},
+		{a("10.77.0.2"), a("10.77.0.1"), dataplane.Hop{Src: a("10.77.0.1"), MTU: 1500}, nil},
+		{a("fd77::2"), netip.Addr{}, dataplane.Hop{Src: a("fd77::1"), MTU: 1500}, nil},
+		{a("10.77.0.1"), netip.Addr{}, dataplane.Hop{Src: a("10.77.0.1"), Local: true}, nil},
+		{a("fd77::1"), netip.Addr{}, dataplane.Hop{Src: a("fd77::1"), Local: true}, nil},
+		{a("127.0.0.9"), netip.Addr{}, dataplane.Hop{Src: a("127.0.0.1"), Local: true}, nil},
+		{a("10.77.0.2"), a("10.77.0.9"), dataplane.Hop{}, dataplane.ErrSource},
+		{a("10.88.0.1"), netip.Addr{}, dataplane.Hop{}, ErrNoRoute},
+		{a("10.77.0.255"), netip.Addr{}, dataplane.Hop{}, dataplane.ErrBroadcast},
+	} {
+		hop, err := s.Resolve(tt.dst, tt.src, "")
+		if tt.want.Local { // it depends on the kernel
+			hop.MTU = 0
+		}
+		if !errors.Is(err, tt.err) || err == nil && !reflect.DeepEqual(hop, tt.want) {
+			t.Errorf("to %v from %v: %+v, %v; want %+v, %v", tt.dst, tt.src, hop, err, tt.want, tt.err)
+		}
+	}
+	if all := s.Addrs(); !slices.Equal(all, []netip.Addr{a("10.77.0.1"), a("fd77::1"), a("127.0.0.1"), a("::1")}) {
+		t.Errorf("addresses %v", all)
+	}
+}
+
+// TestMACOf checks which entries of the neighbour table have an address.
+func TestMACOf(t *testing.T) {
+	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	for _, tt := range []struct {
+		n    netlink.Neigh
+		want bool
+	}{
+		{netlink.Neigh{State: netlink.NUD_REACHABLE, HardwareAddr: mac}, true},
+		{netlink.Neigh{State: netlink.NUD_FAILED, HardwareAddr: mac}, false},
+		{netlink.Neigh{State: netlink.NUD_REACHABLE, HardwareAddr: mac[:4]}, false}, // as over a tunnel
+		{netlink.Neigh{State: netlink.NUD_INCOMPLETE}, false},
+	} {
+		if got, ok := macOf(&tt.n); ok != tt.want || ok && got != [6]byte(mac) {
+			t.Errorf("%+v: %x, %v", tt.n, got, ok)
+		}
+	}
+}
+
+// TestUnwait checks that one that waits no more takes no notification from others.
+func TestUnwait(t *testing.T) {
+	r := &Resolver{waiting: make(map[neighbour][]chan struct{})}
+	n := neighbour{1, netip.MustParseAddr("10.77.0.2")}
+	first, second := r.listen(n), r.listen(n)
+	r.unwait(n, first)
+	if all := r.waiting[n]; len(all) != 1 || all[0] != second {
+		t.Errorf("%d wait", len(all))
+	}
+	r.unwait(n, first)
+	r.unwait(n, second)
+	if len(r.waiting) != 0 {
+		t.Error("nobody waits, and it is kept")
 	}
 }
