@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
@@ -384,4 +385,71 @@ func TestServeClosed(t *testing.T) {
 	if m := h.client(t).next(); m != nil {
 		t.Errorf("message %v", m)
 	}
+}
+
+// TestListCQs checks what the list of completion queues says, and that it can be read in parts.
+func TestListCQs(t *testing.T) {
+	_, c := newClient(t, Config{})
+	channel := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateChannel{CreateChannel: &ctrlpb.CreateChannel{}}}).GetChannel().Channel
+	first := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 16, Channel: channel}}}).GetCq().Cq
+	second := c.cq()
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ModifyCq{ModifyCq: &ctrlpb.ModifyCQ{Cq: second, Count: 3, PeriodUs: 1000000}}})
+	list := func(after uint32) []*ctrlpb.CQInfo {
+		return c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListCqs{ListCqs: &ctrlpb.ListCQs{After: after}}}).GetCqs().Cqs
+	}
+	all := list(0)
+	if len(all) != 2 || all[0].Cq != first || all[0].Channel != channel || all[1].Cq != second || all[1].Channel != 0 ||
+		all[1].ModerationCount != 3 || all[1].ModerationUs != 1000000 || len(all[1].Counters) == 0 {
+		t.Fatalf("%v", all)
+	}
+	if rest := list(all[0].Index); len(rest) != 1 || rest[0].Cq != second {
+		t.Errorf("after the first: %v", rest)
+	}
+}
+
+// TestRingFault checks that a client is cut off when a worker finds that it has written an invalid index into one of its
+// rings, or that its memory cannot be accessed.
+func TestRingFault(t *testing.T) {
+	for name, fault := range map[string]func(*session) func(){
+		"completion queue": func(s *session) func() { return values(s.cqs)[0].ring.OnFault },
+		"send queue":       func(s *session) func() { return values(s.qps)[0].sq.OnFault },
+		"receive queue":    func(s *session) func() { return values(s.qps)[0].rq.OnFault },
+		"shared receives":  func(s *session) func() { return values(s.srqs)[0].ring.OnFault },
+		"memory":           func(s *session) func() { return s.binding.OnFault },
+	} {
+		h, c := newClient(t, Config{})
+		pd := c.pd()
+		c.ok(reqQP(pd, c.cq()))
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateSrq{CreateSrq: &ctrlpb.CreateSRQ{Pd: pd, Depth: 8, MaxSge: 1}}})
+		h.mu.Lock()
+		f := fault(h.sessions[h.lastID])
+		h.mu.Unlock()
+		f()
+		if ev := c.event().GetCutOff(); ev.GetError().GetCode() != cInvalid {
+			t.Errorf("%s: event %v", name, ev)
+		}
+		if m := c.next(); m != nil {
+			t.Errorf("%s: %v after it was cut off", name, m)
+		}
+		h.leave(t, c)
+		if n := h.counters.faults.Load(); n != 1 {
+			t.Errorf("%s: %d faults are counted", name, n)
+		}
+	}
+}
+
+// TestRefusedSilent checks that a client that is refused and asks for nothing holds up nothing for long.
+func TestRefusedSilent(t *testing.T) {
+	fds := socketpair(t)
+	client, err := seqpacket.FromFD(fds[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	c, err := seqpacket.FromFD(fds[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	answerRefused(c, errors.New("refused"), time.Millisecond) // the test is that it returns
 }

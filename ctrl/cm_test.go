@@ -12,9 +12,11 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/rdmap"
 )
 
 // mpaPeer is the MPA startup of the other end, driven by hand.
@@ -658,12 +660,26 @@ func TestModifyQP(t *testing.T) {
 		const remoteRead = 4
 		return &ctrlpb.Request{Body: &ctrlpb.Request_ModifyQp{ModifyQp: &ctrlpb.ModifyQP{Qp: qp, Access: remoteRead}}}
 	}
-	q := c.qp()
+	pd := c.pd()
+	q := c.ok(reqQP(pd, c.cq())).GetQp().Qp
+	mr := c.ok(reqMR(pd, 4096), memfd(t, 4096)).GetMr()
+	h.mu.Lock()
+	core := h.qps[q].binding.QP
+	h.mu.Unlock()
+	written := func() bool { // by the peer
+		return core.Place(&rdmap.Placement{Kind: rdmap.PlaceTagged, Op: rdmap.OpWrite, STag: mr.Rkey, TO: 4096}, marked.Bytes{B: []byte{7}}) == nil
+	}
+	if !written() {
+		t.Error("the peer may not write at first")
+	}
 	turns := 0
 	h.e.mu.Lock()
 	h.e.onFence = func() { turns++ }
 	h.e.mu.Unlock()
 	c.ok(modify(q))
+	if written() {
+		t.Error("the peer may write")
+	}
 	h.e.mu.Lock()
 	h.e.onFence = nil
 	h.e.mu.Unlock()

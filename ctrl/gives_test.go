@@ -74,7 +74,7 @@ func TestGivesBack(t *testing.T) {
 		few     int // it fails with fewer free descriptors than this
 		create  *ctrlpb.Request
 		fds     []int
-		destroy func(*ctrlpb.Reply) *ctrlpb.Request // nil: it always fails
+		destroy func(*ctrlpb.Reply) *ctrlpb.Request // nil: it always fails; returns nil if it ends when its descriptor is closed
 		busy    []*ctrlpb.Request                   // of what it uses
 	}{
 		{"completion queue", 3, on(0), nil, func(r *ctrlpb.Reply) *ctrlpb.Request { return destroyCQ(r.GetCq().GetCq()) }, nil},
@@ -93,7 +93,7 @@ func TestGivesBack(t *testing.T) {
 		{"far memory", 3, reqFar, []int{null}, nil, nil},
 		{"mover of far memory", 2, reqFar, []int{mem}, nil, nil},
 		{"larger completion queue", 1, &ctrlpb.Request{Body: &ctrlpb.Request_ResizeCq{ResizeCq: &ctrlpb.ResizeCQ{Cq: cq, Depth: 64}}}, nil, nil, nil},
-		{"capture", 2, &ctrlpb.Request{Body: &ctrlpb.Request_Capture{Capture: &ctrlpb.Capture{}}}, nil, nil, nil},
+		{"capture", 2, &ctrlpb.Request{Body: &ctrlpb.Request_Capture{Capture: &ctrlpb.Capture{}}}, nil, func(*ctrlpb.Reply) *ctrlpb.Request { return nil }, nil},
 	} {
 		before := h.held(t, c)
 		unchanged := func(when string) {
@@ -122,9 +122,14 @@ func TestGivesBack(t *testing.T) {
 		for _, b := range tt.busy {
 			c.fails(cBusy, b)
 		}
-		c.ok(tt.destroy(r))
+		destroy := tt.destroy(r)
+		if destroy == nil {
+			unchanged("closed")
+			continue
+		}
+		c.ok(destroy)
 		unchanged("destroyed")
-		c.fails(cNoObject, tt.destroy(r))
+		c.fails(cNoObject, destroy)
 	}
 	for _, r := range []*ctrlpb.Request{destroySRQ(srq), destroyPD, destroyCQ(cq), destroyCQ(cq2), destroyChannel(channel)} {
 		c.ok(r)
@@ -133,4 +138,37 @@ func TestGivesBack(t *testing.T) {
 		t.Errorf("left: %v", got)
 	}
 	h.leave(t, c)
+}
+
+// TestLeavesNothing checks that a client that ends with all kinds of objects leaves no descriptor and no mapping.
+func TestLeavesNothing(t *testing.T) {
+	h, other := newClient(t, Config{})
+	mem, err := unix.Open("/proc/self/mem", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(mem)
+	near := memfd(t, 4096)
+	before := h.held(t, other)
+	for range 2 {
+		c := h.hello(t)
+		channel := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateChannel{CreateChannel: &ctrlpb.CreateChannel{}}}).GetChannel().Channel
+		cq := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 16, Channel: channel}}}).GetCq().Cq
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ResizeCq{ResizeCq: &ctrlpb.ResizeCQ{Cq: cq, Depth: 64}}})
+		pd := c.pd()
+		c.ok(reqQP(pd, c.cq()))
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateSrq{CreateSrq: &ctrlpb.CreateSRQ{Pd: pd, Depth: 8, MaxSge: 1}}})
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AttachMemory{AttachMemory: &ctrlpb.AttachMemory{}}}, mem)
+		c.ok(reqAttach(), near)
+		c.ok(reqNear(pd, 0, 4096))
+		c.ok(reqMR(pd, 4096), near)
+		for range 100 { // their replies are queued, since the client reads none
+			c.send(&ctrlpb.Request{Body: &ctrlpb.Request_ResizeCq{ResizeCq: &ctrlpb.ResizeCQ{Cq: cq, Depth: 64}}})
+		}
+		c.c.Close()
+		seqpacket.CloseAll(c.fds)
+		c.fds = nil
+		var now held
+		testenv.Until(t, "the client has left nothing", func() bool { now = h.held(t, other); return now == before })
+	}
 }

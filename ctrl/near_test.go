@@ -135,6 +135,7 @@ func TestContainedFar(t *testing.T) {
 	h.sessions[h.lastID].contained = true
 	h.mu.Unlock()
 	c.ok(attach, fd)
+	c.fails(cState, attach, fd)
 }
 
 // TestDestroyFar checks that a queue pair that is destroyed leaves its worker when what has arrived for it is in far

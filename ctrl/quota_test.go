@@ -92,8 +92,8 @@ func TestResizeUnread(t *testing.T) {
 	done := 0
 	for range n {
 		r := c.next().GetReply()
-		if r.GetError() != nil {
-			t.Fatalf("a resize: %v", r.Error)
+		if r.GetError() != nil || r.GetCq().GetDepth() != depth {
+			t.Fatalf("a resize: %v", r)
 		}
 		done++
 	}

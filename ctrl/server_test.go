@@ -15,6 +15,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/verbs"
 )
 
 const (
@@ -198,6 +199,17 @@ func TestForeignHandles(t *testing.T) {
 		thief.fails(cNoObject, req)
 	}
 	thief.fails(cNoObject, reqMR(pd+1000, 4096), memfd(t, 4096))
+	domains := make(map[verbs.PDID]bool)
+	h.mu.Lock()
+	for _, s := range h.sessions {
+		for _, p := range s.pds {
+			if domains[p.id] {
+				t.Errorf("two protection domains are %d", p.id)
+			}
+			domains[p.id] = true
+		}
+	}
+	h.mu.Unlock()
 	if text := thief.fails(ctrlpb.Code_CODE_PORT_IN_USE, reqListen("", 7174)); !strings.Contains(text, "choose another port") {
 		t.Errorf("no fix named: %q", text)
 	}
@@ -217,6 +229,7 @@ func TestInvalidRequests(t *testing.T) {
 		return r
 	}
 	q := c.ok(reqQP(pd, cq)).GetQp().Qp
+	otherSRQ := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateSrq{CreateSrq: &ctrlpb.CreateSRQ{Pd: c.pd(), Depth: 8, MaxSge: 1}}}).GetSrq().Srq
 	connect := func(f func(*ctrlpb.Connect)) *ctrlpb.Request {
 		r := reqConnect(q, "10.0.0.2:7174")
 		f(r.GetConnect())
@@ -234,6 +247,9 @@ func TestInvalidRequests(t *testing.T) {
 		qp(func(r *ctrlpb.CreateQP) { r.MaxSge = 0 }),
 		qp(func(r *ctrlpb.CreateQP) { r.MaxSge = 5 }),
 		qp(func(r *ctrlpb.CreateQP) { r.MaxInline = 1 << 31 }),
+		qp(func(r *ctrlpb.CreateQP) { r.ReceiveWaitMs = 60001 }),
+		qp(func(r *ctrlpb.CreateQP) { r.Srq = otherSRQ }), // of another protection domain
+		{Body: &ctrlpb.Request_ModifyCq{ModifyCq: &ctrlpb.ModifyCQ{Cq: cq, Count: 1, PeriodUs: 1000001}}},
 		reqMR(pd, 4096), // no descriptor
 		reqListen("nonsense", 1), reqListen("224.0.0.1", 1), reqListen("", 65536),
 		connect(func(r *ctrlpb.Connect) { r.Remote = "" }),
@@ -247,6 +263,7 @@ func TestInvalidRequests(t *testing.T) {
 		connect(func(r *ctrlpb.Connect) { r.Local = "fd00::1" }),
 		connect(func(r *ctrlpb.Connect) { r.PrivateData = make([]byte, 509) }),
 		connect(func(r *ctrlpb.Connect) { r.PrivateData = make([]byte, 513) }),
+		connect(func(r *ctrlpb.Connect) { r.Streaming, r.PrivateData = true, make([]byte, 1) }),
 		connect(func(r *ctrlpb.Connect) { r.Startup = &ctrlpb.Startup{Revision: u32(3)} }),
 		connect(func(r *ctrlpb.Connect) { r.Startup = &ctrlpb.Startup{Revision: u32(1), P2P: &yes} }),
 		connect(func(r *ctrlpb.Connect) { r.Startup = &ctrlpb.Startup{Rtr: u32(8)} }),
@@ -273,6 +290,9 @@ func TestInvalidRequests(t *testing.T) {
 	bad.GetRegisterMr().Offset = 1<<64 - 4096
 	c.fails(cInvalid, bad, memfd(t, 4096))
 	c.fails(ctrlpb.Code_CODE_ADDRESS, reqListen("10.9.9.9", 7174))
+	loopback := reqListenSCTP()
+	loopback.GetListen().Address = "127.0.0.1"
+	c.fails(ctrlpb.Code_CODE_ADDRESS, loopback)
 	if st := h.Status(); st.Mrs != 0 || st.Qps != 1 || st.Registered != 0 || st.Listens != 0 {
 		t.Errorf("refused requests left something: %v", st)
 	}

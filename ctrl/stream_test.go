@@ -245,9 +245,13 @@ func (h *harness) accepted(t *testing.T, c *tclient) (uint32, *mpaPeer) {
 	t.Helper()
 	req := reqListen(addrA.String(), 7174)
 	req.GetListen().Streaming = true
-	c.ok(req)
+	l := c.ok(req).GetListen().Listen
 	p := h.arrive(t, "10.0.0.2:999", 7174, mpa.DefaultConfig())
-	return c.event().GetStreamReady().GetConn(), p
+	ev := c.event().GetStreamReady()
+	if ev.GetListen() != l {
+		t.Errorf("%v, want listener %d", ev, l)
+	}
+	return ev.GetConn(), p
 }
 
 // connected opens a byte stream and returns its handle and queue pair too.
