@@ -6,11 +6,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
@@ -452,4 +454,86 @@ func TestRefusedSilent(t *testing.T) {
 	}
 	defer c.Close()
 	answerRefused(c, errors.New("refused"), time.Millisecond) // the test is that it returns
+}
+
+// TestNumbers checks that numbers of queue pairs and handles begin again at their end, and that none is used twice.
+func TestNumbers(t *testing.T) {
+	h, c := newClient(t, Config{})
+	first := c.qp()
+	h.mu.Lock()
+	h.lastQP = maxQPNum - 1
+	h.mu.Unlock()
+	if last, next := c.qp(), c.qp(); first != 1 || last != maxQPNum || next != 2 {
+		t.Errorf("queue pair %d after the first one, %d, and then %d", last, first, next)
+	}
+	h.mu.Lock()
+	o := &h.sessions[h.lastID].objects
+	used := make(map[uint32]bool)
+	for h := range o.pds {
+		used[h] = true
+	}
+	for h := range o.cqs {
+		used[h] = true
+	}
+	o.lastH = 1<<32 - 2
+	h.mu.Unlock()
+	for range 20 {
+		pd := c.pd()
+		if pd == 0 || used[pd] {
+			t.Errorf("handle %d is used twice", pd)
+		}
+		used[pd] = true
+	}
+	if !used[1<<32-1] || len(used) != 26 {
+		t.Errorf("handles %v", used)
+	}
+}
+
+// TestDoorbellBits checks that queue pairs beyond the quota take no doorbells.
+func TestDoorbellBits(t *testing.T) {
+	_, c := newClient(t, Config{Limits: Limits{QPs: 2}})
+	pd, cq := c.pd(), c.cq()
+	c.ok(reqQP(pd, cq))
+	second := c.ok(reqQP(pd, cq)).GetQp()
+	for range 2 * 64 {
+		c.fails(cQuota, reqQP(pd, cq))
+	}
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: second.Qp}}})
+	if again := c.ok(reqQP(pd, cq)).GetQp(); again.Doorbell != second.Doorbell {
+		t.Errorf("doorbell %d, want %d", again.Doorbell, second.Doorbell)
+	}
+}
+
+// TestFarRegions checks which regions of far memory are registered.
+func TestFarRegions(t *testing.T) {
+	h, c := newClient(t, Config{Limits: Limits{MRs: 1}})
+	pd := c.pd()
+	far := func(off, length uint64, fast bool) *ctrlpb.Request {
+		r := reqMR(pd, length)
+		r.GetRegisterMr().Far, r.GetRegisterMr().Offset, r.GetRegisterMr().Fast = true, off, fast
+		return r
+	}
+	if text := c.fails(cInvalid, far(4096, 4096, false)); !strings.Contains(text, "AttachMemory") {
+		t.Errorf("before the memory is attached: %q", text)
+	}
+	mem, err := unix.Open("/proc/self/mem", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(mem)
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AttachMemory{AttachMemory: &ctrlpb.AttachMemory{}}}, mem)
+	const end = 1 << 57
+	for _, r := range []*ctrlpb.Request{far(4096, 4096, true), far(0, end+1, false), far(end-4095, 4096, false), far(1<<64-1, 1, false)} {
+		c.fails(cInvalid, r)
+	}
+	for range 2 { // the quota is for one
+		mr := c.ok(far(end-4096, 4096, false)).GetMr()
+		if r := h.table.Lookup(mr.Rkey); r == nil || r.Len() != 4096 {
+			t.Errorf("%v is not registered", mr)
+		}
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DeregisterMr{DeregisterMr: &ctrlpb.DeregisterMR{Mr: mr.Mr}}})
+		if h.table.Lookup(mr.Rkey) != nil {
+			t.Errorf("%v is still registered", mr)
+		}
+	}
 }

@@ -69,6 +69,8 @@ func TestGivesBack(t *testing.T) {
 	}
 	defer unix.Close(mem)
 	page, null := memfd(t, 4096), nullFD(t)
+	fast := reqMR(pd, 4096)
+	fast.GetRegisterMr().Fast = true
 	for _, tt := range []struct {
 		name    string
 		few     int // it fails with fewer free descriptors than this
@@ -85,13 +87,14 @@ func TestGivesBack(t *testing.T) {
 		{"queue pair with shared receives", 1, two(srq), nil, destroyQP, []*ctrlpb.Request{destroyCQ(cq), destroyCQ(cq2), destroySRQ(srq)}},
 		{"shared receive queue", 1, reqSRQ, nil, func(r *ctrlpb.Reply) *ctrlpb.Request { return destroySRQ(r.GetSrq().GetSrq()) }, []*ctrlpb.Request{destroyPD}},
 		{"region", 1, reqMR(pd, 4096), []int{page}, destroyMR, []*ctrlpb.Request{destroyPD}},
+		{"fast region", 1, fast, []int{page}, destroyMR, []*ctrlpb.Request{destroyPD}},
 		{"window", 0, &ctrlpb.Request{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: pd}}}, nil, func(r *ctrlpb.Reply) *ctrlpb.Request {
 			return &ctrlpb.Request{Body: &ctrlpb.Request_DeallocMw{DeallocMw: &ctrlpb.DeallocMW{Mw: r.GetMw().GetMw()}}}
 		}, []*ctrlpb.Request{destroyPD}},
 		{"region of what is no memory", 2, reqMR(pd, 4096), []int{null}, nil, nil},
 		{"near memory", 3, reqAttach(), []int{null}, nil, nil},
 		{"far memory", 3, reqFar, []int{null}, nil, nil},
-		{"mover of far memory", 2, reqFar, []int{mem}, nil, nil},
+		{"mover of far memory", 3, reqFar, []int{mem}, nil, nil},
 		{"larger completion queue", 1, &ctrlpb.Request{Body: &ctrlpb.Request_ResizeCq{ResizeCq: &ctrlpb.ResizeCQ{Cq: cq, Depth: 64}}}, nil, nil, nil},
 		{"capture", 2, &ctrlpb.Request{Body: &ctrlpb.Request_Capture{Capture: &ctrlpb.Capture{}}}, nil, func(*ctrlpb.Reply) *ctrlpb.Request { return nil }, nil},
 	} {
@@ -131,6 +134,17 @@ func TestGivesBack(t *testing.T) {
 		unchanged("destroyed")
 		c.fails(cNoObject, destroy)
 	}
+	before := h.held(t, c)
+	h.mu.Lock()
+	maps, movers := h.maps.most, h.movers.most
+	h.maps.most, h.movers.most = 0, 0
+	h.mu.Unlock()
+	c.fails(cQuota, reqAttach(), page)
+	c.fails(cQuota, reqFar, mem)
+	testenv.Until(t, "memory that was not attached leaves nothing", func() bool { return h.held(t, c) == before })
+	h.mu.Lock()
+	h.maps.most, h.movers.most = maps, movers
+	h.mu.Unlock()
 	for _, r := range []*ctrlpb.Request{destroySRQ(srq), destroyPD, destroyCQ(cq), destroyCQ(cq2), destroyChannel(channel)} {
 		c.ok(r)
 	}

@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 )
@@ -183,5 +185,54 @@ func TestListenOnUsedPort(t *testing.T) {
 	c.ok(reqListen(p.c.local.Addr().String(), uint32(p.c.local.Port())))
 	if all := h.steer.peers(p.c.local); !slices.Contains(all, netip.AddrPort{}) {
 		t.Errorf("the port is claimed for %v alone", all)
+	}
+}
+
+// TestReuse checks which port in TIME-WAIT is used again, and in which order they end.
+func TestReuse(t *testing.T) {
+	const now = clock.Time(time.Minute)
+	other := netip.MustParseAddrPort("10.0.0.3:1")
+	at := func(remote netip.AddrPort, f ...func(*claim)) *claim {
+		cl := &claim{addr: netip.AddrPortFrom(addrA, 5000), remote: remote, since: now.Add(-reuseAfter)}
+		for _, f := range f {
+			f(cl)
+		}
+		return cl
+	}
+	var many []*claim
+	for range reuseLook + 1 {
+		many = append(many, at(peerA))
+	}
+	young := func(cl *claim) { cl.since++ }
+	elsewhere := func(cl *claim) { cl.addr = netip.AddrPortFrom(other.Addr(), 5000) }
+	kernel := func(cl *claim) { cl.on = &device{Device: Device{Sockets: true}} }
+	for _, tt := range []struct {
+		name string
+		all  []*claim
+		want int // index, or -1
+	}{
+		{"none", nil, -1},
+		{"of the same peer", []*claim{at(peerA), at(peerA)}, 0},
+		{"of another peer", []*claim{at(peerA), at(peerA), at(other)}, 2},
+		{"the first of another peer", []*claim{at(other), at(other)}, 0},
+		{"of another peer, too far", append(slices.Clone(many), at(other)), 0},
+		{"of another peer, just near enough", append(slices.Clone(many[:reuseLook]), at(other)), reuseLook},
+		{"too young", []*claim{at(other, young)}, -1},
+		{"of another address", []*claim{at(other, elsewhere)}, -1},
+		{"of the kernel", []*claim{at(other, kernel)}, -1},
+		{"after those that cannot be used", []*claim{at(other, young), at(other, elsewhere), at(other, kernel), at(peerA)}, 3},
+	} {
+		u := &usage{timeWait: slices.Clone(tt.all)}
+		got := u.reuse(&conn{remote: peerA}, addrA, now)
+		if tt.want < 0 && got != nil || tt.want >= 0 && (got != tt.all[tt.want] || got.since != 0 || slices.Contains(u.timeWait, got)) {
+			t.Errorf("%s: %v, index %d", tt.name, got, slices.Index(tt.all, got))
+		}
+	}
+	var u usage
+	for _, until := range []clock.Time{5, 3, 5, 9, 4, 1} {
+		u.startTimeWait(&claim{until: until}, now)
+	}
+	if !slices.IsSortedFunc(u.timeWait, func(a, b *claim) int { return cmp.Compare(a.until, b.until) }) || len(u.timeWait) != 6 {
+		t.Error("not in the order in which they end")
 	}
 }
