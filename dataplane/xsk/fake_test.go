@@ -6,10 +6,12 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/ring"
 )
 
@@ -353,6 +355,34 @@ func TestReapIgnoresStrangeCompletions(t *testing.T) {
 	}
 	if f.stats.TxErrors != 4 {
 		t.Errorf("stats %+v", f.stats)
+	}
+}
+
+// TestFlushBehind checks that frames that the kernel has not accepted are offered again by each Flush, and that a
+// worker does not sleep for long meanwhile.
+func TestFlushBehind(t *testing.T) {
+	f := newFake(1500, 64, 32)
+	f.txFlag.Store(unix.XDP_RING_NEED_WAKEUP)
+	slot, _ := f.Alloc()
+	f.Post(slot, 0, 60)
+	for n := range uint64(3) {
+		if f.Flush(); f.stats.Kicks != n+1 || f.stats.TxIncomplete != n+1 {
+			t.Fatalf("after %d kicks: %+v", n, f.stats)
+		}
+	}
+	start := clock.Now()
+	f.Wait(time.Minute, -1)
+	if d := clock.Now().Sub(start); d > 30*time.Second {
+		t.Errorf("slept for %v", d)
+	}
+	if n := len(f.sent()); n != 1 {
+		t.Errorf("%d frames", n)
+	}
+	for range 3 {
+		f.Flush()
+	}
+	if f.stats.Kicks != 3 {
+		t.Errorf("%d kicks; the last have nothing to send", f.stats.Kicks)
 	}
 }
 
