@@ -299,24 +299,70 @@ func TestPacketFewDescriptors(t *testing.T) {
 // TestPacketFrameTooLong checks that a frame which the peer of a veth drops, since it is longer than the peer's MTU, is
 // lost, and that the frames after it are sent.
 func TestPacketFrameTooLong(t *testing.T) {
-	v := testenv.NewVeth(t, 1500)
-	v.B.NS.Run(t, func() error {
-		l, err := netlink.LinkByName(v.B.Name)
-		if err != nil {
-			return err
-		}
-		return netlink.LinkSetMTU(l, 1000)
-	})
-	a, b := openPacketEnd(t, &v.A, nil), openPacketEnd(t, &v.B, nil)
-	send(t, a, ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 1400))
-	want := ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 40)
-	send(t, a, want)
-	if receive(t, b, func(g []byte) bool { return bytes.Equal(g, want) }) == nil {
-		t.Error("the frame after it did not arrive")
+	for name, counted := range map[string]Stats{"to send": {TxFrames: 1, TxInvalid: 1}, "to receive": {TxFrames: 1, TxErrors: 1}} {
+		t.Run(name, func(t *testing.T) {
+			v := testenv.NewVeth(t, 1500)
+			a, b, lower := openPacketEnd(t, &v.A, nil), openPacketEnd(t, &v.B, nil), &v.B
+			if counted.TxInvalid > 0 {
+				lower = &v.A
+			}
+			lower.NS.Run(t, func() error {
+				l, err := netlink.LinkByName(lower.Name)
+				if err != nil {
+					return err
+				}
+				return netlink.LinkSetMTU(l, 1000)
+			})
+			send(t, a, ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 1400))
+			want := ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 40)
+			send(t, a, want)
+			if receive(t, b, func(g []byte) bool { return bytes.Equal(g, want) }) == nil {
+				t.Error("the frame after it did not arrive")
+			}
+			var st Stats
+			if a.Stats(&st); st.TxFrames != counted.TxFrames || st.TxErrors != counted.TxErrors || st.TxInvalid != counted.TxInvalid {
+				t.Errorf("stats %+v", st)
+			}
+		})
 	}
-	var st Stats
-	if a.Stats(&st); st.TxFrames != 1 || st.TxErrors != 1 {
-		t.Errorf("stats %+v", st)
+}
+
+// TestPacketWait checks that a link sleeps until the time is over, also after its interface was down, but not for long
+// while frames wait to be sent.
+func TestPacketWait(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	a := openPacketEnd(t, &v.A, PortFilter([]uint16{1}))
+	downAndUp(t, &v.A)
+	const pause = 5 * time.Millisecond
+	longest := time.Duration(0)
+	for n := 0; longest < pause && n < 100; n++ { // a signal, or the interface, may cut some short
+		start := clock.Now()
+		a.Wait(pause, -1)
+		longest = max(longest, clock.Now().Sub(start))
+	}
+	if longest < pause {
+		t.Errorf("woke after %v with nothing there", longest)
+	}
+	s, _ := a.Alloc()
+	a.Post(s, 0, 60)
+	start := clock.Now()
+	fs := make([]Frame, 16)
+	for range 20 {
+		a.Wait(2*time.Second, -1)
+		for i := range a.Receive(fs) { // of the kernel
+			a.Release(&fs[i])
+		}
+	}
+	if d := clock.Now().Sub(start); d > 10*time.Second {
+		t.Errorf("slept for %v with a frame to send", d)
+	}
+}
+
+// TestSuperTooManyParts checks that a super-frame of more parts than a message has room for is refused.
+func TestSuperTooManyParts(t *testing.T) {
+	var m superMsg
+	if errno := m.send(-1, new(unix.RawSockaddrLinklayer), make([][]byte, MaxSuper+2)); errno != unix.EMSGSIZE {
+		t.Errorf("%v", errno)
 	}
 }
 
