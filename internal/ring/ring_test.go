@@ -131,6 +131,10 @@ func TestBadIsNoticed(t *testing.T) {
 	if n := p.Free(1); n != 0 || !p.Bad() {
 		t.Errorf("Free %d, Bad %v", n, p.Bad())
 	}
+	p = NewProducer(&prod, &cons, 8)
+	if n := p.Pending(); n != 8 || !p.Bad() {
+		t.Errorf("Pending %d, Bad %v", n, p.Bad())
+	}
 	var prod2, cons2 atomic.Uint32
 	c := NewConsumer(&prod2, &cons2, 8)
 	prod2.Store(9)
@@ -158,15 +162,24 @@ func TestMovesBack(t *testing.T) {
 	}
 }
 
-func TestReleaseTooMuchPanics(t *testing.T) {
+func TestMisusePanics(t *testing.T) {
 	var prod, cons atomic.Uint32
-	c := NewConsumer(&prod, &cons, 8)
-	defer func() {
-		if recover() == nil {
-			t.Error("no panic")
-		}
-	}()
-	c.Release(1)
+	for name, f := range map[string]func(){
+		"release of too much": func() { c := NewConsumer(&prod, &cons, 8); c.Release(1) },
+		"producer of 0":       func() { NewProducer(&prod, &cons, 0) },
+		"producer of 6":       func() { NewProducer(&prod, &cons, 6) },
+		"consumer of 0":       func() { NewConsumer(&prod, &cons, 0) },
+		"consumer of 6":       func() { NewConsumer(&prod, &cons, 6) },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: no panic", name)
+				}
+			}()
+			f()
+		}()
+	}
 }
 
 // TestTwoGoroutines proves, with -race, that entries need no other
