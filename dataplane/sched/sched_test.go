@@ -265,8 +265,8 @@ func TestGrants(t *testing.T) {
 // Len returns the number of groups in the round.
 func (r *rig) Len() int { return r.ready.n }
 
-// TestStarved checks that a member that finds no slot is the first when there are some again, and that each time is counted
-// once.
+// TestStarved checks that a member that finds no slot is the first when there are some again, and that each time is
+// counted once.
 func TestStarved(t *testing.T) {
 	r := newRig(t, []int{1000, 1000})
 	r.keep = true
@@ -321,7 +321,8 @@ func TestGroupShare(t *testing.T) {
 	}
 }
 
-// TestChangeGroup checks that a member that waits keeps its turn in another group, and that one without a group has none.
+// TestChangeGroup checks that a member that waits keeps its turn in another group, and that one without a group has
+// none.
 func TestChangeGroup(t *testing.T) {
 	r := newRig(t, []int{1000}, []int{1000})
 	m, g, to := r.members[0], r.members[0].Group(), r.members[1].Group()
