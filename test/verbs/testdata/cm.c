@@ -252,6 +252,12 @@ static void held(void)
 	rdma_destroy_event_channel(old);
 	CHECK(rdma_resolve_route(m.id, 2000) == 0 && next(now, RDMA_CM_EVENT_ROUTE_RESOLVED) == m.id);
 	end(m.id);
+
+	/* An event that the program has not taken ends with its identifier. */
+	CHECK(rdma_create_id(now, &m.id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_resolve_addr(m.id, NULL, (struct sockaddr *)&a, 2000) == 0 && readable(now->fd));
+	end(m.id);
+	CHECK(!readable(now->fd));
 	rdma_destroy_event_channel(now);
 }
 
@@ -357,7 +363,10 @@ static void states(void)
 	rdma_destroy_event_channel(client);
 }
 
-/* An endpoint without an address, as rdma_getaddrinfo makes of hints without one, is refused. */
+/*
+ * An endpoint without an address, as rdma_getaddrinfo makes of hints without one, is refused, and one with too much
+ * private data.
+ */
 static void nowhere(void)
 {
 	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP }, *res;
@@ -365,6 +374,12 @@ static void nowhere(void)
 	struct rdma_cm_id *id;
 
 	CHECK(rdma_getaddrinfo(NULL, NULL, &hints, &res) == 0);
+	CHECK(rdma_create_ep(&id, res, NULL, NULL) == -1 && errno == EINVAL);
+	rdma_freeaddrinfo(res);
+	hints.ai_flags = 0;
+	CHECK(rdma_getaddrinfo(address, "1", &hints, &res) == 0);
+	res->ai_connect_len = IWARPD_MAX_PRIVATE_DATA + 1;
+	res->ai_connect = calloc(1, res->ai_connect_len);
 	CHECK(rdma_create_ep(&id, res, NULL, NULL) == -1 && errno == EINVAL);
 	rdma_freeaddrinfo(res);
 	CHECK(rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0);
@@ -642,7 +657,9 @@ static void dropped(void)
 	struct rdma_cm_id *l = listener(server, 0), *id;
 	int files = open_files();
 	struct ibv_port_attr port;
+	struct ibv_cq *cq;
 	struct ibv_wc wc;
+	void *context;
 
 	id = call(client, l);
 	await(server, 1);
@@ -658,6 +675,13 @@ static void dropped(void)
 	CHECK(ibv_query_port(id->verbs, 1, &port) == 0 && port.state == IBV_PORT_DOWN && port.phys_state == 3);
 	CHECK(ibv_poll_cq(id->qp->recv_cq, 1, &wc) < 0);
 	CHECK(ibv_destroy_cq(id->recv_cq) == EBUSY); /* its queue pair uses it */
+
+	/* What is posted now is flushed, and wakes a program. */
+	CHECK(ibv_req_notify_cq(id->recv_cq, 0) == 0);
+	recv_empty(id->qp, 1);
+	CHECK(ibv_get_cq_event(id->recv_cq_channel, &cq, &context) == 0 && cq == id->recv_cq);
+	ibv_ack_cq_events(cq, 1);
+	CHECK(ibv_poll_cq(cq, 1, &wc) == 1 && wc.wr_id == 1 && wc.status == IBV_WC_WR_FLUSH_ERR);
 	end(id);
 	CHECK(open_files() == files - 1); /* server */
 }
@@ -1172,13 +1196,36 @@ static void synchronous(void)
 	rdma_destroy_event_channel(client);
 }
 
+/* send_queues returns the number of queue pairs that this process has not freed. */
+static int send_queues(void)
+{
+	FILE *f = fopen("/proc/self/maps", "re");
+	char line[512];
+	int n = 0;
+
+	CHECK(f);
+	while (fgets(line, sizeof(line), f))
+		n += strstr(line, "iwarp-sq") != NULL;
+	fclose(f);
+	return n;
+}
+
+static void *destroy_cq(void *cq)
+{
+	CHECK(ibv_destroy_cq(cq) == 0);
+	return NULL;
+}
+
 static void *destroy_srq(void *srq)
 {
 	CHECK(ibv_destroy_srq(srq) == 0);
 	return NULL;
 }
 
-/* A shared receive queue lasts until the program has acknowledged its event. It has no limit after the event. */
+/*
+ * A shared receive queue lasts until the program has acknowledged its event, and has no limit after that. So does a
+ * completion queue.
+ */
 static void acknowledged(void)
 {
 	struct rdma_event_channel *server = channel(), *client = channel();
@@ -1188,6 +1235,10 @@ static void acknowledged(void)
 	struct ibv_recv_wr recv = { 0 }, *bad_recv;
 	struct ibv_send_wr send = { .opcode = IBV_WR_SEND }, *bad;
 	struct ibv_async_event e;
+	struct ibv_comp_channel *ch = ibv_create_comp_channel(l->verbs);
+	struct queues q = make(l->verbs, ch);
+	struct ibv_cq *cq;
+	void *context;
 	pthread_t t;
 
 	CHECK(rdma_create_srq(child, NULL, &init) == 0);
@@ -1207,6 +1258,14 @@ static void acknowledged(void)
 	CHECK(e.element.srq == child->srq);
 	ibv_ack_async_event(&e);
 	CHECK(pthread_join(t, NULL) == 0);
+
+	CHECK(ibv_req_notify_cq(q.cq, 0) == 0);
+	flush(q.qp);
+	CHECK(ibv_get_cq_event(ch, &cq, &context) == 0 && cq == q.cq && ibv_destroy_qp(q.qp) == 0);
+	CHECK(pthread_create(&t, NULL, destroy_cq, cq) == 0);
+	still_running(t);
+	ibv_ack_cq_events(cq, 1);
+	CHECK(pthread_join(t, NULL) == 0 && ibv_dealloc_pd(q.pd) == 0 && ibv_destroy_comp_channel(ch) == 0);
 	end(id);
 	end(child);
 	end(l);
@@ -1309,20 +1368,6 @@ static void stop_daemon(void)
 	CHECK(kill(daemon_pid(), SIGSTOP) == 0);
 	while (state(daemon_pid()) != 'T')
 		usleep(1000);
-}
-
-/* send_queues returns the number of queue pairs that this process has not freed. */
-static int send_queues(void)
-{
-	FILE *f = fopen("/proc/self/maps", "re");
-	char line[512];
-	int n = 0;
-
-	CHECK(f);
-	while (fgets(line, sizeof(line), f))
-		n += strstr(line, "iwarp-sq") != NULL;
-	fclose(f);
-	return n;
 }
 
 static void *destroy_qp(void *qp)
@@ -2271,7 +2316,7 @@ static void yielded(void)
 
 /*
  * What the peer of a destroyed queue pair sends takes none of its receives, though the connection has not ended, and the
- * peer gets nothing that the program stores in memory that it had posted.
+ * peer gets nothing that the program stores in memory that it had posted. The queue pair is freed when the connection ends.
  */
 static void left(void)
 {
@@ -2283,6 +2328,7 @@ static void left(void)
 	struct ibv_mr *from, *to, *in_mr, *out_mr;
 	struct ibv_sge sge = { .length = 1 };
 	struct ibv_recv_wr recv = { .sg_list = &sge, .num_sge = 1 }, *bad_recv;
+	int queues = send_queues();
 	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE, .sg_list = &sge, .num_sge = 1 }, *bad;
 
 	establish(server, client, l, &id, &child);
@@ -2314,6 +2360,10 @@ static void left(void)
 	end(id);
 	end(child);
 	end(l);
+	for (int i = 0; send_queues() > queues; i++) { /* until the library's thread has freed the first one */
+		CHECK(i < 50);
+		usleep(100000);
+	}
 }
 
 /* await_success waits for the completion of a work request, which must have succeeded. */
@@ -2329,6 +2379,52 @@ static struct ibv_wc await_success(struct ibv_cq *cq, uint64_t id)
 	return wc;
 }
 
+/* last_receive takes the event that a queue pair takes no more receives of its shared queue. */
+static void last_receive(struct ibv_qp *qp)
+{
+	struct ibv_async_event e;
+
+	CHECK(ibv_get_async_event(qp->context, &e) == 0);
+	CHECK(e.event_type == IBV_EVENT_QP_LAST_WQE_REACHED && e.element.qp == qp);
+	ibv_ack_async_event(&e);
+	CHECK(!readable(qp->context->async_fd));
+}
+
+/* Each of several work requests with inline data of several pieces sends its own. */
+static void gathered(void)
+{
+	static char out[] = "abcdefgh", in[2][4];
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct ibv_sge pieces[4], sge = { .length = 4 };
+	struct ibv_recv_wr recv = { .sg_list = &sge, .num_sge = 1 }, *bad_recv;
+	struct ibv_send_wr send[2], *bad;
+	struct ibv_mr *mr;
+
+	establish(server, client, l, &id, &child);
+	mr = ibv_reg_mr(child->pd, in, sizeof(in), IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr);
+	sge.lkey = mr->lkey;
+	for (int i = 0; i < 4; i++)
+		pieces[i] = (struct ibv_sge){ .addr = (uintptr_t)(out + 2 * i), .length = 2 };
+	for (int i = 0; i < 2; i++) {
+		sge.addr = (uintptr_t)in[i];
+		recv.wr_id = (uint64_t)i;
+		CHECK(ibv_post_recv(child->qp, &recv, &bad_recv) == 0);
+		send[i] = (struct ibv_send_wr){
+			.next = i == 0 ? &send[1] : NULL, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_INLINE,
+			.sg_list = &pieces[2 * i], .num_sge = 2,
+		};
+	}
+	CHECK(ibv_post_send(id->qp, send, &bad) == 0);
+	for (uint64_t i = 0; i < 2; i++)
+		CHECK(await_success(child->recv_cq, i).byte_len == 4 && memcmp(in[i], out + 4 * i, 4) == 0);
+	CHECK(ibv_dereg_mr(mr) == 0);
+	end(id);
+	end(child);
+	end(l);
+}
+
 /*
  * The child of a fork destroys all that it has of its parent's, as programs do when they end, and closes the device.
  * The parent has it still, and misses no event.
@@ -2340,10 +2436,22 @@ static void forked(void)
 	static char data[100];
 	struct ibv_context *c = device(0);
 	struct queues q = make(c, NULL);
+	struct ibv_srq_init_attr shared_attr = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_srq *srq = ibv_create_srq(q.pd, &shared_attr);
+	struct ibv_qp_init_attr init = {
+		.send_cq = q.cq, .recv_cq = q.cq, .srq = srq, .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 },
+	};
+	struct ibv_qp *ended = srq ? ibv_create_qp(q.pd, &init) : NULL;
 	struct ibv_mr *mr;
+	struct ibv_cq *cq;
+	void *context;
 	int status;
 	pid_t pid;
 
+	CHECK(ended);
+	to_error(ended);
+	while (!readable(c->async_fd))
+		usleep(1000);
 	establish(server, client, l, &id, &child);
 	mr = ibv_reg_mr(id->pd, data, sizeof(data), IBV_ACCESS_LOCAL_WRITE);
 	CHECK(mr && ibv_req_notify_cq(child->recv_cq, 0) == 0);
@@ -2358,7 +2466,10 @@ static void forked(void)
 	pid = fork();
 	CHECK(pid >= 0);
 	if (pid == 0) {
+		CHECK(!readable(c->async_fd));
+		CHECK(ibv_get_cq_event(child->recv_cq_channel, &cq, &context) == -1 && errno == EIO);
 		CHECK(ibv_dereg_mr(mr) == 0);
+		CHECK(ibv_destroy_qp(ended) == 0 && ibv_destroy_srq(srq) == 0);
 		end(id);
 		end(child);
 		end(next_id);
@@ -2371,6 +2482,8 @@ static void forked(void)
 	}
 	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
 	CHECK(readable(server->fd) && readable(child->recv_cq_channel->fd));
+	last_receive(ended);
+	CHECK(ibv_destroy_qp(ended) == 0 && ibv_destroy_srq(srq) == 0);
 	await_success(child->recv_cq, 1);
 	next_child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
 	create_qp(next_child);
@@ -2617,17 +2730,6 @@ static void permitted(void)
 	end(l);
 }
 
-/* last_receive takes the event that a queue pair takes no more receives of its shared queue. */
-static void last_receive(struct ibv_qp *qp)
-{
-	struct ibv_async_event e;
-
-	CHECK(ibv_get_async_event(qp->context, &e) == 0);
-	CHECK(e.event_type == IBV_EVENT_QP_LAST_WQE_REACHED && e.element.qp == qp);
-	ibv_ack_async_event(&e);
-	CHECK(!readable(qp->context->async_fd));
-}
-
 /* A queue pair with a shared receive queue reports once that it takes no more receives: after its connection, or at once if it has none. */
 static void last(void)
 {
@@ -2656,6 +2758,13 @@ static void last(void)
 	last_receive(qp);
 	to_error(qp);
 	CHECK(!readable(child->verbs->async_fd) && ibv_destroy_qp(qp) == 0);
+
+	qp = ibv_create_qp(child->pd, &attr);
+	CHECK(qp);
+	to_error(qp);
+	while (!readable(child->verbs->async_fd))
+		usleep(1000);
+	CHECK(ibv_destroy_qp(qp) == 0 && !readable(child->verbs->async_fd)); /* the event has ended with it */
 	rdma_destroy_qp(child);
 	rdma_destroy_srq(child);
 	end(id);
@@ -3161,7 +3270,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "forsaken", forsaken }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "opened", opened }, { "sought", sought }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "bound", bound }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "single", single }, { "unacceptable", unacceptable }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "forked", forked }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted }, { "abandoned", abandoned }, { "trespassed", trespassed },
+		{ "queues-made", queues_made }, { "forked", forked }, { "gathered", gathered }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted }, { "abandoned", abandoned }, { "trespassed", trespassed },
 	};
 
 	CHECK(argc == 3);
