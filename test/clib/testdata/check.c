@@ -483,11 +483,14 @@ static void check_refusals(struct side *a, struct side *b)
 {
 	struct iwarpd_connect_attr attr = { .remote = "nonsense" };
 	struct pollfd event = { .fd = iwarpd_event_fd(a->dev), .events = POLLIN };
+	struct iwarpd_connect_attr large = { .remote = "nonsense", .private_data = calloc(1, 65536), .private_len = 65536 };
 	struct iwarpd_listener *l = listen_on(b);
 	char remote[80];
 
 	make_qp(a);
 	CHECK(iwarpd_connect(a->qp, &attr, &err) == -EINVAL && err.code == IWARPD_CODE_INVALID);
+	CHECK(iwarpd_connect(a->qp, &large, &err) == -EMSGSIZE);
+	free((void *)large.private_data);
 	request(a, b, l);
 	CHECK(iwarpd_reject(b->dev, b->ev.conn, "no", 2, &err) == 0);
 	expect_event(a, IWARPD_EVENT_REJECTED);
@@ -1128,6 +1131,10 @@ static void channels(struct side *a, struct side *b)
 	run(a, send, 0, 1, 0);
 	told(b, b->rcq, 1);
 	send.flags = 0;
+	iwarpd_arm_cq(b->rcq, false);
+	iwarpd_arm_cq(b->rcq, true); /* for the solicited too, which changes nothing */
+	run(a, send, 0, 1, 0);
+	told(b, b->rcq, 1);
 
 	/* Two threads wait: each gets another queue. */
 	iwarpd_arm_cq(b->rcq, false);
