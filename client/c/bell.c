@@ -22,12 +22,9 @@ static void wake(int fd)
 {
 	static const uint64_t one = 1;
 	int state;
-	ssize_t n;
 
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
-	do {
-		n = write(fd, &one, sizeof(one));
-	} while (n < 0 && errno == EINTR);
+	(void)!write(fd, &one, sizeof(one)); /* it does not block, so that no signal interrupts it */
 	pthread_setcancelstate(state, &state);
 }
 
@@ -70,7 +67,7 @@ int bells_open(struct iwarpd_device *dev, uint32_t workers, struct packet *p)
 {
 	int err = 0;
 
-	if (workers == 0 || p->num_fds % 2 != 0 || workers != (uint32_t)p->num_fds / 2)
+	if (workers == 0 || p->num_fds != 2 * (int64_t)workers)
 		return -EPROTO;
 	dev->pages = calloc(workers, sizeof(*dev->pages));
 	if (!dev->pages)

@@ -232,9 +232,7 @@ static struct cq_link *look(struct iwarpd_channel *ch, int *err)
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state); /* nobody would release the lock */
 	channel_lock(ch);
 	if (!ch->ready) {
-		do {
-			n = read(ch->sock, b, sizeof(b));
-		} while (n < 0 && errno == EINTR);
+		n = read(ch->sock, b, sizeof(b)); /* it does not block, so that no signal interrupts it */
 		if (n > 0)
 			woken(ch, b, (size_t)n);
 	}

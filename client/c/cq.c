@@ -373,7 +373,7 @@ static int drain(int fd)
 
 	do {
 		n = read(fd, b, sizeof(b));
-	} while (n == (ssize_t)sizeof(b) || (n < 0 && errno == EINTR));
+	} while (n == (ssize_t)sizeof(b));
 	return n == 0 ? -EPIPE : 0;
 }
 
