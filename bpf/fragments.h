@@ -25,6 +25,9 @@
 #define SMALL 1584
 #define LARGE 10224
 
+/* The shortest fragment after the Ethernet header. */
+#define LEAST sizeof(struct ipv4)
+
 /* Addresses with a claim on any port (the port is 0 here). */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -81,57 +84,59 @@ struct large {
 };
 
 /*
- * copy_frame copies the frame to to, and reinserts a VLAN tag that the kernel has removed. pos is
- * that of what follows the Ethernet header.
+ * copy_frame copies the frame to to, and reinserts a VLAN tag that the kernel has removed. rest is
+ * the number of bytes after the Ethernet header, at most most, and pos their position.
  */
-static __always_inline long copy_frame(void *ctx, const enum hook hook, __u32 pos, __u8 *to, __u32 len, int tagged)
+static __always_inline long copy_frame(void *ctx, const enum hook hook, __u32 pos, __u8 *to, __u64 rest,
+				       const __u64 most, int tagged)
 {
 	struct __sk_buff *skb = ctx;
 
-	if (hook == XDP)
-		return bpf_xdp_load_bytes(ctx, 0, to, len);
-	if (bpf_skb_load_bytes_relative(ctx, 0, to, 12, BPF_HDR_START_MAC) < 0)
+	if (hook != XDP && bpf_skb_load_bytes_relative(ctx, 0, to, 12, BPF_HDR_START_MAC) < 0)
 		return -1;
-	if (tagged) {
-		*(__be16 *)(to + 12) = skb->vlan_proto;
-		*(__be16 *)(to + 14) = bpf_htons(skb->vlan_tci);
-		to += 4;
+	OPAQUE(rest); /* its bounds, which older verifiers forget in the calls before */
+	if (rest < LEAST)
+		rest = LEAST;
+	if (rest > most)
+		rest = most;
+	if (hook == XDP)
+		return bpf_xdp_load_bytes(ctx, 0, to, 14 + rest);
+	if (!tagged) {
+		*(__be16 *)(to + 12) = skb->protocol;
+		return bpf_skb_load_bytes(ctx, pos, to + 14, rest);
 	}
-	*(__be16 *)(to + 12) = skb->protocol;
-	return bpf_skb_load_bytes(ctx, pos, to + 14, len - 14);
+	*(__be16 *)(to + 12) = skb->vlan_proto;
+	*(__be16 *)(to + 14) = bpf_htons(skb->vlan_tci);
+	*(__be16 *)(to + 16) = skb->protocol;
+	return bpf_skb_load_bytes(ctx, pos, to + 18, rest);
 }
 
 /* copy writes the frame to the ring, after its length. pos is that of what follows the Ethernet header. */
 static __always_inline int copy(void *ctx, const enum hook hook, __u32 pos)
 {
 	int tagged = hook != XDP && ((struct __sk_buff *)ctx)->vlan_present;
-	__u32 tag = tagged ? 4 : 0;
-	__u64 len = frame_len(ctx, hook) + 14 - pos;
+	__u32 header = tagged ? 18 : 14;
+	__u64 rest = frame_len(ctx, hook) - pos;
 	struct small *small;
 	struct large *large;
 	void *e;
 	long err;
 
-	if (len < 15 || len > LARGE - 4)
+	if (rest < LEAST || rest > LARGE - 18)
 		return 0;
-	OPAQUE(len); /* keeps the compiler from merging two comparisons, which would hide the bounds from older verifiers */
-	if (len <= SMALL - 4) {
+	if (rest <= SMALL - 18) {
 		small = bpf_ringbuf_reserve(&fragments, sizeof(*small), 0);
 		if (!small)
 			return 0;
-		small->len = len + tag;
-		if (len < 15)
-			len = 15;
-		err = copy_frame(ctx, hook, pos, small->frame, len, tagged);
+		small->len = header + rest;
+		err = copy_frame(ctx, hook, pos, small->frame, rest, SMALL - 18, tagged);
 		e = small;
 	} else {
 		large = bpf_ringbuf_reserve(&fragments, sizeof(*large), 0);
 		if (!large)
 			return 0;
-		large->len = len + tag;
-		if (len > LARGE - 4)
-			len = LARGE - 4;
-		err = copy_frame(ctx, hook, pos, large->frame, len, tagged);
+		large->len = header + rest;
+		err = copy_frame(ctx, hook, pos, large->frame, rest, LARGE - 18, tagged);
 		e = large;
 	}
 	if (err < 0) {
