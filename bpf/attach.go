@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -173,7 +174,7 @@ func xdpOf(dev netlink.Link) *BusyError {
 }
 
 // occupant returns the program with the given id, on an interface, as an error. It has no name if the
-// program was removed in the meantime.
+// program was removed in the meantime, and without CAP_SYS_ADMIN, which the daemon of the unit lacks.
 func occupant(dev netlink.Link, id ebpf.ProgramID) *BusyError {
 	e := &BusyError{Interface: dev.Attrs().Name, ID: id}
 	prog, err := ebpf.NewProgramFromID(id)
@@ -208,7 +209,7 @@ func (e *BusyError) Error() string {
 	}
 	name := ""
 	if e.ID != 0 {
-		name = fmt.Sprintf(" (%s, id %d)", e.Program, e.ID)
+		name = fmt.Sprintf(" (%s, id %d)", cmp.Or(e.Program, "perhaps of another iwarpd"), e.ID)
 	}
 	return fmt.Sprintf("interface %s has another XDP program%s: stop the program that attached it, run \"ip link set dev %s xdp off\" if none runs, or choose another interface",
 		e.Interface, name, e.Interface)

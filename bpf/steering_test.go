@@ -687,8 +687,36 @@ func TestForeignProgram(t *testing.T) {
 		if e, ok := errors.AsType[*BusyError](err); !ok || e.iwarpd() || e.Interface != v.A.Name || e.Program != "balance" || e.ID != id {
 			t.Errorf("attach: %v; want one that names the program, whose id is %d", err, id)
 		}
+		err = withoutAdmin(t, func() error {
+			_, err := s.Attach(v.A.Index, Auto)
+			return err
+		})
+		if want := fmt.Sprintf("(perhaps of another iwarpd, id %d)", id); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("attach without CAP_SYS_ADMIN: %v; want %s", err, want)
+		}
 		return nil
 	})
+}
+
+// withoutAdmin runs f on this thread without CAP_SYS_ADMIN, which the daemon of the unit lacks too.
+func withoutAdmin(t *testing.T, f func() error) error {
+	t.Helper()
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var all [2]unix.CapUserData
+	if err := unix.Capget(&head, &all[0]); err != nil {
+		t.Fatal(err)
+	}
+	less := all
+	less[0].Effective &^= 1 << unix.CAP_SYS_ADMIN
+	if err := unix.Capset(&head, &less[0]); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Capset(&head, &all[0]); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	return f()
 }
 
 func TestAttach(t *testing.T) {
