@@ -23,7 +23,7 @@ func (c *Conn) SendMsg(ctx context.Context, b []byte, mode SendMode) error {
 	if err == nil {
 		err = c.run(ctx, o, &wr)
 	}
-	return c.wrap("send", err)
+	return c.wrap("send to", err)
 }
 
 // PostSend is Send that does not wait until the message has been sent. b may be reused when it
@@ -34,7 +34,7 @@ func (c *Conn) PostSend(ctx context.Context, b []byte) error {
 	if err == nil {
 		err = c.launch(o, &wr)
 	}
-	return c.wrap("send", err)
+	return c.wrap("send to", err)
 }
 
 // message returns the work request that sends b, and the operation that holds its memory.
@@ -102,15 +102,12 @@ func (c *Conn) takeChunk(ctx context.Context, o *op) error {
 	}
 }
 
-// wrap adds the operation and the peer to an error.
+// wrap adds the operation, with its preposition, and the peer to an error.
 func (c *Conn) wrap(what string, err error) error {
 	if err == nil {
 		return nil
 	}
-	if i := c.Info(); i != nil {
-		return fmt.Errorf("%s to %v: %w", what, i.Remote, err)
-	}
-	return fmt.Errorf("%s: %w", what, err)
+	return fmt.Errorf("%s %v: %w", what, c.Info().Remote, err)
 }
 
 // MsgInfo describes a message, in addition to its data.
@@ -135,12 +132,12 @@ func (c *Conn) RecvMsg(ctx context.Context, b []byte) (int, MsgInfo, error) {
 	case c.reader <- struct{}{}:
 		defer func() { <-c.reader }()
 	case <-ctx.Done():
-		return 0, MsgInfo{}, c.wrap("receive", ctx.Err())
+		return 0, MsgInfo{}, c.wrap("receive from", ctx.Err())
 	}
 	if len(c.arrived) == 0 {
 		n, err := c.rcq.Wait(ctx, c.rwcs[:])
 		if err != nil {
-			return 0, MsgInfo{}, c.wrap("receive", err)
+			return 0, MsgInfo{}, c.wrap("receive from", err)
 		}
 		c.arrived = c.rwcs[:n]
 	}
@@ -150,7 +147,7 @@ func (c *Conn) RecvMsg(ctx context.Context, b []byte) (int, MsgInfo, error) {
 		if errors.Is(err, ErrPeerClosed) && wc.Status == WCFlushErr {
 			return 0, MsgInfo{}, io.EOF
 		}
-		return 0, MsgInfo{}, c.wrap("receive", err)
+		return 0, MsgInfo{}, c.wrap("receive from", err)
 	}
 	n := int(wc.Len)
 	if n > len(b) {
@@ -162,7 +159,7 @@ func (c *Conn) RecvMsg(ctx context.Context, b []byte) (int, MsgInfo, error) {
 		info.InvKey = wc.InvKey
 	}
 	if err := c.move(b, c.recv.mem[i*c.recvLen:][:n]); err != nil {
-		return 0, MsgInfo{}, c.wrap("receive", err)
+		return 0, MsgInfo{}, c.wrap("receive from", err)
 	}
 	c.arrived = c.arrived[1:]
 	_ = c.postRecv(i) // fails only if the connection has ended, which the next call reports
@@ -175,7 +172,7 @@ func (c *Conn) RecvMsg(ctx context.Context, b []byte) (int, MsgInfo, error) {
 // connection, and a later call returns the *TerminateError. The data has been placed once a
 // later Read has returned, or the peer has answered a later message.
 func (c *Conn) Write(ctx context.Context, r Remote, b []byte) error {
-	return c.transfer(ctx, "write", OpWrite, r, b)
+	return c.transfer(ctx, "write to", OpWrite, r, b)
 }
 
 // PostWrite is Write that does not wait until b may be reused. b must lie in memory of Alloc, have at
@@ -188,22 +185,22 @@ func (c *Conn) PostWrite(ctx context.Context, r Remote, b []byte) error {
 	}
 	o, err := c.begin(ctx)
 	if err != nil {
-		return c.wrap("write", err)
+		return c.wrap("write to", err)
 	}
 	o.sge[0] = mr.SGE(off, len(b))
-	return c.wrap("write", c.launch(o, &SendWR{Op: OpWrite, SGEs: o.sge[:], RKey: r.RKey, Remote: r.Addr}))
+	return c.wrap("write to", c.launch(o, &SendWR{Op: OpWrite, SGEs: o.sge[:], RKey: r.RKey, Remote: r.Addr}))
 }
 
 // Read reads len(b) bytes from the start of the peer's memory r into b. Also without bytes it
 // waits for the peer's answer.
 func (c *Conn) Read(ctx context.Context, r Remote, b []byte) error {
-	return c.transfer(ctx, "read", OpRead, r, b)
+	return c.transfer(ctx, "read from", OpRead, r, b)
 }
 
 // transfer performs a Write or Read of b, without a copy if b lies in registered memory.
 func (c *Conn) transfer(ctx context.Context, what string, op Op, r Remote, b []byte) error {
 	if uint64(len(b)) > uint64(r.Len) {
-		return fmt.Errorf("%w: %s of %d bytes; the peer's memory has %d", ErrInvalid, what, len(b), r.Len)
+		return fmt.Errorf("%w: %s memory of the peer: %d bytes, of its %d", ErrInvalid, what, len(b), r.Len)
 	}
 	mr, at := c.pd.find(b)
 	if mr == nil {
@@ -333,20 +330,20 @@ func (c *Conn) FetchAdd(ctx context.Context, r Remote, add uint64) (old uint64, 
 func (c *Conn) atomic(ctx context.Context, wr *SendWR) (uint64, error) {
 	o, err := c.beginChunk(ctx, true)
 	if err != nil {
-		return 0, c.wrap("atomic", err)
+		return 0, c.wrap("atomic on", err)
 	}
 	o.sge[0] = c.stage.SGE(o.chunk*chunkSize, 8)
 	wr.SGEs = o.sge[:]
 	if err := c.post(o, wr); err != nil {
-		return 0, c.wrap("atomic", err)
+		return 0, c.wrap("atomic on", err)
 	}
 	if err := c.await(ctx, o); err != nil {
-		return 0, c.wrap("atomic", err)
+		return 0, c.wrap("atomic on", err)
 	}
 	var old [8]byte
 	if err = c.qp.WCErr(ctx, &o.wc); err == nil {
 		err = c.move(old[:], c.chunk(o))
 	}
 	c.end(o)
-	return binary.NativeEndian.Uint64(old[:]), c.wrap("atomic", err)
+	return binary.NativeEndian.Uint64(old[:]), c.wrap("atomic on", err)
 }

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -160,5 +162,26 @@ func TestPostWhileClosing(t *testing.T) {
 			t.Fatalf("PostWrite while the connection is closed: %v", err)
 		}
 		cb.Close()
+	}
+}
+
+// TestErrorsNamePeer checks that the error of each operation names it and the peer.
+func TestErrorsNamePeer(t *testing.T) {
+	a, b, ctx := pair(t, embed.PairConfig{})
+	ca, _ := connect(t, ctx, a, b, nil)
+	if err := ca.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	r, buf := iwarp.Remote{Len: 1}, make([]byte, 1)
+	_, received := ca.Recv(ctx, buf)
+	_, added := ca.FetchAdd(ctx, r, 1)
+	for what, err := range map[string]error{
+		"send to": ca.Send(ctx, buf), "receive from": received, "write to": ca.Write(ctx, r, buf), "read from": ca.Read(ctx, r, buf),
+		"atomic on": added,
+	} {
+		want := fmt.Sprintf("%s %v: ", what, ca.Info().Remote)
+		if err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%v; want it to begin with %q", err, want)
+		}
 	}
 }

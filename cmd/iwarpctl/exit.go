@@ -103,7 +103,7 @@ var daemonEnded = strings.NewReplacer(
 func peerReason(err error, addr string) string {
 	host, _, _ := net.SplitHostPort(addr)
 	text := strings.ReplaceAll(strings.TrimPrefix(reason(err), host+": "), "wait for completions: ", "")
-	for _, again := range []string{" (peer " + addr + ")", " of " + addr, " with " + addr, " to " + addr, addr + ": ", " " + addr} {
+	for _, again := range []string{" (peer " + addr + ")", " of " + addr, " with " + addr, " to " + addr, " from " + addr, addr + ": ", " " + addr} {
 		text = strings.ReplaceAll(text, again, "")
 	}
 	text = daemonEnded.Replace(text)

@@ -76,14 +76,14 @@ func TestLost(t *testing.T) {
 		err  error
 		want string
 	}{
-		{fmt.Errorf("receive to %s: iwarp: wait for completions: %w", addr, iwarp.ErrDaemonGone), "receive: the iwarpd of this host has ended: start it, and try again"},
+		{fmt.Errorf("receive from %s: iwarp: wait for completions: %w", addr, iwarp.ErrDaemonGone), "receive: the iwarpd of this host has ended: start it, and try again"},
 		{
-			fmt.Errorf("receive to %s: %w: it cut this client off: its ring is invalid", addr, iwarp.ErrDaemonGone),
+			fmt.Errorf("receive from %s: %w: it cut this client off: its ring is invalid", addr, iwarp.ErrDaemonGone),
 			"receive: the iwarpd of this host cut this client off: its ring is invalid",
 		},
-		{fmt.Errorf("receive to %s: %w", addr, iwarp.ErrDraining), "receive: the iwarpd of this host is stopping"},
-		{fmt.Errorf("receive to %s: %w", addr, flushed), "receive: tcp: connection reset by peer: the program or the iwarpd there has ended"},
-		{fmt.Errorf("receive to %s: %w", addr, context.Canceled), "this server was stopped"},
+		{fmt.Errorf("receive from %s: %w", addr, iwarp.ErrDraining), "receive: the iwarpd of this host is stopping"},
+		{fmt.Errorf("receive from %s: %w", addr, flushed), "receive: tcp: connection reset by peer: the program or the iwarpd there has ended"},
+		{fmt.Errorf("receive from %s: %w", addr, context.Canceled), "this server was stopped"},
 	} {
 		var out strings.Builder
 		c := &command{out: &out}
