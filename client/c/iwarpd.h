@@ -571,7 +571,7 @@ IWARPD_API int iwarpd_connect(struct iwarpd_qp *qp, const struct iwarpd_connect_
 struct iwarpd_listen_attr {
 	const char *address; /* NULL: all addresses of the interface */
 	uint16_t port;       /* 0: the daemon chooses */
-	uint32_t backlog;    /* unanswered connect requests; 0: 128 */
+	uint32_t backlog;    /* unanswered connect requests; 0: 128; more are reset: CONNECT_FAILED, -ECONNREFUSED */
 	const struct iwarpd_startup *startup;
 	bool streaming; /* connections start as byte streams: STREAM_READY instead of CONNECT_REQUEST */
 	bool keep_requests; /* iwarpd_unlisten leaves requests that are not answered; otherwise it resets them */
