@@ -181,6 +181,9 @@ func (c *Conn) Write(ctx context.Context, r Remote, b []byte) error {
 func (c *Conn) PostWrite(ctx context.Context, r Remote, b []byte) error {
 	mr, off := c.pd.find(b)
 	if mr == nil || uint64(len(b)) > uint64(r.Len) || len(b) > maxTransfer {
+		if err := c.qp.Err(); err != nil { // Close has unmapped b
+			return c.wrap("write to", err)
+		}
 		return fmt.Errorf("%w: post a write of %d bytes, at most 1 GiB, to %d of the peer's, from memory that Alloc must have returned", ErrInvalid, len(b), r.Len)
 	}
 	o, err := c.begin(ctx)

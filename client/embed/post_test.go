@@ -169,6 +169,7 @@ func TestPostWhileClosing(t *testing.T) {
 func TestErrorsNamePeer(t *testing.T) {
 	a, b, ctx := pair(t, embed.PairConfig{})
 	ca, _ := connect(t, ctx, a, b, nil)
+	mem := alloc(t, ctx, ca, 4096, iwarp.AccessLocalWrite).Bytes()
 	if err := ca.Abort(); err != nil {
 		t.Fatal(err)
 	}
@@ -183,5 +184,8 @@ func TestErrorsNamePeer(t *testing.T) {
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%v; want it to begin with %q", err, want)
 		}
+	}
+	if err := ca.PostWrite(ctx, r, mem[:1]); !errors.Is(err, iwarp.ErrClosed) { // which does not touch mem
+		t.Errorf("PostWrite after Abort: %v", err)
 	}
 }
