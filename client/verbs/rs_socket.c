@@ -11,8 +11,11 @@
 
 enum { RESOLVE_MS = 2000, CLOSE_MS = 10000 };
 
+/* A thread that locks a mutex twice gets an error: see close_all. */
+static const pthread_mutex_t unlocked = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
+
 /* The sockets by their descriptors. */
-static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t table_lock = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
 static struct rs **table;
 static int table_size;
 
@@ -141,13 +144,13 @@ static void after_fork_parent(void)
 /* The connections are the parent's. The child may close its descriptors. */
 static void after_fork_child(void)
 {
-	pthread_mutex_init(&table_lock, NULL);
+	table_lock = unlocked;
 	for (int i = 0; i < table_size; i++) {
 		struct rs *rs = table[i];
 
 		if (!rs)
 			continue;
-		pthread_mutex_init(&rs->lock, NULL);
+		rs->lock = unlocked;
 		rs->refs = 1;
 		rs->sleepers = 0;
 		rs->woken = false;
@@ -168,7 +171,7 @@ static struct rs *rs_new(const struct rs *from)
 
 	if (!rs)
 		return NULL;
-	pthread_mutex_init(&rs->lock, NULL);
+	rs->lock = unlocked;
 	rs->refs = 1;
 	if (from) {
 		rs->family = from->family;
@@ -626,18 +629,19 @@ int rclose(int socket)
 	return 0;
 }
 
-/* A program that ends without rclose loses no data either. */
+/* A program that ends without rclose loses no data either, unless it does so in a signal handler within a call. */
 __attribute__((destructor)) static void close_all(void)
 {
 	int64_t end = rs_now_us() + CLOSE_MS * 1000LL;
 
 	for (int fd = 0; fd < table_size; fd++) {
-		struct rs *rs = table[fd] ? rs_get(fd) : NULL;
+		struct rs *rs = rs_find(fd);
 
-		if (!rs)
+		if (!rs || pthread_mutex_lock(&rs->lock) != 0)
 			continue;
 		say_goodbye(rs, (int)((end - rs_now_us()) / 1000));
-		rs_put(rs);
+		pthread_mutex_unlock(&rs->lock);
+		rs_drop(rs);
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 
 // rsocketModes are those of testdata/rsocket.c that need nothing but the program.
 var rsocketModes = []string{
-	"refused", "looped", "interrupted", "half", "errors", "woken", "flags", "sizes", "bulk", "threads", "polled", "many", "limited", "gone", "canceled", "iomaps", "thousand",
+	"refused", "looped", "interrupted", "half", "errors", "woken", "flags", "sizes", "bulk", "threads", "polled", "many", "limited", "gone", "canceled", "closed", "forked", "killed", "exited", "unclosed", "strange", "hostile", "iomaps", "thousand",
 }
 
 // TestRsockets checks rsockets of programs that use one daemon, or two and IPv6, with the sanitizers.
