@@ -278,7 +278,8 @@ static int established(struct rs *rs, const struct rdma_cm_event *e)
 		memcpy(&h, e->param.conn.private_data, sizeof(h));
 		rs_take_hello(rs, &h);
 	}
-	rs->state = RS_CONNECTED;
+	if (rs->state == RS_CONNECTING || rs->state == RS_ACCEPTING) /* it may have ended already */
+		rs->state = RS_CONNECTED;
 	return 0;
 }
 
@@ -601,8 +602,9 @@ static void say_goodbye(struct rs *rs, int ms)
 {
 	rs->in_done = rs->out_done = true;
 	rs->bye = RS_LEAVES;
-	if (ms > 0)
-		rs_wait(rs, rs_all_sent, ms);
+	rs_wake(rs);
+	while (ms > 0 && rs_wait(rs, rs_all_sent, ms) == EINTR)
+		; /* as close(2) does, it goes on */
 }
 
 int rclose(int socket)

@@ -158,7 +158,7 @@ int rs_wait(struct rs *rs, bool (*ready)(const struct rs *rs), int ms)
 		armed = false;
 		if (n < 0)
 			return -n;
-		if (n == 0 && remaining(end) == 0) {
+		if (remaining(end) == 0) {
 			update(rs);
 			return ready(rs) ? 0 : EAGAIN;
 		}
