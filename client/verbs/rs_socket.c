@@ -607,6 +607,15 @@ static void say_goodbye(struct rs *rs, int ms)
 		; /* as close(2) does, it goes on */
 }
 
+/* reset ends a connection at once, so that the peer gets ECONNRESET. */
+static void reset(struct rs *rs)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
+
+	if (rs->id->qp)
+		ibv_modify_qp(rs->id->qp, &attr, IBV_QP_STATE);
+}
+
 int rclose(int socket)
 {
 	struct rs *rs;
@@ -625,6 +634,8 @@ int rclose(int socket)
 	if (rs->opt.linger.l_onoff)
 		ms = (int)least((uint64_t)rs->opt.linger.l_linger, INT32_MAX / 1000) * 1000;
 	say_goodbye(rs, ms);
+	if (ms == 0)
+		reset(rs);
 	rs_end(rs, EBADF);
 	rs_wake(rs);
 	rs_put(rs);
