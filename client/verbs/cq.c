@@ -14,6 +14,7 @@ enum { FIRST_DEPTH = 1024 }; /* depth of a CQ without queue pairs, unless the pr
 struct channel {
 	struct ibv_comp_channel ibv;
 	struct iwarpd_channel *ch; /* NULL: destroyed; changes with the lock and iwv_thread_lock held */
+	struct channel *next;
 	atomic_uint users;         /* threads in ibv_get_cq_event, and the program until it destroys the channel */
 	pthread_mutex_t lock;      /* keeps CQs while their events are counted */
 };
@@ -45,6 +46,10 @@ struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *ibv)
 	ch->ibv.fd = iwarpd_channel_fd(ch->ch);
 	atomic_init(&ch->users, 1);
 	pthread_mutex_init(&ch->lock, NULL);
+	iwv_thread_lock();
+	ch->next = iwv_context_of(ibv)->channels;
+	iwv_context_of(ibv)->channels = ch;
+	iwv_thread_unlock();
 	return &ch->ibv;
 }
 
@@ -62,16 +67,23 @@ static void release(void *channel)
 /* end_channel destroys the daemon's channel. A thread that waits in ibv_get_cq_event notices that, within a second or so. */
 static int end_channel(struct channel *ch, struct iwarpd_error *e)
 {
+	struct context *c = iwv_context_of(ch->ibv.context);
+	struct channel **at = &c->channels;
 	int err;
 
 	pthread_mutex_lock(&ch->lock);
 	err = iwarpd_destroy_channel(ch->ch, e);
-	if (err && thread_gone(iwv_context_of(ch->ibv.context)))
+	if (err && thread_gone(c))
 		err = 0;
 	if (!err)
 		ch->ch = NULL;
 	pthread_mutex_unlock(&ch->lock);
-	return err;
+	if (err)
+		return err;
+	while (*at != ch)
+		at = &(*at)->next;
+	*at = ch->next;
+	return 0;
 }
 
 int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
@@ -318,9 +330,9 @@ void cqs_after_fork(const struct context *c)
 	for (struct cq *cq = c->cqs; cq; cq = cq->next) {
 		pthread_mutex_init(&cq->lock, NULL);
 		pthread_mutex_init(&cq->ibv.mutex, NULL);
-		if (cq->ibv.channel)
-			pthread_mutex_init(&channel_of(cq->ibv.channel)->lock, NULL);
 	}
+	for (struct channel *ch = c->channels; ch; ch = ch->next)
+		pthread_mutex_init(&ch->lock, NULL);
 }
 
 static bool gone(struct ibv_context *ibv)

@@ -135,6 +135,7 @@ struct context {
 	_Atomic uint32_t sender; /* number of the QP that sent last */
 	atomic_uint sends;       /* that it has posted without one of another QP; answer.c counts no further than it needs */
 	struct cq *cqs;       /* this and the members below are guarded by iwv_thread_lock */
+	struct channel *channels; /* completion channels */
 	struct qp *qps;       /* QPs of the program */
 	struct qp *closing;   /* destroyed QPs whose connections are still closing */
 	_Atomic(struct numbers *) numbers[QP_NUMS / NUMBERS]; /* of QPs of the program; freed with the context */
@@ -322,7 +323,7 @@ int cq_flush(struct ibv_cq *ibv, struct ibv_qp *qp, uint64_t wr_id, enum ibv_wc_
 /* cq_forget drops the completions of a QP that has been destroyed, which needed n. iwv_thread_lock is held. */
 void cq_forget(struct ibv_cq *ibv, uint32_t qp, uint64_t n);
 
-/* cqs_after_fork unlocks the CQs of a context in the child of a fork. */
+/* cqs_after_fork unlocks the CQs and completion channels of a context in the child of a fork. */
 void cqs_after_fork(const struct context *c);
 
 /*

@@ -3262,6 +3262,41 @@ static void abandoned(void)
 	CHECK(pthread_join(t, &got) == 0 && !got);
 }
 
+static void *look_for_events(void *ch)
+{
+	struct ibv_cq *cq;
+	void *context;
+
+	while (!atomic_load(&stop))
+		CHECK(ibv_get_cq_event(ch, &cq, &context) < 0 && errno == EAGAIN);
+	return NULL;
+}
+
+/* A child may destroy a completion channel at which a thread of its parent looks. */
+static void bequeathed(void)
+{
+	struct ibv_context *c = device(0);
+	struct ibv_comp_channel *ch = ibv_create_comp_channel(c);
+	pthread_t t;
+
+	CHECK(ch && fcntl(ch->fd, F_SETFL, O_NONBLOCK) == 0);
+	CHECK(pthread_create(&t, NULL, look_for_events, ch) == 0);
+	for (int i = 0; i < 100; i++) {
+		int status;
+		pid_t child = fork();
+
+		CHECK(child >= 0);
+		if (child == 0) {
+			alarm(30);
+			CHECK(ibv_destroy_comp_channel(ch) == 0);
+			_exit(0);
+		}
+		CHECK(waitpid(child, &status, 0) == child && status == 0);
+	}
+	atomic_store(&stop, true);
+	CHECK(pthread_join(t, NULL) == 0 && ibv_destroy_comp_channel(ch) == 0 && ibv_close_device(c) == 0);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
@@ -3270,7 +3305,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "forsaken", forsaken }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "opened", opened }, { "sought", sought }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "bound", bound }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "single", single }, { "unacceptable", unacceptable }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "forked", forked }, { "gathered", gathered }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted }, { "abandoned", abandoned }, { "trespassed", trespassed },
+		{ "queues-made", queues_made }, { "forked", forked }, { "gathered", gathered }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted }, { "abandoned", abandoned }, { "trespassed", trespassed }, { "bequeathed", bequeathed },
 	};
 
 	CHECK(argc == 3);
