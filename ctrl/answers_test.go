@@ -208,6 +208,9 @@ func TestPeerClosed(t *testing.T) {
 	for _, disconnects := range []bool{false, true} {
 		h, c := newClient(t, Config{})
 		p, qp, _, _ := h.establish(t, c)
+		if q := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListQps{ListQps: &ctrlpb.ListQPs{}}}).GetQps().Qps[0]; q.State != "RTS" || q.Negotiated == nil {
+			t.Errorf("queue pair %v", q)
+		}
 		h.OnEvent(dataplane.Event{Kind: dataplane.EventPeerClosed, Conn: p.id})
 		if ended, abort := p.ended(); !ended || abort {
 			t.Errorf("closed %v, reset %v", ended, abort)
@@ -427,6 +430,7 @@ func TestRingFault(t *testing.T) {
 		f := fault(h.sessions[h.lastID])
 		h.mu.Unlock()
 		f()
+		f() // by another worker
 		if ev := c.event().GetCutOff(); ev.GetError().GetCode() != cInvalid {
 			t.Errorf("%s: event %v", name, ev)
 		}
@@ -434,8 +438,8 @@ func TestRingFault(t *testing.T) {
 			t.Errorf("%s: %v after it was cut off", name, m)
 		}
 		h.leave(t, c)
-		if n := h.counters.faults.Load(); n != 1 {
-			t.Errorf("%s: %d faults are counted", name, n)
+		if n, cut := h.counters.faults.Load(), h.counters.cutOff.Load(); n != 2 || cut != 1 {
+			t.Errorf("%s: %d faults and %d ends are counted", name, n, cut)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -145,5 +146,44 @@ func TestCaptureWithin(t *testing.T) {
 	text := c.fails(badState, &ctrlpb.Request{Body: &ctrlpb.Request_Capture{Capture: &ctrlpb.Capture{Qp: qp}}})
 	if !strings.Contains(text, "both ends") {
 		t.Error(text)
+	}
+}
+
+// TestCaptureFilter checks which frames an administrator captures, and how much of them.
+func TestCaptureFilter(t *testing.T) {
+	h, _ := newClient(t, Config{})
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	v := h.sessions[h.lastID].viewer()
+	flow := flowOf(netip.AddrPortFrom(addrA, 5000), peerA)
+	for _, tt := range []struct {
+		addr string
+		port uint32
+		want bool
+	}{
+		{"10.0.0.1", 0, true}, {"10.0.0.2", 0, true}, {"::ffff:10.0.0.2", 0, true}, {"10.0.0.3", 0, false}, {"", 5000, true}, {"", 7174, true},
+		{"", 5001, false}, {"10.0.0.1", 7174, true}, {"10.0.0.1", 1, false}, {"10.0.0.3", 7174, false},
+	} {
+		f, err := v.captureFilter(&ctrlpb.Capture{Address: tt.addr, Port: tt.port})
+		if err != nil || f(&flow) != tt.want {
+			t.Errorf("address %q, port %d: %v; want %v", tt.addr, tt.port, err, tt.want)
+		}
+	}
+	if f, err := v.captureFilter(&ctrlpb.Capture{}); f != nil || err != nil {
+		t.Errorf("of everything: %v", err)
+	}
+	for _, r := range []*ctrlpb.Capture{{Address: "x"}, {Port: 65536}} {
+		if _, err := v.captureFilter(r); toPB(err).GetCode() != cInvalid {
+			t.Errorf("%v: %v", r, err)
+		}
+	}
+	ds := devices{{Device: Device{MTU: 1500}}, {Device: Device{MTU: 9000}}}
+	for want, snap := range map[uint32]int{0: 9064, 1: 14, 100: 100, 1 << 31: 9064} {
+		if n := ds.snaplen(want); n != snap {
+			t.Errorf("%d bytes: %d, want %d", want, n, snap)
+		}
+	}
+	if n := (devices{{}}).snaplen(0); n != 16<<10 {
+		t.Errorf("without MTU: %d", n)
 	}
 }

@@ -624,6 +624,9 @@ func TestDisconnect(t *testing.T) {
 			t.Errorf("closed %v, reset %v, drops what it receives %v; want the last one to be %v", ended, abort, p.deaf(), leave)
 		}
 	}
+	if q := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListQps{ListQps: &ctrlpb.ListQPs{}}}).GetQps().Qps[1]; q.State != "CLOSING" {
+		t.Errorf("queue pair %v", q)
+	}
 	h.advance(11 * time.Second) // the peer does not close its side
 	if _, abort := p.ended(); !abort {
 		t.Error("a close that does not end is not cut short")

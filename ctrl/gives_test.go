@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"bytes"
 	"os"
 	"testing"
 
@@ -16,17 +17,18 @@ import (
 type held struct {
 	account
 	clientMovers, movers, files, maps uint64
-	fds                               int
+	fds, memfds                       int // descriptors, and mappings of memfds
 }
 
 func (h *harness) held(t *testing.T, c *tclient) held {
 	c.ok(reqQuotas()) // its reply shows that the request before has ended
 	seqpacket.CloseAll(c.fds)
 	c.fds = nil
+	memfds := bytes.Count(testenv.ReadFile(t, "/proc/self/maps"), []byte("/memfd:"))
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	u := h.usageOf(uint32(os.Getuid()))
-	return held{u.account, u.movers, h.movers.used + h.movers.extra, h.files.used, h.maps.used + h.maps.extra, openFDs(t)}
+	return held{u.account, u.movers, h.movers.used + h.movers.extra, h.files.used, h.maps.used + h.maps.extra, openFDs(t), memfds}
 }
 
 // TestGivesBack checks that a request that fails, for lack of descriptors or because it is wrong, and an object that is

@@ -266,8 +266,12 @@ func TestPortBound(t *testing.T) {
 	addr := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)
 	cs := claims{accounts: new(accounts)}
 	guards := &claim{addr: addr, guards: make(map[netip.Addr]int)}
+	before := openFDs(t)
 	err = cs.guard(guards, addr.Addr())
 	defer cs.undo(guards)
+	if after := openFDs(t); after != before {
+		t.Errorf("%d descriptors are open, %d before", after, before)
+	}
 	if e, ok := errors.AsType[*Error](err); !ok || e.Code != portInUse {
 		t.Errorf("%v", err)
 	}
