@@ -84,7 +84,7 @@ func (c *session) reserveQP(q *qp, r *ctrlpb.CreateQP) (bit int, err error) {
 	}
 	q.size = qpSize(r, q.mostSGE())
 	if bit = c.bits.take(); bit < 0 {
-		return 0, errorf(quota, "ctrl: a client has at most %d queue pairs", c.bits.n)
+		return 0, errorf(quota, "ctrl: a client has at most %d queue pairs", 64*len(c.bits))
 	}
 	if err := c.takeSized(resQPs, resRings, q.size); err != nil {
 		c.bits.free(bit)
@@ -198,30 +198,22 @@ func (q *qp) release() {
 	}
 }
 
-// bitmap allocates the doorbell bits of a client.
-type bitmap struct {
-	words []uint64 // 1: taken
-	n     int
-}
+// bitmap has a bit for each doorbell of a client: 1 if it is taken.
+type bitmap []uint64
 
-func (b *bitmap) init(n int) { b.words, b.n = make([]uint64, (n+63)/64), n }
-
-// take returns the lowest free bit, or -1.
-func (b *bitmap) take() int {
-	for i, w := range b.words {
+// take takes the lowest free bit and returns it, or -1 if there is none.
+func (b bitmap) take() int {
+	for i, w := range b {
 		if w != ^uint64(0) {
-			bit := i*64 + bits.TrailingZeros64(^w)
-			if bit >= b.n {
-				return -1
-			}
-			b.words[i] |= 1 << (bit % 64)
-			return bit
+			n := bits.TrailingZeros64(^w)
+			b[i] |= 1 << n
+			return i*64 + n
 		}
 	}
 	return -1
 }
 
-func (b *bitmap) free(bit int) { b.words[bit/64] &^= 1 << (bit % 64) }
+func (b bitmap) free(bit int) { b[bit/64] &^= 1 << (bit % 64) }
 
 // async notifies the client that a queue pair ended for a reason that no work request reports.
 // Called with mu held.

@@ -331,7 +331,7 @@ func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) ([]int, error) {
 
 	s.mu.Lock()
 	c.binding = binding
-	c.bits.init(bells[0].Bits())
+	c.bits = make(bitmap, bells[0].Bits()/64)
 	c.name = clip(printable.String(clip(h.Name, maxName)), maxName)
 	attrs := s.devices.interfaces().attrs(&s.cfg, c.policy())
 	version := s.cfg.Version
