@@ -402,3 +402,26 @@ func TestUnreadCounted(t *testing.T) {
 func reqChannel() *ctrlpb.Request {
 	return &ctrlpb.Request{Body: &ctrlpb.Request_CreateChannel{CreateChannel: &ctrlpb.CreateChannel{}}}
 }
+
+// TestPool checks that a user may have a few while some are free, and more while more than a quarter is free.
+func TestPool(t *testing.T) {
+	for _, tt := range []struct {
+		used, extra, have, more uint64
+		ok, spare               bool
+	}{
+		{0, 0, 0, 1, true, true},
+		{70, 3, 17, 2, true, true}, // 75 of 100 then
+		{70, 4, 17, 2, false, true},
+		{70, 5, 17, 1, false, false},
+		{70, 5, 15, 1, true, false}, // 16 are a few
+		{70, 5, 15, 2, false, false},
+		{90, 9, 0, 1, true, false},
+		{90, 9, 0, 2, false, false},
+		{90, 20, 99, 0, true, false}, // no more
+	} {
+		p := pool{most: 100, used: tt.used, extra: tt.extra}
+		if err := p.room(1000, tt.have, tt.more); (err == nil) != tt.ok || p.spare() != tt.spare {
+			t.Errorf("%+v: %v, spare %v", tt, err, p.spare())
+		}
+	}
+}

@@ -274,6 +274,16 @@ func TestInvalidRequests(t *testing.T) {
 	} {
 		c.fails(cInvalid, req)
 	}
+	for _, req := range []*ctrlpb.Request{ // the greatest that are valid
+		{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 64}}},
+		{Body: &ctrlpb.Request_CreateSrq{CreateSrq: &ctrlpb.CreateSRQ{Pd: pd, Depth: 64, MaxSge: 4, Limit: 64}}},
+		{Body: &ctrlpb.Request_ModifyCq{ModifyCq: &ctrlpb.ModifyCQ{Cq: cq, Count: 1, PeriodUs: 1000000}}},
+		qp(func(r *ctrlpb.CreateQP) {
+			r.SqDepth, r.RqDepth, r.MaxSge, r.MaxInline, r.ReceiveWaitMs = 64, 64, 4, 64, 60000
+		}),
+	} {
+		c.ok(req)
+	}
 	c.fails(cInvalid, reqMR(pd, 0), memfd(t, 4096))
 	c.fails(cInvalid, reqMR(pd, 8192), memfd(t, 4096)) // longer than the memfd
 	c.fails(cInvalid, reqMR(pd, 1<<33), memfd(t, 4096))
@@ -290,10 +300,12 @@ func TestInvalidRequests(t *testing.T) {
 	bad.GetRegisterMr().Offset = 1<<64 - 4096
 	c.fails(cInvalid, bad, memfd(t, 4096))
 	c.fails(ctrlpb.Code_CODE_ADDRESS, reqListen("10.9.9.9", 7174))
+	last := c.ok(reqListen("", 65535)).GetListen().Listen
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Unlisten{Unlisten: &ctrlpb.Unlisten{Listen: last}}})
 	loopback := reqListenSCTP()
 	loopback.GetListen().Address = "127.0.0.1"
 	c.fails(ctrlpb.Code_CODE_ADDRESS, loopback)
-	if st := h.Status(); st.Mrs != 0 || st.Qps != 1 || st.Registered != 0 || st.Listens != 0 {
+	if st := h.Status(); st.Mrs != 0 || st.Qps != 2 || st.Registered != 0 || st.Listens != 0 {
 		t.Errorf("refused requests left something: %v", st)
 	}
 }
