@@ -61,7 +61,7 @@ func TestEngineRefuses(t *testing.T) {
 	d.fails(cVersion, &ctrlpb.Request{Body: &ctrlpb.Request_AllocPd{AllocPd: &ctrlpb.AllocPD{}}})
 	d.c.Close()
 	h.until(t, "the client has left", func() bool { return len(h.sessions) == 1 })
-	if after := openFDs(t); after != before {
+	if after := openFDs(t); after > before {
 		t.Errorf("%d descriptors are open, %d before", after, before)
 	}
 	c.fails(internal, reqListen("", 7174))
@@ -384,7 +384,7 @@ func TestServeClosed(t *testing.T) {
 	h := newHarness(t, Config{Socket: filepath.Join(t.TempDir(), "sock")})
 	h.Close()
 	before := openFDs(t)
-	if err := h.Listen(); !errors.Is(err, net.ErrClosed) || openFDs(t) != before {
+	if err := h.Listen(); !errors.Is(err, net.ErrClosed) || openFDs(t) > before {
 		t.Errorf("Listen: %v; %d descriptors are open, %d before", err, openFDs(t), before)
 	}
 	if m := h.client(t).next(); m != nil {

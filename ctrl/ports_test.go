@@ -269,7 +269,7 @@ func TestPortBound(t *testing.T) {
 	before := openFDs(t)
 	err = cs.guard(guards, addr.Addr())
 	defer cs.undo(guards)
-	if after := openFDs(t); after != before {
+	if after := openFDs(t); after > before {
 		t.Errorf("%d descriptors are open, %d before", after, before)
 	}
 	if e, ok := errors.AsType[*Error](err); !ok || e.Code != portInUse {

@@ -123,7 +123,7 @@ func TestNoLeak(t *testing.T) {
 			if err != nil {
 				t.Errorf("%s with %d descriptors: %v", name, room, err)
 			}
-			if f, m := inUse(t); f != fds || m != maps {
+			if f, m := inUse(t); f > fds || m > maps {
 				t.Errorf("%s with %d descriptors: %d descriptors and %d mappings, before %d and %d", name, room, f, m, fds, maps)
 				fds, maps = f, m
 			}
@@ -139,7 +139,7 @@ func TestNoLeak(t *testing.T) {
 	if _, err := MapRegion(hole, 0, 4096, true); err == nil {
 		t.Error("a hole was mapped")
 	}
-	if f, m := inUse(t); f != fds || m != maps {
+	if f, m := inUse(t); f > fds || m > maps {
 		t.Errorf("refused memory: %d descriptors and %d mappings, before %d and %d", f, m, fds, maps)
 	}
 }
