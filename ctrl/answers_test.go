@@ -75,7 +75,8 @@ func TestEngineRefuses(t *testing.T) {
 	h.leave(t, c)
 }
 
-// TestSRQLimit checks that a shared receive queue counts its receives, and reports once that fewer than its limit are left.
+// TestSRQLimit checks that a shared receive queue counts its receives, and reports once that fewer than its limit are
+// left.
 func TestSRQLimit(t *testing.T) {
 	h, c := newClient(t, Config{})
 	pd := c.pd()
@@ -192,7 +193,8 @@ func TestOverrun(t *testing.T) {
 		for ring.Push(0, &verbs.WC{}) {
 		}
 		h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id, Err: dataplane.ErrCQOverrun})
-		if ev := c.event().GetAsyncError(); ev.GetKind() != ctrlpb.AsyncKind_ASYNC_CQ_OVERRUN || ev.Qp != qp || ev.Cq != want || ev.Error.GetCode() != cQuota {
+		ev := c.event().GetAsyncError()
+		if ev.GetKind() != ctrlpb.AsyncKind_ASYNC_CQ_OVERRUN || ev.Qp != qp || ev.Cq != want || ev.Error.GetCode() != cQuota {
 			t.Errorf("event %v, want one of queue %d", ev, want)
 		}
 		if ev := c.event().GetDisconnected(); ev.GetQp() != qp || ev.Error == nil {
@@ -208,14 +210,14 @@ func TestPeerClosed(t *testing.T) {
 	for _, disconnects := range []bool{false, true} {
 		h, c := newClient(t, Config{})
 		p, qp, _, _ := h.establish(t, c)
-		if q := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListQps{ListQps: &ctrlpb.ListQPs{}}}).GetQps().Qps[0]; q.State != "RTS" || q.Negotiated == nil {
+		if q := c.listQPs()[0]; q.State != "RTS" || q.Negotiated == nil {
 			t.Errorf("queue pair %v", q)
 		}
 		h.OnEvent(dataplane.Event{Kind: dataplane.EventPeerClosed, Conn: p.id})
 		if ended, abort := p.ended(); !ended || abort {
 			t.Errorf("closed %v, reset %v", ended, abort)
 		}
-		if q := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListQps{ListQps: &ctrlpb.ListQPs{}}}).GetQps().Qps[0]; q.State != "CLOSING" || q.Negotiated == nil {
+		if q := c.listQPs()[0]; q.State != "CLOSING" || q.Negotiated == nil {
 			t.Errorf("queue pair %v", q)
 		}
 		if disconnects {
@@ -233,7 +235,7 @@ func TestPeerClosed(t *testing.T) {
 		if ev := c.event().GetDisconnected(); ev.GetQp() != qp {
 			t.Errorf("event %v", ev)
 		}
-		if q := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListQps{ListQps: &ctrlpb.ListQPs{}}}).GetQps().Qps[0]; q.State != "ERROR" {
+		if q := c.listQPs()[0]; q.State != "ERROR" {
 			t.Errorf("queue pair %v", q)
 		}
 		h.leave(t, c)
@@ -246,10 +248,12 @@ func TestStreamConsumed(t *testing.T) {
 	h, c := newClient(t, Config{})
 	conn, p := h.accepted(t, c)
 	consumed := func(n uint32) *ctrlpb.Request {
-		return &ctrlpb.Request{Body: &ctrlpb.Request_StreamConsumed{StreamConsumed: &ctrlpb.StreamConsumed{Conn: conn, Count: n}}}
+		r := &ctrlpb.StreamConsumed{Conn: conn, Count: n}
+		return &ctrlpb.Request{Body: &ctrlpb.Request_StreamConsumed{StreamConsumed: r}}
 	}
 	send := func(n int) *ctrlpb.Request {
-		return &ctrlpb.Request{Body: &ctrlpb.Request_StreamSend{StreamSend: &ctrlpb.StreamSend{Conn: conn, Data: make([]byte, n)}}}
+		r := &ctrlpb.StreamSend{Conn: conn, Data: make([]byte, n)}
+		return &ctrlpb.Request{Body: &ctrlpb.Request_StreamSend{StreamSend: r}}
 	}
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventData, Conn: p.id, Data: []byte("one")})
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventData, Conn: p.id, Data: []byte("two")})
@@ -292,7 +296,8 @@ func TestStreamConsumed(t *testing.T) {
 	}
 }
 
-// TestStreamEndsBeforeMPA checks that the end of the peer's data, which came while the connection was a byte stream, counts when MPA begins.
+// TestStreamEndsBeforeMPA checks that the end of the peer's data, which came while the connection was a byte stream,
+// counts when MPA begins.
 func TestStreamEndsBeforeMPA(t *testing.T) {
 	h, c := newClient(t, Config{})
 	conn, p := h.accepted(t, c)
@@ -395,10 +400,10 @@ func TestServeClosed(t *testing.T) {
 // TestListCQs checks what the list of completion queues says, and that it can be read in parts.
 func TestListCQs(t *testing.T) {
 	_, c := newClient(t, Config{})
-	channel := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateChannel{CreateChannel: &ctrlpb.CreateChannel{}}}).GetChannel().Channel
-	first := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 16, Channel: channel}}}).GetCq().Cq
+	channel, first := c.channel()
 	second := c.cq()
-	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ModifyCq{ModifyCq: &ctrlpb.ModifyCQ{Cq: second, Count: 3, PeriodUs: 1000000}}})
+	modify := &ctrlpb.ModifyCQ{Cq: second, Count: 3, PeriodUs: 1000000}
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ModifyCq{ModifyCq: modify}})
 	list := func(after uint32) []*ctrlpb.CQInfo {
 		return c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListCqs{ListCqs: &ctrlpb.ListCQs{After: after}}}).GetCqs().Cqs
 	}
@@ -412,8 +417,8 @@ func TestListCQs(t *testing.T) {
 	}
 }
 
-// TestRingFault checks that a client is cut off when a worker finds that it has written an invalid index into one of its
-// rings, or that its memory cannot be accessed.
+// TestRingFault checks that a client is cut off when a worker finds that it has written an invalid index into one of
+// its rings, or that its memory cannot be accessed.
 func TestRingFault(t *testing.T) {
 	for name, fault := range map[string]func(*session) func(){
 		"completion queue": func(s *session) func() { return values(s.cqs)[0].ring.OnFault },
@@ -527,7 +532,9 @@ func TestFarRegions(t *testing.T) {
 	defer unix.Close(mem)
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AttachMemory{AttachMemory: &ctrlpb.AttachMemory{}}}, mem)
 	const end = 1 << 57
-	for _, r := range []*ctrlpb.Request{far(4096, 4096, true), far(0, end+1, false), far(end-4095, 4096, false), far(1<<64-1, 1, false)} {
+	for _, r := range []*ctrlpb.Request{
+		far(4096, 4096, true), far(0, end+1, false), far(end-4095, 4096, false), far(1<<64-1, 1, false),
+	} {
 		c.fails(cInvalid, r)
 	}
 	for range 2 { // the quota is for one

@@ -161,8 +161,9 @@ func TestCaptureFilter(t *testing.T) {
 		port uint32
 		want bool
 	}{
-		{"10.0.0.1", 0, true}, {"10.0.0.2", 0, true}, {"::ffff:10.0.0.2", 0, true}, {"10.0.0.3", 0, false}, {"", 5000, true}, {"", 7174, true},
-		{"", 5001, false}, {"", 65535, false}, {"10.0.0.1", 7174, true}, {"10.0.0.1", 1, false}, {"10.0.0.3", 7174, false},
+		{"10.0.0.1", 0, true}, {"10.0.0.2", 0, true}, {"::ffff:10.0.0.2", 0, true}, {"10.0.0.3", 0, false},
+		{"", 5000, true}, {"", 7174, true}, {"", 5001, false}, {"", 65535, false},
+		{"10.0.0.1", 7174, true}, {"10.0.0.1", 1, false}, {"10.0.0.3", 7174, false},
 	} {
 		f, err := v.captureFilter(&ctrlpb.Capture{Address: tt.addr, Port: tt.port})
 		if err != nil || f(&flow) != tt.want {

@@ -624,7 +624,7 @@ func TestDisconnect(t *testing.T) {
 			t.Errorf("closed %v, reset %v, drops what it receives %v; want the last one to be %v", ended, abort, p.deaf(), leave)
 		}
 	}
-	if q := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListQps{ListQps: &ctrlpb.ListQPs{}}}).GetQps().Qps[1]; q.State != "CLOSING" {
+	if q := c.listQPs()[1]; q.State != "CLOSING" {
 		t.Errorf("queue pair %v", q)
 	}
 	h.advance(11 * time.Second) // the peer does not close its side
@@ -670,7 +670,8 @@ func TestModifyQP(t *testing.T) {
 	core := h.qps[q].binding.QP
 	h.mu.Unlock()
 	written := func() bool { // by the peer
-		return core.Place(&rdmap.Placement{Kind: rdmap.PlaceTagged, Op: rdmap.OpWrite, STag: mr.Rkey, TO: 4096}, marked.Bytes{B: []byte{7}}) == nil
+		p := &rdmap.Placement{Kind: rdmap.PlaceTagged, Op: rdmap.OpWrite, STag: mr.Rkey, TO: 4096}
+		return core.Place(p, marked.Bytes{B: []byte{7}}) == nil
 	}
 	if !written() {
 		t.Error("the peer may not write at first")

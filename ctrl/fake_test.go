@@ -480,7 +480,8 @@ func (h *harness) overSockets() {
 	h.files.per = newFiles(0, 1, true).per
 }
 
-// advance moves the clock and makes the server check its deadlines. It checks that the timer goroutine knows the next one.
+// advance moves the clock and makes the server check its deadlines. It checks that the timer goroutine knows the next
+// one.
 func (h *harness) advance(d time.Duration) {
 	h.t.Helper()
 	h.until(h.t, "the timer goroutine wakes for the next deadline", func() bool {
@@ -657,6 +658,31 @@ func (c *tclient) pd() uint32 {
 
 func (c *tclient) cq() uint32 {
 	return c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 16}}}).GetCq().Cq
+}
+
+// channel returns a channel and a completion queue on it.
+func (c *tclient) channel() (channel, cq uint32) {
+	r := &ctrlpb.Request{Body: &ctrlpb.Request_CreateChannel{CreateChannel: &ctrlpb.CreateChannel{}}}
+	channel = c.ok(r).GetChannel().Channel
+	return channel, c.ok(reqCQ(channel)).GetCq().Cq
+}
+
+// reqCQ asks for a completion queue on a channel, or with one of its own if that is 0.
+func reqCQ(channel uint32) *ctrlpb.Request {
+	return &ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 16, Channel: channel}}}
+}
+
+func (c *tclient) listQPs() []*ctrlpb.QPInfo {
+	return c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListQps{ListQps: &ctrlpb.ListQPs{}}}).GetQps().Qps
+}
+
+func reqSRQ(pd uint32) *ctrlpb.Request {
+	r := &ctrlpb.CreateSRQ{Pd: pd, Depth: 8, MaxSge: 1}
+	return &ctrlpb.Request{Body: &ctrlpb.Request_CreateSrq{CreateSrq: r}}
+}
+
+func reqResize(cq, depth uint32) *ctrlpb.Request {
+	return &ctrlpb.Request{Body: &ctrlpb.Request_ResizeCq{ResizeCq: &ctrlpb.ResizeCQ{Cq: cq, Depth: depth}}}
 }
 
 func reqQP(pd, cq uint32) *ctrlpb.Request {

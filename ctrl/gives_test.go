@@ -42,14 +42,12 @@ func (h *harness) held(t *testing.T, c *tclient) held {
 func TestGivesBack(t *testing.T) {
 	h, c := newClient(t, Config{})
 	pd, cq, cq2 := c.pd(), c.cq(), c.cq()
-	reqSRQ := &ctrlpb.Request{Body: &ctrlpb.Request_CreateSrq{CreateSrq: &ctrlpb.CreateSRQ{Pd: pd, Depth: 8, MaxSge: 1}}}
-	srq := c.ok(reqSRQ).GetSrq().Srq
+	srq := c.ok(reqSRQ(pd)).GetSrq().Srq
+	channel, other := c.channel()
 	reqChannel := &ctrlpb.Request{Body: &ctrlpb.Request_CreateChannel{CreateChannel: &ctrlpb.CreateChannel{}}}
-	channel := c.ok(reqChannel).GetChannel().Channel
+	reqCapture := &ctrlpb.Request{Body: &ctrlpb.Request_Capture{Capture: &ctrlpb.Capture{}}}
+	reqMW := &ctrlpb.Request{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: pd}}}
 	reqFar := &ctrlpb.Request{Body: &ctrlpb.Request_AttachMemory{AttachMemory: &ctrlpb.AttachMemory{}}}
-	on := func(channel uint32) *ctrlpb.Request {
-		return &ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 16, Channel: channel}}}
-	}
 	two := func(srq uint32) *ctrlpb.Request {
 		r := reqQP(pd, cq)
 		r.GetCreateQp().RecvCq, r.GetCreateQp().Srq = cq2, srq
@@ -69,8 +67,16 @@ func TestGivesBack(t *testing.T) {
 		return &ctrlpb.Request{Body: &ctrlpb.Request_DestroyChannel{DestroyChannel: &ctrlpb.DestroyChannel{Channel: h}}}
 	}
 	destroyMR := func(r *ctrlpb.Reply) *ctrlpb.Request {
-		return &ctrlpb.Request{Body: &ctrlpb.Request_DeregisterMr{DeregisterMr: &ctrlpb.DeregisterMR{Mr: r.GetMr().GetMr()}}}
+		d := &ctrlpb.DeregisterMR{Mr: r.GetMr().GetMr()}
+		return &ctrlpb.Request{Body: &ctrlpb.Request_DeregisterMr{DeregisterMr: d}}
 	}
+	destroyMW := func(r *ctrlpb.Reply) *ctrlpb.Request {
+		return &ctrlpb.Request{Body: &ctrlpb.Request_DeallocMw{DeallocMw: &ctrlpb.DeallocMW{Mw: r.GetMw().GetMw()}}}
+	}
+	theCQ := func(r *ctrlpb.Reply) *ctrlpb.Request { return destroyCQ(r.GetCq().GetCq()) }
+	theSRQ := func(r *ctrlpb.Reply) *ctrlpb.Request { return destroySRQ(r.GetSrq().GetSrq()) }
+	theChannel := func(r *ctrlpb.Reply) *ctrlpb.Request { return destroyChannel(r.GetChannel().GetChannel()) }
+	close := func(*ctrlpb.Reply) *ctrlpb.Request { return nil }
 	mem, err := unix.Open("/proc/self/mem", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -84,27 +90,25 @@ func TestGivesBack(t *testing.T) {
 		few     int // it fails with fewer free descriptors than this
 		create  *ctrlpb.Request
 		fds     []int
-		destroy func(*ctrlpb.Reply) *ctrlpb.Request // nil: it always fails; returns nil if it ends when its descriptor is closed
+		destroy func(*ctrlpb.Reply) *ctrlpb.Request // nil: it always fails; returns nil if closing its descriptor ends it
 		busy    []*ctrlpb.Request                   // of what it uses
 	}{
-		{"completion queue", 3, on(0), nil, func(r *ctrlpb.Reply) *ctrlpb.Request { return destroyCQ(r.GetCq().GetCq()) }, nil},
-		{"completion queue on a channel", 1, on(channel), nil, func(r *ctrlpb.Reply) *ctrlpb.Request { return destroyCQ(r.GetCq().GetCq()) },
-			[]*ctrlpb.Request{destroyChannel(channel)}},
-		{"channel", 2, reqChannel, nil, func(r *ctrlpb.Reply) *ctrlpb.Request { return destroyChannel(r.GetChannel().GetChannel()) }, nil},
+		{"completion queue", 3, reqCQ(0), nil, theCQ, nil},
+		{"completion queue on a channel", 1, reqCQ(channel), nil, theCQ, []*ctrlpb.Request{destroyChannel(channel)}},
+		{"channel", 2, reqChannel, nil, theChannel, nil},
 		{"queue pair", 2, two(0), nil, destroyQP, []*ctrlpb.Request{destroyPD, destroyCQ(cq), destroyCQ(cq2)}},
-		{"queue pair with shared receives", 1, two(srq), nil, destroyQP, []*ctrlpb.Request{destroyCQ(cq), destroyCQ(cq2), destroySRQ(srq)}},
-		{"shared receive queue", 1, reqSRQ, nil, func(r *ctrlpb.Reply) *ctrlpb.Request { return destroySRQ(r.GetSrq().GetSrq()) }, []*ctrlpb.Request{destroyPD}},
+		{"queue pair with shared receives", 1, two(srq), nil, destroyQP,
+			[]*ctrlpb.Request{destroyCQ(cq), destroyCQ(cq2), destroySRQ(srq)}},
+		{"shared receive queue", 1, reqSRQ(pd), nil, theSRQ, []*ctrlpb.Request{destroyPD}},
 		{"region", 1, reqMR(pd, 4096), []int{page}, destroyMR, []*ctrlpb.Request{destroyPD}},
 		{"fast region", 1, fast, []int{page}, destroyMR, []*ctrlpb.Request{destroyPD}},
-		{"window", 0, &ctrlpb.Request{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: pd}}}, nil, func(r *ctrlpb.Reply) *ctrlpb.Request {
-			return &ctrlpb.Request{Body: &ctrlpb.Request_DeallocMw{DeallocMw: &ctrlpb.DeallocMW{Mw: r.GetMw().GetMw()}}}
-		}, []*ctrlpb.Request{destroyPD}},
+		{"window", 0, reqMW, nil, destroyMW, []*ctrlpb.Request{destroyPD}},
 		{"region of what is no memory", 2, reqMR(pd, 4096), []int{null}, nil, nil},
 		{"near memory", 3, reqAttach(), []int{null}, nil, nil},
 		{"far memory", 3, reqFar, []int{null}, nil, nil},
 		{"mover of far memory", 3, reqFar, []int{mem}, nil, nil},
-		{"larger completion queue", 1, &ctrlpb.Request{Body: &ctrlpb.Request_ResizeCq{ResizeCq: &ctrlpb.ResizeCQ{Cq: cq, Depth: 64}}}, nil, nil, nil},
-		{"capture", 2, &ctrlpb.Request{Body: &ctrlpb.Request_Capture{Capture: &ctrlpb.Capture{}}}, nil, func(*ctrlpb.Reply) *ctrlpb.Request { return nil }, nil},
+		{"larger completion queue", 1, reqResize(cq, 64), nil, nil, nil},
+		{"capture", 2, reqCapture, nil, close, nil},
 	} {
 		before := h.held(t, c)
 		unchanged := func(when string) {
@@ -153,7 +157,9 @@ func TestGivesBack(t *testing.T) {
 	h.mu.Lock()
 	h.maps.most, h.movers.most = maps, movers
 	h.mu.Unlock()
-	for _, r := range []*ctrlpb.Request{destroySRQ(srq), destroyPD, destroyCQ(cq), destroyCQ(cq2), destroyChannel(channel)} {
+	for _, r := range []*ctrlpb.Request{
+		destroySRQ(srq), destroyPD, destroyCQ(cq), destroyCQ(cq2), destroyCQ(other), destroyChannel(channel),
+	} {
 		c.ok(r)
 	}
 	if got := h.held(t, c).account; got != (account{resClients: 1}) {
@@ -174,18 +180,17 @@ func TestLeavesNothing(t *testing.T) {
 	before := h.held(t, other)
 	for range 2 {
 		c := h.hello(t)
-		channel := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateChannel{CreateChannel: &ctrlpb.CreateChannel{}}}).GetChannel().Channel
-		cq := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 16, Channel: channel}}}).GetCq().Cq
-		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ResizeCq{ResizeCq: &ctrlpb.ResizeCQ{Cq: cq, Depth: 64}}})
+		_, cq := c.channel()
+		c.ok(reqResize(cq, 64))
 		pd := c.pd()
 		c.ok(reqQP(pd, c.cq()))
-		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateSrq{CreateSrq: &ctrlpb.CreateSRQ{Pd: pd, Depth: 8, MaxSge: 1}}})
+		c.ok(reqSRQ(pd))
 		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AttachMemory{AttachMemory: &ctrlpb.AttachMemory{}}}, mem)
 		c.ok(reqAttach(), near)
 		c.ok(reqNear(pd, 0, 4096))
 		c.ok(reqMR(pd, 4096), near)
 		for range 100 { // their replies are queued, since the client reads none
-			c.send(&ctrlpb.Request{Body: &ctrlpb.Request_ResizeCq{ResizeCq: &ctrlpb.ResizeCQ{Cq: cq, Depth: 64}}})
+			c.send(reqResize(cq, 64))
 		}
 		c.c.Close()
 		seqpacket.CloseAll(c.fds)

@@ -229,7 +229,7 @@ func TestInvalidRequests(t *testing.T) {
 		return r
 	}
 	q := c.ok(reqQP(pd, cq)).GetQp().Qp
-	otherSRQ := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateSrq{CreateSrq: &ctrlpb.CreateSRQ{Pd: c.pd(), Depth: 8, MaxSge: 1}}}).GetSrq().Srq
+	otherSRQ := c.ok(reqSRQ(c.pd())).GetSrq().Srq
 	connect := func(f func(*ctrlpb.Connect)) *ctrlpb.Request {
 		r := reqConnect(q, "10.0.0.2:7174")
 		f(r.GetConnect())

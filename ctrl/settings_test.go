@@ -19,32 +19,39 @@ import (
 // TestStartupSettings checks how the settings of a client change the defaults.
 func TestStartupSettings(t *testing.T) {
 	no, u32 := proto.Bool(false), proto.Uint32
-	old := StartupDefaults{Revision: 1, NoP2P: true, Markers: true, RTR: 2, IRD: 3, ORD: 4, MaxIRD: 5, Timeout: time.Second, Accept: time.Minute}
+	old := StartupDefaults{
+		Revision: 1, NoP2P: true, Markers: true, RTR: 2, IRD: 3, ORD: 4, MaxIRD: 5, Timeout: time.Second, Accept: time.Minute,
+	}
+	def := StartupDefaults{}
 	for _, tt := range []struct {
 		name     string
 		defaults StartupDefaults
 		w        *ctrlpb.Startup
 		want     func(*mpa.Config) // a change of what the defaults give; nil: an error
 	}{
-		{"nothing", StartupDefaults{}, nil, func(*mpa.Config) {}},
-		{"no CRC", StartupDefaults{}, &ctrlpb.Startup{Crc: no}, func(c *mpa.Config) { c.CRC = false }},
-		{"markers", StartupDefaults{}, &ctrlpb.Startup{Markers: proto.Bool(true)}, func(c *mpa.Config) { c.Markers = true }},
-		{"revision 1", StartupDefaults{}, &ctrlpb.Startup{Revision: u32(1)}, func(c *mpa.Config) { c.Rev, c.Enhanced, c.P2P = 1, false, false }},
+		{"nothing", def, nil, func(*mpa.Config) {}},
+		{"no CRC", def, &ctrlpb.Startup{Crc: no}, func(c *mpa.Config) { c.CRC = false }},
+		{"markers", def, &ctrlpb.Startup{Markers: proto.Bool(true)}, func(c *mpa.Config) { c.Markers = true }},
+		{"revision 1", def, &ctrlpb.Startup{Revision: u32(1)}, func(c *mpa.Config) {
+			c.Rev, c.Enhanced, c.P2P = 1, false, false
+		}},
 		{"revision 2", old, &ctrlpb.Startup{Revision: u32(2)}, func(c *mpa.Config) { c.Rev, c.Enhanced = 2, true }},
-		{"revision 0", StartupDefaults{}, &ctrlpb.Startup{Revision: u32(0)}, nil},
-		{"revision 3", StartupDefaults{}, &ctrlpb.Startup{Revision: u32(3)}, nil},
-		{"no fallback", StartupDefaults{}, &ctrlpb.Startup{Fallback: no}, func(c *mpa.Config) { c.RetryRev1, c.RetryNoMarkers = false, false }},
-		{"not peer to peer", StartupDefaults{}, &ctrlpb.Startup{P2P: no}, func(c *mpa.Config) { c.P2P = false }},
+		{"revision 0", def, &ctrlpb.Startup{Revision: u32(0)}, nil},
+		{"revision 3", def, &ctrlpb.Startup{Revision: u32(3)}, nil},
+		{"no fallback", def, &ctrlpb.Startup{Fallback: no}, func(c *mpa.Config) {
+			c.RetryRev1, c.RetryNoMarkers = false, false
+		}},
+		{"not peer to peer", def, &ctrlpb.Startup{P2P: no}, func(c *mpa.Config) { c.P2P = false }},
 		{"peer to peer with revision 1", old, &ctrlpb.Startup{P2P: proto.Bool(true)}, nil},
-		{"RTR", StartupDefaults{}, &ctrlpb.Startup{Rtr: u32(4)}, func(c *mpa.Config) { c.RTR = mpa.RTRs(4) }},
+		{"RTR", def, &ctrlpb.Startup{Rtr: u32(4)}, func(c *mpa.Config) { c.RTR = mpa.RTRs(4) }},
 		{"all RTRs", old, &ctrlpb.Startup{Rtr: u32(7)}, func(c *mpa.Config) { c.RTR = mpa.AllRTRs }},
 		{"RTR of the defaults", old, &ctrlpb.Startup{Rtr: u32(0)}, func(*mpa.Config) {}},
-		{"RTR too great", StartupDefaults{}, &ctrlpb.Startup{Rtr: u32(8)}, nil},
+		{"RTR too great", def, &ctrlpb.Startup{Rtr: u32(8)}, nil},
 		{"depths", old, &ctrlpb.Startup{Ird: u32(5), Ord: u32(5)}, func(c *mpa.Config) { c.IRD, c.ORD = 5, 5 }},
 		{"no depths", old, &ctrlpb.Startup{Ird: u32(0), Ord: u32(0)}, func(c *mpa.Config) { c.IRD, c.ORD = 0, 0 }},
 		{"IRD too great", old, &ctrlpb.Startup{Ird: u32(6)}, nil},
 		{"ORD too great", old, &ctrlpb.Startup{Ord: u32(6)}, nil},
-		{"time", StartupDefaults{}, &ctrlpb.Startup{TimeoutMs: u32(1500)}, func(c *mpa.Config) { c.Timeout = 1500 * time.Millisecond }},
+		{"time", def, &ctrlpb.Startup{TimeoutMs: u32(1500)}, func(c *mpa.Config) { c.Timeout = 1500 * time.Millisecond }},
 	} {
 		d := tt.defaults.fill()
 		cfg, err := d.mpa(tt.w)
@@ -75,6 +82,7 @@ func TestStartupSettings(t *testing.T) {
 // TestCRCPolicy checks when CRC32c is requested.
 func TestCRCPolicy(t *testing.T) {
 	a, b := netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("10.0.0.0/8")
+	others := netip.MustParsePrefix("10.0.1.0/24")
 	for _, tt := range []struct {
 		name         string
 		s            StartupDefaults
@@ -88,8 +96,9 @@ func TestCRCPolicy(t *testing.T) {
 		{"within the host", StartupDefaults{CRC: CRCRequired}, true, true, false},
 		{"required within the host", StartupDefaults{CRC: CRCRequired, CRCLocal: true}, true, false, true},
 		{"off for the peer", StartupDefaults{CRCPeers: []CRCRule{{a, CRCOff}, {b, CRCRequired}}}, false, true, false},
-		{"the other way round", StartupDefaults{CRC: CRCOff, CRCPeers: []CRCRule{{b, CRCRequired}, {a, CRCOff}}}, false, false, true},
-		{"off for others", StartupDefaults{CRCPeers: []CRCRule{{netip.MustParsePrefix("10.0.1.0/24"), CRCOff}}}, false, false, true},
+		{"the other way round", StartupDefaults{CRC: CRCOff, CRCPeers: []CRCRule{{b, CRCRequired}, {a, CRCOff}}},
+			false, false, true},
+		{"off for others", StartupDefaults{CRCPeers: []CRCRule{{others, CRCOff}}}, false, false, true},
 	} {
 		if got := tt.s.crc(peerA.Addr(), tt.within, tt.wish); got != tt.want {
 			t.Errorf("%s: %v", tt.name, got)
@@ -110,8 +119,8 @@ func TestCRCApplied(t *testing.T) {
 	}
 }
 
-// TestSourceAddress checks that a client cannot connect from an address that its rule does not list, if the route chooses
-// that address.
+// TestSourceAddress checks that a client cannot connect from an address that its rule does not list, if the route
+// chooses that address.
 func TestSourceAddress(t *testing.T) {
 	h, c := newClient(t, Config{Allow: []Rule{{Addrs: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}}})
 	c.ok(reqConnect(c.qp(), peerA.String()))
@@ -173,8 +182,9 @@ func TestBindErrors(t *testing.T) {
 		err  error
 		code ctrlpb.Code
 	}{
-		{any, unix.EADDRINUSE, portInUse}, {peerA, unix.EADDRINUSE, portInUse}, {peerA, unix.EADDRNOTAVAIL, badAddress}, {local, unix.ENODEV, badAddress},
-		{local, unix.EINVAL, badAddress}, {peerA, unix.EINVAL, internal}, {local, unix.EACCES, permission}, {local, unix.ENOBUFS, internal},
+		{any, unix.EADDRINUSE, portInUse}, {peerA, unix.EADDRINUSE, portInUse}, {peerA, unix.EADDRNOTAVAIL, badAddress},
+		{local, unix.ENODEV, badAddress}, {local, unix.EINVAL, badAddress}, {peerA, unix.EINVAL, internal},
+		{local, unix.EACCES, permission}, {local, unix.ENOBUFS, internal},
 	} {
 		if code := toPB(bindError(tt.addr, tt.err)).GetCode(); code != tt.code {
 			t.Errorf("%v, %v: %v, want %v", tt.addr, tt.err, code, tt.code)
@@ -216,7 +226,9 @@ func TestAppendCounters(t *testing.T) {
 		Name     string
 		hidden   uint64
 	}{Inner{1}, 2, 3, -4, 5, true, false, "six", 7}
-	want := map[string]uint64{"x.deep": 1, "x.frames": 2, "x.srtt_ns": 3, "x.negative": 0, "x.size": 5, "x.yes": 1, "x.no": 0}
+	want := map[string]uint64{
+		"x.deep": 1, "x.frames": 2, "x.srtt_ns": 3, "x.negative": 0, "x.size": 5, "x.yes": 1, "x.no": 0,
+	}
 	for _, v := range []any{v, &v} {
 		got := map[string]uint64{}
 		for _, k := range appendCounters(nil, "x.", v) {

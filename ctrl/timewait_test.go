@@ -220,19 +220,22 @@ func TestReuse(t *testing.T) {
 		{"too young", []*claim{at(other, young)}, -1},
 		{"of another address", []*claim{at(other, elsewhere)}, -1},
 		{"of the kernel", []*claim{at(other, kernel)}, -1},
-		{"after those that cannot be used", []*claim{at(other, young), at(other, elsewhere), at(other, kernel), at(peerA)}, 3},
+		{"after those that cannot be used",
+			[]*claim{at(other, young), at(other, elsewhere), at(other, kernel), at(peerA)}, 3},
 	} {
 		u := &usage{timeWait: slices.Clone(tt.all)}
 		got := u.reuse(&conn{remote: peerA}, addrA, now)
-		if tt.want < 0 && got != nil || tt.want >= 0 && (got != tt.all[tt.want] || got.since != 0 || slices.Contains(u.timeWait, got)) {
-			t.Errorf("%s: %v, index %d", tt.name, got, slices.Index(tt.all, got))
+		i := slices.Index(tt.all, got)
+		if i != tt.want || got != nil && (got.since != 0 || slices.Contains(u.timeWait, got)) {
+			t.Errorf("%s: %d, want %d", tt.name, i, tt.want)
 		}
 	}
 	var u usage
 	for _, until := range []clock.Time{5, 3, 5, 9, 4, 1} {
 		u.startTimeWait(&claim{until: until}, now)
 	}
-	if !slices.IsSortedFunc(u.timeWait, func(a, b *claim) int { return cmp.Compare(a.until, b.until) }) || len(u.timeWait) != 6 {
+	sooner := func(a, b *claim) int { return cmp.Compare(a.until, b.until) }
+	if !slices.IsSortedFunc(u.timeWait, sooner) || len(u.timeWait) != 6 {
 		t.Error("not in the order in which they end")
 	}
 }

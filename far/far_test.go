@@ -110,7 +110,8 @@ func TestMover(t *testing.T) {
 	})
 	m.mu.Lock()
 	if !bytes.Equal(b, want) || q.Backlog() != 0 || m.storing.Load() != 0 || q.cur != nil {
-		t.Errorf("stored other bytes, or a backlog of %d, %d in use, a block for more: %v", q.Backlog(), m.storing.Load(), q.cur != nil)
+		t.Errorf("stored other bytes, or a backlog of %d, %d in use, a block for more: %v",
+			q.Backlog(), m.storing.Load(), q.cur != nil)
 	}
 	m.mu.Unlock()
 
@@ -264,7 +265,8 @@ func TestFetchWaits(t *testing.T) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.fetched != 0 || len(m.waiting) != 0 || len(o.waits) != 0 || len(m.free[0]) != len(fetches) || len(m.free[1]) != 0 {
+	if m.fetched != 0 || len(m.waiting) != 0 || len(o.waits) != 0 ||
+		len(m.free[0]) != len(fetches) || len(m.free[1]) != 0 {
 		t.Errorf("%d bytes in use, %d queues wait, %d small and %d large blocks are free",
 			m.fetched, len(m.waiting), len(m.free[0]), len(m.free[1]))
 	}

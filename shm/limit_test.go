@@ -45,7 +45,8 @@ func TestLimitAdvice(t *testing.T) {
 		{mapLimit, unix.EMFILE, ""},
 	} {
 		err := tt.limit(fmt.Errorf("call: %w", tt.err))
-		if !errors.Is(err, tt.err) || !strings.Contains(err.Error(), tt.want) || tt.want == "" && strings.Contains(err.Error(), "raise") {
+		advice := strings.Contains(err.Error(), "raise")
+		if !errors.Is(err, tt.err) || !strings.Contains(err.Error(), tt.want) || advice != (tt.want != "") {
 			t.Errorf("%v: %v; want %q", tt.err, err, tt.want)
 		}
 	}

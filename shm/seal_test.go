@@ -83,13 +83,15 @@ func TestAttachRefuses(t *testing.T) {
 	if _, err := MapDoorbells(sq.FD(), -1); !errors.Is(err, ErrLayout) {
 		t.Errorf("an SQ as doorbells: %v", err)
 	}
+	const many = 2 * MaxEntries
+	one := ringSize(1, CQESize)
 	for name, h := range map[string]header{
 		"no ring":            {kind: KindCQ, entries: 4, stride: CQESize},
 		"rings of 0 bytes":   {kind: KindCQ, entries: 4, stride: CQESize, rings: 1},
-		"too many rings":     {kind: KindCQ, entries: 1, stride: CQESize, rings: MaxWorkers + 1, ringSize: ringSize(1, CQESize)},
+		"too many rings":     {kind: KindCQ, entries: 1, stride: CQESize, rings: MaxWorkers + 1, ringSize: one},
 		"no entries":         {kind: KindCQ, stride: CQESize, rings: 1, ringSize: ringSize(0, CQESize)},
 		"three entries":      {kind: KindCQ, entries: 3, stride: CQESize, rings: 1, ringSize: ringSize(3, CQESize)},
-		"too many entries":   {kind: KindSQ, entries: 2 * MaxEntries, stride: 128, rings: 1, ringSize: ringSize(2*MaxEntries, 128), maxSGE: 4},
+		"too many entries":   {kind: KindSQ, entries: many, stride: 128, rings: 1, ringSize: ringSize(many, 128), maxSGE: 4},
 		"a longer ring":      {kind: KindCQ, entries: 4, stride: CQESize, rings: 1, ringSize: 3 * 4096},
 		"two SQs":            {kind: KindSQ, entries: 4, stride: 128, rings: 2, ringSize: ringSize(4, 128), maxSGE: 4},
 		"two RQs":            {kind: KindRQ, entries: 4, stride: 128, rings: 2, ringSize: ringSize(4, 128), maxSGE: 4},

@@ -153,7 +153,8 @@ func TestFollowLink(t *testing.T) {
 				return err
 			}
 			defer r.Close()
-			r.Device(name).FollowLink(ctx, func(before, now LinkState) { links <- change{before, now} }, func(n int) { routes <- n })
+			link := func(before, now LinkState) { links <- change{before, now} }
+			r.Device(name).FollowLink(ctx, link, func(n int) { routes <- n })
 			return nil
 		})
 	}()

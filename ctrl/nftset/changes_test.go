@@ -147,12 +147,16 @@ func TestReread(t *testing.T) {
 	}
 	inIPv6 := of(unix.NFT_MSG_NEWTABLE, "filter")
 	inIPv6.Data[0] = byte(nftables.TableFamilyIPv6)
-	none := event(t, unix.NFT_MSG_DELTABLE, func(*netlink.AttributeEncoder) {})
+	empty := func(kind netlink.HeaderType) netlink.Message {
+		return event(t, kind, func(*netlink.AttributeEncoder) {})
+	}
+	none := empty(unix.NFT_MSG_DELTABLE)
 	short := func(m netlink.Message, n int) netlink.Message {
 		m.Data = m.Data[:n]
 		return m
 	}
 	element, next := elementEvent(t, false, "peers4", "10.0.0.8"), endOf(t, 8)
+	stranger := elementEvent(t, false, "others", "10.0.0.8")
 	other := netlink.Message{Header: netlink.Header{Type: unix.NFNL_SUBSYS_IPSET<<8 | unix.NFT_MSG_DELTABLE}}
 	for _, tt := range []struct {
 		name     string
@@ -165,16 +169,17 @@ func TestReread(t *testing.T) {
 		{"of another subsystem", true, followed{}, []netlink.Message{other, next}, false},
 		{"without known generation", false, followed{}, []netlink.Message{element, next}, true},
 		{"one is missing", true, followed{}, []netlink.Message{element, endOf(t, 9)}, true},
-		{"without generation", true, followed{}, []netlink.Message{element, event(t, unix.NFT_MSG_NEWGEN, func(*netlink.AttributeEncoder) {})}, true},
+		{"without generation", true, followed{}, []netlink.Message{element, empty(unix.NFT_MSG_NEWGEN)}, true},
 		{"short generation", true, followed{}, []netlink.Message{element, short(endOf(t, 8), 10)}, true},
 		{"short generation header", true, followed{}, []netlink.Message{element, short(endOf(t, 8), 3)}, true},
 		{"short element", true, followed{}, []netlink.Message{short(element, len(element.Data)-1), next}, true},
 		{"short element header", true, followed{}, []netlink.Message{short(element, 3), next}, true},
 		{"of an aging set", true, followed{set: set{aging: true}}, []netlink.Message{element, next}, true},
 		{"of a set that could not be read", true, followed{err: errNotRead}, []netlink.Message{element, next}, true},
-		{"of another set", true, followed{err: errNotRead}, []netlink.Message{elementEvent(t, false, "others", "10.0.0.8"), next}, false},
+		{"of another set", true, followed{err: errNotRead}, []netlink.Message{stranger, next}, false},
 		{"new table", true, followed{}, []netlink.Message{of(unix.NFT_MSG_NEWTABLE, "filter"), next}, true},
-		{"new set, and another table", true, followed{}, []netlink.Message{of(unix.NFT_MSG_NEWSET, "filter"), of(unix.NFT_MSG_NEWSET, "nat"), next}, true},
+		{"new set, and another table", true, followed{},
+			[]netlink.Message{of(unix.NFT_MSG_NEWSET, "filter"), of(unix.NFT_MSG_NEWSET, "nat"), next}, true},
 		{"another table", true, followed{}, []netlink.Message{of(unix.NFT_MSG_DELTABLE, "nat"), next}, false},
 		{"another family", true, followed{}, []netlink.Message{inIPv6, next}, false},
 		{"table without name", true, followed{}, []netlink.Message{none, next}, true},
@@ -200,7 +205,8 @@ func TestReadFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	broken, err := nftables.New(nftables.WithTestDial(func([]netlink.Message) ([]netlink.Message, error) { return nil, unix.ENOBUFS }))
+	fail := func([]netlink.Message) ([]netlink.Message, error) { return nil, unix.ENOBUFS }
+	broken, err := nftables.New(nftables.WithTestDial(fail))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -87,7 +87,8 @@ func TestLimits(t *testing.T) {
 			got, files, err := b.Read(tt.most)
 			CloseAll(files)
 			if err != tt.err || len(files) != tt.got || err == nil && len(got) != tt.size {
-				t.Errorf("%s: read %d bytes, %d descriptors, %v; want %d descriptors, %v", tt.name, len(got), len(files), err, tt.got, tt.err)
+				t.Errorf("%s: read %d bytes, %d descriptors, %v; want %d descriptors, %v",
+					tt.name, len(got), len(files), err, tt.got, tt.err)
 			}
 		}
 	}
