@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"testing"
+	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/pkt"
@@ -144,6 +145,7 @@ func TestSCTPFragments(t *testing.T) {
 				qa.mem[i] = byte(i * 3)
 			}
 			shrunk = true
+			from := s.now
 			s.post(a, qa, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, 40000), RKey: qb.reg.STag(), Remote: 0x10000})
 			if !tc.ok {
 				end := s.now.Add(1e9)
@@ -156,6 +158,9 @@ func TestSCTPFragments(t *testing.T) {
 			s.until("all placed", func() bool { deliver(); return a.as().a.Stats().TxChunks > 20 && a.as().a.Unacked() == 0 })
 			if !bytes.Equal(qa.mem, qb.mem) {
 				t.Error("memory differs")
+			}
+			if d := s.now.Sub(from); d > 500*time.Millisecond {
+				t.Errorf("it takes %v: the error caused no retransmission", d)
 			}
 			st := s.hosts[0].w.stats
 			if dropped == 0 || st.TxFragments < 4 || st.RxICMP == 0 || s.hosts[1].w.stats.RxChecksum != 0 {

@@ -37,6 +37,52 @@ func TestChecksumPieces(t *testing.T) {
 	}
 }
 
+// TestBadFramesCount checks that frames that are no packets are counted by what is wrong with them.
+func TestBadFramesCount(t *testing.T) {
+	var frame []byte
+	s := newSim(t, link.PipeConfig{Filter: func(toB bool, b []byte) bool {
+		if toB {
+			frame = bytes.Clone(b)
+		}
+		return true
+	}})
+	a, _ := s.open()
+	w := s.hosts[1].w
+	for _, tt := range []struct {
+		name                string
+		at                  int // byte that is changed
+		checksum, malformed uint64
+	}{
+		{"type", 12, 0, 1},
+		{"version", 14, 0, 1},
+		{"IP checksum", 24, 1, 0},
+		{"TCP checksum", 50, 1, 0},
+	} {
+		f, was := link.Frame{N: 1}, w.stats
+		f.Pieces[0] = bytes.Clone(frame)
+		f.Pieces[0][tt.at] ^= 0x21
+		w.take(&f)
+		if c, m := w.stats.RxChecksum-was.RxChecksum, w.stats.RxMalformed-was.RxMalformed; c != tt.checksum || m != tt.malformed {
+			t.Errorf("%s: counted %d and %d", tt.name, c, m)
+		}
+	}
+	s.closeAll(a)
+}
+
+// TestShortTxRing checks that a TX ring that is full is flushed, and that no frame is lost.
+func TestShortTxRing(t *testing.T) {
+	s := newSim(t, link.PipeConfig{TxRing: 4})
+	qa, qb := newSimQP(t, s.hosts[0], 1<<18), newSimQP(t, s.hosts[1], 1<<18)
+	a := s.connect(false, qa, qb)
+	s.write(a, qa, qb, 1<<18)
+	for i, h := range s.hosts {
+		if st := h.w.stats; st.TxRingFull+st.TxRetransmits != 0 {
+			t.Errorf("host %d: ring full %d times, %d segments sent again", i, st.TxRingFull, st.TxRetransmits)
+		}
+	}
+	s.closeAll(a)
+}
+
 // feeder is a link that also receives the frames of a list, in several pieces.
 type feeder struct {
 	*link.Pipe

@@ -497,3 +497,48 @@ func TestAdoptJoin(t *testing.T) {
 		t.Errorf("a session on what is over: %v", err)
 	}
 }
+
+// TestSCTPUnhandledRequests checks that a request is refused if the control plane has not handled as many as there are
+// streams, and that the next one after it has is reported.
+func TestSCTPUnhandledRequests(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	a, b := s.openSCTP(SCTP{}, qa, qb)
+	as := b.as()
+	as.unseen += as.mux.Streams()
+	c := s.mustJoin(a.as())
+	if ev := s.closed(0); ev.Conn != c.id || ev.Err == nil {
+		t.Errorf("%+v", ev)
+	}
+	if _, ok := s.hosts[1].take(EventRequest); ok {
+		t.Error("the request is reported")
+	}
+	as.unseen -= as.mux.Streams()
+	s.mustJoin(a.as())
+	s.event(1, EventRequest)
+}
+
+// TestSCTPUnlistenIdle checks that an association without sessions, which a listener keeps, ends when the listener is
+// closed.
+func TestSCTPUnlistenIdle(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	a, b := s.openSCTP(SCTP{}, qa, qb)
+	a.as().lst = &listener{} // the peer keeps it too
+	as := b.as()
+	s.hosts[0].w.disconnect(a, false)
+	s.closed(0)
+	s.closed(1)
+	for end := s.now.Add(100 * time.Millisecond); s.now < end && s.step(); {
+	}
+	if as.gone || len(as.sessions) > 0 {
+		t.Fatal("the association has ended before")
+	}
+	from := s.now
+	s.hosts[1].w.unlisten(1)
+	s.until("its end", func() bool { return as.gone })
+	if d := s.now.Sub(from); d > 100*time.Microsecond { // or it waited for a timer
+		t.Errorf("it ends after %v", d)
+	}
+	s.closedSCTP()
+}
