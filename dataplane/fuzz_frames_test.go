@@ -62,8 +62,9 @@ func TestBadFramesCount(t *testing.T) {
 		f.Pieces[0] = bytes.Clone(frame)
 		f.Pieces[0][tt.at] ^= 0x21
 		w.take(&f)
-		if c, m := w.stats.RxChecksum-was.RxChecksum, w.stats.RxMalformed-was.RxMalformed; c != tt.checksum || m != tt.malformed {
-			t.Errorf("%s: counted %d and %d", tt.name, c, m)
+		checksum, malformed := w.stats.RxChecksum-was.RxChecksum, w.stats.RxMalformed-was.RxMalformed
+		if checksum != tt.checksum || malformed != tt.malformed {
+			t.Errorf("%s: counted %d and %d", tt.name, checksum, malformed)
 		}
 	}
 	s.closeAll(a)

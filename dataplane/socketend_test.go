@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"testing"
@@ -146,5 +147,23 @@ func TestSocketDataAndFIN(t *testing.T) {
 	}
 	if len(got) < 2 || got[len(got)-2] != EventData {
 		t.Errorf("events %v", got)
+	}
+}
+
+// TestSocketLongStream checks that all of what a connection sends arrives, though the kernel may take each part of it
+// at once, and then does not report that there is room.
+func TestSocketLongStream(t *testing.T) {
+	e, events, at := socketEngine(t, "127.0.0.1")
+	if _, err := e.Listen(ListenRequest{Local: at, Backlog: 8, Stream: true}); err != nil {
+		t.Fatal(err)
+	}
+	c := dialTCP(t, at.String())
+	if err := c.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 64*socketQueue)
+	e.StreamSend(awaitEvent(t, events, EventAccepted).Conn, b)
+	if n, err := io.ReadFull(c, make([]byte, len(b))); err != nil {
+		t.Errorf("%d of %d bytes arrive: %v", n, len(b), err)
 	}
 }
