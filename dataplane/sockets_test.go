@@ -85,6 +85,9 @@ func TestFrameOfSocket(t *testing.T) {
 		defer w.closeFDs()
 	}
 	l := testenv.Listen(t)
+	if all := e.listening(""); len(all) != 1 || all[0] != e.workers[0] { // only if it is asked for
+		t.Errorf("%d workers listen on all devices", len(all))
+	}
 	w, done := e.workers[1], make(chan error, 1)
 	r := &ConnectRequest{Local: freeEndpoint(t, "127.0.0.1"), Remote: l.Addr().(*net.TCPAddr).AddrPort(), Timeout: time.Minute}
 	r.connect(w, w.newID(), &Hop{}, done)
