@@ -60,6 +60,15 @@ func testFragments(t *testing.T) {
 		} else {
 			far[20], far[21] = 0x1f, 0xff
 		}
+		ends := func(n uint16) []byte { // n bytes after the last offset
+			f := bytes.Clone(far)
+			if dst.Is6() {
+				binary.BigEndian.PutUint16(f[18:], 8+n)
+			} else {
+				binary.BigEndian.PutUint16(f[16:], 20+n)
+			}
+			return f
+		}
 		return map[string][]step{
 			"in order":                      {{a[0], actDrop, taken}, {a[1], actDrop, taken}},
 			"not ours":                      {{b[0], actPass, passed}, {b[1], actPass, passed}},
@@ -70,7 +79,10 @@ func testFragments(t *testing.T) {
 			"identification again, ours":    {{b[0], actPass, passed}, {a[0], actDrop, taken}, {a[1], actDrop, taken}},
 			"a protocol without claims":     {{udp[1], actPass, passed}, {udp[0], actPass, passed}, {icmp[0], actPass, passed}},
 			"no multiple of eight":          {{odd[0], actPass, malformed}},
-			"beyond 65535":                  {{far, actPass, malformed}},
+			"beyond 65535":                  {{far, actPass, malformed}, {ends(8), actPass, malformed}},
+			"up to 65535":                   {{ends(7), actPass, copied}},
+			"empty":                         {{ends(0), actPass, malformed}},
+			"shorter than its headers":      {{ends(1<<16 - 8), actPass, malformed}},
 		}
 	}
 	v4, v6 := family(peer4, addr4), family(peer6, addr6)

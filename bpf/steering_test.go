@@ -232,6 +232,13 @@ func testVerdicts(t *testing.T) {
 	tcp6 := frame(6, peer6, addr6, 999, port, 0)
 	back4 := frame(6, addr4, peer4, port, 999, 0) // what we sent
 	back6 := frame(6, addr6, peer6, port, 999, 0)
+	options := func(n int) []byte {
+		b := tcp6
+		for range n {
+			b = withExt(b, 60, 8)
+		}
+		return b
+	}
 	type C = Counters
 	for _, tc := range []struct {
 		name  string
@@ -270,13 +277,8 @@ func testVerdicts(t *testing.T) {
 		{"cut in ports", tcp4[:36], actPass, C{Malformed: 1}},
 		{"cut in IPv6", tcp6[:40], actPass, C{Malformed: 1}},
 		{"extension header beyond the frame", edit(withExt(tcp6, 0, 8), 55, 200), actPass, C{Malformed: 1}},
-		{"nine extension headers", func() []byte {
-			b := tcp6
-			for range 9 {
-				b = withExt(b, 60, 8)
-			}
-			return b
-		}(), actPass, C{Malformed: 1}},
+		{"seven extension headers", options(7), actRedirect, C{SteeredTCP: 1}},
+		{"eight extension headers", options(8), actPass, C{Malformed: 1}},
 		{"icmp4 unreachable", icmpError(peer4, addr4, 3, back4), actRedirect, C{SteeredICMP: 1}},
 		{"icmp4 time exceeded, options inside", icmpError(peer4, addr4, 11, withOptions(back4, 8)), actRedirect, C{SteeredICMP: 1}},
 		{"icmp4 parameter problem", icmpError(peer4, addr4, 12, back4), actRedirect, C{SteeredICMP: 1}},
