@@ -103,6 +103,43 @@ static void kinds(void)
 	CHECK(!ibv_reg_mr(pd, p, 0, RW));
 }
 
+/* shared reports whether the page of p is mapped from a file. */
+static bool shared(const void *p)
+{
+	FILE *f = fopen("/proc/self/maps", "re");
+	unsigned long start, end;
+	bool is = false, found = false;
+	char line[512], perms[5];
+
+	CHECK(f);
+	while (fgets(line, sizeof(line), f)) {
+		if (sscanf(line, "%lx-%lx %4s", &start, &end, perms) == 3 && start <= (uintptr_t)p && (uintptr_t)p < end) {
+			found = true;
+			is = perms[3] == 's';
+		}
+	}
+	fclose(f);
+	CHECK(found);
+	return is;
+}
+
+/* Moves a page of a region, and may put another one in its place. It is private when the region ends. */
+static void pulled(void)
+{
+	for (int i = 0; i < 6; i++) {
+		char *p = map(3 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE), *at = p + i % 3 * PAGE;
+		char *q = map(PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+		struct ibv_mr *mr;
+
+		memset(p, 1, 3 * PAGE);
+		mr = reg(p, 3 * PAGE);
+		CHECK(mremap(at, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, q) == q);
+		if (i >= 3)
+			CHECK(mmap(at, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at);
+		CHECK(ibv_dereg_mr(mr) == 0 && !shared(q) && filled(q, 1, PAGE));
+	}
+}
+
 /* Frees, maps again and enlarges memory while it is registered. */
 static void changes(void)
 {
@@ -126,6 +163,7 @@ static void changes(void)
 	CHECK(ibv_dereg_mr(mr) == 0);
 	CHECK(filled(big, 3, MEGABYTE) && filled(p, 8, MEGABYTE));
 	free(big);
+	pulled();
 }
 
 /* open_pd opens the first device. */
@@ -252,26 +290,6 @@ static void writers(void)
 	for (int i = 0; i < MOVES || atomic_load(&stores) < 10000000; i++)
 		CHECK(ibv_dereg_mr(reg(area, PAGES * PAGE)) == 0);
 	end_writers();
-}
-
-/* shared reports whether the page of p is mapped from a file. */
-static bool shared(const void *p)
-{
-	FILE *f = fopen("/proc/self/maps", "re");
-	unsigned long start, end;
-	bool is = false, found = false;
-	char line[512], perms[5];
-
-	CHECK(f);
-	while (fgets(line, sizeof(line), f)) {
-		if (sscanf(line, "%lx-%lx %4s", &start, &end, perms) == 3 && start <= (uintptr_t)p && (uintptr_t)p < end) {
-			found = true;
-			is = perms[3] == 's';
-		}
-	}
-	fclose(f);
-	CHECK(found);
-	return is;
 }
 
 /* address_space returns the size of the process's address space, in bytes. */
