@@ -15,6 +15,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +26,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -1318,6 +1320,30 @@ static void check_canceled(struct side *s, const struct side *peer)
 }
 #endif
 
+static void interrupt(int sig)
+{
+	(void)sig;
+}
+
+/* check_interrupted makes requests in several threads that signals interrupt. Each has its reply. */
+static void check_interrupted(struct side *s)
+{
+	struct sigaction a = { .sa_handler = interrupt };
+	struct itimerval often = { { 0, 200 }, { 0, 200 } }, never = { 0 };
+	pthread_t t[4];
+	sigset_t set;
+
+	CHECK(sigaction(SIGALRM, &a, NULL) == 0 && setitimer(ITIMER_REAL, &often, NULL) == 0);
+	for (int i = 0; i < 4; i++)
+		CHECK(pthread_create(&t[i], NULL, churn, s) == 0);
+	sigemptyset(&set);
+	sigaddset(&set, SIGALRM);
+	CHECK(pthread_sigmask(SIG_BLOCK, &set, NULL) == 0); /* the kernel would choose this thread */
+	for (int i = 0; i < 4; i++)
+		CHECK(pthread_join(t[i], NULL) == 0);
+	CHECK(setitimer(ITIMER_REAL, &never, NULL) == 0);
+}
+
 /* threads makes requests in several threads while others wait for events, on the same devices. */
 static void threads(struct side *a, struct side *b)
 {
@@ -1334,6 +1360,7 @@ static void threads(struct side *a, struct side *b)
 	expect_event(a, IWARPD_EVENT_ESTABLISHED);
 	for (int i = 0; i < 5; i++)
 		CHECK(pthread_join(t[i], NULL) == 0);
+	check_interrupted(a);
 	check_tagged(a, b);
 	check_canceled(a, b);
 }
