@@ -239,7 +239,15 @@ func (w *copying) put(ctx context.Context, src, name string) error {
 	o := filecopy.Options{Attrs: filecopy.AttrsOf(dir), Preserve: w.flags.preserve}
 	first := o
 	first.Mode |= 0o700 // so that its entries can be made
-	if err := w.client.Mkdir(ctx, name, first); err != nil {
+	err = w.client.Mkdir(ctx, name, first)
+	var denied *filecopy.RemoteError
+	if errors.As(err, &denied) && denied.Code == filecopy.CodePermission { // the folder of another user may still take them
+		if err := w.again(ctx, err); err != nil {
+			return err
+		}
+		err = w.client.Mkdir(ctx, name, filecopy.Options{Attrs: first.Attrs})
+	}
+	if err != nil {
 		return err
 	}
 	for _, e := range entries {

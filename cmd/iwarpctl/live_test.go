@@ -16,6 +16,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/iotest"
 	"time"
@@ -576,6 +577,40 @@ func TestCopyReadOnlyFolder(t *testing.T) {
 			}
 			modes = nil
 			mu.Unlock()
+		}
+	}
+}
+
+// TestCopyIntoFolderOfAnother checks that cp -rp copies the files into folders of another user, who lets the server's user
+// write there, and says that it could not preserve the attributes of the folders.
+func TestCopyIntoFolderOfAnother(t *testing.T) {
+	testenv.RequireRoot(t)
+	dir, there := t.TempDir(), t.TempDir()
+	tree, into := filepath.Join(dir, "tree"), filepath.Join(there, "tree")
+	for _, folder := range []string{tree, filepath.Join(tree, "sub"), into} {
+		testenv.Mkdir(t, folder, 0o755)
+	}
+	testenv.WriteFile(t, filepath.Join(tree, "f"), nil, 0o600)
+	testenv.WriteFile(t, filepath.Join(tree, "sub", "g"), nil, 0o600)
+	testenv.Chmod(t, filepath.Dir(there), 0o755)
+	testenv.Chmod(t, there, 0o777)
+	testenv.Chmod(t, into, 0o777)
+	const serving, sending = "a.sock", "b.sock"
+	a, _, ctx := pair(t, embed.PairConfig{
+		CtrlA: ctrl.Config{Socket: filepath.Join(dir, serving), Mode: 0o666}, CtrlB: ctrl.Config{Socket: filepath.Join(dir, sending), Mode: 0o600},
+	})
+	server := exec.CommandContext(ctx, "/proc/self/exe", "--socket", filepath.Join(dir, serving), "serve", "--dir", there)
+	server.Env = append(os.Environ(), asProgram+"=1")
+	server.SysProcAttr = &unix.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	p := testenv.Start(t, server)
+	p.Expect("serving")
+	code, out, errOut := ctl(t, "--socket", filepath.Join(dir, sending), "cp", "-rp", tree, a.Addr().String()+":")
+	if code != exitFile || strings.Count(errOut, "not permitted") != 1 {
+		t.Errorf("exit code %d: %s%s", code, out, errOut)
+	}
+	for _, name := range []string{"f", "sub/g"} {
+		if _, err := os.Stat(filepath.Join(into, name)); err != nil {
+			t.Error(err)
 		}
 	}
 }
