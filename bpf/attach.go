@@ -83,6 +83,7 @@ func (s *Steering) Attach(ifindex int, mode Mode) (Mode, error) {
 		if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
 			return 0, fmt.Errorf("bpf: attach: %w", xdpOf(dev))
 		}
+		// Even ENOMEM does not mean that a new attempt may succeed: ixgbe returns it if the host has too many CPUs.
 		errs = append(errs, fmt.Errorf("bpf: attach to %s in %s mode: %w", dev.Attrs().Name, m, explain(err)))
 	}
 	return 0, errors.Join(errs...)
