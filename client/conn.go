@@ -446,7 +446,8 @@ func (c *Conn) close(abort bool) error {
 		derr := c.qp.disconnect(ctx, abort)
 		if derr == nil && !abort {
 			if _, werr := wait(ctx, c.d, c.qp.Done()); werr != nil {
-				err = c.wrap("close connection to", fmt.Errorf("%w: the peer has not acknowledged all within %v", ErrTimeout, closeWait))
+				werr = fmt.Errorf("%w: the peer has not acknowledged all within %v", ErrTimeout, closeWait)
+				err = c.wrap("close connection to", werr)
 			}
 		} else if derr != nil && !errors.Is(derr, ErrState) {
 			err = derr

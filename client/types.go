@@ -221,8 +221,9 @@ type Config struct {
 	Startup     Startup
 	PrivateData []byte         // sent with the request, or with the reply of an accept
 	LocalAddr   netip.AddrPort // Connect and Dial: local address, whose parts may be zero
-	// Backlog, of Listen, is the number of requests that may wait for an answer, and of connections that may wait for
-	// Accept; default 128. More are reset: their Connect fails with ErrRefused.
+	// Backlog, of Listen, is the number of requests that may wait for an answer, and of
+	// connections that may wait for Accept; default 128. More are reset: their Connect fails
+	// with ErrRefused.
 	Backlog   int
 	Streaming bool // Listen: connections start as byte streams, for AcceptStream
 	// Timeout is the limit of Dial and Connect as a whole. 0 means the daemon's default of 30

@@ -291,8 +291,8 @@ func MapCQ(fd int) (*CQConsumer, error) {
 	return c, nil
 }
 
-// Poll takes up to len(wcs) completions and returns their number. Completions of one QP are in order. Those in memory that
-// the daemon has freed are gone: what was read there may be zeros.
+// Poll takes up to len(wcs) completions and returns their number. Completions of one QP are in order. Those in
+// memory that the daemon has freed are gone: what was read there may be zeros.
 func (c *CQConsumer) Poll(wcs []verbs.WC) int {
 	got := 0
 	for range c.rings {

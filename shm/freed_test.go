@@ -8,8 +8,8 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// TestFreed frees rings that a client still uses, as the daemon does when it cuts the client off. The zeros that the client
-// finds then are neither completions, nor a full ring.
+// TestFreed frees rings that a client still uses, as the daemon does when it cuts the client off. The zeros that the
+// client finds then are neither completions, nor a full ring.
 func TestFreed(t *testing.T) {
 	cq, c := newCQ(t, 1, 16)
 	for i := range 3 {

@@ -94,8 +94,9 @@ func (f *file) Free() error {
 	return errors.Join(err, f.Close())
 }
 
-// freed reports whether the other side has freed the memory by Free, which leaves zeros also where the magic was. Free is a
-// single step to other processes: an access waits until all is zero. So what was read before freed returned false is true.
+// freed reports whether the other side has freed the memory by Free, which leaves zeros also where the magic was. Free
+// is a single step to other processes: an access waits until all is zero. So what was read before freed returned false
+// is true.
 func (f *file) freed() bool { return word32(f.mem, HdrMagic).Load() == 0 }
 
 // header is the header's content.

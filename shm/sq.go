@@ -226,8 +226,8 @@ func MapRQ(fd int) (*RQProducer, error) {
 	return &RQProducer{newWriter(f, h)}, nil
 }
 
-// Post puts wr in the ring. It returns ErrFull, ErrFreed, or ErrWR if wr has more SGEs or inline data than the ring allows.
-// The worker learns of it when the QP's doorbell is rung.
+// Post puts wr in the ring. It returns ErrFull, ErrFreed, or ErrWR if wr has more SGEs or inline data than the ring
+// allows. The worker learns of it when the QP's doorbell is rung.
 func (p *SQProducer) Post(wr *verbs.SendWR) error {
 	if !fitsSend(wr, p.maxSGE, p.maxInline) {
 		return ErrWR

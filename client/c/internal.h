@@ -120,8 +120,8 @@ const void *ring_next_entry(struct ring *r, int *err);
 void ring_publish(struct ring *r);
 
 /*
- * ring_freed reports whether the daemon has freed the memory, or map_after_fork was called: all of it is zero then. What
- * was read before it returned false is true.
+ * ring_freed reports whether the daemon has freed the memory, or map_after_fork was
+ * called: all of it is zero then. What was read before it returned false is true.
  */
 bool ring_freed(const struct ring *r);
 

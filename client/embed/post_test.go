@@ -113,8 +113,9 @@ func TestWriteTurns(t *testing.T) {
 	}
 }
 
-// TestPostTurns posts from several goroutines, which take each other's operations without waiting for completions. The race
-// detector checks that a goroutine has read the memory of its work request before another one uses the operation.
+// TestPostTurns posts from several goroutines, which take each other's operations without waiting for completions.
+// The race detector checks that a goroutine has read the memory of its work request before another one uses the
+// operation.
 func TestPostTurns(t *testing.T) {
 	a, b, ctx := pair(t, embed.PairConfig{})
 	ca, cb := connect(t, ctx, a, b, &iwarp.Config{SendDepth: 1})
@@ -134,8 +135,8 @@ func TestPostTurns(t *testing.T) {
 	writers.Wait()
 }
 
-// TestPostWhileClosing checks what a goroutine gets that posts while another one closes the connection: the daemon frees the
-// queues before the client has unmapped them.
+// TestPostWhileClosing checks what a goroutine gets that posts while another one closes the connection: the daemon
+// frees the queues before the client has unmapped them.
 func TestPostWhileClosing(t *testing.T) {
 	a, b, ctx := pair(t, embed.PairConfig{})
 	for range 100 {
@@ -177,8 +178,8 @@ func TestErrorsNamePeer(t *testing.T) {
 	_, received := ca.Recv(ctx, buf)
 	_, added := ca.FetchAdd(ctx, r, 1)
 	for what, err := range map[string]error{
-		"send to": ca.Send(ctx, buf), "receive from": received, "write to": ca.Write(ctx, r, buf), "read from": ca.Read(ctx, r, buf),
-		"atomic on": added,
+		"send to": ca.Send(ctx, buf), "receive from": received, "write to": ca.Write(ctx, r, buf),
+		"read from": ca.Read(ctx, r, buf), "atomic on": added,
 	} {
 		want := fmt.Sprintf("%s %v: ", what, ca.Info().Remote)
 		if err == nil || !strings.HasPrefix(err.Error(), want) {

@@ -1396,7 +1396,10 @@ static void quiet(struct side *a, struct side *b)
 	syscall(SYS_exit, good ? 0 : 1);
 }
 
-/* forked polls, in the child of a fork, a queue that the parent has not polled until it is empty. The zeros there are no completions. */
+/*
+ * forked polls, in the child of a fork, a queue that the parent has not polled until it
+ * is empty. The zeros there are no completions.
+ */
 static void forked(struct side *a, struct side *b)
 {
 	struct iwarpd_wc wc;
