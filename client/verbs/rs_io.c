@@ -90,10 +90,15 @@ static ssize_t rsendv(int socket, const struct iovec *iov, size_t n, int flags)
 static void scatter(const struct iovec *to, size_t skip, const uint8_t *from, size_t len)
 {
 	for (; len > 0; to++) {
-		size_t n = to->iov_len > skip ? least(to->iov_len - skip, len) : 0;
+		size_t n;
 
-		memcpy((uint8_t *)to->iov_base + (n > 0 ? skip : 0), from, n);
-		skip = n > 0 ? 0 : skip - to->iov_len;
+		if (to->iov_len <= skip) {
+			skip -= to->iov_len;
+			continue;
+		}
+		n = least(to->iov_len - skip, len);
+		memcpy((uint8_t *)to->iov_base + skip, from, n);
+		skip = 0;
 		from += n;
 		len -= n;
 	}

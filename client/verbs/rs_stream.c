@@ -402,11 +402,15 @@ bool rs_all_sent(const struct rs *rs)
 static void gather(uint8_t *to, const struct iovec *from, size_t skip, size_t len)
 {
 	for (; len > 0; from++) {
-		size_t n = from->iov_len > skip ? from->iov_len - skip : 0;
+		size_t n;
 
-		n = least(n, len);
-		memcpy(to, (const uint8_t *)from->iov_base + (n > 0 ? skip : 0), n);
-		skip = n > 0 ? 0 : skip - from->iov_len;
+		if (from->iov_len <= skip) {
+			skip -= from->iov_len;
+			continue;
+		}
+		n = least(from->iov_len - skip, len);
+		memcpy(to, (const uint8_t *)from->iov_base + skip, n);
+		skip = 0;
 		to += n;
 		len -= n;
 	}
