@@ -622,12 +622,18 @@ static struct cq *written(const struct channel *ch)
 	return found;
 }
 
+/* is_fault reports whether a signal says that the thread itself has failed, so that it does not come while it waits. */
+static bool is_fault(int sig)
+{
+	return sig == SIGSEGV || sig == SIGBUS || sig == SIGFPE || sig == SIGILL;
+}
+
 bool iwv_interrupts(void)
 {
 	struct sigaction a;
 
 	for (int sig = 1; sig < NSIG; sig++)
-		if (sigaction(sig, NULL, &a) == 0 && a.sa_handler != SIG_DFL && a.sa_handler != SIG_IGN &&
+		if (!is_fault(sig) && sigaction(sig, NULL, &a) == 0 && a.sa_handler != SIG_DFL && a.sa_handler != SIG_IGN &&
 		    !(a.sa_flags & SA_RESTART))
 			return true;
 	return false;
