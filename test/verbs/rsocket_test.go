@@ -25,7 +25,7 @@ func TestRsockets(t *testing.T) {
 func TestRsocketsBetween(t *testing.T) {
 	a, b := newHosts(t, plain)
 	program := compile(t, "rsocket")
-	for _, mode := range []string{"half", "bulk", "threads", "hundreds"} {
+	for _, mode := range []string{"half", "bulk", "threads", "crowded", "hundreds"} {
 		t.Run(mode, func(t *testing.T) {
 			b.start(t, program+" "+mode+" "+a.end.Addr6.String(), "IWARPD_SOCKET="+b.socket+","+a.socket).Succeed()
 		})
@@ -42,7 +42,7 @@ func TestRsocketsBetween(t *testing.T) {
 func TestRsocketRaces(t *testing.T) {
 	_, b := newHosts(t, threaded)
 	program := "setarch --addr-no-randomize " + compile(t, "rsocket", races)
-	for _, mode := range []string{"half", "woken", "canceled", "threads"} {
+	for _, mode := range []string{"half", "woken", "canceled", "threads", "crowded"} {
 		t.Run(mode, func(t *testing.T) {
 			b.start(t, program+" "+mode+" "+b.end.Addr4.String()).Succeed()
 		})

@@ -805,6 +805,66 @@ static void threads(void)
 	}
 }
 
+enum { CROWD = 12, CROWD_ROUNDS = 300 };
+
+static struct pollfd crowd[CROWD];
+static atomic_int crowd_left;
+
+/* Two of these serve the same sockets, by rpoll. */
+static void *crowd_server(void *arg)
+{
+	struct pollfd fds[CROWD];
+	char c;
+
+	(void)arg;
+	memcpy(fds, crowd, sizeof(fds));
+	while (crowd_left > 0) {
+		int n = rpoll(fds, CROWD, 20000);
+
+		CHECK(n > 0 || crowd_left == 0);
+		for (int i = 0; i < CROWD && n > 0; i++)
+			if (fds[i].revents & POLLIN && rrecv(fds[i].fd, &c, 1, MSG_DONTWAIT) == 1)
+				CHECK(rsend(fds[i].fd, &c, 1, 0) == 1);
+	}
+	return NULL;
+}
+
+static void *crowd_client(void *arg)
+{
+	const int *fd = arg;
+	char c = 0;
+
+	for (int i = 0; i < CROWD_ROUNDS; i++) {
+		CHECK(rsend(*fd, &c, 1, 0) == 1 && rrecv(*fd, &c, 1, 0) == 1 && c == (char)i);
+		c++;
+	}
+	CHECK(rsend(*fd, &c, 1, 0) == 1); /* wakes the servers at the end */
+	crowd_left--;
+	CHECK(rsend(*fd, &c, 1, 0) == 1);
+	return NULL;
+}
+
+static void crowded(void)
+{
+	struct pair p = { .l = listener(8) };
+	int fds[CROWD];
+	pthread_t t[CROWD + 2];
+
+	for (int i = 0; i < CROWD; i++) {
+		join(&p);
+		fds[i] = p.a;
+		crowd[i] = (struct pollfd){ .fd = p.b, .events = POLLIN };
+	}
+	crowd_left = CROWD;
+	for (int i = 0; i < CROWD + 2; i++)
+		t[i] = i < CROWD ? start(crowd_client, &fds[i]) : start(crowd_server, NULL);
+	for (int i = 0; i < CROWD + 2; i++)
+		finish(t[i]);
+	for (int i = 0; i < CROWD; i++)
+		CHECK(rclose(fds[i]) == 0 && rclose(crowd[i].fd) == 0);
+	CHECK(rclose(p.l) == 0);
+}
+
 /* rpoll and rselect take descriptors of all kinds. */
 static void polled(void)
 {
@@ -1627,9 +1687,9 @@ int main(int argc, char **argv)
 	} modes[] = {
 		{ "refused", refused }, { "looped", looped }, { "interrupted", interrupted }, { "closed", closed },
 		{ "half", half }, { "errors", errors }, { "woken", woken }, { "flags", flags }, { "sizes", sizes },
-		{ "bulk", bulk }, { "threads", threads }, { "polled", polled }, { "many", many },
-		{ "limited", limited }, { "hundreds", hundreds }, { "iomaps", iomaps }, { "canceled", canceled }, { "forked", forked },
-		{ "killed", killed }, { "exited", exited }, { "unclosed", unclosed },
+		{ "bulk", bulk }, { "threads", threads }, { "crowded", crowded }, { "polled", polled },
+		{ "many", many }, { "limited", limited }, { "hundreds", hundreds }, { "iomaps", iomaps }, { "canceled", canceled },
+		{ "killed", killed }, { "forked", forked }, { "exited", exited }, { "unclosed", unclosed },
 		{ "gone", gone }, { "restarted", restarted }, { "hostile", hostile },
 		{ "strange", strange },
 	};
