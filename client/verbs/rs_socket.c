@@ -141,7 +141,7 @@ static void after_fork_parent(void)
 	pthread_mutex_unlock(&table_lock);
 }
 
-/* The connections are the parent's. The child may close its descriptors. */
+/* The connections are the parent's. The child may close its descriptors, and connect new sockets. */
 static void after_fork_child(void)
 {
 	table_lock = unlocked;
@@ -154,8 +154,8 @@ static void after_fork_child(void)
 		rs->refs = 1;
 		rs->sleepers = 0;
 		rs->woken = false;
+		rs->err = rs->state == RS_OPEN ? 0 : ENOTCONN;
 		rs->state = RS_OVER;
-		rs->err = ENOTCONN;
 	}
 }
 

@@ -1120,6 +1120,7 @@ static void forked(void)
 	struct pair p = pair();
 	struct stream s = { p.a, 20000000, 100000, 4, true }, in = { p.b, 20000000, 30000, 4, true };
 	pthread_t t[2] = { start(send_stream, &s), start(recv_stream, &in) };
+	int fresh = new_socket();
 	char c;
 
 	for (int i = 0; i < 4; i++) {
@@ -1135,6 +1136,7 @@ static void forked(void)
 				execl("/bin/true", "true", NULL);
 			CHECK(rrecv(p.a, &c, 1, 0) == -1);
 			CHECK(rsend(p.b, &c, 1, 0) == -1);
+			CHECK(connect_to(fresh, free_port()) == -1 && errno == ECONNREFUSED && rclose(fresh) == 0);
 			CHECK(poll_one(p.a, POLLIN, 0) != 0);
 			CHECK(rclose(p.a) == 0 && rclose(p.b) == 0 && rclose(p.l) == 0);
 			if (i == 3) {
@@ -1151,6 +1153,7 @@ static void forked(void)
 	finish(t[1]);
 	end(&p);
 	p = pair();
+	CHECK(connect_to(fresh, free_port()) == -1 && errno == ECONNREFUSED && rclose(fresh) == 0);
 	exchange(&p, 100000, 5000, 5000);
 	end(&p);
 }
