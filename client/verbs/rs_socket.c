@@ -667,7 +667,7 @@ int rgetpeername(int socket, struct sockaddr *addr, socklen_t *addrlen)
 	rs = rs_get(socket);
 	if (!rs)
 		return -1;
-	if (rs->state == RS_ACCEPTING || rs->state == RS_CONNECTED)
+	if (rs->peer_table.length > 0 && !rs->err) /* also after the peer has closed it */
 		copy_address(rs, addr, addrlen, rdma_get_peer_addr(rs->id));
 	else
 		err = ENOTCONN;

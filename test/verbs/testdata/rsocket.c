@@ -480,6 +480,8 @@ static void half(void)
 		end(&p);
 	}
 	for (int i = 0; i < 2; i++) { /* closed with unread data */
+		struct sockaddr_storage peer;
+		socklen_t len = sizeof(peer);
 		struct pair p = pair();
 
 		CHECK(rsend(p.a, buf, sizeof(buf), 0) == sizeof(buf));
@@ -492,6 +494,7 @@ static void half(void)
 		} else {
 			CHECK(rrecv(p.b, buf, sizeof(buf), MSG_WAITALL) == sizeof(buf));
 			CHECK(rrecv(p.b, buf, sizeof(buf), MSG_WAITALL) == 0);
+			CHECK(rgetpeername(p.b, (struct sockaddr *)&peer, &len) == 0);
 		}
 		CHECK(rclose(i ? p.a : p.b) == 0 && rclose(p.l) == 0);
 	}
