@@ -40,9 +40,7 @@ void async_close(struct context *c)
 
 static bool about(struct queue_item *item, void *element)
 {
-	struct async_item *a = container_of(item, struct async_item, item);
-
-	return a->ev.event_type != IBV_EVENT_DEVICE_FATAL && a->ev.element.qp == element;
+	return container_of(item, struct async_item, item)->ev.element.qp == element; /* NULL if it is about the device */
 }
 
 void async_drop(struct context *c, const void *element, const unsigned int *unacknowledged)
