@@ -587,7 +587,7 @@ func TestIdentifiers(t *testing.T) {
 	// The first queue pair of each daemon has the number 1.
 	t.Run("devices", func(t *testing.T) { run(t, "devices", "IWARPD_SOCKET="+a.socket+","+b.socket).Succeed() })
 	t.Run("foreign", func(t *testing.T) { run(t, "foreign", "IWARPD_SOCKET="+a.socket+","+b.socket).Succeed() })
-	for _, mode := range []string{"rtr", "cqs", "requests", "migrate", "twice", "backlog", "single", "unacceptable", "states", "nowhere", "datagrams", "halves", "whole", "exact", "extended", "resized", "written", "forsaken", "failed", "unconnected", "rereg", "synchronous", "acknowledged", "unnamed", "fatal", "transitions", "source", "unbound", "taken", "moved", "canceled", "queues-made", "forked", "gathered", "last", "numbered", "ordered", "overtaken", "left", "reset", "held", "invalidated", "all", "stated", "destroyed", "reused", "yielded", "armed", "gids", "unsupported", "probed", "domains", "excessive", "roomy", "greeting", "inherited", "remembered", "agreed", "crowded", "permitted", "exited", "abandoned", "trespassed", "bequeathed"} {
+	for _, mode := range []string{"rtr", "cqs", "requests", "migrate", "twice", "backlog", "single", "unacceptable", "states", "nowhere", "datagrams", "halves", "whole", "exact", "extended", "resized", "written", "forsaken", "failed", "unconnected", "rereg", "synchronous", "acknowledged", "unnamed", "fatal", "transitions", "source", "unbound", "taken", "moved", "canceled", "queues-made", "forked", "gathered", "last", "numbered", "ordered", "overtaken", "left", "reset", "held", "invalidated", "all", "stated", "destroyed", "reused", "yielded", "armed", "gids", "unsupported", "probed", "domains", "excessive", "roomy", "greeting", "inherited", "remembered", "agreed", "crowded", "permitted", "exited", "abandoned", "trespassed", "bequeathed", "blocked"} {
 		t.Run(mode, func(t *testing.T) { run(t, mode).Succeed() })
 	}
 	t.Run("remembered by an older daemon", func(t *testing.T) {
@@ -616,6 +616,14 @@ func TestIdentifiers(t *testing.T) {
 	})
 	t.Run("removed", func(t *testing.T) {
 		a.start(t, program+" removed "+a.end.Addr4.String(), a.pid(), "IWARPD_VERBS_LOG=1").Succeed()
+	})
+	t.Run("gids of more addresses than a device has", func(t *testing.T) {
+		for i := range 70 {
+			if out, err := b.end.NS.Command("ip", "address", "add", fmt.Sprintf("198.51.100.%d/32", 1+i), "dev", b.end.Name).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+		}
+		run(t, "gids").Succeed()
 	})
 	t.Run("dropped", func(t *testing.T) {
 		p := run(t, "dropped")

@@ -1439,6 +1439,25 @@ static pid_t thread_named(const char *name)
 	return found;
 }
 
+/* The thread of the libraries runs none of the program's signal handlers. */
+static void blocked(void)
+{
+	struct ibv_context *c = device(0);
+	unsigned long long signals = 0;
+	char path[64], line[256];
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/status", thread_named("iwarpd-verbs"));
+	f = fopen(path, "re");
+	CHECK(f);
+	while (fgets(line, sizeof(line), f) && sscanf(line, "SigBlk: %llx", &signals) != 1)
+		;
+	fclose(f);
+	for (int sig = 1; sig < SIGRTMIN; sig++)
+		CHECK(sig == SIGKILL || sig == SIGSTOP || sig >= 32 || signals >> (sig - 1) & 1);
+	CHECK(ibv_close_device(c) == 0);
+}
+
 /* await_call waits until a thread of this process waits in a system call. */
 static void await_call(pid_t tid, long want)
 {
@@ -2390,10 +2409,10 @@ static void last_receive(struct ibv_qp *qp)
 	CHECK(!readable(qp->context->async_fd));
 }
 
-/* Each of several work requests with inline data of several pieces sends its own. */
+/* Each of several work requests with inline data of several pieces sends its own, of which there may not be too much. */
 static void gathered(void)
 {
-	static char out[] = "abcdefgh", in[2][4];
+	static char out[] = "abcdefgh", in[2][4], much[1000];
 	struct rdma_event_channel *server = channel(), *client = channel();
 	struct rdma_cm_id *l = listener(server, 0), *id, *child;
 	struct ibv_sge pieces[4], sge = { .length = 4 };
@@ -2419,6 +2438,10 @@ static void gathered(void)
 	CHECK(ibv_post_send(id->qp, send, &bad) == 0);
 	for (uint64_t i = 0; i < 2; i++)
 		CHECK(await_success(child->recv_cq, i).byte_len == 4 && memcmp(in[i], out + 4 * i, 4) == 0);
+	for (int i = 0; i < 2; i++)
+		pieces[i] = (struct ibv_sge){ .addr = (uintptr_t)much, .length = sizeof(much) };
+	send[0].next = NULL;
+	CHECK(ibv_post_send(id->qp, send, &bad) == EINVAL && bad == send);
 	CHECK(ibv_dereg_mr(mr) == 0);
 	end(id);
 	end(child);
@@ -3305,7 +3328,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "forsaken", forsaken }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "opened", opened }, { "sought", sought }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "bound", bound }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "single", single }, { "unacceptable", unacceptable }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "forked", forked }, { "gathered", gathered }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted }, { "abandoned", abandoned }, { "trespassed", trespassed }, { "bequeathed", bequeathed },
+		{ "queues-made", queues_made }, { "forked", forked }, { "gathered", gathered }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted }, { "abandoned", abandoned }, { "trespassed", trespassed }, { "bequeathed", bequeathed }, { "blocked", blocked },
 	};
 
 	CHECK(argc == 3);
