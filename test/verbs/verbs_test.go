@@ -619,8 +619,9 @@ func TestIdentifiers(t *testing.T) {
 	})
 	t.Run("gids of more addresses than a device has", func(t *testing.T) {
 		for i := range 70 {
-			if out, err := b.end.NS.Command("ip", "address", "add", fmt.Sprintf("198.51.100.%d/32", 1+i), "dev", b.end.Name).CombinedOutput(); err != nil {
-				t.Fatalf("%v: %s", err, out)
+			add := fmt.Sprintf("address add 198.51.100.%d/32 dev %s", 1+i, b.end.Name)
+			if out, err := b.end.NS.Command("ip", strings.Fields(add)...).CombinedOutput(); err != nil {
+				t.Fatalf("ip %s: %v: %s", add, err, out)
 			}
 		}
 		run(t, "gids").Succeed()

@@ -2,8 +2,8 @@
  * check tests libiwarpd with two daemons that reach each other. It may be a client of
  * both.
  *
- *   check SOCKET_A ADDRESS_A SOCKET_B ADDRESS_B verbs|cm|files|memory|streams|sctp|shared|channels|threads|quiet|gone|reopen|silent|flushes|
- *	hostile|coming
+ *   check SOCKET_A ADDRESS_A SOCKET_B ADDRESS_B verbs|cm|files|memory|streams|sctp|shared|channels|threads|quiet|
+ *	gone|reopen|silent|flushes|hostile|coming
  */
 #define _GNU_SOURCE
 #include <dirent.h>

@@ -2335,7 +2335,8 @@ static void yielded(void)
 
 /*
  * What the peer of a destroyed queue pair sends takes none of its receives, though the connection has not ended, and the
- * peer gets nothing that the program stores in memory that it had posted. The queue pair is freed when the connection ends.
+ * peer gets nothing that the program stores in memory that it had posted. The queue pair is freed when the connection
+ * ends.
  */
 static void left(void)
 {
@@ -2409,7 +2410,7 @@ static void last_receive(struct ibv_qp *qp)
 	CHECK(!readable(qp->context->async_fd));
 }
 
-/* Each of several work requests with inline data of several pieces sends its own, of which there may not be too much. */
+/* Each of several work requests with inline data of several pieces sends its own, if that is not too much. */
 static void gathered(void)
 {
 	static char out[] = "abcdefgh", in[2][4], much[1000];
