@@ -188,3 +188,29 @@ func TestCaptureFilter(t *testing.T) {
 		t.Errorf("without MTU: %d", n)
 	}
 }
+
+// TestCaptureQP checks that a capture of a queue pair has no frames of other connections.
+func TestCaptureQP(t *testing.T) {
+	h, c := newClient(t, Config{})
+	p, qp, _, _ := h.establish(t, c)
+	local := p.c.local
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f, err := h.sessions[h.lastID].viewer().captureFilter(&ctrlpb.Capture{Qp: qp})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		local, remote netip.AddrPort
+		want          bool
+	}{
+		{local, peerA, true},
+		{local, netip.MustParseAddrPort("10.0.0.2:7175"), false},
+		{netip.AddrPortFrom(addrA, local.Port()+1), peerA, false},
+		{peerA, local, false},
+	} {
+		if flow := flowOf(tt.local, tt.remote); f(&flow) != tt.want {
+			t.Errorf("from %v to %v: %v", tt.local, tt.remote, !tt.want)
+		}
+	}
+}

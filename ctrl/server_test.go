@@ -177,7 +177,12 @@ func TestForeignHandles(t *testing.T) {
 
 	ch := victim.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateChannel{CreateChannel: &ctrlpb.CreateChannel{}}}).GetChannel().Channel
 
-	ownCQ := thief.cq() // makes the thief's handles differ from the victim's
+	ownCQ := thief.cq()                                      // makes the thief's handles differ from the victim's
+	half := func(f func(*ctrlpb.CreateQP)) *ctrlpb.Request { // of what it names is its own
+		r := reqQP(thief.pd(), ownCQ)
+		f(r.GetCreateQp())
+		return r
+	}
 	for _, req := range []*ctrlpb.Request{
 		{Body: &ctrlpb.Request_DeallocPd{DeallocPd: &ctrlpb.DeallocPD{Pd: pd + 1000}}},
 		{Body: &ctrlpb.Request_DeallocPd{DeallocPd: &ctrlpb.DeallocPD{Pd: pd}}},
@@ -195,6 +200,8 @@ func TestForeignHandles(t *testing.T) {
 		reqConnect(qp, "10.0.0.2:7174"),
 		reqQP(pd+1000, ownCQ),
 		reqQP(thief.pd(), cq+1000),
+		half(func(r *ctrlpb.CreateQP) { r.SendCq = cq + 1000 }),
+		half(func(r *ctrlpb.CreateQP) { r.RecvCq = cq + 1000 }),
 	} {
 		thief.fails(cNoObject, req)
 	}
