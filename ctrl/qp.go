@@ -91,12 +91,10 @@ func (c *session) reserveQP(q *qp, r *ctrlpb.CreateQP) (bit int, err error) {
 		return 0, err
 	}
 	c.raiseRoom()
-	for s.lastQP++; s.lastQP == 0 || s.lastQP > maxQPNum || s.qps[s.lastQP] != nil; s.lastQP++ {
-		if s.lastQP > maxQPNum {
-			s.lastQP = 0
-		}
+	for q.num == 0 || s.qps[q.num] != nil {
+		s.lastQP = s.lastQP%maxQPNum + 1
+		q.num = s.lastQP
 	}
-	q.num = s.lastQP
 	q.pd.uses++
 	q.sendCQ.uses++
 	q.recvCQ.uses++
