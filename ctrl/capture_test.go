@@ -151,7 +151,7 @@ func TestCaptureWithin(t *testing.T) {
 
 // TestCaptureFilter checks which frames an administrator captures, and how much of them.
 func TestCaptureFilter(t *testing.T) {
-	h, _ := newClient(t, Config{})
+	h, _ := newClient(t, Config{Allow: []Rule{{Admin: true}}})
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	v := h.sessions[h.lastID].viewer()

@@ -40,7 +40,7 @@ func (h *harness) held(t *testing.T, c *tclient) held {
 // TestGivesBack checks that a request that fails, for lack of descriptors or because it is wrong, and an object that is
 // destroyed, leave nothing: no quota, no use of another object, and no descriptor.
 func TestGivesBack(t *testing.T) {
-	h, c := newClient(t, Config{})
+	h, c := newClient(t, Config{Allow: []Rule{{Admin: true}}})
 	pd, cq, cq2 := c.pd(), c.cq(), c.cq()
 	srq := c.ok(reqSRQ(pd)).GetSrq().Srq
 	channel, other := c.channel()
