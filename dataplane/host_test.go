@@ -14,6 +14,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
@@ -139,6 +140,37 @@ func TestHostFault(t *testing.T) {
 			s.closeAll(c)
 		})
 	}
+}
+
+// TestHostDirect checks that segments that are copied do not come before the other end is in full operation, and that
+// one that is not allowed there ends the connection, with an error at the other end.
+func TestHostDirect(t *testing.T) {
+	s := hostSim(t)
+	a, b := s.open()
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	for i := range qa.mem {
+		qa.mem[i] = byte(i * 3)
+	}
+	s.hosts[0].w.attach(a.id, a, Attachment{QP: &qa.QPBinding, Params: mpa.Params{Initiator: true}})
+	s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, 8192), RKey: qb.reg.STag(), Remote: 0x10000})
+	s.until("full operation", func() bool { return a.mode == modeFull })
+	for range 100 {
+		s.step()
+	}
+	s.hosts[1].w.attach(b.id, b, Attachment{QP: &qb.QPBinding})
+	s.until("the Write", func() bool { return len(qa.wcs) == 1 })
+	if s.until("full operation", func() bool { return b.mode == modeFull }); !bytes.Equal(qa.mem, qb.mem) {
+		t.Error("memory differs")
+	}
+	s.post(a, qa, verbs.SendWR{ID: 2, Op: rdmap.OpWrite, SGEs: qa.sge(0, 100), RKey: 0x12345678, Remote: 0x10000})
+	if ev := s.event(1, EventFailed); !errors.Is(ev.Err, term.ErrInvalidSTag) {
+		t.Errorf("failed by %v", ev.Err)
+	}
+	if ev := s.event(0, EventTerminated); !errors.Is(ev.Err, term.ErrInvalidSTag) {
+		t.Errorf("terminated by %v", ev.Err)
+	}
+	s.closed(0)
+	s.closed(1)
 }
 
 // TestHostRefused checks that a connection to a port without a listener is refused, as by a RST, and that a

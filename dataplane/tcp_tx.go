@@ -181,7 +181,7 @@ func (c *tcpConn) composeRun(w *worker, g *sched.Grant) int {
 	if !c.hasPend || c.tx.Markers() || ulpdu != c.tx.MULPDU(c.tcp.MSS()) {
 		return 0
 	}
-	seq := c.tcp.SndNxt()
+	seq := c.tcp.SndNxt() // matters only with markers
 	size := c.tx.Size(seq, ulpdu)
 	most := min((c.tcp.Room()+size-1)/size, w.sched.Most(&c.lane.member, g, sched.Cost(size, 1, 1)))
 	if most = min(most, c.qp.QP.Gatherable(&p.Src, most*p.Len)/max(p.Len, 1)); most < 2 {
@@ -222,7 +222,6 @@ func (c *tcpConn) composeRun(w *worker, g *sched.Grant) int {
 				sum = pkt.Add(sum, c.tx.Sum())
 			}
 			ddp.Advance(hdr, p.Len)
-			seq = seq.Add(size)
 		}
 		if long {
 			c.segs.PushRun(w.super.runs.take(), some*size, size)
