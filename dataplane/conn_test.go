@@ -724,6 +724,29 @@ func TestAttachTwice(t *testing.T) {
 	}
 }
 
+// TestCloseWhileSwitching checks that a connection whose peer closes before its last bytes of streaming mode are sent
+// ends, and its queue pair with it.
+func TestCloseWhileSwitching(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	a, b := s.open()
+	q := newSimQP(t, s.hosts[1], 100)
+	q.recv(5, 10)
+	a.conn().wide = true
+	b.conn().streamSend(s.hosts[1].w, make([]byte, 2*s.hosts[0].w.tcp.RcvWindow))
+	s.until("the window is full", func() bool { return b.conn().tcp.Stats().SndWnd == 0 && a.conn().pre.unread() > 0 })
+	s.hosts[1].w.attach(b.id, b, Attachment{QP: &q.QPBinding})
+	s.hosts[0].w.disconnect(a, false)
+	s.until("the peer's FIN", func() bool { _, ok := s.hosts[1].take(EventPeerClosed); return ok })
+	if b.mode < modeClosing {
+		t.Errorf("mode %d after the peer's FIN", b.mode)
+	}
+	s.hosts[0].w.disconnect(a, true)
+	s.closed(1)
+	if len(q.wcs) != 1 || q.wcs[0].Status != verbs.WCFlushErr {
+		t.Errorf("completions %+v", q.wcs)
+	}
+}
+
 // TestStreamBlackHole shrinks a path's MTU silently while a byte stream holds all the TX slots it may use with
 // unacknowledged data. Retransmission in smaller segments needs further slots.
 func TestStreamBlackHole(t *testing.T) {
