@@ -94,6 +94,7 @@ const reopenEvery = 200 * time.Millisecond
 func OpenWait(ctx context.Context, socket string) (*Device, error) {
 	tick := time.NewTicker(reopenEvery)
 	defer tick.Stop()
+	var last error
 	for denied := false; ; {
 		d, err := Open(ctx, socket)
 		before := denied
@@ -104,9 +105,12 @@ func OpenWait(ctx context.Context, socket string) (*Device, error) {
 		case denied && !before:
 		case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ECONNREFUSED), errors.Is(err, ErrDaemonGone):
 		case errors.Is(err, unix.EAGAIN): // more programs connect at once than its socket holds
+		case ctx.Err() != nil && last != nil: // which says more
+			err = last
 		default:
 			return nil, err
 		}
+		last = err
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
