@@ -17,7 +17,7 @@ enum {
 	MAX_WRITE = 1 << 16, /* bytes of a Write, so that one is copied while others are sent */
 	MAX_CONTROLS = 8,    /* work requests for credits outstanding; two more say goodbye */
 	SPARE = 64,	     /* receives beyond the credits, for messages that need none */
-	RESERVE = 4,	     /* credits that are left for those, since librdmacm's peer has no other receives for them */
+	RESERVE = 8,	     /* credits that are left for those, since a peer may have no other receives for them */
 	INLINE = 64,
 	BATCH = 16,
 };
