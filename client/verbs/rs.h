@@ -1,6 +1,6 @@
 /*
- * Declarations shared by the files of rsockets, which are stream sockets over an RDMA connection: rsocket(7). They use the
- * public functions of libibverbs and librdmacm, and ask an identifier how its connection has ended.
+ * Declarations shared by the files of rsockets, which are stream sockets over an RDMA connection: rsocket(7). They use
+ * the public functions of libibverbs and librdmacm, and ask an identifier how its connection has ended.
  */
 #ifndef RS_H
 #define RS_H
@@ -12,8 +12,8 @@
 
 /*
  * What peers exchange: the "rsocket Protocol and Design Guide" of rdma-core. Each writes data into the buffer that the
- * other offers, one half after the other, and then sends a message of four bytes: iWARP has no Write with Immediate Data. The
- * fields of struct rs_hello have network byte order, everything else that of the hosts, which must be the same.
+ * other offers, one half after the other, and then sends a message of four bytes: iWARP has no Write with Immediate
+ * Data. The fields of struct rs_hello have network byte order, everything else that of the hosts, which must agree.
  */
 struct rs_sge {
 	uint64_t addr;

@@ -10,7 +10,13 @@
 
 #include "rs.h"
 
-enum { SMALLEST_BUFFER = 1 << 13, LARGEST_BUFFER = 1 << 28, SMALLEST_QUEUE = 16, LARGEST_QUEUE = 16384, PAGE = 1 << 12 };
+enum {
+	SMALLEST_BUFFER = 1 << 13,
+	LARGEST_BUFFER = 1 << 28,
+	SMALLEST_QUEUE = 16,
+	LARGEST_QUEUE = 16384,
+	PAGE = 1 << 12,
+};
 
 /* An option that is a number. */
 struct option {

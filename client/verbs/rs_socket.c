@@ -190,12 +190,13 @@ static struct rs *rs_new(const struct rs *from)
 /* make_id makes the identifier of a socket that has none, with those options that it must know. */
 static int make_id(struct rs *rs)
 {
+	int *reuse = &rs->opt.reuseaddr, *only = &rs->opt.v6only;
 	int err = rdma_create_id(rs->channel, &rs->id, NULL, RDMA_PS_TCP);
 
-	if (err == 0 && rs->opt.reuseaddr)
-		err = rdma_set_option(rs->id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &rs->opt.reuseaddr, sizeof(int));
-	if (err == 0 && rs->opt.v6only)
-		err = rdma_set_option(rs->id, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &rs->opt.v6only, sizeof(int));
+	if (err == 0 && *reuse)
+		err = rdma_set_option(rs->id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, reuse, sizeof(*reuse));
+	if (err == 0 && *only)
+		err = rdma_set_option(rs->id, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, only, sizeof(*only));
 	return err;
 }
 
@@ -343,8 +344,8 @@ void rs_cm_events(struct rs *rs)
 }
 
 /*
- * copy_address stores as much of an address as there is room for, as accept(2) does. A socket of IPv6 has IPv4 addresses as
- * ::ffff:192.0.2.1.
+ * copy_address stores as much of an address as there is room for, as accept(2) does. A socket of IPv6 has IPv4
+ * addresses as ::ffff:192.0.2.1.
  */
 static void copy_address(const struct rs *rs, struct sockaddr *to, socklen_t *len, const struct sockaddr *from)
 {
@@ -366,7 +367,7 @@ static void copy_address(const struct rs *rs, struct sockaddr *to, socklen_t *le
 	*len = n;
 }
 
-/* plain stores addr, of a family that iwarpd supports, and without the form of IPv6 that it has if it is one of IPv4. */
+/* plain stores addr, which is of a family that iwarpd supports. ::ffff:192.0.2.1 becomes 192.0.2.1. */
 static void plain(struct sockaddr_storage *to, const struct sockaddr *addr)
 {
 	const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)(const void *)addr;
@@ -438,7 +439,7 @@ static bool has_request(const struct rs *rs)
 	return rs->request || rs->state != RS_LISTENING;
 }
 
-/* accept_request makes the connection of the request that a listener has, and keeps if there can be no socket for it. */
+/* accept_request makes the connection of a listener's request, which the listener keeps if there can be no socket. */
 static struct rs *accept_request(struct rs *listener)
 {
 	struct rdma_cm_id *id = listener->request;

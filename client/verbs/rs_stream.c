@@ -49,7 +49,7 @@ static size_t memory_size(const struct rs *rs)
 	return page_up(sizeof(*rs->table)) + page_up(rs->opt.in_size) + messages_size(rs) + page_up(rs->opt.out_size);
 }
 
-/* map makes and registers the memory of a connection. The peer may write to the table and to the buffer for received data. */
+/* map makes and registers the memory of a connection. The peer may write to the table and to the buffer in. */
 static int map(struct rs *rs)
 {
 	enum { REMOTE = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE };
@@ -97,7 +97,8 @@ static int make_queues(struct rs *rs)
 	rs->completions = ibv_create_comp_channel(rs->id->verbs);
 	if (!rs->completions || fcntl(rs->completions->fd, F_SETFL, O_NONBLOCK) < 0)
 		return -1;
-	rs->cq = ibv_create_cq(rs->id->verbs, (int)(attr.cap.max_send_wr + attr.cap.max_recv_wr), NULL, rs->completions, 0);
+	rs->cq = ibv_create_cq(rs->id->verbs, (int)(attr.cap.max_send_wr + attr.cap.max_recv_wr), NULL,
+			       rs->completions, 0);
 	attr.send_cq = attr.recv_cq = rs->cq;
 	return rs->cq ? rdma_create_qp(rs->id, NULL, &attr) : -1;
 }
@@ -197,7 +198,7 @@ void rs_take_hello(struct rs *rs, const struct rs_hello *h)
 	rs->limit = credits;
 }
 
-/* post writes from to the peer's memory, unless from is NULL, and then sends the message at msg, unless that is NULL. */
+/* post writes from to the peer's memory, and then sends the message at msg. One of both may be NULL. */
 static int post(struct rs *rs, struct ibv_sge *from, const struct rs_sge *to, const uint32_t *msg, uint64_t id)
 {
 	struct ibv_sge told = { .addr = (uintptr_t)msg, .length = sizeof(*msg) };
@@ -242,7 +243,9 @@ static void grant(struct rs *rs)
 
 	while (rs->state == RS_CONNECTED && rs->said != RS_LEAVES && rs->controls + 2 <= MAX_CONTROLS) {
 		uint32_t msg = message(RS_CREDIT, (uint16_t)(rs->received + rs->opt.recv_queue));
-		struct rs_sge offer = { .addr = (uintptr_t)rs->in + rs->in_offer, .key = rs->in_mr->rkey, .length = half };
+		struct rs_sge offer = {
+			.addr = (uintptr_t)rs->in + rs->in_offer, .key = rs->in_mr->rkey, .length = half,
+		};
 		struct ibv_sge from = { .addr = (uintptr_t)&offer, .length = sizeof(offer) };
 		struct rs_sge to = rs->peer_table;
 
@@ -289,7 +292,8 @@ static void take(struct rs *rs, uint32_t msg)
 	switch (msg >> OP_SHIFT) {
 	case RS_DATA:
 		if (data > rs->in_offered) { /* it may not write so many */
-			iwv_log("rsocket: the peer says that it has written %u bytes, and may write %u", data, rs->in_offered);
+			iwv_log("rsocket: the peer says that it has written %u bytes, and may write %u", data,
+				rs->in_offered);
 			rs_end(rs, EPROTO);
 			return;
 		}
@@ -365,7 +369,8 @@ void rs_progress(struct rs *rs)
 /* is_coming reports whether there is, or will be, a connection, or soon the reason why not. */
 static bool is_coming(const struct rs *rs)
 {
-	return rs->state == RS_CONNECTING || rs->state == RS_ACCEPTING || rs->state == RS_CONNECTED || rs->state == RS_ENDING;
+	return rs->state == RS_CONNECTING || rs->state == RS_ACCEPTING || rs->state == RS_CONNECTED ||
+	       rs->state == RS_ENDING;
 }
 
 bool rs_can_recv(const struct rs *rs)

@@ -76,9 +76,9 @@ static void arm(struct rs *rs)
 }
 
 /*
- * Several threads may wait for a socket. Whoever takes an event would leave the others asleep, so the last of those that
- * were woken takes it. Until then no other may go to sleep, nor if events were taken since it has armed the queue in the turn
- * that it names: then fall_asleep returns false.
+ * Several threads may wait for a socket. Whoever takes an event would leave the others asleep, so the last of those
+ * that were woken takes it. fall_asleep returns false until then, and if events were taken since the thread has armed
+ * the queue, in the turn that it names: it must look again before it sleeps.
  */
 static bool fall_asleep(struct rs *rs, unsigned int turn, struct pollfd *p)
 {
