@@ -112,6 +112,7 @@ struct rs {
 	uint32_t sends, controls;  /* work requests outstanding, and those of them that are not for data */
 	uint16_t received, granted; /* messages that came, and those that had come at the last grant */
 	uint16_t sent, limit;	   /* messages sent, and those that may be */
+	uint16_t reserve;	   /* credits that no data takes */
 	struct rs_sge offers[RS_OFFERS]; /* of the peer; the first is in use */
 	unsigned int next_offer;   /* entry of the table in which the next one will be */
 	struct rs_sge peer_table, peer_iomaps;

@@ -5,17 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "rs.h"
 
 enum { RESOLVE_MS = 2000, CLOSE_MS = 10000 };
 
-/* A thread that locks a mutex twice gets an error: see close_all. */
-static const pthread_mutex_t unlocked = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
-
 /* The sockets by their descriptors. */
-static pthread_mutex_t table_lock = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct rs **table;
 static int table_size;
 
@@ -42,14 +40,22 @@ static int insert(struct rs *rs)
 	return set_errno(err);
 }
 
+/* use returns the socket fd, with one more reference, or NULL. The table is locked. */
+static struct rs *use(int fd)
+{
+	struct rs *rs = fd >= 0 && fd < table_size ? table[fd] : NULL;
+
+	if (rs)
+		rs->refs++;
+	return rs;
+}
+
 struct rs *rs_find(int fd)
 {
 	struct rs *rs;
 
 	pthread_mutex_lock(&table_lock);
-	rs = fd >= 0 && fd < table_size ? table[fd] : NULL;
-	if (rs)
-		rs->refs++;
+	rs = use(fd);
 	pthread_mutex_unlock(&table_lock);
 	return rs;
 }
@@ -141,16 +147,28 @@ static void after_fork_parent(void)
 	pthread_mutex_unlock(&table_lock);
 }
 
+/* own_eventfd makes the descriptor of a socket one that the parent does not share. */
+static void own_eventfd(const struct rs *rs)
+{
+	int flags = fcntl(rs->fd, F_GETFD), own = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+
+	if (own < 0)
+		return;
+	dup3(own, rs->fd, flags & FD_CLOEXEC ? O_CLOEXEC : 0);
+	close(own);
+}
+
 /* The connections are the parent's. The child may close its descriptors, and connect new sockets. */
 static void after_fork_child(void)
 {
-	table_lock = unlocked;
+	pthread_mutex_init(&table_lock, NULL);
 	for (int i = 0; i < table_size; i++) {
 		struct rs *rs = table[i];
 
 		if (!rs)
 			continue;
-		rs->lock = unlocked;
+		own_eventfd(rs);
+		pthread_mutex_init(&rs->lock, NULL);
 		rs->refs = 1;
 		rs->sleepers = 0;
 		rs->woken = false;
@@ -171,7 +189,7 @@ static struct rs *rs_new(const struct rs *from)
 
 	if (!rs)
 		return NULL;
-	rs->lock = unlocked;
+	pthread_mutex_init(&rs->lock, NULL);
 	rs->refs = 1;
 	if (from) {
 		rs->family = from->family;
@@ -328,6 +346,7 @@ void rs_cm_events(struct rs *rs)
 	while (!rs->request && rdma_get_cm_event(rs->channel, &e) == 0) {
 		struct rdma_cm_id *refused = NULL;
 
+		rs->turn++; /* who is about to sleep looks again */
 		if (e->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
 			if (!keep_request(rs, e))
 				refused = e->id;
@@ -450,6 +469,8 @@ static struct rs *accept_request(struct rs *listener)
 	if (!rs)
 		return NULL;
 	listener->request = NULL;
+	if (listener->sleepers > 0) /* they may not wait for further requests: see fall_asleep */
+		rs_wake(listener);
 	rs->id = id;
 	if (rdma_migrate_id(id, rs->channel) == 0 && rs_open(rs) == 0) {
 		rs_put_hello(rs, &h);
@@ -457,6 +478,14 @@ static struct rs *accept_request(struct rs *listener)
 		rs->state = RS_ACCEPTING;
 		if (rdma_accept(id, &p) == 0 && insert(rs) == 0)
 			return rs;
+	} else if (errno == EMFILE || errno == ENFILE) {
+		int err = errno;
+
+		rs_close(rs);
+		rs->id = NULL;
+		rdma_migrate_id(id, listener->channel);
+		listener->request = id;
+		errno = err;
 	}
 	rs_free(rs);
 	return NULL;
@@ -601,11 +630,13 @@ int rshutdown(int socket, int how)
 /* say_goodbye tells the peer that the socket is closed, and waits until it has that and all data, for at most ms. */
 static void say_goodbye(struct rs *rs, int ms)
 {
+	int64_t end = rs_now_us() + ms * 1000LL;
+
 	rs->in_done = rs->out_done = true;
 	rs->bye = RS_LEAVES;
 	rs_wake(rs);
-	while (ms > 0 && rs_wait(rs, rs_all_sent, ms) == EINTR)
-		; /* as close(2) does, it goes on */
+	while (ms > 0 && rs_wait(rs, rs_all_sent, ms) == EINTR) /* as close(2) does, it goes on */
+		ms = (int)((end - rs_now_us()) / 1000);
 }
 
 /* reset ends a connection at once, so that the peer gets ECONNRESET. */
@@ -643,18 +674,37 @@ int rclose(int socket)
 	return 0;
 }
 
+/* lock_soon locks m, unless that takes 0.1 s: a thread in whose signal handler the program ends may hold it. */
+static bool lock_soon(pthread_mutex_t *m)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_REALTIME, &t);
+	t.tv_nsec += 100000000;
+	t.tv_sec += t.tv_nsec / 1000000000;
+	t.tv_nsec %= 1000000000;
+	return pthread_mutex_timedlock(m, &t) == 0;
+}
+
 /* A program that ends without rclose loses no data either, unless it does so in a signal handler within a call. */
 __attribute__((destructor)) static void close_all(void)
 {
 	int64_t end = rs_now_us() + CLOSE_MS * 1000LL;
 
 	for (int fd = 0; fd < table_size; fd++) {
-		struct rs *rs = rs_find(fd);
+		struct rs *rs;
 
-		if (!rs || pthread_mutex_lock(&rs->lock) != 0)
+		if (!lock_soon(&table_lock))
+			return;
+		rs = use(fd);
+		pthread_mutex_unlock(&table_lock);
+		if (!rs)
 			continue;
-		say_goodbye(rs, (int)((end - rs_now_us()) / 1000));
-		pthread_mutex_unlock(&rs->lock);
+		if (lock_soon(&rs->lock)) {
+			say_goodbye(rs, (int)((end - rs_now_us()) / 1000));
+			rs_progress(rs); /* also if others have taken all the time */
+			pthread_mutex_unlock(&rs->lock);
+		}
 		rs_drop(rs);
 	}
 }

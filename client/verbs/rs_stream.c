@@ -17,7 +17,7 @@ enum {
 	MAX_WRITE = 1 << 16, /* bytes of a Write, so that one is copied while others are sent */
 	MAX_CONTROLS = 8,    /* work requests for credits outstanding; two more say goodbye */
 	SPARE = 64,	     /* receives beyond the credits, for messages that need none */
-	RESERVE = 8,	     /* credits that are left for those, since a peer may have no other receives for them */
+	RESERVE = 8,	     /* most credits that are left for those: a peer may have no other receives for them */
 	INLINE = 64,
 	BATCH = 16,
 };
@@ -196,6 +196,7 @@ void rs_take_hello(struct rs *rs, const struct rs_hello *h)
 	rs->offers[0] = sge_from_be(&h->buffer);
 	rs->next_offer = 1;
 	rs->limit = credits;
+	rs->reserve = (uint16_t)least(RESERVE, credits / 4);
 }
 
 /* post writes from to the peer's memory, and then sends the message at msg. One of both may be NULL. */
@@ -346,7 +347,7 @@ void rs_progress(struct rs *rs)
 	struct ibv_wc wc[BATCH];
 	int n;
 
-	if (!rs->table) /* no connection */
+	if (!rs->table || rs->peer_table.length == 0) /* no connection, or none whose hello has been taken */
 		return;
 	do {
 		n = ibv_poll_cq(rs->cq, BATCH, wc);
@@ -386,7 +387,7 @@ static bool has_room(const struct rs *rs)
 
 bool rs_has_credit(const struct rs *rs)
 {
-	return rs->state == RS_CONNECTED && has_room(rs) && (uint16_t)(rs->limit - rs->sent) > RESERVE;
+	return rs->state == RS_CONNECTED && has_room(rs) && (uint16_t)(rs->limit - rs->sent) > rs->reserve;
 }
 
 bool rs_can_send(const struct rs *rs)

@@ -141,6 +141,8 @@ int rs_wait(struct rs *rs, bool (*ready)(const struct rs *rs), int ms)
 			continue;
 		}
 		if (!fall_asleep(rs, rs->turn, s.p)) {
+			if (remaining(end) == 0) /* a sleeper may never get up: it is in a signal handler that exits */
+				return EAGAIN;
 			pthread_mutex_unlock(&rs->lock);
 			sched_yield();
 			pthread_mutex_lock(&rs->lock);
@@ -251,7 +253,7 @@ static void all_get_up(struct set *s, nfds_t n)
 			get_up(rs, p);
 			pthread_mutex_unlock(&rs->lock);
 		}
-		p += rs ? FDS : 1;
+		p += rs ? FDS : s->fds[i].fd >= 0;
 	}
 }
 
@@ -265,7 +267,8 @@ static nfds_t all_fall_asleep(struct set *s)
 		bool asleep;
 
 		if (!rs) {
-			*p++ = s->others[i];
+			if (s->fds[i].fd >= 0) /* poll(2) refuses more entries than the limit of descriptors */
+				*p++ = s->others[i];
 			continue;
 		}
 		pthread_mutex_lock(&rs->lock);
