@@ -41,7 +41,8 @@ struct rs_hello {
 enum {
 	RS_OFFERS = 2, /* entries of the table of offers */
 	RS_MAX_IOMAPS = 128,
-	RS_FOREVER = -1, /* no time-out, in ms */
+	RS_CLOSE_MS = 10000, /* how long rclose waits */
+	RS_FOREVER = -1,     /* no time-out, in ms */
 };
 
 /* The table that the peer writes to. There is nothing between its parts. */
@@ -121,7 +122,7 @@ struct rs {
 	struct rs_mapping *mappings;
 };
 
-/* rs_socket.c */
+/* rs_table.c */
 
 /* From rs_enter to rs_leave a thread can be canceled in rs_sleep only, which is poll(2). That calls canceled then. */
 void rs_enter(void);
@@ -136,7 +137,33 @@ void rs_drop(struct rs *rs);
 struct rs *rs_get(int fd);
 void rs_put(struct rs *rs);
 
+int rs_insert(struct rs *rs);
+void rs_remove(struct rs *rs);
+
+/* rs_socket.c */
+
+/* rs_new makes a socket with the options of from, or with the defaults. It is not in the table. */
+struct rs *rs_new(const struct rs *from);
+void rs_free(struct rs *rs);
+
 /* All functions below are called with the lock of rs held. */
+
+/* rs_make_id makes the identifier of a socket that has none, with those options that it must know. */
+int rs_make_id(struct rs *rs);
+
+/*
+ * rs_copy_address stores as much of an address as there is room for, as accept(2) does. A socket of IPv6 has IPv4
+ * addresses as ::ffff:192.0.2.1.
+ */
+void rs_copy_address(const struct rs *rs, struct sockaddr *to, socklen_t *len, const struct sockaddr *from);
+
+/* rs_plain_address stores addr, which is of a family that iwarpd supports. ::ffff:192.0.2.1 becomes 192.0.2.1. */
+void rs_plain_address(struct sockaddr_storage *to, const struct sockaddr *addr);
+
+/* rs_say_goodbye tells the peer that the socket is closed, and waits until it has that and all data, for at most ms. */
+void rs_say_goodbye(struct rs *rs, int ms);
+
+/* rs_connect.c */
 
 /* rs_cm_events handles the events of the connection manager. */
 void rs_cm_events(struct rs *rs);
