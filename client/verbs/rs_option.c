@@ -31,8 +31,8 @@ struct option {
 #define AT(member) offsetof(struct rs_options, member)
 
 static struct option options[] = {
-	{ SOL_SOCKET, SO_RCVBUF, AT(in_size), SMALLEST_BUFFER, LARGEST_BUFFER, true, "mem_default", 1 << 17 },
-	{ SOL_SOCKET, SO_SNDBUF, AT(out_size), SMALLEST_BUFFER, LARGEST_BUFFER, true, "wmem_default", 1 << 17 },
+	{ SOL_SOCKET, SO_RCVBUF, AT(in_size), SMALLEST_BUFFER, LARGEST_BUFFER, true, "mem_default", 1 << 19 },
+	{ SOL_SOCKET, SO_SNDBUF, AT(out_size), SMALLEST_BUFFER, LARGEST_BUFFER, true, "wmem_default", 1 << 19 },
 	{ SOL_SOCKET, SO_KEEPALIVE, AT(keepalive), 0, 1, false, NULL, 0 },
 	{ SOL_SOCKET, SO_OOBINLINE, AT(oobinline), 0, 1, false, NULL, 0 },
 	{ SOL_SOCKET, SO_REUSEADDR, AT(reuseaddr), 0, 1, false, NULL, 0 },

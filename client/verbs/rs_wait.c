@@ -9,7 +9,7 @@
 
 #include "rs.h"
 
-enum { FDS = 3, SPIN_US = 10 };
+enum { FDS = 3, SPIN_US = 50 };
 
 int64_t rs_now_us(void)
 {
@@ -116,6 +116,14 @@ static void canceled(void *arg)
 	rs_put(s->rs);
 }
 
+/* yield gives up the CPU, which a worker of the daemon may share, and the socket. */
+static void yield(struct rs *rs)
+{
+	pthread_mutex_unlock(&rs->lock);
+	sched_yield();
+	pthread_mutex_lock(&rs->lock);
+}
+
 int rs_wait(struct rs *rs, bool (*ready)(const struct rs *rs), int ms)
 {
 	int64_t end = 0, spin = 0;
@@ -127,14 +135,19 @@ int rs_wait(struct rs *rs, bool (*ready)(const struct rs *rs), int ms)
 		update(rs);
 		if (ready(rs))
 			return 0;
-		if (ms == 0)
-			return EAGAIN;
+		if (ms == 0) {
+			yield(rs);
+			update(rs);
+			return ready(rs) ? 0 : EAGAIN;
+		}
 		if (end == 0) {
 			end = end_of(ms);
 			spin = rs_now_us() + SPIN_US;
 		}
-		if (rs_now_us() < spin)
+		if (rs_now_us() < spin) {
+			yield(rs);
 			continue;
+		}
 		if (!armed) {
 			arm(rs);
 			armed = true;
@@ -143,9 +156,7 @@ int rs_wait(struct rs *rs, bool (*ready)(const struct rs *rs), int ms)
 		if (!fall_asleep(rs, rs->turn, s.p)) {
 			if (remaining(end) == 0) /* a sleeper may never get up: it is in a signal handler that exits */
 				return EAGAIN;
-			pthread_mutex_unlock(&rs->lock);
-			sched_yield();
-			pthread_mutex_lock(&rs->lock);
+			yield(rs);
 			armed = false;
 			continue;
 		}
@@ -322,6 +333,7 @@ static int poll_set(struct set *s, int ms)
 {
 	int64_t end = end_of(ms), spin = rs_now_us() + SPIN_US;
 	void (*prepare)(struct rs *rs) = update;
+	bool yielded = false;
 	int n, others;
 
 	for (;;) {
@@ -330,9 +342,11 @@ static int poll_set(struct set *s, int ms)
 		if (others < 0)
 			return -1;
 		n += others;
-		if (n > 0 || remaining(end) == 0)
+		if (n > 0 || (yielded && remaining(end) == 0))
 			return n;
 		if (prepare == update) {
+			sched_yield();
+			yielded = true;
 			if (rs_now_us() >= spin)
 				prepare = arm;
 			continue;

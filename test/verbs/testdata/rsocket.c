@@ -1523,11 +1523,13 @@ static void fails(int fd, int line)
 static void hostile(void)
 {
 	static const char zeros[100000];
+	static const int size = 131072;
 	int l = listener(8), fd;
 	struct pair p;
 	struct raw r;
 	char c;
 
+	CHECK(rsetsockopt(l, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size)) == 0);
 	/* Requests that are refused. */
 	CHECK(raw_call(&r, l, bad_version, sizeof(struct hello)) == -1);
 	raw_end(&r);
