@@ -634,19 +634,6 @@ static void whole(void)
 	rdma_destroy_event_channel(ch);
 }
 
-/* open_files returns the number of descriptors of this process. */
-static int open_files(void)
-{
-	DIR *d = opendir("/proc/self/fd");
-	int n = 0;
-
-	CHECK(d);
-	while (readdir(d))
-		n++;
-	closedir(d);
-	return n;
-}
-
 /*
  * A listener ends with a request that was not taken, and then the daemon ends, which polls report too. What is destroyed then has no
  * descriptor any more.

@@ -5,7 +5,6 @@
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <poll.h>
@@ -471,18 +470,6 @@ static void *server(void *arg)
 		CHECK(rdma_destroy_id(s.listeners[i]) == 0);
 	rdma_destroy_event_channel(s.ch);
 	return NULL;
-}
-
-static int open_files(void)
-{
-	DIR *d = opendir("/proc/self/fd");
-	int n = 0;
-
-	CHECK(d);
-	while (readdir(d))
-		n++;
-	closedir(d);
-	return n;
 }
 
 int main(int argc, char **argv)

@@ -1,7 +1,6 @@
 /* Uses of rsockets: rsocket MODE ADDRESS. The peer is the same process, or a child of it. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -922,18 +921,6 @@ static void polled(void)
 	end(&p);
 }
 
-static int open_files(void)
-{
-	DIR *d = opendir("/proc/self/fd");
-	int n = 0;
-
-	CHECK(d);
-	while (readdir(d))
-		n++;
-	closedir(d);
-	return n;
-}
-
 /* As many sockets as the limit of descriptors permits are polled. */
 static void many(void)
 {
@@ -1295,7 +1282,7 @@ static void gone(void)
 	end(&p);
 }
 
-/* A daemon that ends ends its connections. It is told so by the test. */
+/* The connections of a daemon end with it. The test ends it when this program says so. */
 static void restarted(void)
 {
 	struct pair p = pair();
