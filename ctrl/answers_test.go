@@ -223,14 +223,7 @@ func TestPeerClosed(t *testing.T) {
 		if disconnects {
 			c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qp}}})
 		}
-		h.advance(closeTimeout - time.Nanosecond)
-		if _, abort := p.ended(); abort {
-			t.Error("reset early")
-		}
-		h.advance(time.Nanosecond)
-		if _, abort := p.ended(); !abort {
-			t.Error("not reset")
-		}
+		h.resetsAfter(p, closeTimeout)
 		h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id})
 		if ev := c.event().GetDisconnected(); ev.GetQp() != qp {
 			t.Errorf("event %v", ev)

@@ -130,6 +130,19 @@ func (p *mpaPeer) ended() (ended, abort bool) {
 	return p.c.ended, p.c.abort
 }
 
+// resetsAfter checks that the server resets a connection after d, and not before.
+func (h *harness) resetsAfter(p *mpaPeer, d time.Duration) {
+	h.t.Helper()
+	h.advance(d - time.Nanosecond)
+	if _, abort := p.ended(); abort {
+		h.t.Error("reset early")
+	}
+	h.advance(time.Nanosecond)
+	if _, abort := p.ended(); !abort {
+		h.t.Error("not reset")
+	}
+}
+
 func (p *mpaPeer) deaf() bool {
 	p.h.e.mu.Lock()
 	defer p.h.e.mu.Unlock()

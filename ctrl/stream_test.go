@@ -123,14 +123,7 @@ func TestStreamCloseBlocked(t *testing.T) {
 		return h.account(uint32(os.Getuid()))[resRings]
 	}
 	testenv.Until(t, "maxUnsent bytes are charged", func() bool { return charged() == maxUnsent })
-	h.advance(lingerTime - time.Nanosecond)
-	if _, abort := p.ended(); abort {
-		t.Error("reset early")
-	}
-	h.advance(time.Nanosecond)
-	if _, abort := p.ended(); !abort {
-		t.Error("not reset")
-	}
+	h.resetsAfter(p, lingerTime)
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id})
 	h.settled(t)
 }
