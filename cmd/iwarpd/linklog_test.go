@@ -52,22 +52,16 @@ func TestWatchLink(t *testing.T) {
 	}()
 	defer func() { cancel(); <-done }()
 	<-started
-	ip := func(args ...string) {
-		t.Helper()
-		if out, err := v.A.NS.Command("ip", args...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %v: %v: %s", args, err, out)
-		}
-	}
 	// The first change may precede the subscription: repeat it until it is logged.
 	for n := 0; logs.FilterMessageSnippet("the MTU of the interface changed").Len() == 0; n++ {
 		if n == 600 {
 			t.Fatal("no change of the MTU seen")
 		}
-		ip("link", "set", v.A.Name, "mtu", strconv.Itoa(1400+n%2))
+		v.A.NS.IP(t, "link", "set", v.A.Name, "mtu", strconv.Itoa(1400+n%2))
 		time.Sleep(50 * time.Millisecond)
 	}
 	for _, mtu := range []int{1500, 1501, 1400, 1502} {
-		ip("link", "set", v.A.Name, "mtu", strconv.Itoa(mtu))
+		v.A.NS.IP(t, "link", "set", v.A.Name, "mtu", strconv.Itoa(mtu))
 		testenv.Until(t, "the log has the MTU", func() bool { return logs.FilterField(zap.Int("mtu", mtu)).Len() != 0 })
 	}
 	for _, e := range logs.FilterFieldKey("mtu").All() {
@@ -77,24 +71,24 @@ func TestWatchLink(t *testing.T) {
 		}
 	}
 	expect(refused)
-	ip("route", "add", "192.0.2.0/24", "dev", v.A.Name)
+	v.A.NS.IP(t, "route", "add", "192.0.2.0/24", "dev", v.A.Name)
 	expect("routes over the interface changed")
 	for _, up := range []bool{false, true} {
 		before, word := renewed.Load(), map[bool]string{false: "down", true: "up"}[up]
-		ip("link", "set", v.A.Name, word)
+		v.A.NS.IP(t, "link", "set", v.A.Name, word)
 		expect("the link is " + word)
 		if s := state.Load(); s == nil || s.Up != up || up && s.Speed != 10e9 { // values that veth reports
 			t.Errorf("set %s: state %+v", word, s)
 		}
 		testenv.Until(t, "the program is renewed when the link is set "+word, func() bool { return renewed.Load() != before })
 	}
-	ip("link", "set", v.A.Name, "down")
-	ip("link", "set", v.A.Name, "name", "other0")
+	v.A.NS.IP(t, "link", "set", v.A.Name, "down")
+	v.A.NS.IP(t, "link", "set", v.A.Name, "name", "other0")
 	expect("the interface was renamed")
-	ip("link", "set", "other0", "up")
+	v.A.NS.IP(t, "link", "set", "other0", "up")
 	testenv.Until(t, "it is up under the other name", func() bool { return state.Load().Up })
-	ip("link", "del", "other0")
+	v.A.NS.IP(t, "link", "del", "other0")
 	testenv.Until(t, "it is removed", func() bool { return !state.Load().Enabled })
-	ip("link", "add", v.A.Name, "up", "type", "veth", "peer", "name", "other1")
+	v.A.NS.IP(t, "link", "add", v.A.Name, "up", "type", "veth", "peer", "name", "other1")
 	testenv.Until(t, "there is a new interface of the first name", func() bool { return state.Load().Enabled })
 }

@@ -76,13 +76,7 @@ func TestFollowLinkName(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
 	name := v.A.Name
-	ip := func(args ...string) {
-		t.Helper()
-		if out, err := v.A.NS.Command("ip", args...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %v: %v: %s", args, err, out)
-		}
-	}
-	ip("link", "add", "other0", "mtu", "1400", "type", "veth", "peer", "name", "other1")
+	v.A.NS.IP(t, "link", "add", "other0", "mtu", "1400", "type", "veth", "peer", "name", "other1")
 	var r *Resolver
 	must(t, v.A.NS.Do(func() (err error) {
 		r, err = New(name, "other0")
@@ -118,14 +112,14 @@ func TestFollowLinkName(t *testing.T) {
 		}
 	}
 	expect(1500, true)
-	ip("link", "del", name)
+	v.A.NS.IP(t, "link", "del", name)
 	expect(1500, false)
-	ip("link", "set", "other0", "name", name)
-	ip("link", "set", name, "mtu", "1450", "up")
+	v.A.NS.IP(t, "link", "set", "other0", "name", name)
+	v.A.NS.IP(t, "link", "set", name, "mtu", "1450", "up")
 	testenv.Until(t, "the other Device has the MTU", func() bool { return r.Device("other0").MTU() == 1450 })
-	ip("link", "del", name)
+	v.A.NS.IP(t, "link", "del", name)
 	testenv.Until(t, "the other Device has noticed it", func() bool { return r.Device("other0").Index() == 0 })
-	ip("link", "add", name, "mtu", "1333", "type", "veth", "peer", "name", "other1")
+	v.A.NS.IP(t, "link", "add", name, "mtu", "1333", "type", "veth", "peer", "name", "other1")
 	expect(1333, false)
 }
 
@@ -134,15 +128,9 @@ func TestFollowLink(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
 	name := v.A.Name
-	ip := func(args ...string) {
-		t.Helper()
-		if out, err := v.A.NS.Command("ip", args...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %v: %v: %s", args, err, out)
-		}
-	}
-	ip("link", "add", "other0", "type", "veth", "peer", "name", "other1")
-	ip("link", "set", "other1", "up")
-	ip("link", "set", "other0", "up")
+	v.A.NS.IP(t, "link", "add", "other0", "type", "veth", "peer", "name", "other1")
+	v.A.NS.IP(t, "link", "set", "other1", "up")
+	v.A.NS.IP(t, "link", "set", "other0", "up")
 	ctx, cancel := context.WithCancel(t.Context())
 	type change struct{ before, now LinkState }
 	links, routes, done := make(chan change, 100), make(chan int, 100), make(chan error, 1)
@@ -189,15 +177,15 @@ func TestFollowLink(t *testing.T) {
 		}
 	}
 	expect("up", func(s LinkState) bool { return s.Up && s.Enabled && s.Name == name && s.MTU == 1500 })
-	ip("link", "set", name, "mtu", "1400")
+	v.A.NS.IP(t, "link", "set", name, "mtu", "1400")
 	expect("another MTU", func(s LinkState) bool { return s.MTU == 1400 })
-	ip("route", "add", "198.51.100.0/24", "dev", name)
+	v.A.NS.IP(t, "route", "add", "198.51.100.0/24", "dev", name)
 	changed("a route")
-	ip("route", "add", "203.0.113.0/24", "nexthop", "dev", "other0", "nexthop", "dev", name)
+	v.A.NS.IP(t, "route", "add", "203.0.113.0/24", "nexthop", "dev", "other0", "nexthop", "dev", name)
 	changed("a route with two next hops")
-	ip("link", "set", name, "down")
+	v.A.NS.IP(t, "link", "set", name, "down")
 	expect("down", func(s LinkState) bool { return !s.Up && !s.Enabled })
-	ip("link", "del", name)
+	v.A.NS.IP(t, "link", "del", name)
 	expect("gone", func(s LinkState) bool { return s == LinkState{Name: name, MTU: 1400} })
 }
 

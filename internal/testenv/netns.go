@@ -377,6 +377,14 @@ func (n *Namespace) Command(name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
+// IP runs ip in the namespace.
+func (n *Namespace) IP(t testing.TB, args ...string) {
+	t.Helper()
+	if out, err := n.Command("ip", args...).CombinedOutput(); err != nil {
+		t.Fatalf("ip %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+}
+
 // removeLeftovers deletes the namespaces of test processes that no longer exist.
 func removeLeftovers() {
 	entries, err := os.ReadDir("/run/netns")

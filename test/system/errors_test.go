@@ -275,9 +275,7 @@ func TestLinkDown(t *testing.T) {
 			a, b := newHost(t, &w.A, "--tcp-r2", "1s"), newHost(t, &w.B, "--tcp-r2", "1s")
 			cp, _, _ := copying(t, a, b)
 			h := map[string]*host{"own": a, "peer": b}[which]
-			if out, err := h.end.NS.Command("ip", "link", "set", "dev", h.end.Name, "down").CombinedOutput(); err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
+			h.end.NS.IP(t, "link", "set", "dev", h.end.Name, "down")
 			h.daemon.Expect("the link is down")
 			if code := cp.Wait(limit); code != 4 {
 				t.Errorf("exit code %d; want 4", code)

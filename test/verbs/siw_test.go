@@ -134,11 +134,8 @@ func TestSoftIwarp(t *testing.T) {
 	plain.libraries(t)
 	testenv.RequireRoot(t)
 	end := testenv.NewVeth(t, 1500).A
-	for _, line := range []string{"ip tuntap add tap0 mode tap", "ip addr add 10.97.0.1/24 dev tap0", "ip link set tap0 up"} {
-		f := strings.Fields(line)
-		if out, err := end.NS.Command(f[0], f[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", line, err, out)
-		}
+	for _, args := range []string{"tuntap add tap0 mode tap", "addr add 10.97.0.1/24 dev tap0", "link set tap0 up"} {
+		end.NS.IP(t, strings.Fields(args)...)
 	}
 	end.Name, end.Addr4 = "tap0", netip.MustParseAddr("10.97.0.1")
 	const addr = "10.97.0.2"

@@ -619,10 +619,7 @@ func TestIdentifiers(t *testing.T) {
 	})
 	t.Run("gids of more addresses than a device has", func(t *testing.T) {
 		for i := range 70 {
-			add := fmt.Sprintf("address add 198.51.100.%d/32 dev %s", 1+i, b.end.Name)
-			if out, err := b.end.NS.Command("ip", strings.Fields(add)...).CombinedOutput(); err != nil {
-				t.Fatalf("ip %s: %v: %s", add, err, out)
-			}
+			b.end.NS.IP(t, "address", "add", fmt.Sprintf("198.51.100.%d/32", 1+i), "dev", b.end.Name)
 		}
 		run(t, "gids").Succeed()
 	})
@@ -749,9 +746,7 @@ func TestElsewhere(t *testing.T) {
 	<-a.daemon.Done
 	p.Expect("gone\n")
 	for _, c := range []string{"link add other type veth peer name others", "address add 198.51.100.1/24 dev other", "link set other up", "link set others up"} {
-		if out, err := a.end.NS.Command("ip", strings.Fields(c)...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %s: %v: %s", c, err, out)
-		}
+		a.end.NS.IP(t, strings.Fields(c)...)
 	}
 	a.launch(t, "other")
 	p.Succeed()
