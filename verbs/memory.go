@@ -173,6 +173,9 @@ func (t *Table) aligned(stag uint32, to uint64) bool {
 
 // Invalidate implements rdmap.Memory (RFC 5040 section 5.3).
 func (q *QP) Invalidate(stag uint32) *term.Error {
+	if q.denies(RemoteInvalidate) {
+		return nil
+	}
 	if !q.cfg.Table.remoteInv(q.cfg.PD, q.cfg.Num, stag) {
 		q.stats.ProtectionErrors++
 		return term.ErrOpInvalidate

@@ -189,14 +189,17 @@ func (q *QP) Stream() *rdmap.Stream { return &q.stream }
 // Stats returns the counters.
 func (q *QP) Stats() Stats { return q.stats }
 
-// Permit sets which of RemoteWrite, RemoteRead and RemoteAtomic the peer may have by a region or window: all of them at first.
+// Permit sets which of RemoteWrite, RemoteRead, RemoteAtomic and RemoteInvalidate the peer may have by a region or window: all of them at
+// first. A Send with Invalidate of a peer that may not invalidate is a Send with 32 bits for the application.
 func (q *QP) Permit(a Access) {
-	q.denied.Store(uint32((RemoteWrite | RemoteRead | RemoteAtomic) &^ a))
+	q.denied.Store(uint32((RemoteWrite | RemoteRead | RemoteAtomic | RemoteInvalidate) &^ a))
 }
+
+func (q *QP) denies(a Access) bool { return Access(q.denied.Load())&a != 0 }
 
 // check is Table.check for q.
 func (q *QP) check(stag uint32, to uint64, n uint32, use Use) (memory, fault) {
-	if Access(q.denied.Load())&rights[use] != 0 {
+	if q.denies(rights[use]) {
 		return memory{}, faultAccess
 	}
 	return q.cfg.Table.check(q.cfg.PD, q.cfg.Num, stag, to, n, use)

@@ -111,6 +111,39 @@ func TestVerbs(t *testing.T) {
 	}
 }
 
+// TestInvalidateDenied checks that a Send with Invalidate of a peer that may not invalidate passes its 32 bits on, whatever they are, and
+// that the peer may do the rest that it may.
+func TestInvalidateDenied(t *testing.T) {
+	a, b := newPair(t, 64, QPConfig{})
+	bound := allocWindow(t, b.table, pdA).STag()
+	b.post(SendWR{Op: OpBindMW, RKey: bound, SGEs: []SGE{b.sge(0, 64)}, Access: RemoteWrite})
+	run(a, b, 1400)
+	b.Permit(RemoteWrite)
+	b.postRecv(RecvWR{ID: 1}, RecvWR{ID: 2}, RecvWR{ID: 3})
+	a.post(
+		SendWR{Op: rdmap.OpSendInv, Inv: bound},
+		SendWR{Op: rdmap.OpSendInv, Flags: Solicited, Inv: 0},
+		SendWR{Op: rdmap.OpWrite, SGEs: []SGE{a.sge(0, 8)}, RKey: bound, Remote: sideBase},
+		SendWR{Op: rdmap.OpSend},
+	)
+	run(a, b, 1400)
+	want := []WC{
+		{ID: 1, Op: WCRecv, QP: 2, InvKey: bound, Flags: WCWithInv},
+		{ID: 2, Op: WCRecv, QP: 2, Flags: WCWithInv | WCSolicited},
+		{ID: 3, Op: WCRecv, QP: 2},
+	}
+	if diff := cmp.Diff(want, b.take()); diff != "" {
+		t.Errorf("completions (-want +got):\n%s", diff)
+	}
+	b.Permit(RemoteWrite | RemoteInvalidate)
+	b.postRecv(RecvWR{ID: 4})
+	a.post(SendWR{Op: rdmap.OpSendInv, Inv: bound}, SendWR{Op: rdmap.OpWrite, SGEs: []SGE{a.sge(0, 8)}, RKey: bound, Remote: sideBase})
+	run(a, b, 1400)
+	if b.State() != StateTerminate {
+		t.Errorf("state %v after a Write to a window that the peer has invalidated", b.State())
+	}
+}
+
 // TestStats checks the counters after a success, a refusal and a flush.
 func TestStats(t *testing.T) {
 	a, b := newPair(t, 64, QPConfig{SQDepth: 3, RQDepth: 5})

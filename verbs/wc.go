@@ -79,7 +79,7 @@ type WCFlags uint8
 // Flags of a completion.
 const (
 	WCWithImm   WCFlags = 1 << 1 // Imm is valid
-	WCWithInv   WCFlags = 1 << 3 // InvKey was invalidated by the peer
+	WCWithInv   WCFlags = 1 << 3 // InvKey is what the peer named in a Send with Invalidate
 	WCSolicited WCFlags = 1 << 7 // wakes a CQ that is armed for solicited completions
 )
 
