@@ -125,7 +125,7 @@ interop-nic: build ## on the drivers of network cards that QEMU has, in virtual 
 
 interop-verbs: ## unmodified RDMA programs of Debian on two daemons, with SIW=1 against soft-iWARP too; out/interop-verbs.md (root)
 	@.ci/need $(VERBS_NEED) $(VERBS_PROGRAMS) ip:iproute2 ethtool:ethtool qemu-system-x86_64:qemu-system-x86 dtest:dapl2-utils iperf:iperf \
-		ceph-mon:ceph-mon ceph-osd:ceph-osd rados:ceph-common
+		ceph-mon:ceph-mon ceph-osd:ceph-osd rados:ceph-common g++:g++ /usr/include/gloo/context.h:libgloo-dev
 	@mkdir -p $(OUT)
 	@VERBS=full VERBS_TABLE=$(CURDIR)/$(OUT)/interop-verbs.md $(GO) test -count=1 -timeout 60m -v ./test/verbs >$(OUT)/interop-verbs.log 2>&1; status=$$?; \
 	cat $(OUT)/interop-verbs.md; grep -E '^ *--- FAIL|^(ok|FAIL)|_test.go.*(FAIL|skip)' $(OUT)/interop-verbs.log; \

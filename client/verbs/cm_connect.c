@@ -53,7 +53,7 @@ static struct qp *connection_qp(struct id *id, const struct rdma_conn_param *p)
 		atomic_store(&was->cm, NULL); /* an id has one queue pair */
 	atomic_store(&qp->cm, id);
 	qp->attr.timeout = id->ack_timeout;
-	iwv_exchange_end(qp); /* the program may have moved it to the state INIT before */
+	iwv_exchange_leave(qp); /* the program may have moved it to the state INIT or RTR before */
 	return qp;
 }
 

@@ -414,7 +414,7 @@ static enum ibv_wc_opcode wc_opcode(uint32_t opcode)
 	}
 }
 
-static void put_wc(struct ibv_wc *to, const struct iwarpd_wc *from)
+static void put_wc(struct ibv_wc *to, const struct iwarpd_wc *from, const struct qp *qp)
 {
 	*to = (struct ibv_wc){
 		.wr_id = from->id,
@@ -430,7 +430,10 @@ static void put_wc(struct ibv_wc *to, const struct iwarpd_wc *from)
 		to->imm_data = htobe32((uint32_t)(from->imm >> 32));
 		to->byte_len = (uint32_t)from->imm;
 	}
-	if (from->flags & IWARPD_WC_WITH_INV) {
+	if (from->flags & IWARPD_WC_WITH_INV && atomic_load_explicit(&qp->immediate, memory_order_relaxed)) {
+		to->wc_flags = IBV_WC_WITH_IMM;
+		to->imm_data = htobe32(from->inv_key);
+	} else if (from->flags & IWARPD_WC_WITH_INV) {
 		to->wc_flags = IBV_WC_WITH_INV;
 		to->invalidated_rkey = from->inv_key;
 	}
@@ -475,7 +478,7 @@ static int take(struct cq *cq, int n, struct ibv_wc *wc)
 				continue;
 			if (got[i].opcode < IWARPD_WC_RECV)
 				count(&qp->polled);
-			put_wc(&wc[total], &got[i]);
+			put_wc(&wc[total], &got[i], qp);
 			if (wc[total].status == IBV_WC_WR_FLUSH_ERR && wc[total].opcode == IBV_WC_RECV &&
 			    exchange_hold(qp, &wc[total]))
 				continue;

@@ -10,6 +10,10 @@
  *
  * Anyone can connect to that port. The requests that come before the state RTR are kept,
  * and then the one is accepted that comes from the address and QP of the peer.
+ *
+ * These programs are written for InfiniBand, and some use Send with Immediate Data. iWARP has only
+ * a message of its own for it (RFC 7306), which takes a receive more. So on these connections Send
+ * with Invalidate carries it, which programs without librdmacm do not use.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -146,7 +150,7 @@ static void refuse_all(struct qp *qp, struct exchange *x)
 	x->num_callers = 0;
 }
 
-void iwv_exchange_end(struct qp *qp)
+void exchange_end(struct qp *qp)
 {
 	struct exchange *x = qp->exchange;
 
@@ -235,12 +239,33 @@ static int call(struct qp *qp, const union ibv_gid *own, const union ibv_gid *pe
 	return err;
 }
 
+/* carry_immediate makes a Send with Invalidate of the peer one with Immediate Data, and lets the program send those. */
+static int carry_immediate(struct qp *qp)
+{
+	struct iwarpd_error e;
+	int err = qp_permit(qp, qp->attr.qp_access_flags, true, &e);
+
+	if (err == -EINVAL) { /* an older daemon */
+		iwv_log("QP %u: no Send with Immediate Data: %s", qp->ibv.qp_num, e.text);
+		return 0;
+	}
+	atomic_store(&qp->immediate, !err);
+	return err;
+}
+
+void iwv_exchange_leave(struct qp *qp)
+{
+	exchange_end(qp);
+	if (atomic_exchange(&qp->immediate, false))
+		qp_permit(qp, qp->attr.qp_access_flags, false, NULL);
+}
+
 int exchange_connect(struct qp *qp, const struct ibv_qp_attr *attr)
 {
 	const union ibv_gid *peer = &attr->ah_attr.grh.dgid;
 	char text[INET6_ADDRSTRLEN];
 	union ibv_gid own;
-	int order;
+	int order, err;
 
 	if (!qp->exchange || !qp->exchange->listener)
 		return -EADDRINUSE;
@@ -248,6 +273,9 @@ int exchange_connect(struct qp *qp, const struct ibv_qp_attr *attr)
 		iwv_log("ibv_modify_qp: a GID is needed: many programs have an option for its index, which is 0");
 		return -EINVAL;
 	}
+	err = carry_immediate(qp);
+	if (err)
+		return err;
 	qp->exchange->peer = attr->dest_qp_num;
 	qp->exchange->peer_gid = *peer;
 	qp->exchange->any_gid = gid_text(&own, text) != gid_text(peer, text);

@@ -393,6 +393,7 @@ struct qp {
 	uint32_t half_status, half_vendor; /* see shown, in cq.c; guarded by the lock of the CQ */
 	atomic_int conn;    /* enum connection */
 	atomic_bool posted; /* work requests, which the daemon has */
+	atomic_bool immediate; /* a Send with Invalidate carries Immediate Data, both ways: see exchange.c */
 	int64_t deadline;   /* when a closing connection is cut, in ms */
 	struct exchange *exchange; /* connection by ibv_modify_qp, or NULL */
 	unsigned int unacknowledged; /* asynchronous events that the program has taken; guarded by iwv_thread_lock */
@@ -456,6 +457,12 @@ int iwv_qp_disconnect(struct qp *qp, bool abort, struct iwarpd_error *e);
 /* qp_event updates the state of a QP after the connection manager has handled the event. */
 void qp_event(const struct iwarpd_event *ev);
 
+/*
+ * qp_permit lets the peer do what access flags say, and no more, and invalidate keys unless its Send with Invalidate
+ * carries Immediate Data. The lock is held.
+ */
+int qp_permit(struct qp *qp, unsigned int access, bool immediate, struct iwarpd_error *e);
+
 /* qp_expire frees the destroyed QPs whose connections have closed, or have not closed in time. */
 void qp_expire(struct context *c);
 
@@ -473,8 +480,11 @@ int exchange_listen(struct qp *qp);
 /* exchange_connect connects a QP to the one that attr names, on the transition to RTR. */
 int exchange_connect(struct qp *qp, const struct ibv_qp_attr *attr);
 
-/* iwv_exchange_end frees the exchange state of a QP. */
-void iwv_exchange_end(struct qp *qp);
+/* exchange_end frees the exchange state of a QP. */
+void exchange_end(struct qp *qp);
+
+/* iwv_exchange_leave does so for a QP that librdmacm connects. */
+void iwv_exchange_leave(struct qp *qp);
 
 /*
  * exchange_hold keeps a receive that was flushed because the peer has left, until the

@@ -337,7 +337,7 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 	iwv_thread_lock();
 	thread_gone(c); /* its events that have come are not lost */
 	set_numbered(c, ibv->qp_num, NULL);
-	iwv_exchange_end(qp);
+	exchange_end(qp);
 	async_drop(c, ibv, &qp->unacknowledged); /* others find the QP while it waits */
 	for (at = &c->qps; *at != qp; at = &(*at)->next)
 		;
@@ -417,7 +417,7 @@ static int modify(struct qp *qp, const struct ibv_qp_attr *attr, int mask, struc
 			iwv_log("QP %u: iwarpd cannot reset a queue pair that has had work requests, a connection or an error: create another one", qp->ibv.qp_num);
 			return -EOPNOTSUPP;
 		}
-		iwv_exchange_end(qp); /* it takes no connection now */
+		exchange_end(qp); /* it takes no connection now */
 		return 0;
 	case IBV_QPS_INIT:
 		return atomic_load(&qp->cm) ? 0 : exchange_listen(qp);
@@ -464,15 +464,24 @@ static void remember(struct ibv_qp_attr *to, const struct ibv_qp_attr *from, int
 			memcpy((char *)to + fields[i].at, (const char *)from + fields[i].at, fields[i].size);
 }
 
+/* What the access flags of a QP restrict. */
+enum { QP_ACCESS = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC };
+
+int qp_permit(struct qp *qp, unsigned int access, bool immediate, struct iwarpd_error *e)
+{
+	return iwarpd_modify_qp(qp->q, (access & QP_ACCESS) | (immediate ? 0 : IWARPD_REMOTE_INVALIDATE), e);
+}
+
 /*
- * permit lets the peer do what access flags say, and no more. A daemon that cannot restrict the peer answers that the
- * request is invalid, which is no reason to refuse its service. The lock is held.
+ * permit changes what the peer may do. A daemon that cannot restrict the peer answers that the request is invalid,
+ * which is no reason to refuse its service. The lock is held.
  */
 static int permit(struct qp *qp, unsigned int access, struct iwarpd_error *e)
 {
-	const unsigned int remote = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
-	int err = (access ^ qp->attr.qp_access_flags) & remote ? iwarpd_modify_qp(qp->q, access, e) : 0;
+	int err = 0;
 
+	if ((access ^ qp->attr.qp_access_flags) & QP_ACCESS)
+		err = qp_permit(qp, access, atomic_load(&qp->immediate), e);
 	if (err != -EINVAL)
 		return err;
 	iwv_log("QP %u: the peer may do all that memory regions allow: %s", qp->ibv.qp_num, e->text);

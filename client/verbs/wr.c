@@ -91,9 +91,12 @@ static void put_imm(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr)
 	};
 }
 
-/* put_wr translates a work request. */
-static int put_wr(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, struct iwarpd_sge *window, char *room)
+/* put_wr translates a work request of a QP. */
+static int put_wr(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, const struct qp *qp, struct iwarpd_sge *window,
+		  char *room)
 {
+	bool immediate = atomic_load_explicit(&qp->immediate, memory_order_relaxed);
+
 	*to = (struct iwarpd_send_wr){
 		.id = wr->wr_id,
 		.flags = wr->send_flags & (IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED),
@@ -104,7 +107,15 @@ static int put_wr(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, struc
 	case IBV_WR_SEND:
 		to->opcode = IWARPD_WR_SEND;
 		break;
+	case IBV_WR_SEND_WITH_IMM:
+		if (!immediate)
+			return -iwv_unsupported("ibv_post_send: Send with Immediate Data on a connection of librdmacm");
+		to->opcode = IWARPD_WR_SEND_WITH_INV;
+		to->inv_key = be32toh(wr->imm_data);
+		break;
 	case IBV_WR_SEND_WITH_INV:
+		if (immediate)
+			return -iwv_unsupported("ibv_post_send: Send with Invalidate without librdmacm");
 		to->opcode = IWARPD_WR_SEND_WITH_INV;
 		to->inv_key = wr->invalidate_rkey;
 		break;
@@ -152,7 +163,7 @@ static int put_wr(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, struc
 		to->sge = window;
 		to->num_sge = 1;
 		break;
-	default: /* TSO, and Send with Immediate Data, which other iWARP devices lack too */
+	default: /* TSO */
 		return -iwv_unsupported("ibv_post_send: this kind of work request");
 	}
 	if ((wr->send_flags & IBV_SEND_INLINE) && wr->num_sge > 0 &&
@@ -209,7 +220,7 @@ static int fill_batch(struct batch *b, const struct ibv_send_wr *wr, const struc
 
 	for (b->n = 0; wr && b->n < BATCH; wr = wr->next) {
 		bool imm = wr->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-		int err = put_wr(&b->wr[b->n], wr, &b->window, b->room);
+		int err = put_wr(&b->wr[b->n], wr, qp, &b->window, b->room);
 
 		if (!err && (sig_all || wr->send_flags & IBV_SEND_SIGNALED) && room-- <= 0)
 			err = -EAGAIN;

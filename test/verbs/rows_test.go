@@ -166,6 +166,7 @@ func rows() []row {
 		long(row{group: "qemu-system-x86", name: "qemu-system-x86_64, migrate rdma:", server: "@migrate ADDR server", client: "@migrate ADDR", needs: []string{"qemu-system-x86_64"}}),
 		long(row{group: "dapl2-utils", name: "dtest", server: "@dapl IFACE", client: "@dapl IFACE -h ADDR", port: 15828, needs: []string{"dtest"}}),
 		{group: "librpma", name: "write, flush, read, send", server: "@rpma ADDR server", client: "@rpma ADDR"},
+		long(row{group: "libgloo", name: "ibverbs transport, collectives", server: "@gloo", client: "@gloo ADDR", port: 18519, needs: []string{"g++"}}),
 		pyverbs("test_rdmacm.CMTestCase", "test_rdmacm_sync_traffic", "test_rdmacm_async_traffic", "test_rdmacm_async_reject_traffic", "test_rdmacm_async_read"),
 		long(pyverbs("test_qp.QPTest", "test_create_rc_qp_no_attr", "test_create_rc_qp_with_attr", "test_query_rc_qp")),
 		long(pyverbs("test_cq.CQAPITest", "test_create_cq", "test_create_cq_with_comp_channel", "test_create_cq_bad_flow")),

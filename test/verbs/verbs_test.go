@@ -208,7 +208,7 @@ func command(t *testing.T, s string, b *host) string {
 // compiles.
 func ours(t *testing.T, name string) string {
 	t.Helper()
-	if _, err := os.Stat(filepath.Join("testdata", name+".c")); err == nil {
+	if found, _ := filepath.Glob(filepath.Join("testdata", name+".c*")); found != nil {
 		return compile(t, name)
 	}
 	path, err := filepath.Abs(filepath.Join("testdata", name))
@@ -362,19 +362,30 @@ func TestStay(t *testing.T) {
 	}
 }
 
-// compile compiles a program of testdata against the distribution's headers, with further options of gcc.
+// libraries are those that programs of testdata use on top of libibverbs.
+var libraries = map[string]struct{ pkg, header, option string }{
+	"gloo": {"libgloo-dev", "/usr/include/gloo/context.h", "-lgloo"},
+	"rpma": {"librpma-dev", "/usr/include/librpma.h", "-lrpma"},
+}
+
+// compile compiles a program of testdata, in C or C++, against the distribution's headers, with further options of the compiler.
 func compile(t *testing.T, name string, options ...string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), name)
-	args := []string{"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I../../client/verbs", "-I../../client/c", "-rdynamic", "-o", program, "testdata/" + name + ".c", "-lrdmacm", "-libverbs", "-lpthread"}
-	if name == "rpma" {
-		if _, err := os.Stat("/usr/include/librpma.h"); err != nil {
-			testenv.Skip(t, "needs librpma-dev: %v", err)
-		}
-		args = append(args, "-lrpma")
+	compiler, source := "gcc", "testdata/"+name+".c"
+	args := []string{"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I../../client/verbs", "-I../../client/c", "-rdynamic"}
+	if _, err := os.Stat(source); err != nil {
+		compiler, source, args = "g++", source+"c", []string{"-std=c++14", "-O1", "-g"}
 	}
-	if out, err := exec.Command("gcc", append(args, options...)...).CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v\n%s", err, out)
+	args = append(args, "-o", program, source, "-lrdmacm", "-libverbs", "-lpthread")
+	if l, ok := libraries[name]; ok {
+		if _, err := os.Stat(l.header); err != nil {
+			testenv.Skip(t, "needs %s: %v", l.pkg, err)
+		}
+		args = append(args, l.option)
+	}
+	if out, err := exec.Command(compiler, append(args, options...)...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", compiler, err, out)
 	}
 	return program
 }
@@ -587,7 +598,7 @@ func TestIdentifiers(t *testing.T) {
 	// The first queue pair of each daemon has the number 1.
 	t.Run("devices", func(t *testing.T) { run(t, "devices", "IWARPD_SOCKET="+a.socket+","+b.socket).Succeed() })
 	t.Run("foreign", func(t *testing.T) { run(t, "foreign", "IWARPD_SOCKET="+a.socket+","+b.socket).Succeed() })
-	for _, mode := range []string{"rtr", "cqs", "requests", "migrate", "twice", "backlog", "single", "unacceptable", "states", "nowhere", "datagrams", "halves", "whole", "exact", "extended", "resized", "written", "forsaken", "failed", "unconnected", "rereg", "synchronous", "acknowledged", "unnamed", "fatal", "transitions", "source", "unbound", "taken", "moved", "canceled", "queues-made", "forked", "gathered", "last", "numbered", "ordered", "overtaken", "left", "reset", "held", "invalidated", "all", "stated", "destroyed", "reused", "yielded", "armed", "gids", "unsupported", "probed", "domains", "excessive", "roomy", "greeting", "inherited", "remembered", "agreed", "crowded", "permitted", "exited", "abandoned", "trespassed", "bequeathed", "blocked"} {
+	for _, mode := range []string{"rtr", "cqs", "requests", "migrate", "twice", "backlog", "single", "unacceptable", "states", "nowhere", "datagrams", "halves", "whole", "exact", "extended", "resized", "written", "forsaken", "failed", "unconnected", "rereg", "synchronous", "acknowledged", "unnamed", "fatal", "transitions", "source", "unbound", "taken", "moved", "canceled", "queues-made", "forked", "gathered", "last", "numbered", "ordered", "overtaken", "left", "reset", "held", "invalidated", "all", "stated", "destroyed", "reused", "yielded", "armed", "gids", "unsupported", "probed", "domains", "excessive", "roomy", "greeting", "inherited", "remembered", "agreed", "crowded", "permitted", "exited", "abandoned", "trespassed", "bequeathed", "blocked", "immediate"} {
 		t.Run(mode, func(t *testing.T) { run(t, mode).Succeed() })
 	}
 	t.Run("remembered by an older daemon", func(t *testing.T) {

@@ -727,16 +727,21 @@ static void flushes(struct queues *q)
 	CHECK(wc.wr_id == 7 && wc.status == IBV_WC_WR_FLUSH_ERR);
 }
 
+/* to_init makes a queue pair listen for its peer. */
+static void to_init(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT };
+
+	CHECK(ibv_modify_qp(qp, &init, IBV_QP_STATE) == 0);
+}
+
 /* to_rtr connects a queue pair to one of the same device, or makes it wait for that, which has a lower number. */
 static void to_rtr(struct ibv_qp *qp, uint32_t peer)
 {
-	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT };
 	struct ibv_qp_attr rtr = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer, .ah_attr = { .is_global = 1, .port_num = 1 } };
 
 	CHECK(ibv_query_gid(qp->context, 1, 0, &rtr.ah_attr.grh.dgid) == 0);
-	CHECK(ibv_modify_qp(qp, &init, IBV_QP_STATE) == 0);
-	for (int i = 0; i < 2; i++)
-		CHECK(ibv_modify_qp(qp, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN) == 0);
+	CHECK(ibv_modify_qp(qp, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN) == 0);
 }
 
 /* The state RTR set twice. */
@@ -745,7 +750,9 @@ static void rtr(void)
 	struct ibv_context *c = device(0);
 	struct queues a = make(c, NULL), b;
 
+	to_init(a.qp);
 	to_rtr(a.qp, 0); /* which never connects */
+	to_rtr(a.qp, 0);
 	flushes(&a);
 	unmake(&a);
 	b = make(c, NULL);
@@ -761,6 +768,7 @@ static void devices(void)
 	struct queues a = make(one, NULL), b = make(two, NULL);
 
 	CHECK(a.qp->qp_num == b.qp->qp_num);
+	to_init(a.qp);
 	to_rtr(a.qp, 0);
 	flushes(&b);
 	flushes(&a);
@@ -1085,8 +1093,10 @@ static void reset(void)
 	struct queues a = make(c, NULL), b = make(c, NULL);
 	int conn;
 
+	to_init(b.qp);
 	to_rtr(b.qp, a.qp->qp_num);
 	CHECK(modified(b.qp, IBV_QPS_RESET) == 0);
+	to_init(a.qp);
 	to_rtr(a.qp, b.qp->qp_num);
 	while ((conn = atomic_load(&qp_of(a.qp)->conn)) == CONN_MAKING)
 		usleep(1000);
@@ -2006,34 +2016,6 @@ static void queues_made(void)
 	rdma_destroy_event_channel(ch);
 }
 
-/* A queue pair that the program has made and moved to INIT itself is connected by its number, and ends with its connection. */
-static void numbered(void)
-{
-	struct rdma_event_channel *server = channel(), *client = channel();
-	struct rdma_cm_id *l = listener(server, 0), *id, *child;
-	struct sockaddr_in a = socket_address(rdma_get_src_port(l));
-	struct rdma_conn_param param = { 0 };
-	struct queues q;
-
-	CHECK(rdma_create_id(client, &id, NULL, RDMA_PS_TCP) == 0);
-	CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&a, 2000) == 0 && next(client, RDMA_CM_EVENT_ADDR_RESOLVED) == id);
-	CHECK(rdma_resolve_route(id, 2000) == 0 && next(client, RDMA_CM_EVENT_ROUTE_RESOLVED) == id);
-	q = make(id->verbs, NULL);
-	CHECK(modified(q.qp, IBV_QPS_INIT) == 0);
-	param.qp_num = q.qp->qp_num;
-	CHECK(rdma_connect(id, &param) == 0);
-	child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
-	create_qp(child);
-	CHECK(rdma_accept(child, NULL) == 0);
-	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
-	CHECK(rdma_disconnect(child) == 0 && next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
-	CHECK(qp_state(q.qp) == IBV_QPS_ERR);
-	unmake(&q);
-	end(id);
-	end(child);
-	end(l);
-}
-
 /* A message may be as long as the port says, and no longer. */
 static void limits(void)
 {
@@ -2384,6 +2366,128 @@ static struct ibv_wc await_success(struct ibv_cq *cq, uint64_t id)
 		printf("work request %d: %s\n", (int)wc.wr_id, ibv_wc_status_str(wc.status));
 	CHECK(wc.wr_id == id && wc.status == IBV_WC_SUCCESS);
 	return wc;
+}
+
+/* exchange connects two queue pairs of one device as programs without librdmacm do. */
+static void exchange(struct queues *a, struct queues *b)
+{
+	struct ibv_qp_attr rts = { .qp_state = IBV_QPS_RTS };
+
+	to_init(a->qp);
+	to_init(b->qp);
+	to_rtr(a->qp, b->qp->qp_num);
+	to_rtr(b->qp, a->qp->qp_num);
+	CHECK(ibv_modify_qp(a->qp, &rts, IBV_QP_STATE) == 0 && ibv_modify_qp(b->qp, &rts, IBV_QP_STATE) == 0);
+}
+
+/*
+ * Programs without librdmacm have Send with Immediate Data, which takes one receive and invalidates nothing: neither a
+ * key that does not exist nor the one of a memory window.
+ */
+static void immediate(void)
+{
+	static uint64_t data, out = 42, in[2];
+	struct ibv_context *c = device(0);
+	struct queues a = make(c, NULL), b = make(c, NULL);
+	struct ibv_mr *mr = ibv_reg_mr(b.pd, &data, sizeof(data), IBV_ACCESS_MW_BIND), *to, *from;
+	struct ibv_mw *mw = ibv_alloc_mw(b.pd, IBV_MW_TYPE_2);
+	struct ibv_send_wr bind = { .wr_id = 1, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED, .bind_mw = { .mw = mw } };
+	struct ibv_sge sge, sink;
+	struct ibv_send_wr imm = { .wr_id = 2, .opcode = IBV_WR_SEND_WITH_IMM, .sg_list = &sge, .num_sge = 1 };
+	struct ibv_send_wr send = { .wr_id = 3, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr inv = { .wr_id = 4, .opcode = IBV_WR_SEND_WITH_INV };
+	struct ibv_wc wc;
+
+	CHECK(mr && mw);
+	to = ibv_reg_mr(b.pd, in, sizeof(in), IBV_ACCESS_LOCAL_WRITE);
+	from = ibv_reg_mr(a.pd, &out, sizeof(out), 0);
+	CHECK(to && from);
+	exchange(&a, &b);
+	bind.bind_mw.rkey = ibv_inc_rkey(mw->rkey);
+	bind.bind_mw.bind_info = (struct ibv_mw_bind_info){ mr, (uintptr_t)&data, sizeof(data), IBV_ACCESS_REMOTE_READ };
+	CHECK(ibv_post_send(b.qp, &bind, &bad) == 0);
+	await_success(b.cq, bind.wr_id);
+	const uint32_t values[] = { 0, 1, bind.bind_mw.rkey, mr->rkey, 0x12345678, UINT32_MAX };
+	for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
+		struct ibv_recv_wr recv[2] = { { .wr_id = 5, .next = &recv[1], .sg_list = &sink, .num_sge = 1 }, { .wr_id = 6 } }, *bad_recv;
+
+		sge = (struct ibv_sge){ (uintptr_t)&out, sizeof(out), from->lkey };
+		sink = (struct ibv_sge){ (uintptr_t)in, sizeof(in), to->lkey };
+		imm.num_sge = i != 1;
+		imm.send_flags = i % 2 ? IBV_SEND_INLINE | IBV_SEND_SOLICITED : 0;
+		imm.imm_data = htonl(values[i]);
+		imm.next = &send;
+		in[0] = 0;
+		CHECK(ibv_post_recv(b.qp, recv, &bad_recv) == 0 && ibv_post_send(a.qp, &imm, &bad) == 0);
+		await_success(a.cq, send.wr_id);
+		wc = await_success(b.cq, 5);
+		CHECK(wc.opcode == IBV_WC_RECV && wc.wc_flags == IBV_WC_WITH_IMM && wc.imm_data == htonl(values[i]));
+		CHECK(wc.byte_len == imm.num_sge * sizeof(out) && in[0] == (imm.num_sge ? out : 0));
+		wc = await_success(b.cq, 6);
+		CHECK(wc.opcode == IBV_WC_RECV && wc.wc_flags == 0 && wc.byte_len == 0);
+	}
+	imm.next = NULL;
+	imm.send_flags = IBV_SEND_SIGNALED;
+	recv_empty(a.qp, 5);
+	imm.num_sge = 0;
+	CHECK(ibv_post_send(b.qp, &imm, &bad) == 0); /* the other way */
+	CHECK(await_success(b.cq, imm.wr_id).opcode == IBV_WC_SEND && await_success(a.cq, 5).imm_data == imm.imm_data);
+	CHECK(ibv_post_send(a.qp, &inv, &bad) == EOPNOTSUPP && bad == &inv);
+	CHECK(ibv_dereg_mr(mr) == EBUSY && ibv_dealloc_mw(mw) == 0 && ibv_dereg_mr(mr) == 0);
+	CHECK(ibv_dereg_mr(to) == 0 && ibv_dereg_mr(from) == 0);
+	unmake(&a);
+	unmake(&b);
+	CHECK(ibv_close_device(c) == 0);
+}
+
+/*
+ * A queue pair that the program has made, and made wait for another peer, is connected by its number, and ends with its
+ * connection. Its peer can invalidate the key of a memory window.
+ */
+static void numbered(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct sockaddr_in a = socket_address(rdma_get_src_port(l));
+	struct rdma_conn_param param = { 0 };
+	static uint64_t data;
+	struct ibv_send_wr bind = { .wr_id = 1, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED };
+	struct ibv_send_wr inv = { .wr_id = 2, .opcode = IBV_WR_SEND_WITH_INV, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_mr *mr;
+	struct queues q;
+	struct ibv_wc wc;
+
+	CHECK(rdma_create_id(client, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&a, 2000) == 0 && next(client, RDMA_CM_EVENT_ADDR_RESOLVED) == id);
+	CHECK(rdma_resolve_route(id, 2000) == 0 && next(client, RDMA_CM_EVENT_ROUTE_RESOLVED) == id);
+	q = make(id->verbs, NULL);
+	to_init(q.qp);
+	to_rtr(q.qp, 0);
+	param.qp_num = q.qp->qp_num;
+	CHECK(rdma_connect(id, &param) == 0);
+	child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	create_qp(child);
+	CHECK(rdma_accept(child, NULL) == 0);
+	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
+	mr = ibv_reg_mr(q.pd, &data, sizeof(data), IBV_ACCESS_MW_BIND);
+	bind.bind_mw.mw = ibv_alloc_mw(q.pd, IBV_MW_TYPE_2);
+	CHECK(mr && bind.bind_mw.mw);
+	inv.invalidate_rkey = bind.bind_mw.rkey = ibv_inc_rkey(bind.bind_mw.mw->rkey);
+	bind.bind_mw.bind_info = (struct ibv_mw_bind_info){ mr, (uintptr_t)&data, sizeof(data), IBV_ACCESS_REMOTE_READ };
+	recv_empty(q.qp, 3);
+	CHECK(ibv_post_send(q.qp, &bind, &bad) == 0);
+	await_success(q.cq, bind.wr_id);
+	CHECK(ibv_dereg_mr(mr) == EBUSY && ibv_post_send(child->qp, &inv, &bad) == 0);
+	await_success(child->send_cq, inv.wr_id);
+	wc = await_success(q.cq, 3);
+	CHECK(wc.wc_flags == IBV_WC_WITH_INV && wc.invalidated_rkey == inv.invalidate_rkey);
+	CHECK(ibv_dereg_mr(mr) == 0 && ibv_dealloc_mw(bind.bind_mw.mw) == 0);
+	CHECK(rdma_disconnect(child) == 0 && next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
+	CHECK(qp_state(q.qp) == IBV_QPS_ERR);
+	unmake(&q);
+	end(id);
+	end(child);
+	end(l);
 }
 
 /* last_receive takes the event that a queue pair takes no more receives of its shared queue. */
@@ -3316,7 +3420,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "forsaken", forsaken }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "opened", opened }, { "sought", sought }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "bound", bound }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "single", single }, { "unacceptable", unacceptable }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "forked", forked }, { "gathered", gathered }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted }, { "abandoned", abandoned }, { "trespassed", trespassed }, { "bequeathed", bequeathed }, { "blocked", blocked },
+		{ "queues-made", queues_made }, { "forked", forked }, { "gathered", gathered }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted }, { "abandoned", abandoned }, { "trespassed", trespassed }, { "bequeathed", bequeathed }, { "blocked", blocked }, { "immediate", immediate },
 	};
 
 	CHECK(argc == 3);
