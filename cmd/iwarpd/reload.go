@@ -32,14 +32,14 @@ func (d *daemon) relisten() {
 	if err != nil {
 		d.log.Error("the file of a socket is gone", zap.Error(socketError(err)))
 	}
-	if l, ok := d.metrics.(*ctrl.UnixListener); ok && l.Lost() {
+	if lost := d.lostMetrics(); lost != nil {
 		if next, err := listenMetrics(d.s.Metrics); err != nil {
 			d.log.Error("the file of a socket is gone", zap.Error(metricsError(err)))
 		} else {
-			made = append(made, l.Addr().String())
+			made = append(made, lost...)
+			d.metrics.Close()
 			d.metrics = next
 			d.scrapes()
-			l.Close()
 		}
 	}
 	if len(made) > 0 {
@@ -49,15 +49,20 @@ func (d *daemon) relisten() {
 
 // warnLost warns when the files of sockets are gone, if they were there before. It returns which are.
 func (d *daemon) warnLost(before []string) []string {
-	lost := d.server.Lost()
-	if l, ok := d.metrics.(*ctrl.UnixListener); ok && l.Lost() {
-		lost = append(lost, l.Addr().String())
-	}
+	lost := append(d.server.Lost(), d.lostMetrics()...)
 	if len(lost) > 0 && !slices.Equal(lost, before) {
 		d.log.Warn("the file of a socket is gone or is another program's: no program can connect until SIGHUP makes it again",
 			zap.Strings("sockets", lost))
 	}
 	return lost
+}
+
+// lostMetrics returns the socket of the metrics if its file is gone.
+func (d *daemon) lostMetrics() []string {
+	if l, ok := d.metrics.(*ctrl.UnixListener); ok && l.Lost() {
+		return []string{l.Addr().String()}
+	}
+	return nil
 }
 
 // reloading returns the first notification that systemd expects (Type=notify-reload).
