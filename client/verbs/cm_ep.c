@@ -6,19 +6,21 @@
 
 #include "cm.h"
 
-/* destroy_cqs frees the CQs of an id. */
+/* destroy_cqs frees the CQs of an id. A program may have stored its own there, one for sends and receives, as with rdma-core. */
 static void destroy_cqs(struct id *id)
 {
-	if (id->pub.send_cq)
-		ibv_destroy_cq(id->pub.send_cq);
-	if (id->pub.send_cq_channel)
-		ibv_destroy_comp_channel(id->pub.send_cq_channel);
-	if (id->pub.recv_cq)
-		ibv_destroy_cq(id->pub.recv_cq);
-	if (id->pub.recv_cq_channel)
-		ibv_destroy_comp_channel(id->pub.recv_cq_channel);
-	id->pub.send_cq = id->pub.recv_cq = NULL;
-	id->pub.send_cq_channel = id->pub.recv_cq_channel = NULL;
+	struct rdma_cm_id *pub = &id->pub;
+
+	if (pub->send_cq && pub->send_cq != pub->recv_cq)
+		ibv_destroy_cq(pub->send_cq);
+	if (pub->recv_cq)
+		ibv_destroy_cq(pub->recv_cq);
+	if (pub->send_cq_channel && pub->send_cq_channel != pub->recv_cq_channel)
+		ibv_destroy_comp_channel(pub->send_cq_channel);
+	if (pub->recv_cq_channel)
+		ibv_destroy_comp_channel(pub->recv_cq_channel);
+	pub->send_cq = pub->recv_cq = NULL;
+	pub->send_cq_channel = pub->recv_cq_channel = NULL;
 }
 
 /* name_cq makes *cq a CQ of an id, unless it is one already. own, which is made if there is none, is that of the id. */

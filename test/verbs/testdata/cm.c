@@ -3188,6 +3188,28 @@ static void roomy(void)
 	end(l);
 }
 
+/*
+ * A program may store a completion queue of its own in an identifier, for sends and receives, and its channel. They end
+ * with the queue pair, once.
+ */
+static void lent(void)
+{
+	struct rdma_event_channel *ch = channel();
+	struct rdma_cm_id *id = listener(ch, 0);
+	int files = open_files();
+
+	id->send_cq_channel = id->recv_cq_channel = ibv_create_comp_channel(id->verbs);
+	CHECK(id->recv_cq_channel);
+	id->send_cq = id->recv_cq = shared = ibv_create_cq(id->verbs, 10, NULL, id->recv_cq_channel, 0);
+	CHECK(shared);
+	create_qp(id);
+	shared = NULL;
+	rdma_destroy_qp(id);
+	CHECK(!id->recv_cq && !id->recv_cq_channel && open_files() == files);
+	end(id);
+	rdma_destroy_event_channel(ch);
+}
+
 /* The private data of a connect follow those of the endpoint's addresses. Each may be missing. */
 static void greeting(void)
 {
@@ -3420,7 +3442,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "forsaken", forsaken }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "opened", opened }, { "sought", sought }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "bound", bound }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "single", single }, { "unacceptable", unacceptable }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "forked", forked }, { "gathered", gathered }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted }, { "abandoned", abandoned }, { "trespassed", trespassed }, { "bequeathed", bequeathed }, { "blocked", blocked }, { "immediate", immediate },
+		{ "queues-made", queues_made }, { "forked", forked }, { "gathered", gathered }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted }, { "abandoned", abandoned }, { "trespassed", trespassed }, { "bequeathed", bequeathed }, { "blocked", blocked }, { "immediate", immediate }, { "lent", lent },
 	};
 
 	CHECK(argc == 3);
