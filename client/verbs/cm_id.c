@@ -525,10 +525,27 @@ int rdma_resolve_route(struct rdma_cm_id *pub, int timeout_ms)
 	return call_end(id, err);
 }
 
+/*
+ * take_port gives a resolved id without a port one for its connection, as a bind does. Without it the daemon chooses one when it
+ * connects, which costs nothing. The lock is held.
+ */
+static void take_port(struct id *id)
+{
+	if ((id->state == ID_ADDR_RESOLVED || id->state == ID_ROUTE_RESOLVED) && addr_port(&id->pub.route.addr.src_addr) == 0 &&
+	    open_endpoints(id) == 0)
+		close_endpoints(id);
+}
+
 __be16 rdma_get_src_port(struct rdma_cm_id *pub)
 {
+	__be16 port;
+
 	FORWARD(rdma_get_src_port, pub);
-	return htons(addr_port(&pub->route.addr.src_addr));
+	iwv_thread_lock();
+	take_port(id_of(pub));
+	port = htons(addr_port(&pub->route.addr.src_addr));
+	iwv_thread_unlock();
+	return port;
 }
 
 __be16 rdma_get_dst_port(struct rdma_cm_id *pub)

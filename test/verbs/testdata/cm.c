@@ -407,6 +407,44 @@ static void datagrams(void)
 	}
 }
 
+/*
+ * An identifier that is not bound has a port when the program asks for it, which is that of its connection. Others get one
+ * when they connect.
+ */
+static void ported(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct sockaddr_in a = socket_address(rdma_get_src_port(l));
+
+	for (int ask = 0; ask < 3; ask++) {
+		__be16 port = 0;
+
+		CHECK(rdma_create_id(client, &id, NULL, RDMA_PS_TCP) == 0 && rdma_get_src_port(id) == 0);
+		CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&a, 2000) == 0 && next(client, RDMA_CM_EVENT_ADDR_RESOLVED) == id);
+		if (ask == 1)
+			port = rdma_get_src_port(id);
+		CHECK(rdma_resolve_route(id, 2000) == 0 && next(client, RDMA_CM_EVENT_ROUTE_RESOLVED) == id);
+		if (ask == 2)
+			port = rdma_get_src_port(id);
+		CHECK((port != 0) == (ask > 0));
+		CHECK(ask == 0 || (rdma_get_src_port(id) == port && ((struct sockaddr_in *)rdma_get_local_addr(id))->sin_port == port));
+		create_qp(id);
+		CHECK(rdma_connect(id, NULL) == 0);
+		child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+		create_qp(child);
+		CHECK(rdma_accept(child, NULL) == 0);
+		CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
+		CHECK(rdma_get_src_port(id) != 0 && rdma_get_src_port(id) == rdma_get_dst_port(child));
+		CHECK(ask == 0 || rdma_get_src_port(id) == port);
+		end(id);
+		end(child);
+	}
+	end(l);
+	rdma_destroy_event_channel(server);
+	rdma_destroy_event_channel(client);
+}
+
 /* A source address that the host does not have is refused at once, and can be replaced. */
 static void source(void)
 {
@@ -3442,7 +3480,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "forsaken", forsaken }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "opened", opened }, { "sought", sought }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "bound", bound }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "single", single }, { "unacceptable", unacceptable }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "forked", forked }, { "gathered", gathered }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted }, { "abandoned", abandoned }, { "trespassed", trespassed }, { "bequeathed", bequeathed }, { "blocked", blocked }, { "immediate", immediate }, { "lent", lent },
+		{ "queues-made", queues_made }, { "forked", forked }, { "gathered", gathered }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted }, { "abandoned", abandoned }, { "trespassed", trespassed }, { "bequeathed", bequeathed }, { "blocked", blocked }, { "immediate", immediate }, { "lent", lent }, { "ported", ported },
 	};
 
 	CHECK(argc == 3);
