@@ -543,19 +543,35 @@ static enum ibv_mtu mtu_of(uint32_t mtu)
 	return m;
 }
 
-/* speed_of returns the speed of an interface in Mbit/s, or that of a veth if it is not known, as in a container. */
-static uint32_t speed_of(const char *interface)
+/* ethtool asks the kernel about an interface, which the network namespace of the program may lack, as in a container. */
+static bool ethtool(const char *interface, void *cmd)
 {
-	struct ethtool_cmd cmd = { .cmd = ETHTOOL_GSET };
-	struct ifreq r = { .ifr_data = (char *)&cmd };
+	struct ifreq r = { .ifr_data = cmd };
 	int s = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	bool known;
 
 	snprintf(r.ifr_name, sizeof(r.ifr_name), "%.*s", IFNAMSIZ - 1, interface);
-	known = s >= 0 && ioctl(s, SIOCETHTOOL, &r) == 0 && ethtool_cmd_speed(&cmd) != (uint32_t)SPEED_UNKNOWN;
+	known = s >= 0 && ioctl(s, SIOCETHTOOL, &r) == 0;
 	if (s >= 0)
 		close(s);
+	return known;
+}
+
+/* speed_of returns the speed of an interface in Mbit/s, or that of a veth if it is not known. */
+static uint32_t speed_of(const char *interface)
+{
+	struct ethtool_cmd cmd = { .cmd = ETHTOOL_GSET };
+	bool known = ethtool(interface, &cmd) && ethtool_cmd_speed(&cmd) != (uint32_t)SPEED_UNKNOWN;
+
 	return known ? ethtool_cmd_speed(&cmd) : SPEED_10000;
+}
+
+/* linked reports whether an interface is up and has a link, or that is not known. */
+static bool linked(const char *interface)
+{
+	struct ethtool_value link = { .cmd = ETHTOOL_GLINK };
+
+	return !ethtool(interface, &link) || link.data;
 }
 
 /* put_speed stores the slowest width and speed of InfiniBand that are not slower than an interface. */
@@ -580,23 +596,23 @@ int ibv_query_port(struct ibv_context *ibv, uint8_t port, struct _compat_ibv_por
 {
 	const struct context *c;
 	struct ibv_port_attr a;
-	bool gone;
+	bool active;
 
 	if (!iwv_is_ours(ibv))
 		return REAL(ibv_query_port)(ibv, port, out);
 	if (port != 1)
 		return EINVAL;
 	c = iwv_context_of(ibv);
-	gone = atomic_load(&c->gone);
+	active = !atomic_load(&c->gone) && linked(c->device->interface);
 	a = (struct ibv_port_attr){
-		.state = gone ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
+		.state = active ? IBV_PORT_ACTIVE : IBV_PORT_DOWN,
 		.max_mtu = IBV_MTU_4096,
 		.active_mtu = mtu_of(c->attr.mtu),
 		.gid_tbl_len = (int)atomic_load(&c->device->num_addresses),
 		.max_msg_sz = INT32_MAX, /* of the daemon */
 		.pkey_tbl_len = 1,
 		.max_vl_num = 1,
-		.phys_state = gone ? 3 : 5, /* disabled, or link up */
+		.phys_state = active ? 5 : 3, /* link up, or disabled */
 		.link_layer = IBV_LINK_LAYER_ETHERNET,
 	};
 	put_speed(&a, c->device->interface);

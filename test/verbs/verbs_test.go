@@ -330,13 +330,19 @@ func TestFar(t *testing.T) {
 
 // Programs see the device, and none with IWARPD_VERBS=off.
 func TestDevices(t *testing.T) {
-	a, _ := newHosts(t, plain)
+	a, b := newHosts(t, plain)
 	p := a.start(t, "ibv_devinfo -v")
 	p.Succeed()
 	address := "::ffff:" + a.end.Addr4.String()
 	for _, want := range []string{"iWARP (1)", "PORT_ACTIVE (4)", "1X (1)", "10.0 Gbps (8)", address} {
 		if !strings.Contains(p.String(), want) {
 			t.Errorf("ibv_devinfo has no %q:\n%s", want, p)
+		}
+	}
+	for _, tt := range []struct{ link, port string }{{"down", "PORT_DOWN (1)"}, {"up", "PORT_ACTIVE (4)"}} {
+		b.end.NS.IP(t, "link", "set", b.end.Name, tt.link) // the other end of the wire
+		if p := a.start(t, "ibv_devinfo"); p.Wait(time.Minute) != 0 || !strings.Contains(p.String(), tt.port) {
+			t.Errorf("the link is %s, and ibv_devinfo has no %q:\n%s", tt.link, tt.port, p)
 		}
 	}
 	if p := a.start(t, "ibv_devices", "IWARPD_VERBS=off"); p.Wait(time.Minute) != 0 || strings.Contains(p.String(), "iwarpd0") {
