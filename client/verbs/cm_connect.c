@@ -295,8 +295,11 @@ static void established(const struct context *c, const struct iwarpd_event *ev)
 	if (addr_parse(ev->local, c->device, &local))
 		id->pub.route.addr.src_storage = local;
 	e = with_data(id, RDMA_CM_EVENT_ESTABLISHED, 0, ev);
-	if (e)
-		event_post(e);
+	if (!e)
+		return;
+	/* No more than the peer has said that it initiates, if it has: the other values, -1 and 0x3fff, are larger. */
+	e->pub.param.conn.responder_resources = (uint8_t)least(e->pub.param.conn.responder_resources, (uint32_t)ev->peer_ord);
+	event_post(e);
 }
 
 /* connect_failed reports the events and errors that Linux's iw_cm reports for the same causes. */

@@ -3472,6 +3472,166 @@ static void bequeathed(void)
 	CHECK(pthread_join(t, NULL) == 0 && ibv_destroy_comp_channel(ch) == 0 && ibv_close_device(c) == 0);
 }
 
+/* told checks what the next event of a channel says, and returns its id. */
+static struct rdma_cm_id *told(struct rdma_event_channel *ch, enum rdma_cm_event_type want, struct rdma_conn_param p)
+{
+	const struct rdma_conn_param *got;
+	struct rdma_cm_event *e;
+	struct rdma_cm_id *id;
+
+	CHECK(rdma_get_cm_event(ch, &e) == 0 && e->event == want);
+	got = &e->param.conn;
+	CHECK(e->status == (want == RDMA_CM_EVENT_REJECTED ? -ECONNREFUSED : 0));
+	CHECK((e->listen_id != NULL) == (want == RDMA_CM_EVENT_CONNECT_REQUEST));
+	CHECK(got->private_data_len == p.private_data_len && memcmp(got->private_data, p.private_data, p.private_data_len) == 0);
+	CHECK(want == RDMA_CM_EVENT_REJECTED || (got->responder_resources == p.responder_resources && got->initiator_depth == p.initiator_depth));
+	id = e->id;
+	CHECK(rdma_ack_cm_event(e) == 0);
+	return id;
+}
+
+/* Each side learns what the other has said: its private data, the Reads that it may have, and those that it takes. */
+static void said(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct sockaddr_in a = socket_address(rdma_get_src_port(l));
+	struct rdma_conn_param hello = { .private_data = "hello", .private_data_len = 5, .responder_resources = 3, .initiator_depth = 2 };
+	struct rdma_conn_param asked = { .private_data = "hello", .private_data_len = 5, .responder_resources = 2, .initiator_depth = 3 };
+	struct rdma_conn_param yes = { .private_data = "yes", .private_data_len = 3, .responder_resources = 2, .initiator_depth = 1 };
+	struct rdma_conn_param granted = { .private_data = "yes", .private_data_len = 3, .responder_resources = 1, .initiator_depth = 2 };
+	struct rdma_conn_param no = { .private_data = "no", .private_data_len = 2 };
+
+	for (int accept = 0; accept < 2; accept++) {
+		id = route_to(client, &a);
+		create_qp(id);
+		CHECK(rdma_connect(id, &hello) == 0);
+		child = told(server, RDMA_CM_EVENT_CONNECT_REQUEST, asked);
+		if (accept) {
+			create_qp(child);
+			CHECK(rdma_accept(child, &yes) == 0);
+			CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && told(client, RDMA_CM_EVENT_ESTABLISHED, granted) == id);
+		} else {
+			CHECK(rdma_reject(child, no.private_data, no.private_data_len) == 0);
+			CHECK(told(client, RDMA_CM_EVENT_REJECTED, no) == id);
+		}
+		end(child);
+		end(id);
+	}
+	end(l);
+	rdma_destroy_event_channel(server);
+	rdma_destroy_event_channel(client);
+}
+
+/* awake takes the event of a completion queue. */
+static void awake(struct ibv_cq *cq)
+{
+	struct ibv_cq *got;
+	void *context;
+
+	CHECK(ibv_get_cq_event(cq->channel, &got, &context) == 0 && got == cq && context == cq->cq_context);
+	ibv_ack_cq_events(cq, 1);
+}
+
+/* A queue that is armed for solicited completions has one event, for a message that asks for it or for an error. */
+static void solicited(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct ibv_send_wr plain = { .opcode = IBV_WR_SEND }, asks = { .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SOLICITED }, *bad;
+	struct ibv_cq *cq;
+
+	establish(server, client, l, &id, &child);
+	cq = child->recv_cq;
+	for (uint64_t i = 0; i < 4; i++)
+		recv_empty(child->qp, i);
+	CHECK(ibv_req_notify_cq(cq, 1) == 0);
+	CHECK(ibv_post_send(id->qp, &plain, &bad) == 0);
+	await_success(cq, 0);
+	CHECK(!readable(cq->channel->fd));
+	CHECK(ibv_post_send(id->qp, &asks, &bad) == 0);
+	awake(cq);
+	await_success(cq, 1);
+	CHECK(ibv_post_send(id->qp, &asks, &bad) == 0); /* nobody has asked for a second event */
+	await_success(cq, 2);
+	CHECK(!readable(cq->channel->fd));
+	CHECK(ibv_req_notify_cq(cq, 1) == 0);
+	to_error(child->qp);
+	awake(cq);
+	expect_flush(cq, 3);
+	end(id);
+	end(child);
+	end(l);
+	rdma_destroy_event_channel(server);
+	rdma_destroy_event_channel(client);
+}
+
+/* Sentences of the manual pages on which no program of the table depends. */
+static void manual(void)
+{
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+	struct ibv_srq_init_attr init = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct rdma_event_channel *ch = channel();
+	struct rdma_cm_id *id = listener(ch, 0), *request;
+	struct ibv_recv_wr recv = { 0 }, *bad;
+	struct rdma_cm_event *cm_event;
+	struct ibv_async_event event;
+	struct ibv_context **list;
+	struct ibv_port_attr port;
+	struct ibv_gid_entry e[256];
+	int n, own = 0;
+
+	list = rdma_get_devices(&n);
+	CHECK(list && n > 0 && !list[n]);
+	for (int i = 0; i < n; i++)
+		own += list[i] == id->verbs;
+	CHECK(own == 1);
+	rdma_free_devices(list);
+
+	CHECK(ibv_query_port(id->verbs, 1, &port) == 0);
+	CHECK(ibv_query_gid_table(id->verbs, e, 256, 0) == port.gid_tbl_len);
+	CHECK(ibv_query_gid_table(id->verbs, e, (size_t)port.gid_tbl_len - 1, 0) == -EINVAL);
+
+	CHECK(rdma_get_request(id, &request) == -1 && errno == EINVAL); /* it is not synchronous */
+
+	CHECK(rdma_create_srq(id, NULL, &init) == 0);
+	create_qp(id);
+	CHECK(id->qp->srq == id->srq && ibv_post_recv(id->qp, &recv, &bad) == EINVAL && bad == &recv);
+	CHECK(rdma_create_qp(id, NULL, &attr) == -1 && errno == EINVAL); /* it has one */
+	CHECK(ibv_destroy_comp_channel(id->recv_cq_channel) == EBUSY);
+	rdma_destroy_qp(id);
+	rdma_destroy_srq(id);
+
+	CHECK(fcntl(id->verbs->async_fd, F_SETFL, O_NONBLOCK) == 0 && fcntl(ch->fd, F_SETFL, O_NONBLOCK) == 0);
+	CHECK(ibv_get_async_event(id->verbs, &event) == -1 && errno == EAGAIN);
+	CHECK(rdma_get_cm_event(ch, &cm_event) == -1 && errno == EAGAIN);
+	end(id);
+	rdma_destroy_event_channel(ch);
+}
+
+static void *destroy_id(void *id)
+{
+	CHECK(rdma_destroy_id(id) == 0);
+	return NULL;
+}
+
+/* An identifier lasts until the program has acknowledged its events. */
+static void owed(void)
+{
+	struct rdma_event_channel *ch = channel();
+	struct sockaddr_in a = socket_address(htons(1));
+	struct rdma_cm_event *e;
+	struct rdma_cm_id *id;
+	pthread_t t;
+
+	CHECK(rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&a, 2000) == 0 && rdma_get_cm_event(ch, &e) == 0);
+	CHECK(pthread_create(&t, NULL, destroy_id, id) == 0);
+	still_running(t);
+	CHECK(e->id == id && rdma_ack_cm_event(e) == 0 && pthread_join(t, NULL) == 0);
+	rdma_destroy_event_channel(ch);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
@@ -3480,7 +3640,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "forsaken", forsaken }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "opened", opened }, { "sought", sought }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "bound", bound }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "single", single }, { "unacceptable", unacceptable }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "forked", forked }, { "gathered", gathered }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted }, { "abandoned", abandoned }, { "trespassed", trespassed }, { "bequeathed", bequeathed }, { "blocked", blocked }, { "immediate", immediate }, { "lent", lent }, { "ported", ported },
+		{ "queues-made", queues_made }, { "forked", forked }, { "gathered", gathered }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted }, { "abandoned", abandoned }, { "trespassed", trespassed }, { "bequeathed", bequeathed }, { "blocked", blocked }, { "immediate", immediate }, { "lent", lent }, { "ported", ported }, { "said", said }, { "solicited", solicited }, { "manual", manual }, { "owed", owed },
 	};
 
 	CHECK(argc == 3);
