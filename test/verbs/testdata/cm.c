@@ -3609,6 +3609,45 @@ static void manual(void)
 	rdma_destroy_event_channel(ch);
 }
 
+/* The addresses of a region begin where the program says, of both sides: at 0, or at any other. */
+static void based(void)
+{
+	static const uint64_t bases[] = { 0, 4096, UINT64_MAX - 4096 };
+	static char from[8] = "abcdefg", to[8];
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	const int local = IBV_ACCESS_LOCAL_WRITE, remote = IBV_ACCESS_REMOTE_READ;
+	struct ibv_send_wr read = { .opcode = IBV_WR_RDMA_READ, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED }, *bad;
+
+	establish(server, client, l, &id, &child);
+	for (size_t i = 0; i < 4; i++) {
+		bool zero = i == 3;
+		uint64_t base = zero ? 0 : bases[i];
+		struct ibv_mr *source = zero ? ibv_reg_mr(child->pd, from, sizeof(from), remote | IBV_ACCESS_ZERO_BASED) :
+					       ibv_reg_mr_iova(child->pd, from, sizeof(from), base, remote);
+		struct ibv_mr *sink = zero ? ibv_reg_mr(id->pd, to, sizeof(to), local | IBV_ACCESS_ZERO_BASED) :
+					     ibv_reg_mr_iova(id->pd, to, sizeof(to), base, local);
+		struct ibv_sge sge = { .addr = base + 1, .length = 3 };
+
+		CHECK(source && sink && source->addr == from && sink->addr == to);
+		memset(to, '-', sizeof(to));
+		sge.lkey = sink->lkey;
+		read.wr_id = i;
+		read.sg_list = &sge;
+		read.wr.rdma.remote_addr = base + 2;
+		read.wr.rdma.rkey = source->rkey;
+		CHECK(ibv_post_send(id->qp, &read, &bad) == 0);
+		await_success(id->send_cq, i);
+		CHECK(memcmp(to, "-cde----", sizeof(to)) == 0);
+		CHECK(ibv_dereg_mr(source) == 0 && ibv_dereg_mr(sink) == 0);
+	}
+	end(id);
+	end(child);
+	end(l);
+	rdma_destroy_event_channel(server);
+	rdma_destroy_event_channel(client);
+}
+
 static void *destroy_id(void *id)
 {
 	CHECK(rdma_destroy_id(id) == 0);
@@ -3640,7 +3679,7 @@ int main(int argc, char **argv)
 		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "forsaken", forsaken }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
 		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "opened", opened }, { "sought", sought }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "bound", bound }, { "followed", followed },
 		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "single", single }, { "unacceptable", unacceptable }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "forked", forked }, { "gathered", gathered }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted }, { "abandoned", abandoned }, { "trespassed", trespassed }, { "bequeathed", bequeathed }, { "blocked", blocked }, { "immediate", immediate }, { "lent", lent }, { "ported", ported }, { "said", said }, { "solicited", solicited }, { "manual", manual }, { "owed", owed },
+		{ "queues-made", queues_made }, { "forked", forked }, { "gathered", gathered }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted }, { "abandoned", abandoned }, { "trespassed", trespassed }, { "bequeathed", bequeathed }, { "blocked", blocked }, { "immediate", immediate }, { "lent", lent }, { "ported", ported }, { "said", said }, { "solicited", solicited }, { "manual", manual }, { "owed", owed }, { "based", based },
 	};
 
 	CHECK(argc == 3);
