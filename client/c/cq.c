@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -60,7 +61,8 @@ uint32_t cq_handle(const struct iwarpd_cq *cq)
 
 static void rings_free(struct cq_rings *r)
 {
-	map_close(&r->map);
+	if (r)
+		map_close(&r->map);
 	free(r);
 }
 
@@ -82,40 +84,42 @@ void cq_after_fork(struct object *o)
 	map_after_fork(&cq_of(o)->now->map);
 }
 
-static int new_rings(int fd, struct cq_rings **out)
+static struct cq_rings *new_rings(const struct iwarpd_device *dev)
 {
-	struct cq_rings *r;
-	struct map m;
-	int err = map_open(&m, fd, MAP_CQ);
+	return calloc(1, sizeof(struct cq_rings) + dev->workers * sizeof(struct ring));
+}
+
+/* rings_open maps the memfd fd. */
+static int rings_open(struct cq_rings *r, const struct iwarpd_device *dev, int fd)
+{
+	int err = map_open(&r->map, fd, MAP_CQ);
 
 	if (err)
 		return err;
-	r = calloc(1, sizeof(*r) + m.rings * sizeof(r->rings[0]));
-	if (!r) {
-		map_close(&m);
-		return -ENOMEM;
-	}
-	r->map = m;
-	r->arm = map_word(&m, CQ_ARM);
-	r->overruns = map_word(&m, CQ_OVERRUNS);
-	for (uint32_t i = 0; i < m.rings; i++)
-		ring_consumer(&r->rings[i], &m, i);
-	*out = r;
+	if (r->map.rings != dev->workers)
+		return -EPROTO;
+	r->arm = map_word(&r->map, CQ_ARM);
+	r->overruns = map_word(&r->map, CQ_OVERRUNS);
+	for (uint32_t i = 0; i < r->map.rings; i++)
+		ring_consumer(&r->rings[i], &r->map, i);
 	return 0;
 }
 
 /*
  * new_cq creates a queue from the descriptors in p, which it takes over on success.
  */
-static int new_cq(struct packet *p, struct iwarpd_cq **out)
+static int new_cq(const struct iwarpd_device *dev, struct packet *p, struct iwarpd_cq **out)
 {
 	struct iwarpd_cq *cq = calloc(1, sizeof(*cq));
-	int err;
+	int err = -ENOMEM;
 
 	if (!cq)
-		return -ENOMEM;
-	err = new_rings(p->fds[0], &cq->now);
+		return err;
+	cq->now = new_rings(dev);
+	if (cq->now)
+		err = rings_open(cq->now, dev, p->fds[0]);
 	if (err) {
+		rings_free(cq->now);
 		free(cq);
 		return err;
 	}
@@ -143,7 +147,7 @@ static int create_cq(struct iwarpd_device *dev, struct iwarpd_channel *channel, 
 	err = device_call(dev, &req, -1, PB__REPLY__BODY_CQ, channel ? 1 : 2, &p, e);
 	if (err)
 		return err;
-	err = new_cq(&p, &cq);
+	err = new_cq(dev, &p, &cq);
 	if (!err) {
 		cq->context = context;
 		cq->channel = channel;
@@ -208,6 +212,12 @@ static int poll_ring(struct ring *r, struct iwarpd_wc *wc, int n)
 	return ring_freed(r) ? -EPIPE : got;
 }
 
+/* max_in_rings returns how many completions the rings can hold. */
+static size_t max_in_rings(const struct iwarpd_cq *cq)
+{
+	return (size_t)cq->now->map.rings * cq->now->map.entries;
+}
+
 static int poll_rings(struct cq_rings *r, struct iwarpd_wc *wc, int n)
 {
 	int got = 0;
@@ -240,36 +250,84 @@ static int poll_saved(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n)
 	return got;
 }
 
-/* save saves the completions in the rings, to which the daemon adds nothing more. */
-static int save(struct iwarpd_cq *cq)
+/* What a resize needs when the daemon has replied. */
+struct reserve {
+	struct cq_rings *rings;
+	void *room; /* for the memfd, or MAP_FAILED */
+	size_t size;
+};
+
+/*
+ * make_reserve prepares a resize: when the daemon has replied, new completions come in the new rings, so that the queue is
+ * lost if they cannot be mapped. Other threads may still use up the descriptors.
+ */
+static int make_reserve(struct reserve *r, struct iwarpd_cq *cq, uint32_t depth)
 {
-	enum { SOME = 64 };
-	int got = SOME;
+	const struct iwarpd_device *dev = cq->obj.dev;
+	struct iwarpd_wc *saved = realloc(cq->saved, (cq->num_saved + max_in_rings(cq)) * sizeof(*saved));
+	int fd;
 
-	while (got == SOME) {
-		struct iwarpd_wc *more = realloc(cq->saved, (cq->num_saved + SOME) * sizeof(*more));
-
-		if (!more)
-			return -ENOMEM;
-		cq->saved = more;
-		got = poll_rings(cq->now, more + cq->num_saved, SOME);
-		if (got < 0)
-			return got;
-		cq->num_saved += (size_t)got;
-	}
+	if (!saved)
+		return -ENOMEM;
+	cq->saved = saved;
+	r->rings = new_rings(dev);
+	if (!r->rings)
+		return -ENOMEM;
+	r->size = map_cq_size(dev->workers, depth);
+	if (r->size == 0) /* the daemon says why */
+		return 0;
+	r->room = mmap(NULL, r->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (r->room == MAP_FAILED)
+		return -errno;
+	fd = fcntl(dev->sock, F_DUPFD_CLOEXEC, 0);
+	if (fd < 0)
+		return -errno;
+	close(fd);
 	return 0;
 }
 
-/* replace_rings continues with the rings of the memfd fd. */
-static int replace_rings(struct iwarpd_cq *cq, int fd)
+static void free_room(struct reserve *r)
 {
-	struct cq_rings *rings, *old = cq->now;
+	if (r->room != MAP_FAILED)
+		munmap(r->room, r->size);
+	r->room = MAP_FAILED;
+}
+
+/* free_reserve frees what a resize has not used. */
+static void free_reserve(struct reserve *r, struct iwarpd_cq *cq)
+{
+	struct iwarpd_wc *saved = cq->num_saved > 0 ? realloc(cq->saved, cq->num_saved * sizeof(*saved)) : NULL;
+
+	if (cq->num_saved == 0)
+		free(cq->saved);
+	if (cq->num_saved == 0 || saved)
+		cq->saved = saved;
+	free_room(r);
+	rings_free(r->rings);
+}
+
+/* save saves the completions in the rings, to which the daemon adds nothing more. There is room for them. */
+static int save(struct iwarpd_cq *cq)
+{
+	int got = poll_rings(cq->now, cq->saved + cq->num_saved, (int)max_in_rings(cq));
+
+	if (got > 0)
+		cq->num_saved += (size_t)got;
+	return got < 0 ? got : 0;
+}
+
+/* replace_rings continues with the rings of the memfd fd. */
+static int replace_rings(struct iwarpd_cq *cq, struct reserve *r, int fd)
+{
+	struct cq_rings *rings = r->rings, *old = cq->now;
 	int err = save(cq);
 
+	free_room(r);
 	if (!err)
-		err = new_rings(fd, &rings);
+		err = rings_open(rings, cq->obj.dev, fd);
 	if (err)
 		return err;
+	r->rings = NULL;
 	if (cq->channel)
 		channel_lock(cq->channel);
 	iwarpd_disarm_cq(cq);
@@ -285,21 +343,27 @@ int iwarpd_resize_cq(struct iwarpd_cq *cq, uint32_t depth, struct iwarpd_error *
 {
 	Pb__ResizeCQ body = PB__RESIZE_CQ__INIT;
 	Pb__Request req = REQUEST(resize_cq, RESIZE_CQ, &body);
+	struct reserve r = { .room = MAP_FAILED };
 	struct packet p;
 	int err;
 
 	body.cq = cq->obj.handle;
 	body.depth = depth;
-	err = device_call(cq->obj.dev, &req, -1, PB__REPLY__BODY_CQ, 1, &p, e);
+	err = make_reserve(&r, cq, depth);
 	if (err)
-		return err;
-	err = replace_rings(cq, p.fds[0]);
-	packet_free(&p);
-	if (err) {
-		device_broken(cq->obj.dev, err); /* completions would be lost */
-		return set_error(e, err, "completion queue: %s", strerror(-err));
+		set_error(e, err, "completion queue: %s", strerror(-err));
+	else
+		err = device_call(cq->obj.dev, &req, -1, PB__REPLY__BODY_CQ, 1, &p, e);
+	if (!err) {
+		err = replace_rings(cq, &r, p.fds[0]);
+		packet_free(&p);
+		if (err) {
+			device_broken(cq->obj.dev, err); /* completions would be lost */
+			set_error(e, err, "completion queue: %s", strerror(-err));
+		}
 	}
-	return 0;
+	free_reserve(&r, cq);
+	return err;
 }
 
 int iwarpd_poll_cq(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n)

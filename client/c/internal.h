@@ -91,6 +91,9 @@ struct map {
 int map_open(struct map *m, int fd, enum map_kind kind);
 void map_close(struct map *m);
 
+/* map_cq_size returns the size of the memfd of a completion queue of a depth, or 0 if the daemon makes no such queue. */
+size_t map_cq_size(uint32_t rings, uint32_t depth);
+
 /* map_after_fork replaces what the child of a fork shares with its parent by zeros, which are no valid ring. */
 void map_after_fork(const struct map *m);
 _Atomic uint32_t *map_word(const struct map *m, size_t offset);

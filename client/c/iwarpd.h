@@ -325,7 +325,7 @@ IWARPD_API uint32_t iwarpd_cq_overruns(const struct iwarpd_cq *cq);
 
 /*
  * Makes room for depth completions; pending ones are kept. The queue must be armed
- * again.
+ * again. If the process lacks memory or a descriptor, the queue stays as it is.
  */
 IWARPD_API int iwarpd_resize_cq(struct iwarpd_cq *cq, uint32_t depth, struct iwarpd_error *e);
 

@@ -51,6 +51,23 @@ static uint32_t want_stride(const struct header *h)
 	return 0;
 }
 
+/* ring_size returns the size of a ring, in whole pages. */
+static uint64_t ring_size(uint32_t entries, uint32_t stride)
+{
+	return ((uint64_t)RING_ENTRIES + (uint64_t)entries * stride + 4095) / 4096 * 4096;
+}
+
+size_t map_cq_size(uint32_t rings, uint32_t depth)
+{
+	uint32_t entries = 1;
+
+	if (depth == 0 || depth > MAX_CQ_ENTRIES)
+		return 0;
+	while (entries < depth)
+		entries *= 2;
+	return HEADER_SIZE + (size_t)(rings * ring_size(entries, CQE_SIZE));
+}
+
 static bool header_valid(const struct header *h, uint64_t size)
 {
 	if (h->rings < 1 || h->rings > MAX_RINGS || (h->kind != MAP_CQ && h->rings != 1))
@@ -63,7 +80,7 @@ static bool header_valid(const struct header *h, uint64_t size)
 		return false;
 	if (h->max_sge > MAX_PIECES || h->max_inline > MAX_INLINE || h->stride != want_stride(h))
 		return false;
-	return h->ring_size == ((uint64_t)RING_ENTRIES + (uint64_t)h->entries * h->stride + 4095) / 4096 * 4096;
+	return h->ring_size == ring_size(h->entries, h->stride);
 }
 
 /*
