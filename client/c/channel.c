@@ -268,9 +268,9 @@ void channel_after_fork(struct object *o, int fd)
 	struct iwarpd_channel *ch = channel_of(o);
 
 	pthread_mutex_init(&ch->lock, NULL);
-	dup3(fd, ch->sock, O_CLOEXEC);
-	dup3(fd, ch->more, O_CLOEXEC);
-	dup3(fd, ch->epoll, O_CLOEXEC);
+	replace_fd(&ch->sock, fd);
+	replace_fd(&ch->more, fd);
+	replace_fd(&ch->epoll, fd);
 }
 
 int iwarpd_channel_fd(const struct iwarpd_channel *ch)

@@ -242,7 +242,8 @@ static void object_after_fork(struct object *o, int none)
 
 /*
  * The descriptors of the child are its parent's: what the child asks the daemon to destroy would be the parent's, and
- * what it reads the parent would miss. They keep their numbers, which the program may know, and are never readable.
+ * what it reads the parent would miss. They keep their numbers, which the program may know, and are never readable. If
+ * there is no descriptor for that, because RLIMIT_NOFILE has become lower than these numbers, they are closed.
  */
 bool iwarpd_after_fork(struct iwarpd_device *dev)
 {
@@ -258,8 +259,8 @@ bool iwarpd_after_fork(struct iwarpd_device *dev)
 	none = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	for (struct object *o = dev->objects.next; o != &dev->objects; o = o->next)
 		object_after_fork(o, none);
-	dup3(none, dev->queued, O_CLOEXEC);
-	dup3(none, dev->epoll, O_CLOEXEC);
+	replace_fd(&dev->queued, none);
+	replace_fd(&dev->epoll, none);
 	dev->sock = none;
 	return dev->objects.next != &dev->objects;
 }
@@ -274,7 +275,7 @@ void iwarpd_close(struct iwarpd_device *dev)
 {
 	if (!dev)
 		return;
-	close(dev->sock);
+	close_fd(dev->sock);
 	while (dev->objects.next != &dev->objects)
 		object_free(dev->objects.next);
 	bells_close(dev);

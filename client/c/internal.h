@@ -67,6 +67,9 @@ int socket_recv(int sock, void *buf, struct packet *p, bool wait);
 void packet_free(struct packet *p);
 void close_fds(const int *fds, int n);
 
+/* replace_fd makes the descriptor *fd the same as with, or closes it and sets it to -1 if that is impossible. */
+void replace_fd(int *fd, int with);
+
 /*
  * set_readable makes an eventfd readable that is not, or the reverse. The caller may hold a lock, which a thread that
  * is canceled here would not release.
@@ -329,7 +332,7 @@ struct object *channel_object(struct iwarpd_channel *ch);
 void channel_add(struct iwarpd_channel *ch, struct cq_link *l);
 void channel_remove(struct iwarpd_channel *ch, struct cq_link *l);
 void channel_push(struct iwarpd_channel *ch, struct cq_link *l); /* makes iwarpd_get_cq_event return l */
-void channel_after_fork(struct object *o, int fd); /* makes its descriptors fd, and unlocks it */
+void channel_after_fork(struct object *o, int fd); /* makes its descriptors fd, as replace_fd does, and unlocks it */
 void channel_lock(struct iwarpd_channel *ch);
 void channel_unlock(struct iwarpd_channel *ch);
 

@@ -40,6 +40,14 @@ void close_fds(const int *fds, int n)
 		close(fds[i]);
 }
 
+void replace_fd(int *fd, int with)
+{
+	if (dup3(with, *fd, O_CLOEXEC) >= 0)
+		return;
+	close(*fd);
+	*fd = -1;
+}
+
 void set_readable(int fd, bool yes)
 {
 	uint64_t count = 1;

@@ -1418,6 +1418,31 @@ static void forked(struct side *a, struct side *b)
 	CHECK(iwarpd_poll_cq(a->rcq, &wc, 1) == 1 && wc.status == IWARPD_WC_WR_FLUSH_ERR);
 }
 
+/*
+ * forked_poor reads, in the child of a fork that may open nothing and not even replace a descriptor, what its parent has not
+ * read yet.
+ */
+static void forked_poor(struct side *a)
+{
+	struct iwarpd_cq *cq, *woken;
+	pid_t child;
+	int status;
+
+	CHECK(iwarpd_create_channel(a->dev, &a->channel, &err) == 0);
+	make_cq(a, &cq);
+	iwarpd_wake_cq(cq);
+	child = fork();
+	if (child == 0) {
+		CHECK(setrlimit(RLIMIT_NOFILE, &(struct rlimit){ 3, 3 }) == 0);
+		iwarpd_after_fork(a->dev);
+		CHECK(iwarpd_get_cq_event(a->channel, &woken, 0) == 0 && iwarpd_get_cq_event(a->channel, &woken, 0) == -ETIMEDOUT);
+		iwarpd_close(a->dev);
+		_exit(0);
+	}
+	CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+	CHECK(readable(a->channel) && iwarpd_get_cq_event(a->channel, &woken, 0) == 0 && woken == cq);
+}
+
 /* gone has the daemons killed and checks what calls return then. */
 static void gone(struct side *a, struct side *b)
 {
@@ -1629,6 +1654,7 @@ static int check(char **argv)
 		quiet(&a, &b);
 	} else if (strcmp(argv[5], "forked") == 0) {
 		forked(&a, &b);
+		forked_poor(&a);
 	} else if (strcmp(argv[5], "gone") == 0) {
 		gone(&a, &b);
 	} else {
