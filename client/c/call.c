@@ -373,7 +373,7 @@ int device_gone(struct iwarpd_device *dev, struct iwarpd_error *e)
 	return err;
 }
 
-/* give_back destroys the objects in a reply that cannot be used. */
+/* give_back destroys the object in a reply that cannot be used. */
 static void give_back(struct iwarpd_device *dev, const Pb__Reply *r)
 {
 	Pb__DestroyChannel channel = PB__DESTROY_CHANNEL__INIT;
@@ -406,9 +406,7 @@ static void give_back(struct iwarpd_device *dev, const Pb__Reply *r)
 	default:
 		return;
 	}
-	pthread_mutex_lock(&dev->lock);
-	device_post(dev, &req);
-	pthread_mutex_unlock(&dev->lock);
+	device_do(dev, &req, NULL);
 }
 
 int create_done(struct iwarpd_device *dev, struct packet *p, int err, const char *what, struct iwarpd_error *e)

@@ -274,7 +274,7 @@ int device_wait(struct iwarpd_device *dev, bool (*until)(void *arg), void *arg, 
 /* device_listening reports whether a call waits for the reply to a Listen. The lock is held. */
 bool device_listening(const struct iwarpd_device *dev);
 
-/* device_post sends a request and ignores its reply. It fails with -EAGAIN if the socket is full. The lock is held. */
+/* device_post sends a request and ignores its reply. It does not wait: it fails if the socket is full. The lock is held. */
 int device_post(struct iwarpd_device *dev, Pb__Request *req);
 
 /* device_broken ends a device after an unrecoverable error. */

@@ -145,7 +145,7 @@ static void flush(struct iwarpd_qp *qp)
 
 	body.qp = qp->obj.handle;
 	body.abort = true;
-	qp->obj.due = device_post(qp->obj.dev, &req) == -EAGAIN;
+	qp->obj.due = device_post(qp->obj.dev, &req) != 0;
 	qp->obj.dev->due |= qp->obj.due;
 }
 

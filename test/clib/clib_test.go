@@ -74,11 +74,14 @@ func (v *variant) build(t *testing.T, name string) string {
 	return filepath.Join(v.dir, name)
 }
 
-// command runs a program of v. The sanitizers of gcc 12 fail now and then on kernels that randomize more than 28 bits of
+// command runs a program of v, or one at a path. The sanitizers of gcc 12 fail now and then on kernels that randomize more than 28 bits of
 // an address.
 func (v *variant) command(t *testing.T, name string, args ...string) *exec.Cmd {
 	t.Helper()
-	args = append([]string{v.build(t, name)}, args...)
+	if !filepath.IsAbs(name) {
+		name = v.build(t, name)
+	}
+	args = append([]string{name}, args...)
 	if v != plain {
 		b, err := os.ReadFile("/proc/sys/vm/mmap_rnd_bits")
 		if bits, nerr := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && nerr == nil && bits > 28 {
@@ -181,6 +184,45 @@ func TestCheck(t *testing.T) {
 			t.Fatalf("status has no %q:\n%s", missing, status.String())
 		}
 	}
+}
+
+// TestScarce checks that a call that lacks memory, descriptors or anything else fails with an error and leaves nothing, neither in the
+// process nor at the daemon, and that the device can be used afterwards.
+func TestScarce(t *testing.T) {
+	a, _ := newHosts(t)
+	program := filepath.Join(testenv.Dir(t), "scarce")
+	args := append([]string{"-std=c11", "-Wall", "-Wextra", "-Werror"}, strings.Fields(sanitized.cflags)...)
+	args = append(args, "-I"+source, "-o", program, "testdata/scarce.c", sanitized.build(t, "libiwarpd.a"), "-lprotobuf-c", "-lpthread")
+	wrapped := regexp.MustCompile(`\b__wrap_(\w+)\(|(?m)^WRAP\([^,]*, (\w+)`)
+	for _, m := range wrapped.FindAllSubmatch(testenv.ReadFile(t, "testdata/scarce.c"), -1) {
+		args = append(args, fmt.Sprintf("-Wl,--wrap=%s%s", m[1], m[2]))
+	}
+	if err := runTool("gcc", args...); err != nil {
+		t.Fatal(err)
+	}
+	cmd := sanitized.command(t, program, a.socket, a.end.Addr4.String())
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := testenv.Start(t, cmd)
+	used := func() string {
+		quota := a.ctl(t, "quota", "list")
+		quota.Succeed()
+		return quota.String()
+	}
+	before := ""
+	for _, lacking := range []string{"nothing", "memory", "mappings", "files", "room for descriptors", "buffers"} {
+		p.Expect("made without " + lacking)
+		if before == "" {
+			before = used()
+		}
+		testenv.Until(t, "all is free that was made without "+lacking, func() bool { return used() == before })
+		if _, err := io.WriteString(stdin, "\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.Succeed()
 }
 
 // While the workers are awake, posting and polling make no system call: check.c forbids itself every call but read,
