@@ -208,6 +208,12 @@ int rs_send_iomap(struct rs *rs, unsigned int index, const struct rs_iomap *m);
 /* rs_patience returns how long a call may wait, of the time-out of its direction and the flags of send or recv. */
 int rs_patience(const struct rs *rs, int ms, int flags);
 
+/*
+ * rs_await_room waits until data can be sent to a peer that knows all mappings, with the flags of send. It returns 0, or
+ * an errno value.
+ */
+int rs_await_room(struct rs *rs, int flags);
+
 /* rs_iomap.c */
 
 /* rs_send_iomaps tells the peer of mappings that it does not know. It reports whether it knows all. */

@@ -34,27 +34,43 @@ static ssize_t finish(size_t done, int err)
 	return done > 0 ? (ssize_t)done : set_errno(err);
 }
 
+static bool is_unconnected(const struct rs *rs)
+{
+	return rs->state == RS_OPEN || rs->state == RS_LISTENING;
+}
+
+int rs_await_room(struct rs *rs, int flags)
+{
+	int ms = rs_patience(rs, rs->opt.send_wait, flags);
+
+	do {
+		int err = rs_wait(rs, rs_can_send, ms);
+
+		if (err)
+			return err;
+		if (is_unconnected(rs))
+			return ENOTCONN;
+		if (rs->out_done)
+			return EPIPE;
+		if (rs->state != RS_CONNECTED)
+			return rs->err ? rs->err : ECONNRESET;
+	} while (!rs_send_iomaps(rs) || !rs_can_send(rs)); /* the mappings may take the last credit */
+	return 0;
+}
+
 static ssize_t send_all(struct rs *rs, const struct iovec *iov, size_t len, int flags)
 {
-	int ms = rs_patience(rs, rs->opt.send_wait, flags), err = 0;
+	int err = is_unconnected(rs) ? ENOTCONN : 0;
 	size_t done = 0;
 
-	if (rs->state == RS_OPEN || rs->state == RS_LISTENING)
-		return set_errno(ENOTCONN);
 	while (!err && done < len) {
 		struct rs_sge *to = &rs->offers[0];
 		struct rs_sge at;
 		uint32_t n;
 
-		err = rs_wait(rs, rs_can_send, ms);
-		if (!err && rs->out_done)
-			err = EPIPE;
-		else if (!err && rs->state != RS_CONNECTED)
-			err = rs->err ? rs->err : ECONNRESET;
-		if (err || !rs_send_iomaps(rs))
-			continue;
-		if (!rs_can_send(rs)) /* they took the last credit */
-			continue;
+		err = rs_await_room(rs, flags);
+		if (err)
+			break;
 		at = *to;
 		rs->sent++;
 		n = rs_write(rs, iov, done, len - done, &at, true);
@@ -120,7 +136,7 @@ static ssize_t recv_some(struct rs *rs, const struct iovec *iov, size_t len, int
 	int ms = rs_patience(rs, rs->opt.recv_wait, flags), err = 0;
 	size_t done = 0;
 
-	if (rs->state == RS_OPEN || rs->state == RS_LISTENING)
+	if (is_unconnected(rs))
 		return set_errno(ENOTCONN);
 	while (done < len) {
 		size_t n;

@@ -149,17 +149,15 @@ static bool find(const struct rs *rs, uint64_t offset, struct rs_sge *to)
 
 static size_t write_all(struct rs *rs, const struct iovec *from, uint64_t offset, int flags)
 {
-	int ms = rs_patience(rs, rs->opt.send_wait, flags), err = 0;
 	size_t done = 0;
+	int err = 0;
 
-	while (!err && done < from->iov_len) {
+	while (done < from->iov_len) {
 		struct rs_sge to;
 
-		err = rs_wait(rs, rs_can_send, ms);
-		if (!err && (rs->out_done || rs->state != RS_CONNECTED))
-			err = rs->out_done ? EPIPE : rs->err ? rs->err : ENOTCONN;
-		if (err || !rs_send_iomaps(rs))
-			continue;
+		err = rs_await_room(rs, flags);
+		if (err)
+			break;
 		if (!find(rs, offset + done, &to)) {
 			errno = EAGAIN; /* the peer may map it later */
 			return done;
