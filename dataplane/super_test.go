@@ -89,8 +89,11 @@ func (m *mover) Hold(f *link.Frame) {
 	var to link.Frame
 	to.IDs = f.IDs
 	for _, p := range f.Pieces[:f.N] {
-		half := len(p) / 2
-		for _, b := range [][]byte{p[:half], p[half:]} {
+		parts := [][]byte{p[:len(p)/2], p[len(p)/2:]}
+		if 2*f.N > link.MaxPieces {
+			parts = [][]byte{p}
+		}
+		for _, b := range parts {
 			to.Pieces[to.N] = bytes.Clone(b)
 			to.N++
 		}
@@ -104,18 +107,25 @@ func (m *mover) Hold(f *link.Frame) {
 func TestHeldFramesMove(t *testing.T) {
 	oneGoroutine(t)
 	seed := testenv.Seed(t)
-	wire := impair.Config{Loss: 0.02, Reorder: 0.05, Delay: time.Millisecond, Jitter: time.Millisecond, Seed: seed}
 	for _, markers := range []bool{false, true} {
-		cfg := link.PipeConfig{MTU: 1500, Super: link.SuperWhole, AtoB: wire, BtoA: wire}
-		cfg.BtoA.Seed += 1000
-		s := newSim(t, cfg)
-		w := s.hosts[1].w
-		m := &mover{Pipe: s.hosts[1].link}
-		w.link = m
-		p := mpa.Params{CRC: true, SendMarkers: markers, RecvMarkers: markers, IRD: 8, ORD: 8}
-		s.moveData(p, rand.New(rand.NewPCG(seed, 1)), addrA, addrB)
-		if early := w.stats.RxEarly; m.moved == 0 || !markers && m.moved != early || markers && w.stats.RxFPDUsPlacedEarly == 0 {
-			t.Errorf("markers %v: %d segments held, %d moved, %d FPDUs placed early", markers, early, m.moved, w.stats.RxFPDUsPlacedEarly)
+		var moved, placed uint64
+		for i := range uint64(8) {
+			wire := impair.Config{Loss: 0.02, Reorder: 0.05, Delay: time.Millisecond, Jitter: time.Millisecond, Seed: seed + i}
+			cfg := link.PipeConfig{MTU: 1500, Super: link.SuperWhole, AtoB: wire, BtoA: wire}
+			cfg.BtoA.Seed += 1000
+			s := newSim(t, cfg)
+			w := s.hosts[1].w
+			m := &mover{Pipe: s.hosts[1].link}
+			w.link = m
+			p := mpa.Params{CRC: true, SendMarkers: markers, RecvMarkers: markers, IRD: 8, ORD: 8}
+			s.moveData(p, rand.New(rand.NewPCG(seed, i)), addrA, addrB)
+			if early := w.stats.RxEarly; !markers && m.moved != early {
+				t.Errorf("%d segments held, %d moved", early, m.moved)
+			}
+			moved, placed = moved+m.moved, placed+w.stats.RxFPDUsPlacedEarly
+		}
+		if moved == 0 || markers && placed == 0 {
+			t.Errorf("markers %v: %d segments moved, %d FPDUs placed early", markers, moved, placed)
 		}
 	}
 }
