@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
@@ -42,7 +44,9 @@ func boot(t *testing.T, end *testenv.End, debs []string) *machine {
 	// Not by ip netns exec, which hides /sys/fs/cgroup.
 	args := []string{"-c", join + `exec nsenter --net="/run/netns/$0" unshare --mount --uts --ipc --pid --cgroup --fork --kill-child --propagation private testdata/boot "$@"`,
 		end.NS.Name, t.TempDir(), group}
-	p := testenv.Start(t, exec.Command("sh", append(args, debs...)...))
+	cmd := exec.Command("sh", append(args, debs...)...)
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL} // a test that times out must not leave the machine
+	p := testenv.Start(t, cmd)
 	children := fmt.Sprintf("/proc/%d/task/%[1]d/children", p.Cmd.Process.Pid)
 	m.await("systemd is up", func() bool {
 		b, _ := os.ReadFile(children)
