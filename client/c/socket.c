@@ -28,7 +28,8 @@ int socket_connect(const char *path, bool wait, struct iwarpd_error *e)
 			continue;
 		close(sock);
 		return set_error(e, -err, "%s: %s%s", path, strerror(err),
-				 err == ENOENT || err == ECONNREFUSED ? ": is iwarpd running?" : "");
+				 err == ENOENT || err == ECONNREFUSED ? ": is iwarpd running?" :
+				 err == EACCES ? ": join the group that owns it, or run as root" : "");
 	}
 	fcntl(sock, F_SETFL, 0); /* what follows may block */
 	return sock;

@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
@@ -30,6 +31,9 @@ func TestInstalled(t *testing.T) {
 		}
 		return flags
 	}
+	testenv.Chmod(t, filepath.Dir(root), 0o755)
+	closed := filepath.Join(root, "closed")
+	testenv.WriteFile(t, closed, nil, 0o000)
 	program := filepath.Join(t.TempDir(), "prog.c")
 	testenv.WriteFile(t, program, []byte(manualProgram(t)), 0o600)
 	for name, flags := range map[string][]string{
@@ -41,11 +45,19 @@ func TestInstalled(t *testing.T) {
 			t.Error(err)
 			continue
 		}
-		cmd := exec.Command(filepath.Join(root, name))
-		cmd.Env = []string{"LD_LIBRARY_PATH=" + filepath.Join(root, "opt/iwarpd/lib"), "IWARPD_SOCKET=/nonexistent"}
-		out, err := cmd.CombinedOutput()
-		if err == nil || !strings.Contains(string(out), "/nonexistent: No such file or directory: is iwarpd running?") {
-			t.Errorf("%s: %v: %s", name, err, out)
+		for socket, want := range map[string]string{
+			"/nonexistent": "No such file or directory: is iwarpd running?",
+			closed:         "Permission denied: join the group that owns it, or run as root",
+		} {
+			cmd := exec.Command(filepath.Join(root, name))
+			cmd.Env = []string{"LD_LIBRARY_PATH=" + filepath.Join(root, "opt/iwarpd/lib"), "IWARPD_SOCKET=" + socket}
+			if os.Getuid() == 0 { // root may use any socket
+				cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+			}
+			out, err := cmd.CombinedOutput()
+			if err == nil || !strings.Contains(string(out), socket+": "+want) {
+				t.Errorf("%s: %v: %s", name, err, out)
+			}
 		}
 	}
 }

@@ -2,10 +2,12 @@ package verbs
 
 import (
 	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -42,7 +44,13 @@ func TestRunMistakes(t *testing.T) {
 func checkMistake(t *testing.T, program, dir string, code int, want string) {
 	t.Helper()
 	cmd := exec.Command("sh", "../../client/verbs/iwarpd-run.in", program)
-	cmd.Env = append(os.Environ(), "IWARPD_VERBS_DIR="+dir)
+	checkRun(t, cmd, "IWARPD_SOCKET=/none", program, dir, code, want)
+}
+
+// checkRun does the same for a command that runs iwarpd-run, with a further variable.
+func checkRun(t *testing.T, cmd *exec.Cmd, env, program, dir string, code int, want string) {
+	t.Helper()
+	cmd.Env = append(os.Environ(), "IWARPD_VERBS_DIR="+dir, env)
 	out, err := cmd.CombinedOutput()
 	got := 0
 	if e, ok := errors.AsType[*exec.ExitError](err); ok {
@@ -70,6 +78,46 @@ func TestRunSetUserID(t *testing.T) {
 	testenv.Chmod(t, program, 0o755|os.ModeSetuid)
 	checkMistake(t, program, plain.libraries(t), 0,
 		"gets the rights of its owner, and so does not use iwarpd-run: put iwarpd-run after sudo")
+}
+
+// TestRunSocket checks that iwarpd-run says why a program will not find a default daemon.
+func TestRunSocket(t *testing.T) {
+	testenv.RequireRoot(t)
+	run := t.TempDir()
+	testenv.Chmod(t, filepath.Dir(run), 0o755)
+	script := strings.ReplaceAll(string(testenv.ReadFile(t, "../../client/verbs/iwarpd-run.in")), "/run/", run+"/")
+	for _, name := range []string{"libibverbs.so.1", "librdmacm.so.1"} {
+		testenv.WriteFile(t, filepath.Join(run, name), nil, 0o644)
+	}
+	none := "no iwarpd at " + run + "/iwarpd/iwarpd.sock: start it, or name its socket with IWARPD_SOCKET"
+	closed := "no permission to use " + run + "/iwarpd-eth1/iwarpd.sock: join the group that owns it, or run as root"
+	for _, tt := range []struct {
+		socket string // of a daemon that starts now, for root
+		user   uint32
+		env    string
+		want   string
+	}{
+		{"", 0, "IWARPD_SOCKET=", none},
+		{"", 0, "IWARPD_SOCKET=/none", ""}, // the libraries say it
+		{"", 0, "IWARPD_VERBS=off", ""},
+		{"iwarpd-eth1", 0, "IWARPD_SOCKET=", ""},
+		{"", 65534, "IWARPD_SOCKET=", closed},
+		{"iwarpd", 0, "IWARPD_SOCKET=", ""},
+	} {
+		if tt.socket != "" {
+			testenv.Mkdir(t, filepath.Join(run, tt.socket), 0o755)
+			name := filepath.Join(run, tt.socket, "iwarpd.sock")
+			l, err := net.Listen("unix", name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			testenv.Chmod(t, name, 0o660)
+		}
+		cmd := exec.Command("sh", "-c", script, "iwarpd-run", "true")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: tt.user, Gid: tt.user}}
+		checkRun(t, cmd, tt.env, "true", run, 0, tt.want)
+	}
 }
 
 // TestRunHelp checks that the help of iwarpd-run fails where it cannot be written.
