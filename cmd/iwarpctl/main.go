@@ -69,6 +69,9 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 	root.InitDefaultCompletionCmd()
 	if cmd, _, err := root.Find([]string{"completion"}); err == nil && cmd != root {
 		cmd.Args, cmd.RunE = usageArgs(cobra.NoArgs), func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		for _, shell := range cmd.Commands() {
+			shell.Args = usageArgs(cobra.NoArgs)
+		}
 	}
 	root.InitDefaultHelpCmd()
 	if cmd, _, err := root.Find([]string{"help"}); err == nil && cmd != root {

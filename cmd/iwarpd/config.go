@@ -215,7 +215,7 @@ var keys = slices.Concat([]key{
 	{"sctp-idle", "", "1m", "how long a peer may keep an SCTP association without a session; 0: forever", durationOrNone(func(s *settings) *time.Duration { return &s.SCTPIdle })},
 	{"sctp-per-peer", "", "1024", "maximum number of SCTP associations without a session from one address, or one IPv6 /64, to one listener, per queue", number(func(s *settings) *int { return &s.SCTPPerPeer }, 1, 1<<20)},
 	{"dscp", "", "0", "DSCP of connections whose program sets none, 0 to 63", byteOf(func(s *settings) *uint8 { return &s.IP.DSCP }, 0, 63)},
-	{"ttl", "", "64", "TTL or hop limit of connections whose program sets none", byteOf(func(s *settings) *uint8 { return &s.IP.TTL }, 1, 255)},
+	{"ttl", "", "64", "TTL or hop limit of connections whose program sets none, 1 to 255", byteOf(func(s *settings) *uint8 { return &s.IP.TTL }, 1, 255)},
 	{"vlan-priority", "", "0", "priority in VLAN tags of connections whose program sets none, 0 to 7", byteOf(func(s *settings) *uint8 { return &s.IP.Priority }, 0, 7)},
 	{"mpa-revision", "", "2", "highest MPA revision offered, 1 or 2", number(func(s *settings) *int { return &s.MPARevision }, 1, 2)},
 	{"crc", "", "required", "MPA's CRC32c: required, optional (a client may disable it) or off (used only if the peer requests it)", crcPolicy(func(s *settings) *ctrl.CRCPolicy { return &s.CRC })},
@@ -245,7 +245,7 @@ var keys = slices.Concat([]key{
 	{"drain-timeout", "", "5s", "time that a stopping daemon waits for clients to end their connections; 0: do not wait", duration(func(s *settings) *time.Duration { return &s.Drain }, 0, 10*time.Minute)},
 	{"log-level", "", "info", "least severe level to log: debug, info, warn or error", func(s *settings, v string) error {
 		if err := s.LogLevel.UnmarshalText([]byte(v)); err != nil || s.LogLevel > zapcore.ErrorLevel {
-			return errors.New("must be debug, info, warn or error")
+			return errors.New("must be one of debug, info, warn, error")
 		}
 		return nil
 	}},

@@ -36,6 +36,9 @@ func main() {
 	root.InitDefaultCompletionCmd()
 	if cmd, _, err := root.Find([]string{"completion"}); err == nil && cmd != root {
 		cmd.Args, cmd.RunE = noArguments, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		for _, shell := range cmd.Commands() {
+			shell.Args = noArguments
+		}
 	}
 	root.InitDefaultHelpCmd()
 	if cmd, _, err := root.Find([]string{"help"}); err == nil && cmd != root {

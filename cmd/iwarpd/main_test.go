@@ -212,6 +212,7 @@ func TestErrorsAsJSON(t *testing.T) {
 		{[]string{"doctor", "--config", "/nonexistent", "--json"}, exitConfig, "cannot read the configuration"},
 		{[]string{"doctor", "--json=true", "x"}, exitConfig, `unexpected argument "x"`},
 		{[]string{"completion", "tcsh", "--", "--json"}, exitConfig, `unexpected argument "tcsh"; see iwarpd completion --help`},
+		{[]string{"completion", "bash", "x", "--", "--json"}, exitConfig, `unexpected argument "x"; see iwarpd completion bash --help`},
 		{[]string{"help", "nosuch", "--", "--json"}, exitConfig, `unexpected argument "nosuch"; see iwarpd --help`},
 		{[]string{"doctor", "--colour", "--json"}, exitConfig, "unknown flag: --colour"},
 		{[]string{"--check-config=maybe", "--", "--json"}, exitConfig, `--check-config is "maybe": must be true or false; see iwarpd --help`},
@@ -238,6 +239,7 @@ func TestCompletions(t *testing.T) {
 		want string
 	}{
 		{[]string{"--crc", ""}, "required\noptional\noff\n:4\n"},
+		{[]string{"--log-level", ""}, "debug\ninfo\nwarn\nerror\n:4\n"},
 		{[]string{"--link", ""}, "auto\nxdp\npacket\n:4\n"},
 		{[]string{"doctor", "--transport", ""}, "afxdp\nsocket\nboth\n:4\n"},
 		{[]string{"--mtu", ""}, ":4\n"},    // no files
