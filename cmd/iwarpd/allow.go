@@ -73,7 +73,13 @@ func rights(r *ctrl.Rule, limits *ctrl.Limits) map[string]func(v any) error {
 		"connect-to":  func(v any) (err error) { r.ConnectTo, err = parsePrefixes(v); return err },
 	}
 	for _, q := range quotaKeys {
-		fields[q.name] = func(v any) error { return q.set(limits, fmt.Sprint(v)) }
+		fields[q.name] = func(v any) error {
+			text := fmt.Sprint(v)
+			if err := q.set(limits, text); err != nil {
+				return fmt.Errorf("%q: %w", text, err)
+			}
+			return nil
+		}
 	}
 	return fields
 }
@@ -175,10 +181,10 @@ func ids(v any, lookup func(string) (uint32, error)) ([]uint32, error) {
 }
 
 func truth(v any, to *bool) error {
-	text, _ := v.(string)
+	text := fmt.Sprint(v)
 	*to = strings.EqualFold(text, "true")
 	if !*to && !strings.EqualFold(text, "false") {
-		return errors.New("must be true or false")
+		return fmt.Errorf("%q: must be true or false", text)
 	}
 	return nil
 }
