@@ -57,9 +57,10 @@ func (t *Table) RegisterFar(pd PDID, mem FarMemory, addr, length, base uint64, a
 // memory is the memory that a check has granted: b, or the bytes from addr on of the region
 // far. The zero value is no memory.
 type memory struct {
-	b    []byte
-	far  *Region
-	addr uint64
+	b     []byte
+	far   *Region
+	addr  uint64
+	state uint32 // of the region or window that was checked, for far memory
 }
 
 func (m *memory) granted() bool { return m.b != nil || m.far != nil }
@@ -271,23 +272,24 @@ func (q *QP) farBytes(sges []SGE, off uint64, n int) (far int) {
 // farResponse holds the fetches for the response to a Read.
 type farResponse struct {
 	fetches
-	stag uint32
-	next uint64 // tagged offset to fetch next
+	stag  uint32
+	state uint32 // of its region or window: what was fetched before an invalidation is not sent after it
+	next  uint64 // tagged offset to fetch next
 }
 
-// follows reports whether src is what f has fetched.
-func (f *farResponse) follows(src *rdmap.Source) bool {
-	return f.stag == src.STag && f.next-uint64(f.n) == src.Off
+// follows reports whether src, whose region or window has this state, is what f has fetched.
+func (f *farResponse) follows(src *rdmap.Source, state uint32) bool {
+	return f.stag == src.STag && f.state == state && f.next-uint64(f.n) == src.Off
 }
 
-// gatherResponse is Gather for a response from far memory, of which left bytes follow. It
+// gatherResponse is Gather for a response from far memory in this state, of which left bytes follow. It
 // returns false if the bytes have not arrived; awaits reports whether they will.
-func (q *QP) gatherResponse(src *rdmap.Source, n, left int, dst [][]byte) ([][]byte, bool) {
+func (q *QP) gatherResponse(src *rdmap.Source, state uint32, n, left int, dst [][]byte) ([][]byte, bool) {
 	f := &q.farResponse
 	f.release()
-	if !f.follows(src) {
+	if !f.follows(src, state) {
 		f.drop()
-		f.stag, f.next = src.STag, src.Off
+		f.stag, f.state, f.next = src.STag, state, src.Off
 	}
 	q.fetchResponse(src.Off + uint64(n) + uint64(left))
 	if !q.ready(&f.fetches, n) {
@@ -317,8 +319,8 @@ func (q *QP) fetchResponse(end uint64) {
 	for f.next < end && f.n < fetchAhead {
 		n := uint32(min(end-f.next, MaxFetch))
 		m, _ := q.check(f.stag, f.next, n, UseReadSource)
-		if m.far == nil {
-			return // Gather reports the error
+		if m.far == nil || m.state != f.state {
+			return // Gather reports the error, or fetches again
 		}
 		x := q.cfg.Far.Fetch(m.far.far, m.addr, n)
 		if x == nil {

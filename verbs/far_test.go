@@ -273,6 +273,37 @@ func TestFarInvalidate(t *testing.T) {
 	}
 }
 
+// A response that goes on after its window was bound to other memory has nothing that was fetched through the old binding.
+func TestFarRebound(t *testing.T) {
+	const n = 2 * fetchAhead
+	for steps := range 6 {
+		a, b := newFarPair(t)
+		w := allocWindow(t, b.table, pdA)
+		bind := func(off int) SendWR {
+			return SendWR{Op: OpBindMW, RKey: w.STag(), SGEs: []SGE{b.fsge(off, n)}, Access: RemoteRead | ZeroBased}
+		}
+		for i := range n {
+			b.far[i], b.far[n+i] = 1, 2
+		}
+		b.post(bind(0))
+		settle(t, a, b)
+		a.post(SendWR{Op: rdmap.OpRead, Flags: Signaled, SGEs: []SGE{a.sge(0, n)}, RKey: w.STag()})
+		exchange(t, a, b)
+		for range steps {
+			b.m.step()
+		}
+		sent := bytes.LastIndexByte(a.mem, 1) + 1
+		b.post(SendWR{Op: OpLocalInv, Inv: w.STag()}, bind(n))
+		settle(t, a, b)
+		if got := outcomes(a.take()); len(got) != 1 || got[0].st != WCSuccess {
+			t.Fatalf("after %d steps: completions %v", steps, got)
+		}
+		if stale := bytes.LastIndexByte(a.mem[:n], 1) + 1; stale != sent {
+			t.Errorf("after %d steps: %d bytes of the memory that the window had before", steps, stale-sent)
+		}
+	}
+}
+
 // A fenced Send from the memory that a Read has filled sends what the Read brought.
 func TestFarFence(t *testing.T) {
 	a, b := newFarPair(t)

@@ -80,7 +80,7 @@ func (r *Region) set(base, off, size uint64, a Access) {
 
 // view is a consistent copy of the fields that a check needs.
 type view struct {
-	qp              uint32
+	state, qp       uint32
 	acc             Access
 	base, off, size uint64
 	root            *Region
@@ -88,13 +88,12 @@ type view struct {
 
 // read copies the fields of r to v. It reports false if stag is not r's key, r is not valid, or a change is in progress.
 func (r *Region) read(stag uint32, v *view) bool {
-	state := uint32(0)
 	whole := r.unchanged(func() {
-		state = r.state.Load()
+		v.state = r.state.Load()
 		v.qp, v.acc, v.root = r.qp.Load(), Access(r.acc.Load()), r.root.Load()
 		v.base, v.off, v.size = r.base.Load(), r.off.Load(), r.size.Load()
 	})
-	return whole && state&(stateKey|stateValid) == stag&stateKey|stateValid && v.root != nil
+	return whole && v.state&(stateKey|stateValid) == stag&stateKey|stateValid && v.root != nil
 }
 
 // unchanged calls load, and reports whether no change was in progress before, during or after it.
@@ -217,7 +216,7 @@ func (t *Table) check(pd PDID, qp, stag uint32, to uint64, n uint32, use Use) (m
 	}
 	start := v.off + (to - v.base)
 	if v.root.far != nil {
-		return memory{far: v.root, addr: v.root.addr + start}, 0
+		return memory{far: v.root, addr: v.root.addr + start, state: v.state}, 0
 	}
 	return memory{b: v.root.mem[start : start+uint64(n) : start+uint64(n)]}, 0
 }

@@ -282,7 +282,7 @@ func (q *QP) Gather(src *rdmap.Source, n int, dst [][]byte) ([][]byte, bool) {
 		case m.b != nil:
 			return append(dst, m.b), true
 		case m.far != nil:
-			if b, ok := q.gatherResponse(src, n, q.stream.Left(), dst); ok || q.awaits {
+			if b, ok := q.gatherResponse(src, m.state, n, q.stream.Left(), dst); ok || q.awaits {
 				return b, ok
 			}
 		default:
@@ -301,7 +301,7 @@ func (q *QP) Gatherable(src *rdmap.Source, n int) int {
 			return q.farSends.arrived(n)
 		}
 	} else if r := q.cfg.Table.at(src.STag); r != nil && r.Far() {
-		if !q.farResponse.follows(src) {
+		if !q.farResponse.follows(src, r.state.Load()) {
 			return 0
 		}
 		return q.farResponse.arrived(n)
