@@ -1,6 +1,10 @@
 package verbs
 
 import (
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -46,6 +50,20 @@ func TestRsocketRaces(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			b.start(t, program+" "+mode+" "+b.end.Addr4.String()).Succeed()
 		})
+	}
+}
+
+// TestRsocketModel makes random calls of rsockets over a model of verbs: nothing is lost, out of order, or waits without a
+// wake-up, and an end that does not keep to the protocol does its peer no harm.
+func TestRsocketModel(t *testing.T) {
+	requireSources(t)
+	sources, err := filepath.Glob(filepath.Join(source, "rs_*.c"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	options := append(strings.Fields(sanitized.cflags+" -Dpoll=model_poll -Dsched_yield=model_yield -Dclock_gettime=model_clock"), sources...)
+	if out, err := exec.Command(compile(t, "rsmodel", options...), fmt.Sprint(testenv.Seed(t)), "150").CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 

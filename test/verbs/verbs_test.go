@@ -47,8 +47,8 @@ var (
 
 const races = "-fsanitize=thread"
 
-// libraries builds the libraries and returns their folder.
-func (v *variant) libraries(t *testing.T) string {
+// requireSources skips a test where the libraries cannot be compiled.
+func requireSources(t *testing.T) {
 	t.Helper()
 	for _, tool := range []string{"gcc", "make", "protoc-c", "pkg-config"} {
 		testenv.RequireTool(t, tool)
@@ -58,6 +58,12 @@ func (v *variant) libraries(t *testing.T) string {
 			testenv.Skip(t, "needs %s", header)
 		}
 	}
+}
+
+// libraries builds the libraries and returns their folder.
+func (v *variant) libraries(t *testing.T) string {
+	t.Helper()
+	requireSources(t)
 	v.once.Do(func() {
 		v.dir = filepath.Join(testenv.Dir(t), v.name)
 		if out, err := exec.Command("make", "-s", "-j2", "-C", source, "O="+v.dir, "VERBSDIR="+v.dir, "CC=gcc", "CFLAGS="+v.cflags).CombinedOutput(); err != nil {
