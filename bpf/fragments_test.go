@@ -309,6 +309,12 @@ func testFragmentsOfTheHost(t *testing.T, mode Mode, beside bool) {
 		if v6 {
 			src, dst = v.B.Addr6, v.A.Addr6
 		}
+		if beside { // the type of the frame is also where it would be if the IP header were that of Ethernet
+			src = netip.MustParseAddr("8.0.69.2")
+			if v6 {
+				src = netip.MustParseAddr("2001:db8:86dd::2")
+			}
+		}
 		t.Run(fmt.Sprint("v6=", v6), func(t *testing.T) {
 			testenv.OneCPU(t)
 			const claimed, theirs = 9899, 5000

@@ -231,14 +231,20 @@ static __always_inline int load(void *ctx, const enum hook hook, __u32 off, void
 static __always_inline int ether(void *ctx, const enum hook hook, struct ether *eth)
 {
 	struct __sk_buff *skb = ctx;
+	struct ether mac;
+	__u8 differ = 0;
 
 	if (load(ctx, hook, 0, eth, sizeof(*eth)) < 0)
 		return -1;
-	if (hook != INGRESS || eth->type == (__be16)skb->protocol)
+	/* An IP header begins with 4 or 6, and may have the type at the same place, in its source address. */
+	if (hook != INGRESS || (eth->type == (__be16)skb->protocol && (eth->dst[0] & 0xd0) != 0x40))
 		return sizeof(*eth);
-	if (bpf_skb_load_bytes_relative(ctx, 0, eth, sizeof(*eth), BPF_HDR_START_MAC) < 0)
+	if (bpf_skb_load_bytes_relative(ctx, 0, &mac, sizeof(mac), BPF_HDR_START_MAC) < 0)
 		return -1;
-	return eth->type == (__be16)skb->protocol ? 0 : sizeof(*eth);
+	for (int i = 0; i < (int)sizeof(mac); i++)
+		differ |= ((__u8 *)eth)[i] ^ ((__u8 *)&mac)[i];
+	*eth = mac;
+	return differ ? 0 : sizeof(*eth);
 }
 
 static __always_inline __u32 frame_len(void *ctx, const enum hook hook)

@@ -248,6 +248,8 @@ func testVerdicts(t *testing.T) {
 	}{
 		{"tcp4", tcp4, actRedirect, C{SteeredTCP: 1}},
 		{"tcp6", tcp6, actRedirect, C{SteeredTCP: 1}},
+		{"tcp4 to an address of Ethernet like an IP header", edit(tcp4, 0, 0x46), actRedirect, C{SteeredTCP: 1}},
+		{"tcp6 to an address of Ethernet like an IP header", edit(tcp6, 0, 0x62), actRedirect, C{SteeredTCP: 1}},
 		{"tcp4 vlan", frame(6, peer4, addr4, 999, port, 1), actRedirect, C{SteeredTCP: 1}},
 		{"tcp6 two vlans", frame(6, peer6, addr6, 999, port, 2), actRedirect, C{SteeredTCP: 1}},
 		{"tcp4 other port", frame(6, peer4, addr4, 999, port+1, 0), actPass, C{Passed: 1}},
