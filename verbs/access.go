@@ -12,8 +12,9 @@ const (
 	MWBind       Access = 1 << 4 // memory windows may be bound to it
 	ZeroBased    Access = 1 << 5 // the first byte has tagged offset 0
 
-	// RemoteInvalidate is a right of QP.Permit only: the peer's Send with Invalidate invalidates its STag.
-	RemoteInvalidate Access = 1 << 6
+	// IgnoreInvalidate is of QP.Permit only: the peer's Send with Invalidate invalidates nothing. Clients that do not know it may pass any
+	// access flag of libibverbs, which has none of this value.
+	IgnoreInvalidate Access = 1 << 16
 
 	accessAll = LocalWrite | RemoteWrite | RemoteRead | RemoteAtomic | MWBind | ZeroBased
 )

@@ -173,7 +173,7 @@ func (t *Table) aligned(stag uint32, to uint64) bool {
 
 // Invalidate implements rdmap.Memory (RFC 5040 section 5.3).
 func (q *QP) Invalidate(stag uint32) *term.Error {
-	if q.denies(RemoteInvalidate) {
+	if q.ignoreInv.Load() {
 		return nil
 	}
 	if !q.cfg.Table.remoteInv(q.cfg.PD, q.cfg.Num, stag) {

@@ -118,6 +118,7 @@ type QP struct {
 	turnsMark   uint64          // mark of the peer's last invalidation that others may not have noticed
 	invalidates bool            // the last PollWC waited for a mark
 	denied      atomic.Uint32   // Access: rights that the peer does not have, whatever a region grants
+	ignoreInv   atomic.Bool     // the peer's Send with Invalidate invalidates nothing
 
 	flushes int // posted work requests flushed since PollWC last returned false
 
@@ -189,17 +190,16 @@ func (q *QP) Stream() *rdmap.Stream { return &q.stream }
 // Stats returns the counters.
 func (q *QP) Stats() Stats { return q.stats }
 
-// Permit sets which of RemoteWrite, RemoteRead, RemoteAtomic and RemoteInvalidate the peer may have by a region or window: all of them at
-// first. A Send with Invalidate of a peer that may not invalidate is a Send with 32 bits for the application.
+// Permit sets which of RemoteWrite, RemoteRead and RemoteAtomic the peer may have by a region or window: all of them at first. With
+// IgnoreInvalidate the peer's Send with Invalidate is a Send with 32 bits for the application.
 func (q *QP) Permit(a Access) {
-	q.denied.Store(uint32((RemoteWrite | RemoteRead | RemoteAtomic | RemoteInvalidate) &^ a))
+	q.denied.Store(uint32((RemoteWrite | RemoteRead | RemoteAtomic) &^ a))
+	q.ignoreInv.Store(a&IgnoreInvalidate != 0)
 }
-
-func (q *QP) denies(a Access) bool { return Access(q.denied.Load())&a != 0 }
 
 // check is Table.check for q.
 func (q *QP) check(stag uint32, to uint64, n uint32, use Use) (memory, fault) {
-	if q.denies(rights[use]) {
+	if Access(q.denied.Load())&rights[use] != 0 {
 		return memory{}, faultAccess
 	}
 	return q.cfg.Table.check(q.cfg.PD, q.cfg.Num, stag, to, n, use)

@@ -175,7 +175,7 @@ enum iwarpd_access { /* local read is always granted */
 	IWARPD_REMOTE_ATOMIC = 8, /* needs LOCAL_WRITE */
 	IWARPD_MW_BIND = 16,
 	IWARPD_ZERO_BASED = 32,   /* tagged offsets start at 0 */
-	IWARPD_REMOTE_INVALIDATE = 64, /* of iwarpd_modify_qp only */
+	IWARPD_IGNORE_INVALIDATE = 0x10000, /* of iwarpd_modify_qp only */
 };
 
 struct iwarpd_mr {
@@ -422,7 +422,7 @@ IWARPD_API int iwarpd_create_qp(struct iwarpd_pd *pd, const struct iwarpd_qp_att
 /*
  * Sets which of the rights with IWARPD_REMOTE the peer may use on this QP, in regions and windows
  * that allow it: at first all. Other bits mean nothing. When it returns, the peer does nothing else.
- * Without IWARPD_REMOTE_INVALIDATE a Send with Invalidate invalidates nothing: inv_key of its
+ * With IWARPD_IGNORE_INVALIDATE a Send with Invalidate invalidates nothing: inv_key of its
  * completion is 32 bits of the peer's choice.
  */
 IWARPD_API int iwarpd_modify_qp(struct iwarpd_qp *qp, uint32_t access, struct iwarpd_error *e);

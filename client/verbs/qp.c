@@ -469,7 +469,7 @@ enum { QP_ACCESS = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS
 
 int qp_permit(struct qp *qp, unsigned int access, bool immediate, struct iwarpd_error *e)
 {
-	return iwarpd_modify_qp(qp->q, (access & QP_ACCESS) | (immediate ? 0 : IWARPD_REMOTE_INVALIDATE), e);
+	return iwarpd_modify_qp(qp->q, (access & QP_ACCESS) | (immediate ? IWARPD_IGNORE_INVALIDATE : 0), e);
 }
 
 /*

@@ -109,7 +109,7 @@ static int put_wr(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, const
 		break;
 	case IBV_WR_SEND_WITH_IMM:
 		if (!immediate)
-			return -iwv_unsupported("ibv_post_send: Send with Immediate Data on a connection of librdmacm");
+			return -iwv_unsupported("ibv_post_send: Send with Immediate Data on this connection");
 		to->opcode = IWARPD_WR_SEND_WITH_INV;
 		to->inv_key = be32toh(wr->imm_data);
 		break;

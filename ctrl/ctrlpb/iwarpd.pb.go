@@ -138,21 +138,21 @@ const (
 	Access_ACCESS_REMOTE_READ       Access = 4
 	Access_ACCESS_REMOTE_ATOMIC     Access = 8
 	Access_ACCESS_MW_BIND           Access = 16
-	Access_ACCESS_ZERO_BASED        Access = 32 // base must be 0
-	Access_ACCESS_REMOTE_INVALIDATE Access = 64 // of ModifyQP only
+	Access_ACCESS_ZERO_BASED        Access = 32    // base must be 0
+	Access_ACCESS_IGNORE_INVALIDATE Access = 65536 // of ModifyQP only
 )
 
 // Enum value maps for Access.
 var (
 	Access_name = map[int32]string{
-		0:  "ACCESS_NONE",
-		1:  "ACCESS_LOCAL_WRITE",
-		2:  "ACCESS_REMOTE_WRITE",
-		4:  "ACCESS_REMOTE_READ",
-		8:  "ACCESS_REMOTE_ATOMIC",
-		16: "ACCESS_MW_BIND",
-		32: "ACCESS_ZERO_BASED",
-		64: "ACCESS_REMOTE_INVALIDATE",
+		0:     "ACCESS_NONE",
+		1:     "ACCESS_LOCAL_WRITE",
+		2:     "ACCESS_REMOTE_WRITE",
+		4:     "ACCESS_REMOTE_READ",
+		8:     "ACCESS_REMOTE_ATOMIC",
+		16:    "ACCESS_MW_BIND",
+		32:    "ACCESS_ZERO_BASED",
+		65536: "ACCESS_IGNORE_INVALIDATE",
 	}
 	Access_value = map[string]int32{
 		"ACCESS_NONE":              0,
@@ -162,7 +162,7 @@ var (
 		"ACCESS_REMOTE_ATOMIC":     8,
 		"ACCESS_MW_BIND":           16,
 		"ACCESS_ZERO_BASED":        32,
-		"ACCESS_REMOTE_INVALIDATE": 64,
+		"ACCESS_IGNORE_INVALIDATE": 65536,
 	}
 )
 
@@ -3424,12 +3424,12 @@ func (x *DestroyQP) GetQp() uint32 {
 }
 
 // ModifyQP sets what the peer may do by the queue pair, in regions and windows that allow it.
-// At first that is all. After the reply it does nothing else. Where it may not invalidate, a Send
-// with Invalidate passes its 32 bits to the completion and does nothing else.
+// At first that is all. After the reply it does nothing else. With IGNORE_INVALIDATE a Send with
+// Invalidate passes its 32 bits to the completion and invalidates nothing.
 type ModifyQP struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Qp            uint32                 `protobuf:"varint,1,opt,name=qp,proto3" json:"qp,omitempty"`
-	Access        uint32                 `protobuf:"varint,2,opt,name=access,proto3" json:"access,omitempty"` // the bits with REMOTE; others mean nothing
+	Access        uint32                 `protobuf:"varint,2,opt,name=access,proto3" json:"access,omitempty"` // those with REMOTE, and IGNORE_INVALIDATE; others mean nothing
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -8560,7 +8560,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\rCODE_PROTOCOL\x10\x0e\x12\x11\n" +
 	"\rCODE_INTERNAL\x10\x0f\x12\x11\n" +
 	"\rCODE_CANCELED\x10\x10\x12\x11\n" +
-	"\rCODE_DRAINING\x10\x11*\xc5\x01\n" +
+	"\rCODE_DRAINING\x10\x11*\xc7\x01\n" +
 	"\x06Access\x12\x0f\n" +
 	"\vACCESS_NONE\x10\x00\x12\x16\n" +
 	"\x12ACCESS_LOCAL_WRITE\x10\x01\x12\x17\n" +
@@ -8568,8 +8568,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x12ACCESS_REMOTE_READ\x10\x04\x12\x18\n" +
 	"\x14ACCESS_REMOTE_ATOMIC\x10\b\x12\x12\n" +
 	"\x0eACCESS_MW_BIND\x10\x10\x12\x15\n" +
-	"\x11ACCESS_ZERO_BASED\x10 \x12\x1c\n" +
-	"\x18ACCESS_REMOTE_INVALIDATE\x10@*b\n" +
+	"\x11ACCESS_ZERO_BASED\x10 \x12\x1e\n" +
+	"\x18ACCESS_IGNORE_INVALIDATE\x10\x80\x80\x04*b\n" +
 	"\tTransport\x12\x11\n" +
 	"\rTRANSPORT_TCP\x10\x00\x12\x12\n" +
 	"\x0eTRANSPORT_SCTP\x10\x01\x12\x18\n" +

@@ -2420,7 +2420,7 @@ static void exchange(struct queues *a, struct queues *b)
 
 /*
  * Programs without librdmacm have Send with Immediate Data, which takes one receive and invalidates nothing: neither a
- * key that does not exist nor the one of a memory window.
+ * key that does not exist nor the one of a memory window. It and the access flags leave each other alone.
  */
 static void immediate(void)
 {
@@ -2434,13 +2434,16 @@ static void immediate(void)
 	struct ibv_send_wr imm = { .wr_id = 2, .opcode = IBV_WR_SEND_WITH_IMM, .sg_list = &sge, .num_sge = 1 };
 	struct ibv_send_wr send = { .wr_id = 3, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
 	struct ibv_send_wr inv = { .wr_id = 4, .opcode = IBV_WR_SEND_WITH_INV };
+	struct ibv_send_wr read = { .wr_id = 7, .opcode = IBV_WR_RDMA_READ, .sg_list = &sge, .num_sge = 1 };
+	struct ibv_qp_attr access = { .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
 	struct ibv_wc wc;
 
 	CHECK(mr && mw);
 	to = ibv_reg_mr(b.pd, in, sizeof(in), IBV_ACCESS_LOCAL_WRITE);
-	from = ibv_reg_mr(a.pd, &out, sizeof(out), 0);
-	CHECK(to && from);
+	from = ibv_reg_mr(a.pd, &out, sizeof(out), IBV_ACCESS_LOCAL_WRITE);
+	CHECK(to && from && ibv_modify_qp(b.qp, &access, IBV_QP_ACCESS_FLAGS) == 0);
 	exchange(&a, &b);
+	CHECK(ibv_modify_qp(a.qp, &access, IBV_QP_ACCESS_FLAGS) == 0);
 	bind.bind_mw.rkey = ibv_inc_rkey(mw->rkey);
 	bind.bind_mw.bind_info = (struct ibv_mw_bind_info){ mr, (uintptr_t)&data, sizeof(data), IBV_ACCESS_REMOTE_READ };
 	CHECK(ibv_post_send(b.qp, &bind, &bad) == 0);
@@ -2471,7 +2474,14 @@ static void immediate(void)
 	CHECK(ibv_post_send(b.qp, &imm, &bad) == 0); /* the other way */
 	CHECK(await_success(b.cq, imm.wr_id).opcode == IBV_WC_SEND && await_success(a.cq, 5).imm_data == imm.imm_data);
 	CHECK(ibv_post_send(a.qp, &inv, &bad) == EOPNOTSUPP && bad == &inv);
-	CHECK(ibv_dereg_mr(mr) == EBUSY && ibv_dealloc_mw(mw) == 0 && ibv_dereg_mr(mr) == 0);
+	CHECK(ibv_dereg_mr(mr) == EBUSY);
+	read.wr.rdma.rkey = bind.bind_mw.rkey;
+	read.wr.rdma.remote_addr = (uintptr_t)&data;
+	CHECK(ibv_post_send(a.qp, &read, &bad) == 0);
+	while (ibv_poll_cq(a.cq, 1, &wc) == 0)
+		usleep(1000);
+	CHECK(wc.wr_id == read.wr_id && wc.status == IBV_WC_REM_ACCESS_ERR);
+	CHECK(ibv_dealloc_mw(mw) == 0 && ibv_dereg_mr(mr) == 0);
 	CHECK(ibv_dereg_mr(to) == 0 && ibv_dereg_mr(from) == 0);
 	unmake(&a);
 	unmake(&b);
