@@ -135,7 +135,7 @@ func (w *worker) run() {
 	if !w.e.cfg.Inline {
 		w.pin()
 	}
-	var others contention
+	var others spin.Contention
 	for !w.e.stop.Load() {
 		w.loop(&others)
 	}
@@ -154,7 +154,7 @@ func (w *worker) pin() {
 
 // loop runs turns until the engine stops, or until an access to client memory faults, which
 // ends that client only.
-func (w *worker) loop(others *contention) {
+func (w *worker) loop(others *spin.Contention) {
 	defer w.survive()
 	if w.e.cfg.Inline {
 		w.fillIn()
@@ -178,14 +178,14 @@ func (w *worker) loop(others *contention) {
 			continue
 		}
 		next := idle.next(w.now, limit.Now(), w.awaits(), &w.response)
-		if next == yieldPause && others.at(w.now) {
+		if next == yieldPause && others.At(w.now) {
 			next = sleepPause
 		}
 		switch next {
 		case yieldPause:
 			spin.Yield()
 			now := w.e.cfg.Now()
-			others.yielded(now.Sub(w.now), now)
+			others.Yielded(now.Sub(w.now), now)
 		case sleepPause:
 			from := w.e.cfg.Now()
 			w.sleep()

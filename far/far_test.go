@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/marked"
+	"github.com/iwarpd/iwarpd/internal/spin"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/verbs"
 )
@@ -270,6 +272,75 @@ func TestFetchWaits(t *testing.T) {
 		t.Errorf("%d bytes in use, %d queues wait, %d small and %d large blocks are free",
 			m.fetched, len(m.waiting), len(m.free[0]), len(m.free[1]))
 	}
+}
+
+// A probe is memory whose reads move the calling thread to a CPU, and report its number and time slice.
+type probe struct {
+	cpu  unix.CPUSet
+	seen chan thread
+}
+
+type thread struct {
+	id    int
+	slice time.Duration
+}
+
+func (p *probe) read([]byte, uint64) error {
+	a, err := unix.SchedGetAttr(0, 0)
+	if err == nil {
+		err = unix.SchedSetaffinity(0, &p.cpu)
+		p.seen <- thread{unix.Gettid(), time.Duration(a.Runtime)}
+	}
+	return err
+}
+
+func (p *probe) write([]byte, uint64) error { return nil }
+
+// TestContention checks that a Mover whose CPU is shared with a thread that does not yield has a short time slice. Its thread
+// ends with it.
+func TestContention(t *testing.T) {
+	if a, err := unix.SchedGetAttr(0, 0); err != nil || a.Runtime == 0 {
+		testenv.Skip(t, "the kernel has no slices of threads (before Linux 6.12)")
+	}
+	p := &probe{seen: make(chan thread, 1)}
+	var allowed unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
+		t.Fatal(err)
+	}
+	for cpu := 0; p.cpu.Count() == 0; cpu++ {
+		if allowed.IsSet(cpu) {
+			p.cpu.Set(cpu)
+		}
+	}
+	var over atomic.Bool
+	defer over.Store(true)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread exits with the goroutine
+		_ = unix.SchedSetaffinity(0, &p.cpu)
+		for !over.Load() {
+		}
+	}()
+	m := New(time.Minute, func() { t.Error("stuck") })
+	if err := m.Start(); err != nil {
+		t.Fatal(err)
+	}
+	q := m.NewQueue()
+	var th thread
+	testenv.Until(t, "a short time slice", func() bool {
+		f := q.Fetch(p, 0, 1)
+		m.Fence()
+		f.Release()
+		th = <-p.seen
+		return th.slice == spin.ShortSlice
+	})
+	m.Close()
+	if th.id == os.Getpid() {
+		return // Go parks the first thread instead of ending it
+	}
+	testenv.Until(t, "the thread has ended", func() bool {
+		_, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", th.id))
+		return errors.Is(err, os.ErrNotExist)
+	})
 }
 
 // TestBarrier checks that a Barrier ends after the earlier operations of all queues, and is none if there are none.

@@ -6,6 +6,7 @@ package far
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/spin"
 	"github.com/iwarpd/iwarpd/shm"
@@ -50,6 +52,7 @@ type Mover struct {
 	bell   int         // eventfd on which the goroutine sleeps
 	asleep atomic.Bool // it sleeps, or is about to
 	posted atomic.Bool // operations were added since the last Kick
+	others spin.Contention
 
 	mu      sync.Mutex
 	ops     []op
@@ -141,15 +144,20 @@ func (m *Mover) Close() {
 }
 
 // sleep waits for new operations or Close. Called with mu held, which it releases meanwhile. It first yields the CPU, mostly to a worker
-// which soon adds more: each sleep costs two system calls and two switches, and Go's monitor then looks every 20 us for blocked threads.
+// which soon adds more: each sleep costs two system calls and two switches, and Go's monitor then looks every 20 us for blocked threads. It
+// does not where a program that polls its memory has the CPU: each yield would take milliseconds.
 //
 // The thread sleeps in the kernel: a goroutine that waits for Go's scheduler would have to be taken over by another thread, since a
 // worker's thread runs no other goroutines, and that takes 50 us.
 func (m *Mover) sleep() {
-	for range idleYields {
+	now := clock.Now()
+	for i := 0; i < idleYields && !m.others.At(now); i++ {
+		from := now
 		m.mu.Unlock()
 		spin.Yield()
 		m.mu.Lock()
+		now = clock.Now()
+		m.others.Yielded(now.Sub(from), now)
 		if len(m.ops) > 0 || m.closed {
 			return
 		}
@@ -186,6 +194,7 @@ func (m *Mover) push(o op) {
 
 func (m *Mover) run() {
 	defer close(m.over)
+	runtime.LockOSThread() // never unlocked: the thread exits with the goroutine
 	var batch []op
 	m.mu.Lock()
 	defer m.mu.Unlock()

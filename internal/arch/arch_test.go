@@ -42,6 +42,7 @@ var layers = []layer{
 	{folder: "internal/ipfrag", core: true},
 	{folder: "internal/marked", outside: []string{"golang.org/x/sys/cpu"}, core: true},
 	{folder: "internal/crc32c", outside: []string{"golang.org/x/sys/cpu"}, core: true},
+	{folder: "internal/spin", outside: []string{"golang.org/x/sys"}},
 	{folder: "docs/site"},
 	{folder: "docs"},
 	{folder: "internal/clidoc", outside: []string{"github.com/spf13", "github.com/cpuguy83/go-md2man"}}, // in programs built with the tag docs

@@ -1,4 +1,4 @@
-package dataplane
+package spin
 
 import (
 	"runtime"
@@ -26,21 +26,21 @@ func TestContention(t *testing.T) {
 		testenv.Skip(t, "the kernel has no slices of threads (before Linux 6.12)")
 	}
 	const short, long = time.Microsecond, 2 * longYield
-	var c contention
+	var c Contention
 	now := clock.Time(time.Hour)
 	yield := func(took time.Duration, total time.Duration) {
 		for ; total > 0; total -= took {
 			now = now.Add(took)
-			c.yielded(took, now)
+			c.Yielded(took, now)
 		}
 	}
 	check := func(want bool) {
 		t.Helper()
 		size := before
 		if want {
-			size = shortSlice
+			size = ShortSlice
 		}
-		if got := c.at(now); got != want || slice() != size {
+		if got := c.At(now); got != want || slice() != size {
 			t.Errorf("at is %v and the slice %v; want %v and %v", got, slice(), want, size)
 		}
 	}
