@@ -35,7 +35,8 @@ static void free_items(struct queue_item *list)
 void async_close(struct context *c)
 {
 	free_items(iwv_queue_take(&c->async, any, NULL));
-	close(c->async.fd);
+	if (c->async.fd >= 0)
+		close(c->async.fd);
 }
 
 static bool about(struct queue_item *item, void *element)

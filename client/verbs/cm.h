@@ -114,7 +114,7 @@ void events_drop(struct id *id);
 
 extern struct id *ids;
 struct id *id_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space ps, enum ibv_qp_type type);
-void id_bind_device(struct id *id, struct context *c);
+int id_bind_device(struct id *id, struct context *c); /* returns 0 or an errno value */
 
 /* id_drop rejects the connect request of an id that is not reported, and frees the id. */
 void id_drop(struct id *id);
@@ -140,9 +140,9 @@ void cm_find(const struct sockaddr *a);
 
 /*
  * cm_route stores the source address for dst by the kernel's routes, or the unspecified address if they have none. A
- * daemon may be in another network namespace.
+ * daemon may be in another network namespace. It returns -1 with errno if the process can have no socket.
  */
-void cm_route(const struct sockaddr *dst, struct sockaddr_storage *src);
+int cm_route(const struct sockaddr *dst, struct sockaddr_storage *src);
 
 /* context_live reports whether c is a context, and that of a daemon that has not ended. */
 static inline bool context_live(const struct context *c)

@@ -258,11 +258,14 @@ static void connect_request(struct context *c, const struct iwarpd_event *ev)
 
 	if (listener && listener->state == ID_LISTEN && listener->requests < max_requests(listener))
 		id = id_new(listener->pub.channel, listener->pub.context, listener->pub.ps, listener->pub.qp_type);
+	if (id && id_bind_device(id, c) != 0) {
+		id_drop(id);
+		id = NULL;
+	}
 	if (id) {
 		id->conn = ev->conn;
 		id->state = ID_CONNECT;
 		id->unreported = true;
-		id_bind_device(id, c);
 		addr_parse(ev->local, c->device, &id->pub.route.addr.src_storage);
 		addr_parse(ev->remote, c->device, &id->pub.route.addr.dst_storage);
 		e = with_data(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0, ev);

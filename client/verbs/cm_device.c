@@ -188,20 +188,22 @@ static struct context *context_of(sa_family_t family, struct sockaddr_storage *a
 	return NULL;
 }
 
-void cm_route(const struct sockaddr *dst, struct sockaddr_storage *src)
+int cm_route(const struct sockaddr *dst, struct sockaddr_storage *src)
 {
 	socklen_t len = sizeof(*src);
-	int s, state;
+	int s, state, err;
 
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state); /* the socket would stay open */
 	memset(src, 0, sizeof(*src));
 	src->ss_family = dst->sa_family;
 	s = socket(dst->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	err = s < 0 && errno != EAFNOSUPPORT ? errno : 0; /* a host without IPv6 has no route */
 	if (s >= 0 && connect(s, dst, addr_len(dst)) == 0 && getsockname(s, (struct sockaddr *)src, &len) == 0)
 		addr_set_port((struct sockaddr *)src, 0);
 	if (s >= 0)
 		close(s);
 	pthread_setcancelstate(state, &state);
+	return set_errno(err);
 }
 
 struct context *context_for(const struct sockaddr *dst, struct sockaddr_storage *src)

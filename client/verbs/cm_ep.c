@@ -6,21 +6,28 @@
 
 #include "cm.h"
 
-/* destroy_cqs frees the CQs of an id. A program may have stored its own there, one for sends and receives, as with rdma-core. */
+static void destroy_cq(struct ibv_cq **cq, struct ibv_comp_channel **channel)
+{
+	if (*cq && ibv_destroy_cq(*cq) == 0)
+		*cq = NULL;
+	if (*channel && !*cq && ibv_destroy_comp_channel(*channel) == 0)
+		*channel = NULL;
+}
+
+/*
+ * destroy_cqs frees the CQs of an id. A program may have stored its own there, one for sends and receives, as with
+ * rdma-core. What cannot be freed stays, and another call tries again.
+ */
 static void destroy_cqs(struct id *id)
 {
 	struct rdma_cm_id *pub = &id->pub;
 
-	if (pub->send_cq && pub->send_cq != pub->recv_cq)
-		ibv_destroy_cq(pub->send_cq);
-	if (pub->recv_cq)
-		ibv_destroy_cq(pub->recv_cq);
-	if (pub->send_cq_channel && pub->send_cq_channel != pub->recv_cq_channel)
-		ibv_destroy_comp_channel(pub->send_cq_channel);
-	if (pub->recv_cq_channel)
-		ibv_destroy_comp_channel(pub->recv_cq_channel);
-	pub->send_cq = pub->recv_cq = NULL;
-	pub->send_cq_channel = pub->recv_cq_channel = NULL;
+	if (pub->send_cq == pub->recv_cq)
+		pub->send_cq = NULL;
+	if (pub->send_cq_channel == pub->recv_cq_channel)
+		pub->send_cq_channel = NULL;
+	destroy_cq(&pub->send_cq, &pub->send_cq_channel);
+	destroy_cq(&pub->recv_cq, &pub->recv_cq_channel);
 }
 
 /* name_cq makes *cq a CQ of an id, unless it is one already. own, which is made if there is none, is that of the id. */
@@ -29,7 +36,7 @@ static bool name_cq(struct id *id, struct ibv_cq **cq, uint32_t depth, struct ib
 {
 	if (*cq)
 		return true;
-	if (!*own)
+	if (!*own && !*channel)
 		*channel = ibv_create_comp_channel(id->pub.verbs);
 	if (!*own && *channel)
 		*own = ibv_create_cq(id->pub.verbs, depth > 0 ? (int)depth : 1, &id->pub, *channel, 0);
@@ -99,8 +106,8 @@ void rdma_destroy_qp(struct rdma_cm_id *pub)
 	qp = pub->qp;
 	pub->qp = NULL;
 	iwv_thread_unlock();
-	if (qp)
-		ibv_destroy_qp(qp);
+	if (qp && ibv_destroy_qp(qp) != 0)
+		pub->qp = qp; /* another call tries again */
 	destroy_cqs(id_of(pub));
 }
 

@@ -34,7 +34,8 @@ struct rdma_event_channel *rdma_create_event_channel(void)
 void rdma_destroy_event_channel(struct rdma_event_channel *pub)
 {
 	FORWARD(rdma_destroy_event_channel, pub);
-	close(pub->fd);
+	if (channel_of(pub)->queue.fd >= 0)
+		close(pub->fd);
 	free(channel_of(pub));
 }
 

@@ -40,15 +40,18 @@ static void id_free(struct id *id)
 	free(id);
 }
 
-void id_bind_device(struct id *id, struct context *c)
+int id_bind_device(struct id *id, struct context *c)
 {
+	if (!c->pd)
+		c->pd = ibv_alloc_pd(&c->v.context);
+	if (!c->pd)
+		return errno;
 	c->shown = true;
 	id->pub.verbs = &c->v.context;
 	id->pub.port_num = 1;
-	if (!c->pd)
-		c->pd = ibv_alloc_pd(&c->v.context);
 	if (!id->pub.pd)
 		id->pub.pd = c->pd;
+	return 0;
 }
 
 /* unbind_device undoes id_bind_device for an id that has no object of the device yet. */
@@ -361,10 +364,12 @@ static int bind_addr(struct id *id, const struct sockaddr *addr)
 	if (id->state != ID_IDLE)
 		return EINVAL;
 	if (!addr_any(addr)) {
+		int err;
+
 		c = context_with(addr);
-		if (!c)
-			return EADDRNOTAVAIL;
-		id_bind_device(id, c);
+		err = c ? id_bind_device(id, c) : EADDRNOTAVAIL;
+		if (err)
+			return err;
 	}
 	set_addr(&id->pub.route.addr.src_storage, addr);
 	id->state = ID_BOUND;
@@ -444,14 +449,15 @@ static int bind_source(struct id *id, const struct sockaddr *src)
 static int resolve(struct id *id, const struct sockaddr *dst, struct sockaddr_storage *from)
 {
 	struct context *c;
+	int err;
 
 	close_endpoints(id); /* of a bind: its port is used for this connection */
 	if (id->pub.verbs)
 		return 0;
 	c = context_for(dst, from);
-	if (!c)
-		return ENODEV;
-	id_bind_device(id, c);
+	err = c ? id_bind_device(id, c) : ENODEV;
+	if (err)
+		return err;
 	addr_set_port((struct sockaddr *)from, id->state == ID_BOUND ? addr_port(&id->pub.route.addr.src_addr) : 0);
 	set_addr(&id->pub.route.addr.src_storage, (struct sockaddr *)from);
 	return 0;
@@ -477,13 +483,15 @@ int rdma_resolve_addr(struct rdma_cm_id *pub, struct sockaddr *src, struct socka
 {
 	struct id *id = id_of(pub);
 	struct sockaddr_storage from;
+	struct cm_event *e;
 	char text[128];
 	int err;
 
 	FORWARD(rdma_resolve_addr, pub, src, dst, timeout_ms);
 	if (!addr_len(dst))
 		return set_errno(EINVAL);
-	cm_route(dst, &from);
+	if (cm_route(dst, &from) < 0)
+		return -1;
 	if (addr_len(src) && !addr_any(src))
 		cm_find(src);
 	else if (!pub->verbs && addr_any(dst))
@@ -492,6 +500,9 @@ int rdma_resolve_addr(struct rdma_cm_id *pub, struct sockaddr *src, struct socka
 		cm_find((struct sockaddr *)&from);
 	iwv_thread_lock();
 	err = may_resolve(id, src, dst) ? bind_source(id, src) : EINVAL;
+	e = err ? NULL : event_new(id, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+	if (!err && !e)
+		err = ENOMEM;
 	if (err) {
 		iwv_thread_unlock();
 		return set_errno(err);
@@ -501,26 +512,32 @@ int rdma_resolve_addr(struct rdma_cm_id *pub, struct sockaddr *src, struct socka
 	if (err) {
 		addr_text(dst, true, text);
 		iwv_log("rdma_resolve_addr: no device of iwarpd reaches %s: %s", text, strerror(err));
+		e->pub.event = RDMA_CM_EVENT_ADDR_ERROR;
+		e->pub.status = -err;
 	} else {
 		to_self(id);
 		id->state = ID_ADDR_RESOLVED;
 	}
-	event_simple(id, err ? RDMA_CM_EVENT_ADDR_ERROR : RDMA_CM_EVENT_ADDR_RESOLVED, -err);
+	event_post(e);
 	return call_end(id, 0);
 }
 
 int rdma_resolve_route(struct rdma_cm_id *pub, int timeout_ms)
 {
 	struct id *id = id_of(pub);
-	int err = 0;
+	struct cm_event *e = NULL;
+	int err = EINVAL;
 
 	FORWARD(rdma_resolve_route, pub, timeout_ms);
 	iwv_thread_lock();
 	if (id->state == ID_ADDR_RESOLVED) {
+		e = event_new(id, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+		err = ENOMEM;
+	}
+	if (e) {
 		id->state = ID_ROUTE_RESOLVED;
-		event_simple(id, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
-	} else {
-		err = EINVAL;
+		event_post(e);
+		err = 0;
 	}
 	return call_end(id, err);
 }

@@ -278,6 +278,15 @@ void qps_failed(struct context *c, const struct ibv_wc *wc, int n)
 	}
 }
 
+/* destroy destroys the daemon's QP, or finds that it ended with its daemon. It returns an errno value if it does neither. */
+static int destroy(struct qp *qp)
+{
+	struct iwarpd_error e;
+	int err = iwarpd_destroy_qp(qp->q, &e);
+
+	return err && err != -EPIPE ? iwv_fail(err, "ibv_destroy_qp", &e) : 0;
+}
+
 void qp_expire(struct context *c)
 {
 	struct qp **at = &c->closing, *qp;
@@ -288,8 +297,11 @@ void qp_expire(struct context *c)
 			at = &qp->next;
 			continue;
 		}
+		if (destroy(qp) != 0) { /* the next tick will do */
+			at = &qp->next;
+			continue;
+		}
 		*at = qp->next;
-		iwarpd_destroy_qp(qp->q, NULL);
 		free_qp(qp);
 	}
 }
@@ -330,6 +342,7 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 	struct qp *qp = qp_of(ibv), **at;
 	struct context *c;
 	bool closing;
+	int err;
 
 	if (!iwv_is_ours(ibv->context))
 		return REAL(ibv_destroy_qp)(ibv);
@@ -339,12 +352,16 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 	set_numbered(c, ibv->qp_num, NULL);
 	exchange_end(qp);
 	async_drop(c, ibv, &qp->unacknowledged); /* others find the QP while it waits */
+	closing = leave(qp);
+	err = closing ? 0 : destroy(qp);
+	if (err) {
+		set_numbered(c, ibv->qp_num, qp);
+		iwv_thread_unlock();
+		return err;
+	}
 	for (at = &c->qps; *at != qp; at = &(*at)->next)
 		;
 	*at = qp->next;
-	closing = leave(qp);
-	if (!closing)
-		iwarpd_destroy_qp(qp->q, NULL);
 	forgotten(qp);
 	if (closing) {
 		qp->deadline = now_ms() + CLOSE_WAIT_MS;

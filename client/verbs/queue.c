@@ -54,10 +54,12 @@ void iwv_queue_after_fork(struct event_queue *q)
 	int flags = fcntl(q->fd, F_GETFL); /* the program may have set O_NONBLOCK */
 	int fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE | (flags > 0 && (flags & O_NONBLOCK) ? EFD_NONBLOCK : 0));
 
-	if (fd < 0)
-		return;
-	dup3(fd, q->fd, O_CLOEXEC);
-	close(fd);
+	if (dup3(fd, q->fd, O_CLOEXEC) < 0) { /* RLIMIT_NOFILE has become lower */
+		close(q->fd);
+		q->fd = -1;
+	}
+	if (fd >= 0)
+		close(fd);
 }
 
 struct queue_item *iwv_queue_take(struct event_queue *q, bool (*match)(struct queue_item *item, void *arg), void *arg)

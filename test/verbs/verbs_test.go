@@ -33,10 +33,11 @@ var results report
 
 // A variant is a way to compile the libraries.
 type variant struct {
-	name, cflags string
-	once         sync.Once
-	dir          string
-	err          error
+	name, cflags, ldflags string
+
+	once sync.Once
+	dir  string
+	err  error
 }
 
 var (
@@ -66,7 +67,7 @@ func (v *variant) libraries(t *testing.T) string {
 	requireSources(t)
 	v.once.Do(func() {
 		v.dir = filepath.Join(testenv.Dir(t), v.name)
-		if out, err := exec.Command("make", "-s", "-j2", "-C", source, "O="+v.dir, "VERBSDIR="+v.dir, "CC=gcc", "CFLAGS="+v.cflags).CombinedOutput(); err != nil {
+		if out, err := exec.Command("make", "-s", "-j2", "-C", source, "O="+v.dir, "VERBSDIR="+v.dir, "CC=gcc", "CFLAGS="+v.cflags, "LDFLAGS="+v.ldflags).CombinedOutput(); err != nil {
 			v.err = fmt.Errorf("make: %w\n%s", err, out)
 		}
 	})
@@ -400,6 +401,23 @@ func compile(t *testing.T, name string, options ...string) string {
 		t.Fatalf("%s: %v\n%s", compiler, err, out)
 	}
 	return program
+}
+
+// TestScarce checks that each function that lacks memory, a descriptor or anything else fails with an error and succeeds when it is
+// called again, and that no object is left then. A listener that could not be closed stays.
+func TestScarce(t *testing.T) {
+	program := compile(t, "scarce")
+	wrap := "-Wl"
+	wrapped := regexp.MustCompile(`(?m)\b__wrap_(\w+)\(.*;$|^WRAP\([^,]*, (\w+)`)
+	for _, m := range wrapped.FindAllSubmatch(testenv.ReadFile(t, "testdata/scarce.c"), -1) {
+		wrap += fmt.Sprintf(",--wrap=%s%s", m[1], m[2])
+	}
+	_, b := newHosts(t, &variant{name: "scarce", cflags: "-O1 -g", ldflags: wrap})
+	b.start(t, program+" "+b.end.Addr4.String()).Expect("made all")
+	testenv.Until(t, "no object is left but the protection domain of librdmacm", func() bool {
+		s := b.status(t)
+		return s.Mrs+s.Mws+s.Cqs+s.Qps == 0 && s.Pds == 1
+	})
 }
 
 // TestAnswer checks which completions of Writes the library holds back until the peer's answer has come.
