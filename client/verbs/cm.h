@@ -180,4 +180,7 @@ bool addr_parse(const char *text, const struct device *d, struct sockaddr_storag
 /* cm_connect.c */
 cm_handler cm_handle;
 
+/* cm_withdrawn reports whether the peer of a connect request has withdrawn it. The lock is not held. */
+bool cm_withdrawn(const struct id *id);
+
 #endif

@@ -139,6 +139,16 @@ static int reject(struct id *id, const void *data, uint8_t len)
 	return 0;
 }
 
+bool cm_withdrawn(const struct id *id)
+{
+	bool gone;
+
+	iwv_thread_lock();
+	gone = id->request_gone;
+	iwv_thread_unlock();
+	return gone;
+}
+
 /* rdma_accept, if it fails, rejects the request, so that the peer does not wait. Linux's rdma_cm does that too. */
 int rdma_accept(struct rdma_cm_id *pub, struct rdma_conn_param *p)
 {

@@ -123,15 +123,21 @@ static bool has_request(const struct rs *rs)
 static struct rs *accept_request(struct rs *listener)
 {
 	struct rdma_cm_id *id = listener->request;
-	struct rs *rs = rs_new(listener);
+	bool withdrawn = cm_withdrawn(id_of(id)); /* there may be many, and each would take milliseconds */
+	struct rs *rs = withdrawn ? NULL : rs_new(listener);
 	struct rs_hello h;
 	struct rdma_conn_param p = { .private_data = &h, .private_data_len = sizeof(h) };
 
-	if (!rs)
+	if (!rs && !withdrawn)
 		return NULL;
 	listener->request = NULL;
 	if (listener->sleepers > 0) /* they may not wait for further requests: see fall_asleep */
 		rs_wake(listener);
+	if (withdrawn) {
+		rdma_destroy_id(id);
+		errno = ECONNRESET;
+		return NULL;
+	}
 	rs->id = id;
 	if (rdma_migrate_id(id, rs->channel) == 0 && rs_open(rs) == 0) {
 		rs_put_hello(rs, &h);

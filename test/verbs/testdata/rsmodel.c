@@ -113,7 +113,7 @@ struct node {
 	struct item *wire;
 	struct event *events; /* on the way to the channel */
 	uint16_t port;
-	bool listens, accepts, gone, closed;
+	bool listens, accepts, withdrawn, gone, closed;
 };
 
 static struct node *nodes;
@@ -122,6 +122,7 @@ static uint32_t last_key;
 static struct ibv_context context;
 static struct ibv_pd pd = { .context = &context };
 static int64_t now_us;
+static unsigned int queues; /* that were made */
 
 static struct node *node_of(struct rdma_cm_id *id)
 {
@@ -260,6 +261,7 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *c, int cqe, void *arg, struct i
 	struct model_cq *q = calloc(1, sizeof(*q));
 
 	(void)vector;
+	queues++;
 	q->ibv = (struct ibv_cq){ .context = c, .cqe = cqe, .cq_context = arg };
 	q->channel = (struct comp_channel *)ch;
 	q->channel->cq = &q->ibv;
@@ -392,7 +394,12 @@ static int queue_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_sen
 
 /* Connections. */
 
-static void event(struct node *d, struct rdma_cm_id *listener, enum rdma_cm_event_type type, const void *data, size_t len)
+bool cm_withdrawn(const struct id *id)
+{
+	return container_of(id, struct node, id)->withdrawn;
+}
+
+static struct event *event(struct node *d, struct rdma_cm_id *listener, enum rdma_cm_event_type type, const void *data, size_t len)
 {
 	struct event *e = calloc(1, sizeof(*e));
 
@@ -403,6 +410,7 @@ static void event(struct node *d, struct rdma_cm_id *listener, enum rdma_cm_even
 	e->pub.param.conn.private_data = e->data;
 	e->pub.param.conn.private_data_len = (uint8_t)len;
 	APPEND(d->events, e);
+	return e;
 }
 
 static void flush(struct node *d)
@@ -589,9 +597,10 @@ int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask)
 	return 0;
 }
 
-int rdma_connect(struct rdma_cm_id *id, struct rdma_conn_param *p)
+/* request makes a connect request of from, or one that is withdrawn if that is NULL. */
+static void request(struct node *from, const void *data, size_t len)
 {
-	struct node *l = nodes, *from = node_of(id), *made;
+	struct node *l = nodes, *made;
 	struct rdma_cm_id *pub;
 
 	while (l && !l->listens)
@@ -600,11 +609,19 @@ int rdma_connect(struct rdma_cm_id *id, struct rdma_conn_param *p)
 	rdma_create_id(l->id.pub.channel, &pub, NULL, RDMA_PS_TCP);
 	pub->verbs = &context;
 	made = node_of(pub);
-	made->peer = from;
 	made->accepts = true;
-	from->peer = made;
-	event(l, &l->id.pub, RDMA_CM_EVENT_CONNECT_REQUEST, p->private_data, p->private_data_len);
-	l->events->pub.id = pub; /* there is only one at a time */
+	made->withdrawn = !from;
+	made->peer = from;
+	if (from)
+		from->peer = made;
+	event(l, &l->id.pub, RDMA_CM_EVENT_CONNECT_REQUEST, data, len)->pub.id = pub;
+}
+
+int rdma_connect(struct rdma_cm_id *id, struct rdma_conn_param *p)
+{
+	for (uint32_t n = below(4); n > 0; n--)
+		request(NULL, p->private_data, p->private_data_len);
+	request(node_of(id), p->private_data, p->private_data_len);
 	return 0;
 }
 
@@ -1031,6 +1048,7 @@ static void run(void)
 	int l = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), fd = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), made = -1;
 	uint32_t calls = 20 + below(200);
 
+	queues = 0;
 	memset(ends, 0, sizeof(ends));
 	ends[0].fd = ends[1].fd = -1;
 	CHECK(l >= 0 && fd >= 0);
@@ -1045,6 +1063,7 @@ static void run(void)
 	}
 	while (rconnect(fd, (struct sockaddr *)&a, sizeof(a)) < 0 && errno == EALREADY)
 		;
+	CHECK(queues == 2); /* none for requests that were withdrawn */
 	CHECK(rfcntl(fd, F_SETFL, 0) == 0);
 	ends[0].fd = ends[1].peer = fd;
 	ends[1].fd = ends[0].peer = made;
