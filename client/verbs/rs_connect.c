@@ -119,31 +119,45 @@ static bool has_request(const struct rs *rs)
 	return rs->request || rs->state != RS_LISTENING;
 }
 
-/* accept_request makes the connection of a listener's request, which the listener keeps if there can be no socket. */
-static struct rs *accept_request(struct rs *listener)
+/*
+ * answer makes the connection of a request, to which a socket belongs. That of a request that the peer has withdrawn is
+ * reset, like one of Linux's TCP: raccept neither fails nor waits because of it.
+ */
+static int answer(struct rs *rs, const struct rs_hello *theirs)
 {
-	struct rdma_cm_id *id = listener->request;
-	bool withdrawn = cm_withdrawn(id_of(id)); /* there may be many, and each would take milliseconds */
-	struct rs *rs = withdrawn ? NULL : rs_new(listener);
 	struct rs_hello h;
 	struct rdma_conn_param p = { .private_data = &h, .private_data_len = sizeof(h) };
 
-	if (!rs && !withdrawn)
+	rs_take_hello(rs, theirs);
+	if (!cm_withdrawn(id_of(rs->id))) { /* there may be many, and a connection takes milliseconds */
+		if (rs_open(rs) == 0) {
+			rs_put_hello(rs, &h);
+			rs->state = RS_ACCEPTING;
+			if (rdma_accept(rs->id, &p) == 0)
+				return 0;
+		}
+		if (errno != ECONNRESET)
+			return -1;
+		rs_close(rs);
+	}
+	rs_end(rs, ECONNRESET);
+	return 0;
+}
+
+/* accept_request makes the socket of a listener's request, which the listener keeps if there are no descriptors for it. */
+static struct rs *accept_request(struct rs *listener)
+{
+	struct rdma_cm_id *id = listener->request;
+	struct rs *rs = rs_new(listener);
+
+	if (!rs)
 		return NULL;
 	listener->request = NULL;
 	if (listener->sleepers > 0) /* they may not wait for further requests: see fall_asleep */
 		rs_wake(listener);
-	if (withdrawn) {
-		rdma_destroy_id(id);
-		errno = ECONNRESET;
-		return NULL;
-	}
 	rs->id = id;
-	if (rdma_migrate_id(id, rs->channel) == 0 && rs_open(rs) == 0) {
-		rs_put_hello(rs, &h);
-		rs_take_hello(rs, &listener->request_hello);
-		rs->state = RS_ACCEPTING;
-		if (rdma_accept(id, &p) == 0 && rs_insert(rs) == 0)
+	if (rdma_migrate_id(id, rs->channel) == 0 && answer(rs, &listener->request_hello) == 0) {
+		if (rs_insert(rs) == 0)
 			return rs;
 	} else if (errno == EMFILE || errno == ENFILE) {
 		int err = errno;
@@ -160,20 +174,14 @@ static struct rs *accept_request(struct rs *listener)
 
 static struct rs *do_accept(struct rs *listener)
 {
-	int ms = rs_patience(listener, listener->opt.recv_wait, 0), err;
-	struct rs *made;
+	int err = rs_wait(listener, has_request, rs_patience(listener, listener->opt.recv_wait, 0));
 
-	do {
-		err = rs_wait(listener, has_request, ms);
-		if (!err && listener->state != RS_LISTENING)
-			err = listener->err ? listener->err : EINVAL;
-		if (err) {
-			errno = err;
-			return NULL;
-		}
-		made = accept_request(listener);
-	} while (!made && errno == ECONNRESET); /* the peer has withdrawn the request */
-	return made;
+	if (!err && listener->state != RS_LISTENING)
+		err = listener->err ? listener->err : EINVAL;
+	if (!err)
+		return accept_request(listener);
+	errno = err;
+	return NULL;
 }
 
 int raccept(int socket, struct sockaddr *addr, socklen_t *addrlen)

@@ -1057,8 +1057,14 @@ static void run(void)
 	CHECK(rlisten(l, 1) == 0);
 	CHECK(rconnect(fd, (struct sockaddr *)&a, sizeof(a)) == -1 && errno == EINPROGRESS);
 	while (made < 0) {
+		char c;
+
 		made = raccept(l, NULL, NULL);
 		CHECK(made >= 0 || errno == EAGAIN);
+		if (made >= 0 && rrecv(made, &c, 1, MSG_DONTWAIT) == -1 && errno == ECONNRESET) { /* withdrawn */
+			CHECK(rclose(made) == 0);
+			made = -1;
+		}
 		rconnect(fd, (struct sockaddr *)&a, sizeof(a));
 	}
 	while (rconnect(fd, (struct sockaddr *)&a, sizeof(a)) < 0 && errno == EALREADY)
