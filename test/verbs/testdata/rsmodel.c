@@ -399,7 +399,8 @@ bool cm_withdrawn(const struct id *id)
 	return container_of(id, struct node, id)->withdrawn;
 }
 
-static struct event *event(struct node *d, struct rdma_cm_id *listener, enum rdma_cm_event_type type, const void *data, size_t len)
+static struct event *event(struct node *d, struct rdma_cm_id *listener, enum rdma_cm_event_type type,
+			   const void *data, size_t len)
 {
 	struct event *e = calloc(1, sizeof(*e));
 
@@ -423,7 +424,10 @@ static void flush(struct node *d)
 		for (w = d->works; w; w = w->next)
 			complete_send(q, w, IBV_WC_WR_FLUSH_ERR);
 		for (; q->head != q->tail; q->head++) {
-			struct ibv_wc wc = { .wr_id = q->ids[q->head % q->cap.max_recv_wr], .status = IBV_WC_WR_FLUSH_ERR, .qp_num = q->ibv.qp_num };
+			struct ibv_wc wc = {
+				.wr_id = q->ids[q->head % q->cap.max_recv_wr], .status = IBV_WC_WR_FLUSH_ERR,
+				.qp_num = q->ibv.qp_num,
+			};
 
 			complete(q->ibv.recv_cq, &wc, 0);
 		}
@@ -565,7 +569,9 @@ int rdma_create_qp(struct rdma_cm_id *id, struct ibv_pd *p, struct ibv_qp_init_a
 	struct model_qp *q = calloc(1, sizeof(*q));
 
 	(void)p;
-	q->ibv = (struct ibv_qp){ .context = &context, .pd = &pd, .send_cq = a->send_cq, .recv_cq = a->recv_cq, .qp_num = ++last };
+	q->ibv = (struct ibv_qp){
+		.context = &context, .pd = &pd, .send_cq = a->send_cq, .recv_cq = a->recv_cq, .qp_num = ++last,
+	};
 	q->cap = a->cap;
 	q->ids = calloc(a->cap.max_recv_wr, sizeof(*q->ids));
 	q->at = calloc(a->cap.max_recv_wr, sizeof(*q->at));
@@ -716,7 +722,10 @@ static void arrive(struct node *d, struct item *i)
 	} else if (!to->closed && q && !q->error) {
 		if (i->kind == SEND) {
 			struct ibv_sge *sge = &q->at[q->head % q->cap.max_recv_wr];
-			struct ibv_wc wc = { .wr_id = q->ids[q->head % q->cap.max_recv_wr], .opcode = IBV_WC_RECV, .byte_len = i->len, .qp_num = q->ibv.qp_num };
+			struct ibv_wc wc = {
+				.wr_id = q->ids[q->head % q->cap.max_recv_wr], .opcode = IBV_WC_RECV,
+				.byte_len = i->len, .qp_num = q->ibv.qp_num,
+			};
 
 			if (q->head == q->tail) {
 				CHECK(hostile);
@@ -1045,7 +1054,8 @@ static void options(int fd)
 static void run(void)
 {
 	struct sockaddr_in a = { .sin_family = AF_INET };
-	int l = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), fd = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), made = -1;
+	int l = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+	int fd = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), made = -1;
 	uint32_t calls = 20 + below(200);
 
 	queues = 0;
