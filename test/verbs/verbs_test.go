@@ -628,7 +628,12 @@ func TestIdentifiers(t *testing.T) {
 	// The first queue pair of each daemon has the number 1.
 	t.Run("devices", func(t *testing.T) { run(t, "devices", "IWARPD_SOCKET="+a.socket+","+b.socket).Succeed() })
 	t.Run("foreign", func(t *testing.T) { run(t, "foreign", "IWARPD_SOCKET="+a.socket+","+b.socket).Succeed() })
-	for _, mode := range []string{"rtr", "cqs", "requests", "migrate", "twice", "backlog", "single", "unacceptable", "states", "nowhere", "datagrams", "halves", "whole", "exact", "extended", "resized", "written", "forsaken", "failed", "unconnected", "rereg", "synchronous", "acknowledged", "unnamed", "fatal", "transitions", "source", "unbound", "taken", "moved", "canceled", "queues-made", "forked", "gathered", "last", "numbered", "ordered", "overtaken", "left", "reset", "held", "invalidated", "all", "stated", "destroyed", "reused", "yielded", "armed", "gids", "unsupported", "probed", "domains", "excessive", "roomy", "greeting", "inherited", "remembered", "agreed", "crowded", "permitted", "exited", "abandoned", "trespassed", "bequeathed", "blocked", "immediate", "lent", "ported", "said", "solicited", "manual", "owed", "based"} {
+	for _, mode := range strings.Fields(`
+		rtr cqs requests migrate twice backlog single unacceptable states nowhere datagrams halves whole exact extended resized
+		written forsaken failed unconnected rereg synchronous acknowledged unnamed fatal transitions source unbound taken moved
+		canceled queues_made forked gathered last numbered ordered overtaken left reset held invalidated all stated destroyed
+		reused yielded armed gids unsupported probed domains excessive roomy greeting inherited remembered agreed crowded
+		permitted exited abandoned trespassed bequeathed blocked immediate lent ported said solicited manual owed based`) {
 		t.Run(mode, func(t *testing.T) { run(t, mode).Succeed() })
 	}
 	t.Run("remembered by an older daemon", func(t *testing.T) {

@@ -3683,13 +3683,22 @@ static void owed(void)
 
 int main(int argc, char **argv)
 {
+#define MODE(name) { #name, name }
 	static const struct { const char *name; void (*run)(void); } modes[] = {
-		{ "requests", requests }, { "migrate", migrate }, { "twice", twice }, { "states", states }, { "dropped", dropped },
-		{ "nowhere", nowhere }, { "datagrams", datagrams }, { "halves", halves }, { "whole", whole }, { "exact", exact },
-		{ "rtr", rtr }, { "devices", devices }, { "cqs", cqs }, { "extended", extended }, { "resized", resized }, { "written", written }, { "forsaken", forsaken }, { "failed", failed }, { "unconnected", unconnected }, { "rereg", rereg }, { "synchronous", synchronous }, { "acknowledged", acknowledged },
-		{ "unnamed", unnamed }, { "fatal", fatal }, { "outlived", outlived }, { "silent", silent }, { "opened", opened }, { "sought", sought }, { "exited", exited }, { "removed", removed }, { "restarted", restarted }, { "starting", starting }, { "bound", bound }, { "followed", followed },
-		{ "foreign", foreign }, { "transitions", transitions }, { "source", source }, { "unbound", unbound }, { "taken", taken }, { "backlog", backlog }, { "single", single }, { "unacceptable", unacceptable }, { "elsewhere", elsewhere }, { "moved", moved }, { "canceled", canceled }, { "later", later },
-		{ "queues-made", queues_made }, { "forked", forked }, { "gathered", gathered }, { "limits", limits }, { "ordered", ordered }, { "numbered", numbered }, { "last", last }, { "overtaken", overtaken }, { "destroyed", destroyed }, { "reused", reused }, { "yielded", yielded }, { "left", left }, { "reset", reset }, { "held", held }, { "invalidated", invalidated }, { "all", all }, { "stated", stated }, { "armed", armed }, { "gids", gids }, { "unsupported", unsupported }, { "probed", probed }, { "domains", domains }, { "excessive", excessive }, { "roomy", roomy }, { "greeting", greeting }, { "inherited", inherited }, { "remembered", remembered }, { "agreed", agreed }, { "crowded", crowded }, { "permitted", permitted }, { "abandoned", abandoned }, { "trespassed", trespassed }, { "bequeathed", bequeathed }, { "blocked", blocked }, { "immediate", immediate }, { "lent", lent }, { "ported", ported }, { "said", said }, { "solicited", solicited }, { "manual", manual }, { "owed", owed }, { "based", based },
+		MODE(requests), MODE(migrate), MODE(twice), MODE(states), MODE(dropped), MODE(nowhere), MODE(datagrams),
+		MODE(halves), MODE(whole), MODE(exact), MODE(rtr), MODE(devices), MODE(cqs), MODE(extended),
+		MODE(resized), MODE(written), MODE(forsaken), MODE(failed), MODE(unconnected), MODE(rereg),
+		MODE(synchronous), MODE(acknowledged), MODE(unnamed), MODE(fatal), MODE(outlived), MODE(silent),
+		MODE(opened), MODE(sought), MODE(exited), MODE(removed), MODE(restarted), MODE(starting), MODE(bound),
+		MODE(followed), MODE(foreign), MODE(transitions), MODE(source), MODE(unbound), MODE(taken),
+		MODE(backlog), MODE(single), MODE(unacceptable), MODE(elsewhere), MODE(moved), MODE(canceled),
+		MODE(later), MODE(queues_made), MODE(forked), MODE(gathered), MODE(limits), MODE(ordered),
+		MODE(numbered), MODE(last), MODE(overtaken), MODE(destroyed), MODE(reused), MODE(yielded), MODE(left),
+		MODE(reset), MODE(held), MODE(invalidated), MODE(all), MODE(stated), MODE(armed), MODE(gids),
+		MODE(unsupported), MODE(probed), MODE(domains), MODE(excessive), MODE(roomy), MODE(greeting),
+		MODE(inherited), MODE(remembered), MODE(agreed), MODE(crowded), MODE(permitted), MODE(abandoned),
+		MODE(trespassed), MODE(bequeathed), MODE(blocked), MODE(immediate), MODE(lent), MODE(ported), MODE(said),
+		MODE(solicited), MODE(manual), MODE(owed), MODE(based),
 	};
 
 	CHECK(argc == 3);
