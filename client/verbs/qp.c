@@ -317,20 +317,23 @@ void qp_free_closing(struct context *c)
 }
 
 /*
- * leave ends the connection of a QP that is being destroyed, and reports whether its end is to come. The QP uses no
- * receive, CQ, SRQ or PD any more then.
+ * leave ends the connection of a QP that is being destroyed, and sets whether its end is to come. The QP uses no
+ * receive, CQ, SRQ or PD any more then. It returns an errno value if it could not ask the daemon.
  */
-static bool leave(struct qp *qp)
+static int leave(struct qp *qp, bool *closing)
 {
 	int conn = atomic_load(&qp->conn), err;
+	struct iwarpd_error e;
 
+	*closing = false;
 	if (conn != CONN_UP && conn != CONN_CLOSING)
-		return false;
-	err = iwarpd_leave(qp->q, NULL);
+		return 0;
+	err = iwarpd_leave(qp->q, &e);
 	if (err && !just_ended(err))
-		return false;
+		return thread_gone(qp->ctx) ? 0 : iwv_fail(err, "ibv_destroy_qp", &e);
 	atomic_store(&qp->conn, CONN_CLOSING);
-	return true;
+	*closing = true;
+	return 0;
 }
 
 /*
@@ -352,8 +355,9 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 	set_numbered(c, ibv->qp_num, NULL);
 	exchange_end(qp);
 	async_drop(c, ibv, &qp->unacknowledged); /* others find the QP while it waits */
-	closing = leave(qp);
-	err = closing ? 0 : destroy(qp);
+	err = leave(qp, &closing);
+	if (!err && !closing)
+		err = destroy(qp);
 	if (err) {
 		set_numbered(c, ibv->qp_num, qp);
 		iwv_thread_unlock();
