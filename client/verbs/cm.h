@@ -114,6 +114,7 @@ void events_drop(struct id *id);
 
 extern struct id *ids;
 struct id *id_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space ps, enum ibv_qp_type type);
+void close_endpoints(struct id *id); /* ends its listeners. The lock is held. */
 int id_bind_device(struct id *id, struct context *c); /* returns 0 or an errno value */
 
 /* id_drop rejects the connect request of an id that is not reported, and frees the id. */

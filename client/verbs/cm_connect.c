@@ -79,6 +79,7 @@ static int connect_qp(struct id *id, const struct rdma_conn_param *p)
 	}
 	attr.private_len = put_private(data, id, p);
 	atomic_store(&qp->conn, CONN_MAKING);
+	close_endpoints(id); /* which have kept its port for it */
 	err = iwarpd_connect(qp->q, &attr, &e);
 	if (!err) {
 		id->state = ID_CONNECT;

@@ -6,17 +6,23 @@
 
 #include "cm.h"
 
+/* over reports whether an id forgets what a call has destroyed, or what another queue pair uses, so that it is the program's. */
+static bool over(int err)
+{
+	return err == 0 || err == EBUSY;
+}
+
 static void destroy_cq(struct ibv_cq **cq, struct ibv_comp_channel **channel)
 {
-	if (*cq && ibv_destroy_cq(*cq) == 0)
+	if (*cq && over(ibv_destroy_cq(*cq)))
 		*cq = NULL;
-	if (*channel && !*cq && ibv_destroy_comp_channel(*channel) == 0)
+	if (*channel && !*cq && over(ibv_destroy_comp_channel(*channel)))
 		*channel = NULL;
 }
 
 /*
  * destroy_cqs frees the CQs of an id. A program may have stored its own there, one for sends and receives, as with
- * rdma-core. What cannot be freed stays, and another call tries again.
+ * rdma-core. What cannot be freed for want of resources stays, and another call tries again.
  */
 static void destroy_cqs(struct id *id)
 {
@@ -108,7 +114,8 @@ void rdma_destroy_qp(struct rdma_cm_id *pub)
 	iwv_thread_unlock();
 	if (qp && ibv_destroy_qp(qp) != 0)
 		pub->qp = qp; /* another call tries again */
-	destroy_cqs(id_of(pub));
+	else
+		destroy_cqs(id_of(pub));
 }
 
 int rdma_create_srq(struct rdma_cm_id *pub, struct ibv_pd *pd, struct ibv_srq_init_attr *attr)

@@ -120,8 +120,7 @@ static void close_endpoint(struct endpoint **at)
 	free(e);
 }
 
-/* close_endpoints stops listening. The lock is held. */
-static void close_endpoints(struct id *id)
+void close_endpoints(struct id *id)
 {
 	while (id->endpoints)
 		close_endpoint(&id->endpoints);
@@ -451,7 +450,6 @@ static int resolve(struct id *id, const struct sockaddr *dst, struct sockaddr_st
 	struct context *c;
 	int err;
 
-	close_endpoints(id); /* of a bind: its port is used for this connection */
 	if (id->pub.verbs)
 		return 0;
 	c = context_for(dst, from);
@@ -543,14 +541,13 @@ int rdma_resolve_route(struct rdma_cm_id *pub, int timeout_ms)
 }
 
 /*
- * take_port gives a resolved id without a port one for its connection, as a bind does. Without it the daemon chooses one when it
- * connects, which costs nothing. The lock is held.
+ * take_port gives a resolved id without a port one for its connection, as a bind does, by a listener until it connects. Without it
+ * the daemon chooses one when it connects, which costs nothing. The lock is held.
  */
 static void take_port(struct id *id)
 {
-	if ((id->state == ID_ADDR_RESOLVED || id->state == ID_ROUTE_RESOLVED) && addr_port(&id->pub.route.addr.src_addr) == 0 &&
-	    open_endpoints(id) == 0)
-		close_endpoints(id);
+	if ((id->state == ID_ADDR_RESOLVED || id->state == ID_ROUTE_RESOLVED) && addr_port(&id->pub.route.addr.src_addr) == 0)
+		open_endpoints(id);
 }
 
 __be16 rdma_get_src_port(struct rdma_cm_id *pub)

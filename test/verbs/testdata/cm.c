@@ -428,6 +428,14 @@ static void ported(void)
 		if (ask == 2)
 			port = rdma_get_src_port(id);
 		CHECK((port != 0) == (ask > 0));
+		if (ask > 0) { /* it is that of no other one until then */
+			struct sockaddr_in same = socket_address(port);
+			struct rdma_cm_id *other;
+
+			CHECK(rdma_create_id(client, &other, NULL, RDMA_PS_TCP) == 0);
+			CHECK(rdma_bind_addr(other, (struct sockaddr *)&same) == -1 && errno == EADDRINUSE);
+			end(other);
+		}
 		CHECK(ask == 0 || (rdma_get_src_port(id) == port && ((struct sockaddr_in *)rdma_get_local_addr(id))->sin_port == port));
 		create_qp(id);
 		CHECK(rdma_connect(id, NULL) == 0);
@@ -3258,6 +3266,31 @@ static void lent(void)
 	rdma_destroy_event_channel(ch);
 }
 
+/* An identifier forgets a lent completion queue that another queue pair uses: the program may destroy it. */
+static void relent(void)
+{
+	struct rdma_event_channel *ch = channel();
+	struct rdma_cm_id *ids[] = { listener(ch, 0), listener(ch, 0) };
+
+	shared = ibv_create_cq(ids[0]->verbs, 10, NULL, ibv_create_comp_channel(ids[0]->verbs), 0);
+	CHECK(shared);
+	for (size_t i = 0; i < 2; i++) {
+		ids[i]->send_cq_channel = ids[i]->recv_cq_channel = shared->channel;
+		ids[i]->send_cq = ids[i]->recv_cq = shared;
+		create_qp(ids[i]);
+	}
+	shared = NULL;
+	for (size_t i = 0; i < 2; i++) {
+		rdma_destroy_qp(ids[i]);
+		CHECK(!ids[i]->send_cq && !ids[i]->recv_cq && !ids[i]->send_cq_channel && !ids[i]->recv_cq_channel);
+	}
+	create_qp(ids[0]);
+	rdma_destroy_qp(ids[0]);
+	end(ids[0]);
+	end(ids[1]);
+	rdma_destroy_event_channel(ch);
+}
+
 /* The private data of a connect follow those of the endpoint's addresses. Each may be missing. */
 static void greeting(void)
 {
@@ -3697,7 +3730,7 @@ int main(int argc, char **argv)
 		MODE(reset), MODE(held), MODE(invalidated), MODE(all), MODE(stated), MODE(armed), MODE(gids),
 		MODE(unsupported), MODE(probed), MODE(domains), MODE(excessive), MODE(roomy), MODE(greeting),
 		MODE(inherited), MODE(remembered), MODE(agreed), MODE(crowded), MODE(permitted), MODE(abandoned),
-		MODE(trespassed), MODE(bequeathed), MODE(blocked), MODE(immediate), MODE(lent), MODE(ported), MODE(said),
+		MODE(trespassed), MODE(bequeathed), MODE(blocked), MODE(immediate), MODE(lent), MODE(relent), MODE(ported), MODE(said),
 		MODE(solicited), MODE(manual), MODE(owed), MODE(based),
 	};
 
