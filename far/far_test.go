@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/spin"
 	"github.com/iwarpd/iwarpd/internal/testenv"
@@ -296,12 +297,59 @@ func (p *probe) read([]byte, uint64) error {
 
 func (p *probe) write([]byte, uint64) error { return nil }
 
+// TestContended checks that a Mover does not yield before it sleeps while yields take long: each would unlock it for a thread on its CPU.
+func TestContended(t *testing.T) {
+	m := New(time.Minute, func() { t.Error("stuck") })
+	bell, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(bell)
+	m.bell = bell
+	var allowed, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
+		t.Fatal(err)
+	}
+	for cpu := 0; one.Count() == 0; cpu++ {
+		if allowed.IsSet(cpu) {
+			one.Set(cpu)
+		}
+	}
+	ready, asleep, over := make(chan struct{}), make(chan bool, 1), make(chan struct{})
+	m.mu.Lock()
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread exits with the goroutine
+		_ = unix.SchedSetaffinity(0, &one)
+		m.others.Yielded(time.Second, clock.Now().Add(time.Hour))
+		go func() {
+			runtime.LockOSThread()
+			_ = unix.SchedSetaffinity(0, &one)
+			close(ready)
+			for !m.mu.TryLock() {
+			}
+			asleep <- m.asleep.Load()
+			m.closed = true
+			m.mu.Unlock()
+			m.wakeUp()
+		}()
+		<-ready
+		m.sleep()
+		m.mu.Unlock()
+		close(over)
+	}()
+	if !<-asleep {
+		t.Error("it yields")
+	}
+	<-over
+}
+
 // TestContention checks that a Mover whose CPU is shared with a thread that does not yield has a short time slice. Its thread
 // ends with it.
 func TestContention(t *testing.T) {
 	if a, err := unix.SchedGetAttr(0, 0); err != nil || a.Runtime == 0 {
 		testenv.Skip(t, "the kernel has no slices of threads (before Linux 6.12)")
 	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4)) // also where there is one CPU: the thread below never gives its place away
 	p := &probe{seen: make(chan thread, 1)}
 	var allowed unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
