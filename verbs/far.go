@@ -291,8 +291,7 @@ func (q *QP) gatherResponse(src *rdmap.Source, state uint32, n, left int, dst []
 		f.drop()
 		f.stag, f.state, f.next = src.STag, state, src.Off
 	}
-	q.fetchResponse(src.Off + uint64(n) + uint64(left))
-	if !q.ready(&f.fetches, n) {
+	if whole := q.fetchResponse(src.Off + uint64(n) + uint64(left)); !whole && f.n < n || !q.ready(&f.fetches, n) {
 		return dst, false
 	}
 	return f.take(n, dst)
@@ -313,20 +312,21 @@ func (q *QP) ready(f *fetches, n int) bool {
 	return here
 }
 
-// fetchResponse fetches a response up to tagged offset end.
-func (q *QP) fetchResponse(end uint64) {
+// fetchResponse fetches a response up to tagged offset end, as far as there is room. It returns false if the memory is gone.
+func (q *QP) fetchResponse(end uint64) bool {
 	f := &q.farResponse
 	for f.next < end && f.n < fetchAhead {
 		n := uint32(min(end-f.next, MaxFetch))
 		m, _ := q.check(f.stag, f.next, n, UseReadSource)
-		if m.far == nil || m.state != f.state {
-			return // Gather reports the error, or fetches again
+		if m.far == nil {
+			return false
 		}
 		x := q.cfg.Far.Fetch(m.far.far, m.addr, n)
 		if x == nil {
-			return
+			return true
 		}
 		f.push(x)
 		f.next += uint64(n)
 	}
+	return true
 }

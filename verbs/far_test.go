@@ -294,6 +294,10 @@ func TestFarRebound(t *testing.T) {
 		}
 		sent := bytes.LastIndexByte(a.mem, 1) + 1
 		b.post(SendWR{Op: OpLocalInv, Inv: w.STag()}, bind(n))
+		b.HandleSends(64)
+		if k := b.Gatherable(&b.pend.Src, n); k != 0 {
+			t.Errorf("after %d steps: %d bytes can be gathered at once", steps, k)
+		}
 		settle(t, a, b)
 		if got := outcomes(a.take()); len(got) != 1 || got[0].st != WCSuccess {
 			t.Fatalf("after %d steps: completions %v", steps, got)
@@ -301,6 +305,20 @@ func TestFarRebound(t *testing.T) {
 		if stale := bytes.LastIndexByte(a.mem[:n], 1) + 1; stale != sent {
 			t.Errorf("after %d steps: %d bytes of the memory that the window had before", steps, stale-sent)
 		}
+	}
+}
+
+// A response whose memory goes between the check and the fetch ends with an error: nothing would end the wait for bytes that nobody fetches.
+func TestFarResponseGone(t *testing.T) {
+	_, b := newFarPair(t)
+	src := rdmap.Source{Kind: rdmap.SourceTagged, STag: b.fmr.STag(), Off: farBase}
+	m, _ := b.check(src.STag, src.Off, 8, UseReadSource)
+	if m.far == nil {
+		t.Fatal("the check fails")
+	}
+	deregister(t, b.table, b.fmr)
+	if _, ok := b.gatherResponse(&src, m.state, 8, 0, nil); ok || b.Awaits() {
+		t.Errorf("gathered: %v, awaits: %v", ok, b.Awaits())
 	}
 }
 
