@@ -70,7 +70,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 	if cmd, _, err := root.Find([]string{"completion"}); err == nil && cmd != root {
 		cmd.Args, cmd.RunE = usageArgs(cobra.NoArgs), func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 		for _, shell := range cmd.Commands() {
-			shell.Args = usageArgs(cobra.NoArgs)
+			shell.Args, shell.DisableFlagsInUseLine = usageArgs(cobra.NoArgs), true
 		}
 	}
 	root.InitDefaultHelpCmd()

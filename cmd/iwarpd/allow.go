@@ -74,7 +74,7 @@ func rights(r *ctrl.Rule, limits *ctrl.Limits) map[string]func(v any) error {
 	}
 	for _, q := range quotaKeys {
 		fields[q.name] = func(v any) error {
-			text := fmt.Sprint(v)
+			text, _ := v.(string)
 			if err := q.set(limits, text); err != nil {
 				return fmt.Errorf("%q: %w", text, err)
 			}
@@ -114,17 +114,18 @@ func parseSlots(v any, base ctrl.Limits) (s ctrl.Slots, err error) {
 	limits := base
 	fields := rights(&s.Rule, &limits)
 	fields["folder"] = func(v any) error {
-		dir, ok := v.(string)
-		if !ok || !filepath.IsAbs(dir) || len(dir) > maxSlotFolder {
-			return fmt.Errorf("%v: must be an absolute path of at most %d bytes", v, maxSlotFolder)
+		dir, _ := v.(string)
+		if !filepath.IsAbs(dir) || len(dir) > maxSlotFolder {
+			return fmt.Errorf("%q: must be an absolute path of at most %d bytes", dir, maxSlotFolder)
 		}
 		s.Folder = dir
 		return nil
 	}
 	fields["count"] = func(v any) error {
-		n, err := strconv.Atoi(fmt.Sprint(v))
+		text, _ := v.(string)
+		n, err := strconv.Atoi(text)
 		if err != nil || n < 0 || n > ctrl.MaxSlots {
-			return fmt.Errorf("%v: must be a number from 0 to %d", v, ctrl.MaxSlots)
+			return fmt.Errorf("%q: must be a number from 0 to %d", text, ctrl.MaxSlots)
 		}
 		s.Count = n
 		return nil
@@ -181,7 +182,7 @@ func ids(v any, lookup func(string) (uint32, error)) ([]uint32, error) {
 }
 
 func truth(v any, to *bool) error {
-	text := fmt.Sprint(v)
+	text, _ := v.(string)
 	*to = strings.EqualFold(text, "true")
 	if !*to && !strings.EqualFold(text, "false") {
 		return fmt.Errorf("%q: must be true or false", text)

@@ -142,7 +142,7 @@ func TestLoadRefuses(t *testing.T) {
 		{"receive window, too large", "interface: x\nreceive-window: 2GiB\n", nil, "must be a size from 65535 to 1GiB"},
 		{"rule, user without a name", "interface: x\nallow:\n  - users: [~]\n", nil, "rule 1: users: must be one value, or a list of values"},
 		{"rule, no truth", "interface: x\nallow:\n  - users: [0]\n    deny: maybe\n", nil, `rule 1: deny: "maybe": must be true or false`},
-		{"slots", "interface: x\nslots:\n  count: many\n", nil, "count: many: must be a number from 0 to 4096"},
+		{"slots", "interface: x\nslots:\n  count: many\n", nil, `count: "many": must be a number from 0 to 4096`},
 		{"interface that clients cannot name", "", []string{"-i", "x\xff"}, `interface is "x\xff": clients cannot be given`},
 		{"all CPUs", "", []string{"-i", "x", "--cpus", "all"}, `must be "" or a list`},
 		{"keep-alive without pause", "", []string{"-i", "x", "--keep-alive", "1ns"}, "must be 0, or a time from 1s to 24h0m0s"},
@@ -167,6 +167,8 @@ func TestLoadRefuses(t *testing.T) {
 		{"rule, no group", "interface: x\nallow:\n  - groups: []\n    admin: true\n", nil, "restrict nothing"},
 		{"rule, ports", "interface: x\nallow:\n  - listen: 9-8\n", nil, "1 to 65535"},
 		{"rule, address", "interface: x\nallow:\n  - addresses: 10.0.0.1/24\n", nil, "did you mean 10.0.0.0/24"},
+		{"rule, empty truth", "interface: x\nallow:\n  - users: [0]\n    deny:\n", nil, `rule 1: deny: "": must be true or false`},
+		{"rule, empty quota", "interface: x\nallow:\n  - users: 5\n    max-qps:\n", nil, `rule 1: max-qps: "": must be a number from 1 to`},
 		{"rule, quota", "interface: x\nallow:\n  - users: 5\n    max-qps: none\n", nil, `rule 1: max-qps: "none": must be a number from 1 to`},
 		{"rule, quota of nothing", "interface: x\nallow:\n  - users: 5\n    max-registered: 0\n", nil, `rule 1: max-registered: "0": must be a size above 0`},
 		{"rule, no list", "interface: x\nallow: all\n", nil, "must be a list of rules"},
@@ -454,9 +456,9 @@ func TestSlots(t *testing.T) {
 	}
 	for _, tt := range []struct{ text, want string }{
 		{"slots: 3", "slots: must have keys"},
-		{"slots:\n  count: 5000", "count: 5000: must be a number from 0 to 4096"},
-		{"slots:\n  count: three", "count: three: must be a number"},
-		{"slots:\n  folder: run", "folder: run: must be an absolute path"},
+		{"slots:\n  count: 5000", `count: "5000": must be a number from 0 to 4096`},
+		{"slots:\n  count: three", `count: "three": must be a number`},
+		{"slots:\n  folder: run", `folder: "run": must be an absolute path`},
 		{"slots:\n  users: [alice]", "unknown key \"users\": must be one of folder"},
 		{"slots:\n  listen: 0", "must be ports from 1 to 65535"},
 	} {
