@@ -8,12 +8,15 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // The installed library is found by pkg-config, and the program in the manual compiles against it, shared and static.
 func TestInstalled(t *testing.T) {
 	plain.build(t, "")
+	defer unix.Umask(unix.Umask(0o022)) // another user runs what is installed
 	root := t.TempDir()
 	if err := runTool("make", "-s", "-C", source, "O="+plain.dir, "DESTDIR="+root, "PREFIX=/opt/iwarpd", "install"); err != nil {
 		t.Fatal(err)
