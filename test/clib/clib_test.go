@@ -193,10 +193,7 @@ func TestScarce(t *testing.T) {
 	program := filepath.Join(testenv.Dir(t), "scarce")
 	args := append([]string{"-std=c11", "-Wall", "-Wextra", "-Werror"}, strings.Fields(sanitized.cflags)...)
 	args = append(args, "-I"+source, "-o", program, "testdata/scarce.c", sanitized.build(t, "libiwarpd.a"), "-lprotobuf-c", "-lpthread")
-	wrapped := regexp.MustCompile(`\b__wrap_(\w+)\(|(?m)^WRAP\([^,]*, (\w+)`)
-	for _, m := range wrapped.FindAllSubmatch(testenv.ReadFile(t, "testdata/scarce.c"), -1) {
-		args = append(args, fmt.Sprintf("-Wl,--wrap=%s%s", m[1], m[2]))
-	}
+	args = append(args, testenv.Wrapping(t, "testdata/scarce.c"))
 	if err := runTool("gcc", args...); err != nil {
 		t.Fatal(err)
 	}

@@ -407,12 +407,7 @@ func compile(t *testing.T, name string, options ...string) string {
 // called again, and that no object is left then. A listener that could not be closed stays.
 func TestScarce(t *testing.T) {
 	program := compile(t, "scarce")
-	wrap := "-Wl"
-	wrapped := regexp.MustCompile(`(?m)\b__wrap_(\w+)\(.*;$|^WRAP\([^,]*, (\w+)`)
-	for _, m := range wrapped.FindAllSubmatch(testenv.ReadFile(t, "testdata/scarce.c"), -1) {
-		wrap += fmt.Sprintf(",--wrap=%s%s", m[1], m[2])
-	}
-	_, b := newHosts(t, &variant{name: "scarce", cflags: "-O1 -g", ldflags: wrap})
+	_, b := newHosts(t, &variant{name: "scarce", cflags: "-O1 -g", ldflags: testenv.Wrapping(t, "testdata/scarce.c")})
 	b.start(t, program+" "+b.end.Addr4.String()).Expect("made all")
 	testenv.Until(t, "no object is left but the protection domain of librdmacm", func() bool {
 		s := b.status(t)
