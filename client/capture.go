@@ -8,6 +8,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/shm"
 )
 
 // CaptureFilter selects the frames of a Capture. Users without administrator rights must name one
@@ -50,7 +51,7 @@ func (a *Admin) Capture(ctx context.Context, f CaptureFilter) (*Capture, error) 
 	}
 	conn, err := seqpacket.FromFD(ans.fds[0])
 	if err != nil {
-		return nil, fmt.Errorf("iwarp: capture: %w", err)
+		return nil, fmt.Errorf("iwarp: capture: %w", shm.Limit(err))
 	}
 	return &Capture{conn, int(ans.reply.GetCapture().GetSnaplen())}, nil
 }

@@ -78,7 +78,7 @@ func Open(ctx context.Context, socket string) (*Device, error) {
 		if errors.Is(err, os.ErrNotExist) {
 			return nil, fmt.Errorf("iwarp: %w: is iwarpd running (systemctl status iwarpd)?", err)
 		}
-		return nil, fmt.Errorf("iwarp: %w", err)
+		return nil, fmt.Errorf("iwarp: %w", shm.Limit(err))
 	}
 	return newDevice(ctx, c, nil)
 }
@@ -133,7 +133,7 @@ type Progress interface {
 func OpenFD(ctx context.Context, fd int, progress Progress) (*Device, error) {
 	c, err := seqpacket.FromFD(fd)
 	if err != nil {
-		return nil, fmt.Errorf("iwarp: %w", err)
+		return nil, fmt.Errorf("iwarp: %w", shm.Limit(err))
 	}
 	return newDevice(ctx, c, progress)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/shm"
 )
 
 const (
@@ -51,7 +52,7 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	fd, reader, err := newCaptureSocket()
 	if err != nil {
 		c.giveSized(resCaptures, resRings, size)
-		return nil, errorf(internal, "ctrl: capture: %w", err)
+		return nil, errorf(internal, "ctrl: capture: the daemon: %w", shm.Limit(err))
 	}
 	s.captures += counts
 	may := func() bool { // what an administrator captures may be that of other users

@@ -24,6 +24,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/shm"
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
@@ -162,11 +163,11 @@ func (n *Node) Device() *iwarp.Device { return n.device }
 func (n *Node) NewDevice(ctx context.Context) (*iwarp.Device, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("embed: %w", err)
+		return nil, fmt.Errorf("embed: %w", shm.Limit(err))
 	}
 	if err := n.server.ServeConn(fds[0]); err != nil {
 		unix.Close(fds[1])
-		return nil, fmt.Errorf("embed: %w", err)
+		return nil, fmt.Errorf("embed: %w", shm.Limit(err))
 	}
 	if n.progress == nil {
 		return iwarp.OpenFD(ctx, fds[1], nil)
