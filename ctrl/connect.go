@@ -312,7 +312,7 @@ func (s *Server) claimLocal(c *conn, hop *dataplane.Hop) (*device, *claim, error
 		addr = hop.Src
 	}
 	if pol := c.sess.policy(); !pol.mayUse(addr) {
-		return nil, nil, errorf(permission, "ctrl: %s may not use the address %v: not in addresses of %s", user(c.sess.cred.Uid), addr, pol.rule)
+		return nil, nil, errorf(permission, "ctrl: %s may not use the address %v: not in addresses of %s: choose one that is", user(c.sess.cred.Uid), addr, pol.rule)
 	}
 	cl, err := s.takePort(c, netip.AddrPortFrom(addr, c.wantAddr.Port()))
 	if err != nil {

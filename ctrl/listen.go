@@ -133,7 +133,7 @@ func listenAddr(c *session, r *ctrlpb.Listen) (netip.AddrPort, *device, error) {
 		return netip.AddrPort{}, nil, errorf(permission, "ctrl: %s may listen only on the ports in listen of %s: name one of them", user(c.cred.Uid), pol.rule)
 	}
 	if !pol.mayUse(addr) {
-		return netip.AddrPort{}, nil, errorf(permission, "ctrl: %s may not listen on %v: not in addresses of %s", user(c.cred.Uid), addr, pol.rule)
+		return netip.AddrPort{}, nil, errorf(permission, "ctrl: %s may not listen on %v: not in addresses of %s: choose one that is", user(c.cred.Uid), addr, pol.rule)
 	}
 	return netip.AddrPortFrom(addr, port), on, nil
 }

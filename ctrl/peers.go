@@ -30,15 +30,15 @@ func (c *session) mayConnectTo(peer netip.Addr) error {
 	return nil
 }
 
-// denies returns why peer is denied: it is not in peers, which is the key of the client's rule,
+// denies returns why peer is denied, and how to allow it: it is not in peers, which is the key of the client's rule,
 // or not in the daemon's set. It returns "" if peer is allowed.
 func (c *session) denies(peers []netip.Prefix, key string, peer netip.Addr) string {
 	s := c.srv
 	switch {
 	case len(peers) > 0 && !slices.ContainsFunc(peers, func(p netip.Prefix) bool { return p.Contains(peer) }):
-		return fmt.Sprintf("not in %s of %s", key, c.policy().rule)
+		return fmt.Sprintf("not in %s of %s: add it there, and reload iwarpd", key, c.policy().rule)
 	case s.peers != nil && !s.peers.Contains(peer):
-		return fmt.Sprintf("not in the %v, which allow-set names", s.peers)
+		return fmt.Sprintf("not in the %v, which allow-set names: add it there", s.peers)
 	}
 	return ""
 }

@@ -34,7 +34,7 @@ func TestPeerRules(t *testing.T) {
 	sctp := reqConnect(c.qp(), "10.0.0.3:7174")
 	sctp.GetConnect().Startup = &ctrlpb.Startup{Transport: ctrlpb.Transport_TRANSPORT_SCTP}
 	for _, req := range []*ctrlpb.Request{reqConnect(c.qp(), "10.0.0.3:7174"), reqConnect(c.qp(), "[fd00::1]:7174"), sctp} {
-		if text := c.fails(cPermission, req); !strings.HasSuffix(text, ": not in connect-to of rule 2 of allow in /etc/x.yaml") {
+		if text := c.fails(cPermission, req); !strings.HasSuffix(text, ": not in connect-to of rule 2 of allow in /etc/x.yaml: add it there, and reload iwarpd") {
 			t.Errorf("%s", text)
 		}
 	}
@@ -126,8 +126,8 @@ func TestDeniedConnections(t *testing.T) {
 				continue
 			}
 			want := map[string]string{
-				"rules": "10.0.0.4 is not an allowed peer any more: not in connect-to of rule 1 of allow in /etc/x.yaml",
-				"set":   "10.0.0.4 is not an allowed peer any more: not in the nftables set inet filter peers, which allow-set names",
+				"rules": "10.0.0.4 is not an allowed peer any more: not in connect-to of rule 1 of allow in /etc/x.yaml: add it there, and reload iwarpd",
+				"set":   "10.0.0.4 is not an allowed peer any more: not in the nftables set inet filter peers, which allow-set names: add it there",
 			}[by]
 			if f := c.event().GetConnectFailed(); !strings.Contains(f.GetError().GetText(), want) || f.GetError().GetCode() != cPermission {
 				t.Errorf("by %s: the client got %v", by, f)
@@ -157,7 +157,7 @@ func TestDenialsLogged(t *testing.T) {
 	testenv.Until(t, "the peer is logged", func() bool { return logs.Len() != 0 })
 	h.Close()
 	all := logs.FilterMessage("a peer may not connect").All()
-	if len(all) != 1 || all[0].ContextMap()["peer"] != "10.9.9.0" || all[0].ContextMap()["reason"] != "not in accept-from of rule 1 of allow" {
+	if len(all) != 1 || all[0].ContextMap()["peer"] != "10.9.9.0" || all[0].ContextMap()["reason"] != "not in accept-from of rule 1 of allow: add it there, and reload iwarpd" {
 		t.Errorf("%v", all)
 	}
 }

@@ -382,7 +382,7 @@ func TestPolicy(t *testing.T) {
 	}})
 	c := h.hello(t)
 	c.fails(ctrlpb.Code_CODE_PERMISSION, reqListen("10.0.0.1", 80))
-	if text := c.fails(ctrlpb.Code_CODE_PERMISSION, reqListen("", 7174)); !strings.Contains(text, "not in addresses of rule 2 of allow") {
+	if text := c.fails(ctrlpb.Code_CODE_PERMISSION, reqListen("", 7174)); !strings.Contains(text, "not in addresses of rule 2 of allow: choose one that is") {
 		t.Error(text)
 	}
 	c.ok(reqListen("10.0.0.1", 7174))
@@ -408,7 +408,7 @@ func TestPolicy(t *testing.T) {
 	deny := newHarness(t, Config{Allow: []Rule{{UIDs: []uint32{uid}, Deny: true}}})
 	denied := deny.client(t)
 	text := denied.fails(ctrlpb.Code_CODE_PERMISSION, &ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
-	if !strings.Contains(text, "is not allowed: rule 1 of allow denies it") {
+	if !strings.Contains(text, "is not allowed: rule 1 of allow denies it: change it, and reload iwarpd") {
 		t.Error(text)
 	}
 	if m := denied.next(); m != nil {

@@ -69,9 +69,9 @@ type session struct {
 func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32, contained bool) (*session, error) {
 	pol, ok := s.cfg.policyOf(cred.Uid, gids, contained)
 	if !ok {
-		why := "no rule of allow matches the user"
+		why := "no rule of allow matches the user: add one, and reload iwarpd"
 		if pol.rule != "" {
-			why = pol.rule + " denies it"
+			why = pol.rule + " denies it: change it, and reload iwarpd"
 		}
 		return nil, errorf(permission, "ctrl: %s (pid %d) is not allowed: %s", user(cred.Uid), cred.Pid, why)
 	}

@@ -117,7 +117,7 @@ func TestSlotQuota(t *testing.T) {
 	for range 3 {
 		helloOn(t, main)
 	}
-	for port, want := range map[uint32]string{8080: "slot 0 may not use port 8080: not in listen of slots", 0: "may listen only on the ports in listen of slots"} {
+	for port, want := range map[uint32]string{8080: "slot 0 may not use port 8080: not in listen of slots: choose one that is", 0: "may listen only on the ports in listen of slots"} {
 		text := first.fails(ctrlpb.Code_CODE_PERMISSION, &ctrlpb.Request{Body: &ctrlpb.Request_Listen{Listen: &ctrlpb.Listen{Port: port}}})
 		if !strings.Contains(text, want) {
 			t.Errorf("error %q; want %q", text, want)

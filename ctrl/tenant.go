@@ -39,7 +39,7 @@ func (t *tenant) mayBind(port uint16) error {
 		return errorf(permission, "ctrl: %s may not use port %d: ports below %d are for root, "+
 			"and for users with a rule that lists them (allow: listen)", user(t.cred.Uid), port, unprivileged)
 	}
-	return errorf(permission, "ctrl: %s may not use port %d: not in listen of %s", user(t.cred.Uid), port, pol.rule)
+	return errorf(permission, "ctrl: %s may not use port %d: not in listen of %s: choose one that is", user(t.cred.Uid), port, pol.rule)
 }
 
 func checkDepth(what string, d uint32, most int) error {

@@ -261,7 +261,13 @@ func judge(addr string, err error) (l []finding, connected bool) {
 		add("route", "ok", addr+" answers", "")
 		add("mpa", "fail", reason(err), "what listens on that port does not support MPA: name the port of an RDMA server")
 	case errors.As(err, new(*iwarp.Error)) && !flushed:
-		add("connection", "fail", reason(err), "")
+		text, fix := reason(err), ""
+		if errors.Is(err, iwarp.ErrPermission) || errors.Is(err, iwarp.ErrQuota) { // of which the daemon says what to do
+			if i := strings.LastIndex(text, ": "); i >= 0 {
+				text, fix = text[:i], text[i+2:]
+			}
+		}
+		add("connection", "fail", text, fix)
 	case errors.Is(err, rping.ErrMismatch):
 		add("route", "ok", addr+" answers", "")
 		add("mpa", "ok", "the peer answers MPA", "")
