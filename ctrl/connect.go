@@ -10,6 +10,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/printable"
 	"github.com/iwarpd/iwarpd/mpa"
 )
 
@@ -132,8 +133,8 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 		return err
 	}
 	if n, limit := c.use.dials, c.policy().limits.QPs; n >= limit {
-		return errorf(quota, "ctrl: %s has %d connects whose next hops are being looked up, canceled ones included, its limit is %d: cancel fewer, or raise max-qps in the configuration",
-			user(c.cred.Uid), n, limit)
+		return errorf(quota, "ctrl: %s has %s whose next hop is being looked up, canceled ones included, its limit is %d: cancel fewer, or raise max-qps in the configuration",
+			user(c.cred.Uid), printable.Count(n, "connect"), limit)
 	}
 	memory := uint64(0)
 	if r.Streaming {

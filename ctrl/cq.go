@@ -9,6 +9,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/internal/printable"
 	"github.com/iwarpd/iwarpd/shm"
 )
 
@@ -143,7 +144,7 @@ func (c *session) destroyChannel(h uint32) error {
 		return err
 	}
 	if ch.uses > 0 {
-		return errorf(busy, "ctrl: channel %d still has %d completion queues", h, ch.uses)
+		return errorf(busy, "ctrl: channel %d still has %s", h, printable.Count(ch.uses, "completion queue"))
 	}
 	delete(c.channels, h)
 	c.give(resChannels, 1)
@@ -211,7 +212,7 @@ func (c *session) destroyCQ(h uint32) error {
 	s.mu.Lock()
 	q, err := c.cqOf(h)
 	if err == nil && q.uses > 0 {
-		err = errorf(busy, "ctrl: completion queue %d is still used by %d queues", h, q.uses)
+		err = errorf(busy, "ctrl: completion queue %d is still used by %s", h, printable.Count(q.uses, "queue"))
 	}
 	if err != nil {
 		s.mu.Unlock()

@@ -194,7 +194,7 @@ func (c *session) deallocPD(h uint32) error {
 		return err
 	}
 	if p.uses > 0 {
-		return errorf(busy, "ctrl: protection domain %d still has %d regions, windows or queue pairs", h, p.uses)
+		return errorf(busy, "ctrl: protection domain %d still has regions, windows or queue pairs: %d", h, p.uses)
 	}
 	delete(c.pds, h)
 	c.give(resPDs, 1)

@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"strings"
 	"sync"
 	"sync/atomic"
 )
@@ -50,7 +51,7 @@ var quotas = [numResources]struct {
 	resWaiting:  {"waiting", "unanswered connections", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
 	resCaptures: {"captures", "captures", "max-captures", false, func(l *Limits) uint64 { return uint64(l.Captures) }},
 
-	resPorts:      {"ports", "local ports of connections, those in TIME-WAIT included", "max-ports", false, func(l *Limits) uint64 { return uint64(l.Ports) }},
+	resPorts:      {"ports", "connected or TIME-WAIT ports", "max-ports", false, func(l *Limits) uint64 { return uint64(l.Ports) }},
 	resRegistered: {"registered", "registered memory", "max-registered", true, func(l *Limits) uint64 { return l.Registered }},
 	resMessages:   {"messages", "messages unread", "max-messages", true, func(l *Limits) uint64 { return l.Messages }},
 	resRings:      {"rings", "queues", "max-rings", true, func(l *Limits) uint64 { return l.Rings }},
@@ -134,5 +135,9 @@ func overQuota(uid uint32, r resource, have, n, limit uint64) error {
 		return errorf(quota, "ctrl: %s has %d bytes of %s, %d more exceed its limit of %d: release some, or raise %s in the configuration",
 			user(uid), have, q.noun, n, limit, q.key)
 	}
-	return errorf(quota, "ctrl: %s has %d %s, its limit is %d: close some, or raise %s in the configuration", user(uid), have, q.noun, limit, q.key)
+	noun := q.noun
+	if have == 1 {
+		noun = strings.TrimSuffix(noun, "s")
+	}
+	return errorf(quota, "ctrl: %s has %d %s, its limit is %d: close some, or raise %s in the configuration", user(uid), have, noun, limit, q.key)
 }

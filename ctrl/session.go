@@ -152,7 +152,7 @@ func (c *session) awaitRead() error {
 		case n == 0 || n <= maxQueuedFDs && c.srv.spareFiles():
 			return nil
 		case over:
-			err := errorf(quota, "ctrl: the client left %d descriptors unread for %v: read the replies", n, c.srv.unread)
+			err := errorf(quota, "ctrl: the client left %s unread for %v: read the replies", printable.Count(n, "descriptor"), c.srv.unread)
 			c.cutOff(err)
 			return err
 		case late == nil:

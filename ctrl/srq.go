@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/internal/printable"
 	"github.com/iwarpd/iwarpd/shm"
 	"github.com/iwarpd/iwarpd/verbs"
 )
@@ -120,7 +121,7 @@ func (c *session) destroySRQ(h uint32) error {
 	s.mu.Lock()
 	q, err := c.srqOf(h)
 	if err == nil && q.uses > 0 {
-		err = errorf(busy, "ctrl: shared receive queue %d is still used by %d queue pairs", h, q.uses)
+		err = errorf(busy, "ctrl: shared receive queue %d is still used by %s", h, printable.Count(q.uses, "queue pair"))
 	}
 	if err != nil {
 		s.mu.Unlock()

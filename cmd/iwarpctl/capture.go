@@ -18,6 +18,7 @@ import (
 	"golang.org/x/term"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 func (c *command) capture() *cobra.Command {
@@ -145,7 +146,7 @@ func (c *command) runCapture(ctx context.Context, file string, filter iwarp.Capt
 	if c.json && file != "-" {
 		return c.print(have)
 	}
-	fmt.Fprintf(c.err, "%d frames, %s, %d dropped\n", have.Frames, bytesText(uint64(have.Bytes)), have.Dropped)
+	fmt.Fprintf(c.err, "%s, %s, %d dropped\n", printable.Count(have.Frames, "frame"), bytesText(uint64(have.Bytes)), have.Dropped)
 	return nil
 }
 

@@ -418,7 +418,7 @@ func (w *copying) copied(op, verb, name string, began time.Time, r filecopy.Resu
 	if r.Offset > 0 {
 		resumed = fmt.Sprintf(", resumed at %d", r.Offset)
 	}
-	fmt.Fprintf(w.c.out, "%s %s: %d bytes by %s in %.2f s%s, %s, %s\n", res.Op, printable.String(res.Name), res.Size, res.Verb, res.Seconds, resumed, rate(res.Size-res.Resumed, res.Seconds), res.Checksum)
+	fmt.Fprintf(w.c.out, "%s %s: %s by %s in %.2f s%s, %s, %s\n", res.Op, printable.String(res.Name), printable.Count(res.Size, "byte"), res.Verb, res.Seconds, resumed, rate(res.Size-res.Resumed, res.Seconds), res.Checksum)
 	fmt.Fprintf(w.c.out, "  busy here: disk %.2f s, checksum %.2f s; there: disk %.2f s, checksum %.2f s; network %.2f s\n",
 		res.Busy["disk"], res.Busy["checksum"], res.Busy["peer_disk"], res.Busy["peer_checksum"], res.Busy["network"])
 }
@@ -431,7 +431,7 @@ func (w *copying) done() error {
 		return w.results.end()
 	case w.files != 1:
 		took := time.Since(w.began).Seconds()
-		fmt.Fprintf(w.c.out, "%d files, %d bytes in %.2f s, %s\n", w.files, w.size, took, rate(w.size, took))
+		fmt.Fprintf(w.c.out, "%s, %s in %.2f s, %s\n", printable.Count(w.files, "file"), printable.Count(w.size, "byte"), took, rate(w.size, took))
 	}
 	return nil
 }

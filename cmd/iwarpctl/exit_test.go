@@ -96,8 +96,8 @@ func TestLost(t *testing.T) {
 
 // TestQuota checks that a quota of this host is not taken for a failure of the peer.
 func TestQuota(t *testing.T) {
-	err := peerFailed("cp", "10.0.0.1:7176", &iwarp.Error{Op: "connect", Code: ctrlpb.Code_CODE_QUOTA, Text: "uid 0 has 1 local ports, its limit is 1"})
-	if got, want := reason(err), "cp: uid 0 has 1 local ports, its limit is 1"; got != want || exitCode(t.Context(), err) != exitFailure {
+	err := peerFailed("cp", "10.0.0.1:7176", &iwarp.Error{Op: "connect", Code: ctrlpb.Code_CODE_QUOTA, Text: "uid 0 has 1 connected or TIME-WAIT port, its limit is 1"})
+	if got, want := reason(err), "cp: uid 0 has 1 connected or TIME-WAIT port, its limit is 1"; got != want || exitCode(t.Context(), err) != exitFailure {
 		t.Errorf("got %q, exit code %d; want %q, %d", got, exitCode(t.Context(), err), want, exitFailure)
 	}
 }
@@ -191,6 +191,9 @@ func TestSecondSignal(t *testing.T) {
 // TestStuck checks that status fails if a worker does not answer.
 func TestStuck(t *testing.T) {
 	if err := stuck(&ctrlpb.StatusReply{Workers: 4}); err != nil {
+		t.Error(err)
+	}
+	if err := stuck(&ctrlpb.StatusReply{Workers: 4, Silent: []uint32{3}}); err == nil || !strings.Contains(err.Error(), "worker 3 does not answer") {
 		t.Error(err)
 	}
 	err := stuck(&ctrlpb.StatusReply{Workers: 4, Silent: []uint32{1, 3}})

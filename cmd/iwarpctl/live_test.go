@@ -268,7 +268,7 @@ func TestPingQuota(t *testing.T) {
 	if _, err := a.Device().Dial(ctx, addr, rping.Config()); !errors.Is(err, iwarp.ErrRejected) {
 		t.Errorf("beyond the quota: %v", err)
 	}
-	if lines.Scan(); !strings.Contains(lines.Text(), "quota") && !strings.Contains(lines.Text(), "queue pairs") {
+	if lines.Scan(); !strings.Contains(lines.Text(), "quota") && !strings.Contains(lines.Text(), "queue pair") {
 		t.Errorf("it says %q", lines.Text())
 	}
 	go io.Copy(io.Discard, errs)
@@ -809,7 +809,7 @@ func TestStatusQuota(t *testing.T) {
 	config := ctrl.Config{Socket: socket, Mode: 0o600, Limits: ctrl.Limits{Clients: 1}}
 	pair(t, embed.PairConfig{CtrlB: config}) // its device is the one client
 	code, out, errOut := ctl(t, "--socket", socket, "status")
-	if code != exitOK || !strings.Contains(out, "has 1 clients, its limit is 1") {
+	if code != exitOK || !strings.Contains(out, "has 1 client, its limit is 1") {
 		t.Errorf("exit code %d, %s\n%s", code, out, errOut)
 	}
 	if code, out, _ := ctl(t, "--socket", socket, "status", "--json"); code == exitOK {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/app/perf"
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 type perfFlags struct {
@@ -185,7 +186,7 @@ func (c *command) perfLines(p *perf.Params, interval time.Duration) (stop func()
 			case now := <-tick.C:
 				n, s := ops.Load(), now.Sub(last).Seconds()
 				rate := float64(n-before) / s
-				fmt.Fprintf(c.err, "%6.1f s  %s %d bytes: %.3f Gbit/s, %.0f ops/s\n", now.Sub(began).Seconds(), name, size, rate*float64(size)*8/1e9, rate)
+				fmt.Fprintf(c.err, "%6.1f s  %s %s: %.3f Gbit/s, %.0f ops/s\n", now.Sub(began).Seconds(), name, printable.Count(size, "byte"), rate*float64(size)*8/1e9, rate)
 				last, before = now, n
 			}
 		}

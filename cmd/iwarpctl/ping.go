@@ -13,6 +13,7 @@ import (
 	"github.com/iwarpd/iwarpd/app/perf"
 	"github.com/iwarpd/iwarpd/app/rping"
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 type pingFlags struct {
@@ -129,7 +130,7 @@ func (c *command) pingDone(r pingResult) error {
 	if c.json {
 		return c.print(r)
 	}
-	fmt.Fprintf(c.out, "%s with %s, %d bytes", plural(uint32(r.Rounds), "round"), r.Peer, r.Bytes)
+	fmt.Fprintf(c.out, "%s with %s, %s", printable.Count(r.Rounds, "round"), r.Peer, printable.Count(r.Bytes, "byte"))
 	if p := r.RTT; p != nil {
 		fmt.Fprintf(c.out, "; round min/p50/p99/max %.1f/%.1f/%.1f/%.1f us", p.Min, p.P50, p.P99, p.Max)
 	}

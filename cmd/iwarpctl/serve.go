@@ -12,6 +12,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/app/filecopy"
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 // copyPort is the default port of iwarpctl serve.
@@ -109,6 +110,6 @@ func (c *command) served(peer netip.AddrPort, e filecopy.Event) {
 	case s.Error != "":
 		fmt.Fprintf(c.out, "%s: %s %q: %s\n", s.Peer, s.Op, s.Name, s.Error)
 	default:
-		fmt.Fprintf(c.out, "%s: %s %q: %d bytes, %s, %s\n", s.Peer, s.Op, s.Name, s.Size, rate(s.Size, s.Seconds), s.Checksum)
+		fmt.Fprintf(c.out, "%s: %s %q: %s, %s, %s\n", s.Peer, s.Op, s.Name, printable.Count(s.Size, "byte"), rate(s.Size, s.Seconds), s.Checksum)
 	}
 }

@@ -125,7 +125,7 @@ func (c *command) status() *cobra.Command {
 			}
 			d := s.GetDevice()
 			lines := [][2]any{
-				{"daemon", fmt.Sprintf("iwarpd %s, process %d, up %v, %s", s.Version, s.Pid, (time.Duration(s.UptimeMs) * time.Millisecond).Round(time.Second), plural(s.Workers, "worker"))},
+				{"daemon", fmt.Sprintf("iwarpd %s, process %d, up %v, %s", s.Version, s.Pid, (time.Duration(s.UptimeMs) * time.Millisecond).Round(time.Second), printable.Count(s.Workers, "worker"))},
 			}
 			for _, d := range s.GetDevices() {
 				lines = append(lines, [][2]any{
@@ -139,8 +139,8 @@ func (c *command) status() *cobra.Command {
 				{"connections", s.Conns},
 				{"  round trip", trips},
 				{"queue pairs", fmt.Sprintf("%d of %d", s.Qps, d.GetMaxQp())},
-				{"memory", fmt.Sprintf("%s, %s of %s", plural(s.Mrs, "region"), bytesText(s.Registered), bytesText(d.GetMaxRegistered()))},
-				{"listening", "on " + plural(s.Listens, "endpoint")},
+				{"memory", fmt.Sprintf("%s, %s of %s", printable.Count(s.Mrs, "region"), bytesText(s.Registered), bytesText(d.GetMaxRegistered()))},
+				{"listening", "on " + printable.Count(s.Listens, "endpoint")},
 			}...) {
 				if l[1] != "" {
 					fmt.Fprintf(c.out, "%-12s %v\n", l[0], l[1])
@@ -163,8 +163,11 @@ func (c *command) status() *cobra.Command {
 
 // stuck returns an error if a worker does not answer, so that a probe fails.
 func stuck(s *ctrlpb.StatusReply) error {
-	if len(s.Silent) == 0 {
+	switch len(s.Silent) {
+	case 0:
 		return nil
+	case 1:
+		return fmt.Errorf("worker %d does not answer: its connections stand still", s.Silent[0])
 	}
 	return fmt.Errorf("workers %v do not answer: their connections stand still", s.Silent)
 }
@@ -223,14 +226,6 @@ func printPlain[T proto.Message](c *command, all []T) error {
 		out[i] = plain(v)
 	}
 	return c.print(out)
-}
-
-// plural formats a count: "1 worker", "2 workers".
-func plural(n uint32, thing string) string {
-	if n != 1 {
-		thing += "s"
-	}
-	return fmt.Sprintf("%d %s", n, thing)
 }
 
 // bytesText writes a number of bytes in a unit that fits.
@@ -435,8 +430,8 @@ func (c *command) showQP() *cobra.Command {
 				}
 				fmt.Fprintf(c.out, "qp %d   %s\nlocal  %s\nremote %s\n%-6s %s\n%-6s %s%s, ird %d, ord %d\n",
 					q.Qp, q.State, q.Local, q.Remote, llp, state, ulp, how, role, q.GetNegotiated().GetIrd(), q.GetNegotiated().GetOrd())
-				fmt.Fprintf(c.out, "queues send %d, receive %d, %d SGEs, %d bytes inline, worker %d\nuses   pd %d, cq %d and %d, srq %d\nowner  client %d, process %d, uid %s\n",
-					q.SqDepth, q.RqDepth, q.MaxSge, q.MaxInline, q.Worker, q.Pd, q.SendCq, q.RecvCq, q.Srq, q.Client, q.Pid, owner(q.Uid))
+				fmt.Fprintf(c.out, "queues send %d, receive %d, %s, %s inline, worker %d\nuses   pd %d, cq %d and %d, srq %d\nowner  client %d, process %d, uid %s\n",
+					q.SqDepth, q.RqDepth, printable.Count(q.MaxSge, "SGE"), printable.Count(q.MaxInline, "byte"), q.Worker, q.Pd, q.SendCq, q.RecvCq, q.Srq, q.Client, q.Pid, owner(q.Uid))
 				c.silent([]*ctrlpb.QPInfo{q})
 				c.counters("tcp.", q.Tcp)
 				c.counters("sctp.", q.Sctp)

@@ -60,7 +60,13 @@ func parse(args []string) (c config, text string, err error) {
 	f.StringVar(&c.Libraries, "libraries", "/usr/lib/iwarpd", "folder of the libraries for unmodified RDMA programs; empty: none")
 	f.StringVar(&c.Kubelet, "kubelet", filepath.Clean(v1beta1.DevicePluginPath), "folder of the kubelet's device plugins")
 	f.StringVar(&c.CDI, "cdi", "/var/run/cdi", "folder of CDI files; containerd, CRI-O and podman read it")
-	f.DurationVar(&c.Period, "period", 2*time.Second, "interval at which to check the daemon")
+	c.Period = 2 * time.Second
+	f.Func("period", "interval at which to check the daemon (default 2s)", func(v string) (err error) {
+		if c.Period, err = time.ParseDuration(v); err != nil {
+			return errors.New("must be a time with a unit, such as 2s")
+		}
+		return nil
+	})
 	about := f.Bool("version", false, "print the version")
 	f.Usage = func() {
 		fmt.Fprintln(&out, "Usage: iwarpd-device-plugin [flags]\n\nGives pods access to the iwarpd of their node, as the resource iwarpd.io/rdma.\n\nFlags:")

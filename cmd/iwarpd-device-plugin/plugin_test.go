@@ -525,6 +525,13 @@ func TestParse(t *testing.T) {
 			t.Errorf("%s: %v, %q", args, err, text)
 		}
 	}
+	const unit = `invalid value "5" for flag -period: must be a time with a unit, such as 2s; see -help`
+	if _, _, err := parse([]string{"-period", "5"}); err == nil || err.Error() != unit {
+		t.Errorf("a period without a unit: %v", err)
+	}
+	if c, _, err := parse([]string{"-period", "3s"}); err != nil || c.Period != 3*time.Second {
+		t.Errorf("%v, %v", c.Period, err)
+	}
 	for args, want := range map[string]string{"-help": "-period", "-version": "iwarpd-device-plugin " + version} {
 		if _, text, err := parse([]string{args}); err != nil || !strings.Contains(text, want) {
 			t.Errorf("%s: %v, %q", args, err, text)

@@ -399,8 +399,8 @@ func (s *settings) check() error {
 	if s.IRD > s.MaxIRD || s.ORD > s.MaxIRD {
 		return configErr("ird %d, ord %d: more than max-ird, which is %d", s.IRD, s.ORD, s.MaxIRD)
 	}
-	if n := len(s.Queues) * max(len(names), 1); len(s.CPUs) > 0 && n > 0 && len(s.CPUs) != n {
-		return configErr("cpus: %d CPUs for %d queues: give one CPU per queue", len(s.CPUs), n)
+	if n := len(s.Queues) * max(len(names), 1); n > 0 {
+		return matchCPUs(s.CPUs, n)
 	}
 	return nil
 }

@@ -159,7 +159,7 @@ func TestLoadRefuses(t *testing.T) {
 		{"spin", "", []string{"-i", "x", "--spin", "2s"}, "must be a time with a unit, from 0s to 1s"},
 		{"queues", "", []string{"-i", "x", "--queues", "3-1"}, "a list like"},
 		{"queue twice", "", []string{"-i", "x", "--queues", "0,0"}, "a list like"},
-		{"cpus and queues", "", []string{"-i", "x", "--queues", "0-1", "--cpus", "3"}, "1 CPUs for 2 queues"},
+		{"cpus and queues", "", []string{"-i", "x", "--queues", "0-1", "--cpus", "3"}, "1 CPU for 2 queues"},
 		{"socket", "", []string{"-i", "x", "--socket", strings.Repeat("s", 108)}, "1 to 107"},
 		{"size", "", []string{"-i", "x", "--max-registered", "1GB"}, "16MiB"},
 		{"rule, unknown key", "interface: x\nallow:\n  - user: [1]\n", nil, `allow: rule 1: unknown key "user": must be one of users, groups`},

@@ -15,6 +15,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/dataplane/xsk/hostcheck"
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 // findInterface returns the named interface if the daemon can use it.
@@ -220,14 +221,19 @@ func leftOut(ifname string, queues []int, have int) string {
 	return "frames that come on the other queues are left to the kernel, so that some connections cannot be made: serve all queues, or let the interface use these alone: " + spread
 }
 
+// matchCPUs returns an error unless cpus is empty, or has one CPU for each queue.
+func matchCPUs(cpus []int, queues int) error {
+	if len(cpus) == 0 || len(cpus) == queues {
+		return nil
+	}
+	return configErr("cpus: %s for %s: give one CPU per queue with --cpus", printable.Count(len(cpus), "CPU"), printable.Count(queues, "queue"))
+}
+
 // checkCPUs returns an error unless cpus is empty, or has one CPU for each queue on which this
 // process may run.
 func checkCPUs(cpus []int, queues int) error {
-	if len(cpus) == 0 {
-		return nil
-	}
-	if len(cpus) != queues {
-		return configErr("cpus: %d CPUs for %d queues: give one CPU per queue with --cpus", len(cpus), queues)
+	if err := matchCPUs(cpus, queues); err != nil {
+		return err
 	}
 	for _, cpu := range cpus {
 		if err := mayRunOn(cpu); err != nil {

@@ -12,6 +12,14 @@ import (
 	"unicode/utf8"
 )
 
+// Count returns a number of things: "1 queue", "2 queues".
+func Count[N ~int | ~int64 | ~uint32 | ~uint64](n N, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
+}
+
 // String returns s with each non-printable character replaced by \uXXXX, as in JSON, so that the
 // result is valid in JSON strings too. U+0020 is the only space character that is not escaped.
 func String(s string) string { return escape(s, "") }

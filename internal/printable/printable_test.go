@@ -11,6 +11,15 @@ import (
 	"unicode"
 )
 
+// TestCount checks that one thing has no plural.
+func TestCount(t *testing.T) {
+	for n, want := range map[int]string{0: "0 queues", 1: "1 queue", 2: "2 queues"} {
+		if got := Count(n, "queue"); got != want {
+			t.Errorf("got %q; want %q", got, want)
+		}
+	}
+}
+
 func TestString(t *testing.T) {
 	for _, tt := range []struct{ in, want string }{
 		{"", ""},

@@ -96,7 +96,7 @@ func TestDaemonErrors(t *testing.T) {
 		{"missing PERFMON", append([]string{setpriv, "--bounding-set=-perfmon,-sys_admin"}, on(v.A.Name, sock)...), 4, "CAP_PERFMON"},
 		{"no Ethernet", on("tun0", sock), 3, "no Ethernet frames"},
 		{"no such CPU", on(v.A.Name, sock, "--cpus", "1023"), 2, "CPU 1023"},
-		{"more CPUs than queues", on(v.A.Name, sock, "--cpus", "0,1"), 2, "2 CPUs for 1 queues"},
+		{"more CPUs than queues", on(v.A.Name, sock, "--cpus", "0,1"), 2, "2 CPUs for 1 queue:"},
 		{"few descriptors", append([]string{prlimit, "--nofile=23"}, on(v.A.Name, sock)...), 2, "at most 23 open files"},
 		{"few threads", append(fewThreads(t, 60), bin, "--transport", "socket", "--socket", sock), 2,
 			"this process may have at most 60 threads, and needs "},
