@@ -1036,6 +1036,29 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
+// TestCompletionOfNames checks that shells complete the names that the daemon knows, and those of files only where one is meant.
+func TestCompletionOfNames(t *testing.T) {
+	socket, _, _ := running(t)
+	dev, err := iwarp.Open(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close() // its interface has no name, and so the addresses no description
+	const anyFile, noFile, folder = ":0\n", ":4\n", ":16\n"
+	var own strings.Builder
+	for _, a := range dev.Attr().Addrs {
+		fmt.Fprintln(&own, a)
+	}
+	for args, want := range map[string]string{
+		"status --device ": dev.Attr().Interface + "\n" + noFile, "ping -I ": own.String() + noFile, "ping --count ": noFile, "status ": noFile,
+		"serve --dir ": folder, "nfs export ": folder, "capture -w ": anyFile, "cp ": anyFile, "nfs get ": anyFile, "nfs put ": anyFile, "--socket ": anyFile,
+	} {
+		if code, out, errOut := ctl(t, append([]string{"--socket", socket, "__complete"}, strings.Split(args, " ")...)...); code != exitOK || out != want {
+			t.Errorf("%s: exit code %d, %q; want %q (%s)", args, code, out, want, errOut)
+		}
+	}
+}
+
 func TestQueueLists(t *testing.T) {
 	socket, ca, cb := running(t)
 	message(t, ca, cb, 100)

@@ -146,7 +146,9 @@ func (c *command) root() *cobra.Command {
 	}
 	root.AddCommand(c.nfs(), c.doctor())
 	root.AddCommand(c.lists()...)
+	completesBy(root, "device", c.fromDaemon(interfaceNames))
 	decimals(root)
+	completeFiles(root)
 	return root
 }
 

@@ -59,6 +59,7 @@ func (c *command) ping() *cobra.Command {
 	fl.BoolVarP(&f.persistent, "persistent", "P", false, "server: serve clients until interrupted")
 	fl.StringVarP(&f.addr, "address", "a", "", "address to connect to, or for the server to listen on (default: all)")
 	fl.StringVarP(&f.source, "source", "I", "", "client: source address")
+	completesBy(cmd, "source", c.fromDaemon(addresses))
 	fl.IntVarP(&f.port, "port", "p", rping.DefaultPort, "port of the server")
 	fl.IntVarP(&f.count, "count", "C", 0, "client: number of rounds; 0: until interrupted")
 	fl.VarP(&f.size, "size", "S", "bytes of ping data, such as 32K")
