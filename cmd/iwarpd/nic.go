@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,7 +58,7 @@ func (d *daemon) newNIC(name string) (*nic, error) {
 		return nil, goneError(fmt.Errorf("interface %s: %w", name, err))
 	}
 	n := &nic{name: name, s: s, log: d.log}
-	n.mtu.Store(s.linkMTU(ifi))
+	n.setMTU(ifi)
 	n.mode.Store(new(string))
 	if n.queues, err = checkQueues(name, s.Queues, have); err != nil {
 		return nil, err
@@ -65,12 +66,13 @@ func (d *daemon) newNIC(name string) (*nic, error) {
 	return n, nil
 }
 
-// linkMTU is the largest packet that links of ifi are to carry.
-func (s *settings) linkMTU(ifi *net.Interface) int32 {
-	if s.MTU != 0 {
-		return int32(s.MTU)
+// setMTU sets the largest packet that links of ifi are to carry.
+func (n *nic) setMTU(ifi *net.Interface) {
+	mtu := cmp.Or(n.s.MTU, link.MTUOn(ifi.MTU))
+	if n.s.MTU == 0 && mtu < ifi.MTU {
+		n.log.Info("the MTU of the interface is more than iwarpd uses", zap.String("interface", n.name), zap.Int("mtu", ifi.MTU), zap.Int("used", mtu))
 	}
-	return int32(link.MTUOn(ifi.MTU))
+	n.mtu.Store(int32(mtu))
 }
 
 // load loads the program. The queues that the interface has now, or more of those that
@@ -256,7 +258,7 @@ func (d *daemon) tryPlug(n *nic) error {
 	if err != nil {
 		return err
 	}
-	n.mtu.Store(n.s.linkMTU(ifi))
+	n.setMTU(ifi)
 	queues, err := n.open(ifi)
 	if err != nil {
 		return err
