@@ -175,8 +175,8 @@ func (d decimal) Set(s string) error {
 	return d.Value.Set(strconv.Itoa(n))
 }
 
-// flagError rewords the errors of wrong switches, numbers and durations, in which package flag names
-// functions of Go, and explains how to write the name of a file that looks like a flag.
+// flagError rewords the errors of wrong values, in which package flag names functions of Go, and explains how to write the
+// name of a file that looks like a flag.
 func flagError(err error) error {
 	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
 		name := "--" + unknown.GetSpecifiedName()
@@ -194,8 +194,8 @@ func flagError(err error) error {
 	want, ok := map[string]string{
 		"bool": "true or false", "int": "a whole number", "duration": "a number with a unit, such as 10s or 500ms",
 	}[wrong.GetFlag().Value.Type()]
-	if !ok {
-		return err
+	if !ok { // a type of this package, whose errors begin with the value
+		return fmt.Errorf("--%s %w", wrong.GetFlag().Name, wrong.Unwrap())
 	}
 	return fmt.Errorf("--%s %q: must be %s", wrong.GetFlag().Name, wrong.GetValue(), want)
 }

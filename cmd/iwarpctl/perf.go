@@ -59,6 +59,8 @@ func (c *command) perf() *cobra.Command {
 				return usageError{errors.New("perf: what to measure is missing: write it as perf write, perf read or perf send")}
 			case f.qps < 1:
 				return usageError{fmt.Errorf("perf: %d queue pairs: must be from 1 to %d", f.qps, perf.MaxQPs)}
+			case f.count < 0:
+				return usageError{fmt.Errorf("perf: --iterations %d: must not be negative", f.count)}
 			case f.interval < 0:
 				return usageError{fmt.Errorf("perf: --interval %v: must not be negative", f.interval)}
 			case cmd.Flags().Changed("duration") && f.duration <= 0:

@@ -38,7 +38,7 @@ func (v *transportValue) Set(s string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("choose one of %s", strings.Join(transportNames(), ", "))
+	return fmt.Errorf("%q: must be one of %s", s, strings.Join(transportNames(), ", "))
 }
 
 func (v *transportValue) String() string { return v.name }
