@@ -385,12 +385,12 @@ func (s *Server) ServeConn(fd int) error {
 	return nil
 }
 
-// Close ends all sessions and releases the endpoints. The engine must still run.
-func (s *Server) Close() error {
+// Close ends all sessions, which resets their connections, and releases the endpoints. The engine must still run.
+func (s *Server) Close() {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
-		return nil
+		return
 	}
 	s.closed = true
 	s.closeSockets()
@@ -419,5 +419,4 @@ func (s *Server) Close() error {
 	}
 	clear(s.assocs)
 	clear(s.late)
-	return nil
 }

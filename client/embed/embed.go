@@ -198,7 +198,7 @@ func (n *Node) Close() error {
 		}
 		n.cancel()
 		if n.server != nil && n.engine != nil {
-			err = n.server.Close()
+			n.server.Close()
 		}
 		if n.progress != nil {
 			n.progress.remove(n.engine)

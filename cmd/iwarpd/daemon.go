@@ -100,7 +100,7 @@ func start(s *settings) (_ *daemon, err error) {
 	if err := d.server.Listen(); err != nil {
 		return nil, socketError(err)
 	}
-	d.onClose(d.server.Close)
+	d.onClose(func() error { d.server.Close(); return nil })
 
 	if s.Metrics != "" {
 		if d.metrics, err = listenMetrics(s.Metrics); err != nil {
@@ -270,19 +270,17 @@ func (d *daemon) drain() {
 // stopTimeout bounds how long stop waits.
 const stopTimeout = 5 * time.Second
 
-// stop ends the sessions of all clients and closes their connections gracefully.
+// stop ends the sessions of all clients, which resets the connections that are left.
 func (d *daemon) stop() {
 	d.log.Info("stopping")
-	done := make(chan error, 1)
-	go func() { done <- d.server.Close() }()
-	limit := time.NewTimer(stopTimeout)
-	defer limit.Stop()
+	done := make(chan struct{})
+	go func() {
+		d.server.Close()
+		close(done)
+	}()
 	select {
-	case err := <-done:
-		if err != nil {
-			d.log.Warn("clients were not ended in order", zap.Error(err))
-		}
-	case <-limit.C:
+	case <-done:
+	case <-time.After(stopTimeout):
 		d.log.Warn("clients did not end in time", zap.Duration("limit", stopTimeout))
 	}
 }
