@@ -458,6 +458,39 @@ func TestSamePortOnDevices(t *testing.T) {
 	}
 }
 
+// TestListTransports checks that the list of listeners says what each listens over.
+func TestListTransports(t *testing.T) {
+	all := []netip.Addr{netip.MustParseAddr("10.0.0.1")}
+	h, _ := severalDevices(t, Device{Name: "any", Sockets: true, MTU: 16384, Addrs: func() []netip.Addr { return all }})
+	c := h.hello(t)
+	tests := []struct {
+		transport ctrlpb.Transport
+		udp       bool
+		want      string
+	}{
+		{ctrlpb.Transport_TRANSPORT_TCP, false, "tcp"},
+		{ctrlpb.Transport_TRANSPORT_SCTP, false, "sctp"},
+		{ctrlpb.Transport_TRANSPORT_SCTP, true, "sctp-udp"},
+		{ctrlpb.Transport_TRANSPORT_SCTP_DRAFT, false, "sctp-draft"},
+		{ctrlpb.Transport_TRANSPORT_SCTP_DRAFT, true, "sctp-draft-udp"},
+		{ctrlpb.Transport_TRANSPORT_SOCKET, false, "socket"},
+	}
+	for i, tt := range tests {
+		r := reqListen("", uint32(8000+i))
+		r.GetListen().Startup = &ctrlpb.Startup{Transport: tt.transport, UdpEncapsulation: tt.udp}
+		c.ok(r)
+	}
+	list := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListListens{ListListens: &ctrlpb.ListListens{}}}).GetListens().Listens
+	if len(list) != len(tests) {
+		t.Fatalf("%d listeners, not %d", len(list), len(tests))
+	}
+	for i, tt := range tests {
+		if list[i].Transport != tt.want {
+			t.Errorf("%s: %q, not %q", list[i].Address, list[i].Transport, tt.want)
+		}
+	}
+}
+
 // TestTransportSocket checks that listeners and connections use kernel sockets if they ask for them,
 // and only then, and that an endpoint is either steered or a socket.
 func TestTransportSocket(t *testing.T) {

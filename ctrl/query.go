@@ -317,7 +317,7 @@ func (v viewer) listListens(after uint32) *ctrlpb.ListenList {
 		list.Listens = append(list.Listens, &ctrlpb.ListenInfo{
 			Client: l.sess.id, Uid: l.sess.cred.Uid, Pid: uint32(l.sess.cred.Pid), Listen: l.handle, Address: l.claim.addr.String(),
 			Backlog: uint32(l.backlog), Waiting: uint32(l.waiting), Accepted: l.accepted, Rejected: l.rejected, Dropped: l.dropped, Index: l.index,
-			Device: l.on.name(),
+			Device: l.on.name(), Transport: l.transport(),
 		})
 	}
 	return list

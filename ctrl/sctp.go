@@ -38,6 +38,24 @@ func sctpOf(w *ctrlpb.Startup, streaming bool) (*dataplane.SCTP, error) {
 	return o, nil
 }
 
+// transport names what l listens over, as iwarpctl's flag --transport does.
+func (l *listener) transport() string {
+	switch {
+	case l.sctp == nil && l.on.sockets():
+		return "socket"
+	case l.sctp == nil:
+		return "tcp"
+	}
+	name := "sctp"
+	if l.sctp.Profile == ddp.Draft {
+		name += "-draft"
+	}
+	if l.sctp.UDP {
+		name += "-udp"
+	}
+	return name
+}
+
 // checkPrivate checks the length of private data for SCTP, which must leave room for the enhanced
 // connection data (RFC 6581 section 7).
 func checkPrivate(b []byte) error {

@@ -261,9 +261,9 @@ func (c *command) lists() []*cobra.Command {
 				return []any{q.Client, owner(q.Uid), q.Srq, q.Pd, q.Depth, q.Posted, q.Limit, q.Qps, counter(q.Counters, "taken"), counter(q.Counters, "empty")}
 			})),
 		group("listen", "Listening endpoints", list(c, "listen", "endpoints that clients listen on", (*iwarp.Admin).Listens,
-			[]string{"address", "client", "uid", "pid", "backlog", "waiting", "accepted", "rejected", "dropped"},
+			[]string{"address", "transport", "device", "client", "uid", "pid", "backlog", "waiting", "accepted", "rejected", "dropped"},
 			func(l *ctrlpb.ListenInfo) []any {
-				return []any{l.Address, l.Client, owner(l.Uid), l.Pid, l.Backlog, l.Waiting, l.Accepted, l.Rejected, l.Dropped}
+				return []any{l.Address, cmp.Or(l.Transport, "-"), cmp.Or(l.Device, "-"), l.Client, owner(l.Uid), l.Pid, l.Backlog, l.Waiting, l.Accepted, l.Rejected, l.Dropped}
 			})),
 		group("client", "Programs that use the daemon", list(c, "client", "programs that are connected", c.clients,
 			[]string{"client", "name", "uid", "pid", "qps", "regions", "memory", "listens", "connected"},

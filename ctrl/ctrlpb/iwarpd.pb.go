@@ -6647,7 +6647,8 @@ type ListenInfo struct {
 	Rejected      uint64                 `protobuf:"varint,9,opt,name=rejected,proto3" json:"rejected,omitempty"`
 	Dropped       uint64                 `protobuf:"varint,10,opt,name=dropped,proto3" json:"dropped,omitempty"` // backlog full, bad or silent peers
 	Index         uint32                 `protobuf:"varint,11,opt,name=index,proto3" json:"index,omitempty"`
-	Device        string                 `protobuf:"bytes,12,opt,name=device,proto3" json:"device,omitempty"` // interface that it is limited to; "": none
+	Device        string                 `protobuf:"bytes,12,opt,name=device,proto3" json:"device,omitempty"`       // interface that it is limited to; "": none
+	Transport     string                 `protobuf:"bytes,13,opt,name=transport,proto3" json:"transport,omitempty"` // tcp, sctp, sctp-udp, sctp-draft, sctp-draft-udp or socket
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6762,6 +6763,13 @@ func (x *ListenInfo) GetIndex() uint32 {
 func (x *ListenInfo) GetDevice() string {
 	if x != nil {
 		return x.Device
+	}
+	return ""
+}
+
+func (x *ListenInfo) GetTransport() string {
+	if x != nil {
+		return x.Transport
 	}
 	return ""
 }
@@ -8432,7 +8440,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\n" +
 	"ListenList\x124\n" +
 	"\alistens\x18\x01 \x03(\v2\x1a.iwarpd.ctrl.v1.ListenInfoR\alistens\x12\x12\n" +
-	"\x04more\x18\x02 \x01(\bR\x04more\"\xae\x02\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\"\xcc\x02\n" +
 	"\n" +
 	"ListenInfo\x12\x16\n" +
 	"\x06client\x18\x01 \x01(\rR\x06client\x12\x10\n" +
@@ -8447,7 +8455,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\adropped\x18\n" +
 	" \x01(\x04R\adropped\x12\x14\n" +
 	"\x05index\x18\v \x01(\rR\x05index\x12\x16\n" +
-	"\x06device\x18\f \x01(\tR\x06device\"#\n" +
+	"\x06device\x18\f \x01(\tR\x06device\x12\x1c\n" +
+	"\ttransport\x18\r \x01(\tR\ttransport\"#\n" +
 	"\vListClients\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\rR\x05after\"V\n" +
 	"\n" +
