@@ -35,6 +35,7 @@ type daemon struct {
 	level   zap.AtomicLevel // log level
 	hangups <-chan os.Signal
 	read    func() (*settings, error) // reads the settings again
+	hurry   context.Context           // done when the drain is to end early
 	nics    []*nic                    // none: the transport is kernel sockets
 	changed chan struct{}             // an interface has changed; nil: there are none
 	server  *ctrl.Server
@@ -255,12 +256,12 @@ func notify(log *zap.Logger, state string) {
 	}
 }
 
-// drain gives the clients drain-timeout to end their connections.
+// drain gives the clients drain-timeout to end their connections, or less if a second signal comes.
 func (d *daemon) drain() {
 	// systemd must wait that long too, regardless of TimeoutStopSec.
 	notify(d.log, fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d", (d.s.Drain+2*stopTimeout).Microseconds()))
 	d.log.Info("draining", zap.Duration("drain-timeout", d.s.Drain))
-	ctx, cancel := context.WithTimeout(context.Background(), d.s.Drain)
+	ctx, cancel := context.WithTimeout(d.hurry, d.s.Drain)
 	defer cancel()
 	if left := d.server.Drain(ctx, d.s.Drain); left > 0 && d.s.Drain > 0 {
 		d.log.Warn("connections did not end in time", zap.Int("connections", left), zap.Duration("drain-timeout", d.s.Drain))

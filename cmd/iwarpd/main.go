@@ -158,9 +158,17 @@ func serve(read func() (*settings, error)) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
 	late := make(chan struct{})
-	// A second signal stops the daemon without waiting for the drain. timeout(1) and others
-	// send a signal twice at once, which counts as one.
-	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, func() { stop(); close(late) }) })
+	hurry, hasten := context.WithCancel(context.Background())
+	defer hasten()
+	// A second signal ends the drain. timeout(1) and others send a signal twice at once, which counts as one.
+	context.AfterFunc(ctx, func() {
+		time.Sleep(time.Second)
+		close(late)
+		again := make(chan os.Signal, 1)
+		signal.Notify(again, os.Interrupt, unix.SIGTERM)
+		<-again
+		hasten()
+	})
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, unix.SIGHUP)
 	defer signal.Stop(hangups)
@@ -183,6 +191,6 @@ func serve(read func() (*settings, error)) error {
 		// ends with the process, except for the files of sockets, which the next daemon replaces.
 		return nil
 	}
-	d.hangups, d.read = hangups, read
+	d.hangups, d.read, d.hurry = hangups, read, hurry
 	return errors.Join(d.run(ctx), d.close())
 }

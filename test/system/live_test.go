@@ -120,6 +120,30 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestDrainHurried checks that a daemon that gets SIGTERM again while it drains stops as after drain-timeout: it resets
+// the connections that are left, so that their peers do not wait for it.
+func TestDrainHurried(t *testing.T) {
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	a, b := newHost(t, &v.A), newHost(t, &v.B, "--drain-timeout", "10m")
+	addr := b.end.Addr4.String()
+	testenv.Start(t, b.command("ping", "-s", "-a", addr)).Expect("listening on")
+	client := testenv.Start(t, a.command("ping", "-c", "-a", addr, "-C", "100000000"))
+	testenv.Until(t, "a connection", func() bool { return strings.Contains(a.must("qp", "list"), "RTS") })
+	b.daemon.Signal(unix.SIGTERM)
+	b.daemon.Expect("draining")
+	testenv.Until(t, "the daemon stops", func() bool {
+		_ = b.daemon.Cmd.Process.Signal(unix.SIGTERM) // those of the first second count as one
+		return strings.Contains(b.daemon.String(), "stopping")
+	})
+	if code := b.daemon.Wait(limit); code != 0 {
+		t.Errorf("the daemon: exit code %d: %s", code, b.daemon.String())
+	}
+	if code := client.Wait(limit); code != 4 || !strings.Contains(client.String(), "reset by peer") {
+		t.Errorf("its peer: exit code %d: %s", code, client.String())
+	}
+}
+
 // TestDoctorPeer checks that doctor names the step that fails.
 func TestDoctorPeer(t *testing.T) {
 	a, b := pair(t)
