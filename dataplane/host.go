@@ -99,7 +99,7 @@ func (h *hostEnd) flush() int {
 		b = b[:min(len(b), room)]
 		h.take(len(b)) // first, since the code below may fault
 		p := h.peer
-		p.rcvNxt = p.rcvNxt.Add(len(b))
+		p.received += uint64(len(b))
 		w.mark(&p.c.lane)
 		p.c.deliverBytes(w, b)
 		n++
@@ -182,14 +182,6 @@ func (h *hostEnd) HandleTimeout(now clock.Time) {
 	}
 }
 
-// Stats returns the counters that a connection without packets has.
-func (h *hostEnd) Stats() tcp.Stats {
-	return tcp.Stats{
-		State: h.state, MSS: h.MSS(), QueuedSegs: len(h.out) - h.outAt,
-		BytesOut: uint64(h.sndNxt) - uint64(h.unsent), BytesIn: uint64(h.rcvNxt),
-	}
-}
-
 // copySegment copies the next DDP segment of c to the peer, which counts as a record. It returns the
 // number of records, as compose does.
 func (c *tcpConn) copySegment(w *worker, g *sched.Grant) int {
@@ -204,7 +196,8 @@ func (c *tcpConn) copySegment(w *worker, g *sched.Grant) int {
 	}
 	h, p := c.host, c.host.peer
 	n := seg.HdrLen + seg.Len
-	h.sndNxt, p.rcvNxt = h.sndNxt.Add(n), p.rcvNxt.Add(n)
+	h.composed += uint64(n)
+	p.received += uint64(n)
 	w.sched.Compose(1 + n/hostRecord)
 	w.stats.HostSegments++
 	w.stats.HostBytes += uint64(n)

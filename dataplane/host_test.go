@@ -194,6 +194,19 @@ func TestHostRefused(t *testing.T) {
 	}
 }
 
+// TestHostCounts checks that a connection within the host counts its bytes beyond 4 GiB.
+func TestHostCounts(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	h := newHostEnd(s.hosts[0].w, 1, pkt.Flow{}).host
+	for range 5 {
+		h.Push(tcp.NoBuf, 1<<30)
+		h.take(1 << 30)
+	}
+	if n := h.Stats().BytesOut; n != 5<<30 {
+		t.Errorf("%d bytes sent; want %d", n, 5<<30)
+	}
+}
+
 // TestHostMaxConns checks that both ends count against the limit, and that a connection beyond it is refused.
 func TestHostMaxConns(t *testing.T) {
 	s := hostSim(t)

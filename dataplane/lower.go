@@ -52,7 +52,7 @@ type byteEnd struct {
 	closing bool       // send the FIN when everything is sent
 	until   clock.Time // when to reset the connection if it has not ended, or 0
 
-	sndNxt, rcvNxt serial.Num
+	composed, received uint64 // bytes
 }
 
 type outSlot struct {
@@ -70,15 +70,15 @@ func (b *byteEnd) open() bool { return b.state == tcp.Established || b.state == 
 func (b *byteEnd) Err() error { return b.err }
 
 // SndNxt returns the number of the next byte to be composed.
-func (b *byteEnd) SndNxt() serial.Num { return b.sndNxt }
+func (b *byteEnd) SndNxt() serial.Num { return serial.Num(b.composed) }
 
 // RcvNxt returns the number of the next byte to be received.
-func (b *byteEnd) RcvNxt() serial.Num { return b.rcvNxt }
+func (b *byteEnd) RcvNxt() serial.Num { return serial.Num(b.received) }
 
 // Push queues a composed slot.
 func (b *byteEnd) Push(buf tcp.Buf, n int) {
 	b.out = append(b.out, outSlot{buf, n})
-	b.sndNxt = b.sndNxt.Add(n)
+	b.composed += uint64(n)
 	b.unsent += n
 }
 
@@ -101,6 +101,14 @@ func (b *byteEnd) PollEvent() (tcp.Event, bool) {
 	ev := b.events[0]
 	b.events = b.events[:copy(b.events, b.events[1:])]
 	return ev, true
+}
+
+// Stats returns the counters of a connection without packets.
+func (b *byteEnd) Stats() tcp.Stats {
+	return tcp.Stats{
+		State: b.state, MSS: b.c.tcp.MSS(), QueuedSegs: len(b.out) - b.outAt,
+		BytesOut: b.composed - uint64(b.unsent), BytesIn: b.received,
+	}
 }
 
 // Deadline returns when a closed connection is to be reset.

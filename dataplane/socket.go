@@ -161,7 +161,7 @@ func (s *socket) read() (total int) {
 			return total
 		}
 		total += n
-		s.rcvNxt = s.rcvNxt.Add(n)
+		s.received += uint64(n)
 		w.stats.RxBytes += uint64(n)
 		s.readable = n == len(b) || s.hup || s.wrErr != nil
 		w.mark(&s.c.lane)
@@ -311,7 +311,7 @@ func (s *socket) HandleTimeout(now clock.Time) {
 
 // Stats returns the kernel's counters of the connection.
 func (s *socket) Stats() tcp.Stats {
-	st := tcp.Stats{State: s.state, MSS: s.mss, QueuedSegs: len(s.out) - s.outAt, BytesOut: uint64(s.sndNxt) - uint64(s.unsent), BytesIn: uint64(s.rcvNxt)}
+	st := s.byteEnd.Stats()
 	if s.fd < 0 {
 		return st
 	}
