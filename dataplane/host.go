@@ -174,14 +174,6 @@ func (h *hostEnd) Abort(clock.Time) {
 	}
 }
 
-// HandleTimeout resets a connection that the peer has not closed in time.
-func (h *hostEnd) HandleTimeout(now clock.Time) {
-	if h.until.Due(now) {
-		h.Abort(now)
-		h.err = tcp.ErrTimeout
-	}
-}
-
 // copySegment copies the next DDP segment of c to the peer, which counts as a record. It returns the
 // number of records, as compose does.
 func (c *tcpConn) copySegment(w *worker, g *sched.Grant) int {

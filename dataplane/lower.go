@@ -114,6 +114,14 @@ func (b *byteEnd) Stats() tcp.Stats {
 // Deadline returns when a closed connection is to be reset.
 func (b *byteEnd) Deadline() clock.Time { return b.until }
 
+// HandleTimeout resets a connection that the peer has not closed in time.
+func (b *byteEnd) HandleTimeout(now clock.Time) {
+	if b.until.Due(now) {
+		b.c.tcp.Abort(now)
+		b.err = tcp.ErrTimeout
+	}
+}
+
 // TimeoutsInARow returns 0: the next hop needs no confirmation.
 func (b *byteEnd) TimeoutsInARow() int { return 0 }
 

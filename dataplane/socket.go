@@ -301,14 +301,6 @@ func (s *socket) Abort(clock.Time) {
 	}
 }
 
-// HandleTimeout resets a connection that the peer has not closed in time.
-func (s *socket) HandleTimeout(now clock.Time) {
-	if s.until.Due(now) {
-		s.Abort(now)
-		s.err = tcp.ErrTimeout
-	}
-}
-
 // Stats returns the kernel's counters of the connection.
 func (s *socket) Stats() tcp.Stats {
 	st := s.byteEnd.Stats()
