@@ -132,12 +132,6 @@ func (r *round) unmark(l *lane) {
 	r.sched.Remove(&l.member)
 }
 
-// enqueue adds l to the round of its client.
-func (r *round) enqueue(l *lane) { r.sched.Enqueue(&l.member) }
-
-// may reports whether l may compose another record. If not, g has the reason.
-func (r *round) may(l *lane, g *sched.Grant) bool { return r.sched.May(&l.member, g) }
-
 // pump pumps the marked lanes, and then the round of lanes with something to send.
 func (w *worker) pump() int {
 	n := 0

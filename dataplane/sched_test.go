@@ -278,7 +278,7 @@ func TestJoinWhileReady(t *testing.T) {
 	s.hosts[1].w.answerSCTP(s.hosts[1].w.streams[req.Conn], session.Setup{}, Attachment{QP: &qb.QPBinding, Params: mpa.Params{IRD: 8, ORD: 8}})
 	s.event(0, EventAnswer)
 	c := &a.as().lane
-	w.enqueue(c)
+	w.sched.Enqueue(&c.member)
 	w.attach(a.id, a, Attachment{QP: &qa.QPBinding, Params: mpa.Params{IRD: 8, ORD: 8, Initiator: true}})
 	if cl := w.clients[0]; c.member.Group() != &cl.group || cl.group.Head() != &c.member || !cl.group.Queued() || w.clientless.Len() != 0 {
 		t.Errorf("of its client %v, in its round %v, in that of lanes without a client %v", c.member.Group() == &cl.group, cl.group.Head() == &c.member, w.clientless.Head() == &c.member)

@@ -11,7 +11,7 @@ import (
 )
 
 func (as *assoc) begin(w *worker) int {
-	w.enqueue(&as.lane)
+	w.sched.Enqueue(&as.member)
 	return 0
 }
 
@@ -145,7 +145,7 @@ func (as *assoc) composeDDP(w *worker, s *stream, g *sched.Grant) int {
 			s.pull(w)
 		}
 		mulpdu := as.a.MaxMessage() - session.HeaderLen
-		if as.a.Room() < mulpdu+session.HeaderLen || !w.may(&as.lane, g) || !s.hasPend && !s.poll(w, mulpdu, mulpdu) {
+		if as.a.Room() < mulpdu+session.HeaderLen || !w.sched.May(&as.member, g) || !s.hasPend && !s.poll(w, mulpdu, mulpdu) {
 			break
 		}
 		slot, ok := w.recordSlot(w.link)

@@ -44,7 +44,7 @@ func (c *tcpConn) composeStream(w *worker, g *sched.Grant) {
 	b := &c.pre
 	had := b.unsent()
 	for b.unsent() > 0 {
-		if c.tcp.Room() <= 0 || c.wide && (g == nil || !w.may(&c.lane, g)) {
+		if c.tcp.Room() <= 0 || c.wide && (g == nil || !w.sched.May(&c.member, g)) {
 			break
 		}
 		s, ok := w.setupSlot()
@@ -52,7 +52,7 @@ func (c *tcpConn) composeStream(w *worker, g *sched.Grant) {
 			if g != nil {
 				g.Why = sched.Slots
 			} else {
-				w.enqueue(&c.lane)
+				w.sched.Enqueue(&c.member)
 			}
 			break
 		}

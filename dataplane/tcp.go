@@ -201,7 +201,7 @@ func (c *tcpConn) begin(w *worker) int {
 	}
 	work += c.takeBack(w)
 	if c.mode == modeFull || c.wide && c.pre.unsent() > 0 {
-		w.enqueue(&c.lane)
+		w.sched.Enqueue(&c.member)
 	}
 	return work
 }

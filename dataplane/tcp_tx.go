@@ -79,7 +79,7 @@ func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
 		}
 		// A segment that does not fit in the current record starts the next one at
 		// once, so two slots must be free.
-		if c.tcp.Room() <= 0 || !w.may(&c.lane, g) {
+		if c.tcp.Room() <= 0 || !w.sched.May(&c.member, g) {
 			break
 		}
 		records := c.compose(w, g)
