@@ -94,13 +94,12 @@ func (as *assoc) setCounted(w *worker, on bool) {
 
 // sctpState is the SCTP state of a worker.
 type sctpState struct {
-	n       int                  // associations
-	moved   map[pkt.Flow]*worker // dialed associations that another queue has adopted
-	peers   map[guest]int        // number of associations without an accepted session that each peer has opened
-	memory  int                  // bytes held for all associations
-	free    [][]byte             // buffers of assoc.kept
-	part    []byte               // buffer for a message received in pieces
-	scratch []byte               // buffer for a packet in one piece
+	n       int           // associations
+	peers   map[guest]int // number of associations without an accepted session that each peer has opened
+	memory  int           // bytes held for all associations
+	free    [][]byte      // buffers of assoc.kept
+	part    []byte        // buffer for a message received in pieces
+	scratch []byte        // buffer for a packet in one piece
 	out     sctp.Out
 	ctl     session.Control
 	ev      session.Event
@@ -165,7 +164,7 @@ func (w *worker) unlistenSCTP(l *listener) {
 // sctp0 returns the worker's SCTP state, creating it if necessary.
 func (w *worker) sctp0() *sctpState {
 	if w.sctp == nil {
-		w.sctp = &sctpState{moved: make(map[pkt.Flow]*worker), peers: make(map[guest]int), scratch: make([]byte, 1<<16)}
+		w.sctp = &sctpState{peers: make(map[guest]int), scratch: make([]byte, 1<<16)}
 	}
 	return w.sctp
 }

@@ -59,7 +59,6 @@ func (w *worker) adoptSCTP(k handoff.Key, udp uint16, b []byte) bool {
 			return
 		}
 		o.sctp.n--
-		o.sctp.moved[k.Flow] = w
 		o.moveTo(w, &as.lane, func(w *worker) {
 			w.sctp0().n++
 			as.a.HandlePacket(w.now, k.Flow, udp, b)
@@ -405,15 +404,6 @@ func (as *assoc) retire(w *worker) {
 	w.drop(&as.lane)
 	w.sctp.n--
 	as.forgetAddrs(w)
-	if flow := as.key.Flow; !as.passive {
-		if home := w.dev.dialer(flow.LocalAddrPort()); home != w {
-			home.post(func(home *worker) {
-				if home.sctp != nil && home.sctp.moved[flow] == w {
-					delete(home.sctp.moved, flow)
-				}
-			})
-		}
-	}
 	as.holds(w)
 	w.sctp.over.add(as)
 	for _, s := range slices.Clone(as.round) {

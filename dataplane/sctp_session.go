@@ -13,12 +13,12 @@ import (
 	"github.com/iwarpd/iwarpd/sctp/session"
 )
 
-// joinSCTP starts session id on the association that r names, which may belong to another
-// worker.
+// joinSCTP starts session id on the association that r names, which another worker may have
+// adopted.
 func (w *worker) joinSCTP(id ConnID, r *ConnectRequest, done chan<- error) {
 	k := handoff.Key{Flow: pkt.NewFlow(r.Local, r.Remote), Proto: pkt.ProtoSCTP}
-	as := w.assocOf(k)
-	if to := w.sctp0().moved[k.Flow]; as == nil && to != nil {
+	as, home := w.assocOf(k), w.e.worker(id)
+	if to := w.e.dir.Find(&k); as == nil && w == home && to != nil && to != w {
 		w.moved[id] = to
 		to.post(func(w *worker) { w.joinSCTP(id, r, done) })
 		return
@@ -30,7 +30,7 @@ func (w *worker) joinSCTP(id ConnID, r *ConnectRequest, done chan<- error) {
 			err = nil
 		}
 	}
-	if home := w.e.worker(id); err != nil && home != w {
+	if err != nil && home != w {
 		home.post(func(home *worker) { delete(home.moved, id) })
 	}
 	done <- err

@@ -488,7 +488,7 @@ func TestAdoptJoin(t *testing.T) {
 		q.event(0, EventClosed)
 	}
 	q.until("nothing left", func() bool {
-		return len(w.streams)+len(w.moved)+len(w.sctp.moved)+len(second.streams)+second.sctp.n == 0
+		return len(w.streams)+len(w.moved)+len(second.streams)+second.sctp.n == 0
 	})
 	done := make(chan error, 1)
 	w.post(func(w *worker) { w.joinSCTP(w.newID(), joinRequest(flow, time.Minute), done) })
