@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -17,6 +18,7 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/sctp"
 	"github.com/iwarpd/iwarpd/sctp/session"
+	"github.com/iwarpd/iwarpd/tcp"
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
@@ -326,6 +328,35 @@ func TestAdoptForeignTag(t *testing.T) {
 			q.event(0, EventEstablished)
 			q.event(1, EventEstablished)
 		})
+	}
+}
+
+// TestAdoptManySegments checks that few segments of a dialed flow that arrive on another queue wait for the worker that
+// dialed, which may be in a long turn, and that the connection is adopted nevertheless.
+func TestAdoptManySegments(t *testing.T) {
+	q := newTwoQueues(t, 1)
+	owner, second, b := q.workers[0], q.workers[1], q.workers[2]
+	b.turn()
+	listen(t, b, 1, &ListenRequest{Local: netip.AddrPortFrom(addrB, 7174), Backlog: 8})
+	id := owner.newID()
+	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
+	if err := owner.connect(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, time.Minute, false); err != nil {
+		t.Fatal(err)
+	}
+	owner.turn() // SYN
+	tuple := pkt.Tuple{Flow: flow.Reverse(), Proto: pkt.ProtoTCP, SrcMAC: macB, DstMAC: macA}
+	hdr := tcp.Header{SrcPort: flow.RemotePort, DstPort: flow.LocalPort, Flags: tcp.ACK}
+	l4 := make([]byte, hdr.Len())
+	hdr.Put(l4)
+	binary.BigEndian.PutUint16(l4[16:], pkt.Checksum(pkt.Sum(l4, tuple.PseudoSum(len(l4)))))
+	for range 2 * maxAdopting {
+		second.receives(&tuple, l4)
+	}
+	if n := owner.cmds.pending.Load(); n == 0 || n > maxAdopting {
+		t.Errorf("%d segments wait for the worker; at most %d may", n, maxAdopting)
+	}
+	if ev := q.event(0, EventConnected); ev.Conn != id || ev.Worker != 1 {
+		t.Errorf("event %+v", ev)
 	}
 }
 

@@ -153,6 +153,24 @@ func (e *Engine) elsewhere(k handoff.Key, w *worker) bool {
 	return owner != nil && owner != w
 }
 
+// maxAdopting is how many commands may wait for a worker before dialedBy drops frames for it: any
+// host may send any number of them.
+const maxAdopting = 1024
+
+// dialedBy returns the worker of w's device, other than w, that dials k, or nil. full is set if that has too much to
+// do, so that the frame is to be dropped.
+func (e *Engine) dialedBy(k handoff.Key, w *worker) (owner *worker, full bool) {
+	owner = e.dialing.Find(k)
+	switch {
+	case owner == nil || owner == w || owner.dev != w.dev:
+		return nil, false
+	case owner.cmds.pending.Load() >= maxAdopting:
+		w.stats.RxWrongQueueDropped++
+		return nil, true
+	}
+	return owner, false
+}
+
 // onStream makes the owner of a stream call f once, with nil if the stream no longer exists.
 func (e *Engine) onStream(id ConnID, f func(w *worker, s *stream)) {
 	e.worker(id).post(func(w *worker) { w.withStream(id, f) })

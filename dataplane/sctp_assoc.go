@@ -27,21 +27,14 @@ func (w *worker) newAssoc(a *sctp.Assoc, flow pkt.Flow, t pkt.Tuple, o SCTP, ip 
 	return as
 }
 
-// maxAdopting is how many commands may wait for a worker before adoptSCTP drops packets for it.
-const maxAdopting = 1024
-
 // adoptSCTP moves an association for which an INIT ACK or COOKIE ACK has arrived here from the
 // worker that dialed k. Until it is established it has no data in that worker's slots. A packet
 // without the association's tag moves nothing. adoptSCTP reports whether there is such an
 // association.
 func (w *worker) adoptSCTP(k handoff.Key, udp uint16, b []byte) bool {
-	owner := w.e.dialing.Find(k)
-	if owner == nil || owner == w || owner.dev != w.dev {
-		return false
-	}
-	if owner.cmds.pending.Load() >= maxAdopting {
-		w.stats.RxWrongQueueDropped++
-		return true
+	owner, full := w.e.dialedBy(k, w)
+	if owner == nil {
+		return full
 	}
 	b = bytes.Clone(b)
 	owner.post(func(o *worker) {

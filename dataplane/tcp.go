@@ -129,9 +129,12 @@ func (w *worker) connectTCP(id ConnID, r *ConnectRequest, hop *Hop) error {
 // adoptTCP moves the connection for which a SYN-ACK arrived here from the worker that dialed
 // it, and then passes it the segment. It reports whether there is such a connection.
 func (w *worker) adoptTCP(f *rxFrame) bool {
-	owner := w.e.dialing.Find(handoff.Key{Flow: f.pkt.Flow})
-	if owner == nil || owner == w || owner.dev != w.dev || f.seg.Len != 0 {
+	if f.seg.Len != 0 {
 		return false
+	}
+	owner, full := w.e.dialedBy(handoff.Key{Flow: f.pkt.Flow}, w)
+	if owner == nil {
+		return full
 	}
 	flow, seg := f.pkt.Flow, f.seg
 	owner.post(func(o *worker) {
