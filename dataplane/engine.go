@@ -48,7 +48,7 @@ type Engine struct {
 
 	dialing    handoff.Dialing[*worker]
 	hopLookups atomic.Int32                          // pending lookups of recheckHop and findHops
-	accepted   atomic.Int32                          // pending lookups of acceptedHop
+	accepted   atomic.Int32                          // pending lookups of acceptedHop and findHop
 	hostless   atomic.Pointer[map[[16]byte]struct{}] // see learnHostless
 	changes    atomic.Int32                          // changes of hops that are not yet processed, including those of the rehop in progress
 

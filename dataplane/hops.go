@@ -160,7 +160,7 @@ func (e *Engine) recheckHop(id ConnID, flow pkt.Flow) {
 	})
 }
 
-// maxAcceptLookups bounds the concurrent lookups of acceptedHop.
+// maxAcceptLookups bounds the concurrent lookups of acceptedHop and findHop.
 const maxAcceptLookups = 1024
 
 // acceptedHop resolves the next hop of a connection that a peer has opened, to get the route's MTU
@@ -170,19 +170,20 @@ func (e *Engine) acceptedHop(id ConnID, flow pkt.Flow) {
 	e.lookUp(&e.accepted, maxAcceptLookups, func() { e.resolveConn(id, flow) })
 }
 
-// lookUp calls f in a goroutine, unless the number n of lookups in progress has reached most.
-func (e *Engine) lookUp(n *atomic.Int32, most int32, f func()) {
+// lookUp calls f in a goroutine, unless the number n of lookups in progress has reached most. It reports whether it does.
+func (e *Engine) lookUp(n *atomic.Int32, most int32, f func()) bool {
 	if e.resolver == nil {
-		return
+		return false
 	}
 	if n.Add(1) > most {
 		n.Add(-1)
-		return
+		return false
 	}
 	go func() {
 		defer n.Add(-1)
 		f()
 	}()
+	return true
 }
 
 // resolveConn resolves a connection's next hop and passes the result to its worker.
@@ -191,9 +192,6 @@ func (e *Engine) resolveConn(id ConnID, flow pkt.Flow) {
 }
 
 func (e *Engine) resolveConns(ids []ConnID, flow pkt.Flow, device string) {
-	if e.resolver == nil {
-		return
-	}
 	hop, err := e.resolver.Resolve(netip.AddrFrom16(flow.Remote).Unmap(), netip.AddrFrom16(flow.Local).Unmap(), device)
 	if err != nil {
 		return // keep the current hop: the peer was reached through it

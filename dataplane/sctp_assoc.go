@@ -120,12 +120,11 @@ func (as *assoc) findHops(w *worker) {
 // findHop resolves the next hop to a peer that has requested a session, to get the route's MTU and
 // to watch the neighbour. There is one such lookup at a time.
 func (as *assoc) findHop(w *worker) {
-	if w.e.resolver == nil || as.finding {
+	if as.finding {
 		return
 	}
-	as.finding = true
 	remote, local := as.key.Flow.Remote, netip.AddrFrom16(as.key.Flow.Local).Unmap()
-	go func() {
+	as.finding = w.e.lookUp(&w.e.accepted, maxAcceptLookups, func() {
 		hop, err := w.e.resolver.Resolve(netip.AddrFrom16(remote).Unmap(), local, w.dev.name)
 		w.post(func(w *worker) {
 			as.finding = false
@@ -133,7 +132,7 @@ func (as *assoc) findHop(w *worker) {
 				as.setHop(w, remote, &hop)
 			}
 		})
-	}()
+	})
 }
 
 // setHop sets the next hop to the peer, or to one of its further addresses.

@@ -420,3 +420,23 @@ func TestSCTPAnswerTimeout(t *testing.T) {
 	}
 	s.closedSCTP()
 }
+
+// TestSessionLookups checks that peers that request sessions cause no more lookups of next hops than those that open
+// connections over TCP.
+func TestSessionLookups(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	r := &slowly{asked: make(chan netip.Addr, 1), gone: make(chan struct{})}
+	defer close(r.gone)
+	e := s.hosts[1].e
+	e.resolver = r
+	e.accepted.Store(maxAcceptLookups)
+	_, b := s.openSCTP(SCTP{}, newSimQP(t, s.hosts[0], 64), newSimQP(t, s.hosts[1], 64))
+	if b.as().finding {
+		t.Error("looked up, though as many others are")
+	}
+	e.accepted.Store(0)
+	b.as().findHop(s.hosts[1].w)
+	if !b.as().finding || <-r.asked != addrA {
+		t.Error("not looked up later")
+	}
+}
