@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/iwarpd/iwarpd/internal/pkt"
-	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/sctp"
 	"github.com/iwarpd/iwarpd/sctp/session"
@@ -19,8 +18,6 @@ type ConnInfo struct {
 	Flow       pkt.Flow
 	Worker     int
 	State      tcp.State // without SCTP
-	Full       bool      // in full operation
-	Params     mpa.Params
 	TCP        tcp.Stats
 	SCTP       *SCTPInfo // nil: over TCP
 	RDMAP      rdmap.Stats
@@ -66,7 +63,7 @@ func (e *Engine) QueryConns(ids []ConnID) (conns []ConnInfo, silent []int) {
 
 // connInfo returns the state of s.
 func (s *stream) connInfo(w *worker) ConnInfo {
-	ci := ConnInfo{ID: s.id, Flow: s.flow(), Worker: w.id, Full: s.mode == modeFull, Params: s.params, QP: s.qp}
+	ci := ConnInfo{ID: s.id, Flow: s.flow(), Worker: w.id, QP: s.qp}
 	s.lane.llp.info(&ci)
 	if s.ddp != nil {
 		ci.RDMAP, ci.Verbs = s.ddp.Stats(), s.qp.QP.Stats()
