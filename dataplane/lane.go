@@ -180,7 +180,7 @@ func (w *worker) onTimer(l *lane) {
 	}
 	w.mark(l)
 	if !l.deadline.Due(w.now) {
-		return // the wheel may fire up to a tick early
+		return // it has moved to a later time since the timer was armed
 	}
 	l.deadline = 0
 	w.stats.Timeouts++

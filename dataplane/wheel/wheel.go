@@ -9,9 +9,9 @@ import (
 )
 
 // Wheel has three levels of 256 slots, of 128 µs, 32.8 ms and 8.4 s. Arming and stopping cost a
-// few stores. A timer may expire before its owner's deadline, but not after it. An early expiry
-// has no effect in the cores, and the timer is armed again, so moving a deadline to a later
-// time costs nothing. T is the type of the owner of a timer.
+// few stores. A timer expires up to a Tick late, and never early. Moving its deadline to a later
+// time costs nothing: it expires at the earlier one, which has no effect in the cores, and is armed
+// again. T is the type of the owner of a timer.
 type Wheel[T any] struct {
 	tick   uint64 // the last expired tick
 	levels [wheelLevels][wheelSlots]Timer[T]
@@ -24,7 +24,7 @@ const (
 	wheelLevels = 3
 	wheelSlots  = 256
 
-	// Tick is the resolution of a Wheel: a timer expires up to this late.
+	// Tick is the resolution of a Wheel.
 	Tick = 128 * time.Microsecond
 )
 
