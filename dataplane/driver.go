@@ -16,7 +16,11 @@ type driver struct {
 	rest chan struct{} // has a value after Rest
 }
 
-func (w *worker) inlineTurn() int {
+// Turn runs one turn of worker 0 in the calling goroutine and returns the amount of work done.
+// The engine must have been created with Inline. It returns 0 if the engine's own goroutine is
+// in a turn.
+func (e *Engine) Turn() int {
+	w := e.workers[0]
 	if !w.driver.mu.TryLock() {
 		w.driver.last.Store(int64(w.e.cfg.Now()))
 		if w.cmds.sleeping.CompareAndSwap(true, false) {
@@ -40,11 +44,14 @@ func (w *worker) drivenTurn() (n int, yield bool) {
 	return n, n == 0 && w.slice.ends(w.now)
 }
 
-// restInline lets the worker run by itself until the application calls Turn.
-func (w *worker) restInline() {
-	w.driver.last.Store(0)
+// Rest makes the engine's own goroutine take over at once, without waiting whether the application
+// calls Turn again. It is for an application that is about to sleep. The engine must have been
+// created with Inline.
+func (e *Engine) Rest() {
+	d := &e.workers[0].driver
+	d.last.Store(0)
 	select {
-	case w.driver.rest <- struct{}{}:
+	case d.rest <- struct{}{}:
 	default:
 	}
 }

@@ -129,16 +129,6 @@ func (e *Engine) Stop() {
 // Workers returns the number of workers.
 func (e *Engine) Workers() int { return len(e.workers) }
 
-// Turn runs one turn of worker 0 in the calling goroutine and returns the amount of work done.
-// The engine must have been created with Inline. It returns 0 if the engine's own goroutine is
-// in a turn.
-func (e *Engine) Turn() int { return e.workers[0].inlineTurn() }
-
-// Rest makes the engine's own goroutine take over at once, without waiting whether the application
-// calls Turn again. It is for an application that is about to sleep. The engine must have been
-// created with Inline.
-func (e *Engine) Rest() { e.workers[0].restInline() }
-
 func (e *Engine) worker(id ConnID) *worker {
 	i := id.Worker()
 	if i >= len(e.workers) {
