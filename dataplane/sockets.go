@@ -16,6 +16,7 @@ import (
 // Sockets is the link of a worker whose connections are kernel sockets. It has TX slots, in
 // which FPDUs are composed, but no frames. It needs no privileges.
 type Sockets struct {
+	link.NoFrames
 	link.Pool
 	ep        int // epoll
 	spare     int // descriptor to close when there are no others left, or -1
@@ -81,27 +82,6 @@ func spareFD() int {
 	}
 	return fd
 }
-
-// Receive implements link.Link. There are no frames.
-func (s *Sockets) Receive([]link.Frame) int { return 0 }
-
-// Hold is link.Link.Hold.
-func (s *Sockets) Hold(*link.Frame) {}
-
-// Release is link.Link.Release.
-func (s *Sockets) Release(*link.Frame) {}
-
-// RxFrames is link.Link.RxFrames.
-func (s *Sockets) RxFrames() int { return 0 }
-
-// Post implements link.Link. It never sends a frame.
-func (s *Sockets) Post(link.Slot, int, int) bool { return false }
-
-// Flush is link.Link.Flush.
-func (s *Sockets) Flush() {}
-
-// Reap is link.Link.Reap.
-func (s *Sockets) Reap([]link.Slot) int { return 0 }
 
 // MTU is link.Link.MTU: a record of an FPDU fills a slot.
 func (s *Sockets) MTU() int { return SocketMTU }

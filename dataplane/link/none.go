@@ -2,27 +2,40 @@ package link
 
 import "time"
 
+// NoFrames is the part of a Link over which no frames go.
+type NoFrames struct{}
+
+// Receive returns 0.
+func (NoFrames) Receive([]Frame) int { return 0 }
+
+// Hold does nothing.
+func (NoFrames) Hold(*Frame) {}
+
+// Release does nothing.
+func (NoFrames) Release(*Frame) {}
+
+// RxFrames returns 0.
+func (NoFrames) RxFrames() int { return 0 }
+
+// Post returns false.
+func (NoFrames) Post(Slot, int, int) bool { return false }
+
+// Flush does nothing.
+func (NoFrames) Flush() {}
+
+// Reap returns 0.
+func (NoFrames) Reap([]Slot) int { return 0 }
+
 // None is the Link of a queue whose interface is gone: nothing arrives, and there are
 // no TX slots.
 type None struct {
+	NoFrames
 	poll Poller
 	mtu  int
 }
 
 // NewNone returns a None with the given MTU.
 func NewNone(mtu int) *None { return &None{mtu: mtu} }
-
-// Receive returns 0.
-func (*None) Receive([]Frame) int { return 0 }
-
-// Hold does nothing.
-func (*None) Hold(*Frame) {}
-
-// Release does nothing.
-func (*None) Release(*Frame) {}
-
-// RxFrames returns 0.
-func (*None) RxFrames() int { return 0 }
 
 // Alloc returns no slot.
 func (*None) Alloc() (Slot, bool) { return NoSlot, false }
@@ -41,15 +54,6 @@ func (n *None) SlotSize() int { return n.mtu + HeaderRoom }
 
 // Bytes returns nil.
 func (*None) Bytes(Slot) []byte { return nil }
-
-// Post returns false.
-func (*None) Post(Slot, int, int) bool { return false }
-
-// Flush does nothing.
-func (*None) Flush() {}
-
-// Reap returns 0.
-func (*None) Reap([]Slot) int { return 0 }
 
 // Wait implements Link.
 func (n *None) Wait(timeout time.Duration, wakefd int) bool { return n.poll.Wait(timeout, -1, wakefd) }
