@@ -178,9 +178,9 @@ func (q *QP) count(wc *WC) {
 		return
 	}
 	if e := q.stream.Err(); e != nil {
-		wc.Vendor = Vendor(e, false)
+		wc.Vendor = vendor(e, false)
 	} else {
-		wc.Vendor = Vendor(q.stream.Remote(), true)
+		wc.Vendor = vendor(q.stream.Remote(), true)
 	}
 }
 

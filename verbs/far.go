@@ -230,7 +230,7 @@ func (q *QP) fetchSlot(s *sendSlot) bool {
 				return false
 			}
 			n := min(g.Len-uint32(off), MaxFetch)
-			m, _ := q.check(g.LKey, g.Addr+off, n, UseLocalRead)
+			m, _ := q.check(g.LKey, g.Addr+off, n, useLocalRead)
 			if m.far != nil {
 				x := q.cfg.Far.Fetch(m.far.far, m.addr, n)
 				if x == nil {
@@ -317,7 +317,7 @@ func (q *QP) fetchResponse(end uint64) bool {
 	f := &q.farResponse
 	for f.next < end && f.n < fetchAhead {
 		n := uint32(min(end-f.next, MaxFetch))
-		m, _ := q.check(f.stag, f.next, n, UseReadSource)
+		m, _ := q.check(f.stag, f.next, n, useReadSource)
 		if m.far == nil {
 			return false
 		}

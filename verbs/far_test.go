@@ -312,7 +312,7 @@ func TestFarRebound(t *testing.T) {
 func TestFarResponseGone(t *testing.T) {
 	_, b := newFarPair(t)
 	src := rdmap.Source{Kind: rdmap.SourceTagged, STag: b.fmr.STag(), Off: farBase}
-	m, _ := b.check(src.STag, src.Off, 8, UseReadSource)
+	m, _ := b.check(src.STag, src.Off, 8, useReadSource)
 	if m.far == nil {
 		t.Fatal("the check fails")
 	}

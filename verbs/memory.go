@@ -74,9 +74,9 @@ func (q *QP) Place(p *rdmap.Placement, payload marked.Bytes) *term.Error {
 	q.stats.BytesPlaced += uint64(n)
 	switch p.Kind {
 	case rdmap.PlaceTagged:
-		use := UseWriteSink
+		use := useWriteSink
 		if p.Op != rdmap.OpWrite {
-			use = UseReadSink
+			use = useReadSink
 		}
 		m, f := q.check(p.STag, p.TO, n, use)
 		if !m.granted() {
@@ -105,7 +105,7 @@ func (q *QP) placeRecv(slot, off uint32, payload marked.Bytes, n uint32) *term.E
 			continue
 		}
 		piece := min(n, g.Len-off)
-		m, _ := q.check(g.LKey, g.Addr+uint64(off), piece, UseLocalWrite)
+		m, _ := q.check(g.LKey, g.Addr+uint64(off), piece, useLocalWrite)
 		if !m.granted() {
 			s.status = WCLocProtErr
 			return term.ErrDDPLocal
@@ -126,7 +126,7 @@ func (q *QP) CheckRead(stag uint32, to uint64, n uint32) *term.Error {
 	if n == 0 {
 		return nil
 	}
-	if m, f := q.check(stag, to, n, UseReadSource); !m.granted() {
+	if m, f := q.check(stag, to, n, useReadSource); !m.granted() {
 		q.stats.ProtectionErrors++
 		return remoteFaults[f]
 	}
@@ -137,7 +137,7 @@ func (q *QP) CheckRead(stag uint32, to uint64, n uint32) *term.Error {
 // (IBV_ATOMIC_HCA). The word has the machine's byte order (RFC 7306 section 5.1).
 func (q *QP) Atomic(stag uint32, to uint64, a *rdmap.AtomicOp) (old uint64, err *term.Error) {
 	t := q.cfg.Table
-	m, f := q.check(stag, to, atomicLen, UseAtomic)
+	m, f := q.check(stag, to, atomicLen, useAtomic)
 	if m.far != nil {
 		f = faultAccess // by a window
 	}
@@ -203,7 +203,7 @@ func (q *QP) AtomicResult(wr uint32, old uint64) {
 		return
 	}
 	g := &q.sges[int(i)*q.cfg.MaxSGE]
-	m, _ := q.check(g.LKey, g.Addr, atomicLen, UseLocalWrite)
+	m, _ := q.check(g.LKey, g.Addr, atomicLen, useLocalWrite)
 	if !m.granted() {
 		s.status = WCLocProtErr
 		return

@@ -198,7 +198,7 @@ func (q *QP) Permit(a Access) {
 }
 
 // check is Table.check for q.
-func (q *QP) check(stag uint32, to uint64, n uint32, use Use) (memory, fault) {
+func (q *QP) check(stag uint32, to uint64, n uint32, use purpose) (memory, fault) {
 	if Access(q.denied.Load())&rights[use] != 0 {
 		return memory{}, faultAccess
 	}

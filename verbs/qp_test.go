@@ -175,13 +175,13 @@ func TestStats(t *testing.T) {
 func TestVendor(t *testing.T) {
 	for _, e := range []*term.Error{term.ErrRDMAPLocal, term.ErrMPACRC, term.ErrReadAccess, term.ErrTooLong} {
 		for _, remote := range []bool{false, true} {
-			wc := WC{Status: WCFlushErr, Vendor: Vendor(e, remote)}
+			wc := WC{Status: WCFlushErr, Vendor: vendor(e, remote)}
 			if got, r := wc.Terminate(); got != e || r != remote {
 				t.Errorf("%v, remote %v: %v, %v", e, remote, got, r)
 			}
 		}
 	}
-	wc := WC{Vendor: Vendor(nil, true)}
+	wc := WC{Vendor: vendor(nil, true)}
 	if e, _ := wc.Terminate(); wc.Vendor != 0 || e != nil {
 		t.Errorf("none: %#x", wc.Vendor)
 	}

@@ -64,8 +64,8 @@ func (r *Region) Len() uint64 { return r.size.Load() }
 // Access returns the rights.
 func (r *Region) Access() Access { return Access(r.acc.Load()) }
 
-// Far reports whether it is far memory, or a window of that.
-func (r *Region) Far() bool {
+// inFar reports whether it is far memory, or a window of that.
+func (r *Region) inFar() bool {
 	root := r.root.Load()
 	return root != nil && root.far != nil
 }
@@ -148,26 +148,26 @@ func (r *Region) invalidate(s uint32) bool {
 	return true
 }
 
-// Use is the purpose of a check. It selects the required rights and the error codes.
-type Use uint8
+// purpose is that of a check. It selects the required rights and the error codes.
+type purpose uint8
 
-// Uses of memory.
+// Purposes.
 const (
-	UseWriteSink  Use = iota // RDMA Write from the peer
-	UseReadSink              // Read Response to our Read
-	UseReadSource            // source of the peer's Read
-	UseAtomic                // target of the peer's atomic
-	UseLocalRead             // SGE of a send
-	UseLocalWrite            // SGE of a receive or an atomic's result
+	useWriteSink  purpose = iota // RDMA Write from the peer
+	useReadSink                  // Read Response to our Read
+	useReadSource                // source of the peer's Read
+	useAtomic                    // target of the peer's atomic
+	useLocalRead                 // SGE of a send
+	useLocalWrite                // SGE of a receive or an atomic's result
 	numUses
 )
 
 var rights = [numUses]Access{
-	UseWriteSink:  RemoteWrite,
-	UseReadSink:   LocalWrite,
-	UseReadSource: RemoteRead,
-	UseAtomic:     RemoteAtomic,
-	UseLocalWrite: LocalWrite,
+	useWriteSink:  RemoteWrite,
+	useReadSink:   LocalWrite,
+	useReadSource: RemoteRead,
+	useAtomic:     RemoteAtomic,
+	useLocalWrite: LocalWrite,
 }
 
 type fault uint8
@@ -190,7 +190,7 @@ var (
 // check is the only place where access to memory is granted. It returns the n bytes at tagged offset to of region stag
 // for a QP of pd, or the fault. A window is accessible only to the QP that it was bound on. check validates even if n is
 // 0: callers skip it where the RFCs exempt a zero length (RFC 5041 section 5.2, RFC 5040 section 5.2.1).
-func (t *Table) check(pd PDID, qp, stag uint32, to uint64, n uint32, use Use) (m memory, f fault) {
+func (t *Table) check(pd PDID, qp, stag uint32, to uint64, n uint32, use purpose) (m memory, f fault) {
 	r := t.at(stag)
 	if r == nil {
 		return m, faultSTag
@@ -202,7 +202,7 @@ func (t *Table) check(pd PDID, qp, stag uint32, to uint64, n uint32, use Use) (m
 	if r.pd != pd || r.kind == kindWindow && v.qp != qp {
 		return m, faultStream
 	}
-	if r.kind == kindWindow && use != UseWriteSink && use != UseReadSource && use != UseAtomic {
+	if r.kind == kindWindow && use != useWriteSink && use != useReadSource && use != useAtomic {
 		return m, faultAccess // a window's key is no lkey
 	}
 	if v.acc&rights[use] != rights[use] {

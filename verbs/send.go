@@ -126,7 +126,7 @@ func (q *QP) compile(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR) WCStatus {
 		return WCLocQPOpErr
 	}
 	inline := wr.Flags&Inline != 0
-	use := UseLocalRead
+	use := useLocalRead
 	outgoing := true // the payload goes out
 	switch op {
 	case rdmap.OpWrite, rdmap.OpSend, rdmap.OpSendSE:
@@ -136,7 +136,7 @@ func (q *QP) compile(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR) WCStatus {
 		if inline || len(wr.SGEs) > 1 {
 			return WCLocQPOpErr
 		}
-		use, outgoing = UseReadSink, false
+		use, outgoing = useReadSink, false
 	case rdmap.OpFetchAdd, rdmap.OpCmpSwap:
 		if inline || len(wr.SGEs) != 1 {
 			return WCLocQPOpErr
@@ -144,7 +144,7 @@ func (q *QP) compile(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR) WCStatus {
 		if wr.SGEs[0].Len != atomicLen {
 			return WCLocLenErr
 		}
-		use, outgoing = UseLocalWrite, false
+		use, outgoing = useLocalWrite, false
 		w.Add, w.Cmp = wr.CompareAdd, wr.CompareAdd
 		w.Swap, w.CmpMask, w.SwapMask = wr.Swap, wr.CompareMask, wr.SwapMask
 		w.AddMask = wr.SwapMask
@@ -186,7 +186,7 @@ func (q *QP) keepInline(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR) WCStatus
 }
 
 // keepSGEs finishes compile for a payload in client memory. outgoing reports whether the payload is sent.
-func (q *QP) keepSGEs(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR, use Use, outgoing bool) WCStatus {
+func (q *QP) keepSGEs(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR, use purpose, outgoing bool) WCStatus {
 	op := w.Op
 	s.nsge = copy(q.sges[int(i)*q.cfg.MaxSGE:], wr.SGEs)
 	total := uint64(0)
@@ -277,7 +277,7 @@ func (q *QP) Gather(src *rdmap.Source, n int, dst [][]byte) ([][]byte, bool) {
 			s.finish(WCLocProtErr)
 		}
 	case rdmap.SourceTagged:
-		m, f := q.check(src.STag, src.Off, uint32(n), UseReadSource)
+		m, f := q.check(src.STag, src.Off, uint32(n), useReadSource)
 		switch {
 		case m.b != nil:
 			return append(dst, m.b), true
@@ -300,7 +300,7 @@ func (q *QP) Gatherable(src *rdmap.Source, n int) int {
 		if q.sq[src.WR&uint32(len(q.sq)-1)].far {
 			return q.farSends.arrived(n)
 		}
-	} else if r := q.cfg.Table.at(src.STag); r != nil && r.Far() {
+	} else if r := q.cfg.Table.at(src.STag); r != nil && r.inFar() {
 		if !q.farResponse.follows(src, r.state.Load()) {
 			return 0
 		}
@@ -338,7 +338,7 @@ func (q *QP) gatherWR(slot uint32, off uint64, n int, dst [][]byte) ([][]byte, b
 			continue
 		}
 		piece := min(uint32(n), g.Len-uint32(off))
-		m, _ := q.check(g.LKey, g.Addr+off, piece, UseLocalRead)
+		m, _ := q.check(g.LKey, g.Addr+off, piece, useLocalRead)
 		switch {
 		case m.far != nil:
 			if dst, ok = q.farSends.take(int(piece), dst); !ok {

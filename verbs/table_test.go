@@ -99,7 +99,7 @@ func checkOne(t *testing.T, tb *Table, r *Region, mem []byte, to uint64, n uint3
 	case num(to).Cmp(num(r.Base())) < 0 || end.Cmp(top) > 0:
 		want = term.ErrBounds
 	}
-	b, err := tb.Check(pdA, 1, r.STag(), to, n, UseWriteSink)
+	b, err := tb.Check(pdA, 1, r.STag(), to, n, useWriteSink)
 	if err != want {
 		t.Fatalf("base %#x len %d: Check(%#x, %d) = %v; want %v", r.Base(), r.Len(), to, n, err, want)
 	}
@@ -116,13 +116,13 @@ func checkOne(t *testing.T, tb *Table, r *Region, mem []byte, to uint64, n uint3
 
 // TestCheckRights checks every set of rights against every use.
 func TestCheckRights(t *testing.T) {
-	need := map[Use]Access{
-		UseWriteSink: RemoteWrite, UseReadSink: LocalWrite, UseReadSource: RemoteRead,
-		UseAtomic: RemoteAtomic, UseLocalRead: 0, UseLocalWrite: LocalWrite,
+	need := map[purpose]Access{
+		useWriteSink: RemoteWrite, useReadSink: LocalWrite, useReadSource: RemoteRead,
+		useAtomic: RemoteAtomic, useLocalRead: 0, useLocalWrite: LocalWrite,
 	}
-	refused := map[Use]*term.Error{
-		UseWriteSink: term.ErrInvalidSTag, UseReadSink: term.ErrInvalidSTag, UseReadSource: term.ErrReadAccess,
-		UseAtomic: term.ErrReadAccess, UseLocalWrite: term.ErrInvalidSTag,
+	refused := map[purpose]*term.Error{
+		useWriteSink: term.ErrInvalidSTag, useReadSink: term.ErrInvalidSTag, useReadSource: term.ErrReadAccess,
+		useAtomic: term.ErrReadAccess, useLocalWrite: term.ErrInvalidSTag,
 	}
 	tb := NewTable(rand.Reader)
 	for a := Access(0); a <= accessAll+1; a++ {
@@ -177,7 +177,7 @@ func TestCheckSTag(t *testing.T) {
 		{"other PD", pdB, r.STag(), term.ErrSTagStream, term.ErrReadSTagStream, term.ErrReadSTagStream},
 	}
 	for _, tt := range tests {
-		for use, want := range map[Use]*term.Error{UseWriteSink: tt.write, UseReadSource: tt.source, UseAtomic: tt.atomic} {
+		for use, want := range map[purpose]*term.Error{useWriteSink: tt.write, useReadSource: tt.source, useAtomic: tt.atomic} {
 			if _, err := tb.Check(tt.pd, 1, tt.stag, 0, 8, use); err != want {
 				t.Errorf("%s, use %d: %v; want %v", tt.name, use, err, want)
 			}
@@ -273,22 +273,22 @@ func TestWindows(t *testing.T) {
 	if w.STag() != tag || !w.Valid() || w.kind != kindWindow {
 		t.Fatalf("window is %#x, valid %v", w.STag(), w.Valid())
 	}
-	if b, err := tb.Check(pdA, qp, tag, 0x1010, 16, UseWriteSink); err != nil || &b[0] != &mem[16] {
+	if b, err := tb.Check(pdA, qp, tag, 0x1010, 16, useWriteSink); err != nil || &b[0] != &mem[16] {
 		t.Errorf("Write through the window: %v", err)
 	}
 	for _, tt := range []struct {
 		name string
 		qp   uint32
 		to   uint64
-		use  Use
+		use  purpose
 		want *term.Error
 	}{
-		{"other QP", qp + 1, 0x1010, UseWriteSink, term.ErrSTagStream},
-		{"before it", qp, 0x100f, UseWriteSink, term.ErrBounds},
-		{"behind it", qp, 0x1011, UseWriteSink, term.ErrBounds},
-		{"no right", qp, 0x1010, UseAtomic, term.ErrReadAccess},
-		{"as lkey", qp, 0x1010, UseLocalRead, term.ErrInvalidSTag},
-		{"as sink of a Read", qp, 0x1010, UseReadSink, term.ErrInvalidSTag},
+		{"other QP", qp + 1, 0x1010, useWriteSink, term.ErrSTagStream},
+		{"before it", qp, 0x100f, useWriteSink, term.ErrBounds},
+		{"behind it", qp, 0x1011, useWriteSink, term.ErrBounds},
+		{"no right", qp, 0x1010, useAtomic, term.ErrReadAccess},
+		{"as lkey", qp, 0x1010, useLocalRead, term.ErrInvalidSTag},
+		{"as sink of a Read", qp, 0x1010, useReadSink, term.ErrInvalidSTag},
 	} {
 		if _, err := tb.Check(pdA, tt.qp, tag, tt.to, 16, tt.use); err != tt.want {
 			t.Errorf("%s: %v; want %v", tt.name, err, tt.want)
@@ -306,14 +306,14 @@ func TestWindows(t *testing.T) {
 	if !tb.remoteInv(pdA, qp, tag) || tb.remoteInv(pdA, qp, tag) {
 		t.Error("remote invalidation works once")
 	}
-	if _, err := tb.Check(pdA, qp, tag, 0x1010, 16, UseWriteSink); err != term.ErrInvalidSTag {
+	if _, err := tb.Check(pdA, qp, tag, 0x1010, 16, useWriteSink); err != term.ErrInvalidSTag {
 		t.Errorf("invalidated window: %v", err)
 	}
 	// A zero-based window, freed while bound.
 	if !tb.bind(pdA, qp, tag, r.STag(), 0x1020, 8, RemoteRead|ZeroBased) {
 		t.Fatal("second bind")
 	}
-	if b, err := tb.Check(pdA, qp, tag, 0, 8, UseReadSource); err != nil || &b[0] != &mem[32] {
+	if b, err := tb.Check(pdA, qp, tag, 0, 8, useReadSource); err != nil || &b[0] != &mem[32] {
 		t.Errorf("zero-based window: %v", err)
 	}
 	deregister(t, tb, w)
@@ -329,7 +329,7 @@ func TestFastRegistration(t *testing.T) {
 	tb := NewTable(rand.Reader)
 	mem := make([]byte, 4096)
 	r := registerFast(t, tb, pdA, mem, LocalWrite|RemoteRead)
-	if _, err := tb.Check(pdA, 1, r.STag(), 0, 1, UseLocalRead); err != term.ErrInvalidSTag {
+	if _, err := tb.Check(pdA, 1, r.STag(), 0, 1, useLocalRead); err != term.ErrInvalidSTag {
 		t.Errorf("before registration: %v", err)
 	}
 	tag := r.STag()&^0xff | 0x33
@@ -356,7 +356,7 @@ func TestFastRegistration(t *testing.T) {
 			t.Errorf("%s: %v", tt.name, got)
 		}
 	}
-	if b, err := tb.Check(pdA, 1, tag, 0xabc0, 128, UseReadSource); err != nil || &b[0] != &mem[64] {
+	if b, err := tb.Check(pdA, 1, tag, 0xabc0, 128, useReadSource); err != nil || &b[0] != &mem[64] {
 		t.Errorf("after registration: %v", err)
 	}
 	if tb.localInv(pdB, tag) || tb.localInv(pdA, tag^1) || !tb.localInv(pdA, tag) || tb.localInv(pdA, tag) {
@@ -365,7 +365,7 @@ func TestFastRegistration(t *testing.T) {
 	if !tb.fastReg(pdA, tag+1, 77, 0, 8, RemoteRead|ZeroBased) {
 		t.Fatal("second registration")
 	}
-	if _, err := tb.Check(pdA, 1, tag+1, 0, 8, UseReadSource); err != nil {
+	if _, err := tb.Check(pdA, 1, tag+1, 0, 8, useReadSource); err != nil {
 		t.Errorf("zero-based: %v", err)
 	}
 }
@@ -392,7 +392,7 @@ func TestWindowOfFastRegion(t *testing.T) {
 	if !tb.bind(pdA, qp, w.STag(), fast.STag(), 0x5010, 16, RemoteRead) {
 		t.Fatal("bind")
 	}
-	if b, err := tb.Check(pdA, qp, w.STag(), 0x5010, 16, UseReadSource); err != nil || &b[0] != &mem[64+16] {
+	if b, err := tb.Check(pdA, qp, w.STag(), 0x5010, 16, useReadSource); err != nil || &b[0] != &mem[64+16] {
 		t.Errorf("through the window: %v, or other memory", err)
 	}
 	if tb.localInv(pdA, fast.STag()) || tb.remoteInv(pdA, qp, fast.STag()) || !fast.Valid() {
@@ -493,7 +493,7 @@ func TestTableConcurrent(t *testing.T) {
 		if err != nil {
 			panic(err)
 		}
-		if _, f := tb.Check(pdA, 1, r.STag(), uint64(i), 4096, UseWriteSink); f != nil {
+		if _, f := tb.Check(pdA, 1, r.STag(), uint64(i), 4096, useWriteSink); f != nil {
 			panic(f)
 		}
 		if err := tb.Deregister(r); err != nil {
@@ -517,7 +517,7 @@ func TestTableConcurrent(t *testing.T) {
 		run(func(i int) {
 			for _, r := range []*Region{fast, win, stable} {
 				for _, to := range []uint64{0, 1024, 2048} {
-					if b, err := tb.Check(pdA, 1, r.STag(), to, 2048, UseReadSource); err == nil && &b[0] != &mem[to] {
+					if b, err := tb.Check(pdA, 1, r.STag(), to, 2048, useReadSource); err == nil && &b[0] != &mem[to] {
 						panic(fmt.Sprintf("offset %d of a view", to))
 					}
 				}
@@ -622,19 +622,19 @@ func BenchmarkCheck(b *testing.B) {
 	stag := r.STag()
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := tb.Check(pdA, 1, stag, 0x7f0000000100, 1444, UseWriteSink); err != nil {
+		if _, err := tb.Check(pdA, 1, stag, 0x7f0000000100, 1444, useWriteSink); err != nil {
 			b.Fatal(err)
 		}
 	}
 }
 
 // Check returns the memory that check grants, nil if it is far, or the violation that a peer's use is.
-func (t *Table) Check(pd PDID, qp, stag uint32, to uint64, n uint32, use Use) ([]byte, *term.Error) {
+func (t *Table) Check(pd PDID, qp, stag uint32, to uint64, n uint32, use purpose) ([]byte, *term.Error) {
 	m, f := t.check(pd, qp, stag, to, n, use)
 	switch {
 	case m.granted():
 		return m.b, nil
-	case use == UseReadSource, use == UseAtomic:
+	case use == useReadSource, use == useAtomic:
 		return nil, remoteFaults[f]
 	}
 	return nil, taggedFaults[f]

@@ -9,7 +9,7 @@ import (
 // WCStatus is the result of a work request. Values are libibverbs' ibv_wc_status.
 type WCStatus uint8
 
-// Statuses that iwarpd reports.
+// Statuses. iwarpd itself reports neither WCBadRespErr, WCRemInvReqErr nor WCFatalErr.
 const (
 	WCSuccess      WCStatus = 0
 	WCLocLenErr    WCStatus = 1  // message larger than the receive, or the WR's length out of range
@@ -84,7 +84,7 @@ const (
 )
 
 // WC is a completion. Vendor is zero, or the Terminate that ended the stream
-// as packed by Vendor.
+// as packed by vendor.
 type WC struct {
 	ID     uint64
 	Status WCStatus
@@ -106,9 +106,9 @@ func (w *WC) Wakes() bool { return w.Flags&WCSolicited != 0 || w.Status != WCSuc
 
 const vendorValid = 1 << 31
 
-// Vendor packs the layer, type and code of a Terminate: 1<<31 | remote<<30 | layer<<16 |
-// type<<8 | code. remote is true if the peer sent it. Vendor(nil, remote) is 0.
-func Vendor(e *term.Error, remote bool) uint32 {
+// vendor packs the layer, type and code of a Terminate: 1<<31 | remote<<30 | layer<<16 |
+// type<<8 | code. remote is true if the peer sent it. vendor(nil, remote) is 0.
+func vendor(e *term.Error, remote bool) uint32 {
 	if e == nil {
 		return 0
 	}
@@ -119,7 +119,7 @@ func Vendor(e *term.Error, remote bool) uint32 {
 	return v
 }
 
-// Terminate unpacks Vendor. It returns the violation, or nil, and whether the peer reported it.
+// Terminate unpacks w.Vendor. It returns the violation, or nil, and whether the peer reported it.
 func (w *WC) Terminate() (e *term.Error, remote bool) {
 	if w.Vendor&vendorValid == 0 {
 		return nil, false
