@@ -1,5 +1,7 @@
 package dataplane
 
+import "slices"
+
 // timeWait is the queue of connections in TIME-WAIT, oldest first, from at on. Some entries
 // have ended.
 type timeWait struct {
@@ -10,15 +12,9 @@ type timeWait struct {
 // add appends c, which has entered TIME-WAIT.
 func (tw *timeWait) add(c *tcpConn) {
 	if len(tw.q) == cap(tw.q) {
-		// Remove ended connections before growing.
-		kept := tw.q[:0]
-		for _, l := range tw.q[tw.at:] {
-			if !l.gone {
-				kept = append(kept, l)
-			}
-		}
-		clear(tw.q[len(kept):])
-		tw.q, tw.at = kept, 0
+		// Remove ended connections before growing. There is room for a quarter more then: few adds look at all.
+		kept := slices.DeleteFunc(tw.q[tw.at:], func(c *tcpConn) bool { return c.gone })
+		tw.q, tw.at = slices.Grow(kept, len(kept)/4+1), 0
 	}
 	tw.q = append(tw.q, c)
 }

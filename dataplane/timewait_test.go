@@ -35,3 +35,23 @@ func TestTimeWaitQueue(t *testing.T) {
 		t.Errorf("a queue of %d for %d", n, len(want))
 	}
 }
+
+// TestTimeWaitLooks checks that a connection that enters TIME-WAIT rarely makes the queue look at all others, also if one
+// leaves for each: there may be thousands, and peers choose when.
+func TestTimeWaitLooks(t *testing.T) {
+	var tw timeWait
+	for len(tw.q) < 1000 || len(tw.q) < cap(tw.q) {
+		tw.add(new(tcpConn))
+	}
+	looks := 0
+	for i := range 100 {
+		tw.q[len(tw.q)-1].gone = true
+		if len(tw.q) == cap(tw.q) {
+			looks++
+		}
+		tw.add(new(tcpConn))
+		if looks > 1 {
+			t.Fatalf("%d looks for %d connections", looks, i)
+		}
+	}
+}
