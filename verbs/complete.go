@@ -95,10 +95,7 @@ func (q *QP) pollWC(wc *WC) bool {
 		q.releaseHeld()
 	}
 	if q.rqHead != q.rqTail {
-		if s := q.recvSlot(q.rqHead); s.done && q.passed(&s.turns, &s.stores) && q.stored(s.stores) {
-			if !q.storedOK(s.stores) {
-				s.finish(WCLocProtErr)
-			}
+		if s := q.recvSlot(q.rqHead); s.done && q.settles(&s.slot) {
 			q.rqHead++
 			q.recvWC(wc, s)
 			return true
@@ -106,11 +103,8 @@ func (q *QP) pollWC(wc *WC) bool {
 	}
 	for q.sqHead != q.sqTail {
 		s := q.sendSlot(q.sqHead)
-		if !s.complete() || !q.passed(&s.turns, &s.stores) || !q.stored(s.stores) {
+		if !s.complete() || !q.settles(&s.slot) {
 			break
-		}
-		if !q.storedOK(s.stores) {
-			s.finish(WCLocProtErr)
 		}
 		q.sqHead++
 		if s.signal || s.status != WCSuccess {
@@ -125,20 +119,25 @@ func (q *QP) pollWC(wc *WC) bool {
 	return q.state == StateError && (q.flushSend(wc) || q.flushRecv(wc))
 }
 
-// passed reports whether no other worker makes accesses any more that began before the mark turns. The caller then
-// waits until what those have stored, in far memory, is there.
-func (q *QP) passed(turns, stores *uint64) bool {
-	if *turns == 0 {
-		return true
+// settles reports whether no other worker makes accesses any more that began before the mark of s, and what s has
+// waited for in far memory is there. It fails s if that could not be stored.
+func (q *QP) settles(s *slot) bool {
+	if s.turns != 0 {
+		if !q.turns.Passed(s.turns) {
+			q.invalidates = true
+			return false
+		}
+		s.turns = 0
+		if q.cfg.Far != nil && q.cfg.Far.Barrier() {
+			q.stores++
+			s.stores = q.stores
+		}
 	}
-	if !q.turns.Passed(*turns) {
-		q.invalidates = true
+	if !q.stored(s.stores) {
 		return false
 	}
-	*turns = 0
-	if q.cfg.Far != nil && q.cfg.Far.Barrier() {
-		q.stores++
-		*stores = q.stores
+	if !q.storedOK(s.stores) {
+		s.finish(WCLocProtErr)
 	}
 	return true
 }

@@ -44,7 +44,7 @@ func (q *QP) takeRecv() bool {
 	wr := &q.rwr
 	i := uint32(q.rqTail) & uint32(len(q.rq)-1)
 	s := &q.rq[i]
-	*s = recvSlot{id: wr.ID}
+	*s = recvSlot{slot: slot{id: wr.ID}}
 	q.rqTail++
 	if wr.Bad || len(wr.SGEs) > q.cfg.MaxSGE {
 		s.status = WCLocQPOpErr

@@ -46,20 +46,33 @@ type QPConfig struct {
 	Far       FarQueue // accesses far memory; nil if the PD has none
 }
 
-type sendSlot struct {
+// slot is a work request that was taken.
+type slot struct {
 	id     uint64
-	op     WCOp
-	signal bool
+	nsge   int
+	length uint32
 	done   bool
 	status WCStatus
-	nsge   int
+	stores uint64 // it completes when this many Stores of the QP have ended
+	turns  uint64 // and when this mark of Turns has passed, unless it is 0
+}
+
+// finish completes s; an error status set earlier is kept.
+func (s *slot) finish(st WCStatus) {
+	s.done = true
+	if s.status == WCSuccess {
+		s.status = st
+	}
+}
+
+type sendSlot struct {
+	slot
+	op     WCOp
+	signal bool
 	inline int // bytes of inline data; -1: SGEs
-	length uint32
 
 	need, gathered uint32 // bytes of payload to send, and those that Gather has returned
 	far, fence     bool   // some of its payload is far memory; it is fenced
-	stores         uint64 // the work request completes when this many Stores of the QP have ended
-	turns          uint64 // and when this mark of Turns has passed, unless it is 0
 }
 
 // complete reports whether the work request is complete. An outgoing payload must have been gathered too, because its memory may be reused
@@ -69,19 +82,13 @@ func (s *sendSlot) complete() bool {
 }
 
 type recvSlot struct {
-	id        uint64
-	done      bool
+	slot
 	solicited bool
 	withImm   bool
 	withInv   bool
-	status    WCStatus
-	nsge      int
 	size      uint32
-	length    uint32
 	imm       uint64
 	inv       uint32
-	stores    uint64 // see sendSlot
-	turns     uint64
 }
 
 // QP is a queue pair on an RDMAP stream. It is not safe for concurrent use, except for Permit.
@@ -267,21 +274,6 @@ func (q *QP) Error() {
 			s.finish(WCFlushErr)
 			s.stores = q.stores
 		}
-	}
-}
-
-// finish completes a slot; an error status set earlier is kept.
-func (s *sendSlot) finish(st WCStatus) {
-	s.done = true
-	if s.status == WCSuccess {
-		s.status = st
-	}
-}
-
-func (s *recvSlot) finish(st WCStatus) {
-	s.done = true
-	if s.status == WCSuccess {
-		s.status = st
 	}
 }
 

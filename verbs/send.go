@@ -35,7 +35,7 @@ func (q *QP) post(wr *SendWR) {
 	q.stats.Sends++
 	i := q.sqTail & uint32(len(q.sq)-1)
 	s := &q.sq[i]
-	*s = sendSlot{id: wr.ID, signal: q.cfg.SigAll || wr.Flags&Signaled != 0, inline: -1}
+	*s = sendSlot{slot: slot{id: wr.ID}, signal: q.cfg.SigAll || wr.Flags&Signaled != 0, inline: -1}
 	q.sqTail++
 
 	var w rdmap.WR
