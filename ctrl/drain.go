@@ -20,10 +20,15 @@ func (s *Server) Drain(ctx context.Context, timeout time.Duration) int {
 	drained := make(chan struct{})
 	s.drained = drained
 	s.closeSockets()
-	for _, l := range s.listeners { // peers are refused; the clients keep their handles
-		s.engine.Unlisten(l.id)
+	listeners := values(s.listeners)
+	for _, l := range listeners { // peers are refused; the clients keep their handles
 		s.stopListening(l)
 	}
+	s.mu.Unlock()
+	for _, l := range listeners {
+		s.engine.Unlisten(l.id)
+	}
+	s.mu.Lock()
 	ms := uint32(min(timeout.Milliseconds(), math.MaxUint32))
 	for _, c := range s.sessions {
 		if c.binding != nil {

@@ -57,6 +57,37 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestDrainLocks checks that requests are served while the engine ends the listeners of a draining server.
+func TestDrainLocks(t *testing.T) {
+	h, _, _, _ := detachable(t, Config{})
+	calls := 0
+	h.e.mu.Lock()
+	h.e.onUnlisten = func() {
+		calls++
+		locked := make(chan struct{})
+		go func() {
+			defer close(locked)
+			h.mu.Lock()
+			defer h.mu.Unlock()
+		}()
+		select {
+		case <-locked:
+		case <-time.After(10 * time.Second):
+			t.Error("the server is locked while the engine ends a listener")
+		}
+	}
+	h.e.mu.Unlock()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	h.Drain(ctx, time.Second)
+	h.e.mu.Lock()
+	h.e.onUnlisten = nil
+	h.e.mu.Unlock()
+	if calls == 0 {
+		t.Error("no listener was ended")
+	}
+}
+
 // TestDrainStartups checks that a draining server resets connections whose request has not arrived, and does not wait
 // for them.
 func TestDrainStartups(t *testing.T) {

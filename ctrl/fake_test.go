@@ -35,19 +35,20 @@ type fakeEngine struct {
 	listenIP, connectIP dataplane.IPOptions // of the last calls
 	dscp                map[dataplane.ConnID]uint8
 
-	conns    map[dataplane.ConnID]*fakeConn
-	bound    int
-	onUntap  func() // of RemoveTap; nil: nothing
-	onDetach func(*dataplane.QPBinding)
-	onFence  func()        // called when a worker has passed a turn; may be nil
-	refuse   error         // of Connect
-	unable   error         // of Bind and Listen
-	hold     chan struct{} // if set, Connect returns when it is closed
-	late     bool          // and opens the connection only then
-	connects []netip.AddrPort
-	calls    chan string        // one for each call that a test awaits
-	silent   []int              // workers that do not respond
-	queried  []dataplane.ConnID // by the last QueryConns
+	conns      map[dataplane.ConnID]*fakeConn
+	bound      int
+	onUntap    func() // of RemoveTap; nil: nothing
+	onUnlisten func() // of Unlisten; nil: nothing
+	onDetach   func(*dataplane.QPBinding)
+	onFence    func()        // called when a worker has passed a turn; may be nil
+	refuse     error         // of Connect
+	unable     error         // of Bind and Listen
+	hold       chan struct{} // if set, Connect returns when it is closed
+	late       bool          // and opens the connection only then
+	connects   []netip.AddrPort
+	calls      chan string        // one for each call that a test awaits
+	silent     []int              // workers that do not respond
+	queried    []dataplane.ConnID // by the last QueryConns
 
 	devices   map[dataplane.ConnID]string // by NewID
 	on        map[dataplane.ListenerID]string
@@ -166,8 +167,12 @@ func (e *fakeEngine) admits(peer netip.Addr) bool {
 
 func (e *fakeEngine) Unlisten(id dataplane.ListenerID) {
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	delete(e.listens, id)
+	f := e.onUnlisten
+	e.mu.Unlock()
+	if f != nil {
+		f()
+	}
 }
 
 func (e *fakeEngine) NewID(_ netip.AddrPort, device string) dataplane.ConnID {
