@@ -12,40 +12,27 @@ var opcodes = [256]rdmap.Op{
 	WRImm: rdmap.OpImm, WRLocalInv: verbs.OpLocalInv, WRBindMW: verbs.OpBindMW, WRReg: verbs.OpReg,
 }
 
-// opcode is the inverse; a Solicited Event form becomes a flag.
-func opcode(wr *verbs.SendWR) (op byte, flags verbs.SendFlags, ok bool) {
-	flags = wr.Flags
-	switch wr.Op {
-	case rdmap.OpWrite:
-		op = WRWrite
-	case rdmap.OpSend:
-		op = WRSend
-	case rdmap.OpSendSE:
-		op, flags = WRSend, flags|verbs.Solicited
-	case rdmap.OpSendInv:
-		op = WRSendInv
-	case rdmap.OpSendSEInv:
-		op, flags = WRSendInv, flags|verbs.Solicited
-	case rdmap.OpRead:
-		op = WRRead
-	case rdmap.OpCmpSwap:
-		op = WRCmpSwap
-	case rdmap.OpFetchAdd:
-		op = WRFetchAdd
-	case rdmap.OpImm:
-		op = WRImm
-	case rdmap.OpImmSE:
-		op, flags = WRImm, flags|verbs.Solicited
-	case verbs.OpLocalInv:
-		op = WRLocalInv
-	case verbs.OpBindMW:
-		op = WRBindMW
-	case verbs.OpReg:
-		op = WRReg
-	default:
-		return 0, 0, false
+// inverse maps operations to the rings' opcodes.
+var inverse = func() (all [256]byte) {
+	for code, op := range opcodes {
+		all[op] = byte(code)
 	}
-	return op, flags, true
+	return all
+}()
+
+// opcode returns the opcode of wr; a Solicited Event form becomes a flag.
+func opcode(wr *verbs.SendWR) (code byte, flags verbs.SendFlags, ok bool) {
+	op, flags := wr.Op, wr.Flags
+	switch op {
+	case rdmap.OpSendSE:
+		op, flags = rdmap.OpSend, flags|verbs.Solicited
+	case rdmap.OpSendSEInv:
+		op, flags = rdmap.OpSendInv, flags|verbs.Solicited
+	case rdmap.OpImmSE:
+		op, flags = rdmap.OpImm, flags|verbs.Solicited
+	}
+	code = inverse[op]
+	return code, flags, op != 0 && opcodes[code] == op
 }
 
 // decodeSend decodes a copy of a WQE into wr. An invalid WQE becomes verbs.OpInvalid with its ID, so that the client gets an error
