@@ -123,7 +123,7 @@ func (l *lane) cut(w *worker, why error) {
 			s.err = why
 		}
 	}
-	l.llp.reset(w, why)
+	l.llp.reset(w)
 	if l.llp.begin(w); !l.gone {
 		w.pumpLane(l, nil)
 	}

@@ -385,7 +385,7 @@ func (as *assoc) fault(w *worker) {
 	as.a.Abort()
 }
 
-func (as *assoc) reset(*worker, error) { as.a.Abort() }
+func (as *assoc) reset(*worker) { as.a.Abort() }
 
 // retire removes an association that has ended. Its sessions end with it, without a message of
 // their own (RFC 5043 11.3).

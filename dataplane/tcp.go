@@ -407,7 +407,7 @@ func (c *tcpConn) abortStream(w *worker, _ *stream) { c.tcp.Abort(w.now) }
 
 func (c *tcpConn) fault(*worker) {}
 
-func (c *tcpConn) reset(w *worker, why error) { c.abort(w, why) }
+func (c *tcpConn) reset(w *worker) { c.abort(w, c.err) }
 
 // attach starts full operation as soon as all streaming-mode bytes have been sent.
 func (c *tcpConn) attach(w *worker, s *stream, a Attachment) {

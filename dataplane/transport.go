@@ -24,8 +24,8 @@ type llp interface {
 	// timeout is called when next is due.
 	timeout(w *worker)
 	next() clock.Time
-	// reset resets the transport at once, with the error why.
-	reset(w *worker, why error)
+	// reset resets the transport at once, with the errors that the streams have.
+	reset(w *worker)
 	// setHop sets the next hop to remote, an address of the peer.
 	setHop(w *worker, remote [16]byte, hop *Hop)
 	// setDSCP changes the DSCP of the packets sent from now on.
