@@ -18,7 +18,7 @@ func (c *session) fault() {
 }
 
 // cutOff ends the session and reports the reason to the client if it reads. It may block for a
-// while, so it must be called in a separate goroutine.
+// while, so neither a worker nor a goroutine that holds Server.mu may call it.
 func (c *session) cutOff(why error) {
 	if !c.cut.CompareAndSwap(false, true) {
 		return

@@ -209,15 +209,20 @@ func (r *Resolver) route(dst, src netip.Addr, by *Device) (hop dataplane.Hop, vi
 		}
 		hop.Src = a.Unmap()
 	}
-	via = neighbour{rt.LinkIndex, dst}
+	return hop, neighbour{rt.LinkIndex, nextHop(rt, dst)}, nil
+}
+
+// nextHop returns the gateway of a route to dst, or dst if it has none.
+func nextHop(rt *netlink.Route, dst netip.Addr) netip.Addr {
 	if gw, ok := netip.AddrFromSlice(rt.Gw); ok && !gw.IsUnspecified() {
-		via.addr = gw.Unmap()
-	} else if v, ok := rt.Via.(*netlink.Via); ok {
+		return gw.Unmap()
+	}
+	if v, ok := rt.Via.(*netlink.Via); ok {
 		if gw, ok := netip.AddrFromSlice(v.Addr); ok {
-			via.addr = gw.Unmap()
+			return gw.Unmap()
 		}
 	}
-	return hop, via, nil
+	return dst
 }
 
 // get asks the kernel for the routes to dst. In IPv6 it takes the interface only as a preference if a source is given,
