@@ -207,6 +207,22 @@ func TestHostCounts(t *testing.T) {
 	}
 }
 
+// TestHostCloseLimit checks that a connection within the host that the peer does not close ends after a while, and why.
+func TestHostCloseLimit(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	w := s.hosts[0].w
+	h := newHostEnd(w, 1, pkt.Flow{}).host
+	h.Close(w.now)
+	h.HandleTimeout(h.Deadline() - 1)
+	if h.State() != tcp.Established {
+		t.Fatalf("%v before the limit", h.State())
+	}
+	h.HandleTimeout(h.Deadline())
+	if h.State() != tcp.Closed || h.Err() != tcp.ErrTimeout || h.Deadline() != 0 {
+		t.Errorf("%v, %v, until %v", h.State(), h.Err(), h.Deadline())
+	}
+}
+
 // TestHostMaxConns checks that both ends count against the limit, and that a connection beyond it is refused.
 func TestHostMaxConns(t *testing.T) {
 	s := hostSim(t)
