@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -74,27 +75,45 @@ static void put_fd(struct msghdr *h, void *control, size_t size, int fd)
 	memcpy(CMSG_DATA(c), &fd, sizeof(fd));
 }
 
+/*
+ * lacks_buffers reports whether a message could not be sent because the kernel has no memory for it, and waits a little
+ * then. Most callers that destroy something cannot report that it is still there, nor try again later.
+ */
+static bool lacks_buffers(int err)
+{
+	static const struct timespec pause = { .tv_nsec = 1000000 };
+
+	if (err != ENOBUFS && err != ENOMEM)
+		return false;
+	nanosleep(&pause, NULL);
+	return true;
+}
+
 int socket_send(int sock, const Pb__Request *req, int fd, bool wait)
 {
 	_Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+	uint8_t small[1024], *data = small; /* room for any request that destroys something */
 	size_t len = pb__request__get_packed_size(req);
 	struct iovec iov = { .iov_len = len };
 	struct msghdr h = { .msg_iov = &iov, .msg_iovlen = 1 };
-	ssize_t n;
+	int err;
 
 	if (len > MAX_PACKET)
 		return -EMSGSIZE;
-	iov.iov_base = malloc(len + 1);
-	if (!iov.iov_base)
+	if (len > sizeof(small))
+		data = malloc(len);
+	if (!data)
 		return -ENOMEM;
-	pb__request__pack(req, iov.iov_base);
+	pb__request__pack(req, data);
+	iov.iov_base = data;
 	if (fd >= 0)
 		put_fd(&h, control, sizeof(control), fd);
 	do {
-		n = sendmsg(sock, &h, MSG_NOSIGNAL | (wait ? 0 : MSG_DONTWAIT));
-	} while (n < 0 && errno == EINTR);
-	free(iov.iov_base);
-	return n < 0 ? -errno : 0;
+		err = sendmsg(sock, &h, MSG_NOSIGNAL | (wait ? 0 : MSG_DONTWAIT)) < 0 ? errno : 0;
+	} while (err == EINTR || lacks_buffers(err));
+	if (data != small)
+		free(data);
+	return -err;
 }
 
 /* take_fds extracts the descriptors of a received packet. */

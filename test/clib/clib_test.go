@@ -187,7 +187,7 @@ func TestCheck(t *testing.T) {
 }
 
 // TestScarce checks that a call that lacks memory, descriptors or anything else fails with an error and leaves nothing, neither in the
-// process nor at the daemon, and that the device can be used afterwards.
+// process nor at the daemon, and that the device can be used afterwards. A call for which the kernel lacks buffers waits for them.
 func TestScarce(t *testing.T) {
 	a, _ := newHosts(t)
 	program := filepath.Join(testenv.Dir(t), "scarce")

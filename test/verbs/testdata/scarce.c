@@ -74,13 +74,27 @@ WRAP(int, epoll_create1, (int flags), (flags), FILES, EMFILE, -1)
 WRAP(int, epoll_ctl, (int e, int op, int fd, struct epoll_event *ev), (e, op, fd, ev), op == EPOLL_CTL_ADD ? MAPPINGS : OTHER, ENOMEM, -1)
 WRAP(int, memfd_create, (const char *name, unsigned int flags), (name, flags), FILES, EMFILE, -1)
 WRAP(int, socket, (int domain, int type, int protocol), (domain, type, protocol), FILES, EMFILE, -1)
-WRAP(ssize_t, sendmsg, (int fd, const struct msghdr *h, int flags), (fd, h, flags), BUFFERS, ENOBUFS, -1)
 WRAP(int, pthread_create, (pthread_t *t, const pthread_attr_t *attr, void *(*f)(void *), void *arg), (t, attr, f, arg), THREADS, EAGAIN, EAGAIN)
 
 int __wrap_open(const char *path, int flags, ...);
 int __wrap_open(const char *path, int flags, ...)
 {
 	return fails(FILES, EMFILE) ? -1 : open(path, flags);
+}
+
+/* The kernel has buffers again when it has been asked for them three times. */
+ssize_t __wrap_sendmsg(int fd, const struct msghdr *h, int flags);
+ssize_t __wrap_sendmsg(int fd, const struct msghdr *h, int flags)
+{
+	static __thread int left;
+
+	if (fails(BUFFERS, ENOBUFS))
+		left = 3;
+	if (left == 0)
+		return sendmsg(fd, h, flags);
+	left--;
+	errno = ENOBUFS;
+	return -1;
 }
 
 ssize_t __wrap_recvmsg(int fd, struct msghdr *h, int flags);
@@ -369,10 +383,9 @@ static int established(void)
 	return await(RDMA_CM_EVENT_ESTABLISHED);
 }
 
-/* leave ends a connection, for want of buffers by destroying its queue pairs: an event that cannot be kept ends the device. */
 static int leave(void)
 {
-	return strcmp(lacking, "buffers") == 0 ? end_qps() : rdma_disconnect(client);
+	return rdma_disconnect(client);
 }
 
 static int left(void)
@@ -397,6 +410,54 @@ static int make_connection(void)
 	return 0;
 }
 
+static int sockets[3]; /* a listener, and both ends of a connection */
+
+static int end_sockets(void)
+{
+	for (int i = 0; i < 3; i++)
+		if (sockets[i] >= 0)
+			CHECK(rclose(sockets[i]) == 0);
+	return 0;
+}
+
+/* join makes both ends of a connection of sockets, none of which waits. */
+static int join(void)
+{
+	socklen_t len = sizeof(address);
+	bool connected = false;
+
+	address.sin_port = 0;
+	if (rbind(sockets[0], (struct sockaddr *)&address, len) < 0 || rlisten(sockets[0], 1) < 0 ||
+	    rgetsockname(sockets[0], (struct sockaddr *)&address, &len) < 0)
+		return -1;
+	while (!connected || sockets[2] < 0) {
+		if (!connected && rconnect(sockets[1], (struct sockaddr *)&address, len) == 0)
+			connected = true;
+		else if (!connected && errno != EINPROGRESS && errno != EALREADY)
+			return -1;
+		if (sockets[2] < 0)
+			sockets[2] = raccept(sockets[0], NULL, NULL);
+		if (sockets[2] < 0 && errno != EAGAIN)
+			return -1;
+	}
+	return 0;
+}
+
+static int make_sockets(void)
+{
+	int err;
+
+	sockets[0] = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+	sockets[1] = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+	sockets[2] = -1;
+	if (sockets[0] >= 0 && sockets[1] >= 0 && join() == 0)
+		return 0;
+	err = errno;
+	end_sockets();
+	errno = err;
+	return -1;
+}
+
 static int no_end(void)
 {
 	return 0;
@@ -418,6 +479,7 @@ static const struct step {
 	{ "event channel", make_channel, end_channel },
 	{ "listener", make_listener, end_listener },
 	{ "connection", make_connection, no_end },
+	{ "sockets", make_sockets, end_sockets },
 };
 
 enum { STEPS = sizeof(steps) / sizeof(steps[0]) };
@@ -431,7 +493,7 @@ static bool do_without(int what, int (*f)(void), int *result)
 	scarce = what;
 	*result = f();
 	scarce = NOTHING;
-	CHECK(*result == 0 || (failed && errno != 0));
+	CHECK(*result == 0 || (failed && errno != 0 && what != BUFFERS));
 	return failed;
 }
 
