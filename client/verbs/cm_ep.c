@@ -6,34 +6,25 @@
 
 #include "cm.h"
 
-/* over reports whether an id forgets what a call has destroyed, or what another queue pair uses, so that it is the program's. */
-static bool over(int err)
+static void destroy_cq(struct ibv_cq *cq, struct ibv_comp_channel *channel)
 {
-	return err == 0 || err == EBUSY;
-}
-
-static void destroy_cq(struct ibv_cq **cq, struct ibv_comp_channel **channel)
-{
-	if (*cq && over(ibv_destroy_cq(*cq)))
-		*cq = NULL;
-	if (*channel && !*cq && over(ibv_destroy_comp_channel(*channel)))
-		*channel = NULL;
+	if (cq)
+		ibv_destroy_cq(cq);
+	if (channel)
+		ibv_destroy_comp_channel(channel);
 }
 
 /*
  * destroy_cqs frees the CQs of an id. A program may have stored its own there, one for sends and receives, as with
- * rdma-core. What cannot be freed for want of resources stays, and another call tries again.
+ * rdma-core. What another queue pair uses stays, and is the program's.
  */
-static void destroy_cqs(struct id *id)
+static void destroy_cqs(struct rdma_cm_id *pub)
 {
-	struct rdma_cm_id *pub = &id->pub;
-
-	if (pub->send_cq == pub->recv_cq)
-		pub->send_cq = NULL;
-	if (pub->send_cq_channel == pub->recv_cq_channel)
-		pub->send_cq_channel = NULL;
-	destroy_cq(&pub->send_cq, &pub->send_cq_channel);
-	destroy_cq(&pub->recv_cq, &pub->recv_cq_channel);
+	destroy_cq(pub->send_cq != pub->recv_cq ? pub->send_cq : NULL,
+		   pub->send_cq_channel != pub->recv_cq_channel ? pub->send_cq_channel : NULL);
+	destroy_cq(pub->recv_cq, pub->recv_cq_channel);
+	pub->send_cq = pub->recv_cq = NULL;
+	pub->send_cq_channel = pub->recv_cq_channel = NULL;
 }
 
 /* name_cq makes *cq a CQ of an id, unless it is one already. own, which is made if there is none, is that of the id. */
@@ -79,7 +70,7 @@ int rdma_create_qp(struct rdma_cm_id *pub, struct ibv_pd *pd, struct ibv_qp_init
 	if (!qp) {
 		int err = errno;
 
-		destroy_cqs(id);
+		destroy_cqs(pub);
 		return set_errno(err);
 	}
 	init->cap = attr.cap;
@@ -112,10 +103,9 @@ void rdma_destroy_qp(struct rdma_cm_id *pub)
 	qp = pub->qp;
 	pub->qp = NULL;
 	iwv_thread_unlock();
-	if (qp && ibv_destroy_qp(qp) != 0)
-		pub->qp = qp; /* another call tries again */
-	else
-		destroy_cqs(id_of(pub));
+	if (qp)
+		ibv_destroy_qp(qp);
+	destroy_cqs(pub);
 }
 
 int rdma_create_srq(struct rdma_cm_id *pub, struct ibv_pd *pd, struct ibv_srq_init_attr *attr)

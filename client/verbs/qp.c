@@ -278,15 +278,6 @@ void qps_failed(struct context *c, const struct ibv_wc *wc, int n)
 	}
 }
 
-/* destroy destroys the daemon's QP, or finds that it ended with its daemon. It returns an errno value if it does neither. */
-static int destroy(struct qp *qp)
-{
-	struct iwarpd_error e;
-	int err = iwarpd_destroy_qp(qp->q, &e);
-
-	return err && err != -EPIPE ? iwv_fail(err, "ibv_destroy_qp", &e) : 0;
-}
-
 void qp_expire(struct context *c)
 {
 	struct qp **at = &c->closing, *qp;
@@ -297,11 +288,8 @@ void qp_expire(struct context *c)
 			at = &qp->next;
 			continue;
 		}
-		if (destroy(qp) != 0) { /* the next tick will do */
-			at = &qp->next;
-			continue;
-		}
 		*at = qp->next;
+		iwarpd_destroy_qp(qp->q, NULL);
 		free_qp(qp);
 	}
 }
@@ -317,23 +305,20 @@ void qp_free_closing(struct context *c)
 }
 
 /*
- * leave ends the connection of a QP that is being destroyed, and sets whether its end is to come. The QP uses no
- * receive, CQ, SRQ or PD any more then. It returns an errno value if it could not ask the daemon.
+ * leave ends the connection of a QP that is being destroyed, and reports whether its end is to come. The QP uses no
+ * receive, CQ, SRQ or PD any more then.
  */
-static int leave(struct qp *qp, bool *closing)
+static bool leave(struct qp *qp)
 {
 	int conn = atomic_load(&qp->conn), err;
-	struct iwarpd_error e;
 
-	*closing = false;
 	if (conn != CONN_UP && conn != CONN_CLOSING)
-		return 0;
-	err = iwarpd_leave(qp->q, &e);
-	if (err && !just_ended(err))
-		return thread_gone(qp->ctx) ? 0 : iwv_fail(err, "ibv_destroy_qp", &e);
+		return false;
+	err = iwarpd_leave(qp->q, NULL);
+	if (err && !just_ended(err)) /* the daemon has ended */
+		return false;
 	atomic_store(&qp->conn, CONN_CLOSING);
-	*closing = true;
-	return 0;
+	return true;
 }
 
 /*
@@ -345,7 +330,6 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 	struct qp *qp = qp_of(ibv), **at;
 	struct context *c;
 	bool closing;
-	int err;
 
 	if (!iwv_is_ours(ibv->context))
 		return REAL(ibv_destroy_qp)(ibv);
@@ -355,14 +339,9 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 	set_numbered(c, ibv->qp_num, NULL);
 	exchange_end(qp);
 	async_drop(c, ibv, &qp->unacknowledged); /* others find the QP while it waits */
-	err = leave(qp, &closing);
-	if (!err && !closing)
-		err = destroy(qp);
-	if (err) {
-		set_numbered(c, ibv->qp_num, qp);
-		iwv_thread_unlock();
-		return err;
-	}
+	closing = leave(qp);
+	if (!closing)
+		iwarpd_destroy_qp(qp->q, NULL);
 	for (at = &c->qps; *at != qp; at = &(*at)->next)
 		;
 	*at = qp->next;
