@@ -90,6 +90,7 @@ struct model_qp {
 	struct ibv_sge *at;
 	uint32_t head, tail; /* of receives */
 	uint32_t used, unsignaled; /* slots of the send queue; those that the next signaled request frees */
+	uint32_t data; /* used slots but for those of credits */
 	bool error;
 };
 
@@ -302,6 +303,12 @@ static int req_notify(struct ibv_cq *ibv, int solicited)
 	return 0;
 }
 
+/* is_data reports whether a work request has a place of those that its socket keeps for data: see CONTROL in rs_stream.c. */
+static bool is_data(uint64_t wr_id)
+{
+	return !(wr_id >> 62);
+}
+
 static int poll_queue(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 {
 	struct model_cq *q = container_of(ibv, struct model_cq, ibv);
@@ -317,11 +324,14 @@ static int poll_queue(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 			while (!d->qp || d->qp->ibv.qp_num != wc->qp_num)
 				d = d->next;
 			d->qp->used -= c->slots;
+			d->qp->data -= is_data(wc->wr_id) ? c->slots : 0;
 		}
 		wc++;
 	}
 	return i;
 }
+
+enum { OTHER_SENDS = 10 }; /* what rs_stream.c adds to the length of the queue */
 
 static struct model_qp *to_qp(struct ibv_qp *ibv)
 {
@@ -366,6 +376,8 @@ static int queue_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_sen
 		*bad = wr;
 		CHECK(wr->num_sge == 1 && q->used < q->cap.max_send_wr);
 		q->used++;
+		q->data += is_data(wr->wr_id);
+		CHECK(wr->opcode == IBV_WR_SEND || q->data <= q->cap.max_send_wr - OTHER_SENDS);
 		*w = (struct work){ .wc = { .wr_id = wr->wr_id, .qp_num = ibv->qp_num }, .slots = ++q->unsignaled, .item = i };
 		w->signaled = wr->send_flags & IBV_SEND_SIGNALED;
 		i->kind = wr->opcode == IBV_WR_SEND ? SEND : WRITE;
@@ -761,7 +773,7 @@ static void corrupt(struct item *i)
 {
 	uint32_t v = below(4) ? below(9) << 29 | below(70000) : below(UINT32_MAX);
 
-	if (i->kind == SEND || i->len < 41)
+	if (i->kind == SEND || (i->len >= sizeof(v) && i->len < 41))
 		memcpy(i->data + below(i->len / 4) * 4, &v, sizeof(v));
 	else
 		i->to += below(3) * 4096;
@@ -806,12 +818,18 @@ static bool move(struct node *d)
 	return false;
 }
 
+static uint32_t stalled; /* how often the network makes no step */
+
 /* network makes a random step, and reports whether there was anything to do. */
 static bool network(void)
 {
 	uint32_t n = 0, first;
 	struct node *d;
 
+	if (stalled > 0) {
+		stalled--;
+		return false;
+	}
 	for (d = nodes; d; d = d->next)
 		n++;
 	first = n ? below(n) : 0;
@@ -827,7 +845,7 @@ static bool network(void)
 
 /* The ends. */
 
-enum { MAPPED = 3000, WRITES = 256 };
+enum { MAPPED = 3000, WRITES = 256, OTHERS = 1 << 20 };
 
 struct end {
 	int fd, peer;
@@ -839,6 +857,8 @@ struct end {
 	uint64_t at[WRITES];	 /* bytes that had been sent then */
 	uint8_t buffer[MAPPED];
 	bool mapped;
+	uint8_t others[3]; /* mapped now and then, at OTHERS and the following offsets */
+	bool others_mapped[3];
 } ends[2];
 
 static int depth;
@@ -914,7 +934,7 @@ static void patience(int fd, int name, uint32_t ms)
 
 static void send_some(struct end *e)
 {
-	uint32_t n = 1 + below(below(4) ? 3000 : 30000);
+	uint32_t n = 1 + below(stalled ? 9 : below(4) ? 3000 : 30000); /* small ones fill the queue */
 	uint8_t *b = malloc(n);
 	ssize_t done;
 
@@ -980,6 +1000,19 @@ static void write_mapped(struct end *e)
 	e->sending = false;
 }
 
+/* map_another maps a buffer, of which the peer must be told before the next data, or ends that. */
+static void map_another(struct end *e)
+{
+	uint32_t i = below(3);
+	uint8_t *at = &e->others[i];
+
+	if (e->others_mapped[i])
+		CHECK(riounmap(e->fd, at, 1) == 0);
+	else if (riomap(e->fd, at, 1, PROT_WRITE, 0, OTHERS + (off_t)i) < 0)
+		return; /* the peer does not know yet which entry of its table is unused */
+	e->others_mapped[i] = !e->others_mapped[i];
+}
+
 static void poll_some(struct end *e)
 {
 	struct pollfd p[2] = { { .fd = e->fd, .events = POLLIN | POLLOUT }, { .fd = e->peer, .events = POLLIN } };
@@ -1001,8 +1034,10 @@ static void act(void)
 
 	if (e->fd < 0)
 		return;
+	if (below(100) == 0)
+		stalled = 20 + below(200);
 	depth++;
-	switch (below(8)) {
+	switch (below(9)) {
 	case 0:
 	case 1:
 	case 2:
@@ -1021,6 +1056,9 @@ static void act(void)
 	case 7:
 		if (!e->sending && !e->finished)
 			write_mapped(e);
+		break;
+	case 8:
+		map_another(e);
 	}
 	depth--;
 }
@@ -1047,8 +1085,8 @@ static void options(int fd)
 	set(fd, SOL_SOCKET, SO_RCVBUF, sizes[below(5)]);
 	set(fd, SOL_SOCKET, SO_SNDBUF, sizes[below(5)]);
 	set(fd, SOL_RDMA, RDMA_SQSIZE, 16 + (int)below(3));
-	set(fd, SOL_RDMA, RDMA_RQSIZE, 16 + (int)below(3));
-	set(fd, SOL_RDMA, RDMA_IOMAPSIZE, 1);
+	set(fd, SOL_RDMA, RDMA_RQSIZE, below(2) ? 16 + (int)below(3) : 64); /* or more than the peer may have outstanding */
+	set(fd, SOL_RDMA, RDMA_IOMAPSIZE, 1 + (int)below(4));
 }
 
 static void run(void)
