@@ -6,7 +6,6 @@
  *	gone|reopen|silent|flushes|hostile|coming
  */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -33,6 +32,8 @@
 
 #include <iwarpd.h>
 
+#include "../../testdata/descriptors.h"
+
 #define CHECK(cond)                                                                  \
 	do {                                                                         \
 		if (!(cond)) {                                                       \
@@ -57,20 +58,11 @@ struct side {
 	bool flush_late; /* of struct iwarpd_qp_attr */
 };
 
-/* open_files returns the number of descriptors of this process. All but the standard ones must be closed on exec. */
-static int open_files(void)
+/* check_closed_on_exec checks that all descriptors but the standard ones are closed on exec. */
+static void check_closed_on_exec(void)
 {
-	DIR *d = opendir("/proc/self/fd");
-	struct dirent *e;
-	int n = 0;
-
-	CHECK(d);
-	while ((e = readdir(d)) != NULL) {
-		CHECK(atoi(e->d_name) <= STDERR_FILENO || fcntl(atoi(e->d_name), F_GETFD) == FD_CLOEXEC);
-		n++;
-	}
-	closedir(d);
-	return n;
+	for (int fd = STDERR_FILENO + 1; fd < 100; fd++)
+		CHECK(fcntl(fd, F_GETFD) != 0);
 }
 
 /* shared_maps returns the number of mappings of memfds. */
@@ -1467,6 +1459,7 @@ static void gone(struct side *a, struct side *b)
 	CHECK(iwarpd_destroy_qp(a->qp, &err) == -EPIPE && strstr(err.text, "gone"));
 
 	/* What is destroyed then is freed. */
+	check_closed_on_exec();
 	files = open_files();
 	CHECK(iwarpd_destroy_channel(b->channel, &err) == -EBUSY);
 	CHECK(iwarpd_destroy_cq(b->scq, &err) == -EPIPE && iwarpd_destroy_cq(b->rcq, &err) == -EPIPE);
