@@ -425,7 +425,7 @@ static int modify(struct qp *qp, const struct ibv_qp_attr *attr, int mask, struc
 		/* Without an address, librdmacm will connect the QP for an id. */
 		if (!(mask & IBV_QP_AV) || atomic_load(&qp->cm) || atomic_load(&qp->conn) != CONN_NONE)
 			return 0;
-		return exchange_connect(qp, attr);
+		return mask & IBV_QP_DEST_QPN ? exchange_connect(qp, attr) : -EINVAL;
 	case IBV_QPS_ERR:
 		exchange_show(qp);
 		if (atomic_load(&qp->conn) == CONN_NONE)
@@ -445,7 +445,6 @@ static void remember(struct ibv_qp_attr *to, const struct ibv_qp_attr *from, int
 		FIELD(IBV_QP_ACCESS_FLAGS, qp_access_flags),
 		FIELD(IBV_QP_PKEY_INDEX, pkey_index),
 		FIELD(IBV_QP_PORT, port_num),
-		FIELD(IBV_QP_QKEY, qkey),
 		FIELD(IBV_QP_AV, ah_attr),
 		FIELD(IBV_QP_PATH_MTU, path_mtu),
 		FIELD(IBV_QP_TIMEOUT, timeout),
@@ -488,6 +487,9 @@ static int permit(struct qp *qp, unsigned int access, struct iwarpd_error *e)
 	return 0;
 }
 
+/* The attributes of InfiniBand, which iWARP devices of Linux accept in any change, but for another size and path. */
+enum { QP_ATTR = (2 * IBV_QP_DEST_QPN - 1) & ~(IBV_QP_CAP | IBV_QP_ALT_PATH) };
+
 int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
 {
 	struct qp *qp = qp_of(ibv);
@@ -496,8 +498,8 @@ int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
 
 	if (!iwv_is_ours(ibv->context))
 		return REAL(ibv_modify_qp)(ibv, attr, mask);
-	if (mask & (IBV_QP_CAP | IBV_QP_ALT_PATH | IBV_QP_RATE_LIMIT))
-		return iwv_unsupported("ibv_modify_qp: another size, path or rate");
+	if (mask & ~QP_ATTR)
+		return iwv_unsupported("ibv_modify_qp: one of the attributes");
 	iwv_thread_lock();
 	if ((mask & IBV_QP_STATE) && !passed(qp, attr->qp_state)) {
 		enum ibv_qp_state from = ibv->state;

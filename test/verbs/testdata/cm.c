@@ -1114,6 +1114,7 @@ static void stated(void)
 /* A queue pair changes its state as libibverbs' manual says, and only so. One that librdmacm has connected stays in RTS. */
 static void transitions(void)
 {
+	struct ibv_qp_attr rts = { .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7 };
 	struct rdma_event_channel *server = channel(), *client = channel();
 	struct rdma_cm_id *l = listener(server, 0), *id, *child;
 	struct queues q = make(l->verbs, NULL);
@@ -1127,6 +1128,7 @@ static void transitions(void)
 		CHECK(modified(id->qp, to) == (to <= IBV_QPS_RTS ? 0 : EINVAL));
 		CHECK(qp_state(id->qp) == IBV_QPS_RTS);
 	}
+	CHECK(ibv_modify_qp(id->qp, &rts, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN) == 0);
 	end(id);
 	end(child);
 	end(l);
@@ -3350,7 +3352,10 @@ static void inherited(void)
 	rdma_destroy_event_channel(client);
 }
 
-/* ibv_query_qp returns the attributes that the program has set, and not those of a change that failed. */
+/*
+ * ibv_query_qp returns the attributes that the program has set, and not those of a change that failed. Any change may have any of
+ * InfiniBand's, as on iWARP devices of Linux.
+ */
 static void remembered(void)
 {
 	enum {
@@ -3370,7 +3375,10 @@ static void remembered(void)
 		.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_512, .rq_psn = 11, .max_dest_rd_atomic = 3, .min_rnr_timer = 12,
 		.ah_attr = { .is_global = 1, .port_num = 1, .sl = 5 },
 	};
-	CHECK(ibv_query_gid(c, 1, 0, &set.ah_attr.grh.dgid) == 0 && ibv_modify_qp(q.qp, &set, RTR) == 0);
+	CHECK(ibv_query_gid(c, 1, 0, &set.ah_attr.grh.dgid) == 0);
+	CHECK(ibv_modify_qp(q.qp, &set, RTR & ~IBV_QP_DEST_QPN) == EINVAL && qp_state(q.qp) == IBV_QPS_INIT);
+	set.port_num = 1;
+	CHECK(ibv_modify_qp(q.qp, &set, RTR | IBV_QP_PORT) == 0); /* as the kernel's rdma_init_qp_attr has it for iWARP */
 	set.qp_state = IBV_QPS_RTS;
 	set.timeout = 14;
 	set.retry_cnt = 7;
@@ -3391,7 +3399,11 @@ static void remembered(void)
 		set.sq_psn = 23;
 		CHECK(ibv_modify_qp(q.qp, &set, RTS) == EINVAL);
 		CHECK(ibv_modify_qp(q.qp, &set, IBV_QP_SQ_PSN | IBV_QP_CAP) == EOPNOTSUPP);
+		CHECK(ibv_modify_qp(q.qp, &set, 1 << 21) == EOPNOTSUPP && ibv_modify_qp(q.qp, &set, 1 << 30) == EOPNOTSUPP);
 	}
+	CHECK(ibv_modify_qp(q.qp, &set, 0) == 0);
+	set.qp_state = IBV_QPS_ERR;
+	CHECK(ibv_modify_qp(q.qp, &set, IBV_QP_STATE | IBV_QP_CUR_STATE) == 0);
 	unmake(&q);
 	CHECK(ibv_close_device(c) == 0);
 }
