@@ -345,6 +345,8 @@ static int exchange(struct iwarpd_device *dev, Pb__Request *req, int fd, struct 
 		do {
 			err = device_wait(dev, call_done, c, dev->deadline, PTHREAD_CANCEL_DISABLE);
 		} while (err == -EINTR); /* the daemon executes the request anyway */
+	else if (fd < 0 && err != -ENOMEM && err != -EMSGSIZE)
+		device_died(dev, err); /* a sandbox, for one: what is destroyed from now on ends with the connection */
 	forget_call(dev, c);
 	pthread_mutex_unlock(&dev->lock);
 	return err;

@@ -7,6 +7,8 @@
 #include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <limits.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <net/if.h>
 #include <poll.h>
 #include <pthread.h>
@@ -19,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -3621,6 +3624,43 @@ static void solicited(void)
 	rdma_destroy_event_channel(client);
 }
 
+/* sandboxed destroys a queue pair in a thread that may send no more messages. */
+static void *sandboxed(void *qp)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_sendmsg, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog filter = { sizeof(code) / sizeof(code[0]), code };
+
+	CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
+	CHECK(ibv_destroy_qp(qp) == 0);
+	return NULL;
+}
+
+/* A queue pair is destroyed even if the daemon cannot be asked to: no event of its connection finds it. */
+static void forbidden(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct ibv_async_event event;
+	struct ibv_qp *qp;
+	pthread_t t;
+
+	establish(server, client, l, &id, &child);
+	qp = id->qp;
+	id->qp = NULL;
+	CHECK(pthread_create(&t, NULL, sandboxed, qp) == 0 && pthread_join(t, NULL) == 0);
+	rdma_disconnect(child);
+	CHECK(ibv_get_async_event(l->verbs, &event) == 0 && event.event_type == IBV_EVENT_DEVICE_FATAL);
+	ibv_ack_async_event(&event);
+	end(id);
+	end(child);
+	end(l);
+}
+
 /* Sentences of the manual pages on which no program of the table depends. */
 static void manual(void)
 {
@@ -3742,8 +3782,8 @@ int main(int argc, char **argv)
 		MODE(reset), MODE(held), MODE(invalidated), MODE(all), MODE(stated), MODE(armed), MODE(gids),
 		MODE(unsupported), MODE(probed), MODE(domains), MODE(excessive), MODE(roomy), MODE(greeting),
 		MODE(inherited), MODE(remembered), MODE(agreed), MODE(crowded), MODE(permitted), MODE(abandoned),
-		MODE(trespassed), MODE(bequeathed), MODE(blocked), MODE(immediate), MODE(lent), MODE(relent), MODE(ported), MODE(said),
-		MODE(solicited), MODE(manual), MODE(owed), MODE(based),
+		MODE(trespassed), MODE(bequeathed), MODE(blocked), MODE(immediate), MODE(forbidden), MODE(lent), MODE(relent), MODE(ported),
+		MODE(said), MODE(solicited), MODE(manual), MODE(owed), MODE(based),
 	};
 
 	CHECK(argc == 3);
