@@ -75,15 +75,18 @@ static void put_fd(struct msghdr *h, void *control, size_t size, int fd)
 	memcpy(CMSG_DATA(c), &fd, sizeof(fd));
 }
 
+enum { MOST_PAUSES = 5000 }; /* of a message for which the kernel has no memory */
+
 /*
- * lacks_buffers reports whether a message could not be sent because the kernel has no memory for it, and waits a little
- * then. Most callers that destroy something cannot report that it is still there, nor try again later.
+ * lacks_buffers reports whether a message could not be sent because the kernel has no memory for it, and waits a
+ * millisecond then. Most callers that destroy something cannot report that it is still there, nor try again later. But the
+ * memory may be what the caller would free next, so that it waits no more in the end.
  */
-static bool lacks_buffers(int err)
+static bool lacks_buffers(int err, int *pauses)
 {
 	static const struct timespec pause = { .tv_nsec = 1000000 };
 
-	if (err != ENOBUFS && err != ENOMEM)
+	if ((err != ENOBUFS && err != ENOMEM) || ++*pauses > MOST_PAUSES)
 		return false;
 	nanosleep(&pause, NULL);
 	return true;
@@ -96,7 +99,7 @@ int socket_send(int sock, const Pb__Request *req, int fd, bool wait)
 	size_t len = pb__request__get_packed_size(req);
 	struct iovec iov = { .iov_len = len };
 	struct msghdr h = { .msg_iov = &iov, .msg_iovlen = 1 };
-	int err;
+	int err, pauses = 0;
 
 	if (len > MAX_PACKET)
 		return -EMSGSIZE;
@@ -110,10 +113,10 @@ int socket_send(int sock, const Pb__Request *req, int fd, bool wait)
 		put_fd(&h, control, sizeof(control), fd);
 	do {
 		err = sendmsg(sock, &h, MSG_NOSIGNAL | (wait ? 0 : MSG_DONTWAIT)) < 0 ? errno : 0;
-	} while (err == EINTR || lacks_buffers(err));
+	} while (err == EINTR || lacks_buffers(err, &pauses));
 	if (data != small)
 		free(data);
-	return -err;
+	return err == ENOMEM ? -ENOBUFS : -err; /* memory of the kernel, not of the process */
 }
 
 /* take_fds extracts the descriptors of a received packet. */

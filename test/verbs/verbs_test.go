@@ -628,7 +628,7 @@ func TestIdentifiers(t *testing.T) {
 		written forsaken failed unconnected rereg synchronous acknowledged unnamed fatal transitions source unbound taken moved
 		canceled queues_made forked gathered last numbered ordered overtaken left reset held invalidated all stated destroyed
 		reused yielded armed gids unsupported probed domains excessive roomy greeting inherited remembered agreed crowded
-		permitted exited abandoned trespassed bequeathed blocked immediate forbidden lent relent ported said solicited manual owed based`) {
+		permitted exited abandoned trespassed bequeathed blocked immediate forbidden starved lent relent ported said solicited manual owed based`) {
 		t.Run(mode, func(t *testing.T) { run(t, mode).Succeed() })
 	}
 	t.Run("remembered by an older daemon", func(t *testing.T) {

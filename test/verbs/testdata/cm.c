@@ -3624,13 +3624,15 @@ static void solicited(void)
 	rdma_destroy_event_channel(client);
 }
 
-/* sandboxed destroys a queue pair in a thread that may send no more messages. */
+static unsigned int send_error; /* see sandboxed */
+
+/* sandboxed destroys a queue pair in a thread that can send no more messages, because of send_error. */
 static void *sandboxed(void *qp)
 {
 	struct sock_filter code[] = {
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
 		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_sendmsg, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | send_error),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
 	struct sock_fprog filter = { sizeof(code) / sizeof(code[0]), code };
@@ -3641,7 +3643,7 @@ static void *sandboxed(void *qp)
 }
 
 /* A queue pair is destroyed even if the daemon cannot be asked to: no event of its connection finds it. */
-static void forbidden(void)
+static void destroy_unasked(unsigned int err)
 {
 	struct rdma_event_channel *server = channel(), *client = channel();
 	struct rdma_cm_id *l = listener(server, 0), *id, *child;
@@ -3652,6 +3654,7 @@ static void forbidden(void)
 	establish(server, client, l, &id, &child);
 	qp = id->qp;
 	id->qp = NULL;
+	send_error = err;
 	CHECK(pthread_create(&t, NULL, sandboxed, qp) == 0 && pthread_join(t, NULL) == 0);
 	rdma_disconnect(child);
 	CHECK(ibv_get_async_event(l->verbs, &event) == 0 && event.event_type == IBV_EVENT_DEVICE_FATAL);
@@ -3659,6 +3662,17 @@ static void forbidden(void)
 	end(id);
 	end(child);
 	end(l);
+}
+
+static void forbidden(void)
+{
+	destroy_unasked(EPERM);
+}
+
+/* As in a memory cgroup at its limit that has no process to kill, unless the program frees some itself. */
+static void starved(void)
+{
+	destroy_unasked(ENOBUFS);
 }
 
 /* Sentences of the manual pages on which no program of the table depends. */
@@ -3782,8 +3796,8 @@ int main(int argc, char **argv)
 		MODE(reset), MODE(held), MODE(invalidated), MODE(all), MODE(stated), MODE(armed), MODE(gids),
 		MODE(unsupported), MODE(probed), MODE(domains), MODE(excessive), MODE(roomy), MODE(greeting),
 		MODE(inherited), MODE(remembered), MODE(agreed), MODE(crowded), MODE(permitted), MODE(abandoned),
-		MODE(trespassed), MODE(bequeathed), MODE(blocked), MODE(immediate), MODE(forbidden), MODE(lent), MODE(relent), MODE(ported),
-		MODE(said), MODE(solicited), MODE(manual), MODE(owed), MODE(based),
+		MODE(trespassed), MODE(bequeathed), MODE(blocked), MODE(immediate), MODE(forbidden), MODE(starved), MODE(lent), MODE(relent),
+		MODE(ported), MODE(said), MODE(solicited), MODE(manual), MODE(owed), MODE(based),
 	};
 
 	CHECK(argc == 3);
