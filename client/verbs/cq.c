@@ -227,12 +227,17 @@ static void count_taken(struct cq *cq)
 	pthread_mutex_unlock(&cq->ibv.mutex);
 }
 
+/* wait_acknowledged is not canceled, since the CQ is destroyed half then, and the lock would stay locked. */
 static void wait_acknowledged(struct cq *cq)
 {
+	int state;
+
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
 	pthread_mutex_lock(&cq->ibv.mutex);
 	while (cq->ibv.comp_events_completed != *events_taken(cq))
 		pthread_cond_wait(&cq->ibv.cond, &cq->ibv.mutex);
 	pthread_mutex_unlock(&cq->ibv.mutex);
+	pthread_setcancelstate(state, &state);
 }
 
 /* take_late takes up to n late completions. The lock is held. */
