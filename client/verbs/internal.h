@@ -136,6 +136,7 @@ struct context {
 	atomic_uint sends;       /* that it has posted without one of another QP; answer.c counts no further than it needs */
 	struct cq *cqs;       /* this and the members below are guarded by iwv_thread_lock */
 	struct channel *channels; /* completion channels */
+	struct srq *srqs;
 	struct qp *qps;       /* QPs of the program */
 	struct qp *closing;   /* destroyed QPs whose connections are still closing */
 	_Atomic(struct numbers *) numbers[QP_NUMS / NUMBERS]; /* of QPs of the program; freed with the context */
@@ -364,6 +365,7 @@ int dealloc_mw(struct ibv_mw *mw);
 struct srq {
 	struct ibv_srq ibv;
 	struct iwarpd_srq *q;
+	struct srq *next;
 	pthread_mutex_t lock; /* held while posting */
 	struct ibv_srq_attr attr; /* srq_limit is guarded by iwv_thread_lock */
 	unsigned int unacknowledged; /* asynchronous events that the program has taken; guarded by iwv_thread_lock */
@@ -462,6 +464,9 @@ void qp_event(const struct iwarpd_event *ev);
  * carries Immediate Data. The lock is held.
  */
 int qp_permit(struct qp *qp, unsigned int access, bool immediate, struct iwarpd_error *e);
+
+/* qps_after_fork unlocks the QPs and SRQs of a context in the child of a fork. */
+void qps_after_fork(const struct context *c);
 
 /* qp_expire frees the destroyed QPs whose connections have closed, or have not closed in time. */
 void qp_expire(struct context *c);

@@ -357,6 +357,16 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 	return 0;
 }
 
+void qps_after_fork(const struct context *c)
+{
+	for (struct qp *qp = c->qps; qp; qp = qp->next) {
+		pthread_mutex_init(&qp->send_lock, NULL);
+		pthread_mutex_init(&qp->recv_lock, NULL);
+	}
+	for (struct srq *srq = c->srqs; srq; srq = srq->next)
+		pthread_mutex_init(&srq->lock, NULL);
+}
+
 int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init)
 {
 	struct qp *qp = qp_of(ibv);
@@ -551,6 +561,10 @@ struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *init
 	pthread_mutex_init(&srq->lock, NULL);
 	pthread_mutex_init(&srq->ibv.mutex, NULL);
 	pthread_cond_init(&srq->ibv.cond, NULL);
+	iwv_thread_lock();
+	srq->next = iwv_context_of(pd->context)->srqs;
+	iwv_context_of(pd->context)->srqs = srq;
+	iwv_thread_unlock();
 	return &srq->ibv;
 }
 
@@ -588,7 +602,7 @@ int ibv_query_srq(struct ibv_srq *ibv, struct ibv_srq_attr *attr)
 
 int ibv_destroy_srq(struct ibv_srq *ibv)
 {
-	struct srq *srq = srq_of(ibv);
+	struct srq *srq = srq_of(ibv), **at;
 	struct iwarpd_error e;
 	struct context *c;
 	int err;
@@ -599,6 +613,9 @@ int ibv_destroy_srq(struct ibv_srq *ibv)
 	iwv_thread_lock();
 	err = iwarpd_destroy_srq(srq->q, &e);
 	if (!err || thread_gone(c)) {
+		for (at = &c->srqs; *at != srq; at = &(*at)->next)
+			;
+		*at = srq->next;
 		async_drop(c, ibv, &srq->unacknowledged);
 		err = 0;
 	}

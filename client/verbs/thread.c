@@ -262,6 +262,7 @@ static void separate(struct context *c)
 		atomic_store(&c->inherited, true);
 	iwv_queue_after_fork(&c->async);
 	cqs_after_fork(c);
+	qps_after_fork(c);
 }
 
 /* The child of a fork does not have the thread. Contexts that the child opens start a new one. */

@@ -2619,6 +2619,7 @@ static void forked(void)
 		.send_cq = q.cq, .recv_cq = q.cq, .srq = srq, .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 },
 	};
 	struct ibv_qp *ended = srq ? ibv_create_qp(q.pd, &init) : NULL;
+	struct ibv_recv_wr recv = { 0 }, *bad;
 	struct ibv_mr *mr;
 	struct ibv_cq *cq;
 	void *context;
@@ -2640,10 +2641,18 @@ static void forked(void)
 	while (!readable(child->recv_cq_channel->fd)) /* and so does the event of the completion */
 		usleep(1000);
 	flush(q.qp);
+	/* What other threads that post would have. */
+	pthread_mutex_lock(&qp_of(q.qp)->send_lock);
+	pthread_mutex_lock(&qp_of(q.qp)->recv_lock);
+	pthread_mutex_lock(&srq_of(srq)->lock);
 	pid = fork();
 	CHECK(pid >= 0);
 	if (pid == 0) {
+		alarm(30);
 		CHECK(!readable(c->async_fd));
+		recv_empty(q.qp, 1);
+		send_empty(q.qp);
+		ibv_post_srq_recv(srq, &recv, &bad); /* to nobody, but it returns */
 		CHECK(ibv_get_cq_event(child->recv_cq_channel, &cq, &context) == -1 && errno == EIO);
 		CHECK(ibv_dereg_mr(mr) == 0);
 		CHECK(ibv_destroy_qp(ended) == 0 && ibv_destroy_srq(srq) == 0);
@@ -2657,6 +2666,9 @@ static void forked(void)
 		CHECK(ibv_close_device(c) == 0);
 		exit(0);
 	}
+	pthread_mutex_unlock(&qp_of(q.qp)->send_lock);
+	pthread_mutex_unlock(&qp_of(q.qp)->recv_lock);
+	pthread_mutex_unlock(&srq_of(srq)->lock);
 	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
 	CHECK(readable(server->fd) && readable(child->recv_cq_channel->fd));
 	last_receive(ended);
