@@ -151,8 +151,7 @@ int ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *event)
 {
 	struct queue_item *item;
 
-	if (!iwv_is_ours(ibv))
-		return REAL(ibv_get_async_event)(ibv, event);
+	OTHERS(ibv, ibv_get_async_event, ibv, event);
 	item = iwv_queue_next(&iwv_context_of(ibv)->async, taken);
 	if (!item)
 		return -1;
@@ -191,7 +190,7 @@ void ibv_ack_async_event(struct ibv_async_event *event)
 	struct ibv_context *ibv = element_context(event);
 	unsigned int *count;
 
-	if (ibv && !iwv_is_ours(ibv)) {
+	if (ibv && !is_ours(ibv)) {
 		REAL(ibv_ack_async_event)(event);
 		return;
 	}

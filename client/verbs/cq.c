@@ -30,8 +30,7 @@ struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *ibv)
 	struct channel *ch;
 	int err;
 
-	if (!iwv_is_ours(ibv))
-		return REAL(ibv_create_comp_channel)(ibv);
+	OTHERS(ibv, ibv_create_comp_channel, ibv);
 	context_own(iwv_context_of(ibv));
 	ch = calloc(1, sizeof(*ch));
 	if (!ch)
@@ -91,8 +90,7 @@ int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
 	struct iwarpd_error e;
 	int err;
 
-	if (!iwv_is_ours(ibv->context))
-		return REAL(ibv_destroy_comp_channel)(ibv);
+	OTHERS(ibv->context, ibv_destroy_comp_channel, ibv);
 	if (ibv->refcnt > 0)
 		return EBUSY;
 	iwv_thread_lock();
@@ -187,8 +185,7 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *ibv, int cqe, void *cq_context,
 	struct cq *cq;
 	int err;
 
-	if (!iwv_is_ours(ibv))
-		return REAL(ibv_create_cq)(ibv, cqe, cq_context, channel, vector);
+	OTHERS(ibv, ibv_create_cq, ibv, cqe, cq_context, channel, vector);
 	c = iwv_context_of(ibv);
 	context_own(c);
 	if (cqe < 1 || (uint32_t)cqe > c->attr.max_cqe || vector < 0 || vector >= ibv->num_comp_vectors ||
@@ -368,8 +365,7 @@ int ibv_destroy_cq(struct ibv_cq *ibv)
 	struct context *c;
 	int err;
 
-	if (!iwv_is_ours(ibv->context))
-		return REAL(ibv_destroy_cq)(ibv);
+	OTHERS(ibv->context, ibv_destroy_cq, ibv);
 	c = iwv_context_of(ibv->context);
 	iwv_thread_lock();
 	/* There may be no daemon that says that a QP uses it. */
@@ -395,8 +391,7 @@ int ibv_resize_cq(struct ibv_cq *ibv, int cqe)
 	struct iwarpd_error e;
 	int err;
 
-	if (!iwv_is_ours(ibv->context))
-		return REAL(ibv_resize_cq)(ibv, cqe);
+	OTHERS(ibv->context, ibv_resize_cq, ibv, cqe);
 	if (cqe < 1 || (uint32_t)cqe > iwv_context_of(ibv->context)->attr.max_cqe)
 		return EINVAL;
 	iwv_thread_lock();
@@ -695,8 +690,7 @@ int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **out, void **c
 	struct cq *cq;
 	int err;
 
-	if (!iwv_is_ours(ibv->context))
-		return REAL(ibv_get_cq_event)(ibv, out, cq_context);
+	OTHERS(ibv->context, ibv_get_cq_event, ibv, out, cq_context);
 	atomic_fetch_add(&ch->users, 1);
 	err = wait_event(ch, &cq);
 	release(ch);
@@ -709,10 +703,7 @@ int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **out, void **c
 
 void ibv_ack_cq_events(struct ibv_cq *ibv, unsigned int n)
 {
-	if (!iwv_is_ours(ibv->context)) {
-		REAL(ibv_ack_cq_events)(ibv, n);
-		return;
-	}
+	OTHERS(ibv->context, ibv_ack_cq_events, ibv, n);
 	pthread_mutex_lock(&ibv->mutex);
 	ibv->comp_events_completed += n;
 	pthread_cond_broadcast(&ibv->cond);

@@ -38,7 +38,7 @@ static bool device_ours(const struct ibv_device *ibv)
 	return ibv->_ops._dummy1 == mark;
 }
 
-bool iwv_is_ours(const struct ibv_context *ibv)
+bool is_ours(const struct ibv_context *ibv)
 {
 	return ibv->ops.poll_cq == poll_cq;
 }
@@ -472,8 +472,7 @@ void iwv_context_close(struct context *c)
 
 int ibv_close_device(struct ibv_context *ibv)
 {
-	if (!iwv_is_ours(ibv))
-		return REAL(ibv_close_device)(ibv);
+	OTHERS(ibv, ibv_close_device, ibv);
 	iwv_thread_lock();
 	iwv_context_close(iwv_context_of(ibv));
 	iwv_thread_unlock();
@@ -499,8 +498,7 @@ int ibv_query_device(struct ibv_context *ibv, struct ibv_device_attr *a)
 	const struct context *c;
 	const struct iwarpd_device_attr *d;
 
-	if (!iwv_is_ours(ibv))
-		return REAL(ibv_query_device)(ibv, a);
+	OTHERS(ibv, ibv_query_device, ibv, a);
 	c = iwv_context_of(ibv);
 	d = &c->attr;
 	*a = (struct ibv_device_attr){
@@ -598,8 +596,7 @@ int ibv_query_port(struct ibv_context *ibv, uint8_t port, struct _compat_ibv_por
 	struct ibv_port_attr a;
 	bool active;
 
-	if (!iwv_is_ours(ibv))
-		return REAL(ibv_query_port)(ibv, port, out);
+	OTHERS(ibv, ibv_query_port, ibv, port, out);
 	if (port != 1)
 		return EINVAL;
 	c = iwv_context_of(ibv);
@@ -643,8 +640,7 @@ int put_gid(const struct context *c, unsigned int index, union ibv_gid *gid)
 
 int ibv_query_gid(struct ibv_context *ibv, uint8_t port, int index, union ibv_gid *gid)
 {
-	if (!iwv_is_ours(ibv))
-		return REAL(ibv_query_gid)(ibv, port, index, gid);
+	OTHERS(ibv, ibv_query_gid, ibv, port, index, gid);
 	if (port != 1 || index < 0 || put_gid(iwv_context_of(ibv), (unsigned int)index, gid) < 0) {
 		errno = EINVAL;
 		return -1;
@@ -658,8 +654,7 @@ int _ibv_query_gid_ex(struct ibv_context *ibv, uint32_t port, uint32_t index, st
 	struct ibv_gid_entry e = { .gid_index = index, .port_num = 1, .gid_type = IBV_GID_TYPE_ROCE_V2 };
 	const struct context *c = iwv_context_of(ibv);
 
-	if (!iwv_is_ours(ibv))
-		return REAL(_ibv_query_gid_ex)(ibv, port, index, entry, flags, size);
+	OTHERS(ibv, _ibv_query_gid_ex, ibv, port, index, entry, flags, size);
 	if (port != 1 || flags || put_gid(c, index, &e.gid) < 0)
 		return EINVAL;
 	e.ndev_ifindex = if_nametoindex(c->device->interface);
@@ -672,8 +667,7 @@ ssize_t _ibv_query_gid_table(struct ibv_context *ibv, struct ibv_gid_entry *entr
 {
 	size_t n;
 
-	if (!iwv_is_ours(ibv))
-		return REAL(_ibv_query_gid_table)(ibv, entries, max, flags, size);
+	OTHERS(ibv, _ibv_query_gid_table, ibv, entries, max, flags, size);
 	if (flags || size < sizeof(*entries))
 		return -EINVAL;
 	for (n = 0; n < max && n < atomic_load(&iwv_context_of(ibv)->device->num_addresses); n++) {
@@ -689,8 +683,7 @@ ssize_t _ibv_query_gid_table(struct ibv_context *ibv, struct ibv_gid_entry *entr
 
 int ibv_query_pkey(struct ibv_context *ibv, uint8_t port, int index, __be16 *pkey)
 {
-	if (!iwv_is_ours(ibv))
-		return REAL(ibv_query_pkey)(ibv, port, index, pkey);
+	OTHERS(ibv, ibv_query_pkey, ibv, port, index, pkey);
 	if (port != 1 || index != 0) {
 		errno = EINVAL;
 		return -1;
@@ -701,8 +694,7 @@ int ibv_query_pkey(struct ibv_context *ibv, uint8_t port, int index, __be16 *pke
 
 int ibv_get_pkey_index(struct ibv_context *ibv, uint8_t port, __be16 pkey)
 {
-	if (!iwv_is_ours(ibv))
-		return REAL(ibv_get_pkey_index)(ibv, port, pkey);
+	OTHERS(ibv, ibv_get_pkey_index, ibv, port, pkey);
 	if (port == 1 && pkey == htobe16(0xffff))
 		return 0;
 	errno = EINVAL;

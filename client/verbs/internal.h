@@ -70,6 +70,13 @@ void *real_verbs_symbol(const char *name);
 /* REAL(f) is the distribution's f, or NULL if it has none. */
 #define REAL(f) ((__typeof__(&f))real_verbs_symbol(#f))
 
+/* OTHERS(ctx, f, args) returns from a function by calling the distribution's f for objects of contexts that are not iwarpd's. */
+#define OTHERS(ctx, f, ...)                              \
+	do {                                             \
+		if (!is_ours(ctx))                   \
+			return REAL(f)(__VA_ARGS__);     \
+	} while (0)
+
 /* queue.c */
 
 /* A queue_item is the first member of each event. */
@@ -154,8 +161,8 @@ void context_own(struct context *c);
 /* iwv_context_close frees a context. The lock is held. */
 void iwv_context_close(struct context *c);
 
-/* iwv_is_ours reports whether a context is one of iwarpd's. */
-bool iwv_is_ours(const struct ibv_context *ibv);
+/* is_ours reports whether a context is one of iwarpd's. */
+bool is_ours(const struct ibv_context *ibv);
 
 /*
  * A scan looks for all daemons, which takes milliseconds, for those that the last scan has not found, or for none. That

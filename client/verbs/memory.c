@@ -37,8 +37,7 @@ struct ibv_pd *ibv_alloc_pd(struct ibv_context *ibv)
 	struct pd *pd;
 	int err;
 
-	if (!iwv_is_ours(ibv))
-		return REAL(ibv_alloc_pd)(ibv);
+	OTHERS(ibv, ibv_alloc_pd, ibv);
 	context_own(iwv_context_of(ibv));
 	pd = calloc(1, sizeof(*pd));
 	if (!pd)
@@ -59,8 +58,7 @@ int ibv_dealloc_pd(struct ibv_pd *ibv)
 	struct iwarpd_error e;
 	int err;
 
-	if (!iwv_is_ours(ibv->context))
-		return REAL(ibv_dealloc_pd)(ibv);
+	OTHERS(ibv->context, ibv_dealloc_pd, ibv);
 	err = iwarpd_dealloc_pd(pd->pd, &e);
 	if (err && !daemon_gone(ibv->context))
 		return iwv_fail(err, "ibv_dealloc_pd", &e);
@@ -174,30 +172,26 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 #undef ibv_reg_mr
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
 {
-	if (!iwv_is_ours(pd->context))
-		return REAL(ibv_reg_mr)(pd, addr, length, access);
+	OTHERS(pd->context, ibv_reg_mr, pd, addr, length, access);
 	return reg_mr(pd, addr, length, (uintptr_t)addr, (unsigned int)access);
 }
 
 #undef ibv_reg_mr_iova
 struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, int access)
 {
-	if (!iwv_is_ours(pd->context))
-		return REAL(ibv_reg_mr_iova)(pd, addr, length, iova, access);
+	OTHERS(pd->context, ibv_reg_mr_iova, pd, addr, length, iova, access);
 	return reg_mr(pd, addr, length, iova, (unsigned int)access);
 }
 
 struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)
 {
-	if (!iwv_is_ours(pd->context))
-		return REAL(ibv_reg_mr_iova2)(pd, addr, length, iova, access);
+	OTHERS(pd->context, ibv_reg_mr_iova2, pd, addr, length, iova, access);
 	return reg_mr(pd, addr, length, iova, access);
 }
 
 struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access)
 {
-	if (!iwv_is_ours(pd->context))
-		return REAL(ibv_reg_dmabuf_mr)(pd, offset, length, iova, fd, access);
+	OTHERS(pd->context, ibv_reg_dmabuf_mr, pd, offset, length, iova, fd, access);
 	iwv_unsupported("ibv_reg_dmabuf_mr");
 	return NULL;
 }
@@ -220,8 +214,7 @@ int ibv_dereg_mr(struct ibv_mr *ibv)
 	struct mr *mr = container_of(ibv, struct mr, ibv);
 	int err;
 
-	if (!iwv_is_ours(ibv->context))
-		return REAL(ibv_dereg_mr)(ibv);
+	OTHERS(ibv->context, ibv_dereg_mr, ibv);
 	err = dereg(mr);
 	if (!err)
 		free(mr);
@@ -236,8 +229,7 @@ int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, s
 	struct ibv_mr *made;
 	int err;
 
-	if (!iwv_is_ours(ibv->context))
-		return REAL(ibv_rereg_mr)(ibv, flags, pd, addr, length, access);
+	OTHERS(ibv->context, ibv_rereg_mr, ibv, flags, pd, addr, length, access);
 	if (!flags || flags & ~IBV_REREG_MR_FLAGS_SUPPORTED || (access && !(flags & IBV_REREG_MR_CHANGE_ACCESS)) ||
 	    (flags & IBV_REREG_MR_CHANGE_TRANSLATION && !addr) ||
 	    (flags & IBV_REREG_MR_CHANGE_PD && pd->context != ibv->context)) {

@@ -141,8 +141,7 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 	struct qp *qp;
 	int err;
 
-	if (!iwv_is_ours(pd->context))
-		return REAL(ibv_create_qp)(pd, init);
+	OTHERS(pd->context, ibv_create_qp, pd, init);
 	if (init->qp_type != IBV_QPT_RC) {
 		iwv_unsupported("ibv_create_qp: a type that is not IBV_QPT_RC");
 		return NULL;
@@ -331,8 +330,7 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 	struct context *c;
 	bool closing;
 
-	if (!iwv_is_ours(ibv->context))
-		return REAL(ibv_destroy_qp)(ibv);
+	OTHERS(ibv->context, ibv_destroy_qp, ibv);
 	c = qp->ctx;
 	iwv_thread_lock();
 	thread_gone(c); /* its events that have come are not lost */
@@ -371,8 +369,7 @@ int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask, struct 
 {
 	struct qp *qp = qp_of(ibv);
 
-	if (!iwv_is_ours(ibv->context))
-		return REAL(ibv_query_qp)(ibv, attr, mask, init);
+	OTHERS(ibv->context, ibv_query_qp, ibv, attr, mask, init);
 	iwv_thread_lock();
 	*attr = qp->attr;
 	attr->qp_state = attr->cur_qp_state = ibv->state;
@@ -506,8 +503,7 @@ int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
 	struct iwarpd_error e = { 0 };
 	int err = 0;
 
-	if (!iwv_is_ours(ibv->context))
-		return REAL(ibv_modify_qp)(ibv, attr, mask);
+	OTHERS(ibv->context, ibv_modify_qp, ibv, attr, mask);
 	if (mask & ~QP_ATTR)
 		return iwv_unsupported("ibv_modify_qp: one of the attributes");
 	iwv_thread_lock();
@@ -535,8 +531,7 @@ struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *init
 	struct srq *srq;
 	int err;
 
-	if (!iwv_is_ours(pd->context))
-		return REAL(ibv_create_srq)(pd, init);
+	OTHERS(pd->context, ibv_create_srq, pd, init);
 	srq = calloc(1, sizeof(*srq));
 	if (!srq)
 		return NULL;
@@ -574,8 +569,7 @@ int ibv_modify_srq(struct ibv_srq *ibv, struct ibv_srq_attr *attr, int mask)
 	struct iwarpd_error e;
 	int err;
 
-	if (!iwv_is_ours(ibv->context))
-		return REAL(ibv_modify_srq)(ibv, attr, mask);
+	OTHERS(ibv->context, ibv_modify_srq, ibv, attr, mask);
 	if (mask & IBV_SRQ_MAX_WR)
 		return iwv_unsupported("ibv_modify_srq: IBV_SRQ_MAX_WR");
 	if (!(mask & IBV_SRQ_LIMIT))
@@ -592,8 +586,7 @@ int ibv_modify_srq(struct ibv_srq *ibv, struct ibv_srq_attr *attr, int mask)
 
 int ibv_query_srq(struct ibv_srq *ibv, struct ibv_srq_attr *attr)
 {
-	if (!iwv_is_ours(ibv->context))
-		return REAL(ibv_query_srq)(ibv, attr);
+	OTHERS(ibv->context, ibv_query_srq, ibv, attr);
 	iwv_thread_lock();
 	*attr = srq_of(ibv)->attr;
 	iwv_thread_unlock();
@@ -607,8 +600,7 @@ int ibv_destroy_srq(struct ibv_srq *ibv)
 	struct context *c;
 	int err;
 
-	if (!iwv_is_ours(ibv->context))
-		return REAL(ibv_destroy_srq)(ibv);
+	OTHERS(ibv->context, ibv_destroy_srq, ibv);
 	c = iwv_context_of(ibv->context);
 	iwv_thread_lock();
 	err = iwarpd_destroy_srq(srq->q, &e);

@@ -8,16 +8,14 @@
 
 struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 {
-	if (!iwv_is_ours(pd->context))
-		return REAL(ibv_create_ah)(pd, attr);
+	OTHERS(pd->context, ibv_create_ah, pd, attr);
 	iwv_unsupported("ibv_create_ah");
 	return NULL;
 }
 
 struct ibv_ah *ibv_create_ah_from_wc(struct ibv_pd *pd, struct ibv_wc *wc, struct ibv_grh *grh, uint8_t port)
 {
-	if (!iwv_is_ours(pd->context))
-		return REAL(ibv_create_ah_from_wc)(pd, wc, grh, port);
+	OTHERS(pd->context, ibv_create_ah_from_wc, pd, wc, grh, port);
 	iwv_unsupported("ibv_create_ah_from_wc");
 	return NULL;
 }
@@ -25,97 +23,91 @@ struct ibv_ah *ibv_create_ah_from_wc(struct ibv_pd *pd, struct ibv_wc *wc, struc
 int ibv_init_ah_from_wc(struct ibv_context *ibv, uint8_t port, struct ibv_wc *wc, struct ibv_grh *grh,
 			    struct ibv_ah_attr *attr)
 {
-	if (!iwv_is_ours(ibv))
-		return REAL(ibv_init_ah_from_wc)(ibv, port, wc, grh, attr);
+	OTHERS(ibv, ibv_init_ah_from_wc, ibv, port, wc, grh, attr);
 	iwv_unsupported("ibv_init_ah_from_wc");
 	return -1;
 }
 
 int ibv_destroy_ah(struct ibv_ah *ah)
 {
-	return iwv_is_ours(ah->context) ? EINVAL : REAL(ibv_destroy_ah)(ah);
+	return is_ours(ah->context) ? EINVAL : REAL(ibv_destroy_ah)(ah);
 }
 
 int ibv_attach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
 {
-	return iwv_is_ours(qp->context) ? iwv_unsupported("ibv_attach_mcast") : REAL(ibv_attach_mcast)(qp, gid, lid);
+	return is_ours(qp->context) ? iwv_unsupported("ibv_attach_mcast") : REAL(ibv_attach_mcast)(qp, gid, lid);
 }
 
 int ibv_detach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
 {
-	return iwv_is_ours(qp->context) ? iwv_unsupported("ibv_detach_mcast") : REAL(ibv_detach_mcast)(qp, gid, lid);
+	return is_ours(qp->context) ? iwv_unsupported("ibv_detach_mcast") : REAL(ibv_detach_mcast)(qp, gid, lid);
 }
 
 int ibv_resolve_eth_l2_from_gid(struct ibv_context *ibv, struct ibv_ah_attr *attr, uint8_t mac[ETHERNET_LL_SIZE],
 				    uint16_t *vid)
 {
-	if (!iwv_is_ours(ibv))
-		return REAL(ibv_resolve_eth_l2_from_gid)(ibv, attr, mac, vid);
+	OTHERS(ibv, ibv_resolve_eth_l2_from_gid, ibv, attr, mac, vid);
 	return iwv_unsupported("ibv_resolve_eth_l2_from_gid");
 }
 
 struct ibv_qp_ex *ibv_qp_to_qp_ex(struct ibv_qp *qp)
 {
-	return iwv_is_ours(qp->context) ? NULL : REAL(ibv_qp_to_qp_ex)(qp);
+	return is_ours(qp->context) ? NULL : REAL(ibv_qp_to_qp_ex)(qp);
 }
 
 int ibv_set_ece(struct ibv_qp *qp, struct ibv_ece *ece)
 {
-	return iwv_is_ours(qp->context) ? iwv_unsupported("ibv_set_ece") : REAL(ibv_set_ece)(qp, ece);
+	return is_ours(qp->context) ? iwv_unsupported("ibv_set_ece") : REAL(ibv_set_ece)(qp, ece);
 }
 
 int ibv_query_ece(struct ibv_qp *qp, struct ibv_ece *ece)
 {
-	if (!iwv_is_ours(qp->context))
-		return REAL(ibv_query_ece)(qp, ece);
+	OTHERS(qp->context, ibv_query_ece, qp, ece);
 	memset(ece, 0, sizeof(*ece));
 	return 0;
 }
 
 int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags)
 {
-	return iwv_is_ours(qp->context) ? 0 : REAL(ibv_query_qp_data_in_order)(qp, op, flags);
+	return is_ours(qp->context) ? 0 : REAL(ibv_query_qp_data_in_order)(qp, op, flags);
 }
 
 struct ibv_pd *ibv_import_pd(struct ibv_context *ibv, uint32_t handle)
 {
-	if (!iwv_is_ours(ibv))
-		return REAL(ibv_import_pd)(ibv, handle);
+	OTHERS(ibv, ibv_import_pd, ibv, handle);
 	iwv_unsupported("ibv_import_pd");
 	return NULL;
 }
 
 void ibv_unimport_pd(struct ibv_pd *pd)
 {
-	if (!iwv_is_ours(pd->context))
+	if (!is_ours(pd->context))
 		REAL(ibv_unimport_pd)(pd);
 }
 
 struct ibv_mr *ibv_import_mr(struct ibv_pd *pd, uint32_t handle)
 {
-	if (!iwv_is_ours(pd->context))
-		return REAL(ibv_import_mr)(pd, handle);
+	OTHERS(pd->context, ibv_import_mr, pd, handle);
 	iwv_unsupported("ibv_import_mr");
 	return NULL;
 }
 
 void ibv_unimport_mr(struct ibv_mr *mr)
 {
-	if (!iwv_is_ours(mr->context))
+	if (!is_ours(mr->context))
 		REAL(ibv_unimport_mr)(mr);
 }
 
 struct ibv_dm *ibv_import_dm(struct ibv_context *ibv, uint32_t handle)
 {
-	if (!iwv_is_ours(ibv))
-		return REAL(ibv_import_dm)(ibv, handle);
+	OTHERS(ibv, ibv_import_dm, ibv, handle);
 	iwv_unsupported("ibv_import_dm");
 	return NULL;
 }
 
 void ibv_unimport_dm(struct ibv_dm *dm)
 {
-	if (!iwv_is_ours(dm->context))
+	if (!is_ours(dm->context))
 		REAL(ibv_unimport_dm)(dm);
 }
 
@@ -146,7 +138,7 @@ PRIVATE(65);
 
 int iwv_query_gid_type(struct ibv_context *ibv, uint8_t port, unsigned int index, unsigned int *type)
 {
-	__typeof__(&iwv_query_gid_type) f = iwv_is_ours(ibv) ? NULL : real_verbs_symbol("ibv_query_gid_type");
+	__typeof__(&iwv_query_gid_type) f = is_ours(ibv) ? NULL : real_verbs_symbol("ibv_query_gid_type");
 
 	if (f)
 		return f(ibv, port, index, type);
