@@ -9,8 +9,6 @@
  * be in memory already. So a program waits only while it sends on one queue pair. A program with
  * a completion channel sleeps when it has nothing to do, and need not wait either.
  */
-#include <time.h>
-
 #include "internal.h"
 
 /*
@@ -31,14 +29,6 @@ enum { SOLE = 64 };
 
 /* After so many yields of no use there is no worker on this CPU. The kernel may let a thread that yields go on once or twice. */
 enum { USELESS = 8 };
-
-static int64_t now_us(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * INT64_C(1000000) + t.tv_nsec / 1000;
-}
 
 static void answered(struct answers *a, bool soon)
 {
@@ -87,13 +77,13 @@ void await_answer(struct cq *cq, int us)
 	const struct iwarpd_device *dev = iwv_context_of(cq->ibv.context)->dev;
 	struct answers *a = &cq->answers;
 	uint32_t before = iwarpd_received(dev), received = before;
-	int64_t began = now_us(), took = 0;
+	int64_t began = time_us(), took = 0;
 	int alone = 0; /* yields in a row that were of no use */
 
 	while (received == before && alone < USELESS && took < us) {
 		alone = iwarpd_yield(dev) ? 0 : alone + 1;
 		received = iwarpd_received(dev);
-		took = now_us() - began;
+		took = time_us() - began;
 	}
 	pthread_mutex_lock(&cq->lock);
 	if (received != before) {

@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <time.h>
 
 #include "iwarpd.h"
 
@@ -55,7 +56,14 @@ int iwv_fail(int err, const char *what, const struct iwarpd_error *e);
 /* iwv_unsupported logs that what is not supported. It sets errno to EOPNOTSUPP and returns it. */
 int iwv_unsupported(const char *what);
 
-int64_t now_ms(void);
+/* time_us returns the time since some moment, in microseconds. */
+static inline int64_t time_us(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * INT64_C(1000000) + t.tv_nsec / 1000;
+}
 
 static inline uint64_t least(uint64_t a, uint64_t b)
 {

@@ -5,7 +5,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -87,12 +86,4 @@ int iwv_unsupported(const char *what)
 	iwv_log("%s: not supported by iwarpd", what);
 	errno = EOPNOTSUPP;
 	return EOPNOTSUPP;
-}
-
-int64_t now_ms(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }

@@ -280,7 +280,7 @@ void qps_failed(struct context *c, const struct ibv_wc *wc, int n)
 void qp_expire(struct context *c)
 {
 	struct qp **at = &c->closing, *qp;
-	int64_t now = now_ms();
+	int64_t now = time_us() / 1000;
 
 	while ((qp = *at) != NULL) {
 		if (qp->deadline > now && !atomic_load(&c->gone)) {
@@ -345,7 +345,7 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 	*at = qp->next;
 	forgotten(qp);
 	if (closing) {
-		qp->deadline = now_ms() + CLOSE_WAIT_MS;
+		qp->deadline = time_us() / 1000 + CLOSE_WAIT_MS;
 		qp->next = c->closing;
 		c->closing = qp;
 	} else {

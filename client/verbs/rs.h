@@ -230,8 +230,6 @@ void rs_iomaps_free(struct rs *rs);
  */
 int rs_wait(struct rs *rs, bool (*ready)(const struct rs *rs), int ms);
 
-int64_t rs_now_us(void);
-
 /* rs_wake wakes all threads that wait for rs. */
 void rs_wake(const struct rs *rs);
 

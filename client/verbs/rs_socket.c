@@ -215,13 +215,13 @@ int rshutdown(int socket, int how)
 
 void rs_say_goodbye(struct rs *rs, int ms)
 {
-	int64_t end = rs_now_us() + ms * 1000LL;
+	int64_t end = time_us() + ms * 1000LL;
 
 	rs->in_done = rs->out_done = true;
 	rs->bye = RS_LEAVES;
 	rs_wake(rs);
 	while (ms > 0 && rs_wait(rs, rs_all_sent, ms) == EINTR) /* as close(2) does, it goes on */
-		ms = (int)((end - rs_now_us()) / 1000);
+		ms = (int)((end - time_us()) / 1000);
 }
 
 /* reset ends a connection at once, so that the peer gets ECONNRESET. */

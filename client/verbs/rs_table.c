@@ -191,7 +191,7 @@ static bool lock_soon(pthread_mutex_t *m)
 /* A program that ends without rclose loses no data either, unless it does so in a signal handler within a call. */
 __attribute__((destructor)) static void close_all(void)
 {
-	int64_t end = rs_now_us() + RS_CLOSE_MS * 1000LL;
+	int64_t end = time_us() + RS_CLOSE_MS * 1000LL;
 
 	for (int fd = 0; fd < table_size; fd++) {
 		struct rs *rs;
@@ -203,7 +203,7 @@ __attribute__((destructor)) static void close_all(void)
 		if (!rs)
 			continue;
 		if (lock_soon(&rs->lock)) {
-			rs_say_goodbye(rs, (int)((end - rs_now_us()) / 1000));
+			rs_say_goodbye(rs, (int)((end - time_us()) / 1000));
 			rs_progress(rs); /* also if others have taken all the time */
 			pthread_mutex_unlock(&rs->lock);
 		}

@@ -11,24 +11,16 @@
 
 enum { FDS = 3, SPIN_US = 50 };
 
-int64_t rs_now_us(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000000LL + t.tv_nsec / 1000;
-}
-
 /* The end of a wait of ms milliseconds, or INT64_MAX. */
 static int64_t end_of(int ms)
 {
-	return ms < 0 ? INT64_MAX : rs_now_us() + ms * 1000LL;
+	return ms < 0 ? INT64_MAX : time_us() + ms * 1000LL;
 }
 
 /* remaining returns the time-out for poll(2) until end. */
 static int remaining(int64_t end)
 {
-	int64_t us = end == INT64_MAX ? 0 : end - rs_now_us();
+	int64_t us = end == INT64_MAX ? 0 : end - time_us();
 
 	if (end == INT64_MAX)
 		return -1;
@@ -142,9 +134,9 @@ int rs_wait(struct rs *rs, bool (*ready)(const struct rs *rs), int ms)
 		}
 		if (end == 0) {
 			end = end_of(ms);
-			spin = rs_now_us() + SPIN_US;
+			spin = time_us() + SPIN_US;
 		}
-		if (rs_now_us() < spin) {
+		if (time_us() < spin) {
 			yield(rs);
 			continue;
 		}
@@ -331,7 +323,7 @@ static int sleep_in_poll(struct set *s, int64_t end)
 
 static int poll_set(struct set *s, int ms)
 {
-	int64_t end = end_of(ms), spin = rs_now_us() + SPIN_US;
+	int64_t end = end_of(ms), spin = time_us() + SPIN_US;
 	void (*prepare)(struct rs *rs) = update;
 	bool yielded = false;
 	int n, others;
@@ -347,7 +339,7 @@ static int poll_set(struct set *s, int ms)
 		if (prepare == update) {
 			sched_yield();
 			yielded = true;
-			if (rs_now_us() >= spin)
+			if (time_us() >= spin)
 				prepare = arm;
 			continue;
 		}

@@ -158,12 +158,12 @@ static void *run(void *arg)
 		for (struct context *c = contexts; c; c = c->next)
 			qp_expire(c);
 		t = atomic_load(&timer);
-		away = t && now_ms() >= due;
+		away = t && time_us() / 1000 >= due;
 		pthread_mutex_unlock(&lock);
 		if (!away)
 			continue;
 		t();
-		due = now_ms() + TICK_MS / 2; /* there may be many events */
+		due = time_us() / 1000 + TICK_MS / 2; /* there may be many events */
 		pthread_mutex_lock(&lock);
 		away = false;
 		pthread_cond_broadcast(&changed);
