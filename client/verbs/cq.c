@@ -67,7 +67,6 @@ static void release(void *channel)
 static int end_channel(struct channel *ch, struct iwarpd_error *e)
 {
 	struct context *c = iwv_context_of(ch->ibv.context);
-	struct channel **at = &c->channels;
 	int err;
 
 	pthread_mutex_lock(&ch->lock);
@@ -79,9 +78,7 @@ static int end_channel(struct channel *ch, struct iwarpd_error *e)
 	pthread_mutex_unlock(&ch->lock);
 	if (err)
 		return err;
-	while (*at != ch)
-		at = &(*at)->next;
-	*at = ch->next;
+	UNLINK(c->channels, ch);
 	return 0;
 }
 
@@ -360,7 +357,7 @@ static int end_queue(struct cq *cq, struct iwarpd_error *e)
 
 int ibv_destroy_cq(struct ibv_cq *ibv)
 {
-	struct cq *cq = cq_of(ibv), **at;
+	struct cq *cq = cq_of(ibv);
 	struct iwarpd_error e = { 0 };
 	struct context *c;
 	int err;
@@ -371,9 +368,7 @@ int ibv_destroy_cq(struct ibv_cq *ibv)
 	/* There may be no daemon that says that a QP uses it. */
 	err = cq->need > 0 ? -EBUSY : end_queue(cq, &e);
 	if (!err) {
-		for (at = &c->cqs; *at != cq; at = &(*at)->next)
-			;
-		*at = cq->next;
+		UNLINK(c->cqs, cq);
 		async_drop(c, ibv, &cq->unacknowledged);
 	}
 	iwv_thread_unlock();

@@ -13,6 +13,15 @@
 
 #define container_of(ptr, type, member) ((type *)((char *)(ptr) - offsetof(type, member)))
 
+/* UNLINK removes x from a list that it is in. */
+#define UNLINK(list, x)                              \
+	do {                                         \
+		__typeof__(&(list)) at_ = &(list);   \
+		while (*at_ != (x))                  \
+			at_ = &(*at_)->next;         \
+		*at_ = (x)->next;                    \
+	} while (0)
+
 enum {
 	MAX_ADDRESSES = 64, /* addresses of a device */
 	MAX_INLINE = 1024, /* bytes of inline data, gathered by the library */

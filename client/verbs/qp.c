@@ -326,7 +326,7 @@ static bool leave(struct qp *qp)
  */
 int ibv_destroy_qp(struct ibv_qp *ibv)
 {
-	struct qp *qp = qp_of(ibv), **at;
+	struct qp *qp = qp_of(ibv);
 	struct context *c;
 	bool closing;
 
@@ -340,9 +340,7 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 	closing = leave(qp);
 	if (!closing)
 		iwarpd_destroy_qp(qp->q, NULL);
-	for (at = &c->qps; *at != qp; at = &(*at)->next)
-		;
-	*at = qp->next;
+	UNLINK(c->qps, qp);
 	forgotten(qp);
 	if (closing) {
 		qp->deadline = time_us() / 1000 + CLOSE_WAIT_MS;
@@ -595,7 +593,7 @@ int ibv_query_srq(struct ibv_srq *ibv, struct ibv_srq_attr *attr)
 
 int ibv_destroy_srq(struct ibv_srq *ibv)
 {
-	struct srq *srq = srq_of(ibv), **at;
+	struct srq *srq = srq_of(ibv);
 	struct iwarpd_error e;
 	struct context *c;
 	int err;
@@ -605,9 +603,7 @@ int ibv_destroy_srq(struct ibv_srq *ibv)
 	iwv_thread_lock();
 	err = iwarpd_destroy_srq(srq->q, &e);
 	if (!err || thread_gone(c)) {
-		for (at = &c->srqs; *at != srq; at = &(*at)->next)
-			;
-		*at = srq->next;
+		UNLINK(c->srqs, srq);
 		async_drop(c, ibv, &srq->unacknowledged);
 		err = 0;
 	}
