@@ -91,6 +91,22 @@ static void put_imm(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr)
 	};
 }
 
+/* put_bind makes the binding of a window. The program may name all access rights of the region; a window has only remote ones. */
+static int put_bind(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, struct iwarpd_sge *window)
+{
+	const struct ibv_mw_bind_info *b = &wr->bind_mw.bind_info;
+
+	if (b->length > UINT32_MAX)
+		return -EMSGSIZE;
+	*window = (struct iwarpd_sge){ b->addr, (uint32_t)b->length, b->mr ? b->mr->lkey : 0 };
+	to->opcode = IWARPD_WR_BIND_MW;
+	to->rkey = wr->bind_mw.rkey;
+	to->access = b->mw_access_flags & (unsigned int)~IBV_ACCESS_LOCAL_WRITE;
+	to->sge = window;
+	to->num_sge = 1;
+	return 0;
+}
+
 /* put_wr translates a work request of a QP. */
 static int put_wr(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, const struct qp *qp, struct iwarpd_sge *window,
 		  char *room)
@@ -132,13 +148,11 @@ static int put_wr(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, const
 		to->rkey = wr->wr.rdma.rkey;
 		break;
 	case IBV_WR_ATOMIC_CMP_AND_SWP:
-		to->opcode = IWARPD_WR_CMP_SWAP;
 		to->swap = wr->wr.atomic.swap;
 		to->compare_mask = to->swap_mask = UINT64_MAX;
-		goto atomic;
+		/* fallthrough */
 	case IBV_WR_ATOMIC_FETCH_AND_ADD:
-		to->opcode = IWARPD_WR_FETCH_ADD;
-	atomic:
+		to->opcode = wr->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ? IWARPD_WR_CMP_SWAP : IWARPD_WR_FETCH_ADD;
 		to->compare_add = wr->wr.atomic.compare_add;
 		to->remote_addr = wr->wr.atomic.remote_addr;
 		to->rkey = wr->wr.atomic.rkey;
@@ -149,20 +163,7 @@ static int put_wr(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, const
 		to->num_sge = 0;
 		break;
 	case IBV_WR_BIND_MW:
-		if (wr->bind_mw.bind_info.length > UINT32_MAX)
-			return -EMSGSIZE;
-		to->opcode = IWARPD_WR_BIND_MW;
-		to->rkey = wr->bind_mw.rkey;
-		/*
-		 * The program may name all access rights of the region; a window has only
-		 * remote ones.
-		 */
-		to->access = wr->bind_mw.bind_info.mw_access_flags & (unsigned int)~IBV_ACCESS_LOCAL_WRITE;
-		*window = (struct iwarpd_sge){ wr->bind_mw.bind_info.addr, (uint32_t)wr->bind_mw.bind_info.length,
-					       wr->bind_mw.bind_info.mr ? wr->bind_mw.bind_info.mr->lkey : 0 };
-		to->sge = window;
-		to->num_sge = 1;
-		break;
+		return put_bind(to, wr, window);
 	default: /* TSO */
 		return -iwv_unsupported("ibv_post_send: this kind of work request");
 	}
