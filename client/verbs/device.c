@@ -240,36 +240,31 @@ bool iwv_device_address(const struct device *d, unsigned int i, struct sockaddr_
  */
 struct ibv_device **ibv_get_device_list(int *num)
 {
-	int ours = 0, theirs = 0;
+	int all = 0, theirs = 0, n = 0;
 	struct ibv_device **real = REAL(ibv_get_device_list) ? REAL(ibv_get_device_list)(&theirs) : NULL;
+	struct device *first = importing ? NULL : iwv_devices_scan(SCAN_ALL);
 	struct ibv_device **list;
 
-	if (!importing)
-		iwv_devices_scan(SCAN_ALL);
-	pthread_mutex_lock(&lock);
-	for (struct device *d = importing ? NULL : devices; d; d = d->next)
-		ours += atomic_load(&d->present);
 	if (!real)
 		theirs = 0;
-	list = calloc((size_t)(ours + theirs) + 2, sizeof(*list));
+	for (struct device *d = first; d; d = d->next)
+		all++;
+	list = calloc((size_t)(all + theirs) + 2, sizeof(*list));
 	if (list) {
-		int n = 0;
-
-		for (struct device *d = importing ? NULL : devices; d; d = d->next)
-			if (atomic_load(&d->present))
+		for (struct device *d = first; d; d = d->next)
+			if (atomic_load(&d->present)) /* its daemon may end at any time */
 				list[n++] = &d->ibv;
 		if (theirs > 0)
 			memcpy(list + n, real, (size_t)theirs * sizeof(*list));
-		list[ours + theirs + 1] = (struct ibv_device *)real;
-	}
-	pthread_mutex_unlock(&lock);
-	if (num)
-		*num = list ? ours + theirs : 0;
-	if (!list) {
+		n += theirs;
+		list[n + 1] = (struct ibv_device *)real;
+	} else {
 		if (real)
 			REAL(ibv_free_device_list)(real);
 		errno = ENOMEM;
 	}
+	if (num)
+		*num = n;
 	return list;
 }
 
