@@ -104,6 +104,8 @@ static void note_cut_off(struct iwarpd_device *dev, const Pb__CutOff *m)
 /* packet_arrived processes a packet and returns whether a call waits for it. */
 static bool packet_arrived(struct iwarpd_device *dev, struct packet *p)
 {
+	int err;
+
 	switch (p->msg->body_case) {
 	case PB__MESSAGE__BODY_REPLY:
 		return reply_arrived(dev, p);
@@ -111,9 +113,9 @@ static bool packet_arrived(struct iwarpd_device *dev, struct packet *p)
 		close_fds(p->fds, p->num_fds);
 		if (p->msg->event->body_case == PB__EVENT__BODY_CUT_OFF)
 			note_cut_off(dev, p->msg->event->cut_off);
-		dev->on_event(dev, p->msg);
-		if (dev->event_lost || dev->num_events > MAX_EVENTS + EVENTS_QP * dev->most_qps)
-			device_died(dev, -EOVERFLOW);
+		err = dev->on_event(dev, p->msg);
+		if (err)
+			device_died(dev, err);
 		return false;
 	default: /* of a later protocol version */
 		packet_free(p);

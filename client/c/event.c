@@ -142,26 +142,26 @@ static bool is_negotiate(const Pb__Event *ev)
 	return ev->body_case == PB__EVENT__BODY_ASYNC_ERROR && (uint32_t)ev->async_error->kind == IWARPD_ASYNC_NEGOTIATE;
 }
 
-void event_arrived(struct iwarpd_device *dev, Pb__Message *msg)
+int event_arrived(struct iwarpd_device *dev, Pb__Message *msg)
 {
 	struct event *ev;
 
 	if (never_seen(dev, msg->event) || (is_negotiate(msg->event) && dev->num_events >= MAX_EVENTS / 2)) {
 		pb__message__free_unpacked(msg, NULL);
-		return;
+		return 0;
 	}
 	ev = calloc(1, sizeof(*ev));
 	note_event(dev, msg->event);
 	if (!ev) {
 		pb__message__free_unpacked(msg, NULL);
-		dev->event_lost = true;
-		return;
+		return -ENOMEM;
 	}
 	ev->msg = msg;
 	*dev->last_event = ev;
 	dev->last_event = &ev->next;
 	if (dev->num_events++ == 0)
 		set_readable(dev->queued, true);
+	return dev->num_events > MAX_EVENTS + EVENTS_QP * dev->most_qps ? -EOVERFLOW : 0;
 }
 
 static bool ends_stream(const Pb__Event *ev, uint32_t conn)

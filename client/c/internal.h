@@ -198,7 +198,7 @@ struct iwarpd_device {
 	_Atomic(const struct iwarpd_device_attr *) used; /* of iwarpd_use; NULL: none */
 	Pb__Message *hello;      /* owns the texts in attrs */
 
-	void (*on_event)(struct iwarpd_device *dev, Pb__Message *msg); /* takes ownership of msg; the lock is held */
+	int (*on_event)(struct iwarpd_device *dev, Pb__Message *msg); /* takes ownership of msg; an error ends the device; the lock is held */
 	void (*on_listen)(Pb__Request *req, const Pb__ListenReply *r); /* the reply to a Listen has come; the lock is held */
 	void (*drop_events)(const struct object *qp);                  /* of a QP that is being freed; the lock is held */
 
@@ -215,7 +215,6 @@ struct iwarpd_device {
 	struct call *calls;
 	struct event *events, **last_event;
 	unsigned int num_events;
-	bool event_lost;        /* out of memory */
 	struct stream *readers; /* pending iwarpd_stream_read calls */
 	unsigned int num_qps, most_qps; /* current and maximum number */
 	bool due;               /* an object is due */
@@ -295,7 +294,7 @@ int watch_fd(int epoll, int fd); /* adds a descriptor to an epoll */
 
 /* event.c */
 
-void event_arrived(struct iwarpd_device *dev, Pb__Message *msg); /* on_event of a device */
+int event_arrived(struct iwarpd_device *dev, Pb__Message *msg); /* on_event of a device */
 void events_drop(const struct object *qp);                             /* drop_events of a device */
 void events_free(struct iwarpd_device *dev);
 
