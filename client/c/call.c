@@ -377,40 +377,49 @@ int device_gone(struct iwarpd_device *dev, struct iwarpd_error *e)
 	return err;
 }
 
+#define DESTROY(kind, M, F, f, member)              \
+	case OBJECT_##kind: {                       \
+		Pb__##M body = PB__##F##__INIT;     \
+		Pb__Request req = REQUEST(f, F, &body); \
+                                                    \
+		body.member = handle;               \
+		return device_do(dev, &req, e);     \
+	}
+
+int device_destroy(struct iwarpd_device *dev, enum object_kind kind, uint32_t handle, struct iwarpd_error *e)
+{
+	switch (kind) {
+		DESTROY(PD, DeallocPD, DEALLOC_PD, dealloc_pd, pd)
+		DESTROY(MR, DeregisterMR, DEREGISTER_MR, deregister_mr, mr)
+		DESTROY(MW, DeallocMW, DEALLOC_MW, dealloc_mw, mw)
+		DESTROY(CHANNEL, DestroyChannel, DESTROY_CHANNEL, destroy_channel, channel)
+		DESTROY(CQ, DestroyCQ, DESTROY_CQ, destroy_cq, cq)
+		DESTROY(SRQ, DestroySRQ, DESTROY_SRQ, destroy_srq, srq)
+		DESTROY(QP, DestroyQP, DESTROY_QP, destroy_qp, qp)
+		DESTROY(LISTENER, Unlisten, UNLISTEN, unlisten, listen)
+	}
+	return -EINVAL;
+}
+
 /* give_back destroys the object in a reply that cannot be used. */
 static void give_back(struct iwarpd_device *dev, const Pb__Reply *r)
 {
-	Pb__DestroyChannel channel = PB__DESTROY_CHANNEL__INIT;
-	Pb__DestroyCQ cq = PB__DESTROY_CQ__INIT;
-	Pb__DestroyQP qp = PB__DESTROY_QP__INIT;
-	Pb__DestroySRQ srq = PB__DESTROY_SRQ__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
-
 	switch (r->body_case) {
 	case PB__REPLY__BODY_CHANNEL:
-		channel.channel = r->channel->channel;
-		req.body_case = PB__REQUEST__BODY_DESTROY_CHANNEL;
-		req.destroy_channel = &channel;
+		device_destroy(dev, OBJECT_CHANNEL, r->channel->channel, NULL);
 		break;
 	case PB__REPLY__BODY_CQ:
-		cq.cq = r->cq->cq;
-		req.body_case = PB__REQUEST__BODY_DESTROY_CQ;
-		req.destroy_cq = &cq;
+		device_destroy(dev, OBJECT_CQ, r->cq->cq, NULL);
 		break;
 	case PB__REPLY__BODY_QP:
-		qp.qp = r->qp->qp;
-		req.body_case = PB__REQUEST__BODY_DESTROY_QP;
-		req.destroy_qp = &qp;
+		device_destroy(dev, OBJECT_QP, r->qp->qp, NULL);
 		break;
 	case PB__REPLY__BODY_SRQ:
-		srq.srq = r->srq->srq;
-		req.body_case = PB__REQUEST__BODY_DESTROY_SRQ;
-		req.destroy_srq = &srq;
+		device_destroy(dev, OBJECT_SRQ, r->srq->srq, NULL);
 		break;
 	default:
-		return;
+		break;
 	}
-	device_do(dev, &req, NULL);
 }
 
 int create_done(struct iwarpd_device *dev, struct packet *p, int err, const char *what, struct iwarpd_error *e)

@@ -99,8 +99,6 @@ int iwarpd_create_channel(struct iwarpd_device *dev, struct iwarpd_channel **out
 
 int iwarpd_destroy_channel(struct iwarpd_channel *ch, struct iwarpd_error *e)
 {
-	Pb__DestroyChannel body = PB__DESTROY_CHANNEL__INIT;
-	Pb__Request req = REQUEST(destroy_channel, DESTROY_CHANNEL, &body);
 	bool used;
 
 	channel_lock(ch);
@@ -108,8 +106,7 @@ int iwarpd_destroy_channel(struct iwarpd_channel *ch, struct iwarpd_error *e)
 	channel_unlock(ch);
 	if (used) /* there may be no daemon that says so */
 		return set_error(e, -EBUSY, "the completion channel has completion queues");
-	body.channel = ch->obj.handle;
-	return object_destroy(&ch->obj, &req, e);
+	return object_destroy(&ch->obj, e);
 }
 
 /*

@@ -158,11 +158,7 @@ const char *iwarpd_listener_address(const struct iwarpd_listener *listener)
 
 int iwarpd_unlisten(struct iwarpd_listener *listener, struct iwarpd_error *e)
 {
-	Pb__Unlisten body = PB__UNLISTEN__INIT;
-	Pb__Request req = REQUEST(unlisten, UNLISTEN, &body);
-
-	body.listen = listener->obj.handle;
-	return object_destroy(&listener->obj, &req, e);
+	return object_destroy(&listener->obj, e);
 }
 
 int iwarpd_accept(struct iwarpd_device *dev, uint32_t conn, struct iwarpd_qp *qp, const struct iwarpd_accept_attr *attr,

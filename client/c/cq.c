@@ -178,11 +178,7 @@ void *iwarpd_cq_context(const struct iwarpd_cq *cq)
 
 int iwarpd_destroy_cq(struct iwarpd_cq *cq, struct iwarpd_error *e)
 {
-	Pb__DestroyCQ body = PB__DESTROY_CQ__INIT;
-	Pb__Request req = REQUEST(destroy_cq, DESTROY_CQ, &body);
-
-	body.cq = cq->obj.handle;
-	return object_destroy(&cq->obj, &req, e);
+	return object_destroy(&cq->obj, e);
 }
 
 int iwarpd_modify_cq(struct iwarpd_cq *cq, uint32_t count, uint32_t period_us, struct iwarpd_error *e)

@@ -228,8 +228,8 @@ void object_link(struct object *o, struct iwarpd_device *dev, enum object_kind k
 		 void (*free)(struct object *)); /* object_add with the lock held */
 void object_free(struct object *o);
 
-/* object_destroy sends req, which destroys an object of the daemon, and then frees ours. If the device has died, it frees ours and fails with -EPIPE. */
-int object_destroy(struct object *o, Pb__Request *req, struct iwarpd_error *e);
+/* object_destroy destroys an object of the daemon, and then frees ours. If the device has died, it frees ours and fails with -EPIPE. */
+int object_destroy(struct object *o, struct iwarpd_error *e);
 
 /* find_object returns the object with the given handle. The lock is held. */
 struct object *find_object(struct iwarpd_device *dev, enum object_kind kind, uint32_t handle);
@@ -258,6 +258,9 @@ int device_call(struct iwarpd_device *dev, Pb__Request *req, int fd, Pb__Reply__
 
 /* device_do is device_call for replies without a body. */
 int device_do(struct iwarpd_device *dev, Pb__Request *req, struct iwarpd_error *e);
+
+/* device_destroy destroys an object of the daemon. */
+int device_destroy(struct iwarpd_device *dev, enum object_kind kind, uint32_t handle, struct iwarpd_error *e);
 
 /*
  * create_done ends a call that creates an object: it frees the reply, and destroys the daemon's object

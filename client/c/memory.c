@@ -48,11 +48,7 @@ int iwarpd_alloc_pd(struct iwarpd_device *dev, struct iwarpd_pd **out, struct iw
 
 int iwarpd_dealloc_pd(struct iwarpd_pd *pd, struct iwarpd_error *e)
 {
-	Pb__DeallocPD body = PB__DEALLOC_PD__INIT;
-	Pb__Request req = REQUEST(dealloc_pd, DEALLOC_PD, &body);
-
-	body.pd = pd->obj.handle;
-	return object_destroy(&pd->obj, &req, e);
+	return object_destroy(&pd->obj, e);
 }
 
 static void mr_free(struct object *o)
@@ -243,11 +239,8 @@ int iwarpd_alloc_mr(struct iwarpd_pd *pd, size_t length, unsigned int access, st
 int iwarpd_dereg_mr(struct iwarpd_mr *mr, struct iwarpd_error *e)
 {
 	struct mr *m = container_of(mr, struct mr, pub);
-	Pb__DeregisterMR body = PB__DEREGISTER_MR__INIT;
-	Pb__Request req = REQUEST(deregister_mr, DEREGISTER_MR, &body);
 
-	body.mr = m->obj.handle;
-	return object_destroy(&m->obj, &req, e);
+	return object_destroy(&m->obj, e);
 }
 
 static void mw_free(struct object *o)
@@ -281,9 +274,6 @@ int iwarpd_alloc_mw(struct iwarpd_pd *pd, struct iwarpd_mw **out, struct iwarpd_
 int iwarpd_dealloc_mw(struct iwarpd_mw *mw, struct iwarpd_error *e)
 {
 	struct mw *w = container_of(mw, struct mw, pub);
-	Pb__DeallocMW body = PB__DEALLOC_MW__INIT;
-	Pb__Request req = REQUEST(dealloc_mw, DEALLOC_MW, &body);
 
-	body.mw = w->obj.handle;
-	return object_destroy(&w->obj, &req, e);
+	return object_destroy(&w->obj, e);
 }

@@ -39,9 +39,9 @@ void object_free(struct object *o)
 	o->free(o);
 }
 
-int object_destroy(struct object *o, Pb__Request *req, struct iwarpd_error *e)
+int object_destroy(struct object *o, struct iwarpd_error *e)
 {
-	int err = device_do(o->dev, req, e);
+	int err = device_destroy(o->dev, o->kind, o->handle, e);
 
 	if (err && device_dead(o->dev))
 		err = device_gone(o->dev, e);

@@ -258,12 +258,8 @@ static void end_reads(const struct object *qp)
 
 int iwarpd_destroy_qp(struct iwarpd_qp *qp, struct iwarpd_error *e)
 {
-	Pb__DestroyQP body = PB__DESTROY_QP__INIT;
-	Pb__Request req = REQUEST(destroy_qp, DESTROY_QP, &body);
-
-	body.qp = qp->obj.handle;
 	end_reads(&qp->obj);
-	return object_destroy(&qp->obj, &req, e);
+	return object_destroy(&qp->obj, e);
 }
 
 /* closed reports whether nothing can be posted. */
@@ -484,11 +480,7 @@ int iwarpd_modify_srq(struct iwarpd_srq *srq, uint32_t limit, struct iwarpd_erro
 
 int iwarpd_destroy_srq(struct iwarpd_srq *srq, struct iwarpd_error *e)
 {
-	Pb__DestroySRQ body = PB__DESTROY_SRQ__INIT;
-	Pb__Request req = REQUEST(destroy_srq, DESTROY_SRQ, &body);
-
-	body.srq = srq->obj.handle;
-	return object_destroy(&srq->obj, &req, e);
+	return object_destroy(&srq->obj, e);
 }
 
 int iwarpd_post_srq_recv(struct iwarpd_srq *srq, const struct iwarpd_recv_wr *wr)
