@@ -1,6 +1,5 @@
 /* Asynchronous events of a context. */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>
 

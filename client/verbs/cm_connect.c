@@ -1,7 +1,6 @@
 /* Connections of identifiers. */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "cm.h"
@@ -207,7 +206,6 @@ int rdma_disconnect(struct rdma_cm_id *pub)
  * id_of_qp returns the id of the connection of an event. iwarpd's events name a
  * connection by its QP.
  */
-
 static struct id *id_of_qp(const struct iwarpd_event *ev)
 {
 	struct qp *qp = iwv_qp_of_event(ev);

@@ -1,7 +1,6 @@
 /* The distribution's libibverbs, which serves all devices that are not iwarpd's. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <errno.h>
 
 #include "internal.h"
 

@@ -6,7 +6,6 @@
 #define RS_H
 
 #include <rdma/rsocket.h>
-#include <stdatomic.h>
 
 #include "cm.h"
 
