@@ -251,7 +251,7 @@ struct ibv_device **ibv_get_device_list(int *num)
 		all++;
 	list = calloc((size_t)(all + theirs) + 2, sizeof(*list));
 	if (list) {
-		for (struct device *d = first; d; d = d->next)
+		for (struct device *d = first; d && n < all; d = d->next) /* another thread may have found more */
 			if (atomic_load(&d->present)) /* its daemon may end at any time */
 				list[n++] = &d->ibv;
 		if (theirs > 0)

@@ -430,6 +430,13 @@ func TestForkDuringScan(t *testing.T) {
 	}
 }
 
+// TestAppear checks that the list of devices has room for what it holds though another thread finds one while it is made.
+func TestAppear(t *testing.T) {
+	a, b := newHosts(t, plain)
+	link := filepath.Join(t.TempDir(), "link")
+	a.start(t, compile(t, "appear")+" "+b.socket+" "+link, "IWARPD_SOCKET="+a.socket+","+link).Succeed()
+}
+
 // TestDaemonized checks that a program may open a device before it becomes a daemon, and that its descriptors stay as they are.
 func TestDaemonized(t *testing.T) {
 	a, _ := newHosts(t, plain)
