@@ -993,7 +993,7 @@ static long resident(void)
 static void hundreds(void)
 {
 	struct pair p = { .l = listener(8) };
-	enum { ROUNDS = 500 };
+	enum { ROUNDS = 150 };
 	int files = 0;
 	long pages = 0;
 
@@ -1011,7 +1011,7 @@ static void hundreds(void)
 		}
 	}
 	printf("files %d then %d, resident pages %ld then %ld\n", files, open_files(), pages, resident());
-	CHECK(open_files() <= files && resident() < pages + 500);
+	CHECK(open_files() <= files && resident() < pages + ROUNDS / 3);
 	CHECK(rclose(p.l) == 0);
 }
 
