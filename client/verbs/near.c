@@ -109,8 +109,6 @@ static int copy_out(int fd, uintptr_t at, size_t len)
 	while (len > 0) {
 		long n = raw(SYS_pwrite64, fd, (long)at, (long)len, (long)at, 0, 0);
 
-		if (n == -EINTR)
-			continue;
 		if (n <= 0)
 			return n == 0 ? -EIO : (int)n;
 		at += (size_t)n;
@@ -125,8 +123,6 @@ static int copy_in(int fd, uintptr_t to, uint64_t offset, size_t len)
 	while (len > 0) {
 		long n = raw(SYS_pread64, fd, (long)to, (long)len, (long)offset, 0, 0);
 
-		if (n == -EINTR)
-			continue;
 		if (n <= 0)
 			return n == 0 ? -EIO : (int)n;
 		to += (size_t)n;

@@ -36,7 +36,6 @@ static void rewind_text(void)
 {
 	(void)!lseek(fd, 0, SEEK_SET);
 	len = at = 0;
-	done = 0;
 }
 
 int vma_begin(void)
