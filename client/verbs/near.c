@@ -492,8 +492,8 @@ static bool used(uintptr_t start, uintptr_t end)
 }
 
 /*
- * recover makes mappings of the file private that mremap has moved, for example because
- * the program enlarged registered memory. Their pages of the file are then free.
+ * recover makes pages of a range of the file private that mremap has moved, for example because
+ * the program enlarged registered memory. The range is then free.
  */
 static int recover(uintptr_t start, uintptr_t end)
 {
@@ -502,9 +502,12 @@ static int recover(uintptr_t start, uintptr_t end)
 	int err = 0;
 
 	while (!err && vma_find(at, &v)) {
+		uintptr_t from = v.offset > start ? v.offset : start; /* in the file */
+		uintptr_t to = least(v.offset + (v.end - v.start), end);
+
 		at = v.end;
-		if (is_file(&v) && !in_place(&v) && v.offset < end && start < v.offset + (v.end - v.start))
-			err = take_back(v.start, v.end, v.prot, v.offset);
+		if (is_file(&v) && from < to)
+			err = take_back(v.start + (from - v.offset), v.start + (to - v.offset), v.prot, from);
 	}
 	return err;
 }

@@ -100,6 +100,7 @@ static void kinds(void)
 	CHECK(a && ibv_dereg_mr(a) == 0);
 	CHECK(ibv_dereg_mr(reg(map(PAGE, PROT_READ | PROT_WRITE, MAP_SHARED), 100)) == 0);
 	CHECK(!ibv_reg_mr(pd, (void *)(uintptr_t)PAGE, 100, RW));
+	CHECK(!ibv_reg_mr(pd, map(PAGE, PROT_NONE, MAP_PRIVATE), 100, IBV_ACCESS_REMOTE_READ));
 	CHECK(!ibv_reg_mr(pd, p, 0, RW));
 }
 
@@ -140,6 +141,43 @@ static void pulled(void)
 	}
 }
 
+/* Moves the pages of three regions as one. When one of the regions ends, those of the others stay theirs. */
+static void divided(void)
+{
+	for (int first = 0; first < 3; first++) {
+		char *p = map(3 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE), *q = map(3 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+		struct ibv_mr *mr[3];
+		bool near;
+
+		memset(p, 1, 3 * PAGE);
+		for (int i = 0; i < 3; i++)
+			mr[i] = reg(p + i * PAGE, PAGE);
+		near = shared(p);
+		CHECK(mremap(p, 3 * PAGE, 3 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, q) == q);
+		for (int n = 0; n < 3; n++) {
+			CHECK(ibv_dereg_mr(mr[(first + n) % 3]) == 0);
+			for (int k = 0; k < 3; k++)
+				CHECK(shared(q + (first + k) % 3 * PAGE) == (near && k > n));
+		}
+		CHECK(filled(q, 1, 3 * PAGE));
+	}
+}
+
+/* Registers other memory at the place of a page that was moved, while the region of that one is there and after it. */
+static void replaced(void)
+{
+	char *p = map(PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE), *q = map(PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	struct ibv_mr *mr;
+
+	memset(p, 1, PAGE);
+	mr = reg(p, PAGE);
+	CHECK(mremap(p, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, q) == q);
+	CHECK(mmap(p, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p);
+	memset(p, 2, PAGE);
+	CHECK(ibv_dereg_mr(reg(p, PAGE)) == 0 && filled(p, 2, PAGE) && filled(q, 1, PAGE));
+	CHECK(ibv_dereg_mr(mr) == 0 && filled(p, 2, PAGE) && filled(q, 1, PAGE));
+}
+
 /* Frees, maps again and enlarges memory while it is registered. */
 static void changes(void)
 {
@@ -164,6 +202,8 @@ static void changes(void)
 	CHECK(filled(big, 3, MEGABYTE) && filled(p, 8, MEGABYTE));
 	free(big);
 	pulled();
+	divided();
+	replaced();
 }
 
 /* open_pd opens the first device. */
@@ -344,9 +384,31 @@ static void grow_heap(void)
 	free(malloc(8 * MEGABYTE));
 }
 
+/* A page that was moved stays shared, for lack of address space, until other memory is registered at its former place. */
+static void moved_away(void)
+{
+	char *p = map(PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE), *q = map(PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	struct ibv_mr *mr;
+	struct rlimit was;
+
+	memset(p, 1, PAGE);
+	mr = reg(p, PAGE);
+	CHECK(mremap(p, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, q) == q);
+	CHECK(getrlimit(RLIMIT_AS, &was) == 0);
+	limit(RLIMIT_AS, address_space());
+	CHECK(ibv_dereg_mr(mr) == 0);
+	limit(RLIMIT_AS, was.rlim_cur);
+	CHECK(shared(q));
+	CHECK(mmap(p, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p);
+	memset(p, 2, PAGE);
+	CHECK(ibv_dereg_mr(reg(p, PAGE)) == 0);
+	CHECK(!shared(q) && filled(q, 1, PAGE) && filled(p, 2, PAGE));
+}
+
 static void limit_as(void)
 {
 	grow_heap();
+	moved_away();
 	under(RLIMIT_AS, 0); /* not one more page */
 }
 
@@ -837,49 +899,54 @@ static void older(void)
 	changes();
 }
 
-static _Atomic(char *) of_stack; /* in the stack of owner */
+enum { STEP = 16, DEPTH = 2 * PAGE };
+
+static _Atomic(char *) of_stack; /* a page of the stack of owner */
 static _Atomic(struct ibv_mr *) of_stack_mr;
 
-/* deregister deregisters a part of the page that the stack reaches. */
-static __attribute__((noinline)) void deregister(void)
+/* deregister ends the region of the page when the stack is n bytes deeper. */
+static __attribute__((noinline)) void deregister(size_t n)
 {
-	char buf[100] = "hello";
+	volatile char *deepest = alloca(n);
 
-	atomic_store(&of_stack, buf);
-	while (!atomic_load(&of_stack_mr))
-		sched_yield();
-	CHECK(ibv_dereg_mr(of_stack_mr) == 0 && strcmp(buf, "hello") == 0);
-	atomic_store(&of_stack_mr, NULL);
-	while (!atomic_load(&stop))
-		sched_yield();
+	*deepest = 1;
+	CHECK(ibv_dereg_mr(of_stack_mr) == 0);
 }
 
+/* The library's frames are first above the page, then reach into it, are in it, and in the end below it. */
 static void *owner(void *arg)
 {
-	/* What ibv_dereg_mr has on the stack is in the lower half of the page. */
-	volatile char *above = alloca(((uintptr_t)__builtin_frame_address(0) - PAGE / 2) % PAGE);
-
-	*above = 1;
-	deregister();
+	atomic_store(&of_stack, (char *)((uintptr_t)__builtin_frame_address(0) / PAGE * PAGE) - DEPTH / 2);
+	for (size_t n = STEP; n <= DEPTH; n += STEP) {
+		while (!atomic_load(&of_stack_mr))
+			sched_yield();
+		deregister(n);
+		atomic_store(&of_stack_mr, NULL);
+	}
+	while (!atomic_load(&stop))
+		sched_yield();
 	return arg;
 }
 
-/* A thread deregisters a part of its stack that another one has registered. */
+/* A thread deregisters a page of its stack that another one has registered. */
 static void stacks(void)
 {
-	struct ibv_mr *mr;
 	pthread_t t;
+	char *page;
 
 	alarm(60);
 	CHECK(pthread_create(&t, NULL, owner, NULL) == 0);
-	while (!atomic_load(&of_stack))
+	while ((page = atomic_load(&of_stack)) == NULL)
 		sched_yield();
-	mr = reg(of_stack, 100);
-	CHECK(shared(of_stack));
-	atomic_store(&of_stack_mr, mr);
-	while (atomic_load(&of_stack_mr))
-		sched_yield();
-	CHECK(ibv_dereg_mr(reg(of_stack, 100)) == 0 && !shared(of_stack));
+	for (size_t n = STEP; n <= DEPTH; n += STEP) {
+		struct ibv_mr *mr = reg(page, PAGE);
+
+		CHECK(shared(page));
+		atomic_store(&of_stack_mr, mr);
+		while (atomic_load(&of_stack_mr))
+			sched_yield();
+	}
+	CHECK(ibv_dereg_mr(reg(page, PAGE)) == 0 && !shared(page));
 	atomic_store(&stop, true);
 	CHECK(pthread_join(t, NULL) == 0);
 }
