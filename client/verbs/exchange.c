@@ -85,7 +85,6 @@ void exchange_show(struct qp *qp)
 	pthread_mutex_lock(holding(qp));
 	list = x->held;
 	x->held = NULL;
-	x->last_held = &x->held;
 	x->holds = false;
 	pthread_mutex_unlock(holding(qp));
 	cq_late(qp->ibv.recv_cq, list);
@@ -112,7 +111,7 @@ static uint16_t port_of(uint32_t qp)
 
 int exchange_listen(struct qp *qp)
 {
-	struct iwarpd_listen_attr attr = { .port = port_of(qp->ibv.qp_num), .backlog = 4 };
+	struct iwarpd_listen_attr attr = { .port = port_of(qp->ibv.qp_num), .backlog = 2 * MAX_CALLERS };
 	struct iwarpd_error e;
 	struct exchange *x;
 	int err;

@@ -653,7 +653,8 @@ func TestIdentifiers(t *testing.T) {
 		written forsaken failed unconnected rereg synchronous acknowledged unnamed fatal transitions source unbound taken moved
 		canceled queues_made forked gathered last numbered ordered overtaken left reset held invalidated all stated destroyed
 		reused yielded armed gids unsupported probed domains excessive roomy greeting inherited remembered agreed crowded
-		permitted exited abandoned trespassed bequeathed blocked immediate forbidden starved lent relent ported said solicited manual owed based`) {
+		permitted exited abandoned trespassed bequeathed blocked immediate parted occupied forbidden starved lent relent ported said
+		solicited manual owed based`) {
 		t.Run(mode, func(t *testing.T) { run(t, mode).Succeed() })
 	}
 	t.Run("remembered by an older daemon", func(t *testing.T) {
@@ -902,11 +903,19 @@ func TestIntruders(t *testing.T) {
 	program := compile(t, "intruder")
 	server := b.start(t, "ibv_rc_pingpong -g 0 -p 18517", roce)
 	testenv.Until(t, "the server's queue pair listens", func() bool { return b.status(t).Listens == 1 })
-	// The first queue pair of each daemon has the number 1. Those of the intruders are 1 and 2, and that of the client 3.
+	// The first queue pair of each daemon has the number 1. Those of the intruders are 1 to 10, and that of the client 11.
+	const keeps = 8 // requests, of which the oldest one makes room
 	var intruders []*testenv.Process
-	for i, args := range []string{b.end.Addr4.String() + " 1 999", b.end.Addr6.String() + " 1 3"} {
+	for i := range 10 {
+		args := b.end.Addr4.String() + " 1 999"
+		if i%2 == 1 {
+			args = b.end.Addr6.String() + " 1 11"
+		}
 		intruders = append(intruders, a.start(t, program+" "+args))
-		testenv.Until(t, "an intruder is there", func() bool { return b.status(t).Conns > uint32(i) })
+		if i >= keeps {
+			intruders[i-keeps].Expect("refused")
+		}
+		testenv.Until(t, "an intruder is there", func() bool { return b.status(t).Conns == uint32(min(i+1, keeps)) })
 	}
 	a.start(t, "ibv_rc_pingpong -g 0 -p 18517 "+b.end.Addr4.String(), roce).Succeed()
 	server.Succeed()

@@ -2503,6 +2503,58 @@ static void immediate(void)
 }
 
 /*
+ * When the peer leaves, programs without librdmacm see nothing of that, as on InfiniBand: what it flushes completes, in order, when
+ * they end the queue pair.
+ */
+static void parted(void)
+{
+	struct ibv_context *c = device(0);
+	struct queues a = make(c, NULL), b = make(c, NULL);
+	struct ibv_send_wr send = { .wr_id = 9, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_wc wc;
+
+	to_init(a.qp); /* exchange does so again */
+	exchange(&a, &b);
+	for (uint64_t id = 0; id <= 2; id++)
+		recv_empty(b.qp, id);
+	CHECK(ibv_post_send(a.qp, &send, &bad) == 0);
+	await_success(b.cq, 0);
+	CHECK(modified(a.qp, IBV_QPS_ERR) == 0);
+	while (atomic_load(&qp_of(b.qp)->conn) != CONN_OVER)
+		usleep(1000);
+	CHECK(ibv_poll_cq(b.cq, 1, &wc) == 0);
+	CHECK(modified(b.qp, IBV_QPS_ERR) == 0);
+	expect_flush(b.cq, 1);
+	expect_flush(b.cq, 2);
+	recv_empty(b.qp, 3);
+	expect_flush(b.cq, 3);
+	unmake(&a);
+	unmake(&b);
+	CHECK(ibv_close_device(c) == 0);
+}
+
+/* A queue pair whose port is in use cannot wait for its peer. */
+static void occupied(void)
+{
+	struct ibv_context *c = device(0);
+	struct queues q = make(c, NULL);
+	struct rdma_event_channel *ch = channel();
+	struct sockaddr_in a = socket_address(htons((uint16_t)(61000 + q.qp->qp_num % (65536 - 61000))));
+	struct ibv_qp_attr rtr = { .qp_state = IBV_QPS_RTR, .ah_attr = { .is_global = 1, .port_num = 1 } };
+	struct rdma_cm_id *l;
+
+	CHECK(rdma_create_id(ch, &l, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_bind_addr(l, (struct sockaddr *)&a) == 0 && rdma_listen(l, 0) == 0);
+	to_init(q.qp);
+	CHECK(ibv_query_gid(c, 1, 0, &rtr.ah_attr.grh.dgid) == 0);
+	CHECK(ibv_modify_qp(q.qp, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN) == EADDRINUSE);
+	unmake(&q);
+	end(l);
+	rdma_destroy_event_channel(ch);
+	CHECK(ibv_close_device(c) == 0);
+}
+
+/*
  * A queue pair that the program has made, and made wait for another peer, is connected by its number, and ends with its
  * connection. Its peer can invalidate the key of a memory window.
  */
@@ -3809,8 +3861,8 @@ int main(int argc, char **argv)
 		MODE(reset), MODE(held), MODE(invalidated), MODE(all), MODE(stated), MODE(armed), MODE(gids),
 		MODE(unsupported), MODE(probed), MODE(domains), MODE(excessive), MODE(roomy), MODE(greeting),
 		MODE(inherited), MODE(remembered), MODE(agreed), MODE(crowded), MODE(permitted), MODE(abandoned),
-		MODE(trespassed), MODE(bequeathed), MODE(blocked), MODE(immediate), MODE(forbidden), MODE(starved), MODE(lent), MODE(relent),
-		MODE(ported), MODE(said), MODE(solicited), MODE(manual), MODE(owed), MODE(based),
+		MODE(trespassed), MODE(bequeathed), MODE(blocked), MODE(immediate), MODE(parted), MODE(occupied), MODE(forbidden),
+		MODE(starved), MODE(lent), MODE(relent), MODE(ported), MODE(said), MODE(solicited), MODE(manual), MODE(owed), MODE(based),
 	};
 
 	CHECK(argc == 3);
