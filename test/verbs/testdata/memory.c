@@ -730,7 +730,7 @@ static void no_query(void)
 /* Very many adjacent regions, of which every second one ends first. */
 static void many(void)
 {
-	enum { N = 2000 };
+	enum { N = 10000 };
 	static struct ibv_mr *mr[N];
 	char *p = map((size_t)N * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE);
 	bool near;
