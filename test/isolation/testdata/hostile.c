@@ -378,29 +378,31 @@ static bool join(struct client *c, struct objects *o, uint64_t *lkey, int *mem)
 	return false;
 }
 
-/* put posts a SEND of n bytes at addr of lkey. */
-static void put(struct objects *o, uint64_t lkey, uint64_t addr, uint32_t n)
+/* put posts SENDs of n bytes at addr of lkey, all at once. */
+static void put(struct objects *o, uint64_t lkey, uint64_t addr, uint32_t n, uint32_t sends)
 {
 	uint8_t *m = map(o->sq), *e;
 	uint32_t at = atomic_load(word(m, HEADER));
 	uint32_t key = (uint32_t)lkey, stride;
 
 	memcpy(&stride, m + 20, 4);
-	e = m + HEADER + ENTRIES + (at & 15) * stride;
-	memset(e, 0, stride);
-	e[8] = 2;
-	e[9] = 2;
-	e[10] = 1;
-	memcpy(e + 64, &addr, 8);
-	memcpy(e + 72, &n, 4);
-	memcpy(e + 76, &key, 4);
-	atomic_store(word(m, HEADER), at + 1);
+	for (uint32_t end = at + sends; at != end; at++) {
+		e = m + HEADER + ENTRIES + (at & 15) * stride;
+		memset(e, 0, stride);
+		e[8] = 2;
+		e[9] = 2;
+		e[10] = 1;
+		memcpy(e + 64, &addr, 8);
+		memcpy(e + 72, &n, 4);
+		memcpy(e + 76, &key, 4);
+	}
+	atomic_store(word(m, HEADER), at);
 }
 
 /* post is put, and rings the doorbell. */
 static void post(struct client *c, struct objects *o, uint64_t lkey, uint64_t addr, uint32_t n)
 {
-	put(o, lkey, addr, n);
+	put(o, lkey, addr, n, 1);
 	ring(c, o);
 }
 
@@ -778,9 +780,9 @@ static void far_send(void *page, bool destroy, bool cut_off)
 	if (!far_region(&c, o.pd, page, PAGE))
 		give_up(3);
 	key = body(5, 2);
-	for (int i = 0; i < 8; i++)
-		put(&o, key, (uintptr_t)page, PAGE);
-	ring(&c, &o); /* from here on mmap(2) would wait for the page, too */
+	ring(&c, &o); /* maps the doorbells: once there are SENDs, mmap(2) waits for the page, too */
+	put(&o, key, (uintptr_t)page, PAGE, 8);
+	ring(&c, &o);
 	nap(300);
 	if (destroy)
 		call(&c, DESTROY_QP, 1, o.qp); /* the daemon waits for the pages */
