@@ -437,13 +437,16 @@ static int join(void)
 	return 0;
 }
 
+/* make_sockets makes some for want of buffers alone: for want of memory, the event that a connection has ended ends the device. */
 static int make_sockets(void)
 {
 	int err;
 
+	sockets[0] = sockets[1] = sockets[2] = -1;
+	if (strcmp(lacking, "buffers") != 0)
+		return 0;
 	sockets[0] = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
 	sockets[1] = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
-	sockets[2] = -1;
 	if (sockets[0] >= 0 && sockets[1] >= 0 && join() == 0)
 		return 0;
 	err = errno;
