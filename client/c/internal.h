@@ -61,7 +61,7 @@ struct packet {
 /* socket_connect connects to the daemon. If it may not wait, it fails with -EAGAIN while too many connections wait for it. */
 int socket_connect(const char *path, bool wait, struct iwarpd_error *e);
 
-/* socket_send waits for buffers of the kernel, but not for ever. If wait is false, it fails with -EAGAIN if the socket is full. */
+/* socket_send waits at most about 5 s for buffers of the kernel. If wait is false, it fails with -EAGAIN if the socket is full. */
 int socket_send(int sock, const Pb__Request *req, int fd, bool wait);
 
 /* socket_recv returns 1 with a packet, 0 if none is available and wait is false, or an error. */
