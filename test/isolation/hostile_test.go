@@ -106,6 +106,20 @@ func (w *world) level(t *testing.T) (l level) {
 	return l
 }
 
+// settle waits until the daemon has given back what an attack took.
+func (w *world) settle(t *testing.T, before level) {
+	t.Helper()
+	var now level
+	err := within("the daemon has given back what the attack took", func() (bool, error) {
+		collectSockets(t)
+		now = w.level(t)
+		return now == before, nil
+	})
+	if err != nil {
+		t.Fatalf("%v: it holds %+v, and held %+v", err, now, before)
+	}
+}
+
 // collectSockets makes the kernel garbage-collect sockets that are only in flight to each other. It does so when a
 // Unix socket is closed, and does not retry if one of them was still in use then.
 func collectSockets(t *testing.T) {
@@ -207,7 +221,7 @@ func hostile(t *testing.T, attacker, victim iwarp.Transport) {
 		if !strings.Contains(name, os.Getenv("ATTACK")) || i%every() != 0 {
 			continue
 		}
-		t.Run(name, func(t *testing.T) {
+		held := t.Run(name, func(t *testing.T) {
 			// On a shared machine other programs may delay the victim: only a stall in every attempt counts as the
 			// attack's.
 			rated := full() && (strings.Contains(name, "far") || strings.Contains(name, "FUSE"))
@@ -219,10 +233,7 @@ func hostile(t *testing.T, attacker, victim iwarp.Transport) {
 					v.ask(t, "calm", &calm)
 				}
 				w.attack(t, attacker, program, mnt, name)
-				settle(t, "the daemon has given back what the attack took", func() bool {
-					collectSockets(t)
-					return w.level(t) == before
-				})
+				w.settle(t, before)
 				v.ask(t, "end", &p)
 				shortest, rate = min(shortest, p.Stall), max(rate, p.Rate/calm.Rate)
 			}
@@ -242,6 +253,9 @@ func hostile(t *testing.T, attacker, victim iwarp.Transport) {
 				t.Errorf("%d bytes of shared memory are resident, %d were", n, shmem)
 			}
 		})
+		if !held {
+			break // the next attacks would fail for what this one has left
+		}
 	}
 	// A connection that was aborted with data in flight may take ten seconds to end.
 	settle(t, "the connections are gone", func() bool { return len(w.b.Engine().Conns()) == 1 })
