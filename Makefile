@@ -16,12 +16,15 @@ RACE = $(shell command -v gcc >/dev/null 2>&1 && echo -race)
 # make lint vets all packages, so the tests do not.
 NORACE = /(tcp|tcp/gvisor|tcp/kernel|sctp|sctp/session|mpa|ddp|rdmap|rpcrdma/wire|rpcrdma/session|docs/site|internal/arch|internal/bench|test/bench|test/clib|test/kerneltcp|test/packages|test/sctp-peer|test/system|test/tutorial|test/upgrade|test/verbs)$$
 
+# The tests of the C libraries with the sanitizers, which are slow to compile and to run.
+SANITIZED = ^TestSanitized
+
 # The packages that are built, tested and checked together: those of the modules of go.work, except the device
 # plugin, images and chart.
 PACKAGES = ./... ./cmd/iwarpctl/... ./rpcrdma/... ./test/bench/...
 
 .DEFAULT_GOAL := build
-.PHONY: build programs image docs clib verbs packages packages-check release generate lint test upgrade-test mutate demo transcript bench profile plot interop interop-nfs interop-sctp interop-nic interop-verbs clean help
+.PHONY: build programs image docs clib verbs packages packages-check release generate lint test sanitize upgrade-test mutate demo transcript bench profile plot interop interop-nfs interop-sctp interop-nic interop-verbs clean help
 
 build: programs ## build bin/iwarpd, bin/iwarpctl and bin/iwarpd-device-plugin
 	CGO_ENABLED=0 $(GO) build -C cmd/iwarpd-device-plugin -trimpath -ldflags '$(LDFLAGS)' -o $(CURDIR)/bin/ .
@@ -74,9 +77,13 @@ test: ## unit, simulation and (as root) namespace tests, with the race detector
 	$$test $(RACE) -p 3 -shuffle=on $$($(GO) list ./test/... ./rpcrdma/... $(PACKAGES) ./cmd/iwarpd-device-plugin/... | grep -vE '$(NORACE)') || status=1; \
 	{ $$plain -run 'NoAllocs|HostileClient' ./client/embed ./test/isolation; first=$$?; \
 	  TRANSPORT=socket $$test $(RACE) ./client/embed ./test/adversary ./test/isolation && exit $$first; } & \
-	$$plain -p 4 -shuffle=on $$($(GO) list $(PACKAGES) | grep -E '$(NORACE)' | sort -r) ./dataplane || status=1; \
+	$$plain -p 4 -shuffle=on -skip '$(SANITIZED)' $$($(GO) list $(PACKAGES) | grep -E '$(NORACE)' | sort -r) ./dataplane || status=1; \
 	wait $$! || status=1; \
 	exit $$status
+
+sanitize: ## the tests of the C libraries with the sanitizers of gcc (root)
+	@.ci/need $(VERBS_NEED) $(VERBS_PROGRAMS)
+	CGO_ENABLED=0 $(GO) test -vet=off -pgo=off -trimpath -count=1 -timeout 20m -run '$(SANITIZED)' ./test/clib ./test/verbs
 
 upgrade-test: packages ## replace the daemon 50 times under clients in Go and C, also by dpkg and systemd (root)
 	UPGRADES=50 PACKAGES_DIR=$(CURDIR)/$(OUT)/packages $(GO) test -count=1 -timeout 20m -v ./test/upgrade

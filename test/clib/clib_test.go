@@ -125,31 +125,33 @@ func (h *host) ping(t *testing.T, v *variant, args ...string) *testenv.Process {
 }
 
 // TestPing checks that the example pings iwarpctl ping, the other way round, and itself.
-func TestPing(t *testing.T) {
+func TestPing(t *testing.T) { ping(t, plain) }
+
+func TestSanitizedPing(t *testing.T) { ping(t, sanitized) }
+
+func ping(t *testing.T, v *variant) {
 	a, b := newHosts(t)
 	addr4, addr6 := b.end.Addr4.String(), b.end.Addr6.String()
-	for _, v := range []*variant{plain, sanitized} {
-		for _, size := range []string{"26", "64", "65535"} {
-			t.Run(v.name+"/"+size, func(t *testing.T) {
-				server := b.ping(t, v, "-s", "-a", addr4)
-				server.Expect("listening on")
-				a.ctl(t, "ping", "-c", "-a", addr4, "-C", "30", "-S", size, "-V").Succeed()
-				server.Succeed()
-				server.Expect("30 rounds")
+	for _, size := range []string{"26", "64", "65535"} {
+		t.Run(size, func(t *testing.T) {
+			server := b.ping(t, v, "-s", "-a", addr4)
+			server.Expect("listening on")
+			a.ctl(t, "ping", "-c", "-a", addr4, "-C", "30", "-S", size, "-V").Succeed()
+			server.Succeed()
+			server.Expect("30 rounds")
 
-				server = b.ctl(t, "ping", "-s", "-a", addr4)
-				server.Expect("listening on")
-				client := a.ping(t, v, "-c", "-a", addr4, "-C", "30", "-S", size, "-V", "-v")
-				client.Succeed()
-				client.Expect("ping data: rdma-ping-29: ")
-				server.Succeed()
+			server = b.ctl(t, "ping", "-s", "-a", addr4)
+			server.Expect("listening on")
+			client := a.ping(t, v, "-c", "-a", addr4, "-C", "30", "-S", size, "-V", "-v")
+			client.Succeed()
+			client.Expect("ping data: rdma-ping-29: ")
+			server.Succeed()
 
-				server = b.ping(t, v, "-s", "-a", addr6)
-				server.Expect("listening on")
-				a.ping(t, v, "-c", "-a", addr6, "-C", "30", "-S", size, "-V").Succeed()
-				server.Succeed()
-			})
-		}
+			server = b.ping(t, v, "-s", "-a", addr6)
+			server.Expect("listening on")
+			a.ping(t, v, "-c", "-a", addr6, "-C", "30", "-S", size, "-V").Succeed()
+			server.Succeed()
+		})
 	}
 }
 
@@ -160,16 +162,23 @@ func check(t *testing.T, v *variant, a, b *host, mode string) *exec.Cmd {
 }
 
 func TestCheck(t *testing.T) {
+	checks(t, plain, "memory") // the sanitizers themselves need memory
+}
+
+func TestSanitizedCheck(t *testing.T) { checks(t, sanitized) }
+
+func TestSanitizedThreads(t *testing.T) {
 	a, b := newHosts(t)
-	for _, v := range []*variant{plain, sanitized} {
-		for _, mode := range []string{"verbs", "cm", "streams", "transports", "shared", "channels", "threads", "files", "forked"} {
-			t.Run(v.name+"/"+mode, func(t *testing.T) { testenv.Start(t, check(t, v, a, b, mode)).Succeed() })
-		}
-	}
-	// The sanitizers themselves need memory.
-	t.Run("plain/memory", func(t *testing.T) { testenv.Start(t, check(t, plain, a, b, "memory")).Succeed() })
 	for _, mode := range []string{"threads", "channels"} {
-		t.Run("threaded/"+mode, func(t *testing.T) { testenv.Start(t, check(t, threaded, a, b, mode)).Succeed() })
+		t.Run(mode, func(t *testing.T) { testenv.Start(t, check(t, threaded, a, b, mode)).Succeed() })
+	}
+}
+
+// checks runs the modes of check.c that need nothing else, and more of them.
+func checks(t *testing.T, v *variant, more ...string) {
+	a, b := newHosts(t)
+	for _, mode := range append([]string{"verbs", "cm", "streams", "transports", "shared", "channels", "threads", "files", "forked"}, more...) {
+		t.Run(mode, func(t *testing.T) { testenv.Start(t, check(t, v, a, b, mode)).Succeed() })
 	}
 	// A process that ends without freeing its objects leaves nothing behind, as soon as the daemon has noticed its end.
 	for deadline := time.Now().Add(time.Minute); ; {
@@ -186,9 +195,9 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestScarce checks that a call that lacks memory, descriptors or anything else fails with an error and leaves nothing, neither in the
+// TestSanitizedScarce checks that a call that lacks memory, descriptors or anything else fails with an error and leaves nothing, neither in the
 // process nor at the daemon, and that the device can be used afterwards. A call for which the kernel lacks buffers waits for them.
-func TestScarce(t *testing.T) {
+func TestSanitizedScarce(t *testing.T) {
 	a, _ := newHosts(t)
 	program := filepath.Join(testenv.Dir(t), "scarce")
 	args := append([]string{"-std=c11", "-Wall", "-Wextra", "-Werror"}, strings.Fields(sanitized.cflags)...)
@@ -230,27 +239,27 @@ func TestNoSystemCall(t *testing.T) {
 }
 
 // The daemon is killed: every call reports it, and SIGPIPE ends no program.
-func TestDaemonGone(t *testing.T) {
-	for _, v := range []*variant{plain, sanitized} {
-		t.Run(v.name, func(t *testing.T) {
-			a, b := newHosts(t, "--spin", "0s")
-			cmd := check(t, v, a, b, "gone")
-			stdin, err := cmd.StdinPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			p := testenv.Start(t, cmd)
-			p.Expect("kill")
-			for _, h := range []*host{a, b} {
-				_ = h.daemon.Cmd.Process.Kill()
-				<-h.daemon.Done
-			}
-			if _, err := io.WriteString(stdin, "\n"); err != nil {
-				t.Fatal(err)
-			}
-			p.Succeed()
-		})
+func TestDaemonGone(t *testing.T) { daemonGone(t, plain) }
+
+func TestSanitizedDaemonGone(t *testing.T) { daemonGone(t, sanitized) }
+
+func daemonGone(t *testing.T, v *variant) {
+	a, b := newHosts(t, "--spin", "0s")
+	cmd := check(t, v, a, b, "gone")
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
 	}
+	p := testenv.Start(t, cmd)
+	p.Expect("kill")
+	for _, h := range []*host{a, b} {
+		_ = h.daemon.Cmd.Process.Kill()
+		<-h.daemon.Done
+	}
+	if _, err := io.WriteString(stdin, "\n"); err != nil {
+		t.Fatal(err)
+	}
+	p.Succeed()
 }
 
 // The shared library exports what the header declares, and nothing else. The static library has no other global

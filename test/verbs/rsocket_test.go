@@ -11,10 +11,14 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestRsockets checks rsockets with the sanitizers. The modes are those of testdata/rsocket.c.
-func TestRsockets(t *testing.T) {
-	_, b := newHosts(t, sanitized)
-	program := sanitizer(t) + compile(t, "rsocket")
+// TestRsockets checks rsockets. The modes are those of testdata/rsocket.c.
+func TestRsockets(t *testing.T) { rsockets(t, plain) }
+
+func TestSanitizedRsockets(t *testing.T) { rsockets(t, sanitized) }
+
+func rsockets(t *testing.T, v *variant) {
+	_, b := newHosts(t, v)
+	program := v.program(t, "rsocket")
 	for _, mode := range []string{
 		"refused", "looped", "interrupted", "half", "errors", "woken", "flags", "sizes", "polled", "many", "limited", "gone",
 		"canceled", "closed", "forked", "killed", "exited", "unclosed", "strange", "hostile", "iomaps",
@@ -42,10 +46,10 @@ func TestRsocketsBetween(t *testing.T) {
 	}
 }
 
-// TestRsocketRaces makes threads use the same sockets, with the sanitizer that finds data races.
-func TestRsocketRaces(t *testing.T) {
+// TestSanitizedRsocketThreads makes threads use the same sockets, with the sanitizer that finds data races.
+func TestSanitizedRsocketThreads(t *testing.T) {
 	_, b := newHosts(t, threaded)
-	program := "setarch --addr-no-randomize " + compile(t, "rsocket", races)
+	program := threaded.program(t, "rsocket")
 	for _, mode := range []string{"half", "woken", "canceled", "threads", "crowded"} {
 		t.Run(mode, func(t *testing.T) {
 			b.start(t, program+" "+mode+" "+b.end.Addr4.String()).Succeed()
@@ -53,9 +57,9 @@ func TestRsocketRaces(t *testing.T) {
 	}
 }
 
-// TestRsocketModel makes random calls of rsockets over a model of verbs: nothing is lost, out of order, or waits without a
+// TestSanitizedRsocketModel makes random calls of rsockets over a model of verbs: nothing is lost, out of order, or waits without a
 // wake-up, and an end that does not keep to the protocol does its peer no harm.
-func TestRsocketModel(t *testing.T) {
+func TestSanitizedRsocketModel(t *testing.T) {
 	requireSources(t)
 	sources, err := filepath.Glob(filepath.Join(source, "rs_*.c"))
 	if err != nil {

@@ -515,29 +515,21 @@ func TestThreadLocal(t *testing.T) {
 }
 
 // TestStress checks that no store is lost while threads register, map and fork at once.
-func TestStress(t *testing.T) {
-	for _, v := range []*variant{plain, sanitized} {
-		t.Run(v.name, func(t *testing.T) {
-			a, _ := newHosts(t, v)
-			program := compile(t, "stress")
-			if v == sanitized {
-				program = sanitizer(t) + program
-			}
-			a.start(t, fmt.Sprintf("%s %d 5", program, testenv.Seed(t))).Succeed()
-		})
-	}
+func TestStress(t *testing.T) { stress(t, plain) }
+
+func TestSanitizedStress(t *testing.T) { stress(t, sanitized) }
+
+func stress(t *testing.T, v *variant) {
+	a, _ := newHosts(t, v)
+	a.start(t, fmt.Sprintf("%s %d 5", v.program(t, "stress"), testenv.Seed(t))).Succeed()
 }
 
-// TestObjects checks that threads may make, use and end connections, and the objects that these need, in any order.
-func TestObjects(t *testing.T) {
+// TestSanitizedObjects checks that threads may make, use and end connections, and the objects that these need, in any order.
+func TestSanitizedObjects(t *testing.T) {
 	for _, v := range []*variant{sanitized, threaded} {
 		t.Run(v.name, func(t *testing.T) {
 			a, _ := newHosts(t, v)
-			program := sanitizer(t) + compile(t, "objects")
-			if v == threaded {
-				program = "setarch --addr-no-randomize " + compile(t, "objects", races)
-			}
-			a.start(t, fmt.Sprintf("%s %d 3 %s", program, testenv.Seed(t), a.end.Addr4)).Succeed()
+			a.start(t, fmt.Sprintf("%s %d 3 %s", v.program(t, "objects"), testenv.Seed(t), a.end.Addr4)).Succeed()
 		})
 	}
 }
@@ -625,9 +617,21 @@ func TestUnprivileged(t *testing.T) {
 	}
 }
 
-// sanitizer returns what runs a program that is not compiled with the sanitizers of gcc on libraries that are: such a
-// program needs their library from the start.
-func sanitizer(t *testing.T) string {
+// program returns the command of a program of testdata on these libraries. One that is not compiled with the sanitizers of gcc, as the
+// libraries are, needs their library from the start.
+func (v *variant) program(t *testing.T, name string) string {
+	t.Helper()
+	switch v {
+	case sanitized:
+		return preload(t) + compile(t, name)
+	case threaded:
+		return "setarch --addr-no-randomize " + compile(t, name, races)
+	}
+	return compile(t, name)
+}
+
+// preload returns what runs a program on the sanitized libraries.
+func preload(t *testing.T) string {
 	t.Helper()
 	out, err := exec.Command("gcc", "-print-file-name=libasan.so").Output()
 	if err != nil {
@@ -637,10 +641,14 @@ func sanitizer(t *testing.T) string {
 }
 
 // TestIdentifiers checks uses of connections, queue pairs and completion queues that the programs of the table seldom
-// make, with the sanitizers.
-func TestIdentifiers(t *testing.T) {
-	a, b := newHosts(t, sanitized)
-	program := sanitizer(t) + compile(t, "cm")
+// make.
+func TestIdentifiers(t *testing.T) { identifiers(t, plain) }
+
+func TestSanitizedIdentifiers(t *testing.T) { identifiers(t, sanitized) }
+
+func identifiers(t *testing.T, v *variant) {
+	a, b := newHosts(t, v)
+	program := v.program(t, "cm")
 	run := func(t *testing.T, mode string, env ...string) *testenv.Process {
 		t.Helper()
 		return b.start(t, program+" "+mode+" "+b.end.Addr4.String(), append(env, "IWARPD_VERBS_LOG=1")...)
@@ -698,10 +706,10 @@ func TestIdentifiers(t *testing.T) {
 	})
 }
 
-// TestRaces makes threads use the same objects, with the sanitizer that finds data races.
-func TestRaces(t *testing.T) {
+// TestSanitizedThreads makes threads use the same objects, with the sanitizer that finds data races.
+func TestSanitizedThreads(t *testing.T) {
 	_, b := newHosts(t, threaded)
-	program := "setarch --addr-no-randomize " + compile(t, "cm", races)
+	program := threaded.program(t, "cm")
 	for _, mode := range []string{"cqs", "held", "acknowledged", "abandoned"} {
 		t.Run(mode, func(t *testing.T) { b.start(t, program+" "+mode+" "+b.end.Addr4.String()).Succeed() })
 	}
@@ -845,10 +853,10 @@ func TestLater(t *testing.T) {
 	}
 }
 
-// TestSanitized runs programs on the same libraries with the sanitizers.
-func TestSanitized(t *testing.T) {
+// TestSanitizedPrograms runs programs on the same libraries with the sanitizers.
+func TestSanitizedPrograms(t *testing.T) {
 	a, b := newHosts(t, sanitized)
-	prefix := sanitizer(t)
+	prefix := preload(t)
 	for _, r := range rows() {
 		if r.long || r.group != "rdmacm-utils" && r.group != "ibverbs-utils" {
 			continue
@@ -860,7 +868,7 @@ func TestSanitized(t *testing.T) {
 			t.Run("far "+r.name, func(t *testing.T) { check(t, r, a, b) })
 		}
 	}
-	program := prefix + compile(t, "memory")
+	program := sanitized.program(t, "memory")
 	for _, mode := range []string{"kinds", "changes", "forks", "kept", "flush", "without-eperm", "guarded", "stacks"} {
 		t.Run(mode, func(t *testing.T) { a.start(t, program+" "+mode).Succeed() })
 	}
