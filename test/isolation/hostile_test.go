@@ -213,6 +213,10 @@ func hostile(t *testing.T, attacker, victim iwarp.Transport) {
 	v := w.start(t, "steady", 61001, job{Over: victim})
 	var calm, p progress
 	v.ask(t, "", &calm)
+	// The daemon closes a descriptor that it has received, here of the sink's memory, after its reply and before the next one.
+	if _, err := w.a.Device().Admin().Status(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	before := w.level(t)
 	anon, shmem := private(t), resident(t, "RssShmem")
 	var worst time.Duration
