@@ -390,11 +390,7 @@ func (d *Device) readLoop() {
 			return
 		}
 		if r := m.GetReply(); r != nil {
-			d.mu.Lock()
-			ch := d.waiting[r.Id]
-			delete(d.waiting, r.Id)
-			d.mu.Unlock()
-			if ch != nil {
+			if ch := d.forget(r.Id); ch != nil {
 				ch <- answer{reply: r, fds: fds, lost: lost}
 				continue
 			}
@@ -405,6 +401,15 @@ func (d *Device) readLoop() {
 			d.event(e)
 		}
 	}
+}
+
+// forget makes no call wait for the reply to request id, and returns the channel of the call that did, or nil.
+func (d *Device) forget(id uint64) chan answer {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	ch := d.waiting[id]
+	delete(d.waiting, id)
+	return ch
 }
 
 // call sends a request, with the descriptor fd unless it is negative, and waits for its reply.
@@ -441,20 +446,14 @@ func (d *Device) call(ctx context.Context, op string, req *ctrlpb.Request, fd in
 	switch {
 	case err == nil:
 	case local(err):
-		d.mu.Lock()
-		delete(d.waiting, req.Id)
-		d.mu.Unlock()
+		d.forget(req.Id)
 		return answer{}, fmt.Errorf("iwarp: %s: %w", op, err)
 	default:
 		d.conn.Shutdown() // the reader fails once it has read what the daemon said last
 	}
 	a, err := wait(ctx, d, ch)
 	if err != nil {
-		d.mu.Lock()
-		_, out := d.waiting[req.Id]
-		delete(d.waiting, req.Id)
-		d.mu.Unlock()
-		if !out { // the reply has arrived
+		if d.forget(req.Id) == nil { // the reply has arrived
 			a := <-ch
 			seqpacket.CloseAll(a.fds)
 			d.giveBack(a.reply)
