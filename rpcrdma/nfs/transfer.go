@@ -116,11 +116,6 @@ func (n *Client) Get(ctx context.Context, fh []byte, w io.Writer) (int64, error)
 	if err != nil {
 		return 0, err
 	}
-	type part struct {
-		b       []byte
-		release func()
-		err     error
-	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	parts := make(chan chan part, window-1)
@@ -134,23 +129,7 @@ func (n *Client) Get(ctx context.Context, fh []byte, w io.Writer) (int64, error)
 				return
 			}
 			go func() {
-				want := int(min(uint64(n.io), i.Size-off))
-				b, _, release, err := n.read(ctx, fh, off, want)
-				if err == nil && len(b) < want {
-					release()
-					// A short READ: copy the rest.
-					b = make([]byte, want)
-					var k int
-					k, err = n.ReadAt(ctx, fh, b, off)
-					if errors.Is(err, io.EOF) {
-						err = nil
-					}
-					b, release = b[:k], func() {}
-				}
-				if err == nil && len(b) < want {
-					err = ErrShrunk
-				}
-				c <- part{b, release, err}
+				c <- n.part(ctx, fh, off, int(min(uint64(n.io), i.Size-off)))
 			}()
 		}
 	}()
@@ -180,6 +159,33 @@ func (n *Client) Get(ctx context.Context, fh []byte, w io.Writer) (int64, error)
 	return done, err
 }
 
+// part is a piece of a file that Get copies. release returns b if err is nil.
+type part struct {
+	b       []byte
+	release func()
+	err     error
+}
+
+// part reads want bytes at off.
+func (n *Client) part(ctx context.Context, fh []byte, off uint64, want int) part {
+	b, _, release, err := n.read(ctx, fh, off, want)
+	if err == nil && len(b) < want {
+		release()
+		// A short READ: copy the rest.
+		b = make([]byte, want)
+		var k int
+		k, err = n.ReadAt(ctx, fh, b, off)
+		if errors.Is(err, io.EOF) {
+			err = nil
+		}
+		b, release = b[:k], func() {}
+	}
+	if err == nil && len(b) < want {
+		err = ErrShrunk
+	}
+	return part{b, release, err}
+}
+
 // Put writes the contents of r to a file, from its start, and commits it. If the server restarts in
 // the meantime, Put rewrites what was lost if r is an io.Seeker.
 func (n *Client) Put(ctx context.Context, fh []byte, r io.Reader) (int64, error) {
@@ -201,11 +207,6 @@ func (n *Client) Put(ctx context.Context, fh []byte, r io.Reader) (int64, error)
 func (n *Client) put(ctx context.Context, fh []byte, r io.Reader) (done int64, lost bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	type sent struct {
-		n     int
-		verfs []uint64 // of what is not committed
-		err   error
-	}
 	results := make(chan sent, window)
 	flying := 0
 	verfs := make(map[uint64]bool)
@@ -242,22 +243,7 @@ func (n *Client) put(ctx context.Context, fh []byte, r io.Reader) (done int64, l
 			flying++
 			go func() {
 				defer buf.Release()
-				var s sent
-				for len(b) > 0 {
-					c, committed, verf, err := n.write(ctx, fh, at, b)
-					if err == nil && c == 0 {
-						err = io.ErrShortWrite
-					}
-					if err != nil {
-						s.err = err
-						break
-					}
-					if s.n += c; !committed {
-						s.verfs = append(s.verfs, verf)
-					}
-					b, at = b[c:], at+uint64(c)
-				}
-				results <- s
+				results <- n.send(ctx, fh, at, b)
 			}()
 		}
 		if rerr == io.EOF || rerr == io.ErrUnexpectedEOF {
@@ -278,4 +264,30 @@ func (n *Client) put(ctx context.Context, fh []byte, r io.Reader) (done int64, l
 		return done, false, err
 	}
 	return done, len(verfs) != 1 || !verfs[verf], nil
+}
+
+// sent is the result of writing a piece of a file.
+type sent struct {
+	n     int
+	verfs []uint64 // of what is not committed
+	err   error
+}
+
+// send writes b at off, by several WRITEs if the server writes less than it is sent.
+func (n *Client) send(ctx context.Context, fh []byte, off uint64, b []byte) (s sent) {
+	for len(b) > 0 {
+		c, committed, verf, err := n.write(ctx, fh, off, b)
+		if err == nil && c == 0 {
+			err = io.ErrShortWrite
+		}
+		if err != nil {
+			s.err = err
+			return s
+		}
+		if s.n += c; !committed {
+			s.verfs = append(s.verfs, verf)
+		}
+		b, off = b[c:], off+uint64(c)
+	}
+	return s
 }
