@@ -197,35 +197,40 @@ func (s *Server) setattr(c *cred, o *object, a *nfsv3.Sattr3) error {
 				return err
 			}
 		}
-		ts := [2]unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Nsec: unix.UTIME_OMIT}}
-		switch t := a.Atime.(type) {
-		case *nfsv3.SetAtime_SET_TO_CLIENT_TIME:
-			ts[0] = timespec(t.Atime)
-		default:
-			if t != nil && t.GetSetIt() == nfsv3.SET_TO_SERVER_TIME {
-				ts[0].Nsec = unix.UTIME_NOW
-			}
-		}
-		switch t := a.Mtime.(type) {
-		case *nfsv3.SetMtime_SET_TO_CLIENT_TIME:
-			ts[1] = timespec(t.Mtime)
-		default:
-			if t != nil && t.GetSetIt() == nfsv3.SET_TO_SERVER_TIME {
-				ts[1].Nsec = unix.UTIME_NOW
-			}
-		}
-		if ts[0].Nsec == unix.UTIME_OMIT && ts[1].Nsec == unix.UTIME_OMIT {
-			return nil
-		}
-		err := unix.UtimesNanoAt(unix.AT_FDCWD, proc(o.fd), ts[:], 0)
-		if err == unix.EPERM && ts[0].Nsec == unix.UTIME_OMIT && ts[1].Nsec == unix.UTIME_NOW {
-			// A client sets this time when a program truncates a file, to which every user who may write the file is
-			// entitled. But the kernel lets users other than the owner set only both times at once.
-			ts[0].Nsec = unix.UTIME_NOW
-			err = unix.UtimesNanoAt(unix.AT_FDCWD, proc(o.fd), ts[:], 0)
-		}
-		return err
+		return setTimes(o.fd, a)
 	})
+}
+
+// setTimes sets those times of a file that a has.
+func setTimes(fd int, a *nfsv3.Sattr3) error {
+	ts := [2]unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Nsec: unix.UTIME_OMIT}}
+	switch t := a.Atime.(type) {
+	case *nfsv3.SetAtime_SET_TO_CLIENT_TIME:
+		ts[0] = timespec(t.Atime)
+	default:
+		if t != nil && t.GetSetIt() == nfsv3.SET_TO_SERVER_TIME {
+			ts[0].Nsec = unix.UTIME_NOW
+		}
+	}
+	switch t := a.Mtime.(type) {
+	case *nfsv3.SetMtime_SET_TO_CLIENT_TIME:
+		ts[1] = timespec(t.Mtime)
+	default:
+		if t != nil && t.GetSetIt() == nfsv3.SET_TO_SERVER_TIME {
+			ts[1].Nsec = unix.UTIME_NOW
+		}
+	}
+	if ts[0].Nsec == unix.UTIME_OMIT && ts[1].Nsec == unix.UTIME_OMIT {
+		return nil
+	}
+	err := unix.UtimesNanoAt(unix.AT_FDCWD, proc(fd), ts[:], 0)
+	if err == unix.EPERM && ts[0].Nsec == unix.UTIME_OMIT && ts[1].Nsec == unix.UTIME_NOW {
+		// A client sets this time when a program truncates a file, to which every user who may write the file is
+		// entitled. But the kernel lets users other than the owner set only both times at once.
+		ts[0].Nsec = unix.UTIME_NOW
+		err = unix.UtimesNanoAt(unix.AT_FDCWD, proc(fd), ts[:], 0)
+	}
+	return err
 }
 
 func timespec(t nfsv3.Nfstime3) unix.Timespec {
