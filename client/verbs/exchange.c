@@ -156,8 +156,7 @@ void exchange_end(struct qp *qp)
 	if (!x)
 		return;
 	set_exchange(qp, NULL);
-	refuse_all(qp, x);
-	unlisten(x);
+	unlisten(x); /* which resets the requests */
 	free_late(x->held);
 	free(x);
 }
@@ -192,27 +191,34 @@ static bool is_peer(const struct exchange *x, const struct caller *c)
 	return c->qp == x->peer && (x->any_gid || memcmp(&c->gid, &x->peer_gid, sizeof(c->gid)) == 0);
 }
 
-/* answer accepts the connect request of the peer, if it has come, and refuses the others. */
+/* take removes a connect request of the peer from those that are kept, and returns its number, or 0. */
+static uint32_t take(struct exchange *x)
+{
+	for (unsigned int i = 0; i < x->num_callers; i++) {
+		uint32_t conn = x->callers[i].conn;
+
+		if (!is_peer(x, &x->callers[i]))
+			continue;
+		x->callers[i] = x->callers[--x->num_callers];
+		return conn;
+	}
+	return 0;
+}
+
+/* answer accepts the connect request of the peer, if it has come and is not withdrawn, and refuses the others. */
 static int answer(struct qp *qp)
 {
 	struct exchange *x = qp->exchange;
-	uint32_t conn = 0;
-	int err;
+	uint32_t conn;
+	int err = -ENOENT;
 
-	for (unsigned int i = 0; i < x->num_callers && !conn; i++) {
-		if (is_peer(x, &x->callers[i])) {
-			conn = x->callers[i].conn;
-			x->callers[i] = x->callers[--x->num_callers];
-		}
-	}
-	refuse_all(qp, x);
-	if (!conn)
-		return 0;
 	atomic_store(&qp->conn, CONN_MAKING);
-	err = iwarpd_accept(qp->ctx->dev, conn, qp->q, NULL, NULL);
+	while (err == -ENOENT && (conn = take(x)) != 0)
+		err = iwarpd_accept(qp->ctx->dev, conn, qp->q, NULL, NULL);
+	refuse_all(qp, x);
 	if (err)
 		atomic_store(&qp->conn, CONN_NONE);
-	return err;
+	return err == -ENOENT ? 0 : err;
 }
 
 static int call(struct qp *qp, const union ibv_gid *own, const union ibv_gid *peer)
@@ -227,15 +233,15 @@ static int call(struct qp *qp, const union ibv_gid *own, const union ibv_gid *pe
 	snprintf(remote, sizeof(remote), v4 ? "%s:%u" : "[%s]:%u", host, port_of(qp->exchange->peer));
 	if (gid_text(own, local) == v4)
 		attr.local = local;
-	refuse_all(qp, qp->exchange);
-	unlisten(qp->exchange);
 	atomic_store(&qp->conn, CONN_MAKING);
 	err = iwarpd_connect(qp->q, &attr, &e);
-	if (err) {
+	if (err) { /* the program may try another peer */
 		iwv_log("connect to %s: %s", remote, e.text);
 		atomic_store(&qp->conn, CONN_NONE);
+		return err;
 	}
-	return err;
+	unlisten(qp->exchange);
+	return 0;
 }
 
 /* carry_immediate makes a Send with Invalidate of the peer one with Immediate Data, and lets the program send those. */
@@ -307,26 +313,12 @@ static void keep(struct qp *qp, const struct caller *c)
 	x->callers[x->num_callers++] = *c;
 }
 
-static void forget(struct exchange *x, uint32_t conn)
-{
-	for (unsigned int i = 0; i < x->num_callers; i++) {
-		if (x->callers[i].conn == conn) {
-			memmove(x->callers + i, x->callers + i + 1, sizeof(*x->callers) * (--x->num_callers - i));
-			return;
-		}
-	}
-}
-
 bool exchange_event(struct context *c, const struct iwarpd_event *ev)
 {
 	struct caller caller = { .conn = ev->conn };
 	struct hello hello = { 0 };
 	struct qp *qp;
 
-	if (ev->type == IWARPD_EVENT_CONNECT_GONE)
-		for (qp = c->qps; qp; qp = qp->next)
-			if (qp->exchange)
-				forget(qp->exchange, ev->conn);
 	if (ev->type != IWARPD_EVENT_CONNECT_REQUEST)
 		return false;
 	if (!ev->listener) { /* it has ended meanwhile */

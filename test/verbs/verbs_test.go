@@ -662,7 +662,7 @@ func identifiers(t *testing.T, v *variant) {
 		canceled queues_made forked gathered last numbered ordered overtaken left reset held invalidated all stated destroyed
 		reused yielded armed gids unsupported probed domains excessive roomy greeting inherited remembered agreed crowded
 		permitted exited abandoned trespassed bequeathed blocked immediate parted occupied forbidden starved lent relent ported said
-		solicited manual owed based`) {
+		solicited manual owed based retried`) {
 		t.Run(mode, func(t *testing.T) { run(t, mode).Succeed() })
 	}
 	t.Run("remembered by an older daemon", func(t *testing.T) {
@@ -691,6 +691,10 @@ func identifiers(t *testing.T, v *variant) {
 	})
 	t.Run("removed", func(t *testing.T) {
 		a.start(t, program+" removed "+a.end.Addr4.String(), a.pid(), "IWARPD_VERBS_LOG=1").Succeed()
+	})
+	t.Run("addressed", func(t *testing.T) {
+		b.end.NS.IP(t, "address", "add", "10.0.0.1/32", "dev", b.end.Name) // lower than the first one, so its queue pair connects
+		run(t, "addressed").Succeed()
 	})
 	t.Run("gids of more addresses than a device has", func(t *testing.T) {
 		for i := range 70 {

@@ -784,13 +784,22 @@ static void to_init(struct ibv_qp *qp)
 	CHECK(ibv_modify_qp(qp, &init, IBV_QP_STATE) == 0);
 }
 
-/* to_rtr connects a queue pair to one of the same device, or makes it wait for that, which has a lower number. */
-static void to_rtr(struct ibv_qp *qp, uint32_t peer)
+/*
+ * from_to connects a queue pair at one GID of a device to a peer at another one, or makes it wait for the peer, whose GID or number is
+ * lower.
+ */
+static void from_to(struct ibv_qp *qp, int from, int to, uint32_t peer)
 {
 	struct ibv_qp_attr rtr = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer, .ah_attr = { .is_global = 1, .port_num = 1 } };
 
-	CHECK(ibv_query_gid(qp->context, 1, 0, &rtr.ah_attr.grh.dgid) == 0);
+	rtr.ah_attr.grh.sgid_index = (uint8_t)from;
+	CHECK(ibv_query_gid(qp->context, 1, to, &rtr.ah_attr.grh.dgid) == 0);
 	CHECK(ibv_modify_qp(qp, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN) == 0);
+}
+
+static void to_rtr(struct ibv_qp *qp, uint32_t peer)
+{
+	from_to(qp, 0, 0, peer);
 }
 
 /* The state RTR set twice. */
@@ -2502,6 +2511,53 @@ static void immediate(void)
 	CHECK(ibv_close_device(c) == 0);
 }
 
+static void await_up(struct ibv_qp *qp)
+{
+	while (atomic_load(&qp_of(qp)->conn) != CONN_UP)
+		usleep(1000);
+}
+
+/* Programs without librdmacm connect from and to each GID of a device, also of another address family. */
+static void addressed(void)
+{
+	struct ibv_context *c = device(0);
+	union ibv_gid gid;
+
+	for (int i = 0; ibv_query_gid(c, 1, i, &gid) == 0; i++) {
+		for (int j = 0; ibv_query_gid(c, 1, j, &gid) == 0; j++) {
+			struct queues a = make(c, NULL), b = make(c, NULL);
+
+			to_init(a.qp);
+			to_init(b.qp);
+			from_to(a.qp, i, j, b.qp->qp_num);
+			from_to(b.qp, j, i, a.qp->qp_num);
+			await_up(a.qp);
+			await_up(b.qp);
+			unmake(&a);
+			unmake(&b);
+		}
+	}
+	CHECK(ibv_close_device(c) == 0);
+}
+
+/* After an attempt to connect a queue pair to an address that no peer can have, it is connected to another one. */
+static void retried(void)
+{
+	struct ibv_context *c = device(0);
+	struct queues a = make(c, NULL), b = make(c, NULL);
+	struct ibv_qp_attr rtr = { .qp_state = IBV_QPS_RTR, .ah_attr = { .is_global = 1, .port_num = 1 } };
+
+	rtr.ah_attr.grh.dgid = (union ibv_gid){ .raw = { [10] = 0xff, 0xff, 224, 0, 0, 1 } };
+	to_init(a.qp);
+	CHECK(ibv_modify_qp(a.qp, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN) > 0);
+	exchange(&a, &b);
+	await_up(a.qp);
+	await_up(b.qp);
+	unmake(&a);
+	unmake(&b);
+	CHECK(ibv_close_device(c) == 0);
+}
+
 /*
  * When the peer leaves, programs without librdmacm see nothing of that, as on InfiniBand: what it flushes completes, in order, when
  * they end the queue pair.
@@ -3863,6 +3919,7 @@ int main(int argc, char **argv)
 		MODE(inherited), MODE(remembered), MODE(agreed), MODE(crowded), MODE(permitted), MODE(abandoned),
 		MODE(trespassed), MODE(bequeathed), MODE(blocked), MODE(immediate), MODE(parted), MODE(occupied), MODE(forbidden),
 		MODE(starved), MODE(lent), MODE(relent), MODE(ported), MODE(said), MODE(solicited), MODE(manual), MODE(owed), MODE(based),
+		MODE(addressed), MODE(retried),
 	};
 
 	CHECK(argc == 3);
