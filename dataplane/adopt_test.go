@@ -331,18 +331,25 @@ func TestAdoptForeignTag(t *testing.T) {
 	}
 }
 
-// TestAdoptManySegments checks that few segments of a dialed flow that arrive on another queue wait for the worker that
-// dialed, which may be in a long turn, and that the connection is adopted nevertheless.
-func TestAdoptManySegments(t *testing.T) {
-	q := newTwoQueues(t, 1)
-	owner, second, b := q.workers[0], q.workers[1], q.workers[2]
+// dialingQueues returns two queues whose first worker has begun to dial flow, as id, to a listener of the other side. Segments arrive on the second.
+func dialingQueues(t *testing.T) (q *twoQueues, id ConnID, flow pkt.Flow) {
+	t.Helper()
+	q = newTwoQueues(t, 1)
+	owner, b := q.workers[0], q.workers[2]
 	b.turn()
 	listen(t, b, 1, &ListenRequest{Local: netip.AddrPortFrom(addrB, 7174), Backlog: 8})
-	id := owner.newID()
-	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
+	id, flow = owner.newID(), pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
 	if err := owner.connect(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, time.Minute, false); err != nil {
 		t.Fatal(err)
 	}
+	return q, id, flow
+}
+
+// TestAdoptManySegments checks that few segments of a dialed flow that arrive on another queue wait for the worker that
+// dialed, which may be in a long turn, and that the connection is adopted nevertheless.
+func TestAdoptManySegments(t *testing.T) {
+	q, id, flow := dialingQueues(t)
+	owner, second := q.workers[0], q.workers[1]
 	owner.turn() // SYN
 	tuple := pkt.Tuple{Flow: flow.Reverse(), Proto: pkt.ProtoTCP, SrcMAC: macB, DstMAC: macA}
 	hdr := tcp.Header{SrcPort: flow.RemotePort, DstPort: flow.LocalPort, Flags: tcp.ACK}
@@ -363,15 +370,8 @@ func TestAdoptManySegments(t *testing.T) {
 // TestAdoptInTheSameTurn adopts a connection in a turn with the same number as the turn in which its owner last
 // pumped it. The handshake must still complete at once.
 func TestAdoptInTheSameTurn(t *testing.T) {
-	q := newTwoQueues(t, 1)
+	q, id, _ := dialingQueues(t)
 	owner, w, b := q.workers[0], q.workers[1], q.workers[2]
-	b.turn()
-	listen(t, b, 1, &ListenRequest{Local: netip.AddrPortFrom(addrB, 7174), Backlog: 8})
-	id := owner.newID()
-	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
-	if err := owner.connect(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, time.Minute, false); err != nil {
-		t.Fatal(err)
-	}
 	c := owner.streams[id]
 	owner.turn() // SYN
 	b.turn()     // SYN-ACK
