@@ -50,7 +50,7 @@ type RxStats struct {
 	RxChecksum          uint64
 	RxNoConn            uint64
 	RxNoHold            uint64
-	RxWrongQueueDropped uint64 // frames for other workers whose connection was moving, or that had too many
+	RxWrongQueueDropped uint64 // frames for other workers' connections, lost: the connection was moving, or the other worker had too much to do
 	RxReclaims          uint64 // times that a connection lost some of its held frames
 	RxUnsupported       uint64
 	RxAfterCloseBytes   uint64 // bytes
