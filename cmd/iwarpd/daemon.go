@@ -261,10 +261,11 @@ func (d *daemon) drain() {
 	// systemd must wait that long too, regardless of TimeoutStopSec.
 	notify(d.log, fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d", (d.s.Drain+2*stopTimeout).Microseconds()))
 	d.log.Info("draining", zap.Duration("drain-timeout", d.s.Drain))
+	began := time.Now()
 	ctx, cancel := context.WithTimeout(d.hurry, d.s.Drain)
 	defer cancel()
 	if left := d.server.Drain(ctx, d.s.Drain); left > 0 && d.s.Drain > 0 {
-		d.log.Warn("connections did not end in time", zap.Int("connections", left), zap.Duration("drain-timeout", d.s.Drain))
+		d.log.Warn("connections did not end in time", zap.Int("connections", left), zap.Duration("waited", time.Since(began).Round(time.Millisecond)))
 	}
 }
 
