@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 // A pool is a resource of which the kernel grants the daemon a limited number: descriptors,
@@ -13,7 +15,7 @@ import (
 // their quotas, so that the daemon itself never runs out. The last quarter is reserved for
 // users that have few, so that a new user gets some.
 type pool struct {
-	noun, fix string  // for errors
+	noun, fix string  // for errors; noun in the singular
 	most      uint64  // limit over all users
 	used      uint64  // used by the accounts
 	extra     uint64  // used, but in no account
@@ -44,7 +46,7 @@ func (p *pool) room(uid uint32, have, more uint64) error {
 	if more == 0 || p.used+p.extra+more <= limit {
 		return nil
 	}
-	return errorf(quota, "ctrl: %s has %d %s of the daemon, all users have %d, and the limit is %d: %s", user(uid), have, p.noun, p.used+p.extra, limit, p.fix)
+	return errorf(quota, "ctrl: %s has %s of the daemon, all users have %d, and the limit is %d: %s", user(uid), printable.Count(have, p.noun), p.used+p.extra, limit, p.fix)
 }
 
 // newFiles returns the pool of descriptors, whose limit is RLIMIT_NOFILE. Some are reserved for
@@ -56,7 +58,7 @@ func newFiles(slots, workers int, sockets bool) pool {
 		l.Cur = 1024
 	}
 	p := pool{
-		noun: "descriptors", fix: "close connections or queues, or raise LimitNOFILE of the unit (ulimit -n)",
+		noun: "descriptor", fix: "close connections or queues, or raise LimitNOFILE of the unit (ulimit -n)",
 		most: less(l.Cur, l.Cur/8+32+uint64(slots)),
 		per: account{
 			resClients: 4 + uint64(workers), // the socket, near and far memory, and eventfds of the mover and of each worker
@@ -81,7 +83,7 @@ func newMaps(workers int) pool {
 		}
 	}
 	return pool{
-		noun: "mappings", fix: "deregister memory or destroy queues, or raise the sysctl vm.max_map_count",
+		noun: "mapping", fix: "deregister memory or destroy queues, or raise the sysctl vm.max_map_count",
 		most: less(most, most/8+1024),
 		per: account{
 			resClients: uint64(workers), // doorbells
@@ -94,7 +96,7 @@ func newMaps(workers int) pool {
 // newMovers returns the pool of threads for far memory.
 func newMovers(most int) pool {
 	return pool{
-		noun: "threads for far memory", fix: "end some of the programs that use them, or raise TasksMax of the unit",
+		noun: "far-memory thread", fix: "end some of the programs that use them, or raise TasksMax of the unit",
 		most: uint64(most),
 	}
 }

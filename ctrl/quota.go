@@ -1,9 +1,10 @@
 package ctrl
 
 import (
-	"strings"
 	"sync"
 	"sync/atomic"
+
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 // A resource is an amount that the daemon accounts per user (uid), over all clients of that user,
@@ -34,24 +35,24 @@ const (
 // and a key to quotaKeys of cmd/iwarpd.
 var quotas = [numResources]struct {
 	name  string // in lists
-	noun  string // in errors
+	noun  string // in errors; in the singular if it is counted
 	key   string // of the configuration
 	bytes bool
 	limit func(*Limits) uint64
 }{
-	resClients:  {"clients", "clients", "max-clients", false, func(l *Limits) uint64 { return uint64(l.Clients) }},
-	resPDs:      {"pds", "protection domains", "max-pds", false, func(l *Limits) uint64 { return uint64(l.PDs) }},
-	resMRs:      {"mrs", "memory regions", "max-regions", false, func(l *Limits) uint64 { return uint64(l.MRs) }},
-	resMWs:      {"mws", "memory windows", "max-windows", false, func(l *Limits) uint64 { return uint64(l.MWs) }},
-	resCQs:      {"cqs", "completion queues", "max-cqs", false, func(l *Limits) uint64 { return uint64(l.CQs) }},
-	resQPs:      {"qps", "queue pairs", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
-	resSRQs:     {"srqs", "shared receive queues", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
-	resChannels: {"channels", "channels", "max-cqs", false, func(l *Limits) uint64 { return uint64(l.CQs) }},
-	resListens:  {"listens", "listeners", "max-listens", false, func(l *Limits) uint64 { return uint64(l.Listens) }},
-	resWaiting:  {"waiting", "unanswered connections", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
-	resCaptures: {"captures", "captures", "max-captures", false, func(l *Limits) uint64 { return uint64(l.Captures) }},
+	resClients:  {"clients", "client", "max-clients", false, func(l *Limits) uint64 { return uint64(l.Clients) }},
+	resPDs:      {"pds", "protection domain", "max-pds", false, func(l *Limits) uint64 { return uint64(l.PDs) }},
+	resMRs:      {"mrs", "memory region", "max-regions", false, func(l *Limits) uint64 { return uint64(l.MRs) }},
+	resMWs:      {"mws", "memory window", "max-windows", false, func(l *Limits) uint64 { return uint64(l.MWs) }},
+	resCQs:      {"cqs", "completion queue", "max-cqs", false, func(l *Limits) uint64 { return uint64(l.CQs) }},
+	resQPs:      {"qps", "queue pair", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
+	resSRQs:     {"srqs", "shared receive queue", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
+	resChannels: {"channels", "channel", "max-cqs", false, func(l *Limits) uint64 { return uint64(l.CQs) }},
+	resListens:  {"listens", "listener", "max-listens", false, func(l *Limits) uint64 { return uint64(l.Listens) }},
+	resWaiting:  {"waiting", "unanswered connection", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
+	resCaptures: {"captures", "capture", "max-captures", false, func(l *Limits) uint64 { return uint64(l.Captures) }},
 
-	resPorts:      {"ports", "connected or TIME-WAIT ports", "max-ports", false, func(l *Limits) uint64 { return uint64(l.Ports) }},
+	resPorts:      {"ports", "connected or TIME-WAIT port", "max-ports", false, func(l *Limits) uint64 { return uint64(l.Ports) }},
 	resRegistered: {"registered", "registered memory", "max-registered", true, func(l *Limits) uint64 { return l.Registered }},
 	resMessages:   {"messages", "messages unread", "max-messages", true, func(l *Limits) uint64 { return l.Messages }},
 	resRings:      {"rings", "queues", "max-rings", true, func(l *Limits) uint64 { return l.Rings }},
@@ -132,12 +133,8 @@ func (s *accounts) uncharge(a *account, r resource, n uint64) {
 func overQuota(uid uint32, r resource, have, n, limit uint64) error {
 	q := &quotas[r]
 	if q.bytes {
-		return errorf(quota, "ctrl: %s has %d bytes of %s, %d more exceed its limit of %d: release some, or raise %s in the configuration",
-			user(uid), have, q.noun, n, limit, q.key)
+		return errorf(quota, "ctrl: %s has %s of %s, %d more exceed its limit of %d: release some, or raise %s in the configuration",
+			user(uid), printable.Count(have, "byte"), q.noun, n, limit, q.key)
 	}
-	noun := q.noun
-	if have == 1 {
-		noun = strings.TrimSuffix(noun, "s")
-	}
-	return errorf(quota, "ctrl: %s has %d %s, its limit is %d: close some, or raise %s in the configuration", user(uid), have, noun, limit, q.key)
+	return errorf(quota, "ctrl: %s has %s, its limit is %d: close some, or raise %s in the configuration", user(uid), printable.Count(have, q.noun), limit, q.key)
 }

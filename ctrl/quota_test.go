@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"fmt"
 	"os"
 	"runtime"
 	"slices"
@@ -209,5 +210,25 @@ func TestSlowRequests(t *testing.T) {
 		}
 		u.slow.Unlock()
 		<-served
+	}
+}
+
+// TestCounts checks that errors about quotas and pools name one thing in the singular.
+func TestCounts(t *testing.T) {
+	files, maps, movers := newFiles(0, 1, false), newMaps(1), newMovers(0)
+	for _, tt := range []struct {
+		err  error
+		want string
+	}{
+		{overQuota(7, resPorts, 1, 1, 1), "uid 7 has 1 connected or TIME-WAIT port, its limit is 1"},
+		{overQuota(7, resPDs, 2, 1, 2), "uid 7 has 2 protection domains, its limit is 2"},
+		{overQuota(7, resRegistered, 1, 2, 1), "uid 7 has 1 byte of registered memory, 2 more exceed"},
+		{files.room(7, 1, 1<<40), "uid 7 has 1 descriptor of the daemon"},
+		{maps.room(7, 2, 1<<40), "uid 7 has 2 mappings of the daemon"},
+		{movers.room(7, 1, 1), "uid 7 has 1 far-memory thread of the daemon"},
+	} {
+		if got := fmt.Sprint(tt.err); !strings.Contains(got, tt.want) {
+			t.Errorf("%s; want %s", got, tt.want)
+		}
 	}
 }
