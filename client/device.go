@@ -440,9 +440,11 @@ func (d *Device) call(ctx context.Context, op string, req *ctrlpb.Request, fd in
 	if fd >= 0 {
 		fds = []int{fd}
 	}
-	d.wmu.Lock()
-	err = d.conn.Write(b, fds)
-	d.wmu.Unlock()
+	err = whenBuffers(ctx, func() error {
+		d.wmu.Lock()
+		defer d.wmu.Unlock()
+		return d.conn.Write(b, fds)
+	})
 	switch {
 	case err == nil:
 	case local(err):
@@ -479,10 +481,28 @@ func (d *Device) call(ctx context.Context, op string, req *ctrlpb.Request, fd in
 	return a, nil
 }
 
+// mostPauses is the number of milliseconds for which a request waits for buffers of the kernel.
+const mostPauses = 5000
+
+// whenBuffers calls send until the kernel has buffers for its packet, for at most about 5 s or until ctx is done. Most
+// callers that destroy something cannot report that it is still there, nor try again later. But the memory may be what
+// the caller would free next, so that it waits no more in the end.
+func whenBuffers(ctx context.Context, send func() error) error {
+	for pauses := 0; ; pauses++ {
+		err := send()
+		if !lacksBuffers(err) || pauses == mostPauses || ctx.Err() != nil {
+			return err
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func lacksBuffers(err error) bool { return errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM) }
+
 // local reports whether a request was not sent because of an error on this side: an invalid
-// descriptor, or too many in flight.
+// descriptor, too many in flight, or no buffers.
 func local(err error) bool {
-	return slices.ContainsFunc([]error{unix.EBADF, unix.ETOOMANYREFS, unix.ENOBUFS, unix.ENOMEM}, func(e error) bool { return errors.Is(err, e) })
+	return lacksBuffers(err) || errors.Is(err, unix.EBADF) || errors.Is(err, unix.ETOOMANYREFS)
 }
 
 // giveBack destroys the object of a reply, which may be nil, that cannot be used. It does not wait.

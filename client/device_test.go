@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -131,5 +132,39 @@ func TestUnreadable(t *testing.T) {
 	_, err = OpenFD(t.Context(), fds[1], nil)
 	if !errors.Is(err, ErrDaemonGone) || !errors.Is(err, seqpacket.ErrTooLong) {
 		t.Errorf("the reason is lost: %v", err)
+	}
+}
+
+// TestLackOfBuffers checks that a request waits for buffers of the kernel, but not forever and not longer than its
+// context, and for nothing else.
+func TestLackOfBuffers(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		lacks int // attempts for which there are none
+		err   error
+		limit time.Duration // of the context
+		want  error
+		after time.Duration
+	}{
+		{"for a moment", 100, unix.ENOBUFS, time.Hour, nil, 100 * time.Millisecond},
+		{"no memory", 100, unix.ENOMEM, time.Hour, nil, 100 * time.Millisecond},
+		{"forever", 1 << 30, unix.ENOBUFS, time.Hour, unix.ENOBUFS, 5 * time.Second},
+		{"longer than the context", 1 << 30, unix.ENOBUFS, 10 * time.Millisecond, unix.ENOBUFS, 10 * time.Millisecond},
+		{"another error", 1, unix.EPIPE, time.Hour, unix.EPIPE, 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), tt.limit)
+			defer cancel()
+			began, attempts := time.Now(), 0
+			err := whenBuffers(ctx, func() error {
+				if attempts++; attempts <= tt.lacks {
+					return tt.err
+				}
+				return nil
+			})
+			if took := time.Since(began); !errors.Is(err, tt.want) || took != tt.after {
+				t.Errorf("%s: %v after %v; want %v after %v", tt.name, err, took, tt.want, tt.after)
+			}
+		})
 	}
 }
