@@ -93,19 +93,20 @@ func Open(steer *bpf.Steering, cfg Config) (*Set, error) {
 	cfg.Memory = cmp.Or(cfg.Memory, xsk.DefaultFrames*xsk.FrameSize)
 	cfg.Super = cfg.Super && off.Segmentation
 	s := &Set{Local: off.Local, steer: steer, ifindex: dev.Attrs().Index}
+	var why error // XDP is used, rather than packet sockets
 	if prefersPackets(dev, cfg.Link, cfg.Mode) {
 		err = s.openPackets(dev, &cfg)
 		if _, busy := errors.AsType[*bpf.BusyError](err); err != nil && !busy && !Short(err) && cfg.Link == Auto {
-			if cfg.FellBack != nil {
-				cfg.FellBack(err)
-			}
-			err = s.openXDP(dev, &cfg)
+			why, err = err, s.openXDP(dev, &cfg)
 		}
 	} else {
 		err = s.openXDP(dev, &cfg)
 	}
 	if err != nil {
 		return nil, err
+	}
+	if why != nil && cfg.FellBack != nil {
+		cfg.FellBack(why)
 	}
 	return s, nil
 }

@@ -181,6 +181,10 @@ func TestFallsBack(t *testing.T) {
 		if _, err := Open(steer, Config{Interface: v.A.Name, Queues: []int{0}, Link: Packet}); err == nil {
 			return errors.New("opened packet sockets where no program can be attached")
 		}
+		why = nil
+		if _, err := Open(steer, Config{Interface: v.A.Name, Queues: []int{99}, FellBack: func(err error) { why = err }}); err == nil || why != nil {
+			return fmt.Errorf("opened a queue that does not exist: %v; it is said to be by XDP because of %v", err, why)
+		}
 		return nil
 	}); err != nil {
 		t.Error(err)
