@@ -69,10 +69,10 @@ func (d *daemon) newNIC(name string) (*nic, error) {
 // setMTU sets the largest packet that links of ifi are to carry.
 func (n *nic) setMTU(ifi *net.Interface) {
 	mtu := cmp.Or(n.s.MTU, link.MTUOn(ifi.MTU))
-	if n.s.MTU == 0 && mtu < ifi.MTU {
+	changed := n.mtu.Swap(int32(mtu)) != int32(mtu) // rather than another attempt to serve it
+	if changed && n.s.MTU == 0 && mtu < ifi.MTU {
 		n.log.Info("the MTU of the interface is more than iwarpd uses", zap.String("interface", n.name), zap.Int("mtu", ifi.MTU), zap.Int("used", mtu))
 	}
-	n.mtu.Store(int32(mtu))
 }
 
 // load loads the program. The queues that the interface has now, or more of those that
