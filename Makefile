@@ -82,8 +82,8 @@ test: ## unit, simulation and (as root) namespace tests, with the race detector
 	exit $$status
 
 sanitize: ## the tests of the C libraries with the sanitizers of gcc (root)
-	@.ci/need $(VERBS_NEED) $(VERBS_PROGRAMS)
-	CGO_ENABLED=0 $(GO) test -vet=off -pgo=off -trimpath -count=1 -timeout 20m -run '$(SANITIZED)' ./test/clib ./test/verbs
+	@.ci/need $(VERBS_NEED) $(VERBS_PROGRAMS) ip:iproute2
+	CGO_ENABLED=0 $(GO) test -vet=off -pgo=off -trimpath -count=1 -timeout 20m -shuffle=on $(TESTFLAGS) -run '$(SANITIZED)' ./test/clib ./test/verbs
 
 upgrade-test: packages ## replace the daemon 50 times under clients in Go and C, also by dpkg and systemd (root)
 	UPGRADES=50 PACKAGES_DIR=$(CURDIR)/$(OUT)/packages $(GO) test -count=1 -timeout 20m -v ./test/upgrade

@@ -490,8 +490,11 @@ const mostPauses = 5000
 func whenBuffers(ctx context.Context, send func() error) error {
 	for pauses := 0; ; pauses++ {
 		err := send()
-		if !lacksBuffers(err) || pauses == mostPauses || ctx.Err() != nil {
+		switch {
+		case !lacksBuffers(err) || pauses == mostPauses:
 			return err
+		case ctx.Err() != nil:
+			return fmt.Errorf("%w: %w", ctx.Err(), err)
 		}
 		time.Sleep(time.Millisecond)
 	}

@@ -149,7 +149,7 @@ func TestLackOfBuffers(t *testing.T) {
 		{"for a moment", 100, unix.ENOBUFS, time.Hour, nil, 100 * time.Millisecond},
 		{"no memory", 100, unix.ENOMEM, time.Hour, nil, 100 * time.Millisecond},
 		{"forever", 1 << 30, unix.ENOBUFS, time.Hour, unix.ENOBUFS, 5 * time.Second},
-		{"longer than the context", 1 << 30, unix.ENOBUFS, 10500 * time.Microsecond, unix.ENOBUFS, 11 * time.Millisecond},
+		{"longer than the context", 1 << 30, unix.ENOBUFS, 10500 * time.Microsecond, context.DeadlineExceeded, 11 * time.Millisecond},
 		{"another error", 1, unix.EPIPE, time.Hour, unix.EPIPE, 0},
 	} {
 		synctest.Test(t, func(t *testing.T) {

@@ -133,8 +133,9 @@ int exchange_listen(struct qp *qp)
 static void unlisten(struct exchange *x)
 {
 	if (x->listener)
-		iwarpd_unlisten(x->listener, NULL);
+		iwarpd_unlisten(x->listener, NULL); /* which resets the requests */
 	x->listener = NULL;
+	x->num_callers = 0;
 }
 
 static void refuse(struct qp *qp, uint32_t conn)
@@ -156,7 +157,7 @@ void exchange_end(struct qp *qp)
 	if (!x)
 		return;
 	set_exchange(qp, NULL);
-	unlisten(x); /* which resets the requests */
+	unlisten(x);
 	free_late(x->held);
 	free(x);
 }
@@ -286,10 +287,11 @@ int exchange_connect(struct qp *qp, const struct ibv_qp_attr *attr)
 	qp->exchange->any_gid = gid_text(&own, text) != gid_text(peer, text);
 	hold(qp);
 	order = memcmp(&own, peer, sizeof(own));
-	if (order < 0 || (order == 0 && qp->ibv.qp_num < attr->dest_qp_num))
-		return call(qp, &own, peer);
-	qp->exchange->accepts = true;
-	return answer(qp);
+	qp->exchange->accepts = order > 0 || (order == 0 && qp->ibv.qp_num >= attr->dest_qp_num);
+	err = qp->exchange->accepts ? answer(qp) : call(qp, &own, peer);
+	if (err)
+		qp->exchange->accepts = false;
+	return err;
 }
 
 static struct qp *listening(struct context *c, const struct iwarpd_listener *l)
@@ -313,12 +315,26 @@ static void keep(struct qp *qp, const struct caller *c)
 	x->callers[x->num_callers++] = *c;
 }
 
+static void forget(struct exchange *x, uint32_t conn)
+{
+	for (unsigned int i = 0; i < x->num_callers; i++) {
+		if (x->callers[i].conn == conn) {
+			memmove(x->callers + i, x->callers + i + 1, sizeof(*x->callers) * (--x->num_callers - i));
+			return;
+		}
+	}
+}
+
 bool exchange_event(struct context *c, const struct iwarpd_event *ev)
 {
 	struct caller caller = { .conn = ev->conn };
 	struct hello hello = { 0 };
 	struct qp *qp;
 
+	if (ev->type == IWARPD_EVENT_CONNECT_GONE)
+		for (qp = c->qps; qp; qp = qp->next)
+			if (qp->exchange)
+				forget(qp->exchange, ev->conn);
 	if (ev->type != IWARPD_EVENT_CONNECT_REQUEST)
 		return false;
 	if (!ev->listener) { /* it has ended meanwhile */

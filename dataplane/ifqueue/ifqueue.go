@@ -102,6 +102,9 @@ func Open(steer *bpf.Steering, cfg Config) (*Set, error) {
 	} else {
 		err = s.openXDP(dev, &cfg)
 	}
+	if err != nil && why != nil {
+		err = fmt.Errorf("%w (packet sockets: %v)", err, why)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -247,7 +247,11 @@ func (e *evil) run(command func(path string) *exec.Cmd) (output string, code int
 }
 
 // TestStoppingDaemon checks that iwarpd_open_wait waits for the next daemon if the one that answers is being stopped.
-func TestStoppingDaemon(t *testing.T) {
+func TestStoppingDaemon(t *testing.T) { stoppingDaemon(t, plain) }
+
+func TestSanitizedStoppingDaemon(t *testing.T) { stoppingDaemon(t, sanitized) }
+
+func stoppingDaemon(t *testing.T, v *variant) {
 	hellos := 0
 	e := &evil{t: t, mem: good, reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
 		if r.GetHello() != nil {
@@ -259,7 +263,7 @@ func TestStoppingDaemon(t *testing.T) {
 		}
 		return nil, fds
 	}}
-	out, code := e.check(plain, "reopen")
+	out, code := e.check(v, "reopen")
 	if code != 0 || hellos != 2 {
 		t.Errorf("exit code %d after %d attempts:\n%s", code, hellos, out)
 	}
@@ -267,7 +271,11 @@ func TestStoppingDaemon(t *testing.T) {
 
 // TestFlushes checks that no queue pair stays unflushed when so many connects fail at once that the requests to flush them do not fit
 // the socket of a daemon that is busy.
-func TestFlushes(t *testing.T) {
+func TestFlushes(t *testing.T) { flushes(t, plain) }
+
+func TestSanitizedFlushes(t *testing.T) { flushes(t, sanitized) }
+
+func flushes(t *testing.T, v *variant) {
 	const qps = 1000
 	e := &evil{t: t, mem: good}
 	for i := range uint32(qps) {
@@ -287,7 +295,7 @@ func TestFlushes(t *testing.T) {
 		}
 		return nil, fds
 	}
-	out, code := e.check(plain, "flushes")
+	out, code := e.check(v, "flushes")
 	if code != 0 {
 		t.Errorf("exit code %d, %d of %d flushed:\n%s", code, flushed, qps, out)
 	}
@@ -295,9 +303,13 @@ func TestFlushes(t *testing.T) {
 
 // TestSilentDaemon checks that a daemon that does not answer, as while it starts, delays a program no longer than that
 // allows, and that a program makes a second attempt at a socket that it may not use yet.
-func TestSilentDaemon(t *testing.T) {
+func TestSilentDaemon(t *testing.T) { silentDaemon(t, plain) }
+
+func TestSanitizedSilentDaemon(t *testing.T) { silentDaemon(t, sanitized) }
+
+func silentDaemon(t *testing.T, v *variant) {
 	path := filepath.Join(t.TempDir(), "s")
-	testenv.Start(t, plain.command(t, "check", path, "", path, "", "silent")).Succeed()
+	testenv.Start(t, v.command(t, "check", path, "", path, "", "silent")).Succeed()
 }
 
 // A hostile daemon causes an error and no crash.
@@ -528,12 +540,16 @@ func TestSanitizedHostileDaemon(t *testing.T) {
 
 // TestEarlyRequest checks that a connect request that comes before the reply to Listen waits until the program knows
 // the listener, and that a message of a later version is ignored.
-func TestEarlyRequest(t *testing.T) {
+func TestEarlyRequest(t *testing.T) { earlyRequest(t, plain) }
+
+func TestSanitizedEarlyRequest(t *testing.T) { earlyRequest(t, sanitized) }
+
+func earlyRequest(t *testing.T, v *variant) {
 	later := protowire.AppendBytes(protowire.AppendTag(nil, 1000, protowire.BytesType), nil)
 	caller := &ctrlpb.ConnectRequest{Conn: 100, Listen: 8}
 	request := event(&ctrlpb.Event{Body: &ctrlpb.Event_ConnectRequest{ConnectRequest: caller}})
 	e := &evil{t: t, mem: good, early: [][]byte{later, request}}
-	if out, code := e.check(plain, "coming"); code != 0 {
+	if out, code := e.check(v, "coming"); code != 0 {
 		t.Errorf("exit code %d:\n%s", code, out)
 	}
 }
