@@ -14,7 +14,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
@@ -172,6 +171,7 @@ func TestSanitizedThreads(t *testing.T) {
 	for _, mode := range []string{"threads", "channels"} {
 		t.Run(mode, func(t *testing.T) { testenv.Start(t, check(t, threaded, a, b, mode)).Succeed() })
 	}
+	leavesNothing(t, a)
 }
 
 // checks runs the modes of check.c that need nothing else, and more of them.
@@ -180,19 +180,19 @@ func checks(t *testing.T, v *variant, more ...string) {
 	for _, mode := range append([]string{"verbs", "cm", "streams", "transports", "shared", "channels", "threads", "files", "forked"}, more...) {
 		t.Run(mode, func(t *testing.T) { testenv.Start(t, check(t, v, a, b, mode)).Succeed() })
 	}
-	// A process that ends without freeing its objects leaves nothing behind, as soon as the daemon has noticed its end.
-	for deadline := time.Now().Add(time.Minute); ; {
+	leavesNothing(t, a)
+}
+
+// leavesNothing checks that processes that ended without freeing their objects leave nothing behind, as soon as the daemon has noticed
+// their end.
+func leavesNothing(t *testing.T, a *host) {
+	t.Helper()
+	testenv.Until(t, "the daemon has no object left", func() bool {
 		status := a.ctl(t, "--json", "status")
 		status.Succeed()
-		missing := slices.DeleteFunc([]string{`"qps": 0`, `"mrs": 0`, `"cqs": 0`, `"listens": 0`, `"registered": 0`},
-			func(what string) bool { return strings.Contains(status.String(), what) })
-		if len(missing) == 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("status has no %q:\n%s", missing, status.String())
-		}
-	}
+		return !slices.ContainsFunc([]string{`"qps": 0`, `"mrs": 0`, `"cqs": 0`, `"listens": 0`, `"registered": 0`},
+			func(what string) bool { return !strings.Contains(status.String(), what) })
+	})
 }
 
 // TestSanitizedScarce checks that a call that lacks memory, descriptors or anything else fails with an error and leaves nothing, neither in the
