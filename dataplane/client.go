@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"math/bits"
+	"slices"
 
 	"github.com/iwarpd/iwarpd/dataplane/sched"
 	"github.com/iwarpd/iwarpd/shm"
@@ -11,13 +12,13 @@ import (
 type client struct {
 	b       *ClientBinding
 	bells   *shm.Doorbells
-	streams []*stream // by doorbell bit
-	failed  bool      // its memory has faulted: see failing
-	group   sched.Group[*lane]
+	streams []*stream           // by doorbell bit
+	failed  bool                // its memory has faulted: see failing
+	group   *sched.Group[*lane] // apart, since a lane has it until the end of TIME-WAIT
 }
 
 func (w *worker) bind(cb *ClientBinding) {
-	w.clients = append(w.clients, &client{b: cb, bells: cb.Doorbells[w.id]})
+	w.clients = append(w.clients, &client{b: cb, bells: cb.Doorbells[w.id], group: new(sched.Group[*lane])})
 	cb.Doorbells[w.id].SetSleeping(w.cmds.sleeping.Load())
 }
 
@@ -31,7 +32,7 @@ func (w *worker) unbind(cb *ClientBinding) {
 				s.detach(w)
 			}
 		}
-		w.clients = append(w.clients[:i], w.clients[i+1:]...)
+		w.clients = slices.Delete(w.clients, i, i+1)
 		w.flushes.drop(w, cb)
 		return
 	}

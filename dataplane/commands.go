@@ -60,16 +60,17 @@ func (q *cmdQueue) drain(w *worker) int {
 				break
 			}
 		}
+		f := q.batch[q.at]
+		q.batch[q.at] = nil // what it refers to may be released
 		q.at++
 		q.pending.Add(-1)
-		q.batch[q.at-1](w)
+		f(w)
 	}
 	return n
 }
 
 // take makes the queued functions the next batch, and returns its length.
 func (q *cmdQueue) take() int {
-	clear(q.batch)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.q, q.batch, q.at = q.batch[:0], q.q, 0

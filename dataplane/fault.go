@@ -67,6 +67,7 @@ func (w *worker) fault(s *stream, reason any) {
 		for _, l := range w.pumping {
 			w.mark(l)
 		}
+		clear(w.pumping)
 		w.pumping, w.dirtyNext = nil, w.pumping[:0]
 	}
 	if w.socks != nil {

@@ -151,6 +151,7 @@ func (w *worker) pump() int {
 			n += w.pumpLane(l, nil) // it has ACKs to send, or can send again
 		}
 	}
+	clear(work) // a long turn must not keep lanes that have ended
 	w.pumping, w.dirtyNext = nil, work[:0]
 	return n
 }

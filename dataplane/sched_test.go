@@ -280,8 +280,8 @@ func TestJoinWhileReady(t *testing.T) {
 	c := &a.as().lane
 	w.sched.Enqueue(&c.member)
 	w.attach(a.id, a, Attachment{QP: &qa.QPBinding, Params: mpa.Params{IRD: 8, ORD: 8, Initiator: true}})
-	if cl := w.clients[0]; c.member.Group() != &cl.group || cl.group.Head() != &c.member || !cl.group.Queued() || w.clientless.Len() != 0 {
-		t.Errorf("of its client %v, in its round %v, in that of lanes without a client %v", c.member.Group() == &cl.group, cl.group.Head() == &c.member, w.clientless.Head() == &c.member)
+	if cl := w.clients[0]; c.member.Group() != cl.group || cl.group.Head() != &c.member || !cl.group.Queued() || w.clientless.Len() != 0 {
+		t.Errorf("of its client %v, in its round %v, in that of lanes without a client %v", c.member.Group() == cl.group, cl.group.Head() == &c.member, w.clientless.Head() == &c.member)
 	}
 	s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, 4096), RKey: qb.reg.STag(), Remote: 0x10000})
 	s.until("written", func() bool { return len(qa.wcs) == 1 })

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -134,13 +135,14 @@ func (s *Sockets) serve(w *worker) int {
 		c.queued = false
 		left -= max(c.read(), socketLeast)
 	}
-	s.ready = append(s.ready[:0], s.ready[at:]...)
+	s.ready = slices.Delete(s.ready, 0, at)
 	return n + at
 }
 
 // recheck polls every socket again: a fault in a client's memory may have ended a turn in which
 // epoll had reported others, and epoll reports each change only once.
 func (s *Sockets) recheck() {
+	clear(s.ready)
 	s.ready = s.ready[:0]
 	for _, c := range s.conns {
 		c.queued, c.readable, c.writable = false, true, c.state != tcp.SynSent

@@ -163,7 +163,7 @@ func (s *stream) linkQP(w *worker, a Attachment) {
 		})
 	}
 	if m := &s.lane.member; m.Group() == &w.clientless {
-		w.sched.Join(m, &cl.group)
+		w.sched.Join(m, cl.group)
 	}
 }
 

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"container/list"
 	"net/netip"
 	"time"
 
@@ -29,6 +30,8 @@ type tcpConn struct {
 	holds int       // received frames of the MTU held out of order
 	super superPath
 	runs  int // buffers of runs not acknowledged
+
+	waiting *list.Element // in worker.timeWait, or nil
 
 	// Streaming mode.
 	wide    bool // for a byte stream, in may hold a whole window
@@ -90,6 +93,9 @@ func (c *tcpConn) drop(w *worker) {
 		return
 	}
 	w.drop(&c.lane)
+	if c.waiting != nil {
+		w.timeWait.Remove(c.waiting)
+	}
 	w.forget(&c.stream)
 	w.e.dir.Remove(c.key, w)
 	w.leaves(c)
@@ -305,7 +311,7 @@ func (c *tcpConn) events(w *worker) int {
 			c.giveUp = w.now.Add(orphanTime)
 		}
 		c.finish(w, nil)
-		w.timeWait.add(c)
+		w.enterTimeWait(c)
 	}
 	return n
 }

@@ -1,57 +1,77 @@
 package dataplane
 
 import (
-	"slices"
+	"reflect"
+	"runtime"
 	"testing"
+	"time"
+	"weak"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/shm"
+	"github.com/iwarpd/iwarpd/tcp"
+	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// TestTimeWaitQueue checks that the queue keeps the connections in TIME-WAIT, in order, when it drops those that have
-// ended.
-func TestTimeWaitQueue(t *testing.T) {
-	var tw timeWait
-	var want []*tcpConn
-	for i := range 1000 {
-		c := new(tcpConn)
-		tw.add(c)
-		want = append(want, c)
-		if i%3 != 0 {
-			old := want[len(want)/2]
-			old.gone = true
-			want = slices.DeleteFunc(want, func(c *tcpConn) bool { return c == old })
-		}
-		if i%50 == 0 {
-			for tw.q[tw.at].gone {
-				tw.at++
-			}
-			tw.at++ // as evict
-			want = want[1:]
-		}
-		got := slices.DeleteFunc(slices.Clone(tw.q[tw.at:]), func(c *tcpConn) bool { return c.gone })
-		if !slices.Equal(got, want) {
-			t.Fatalf("step %d: %d connections, want %d", i, len(got), len(want))
+// freed reports whether the memory of p has been freed.
+func freed[T any](p weak.Pointer[T]) bool {
+	for range 3 { // one may have begun before the last use
+		runtime.GC()
+		if p.Value() == nil {
+			return true
 		}
 	}
-	if n := cap(tw.q); n > 2*len(want) {
-		t.Errorf("a queue of %d for %d", n, len(want))
+	return false
+}
+
+// TestTimeWaitMemory checks that a connection in TIME-WAIT does not keep the memory of its client, which has ended, and
+// that nothing keeps the connection after TIME-WAIT.
+func TestTimeWaitMemory(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	w := s.hosts[0].w
+	conn, client := s.timeWait()
+	if c := conn.Value(); c == nil || c.tcp.State() != tcp.TimeWait {
+		t.Fatal("the connection is not in TIME-WAIT")
+	}
+	if c := conn.Value(); !reflect.ValueOf(c.rx).IsZero() || !reflect.ValueOf(c.pre).IsZero() {
+		t.Error("a connection in TIME-WAIT keeps its buffers")
+	}
+	if !freed(client) {
+		t.Error("a connection in TIME-WAIT keeps the memory of its client")
+	}
+	end := s.now.Add(w.tcp.TimeWait + time.Second)
+	s.until("TIME-WAIT is over", func() bool { return w.stats.Conns == 0 || s.now > end })
+	if w.stats.Conns != 0 {
+		t.Fatalf("TIME-WAIT lasts longer than %v", w.tcp.TimeWait)
+	}
+	if !freed(conn) {
+		t.Error("the memory of a connection is in use after TIME-WAIT")
 	}
 }
 
-// TestTimeWaitLooks checks that a connection that enters TIME-WAIT rarely makes the queue look at all others, also if one
-// leaves for each: there may be thousands, and peers choose when.
-func TestTimeWaitLooks(t *testing.T) {
-	var tw timeWait
-	for len(tw.q) < 1000 || len(tw.q) < cap(tw.q) {
-		tw.add(new(tcpConn))
+// timeWait ends a connection of host 0, which is in TIME-WAIT then, and after it the client that had it.
+func (s *sim) timeWait() (weak.Pointer[tcpConn], weak.Pointer[ClientBinding]) {
+	s.t.Helper()
+	w := s.hosts[0].w
+	bells, err := shm.CreateDoorbells(256)
+	if err != nil {
+		s.t.Fatal(err)
 	}
-	looks := 0
-	for i := range 100 {
-		tw.q[len(tw.q)-1].gone = true
-		if len(tw.q) == cap(tw.q) {
-			looks++
-		}
-		tw.add(new(tcpConn))
-		if looks > 1 {
-			t.Fatalf("%d looks for %d connections", looks, i)
-		}
-	}
+	defer bells.Close()
+	cb := &ClientBinding{Doorbells: []*shm.Doorbells{bells}}
+	w.bind(cb)
+	qa, qb := newSimQP(s.t, s.hosts[0], 4096), newSimQP(s.t, s.hosts[1], 4096)
+	qa.Client = cb
+	a, b := s.open()
+	s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 8, ORD: 8})
+	s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, 4096), RKey: qb.reg.STag(), Remote: 0x10000})
+	s.until("written", func() bool { return len(qa.wcs) == 1 })
+	w.disconnect(a, false)
+	s.closed(0)
+	s.closed(1)
+	w.unbind(cb)
+	qa.Client = nil // the test keeps qa
+	return weak.Make(a.lane.llp.(*tcpConn)), weak.Make(cb)
 }

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"container/list"
 	"runtime"
 	"runtime/debug"
 	"sync/atomic"
@@ -51,7 +52,7 @@ type worker struct {
 	streams   map[ConnID]*stream
 	moved     map[ConnID]*worker // dialed streams that another queue has adopted
 	listeners listeners
-	timeWait  timeWait
+	timeWait  list.List // of *tcpConn, in the order in which they entered TIME-WAIT
 	clients   []*client
 	nextConn  uint64
 

@@ -124,3 +124,13 @@ func TestReorderingCost(t *testing.T) {
 		t.Errorf("%d segments lost at the end of the reordering window, want %d", y.c.q.lostSegs, crowdSegs-n)
 	}
 }
+
+// TestTimeWaitMemory checks that a connection in TIME-WAIT has no send queue, which may be long after a fast transfer.
+func TestTimeWaitMemory(t *testing.T) {
+	for _, state := range []State{FinWait2, TimeWait} {
+		c, _ := fuzzConn(t, state, 0)
+		if n := len(c.q.s); (n == 0) != (state == TimeWait) {
+			t.Errorf("%v: room for %d segments in the send queue", state, n)
+		}
+	}
+}

@@ -244,5 +244,6 @@ func (c *Conn) timeWait(now clock.Time) {
 			c.stop(t)
 		}
 	}
+	c.q.s, c.q.sorted = nil, nil // nothing more is queued, and there may be many connections in TIME-WAIT
 	c.arm(timerTimeWait, now.Add(c.cfg.TimeWait))
 }
