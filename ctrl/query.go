@@ -160,6 +160,9 @@ func (s *Server) status(sessions []*session, p *policy) *ctrlpb.StatusReply {
 			r.Detached = printable.Error(d.down)
 		}
 	}
+	if s.stale != nil && p.admin { // it may quote the configuration
+		r.NotReloaded = printable.Error(s.stale)
+	}
 	seen := make(map[*session]bool, len(sessions))
 	for _, o := range sessions {
 		seen[o] = true
@@ -386,7 +389,10 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 	k := &s.counters
 	s.mu.Lock()
 	clients, conns, ports, timeWait := len(s.sessions), len(s.conns), len(s.claims.byAddr), s.portsInTimeWait()
-	var detached uint64
+	var detached, notReloaded uint64
+	if s.stale != nil {
+		notReloaded = 1
+	}
 	for _, d := range s.devices {
 		if d.detached {
 			detached++
@@ -410,6 +416,7 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 		{Name: "ctrl.startups_evicted", Value: k.startupsEvicted.Load()},
 		{Name: "ctrl.peers_denied", Value: k.peersDenied.Load()},
 		{Name: "ctrl.connects_denied", Value: k.connectsDenied.Load()},
+		{Name: "ctrl.not_reloaded", Value: notReloaded},
 		{Name: "ctrl.program_detached", Value: detached},
 		{Name: "ctrl.program_detachments", Value: k.detached.Load()},
 		{Name: "ctrl.fallbacks", Value: k.fallbacks.Load()},

@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"errors"
 	"os"
 	"strings"
 	"testing"
@@ -33,6 +34,37 @@ func TestReload(t *testing.T) {
 		t.Errorf("after the end %v", m)
 	}
 	h.settled(t)
+}
+
+// TestNotReloaded checks that administrators, and no others, learn why a reload was refused, until one is not.
+func TestNotReloaded(t *testing.T) {
+	h := newHarness(t, Config{Allow: []Rule{{UIDs: []uint32{1000001}, Admin: true}, {}}})
+	why := func(uid uint32) string {
+		c := h.hello(t)
+		h.mu.Lock()
+		s := h.sessions[h.lastID]
+		pol, _ := h.cfg.policyOf(uid, nil, false)
+		s.pol.Store(&pol)
+		h.mu.Unlock()
+		return c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_QueryStatus{QueryStatus: &ctrlpb.QueryStatus{}}}).GetStatus().NotReloaded
+	}
+	const admin, other = 1000001, 1000002
+	for _, tt := range []struct {
+		err   error
+		text  string
+		gauge uint64
+	}{{nil, "", 0}, {errors.New("max-qps: many: must be a number"), "max-qps: many: must be a number", 1}, {nil, "", 0}} {
+		h.NotReloaded(tt.err)
+		if got := why(admin); got != tt.text {
+			t.Errorf("an administrator is shown %q; want %q", got, tt.text)
+		}
+		if got := why(other); got != "" {
+			t.Errorf("another user is shown %q", got)
+		}
+		if n := h.value(t, "ctrl.not_reloaded"); n != tt.gauge {
+			t.Errorf("the gauge is %d; want %d", n, tt.gauge)
+		}
+	}
 }
 
 // TestReloadReceiveWindow checks that byte streams are still charged for the window that the engine has.

@@ -60,6 +60,7 @@ type Server struct {
 	// while waiting for a worker, except in Listen.
 	mu       sync.Mutex
 	cfg      Config
+	stale    error // why the last reload was refused, or nil; see NotReloaded
 	closed   bool
 	sockets  []*UnixListener // the main socket, then those of the slots; none before Listen and when it is to stop
 	sessions map[uint32]*session
@@ -234,6 +235,13 @@ func (s *Server) Reload(cfg Config) {
 		c.pol.Store(&pol)
 	}
 	s.endDenied()
+}
+
+// NotReloaded records why a reload was refused, so that the settings stay as they were, or nil if it was not.
+func (s *Server) NotReloaded(why error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stale = why
 }
 
 // Listen opens the Unix socket and those of the slots. It replaces a stale socket file, and fails

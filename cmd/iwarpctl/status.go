@@ -127,6 +127,9 @@ func (c *command) status() *cobra.Command {
 			lines := [][2]any{
 				{"daemon", fmt.Sprintf("iwarpd %s, process %d, up %v, %s", s.Version, s.Pid, (time.Duration(s.UptimeMs) * time.Millisecond).Round(time.Second), printable.Count(s.Workers, "worker"))},
 			}
+			if why := s.GetNotReloaded(); why != "" {
+				lines = append(lines, [2]any{"  settings", "NOT RELOADED: " + why})
+			}
 			for _, d := range s.GetDevices() {
 				lines = append(lines, [][2]any{
 					{"interface", fmt.Sprintf("%s, MTU %d%s", d.GetInterface(), d.GetMtu(), link(d))},

@@ -313,7 +313,7 @@ func allCounters() []*ctrlpb.Counter {
 // and that it marks the gauges.
 func TestDocument(t *testing.T) {
 	gauges := []string{
-		"ctrl.clients", "ctrl.conns", "ctrl.ports", "ctrl.ports_time_wait", "ctrl.program_detached",
+		"ctrl.clients", "ctrl.conns", "ctrl.ports", "ctrl.ports_time_wait", "ctrl.not_reloaded", "ctrl.program_detached",
 		"engine.conns", "engine.free_slots", "engine.slots", "engine.held_frames", "engine.held_peak", "engine.timers",
 		"sctp.assocs", "fragments.waiting", "fragments.bytes",
 	}

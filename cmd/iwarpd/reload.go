@@ -9,18 +9,23 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/ctrl"
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 // hangup handles SIGHUP: it reads the settings again, and opens the sockets again whose files are gone.
 func (d *daemon) hangup() {
 	notify(d.log, reloading())
-	if s, err := d.read(); err != nil {
-		d.log.Error("not reloaded: the settings stay as they were", zap.Error(err))
-	} else {
+	s, err := d.read()
+	status := "STATUS=" // none
+	if err == nil {
 		d.reload(s)
+	} else {
+		d.log.Error("not reloaded: the settings stay as they were", zap.Error(err))
+		status += "not reloaded: " + printable.String(printable.Error(err)) // a line
 	}
+	d.server.NotReloaded(err)
 	d.relisten()
-	notify(d.log, sd.SdNotifyReady)
+	notify(d.log, sd.SdNotifyReady+"\n"+status)
 }
 
 // relisten opens the sockets again whose files are gone.

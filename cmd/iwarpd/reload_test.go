@@ -1,10 +1,12 @@
 package main
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -87,6 +89,7 @@ func TestReload(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	server.Bind(countedEngine{})
 	d := &daemon{s: s, log: zap.NewNop(), level: zap.NewAtomicLevelAt(s.LogLevel), server: server}
 	for _, tt := range []struct {
 		text          string
@@ -113,6 +116,40 @@ func TestReload(t *testing.T) {
 		d.hangup()
 		if d.s.Limits.QPs != 20 || d.s.CRC != ctrl.CRCOff || len(d.s.Allow) != 1 || d.s.Allow[0].UIDs[0] != 5 {
 			t.Errorf("%s: taken over: %+v", wrong, d.s)
+		}
+		key, _, _ := strings.Cut(wrong, ":")
+		if why := d.server.Status().NotReloaded; !strings.Contains(why, key) {
+			t.Errorf("%s: not reloaded: %q", wrong, why)
+		}
+	}
+}
+
+// TestReloadNotifies checks that systemd is told why a reload was refused, in one line, and that the next one ends that.
+func TestReloadNotifies(t *testing.T) {
+	systemd := notifySocket(t, time.Minute)
+	s := parsed(t, "interface: eth0\n")
+	server, err := ctrl.New(ctrlConfig(s), ctrl.Options{Resolver: &hostnet.Static{}, Devices: []ctrl.Device{{Name: "eth0"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server.Bind(countedEngine{})
+	d := &daemon{s: s, log: zap.NewNop(), level: zap.NewAtomicLevelAt(s.LogLevel), server: server}
+	for _, tt := range []struct {
+		err  error
+		want string
+	}{{errors.New("config: max-qps:\nMAINPID=1"), `READY=1
+STATUS=not reloaded: config: max-qps:\u000aMAINPID=1`}, {nil, "READY=1\nSTATUS="}} {
+		d.read = func() (*settings, error) { return s, tt.err }
+		d.hangup()
+		for _, want := range []string{"RELOADING=1\nMONOTONIC_USEC=", tt.want} {
+			b := make([]byte, 256)
+			_ = systemd.SetReadDeadline(time.Now().Add(time.Minute))
+			if n, err := systemd.Read(b); err != nil || !strings.HasPrefix(string(b[:n]), want) || want == tt.want && n != len(want) {
+				t.Fatalf("systemd got %q, %v; want %q", b[:n], err, want)
+			}
+		}
+		if why := server.Status().NotReloaded; (why == "") != (tt.err == nil) {
+			t.Errorf("not reloaded: %q, after %v", why, tt.err)
 		}
 	}
 }

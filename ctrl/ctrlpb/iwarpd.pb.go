@@ -5761,24 +5761,26 @@ func (*QueryStatus) Descriptor() ([]byte, []int) {
 }
 
 type StatusReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Version       string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	UptimeMs      uint64                 `protobuf:"varint,2,opt,name=uptime_ms,json=uptimeMs,proto3" json:"uptime_ms,omitempty"`
-	Device        *DeviceAttr            `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"` // the first of devices
-	Workers       uint32                 `protobuf:"varint,4,opt,name=workers,proto3" json:"workers,omitempty"`
-	Clients       uint32                 `protobuf:"varint,5,opt,name=clients,proto3" json:"clients,omitempty"`
-	Pds           uint32                 `protobuf:"varint,6,opt,name=pds,proto3" json:"pds,omitempty"`
-	Mrs           uint32                 `protobuf:"varint,7,opt,name=mrs,proto3" json:"mrs,omitempty"`
-	Mws           uint32                 `protobuf:"varint,8,opt,name=mws,proto3" json:"mws,omitempty"`
-	Cqs           uint32                 `protobuf:"varint,9,opt,name=cqs,proto3" json:"cqs,omitempty"`
-	Qps           uint32                 `protobuf:"varint,10,opt,name=qps,proto3" json:"qps,omitempty"`
-	Listens       uint32                 `protobuf:"varint,11,opt,name=listens,proto3" json:"listens,omitempty"`
-	Conns         uint32                 `protobuf:"varint,12,opt,name=conns,proto3" json:"conns,omitempty"`           // set up or being set up
-	Registered    uint64                 `protobuf:"varint,13,opt,name=registered,proto3" json:"registered,omitempty"` // bytes
-	Pid           uint32                 `protobuf:"varint,14,opt,name=pid,proto3" json:"pid,omitempty"`
-	Detached      string                 `protobuf:"bytes,15,opt,name=detached,proto3" json:"detached,omitempty"` // why no frames come by an interface whose XDP program was detached; "": none was
-	Devices       []*DeviceAttr          `protobuf:"bytes,16,rep,name=devices,proto3" json:"devices,omitempty"`
-	Silent        []uint32               `protobuf:"varint,17,rep,packed,name=silent,proto3" json:"silent,omitempty"` // workers that have not answered within a second
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Version    string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
+	UptimeMs   uint64                 `protobuf:"varint,2,opt,name=uptime_ms,json=uptimeMs,proto3" json:"uptime_ms,omitempty"`
+	Device     *DeviceAttr            `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"` // the first of devices
+	Workers    uint32                 `protobuf:"varint,4,opt,name=workers,proto3" json:"workers,omitempty"`
+	Clients    uint32                 `protobuf:"varint,5,opt,name=clients,proto3" json:"clients,omitempty"`
+	Pds        uint32                 `protobuf:"varint,6,opt,name=pds,proto3" json:"pds,omitempty"`
+	Mrs        uint32                 `protobuf:"varint,7,opt,name=mrs,proto3" json:"mrs,omitempty"`
+	Mws        uint32                 `protobuf:"varint,8,opt,name=mws,proto3" json:"mws,omitempty"`
+	Cqs        uint32                 `protobuf:"varint,9,opt,name=cqs,proto3" json:"cqs,omitempty"`
+	Qps        uint32                 `protobuf:"varint,10,opt,name=qps,proto3" json:"qps,omitempty"`
+	Listens    uint32                 `protobuf:"varint,11,opt,name=listens,proto3" json:"listens,omitempty"`
+	Conns      uint32                 `protobuf:"varint,12,opt,name=conns,proto3" json:"conns,omitempty"`           // set up or being set up
+	Registered uint64                 `protobuf:"varint,13,opt,name=registered,proto3" json:"registered,omitempty"` // bytes
+	Pid        uint32                 `protobuf:"varint,14,opt,name=pid,proto3" json:"pid,omitempty"`
+	Detached   string                 `protobuf:"bytes,15,opt,name=detached,proto3" json:"detached,omitempty"` // why no frames come by an interface whose XDP program was detached; "": none was
+	Devices    []*DeviceAttr          `protobuf:"bytes,16,rep,name=devices,proto3" json:"devices,omitempty"`
+	Silent     []uint32               `protobuf:"varint,17,rep,packed,name=silent,proto3" json:"silent,omitempty"` // workers that have not answered within a second
+	// Why the last reload was refused: the daemon runs with its earlier settings. "": it was not. For administrators only.
+	NotReloaded   string `protobuf:"bytes,18,opt,name=not_reloaded,json=notReloaded,proto3" json:"not_reloaded,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5930,6 +5932,13 @@ func (x *StatusReply) GetSilent() []uint32 {
 		return x.Silent
 	}
 	return nil
+}
+
+func (x *StatusReply) GetNotReloaded() string {
+	if x != nil {
+		return x.NotReloaded
+	}
+	return ""
 }
 
 // A list comes in pages: ask again with after set to the last item's key while
@@ -8357,7 +8366,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\bDraining\x12\x1d\n" +
 	"\n" +
 	"timeout_ms\x18\x01 \x01(\rR\ttimeoutMs\"\r\n" +
-	"\vQueryStatus\"\xd2\x03\n" +
+	"\vQueryStatus\"\xf5\x03\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ms\x18\x02 \x01(\x04R\buptimeMs\x122\n" +
@@ -8378,7 +8387,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x03pid\x18\x0e \x01(\rR\x03pid\x12\x1a\n" +
 	"\bdetached\x18\x0f \x01(\tR\bdetached\x124\n" +
 	"\adevices\x18\x10 \x03(\v2\x1a.iwarpd.ctrl.v1.DeviceAttrR\adevices\x12\x16\n" +
-	"\x06silent\x18\x11 \x03(\rR\x06silent\"/\n" +
+	"\x06silent\x18\x11 \x03(\rR\x06silent\x12!\n" +
+	"\fnot_reloaded\x18\x12 \x01(\tR\vnotReloaded\"/\n" +
 	"\aListQPs\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\rR\x05after\x12\x0e\n" +
 	"\x02qp\x18\x02 \x01(\rR\x02qp\"F\n" +

@@ -47,9 +47,16 @@ func TestHangup(t *testing.T) {
 	write("max-qps: many\n")
 	h.daemon.Signal(unix.SIGHUP)
 	h.daemon.Expect("not reloaded")
-	if out := h.must("status"); !strings.Contains(out, "0 of 9") {
-		t.Errorf("status: %s", out)
-	}
+	testenv.Until(t, "status shows why", func() bool {
+		out := h.must("status")
+		return strings.Contains(out, "0 of 9") && strings.Contains(out, "NOT RELOADED: ") && strings.Contains(out, "max-qps") && strings.Contains(h.must("status", "--json"), `"not_reloaded"`)
+	})
+	write("max-qps: 8\n")
+	h.daemon.Signal(unix.SIGHUP)
+	testenv.Until(t, "status shows the settings", func() bool {
+		out := h.must("status")
+		return strings.Contains(out, "0 of 8") && !strings.Contains(out, "NOT RELOADED")
+	})
 }
 
 // TestServersSurvive checks that servers whose daemon is restarted during a copy continue with the next daemon and
