@@ -23,8 +23,8 @@ var cookieMSS = [8]int{64, 536, 1220, 1400, 1440, 1460, 4312, 8940}
 func cookieTime(now clock.Time) uint32 { return uint32(int64(now) / (cookiePeriod * 1e9)) }
 
 func (l *Listener) cookie(f *pkt.Flow, irs serial.Num, t uint32, mss uint32) serial.Num {
-	h := flowHash(&l.secret, f, uint32(irs)^t*0x9e3779b1)
-	return serial.Num(t&31<<27 | mss<<24 | (h[1]+t*8+mss*0x51ed27)&0xffffff)
+	h := flowHash(&l.secret, f, uint64(irs)<<32|uint64(t<<3|mss)) // each value apart: peers know them all, and choose irs
+	return serial.Num(t&31<<27 | mss<<24 | h[1]&0xffffff)
 }
 
 // tsOff returns the timestamp offset of a flow for connections made from a cookie. It is the same for every call.

@@ -22,14 +22,14 @@ func ISS(secret [16]byte, f pkt.Flow, now clock.Time) serial.Num {
 }
 
 // flowHash is a keyed hash of a flow and a salt.
-func flowHash(secret *[16]byte, f *pkt.Flow, salt uint32) (h [2]uint32) {
-	var b [56]byte
+func flowHash(secret *[16]byte, f *pkt.Flow, salt uint64) (h [2]uint32) {
+	var b [60]byte
 	copy(b[0:], secret[:])
 	copy(b[16:], f.Local[:])
 	copy(b[32:], f.Remote[:])
 	binary.BigEndian.PutUint16(b[48:], f.LocalPort)
 	binary.BigEndian.PutUint16(b[50:], f.RemotePort)
-	binary.BigEndian.PutUint32(b[52:], salt)
+	binary.BigEndian.PutUint64(b[52:], salt)
 	sum := sha256.Sum256(b[:])
 	h[0] = binary.BigEndian.Uint32(sum[0:])
 	h[1] = binary.BigEndian.Uint32(sum[4:])

@@ -181,6 +181,34 @@ func TestSYNCookieBad(t *testing.T) {
 	}
 }
 
+// TestSYNCookieRelated checks that no cookie tells what another one is: not one of a later time or of another MSS for another sequence
+// number of the peer, whatever the peer knows of how they are made.
+func TestSYNCookieRelated(t *testing.T) {
+	const step = 0x9e3779b1 // factors that mixed the counter and the MSS into the hash
+	cfg := DefaultConfig()
+	l, f := NewListener(&cfg, 1, [16]byte{7}, 1500), simFlow(0, false)
+	flood(l, 2)
+	s := cookieSYN()
+	_, r, _ := l.HandleSegment(simStart, f, &s)
+	for later := range uint32(100) {
+		for mss := range uint32(8) {
+			now := simStart.Add(time.Duration(later) * cookiePeriod * time.Second)
+			l.flooded = now
+			old, t0 := uint32(r.Seq), cookieTime(simStart)
+			t1, m0 := t0+later, old>>24&7
+			if t1 == t0 && mss == m0 {
+				continue // the cookie itself
+			}
+			irs := uint32(s.Seq) ^ t0*step ^ t1*step
+			iss := t1&31<<27 | mss<<24 | (old-t0*8-m0*0x51ed27+t1*8+mss*0x51ed27)&0xffffff
+			a := Segment{Header: Header{Seq: serial.Num(irs + 1), Ack: serial.Num(iss + 1), Flags: ACK, Window: 500}, Buf: NoBuf}
+			if c, _, _ := l.HandleSegment(now, f, &a); c != nil {
+				t.Fatalf("a cookie made of one that is %v old, for MSS %d, was taken", now.Sub(simStart), cookieMSS[mss])
+			}
+		}
+	}
+}
+
 // TestSYNCookieReply checks that a SYN-ACK with a cookie differs from another one only in the sequence number and in the low bits of the
 // timestamp, and that its timestamp is no later.
 func TestSYNCookieReply(t *testing.T) {
