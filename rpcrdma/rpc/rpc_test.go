@@ -752,6 +752,38 @@ func TestMaxRecord(t *testing.T) {
 	}
 }
 
+// TestRecordInPieces checks that a record costs little more memory, and so little more copying, in fragments of a few bytes than in one, and
+// that its buffer has no room for a large call if it is small.
+func TestRecordInPieces(t *testing.T) {
+	for _, n := range []int{1 << 14, 1 << 18} {
+		want := make([]byte, n)
+		for i := range want {
+			want[i] = byte(i * 7)
+		}
+		var wire []byte
+		for left := want; len(left) > 0; left = left[8:] {
+			mark := uint32(8)
+			if len(left) == 8 {
+				mark |= 1 << 31
+			}
+			wire = append(binary.BigEndian.AppendUint32(wire, mark), left[:8]...)
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		b, err := record(bytes.NewReader(wire))
+		runtime.ReadMemStats(&after)
+		if err != nil || !bytes.Equal(b, want) {
+			t.Fatalf("%d bytes: %d read, %v", n, len(b), err)
+		}
+		if got := after.TotalAlloc - before.TotalAlloc; got > uint64(8*n+len(wire)) {
+			t.Errorf("%d bytes in fragments of 8: %d bytes allocated", n, got)
+		}
+		if n <= small && cap(b) > small {
+			t.Errorf("%d bytes in a buffer of %d", n, cap(b))
+		}
+	}
+}
+
 func FuzzServer(f *testing.F) {
 	f.Add(makeCall(1, 1, 1).Body, []byte("item"), uint16(40))
 	f.Add(makeCall(1, 2, 1).Body, []byte(nil), uint16(0))

@@ -305,8 +305,12 @@ func readRecord(r io.Reader, limit int, memory func(n int) []byte) (b []byte, er
 		for n > 0 {
 			at := len(b)
 			k := min(n, max(1<<16, cap(b)-at, at))
-			if at+k > cap(b) { // not longer than needed, so that the buffer of a small call has no room for a large one
-				b = append(make([]byte, 0, at+k), b...)
+			if at+k > cap(b) { // twice as much, so that short fragments are not copied often; but a small call keeps no room for a large one
+				most := limit
+				if at+k <= small {
+					most = min(limit, small)
+				}
+				b = append(make([]byte, 0, max(at+k, min(2*at, most))), b...)
 			}
 			b = b[:at+k]
 			if _, err := io.ReadFull(r, b[at:]); err != nil {
