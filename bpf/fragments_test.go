@@ -351,7 +351,7 @@ func testFragmentsOfTheHost(t *testing.T, mode Mode, beside bool) {
 				binary.BigEndian.PutUint16(l4[4:], n)
 				binary.BigEndian.PutUint16(l4[6:], 0)
 				binary.BigEndian.PutUint16(l4[6:], pkt.UDPChecksum(pkt.Sum(l4, tu.PseudoSum(n))))
-				tu.Put(b, n, 0, 0)
+				tu.Put(b, n, 0)
 				return b
 			}
 			id, sent := byte(0), make(map[string]bool)

@@ -164,7 +164,7 @@ func frame(proto uint8, src, dst netip.Addr, sport, dport uint16, vlans int) []b
 		VLANs: [2]uint16{7, 8}, NVLAN: vlans,
 	}
 	b := make([]byte, tu.HeaderLen()+40)
-	tu.Put(b, 40, 0, 0)
+	tu.Put(b, 40, 0)
 	l4 := b[tu.HeaderLen():]
 	binary.BigEndian.PutUint16(l4, sport)
 	binary.BigEndian.PutUint16(l4[2:], dport)
@@ -180,7 +180,7 @@ func icmpError(src, dst netip.Addr, typ byte, inner []byte) []byte {
 	tu := pkt.Tuple{Flow: pkt.NewFlow(netip.AddrPortFrom(src, 0), netip.AddrPortFrom(dst, 0)), Proto: proto, V6: dst.Is6()}
 	ip := inner[14:]
 	b := make([]byte, tu.HeaderLen()+8+len(ip))
-	tu.Put(b, 8+len(ip), 0, 0)
+	tu.Put(b, 8+len(ip), 0)
 	b[tu.HeaderLen()] = typ
 	copy(b[tu.HeaderLen()+8:], ip)
 	return b

@@ -307,7 +307,7 @@ func TestAdoptForeignTag(t *testing.T) {
 				p = append([]byte{0x12, 0x34, sctp.UDPPort >> 8, sctp.UDPPort & 0xff, 0, byte(8 + len(p)), 0, 0}, p...)
 			}
 			frame := make([]byte, tuple.HeaderLen(), tuple.HeaderLen()+len(p))
-			tuple.Put(frame, len(p), 0, 0)
+			tuple.Put(frame, len(p), 0)
 			frame = append(frame, p...)
 			f := link.Frame{N: 1}
 			f.Pieces[0] = frame

@@ -17,6 +17,7 @@ type foreign struct {
 	sim    *sim
 	local  netip.AddrPort
 	answer tcp.Header // of the last frame
+	id     uint16     // its IPv4 identification
 }
 
 func newForeign(t *testing.T, backlog int) *foreign {
@@ -29,6 +30,7 @@ func newForeign(t *testing.T, backlog int) *foreign {
 		if _, err := p.answer.Decode(f[in.L4Off:]); err != nil {
 			t.Fatal(err)
 		}
+		p.id = binary.BigEndian.Uint16(f[in.L3Off+4:])
 		return false
 	}})
 	p.sim, p.simHost = s, s.hosts[1]

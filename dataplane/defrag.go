@@ -203,7 +203,7 @@ func (w *worker) timeExceeded(e ipfrag.Expired) {
 	}
 	at := t.HeaderLen()
 	b := w.link.Bytes(s)[:at+n]
-	t.Put(b, n, 0, 0)
+	t.Put(b, n, 0)
 	msg := b[at:]
 	copy(msg, []byte{kind, 1, 0, 0, 0, 0, 0, 0}) // code 1: fragment reassembly time exceeded
 	copy(msg[8:], e.Quote)

@@ -191,7 +191,7 @@ func TestTimeExceeded(t *testing.T) {
 			tu := pkt.Tuple{Flow: pkt.Flow{Local: addr.As16(), Remote: addrOf(1, v6).As16(), LocalPort: 40000, RemotePort: 7174},
 				Proto: pkt.ProtoTCP, V6: v6, SrcMAC: tc.mac, DstMAC: macB, VLANs: [2]uint16{5, 6}, NVLAN: 2}
 			b := make([]byte, tu.HeaderLen()+2000)
-			tu.Put(b, 2000, 0, 0)
+			tu.Put(b, 2000, 0)
 			binary.BigEndian.PutUint16(b[tu.HeaderLen():], 40000)
 			binary.BigEndian.PutUint16(b[tu.HeaderLen()+2:], 7174)
 			first := testenv.Cut(b, 1400, 1)[0]
@@ -264,7 +264,7 @@ func TestFragmentSource(t *testing.T) {
 	e.Start()
 	tu := pkt.Tuple{Flow: pkt.Flow{Local: addrB.As16(), Remote: addrA.As16()}, Proto: 99, SrcMAC: macB, DstMAC: macA}
 	f := make([]byte, tu.HeaderLen()+100)
-	tu.Put(f, 100, 0, 0)
+	tu.Put(f, 100, 0)
 	for _, c := range testenv.Cut(f, 48, 1) {
 		r.frames <- c
 	}

@@ -233,7 +233,7 @@ func TestForwardedICMP(t *testing.T) {
 		h := q.workers[0].out.Header
 		syn = syn[:len(syn)+h.Len()]
 		h.Put(syn[tuple.HeaderLen():])
-		tuple.Put(syn, h.Len(), 0, 1)
+		tuple.Put(syn, h.Len(), 0)
 		f := link.Frame{N: 1}
 		f.Pieces[0] = tooBig(syn, lower, 40)
 		q.workers[1].take(&f)

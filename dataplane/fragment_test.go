@@ -35,7 +35,7 @@ func tooBig(frame []byte, mtu, show int) []byte {
 	}
 	binary.BigEndian.PutUint16(msg[2:], pkt.Checksum(pkt.Sum(msg, sum)))
 	b := make([]byte, t.HeaderLen(), t.HeaderLen()+len(msg))
-	t.Put(b, len(msg), 0, 0)
+	t.Put(b, len(msg), 0)
 	return append(b, msg...)
 }
 
@@ -87,7 +87,7 @@ func (r *reassembly) take(f []byte) (whole []byte, fragment bool) {
 		t.Proto, t.Local, t.Remote = ip[9], mapped(ip[12:16]), mapped(ip[16:20])
 	}
 	b := make([]byte, t.HeaderLen())
-	t.Put(b, r.total, 0, 0)
+	t.Put(b, r.total, 0)
 	return append(b, r.have[:r.total]...), true
 }
 

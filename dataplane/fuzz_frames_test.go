@@ -164,7 +164,7 @@ func (f *fuzzPair) frames(kind byte, v6 bool, in []byte, as *assoc) []byte {
 	}
 	build := func(l4 []byte) []byte {
 		b := make([]byte, t.HeaderLen())
-		t.Put(b, len(l4), 0, 1)
+		t.Put(b, len(l4), 0)
 		return append(b, l4...)
 	}
 	sum := func(l4 []byte, at int) []byte {
@@ -218,7 +218,7 @@ func (f *fuzzPair) frames(kind byte, v6 bool, in []byte, as *assoc) []byte {
 	case fuzzQuote:
 		own := pkt.Tuple{SrcMAC: macB, DstMAC: macA, Flow: f.b.flow(), Proto: pkt.ProtoTCP}
 		q := make([]byte, own.HeaderLen()+20)
-		own.Put(q, 1460, 0, 1)
+		own.Put(q, 1460, 0)
 		l4 := q[own.HeaderLen():]
 		binary.BigEndian.PutUint16(l4, own.LocalPort)
 		binary.BigEndian.PutUint16(l4[2:], own.RemotePort)

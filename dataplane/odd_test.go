@@ -14,6 +14,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
@@ -84,6 +85,34 @@ func TestNotAnswered(t *testing.T) {
 	}
 }
 
+// TestIdentification checks that the IPv4 identifications of packets to one host do not show what others get. By a count of all packets a
+// host that forges segments of a connection would see which of them are answered, and so find its sequence numbers.
+func TestIdentification(t *testing.T) {
+	h := newForeign(t, 8)
+	probe := func() uint16 {
+		h.segment(666, tcp.Header{Flags: tcp.ACK, Ack: 1}, "")
+		if h.answer.Flags != tcp.RST {
+			t.Fatalf("a segment without a connection was answered by %v", h.answer.Flags)
+		}
+		return h.id
+	}
+	h.segment(40000, tcp.Header{Flags: tcp.SYN}, "")
+	h.segment(40000, tcp.Header{Flags: tcp.ACK, Seq: 1, Ack: h.answer.Seq + 1}, "")
+	var sent [2]uint64
+	var seen [2]uint16
+	for i, seq := range []serial.Num{2, 1 << 30} { // in the window, and not
+		before, first := h.w.stats.TxFrames, probe()
+		h.segment(40000, tcp.Header{Flags: tcp.RST, Seq: seq}, "")
+		seen[i], sent[i] = probe()-first, h.w.stats.TxFrames-before
+	}
+	if sent[0] != sent[1]+1 {
+		t.Fatalf("%d and %d packets; want a challenge for the segment in the window alone", sent[0], sent[1])
+	}
+	if seen[0] != seen[1] {
+		t.Errorf("a segment in the window of a connection advances the identifications for others by %d, another one by %d", seen[0], seen[1])
+	}
+}
+
 // hostless is a resolver of a host with two addresses of each family.
 type hostless struct{ Resolver }
 
@@ -95,7 +124,7 @@ func (hostless) Hostless() []netip.Addr {
 func (w *worker) receives(tu *pkt.Tuple, l4 []byte) {
 	f := link.Frame{N: 1}
 	f.Pieces[0] = make([]byte, tu.HeaderLen(), tu.HeaderLen()+len(l4))
-	tu.Put(f.Pieces[0], len(l4), 0, 0)
+	tu.Put(f.Pieces[0], len(l4), 0)
 	f.Pieces[0] = append(f.Pieces[0], l4...)
 	w.take(&f)
 }

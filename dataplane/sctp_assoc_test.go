@@ -169,7 +169,7 @@ func TestSCTPRestartWithData(t *testing.T) {
 	sctp.SetChecksum(p)
 	tuple := pkt.Tuple{Flow: a.flow(), Proto: pkt.ProtoSCTP, SrcMAC: macA, DstMAC: macB}
 	frame := make([]byte, tuple.HeaderLen(), tuple.HeaderLen()+len(p))
-	tuple.Put(frame, len(p), 0, 0)
+	tuple.Put(frame, len(p), 0)
 	frame = append(frame, p...)
 	f := rxFrame{Frame: &link.Frame{N: 1}}
 	if err := f.pkt.Parse(frame, len(frame)); err != nil {

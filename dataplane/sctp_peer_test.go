@@ -115,7 +115,7 @@ func (p *rawPeer) put(from netip.Addr, chunks ...[]byte) {
 	sctp.SetChecksum(b)
 	t := pkt.Tuple{Flow: pkt.NewFlow(netip.AddrPortFrom(from, p.local.Port()), p.remote), Proto: pkt.ProtoSCTP, SrcMAC: macA, DstMAC: macB}
 	frame := make([]byte, t.HeaderLen(), t.HeaderLen()+len(b))
-	t.Put(frame, len(b), 0, 0)
+	t.Put(frame, len(b), 0)
 	f := rxFrame{Frame: &link.Frame{N: 1}}
 	f.Pieces[0] = append(frame, b...)
 	w := p.hosts[1].w

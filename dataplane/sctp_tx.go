@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"encoding/binary"
+	"math/rand/v2"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/dataplane/sched"
@@ -230,18 +231,18 @@ func (as *assoc) transmit(w *worker) {
 }
 
 // fragments sends a packet as IP fragments: a message in flight cannot be cut otherwise after
-// the path MTU has shrunk (RFC 9260 7.3).
+// the path MTU has shrunk (RFC 9260 7.3). Nobody can predict their identification (RFC 7739).
 func (w *worker) fragments(t *pkt.Tuple, mtu int, b []byte) {
 	at := t.FragmentHeaderLen()
 	size := t.FragmentSize(mtu)
-	w.ipid++
+	id := rand.Uint32()
 	for off := 0; off < len(b); off += size {
 		s, ok := w.spareSlot()
 		if !ok {
 			return // dropped, as packets may be
 		}
 		n := copy(w.link.Bytes(s)[at:], b[off:min(off+size, len(b))])
-		t.PutFragment(w.link.Bytes(s), n, off, off+n < len(b), uint32(w.ipid))
+		t.PutFragment(w.link.Bytes(s), n, off, off+n < len(b), id)
 		w.postFrame(&w.tapped, s, 0, at+n)
 		w.stats.TxFragments++
 	}
@@ -252,8 +253,7 @@ func (w *worker) postSCTP(t *pkt.Tuple, udp uint16, s link.Slot, at, n int) {
 	w.tapFlow(t, s, at)
 	at, n = w.finishSCTP(t, udp, s, at, n)
 	off := at - t.HeaderLen()
-	w.ipid++
-	t.Put(w.link.Bytes(s)[off:at], n, 0, w.ipid)
+	t.Put(w.link.Bytes(s)[off:at], n, 0)
 	w.postFrame(&w.tapped, s, off, at+n-off)
 }
 

@@ -204,8 +204,7 @@ func (c *tcpConn) sendSuper(w *worker, n int, parts [][]byte) bool {
 	off := tcpOff - t.HeaderLen()
 	h := b.hdr[:]
 	b.head.Put(h[tcpOff:])
-	w.ipid += uint16(n) // each segment uses an identification
-	t.Put(h[off:tcpOff], hl+b.used, b.ecn, w.ipid-uint16(n)+1)
+	t.Put(h[off:tcpOff], hl+b.used, b.ecn)
 	sum := pkt.Fold(t.PseudoSum(hl + b.used))
 	h[tcpOff+16], h[tcpOff+17] = byte(sum>>8), byte(sum)
 	parts[0] = h[off:]

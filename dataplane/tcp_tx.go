@@ -344,8 +344,7 @@ func (w *worker) postSegment(t *pkt.Tuple, h *tcp.Header, s link.Slot, n int, su
 	tcpOff := headroom - hl
 	off := tcpOff - t.HeaderLen()
 	h.Put(b[tcpOff:headroom])
-	w.ipid++
-	t.Put(b[off:tcpOff], hl+n, ecn, w.ipid)
+	t.Put(b[off:tcpOff], hl+n, ecn)
 	sum = pkt.SumHeader(b[tcpOff:headroom], pkt.Add(sum, t.PseudoSum(hl+n)))
 	c := ^pkt.Fold(sum)
 	b[tcpOff+16], b[tcpOff+17] = byte(c>>8), byte(c)

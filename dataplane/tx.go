@@ -35,7 +35,6 @@ type txPath struct {
 	slots  []slotState
 	record link.Slot // record being composed, or link.NoSlot; freed after a fault
 	done   [reapBudget]link.Slot
-	ipid   uint16
 	out    tcp.Out
 	super  superTx
 	tapped pkt.Flow             // flow of the SCTP frames about to be posted

@@ -378,7 +378,7 @@ func tcpFrame(v *testenv.Veth, sport uint16, tags, n int) []byte {
 		Proto: pkt.ProtoTCP, SrcMAC: [6]byte(v.A.MAC), DstMAC: [6]byte(v.B.MAC), NVLAN: tags, VLANs: [2]uint16{5, 9},
 	}
 	b := make([]byte, tu.HeaderLen()+n)
-	tu.Put(b, n, 0, 0)
+	tu.Put(b, n, 0)
 	binary.BigEndian.PutUint16(b[tu.HeaderLen():], sport)
 	binary.BigEndian.PutUint16(b[tu.HeaderLen()+2:], port)
 	return b

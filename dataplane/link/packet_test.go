@@ -57,7 +57,7 @@ func ipFrame(from, to *testenv.End, v6 bool, proto uint8, dport uint16, vlans, n
 		SrcMAC: [6]byte(from.MAC), DstMAC: [6]byte(to.MAC), NVLAN: vlans, VLANs: [2]uint16{0x6005, 9},
 	}
 	b := make([]byte, tu.HeaderLen()+n)
-	tu.Put(b, n, 0, 0)
+	tu.Put(b, n, 0)
 	l4 := b[tu.HeaderLen():]
 	for i := range l4 {
 		l4[i] = byte(i)

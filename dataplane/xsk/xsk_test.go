@@ -76,7 +76,7 @@ func tuple(from, to *testenv.End) pkt.Tuple {
 // fillFrame writes a frame of n bytes that contains a number.
 func fillFrame(b []byte, tu *pkt.Tuple, id uint32) {
 	h := tu.HeaderLen()
-	tu.Put(b, len(b)-h, 0, 0)
+	tu.Put(b, len(b)-h, 0)
 	for i := h; i < len(b); i++ {
 		b[i] = byte(i) ^ byte(id)
 	}

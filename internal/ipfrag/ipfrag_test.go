@@ -29,7 +29,7 @@ func frameOf(v6 bool, host byte, n int, fill byte) []byte {
 	tu := pkt.Tuple{Flow: pkt.NewFlow(netip.AddrPortFrom(src, 40000), netip.AddrPortFrom(dst, 7174)), Proto: pkt.ProtoTCP, V6: v6,
 		SrcMAC: [6]byte{2, 1}, DstMAC: [6]byte{2, 2}, VLANs: [2]uint16{5}, NVLAN: 1}
 	b := make([]byte, tu.HeaderLen()+n)
-	tu.Put(b, n, pkt.ECT0, 1)
+	tu.Put(b, n, pkt.ECT0)
 	l := b[tu.HeaderLen():]
 	for i := range l {
 		l[i] = fill

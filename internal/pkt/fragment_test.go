@@ -19,7 +19,7 @@ func packet(v6 bool, n int) []byte {
 	}
 	tu := pkt.Tuple{Flow: pkt.NewFlow(local, remote), Proto: pkt.ProtoTCP, V6: v6, SrcMAC: [6]byte{2, 1}, DstMAC: [6]byte{2, 2}, VLANs: [2]uint16{5}, NVLAN: 1}
 	b := make([]byte, tu.HeaderLen()+n)
-	tu.Put(b, n, pkt.ECT0, 1)
+	tu.Put(b, n, pkt.ECT0)
 	for i := range b[tu.HeaderLen():] {
 		b[tu.HeaderLen()+i] = byte(i)
 	}

@@ -17,7 +17,7 @@ func icmpFrame(t testing.TB, v6 bool, msg []byte) []byte {
 		tu = Tuple{Flow: NewFlow(ap("[fd00::9]:0"), ap("[fd00::1]:0")), Proto: ProtoICMPv6, V6: true}
 	}
 	b := make([]byte, tu.HeaderLen()+len(msg))
-	tu.Put(b, len(msg), 0, 0)
+	tu.Put(b, len(msg), 0)
 	l4 := b[tu.HeaderLen():]
 	copy(l4, msg)
 	l4[2], l4[3] = 0, 0

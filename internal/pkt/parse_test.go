@@ -164,7 +164,7 @@ func TestPutIsInverseOfParse(t *testing.T) {
 			for i := range b {
 				b[i] = 0xee
 			}
-			tu.Put(b, l4len, CE, 0x1234)
+			tu.Put(b, l4len, CE)
 			copy(b[tu.HeaderLen():], []byte{0x9c, 0x40, 0x1c, 0x06})
 			var p Packet
 			if err := p.Parse(b, len(b)); err != nil {
@@ -211,7 +211,7 @@ func TestAllocatesNothing(t *testing.T) {
 		_ = p.Parse(v4, len(v4))
 		_ = e.Parse(&p, v4)
 		tu := p.Reply()
-		tu.Put(b, 20, 0, 0)
+		tu.Put(b, 20, 0)
 		sink = tu.PseudoSum(20)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
@@ -243,7 +243,7 @@ func FuzzParse(f *testing.F) {
 			return // a v4-mapped address on the wire is legal, if odd
 		}
 		out := make([]byte, tu.HeaderLen()+p.L4Len)
-		tu.Put(out, p.L4Len, p.ECN, 0)
+		tu.Put(out, p.L4Len, p.ECN)
 		copy(out[tu.HeaderLen():], b[p.L4Off:min(len(b), p.L4Off+p.L4Len)])
 		var q Packet
 		if err := q.Parse(out, len(out)); err != nil || q.Flow != p.Flow || q.Proto != p.Proto || q.L4Len != p.L4Len || q.ECN != p.ECN {
@@ -273,7 +273,7 @@ func BenchmarkPut(b *testing.B) {
 	}
 	tu := p.Reply()
 	b.ReportAllocs()
-	for i := range b.N {
-		tu.Put(f, 20, 0, uint16(i))
+	for range b.N {
+		tu.Put(f, 20, 0)
 	}
 }

@@ -39,9 +39,10 @@ func (t *Tuple) HeaderLen() int {
 
 // Put writes HeaderLen bytes of headers to b, for a transport header and payload of l4len bytes,
 // with DF set. With two VLAN tags the outer one is 802.1ad and the inner one
-// 802.1Q. id is the IPv4 identification; since DF is set it need not be unique (RFC 6864, Section
-// 4.1).
-func (t *Tuple) Put(b []byte, l4len int, ecn uint8, id uint16) {
+// 802.1Q. The IPv4 identification is 0, as DF allows (RFC 6864, Section 4.1). From a count of all
+// packets each host that gets some would learn how many go to others: also whether a segment that
+// it has forged for a connection of theirs was answered.
+func (t *Tuple) Put(b []byte, l4len int, ecn uint8) {
 	_ = b[t.HeaderLen()-1]
 	*(*[6]byte)(b[0:6]) = t.DstMAC
 	*(*[6]byte)(b[6:12]) = t.SrcMAC
@@ -71,7 +72,7 @@ func (t *Tuple) Put(b []byte, l4len int, ecn uint8, id uint16) {
 	b = b[off+2 : off+2+ipv4Len]
 	// The checksum is computed from the words as they are written, to avoid reading them back.
 	first := 0x45<<24 | uint32(t.DSCP<<2|ecn&3)<<16 | uint32(uint16(ipv4Len+l4len))
-	second := uint32(id)<<16 | 0x4000 // DF
+	const second = 0x4000 // DF
 	third := uint32(t.ttl())<<24 | uint32(t.Proto)<<16
 	src, dst := be.Uint32(t.Local[12:]), be.Uint32(t.Remote[12:])
 	third |= uint32(Checksum(reduce(uint64(first) + uint64(second) + uint64(third) + uint64(src) + uint64(dst))))
@@ -127,7 +128,7 @@ func (t *Tuple) PutFragment(b []byte, n, off int, more bool, id uint32) {
 		m = 1
 	}
 	if t.V6 {
-		t.Put(b, n+8, 0, 0)
+		t.Put(b, n+8, 0)
 		h := b[t.HeaderLen():]
 		_ = h[7]
 		b[t.HeaderLen()-ipv6Len+6] = 44
@@ -136,8 +137,9 @@ func (t *Tuple) PutFragment(b []byte, n, off int, more bool, id uint32) {
 		be.PutUint32(h[4:], id)
 		return
 	}
-	t.Put(b, n, 0, uint16(id))
+	t.Put(b, n, 0)
 	ip := b[t.HeaderLen()-ipv4Len : t.HeaderLen()]
+	be.PutUint16(ip[4:], uint16(id))
 	be.PutUint16(ip[6:], uint16(off/8)|m<<13)
 	be.PutUint16(ip[10:], 0)
 	be.PutUint16(ip[10:], Checksum(Sum(ip, 0)))

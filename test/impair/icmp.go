@@ -33,6 +33,6 @@ func tooBig(frame []byte, mtu int) []byte {
 	}
 	binary.BigEndian.PutUint16(msg[2:], pkt.Checksum(pkt.Sum(msg, sum)))
 	b := make([]byte, t.HeaderLen(), t.HeaderLen()+len(msg))
-	t.Put(b, len(msg), 0, 0)
+	t.Put(b, len(msg), 0)
 	return append(b, msg...)
 }

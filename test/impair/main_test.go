@@ -117,7 +117,7 @@ func frame(from, to *testenv.End, vlans ...uint16) string {
 	}
 	copy(tu.VLANs[:], vlans)
 	f := make([]byte, tu.HeaderLen()+1400)
-	tu.Put(f, 1400, 0, 7)
+	tu.Put(f, 1400, 0)
 	return string(f)
 }
 

@@ -46,7 +46,7 @@ func flood(from, to *testenv.End, port uint16, n int, d time.Duration, rng *rand
 		}
 		l2 := tup.HeaderLen()
 		l4 := h.Put(frame[l2:])
-		tup.Put(frame, l4, 0, uint16(i))
+		tup.Put(frame, l4, 0)
 		sum := ^pkt.Fold(pkt.Sum(frame[l2:l2+l4], tup.PseudoSum(l4)))
 		binary.BigEndian.PutUint16(frame[l2+16:], sum)
 		if err := unix.Sendto(fd, frame[:l2+l4], 0, &to2); err != nil && err != unix.ENOBUFS {

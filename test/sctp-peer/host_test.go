@@ -300,7 +300,7 @@ func (h *host) post(b []byte) {
 	}
 	at := headroom - h.tuple.HeaderLen()
 	slot := h.link.Bytes(s)
-	h.tuple.Put(slot[at:headroom], len(b), 0, 0)
+	h.tuple.Put(slot[at:headroom], len(b), 0)
 	copy(slot[headroom:], b)
 	if !h.link.Post(s, at, headroom-at+len(b)) {
 		h.link.Free(s)

@@ -134,7 +134,7 @@ func (c *pionConn) post(l link.Link, b []byte) {
 	}
 	n := c.tuple.HeaderLen()
 	slot := l.Bytes(s)
-	c.tuple.Put(slot[:n], len(b), 0, 0)
+	c.tuple.Put(slot[:n], len(b), 0)
 	copy(slot[n:], b)
 	if !l.Post(s, 0, n+len(b)) {
 		l.Free(s)
