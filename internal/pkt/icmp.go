@@ -142,7 +142,7 @@ func (e *ICMPError) embedded6(b []byte) error {
 	if len(b) < ipv6Len {
 		return ErrShort
 	}
-	if b[0]>>4 != 6 {
+	if b[0]>>4 != 6 || isFlow4(b) {
 		return ErrHeader
 	}
 	proto, off, err := skipExt(b[6], b, ipv6Len, len(b), true)

@@ -108,6 +108,8 @@ func TestICMPErrorRefuses(t *testing.T) {
 		{"later fragment", false, `0303 0000 0000 0000 45000020 00000001 4006 0000 0a000001 0a000002 ` + first8, ErrFragment},
 		{"version", false, `0303 0000 0000 0000 65000020 00000000 4006 0000 0a000001 0a000002 ` + first8, ErrHeader},
 		{"header length", false, `0303 0000 0000 0000 41000020 00000000 4006 0000 0a000001 0a000002 ` + first8, ErrHeader},
+		{"IPv4 addresses in IPv6", true, `0100 0000 0000 0000 60000000 0014 06 40
+			00000000000000000000ffff0a000001 00000000000000000000ffff0a000002 ` + first8, ErrHeader},
 		{"IPv6 version", true, `0100 0000 0000 0000 4` + ip6[1:] + first8, ErrHeader},
 	} {
 		b := icmpFrame(t, tc.v6, testenv.Unhex(t, tc.msg))

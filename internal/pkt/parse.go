@@ -167,8 +167,7 @@ func (p *Packet) parseIPv6(b []byte, n int) error {
 	if err != nil {
 		return err
 	}
-	// A v4-mapped address in an IPv6 packet would be mistaken for an IPv4 flow.
-	if is4((*[16]byte)(b[8:24])) || is4((*[16]byte)(b[24:40])) {
+	if isFlow4(b) {
 		return ErrHeader
 	}
 	p.V6 = true
@@ -182,6 +181,10 @@ func (p *Packet) parseIPv6(b []byte, n int) error {
 	p.PseudoSum = reduce(words32(b[8:40]) + uint64(p.Proto) + uint64(p.L4Len))
 	return nil
 }
+
+// isFlow4 reports whether the IPv6 header at b has a v4-mapped address: the flow of the packet would
+// be mistaken for one of IPv4.
+func isFlow4(b []byte) bool { return is4((*[16]byte)(b[8:24])) || is4((*[16]byte)(b[24:40])) }
 
 // skipExt walks the extension headers of the IPv6 packet at b, starting with a header of type next
 // at offset off. The packet has total bytes, of which len(b) are available. It returns the
