@@ -1,6 +1,8 @@
 package dataplane
 
 import (
+	"slices"
+
 	"github.com/iwarpd/iwarpd/dataplane/handoff"
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/tcp"
@@ -11,10 +13,10 @@ import (
 type heldTable struct {
 	frames    []heldFrame
 	free      []tcp.Buf
-	used      int    // see cost
-	holders   int    // connections with held frames
-	whole     int    // bytes of reassembled packets
-	reclaimed uint64 // turn in which frames were last reclaimed
+	used      int        // see cost
+	holders   []*tcpConn // connections with held frames, each at its tcpConn.holder
+	whole     int        // bytes of reassembled packets
+	reclaimed uint64     // turn in which frames were last reclaimed
 }
 
 type heldFrame struct {
@@ -46,6 +48,14 @@ func (h *heldTable) take() tcp.Buf {
 	return b
 }
 
+// dismiss removes c, which holds no frame any more, from the holders.
+func (h *heldTable) dismiss(c *tcpConn) {
+	n := len(h.holders) - 1
+	last := h.holders[n]
+	h.holders[c.holder], last.holder = last, c.holder
+	h.holders[n], h.holders = nil, h.holders[:n]
+}
+
 // cost returns the number of MTU-sized frames that f counts as.
 func (w *worker) cost(f *link.Frame) int { return (f.Len()-1)/(w.link.MTU()+link.HeaderRoom) + 1 }
 
@@ -75,7 +85,8 @@ func (c *tcpConn) hold(w *worker, f *rxFrame, r tcp.Input) {
 		h.ring.Keep()
 	}
 	if c.holds += h.cost; c.holds == h.cost {
-		w.held.holders++
+		c.holder = len(w.held.holders)
+		w.held.holders = append(w.held.holders, c)
 	}
 	w.stats.RxEarly++
 	if c.params.RecvMarkers && c.mode == modeFull && !c.rxFailed && c.placeEarly(w, h, r) {
@@ -91,7 +102,7 @@ func (c *tcpConn) freeHeld(w *worker, b tcp.Buf) {
 	h := &w.held.frames[b]
 	w.held.used -= h.cost
 	if c.holds -= h.cost; c.holds == 0 {
-		w.held.holders--
+		w.held.dismiss(c)
 	}
 	if h.whole {
 		w.held.whole -= h.frame.Len()
@@ -110,7 +121,7 @@ func (c *tcpConn) freeHeld(w *worker, b tcp.Buf) {
 // whereas reneging would cost a time-out and the retransmission of everything that was
 // selectively acknowledged (RFC 2018 section 8).
 func (c *tcpConn) wantsHeld(w *worker) bool {
-	return 2*c.holds*w.held.holders < len(w.held.frames)
+	return 2*c.holds*len(w.held.holders) < len(w.held.frames)
 }
 
 // mayHold returns how many segments of the MTU c could hold: those it holds already, plus all
@@ -118,7 +129,7 @@ func (c *tcpConn) wantsHeld(w *worker) bool {
 func (c *tcpConn) mayHold(w *worker) int {
 	n := c.holds + w.held.room()
 	if 2*n < len(w.held.frames) {
-		n = max(n, len(w.held.frames)/max(2*w.held.holders, 1))
+		n = max(n, len(w.held.frames)/max(2*len(w.held.holders), 1))
 	}
 	return n
 }
@@ -130,15 +141,10 @@ func (w *worker) reclaim() {
 		return
 	}
 	w.held.reclaimed = w.stats.Turns
-	var most *tcpConn
-	for _, l := range w.lanes {
-		if c, ok := l.llp.(*tcpConn); ok && (most == nil || c.holds > most.holds) {
-			most = c
-		}
-	}
-	if most == nil || most.holds == 0 {
+	if len(w.held.holders) == 0 {
 		return
 	}
+	most := slices.MaxFunc(w.held.holders, func(a, b *tcpConn) int { return a.holds - b.holds })
 	w.stats.RxReclaims++
 	most.segs.Reclaim(max(min(len(w.held.frames)/8, most.holds/2), 1))
 	most.drainHeld(w)

@@ -20,16 +20,17 @@ import (
 type tcpConn struct {
 	lane
 	stream
-	tcp   lowerTCP  // segs, sock or host
-	segs  *tcp.Conn // over frames, or nil
-	sock  *socket   // over a socket, or nil
-	host  *hostEnd  // within the host, or nil
-	tuple pkt.Tuple
-	ip    IPOptions
-	lst   *listener // while half-open
-	holds int       // received frames of the MTU held out of order
-	super superPath
-	runs  int // buffers of runs not acknowledged
+	tcp    lowerTCP  // segs, sock or host
+	segs   *tcp.Conn // over frames, or nil
+	sock   *socket   // over a socket, or nil
+	host   *hostEnd  // within the host, or nil
+	tuple  pkt.Tuple
+	ip     IPOptions
+	lst    *listener // while half-open
+	holds  int       // received frames of the MTU held out of order
+	holder int       // index in heldTable.holders if holds is not 0
+	super  superPath
+	runs   int // buffers of runs not acknowledged
 
 	waiting *list.Element // in worker.timeWait, or nil
 
