@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
@@ -39,6 +40,7 @@ var (
 type Resolver struct {
 	devices []*Device
 	handle  *netlink.Handle
+	neighs  nl.SocketHandle // for entry
 	ns      netns.NsHandle
 	done    chan struct{}
 	wg      sync.WaitGroup
@@ -81,15 +83,21 @@ func open(withLoopback bool, names []string) (*Resolver, error) {
 		ns.Close()
 		return nil, fmt.Errorf("hostnet: open a netlink socket: %w", err)
 	}
+	neighs, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
+	if err != nil {
+		h.Close()
+		ns.Close()
+		return nil, fmt.Errorf("hostnet: open a netlink socket: %w", err)
+	}
 	r := &Resolver{
-		withLoopback: withLoopback, handle: h, ns: ns, patience: neighbourWait, done: make(chan struct{}), changed: make(chan struct{}, 1),
+		withLoopback: withLoopback, handle: h, neighs: nl.SocketHandle{Socket: neighs}, ns: ns, patience: neighbourWait,
+		done: make(chan struct{}), changed: make(chan struct{}, 1),
 		macs: make(map[neighbour][6]byte), waiting: make(map[neighbour][]chan struct{}),
 	}
 	for _, name := range names {
 		link, err := h.LinkByName(name)
 		if err != nil {
-			h.Close()
-			ns.Close()
+			r.Close()
 			if _, gone := errors.AsType[netlink.LinkNotFoundError](err); gone {
 				err = ErrGone
 			}
@@ -125,5 +133,6 @@ func (r *Resolver) Close() error {
 	close(r.done)
 	r.wg.Wait()
 	r.handle.Close()
+	r.neighs.Close()
 	return r.ns.Close()
 }

@@ -567,6 +567,33 @@ func TestNeighbourReplaced(t *testing.T) {
 	}
 }
 
+// TestLookupCost checks that a neighbour is looked up without a look at all others: peers decide how many there are, and each connection
+// that a peer opens takes a lookup, behind which those of others wait.
+func TestLookupCost(t *testing.T) {
+	here, _ := wire(t)
+	r := newResolver(t, "a0")
+	n := neighbour{r.devices[0].Index(), netip.MustParseAddr("10.77.1.1")}
+	want := [6]byte{2, 0, 0, 0, 1, 1}
+	for i := range 3000 {
+		hi, lo := byte(1+i>>8), byte(i)
+		must(t, here.NeighSet(&netlink.Neigh{LinkIndex: n.iface, Family: unix.AF_INET, State: netlink.NUD_PERMANENT,
+			IP: net.IPv4(10, 77, hi, lo), HardwareAddr: net.HardwareAddr{2, 0, 0, 0, hi, lo}}))
+	}
+	began := time.Now()
+	for range 1000 {
+		if mac, state, err := r.lookup(n); err != nil || mac != want || state != fixed {
+			t.Fatalf("%v, %v, %v; want %v", mac, state, err, want)
+		}
+	}
+	if d := time.Since(began); d > 5*time.Second {
+		t.Errorf("1000 lookups among 3000 neighbours took %v", d)
+	}
+	n.addr = netip.MustParseAddr("10.77.250.1")
+	if _, state, err := r.lookup(n); err != nil || state != unknown {
+		t.Errorf("nobody: %v, %v", state, err)
+	}
+}
+
 // TestCloseEndsResolve checks that Close does not wait for a missing neighbour, and that
 // a concurrent Resolve uses nothing that is closed.
 func TestCloseEndsResolve(t *testing.T) {

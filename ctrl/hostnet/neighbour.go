@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -145,35 +146,49 @@ func (r *Resolver) lookup(n neighbour) (mac [6]byte, state knowledge, err error)
 	r.mu.Lock()
 	f := r.ifaces[n.iface]
 	r.mu.Unlock()
-	family := netlink.FAMILY_V4
-	if n.addr.Is6() {
-		family = netlink.FAMILY_V6
-	}
-	list, err := r.handle.NeighList(n.iface, family)
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+	is, err := r.entry(n)
+	switch {
+	case err != nil:
 		return mac, unknown, fmt.Errorf("neighbours: %w", err)
-	}
-	for i := range list {
-		if a, ok := netip.AddrFromSlice(list[i].IP); !ok || a.Unmap() != n.addr {
-			continue
-		}
-		mac, ok := macOf(&list[i])
-		switch {
-		case ok:
+	case is == nil:
+	case is.State&netlink.NUD_INCOMPLETE != 0:
+		return mac, asked, nil
+	default:
+		if mac, ok := macOf(is); ok {
 			r.learn(n, mac)
-			if list[i].State&(netlink.NUD_PERMANENT|netlink.NUD_NOARP) != 0 {
+			if is.State&(netlink.NUD_PERMANENT|netlink.NUD_NOARP) != 0 {
 				return mac, fixed, nil
 			}
 			return mac, known, nil
-		case list[i].State&netlink.NUD_INCOMPLETE != 0:
-			return mac, asked, nil
 		}
-		break
 	}
 	if f.noARP { // Linux then sends to the interface's own address
 		return f.mac, fixed, nil
 	}
 	return mac, unknown, nil
+}
+
+// entry returns what the kernel's table has for n, or nil. It asks for that alone: of all neighbours, which netlink.NeighList reads, there
+// may be thousands.
+func (r *Resolver) entry(n neighbour) (*netlink.Neigh, error) {
+	req := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, 0)
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: &r.neighs}
+	msg := netlink.Ndmsg{Family: unix.AF_INET, Index: uint32(n.iface)}
+	if n.addr.Is6() {
+		msg.Family = unix.AF_INET6
+	}
+	req.AddData(&msg)
+	req.AddData(nl.NewRtAttr(netlink.NDA_DST, n.addr.AsSlice()))
+	found, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case len(found) != 1:
+		return nil, fmt.Errorf("%d entries for %v", len(found), n.addr)
+	}
+	return netlink.NeighDeserialize(found[0])
 }
 
 // learn records the MAC address that n was resolved to. If it replaces another one, learn calls the
