@@ -25,6 +25,7 @@ void *real_cm_symbol(const char *name);
 struct channel {
 	struct rdma_event_channel pub;
 	struct event_queue queue;
+	struct channel *next; /* list of all channels */
 };
 
 static inline struct channel *channel_of(struct rdma_event_channel *pub)
@@ -87,6 +88,9 @@ struct cm_event {
 int set_errno(int err);
 
 /* cm_event.c */
+
+/* channels_after_fork_child empties all channels in the child of a fork, which share nothing with those of the parent. */
+void channels_after_fork_child(void);
 
 /* event_new makes an event of id. It returns NULL if there is no memory. */
 struct cm_event *event_new(struct id *id, enum rdma_cm_event_type type, int status);

@@ -140,8 +140,7 @@ void cm_find(const struct sockaddr *a)
 /* The ids of the parent get no events in the child, which may destroy them. */
 static void after_fork_child(void)
 {
-	for (struct id *id = ids; id; id = id->next)
-		iwv_queue_after_fork(&channel_of(id->pub.channel)->queue);
+	channels_after_fork_child();
 	ids = NULL;
 	pthread_mutex_init(&finding, NULL);
 }

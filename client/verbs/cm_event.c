@@ -14,6 +14,8 @@ int set_errno(int err)
 	return -1;
 }
 
+static struct channel *channels; /* all; guarded by iwv_thread_lock */
+
 struct rdma_event_channel *rdma_create_event_channel(void)
 {
 	struct channel *ch;
@@ -27,15 +29,30 @@ struct rdma_event_channel *rdma_create_event_channel(void)
 		free(ch);
 		return NULL;
 	}
+	iwv_thread_lock();
+	ch->next = channels;
+	channels = ch;
+	iwv_thread_unlock();
 	return &ch->pub;
 }
 
 void rdma_destroy_event_channel(struct rdma_event_channel *pub)
 {
+	struct channel *ch = channel_of(pub);
+
 	FORWARD(rdma_destroy_event_channel, pub);
-	if (channel_of(pub)->queue.fd >= 0)
-		close(pub->fd);
-	free(channel_of(pub));
+	iwv_thread_lock();
+	UNLINK(channels, ch);
+	iwv_thread_unlock();
+	if (ch->queue.fd >= 0)
+		close(ch->queue.fd);
+	free(ch);
+}
+
+void channels_after_fork_child(void)
+{
+	for (struct channel *ch = channels; ch; ch = ch->next)
+		iwv_queue_after_fork(&ch->queue);
 }
 
 struct cm_event *event_new(struct id *id, enum rdma_cm_event_type type, int status)

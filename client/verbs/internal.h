@@ -116,7 +116,10 @@ void iwv_queue_put(struct event_queue *q, struct queue_item *item);
  */
 struct queue_item *iwv_queue_next(struct event_queue *q, void (*taken)(struct queue_item *item));
 
-/* iwv_queue_after_fork gives the queue of the child of a fork a descriptor of its own, with the same number, or closes it. */
+/*
+ * iwv_queue_after_fork empties the queue in the child of a fork, and gives it a descriptor of its own, with the same number, or
+ * closes it. The items are the parent's.
+ */
 void iwv_queue_after_fork(struct event_queue *q);
 
 /* iwv_queue_take removes all items for which match returns true, and returns them as a list. */

@@ -7,11 +7,16 @@
 
 #include "internal.h"
 
+static void empty(struct event_queue *q)
+{
+	q->first = NULL;
+	q->last = &q->first;
+}
+
 int iwv_queue_init(struct event_queue *q)
 {
 	q->fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
-	q->first = NULL;
-	q->last = &q->first;
+	empty(q);
 	return q->fd;
 }
 
@@ -60,6 +65,7 @@ void iwv_queue_after_fork(struct event_queue *q)
 	}
 	if (fd >= 0)
 		close(fd);
+	empty(q);
 }
 
 struct queue_item *iwv_queue_take(struct event_queue *q, bool (*match)(struct queue_item *item, void *arg), void *arg)

@@ -3455,6 +3455,47 @@ static void greeting(void)
 	rdma_destroy_event_channel(server);
 }
 
+/* use resolves the address of a new id of a channel, whose first event is that. */
+static struct rdma_cm_id *use(struct rdma_event_channel *ch)
+{
+	struct sockaddr_in a = socket_address(htons(1));
+	struct rdma_cm_id *id;
+
+	CHECK(rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&a, 2000) == 0 && readable(ch->fd));
+	return id;
+}
+
+/* Parent and child use a channel that the parent has made, with or without an id, and see none of each other's events. */
+static void divided(void)
+{
+	struct rdma_event_channel *with = channel(), *without = channel();
+	struct rdma_cm_id *id = use(with), *own;
+	int status;
+	pid_t pid = fork();
+
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		alarm(30);
+		CHECK(!readable(with->fd));
+		own = use(without);
+		CHECK(next(without, RDMA_CM_EVENT_ADDR_RESOLVED) == own && !readable(without->fd));
+		use(without);
+		own = use(with);
+		CHECK(next(with, RDMA_CM_EVENT_ADDR_RESOLVED) == own && !readable(with->fd));
+		end(id);
+		_exit(0);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+	CHECK(!readable(without->fd));
+	own = use(without);
+	CHECK(next(without, RDMA_CM_EVENT_ADDR_RESOLVED) == own && next(with, RDMA_CM_EVENT_ADDR_RESOLVED) == id);
+	end(own);
+	end(id);
+	rdma_destroy_event_channel(with);
+	rdma_destroy_event_channel(without);
+}
+
 /* A connect request of a synchronous listener is synchronous, also if the program takes its event itself. */
 static void inherited(void)
 {
@@ -3919,7 +3960,7 @@ int main(int argc, char **argv)
 		MODE(inherited), MODE(remembered), MODE(agreed), MODE(crowded), MODE(permitted), MODE(abandoned),
 		MODE(trespassed), MODE(bequeathed), MODE(blocked), MODE(immediate), MODE(parted), MODE(occupied), MODE(forbidden),
 		MODE(starved), MODE(lent), MODE(relent), MODE(ported), MODE(said), MODE(solicited), MODE(manual), MODE(owed), MODE(based),
-		MODE(addressed), MODE(retried),
+		MODE(addressed), MODE(retried), MODE(divided),
 	};
 
 	CHECK(argc == 3);
