@@ -17,7 +17,7 @@ static size_t put_private(uint8_t to[MOST_DATA], const struct id *id, const stru
 
 	if (n > 0)
 		memcpy(to, id->connect, n);
-	if (p && p->private_data && p->private_data_len > 0) {
+	if (p && p->private_data) {
 		memcpy(to + n, p->private_data, p->private_data_len);
 		n += p->private_data_len;
 	}
@@ -42,8 +42,6 @@ static struct qp *connection_qp(struct id *id, const struct rdma_conn_param *p)
 {
 	struct qp *qp = stored(id), *was = id_qp(id);
 
-	if (!qp)
-		qp = was;
 	if (!qp && p && id->pub.verbs)
 		qp = qp_numbered(iwv_context_of(id->pub.verbs), p->qp_num);
 	if (!qp || atomic_load(&qp->conn) != CONN_NONE)

@@ -3455,6 +3455,65 @@ static void greeting(void)
 	rdma_destroy_event_channel(server);
 }
 
+/* accept_next accepts the next connect request of a channel. */
+static struct rdma_cm_id *accept_next(struct rdma_event_channel *ch)
+{
+	struct rdma_cm_id *child = next(ch, RDMA_CM_EVENT_CONNECT_REQUEST);
+
+	create_qp(child);
+	CHECK(rdma_accept(child, NULL) == 0 && next(ch, RDMA_CM_EVENT_ESTABLISHED) == child);
+	return child;
+}
+
+/*
+ * An id connects the queue pair that it stores, or else the one that the call names, which the program may have made and moved
+ * itself, and none that has a connection.
+ */
+static void named(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0);
+	struct sockaddr_in a = socket_address(rdma_get_src_port(l));
+	struct rdma_cm_id *storing = route_to(client, &a), *naming = route_to(client, &a), *third = route_to(client, &a), *child[2];
+	struct queues q = make(naming->verbs, NULL);
+	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+	struct rdma_conn_param p = { .qp_num = q.qp->qp_num };
+	struct ibv_qp *qp;
+
+	create_qp(storing);
+	qp = storing->qp;
+	create_qp(third); /* the last one that was made */
+	CHECK(ibv_modify_qp(q.qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+	storing->qp = NULL;
+	CHECK(rdma_connect(storing, NULL) == -1 && errno == EINVAL);
+	storing->qp = qp;
+	CHECK(rdma_connect(storing, &p) == 0);
+	child[0] = accept_next(server);
+	CHECK(next(client, RDMA_CM_EVENT_ESTABLISHED) == storing && qp_state(qp) == IBV_QPS_RTS);
+	CHECK(rdma_connect(naming, &p) == 0);
+	child[1] = accept_next(server);
+	CHECK(next(client, RDMA_CM_EVENT_ESTABLISHED) == naming && qp_state(q.qp) == IBV_QPS_RTS);
+
+	rdma_destroy_qp(third);
+	third->qp = qp;
+	CHECK(rdma_connect(third, NULL) == -1 && errno == EINVAL);
+	third->qp = NULL;
+	CHECK(rdma_disconnect(storing) == 0 && next(client, RDMA_CM_EVENT_DISCONNECTED) == storing);
+	CHECK(next(server, RDMA_CM_EVENT_DISCONNECTED) == child[0]);
+	CHECK(rdma_disconnect(naming) == 0 && next(client, RDMA_CM_EVENT_DISCONNECTED) == naming);
+	CHECK(next(server, RDMA_CM_EVENT_DISCONNECTED) == child[1]);
+	CHECK(qp_state(qp) == IBV_QPS_ERR && qp_state(q.qp) == IBV_QPS_ERR);
+	unmake(&q);
+	end(storing);
+	end(naming);
+	end(third);
+	end(child[0]);
+	end(child[1]);
+	end(l);
+	rdma_destroy_event_channel(server);
+	rdma_destroy_event_channel(client);
+}
+
 /* use resolves the address of a new id of a channel, whose first event is that. */
 static struct rdma_cm_id *use(struct rdma_event_channel *ch)
 {
@@ -3960,7 +4019,7 @@ int main(int argc, char **argv)
 		MODE(inherited), MODE(remembered), MODE(agreed), MODE(crowded), MODE(permitted), MODE(abandoned),
 		MODE(trespassed), MODE(bequeathed), MODE(blocked), MODE(immediate), MODE(parted), MODE(occupied), MODE(forbidden),
 		MODE(starved), MODE(lent), MODE(relent), MODE(ported), MODE(said), MODE(solicited), MODE(manual), MODE(owed), MODE(based),
-		MODE(addressed), MODE(retried), MODE(divided),
+		MODE(addressed), MODE(retried), MODE(divided), MODE(named),
 	};
 
 	CHECK(argc == 3);
