@@ -54,8 +54,8 @@ struct id {
 	struct id *next;   /* list of all ids */
 	bool sync;         /* calls wait for their results; the id owns its channel */
 	enum id_state state;
-	int afonly;        /* RDMA_OPTION_ID_AFONLY */
-	int reuse;         /* RDMA_OPTION_ID_REUSEADDR: another id may be bound to the same port */
+	bool afonly;       /* RDMA_OPTION_ID_AFONLY */
+	bool reuse;        /* RDMA_OPTION_ID_REUSEADDR: another id may be bound to the same port */
 	int backlog;
 	int dscp;          /* of struct iwarpd_startup */
 	uint8_t ack_timeout; /* RDMA_OPTION_ID_ACK_TIMEOUT, which only ibv_query_qp returns: TCP has its own time-out */

@@ -568,47 +568,58 @@ __be16 rdma_get_dst_port(struct rdma_cm_id *pub)
 	return htons(addr_port(&pub->route.addr.dst_addr));
 }
 
-/* set_tos sets the DSCP of the connections of id from an IP TOS. */
+/* set_tos sets the DSCP of the connections of id from an IP TOS. The lock is held. */
 static int set_tos(struct id *id, uint8_t tos)
 {
-	int err = 0;
-
 	if (id->state == ID_CONNECT)
 		iwv_log("rdma_set_option: a connection keeps the TOS that it, or its listener, had when it began");
-	iwv_thread_lock();
 	id->dscp = tos >> 2 ? tos >> 2 : -1;
-	if (id->endpoints && id->state == ID_BOUND) { /* the listener was opened by a bind */
-		close_endpoints(id);
-		err = -open_endpoints(id);
+	if (!id->endpoints || id->state != ID_BOUND)
+		return 0;
+	close_endpoints(id); /* that were opened by a bind */
+	return -open_endpoints(id);
+}
+
+/* set_option sets an option in the states in which the kernel's rdma_cm does. The lock is held. */
+static int set_option(struct id *id, int name, const void *value, size_t len)
+{
+	bool is_byte = name == RDMA_OPTION_ID_TOS || name == RDMA_OPTION_ID_ACK_TIMEOUT;
+	uint8_t byte;
+	int on;
+
+	if (!is_byte && name != RDMA_OPTION_ID_AFONLY && name != RDMA_OPTION_ID_REUSEADDR)
+		return ENOSYS;
+	if (len != (is_byte ? sizeof(byte) : sizeof(on)))
+		return EINVAL;
+	byte = *(const uint8_t *)value;
+	if (name == RDMA_OPTION_ID_TOS)
+		return set_tos(id, byte);
+	if (name == RDMA_OPTION_ID_ACK_TIMEOUT) {
+		id->ack_timeout = byte;
+		return 0;
 	}
-	iwv_thread_unlock();
-	return set_errno(err);
+	memcpy(&on, value, sizeof(on));
+	if (name == RDMA_OPTION_ID_AFONLY) {
+		if (id->state > ID_BOUND)
+			return EINVAL;
+		id->afonly = on;
+	} else {
+		if (id->state == ID_LISTEN || (!on && id->state != ID_IDLE))
+			return EINVAL;
+		id->reuse = on;
+	}
+	return 0;
 }
 
 int rdma_set_option(struct rdma_cm_id *pub, int level, int name, void *value, size_t len)
 {
+	int err;
+
 	FORWARD(rdma_set_option, pub, level, name, value, len);
 	if (level != RDMA_OPTION_ID)
 		return set_errno(ENOSYS);
-	switch (name) {
-	case RDMA_OPTION_ID_AFONLY:
-		if (len != sizeof(int))
-			return set_errno(EINVAL);
-		memcpy(&id_of(pub)->afonly, value, sizeof(int));
-		return 0;
-	case RDMA_OPTION_ID_TOS:
-		return len == sizeof(uint8_t) ? set_tos(id_of(pub), *(uint8_t *)value) : set_errno(EINVAL);
-	case RDMA_OPTION_ID_ACK_TIMEOUT:
-		if (len != sizeof(uint8_t))
-			return set_errno(EINVAL);
-		id_of(pub)->ack_timeout = *(uint8_t *)value;
-		return 0;
-	case RDMA_OPTION_ID_REUSEADDR:
-		if (len != sizeof(int))
-			return set_errno(EINVAL);
-		memcpy(&id_of(pub)->reuse, value, sizeof(int));
-		return 0;
-	default:
-		return set_errno(ENOSYS);
-	}
+	iwv_thread_lock();
+	err = set_option(id_of(pub), name, value, len);
+	iwv_thread_unlock();
+	return set_errno(err);
 }

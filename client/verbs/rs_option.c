@@ -124,15 +124,11 @@ static int set_wait(int *ms, const struct timeval *t)
 /* tell_id passes an option on that the identifier must know. */
 static int tell_id(struct rs *rs, int level, int name, int v)
 {
-	int option;
-
 	if (level == SOL_SOCKET && name == SO_REUSEADDR)
-		option = RDMA_OPTION_ID_REUSEADDR;
-	else if (level == IPPROTO_IPV6)
-		option = RDMA_OPTION_ID_AFONLY;
-	else
-		return 0;
-	return rdma_set_option(rs->id, RDMA_OPTION_ID, option, &v, sizeof(v)) < 0 ? errno : 0;
+		rdma_set_option(rs->id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &v, sizeof(v)); /* fails if it is too late to matter */
+	else if (level == IPPROTO_IPV6 && rdma_set_option(rs->id, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &v, sizeof(v)) < 0)
+		return errno;
+	return 0;
 }
 
 static int set_option(struct rs *rs, int level, int name, const void *val, socklen_t len)

@@ -662,7 +662,8 @@ func identifiers(t *testing.T, v *variant) {
 		canceled queues_made forked gathered last numbered ordered overtaken left reset held invalidated all stated destroyed
 		reused yielded armed gids unsupported probed domains excessive roomy greeting inherited remembered agreed crowded
 		permitted exited abandoned trespassed bequeathed blocked immediate parted occupied forbidden starved lent relent ported said
-		solicited manual owed based retried divided named`) {
+		solicited manual owed based retried divided named
+		optional`) {
 		t.Run(mode, func(t *testing.T) { run(t, mode).Succeed() })
 	}
 	t.Run("remembered by an older daemon", func(t *testing.T) {

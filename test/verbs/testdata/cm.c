@@ -3514,6 +3514,48 @@ static void named(void)
 	rdma_destroy_event_channel(client);
 }
 
+static int set(struct rdma_cm_id *id, int name, void *value, size_t len)
+{
+	return rdma_set_option(id, RDMA_OPTION_ID, name, value, len) < 0 ? errno : 0;
+}
+
+/* Options have one length each. Those of an address cannot be set any more once they have had their effect. */
+static void optional(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l, *id, *child;
+	struct sockaddr_in a = socket_address(0);
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+	int on = 1, off = 0;
+	uint8_t byte = 17;
+
+	CHECK(rdma_create_id(server, &l, NULL, RDMA_PS_TCP) == 0);
+	CHECK(set(l, RDMA_OPTION_ID_TOS, &byte, sizeof(on)) == EINVAL && set(l, RDMA_OPTION_ID_ACK_TIMEOUT, &byte, 0) == EINVAL);
+	CHECK(set(l, RDMA_OPTION_ID_AFONLY, &on, 1) == EINVAL && set(l, RDMA_OPTION_ID_REUSEADDR, &on, 1) == EINVAL);
+	CHECK(set(l, 99, &on, sizeof(on)) == ENOSYS);
+	CHECK(rdma_set_option(l, RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, &on, sizeof(on)) == -1 && errno == ENOSYS);
+	CHECK(set(l, RDMA_OPTION_ID_REUSEADDR, &on, sizeof(on)) == 0 && set(l, RDMA_OPTION_ID_REUSEADDR, &off, sizeof(on)) == 0);
+	CHECK(rdma_bind_addr(l, (struct sockaddr *)&a) == 0);
+	CHECK(set(l, RDMA_OPTION_ID_AFONLY, &on, sizeof(on)) == 0 && set(l, RDMA_OPTION_ID_REUSEADDR, &on, sizeof(on)) == 0);
+	CHECK(set(l, RDMA_OPTION_ID_REUSEADDR, &off, sizeof(on)) == EINVAL);
+	CHECK(rdma_listen(l, 0) == 0);
+	CHECK(set(l, RDMA_OPTION_ID_AFONLY, &off, sizeof(on)) == EINVAL && set(l, RDMA_OPTION_ID_REUSEADDR, &on, sizeof(on)) == EINVAL);
+
+	a.sin_port = rdma_get_src_port(l);
+	id = route_to(client, &a);
+	create_qp(id);
+	CHECK(set(id, RDMA_OPTION_ID_ACK_TIMEOUT, &byte, sizeof(byte)) == 0 && rdma_connect(id, NULL) == 0);
+	child = accept_next(server);
+	CHECK(next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
+	CHECK(ibv_query_qp(id->qp, &attr, IBV_QP_TIMEOUT, &init) == 0 && attr.timeout == byte);
+	end(id);
+	end(child);
+	end(l);
+	rdma_destroy_event_channel(server);
+	rdma_destroy_event_channel(client);
+}
+
 /* use resolves the address of a new id of a channel, whose first event is that. */
 static struct rdma_cm_id *use(struct rdma_event_channel *ch)
 {
@@ -4019,7 +4061,7 @@ int main(int argc, char **argv)
 		MODE(inherited), MODE(remembered), MODE(agreed), MODE(crowded), MODE(permitted), MODE(abandoned),
 		MODE(trespassed), MODE(bequeathed), MODE(blocked), MODE(immediate), MODE(parted), MODE(occupied), MODE(forbidden),
 		MODE(starved), MODE(lent), MODE(relent), MODE(ported), MODE(said), MODE(solicited), MODE(manual), MODE(owed), MODE(based),
-		MODE(addressed), MODE(retried), MODE(divided), MODE(named),
+		MODE(addressed), MODE(retried), MODE(divided), MODE(named), MODE(optional),
 	};
 
 	CHECK(argc == 3);
