@@ -156,8 +156,11 @@ int rs_make_id(struct rs *rs);
  */
 void rs_copy_address(const struct rs *rs, struct sockaddr *to, socklen_t *len, const struct sockaddr *from);
 
-/* rs_plain_address stores addr, which is of a family that iwarpd supports. ::ffff:192.0.2.1 becomes 192.0.2.1. */
-void rs_plain_address(struct sockaddr_storage *to, const struct sockaddr *addr);
+/*
+ * rs_plain_address stores an address of the program, which must be of the family of the socket. ::ffff:192.0.2.1 becomes
+ * 192.0.2.1. It returns 0 or an errno value.
+ */
+int rs_plain_address(const struct rs *rs, struct sockaddr_storage *to, const struct sockaddr *addr, socklen_t len);
 
 /* rs_say_goodbye tells the peer that the socket is closed, and waits until it has that and all data, for at most ms. */
 void rs_say_goodbye(struct rs *rs, int ms);
@@ -228,6 +231,9 @@ void rs_iomaps_free(struct rs *rs);
  * returns 0, or an errno value: EAGAIN when the time is over, EINTR.
  */
 int rs_wait(struct rs *rs, bool (*ready)(const struct rs *rs), int ms);
+
+/* rs_ms returns a time, which is not negative, in ms, rounded up, or INT32_MAX if it is longer. */
+int rs_ms(const struct timeval *t);
 
 /* rs_wake wakes all threads that wait for rs. */
 void rs_wake(const struct rs *rs);

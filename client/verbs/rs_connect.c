@@ -228,16 +228,14 @@ static bool never_connected(const struct rs *rs)
 }
 
 /* do_connect begins a connection, or waits for that which an earlier call began and did not report the end of. */
-static int do_connect(struct rs *rs, const struct sockaddr *addr)
+static int do_connect(struct rs *rs, struct sockaddr *to)
 {
-	struct sockaddr_storage to;
 	int busy = EALREADY, err;
 
 	if (never_connected(rs) && !rs->err && reopen(rs) < 0)
 		return -1;
 	if (rs->state == RS_OPEN) {
-		rs_plain_address(&to, addr);
-		if (rdma_resolve_addr(rs->id, NULL, (struct sockaddr *)&to, RESOLVE_MS) < 0)
+		if (rdma_resolve_addr(rs->id, NULL, to, RESOLVE_MS) < 0)
 			return -1;
 		rs->state = RS_CONNECTING;
 		busy = EINPROGRESS;
@@ -257,6 +255,7 @@ static int do_connect(struct rs *rs, const struct sockaddr *addr)
 
 int rconnect(int socket, const struct sockaddr *addr, socklen_t addrlen)
 {
+	struct sockaddr_storage to;
 	struct rs *rs;
 	int ret;
 
@@ -264,12 +263,9 @@ int rconnect(int socket, const struct sockaddr *addr, socklen_t addrlen)
 	rs = rs_get(socket);
 	if (!rs)
 		return -1;
-	if (addrlen < sizeof(addr->sa_family) || !addr_len(addr))
-		ret = set_errno(EAFNOSUPPORT);
-	else if (addrlen < addr_len(addr))
-		ret = set_errno(EINVAL);
-	else
-		ret = do_connect(rs, addr);
+	ret = set_errno(rs_plain_address(rs, &to, addr, addrlen));
+	if (ret == 0)
+		ret = do_connect(rs, (struct sockaddr *)&to);
 	rs_put(rs);
 	return ret;
 }

@@ -221,7 +221,7 @@ ssize_t rread(int socket, void *buf, size_t count)
 ssize_t rreadv(int socket, const struct iovec *iov, int iovcnt)
 {
 	FORWARD(rreadv, socket, iov, iovcnt);
-	return iovcnt < 0 ? set_errno(EINVAL) : rrecvv(socket, iov, (size_t)iovcnt, 0);
+	return iovcnt < 0 || iovcnt > IOV_MAX ? set_errno(EINVAL) : rrecvv(socket, iov, (size_t)iovcnt, 0);
 }
 
 ssize_t rsend(int socket, const void *buf, size_t len, int flags)
@@ -256,5 +256,5 @@ ssize_t rwrite(int socket, const void *buf, size_t count)
 ssize_t rwritev(int socket, const struct iovec *iov, int iovcnt)
 {
 	FORWARD(rwritev, socket, iov, iovcnt);
-	return iovcnt < 0 ? set_errno(EINVAL) : rsendv(socket, iov, (size_t)iovcnt, 0);
+	return iovcnt < 0 || iovcnt > IOV_MAX ? set_errno(EINVAL) : rsendv(socket, iov, (size_t)iovcnt, 0);
 }

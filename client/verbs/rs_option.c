@@ -111,13 +111,14 @@ static int *wait_of(struct rs *rs, int level, int name)
 	return name == SO_RCVTIMEO ? &rs->opt.recv_wait : name == SO_SNDTIMEO ? &rs->opt.send_wait : NULL;
 }
 
+/* set_wait sets a time-out. As for TCP, one of zero is none, and one that is negative has passed already. */
 static int set_wait(int *ms, const struct timeval *t)
 {
-	int64_t n = t->tv_sec * 1000LL + (t->tv_usec + 999) / 1000;
-
 	if (t->tv_usec < 0 || t->tv_usec >= 1000000)
 		return EDOM;
-	*ms = n <= 0 ? RS_FOREVER : (int)least((uint64_t)n, INT32_MAX);
+	*ms = t->tv_sec < 0 ? 0 : rs_ms(t);
+	if (t->tv_sec == 0 && t->tv_usec == 0)
+		*ms = RS_FOREVER;
 	return 0;
 }
 

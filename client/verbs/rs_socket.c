@@ -119,41 +119,41 @@ void rs_copy_address(const struct rs *rs, struct sockaddr *to, socklen_t *len, c
 	*len = n;
 }
 
-void rs_plain_address(struct sockaddr_storage *to, const struct sockaddr *addr)
+int rs_plain_address(const struct rs *rs, struct sockaddr_storage *to, const struct sockaddr *addr, socklen_t len)
 {
 	const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)(const void *)addr;
-	struct sockaddr_in *v4 = (struct sockaddr_in *)to;
+	struct sockaddr_in v4 = { .sin_family = AF_INET };
 
+	if (len < sizeof(addr->sa_family) || len < addr_len(addr))
+		return EINVAL;
+	if (addr->sa_family != rs->family)
+		return EAFNOSUPPORT;
 	memset(to, 0, sizeof(*to));
 	memcpy(to, addr, addr_len(addr));
-	if (addr->sa_family != AF_INET6 || !IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr))
-		return;
-	memset(to, 0, sizeof(*to));
-	v4->sin_family = AF_INET;
-	v4->sin_port = v6->sin6_port;
-	memcpy(&v4->sin_addr, &v6->sin6_addr.s6_addr[12], sizeof(v4->sin_addr));
+	if (addr->sa_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr)) {
+		v4.sin_port = v6->sin6_port;
+		memcpy(&v4.sin_addr, &v6->sin6_addr.s6_addr[12], sizeof(v4.sin_addr));
+		memset(to, 0, sizeof(*to));
+		memcpy(to, &v4, sizeof(v4));
+	}
+	return 0;
 }
 
 int rbind(int socket, const struct sockaddr *addr, socklen_t addrlen)
 {
 	struct rs *rs;
 	struct sockaddr_storage at;
-	int ret;
+	int err;
 
 	FORWARD(rbind, socket, addr, addrlen);
 	rs = rs_get(socket);
 	if (!rs)
 		return -1;
-	if (rs->state != RS_OPEN || addrlen < sizeof(addr->sa_family) || addrlen < addr_len(addr)) {
-		ret = set_errno(EINVAL);
-	} else if (addr->sa_family != rs->family) {
-		ret = set_errno(EAFNOSUPPORT);
-	} else {
-		rs_plain_address(&at, addr);
-		ret = rdma_bind_addr(rs->id, (struct sockaddr *)&at);
-	}
+	err = rs->state == RS_OPEN ? rs_plain_address(rs, &at, addr, addrlen) : EINVAL;
+	if (!err && rdma_bind_addr(rs->id, (struct sockaddr *)&at) < 0)
+		err = errno;
 	rs_put(rs);
-	return ret;
+	return set_errno(err);
 }
 
 /* bind_any binds a socket to a free port, unless it is bound. */

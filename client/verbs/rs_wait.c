@@ -25,6 +25,14 @@ static int remaining(int64_t end)
 	return us > 0 ? (int)least((uint64_t)(us + 999) / 1000, INT32_MAX) : 0;
 }
 
+int rs_ms(const struct timeval *t)
+{
+	/* There may be any number of microseconds. */
+	uint64_t s = (uint64_t)t->tv_sec + (uint64_t)t->tv_usec / 1000000, us = (uint64_t)t->tv_usec % 1000000;
+
+	return (int)least(least(s, INT32_MAX) * 1000 + (us + 999) / 1000, INT32_MAX);
+}
+
 void rs_wake(const struct rs *rs)
 {
 	static const uint64_t one = 1;
@@ -385,7 +393,6 @@ static const struct {
 int rselect(int nfds, fd_set *readfds, fd_set *writefds, fd_set *exceptfds, struct timeval *timeout)
 {
 	fd_set *sets[] = { readfds, writefds, exceptfds };
-	int64_t ms = timeout ? timeout->tv_sec * 1000LL + (timeout->tv_usec + 999) / 1000 : -1;
 	struct pollfd *fds;
 	int n = 0, found = 0;
 
@@ -402,7 +409,7 @@ int rselect(int nfds, fd_set *readfds, fd_set *writefds, fd_set *exceptfds, stru
 		fds[n].fd = fd;
 		n += fds[n].events != 0;
 	}
-	found = rpoll(fds, (nfds_t)n, (int)least((uint64_t)ms, INT32_MAX) * (timeout ? 1 : -1));
+	found = rpoll(fds, (nfds_t)n, timeout ? rs_ms(timeout) : RS_FOREVER);
 	for (int i = 0; i < 3 && found >= 0; i++)
 		if (sets[i])
 			FD_ZERO(sets[i]);

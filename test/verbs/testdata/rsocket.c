@@ -1675,6 +1675,70 @@ static void strange(void)
 	CHECK(rdma_destroy_id(s.listener) == 0);
 }
 
+static void *send_later(void *fd)
+{
+	usleep(700000);
+	CHECK(rsend(*(int *)fd, "x", 1, 0) == 1);
+	return NULL;
+}
+
+/* What rsocket(7) leaves open is as with sockets of Linux's TCP. */
+static void alike(void)
+{
+	static struct iovec many[IOV_MAX + 1];
+	struct msghdr m = { .msg_iov = many, .msg_iovlen = IOV_MAX + 1 };
+	struct pair p = pair();
+	int l = listener(1), v6 = rsocket(AF_INET6, SOCK_STREAM, 0), v4 = rsocket(AF_INET, SOCK_STREAM, 0), on = 1;
+	struct sockaddr_in6 a6 = { .sin6_family = AF_INET6, .sin6_port = htons(1), .sin6_addr = IN6ADDR_LOOPBACK_INIT };
+	struct sockaddr_in a4 = { .sin_family = AF_INET, .sin_port = htons(1), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct timeval tv = { .tv_sec = 18446744073709552 }; /* in ms it is 2^64 + 384 */
+	socklen_t len = sizeof(tv);
+	pthread_t t;
+	fd_set r;
+	char c;
+
+	/* Addresses are of the socket's family. */
+	CHECK(v6 >= 0 && v4 >= 0);
+	CHECK(rconnect(v4, (struct sockaddr *)&a6, sizeof(a6)) == -1 && errno == EAFNOSUPPORT);
+	CHECK(rconnect(v6, (struct sockaddr *)&a4, sizeof(a4)) == -1 && errno == EAFNOSUPPORT);
+	CHECK(rbind(v4, (struct sockaddr *)&a6, sizeof(a6)) == -1 && errno == EAFNOSUPPORT);
+	CHECK(rconnect(v4, (struct sockaddr *)&a4, 1) == -1 && errno == EINVAL);
+	CHECK(rconnect(v4, (struct sockaddr *)&a4, sizeof(a4)) == -1 && errno == ECONNREFUSED);
+	CHECK(rsetsockopt(l, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0);
+
+	/* Vectors have a limit. */
+	CHECK(rreadv(p.a, many, IOV_MAX + 1) == -1 && errno == EINVAL && rwritev(p.a, many, IOV_MAX + 1) == -1 && errno == EINVAL);
+	CHECK(rsendmsg(p.a, &m, 0) == -1 && errno == EMSGSIZE && rrecvmsg(p.a, &m, 0) == -1 && errno == EMSGSIZE);
+	CHECK(rreadv(p.a, many, IOV_MAX) == 0 && rwritev(p.a, many, IOV_MAX) == 0);
+
+	/* A time may be long, zero or negative. */
+	CHECK(rsetsockopt(p.a, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv)) == 0);
+	t = start(send_later, &p.b);
+	CHECK(rrecv(p.a, &c, 1, 0) == 1);
+	finish(t);
+	FD_ZERO(&r);
+	FD_SET(p.a, &r);
+	t = start(send_later, &p.b);
+	CHECK(rselect(p.a + 1, &r, NULL, NULL, &tv) == 1 && rrecv(p.a, &c, 1, 0) == 1);
+	finish(t);
+	tv = (struct timeval){ .tv_usec = -1 };
+	CHECK(rselect(p.a + 1, &r, NULL, NULL, &tv) == -1 && errno == EINVAL);
+	CHECK(rsetsockopt(p.a, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv)) == -1 && errno == EDOM);
+	tv = (struct timeval){ .tv_sec = -1 };
+	CHECK(rselect(p.a + 1, &r, NULL, NULL, &tv) == -1 && errno == EINVAL);
+	CHECK(rsetsockopt(p.a, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv)) == 0 && rrecv(p.a, &c, 1, 0) == -1 && errno == EAGAIN);
+	tv = (struct timeval){ .tv_usec = 2000000 };
+	CHECK(rselect(p.a + 1, &r, NULL, NULL, &tv) == 0);
+	tv = (struct timeval){ .tv_sec = 0 };
+	CHECK(rsetsockopt(p.a, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv)) == 0);
+	t = start(send_later, &p.b);
+	CHECK(rrecv(p.a, &c, 1, 0) == 1);
+	finish(t);
+	CHECK(rgetsockopt(p.a, SOL_SOCKET, SO_RCVTIMEO, &tv, &len) == 0 && tv.tv_sec == 0 && tv.tv_usec == 0);
+	CHECK(rclose(l) == 0 && rclose(v4) == 0 && rclose(v6) == 0);
+	end(&p);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -1687,7 +1751,7 @@ int main(int argc, char **argv)
 		{ "many", many }, { "limited", limited }, { "hundreds", hundreds }, { "iomaps", iomaps }, { "canceled", canceled },
 		{ "killed", killed }, { "forked", forked }, { "exited", exited }, { "unclosed", unclosed },
 		{ "gone", gone }, { "restarted", restarted }, { "hostile", hostile },
-		{ "strange", strange },
+		{ "strange", strange }, { "alike", alike },
 	};
 
 	CHECK(argc == 3);
