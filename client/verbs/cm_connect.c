@@ -104,11 +104,9 @@ static int accept_qp(struct id *id, const struct rdma_conn_param *p)
 
 	if (!qp)
 		return EINVAL;
-	if (id->request_gone)
-		return ECONNRESET;
 	if (p) {
-		attr.ird = (int)least(p->responder_resources, qp->ctx->attr.max_ird);
-		attr.ord = (int)least(p->initiator_depth, qp->ctx->attr.max_ord);
+		attr.ird = p->responder_resources; /* the daemon's limits apply too */
+		attr.ord = p->initiator_depth;
 		attr.private_data = p->private_data;
 		attr.private_len = p->private_data ? p->private_data_len : 0;
 	}
@@ -120,7 +118,7 @@ static int accept_qp(struct id *id, const struct rdma_conn_param *p)
 	}
 	atomic_store(&qp->conn, CONN_NONE);
 	err = iwv_fail(err, "rdma_accept", &e);
-	return err == ENOENT ? ECONNRESET : err;
+	return err == ENOENT ? ECONNRESET : err; /* the peer has withdrawn it */
 }
 
 static int reject(struct id *id, const void *data, uint8_t len)
@@ -130,9 +128,9 @@ static int reject(struct id *id, const void *data, uint8_t len)
 
 	if (!id->conn)
 		return EINVAL;
-	err = id->request_gone ? 0 : iwarpd_reject(iwv_context_of(id->pub.verbs)->dev, id->conn, data, data ? len : 0, &e);
+	err = iwarpd_reject(iwv_context_of(id->pub.verbs)->dev, id->conn, data, data ? len : 0, &e);
 	id->conn = 0;
-	if (err && err != -ENOENT)
+	if (err && err != -ENOENT) /* a withdrawn one needs no answer */
 		return iwv_fail(err, "rdma_reject", &e);
 	return 0;
 }

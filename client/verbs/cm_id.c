@@ -155,10 +155,10 @@ static struct iwarpd_listener *other_family(const struct id *id, const struct co
 	return found;
 }
 
-/* reject_request rejects the connect request of an id, if there is one to answer. */
+/* reject_request rejects the connect request of an id, if it has one. */
 static void reject_request(const struct id *id)
 {
-	if (id->conn && !id->request_gone)
+	if (id->conn)
 		iwarpd_reject(iwv_context_of(id->pub.verbs)->dev, id->conn, NULL, 0, NULL);
 }
 
