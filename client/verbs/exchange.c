@@ -47,7 +47,7 @@ struct caller {
 struct exchange {
 	bool holds; /* completions are held: from the state RTR to the error state */
 	struct late *held, **last_held;
-	struct iwarpd_listener *listener; /* or NULL */
+	struct iwarpd_listener *listener; /* or NULL: it connects */
 	uint32_t peer;          /* QP number; set in the state RTR */
 	union ibv_gid peer_gid;
 	bool any_gid;           /* the peer connects from another address than that GID's */
@@ -116,17 +116,20 @@ int exchange_listen(struct qp *qp)
 	struct exchange *x;
 	int err;
 
-	if (qp->exchange || atomic_load(&qp->conn) != CONN_NONE)
+	if (qp->exchange)
 		return 0;
 	x = calloc(1, sizeof(*x));
 	if (!x)
 		return -ENOMEM;
+	err = iwarpd_listen(qp->ctx->dev, &attr, &x->listener, &e);
+	if (err) {
+		/* A QP of librdmacm needs no listener, so the failure matters only in the state RTR. */
+		iwv_log("QP %u cannot be connected by ibv_modify_qp: %s", qp->ibv.qp_num, e.text);
+		free(x);
+		return 0;
+	}
 	x->last_held = &x->held;
 	set_exchange(qp, x);
-	err = iwarpd_listen(qp->ctx->dev, &attr, &x->listener, &e);
-	/* A QP of librdmacm needs no listener, so the failure matters only in the state RTR. */
-	if (err)
-		iwv_log("QP %u cannot be connected by ibv_modify_qp: %s", qp->ibv.qp_num, e.text);
 	return 0;
 }
 
@@ -273,7 +276,7 @@ int exchange_connect(struct qp *qp, const struct ibv_qp_attr *attr)
 	union ibv_gid own;
 	int order, err;
 
-	if (!qp->exchange || !qp->exchange->listener)
+	if (!qp->exchange)
 		return -EADDRINUSE;
 	if (!attr->ah_attr.is_global || put_gid(qp->ctx, attr->ah_attr.grh.sgid_index, &own) < 0) {
 		iwv_log("ibv_modify_qp: a GID is needed: many programs have an option for its index, which is 0");
@@ -337,10 +340,6 @@ bool exchange_event(struct context *c, const struct iwarpd_event *ev)
 				forget(qp->exchange, ev->conn);
 	if (ev->type != IWARPD_EVENT_CONNECT_REQUEST)
 		return false;
-	if (!ev->listener) { /* it has ended meanwhile */
-		iwarpd_reject(c->dev, ev->conn, NULL, 0, NULL);
-		return true;
-	}
 	qp = listening(c, ev->listener);
 	if (!qp)
 		return false;

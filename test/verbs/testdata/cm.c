@@ -3514,6 +3514,84 @@ static void named(void)
 	rdma_destroy_event_channel(client);
 }
 
+/* A request at the port of a queue pair is refused at once unless it says that it is of a queue pair's, and for that one. */
+static void misdirected(void)
+{
+	enum { PORTS = 65536 - 61000, MAGIC = 0x69577651 };
+	struct ibv_context *c = device(0);
+	struct queues q = make(c, NULL);
+	struct rdma_event_channel *client = channel();
+	struct sockaddr_in a = socket_address(htons((uint16_t)(61000 + q.qp->qp_num % PORTS)));
+	uint32_t hellos[][3] = {
+		{ htonl(MAGIC), 0, htonl(q.qp->qp_num + PORTS) }, { htonl(MAGIC + 1), 0, htonl(q.qp->qp_num) },
+		{ htonl(MAGIC), 0, htonl(q.qp->qp_num) },
+	};
+
+	to_init(q.qp);
+	for (int i = 0; i < 3; i++) {
+		struct rdma_cm_id *id = route_to(client, &a);
+		struct rdma_conn_param p = { .private_data = hellos[i], .private_data_len = i < 2 ? sizeof(hellos[i]) : 8 };
+
+		create_qp(id);
+		CHECK(rdma_connect(id, &p) == 0 && next(client, RDMA_CM_EVENT_REJECTED) == id);
+		end(id);
+	}
+	unmake(&q);
+	rdma_destroy_event_channel(client);
+	CHECK(ibv_close_device(c) == 0);
+}
+
+/* Calls that fail can be repeated, and none answers a request again. Parameters have limits, and data without an address are none. */
+static void answered(void)
+{
+	static uint8_t data[508]; /* the most there may be */
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child;
+	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP }, *res;
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+	struct rdma_conn_param param = {
+		.private_data = data, .private_data_len = 1, .responder_resources = UINT8_MAX, .initiator_depth = UINT8_MAX,
+	};
+	struct rdma_cm_event *e;
+	char port[8];
+
+	snprintf(port, sizeof(port), "%u", ntohs(rdma_get_src_port(l)));
+	CHECK(rdma_getaddrinfo(address, port, &hints, &res) == 0);
+	res->ai_connect = memcpy(malloc(sizeof(data)), data, sizeof(data));
+	res->ai_connect_len = sizeof(data);
+	CHECK(rdma_create_ep(&id, res, NULL, &attr) == 0 && rdma_migrate_id(id, client) == 0);
+	rdma_freeaddrinfo(res);
+	CHECK(rdma_connect(id, &param) == -1 && errno == EINVAL);
+	param.private_data = NULL;
+	param.private_data_len = 9;
+	CHECK(rdma_connect(id, &param) == 0);
+	child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	create_qp(child);
+	CHECK(rdma_accept(child, &param) == 0 && next(server, RDMA_CM_EVENT_ESTABLISHED) == child);
+	refused(child, "AR");
+	CHECK(rdma_get_cm_event(client, &e) == 0 && e->event == RDMA_CM_EVENT_ESTABLISHED && e->param.conn.private_data_len == 0);
+	CHECK(rdma_ack_cm_event(e) == 0);
+	refused(id, "bla");
+
+	CHECK(rdma_disconnect(id) == 0 && rdma_disconnect(id) == 0);
+	CHECK(next(client, RDMA_CM_EVENT_DISCONNECTED) == id && next(server, RDMA_CM_EVENT_DISCONNECTED) == child);
+	CHECK(rdma_disconnect(id) == 0 && rdma_disconnect(child) == 0 && !readable(client->fd) && !readable(server->fd));
+	rdma_destroy_ep(id);
+	rdma_destroy_ep(child);
+
+	id = call(client, l);
+	child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(rdma_reject(child, NULL, 9) == 0);
+	refused(child, "AR");
+	CHECK(rdma_get_cm_event(client, &e) == 0 && e->event == RDMA_CM_EVENT_REJECTED && e->status == -ECONNREFUSED);
+	CHECK(e->param.conn.private_data_len == 0 && rdma_ack_cm_event(e) == 0);
+	end(id);
+	end(child);
+	end(l);
+	rdma_destroy_event_channel(server);
+	rdma_destroy_event_channel(client);
+}
+
 static int set(struct rdma_cm_id *id, int name, void *value, size_t len)
 {
 	return rdma_set_option(id, RDMA_OPTION_ID, name, value, len) < 0 ? errno : 0;
@@ -4061,7 +4139,8 @@ int main(int argc, char **argv)
 		MODE(inherited), MODE(remembered), MODE(agreed), MODE(crowded), MODE(permitted), MODE(abandoned),
 		MODE(trespassed), MODE(bequeathed), MODE(blocked), MODE(immediate), MODE(parted), MODE(occupied), MODE(forbidden),
 		MODE(starved), MODE(lent), MODE(relent), MODE(ported), MODE(said), MODE(solicited), MODE(manual), MODE(owed), MODE(based),
-		MODE(addressed), MODE(retried), MODE(divided), MODE(named), MODE(optional),
+		MODE(addressed), MODE(retried), MODE(divided), MODE(named), MODE(optional), MODE(misdirected),
+		MODE(answered),
 	};
 
 	CHECK(argc == 3);
