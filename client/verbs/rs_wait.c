@@ -390,11 +390,32 @@ static const struct {
 	{ POLLPRI, POLLPRI },
 };
 
+/* put_sets leaves those descriptors in the sets of select that are ready, and returns how many, or -1 if one is not open. */
+static int put_sets(fd_set *const sets[3], const struct pollfd *fds, int n)
+{
+	int found = 0;
+
+	for (int j = 0; j < n; j++)
+		if (fds[j].revents & POLLNVAL)
+			return set_errno(EBADF);
+	for (int j = 0; j < n; j++) {
+		for (int i = 0; i < 3; i++) {
+			if (!(fds[j].events & select_sets[i].events))
+				continue;
+			if (fds[j].revents & select_sets[i].makes)
+				found++;
+			else
+				FD_CLR(fds[j].fd, sets[i]);
+		}
+	}
+	return found;
+}
+
 int rselect(int nfds, fd_set *readfds, fd_set *writefds, fd_set *exceptfds, struct timeval *timeout)
 {
 	fd_set *sets[] = { readfds, writefds, exceptfds };
 	struct pollfd *fds;
-	int n = 0, found = 0;
+	int n = 0, found;
 
 	FORWARD(rselect, nfds, readfds, writefds, exceptfds, timeout);
 	if (nfds < 0 || (timeout && (timeout->tv_sec < 0 || timeout->tv_usec < 0)))
@@ -410,22 +431,8 @@ int rselect(int nfds, fd_set *readfds, fd_set *writefds, fd_set *exceptfds, stru
 		n += fds[n].events != 0;
 	}
 	found = rpoll(fds, (nfds_t)n, timeout ? rs_ms(timeout) : RS_FOREVER);
-	for (int i = 0; i < 3 && found >= 0; i++)
-		if (sets[i])
-			FD_ZERO(sets[i]);
-	for (int j = 0, m = found; j < n && m > 0; j++) {
-		if (fds[j].revents & POLLNVAL) {
-			found = set_errno(EBADF);
-			break;
-		}
-		found -= fds[j].revents != 0;
-		m -= fds[j].revents != 0;
-		for (int i = 0; i < 3; i++)
-			if (sets[i] && fds[j].events & select_sets[i].events && fds[j].revents & select_sets[i].makes) {
-				FD_SET(fds[j].fd, sets[i]);
-				found++;
-			}
-	}
+	if (found >= 0)
+		found = put_sets(sets, fds, n);
 	free(fds);
 	return found;
 }

@@ -909,7 +909,8 @@ static void polled(void)
 	tv = (struct timeval){ .tv_usec = 1000 };
 	CHECK(rselect(p.a + 1, &r, NULL, NULL, &tv) == 0 && !FD_ISSET(p.a, &r));
 	FD_SET(999, &r);
-	CHECK(rselect(1000, &r, NULL, NULL, NULL) == -1 && errno == EBADF);
+	FD_SET(p.a, &r);
+	CHECK(rselect(1000, &r, NULL, NULL, NULL) == -1 && errno == EBADF && FD_ISSET(p.a, &r) && FD_ISSET(999, &r));
 	CHECK(rpoll(NULL, 0, 10) == 0);
 	fds[0].fd = 999;
 	CHECK(rpoll(fds, 7, -1) == 1 && fds[0].revents == POLLNVAL);
