@@ -3592,6 +3592,45 @@ static void answered(void)
 	rdma_destroy_event_channel(client);
 }
 
+/* withdrawn_request returns a connect request whose peer has withdrawn it. */
+static struct rdma_cm_id *withdrawn_request(struct rdma_event_channel *server, struct rdma_event_channel *client, struct rdma_cm_id *l)
+{
+	struct rdma_cm_id *id = call(client, l), *child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+
+	end(id);
+	while (!*(volatile bool *)&id_of(child)->request_gone)
+		usleep(1000);
+	return child;
+}
+
+/* Nothing is sent to the peer of a withdrawn request. To accept it fails, and leaves the queue pair as it was. */
+static void withdrawn(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *rejected, *accepted, *id, *child;
+
+	rejected = withdrawn_request(server, client, l);
+	CHECK(rdma_reject(rejected, NULL, 0) == 0);
+	accepted = withdrawn_request(server, client, l);
+	create_qp(accepted);
+	CHECK(rdma_accept(accepted, NULL) == -1 && errno == ECONNRESET);
+	refused(accepted, "AR");
+	id = call(client, l);
+	child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	child->qp = accepted->qp;
+	accepted->qp = NULL;
+	CHECK(rdma_accept(child, NULL) == 0);
+	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
+	end(withdrawn_request(server, client, l));
+	end(rejected);
+	end(id);
+	end(child);
+	end(accepted);
+	end(l);
+	rdma_destroy_event_channel(server);
+	rdma_destroy_event_channel(client);
+}
+
 static int set(struct rdma_cm_id *id, int name, void *value, size_t len)
 {
 	return rdma_set_option(id, RDMA_OPTION_ID, name, value, len) < 0 ? errno : 0;
@@ -3648,15 +3687,18 @@ static struct rdma_cm_id *use(struct rdma_event_channel *ch)
 /* Parent and child use a channel that the parent has made, with or without an id, and see none of each other's events. */
 static void divided(void)
 {
-	struct rdma_event_channel *with = channel(), *without = channel();
+	struct rdma_event_channel *with = channel(), *without = channel(), *destroyed = channel();
 	struct rdma_cm_id *id = use(with), *own;
-	int status;
-	pid_t pid = fork();
+	int status, was = destroyed->fd, pipes[2];
+	pid_t pid;
 
+	rdma_destroy_event_channel(destroyed);
+	CHECK(pipe(pipes) == 0 && pipes[0] == was);
+	pid = fork();
 	CHECK(pid >= 0);
 	if (pid == 0) {
 		alarm(30);
-		CHECK(!readable(with->fd));
+		CHECK(!readable(with->fd) && fcntl(was, F_GETPIPE_SZ) > 0);
 		own = use(without);
 		CHECK(next(without, RDMA_CM_EVENT_ADDR_RESOLVED) == own && !readable(without->fd));
 		use(without);
@@ -4140,7 +4182,7 @@ int main(int argc, char **argv)
 		MODE(trespassed), MODE(bequeathed), MODE(blocked), MODE(immediate), MODE(parted), MODE(occupied), MODE(forbidden),
 		MODE(starved), MODE(lent), MODE(relent), MODE(ported), MODE(said), MODE(solicited), MODE(manual), MODE(owed), MODE(based),
 		MODE(addressed), MODE(retried), MODE(divided), MODE(named), MODE(optional), MODE(misdirected),
-		MODE(answered),
+		MODE(answered), MODE(withdrawn),
 	};
 
 	CHECK(argc == 3);
