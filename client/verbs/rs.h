@@ -89,6 +89,7 @@ struct rs {
 	struct rs_options opt;
 	struct rdma_event_channel *channel;
 	struct rdma_cm_id *id;
+	struct sockaddr_storage bound; /* by rbind; of no family if it is not */
 	struct rdma_cm_id *request; /* that a listener has taken and raccept has not, or NULL */
 	struct rs_hello request_hello;
 

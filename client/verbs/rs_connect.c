@@ -208,7 +208,7 @@ static bool is_connected(const struct rs *rs)
 	return rs->state != RS_CONNECTING;
 }
 
-/* reopen makes a socket whose connection was not made one that may try again. */
+/* reopen makes a socket whose connection was not made one that may try again, from the address that it is bound to. */
 static int reopen(struct rs *rs)
 {
 	struct rdma_cm_id *old = rs->id;
@@ -218,7 +218,7 @@ static int reopen(struct rs *rs)
 		return -1;
 	rdma_destroy_id(old);
 	rs->state = RS_OPEN;
-	return 0;
+	return rs->bound.ss_family ? rdma_bind_addr(rs->id, (struct sockaddr *)&rs->bound) : 0;
 }
 
 /* never_connected reports whether a socket tried to connect, and could not. */

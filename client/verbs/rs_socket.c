@@ -141,8 +141,8 @@ int rs_plain_address(const struct rs *rs, struct sockaddr_storage *to, const str
 
 int rbind(int socket, const struct sockaddr *addr, socklen_t addrlen)
 {
-	struct rs *rs;
 	struct sockaddr_storage at;
+	struct rs *rs;
 	int err;
 
 	FORWARD(rbind, socket, addr, addrlen);
@@ -152,6 +152,8 @@ int rbind(int socket, const struct sockaddr *addr, socklen_t addrlen)
 	err = rs->state == RS_OPEN ? rs_plain_address(rs, &at, addr, addrlen) : EINVAL;
 	if (!err && rdma_bind_addr(rs->id, (struct sockaddr *)&at) < 0)
 		err = errno;
+	if (!err)
+		rs->bound = rs->id->route.addr.src_storage;
 	rs_put(rs);
 	return set_errno(err);
 }

@@ -1683,6 +1683,14 @@ static void *send_later(void *fd)
 	return NULL;
 }
 
+static void *acceptor(void *l)
+{
+	int fd = raccept(*(int *)l, NULL, NULL);
+
+	CHECK(fd >= 0 && rclose(fd) == 0);
+	return NULL;
+}
+
 /* What rsocket(7) leaves open is as with sockets of Linux's TCP. */
 static void alike(void)
 {
@@ -1693,7 +1701,7 @@ static void alike(void)
 	struct sockaddr_in6 a6 = { .sin6_family = AF_INET6, .sin6_port = htons(1), .sin6_addr = IN6ADDR_LOOPBACK_INIT };
 	struct sockaddr_in a4 = { .sin_family = AF_INET, .sin_port = htons(1), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	struct timeval tv = { .tv_sec = 18446744073709552 }; /* in ms it is 2^64 + 384 */
-	socklen_t len = sizeof(tv);
+	socklen_t len;
 	pthread_t t;
 	fd_set r;
 	char c;
@@ -1706,6 +1714,16 @@ static void alike(void)
 	CHECK(rconnect(v4, (struct sockaddr *)&a4, 1) == -1 && errno == EINVAL);
 	CHECK(rconnect(v4, (struct sockaddr *)&a4, sizeof(a4)) == -1 && errno == ECONNREFUSED);
 	CHECK(rsetsockopt(l, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0);
+
+	/* A socket that was refused is bound to its address still. */
+	len = sizeof(a4);
+	a4.sin_port = 0;
+	CHECK(rclose(v4) == 0 && (v4 = new_socket()) >= 0 && inet_pton(AF_INET, address, &a4.sin_addr) == 1);
+	CHECK(rbind(v4, (struct sockaddr *)&a4, len) == 0 && rgetsockname(v4, (struct sockaddr *)&a4, &len) == 0);
+	CHECK(connect_to(v4, 1) == -1 && errno == ECONNREFUSED);
+	t = start(acceptor, &l);
+	CHECK(connect_to(v4, port_of(l)) == 0 && port_of(v4) == ntohs(a4.sin_port));
+	finish(t);
 
 	/* Vectors have a limit. */
 	CHECK(rreadv(p.a, many, IOV_MAX + 1) == -1 && errno == EINVAL && rwritev(p.a, many, IOV_MAX + 1) == -1 && errno == EINVAL);
@@ -1722,6 +1740,7 @@ static void alike(void)
 	t = start(send_later, &p.b);
 	CHECK(rselect(p.a + 1, &r, NULL, NULL, &tv) == 1 && rrecv(p.a, &c, 1, 0) == 1);
 	finish(t);
+	len = sizeof(tv);
 	tv = (struct timeval){ .tv_usec = -1 };
 	CHECK(rselect(p.a + 1, &r, NULL, NULL, &tv) == -1 && errno == EINVAL);
 	CHECK(rsetsockopt(p.a, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv)) == -1 && errno == EDOM);
