@@ -34,8 +34,7 @@ static void free_items(struct queue_item *list)
 void async_close(struct context *c)
 {
 	free_items(iwv_queue_take(&c->async, any, NULL));
-	if (c->async.fd >= 0)
-		close(c->async.fd);
+	close(c->async.fd);
 }
 
 static bool about(struct queue_item *item, void *element)

@@ -209,12 +209,12 @@ static struct id *id_of_qp(const struct iwarpd_event *ev)
 	return qp ? atomic_load(&qp->cm) : NULL;
 }
 
-/* takes reports whether a listening id accepts connections of an address family. */
+/* takes reports whether an id, whose listener two may share, accepts connections of an address family. */
 static bool takes(const struct id *id, sa_family_t family)
 {
 	const struct sockaddr *src = &id->pub.route.addr.src_addr;
 
-	return src->sa_family == family || (src->sa_family == AF_INET6 && addr_any(src) && !id->afonly);
+	return src->sa_family == family || (src->sa_family == AF_INET6 && !id->afonly);
 }
 
 static struct id *id_of_listener(const struct context *c, const struct iwarpd_event *ev)

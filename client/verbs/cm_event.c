@@ -44,8 +44,7 @@ void rdma_destroy_event_channel(struct rdma_event_channel *pub)
 	iwv_thread_lock();
 	UNLINK(channels, ch);
 	iwv_thread_unlock();
-	if (ch->queue.fd >= 0)
-		close(ch->queue.fd);
+	close(ch->queue.fd);
 	free(ch);
 }
 
@@ -116,7 +115,7 @@ int rdma_get_cm_event(struct rdma_event_channel *pub, struct rdma_cm_event **eve
 	struct cm_event *e;
 
 	FORWARD(rdma_get_cm_event, pub, event);
-	if (!pub)
+	if (!event)
 		return set_errno(EINVAL);
 	item = iwv_queue_next(&channel_of(pub)->queue, taken);
 	if (!item)

@@ -104,7 +104,7 @@ struct queue_item {
 /* An event_queue has a descriptor that is readable while the queue holds an item. iwv_thread_lock guards its items. */
 struct event_queue {
 	struct queue_item *first, **last;
-	int fd; /* an eventfd that counts the items */
+	int fd; /* an eventfd that counts the items, or -1: see iwv_queue_after_fork */
 };
 
 int iwv_queue_init(struct event_queue *q); /* returns the descriptor, or -1 with errno set */

@@ -1659,12 +1659,12 @@ static void removed(void)
 	struct iwarpd_device *dev = container_of(child->verbs, struct context, v.context)->dev;
 	static char byte;
 	struct ibv_mr *mr = ibv_reg_mr(id->pd, &byte, 1, 0);
-	struct rdma_cm_id *alone;
+	struct rdma_cm_id *alone, *unanswered;
 	pthread_t t, u, v;
 
 	CHECK(mr);
 	alone = call_alone(l, &v);
-	next(server, RDMA_CM_EVENT_CONNECT_REQUEST); /* which is not answered */
+	unanswered = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
 	lock();
 	CHECK(pthread_create(&t, NULL, destroy_named, id->qp) == 0);
 	await_futex(tid_of(&busy));
@@ -1678,6 +1678,13 @@ static void removed(void)
 	unlock();
 	CHECK(pthread_join(t, NULL) == 0 && pthread_join(u, NULL) == 0 && pthread_join(v, NULL) == 0);
 	CHECK(next(client, RDMA_CM_EVENT_REJECTED) == id && next(client, RDMA_CM_EVENT_DEVICE_REMOVAL) == id);
+	for (int i = 0; i < 3; i++) {
+		struct rdma_cm_id *removed_id = next(server, RDMA_CM_EVENT_DEVICE_REMOVAL);
+
+		CHECK(removed_id == l || removed_id == child || removed_id == unanswered);
+		end(removed_id); /* so that the three differ */
+	}
+	CHECK(!readable(server->fd));
 	id->qp = NULL;
 	end(id);
 	end(alone);
@@ -3559,7 +3566,9 @@ static void answered(void)
 	CHECK(rdma_getaddrinfo(address, port, &hints, &res) == 0);
 	res->ai_connect = memcpy(malloc(sizeof(data)), data, sizeof(data));
 	res->ai_connect_len = sizeof(data);
-	CHECK(rdma_create_ep(&id, res, NULL, &attr) == 0 && rdma_migrate_id(id, client) == 0);
+	CHECK(rdma_create_ep(&id, res, NULL, &attr) == 0 && id->event && rdma_migrate_id(id, NULL) == 0 && !id->event);
+	CHECK(rdma_migrate_id(id, client) == 0);
+	CHECK(rdma_get_cm_event(client, NULL) == -1 && errno == EINVAL && rdma_ack_cm_event(NULL) == -1 && errno == EINVAL);
 	rdma_freeaddrinfo(res);
 	CHECK(rdma_connect(id, &param) == -1 && errno == EINVAL);
 	param.private_data = NULL;
@@ -3575,6 +3584,7 @@ static void answered(void)
 
 	CHECK(rdma_disconnect(id) == 0 && rdma_disconnect(id) == 0);
 	CHECK(next(client, RDMA_CM_EVENT_DISCONNECTED) == id && next(server, RDMA_CM_EVENT_DISCONNECTED) == child);
+	CHECK(id_of(child)->end == 0); /* in order */
 	CHECK(rdma_disconnect(id) == 0 && rdma_disconnect(child) == 0 && !readable(client->fd) && !readable(server->fd));
 	rdma_destroy_ep(id);
 	rdma_destroy_ep(child);
