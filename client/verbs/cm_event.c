@@ -166,7 +166,7 @@ int sync_wait(struct id *id)
 	case RDMA_CM_EVENT_DEVICE_REMOVAL: /* its status is 0 */
 		return set_errno(ENODEV);
 	default:
-		return set_errno(abs(id->pub.event->status));
+		return set_errno(-id->pub.event->status);
 	}
 }
 

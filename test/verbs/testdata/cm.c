@@ -3641,6 +3641,72 @@ static void withdrawn(void)
 	rdma_destroy_event_channel(client);
 }
 
+/* fails takes the next event of a channel, and checks its kind and its status. */
+static void fails(struct rdma_event_channel *ch, enum rdma_cm_event_type type, int status)
+{
+	struct rdma_cm_event *e;
+
+	CHECK(rdma_get_cm_event(ch, &e) == 0);
+	if (e->event != type || e->status != status)
+		printf("%s, status %d\n", rdma_event_str(e->event), e->status);
+	CHECK(e->event == type && e->status == status && rdma_ack_cm_event(e) == 0);
+}
+
+/* What a program sees of a connect request, and of attempts that lead to none. */
+static void reported(void)
+{
+	static int context;
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct sockaddr_in a = socket_address(0), nowhere_at = socket_address(htons(1)), *local, *peer;
+	struct rdma_cm_id *l, *id, *child;
+
+	/* A port that is only bound takes no connection. */
+	CHECK(rdma_create_id(server, &l, &context, RDMA_PS_TCP) == 0 && rdma_bind_addr(l, (struct sockaddr *)&a) == 0);
+	a.sin_port = rdma_get_src_port(l);
+	id = call(client, l);
+	fails(client, RDMA_CM_EVENT_REJECTED, -ECONNREFUSED);
+	CHECK(!readable(server->fd));
+	end(id);
+
+	CHECK(rdma_listen(l, 0) == 0);
+	id = call(client, l);
+	child = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	local = (struct sockaddr_in *)rdma_get_local_addr(child);
+	peer = (struct sockaddr_in *)rdma_get_peer_addr(child);
+	CHECK(child->context == &context && child->channel == server && child->ps == RDMA_PS_TCP && child->port_num == 1);
+	CHECK(local->sin_addr.s_addr == a.sin_addr.s_addr && local->sin_port == a.sin_port);
+	CHECK(peer->sin_addr.s_addr == a.sin_addr.s_addr && peer->sin_port && peer->sin_port != a.sin_port);
+	end(child);
+	fails(client, RDMA_CM_EVENT_REJECTED, -ECONNREFUSED);
+	end(id);
+	end(l);
+
+	/* Nobody listens at the port, or nothing has the address, or no route leads to it. */
+	id = route_to(client, &a);
+	create_qp(id);
+	CHECK(rdma_connect(id, NULL) == 0);
+	fails(client, RDMA_CM_EVENT_REJECTED, -ECONNREFUSED);
+	end(id);
+	nowhere_at.sin_addr.s_addr ^= htonl(0x55);
+	id = route_to(client, &nowhere_at);
+	create_qp(id);
+	CHECK(rdma_connect(id, NULL) == 0);
+	fails(client, RDMA_CM_EVENT_UNREACHABLE, -EHOSTUNREACH);
+	end(id);
+	CHECK(inet_pton(AF_INET, "203.0.113.1", &nowhere_at.sin_addr) == 1);
+	CHECK(rdma_create_id(client, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&nowhere_at, 2000) == 0);
+	fails(client, RDMA_CM_EVENT_ADDR_ERROR, -ENODEV);
+	CHECK(rdma_resolve_route(id, 2000) == -1 && errno == EINVAL);
+	CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&a, 2000) == 0 && next(client, RDMA_CM_EVENT_ADDR_RESOLVED) == id);
+	end(id);
+	CHECK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&nowhere_at, 2000) == -1 && errno == ENODEV);
+	end(id);
+	rdma_destroy_event_channel(server);
+	rdma_destroy_event_channel(client);
+}
+
 static int set(struct rdma_cm_id *id, int name, void *value, size_t len)
 {
 	return rdma_set_option(id, RDMA_OPTION_ID, name, value, len) < 0 ? errno : 0;
@@ -4192,7 +4258,7 @@ int main(int argc, char **argv)
 		MODE(trespassed), MODE(bequeathed), MODE(blocked), MODE(immediate), MODE(parted), MODE(occupied), MODE(forbidden),
 		MODE(starved), MODE(lent), MODE(relent), MODE(ported), MODE(said), MODE(solicited), MODE(manual), MODE(owed), MODE(based),
 		MODE(addressed), MODE(retried), MODE(divided), MODE(named), MODE(optional), MODE(misdirected),
-		MODE(answered), MODE(withdrawn),
+		MODE(answered), MODE(withdrawn), MODE(reported),
 	};
 
 	CHECK(argc == 3);
