@@ -310,25 +310,20 @@ static void established(const struct context *c, const struct iwarpd_event *ev)
 	event_post(e);
 }
 
-/* connect_failed reports the events and errors that Linux's iw_cm reports for the same causes. */
+/* connect_failed reports the events that Linux's iw_cm reports for the same causes. */
 static void connect_failed(const struct iwarpd_event *ev)
 {
+	enum rdma_cm_event_type type = RDMA_CM_EVENT_CONNECT_ERROR;
 	struct id *id = id_of_qp(ev);
 
 	if (!id)
 		return;
 	iwv_log("connect: %s", ev->error.text);
-	switch (ev->error.code) {
-	case IWARPD_CODE_REFUSED:
-		event_simple(id, RDMA_CM_EVENT_REJECTED, -ECONNREFUSED);
-		return;
-	case IWARPD_CODE_TIMEOUT:
-	case IWARPD_CODE_UNREACHABLE:
-		event_simple(id, RDMA_CM_EVENT_UNREACHABLE, ev->error.err);
-		return;
-	default:
-		event_simple(id, RDMA_CM_EVENT_CONNECT_ERROR, ev->error.err ? ev->error.err : -ECONNABORTED);
-	}
+	if (ev->error.code == IWARPD_CODE_REFUSED)
+		type = RDMA_CM_EVENT_REJECTED;
+	else if (ev->error.code == IWARPD_CODE_TIMEOUT || ev->error.code == IWARPD_CODE_UNREACHABLE)
+		type = RDMA_CM_EVENT_UNREACHABLE;
+	event_simple(id, type, ev->error.err);
 }
 
 static void request_gone(struct context *c, const struct iwarpd_event *ev)

@@ -54,12 +54,6 @@ static int established(struct rs *rs, const struct rdma_cm_event *e)
 	return 0;
 }
 
-/* status_of returns the errno value of an event. */
-static int status_of(const struct rdma_cm_event *e, int otherwise)
-{
-	return e->status < 0 ? -e->status : otherwise;
-}
-
 /* cm_event returns 0, or the errno value of what ends the connection. */
 static int cm_event(struct rs *rs, const struct rdma_cm_event *e)
 {
@@ -73,12 +67,9 @@ static int cm_event(struct rs *rs, const struct rdma_cm_event *e)
 	case RDMA_CM_EVENT_REJECTED:
 		return ECONNREFUSED;
 	case RDMA_CM_EVENT_ADDR_ERROR:
-	case RDMA_CM_EVENT_ROUTE_ERROR:
-		return status_of(e, EHOSTUNREACH);
 	case RDMA_CM_EVENT_UNREACHABLE:
-		return status_of(e, ETIMEDOUT);
 	case RDMA_CM_EVENT_CONNECT_ERROR:
-		return status_of(e, ECONNABORTED);
+		return -e->status;
 	case RDMA_CM_EVENT_DEVICE_REMOVAL:
 		return ENETDOWN;
 	case RDMA_CM_EVENT_DISCONNECTED:
