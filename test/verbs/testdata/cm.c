@@ -3533,6 +3533,7 @@ static void misdirected(void)
 		{ htonl(MAGIC), 0, htonl(q.qp->qp_num + PORTS) }, { htonl(MAGIC + 1), 0, htonl(q.qp->qp_num) },
 		{ htonl(MAGIC), 0, htonl(q.qp->qp_num) },
 	};
+	struct rdma_cm_id *next_id;
 
 	to_init(q.qp);
 	for (int i = 0; i < 3; i++) {
@@ -3544,6 +3545,9 @@ static void misdirected(void)
 		end(id);
 	}
 	unmake(&q);
+	CHECK(rdma_create_id(client, &next_id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_bind_addr(next_id, (struct sockaddr *)&a) == 0); /* the port is free */
+	end(next_id);
 	rdma_destroy_event_channel(client);
 	CHECK(ibv_close_device(c) == 0);
 }
