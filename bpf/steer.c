@@ -313,6 +313,9 @@ static __always_inline int is_steered(__u32 verdict)
 /* Hides a value's known range from the compiler. */
 #define OPAQUE(v) asm volatile("" : "+r"(v))
 
+/* Always 0, but the verifier does not know that: to it, a position to which this is added is unknown. */
+static volatile __u32 zero;
+
 /*
  * bound limits a position in the headers, so that the verifier sees the same state after
  * each header on all paths, and need not follow each of them.
@@ -446,7 +449,7 @@ static __always_inline __u32 decide(void *ctx, const enum hook hook)
 
 	if (l4_pos < 0)
 		return MALFORMED;
-	pos = bound(l4_pos);
+	pos = bound(l4_pos + zero);
 	/* Multicast frames never belong to a connection. */
 	if (eth.dst[0] & 1)
 		return PASSED;
@@ -464,7 +467,7 @@ static __always_inline __u32 decide(void *ctx, const enum hook hook)
 			return MALFORMED;
 		eth.type = tag.type;
 		tags = tags << 12 | (bpf_ntohs(tag.tci) & 0xfff);
-		pos += sizeof(tag);
+		pos = bound(pos + sizeof(tag));
 	}
 	/* A tag with VLAN 0 has only a priority. */
 	if (tags && check_vlans && !bpf_map_lookup_elem(&vlans, &tags))

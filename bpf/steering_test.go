@@ -67,6 +67,28 @@ func TestInterpreted(t *testing.T) {
 	}
 }
 
+// TestVerifiedSoon checks that the verifier has little to do, which takes most of the time that a daemon takes to start: it
+// follows each path through the headers as far as it finds no state that it knows.
+func TestVerifiedSoon(t *testing.T) {
+	o := &load(t).objs
+	for name, p := range map[string]*ebpf.Program{
+		"iwarpd_steer": o.IwarpdSteer, "iwarpd_ingress": o.IwarpdIngress, "iwarpd_tap": o.IwarpdTap, "iwarpd_tap_super": o.IwarpdTapSuper,
+		"iwarpd_fragments": o.IwarpdFragments, "iwarpd_skb_fragments": o.IwarpdSkbFragments,
+	} {
+		info, err := p.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, ok := info.VerifiedInstructions()
+		if !ok {
+			testenv.Skip(t, "needs Linux 5.16, whose verifier says how many instructions it has verified")
+		}
+		if most := uint32(40_000); n > most {
+			t.Errorf("%s: the verifier followed %d instructions; want at most %d", name, n, most)
+		}
+	}
+}
+
 // withSocket puts an AF_XDP socket, not bound, in queue 0: enough for a test
 // run to say XDP_REDIRECT.
 func withSocket(t testing.TB, s *Steering) {
