@@ -1,6 +1,7 @@
 package hostnet
 
 import (
+	"encoding/binary"
 	"errors"
 	"net"
 	"net/netip"
@@ -19,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
@@ -564,6 +566,45 @@ func TestNeighbourReplaced(t *testing.T) {
 	}
 	if len(r.macs) > maxKnown || len(r.changed) != 1 {
 		t.Errorf("%d neighbours known, %d changes", len(r.macs), len(r.changed))
+	}
+}
+
+// TestLearnedMTU checks that the MTU of a path that the kernel has learned from an ICMP error does not count: it takes one that quotes an
+// echo reply from anybody. The engine takes only errors about data in flight (RFC 5927 section 4.1).
+func TestLearnedMTU(t *testing.T) {
+	here, there := wire(t)
+	up(t, here, "a0", "fd77::1/64")
+	up(t, there, "b0", "fd77::2/64")
+	up(t, here, "lo") // over which the errors come
+	r := newResolver(t, "a0")
+	for _, tt := range []struct {
+		dst    string
+		family int
+		proto  int
+		to     unix.Sockaddr
+		error  []byte // header of the ICMP error, and the packet that it quotes
+	}{
+		{"10.77.0.2", unix.AF_INET, unix.IPPROTO_ICMP, &unix.SockaddrInet4{Addr: [4]byte{10, 77, 0, 1}},
+			testenv.Unhex(t, "03041c0d 00000514 45000404 00014000 40010000 0a4d0001 0a4d0002 00000000 00010001")},
+		{"fd77::2", unix.AF_INET6, unix.IPPROTO_ICMPV6, &unix.SockaddrInet6{Addr: netip.MustParseAddr("fd77::1").As16()},
+			testenv.Unhex(t, "02000000 00000514 60000000 04003a40 fd770000000000000000000000000001 fd770000000000000000000000000002 81000000 00010001")},
+	} {
+		fd, err := unix.Socket(tt.family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, tt.proto)
+		must(t, err)
+		defer unix.Close(fd)
+		if tt.family == unix.AF_INET { // in IPv6 the kernel does it
+			binary.BigEndian.PutUint16(tt.error[2:], 0)
+			binary.BigEndian.PutUint16(tt.error[2:], pkt.Checksum(pkt.Sum(tt.error, 0)))
+		}
+		dst := netip.MustParseAddr(tt.dst)
+		testenv.Until(t, "the kernel has learned it", func() bool {
+			must(t, unix.Sendto(fd, tt.error, 0, tt.to))
+			routes, err := here.RouteGet(dst.AsSlice())
+			return err == nil && len(routes) == 1 && routes[0].MTU == 1300
+		})
+		if hop, err := r.Resolve(dst, netip.Addr{}, ""); err != nil || hop.MTU != 1500 {
+			t.Errorf("%v: MTU %d, %v; want 1500", dst, hop.MTU, err)
+		}
 	}
 }
 

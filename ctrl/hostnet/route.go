@@ -200,7 +200,13 @@ func (r *Resolver) route(dst, src netip.Addr, by *Device) (hop dataplane.Hop, vi
 	}
 	hop = dataplane.Hop{SrcMAC: f.mac, VLANs: f.vlans, MTU: f.mtu, Src: src, Device: f.dev.name}
 	if rt.MTU > 0 {
-		hop.MTU = min(hop.MTU, rt.MTU)
+		// This may be what an ICMP error has told the kernel, which takes some that anybody can forge. The engine checks those that it
+		// gets itself (RFC 5927), so only an MTU that is set for the route counts.
+		set := *opts
+		set.FIBMatch = true
+		if routes, err := r.get(dst, by, &set); err == nil && len(routes) > 0 && routes[0].MTU > 0 {
+			hop.MTU = min(hop.MTU, routes[0].MTU)
+		}
 	}
 	if opts.SrcAddr == nil {
 		a, ok := netip.AddrFromSlice(rt.Src)
