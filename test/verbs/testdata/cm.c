@@ -3533,9 +3533,14 @@ static void misdirected(void)
 		{ htonl(MAGIC), 0, htonl(q.qp->qp_num + PORTS) }, { htonl(MAGIC + 1), 0, htonl(q.qp->qp_num) },
 		{ htonl(MAGIC), 0, htonl(q.qp->qp_num) },
 	};
-	struct rdma_cm_id *next_id;
+	struct queues peer = make(c, NULL); /* whose number is higher, so that it is called */
+	uint32_t other[] = { htonl(MAGIC), htonl(peer.qp->qp_num + 1), htonl(q.qp->qp_num) };
+	struct rdma_conn_param p = { .private_data = other, .private_data_len = sizeof(other) };
+	struct rdma_cm_id *kept = route_to(client, &a), *next_id;
 
 	to_init(q.qp);
+	create_qp(kept);
+	CHECK(rdma_connect(kept, &p) == 0); /* which waits */
 	for (int i = 0; i < 3; i++) {
 		struct rdma_cm_id *id = route_to(client, &a);
 		struct rdma_conn_param p = { .private_data = hellos[i], .private_data_len = i < 2 ? sizeof(hellos[i]) : 8 };
@@ -3544,6 +3549,15 @@ static void misdirected(void)
 		CHECK(rdma_connect(id, &p) == 0 && next(client, RDMA_CM_EVENT_REJECTED) == id);
 		end(id);
 	}
+	/* The request that waits ends when the queue pair calls its own peer. */
+	to_init(peer.qp);
+	to_rtr(peer.qp, q.qp->qp_num);
+	CHECK(!readable(client->fd));
+	to_rtr(q.qp, peer.qp->qp_num);
+	CHECK(next(client, RDMA_CM_EVENT_REJECTED) == kept);
+	await_up(q.qp);
+	end(kept);
+	unmake(&peer);
 	unmake(&q);
 	CHECK(rdma_create_id(client, &next_id, NULL, RDMA_PS_TCP) == 0);
 	CHECK(rdma_bind_addr(next_id, (struct sockaddr *)&a) == 0); /* the port is free */
