@@ -1385,6 +1385,7 @@ static void trespassed(void)
 	sge.lkey = mr->lkey;
 	CHECK(ibv_post_send(id->qp, &wr, &bad) == 0);
 	CHECK(next(client, RDMA_CM_EVENT_DISCONNECTED) == id && next(server, RDMA_CM_EVENT_DISCONNECTED) == child);
+	CHECK(id_of(id)->end == -ECONNRESET && id_of(child)->end == -ECONNRESET);
 	for (int i = 0; i < 2; i++) {
 		struct ibv_async_event e;
 
@@ -3579,13 +3580,15 @@ static void answered(void)
 	};
 	struct rdma_cm_event *e;
 	char port[8];
+	int own;
 
 	snprintf(port, sizeof(port), "%u", ntohs(rdma_get_src_port(l)));
 	CHECK(rdma_getaddrinfo(address, port, &hints, &res) == 0);
 	res->ai_connect = memcpy(malloc(sizeof(data)), data, sizeof(data));
 	res->ai_connect_len = sizeof(data);
 	CHECK(rdma_create_ep(&id, res, NULL, &attr) == 0 && id->event && rdma_migrate_id(id, NULL) == 0 && !id->event);
-	CHECK(rdma_migrate_id(id, client) == 0);
+	own = id->channel->fd;
+	CHECK(rdma_migrate_id(id, client) == 0 && id->channel == client && fcntl(own, F_GETFD) == -1 && errno == EBADF);
 	CHECK(rdma_get_cm_event(client, NULL) == -1 && errno == EINVAL && rdma_ack_cm_event(NULL) == -1 && errno == EINVAL);
 	rdma_freeaddrinfo(res);
 	CHECK(rdma_connect(id, &param) == -1 && errno == EINVAL);
@@ -3696,6 +3699,14 @@ static void reported(void)
 	CHECK(peer->sin_addr.s_addr == a.sin_addr.s_addr && peer->sin_port && peer->sin_port != a.sin_port);
 	end(child);
 	fails(client, RDMA_CM_EVENT_REJECTED, -ECONNREFUSED);
+	end(id);
+
+	/* The end of a connection is none of an attempt, whatever it is. */
+	establish(server, client, l, &id, &child);
+	to_error(child->qp);
+	fails(client, RDMA_CM_EVENT_DISCONNECTED, 0);
+	CHECK(id_of(id)->end == -ECONNRESET);
+	end(child);
 	end(id);
 	end(l);
 
