@@ -421,8 +421,11 @@ func checkEnv(environ []string) error {
 			continue
 		}
 		if !slices.ContainsFunc(keys, func(k key) bool { return envName(k.name) == name }) {
-			guess := nearest(strings.ReplaceAll(strings.ToLower(name[len(envPrefix):]), "_", "-"))
-			if guess == allowKey || guess == slotsKey {
+			guess, near := nearest(strings.ReplaceAll(strings.ToLower(name[len(envPrefix):]), "_", "-"))
+			switch {
+			case !near:
+				return configErr("unknown environment variable %s: unset it; iwarpd --help lists them, as flags", name)
+			case guess == allowKey || guess == slotsKey:
 				return configErr("unknown environment variable %s: write the key %s into the file", name, guess)
 			}
 			return configErr("unknown environment variable %s: did you mean %s?", name, envName(guess))
@@ -435,13 +438,14 @@ func envName(key string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(key, "-", "_"))
 }
 
-// nearest returns the key with the least edit distance to name.
-func nearest(name string) string {
+// nearest returns the key with the least edit distance to name. near reports whether name is probably a misspelling of it.
+func nearest(name string) (guess string, near bool) {
 	all := []string{allowKey, slotsKey}
 	for _, k := range keys {
 		all = append(all, k.name)
 	}
-	return slices.MinFunc(all, func(a, b string) int { return cmp.Compare(distance(name, a), distance(name, b)) })
+	guess = slices.MinFunc(all, func(a, b string) int { return cmp.Compare(distance(name, a), distance(name, b)) })
+	return guess, distance(name, guess) <= len(name)/2
 }
 
 // distance returns the Levenshtein distance of a and b.

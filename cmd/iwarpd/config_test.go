@@ -115,6 +115,8 @@ func TestLoadRefuses(t *testing.T) {
 		{"unknown key, empty", "interface: x\nlogs: {}\n", nil, `unknown key "logs": did you mean`},
 		{"unknown key, null", "interface: x\nnull: 3\n", nil, `unknown key "null": did you mean`},
 		{"unknown key, null in a rule", "interface: x\nallow: [{users: 5, ~: 3}]\n", nil, `allow: rule 1: unknown key "~": must be one of users`},
+		{"unknown key, like none", "interface: x\nvolume: 11\n", nil, `unknown key "volume": iwarpd --help lists the keys`},
+		{"quota of too much", "interface: x\nmax-registered: 99999999999999999999\n", nil, `must be a size from 1 to 1024TiB`},
 		{"case", "Interface: eth0\n", nil, `unknown key "Interface": did you mean "interface"?`},
 		{"case, capitals", "interface: x\nTTL: 3\n", nil, `unknown key "TTL": did you mean "ttl"?`},
 		{"case, twice", "interface: x\nttl: 3\nTtl: 4\n", nil, `unknown key "Ttl": did you mean "ttl"?`},
@@ -170,7 +172,7 @@ func TestLoadRefuses(t *testing.T) {
 		{"rule, empty truth", "interface: x\nallow:\n  - users: [0]\n    deny:\n", nil, `rule 1: deny: "": must be true or false`},
 		{"rule, empty quota", "interface: x\nallow:\n  - users: 5\n    max-qps:\n", nil, `rule 1: max-qps: "": must be a number from 1 to`},
 		{"rule, quota", "interface: x\nallow:\n  - users: 5\n    max-qps: none\n", nil, `rule 1: max-qps: "none": must be a number from 1 to`},
-		{"rule, quota of nothing", "interface: x\nallow:\n  - users: 5\n    max-registered: 0\n", nil, `rule 1: max-registered: "0": must be a size above 0`},
+		{"rule, quota of nothing", "interface: x\nallow:\n  - users: 5\n    max-registered: 0\n", nil, `rule 1: max-registered: "0": must be a size from 1 to 1024TiB`},
 		{"rule, no list", "interface: x\nallow: all\n", nil, "must be a list of rules"},
 		{"queue memory", "", []string{"-i", "x", "--queue-memory", "48MiB"}, "a power of two from 4MiB"},
 		{"queue memory, too little", "", []string{"-i", "x", "--queue-memory", "2MiB"}, "from 4MiB to 16GiB"},
@@ -320,6 +322,11 @@ func TestEnvironmentUnknown(t *testing.T) {
 	}
 	t.Setenv("IWARPD_INTRFACE", "")
 	os.Unsetenv("IWARPD_INTRFACE")
+	t.Setenv("IWARPD_BOGUS", "1")
+	if _, err := parse(t, ""); err == nil || !strings.Contains(err.Error(), "IWARPD_BOGUS: unset it") {
+		t.Errorf("like no other: %v", err)
+	}
+	os.Unsetenv("IWARPD_BOGUS")
 	for name, key := range map[string]string{"IWARPD_SLOTS": slotsKey, "IWARPD_ALLOW": allowKey} {
 		t.Setenv(name, "x")
 		if _, err := parse(t, ""); err == nil || !strings.Contains(err.Error(), name+": write the key "+key+" into the file") {

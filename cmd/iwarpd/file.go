@@ -58,7 +58,11 @@ func checkKey(name string, value any) error {
 		if len(sub) > 0 {
 			name += "." + slices.Sorted(maps.Keys(sub))[0]
 		}
-		return fmt.Errorf("unknown key %q: did you mean %q?", name, nearest(strings.ToLower(name)))
+		guess, near := nearest(strings.ToLower(name))
+		if !near {
+			return fmt.Errorf("unknown key %q: iwarpd --help lists the keys, as flags", name)
+		}
+		return fmt.Errorf("unknown key %q: did you mean %q?", name, guess)
 	}
 	if isList && (name == "interfaces" || name == "allow-set") {
 		if slices.ContainsFunc(list, func(v any) bool { _, text := v.(string); return !text }) {

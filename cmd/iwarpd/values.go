@@ -155,7 +155,7 @@ func parseSize(v string) (int64, error) {
 	}
 	n, err := strconv.ParseInt(number, 10, 64)
 	if err != nil || n <= 0 || n > 1<<50>>shift {
-		return 0, errors.New("must be a size above 0, like 4096, 64KiB, 16MiB or 2GiB")
+		return 0, errors.New("must be a size from 1 to 1024TiB, like 4096, 64KiB, 16MiB or 2GiB")
 	}
 	return n << shift, nil
 }
