@@ -180,6 +180,8 @@ func TestLoadRefuses(t *testing.T) {
 		{"crc peers, no policy", "", []string{"-i", "x", "--crc-peers", "10.0.0.0/8"}, "like 10.1.0.0/16=off"},
 		{"crc peers, policy", "", []string{"-i", "x", "--crc-peers", "10.0.0.0/8=never"}, "required, optional, off"},
 		{"crc peers, network", "", []string{"-i", "x", "--crc-peers", "10.0.0.1/8=off"}, "did you mean 10.0.0.0/8"},
+		{"crc peers, twice", "", []string{"-i", "x", "--crc-peers", "10.0.0.0/8=off,10.0.0.0/8=required"}, "10.0.0.0/8 has no effect, since 10.0.0.0/8 is before it"},
+		{"crc peers, covered", "", []string{"-i", "x", "--crc-peers", "fd00::/8=off,10.0.0.0/8=off,10.1.0.0/16=required"}, "10.1.0.0/16 has no effect, since 10.0.0.0/8 is before it"},
 		{"crc peers, mapped", "", []string{"-i", "x", "--crc-peers", "::ffff:10.0.0.0/104=off"}, "write it as an IPv4 address"},
 		{"size overflow", "", []string{"-i", "x", "--max-registered", "9999999TiB"}, "16MiB"},
 	} {

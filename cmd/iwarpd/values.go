@@ -140,6 +140,11 @@ func parseCRCPeers(v string) (rules []ctrl.CRCRule, err error) {
 		if err := crcPolicy(func(*settings) *ctrl.CRCPolicy { return &r.CRC })(nil, policy); err != nil {
 			return nil, fmt.Errorf("%q: %w", part, err)
 		}
+		for _, first := range rules {
+			if first.Peers.Bits() <= r.Peers.Bits() && first.Peers.Overlaps(r.Peers) {
+				return nil, fmt.Errorf("%v has no effect, since %v is before it, and the first match counts: put it first, or omit one", r.Peers, first.Peers)
+			}
+		}
 		rules = append(rules, r)
 	}
 	return rules, nil
