@@ -26,16 +26,24 @@ import (
 func pair(t testing.TB, cfg embed.PairConfig) (a, b *embed.Node, ctx context.Context) {
 	t.Helper()
 	cfg.Sockets = testenv.Sockets()
-	a, b, ctx = wire(t, cfg)
+	a, b, ctx = nodes(t, cfg)
 	if withinHost {
 		b = a
 	}
 	return a, b, ctx
 }
 
-// wire starts two nodes, by default over a wire within the process, for tests of frames, of SCTP, and of addresses
-// that the host does not have.
+// wire starts two nodes over a wire within the process, for tests of frames, of SCTP, and of addresses that the host does not
+// have. They are the same over each transport, so one run of them is enough.
 func wire(t testing.TB, cfg embed.PairConfig) (a, b *embed.Node, ctx context.Context) {
+	t.Helper()
+	if testenv.Sockets() {
+		t.Skip("does not use kernel sockets")
+	}
+	return nodes(t, cfg)
+}
+
+func nodes(t testing.TB, cfg embed.PairConfig) (a, b *embed.Node, ctx context.Context) {
 	t.Helper()
 	a, b, err := embed.Pair(cfg)
 	if err != nil {
