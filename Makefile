@@ -11,8 +11,9 @@ RACE = $(shell command -v gcc >/dev/null 2>&1 && echo -race)
 # Packages tested only without the race detector: the protocol cores have no goroutines (internal/arch checks that),
 # and programs that a test runs are built without it. internal/bench and test/bench count
 # allocations and time, which it changes. dataplane is tested both ways.
-# Packages in test/ mostly wait for programs: several run at a time, and they begin first, together with the tests
-# that run again in another way. They are compiled as the programs are, so that each package is compiled once for both.
+# Those with it and those without are two streams, which run at the same time: many packages of test/ mostly wait for programs,
+# and the longest of them, which run one test at a time, begin first. The programs are compiled as these packages are, so that
+# each package is compiled once for both.
 # make lint vets all packages, so the tests do not.
 NORACE = /(tcp|tcp/gvisor|tcp/kernel|sctp|sctp/session|mpa|ddp|rdmap|rpcrdma/wire|rpcrdma/session|docs/site|internal/arch|internal/bench|test/bench|test/clib|test/kerneltcp|test/packages|test/sctp-peer|test/system|test/tutorial|test/upgrade|test/verbs)$$
 
@@ -74,10 +75,10 @@ test: ## unit, simulation and (as root) namespace tests, with the race detector
 	@.ci/need ip:iproute2 ethtool:ethtool nft:nftables gcc:gcc /usr/include/stdlib.h:libc6-dev tshark:tshark /usr/include/usrsctp.h:libusrsctp-dev runc:runc \
 		$(VERBS_NEED) $(VERBS_PROGRAMS)
 	@status=0; test="$(GO) test -vet=off -pgo=off -timeout 20m $(TESTFLAGS)"; plain="env CGO_ENABLED=0 $$test -trimpath"; \
-	$$test $(RACE) -p 3 -shuffle=on $$($(GO) list ./test/... ./rpcrdma/... $(PACKAGES) ./cmd/iwarpd-device-plugin/... | grep -vE '$(NORACE)') || status=1; \
-	{ $$plain -run 'NoAllocs|HostileClient' ./client/embed ./test/isolation; first=$$?; \
+	{ $$test $(RACE) -p 3 -shuffle=on $$($(GO) list ./test/... ./rpcrdma/... $(PACKAGES) ./cmd/iwarpd-device-plugin/... | grep -vE '$(NORACE)'); first=$$?; \
 	  TRANSPORT=socket $$test $(RACE) ./client/embed ./test/adversary ./test/isolation && exit $$first; } & \
-	$$plain -p 4 -shuffle=on -skip '$(SANITIZED)' $$($(GO) list $(PACKAGES) | grep -E '$(NORACE)' | sort -r) ./dataplane || status=1; \
+	$$plain -p 3 -shuffle=on -skip '$(SANITIZED)' $$($(GO) list $(PACKAGES) | grep -E '$(NORACE)' | sort -r) ./dataplane || status=1; \
+	$$plain -run 'NoAllocs|HostileClient' ./client/embed ./test/isolation || status=1; \
 	wait $$! || status=1; \
 	exit $$status
 
