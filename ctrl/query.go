@@ -160,8 +160,8 @@ func (s *Server) status(sessions []*session, p *policy) *ctrlpb.StatusReply {
 			r.Detached = printable.Error(d.down)
 		}
 	}
-	if s.stale != nil && p.admin { // it may quote the configuration
-		r.NotReloaded = printable.Error(s.stale)
+	if p.admin { // it may quote the configuration
+		r.NotReloaded = s.stale
 	}
 	seen := make(map[*session]bool, len(sessions))
 	for _, o := range sessions {
@@ -390,7 +390,7 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 	s.mu.Lock()
 	clients, conns, ports, timeWait := len(s.sessions), len(s.conns), len(s.claims.byAddr), s.portsInTimeWait()
 	var detached, notReloaded uint64
-	if s.stale != nil {
+	if s.stale != "" {
 		notReloaded = 1
 	}
 	for _, d := range s.devices {

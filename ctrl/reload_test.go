@@ -53,7 +53,9 @@ func TestNotReloaded(t *testing.T) {
 		err   error
 		text  string
 		gauge uint64
-	}{{nil, "", 0}, {errors.New("max-qps: many: must be a number"), "max-qps: many: must be a number", 1}, {nil, "", 0}} {
+	}{{nil, "", 0}, {errors.New("max-qps: many: must be a number"), "max-qps: many: must be a number", 1}, {nil, "", 0},
+		{errors.New("\xff\n" + strings.Repeat("x", 1<<20)), "\ufffd\\u000a" + strings.Repeat("x", maxText-9), 1}, // what a message holds
+	} {
 		h.NotReloaded(tt.err)
 		if got := why(admin); got != tt.text {
 			t.Errorf("an administrator is shown %q; want %q", got, tt.text)

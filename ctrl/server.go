@@ -21,6 +21,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/printable"
 	"github.com/iwarpd/iwarpd/shm"
 	"github.com/iwarpd/iwarpd/verbs"
 )
@@ -60,7 +61,7 @@ type Server struct {
 	// while waiting for a worker, except in Listen.
 	mu       sync.Mutex
 	cfg      Config
-	stale    error // why the last reload was refused, or nil; see NotReloaded
+	stale    string // why the last reload was refused, or ""; see NotReloaded
 	closed   bool
 	sockets  []*UnixListener // the main socket, then those of the slots; none before Listen and when it is to stop
 	sessions map[uint32]*session
@@ -237,11 +238,15 @@ func (s *Server) Reload(cfg Config) {
 	s.endDenied()
 }
 
-// NotReloaded records why a reload was refused, so that the settings stay as they were, or nil if it was not.
+// NotReloaded records why a reload was refused, so that the settings stay as they were, or nil if it was not. Status shows it as one
+// line of limited length.
 func (s *Server) NotReloaded(why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.stale = why
+	s.stale = ""
+	if why != nil {
+		s.stale = clip(printable.String(printable.Error(why)), maxText)
+	}
 }
 
 // Listen opens the Unix socket and those of the slots. It replaces a stale socket file, and fails

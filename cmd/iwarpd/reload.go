@@ -9,23 +9,24 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/ctrl"
-	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 // hangup handles SIGHUP: it reads the settings again, and opens the sockets again whose files are gone.
 func (d *daemon) hangup() {
 	notify(d.log, reloading())
 	s, err := d.read()
-	status := "STATUS=" // none
 	if err == nil {
 		d.reload(s)
 	} else {
 		d.log.Error("not reloaded: the settings stay as they were", zap.Error(err))
-		status += "not reloaded: " + printable.String(printable.Error(err)) // a line
 	}
 	d.server.NotReloaded(err)
 	d.relisten()
-	notify(d.log, sd.SdNotifyReady+"\n"+status)
+	status := "STATUS=" // none
+	if err != nil {
+		status += "not reloaded: " + d.server.Status().NotReloaded
+	}
+	notify(d.log, sd.SdNotifyReady+"\n"+status) // systemd ignores a message that is longer than 4096 bytes
 }
 
 // relisten opens the sockets again whose files are gone.

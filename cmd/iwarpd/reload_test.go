@@ -138,11 +138,12 @@ func TestReloadNotifies(t *testing.T) {
 		err  error
 		want string
 	}{{errors.New("config: max-qps:\nMAINPID=1"), `READY=1
-STATUS=not reloaded: config: max-qps:\u000aMAINPID=1`}, {nil, "READY=1\nSTATUS="}} {
+STATUS=not reloaded: config: max-qps:\u000aMAINPID=1`}, {nil, "READY=1\nSTATUS="},
+		{errors.New(strings.Repeat("x", 1<<16)), "READY=1\nSTATUS=not reloaded: " + strings.Repeat("x", 1024)}} { // systemd takes 4096 bytes
 		d.read = func() (*settings, error) { return s, tt.err }
 		d.hangup()
 		for _, want := range []string{"RELOADING=1\nMONOTONIC_USEC=", tt.want} {
-			b := make([]byte, 256)
+			b := make([]byte, 1<<17)
 			_ = systemd.SetReadDeadline(time.Now().Add(time.Minute))
 			if n, err := systemd.Read(b); err != nil || !strings.HasPrefix(string(b[:n]), want) || want == tt.want && n != len(want) {
 				t.Fatalf("systemd got %q, %v; want %q", b[:n], err, want)
