@@ -755,18 +755,19 @@ func TestMaxRecord(t *testing.T) {
 // TestRecordInPieces checks that a record costs little more memory, and so little more copying, in fragments of a few bytes than in one, and
 // that its buffer has no room for a large call if it is small.
 func TestRecordInPieces(t *testing.T) {
-	for _, n := range []int{1 << 14, 1 << 18} {
+	const piece = 24 // so that doubling from it misses the size of a small buffer
+	for _, n := range []int{2500 * piece, 11000 * piece} {
 		want := make([]byte, n)
 		for i := range want {
 			want[i] = byte(i * 7)
 		}
 		var wire []byte
-		for left := want; len(left) > 0; left = left[8:] {
-			mark := uint32(8)
-			if len(left) == 8 {
+		for left := want; len(left) > 0; left = left[piece:] {
+			mark := uint32(piece)
+			if len(left) == piece {
 				mark |= 1 << 31
 			}
-			wire = append(binary.BigEndian.AppendUint32(wire, mark), left[:8]...)
+			wire = append(binary.BigEndian.AppendUint32(wire, mark), left[:piece]...)
 		}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
@@ -776,7 +777,7 @@ func TestRecordInPieces(t *testing.T) {
 			t.Fatalf("%d bytes: %d read, %v", n, len(b), err)
 		}
 		if got := after.TotalAlloc - before.TotalAlloc; got > uint64(8*n+len(wire)) {
-			t.Errorf("%d bytes in fragments of 8: %d bytes allocated", n, got)
+			t.Errorf("%d bytes in fragments of %d: %d bytes allocated", n, piece, got)
 		}
 		if n <= small && cap(b) > small {
 			t.Errorf("%d bytes in a buffer of %d", n, cap(b))
