@@ -208,8 +208,10 @@ static int reopen(struct rs *rs)
 	if (rs_make_id(rs) < 0)
 		return -1;
 	rdma_destroy_id(old);
+	if (rs->bound.ss_family && rdma_bind_addr(rs->id, (struct sockaddr *)&rs->bound) < 0)
+		return -1; /* the next call tries again */
 	rs->state = RS_OPEN;
-	return rs->bound.ss_family ? rdma_bind_addr(rs->id, (struct sockaddr *)&rs->bound) : 0;
+	return 0;
 }
 
 /* never_connected reports whether a socket tried to connect, and could not. */

@@ -1697,7 +1697,7 @@ static void alike(void)
 	static struct iovec many[IOV_MAX + 1];
 	struct msghdr m = { .msg_iov = many, .msg_iovlen = IOV_MAX + 1 };
 	struct pair p = pair();
-	int l = listener(1), v6 = rsocket(AF_INET6, SOCK_STREAM, 0), v4 = rsocket(AF_INET, SOCK_STREAM, 0), on = 1;
+	int l = listener(1), v6 = rsocket(AF_INET6, SOCK_STREAM, 0), v4 = rsocket(AF_INET, SOCK_STREAM, 0), other, on = 1;
 	struct sockaddr_in6 a6 = { .sin6_family = AF_INET6, .sin6_port = htons(1), .sin6_addr = IN6ADDR_LOOPBACK_INIT };
 	struct sockaddr_in a4 = { .sin_family = AF_INET, .sin_port = htons(1), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	struct timeval tv = { .tv_sec = 18446744073709552 }; /* in ms it is 2^64 + 384 */
@@ -1715,12 +1715,14 @@ static void alike(void)
 	CHECK(rconnect(v4, (struct sockaddr *)&a4, sizeof(a4)) == -1 && errno == ECONNREFUSED);
 	CHECK(rsetsockopt(l, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0);
 
-	/* A socket that was refused is bound to its address still. */
+	/* A socket that was refused is bound to its address still, and connects from no other. */
 	len = sizeof(a4);
 	a4.sin_port = 0;
 	CHECK(rclose(v4) == 0 && (v4 = new_socket()) >= 0 && inet_pton(AF_INET, address, &a4.sin_addr) == 1);
 	CHECK(rbind(v4, (struct sockaddr *)&a4, len) == 0 && rgetsockname(v4, (struct sockaddr *)&a4, &len) == 0);
 	CHECK(connect_to(v4, 1) == -1 && errno == ECONNREFUSED);
+	other = new_socket();
+	CHECK(rbind(other, (struct sockaddr *)&a4, len) == 0 && connect_to(v4, port_of(l)) == -1 && errno == EADDRINUSE && rclose(other) == 0);
 	t = start(acceptor, &l);
 	CHECK(connect_to(v4, port_of(l)) == 0 && port_of(v4) == ntohs(a4.sin_port));
 	finish(t);
