@@ -52,6 +52,7 @@ enum id_state { ID_IDLE, ID_BOUND, ID_LISTEN, ID_ADDR_RESOLVED, ID_ROUTE_RESOLVE
 struct id {
 	struct rdma_cm_id pub;
 	struct id *next;   /* list of all ids */
+	struct channel *channel; /* of its events, or NULL if the program has destroyed it */
 	bool sync;         /* calls wait for their results; the id owns its channel */
 	enum id_state state;
 	bool afonly;       /* RDMA_OPTION_ID_AFONLY */

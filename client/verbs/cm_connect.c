@@ -261,7 +261,7 @@ static void connect_request(struct context *c, const struct iwarpd_event *ev)
 	struct id *listener = id_of_listener(c, ev), *id = NULL;
 	struct cm_event *e = NULL;
 
-	if (listener && listener->state == ID_LISTEN && listener->requests < max_requests(listener))
+	if (listener && listener->channel && listener->state == ID_LISTEN && listener->requests < max_requests(listener))
 		id = id_new(listener->pub.channel, listener->pub.context, listener->pub.ps, listener->pub.qp_type);
 	if (id && id_bind_device(id, c) != 0) {
 		id_drop(id);

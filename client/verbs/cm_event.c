@@ -36,12 +36,28 @@ struct rdma_event_channel *rdma_create_event_channel(void)
 	return &ch->pub;
 }
 
+/* first_user returns an id whose events go to a channel, or NULL. */
+static struct id *first_user(const struct channel *ch)
+{
+	struct id *id = ids;
+
+	while (id && id->channel != ch)
+		id = id->next;
+	return id;
+}
+
+/* The ids of a channel should have been destroyed before. Others get no events any more, as with Linux's rdma_cm. */
 void rdma_destroy_event_channel(struct rdma_event_channel *pub)
 {
 	struct channel *ch = channel_of(pub);
+	struct id *id;
 
 	FORWARD(rdma_destroy_event_channel, pub);
 	iwv_thread_lock();
+	while ((id = first_user(ch)) != NULL) {
+		events_drop(id);
+		id->channel = NULL;
+	}
 	UNLINK(channels, ch);
 	iwv_thread_unlock();
 	close(ch->queue.fd);
@@ -80,7 +96,10 @@ static struct id *owner(const struct cm_event *e)
 void event_post(struct cm_event *e)
 {
 	iwv_log("%s, status %d", rdma_event_str(e->pub.event), e->pub.status);
-	iwv_queue_put(&channel_of(owner(e)->pub.channel)->queue, &e->item);
+	if (owner(e)->channel)
+		iwv_queue_put(&owner(e)->channel->queue, &e->item);
+	else
+		free(e);
 }
 
 void event_simple(struct id *id, enum rdma_cm_event_type type, int status)
@@ -186,9 +205,15 @@ static bool is_own(struct queue_item *item, void *id)
 	return owner(container_of(item, struct cm_event, item)) == id;
 }
 
+/* take_all removes all events of an id from its channel, and returns them as a list. */
+static struct queue_item *take_all(struct id *id)
+{
+	return id->channel ? iwv_queue_take(&id->channel->queue, is_own, id) : NULL;
+}
+
 void events_drop(struct id *id)
 {
-	struct queue_item *list = iwv_queue_take(&channel_of(id->pub.channel)->queue, is_own, id);
+	struct queue_item *list = take_all(id);
 
 	while (list) {
 		struct cm_event *e = container_of(list, struct cm_event, item);
@@ -219,13 +244,15 @@ int rdma_migrate_id(struct rdma_cm_id *pub, struct rdma_event_channel *channel)
 	while (id->events > 0) /* others may use the old channel until they have acknowledged them */
 		iwv_thread_wait();
 	old = pub->channel;
-	list = iwv_queue_take(&channel_of(old)->queue, is_own, id);
+	list = take_all(id);
 	pub->channel = channel;
+	id->channel = channel_of(channel);
 	while (list) {
 		struct cm_event *e = container_of(list, struct cm_event, item);
 
 		list = list->next;
 		e->pub.id->channel = channel; /* that of a connect request moves too */
+		id_of(e->pub.id)->channel = id->channel;
 		iwv_queue_put(&channel_of(channel)->queue, &e->item);
 	}
 	iwv_thread_unlock();

@@ -15,6 +15,7 @@ struct id *id_new(struct rdma_event_channel *channel, void *context, enum rdma_p
 	if (!id)
 		return NULL;
 	id->pub.channel = channel;
+	id->channel = channel_of(channel);
 	id->pub.context = context;
 	id->pub.ps = ps;
 	id->pub.qp_type = type;

@@ -3736,6 +3736,36 @@ static void reported(void)
 	rdma_destroy_event_channel(client);
 }
 
+/* A channel may be destroyed before its ids, which then get no events, as with the kernel's rdma_cm. */
+static void orphaned(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id = call(client, l), *child = accept_next(server), *waits;
+
+	CHECK(next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
+	waits = call(client, l);
+	while (!readable(server->fd))
+		usleep(1000);
+	rdma_destroy_event_channel(server);
+	CHECK(next(client, RDMA_CM_EVENT_REJECTED) == waits);
+	end(waits);
+	waits = call(client, l);
+	CHECK(next(client, RDMA_CM_EVENT_REJECTED) == waits);
+	CHECK(rdma_disconnect(child) == 0 && next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
+	end(waits);
+	end(id);
+	server = channel();
+	CHECK(rdma_migrate_id(l, server) == 0);
+	id = call(client, l);
+	end(next(server, RDMA_CM_EVENT_CONNECT_REQUEST));
+	CHECK(next(client, RDMA_CM_EVENT_REJECTED) == id);
+	rdma_destroy_event_channel(server);
+	rdma_destroy_event_channel(client);
+	end(id);
+	end(child);
+	end(l);
+}
+
 static int set(struct rdma_cm_id *id, int name, void *value, size_t len)
 {
 	return rdma_set_option(id, RDMA_OPTION_ID, name, value, len) < 0 ? errno : 0;
@@ -4287,7 +4317,7 @@ int main(int argc, char **argv)
 		MODE(trespassed), MODE(bequeathed), MODE(blocked), MODE(immediate), MODE(parted), MODE(occupied), MODE(forbidden),
 		MODE(starved), MODE(lent), MODE(relent), MODE(ported), MODE(said), MODE(solicited), MODE(manual), MODE(owed), MODE(based),
 		MODE(addressed), MODE(retried), MODE(divided), MODE(named), MODE(optional), MODE(misdirected),
-		MODE(answered), MODE(withdrawn), MODE(reported),
+		MODE(answered), MODE(withdrawn), MODE(reported), MODE(orphaned),
 	};
 
 	CHECK(argc == 3);
