@@ -1726,6 +1726,15 @@ static void alike(void)
 	t = start(acceptor, &l);
 	CHECK(connect_to(v4, port_of(l)) == 0 && port_of(v4) == ntohs(a4.sin_port));
 	finish(t);
+	CHECK(rclose(v4) == 0);
+	a4.sin_port = 0;
+	CHECK(rbind(v4 = new_socket(), (struct sockaddr *)&a4, len) == 0 && rgetsockname(v4, (struct sockaddr *)&a4, &len) == 0 && rclose(v4) == 0);
+
+	/* Two sockets may be bound to one port if both say so before. */
+	v4 = new_socket();
+	other = new_socket();
+	CHECK(rsetsockopt(v4, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 && rsetsockopt(other, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0);
+	CHECK(rbind(v4, (struct sockaddr *)&a4, len) == 0 && rbind(other, (struct sockaddr *)&a4, len) == 0 && rclose(other) == 0);
 
 	/* Vectors have a limit. */
 	CHECK(rreadv(p.a, many, IOV_MAX + 1) == -1 && errno == EINVAL && rwritev(p.a, many, IOV_MAX + 1) == -1 && errno == EINVAL);
