@@ -118,9 +118,15 @@ struct queue_item *iwv_queue_next(struct event_queue *q, void (*taken)(struct qu
 
 /*
  * iwv_queue_after_fork empties the queue in the child of a fork, and gives it a descriptor of its own, with the same number, or
- * closes it. The items are the parent's.
+ * none. The items are the parent's.
  */
 void iwv_queue_after_fork(struct event_queue *q);
+
+/*
+ * iwv_eventfd_after_fork makes fd an eventfd of the child of a fork alone, with a count of 0; type is EFD_SEMAPHORE or 0. It returns
+ * false after closing fd if it cannot, and without touching fd if the program has closed it and the number is perhaps another file's.
+ */
+bool iwv_eventfd_after_fork(int fd, int type);
 
 /* iwv_queue_take removes all items for which match returns true, and returns them as a list. */
 struct queue_item *iwv_queue_take(struct event_queue *q, bool (*match)(struct queue_item *item, void *arg), void *arg);

@@ -1,6 +1,8 @@
 /* Queues of events, each with a descriptor to wait on. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -54,17 +56,42 @@ struct queue_item *iwv_queue_next(struct event_queue *q, void (*taken)(struct qu
 	return item;
 }
 
+/* is_eventfd reports whether fd is an eventfd: the program may have closed ours, and opened a file that got its number. */
+static bool is_eventfd(int fd)
+{
+	static const char name[] = "anon_inode:[eventfd]";
+	char path[32], link[sizeof(name)];
+	ssize_t n;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	n = readlink(path, link, sizeof(link));
+	if (n < 0) /* without /proc */
+		return fcntl(fd, F_GETFD) >= 0;
+	return n == sizeof(name) - 1 && !memcmp(link, name, n);
+}
+
+bool iwv_eventfd_after_fork(int fd, int type)
+{
+	int close_on_exec, status, own;
+	bool done;
+
+	if (!is_eventfd(fd))
+		return false;
+	close_on_exec = fcntl(fd, F_GETFD) & FD_CLOEXEC ? O_CLOEXEC : 0;
+	status = fcntl(fd, F_GETFL); /* the program may have changed O_NONBLOCK */
+	own = eventfd(0, EFD_CLOEXEC | type | (status & O_NONBLOCK ? EFD_NONBLOCK : 0));
+	done = dup3(own, fd, close_on_exec) >= 0;
+	if (!done) /* RLIMIT_NOFILE has become lower */
+		close(fd);
+	if (own >= 0)
+		close(own);
+	return done;
+}
+
 void iwv_queue_after_fork(struct event_queue *q)
 {
-	int flags = fcntl(q->fd, F_GETFL); /* the program may have set O_NONBLOCK */
-	int fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE | (flags > 0 && (flags & O_NONBLOCK) ? EFD_NONBLOCK : 0));
-
-	if (dup3(fd, q->fd, O_CLOEXEC) < 0) { /* RLIMIT_NOFILE has become lower */
-		close(q->fd);
+	if (!iwv_eventfd_after_fork(q->fd, EFD_SEMAPHORE))
 		q->fd = -1;
-	}
-	if (fd >= 0)
-		close(fd);
 	empty(q);
 }
 

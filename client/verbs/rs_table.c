@@ -136,19 +136,6 @@ static void after_fork_parent(void)
 	pthread_mutex_unlock(&table_lock);
 }
 
-/* own_eventfd makes the descriptor of a socket one that the parent does not share, or closes it. */
-static bool own_eventfd(const struct rs *rs)
-{
-	int flags = fcntl(rs->fd, F_GETFD), own = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	bool done = dup3(own, rs->fd, flags & FD_CLOEXEC ? O_CLOEXEC : 0) >= 0;
-
-	if (!done) /* RLIMIT_NOFILE has become lower */
-		close(rs->fd);
-	if (own >= 0)
-		close(own);
-	return done;
-}
-
 /* The connections are the parent's. The child may close its descriptors, and connect new sockets. */
 static void after_fork_child(void)
 {
@@ -158,7 +145,7 @@ static void after_fork_child(void)
 
 		if (!rs)
 			continue;
-		if (!own_eventfd(rs)) {
+		if (!iwv_eventfd_after_fork(rs->fd, 0)) {
 			table[i] = NULL;
 			continue;
 		}

@@ -158,6 +158,12 @@ void iwv_log(const char *format, ...)
 	(void)format;
 }
 
+bool iwv_eventfd_after_fork(int fd, int type) /* the model does not fork */
+{
+	(void)fd, (void)type;
+	return false;
+}
+
 bool iwv_interrupts(void)
 {
 	return true;
