@@ -81,16 +81,22 @@ allow:
 	}
 }
 
-// TestReload checks that settings that can change do change, and that others are logged and keep their value.
-func TestReload(t *testing.T) {
-	const before = "interface: eth0\nlog-level: info\nmax-qps: 10\n"
-	s := parsed(t, before)
+// newDaemon returns a daemon with the settings of text, on eth0.
+func newDaemon(t *testing.T, text string) *daemon {
+	t.Helper()
+	s := parsed(t, text)
 	server, err := ctrl.New(ctrlConfig(s), ctrl.Options{Resolver: &hostnet.Static{}, Devices: []ctrl.Device{{Name: "eth0"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	server.Bind(countedEngine{})
-	d := &daemon{s: s, log: zap.NewNop(), level: zap.NewAtomicLevelAt(s.LogLevel), server: server}
+	return &daemon{s: s, log: zap.NewNop(), level: zap.NewAtomicLevelAt(s.LogLevel), server: server}
+}
+
+// TestReload checks that settings that can change do change, and that others are logged and keep their value.
+func TestReload(t *testing.T) {
+	const before = "interface: eth0\nlog-level: info\nmax-qps: 10\n"
+	d := newDaemon(t, before)
 	for _, tt := range []struct {
 		text          string
 		changed, kept []string
@@ -124,23 +130,17 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// TestReloadNotifies checks that systemd is told why a reload was refused, in one line, and that the next one ends that.
+// TestReloadNotifies checks that systemd gets the reason for which a reload was refused, as one line, until a reload succeeds.
 func TestReloadNotifies(t *testing.T) {
 	systemd := notifySocket(t, time.Minute)
-	s := parsed(t, "interface: eth0\n")
-	server, err := ctrl.New(ctrlConfig(s), ctrl.Options{Resolver: &hostnet.Static{}, Devices: []ctrl.Device{{Name: "eth0"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	server.Bind(countedEngine{})
-	d := &daemon{s: s, log: zap.NewNop(), level: zap.NewAtomicLevelAt(s.LogLevel), server: server}
+	d := newDaemon(t, "interface: eth0\n")
 	for _, tt := range []struct {
 		err  error
 		want string
 	}{{errors.New("config: max-qps:\nMAINPID=1"), `READY=1
 STATUS=not reloaded: config: max-qps:\u000aMAINPID=1`}, {nil, "READY=1\nSTATUS="},
 		{errors.New(strings.Repeat("x", 1<<16)), "READY=1\nSTATUS=not reloaded: " + strings.Repeat("x", 1024)}} { // systemd takes 4096 bytes
-		d.read = func() (*settings, error) { return s, tt.err }
+		d.read = func() (*settings, error) { return d.s, tt.err }
 		d.hangup()
 		for _, want := range []string{"RELOADING=1\nMONOTONIC_USEC=", tt.want} {
 			b := make([]byte, 1<<17)
@@ -149,7 +149,7 @@ STATUS=not reloaded: config: max-qps:\u000aMAINPID=1`}, {nil, "READY=1\nSTATUS="
 				t.Fatalf("systemd got %q, %v; want %q", b[:n], err, want)
 			}
 		}
-		if why := server.Status().NotReloaded; (why == "") != (tt.err == nil) {
+		if why := d.server.Status().NotReloaded; (why == "") != (tt.err == nil) {
 			t.Errorf("not reloaded: %q, after %v", why, tt.err)
 		}
 	}
