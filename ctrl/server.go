@@ -238,15 +238,16 @@ func (s *Server) Reload(cfg Config) {
 	s.endDenied()
 }
 
-// NotReloaded records why a reload was refused, so that the settings stay as they were, or nil if it was not. Status shows it as one
-// line of limited length.
-func (s *Server) NotReloaded(why error) {
+// NotReloaded records why a reload was refused, so that the settings stay as they were, or nil if it was not. It returns what Status
+// shows of it: one line of limited length, or "".
+func (s *Server) NotReloaded(why error) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stale = ""
 	if why != nil {
 		s.stale = clip(printable.String(printable.Error(why)), maxText)
 	}
+	return s.stale
 }
 
 // Listen opens the Unix socket and those of the slots. It replaces a stale socket file, and fails

@@ -20,13 +20,12 @@ func (d *daemon) hangup() {
 	} else {
 		d.log.Error("not reloaded: the settings stay as they were", zap.Error(err))
 	}
-	d.server.NotReloaded(err)
-	d.relisten()
-	status := "STATUS=" // none
-	if err != nil {
-		status += "not reloaded: " + d.server.Status().NotReloaded
+	status := d.server.NotReloaded(err)
+	if status != "" {
+		status = "not reloaded: " + status
 	}
-	notify(d.log, sd.SdNotifyReady+"\n"+status) // systemd ignores a message that is longer than 4096 bytes
+	d.relisten()
+	notify(d.log, sd.SdNotifyReady+"\nSTATUS="+status) // systemd ignores a message that is longer than 4096 bytes
 }
 
 // relisten opens the sockets again whose files are gone.
