@@ -16,6 +16,9 @@ RACE = $(shell command -v gcc >/dev/null 2>&1 && echo -race)
 # each package is compiled once for both.
 # make lint vets all packages, so the tests do not.
 NORACE = /(tcp|tcp/gvisor|tcp/kernel|sctp|sctp/session|mpa|ddp|rdmap|rpcrdma/wire|rpcrdma/session|docs/site|internal/arch|internal/bench|test/bench|test/clib|test/kerneltcp|test/packages|test/sctp-peer|test/system|test/tutorial|test/upgrade|test/verbs)$$
+TEST = $(GO) test -vet=off -pgo=off -timeout 20m $(TESTFLAGS)
+PLAIN = env CGO_ENABLED=0 $(TEST) -trimpath
+RACED = $(TEST) $(RACE)
 
 # The tests of the C libraries with the sanitizers, which are slow to compile and to run.
 SANITIZED = ^TestSanitized
@@ -25,7 +28,7 @@ SANITIZED = ^TestSanitized
 PACKAGES = ./... ./cmd/iwarpctl/... ./rpcrdma/... ./test/bench/...
 
 .DEFAULT_GOAL := build
-.PHONY: build programs image docs clib verbs packages packages-check release generate lint test sanitize upgrade-test mutate demo transcript bench profile plot interop interop-nfs interop-sctp interop-nic interop-verbs clean help
+.PHONY: build programs image docs clib verbs packages packages-check release generate lint test test-system sanitize upgrade-test mutate demo transcript bench profile plot interop interop-nfs interop-sctp interop-nic interop-verbs clean help
 
 build: programs ## build bin/iwarpd, bin/iwarpctl and bin/iwarpd-device-plugin
 	CGO_ENABLED=0 $(GO) build -C cmd/iwarpd-device-plugin -trimpath -ldflags '$(LDFLAGS)' -o $(CURDIR)/bin/ .
@@ -71,20 +74,31 @@ generate: ## regenerate the generated files (needs clang, libbpf-dev and protoc)
 lint: ## formatting, vet, staticcheck, the import table, generated files up to date
 	@PACKAGES='$(PACKAGES)' .ci/lint
 
-test: ## unit, simulation and (as root) namespace tests, with the race detector
-	@.ci/need ip:iproute2 ethtool:ethtool nft:nftables gcc:gcc /usr/include/stdlib.h:libc6-dev tshark:tshark /usr/include/usrsctp.h:libusrsctp-dev runc:runc \
-		$(VERBS_NEED) $(VERBS_PROGRAMS)
-	@status=0; test="$(GO) test -vet=off -pgo=off -timeout 20m $(TESTFLAGS)"; plain="env CGO_ENABLED=0 $$test -trimpath"; \
-	{ $$test $(RACE) -p 3 -shuffle=on $$($(GO) list ./test/... ./rpcrdma/... $(PACKAGES) ./cmd/iwarpd-device-plugin/... | grep -vE '$(NORACE)'); first=$$?; \
-	  TRANSPORT=socket $$test $(RACE) ./client/embed ./test/adversary ./test/isolation && exit $$first; } & \
-	$$plain -p 3 -shuffle=on -skip '$(SANITIZED)' $$($(GO) list $(PACKAGES) | grep -E '$(NORACE)' | sort -r) ./dataplane || status=1; \
-	$$plain -run 'NoAllocs|HostileClient' ./client/embed ./test/isolation || status=1; \
+test: ## unit tests and simulations, as root also in namespaces, with the race detector
+	@.ci/need ip:iproute2 ethtool:ethtool nft:nftables gcc:gcc /usr/include/stdlib.h:libc6-dev runc:runc
+	@status=0; list="$(GO) list $(PACKAGES) ./cmd/iwarpd-device-plugin/..."; \
+	{ $(RACED) -p 3 -shuffle=on $$($$list | grep -v /test/ | grep -vE '$(NORACE)'); first=$$?; \
+	  TRANSPORT=socket $(RACED) ./client/embed && exit $$first; } & \
+	$(PLAIN) -p 3 -shuffle=on $$($$list | grep -v /test/ | grep -E '$(NORACE)') ./dataplane || status=1; \
+	$(PLAIN) -run NoAllocs ./client/embed || status=1; \
+	wait $$! || status=1; \
+	exit $$status
+
+# Go's cache of results does not see the sources in C, so nothing comes from it here.
+test-system: ## the built programs and libraries in namespaces, with other peers and with hostile ones (root)
+	@.ci/need ip:iproute2 ethtool:ethtool nft:nftables tshark:tshark /usr/include/usrsctp.h:libusrsctp-dev $(VERBS_NEED) $(VERBS_PROGRAMS)
+	@status=0; list="$(GO) list $(PACKAGES)"; \
+	{ $(RACED) -count=1 -shuffle=on $$($$list | grep /test/ | grep -vE '$(NORACE)'); first=$$?; \
+	  TRANSPORT=socket $(RACED) -count=1 ./test/adversary ./test/isolation && \
+	  $(PLAIN) -count=1 -run HostileClient ./test/isolation && \
+	  TRANSPORT=both $(PLAIN) -count=1 -run HostileClient ./test/isolation && exit $$first; } & \
+	$(PLAIN) -count=1 -p 3 -shuffle=on -skip '$(SANITIZED)' $$($$list | grep /test/ | grep -E '$(NORACE)' | sort -r) || status=1; \
 	wait $$! || status=1; \
 	exit $$status
 
 sanitize: ## the tests of the C libraries with the sanitizers of gcc (root)
 	@.ci/need $(VERBS_NEED) $(VERBS_PROGRAMS) ip:iproute2
-	CGO_ENABLED=0 $(GO) test -vet=off -pgo=off -trimpath -count=1 -timeout 20m -shuffle=on $(TESTFLAGS) -run '$(SANITIZED)' ./test/clib ./test/verbs
+	$(PLAIN) -count=1 -shuffle=on -run '$(SANITIZED)' ./test/clib ./test/verbs
 
 upgrade-test: packages ## replace the daemon 50 times under clients in Go and C, also by dpkg and systemd (root)
 	UPGRADES=50 PACKAGES_DIR=$(CURDIR)/$(OUT)/packages $(GO) test -count=1 -timeout 20m -v ./test/upgrade

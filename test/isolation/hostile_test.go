@@ -182,7 +182,7 @@ func every() int {
 		return 1
 	case testenv.Both() && !full():
 		return 16
-	case testenv.Race: // make test runs all attacks without the detector, and these with it
+	case testenv.Race: // make test-system runs all attacks without the detector, and these with it
 		return 4
 	}
 	return 1
