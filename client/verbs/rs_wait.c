@@ -75,24 +75,29 @@ static void arm(struct rs *rs)
 
 /*
  * Several threads may wait for a socket. Whoever takes an event would leave the others asleep, so the last of those
- * that were woken takes it. fall_asleep returns false until then, and if events were taken since the thread has armed
- * the queue, in the turn that it names: it must look again before it sleeps.
+ * that were woken takes it. fall_asleep returns 0 until then, and if events were taken since the thread has armed
+ * the queue, in the turn that it names: it must look again before it sleeps. Otherwise it stores what to wait for, and
+ * returns how many entries that has: poll(2) counts those without a descriptor too.
  */
-static bool fall_asleep(struct rs *rs, unsigned int turn, struct pollfd *p)
+static nfds_t fall_asleep(struct rs *rs, unsigned int turn, struct pollfd *p)
 {
+	nfds_t n = 0;
+
 	if (rs->woken || rs->turn != turn)
-		return false;
+		return 0;
 	rs->sleepers++;
-	p[0] = (struct pollfd){ .fd = rs->fd, .events = POLLIN };
-	p[1] = (struct pollfd){ .fd = rs->request ? -1 : rs->channel->fd, .events = POLLIN };
-	p[2] = (struct pollfd){ .fd = rs->completions ? rs->completions->fd : -1, .events = POLLIN };
-	return true;
+	p[n++] = (struct pollfd){ .fd = rs->fd, .events = POLLIN };
+	if (!rs->request)
+		p[n++] = (struct pollfd){ .fd = rs->channel->fd, .events = POLLIN };
+	if (rs->completions)
+		p[n++] = (struct pollfd){ .fd = rs->completions->fd, .events = POLLIN };
+	return n;
 }
 
-static void get_up(struct rs *rs, const struct pollfd *p)
+static void get_up(struct rs *rs, const struct pollfd *p, nfds_t n)
 {
-	if (p[0].revents || p[1].revents || p[2].revents)
-		rs->woken = true;
+	while (n-- > 0)
+		rs->woken = rs->woken || p[n].revents;
 	if (--rs->sleepers > 0 || !rs->woken)
 		return;
 	rs->woken = false;
@@ -103,6 +108,7 @@ static void get_up(struct rs *rs, const struct pollfd *p)
 struct sleeper {
 	struct rs *rs;
 	struct pollfd p[FDS];
+	nfds_t n;
 };
 
 static void canceled(void *arg)
@@ -110,7 +116,7 @@ static void canceled(void *arg)
 	const struct sleeper *s = arg;
 
 	pthread_mutex_lock(&s->rs->lock);
-	get_up(s->rs, s->p);
+	get_up(s->rs, s->p, s->n);
 	rs_put(s->rs);
 }
 
@@ -151,7 +157,8 @@ int rs_wait(struct rs *rs, bool (*ready)(const struct rs *rs), int ms)
 			armed = true;
 			continue;
 		}
-		if (!fall_asleep(rs, rs->turn, s.p)) {
+		s.n = fall_asleep(rs, rs->turn, s.p);
+		if (s.n == 0) {
 			if (remaining(end) == 0) /* a sleeper may never get up: it is in a signal handler that exits */
 				return EAGAIN;
 			yield(rs);
@@ -159,13 +166,13 @@ int rs_wait(struct rs *rs, bool (*ready)(const struct rs *rs), int ms)
 			continue;
 		}
 		pthread_mutex_unlock(&rs->lock);
-		n = rs_sleep(s.p, FDS, remaining(end), canceled, &s);
+		n = rs_sleep(s.p, s.n, remaining(end), canceled, &s);
 		if (n < 0 && (errno != EINTR || iwv_interrupts()))
 			n = -errno;
 		else if (n < 0)
 			n = 1;
 		pthread_mutex_lock(&rs->lock);
-		get_up(rs, s.p);
+		get_up(rs, s.p, s.n);
 		armed = false;
 		if (n < 0)
 			return -n;
@@ -208,13 +215,18 @@ static short events_of(struct rs *rs, short events)
 	return (short)(got | (rs->err ? POLLERR : 0));
 }
 
-/* A set is the sockets of a call of rpoll, by the places of their descriptors; NULL for other descriptors. */
+/* A member is a descriptor of a call of rpoll. */
+struct member {
+	struct rs *rs;	   /* or NULL: it is no socket of ours */
+	unsigned int turn; /* of rs, when its queue was armed */
+	nfds_t waits;	   /* entries of what the call waits for that are its */
+};
+
 struct set {
 	struct pollfd *fds, *others, *all;
-	struct rs **socks;
-	unsigned int *turns; /* of the sockets, when their queues were armed */
+	struct member *members;
 	nfds_t n;
-	bool mixed; /* there are others */
+	bool mixed; /* there are others than sockets */
 };
 
 /* look returns how many descriptors are ready, and stores their events. */
@@ -223,14 +235,14 @@ static int look(struct set *s, void (*prepare)(struct rs *rs))
 	int ready = 0;
 
 	for (nfds_t i = 0; i < s->n; i++) {
-		struct rs *rs = s->socks[i];
+		struct rs *rs = s->members[i].rs;
 
 		s->others[i] = (struct pollfd){ .fd = rs ? -1 : s->fds[i].fd, .events = s->fds[i].events };
 		if (!rs)
 			continue;
 		pthread_mutex_lock(&rs->lock);
 		prepare(rs);
-		s->turns[i] = rs->turn;
+		s->members[i].turn = rs->turn;
 		s->fds[i].revents = events_of(rs, s->fds[i].events);
 		pthread_mutex_unlock(&rs->lock);
 		ready += s->fds[i].revents != 0;
@@ -244,7 +256,7 @@ static int look_at_others(struct set *s)
 	int n = s->mixed ? poll(s->others, s->n, 0) : 0;
 
 	for (nfds_t i = 0; n >= 0 && i < s->n; i++)
-		if (!s->socks[i])
+		if (!s->members[i].rs)
 			s->fds[i].revents = s->others[i].revents;
 	return n;
 }
@@ -255,14 +267,14 @@ static void all_get_up(struct set *s, nfds_t n)
 	const struct pollfd *p = s->all;
 
 	for (nfds_t i = 0; i < n; i++) {
-		struct rs *rs = s->socks[i];
+		const struct member *m = &s->members[i];
 
-		if (rs) {
-			pthread_mutex_lock(&rs->lock);
-			get_up(rs, p);
-			pthread_mutex_unlock(&rs->lock);
+		if (m->rs) {
+			pthread_mutex_lock(&m->rs->lock);
+			get_up(m->rs, p, m->waits);
+			pthread_mutex_unlock(&m->rs->lock);
 		}
-		p += rs ? FDS : s->fds[i].fd >= 0;
+		p += m->waits;
 	}
 }
 
@@ -272,33 +284,31 @@ static nfds_t all_fall_asleep(struct set *s)
 	struct pollfd *p = s->all;
 
 	for (nfds_t i = 0; i < s->n; i++) {
-		struct rs *rs = s->socks[i];
-		bool asleep;
+		struct member *m = &s->members[i];
 
-		if (!rs) {
-			if (s->fds[i].fd >= 0) /* poll(2) refuses more entries than the limit of descriptors */
-				*p++ = s->others[i];
-			continue;
+		if (m->rs) {
+			pthread_mutex_lock(&m->rs->lock);
+			m->waits = fall_asleep(m->rs, m->turn, p);
+			pthread_mutex_unlock(&m->rs->lock);
+			if (m->waits == 0) {
+				all_get_up(s, i);
+				return 0;
+			}
+		} else {
+			*p = s->others[i];
+			m->waits = p->fd >= 0;
 		}
-		pthread_mutex_lock(&rs->lock);
-		asleep = fall_asleep(rs, s->turns[i], p);
-		pthread_mutex_unlock(&rs->lock);
-		if (!asleep) {
-			all_get_up(s, i);
-			return 0;
-		}
-		p += FDS;
+		p += m->waits;
 	}
 	return (nfds_t)(p - s->all);
 }
 
 static void set_free(const struct set *s)
 {
-	for (nfds_t i = 0; s->socks && i < s->n; i++)
-		if (s->socks[i])
-			rs_drop(s->socks[i]);
-	free(s->socks);
-	free(s->turns);
+	for (nfds_t i = 0; s->members && i < s->n; i++)
+		if (s->members[i].rs)
+			rs_drop(s->members[i].rs);
+	free(s->members);
 	free(s->all);
 }
 
@@ -363,16 +373,15 @@ int rpoll(struct pollfd *fds, nfds_t nfds, int timeout)
 
 	FORWARD(rpoll, fds, nfds, timeout);
 	rs_enter();
-	s.socks = calloc(nfds + 1, sizeof(*s.socks));
-	s.turns = calloc(nfds + 1, sizeof(*s.turns));
+	s.members = calloc(nfds + 1, sizeof(*s.members));
 	s.all = calloc(nfds + 1, (1 + FDS) * sizeof(*s.all));
 	s.others = s.all ? s.all + nfds * FDS : NULL;
-	for (nfds_t i = 0; s.socks && i < nfds; i++) {
-		s.socks[i] = fds[i].fd < 0 ? NULL : rs_find(fds[i].fd);
-		any = any || s.socks[i];
-		s.mixed = s.mixed || !s.socks[i];
+	for (nfds_t i = 0; s.members && i < nfds; i++) {
+		s.members[i].rs = fds[i].fd < 0 ? NULL : rs_find(fds[i].fd);
+		any = any || s.members[i].rs;
+		s.mixed = s.mixed || !s.members[i].rs;
 	}
-	if (!s.socks || !s.turns || !s.all)
+	if (!s.members || !s.all)
 		n = set_errno(ENOMEM);
 	else if (any)
 		n = poll_set(&s, timeout);

@@ -926,10 +926,10 @@ static void polled(void)
 /* As many sockets as the limit of descriptors permits are polled. */
 static void many(void)
 {
-	enum { MOST = 400 };
+	enum { MOST = 400, ALL = 1024 - 200 }; /* a listener has two descriptors */
 	struct rlimit limit = { .rlim_cur = 1024, .rlim_max = 1024 };
-	static struct pollfd fds[MOST + 1];
-	int n = 0, l;
+	static struct pollfd fds[ALL];
+	int n = 0, l, pipes[2];
 
 	CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 	l = listener(8);
@@ -947,7 +947,11 @@ static void many(void)
 	CHECK(rpoll(fds, (nfds_t)n, 10) == 0);
 	for (int i = 1; i < 200; i++)
 		fds[i].fd = listener(1);
-	CHECK(rpoll(fds, (nfds_t)n, 10) == 0);
+	CHECK(pipe2(pipes, O_CLOEXEC) == 0);
+	for (int i = 200; i < ALL; i++)
+		fds[i] = (struct pollfd){ .fd = pipes[0], .events = POLLIN };
+	CHECK(rpoll(fds, ALL, 10) == 0);
+	CHECK(write(pipes[1], "x", 1) == 1 && rpoll(fds, ALL, -1) == ALL - 200 && fds[199].revents == 0 && fds[200].revents == POLLIN);
 }
 
 /* At the limit of descriptors raccept fails, and takes the connection later. */
