@@ -39,28 +39,39 @@ static bool is_unconnected(const struct rs *rs)
 	return rs->state == RS_OPEN || rs->state == RS_LISTENING;
 }
 
+/* await_sending waits until ready returns true, with the flags of send. It returns 0 if there is a connection on which to send. */
+static int await_sending(struct rs *rs, bool (*ready)(const struct rs *rs), int flags)
+{
+	int err = rs_wait(rs, ready, rs_patience(rs, rs->opt.send_wait, flags));
+
+	if (err)
+		return err;
+	if (is_unconnected(rs))
+		return ENOTCONN;
+	if (rs->out_done)
+		return EPIPE;
+	return rs->state != RS_OVER ? 0 : rs->err ? rs->err : ECONNRESET;
+}
+
 int rs_await_room(struct rs *rs, int flags)
 {
-	int ms = rs_patience(rs, rs->opt.send_wait, flags);
-
 	do {
-		int err = rs_wait(rs, rs_can_send, ms);
+		int err = await_sending(rs, rs_can_send, flags);
 
 		if (err)
 			return err;
-		if (is_unconnected(rs))
-			return ENOTCONN;
-		if (rs->out_done)
-			return EPIPE;
-		if (rs->state != RS_CONNECTED)
-			return rs->err ? rs->err : ECONNRESET;
 	} while (!rs_send_iomaps(rs) || !rs_can_send(rs)); /* the mappings may take the last credit */
 	return 0;
 }
 
+static bool is_made(const struct rs *rs)
+{
+	return rs->state != RS_CONNECTING && rs->state != RS_ACCEPTING;
+}
+
 static ssize_t send_all(struct rs *rs, const struct iovec *iov, size_t len, int flags)
 {
-	int err = is_unconnected(rs) ? ENOTCONN : 0;
+	int err = len > 0 ? 0 : await_sending(rs, is_made, flags); /* even if there is nothing to send, as with TCP */
 	size_t done = 0;
 
 	while (!err && done < len) {

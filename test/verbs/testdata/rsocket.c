@@ -305,7 +305,7 @@ static void refused(void)
 	p = (struct pair){ .l = l, .a = fd };
 	CHECK(connect_to(fd, port_of(l)) == -1 && errno == EINPROGRESS);
 	CHECK(connect_to(fd, port_of(l)) == -1 && errno == EALREADY);
-	CHECK(rsend(fd, "x", 1, 0) == -1 && errno == EAGAIN);
+	CHECK(rsend(fd, "x", 1, 0) == -1 && errno == EAGAIN && rsend(fd, "x", 0, 0) == -1 && errno == EAGAIN);
 	CHECK(rrecv(fd, &port, 1, 0) == -1 && errno == EAGAIN);
 	while (poll_one(l, POLLIN, 0) == 0)
 		poll_one(fd, POLLOUT, 1);
@@ -469,6 +469,7 @@ static void half(void)
 		fill(buf, sizeof(buf), 0, 9);
 		CHECK(rsend(from, buf, sizeof(buf), 0) == sizeof(buf) && rshutdown(from, SHUT_WR) == 0);
 		CHECK(rsend(from, buf, 1, MSG_NOSIGNAL) == -1 && errno == EPIPE);
+		CHECK(rsend(from, buf, 0, MSG_NOSIGNAL) == -1 && errno == EPIPE && rsend(to, buf, 0, 0) == 0);
 		t = start(send_stream, &out);
 		recv_stream(&in);
 		finish(t);
