@@ -159,7 +159,7 @@ void rs_copy_address(const struct rs *rs, struct sockaddr *to, socklen_t *len, c
 
 /*
  * rs_plain_address stores an address of the program, which must be of the family of the socket. ::ffff:192.0.2.1 becomes
- * 192.0.2.1. It returns 0 or an errno value.
+ * 192.0.2.1. It returns 0 or an errno value: ENETUNREACH for such an address if the socket has IPV6_V6ONLY.
  */
 int rs_plain_address(const struct rs *rs, struct sockaddr_storage *to, const struct sockaddr *addr, socklen_t len);
 
@@ -173,6 +173,15 @@ void rs_cm_events(struct rs *rs);
 
 /* rs_end makes a socket RS_OVER. */
 void rs_end(struct rs *rs, int err);
+
+/*
+ * rs_reopen makes a socket RS_OPEN, and binds it to its address again, if it is RS_OVER without having been connected, and why
+ * has been reported. It returns -1 with errno if it cannot.
+ */
+int rs_reopen(struct rs *rs);
+
+/* rs_report returns why a socket is RS_OVER, or 0, and that it has been reported then. */
+int rs_report(struct rs *rs);
 
 /* rs_stream.c */
 

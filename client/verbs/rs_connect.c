@@ -199,25 +199,40 @@ static bool is_connected(const struct rs *rs)
 	return rs->state != RS_CONNECTING;
 }
 
-/* reopen makes a socket whose connection was not made one that may try again, from the address that it is bound to. */
-static int reopen(struct rs *rs)
+/* never_connected reports whether a socket is over without having been connected. */
+static bool never_connected(const struct rs *rs)
+{
+	return rs->state == RS_OVER && rs->peer_table.length == 0;
+}
+
+int rs_reopen(struct rs *rs)
 {
 	struct rdma_cm_id *old = rs->id;
 
+	if (!never_connected(rs) || rs->err)
+		return 0;
 	rs_close(rs);
+	if (rs->request)
+		rdma_destroy_id(rs->request);
+	rs->request = NULL;
 	if (rs_make_id(rs) < 0)
 		return -1;
 	rdma_destroy_id(old);
 	if (rs->bound.ss_family && rdma_bind_addr(rs->id, (struct sockaddr *)&rs->bound) < 0)
-		return -1; /* the next call tries again */
+		return -1;
+	rs->in_done = rs->out_done = false;
+	rs->bye = rs->said = RS_STAYS;
 	rs->state = RS_OPEN;
 	return 0;
 }
 
-/* never_connected reports whether a socket tried to connect, and could not. */
-static bool never_connected(const struct rs *rs)
+int rs_report(struct rs *rs)
 {
-	return rs->state == RS_OVER && rs->peer_table.length == 0;
+	int err = rs->err;
+
+	rs->err = 0;
+	rs_reopen(rs); /* if it fails, the next call tries again */
+	return err;
 }
 
 /* do_connect begins a connection, or waits for that which an earlier call began and did not report the end of. */
@@ -225,7 +240,7 @@ static int do_connect(struct rs *rs, struct sockaddr *to)
 {
 	int busy = EALREADY, err;
 
-	if (never_connected(rs) && !rs->err && reopen(rs) < 0)
+	if (rs_reopen(rs) < 0)
 		return -1;
 	if (rs->state == RS_OPEN) {
 		if (rdma_resolve_addr(rs->id, NULL, to, RESOLVE_MS) < 0)
@@ -239,11 +254,9 @@ static int do_connect(struct rs *rs, struct sockaddr *to)
 	if (err)
 		return set_errno(err == EAGAIN ? busy : err);
 	rs_progress(rs);
-	if (rs->state != RS_OVER)
-		return 0;
-	err = rs->err;
-	rs->err = 0; /* as it has been reported */
-	return set_errno(err);
+	if (rs->state == RS_OPEN) /* another thread has reported why */
+		return set_errno(ECONNABORTED);
+	return rs->state == RS_OVER ? set_errno(rs_report(rs)) : 0;
 }
 
 int rconnect(int socket, const struct sockaddr *addr, socklen_t addrlen)

@@ -184,8 +184,7 @@ static bool computed(struct rs *rs, int level, int name, int *v)
 		return false;
 	switch (name) {
 	case SO_ERROR:
-		*v = rs->err;
-		rs->err = 0;
+		*v = rs_report(rs);
 		return true;
 	case SO_TYPE:
 		*v = SOCK_STREAM;

@@ -131,6 +131,8 @@ int rs_plain_address(const struct rs *rs, struct sockaddr_storage *to, const str
 	memset(to, 0, sizeof(*to));
 	memcpy(to, addr, addr_len(addr));
 	if (addr->sa_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr)) {
+		if (rs->opt.v6only)
+			return ENETUNREACH;
 		v4.sin_port = v6->sin6_port;
 		memcpy(&v4.sin_addr, &v6->sin6_addr.s6_addr[12], sizeof(v4.sin_addr));
 		memset(to, 0, sizeof(*to));
@@ -149,7 +151,9 @@ int rbind(int socket, const struct sockaddr *addr, socklen_t addrlen)
 	rs = rs_get(socket);
 	if (!rs)
 		return -1;
-	err = rs->state == RS_OPEN ? rs_plain_address(rs, &at, addr, addrlen) : EINVAL;
+	err = rs_reopen(rs) < 0 ? errno : rs->state == RS_OPEN ? rs_plain_address(rs, &at, addr, addrlen) : EINVAL;
+	if (err == ENETUNREACH) /* which bind(2) does not give */
+		err = EINVAL;
 	if (!err && rdma_bind_addr(rs->id, (struct sockaddr *)&at) < 0)
 		err = errno;
 	if (!err)
@@ -175,12 +179,9 @@ int rlisten(int socket, int backlog)
 	rs = rs_get(socket);
 	if (!rs)
 		return -1;
-	if (rs->state == RS_LISTENING)
-		ret = 0;
-	else if (rs->state != RS_OPEN)
-		ret = set_errno(EINVAL);
-	else
-		ret = bind_any(rs) < 0 ? -1 : rdma_listen(rs->id, backlog);
+	ret = rs_reopen(rs);
+	if (ret == 0 && rs->state != RS_LISTENING)
+		ret = rs->state != RS_OPEN ? set_errno(EINVAL) : bind_any(rs) < 0 ? -1 : rdma_listen(rs->id, backlog);
 	if (ret == 0)
 		rs->state = RS_LISTENING;
 	rs_put(rs);
@@ -199,7 +200,8 @@ int rshutdown(int socket, int how)
 	if (how != SHUT_RD && how != SHUT_WR && how != SHUT_RDWR) {
 		ret = set_errno(EINVAL);
 	} else if (rs->state == RS_LISTENING && how != SHUT_WR) {
-		rs_end(rs, 0); /* as with TCP, calls of raccept end */
+		rs_end(rs, 0); /* as with TCP, calls of raccept end, and peers are refused */
+		rs_reopen(rs);
 		rs_wake(rs);
 	} else if (!rs->table) {
 		ret = set_errno(ENOTCONN);

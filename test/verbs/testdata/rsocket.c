@@ -1702,8 +1702,9 @@ static void alike(void)
 	static struct iovec many[IOV_MAX + 1];
 	struct msghdr m = { .msg_iov = many, .msg_iovlen = IOV_MAX + 1 };
 	struct pair p = pair();
-	int l = listener(1), v6 = rsocket(AF_INET6, SOCK_STREAM, 0), v4 = rsocket(AF_INET, SOCK_STREAM, 0), other, on = 1;
+	int l = listener(1), v6 = rsocket(AF_INET6, SOCK_STREAM, 0), v4 = rsocket(AF_INET, SOCK_STREAM, 0), other, on = 1, no = 0;
 	struct sockaddr_in6 a6 = { .sin6_family = AF_INET6, .sin6_port = htons(1), .sin6_addr = IN6ADDR_LOOPBACK_INIT };
+	struct sockaddr_in6 mapped = { .sin6_family = AF_INET6, .sin6_port = htons(1) };
 	struct sockaddr_in a4 = { .sin_family = AF_INET, .sin_port = htons(1), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	struct timeval tv = { .tv_sec = 18446744073709552 }; /* in ms it is 2^64 + 384 */
 	socklen_t len;
@@ -1720,20 +1721,54 @@ static void alike(void)
 	CHECK(rconnect(v4, (struct sockaddr *)&a4, sizeof(a4)) == -1 && errno == ECONNREFUSED);
 	CHECK(rsetsockopt(l, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0);
 
-	/* A socket that was refused is bound to its address still, and connects from no other. */
+	/* A socket that was refused is as before: it may be bound, and listen. */
+	CHECK(poll_one(v4, POLLIN | POLLOUT, 0) == (POLLOUT | POLLHUP) && rrecv(v4, &c, 1, 0) == -1 && errno == ENOTCONN);
 	len = sizeof(a4);
 	a4.sin_port = 0;
-	CHECK(rclose(v4) == 0 && (v4 = new_socket()) >= 0 && inet_pton(AF_INET, address, &a4.sin_addr) == 1);
+	CHECK(inet_pton(AF_INET, address, &a4.sin_addr) == 1 && rbind(v4, (struct sockaddr *)&a4, len) == 0 && rlisten(v4, 1) == 0);
+
+	/* A listener that is shut down refuses peers, those too that wait, and may listen again. */
+	nonblocking(other = new_socket(), true);
+	CHECK(connect_to(other, port_of(v4)) == -1 && errno == EINPROGRESS);
+	while (poll_one(v4, POLLIN, 1) == 0)
+		poll_one(other, POLLOUT, 0);
+	CHECK(rshutdown(v4, SHUT_RD) == 0 && poll_one(v4, POLLIN | POLLOUT, 0) == (POLLOUT | POLLHUP));
+	CHECK(poll_one(other, POLLOUT, -1) & POLLERR && error_of(other) == ECONNREFUSED);
+	nonblocking(other, false);
+	CHECK(connect_to(other, port_of(v4)) == -1 && errno == ECONNREFUSED && rlisten(v4, 1) == 0);
+	t = start(acceptor, &v4);
+	CHECK(connect_to(other, port_of(v4)) == 0);
+	finish(t);
+	CHECK(rclose(other) == 0);
+
+	/* A socket that was refused is bound to its address still, and connects from no other. */
+	CHECK(rclose(v4) == 0 && (v4 = new_socket()) >= 0);
 	CHECK(rbind(v4, (struct sockaddr *)&a4, len) == 0 && rgetsockname(v4, (struct sockaddr *)&a4, &len) == 0);
 	CHECK(connect_to(v4, 1) == -1 && errno == ECONNREFUSED);
 	other = new_socket();
-	CHECK(rbind(other, (struct sockaddr *)&a4, len) == 0 && connect_to(v4, port_of(l)) == -1 && errno == EADDRINUSE && rclose(other) == 0);
+	CHECK(rbind(other, (struct sockaddr *)&a4, len) == -1 && errno == EADDRINUSE);
+	nonblocking(v4, true);
+	while (connect_to(v4, 1) == -1 && errno == ECONNREFUSED) /* at once */
+		;
+	CHECK(errno == EINPROGRESS && poll_one(v4, POLLOUT, -1) & POLLERR);
+	CHECK(rbind(other, (struct sockaddr *)&a4, len) == 0 && error_of(v4) == ECONNREFUSED);
+	nonblocking(v4, false);
+	CHECK(connect_to(v4, port_of(l)) == -1 && errno == EADDRINUSE && rlisten(v4, 1) == -1 && errno == EADDRINUSE && rclose(other) == 0);
 	t = start(acceptor, &l);
 	CHECK(connect_to(v4, port_of(l)) == 0 && port_of(v4) == ntohs(a4.sin_port));
 	finish(t);
 	CHECK(rclose(v4) == 0);
 	a4.sin_port = 0;
 	CHECK(rbind(v4 = new_socket(), (struct sockaddr *)&a4, len) == 0 && rgetsockname(v4, (struct sockaddr *)&a4, &len) == 0 && rclose(v4) == 0);
+
+	/* One for IPv6 alone takes no IPv4 addresses. Whether it is that can change until it is connected, or bound. */
+	inet_pton(AF_INET6, "::ffff:127.0.0.1", &mapped.sin6_addr);
+	CHECK(rsetsockopt(v6, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on)) == 0);
+	CHECK(rconnect(v6, (struct sockaddr *)&mapped, sizeof(mapped)) == -1 && errno == ENETUNREACH);
+	CHECK(rbind(v6, (struct sockaddr *)&mapped, sizeof(mapped)) == -1 && errno == EINVAL);
+	CHECK(rconnect(v6, (struct sockaddr *)&a6, sizeof(a6)) == -1 && errno == ECONNREFUSED);
+	CHECK(rsetsockopt(v6, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no)) == 0);
+	CHECK(rconnect(v6, (struct sockaddr *)&mapped, sizeof(mapped)) == -1 && errno == ECONNREFUSED);
 
 	/* Two sockets may be bound to one port if both say so before. */
 	v4 = new_socket();
