@@ -2,6 +2,7 @@
 #ifndef CM_H
 #define CM_H
 
+#include <errno.h>
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
 #include <stdbool.h>
@@ -86,12 +87,15 @@ struct cm_event {
 };
 
 /* set_errno returns 0, or -1 with errno set to err, which is positive. */
-int set_errno(int err);
+static inline int set_errno(int err)
+{
+	if (!err)
+		return 0;
+	errno = err;
+	return -1;
+}
 
 /* cm_event.c */
-
-/* channels_after_fork_child empties all channels in the child of a fork, which share nothing with those of the parent. */
-void channels_after_fork_child(void);
 
 /* event_new makes an event of id. It returns NULL if there is no memory. */
 struct cm_event *event_new(struct id *id, enum rdma_cm_event_type type, int status);
@@ -184,7 +188,6 @@ void addr_text(const struct sockaddr *a, bool port, char text[128]);
 bool addr_parse(const char *text, const struct device *d, struct sockaddr_storage *a);
 
 /* cm_connect.c */
-cm_handler cm_handle;
 
 /* cm_withdrawn reports whether the peer of a connect request has withdrawn it. The lock is not held. */
 bool cm_withdrawn(const struct id *id);

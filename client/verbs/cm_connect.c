@@ -342,7 +342,7 @@ static void device_gone(struct context *c)
 			event_simple(id, RDMA_CM_EVENT_DEVICE_REMOVAL, 0);
 }
 
-void cm_handle(struct context *c, const struct iwarpd_event *ev)
+static void handle(struct context *c, const struct iwarpd_event *ev)
 {
 	struct cm_event *e;
 	struct id *id;
@@ -384,4 +384,9 @@ void cm_handle(struct context *c, const struct iwarpd_event *ev)
 		event_simple(id, RDMA_CM_EVENT_DISCONNECTED, 0);
 		break;
 	}
+}
+
+__attribute__((constructor)) static void init(void)
+{
+	iwv_thread_set_cm(handle, listeners_follow);
 }

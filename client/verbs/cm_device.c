@@ -137,18 +137,14 @@ void cm_find(const struct sockaddr *a)
 	pthread_setcancelstate(state, NULL);
 }
 
-/* The ids of the parent get no events in the child, which may destroy them. */
 static void after_fork_child(void)
 {
-	channels_after_fork_child();
-	ids = NULL;
 	pthread_mutex_init(&finding, NULL);
 }
 
 __attribute__((constructor)) static void init(void)
 {
 	pthread_atfork(NULL, NULL, after_fork_child);
-	iwv_thread_set_cm(cm_handle, listeners_follow);
 }
 
 struct context *context_with(const struct sockaddr *a)

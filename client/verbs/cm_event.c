@@ -6,14 +6,6 @@
 
 #include "cm.h"
 
-int set_errno(int err)
-{
-	if (!err)
-		return 0;
-	errno = err;
-	return -1;
-}
-
 static struct channel *channels; /* all; guarded by iwv_thread_lock */
 
 struct rdma_event_channel *rdma_create_event_channel(void)
@@ -64,10 +56,16 @@ void rdma_destroy_event_channel(struct rdma_event_channel *pub)
 	free(ch);
 }
 
-void channels_after_fork_child(void)
+/* The channels of the child share nothing with those of the parent. */
+static void after_fork_child(void)
 {
 	for (struct channel *ch = channels; ch; ch = ch->next)
 		iwv_queue_after_fork(&ch->queue);
+}
+
+__attribute__((constructor)) static void init(void)
+{
+	pthread_atfork(NULL, NULL, after_fork_child);
 }
 
 struct cm_event *event_new(struct id *id, enum rdma_cm_event_type type, int status)

@@ -24,16 +24,6 @@ struct id *id_new(struct rdma_event_channel *channel, void *context, enum rdma_p
 	return id;
 }
 
-static void id_unlink(struct id *id)
-{
-	struct id **at = &ids;
-
-	while (*at && *at != id)
-		at = &(*at)->next;
-	if (*at) /* in the child of a fork it is not in the list */
-		*at = id->next;
-}
-
 static void id_free(struct id *id)
 {
 	free(id->ep_attr);
@@ -127,6 +117,21 @@ void close_endpoints(struct id *id)
 		close_endpoint(&id->endpoints);
 }
 
+/* The listeners are the parent's. The child may destroy the ids, which get no events of the parent's daemon. */
+static void after_fork_child(void)
+{
+	for (struct id *id = ids; id; id = id->next) {
+		close_endpoints(id);
+		if (id->state == ID_LISTEN)
+			id->state = ID_CONNECT; /* so that it follows no devices */
+	}
+}
+
+__attribute__((constructor)) static void init(void)
+{
+	pthread_atfork(NULL, NULL, after_fork_child);
+}
+
 /* both_families reports whether id listens on every address of both families. */
 static bool both_families(const struct id *id)
 {
@@ -166,7 +171,7 @@ static void reject_request(const struct id *id)
 void id_drop(struct id *id)
 {
 	reject_request(id);
-	id_unlink(id);
+	UNLINK(ids, id);
 	id_free(id);
 }
 
@@ -179,7 +184,7 @@ int rdma_destroy_id(struct rdma_cm_id *pub)
 	if (id->sync)
 		sync_done(id);
 	iwv_thread_lock();
-	id_unlink(id); /* it gets no events any more */
+	UNLINK(ids, id); /* it gets no events any more */
 	close_endpoints(id);
 	reject_request(id);
 	qp = id_qp(id);

@@ -3740,12 +3740,34 @@ static void reported(void)
 static void orphaned(void)
 {
 	struct rdma_event_channel *server = channel(), *client = channel();
-	struct rdma_cm_id *l = listener(server, 0), *id = call(client, l), *child = accept_next(server), *waits;
+	struct rdma_cm_id *l = listener(server, 0), *id = call(client, l), *child = accept_next(server), *waits, *v4, *v6;
+	struct sockaddr_in6 any6 = { .sin6_family = AF_INET6 };
+	struct sockaddr_in any4 = { .sin_family = AF_INET };
+	int status, on = 1;
+	pid_t pid;
 
 	CHECK(next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
+	CHECK(rdma_create_id(client, &v4, NULL, RDMA_PS_TCP) == 0 && rdma_create_id(client, &v6, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_bind_addr(v4, (struct sockaddr *)&any4) == 0);
+	any6.sin6_port = rdma_get_src_port(v4);
+	CHECK(rdma_set_option(v6, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &on, sizeof(on)) == 0);
+	CHECK(rdma_bind_addr(v6, (struct sockaddr *)&any6) == 0); /* they share a listener of the daemon */
 	waits = call(client, l);
 	while (!readable(server->fd))
 		usleep(1000);
+	pid = fork();
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		rdma_destroy_event_channel(server);
+		rdma_destroy_event_channel(client);
+		end(child);
+		end(l);
+		end(waits);
+		end(id);
+		CHECK(rdma_destroy_id(v4) == 0 && rdma_destroy_id(v6) == 0);
+		exit(0);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
 	rdma_destroy_event_channel(server);
 	CHECK(next(client, RDMA_CM_EVENT_REJECTED) == waits);
 	end(waits);
@@ -3764,6 +3786,8 @@ static void orphaned(void)
 	end(id);
 	end(child);
 	end(l);
+	end(v4);
+	end(v6);
 }
 
 static int set(struct rdma_cm_id *id, int name, void *value, size_t len)

@@ -169,14 +169,6 @@ bool iwv_interrupts(void)
 	return true;
 }
 
-int set_errno(int err)
-{
-	if (!err)
-		return 0;
-	errno = err;
-	return -1;
-}
-
 socklen_t addr_len(const struct sockaddr *a)
 {
 	return a->sa_family == AF_INET ? sizeof(struct sockaddr_in) : 0;
