@@ -95,7 +95,13 @@ void bells_close(struct iwarpd_device *dev)
 {
 	for (uint32_t i = 0; i < dev->workers; i++) {
 		map_close(&dev->pages[i].map);
-		close(dev->pages[i].wake);
+		close_fd(dev->pages[i].wake);
 	}
 	free(dev->pages);
+}
+
+void bells_forget(struct iwarpd_device *dev)
+{
+	for (uint32_t i = 0; i < dev->workers; i++)
+		dev->pages[i].wake = -1;
 }

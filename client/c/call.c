@@ -57,6 +57,21 @@ int watch_fd(int epoll, int fd)
 	return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &ev);
 }
 
+/* watches reports whether an epoll has been given the file fd, under that number. */
+static bool watches(int epoll, int fd)
+{
+	if (watch_fd(epoll, fd) < 0)
+		return errno == EEXIST;
+	epoll_ctl(epoll, EPOLL_CTL_DEL, fd, NULL); /* both are the program's */
+	return false;
+}
+
+void forget_closed(int *epoll, int *a, int *b)
+{
+	if (!watches(*epoll, *a) || !watches(*epoll, *b))
+		*epoll = *a = *b = -1;
+}
+
 /* device_died marks the device as dead: the connection to the daemon is lost. */
 static void device_died(struct iwarpd_device *dev, int err)
 {

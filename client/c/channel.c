@@ -40,11 +40,9 @@ struct object *channel_object(struct iwarpd_channel *ch)
 
 static void close_all(struct iwarpd_channel *ch)
 {
-	const int fds[] = { ch->sock, ch->more, ch->epoll };
-
-	for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
-		if (fds[i] >= 0)
-			close(fds[i]);
+	close_fd(ch->sock);
+	close_fd(ch->more);
+	close_fd(ch->epoll);
 }
 
 static void channel_free(struct object *o)
@@ -265,6 +263,7 @@ void channel_after_fork(struct object *o, int fd)
 	struct iwarpd_channel *ch = channel_of(o);
 
 	pthread_mutex_init(&ch->lock, NULL);
+	forget_closed(&ch->epoll, &ch->sock, &ch->more);
 	replace_fd(&ch->sock, fd);
 	replace_fd(&ch->more, fd);
 	replace_fd(&ch->epoll, fd);

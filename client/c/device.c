@@ -243,7 +243,8 @@ static void object_after_fork(struct object *o, int none)
 /*
  * The descriptors of the child are its parent's: what the child asks the daemon to destroy would be the parent's, and
  * what it reads the parent would miss. They keep their numbers, which the program may know, and are never readable. If
- * there is no descriptor for that, because RLIMIT_NOFILE has become lower than these numbers, they are closed.
+ * there is no descriptor for that, because RLIMIT_NOFILE has become lower than these numbers, they are closed. Those that the
+ * program has closed are left alone.
  */
 bool iwarpd_after_fork(struct iwarpd_device *dev)
 {
@@ -255,7 +256,10 @@ bool iwarpd_after_fork(struct iwarpd_device *dev)
 	dev->readers = NULL;
 	dev->dead = -EPIPE;
 	strcpy(dev->why, "the child of a fork has to open the device itself");
-	close(dev->sock); /* so that there is a descriptor */
+	forget_closed(&dev->epoll, &dev->sock, &dev->queued);
+	if (dev->sock < 0)
+		bells_forget(dev);
+	close_fd(dev->sock); /* so that there is a descriptor */
 	none = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	for (struct object *o = dev->objects.next; o != &dev->objects; o = o->next)
 		object_after_fork(o, none);
@@ -263,12 +267,6 @@ bool iwarpd_after_fork(struct iwarpd_device *dev)
 	replace_fd(&dev->epoll, none);
 	dev->sock = none;
 	return dev->objects.next != &dev->objects;
-}
-
-static void close_fd(int fd)
-{
-	if (fd >= 0)
-		close(fd);
 }
 
 void iwarpd_close(struct iwarpd_device *dev)

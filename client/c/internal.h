@@ -69,7 +69,9 @@ int socket_recv(int sock, void *buf, struct packet *p, bool wait);
 void packet_free(struct packet *p);
 void close_fds(const int *fds, int n);
 
-/* replace_fd makes the descriptor *fd the same as with, or closes it and sets it to -1 if that is impossible. */
+void close_fd(int fd); /* unless it is -1 */
+
+/* replace_fd makes the descriptor *fd, unless it is -1, the same as with, or closes it and sets it to -1 if that is impossible. */
 void replace_fd(int *fd, int with);
 
 /*
@@ -243,6 +245,9 @@ struct object *find_object(struct iwarpd_device *dev, enum object_kind kind, uin
 int bells_open(struct iwarpd_device *dev, uint32_t workers, struct packet *p);
 void bells_close(struct iwarpd_device *dev);
 
+/* bells_forget leaves the descriptors of the pages alone, which the program has closed. */
+void bells_forget(struct iwarpd_device *dev);
+
 /* ring_bell notifies a worker that a QP has work. */
 void ring_bell(struct iwarpd_device *dev, uint32_t worker, uint32_t bell);
 
@@ -294,6 +299,12 @@ int64_t now_ns(void);
 int64_t deadline_in(int timeout_ms); /* ns; negative: none */
 int wait_fd(int fd, int64_t deadline);
 int watch_fd(int epoll, int fd); /* adds a descriptor to an epoll */
+
+/*
+ * forget_closed sets the three descriptors to -1 unless *epoll still watches both others: the program has closed them, and their
+ * numbers may be those of files that it has opened since.
+ */
+void forget_closed(int *epoll, int *a, int *b);
 
 /* event.c */
 

@@ -42,9 +42,15 @@ void close_fds(const int *fds, int n)
 		close(fds[i]);
 }
 
+void close_fd(int fd)
+{
+	if (fd >= 0)
+		close(fd);
+}
+
 void replace_fd(int *fd, int with)
 {
-	if (dup3(with, *fd, O_CLOEXEC) >= 0)
+	if (*fd < 0 || dup3(with, *fd, O_CLOEXEC) >= 0)
 		return;
 	close(*fd);
 	*fd = -1;

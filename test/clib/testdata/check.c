@@ -1435,6 +1435,36 @@ static void forked_poor(struct side *a)
 	CHECK(readable(a->channel) && iwarpd_get_cq_event(a->channel, &woken, 0) == 0 && woken == cq);
 }
 
+/*
+ * forked_closed separates, in the child of a fork, a device whose descriptors the program has closed, as daemons do with all that
+ * they do not know. Their numbers are those of other files by then.
+ */
+static void forked_closed(const char *path)
+{
+	int pipes[2], last, status;
+	pid_t child = fork();
+	struct side own = { 0 };
+
+	if (child == 0) {
+		CHECK(pipe(pipes) == 0);
+		CHECK(iwarpd_open(path, "check", &own.dev, &err) == 0 && iwarpd_create_channel(own.dev, &own.channel, &err) == 0);
+		last = dup(pipes[0]);
+		for (int fd = pipes[1] + 1; fd < last; fd++)
+			CHECK(dup2(pipes[0], fd) == fd); /* which closes what it was */
+		child = fork();
+		if (child == 0) {
+			iwarpd_after_fork(own.dev);
+			iwarpd_close(own.dev);
+			for (int fd = pipes[1] + 1; fd <= last; fd++)
+				CHECK(fcntl(fd, F_GETPIPE_SZ) > 0);
+			_exit(0);
+		}
+		CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+		_exit(0);
+	}
+	CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+}
+
 /* gone has the daemons killed and checks what calls return then. */
 static void gone(struct side *a, struct side *b)
 {
@@ -1648,6 +1678,7 @@ static int check(char **argv)
 	} else if (strcmp(argv[5], "forked") == 0) {
 		forked(&a, &b);
 		forked_poor(&a);
+		forked_closed(argv[1]);
 	} else if (strcmp(argv[5], "gone") == 0) {
 		gone(&a, &b);
 	} else {
