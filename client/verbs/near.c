@@ -360,12 +360,15 @@ static int get(struct iwarpd_device *dev, uintptr_t start, uintptr_t end, bool w
 		pages_open(dev);
 	if (!err && todo.any && !pages_may_move(todo.of_file))
 		err = -EOPNOTSUPP;
-	if (!err && todo.any) {
+	if (err)
+		return err;
+	if (todo.any)
 		err = move(start, end);
-		if (err)
-			free_unused(start, end);
-	}
-	return err ? err : add_use(start, end);
+	if (!err)
+		err = add_use(start, end);
+	if (err)
+		free_unused(start, end);
+	return err;
 }
 
 /* pages rounds a range to whole pages. */
