@@ -79,6 +79,26 @@ static inline uint64_t least(uint64_t a, uint64_t b)
 	return a < b ? a : b;
 }
 
+/* kept.c */
+
+/*
+ * A descriptor that the library keeps, and which file it is. The program may close it, as daemons do with all that they do not
+ * know, and its number may then be that of another file. fd is -1 if there is none.
+ */
+struct kept {
+	int fd;
+	dev_t dev;
+	ino_t inode;
+};
+
+void kept_set(struct kept *k, int fd);
+
+/* kept_open reports whether there is a descriptor that the program has not closed. */
+bool kept_open(const struct kept *k);
+
+/* kept_close closes it, unless the program has, and forgets it. */
+void kept_close(struct kept *k);
+
 /* real.c */
 
 /* real_verbs_symbol returns a function of the distribution's libibverbs, or NULL. */

@@ -12,7 +12,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -35,9 +34,7 @@ struct use {
 };
 
 /* iwv_thread_lock guards all of this. */
-static int file = -1;
-static dev_t file_dev;
-static ino_t file_inode;
+static struct kept file = { .fd = -1 };
 static struct use spares[MAX_SPARES]; /* pages that are kept, oldest first */
 static size_t num_spares;
 static bool left; /* the program may still have pages of the file that no region uses */
@@ -51,33 +48,29 @@ static void make_ends(void);
 static int make_file(void)
 {
 	const unsigned int flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
-	struct stat st;
 	int fd;
 
-	if (file >= 0)
-		return 0;
+	if (file.fd >= 0)
+		return kept_open(&file) ? 0 : -EBADF;
 	fd = memfd_create("iwarpd-near", flags | MFD_NOEXEC_SEAL);
 	if (fd < 0 && errno == EINVAL) /* before Linux 6.3 */
 		fd = memfd_create("iwarpd-near", flags);
 	if (fd < 0)
 		return -errno;
-	if (ftruncate(fd, FILE_SIZE) < 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0 ||
-	    fstat(fd, &st) < 0) {
+	if (ftruncate(fd, FILE_SIZE) < 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0) {
 		int err = -errno;
 
 		close(fd);
 		return err;
 	}
-	file = fd;
-	file_dev = st.st_dev;
-	file_inode = st.st_ino;
+	kept_set(&file, fd);
 	make_ends();
 	return 0;
 }
 
 static bool is_file(const struct vma *v)
 {
-	return v->inode == file_inode && v->dev == file_dev && v->shared;
+	return v->inode == file.inode && v->dev == file.dev && v->shared;
 }
 
 /* in_place reports whether v maps the file at the offset that equals its address. */
@@ -154,7 +147,7 @@ static int recover(uintptr_t start, uintptr_t end)
 
 		at = v.end;
 		if (is_file(&v) && from < to)
-			err = pages_take_back(file, v.start + (from - v.offset), v.start + (to - v.offset), v.prot, from);
+			err = pages_take_back(file.fd, v.start + (from - v.offset), v.start + (to - v.offset), v.prot, from);
 	}
 	return err;
 }
@@ -162,7 +155,7 @@ static int recover(uintptr_t start, uintptr_t end)
 /* punch frees the pages of the file in a range. */
 static void punch(uintptr_t start, uintptr_t end)
 {
-	if (fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)start, (off_t)(end - start)) < 0)
+	if (fallocate(file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)start, (off_t)(end - start)) < 0)
 		iwv_log("near memory: free pages: %s", strerror(errno));
 }
 
@@ -232,7 +225,7 @@ static int move(uintptr_t start, uintptr_t end)
 			if (err)
 				return err;
 			use_spares(start, to);
-			err = pages_share(file, start, to, &v);
+			err = pages_share(file.fd, start, to, &v);
 		}
 		start = to;
 	}
@@ -282,7 +275,7 @@ static int private_again(uintptr_t start, uintptr_t end)
 		to = v.end < end ? v.end : end;
 		elsewhere |= from > at || !in_place(&v);
 		if (in_place(&v)) {
-			int err = pages_take_back(file, from, to, v.prot, from);
+			int err = pages_take_back(file.fd, from, to, v.prot, from);
 
 			if (err)
 				return err;
@@ -352,7 +345,7 @@ static int get(struct iwarpd_device *dev, uintptr_t start, uintptr_t end, bool w
 	struct todo todo;
 	int err = check(start, end, writable, &todo);
 
-	if (!err && (todo.any || file < 0) && limited())
+	if (!err && (todo.any || file.fd < 0) && limited())
 		err = -EFBIG;
 	if (!err)
 		err = make_file();
@@ -391,7 +384,7 @@ int near_get(struct iwarpd_device *dev, uintptr_t addr, size_t length, bool writ
 		err = get(dev, p.start, p.end, writable);
 		vma_end();
 	}
-	fd = file;
+	fd = file.fd;
 	iwv_thread_unlock();
 	return err ? err : fd;
 }
@@ -403,7 +396,7 @@ void near_put(uintptr_t addr, size_t length)
 	iwv_thread_lock();
 	pages_rest();
 	remove_use(p.start, p.end);
-	if (file >= 0 && vma_begin() == 0) { /* near_get has opened both, but not in the child of a fork */
+	if (kept_open(&file) && vma_begin() == 0) { /* near_get has opened both, but not in the child of a fork */
 		free_unused(p.start, p.end);
 		vma_end();
 	}
@@ -419,30 +412,31 @@ void near_put(uintptr_t addr, size_t length)
  * ends are the ends of a pipe. The parent waits until no process has the second end open.
  * A pipe made in advance ensures that fork finds two free descriptors.
  */
-static int ends[2] = { -1, -1 };
+static struct kept ends[2] = { { .fd = -1 }, { .fd = -1 } };
 
 static void close_ends(void)
 {
-	for (int i = 0; i < 2; i++) {
-		if (ends[i] >= 0)
-			close(ends[i]);
-		ends[i] = -1;
-	}
+	for (int i = 0; i < 2; i++)
+		kept_close(&ends[i]);
 }
 
 static void make_ends(void)
 {
+	int fds[2];
+
 	close_ends();
-	if (pipe2(ends, O_CLOEXEC) < 0)
-		ends[0] = ends[1] = -1;
+	if (pipe2(fds, O_CLOEXEC) < 0)
+		return;
+	for (int i = 0; i < 2; i++)
+		kept_set(&ends[i], fds[i]);
 }
 
 void near_before_fork(void)
 {
-	if (file < 0)
+	if (file.fd < 0)
 		return;
 	make_ends();
-	if (ends[0] < 0)
+	if (ends[0].fd < 0)
 		iwv_log("fork: %s: the child may see what its parent writes to registered memory while it is copied", strerror(errno));
 }
 
@@ -450,18 +444,19 @@ void near_after_fork_parent(void)
 {
 	char b;
 
-	if (ends[0] < 0)
+	if (ends[0].fd < 0)
 		return;
-	close(ends[1]);
-	ends[1] = -1;
-	while (read(ends[0], &b, 1) < 0 && errno == EINTR)
+	kept_close(&ends[1]);
+	while (read(ends[0].fd, &b, 1) < 0 && errno == EINTR)
 		;
 	make_ends();
 }
 
-/* own_copy makes every mapping of the file private. */
+/* own_copy makes every mapping of the file private. If the program has closed the file, it reads what is mapped. */
 static int own_copy(void)
 {
+	bool closed = !kept_open(&file);
+	int fd = closed ? open("/proc/self/mem", O_RDONLY | O_CLOEXEC) : file.fd;
 	uintptr_t at = 0;
 	struct vma v;
 	int err = vma_begin();
@@ -471,9 +466,11 @@ static int own_copy(void)
 	while (!err && vma_find(at, &v)) {
 		at = v.end;
 		if (is_file(&v))
-			err = pages_take_back_alone(file, &v);
+			err = pages_take_back_alone(fd, &v, closed ? v.start : v.offset);
 	}
 	vma_end();
+	if (closed)
+		close(fd);
 	return err;
 }
 
@@ -482,10 +479,9 @@ void near_after_fork_child(void)
 	int err = 0;
 
 	vma_forked();
-	if (file >= 0) {
+	if (file.fd >= 0) {
 		err = own_copy();
-		close(file);
-		file = -1;
+		kept_close(&file);
 	}
 	if (err) {
 		iwv_log("fork: the child's copy of registered memory: %s", strerror(-err));

@@ -29,7 +29,7 @@
 
 enum { CHUNK = 4 << 20 }; /* bytes moved at once, while threads that write to them are blocked */
 
-static int protector = -1; /* a userfaultfd */
+static struct kept protector = { .fd = -1 }; /* a userfaultfd */
 static bool tried;         /* pages_open has run */
 static bool unpopulated;   /* protector also protects pages that were never touched */
 
@@ -163,18 +163,18 @@ void pages_open(struct iwarpd_device *dev)
 		close(fd);
 		fd = -1;
 	}
-	protector = fd;
+	kept_set(&protector, fd);
 }
 
 void pages_rest(void)
 {
-	if (protector < 0)
+	if (protector.fd < 0)
 		thread_rest(); /* see only_us */
 }
 
 bool pages_may_move(bool of_file)
 {
-	return (protector >= 0 && !of_file) || only_us();
+	return (protector.fd >= 0 && !of_file) || only_us();
 }
 
 /* touch reads every page of a range, like MADV_POPULATE_READ since Linux 5.14. */
@@ -262,7 +262,7 @@ static int refill(int fd, uintptr_t start, size_t len, int prot)
 /* share_chunk moves private pages into the file. */
 static int share_chunk(int fd, uintptr_t start, size_t len, int prot, int uffd)
 {
-	const int copier = protector;
+	const int copier = protector.fd;
 	long tmp = raw(SYS_mmap, 0, (long)len, prot, MAP_SHARED, fd, (long)start);
 	bool apart = tmp >= 0 || tmp <= -4096;
 	int err = protect(uffd, start, len, prot);
@@ -329,7 +329,7 @@ static void block_signals(sigset_t *old)
 
 int pages_share(int fd, uintptr_t start, uintptr_t end, const struct vma *v)
 {
-	int uffd = v->inode ? -1 : protector;
+	int uffd = v->inode ? -1 : protector.fd;
 	sigset_t old;
 	int err = 0;
 
@@ -351,7 +351,7 @@ int pages_take_back(int fd, uintptr_t start, uintptr_t end, int prot, uint64_t o
 	while (start < end && !err) {
 		size_t n = least(CHUNK, end - start);
 
-		err = take_back_chunk(fd, start, n, prot, offset, protector);
+		err = take_back_chunk(fd, start, n, prot, offset, protector.fd);
 		start += n;
 		offset += n;
 	}
@@ -359,15 +359,13 @@ int pages_take_back(int fd, uintptr_t start, uintptr_t end, int prot, uint64_t o
 	return err;
 }
 
-int pages_take_back_alone(int fd, const struct vma *v)
+int pages_take_back_alone(int fd, const struct vma *v, uint64_t offset)
 {
-	return take_back_chunk(fd, v->start, v->end - v->start, v->prot, v->offset, -1);
+	return take_back_chunk(fd, v->start, v->end - v->start, v->prot, offset, -1);
 }
 
 void pages_forked(void)
 {
-	if (protector >= 0)
-		close(protector);
-	protector = -1;
+	kept_close(&protector);
 	tried = false;
 }

@@ -49,8 +49,8 @@ int pages_share(int fd, uintptr_t start, uintptr_t end, const struct vma *v);
 /* pages_take_back makes a range, which maps the file fd at an offset, private again. */
 int pages_take_back(int fd, uintptr_t start, uintptr_t end, int prot, uint64_t offset);
 
-/* pages_take_back_alone does so with a whole mapping of the file, in a process that has no other thread. */
-int pages_take_back_alone(int fd, const struct vma *v);
+/* pages_take_back_alone does so with a whole mapping, whose contents fd has at an offset, in a process that has no other thread. */
+int pages_take_back_alone(int fd, const struct vma *v, uint64_t offset);
 
 /* pages_forked forgets the parent's userfaultfd in the child of a fork. */
 void pages_forked(void);

@@ -1,6 +1,7 @@
 /* The library's thread, which takes events from the daemons. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -149,6 +150,8 @@ static void *run(void *arg)
 		struct epoll_event ev[16];
 		int n = epoll_wait(epoll, ev, 16, TICK_MS);
 
+		if (n < 0 && errno != EINTR) /* the program has closed the descriptor */
+			poll(NULL, 0, TICK_MS);
 		if (n > 0)
 			pthread_mutex_lock(&lock);
 		else if (pthread_mutex_trylock(&lock) != 0)
@@ -265,12 +268,20 @@ static void separate(struct context *c)
 	qps_after_fork(c);
 }
 
+/* epoll_ours reports whether the program has not closed the descriptor of the epoll, and there is a context that shows it. */
+static bool epoll_ours(void)
+{
+	struct epoll_event ev = { 0 };
+
+	return contexts && epoll_ctl(epoll, EPOLL_CTL_ADD, iwarpd_event_fd(contexts->dev), &ev) < 0 && errno == EEXIST;
+}
+
 /* The child of a fork does not have the thread. Contexts that the child opens start a new one. */
 static void after_fork_child(void)
 {
 	near_after_fork_child();
 	devices_after_fork_child();
-	if (epoll >= 0)
+	if (epoll_ours())
 		close(epoll);
 	epoll = -1;
 	for (struct context *c = contexts; c; c = c->next)

@@ -11,6 +11,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "internal.h"
 #include "vma.h"
 
 /* From linux/fs.h since Linux 6.11. The headers of Debian 12 are older. */
@@ -26,7 +27,7 @@ struct procmap_query {
 enum { READABLE = 1, WRITABLE = 2, EXECUTABLE = 4, SHARED = 8, OR_NEXT = 16 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the rest */
-static int fd = -1; /* of /proc/self/maps */
+static struct kept maps = { .fd = -1 }; /* /proc/self/maps */
 static bool text;   /* the kernel has no PROCMAP_QUERY (before Linux 6.11), so the text is parsed */
 static char buf[4096];
 static int len, at;    /* bytes in buf, and the position in it */
@@ -34,7 +35,7 @@ static uintptr_t done; /* end of the last mapping that was parsed */
 
 static void rewind_text(void)
 {
-	(void)!lseek(fd, 0, SEEK_SET);
+	(void)!lseek(maps.fd, 0, SEEK_SET);
 	len = at = 0;
 }
 
@@ -43,9 +44,9 @@ int vma_begin(void)
 	int err = 0;
 
 	pthread_mutex_lock(&lock);
-	if (fd < 0) {
-		fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
-		if (fd < 0)
+	if (maps.fd < 0) {
+		kept_set(&maps, open("/proc/self/maps", O_RDONLY | O_CLOEXEC));
+		if (maps.fd < 0)
 			err = -errno;
 	}
 	if (err)
@@ -63,16 +64,14 @@ void vma_end(void)
 void vma_forked(void)
 {
 	pthread_mutex_init(&lock, NULL);
-	if (fd >= 0)
-		close(fd); /* the parent's mappings */
-	fd = -1;
+	kept_close(&maps); /* the parent's mappings */
 }
 
 static int query(uintptr_t addr, struct vma *v)
 {
 	struct procmap_query q = { .size = sizeof(q), .query_flags = OR_NEXT, .query_addr = addr };
 
-	if (ioctl(fd, QUERY, &q) < 0)
+	if (ioctl(maps.fd, QUERY, &q) < 0)
 		return -errno;
 	*v = (struct vma){
 		.start = q.vma_start,
@@ -105,7 +104,7 @@ static char *next_line(void)
 		memmove(buf, line, (size_t)(len - at));
 		len -= at;
 		at = 0;
-		n = read(fd, buf + len, sizeof(buf) - (size_t)len);
+		n = read(maps.fd, buf + len, sizeof(buf) - (size_t)len);
 		if (n <= 0)
 			return NULL;
 		len += (int)n;

@@ -485,6 +485,7 @@ var modes = []mode{
 	{"collected", ""},
 	{"older", ""},
 	{"stacks", ""},
+	{"closed", ""},
 }
 
 // memory runs a mode of the program and then finds that the daemon has no region left.

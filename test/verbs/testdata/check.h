@@ -13,3 +13,27 @@
 			exit(1);                                                            \
 		}                                                                           \
 	} while (0)
+
+/* thread_named returns the thread of this process that has a name. */
+static inline pid_t thread_named(const char *name)
+{
+	DIR *d = opendir("/proc/self/task");
+	pid_t found = -1;
+	struct dirent *e;
+
+	CHECK(d);
+	while (found < 0 && (e = readdir(d)) != NULL) {
+		char path[300], comm[32] = "";
+		FILE *f;
+
+		snprintf(path, sizeof(path), "/proc/self/task/%s/comm", e->d_name);
+		f = fopen(path, "re");
+		if (f && fgets(comm, sizeof(comm), f) && strncmp(comm, name, strlen(name)) == 0)
+			found = (pid_t)atoi(e->d_name);
+		if (f)
+			fclose(f);
+	}
+	closedir(d);
+	CHECK(found > 0);
+	return found;
+}

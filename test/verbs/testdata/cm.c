@@ -1,7 +1,6 @@
 /* Uses of librdmacm and libibverbs that programs seldom make: cm MODE ADDRESS. The peer is the same process. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -1472,30 +1471,6 @@ static void *function(const char *name)
 
 	CHECK(f);
 	return f;
-}
-
-/* thread_named returns the thread of this process that has a name. */
-static pid_t thread_named(const char *name)
-{
-	DIR *d = opendir("/proc/self/task");
-	pid_t found = -1;
-	struct dirent *e;
-
-	CHECK(d);
-	while (found < 0 && (e = readdir(d)) != NULL) {
-		char path[300], comm[32] = "";
-		FILE *f;
-
-		snprintf(path, sizeof(path), "/proc/self/task/%s/comm", e->d_name);
-		f = fopen(path, "re");
-		if (f && fgets(comm, sizeof(comm), f) && strncmp(comm, name, strlen(name)) == 0)
-			found = (pid_t)atoi(e->d_name);
-		if (f)
-			fclose(f);
-	}
-	closedir(d);
-	CHECK(found > 0);
-	return found;
 }
 
 /* The thread of the libraries runs none of the program's signal handlers. */

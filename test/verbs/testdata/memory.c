@@ -978,6 +978,52 @@ static void orphaned(void)
 	pause();
 }
 
+/* sleeps returns how often the library's thread has slept. */
+static long sleeps(void)
+{
+	char path[64], line[256];
+	long n = -1;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/status", thread_named("iwarpd-verbs"));
+	f = fopen(path, "re");
+	CHECK(f);
+	while (fgets(line, sizeof(line), f) && sscanf(line, "voluntary_ctxt_switches: %ld", &n) != 1)
+		;
+	fclose(f);
+	CHECK(n >= 0);
+	return n;
+}
+
+/* The program closes all descriptors that it does not know, as daemons do. Their numbers are those of other files then, which stay. */
+static void closed(void)
+{
+	char *p = malloc(MEGABYTE);
+	int pipes[2], last, status;
+	long slept;
+	pid_t child;
+
+	alarm(60);
+	memset(p, 5, MEGABYTE);
+	reg(p, MEGABYTE);
+	CHECK(pipe(pipes) == 0);
+	last = dup(pipes[0]);
+	for (int fd = STDERR_FILENO + 1; fd < last; fd++)
+		CHECK(fd == pipes[0] || dup2(pipes[0], fd) == fd);
+	slept = sleeps();
+	while (sleeps() < slept + 3) /* unless it finds at once that it has nothing to wait for, again and again */
+		usleep(1000);
+	child = fork();
+	CHECK(child >= 0);
+	if (child > 0)
+		CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	for (int fd = STDERR_FILENO + 1; fd <= last; fd++)
+		CHECK(fcntl(fd, F_GETPIPE_SZ) > 0);
+	CHECK(filled(p, 5, MEGABYTE));
+	CHECK(!ibv_reg_mr(pd, malloc(MEGABYTE), MEGABYTE, RW));
+	_exit(0);
+}
+
 /* A QP without a connection completes posted receives when it enters the error state. */
 static void flush(void)
 {
@@ -1016,7 +1062,7 @@ int main(int argc, char **argv)
 		{ "flush", flush }, { "limit-as", limit_as }, { "limit-data", limit_data }, { "limit-fsize", limit_fsize },
 		{ "limit-memlock", limit_memlock }, { "limit-nofile", limit_nofile }, { "execs", execs }, { "undumpable", undumpable }, { "no-userfaultfd", no_userfaultfd },
 		{ "without-eperm", without_eperm }, { "without-enosys", without_enosys }, { "heap", heap }, { "no-query", no_query },
-		{ "hold", hold }, { "orphaned", orphaned }, { "stacks", stacks }, { "guarded", guarded }, { "collected", collected }, { "older", older },
+		{ "hold", hold }, { "closed", closed }, { "orphaned", orphaned }, { "stacks", stacks }, { "guarded", guarded }, { "collected", collected }, { "older", older },
 	};
 	struct ibv_context *c;
 
