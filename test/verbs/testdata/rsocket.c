@@ -298,6 +298,10 @@ static void refused(void)
 		CHECK(poll_one(fd, POLLOUT, -1) & POLLERR);
 		CHECK(error_of(fd) == ECONNREFUSED && error_of(fd) == 0);
 	}
+	while (connect_to(fd, port) == -1 && errno == ECONNREFUSED) /* at once */
+		;
+	CHECK(errno == EINPROGRESS && poll_one(fd, POLLOUT, -1) & POLLERR);
+	CHECK(connect_to(fd, port) == -1 && errno == ECONNREFUSED && error_of(fd) == 0);
 	while (connect_to(fd, port) == -1 && (errno == EINPROGRESS || errno == EALREADY)) /* as older programs do */
 		;
 	CHECK(errno == ECONNREFUSED);
@@ -1691,8 +1695,22 @@ static void *send_later(void *fd)
 static void *acceptor(void *l)
 {
 	int fd = raccept(*(int *)l, NULL, NULL);
+	char c;
 
-	CHECK(fd >= 0 && rclose(fd) == 0);
+	CHECK(fd >= 0 && rrecv(fd, &c, 1, 0) == 1 && poll_one(fd, POLLRDHUP, 0) == 0 && rclose(fd) == 0);
+	return NULL;
+}
+
+/* A connect that several threads wait for, and whose peer leaves. */
+struct shared {
+	int fd, port;
+};
+
+static void *shared_connect(void *arg)
+{
+	const struct shared *s = arg;
+
+	CHECK(connect_to(s->fd, s->port) == -1 && (errno == ECONNREFUSED || errno == ECONNABORTED));
 	return NULL;
 }
 
@@ -1707,8 +1725,9 @@ static void alike(void)
 	struct sockaddr_in6 mapped = { .sin6_family = AF_INET6, .sin6_port = htons(1) };
 	struct sockaddr_in a4 = { .sin_family = AF_INET, .sin_port = htons(1), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	struct timeval tv = { .tv_sec = 18446744073709552 }; /* in ms it is 2^64 + 384 */
+	pthread_t t, waiters[4];
+	struct shared s;
 	socklen_t len;
-	pthread_t t;
 	fd_set r;
 	char c;
 
@@ -1732,14 +1751,23 @@ static void alike(void)
 	CHECK(connect_to(other, port_of(v4)) == -1 && errno == EINPROGRESS);
 	while (poll_one(v4, POLLIN, 1) == 0)
 		poll_one(other, POLLOUT, 0);
-	CHECK(rshutdown(v4, SHUT_RD) == 0 && poll_one(v4, POLLIN | POLLOUT, 0) == (POLLOUT | POLLHUP));
+	CHECK(rshutdown(other, SHUT_WR) == 0 && rshutdown(v4, SHUT_RD) == 0 && poll_one(v4, POLLIN | POLLOUT, 0) == (POLLOUT | POLLHUP));
 	CHECK(poll_one(other, POLLOUT, -1) & POLLERR && error_of(other) == ECONNREFUSED);
 	nonblocking(other, false);
 	CHECK(connect_to(other, port_of(v4)) == -1 && errno == ECONNREFUSED && rlisten(v4, 1) == 0);
 	t = start(acceptor, &v4);
-	CHECK(connect_to(other, port_of(v4)) == 0);
+	CHECK(connect_to(other, port_of(v4)) == 0 && rsend(other, "x", 1, 0) == 1);
 	finish(t);
 	CHECK(rclose(other) == 0);
+
+	/* No thread that waits for a connection has one if there is none. */
+	s = (struct shared){ new_socket(), port_of(v4) };
+	for (int i = 0; i < 4; i++)
+		waiters[i] = start(shared_connect, &s);
+	CHECK(poll_one(v4, POLLIN, -1) == POLLIN && rshutdown(v4, SHUT_RD) == 0);
+	for (int i = 0; i < 4; i++)
+		finish(waiters[i]);
+	CHECK(rclose(s.fd) == 0);
 
 	/* A socket that was refused is bound to its address still, and connects from no other. */
 	CHECK(rclose(v4) == 0 && (v4 = new_socket()) >= 0);
@@ -1755,7 +1783,7 @@ static void alike(void)
 	nonblocking(v4, false);
 	CHECK(connect_to(v4, port_of(l)) == -1 && errno == EADDRINUSE && rlisten(v4, 1) == -1 && errno == EADDRINUSE && rclose(other) == 0);
 	t = start(acceptor, &l);
-	CHECK(connect_to(v4, port_of(l)) == 0 && port_of(v4) == ntohs(a4.sin_port));
+	CHECK(connect_to(v4, port_of(l)) == 0 && port_of(v4) == ntohs(a4.sin_port) && rsend(v4, "x", 1, 0) == 1);
 	finish(t);
 	CHECK(rclose(v4) == 0);
 	a4.sin_port = 0;
