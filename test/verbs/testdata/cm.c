@@ -3727,6 +3727,11 @@ static void orphaned(void)
 	any6.sin6_port = rdma_get_src_port(v4);
 	CHECK(rdma_set_option(v6, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &on, sizeof(on)) == 0);
 	CHECK(rdma_bind_addr(v6, (struct sockaddr *)&any6) == 0); /* they share a listener of the daemon */
+	any4.sin_port = any6.sin6_port;
+	CHECK(rdma_create_id(client, &waits, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_bind_addr(waits, (struct sockaddr *)&any4) == -1 && errno == EADDRINUSE);
+	CHECK(rdma_bind_addr(waits, (struct sockaddr *)&any6) == -1 && errno == EADDRINUSE);
+	end(waits);
 	waits = call(client, l);
 	while (!readable(server->fd))
 		usleep(1000);
@@ -3735,6 +3740,7 @@ static void orphaned(void)
 	if (pid == 0) {
 		rdma_destroy_event_channel(server);
 		rdma_destroy_event_channel(client);
+		CHECK(rdma_listen(v4, 1) == -1 && errno == EADDRINUSE); /* the parent has it */
 		end(child);
 		end(l);
 		end(waits);
