@@ -271,9 +271,13 @@ static void separate(struct context *c)
 /* epoll_ours reports whether the program has not closed the descriptor of the epoll, and there is a context that shows it. */
 static bool epoll_ours(void)
 {
-	struct epoll_event ev = { 0 };
+	struct epoll_event none = { 0 };
+	int fd = contexts ? iwarpd_event_fd(contexts->dev) : -1;
 
-	return contexts && epoll_ctl(epoll, EPOLL_CTL_ADD, iwarpd_event_fd(contexts->dev), &ev) < 0 && errno == EEXIST;
+	if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &none) < 0)
+		return errno == EEXIST;
+	epoll_ctl(epoll, EPOLL_CTL_DEL, fd, NULL); /* both are the program's, which waits for nothing of this */
+	return false;
 }
 
 /* The child of a fork does not have the thread. Contexts that the child opens start a new one. */
