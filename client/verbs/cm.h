@@ -64,7 +64,7 @@ struct id {
 	struct endpoint *endpoints;
 	int refused;       /* why the id could not listen on a device the last time, or 0 */
 	uint32_t conn;     /* connect request to answer, or 0 */
-	bool request_gone; /* the peer has withdrawn the connect request: see cm_withdrawn */
+	bool request_gone; /* there was one to answer, which the peer has withdrawn: see cm_withdrawn */
 	int end;           /* why the connection has ended, as a negative errno value, or 0 after a graceful close */
 	bool unreported; /* its only event is the connect request, which the program has not taken */
 	unsigned int requests; /* connect requests of the listener that the program has not taken */

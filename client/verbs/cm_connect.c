@@ -102,6 +102,8 @@ static int accept_qp(struct id *id, const struct rdma_conn_param *p)
 	struct iwarpd_error e;
 	int err;
 
+	if (id->request_gone)
+		return ECONNRESET;
 	if (!qp)
 		return EINVAL;
 	if (p) {
@@ -126,11 +128,15 @@ static int reject(struct id *id, const void *data, uint8_t len)
 	struct iwarpd_error e;
 	int err;
 
+	if (id->request_gone) { /* it needs no answer */
+		id->request_gone = false;
+		return 0;
+	}
 	if (!id->conn)
 		return EINVAL;
 	err = iwarpd_reject(iwv_context_of(id->pub.verbs)->dev, id->conn, data, data ? len : 0, &e);
 	id->conn = 0;
-	if (err && err != -ENOENT) /* a withdrawn one needs no answer */
+	if (err && err != -ENOENT) /* it has been withdrawn meanwhile */
 		return iwv_fail(err, "rdma_reject", &e);
 	return 0;
 }
@@ -328,9 +334,12 @@ static void connect_failed(const struct iwarpd_event *ev)
 
 static void request_gone(struct context *c, const struct iwarpd_event *ev)
 {
-	for (struct id *id = ids; id; id = id->next)
-		if (id->conn == ev->conn && id->pub.verbs == &c->v.context)
+	for (struct id *id = ids; id; id = id->next) {
+		if (id->conn == ev->conn && id->pub.verbs == &c->v.context) {
+			id->conn = 0;
 			id->request_gone = true;
+		}
+	}
 }
 
 /* device_gone ends the listeners of a context whose daemon has ended, and notifies those ids that the program knows. */

@@ -667,7 +667,7 @@ func identifiers(t *testing.T, v *variant) {
 		reused yielded armed gids unsupported probed domains excessive roomy greeting inherited remembered agreed crowded
 		permitted exited abandoned trespassed bequeathed blocked immediate parted occupied forbidden starved lent relent ported said
 		solicited manual owed based retried divided named
-		optional misdirected answered withdrawn reported orphaned`) {
+		optional misdirected answered reported orphaned`) {
 		t.Run(mode, func(t *testing.T) { run(t, mode).Succeed() })
 	}
 	t.Run("remembered by an older daemon", func(t *testing.T) {
@@ -691,6 +691,7 @@ func identifiers(t *testing.T, v *variant) {
 			b.start(t, program+" "+mode+" "+a.end.Addr4.String(), "IWARPD_SOCKET="+b.socket+","+a.socket, a.pid(), "IWARPD_VERBS_LOG=1").Succeed()
 		})
 	}
+	t.Run("withdrawn", func(t *testing.T) { run(t, "withdrawn", b.pid()).Succeed() })
 	t.Run("sought", func(t *testing.T) {
 		run(t, "sought", "IWARPD_SOCKET="+b.socket+","+a.socket, a.pid()).Succeed()
 	})

@@ -3627,8 +3627,11 @@ static void withdrawn(void)
 	accepted->qp = NULL;
 	CHECK(rdma_accept(child, NULL) == 0);
 	CHECK(next(server, RDMA_CM_EVENT_ESTABLISHED) == child && next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
-	end(withdrawn_request(server, client, l));
 	end(rejected);
+	rejected = withdrawn_request(server, client, l);
+	CHECK(kill(daemon_pid(), SIGSTOP) == 0);
+	end(rejected); /* of which the daemon knows */
+	CHECK(kill(daemon_pid(), SIGCONT) == 0);
 	end(id);
 	end(child);
 	end(accepted);
