@@ -27,11 +27,12 @@ type ackState struct {
 	dsack     bool
 	dup       bool // a duplicate ACK by RFC 5681
 	plain     bool // nothing but the same ACK again, without a SACK block
-	advanced  bool
 	ece       bool
-	hasTS     bool
-	tsEcr     uint32
+	tsEcr     uint32 // timestamp that the ACK echoes, or 0
 }
+
+// answersBefore reports whether a timestamp shows that the ACK answers a segment sent before one with the timestamp ts.
+func (a *ackState) answersBefore(ts uint32) bool { return a.tsEcr != 0 && int32(a.tsEcr-ts) < 0 }
 
 // handleAck is the fifth step of RFC 9293 3.10.7.4. It reports whether processing of the segment continues.
 func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
@@ -43,8 +44,8 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 	var a ackState
 	a.now, a.fack = now, c.rack.fack
 	a.ece = c.ecnOK && s.Flags&ECE != 0
-	if c.tsOK && s.Opts.HasTimestamps && s.Opts.TSEcr != 0 {
-		a.hasTS, a.tsEcr = true, s.Opts.TSEcr
+	if c.tsOK && s.Opts.HasTimestamps {
+		a.tsEcr = s.Opts.TSEcr
 	}
 	if ack.Less(c.una) {
 		// The ACK is old, but its SACK blocks may be new.
@@ -62,28 +63,28 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 			c.stats.DupAcksIn++
 		}
 	}
-	a.advanced = ack != c.una
+	a.acked = ack.Sub(c.una)
 	if c.sackOK && s.Opts.NSACK > 0 {
 		c.takeSACK(&a, s)
 	}
-	if a.advanced {
+	if a.acked > 0 {
 		c.takeAck(&a, ack)
 	}
 	// A window belongs to its ACK: with an old one a new ACK would seem to allow more. So the window of a retransmission, which
 	// has an old sequence number, counts if its ACK is new.
-	if a.advanced || c.wl1.Less(s.Seq) || c.wl1 == s.Seq && c.wl2.LessEq(ack) {
+	if a.acked > 0 || c.wl1.Less(s.Seq) || c.wl1 == s.Seq && c.wl2.LessEq(ack) {
 		c.setWindow(now, wnd)
 		c.wl1, c.wl2 = s.Seq, ack
 	}
-	if a.advanced {
+	if a.acked > 0 {
 		c.rto, c.backoff = max(c.rto, min(c.currentRTO(), initialRTO)), 0 // until something is timed (RFC 6298 5.5)
 	}
-	if a.advanced || a.newSACK {
+	if a.acked > 0 || a.newSACK {
 		if r := a.roundTrip(); r > 0 {
 			c.sampleRTT(now, r)
 		}
 	}
-	if outstanding || a.advanced || a.dsack {
+	if outstanding || a.acked > 0 || a.dsack {
 		c.recover(&a)
 	} else if a.plain { // perhaps a tail probe was not needed, and the peer has no D-SACK
 		c.tlpAck(&a)
@@ -91,7 +92,7 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 	if a.plain && c.lossUna.Less(c.una) && c.q.next-c.q.head <= 1 {
 		c.tooShort() // no segment is missing: what timed out has arrived twice, and the peer has no D-SACK
 	}
-	if a.advanced {
+	if a.acked > 0 {
 		c.progress = now
 		c.softError = false
 		c.restartRTO(now)
@@ -138,7 +139,6 @@ func (c *Conn) finAcked(now clock.Time) {
 
 // takeAck removes cumulatively acknowledged segments from the send queue.
 func (c *Conn) takeAck(a *ackState, ack serial.Num) {
-	a.acked = ack.Sub(c.una)
 	c.una = ack
 	for c.q.outstanding() {
 		s := c.q.at(c.q.head)
@@ -162,7 +162,7 @@ func (c *Conn) takeAck(a *ackState, ack serial.Num) {
 			a.retrans = true
 			if s.sent >= a.resent {
 				a.resent, a.echoRTT = s.sent, 0
-				if a.hasTS && a.tsEcr == c.tsAt(s.sent) {
+				if a.tsEcr != 0 && a.tsEcr == c.tsAt(s.sent) {
 					a.echoRTT = a.now.Sub(s.sent)
 				}
 			}

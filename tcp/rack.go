@@ -43,7 +43,7 @@ func (r *rackState) update(a *ackState, s *seg, o *options) {
 	rtt := a.now.Sub(s.sent)
 	if s.retrans != 0 {
 		// The ACK answers the original transmission, so it says nothing about the retransmission.
-		if a.hasTS && int32(a.tsEcr-o.tsAt(s.sent)) < 0 {
+		if a.answersBefore(o.tsAt(s.sent)) {
 			return
 		}
 		if rtt < r.minRTT {

@@ -112,7 +112,7 @@ func (u *undoState) needless(a *ackState, ca caState) bool {
 	if !u.set || !u.tsValid {
 		return false
 	}
-	return a.dsack && u.retrans == 0 || a.advanced && a.hasTS && int32(a.tsEcr-u.ts) < 0 && ca >= caRecovery
+	return a.dsack && u.retrans == 0 || a.acked > 0 && a.answersBefore(u.ts) && ca >= caRecovery
 }
 
 // pipe estimates the bytes in the network (RFC 6675 section 4). For a peer without SACK each duplicate ACK stands for one segment that has
@@ -142,7 +142,7 @@ func (c *Conn) recover(a *ackState) {
 	c.tlpAck(a)
 	c.watchSACK(a)
 	if c.useSACK {
-		if a.advanced || a.newSACK {
+		if a.acked > 0 || a.newSACK {
 			found = c.rackDetect(a.now)
 		}
 	} else {
@@ -179,7 +179,7 @@ func (c *Conn) recover(a *ackState) {
 		c.undo.set = false // a D-SACK for an earlier loss would take back this reduction too
 		c.enterCWR(a.now, true)
 	}
-	if a.advanced && a.acked > 0 {
+	if a.acked > 0 {
 		round := c.roundEnd.LessEq(c.una)
 		if round {
 			c.roundEnd = c.nxt
@@ -202,7 +202,7 @@ func (c *Conn) recover(a *ackState) {
 // peer is treated as one without SACK until it sends a block.
 func (c *Conn) watchSACK(a *ackState) {
 	switch {
-	case a.advanced || a.newSACK:
+	case a.acked > 0 || a.newSACK:
 		c.plainDups = 0
 	case c.useSACK && a.plain && c.q.sackedSegs == 0:
 		if c.plainDups++; c.plainDups >= dupThresh {
@@ -222,7 +222,7 @@ func (c *Conn) watchSACK(a *ackState) {
 
 // countDupAcks is RFC 6582, for a peer without SACK. It reports whether it found a new loss.
 func (c *Conn) countDupAcks(a *ackState) bool {
-	if a.advanced {
+	if a.acked > 0 {
 		if c.ca == caRecovery && c.una.Less(c.recoverPoint) {
 			// A partial ACK: the next segment is lost too.
 			c.dupAcks = max(0, c.dupAcks-max(a.segs-1, 0))
@@ -287,7 +287,7 @@ func (c *Conn) enterCWR(now clock.Time, ecn bool) {
 // reduceRate sets the window while it is being reduced.
 func (c *Conn) reduceRate(a *ackState, newLoss bool) {
 	pipe := c.pipe()
-	n := c.prr.quota(a.delivered, pipe, &c.w, a.advanced && !newLoss)
+	n := c.prr.quota(a.delivered, pipe, &c.w, a.acked > 0 && !newLoss)
 	if c.forceRetransmit {
 		n = max(n, c.w.mss)
 	}
@@ -348,7 +348,7 @@ func (c *Conn) detectSpurious(a *ackState) {
 		// that can report it, however long ago it arrived (RFC 5682 2.1, 2).
 		c.everRecovered = false // one segment was sent again, so that duplicate ACKs of more are for a loss
 		c.revert()
-	case c.frto == frtoTimedOut && a.advanced && c.una.Less(c.recoverPoint):
+	case c.frto == frtoTimedOut && a.acked > 0 && c.una.Less(c.recoverPoint):
 		// If there is no new data, F-RTO ends.
 		if c.q.hasUnsent() && c.fits(c.q.at(c.q.next)) {
 			c.frto = frtoNewData
@@ -356,7 +356,7 @@ func (c *Conn) detectSpurious(a *ackState) {
 		} else {
 			c.frto = frtoOff
 		}
-	case a.advanced || a.dup || a.newSACK:
+	case a.acked > 0 || a.dup || a.newSACK:
 		// Step 3a: the loss is real.
 		c.frto = frtoOff
 	}
