@@ -163,8 +163,8 @@ func (as *assoc) setDSCP(dscp uint8) error {
 
 func (as *assoc) setFurtherHop(w *worker, addr [16]byte, hop *Hop) {
 	to := netip.AddrFrom16(addr).Unmap()
-	i, ok := as.a.FindPath(to)
-	if !ok || as.gone {
+	i := as.a.FindPath(to)
+	if i < 0 || as.gone {
 		return
 	}
 	for len(as.hops) <= i {

@@ -116,7 +116,7 @@ func (w *worker) sctpICMP(f *rxFrame) {
 		}
 		return
 	}
-	if i, ok := as.a.FindPath(netip.AddrFrom16(e.Flow.Remote).Unmap()); !ok || as.a.Path(i).UDPPort != udp {
+	if i := as.a.FindPath(netip.AddrFrom16(e.Flow.Remote).Unmap()); i < 0 || as.a.Path(i).UDPPort != udp {
 		return
 	}
 	w.stats.RxICMP++

@@ -73,7 +73,7 @@ func (a *Assoc) noAcks() {
 	a.ackedPackets = 0
 	for i := range a.paths {
 		p := &a.paths[i]
-		p.acked, p.heard, p.earliest = 0, false, false
+		p.acked = 0
 		p.fullBefore = p.flight+p.pmdcs() > p.cwnd
 	}
 }
@@ -88,7 +88,7 @@ func (a *Assoc) cumulative(now clock.Time, n int) (newest serial.Num, any bool) 
 		} else {
 			newest, any = a.cumAck+1, true
 			// Older chunks in flight on this path are acknowledged too.
-			a.paths[it.path].earliest = true
+			a.paths[it.path].stop(timerT3)
 			a.ackItem(now, a.first)
 		}
 		if it.buf != NoBuf {
@@ -115,19 +115,15 @@ func (a *Assoc) opened(advanced bool) {
 	}
 }
 
-// acknowledged finishes the processing of an acknowledgement: the paths that it covers are active, and T3 restarts on those whose earliest
-// chunk in flight it acknowledges (RFC 9260 6.3.2 R3).
+// acknowledged finishes the processing of an acknowledgement. T3 restarts on paths whose earliest chunk in flight it has acknowledged, which
+// has stopped T3 there (RFC 9260 6.3.2 R3).
 func (a *Assoc) acknowledged(now clock.Time) {
 	for i := range a.paths {
 		p := &a.paths[i]
-		if p.heard {
-			a.alive(i)
-			p.single = false
-		}
 		if p.flight == 0 {
 			p.stop(timerT3)
 			p.pba = 0
-		} else if !p.armed(timerT3) || p.earliest {
+		} else if !p.armed(timerT3) {
 			p.arm(timerT3, now.Add(p.rto))
 		}
 	}
@@ -179,7 +175,7 @@ func (a *Assoc) gaps(now clock.Time, s *Sack) (newest, top serial.Num, any bool)
 					continue
 				}
 				if q.state == inFlight && older&(1<<q.path) == 0 {
-					a.paths[q.path].earliest = true
+					a.paths[q.path].stop(timerT3)
 				}
 				a.ackItem(now, p)
 				q.state = acked
@@ -280,7 +276,7 @@ func (a *Assoc) retransmitTimeout(now clock.Time, i int) {
 		p.pba = 0
 	}
 	p.single = true
-	p.timing = false
+	p.timedAt = 0
 	p.backOff()
 	a.recovery = recoveryNone
 	longest := 0

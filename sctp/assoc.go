@@ -343,7 +343,7 @@ func (a *Assoc) dropSends() {
 	for i := range a.paths {
 		p := &a.paths[i]
 		p.stop(timerT3)
-		p.flight, p.timing, p.single = 0, false, false
+		p.flight, p.timedAt, p.single = 0, 0, false
 	}
 }
 

@@ -30,7 +30,7 @@ func (a *Assoc) HandlePacket(now clock.Time, f pkt.Flow, udp uint16, b []byte) {
 	}
 	a.stats.RxPackets++
 	a.noteStop(now, a.Deadline())
-	from := a.findPath(netip.AddrFrom16(f.Remote).Unmap())
+	from := a.FindPath(netip.AddrFrom16(f.Remote).Unmap())
 	if from < 0 {
 		from = a.primary
 	} else if h.Tag == a.tag {
@@ -252,7 +252,7 @@ func (a *Assoc) HandleICMP(now clock.Time, e *pkt.ICMPError) {
 	if e.Seq != 0 && e.Seq != a.peerTag || e.Seq == 0 && (a.state != CookieWait || e.InitTag != a.tag) {
 		return
 	}
-	i := a.findPath(netip.AddrFrom16(e.Flow.Remote).Unmap())
+	i := a.FindPath(netip.AddrFrom16(e.Flow.Remote).Unmap())
 	if i < 0 {
 		return
 	}

@@ -23,15 +23,12 @@ type path struct {
 	flight              int
 	fullBefore          bool // the window was fully used before this SACK
 	acked               int  // bytes acknowledged by this SACK
-	heard               bool // this SACK acknowledges something on the path
-	earliest            bool // and the oldest chunk in flight
 	single              bool // T3 expired: send one packet at a time until something is acknowledged
 	lastData            clock.Time
 
 	srtt, rttvar, rto time.Duration
-	timing            bool // an RTT sample is being taken
-	timed             serial.Num
-	timedAt           clock.Time
+	timed             serial.Num // TSN whose RTT is measured
+	timedAt           clock.Time // when it was sent; 0: none is measured
 
 	deadlines [numPathTimers]clock.Time // see timers.go
 
@@ -67,17 +64,21 @@ func (a *Assoc) Path(i int) PathInfo {
 	return PathInfo{p.addr, p.udp, p.mtu, p.cwnd, p.rto, p.srtt, p.active, p.confirmed}
 }
 
-// FindPath returns the index of the path to addr, if there is one.
-func (a *Assoc) FindPath(addr netip.Addr) (i int, ok bool) {
-	i = a.findPath(addr)
-	return i, i >= 0
+// FindPath returns the index of the path to addr, or -1.
+func (a *Assoc) FindPath(addr netip.Addr) int {
+	for i := range a.paths {
+		if a.paths[i].addr == addr {
+			return i
+		}
+	}
+	return -1
 }
 
 // Paths returns the number of paths and the index of the primary path.
 func (a *Assoc) Paths() (n, current int) { return len(a.paths), a.primary }
 
 func (a *Assoc) addPath(addr netip.Addr, udp uint16, confirmed bool) {
-	if len(a.paths) == maxAddrs || a.findPath(addr) >= 0 {
+	if len(a.paths) == maxAddrs || a.FindPath(addr) >= 0 {
 		return
 	}
 	p := path{addr: addr, udp: udp, mtu: a.mtu, pmtu: pmtu{limit: a.mtu}, confirmed: confirmed, active: true, rto: rtoInitial}
@@ -90,15 +91,6 @@ func (a *Assoc) addPath(addr netip.Addr, udp uint16, confirmed bool) {
 	}
 	p.resetWindow()
 	a.paths = append(a.paths, p)
-}
-
-func (a *Assoc) findPath(addr netip.Addr) int {
-	for i := range a.paths {
-		if a.paths[i].addr == addr {
-			return i
-		}
-	}
-	return -1
 }
 
 // answerPath returns the path for control chunks and SACKs that answer the current packet: its source, unless that address is unconfirmed
@@ -127,6 +119,9 @@ func (p *path) resetWindow() {
 	p.ssthresh = 1 << 30
 	p.pba = 0
 }
+
+// times reports whether the RTT of tsn is being measured.
+func (p *path) times(tsn serial.Num) bool { return p.timedAt != 0 && p.timed == tsn }
 
 // sample is RFC 9260 6.3.1, of what was sent at the given time and is answered now. What was in flight while this host
 // was stopped says nothing about the path.

@@ -56,13 +56,13 @@ func (a *Assoc) leave(now clock.Time, p uint32, i int) {
 	if it.state == lost {
 		a.lostCount--
 		a.stats.Retransmits++
-		if pa.timing && pa.timed == a.tsn(p) {
-			pa.timing = false // Karn's algorithm
+		if pa.times(a.tsn(p)) {
+			pa.timedAt = 0 // Karn's algorithm
 		}
 	} else {
 		a.queued -= int(it.len)
-		if !pa.timing {
-			pa.timing, pa.timed, pa.timedAt = true, a.tsn(p), now
+		if pa.timedAt == 0 {
+			pa.timed, pa.timedAt = a.tsn(p), now
 		}
 	}
 	it.state, it.path, it.misses = inFlight, uint8(i), 0
@@ -93,8 +93,8 @@ func (a *Assoc) lose(p uint32) {
 	a.peerRwnd += int(it.len)
 	it.state = lost
 	a.lostCount++
-	if pa := &a.paths[it.path]; pa.timing && pa.timed == a.tsn(p) {
-		pa.timing = false
+	if pa := &a.paths[it.path]; pa.times(a.tsn(p)) {
+		pa.timedAt = 0
 	}
 }
 
@@ -102,7 +102,8 @@ func (a *Assoc) lose(p uint32) {
 func (a *Assoc) ackItem(now clock.Time, p uint32) {
 	it := a.at(p)
 	pa := &a.paths[it.path]
-	pa.heard = true
+	a.alive(int(it.path))
+	pa.single = false
 	if pa.pmtu.lost > 0 && int(it.size) > pa.floor() {
 		pa.longGotThrough(now)
 	}
@@ -113,11 +114,11 @@ func (a *Assoc) ackItem(now clock.Time, p uint32) {
 		if it.head {
 			a.ackedPackets++
 		}
-		if pa.timing && pa.timed == a.tsn(p) {
-			pa.timing = false
+		if pa.times(a.tsn(p)) {
 			if it.sends == 1 {
 				a.sample(now, pa, pa.timedAt)
 			}
+			pa.timedAt = 0
 		}
 	case lost:
 		a.lostCount--

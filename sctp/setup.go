@@ -80,7 +80,7 @@ func (a *Assoc) handleInit(now clock.Time, f *pkt.Flow, c *Chunk) {
 
 // adds reports whether an address of an INIT would be a new path of the association.
 func (a *Assoc) adds(ad netip.Addr) bool {
-	return a.usable(ad) && len(a.paths) < maxAddrs && a.findPath(ad) < 0
+	return a.usable(ad) && len(a.paths) < maxAddrs && a.FindPath(ad) < 0
 }
 
 // handleInitAck processes the answer to our INIT (5.1 C).
@@ -132,7 +132,7 @@ func (a *Assoc) handleInitAck(now clock.Time, c *Chunk) {
 // handleCookieEcho processes a COOKIE ECHO for an existing association (5.2.4). It reports whether to continue with the packet.
 func (a *Assoc) handleCookieEcho(now clock.Time, h *Header, c *Chunk) bool {
 	var k cookie
-	if !k.decode(c.Body, &a.key) || k.flow != a.flow && a.findPath(netip.AddrFrom16(k.flow.Remote).Unmap()) < 0 ||
+	if !k.decode(c.Body, &a.key) || k.flow != a.flow && a.FindPath(netip.AddrFrom16(k.flow.Remote).Unmap()) < 0 ||
 		k.flow.LocalPort != a.flow.LocalPort || k.flow.RemotePort != a.flow.RemotePort || k.tag != h.Tag {
 		a.stats.CookiesBad++
 		return false
