@@ -90,7 +90,7 @@ func (f *failing) add(cl *client, s *stream) {
 	cl.failed = true
 	for _, o := range cl.streams {
 		if o != nil && o != s {
-			o.rxFailed = true
+			o.health = max(o.health, deaf)
 			*f = append(*f, o)
 		}
 	}

@@ -89,7 +89,7 @@ func (c *tcpConn) hold(w *worker, f *rxFrame, r tcp.Input) {
 		w.held.holders = append(w.held.holders, c)
 	}
 	w.stats.RxEarly++
-	if c.params.RecvMarkers && c.mode == modeFull && !c.rxFailed && c.placeEarly(w, h, r) {
+	if c.params.RecvMarkers && c.mode == modeFull && c.health == healthy && c.placeEarly(w, h, r) {
 		c.segs.Placed(buf)
 		c.freeHeld(w, buf)
 	} else if h.ring == nil && !h.whole {
@@ -165,7 +165,7 @@ func (c *tcpConn) drainHeld(w *worker) {
 		switch {
 		case h.Buf != tcp.NoBuf:
 			c.deliverHeld(w, &h)
-		case h.Deliver && c.mode == modeFull && !c.rxFailed:
+		case h.Deliver && c.mode == modeFull && c.health == healthy:
 			c.rx.HandleSkipped(h.Len) // its FPDUs were placed early
 			c.fpdus(w)
 		}

@@ -206,11 +206,11 @@ func (c *tcpConn) receiveSegment(w *worker, from *tcpConn, parts [][]byte) {
 	case c.mode != modeFull:
 		w.stats.RxAfterCloseBytes += uint64(seg.HdrLen + seg.Len)
 		return
-	case c.rxFailed:
+	case c.health != healthy:
 		return
 	}
 	c.receivedFull(w)
-	if c.makeRoom(w); c.rxFailed {
+	if c.makeRoom(w); c.health != healthy {
 		return
 	}
 	payload := from.inOne(w, parts)

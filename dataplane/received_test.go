@@ -72,7 +72,7 @@ func TestReceivedBeforeViolation(t *testing.T) {
 	before := r.ringer.Received()
 	r.send(rdmap.OpWrite, r.qb.reg.STag())
 	r.send(rdmap.OpWrite, 0xbad)
-	r.until("the violation", func() bool { return r.b.rxFailed })
+	r.until("the violation", func() bool { return r.b.health == failed })
 	if r.qb.mem[500] != 1 || r.ringer.Received() == before {
 		t.Errorf("memory is %d, and Received has changed: %v", r.qb.mem[500], r.ringer.Received() != before)
 	}

@@ -78,7 +78,7 @@ func (c *tcpConn) resume(w *worker) {
 	}
 	c.takeWaiting(w)
 	c.drainHeld(w)
-	if r.waiting() && c.mode == modeFull && !c.rxFailed {
+	if r.waiting() && c.mode == modeFull && c.health == healthy {
 		return
 	}
 	closed := r.closed
@@ -92,12 +92,12 @@ func (c *tcpConn) resume(w *worker) {
 // time of that one is up, it ends the stream, as it does without ReceiveWait.
 func (c *tcpConn) takeWaiting(w *worker) {
 	r := &c.waits
-	for r.waiting() && c.mode == modeFull && !c.rxFailed {
+	for r.waiting() && c.mode == modeFull && c.health == healthy {
 		if w.enough() {
 			w.mark(&c.lane) // for the next turn
 			return
 		}
-		if c.makeRoom(w); c.rxFailed {
+		if c.makeRoom(w); c.health != healthy {
 			return
 		}
 		s := &r.segs[0]

@@ -266,7 +266,7 @@ func TestBudgetEndsWait(t *testing.T) {
 		if c.waits.waiting() || !c.late {
 			t.Fatalf("%d segments wait, late %v: this tests nothing", len(c.waits.segs), c.late)
 		}
-		if c.half {
+		if c.end == endHalf {
 			t.Error("the stream has ended before the Sends that are held")
 		}
 		if closes {

@@ -183,7 +183,7 @@ func (k *ddpSink) done(err *term.Error) *term.Error {
 }
 
 // closed reports whether the session ignores further messages.
-func (k *ddpSink) closed() bool { return k.s.rxFailed || k.s.ddp == nil }
+func (k *ddpSink) closed() bool { return k.s.health != healthy || k.s.ddp == nil }
 
 // Waits reports whether b is a Send that needs a receive of an SRQ while the queue pair holds as many as it can, whose data must still be
 // stored in far memory, as mustWait over TCP. Meanwhile the peer should send nothing more.
@@ -278,7 +278,6 @@ func (as *assoc) requested(w *worker, before *stream, ev *session.Event) {
 		return
 	}
 	s := as.newSession(w, ev.Stream, w.newID())
-	s.passive = true
 	as.idle = 0
 	e := s.eventOf(w, Event{Kind: EventRequest, Setup: ev.Setup})
 	if as.lst != nil {

@@ -142,7 +142,7 @@ func (as *assoc) composeDDP(w *worker, s *stream, g *sched.Grant) int {
 	s.remoteEvents(w)
 	n := 0
 	for s.mode == modeFull && as.mux.CanSend(s.sid) {
-		if !s.failed {
+		if s.health != failed {
 			s.pull(w)
 		}
 		mulpdu := as.a.MaxMessage() - session.HeaderLen

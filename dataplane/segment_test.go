@@ -105,7 +105,7 @@ func (p *speaker) say(from, to int) {
 // written checks that the first n FPDUs are placed and no other byte is.
 func (p *speaker) written(n int) {
 	p.t.Helper()
-	if ev, ok := p.hosts[1].take(EventFailed); ok || p.b.rxFailed {
+	if ev, ok := p.hosts[1].take(EventFailed); ok || p.b.health != healthy {
 		p.t.Fatalf("failed: %v", ev.Err)
 	}
 	want := len(p.data)

@@ -23,20 +23,37 @@ const (
 	modeSwitching             // TCP: attached; the last streaming-mode bytes are being sent
 	modeFull                  // full operation: DDP segments
 	modeClosing               // nothing more is sent
+	modeForsaken              // so it is, and the peer's FIN is not waited for: the program has left
 	modeSettling              // ended, but data must still be stored in far memory or work be flushed
 	modeClosed                // reported by EventClosed
+)
+
+// health says whether a stream in full operation is about to end for an error.
+type health uint8
+
+const (
+	healthy health = iota
+	deaf           // received data is ignored
+	failed         // so it is, and a Terminate is queued or sent
+)
+
+// streamEnd says why a stream in full operation closes soon, once nothing is left to be sent.
+type streamEnd uint8
+
+const (
+	endNone    streamEnd = iota
+	endLeaving           // the application has disconnected
+	endHalf              // the peer has closed: only stream.rest more work requests are taken
 )
 
 // stream is a DDP stream and its queue pair. A TCP connection has one, an association one per
 // session. Only its worker's goroutine uses it.
 type stream struct {
-	id         ConnID
-	lane       *lane
-	mode       mode
-	passive    bool       // opened by the peer
-	unreported bool       // it has ended half-open, and so has no events: a peer could cause any number of them
-	err        error      // why the stream ends; nil means the transport's reason
-	giveUp     clock.Time // deadline of an active open, or of a FIN of the peer that no program waits for
+	id     ConnID
+	lane   *lane
+	mode   mode
+	err    error      // why the stream ends; nil means the transport's reason
+	giveUp clock.Time // deadline of an active open, or of a FIN of the peer that no program waits for
 
 	// SCTP only.
 	sid   uint16    // SCTP stream
@@ -52,15 +69,9 @@ type stream struct {
 	hasPend bool
 	gate    bool // a responder must wait for the first FPDU
 	timed   timed
-
-	// Closing.
-	failed   bool // a Terminate is queued or sent
-	overrun  bool // a completion did not fit in its CQ
-	rxFailed bool // ignore received data
-	deaf     bool // its program has left: closed once the peer has all that was sent
-	leaving  bool // close after the posted data has been sent
-	half     bool // the peer has closed, and
-	rest     int  // this many work requests may still be taken
+	health  health
+	end     streamEnd
+	rest    int // see endHalf
 }
 
 var (
@@ -74,7 +85,7 @@ var (
 )
 
 // closed reports whether s has ended.
-func (s *stream) closed() bool { return s.mode > modeClosing }
+func (s *stream) closed() bool { return s.mode >= modeSettling }
 
 // flow returns the addresses and ports of the stream's transport.
 func (s *stream) flow() pkt.Flow { return s.lane.key.Flow }
@@ -202,16 +213,18 @@ func (w *worker) disconnect(s *stream, abort bool) {
 // leave closes s after everything posted or queued has been sent. Like all senders s waits for
 // its turns of the round, and for the window. The control plane bounds the time.
 func (s *stream) leave(w *worker) {
-	s.leaving = true
+	s.end = max(s.end, endLeaving)
 	w.mark(s.lane)
 }
 
 // forsake closes s, whose program has destroyed the queue pair. What the peer sends is dropped, and s ends when its FIN
 // is acknowledged, without that of the peer; a kernel socket, whose acknowledgements nobody reports, waits for that too.
 func (s *stream) forsake(w *worker) {
-	s.deaf = true
 	if s.mode < modeClosing {
 		s.close(w)
+	}
+	if s.mode == modeClosing {
+		s.mode = modeForsaken
 	}
 	w.mark(s.lane)
 }
@@ -253,7 +266,7 @@ func (s *stream) finish(w *worker, err error) {
 	if s.closed() {
 		return
 	}
-	if s.half && errors.Is(err, tcp.ErrReset) {
+	if s.end == endHalf && errors.Is(err, tcp.ErrReset) {
 		err = nil // it was already closed
 	}
 	if s.err == nil {
@@ -286,9 +299,8 @@ func (s *stream) over(w *worker) {
 	if s.qp != nil {
 		w.publishFor(s.qp)
 	}
-	if !s.unreported {
-		c, ok := s.lane.llp.(*tcpConn)
-		w.event(s, Event{Kind: EventClosed, Err: s.err, TimeWait: ok && c.rests()})
+	if c, ok := s.lane.llp.(*tcpConn); !ok || c.lst == nil { // a peer could cause any number of events of half-open ones
+		w.event(s, Event{Kind: EventClosed, Err: s.err, TimeWait: ok && c.tcp.State() != tcp.Closed})
 	}
 	s.unlinkQP(w)
 }
@@ -339,15 +351,15 @@ func (s *stream) flushLate(w *worker) {
 // is limited to what the queue can have held then.
 func (s *stream) pull(w *worker) int {
 	budget := pullBudget
-	if s.half {
+	if s.end == endHalf {
 		budget = min(budget, s.rest)
 	}
 	n := s.qp.QP.HandleSends(budget)
-	if s.half {
+	if s.end == endHalf {
 		s.rest -= n
 	}
-	if n > 0 && !s.timed.on {
-		s.timed = timed{true, s.qp.QP.Taken() - uint64(n), w.now}
+	if n > 0 && s.timed.since == 0 {
+		s.timed = timed{s.qp.QP.Taken() - uint64(n), w.now}
 	}
 	return n
 }
@@ -356,16 +368,15 @@ func (s *stream) pull(w *worker) int {
 // a time, in steps of a turn, so that measuring needs no clock reading and no state per
 // request.
 type timed struct {
-	on    bool
-	seq   uint64 // number of the work request, from 0
-	since clock.Time
+	seq   uint64     // number of the work request, from 0
+	since clock.Time // 0: none is measured
 }
 
 // measure ends the measurement of a work request that is complete.
 func (s *stream) measure(w *worker) {
-	if s.timed.on && s.qp.QP.Retired() > s.timed.seq {
-		s.timed.on = false
+	if s.timed.since != 0 && s.qp.QP.Retired() > s.timed.seq {
 		w.times.completions.Add(w.now.Sub(s.timed.since))
+		s.timed.since = 0
 	}
 }
 
@@ -373,7 +384,7 @@ func (s *stream) measure(w *worker) {
 // turn to send.
 func (s *stream) lookAt(w *worker) {
 	s.remoteEvents(w)
-	if s.mode == modeFull && !s.gate && !s.failed {
+	if s.mode == modeFull && !s.gate && s.health != failed {
 		s.pull(w)
 	}
 }
@@ -381,7 +392,7 @@ func (s *stream) lookAt(w *worker) {
 // pullMore takes the work requests that did not fit in the send queue before this turn's
 // completions, or in its batch. No later doorbell or acknowledgement might trigger that.
 func (s *stream) pullMore(w *worker) {
-	if !s.gate && !s.failed && s.pull(w) > 0 {
+	if !s.gate && s.health != failed && s.pull(w) > 0 {
 		w.mark(s.lane)
 	}
 }
@@ -402,15 +413,15 @@ func (s *stream) sendable() bool { return s.hasPend || s.ddp != nil && s.ddp.Sen
 // has been sent that s sends before its end. some says that s has composed anything, idle that it
 // stopped for want of data or window.
 func (s *stream) composed(w *worker, some, idle bool) {
-	if some || s.failed {
+	if some || s.health == failed {
 		s.remoteEvents(w)
 	}
 	switch {
 	case s.mode != modeFull:
 	case s.ddp.TerminateSent() && !s.hasPend: // a pending segment is sent first
 		s.close(w)
-	case s.failed: // the Terminate ends it
-	case s.leaving && idle && (s.gate || !s.sendable()):
+	case s.health == failed: // the Terminate ends it
+	case s.end != endNone && idle && (s.gate || !s.sendable()):
 		s.close(w)
 	}
 }
@@ -449,11 +460,10 @@ func (s *stream) showReceived() {
 
 // violation records a violation that the DDP stream has detected and answered with a Terminate.
 func (s *stream) violation(w *worker, err *term.Error) {
-	s.rxFailed = true
-	if s.failed {
+	if s.health == failed {
 		return
 	}
-	s.failed = true
+	s.health = failed
 	s.gate = false
 	w.stats.Violations++
 	w.event(s, Event{Kind: EventFailed, Err: err})
@@ -461,7 +471,7 @@ func (s *stream) violation(w *worker, err *term.Error) {
 
 // fail terminates the stream after a violation: it sends a Terminate, then a FIN.
 func (s *stream) fail(w *worker, err *term.Error) {
-	if !s.failed {
+	if s.health != failed {
 		s.ddp.Fail(err)
 		w.mark(s.lane)
 	}
@@ -471,16 +481,20 @@ func (s *stream) fail(w *worker, err *term.Error) {
 // completions moves completions of the queue pair to its CQs. A work request is complete only
 // after its payload has been copied.
 func (s *stream) completions(w *worker) {
-	if s.pushCompletions(w); s.overrun {
-		s.abort(w, ErrCQOverrun)
+	if s.pushCompletions(w); s.err != nil {
+		s.abort(w, s.err)
 		return
 	}
 	s.measure(w)
 }
 
+// pushCompletions moves them until one does not fit in its CQ. It sets the reason for the end then, and only then: other
+// reasons end full operation at once.
 func (s *stream) pushCompletions(w *worker) {
-	for !s.overrun && s.qp.QP.PollWC(&w.wc) {
-		s.overrun = !w.complete(s.qp, &w.wc)
+	for s.err == nil && s.qp.QP.PollWC(&w.wc) {
+		if !w.complete(s.qp, &w.wc) {
+			s.err = ErrCQOverrun
+		}
 	}
 	if s.qp.QP.Invalidates() {
 		w.waits = true
@@ -493,8 +507,9 @@ func (s *stream) pushCompletions(w *worker) {
 // fit in its CQ, the stream receives nothing more, and completions ends it.
 func (s *stream) makeRoom(w *worker) {
 	if s.mode == modeFull && s.qp.QP.RecvsFull() {
-		s.pushCompletions(w)
-		s.rxFailed = s.rxFailed || s.overrun
+		if s.pushCompletions(w); s.err != nil {
+			s.health = max(s.health, deaf)
+		}
 	}
 }
 
@@ -541,7 +556,7 @@ func (s *stream) remoteEvents(w *worker) {
 		case rdmap.EventTerminated:
 			err := &term.RemoteError{Err: s.ddp.Remote()}
 			s.err = err
-			s.rxFailed = true
+			s.health = max(s.health, deaf)
 			w.event(s, Event{Kind: EventTerminated, Err: err, Data: append([]byte(nil), s.ddp.RemoteRaw()...)})
 			s.close(w)
 			return

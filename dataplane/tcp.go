@@ -77,7 +77,7 @@ func (c *tcpConn) enterDialed(w *worker, r *ConnectRequest) {
 
 // enterAccepted adds c, which a peer opens to l, to the tables.
 func (c *tcpConn) enterAccepted(w *worker, l *listener) {
-	c.lst, c.passive, c.wide, c.ip = l, true, l.stream, l.ip
+	c.lst, c.wide, c.ip = l, l.stream, l.ip
 	w.stats.PassiveOpens++
 	c.enter(w)
 }
@@ -146,7 +146,7 @@ func (w *worker) adoptTCP(f *rxFrame) bool {
 	flow, seg := f.pkt.Flow, f.seg
 	owner.post(func(o *worker) {
 		c := o.lookup(&flow)
-		if c == nil || c.mode != modeOpening || c.passive {
+		if c == nil || c.mode != modeOpening || c.lst != nil {
 			return
 		}
 		o.leaves(c)
@@ -324,7 +324,7 @@ const orphanTime = time.Minute
 // program is not to wait for that.
 func (c *tcpConn) rests() bool {
 	state := c.tcp.State()
-	return state == tcp.TimeWait || state == tcp.FinWait2 && c.deaf
+	return state == tcp.TimeWait || state == tcp.FinWait2 && c.mode == modeForsaken
 }
 
 // established is called when the TCP handshake is done.
@@ -333,15 +333,15 @@ func (c *tcpConn) established(w *worker) {
 	w.e.dialing.Remove(c.key, w)
 	c.mode = modeStreaming
 	ev := c.eventOf(w, Event{Kind: EventConnected, Host: c.host != nil})
-	if l := c.lst; c.passive {
+	if l := c.lst; l != nil {
 		ev.Kind, ev.Listener = EventAccepted, l.id
 		c.leaveListener()
 		w.e.events.pushCounted(w, &l.unseen, ev)
+		if c.host == nil {
+			w.e.acceptedHop(c.id, c.key.Flow)
+		}
 	} else {
 		w.e.events.push(ev)
-	}
-	if c.passive && c.host == nil {
-		w.e.acceptedHop(c.id, c.key.Flow)
 	}
 	c.showData(w)
 }
@@ -358,9 +358,8 @@ func (c *tcpConn) leaveListener() {
 
 // finish reports that c is closed; its tcp.Conn may stay in TIME-WAIT.
 func (c *tcpConn) finish(w *worker, err error) {
-	c.unreported = c.lst != nil
-	c.leaveListener()
 	c.stream.finish(w, err)
+	c.leaveListener()
 	c.waits = receiveWait{}
 }
 
@@ -381,7 +380,7 @@ func (c *tcpConn) peerClosed(w *worker) {
 	case modeStreaming:
 	case modeFull:
 		if c.remoteEvents(w); c.mode == modeFull {
-			c.half, c.rest, c.halfUntil = true, c.qp.QP.Config().SQDepth, w.now.Add(halfTime)
+			c.end, c.rest, c.halfUntil = endHalf, c.qp.QP.Config().SQDepth, w.now.Add(halfTime)
 			c.leave(w)
 		}
 	default:

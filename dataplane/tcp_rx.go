@@ -136,7 +136,7 @@ func (c *tcpConn) deliverBytes(w *worker, b []byte) {
 
 // receive processes in-order bytes of FPDUs.
 func (c *tcpConn) receive(w *worker, b []byte) {
-	if c.rxFailed {
+	if c.health != healthy {
 		return
 	}
 	c.rx.HandleStream(b)
@@ -146,7 +146,7 @@ func (c *tcpConn) receive(w *worker, b []byte) {
 // receiveSummed is receive for the whole payload of a segment. crc is the CRC32c of all but its
 // last four bytes.
 func (c *tcpConn) receiveSummed(w *worker, b []byte, crc uint32) {
-	if c.rxFailed {
+	if c.health != healthy {
 		return
 	}
 	c.rx.HandleSummed(b, crc)
@@ -174,7 +174,7 @@ func (c *tcpConn) handleFPDUs(w *worker) {
 			return
 		}
 		c.receivedFull(w)
-		if c.makeRoom(w); c.rxFailed {
+		if c.makeRoom(w); c.health != healthy {
 			return
 		}
 		w.stats.RxFPDUs++

@@ -74,7 +74,7 @@ func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
 	c.remoteEvents(w)
 	n := 0
 	for pulled := 0; c.mode == modeFull && !c.gate; {
-		if !c.failed && c.ddp.Left() < c.tcp.MSS() {
+		if c.health != failed && c.ddp.Left() < c.tcp.MSS() {
 			pulled = c.pull(w)
 		}
 		// A segment that does not fit in the current record starts the next one at
