@@ -10,7 +10,6 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/mpa"
-	ddp "github.com/iwarpd/iwarpd/sctp/session"
 )
 
 // OnEvent handles an event of the engine; it is the OnEvent of dataplane.Config.
@@ -259,24 +258,13 @@ func (c *session) accept(r *ctrlpb.Accept) error {
 	if r.Ord != nil {
 		ord = int(min(*r.Ord, uint32(s.cfg.Startup.MaxIRD)))
 	}
-	var set ddp.Setup
 	if cn.sctp != nil {
-		set, err = cn.acceptSetup(r.PrivateData, ird, ord)
-	} else if err = cn.st.Accept(r.PrivateData, ird, ord); err != nil {
-		err = errorf(invalid, "ctrl: accept: %w", err)
+		return s.acceptSCTP(cn, q, r.PrivateData, ird, ord)
 	}
-	if err != nil {
-		return err
+	if err := cn.st.Accept(r.PrivateData, ird, ord); err != nil {
+		return errorf(invalid, "ctrl: accept: %w", err)
 	}
-	cn.answered()
-	if cn.listener != nil {
-		cn.listener.accepted++
-	}
-	cn.take(q)
-	if cn.sctp != nil {
-		s.acceptSCTP(cn, set)
-		return nil
-	}
+	cn.accepted(q)
 	s.pump(cn)
 	return nil
 }
@@ -290,21 +278,12 @@ func (c *session) reject(r *ctrlpb.Reject) error {
 		return err
 	}
 	if cn.sctp != nil {
-		err = checkPrivate(r.PrivateData)
-	} else if err = cn.st.Reject(r.PrivateData); err != nil {
-		err = errorf(invalid, "ctrl: reject: %w", err)
+		return s.rejectSCTP(cn, r.PrivateData)
 	}
-	if err != nil {
-		return err
+	if err := cn.st.Reject(r.PrivateData); err != nil {
+		return errorf(invalid, "ctrl: reject: %w", err)
 	}
-	cn.answered()
-	if cn.listener != nil {
-		cn.listener.rejected++
-	}
-	if cn.sctp != nil {
-		s.rejectSCTP(cn, r.PrivateData)
-		return nil
-	}
+	cn.rejected()
 	s.pump(cn)
 	return nil
 }

@@ -133,3 +133,20 @@ func (c *conn) answered() {
 		}
 	}
 }
+
+// accepted records that the client has accepted the connect request with q.
+func (c *conn) accepted(q *qp) {
+	c.answered()
+	if c.listener != nil {
+		c.listener.accepted++
+	}
+	c.take(q)
+}
+
+// rejected records that the client has rejected the connect request.
+func (c *conn) rejected() {
+	c.answered()
+	if c.listener != nil {
+		c.listener.rejected++
+	}
+}

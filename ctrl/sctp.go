@@ -197,31 +197,33 @@ func (s *Server) negotiateSCTP(ev dataplane.Event) {
 	sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_AsyncError{AsyncError: a}})
 }
 
-// acceptSetup returns the contents of our Accept. ird and ord are the client's, or negative.
-func (c *conn) acceptSetup(private []byte, ird, ord int) (set ddp.Setup, err error) {
-	if err = checkPrivate(private); err != nil {
-		return set, err
+// acceptSCTP accepts an Initiate for the client. ird and ord are the client's, or negative.
+func (s *Server) acceptSCTP(c *conn, q *qp, private []byte, ird, ord int) error {
+	if err := checkPrivate(private); err != nil {
+		return err
 	}
-	if set.Enhanced, err = c.neg.Accept(ird, ord); err != nil {
-		return set, errorf(invalid, "ctrl: accept: %w", err)
+	enhanced, err := c.neg.Accept(ird, ord)
+	if err != nil {
+		return errorf(invalid, "ctrl: accept: %w", err)
 	}
-	set.Private = private
-	return set, nil
-}
-
-// acceptSCTP answers an Initiate for the client.
-func (s *Server) acceptSCTP(c *conn, set ddp.Setup) {
+	c.accepted(q)
 	c.setParams()
 	c.state = connSwitching
 	c.limit = s.now().Add(s.cfg.Startup.Timeout)
-	s.engine.Answer(c.id, set, dataplane.Attachment{QP: c.qp.binding, Params: c.params})
+	s.engine.Answer(c.id, ddp.Setup{Private: private, Enhanced: enhanced}, dataplane.Attachment{QP: q.binding, Params: c.params})
 	s.arm(c)
+	return nil
 }
 
 // rejectSCTP refuses an Initiate for the client.
-func (s *Server) rejectSCTP(c *conn, private []byte) {
+func (s *Server) rejectSCTP(c *conn, private []byte) error {
+	if err := checkPrivate(private); err != nil {
+		return err
+	}
+	c.rejected()
 	s.engine.Answer(c.id, ddp.Setup{Private: private, Enhanced: c.neg.Reject()}, dataplane.Attachment{})
 	s.forget(c)
+	return nil
 }
 
 // answeredSCTP handles the peer's answer to our Initiate.
