@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 const (
@@ -74,8 +75,8 @@ func (o *outbox) put(m *outMessage) error {
 	if full {
 		o.countFDs(-len(m.fds), 0)
 		seqpacket.CloseAll(m.fds)
-		return fmt.Errorf("ctrl: the client left %d messages unread, %d bytes; all of its user %d bytes, whose limit is %d: read them, or raise max-messages",
-			n, left, all-size, limit)
+		return fmt.Errorf("ctrl: the client left %s unread, %d bytes; all of its user %d bytes, whose limit is %d: read them, or raise max-messages",
+			printable.Count(n, "message"), left, all-size, limit)
 	}
 	o.wake()
 	return nil

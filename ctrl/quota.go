@@ -133,8 +133,8 @@ func (s *accounts) uncharge(a *account, r resource, n uint64) {
 func overQuota(uid uint32, r resource, have, n, limit uint64) error {
 	q := &quotas[r]
 	if q.bytes {
-		return errorf(quota, "ctrl: %s has %s of %s, %d more exceed its limit of %d: release some, or raise %s in the configuration",
-			user(uid), printable.Count(have, "byte"), q.noun, n, limit, q.key)
+		return errorf(quota, "ctrl: %s has %s of %s, %s more exceed its limit of %s: release some, or raise %s in the configuration",
+			user(uid), printable.Count(have, "byte"), q.noun, printable.Count(n, "byte"), printable.Count(limit, "byte"), q.key)
 	}
 	return errorf(quota, "ctrl: %s has %s, its limit is %d: close some, or raise %s in the configuration", user(uid), printable.Count(have, q.noun), limit, q.key)
 }

@@ -222,7 +222,7 @@ func TestCounts(t *testing.T) {
 	}{
 		{overQuota(7, resPorts, 1, 1, 1), "uid 7 has 1 connected or TIME-WAIT port, its limit is 1"},
 		{overQuota(7, resPDs, 2, 1, 2), "uid 7 has 2 protection domains, its limit is 2"},
-		{overQuota(7, resRegistered, 1, 2, 1), "uid 7 has 1 byte of registered memory, 2 more exceed"},
+		{overQuota(7, resRegistered, 1, 2, 1), "uid 7 has 1 byte of registered memory, 2 bytes more exceed its limit of 1 byte:"},
 		{files.room(7, 1, 1<<40), "uid 7 has 1 descriptor of the daemon"},
 		{maps.room(7, 2, 1<<40), "uid 7 has 2 mappings of the daemon"},
 		{movers.room(7, 1, 1), "uid 7 has 1 far-memory thread of the daemon"},
