@@ -253,7 +253,7 @@ func (e *End) setup() error {
 		}
 	}
 	if !e.offloads {
-		if err := offloadsOff(e.Name); err != nil {
+		if err := OffloadsOff(e.Name); err != nil {
 			return err
 		}
 	}
@@ -265,8 +265,8 @@ func (e *End) setup() error {
 	return netlink.LinkSetUp(l)
 }
 
-// offloadsOff makes the kernel send frames that fit the MTU and have complete checksums.
-func offloadsOff(name string) error {
+// OffloadsOff makes the kernel neither merge frames of an interface nor leave segmentation, checksums or tags to it.
+func OffloadsOff(name string) error {
 	e, err := ethtool.NewEthtool()
 	if err != nil {
 		return err
@@ -276,15 +276,11 @@ func offloadsOff(name string) error {
 	if err != nil {
 		return err
 	}
-	off := map[string]bool{}
 	for f, on := range have {
-		if on && (strings.HasPrefix(f, "tx-checksum") || strings.HasPrefix(f, "tx-vlan") || strings.Contains(f, "segmentation") || strings.HasPrefix(f, "rx-gro")) {
-			off[f] = false
+		if on && (strings.HasPrefix(f, "tx-checksum") || strings.HasPrefix(f, "tx-vlan") || strings.Contains(f, "segmentation") ||
+			strings.HasPrefix(f, "rx-gro") || f == "rx-lro") {
+			_ = e.Change(name, map[string]bool{f: false}) // each on its own: kernels and drivers differ in what may change
 		}
-	}
-	// Some kernels do not allow some of the bits to change, so set each on its own.
-	for f := range off {
-		_ = e.Change(name, map[string]bool{f: false})
 	}
 	return nil
 }

@@ -23,16 +23,15 @@ import (
 	"os/signal"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
-	"github.com/safchain/ethtool"
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/impair"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 func main() {
@@ -148,34 +147,10 @@ func run(args []string) error {
 
 // open opens an end, with its offloads off and all frames let in.
 func open(name string) (*link.Packet, error) {
-	if err := offloadsOff(name); err != nil {
+	if err := testenv.OffloadsOff(name); err != nil {
 		return nil, fmt.Errorf("offloads of %s: %w", name, err)
 	}
 	return link.OpenPacket(name, link.PacketOptions{Promiscuous: true})
-}
-
-// offloadsOff turns off what would merge, split or finish frames.
-func offloadsOff(name string) error {
-	e, err := ethtool.NewEthtool()
-	if err != nil {
-		return err
-	}
-	defer e.Close()
-	have, err := e.Features(name)
-	if err != nil {
-		return err
-	}
-	for f, on := range have {
-		if !on || !(strings.HasPrefix(f, "tx-checksum") || strings.Contains(f, "segmentation") ||
-			strings.HasPrefix(f, "rx-gro") || f == "rx-lro") {
-			continue
-		}
-		// Which of them are fixed differs between kernels and drivers.
-		if err := e.Change(name, map[string]bool{f: false}); err != nil {
-			fmt.Fprintf(os.Stderr, "impair: %s: %s stays on: %v\n", name, f, err)
-		}
-	}
-	return nil
 }
 
 // stopFD returns a descriptor that is readable once a signal asks to stop.
