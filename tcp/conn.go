@@ -187,18 +187,17 @@ type rcvSpace struct {
 
 // owedAcks is the state of acknowledgements to be sent.
 type owedAcks struct {
-	lastAckSent  serial.Num
-	unacked      int        // bytes received since the last ACK became due
-	ackPoint     serial.Num // rcvNxt at that time
-	ackPending   bool
-	ackNow       bool
-	beyondGap    int // segments received out of order since rcvNxt last moved
-	dupAcksOwed  int // duplicate ACKs to send; a peer without SACK counts them
-	quickAcks    int
-	dsack        SACKBlock
-	dsackPending bool
-	ceSeen       bool // RFC 3168 6.1.3; for DCTCP: DCTCP.CE of RFC 8257 3.2
-	earlyAcks    ring[earlyAck]
+	lastAckSent serial.Num
+	unacked     int        // bytes received since the last ACK became due
+	ackPoint    serial.Num // rcvNxt at that time
+	ackPending  bool
+	ackNow      bool
+	beyondGap   int // segments received out of order since rcvNxt last moved
+	dupAcksOwed int // duplicate ACKs to send; a peer without SACK counts them
+	quickAcks   int
+	dsack       SACKBlock // D-SACK to be sent, or empty
+	ceSeen      bool      // RFC 3168 6.1.3; for DCTCP: DCTCP.CE of RFC 8257 3.2
+	earlyAcks   ring[earlyAck]
 }
 
 // earlyAck is an ACK sent before the current one: for data that came before a change of the CE mark (RFC 8257 3.2), for an earlier part of

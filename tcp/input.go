@@ -458,7 +458,7 @@ const maxEarlyDSACKs = 16
 func (c *Conn) noteDSACK(start, end serial.Num) {
 	if c.sackOK {
 		switch d := &c.dsack; {
-		case !c.dsackPending:
+		case *d == (SACKBlock{}):
 			*d = SACKBlock{start, end}
 		case start.LessEq(d.End) && d.Start.LessEq(end):
 			d.Start, d.End = serial.Min(d.Start, start), serial.Max(d.End, end)
@@ -468,7 +468,6 @@ func (c *Conn) noteDSACK(start, end serial.Num) {
 			}
 			*d = SACKBlock{start, end}
 		}
-		c.dsackPending = true
 	}
 	c.quickAcks = max(c.quickAcks, 2)
 }

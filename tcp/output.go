@@ -30,11 +30,11 @@ func (c *Conn) PollTransmit(now clock.Time, o *Out) bool {
 	if c.earlyAcks.len() > 0 {
 		e, _ := c.earlyAcks.pop()
 		dups := c.dupAcksOwed
-		dsack, pending := c.dsack, c.dsackPending
-		c.dsack, c.dsackPending = e.dsack, e.dsack != SACKBlock{}
+		dsack := c.dsack
+		c.dsack = e.dsack
 		c.sendAck(now, o)
 		c.ackNow, c.dupAcksOwed = true, dups // for the current state
-		c.dsack, c.dsackPending = dsack, pending
+		c.dsack = dsack
 		o.Ack = e.ack
 		o.Window = uint16(min(int(o.Window)+c.rcvNxt.Sub(e.ack)>>c.rcvShift, 0xffff)) // the same right edge
 		o.Flags &^= ECE
@@ -58,7 +58,7 @@ func (c *Conn) PollTransmit(now clock.Time, o *Out) bool {
 func (c *Conn) PollFollowing(now clock.Time, o *Out) bool {
 	p := c.q.next
 	if o.Flags != ACK|PSH || o.Retransmit || o.Opts.NSACK > 0 || p == c.q.tail || c.q.lostSegs > 0 || c.tlp.pending || c.probePending ||
-		c.earlyAcks.len() > 0 || c.dsackPending || len(c.reasm.s) > 0 {
+		c.earlyAcks.len() > 0 || c.dsack != (SACKBlock{}) || len(c.reasm.s) > 0 {
 		return false
 	}
 	s := c.fitRun(p)
@@ -142,7 +142,7 @@ func (c *Conn) header(now clock.Time, o *Out, payload int) {
 		o.Opts.TSEcr = c.tsRecent
 	}
 	due := false // the ACK stays due if it has no room for a SACK block
-	if c.sackOK && (c.dsackPending || len(c.reasm.s) > 0) {
+	if c.sackOK && (c.dsack != (SACKBlock{}) || len(c.reasm.s) > 0) {
 		room := min(maxOptionLen-o.Opts.fixedLen(), c.mss-payload)
 		if k := sackFit(maxSACK, room); k > 0 {
 			c.putSACK(&o.Opts, k)
@@ -163,9 +163,8 @@ func (c *Conn) header(now clock.Time, o *Out, payload int) {
 
 func (c *Conn) putSACK(o *Options, k int) {
 	n := 0
-	if c.dsackPending {
-		c.dsackPending = false
-		o.SACK[0] = c.dsack
+	if c.dsack != (SACKBlock{}) {
+		o.SACK[0], c.dsack = c.dsack, SACKBlock{}
 		n = 1
 		c.stats.DSACKOut++
 	}
