@@ -321,12 +321,9 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 	if fin && (!c.finSeen || seq == c.rcvNxt) { // in order it is the peer's, whatever came before
 		c.finSeen, c.finSeq = true, seq.Add(n)
 	}
-	// Estimate the peer's full segment size. It may have become smaller, and small segments must not lower the estimate. A segment longer
-	// than the MSS that we offered is a super-frame: several segments that a kernel has left as one packet.
+	// A segment longer than the MSS that we offered is a super-frame: several segments that a kernel has left as one packet.
 	one := min(s.Len, c.offeredMSS())
-	full := max(min(c.rcvLast, one), min(c.mss, ipv4DefaultMSS))
-	c.rcvMSS, c.rcvLast = max(c.rcvMSS, one), one
-	c.rcvMean += one - c.rcvMean/16
+	full := c.fullSize(one, c.mss)
 	if n > 0 {
 		wait := c.cfg.DelayedAck
 		if c.ackPending {
@@ -364,6 +361,15 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 		c.handleFIN(now)
 	}
 	return in
+}
+
+// fullSize estimates the peer's full segment size from that of another segment. It may have become smaller, and small segments must not
+// lower the estimate. mss is the largest segment of this side.
+func (c *rcvSpace) fullSize(n, mss int) int {
+	full := max(min(c.rcvLast, n), min(mss, ipv4DefaultMSS))
+	c.rcvMSS, c.rcvLast = max(c.rcvMSS, n), n
+	c.rcvMean += n - c.rcvMean/16
+	return full
 }
 
 // longSuper is how many segments a long super-frame has. The window of its sender is not small, so that one ACK may acknowledge several of

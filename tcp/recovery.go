@@ -161,19 +161,7 @@ func (c *Conn) recover(a *ackState) {
 	if found {
 		c.lossFound(a)
 	}
-	// Clear marks that una has passed: sequence numbers compare wrongly after another 2 GiB.
-	if c.reduced && c.reducedAt.Less(c.una) {
-		c.reduced = false
-	}
-	if c.everRecovered && c.ca == caOpen && c.recoverPoint.Less(c.una) {
-		c.everRecovered = false
-	}
-	if c.rack.dsackSet && c.rack.dsackRound.LessEq(c.una) {
-		c.rack.dsackSet = false
-	}
-	if c.undo.set && c.undo.to.Less(c.dsackFrom()) {
-		c.undo.set = false
-	}
+	c.clearPassed(c.una, c.dsackFrom())
 	if a.ece && c.ca == caOpen && !c.reduced {
 		c.stats.ECNReductions++
 		c.undo.set = false // a D-SACK for an earlier loss would take back this reduction too
@@ -195,6 +183,23 @@ func (c *Conn) recover(a *ackState) {
 	}
 	if c.ca == caRecovery || c.ca == caCWR {
 		c.reduceRate(a, found)
+	}
+}
+
+// clearPassed clears marks that una has passed: sequence numbers compare wrongly after another 2 GiB. A D-SACK reports
+// nothing older than oldest.
+func (r *recoveryState) clearPassed(una, oldest serial.Num) {
+	if r.reduced && r.reducedAt.Less(una) {
+		r.reduced = false
+	}
+	if r.everRecovered && r.ca == caOpen && r.recoverPoint.Less(una) {
+		r.everRecovered = false
+	}
+	if r.rack.dsackSet && r.rack.dsackRound.LessEq(una) {
+		r.rack.dsackSet = false
+	}
+	if r.undo.set && r.undo.to.Less(oldest) {
+		r.undo.set = false
 	}
 }
 
