@@ -180,11 +180,7 @@ func (w *worker) connectSCTP(id ConnID, r *ConnectRequest, hop *Hop) error {
 	case s.n >= w.e.cfg.MaxConns:
 		return errTooMany
 	}
-	udp := uint16(0)
-	if o.UDP {
-		udp = sctp.UDPPort
-	}
-	as := w.newAssoc(sctp.Dial(w.now, w.sctpConfig(o), flow, udp, w.sctpSecret(), w.mtuOf(hop)), flow, tupleOf(flow, hop, r.IP), o, r.IP)
+	as := w.newAssoc(sctp.Dial(w.now, w.sctpConfig(o), flow, w.sctpSecret(), w.mtuOf(hop)), flow, tupleOf(flow, hop, r.IP), o, r.IP)
 	as.admitted = true
 	as.beginSession(w, 0, id, r)
 	if len(w.e.workers) > 1 {

@@ -135,9 +135,12 @@ func newAssoc(cfg *Config, f pkt.Flow, udp uint16, key *Secret, mtu int) *Assoc 
 	return a
 }
 
-// Dial starts an association in COOKIE-WAIT; PollTransmit returns the INIT. mtu is that of the link, or of the path if it is known; udp is
-// the peer's port if Config.UDP is set.
-func Dial(now clock.Time, cfg *Config, f pkt.Flow, udp uint16, key *Secret, mtu int) *Assoc {
+// Dial starts an association in COOKIE-WAIT; PollTransmit returns the INIT. mtu is that of the link, or of the path if it is known.
+func Dial(now clock.Time, cfg *Config, f pkt.Flow, key *Secret, mtu int) *Assoc {
+	udp := uint16(0)
+	if cfg.UDP {
+		udp = UDPPort
+	}
 	a := newAssoc(cfg, f, udp, key, mtu)
 	a.tag, a.initTSN = draw(key, &f, now, 1)
 	a.setTSN(a.initTSN)

@@ -100,7 +100,7 @@ func TestPathMTU(t *testing.T) {
 	}
 	six := newRig(t, Config{})
 	six.flow = simFlow(0, true)
-	six.a = Dial(six.now, &six.cfg, six.flow, 0, &six.key, 1500)
+	six.a = Dial(six.now, &six.cfg, six.flow, &six.key, 1500)
 	six.a.HandleICMP(six.now, &pkt.ICMPError{Flow: six.flow, Proto: 132, Kind: pkt.TooBig, MTU: 1000, InitTag: six.a.tag})
 	if n := six.a.MaxMessage(); n != 1280-40-12-16 {
 		t.Errorf("%d bytes in a packet of IPv6, whose links have 1280 at least", n)
@@ -140,7 +140,7 @@ func TestICMPUnreachable(t *testing.T) {
 		for _, stop := range []State{CookieWait, CookieEchoed, Established} {
 			r := newRig(t, Config{UDP: c.over == udp4})
 			r.flow = simFlow(0, c.over == v6)
-			r.a = Dial(r.now, &r.cfg, r.flow, 9899, &r.key, 1500)
+			r.a = Dial(r.now, &r.cfg, r.flow, &r.key, 1500)
 			e := pkt.ICMPError{Flow: r.flow, Proto: 132, Kind: c.kind, Code: c.code, InitTag: r.a.tag}
 			forged := e
 			forged.InitTag++

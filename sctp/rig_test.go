@@ -56,7 +56,7 @@ func listening(t *testing.T, cfg Config) *rig {
 // dialing creates the association by our INIT and stops in the state given.
 func dialing(t *testing.T, cfg Config, stop State) *rig {
 	r := newRig(t, cfg)
-	r.a = Dial(r.now, &r.cfg, r.flow, 0, &r.key, 1500)
+	r.a = Dial(r.now, &r.cfg, r.flow, &r.key, 1500)
 	r.drain(nil)
 	if stop == CookieWait {
 		return r

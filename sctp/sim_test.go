@@ -81,7 +81,7 @@ func newSim(t testing.TB, seed uint64, ca, cb Config, wire impair.Config, mtu in
 		s.h[i] = &simHost{id: i, flow: simFlow(i, v6), rng: rand.New(rand.NewPCG(seed, uint64(i))), bufs: map[Buf][]byte{},
 			ssn: map[uint16]uint16{}, nextIn: map[uint16]uint16{}, got: map[uint32]bool{}, kept: map[int][]byte{}}
 	}
-	s.h[0].a = Dial(s.now, &ca, s.h[0].flow, 0, &key, mtu)
+	s.h[0].a = Dial(s.now, &ca, s.h[0].flow, &key, mtu)
 	s.h[1].l = NewListener(&cb, &key, mtu)
 	return s
 }

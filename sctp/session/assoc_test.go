@@ -122,7 +122,7 @@ func runSessions(t *testing.T, seed uint64) {
 			Loss: rng.Float64() * 0.1, Duplicate: 0.05, Reorder: 0.3, Hold: time.Duration(rng.IntN(20000)) * time.Microsecond})
 	}
 	ends[0].toOpen = 12
-	ends[0].a = sctp.Dial(now, &cfg, ends[0].flow, 0, &key, 1500)
+	ends[0].a = sctp.Dial(now, &cfg, ends[0].flow, &key, 1500)
 	ends[1].l = sctp.NewListener(&cfg, &key, 1500)
 	var scratch []impair.Delivery
 	send := func(e *end, b []byte) {

@@ -94,14 +94,7 @@ func newHost(t *testing.T, v *testenv.Veth, profile session.Profile, udp bool) *
 func (h *host) listen() { h.l = sctp.NewListener(&h.cfg, &h.key, h.link.MTU()) }
 
 func (h *host) dial() {
-	h.a = sctp.Dial(clock.Now(), &h.cfg, h.flow, h.udpPort(), &h.key, h.link.MTU())
-}
-
-func (h *host) udpPort() uint16 {
-	if h.udp {
-		return sctp.UDPPort
-	}
-	return 0
+	h.a = sctp.Dial(clock.Now(), &h.cfg, h.flow, &h.key, h.link.MTU())
 }
 
 // run takes turns until done reports true.
