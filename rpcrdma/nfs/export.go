@@ -87,6 +87,14 @@ func (x *Export) Run(ctx context.Context) error {
 	limits.ReadChunks, limits.Chunk = 1, MaxIO
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	if err := x.beginOthers(ctx, cancel, host, server, mountd); err != nil {
+		return err
+	}
+	return x.serveAgain(ctx)
+}
+
+// beginOthers starts the servers of x, on host, that are reached by TCP or UDP.
+func (x *Export) beginOthers(ctx context.Context, cancel context.CancelCauseFunc, host string, server *rpc.Server, mountd rpc.Program) error {
 	if x.MountPort != 0 {
 		side := &rpc.Server{MaxRecord: 1 << 16}
 		side.Register(ProgramMount, mountd)
@@ -110,6 +118,11 @@ func (x *Export) Run(ctx context.Context) error {
 			x.Tell("no portmapper over UDP: %v", err)
 		}
 	}
+	return nil
+}
+
+// serveAgain serves until ctx is done, and again whenever the daemon has been lost.
+func (x *Export) serveAgain(ctx context.Context) error {
 	up, told := false, ""
 	for {
 		err := x.serve(ctx, func() { up, told = true, "" })
