@@ -334,29 +334,13 @@ func (c *Conn) run() {
 		var finished []*op
 		for i := range wcs[:n] {
 			w := &wcs[i]
-			if w.ID&recvID != 0 {
-				if w.Status == iwarp.WCSuccess {
-					c.received(w)
+			if w.ID&recvID == 0 {
+				if o := c.completed(w, ferr); o != nil {
+					finished = append(finished, o)
 				}
-				continue
+			} else if w.Status == iwarp.WCSuccess {
+				c.received(w)
 			}
-			o := c.ops[w.ID]
-			delete(c.ops, w.ID)
-			c.free++
-			if o == nil {
-				continue
-			}
-			if o.slot >= 0 {
-				c.slots = append(c.slots, o.slot)
-			}
-			if o.move {
-				c.moving--
-			}
-			if w.Status != iwarp.WCSuccess {
-				o.done = failed(o.done, ferr)
-			}
-			c.woke = c.woke || o.done != nil
-			finished = append(finished, o)
 		}
 		if len(finished) > 0 {
 			c.doneAt = now
@@ -378,6 +362,28 @@ func (c *Conn) run() {
 			runtime.Gosched()
 		}
 	}
+}
+
+// completed takes back what the work request of w held, and returns its op, which the caller finishes without mu, or nil
+// if it has none. err is why it failed, if it did. Called with mu held.
+func (c *Conn) completed(w *iwarp.WC, err error) *op {
+	o := c.ops[w.ID]
+	delete(c.ops, w.ID)
+	c.free++
+	if o == nil {
+		return nil
+	}
+	if o.slot >= 0 {
+		c.slots = append(c.slots, o.slot)
+	}
+	if o.move {
+		c.moving--
+	}
+	if w.Status != iwarp.WCSuccess {
+		o.done = failed(o.done, err)
+	}
+	c.woke = c.woke || o.done != nil
+	return o
 }
 
 func failed(done func(error), err error) func(error) {
