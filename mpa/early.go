@@ -27,13 +27,12 @@ type earlyState struct {
 
 	// The current segment.
 	seq    serial.Num
-	in     []byte
-	at     int  // bytes of in processed
-	known  bool // an FPDU begins at in[at]
-	mark   int  // index in in of the last marker that located it; that FPDU extends beyond the marker
-	done   bool // nothing more can be found
-	missed bool // some bytes belong to no FPDU that was found
-	found  span // last FPDU returned by PollEarly; n is 0 once it is marked
+	in     []byte // nil: nothing more can be found
+	at     int    // bytes of in processed
+	known  bool   // an FPDU begins at in[at]
+	mark   int    // index in in of the last marker that located it; that FPDU extends beyond the marker
+	missed bool   // some bytes belong to no FPDU that was found
+	found  span   // last FPDU returned by PollEarly; n is 0 once it is marked
 }
 
 // first returns the first FPDU that was placed.
@@ -91,9 +90,9 @@ func (e *earlyState) insert(s span) {
 func (r *Receiver) HandleEarly(seq serial.Num, b []byte) {
 	e := &r.early
 	e.seq, e.in, e.at, e.found = seq, b, 0, span{}
-	e.done, e.missed = false, false
+	e.missed = false
 	if r.err != nil || !r.markers || seq.Less(r.next+serial.Num(r.held)) {
-		e.done, e.missed = true, true
+		e.in, e.missed = nil, true
 		return
 	}
 	// The end of a known FPDU is the start of the next one (RFC 5044 section 6, 3). Data that only looks like an FPDU is not accepted.
@@ -112,7 +111,7 @@ func (r *Receiver) HandleEarly(seq serial.Num, b []byte) {
 // returns false when there is none, or when no more placed FPDUs can be recorded.
 func (r *Receiver) PollEarly(f *FPDU) bool {
 	e := &r.early
-	for !e.done {
+	for e.in != nil {
 		if !e.known && !r.locate() {
 			break
 		}
@@ -151,7 +150,7 @@ func (r *Receiver) PollEarly(f *FPDU) bool {
 		return true
 	}
 	e.missed = e.missed || e.at < len(e.in)
-	e.done, e.in = true, nil
+	e.in = nil
 	return false
 }
 
@@ -182,7 +181,7 @@ func (r *Receiver) locate() bool {
 
 // EarlyWhole reports, once PollEarly has returned false, whether every byte of the segment belongs to an FPDU that PollEarly returned or
 // that was placed before.
-func (r *Receiver) EarlyWhole() bool { return r.early.done && !r.early.missed }
+func (r *Receiver) EarlyWhole() bool { return r.early.in == nil && !r.early.missed }
 
 // MarkPlaced records that the FPDU last returned by PollEarly was placed: seq is its Seq. PollFPDU later
 // returns it in order with Placed set.
