@@ -98,23 +98,19 @@ func cqSize(workers int, depth uint32) uint64 { return 4096 + uint64(workers)*(4
 func entries(depth uint32) uint64 { return 1 << bits.Len32(depth-1) }
 
 func (v viewer) listCQs(after uint32) *ctrlpb.CQList {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	all, more := pageOf(v, func(o *session) map[uint32]*cq { return o.cqs },
-		func(q *cq) uint32 { return q.index }, after)
-	list := &ctrlpb.CQList{More: more}
-	for _, q := range all {
-		on := uint32(0)
-		if q.channel != nil {
-			on = q.channel.handle
-		}
-		list.Cqs = append(list.Cqs, &ctrlpb.CQInfo{
-			Channel: on,
-			Client:  q.sess.id, Uid: q.sess.cred.Uid, Cq: q.handle, Depth: uint32(q.ring.Depth()), Qps: uint32(q.uses), Index: q.index,
-			ModerationCount: q.modCount, ModerationUs: uint32(q.modPeriod.Microseconds()), Counters: appendCounters(nil, "", q.ring.Stats()),
-		})
+	cqs, more := listOf(v, func(o *session) map[uint32]*cq { return o.cqs }, func(q *cq) uint32 { return q.index }, (*cq).info, after)
+	return &ctrlpb.CQList{Cqs: cqs, More: more}
+}
+
+func (q *cq) info() *ctrlpb.CQInfo {
+	i := &ctrlpb.CQInfo{
+		Client: q.sess.id, Uid: q.sess.cred.Uid, Cq: q.handle, Depth: uint32(q.ring.Depth()), Qps: uint32(q.uses), Index: q.index,
+		ModerationCount: q.modCount, ModerationUs: uint32(q.modPeriod.Microseconds()), Counters: appendCounters(nil, "", q.ring.Stats()),
 	}
-	return list
+	if q.channel != nil {
+		i.Channel = q.channel.handle
+	}
+	return i
 }
 
 // createChannel creates a wake-up channel that several completion queues can share.

@@ -47,7 +47,7 @@ func (s *Server) terminated(c *conn, ev dataplane.Event) {
 		return
 	}
 	t := &ctrlpb.Terminated{Qp: c.qp.num, Remote: ev.Kind == dataplane.EventTerminated, Headers: ev.Data}
-	if e := termOf(ev.Err); e != nil {
+	if e, ok := errors.AsType[*term.Error](ev.Err); ok {
 		t.Layer, t.Type, t.Code = uint32(e.Layer), uint32(e.Type), uint32(e.Code)
 	}
 	if ev.Err != nil {
@@ -125,11 +125,6 @@ var (
 	errClosedEarly = errors.New("closed during set-up")
 	errLeft        = errors.New("the peer left before it was answered")
 )
-
-func termOf(err error) *term.Error {
-	e, _ := errors.AsType[*term.Error](err)
-	return e
-}
 
 // failConn ends a setup with err, and notifies the client if it knows the connection. The caller has already ended it in the engine. Called
 // with mu held.

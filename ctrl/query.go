@@ -190,13 +190,19 @@ func page[T any](items []T, key func(T) uint32, after uint32, n int) (out []T, m
 	return items[:min(len(items), n)], len(items) > n
 }
 
-// pageOf returns a page of the objects in a map of each session that v may see. key is that of page.
-func pageOf[T any](v viewer, of func(*session) map[uint32]T, key func(T) uint32, after uint32) ([]T, bool) {
+// listOf returns the info of a page of the objects in a map of each session that v may see. key is that of page.
+func listOf[T, I any](v viewer, of func(*session) map[uint32]T, key func(T) uint32, info func(T) I, after uint32) (list []I, more bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	var all []T
 	for _, o := range v.visible() {
 		all = append(all, values(of(o))...)
 	}
-	return page(all, key, after, pageSize)
+	all, more = page(all, key, after, pageSize)
+	for _, o := range all {
+		list = append(list, info(o))
+	}
+	return list, more
 }
 
 func (v viewer) listQPs(r *ctrlpb.ListQPs) (*ctrlpb.QPList, error) {
@@ -296,34 +302,28 @@ func (q *qp) info(conns map[*dataplane.QPBinding]dataplane.ConnInfo, silent []in
 }
 
 func (v viewer) listMRs(after uint32) *ctrlpb.MRList {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	all, more := pageOf(v, func(o *session) map[uint32]*mr { return o.mrs },
-		func(m *mr) uint32 { return m.index }, after)
-	list := &ctrlpb.MRList{More: more}
-	for _, m := range all {
-		list.Mrs = append(list.Mrs, &ctrlpb.MRInfo{
-			Client: m.sess.id, Uid: m.sess.cred.Uid, Mr: m.handle, Pd: m.pd.handle, Base: m.region.Base(),
-			Length: m.length, Access: uint32(m.region.Access()), Index: m.index, Far: m.mem == nil,
-		})
+	mrs, more := listOf(v, func(o *session) map[uint32]*mr { return o.mrs }, func(m *mr) uint32 { return m.index }, (*mr).info, after)
+	return &ctrlpb.MRList{Mrs: mrs, More: more}
+}
+
+func (m *mr) info() *ctrlpb.MRInfo {
+	return &ctrlpb.MRInfo{
+		Client: m.sess.id, Uid: m.sess.cred.Uid, Mr: m.handle, Pd: m.pd.handle, Base: m.region.Base(),
+		Length: m.length, Access: uint32(m.region.Access()), Index: m.index, Far: m.mem == nil,
 	}
-	return list
 }
 
 func (v viewer) listListens(after uint32) *ctrlpb.ListenList {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	all, more := pageOf(v, func(o *session) map[uint32]*listener { return o.listens },
-		func(l *listener) uint32 { return l.index }, after)
-	list := &ctrlpb.ListenList{More: more}
-	for _, l := range all {
-		list.Listens = append(list.Listens, &ctrlpb.ListenInfo{
-			Client: l.sess.id, Uid: l.sess.cred.Uid, Pid: uint32(l.sess.cred.Pid), Listen: l.handle, Address: l.claim.addr.String(),
-			Backlog: uint32(l.backlog), Waiting: uint32(l.waiting), Accepted: l.accepted, Rejected: l.rejected, Dropped: l.dropped, Index: l.index,
-			Device: l.on.name(), Transport: l.transport(),
-		})
+	listens, more := listOf(v, func(o *session) map[uint32]*listener { return o.listens }, func(l *listener) uint32 { return l.index }, (*listener).info, after)
+	return &ctrlpb.ListenList{Listens: listens, More: more}
+}
+
+func (l *listener) info() *ctrlpb.ListenInfo {
+	return &ctrlpb.ListenInfo{
+		Client: l.sess.id, Uid: l.sess.cred.Uid, Pid: uint32(l.sess.cred.Pid), Listen: l.handle, Address: l.claim.addr.String(),
+		Backlog: uint32(l.backlog), Waiting: uint32(l.waiting), Accepted: l.accepted, Rejected: l.rejected, Dropped: l.dropped, Index: l.index,
+		Device: l.on.name(), Transport: l.transport(),
 	}
-	return list
 }
 
 func (v viewer) listClients(after uint32) *ctrlpb.ClientList {

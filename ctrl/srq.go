@@ -140,19 +140,16 @@ func (c *session) destroySRQ(h uint32) error {
 }
 
 func (v viewer) listSRQs(after uint32) *ctrlpb.SRQList {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	all, more := pageOf(v, func(o *session) map[uint32]*srq { return o.srqs },
-		func(q *srq) uint32 { return q.index }, after)
-	list := &ctrlpb.SRQList{More: more}
-	for _, q := range all {
-		q.mu.Lock()
-		list.Srqs = append(list.Srqs, &ctrlpb.SRQInfo{
-			Client: q.sess.id, Uid: q.sess.cred.Uid, Srq: q.handle, Pd: q.pd.handle, Depth: uint32(q.depth), Posted: uint32(q.posted),
-			Limit: uint32(q.limit), Qps: uint32(q.uses), Index: q.index,
-			Counters: []*ctrlpb.Counter{{Name: "taken", Value: q.taken}, {Name: "empty", Value: q.short}},
-		})
-		q.mu.Unlock()
+	srqs, more := listOf(v, func(o *session) map[uint32]*srq { return o.srqs }, func(q *srq) uint32 { return q.index }, (*srq).info, after)
+	return &ctrlpb.SRQList{Srqs: srqs, More: more}
+}
+
+func (q *srq) info() *ctrlpb.SRQInfo {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return &ctrlpb.SRQInfo{
+		Client: q.sess.id, Uid: q.sess.cred.Uid, Srq: q.handle, Pd: q.pd.handle, Depth: uint32(q.depth), Posted: uint32(q.posted),
+		Limit: uint32(q.limit), Qps: uint32(q.uses), Index: q.index,
+		Counters: []*ctrlpb.Counter{{Name: "taken", Value: q.taken}, {Name: "empty", Value: q.short}},
 	}
-	return list
 }
