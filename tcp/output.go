@@ -57,7 +57,7 @@ func (c *Conn) PollTransmit(now clock.Time, o *Out) bool {
 // their headers differ only in the sequence number, as in a burst. Otherwise it returns false, and PollTransmit returns what is next.
 func (c *Conn) PollFollowing(now clock.Time, o *Out) bool {
 	p := c.q.next
-	if o.Flags != ACK|PSH || o.Retransmit || o.Opts.NSACK > 0 || p == c.q.tail || c.q.lostSegs > 0 || c.tlp.pending || c.probePending ||
+	if o.Flags != ACK|PSH || o.Retransmit || o.Opts.NSACK > 0 || p == c.q.tail || c.q.lostSegs > 0 || c.tlp.step == tailDue || c.probePending ||
 		c.earlyAcks.len() > 0 || c.dsack != (SACKBlock{}) || len(c.reasm.s) > 0 {
 		return false
 	}
@@ -243,8 +243,8 @@ func (c *Conn) sendSegment(now clock.Time, o *Out) bool {
 			return c.sendProbe(now, o)
 		}
 	}
-	if c.tlp.pending {
-		c.tlp.pending = false
+	if c.tlp.step == tailDue {
+		c.tlp.step = tailNone
 		if c.q.outstanding() && c.ca <= caCWR && c.q.at(c.q.next-1).state == inFlight {
 			c.sendTailProbe(now, o)
 			return true
@@ -379,13 +379,12 @@ func (c *Conn) inTransit(now clock.Time, p uint64) {
 
 // sendTailProbe sends the probe of RFC 8985 7.3: new data if the peer's window allows any, else the last segment again.
 func (c *Conn) sendTailProbe(now clock.Time, o *Out) {
-	c.tlp.active = true
 	c.q.divide()
 	if p := c.q.next; p != c.q.tail && c.fits(c.q.at(p)) {
-		c.tlp.retrans = false
+		c.tlp.step = tailNew
 		c.transmit(now, o, p, false)
 	} else {
-		c.tlp.retrans = true
+		c.tlp.step = tailRetrans
 		c.stats.RetransTLP++
 		c.transmit(now, o, c.q.next-1, true)
 	}

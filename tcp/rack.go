@@ -24,11 +24,21 @@ type rackState struct {
 
 // tailProbe is the state of the tail loss probe (RFC 8985 7.1).
 type tailProbe struct {
-	end     serial.Num // TLP.end_seq
-	pending bool       // a probe must be sent
-	active  bool       // a probe was sent, and its effect is not known
-	retrans bool       // TLP.is_retrans
+	step tailStep
+	end  serial.Num // TLP.end_seq, once it was sent
 }
+
+type tailStep uint8
+
+const (
+	tailNone    tailStep = iota
+	tailDue              // it must be sent
+	tailNew              // it was sent, with new data, and its effect is not known
+	tailRetrans          // the same, with data sent before: TLP.is_retrans
+)
+
+// sent reports whether the probe was sent, and its effect is not known.
+func (p *tailProbe) sent() bool { return p.step >= tailNew }
 
 const (
 	dupThresh      = 3                      // RFC 5681
@@ -140,7 +150,7 @@ func (c *Conn) reorderTimeout(now clock.Time) {
 // scheduleTLP is RFC 8985 7.2.
 func (c *Conn) scheduleTLP(now clock.Time) {
 	c.stop(timerTLP)
-	if !c.useSACK || c.ca > caCWR || c.q.sackedSegs != 0 || c.tlp.active || !c.q.outstanding() || c.state < Established {
+	if !c.useSACK || c.ca > caCWR || c.q.sackedSegs != 0 || c.tlp.sent() || !c.q.outstanding() || c.state < Established {
 		return
 	}
 	pto := time.Second
@@ -160,20 +170,20 @@ func (c *Conn) scheduleTLP(now clock.Time) {
 
 // tailTimeout is RFC 8985 7.3: PollTransmit returns the probe itself.
 func (c *Conn) tailTimeout(now clock.Time) {
-	if !c.q.outstanding() || c.ca > caCWR || c.tlp.active {
+	if !c.q.outstanding() || c.ca > caCWR || c.tlp.sent() {
 		return
 	}
-	c.tlp.pending = true
+	c.tlp.step = tailDue
 	c.arm(timerRTO, now.Add(c.currentRTO()))
 }
 
 // tlpAck is RFC 8985 7.4.2: it decides whether the probe repaired a real loss.
 func (c *Conn) tlpAck(a *ackState) {
-	if !c.tlp.active || c.una.Less(c.tlp.end) {
+	if !c.tlp.sent() || c.una.Less(c.tlp.end) {
 		return
 	}
 	switch {
-	case !c.tlp.retrans, a.dsack:
+	case c.tlp.step == tailNew, a.dsack:
 	case c.una == c.tlp.end && !a.plain:
 		return // a D-SACK may still follow; later ACKs decide
 	case c.una == c.tlp.end:
@@ -184,5 +194,5 @@ func (c *Conn) tlpAck(a *ackState) {
 		c.undo.recount(&c.q, &c.options)
 		c.enterCWR(a.now, false)
 	}
-	c.tlp.active = false
+	c.tlp.step = tailNone
 }

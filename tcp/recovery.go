@@ -269,7 +269,7 @@ func (c *Conn) lossFound(a *ackState) {
 	c.recoverPoint = c.nxt
 	c.everRecovered = true
 	c.forceRetransmit = true
-	c.tlp.active = false
+	c.tlp.step = tailNone
 	c.stop(timerTLP)
 }
 
