@@ -20,22 +20,30 @@ type hystart struct {
 	base       time.Duration
 	samples    int
 	rounds     int // rounds of conservative slow start so far
-	css, done  bool
-	begun      bool
+	phase      hystartPhase
 }
 
+type hystartPhase uint8
+
+const (
+	hystartNew          hystartPhase = iota // before the first ACK
+	hystartSlow                             // standard slow start
+	hystartConservative                     // conservative slow start: CSS
+	hystartDone
+)
+
 func (h *hystart) seen(w *window, a *ackSample) {
-	if h.done || w.cwnd >= w.ssthresh {
+	if h.phase == hystartDone || w.cwnd >= w.ssthresh {
 		return
 	}
-	if a.round || !h.begun {
+	if a.round || h.phase == hystartNew {
 		h.last = h.curr
-		if !h.begun {
-			h.last, h.begun = hystartUnmeasured, true
+		if h.phase == hystartNew {
+			h.last, h.phase = hystartUnmeasured, hystartSlow
 		}
 		h.curr = hystartUnmeasured
 		h.samples = 0
-		if h.css {
+		if h.phase == hystartConservative {
 			h.rounds++
 			if h.rounds >= hystartRounds {
 				w.ssthresh = w.cwnd
@@ -53,24 +61,24 @@ func (h *hystart) seen(w *window, a *ackSample) {
 		return
 	}
 	switch {
-	case h.css:
+	case h.phase == hystartConservative:
 		if h.curr < h.base {
-			h.css = false // the RTT increase was spurious
+			h.phase = hystartSlow // the RTT increase was spurious
 		}
 	case w.cwnd >= hystartMinWindow*w.mss:
 		if h.curr >= h.last+min(max(h.last/hystartDivisor, hystartMinThresh), hystartMaxThresh) {
-			h.base, h.css, h.rounds = h.curr, true, 0
+			h.base, h.phase, h.rounds = h.curr, hystartConservative, 0
 		}
 	}
 }
 
 // grow is slow start. It returns the bytes that remain for congestion avoidance.
 func (h *hystart) grow(w *window, a *ackSample) int {
-	if h.css {
+	if h.phase == hystartConservative {
 		w.slowStart(a.acked / hystartGrowth)
 		return 0
 	}
 	return w.slowStart(a.acked)
 }
 
-func (h *hystart) end() { h.done, h.css = true, false }
+func (h *hystart) end() { h.phase = hystartDone }
