@@ -325,7 +325,7 @@ func (a *Assoc) end(err error) {
 	for i := range a.paths {
 		p := &a.paths[i]
 		p.deadlines = [numPathTimers]clock.Time{}
-		p.hbSend, p.ack = false, p.ack[:0]
+		p.beat, p.ack = beatIdle, p.ack[:0]
 		p.pmtu = pmtu{limit: p.pmtu.limit}
 	}
 	a.events |= 1 << EventClosed

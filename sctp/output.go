@@ -49,8 +49,8 @@ func (a *Assoc) PollTransmit(now clock.Time, o *Out) bool {
 		return a.done(o)
 	}
 	for i := range a.paths {
-		if p := &a.paths[i]; p.hbSend {
-			p.hbSend = false
+		if p := &a.paths[i]; p.beat == beatDue {
+			p.beat = beatSent
 			o.Head = a.heartbeat(&h, i, p.hbAt, p.hbNonce)
 			o.Path = i
 			return a.done(o)

@@ -34,7 +34,6 @@ type path struct {
 
 	ack     []byte // HEARTBEAT ACKs to send on this path
 	beat    beat
-	hbSend  bool // send it now
 	hbNonce uint64
 	hbAt    clock.Time
 	used    bool // data was sent since the heartbeat timer was armed
@@ -45,6 +44,7 @@ type beat uint8
 
 const (
 	beatIdle beat = iota // answered, or data has made it unnecessary
+	beatDue              // to be sent now
 	beatSent             // to be answered before its time-out
 	beatLate             // timed out; an answer still counts
 )

@@ -281,8 +281,7 @@ func (a *Assoc) heartbeatDue(now clock.Time, i int) {
 		}
 		a.verifyAt = now.Add(a.paths[a.primary].rto)
 	}
-	p.hbSend, p.beat = true, beatSent
-	p.hbAt = now
+	p.beat, p.hbAt = beatDue, now
 	p.arm(timerHeartbeat, now.Add(p.rto))
 	p.hbNonce = a.newNonce(now)
 	a.stats.Heartbeats++
