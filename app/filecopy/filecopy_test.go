@@ -47,7 +47,8 @@ func newWorld(t *testing.T) *world {
 	win := window{Chunk: testChunk, Slots: testSlots}
 	win.Bytes, win.Remote = w.far.Alloc(testChunk * testSlots)
 	go func() {
-		w.served <- serve(context.Background(), w.far, store, win, time.Minute, func(e Event) { w.events <- e })
+		s := service{conn: w.far, store: store, window: win, idle: time.Minute, tell: func(e Event) { w.events <- e }}
+		w.served <- s.run(context.Background())
 		w.far.Close()
 		store.Close()
 	}()

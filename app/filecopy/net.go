@@ -93,10 +93,11 @@ func (s *Server) serve(ctx context.Context, req *iwarp.ConnRequest, tell func(Ev
 	}
 	w.Bytes, w.Remote = mr.Bytes()[:size], mr.RemoteAt(0, size)
 	told := false
-	err = serve(ctx, conn, s.Store, w, defaultIdle, func(e Event) {
+	peer := service{conn: conn, store: s.Store, window: w, idle: defaultIdle, tell: func(e Event) {
 		told = told || e.Err != nil
 		tell(e)
-	})
+	}}
+	err = peer.run(ctx)
 	if told {
 		return nil
 	}

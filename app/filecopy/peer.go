@@ -42,41 +42,50 @@ type Event struct {
 	Err  error
 }
 
-// serve serves one client on an established connection until the client disconnects, and then
-// returns nil. tell, if not nil, is called for each file.
-func serve(ctx context.Context, c conn, store *Store, w window, idle time.Duration, tell func(Event)) error {
-	var l lister
+// service is the server's side of an established connection.
+type service struct {
+	conn   conn
+	store  *Store
+	window window
+	idle   time.Duration
+	tell   func(Event) // called for each file
+
+	// The names in a folder are cached for the next request of its list.
+	folder string
+	names  []string
+}
+
+// run serves the client until it disconnects, and then returns nil.
+func (s *service) run(ctx context.Context) error {
 	for {
-		m, err := recv(ctx, c, idle)
+		m, err := recv(ctx, s.conn, s.idle)
 		if gone(err) {
 			return nil
 		}
 		switch {
 		case err != nil:
 		case m.Kind == kindList:
-			err = l.serve(ctx, c, store, &m)
+			err = s.list(ctx, &m)
 		case m.Kind == kindMkdir:
-			if err = store.Mkdir(m.Name, m.options()); err == nil {
-				err = send(ctx, c, &message{Kind: kindOK})
+			if err = s.store.Mkdir(m.Name, m.options()); err == nil {
+				err = send(ctx, s.conn, &message{Kind: kindOK})
 			}
 		default:
 			began := time.Now()
 			ev := Event{Put: m.Kind == kindPut, Name: m.Name}
 			switch m.Kind {
 			case kindGet:
-				ev.Result, err = serveGet(ctx, c, store, w, idle, &m)
+				ev.Result, err = s.get(ctx, &m)
 			case kindPut:
-				ev.Result, err = servePut(ctx, c, store, w, idle, &m)
+				ev.Result, err = s.put(ctx, &m)
 			default:
 				err = errTurn(&m)
 			}
 			ev.Took, ev.Err = time.Since(began), err
-			if tell != nil {
-				tell(ev)
-			}
+			s.tell(ev)
 		}
 		if err != nil {
-			fail(ctx, c, err)
+			fail(ctx, s.conn, err)
 			return err
 		}
 	}
@@ -92,17 +101,12 @@ func (m *message) options() Options {
 	return Options{Attrs{m.Mode, m.Mtime}, m.Flags&flagPreserve != 0, m.Flags&flagResume != 0}
 }
 
-// lister answers list requests. It caches the names in a folder for the next request, and looks at the objects only when
-// it sends their entries: a client does not wait for long until the first answer.
-type lister struct {
-	folder string
-	names  []string
-}
-
-func (l *lister) serve(ctx context.Context, c conn, store *Store, m *message) error {
+// list answers a list request. It looks at the objects only when it sends their entries: a client does not wait for long
+// until the first answer.
+func (s *service) list(ctx context.Context, m *message) error {
 	var out []Entry
 	if m.Flags&flagStat != 0 {
-		e, err := store.Stat(m.Name)
+		e, err := s.store.Stat(m.Name)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -110,19 +114,19 @@ func (l *lister) serve(ctx context.Context, c conn, store *Store, m *message) er
 			out = []Entry{e}
 		}
 	} else {
-		if m.After == "" || m.Name != l.folder {
-			names, err := store.List(m.Name)
+		if m.After == "" || m.Name != s.folder {
+			names, err := s.store.List(m.Name)
 			if err != nil {
 				return err
 			}
-			l.folder, l.names = m.Name, names
+			s.folder, s.names = m.Name, names
 		}
-		i, there := slices.BinarySearch(l.names, m.After)
+		i, there := slices.BinarySearch(s.names, m.After)
 		if there {
 			i++
 		}
-		for _, n := range l.names[i:min(i+maxEntries, len(l.names))] {
-			out = append(out, store.entry(m.Name, n))
+		for _, n := range s.names[i:min(i+maxEntries, len(s.names))] {
+			out = append(out, s.store.entry(m.Name, n))
 		}
 	}
 	for _, e := range out {
@@ -133,11 +137,11 @@ func (l *lister) serve(ctx context.Context, c conn, store *Store, m *message) er
 		case e.Other:
 			typ = typeOther
 		}
-		if err := send(ctx, c, &message{Kind: kindEntry, Type: typ, Mode: e.Mode, Mtime: e.Mtime, Size: uint64(e.Size), Name: e.Name}); err != nil {
+		if err := send(ctx, s.conn, &message{Kind: kindEntry, Type: typ, Mode: e.Mode, Mtime: e.Mtime, Size: uint64(e.Size), Name: e.Name}); err != nil {
 			return err
 		}
 	}
-	return send(ctx, c, &message{Kind: kindOK})
+	return send(ctx, s.conn, &message{Kind: kindOK})
 }
 
 // open returns the answer to request m for a file of size bytes, of which the receiver already has
@@ -151,9 +155,9 @@ func (w *window) open(m *message, size, offset int64, a Attrs) *message {
 }
 
 // transfer returns the server's side of the transfer that open announces.
-func (w *window) transfer(c conn, idle time.Duration, name string, open *message) *transfer {
-	t := open.transfer(c, idle, name)
-	t.buf = w.Bytes
+func (s *service) transfer(name string, open *message) *transfer {
+	t := open.transfer(s.conn, s.idle, name)
+	t.buf = s.window.Bytes
 	return t
 }
 
@@ -165,34 +169,34 @@ func (m *message) transfer(c conn, idle time.Duration, name string) *transfer {
 	}
 }
 
-func serveGet(ctx context.Context, c conn, store *Store, w window, idle time.Duration, m *message) (Result, error) {
-	f, info, err := store.Open(m.Name)
+func (s *service) get(ctx context.Context, m *message) (Result, error) {
+	f, info, err := s.store.Open(m.Name)
 	if err != nil {
 		return Result{}, err
 	}
 	defer f.Close()
 	offset := int64(min(m.Offset, uint64(info.Size())))
-	open := w.open(m, info.Size(), offset, AttrsOf(info))
-	if err := send(ctx, c, open); err != nil {
+	open := s.window.open(m, info.Size(), offset, AttrsOf(info))
+	if err := send(ctx, s.conn, open); err != nil {
 		return Result{}, err
 	}
-	return w.transfer(c, idle, m.Name, open).send(ctx, f)
+	return s.transfer(m.Name, open).send(ctx, f)
 }
 
-func servePut(ctx context.Context, c conn, store *Store, w window, idle time.Duration, m *message) (Result, error) {
+func (s *service) put(ctx context.Context, m *message) (Result, error) {
 	if m.Size > math.MaxInt64 {
 		return Result{}, &Error{CodeNoSpace, fmt.Errorf("%s: too large", m.Name)}
 	}
-	in, err := store.Create(m.Name, int64(m.Size), m.options())
+	in, err := s.store.Create(m.Name, int64(m.Size), m.options())
 	if err != nil {
 		return Result{}, err
 	}
-	open := w.open(m, int64(m.Size), in.size, in.attrs)
-	if err := send(ctx, c, open); err != nil {
+	open := s.window.open(m, int64(m.Size), in.size, in.attrs)
+	if err := send(ctx, s.conn, open); err != nil {
 		in.Abort()
 		return Result{}, err
 	}
-	return w.transfer(c, idle, m.Name, open).take(ctx, in)
+	return s.transfer(m.Name, open).take(ctx, in)
 }
 
 // take receives a file into in, commits it and sends done.
