@@ -121,7 +121,7 @@ func (c *command) examine(ctx context.Context, dev *iwarp.Device, peer string) (
 	}
 	var mtu int
 	began := time.Now()
-	err = c.roundTrip(ctx, dev, addr, smallPing, doctorWait, func(time.Duration) { mtu = mtuInUse(ctx, dev) })
+	err = roundTrip(ctx, dev, addr, smallPing, doctorWait, func(time.Duration) { mtu = mtuInUse(ctx, dev) })
 	took := time.Since(began)
 	if ctx.Err() != nil || errors.Is(err, iwarp.ErrDaemonGone) { // nothing was learned about the peer
 		return nil, cmp.Or(err, ctx.Err())
@@ -133,7 +133,7 @@ func (c *command) examine(ctx context.Context, dev *iwarp.Device, peer string) (
 	l = append(l, finding{"transfer", "ok", fmt.Sprintf("%d bytes there and back, compared; with the connection %v", smallPing, took.Round(10*time.Microsecond)), ""})
 	pass, err := ascend(sizes(mtu, addr), func(t trial) error {
 		began, wait := time.Now(), trialWait(took)
-		err := c.roundTrip(ctx, dev, addr, t.size, wait, nil)
+		err := roundTrip(ctx, dev, addr, t.size, wait, nil)
 		if errors.Is(err, context.DeadlineExceeded) {
 			return silence{t.mtu, wait.Round(100 * time.Millisecond)}
 		}
@@ -214,7 +214,7 @@ func ascend(l []trial, try func(trial) error) (pass int, err error) {
 
 // roundTrip makes a connection, and one round of ping over it, within wait. It calls round, if that is not nil, before
 // the connection ends.
-func (c *command) roundTrip(ctx context.Context, dev *iwarp.Device, addr string, size int,
+func roundTrip(ctx context.Context, dev *iwarp.Device, addr string, size int,
 	wait time.Duration, round func(took time.Duration)) error {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
