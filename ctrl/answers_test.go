@@ -150,11 +150,11 @@ func TestSRQLimit(t *testing.T) {
 		t.Errorf("events of a limit that is not set: %v", c.events)
 	}
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DestroySrq{DestroySrq: &ctrlpb.DestroySRQ{Srq: srq}}})
-	c.srqGone(h, q)
+	c.srqGone(q)
 }
 
 // srqGone checks that nothing is reported of a queue that has been destroyed.
-func (c *tclient) srqGone(h *harness, q *srq) {
+func (c *tclient) srqGone(q *srq) {
 	c.t.Helper()
 	q.sess.srqLimit(q)
 	if c.ok(reqQuotas()); len(c.events) != 0 {

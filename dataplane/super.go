@@ -178,7 +178,7 @@ func (c *tcpConn) sendGathered(w *worker) {
 	switch {
 	case n == 0:
 		return
-	case n > 1 && c.sendSuper(w, n, b.parts[:np]):
+	case n > 1 && c.sendSuper(w, b.parts[:np]):
 		c.super.sent(b.head.Seq, b.used, n, b.size)
 		w.stats.TxSuper++
 		w.stats.TxSuperSegments += uint64(n)
@@ -197,7 +197,7 @@ func (c *tcpConn) sendGathered(w *worker) {
 
 // sendSuper sends n segments, whose payload is parts[1:], as one packet. Their slots may be retransmitted
 // as soon as it returns. It returns false if the link refused the packet.
-func (c *tcpConn) sendSuper(w *worker, n int, parts [][]byte) bool {
+func (c *tcpConn) sendSuper(w *worker, parts [][]byte) bool {
 	b, t := &w.super, &c.tuple
 	hl := b.head.Len()
 	tcpOff := headroom - hl

@@ -86,7 +86,7 @@ func assocs(n *embed.Node) (sum uint64) {
 }
 
 // parted waits until no association is left.
-func parted(t *testing.T, ctx context.Context, nodes ...*embed.Node) {
+func parted(t *testing.T, nodes ...*embed.Node) {
 	t.Helper()
 	for _, n := range nodes {
 		testenv.Until(t, "an association ends with its last session", func() bool { return assocs(n) == 0 })
@@ -145,7 +145,7 @@ func TestSCTPShared(t *testing.T) {
 					t.Errorf("connection %d: %v", i, err)
 				}
 			}
-			parted(t, ctx, a, b)
+			parted(t, a, b)
 		})
 	}
 }
@@ -192,7 +192,7 @@ func TestSCTPSharedLimits(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	parted(t, ctx, a, b)
+	parted(t, a, b)
 	if _, err := d.dev.Dial(ctx, d.to, &iwarp.Config{Startup: iwarp.Startup{SharedAssociation: true}}); !errors.Is(err, iwarp.ErrInvalid) {
 		t.Errorf("over TCP: %v", err)
 	}

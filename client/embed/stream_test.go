@@ -20,7 +20,7 @@ import (
 )
 
 // streams opens a connection between two nodes as a byte stream.
-func streams(t *testing.T, ctx context.Context, na, nb *embed.Node, a *end, cfg *iwarp.Config) (sa, sb *iwarp.Stream, l *iwarp.Listener) {
+func streams(t *testing.T, ctx context.Context, nb *embed.Node, a *end, cfg *iwarp.Config) (sa, sb *iwarp.Stream, l *iwarp.Listener) {
 	t.Helper()
 	lcfg := iwarp.Config{Streaming: true}
 	if cfg != nil {
@@ -115,7 +115,7 @@ func TestDelayedMPA(t *testing.T) {
 			na, nb, ctx := pair(t, cfg)
 			for range 3 {
 				dialer, accepter := newEnd(t, ctx, na, 16), newEnd(t, ctx, nb, 16)
-				sa, sb, l := streams(t, ctx, na, nb, dialer, &iwarp.Config{Startup: tt.startup})
+				sa, sb, l := streams(t, ctx, nb, dialer, &iwarp.Config{Startup: tt.startup})
 				for range 3 {
 					if err := talk(ctx, sa, sb, rng.IntN(100000), rng.Uint64()); err != nil {
 						t.Fatal("to the listener:", err)
@@ -203,7 +203,7 @@ func TestStreamEnds(t *testing.T) {
 	na, nb, ctx := pair(t, embed.PairConfig{})
 	b := make([]byte, 10)
 	t.Run("close", func(t *testing.T) {
-		sa, sb, _ := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
+		sa, sb, _ := streams(t, ctx, nb, newEnd(t, ctx, na, 8), nil)
 		if err := sb.Write(ctx, []byte("last words")); err != nil {
 			t.Fatal(err)
 		}
@@ -225,7 +225,7 @@ func TestStreamEnds(t *testing.T) {
 	})
 	t.Run("abort", func(t *testing.T) {
 		a := newEnd(t, ctx, na, 8)
-		sa, sb, _ := streams(t, ctx, na, nb, a, nil)
+		sa, sb, _ := streams(t, ctx, nb, a, nil)
 		if err := sa.Abort(); err != nil {
 			t.Fatal(err)
 		}
@@ -241,7 +241,7 @@ func TestStreamEnds(t *testing.T) {
 		}
 	})
 	t.Run("reset by the peer", func(t *testing.T) {
-		sa, sb, _ := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
+		sa, sb, _ := streams(t, ctx, nb, newEnd(t, ctx, na, 8), nil)
 		if err := sb.Abort(); err != nil {
 			t.Fatal(err)
 		}
@@ -251,7 +251,7 @@ func TestStreamEnds(t *testing.T) {
 	})
 	t.Run("wrong queue pair", func(t *testing.T) {
 		a, other, theirs := newEnd(t, ctx, na, 8), newEnd(t, ctx, na, 8), newEnd(t, ctx, nb, 8)
-		sa, sb, _ := streams(t, ctx, na, nb, a, nil)
+		sa, sb, _ := streams(t, ctx, nb, a, nil)
 		if _, err := sa.Initiate(ctx, other.qp, nil); !errors.Is(err, iwarp.ErrInvalid) {
 			t.Errorf("%v", err)
 		}
@@ -285,7 +285,7 @@ func TestStreamEnds(t *testing.T) {
 	})
 	t.Run("both responders", func(t *testing.T) {
 		a := newEnd(t, ctx, na, 8)
-		sa, sb, _ := streams(t, ctx, na, nb, a, &iwarp.Config{Startup: iwarp.Startup{Timeout: 50 * time.Millisecond}})
+		sa, sb, _ := streams(t, ctx, nb, a, &iwarp.Config{Startup: iwarp.Startup{Timeout: 50 * time.Millisecond}})
 		errs := make(chan error, 2)
 		go func() { _, err := sa.Request(ctx); errs <- err }()
 		go func() { _, err := sb.Request(ctx); errs <- err }()
@@ -306,7 +306,7 @@ func TestStreamEnds(t *testing.T) {
 		<-a.qp.Done()
 	})
 	t.Run("no MPA", func(t *testing.T) {
-		sa, sb, _ := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
+		sa, sb, _ := streams(t, ctx, nb, newEnd(t, ctx, na, 8), nil)
 		if err := sa.Write(ctx, bytes.Repeat([]byte("no MPA frame "), 10)); err != nil {
 			t.Fatal(err)
 		}
@@ -315,7 +315,7 @@ func TestStreamEnds(t *testing.T) {
 		}
 	})
 	t.Run("rejected", func(t *testing.T) {
-		sa, sb, _ := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
+		sa, sb, _ := streams(t, ctx, nb, newEnd(t, ctx, na, 8), nil)
 		go func() {
 			if r, err := sb.Request(ctx); err == nil {
 				_ = r.Reject(ctx, []byte("no"))
@@ -328,7 +328,7 @@ func TestStreamEnds(t *testing.T) {
 	})
 	t.Run("rejected by the side that connected", func(t *testing.T) {
 		a, b := newEnd(t, ctx, na, 8), newEnd(t, ctx, nb, 8)
-		sa, sb, _ := streams(t, ctx, na, nb, a, nil)
+		sa, sb, _ := streams(t, ctx, nb, a, nil)
 		go func() {
 			if r, err := sa.Request(ctx); err == nil {
 				_ = r.Reject(ctx, []byte("no"))
@@ -345,7 +345,7 @@ func TestStreamEnds(t *testing.T) {
 	})
 	t.Run("withdrawn from the side that connected", func(t *testing.T) {
 		a, b := newEnd(t, ctx, na, 8), newEnd(t, ctx, nb, 8)
-		sa, sb, _ := streams(t, ctx, na, nb, a, nil)
+		sa, sb, _ := streams(t, ctx, nb, a, nil)
 		gone := make(chan error, 1)
 		go func() { _, err := sb.Initiate(ctx, b.qp, nil); gone <- err }()
 		r, err := sa.Request(ctx)
@@ -377,7 +377,7 @@ func TestStreamEnds(t *testing.T) {
 // get those that follow.
 func TestStreamContext(t *testing.T) {
 	na, nb, ctx := pair(t, embed.PairConfig{})
-	sa, sb, _ := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
+	sa, sb, _ := streams(t, ctx, nb, newEnd(t, ctx, na, 8), nil)
 	if err := sb.Write(ctx, []byte("0123456789")); err != nil {
 		t.Fatal(err)
 	}
@@ -406,7 +406,7 @@ func TestStreamContext(t *testing.T) {
 func TestStreamWrites(t *testing.T) {
 	const writers, size = 4, 200_000
 	na, nb, ctx := pair(t, embed.PairConfig{})
-	sa, sb, _ := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
+	sa, sb, _ := streams(t, ctx, nb, newEnd(t, ctx, na, 8), nil)
 	done := make(chan error, writers)
 	for i := range writers {
 		go func() { done <- sb.Write(ctx, bytes.Repeat([]byte{byte('a' + i)}, size)) }()
@@ -431,7 +431,7 @@ func TestStreamWrites(t *testing.T) {
 func TestRequestAgain(t *testing.T) {
 	na, nb, ctx := pair(t, embed.PairConfig{})
 	dialer, accepter := newEnd(t, ctx, na, 8), newEnd(t, ctx, nb, 8)
-	sa, sb, _ := streams(t, ctx, na, nb, dialer, nil)
+	sa, sb, _ := streams(t, ctx, nb, dialer, nil)
 	short, cancel := context.WithCancel(ctx)
 	first := make(chan error, 1)
 	go func() { _, err := sb.Request(short); first <- err }()
@@ -471,7 +471,7 @@ func TestBothInitiate(t *testing.T) {
 		na, nb, ctx := pair(t, embed.PairConfig{Pipe: link.PipeConfig{AtoB: c, BtoA: c}})
 		for range 5 {
 			a, b := newEnd(t, ctx, na, 8), newEnd(t, ctx, nb, 8)
-			sa, sb, l := streams(t, ctx, na, nb, a, nil)
+			sa, sb, l := streams(t, ctx, nb, a, nil)
 			errs := make(chan error, 2)
 			go func() { _, err := sa.StartMPA(ctx, nil); errs <- err }()
 			go func() { _, err := sb.Initiate(ctx, b.qp, nil); errs <- err }()

@@ -48,7 +48,7 @@ func (c *command) doctor() *cobra.Command {
 			}
 			findings := interfaces(dev.Attr().Server, s)
 			if len(args) == 1 {
-				more, err := c.examine(cmd.Context(), dev, args[0])
+				more, err := examine(cmd.Context(), dev, args[0])
 				if err != nil {
 					return err
 				}
@@ -114,7 +114,7 @@ const corrupted = "the data changed on its way: check memory and network cards, 
 const smallPing = 64
 
 // examine checks the way to a peer, step by step.
-func (c *command) examine(ctx context.Context, dev *iwarp.Device, peer string) ([]finding, error) {
+func examine(ctx context.Context, dev *iwarp.Device, peer string) ([]finding, error) {
 	addr, err := resolve(ctx, peer, rping.DefaultPort)
 	if err != nil {
 		return nil, err

@@ -303,7 +303,7 @@ func TestInterruptedAfterSuccess(t *testing.T) {
 			_, _ = rping.ServeConn(ctx, conn, rping.Options{})
 		}
 	}()
-	if found, err := new(command).examine(justDone{ctx}, b.Device(), a.Addr().String()); !errors.Is(err, context.Canceled) {
+	if found, err := examine(justDone{ctx}, b.Device(), a.Addr().String()); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v, %v", found, err)
 	}
 }

@@ -109,7 +109,7 @@ func (c *command) pingClient(ctx context.Context, f *pingFlags) error {
 	o := rping.Options{Count: f.count, Validate: f.validate, Print: c.pingData(f), Round: h.Add}
 	rep, err := rping.Ping(ctx, dev, addr, cfg, int(f.size), o)
 	if err != nil {
-		err = c.pingFailed(addr, err)
+		err = pingFailed(addr, err)
 	}
 	if rep.Rounds == 0 {
 		return err
@@ -120,7 +120,7 @@ func (c *command) pingClient(ctx context.Context, f *pingFlags) error {
 	return errors.Join(c.pingDone(pingResult{addr, rep.Rounds, int(f.size), rep.Bytes, h.Percentiles()}), err)
 }
 
-func (c *command) pingFailed(peer string, err error) error {
+func pingFailed(peer string, err error) error {
 	if errors.Is(err, rping.ErrMismatch) {
 		return fmt.Errorf("ping %s: %w", peer, err)
 	}
@@ -176,7 +176,7 @@ func (c *command) pingServe(ctx context.Context, conn *iwarp.Conn, f *pingFlags)
 	peer := conn.Info().Remote.String()
 	rep, err := rping.ServeConn(ctx, conn, rping.Options{Print: c.pingData(f)})
 	if err != nil {
-		return c.pingFailed(peer, err)
+		return pingFailed(peer, err)
 	}
 	return c.pingDone(pingResult{Peer: peer, Rounds: rep.Rounds, Bytes: rep.Bytes})
 }

@@ -255,7 +255,7 @@ func (c *command) runTop(ctx context.Context, interval time.Duration, count, sor
 	defer dev.Close()
 	out, isFile := c.file()
 	if isFile && !c.json && term.IsTerminal(int(out.Fd())) && term.IsTerminal(int(os.Stdin.Fd())) {
-		return c.liveTop(ctx, dev.Admin(), out, interval, count, sortBy)
+		return liveTop(ctx, dev.Admin(), out, interval, count, sortBy)
 	}
 	if count > 0 {
 		count++ // the first sample has no rates
@@ -311,7 +311,7 @@ func (u *topUI) keys(b []byte, qps int) {
 }
 
 // liveTop draws on the alternate screen of a terminal.
-func (c *command) liveTop(ctx context.Context, a *iwarp.Admin, out *os.File, interval time.Duration, count, sortBy int) error {
+func liveTop(ctx context.Context, a *iwarp.Admin, out *os.File, interval time.Duration, count, sortBy int) error {
 	in := int(os.Stdin.Fd())
 	old, err := term.MakeRaw(in)
 	if err != nil {

@@ -249,7 +249,7 @@ func flow(v6 bool) pkt.Flow {
 }
 
 // peer starts the kernel's end in ns.
-func peer(t testing.TB, ns *namespace, a *app, v6, dials bool, from, to netip.Addr) <-chan error {
+func peer(t testing.TB, ns *namespace, a *app, dials bool, from, to netip.Addr) <-chan error {
 	done := make(chan error, 1)
 	if dials {
 		go ns.run(func() {
@@ -351,7 +351,7 @@ func TestKernel(t *testing.T) {
 			in.Seed++
 			e := &peertest.End{T: t, Wire: ns.tun, Config: cfg, Flow: flow(tc.v6), MTU: tc.mtu, Passive: tc.passive, Send: tc.send, Recv: tc.recv,
 				CloseFirst: tc.close != 2, Out: tc.wire, In: in, Rate: tc.rate, Queue: queue, Echo: tc.echo, Small: tc.small}
-			done := peer(t, ns, a, tc.v6, tc.passive, from, to)
+			done := peer(t, ns, a, tc.passive, from, to)
 			st := e.Run(2*time.Minute, done)
 			t.Logf("%v, retransmits %d (fast %d RTO %d TLP %d) undos %d D-SACK in %d out %d", e.Took, st.Retransmits, st.RetransFast, st.RetransRTO, st.RetransTLP, st.Undos, st.DSACKIn, st.DSACKOut)
 		})
@@ -466,7 +466,7 @@ func oursAndKernel(t *testing.T, total int, out, in impair.Config, recv bool) ti
 		e.Send, e.Recv, e.CloseFirst, e.Out, e.In = 0, total, false, in, out
 		a.send, a.recv, a.closeFirst = total, 0, true
 	}
-	st := e.Run(2*time.Minute, peer(t, ns, a, false, false, theirs4, ours4))
+	st := e.Run(2*time.Minute, peer(t, ns, a, false, theirs4, ours4))
 	t.Logf("ours %.2f MB/s: %+v", float64(total)/e.Took.Seconds()/1e6, st)
 	return e.Took
 }
@@ -480,7 +480,7 @@ func kernelToKernel(ctx context.Context, t *testing.T, total int, out, in impair
 	go func() { relay(rctx, na.tun, nb.tun, out, in); close(stopped) }()
 	defer func() { cancel(); <-stopped }()
 	a := &app{recv: total}
-	done := peer(t, nb, a, false, false, theirs4, ours4)
+	done := peer(t, nb, a, false, theirs4, ours4)
 	var conn *net.TCPConn
 	var err error
 	na.run(func() {
