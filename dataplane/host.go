@@ -42,7 +42,7 @@ func newHostEnd(w *worker, id ConnID, flow pkt.Flow) *tcpConn {
 	h := &hostEnd{byteEnd: byteEnd{w: w, c: c, state: tcp.Established}}
 	c.tcp, c.host = h, h
 	c.key.Host = true
-	c.probe.answered = true
+	c.probe.n = maxProbes
 	return c
 }
 

@@ -17,15 +17,14 @@ const (
 )
 
 type silenceProbe struct {
-	n        int        // number sent
-	at       clock.Time // time of the next probe, or 0
-	answered bool       // an FPDU has arrived: stop
+	n  int        // number sent; maxProbes if none is needed, as once an FPDU has arrived
+	at clock.Time // time of the next probe, or 0
 }
 
 // watchSilence arms the next probe after an initiator has sent its first FPDUs.
 func (c *tcpConn) watchSilence(now clock.Time) {
 	n := &c.probe
-	if n.answered || n.at != 0 || n.n == maxProbes || !c.params.Initiator || c.tcp.SndNxt() == c.txStart {
+	if n.at != 0 || n.n == maxProbes || !c.params.Initiator || c.tcp.SndNxt() == c.txStart {
 		return
 	}
 	wait := probeAfter
@@ -41,7 +40,7 @@ func (c *tcpConn) probePeer(now clock.Time) {
 		return
 	}
 	n.at = 0
-	if c.mode == modeFull && !n.answered {
+	if c.mode == modeFull {
 		n.n++
 		c.ddp.SendKeepAlive()
 	}

@@ -204,7 +204,7 @@ func (c *tcpConn) handleFPDUs(w *worker) {
 // receivedFull records that data of full operation has arrived from the peer.
 func (c *tcpConn) receivedFull(w *worker) {
 	w.response.news = true // if the peer is within the host, the client's bell was the turn's only work
-	c.probe.answered, c.probe.at = true, 0
+	c.probe = silenceProbe{n: maxProbes}
 	if c.gate {
 		c.gate = false
 		if c.params.RTR != 0 {
