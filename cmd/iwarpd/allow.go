@@ -34,6 +34,9 @@ func parseAllow(v any, base ctrl.Limits) ([]ctrl.Rule, error) {
 	}
 	rules := make([]ctrl.Rule, 0, len(list))
 	for i, item := range list {
+		if i > 0 && len(rules[i-1].UIDs) == 0 && len(rules[i-1].GIDs) == 0 {
+			return nil, fmt.Errorf("rule %d has no effect, since rule %d has neither users nor groups, and so matches all: put that one last", i+1, i)
+		}
 		m, ok := item.(map[string]any)
 		if !ok {
 			return nil, fmt.Errorf("rule %d: must have keys like \"users: [alice]\"", i+1)
@@ -52,8 +55,8 @@ func parseRule(m map[string]any, base ctrl.Limits) (r ctrl.Rule, err error) {
 	fields := rights(&r, &limits)
 	fields["users"] = func(v any) (err error) { r.UIDs, err = ids(v, nss.UID); return err }
 	fields["groups"] = func(v any) (err error) { r.GIDs, err = ids(v, nss.GID); return err }
-	fields["deny"] = func(v any) error { return truth(v, &r.Deny) }
-	fields["admin"] = func(v any) error { return truth(v, &r.Admin) }
+	fields["deny"] = one(func(text string) error { return truth(text, &r.Deny) })
+	fields["admin"] = one(func(text string) error { return truth(text, &r.Admin) })
 	if err := setFields(m, fields, ruleKeys); err != nil {
 		return r, err
 	}
@@ -73,15 +76,23 @@ func rights(r *ctrl.Rule, limits *ctrl.Limits) map[string]func(v any) error {
 		"connect-to":  func(v any) (err error) { r.ConnectTo, err = parsePrefixes(v); return err },
 	}
 	for _, q := range quotaKeys {
-		fields[q.name] = func(v any) error {
-			text, _ := v.(string)
-			if err := q.set(limits, text); err != nil {
-				return fmt.Errorf("%q: %w", text, err)
-			}
-			return nil
-		}
+		fields[q.name] = one(func(text string) error { return q.set(limits, text) })
 	}
 	return fields
+}
+
+// one returns the setter of a key that cannot have a list. set gets "" if there is no value.
+func one(set func(text string) error) func(v any) error {
+	return func(v any) error {
+		text, ok := v.(string)
+		if !ok && v != nil {
+			return errors.New("must be one value")
+		}
+		if err := set(text); err != nil {
+			return fmt.Errorf("%q: %w", text, err)
+		}
+		return nil
+	}
 }
 
 // setFields calls the setter for each key of m; known lists the valid keys.
@@ -113,23 +124,21 @@ func parseSlots(v any, base ctrl.Limits) (s ctrl.Slots, err error) {
 	s.Folder = "/run/iwarpd/slots"
 	limits := base
 	fields := rights(&s.Rule, &limits)
-	fields["folder"] = func(v any) error {
-		dir, _ := v.(string)
+	fields["folder"] = one(func(dir string) error {
 		if !filepath.IsAbs(dir) || len(dir) > maxSlotFolder {
-			return fmt.Errorf("%q: must be an absolute path of at most %d bytes", dir, maxSlotFolder)
+			return fmt.Errorf("must be an absolute path of at most %d bytes", maxSlotFolder)
 		}
 		s.Folder = dir
 		return nil
-	}
-	fields["count"] = func(v any) error {
-		text, _ := v.(string)
+	})
+	fields["count"] = one(func(text string) error {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 0 || n > ctrl.MaxSlots {
-			return fmt.Errorf("%q: must be a number from 0 to %d", text, ctrl.MaxSlots)
+			return fmt.Errorf("must be a number from 0 to %d", ctrl.MaxSlots)
 		}
 		s.Count = n
 		return nil
-	}
+	})
 	if err := setFields(m, fields, slotKeys); err != nil {
 		return s, err
 	}
@@ -181,11 +190,10 @@ func ids(v any, lookup func(string) (uint32, error)) ([]uint32, error) {
 	return out, nil
 }
 
-func truth(v any, to *bool) error {
-	text, _ := v.(string)
+func truth(text string, to *bool) error {
 	*to = strings.EqualFold(text, "true")
 	if !*to && !strings.EqualFold(text, "false") {
-		return fmt.Errorf("%q: must be true or false", text)
+		return errors.New("must be true or false")
 	}
 	return nil
 }

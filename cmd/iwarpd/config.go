@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl"
@@ -375,6 +376,9 @@ func (s *settings) check() error {
 		if slices.Contains(names[:i], name) {
 			return configErr("interfaces lists %s twice", name)
 		}
+		if !possible(name) {
+			return configErr("interface is %q: no interface has such a name: it is at most 15 bytes, without spaces, slashes and colons, and no altname of ip link", name)
+		}
 		if !utf8.ValidString(name) {
 			return configErr("interface is %q: clients cannot be given a name that is not UTF-8: "+
 				"rename it (ip link set dev IF name NEW)", name)
@@ -403,6 +407,11 @@ func (s *settings) check() error {
 		return matchCPUs(s.CPUs, n)
 	}
 	return nil
+}
+
+// possible reports whether an interface can have the name: dev_valid_name of the kernel.
+func possible(name string) bool {
+	return len(name) < unix.IFNAMSIZ && name != "." && name != ".." && !strings.ContainsAny(name, "/: \t\n\v\f\r")
 }
 
 // names returns the interfaces to serve.

@@ -124,7 +124,18 @@ func TestLoadRefuses(t *testing.T) {
 		{"case in a rule", "interface: x\nallow: [{Users: 5}]\n", nil, `allow: rule 1: unknown key "Users": must be one of users`},
 		{"case in slots", "interface: x\nslots: {Count: 5}\n", nil, `slots: unknown key "Count": must be one of folder, count`},
 		{"map without keys", "interface: x\nttl: {}\n", nil, "ttl: must be one value"},
-		{"list", "ttl: [3]\n", nil, "must be one value"},
+		{"list", "ttl: [3]\n", nil, ": ttl: must be one value"},
+		{"map for a list", "interface: x\ncpus: {0: 1}\n", nil, "cpus: must be one value, or a list of values"},
+		{"list in a rule", "interface: x\nallow: [{users: 5, deny: [true]}]\n", nil, "rule 1: deny: must be one value"},
+		{"list of a quota", "interface: x\nallow: [{users: 5, max-qps: [3]}]\n", nil, "rule 1: max-qps: must be one value"},
+		{"list in slots", "interface: x\nslots: {count: [3]}\n", nil, "slots: count: must be one value"},
+		{"rule after a rule for all", "interface: x\nallow: [{users: 5}, {listen: 7174}, {users: 7, deny: true}]\n", nil, "rule 3 has no effect, since rule 2 has neither users nor groups"},
+		{"metrics at port 0", "interface: x\nmetrics: 127.0.0.1:0\n", nil, "a loopback address and port"},
+		{"interface with a slash", "interface: a/b\n", nil, `interface is "a/b": no interface has such a name`},
+		{"interface with a space", "interfaces: [eth0, \"a b\"]\n", nil, `interface is "a b": no interface has such a name`},
+		{"interface with a colon", "", []string{"-i", "eth0:1"}, "no interface has such a name"},
+		{"interface of 16 bytes", "interface: abcdefghijklmnop\n", nil, "at most 15 bytes"},
+		{"interface of two dots", "interface: \"..\"\n", nil, "no interface has such a name"},
 		{"list of interfaces", "interface: [eth0, eth1]\n", nil, "interface: must be one value: list several in interfaces"},
 		{"group that cannot have that name", "interface: x\nsocket-group: -x\n", nil, `socket-group: "-x": is neither a name nor a number`},
 		{"rule, user that cannot have that name", "interface: x\nallow:\n  - users: [\"a:b\"]\n", nil, `users: "a:b": is neither a name nor a number`},
@@ -260,6 +271,16 @@ func TestInterfaces(t *testing.T) {
 				t.Errorf("%v, %v; want %v", s.names(), err, tt.want)
 			}
 		})
+	}
+}
+
+// TestLists checks that each key with several values may be text with commas or a list.
+func TestLists(t *testing.T) {
+	text := parsed(t, "interfaces: eth0, eth1\nqueues: 0,2-3\ncpus: 2,3,7-10\ncrc-peers: 10.1.0.0/16=off,fd00::/8=optional\nallow-set: ip f a, ip6 f b\n")
+	list := parsed(t, "interfaces: [eth0, eth1]\nqueues: [0, 2-3]\ncpus: [2, 3, 7-10]\ncrc-peers: [10.1.0.0/16=off, \"fd00::/8=optional\"]\nallow-set: [ip f a, ip6 f b]\n")
+	text.values, list.values, text.File, list.File = nil, nil, "", ""
+	if !reflect.DeepEqual(text, list) || len(list.CPUs) != 6 || len(list.CRCPeers) != 2 {
+		t.Errorf("text %+v\nlists %+v", text, list)
 	}
 }
 

@@ -47,9 +47,12 @@ func readFile(v *viper.Viper, file string) (rules map[string]any, err error) {
 	return rules, nil
 }
 
+// listKeys are the keys that have several values: text with commas, or in the file a list.
+var listKeys = []string{"interfaces", "queues", "cpus", "crc-peers", "allow-set"}
+
 // checkKey returns an error unless name is that of a key, and value can be its value.
 func checkKey(name string, value any) error {
-	sub, isMap := value.(map[string]any)
+	sub, _ := value.(map[string]any)
 	list, isList := value.([]any)
 	if !slices.ContainsFunc(keys, func(k key) bool { return k.name == name }) {
 		if top, key, dot := strings.Cut(name, "."); dot && (top == allowKey || top == slotsKey) {
@@ -64,19 +67,18 @@ func checkKey(name string, value any) error {
 		}
 		return fmt.Errorf("unknown key %q: did you mean %q?", name, guess)
 	}
-	if isList && (name == "interfaces" || name == "allow-set") {
-		if slices.ContainsFunc(list, func(v any) bool { _, text := v.(string); return !text }) {
-			return fmt.Errorf("%s: must be one value, or a list of values", name)
-		}
+	inList := slices.Contains(listKeys, name)
+	switch _, text := value.(string); {
+	case text, value == nil:
 		return nil
-	}
-	if isList && name == "interface" {
+	case isList && inList && !slices.ContainsFunc(list, func(v any) bool { _, text := v.(string); return !text }):
+		return nil
+	case inList:
+		return fmt.Errorf("%s: must be one value, or a list of values", name)
+	case isList && name == "interface":
 		return errors.New("interface: must be one value: list several in interfaces")
 	}
-	if isMap || isList {
-		return fmt.Errorf("%s: must be one value; write a list as a string like \"0,2-3\"", name)
-	}
-	return nil
+	return fmt.Errorf("%s: must be one value", name)
 }
 
 // maxFile bounds the configuration file, which may be named by mistake.

@@ -194,7 +194,7 @@ func parseMetrics(v string) (network, address string, err error) {
 		return "unix", path, nil
 	}
 	ap, err := netip.ParseAddrPort(v)
-	if err != nil || !ap.Addr().IsLoopback() {
+	if err != nil || !ap.Addr().IsLoopback() || ap.Port() == 0 {
 		return "", "", errors.New("must be unix:PATH, or a loopback address and port like 127.0.0.1:9488; use a proxy for other addresses")
 	}
 	return "tcp", v, nil

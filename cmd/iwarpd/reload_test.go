@@ -45,9 +45,9 @@ allow:
     connect-to: 10.0.0.7
     max-registered: 16GiB
     max-rings: 65536
-  - admin: true
   - users: 7
     deny: true
+  - admin: true
 `)
 	if err != nil {
 		t.Fatal(err)
@@ -60,8 +60,8 @@ allow:
 			ConnectTo:  []netip.Prefix{netip.MustParsePrefix("10.0.0.7/32")},
 			Limits:     &ctrl.Limits{Clients: 256, PDs: 4096, MRs: 16384, MWs: 4096, CQs: 4096, CQDepth: 262144, QPs: 100, Listens: 256, Ports: 8192, Captures: 2, Registered: 16 << 30, Rings: 65536, Messages: 64 << 20},
 		},
-		{Admin: true},
 		{UIDs: []uint32{7}, Deny: true},
+		{Admin: true},
 	}
 	if diff := cmp.Diff(want, s.Allow, cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
