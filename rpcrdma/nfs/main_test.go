@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
 	"runtime"
 	"strings"
 	"syscall"
@@ -49,6 +50,32 @@ func TestWithoutCapability(t *testing.T) {
 		}
 	}
 	cmd.Env = append(cmd.Env, noHandles+"=drop")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestUnitCapabilities runs the tests of this package with the capabilities that the unit of systemd gives.
+func TestUnitCapabilities(t *testing.T) {
+	testenv.RequireRoot(t)
+	testenv.RequireTool(t, "setpriv")
+	if os.Getenv(noHandles) != "" {
+		return // the child of TestWithoutCapability
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	unit := testenv.ReadFile(t, "../../deploy/units/iwarpctl-nfs@.service")
+	caps := "-all"
+	for _, line := range regexp.MustCompile(`(?m)^CapabilityBoundingSet=(.+)$`).FindAllSubmatch(unit, -1) {
+		caps += strings.ToLower(strings.ReplaceAll(" "+string(line[1]), " CAP_", ",+"))
+	}
+	if caps == "-all" {
+		t.Fatal("the unit bounds no capabilities")
+	}
+	cmd := exec.CommandContext(t.Context(), "setpriv", "--bounding-set", caps, "--inh-caps", "-all", "--no-new-privs",
+		exe, "-test.run=^Test", "-test.skip=^(TestUnitCapabilities|TestWithoutCapability)$", "-test.timeout=9m")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
