@@ -60,6 +60,9 @@ func endpoint(host string, addr netip.Addr, port string) (string, error) {
 	case addr == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
 		return "", usageError{fmt.Errorf("address %q: is a broadcast address: RDMA needs the address of one host", host)}
 	}
+	if err := checkZone(addr); err != nil {
+		return "", err
+	}
 	return net.JoinHostPort(addr.String(), port), nil
 }
 
@@ -97,7 +100,18 @@ func listenAddr(s string, defaultPort int) (string, error) {
 	if addr.IsUnspecified() {
 		return ":" + port, nil
 	}
+	if err := checkZone(addr); err != nil {
+		return "", err
+	}
 	return net.JoinHostPort(addr.String(), port), nil
+}
+
+// checkZone returns an error if an address has a zone and is not link-local.
+func checkZone(addr netip.Addr) error {
+	if addr.Zone() != "" && !addr.IsLinkLocalUnicast() {
+		return usageError{fmt.Errorf("address \"%v\": only a link-local address has a zone: write %v", addr, addr.WithZone(""))}
+	}
+	return nil
 }
 
 func checkPort(port string) error {

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/gopacket/gopacket"
@@ -76,7 +77,7 @@ func hostFilter(s string, f *iwarp.CaptureFilter) error {
 	}
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
-		host, port = s, ""
+		host, port = strings.TrimSuffix(strings.TrimPrefix(s, "["), "]"), ""
 	}
 	if host != "" {
 		if _, err := netip.ParseAddr(host); err != nil {

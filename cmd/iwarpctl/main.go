@@ -197,6 +197,9 @@ func flagError(err error) error {
 	if !ok { // a type of this package, whose errors begin with the value
 		return fmt.Errorf("--%s %w", wrong.GetFlag().Name, wrong.Unwrap())
 	}
+	if errors.Is(err, strconv.ErrRange) {
+		return fmt.Errorf("--%s %q: is out of range", wrong.GetFlag().Name, wrong.GetValue())
+	}
 	return fmt.Errorf("--%s %q: must be %s", wrong.GetFlag().Name, wrong.GetValue(), want)
 }
 

@@ -120,6 +120,7 @@ func TestErrors(t *testing.T) {
 		{"help for an unknown command", []string{"help", "pingg"}, exitUsage, `no command "pingg", did you mean ping?; see iwarpctl --help`},
 		{"unknown command of a group", []string{"qp", "fly"}, exitUsage, `iwarpctl qp has no command "fly"; see iwarpctl qp --help`},
 		{"count without a number", []string{"ping", "-c", "-C", "abc"}, exitUsage, `--count "abc": must be a whole number; see iwarpctl ping --help`},
+		{"count out of range", []string{"ping", "-c", "-C", "99999999999999999999"}, exitUsage, `--count "99999999999999999999": is out of range; see iwarpctl ping --help`},
 		{"port with a leading zero", []string{"ping", "-c", "-a", "1.2.3.4", "-p", "0200000"}, exitUsage, `port "200000": must be`},
 		{"count in hexadecimal", []string{"ping", "-c", "-C", "0x10"}, exitUsage, `--count "0x10": must be a whole number`},
 		{"switch with a word", []string{"status", "--json=maybe"}, exitUsage, `--json "maybe": must be true or false; see iwarpctl status --help`},
@@ -204,6 +205,9 @@ func TestErrors(t *testing.T) {
 		{"stats without watch", []string{"stats", "--count", "2"}, exitUsage, "--watch"},
 		{"stats count", []string{"stats", "--watch", "--count", "-1"}, exitUsage, "--count -1"},
 		{"top count", []string{"top", "--count", "-1"}, exitUsage, "--count -1"},
+		{"perf interval", []string{"perf", "write", "--client", "1.2.3.4", "--interval", "1ns"}, exitUsage, "perf: --interval 1ns: must be 0, or at least 100ms"},
+		{"peer with a zone", []string{"ping", "-c", "-a", "fd09::2%eth0"}, exitUsage, "only a link-local address has a zone: write fd09::2"},
+		{"listener with a zone", []string{"serve", "--dir", dir, "--listen", "[fd09::2%eth0]:7176"}, exitUsage, "only a link-local address has a zone: write fd09::2"},
 		{"top interval", []string{"top", "--interval", "1ms"}, exitUsage, "at least 100ms"},
 		{"qp show nothing", []string{"qp", "show"}, exitUsage, "qp show NUMBER"},
 		{"export a folder that is not there", []string{"nfs", "export", filepath.Join(dir, "no")}, exitFile, "no such file"},
@@ -527,5 +531,23 @@ func TestTableWidth(t *testing.T) {
 	}
 	if last := v.screen(80, -1, 0, ""); !strings.Contains(last[len(last)-1], busy.Remote) {
 		t.Errorf("no peer: %q", last)
+	}
+}
+
+// TestHostFilter checks the forms of capture --host.
+func TestHostFilter(t *testing.T) {
+	for s, want := range map[string]iwarp.CaptureFilter{
+		"":               {},
+		"10.0.0.1":       {Address: "10.0.0.1"},
+		"10.0.0.1:7174":  {Address: "10.0.0.1", Port: 7174},
+		":7174":          {Port: 7174},
+		"fd00::1":        {Address: "fd00::1"},
+		"[fd00::1]":      {Address: "fd00::1"},
+		"[fd00::1]:7174": {Address: "fd00::1", Port: 7174},
+	} {
+		var f iwarp.CaptureFilter
+		if err := hostFilter(s, &f); err != nil || f != want {
+			t.Errorf("%q: %+v, %v; want %+v", s, f, err, want)
+		}
 	}
 }

@@ -61,8 +61,8 @@ func (c *command) perf() *cobra.Command {
 				return usageError{fmt.Errorf("perf: %d queue pairs: must be from 1 to %d", f.qps, perf.MaxQPs)}
 			case f.count < 0:
 				return usageError{fmt.Errorf("perf: --iterations %d: must not be negative", f.count)}
-			case f.interval < 0:
-				return usageError{fmt.Errorf("perf: --interval %v: must not be negative", f.interval)}
+			case f.interval != 0 && f.interval < leastInterval:
+				return usageError{fmt.Errorf("perf: --interval %v: must be 0, or at least %v", f.interval, leastInterval)}
 			case cmd.Flags().Changed("duration") && f.duration <= 0:
 				return usageError{fmt.Errorf("perf: --duration %v: must be positive", f.duration)}
 			}

@@ -36,7 +36,7 @@ func every(ctx context.Context, interval time.Duration, count int, f func(time.T
 	}
 }
 
-// leastInterval is the minimum of --interval, so that it does not load the daemon.
+// leastInterval is the minimum of --interval, so that samples mean something and do not load the daemon.
 const leastInterval = 100 * time.Millisecond
 
 // checkLooks validates --interval and --count.
