@@ -18,18 +18,14 @@ import (
 
 // Main handles "PROGRAM gen-man DIR", "PROGRAM gen-markdown", "PROGRAM gen-config FILE" and
 // "PROGRAM gen-config-man FILE", and then exits. It returns if args are not one of these. gen-man
-// writes the manual pages of root to DIR, that of root with a section about files, a pair of name
-// and description each. gen-markdown prints one page with all commands. gen-config prints a page
+// writes the manual pages of root to DIR, of a section of the book, that of root with a section about
+// files, a pair of name and description each, and with references to the pages also. gen-markdown prints one page with all commands. gen-config prints a page
 // about the configuration file FILE, gen-config-man a manual page of section 5 about it.
-func Main(args []string, root *cobra.Command, header *doc.GenManHeader, files ...[2]string) {
+func Main(args []string, root *cobra.Command, section, book string, also []string, files ...[2]string) {
 	var err error
 	switch {
 	case len(args) == 3 && args[1] == "gen-man":
-		root.DisableAutoGenTag = true // no HISTORY section
-		err = doc.GenManTree(root, header, args[2])
-		if err == nil {
-			err = manual(args[2], header.Section, root, filesSection(files))
-		}
+		err = manuals(args[2], root, section, book, also, files)
 	case len(args) == 2 && args[1] == "gen-markdown":
 		err = Markdown(os.Stdout, root)
 	case len(args) == 3 && args[1] == "gen-config":
@@ -46,19 +42,32 @@ func Main(args []string, root *cobra.Command, header *doc.GenManHeader, files ..
 	os.Exit(0)
 }
 
-// filesSection returns a section about files, a pair of name and description each.
-func filesSection(files [][2]string) string {
+// manuals writes the manual pages of root to dir, each with its own name as its title.
+func manuals(dir string, root *cobra.Command, section, book string, also []string, files [][2]string) error {
+	root.DisableAutoGenTag = true // no HISTORY section
+	if err := doc.GenManTree(root, &doc.GenManHeader{Section: section, Source: "iwarpd", Manual: book}, dir); err != nil {
+		return err
+	}
+	return manual(dir, section, root, ending(also, files))
+}
+
+// ending returns a section about files, a pair of name and description each, and the beginning of SEE ALSO.
+func ending(also []string, files [][2]string) string {
 	var b strings.Builder
 	b.WriteString(".SH FILES\n")
 	for _, f := range files {
 		fmt.Fprintf(&b, ".TP\n\\fI%s\\fP\n%s\n", f[0], f[1])
 	}
+	b.WriteString("\n.SH SEE ALSO\n")
+	for _, page := range also {
+		fmt.Fprintf(&b, "\\fB%s\\fP, ", page)
+	}
 	return b.String()
 }
 
 // manual completes the pages that cobra has written to dir for cmd and its subcommands. A page gets a list of the
-// subcommands, and that of cmd the section files.
-func manual(dir, section string, cmd *cobra.Command, files string) error {
+// subcommands, and that of cmd the text before what it refers to.
+func manual(dir, section string, cmd *cobra.Command, ending string) error {
 	name := filepath.Join(dir, strings.ReplaceAll(cmd.CommandPath(), " ", "-")+"."+section)
 	b, err := os.ReadFile(name)
 	if err != nil {
@@ -76,10 +85,10 @@ func manual(dir, section string, cmd *cobra.Command, files string) error {
 	}
 	page := options(string(b))
 	if commands.Len() > 0 {
-		page = insert(page, ".SH OPTIONS", ".SH COMMANDS\n"+commands.String())
+		page = replace(page, ".SH OPTIONS\n", ".SH COMMANDS\n"+commands.String()+"\n.SH OPTIONS\n")
 	}
-	if files != "" {
-		page = insert(page, ".SH SEE ALSO", files)
+	if ending != "" {
+		page = replace(page, ".SH SEE ALSO\n", ending)
 	}
 	return os.WriteFile(name, []byte(page), 0o644)
 }
@@ -96,13 +105,10 @@ func options(page string) string {
 	})
 }
 
-// insert inserts text in a manual page before a section, or at the end if there is no such section.
-func insert(page, section, text string) string {
-	before, after, found := strings.Cut(page, section)
-	if found {
-		after = section + after
-	}
-	return strings.TrimRight(before, "\n") + "\n\n" + text + "\n" + after
+// replace replaces the heading of a section by text, after one empty line.
+func replace(page, heading, text string) string {
+	before, after, _ := strings.Cut(page, heading)
+	return strings.TrimRight(before, "\n") + "\n\n" + text + after
 }
 
 // configMan writes the manual page of the configuration file name of a program.

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/cobra/doc"
 	"github.com/spf13/pflag"
 )
 
@@ -73,8 +72,8 @@ func TestConfigMan(t *testing.T) {
 	}
 }
 
-// TestManual checks that the page of a command lists its subcommands before its options and its files after them, and
-// that the options are paragraphs with tags.
+// TestManual checks that the page of a command lists its subcommands before its options and its files after them, that
+// the options are paragraphs with tags, and that the title of a page is its name.
 func TestManual(t *testing.T) {
 	root := &cobra.Command{Use: "tool", Short: "Tools", Run: func(*cobra.Command, []string) {}}
 	root.Flags().Bool("quick", false, "hurry")
@@ -83,10 +82,7 @@ func TestManual(t *testing.T) {
 	hidden := &cobra.Command{Use: "secret", Hidden: true, Run: func(*cobra.Command, []string) {}}
 	root.AddCommand(sub, hidden)
 	dir := t.TempDir()
-	if err := doc.GenManTree(root, &doc.GenManHeader{Title: "TOOL", Section: "8"}, dir); err != nil {
-		t.Fatal(err)
-	}
-	if err := manual(dir, "8", root, filesSection([][2]string{{"/etc/x", "Settings."}})); err != nil {
+	if err := manuals(dir, root, "8", "Tools", []string{"saw(1)"}, [][2]string{{"/etc/x", "Settings."}}); err != nil {
 		t.Fatal(err)
 	}
 	b, err := os.ReadFile(filepath.Join(dir, "tool.8"))
@@ -95,11 +91,11 @@ func TestManual(t *testing.T) {
 	}
 	const want = ".SH COMMANDS\n.TP\n\\fBcut\\fP\nCut a file.\n\n" +
 		".SH OPTIONS\n.TP\n\\fB-h\\fP, \\fB--help\\fP\nhelp for tool\n.TP\n\\fB--quick\\fP\nhurry\n.TP\n\\fB--size\\fP=3\npieces\n\n" +
-		".SH FILES\n.TP\n\\fI/etc/x\\fP\nSettings.\n\n.SH SEE ALSO\n"
+		".SH FILES\n.TP\n\\fI/etc/x\\fP\nSettings.\n\n.SH SEE ALSO\n\\fBsaw(1)\\fP, \\fBtool-cut(8)\\fP\n"
 	if !strings.Contains(string(b), want) {
 		t.Errorf("no\n%s\nin\n%s", want, b)
 	}
-	if b, err = os.ReadFile(filepath.Join(dir, "tool-cut.8")); err != nil || strings.Contains(string(b), "[=false]") {
+	if b, err = os.ReadFile(filepath.Join(dir, "tool-cut.8")); err != nil || strings.Contains(string(b), "[=false]") || !strings.Contains(string(b), `.TH "TOOL-CUT" "8"`) {
 		t.Errorf("%v\n%s", err, b)
 	}
 }
