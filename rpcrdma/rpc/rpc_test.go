@@ -232,10 +232,62 @@ func TestDuplicates(t *testing.T) {
 		}
 	}
 	for i := range uint32(cacheSize) {
-		do("c", makeCall(100+i, 1, 1))
+		do("a", makeCall(100+i, 1, 1))
 	}
 	if len(s.cache.entries) != cacheSize || do("a", makeCall(1, 1, 1)) == 1 {
 		t.Errorf("%d entries", len(s.cache.entries))
+	}
+}
+
+// cacheSize is the number of short replies that are cached.
+const cacheSize = cacheCost / leastCost
+
+// TestRepliesOfOthers checks that neither clients with many calls nor a network of many clients displace the replies of
+// other clients, but those beyond a share, and that nothing is counted for replies that are gone.
+func TestRepliesOfOthers(t *testing.T) {
+	var n atomic.Int32
+	s := counter(&n, nil)
+	do := func(peer string, xid uint32) uint32 {
+		reply, _ := s.Serve(t.Context(), peer, makeCall(xid, 1, 1), nil)
+		r, err := ParseReply(reply)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.U32()
+	}
+	const few, many = 500, cacheSize
+	first := make(map[string]uint32)
+	for _, c := range []struct {
+		peer  string
+		calls uint32
+	}{{"10.0.0.1", few}, {"fe80::1", many}, {"10.0.0.2", many}, {"2001:db8::1", few}} {
+		for i := range c.calls {
+			if r := do(c.peer, i); c.calls == many && i >= many-few && first[c.peer] == 0 || i == 0 && c.calls == few {
+				first[c.peer] = r
+			}
+		}
+	}
+	for i := range uint32(2 * cacheSize) {
+		do(fmt.Sprintf("2001:db8::1:%x", i), 0)
+	}
+	for peer, want := range first {
+		xid := uint32(0)
+		if peer == "fe80::1" || peer == "10.0.0.2" {
+			xid = many - few
+		}
+		if got := do(peer, xid); (got == want) == (peer == "2001:db8::1") { // that is in the network of the many
+			t.Errorf("%s: %d, then %d", peer, want, got)
+		}
+	}
+	c := &s.cache
+	if len(c.entries) > cacheSize || c.cost > cacheCost {
+		t.Errorf("%d entries of %d bytes", len(c.entries), c.cost)
+	}
+	for c.cost > 0 {
+		c.drop(c.largest())
+	}
+	if len(c.entries)+len(c.clients) > 0 {
+		t.Errorf("%d entries and %d clients are left", len(c.entries), len(c.clients))
 	}
 }
 

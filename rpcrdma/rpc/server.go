@@ -1,10 +1,14 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"hash/maphash"
+	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/iwarpd/iwarpd/internal/subnet"
 )
 
 // Request is a call to be executed by a Program.
@@ -134,22 +138,31 @@ type key struct {
 	sum                   uint64
 }
 
-// cacheSize is the number of cached replies, cacheBytes the limit of their length together, which the latest reply
-// alone may exceed, and cacheAge how long one is kept. After a reconnect a client repeats its outstanding requests, a
-// few hundred at most. A client that starts again may make the same request with the same XID as before: some derive
+// cacheCost is the limit of the cached replies together, which the latest one alone may exceed: each costs its length,
+// and at least leastCost. cacheAge is how long one is used. After a reconnect a client repeats its outstanding requests,
+// a few hundred at most. A client that starts again may make the same request with the same XID as before: some derive
 // their first XID from the time since they have started.
 const (
-	cacheSize  = 4096
-	cacheBytes = 16 << 20
-	cacheAge   = time.Hour
+	cacheCost = 16 << 20
+	leastCost = 4 << 10
+	cacheAge  = time.Hour
 )
 
-// cache holds replies for duplicate requests.
+// cache holds replies for duplicate requests. The client with the most makes room for further ones, so that no client
+// displaces all replies of another, which would be executed again.
 type cache struct {
 	mu      sync.Mutex
-	entries map[key]*entry // requests in progress, and those in order
-	order   []*entry       // completed requests, the oldest first
-	bytes   int            // of the replies in order
+	entries map[key]*entry // requests in progress, and completed ones
+	clients subnet.Peers[replies]
+	cost    int
+}
+
+// client has its completed requests as its connections.
+type client = subnet.Peer[replies]
+
+type replies struct {
+	order []*entry // of a client, the oldest first
+	cost  int
 }
 
 type entry struct {
@@ -159,18 +172,22 @@ type entry struct {
 	reply Msg
 }
 
+func (e *entry) cost() int { return max(leastCost, len(e.reply.Body)) }
+
 // do returns the cached reply for k, or calls f for it. If a request with the same key is in
 // progress, do waits for it.
 func (c *cache) do(k key, f func() Msg) Msg {
 	c.mu.Lock()
-	c.trim()
+	for l := c.client(k.peer); len(l.Value.order) > 0 && time.Since(l.Value.order[0].at) >= cacheAge; {
+		c.drop(l)
+	}
 	if e := c.entries[k]; e != nil {
 		c.mu.Unlock()
 		<-e.done
 		return e.reply
 	}
 	if c.entries == nil {
-		c.entries = make(map[key]*entry)
+		c.entries, c.clients = make(map[key]*entry), make(subnet.Peers[replies])
 	}
 	e := &entry{key: k, done: make(chan struct{})}
 	c.entries[k] = e
@@ -181,23 +198,51 @@ func (c *cache) do(k key, f func() Msg) Msg {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e.at = time.Now()
-	c.order = append(c.order, e)
-	c.bytes += len(e.reply.Body)
-	c.trim()
+	for c.cost > 0 && c.cost+e.cost() > cacheCost {
+		c.drop(c.largest())
+	}
+	l := c.client(k.peer)
+	l.Value.order = append(l.Value.order, e)
+	c.clients.Add(l)
+	c.count(l, e.cost())
 	return e.reply
 }
 
-// trim removes completed requests that are too old, or the oldest if there are too many or if their replies are too
-// long. Called with mu held.
-func (c *cache) trim() {
-	for len(c.order) > 0 {
-		old := c.order[0]
-		if len(c.order) <= cacheSize && (c.bytes <= cacheBytes || len(c.order) == 1) && time.Since(old.at) < cacheAge {
-			return
+// client returns the client with the given address. Called with mu held.
+func (c *cache) client(addr string) *client {
+	a, _ := netip.ParseAddr(addr)
+	return c.clients.Find(a, func(bool) (none replies) { return none })
+}
+
+// largest returns the client with the most replies of the network with the most. Called with mu held.
+func (c *cache) largest() (most *client) {
+	for _, l := range c.clients {
+		if len(l.Value.order) == 0 { // a network
+			continue
 		}
-		delete(c.entries, old.key)
-		c.bytes -= len(old.reply.Body)
-		c.order[0] = nil // the array may stay for long
-		c.order = c.order[1:]
+		if most == nil || cmp.Or(cmp.Compare(l.Net.Value.cost, most.Net.Value.cost), cmp.Compare(l.Value.cost, most.Value.cost),
+			most.Value.order[0].at.Compare(l.Value.order[0].at)) > 0 {
+			most = l
+		}
+	}
+	return most
+}
+
+// drop forgets the oldest request of l. Called with mu held.
+func (c *cache) drop(l *client) {
+	e := l.Value.order[0]
+	l.Value.order[0] = nil // the array may stay for long
+	l.Value.order = l.Value.order[1:]
+	delete(c.entries, e.key)
+	c.clients.Remove(l)
+	c.count(l, -e.cost())
+}
+
+// count adds to the cost of the replies to l. Called with mu held.
+func (c *cache) count(l *client, cost int) {
+	c.cost += cost
+	l.Value.cost += cost
+	if l.Net != l {
+		l.Net.Value.cost += cost
 	}
 }
