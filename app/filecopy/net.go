@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/subnet"
 )
 
 // Config returns the connection settings of both sides. They provide receives for everything that
@@ -32,7 +33,7 @@ type Server struct {
 func (s *Server) Serve(ctx context.Context, l *iwarp.Listener) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	slots := make(chan struct{}, s.MaxClients)
+	slots := &places{free: s.MaxClients, taken: make(map[netip.Prefix]int)}
 	for {
 		req, err := l.Request(ctx)
 		switch {
@@ -43,9 +44,8 @@ func (s *Server) Serve(ctx context.Context, l *iwarp.Listener) error {
 			return err
 		}
 		tell := func(e Event) { s.tell(req.Remote, e) }
-		select {
-		case slots <- struct{}{}:
-		default:
+		net := subnet.Of(req.Remote.Addr())
+		if !slots.take(net) {
 			v, err := checkHello(req.PrivateData())
 			if err != nil {
 				v = Version
@@ -54,11 +54,41 @@ func (s *Server) Serve(ctx context.Context, l *iwarp.Listener) error {
 			continue
 		}
 		wg.Go(func() {
-			defer func() { <-slots }()
+			defer slots.release(net)
 			if err := s.serve(ctx, req, tell); err != nil && ctx.Err() == nil {
 				tell(Event{Err: err})
 			}
 		})
+	}
+}
+
+// places are those of the clients that are served, by network.
+type places struct {
+	mu    sync.Mutex
+	free  int
+	taken map[netip.Prefix]int
+}
+
+// take takes a place for a client in net, which may have at most four times as many places as are free: one network
+// alone leaves some for others.
+func (p *places) take(net netip.Prefix) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.taken[net] >= 4*p.free {
+		return false
+	}
+	p.free--
+	p.taken[net]++
+	return true
+}
+
+// release frees a place that take has taken.
+func (p *places) release(net netip.Prefix) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.free++
+	if p.taken[net]--; p.taken[net] == 0 {
+		delete(p.taken, net)
 	}
 }
 

@@ -80,3 +80,51 @@ func TestOverRDMA(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+// TestPlacesForOthers checks that a peer that connects as often as it can leaves places for others, and that places become
+// free again.
+func TestPlacesForOthers(t *testing.T) {
+	a, b, err := embed.Pair(embed.PairConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	l, err := b.Device().Listen(t.Context(), ":7176", Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	const most = 10
+	served := make(chan error, 1)
+	go func() { served <- (&Server{Store: openStore(t, t.TempDir()), MaxClients: most}).Serve(ctx, l) }()
+	defer func() {
+		cancel()
+		<-served
+	}()
+	addrs := embed.PairAddrs()[2:] // of b: IPv4, IPv6
+	dial := func(addr netip.Addr) (l []*Client) {
+		for range most {
+			c, err := Dial(ctx, a.Device(), netip.AddrPortFrom(addr, 7176).String(), Config())
+			if err != nil {
+				break
+			}
+			l = append(l, c)
+		}
+		return l
+	}
+	for _, addr := range []netip.Addr{addrs[0], addrs[1], addrs[0]} {
+		first := dial(addr)
+		other := dial(addrs[1])
+		if addr == addrs[1] {
+			other = dial(addrs[0])
+		}
+		if len(first) != 8 || len(other) != 2 {
+			t.Errorf("the first peer at %v has %d places, another one %d", addr, len(first), len(other))
+		}
+		for _, c := range append(first, other...) {
+			c.Close()
+		}
+	}
+}
