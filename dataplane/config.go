@@ -87,8 +87,8 @@ type SCTPConfig struct {
 	PerPeer int
 	// Memory bounds the out-of-order data, in bytes, that the associations of one worker
 	// hold; default 256 MiB, or four receive windows if that is more. When it is exceeded,
-	// the association that holds the most is ended, preferring those without an accepted
-	// session.
+	// the associations that hold the most are ended, those without an accepted session first,
+	// until an eighth is free.
 	Memory int
 }
 

@@ -329,34 +329,43 @@ func (as *assoc) done() bool {
 // the full window, from which peers derive their slow start.
 const strangerWindow = 64 << 10
 
-// holds updates the memory held for as, and ends associations if the total is too large.
+// holds updates the memory held for as. If the total is too large it looks at all associations, and ends some until an
+// eighth is free: peers could otherwise cause that by each packet.
 func (as *assoc) holds(w *worker) {
 	as.weigh(w)
-	for trimmed := false; w.sctp.memory > w.e.cfg.SCTP.Memory; {
-		if !trimmed {
-			trimmed = true
-			for o := range w.assocs() {
-				if o.mux != nil {
-					o.mux.Trim()
-					o.weigh(w)
-				}
-			}
-			continue
+	most := w.e.cfg.SCTP.Memory
+	if w.sctp.memory <= most {
+		return
+	}
+	var all []*assoc
+	for o := range w.assocs() {
+		if o.mux != nil {
+			o.mux.Trim()
+			o.weigh(w)
 		}
-		var most *assoc
-		for o := range w.assocs() {
-			if o.memory > 0 && (most == nil || most.admitted && !o.admitted || most.admitted == o.admitted && most.memory < o.memory) {
-				most = o
+		all = append(all, o)
+	}
+	slices.SortFunc(all, func(a, b *assoc) int {
+		if a.admitted != b.admitted {
+			if a.admitted {
+				return 1
 			}
+			return -1
 		}
-		if most == nil {
+		return b.memory - a.memory
+	})
+	for _, o := range all {
+		if w.sctp.memory <= most-most/8 {
 			return
 		}
+		if o.memory == 0 {
+			continue
+		}
 		w.stats.AssocsNoMemory++
-		most.a.GiveUp()
-		w.sctp.memory -= most.memory
-		most.memory = 0
-		w.mark(&most.lane)
+		o.a.GiveUp()
+		w.sctp.memory -= o.memory
+		o.memory = 0
+		w.mark(&o.lane)
 	}
 }
 

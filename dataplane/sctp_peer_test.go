@@ -579,6 +579,34 @@ func TestSCTPMemoryOfPlaces(t *testing.T) {
 	}
 }
 
+// TestSCTPMemoryIsFreed checks that an eighth of the memory is free after there was too little: peers must send much before
+// all associations are looked at again.
+func TestSCTPMemoryIsFreed(t *testing.T) {
+	p := newRawPeer(t)
+	const most = 80 << 10
+	w := p.hosts[1].w
+	w.e.cfg.SCTP.Memory = most
+	p.admit(t)
+	p.piece(6, 1400)
+	for range 39 {
+		p.piece(4, 1400)
+	}
+	for port := uint16(41000); w.stats.AssocsNoMemory == 0; port++ {
+		if w.sctp.memory > most {
+			t.Fatalf("%d bytes", w.sctp.memory)
+		}
+		other := *p
+		other.local = netip.AddrPortFrom(p.local.Addr(), port)
+		if !other.connect() {
+			t.Fatal("no association")
+		}
+		other.piece(6, 1400)
+	}
+	if w.sctp.memory > most-most/8 || p.assoc() == nil || p.assoc().a.Kept() != 40*1400 {
+		t.Errorf("%d of %d bytes are in use; that with a session: %v", w.sctp.memory, most, p.assoc())
+	}
+}
+
 // TestSCTPOddPeer has peers send random valid and invalid chunks and then leave. No state of them may remain.
 func TestSCTPOddPeer(t *testing.T) {
 	oneGoroutine(t)
