@@ -25,8 +25,12 @@ type mounts struct {
 
 type mountEntry struct{ host, dir string }
 
-// maxMounts bounds the entries kept for DUMP. The latest are kept, since clients that are gone leave theirs behind.
-const maxMounts = 1024
+// size returns the bytes of an entry in the reply to DUMP.
+func (e *mountEntry) size() int { return 12 + pad4(len(e.host)) + pad4(len(e.dir)) }
+
+// maxMounts bounds the bytes of the entries kept for DUMP: a client may have hundreds of short calls in progress, and
+// leave all replies unread. The latest are kept, since clients that are gone leave theirs behind.
+const maxMounts = 32 << 10
 
 // Status codes of MOUNT (RFC 1813 section 5.1.5).
 const (
@@ -121,7 +125,13 @@ func (m *mounts) mount(c *cred, host, dir string) ([]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.list = slices.DeleteFunc(m.list, func(e mountEntry) bool { return e == mountEntry{host, dir} })
-	m.list = append(m.list[max(0, len(m.list)-maxMounts+1):], mountEntry{host, dir})
+	m.list = append(m.list, mountEntry{host, dir})
+	size, first := 0, len(m.list)
+	for first > 0 && size+m.list[first-1].size() <= maxMounts {
+		first--
+		size += m.list[first].size()
+	}
+	m.list = slices.Delete(m.list, 0, first)
 	return fh, nil
 }
 

@@ -89,6 +89,9 @@ func TestMountNames(t *testing.T) {
 	}
 	dump := func() (dirs []string) {
 		r := send(2)
+		if n := r.Left(); n > 33<<10 {
+			t.Errorf("DUMP: a reply of %d bytes", n)
+		}
 		for r.U32() == 1 {
 			r.String(255)
 			dirs = append(dirs, r.String(1024))
@@ -118,7 +121,7 @@ func TestMountNames(t *testing.T) {
 		send(1, strings.Repeat("/", i+1))
 	}
 	send(1, inner)
-	if got := dump(); len(got) != 1024 || !slices.Contains(got, inner) {
+	if got := dump(); len(got) < 30 || !slices.Contains(got, inner) {
 		t.Errorf("DUMP after many MNTs: %d entries, %q", len(got), got[len(got)-1])
 	}
 	send(4)
