@@ -121,6 +121,41 @@ func TestFullOfCookies(t *testing.T) {
 	}
 }
 
+// TestTimeWaitOrder checks that room is made by the connection with the least time left in TIME-WAIT, which begins again
+// when the peer sends its FIN again.
+func TestTimeWaitOrder(t *testing.T) {
+	h := newForeign(t, 8)
+	h.e.cfg.MaxConns = 2
+	ports := []uint16{40000, 40001}
+	fins := make(map[uint16]tcp.Header)
+	for _, port := range ports {
+		h.segment(port, tcp.Header{Flags: tcp.SYN}, "")
+		ack := tcp.Header{Flags: tcp.ACK, Seq: 1, Ack: h.answer.Seq + 1}
+		h.segment(port, ack, "")
+		h.drain()
+		ev, _ := h.take(EventAccepted)
+		h.w.disconnect(h.w.streams[ev.Conn], false)
+		h.w.turn()
+		ack.Flags |= tcp.FIN
+		ack.Ack++
+		h.segment(port, ack, "")
+		fins[port] = ack
+	}
+	waits := func(port uint16) bool {
+		flow := pkt.NewFlow(h.local, netip.AddrPortFrom(addrA, port))
+		c := h.w.lookup(&flow)
+		return c != nil && c.tcp.State() == tcp.TimeWait
+	}
+	if !waits(ports[0]) || !waits(ports[1]) {
+		t.Fatal("not in TIME-WAIT")
+	}
+	h.segment(ports[0], fins[ports[0]], "")
+	h.segment(42000, tcp.Header{Flags: tcp.SYN}, "")
+	if !waits(ports[0]) || waits(ports[1]) {
+		t.Errorf("in TIME-WAIT: %v, %v; want only the first, which has more time left", waits(ports[0]), waits(ports[1]))
+	}
+}
+
 // TestHalfOpenCostsNothing checks that connections that never get beyond SYN-RECEIVED, whose address may be forged,
 // cause neither events nor lookups of next hops.
 func TestHalfOpenCostsNothing(t *testing.T) {

@@ -92,6 +92,9 @@ func (c *tcpConn) handle(w *worker, f *rxFrame) {
 	}
 	r := c.segs.HandleSegment(w.now, seg)
 	w.mark(&c.lane)
+	if c.waiting != nil { // the peer may have sent its FIN again
+		w.timeWait.MoveToBack(c.waiting)
+	}
 	switch r.Action {
 	case tcp.Deliver:
 		if f.summed && c.mode == modeFull && r.Len == seg.Len {

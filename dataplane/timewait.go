@@ -8,8 +8,8 @@ func (w *worker) enterTimeWait(c *tcpConn) {
 	c.rx, c.pre = mpa.Receiver{}, byteStream{}
 }
 
-// evict removes the connection with the least time left in TIME-WAIT to make room for a new
-// one, as other hosts do. It returns false if there is none.
+// evict removes the connection in TIME-WAIT whose peer has sent nothing for the longest time to make
+// room for a new one, as other hosts do. It returns false if there is none.
 func (w *worker) evict() bool {
 	oldest := w.timeWait.Front()
 	if oldest == nil {

@@ -52,7 +52,7 @@ type worker struct {
 	streams   map[ConnID]*stream
 	moved     map[ConnID]*worker // dialed streams that another queue has adopted
 	listeners listeners
-	timeWait  list.List // of *tcpConn, in the order in which they entered TIME-WAIT
+	timeWait  list.List // of *tcpConn, in the order in which their peers have sent their last segment
 	clients   []*client
 	nextConn  uint64
 
