@@ -225,7 +225,7 @@ const maxScrapers = 16
 // serveMetrics serves until ctx is done or l is closed.
 func serveMetrics(ctx context.Context, l net.Listener, h http.Handler, log *zap.Logger) {
 	l = netutil.LimitListener(l, maxScrapers)
-	s := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 15 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	s := &http.Server{Handler: h, ReadTimeout: 5 * time.Second, WriteTimeout: 15 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	stop := context.AfterFunc(ctx, func() { s.Close() })
 	defer stop()
 	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {

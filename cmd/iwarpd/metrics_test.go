@@ -194,7 +194,7 @@ func (p *pipes) Close() error   { close(p.closed); return nil }
 func (p *pipes) Addr() net.Addr { return &net.UnixAddr{} }
 
 // TestScrapers checks that users of the host, who all may connect to a loopback address, cannot take the daemon's
-// descriptors by connections for metrics.
+// descriptors by connections for metrics, nor keep others out by requests that they never finish.
 func TestScrapers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &pipes{make(chan net.Conn), make(chan struct{})}
@@ -203,18 +203,25 @@ func TestScrapers(t *testing.T) {
 		go serveMetrics(ctx, l, http.NotFoundHandler(), zap.NewNop())
 		var accepted atomic.Int32
 		for range 2 * maxScrapers {
-			_, c := net.Pipe()
+			client, c := net.Pipe()
 			go func() {
 				select {
 				case l.conns <- c:
 					accepted.Add(1)
 				case <-l.closed:
+					return
 				}
+				_, _ = client.Write([]byte("GET /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n"))
+				_, _ = io.Copy(io.Discard, client)
 			}()
 		}
 		synctest.Wait()
 		if n := accepted.Load(); n != maxScrapers {
 			t.Errorf("%d connections are accepted; want %d", n, maxScrapers)
+		}
+		time.Sleep(10 * time.Second)
+		if n := accepted.Load(); n != 2*maxScrapers {
+			t.Errorf("%d connections are accepted later; want %d", n, 2*maxScrapers)
 		}
 	})
 }
