@@ -8,6 +8,11 @@ import (
 // missesToLose is how many SACKs must report a chunk missing before it is marked lost (RFC 9260 7.2.4).
 const missesToLose = 3
 
+// maxWalk is the number of chunks that the gap reports of SACKs may make us look at at one time; the report that reaches it is
+// the last one considered. A peer whose SACKs contradict each other could otherwise take the worker's time by short
+// packets. Later SACKs repeat the reports.
+const maxWalk = 4 * rcvTSNs
+
 // handleSack is RFC 9260 6.2.1 and 7.2.
 func (a *Assoc) handleSack(now clock.Time, s *Sack) {
 	n := s.Cum.Sub(a.cumAck)
@@ -22,7 +27,10 @@ func (a *Assoc) handleSack(now clock.Time, s *Sack) {
 	a.noAcks()
 	newest, any := a.cumulative(now, n)
 	top := newest
-	if s.Gaps() > 0 || a.gapAcked > 0 {
+	if now != a.walkedAt {
+		a.walkedAt, a.walked = now, 0
+	}
+	if (s.Gaps() > 0 || a.gapAcked > 0) && a.walked < maxWalk {
 		t, high, ok := a.gaps(now, s)
 		if ok {
 			newest, any = serial.Max(newest, t), true
@@ -167,6 +175,7 @@ func (a *Assoc) gaps(now clock.Time, s *Sack) (newest, top serial.Num, any bool)
 		if g < n && from.LessEq(t) {
 			begin, end := p, p+min(uint32(to-t)+1, a.next-p)
 			for p != end {
+				a.walked++
 				q := a.at(p)
 				if q.state == acked {
 					known := min(max(uint32(q.run), 1), end-p)
@@ -187,6 +196,7 @@ func (a *Assoc) gaps(now clock.Time, s *Sack) (newest, top serial.Num, any bool)
 			top = a.tsn(end - 1)
 			continue
 		}
+		a.walked++
 		if it.state == acked {
 			left--
 			a.gapAcked--
@@ -201,8 +211,11 @@ func (a *Assoc) gaps(now clock.Time, s *Sack) (newest, top serial.Num, any bool)
 		}
 		p++
 	}
-	for p := a.first; reneged && p != a.next; p++ {
-		a.at(p).run = 0
+	if reneged {
+		a.walked += int(a.next - a.first)
+		for p := a.first; p != a.next; p++ {
+			a.at(p).run = 0
+		}
 	}
 	return newest, top, any
 }

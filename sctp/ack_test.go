@@ -487,6 +487,7 @@ func TestGapReports(t *testing.T) {
 				gaps[i] -= uint16(n)
 			}
 		}
+		r.now++ // what SACKs may cost at one time is limited
 		r.send(a.tag, sackBytes(a.cumAck.Add(n), 1<<20, gaps...))
 		count, outstanding, run := 0, 0, 0
 		for p := a.first; p != a.next; p++ {
@@ -539,6 +540,7 @@ func sackCost(t *testing.T, chunks, half int) time.Duration {
 	for i := range 100 {
 		began := time.Now()
 		for range 1000 {
+			r.now++ // what SACKs may cost at one time is limited
 			a.HandlePacket(r.now, r.flow, 0, sackPacket(r, base, 2, uint16(half), uint16(half+2), uint16(2*half+min(i, 90))))
 		}
 		fastest = min(fastest, time.Since(began))
@@ -552,4 +554,39 @@ func sackCost(t *testing.T, chunks, half int) time.Duration {
 func sackPacket(r *rig, cum serial.Num, gaps ...uint16) []byte {
 	h := Header{r.flow.RemotePort, r.flow.LocalPort, r.a.tag}
 	return append(h.Append(nil), sackBytes(cum, 1<<20, gaps...)...)
+}
+
+// TestContrarySacks checks that SACKs that contradict each other make us look at few chunks at one time, and that their gap
+// reports count again later.
+func TestContrarySacks(t *testing.T) {
+	const most = 4000
+	r := listening(t, Config{})
+	a := r.a
+	a.paths[0].cwnd, a.peerRwnd, a.burst = 1<<20, 1<<20, 1<<20
+	for range most {
+		a.Push(&Message{Buf: NoBuf, Len: 4})
+	}
+	r.drain(nil)
+	r.take()
+	changed := 0
+	sack := func(gaps ...uint16) {
+		had := a.gapAcked
+		a.HandlePacket(r.now, r.flow, 0, sackPacket(r, a.cumAck, gaps...))
+		if a.gapAcked != had {
+			changed++
+		}
+	}
+	for range 100 {
+		sack(2, most)
+		sack()
+	}
+	if changed == 0 || changed > 5 {
+		t.Errorf("%d of 200 SACKs made us look at all chunks", changed)
+	}
+	for _, gaps := range [][]uint16{nil, {2, most}, nil} {
+		r.now++
+		if sack(gaps...); (a.gapAcked > 0) != (gaps != nil) {
+			t.Errorf("%d chunks are acknowledged after a SACK of %v", a.gapAcked, gaps)
+		}
+	}
 }

@@ -79,9 +79,11 @@ type sending struct {
 	queued       int // bytes never sent
 	lostCount    int
 	gapAcked     int
-	burst        int  // packets of new data that may be sent
-	polled       bool // PollTransmit was called after the last SACK
-	ackedPackets int  // packets acknowledged by the current SACK
+	walked       int        // chunks that gap reports made us look at since walkedAt
+	walkedAt     clock.Time // when the last SACK came
+	burst        int        // packets of new data that may be sent
+	polled       bool       // PollTransmit was called after the last SACK
+	ackedPackets int        // packets acknowledged by the current SACK
 	recovery     recovery
 	recoverTo    serial.Num // recovery ends when this is acknowledged
 	probing      bool       // a closed window is being probed, and a SACK was received
