@@ -623,7 +623,8 @@ func (f writerFunc) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestNFSJSON checks what nfs put and nfs get print with --json, and that both keep a file's name in a folder.
+// TestNFSJSON checks what nfs put and nfs get print with --json, and that both keep a file's name in a folder. Only root may
+// write to that: if this is root, the export must take --no-root-squash.
 func TestNFSJSON(t *testing.T) {
 	dir := t.TempDir()
 	socketA, socketB := filepath.Join(dir, "a.sock"), filepath.Join(dir, "b.sock")
@@ -635,7 +636,7 @@ func TestNFSJSON(t *testing.T) {
 	ended := make(chan int)
 	go func() {
 		var out, errOut strings.Builder
-		ended <- run(ctx, []string{"--socket", socketB, "nfs", "export", t.TempDir(), "--mount-port", "0", "--portmap-port", "0", "--key-file", filepath.Join(dir, "key")}, &out, &errOut)
+		ended <- run(ctx, []string{"--socket", socketB, "nfs", "export", t.TempDir(), "--mount-port", "0", "--portmap-port", "0", "--key-file", filepath.Join(dir, "key"), "--no-root-squash"}, &out, &errOut)
 	}()
 	root := b.Addr().String() + ":/"
 	for code := exitPeer; code == exitPeer && ctx.Err() == nil; { // it may not listen yet

@@ -43,11 +43,12 @@ func (c *command) nfsExport() *cobra.Command {
 		Short: "Serve a folder",
 		Long: "export serves a folder until interrupted. It also serves MOUNT and a small\n" +
 			"portmapper over the kernel's TCP and UDP, at the same address. Anyone who can\n" +
-			"reach the address can access the folder with the rights of any user that they\n" +
-			"claim to be, or with yours if you are not root. Without CAP_DAC_READ_SEARCH,\n" +
-			"which plain users do not have, clients must mount again when export restarts,\n" +
-			"and a file that somebody renames on this host is stale until clients look it up\n" +
-			"again. When the daemon stops, export waits for it to restart, and continues.",
+			"reach the address can access the folder with the rights of any user but root\n" +
+			"that they claim to be, or with yours if you are not root. Their root is nobody,\n" +
+			"unless --no-root-squash. Without CAP_DAC_READ_SEARCH, which plain users do not\n" +
+			"have, clients must mount again when export restarts, and a file that somebody\n" +
+			"renames on this host is stale until clients look it up again. When the daemon\n" +
+			"stops, export waits for it to restart, and continues.",
 		Example: "  iwarpctl nfs export /srv/files --listen 10.0.0.1:20049",
 		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -93,7 +94,7 @@ func (c *command) nfsExport() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&x.Listen, "listen", fmt.Sprintf(":%d", rpcrdma.Port), "address to listen on, ADDR:PORT or :PORT")
 	f.BoolVar(&cfg.ReadOnly, "read-only", false, "refuse changes")
-	f.BoolVar(&cfg.RootSquash, "root-squash", false, "treat the clients' root as nobody")
+	f.BoolVar(&cfg.NoRootSquash, "no-root-squash", false, "trust clients that claim to be root; otherwise their root is nobody")
 	f.BoolVar(&cfg.Async, "async", false, "do not wait for the disk: faster, and a crash loses data")
 	f.IntVar(&x.MountPort, "mount-port", nfs.PortMount, "TCP port of MOUNT; 0: none")
 	f.IntVar(&x.PortmapPort, "portmap-port", nfs.PortPortmap, "TCP and UDP port of the portmapper; 0: none")

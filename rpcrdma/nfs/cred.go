@@ -34,7 +34,7 @@ func (s *Server) credOf(a rpc.Auth) (c cred, ok bool) {
 	if !s.root {
 		return cred{uint32(os.Geteuid()), uint32(os.Getegid()), s.groups}, true
 	}
-	if s.cfg.RootSquash {
+	if !s.cfg.NoRootSquash {
 		if c.uid == 0 {
 			return cred{uid: nobody, gid: nobody}, true
 		}

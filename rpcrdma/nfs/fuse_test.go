@@ -175,7 +175,7 @@ func TestVerifierOfLoss(t *testing.T) {
 		}
 		return 0
 	})
-	l := serveLocal(t, nfs.Config{Dir: dir})
+	l := serveLocal(t, nfs.Config{Dir: dir, NoRootSquash: true})
 	f, g := l.lookup("f"), l.lookup("g")
 	wait := func(c chan struct{}) {
 		t.Helper()
@@ -225,7 +225,7 @@ func TestLossSeenByHost(t *testing.T) {
 		}
 		return 0
 	})
-	l := serveLocal(t, nfs.Config{Dir: dir})
+	l := serveLocal(t, nfs.Config{Dir: dir, NoRootSquash: true})
 	fh := l.lookup("f")
 	r := l.want(nfsv3.NFS3_OK, root, pWrite, write(fh, 0, []byte("x")))
 	r.Fixed(4 + 24 + 4 + 84 + 4 + 4)
@@ -249,7 +249,7 @@ func TestLossSeenByHost(t *testing.T) {
 // TestInterrupted checks that a client repeats what a signal for the server has interrupted.
 func TestInterrupted(t *testing.T) {
 	dir := mountFuse(t, 0, "", 0, func(uint32, uint64) unix.Errno { return unix.EINTR })
-	l := serveLocal(t, nfs.Config{Dir: dir})
+	l := serveLocal(t, nfs.Config{Dir: dir, NoRootSquash: true})
 	f := l.lookup("f")
 	l.want(nfsv3.NFS3ERR_JUKEBOX, root, pCommit, func(w *rpc.Writer) { w.Opaque(f); w.U64(0); w.U32(0) })
 }
@@ -263,7 +263,7 @@ func TestRenameCommits(t *testing.T) {
 		}
 		return 0
 	})
-	l := serveLocal(t, nfs.Config{Dir: dir})
+	l := serveLocal(t, nfs.Config{Dir: dir, NoRootSquash: true})
 	l.want(nfsv3.NFS3_OK, root, pRename, func(w *rpc.Writer) { name(l.root, "f")(w); name(l.root, "g")(w) })
 	if n := commits.Load(); n != 1 {
 		t.Errorf("%d times", n)

@@ -33,10 +33,10 @@ type local struct {
 	xid  atomic.Uint32
 }
 
-// newLocal returns a server that does not wait for the disk.
+// newLocal returns a server that does not wait for the disk, and for which the caller root is root.
 func newLocal(t *testing.T, cfg nfs.Config) *local {
 	t.Helper()
-	cfg.Async = true
+	cfg.Async, cfg.NoRootSquash = true, true
 	return serveLocal(t, cfg)
 }
 

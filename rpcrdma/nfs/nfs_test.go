@@ -47,7 +47,7 @@ func start(t testing.TB, version int, set ...func(*nfs.Config)) *rig {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
 	testenv.Chmod(t, dir, 0o777)
-	scfg := nfs.Config{Dir: dir}
+	scfg := nfs.Config{Dir: dir, NoRootSquash: true}
 	for _, f := range set {
 		f(&scfg)
 	}

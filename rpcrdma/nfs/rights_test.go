@@ -219,8 +219,10 @@ func TestRunning(t *testing.T) {
 	}
 }
 
+// TestRootSquash checks that by default the root and the group 0 of a client have no rights, and that a client can make
+// no set-user-ID program of root, no set-group-ID program of its group, and no device node.
 func TestRootSquash(t *testing.T) {
-	l := newLocal(t, nfs.Config{RootSquash: true})
+	l := serveLocal(t, nfs.Config{Async: true})
 	l.want(nfsv3.NFS3_OK, root, pCreate, create(l.root, "made", 0o600))
 	var st unix.Stat_t
 	if err := unix.Stat(filepath.Join(l.dir, "made"), &st); err != nil || st.Uid != 65534 || st.Gid != 65534 {
@@ -229,6 +231,24 @@ func TestRootSquash(t *testing.T) {
 	fh := l.file("f", 0o660, root, "data")
 	for _, c := range []who{root, {1000, 0, nil}, {1000, 100, []uint32{0}}, {0, 0, []uint32{0}}, {1000, 1<<32 - 1, nil}, {1<<32 - 1, 100, nil}, {1000, 100, []uint32{1<<32 - 1}}} {
 		l.want(nfsv3.NFS3ERR_ACCES, c, pRead, read(fh, 0, 4))
+	}
+	owned := func(w *rpc.Writer) { w.U32(1, 0o6755, 1, 0, 1, 0, 0, 0, 0) } // by root and its group; no size, no times
+	for _, c := range []who{root, {0, 100, []uint32{0}}, {1000, 0, nil}, {1000, 100, []uint32{0}}} {
+		l.want(nfsv3.NFS3_OK, c, pCreate, func(w *rpc.Writer) { name(l.root, "su")(w); w.U32(0); owned(w) })
+		su := l.lookup("su")
+		l.want(nfsv3.NFS3_OK, c, pWrite, write(su, 0, []byte("program")))
+		l.want(nfsv3.NFS3ERR_PERM, c, pSetattr, func(w *rpc.Writer) { w.Opaque(su); owned(w); w.U32(0) })
+		l.want(nfsv3.NFS3_OK, c, pSetattr, func(w *rpc.Writer) { w.Opaque(su); sattr(w, 0o6755, -1); w.U32(0) })
+		if err := unix.Stat(filepath.Join(l.dir, "su"), &st); err != nil || st.Uid == 0 || st.Gid == 0 || st.Mode&0o7777 != 0o6755 {
+			t.Errorf("%+v makes a program of %d:%d, mode %#o, %v", c, st.Uid, st.Gid, st.Mode&0o7777, err)
+		}
+		l.want(nfsv3.NFS3ERR_PERM, c, pMknod, func(w *rpc.Writer) {
+			name(l.root, "dev")(w)
+			w.U32(uint32(nfsv3.NF3BLK))
+			sattr(w, 0o666, -1)
+			w.U32(8, 0)
+		})
+		l.want(nfsv3.NFS3_OK, c, pRemove, name(l.root, "su"))
 	}
 }
 

@@ -300,7 +300,7 @@ func TestVerifier(t *testing.T) {
 // is on disk at once.
 func TestManyUnstable(t *testing.T) {
 	const limit = 256
-	l := serveLocal(t, nfs.Config{})
+	l := serveLocal(t, nfs.Config{NoRootSquash: true})
 	committed := func(fh []byte) nfsv3.StableHow {
 		t.Helper()
 		r := l.want(nfsv3.NFS3_OK, root, pWrite, write(fh, 0, []byte("x")))

@@ -38,10 +38,12 @@ const MaxIO = 1 << 20
 
 // Config configures a Server.
 type Config struct {
-	Dir        string
-	ReadOnly   bool
-	RootSquash bool // map the client's root to nobody
-	Async      bool // do not wait for the disk where the protocol requires it: a crash may lose data
+	Dir      string
+	ReadOnly bool
+	// NoRootSquash trusts clients that claim to be root. Otherwise their root is nobody, and group 0 counts for no
+	// caller.
+	NoRootSquash bool
+	Async        bool // do not wait for the disk where the protocol requires it: a crash may lose data
 	// KeyFile contains the key that authenticates file handles; see DefaultKeyFile. It is
 	// created if it does not exist. If it is "", the key is random and handles become invalid
 	// when the Server ends.

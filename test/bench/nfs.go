@@ -68,7 +68,7 @@ func nfsServer(j job, ready func()) ([]result, error) {
 	if err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, nfsDepth*mib), 0o666); err != nil {
 		return nil, err
 	}
-	s, err := nfs.NewServer(nfs.Config{Dir: dir, Async: true})
+	s, err := nfs.NewServer(nfs.Config{Dir: dir, Async: true, NoRootSquash: true})
 	if err != nil {
 		return nil, err
 	}
