@@ -624,7 +624,7 @@ func (f writerFunc) Write(b []byte) (int, error) {
 }
 
 // TestNFSJSON checks what nfs put and nfs get print with --json, and that both keep a file's name in a folder. Only root may
-// write to that: if this is root, the export must take --no-root-squash.
+// write to that: if this is root, the export must take --no-root-squash, and say so.
 func TestNFSJSON(t *testing.T) {
 	dir := t.TempDir()
 	socketA, socketB := filepath.Join(dir, "a.sock"), filepath.Join(dir, "b.sock")
@@ -636,7 +636,11 @@ func TestNFSJSON(t *testing.T) {
 	ended := make(chan int)
 	go func() {
 		var out, errOut strings.Builder
-		ended <- run(ctx, []string{"--socket", socketB, "nfs", "export", t.TempDir(), "--mount-port", "0", "--portmap-port", "0", "--key-file", filepath.Join(dir, "key"), "--no-root-squash"}, &out, &errOut)
+		code := run(ctx, []string{"--socket", socketB, "nfs", "export", t.TempDir(), "--mount-port", "0", "--portmap-port", "0", "--key-file", filepath.Join(dir, "key"), "--no-root-squash"}, &out, &errOut)
+		if os.Geteuid() == 0 && !strings.Contains(errOut.String(), "; the clients' root is root\n") {
+			t.Errorf("the export prints %s", &errOut)
+		}
+		ended <- code
 	}()
 	root := b.Addr().String() + ":/"
 	for code := exitPeer; code == exitPeer && ctx.Err() == nil; { // it may not listen yet

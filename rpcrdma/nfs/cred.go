@@ -1,6 +1,7 @@
 package nfs
 
 import (
+	"fmt"
 	"os"
 	"runtime"
 	"slices"
@@ -44,6 +45,17 @@ func (s *Server) credOf(a rpc.Auth) (c cred, ok bool) {
 		c.gids = slices.DeleteFunc(c.gids, func(g uint32) bool { return g == 0 })
 	}
 	return c, true
+}
+
+// actsAs describes, for the user, as whom the server executes requests.
+func (s *Server) actsAs() string {
+	switch {
+	case !s.root:
+		return fmt.Sprintf("all clients are user %d", os.Geteuid())
+	case s.cfg.NoRootSquash:
+		return "the clients' root is root"
+	}
+	return "the clients' root is nobody"
 }
 
 // Rights, as in the three-bit groups of a mode.

@@ -206,7 +206,7 @@ func (x *Export) serve(ctx context.Context, up func()) error {
 		return err
 	}
 	up()
-	x.Tell("serving %s at %s", x.Server.cfg.Dir, l.Addr())
+	x.Tell("serving %s at %s; %s", x.Server.cfg.Dir, l.Addr(), x.Server.actsAs())
 	defer l.Close()
 	refused, quiet := x.refused, (<-chan time.Time)(nil)
 	for {
