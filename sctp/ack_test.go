@@ -293,6 +293,33 @@ func TestTimerOfTheEarliest(t *testing.T) {
 	}
 }
 
+// TestTimerRestarts checks that T3 of a path restarts when its earliest chunk is acknowledged, by the cumulative TSN or by a
+// gap report (6.3.2 R3).
+func TestTimerRestarts(t *testing.T) {
+	for _, gap := range []bool{false, true} {
+		r := manyHomed(t, Config{Heartbeat: -1}, 2)
+		a := r.a
+		a.paths[1].confirmed = true
+		base := a.cumAck
+		if gap { // the missing chunk is one of another path
+			r.push(100)
+			a.primary = 1
+		}
+		p := &a.paths[a.primary]
+		r.push(100)
+		r.wait(p.rto / 2)
+		r.push(100)
+		if gap {
+			r.send(a.tag, sackBytes(base, 100000, 2, 2))
+		} else {
+			r.send(a.tag, sackBytes(base+1, 100000))
+		}
+		if got, want := p.deadlines[timerT3], r.now.Add(p.rto); got != want {
+			t.Errorf("gap report %v: T3 ends %v from now, want %v", gap, got.Sub(r.now), want.Sub(r.now))
+		}
+	}
+}
+
 // TestAfterTimeout checks that one packet is in flight until something is acknowledged (7.2.3).
 func TestAfterTimeout(t *testing.T) {
 	r := listening(t, Config{})
@@ -582,6 +609,15 @@ func TestContrarySacks(t *testing.T) {
 	}
 	if changed == 0 || changed > 5 {
 		t.Errorf("%d of 200 SACKs made us look at all chunks", changed)
+	}
+	r.now++
+	sack()
+	r.now++
+	for i := range uint16(100) {
+		sack(most-i, most) // each makes us look at all chunks before
+	}
+	if a.gapAcked == 0 || a.gapAcked > 5 {
+		t.Errorf("%d of 100 SACKs that report the last chunks made us look at those before", a.gapAcked)
 	}
 	for _, gaps := range [][]uint16{nil, {2, most}, nil} {
 		r.now++
