@@ -280,6 +280,21 @@ func TestHyStart(t *testing.T) {
 	}
 }
 
+// TestHyStartResumes checks that slow start is the standard one again if the round-trip time falls in conservative slow
+// start (RFC 9406 4.2).
+func TestHyStartResumes(t *testing.T) {
+	c := algorithms[CUBIC].state()
+	w := window{cwnd: 100_000, ssthresh: infinite, mss: 1000}
+	now := simStart
+	for _, rtt := range []time.Duration{20, 20, 30, 20, 20} {
+		now = ackRound(c, &w, now, rtt*time.Millisecond, 0)
+	}
+	had := w.cwnd
+	if ackRound(c, &w, now, 20*time.Millisecond, 0); w.cwnd != 2*had {
+		t.Errorf("the window grows from %d to %d in a round trip", had, w.cwnd)
+	}
+}
+
 // TestHyStartOnce checks that HyStart++ is for the first slow start only (RFC 9406 4.3): one after idle time doubles
 // the window in each round trip, also if conservative slow start ended the first.
 func TestHyStartOnce(t *testing.T) {

@@ -265,6 +265,33 @@ func TestScriptLoss(t *testing.T) {
 			> P. 1+1000 x10
 			+200ms
 			> P. 10001+1000 new`},
+		{name: "8985 7.4.2 a probe of new data tells nothing of a loss", opts: sack + " rtt 100ms", conf: reno, text: `
+			push 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000
+			> P. 1+1000 x10
+			+200ms
+			> P. 10001+1000 new
+			+100ms
+			< . 1 ack 11001
+			cwnd 21000
+			send 11001+1000
+			+100ms
+			< . 1 ack 12001
+			cwnd 21000`},
+		{name: "8985 7.4.2 nor one before fast recovery, which counts the loss", opts: sack + " rtt 100ms", conf: reno, text: `
+			send 1+1000 x8
+			+200ms
+			> P. 7001+1000 re
+			+100ms
+			< . 1 ack 1 sack 1001-8001
+			> P. 1+1000 re
+			+100ms
+			< . 1 ack 8001
+			cwnd 4000
+			send 8001+1000
+			+100ms
+			< . 1 ack 9001
+			cwnd 4000
+			stat recoveries 1`},
 		{name: "8985 7.4 a probe that repaired a loss counts as one", opts: sack + " rtt 100ms", conf: reno, text: `
 			send 1+1000 x8
 			+100ms
