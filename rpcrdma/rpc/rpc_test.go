@@ -1048,3 +1048,26 @@ func TestFullNetwork(t *testing.T) {
 		t.Errorf("%d connections", len(conns.m))
 	}
 }
+
+// BenchmarkRepliesOfMany measures a call whose reply is kept while the cache is full of those of so many clients.
+func BenchmarkRepliesOfMany(b *testing.B) {
+	for _, clients := range []int{1, 100, 4000} {
+		b.Run(fmt.Sprint(clients), func(b *testing.B) {
+			peers := make([]string, clients)
+			for i := range peers {
+				peers[i] = netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}).String()
+			}
+			var c cache
+			call := func(i int) {
+				c.do(key{peer: peers[i%clients], xid: uint32(i)}, func() Msg { return Msg{} })
+			}
+			for i := range cacheSize {
+				call(i)
+			}
+			b.ResetTimer()
+			for i := range b.N {
+				call(cacheSize + i)
+			}
+		})
+	}
+}

@@ -214,9 +214,17 @@ func (c *cache) client(addr string) *client {
 	return c.clients.Find(a, func(bool) (none replies) { return none })
 }
 
-// largest returns the client with the most replies of the network with the most. Called with mu held.
+// maxLooks is the number of clients and networks that largest looks at: thousands of them may have a reply each.
+const maxLooks = 64
+
+// largest returns the client with the most replies of the network with the most, of some clients that the order of a
+// map makes random. Called with mu held, and only if there is a reply.
 func (c *cache) largest() (most *client) {
+	looks := 0
 	for _, l := range c.clients {
+		if looks++; looks > maxLooks && most != nil {
+			break
+		}
 		if len(l.Value.order) == 0 { // a network
 			continue
 		}
