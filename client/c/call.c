@@ -64,7 +64,7 @@ static bool watches(int epoll, int fd)
 
 	if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &none) < 0)
 		return errno == EEXIST;
-	epoll_ctl(epoll, EPOLL_CTL_DEL, fd, NULL); /* both are the program's, which waits for nothing of this */
+	epoll_ctl(epoll, EPOLL_CTL_DEL, fd, NULL); /* both are the program's, which could at most have got an EPOLLHUP or EPOLLERR */
 	return false;
 }
 

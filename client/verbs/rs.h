@@ -180,7 +180,7 @@ void rs_end(struct rs *rs, int err);
  */
 int rs_reopen(struct rs *rs);
 
-/* rs_report returns why a socket is RS_OVER, or 0, and that it has been reported then. */
+/* rs_report returns why a socket is RS_OVER, or 0. The caller reports it, so the socket is opened again if rs_reopen can. */
 int rs_report(struct rs *rs);
 
 /* rs_stream.c */

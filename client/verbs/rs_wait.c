@@ -215,15 +215,15 @@ static short events_of(struct rs *rs, short events)
 	return (short)(got | (rs->err ? POLLERR : 0));
 }
 
-/* A member is a descriptor of a call of rpoll. */
+/* A member is a descriptor that rpoll was given. */
 struct member {
 	struct rs *rs;	   /* or NULL: it is no socket of ours */
 	unsigned int turn; /* of rs, when its queue was armed */
-	nfds_t waits;	   /* entries of what the call waits for that are its */
+	nfds_t waits;	   /* its entries of all */
 };
 
 struct set {
-	struct pollfd *fds, *others, *all;
+	struct pollfd *fds, *others, *all; /* all: what the call sleeps on */
 	struct member *members;
 	nfds_t n;
 	bool mixed; /* there are others than sockets */

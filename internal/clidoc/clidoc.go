@@ -18,9 +18,10 @@ import (
 
 // Main handles "PROGRAM gen-man DIR", "PROGRAM gen-markdown", "PROGRAM gen-config FILE" and
 // "PROGRAM gen-config-man FILE", and then exits. It returns if args are not one of these. gen-man
-// writes the manual pages of root to DIR, of a section of the book, that of root with a section about
-// files, a pair of name and description each, and with references to the pages also. gen-markdown prints one page with all commands. gen-config prints a page
-// about the configuration file FILE, gen-config-man a manual page of section 5 about it.
+// writes the manual pages of root, which are in the given section of the book, to DIR. The page of root
+// also has a section about files, a pair of name and description each, and refers to the pages named in
+// also. gen-markdown prints one page with all commands. gen-config prints a page about the configuration
+// file FILE, gen-config-man a manual page of section 5 about it.
 func Main(args []string, root *cobra.Command, section, book string, also []string, files ...[2]string) {
 	var err error
 	switch {
