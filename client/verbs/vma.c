@@ -44,7 +44,7 @@ int vma_begin(void)
 	int err = 0;
 
 	pthread_mutex_lock(&lock);
-	if (maps.fd < 0) {
+	if (!kept_open(&maps)) {
 		kept_set(&maps, open("/proc/self/maps", O_RDONLY | O_CLOEXEC));
 		if (maps.fd < 0)
 			err = -errno;

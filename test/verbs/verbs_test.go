@@ -486,6 +486,7 @@ var modes = []mode{
 	{"older", ""},
 	{"stacks", ""},
 	{"closed", ""},
+	{"renumbered", ""},
 }
 
 // memory runs a mode of the program and then finds that the daemon has no region left.

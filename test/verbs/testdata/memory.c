@@ -1024,6 +1024,30 @@ static void closed(void)
 	_exit(0);
 }
 
+/* The library looks for mappings in the file that it has opened for that, and not in one that has its number. */
+static void renumbered(void)
+{
+	char *p = malloc(MEGABYTE), maps[64], link[64] = "";
+	int other = memfd_create("other", MFD_CLOEXEC), fd = other;
+
+	memset(p, 5, MEGABYTE);
+	reg(malloc(MEGABYTE), MEGABYTE);
+	snprintf(maps, sizeof(maps), "/proc/%d/maps", getpid());
+	while (strcmp(link, maps) != 0) {
+		char path[32];
+		ssize_t n;
+
+		CHECK(++fd < 100);
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+		n = readlink(path, link, sizeof(link) - 1);
+		link[n > 0 ? n : 0] = 0;
+	}
+	CHECK(write(other, "other", 5) == 5 && lseek(other, 2, SEEK_SET) == 2 && dup2(other, fd) == fd);
+	reg(p, MEGABYTE);
+	CHECK(shared(p) && filled(p, 5, MEGABYTE) && lseek(other, 0, SEEK_CUR) == 2);
+	_exit(0);
+}
+
 /* A QP without a connection completes posted receives when it enters the error state. */
 static void flush(void)
 {
@@ -1062,7 +1086,7 @@ int main(int argc, char **argv)
 		{ "flush", flush }, { "limit-as", limit_as }, { "limit-data", limit_data }, { "limit-fsize", limit_fsize },
 		{ "limit-memlock", limit_memlock }, { "limit-nofile", limit_nofile }, { "execs", execs }, { "undumpable", undumpable }, { "no-userfaultfd", no_userfaultfd },
 		{ "without-eperm", without_eperm }, { "without-enosys", without_enosys }, { "heap", heap }, { "no-query", no_query },
-		{ "hold", hold }, { "closed", closed }, { "orphaned", orphaned }, { "stacks", stacks }, { "guarded", guarded }, { "collected", collected }, { "older", older },
+		{ "hold", hold }, { "closed", closed }, { "renumbered", renumbered }, { "orphaned", orphaned }, { "stacks", stacks }, { "guarded", guarded }, { "collected", collected }, { "older", older },
 	};
 	struct ibv_context *c;
 
