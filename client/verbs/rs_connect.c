@@ -254,9 +254,10 @@ static int do_connect(struct rs *rs, struct sockaddr *to)
 	if (err)
 		return set_errno(err == EAGAIN ? busy : err);
 	rs_progress(rs);
-	if (rs->state == RS_OPEN) /* another thread has reported why */
-		return set_errno(ECONNABORTED);
-	return rs->state == RS_OVER ? set_errno(rs_report(rs)) : 0;
+	err = rs->state == RS_OVER ? rs_report(rs) : 0;
+	if (!err && rs->peer_table.length == 0) /* another thread has reported why there is no connection */
+		err = ECONNABORTED;
+	return set_errno(err);
 }
 
 int rconnect(int socket, const struct sockaddr *addr, socklen_t addrlen)

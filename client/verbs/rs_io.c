@@ -156,7 +156,7 @@ static ssize_t recv_some(struct rs *rs, const struct iovec *iov, size_t len, int
 		if (err)
 			break;
 		if (rs->in_len == 0) {
-			err = rs->in_done ? 0 : rs->err;
+			err = rs->in_done ? 0 : rs->err ? rs->err : rs->peer_table.length == 0 ? ENOTCONN : 0;
 			break;
 		}
 		n = copy_in(rs, iov, done, len - done);

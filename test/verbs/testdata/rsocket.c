@@ -1780,6 +1780,7 @@ static void alike(void)
 		;
 	CHECK(errno == EINPROGRESS && poll_one(v4, POLLOUT, -1) & POLLERR);
 	CHECK(rbind(other, (struct sockaddr *)&a4, len) == 0 && error_of(v4) == ECONNREFUSED);
+	CHECK(rrecv(v4, &c, 1, 0) == -1 && errno == ENOTCONN); /* though it cannot have its port now */
 	nonblocking(v4, false);
 	CHECK(connect_to(v4, port_of(l)) == -1 && errno == EADDRINUSE && rlisten(v4, 1) == -1 && errno == EADDRINUSE && rclose(other) == 0);
 	t = start(acceptor, &l);
