@@ -31,7 +31,8 @@ struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *ibv)
 	int err;
 
 	OTHERS(ibv, ibv_create_comp_channel, ibv);
-	context_own(iwv_context_of(ibv));
+	if (!context_own(iwv_context_of(ibv)))
+		return NULL;
 	ch = calloc(1, sizeof(*ch));
 	if (!ch)
 		return NULL;
@@ -184,7 +185,8 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *ibv, int cqe, void *cq_context,
 
 	OTHERS(ibv, ibv_create_cq, ibv, cqe, cq_context, channel, vector);
 	c = iwv_context_of(ibv);
-	context_own(c);
+	if (!context_own(c))
+		return NULL;
 	if (cqe < 1 || (uint32_t)cqe > c->attr.max_cqe || vector < 0 || vector >= ibv->num_comp_vectors ||
 	    (channel && channel->context != ibv)) {
 		errno = EINVAL;

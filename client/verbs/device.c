@@ -418,33 +418,35 @@ struct context *iwv_context_open(struct device *d, enum scan how)
 	return c;
 }
 
-void context_own(struct context *c)
+bool context_own(struct context *c)
 {
-	struct iwarpd_device *other;
-	struct iwarpd_error e;
-	int state;
+	struct iwarpd_device *other = NULL;
+	struct iwarpd_error e = { 0 };
+	int state, err;
 
 	if (!atomic_load(&c->inherited))
-		return;
+		return true;
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
 	thread_opens(1);
-	if (open_daemon(c->device->socket, SCAN_NONE, &other, &e) == 0) {
+	err = open_daemon(c->device->socket, SCAN_NONE, &other, &e);
+	if (!err) {
 		iwv_thread_lock();
 		if (atomic_load(&c->inherited)) {
-			struct iwarpd_device *parents = c->dev;
-
 			c->dev = other;
-			other = parents;
+			other = NULL;
 			c->attr = *attr_of(c->dev, c->device);
 			if (thread_serve(c) < 0)
 				atomic_store(&c->gone, true);
 			atomic_store(&c->inherited, false);
 		}
 		iwv_thread_unlock();
-		iwarpd_close(other);
+		iwarpd_close(other); /* another thread was faster */
 	}
 	thread_opens(-1);
 	pthread_setcancelstate(state, NULL);
+	if (err)
+		iwv_fail(err, "the child of a fork opens the device", &e);
+	return !err;
 }
 
 struct ibv_context *ibv_open_device(struct ibv_device *device)
@@ -523,7 +525,7 @@ int ibv_query_device(struct ibv_context *ibv, struct ibv_device_attr *a)
 		.max_pkeys = 1,
 		.phys_port_cnt = 1,
 	};
-	snprintf(a->fw_ver, sizeof(a->fw_ver), "%s", iwarpd_query_device(c->dev)->server);
+	snprintf(a->fw_ver, sizeof(a->fw_ver), "%s", c->dev ? iwarpd_query_device(c->dev)->server : "");
 	return 0;
 }
 

@@ -194,15 +194,18 @@ struct context {
 	struct qp *closing;   /* destroyed QPs whose connections are still closing */
 	_Atomic(struct numbers *) numbers[QP_NUMS / NUMBERS]; /* of QPs of the program; freed with the context */
 	struct ibv_pd *pd;    /* of librdmacm, for ids whose program has created none; or NULL */
-	atomic_bool inherited; /* the parent of this process has opened it and made no object */
+	atomic_bool inherited; /* the parent of this process has opened it and made no object; dev is NULL */
 	bool shown;           /* the program may use it, if it is librdmacm's */
 	struct verbs_context v; /* its last member is the ibv_context */
 };
 
 struct context *iwv_context_of(struct ibv_context *ibv);
 
-/* context_own opens the device of an inherited context again, as in a program that has become a daemon. */
-void context_own(struct context *c);
+/*
+ * context_own opens the device of an inherited context, as in a program that has become a daemon. It returns false with errno if it
+ * cannot.
+ */
+bool context_own(struct context *c);
 
 /* iwv_context_close frees a context. The lock is held. */
 void iwv_context_close(struct context *c);

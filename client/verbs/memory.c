@@ -38,7 +38,8 @@ struct ibv_pd *ibv_alloc_pd(struct ibv_context *ibv)
 	int err;
 
 	OTHERS(ibv, ibv_alloc_pd, ibv);
-	context_own(iwv_context_of(ibv));
+	if (!context_own(iwv_context_of(ibv)))
+		return NULL;
 	pd = calloc(1, sizeof(*pd));
 	if (!pd)
 		return NULL;

@@ -236,7 +236,8 @@ void thread_forget(struct context *c)
 			break;
 		}
 	}
-	epoll_ctl(epoll, EPOLL_CTL_DEL, iwarpd_event_fd(c->dev), NULL);
+	if (c->dev)
+		epoll_ctl(epoll, EPOLL_CTL_DEL, iwarpd_event_fd(c->dev), NULL);
 }
 
 static void before_fork(void)
@@ -259,16 +260,19 @@ static void after_fork_parent(void)
  */
 static void separate(struct context *c)
 {
-	if (iwarpd_after_fork(c->dev))
+	if (iwarpd_after_fork(c->dev)) {
 		atomic_store(&c->gone, true);
-	else
+	} else {
+		iwarpd_close(c->dev); /* now: the child may close all descriptors, and open files with their numbers */
+		c->dev = NULL;
 		atomic_store(&c->inherited, true);
+	}
 	iwv_queue_after_fork(&c->async);
 	cqs_after_fork(c);
 	qps_after_fork(c);
 }
 
-/* epoll_ours reports whether the program has not closed the descriptor of the epoll, and there is a context that shows it. */
+/* epoll_ours reports whether the epoll is open still and watches a context. Otherwise its number may be that of another file. */
 static bool epoll_ours(void)
 {
 	struct epoll_event none = { 0 };
@@ -276,7 +280,7 @@ static bool epoll_ours(void)
 
 	if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &none) < 0)
 		return errno == EEXIST;
-	epoll_ctl(epoll, EPOLL_CTL_DEL, fd, NULL); /* both are the program's, which waits for nothing of this */
+	epoll_ctl(epoll, EPOLL_CTL_DEL, fd, NULL); /* both are the program's, which could at most have got an EPOLLHUP or EPOLLERR */
 	return false;
 }
 

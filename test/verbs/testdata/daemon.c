@@ -10,6 +10,8 @@
 
 #include "check.h"
 
+enum { MANY = 50 }; /* more descriptors than are open */
+
 static void use(struct ibv_context *c)
 {
 	struct ibv_pd *pd = ibv_alloc_pd(c);
@@ -33,7 +35,7 @@ int main(void)
 	struct rdma_cm_id *id;
 	struct ibv_context *c;
 	int status;
-	pid_t child;
+	pid_t child, again;
 
 	CHECK(list && *list && ch);
 	c = ibv_open_device(*list);
@@ -45,6 +47,17 @@ int main(void)
 		alarm(30);
 		CHECK(ibv_get_async_event(c, &async) < 0 && errno == EAGAIN);
 		CHECK(rdma_get_cm_event(ch, &event) < 0 && errno == EAGAIN);
+		again = fork();
+		CHECK(again >= 0);
+		if (again == 0) { /* all descriptors that it does not know are those of other files */
+			for (int fd = STDERR_FILENO + 1; fd < MANY; fd++)
+				CHECK(dup2(STDERR_FILENO, fd) == fd);
+			use(c);
+			for (int fd = STDERR_FILENO + 1; fd < MANY; fd++)
+				CHECK(fcntl(fd, F_GETFD) == 0);
+			_exit(0);
+		}
+		CHECK(waitpid(again, &status, 0) == again && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 		use(c);
 		CHECK(ibv_close_device(c) == 0);
 		exit(0);
