@@ -77,9 +77,12 @@ func hostFilter(s string, f *iwarp.CaptureFilter) error {
 	}
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
-		host, port = strings.TrimSuffix(strings.TrimPrefix(s, "["), "]"), ""
+		host, port = s, ""
+		if in, ok := strings.CutPrefix(s, "["); ok && strings.HasSuffix(in, "]") {
+			host = strings.TrimSuffix(in, "]")
+		}
 	}
-	if host != "" {
+	if host != "" || err != nil {
 		if _, err := netip.ParseAddr(host); err != nil {
 			return usageError{fmt.Errorf("--host %s: %q is not an IP address", s, host)}
 		}

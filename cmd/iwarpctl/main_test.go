@@ -550,4 +550,9 @@ func TestHostFilter(t *testing.T) {
 			t.Errorf("%q: %+v, %v; want %+v", s, f, err, want)
 		}
 	}
+	for _, s := range []string{"[fd00::1", "fd00::1]", "[]", "host", "10.0.0.1:0"} {
+		if err := hostFilter(s, new(iwarp.CaptureFilter)); err == nil {
+			t.Errorf("%q is accepted", s)
+		}
+	}
 }
