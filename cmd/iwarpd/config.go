@@ -15,7 +15,6 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
 	"go.uber.org/zap/zapcore"
-	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl"
@@ -377,7 +376,7 @@ func (s *settings) check() error {
 			return configErr("interfaces lists %s twice", name)
 		}
 		if !possible(name) {
-			return configErr("interface is %q: no interface has such a name: it is at most 15 bytes, without spaces, slashes and colons, and no altname of ip link", name)
+			return configErr("interface is %q: no interface has such a name: it has no spaces, slashes and colons, and at most 15 bytes", name)
 		}
 		if !utf8.ValidString(name) {
 			return configErr("interface is %q: clients cannot be given a name that is not UTF-8: "+
@@ -409,9 +408,13 @@ func (s *settings) check() error {
 	return nil
 }
 
-// possible reports whether an interface can have the name: dev_valid_name of the kernel.
+// maxAltName is ALTIFNAMSIZ - 1 of the kernel.
+const maxAltName = 127
+
+// possible reports whether an interface can have the name: dev_valid_name of the kernel. A longer one may be an alternative
+// name, which is refused at the start, when the one to serve is known.
 func possible(name string) bool {
-	return len(name) < unix.IFNAMSIZ && name != "." && name != ".." && !strings.ContainsAny(name, "/: \t\n\v\f\r")
+	return len(name) <= maxAltName && name != "." && name != ".." && !strings.ContainsAny(name, "/: \t\n\v\f\r")
 }
 
 // names returns the interfaces to serve.

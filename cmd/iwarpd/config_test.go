@@ -134,7 +134,7 @@ func TestLoadRefuses(t *testing.T) {
 		{"interface with a slash", "interface: a/b\n", nil, `interface is "a/b": no interface has such a name`},
 		{"interface with a space", "interfaces: [eth0, \"a b\"]\n", nil, `interface is "a b": no interface has such a name`},
 		{"interface with a colon", "", []string{"-i", "eth0:1"}, "no interface has such a name"},
-		{"interface of 16 bytes", "interface: abcdefghijklmnop\n", nil, "at most 15 bytes"},
+		{"interface of 128 bytes", "interface: " + strings.Repeat("a", 128) + "\n", nil, "at most 15 bytes"},
 		{"interface of two dots", "interface: \"..\"\n", nil, "no interface has such a name"},
 		{"list of interfaces", "interface: [eth0, eth1]\n", nil, "interface: must be one value: list several in interfaces"},
 		{"group that cannot have that name", "interface: x\nsocket-group: -x\n", nil, `socket-group: "-x": is neither a name nor a number`},
