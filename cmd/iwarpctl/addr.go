@@ -13,12 +13,10 @@ import (
 // resolve returns "address:port" for a host that is an address or a name, with
 // or without port.
 func resolve(ctx context.Context, host string, defaultPort int) (string, error) {
-	name, port := host, strconv.Itoa(defaultPort)
+	name, port := unbracket(host), strconv.Itoa(defaultPort)
 	_, prefixErr := netip.ParsePrefix(host)
 	switch _, err := netip.ParseAddr(host); {
-	case err == nil:
-	case strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]"):
-		name = host[1 : len(host)-1]
+	case err == nil, name != host:
 	case prefixErr == nil, strings.Contains(host, "//"):
 		return "", usageError{fmt.Errorf("address %q: must be HOST or HOST:PORT, without a slash", host)}
 	case strings.Contains(host, "/"):
@@ -47,6 +45,14 @@ func resolve(ctx context.Context, host string, defaultPort int) (string, error) 
 		return "", peerError{unknownHost(name, err)}
 	}
 	return endpoint(name+", "+addrs[0].Unmap().String(), addrs[0], port)
+}
+
+// unbracket returns an IPv6 address without the brackets that it may have.
+func unbracket(s string) string {
+	if len(s) > 1 && s[0] == '[' && s[len(s)-1] == ']' {
+		return s[1 : len(s)-1]
+	}
+	return s
 }
 
 // endpoint returns "address:port" of one host, which the user calls host.

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/gopacket/gopacket"
@@ -77,10 +76,7 @@ func hostFilter(s string, f *iwarp.CaptureFilter) error {
 	}
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
-		host, port = s, ""
-		if in, ok := strings.CutPrefix(s, "["); ok && strings.HasSuffix(in, "]") {
-			host = strings.TrimSuffix(in, "]")
-		}
+		host, port = unbracket(s), ""
 	}
 	if host != "" || err != nil {
 		if _, err := netip.ParseAddr(host); err != nil {
