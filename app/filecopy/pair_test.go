@@ -13,42 +13,49 @@ import (
 	"github.com/iwarpd/iwarpd/client/embed"
 )
 
-// TestOverRDMA runs the whole stack over a pipe. Several clients put and get at the same time, and one more than the
-// server accepts is refused.
-func TestOverRDMA(t *testing.T) {
+// serving runs s at an address of one of two nodes until the test ends, and returns the other one.
+func serving(t *testing.T, s *Server, addr string) *embed.Node {
+	t.Helper()
 	a, b, err := embed.Pair(embed.PairConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer a.Close()
-	defer b.Close()
-	dir, there := t.TempDir(), t.TempDir()
-	store := openStore(t, there)
-	addr := fmt.Sprintf("%v:7176", b.Addr())
+	t.Cleanup(func() { a.Close(); b.Close() })
 	l, err := b.Device().Listen(t.Context(), addr, Config())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
+	go func() { served <- s.Serve(ctx, l) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-served; err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+		l.Close()
+	})
+	return a
+}
+
+// TestOverRDMA runs the whole stack over a pipe. Several clients put and get at the same time, and one more than the
+// server accepts is refused.
+func TestOverRDMA(t *testing.T) {
+	dir, there := t.TempDir(), t.TempDir()
+	store := openStore(t, there)
 	const clients = 3
 	s := &Server{Store: store, MaxClients: clients, Tell: func(p netip.AddrPort, e Event) {
 		if e.Err != nil && e.Name != "" {
 			t.Errorf("%v: %+v", p, e)
 		}
 	}}
-	go func() { served <- s.Serve(ctx, l) }()
-	defer func() {
-		cancel()
-		if err := <-served; err != nil {
-			t.Errorf("Serve: %v", err)
-		}
-	}()
+	addr := netip.AddrPortFrom(embed.PairAddrs()[2], 7176).String()
+	a := serving(t, s, addr)
 
 	home := openStore(t, dir)
 	all := make([]*Client, clients)
 	for i := range all {
+		var err error
 		if all[i], err = Dial(t.Context(), a.Device(), addr, Config()); err != nil {
 			t.Fatal(err)
 		}
@@ -84,29 +91,12 @@ func TestOverRDMA(t *testing.T) {
 // TestPlacesForOthers checks that a peer that connects as often as it can leaves places for others, and that places become
 // free again.
 func TestPlacesForOthers(t *testing.T) {
-	a, b, err := embed.Pair(embed.PairConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
-	l, err := b.Device().Listen(t.Context(), ":7176", Config())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	ctx, cancel := context.WithCancel(t.Context())
 	const most = 10
-	served := make(chan error, 1)
-	go func() { served <- (&Server{Store: openStore(t, t.TempDir()), MaxClients: most}).Serve(ctx, l) }()
-	defer func() {
-		cancel()
-		<-served
-	}()
+	a := serving(t, &Server{Store: openStore(t, t.TempDir()), MaxClients: most}, ":7176")
 	addrs := embed.PairAddrs()[2:] // of b: IPv4, IPv6
 	dial := func(addr netip.Addr) (l []*Client) {
 		for range most {
-			c, err := Dial(ctx, a.Device(), netip.AddrPortFrom(addr, 7176).String(), Config())
+			c, err := Dial(t.Context(), a.Device(), netip.AddrPortFrom(addr, 7176).String(), Config())
 			if err != nil {
 				break
 			}
