@@ -195,7 +195,7 @@ func (c *tcpConn) sendGathered(w *worker) {
 	}
 }
 
-// sendSuper sends n segments, whose payload is parts[1:], as one packet. Their slots may be retransmitted
+// sendSuper sends segments, whose payload is parts[1:], as one packet. Their slots may be retransmitted
 // as soon as it returns. It returns false if the link refused the packet.
 func (c *tcpConn) sendSuper(w *worker, parts [][]byte) bool {
 	b, t := &w.super, &c.tuple
