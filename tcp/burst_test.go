@@ -63,7 +63,7 @@ func TestBurstIsAcknowledgedInParts(t *testing.T) {
 					t.Errorf("ACK %d has the window end %d bytes ahead of where it ends", k, d)
 				}
 			}
-			if due := l.b.ackPending; due != (c.acks == 0) {
+			if due := l.b.armed(timerDelayedAck); due != (c.acks == 0) {
 				t.Errorf("a delayed ACK is due: %v", due)
 			}
 		})

@@ -190,7 +190,6 @@ type owedAcks struct {
 	lastAckSent serial.Num
 	unacked     int        // bytes received since the last ACK became due
 	ackPoint    serial.Num // rcvNxt at that time
-	ackPending  bool
 	ackNow      bool
 	beyondGap   int // segments received out of order since rcvNxt last moved
 	dupAcksOwed int // duplicate ACKs to send; a peer without SACK counts them
@@ -428,7 +427,7 @@ func (c *Conn) end(err error) {
 	c.q.init()
 	c.reasm.drop()
 	c.timers = timers{}
-	c.synPending, c.probePending, c.keepPending, c.ackNow, c.ackPending = false, false, false, false, false
+	c.synPending, c.probePending, c.keepPending, c.ackNow = false, false, false, false
 	c.dupAcksOwed = 0
 	c.earlyAcks = ring[earlyAck]{}
 	c.events |= 1 << EventClosed

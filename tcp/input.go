@@ -326,7 +326,7 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 	full := c.fullSize(one, c.mss)
 	if n > 0 {
 		wait := c.cfg.DelayedAck
-		if c.ackPending {
+		if c.armed(timerDelayedAck) {
 			// With two or more segments outstanding the peer's loss probe does not allow for a delayed ACK (RFC 8985 7.2), however small
 			// they are.
 			wait = secondAck
@@ -341,10 +341,7 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 				wait = min(secondAck, c.srtt/sackDelay)
 			}
 		}
-		if at := now.Add(wait); !c.ackPending || at < c.deadlines[timerDelayedAck] {
-			c.ackPending = true
-			c.arm(timerDelayedAck, at)
-		}
+		c.arm(timerDelayedAck, clock.Earliest(c.deadlines[timerDelayedAck], now.Add(wait)))
 		if c.unacked >= 2*full || one < s.Len || c.quickAcks > 0 {
 			c.dueAck(c.rcvNxt, s.Len > (longSuper-1)*one)
 		}
@@ -525,7 +522,7 @@ func (c *Conn) noteCE(s *Segment) {
 	}
 	if c.cfg.CongestionControl == DCTCP {
 		if marked != c.ceSeen {
-			if c.ackPending {
+			if c.lastAckSent != c.rcvNxt {
 				c.earlyAcks.push(earlyAck{ack: c.rcvNxt, ece: c.ceSeen})
 			}
 			c.ceSeen = marked

@@ -154,7 +154,6 @@ func (c *Conn) header(now clock.Time, o *Out, payload int) {
 		o.Flags |= ECE
 	}
 	c.ackNow = c.ackNow && due
-	c.ackPending = false
 	c.unacked = 0
 	c.stop(timerDelayedAck)
 	c.lastAckSent = c.rcvNxt

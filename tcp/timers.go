@@ -88,9 +88,7 @@ func (c *Conn) HandleTimeout(now clock.Time) {
 		case timerPersist:
 			c.persistTimeout(now)
 		case timerDelayedAck:
-			if c.ackPending {
-				c.ackNow = true
-			}
+			c.ackNow = true
 		case timerKeepAlive:
 			c.keepAliveTimeout(now)
 		case timerUser:
