@@ -293,3 +293,24 @@ func TestStopped(t *testing.T) {
 		})
 	}
 }
+
+// TestProbeDue checks that an ACK that arrives between the time-out for a tail probe and the probe says nothing about a
+// loss: the probe is still to be sent (RFC 8985 7.4).
+func TestProbeDue(t *testing.T) {
+	c := dialed(DefaultConfig(), Options{MSS: 1000, SACKPermitted: true}, 60000)
+	var o Out
+	for range 4 {
+		if c.Push(1, 1000); !c.PollTransmit(simStart, &o) {
+			t.Fatal("nothing is sent")
+		}
+	}
+	now := c.Deadline()
+	c.HandleTimeout(now)
+	c.HandleSegment(now, &Segment{Header: Header{Seq: 10, Ack: o.Seq.Add(-1000), Flags: ACK, Window: 60000}, Buf: NoBuf})
+	if c.ca != caOpen {
+		t.Errorf("the ACK of two segments of four led to state %d", c.ca)
+	}
+	if !c.PollTransmit(now, &o) || c.Stats().RetransTLP != 1 {
+		t.Errorf("%d tail probes", c.Stats().RetransTLP)
+	}
+}
