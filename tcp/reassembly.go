@@ -84,9 +84,7 @@ func (r *reassembly) insert(n heldSeg, max int) (heldSeg, bool) {
 	if j == i && len(r.s) >= max {
 		return n, false
 	}
-	for _, h := range r.s[i:j] {
-		r.out.push(Held{Buf: h.buf, Seq: h.seq, Off: int(h.off)})
-	}
+	r.giveBack(r.s[i:j])
 	if j > i {
 		r.s[i] = n
 		r.s = append(r.s[:i+1], r.s[j:]...)
@@ -139,9 +137,7 @@ func (r *reassembly) advance(next serial.Num) serial.Num {
 		n++
 		skip := next.Sub(h.seq)
 		if skip >= int(h.len) {
-			if h.buf != NoBuf {
-				r.out.push(Held{Buf: h.buf, Seq: h.seq, Off: int(h.off)})
-			}
+			r.giveBack(r.s[n-1 : n])
 			continue
 		}
 		r.out.push(Held{Buf: h.buf, Seq: next, Off: int(h.off) + skip, Len: int(h.len) - skip, Deliver: true})
@@ -162,26 +158,24 @@ func (r *reassembly) reclaim(n int) {
 			n--
 		}
 	}
-	kept := i
-	for _, h := range r.s[i:] {
-		if h.buf == NoBuf {
-			r.s[kept] = h
-			kept++
-			continue
-		}
-		r.out.push(Held{Buf: h.buf, Seq: h.seq, Off: int(h.off)})
-	}
-	r.s = r.s[:kept]
+	r.giveBack(r.s[i:])
+	placed := slices.DeleteFunc(r.s[i:], func(h heldSeg) bool { return h.buf != NoBuf })
+	r.s = r.s[:i+len(placed)]
 }
 
 // drop returns every held segment to the owner, undelivered.
 func (r *reassembly) drop() {
-	for i := range r.s {
-		if r.s[i].buf != NoBuf {
-			r.out.push(Held{Buf: r.s[i].buf, Seq: r.s[i].seq, Off: int(r.s[i].off)})
+	r.giveBack(r.s)
+	r.s = r.s[:0]
+}
+
+// giveBack returns to the owner, undelivered, those of the ranges hs that it has not placed.
+func (r *reassembly) giveBack(hs []heldSeg) {
+	for _, h := range hs {
+		if h.buf != NoBuf {
+			r.out.push(Held{Buf: h.buf, Seq: h.seq, Off: int(h.off)})
 		}
 	}
-	r.s = r.s[:0]
 }
 
 // blocks fills b with SACK blocks and returns their number: first those that grew most recently (RFC 2018 section 4), then the others in
