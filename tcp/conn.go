@@ -221,6 +221,7 @@ func newConn(now clock.Time, cfg *Config, f pkt.Flow, iss serial.Num, mtu int) *
 	c.lastRcv = now
 	c.progress = now
 	c.quickAcks = 16
+	c.rack.mult = 1
 	c.setMSS()
 	c.w.ssthresh = infinite
 	return c

@@ -79,7 +79,7 @@ func (c *Conn) reorderWindow() time.Duration {
 	if !r.reordering && (c.ca >= caRecovery || c.q.sackedSegs >= dupThresh) {
 		return 0
 	}
-	return min(time.Duration(max(r.mult, 1))*r.minRTT/4, c.srtt)
+	return min(time.Duration(r.mult)*r.minRTT/4, c.srtt)
 }
 
 // noteDSACK widens the reordering window once per round trip (RFC 8985 6.2 step 4).
@@ -88,7 +88,7 @@ func (r *rackState) noteDSACK(una, nxt serial.Num) {
 		return
 	}
 	r.dsackRound, r.dsackSet = nxt, true
-	r.mult = min(max(r.mult, 1)+1, 1<<10)
+	r.mult = min(r.mult+1, 1<<10)
 	r.persist = reoWndPersist
 }
 
