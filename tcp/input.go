@@ -27,18 +27,15 @@ func (c *Conn) HandleSegment(now clock.Time, s *Segment) Input {
 
 // handleSynSent is RFC 9293 3.10.7.3.
 func (c *Conn) handleSynSent(now clock.Time, s *Segment) Input {
-	ackOK := false
-	if s.Flags&ACK != 0 {
-		if s.Ack != c.nxt {
-			if s.Flags&RST == 0 {
-				c.rstSeq, c.rstPending = s.Ack, true
-			}
-			return Input{}
+	ack := s.Flags&ACK != 0
+	if ack && s.Ack != c.nxt {
+		if s.Flags&RST == 0 {
+			c.rstSeq, c.rstPending = s.Ack, true
 		}
-		ackOK = true
+		return Input{}
 	}
 	if s.Flags&RST != 0 {
-		if ackOK {
+		if ack {
 			c.end(ErrRefused)
 		}
 		return Input{}
@@ -50,13 +47,13 @@ func (c *Conn) handleSynSent(now clock.Time, s *Segment) Input {
 	c.lastRcv = now
 	if c.cfg.requestsECN() {
 		// RFC 3168 6.1.1: a SYN-ACK has ECE without CWR, a SYN has both.
-		if ackOK {
+		if ack {
 			c.ecnOK = s.Flags&(ECE|CWR) == ECE
 		} else {
 			c.ecnOK = s.Flags&(ECE|CWR) == ECE|CWR
 		}
 	}
-	if !ackOK {
+	if !ack {
 		// Simultaneous open.
 		c.state = SynReceived
 		c.synPending = true
