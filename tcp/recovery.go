@@ -308,10 +308,12 @@ func (c *Conn) endRecovery() {
 	if c.ca == caRecovery || c.ca == caLoss {
 		c.rack.recovered()
 	}
-	c.ca = caOpen
-	c.frto = frtoOff
-	c.forceRetransmit = false
-	c.dupAcks = 0
+	c.open()
+}
+
+// open ends whatever has reduced the window.
+func (r *recoveryState) open() {
+	r.ca, r.frto, r.forceRetransmit, r.dupAcks = caOpen, frtoOff, false, 0
 }
 
 // revert takes back a reduction: it restores the window and marks lost segments as in flight again.
@@ -328,10 +330,7 @@ func (c *Conn) revert() {
 	c.w.ssthresh = max(c.w.ssthresh, c.undo.ssthresh)
 	c.cc.undo(&c.w)
 	c.limited, c.limitedNow = false, false // only the reduced window was fully used
-	c.ca = caOpen
-	c.frto = frtoOff
-	c.forceRetransmit = false
-	c.dupAcks = 0
+	c.open()
 	c.backoff = 0
 }
 
