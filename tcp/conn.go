@@ -29,7 +29,7 @@ type Conn struct {
 	queued bool  // counted in the SYN queue of its listener
 	events uint8 // not yet polled: 1<<Event each
 
-	sndSpace
+	sender
 	pathState
 	options
 	opening
@@ -38,14 +38,19 @@ type Conn struct {
 	pacing
 	rcvSpace
 	owedAcks
+	timers
+
+	stats Stats
+}
+
+// sender is what decides how much may be in flight: the data itself, loss recovery and congestion control.
+type sender struct {
+	sndSpace
 	rttState
 	recoveryState
-	timers
 	cc     congestion
 	sample ackSample
 	w      window
-
-	stats Stats
 }
 
 // sndSpace is the send sequence space (RFC 9293 3.3.1) and the records in it.

@@ -267,9 +267,9 @@ func (c *Conn) sendSegment(now clock.Time, o *Out) bool {
 }
 
 // allowed reports whether the congestion window has room for n more bytes.
-func (c *Conn) allowed(n int) bool {
-	pipe := c.pipe()
-	return pipe+n <= c.w.cwnd || pipe == 0
+func (s *sender) allowed(n int) bool {
+	pipe := s.pipe()
+	return pipe+n <= s.w.cwnd || pipe == 0
 }
 
 // fitRun returns the segment at p, the next to be sent. It splits a run so that the burst and the windows have room for what it returns,
@@ -421,14 +421,14 @@ func (c *Conn) sendProbe(now clock.Time, o *Out) bool {
 }
 
 // restartAfterIdle lowers a window that was not used for longer than an RTO (RFC 5681 4.1). Slow start restores most of it (RFC 2861 3.1).
-func (c *Conn) restartAfterIdle(now clock.Time) {
-	if c.q.outstanding() || now.Sub(c.lastSend) <= c.rto {
+func (s *sender) restartAfterIdle(now clock.Time) {
+	if s.q.outstanding() || now.Sub(s.lastSend) <= s.rto {
 		return
 	}
-	c.cc.idle(now)
-	c.w.ssthresh = max(c.w.ssthresh, c.w.cwnd/4*3)
-	c.w.cwnd = min(c.w.cwnd, max(c.initialWindow, 2*c.w.mss))
-	c.limited, c.limitedNow = false, false
+	s.cc.idle(now)
+	s.w.ssthresh = max(s.w.ssthresh, s.w.cwnd/4*3)
+	s.w.cwnd = min(s.w.cwnd, max(s.initialWindow, 2*s.w.mss))
+	s.limited, s.limitedNow = false, false
 }
 
 // paced reports whether a segment of n bytes must wait because a burst of the maximum length has just left.

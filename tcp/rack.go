@@ -74,12 +74,12 @@ func (r *rackState) update(a *ackState, s *seg, o *options) {
 }
 
 // reorderWindow is step 4 of RFC 8985 6.2.
-func (c *Conn) reorderWindow() time.Duration {
-	r := &c.rack
-	if !r.reordering && (c.ca >= caRecovery || c.q.sackedSegs >= dupThresh) {
+func (s *sender) reorderWindow() time.Duration {
+	r := &s.rack
+	if !r.reordering && (s.ca >= caRecovery || s.q.sackedSegs >= dupThresh) {
 		return 0
 	}
-	return min(time.Duration(r.mult)*r.minRTT/4, c.srtt)
+	return min(time.Duration(r.mult)*r.minRTT/4, s.srtt)
 }
 
 // noteDSACK widens the reordering window once per round trip (RFC 8985 6.2 step 4).

@@ -117,11 +117,11 @@ func (u *undoState) needless(a *ackState, ca caState) bool {
 
 // pipe estimates the bytes in the network (RFC 6675 section 4). For a peer without SACK each duplicate ACK stands for one segment that has
 // arrived.
-func (c *Conn) pipe() int {
-	if c.dupAcks == 0 {
-		return c.q.inFlight
+func (s *sender) pipe() int {
+	if s.dupAcks == 0 {
+		return s.q.inFlight
 	}
-	return max(0, c.q.inFlight-c.dupAcks*c.w.mss)
+	return max(0, s.q.inFlight-s.dupAcks*s.w.mss)
 }
 
 // recover updates loss recovery and the congestion window for one ACK.
@@ -226,29 +226,29 @@ func (c *Conn) watchSACK(a *ackState) {
 }
 
 // countDupAcks is RFC 6582, for a peer without SACK. It reports whether it found a new loss.
-func (c *Conn) countDupAcks(a *ackState) bool {
+func (s *sender) countDupAcks(a *ackState) bool {
 	if a.acked > 0 {
-		if c.ca == caRecovery && c.una.Less(c.recoverPoint) {
+		if s.ca == caRecovery && s.una.Less(s.recoverPoint) {
 			// A partial ACK: the next segment is lost too.
-			c.dupAcks = max(0, c.dupAcks-max(a.segs-1, 0))
-			if c.q.outstanding() && c.q.at(c.q.head).state == inFlight {
-				c.q.markLost(c.q.head)
+			s.dupAcks = max(0, s.dupAcks-max(a.segs-1, 0))
+			if s.q.outstanding() && s.q.at(s.q.head).state == inFlight {
+				s.q.markLost(s.q.head)
 				return true
 			}
 			return false
 		}
-		c.dupAcks = 0
+		s.dupAcks = 0
 		return false
 	}
-	if !a.dup || c.ca == caLoss {
+	if !a.dup || s.ca == caLoss {
 		return false
 	}
-	if c.dupAcks < int(c.q.next-c.q.head) {
-		c.dupAcks++
+	if s.dupAcks < int(s.q.next-s.q.head) {
+		s.dupAcks++
 	}
-	if c.dupAcks >= dupThresh && c.ca < caRecovery && (!c.everRecovered || c.recoverPoint.Less(c.una)) &&
-		c.q.at(c.q.head).state == inFlight {
-		c.q.markLost(c.q.head)
+	if s.dupAcks >= dupThresh && s.ca < caRecovery && (!s.everRecovered || s.recoverPoint.Less(s.una)) &&
+		s.q.at(s.q.head).state == inFlight {
+		s.q.markLost(s.q.head)
 		return true
 	}
 	return false
@@ -290,25 +290,25 @@ func (c *Conn) enterCWR(now clock.Time, ecn bool) {
 }
 
 // reduceRate sets the window while it is being reduced.
-func (c *Conn) reduceRate(a *ackState, newLoss bool) {
-	pipe := c.pipe()
-	n := c.prr.quota(a.delivered, pipe, &c.w, a.acked > 0 && !newLoss)
-	if c.forceRetransmit {
-		n = max(n, c.w.mss)
+func (s *sender) reduceRate(a *ackState, newLoss bool) {
+	pipe := s.pipe()
+	n := s.prr.quota(a.delivered, pipe, &s.w, a.acked > 0 && !newLoss)
+	if s.forceRetransmit {
+		n = max(n, s.w.mss)
 	}
-	c.w.cwnd = max(pipe+n, c.w.mss)
+	s.w.cwnd = max(pipe+n, s.w.mss)
 }
 
 // endRecovery ends a recovery: everything outstanding at its start is acknowledged.
-func (c *Conn) endRecovery() {
-	if c.ca != caLoss {
-		c.w.cwnd = max(c.w.ssthresh, c.w.mss)
-		c.everRecovered = false
+func (s *sender) endRecovery() {
+	if s.ca != caLoss {
+		s.w.cwnd = max(s.w.ssthresh, s.w.mss)
+		s.everRecovered = false
 	}
-	if c.ca == caRecovery || c.ca == caLoss {
-		c.rack.recovered()
+	if s.ca == caRecovery || s.ca == caLoss {
+		s.rack.recovered()
 	}
-	c.open()
+	s.open()
 }
 
 // open ends whatever has reduced the window.
