@@ -295,25 +295,9 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 		}
 		return in
 	}
-	seq, n, off := s.Seq, s.Len, 0
-	fin := s.Flags&FIN != 0
-	if d := c.rcvNxt.Sub(seq); d > 0 {
-		if n > 0 {
-			c.noteDSACK(seq, serial.Min(seq.Add(n), c.rcvNxt))
-		}
-		if d > n {
-			d = n
-		}
-		seq, n, off = seq.Add(d), n-d, off+d
-		c.ackNow = true
-	}
-	if d := seq.Add(n).Sub(c.rcvAdv); d > 0 {
-		n -= d
-		fin = false
-		c.ackNow = true
-		if n < 0 {
-			return in
-		}
+	seq, n, off, fin := c.trim(s)
+	if n < 0 {
+		return in
 	}
 	if fin && (!c.finSeen || seq == c.rcvNxt) { // in order it is the peer's, whatever came before
 		c.finSeen, c.finSeq = true, seq.Add(n)
@@ -355,6 +339,25 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 		c.handleFIN(now)
 	}
 	return in
+}
+
+// trim returns what of s is in the window: the n bytes at off of its payload, which start at seq, and whether its FIN is. If n is negative
+// nothing is.
+func (c *Conn) trim(s *Segment) (seq serial.Num, n, off int, fin bool) {
+	seq, n, fin = s.Seq, s.Len, s.Flags&FIN != 0
+	if d := c.rcvNxt.Sub(seq); d > 0 {
+		if n > 0 {
+			c.noteDSACK(seq, serial.Min(seq.Add(n), c.rcvNxt))
+		}
+		off = min(d, n)
+		seq, n = seq.Add(off), n-off
+		c.ackNow = true
+	}
+	if d := seq.Add(n).Sub(c.rcvAdv); d > 0 {
+		n, fin = n-d, false
+		c.ackNow = true
+	}
+	return seq, n, off, fin
 }
 
 // fullSize estimates the peer's full segment size from that of another segment. It may have become smaller, and small segments must not

@@ -28,19 +28,7 @@ func (c *Conn) PollTransmit(now clock.Time, o *Out) bool {
 		return false
 	}
 	if c.earlyAcks.len() > 0 {
-		e, _ := c.earlyAcks.pop()
-		dups := c.dupAcksOwed
-		dsack := c.dsack
-		c.dsack = e.dsack
-		c.sendAck(now, o)
-		c.ackNow, c.dupAcksOwed = true, dups // for the current state
-		c.dsack = dsack
-		o.Ack = e.ack
-		o.Window = uint16(min(int(o.Window)+c.rcvNxt.Sub(e.ack)>>c.rcvShift, 0xffff)) // the same right edge
-		o.Flags &^= ECE
-		if e.ece {
-			o.Flags |= ECE
-		}
+		c.sendEarlyAck(now, o)
 		return true
 	}
 	if c.state != TimeWait && c.sendSegment(now, o) {
@@ -200,6 +188,21 @@ func (c *Conn) window() uint16 {
 	v = min(v, 0xffff)
 	c.rcvAdv = serial.Max(c.rcvAdv, c.rcvNxt.Add(v<<c.rcvShift))
 	return uint16(v)
+}
+
+// sendEarlyAck builds the oldest of the ACKs that precede that of the current state.
+func (c *Conn) sendEarlyAck(now clock.Time, o *Out) {
+	e, _ := c.earlyAcks.pop()
+	dups, dsack := c.dupAcksOwed, c.dsack
+	c.dsack = e.dsack
+	c.sendAck(now, o)
+	c.ackNow, c.dupAcksOwed, c.dsack = true, dups, dsack
+	o.Ack = e.ack
+	o.Window = uint16(min(int(o.Window)+c.rcvNxt.Sub(e.ack)>>c.rcvShift, 0xffff)) // the same right edge
+	o.Flags &^= ECE
+	if e.ece {
+		o.Flags |= ECE
+	}
 }
 
 // sendAck builds a segment without payload.
