@@ -138,7 +138,7 @@ func (a *Assoc) bundle(now clock.Time, h *Header, o *Out) bool {
 		a.addData(now, o, sacked)
 		a.hurry(o)
 	}
-	if len(o.Head) == HeaderLen && o.N == 0 {
+	if o.empty() {
 		return false
 	}
 	return a.done(o)
@@ -154,43 +154,13 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 	if !a.maySend() || a.first == a.last {
 		return
 	}
-	control := len(o.Head) > HeaderLen
 	if a.lostCount > 0 {
-		for p := a.first; p != a.next && a.lostCount > 0 && o.N < MaxParts; p++ {
-			it := a.at(p)
-			if it.state != lost {
-				continue
-			}
-			i := a.primary
-			if int(it.path) == i && a.paths[i].errors > 0 && it.sends > 0 {
-				i = a.retransmitPath(i)
-			}
-			if a.recovery != recoveryFirst && a.paths[i].shut(o) {
-				break
-			}
-			if control || o.N > 0 {
-				if i != o.Path {
-					break
-				}
-			} else {
-				o.Path = i
-			}
-			if !a.part(o, p) {
-				break
-			}
-			o.Retransmit = true
-			it.head = o.N == 1
-			a.leave(now, p, i)
-		}
-		if o.N > 0 && a.recovery == recoveryFirst {
-			a.recovery = recoveryRest
-		}
-		if a.lostCount > 0 {
+		if a.addLost(now, o); a.lostCount > 0 {
 			return
 		}
 	}
 	pa := &a.paths[a.primary]
-	if (control || o.N > 0) && o.Path != a.primary {
+	if !o.empty() && o.Path != a.primary {
 		return
 	}
 	if a.next == a.last || o.N == 0 && a.burst <= 0 && a.outstanding > 0 {
@@ -198,23 +168,18 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 	}
 	a.idled(now, pa)
 	had := o.N
+	o.Path = a.primary
 	for a.next != a.last && o.N < MaxParts {
-		it := a.at(a.next)
-		if pa.shut(o) || a.next-a.first >= rcvTSNs-1 || !a.admits(now, pa, int(it.len)) {
-			break
-		}
-		if o.N == 0 && !control {
-			o.Path = a.primary
-		}
-		if !a.part(o, a.next) {
-			break
-		}
 		p := a.next
+		it := a.at(p)
+		if pa.shut(o) || p-a.first >= rcvTSNs-1 || !a.admits(now, pa, int(it.len)) || !a.part(o, p) {
+			break
+		}
 		it.head = o.N == 1
 		a.next++
 		a.leave(now, p, a.primary)
 	}
-	if o.N > had && had == 0 {
+	if had == 0 && o.N > 0 {
 		a.burst--
 	}
 	if r := &a.rcv; o.N > 0 && !sacked && r.pending > 0 {
@@ -223,6 +188,33 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 			o.Head = a.appendSack(o.Head, room)
 			a.head = o.Head[:0]
 		}
+	}
+}
+
+// addLost appends lost messages to o.
+func (a *Assoc) addLost(now clock.Time, o *Out) {
+	for p := a.first; p != a.next && a.lostCount > 0 && o.N < MaxParts; p++ {
+		it := a.at(p)
+		if it.state != lost {
+			continue
+		}
+		i := a.primary
+		if int(it.path) == i && a.paths[i].errors > 0 {
+			i = a.retransmitPath(i)
+		}
+		if a.recovery != recoveryFirst && a.paths[i].shut(o) || !o.empty() && i != o.Path {
+			break
+		}
+		o.Path = i
+		if !a.part(o, p) {
+			break
+		}
+		o.Retransmit = true
+		it.head = o.N == 1
+		a.leave(now, p, i)
+	}
+	if o.N > 0 && a.recovery == recoveryFirst {
+		a.recovery = recoveryRest
 	}
 }
 
@@ -268,7 +260,7 @@ func (a *Assoc) part(o *Out, p uint32) bool {
 	pa := &a.paths[o.Path]
 	have := len(o.Head) + o.Len
 	if have+n > HeaderLen+pa.budget() {
-		if have > HeaderLen {
+		if !o.empty() {
 			return false
 		}
 		o.Fragment = true

@@ -144,5 +144,8 @@ type Out struct {
 	Fragment   bool // larger than the path MTU: must be sent as IP fragments
 }
 
+// empty reports whether o has no chunk yet.
+func (o *Out) empty() bool { return len(o.Head)+o.Len == HeaderLen }
+
 // dataHeader is a chunk header with the fixed fields of DATA.
 const dataHeader = 16
