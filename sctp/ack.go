@@ -292,15 +292,7 @@ func (a *Assoc) retransmitTimeout(now clock.Time, i int) {
 	p.timedAt = 0
 	p.backOff()
 	a.recovery = recoveryNone
-	longest := 0
-	for q := a.first; q != a.next; q++ {
-		it := a.at(q)
-		if it.state == inFlight && int(it.path) == i {
-			longest = max(longest, int(it.size))
-			it.fast = false
-			a.lose(q)
-		}
-	}
+	longest := a.loseFlight(i)
 	a.burst = a.cfg.MaxBurst
 	// An unanswered probe of a window that the peer reports as closed is not a failure (6.1 A).
 	if a.probing {
@@ -310,6 +302,19 @@ func (a *Assoc) retransmitTimeout(now clock.Time, i int) {
 	if !a.failed(i, true) {
 		a.blackHole(now, i, longest)
 	}
+}
+
+// loseFlight marks what is in flight on path i for retransmission, and returns the size of its longest packet.
+func (a *Assoc) loseFlight(i int) (longest int) {
+	for p := a.first; p != a.next; p++ {
+		it := a.at(p)
+		if it.state == inFlight && int(it.path) == i {
+			longest = max(longest, int(it.size))
+			it.fast = false
+			a.lose(p)
+		}
+	}
+	return longest
 }
 
 // probeLost retransmits what is in flight at once, if T3 has expired while the window was closed: the peer now has room, it has dropped

@@ -151,12 +151,7 @@ func (a *Assoc) PathChanged(now clock.Time, i int) {
 		return
 	}
 	p.stop(timerT3)
-	for q := a.first; q != a.next; q++ {
-		if it := a.at(q); it.state == inFlight && int(it.path) == i {
-			it.fast = false
-			a.lose(q)
-		}
-	}
+	a.loseFlight(i)
 }
 
 // initTimeout is T1-init and T1-cookie (RFC 9260 4, 5.1).
