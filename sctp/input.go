@@ -166,7 +166,7 @@ func (a *Assoc) control(now clock.Time, f *pkt.Flow, h *Header, b []byte, c *Chu
 			a.end(nil)
 		case CookieWait, CookieEchoed:
 			// 8.4 (5): the peer is finishing an older association.
-			a.rawPacket(shutdownComplete(f, h.Tag))
+			a.respond(shutdownComplete(f, h.Tag))
 		}
 		return false
 	case ChunkShutdownComplete:
@@ -206,7 +206,8 @@ func (a *Assoc) reply(c Cause, info []byte) {
 	a.replyTo = to
 }
 
-func (a *Assoc) rawPacket(b []byte) {
+// respond queues the packet b, which answers the one that is processed.
+func (a *Assoc) respond(b []byte) {
 	if len(a.raw) < 4 {
 		a.raw = append(a.raw, rawPacket{b, a.lastIn, a.lastUDP})
 	}

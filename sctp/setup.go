@@ -45,7 +45,7 @@ func (a *Assoc) handleInit(now clock.Time, f *pkt.Flow, c *Chunk) {
 	err := i.Decode(c.Body)
 	if abort, why := refusal(&a.cfg, f, &i, err, false); why != nil {
 		if abort != nil {
-			a.rawPacket(abort)
+			a.respond(abort)
 		}
 		return
 	}
@@ -61,7 +61,7 @@ func (a *Assoc) handleInit(now clock.Time, f *pkt.Flow, c *Chunk) {
 				} else {
 					p = appendParam(nil, ParamIPv6, ad.AsSlice())
 				}
-				a.rawPacket(endChunk(appendParam(b, ParamType(CauseRestartAddresses), p), at))
+				a.respond(endChunk(appendParam(b, ParamType(CauseRestartAddresses), p), at))
 				return
 			}
 		}
@@ -75,7 +75,7 @@ func (a *Assoc) handleInit(now clock.Time, f *pkt.Flow, c *Chunk) {
 		k.tie, k.peerTie = tieTags(&a.key, a.tag, a.peerTag)
 	}
 	k.collided = a.state <= CookieEchoed
-	a.rawPacket(initAck(&a.cfg, f, &i, &k, &a.key))
+	a.respond(initAck(&a.cfg, f, &i, &k, &a.key))
 }
 
 // adds reports whether an address of an INIT would be a new path of the association.
@@ -141,7 +141,7 @@ func (a *Assoc) handleCookieEcho(now clock.Time, h *Header, c *Chunk) bool {
 	tie, peerTie := tieTags(&a.key, a.tag, a.peerTag)
 	if over := k.stale(now); over != 0 && !(local && peer) {
 		a.stats.CookiesStale++
-		a.rawPacket(staleCookie(&k, over))
+		a.respond(staleCookie(&k, over))
 		return false
 	}
 	switch {
