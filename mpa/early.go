@@ -6,9 +6,9 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// MaxPlaced is the number of FPDUs that a Receiver can record as placed out of order. At 1448 bytes each that is 1.4 MiB of stream, in 8
+// maxPlaced is the number of FPDUs that a Receiver can record as placed out of order. At 1448 bytes each that is 1.4 MiB of stream, in 8
 // KiB of memory.
-const MaxPlaced = 1024
+const maxPlaced = 1024
 
 // span is the range of an FPDU in the stream, its leading marker included.
 type span struct {
@@ -20,7 +20,7 @@ func (s span) end() serial.Num { return s.seq + serial.Num(s.n) }
 
 // earlyState is what a Receiver knows about the stream beyond the in-order point.
 type earlyState struct {
-	placed []span // FPDUs placed, ascending, from index head; capacity MaxPlaced
+	placed []span // FPDUs placed, ascending, from index head; capacity maxPlaced
 	head   int
 	edge   serial.Num // end of the last FPDU found, where the next one begins
 	edged  bool
@@ -73,7 +73,7 @@ func (e *earlyState) search(seq serial.Num) int {
 // insert records s, which overlaps no other span. There must be room for it.
 func (e *earlyState) insert(s span) {
 	if e.placed == nil {
-		e.placed = make([]span, 0, MaxPlaced)
+		e.placed = make([]span, 0, maxPlaced)
 	}
 	if len(e.placed) == cap(e.placed) {
 		n := copy(e.placed, e.placed[e.head:])
@@ -141,7 +141,7 @@ func (r *Receiver) PollEarly(f *FPDU) bool {
 		if !ok {
 			break
 		}
-		if e.count() == MaxPlaced {
+		if e.count() == maxPlaced {
 			break
 		}
 		e.pass(s)

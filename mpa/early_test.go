@@ -393,7 +393,7 @@ func TestEarlyRandom(t *testing.T) {
 
 func TestEarlyFull(t *testing.T) {
 	rnd := seeded(t)
-	sizes := make([]int, MaxPlaced+50)
+	sizes := make([]int, maxPlaced+50)
 	for i := range sizes {
 		sizes[i] = 600
 	}
@@ -411,8 +411,8 @@ func TestEarlyFull(t *testing.T) {
 			kept++
 		}
 	}
-	if kept != 49 || len(w.placed) != MaxPlaced {
-		t.Errorf("%d segments kept, %d placed; want 49 and %d", kept, len(w.placed), MaxPlaced)
+	if kept != 49 || len(w.placed) != maxPlaced {
+		t.Errorf("%d segments kept, %d placed; want 49 and %d", kept, len(w.placed), maxPlaced)
 	}
 	w.arrive(segs[0][0], segs[0][1], always)
 	w.finish()

@@ -229,11 +229,11 @@ func TestFramerMisuse(t *testing.T) {
 	var f Framer
 	f.Init(true, false, 0)
 	for name, do := range map[string]func(){
-		"too long":       func() { f.Begin(make([]byte, MaxFPDU), 0, 0x10000) },
-		"negative":       func() { f.Begin(make([]byte, MaxFPDU), 0, -1) },
+		"too long":       func() { f.Begin(make([]byte, maxFPDU), 0, 0x10000) },
+		"negative":       func() { f.Begin(make([]byte, maxFPDU), 0, -1) },
 		"too many":       func() { f.Begin(make([]byte, 64), 0, 3); f.Write(make([]byte, 4)) },
 		"too few":        func() { f.Begin(make([]byte, 64), 0, 3); f.Write(make([]byte, 2)); f.End() },
-		"put too much":   func() { f.Put(make([]byte, MaxFPDU), make([]byte, 14), make([]byte, 0x10000-14)) },
+		"put too much":   func() { f.Put(make([]byte, maxFPDU), make([]byte, 14), make([]byte, 0x10000-14)) },
 		"no room in dst": func() { f.Begin(make([]byte, 8), 0, 10); f.Write(make([]byte, 10)); f.End() },
 	} {
 		func() {

@@ -11,7 +11,7 @@ const (
 	HeaderLen      = 20  // a Request or Reply Frame without Private Data
 	MaxPrivateData = 512 // limit of PD_Length
 	EnhancedLen    = 4   // enhanced data at the front of the Private Data when S is set
-	MaxFrameLen    = HeaderLen + MaxPrivateData
+	maxFrameLen    = HeaderLen + MaxPrivateData
 )
 
 // MaxRev is the highest revision supported (RFC 6581 section 6).

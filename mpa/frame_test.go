@@ -141,7 +141,7 @@ func FuzzDecode(f *testing.F) {
 			}
 			return
 		}
-		if n < HeaderLen || n > len(b) || n > MaxFrameLen {
+		if n < HeaderLen || n > len(b) || n > maxFrameLen {
 			t.Fatalf("took %d bytes of %d", n, len(b))
 		}
 		again, err := fr.Append(nil)

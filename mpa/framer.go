@@ -36,7 +36,7 @@ type Framer struct {
 }
 
 // noMarker is an offset that no FPDU reaches.
-const noMarker = MaxFPDU + 1
+const noMarker = maxFPDU + 1
 
 // Init prepares f for a half connection whose first FPDU begins at start. If crc is false the CRC field is zero.
 func (f *Framer) Init(crc, markers bool, start serial.Num) {

@@ -16,8 +16,8 @@ const (
 	// maxBody is the largest FPDU, without markers, that a 16-bit ULPDU_Length allows. Senders stop at MaxMULPDU; receivers need not
 	// object.
 	maxBody = (lengthLen+0xFFFF+3)&^3 + crcLen
-	// MaxFPDU is the same with markers.
-	MaxFPDU = maxBody + markerLen*((maxBody+markerRun-1)/markerRun)
+	// maxFPDU is the same with markers.
+	maxFPDU = maxBody + markerLen*((maxBody+markerRun-1)/markerRun)
 )
 
 // bodyLen returns the size of an FPDU without markers.

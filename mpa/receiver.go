@@ -186,7 +186,7 @@ func grow(b []byte, keep, n int) []byte {
 	for size < n {
 		size *= 2
 	}
-	nb := make([]byte, min(size, max(n, MaxFPDU)))
+	nb := make([]byte, min(size, max(n, maxFPDU)))
 	copy(nb, b[:keep])
 	return nb
 }

@@ -343,7 +343,7 @@ func TestReceiverMemory(t *testing.T) {
 	if r.err != term.ErrMPACRC {
 		t.Errorf("Next: %v; want a CRC error", r.err)
 	}
-	if cap(r.buf) > MaxFPDU {
+	if cap(r.buf) > maxFPDU {
 		t.Errorf("the buffer has grown to %d bytes", cap(r.buf))
 	}
 }

@@ -88,7 +88,7 @@ func TestResponderErrors(t *testing.T) {
 			s := NewResponder(with(tt.cfg), t0)
 			wire := testenv.Unhex(t, tt.wire)
 			n, err := s.HandleStream(t0, wire)
-			if n > len(wire) || n > MaxFrameLen {
+			if n > len(wire) || n > maxFrameLen {
 				t.Errorf("consumed %d of %d", n, len(wire))
 			}
 			checkFailed(t, s, err, tt.cause, term.ErrMPAFrame, false, RetryNone)

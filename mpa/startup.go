@@ -235,7 +235,7 @@ type Startup struct {
 	state     startupState
 	deadline  clock.Time
 
-	in     [MaxFrameLen]byte // the peer's frame as far as received
+	in     [maxFrameLen]byte // the peer's frame as far as received
 	held   int
 	peer   Frame // decoded from in
 	sent   Frame

@@ -452,7 +452,7 @@ func FuzzStartup(f *testing.F) {
 			for rest := b; len(rest) > 0; {
 				n := min(int(step)+1, len(rest))
 				k, err := s.HandleStream(t0, rest[:n])
-				if taken += k; k < 0 || k > n || taken > MaxFrameLen {
+				if taken += k; k < 0 || k > n || taken > maxFrameLen {
 					t.Fatalf("took %d of %d, %d in all", k, n, taken)
 				}
 				ev, ok := s.PollEvent()

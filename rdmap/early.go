@@ -55,7 +55,7 @@ func (s *Stream) placeEarly(u marked.Bytes, b []byte, segLen int) bool {
 	}
 	n := segLen - ddp.UntaggedLen
 	op := sendOps[h.ULP&ctrlOpcode]
-	if !op.IsSend() || !s.recvq.InWindow(h.MSN) || s.shared && h.MSN != s.recvq.Head() || !s.supply(&h) {
+	if !op.isSend() || !s.recvq.InWindow(h.MSN) || s.shared && h.MSN != s.recvq.Head() || !s.supply(&h) {
 		return false
 	}
 	buf, terr := s.recvq.Check(&h, n)

@@ -43,8 +43,8 @@ func (o Op) String() string { return name(opNames[:], int(o)) }
 // IsAtomic reports whether o is an atomic operation.
 func (o Op) IsAtomic() bool { return o == OpFetchAdd || o == OpCmpSwap }
 
-// IsSend reports whether o is one of the four Send message types.
-func (o Op) IsSend() bool { return o >= OpSend && o <= OpSendSEInv }
+// isSend reports whether o is one of the four Send message types.
+func (o Op) isSend() bool { return o >= OpSend && o <= OpSendSEInv }
 
 // HasResponse reports whether o completes only with a message from the peer,
 // and so counts against IRD and ORD.

@@ -135,7 +135,7 @@ func (s *Stream) startSend(seg *Segment) bool {
 		s.stats.TxWrites++
 		s.seg.StartTagged(control(opcodeWrite), wr.STag, wr.TO, wr.Len)
 		return false
-	case wr.Op.IsSend():
+	case wr.Op.isSend():
 		s.stats.TxSends++
 		var inv uint32
 		if wr.Op == OpSendInv || wr.Op == OpSendSEInv {

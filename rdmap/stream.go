@@ -8,9 +8,9 @@ import (
 
 // Defaults of Config.
 const (
-	DefaultMaxWR   = 128
-	DefaultMaxRecv = 128
-	DefaultEarly   = 1024
+	defaultMaxWR   = 128
+	defaultMaxRecv = 128
+	defaultEarly   = 1024
 )
 
 // recvWindow is how many messages of queue 0 may be open at once, starting with the next in order. Only early segments open more than one.
@@ -22,9 +22,9 @@ type Config struct {
 	IRD int // maximum number of the peer's Reads and atomics served at once, from 0
 	ORD int // maximum number of our Reads and atomics outstanding at once, from 0
 
-	MaxWR   int // work requests posted and not completed; 0: DefaultMaxWR
-	MaxRecv int // completions of receives not yet polled; 0: DefaultMaxRecv. The ring grows if there are more
-	Early   int // segments placed out of order and not yet delivered; 0: DefaultEarly, negative: none
+	MaxWR   int // work requests posted and not completed; 0: 128
+	MaxRecv int // completions of receives not yet polled; 0: 128. The ring grows if there are more
+	Early   int // segments placed out of order and not yet delivered; 0: 1024, negative: none
 
 	// SharedRecvs means that other streams take receives from the same queue: segments out of order take none from it, except for the
 	// message that is next in order (RFC 5042 6.4.3.1).
@@ -180,10 +180,10 @@ const (
 // sizes.
 func (s *Stream) Reserve(cfg Config) {
 	if cfg.MaxWR <= 0 {
-		cfg.MaxWR = DefaultMaxWR
+		cfg.MaxWR = defaultMaxWR
 	}
 	if cfg.MaxRecv <= 0 {
-		cfg.MaxRecv = DefaultMaxRecv
+		cfg.MaxRecv = defaultMaxRecv
 	}
 	if n := pow2(cfg.MaxWR); len(s.slots) != n {
 		s.slots = make([]sendSlot, n)
@@ -215,7 +215,7 @@ func (s *Stream) Init(cfg Config, mem Memory) {
 	s.ctl[1].Init(ddp.MaxControl)
 	s.ctl[2].Init(atomicResponseLen)
 	if s.early.limit = cfg.Early; cfg.Early == 0 {
-		s.early.limit = DefaultEarly
+		s.early.limit = defaultEarly
 	}
 	if cfg.Early > 0 {
 		s.early.alloc()

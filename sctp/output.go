@@ -169,7 +169,7 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 	a.idled(now, pa)
 	had := o.N
 	o.Path = a.primary
-	for a.next != a.last && o.N < MaxParts {
+	for a.next != a.last && o.N < maxParts {
 		p := a.next
 		it := a.at(p)
 		if pa.shut(o) || p-a.first >= rcvTSNs-1 || !a.admits(now, pa, int(it.len)) || !a.part(o, p) {
@@ -193,7 +193,7 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 
 // addLost appends lost messages to o.
 func (a *Assoc) addLost(now clock.Time, o *Out) {
-	for p := a.first; p != a.next && a.lostCount > 0 && o.N < MaxParts; p++ {
+	for p := a.first; p != a.next && a.lostCount > 0 && o.N < maxParts; p++ {
 		it := a.at(p)
 		if it.state != lost {
 			continue

@@ -120,8 +120,8 @@ type Message struct {
 	Len    int
 }
 
-// MaxParts is the maximum number of messages in one packet.
-const MaxParts = 32
+// maxParts is the maximum number of messages in one packet.
+const maxParts = 32
 
 // Part is a DATA chunk of a packet to send: its header, then Len bytes of Buf, then Pad zero bytes.
 type Part struct {
@@ -135,7 +135,7 @@ type Part struct {
 // the checksum with SetChecksum.
 type Out struct {
 	Head       []byte
-	Parts      [MaxParts]Part
+	Parts      [maxParts]Part
 	N          int
 	Len        int    // length of the packet in bytes
 	Path       int    // index of the path to send it on

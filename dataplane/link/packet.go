@@ -534,7 +534,7 @@ func (p *Packet) Wait(timeout time.Duration, wakefd int) (woken bool) {
 		p.stats.Wakes++
 	}
 	woken = p.poll.Wait(timeout, p.fd, wakefd)
-	if p.poll.Events()&unix.POLLERR != 0 {
+	if p.poll.events()&unix.POLLERR != 0 {
 		// The interface went down. Clear the error, since poll would not sleep otherwise.
 		_, _ = unix.GetsockoptInt(p.fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	}

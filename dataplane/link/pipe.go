@@ -450,7 +450,7 @@ func (p *Pipe) Wait(timeout time.Duration, wakefd int) (woken bool) {
 	}
 	woken = p.poll.Wait(timeout, wk.fd, wakefd)
 	wk.asleep.Store(false)
-	if p.poll.Events() != 0 {
+	if p.poll.events() != 0 {
 		wk.clear()
 	}
 	return woken

@@ -23,5 +23,5 @@ func (p *Poller) Wait(timeout time.Duration, fd, wakefd int) (woken bool) {
 	return err == nil && n > 0 && p.fds[1].Revents&unix.POLLIN != 0
 }
 
-// Events returns what the last Wait has found out about fd, as poll(2) reports it.
-func (p *Poller) Events() int16 { return p.fds[0].Revents }
+// events returns what the last Wait has found out about fd, as poll(2) reports it.
+func (p *Poller) events() int16 { return p.fds[0].Revents }

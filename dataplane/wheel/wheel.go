@@ -9,7 +9,7 @@ import (
 )
 
 // Wheel has three levels of 256 slots, of 128 µs, 32.8 ms and 8.4 s. Arming and stopping cost a
-// few stores. A timer expires up to a Tick late, and never early. Moving its deadline to a later
+// few stores. A timer expires up to a tick late, and never early. Moving its deadline to a later
 // time costs nothing: it expires at the earlier one, which has no effect in the cores, and is armed
 // again. T is the type of the owner of a timer.
 type Wheel[T any] struct {
@@ -24,8 +24,8 @@ const (
 	wheelLevels = 3
 	wheelSlots  = 256
 
-	// Tick is the resolution of a Wheel.
-	Tick = 128 * time.Microsecond
+	// tickLen is the length of a tick, the resolution of a Wheel.
+	tickLen = 128 * time.Microsecond
 )
 
 // Timer is a node of a slot's list; the slots are list heads. The zero Timer is not
@@ -41,7 +41,7 @@ type Timer[T any] struct {
 // that expires.
 func (w *Wheel[T]) Init(now clock.Time, fire func(T)) {
 	w.fire = fire
-	w.tick = uint64(now) / uint64(Tick)
+	w.tick = uint64(now) / uint64(tickLen)
 	for l := range w.levels {
 		for s := range w.levels[l] {
 			h := &w.levels[l][s]
@@ -84,7 +84,7 @@ func (w *Wheel[T]) unlink(t *Timer[T]) {
 // insert adds t to the slot of its tick; first is the earliest tick that has not expired.
 func (w *Wheel[T]) insert(t *Timer[T], first uint64) {
 	// Round up: a timer never fires before its time.
-	tick := max(first, (uint64(t.at)+uint64(Tick)-1)/uint64(Tick))
+	tick := max(first, (uint64(t.at)+uint64(tickLen)-1)/uint64(tickLen))
 	var h *Timer[T]
 	t.level = 0
 	switch d := tick - first; {
@@ -108,7 +108,7 @@ func (w *Wheel[T]) insert(t *Timer[T], first uint64) {
 
 // Expire fires all timers due at now, and returns their number.
 func (w *Wheel[T]) Expire(now clock.Time) int {
-	end := uint64(now) / uint64(Tick)
+	end := uint64(now) / uint64(tickLen)
 	fired := 0
 	for w.tick < end {
 		if w.count == 0 {
@@ -167,7 +167,7 @@ func (w *Wheel[T]) Next() clock.Time {
 		for i := uint64(1); i <= wheelSlots; i++ {
 			s := &w.levels[l][(base+i)%wheelSlots]
 			if s.next != s {
-				first = clock.Earliest(first, clock.Time((base+i)*step*uint64(Tick)))
+				first = clock.Earliest(first, clock.Time((base+i)*step*uint64(tickLen)))
 				break
 			}
 		}

@@ -48,14 +48,14 @@ func TestWheelModel(t *testing.T) {
 			case 3:
 				next := w.Next()
 				for c, at := range want {
-					if next == 0 || next > at.Add(Tick) {
+					if next == 0 || next > at.Add(tickLen) {
 						t.Fatalf("next() = %d; timer %d is due at %d", next, c, at)
 					}
 				}
 				now = now.Add(time.Duration(rng.Int64N(int64(spans[rng.IntN(len(spans))]))))
 				w.Expire(now)
 				for c, at := range want {
-					if at.Add(Tick) <= now {
+					if at.Add(tickLen) <= now {
 						t.Fatalf("timer %d, due at %d, has not fired at %d", c, at, now)
 					}
 				}

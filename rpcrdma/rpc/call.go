@@ -29,8 +29,8 @@ type Call struct {
 	rpcvers uint32
 }
 
-// ParseCall parses the header of a call. It returns ErrXDR if m is not a call.
-func ParseCall(m Msg) (*Call, error) {
+// parseCall parses the header of a call. It returns ErrXDR if m is not a call.
+func parseCall(m Msg) (*Call, error) {
 	r := NewReader(m)
 	c := &Call{XID: r.U32(), Args: r}
 	if r.U32() != typeCall || r.bad {

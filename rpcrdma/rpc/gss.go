@@ -33,7 +33,7 @@ func GSS(m Msg) (cred Auth, ok bool) {
 	if len(m.Body) < flavor+4 || binary.BigEndian.Uint32(m.Body[flavor:]) != AuthGSS {
 		return cred, false
 	}
-	c, err := ParseCall(m)
+	c, err := parseCall(m)
 	if err != nil {
 		return cred, false
 	}

@@ -126,7 +126,7 @@ func TestCalls(t *testing.T) {
 	var w Writer
 	c.Start(&w)
 	w.U32(99)
-	got, err := ParseCall(w.Msg)
+	got, err := parseCall(w.Msg)
 	if err != nil || got.XID != 1 || got.Prog != 2 || got.Vers != 3 || got.Proc != 4 || got.Args.U32() != 99 {
 		t.Fatalf("%+v, %v", got, err)
 	}
@@ -135,7 +135,7 @@ func TestCalls(t *testing.T) {
 	}
 	for i := range len(w.Body) - 4 {
 		if i%4 == 0 {
-			if _, err := ParseCall(Msg{Body: w.Body[:i]}); i < 40 && !errors.Is(err, ErrXDR) {
+			if _, err := parseCall(Msg{Body: w.Body[:i]}); i < 40 && !errors.Is(err, ErrXDR) {
 				t.Errorf("%d bytes: %v", i, err)
 			}
 		}
@@ -860,7 +860,7 @@ func FuzzServer(f *testing.F) {
 			t.Fatalf("%x", reply.Body)
 		}
 		_, _ = ParseReply(m)
-		if c, err := ParseCall(m); err == nil {
+		if c, err := parseCall(m); err == nil {
 			_, _ = ParseSys(c.Cred)
 		}
 	})

@@ -62,7 +62,7 @@ func (s *Server) Register(prog uint32, p Program) {
 // Serve executes a call and returns the reply. ok is false if m is not a call, or has no reply.
 // buffer implements Request.Buffer; nil means the heap.
 func (s *Server) Serve(ctx context.Context, peer string, m Msg, buffer func(int) ([]byte, error)) (reply Msg, ok bool) {
-	c, err := ParseCall(m)
+	c, err := parseCall(m)
 	if err != nil {
 		return Msg{}, false
 	}
