@@ -556,7 +556,6 @@ func (s *stream) remoteEvents(w *worker) {
 		case rdmap.EventTerminated:
 			err := &term.RemoteError{Err: s.ddp.Remote()}
 			s.err = err
-			s.health = max(s.health, deaf)
 			w.event(s, Event{Kind: EventTerminated, Err: err, Data: append([]byte(nil), s.ddp.RemoteRaw()...)})
 			s.close(w)
 			return
