@@ -173,6 +173,25 @@ func TestHostDirect(t *testing.T) {
 	s.closed(1)
 }
 
+// TestHostNoProbes checks that an initiator within the host does not probe an end that sends nothing, which is never
+// soft-iWARP.
+func TestHostNoProbes(t *testing.T) {
+	s := hostSim(t)
+	a, b := s.open()
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	s.attach(a, b, qa, qb, mpa.Params{})
+	s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, 100), RKey: qb.reg.STag(), Remote: 0x10000})
+	s.until("the Write", func() bool { return len(qa.wcs) == 1 })
+	for s.step() { // until nothing is due
+		if s.now > s.limit {
+			t.Fatal("never at rest")
+		}
+	}
+	if n := a.ddp.Stats().TxWrites; n != 1 {
+		t.Errorf("%d Writes were sent; want 1", n)
+	}
+}
+
 // TestHostRefused checks that a connection to a port without a listener is refused, as by a RST, and that a
 // connection to itself is refused.
 func TestHostRefused(t *testing.T) {
