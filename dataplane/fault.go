@@ -51,7 +51,7 @@ func (w *worker) fault(s *stream, reason any) {
 	w.current, w.source = nil, nil
 	w.began.Store(resting)
 	w.stats.Faults++
-	w.freeRecord(w.link)
+	w.freeRecord()
 	b := s.qp
 	s.dropQP(w)
 	s.lane.llp.fault(w)

@@ -257,7 +257,7 @@ func (f *fuzzLives) restart() {
 	}
 	as.dropReleased(w)
 	as.forgetAddrs(w)
-	as.a, as.mux = sctp.Dial(w.now, w.sctpConfig(f.o), as.key.Flow, w.sctpSecret(), 1500), nil
+	as.a, as.mux = sctp.Dial(w.now, w.sctpConfig(f.o), as.key.Flow, w.e.sctpSecret(), 1500), nil
 	as.beginSession(w, 0, w.newID(), joinRequest(as.key.Flow, 0))
 }
 

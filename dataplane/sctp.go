@@ -141,9 +141,9 @@ func (w *worker) sctpConfig(o SCTP) *sctp.Config {
 	return c
 }
 
-func (w *worker) sctpSecret() *sctp.Secret {
+func (e *Engine) sctpSecret() *sctp.Secret {
 	var s sctp.Secret
-	copy(s[:], w.e.secret[:])
+	copy(s[:], e.secret[:])
 	copy(s[16:], "DDP over SCTP   ")
 	return &s
 }
@@ -180,7 +180,7 @@ func (w *worker) connectSCTP(id ConnID, r *ConnectRequest, hop *Hop) error {
 	case s.n >= w.e.cfg.MaxConns:
 		return errTooMany
 	}
-	as := w.newAssoc(sctp.Dial(w.now, w.sctpConfig(o), flow, w.sctpSecret(), w.mtuOf(hop)), flow, tupleOf(flow, hop, r.IP), o, r.IP)
+	as := w.newAssoc(sctp.Dial(w.now, w.sctpConfig(o), flow, w.e.sctpSecret(), w.mtuOf(hop)), flow, tupleOf(flow, hop, r.IP), o, r.IP)
 	as.admitted = true
 	as.beginSession(w, 0, id, r)
 	if len(w.e.workers) > 1 {

@@ -157,7 +157,7 @@ func TestSCTPFewStreams(t *testing.T) {
 	for _, l := range hb.listeners {
 		cfg := hb.sctpConfig(SCTP{})
 		cfg.Streams = 2
-		l.sctp = sctp.NewListener(cfg, hb.sctpSecret(), hb.mtu)
+		l.sctp = sctp.NewListener(cfg, hb.e.sctpSecret(), hb.mtu)
 	}
 	cs := []*stream{s.dialSCTP(40000, 0)}
 	for range 3 {

@@ -149,7 +149,7 @@ func (as *assoc) composeDDP(w *worker, s *stream, g *sched.Grant) int {
 		if as.a.Room() < mulpdu+session.HeaderLen || !w.sched.May(&as.member, g) || !s.hasPend && !s.poll(w, mulpdu, mulpdu) {
 			break
 		}
-		slot, ok := w.recordSlot(w.link)
+		slot, ok := w.recordSlot()
 		if !ok {
 			s.hasPend, g.Why = true, sched.Slots
 			break
@@ -157,7 +157,7 @@ func (as *assoc) composeDDP(w *worker, s *stream, g *sched.Grant) int {
 		s.hasPend = false
 		used := as.composeSegment(w, s, w.link.Bytes(slot)[headroom:])
 		if used == 0 {
-			w.freeRecord(w.link)
+			w.freeRecord()
 			break
 		}
 		as.push(w, slot, used, s.sid, as.opts.Profile.Segment(), false)

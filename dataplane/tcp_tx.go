@@ -131,7 +131,7 @@ func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) int {
 	if !c.hasPend && !c.poll(w, mulpdu, mulpdu) {
 		return 0
 	}
-	s, ok := w.recordSlot(w.link)
+	s, ok := w.recordSlot()
 	if !ok {
 		c.hasPend, g.Why = true, sched.Slots
 		return 0
@@ -162,7 +162,7 @@ func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) int {
 		}
 	}
 	if used == 0 {
-		w.freeRecord(w.link)
+		w.freeRecord()
 		return 0
 	}
 	c.push(w, s, used, sum)
@@ -208,7 +208,7 @@ func (c *tcpConn) composeRun(w *worker, g *sched.Grant) int {
 			mem = w.payload(w.super.runs.next())
 			some = min(some, len(mem)/size)
 		} else {
-			s, _ := w.recordSlot(w.link) // Most has counted the free ones
+			s, _ := w.recordSlot() // Most has counted the free ones
 			mem = w.link.Bytes(s)[headroom:]
 			some = min(some, per)
 		}

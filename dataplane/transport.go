@@ -76,7 +76,7 @@ func (l *listener) open(w *worker, r *ListenRequest) error {
 	case r.SCTP != nil:
 		w.sctp0()
 		l.opts = *r.SCTP
-		l.sctp = sctp.NewListener(w.sctpConfig(l.opts), w.sctpSecret(), w.mtu)
+		l.sctp = sctp.NewListener(w.sctpConfig(l.opts), w.e.sctpSecret(), w.mtu)
 	default:
 		l.tcp = tcp.NewListener(&w.tcp, r.Backlog, w.e.secret, w.announced)
 	}

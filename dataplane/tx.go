@@ -54,17 +54,17 @@ func (w *worker) setupSlot() (link.Slot, bool) {
 }
 
 // recordSlot returns a TX slot for a record, until push or freeRecord.
-func (t *txPath) recordSlot(l link.Link) (link.Slot, bool) {
-	s, ok := l.Alloc()
-	t.record = s
+func (w *worker) recordSlot() (link.Slot, bool) {
+	s, ok := w.link.Alloc()
+	w.record = s
 	return s, ok
 }
 
 // freeRecord returns an unused slot of recordSlot.
-func (t *txPath) freeRecord(l link.Link) {
-	if t.record != link.NoSlot {
-		l.Free(t.record)
-		t.record = link.NoSlot
+func (w *worker) freeRecord() {
+	if w.record != link.NoSlot {
+		w.link.Free(w.record)
+		w.record = link.NoSlot
 	}
 }
 
