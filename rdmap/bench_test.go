@@ -40,7 +40,7 @@ func newBench() *bench {
 
 // carry moves all segments from one end to the other and counts them.
 func (p *bench) carry(from, to *Stream, mulpdu int, early bool) (n int) {
-	for from.PollSegment(mulpdu, &p.seg) {
+	for from.PollFilling(mulpdu, mulpdu, &p.seg) {
 		copy(p.buf[:], p.seg.Hdr[:p.seg.HdrLen])
 		u := p.buf[:p.seg.HdrLen+p.seg.Len]
 		p.key += 1460
@@ -96,7 +96,7 @@ func TestNoAllocs(t *testing.T) {
 		s := &streams[i]
 		i++
 		s.PostSend(&wr)
-		if s.HandleULPDU(bad) != term.ErrUntaggedVersion || !s.PollSegment(1440, &seg) {
+		if s.HandleULPDU(bad) != term.ErrUntaggedVersion || !s.PollFilling(1440, 1440, &seg) {
 			t.Fatal("no Terminate")
 		}
 		s.Flush()

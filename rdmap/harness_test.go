@@ -141,7 +141,7 @@ func newPair(cfg Config) (a, b *end) { return newEnd(cfg), newEnd(cfg) }
 // poll returns the next ULPDU of e, or nil.
 func (e *end) poll(mulpdu int) []byte {
 	var seg Segment
-	if !e.PollSegment(mulpdu, &seg) {
+	if !e.PollFilling(mulpdu, mulpdu, &seg) {
 		return nil
 	}
 	return e.mem.gather(&seg)

@@ -30,7 +30,7 @@ func TestExtend(t *testing.T) {
 		poll := func(e *end) {
 			for n := 2; ; n++ {
 				var seg Segment
-				if !e.PollSegment(mulpdu, &seg) {
+				if !e.PollFilling(mulpdu, mulpdu, &seg) {
 					return
 				}
 				ulpdus = append(ulpdus, e.mem.gather(&seg))
@@ -73,7 +73,7 @@ func TestExtendNothing(t *testing.T) {
 	if e.Extend(&seg, 9) != 0 {
 		t.Error("without a segment")
 	}
-	if !e.PollSegment(1442, &seg) || e.Extend(&seg, 0) != 0 {
+	if !e.PollFilling(1442, 1442, &seg) || e.Extend(&seg, 0) != 0 {
 		t.Error("by none")
 	}
 	e.Flush()

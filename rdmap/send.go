@@ -9,18 +9,12 @@ import (
 // maxBalance limits, in bytes, how long one side may send to compensate for a large message of the other side.
 const maxBalance = 16 << 20
 
-// PollSegment builds the next segment, of at most mulpdu bytes, and returns false when there is nothing to send now. mulpdu must be at
-// least ddp.MinMULPDU and may change from call to call.
+// PollFilling builds the next segment, of at most mulpdu bytes, and returns false when there is nothing to send now. mulpdu must be at
+// least ddp.MinMULPDU and may change from call to call. A message that does not fit in a segment of mulpdu bytes begins with one of at most
+// room bytes, between ddp.MinMULPDU and mulpdu. Other messages are not cut, and may be longer than room.
 //
 // Responses and the send queue alternate message by message, balanced by bytes while both have something to send. Messages are never
 // interleaved: DDP transmits them one after the other (RFC 5041 section 5.3), and some peers end the stream otherwise.
-func (s *Stream) PollSegment(mulpdu int, seg *Segment) bool {
-	return s.PollFilling(mulpdu, mulpdu, seg)
-}
-
-// PollFilling is PollSegment for a place with room for only room bytes, between ddp.MinMULPDU
-// and mulpdu. A message that does not fit in a segment of mulpdu bytes begins with a segment of
-// at most room bytes. Other messages are not cut, and may be longer than room.
 func (s *Stream) PollFilling(room, mulpdu int, seg *Segment) bool {
 	if s.state != stateOpen || s.flushed {
 		return s.state == stateFailing && s.pollTerminate(seg)
@@ -269,12 +263,12 @@ func (s *Stream) pollTerminate(seg *Segment) bool {
 const rtrSTag = 1
 
 // SendRTR queues a ready-to-receive message before everything else: the empty message with which the initiator of a peer-to-peer connection
-// opens the stream (RFC 6581 section 9.2). kind is OpSend, OpWrite or OpRead. It must be called before the first PollSegment. It uses no
+// opens the stream (RFC 6581 section 9.2). kind is OpSend, OpWrite or OpRead. It must be called before the first PollFilling. It uses no
 // work request; a Send consumes the first MSN of queue 0, a Read that of queue 1.
 func (s *Stream) SendRTR(kind Op) { s.rtr = kind }
 
 // SendKeepAlive sends an empty RDMA Write as a keep-alive (RFC 5040 section 5.1), unless something else can be sent. It uses no work request. It
-// reports whether PollSegment will return it.
+// reports whether PollFilling will return it.
 func (s *Stream) SendKeepAlive() bool {
 	if s.state != stateOpen || s.Sendable() {
 		return false
@@ -300,7 +294,7 @@ func (s *Stream) pollRTR(seg *Segment) {
 	}
 }
 
-// Sendable reports whether PollSegment would return a segment now.
+// Sendable reports whether PollFilling would return a segment now.
 func (s *Stream) Sendable() bool {
 	switch {
 	case s.state == stateFailing:

@@ -194,7 +194,7 @@ func (s *simulation) send(e *simEnd) bool {
 		sendable := e.Sendable()
 		b := e.poll(ddp.MinMULPDU + s.r.IntN(1400))
 		if sendable != (b != nil) {
-			s.t.Fatalf("Sendable said %v; PollSegment gave %x", sendable, b)
+			s.t.Fatalf("Sendable said %v; PollFilling gave %x", sendable, b)
 		}
 		if b == nil {
 			break

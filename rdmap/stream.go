@@ -97,13 +97,13 @@ type response struct {
 // Stream is one RDMAP stream. It is not safe for concurrent use.
 //
 // Inputs are PostSend, HandleULPDU or HandleMarked, HandleEarly, DeliverEarly, Fail, SourceError and Flush. After any of them drain
-// PollSegment as far as the transport has room, then PollCompletion, then PollEvent.
+// PollFilling as far as the transport has room, then PollCompletion, then PollEvent.
 //
-// A Write, Send or Immediate Data completes when PollSegment has built its last segment, because the caller copies the payload before it
+// A Write, Send or Immediate Data completes when PollFilling has built its last segment, because the caller copies the payload before it
 // polls completions; a Read or an atomic completes when its response has been delivered. Send queue completions are in the order of
 // posting, receive completions in the order of arrival.
 //
-// A violation, found here or reported by Fail, ends the stream: PollSegment returns the Terminate next and nothing after it, and arriving
+// A violation, found here or reported by Fail, ends the stream: PollFilling returns the Terminate next and nothing after it, and arriving
 // segments are dropped. Work requests stay queued until Flush.
 type Stream struct {
 	mem     Memory
@@ -347,7 +347,7 @@ func (s *Stream) RemoteRaw() []byte { return s.remote.raw[:s.remote.rawLen] }
 // Terminating reports whether a Terminate must be sent or was sent.
 func (s *Stream) Terminating() bool { return s.err != nil }
 
-// TerminateSent reports whether PollSegment has returned our Terminate.
+// TerminateSent reports whether PollFilling has returned our Terminate.
 func (s *Stream) TerminateSent() bool { return s.state == stateFailed }
 
 // Fail ends the stream for an error that the owner or the layer below found, and queues the Terminate. Only the first
@@ -364,7 +364,7 @@ func (s *Stream) fail(err *term.Error, seg []byte, segLen int, rdma []byte) {
 	s.event(EventFailed)
 }
 
-// SourceError reports that the payload of seg, the last segment that PollSegment returned, could not be read, so that the segment was not
+// SourceError reports that the payload of seg, the last segment that PollFilling returned, could not be read, so that the segment was not
 // sent. For a work request err is usually term.ErrRDMAPLocal, and the request completes with StatusLocalProtection. For a Read Response err
 // is the reason why the peer may not read there (any more), and the Terminate shows how far the Read had come (RFC 5040 section 4.8).
 func (s *Stream) SourceError(seg *Segment, err *term.Error) {

@@ -422,7 +422,7 @@ func TestReceiveRingGrows(t *testing.T) {
 	}
 }
 
-func TestPollSegmentTooSmall(t *testing.T) {
+func TestMULPDUTooSmall(t *testing.T) {
 	e := newEnd(Config{})
 	e.post(t, WR{Op: OpWrite})
 	if p := e.poll(127); p != nil {
@@ -445,7 +445,7 @@ func TestSourceError(t *testing.T) {
 		e.poll(testMULPDU)
 		var seg Segment
 		for range segments {
-			if !e.PollSegment(testMULPDU, &seg) {
+			if !e.PollFilling(testMULPDU, testMULPDU, &seg) {
 				t.Fatal("nothing to send")
 			}
 		}
@@ -468,7 +468,7 @@ func TestSourceError(t *testing.T) {
 		e.give(t, request)
 		var seg Segment
 		for range segments + 1 {
-			if !e.PollSegment(testMULPDU, &seg) {
+			if !e.PollFilling(testMULPDU, testMULPDU, &seg) {
 				t.Fatal("nothing to send")
 			}
 		}
@@ -483,7 +483,7 @@ func TestSourceError(t *testing.T) {
 	e.mem.sources[1] = make([]byte, 8)
 	e.post(t, WR{ID: 1, Op: OpSend, Len: 8})
 	var seg Segment
-	e.PollSegment(testMULPDU, &seg)
+	e.PollFilling(testMULPDU, testMULPDU, &seg)
 	e.completions()
 	e.post(t, WR{ID: 2, Op: OpSend})
 	e.SourceError(&seg, term.ErrRDMAPLocal)

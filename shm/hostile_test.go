@@ -187,7 +187,7 @@ func TestMutatingPeer(t *testing.T) {
 			qp.HandleSends(entries)
 			var seg rdmap.Segment
 			for range 4 {
-				if qp.Stream().PollSegment(1000, &seg) {
+				if qp.Stream().PollFilling(1000, 1000, &seg) {
 					qp.Gather(&seg.Src, seg.Len, nil)
 				}
 			}
@@ -258,7 +258,7 @@ func FuzzSendWQE(f *testing.F) {
 		qp.HandleSends(4)
 		var seg rdmap.Segment
 		for range 100 {
-			if !qp.Stream().PollSegment(1000, &seg) {
+			if !qp.Stream().PollFilling(1000, 1000, &seg) {
 				break
 			}
 			qp.Gather(&seg.Src, seg.Len, nil)

@@ -285,7 +285,7 @@ func TestGatherFails(t *testing.T) {
 			a.HandleSends(2)
 			deregister(t, a.table, a.mr)
 			var seg rdmap.Segment
-			if !a.Stream().PollSegment(1000, &seg) {
+			if !a.Stream().PollFilling(1000, 1000, &seg) {
 				t.Fatal("nothing to send")
 			}
 			if polled && a.poll() { // the completions of the stream are known

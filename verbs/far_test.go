@@ -154,7 +154,7 @@ func settle(t *testing.T, a, b *farSide) {
 // farTurn is side.turn for a segment that may have to wait for its payload.
 func (s *farSide) farTurn(p *farSide) bool {
 	busy := s.HandleSends(64) > 0
-	for s.pend.Len > 0 || s.Stream().PollSegment(1400, &s.pend) {
+	for s.pend.Len > 0 || s.Stream().PollFilling(1400, 1400, &s.pend) {
 		var ok bool
 		if s.parts, ok = s.Gather(&s.pend.Src, s.pend.Len, s.parts[:0]); !ok {
 			if s.Awaits() {

@@ -46,7 +46,7 @@ func FuzzPeer(f *testing.F) {
 			s.HandleSends(1)
 			var seg rdmap.Segment
 			var script []byte
-			for s.Stream().PollSegment(1000, &seg) {
+			for s.Stream().PollFilling(1000, 1000, &seg) {
 				script = binary.BigEndian.AppendUint16(script, uint16(seg.HdrLen+seg.Len))
 				script = append(script, seg.Hdr[:seg.HdrLen]...)
 				script = append(script, make([]byte, seg.Len)...)
@@ -74,7 +74,7 @@ func FuzzPeer(f *testing.F) {
 			}
 			script = script[2+n:]
 			var seg rdmap.Segment
-			for q.Stream().PollSegment(500, &seg) {
+			for q.Stream().PollFilling(500, 500, &seg) {
 				parts, ok := q.Gather(&seg.Src, seg.Len, nil)
 				if !ok && q.Err() == nil {
 					t.Fatal("Gather failed and the stream does not know")

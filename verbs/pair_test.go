@@ -96,7 +96,7 @@ func (s *side) postRecv(wrs ...RecvWR) { s.r.q = append(s.r.q, wrs...) }
 func (s *side) turn(p *side, mulpdu int) bool {
 	busy := s.HandleSends(64) > 0
 	var seg rdmap.Segment
-	for s.Stream().PollSegment(mulpdu, &seg) {
+	for s.Stream().PollFilling(mulpdu, mulpdu, &seg) {
 		busy = true
 		var ok bool
 		if s.parts, ok = s.Gather(&seg.Src, seg.Len, s.parts[:0]); !ok {

@@ -93,7 +93,7 @@ type recvSlot struct {
 
 // QP is a queue pair on an RDMAP stream. It is not safe for concurrent use, except for Permit.
 //
-// In each turn call HandleULPDU on Stream for arriving data, then HandleSends, then PollSegment on Stream and Gather for each segment while
+// In each turn call HandleULPDU on Stream for arriving data, then HandleSends, then PollFilling on Stream and Gather for each segment while
 // there is room to send, then PollWC until it returns false.
 type QP struct {
 	cfg    QPConfig

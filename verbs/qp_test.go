@@ -397,7 +397,7 @@ func TestHeldLooksOnce(t *testing.T) {
 	}
 	respond := func() { // to one Read
 		var seg rdmap.Segment
-		if !b.Stream().PollSegment(1000, &seg) {
+		if !b.Stream().PollFilling(1000, 1000, &seg) {
 			t.Fatal("no response")
 		}
 		parts, _ := b.Gather(&seg.Src, seg.Len, nil)
@@ -436,7 +436,7 @@ func TestPendingSegment(t *testing.T) {
 	)
 	a.HandleSends(8)
 	var seg rdmap.Segment
-	if !a.Stream().PollSegment(1000, &seg) {
+	if !a.Stream().PollFilling(1000, 1000, &seg) {
 		t.Fatal("no segment")
 	}
 	a.HandleSends(8)
@@ -451,7 +451,7 @@ func TestPendingSegment(t *testing.T) {
 	// A segment that is never gathered is flushed.
 	a.post(SendWR{ID: 4, Op: rdmap.OpSend, Flags: Inline, Inline: []byte("x")})
 	a.HandleSends(8)
-	a.Stream().PollSegment(1000, &seg)
+	a.Stream().PollFilling(1000, 1000, &seg)
 	a.Error()
 	a.poll()
 	a.wantOutcomes(t, []outcome{{4, WCFlushErr}})
