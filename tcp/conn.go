@@ -341,13 +341,7 @@ func (c *Conn) PushRun(b Buf, n, size int) {
 func (c *sndSpace) SetBurst(n int) { c.burst = n }
 
 // PollReleased returns a pushed Buf that is no longer needed: all of its bytes are acknowledged, or the connection is over.
-func (c *sndSpace) PollReleased() (Buf, bool) {
-	b, ok := c.released.pop()
-	if !ok {
-		return NoBuf, false
-	}
-	return b, true
-}
+func (c *sndSpace) PollReleased() (Buf, bool) { return c.released.pop() }
 
 // PollHeld returns a held segment to the owner.
 func (c *rcvSpace) PollHeld(h *Held) bool {
