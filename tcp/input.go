@@ -11,7 +11,7 @@ import (
 func (c *Conn) HandleSegment(now clock.Time, s *Segment) Input {
 	c.stats.SegsIn++
 	if c.armed(timerRTO) && now.Sub(c.deadlines[timerRTO]) >= stopTime {
-		c.goOn(now)
+		c.resumed(now)
 	}
 	if s.Opts.Malformed {
 		c.stats.BadOptions++
@@ -319,7 +319,7 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 		} else {
 			in = c.hold(seq, n, off, s.Buf)
 			if !c.ackGap(in) {
-				wait = min(secondAck, c.srtt/sackDelay)
+				wait = min(secondAck, c.srtt/delaysPerRTT)
 			}
 		}
 		c.arm(timerDelayedAck, clock.Earliest(c.deadlines[timerDelayedAck], now.Add(wait)))
@@ -432,7 +432,7 @@ func (c *Conn) hold(seq serial.Num, n, off int, buf Buf) Input {
 
 const (
 	sackSegments = 16 // segments out of order for which one ACK may do
-	sackDelay    = 20 // the longest delay of that ACK is the RTT divided by this
+	delaysPerRTT = 20 // the longest delay of that ACK is this part of the RTT
 )
 
 // ackGap makes an ACK due that tells the peer of data out of order, or reports false if the ACK may wait. RFC 5681 4.2 wants it at once, so

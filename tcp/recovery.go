@@ -23,7 +23,7 @@ type recoveryState struct {
 	dupAcks         int       // duplicate ACKs of a peer without SACK
 	ca              caState
 	recoverPoint    serial.Num // RecoveryPoint of RFC 6675
-	everRecovered   bool       // recoverPoint is that of a reduction in progress, or of a time-out, and una has not passed it
+	recoverSet      bool       // recoverPoint is that of a reduction in progress, or of a time-out, and una has not passed it
 	lossUna         serial.Num // una at the last time-out
 	frto            frtoStep
 	frtoHigh        serial.Num
@@ -192,8 +192,8 @@ func (r *recoveryState) clearPassed(una, oldest serial.Num) {
 	if r.reduced && r.reducedAt.Less(una) {
 		r.reduced = false
 	}
-	if r.everRecovered && r.ca == caOpen && r.recoverPoint.Less(una) {
-		r.everRecovered = false
+	if r.recoverSet && r.ca == caOpen && r.recoverPoint.Less(una) {
+		r.recoverSet = false
 	}
 	if r.rack.dsackSet && r.rack.dsackRound.LessEq(una) {
 		r.rack.dsackSet = false
@@ -246,7 +246,7 @@ func (s *sender) countDupAcks(a *ackState) bool {
 	if s.dupAcks < int(s.q.next-s.q.head) {
 		s.dupAcks++
 	}
-	if s.dupAcks >= dupThresh && s.ca < caRecovery && (!s.everRecovered || s.recoverPoint.Less(s.una)) &&
+	if s.dupAcks >= dupThresh && s.ca < caRecovery && (!s.recoverSet || s.recoverPoint.Less(s.una)) &&
 		s.q.at(s.q.head).state == inFlight {
 		s.q.markLost(s.q.head)
 		return true
@@ -267,7 +267,7 @@ func (c *Conn) lossFound(a *ackState) {
 	}
 	c.ca = caRecovery
 	c.recoverPoint = c.nxt
-	c.everRecovered = true
+	c.recoverSet = true
 	c.forceRetransmit = true
 	c.tlp.step = tailNone
 	c.stop(timerTLP)
@@ -286,7 +286,7 @@ func (c *Conn) enterCWR(now clock.Time, ecn bool) {
 	c.beginReduction(now, ecn)
 	c.ca = caCWR
 	c.recoverPoint = c.nxt
-	c.everRecovered = true
+	c.recoverSet = true
 }
 
 // reduceRate sets the window while it is being reduced.
@@ -303,7 +303,7 @@ func (s *sender) reduceRate(a *ackState, newLoss bool) {
 func (s *sender) endRecovery() {
 	if s.ca != caLoss {
 		s.w.cwnd = max(s.w.ssthresh, s.w.mss)
-		s.everRecovered = false
+		s.recoverSet = false
 	}
 	if s.ca == caRecovery || s.ca == caLoss {
 		s.rack.recovered()
@@ -350,7 +350,7 @@ func (c *Conn) detectSpurious(a *ackState) {
 	case a.original && (c.useSACK || !a.retrans):
 		// A segment sent before the time-out, and not retransmitted, has arrived. Without SACK, the ACK of the retransmission is the first
 		// that can report it, however long ago it arrived (RFC 5682 2.1, 2).
-		c.everRecovered = false // one segment was sent again, so that duplicate ACKs of more are for a loss
+		c.recoverSet = false // one segment was sent again, so that duplicate ACKs of more are for a loss
 		c.revert()
 	case c.frto == frtoTimedOut && a.acked > 0 && c.una.Less(c.recoverPoint):
 		// If there is no new data, F-RTO ends.

@@ -149,7 +149,7 @@ func (c *Conn) retransmitTimeout(now clock.Time) {
 	}
 	c.ca = caLoss
 	c.lossUna = c.una
-	c.recoverPoint, c.everRecovered = c.nxt, true
+	c.recoverPoint, c.recoverSet = c.nxt, true
 	c.dupAcks = 0
 	if head.state == sacked {
 		c.q.renege()

@@ -24,10 +24,10 @@ const (
 // stopTime is how late a timer must be to show that this host was stopped, and received nothing.
 const stopTime = time.Second
 
-// goOn is called when this host has been stopped, as a paused container or virtual machine is. What the peer has sent
+// resumed is called when this host goes on after it was stopped, as a paused container or virtual machine is. What the peer has sent
 // meanwhile may be lost. So the limits after which the peer is given up begin again, nothing that was in flight is timed,
 // and the window does not grow for that time.
-func (c *Conn) goOn(now clock.Time) {
+func (c *Conn) resumed(now clock.Time) {
 	c.since, c.progress, c.lastRcv = now, now, now
 	c.cc.idle(now)
 	if c.armed(timerUser) {
@@ -63,7 +63,7 @@ func (c *Conn) TimeoutsInARow() int { return max(int(c.backoff), c.keepProbes) }
 // HandleTimeout runs the timers that are due at now.
 func (c *Conn) HandleTimeout(now clock.Time) {
 	if at := c.Deadline(); at != 0 && now.Sub(at) >= stopTime {
-		c.goOn(now)
+		c.resumed(now)
 	}
 	for t := range numTimers {
 		if !c.deadlines[t].Due(now) {
