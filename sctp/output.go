@@ -49,24 +49,21 @@ func (a *Assoc) PollTransmit(now clock.Time, o *Out) bool {
 		return a.done(o)
 	}
 	for i := range a.paths {
-		if p := &a.paths[i]; p.beat == beatDue {
+		p := &a.paths[i]
+		switch {
+		case p.beat == beatDue:
 			p.beat = beatSent
 			o.Head = a.heartbeat(&h, i, p.hbAt, p.hbNonce)
-			o.Path = i
-			return a.done(o)
-		}
-		if a.paths[i].pmtu.send {
+		case p.pmtu.send:
 			o.Head = a.mtuProbe(now, &h, i)
-			o.Path = i
-			return a.done(o)
-		}
-		// Only HEARTBEATs and their answers go to an unconfirmed address (5.4).
-		if p := &a.paths[i]; len(p.ack) > 0 && !p.confirmed {
+		case len(p.ack) > 0 && !p.confirmed: // only HEARTBEATs and their answers go to an unconfirmed address (5.4)
 			o.Head = append(h.Append(a.head[:0]), p.ack...)
 			a.head, p.ack = o.Head[:0], p.ack[:0]
-			o.Path = i
-			return a.done(o)
+		default:
+			continue
 		}
+		o.Path = i
+		return a.done(o)
 	}
 	return a.bundle(now, &h, o)
 }
