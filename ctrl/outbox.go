@@ -137,18 +137,23 @@ func (o *outbox) writeLoop() {
 			last = true
 		}
 		for m := o.next(); m != nil; m = o.next() {
-			if ok {
-				err := o.sess.conn.Write(m.b, m.fds)
-				if hasEnded(err) {
-					o.sess.shutdown() // stops the reader too
-				} else if err != nil { // the kernel lacks memory, for example
-					o.sess.cutOff(errorf(internal, "ctrl: a message cannot be sent: %w", err))
-				}
-				ok = err == nil
-			}
+			ok = ok && o.write(m)
 			o.written(m, ok)
 		}
 	}
+}
+
+// write sends m. If that fails it ends the session and returns false.
+func (o *outbox) write(m *outMessage) bool {
+	switch err := o.sess.conn.Write(m.b, m.fds); {
+	case err == nil:
+		return true
+	case hasEnded(err):
+		o.sess.shutdown() // stops the reader too
+	default: // the kernel lacks memory, for example
+		o.sess.cutOff(errorf(internal, "ctrl: a message cannot be sent: %w", err))
+	}
+	return false
 }
 
 // next returns the message to be written next, or nil if there is none or another goroutine is writing.
