@@ -669,5 +669,11 @@ func TestScriptLoss(t *testing.T) {
 			> E. 1 ack 21
 			< P. 21+10 ack 1 ect
 			> . 1 ack 31`},
+		{name: "8257 3.2 what has waited for an ACK has one without the new mark", opts: "mss 1000", conf: func(c *Config) { c.CongestionControl = DCTCP }, text: `
+			quick
+			< P. 1+1000 ack 1 ect
+			< P. 1001+1000 ack 1 ce
+			> . 1 ack 1001
+			> E. 1 ack 2001`},
 	})
 }
