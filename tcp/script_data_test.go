@@ -33,6 +33,14 @@ func TestScriptReceive(t *testing.T) {
 			quick
 			< P. 8001+1000 ack 1 x2
 			> . 1 ack 10001`},
+		{name: "8985 7.2 of two small segments or more the first waits a millisecond at most", text: `
+			quick
+			< P. 1+100 ack 1
+			< P. 101+100 ack 1
+			+900us
+			< P. 201+100 ack 1
+			+100us
+			> . 1 ack 301`},
 		{name: "9293 3.8.6.3 an ACK rides on text", text: `
 			quick
 			< P. 1+100 ack 1
