@@ -349,8 +349,7 @@ func (c *Conn) trim(s *Segment) (seq serial.Num, n, off int, fin bool) {
 		if n > 0 {
 			c.noteDSACK(seq, serial.Min(seq.Add(n), c.rcvNxt))
 		}
-		off = min(d, n)
-		seq, n = seq.Add(off), n-off
+		seq, n, off = c.rcvNxt, n-d, d
 		c.ackNow = true
 	}
 	if d := seq.Add(n).Sub(c.rcvAdv); d > 0 {
