@@ -472,3 +472,20 @@ func TestUDPPort(t *testing.T) {
 		t.Errorf("a packet without UDP is answered, to port %v; the association's is %d", r.udp, r.a.Path(0).UDPPort)
 	}
 }
+
+// TestLostMessageApart checks that a lost message, which goes to another address, is not bundled with the SACK for what has
+// come from the first.
+func TestLostMessageApart(t *testing.T) {
+	r := manyHomed(t, Config{Heartbeat: -1}, 2)
+	a := r.a
+	a.paths[1].confirmed = true
+	r.wait(time.Millisecond) // the HEARTBEAT that verifies the second address
+	r.push(100)
+	r.take()
+	r.now = a.paths[0].deadlines[timerT3]
+	a.HandleTimeout(r.now)
+	r.send(a.tag, dataBytes(whole|flagUnordered, r.peerTSN, 0, 0, "x"))
+	if to := r.to; !slices.Equal(to, []int{0, 1}) || a.lostCount != 0 {
+		t.Errorf("packets to paths %v, %d messages still lost", to, a.lostCount)
+	}
+}
