@@ -47,6 +47,16 @@ func newRawPeerOf(t testing.TB, s *sim, params ...[]byte) *rawPeer {
 	return p
 }
 
+// other returns another peer of host 1, with an association of its own.
+func (p *rawPeer) other(local netip.AddrPort, params ...[]byte) *rawPeer {
+	p.t.Helper()
+	o := *p
+	if o.local = local; !o.connect(params...) {
+		p.t.Fatalf("no association of %v", local)
+	}
+	return &o
+}
+
 // chunk makes a chunk, or a parameter whose type is t<<8|flags.
 func chunk(t sctp.ChunkType, flags byte, body ...byte) []byte {
 	b := binary.BigEndian.AppendUint16([]byte{byte(t), flags}, uint16(4+len(body)))
@@ -195,15 +205,11 @@ func TestSCTPFurtherAddress(t *testing.T) {
 		t.Errorf("%d ABORTs", n)
 	}
 	// Another host at that address, which knows nothing of the association, is a different peer.
-	other := *p
-	other.local = netip.AddrPortFrom(second, p.local.Port())
-	if !other.connect() {
-		t.Error("it is refused")
-	}
+	other := p.other(netip.AddrPortFrom(second, p.local.Port()))
 	if p.assoc() == other.assoc() || p.assoc().gone {
 		t.Error("an association went to another host")
 	}
-	for _, q := range []*rawPeer{p, &other} {
+	for _, q := range []*rawPeer{p, other} {
 		q.send(q.local.Addr(), chunk(sctp.ChunkAbort, 0))
 	}
 	p.turn()
@@ -397,11 +403,7 @@ func TestSCTPRestartForgets(t *testing.T) {
 func TestSCTPFurtherAddressTwice(t *testing.T) {
 	second := netip.MustParseAddr("10.0.0.7")
 	p := newRawPeer(t, []byte{0, 5, 0, 8, 10, 0, 0, 7}) // this peer announces an address that is not its own
-	other := *p
-	other.local = netip.AddrPortFrom(netip.MustParseAddr("10.0.0.9"), p.local.Port())
-	if !other.connect([]byte{0, 5, 0, 8, 10, 0, 0, 7}) {
-		t.Fatal("no association")
-	}
+	other := p.other(netip.AddrPortFrom(netip.MustParseAddr("10.0.0.9"), p.local.Port()), []byte{0, 5, 0, 8, 10, 0, 0, 7})
 	other.got = nil
 	other.send(second, other.data(7, 0, 0, 17, 0, 0, 0, 1))
 	if ev, ok := p.hosts[1].take(EventRequest); !ok || ev.Flow != other.assoc().key.Flow {
@@ -424,6 +426,14 @@ func TestSCTPFurtherAddressTwice(t *testing.T) {
 // piece sends n bytes of a message without an end.
 func (p *rawPeer) piece(flags byte, n int) {
 	p.send(p.local.Addr(), p.data(flags, 1, 0, 16, make([]byte, n)...))
+}
+
+// pieces sends the first n pieces of a message, of size bytes each.
+func (p *rawPeer) pieces(n, size int) {
+	p.piece(6, size)
+	for range n - 1 {
+		p.piece(4, size)
+	}
 }
 
 // window returns the receive window of the last SACK.
@@ -455,10 +465,7 @@ func (p *rawPeer) admit(t *testing.T) {
 func TestSCTPStranger(t *testing.T) {
 	for _, size := range []int{1400, 1} {
 		p := newRawPeer(t)
-		p.piece(6, size)
-		for range 200 {
-			p.piece(4, size)
-		}
+		p.pieces(201, size)
 		as, memory := p.assoc(), 0
 		for _, b := range as.kept {
 			memory += cap(b)
@@ -479,10 +486,7 @@ func TestSCTPStranger(t *testing.T) {
 	if n := p.window(); int(n) != p.hosts[1].w.tcp.RcvWindow {
 		t.Errorf("a window of %d when the session is accepted", n)
 	}
-	p.piece(6, 1400)
-	for range 200 {
-		p.piece(4, 1400)
-	}
+	p.pieces(201, 1400)
 	if n := p.assoc().a.Kept(); n != 201*1400 {
 		t.Errorf("keeps %d bytes of a session", n)
 	}
@@ -496,16 +500,9 @@ func TestSCTPMemory(t *testing.T) {
 	w := p.hosts[1].w
 	w.e.cfg.SCTP.Memory = most
 	p.admit(t)
-	p.piece(6, 1400)
-	for range 100 {
-		p.piece(4, 1400)
-	}
+	p.pieces(101, 1400)
 	for port := range uint16(8) {
-		other := *p
-		other.local = netip.AddrPortFrom(p.local.Addr(), 41000+port)
-		if !other.connect() {
-			t.Fatal("no association")
-		}
+		other := p.other(netip.AddrPortFrom(p.local.Addr(), 41000+port))
 		other.piece(6, 1400)
 		for range 50 {
 			if other.piece(4, 1400); w.sctp.memory > most {
@@ -556,11 +553,7 @@ func TestSCTPMemoryOfPlaces(t *testing.T) {
 	}
 	// Peers without sessions, each with a slot or two on many streams.
 	for port := range uint16(40) {
-		other := *p
-		other.local = netip.AddrPortFrom(p.local.Addr(), 41000+port)
-		if !other.connect() {
-			t.Fatal("no association")
-		}
+		other := p.other(netip.AddrPortFrom(p.local.Addr(), 41000+port))
 		for stream := range uint16(64) {
 			other.send(p.local.Addr(), other.data(7, stream, 0, 17, 0, 0, 0, 1))
 			other.send(p.local.Addr(), other.data(7, stream, 0, 17, 0, 60, 0, 4))
@@ -587,19 +580,12 @@ func TestSCTPMemoryIsFreed(t *testing.T) {
 	w := p.hosts[1].w
 	w.e.cfg.SCTP.Memory = most
 	p.admit(t)
-	p.piece(6, 1400)
-	for range 39 {
-		p.piece(4, 1400)
-	}
+	p.pieces(40, 1400)
 	for port := uint16(41000); w.stats.AssocsNoMemory == 0; port++ {
 		if w.sctp.memory > most {
 			t.Fatalf("%d bytes", w.sctp.memory)
 		}
-		other := *p
-		other.local = netip.AddrPortFrom(p.local.Addr(), port)
-		if !other.connect() {
-			t.Fatal("no association")
-		}
+		other := p.other(netip.AddrPortFrom(p.local.Addr(), port))
 		other.piece(6, 1400)
 	}
 	if w.sctp.memory > most-most/8 || p.assoc() == nil || p.assoc().a.Kept() != 40*1400 {

@@ -58,15 +58,22 @@ func probeWindow(t *testing.T, rwnd uint32, first bool) {
 	}
 }
 
-// TestFastRetransmit checks that a hole is retransmitted once, after three reports.
-func TestFastRetransmit(t *testing.T) {
-	r := listening(t, Config{MaxBurst: 100})
+// sent returns a rig whose association has sent n messages of 1000 bytes, all of which fit its window, and the TSN
+// before theirs.
+func sent(t *testing.T, n int) (r *rig, base serial.Num) {
+	r = listening(t, Config{MaxBurst: 100})
 	r.a.paths[0].cwnd = 100000
-	base := r.a.cumAck
-	for i := range 8 {
-		r.push(1000 + i)
+	base = r.a.cumAck
+	for range n {
+		r.push(1000)
 	}
 	r.take()
+	return r, base
+}
+
+// TestFastRetransmit checks that a hole is retransmitted once, after three reports.
+func TestFastRetransmit(t *testing.T) {
+	r, base := sent(t, 8)
 	for i := range uint16(2) {
 		r.send(r.a.tag, sackBytes(base, 100000, 2, 2+i))
 		r.none()
@@ -341,13 +348,7 @@ func TestAfterTimeout(t *testing.T) {
 // TestRevokedReport checks that a chunk that one report lists and a later one omits is in flight and not
 // retransmitted at once: a peer may report only some of its blocks (6.2.1 D iii).
 func TestRevokedReport(t *testing.T) {
-	r := listening(t, Config{MaxBurst: 100})
-	r.a.paths[0].cwnd = 100000
-	base := r.a.cumAck
-	for range 8 {
-		r.push(1000)
-	}
-	r.take()
+	r, base := sent(t, 8)
 	r.send(r.a.tag, sackBytes(base, 100000, 2, 2, 4, 4))
 	flight := r.a.outstanding
 	r.send(r.a.tag, sackBytes(base, 100000, 2, 2))
@@ -378,12 +379,7 @@ func TestAbsurdReports(t *testing.T) {
 		"twice":                {3, 3, 3, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := listening(t, Config{MaxBurst: 100})
-			r.a.paths[0].cwnd = 100000
-			base := r.a.cumAck
-			for range 8 {
-				r.push(1000)
-			}
+			r, base := sent(t, 8)
 			for range 5 {
 				r.send(r.a.tag, sackBytes(base, 100000, gaps...))
 				checkAccounts(t, r.a)
@@ -397,12 +393,7 @@ func TestAbsurdReports(t *testing.T) {
 		})
 	}
 	t.Run("while it recovers", func(t *testing.T) {
-		r := listening(t, Config{MaxBurst: 100})
-		r.a.paths[0].cwnd = 100000
-		base := r.a.cumAck
-		for range 30 {
-			r.push(1000)
-		}
+		r, base := sent(t, 30)
 		for i := range uint16(3) {
 			r.send(r.a.tag, sackBytes(base, 100000, 2, 2+i)) // 1 is lost
 		}
@@ -418,12 +409,7 @@ func TestAbsurdReports(t *testing.T) {
 
 // TestManySACKs checks that only the first SACK of a packet counts.
 func TestManySACKs(t *testing.T) {
-	r := listening(t, Config{MaxBurst: 100})
-	r.a.paths[0].cwnd = 100000
-	base := r.a.cumAck
-	for range 8 {
-		r.push(1000)
-	}
+	r, base := sent(t, 8)
 	r.send(r.a.tag, sackBytes(base+2, 100000), sackBytes(base+4, 100000), chunk(ChunkHeartbeat, 0, nil), sackBytes(base+6, 100000))
 	if n, sacks := r.a.Unacked(), r.a.Stats().Sacks; n != 6 || sacks != 1 {
 		t.Errorf("%d messages unacknowledged, %d SACKs; want 6 and 1", n, sacks)

@@ -38,7 +38,7 @@ func TestReceive(t *testing.T) {
 	want()
 	reported := false
 	for _, s := range r.take() {
-		if c, info := cause(s); types(s)[0] == ChunkError && c == CauseInvalidStream && info[1] == 10 {
+		if c, info := cause(s); types(s)[0] == ChunkError && c == CauseInvalidStream && slices.Equal(info, []byte{0, 10, 0, 0}) {
 			reported = true
 		}
 	}
@@ -49,6 +49,34 @@ func TestReceive(t *testing.T) {
 	want()
 	if len(r.kept) != 0 || r.a.rcv.cum != rigTSN+9 {
 		t.Errorf("kept %v, cumulative %d", r.kept, r.a.rcv.cum-rigTSN)
+	}
+	type piece struct {
+		flags       uint8
+		tsn         int
+		stream, ssn uint16
+		s           string
+	}
+	for _, c := range []struct {
+		name   string
+		pieces []piece
+		want   []string
+	}{
+		{"one is missing", []piece{{b, 0, 1, 0, "x"}, {e, 2, 1, 0, "z"}}, nil},
+		{"of another stream", []piece{{b, 0, 1, 0, "x"}, {e, 1, 2, 0, "y"}}, nil},
+		{"of another message", []piece{{b, 0, 1, 0, "x"}, {e, 1, 1, 1, "y"}}, nil},
+		{"one is unordered", []piece{{b, 0, 1, 0, "x"}, {u | e, 1, 1, 0, "y"}}, nil},
+		{"another beginning", []piece{{u | b, 0, 1, 0, "x"}, {u | b, 1, 1, 0, "y"}, {u | e, 2, 1, 0, "z"}}, []string{"y", "z"}},
+		{"not its turn", []piece{{b, 0, 1, 1, "x"}, {e, 1, 1, 1, "y"}}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := listening(t, Config{})
+			for _, p := range c.pieces {
+				r.recv(p.flags, p.tsn, p.stream, p.ssn, p.s)
+			}
+			if !slices.Equal(r.got, c.want) {
+				t.Errorf("got %q, want %q", r.got, c.want)
+			}
+		})
 	}
 }
 

@@ -193,6 +193,7 @@ func TestDialRefusals(t *testing.T) {
 		{"no cookie", func(i *Init) { i.Cookie = nil }, ErrProtocol, true},
 		{"tag 0", func(i *Init) { i.Tag = 0 }, ErrProtocol, false},
 		{"no streams", func(i *Init) { i.Out = 0 }, ErrProtocol, true},
+		{"a cookie that fits no packet", func(i *Init) { i.Cookie = make([]byte, 1500) }, ErrProtocol, false},
 		{"adaptation", func(i *Init) { i.Adaptation = 3 }, ErrAdaptation, true},
 		{"no adaptation", func(i *Init) { i.HasAdaptation = false }, ErrAdaptation, true},
 	} {
@@ -359,12 +360,15 @@ func TestOutOfBlue(t *testing.T) {
 	}{
 		{"DATA", pack(7, dataBytes(7, 1, 0, 0, "x")), ChunkAbort, 7, false},
 		{"INIT", pack(0, r.initChunk(ChunkInit, nil)), ChunkAbort, rigTag, false},
+		{"INIT with a tag", pack(7, r.initChunk(ChunkInit, nil)), 0, 0, true},
+		{"INIT behind another chunk", pack(0, chunk(ChunkHeartbeat, 0, nil), r.initChunk(ChunkInit, nil)), 0, 0, true},
 		{"SHUTDOWN ACK", pack(7, chunk(ChunkShutdownAck, 0, nil)), ChunkShutdownComplete, 7, false},
 		{"ABORT", pack(7, chunk(ChunkAbort, 0, nil)), 0, 0, true},
 		{"DATA and ABORT", pack(7, dataBytes(7, 1, 0, 0, "x"), chunk(ChunkAbort, 0, nil)), 0, 0, true},
 		{"SHUTDOWN COMPLETE", pack(7, chunk(ChunkShutdownComplete, 0, nil)), 0, 0, true},
 		{"COOKIE ACK", pack(7, chunk(ChunkCookieAck, 0, nil)), 0, 0, true},
 		{"stale cookie", pack(7, stale), 0, 0, true},
+		{"another error", pack(7, chunk(ChunkError, 0, appendParam(nil, ParamType(CauseProtocol), nil))), ChunkAbort, 7, false},
 		{"short", []byte{1, 2, 3}, 0, 0, true},
 	} {
 		b := OutOfBlue(f, c.b)
@@ -372,8 +376,12 @@ func TestOutOfBlue(t *testing.T) {
 			t.Errorf("%s: answer %x", c.name, b)
 			continue
 		}
-		if b != nil && (types(b)[0] != c.typ || tagOf(b) != c.tag) {
-			t.Errorf("%s: %v tag %d", c.name, types(b), tagOf(b))
+		if b == nil {
+			continue
+		}
+		reflected := b[HeaderLen+1]&flagTag != 0 // the T bit: the tag is that of the packet
+		if types(b)[0] != c.typ || tagOf(b) != c.tag || reflected != (c.tag == 7) {
+			t.Errorf("%s: %v tag %d, T %v", c.name, types(b), tagOf(b), reflected)
 		}
 	}
 	f.Local = [16]byte{10: 0xff, 11: 0xff, 12: 224, 15: 1}
@@ -386,8 +394,11 @@ func TestOutOfBlue(t *testing.T) {
 func TestDuplicateInit(t *testing.T) {
 	t.Run("restart", func(t *testing.T) {
 		r := listening(t, Config{})
+		p := &r.a.paths[0]
+		fresh := *p
 		r.push(100)
 		r.recv(7, 0, 0, 0, "before")
+		r.wait(time.Second) // a time-out: the window shrinks, and the RTO grows
 		r.take()
 		old, oldPeer := r.a.tag, r.peerTag
 		r.peerTag, r.peerTSN = 77, 5000
@@ -401,10 +412,16 @@ func TestDuplicateInit(t *testing.T) {
 				t.Errorf("the cookie reveals the tag %#x", tag)
 			}
 		}
+		// What is to be answered is not, once the peer has forgotten it.
+		h := Header{r.flow.RemotePort, r.flow.LocalPort, old}
+		r.a.HandlePacket(r.now, r.flow, 0, append(h.Append(nil), chunk(0xfd, 0, nil)...))
 		r.cookieEcho(i)
 		b := r.one(ChunkCookieAck)
-		if tagOf(b) != 77 || r.a.tag == old || r.a.State() != Established {
-			t.Error("not restarted")
+		if tagOf(b) != 77 || r.a.tag == old || r.a.State() != Established || len(types(b)) != 1 {
+			t.Errorf("not restarted: %v, sent %v", r.a.State(), types(b))
+		}
+		if p.cwnd != fresh.cwnd || p.ssthresh != fresh.ssthresh || p.rto != fresh.rto || p.errors != 0 || r.a.TimeoutsInARow() != 0 {
+			t.Errorf("of the time before remain: window %d, threshold %d, RTO %v, errors %d", p.cwnd, p.ssthresh, p.rto, p.errors)
 		}
 		if !slices.Contains(r.events, EventRestart) {
 			t.Errorf("events %v", r.events)
@@ -415,6 +432,19 @@ func TestDuplicateInit(t *testing.T) {
 		r.send(r.a.tag, dataBytes(7, 5000, 0, 0, "after"))
 		if r.got[len(r.got)-1] != "after" {
 			t.Errorf("got %q", r.got)
+		}
+	})
+	t.Run("restart while we shut down", func(t *testing.T) {
+		r := listening(t, Config{Heartbeat: -1})
+		r.a.Close(r.now)
+		r.drain(nil)
+		r.one(ChunkShutdown)
+		r.peerTag = 77
+		r.cookieEcho(r.init())
+		r.one(ChunkCookieAck)
+		r.wait(time.Hour)
+		if r.none(); r.a.State() != Established {
+			t.Errorf("%v: %v", r.a.State(), r.a.Err())
 		}
 	})
 	t.Run("restart with new addresses", func(t *testing.T) {
@@ -489,6 +519,16 @@ func TestDuplicateInit(t *testing.T) {
 			t.Errorf("%v", r.a.State())
 		}
 	})
+	t.Run("late COOKIE ECHO of a collision", func(t *testing.T) {
+		r := dialing(t, Config{}, CookieEchoed)
+		r.peerTag = 99
+		i := r.init()
+		r.send(r.a.tag, chunk(ChunkCookieAck, 0, nil))
+		r.cookieEcho(i) // (M,X,0,0), when there is an association: C
+		if r.none(); r.a.State() != Established || r.a.peerTag != rigTag || r.a.Stats().Collisions != 0 {
+			t.Errorf("%v, tag %d", r.a.State(), r.a.peerTag)
+		}
+	})
 	t.Run("duplicate COOKIE ECHO", func(t *testing.T) {
 		r := newRig(t, Config{})
 		r.l = NewListener(&r.cfg, &r.key, 1500)
@@ -503,26 +543,34 @@ func TestDuplicateInit(t *testing.T) {
 		}
 	})
 	t.Run("late COOKIE ECHO of an older association", func(t *testing.T) {
-		r := newRig(t, Config{})
-		r.l = NewListener(&r.cfg, &r.key, 1500)
-		older := r.init()
-		r.cookieEcho(r.init())
-		r.take()
-		tag := r.a.tag
-		r.cookieEcho(older) // (X,M,0,0): C
-		r.none()
-		if r.a.tag != tag {
-			t.Error("taken over")
+		for _, peerTag := range []uint32{rigTag, 50} {
+			r := newRig(t, Config{})
+			r.l = NewListener(&r.cfg, &r.key, 1500)
+			r.peerTag = peerTag
+			older := r.init()
+			r.peerTag = rigTag
+			r.cookieEcho(r.init())
+			r.take()
+			tag := r.a.tag
+			r.cookieEcho(older) // (X,M,0,0): C; and (X,X,0,0), which is no restart without Tie-Tags
+			r.none()
+			if r.a.tag != tag {
+				t.Errorf("taken over by a cookie for tag %d", peerTag)
+			}
 		}
 	})
 	t.Run("SHUTDOWN-ACK-SENT", func(t *testing.T) {
 		r := listening(t, Config{})
+		r.peerTag = 12
 		i := r.init()
-		r.send(r.a.tag, chunk(ChunkShutdown, 0, be.AppendUint32(nil, uint32(r.a.cumAck))))
+		r.send(r.a.tag, shutdown(r.a.cumAck))
 		r.one(ChunkShutdownAck)
 		r.send(0, r.initChunk(ChunkInit, nil))
 		r.one(ChunkShutdownAck)
-		r.peerTag = 12
-		_ = i
+		r.cookieEcho(i) // no restart, but an ERROR behind the SHUTDOWN ACK (5.2.4 A)
+		b := r.one(ChunkShutdownAck)
+		if c, _ := cause(b[chunkHeader:]); !slices.Equal(types(b), []ChunkType{ChunkShutdownAck, ChunkError}) || c != CauseShuttingDown || r.a.State() != ShutdownAckSent {
+			t.Errorf("sent %v, cause %v, %v", types(b), c, r.a.State())
+		}
 	})
 }

@@ -1,6 +1,7 @@
 package sctp
 
 import (
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -83,6 +84,24 @@ func TestShutdown(t *testing.T) {
 			t.Error(r.a.State())
 		}
 	})
+	for name, b := range map[string][]byte{
+		"of what was never sent": shutdown(1000),
+		"too short":              chunk(ChunkShutdown, 0, make([]byte, 3)),
+		"too long":               chunk(ChunkShutdown, 0, make([]byte, 8)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := listening(t, Config{})
+			r.a.setTSN(998)
+			r.push(10)
+			r.push(10)
+			r.take()
+			r.a.Push(&Message{Buf: 1, Len: 10}) // 1000, which waits
+			r.send(r.a.tag, b)
+			if c, _ := cause(r.one(ChunkAbort)); c != CauseProtocol || r.a.Err() != ErrProtocol {
+				t.Errorf("%v, %v: %v", c, r.a.State(), r.a.Err())
+			}
+		})
+	}
 	t.Run("nobody answers", func(t *testing.T) {
 		r := listening(t, Config{})
 		r.a.Close(r.now)
@@ -124,6 +143,23 @@ func TestShutdown(t *testing.T) {
 		}
 		if b, ok := r.a.PollReleased(); !ok || b != 10 {
 			t.Error("not released")
+		}
+	})
+	t.Run("abort before the peer's tag is known", func(t *testing.T) {
+		r := dialing(t, Config{}, CookieWait)
+		r.one(ChunkInit)
+		r.a.Abort()
+		r.drain(nil)
+		if r.none(); r.a.State() != Closed || r.a.Err() != ErrAborted {
+			t.Error(r.a.State(), r.a.Err())
+		}
+	})
+	t.Run("abort by the peer", func(t *testing.T) {
+		r := listening(t, Config{})
+		r.send(r.a.tag, chunk(ChunkAbort, 0, appendParam(nil, ParamType(CauseOutOfResource), nil)))
+		r.none()
+		if e := (*AbortError)(nil); !errors.As(r.a.Err(), &e) || e.Cause != CauseOutOfResource {
+			t.Error(r.a.State(), r.a.Err())
 		}
 	})
 }

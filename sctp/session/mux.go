@@ -174,11 +174,7 @@ func (m *Mux) State(id uint16) State {
 
 // Free reports whether Initiate may start a session on stream id: it has none, and nothing of the last one is outstanding.
 func (m *Mux) Free(id uint16) bool {
-	if int(id) >= len(m.streams) {
-		return false
-	}
-	s := m.streams[id]
-	return s == nil || s.state == Idle && s.unacked == 0
+	return int(id) < len(m.streams) && m.State(id) == Idle
 }
 
 func (m *Mux) stream(id uint16) *stream {
@@ -354,7 +350,7 @@ func (m *Mux) Initiate(id uint16, set Setup) error {
 	switch {
 	case s == nil:
 		return ErrStream
-	case s.state != Idle && s.state != Negotiating || s.state == Idle && s.unacked > 0:
+	case s.state != Idle && s.state != Negotiating:
 		return ErrState
 	case set.Enhanced != nil && m.cfg.Profile == Draft:
 		return ErrState

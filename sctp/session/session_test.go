@@ -566,6 +566,8 @@ func TestCalls(t *testing.T) {
 		{"requested", func(m *Mux) error { return m.Accept(sid, Setup{Enhanced: &mpa.EnhancedData{}}) }, ErrState},
 		{"requested+", func(m *Mux) error { return m.Accept(sid, Setup{}) }, ErrState},
 		{"requested", func(m *Mux) error { return m.Reject(sid, Setup{Private: make([]byte, 513)}) }, ErrSize},
+		{"requested", func(m *Mux) error { return m.Reject(sid, Setup{Enhanced: &mpa.EnhancedData{}}) }, ErrState},
+		{"requested+", func(m *Mux) error { return m.Reject(sid, Setup{}) }, nil},
 		{"passive", func(m *Mux) error { return m.Accept(sid, Setup{}) }, ErrState},
 		{"ended", func(m *Mux) error { return m.Initiate(sid, Setup{}) }, ErrState},
 		{"ended", func(m *Mux) error { return m.Terminate(sid) }, ErrState},
@@ -646,14 +648,35 @@ func TestSinkWaits(t *testing.T) {
 	}
 }
 
+// TestReset checks that the end of the association ends each session with an event and without a message, and that
+// nothing of them is left.
 func TestReset(t *testing.T) {
-	b := newBench(t, Config{}).in("passive")
+	b := newBench(t, Config{Pending: 1}).in("passive")
 	b.segmentAt(9, "held")
+	ended := newBench(t, Config{}).in("ended").m.stream(sid) // has had its event
+	b.m.streams[0] = ended
+	b.m.HandleMessage(sid+1, b.p.Control(), true, message(0, 1, "")) // waits for the ULP
+	b.drain()
+	if err := b.m.Initiate(sid+2, Setup{}); err != nil { // is not polled before the end
+		t.Fatal(err)
+	}
+	b.events = nil
 	b.m.Reset(4)
 	b.drain()
-	if !slices.Equal(b.kinds(), []EventKind{EventTerminated}) || b.m.Held() != 0 || b.m.Streams() != 4 || b.m.State(sid) != Idle {
-		t.Error("not reset")
+	var over []uint16
+	for _, e := range b.events {
+		if e.Kind != EventTerminated {
+			t.Errorf("event %v", e.Kind)
+		}
+		over = append(over, e.Stream)
 	}
+	if !slices.Equal(over, []uint16{sid, sid + 1, sid + 2}) || len(b.sent) != 0 {
+		t.Errorf("ended: %v, sent %+v", over, b.sent)
+	}
+	if b.m.Held() != 0 || b.m.Memory() != b.m.pooled || b.m.Streams() != 4 {
+		t.Errorf("%d streams, %d bytes held, %d of memory", b.m.Streams(), b.m.Held(), b.m.Memory())
+	}
+	b.again() // the place of the request that waited is free
 }
 
 // TestOutstanding checks that fewer than 32768 messages of a stream are in flight.
@@ -718,6 +741,9 @@ func FuzzMessages(f *testing.F) {
 			}
 			if c != s.nahead || s.seen != nil && s.state != Ended {
 				t.Fatalf("%d ahead, counted %d", c, s.nahead)
+			}
+			if s.state == Idle && s.unacked != 0 {
+				t.Fatalf("stream %d is free, with %d messages outstanding", s.id, s.unacked)
 			}
 		}
 		if held != b.m.Held() || b.m.pending < 0 {
