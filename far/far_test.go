@@ -161,6 +161,56 @@ func TestMoverFails(t *testing.T) {
 		t.Error("bytes were fetched that are not there")
 	}
 	f.Release()
+	// The first of all that fail counts, also of those that are made as one.
+	late := make(slow)
+	q.Store(late, 0, 1, marked.Bytes{B: []byte{7}})
+	m.Kick()
+	waitBusy(t, m)
+	other := m.NewQueue()
+	for _, at := range []uint64{64, 66, 128} {
+		other.Store(mem, at, 2, marked.Bytes{B: []byte("no")})
+	}
+	close(late)
+	m.Fence()
+	if done, failed := other.Stored(); done != 3 || failed != 1 {
+		t.Errorf("%d of three stored, the first that failed is %d", done, failed)
+	}
+}
+
+// TestFence checks that a Fence waits for the operation in progress, and for none that is never made.
+func TestFence(t *testing.T) {
+	mem := make(slow)
+	m, q, _ := newQueue(t, own(t), time.Hour, func() {})
+	q.Store(mem, 0, 1, marked.Bytes{B: []byte{7}})
+	m.Kick()
+	waitBusy(t, m)
+	fence := func(m *Mover) <-chan struct{} {
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			m.Fence()
+		}()
+		return over
+	}
+	over := fence(m)
+	testenv.Until(t, "the Fence waits", func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return len(m.ops) == 1
+	})
+	close(mem)
+	<-over
+	closed := New(time.Hour, func() {})
+	if err := closed.Start(); err != nil {
+		t.Fatal(err)
+	}
+	closed.Close()
+	closed.NewQueue().Store(mem, 0, 1, marked.Bytes{B: []byte{7}})
+	select {
+	case <-fence(closed):
+	case <-time.After(time.Minute):
+		t.Error("a Fence waits for a Mover that is closed")
+	}
 }
 
 // slow is memory that does not come until it is closed.
@@ -432,13 +482,23 @@ func TestStandstill(t *testing.T) {
 		await(t, moved, "a Store", func() bool { done, _ := q.Stored(); return done == uint64(n+1) })
 		m.look()
 	}
-	testenv.Until(t, "the Mover is idle", func() bool {
+	idle := func() bool {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		return !m.busy
-	})
+	}
+	testenv.Until(t, "the Mover is idle", idle)
 	for range 3 {
 		m.look()
+	}
+	for n := range 2 { // a look at each of two operations, which have nothing to do with each other
+		q.Store(mem, 0, 1, marked.Bytes{B: []byte{7}})
+		m.Kick()
+		waitBusy(t, m)
+		m.look()
+		mem <- struct{}{}
+		await(t, moved, "a Store", func() bool { done, _ := q.Stored(); return done == uint64(n+4) })
+		testenv.Until(t, "the Mover is idle", idle)
 	}
 	if stuck != 0 {
 		t.Error("a Mover that works, or has nothing to do, is stuck")

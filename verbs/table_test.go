@@ -195,6 +195,9 @@ func TestRegisterRefuses(t *testing.T) {
 	if _, err := tb.Register(pdA, nil, 0, 0); !errors.Is(err, ErrLength) {
 		t.Errorf("empty region: %v", err)
 	}
+	if _, err := tb.RegisterFast(pdA, nil, LocalWrite); !errors.Is(err, ErrLength) {
+		t.Errorf("empty fast region: %v", err)
+	}
 	if _, err := tb.RegisterFast(pdA, make([]byte, 8), RemoteWrite); !errors.Is(err, ErrAccess) {
 		t.Errorf("fast region for remote writes only: %v", err)
 	}
