@@ -203,7 +203,6 @@ func (a *Assoc) gaps(now clock.Time, s *Sack) (newest, top serial.Num, any bool)
 			a.paths[it.path].flight += int(it.len)
 			a.outstanding += int(it.len)
 			it.state, it.misses = inFlight, 0
-			it.sends = max(it.sends, 2)
 			reneged = true
 		}
 		if it.state == inFlight {

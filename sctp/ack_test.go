@@ -175,6 +175,9 @@ func TestManyInFlight(t *testing.T) {
 				h.a.Push(&Message{Buf: h.nextBuf, Len: 20})
 			}
 		}
+		if h.a.Unacked() >= rcvTSNs {
+			t.Fatalf("%d messages are not acknowledged", h.a.Unacked())
+		}
 		if !s.step() {
 			t.Fatal(s.describe())
 		}
@@ -217,6 +220,12 @@ func TestWindowOpens(t *testing.T) {
 	r.one(ChunkData)
 	r.send(r.a.tag, sackBytes(r.a.cumAck+1, 5000))
 	r.wait(5 * time.Second)
+	r.none()
+	// What does not fit waits for the SACK of what is in flight.
+	r.a.peerRwnd = 1500
+	r.push(1000)
+	r.one(ChunkData)
+	r.push(1000)
 	r.none()
 }
 
@@ -368,21 +377,27 @@ func TestRevokedReport(t *testing.T) {
 
 // TestAbsurdReports checks that invalid gap blocks are harmless.
 func TestAbsurdReports(t *testing.T) {
-	for name, gaps := range map[string][]uint16{
-		"backwards":            {5, 2},
-		"nothing":              {0, 0},
-		"from the cumulative":  {0, 3},
-		"beyond what was sent": {100, 65535},
-		"all there is":         {1, 65535},
-		"overlapping":          {2, 4, 3, 6, 2, 2},
-		"from the end":         {7, 7, 5, 5, 2, 2},
-		"twice":                {3, 3, 3, 3},
+	for name, c := range map[string]struct {
+		gaps []uint16
+		ack  int // messages that they acknowledge
+	}{
+		"backwards":            {[]uint16{5, 2}, 0},
+		"nothing":              {[]uint16{0, 0}, 0},
+		"from the cumulative":  {[]uint16{0, 3}, 0},
+		"beyond what was sent": {[]uint16{100, 65535}, 0},
+		"all there is":         {[]uint16{1, 65535}, 8},
+		"overlapping":          {[]uint16{2, 4, 3, 6, 2, 2}, 5},
+		"from the end":         {[]uint16{7, 7, 5, 5, 2, 2}, 1},
+		"twice":                {[]uint16{3, 3, 3, 3}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, base := sent(t, 8)
 			for range 5 {
-				r.send(r.a.tag, sackBytes(base, 100000, gaps...))
+				r.send(r.a.tag, sackBytes(base, 100000, c.gaps...))
 				checkAccounts(t, r.a)
+			}
+			if r.a.gapAcked != c.ack {
+				t.Errorf("%d are acknowledged, want %d", r.a.gapAcked, c.ack)
 			}
 			r.wait(3 * time.Second)
 			checkAccounts(t, r.a)
@@ -392,6 +407,23 @@ func TestAbsurdReports(t *testing.T) {
 			}
 		})
 	}
+	t.Run("an old one", func(t *testing.T) {
+		r, base := sent(t, 8)
+		r.send(r.a.tag, sackBytes(base+4, 100000))
+		room := r.a.peerRwnd
+		r.send(r.a.tag, sackBytes(base+2, 0, 4, 4))
+		if r.a.peerRwnd != room || r.a.gapAcked != 0 || r.a.Stats().Sacks != 1 {
+			t.Errorf("a window of %d, was %d; %d acknowledged", r.a.peerRwnd, room, r.a.gapAcked)
+		}
+	})
+	t.Run("of what waits to be sent", func(t *testing.T) {
+		r, base := sent(t, 1)
+		r.a.Push(&Message{Buf: 1, Len: 1000})
+		r.send(r.a.tag, sackBytes(base+2, 100000))
+		if r.a.State() != Closed || r.a.Err() != ErrProtocol {
+			t.Error(r.a.State(), r.a.Err())
+		}
+	})
 	t.Run("while it recovers", func(t *testing.T) {
 		r, base := sent(t, 30)
 		for i := range uint16(3) {

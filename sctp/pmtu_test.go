@@ -240,6 +240,9 @@ func TestMTUProbeForged(t *testing.T) {
 		t.Fatal(err)
 	}
 	body := slices.Clone(c.Body)
+	if nonce := be.Uint64(body[len(body)-8:]); nonce < 1<<32 {
+		t.Errorf("the nonce %d can be guessed", nonce)
+	}
 	body[len(body)-1] ^= 1
 	p.send(p.a.tag, chunk(ChunkHeartbeatAck, 0, body))
 	if p.a.Path(0).MTU != 1000 {
@@ -289,6 +292,15 @@ func TestMTUOfPaths(t *testing.T) {
 	}
 	if a, b := r.a.Path(0).MTU, r.a.Path(1).MTU; a != 1500 || b != 1400 || n != [2]int{0, 1} {
 		t.Errorf("MTUs %d and %d after probes %v", a, b, n)
+	}
+	// The MTU of the first hop is also that of addresses that the peer adds.
+	d := dialing(t, Config{}, CookieWait)
+	d.a.SetMTU(0, 1400)
+	ack := appendParam(d.initChunk(ChunkInitAck, []byte("cookie")), ParamIPv4, []byte{10, 0, 1, 1})
+	be.PutUint16(ack[2:], uint16(len(ack)))
+	d.send(d.a.tag, ack)
+	if n, _ := d.a.Paths(); n != 2 || d.a.Path(1).MTU != 1400 {
+		t.Errorf("%d paths, the last with an MTU of %d", n, d.a.Path(n-1).MTU)
 	}
 }
 

@@ -17,7 +17,7 @@ func TestReceive(t *testing.T) {
 		}
 		r.got = nil
 	}
-	r.recv(u|b|e, 2, 1, 0, "two") // before TSN 0 and 1
+	r.recv(u|b|e, 2, 1, 7, "two") // before TSN 0 and 1; its SSN means nothing
 	want("two")
 	r.recv(u|b|e, 2, 1, 0, "two")
 	want()
@@ -161,6 +161,11 @@ func TestPause(t *testing.T) {
 	r.recv(flagUnordered|flagBegin|flagImmediate, 2, 0, 0, "first piece")
 	if w := window(); w != whole-uint32(len("first piece")) {
 		t.Errorf("window %d with a piece that is kept, %d before", w, whole)
+	}
+	r.a.SetBacklog(1000, false)
+	r.recv(flagUnordered|flagEnd|flagImmediate, 3, 0, 0, "last piece")
+	if w := window(); w != whole-1000 {
+		t.Errorf("window %d with 1000 bytes that the owner has not consumed, %d before", w, whole)
 	}
 }
 

@@ -87,10 +87,6 @@ func (a *Assoc) adds(ad netip.Addr) bool {
 func (a *Assoc) handleInitAck(now clock.Time, c *Chunk) {
 	var i Init
 	err := i.Decode(c.Body)
-	if i.Tag == 0 {
-		a.end(ErrProtocol) // 3.3.3: to CLOSED, without an ABORT
-		return
-	}
 	abort, why := refusal(&a.cfg, &a.flow, &i, err, true)
 	if why == nil && len(i.Cookie) > a.paths[0].budget()-chunkHeader {
 		why = ErrProtocol

@@ -322,6 +322,7 @@ func TestTags(t *testing.T) {
 		{"INIT ACK", func(a *Assoc) uint32 { return a.tag }, chunk(ChunkInitAck, 0, make([]byte, 16)), false},
 		{"HEARTBEAT ACK nobody asked for", func(a *Assoc) uint32 { return a.tag }, chunk(ChunkHeartbeatAck, 0, []byte{0, 1, 0, 4}), false},
 		{"ERROR", func(a *Assoc) uint32 { return a.tag }, chunk(ChunkError, 0, appendParam(nil, 3, []byte{0, 0, 0, 1})), false},
+		{"ABORT that leaves the packet", func(a *Assoc) uint32 { return a.tag }, []byte{6, 0, 0, 5}, false},
 		{"chunk that leaves the packet", func(a *Assoc) uint32 { return a.tag }, []byte{0, 7, 0, 99}, false},
 	} {
 		r := listening(t, Config{})
@@ -335,6 +336,11 @@ func TestTags(t *testing.T) {
 		if c.ends && r.a.Err() == nil {
 			t.Errorf("%s: no reason", c.name)
 		}
+	}
+	r := listening(t, Config{})
+	r.recv(7, 3, 0, 0, "")
+	if c, info := cause(r.one(ChunkAbort)); c != CauseNoUserData || !bytes.Equal(info, be.AppendUint32(nil, uint32(rigTSN.Add(3)))) {
+		t.Errorf("no user data: %v, %x", c, info)
 	}
 }
 
