@@ -116,6 +116,7 @@ func TestObjects(t *testing.T) {
 
 	c.fails(cBusy, &ctrlpb.Request{Body: &ctrlpb.Request_DeallocPd{DeallocPd: &ctrlpb.DeallocPD{Pd: pd}}})
 	c.fails(cBusy, &ctrlpb.Request{Body: &ctrlpb.Request_DestroyCq{DestroyCq: &ctrlpb.DestroyCQ{Cq: cq}}})
+	c.fails(cInvalid, reqMR(pd, 8192)) // of no descriptor
 
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: qp.Qp}}})
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DeregisterMr{DeregisterMr: &ctrlpb.DeregisterMR{Mr: mr.Mr}}})

@@ -26,7 +26,7 @@ func TestIPOptions(t *testing.T) {
 		{"SCTP", true, false, addrA, addrB},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			ours, peers := IPOptions{DSCP: 46, TTL: 7, Priority: 5}, IPOptions{DSCP: 10, Priority: 1}
+			ours, peers := IPOptions{DSCP: 45, TTL: 7, Priority: 5}, IPOptions{DSCP: 10, Priority: 1}
 			seen := [2]int{}
 			s := newSim(t, link.PipeConfig{Filter: func(toB bool, frame []byte) bool {
 				var p pkt.Packet

@@ -104,6 +104,9 @@ func TestIdentification(t *testing.T) {
 		before, first := h.w.stats.TxFrames, probe()
 		h.segment(40000, tcp.Header{Flags: tcp.RST, Seq: seq}, "")
 		seen[i], sent[i] = probe()-first, h.w.stats.TxFrames-before
+		if first != 0 {
+			t.Errorf("a packet has the identification %d; want 0", first)
+		}
 	}
 	if sent[0] != sent[1]+1 {
 		t.Fatalf("%d and %d packets; want a challenge for the segment in the window alone", sent[0], sent[1])

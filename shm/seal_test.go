@@ -282,6 +282,7 @@ func TestMapRegionRefuses(t *testing.T) {
 	}{
 		{"empty", testMemfd(t, page, 0), 0, 0, true},
 		{"past the end", testMemfd(t, page, 0), 0, page + 1, true},
+		{"past the end within a page", testMemfd(t, page/2, 0), 0, page/2 + 1, true},
 		{"offset past the end", testMemfd(t, page, 0), page, 1, true},
 		{"sum past the end", testMemfd(t, page, 0), page - 1, 2, true},
 		{"overflow", testMemfd(t, page, 0), 1<<63 - 1, 1<<63 - 1, true},

@@ -2,6 +2,7 @@ package ipfrag
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -124,6 +125,20 @@ func TestOrders(t *testing.T) {
 		}
 		orders(nil)
 		sameStats(t, r, Stats{Received: 5 * n, Packets: n})
+		if v6 {
+			return
+		}
+		// An identification is of one protocol (RFC 791 section 3.2).
+		frames := testenv.Cut(want, size, 0)
+		other := bytes.Clone(frames[0])
+		ip := other[18:38]
+		ip[9], ip[10], ip[11] = pkt.ProtoSCTP, 0, 0
+		binary.BigEndian.PutUint16(ip[10:], pkt.Checksum(pkt.Sum(ip, 0)))
+		for i, f := range append([][]byte{other}, frames...) {
+			if whole := r.Handle(start, f); (whole != nil) != (i == 5) || i == 5 && !same(t, whole, want) {
+				t.Fatalf("step %d, with a fragment of another protocol: %x", i, whole)
+			}
+		}
 	})
 }
 
