@@ -13,6 +13,7 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
 	"github.com/iwarpd/iwarpd/internal/conformance"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rpcrdma"
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
@@ -191,12 +192,7 @@ func TestHostileChunks(t *testing.T) {
 				t.Errorf("%+v again: %v %+v, %v", h, got.Type, got.Failure, err)
 			}
 			bad.c.Close()
-			for len(g.se.Conns()) > 2 { // the server knows once the connection has ended
-				if g.ctx.Err() != nil {
-					t.Fatal("the connection stays")
-				}
-				time.Sleep(time.Millisecond)
-			}
+			testenv.Until(t, "the server knows that the connection has ended", func() bool { return len(g.se.Conns()) <= 2 })
 		}
 		g.check(100_000)
 	}

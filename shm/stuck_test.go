@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -53,20 +52,15 @@ func stuckPage(t testing.TB) []byte {
 func stickIn(t testing.TB, trap uintptr, fd int, page []byte) {
 	t.Helper()
 	tid := make(chan int, 1)
-	done := make(chan unix.Errno, 1)
 	go func() {
 		runtime.LockOSThread()
 		tid <- unix.Gettid()
-		_, _, errno := unix.Syscall(trap, uintptr(fd), uintptr(unsafe.Pointer(&page[0])), 8)
-		done <- errno
+		_, _, _ = unix.Syscall(trap, uintptr(fd), uintptr(unsafe.Pointer(&page[0])), 8)
 	}()
 	name := fmt.Sprintf("/proc/self/task/%d/", <-tid)
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	testenv.Until(t, fmt.Sprintf("a thread stops in system call %d", trap), func() bool {
 		call, _ := os.ReadFile(name + "syscall")
 		where, _ := os.ReadFile(name + "stack")
-		if strings.HasPrefix(string(call), fmt.Sprintf("%d %#x ", trap, fd)) && strings.Contains(string(where), "userfault") {
-			return
-		}
-	}
-	t.Fatalf("no thread stopped in system call %d: %v", trap, <-done)
+		return strings.HasPrefix(string(call), fmt.Sprintf("%d %#x ", trap, fd)) && strings.Contains(string(where), "userfault")
+	})
 }

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -166,15 +165,11 @@ func TestSecondSignal(t *testing.T) {
 	w.Close()
 	done := make(chan error, 1)
 	go func() { done <- cmd.Wait() }()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			_ = cmd.Process.Kill()
-			t.Fatal("signals do not end it")
-		}
+	testenv.Until(t, "signals end it", func() bool {
 		if n, err := unix.IoctlGetInt(int(r.Fd()), unix.TIOCINQ); err != nil {
 			t.Fatal(err)
 		} else if n < size {
-			continue
+			return false
 		}
 		_ = cmd.Process.Signal(unix.SIGTERM)
 		select {
@@ -182,10 +177,11 @@ func TestSecondSignal(t *testing.T) {
 			if status := cmd.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() || status.Signal() != unix.SIGTERM {
 				t.Errorf("%v; want it ended by SIGTERM", err)
 			}
-			return
+			return true
 		default:
+			return false
 		}
-	}
+	})
 }
 
 // TestStuck checks that status fails if a worker does not answer.
