@@ -260,6 +260,33 @@ func TestMTUProbeForged(t *testing.T) {
 	}
 }
 
+// TestMTUSearchWaits checks that probes that are lost while a path does not answer say nothing of their size, and that the
+// answer to one does not stand for that to data (RFC 9260 8.1).
+func TestMTUSearchWaits(t *testing.T) {
+	r := listening(t, Config{Heartbeat: -1})
+	p := &r.a.paths[0]
+	r.a.HandleICMP(r.now, &pkt.ICMPError{Flow: r.flow, Proto: 132, Kind: pkt.TooBig, MTU: 1000, Seq: r.a.peerTag})
+	r.wait(raiseAfter)
+	r.one(ChunkHeartbeat)
+	p.errors = 1
+	r.wait(10 * time.Minute)
+	r.none()
+	p.errors = 0
+	r.wait(probeWait + p.rto)
+	b := r.one(ChunkHeartbeat)
+	if len(b)+20 != 1500 {
+		t.Errorf("then a probe of %d bytes", len(b)+20)
+	}
+	r.push(500)
+	p.errors = 1
+	var c Chunk
+	NextChunk(b, HeaderLen, &c)
+	r.send(r.a.tag, chunk(ChunkHeartbeatAck, 0, c.Body))
+	if p.errors != 1 || p.mtu != 1500 {
+		t.Errorf("after its answer: %d errors, MTU %d", p.errors, p.mtu)
+	}
+}
+
 // TestMTUOfPaths checks that each address of a peer has its own MTU, independent of losses on others, and that probes
 // go to the address that is searched.
 func TestMTUOfPaths(t *testing.T) {
