@@ -138,6 +138,10 @@ func (as *assoc) attach(w *worker, s *stream, a Attachment) {
 		return
 	}
 	s.linkQP(w, a)
+	if a.QP.left.Load() {
+		s.forsake(w) // first: nothing that has arrived may be placed
+		return
+	}
 	s.start()
 	switch {
 	case a.Fail != nil:
@@ -156,9 +160,6 @@ func (as *assoc) attach(w *worker, s *stream, a Attachment) {
 		s.abort(w, err)
 	}
 	w.mark(&as.lane)
-	if a.QP.left.Load() {
-		s.forsake(w)
-	}
 }
 
 // ddpSink passes the DDP segments of a session to its DDP stream.

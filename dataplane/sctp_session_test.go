@@ -118,6 +118,36 @@ func TestSCTPLeave(t *testing.T) {
 	s.closedSCTP()
 }
 
+// TestSCTPLeaveEarly checks that a queue pair that is attached after its program has left it receives nothing of what the
+// peer had sent before.
+func TestSCTPLeaveEarly(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	a, req := s.requestSCTP(SCTP{}, false)
+	ha, hb := s.hosts[0], s.hosts[1]
+	b := hb.w.streams[req.Conn]
+	hb.w.answerSCTP(b, session.Setup{}, Attachment{QP: &qb.QPBinding})
+	s.event(0, EventAnswer)
+	cfg := qa.QP.Config()
+	cfg.Shared = true // so that what is posted is not flushed either
+	qa.QP, qa.recvs = verbs.NewQP(cfg), []verbs.RecvWR{{ID: 1, SGEs: qa.sge(0, 100)}}
+	for i := range qb.mem {
+		qb.mem[i] = 42
+	}
+	before := a.as().a.Stats().RxChunks
+	s.post(b, qb, verbs.SendWR{ID: 2, Op: rdmap.OpWrite, SGEs: qb.sge(0, 100), RKey: qa.reg.STag(), Remote: 0x10000})
+	s.post(b, qb, verbs.SendWR{ID: 3, Op: rdmap.OpSend, SGEs: qb.sge(0, 100)})
+	s.until("the peer's messages have arrived", func() bool { return a.as().a.Stats().RxChunks == before+2 })
+	ha.e.Leave(&qa.QPBinding) // the engine does not know yet that they belong together
+	ha.w.attach(a.id, a, Attachment{QP: &qa.QPBinding, Params: mpa.Params{Initiator: true}})
+	s.closed(0)
+	s.closed(1)
+	if bytes.Contains(qa.mem, []byte{42}) || len(qa.recvs) != 1 {
+		t.Errorf("the peer's data is in the program's memory, and %d of 1 receives are left", len(qa.recvs))
+	}
+	s.closedSCTP()
+}
+
 // TestSCTPDetach checks that Detach releases a queue pair that was attached to a session that the peer opened.
 func TestSCTPDetach(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
