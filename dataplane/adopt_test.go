@@ -14,6 +14,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/sctp"
@@ -259,6 +260,78 @@ func TestAdoptedFlush(t *testing.T) {
 	q.until("flushed", func() bool { return len(qa.wcs) == 3 })
 	if wc := qa.wcs[2]; wc.ID != 3 || wc.Status != verbs.WCFlushErr || qa.rings[2] != qa.rings[0] {
 		t.Errorf("completion %+v in ring %d, after those in ring %d", wc, qa.rings[2], qa.rings[0])
+	}
+}
+
+// endedQueues returns two queues with a connection that the second has adopted, and that the peer has ended just before
+// a queue pair with many posted Sends is attached to it. The second worker has not yet been told of the queue pair, nor the
+// first of the end.
+func endedQueues(t *testing.T) (q *twoQueues, id ConnID, qa *simQP) {
+	t.Helper()
+	q, id, _ = dialingQueues(t)
+	first, second := q.workers[0], q.workers[1]
+	q.event(0, EventConnected)
+	acc := q.event(1, EventAccepted)
+	qa = newSimQP(t, q.hosts[0], 4096)
+	cfg := qa.QP.Config()
+	cfg.SQDepth = 4 * flushBudget
+	qa.QP, qa.sends = verbs.NewQP(cfg), make([]verbs.SendWR, 3*flushBudget)
+	for i := range qa.sends {
+		qa.sends[i] = verbs.SendWR{ID: uint64(i), Op: rdmap.OpSend}
+	}
+	for range cmdBudget { // it will come after these, in another turn
+		second.post(func(*worker) {})
+	}
+	q.hosts[0].e.Attach(id, Attachment{QP: &qa.QPBinding})
+	first.turn()
+	q.hosts[1].e.Disconnect(acc.Conn, true)
+	q.workers[2].turn()
+	second.turn()
+	if second.streams[id] != nil || second.cmds.pending.Load() == 0 || first.moved[id] != second || len(qa.wcs) > 0 {
+		t.Fatal("not as the test needs it")
+	}
+	return q, id, qa
+}
+
+// TestAdoptedRefused checks that one worker alone flushes a queue pair that was not attached in time, also for the command
+// that comes while it does: both would use the queue pair otherwise.
+func TestAdoptedRefused(t *testing.T) {
+	q, id, qa := endedQueues(t)
+	q.until("one flushes", func() bool { return len(qa.wcs) > 0 })
+	q.hosts[0].e.Attach(id, Attachment{QP: &qa.QPBinding})
+	q.until("flushed", func() bool { return len(qa.wcs) == 3*flushBudget })
+	for i, wc := range qa.wcs {
+		if wc.ID != uint64(i) || qa.rings[i] != qa.rings[0] {
+			t.Fatalf("completion %d is %+v in ring %d, the first was in ring %d", i, wc, qa.rings[i], qa.rings[0])
+		}
+	}
+}
+
+// TestAdoptedDetach checks that Detach waits last for the worker that flushes such a queue pair: until then another may
+// make it do that.
+func TestAdoptedDetach(t *testing.T) {
+	q, _, qa := endedQueues(t)
+	first, second := q.workers[0], q.workers[1]
+	first.turn() // it knows of the end now
+	over := q.hosts[0].begin(func() { q.hosts[0].e.Detach(&qa.QPBinding) })
+	first.turn() // it has no such stream
+	testenv.Until(t, "Detach waits for a worker", func() bool { return first.cmds.pending.Load()+second.cmds.pending.Load() == 2 })
+	if second.cmds.pending.Load() != 2 {
+		t.Error("Detach waits for the worker that dialed, before the other one has been told of the queue pair")
+	}
+	testenv.Until(t, "detached", func() bool {
+		for _, w := range q.workers {
+			w.turn()
+		}
+		select {
+		case <-over:
+			return true
+		default:
+			return false
+		}
+	})
+	if len(qa.sends) > 0 {
+		t.Errorf("%d Sends are not flushed", len(qa.sends))
 	}
 }
 

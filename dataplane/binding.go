@@ -85,7 +85,7 @@ type Attachment struct {
 // binding or its rings.
 func (e *Engine) Detach(b *QPBinding) {
 	e.awaitQP(b, func(w *worker, s *stream) { s.detach(w) })
-	for _, w := range e.workers { // serves as a fence too
+	flushed := func(w *worker) { // serves as a fence too
 		done := make(chan struct{})
 		w.post(func(w *worker) {
 			w.flushes.after(w, b, func(w *worker) {
@@ -95,6 +95,13 @@ func (e *Engine) Detach(b *QPBinding) {
 		})
 		await(e, done)
 	}
+	home := e.worker(ConnID(b.id.Load()))
+	for _, w := range e.workers {
+		if w != home {
+			flushed(w)
+		}
+	}
+	flushed(home) // last: others may just have made it flush the queue pair
 }
 
 // Leave closes the connection of a queue pair, if it has one, whose program may use its memory for something else then.

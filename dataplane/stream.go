@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"cmp"
 	"errors"
 
 	"github.com/iwarpd/iwarpd/internal/clock"
@@ -138,8 +139,10 @@ func (w *worker) answer(id ConnID, s *stream, set session.Setup, a Attachment) {
 	}
 }
 
+// refuseAttach flushes a queue pair that cannot be attached to stream id. Only one worker may: the one that has had its
+// stream, or else the one that dialed, whichever worker finds out.
 func (w *worker) refuseAttach(id ConnID, a Attachment) {
-	if to := a.QP.worker; to != nil && to != w {
+	if to := cmp.Or(a.QP.worker, w.e.worker(id)); to != w {
 		to.post(func(w *worker) { w.refuseAttach(id, a) })
 		return
 	}
