@@ -411,10 +411,10 @@ func (s *settings) check() error {
 // maxAltName is ALTIFNAMSIZ - 1 of the kernel.
 const maxAltName = 127
 
-// possible reports whether an interface can have the name: dev_valid_name of the kernel. A longer one may be an alternative
-// name, which is refused at the start, when the one to serve is known.
+// possible reports whether an interface can have the name: dev_valid_name of the kernel, to which the byte 0xa0 is a space, in
+// UTF-8 too. A longer one may be an alternative name, which is refused at the start, when the one to serve is known.
 func possible(name string) bool {
-	return len(name) <= maxAltName && name != "." && name != ".." && !strings.ContainsAny(name, "/: \t\n\v\f\r")
+	return len(name) <= maxAltName && name != "." && name != ".." && !strings.ContainsAny(name, "/: \t\n\v\f\r") && strings.IndexByte(name, 0xa0) < 0
 }
 
 // names returns the interfaces to serve.

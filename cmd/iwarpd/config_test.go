@@ -133,6 +133,7 @@ func TestLoadRefuses(t *testing.T) {
 		{"metrics at port 0", "interface: x\nmetrics: 127.0.0.1:0\n", nil, "a loopback address and port"},
 		{"interface with a slash", "interface: a/b\n", nil, `interface is "a/b": no interface has such a name`},
 		{"interface with a space", "interfaces: [eth0, \"a b\"]\n", nil, `interface is "a b": no interface has such a name`},
+		{"interface with the byte 0xa0", "interface: Straße-à\n", nil, "no interface has such a name"},
 		{"interface with a colon", "", []string{"-i", "eth0:1"}, "no interface has such a name"},
 		{"interface of 128 bytes", "interface: " + strings.Repeat("a", 128) + "\n", nil, "at most 15 bytes"},
 		{"interface of two dots", "interface: \"..\"\n", nil, "no interface has such a name"},
