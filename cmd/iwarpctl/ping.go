@@ -68,14 +68,15 @@ func (c *command) ping() *cobra.Command {
 	return cmd
 }
 
+// pingData returns where to print the ping data, which may be any bytes of the other side, or nil.
 func (c *command) pingData(f *pingFlags) io.Writer {
 	if !f.verbose {
 		return nil
 	}
 	if c.json {
-		return c.err
+		return printable.Writer{W: c.err}
 	}
-	return c.out
+	return printable.Writer{W: c.out}
 }
 
 // pingResult is the JSON form of one connection's outcome.

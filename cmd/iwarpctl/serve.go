@@ -106,9 +106,9 @@ func (c *command) served(peer netip.AddrPort, e filecopy.Event) {
 	case c.json:
 		_ = encoder(c.out).Encode(s)
 	case s.Op == "":
-		fmt.Fprintf(c.out, "%s: %s\n", s.Peer, s.Error)
-	case s.Error != "":
-		fmt.Fprintf(c.out, "%s: %s %q: %s\n", s.Peer, s.Op, s.Name, s.Error)
+		fmt.Fprintf(c.out, "%s: %s\n", s.Peer, printable.String(s.Error))
+	case s.Error != "": // which repeats the name
+		fmt.Fprintf(c.out, "%s: %s %q: %s\n", s.Peer, s.Op, s.Name, printable.String(s.Error))
 	default:
 		fmt.Fprintf(c.out, "%s: %s %q: %s, %s, %s\n", s.Peer, s.Op, s.Name, printable.Count(s.Size, "byte"), rate(s.Size, s.Seconds), s.Checksum)
 	}
