@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"time"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/internal/subnet"
@@ -21,12 +22,17 @@ func Config() *iwarp.Config {
 type Server struct {
 	Store      *Store
 	MaxClients int // concurrent clients; each uses defaultSlots*defaultChunk bytes
-	// Tell, if not nil, is called for every file and, with an Event without a Name, for every
-	// client that could not be served. Calls are not concurrent.
+	// Tell, if not nil, is called for every file and, with an Event without a Name, for clients
+	// that could not be served, but only for one per ten seconds: one may try again at once. Calls
+	// are not concurrent.
 	Tell func(netip.AddrPort, Event)
 
-	mu sync.Mutex
+	mu    sync.Mutex
+	quiet time.Time // until then no more clients without a file are told
 }
+
+// quietTime is the time between two calls of Tell for clients that could not be served.
+const quietTime = 10 * time.Second
 
 // Serve serves the clients of l until ctx is done, and then returns nil. It returns after all
 // clients have been notified.
@@ -93,11 +99,19 @@ func (p *places) release(net netip.Prefix) {
 }
 
 func (s *Server) tell(peer netip.AddrPort, e Event) {
-	if s.Tell != nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.Tell(peer, e)
+	if s.Tell == nil {
+		return
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e.Name == "" {
+		now := time.Now()
+		if now.Before(s.quiet) {
+			return
+		}
+		s.quiet = now.Add(quietTime)
+	}
+	s.Tell(peer, e)
 }
 
 // serve serves one client. Its error has not been passed to tell yet.

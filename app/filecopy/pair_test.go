@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/iwarpd/iwarpd/client/embed"
@@ -86,6 +87,27 @@ func TestOverRDMA(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// TestRefusedQuietly checks that a client that is refused again and again does not make the server say so each time.
+func TestRefusedQuietly(t *testing.T) {
+	var told atomic.Int32
+	addr := netip.AddrPortFrom(embed.PairAddrs()[2], 7176).String()
+	a := serving(t, &Server{Store: openStore(t, t.TempDir()), MaxClients: 1, Tell: func(netip.AddrPort, Event) { told.Add(1) }}, addr)
+	c, err := Dial(t.Context(), a.Device(), addr, Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for range 9 {
+		if c, err := Dial(t.Context(), a.Device(), addr, Config()); err == nil {
+			c.Close()
+			t.Error("a client too many was accepted")
+		}
+	}
+	if n := told.Load(); n != 1 { // that of the last may still come
+		t.Errorf("it was said %d times", n)
+	}
 }
 
 // TestPlacesForOthers checks that a peer that connects as often as it can leaves places for others, and that places become
