@@ -35,14 +35,18 @@ func (f *failedCalls) add(peer string, xid uint32, now time.Time) {
 	if f.m == nil {
 		f.m = make(map[transaction]time.Time)
 	}
-	if len(f.m) >= maxFailed {
-		var oldest transaction
+	if len(f.m) >= maxFailed { // forget the oldest of the client with the most, so that no client makes it forget those of others
+		n := make(map[string]int)
+		for k := range f.m {
+			n[k.peer]++
+		}
+		var drop transaction
 		for k, t := range f.m {
-			if o, ok := f.m[oldest]; !ok || t.Before(o) {
-				oldest = k
+			if o, ok := f.m[drop]; !ok || n[k.peer] > n[drop.peer] || n[k.peer] == n[drop.peer] && t.Before(o) {
+				drop = k
 			}
 		}
-		delete(f.m, oldest)
+		delete(f.m, drop)
 	}
 	f.m[transaction{peer, xid}] = now
 }
