@@ -212,7 +212,8 @@ func (s *Server) NfsV3Nfsproc3Write(ctx context.Context, a *nfsv3.Write3args) (n
 		return fail(err, noWcc())
 	}
 	defer o.close()
-	c := &exchangeOf(ctx).cred
+	x := exchangeOf(ctx)
+	c := &x.cred
 	unlock := sync.OnceFunc(s.lock(&o))
 	defer unlock()
 	if err := s.refresh(&o); err != nil {
@@ -248,8 +249,8 @@ func (s *Server) NfsV3Nfsproc3Write(ctx context.Context, a *nfsv3.Write3args) (n
 	keepNoSetID(c, o.fd, &o.st)
 	ok := nfsv3.Write3resok{Count: uint32(done), Committed: a.Stable, FileWcc: s.wcc(&o), Verf: verf}
 	unlock() // the disk may be slow
-	if a.Stable == nfsv3.UNSTABLE && !s.cfg.Async && !s.keep(a.File.Data, &o) {
-		if s.commitAny(); !s.keep(a.File.Data, &o) {
+	if a.Stable == nfsv3.UNSTABLE && !s.cfg.Async && !s.keep(x.peer, a.File.Data, &o) {
+		if s.commitOne(x.peer); !s.keep(x.peer, a.File.Data, &o) {
 			ok.Committed = nfsv3.FILE_SYNC
 		}
 	}

@@ -28,6 +28,7 @@ type local struct {
 	t    *testing.T
 	dir  string
 	key  string // key file
+	peer string // address of the client
 	srv  *rpc.Server
 	root []byte
 	xid  atomic.Uint32
@@ -51,7 +52,7 @@ func serveLocal(t *testing.T, cfg nfs.Config) *local {
 		cfg.KeyFile = filepath.Join(t.TempDir(), "nfs.key")
 	}
 	s := nfs.NewTestServer(t, cfg)
-	l := &local{t: t, dir: cfg.Dir, key: cfg.KeyFile, srv: &rpc.Server{}}
+	l := &local{t: t, dir: cfg.Dir, key: cfg.KeyFile, peer: "10.0.0.9", srv: &rpc.Server{}}
 	l.srv.Register(nfs.ProgramNFS, s.Program())
 	l.srv.Register(nfs.ProgramMount, s.MountProgram())
 	r := l.send(l.xid.Add(1), root, nfs.ProgramMount, 1, func(w *rpc.Writer) { w.String("/") })
@@ -68,7 +69,7 @@ func (l *local) send(xid uint32, c who, prog, proc uint32, args func(*rpc.Writer
 	sys := rpc.Sys{UID: c.uid, GID: c.gid, GIDs: c.gids}
 	(&rpc.Call{XID: xid, Prog: prog, Vers: 3, Proc: proc, Cred: sys.Auth()}).Start(&w)
 	args(&w)
-	reply, ok := l.srv.Serve(l.t.Context(), "10.0.0.9", rpc.Msg{Body: w.AppendFlat(nil)}, nil)
+	reply, ok := l.srv.Serve(l.t.Context(), l.peer, rpc.Msg{Body: w.AppendFlat(nil)}, nil)
 	if !ok {
 		l.t.Error("no reply")
 		return rpc.NewReader(rpc.Msg{})

@@ -301,19 +301,13 @@ func TestVerifier(t *testing.T) {
 func TestManyUnstable(t *testing.T) {
 	const limit = 256
 	l := serveLocal(t, nfs.Config{NoRootSquash: true})
-	committed := func(fh []byte) nfsv3.StableHow {
-		t.Helper()
-		r := l.want(nfsv3.NFS3_OK, root, pWrite, write(fh, 0, []byte("x")))
-		r.Fixed(4 + 24 + 4 + 84 + 4)
-		return nfsv3.StableHow(r.U32())
-	}
 	var files [limit + 1][]byte
 	for i := range files {
 		files[i] = l.file(fmt.Sprint("f", i), 0o600, root, "")
 	}
 	before := descriptors(t)
 	for i := range files { // in less than the ten seconds after which the server commits a file by itself
-		if got := committed(files[i]); got != nfsv3.UNSTABLE {
+		if got := l.committed(files[i]); got != nfsv3.UNSTABLE {
 			t.Fatalf("file %d: %d", i, got)
 		}
 	}
@@ -323,6 +317,41 @@ func TestManyUnstable(t *testing.T) {
 	l.want(nfsv3.NFS3_OK, root, pCommit, func(w *rpc.Writer) { w.Opaque(files[limit]); w.U64(0); w.U32(0) })
 	if n := descriptors(t) - before; n >= limit {
 		t.Errorf("%d descriptors are kept after a COMMIT", n)
+	}
+}
+
+// committed writes to a file, and returns what the server says of the data.
+func (l *local) committed(fh []byte) nfsv3.StableHow {
+	l.t.Helper()
+	r := l.want(nfsv3.NFS3_OK, root, pWrite, write(fh, 0, []byte("x")))
+	r.Fixed(4 + 24 + 4 + 84 + 4)
+	return nfsv3.StableHow(r.U32())
+}
+
+// TestUnstableOfOthers checks that the server commits the files of a client that has written to many, and not those of
+// others, to make room for more of that client's: a WRITE does not wait for the data of others.
+func TestUnstableOfOthers(t *testing.T) {
+	l := serveLocal(t, nfs.Config{NoRootSquash: true})
+	n := 0
+	file := func() []byte {
+		n++
+		return l.file(fmt.Sprint("f", n), 0o600, root, "")
+	}
+	for _, c := range []struct {
+		peer  string
+		files int
+		kept  bool // a descriptor for each, in addition to those of others
+	}{{"10.0.0.9", 1, true}, {"2001:db8::1", 300, false}, {"10.0.0.9", 1, true}, {"2001:db8::2", 1, false}, {"2001:db8:1::1", 1, true}} {
+		before := descriptors(t)
+		l.peer = c.peer
+		for range c.files {
+			if got := l.committed(file()); got != nfsv3.UNSTABLE {
+				t.Fatalf("%s: %d", c.peer, got)
+			}
+		}
+		if more := descriptors(t) - before; (more == c.files) != c.kept {
+			t.Errorf("%s has written to %d files: %d more descriptors are kept", c.peer, c.files, more)
+		}
 	}
 }
 

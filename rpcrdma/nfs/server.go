@@ -161,7 +161,7 @@ func (s *Server) Program() rpc.Program {
 			if !ok {
 				return rpc.AuthError
 			}
-			x := &exchange{cred: c, buffer: r.Buffer}
+			x := &exchange{cred: c, peer: r.Peer, buffer: r.Buffer}
 			ctx = context.WithValue(ctx, exchangeKey{}, x)
 			if r.Proc == procWrite { // the generated decoder would copy the data
 				return s.write(ctx, r)
@@ -180,6 +180,7 @@ func (s *Server) Program() rpc.Program {
 // exchange holds the context of a request.
 type exchange struct {
 	cred   cred
+	peer   string // address of the client
 	buffer func(int) ([]byte, error)
 }
 
