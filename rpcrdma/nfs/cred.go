@@ -52,6 +52,8 @@ func (s *Server) actsAs() string {
 	switch {
 	case !s.root:
 		return fmt.Sprintf("all clients are user %d", os.Geteuid())
+	case s.alone:
+		return "the clients' root is root, and nobody else is served: that takes CAP_SETUID and CAP_SETGID"
 	case s.cfg.NoRootSquash:
 		return "the clients' root is root"
 	}

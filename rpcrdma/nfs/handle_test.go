@@ -319,3 +319,33 @@ func NewTestServer(t testing.TB, cfg Config) *Server {
 	t.Cleanup(func() { s.Close() })
 	return s
 }
+
+// TestAlone checks that the server of a root that cannot act for other users does not start if it would serve nobody, and
+// says whom it serves otherwise.
+func TestAlone(t *testing.T) {
+	testenv.RequireRoot(t)
+	runtime.LockOSThread() // for good: the thread ends with the goroutine
+	for _, missing := range []uint{unix.CAP_SETUID, unix.CAP_SETGID} {
+		all, err := capabilitiesOf()
+		if err != nil {
+			t.Fatal(err)
+		}
+		less := all.root
+		less[0].Effective &^= 1 << missing
+		if !setCaps(&less) {
+			t.Fatal("capset")
+		}
+		if s, err := NewServer(Config{Dir: t.TempDir()}); !errors.Is(err, errAlone) {
+			t.Errorf("without capability %d: %+v, %v", missing, s, err)
+		}
+		if s := NewTestServer(t, Config{Dir: t.TempDir(), NoRootSquash: true}); !strings.Contains(s.actsAs(), "nobody else") {
+			t.Errorf("without capability %d: %s", missing, s.actsAs())
+		}
+		if !setCaps(&all.root) {
+			t.Fatal("capset")
+		}
+		if s := NewTestServer(t, Config{Dir: t.TempDir(), NoRootSquash: true}); s.actsAs() != "the clients' root is root" {
+			t.Errorf("with all: %s", s.actsAs())
+		}
+	}
+}

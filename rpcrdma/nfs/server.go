@@ -6,6 +6,7 @@ package nfs
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -55,13 +56,18 @@ type Server struct {
 	cfg    Config
 	tree   *tree
 	verf   atomic.Uint64 // write verifier: changes at each start, and when data was lost
-	root   bool          // the process may act on behalf of other users; otherwise it is the only user
+	root   bool          // the process acts on behalf of its callers; otherwise it is the only user
+	alone  bool          // but it cannot act for users other than root
 	groups []uint32
 	caps   capabilities
 	locks  [256]sync.Mutex
 
 	unstable unstable
 }
+
+// errAlone is the error of a server that would refuse each call.
+var errAlone = errors.New("nfs: export: root cannot act for other users here, and would serve nobody: give it CAP_SETUID and CAP_SETGID, " +
+	"and its user namespace all users; or export as a plain user")
 
 // NewServer opens the tree. It sets the process's umask to 0, since clients specify modes.
 func NewServer(cfg Config) (*Server, error) {
@@ -78,6 +84,11 @@ func NewServer(cfg Config) (*Server, error) {
 		for _, v := range g {
 			s.groups = append(s.groups, uint32(v))
 		}
+	}
+	s.alone = s.as(&cred{uid: nobody, gid: nobody}, func() error { return nil }) != nil
+	if s.alone && !cfg.NoRootSquash {
+		t.close()
+		return nil, errAlone
 	}
 	unix.Umask(0)
 	s.verf.Store(rand.Uint64())
