@@ -91,17 +91,19 @@ int bells_open(struct iwarpd_device *dev, uint32_t workers, struct packet *p)
 	return err;
 }
 
-void bells_close(struct iwarpd_device *dev)
+void bells_forget(struct iwarpd_device *dev, bool open)
 {
 	for (uint32_t i = 0; i < dev->workers; i++) {
-		map_close(&dev->pages[i].map);
-		close_fd(dev->pages[i].wake);
+		if (open)
+			close_fd(dev->pages[i].wake);
+		dev->pages[i].wake = -1;
 	}
-	free(dev->pages);
 }
 
-void bells_forget(struct iwarpd_device *dev)
+void bells_close(struct iwarpd_device *dev)
 {
+	bells_forget(dev, true);
 	for (uint32_t i = 0; i < dev->workers; i++)
-		dev->pages[i].wake = -1;
+		map_close(&dev->pages[i].map);
+	free(dev->pages);
 }

@@ -50,37 +50,13 @@ int wait_fd(int fd, int64_t deadline)
 	return n == 0 ? -ETIMEDOUT : 0;
 }
 
-int watch_fd(int epoll, int fd)
-{
-	struct epoll_event ev = { .events = EPOLLIN };
-
-	return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &ev);
-}
-
-/* watches reports whether an epoll has been given the file fd, under that number. */
-static bool watches(int epoll, int fd)
-{
-	struct epoll_event none = { 0 };
-
-	if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &none) < 0)
-		return errno == EEXIST;
-	epoll_ctl(epoll, EPOLL_CTL_DEL, fd, NULL); /* both are the program's, which could at most have got an EPOLLHUP or EPOLLERR */
-	return false;
-}
-
-void forget_closed(int *epoll, int *a, int *b)
-{
-	if (!watches(*epoll, *a) || !watches(*epoll, *b))
-		*epoll = *a = *b = -1;
-}
-
 /* device_died marks the device as dead: the connection to the daemon is lost. */
 static void device_died(struct iwarpd_device *dev, int err)
 {
 	if (dev->dead)
 		return;
 	dev->dead = err;
-	shutdown(dev->sock, SHUT_RDWR); /* iwarpd_event_fd stays readable */
+	shutdown(dev->wait.sock.fd, SHUT_RDWR); /* iwarpd_event_fd stays readable */
 	for (struct object *o = dev->objects.next; o != &dev->objects; o = o->next)
 		if (o->ended)
 			o->ended(o);
@@ -170,7 +146,7 @@ static void read_packets(struct iwarpd_device *dev)
 	struct packet p;
 
 	for (int i = 0; i < 64 && !dev->dead; i++)
-		if (!received(dev, socket_recv(dev->sock, dev->buf, &p, false), &p))
+		if (!received(dev, socket_recv(dev->wait.sock.fd, dev->buf, &p, false), &p))
 			return;
 }
 
@@ -179,7 +155,7 @@ static void watch_socket(struct iwarpd_device *dev, bool yes)
 {
 	struct epoll_event ev = { .events = yes ? EPOLLIN : 0 };
 
-	epoll_ctl(dev->epoll, EPOLL_CTL_MOD, dev->sock, &ev);
+	epoll_ctl(dev->wait.epoll, EPOLL_CTL_MOD, dev->wait.sock.fd, &ev);
 }
 
 /*
@@ -227,7 +203,7 @@ static int read_turn(struct iwarpd_device *dev, int64_t deadline, int cancel)
 	pthread_mutex_unlock(&dev->lock);
 	pthread_cleanup_push(turn_canceled, &t);
 	pthread_setcancelstate(cancel, &state);
-	err = wait_fd(dev->sock, deadline);
+	err = wait_fd(dev->wait.sock.fd, deadline);
 	pthread_setcancelstate(state, &state);
 	pthread_cleanup_pop(0);
 	pthread_mutex_lock(&dev->lock);
@@ -306,7 +282,7 @@ static int await_packet(struct iwarpd_device *dev, struct packet *p)
 
 	while (now >= dev->rest && now < end) {
 		int64_t before = now;
-		int n = socket_recv(dev->sock, dev->buf, p, false);
+		int n = socket_recv(dev->wait.sock.fd, dev->buf, p, false);
 
 		if (n != 0)
 			return n;
@@ -315,7 +291,7 @@ static int await_packet(struct iwarpd_device *dev, struct packet *p)
 		if (now - before > LONG_YIELD)
 			dev->rest = now + REST;
 	}
-	return socket_recv(dev->sock, dev->buf, p, dev->deadline < 0);
+	return socket_recv(dev->wait.sock.fd, dev->buf, p, dev->deadline < 0);
 }
 
 /*
@@ -332,7 +308,7 @@ static int send_request(struct iwarpd_device *dev, Pb__Request *req, int fd)
 	if (turn)
 		begin_turn(dev, true);
 	pthread_mutex_unlock(&dev->lock);
-	err = socket_send(dev->sock, req, fd, !turn);
+	err = socket_send(dev->wait.sock.fd, req, fd, !turn);
 	if (turn && !err)
 		n = await_packet(dev, &p);
 	pthread_mutex_lock(&dev->lock);
@@ -343,7 +319,7 @@ static int send_request(struct iwarpd_device *dev, Pb__Request *req, int fd)
 	if (!turn || err != -EAGAIN)
 		return err;
 	pthread_mutex_unlock(&dev->lock);
-	err = socket_send(dev->sock, req, fd, true);
+	err = socket_send(dev->wait.sock.fd, req, fd, true);
 	pthread_mutex_lock(&dev->lock);
 	return err;
 }
@@ -520,7 +496,7 @@ int device_post(struct iwarpd_device *dev, Pb__Request *req)
 		return dev->dead;
 	req->id = ++dev->last_id;
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state); /* nobody would release the lock */
-	err = socket_send(dev->sock, req, -1, false);
+	err = socket_send(dev->wait.sock.fd, req, -1, false);
 	pthread_setcancelstate(state, &state);
 	return err;
 }

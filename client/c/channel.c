@@ -4,8 +4,6 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -18,9 +16,7 @@ enum {
 
 struct iwarpd_channel {
 	struct object obj;
-	int sock;
-	int more;  /* eventfd, readable while ready is not empty */
-	int epoll; /* waits for sock and more; iwarpd_channel_fd */
+	struct waiter wait; /* more is readable while ready is not empty; iwarpd_channel_fd */
 
 	pthread_mutex_t lock; /* guards the rest, and the list links of the queues */
 	struct cq_link *cqs;
@@ -38,18 +34,11 @@ struct object *channel_object(struct iwarpd_channel *ch)
 	return &ch->obj;
 }
 
-static void close_all(struct iwarpd_channel *ch)
-{
-	close_fd(ch->sock);
-	close_fd(ch->more);
-	close_fd(ch->epoll);
-}
-
 static void channel_free(struct object *o)
 {
 	struct iwarpd_channel *ch = channel_of(o);
 
-	close_all(ch);
+	waiter_close(&ch->wait);
 	pthread_mutex_destroy(&ch->lock);
 	free(ch);
 }
@@ -62,15 +51,11 @@ static int new_channel(struct packet *p, struct iwarpd_channel **out)
 
 	if (!ch)
 		return -ENOMEM;
-	ch->sock = p->fds[0];
-	p->num_fds = 0;
 	ch->last_ready = &ch->ready;
-	ch->more = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	ch->epoll = epoll_create1(EPOLL_CLOEXEC);
-	if (ch->more < 0 || ch->epoll < 0 || fcntl(ch->sock, F_SETFL, O_NONBLOCK) < 0 || watch_fd(ch->epoll, ch->sock) ||
-	    watch_fd(ch->epoll, ch->more)) {
-		err = -errno;
-		close_all(ch);
+	fcntl(p->fds[0], F_SETFL, O_NONBLOCK);
+	err = waiter_open(&ch->wait, p->fds[0]);
+	p->num_fds = 0;
+	if (err) {
 		free(ch);
 		return err;
 	}
@@ -117,7 +102,7 @@ static void show_more(struct iwarpd_channel *ch)
 	if (set == ch->more_set)
 		return;
 	ch->more_set = set;
-	set_readable(ch->more, set);
+	set_readable(ch->wait.more, set);
 }
 
 void channel_lock(struct iwarpd_channel *ch)
@@ -227,7 +212,7 @@ static struct cq_link *look(struct iwarpd_channel *ch, int *err)
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state); /* nobody would release the lock */
 	channel_lock(ch);
 	if (!ch->ready) {
-		n = read(ch->sock, b, sizeof(b)); /* it does not block, so that no signal interrupts it */
+		n = read(ch->wait.sock.fd, b, sizeof(b)); /* it does not block, so that no signal interrupts it */
 		if (n > 0)
 			woken(ch, b, (size_t)n);
 	}
@@ -252,24 +237,21 @@ int iwarpd_get_cq_event(struct iwarpd_channel *ch, struct iwarpd_cq **cq, int ti
 			return 0;
 		}
 		if (!err)
-			err = wait_fd(ch->epoll, deadline);
+			err = wait_fd(ch->wait.epoll, deadline);
 		if (err)
 			return err;
 	}
 }
 
-void channel_after_fork(struct object *o, int fd)
+void channel_after_fork(struct object *o)
 {
 	struct iwarpd_channel *ch = channel_of(o);
 
 	pthread_mutex_init(&ch->lock, NULL);
-	forget_closed(&ch->epoll, &ch->sock, &ch->more);
-	replace_fd(&ch->sock, fd);
-	replace_fd(&ch->more, fd);
-	replace_fd(&ch->epoll, fd);
+	waiter_after_fork(&ch->wait);
 }
 
 int iwarpd_channel_fd(const struct iwarpd_channel *ch)
 {
-	return ch->epoll;
+	return ch->wait.epoll;
 }

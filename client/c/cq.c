@@ -37,7 +37,7 @@ struct iwarpd_cq {
 	struct iwarpd_wc *saved; /* completions from before a resize, or NULL */
 	size_t num_saved, polled_saved;
 	uint32_t overruns;       /* overruns of rings that are gone */
-	int fd;                  /* -1: the channel's */
+	struct kept wakes;       /* none: the channel has them */
 	void *context;
 	struct iwarpd_channel *channel; /* or NULL; its lock guards link, and protects now during a resize */
 	struct cq_link link;
@@ -74,14 +74,14 @@ static void cq_free(struct object *o)
 		channel_remove(cq->channel, &cq->link);
 	rings_free(cq->now);
 	free(cq->saved);
-	if (cq->fd >= 0)
-		close(cq->fd);
+	kept_close(&cq->wakes);
 	free(cq);
 }
 
 void cq_after_fork(struct object *o)
 {
 	map_after_fork(&cq_of(o)->now->map);
+	kept_after_fork(&cq_of(o)->wakes);
 }
 
 static struct cq_rings *new_rings(const struct iwarpd_device *dev)
@@ -123,10 +123,10 @@ static int new_cq(const struct iwarpd_device *dev, struct packet *p, struct iwar
 		free(cq);
 		return err;
 	}
-	cq->fd = -1;
+	cq->wakes.fd = -1;
 	if (p->num_fds > 1) {
-		cq->fd = p->fds[1];
-		fcntl(cq->fd, F_SETFL, O_NONBLOCK);
+		kept_set(&cq->wakes, p->fds[1]);
+		fcntl(cq->wakes.fd, F_SETFL, O_NONBLOCK);
 		p->num_fds = 1;
 	}
 	*out = cq;
@@ -275,7 +275,7 @@ static int make_reserve(struct reserve *r, struct iwarpd_cq *cq, uint32_t depth)
 	r->room = mmap(NULL, r->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (r->room == MAP_FAILED)
 		return -errno;
-	fd = fcntl(dev->sock, F_DUPFD_CLOEXEC, 0);
+	fd = fcntl(dev->wait.sock.fd, F_DUPFD_CLOEXEC, 0);
 	if (fd < 0)
 		return -errno;
 	close(fd);
@@ -451,9 +451,9 @@ int iwarpd_wait_cq(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n, int timeou
 		got = iwarpd_poll_cq(cq, wc, n);
 		if (got != 0)
 			break;
-		err = wait_fd(cq->fd, deadline);
+		err = wait_fd(cq->wakes.fd, deadline);
 		if (!err)
-			err = drain(cq->fd);
+			err = drain(cq->wakes.fd);
 		got = iwarpd_poll_cq(cq, wc, n);
 		if (got == 0 && err)
 			return err;
@@ -463,7 +463,7 @@ int iwarpd_wait_cq(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n, int timeou
 
 int iwarpd_cq_fd(const struct iwarpd_cq *cq)
 {
-	return cq->channel ? iwarpd_channel_fd(cq->channel) : cq->fd;
+	return cq->channel ? iwarpd_channel_fd(cq->channel) : cq->wakes.fd;
 }
 
 uint32_t iwarpd_cq_overruns(const struct iwarpd_cq *cq)

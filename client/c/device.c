@@ -4,11 +4,8 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -100,15 +97,6 @@ static int hello(struct iwarpd_device *dev, const char *name, struct iwarpd_erro
 	return 0;
 }
 
-static int device_fds(struct iwarpd_device *dev)
-{
-	dev->queued = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	dev->epoll = epoll_create1(EPOLL_CLOEXEC);
-	if (dev->queued < 0 || dev->epoll < 0)
-		return -1;
-	return watch_fd(dev->epoll, dev->sock) || watch_fd(dev->epoll, dev->queued) ? -1 : 0;
-}
-
 static void init_locks(struct iwarpd_device *dev)
 {
 	pthread_condattr_t attr;
@@ -121,14 +109,12 @@ static void init_locks(struct iwarpd_device *dev)
 	pthread_condattr_destroy(&attr);
 }
 
-static struct iwarpd_device *new_device(int sock)
+static struct iwarpd_device *new_device(void)
 {
 	struct iwarpd_device *dev = calloc(1, sizeof(*dev));
 
 	if (!dev)
 		return NULL;
-	dev->sock = sock;
-	dev->queued = dev->epoll = -1;
 	dev->last_event = &dev->events;
 	dev->on_event = event_arrived;
 	dev->on_listen = listen_replied;
@@ -150,20 +136,21 @@ static int open_until(const char *socket, const char *name, int64_t deadline, st
 {
 	const char *path = socket_path(socket);
 	struct iwarpd_device *dev;
-	int sock, err = 0;
+	int sock, err;
 
 	sock = socket_connect(path, deadline < 0, e);
 	if (sock < 0)
 		return sock;
-	dev = new_device(sock);
+	dev = new_device();
 	if (!dev) {
 		close(sock);
 		return set_error(e, -ENOMEM, "out of memory");
 	}
-	if (device_fds(dev) < 0)
-		err = sys_error(e, "event descriptor");
+	err = waiter_open(&dev->wait, sock);
 	dev->deadline = deadline;
-	if (!err)
+	if (err)
+		set_error(e, err, "event descriptor: %s", strerror(-err));
+	else
 		err = hello(dev, name ? name : program_invocation_short_name, e);
 	dev->deadline = -1;
 	if (err == -ETIMEDOUT)
@@ -222,11 +209,11 @@ int iwarpd_open_wait(const char *socket, const char *name, int timeout_ms, struc
 }
 
 /* object_after_fork separates what the child and its parent share of an object. */
-static void object_after_fork(struct object *o, int none)
+static void object_after_fork(struct object *o)
 {
 	switch (o->kind) {
 	case OBJECT_CHANNEL:
-		channel_after_fork(o, none);
+		channel_after_fork(o);
 		break;
 	case OBJECT_CQ:
 		cq_after_fork(o);
@@ -242,30 +229,20 @@ static void object_after_fork(struct object *o, int none)
 
 /*
  * The descriptors of the child are its parent's: what the child asks the daemon to destroy would be the parent's, and
- * what it reads the parent would miss. They keep their numbers, which the program may know, and are never readable. If
- * there is no descriptor for that, because RLIMIT_NOFILE has become lower than these numbers, they are closed. Those that the
- * program has closed are left alone.
+ * what it reads the parent would miss. The numbers that the program may know become those of files that are never readable, and
+ * can be told from any other; all else is closed now. Later the child may close all descriptors, and open files with their numbers.
  */
 bool iwarpd_after_fork(struct iwarpd_device *dev)
 {
-	int none;
-
 	init_locks(dev); /* other threads of the parent may have had them */
 	dev->reading = false;
 	dev->calls = NULL;
 	dev->readers = NULL;
 	dev->dead = -EPIPE;
 	strcpy(dev->why, "the child of a fork has to open the device itself");
-	forget_closed(&dev->epoll, &dev->sock, &dev->queued);
-	if (dev->sock < 0)
-		bells_forget(dev);
-	close_fd(dev->sock); /* so that there is a descriptor */
-	none = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	bells_forget(dev, waiter_after_fork(&dev->wait));
 	for (struct object *o = dev->objects.next; o != &dev->objects; o = o->next)
-		object_after_fork(o, none);
-	replace_fd(&dev->queued, none);
-	replace_fd(&dev->epoll, none);
-	dev->sock = none;
+		object_after_fork(o);
 	return dev->objects.next != &dev->objects;
 }
 
@@ -273,13 +250,11 @@ void iwarpd_close(struct iwarpd_device *dev)
 {
 	if (!dev)
 		return;
-	close_fd(dev->sock);
+	waiter_close(&dev->wait);
 	while (dev->objects.next != &dev->objects)
 		object_free(dev->objects.next);
 	bells_close(dev);
 	events_free(dev);
-	close_fd(dev->epoll);
-	close_fd(dev->queued);
 	for (size_t i = 0; i < dev->num_attrs; i++)
 		free((void *)dev->attrs[i].addresses);
 	free(dev->attrs);
@@ -320,5 +295,5 @@ int iwarpd_use(struct iwarpd_device *dev, const char *interface, struct iwarpd_e
 
 int iwarpd_event_fd(const struct iwarpd_device *dev)
 {
-	return dev->epoll;
+	return dev->wait.epoll;
 }

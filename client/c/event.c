@@ -68,7 +68,7 @@ static Pb__Message *pop_event(struct iwarpd_device *dev, struct event **at)
 	if (dev->last_event == &ev->next)
 		dev->last_event = at;
 	if (--dev->num_events == 0)
-		set_readable(dev->queued, false);
+		set_readable(dev->wait.more, false);
 	free(ev);
 	return msg;
 }
@@ -160,7 +160,7 @@ int event_arrived(struct iwarpd_device *dev, Pb__Message *msg)
 	*dev->last_event = ev;
 	dev->last_event = &ev->next;
 	if (dev->num_events++ == 0)
-		set_readable(dev->queued, true);
+		set_readable(dev->wait.more, true);
 	return dev->num_events > MAX_EVENTS + EVENTS_QP * dev->most_qps ? -EOVERFLOW : 0;
 }
 

@@ -3,7 +3,7 @@
  *
  * The files form layers, and test/clib checks it: a file calls only those to its left.
  *
- *	error map | socket | call | object bell channel | cq memory | qp | connect | event | device stream
+ *	error kept map | socket | waiter | call | object bell channel | cq memory | qp | connect | event | device stream
  *
  * Calls in the other direction use function pointers: on_event, on_listen and drop_events of a device, ended of an
  * object, fired of a completion queue.
@@ -16,6 +16,7 @@
 
 #include "iwarpd.h"
 #include "iwarpd.pb-c.h"
+#include "kept.h"
 
 /* Shared memory is little-endian, as is what this library writes. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "libiwarpd needs a little-endian machine");
@@ -71,14 +72,37 @@ void close_fds(const int *fds, int n);
 
 void close_fd(int fd); /* unless it is -1 */
 
-/* replace_fd makes the descriptor *fd, unless it is -1, the same as with, or closes it and sets it to -1 if that is impossible. */
-void replace_fd(int *fd, int with);
-
 /*
  * set_readable makes an eventfd readable that is not, or the reverse. The caller may hold a lock, which a thread that
  * is canceled here would not release.
  */
 void set_readable(int fd, bool yes);
+
+/* waiter.c */
+
+/*
+ * A waiter is a socket of the daemon's, and what else the program waits for with it. The child of a fork has only epoll, a file
+ * of its own that is never readable; sock is that one then, and more is -1.
+ */
+struct waiter {
+	struct kept sock;
+	int more;  /* eventfd */
+	int epoll; /* of both; the program may know its number */
+};
+
+/* waiter_open takes over sock, also if it fails. */
+int waiter_open(struct waiter *w, int sock);
+
+void waiter_close(struct waiter *w); /* in the child of a fork it leaves the number alone if the child has closed the descriptor */
+
+/*
+ * waiter_after_fork separates the child of a fork from the files of its parent, and returns whether they were open: the program may
+ * have closed them. If RLIMIT_NOFILE has become lower than the number of epoll, the child has no descriptor.
+ */
+bool waiter_after_fork(struct waiter *w);
+
+/* kept_after_fork does the same to a socket whose number the program may know. */
+void kept_after_fork(struct kept *k);
 
 /* map.c: memfds of the daemon */
 
@@ -190,9 +214,7 @@ struct stream {
 };
 
 struct iwarpd_device {
-	int sock;
-	int epoll;    /* of sock and queued: iwarpd_event_fd */
-	int queued;   /* eventfd, readable while events are queued */
+	struct waiter wait; /* for the daemon; more is readable while events are queued; iwarpd_event_fd */
 	uint32_t workers;
 	struct bell_page *pages; /* one per worker */
 	struct iwarpd_device_attr *attrs; /* of the interfaces, at least one once the device is open */
@@ -245,8 +267,8 @@ struct object *find_object(struct iwarpd_device *dev, enum object_kind kind, uin
 int bells_open(struct iwarpd_device *dev, uint32_t workers, struct packet *p);
 void bells_close(struct iwarpd_device *dev);
 
-/* bells_forget leaves the descriptors of the pages alone, which the program has closed. */
-void bells_forget(struct iwarpd_device *dev);
+/* bells_forget forgets the descriptors of the pages, and closes them if the program has not. */
+void bells_forget(struct iwarpd_device *dev, bool open);
 
 /* ring_bell notifies a worker that a QP has work. */
 void ring_bell(struct iwarpd_device *dev, uint32_t worker, uint32_t bell);
@@ -298,13 +320,6 @@ int device_gone(struct iwarpd_device *dev, struct iwarpd_error *e);
 int64_t now_ns(void);
 int64_t deadline_in(int timeout_ms); /* ns; negative: none */
 int wait_fd(int fd, int64_t deadline);
-int watch_fd(int epoll, int fd); /* adds a descriptor to an epoll */
-
-/*
- * forget_closed sets the three descriptors to -1 unless *epoll still watches both others: the program has closed them, and their
- * numbers may be those of files that it has opened since.
- */
-void forget_closed(int *epoll, int *a, int *b);
 
 /* event.c */
 
@@ -347,7 +362,7 @@ struct object *channel_object(struct iwarpd_channel *ch);
 void channel_add(struct iwarpd_channel *ch, struct cq_link *l);
 void channel_remove(struct iwarpd_channel *ch, struct cq_link *l);
 void channel_push(struct iwarpd_channel *ch, struct cq_link *l); /* makes iwarpd_get_cq_event return l */
-void channel_after_fork(struct object *o, int fd); /* makes its descriptors fd, as replace_fd does, and unlocks it */
+void channel_after_fork(struct object *o);
 void channel_lock(struct iwarpd_channel *ch);
 void channel_unlock(struct iwarpd_channel *ch);
 

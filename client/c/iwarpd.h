@@ -135,8 +135,8 @@ IWARPD_API bool iwarpd_yield(const struct iwarpd_device *dev);
 
 /*
  * Separates the child of a fork from a device of its parent: what it does with it has no effect on the parent. The
- * child calls it before any other function for the device, which is then as if the daemon had ended. Returns whether
- * the device has objects.
+ * child calls it before any other function for the device, which is then as if the daemon had ended. iwarpd_close closes
+ * no descriptor that the child has closed itself, as daemons do with all. Returns whether the device has objects.
  */
 IWARPD_API bool iwarpd_after_fork(struct iwarpd_device *dev);
 

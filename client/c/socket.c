@@ -48,14 +48,6 @@ void close_fd(int fd)
 		close(fd);
 }
 
-void replace_fd(int *fd, int with)
-{
-	if (*fd < 0 || dup3(with, *fd, O_CLOEXEC) >= 0)
-		return;
-	close(*fd);
-	*fd = -1;
-}
-
 void set_readable(int fd, bool yes)
 {
 	uint64_t count = 1;

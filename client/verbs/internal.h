@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "iwarpd.h"
+#include "kept.h"
 
 #define container_of(ptr, type, member) ((type *)((char *)(ptr) - offsetof(type, member)))
 
@@ -78,26 +79,6 @@ static inline uint64_t least(uint64_t a, uint64_t b)
 {
 	return a < b ? a : b;
 }
-
-/* kept.c */
-
-/*
- * A descriptor that the library keeps, and which file it is. The program may close it, as daemons do with all that they do not
- * know, and its number may then be that of another file. fd is -1 if there is none.
- */
-struct kept {
-	int fd;
-	dev_t dev;
-	ino_t inode;
-};
-
-void kept_set(struct kept *k, int fd);
-
-/* kept_open reports whether there is a descriptor that the program has not closed. */
-bool kept_open(const struct kept *k);
-
-/* kept_close closes it, unless the program has, and forgets it. */
-void kept_close(struct kept *k);
 
 /* real.c */
 

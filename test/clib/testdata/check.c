@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -1388,22 +1389,27 @@ static void quiet(struct side *a, struct side *b)
 
 /*
  * forked polls, in the child of a fork, a queue that the parent has not polled until it
- * is empty. The zeros there are no completions.
+ * is empty. The zeros there are no completions, and the wake-up is the parent's.
  */
 static void forked(struct side *a, struct side *b)
 {
+	struct pollfd woken = { .events = POLLIN };
 	struct iwarpd_wc wc;
 	pid_t child;
 	int status;
 
 	join(a, b);
+	woken.fd = iwarpd_cq_fd(a->rcq);
+	iwarpd_arm_cq(a->rcq, false);
 	CHECK(iwarpd_disconnect(a->qp, true, &err) == 0);
 	expect_event(a, IWARPD_EVENT_DISCONNECTED);
 	CHECK(wait_one(a->rcq).status == IWARPD_WC_WR_FLUSH_ERR); /* of several */
+	CHECK(poll(&woken, 1, WAIT) == 1);
 	child = fork();
 	if (child == 0) {
 		iwarpd_after_fork(a->dev);
 		CHECK(iwarpd_poll_cq(a->rcq, &wc, 1) == -EPIPE && iwarpd_wait_cq(a->rcq, &wc, 1, 0) == -EPIPE);
+		CHECK(poll(&woken, 1, 0) == 0);
 		_exit(0);
 	}
 	CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
@@ -1435,34 +1441,82 @@ static void forked_poor(struct side *a)
 	CHECK(readable(a->channel) && iwarpd_get_cq_event(a->channel, &woken, 0) == 0 && woken == cq);
 }
 
+/* Whether the program has closed the descriptors when it separates a device from that of its parent. */
+enum closed { CLOSED_BEFORE, WATCHED_BEFORE, CLOSED_AFTER };
+
 /*
- * forked_closed separates, in the child of a fork, a device whose descriptors the program has closed, as daemons do with all that
- * they do not know. Their numbers are those of other files by then.
+ * child_closed is the child of a fork in which a device is separated whose descriptors the program closes, as daemons do with all that
+ * they do not know. Their numbers, from first to last, are those of other files by then, and maybe of an epoll that watches these.
  */
-static void forked_closed(const char *path)
+static void child_closed(struct side *own, enum closed how, int pipe, int first, int last)
 {
-	int pipes[2], last, status;
+	int epoll = iwarpd_event_fd(own->dev);
+
+	if (how == CLOSED_AFTER)
+		iwarpd_after_fork(own->dev);
+	for (int fd = first; fd < last; fd++)
+		CHECK(dup2(pipe, fd) == fd); /* which closes what it was */
+	if (how == WATCHED_BEFORE) {
+		int other = epoll_create1(0);
+
+		CHECK(dup2(other, epoll) == epoll && close(other) == 0);
+		for (int fd = first; fd < last; fd++)
+			CHECK(fd == epoll || epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &(struct epoll_event){ 0 }) == 0);
+	}
+	if (how != CLOSED_AFTER)
+		iwarpd_after_fork(own->dev);
+	iwarpd_close(own->dev);
+	for (int fd = first; fd < last; fd++)
+		CHECK(how == WATCHED_BEFORE && fd == epoll ? fcntl(fd, F_GETFD) == 0 : fcntl(fd, F_GETPIPE_SZ) > 0);
+}
+
+/* descend separates a device in generations of children, each of which is left with as many files as it had before the device. */
+static void descend(struct side *own, int generations, int files)
+{
 	pid_t child = fork();
-	struct side own = { 0 };
+	int status;
 
 	if (child == 0) {
-		CHECK(pipe(pipes) == 0);
-		CHECK(iwarpd_open(path, "check", &own.dev, &err) == 0 && iwarpd_create_channel(own.dev, &own.channel, &err) == 0);
-		last = dup(pipes[0]);
-		for (int fd = pipes[1] + 1; fd < last; fd++)
-			CHECK(dup2(pipes[0], fd) == fd); /* which closes what it was */
-		child = fork();
-		if (child == 0) {
-			iwarpd_after_fork(own.dev);
-			iwarpd_close(own.dev);
-			for (int fd = pipes[1] + 1; fd <= last; fd++)
-				CHECK(fcntl(fd, F_GETPIPE_SZ) > 0);
-			_exit(0);
-		}
-		CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+		iwarpd_after_fork(own->dev);
+		CHECK(!readable(own->channel));
+		if (generations > 1)
+			descend(own, generations - 1, files);
+		iwarpd_close(own->dev);
+		CHECK(open_files() == files);
 		_exit(0);
 	}
 	CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+}
+
+/* forked_closed also checks that nothing is read from what has the numbers of the descriptors. */
+static void forked_closed(const char *path)
+{
+	int status, ends[2], last, files;
+	struct side own = { 0 };
+	char data[64];
+
+	CHECK(pipe(ends) == 0 && fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0 && write(ends[1], "12345678", 8) == 8);
+	files = open_files();
+	CHECK(iwarpd_open(path, "check", &own.dev, &err) == 0);
+	make_cq(&own, &own.scq); /* which has a descriptor of its own */
+	CHECK(iwarpd_create_channel(own.dev, &own.channel, &err) == 0);
+	make_cq(&own, &own.rcq);
+	iwarpd_wake_cq(own.rcq);
+	descend(&own, 2, files);
+	last = dup(ends[0]);
+	for (int how = CLOSED_BEFORE; how <= CLOSED_AFTER; how++) {
+		pid_t child = fork();
+
+		if (child == 0) {
+			child_closed(&own, (enum closed)how, ends[0], ends[1] + 1, last);
+			CHECK(read(ends[0], data, sizeof(data)) == 8 && write(ends[1], data, 8) == 8);
+			_exit(0);
+		}
+		CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+	}
+	CHECK(readable(own.channel));
+	iwarpd_close(own.dev);
+	CHECK(close(last) == 0 && open_files() == files && close(ends[0]) == 0 && close(ends[1]) == 0);
 }
 
 /* gone has the daemons killed and checks what calls return then. */

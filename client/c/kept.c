@@ -1,8 +1,9 @@
-/* Descriptors that the library keeps open. */
+/* Descriptors that a library keeps open. */
+#define _GNU_SOURCE
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "kept.h"
 
 void kept_set(struct kept *k, int fd)
 {
