@@ -1,7 +1,6 @@
 /* Asynchronous events of a context. */
 #define _GNU_SOURCE
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "internal.h"
 
@@ -34,7 +33,7 @@ static void free_items(struct queue_item *list)
 void async_close(struct context *c)
 {
 	free_items(iwv_queue_take(&c->async, any, NULL));
-	close(c->async.fd);
+	iwv_queue_close(&c->async);
 }
 
 static bool about(struct queue_item *item, void *element)

@@ -2,7 +2,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "cm.h"
 
@@ -52,7 +51,7 @@ void rdma_destroy_event_channel(struct rdma_event_channel *pub)
 	}
 	UNLINK(channels, ch);
 	iwv_thread_unlock();
-	close(ch->queue.fd);
+	iwv_queue_close(&ch->queue);
 	free(ch);
 }
 

@@ -109,6 +109,7 @@ struct event_queue {
 };
 
 int iwv_queue_init(struct event_queue *q); /* returns the descriptor, or -1 with errno set */
+void iwv_queue_close(struct event_queue *q); /* unless the program has closed the descriptor */
 void iwv_queue_put(struct event_queue *q, struct queue_item *item);
 
 /*
@@ -123,9 +124,15 @@ struct queue_item *iwv_queue_next(struct event_queue *q, void (*taken)(struct qu
  */
 void iwv_queue_after_fork(struct event_queue *q);
 
+/* fd_mark marks an eventfd or epoll of the library, and fd_marked reports whether fd is one, and not a file of the program. */
+bool fd_mark(int fd);
+bool fd_marked(int fd);
+
+int iwv_eventfd(int flags); /* makes a marked eventfd that is closed on exec, or returns -1 with errno set */
+
 /*
  * iwv_eventfd_after_fork makes fd an eventfd of the child of a fork alone, with a count of 0; type is EFD_SEMAPHORE or 0. It returns
- * false after closing fd if it cannot, and without touching fd if the program has closed it and the number is perhaps another file's.
+ * false after closing fd if it cannot, and without touching fd if the program has closed it.
  */
 bool iwv_eventfd_after_fork(int fd, int type);
 

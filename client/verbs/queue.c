@@ -1,8 +1,6 @@
 /* Queues of events, each with a descriptor to wait on. */
 #define _GNU_SOURCE
 #include <fcntl.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -15,11 +13,40 @@ static void empty(struct event_queue *q)
 	q->last = &q->first;
 }
 
+/* All eventfds have one inode, and so have all epolls. Ours are marked by the signal that they would send if they sent any. */
+enum { MARK = 64 };
+
+bool fd_mark(int fd)
+{
+	return fcntl(fd, F_SETSIG, MARK) == 0;
+}
+
+bool fd_marked(int fd)
+{
+	return fcntl(fd, F_GETSIG) == MARK;
+}
+
+int iwv_eventfd(int flags)
+{
+	int fd = eventfd(0, EFD_CLOEXEC | flags);
+
+	if (fd < 0 || fd_mark(fd))
+		return fd;
+	close(fd);
+	return -1;
+}
+
 int iwv_queue_init(struct event_queue *q)
 {
-	q->fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
+	q->fd = iwv_eventfd(EFD_SEMAPHORE);
 	empty(q);
 	return q->fd;
+}
+
+void iwv_queue_close(struct event_queue *q)
+{
+	if (fd_marked(q->fd))
+		close(q->fd);
 }
 
 void iwv_queue_put(struct event_queue *q, struct queue_item *item)
@@ -56,30 +83,16 @@ struct queue_item *iwv_queue_next(struct event_queue *q, void (*taken)(struct qu
 	return item;
 }
 
-/* is_eventfd reports whether fd is an eventfd: the program may have closed ours, and opened a file that got its number. */
-static bool is_eventfd(int fd)
-{
-	static const char name[] = "anon_inode:[eventfd]";
-	char path[32], link[sizeof(name)];
-	ssize_t n;
-
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	n = readlink(path, link, sizeof(link));
-	if (n < 0) /* without /proc */
-		return fcntl(fd, F_GETFD) >= 0;
-	return n == sizeof(name) - 1 && !memcmp(link, name, n);
-}
-
 bool iwv_eventfd_after_fork(int fd, int type)
 {
 	int close_on_exec, status, own;
 	bool done;
 
-	if (!is_eventfd(fd))
+	if (!fd_marked(fd))
 		return false;
 	close_on_exec = fcntl(fd, F_GETFD) & FD_CLOEXEC ? O_CLOEXEC : 0;
 	status = fcntl(fd, F_GETFL); /* the program may have changed O_NONBLOCK */
-	own = eventfd(0, EFD_CLOEXEC | type | (status & O_NONBLOCK ? EFD_NONBLOCK : 0));
+	own = iwv_eventfd(type | (status & O_NONBLOCK ? EFD_NONBLOCK : 0));
 	done = dup3(own, fd, close_on_exec) >= 0;
 	if (!done) /* RLIMIT_NOFILE has become lower */
 		close(fd);

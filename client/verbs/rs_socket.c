@@ -42,7 +42,7 @@ struct rs *rs_new(const struct rs *from)
 	} else {
 		rs_defaults(&rs->opt);
 	}
-	rs->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	rs->fd = iwv_eventfd(EFD_NONBLOCK);
 	rs->channel = rs->fd < 0 ? NULL : rdma_create_event_channel();
 	if (rs->channel && fcntl(rs->channel->fd, F_SETFL, O_NONBLOCK) == 0)
 		return rs;

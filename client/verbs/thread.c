@@ -190,6 +190,7 @@ static int start(void)
 	epoll = epoll_create1(EPOLL_CLOEXEC);
 	if (epoll < 0)
 		return -1;
+	fd_mark(epoll);
 	pthread_attr_init(&attr);
 	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
 	pthread_attr_getstacksize(&attr, &stack); /* RLIMIT_STACK */
@@ -272,24 +273,12 @@ static void separate(struct context *c)
 	qps_after_fork(c);
 }
 
-/* epoll_ours reports whether the epoll is open still and watches a context. Otherwise its number may be that of another file. */
-static bool epoll_ours(void)
-{
-	struct epoll_event none = { 0 };
-	int fd = contexts ? iwarpd_event_fd(contexts->dev) : -1;
-
-	if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &none) < 0)
-		return errno == EEXIST;
-	epoll_ctl(epoll, EPOLL_CTL_DEL, fd, NULL); /* both are the program's, which could at most have got an EPOLLHUP or EPOLLERR */
-	return false;
-}
-
 /* The child of a fork does not have the thread. Contexts that the child opens start a new one. */
 static void after_fork_child(void)
 {
 	near_after_fork_child();
 	devices_after_fork_child();
-	if (epoll_ours())
+	if (fd_marked(epoll))
 		close(epoll);
 	epoll = -1;
 	for (struct context *c = contexts; c; c = c->next)

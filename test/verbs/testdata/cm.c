@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -3830,19 +3831,22 @@ static struct rdma_cm_id *use(struct rdma_event_channel *ch)
 /* Parent and child use a channel that the parent has made, with or without an id, and see none of each other's events. */
 static void divided(void)
 {
-	struct rdma_event_channel *with = channel(), *without = channel(), *closed = channel(), *destroyed = channel();
+	struct rdma_event_channel *with = channel(), *without = channel(), *closed = channel(), *destroyed = channel(), *replaced = channel();
 	struct rdma_cm_id *id = use(with), *own;
+	uint64_t count;
 	int status, was[] = { closed->fd, destroyed->fd }, pipes[2];
 	pid_t pid;
 
 	close(closed->fd); /* as a daemon does that closes all descriptors that it does not know */
 	rdma_destroy_event_channel(destroyed);
 	CHECK(pipe(pipes) == 0 && pipes[0] == was[0] && pipes[1] == was[1]);
+	CHECK(close(replaced->fd) == 0 && eventfd(7, EFD_NONBLOCK) == replaced->fd);
 	pid = fork();
 	CHECK(pid >= 0);
 	if (pid == 0) {
 		alarm(30);
 		CHECK(!readable(with->fd) && fcntl(was[0], F_GETPIPE_SZ) > 0 && fcntl(was[1], F_GETPIPE_SZ) > 0);
+		CHECK(read(replaced->fd, &count, sizeof(count)) == sizeof(count) && count == 7);
 		own = use(without);
 		CHECK(next(without, RDMA_CM_EVENT_ADDR_RESOLVED) == own && !readable(without->fd));
 		use(without);

@@ -12,6 +12,20 @@
 
 enum { MANY = 50 }; /* more descriptors than are open */
 
+/* epolls returns the number of epolls that this process has. */
+static int epolls(void)
+{
+	static const char name[] = "anon_inode:[eventpoll]";
+	char path[32], link[sizeof(name)];
+	int n = 0;
+
+	for (int fd = 0; fd < MANY; fd++) {
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+		n += readlink(path, link, sizeof(link)) == sizeof(name) - 1 && memcmp(link, name, sizeof(name) - 1) == 0;
+	}
+	return n;
+}
+
 static void use(struct ibv_context *c)
 {
 	struct ibv_pd *pd = ibv_alloc_pd(c);
@@ -53,6 +67,8 @@ int main(void)
 			for (int fd = STDERR_FILENO + 1; fd < MANY; fd++)
 				CHECK(dup2(STDERR_FILENO, fd) == fd);
 			use(c);
+			CHECK(ibv_close_device(c) == 0);
+			rdma_destroy_event_channel(ch);
 			for (int fd = STDERR_FILENO + 1; fd < MANY; fd++)
 				CHECK(fcntl(fd, F_GETFD) == 0);
 			_exit(0);
@@ -64,7 +80,13 @@ int main(void)
 	}
 	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 	use(c);
-	CHECK(ibv_close_device(c) == 0 && rdma_destroy_id(id) == 0);
+	CHECK(ibv_close_device(c) == 0);
+	child = fork(); /* while the library's thread has nothing to wait for */
+	CHECK(child >= 0);
+	if (child == 0)
+		_exit(epolls());
+	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0 && epolls() == 1);
+	CHECK(rdma_destroy_id(id) == 0);
 	rdma_destroy_event_channel(ch);
 	ibv_free_device_list(list);
 	return 0;

@@ -158,6 +158,11 @@ void iwv_log(const char *format, ...)
 	(void)format;
 }
 
+int iwv_eventfd(int flags)
+{
+	return eventfd(0, EFD_CLOEXEC | flags);
+}
+
 bool iwv_eventfd_after_fork(int fd, int type) /* the model does not fork */
 {
 	(void)fd, (void)type;
