@@ -195,7 +195,6 @@ void ibv_ack_async_event(struct ibv_async_event *event)
 	if (!count)
 		return;
 	iwv_thread_lock();
-	--*count;
-	iwv_thread_wake();
+	iwv_acknowledge(count);
 	iwv_thread_unlock();
 }

@@ -157,8 +157,7 @@ int rdma_ack_cm_event(struct rdma_cm_event *event)
 		return set_errno(EINVAL);
 	e = container_of(event, struct cm_event, pub);
 	iwv_thread_lock();
-	owner(e)->events--;
-	iwv_thread_wake();
+	iwv_acknowledge(&owner(e)->events);
 	iwv_thread_unlock();
 	free(e);
 	return 0;

@@ -121,6 +121,7 @@ void close_endpoints(struct id *id)
 static void after_fork_child(void)
 {
 	for (struct id *id = ids; id; id = id->next) {
+		id->events = 0; /* those that the parent has taken are its own */
 		close_endpoints(id);
 		if (id->state == ID_LISTEN)
 			id->state = ID_CONNECT; /* so that it follows no devices */

@@ -230,7 +230,8 @@ static void wait_acknowledged(struct cq *cq)
 
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
 	pthread_mutex_lock(&cq->ibv.mutex);
-	while (cq->ibv.comp_events_completed != *events_taken(cq))
+	/* In the child of a fork also those of the parent may have been acknowledged. */
+	while ((int32_t)(*events_taken(cq) - cq->ibv.comp_events_completed) > 0)
 		pthread_cond_wait(&cq->ibv.cond, &cq->ibv.mutex);
 	pthread_mutex_unlock(&cq->ibv.mutex);
 	pthread_setcancelstate(state, &state);
@@ -331,6 +332,9 @@ void cqs_after_fork(const struct context *c)
 	for (struct cq *cq = c->cqs; cq; cq = cq->next) {
 		pthread_mutex_init(&cq->lock, NULL);
 		pthread_mutex_init(&cq->ibv.mutex, NULL);
+		pthread_cond_init(&cq->ibv.cond, NULL);
+		*events_taken(cq) = cq->ibv.comp_events_completed;
+		cq->unacknowledged = 0;
 	}
 	for (struct channel *ch = c->channels; ch; ch = ch->next)
 		pthread_mutex_init(&ch->lock, NULL);

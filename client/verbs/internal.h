@@ -263,6 +263,12 @@ void iwv_thread_unlock(void);
 void iwv_thread_wait(void);
 void iwv_thread_wake(void);
 
+/*
+ * iwv_acknowledge counts down the unacknowledged events of an object, and wakes those that wait. The child of a fork begins with none,
+ * and may acknowledge those of its parent. The lock is held.
+ */
+void iwv_acknowledge(unsigned int *count);
+
 /* thread_serve makes the library's thread take the events of a context. The lock is held. */
 int thread_serve(struct context *c);
 

@@ -358,9 +358,12 @@ void qps_after_fork(const struct context *c)
 	for (struct qp *qp = c->qps; qp; qp = qp->next) {
 		pthread_mutex_init(&qp->send_lock, NULL);
 		pthread_mutex_init(&qp->recv_lock, NULL);
+		qp->unacknowledged = 0;
 	}
-	for (struct srq *srq = c->srqs; srq; srq = srq->next)
+	for (struct srq *srq = c->srqs; srq; srq = srq->next) {
 		pthread_mutex_init(&srq->lock, NULL);
+		srq->unacknowledged = 0;
+	}
 }
 
 int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init)

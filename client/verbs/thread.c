@@ -51,6 +51,13 @@ void iwv_thread_wake(void)
 	pthread_cond_broadcast(&changed);
 }
 
+void iwv_acknowledge(unsigned int *count)
+{
+	if (*count > 0)
+		--*count;
+	iwv_thread_wake();
+}
+
 void thread_opens(int n)
 {
 	iwv_thread_lock();

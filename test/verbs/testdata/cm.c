@@ -3865,6 +3865,59 @@ static void divided(void)
 	rdma_destroy_event_channel(without);
 }
 
+/* The child of a fork destroys what its parent has taken an event of, whether it acknowledges that or not. So does the parent. */
+static void unreturned(void)
+{
+	struct rdma_event_channel *server = channel(), *client = channel();
+	struct rdma_cm_id *l = listener(server, 0), *id, *child, *used = use(channel());
+	struct ibv_context *c = device(0);
+	struct queues q = make(c, NULL);
+	struct ibv_srq_init_attr shared_attr = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_srq *srq = ibv_create_srq(q.pd, &shared_attr);
+	struct ibv_qp_init_attr init = {
+		.send_cq = q.cq, .recv_cq = q.cq, .srq = srq, .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 },
+	};
+	struct ibv_qp *ended = srq ? ibv_create_qp(q.pd, &init) : NULL;
+	struct ibv_async_event async;
+	struct rdma_cm_event *e;
+	struct ibv_cq *cq;
+	void *context;
+	int status;
+
+	CHECK(ended);
+	establish(server, client, l, &id, &child);
+	CHECK(rdma_get_cm_event(used->channel, &e) == 0 && e->id == used);
+	to_error(ended);
+	CHECK(ibv_get_async_event(c, &async) == 0 && async.element.qp == ended);
+	CHECK(ibv_req_notify_cq(child->recv_cq, 0) == 0);
+	recv_empty(child->qp, 1);
+	send_empty(id->qp);
+	CHECK(ibv_get_cq_event(child->recv_cq_channel, &cq, &context) == 0 && cq == child->recv_cq);
+	for (int i = 0; i < 3; i++) {
+		pid_t pid = i < 2 ? fork() : 0;
+
+		CHECK(pid >= 0);
+		if (pid > 0) {
+			CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+			continue;
+		}
+		alarm(30);
+		if (i > 0) {
+			CHECK(rdma_ack_cm_event(e) == 0);
+			ibv_ack_async_event(&async);
+			ibv_ack_cq_events(cq, 1);
+		}
+		CHECK(rdma_destroy_id(used) == 0 && ibv_destroy_qp(ended) == 0 && ibv_destroy_srq(srq) == 0);
+		end(child);
+		end(id);
+		end(l);
+		unmake(&q);
+		CHECK(ibv_close_device(c) == 0);
+		if (i < 2)
+			exit(0);
+	}
+}
+
 /* A connect request of a synchronous listener is synchronous, also if the program takes its event itself. */
 static void inherited(void)
 {
@@ -4330,7 +4383,7 @@ int main(int argc, char **argv)
 		MODE(trespassed), MODE(bequeathed), MODE(blocked), MODE(immediate), MODE(parted), MODE(occupied), MODE(forbidden),
 		MODE(starved), MODE(lent), MODE(relent), MODE(ported), MODE(said), MODE(solicited), MODE(manual), MODE(owed), MODE(based),
 		MODE(addressed), MODE(retried), MODE(divided), MODE(named), MODE(optional), MODE(misdirected),
-		MODE(answered), MODE(withdrawn), MODE(reported), MODE(orphaned),
+		MODE(answered), MODE(unreturned), MODE(withdrawn), MODE(reported), MODE(orphaned),
 	};
 
 	CHECK(argc == 3);
