@@ -8,7 +8,7 @@
  * state RTR the QP with the lower GID and number connects, and the other accepts. Private
  * data identifies both QPs.
  *
- * Anyone can connect to that port. The requests that come before the state RTR are kept,
+ * Anyone can connect to that port. Some requests that come before the state RTR are kept,
  * and then the one is accepted that comes from the address and QP of the peer.
  *
  * These programs are written for InfiniBand, and some use Send with Immediate Data. iWARP has only
@@ -52,7 +52,7 @@ struct exchange {
 	union ibv_gid peer_gid;
 	bool any_gid;           /* the peer connects from another address than that GID's */
 	bool accepts;           /* the peer connects */
-	struct caller callers[MAX_CALLERS];
+	struct caller callers[MAX_CALLERS + 1];
 	unsigned int num_callers;
 };
 
@@ -306,18 +306,6 @@ static struct qp *listening(struct context *c, const struct iwarpd_listener *l)
 	return qp;
 }
 
-/* keep adds a connect request to those of a QP. The oldest one makes room. */
-static void keep(struct qp *qp, const struct caller *c)
-{
-	struct exchange *x = qp->exchange;
-
-	if (x->num_callers == MAX_CALLERS) {
-		refuse(qp, x->callers[0].conn);
-		memmove(x->callers, x->callers + 1, sizeof(*c) * --x->num_callers);
-	}
-	x->callers[x->num_callers++] = *c;
-}
-
 static void forget(struct exchange *x, uint32_t conn)
 {
 	for (unsigned int i = 0; i < x->num_callers; i++) {
@@ -326,6 +314,42 @@ static void forget(struct exchange *x, uint32_t conn)
 			return;
 		}
 	}
+}
+
+/*
+ * crowd tells where the most requests come from: from which IPv6 network, and from which address there. All of IPv4 is like one
+ * network. A stranger may have as many addresses of its own network as it likes.
+ */
+static unsigned int crowd(const struct exchange *x, const union ibv_gid *from)
+{
+	unsigned int net = 0, host = 0;
+
+	for (unsigned int i = 0; i < x->num_callers; i++) {
+		const union ibv_gid *gid = &x->callers[i].gid;
+
+		net += gid->global.subnet_prefix == from->global.subnet_prefix;
+		host += memcmp(gid, from, sizeof(*gid)) == 0;
+	}
+	return (MAX_CALLERS + 2) * net + host;
+}
+
+/*
+ * keep adds a connect request to those of a QP. The oldest one from where the most come makes room, so that a stranger pushes out
+ * its own ones, and not the peer's.
+ */
+static void keep(struct qp *qp, const struct caller *c)
+{
+	struct exchange *x = qp->exchange;
+	unsigned int most = 0;
+
+	x->callers[x->num_callers++] = *c;
+	if (x->num_callers <= MAX_CALLERS)
+		return;
+	for (unsigned int i = 1; i < x->num_callers; i++)
+		if (crowd(x, &x->callers[i].gid) > crowd(x, &x->callers[most].gid))
+			most = i;
+	refuse(qp, x->callers[most].conn);
+	forget(x, x->callers[most].conn);
 }
 
 bool exchange_event(struct context *c, const struct iwarpd_event *ev)

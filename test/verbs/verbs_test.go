@@ -668,7 +668,7 @@ func identifiers(t *testing.T, v *variant) {
 		reused yielded armed gids unsupported probed domains excessive roomy greeting inherited remembered agreed crowded
 		permitted exited abandoned trespassed bequeathed blocked immediate parted occupied forbidden starved lent relent ported said
 		solicited manual owed based retried divided named
-		optional misdirected answered unreturned reported orphaned`) {
+		optional misdirected answered besieged unreturned reported orphaned`) {
 		t.Run(mode, func(t *testing.T) { run(t, mode).Succeed() })
 	}
 	t.Run("remembered by an older daemon", func(t *testing.T) {
@@ -923,7 +923,7 @@ func TestIntruders(t *testing.T) {
 	server := b.start(t, "ibv_rc_pingpong -g 0 -p 18517", roce)
 	testenv.Until(t, "the server's queue pair listens", func() bool { return b.status(t).Listens == 1 })
 	// The first queue pair of each daemon has the number 1. Those of the intruders are 1 to 10, and that of the client 11.
-	const keeps = 8 // requests, of which the oldest one makes room
+	const keeps = 8 // requests, of which the oldest one from either address makes room
 	var intruders []*testenv.Process
 	for i := range 10 {
 		args := b.end.Addr4.String() + " 1 999"

@@ -3543,6 +3543,47 @@ static void misdirected(void)
 	CHECK(ibv_close_device(c) == 0);
 }
 
+/* A queue pair keeps the early request of its peer, however many strangers connect to its port from another address. */
+static void besieged(void)
+{
+	enum { PORTS = 65536 - 61000, MAGIC = 0x69577651, KEPT = 8, ALL = 20 };
+	struct ibv_context *c = device(0);
+	struct queues peer = make(c, NULL), q = make(c, NULL); /* whose number is higher, so that it is called */
+	struct rdma_event_channel *client = channel();
+	struct sockaddr_in6 a = { .sin6_family = AF_INET6, .sin6_port = htons((uint16_t)(61000 + q.qp->qp_num % PORTS)) };
+	uint32_t hello[] = { htonl(MAGIC), htonl(peer.qp->qp_num), htonl(q.qp->qp_num) };
+	struct rdma_conn_param p = { .private_data = hello, .private_data_len = sizeof(hello) };
+	struct rdma_cm_id *strangers[ALL];
+	union ibv_gid gid;
+	int i = 0;
+
+	do
+		CHECK(ibv_query_gid(c, 1, i++, &gid) == 0);
+	while (gid.global.subnet_prefix == 0 || (gid.raw[0] == 0xfe && gid.raw[1] == 0x80));
+	memcpy(&a.sin6_addr, gid.raw, sizeof(a.sin6_addr));
+	to_init(q.qp);
+	to_init(peer.qp);
+	to_rtr(peer.qp, q.qp->qp_num);
+	for (i = 0; i < ALL; i++) {
+		strangers[i] = route_to(client, (struct sockaddr_in *)(void *)&a);
+		create_qp(strangers[i]);
+		CHECK(rdma_connect(strangers[i], &p) == 0);
+		if (i >= KEPT - 1)
+			CHECK(next(client, RDMA_CM_EVENT_REJECTED) == strangers[i - KEPT + 1]);
+	}
+	to_rtr(q.qp, peer.qp->qp_num);
+	await_up(q.qp);
+	await_up(peer.qp);
+	for (i = 0; i < KEPT - 1; i++)
+		next(client, RDMA_CM_EVENT_REJECTED);
+	for (i = 0; i < ALL; i++)
+		end(strangers[i]);
+	unmake(&peer);
+	unmake(&q);
+	rdma_destroy_event_channel(client);
+	CHECK(ibv_close_device(c) == 0);
+}
+
 /* Calls that fail can be repeated, and none answers a request again. Parameters have limits, and data without an address are none. */
 static void answered(void)
 {
@@ -4383,7 +4424,7 @@ int main(int argc, char **argv)
 		MODE(trespassed), MODE(bequeathed), MODE(blocked), MODE(immediate), MODE(parted), MODE(occupied), MODE(forbidden),
 		MODE(starved), MODE(lent), MODE(relent), MODE(ported), MODE(said), MODE(solicited), MODE(manual), MODE(owed), MODE(based),
 		MODE(addressed), MODE(retried), MODE(divided), MODE(named), MODE(optional), MODE(misdirected),
-		MODE(answered), MODE(unreturned), MODE(withdrawn), MODE(reported), MODE(orphaned),
+		MODE(answered), MODE(besieged), MODE(unreturned), MODE(withdrawn), MODE(reported), MODE(orphaned),
 	};
 
 	CHECK(argc == 3);
