@@ -149,10 +149,10 @@ static ssize_t recv_some(struct rs *rs, const struct iovec *iov, size_t len, int
 
 	if (is_unconnected(rs))
 		return set_errno(ENOTCONN);
-	while (done < len) {
+	do {
 		size_t n;
 
-		err = rs_wait(rs, rs_can_recv, ms);
+		err = rs_wait(rs, rs_can_recv, ms); /* even if there is nothing to receive, as with TCP */
 		if (err)
 			break;
 		if (rs->in_len == 0) {
@@ -167,9 +167,7 @@ static ssize_t recv_some(struct rs *rs, const struct iovec *iov, size_t len, int
 		rs->in_len -= (uint32_t)n;
 		rs->in_free += (uint32_t)n;
 		rs_progress(rs);
-		if (!(flags & MSG_WAITALL))
-			break;
-	}
+	} while (flags & MSG_WAITALL && done < len);
 	return finish(done, err);
 }
 
@@ -223,16 +221,32 @@ ssize_t rrecvmsg(int socket, struct msghdr *msg, int flags)
 	return n;
 }
 
+/* rreadvv differs from rrecvv where read(2) differs from recv(2): it reads nothing at once. */
+static ssize_t rreadvv(int socket, const struct iovec *iov, size_t n)
+{
+	struct rs *rs;
+
+	if (check_iov(iov, n) != 0)
+		return rrecvv(socket, iov, n, 0);
+	rs = rs_get(socket);
+	if (!rs)
+		return -1;
+	rs_put(rs);
+	return 0;
+}
+
 ssize_t rread(int socket, void *buf, size_t count)
 {
+	struct iovec v = { .iov_base = buf, .iov_len = count };
+
 	FORWARD(rread, socket, buf, count);
-	return rrecv(socket, buf, count, 0);
+	return rreadvv(socket, &v, 1);
 }
 
 ssize_t rreadv(int socket, const struct iovec *iov, int iovcnt)
 {
 	FORWARD(rreadv, socket, iov, iovcnt);
-	return iovcnt < 0 || iovcnt > IOV_MAX ? set_errno(EINVAL) : rrecvv(socket, iov, (size_t)iovcnt, 0);
+	return iovcnt < 0 || iovcnt > IOV_MAX ? set_errno(EINVAL) : rreadvv(socket, iov, (size_t)iovcnt);
 }
 
 ssize_t rsend(int socket, const void *buf, size_t len, int flags)

@@ -524,7 +524,8 @@ static void errors(void)
 	}
 	CHECK(rsocket(AF_UNIX, SOCK_STREAM, 0) == -1 && errno == EAFNOSUPPORT);
 	CHECK(rsocket(AF_INET, SOCK_DGRAM, 0) == -1 && errno == EPROTONOSUPPORT);
-	CHECK(rrecv(fd, &c, 1, 0) == -1 && errno == ENOTCONN);
+	CHECK(rrecv(fd, &c, 1, 0) == -1 && errno == ENOTCONN && rrecv(fd, &c, 0, 0) == -1 && rread(fd, &c, 0) == 0);
+	CHECK(rread(file, &c, 0) == -1 && errno == EBADF);
 	CHECK(raccept(fd, NULL, NULL) == -1 && errno == EINVAL && raccept(p.a, NULL, NULL) == -1 && errno == EINVAL);
 	len = sizeof(a);
 	CHECK(rgetpeername(fd, (struct sockaddr *)&a, &len) == -1 && errno == ENOTCONN);
@@ -625,7 +626,8 @@ static void flags(void)
 
 	CHECK(big);
 	CHECK(rrecv(p.a, a, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
-	CHECK(rwritev(p.b, out, 5) == 10);
+	CHECK(rrecv(p.a, a, 0, MSG_DONTWAIT) == -1 && errno == EAGAIN && rread(p.a, a, 0) == 0 && rreadv(p.a, in, 0) == 0);
+	CHECK(rwritev(p.b, out, 5) == 10 && rrecv(p.a, a, 0, 0) == 0 && rrecv(p.a, a, 0, MSG_WAITALL) == 0);
 	CHECK(rrecv(p.a, c, 8, MSG_PEEK) > 0 && c[0] == 'a' && rrecv(p.a, c, 8, MSG_PEEK) > 0 && c[0] == 'a');
 	CHECK(rrecv(p.a, c, 8, MSG_WAITALL) == 8 && memcmp(c, "abcdefgh", 8) == 0);
 	CHECK(rread(p.a, c, 8) == 2 && memcmp(c, "ij", 2) == 0);
@@ -648,7 +650,7 @@ static void flags(void)
 	CHECK(rsetsockopt(p.a, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof(tv)) == 0);
 	CHECK(rgetsockopt(p.a, SOL_SOCKET, SO_RCVTIMEO, &got, &len) == 0 && got.tv_usec == 200000 && got.tv_sec == 0);
 	begin = now();
-	CHECK(rrecv(p.a, a, 1, 0) == -1 && errno == EAGAIN && now() - begin >= 0.2);
+	CHECK(rrecv(p.a, a, 1, 0) == -1 && errno == EAGAIN && rrecv(p.a, a, 0, 0) == -1 && errno == EAGAIN && now() - begin >= 0.4);
 	CHECK(rsend(p.b, "xy", 2, 0) == 2 && rrecv(p.a, a, 4, MSG_WAITALL) == 2);
 	while (rsend(p.a, big, 1 << 20, 0) == 1 << 20)
 		;
