@@ -287,6 +287,9 @@ bool daemon_gone(struct ibv_context *ibv);
 /* thread_opens adds n to the number of devices that are being opened, for which a fork waits. */
 void thread_opens(int n);
 
+/* thread_runs reports whether this process has the library's thread. The lock is held. */
+bool thread_runs(void);
+
 /* thread_rest waits until the library's thread does nothing without the lock, which is held. */
 void thread_rest(void);
 

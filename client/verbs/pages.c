@@ -94,8 +94,8 @@ static int copy_in(int fd, uintptr_t to, uint64_t offset, size_t len)
 }
 
 /*
- * only_us reports whether no other thread can write to memory. The library's own thread waits
- * for iwv_thread_lock, which the caller holds, before it writes to any but its stack.
+ * only_us reports whether no other thread can write to memory. The library's own thread, which the child of a fork may lack,
+ * waits for iwv_thread_lock, which the caller holds, before it writes to any but its stack.
  */
 static bool only_us(void)
 {
@@ -108,7 +108,7 @@ static bool only_us(void)
 	while ((e = readdir(d)) != NULL)
 		n += e->d_name[0] != '.';
 	closedir(d);
-	return n <= 2; /* the caller and the library's thread */
+	return n == 1 + thread_runs();
 }
 
 /* from_device makes a userfaultfd from a descriptor of /dev/userfaultfd, and closes that. */

@@ -220,6 +220,11 @@ static int start(void)
 	return -1;
 }
 
+bool thread_runs(void)
+{
+	return epoll >= 0;
+}
+
 int thread_serve(struct context *c)
 {
 	struct epoll_event ev = { .events = EPOLLIN, .data.ptr = c };

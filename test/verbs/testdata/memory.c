@@ -598,6 +598,26 @@ static void moved(void)
 	CHECK(filled(q, 1, MEGABYTE) && filled(p, 2, MEGABYTE) && !shared(q) && !shared(p));
 }
 
+/* The child of a fork does not have the library's thread. Another one that it has is the program's, and may write to memory. */
+static void bereft(void)
+{
+	const int access = RW | IBV_ACCESS_REMOTE_ATOMIC; /* only near memory has atomics */
+	pid_t child = fork();
+	pthread_t t;
+	int status;
+
+	CHECK(child >= 0);
+	if (child == 0) {
+		CHECK(pipe(park) == 0 && pthread_create(&t, NULL, parked, NULL) == 0);
+		CHECK(!ibv_reg_mr(pd, area, PAGES * PAGE, access) && errno == EOPNOTSUPP);
+		CHECK(write(park[1], "x", 1) == 1);
+		join(t, &parked_tid);
+		CHECK(!ibv_reg_mr(pd, area, PAGES * PAGE, access) && errno != EOPNOTSUPP); /* the daemon knows only the parent */
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 /* Without protection, memory is far once there are several threads. */
 static void without(uint32_t err)
 {
@@ -614,6 +634,7 @@ static void without(uint32_t err)
 	CHECK(shared(area) && ibv_dereg_mr(mr) == 0 && !shared(area));
 	more_threads();
 	moved();
+	bereft();
 	kinds();
 	changes();
 	forks();
