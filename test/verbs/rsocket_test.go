@@ -21,7 +21,7 @@ func rsockets(t *testing.T, v *variant) {
 	program := v.program(t, "rsocket")
 	for _, mode := range []string{
 		"refused", "looped", "interrupted", "half", "errors", "woken", "flags", "sizes", "polled", "many", "limited", "gone",
-		"canceled", "closed", "forked", "killed", "exited", "unclosed", "strange", "hostile", "iomaps", "alike",
+		"canceled", "closed", "forked", "killed", "exited", "unclosed", "strange", "hostile", "iomaps", "alike", "attended",
 	} {
 		t.Run(mode, func(t *testing.T) {
 			b.start(t, program+" "+mode+" "+b.end.Addr4.String(), "IWARPD_VERBS_LOG=1").Succeed()

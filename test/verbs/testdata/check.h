@@ -37,3 +37,21 @@ static inline pid_t thread_named(const char *name)
 	CHECK(found > 0);
 	return found;
 }
+
+/* await_call waits until a thread of this process waits in a system call. */
+static inline void await_call(pid_t tid, long want)
+{
+	char path[64];
+	long call = -1;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/syscall", (int)tid);
+	while (call != want) {
+		FILE *f = fopen(path, "re");
+
+		CHECK(f);
+		if (fscanf(f, "%ld", &call) != 1)
+			call = -1; /* it runs */
+		fclose(f);
+		usleep(1000);
+	}
+}

@@ -1493,24 +1493,6 @@ static void blocked(void)
 	CHECK(ibv_close_device(c) == 0);
 }
 
-/* await_call waits until a thread of this process waits in a system call. */
-static void await_call(pid_t tid, long want)
-{
-	char path[64];
-	long call = -1;
-
-	snprintf(path, sizeof(path), "/proc/self/task/%d/syscall", (int)tid);
-	while (call != want) {
-		FILE *f = fopen(path, "re");
-
-		CHECK(f);
-		if (fscanf(f, "%ld", &call) != 1)
-			call = -1; /* it runs */
-		fclose(f);
-		usleep(1000);
-	}
-}
-
 /* await_futex waits until a thread of this process waits for a lock. */
 static void await_futex(pid_t tid)
 {

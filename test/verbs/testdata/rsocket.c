@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -838,6 +839,40 @@ static void *crowd_server(void *arg)
 	return NULL;
 }
 
+static atomic_int onlooker;
+
+static void *look_on(void *fd)
+{
+	struct pollfd p = { .fd = *(int *)fd, .events = POLLOUT };
+
+	atomic_store(&onlooker, gettid());
+	rpoll(&p, 1, -1);
+	return NULL;
+}
+
+/* A thread that waits for something else of a listener, since before a request was accepted, keeps others from no further one. */
+static void attended(void)
+{
+	struct pair p = { .l = listener(8) };
+	int fd = new_socket(), first;
+	pthread_t t;
+
+	nonblocking(fd, true);
+	CHECK(connect_to(fd, port_of(p.l)) == -1 && errno == EINPROGRESS);
+	while (poll_one(p.l, POLLIN, 1) == 0)
+		poll_one(fd, POLLOUT, 0);
+	t = start(look_on, &p.l);
+	while (atomic_load(&onlooker) == 0)
+		usleep(1000);
+	await_call(atomic_load(&onlooker), SYS_poll);
+	first = raccept(p.l, NULL, NULL);
+	CHECK(first >= 0);
+	join(&p);
+	CHECK(pthread_cancel(t) == 0 && pthread_join(t, NULL) == 0);
+	CHECK(rclose(fd) == 0 && rclose(first) == 0);
+	end(&p);
+}
+
 static void *crowd_client(void *arg)
 {
 	const int *fd = arg;
@@ -1317,7 +1352,7 @@ static void restarted(void)
 	CHECK(poll_one(p.b, POLLIN, -1) & POLLERR);
 	CHECK(rrecv(p.b, &c, 1, 0) == -1 && rsend(p.b, &c, 1, 0) == -1);
 	fd = raccept(p.l, NULL, NULL);
-	printf("raccept of a bound listener: %d %m\n", fd);
+	CHECK(fd == -1 && errno == ENETDOWN);
 	end(&p);
 	p.l = l;
 	for (;;) {
@@ -1851,7 +1886,7 @@ int main(int argc, char **argv)
 		{ "half", half }, { "errors", errors }, { "woken", woken }, { "flags", flags }, { "sizes", sizes },
 		{ "bulk", bulk }, { "threads", threads }, { "crowded", crowded }, { "polled", polled },
 		{ "many", many }, { "limited", limited }, { "hundreds", hundreds }, { "iomaps", iomaps }, { "canceled", canceled },
-		{ "killed", killed }, { "forked", forked }, { "exited", exited }, { "unclosed", unclosed },
+		{ "killed", killed }, { "attended", attended }, { "forked", forked }, { "exited", exited }, { "unclosed", unclosed },
 		{ "gone", gone }, { "restarted", restarted }, { "hostile", hostile },
 		{ "strange", strange }, { "alike", alike },
 	};
