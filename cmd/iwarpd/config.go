@@ -30,10 +30,9 @@ import (
 // envPrefix is the prefix of the environment variables that set keys.
 const envPrefix = "IWARPD_"
 
-// interfaceSettings name the interfaces to serve: one, or several.
+// interfaceSettings name the interfaces to serve, by one of the two keys.
 type interfaceSettings struct {
-	Interface  string
-	Interfaces []string // Interface is empty then
+	Interface, Interfaces []string
 }
 
 // settings is the validated configuration of a daemon.
@@ -123,19 +122,8 @@ type key struct {
 // keys lists all settings; deploy/iwarpd.yaml documents them.
 var keys = slices.Concat([]key{
 	{"transport", "", "afxdp", "transport below iWARP: afxdp, socket (the kernel's TCP, which needs no privileges and no interface), or both (AF_XDP, and the kernel's TCP for listeners and connections that ask for it)", word(func(s *settings) *string { return &s.Transport }, "afxdp", "socket", "both")},
-	{"interface", "i", "", "network interface to serve", func(s *settings, v string) error {
-		s.Interface = v
-		return nil
-	}},
-	{"interfaces", "", "", "several network interfaces to serve, such as eth0,eth1", func(s *settings, v string) error {
-		s.Interfaces = nil
-		for name := range strings.SplitSeq(v, ",") {
-			if name = strings.TrimSpace(name); name != "" {
-				s.Interfaces = append(s.Interfaces, name)
-			}
-		}
-		return nil
-	}},
+	{"interface", "i", "", "network interface to serve, or several, such as eth0,eth1", interfaceNames(func(s *settings) *[]string { return &s.Interface })},
+	{"interfaces", "", "", "the same as interface", interfaceNames(func(s *settings) *[]string { return &s.Interfaces })},
 	{"queues", "", "all", `queues of each interface to serve: "all", or a list such as 0,2-3`, func(s *settings, v string) (err error) {
 		s.Queues, err = parseList(v, "all")
 		return err
@@ -261,6 +249,10 @@ var reloadable = append(quotaNames(),
 // addFlags adds a flag for each key.
 func addFlags(flags *pflag.FlagSet) {
 	for _, k := range keys {
+		if slices.Contains(listKeys, k.name) {
+			flags.VarP(&listFlag{value: k.def}, k.name, k.short, k.help)
+			continue
+		}
 		flags.StringP(k.name, k.short, k.def, k.help)
 		if k.def == "true" || k.def == "false" {
 			flags.Lookup(k.name).NoOptDefVal = "true"
@@ -368,8 +360,8 @@ func (s *settings) check() error {
 	if s.Transport == "socket" && len(names) > 0 {
 		return configErr("interface is %q: transport socket serves every address of the host, whatever the interface: omit one of them", strings.Join(names, ","))
 	}
-	if s.Interface != "" && len(s.Interfaces) > 0 {
-		return configErr("interface is %q and interfaces is %q: list all of them in interfaces", s.Interface, strings.Join(s.Interfaces, ","))
+	if len(s.Interface) > 0 && len(s.Interfaces) > 0 {
+		return configErr("interface is %q and interfaces is %q: list all of them in interfaces", strings.Join(s.Interface, ","), strings.Join(s.Interfaces, ","))
 	}
 	for i, name := range names {
 		if slices.Contains(names[:i], name) {
@@ -418,12 +410,7 @@ func possible(name string) bool {
 }
 
 // names returns the interfaces to serve.
-func (s *interfaceSettings) names() []string {
-	if s.Interface != "" {
-		return []string{s.Interface}
-	}
-	return s.Interfaces
-}
+func (s *interfaceSettings) names() []string { return slices.Concat(s.Interface, s.Interfaces) }
 
 // checkEnv rejects unknown variables with the prefix, except those of iwarpd-run and its libraries.
 func checkEnv(environ []string) error {

@@ -52,7 +52,7 @@ func parsed(t *testing.T, text string, args ...string) *settings {
 func TestPrecedence(t *testing.T) {
 	const text = "interface: file0\nspin: 1ms\nlog-level: warn\n"
 	s := parsed(t, text)
-	if s.Interface != "file0" || s.Spin != time.Millisecond || s.LogLevel != zapcore.WarnLevel {
+	if !slices.Equal(s.names(), []string{"file0"}) || s.Spin != time.Millisecond || s.LogLevel != zapcore.WarnLevel {
 		t.Errorf("file: %+v", s)
 	}
 	if s.Limits.Registered != 1<<30 || s.CRC != ctrl.CRCRequired || s.SocketMode != 0o660 {
@@ -61,7 +61,7 @@ func TestPrecedence(t *testing.T) {
 	t.Setenv("IWARPD_INTERFACE", "env0")
 	t.Setenv("IWARPD_LOG_LEVEL", "error")
 	s = parsed(t, text, "--interface", "flag0", "--mpa-markers")
-	if s.Interface != "flag0" || s.LogLevel != zapcore.ErrorLevel || s.Spin != time.Millisecond || !s.MPAMarkers {
+	if !slices.Equal(s.names(), []string{"flag0"}) || s.LogLevel != zapcore.ErrorLevel || s.Spin != time.Millisecond || !s.MPAMarkers {
 		t.Errorf("flag over environment over file: %+v", s)
 	}
 }
@@ -137,7 +137,6 @@ func TestLoadRefuses(t *testing.T) {
 		{"interface with a colon", "", []string{"-i", "eth0:1"}, "no interface has such a name"},
 		{"interface of 128 bytes", "interface: " + strings.Repeat("a", 128) + "\n", nil, "at most 15 bytes"},
 		{"interface of two dots", "interface: \"..\"\n", nil, "no interface has such a name"},
-		{"list of interfaces", "interface: [eth0, eth1]\n", nil, "interface: must be one value: list several in interfaces"},
 		{"group that cannot have that name", "interface: x\nsocket-group: -x\n", nil, `socket-group: "-x": is neither a name nor a number`},
 		{"rule, user that cannot have that name", "interface: x\nallow:\n  - users: [\"a:b\"]\n", nil, `users: "a:b": is neither a name nor a number`},
 		{"mode without quotes", "interface: eth0\nsocket-mode: 0660\n", nil, "in quotes"},
@@ -250,7 +249,11 @@ func TestInterfaces(t *testing.T) {
 		{name: "empty", text: "interface: eth0\ninterfaces: []\n", want: []string{"eth0"}},
 		{name: "both", text: "interface: eth0\ninterfaces: [eth1]\n", err: "list all of them in interfaces"},
 		{name: "twice", text: "interfaces: [eth1, eth0, eth1]\n", err: "eth1 twice"},
-		{name: "a list for one", text: "interface: [eth0]\n", err: "must be one value"},
+		{name: "a list in the other key", text: "interface: [eth0, eth1]\n", want: []string{"eth0", "eth1"}},
+		{name: "flag twice", text: "interface: eth9\n", args: []string{"-i", "eth0", "-i", "eth1"}, want: []string{"eth0", "eth1"}},
+		{name: "flag twice, with commas", args: []string{"--interfaces", "eth0,eth1", "--interfaces=eth2"}, want: []string{"eth0", "eth1", "eth2"}},
+		{name: "flag again after an empty one", args: []string{"-i", "eth0", "-i", "", "-i", "eth1"}, want: []string{"eth1"}},
+		{name: "the same flag twice", args: []string{"-i", "eth0", "-i", "eth0"}, err: "eth0 twice"},
 		{name: "null in the list", text: "interfaces: [~, eth0]\n", err: "interfaces: must be one value, or a list of values"},
 		{name: "a list in the list", text: "interfaces: [[eth0]]\n", err: "must be one value, or a list of values"},
 		{name: "a map in the list", text: "interfaces: [{eth0: 1}]\n", err: "must be one value, or a list of values"},
@@ -268,20 +271,27 @@ func TestInterfaces(t *testing.T) {
 				}
 				return
 			}
-			if err != nil || !slices.Equal(s.names(), tt.want) {
-				t.Errorf("%v, %v; want %v", s.names(), err, tt.want)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(s.names(), tt.want) {
+				t.Errorf("%v; want %v", s.names(), tt.want)
 			}
 		})
 	}
 }
 
-// TestLists checks that each key with several values may be text with commas or a list.
+// TestLists checks that each key with several values may be text with commas, a list, or a flag that is given several times.
 func TestLists(t *testing.T) {
 	text := parsed(t, "interfaces: eth0, eth1\nqueues: 0,2-3\ncpus: 2,3,7-10\ncrc-peers: 10.1.0.0/16=off,fd00::/8=optional\nallow-set: ip f a, ip6 f b\n")
 	list := parsed(t, "interfaces: [eth0, eth1]\nqueues: [0, 2-3]\ncpus: [2, 3, 7-10]\ncrc-peers: [10.1.0.0/16=off, \"fd00::/8=optional\"]\nallow-set: [ip f a, ip6 f b]\n")
-	text.values, list.values, text.File, list.File = nil, nil, "", ""
-	if !reflect.DeepEqual(text, list) || len(list.CPUs) != 6 || len(list.CRCPeers) != 2 {
-		t.Errorf("text %+v\nlists %+v", text, list)
+	flags := parsed(t, "", "--interfaces", "eth0", "--interfaces", "eth1", "--queues", "0", "--queues", "2-3", "--cpus", "2,3", "--cpus", "7-10",
+		"--crc-peers", "10.1.0.0/16=off", "--crc-peers", "fd00::/8=optional", "--allow-set", "ip f a", "--allow-set", "ip6 f b")
+	for _, s := range []*settings{text, list, flags} {
+		s.values, s.File = nil, ""
+	}
+	if !reflect.DeepEqual(text, list) || !reflect.DeepEqual(text, flags) || len(list.CPUs) != 6 || len(list.CRCPeers) != 2 {
+		t.Errorf("text %+v\nlists %+v\nflags %+v", text, list, flags)
 	}
 }
 

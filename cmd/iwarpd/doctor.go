@@ -21,7 +21,8 @@ import (
 
 // doctorCommand returns the command that checks the host and the interface.
 func doctorCommand() *cobra.Command {
-	var name, file, transport string
+	var names listFlag
+	var file, transport string
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "doctor [--interface IF | --transport socket]",
@@ -33,12 +34,12 @@ func doctorCommand() *cobra.Command {
 		Example: "  iwarpd doctor --interface eth0\n  iwarpd doctor --transport socket\n  iwarpd doctor --config /etc/iwarpd/iwarpd.yaml --json",
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := settingsOf(file, name, transport)
+			s, err := settingsOf(file, names.value, transport)
 			if err != nil {
 				return err
 			}
-			names := s.names()
-			findings, err := judgeNames(names, s.Loopback)
+			serves := s.names()
+			findings, err := judgeNames(serves, s.Loopback)
 			if err != nil {
 				return err
 			}
@@ -51,14 +52,14 @@ func doctorCommand() *cobra.Command {
 			if hostcheck.Worst(findings) != hostcheck.Fail {
 				return nil
 			}
-			on, or := strings.Join(names, ","), ", "+instead
-			if len(names) == 0 {
+			on, or := strings.Join(serves, ","), ", "+instead
+			if len(serves) == 0 {
 				on, or = kernelSockets, ""
 			}
 			return exitErr(exitFailure, "iwarpd cannot work on %q as it is: change what is marked fail%s", on, or)
 		},
 	}
-	cmd.Flags().StringVarP(&name, "interface", "i", "", "the interface; default: those of the configuration")
+	cmd.Flags().VarP(&names, "interface", "i", "interfaces; default: those of the configuration")
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file; also "+envPrefix+"CONFIG")
 	cmd.Flags().StringVar(&transport, "transport", "", "afxdp, socket or both; default: that of the configuration")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")

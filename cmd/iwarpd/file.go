@@ -47,8 +47,8 @@ func readFile(v *viper.Viper, file string) (rules map[string]any, err error) {
 	return rules, nil
 }
 
-// listKeys are the keys that have several values: text with commas, or in the file a list.
-var listKeys = []string{"interfaces", "queues", "cpus", "crc-peers", "allow-set"}
+// listKeys are the keys that have several values: text with commas, several flags, or in the file a list.
+var listKeys = []string{"interface", "interfaces", "queues", "cpus", "crc-peers", "allow-set"}
 
 // checkKey returns an error unless name is that of a key, and value can be its value.
 func checkKey(name string, value any) error {
@@ -75,8 +75,6 @@ func checkKey(name string, value any) error {
 		return nil
 	case inList:
 		return fmt.Errorf("%s: must be one value, or a list of values", name)
-	case isList && name == "interface":
-		return errors.New("interface: must be one value: list several in interfaces")
 	}
 	return fmt.Errorf("%s: must be one value", name)
 }

@@ -103,7 +103,8 @@ func rootCommand() *cobra.Command {
 			"that connect to its socket. The kernel keeps all other traffic of the interface.\n\n" +
 			"Each flag is also a key of the file (without the dashes) and an environment\n" +
 			"variable (" + envPrefix + "LOG_LEVEL for --log-level). Flags override the environment,\n" +
-			"which overrides the file.\n\n" +
+			"which overrides the file. A list has commas, or its flag is given several times:\n" +
+			"-i eth0,eth1 or -i eth0 -i eth1.\n\n" +
 			"Exit codes:" + exitCodes,
 		Example: "  iwarpd --interface eth0\n" +
 			"  iwarpd --config /etc/iwarpd/iwarpd.yaml --log-level debug\n" +

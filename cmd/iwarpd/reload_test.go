@@ -113,7 +113,7 @@ func TestReload(t *testing.T) {
 			t.Errorf("%q:\nchanged %v; want %v\nkept %v; want %v", tt.text, changed, tt.changed, kept, tt.kept)
 		}
 	}
-	if d.s.Limits.QPs != 20 || d.s.CRC != ctrl.CRCOff || d.s.Interface != "eth0" || d.s.Poll != dataplane.Adaptive || d.level.Level() != zapcore.DebugLevel || len(d.s.Allow) != 1 {
+	if d.s.Limits.QPs != 20 || d.s.CRC != ctrl.CRCOff || d.s.names()[0] != "eth0" || d.s.Poll != dataplane.Adaptive || d.level.Level() != zapcore.DebugLevel || len(d.s.Allow) != 1 {
 		t.Errorf("%+v", d.s)
 	}
 	for _, wrong := range []string{"max-qps: many", "crc: maybe", "crc-peers: 10.0.0.1/8=off", "allow: [{groups: [nosuchgroup]}]", "allow: [{users: 6, deny: 1}]", "allow: [{accept-from: []}]",

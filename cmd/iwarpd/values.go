@@ -11,6 +11,24 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl"
 )
 
+// A listFlag is the value of a flag that may be given several times. The first value replaces the default, and others add
+// to it; an empty one replaces those before it.
+type listFlag struct {
+	value string
+	given bool
+}
+
+func (f *listFlag) Set(v string) error {
+	if f.given && f.value != "" && v != "" {
+		v = f.value + "," + v
+	}
+	f.value, f.given = v, true
+	return nil
+}
+
+func (f *listFlag) String() string { return f.value }
+func (f *listFlag) Type() string   { return "list" }
+
 // oneOf accepts the words of names, which are separated by spaces and stand for values.
 func oneOf[T any](field func(*settings) *T, names string, values ...T) func(*settings, string) error {
 	words := strings.Fields(names)
@@ -89,6 +107,19 @@ func durationOrNone(field func(*settings) *time.Duration) func(*settings, string
 		if err := duration(field, least, most)(s, v); err != nil {
 			return fmt.Errorf("must be 0, or a time from %v to %v, like 90s", least, most)
 		}
+		return nil
+	}
+}
+
+func interfaceNames(field func(*settings) *[]string) func(*settings, string) error {
+	return func(s *settings, v string) error {
+		var names []string
+		for name := range strings.SplitSeq(v, ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				names = append(names, name)
+			}
+		}
+		*field(s) = names
 		return nil
 	}
 }
