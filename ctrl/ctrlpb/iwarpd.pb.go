@@ -138,7 +138,7 @@ const (
 	Access_ACCESS_REMOTE_READ       Access = 4
 	Access_ACCESS_REMOTE_ATOMIC     Access = 8
 	Access_ACCESS_MW_BIND           Access = 16
-	Access_ACCESS_ZERO_BASED        Access = 32    // base must be 0
+	Access_ACCESS_ZERO_BASED        Access = 32    // base is ignored
 	Access_ACCESS_IGNORE_INVALIDATE Access = 65536 // of ModifyQP only
 )
 
@@ -356,8 +356,8 @@ func (AsyncKind) EnumDescriptor() ([]byte, []int) {
 	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{4}
 }
 
-// Request is what a client sends. Replies may overtake each other: only the id
-// tells which request a reply answers.
+// Request is what a client sends. The replies come in the order of the requests,
+// with events between them.
 type Request struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // echoed in the Reply; chosen by the client, not 0
@@ -5233,7 +5233,7 @@ type Disconnected struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Conn          uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
 	Qp            uint32                 `protobuf:"varint,2,opt,name=qp,proto3" json:"qp,omitempty"`
-	Error         *Error                 `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"` // absent: the peer, or this client, closed in good order
+	Error         *Error                 `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"` // absent: the peer, or this client, closed in good order, or Terminated came before
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
