@@ -103,11 +103,6 @@ type captured struct {
 }
 
 func (c *command) runCapture(ctx context.Context, file string, filter iwarp.CaptureFilter, count int, length time.Duration) error {
-	if length > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, length)
-		defer cancel()
-	}
 	dev, err := c.open(ctx)
 	if err != nil {
 		return err
@@ -129,6 +124,11 @@ func (c *command) runCapture(ctx context.Context, file string, filter iwarp.Capt
 		out = f
 	} else if f, ok := c.file(); ok && term.IsTerminal(int(f.Fd())) {
 		return usageError{errors.New("-w -: standard output is a terminal; write to a file, or into a pipe")}
+	}
+	if length > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, length)
+		defer cancel()
 	}
 	defer context.AfterFunc(ctx, func() { tap.Close() })()
 	have, err := writeCapture(out, tap, dev.Attr(), count)

@@ -1021,6 +1021,10 @@ func TestCapture(t *testing.T) {
 			t.Errorf("%q: exit code %d, %s", args, code, errOut)
 		}
 	}
+	num := fmt.Sprint(cb.QP().Num())
+	if code, _, errOut := ctl(t, "--socket", socket, "capture", num, "-w", file, "--duration", "1ns"); code != exitOK || !strings.Contains(errOut, " dropped") {
+		t.Errorf("--duration 1ns: exit code %d, %s", code, errOut)
+	}
 	if code, _, errOut := ctl(t, "--socket", socket, "capture", "77777", "-w", file); code != exitFailure || !strings.Contains(errOut, "no queue pair") {
 		t.Error(code, errOut)
 	}
