@@ -60,14 +60,14 @@ func TestInterfaces(t *testing.T) {
 	}
 }
 
-// TestFindings checks that a failed finding about the peer gives the exit code for it, and one about the daemon does not.
+// TestFindings checks that a failed finding about the peer gives the exit code for it, and one about this host does not.
 func TestFindings(t *testing.T) {
 	var out strings.Builder
 	c := &command{out: &out, err: &out}
 	if err := c.findings([]finding{{"route", "ok", "fine", ""}, {"mpa", "warn", "odd", "look"}}); err != nil || !strings.Contains(out.String(), "fix: look") {
 		t.Errorf("%v: %s", err, &out)
 	}
-	for check, want := range map[string]int{"tcp": exitPeer, "daemon": exitFailure} {
+	for check, want := range map[string]int{"tcp": exitPeer, "connection": exitFailure, "daemon": exitFailure} {
 		if code := exitCode(t.Context(), c.findings([]finding{{check, "fail", "nothing", "start it"}})); code != want {
 			t.Errorf("%s: exit code %d; want %d", check, code, want)
 		}

@@ -7,11 +7,15 @@ import (
 	"io/fs"
 	"net"
 	"regexp"
+	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/app/filecopy"
 	"github.com/iwarpd/iwarpd/app/rping"
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
@@ -55,10 +59,46 @@ func (e fileError) Unwrap() error { return e.error }
 // peerFailed returns the error of op with the peer at addr, without repeating the address or naming
 // internal packages. A quota is exceeded on this host, so the error does not name the peer.
 func peerFailed(op, addr string, err error) error {
-	if errors.Is(err, iwarp.ErrQuota) {
+	failure := &peerFailure{op, addr, err}
+	switch code := refusal(err); {
+	case code == ctrlpb.Code_CODE_QUOTA:
 		return fmt.Errorf("%s: %w", op, err)
+	case wrongArgument(code):
+		return usageError{failure}
+	case code != ctrlpb.Code_CODE_UNSPECIFIED, errors.As(err, new(unix.Errno)): // a failure of the peer has no Errno
+		return failure
 	}
-	return peerError{&peerFailure{op, addr, err}}
+	return peerError{failure}
+}
+
+// listenFailed returns the error of a listener, which has no peer.
+func listenFailed(err error) error {
+	if wrongArgument(refusal(err)) {
+		return usageError{err}
+	}
+	return err
+}
+
+// refusal returns the code with which the daemon of this host refused a request or ended a connection. It is
+// CODE_UNSPECIFIED if that is about the connection: the peer, the way to it, or an end on request.
+func refusal(err error) ctrlpb.Code {
+	if d, ok := errors.AsType[*iwarp.Error](err); ok && !lost(err) && d.Code != ctrlpb.Code_CODE_CANCELED {
+		return d.Code
+	}
+	return ctrlpb.Code_CODE_UNSPECIFIED
+}
+
+// lost reports whether a connection failed or broke, or the peer refused it.
+func lost(err error) bool {
+	return slices.ContainsFunc([]error{
+		iwarp.ErrUnreachable, iwarp.ErrTimeout, iwarp.ErrRefused, iwarp.ErrRejected, iwarp.ErrProtocol,
+	}, func(e error) bool { return errors.Is(err, e) })
+}
+
+// wrongArgument reports whether the daemon refused what the command line gives, such as an address that the host does not
+// have.
+func wrongArgument(code ctrlpb.Code) bool {
+	return code == ctrlpb.Code_CODE_INVALID || code == ctrlpb.Code_CODE_ADDRESS
 }
 
 type peerFailure struct {

@@ -93,6 +93,43 @@ func TestLost(t *testing.T) {
 	}
 }
 
+// TestRefusals checks that each refusal of this host's daemon, and each fault of this host, has its exit code, which is not that of the
+// other host.
+func TestRefusals(t *testing.T) {
+	here := map[ctrlpb.Code]int{
+		ctrlpb.Code_CODE_INVALID: exitUsage, ctrlpb.Code_CODE_ADDRESS: exitUsage, ctrlpb.Code_CODE_DRAINING: exitDaemon,
+		ctrlpb.Code_CODE_UNREACHABLE: exitPeer, ctrlpb.Code_CODE_TIMEOUT: exitPeer, ctrlpb.Code_CODE_REFUSED: exitPeer,
+		ctrlpb.Code_CODE_REJECTED: exitPeer, ctrlpb.Code_CODE_PROTOCOL: exitPeer, ctrlpb.Code_CODE_CANCELED: exitPeer,
+	}
+	for n := range ctrlpb.Code_name {
+		code := ctrlpb.Code(n)
+		want, ok := here[code]
+		if !ok {
+			want = exitFailure
+		}
+		if code == ctrlpb.Code_CODE_UNSPECIFIED {
+			continue
+		}
+		for _, op := range []string{"ping", "perf write", "cp", "nfs"} {
+			d := &iwarp.Error{Op: "connection", Code: code, Text: "no answer"}
+			for _, err := range []error{d, fmt.Errorf("x: %w", d), &iwarp.WCError{Status: iwarp.WCFlushErr, Cause: d}} {
+				if got := exitCode(t.Context(), peerFailed(op, "10.0.0.1:7174", err)); got != want {
+					t.Errorf("%s: %v, %T: exit code %d; want %d", op, code, err, got, want)
+				}
+			}
+		}
+	}
+	for err, want := range map[error]int{
+		fmt.Errorf("iwarp: make a connection: %w", unix.EMFILE): exitFailure,
+		iwarp.ErrPeerClosed: exitPeer,
+		fmt.Errorf("%w: it cannot be read from: %w", iwarp.ErrDaemonGone, unix.ECONNRESET): exitDaemon,
+	} {
+		if got := exitCode(t.Context(), peerFailed("perf write", "10.0.0.1:7175", err)); got != want {
+			t.Errorf("%v: exit code %d; want %d", err, got, want)
+		}
+	}
+}
+
 // TestQuota checks that a quota of this host is not taken for a failure of the peer.
 func TestQuota(t *testing.T) {
 	err := peerFailed("cp", "10.0.0.1:7176", &iwarp.Error{Op: "connect", Code: ctrlpb.Code_CODE_QUOTA, Text: "uid 0 has 1 connected or TIME-WAIT port, its limit is 1"})

@@ -275,7 +275,7 @@ func (c *command) serveBy(ctx context.Context, dev *iwarp.Device, addr string, c
 	}
 	l, err := dev.Listen(ctx, addr, c.over(cfg))
 	if err != nil {
-		return err
+		return listenFailed(err)
 	}
 	defer l.Close()
 	fmt.Fprintf(c.err, "listening on %s\n", l.Addr())

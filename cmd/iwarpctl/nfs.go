@@ -109,9 +109,9 @@ func portRemedy(err error) error {
 	p, ok := errors.AsType[*nfs.PortError](err)
 	switch {
 	case ok && errors.Is(err, unix.EADDRNOTAVAIL):
-		return fmt.Errorf("%w: give an address of this host with --listen", err)
+		return usageError{fmt.Errorf("%w: give an address of this host with --listen", err)}
 	case !ok || !errors.Is(err, unix.EADDRINUSE):
-		return err
+		return listenFailed(err)
 	case p.Service == "MOUNT":
 		return fmt.Errorf("%w: each export of an address needs a port of its own for MOUNT: give another with --mount-port (clients mount with mountport=N then), or 0 for none", err)
 	}
@@ -161,6 +161,8 @@ func (c *command) withNFS(ctx context.Context, target string, f func(ctx context
 	if err := f(ctx, n, p); err != nil {
 		if _, ok := errors.AsType[*nfs.Error](err); ok {
 			err = fileError{err}
+		} else if lost(err) {
+			err = peerError{err}
 		}
 		return fmt.Errorf("%s: %w", target, err)
 	}

@@ -241,7 +241,7 @@ func TestExportPortTaken(t *testing.T) {
 		}
 	}
 	elsewhere := []string{"nfs", "export", t.TempDir(), "--listen", "192.0.2.1:20049", "--portmap-port", "0"}
-	if code, _, errOut := ctl(t, elsewhere...); code != exitFailure || !strings.Contains(errOut, "give an address of this host with --listen") {
+	if code, _, errOut := ctl(t, elsewhere...); code != exitUsage || !strings.Contains(errOut, "give an address of this host with --listen") {
 		t.Errorf("exit code %d: %q", code, errOut)
 	}
 }

@@ -231,7 +231,7 @@ func (c *command) perfServer(ctx context.Context, f *perfFlags) error {
 	return c.serveAt(ctx, addr, &iwarp.Config{}, true, func(dev *iwarp.Device, l *iwarp.Listener) error {
 		return perf.Serve(ctx, dev, l, func(peer netip.AddrPort, err error) {
 			if err != nil && ctx.Err() == nil {
-				c.report(fmt.Errorf("perf: client %s: %w", peer, err), exitPeer)
+				c.report(fmt.Errorf("perf: client %s: %w", peer, err), exitCode(ctx, peerFailed("perf", peer.String(), err)))
 			}
 		})
 	})

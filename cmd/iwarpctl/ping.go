@@ -158,7 +158,10 @@ func (c *command) pingServer(ctx context.Context, f *pingFlags) error {
 				if !f.persistent || errors.Is(err, iwarp.ErrClosed) || errors.Is(err, iwarp.ErrDaemonGone) {
 					return err
 				}
-				c.report(err, exitFailure) // only that connection ends
+				c.report(err, exitCode(ctx, err)) // only that connection ends
+				if lost(err) {
+					err = peerError{err}
+				}
 				continue
 			}
 			if !f.persistent {
@@ -166,7 +169,7 @@ func (c *command) pingServer(ctx context.Context, f *pingFlags) error {
 			}
 			wg.Go(func() {
 				if err := c.pingServe(ctx, conn, f); err != nil && ctx.Err() == nil {
-					c.report(err, exitPeer)
+					c.report(err, exitCode(ctx, err))
 				}
 			})
 		}
