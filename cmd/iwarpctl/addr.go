@@ -227,8 +227,11 @@ func (v *sizeValue) Set(s string) (err error) {
 func (v *sizeValue) String() string { return strconv.Itoa(int(*v)) }
 func (v *sizeValue) Type() string   { return "size" }
 
-// sizesValue is a list of sizes.
-type sizesValue []int
+// sizesValue is a list of sizes. The first value of the flag replaces the default, and others add to it.
+type sizesValue struct {
+	list  []int
+	given bool
+}
 
 func (v *sizesValue) Set(s string) error {
 	var l []int
@@ -239,11 +242,14 @@ func (v *sizesValue) Set(s string) error {
 		}
 		l = append(l, n)
 	}
-	*v = l
+	if v.given {
+		l = append(v.list, l...)
+	}
+	v.list, v.given = l, true
 	return nil
 }
 
 func (v *sizesValue) String() string {
-	return strings.Trim(strings.ReplaceAll(fmt.Sprint([]int(*v)), " ", ","), "[]")
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(v.list), " ", ","), "[]")
 }
 func (v *sizesValue) Type() string { return "sizes" }

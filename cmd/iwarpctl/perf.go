@@ -29,7 +29,7 @@ type perfFlags struct {
 }
 
 func (c *command) perf() *cobra.Command {
-	f := perfFlags{sizes: sizesValue{64, 65536}}
+	f := perfFlags{sizes: sizesValue{list: []int{64, 65536}}}
 	cmd := &cobra.Command{
 		Use:   "perf (--server | (write|read|send) --client ADDR[:PORT]) [flags]",
 		Short: "Measure bandwidth, message rate and latency",
@@ -49,7 +49,7 @@ func (c *command) perf() *cobra.Command {
 				if cmd.Flags().Changed("size") {
 					return usageError{errors.New("perf: give either --all or --size")}
 				}
-				f.sizes = allSizes()
+				f.sizes.list = allSizes()
 			}
 			if f.server == (f.client != "") {
 				return usageError{errors.New("perf: give either --server or --client ADDR")}
@@ -82,8 +82,8 @@ func (c *command) perf() *cobra.Command {
 	fl.StringVar(&f.listen, "listen", fmt.Sprintf(":%d", perf.DefaultPort), "server: address to listen on, ADDR:PORT or :PORT")
 	fl.StringVar(&f.mode, "mode", "both", "bw, lat or both")
 	completes(cmd, "mode", "bw", "lat", "both")
-	fl.Var(&f.sizes, "size", "bytes of each message, such as 64K; several with commas")
-	fl.BoolVarP(&f.all, "all", "a", false, "all powers of two from 2 bytes to 8 MiB as sizes")
+	fl.Var(&f.sizes, "size", "client: bytes of each message, such as 64K; several with commas, or by several --size")
+	fl.BoolVarP(&f.all, "all", "a", false, "client: all powers of two from 2 bytes to 8 MiB as sizes")
 	fl.BoolVarP(&f.bidirectional, "bidirectional", "b", false, "client: measure write and read bandwidth in both directions at once")
 	fl.DurationVar(&f.interval, "interval", 0, "client: interval at which to print progress while measuring, such as 1s; 0: do not")
 	fl.IntVar(&f.depth, "depth", 32, "outstanding operations in bw")
@@ -123,7 +123,7 @@ func (f *perfFlags) plan(op perf.Op) ([]perf.Params, error) {
 	}
 	var out []perf.Params
 	for _, m := range modes {
-		for _, size := range f.sizes {
+		for _, size := range f.sizes.list {
 			p := perf.Params{Op: op, Mode: m, Size: size, Depth: f.depth, Count: f.count, Duration: duration, QPs: f.qps, Bidirectional: f.bidirectional}
 			if err := p.Check(); err != nil {
 				return nil, err

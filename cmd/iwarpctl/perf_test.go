@@ -10,13 +10,24 @@ import (
 
 // TestPlan checks that --all measures each size for a short time, and that --bidirectional measures only bandwidth.
 func TestPlan(t *testing.T) {
-	f := perfFlags{mode: "both", depth: 32, all: true, sizes: allSizes(), bidirectional: true}
+	f := perfFlags{mode: "both", depth: 32, all: true, sizes: sizesValue{list: allSizes()}, bidirectional: true}
 	plan, err := f.plan(perf.Write)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(plan) != 23 || plan[0].Size != 2 || plan[22].Size != 8<<20 || plan[0].Duration != 500*time.Millisecond || !plan[0].Bidirectional {
 		t.Errorf("%d measurements, from %+v", len(plan), plan[0])
+	}
+}
+
+// TestSizeFlag checks that --size replaces the default, and adds to its list when it is given again.
+func TestSizeFlag(t *testing.T) {
+	cmd := (&command{}).perf()
+	if err := cmd.ParseFlags([]string{"--size", "64,1K", "--size", "2M"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := cmd.Flag("size").Value.String(); got != "64,1024,2097152" {
+		t.Errorf("%s", got)
 	}
 }
 
