@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -191,17 +192,22 @@ func flagError(err error) error {
 	if !errors.As(err, &wrong) {
 		return err
 	}
+	kind := wrong.GetFlag().Value.Type()
 	want, ok := map[string]string{
 		"bool": "true or false", "int": "a whole number", "duration": "a number with a unit, such as 10s or 500ms",
-	}[wrong.GetFlag().Value.Type()]
+	}[kind]
 	if !ok { // a type of this package, whose errors begin with the value
 		return fmt.Errorf("--%s %w", wrong.GetFlag().Name, wrong.Unwrap())
 	}
-	if errors.Is(err, strconv.ErrRange) {
+	small, _ := time.ParseDuration(digits.ReplaceAllString(wrong.GetValue(), "1"))
+	if errors.Is(err, strconv.ErrRange) || kind == "duration" && small != 0 {
 		return fmt.Errorf("--%s %q: is out of range", wrong.GetFlag().Name, wrong.GetValue())
 	}
 	return fmt.Errorf("--%s %q: must be %s", wrong.GetFlag().Name, wrong.GetValue(), want)
 }
+
+// digits matches the numbers in a duration. If it is valid with smaller ones, it is too long.
+var digits = regexp.MustCompile(`[0-9]+`)
 
 // usageArgs turns a wrong number of arguments into a usage error that names the expected arguments.
 func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {

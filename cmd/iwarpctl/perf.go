@@ -54,6 +54,9 @@ func (c *command) perf() *cobra.Command {
 			if f.server == (f.client != "") {
 				return usageError{errors.New("perf: give either --server or --client ADDR")}
 			}
+			if err := checkSide(cmd, f.server); err != nil {
+				return err
+			}
 			switch {
 			case !f.server && len(args) == 0:
 				return usageError{errors.New("perf: what to measure is missing: write it as perf write, perf read or perf send")}
@@ -63,8 +66,8 @@ func (c *command) perf() *cobra.Command {
 				return usageError{fmt.Errorf("perf: --iterations %d: must not be negative", f.count)}
 			case f.interval != 0 && f.interval < leastInterval:
 				return usageError{fmt.Errorf("perf: --interval %v: must be 0, or at least %v", f.interval, leastInterval)}
-			case cmd.Flags().Changed("duration") && f.duration <= 0:
-				return usageError{fmt.Errorf("perf: --duration %v: must be positive", f.duration)}
+			case cmd.Flags().Changed("duration") && f.duration < leastDuration:
+				return usageError{fmt.Errorf("perf: --duration %v: must be at least %v", f.duration, leastDuration)}
 			}
 			if f.server {
 				return c.perfServer(cmd.Context(), &f)
@@ -80,18 +83,21 @@ func (c *command) perf() *cobra.Command {
 	fl.BoolVar(&f.server, "server", false, "run as the server, for every operation, until interrupted")
 	fl.StringVar(&f.client, "client", "", "run as a client of the server at ADDR[:PORT]")
 	fl.StringVar(&f.listen, "listen", fmt.Sprintf(":%d", perf.DefaultPort), "server: address to listen on, ADDR:PORT or :PORT")
-	fl.StringVar(&f.mode, "mode", "both", "bw, lat or both")
+	fl.StringVar(&f.mode, "mode", "both", "client: bw, lat or both")
 	completes(cmd, "mode", "bw", "lat", "both")
 	fl.Var(&f.sizes, "size", "client: bytes of each message, such as 64K; several with commas, or by several --size")
 	fl.BoolVarP(&f.all, "all", "a", false, "client: all powers of two from 2 bytes to 8 MiB as sizes")
 	fl.BoolVarP(&f.bidirectional, "bidirectional", "b", false, "client: measure write and read bandwidth in both directions at once")
 	fl.DurationVar(&f.interval, "interval", 0, "client: interval at which to print progress while measuring, such as 1s; 0: do not")
-	fl.IntVar(&f.depth, "depth", 32, "outstanding operations in bw")
+	fl.IntVar(&f.depth, "depth", 32, "client: outstanding operations in bw")
 	fl.IntVar(&f.qps, "qps", 1, "client: number of concurrent queue pairs, each with a connection")
-	fl.IntVar(&f.count, "iterations", 0, "number of operations of each queue pair; 0: as many as fit in the duration")
-	fl.DurationVar(&f.duration, "duration", 0, "time to measure each size (default 2s without --iterations, 500ms with --all)")
+	fl.IntVar(&f.count, "iterations", 0, "client: number of operations of each queue pair; 0: as many as fit in the duration")
+	fl.DurationVar(&f.duration, "duration", 0, "client: time to measure each size (default 2s without --iterations, 500ms with --all)")
 	return cmd
 }
+
+// leastDuration is the minimum of --duration: a shorter one may end before the first operation.
+const leastDuration = time.Millisecond
 
 // allSizes returns the sizes of --all.
 func allSizes() (l []int) {

@@ -31,7 +31,8 @@ func (c *command) ping() *cobra.Command {
 		Short: "RDMA ping; the other side may be rping of librdmacm-utils",
 		Long: "ping uses the protocol and the flags of rping. In each round the server reads\n" +
 			"the client's data by RDMA Read and writes it back by RDMA Write.\n\n" +
-			"The server exits after one client, or with -P serves clients until interrupted.",
+			"The server exits after one client, or with -P serves clients until interrupted.\n" +
+			"It takes -C, -S and -V as rping does: the client decides about them.",
 		Example: "  iwarpctl ping -s -a 10.0.0.1\n" +
 			"  iwarpctl ping -c -a 10.0.0.1 -C 100 -S 65000 -V\n" +
 			"  rping -c -a 10.0.0.1 -C 100 -V            # on any host with an RDMA device",
@@ -47,6 +48,9 @@ func (c *command) ping() *cobra.Command {
 			case f.client && f.addr == "":
 				return usageError{errors.New("ping: missing server address: use -a ADDR")}
 			}
+			if err := checkSide(cmd, f.server); err != nil {
+				return err
+			}
 			if f.server {
 				return c.pingServer(cmd.Context(), &f)
 			}
@@ -61,10 +65,10 @@ func (c *command) ping() *cobra.Command {
 	fl.StringVarP(&f.source, "source", "I", "", "client: source address")
 	completesBy(cmd, "source", c.fromDaemon(addresses))
 	fl.IntVarP(&f.port, "port", "p", rping.DefaultPort, "port of the server")
-	fl.IntVarP(&f.count, "count", "C", 0, "client: number of rounds; 0: until interrupted")
+	fl.IntVarP(&f.count, "count", "C", 0, "number of rounds; 0: until interrupted")
 	fl.VarP(&f.size, "size", "S", "bytes of ping data, such as 32K")
 	fl.BoolVarP(&f.verbose, "verbose", "v", false, "print the ping data")
-	fl.BoolVarP(&f.validate, "validate", "V", false, "client: verify the returned data")
+	fl.BoolVarP(&f.validate, "validate", "V", false, "verify the returned data")
 	return cmd
 }
 
@@ -155,13 +159,13 @@ func (c *command) pingServer(ctx context.Context, f *pingFlags) error {
 					return nil
 				}
 				err = fmt.Errorf("accept on %s: %w", addr, err)
+				if lost(err) {
+					err = peerError{err}
+				}
 				if !f.persistent || errors.Is(err, iwarp.ErrClosed) || errors.Is(err, iwarp.ErrDaemonGone) {
 					return err
 				}
 				c.report(err, exitCode(ctx, err)) // only that connection ends
-				if lost(err) {
-					err = peerError{err}
-				}
 				continue
 			}
 			if !f.persistent {

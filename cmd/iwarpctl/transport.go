@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 )
@@ -48,13 +49,29 @@ func (v *transportValue) Type() string   { return "transport" }
 func (c *command) addTransport(cmd *cobra.Command) *cobra.Command {
 	c.transport.name = transports[0].name
 	cmd.Flags().Var(&c.transport, "transport", "what carries DDP: "+strings.Join(transportNames(), ", ")+" (the kernel's TCP, of a daemon with kernel sockets); over SCTP both sides say the same")
-	cmd.Flags().BoolVar(&c.share, "shared-association", false, "over SCTP, share one association among all connections of this program to the same port")
+	if cmd.Name() != "serve" { // to a listener it means nothing
+		cmd.Flags().BoolVar(&c.share, "shared-association", false, "client: over SCTP, share one association among all connections of this program to the same port")
+	}
 	cmd.Flags().IntVar(&c.ip.DSCP, "dscp", 0, "DSCP of the packets sent, 1 to 63; 0: the daemon's default, -1: 0")
 	cmd.Flags().IntVar(&c.ip.TTL, "ttl", 0, "TTL or hop limit of the packets sent, 1 to 255; 0: the daemon's default")
 	cmd.Flags().IntVar(&c.ip.Priority, "priority", 0, "priority in VLAN tags of the packets sent, 1 to 7; 0: the daemon's default, -1: 0")
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return c.checkTransport(cmd.Name()) }
 	completes(cmd, "transport", transportNames()...)
 	return cmd
+}
+
+// checkSide returns an error if a flag is given that only the other side uses, as its help says.
+func checkSide(cmd *cobra.Command, server bool) (err error) {
+	other := "server"
+	if server {
+		other = "client"
+	}
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if strings.HasPrefix(f.Usage, other+": ") {
+			err = usageError{fmt.Errorf("%s: --%s is a flag of the %s: leave it out here", cmd.Name(), f.Name, other)}
+		}
+	})
+	return err
 }
 
 // checkTransport checks the flags of addTransport.
