@@ -75,7 +75,7 @@ lint: ## formatting, vet, staticcheck, the import table, generated files up to d
 	@PACKAGES='$(PACKAGES)' .ci/lint
 
 test: ## unit tests and simulations, as root also in namespaces, with the race detector
-	@.ci/need ip:iproute2 ethtool:ethtool nft:nftables gcc:gcc /usr/include/stdlib.h:libc6-dev runc:runc
+	@.ci/need ip:iproute2 ethtool:ethtool nft:nftables gcc:gcc /usr/include/stdlib.h:libc6-dev runc:runc systemd-analyze:systemd
 	@status=0; list="$(GO) list $(PACKAGES) ./cmd/iwarpd-device-plugin/..."; \
 	{ $(RACED) -p 3 -shuffle=on $$($$list | grep -v /test/ | grep -vE '$(NORACE)'); first=$$?; \
 	  TRANSPORT=socket $(RACED) ./client/embed && exit $$first; } & \
@@ -86,7 +86,7 @@ test: ## unit tests and simulations, as root also in namespaces, with the race d
 
 # Go's cache of results does not see the sources in C, so nothing comes from it here.
 test-system: ## the built programs and libraries in namespaces, with other peers and with hostile ones (root)
-	@.ci/need ip:iproute2 ethtool:ethtool nft:nftables tshark:tshark /usr/include/usrsctp.h:libusrsctp-dev $(VERBS_NEED) $(VERBS_PROGRAMS)
+	@.ci/need ip:iproute2 ethtool:ethtool nft:nftables tshark:tshark /usr/include/usrsctp.h:libusrsctp-dev systemd-analyze:systemd $(VERBS_NEED) $(VERBS_PROGRAMS)
 	@status=0; list="$(GO) list $(PACKAGES)"; \
 	{ $(RACED) -count=1 -shuffle=on $$($$list | grep /test/ | grep -vE '$(NORACE)'); first=$$?; \
 	  TRANSPORT=socket $(RACED) -count=1 ./test/adversary ./test/isolation && \

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"regexp"
 	"runtime"
 	"strings"
 	"syscall"
@@ -55,10 +54,9 @@ func TestWithoutCapability(t *testing.T) {
 	}
 }
 
-// TestUnitCapabilities runs the tests of this package with the capabilities that the unit of systemd gives.
-func TestUnitCapabilities(t *testing.T) {
+// TestUnit runs the tests of this package with the capabilities and the system calls that the unit of systemd allows.
+func TestUnit(t *testing.T) {
 	testenv.RequireRoot(t)
-	testenv.RequireTool(t, "setpriv")
 	if os.Getenv(noHandles) != "" {
 		return // the child of TestWithoutCapability
 	}
@@ -66,17 +64,9 @@ func TestUnitCapabilities(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	unit := testenv.ReadFile(t, "../../deploy/units/iwarpctl-nfs@.service")
-	caps := "-all"
-	for _, line := range regexp.MustCompile(`(?m)^CapabilityBoundingSet=(.+)$`).FindAllSubmatch(unit, -1) {
-		caps += strings.ToLower(strings.ReplaceAll(" "+string(line[1]), " CAP_", ",+"))
-	}
-	if caps == "-all" {
-		t.Fatal("the unit bounds no capabilities")
-	}
-	cmd := exec.CommandContext(t.Context(), "setpriv", "--bounding-set", caps, "--inh-caps", "-all", "--no-new-privs",
-		exe, "-test.run=^Test", "-test.skip=^(TestUnitCapabilities|TestWithoutCapability)$", "-test.timeout=9m")
-	if out, err := cmd.CombinedOutput(); err != nil {
+	args := append(testenv.Unit(t, "../../deploy/units/iwarpctl-nfs@.service", "mount", "umount2"), // some tests mount what they export
+		exe, "-test.run=^Test", "-test.skip=^(TestUnit|TestWithoutCapability)$", "-test.timeout=9m")
+	if out, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
