@@ -50,6 +50,18 @@ func TestPerfLines(t *testing.T) {
 	}
 }
 
+// TestPingLine checks that the line about a connection is one write, since those of several connections would mix otherwise.
+func TestPingLine(t *testing.T) {
+	lines := make(lineWriter, 9)
+	c := &command{out: lines}
+	if err := c.pingDone(pingResult{Peer: "10.0.0.2:5", Rounds: 3, Bytes: 192, RTT: &perf.Percentiles{}}); err != nil {
+		t.Fatal(err)
+	}
+	if s := <-lines; len(lines) > 0 || !strings.HasPrefix(s, "3 rounds with 10.0.0.2:5, 192 bytes; round") || !strings.HasSuffix(s, " us\n") {
+		t.Errorf("%q, and %d writes more", s, len(lines))
+	}
+}
+
 // lineWriter keeps the first lines that are written to it.
 type lineWriter chan string
 

@@ -136,11 +136,11 @@ func (c *command) pingDone(r pingResult) error {
 	if c.json {
 		return c.print(r)
 	}
-	fmt.Fprintf(c.out, "%s with %s, %s", printable.Count(r.Rounds, "round"), r.Peer, printable.Count(r.Bytes, "byte"))
+	line := fmt.Sprintf("%s with %s, %s", printable.Count(r.Rounds, "round"), r.Peer, printable.Count(r.Bytes, "byte"))
 	if p := r.RTT; p != nil {
-		fmt.Fprintf(c.out, "; round min/p50/p99/max %.1f/%.1f/%.1f/%.1f us", p.Min, p.P50, p.P99, p.Max)
+		line += fmt.Sprintf("; round min/p50/p99/max %.1f/%.1f/%.1f/%.1f us", p.Min, p.P50, p.P99, p.Max)
 	}
-	fmt.Fprintln(c.out)
+	fmt.Fprintln(c.out, line) // in one write: clients of one server end at the same time
 	return nil
 }
 
