@@ -32,14 +32,14 @@ const (
 )
 
 const exitCodes = `
-  0    success
-  1    other failure
-  2    invalid flags or arguments
+  0    success, also of what runs until interrupted, such as a server
+  1    other failure, such as a limit or a rule of this host
+  2    invalid flags or arguments, or an address that this host does not have
   3    iwarpd is not reachable
-  4    connection to the other host failed or broke
+  4    the other host is unknown, or the connection to it failed or broke
   5    a local or remote file could not be read or written
   6    received data differs from what was sent
-  130  interrupted (SIGINT, SIGTERM, SIGHUP)`
+  130  interrupted (SIGINT, SIGTERM, SIGHUP) before it was done`
 
 // usageError is an error in the command line.
 type usageError struct{ error }
