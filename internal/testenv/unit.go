@@ -27,9 +27,14 @@ func init() {
 	}
 }
 
-// execFiltered executes a program that may make only the system calls of list, as SystemCallFilter= of systemd does: others
-// fail with EPERM.
+// execFiltered executes a program that may make only the system calls of list, as SystemCallFilter= of systemd does. The first
+// number in list is what seccomp does about others.
 func execFiltered(list string, args []string) error {
+	otherwise, list, _ := strings.Cut(list, ",")
+	action, err := strconv.ParseUint(otherwise, 10, 32)
+	if err != nil {
+		return err
+	}
 	filter := []unix.SockFilter{{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}} // the number, first in struct seccomp_data
 	for s := range strings.SplitSeq(list, ",") {
 		n, err := strconv.ParseUint(s, 10, 32)
@@ -39,7 +44,7 @@ func execFiltered(list string, args []string) error {
 		filter = append(filter, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: uint32(n)},
 			unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW})
 	}
-	filter = append(filter, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)})
+	filter = append(filter, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: uint32(action)})
 	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
 	runtime.LockOSThread() // the filter is that of the thread which executes the program
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
@@ -76,6 +81,11 @@ func Unit(t testing.TB, file string, more ...string) []string {
 		}
 	}
 	slices.Sort(calls)
+	otherwise := uint64(unix.SECCOMP_RET_KILL_PROCESS)
+	if strings.Contains(string(ReadFile(t, file)), "\nSystemCallErrorNumber=EPERM\n") {
+		otherwise = uint64(unix.SECCOMP_RET_ERRNO) | uint64(unix.EPERM)
+	}
+	calls = append([]string{strconv.FormatUint(otherwise, 10)}, calls...)
 	return []string{RequireTool(t, "setpriv"), "--bounding-set", caps, "--inh-caps", "-all", exe, asUnit + strings.Join(calls, ",")}
 }
 
