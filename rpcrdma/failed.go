@@ -1,12 +1,15 @@
 package rpcrdma
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
+	"net/netip"
 	"sync"
 	"time"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/subnet"
 	"github.com/iwarpd/iwarpd/rpcrdma/session"
 )
 
@@ -14,13 +17,19 @@ import (
 // a new connection, it gets an error; otherwise both would repeat this forever (draft section 7.3,
 // RFC 8166 section 4.5.3).
 type failedCalls struct {
-	mu sync.Mutex
-	m  map[transaction]time.Time
+	mu    sync.Mutex
+	m     map[transaction]failedCall
+	peers subnet.Peers[struct{}] // the clients of the calls, which have them as their connections
 }
 
 type transaction struct {
 	peer string
 	xid  uint32
+}
+
+type failedCall struct {
+	at time.Time
+	by *subnet.Peer[struct{}]
 }
 
 // maxFailed bounds the number of calls remembered, and failedAge the time.
@@ -29,26 +38,36 @@ const (
 	failedAge = 10 * time.Minute
 )
 
+// add remembers a call. If there are too many, it forgets the oldest of the client with the most, in the IPv6 network with the
+// most: no client makes it forget those of others.
 func (f *failedCalls) add(peer string, xid uint32, now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.m == nil {
-		f.m = make(map[transaction]time.Time)
+		f.m, f.peers = make(map[transaction]failedCall), make(subnet.Peers[struct{}])
 	}
-	if len(f.m) >= maxFailed { // forget the oldest of the client with the most, so that no client makes it forget those of others
-		n := make(map[string]int)
-		for k := range f.m {
-			n[k.peer]++
-		}
+	k := transaction{peer, xid}
+	f.forget(k)
+	if len(f.m) == maxFailed {
 		var drop transaction
-		for k, t := range f.m {
-			if o, ok := f.m[drop]; !ok || n[k.peer] > n[drop.peer] || n[k.peer] == n[drop.peer] && t.Before(o) {
+		for k, c := range f.m {
+			if o, ok := f.m[drop]; !ok || cmp.Or(cmp.Compare(o.by.Net.Conns, c.by.Net.Conns), cmp.Compare(o.by.Conns, c.by.Conns), c.at.Compare(o.at)) < 0 {
 				drop = k
 			}
 		}
-		delete(f.m, drop)
+		f.forget(drop)
 	}
-	f.m[transaction{peer, xid}] = now
+	a, _ := netip.ParseAddr(peer)
+	by := f.peers.Find(a, func(bool) (none struct{}) { return none })
+	f.peers.Add(by)
+	f.m[k] = failedCall{now, by}
+}
+
+func (f *failedCalls) forget(k transaction) {
+	if c, ok := f.m[k]; ok {
+		delete(f.m, k)
+		f.peers.Remove(c.by)
+	}
 }
 
 // take reports whether a call is remembered, and forgets it: the error reply ends the transaction.
@@ -56,9 +75,9 @@ func (f *failedCalls) take(peer string, xid uint32, now time.Time) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	k := transaction{peer, xid}
-	t, ok := f.m[k]
-	delete(f.m, k)
-	return ok && now.Sub(t) < failedAge
+	c, ok := f.m[k]
+	f.forget(k)
+	return ok && now.Sub(c.at) < failedAge
 }
 
 // maxExposed is the number of calls with chunks that a Conn remembers. It exceeds the number that
