@@ -78,7 +78,11 @@ func (c *command) nfsExport() *cobra.Command {
 			}
 			outlive()
 			x.Tell = func(format string, args ...any) { fmt.Fprintln(c.err, reason(fmt.Errorf(format, args...))) }
-			if x.Server, err = nfs.NewServer(cfg); err != nil {
+			x.Server, err = nfs.NewServer(cfg)
+			switch {
+			case errors.Is(err, nfs.ErrAlone):
+				return err
+			case err != nil:
 				return fileError{err}
 			}
 			defer x.Server.Close()

@@ -65,8 +65,8 @@ type Server struct {
 	unstable unstable
 }
 
-// errAlone is the error of a server that would refuse each call.
-var errAlone = errors.New("nfs: export: root cannot act for other users here, and would serve nobody: give it CAP_SETUID and CAP_SETGID, " +
+// ErrAlone is the error of a server that would refuse each call.
+var ErrAlone = errors.New("nfs: export: root cannot act for other users here, and would serve nobody: give it CAP_SETUID and CAP_SETGID, " +
 	"and its user namespace all users; or export as a plain user")
 
 // NewServer opens the tree. It sets the process's umask to 0, since clients specify modes.
@@ -88,7 +88,7 @@ func NewServer(cfg Config) (*Server, error) {
 	s.alone = s.as(&cred{uid: nobody, gid: nobody}, func() error { return nil }) != nil
 	if s.alone && !cfg.NoRootSquash {
 		t.close()
-		return nil, errAlone
+		return nil, ErrAlone
 	}
 	unix.Umask(0)
 	s.verf.Store(rand.Uint64())

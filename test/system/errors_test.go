@@ -367,6 +367,20 @@ func TestClientErrors(t *testing.T) {
 	}
 }
 
+// TestExportAlone checks that an export by a root that can act for no other user is no fault of a file.
+func TestExportAlone(t *testing.T) {
+	testenv.RequireRoot(t)
+	dir := t.TempDir()
+	export := exec.Command(testenv.RequireTool(t, "setpriv"), "--bounding-set=-setuid",
+		testenv.Program(t, "cmd/iwarpctl"), "nfs", "export", dir, "--key-file", filepath.Join(t.TempDir(), "key"))
+	out, _ := export.CombinedOutput()
+	if code := export.ProcessState.ExitCode(); code != 1 {
+		t.Errorf("exit code %d", code)
+	}
+	oneLine(t, string(out), "iwarpctl", "root cannot act for other users here")
+	holds(t, dir)
+}
+
 // TestCopyHabits checks what people do with scp: directories, several files, preserved names and attributes, and
 // resuming after an interruption.
 func TestCopyHabits(t *testing.T) {
