@@ -83,6 +83,7 @@ static inline struct id *id_of(struct rdma_cm_id *pub)
 struct cm_event {
 	struct queue_item item;
 	struct rdma_cm_event pub;
+	unsigned int generation; /* of the process that has taken it */
 	uint8_t data[IWARPD_MAX_PRIVATE_DATA];
 };
 

@@ -6,6 +6,7 @@
 #include "cm.h"
 
 static struct channel *channels; /* all; guarded by iwv_thread_lock */
+static unsigned int generation;  /* of this process: one more than its parent's */
 
 struct rdma_event_channel *rdma_create_event_channel(void)
 {
@@ -58,6 +59,7 @@ void rdma_destroy_event_channel(struct rdma_event_channel *pub)
 /* The channels of the child share nothing with those of the parent. */
 static void after_fork_child(void)
 {
+	generation++;
 	for (struct channel *ch = channels; ch; ch = ch->next)
 		iwv_queue_after_fork(&ch->queue);
 }
@@ -110,8 +112,9 @@ void event_simple(struct id *id, enum rdma_cm_event_type type, int status)
 /* taken counts an event that the program takes. The lock is held. */
 static void taken(struct queue_item *item)
 {
-	const struct cm_event *e = container_of(item, struct cm_event, item);
+	struct cm_event *e = container_of(item, struct cm_event, item);
 
+	e->generation = generation;
 	owner(e)->events++;
 	if (e->pub.event == RDMA_CM_EVENT_CONNECT_REQUEST) {
 		id_of(e->pub.listen_id)->requests--;
@@ -157,7 +160,8 @@ int rdma_ack_cm_event(struct rdma_cm_event *event)
 		return set_errno(EINVAL);
 	e = container_of(event, struct cm_event, pub);
 	iwv_thread_lock();
-	iwv_acknowledge(&owner(e)->events);
+	if (e->generation == generation) /* an event of the parent is not counted, and its id may be gone */
+		iwv_acknowledge(&owner(e)->events);
 	iwv_thread_unlock();
 	free(e);
 	return 0;

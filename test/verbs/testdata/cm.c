@@ -3893,6 +3893,7 @@ static void unreturned(void)
 {
 	struct rdma_event_channel *server = channel(), *client = channel();
 	struct rdma_cm_id *l = listener(server, 0), *id, *child, *used = use(channel());
+	struct rdma_cm_id *sync = listener(NULL, 0), *caller = call(client, sync), *request;
 	struct ibv_context *c = device(0);
 	struct queues q = make(c, NULL);
 	struct ibv_srq_init_attr shared_attr = { .attr = { .max_wr = 4, .max_sge = 1 } };
@@ -3908,6 +3909,7 @@ static void unreturned(void)
 	int status;
 
 	CHECK(ended);
+	CHECK(rdma_get_request(sync, &request) == 0); /* which has the event of its listener */
 	establish(server, client, l, &id, &child);
 	CHECK(rdma_get_cm_event(used->channel, &e) == 0 && e->id == used);
 	to_error(ended);
@@ -3931,6 +3933,8 @@ static void unreturned(void)
 			ibv_ack_cq_events(cq, 1);
 		}
 		CHECK(rdma_destroy_id(used) == 0 && ibv_destroy_qp(ended) == 0 && ibv_destroy_srq(srq) == 0);
+		CHECK(rdma_destroy_id(i < 2 ? sync : request) == 0 && rdma_destroy_id(i < 2 ? request : sync) == 0);
+		end(caller);
 		end(child);
 		end(id);
 		end(l);
