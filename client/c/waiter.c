@@ -67,14 +67,16 @@ void waiter_close(struct waiter *w)
 		close_all(w);
 }
 
-/* never_readable opens a file that is never readable as the descriptor fd. It is a socket, since each has an inode of its own. */
+/*
+ * never_readable makes the descriptor fd one of a file that is never readable, or closes it and returns -1. The number is never free
+ * meanwhile, which another thread could get. The file is a socket, since each has an inode of its own.
+ */
 static int never_readable(int fd)
 {
-	int sock = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), done;
+	int sock = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), done = dup3(sock, fd, O_CLOEXEC);
 
-	if (sock == fd)
-		return fd;
-	done = dup3(sock, fd, O_CLOEXEC);
+	if (done < 0)
+		close(fd);
 	close_fd(sock);
 	return done;
 }
@@ -82,11 +84,14 @@ static int never_readable(int fd)
 bool waiter_after_fork(struct waiter *w)
 {
 	bool open = is_open(w);
-	int number = w->epoll;
 
-	if (open)
-		close_all(w); /* so that there is a descriptor */
-	kept_set(&w->sock, open ? never_readable(number) : -1);
+	if (open && w->epoll == w->sock.fd) /* the parent is the child of a fork too */
+		return true;
+	if (open) { /* first these, so that there is a descriptor */
+		close_fd(w->sock.fd);
+		close_fd(w->more);
+	}
+	kept_set(&w->sock, open ? never_readable(w->epoll) : -1);
 	w->more = -1;
 	w->epoll = w->sock.fd;
 	return open;
@@ -94,10 +99,5 @@ bool waiter_after_fork(struct waiter *w)
 
 void kept_after_fork(struct kept *k)
 {
-	int number = k->fd;
-	bool open = kept_open(k);
-
-	kept_close(k);
-	if (open)
-		kept_set(k, never_readable(number));
+	kept_set(k, kept_open(k) ? never_readable(k->fd) : -1);
 }

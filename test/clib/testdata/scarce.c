@@ -17,6 +17,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <iwarpd.h>
@@ -72,7 +73,17 @@ WRAP(int, epoll_create1, (int flags), (flags), FILES, EMFILE, -1)
 WRAP(int, epoll_ctl, (int e, int op, int fd, struct epoll_event *ev), (e, op, fd, ev), op == EPOLL_CTL_ADD ? MEMORY : OTHER, ENOMEM, -1)
 WRAP(int, memfd_create, (const char *name, unsigned int flags), (name, flags), FILES, EMFILE, -1)
 WRAP(int, ftruncate, (int fd, off_t n), (fd, n), MEMORY, ENOMEM, -1)
-WRAP(int, socket, (int domain, int type, int protocol), (domain, type, protocol), FILES, EMFILE, -1)
+
+static int replaced[3]; /* descriptors that are open whenever a socket is opened, but for 0 */
+
+int __real_socket(int domain, int type, int protocol);
+int __wrap_socket(int domain, int type, int protocol);
+int __wrap_socket(int domain, int type, int protocol)
+{
+	for (int i = 0; i < 3; i++)
+		CHECK(replaced[i] == 0 || fcntl(replaced[i], F_GETFD) >= 0);
+	return fails(FILES, EMFILE) ? -1 : __real_socket(domain, type, protocol);
+}
 
 int __real_open(const char *path, int flags, ...);
 int __wrap_open(const char *path, int flags, ...);
@@ -479,6 +490,24 @@ static void try(const struct step *s, int what)
 	CHECK(s->make() == 0);
 }
 
+/* forked separates the device in the child of a fork, another thread of which could open files meanwhile. */
+static void forked(void)
+{
+	pid_t child = fork();
+	int status;
+
+	if (child == 0) {
+		replaced[0] = iwarpd_event_fd(dev);
+		replaced[1] = iwarpd_channel_fd(channel);
+		replaced[2] = iwarpd_cq_fd(cq);
+		iwarpd_after_fork(dev);
+		CHECK(replaced[0] == iwarpd_event_fd(dev) && replaced[1] == iwarpd_channel_fd(channel) && replaced[2] == iwarpd_cq_fd(cq));
+		iwarpd_close(dev);
+		_exit(0);
+	}
+	CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; int what; } kinds[] = {
@@ -495,6 +524,8 @@ int main(int argc, char **argv)
 		lacking = kinds[i].name;
 		for (size_t n = 0; n < STEPS; n++)
 			try(&steps[n], kinds[i].what);
+		if (kinds[i].what == NOTHING)
+			forked();
 		for (size_t n = STEPS; n-- > 1;)
 			CHECK(steps[n].end() == 0);
 		printf("made without %s\n", lacking);
