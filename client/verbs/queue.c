@@ -43,9 +43,15 @@ int iwv_queue_init(struct event_queue *q)
 	return q->fd;
 }
 
+/* is_open reports whether the program has not closed the descriptor of a queue. Its number may be that of another file then. */
+static bool is_open(const struct event_queue *q)
+{
+	return fd_marked(q->fd);
+}
+
 void iwv_queue_close(struct event_queue *q)
 {
-	if (fd_marked(q->fd))
+	if (is_open(q))
 		close(q->fd);
 }
 
@@ -56,7 +62,7 @@ void iwv_queue_put(struct event_queue *q, struct queue_item *item)
 	item->next = NULL;
 	*q->last = item;
 	q->last = &item->next;
-	if (write(q->fd, &one, sizeof(one)) < 0)
+	if (is_open(q) && write(q->fd, &one, sizeof(one)) < 0)
 		return; /* fails only at a count of 2^64 - 2 */
 }
 
@@ -125,7 +131,7 @@ struct queue_item *iwv_queue_take(struct event_queue *q, bool (*match)(struct qu
 		item->next = NULL;
 		*end = item;
 		end = &item->next;
-		if (preadv2(q->fd, &v, 1, -1, RWF_NOWAIT) < 0)
+		if (is_open(q) && preadv2(q->fd, &v, 1, -1, RWF_NOWAIT) < 0)
 			continue; /* another thread is taking an item */
 	}
 	q->last = at;

@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <rdma/rdma_cma.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -30,14 +31,22 @@ static void use(struct ibv_context *c)
 {
 	struct ibv_pd *pd = ibv_alloc_pd(c);
 	static char buf[4096];
+	struct ibv_srq_init_attr shared = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+	struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR };
+	struct ibv_qp *qp;
 	struct ibv_mr *mr;
 	struct ibv_cq *cq;
 
 	CHECK(pd);
 	mr = ibv_reg_mr(pd, buf, sizeof(buf), IBV_ACCESS_LOCAL_WRITE);
 	cq = ibv_create_cq(c, 16, NULL, NULL, 0);
-	CHECK(mr && cq);
-	CHECK(ibv_destroy_cq(cq) == 0 && ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(pd) == 0);
+	init.srq = ibv_create_srq(pd, &shared);
+	CHECK(mr && cq && init.srq);
+	init.send_cq = init.recv_cq = cq;
+	qp = ibv_create_qp(pd, &init);
+	CHECK(qp && ibv_modify_qp(qp, &error, IBV_QP_STATE) == 0); /* an asynchronous event: it has used its last receive */
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_srq(init.srq) == 0 && ibv_destroy_cq(cq) == 0 && ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(pd) == 0);
 }
 
 int main(void)
@@ -48,7 +57,8 @@ int main(void)
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *id;
 	struct ibv_context *c;
-	int status;
+	char data[64];
+	int status, ends[2];
 	pid_t child, again;
 
 	CHECK(list && *list && ch);
@@ -63,14 +73,17 @@ int main(void)
 		CHECK(rdma_get_cm_event(ch, &event) < 0 && errno == EAGAIN);
 		again = fork();
 		CHECK(again >= 0);
-		if (again == 0) { /* all descriptors that it does not know are those of other files */
+		if (again == 0) { /* all descriptors that it does not know are those of another file */
+			CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0 && write(ends[1], "12345678", 8) == 8);
+			CHECK(dup2(ends[1], MANY) == MANY && dup2(ends[0], MANY + 1) == MANY + 1);
 			for (int fd = STDERR_FILENO + 1; fd < MANY; fd++)
-				CHECK(dup2(STDERR_FILENO, fd) == fd);
+				CHECK(dup2(MANY + 1, fd) == fd);
 			use(c);
 			CHECK(ibv_close_device(c) == 0);
 			rdma_destroy_event_channel(ch);
 			for (int fd = STDERR_FILENO + 1; fd < MANY; fd++)
 				CHECK(fcntl(fd, F_GETFD) == 0);
+			CHECK(read(MANY + 1, data, sizeof(data)) == 8 && read(MANY, data, sizeof(data)) < 0 && errno == EAGAIN);
 			_exit(0);
 		}
 		CHECK(waitpid(again, &status, 0) == again && WIFEXITED(status) && WEXITSTATUS(status) == 0);
