@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -151,6 +152,9 @@ func TestMain(m *testing.M) {
 // TestHangup checks that the end of a terminal ends a command in order, so that cp leaves no temporary file, but for
 // nohup(1).
 func TestHangup(t *testing.T) {
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, unix.SIGHUP) // so that programs do not ignore it if the tests run under nohup
+	defer signal.Stop(hangup)
 	for _, ignored := range []bool{false, true} {
 		socket := filepath.Join(t.TempDir(), "silent.sock")
 		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
