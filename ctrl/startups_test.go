@@ -10,6 +10,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 )
 
@@ -265,6 +266,18 @@ func TestStartupFiles(t *testing.T) {
 	h.overSockets()
 	c := h.hello(t)
 	c.ok(reqListen("", 7174))
+	testenv.Until(t, "the descriptors that the client has read count no longer", func() bool {
+		c.ok(reqQuotas()) // the session looks before each request
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		unread := 0
+		for _, s := range h.sessions {
+			s.out.mu.Lock()
+			unread += s.out.fds
+			s.out.mu.Unlock()
+		}
+		return unread == 0
+	})
 	h.mu.Lock()
 	h.files.most = 4 * (h.files.used + h.files.extra + 8) / 3
 	h.mu.Unlock()
