@@ -28,7 +28,7 @@ type Server struct {
 	Tell func(netip.AddrPort, Event)
 
 	mu    sync.Mutex
-	quiet time.Time // until then no more clients without a file are told
+	quiet time.Time // until then Tell is not called for clients that could not be served
 }
 
 // quietTime is the time between two calls of Tell for clients that could not be served.
