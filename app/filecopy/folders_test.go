@@ -130,6 +130,25 @@ func TestFolders(t *testing.T) {
 	}
 }
 
+// TestListedDeep checks that folders in folders end, whatever the server says: what is too deep for a name is no folder.
+func TestListedDeep(t *testing.T) {
+	for _, n := range []int{maxName - 2, maxName - 1} { // with /f one that is allowed, and one that is too long
+		a, b := memconn.Pair(recvDepth, maxMessage)
+		for _, m := range []message{{Kind: kindEntry, Type: typeFolder, Name: "f"}, {Kind: kindOK}} {
+			if err := send(t.Context(), b, &m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c := &Client{Conn: a}
+		allowed := n+len("/f") <= maxName
+		l, err := c.list(t.Context(), 0, strings.Repeat("d", n), "")
+		if want := (Entry{Name: "f", Folder: allowed, Other: !allowed}); err != nil || !slices.Equal(l, []Entry{want}) {
+			t.Errorf("a folder in one with a name of %d bytes: %+v, %v", n, l, err)
+		}
+		a.Close()
+	}
+}
+
 // TestListedLate checks that the objects in a folder are looked at when they are listed, and not all of them before the
 // first answer: in a large folder that takes longer than a client waits.
 func TestListedLate(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"math"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -341,6 +342,7 @@ func (c *Client) list(ctx context.Context, flags uint8, name, after string) (l [
 		case m.Kind != kindEntry || len(l) == maxEntries:
 			return nil, errTurn(&m)
 		}
+		e := Entry{Attrs{m.Mode, m.Mtime}, m.Name, int64(m.Size), m.Type == typeFolder, m.Type == typeOther}
 		if flags&flagStat == 0 { // an entry must not lead out of the folder, and the list must end
 			if strings.Contains(m.Name, "/") || m.Name <= after {
 				return nil, &Error{CodeRequest, errMessage}
@@ -348,9 +350,12 @@ func (c *Client) list(ctx context.Context, flags uint8, name, after string) (l [
 			if err := CheckName(m.Name); err != nil {
 				return nil, err
 			}
+			if CheckName(path.Join(name, m.Name)) != nil { // as the server's own entries: folders in folders end too
+				e = Entry{Name: m.Name, Other: true}
+			}
 			after = m.Name
 		}
-		l = append(l, Entry{Attrs{m.Mode, m.Mtime}, m.Name, int64(m.Size), m.Type == typeFolder, m.Type == typeOther})
+		l = append(l, e)
 	}
 }
 

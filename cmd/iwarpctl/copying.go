@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -51,7 +52,16 @@ type copying struct {
 	// at the target. Others are not copied: if the target is inside a source, the copy would go
 	// on inside itself.
 	folders map[string]bool
+
+	room int // for the names that a server still may list
 }
+
+// namesRoom bounds the memory for the names in a remote source, since a server can make them up without end. Each takes
+// nameCost bytes and those of its path.
+const (
+	namesRoom = 1 << 30
+	nameCost  = 128
+)
 
 func (c *command) runCopy(ctx context.Context, j *copyJob) error {
 	addr, err := resolve(ctx, j.host, j.flags.port)
@@ -308,15 +318,20 @@ func (w *copying) getSource(ctx context.Context, store *filecopy.Store, src, nam
 	if err != nil {
 		return err
 	}
+	w.room = namesRoom
 	if err := w.listFolders(ctx, src, e); err != nil {
 		return err
 	}
+	w.room = namesRoom // they are listed again
 	return w.get(ctx, store, src, name, e)
 }
 
 // list returns the entries of the remote folder src.
 func (w *copying) list(ctx context.Context, src string) (l []filecopy.Entry, err error) {
 	err = w.client.List(ctx, src, func(e filecopy.Entry) error {
+		if w.room -= nameCost + len(src) + len(e.Name); w.room < 0 {
+			return &filecopy.Error{Code: filecopy.CodeRequest, Err: fmt.Errorf("%s: the server lists more files and folders than 1 GiB of memory can hold: copy its folders one at a time", cmp.Or(src, "the folder itself"))}
+		}
 		l = append(l, e)
 		return nil
 	})

@@ -34,6 +34,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/internal/testenv/memconn"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/rpcrdma"
 	"github.com/iwarpd/iwarpd/tcp"
@@ -530,6 +531,34 @@ func TestCopyWalksFirst(t *testing.T) {
 	}
 	cancel()
 	<-ended
+}
+
+// TestCopyEndless checks that cp -r ends if a server lists files in a folder, or folders in folders, without end.
+func TestCopyEndless(t *testing.T) {
+	for typ, what := range []string{"files", "folders"} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		near, far := memconn.Pair(40, 2048)
+		defer near.Close()
+		go func() {
+			for n := 0; ; {
+				if _, err := far.Recv(ctx, make([]byte, 2048)); err != nil {
+					return
+				}
+				for range 16 { // docs/cp.md: kind, type, mode, mtime, size, name
+					n++
+					entry := append([]byte{10, byte(typ)}, make([]byte, 4+8+8)...)
+					_ = far.Send(ctx, append(entry, fmt.Sprintf("\x00\x08%08d", n)...))
+				}
+				_ = far.Send(ctx, []byte{7})
+			}
+		}()
+		w := &copying{copyJob: &copyJob{flags: &cpFlags{recursive: true}}, client: &filecopy.Client{Conn: near}, folders: make(map[string]bool), room: 1 << 20}
+		err := w.listFolders(ctx, "d", filecopy.Entry{Folder: true})
+		if err == nil || !strings.Contains(err.Error(), ": the server lists more files and folders than ") || exitCode(ctx, err) != exitFailure {
+			t.Errorf("%s: exit code %d, %v", what, exitCode(ctx, err), err)
+		}
+	}
 }
 
 // TestCopyReadOnlyFolder checks that a folder which cp -rp copies becomes read-only after its files have been made: the
