@@ -22,17 +22,21 @@ func Config() *iwarp.Config {
 type Server struct {
 	Store      *Store
 	MaxClients int // concurrent clients; each uses defaultSlots*defaultChunk bytes
-	// Tell, if not nil, is called for every file and, with an Event without a Name, for clients
-	// that could not be served, but only for one per ten seconds: one may try again at once. Calls
-	// are not concurrent.
+	// Tell, if not nil, is called for every file that was copied, and for the first maxFailures failures of
+	// each client in failureTime: a client may fail again at once. The Event of a client that could not be
+	// served has no Name. Calls are not concurrent.
 	Tell func(netip.AddrPort, Event)
 
-	mu    sync.Mutex
-	quiet time.Time // until then Tell is not called for clients that could not be served
+	mu       sync.Mutex
+	failures map[netip.Prefix]int // of each network, from since on
+	since    time.Time
 }
 
-// quietTime is the time between two calls of Tell for clients that could not be served.
-const quietTime = 10 * time.Second
+const (
+	maxFailures = 10   // of one network
+	maxFailing  = 1000 // networks
+	failureTime = 10 * time.Second
+)
 
 // Serve serves the clients of l until ctx is done, and then returns nil. It returns after all
 // clients have been notified.
@@ -104,14 +108,23 @@ func (s *Server) tell(peer netip.AddrPort, e Event) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e.Name == "" {
-		now := time.Now()
-		if now.Before(s.quiet) {
-			return
-		}
-		s.quiet = now.Add(quietTime)
+	if e.Err != nil && !s.failed(subnet.Of(peer.Addr()), time.Now()) {
+		return
 	}
 	s.Tell(peer, e)
+}
+
+// failed counts a failure of net, and reports whether to tell it.
+func (s *Server) failed(net netip.Prefix, now time.Time) bool {
+	if now.Sub(s.since) >= failureTime {
+		s.since, s.failures = now, make(map[netip.Prefix]int)
+	}
+	n, known := s.failures[net]
+	if n == maxFailures || !known && len(s.failures) == maxFailing {
+		return false
+	}
+	s.failures[net]++
+	return true
 }
 
 // serve serves one client. Its error has not been passed to tell yet.

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/iwarpd/iwarpd/client/embed"
 )
@@ -99,14 +100,60 @@ func TestRefusedQuietly(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	for range 9 {
+	for range 2 * maxFailures {
 		if c, err := Dial(t.Context(), a.Device(), addr, Config()); err == nil {
 			c.Close()
 			t.Error("a client too many was accepted")
 		}
 	}
-	if n := told.Load(); n != 1 { // that of the last may still come
+	if n := told.Load(); n != maxFailures { // that of the last may still come
 		t.Errorf("it was said %d times", n)
+	}
+}
+
+// TestFailuresOfOne checks that the failures of one client, with and without a file, are told a few times only, and hide
+// neither those of others nor the files that are copied.
+func TestFailuresOfOne(t *testing.T) {
+	told := make(map[netip.AddrPort]int)
+	s := &Server{Tell: func(peer netip.AddrPort, _ Event) { told[peer]++ }}
+	fails := []string{"[fd00::1]:1", "[fd00::2]:2", "10.0.0.1:3", "10.0.0.2:4"} // the first two are of one /64
+	for _, at := range fails {
+		for range maxFailures {
+			s.tell(netip.MustParseAddrPort(at), Event{Err: errMessage})
+			s.tell(netip.MustParseAddrPort(at), Event{Name: "f", Err: errMessage})
+		}
+	}
+	copies := netip.MustParseAddrPort("10.0.0.1:5")
+	for range 3 * maxFailures {
+		s.tell(copies, Event{Name: "f"})
+	}
+	for i, want := range []int{maxFailures, 0, maxFailures, maxFailures} {
+		if got := told[netip.MustParseAddrPort(fails[i])]; got != want {
+			t.Errorf("%d failures of %s were told, want %d", got, fails[i], want)
+		}
+	}
+	if got := told[copies]; got != 3*maxFailures {
+		t.Errorf("%d copies were told", got)
+	}
+}
+
+// TestFailuresOfMany checks that failures of many clients do not need memory without end, and that each is told again later.
+func TestFailuresOfMany(t *testing.T) {
+	var s Server
+	now := time.Now()
+	net := func(i int) netip.Prefix {
+		return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 32)
+	}
+	for i := range 2 * maxFailing {
+		if got := s.failed(net(i), now); got != (i < maxFailing) {
+			t.Fatalf("client %d: told %v", i, got)
+		}
+	}
+	if n := len(s.failures); n != maxFailing {
+		t.Errorf("%d clients are remembered", n)
+	}
+	if last := net(2*maxFailing - 1); s.failed(last, now.Add(failureTime-1)) || !s.failed(last, now.Add(failureTime)) {
+		t.Error("the last client is not told when the time has passed")
 	}
 }
 
