@@ -1,8 +1,10 @@
 package filecopy
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"hash"
 	"io"
 	"io/fs"
 	"os"
@@ -208,5 +210,47 @@ func TestPartRenamed(t *testing.T) {
 	}
 	if err := late.lock(0o600); err == nil || !strings.Contains(err.Error(), "another copy") {
 		t.Errorf("got %v; want a refusal", err)
+	}
+}
+
+// A hostile changes its window in each call, as a client can that writes to it all the time, and keeps what it was given.
+type hostile struct {
+	hash.Hash
+	window []byte
+	seen   bytes.Buffer
+}
+
+func (h *hostile) change() {
+	for i := range h.window {
+		h.window[i]++
+	}
+}
+
+func (h *hostile) Write(b []byte) (int, error) {
+	defer h.change()
+	return h.seen.Write(b)
+}
+
+func (h *hostile) Read(b []byte) (int, error) {
+	defer h.change()
+	clear(b)
+	return len(b), nil
+}
+
+// TestSumOfFile checks that the checksum is that of the file, also if the client changes the server's window meanwhile:
+// the server says what it has stored, or read.
+func TestSumOfFile(t *testing.T) {
+	const size = 2*stride + 5
+	window := make([]byte, size)
+	open := message{Hash: XXH128, Size: size, Chunk: size, Slots: 1}
+	tr := open.transfer(nil, 0, "f")
+	sum, file := &hostile{window: window}, &hostile{window: window}
+	tr.buf, tr.sum = window, sum
+	if err := tr.drain(file, window); err != nil || sum.seen.Len() != size || !bytes.Equal(sum.seen.Bytes(), file.seen.Bytes()) {
+		t.Errorf("other bytes were written than hashed (%d): %v", sum.seen.Len(), err)
+	}
+	sum.seen.Reset()
+	if err := tr.fill(file, window); err != nil || !bytes.Equal(sum.seen.Bytes(), make([]byte, size)) {
+		t.Errorf("other bytes were hashed (%d) than read: %v", sum.seen.Len(), err)
 	}
 }

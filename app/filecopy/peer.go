@@ -167,6 +167,7 @@ func (m *message) transfer(c conn, idle time.Duration, name string) *transfer {
 	return &transfer{
 		name: name, conn: c, idle: idle, hash: m.Hash, sum: m.Hash.new(),
 		offset: int64(m.Offset), size: int64(m.Size), chunk: int(m.Chunk), slots: int(m.Slots),
+		own: make([]byte, min(stride, m.Size)),
 	}
 }
 

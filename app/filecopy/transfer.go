@@ -61,7 +61,8 @@ type transfer struct {
 	size     int64     // size of the whole file
 	chunk    int
 	slots    int
-	buf      []byte // slots of chunk bytes each
+	buf      []byte // slots of chunk bytes each; the peer may change a server's at any time
+	own      []byte // the bytes that are hashed, which it cannot change
 	progress func(done int64)
 
 	// write posts the RDMA Write of n bytes of buf at off, and read performs the RDMA Read. On the
@@ -156,26 +157,29 @@ func (t *transfer) skip(ctx context.Context, r io.Reader) error {
 	return nil
 }
 
-// fill fills b from r, and hashes it.
+// fill fills b from r, and hashes what it has read.
 func (t *transfer) fill(r io.Reader, b []byte) error {
 	for part := range slices.Chunk(b, stride) {
+		own := t.own[:len(part)]
 		stop := t.disk.start()
-		_, err := io.ReadFull(r, part)
+		_, err := io.ReadFull(r, own)
 		stop()
 		if err != nil {
 			return t.errShorter(err)
 		}
-		t.hashed(part)
+		t.hashed(own)
+		copy(part, own)
 	}
 	return nil
 }
 
-// drain hashes b, and writes it to w.
+// drain hashes b, and writes what it has hashed to w.
 func (t *transfer) drain(w io.Writer, b []byte) error {
 	for part := range slices.Chunk(b, stride) {
-		t.hashed(part)
+		own := t.own[:copy(t.own, part)]
+		t.hashed(own)
 		stop := t.disk.start()
-		_, err := w.Write(part)
+		_, err := w.Write(own)
 		stop()
 		if err != nil {
 			return err
