@@ -302,29 +302,29 @@ func load(flags *pflag.FlagSet, file string) (*settings, error) {
 	return s, s.check()
 }
 
-// insteadOf returns the key, interface or interfaces, that has no effect because the other one
-// was set in a place of higher precedence, such as a unit's template over the file. It returns
-// "" if there is none.
+// insteadOf returns the key, interface or interfaces, that has no effect because the other one was
+// set, even to nothing, in a place of higher precedence, such as a unit's template over the file. It
+// returns "" if there is none.
 func insteadOf(v *viper.Viper, flags *pflag.FlagSet) string {
 	rank := func(key string) int {
 		_, env := os.LookupEnv(envName(key))
 		switch {
-		case text(v, key) == "":
-			return 0
 		case flags.Changed(key):
 			return 3
 		case env:
 			return 2
+		case v.InConfig(key):
+			return 1
 		}
-		return 1
+		return 0
 	}
-	switch one, many := rank("interface"), rank("interfaces"); {
-	case one == 0 || many == 0 || one == many:
-		return ""
-	case one > many:
+	switch cmp.Compare(rank("interface"), rank("interfaces")) {
+	case 1:
 		return "interfaces"
+	case -1:
+		return "interface"
 	}
-	return "interface"
+	return ""
 }
 
 // text is the value of a key as a flag would have it: a list has commas.
