@@ -126,6 +126,9 @@ func examine(ctx context.Context, dev *iwarp.Device, peer string) ([]finding, er
 	if ctx.Err() != nil || errors.Is(err, iwarp.ErrDaemonGone) { // nothing was learned about the peer
 		return nil, cmp.Or(err, ctx.Err())
 	}
+	if wrongArgument(refusal(err)) { // nor is there a peer with such an address
+		return nil, peerFailed("doctor", addr, err)
+	}
 	l, connected := judge(addr, err)
 	if !connected || err != nil {
 		return l, nil

@@ -158,6 +158,11 @@ func TestDoctorPeer(t *testing.T) {
 	if code, out := a.ctl("doctor", addr); code != 4 || !strings.Contains(out, "fail  tcp") || !strings.Contains(out, "fix: start a server") {
 		t.Errorf("no server: exit code %d: %s", code, out)
 	}
+	all := b.end.Addr4.As4() // of a /24
+	all[3] = 255
+	if code, out := a.ctl("doctor", netip.AddrFrom4(all).String()); code != 2 || !strings.Contains(out, "a broadcast or multicast address") {
+		t.Errorf("a broadcast address: exit code %d: %s", code, out)
+	}
 	b.serve(t.TempDir())
 	if code, out := a.ctl("doctor", addr+":7176"); code != 0 || !strings.Contains(out, "warn  mpa") {
 		t.Errorf("another server: exit code %d: %s", code, out)
