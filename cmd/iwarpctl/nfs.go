@@ -78,12 +78,8 @@ func (c *command) nfsExport() *cobra.Command {
 			}
 			outlive()
 			x.Tell = func(format string, args ...any) { fmt.Fprintln(c.err, reason(fmt.Errorf(format, args...))) }
-			x.Server, err = nfs.NewServer(cfg)
-			switch {
-			case errors.Is(err, nfs.ErrAlone):
+			if x.Server, err = nfs.NewServer(cfg); err != nil {
 				return err
-			case err != nil:
-				return fileError{err}
 			}
 			defer x.Server.Close()
 			if !x.Server.HandlesLast() {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"hash"
+	"io/fs"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -57,23 +58,29 @@ func (t *tree) isRoot(st *unix.Stat_t) bool { return st.Dev == t.dev && st.Ino =
 
 // openTree opens the tree at path. The key of its handles is derived from that in keyFile, or
 // random if keyFile is "".
-func openTree(path, keyFile string) (*tree, error) {
-	path, err := filepath.Abs(path) // clients mount it by that path
+func openTree(path, keyFile string) (t *tree, err error) {
+	defer func() {
+		if err != nil {
+			t, err = nil, fmt.Errorf("nfs: %w", &fs.PathError{Op: "export", Path: path, Err: err})
+		}
+	}()
+	abs, err := filepath.Abs(path)
 	if err != nil {
-		return nil, fmt.Errorf("nfs: export %s: %w", path, err)
+		return nil, err
 	}
+	path = abs // clients mount it by that
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("nfs: export %s: %w", path, err)
+		return nil, err
 	}
-	t := &tree{path: path, root: fd}
+	t = &tree{path: path, root: fd}
 	t.alone()
 	var st unix.Stat_t
 	if err = unix.Fstat(fd, &st); err == nil {
 		t.dev, t.ino = st.Dev, st.Ino
 		if err := t.loadKey(keyFile); err != nil {
 			t.close()
-			return nil, fmt.Errorf("nfs: export %s: %w", path, err)
+			return nil, err
 		}
 		t.fh, err = t.handle(t.root, "")
 	}
@@ -88,9 +95,9 @@ func openTree(path, keyFile string) (*tree, error) {
 	if err != nil {
 		t.close()
 		if errors.Is(err, unix.EOPNOTSUPP) {
-			return nil, fmt.Errorf("nfs: export %s: its file system has no file handles; an overlay may, by its mount option nfs_export=on: %w", path, err)
+			err = fmt.Errorf("its file system has no file handles; an overlay may, by its mount option nfs_export=on: %w", err)
 		}
-		return nil, fmt.Errorf("nfs: export %s: %w", path, err)
+		return nil, err
 	}
 	return t, nil
 }

@@ -335,7 +335,7 @@ func TestAlone(t *testing.T) {
 		if !setCaps(&less) {
 			t.Fatal("capset")
 		}
-		if s, err := NewServer(Config{Dir: t.TempDir()}); !errors.Is(err, ErrAlone) {
+		if s, err := NewServer(Config{Dir: t.TempDir()}); !errors.Is(err, errAlone) {
 			t.Errorf("without capability %d: %+v, %v", missing, s, err)
 		}
 		if s := NewTestServer(t, Config{Dir: t.TempDir(), NoRootSquash: true}); !strings.Contains(s.actsAs(), "nobody else") {

@@ -65,11 +65,12 @@ type Server struct {
 	unstable unstable
 }
 
-// ErrAlone is the error of a server that would refuse each call.
-var ErrAlone = errors.New("nfs: export: root cannot act for other users here, and would serve nobody: give it CAP_SETUID and CAP_SETGID, " +
-	"and its user namespace all users; or export as a plain user")
+// errAlone is the error of a server that would refuse each call. No other user takes the place of nobody, who has no files.
+var errAlone = errors.New("nfs: export: root cannot act for other users here, and would serve nobody: give it CAP_SETUID and CAP_SETGID, " +
+	"and its user namespace the user nobody, 65534; or export as a plain user")
 
-// NewServer opens the tree. It sets the process's umask to 0, since clients specify modes.
+// NewServer opens the tree. It sets the process's umask to 0, since clients specify modes. If it cannot use the folder or the
+// key file, the error is an *fs.PathError.
 func NewServer(cfg Config) (*Server, error) {
 	t, err := openTree(cfg.Dir, cfg.KeyFile)
 	if err != nil {
@@ -88,7 +89,7 @@ func NewServer(cfg Config) (*Server, error) {
 	s.alone = s.as(&cred{uid: nobody, gid: nobody}, func() error { return nil }) != nil
 	if s.alone && !cfg.NoRootSquash {
 		t.close()
-		return nil, ErrAlone
+		return nil, errAlone
 	}
 	unix.Umask(0)
 	s.verf.Store(rand.Uint64())
