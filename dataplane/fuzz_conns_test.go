@@ -46,11 +46,11 @@ func (f *fuzzLives) conns(in []byte, flags byte) {
 			if s != nil && q != nil && s.qp == &q.QPBinding {
 				q.left = q.left || q.far != nil
 				s.detach(h.w)
-			} else if c, ok := streamOf(s); ok {
+			} else if c := streamOf(s); c != nil {
 				c.streamSend(h.w, make([]byte, 1+int(arg)))
 			}
 		case 14:
-			if c, ok := streamOf(s); ok {
+			if c := streamOf(s); c != nil {
 				c.streamConsumed(h.w, int(arg))
 			}
 		default:

@@ -35,9 +35,6 @@ func newPipe(t testing.TB, cfg link.PipeConfig) (a, b *link.Pipe) {
 	return a, b
 }
 
-// conn returns the TCP connection of a stream.
-func (s *stream) conn() *tcpConn { return s.lane.llp.(*tcpConn) }
-
 // as returns the association of a stream, or nil if it is over TCP.
 func (s *stream) as() *assoc {
 	as, _ := s.lane.llp.(*assoc)

@@ -127,7 +127,7 @@ func (e *Engine) Answer(id ConnID, set session.Setup, a Attachment) {
 // StreamSend sends bytes in streaming mode, before Attach.
 func (e *Engine) StreamSend(id ConnID, b []byte) {
 	e.onStream(id, func(w *worker, s *stream) {
-		if c, ok := streamOf(s); ok {
+		if c := streamOf(s); c != nil {
 			c.streamSend(w, b)
 		}
 	})
@@ -137,7 +137,7 @@ func (e *Engine) StreamSend(id ConnID, b []byte) {
 // EventData.
 func (e *Engine) StreamConsumed(id ConnID, n int) {
 	e.onStream(id, func(w *worker, s *stream) {
-		if c, ok := streamOf(s); ok {
+		if c := streamOf(s); c != nil {
 			c.streamConsumed(w, n)
 		}
 	})

@@ -91,6 +91,12 @@ func (s *stream) closed() bool { return s.mode >= modeSettling }
 // flow returns the addresses and ports of the stream's transport.
 func (s *stream) flow() pkt.Flow { return s.lane.key.Flow }
 
+// conn returns the TCP connection of s, or nil if s is an SCTP session.
+func (s *stream) conn() *tcpConn {
+	c, _ := s.lane.llp.(*tcpConn)
+	return c
+}
+
 // event sends an event about s.
 func (w *worker) event(s *stream, ev Event) { w.e.events.push(s.eventOf(w, ev)) }
 
@@ -302,8 +308,8 @@ func (s *stream) over(w *worker) {
 	if s.qp != nil {
 		w.publishFor(s.qp)
 	}
-	if c, ok := s.lane.llp.(*tcpConn); !ok || c.lst == nil { // a peer could cause any number of events of half-open ones
-		w.event(s, Event{Kind: EventClosed, Err: s.err, TimeWait: ok && c.tcp.State() != tcp.Closed})
+	if c := s.conn(); c == nil || c.lst == nil { // a peer could cause any number of events of half-open ones
+		w.event(s, Event{Kind: EventClosed, Err: s.err, TimeWait: c != nil && c.tcp.State() != tcp.Closed})
 	}
 	s.unlinkQP(w)
 }
@@ -321,7 +327,7 @@ func (w *worker) lookMoved(b *QPBinding) {
 	switch {
 	case s == nil:
 	case s.mode != modeSettling:
-		if c, ok := s.lane.llp.(*tcpConn); ok && s.mode == modeFull {
+		if c := s.conn(); c != nil && s.mode == modeFull {
 			c.noteBacklog(w)
 			c.tcp.SetBacklog(c.backlog) // even if it is the same: the client may no longer be crowded
 		}
@@ -539,8 +545,8 @@ func (w *worker) complete(b *QPBinding, wc *verbs.WC) bool {
 
 // near reports whether s is within the host.
 func (s *stream) near() bool {
-	c, ok := s.lane.llp.(*tcpConn)
-	return ok && c.host != nil
+	c := s.conn()
+	return c != nil && c.host != nil
 }
 
 // remoteEvents handles the events of the DDP stream.

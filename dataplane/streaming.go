@@ -20,13 +20,12 @@ func (b *byteStream) unread() int { return len(b.in) - b.inAt }
 
 func (b *byteStream) unsent() int { return len(b.out) - b.outAt }
 
-// streamOf returns the connection of s if it is in streaming mode, or still opening.
-func streamOf(s *stream) (*tcpConn, bool) {
+// streamOf returns the connection of s if it is in streaming mode, or still opening, and otherwise nil.
+func streamOf(s *stream) *tcpConn {
 	if s == nil || s.mode == modeFull {
-		return nil, false
+		return nil
 	}
-	c, ok := s.lane.llp.(*tcpConn)
-	return c, ok
+	return s.conn()
 }
 
 // streamSend queues streaming-mode bytes.
