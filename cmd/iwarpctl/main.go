@@ -220,7 +220,7 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 			mean := ""
 			cmd.SuggestionsMinimumDistance = 2
 			if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
-				mean = ", did you mean " + strings.Join(s, " or ") + "?"
+				mean = " (did you mean " + strings.Join(s, " or ") + "?)"
 			}
 			return usageError{fmt.Errorf("%s has no command %q%s; see %s --help", cmd.CommandPath(), args[0], mean, cmd.CommandPath())}
 		}

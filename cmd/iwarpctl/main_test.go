@@ -116,8 +116,8 @@ func TestErrors(t *testing.T) {
 		code int
 		want string
 	}{
-		{"unknown command", []string{"pingg"}, exitUsage, `no command "pingg", did you mean ping?; see iwarpctl --help`},
-		{"help for an unknown command", []string{"help", "pingg"}, exitUsage, `no command "pingg", did you mean ping?; see iwarpctl --help`},
+		{"unknown command", []string{"pingg"}, exitUsage, `no command "pingg" (did you mean ping?); see iwarpctl --help`},
+		{"help for an unknown command", []string{"help", "pingg"}, exitUsage, `no command "pingg" (did you mean ping?); see iwarpctl --help`},
 		{"unknown command of a group", []string{"qp", "fly"}, exitUsage, `iwarpctl qp has no command "fly"; see iwarpctl qp --help`},
 		{"count without a number", []string{"ping", "-c", "-C", "abc"}, exitUsage, `--count "abc": must be a whole number; see iwarpctl ping --help`},
 		{"count out of range", []string{"ping", "-c", "-C", "99999999999999999999"}, exitUsage, `--count "99999999999999999999": is out of range; see iwarpctl ping --help`},
@@ -133,7 +133,7 @@ func TestErrors(t *testing.T) {
 		{"socket of another program", []string{"--socket", stream, "status"}, exitDaemon, stream + " is the socket of another program"},
 		{"socket path too long", []string{"--socket", long, "status"}, exitDaemon, "the path of a socket has at most 107 bytes: " + long},
 		{"argument after the shell", []string{"completion", "bash", "x"}, exitUsage, `"iwarpctl completion bash x": write it as iwarpctl completion bash`},
-		{"unknown shell", []string{"completion", "tcsh"}, exitUsage, `iwarpctl completion has no command "tcsh", did you mean bash or fish or zsh?; see iwarpctl completion --help`},
+		{"unknown shell", []string{"completion", "tcsh"}, exitUsage, `iwarpctl completion has no command "tcsh" (did you mean bash or fish or zsh?); see iwarpctl completion --help`},
 		{"cp a file with a leading dash", []string{"cp", "-dash", "10.0.0.1:"}, exitUsage, "write ./-dash for the file of that name"},
 		{"cp without a name", []string{"cp", "", "10.0.0.1:"}, exitUsage, "a name is empty"},
 		{"cp to an empty name", []string{"cp", file, ""}, exitUsage, "a name is empty"},

@@ -39,7 +39,7 @@ func (c *command) nfsExport() *cobra.Command {
 	x := &nfs.Export{Open: c.open, Config: rpcrdma.DefaultConfig(true)}
 	var memory int
 	cmd := &cobra.Command{
-		Use:   "export DIR --listen ADDR:PORT",
+		Use:   "export DIR [--listen ADDR:PORT]",
 		Short: "Serve a folder",
 		Long: "export serves a folder until interrupted. It also serves MOUNT and a small\n" +
 			"portmapper over the kernel's TCP and UDP, at the same address. Anyone who can\n" +
