@@ -256,27 +256,35 @@ func (c *Conn) begin(ctx context.Context) (*op, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	select {
-	case o := <-c.free:
+	o, err := take(ctx, c, c.free)
+	if err == nil {
 		o.reset()
-		return o, nil
+	}
+	return o, err
+}
+
+// take receives from pool, which is c.free or c.chunks. While the pool is empty it polls for
+// completions, since those of abandoned operations fill it.
+func take[T any](ctx context.Context, c *Conn, pool <-chan T) (v T, err error) {
+	select {
+	case v = <-pool:
+		return v, nil
 	default:
 	}
 	c.hungry.Add(1)
 	defer c.hungry.Add(-1)
 	for {
 		select {
-		case o := <-c.free:
-			o.reset()
-			return o, nil
-		case c.leader <- struct{}{}: // polling frees abandoned operations
-			err := c.lead(ctx, func() bool { return len(c.free) > 0 })
+		case v = <-pool:
+			return v, nil
+		case c.leader <- struct{}{}:
+			err = c.lead(ctx, func() bool { return len(pool) > 0 })
 			<-c.leader
 			if err != nil {
-				return nil, err
+				return v, err
 			}
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return v, ctx.Err()
 		}
 	}
 }

@@ -79,27 +79,11 @@ func (c *Conn) message(ctx context.Context, b []byte, mode SendMode) (o *op, wr 
 
 // takeChunk assigns a chunk of the stage to o, waiting until one is free.
 func (c *Conn) takeChunk(ctx context.Context, o *op) error {
-	select {
-	case o.chunk = <-c.chunks:
-		return nil
-	default:
+	chunk, err := take(ctx, c, c.chunks)
+	if err == nil {
+		o.chunk = chunk
 	}
-	c.hungry.Add(1)
-	defer c.hungry.Add(-1)
-	for {
-		select {
-		case o.chunk = <-c.chunks:
-			return nil
-		case c.leader <- struct{}{}:
-			err := c.lead(ctx, func() bool { return len(c.chunks) > 0 })
-			<-c.leader
-			if err != nil {
-				return err
-			}
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
+	return err
 }
 
 // wrap adds the operation, with its preposition, and the peer to an error.
