@@ -3,9 +3,7 @@ package iwarp
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -84,12 +82,16 @@ func (ch *CompChannel) Wait(ctx context.Context) (*CQ, error) {
 	}
 	for {
 		_ = ch.file.SetReadDeadline(time.Time{})
-		if c := ch.take(); c != nil { // checked after setting the deadline, since push sets one that has passed
+		if c := ch.take(); c != nil { // checked after clearing the deadline, which wake sets
 			return c, nil
 		}
-		if err := ch.sleep(ctx); err != nil {
+		b, err := ch.file.sleep(ctx, ch.d, ch.isEnding)
+		if err != nil {
 			return nil, fmt.Errorf("iwarp: wait for a completion channel: %w", err)
 		}
+		ch.mu.Lock()
+		ch.woken(b)
+		ch.mu.Unlock()
 	}
 }
 
@@ -106,32 +108,10 @@ func (ch *CompChannel) take() *CQ {
 	return c
 }
 
-// sleep reads wake-ups from the descriptor.
-func (ch *CompChannel) sleep(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if ctx.Done() != nil {
-		stop := context.AfterFunc(ctx, func() { _ = ch.file.SetReadDeadline(past) })
-		defer stop()
-	}
-	ch.d.rest()
-	b, err := ch.file.wait()
+func (ch *CompChannel) isEnding() bool {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
-	switch {
-	case err == nil:
-		ch.woken(b)
-		return nil
-	case errors.Is(err, os.ErrDeadlineExceeded): // of this context, of an earlier one, or set by Resize
-		return ctx.Err()
-	case ch.closed || ch.ending:
-		return ErrClosed
-	}
-	if derr := ch.d.Err(); derr != nil {
-		return derr
-	}
-	return ErrDaemonGone
+	return ch.closed || ch.ending
 }
 
 // woken processes the bytes read. Called with mu held.
@@ -162,7 +142,7 @@ func (ch *CompChannel) Poll() *CQ {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
 	if len(ch.ready) > 0 && !ch.closed { // wake a goroutine blocked in Wait, since this call read its bytes
-		_ = ch.file.SetReadDeadline(past)
+		ch.file.interrupt()
 	}
 	return c
 }
@@ -180,7 +160,7 @@ func (ch *CompChannel) wake(c *CQ) {
 	ch.mu.Lock()
 	ch.push(c)
 	ch.mu.Unlock()
-	_ = ch.file.SetReadDeadline(past)
+	ch.file.interrupt()
 }
 
 // forget removes a queue that is being closed.

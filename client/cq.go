@@ -2,9 +2,7 @@ package iwarp
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"time"
 
@@ -182,14 +180,11 @@ func (c *CQ) look(wcs []WC) int {
 }
 
 // interrupt wakes a goroutine in waitUnless.
-func (c *CQ) interrupt() { _ = c.file.SetReadDeadline(past) }
+func (c *CQ) interrupt() { c.file.interrupt() }
 
 // sleep waits for the wake-up of an armed queue, or until Resize has replaced the ring more
 // than swaps times, or over returns true.
 func (c *CQ) sleep(ctx context.Context, swaps int, over func() bool) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
 	_ = c.file.SetReadDeadline(time.Time{})
 	c.mu.Lock()
 	resized := c.swaps != swaps
@@ -197,27 +192,13 @@ func (c *CQ) sleep(ctx context.Context, swaps int, over func() bool) error {
 	if resized || over() { // checked after clearing the deadline, which both set
 		return nil
 	}
-	if ctx.Done() != nil {
-		stop := context.AfterFunc(ctx, func() { _ = c.file.SetReadDeadline(past) })
-		defer stop()
-	}
-	c.d.rest()
-	_, err := c.file.wait()
-	switch {
-	case err == nil:
+	b, err := c.file.sleep(ctx, c.d, c.isEnding)
+	if len(b) > 0 {
 		c.mu.Lock()
 		c.armed = false
 		c.mu.Unlock()
-		return nil
-	case errors.Is(err, os.ErrDeadlineExceeded): // deadline of this context or, late, of an earlier one, or set by Resize or interrupt
-		return ctx.Err()
-	case c.isEnding():
-		return ErrClosed
 	}
-	if derr := c.d.Err(); derr != nil {
-		return derr
-	}
-	return ErrDaemonGone
+	return err
 }
 
 // Arm makes FD readable at the next completion or, with solicitedOnly, at the next one that is

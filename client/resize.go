@@ -57,7 +57,7 @@ func (c *CQ) Resize(ctx context.Context, depth int) error {
 	// Wake goroutines in Wait: the new ring may already have completions.
 	switch {
 	case c.ch == nil:
-		_ = c.file.SetReadDeadline(past)
+		c.interrupt()
 	case arm != shm.ArmNone:
 		c.ch.wake(c)
 	}

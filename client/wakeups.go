@@ -1,6 +1,9 @@
 package iwarp
 
 import (
+	"cmp"
+	"context"
+	"errors"
 	"io"
 	"os"
 	"syscall"
@@ -21,7 +24,7 @@ type wakeups struct {
 	err  error
 }
 
-// past is a deadline that has passed: as the read deadline of a wakeups it makes wait return.
+// past is a deadline that has passed.
 var past = time.Unix(1, 0)
 
 // newWakeups takes over fd, which must be non-blocking. A wait reads at most size bytes.
@@ -48,4 +51,30 @@ func (w *wakeups) wait() ([]byte, error) {
 		return nil, io.EOF
 	}
 	return w.buf[:w.n], nil
+}
+
+// interrupt makes sleep return, also the next one, until the read deadline is cleared.
+func (w *wakeups) interrupt() { _ = w.SetReadDeadline(past) }
+
+// sleep is wait for an object of d, until ctx is done. It returns nothing after an interrupt. ending
+// reports whether the object is being closed.
+func (w *wakeups) sleep(ctx context.Context, d *Device, ending func() bool) ([]byte, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if ctx.Done() != nil {
+		stop := context.AfterFunc(ctx, w.interrupt)
+		defer stop()
+	}
+	d.rest()
+	b, err := w.wait()
+	switch {
+	case err == nil:
+		return b, nil
+	case errors.Is(err, os.ErrDeadlineExceeded): // by this context or, late, an earlier one, or by interrupt
+		return nil, ctx.Err()
+	case ending():
+		return nil, ErrClosed
+	}
+	return nil, cmp.Or(d.Err(), ErrDaemonGone)
 }
