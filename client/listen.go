@@ -147,8 +147,13 @@ func (d *Device) push(l *Listener, e *ctrlpb.ConnectRequest) {
 	l.mu.Lock()
 	l.queue = append(l.queue, r)
 	l.mu.Unlock()
+	signal(l.more)
+}
+
+// signal wakes a goroutine that receives from ch, now or later. ch has room for one signal.
+func signal(ch chan<- struct{}) {
 	select {
-	case l.more <- struct{}{}:
+	case ch <- struct{}{}:
 	default:
 	}
 }
@@ -220,10 +225,7 @@ func next[T any](ctx context.Context, l *Listener, queue *[]*T) (*T, error) {
 		l.mu.Lock()
 		if q := *queue; len(q) > 0 {
 			if *queue = q[1:]; len(q) > 1 {
-				select { // pass the signal on to another waiter
-				case l.more <- struct{}{}:
-				default:
-				}
+				signal(l.more) // pass the signal on to another waiter
 			}
 			l.mu.Unlock()
 			return q[0], nil

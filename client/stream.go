@@ -88,10 +88,7 @@ func (l *Listener) pushStream(s *Stream) {
 	l.mu.Lock()
 	l.streams = append(l.streams, s)
 	l.mu.Unlock()
-	select {
-	case l.more <- struct{}{}:
-	default:
-	}
+	signal(l.more)
 }
 
 // ConnectStream opens a TCP connection for the QP and returns it as a Stream. cfg is as for
@@ -119,7 +116,7 @@ func (s *Stream) data(e *ctrlpb.StreamData) {
 	s.buf = append(s.buf, e.Data...)
 	s.end = s.end || e.End
 	s.mu.Unlock()
-	s.wake()
+	signal(s.more)
 }
 
 // over ends the stream.
@@ -132,14 +129,7 @@ func (s *Stream) over(err error) {
 	s.d.mu.Lock()
 	delete(s.d.streams, s.h)
 	s.d.mu.Unlock()
-	s.wake()
-}
-
-func (s *Stream) wake() {
-	select {
-	case s.more <- struct{}{}:
-	default:
-	}
+	signal(s.more)
 }
 
 // take takes the token of Read or Write.
