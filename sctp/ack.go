@@ -20,7 +20,7 @@ func (a *Assoc) handleSack(now clock.Time, s *Sack) {
 		return // older than the current state
 	}
 	if n > int(a.next-a.first) {
-		a.abort(CauseProtocol, nil, ErrProtocol) // acknowledges TSNs that were never sent
+		a.abort(causeProtocol, nil, ErrProtocol) // acknowledges TSNs that were never sent
 		return
 	}
 	a.stats.Sacks++
@@ -65,7 +65,7 @@ func (a *Assoc) handleSack(now clock.Time, s *Sack) {
 func (a *Assoc) shutdownAcks(now clock.Time, cum serial.Num) {
 	n := cum.Sub(a.cumAck)
 	if n > int(a.next-a.first) {
-		a.abort(CauseProtocol, nil, ErrProtocol)
+		a.abort(causeProtocol, nil, ErrProtocol)
 		return
 	}
 	had := a.outstanding

@@ -289,13 +289,13 @@ func (a *Assoc) PollRestart() bool {
 }
 
 // Abort ends the association at once with an ABORT, which PollTransmit returns.
-func (a *Assoc) Abort() { a.abort(CauseUserAbort, nil, ErrAborted) }
+func (a *Assoc) Abort() { a.abort(causeUserAbort, nil, ErrAborted) }
 
 // GiveUp is Abort with the cause "out of resource": the owner is short of memory.
-func (a *Assoc) GiveUp() { a.abort(CauseOutOfResource, nil, ErrNoRoom) }
+func (a *Assoc) GiveUp() { a.abort(causeOutOfResource, nil, ErrNoRoom) }
 
 // abort sends an ABORT with a cause and ends the association.
-func (a *Assoc) abort(c Cause, info []byte, err error) {
+func (a *Assoc) abort(c causeCode, info []byte, err error) {
 	if a.state == Closed {
 		return
 	}
@@ -303,7 +303,7 @@ func (a *Assoc) abort(c Cause, info []byte, err error) {
 		h := Header{a.flow.LocalPort, a.flow.RemotePort, a.peerTag}
 		b, at := beginChunk(h.Append(nil), ChunkAbort, 0)
 		if c != 0 {
-			b = appendParam(b, ParamType(c), info)
+			b = appendCause(b, c, info)
 		}
 		a.raw = append(a.raw[:0], rawPacket{endChunk(b, at), a.primary, a.paths[a.primary].udp})
 	}

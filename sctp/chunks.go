@@ -38,48 +38,48 @@ const (
 )
 
 // Decode reads the body of an INIT or INIT ACK. Unknown parameters are recorded if their type asks for a report, and end the decoding if it
-// says so. Values are not validated: see Check.
+// says so. Values are not validated: see valid.
 func (i *Init) Decode(b []byte) error {
 	*i = Init{}
 	if len(b) < initFixed {
-		return ErrChunk
+		return errChunk
 	}
 	i.Tag, i.Rwnd = be.Uint32(b), be.Uint32(b[4:])
 	i.Out, i.In = be.Uint16(b[8:]), be.Uint16(b[10:])
 	i.TSN = serial.Num(be.Uint32(b[12:]))
 	b = b[initFixed:]
 	for len(b) > 0 {
-		var p Param
+		var p param
 		var err error
-		if b, err = NextParam(b, &p); err != nil {
+		if b, err = nextParam(b, &p); err != nil {
 			return err
 		}
 		switch p.Type {
-		case ParamIPv4:
+		case paramIPv4:
 			if len(p.Body) != 4 {
-				return ErrParam
+				return errParam
 			}
 			i.addAddr(netip.AddrFrom4([4]byte(p.Body)))
-		case ParamIPv6:
+		case paramIPv6:
 			if len(p.Body) != 16 {
-				return ErrParam
+				return errParam
 			}
 			i.addAddr(netip.AddrFrom16([16]byte(p.Body)).Unmap())
-		case ParamStateCookie:
+		case paramStateCookie:
 			i.Cookie = p.Body
-		case ParamCookiePreservative:
+		case paramCookiePreservative:
 			if len(p.Body) != 4 {
-				return ErrParam
+				return errParam
 			}
 			i.Preserve = be.Uint32(p.Body)
-		case ParamHostName:
+		case paramHostName:
 			i.HostName = true
-		case ParamUnrecognized:
+		case paramUnrecognized:
 			i.Unrecognized = p.Body
-		case ParamAddressTypes, ParamECN:
-		case ParamAdaptation:
+		case paramAddressTypes, paramECN:
+		case paramAdaptation:
 			if len(p.Body) != 4 {
-				return ErrParam
+				return errParam
 			}
 			i.Adaptation, i.HasAdaptation = be.Uint32(p.Body), true
 		default:
@@ -105,8 +105,8 @@ func (i *Init) addAddr(a netip.Addr) {
 	i.NAddrs++
 }
 
-// Check reports whether the fixed fields are valid: tag and stream counts are not 0, and the window is at least 1500 (RFC 9260 3.3.2).
-func (i *Init) Check() bool { return i.Tag != 0 && i.Out != 0 && i.In != 0 && i.Rwnd >= minRwnd }
+// valid reports whether the fixed fields are valid: tag and stream counts are not 0, and the window is at least 1500 (RFC 9260 3.3.2).
+func (i *Init) valid() bool { return i.Tag != 0 && i.Out != 0 && i.In != 0 && i.Rwnd >= minRwnd }
 
 // Append appends the chunk, of type ChunkInit or ChunkInitAck. It writes no addresses: the association has only the source address of the
 // packet.
@@ -118,16 +118,16 @@ func (i *Init) Append(b []byte, t ChunkType) []byte {
 	b = be.AppendUint16(b, i.In)
 	b = be.AppendUint32(b, uint32(i.TSN))
 	if len(i.Cookie) > 0 {
-		b = appendParam(b, ParamStateCookie, i.Cookie)
+		b = appendParam(b, paramStateCookie, i.Cookie)
 	}
 	if i.HasAdaptation {
-		b = appendParam(b, ParamAdaptation, be.AppendUint32(nil, i.Adaptation))
+		b = appendParam(b, paramAdaptation, be.AppendUint32(nil, i.Adaptation))
 	}
 	if i.Preserve != 0 {
-		b = appendParam(b, ParamCookiePreservative, be.AppendUint32(nil, i.Preserve))
+		b = appendParam(b, paramCookiePreservative, be.AppendUint32(nil, i.Preserve))
 	}
 	for _, r := range i.report[:i.nrep] {
-		b = appendParam(b, ParamUnrecognized, r)
+		b = appendParam(b, paramUnrecognized, r)
 	}
 	return endChunk(b, at)
 }
@@ -174,12 +174,12 @@ type Sack struct {
 // Decode reads the body of a SACK.
 func (s *Sack) Decode(b []byte) error {
 	if len(b) < sackFixed {
-		return ErrChunk
+		return errChunk
 	}
 	s.Cum, s.Rwnd = serial.Num(be.Uint32(b)), be.Uint32(b[4:])
 	ng, nd := 4*int(be.Uint16(b[8:])), 4*int(be.Uint16(b[10:]))
 	if len(b)-sackFixed < ng+nd {
-		return ErrChunk
+		return errChunk
 	}
 	s.gaps = b[sackFixed : sackFixed+ng]
 	return nil

@@ -60,7 +60,7 @@ func TestCapture(t *testing.T) {
 				if err := i.Decode(c.Body); err != nil {
 					t.Fatalf("packet %d: %v", n, err)
 				}
-				if !i.Check() || c.Type == ChunkInitAck && len(i.Cookie) == 0 {
+				if !i.valid() || c.Type == ChunkInitAck && len(i.Cookie) == 0 {
 					t.Fatalf("packet %d: %+v", n, i)
 				}
 				if i.HasAdaptation && i.Adaptation == 1 {

@@ -135,7 +135,7 @@ func (a *Assoc) control(now clock.Time, f *pkt.Flow, h *Header, b []byte, c *Chu
 		case Established, ShutdownPending, ShutdownReceived, ShutdownSent:
 			var s Sack
 			if s.Decode(c.Body) != nil {
-				a.abort(CauseProtocol, nil, ErrProtocol)
+				a.abort(causeProtocol, nil, ErrProtocol)
 				return false
 			}
 			a.handleSack(now, &s)
@@ -149,10 +149,10 @@ func (a *Assoc) control(now clock.Time, f *pkt.Flow, h *Header, b []byte, c *Chu
 		a.heartbeatAck(now, c.Body)
 	case ChunkAbort:
 		e := &AbortError{}
-		var p Param
+		var p param
 		if len(c.Body) > 0 {
-			if _, err := NextParam(c.Body, &p); err == nil {
-				e.Cause = Cause(p.Type)
+			if _, err := nextParam(c.Body, &p); err == nil {
+				e.cause = causeCode(p.Type)
 			}
 		}
 		a.end(e)
@@ -181,7 +181,7 @@ func (a *Assoc) control(now clock.Time, f *pkt.Flow, h *Header, b []byte, c *Chu
 		a.stats.UnknownChunks++
 		how := c.Type.unknown()
 		if how&unknownReport != 0 && a.state >= Established {
-			a.reply(CauseUnknownChunk, c.raw(b))
+			a.reply(causeUnknownChunk, c.raw(b))
 		}
 		return how&unknownSkip != 0
 	}
@@ -192,7 +192,7 @@ func (a *Assoc) control(now clock.Time, f *pkt.Flow, h *Header, b []byte, c *Chu
 const maxReplies = 1024
 
 // reply queues an ERROR chunk.
-func (a *Assoc) reply(c Cause, info []byte) {
+func (a *Assoc) reply(c causeCode, info []byte) {
 	to := a.answerPath()
 	if len(a.replies)+chunkHeader+4+len(info)+3 > min(maxReplies, a.paths[to].budget()) {
 		return
@@ -222,12 +222,12 @@ func shutdownComplete(f *pkt.Flow, tag uint32) []byte {
 func (a *Assoc) handleError(now clock.Time, c *Chunk) {
 	rest := c.Body
 	for len(rest) > 0 {
-		var p Param
+		var p param
 		var err error
-		if rest, err = NextParam(rest, &p); err != nil {
+		if rest, err = nextParam(rest, &p); err != nil {
 			return
 		}
-		if Cause(p.Type) == CauseStaleCookie && a.state == CookieEchoed && len(p.Body) == 4 {
+		if causeCode(p.Type) == causeStaleCookie && a.state == CookieEchoed && len(p.Body) == 4 {
 			// Start again with a longer cookie lifetime (5.2.6).
 			if a.stales++; a.stales > maxInit {
 				a.end(ErrTimeout)

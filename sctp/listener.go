@@ -124,9 +124,9 @@ func OutOfBlue(f pkt.Flow, b []byte) []byte {
 		case ChunkShutdownAck:
 			return shutdownComplete(&f, h.Tag)
 		case ChunkError:
-			var p Param
+			var p param
 			if len(c.Body) > 0 {
-				if _, err := NextParam(c.Body, &p); err == nil && Cause(p.Type) == CauseStaleCookie {
+				if _, err := nextParam(c.Body, &p); err == nil && causeCode(p.Type) == causeStaleCookie {
 					return nil
 				}
 			}

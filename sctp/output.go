@@ -41,7 +41,7 @@ func (a *Assoc) PollTransmit(now clock.Time, o *Out) bool {
 		if len(a.unknown) > 0 && len(b)+chunkHeader+4+len(a.unknown) <= a.paths[a.primary].budget() {
 			at := 0
 			b, at = beginChunk(b, ChunkError, 0)
-			b = endChunk(appendParam(b, ParamType(CauseUnknownParams), a.unknown), at)
+			b = endChunk(appendCause(b, causeUnknownParams, a.unknown), at)
 			a.unknown = a.unknown[:0]
 		}
 		a.head = b[:0]
@@ -126,7 +126,7 @@ func (a *Assoc) bundle(now clock.Time, h *Header, o *Out) bool {
 		if a.want.take(wantStaleShutdown) {
 			var at int
 			b, at = beginChunk(b, ChunkError, 0)
-			b = endChunk(appendParam(b, ParamType(CauseShuttingDown), nil), at)
+			b = endChunk(appendCause(b, causeShuttingDown, nil), at)
 		}
 	}
 	a.head = b[:0]

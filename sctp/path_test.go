@@ -16,7 +16,7 @@ import (
 func TestHeartbeatAndFailover(t *testing.T) {
 	r := newRig(t, Config{Heartbeat: time.Second})
 	r.l = NewListener(&r.cfg, &r.key, 1500)
-	b := appendParam(r.initChunk(ChunkInit, nil), ParamIPv4, []byte{10, 0, 0, 9})
+	b := appendParam(r.initChunk(ChunkInit, nil), paramIPv4, []byte{10, 0, 0, 9})
 	be.PutUint16(b[2:], uint16(len(b)))
 	r.send(0, b)
 	var c Chunk

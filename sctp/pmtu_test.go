@@ -323,7 +323,7 @@ func TestMTUOfPaths(t *testing.T) {
 	// The MTU of the first hop is also that of addresses that the peer adds.
 	d := dialing(t, Config{}, CookieWait)
 	d.a.SetMTU(0, 1400)
-	ack := appendParam(d.initChunk(ChunkInitAck, []byte("cookie")), ParamIPv4, []byte{10, 0, 1, 1})
+	ack := appendParam(d.initChunk(ChunkInitAck, []byte("cookie")), paramIPv4, []byte{10, 0, 1, 1})
 	be.PutUint16(ack[2:], uint16(len(ack)))
 	d.send(d.a.tag, ack)
 	if n, _ := d.a.Paths(); n != 2 || d.a.Path(1).MTU != 1400 {

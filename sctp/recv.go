@@ -85,11 +85,11 @@ func (a *Assoc) PollData(d *Data) bool {
 func (a *Assoc) handleData(c *Chunk) bool {
 	var d dataChunk
 	if !d.decode(c) {
-		a.abort(CauseProtocol, nil, ErrProtocol)
+		a.abort(causeProtocol, nil, ErrProtocol)
 		return false
 	}
 	if d.n == 0 {
-		a.abort(CauseNoUserData, be.AppendUint32(nil, uint32(d.tsn)), ErrProtocol)
+		a.abort(causeNoUserData, be.AppendUint32(nil, uint32(d.tsn)), ErrProtocol)
 		return false
 	}
 	r := &a.rcv
@@ -123,7 +123,7 @@ func (a *Assoc) handleData(c *Chunk) bool {
 	}
 	if int(d.stream) >= a.in {
 		r.accept(d.tsn)
-		a.reply(CauseInvalidStream, be.AppendUint16(be.AppendUint16(nil, d.stream), 0))
+		a.reply(causeInvalidStream, be.AppendUint16(be.AppendUint16(nil, d.stream), 0))
 		return true
 	}
 	if !a.place(&d) {
@@ -285,7 +285,7 @@ func (a *Assoc) reclaimFor(d *dataChunk) bool {
 	if a.reclaimLast() {
 		return true
 	}
-	a.abort(CauseOutOfResource, nil, ErrNoRoom)
+	a.abort(causeOutOfResource, nil, ErrNoRoom)
 	return false
 }
 

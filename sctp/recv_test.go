@@ -38,7 +38,7 @@ func TestReceive(t *testing.T) {
 	want()
 	reported := false
 	for _, s := range r.take() {
-		if c, info := cause(s); types(s)[0] == ChunkError && c == CauseInvalidStream && slices.Equal(info, []byte{0, 10, 0, 0}) {
+		if c, info := cause(s); types(s)[0] == ChunkError && c == causeInvalidStream && slices.Equal(info, []byte{0, 10, 0, 0}) {
 			reported = true
 		}
 	}

@@ -127,7 +127,7 @@ func manyHomed(t *testing.T, cfg Config, n int) *rig {
 	r.l = NewListener(&r.cfg, &r.key, 1500)
 	b := r.initChunk(ChunkInit, nil)
 	for i := 1; i < n; i++ {
-		b = appendParam(b, ParamIPv4, []byte{10, 0, 1, byte(i)})
+		b = appendParam(b, paramIPv4, []byte{10, 0, 1, byte(i)})
 	}
 	be.PutUint16(b[2:], uint16(len(b)))
 	r.send(0, b)
@@ -285,14 +285,14 @@ func sackBytes(cum serial.Num, rwnd uint32, gaps ...uint16) []byte {
 }
 
 // cause returns the first error cause of an ABORT or ERROR that begins b.
-func cause(b []byte) (Cause, []byte) {
+func cause(b []byte) (causeCode, []byte) {
 	var c Chunk
-	var p Param
+	var p param
 	if _, err := NextChunk(b, HeaderLen, &c); err != nil || len(c.Body) == 0 {
 		return 0, nil
 	}
-	if _, err := NextParam(c.Body, &p); err != nil {
+	if _, err := nextParam(c.Body, &p); err != nil {
 		return 0, nil
 	}
-	return Cause(p.Type), p.Body
+	return causeCode(p.Type), p.Body
 }

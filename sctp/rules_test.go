@@ -55,7 +55,7 @@ func TestForgedHeartbeatAck(t *testing.T) {
 	}
 	ack := func(nonce uint64) {
 		body := be.AppendUint64(be.AppendUint64(be.AppendUint32(nil, 1), 0), nonce)
-		r.a.heartbeatAck(r.now, appendParam(nil, ParamHeartbeatInfo, body))
+		r.a.heartbeatAck(r.now, appendParam(nil, paramHeartbeatInfo, body))
 	}
 	for _, d := range []uint64{1, 1 << 63, 1 << 32} {
 		if ack(p.hbNonce ^ d); p.confirmed {

@@ -80,10 +80,10 @@ var (
 	ErrNoSCTP      = errors.New("sctp: peer has no SCTP")
 )
 
-// AbortError reports an ABORT of the peer. Cause is its first error cause, or 0.
-type AbortError struct{ Cause Cause }
+// AbortError reports an ABORT of the peer, by its first error cause.
+type AbortError struct{ cause causeCode }
 
-func (e *AbortError) Error() string { return "sctp: association aborted by peer: " + e.Cause.String() }
+func (e *AbortError) Error() string { return "sctp: association aborted by peer: " + e.cause.String() }
 
 // Act says what the owner does with user data that PollData reports.
 type Act uint8

@@ -10,7 +10,7 @@ import (
 // refusal returns the ABORT that refuses an INIT or INIT ACK, and the error, or nil if it is acceptable. The ABORT carries the peer's tag.
 func refusal(cfg *Config, f *pkt.Flow, i *Init, decodeErr error, wantCookie bool) ([]byte, error) {
 	h := Header{f.LocalPort, f.RemotePort, i.Tag}
-	var cause Cause
+	var cause causeCode
 	var info []byte
 	err := ErrProtocol
 	switch {
@@ -18,21 +18,21 @@ func refusal(cfg *Config, f *pkt.Flow, i *Init, decodeErr error, wantCookie bool
 		// 3.3.3 for INIT ACK; an INIT without a tag cannot be answered.
 		return nil, ErrProtocol
 	case i.HostName:
-		cause = CauseUnresolvable
-		info = []byte{0, byte(ParamHostName), 0, 4}
-	case decodeErr != nil || !i.Check():
-		cause = CauseInvalidParam
+		cause = causeUnresolvable
+		info = []byte{0, byte(paramHostName), 0, 4}
+	case decodeErr != nil || !i.valid():
+		cause = causeInvalidParam
 	case wantCookie && len(i.Cookie) == 0:
-		cause = CauseMissingParam
-		info = []byte{0, 0, 0, 1, 0, byte(ParamStateCookie)}
+		cause = causeMissingParam
+		info = []byte{0, 0, 0, 1, 0, byte(paramStateCookie)}
 	case !cfg.accepts(i.Adaptation, i.HasAdaptation):
-		cause, err = CauseUserAbort, ErrAdaptation
+		cause, err = causeUserAbort, ErrAdaptation
 		info = []byte("adaptation layer indication not accepted")
 	default:
 		return nil, nil
 	}
 	b, at := beginChunk(h.Append(nil), ChunkAbort, 0)
-	return endChunk(appendParam(b, ParamType(cause), info), at), err
+	return endChunk(appendCause(b, cause, info), at), err
 }
 
 // handleInit processes an INIT for an existing association (RFC 9260 5.2.1, 5.2.2).
@@ -57,11 +57,11 @@ func (a *Assoc) handleInit(now clock.Time, f *pkt.Flow, c *Chunk) {
 				b, at := beginChunk(h.Append(nil), ChunkAbort, 0)
 				var p []byte
 				if ad.Is4() {
-					p = appendParam(nil, ParamIPv4, ad.AsSlice())
+					p = appendParam(nil, paramIPv4, ad.AsSlice())
 				} else {
-					p = appendParam(nil, ParamIPv6, ad.AsSlice())
+					p = appendParam(nil, paramIPv6, ad.AsSlice())
 				}
-				a.respond(endChunk(appendParam(b, ParamType(CauseRestartAddresses), p), at))
+				a.respond(endChunk(appendCause(b, causeRestartAddresses, p), at))
 				return
 			}
 		}
@@ -191,5 +191,5 @@ func (a *Assoc) restart(now clock.Time, k *cookie) {
 func staleCookie(k *cookie, over uint32) []byte {
 	h := Header{k.flow.LocalPort, k.flow.RemotePort, k.peerTag}
 	b, at := beginChunk(h.Append(nil), ChunkError, 0)
-	return endChunk(appendParam(b, ParamType(CauseStaleCookie), be.AppendUint32(nil, over)), at)
+	return endChunk(appendCause(b, causeStaleCookie, be.AppendUint32(nil, over)), at)
 }

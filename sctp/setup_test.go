@@ -46,7 +46,7 @@ func TestListenerKeepsNothing(t *testing.T) {
 	r.none()
 	r.now = r.now.Add(61 * time.Second)
 	r.cookieEcho(i)
-	if c, info := cause(r.one(ChunkError)); c != CauseStaleCookie || be.Uint32(info) != 1e6 {
+	if c, info := cause(r.one(ChunkError)); c != causeStaleCookie || be.Uint32(info) != 1e6 {
 		t.Fatalf("cause %v %x", c, info)
 	}
 	r.cookieEcho(r.init())
@@ -85,23 +85,23 @@ func TestRefusals(t *testing.T) {
 		return Init{Tag: 5, Rwnd: 5000, Out: 3, In: 3, TSN: 7, Adaptation: 1, HasAdaptation: true}
 	}
 	fine := good()
-	host := appendParam(fine.Append(nil, ChunkInit), ParamHostName, []byte("h\x00"))
+	host := appendParam(fine.Append(nil, ChunkInit), paramHostName, []byte("h\x00"))
 	be.PutUint16(host[2:], uint16(len(host)))
-	cut := append(fine.Append(nil, ChunkInit), byte(ParamIPv4>>8), byte(ParamIPv4), 0, 8)
+	cut := append(fine.Append(nil, ChunkInit), byte(paramIPv4>>8), byte(paramIPv4), 0, 8)
 	be.PutUint16(cut[2:], uint16(len(cut)))
 	for _, c := range []struct {
 		name  string
 		chunk []byte
-		cause Cause // 0: silence
+		cause causeCode // 0: silence
 	}{
 		{"tag 0", func() []byte { i := good(); i.Tag = 0; return i.Append(nil, ChunkInit) }(), 0},
-		{"no streams out", func() []byte { i := good(); i.Out = 0; return i.Append(nil, ChunkInit) }(), CauseInvalidParam},
-		{"no streams in", func() []byte { i := good(); i.In = 0; return i.Append(nil, ChunkInit) }(), CauseInvalidParam},
-		{"small window", func() []byte { i := good(); i.Rwnd = 1499; return i.Append(nil, ChunkInit) }(), CauseInvalidParam},
-		{"no adaptation", func() []byte { i := good(); i.HasAdaptation = false; return i.Append(nil, ChunkInit) }(), CauseUserAbort},
-		{"other adaptation", func() []byte { i := good(); i.Adaptation = 2; return i.Append(nil, ChunkInit) }(), CauseUserAbort},
-		{"host name", host, CauseUnresolvable},
-		{"parameter beyond the chunk", cut, CauseInvalidParam},
+		{"no streams out", func() []byte { i := good(); i.Out = 0; return i.Append(nil, ChunkInit) }(), causeInvalidParam},
+		{"no streams in", func() []byte { i := good(); i.In = 0; return i.Append(nil, ChunkInit) }(), causeInvalidParam},
+		{"small window", func() []byte { i := good(); i.Rwnd = 1499; return i.Append(nil, ChunkInit) }(), causeInvalidParam},
+		{"no adaptation", func() []byte { i := good(); i.HasAdaptation = false; return i.Append(nil, ChunkInit) }(), causeUserAbort},
+		{"other adaptation", func() []byte { i := good(); i.Adaptation = 2; return i.Append(nil, ChunkInit) }(), causeUserAbort},
+		{"host name", host, causeUnresolvable},
+		{"parameter beyond the chunk", cut, causeInvalidParam},
 	} {
 		r := newRig(t, Config{Adaptation: 1, Accept: []uint32{1}})
 		r.l = NewListener(&r.cfg, &r.key, 1500)
@@ -128,12 +128,12 @@ func TestUnknownParameters(t *testing.T) {
 	r := newRig(t, Config{})
 	r.l = NewListener(&r.cfg, &r.key, 1500)
 	for _, c := range []struct {
-		typ         ParamType
+		typ         paramType
 		report, run bool
 	}{{0x3001, false, false}, {0x7001, true, false}, {0xb001, false, true}, {0xf001, true, true}} {
 		b := r.initChunk(ChunkInit, nil)
 		b = appendParam(b, c.typ, []byte("abc"))
-		b = appendParam(b, ParamAdaptation, []byte{0, 0, 0, 1})
+		b = appendParam(b, paramAdaptation, []byte{0, 0, 0, 1})
 		be.PutUint16(b[2:], uint16(len(b)))
 		var i Init
 		if err := i.Decode(b[4:]); err != nil || i.HasAdaptation != c.run {
@@ -172,7 +172,7 @@ func TestUnknownChunks(t *testing.T) {
 		}
 		reported := false
 		for _, s := range r.take() {
-			if k, info := cause(s); types(s)[0] == ChunkError && k == CauseUnknownChunk && info[0] == byte(c.typ) {
+			if k, info := cause(s); types(s)[0] == ChunkError && k == causeUnknownChunk && info[0] == byte(c.typ) {
 				reported = true
 			}
 		}
@@ -278,7 +278,7 @@ func TestSetupBackOff(t *testing.T) {
 
 func TestStaleCookie(t *testing.T) {
 	r := dialing(t, Config{}, CookieEchoed)
-	r.send(r.a.tag, chunk(ChunkError, 0, appendParam(nil, ParamType(CauseStaleCookie), []byte{0, 0x0f, 0x42, 0x40})))
+	r.send(r.a.tag, chunk(ChunkError, 0, appendCause(nil, causeStaleCookie, []byte{0, 0x0f, 0x42, 0x40})))
 	b := r.one(ChunkInit)
 	var c Chunk
 	var i Init
@@ -289,7 +289,7 @@ func TestStaleCookie(t *testing.T) {
 	// A peer whose cookies are always stale is abandoned.
 	for range 20 {
 		r.send(r.a.tag, r.initChunk(ChunkInitAck, []byte("cookie")))
-		r.send(r.a.tag, chunk(ChunkError, 0, appendParam(nil, ParamType(CauseStaleCookie), []byte{0, 0, 0, 1})))
+		r.send(r.a.tag, chunk(ChunkError, 0, appendCause(nil, causeStaleCookie, []byte{0, 0, 0, 1})))
 	}
 	if n := len(r.take()); r.a.State() != Closed || r.a.Err() != ErrTimeout || n > 20 {
 		t.Errorf("%v %v after %d packets", r.a.State(), r.a.Err(), n)
@@ -339,7 +339,7 @@ func TestTags(t *testing.T) {
 	}
 	r := listening(t, Config{})
 	r.recv(7, 3, 0, 0, "")
-	if c, info := cause(r.one(ChunkAbort)); c != CauseNoUserData || !bytes.Equal(info, be.AppendUint32(nil, uint32(rigTSN.Add(3)))) {
+	if c, info := cause(r.one(ChunkAbort)); c != causeNoUserData || !bytes.Equal(info, be.AppendUint32(nil, uint32(rigTSN.Add(3)))) {
 		t.Errorf("no user data: %v, %x", c, info)
 	}
 }
@@ -356,7 +356,7 @@ func TestOutOfBlue(t *testing.T) {
 		}
 		return b
 	}
-	stale := chunk(ChunkError, 0, appendParam(nil, ParamType(CauseStaleCookie), []byte{0, 0, 0, 0}))
+	stale := chunk(ChunkError, 0, appendCause(nil, causeStaleCookie, []byte{0, 0, 0, 0}))
 	for _, c := range []struct {
 		name string
 		b    []byte
@@ -374,7 +374,7 @@ func TestOutOfBlue(t *testing.T) {
 		{"SHUTDOWN COMPLETE", pack(7, chunk(ChunkShutdownComplete, 0, nil)), 0, 0, true},
 		{"COOKIE ACK", pack(7, chunk(ChunkCookieAck, 0, nil)), 0, 0, true},
 		{"stale cookie", pack(7, stale), 0, 0, true},
-		{"another error", pack(7, chunk(ChunkError, 0, appendParam(nil, ParamType(CauseProtocol), nil))), ChunkAbort, 7, false},
+		{"another error", pack(7, chunk(ChunkError, 0, appendCause(nil, causeProtocol, nil))), ChunkAbort, 7, false},
 		{"short", []byte{1, 2, 3}, 0, 0, true},
 	} {
 		b := OutOfBlue(f, c.b)
@@ -455,10 +455,10 @@ func TestDuplicateInit(t *testing.T) {
 	})
 	t.Run("restart with new addresses", func(t *testing.T) {
 		r := listening(t, Config{})
-		b := appendParam(r.initChunk(ChunkInit, nil), ParamIPv4, []byte{10, 9, 9, 9})
+		b := appendParam(r.initChunk(ChunkInit, nil), paramIPv4, []byte{10, 9, 9, 9})
 		be.PutUint16(b[2:], uint16(len(b)))
 		r.send(0, b)
-		if c, info := cause(r.one(ChunkAbort)); c != CauseRestartAddresses || len(info) != 8 || r.a.State() != Established {
+		if c, info := cause(r.one(ChunkAbort)); c != causeRestartAddresses || len(info) != 8 || r.a.State() != Established {
 			t.Errorf("cause %v %x, %v", c, info, r.a.State())
 		}
 	})
@@ -466,9 +466,9 @@ func TestDuplicateInit(t *testing.T) {
 		b := r.initChunk(ChunkInit, nil)
 		for _, s := range addrs {
 			ad := netip.MustParseAddr(s)
-			typ := ParamIPv4
+			typ := paramIPv4
 			if ad.Is6() {
-				typ = ParamIPv6
+				typ = paramIPv6
 			}
 			b = appendParam(b, typ, ad.AsSlice())
 		}
@@ -500,7 +500,7 @@ func TestDuplicateInit(t *testing.T) {
 	t.Run("new addresses in COOKIE-ECHOED", func(t *testing.T) {
 		r := dialing(t, Config{}, CookieEchoed)
 		r.send(0, with(r, "10.9.9.9"))
-		if c, info := cause(r.one(ChunkAbort)); c != CauseRestartAddresses || len(info) != 8 || r.a.State() != CookieEchoed {
+		if c, info := cause(r.one(ChunkAbort)); c != causeRestartAddresses || len(info) != 8 || r.a.State() != CookieEchoed {
 			t.Errorf("cause %v %x, %v", c, info, r.a.State())
 		}
 	})
@@ -575,7 +575,7 @@ func TestDuplicateInit(t *testing.T) {
 		r.one(ChunkShutdownAck)
 		r.cookieEcho(i) // no restart, but an ERROR behind the SHUTDOWN ACK (5.2.4 A)
 		b := r.one(ChunkShutdownAck)
-		if c, _ := cause(b[chunkHeader:]); !slices.Equal(types(b), []ChunkType{ChunkShutdownAck, ChunkError}) || c != CauseShuttingDown || r.a.State() != ShutdownAckSent {
+		if c, _ := cause(b[chunkHeader:]); !slices.Equal(types(b), []ChunkType{ChunkShutdownAck, ChunkError}) || c != causeShuttingDown || r.a.State() != ShutdownAckSent {
 			t.Errorf("sent %v, cause %v, %v", types(b), c, r.a.State())
 		}
 	})

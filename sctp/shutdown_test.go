@@ -97,7 +97,7 @@ func TestShutdown(t *testing.T) {
 			r.take()
 			r.a.Push(&Message{Buf: 1, Len: 10}) // 1000, which waits
 			r.send(r.a.tag, b)
-			if c, _ := cause(r.one(ChunkAbort)); c != CauseProtocol || r.a.Err() != ErrProtocol {
+			if c, _ := cause(r.one(ChunkAbort)); c != causeProtocol || r.a.Err() != ErrProtocol {
 				t.Errorf("%v, %v: %v", c, r.a.State(), r.a.Err())
 			}
 		})
@@ -138,7 +138,7 @@ func TestShutdown(t *testing.T) {
 		r.take()
 		r.a.Abort()
 		r.drain(nil)
-		if c, _ := cause(r.one(ChunkAbort)); c != CauseUserAbort {
+		if c, _ := cause(r.one(ChunkAbort)); c != causeUserAbort {
 			t.Error(c)
 		}
 		if b, ok := r.a.PollReleased(); !ok || b != 10 {
@@ -156,9 +156,9 @@ func TestShutdown(t *testing.T) {
 	})
 	t.Run("abort by the peer", func(t *testing.T) {
 		r := listening(t, Config{})
-		r.send(r.a.tag, chunk(ChunkAbort, 0, appendParam(nil, ParamType(CauseOutOfResource), nil)))
+		r.send(r.a.tag, chunk(ChunkAbort, 0, appendCause(nil, causeOutOfResource, nil)))
 		r.none()
-		if e := (*AbortError)(nil); !errors.As(r.a.Err(), &e) || e.Cause != CauseOutOfResource {
+		if e := (*AbortError)(nil); !errors.As(r.a.Err(), &e) || e.cause != causeOutOfResource {
 			t.Error(r.a.State(), r.a.Err())
 		}
 	})

@@ -96,7 +96,7 @@ func (a *Assoc) HandleTimeout(now clock.Time) {
 			if a.late {
 				a.guard(now)
 			} else {
-				a.abort(CauseUserAbort, nil, ErrTimeout)
+				a.abort(causeUserAbort, nil, ErrTimeout)
 			}
 		case timerShutdown:
 			a.paths[a.primary].backOff()
@@ -204,7 +204,7 @@ func (a *Assoc) sendShutdown(now clock.Time) {
 // handleShutdown is RFC 9260 9.2.
 func (a *Assoc) handleShutdown(now clock.Time, c *Chunk) {
 	if len(c.Body) != 4 {
-		a.abort(CauseProtocol, nil, ErrProtocol)
+		a.abort(causeProtocol, nil, ErrProtocol)
 		return
 	}
 	cum := serial.Num(be.Uint32(c.Body))
@@ -292,7 +292,7 @@ func (a *Assoc) newNonce(now clock.Time) uint64 {
 // heartbeat builds the packet; the ACK returns path, time and nonce.
 func (a *Assoc) heartbeat(h *Header, i int, at clock.Time, nonce uint64) []byte {
 	b, begin := beginChunk(h.Append(a.head[:0]), ChunkHeartbeat, 0)
-	b = be.AppendUint16(b, uint16(ParamHeartbeatInfo))
+	b = be.AppendUint16(b, uint16(paramHeartbeatInfo))
 	b = be.AppendUint16(b, 4+20)
 	b = be.AppendUint32(b, uint32(i))
 	b = be.AppendUint64(b, uint64(at))
@@ -302,11 +302,11 @@ func (a *Assoc) heartbeat(h *Header, i int, at clock.Time, nonce uint64) []byte 
 
 // heartbeatAck processes the answer, even a late one, to the last HEARTBEAT or to the last MTU probe.
 func (a *Assoc) heartbeatAck(now clock.Time, b []byte) {
-	var p Param
+	var p param
 	if len(b) == 0 {
 		return
 	}
-	if _, err := NextParam(b, &p); err != nil || p.Type != ParamHeartbeatInfo || len(p.Body) != 20 {
+	if _, err := nextParam(b, &p); err != nil || p.Type != paramHeartbeatInfo || len(p.Body) != 20 {
 		return
 	}
 	i := be.Uint32(p.Body)

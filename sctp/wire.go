@@ -70,9 +70,9 @@ const (
 
 // Errors of the decoders.
 var (
-	ErrShort = errors.New("sctp: packet too short")
-	ErrChunk = errors.New("sctp: bad chunk length")
-	ErrParam = errors.New("sctp: bad parameter length")
+	errShort = errors.New("sctp: packet too short")
+	errChunk = errors.New("sctp: bad chunk length")
+	errParam = errors.New("sctp: bad parameter length")
 )
 
 // Header is the common header.
@@ -84,7 +84,7 @@ type Header struct {
 // Decode reads the common header. It does not verify the checksum.
 func (h *Header) Decode(b []byte) error {
 	if len(b) < HeaderLen {
-		return ErrShort
+		return errShort
 	}
 	h.SrcPort, h.DstPort, h.Tag = be.Uint16(b), be.Uint16(b[2:]), be.Uint32(b[4:])
 	return nil
@@ -126,14 +126,14 @@ type Chunk struct {
 func (c *Chunk) raw(b []byte) []byte { return b[c.Off : c.Off+chunkHeader+len(c.Body)] }
 
 // NextChunk reads the chunk at offset off of packet b. next is the offset of the following chunk, or len(b) or more if there is none. It
-// returns ErrChunk for a length that exceeds the packet.
+// returns errChunk for a length that exceeds the packet.
 func NextChunk(b []byte, off int, c *Chunk) (next int, err error) {
 	if off < 0 || len(b)-off < chunkHeader {
-		return off, ErrChunk
+		return off, errChunk
 	}
 	n := int(be.Uint16(b[off+2:]))
 	if n < chunkHeader || n > len(b)-off {
-		return off, ErrChunk
+		return off, errChunk
 	}
 	*c = Chunk{Type: ChunkType(b[off]), Flags: b[off+1], Body: b[off+chunkHeader : off+n], Off: off}
 	return off + pad4(n), nil
@@ -158,71 +158,71 @@ func appendChunk(b []byte, t ChunkType, flags uint8, body []byte) []byte {
 	return endChunk(append(b, body...), at)
 }
 
-// ParamType is the type of a parameter (RFC 9260 3.3.2, RFC 5061 4.2).
-type ParamType uint16
+// paramType is the type of a parameter (RFC 9260 3.3.2, RFC 5061 4.2).
+type paramType uint16
 
 // The parameter types.
 const (
-	ParamHeartbeatInfo      ParamType = 1
-	ParamIPv4               ParamType = 5
-	ParamIPv6               ParamType = 6
-	ParamStateCookie        ParamType = 7
-	ParamUnrecognized       ParamType = 8
-	ParamCookiePreservative ParamType = 9
-	ParamHostName           ParamType = 11
-	ParamAddressTypes       ParamType = 12
-	ParamECN                ParamType = 0x8000
-	ParamAdaptation         ParamType = 0xC006
+	paramHeartbeatInfo      paramType = 1
+	paramIPv4               paramType = 5
+	paramIPv6               paramType = 6
+	paramStateCookie        paramType = 7
+	paramUnrecognized       paramType = 8
+	paramCookiePreservative paramType = 9
+	paramHostName           paramType = 11
+	paramAddressTypes       paramType = 12
+	paramECN                paramType = 0x8000
+	paramAdaptation         paramType = 0xC006
 )
 
-func (t ParamType) unknown() uint8 { return uint8(t >> 14) }
+func (t paramType) unknown() uint8 { return uint8(t >> 14) }
 
-// Param is a parameter or an error cause; both have the same form.
-type Param struct {
-	Type ParamType
+// param is a parameter or an error cause; both have the same form.
+type param struct {
+	Type paramType
 	Body []byte
 	raw  []byte
 }
 
-// NextParam reads the parameter at the start of b, which is not empty, and returns what follows it. It returns ErrParam for a length that
+// nextParam reads the parameter at the start of b, which is not empty, and returns what follows it. It returns errParam for a length that
 // exceeds b.
-func NextParam(b []byte, p *Param) (rest []byte, err error) {
+func nextParam(b []byte, p *param) (rest []byte, err error) {
 	if len(b) < 4 {
-		return nil, ErrParam
+		return nil, errParam
 	}
 	n := int(be.Uint16(b[2:]))
 	if n < 4 || n > len(b) {
-		return nil, ErrParam
+		return nil, errParam
 	}
-	*p = Param{Type: ParamType(be.Uint16(b)), Body: b[4:n], raw: b[:n]}
+	*p = param{Type: paramType(be.Uint16(b)), Body: b[4:n], raw: b[:n]}
 	return b[min(pad4(n), len(b)):], nil
 }
 
-func appendParam(b []byte, t ParamType, body []byte) []byte {
+func appendParam(b []byte, t paramType, body []byte) []byte {
 	b = be.AppendUint16(b, uint16(t))
 	b = be.AppendUint16(b, uint16(4+len(body)))
 	b = append(b, body...)
 	return append(b, zero4[:pad4(len(body))-len(body)]...)
 }
 
-// Cause is the code of an error cause (RFC 9260 3.3.10).
-type Cause uint16
+// causeCode is the code of an error cause (RFC 9260 3.3.10).
+type causeCode uint16
 
 // The error causes.
 const (
-	CauseInvalidStream Cause = iota + 1
-	CauseMissingParam
-	CauseStaleCookie
-	CauseOutOfResource
-	CauseUnresolvable
-	CauseUnknownChunk
-	CauseInvalidParam
-	CauseUnknownParams
-	CauseNoUserData
-	CauseShuttingDown
-	CauseRestartAddresses
-	CauseUserAbort
-	CauseProtocol
+	causeInvalidStream causeCode = iota + 1
+	causeMissingParam
+	causeStaleCookie
+	causeOutOfResource
+	causeUnresolvable
+	causeUnknownChunk
+	causeInvalidParam
+	causeUnknownParams
+	causeNoUserData
+	causeShuttingDown
+	causeRestartAddresses
+	causeUserAbort
+	causeProtocol
 )
 
 var causeNames = [...]string{"no cause", "invalid stream identifier", "missing mandatory parameter", "stale cookie",
@@ -230,9 +230,13 @@ var causeNames = [...]string{"no cause", "invalid stream identifier", "missing m
 	"unrecognized parameters", "no user data", "cookie received while shutting down",
 	"restart with new addresses", "user-initiated abort", "protocol violation"}
 
-func (c Cause) String() string {
+func (c causeCode) String() string {
 	if int(c) < len(causeNames) {
 		return causeNames[c]
 	}
 	return "unknown cause"
+}
+
+func appendCause(b []byte, c causeCode, info []byte) []byte {
+	return appendParam(b, paramType(c), info)
 }
