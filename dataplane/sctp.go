@@ -194,8 +194,7 @@ func (as *assoc) streams() []*stream { return as.round }
 
 func (as *assoc) info(ci *ConnInfo) {
 	si := &SCTPInfo{State: as.a.State(), Stats: as.a.Stats()}
-	_, current := as.a.Paths()
-	si.Path, si.further = as.a.Path(current), as.further()
+	si.Path, si.further = as.a.Path(as.a.Primary()), as.further()
 	if as.mux != nil {
 		si.Sessions = as.mux.Stats()
 	}

@@ -65,8 +65,7 @@ func (w *worker) adoptSCTP(k handoff.Key, udp uint16, b []byte) bool {
 // verification tag proves that the peer sent them, so listing another host's address does not
 // divert that host's packets.
 func (as *assoc) learnAddrs(w *worker) {
-	n, _ := as.a.Paths()
-	for i := range n {
+	for i := range as.a.Paths() {
 		k := handoff.Key{Flow: as.key.Flow, Proto: pkt.ProtoSCTP, Tag: as.a.Tag()}
 		if k.Flow.Remote = as.a.Path(i).Addr.As16(); k.Flow == as.key.Flow || w.lanes[k] != nil {
 			continue
@@ -92,8 +91,7 @@ func (as *assoc) forgetAddrs(w *worker) {
 
 // further returns the peer's addresses other than that of the flow.
 func (as *assoc) further() (addrs [][16]byte) {
-	n, _ := as.a.Paths()
-	for i := 1; i < n; i++ {
+	for i := 1; i < as.a.Paths(); i++ {
 		addrs = append(addrs, as.a.Path(i).Addr.As16())
 	}
 	return addrs
@@ -143,8 +141,7 @@ func (as *assoc) setHop(w *worker, remote [16]byte, hop *Hop) {
 	}
 	old := as.tuple
 	setHop(&as.tuple, hop, as.ip)
-	n, _ := as.a.Paths()
-	for i := range n { // those of the peer's further addresses that have the same next hop too
+	for i := range as.a.Paths() { // those of the peer's further addresses that have the same next hop too
 		if i > 0 && as.ownHop(i) {
 			continue
 		}
@@ -299,8 +296,7 @@ func (as *assoc) timeout(w *worker) {
 	as.a.HandleTimeout(w.now)
 	if as.a.TimeoutsInARow() > before {
 		flow := as.key.Flow
-		_, i := as.a.Paths()
-		flow.Remote = as.a.Path(i).Addr.As16()
+		flow.Remote = as.a.Path(as.a.Primary()).Addr.As16()
 		if len(as.round) > 0 {
 			w.e.recheckHop(as.round[0].id, flow) // the result applies to the whole association
 		}

@@ -71,8 +71,7 @@ func (s *scripted) settle() {
 
 // sendOn sends chunks from one of the peer's addresses.
 func (s *scripted) sendOn(path byte, tag uint32, chunks ...[]byte) {
-	n, _ := s.a.Paths()
-	s.sendFrom(int(path)%n, tag, chunks...)
+	s.sendFrom(int(path)%s.a.Paths(), tag, chunks...)
 }
 
 // run runs the script: each step is an operation, with its argument in the upper half of a byte.
@@ -123,16 +122,13 @@ func (s *scripted) run() {
 				s.a.HandleTimeout(s.now)
 			}
 		case 8:
-			p, _ := s.a.Paths()
-			s.a.SetMTU(int(arg)%p, 300+int(s.in.Byte())*40)
+			s.a.SetMTU(int(arg)%s.a.Paths(), 300+int(s.in.Byte())*40)
 		case 9:
-			p, _ := s.a.Paths()
-			s.a.PathChanged(s.now, int(arg)%p)
+			s.a.PathChanged(s.now, int(arg)%s.a.Paths())
 		case 10:
 			e := pkt.ICMPError{Flow: s.flow, Proto: pkt.ProtoSCTP, Kind: pkt.ICMPKind(arg % 5), Seq: s.a.peerTag}
 			e.MTU = int(s.in.Byte()) * 8
-			p, _ := s.a.Paths()
-			e.Flow.Remote = s.a.Path(int(s.in.Byte()) % p).Addr.As16()
+			e.Flow.Remote = s.a.Path(int(s.in.Byte()) % s.a.Paths()).Addr.As16()
 			s.a.HandleICMP(s.now, &e)
 		case 11:
 			if len(s.beats) > 0 {

@@ -49,7 +49,7 @@ const (
 	beatLate             // timed out; an answer still counts
 )
 
-// PathInfo describes the state of a path.
+// PathInfo describes the state of a path. A path that is queried has its fields as counters.
 type PathInfo struct {
 	Addr              netip.Addr
 	UDPPort           uint16
@@ -74,8 +74,11 @@ func (a *Assoc) FindPath(addr netip.Addr) int {
 	return -1
 }
 
-// Paths returns the number of paths and the index of the primary path.
-func (a *Assoc) Paths() (n, current int) { return len(a.paths), a.primary }
+// Paths returns the number of paths.
+func (a *Assoc) Paths() int { return len(a.paths) }
+
+// Primary returns the index of the primary path.
+func (a *Assoc) Primary() int { return a.primary }
 
 func (a *Assoc) addPath(addr netip.Addr, udp uint16, confirmed bool) {
 	if len(a.paths) == maxAddrs || a.FindPath(addr) >= 0 {

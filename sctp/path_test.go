@@ -25,7 +25,7 @@ func TestHeartbeatAndFailover(t *testing.T) {
 	NextChunk(ack, HeaderLen, &c)
 	i.Decode(c.Body)
 	r.cookieEcho(i)
-	if n, cur := r.a.Paths(); n != 2 || cur != 0 || r.a.Path(1).Confirmed {
+	if r.a.Paths() != 2 || r.a.Primary() != 0 || r.a.Path(1).Confirmed {
 		t.Fatal("no second path")
 	}
 	answer := true
@@ -46,11 +46,11 @@ func TestHeartbeatAndFailover(t *testing.T) {
 		}
 		r.now = max(d, r.now)
 		r.a.HandleTimeout(r.now)
-		if _, cur := r.a.Paths(); cur == 1 {
+		if cur := r.a.Primary(); cur == 1 {
 			break
 		}
 	}
-	if _, cur := r.a.Paths(); cur != 1 || !r.a.Path(1).Confirmed || r.a.Path(0).Active || r.a.Stats().Failovers != 1 {
+	if cur := r.a.Primary(); cur != 1 || !r.a.Path(1).Confirmed || r.a.Path(0).Active || r.a.Stats().Failovers != 1 {
 		t.Fatalf("no failover: %+v %+v %v", r.a.Path(0), r.a.Path(1), r.a.Err())
 	}
 	r.a.Push(&Message{Buf: 1, Len: 10})
@@ -238,7 +238,7 @@ func TestSilentPaths(t *testing.T) {
 			t.Errorf("path %d: active %v, asked %d times in an hour", i, r.a.Path(i).Active, n)
 		}
 	}
-	if _, i := r.a.Paths(); i != 0 || r.a.Stats().Failovers != 0 {
+	if i := r.a.Primary(); i != 0 || r.a.Stats().Failovers != 0 {
 		t.Errorf("path %d in use", i)
 	}
 	// They become active again.

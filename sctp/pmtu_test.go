@@ -326,7 +326,7 @@ func TestMTUOfPaths(t *testing.T) {
 	ack := appendParam(d.initChunk(ChunkInitAck, []byte("cookie")), paramIPv4, []byte{10, 0, 1, 1})
 	be.PutUint16(ack[2:], uint16(len(ack)))
 	d.send(d.a.tag, ack)
-	if n, _ := d.a.Paths(); n != 2 || d.a.Path(1).MTU != 1400 {
+	if n := d.a.Paths(); n != 2 || d.a.Path(1).MTU != 1400 {
 		t.Errorf("%d paths, the last with an MTU of %d", n, d.a.Path(n-1).MTU)
 	}
 }

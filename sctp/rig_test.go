@@ -132,7 +132,7 @@ func manyHomed(t *testing.T, cfg Config, n int) *rig {
 	be.PutUint16(b[2:], uint16(len(b)))
 	r.send(0, b)
 	r.cookieEcho(r.initAck())
-	if got, _ := r.a.Paths(); got != n {
+	if got := r.a.Paths(); got != n {
 		t.Fatalf("%d paths, want %d", got, n)
 	}
 	return r

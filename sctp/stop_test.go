@@ -70,15 +70,15 @@ func TestStoppedRTT(t *testing.T) {
 		before := r.a.cumAck
 		r.send(r.a.tag, sackBytes(before+1, 100000))
 		r.send(r.a.tag, sackBytes(before+2, 100000))
-		if p := r.a.Path(0); p.SRTT != 0 || p.RTO > 2*time.Second {
-			t.Errorf("timer %v: SRTT %v, RTO %v after a stop", timer, p.SRTT, p.RTO)
+		if p := &r.a.paths[0]; p.srtt != 0 || p.rto > 2*time.Second {
+			t.Errorf("timer %v: SRTT %v, RTO %v after a stop", timer, p.srtt, p.rto)
 		}
 		r.a.HandleTimeout(r.now)
 		r.push(100)
 		r.now = r.now.Add(20 * time.Millisecond)
 		r.send(r.a.tag, sackBytes(before+3, 100000))
-		if p := r.a.Path(0); p.SRTT == 0 || p.SRTT > 20*time.Millisecond {
-			t.Errorf("timer %v: the next message is not timed: SRTT %v", timer, p.SRTT)
+		if p := &r.a.paths[0]; p.srtt == 0 || p.srtt > 20*time.Millisecond {
+			t.Errorf("timer %v: the next message is not timed: SRTT %v", timer, p.srtt)
 		}
 	}
 }
