@@ -80,6 +80,7 @@ type op struct {
 	move bool      // an RDMA Read or Write
 	free []*buffer // to be released
 	done func(err error)
+	err  error // why it failed, once it is complete
 }
 
 // window is a memory window of a connection.
@@ -291,7 +292,8 @@ func (c *Conn) release() {
 	c.ops = nil
 	c.mu.Unlock()
 	for _, o := range ops {
-		o.finish(errGone)
+		o.err = errGone
+		o.finish()
 	}
 	close(c.dead)
 	c.serve.Wait()
@@ -308,12 +310,12 @@ func (c *Conn) release() {
 	c.mem.release()
 }
 
-func (o *op) finish(err error) {
+func (o *op) finish() {
 	for _, b := range o.free {
 		b.release()
 	}
 	if o.done != nil {
-		o.done(err)
+		o.done(o.err)
 	}
 }
 
@@ -354,7 +356,7 @@ func (c *Conn) run() {
 		c.woke = false
 		c.mu.Unlock()
 		for _, o := range finished {
-			o.finish(nil)
+			o.finish()
 		}
 		// Calls that have arrived, and callers that have their replies, run on this thread at once. Otherwise they would wait while
 		// it polls, until Go's scheduler has woken another thread.
@@ -380,17 +382,10 @@ func (c *Conn) completed(w *iwarp.WC, err error) *op {
 		c.moving--
 	}
 	if w.Status != iwarp.WCSuccess {
-		o.done = failed(o.done, err)
+		o.err = err
 	}
 	c.woke = c.woke || o.done != nil
 	return o
-}
-
-func failed(done func(error), err error) func(error) {
-	if done == nil {
-		return nil
-	}
-	return func(error) { done(err) }
 }
 
 // firstErr returns the error of the first failed completion, or nil.
