@@ -10,7 +10,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -100,12 +102,8 @@ func New(ctx context.Context, dev *iwarp.Device, cfg Config) (*Endpoint, error) 
 func (e *Endpoint) Close() error {
 	e.mu.Lock()
 	e.closed = true
-	var l []*Conn
-	for c := range e.conns {
-		l = append(l, c)
-	}
 	e.mu.Unlock()
-	for _, c := range l {
+	for _, c := range e.Conns() {
 		c.Close()
 	}
 	err := e.pool.mr.Close()
@@ -183,11 +181,7 @@ func (e *Endpoint) remove(c *Conn) {
 func (e *Endpoint) Conns() []*Conn {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	l := make([]*Conn, 0, len(e.conns))
-	for c := range e.conns {
-		l = append(l, c)
-	}
-	return l
+	return slices.Collect(maps.Keys(e.conns))
 }
 
 // Buffer is registered memory owned by the caller. Arguments in it are sent, and results are
