@@ -1,6 +1,7 @@
 package rpcrdma
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -61,12 +62,8 @@ type part struct {
 // another error of package session. When it returns, the memory of the Response is no longer
 // exposed.
 func (c *Conn) Call(ctx context.Context, q *Call) (*Response, error) {
-	select {
-	case <-c.ready:
-	case <-c.ctx.Done():
-		return nil, &LostError{c.cause()}
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	if err := c.awaitReady(ctx); err != nil {
+		return nil, err
 	}
 	if len(q.Msg.Body) < 8 {
 		return nil, rpc.ErrXDR
@@ -122,15 +119,26 @@ func (c *Conn) Call(ctx context.Context, q *Call) (*Response, error) {
 	if r.err != nil {
 		return nil, r.err
 	}
-	return x.response(r.reply)
+	return x.response(r.reply), nil
 }
 
-func (q *Call) reply() int {
-	if q.Reply == 0 {
-		return 1024
+// awaitReady waits until the connection is negotiated.
+func (c *Conn) awaitReady(ctx context.Context) error {
+	select {
+	case <-c.ready:
+		return nil
+	case <-c.ctx.Done():
+		return &LostError{c.cause()}
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	return q.Reply
 }
+
+// cause is Err of a connection that has ended, or is about to.
+func (c *Conn) cause() error { return cmp.Or(c.Err(), errGone) }
+
+// reply returns the maximum length of the reply.
+func (q *Call) reply() int { return cmp.Or(q.Reply, 1024) }
 
 // secured adapts q to RPCSEC_GSS: it makes room for the longest verifier, and disables chunks if
 // the message must stay whole (draft section 11.2.2, RFC 8166 section 8.2.2).
@@ -153,12 +161,8 @@ func (q *Call) secured() *Call {
 
 // Post sends a call-only RPC, which has no reply and no data items.
 func (c *Conn) Post(ctx context.Context, m rpc.Msg) error {
-	select {
-	case <-c.ready:
-	case <-c.ctx.Done():
-		return &LostError{c.cause()}
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := c.awaitReady(ctx); err != nil {
+		return err
 	}
 	if len(m.Body) < 8 {
 		return rpc.ErrXDR
@@ -173,15 +177,6 @@ func (c *Conn) Post(ctx context.Context, m rpc.Msg) error {
 	}
 	c.turn()
 	return nil
-}
-
-func (c *Conn) cause() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.err != nil {
-		return c.err
-	}
-	return errGone
 }
 
 // exchange is an outstanding call and its memory.
@@ -362,7 +357,7 @@ func (x *exchange) release() {
 }
 
 // response converts a reply to a Response, which takes over the memory.
-func (x *exchange) response(r *session.Reply) (*Response, error) {
+func (x *exchange) response(r *session.Reply) *Response {
 	out := &Response{Msg: rpc.Msg{Body: r.Body}}
 	if r.Body == nil {
 		out.Body = append([]byte(nil), x.reply.b.b[:r.Ext]...)
@@ -378,7 +373,7 @@ func (x *exchange) response(r *session.Reply) (*Response, error) {
 			p.own = false
 		}
 	}
-	return out, nil
+	return out
 }
 
 // find returns the Buffer that d is a prefix of, or nil.
