@@ -211,63 +211,76 @@ func (c *Conn) reply(in *session.Call, m rpc.Msg, held *[]*buffer) {
 	}
 	// Items not moved by RDMA Write are part of the message.
 	body := flatFrom(m, plan.Reduce)
-	src := make([]*buffer, len(m.Items)+1)
-	need := func(i int, data []byte) bool {
-		for _, b := range *held {
-			if b.p != nil && b.holds(data) {
-				src[i] = b
-				return true
-			}
-		}
-		b, err := c.hold(len(data), len(data), held)
-		if err != nil {
-			return false
-		}
-		copy(b.b, data)
-		src[i] = b
-		return true
-	}
-	for i, it := range m.Items {
-		if d := it.Data; plan.Reduce[i] && len(d) > 0 && !need(i, d) {
-			ok = false
-		}
-	}
-	if plan.External() && ok {
-		ok = need(len(m.Items), body)
-	}
-	if !ok {
+	src, err := c.sources(plan, m.Items, body, held)
+	if err != nil {
 		c.refuse(in, wire.Failure{Code: wire.ErrSystem})
 		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for i, w := range plan.Copies {
-		b := src[len(m.Items)]
-		if w.Item >= 0 {
-			b = src[w.Item]
-		}
-		if !c.waitRoom() {
-			c.orphan(held)
-			return
-		}
-		wr := iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{b.sge(w.Off, int(w.To.Length))}, RKey: w.To.Handle, Remote: w.To.Offset}
-		o := &op{slot: -1}
-		if i == len(plan.Copies)-1 { // work requests complete in order, so the last one frees the buffers
-			o.free, *held = *held, nil
-		}
-		if c.post(&wr, o) != nil {
-			*held = append(*held, o.free...)
-			o.free = nil
-			c.orphan(held)
-			return
-		}
-		c.count.WriteBytes += uint64(w.To.Length)
 	}
 	if plan.External() {
 		body = nil
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.write(plan, src, held) {
+		c.orphan(held)
+		return
+	}
 	c.s.Reply(in, plan, body)
 	c.turn()
+}
+
+// sources returns the registered memory of what plan moves by RDMA Write: of each item and, last, of the message.
+func (c *Conn) sources(plan *session.ReplyPlan, items []rpc.Item, body []byte, held *[]*buffer) (src []*buffer, err error) {
+	src = make([]*buffer, len(items)+1)
+	for i, it := range items {
+		if plan.Reduce[i] && len(it.Data) > 0 {
+			if src[i], err = c.registered(it.Data, held); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if plan.External() {
+		src[len(items)], err = c.registered(body, held)
+	}
+	return src, err
+}
+
+// registered returns the buffer of held that begins with data, or else adds one to it and copies data there.
+func (c *Conn) registered(data []byte, held *[]*buffer) (*buffer, error) {
+	for _, b := range *held {
+		if b.p != nil && b.holds(data) {
+			return b, nil
+		}
+	}
+	b, err := c.hold(len(data), len(data), held)
+	if err == nil {
+		copy(b.b, data)
+	}
+	return b, err
+}
+
+// write posts the RDMA Writes of plan from src. The last one frees held. It returns false if the connection ended. Called with mu held.
+func (c *Conn) write(plan *session.ReplyPlan, src []*buffer, held *[]*buffer) bool {
+	for i, w := range plan.Copies {
+		b := src[len(src)-1]
+		if w.Item >= 0 {
+			b = src[w.Item]
+		}
+		if !c.waitRoom() {
+			return false
+		}
+		wr := iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{b.sge(w.Off, int(w.To.Length))}, RKey: w.To.Handle, Remote: w.To.Offset}
+		o := &op{slot: -1}
+		if i == len(plan.Copies)-1 { // work requests complete in order
+			o.free, *held = *held, nil
+		}
+		if c.post(&wr, o) != nil {
+			*held = append(*held, o.free...)
+			return false
+		}
+		c.count.WriteBytes += uint64(w.To.Length)
+	}
+	return true
 }
 
 // orphan transfers buffers to the failing connection, since Writes from them may be outstanding
