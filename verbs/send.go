@@ -265,7 +265,7 @@ func (q *QP) Gather(src *rdmap.Source, n int, dst [][]byte) ([][]byte, bool) {
 	switch src.Kind {
 	case rdmap.SourceWR:
 		if b, ok := q.gatherWR(src.WR, src.Off, n, dst); ok {
-			s := &q.sq[src.WR&uint32(len(q.sq)-1)]
+			s := q.sendSlot(src.WR)
 			s.gathered = max(s.gathered, uint32(src.Off)+uint32(n))
 			return b, true
 		}
@@ -273,7 +273,7 @@ func (q *QP) Gather(src *rdmap.Source, n int, dst [][]byte) ([][]byte, bool) {
 			return dst, false
 		}
 		// The stream has already completed a work request whose last segment this is.
-		if s := &q.sq[src.WR&uint32(len(q.sq)-1)]; !s.complete() {
+		if s := q.sendSlot(src.WR); !s.complete() {
 			s.finish(WCLocProtErr)
 		}
 	case rdmap.SourceTagged:
@@ -297,7 +297,7 @@ func (q *QP) Gather(src *rdmap.Source, n int, dst [][]byte) ([][]byte, bool) {
 // Gatherable returns how many of n bytes from src on Gather can return at once: all of them, unless they come from far memory.
 func (q *QP) Gatherable(src *rdmap.Source, n int) int {
 	if src.Kind == rdmap.SourceWR {
-		if q.sq[src.WR&uint32(len(q.sq)-1)].far {
+		if q.sendSlot(src.WR).far {
 			return q.farSends.arrived(n)
 		}
 	} else if r := q.cfg.Table.at(src.STag); r != nil && r.inFar() {
