@@ -386,41 +386,7 @@ func (v viewer) listQuotas(after uint32) *ctrlpb.QuotaList {
 // their links ("link."), of reassembly ("fragments."), of SCTP ("sctp.") and of the XDP program
 // ("xdp."), each summed over all workers. docs/metrics.md describes them.
 func (s *Server) Counters() []*ctrlpb.Counter {
-	k := &s.counters
-	s.mu.Lock()
-	clients, conns, ports, timeWait := len(s.sessions), len(s.conns), len(s.claims.byAddr), s.portsInTimeWait()
-	var detached, notReloaded uint64
-	if s.stale != "" {
-		notReloaded = 1
-	}
-	for _, d := range s.devices {
-		if d.detached {
-			detached++
-		}
-	}
-	s.mu.Unlock()
-	out := []*ctrlpb.Counter{
-		{Name: "ctrl.clients", Value: uint64(clients)},
-		{Name: "ctrl.conns", Value: uint64(conns)},
-		{Name: "ctrl.ports", Value: uint64(ports)}, // includes TIME-WAIT
-		{Name: "ctrl.ports_time_wait", Value: uint64(timeWait)},
-		{Name: "ctrl.requests", Value: k.requests.Load()},
-		{Name: "ctrl.request_errors", Value: k.errors.Load()},
-		{Name: "ctrl.clients_cut_off", Value: k.cutOff.Load()},
-		{Name: "ctrl.client_faults", Value: k.faults.Load()},
-		{Name: "ctrl.connect_requests", Value: k.connRequests.Load()},
-		{Name: "ctrl.established", Value: k.established.Load()},
-		{Name: "ctrl.rejected", Value: k.rejected.Load()},
-		{Name: "ctrl.startup_failed", Value: k.startupFailed.Load()},
-		{Name: "ctrl.startup_timeouts", Value: k.startupTimeout.Load()},
-		{Name: "ctrl.startups_evicted", Value: k.startupsEvicted.Load()},
-		{Name: "ctrl.peers_denied", Value: k.peersDenied.Load()},
-		{Name: "ctrl.connects_denied", Value: k.connectsDenied.Load()},
-		{Name: "ctrl.not_reloaded", Value: notReloaded},
-		{Name: "ctrl.program_detached", Value: detached},
-		{Name: "ctrl.program_detachments", Value: k.detached.Load()},
-		{Name: "ctrl.fallbacks", Value: k.fallbacks.Load()},
-	}
+	out := s.ownCounters()
 	sums := make(map[string]*ctrlpb.Counter)
 	add := func(all []*ctrlpb.Counter) {
 		for _, k := range all {
@@ -448,6 +414,45 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 		add(appendCounters(appendCounters(all, "sctp.ddp_", st.SCTP.Sessions), "sctp.listen_", st.SCTP.Listeners))
 	}
 	return out
+}
+
+// ownCounters returns the counters of the control plane.
+func (s *Server) ownCounters() []*ctrlpb.Counter {
+	k := &s.counters
+	s.mu.Lock()
+	clients, conns, ports, timeWait := len(s.sessions), len(s.conns), len(s.claims.byAddr), s.portsInTimeWait()
+	var detached, notReloaded uint64
+	if s.stale != "" {
+		notReloaded = 1
+	}
+	for _, d := range s.devices {
+		if d.detached {
+			detached++
+		}
+	}
+	s.mu.Unlock()
+	return []*ctrlpb.Counter{
+		{Name: "ctrl.clients", Value: uint64(clients)},
+		{Name: "ctrl.conns", Value: uint64(conns)},
+		{Name: "ctrl.ports", Value: uint64(ports)}, // includes TIME-WAIT
+		{Name: "ctrl.ports_time_wait", Value: uint64(timeWait)},
+		{Name: "ctrl.requests", Value: k.requests.Load()},
+		{Name: "ctrl.request_errors", Value: k.errors.Load()},
+		{Name: "ctrl.clients_cut_off", Value: k.cutOff.Load()},
+		{Name: "ctrl.client_faults", Value: k.faults.Load()},
+		{Name: "ctrl.connect_requests", Value: k.connRequests.Load()},
+		{Name: "ctrl.established", Value: k.established.Load()},
+		{Name: "ctrl.rejected", Value: k.rejected.Load()},
+		{Name: "ctrl.startup_failed", Value: k.startupFailed.Load()},
+		{Name: "ctrl.startup_timeouts", Value: k.startupTimeout.Load()},
+		{Name: "ctrl.startups_evicted", Value: k.startupsEvicted.Load()},
+		{Name: "ctrl.peers_denied", Value: k.peersDenied.Load()},
+		{Name: "ctrl.connects_denied", Value: k.connectsDenied.Load()},
+		{Name: "ctrl.not_reloaded", Value: notReloaded},
+		{Name: "ctrl.program_detached", Value: detached},
+		{Name: "ctrl.program_detachments", Value: k.detached.Load()},
+		{Name: "ctrl.fallbacks", Value: k.fallbacks.Load()},
+	}
 }
 
 // appendCounters appends the integer fields of the struct v, with their names in snake case.
