@@ -18,12 +18,11 @@ import (
 // client's choice: startup applies the policy, which depends on the peer.
 func (d *StartupDefaults) mpa(w *ctrlpb.Startup) (mpa.Config, error) {
 	cfg := mpa.DefaultConfig()
-	cfg.CRC, cfg.Markers = true, d.Markers
+	cfg.Markers = d.Markers
 	cfg.Rev, cfg.Enhanced = uint8(d.Revision), d.Revision >= 2
 	cfg.P2P, cfg.RTR = !d.NoP2P, mpa.RTRs(d.RTR)
 	cfg.IRD, cfg.ORD, cfg.MaxIRD, cfg.MaxORD = d.IRD, d.ORD, d.MaxIRD, d.MaxIRD
 	cfg.Timeout, cfg.Decision = d.Timeout, d.Accept
-	fallback := true
 	if w == nil {
 		w = &ctrlpb.Startup{}
 	}
@@ -40,7 +39,7 @@ func (d *StartupDefaults) mpa(w *ctrlpb.Startup) (mpa.Config, error) {
 		cfg.Rev, cfg.Enhanced = uint8(*w.Revision), *w.Revision >= 2
 	}
 	if w.Fallback != nil {
-		fallback = *w.Fallback
+		cfg.RetryRev1, cfg.RetryNoMarkers = *w.Fallback, *w.Fallback
 	}
 	if w.P2P != nil {
 		cfg.P2P = *w.P2P
@@ -72,7 +71,6 @@ func (d *StartupDefaults) mpa(w *ctrlpb.Startup) (mpa.Config, error) {
 		}
 		cfg.P2P = false
 	}
-	cfg.RetryRev1, cfg.RetryNoMarkers = fallback, fallback
 	return cfg, nil
 }
 
