@@ -36,8 +36,8 @@ func (p Profile) String() string {
 
 // Adaptation Layer Indications (RFC 5043 5.1; draft 2.1).
 const (
-	AdaptationDDP       = 1 // the draft: DDP without RDMA
-	AdaptationDraftRDMA = 2
+	adaptationDDP       = 1 // the draft: DDP without RDMA
+	adaptationDraftRDMA = 2
 )
 
 // Payload Protocol Identifiers (RFC 5043 5.2; draft 2.2).
@@ -75,9 +75,9 @@ func (p Profile) firstSSN() uint16 {
 // Configure sets the Adaptation Layer Indication of an association and those accepted from the peer. iwarpd runs RDMAP, so its indication
 // in the draft is DDP+RDMA.
 func (p Profile) Configure(c *sctp.Config) {
-	c.Adaptation = AdaptationDDP
+	c.Adaptation = adaptationDDP
 	if p == Draft {
-		c.Adaptation = AdaptationDraftRDMA
+		c.Adaptation = adaptationDraftRDMA
 	}
 	c.Accept = []uint32{c.Adaptation}
 }
