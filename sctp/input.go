@@ -150,10 +150,8 @@ func (a *Assoc) control(now clock.Time, f *pkt.Flow, h *Header, b []byte, c *Chu
 	case ChunkAbort:
 		e := &AbortError{}
 		var p param
-		if len(c.Body) > 0 {
-			if _, err := nextParam(c.Body, &p); err == nil {
-				e.cause = causeCode(p.Type)
-			}
+		if _, err := nextParam(c.Body, &p); err == nil {
+			e.cause = causeCode(p.Type)
 		}
 		a.end(e)
 		return false

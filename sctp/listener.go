@@ -125,10 +125,8 @@ func OutOfBlue(f pkt.Flow, b []byte) []byte {
 			return shutdownComplete(&f, h.Tag)
 		case ChunkError:
 			var p param
-			if len(c.Body) > 0 {
-				if _, err := nextParam(c.Body, &p); err == nil && causeCode(p.Type) == causeStaleCookie {
-					return nil
-				}
+			if _, err := nextParam(c.Body, &p); err == nil && causeCode(p.Type) == causeStaleCookie {
+				return nil
 			}
 		}
 	}

@@ -184,8 +184,7 @@ type param struct {
 	raw  []byte
 }
 
-// nextParam reads the parameter at the start of b, which is not empty, and returns what follows it. It returns errParam for a length that
-// exceeds b.
+// nextParam reads the parameter at the start of b and returns what follows it. It returns errParam if b is too short for it.
 func nextParam(b []byte, p *param) (rest []byte, err error) {
 	if len(b) < 4 {
 		return nil, errParam
