@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -344,10 +345,7 @@ func (d *Device) fail(err error) {
 	d.err = err
 	waiting := d.waiting
 	d.waiting = nil
-	var qps []*QP
-	for _, q := range d.qps {
-		qps = append(qps, q)
-	}
+	qps := slices.Collect(maps.Values(d.qps))
 	for _, r := range d.reqs {
 		r.end()
 	}
