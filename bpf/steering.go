@@ -165,8 +165,8 @@ func explain(err error) error {
 }
 
 func isVerifier(err error) bool {
-	var v *ebpf.VerifierError
-	return errors.As(err, &v)
+	_, ok := errors.AsType[*ebpf.VerifierError](err)
+	return ok
 }
 
 // TapFD returns the descriptor of the filter for packet sockets (SO_ATTACH_BPF), which lets

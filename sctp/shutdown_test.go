@@ -158,7 +158,7 @@ func TestShutdown(t *testing.T) {
 		r := listening(t, Config{})
 		r.send(r.a.tag, chunk(ChunkAbort, 0, appendCause(nil, causeOutOfResource, nil)))
 		r.none()
-		if e := (*AbortError)(nil); !errors.As(r.a.Err(), &e) || e.cause != causeOutOfResource {
+		if e, ok := errors.AsType[*AbortError](r.a.Err()); !ok || e.cause != causeOutOfResource {
 			t.Error(r.a.State(), r.a.Err())
 		}
 	})

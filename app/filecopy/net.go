@@ -165,7 +165,7 @@ func (s *Server) serve(ctx context.Context, req *iwarp.ConnRequest, tell func(Ev
 // Config(). If the server supports only an older version, Dial connects again with that version.
 func Dial(ctx context.Context, dev *iwarp.Device, addr string, cfg *iwarp.Config) (*Client, error) {
 	conn, err := dev.Dial(ctx, addr, cfg)
-	if r := (*iwarp.RejectError)(nil); errors.As(err, &r) {
+	if r, ok := errors.AsType[*iwarp.RejectError](err); ok {
 		if v, e := checkHello(r.PrivateData); e == nil && v < Version {
 			old := *cfg
 			old.PrivateData = hello(v)
@@ -195,8 +195,8 @@ func (c *Client) Close() error { return c.close() }
 
 // explain makes an error of a version mismatch readable.
 func explain(err error) error {
-	var r *iwarp.RejectError
-	if !errors.As(err, &r) {
+	r, ok := errors.AsType[*iwarp.RejectError](err)
+	if !ok {
 		return err
 	}
 	if _, e := checkHello(r.PrivateData); e != nil {

@@ -205,7 +205,7 @@ func (s *service) put(ctx context.Context, m *message) (Result, error) {
 func (t *transfer) take(ctx context.Context, in *incoming) (Result, error) {
 	res, err := t.receive(ctx, in, in.prefix())
 	if err != nil {
-		if e := (*Error)(nil); errors.As(err, &e) && e.Code == CodeChecksum {
+		if e, ok := errors.AsType[*Error](err); ok && e.Code == CodeChecksum {
 			in.keep = false
 		}
 		in.Abort()

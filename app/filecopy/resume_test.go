@@ -110,7 +110,7 @@ func TestResumeOfOther(t *testing.T) {
 	in.Abort()
 	w.client.Resume = true
 	_, err = w.client.Put(t.Context(), bytes.NewReader(data), info.Size(), AttrsOf(info), "f")
-	if e := (*RemoteError)(nil); !errors.As(err, &e) || e.Code != CodeChecksum || !strings.HasPrefix(e.Text, "f: the checksum differs: the part from an earlier copy had other content") {
+	if e, ok := errors.AsType[*RemoteError](err); !ok || e.Code != CodeChecksum || !strings.HasPrefix(e.Text, "f: the checksum differs: the part from an earlier copy had other content") {
 		t.Errorf("going on from another file: %v", err)
 	}
 	w.conn.Close()

@@ -542,16 +542,16 @@ func (s *Store) Mkdir(name string, o Options) error {
 // fileError returns an Error with the name as the user gave it, the code and, where known, a
 // remedy.
 func fileError(name string, err error) error {
-	if e := (*Error)(nil); errors.As(err, &e) {
+	if _, ok := errors.AsType[*Error](err); ok {
 		return err
 	}
 	if name == "" {
 		name = "the folder itself"
 	}
 	cause := err
-	if e := (*fs.PathError)(nil); errors.As(err, &e) {
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		cause = e.Err
-	} else if e := (*os.LinkError)(nil); errors.As(err, &e) {
+	} else if e, ok := errors.AsType[*os.LinkError](err); ok {
 		cause = e.Err
 	}
 	switch {

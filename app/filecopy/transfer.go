@@ -339,7 +339,7 @@ func (t *transfer) reclaim(ctx context.Context, seq uint64, pending []piece) err
 func (t *transfer) reason(ctx context.Context, err error) error {
 	for {
 		_, e := recv(ctx, t.conn, farewell)
-		if r := (*RemoteError)(nil); errors.As(e, &r) {
+		if _, ok := errors.AsType[*RemoteError](e); ok {
 			return e
 		}
 		if e != nil {

@@ -135,8 +135,8 @@ func (e *endpoint) leave(ctx context.Context) error {
 
 // refused returns the server's own error text, if there is one.
 func refused(err error) error {
-	var r *iwarp.RejectError
-	if !errors.As(err, &r) {
+	r, ok := errors.AsType[*iwarp.RejectError](err)
+	if !ok {
 		return err
 	}
 	text, e := checkHead(r.PrivateData)

@@ -250,8 +250,7 @@ func (w *copying) put(ctx context.Context, src, name string) error {
 	first := o
 	first.Mode |= 0o700 // so that its entries can be made
 	err = w.client.Mkdir(ctx, name, first)
-	var denied *filecopy.RemoteError
-	if errors.As(err, &denied) && denied.Code == filecopy.CodePermission { // the folder of another user may still take them
+	if denied, ok := errors.AsType[*filecopy.RemoteError](err); ok && denied.Code == filecopy.CodePermission { // the folder of another user may still take them
 		if err := w.again(ctx, err); err != nil {
 			return err
 		}

@@ -188,8 +188,8 @@ func flagError(err error) error {
 			return fmt.Errorf("%w: write ./%s for the file of that name", err, name)
 		}
 	}
-	var wrong *pflag.InvalidValueError
-	if !errors.As(err, &wrong) {
+	wrong, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
 		return err
 	}
 	kind := wrong.GetFlag().Value.Type()

@@ -45,7 +45,7 @@ func exitCode(err error) int {
 	if errors.As(err, new(*nss.LookupError)) {
 		return exitFailure
 	}
-	if e := (*exitError)(nil); errors.As(err, &e) {
+	if e, ok := errors.AsType[*exitError](err); ok {
 		return e.code
 	}
 	return exitFailure

@@ -295,8 +295,8 @@ func status(err error) nfsv3.Nfsstat3 {
 	if errors.Is(err, errCookie) {
 		return nfsv3.NFS3ERR_BAD_COOKIE
 	}
-	var e unix.Errno
-	if !errors.As(err, &e) {
+	e, ok := errors.AsType[unix.Errno](err)
+	if !ok {
 		return nfsv3.NFS3ERR_SERVERFAULT
 	}
 	switch e {
