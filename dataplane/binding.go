@@ -49,8 +49,11 @@ type FarQueue interface {
 	Backlog() int
 	// Stored is that of verbs.FarQueue.
 	Stored() (done, failed uint64)
-	// Crowded reports whether the client has so many bytes to store that it should receive no
-	// more.
+	// Wait counts n more bytes that wait in the worker until earlier ones are stored, or fewer if n
+	// is negative.
+	Wait(n int)
+	// Crowded reports whether the client has so many bytes to store, or that wait, that it should
+	// receive no more.
 	Crowded() bool
 }
 

@@ -431,6 +431,9 @@ func (f *fuzzLives) finish() {
 	for i, q := range f.qps {
 		n := len(q.wcs)
 		if q.far != nil {
+			if q.far.waits != 0 {
+				f.t.Errorf("queue pair %d: %d bytes are counted that wait no more", i, q.far.waits)
+			}
 			some = some || q.left
 			for _, wc := range q.wcs {
 				if wc.IsRecv() {

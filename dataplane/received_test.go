@@ -93,6 +93,7 @@ func (m *lateMover) Store(mem verbs.FarMemory, addr uint64, size uint32, p marke
 
 func (m *lateMover) Stored() (done, firstFailed uint64) { return m.stored, 0 }
 func (m *lateMover) Backlog() int                       { return len(m.data) }
+func (m *lateMover) Wait(int)                           {}
 func (m *lateMover) Crowded() bool                      { return false }
 func (m *lateMover) Notify(f func())                    { m.notify = f }
 

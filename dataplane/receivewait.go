@@ -28,6 +28,7 @@ const (
 type receiveWait struct {
 	segs   []waitingSegment
 	bytes  int
+	far    FarQueue   // counts bytes too, or nil: ctrl has charged ReceiveWaitBytes for the queue pair
 	until  clock.Time // when the first segment ends the stream
 	look   clock.Time // when to look for a receive again
 	closed bool       // the peer has closed the stream after them
@@ -42,6 +43,19 @@ type waitingSegment struct {
 func (r *receiveWait) waiting() bool { return len(r.segs) > 0 }
 
 func (r *receiveWait) full() bool { return r.bytes >= waitFull }
+
+// count adds n to the bytes that wait.
+func (r *receiveWait) count(n int) {
+	if r.bytes += n; r.far != nil {
+		r.far.Wait(n)
+	}
+}
+
+// end drops what waits.
+func (r *receiveWait) end() {
+	r.count(-r.bytes)
+	*r = receiveWait{}
+}
 
 // mustWait reports whether the DDP segment that begins with u has to wait for a receive, or for
 // the segments that already wait. A queue pair may also hold as many receives of an SRQ as it can,
@@ -62,8 +76,12 @@ func (c *tcpConn) waitFrom(now clock.Time) {
 
 // keep adds a segment to those that wait.
 func (c *tcpConn) keep(w *worker, s waitingSegment) {
-	c.waits.segs = append(c.waits.segs, s)
-	c.waits.bytes += waitCost + len(s.ulpdu)
+	r := &c.waits
+	if !r.waiting() && c.qp.ReceiveWait == 0 {
+		r.far = c.qp.Far
+	}
+	r.segs = append(r.segs, s)
+	r.count(waitCost + len(s.ulpdu))
 	c.noteBacklog(w) // even if the wait ends within the turn: the sender may stop, and the next call resumes it
 	w.mark(&c.lane)
 }
@@ -82,7 +100,7 @@ func (c *tcpConn) resume(w *worker) {
 		return
 	}
 	closed := r.closed
-	*r = receiveWait{}
+	r.end()
 	if closed {
 		c.peerClosed(w)
 	}
@@ -118,7 +136,7 @@ func (c *tcpConn) takeNext(w *worker) {
 	r := &c.waits
 	s := r.segs[0]
 	r.segs = r.segs[1:] // before the code below, which may fault
-	r.bytes -= waitCost + len(s.ulpdu)
+	r.count(-waitCost - len(s.ulpdu))
 	w.segments++
 	w.current = &c.stream
 	var err *term.Error

@@ -89,11 +89,13 @@ type heldMover struct {
 	verbs.FarQueue
 	notify         func()
 	stores, stored uint64
+	waits          int // bytes
 }
 
 func (m *heldMover) Store(verbs.FarMemory, uint64, uint32, marked.Bytes) { m.stores++ }
 func (m *heldMover) Stored() (done, firstFailed uint64)                  { return m.stored, 0 }
 func (m *heldMover) Backlog() int                                        { return int(m.stores - m.stored) }
+func (m *heldMover) Wait(n int)                                          { m.waits += n }
 func (m *heldMover) Crowded() bool                                       { return false }
 func (m *heldMover) Notify(f func())                                     { m.notify = f }
 
@@ -144,6 +146,9 @@ func TestSRQFar(t *testing.T) {
 				if len(qb.wcs) != n {
 					t.Fatalf("%d receives are complete, want %d", len(qb.wcs), n)
 				}
+				if c, ok := qb.stream.lane.llp.(*tcpConn); ok && c.waits.bytes != far.waits {
+					t.Fatalf("%d bytes wait, and %d count", c.waits.bytes, far.waits)
+				}
 				if over == "tcp" && qb.stream.conn().waits.waiting() {
 					w := s.hosts[1].w
 					w.lookMoved(&qb.QPBinding) // as when something else is stored
@@ -183,13 +188,16 @@ func TestDetachFar(t *testing.T) {
 		t.Run(over, func(t *testing.T) {
 			s, qa, qb, far, reg := farSRQ(t, over, held)
 			a := s.connect(over == "sctp", qa, qb)
-			for i := range uint64(held) {
+			for i := range uint64(held + 2) {
 				qa.sends = append(qa.sends, verbs.SendWR{ID: i, Op: rdmap.OpSend, SGEs: qa.sge(0, 10)})
 				qb.recvs = append(qb.recvs, verbs.RecvWR{ID: i, SGEs: []verbs.SGE{{Addr: 0x20000, Len: 10, LKey: reg.STag()}}})
 			}
 			s.hosts[0].w.mark(a.lane)
 			s.until("far memory holds up the Sends", func() bool { return far.Backlog() == held })
 			h := s.hosts[1]
+			if c, ok := qb.stream.lane.llp.(*tcpConn); ok {
+				s.until("a Send waits", c.waits.waiting)
+			}
 			h.w.disconnect(qb.stream, true)
 			h.w.turn()
 			if len(qb.wcs) != 0 {
@@ -202,8 +210,8 @@ func TestDetachFar(t *testing.T) {
 					t.Errorf("receive %d: %v", wc.ID, wc.Status)
 				}
 			}
-			if len(qb.wcs) != held {
-				t.Errorf("%d receives are complete, want %d", len(qb.wcs), held)
+			if len(qb.wcs) != held || far.waits != 0 {
+				t.Errorf("%d receives are complete, want %d; %d bytes wait", len(qb.wcs), held, far.waits)
 			}
 		})
 	}

@@ -360,7 +360,7 @@ func (c *tcpConn) leaveListener() {
 func (c *tcpConn) finish(w *worker, err error) {
 	c.stream.finish(w, err)
 	c.leaveListener()
-	c.waits = receiveWait{}
+	c.waits.end()
 }
 
 // peerClosed handles the peer's FIN. In streaming mode our direction stays open until the

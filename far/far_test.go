@@ -635,6 +635,56 @@ func TestTinyStores(t *testing.T) {
 	}
 }
 
+// TestWait checks that what waits for stores makes the client crowded as they do, and no longer when it waits no more.
+func TestWait(t *testing.T) {
+	_, q, moved := newQueue(t, own(t), time.Minute, func() {})
+	if q.Wait(storeLimit); q.Crowded() {
+		t.Error("the client is crowded at the limit")
+	}
+	if q.Wait(1); !q.Crowded() {
+		t.Error("the client is not crowded above the limit")
+	}
+	q.Wait(-2)
+	select {
+	case <-moved:
+	case <-time.After(time.Minute):
+		t.Error("the queue is not notified")
+	}
+	if q.Crowded() {
+		t.Error("the client stays crowded")
+	}
+}
+
+// TestWaitLimit checks that what waits takes the place of blocks that are not in use: a client is charged for Limit.
+func TestWaitLimit(t *testing.T) {
+	m, q, _ := newQueue(t, own(t), time.Minute, func() {})
+	mem := make(slow)
+	for !q.Crowded() {
+		q.Store(mem, 0, blockSize, marked.Bytes{B: make([]byte, blockSize)})
+	}
+	var fetches []verbs.Fetch
+	for f := q.Fetch(mem, 0, blockSize); f != nil; f = q.Fetch(mem, 0, blockSize) {
+		fetches = append(fetches, f)
+	}
+	close(mem)
+	m.Fence(nil)
+	for _, f := range fetches {
+		f.Release()
+	}
+	q.Wait(storeLimit)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	used := storeLimit
+	for _, free := range m.free {
+		for _, b := range free {
+			used += len(b.buf)
+		}
+	}
+	if used > Limit {
+		t.Errorf("%d bytes are in use", used)
+	}
+}
+
 // A Mover that is stuck ends when its operation does, and does nothing more.
 func TestCloseStuck(t *testing.T) {
 	mem := make(slow)

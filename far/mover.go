@@ -63,11 +63,11 @@ type Mover struct {
 	still   bool   // and they had not changed since the one before
 	dog     *time.Timer
 	free    [2][]*block // unused blocks: small ones, large ones
-	blocks  int         // bytes of all blocks
+	blocks  int         // bytes of all blocks, and of Wait
 	fetched int         // bytes of blocks of Fetches in use
 	waiting []*Queue    // queues of Fetches that found no memory
 
-	storing atomic.Int64 // bytes of blocks in use by Stores, and of their operations
+	storing atomic.Int64 // bytes of blocks in use by Stores, of their operations, and of Wait
 	crowd   []*Queue     // queues to notify when the client is no longer crowded; guarded by mu
 }
 
@@ -319,17 +319,24 @@ func (m *Mover) take(n int) *block {
 	return &block{m: m, buf: make([]byte, size)}
 }
 
-// put takes back a block, and frees it if there are too many. Called with mu held.
+// put takes back a block. Called with mu held.
 func (m *Mover) put(b *block) {
-	if m.blocks > Limit {
-		m.blocks -= len(b.buf)
-		return
-	}
 	i := 0
 	if len(b.buf) == blockSize {
 		i = 1
 	}
 	m.free[i] = append(m.free[i], b)
+	m.trim()
+}
+
+// trim frees unused blocks as long as there is too much memory. Called with mu held.
+func (m *Mover) trim() {
+	for i, free := range m.free {
+		for n := len(free); n > 0 && m.blocks > Limit; n-- {
+			m.blocks -= len(free[n-1].buf)
+			free[n-1], m.free[i] = nil, free[:n-1]
+		}
+	}
 }
 
 // freeFetch frees the block of a Fetch. Called with mu held.
@@ -425,7 +432,19 @@ func (q *Queue) Notify(f func()) { q.notify = f }
 // Backlog returns the number of bytes that must still be stored.
 func (q *Queue) Backlog() int { return int(q.backlog.Load()) }
 
-// Crowded reports whether the client has so many bytes to store that it should receive no more.
+// Wait counts n more bytes that a worker keeps until earlier ones are stored, or fewer if n is negative.
+func (q *Queue) Wait(n int) {
+	m := q.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.blocks += n
+	m.trim()
+	if m.storing.Add(int64(n)) <= storeLimit {
+		m.wake(&m.crowd)
+	}
+}
+
+// Crowded reports whether the client has so many bytes to store, or that wait, that it should receive no more.
 // If it does, q is notified when that has changed.
 func (q *Queue) Crowded() bool {
 	m := q.m
