@@ -202,6 +202,6 @@ func (c *session) closeFiles(fds []int) {
 // shutdown shuts down the connection to the client, which ends the session. Any goroutine may call
 // it: the session closes the descriptors that are queued in the socket.
 func (c *session) shutdown() {
-	c.hungUp.Store(true)
+	c.hangUp()
 	c.conn.Shutdown()
 }

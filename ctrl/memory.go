@@ -146,17 +146,17 @@ func (m *memory) mapping(f func()) {
 }
 
 // fence returns when no worker accesses what was deregistered or denied before the call, and all that they have placed
-// is in the memory.
+// is in the memory, unless the client is being ended.
 func (c *session) fence() {
 	c.srv.engine.Fence()
 	c.mem.fence()
 }
 
-// fence returns when all data that workers have placed in far memory is there, unless the client is being ended. The
+// fence returns when all data that workers have placed in far memory is there, or when the client is being ended. The
 // workers have finished with it.
 func (m *memory) fence() {
-	if m.far != nil && !m.sess.dead && !m.sess.cut.Load() {
-		m.mover.Fence()
+	if m.sess.hungUp.Err() == nil && m.far != nil {
+		m.mover.Fence(m.sess.hungUp.Done())
 	}
 }
 

@@ -1,12 +1,15 @@
 package ctrl
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -136,6 +139,68 @@ func TestContainedFar(t *testing.T) {
 	h.mu.Unlock()
 	c.ok(attach, fd)
 	c.fails(cState, attach, fd)
+}
+
+// TestCutWhileFar checks that a client is cut off at once while a request of it waits for its far memory: each access
+// may be almost late, and there may be many.
+func TestCutWhileFar(t *testing.T) {
+	fd, err := unix.Open("/proc/self/mem", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	h, c := newClient(t, Config{})
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AttachMemory{AttachMemory: &ctrlpb.AttachMemory{}}}, fd)
+	num := c.qp()
+	slow := far.New(time.Hour, func() {}) // never started, so that nothing is stored
+	t.Cleanup(func() {
+		if t.Failed() {
+			_ = slow.Start() // otherwise the server waits for ever
+		}
+	})
+	h.mu.Lock()
+	mem := &h.sessions[h.lastID].mem
+	mem.mover.Close()
+	mem.mover = slow
+	slow.NewQueue().Store(mem.far, 0, 1, marked.Bytes{B: []byte{7}})
+	h.mu.Unlock()
+	c.send(&ctrlpb.Request{Body: &ctrlpb.Request_ModifyQp{ModifyQp: &ctrlpb.ModifyQP{Qp: num}}})
+	testenv.Until(t, "the request waits", func() bool {
+		stacks := make([]byte, 1<<20)
+		return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("(*Mover).Fence"))
+	})
+	h.Reload(Config{Allow: []Rule{{UIDs: []uint32{uint32(os.Getuid())}, Deny: true}}})
+	h.until(t, "the queue pair has ended", func() bool { return h.qps[num] == nil })
+}
+
+// TestNoReplyWhileFar checks that a request that stopped waiting for far memory because the client is hung up on is not
+// answered: the data may still come, into memory that the client would use for something else.
+func TestNoReplyWhileFar(t *testing.T) {
+	fd, err := unix.Open("/proc/self/mem", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	h, c := newClient(t, Config{})
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AttachMemory{AttachMemory: &ctrlpb.AttachMemory{}}}, fd)
+	mr := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_RegisterMr{RegisterMr: &ctrlpb.RegisterMR{Pd: c.pd(), Far: true, Length: 4096, Access: 1}}}).GetMr().Mr
+	slow := far.New(time.Hour, func() {}) // never started, so that nothing is stored
+	h.mu.Lock()
+	sess := h.sessions[h.lastID]
+	sess.mem.mover.Close()
+	sess.mem.mover = slow
+	slow.NewQueue().Store(sess.mem.far, 0, 1, marked.Bytes{B: []byte{7}})
+	h.mu.Unlock()
+	c.send(&ctrlpb.Request{Body: &ctrlpb.Request_DeregisterMr{DeregisterMr: &ctrlpb.DeregisterMR{Mr: mr}}})
+	testenv.Until(t, "the request waits", func() bool {
+		stacks := make([]byte, 1<<20)
+		return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("(*Mover).Fence"))
+	})
+	sess.hangUp() // shutdown, before it has shut down the connection
+	if m := c.next(); m != nil {
+		t.Errorf("the client is told %v", m)
+	}
+	sess.shutdown()
 }
 
 // TestDestroyFar checks that a queue pair that is destroyed leaves its worker when what has arrived for it is in far

@@ -158,7 +158,7 @@ func (c *session) dropQP(q *qp) {
 		s.abandon(q.conn)
 	}
 	s.mu.Unlock()
-	if c.mem.far != nil && !c.dead && !c.cut.Load() { // what has arrived completes only when it is there
+	if c.mem.far != nil && c.hungUp.Err() == nil { // what has arrived completes only when it is there
 		s.quiet() // twice: the worker that dialed passes the Disconnect on to the one that has the connection
 		c.mem.fence()
 	}

@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -46,9 +47,9 @@ type session struct {
 	conn *seqpacket.Conn
 	log  *zap.Logger
 	tenant
-	out     outbox
-	cut     atomic.Bool       // it is being cut off, and the reason has been sent
-	hungUp  atomic.Bool       // nothing more is read from the client
+	out outbox
+	cut atomic.Bool // it is being cut off, and the reason has been sent
+	hangup
 	stuck   []<-chan struct{} // each is closed when a delayed system call has returned; the session's goroutine's
 	mem     memory
 	started time.Time
@@ -63,6 +64,12 @@ type session struct {
 	bits    bitmap
 	late    []*conn                      // byte streams with data that waits until the client has read more
 	dialed  map[netip.Addr]chan struct{} // the last dial to each address; closed at its end
+}
+
+// hangup says when nothing more is read from a client.
+type hangup struct {
+	hungUp context.Context // done then
+	hangUp context.CancelFunc
 }
 
 // newSession registers a client. Called with mu held.
@@ -83,6 +90,7 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32, 
 		dialed: make(map[netip.Addr]chan struct{}), objects: newObjects(),
 	}
 	sess.out.init(sess)
+	sess.hungUp, sess.hangUp = context.WithCancel(context.Background())
 	sess.pol.Store(&pol)
 	sess.mem = memory{sess: sess, mover: far.New(farWait, sess.mem.stuck)}
 	if err := sess.take(resClients, 1); err != nil {
@@ -125,7 +133,7 @@ func (c *session) readLoop() error {
 		b, fds, err := c.conn.Read(1)
 		lost := errors.Is(err, seqpacket.ErrFilesLost)
 		switch {
-		case c.hungUp.Load():
+		case c.hungUp.Err() != nil:
 			err = net.ErrClosed
 		case c.cut.Load(): // what it delayed must not be repeated
 		case err == nil || lost:
@@ -147,7 +155,7 @@ func (c *session) awaitRead() error {
 	for {
 		n := c.out.unreadFDs()
 		switch {
-		case c.hungUp.Load():
+		case c.hungUp.Err() != nil:
 			return net.ErrClosed
 		case n == 0 || n <= maxQueuedFDs && c.srv.spareFiles():
 			return nil
@@ -210,6 +218,10 @@ func (c *session) packet(b []byte, fds []int, lost bool) (err error) {
 		c.log.Debug("request refused", zap.String("request", fmt.Sprintf("%T", req.Body)), zap.Error(herr))
 	}
 	c.requests.Add(1)
+	if c.hungUp.Err() != nil { // the request may not have waited for the client's memory
+		seqpacket.CloseAll(out)
+		return net.ErrClosed
+	}
 	return c.answer(&ctrlpb.Message{Body: &ctrlpb.Message_Reply{Reply: reply}}, out)
 }
 

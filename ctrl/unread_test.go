@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"context"
 	"errors"
 	"os"
 	"runtime"
@@ -323,6 +324,7 @@ func TestReadAtLast(t *testing.T) {
 		defer ours.Close()
 		defer theirs.Close()
 		sess := &session{srv: h.Server, conn: ours, log: zap.NewNop()}
+		sess.hungUp, sess.hangUp = context.WithCancel(t.Context())
 		sess.out.sess = sess
 		var unread []int
 		mem := memfd(t, 4096)

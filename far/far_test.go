@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -136,7 +137,7 @@ func TestMover(t *testing.T) {
 	allocs := testing.AllocsPerRun(100, func() {
 		q.Store(mem, addr, 1000, marked.Bytes{B: want})
 		f := q.Fetch(mem, addr, 1000)
-		m.Fence()
+		m.Fence(nil)
 		f.Release()
 	})
 	if allocs > 3 { // of Fence
@@ -153,7 +154,7 @@ func TestMoverFails(t *testing.T) {
 	q.Store(mem, 64, 4, marked.Bytes{B: []byte("lost")})
 	q.Store(mem, addr+8, 4, marked.Bytes{B: []byte("also")})
 	f := q.Fetch(mem, 64, 4)
-	m.Fence()
+	m.Fence(nil)
 	if done, failed := q.Stored(); done != 3 || failed != 2 || string(b[:4])+string(b[8:12]) != "goodalso" {
 		t.Errorf("%d stored, the first that failed is %d", done, failed)
 	}
@@ -171,7 +172,7 @@ func TestMoverFails(t *testing.T) {
 		other.Store(mem, at, 2, marked.Bytes{B: []byte("no")})
 	}
 	close(late)
-	m.Fence()
+	m.Fence(nil)
 	if done, failed := other.Stored(); done != 3 || failed != 1 {
 		t.Errorf("%d of three stored, the first that failed is %d", done, failed)
 	}
@@ -188,7 +189,7 @@ func TestFence(t *testing.T) {
 		over := make(chan struct{})
 		go func() {
 			defer close(over)
-			m.Fence()
+			m.Fence(nil)
 		}()
 		return over
 	}
@@ -229,7 +230,7 @@ func (s slow) write([]byte, uint64) error {
 // Memory that does not come: the Mover says so, takes a bounded amount of data, and goes on when the memory comes.
 func TestStuck(t *testing.T) {
 	mem, stuck := make(slow), make(chan struct{})
-	m, q, moved := newQueue(t, own(t), 10*time.Millisecond, func() { close(stuck) })
+	m, q, moved := newQueue(t, own(t), 10*time.Millisecond, sync.OnceFunc(func() { close(stuck) }))
 	q.Store(mem, 0, 1, marked.Bytes{B: []byte{7}})
 	m.Kick()
 	select {
@@ -237,8 +238,8 @@ func TestStuck(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("the Mover does not say that it is stuck")
 	}
-	m.look()  // as if one more operation took too long
-	m.Fence() // it does not wait
+	m.look()       // as if one more operation took too long
+	m.Fence(stuck) // it does not wait
 	for range storeLimit/blockSize + 2 {
 		q.Store(mem, 0, blockSize, marked.Bytes{B: make([]byte, blockSize)})
 	}
@@ -312,7 +313,7 @@ func TestFetchWaits(t *testing.T) {
 	waits()
 	close(mem)
 	notify("the end of a released Fetch")
-	m.Fence()
+	m.Fence(nil)
 	for _, f := range fetches[1:] {
 		f.Release()
 	}
@@ -426,7 +427,7 @@ func TestContention(t *testing.T) {
 	var th thread
 	testenv.Until(t, "a short time slice", func() bool {
 		f := q.Fetch(p, 0, 1)
-		m.Fence()
+		m.Fence(nil)
 		f.Release()
 		th = <-p.seen
 		return th.slice == spin.ShortSlice
@@ -539,14 +540,14 @@ func TestStoreFault(t *testing.T) {
 			if !faults(q, p) {
 				t.Fatal("this tests nothing")
 			}
-			m.Fence()
+			m.Fence(nil)
 		}
 	}
 	if done, _ := q.Stored(); done != 0 || q.Backlog() != 0 || m.storing.Load() != 0 {
 		t.Errorf("%d stored, a backlog of %d, %d bytes in use", done, q.Backlog(), m.storing.Load())
 	}
 	q.Store(mem, addr, 4, marked.Bytes{B: []byte("good")})
-	m.Fence()
+	m.Fence(nil)
 	if done, failed := q.Stored(); done != 1 || failed != 0 || string(b[:4]) != "good" || m.blocks > 2*blockSize {
 		t.Errorf("after that %d are stored, the first that failed is %d, %d bytes of blocks", done, failed, m.blocks)
 	}
@@ -586,7 +587,7 @@ func TestExtend(t *testing.T) {
 	}
 	close(mem)
 	close(other)
-	m.Fence()
+	m.Fence(nil)
 	if done, _ := q.Stored(); done != 6 {
 		t.Errorf("%d stored", done)
 	}
@@ -627,7 +628,7 @@ func TestTinyStores(t *testing.T) {
 	close(mem)
 	await(t, moved, "all is stored", func() bool { done, _ := q.Stored(); return done == uint64(n) })
 	q.Store(mem, 0, 1, marked.Bytes{B: []byte{1}}) // another batch, before which the memory of the last one is freed
-	m.Fence()
+	m.Fence(nil)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.storing.Load() != 0 || len(m.crowd) != 0 || m.blocks > Limit || cap(m.ops) > keptOps {

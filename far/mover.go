@@ -44,10 +44,9 @@ const (
 // A Mover moves data between the queue pairs of a client and its far memory, one operation
 // after another.
 type Mover struct {
-	bound  time.Duration
-	over   chan struct{} // closed when the goroutine has ended; nil before it is started
-	stuck  chan struct{} // closed when an operation takes too long
-	giveUp func()        // closes stuck; later calls do nothing
+	bound   time.Duration
+	onStuck func()
+	over    chan struct{} // closed when the goroutine has ended; nil before it is started
 
 	bell   int         // eventfd on which the goroutine sleeps
 	asleep atomic.Bool // it sleeps, or is about to
@@ -83,16 +82,9 @@ type op struct {
 	fence  chan struct{}
 }
 
-// New returns a Mover whose goroutine Start will start. onStuck is called once if an operation
-// takes longer than bound, at the latest after one and a half times bound.
-func New(bound time.Duration, onStuck func()) *Mover {
-	m := &Mover{bound: bound, stuck: make(chan struct{})}
-	m.giveUp = sync.OnceFunc(func() {
-		close(m.stuck)
-		onStuck()
-	})
-	return m
-}
+// New returns a Mover whose goroutine Start will start. onStuck is called if an operation takes
+// longer than bound, at the latest after one and a half times bound.
+func New(bound time.Duration, onStuck func()) *Mover { return &Mover{bound: bound, onStuck: onStuck} }
 
 // Start starts the goroutine. It must succeed once, before the first operation.
 func (m *Mover) Start() error {
@@ -106,8 +98,8 @@ func (m *Mover) Start() error {
 }
 
 // Fence returns when all earlier operations have completed, or never will because the Mover is
-// stuck or closed.
-func (m *Mover) Fence() {
+// closed, or when quit is closed: however little each operation is late, all may take hours.
+func (m *Mover) Fence(quit <-chan struct{}) {
 	done := make(chan struct{})
 	m.mu.Lock()
 	idle := m.idle()
@@ -122,7 +114,7 @@ func (m *Mover) Fence() {
 	select {
 	case <-done:
 	case <-m.over:
-	case <-m.stuck:
+	case <-quit:
 	}
 }
 
@@ -251,7 +243,7 @@ func (m *Mover) look() {
 	}
 	m.mu.Unlock()
 	if stuck {
-		m.giveUp()
+		m.onStuck()
 	}
 }
 
