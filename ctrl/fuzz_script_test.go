@@ -246,6 +246,46 @@ func (s *scripted) request(c *scriptClient, op byte) {
 	}
 }
 
+// host changes what the host or the administrator decides.
+func (s *scripted) host(what byte) {
+	b := s.in.Byte()
+	switch what {
+	case 0, 1: // its addresses
+		all := [...]netip.Addr{addrA, netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("fd00::3")}
+		var now []netip.Addr
+		for i, a := range all {
+			if b>>i&1 == 0 {
+				now = append(now, a)
+			}
+		}
+		s.mu.Lock()
+		s.devices[0].Addrs = func() []netip.Addr { return now }
+		s.claims.refresh(s.now())
+		s.wake(s.now().Add(lostTime))
+		s.mu.Unlock()
+	case 2: // the rules
+		cfg := Config{Limits: Limits{QueueDepth: 64, QPs: 1 + int(b&7), CQs: 6, MRs: 6, Registered: 1 << 20}, EndDenied: b&8 != 0}
+		if b&16 != 0 {
+			cfg.Allow = []Rule{{AcceptFrom: nets("10.0.0.9/32")}}
+		}
+		if b&32 != 0 {
+			cfg.Allow = []Rule{{ConnectTo: nets("10.0.0.9/32")}}
+		}
+		s.Reload(cfg)
+	default: // the interface
+		s.Unplug("eth9")
+		for _, p := range s.peers {
+			if p.stage < 3 && p.stage > int(b&1) {
+				p.stage = 3
+				s.OnEvent(dataplane.Event{Conn: p.id, Flow: p.flow, Kind: dataplane.EventClosed, Err: errorf(unreachable, "x")})
+			}
+		}
+		if err := s.Plug("eth9", 1500, nil); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
 // look finds the connections that the server has opened.
 func (s *scripted) look() {
 	s.e.mu.Lock()
@@ -380,6 +420,9 @@ func runScript(t *testing.T, in []byte) {
 		return
 	}
 	h := newHarness(t, Config{Limits: Limits{QueueDepth: 64, QPs: 6, CQs: 6, MRs: 6, Registered: 1 << 20}})
+	if len(in) > 0 && in[0]&0x40 != 0 {
+		h.overSockets()
+	}
 	done := make(chan struct{})
 	go func() { // drains the calls
 		for {
@@ -411,6 +454,8 @@ func runScript(t *testing.T, in []byte) {
 			h.advance(time.Duration(s.in.Byte()) * 100 * time.Millisecond)
 		case b>>6 == 3: // a client ends, and another one comes
 			s.hello(int(b >> 5 & 1))
+		default:
+			s.host(b >> 5)
 		}
 		s.look()
 	}
