@@ -146,7 +146,7 @@ static void read_packets(struct iwarpd_device *dev)
 	struct packet p;
 
 	for (int i = 0; i < 64 && !dev->dead; i++)
-		if (!received(dev, socket_recv(dev->wait.sock.fd, dev->buf, &p, false), &p))
+		if (!received(dev, socket_recv(dev->wait.sock.fd, &dev->in, &p, false), &p))
 			return;
 }
 
@@ -282,7 +282,7 @@ static int await_packet(struct iwarpd_device *dev, struct packet *p)
 
 	while (now >= dev->rest && now < end) {
 		int64_t before = now;
-		int n = socket_recv(dev->wait.sock.fd, dev->buf, p, false);
+		int n = socket_recv(dev->wait.sock.fd, &dev->in, p, false);
 
 		if (n != 0)
 			return n;
@@ -291,7 +291,7 @@ static int await_packet(struct iwarpd_device *dev, struct packet *p)
 		if (now - before > LONG_YIELD)
 			dev->rest = now + REST;
 	}
-	return socket_recv(dev->wait.sock.fd, dev->buf, p, dev->deadline < 0);
+	return socket_recv(dev->wait.sock.fd, &dev->in, p, dev->deadline < 0);
 }
 
 /*

@@ -263,6 +263,7 @@ void iwarpd_close(struct iwarpd_device *dev)
 	pthread_cond_destroy(&dev->turn);
 	pthread_mutex_destroy(&dev->lock);
 	pthread_mutex_destroy(&dev->attaching);
+	inbox_close(&dev->in);
 	free(dev);
 }
 

@@ -150,13 +150,13 @@ int event_arrived(struct iwarpd_device *dev, Pb__Message *msg)
 		pb__message__free_unpacked(msg, NULL);
 		return 0;
 	}
-	ev = calloc(1, sizeof(*ev));
+	ev = inbox_alloc(&dev->in, sizeof(*ev));
 	note_event(dev, msg->event);
 	if (!ev) {
 		pb__message__free_unpacked(msg, NULL);
 		return -ENOMEM;
 	}
-	ev->msg = msg;
+	*ev = (struct event){ .msg = msg };
 	*dev->last_event = ev;
 	dev->last_event = &ev->next;
 	if (dev->num_events++ == 0)

@@ -59,6 +59,15 @@ struct packet {
 	int fds[MAX_FDS];
 };
 
+/* An inbox receives packets. spare is freed for a message for which the process has no memory, so that it is not lost. */
+struct inbox {
+	void *spare; /* or NULL */
+	uint8_t buf[MAX_PACKET];
+};
+
+void inbox_close(struct inbox *in);
+void *inbox_alloc(struct inbox *in, size_t size); /* memory for what is received, which free frees, or NULL */
+
 /* socket_connect connects to the daemon. If it may not wait, it fails with -EAGAIN while too many connections wait for it. */
 int socket_connect(const char *path, bool wait, struct iwarpd_error *e);
 
@@ -66,7 +75,7 @@ int socket_connect(const char *path, bool wait, struct iwarpd_error *e);
 int socket_send(int sock, const Pb__Request *req, int fd, bool wait);
 
 /* socket_recv returns 1 with a packet, 0 if none is available and wait is false, or an error. */
-int socket_recv(int sock, void *buf, struct packet *p, bool wait);
+int socket_recv(int sock, struct inbox *in, struct packet *p, bool wait);
 void packet_free(struct packet *p);
 void close_fds(const int *fds, int n);
 
@@ -243,7 +252,7 @@ struct iwarpd_device {
 	unsigned int num_qps, most_qps; /* current and maximum number */
 	bool due;               /* an object is due */
 	struct object objects; /* head of the list */
-	uint8_t buf[MAX_PACKET];
+	struct inbox in; /* of the thread that reads */
 };
 
 void object_add(struct object *o, struct iwarpd_device *dev, enum object_kind kind, uint32_t handle,

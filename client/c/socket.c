@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <time.h>
@@ -130,31 +131,70 @@ static void take_fds(struct msghdr *h, struct packet *p)
 	}
 }
 
-static void *allocate(void *failed, size_t size)
+/*
+ * SPARE is more bytes than malloc asks the kernel for at once, and than any message but the first one takes. They are mapped, since
+ * malloc may keep what one thread has freed where it does not look for another one.
+ */
+enum { SPARE = 256 << 10 };
+
+static void *spare_memory(void)
+{
+	void *p = mmap(NULL, SPARE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	return p == MAP_FAILED ? NULL : p;
+}
+
+void inbox_close(struct inbox *in)
+{
+	void *spare = in->spare;
+
+	in->spare = NULL; /* first: the child of a fork unmaps what is there */
+	if (spare)
+		munmap(spare, SPARE);
+}
+
+void *inbox_alloc(struct inbox *in, size_t size)
 {
 	void *p = malloc(size);
 
+	if (p || !in->spare)
+		return p;
+	inbox_close(in);
+	return malloc(size);
+}
+
+/* An unpacking is the allocation of a message. */
+struct unpacking {
+	struct inbox *in;
+	bool failed;
+};
+
+static void *allocate(void *unpacking, size_t size)
+{
+	struct unpacking *u = unpacking;
+	void *p = inbox_alloc(u->in, size);
+
 	if (!p)
-		*(bool *)failed = true;
+		u->failed = true;
 	return p;
 }
 
-static void release(void *failed, void *p)
+static void release(void *unpacking, void *p)
 {
-	(void)failed;
+	(void)unpacking;
 	free(p);
 }
 
-/* unpack returns 0 with a message to be freed by packet_free, or an error. */
-static int unpack(const void *buf, size_t n, Pb__Message **msg)
+/* unpack returns 0 with the message in the first n bytes, to be freed by packet_free, or an error. */
+static int unpack(struct inbox *in, size_t n, Pb__Message **msg)
 {
-	bool failed = false;
-	ProtobufCAllocator a = { allocate, release, &failed };
+	struct unpacking u = { .in = in };
+	ProtobufCAllocator a = { allocate, release, &u };
 
-	*msg = pb__message__unpack(&a, n, buf);
+	*msg = pb__message__unpack(&a, n, in->buf);
 	if (*msg)
 		return 0;
-	return failed ? -ENOMEM : -EPROTO;
+	return u.failed ? -ENOMEM : -EPROTO;
 }
 
 /* receive receives a packet. It returns what recvmsg does. */
@@ -169,10 +209,10 @@ static ssize_t receive(int sock, struct msghdr *h, size_t controllen, int flags)
 	return n;
 }
 
-int socket_recv(int sock, void *buf, struct packet *p, bool wait)
+int socket_recv(int sock, struct inbox *in, struct packet *p, bool wait)
 {
 	_Alignas(struct cmsghdr) char control[CMSG_SPACE(MAX_FDS * sizeof(int))];
-	struct iovec iov = { .iov_base = buf, .iov_len = MAX_PACKET };
+	struct iovec iov = { .iov_base = in->buf, .iov_len = sizeof(in->buf) };
 	struct msghdr h = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control };
 	ssize_t n;
 	int err;
@@ -180,6 +220,8 @@ int socket_recv(int sock, void *buf, struct packet *p, bool wait)
 	p->msg = NULL;
 	p->lost = false;
 	p->num_fds = 0;
+	if (!in->spare)
+		in->spare = spare_memory();
 	n = receive(sock, &h, sizeof(control), wait ? 0 : MSG_DONTWAIT);
 	/* The daemon's last packet may be queued even so: the kernel looks for it before it looks
 	 * for the end, and for an error before both. */
@@ -197,7 +239,7 @@ int socket_recv(int sock, void *buf, struct packet *p, bool wait)
 	}
 	err = -EPROTO;
 	if (!(h.msg_flags & MSG_TRUNC) && (p->lost || !(h.msg_flags & MSG_CTRUNC)))
-		err = unpack(buf, (size_t)n, &p->msg);
+		err = unpack(in, (size_t)n, &p->msg);
 	if (err) {
 		packet_free(p);
 		return err;

@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,9 +65,60 @@ static bool fails(int what, int error)
 		return fails(what, error) ? failure : __real_##name args; \
 	}
 
-WRAP(void *, malloc, (size_t n), (n), MEMORY, ENOMEM, NULL)
-WRAP(void *, calloc, (size_t n, size_t size), (n, size), MEMORY, ENOMEM, NULL)
-WRAP(void *, realloc, (void *p, size_t n), (p, n), MEMORY, ENOMEM, NULL)
+static size_t freed; /* bytes, since memory ran out */
+
+/* out reports whether there are no n bytes, as from the call that fails on, but for what is freed then. */
+static bool out(size_t n)
+{
+	if (scarce != MEMORY || !failed)
+		return fails(MEMORY, ENOMEM);
+	if (n > freed) {
+		errno = ENOMEM;
+		return true;
+	}
+	freed -= n;
+	return false;
+}
+
+void *__real_malloc(size_t n);
+void *__wrap_malloc(size_t n);
+void *__wrap_malloc(size_t n)
+{
+	return out(n) ? NULL : __real_malloc(n);
+}
+
+void *__real_calloc(size_t n, size_t size);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_calloc(size_t n, size_t size)
+{
+	return out(n * size) ? NULL : __real_calloc(n, size);
+}
+
+void *__real_realloc(void *p, size_t n);
+void *__wrap_realloc(void *p, size_t n);
+void *__wrap_realloc(void *p, size_t n)
+{
+	return out(n) ? NULL : __real_realloc(p, n);
+}
+
+void __real_free(void *p);
+void __wrap_free(void *p);
+void __wrap_free(void *p)
+{
+	if (failed)
+		freed += malloc_usable_size(p);
+	__real_free(p);
+}
+
+int __real_munmap(void *p, size_t n);
+int __wrap_munmap(void *p, size_t n);
+int __wrap_munmap(void *p, size_t n)
+{
+	if (failed)
+		freed += n;
+	return __real_munmap(p, n);
+}
+
 WRAP(void *, mmap, (void *p, size_t n, int prot, int flags, int fd, off_t at), (p, n, prot, flags, fd, at), MAPPINGS, ENOMEM, MAP_FAILED)
 WRAP(int, eventfd, (unsigned int n, int flags), (n, flags), FILES, EMFILE, -1)
 WRAP(int, epoll_create1, (int flags), (flags), FILES, EMFILE, -1)
@@ -358,21 +410,17 @@ static bool usable(void)
 	return iwarpd_alloc_pd(dev, &other, &err) == 0 && iwarpd_dealloc_pd(other, &err) == 0;
 }
 
-/* flushed waits for a flushed receive. The device may have ended: the packet behind the last event may be one that is lost. */
+/* flushed waits for a flushed receive. */
 static int flushed(void)
 {
 	struct iwarpd_cq *woken;
 	struct iwarpd_wc wc;
-	int result;
 
 	for (;;) {
 		iwarpd_arm_cq(told, false);
 		if (iwarpd_poll_cq(told, &wc, 1) == 1)
 			break;
-		result = iwarpd_get_cq_event(channel, &woken, WAIT);
-		CHECK(result == 0 || (result == -EPIPE && !usable()));
-		if (result)
-			return result;
+		CHECK(iwarpd_get_cq_event(channel, &woken, WAIT) == 0);
 	}
 	CHECK(wc.status == IWARPD_WC_WR_FLUSH_ERR);
 	return 0;
@@ -427,8 +475,10 @@ enum { STEPS = sizeof(steps) / sizeof(steps[0]) };
 /* do_without calls f while the process lacks what, and reports whether a call failed. */
 static bool do_without(int what, int (*f)(void), int *result)
 {
+	CHECK(f == make_dev || usable()); /* the device keeps memory for a message again */
 	calls = 0;
 	failed = false;
+	freed = 0;
 	scarce = what;
 	*result = f();
 	scarce = 0;
@@ -436,14 +486,9 @@ static bool do_without(int what, int (*f)(void), int *result)
 	return failed;
 }
 
-/*
- * ends reports whether a device may end, or must if certain is set: that is so if a message from the daemon is lost, or if a
- * resize that the daemon has done cannot be completed because the process had enough for it only before.
- */
-static bool ends(const struct step *s, int what, bool certain)
+/* ends reports whether a device ends: a resize that the daemon has done cannot be completed, since the process had enough for it only before. */
+static bool ends(const struct step *s, int what)
 {
-	if (what == MEMORY)
-		return !certain;
 	return (s->make == resize_cq || s->make == resize_told) && ((what == MAPPINGS && number > 0) || what == RIGHTS);
 }
 
@@ -471,7 +516,7 @@ static void try(const struct step *s, int what)
 		if (result && s->make != make_dev) {
 			bool over = !usable();
 
-			CHECK(over ? ends(s, what, false) : !ends(s, what, true));
+			CHECK(over == ends(s, what));
 			if (over)
 				again(s);
 		}
@@ -479,12 +524,7 @@ static void try(const struct step *s, int what)
 			CHECK(s->make() == 0);
 		if (do_without(what, s->end, &result)) {
 			more = true;
-			if (result == -EPIPE) { /* the object is freed then */
-				CHECK(ends(s, what, false));
-				again(s);
-			} else {
-				CHECK(result == 0 || s->end() == 0);
-			}
+			CHECK(result == 0 || (result != -EPIPE && s->end() == 0)); /* the device has not ended */
 		}
 	}
 	CHECK(s->make() == 0);

@@ -69,7 +69,9 @@ static bool fails(int what, int error)
 		return fails(what, error) ? failure : name args; \
 	}
 
+WRAP(void *, malloc, (size_t n), (n), MEMORY, ENOMEM, NULL)
 WRAP(void *, calloc, (size_t n, size_t size), (n, size), MEMORY, ENOMEM, NULL)
+WRAP(void *, realloc, (void *p, size_t n), (p, n), MEMORY, ENOMEM, NULL)
 WRAP(void *, mmap, (void *p, size_t n, int prot, int flags, int fd, off_t at), (p, n, prot, flags, fd, at), MAPPINGS, ENOMEM, MAP_FAILED)
 WRAP(int, eventfd, (unsigned int n, int flags), (n, flags), FILES, EMFILE, -1)
 WRAP(int, epoll_create1, (int flags), (flags), FILES, EMFILE, -1)
