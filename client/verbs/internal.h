@@ -125,7 +125,7 @@ struct queue_item *iwv_queue_next(struct event_queue *q, void (*taken)(struct qu
 void iwv_queue_after_fork(struct event_queue *q);
 
 /* fd_mark marks an eventfd or epoll of the library, and fd_marked reports whether fd is one, and not a file of the program. */
-bool fd_mark(int fd);
+void fd_mark(int fd);
 bool fd_marked(int fd);
 
 int iwv_eventfd(int flags); /* makes a marked eventfd that is closed on exec, or returns -1 with errno set */

@@ -1,7 +1,9 @@
 /* Queues of events, each with a descriptor to wait on. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -16,24 +18,30 @@ static void empty(struct event_queue *q)
 /* All eventfds have one inode, and so have all epolls. Ours are marked by the signal that they would send if they sent any. */
 enum { MARK = 64 };
 
-bool fd_mark(int fd)
+static atomic_bool forbidden; /* a sandbox forbids marks, so that any eventfd or epoll may be ours */
+
+void fd_mark(int fd)
 {
-	return fcntl(fd, F_SETSIG, MARK) == 0;
+	if (fcntl(fd, F_SETSIG, MARK) < 0 && errno != EBADF)
+		atomic_store(&forbidden, true);
 }
 
 bool fd_marked(int fd)
 {
-	return fcntl(fd, F_GETSIG) == MARK;
+	struct stat st;
+
+	if (fcntl(fd, F_GETSIG) == MARK)
+		return true;
+	return atomic_load(&forbidden) && fstat(fd, &st) == 0 && (st.st_mode & S_IFMT) == 0; /* neither has a type */
 }
 
 int iwv_eventfd(int flags)
 {
 	int fd = eventfd(0, EFD_CLOEXEC | flags);
 
-	if (fd < 0 || fd_mark(fd))
-		return fd;
-	close(fd);
-	return -1;
+	if (fd >= 0)
+		fd_mark(fd);
+	return fd;
 }
 
 int iwv_queue_init(struct event_queue *q)

@@ -487,6 +487,8 @@ var modes = []mode{
 	{"stacks", ""},
 	{"closed", ""},
 	{"renumbered", ""},
+	{"unmarked", ""},
+	{"unmarked-closed", ""},
 }
 
 // memory runs a mode of the program and then finds that the daemon has no region left.

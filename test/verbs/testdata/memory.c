@@ -1069,6 +1069,49 @@ static void renumbered(void)
 	_exit(0);
 }
 
+static void flush(void);
+
+/* A sandbox forbids the mark by which the library knows its descriptors. */
+static void unmarked(void)
+{
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(1), .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	struct ibv_pd *first = pd;
+	struct rdma_event_channel *ch;
+	struct ibv_context *ended;
+	struct rdma_cm_event *e;
+	struct rdma_cm_id *id;
+	pid_t child;
+	int status;
+
+	forbid(SYS_fcntl, F_SETSIG, EPERM);
+	pd = open_pd();
+	flush();
+	ch = rdma_create_event_channel();
+	CHECK(ch && rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 2000) == 0);
+	child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		CHECK(fcntl(ch->fd, F_SETFL, O_NONBLOCK) == 0 && rdma_get_cm_event(ch, &e) == -1 && errno == EAGAIN);
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	CHECK(rdma_get_cm_event(ch, &e) == 0 && e->event == RDMA_CM_EVENT_ADDR_RESOLVED && rdma_ack_cm_event(e) == 0);
+	CHECK(rdma_destroy_id(id) == 0);
+	rdma_destroy_event_channel(ch);
+	ended = pd->context;
+	CHECK(ibv_dealloc_pd(pd) == 0 && ibv_close_device(ended) == 0);
+	pd = first;
+}
+
+/* Even then it leaves those alone that are of another kind. */
+static void unmarked_closed(void)
+{
+	forbid(SYS_fcntl, F_SETSIG, EPERM);
+	pd = open_pd();
+	closed();
+}
+
 /* A QP without a connection completes posted receives when it enters the error state. */
 static void flush(void)
 {
@@ -1107,7 +1150,7 @@ int main(int argc, char **argv)
 		{ "flush", flush }, { "limit-as", limit_as }, { "limit-data", limit_data }, { "limit-fsize", limit_fsize },
 		{ "limit-memlock", limit_memlock }, { "limit-nofile", limit_nofile }, { "execs", execs }, { "undumpable", undumpable }, { "no-userfaultfd", no_userfaultfd },
 		{ "without-eperm", without_eperm }, { "without-enosys", without_enosys }, { "heap", heap }, { "no-query", no_query },
-		{ "hold", hold }, { "closed", closed }, { "renumbered", renumbered }, { "orphaned", orphaned }, { "stacks", stacks }, { "guarded", guarded }, { "collected", collected }, { "older", older },
+		{ "unmarked", unmarked }, { "unmarked-closed", unmarked_closed }, { "hold", hold }, { "closed", closed }, { "renumbered", renumbered }, { "orphaned", orphaned }, { "stacks", stacks }, { "guarded", guarded }, { "collected", collected }, { "older", older },
 	};
 	struct ibv_context *c;
 
