@@ -19,7 +19,7 @@ const (
 	uffdModeMissing    = 1
 	uffdioAPI          = 0xc018aa3f
 	uffdioRegister     = 0xc020aa00
-	mincoreChunk       = 1 << 20 // pages
+	mincoreChunk       = 1 << 12 // pages
 	errNotAllocatedFix = "the owner of the memory allocates it before it is registered: write to each page, or madvise(MADV_POPULATE_WRITE)"
 )
 
@@ -111,7 +111,7 @@ func Populate(mem []byte) error {
 		switch errno {
 		case 0:
 			return nil
-		case unix.EINVAL, unix.EACCES, unix.EFAULT: // mapped for reading only
+		case unix.EINVAL, unix.EFAULT: // mapped for reading only, or not all within its file
 			continue
 		}
 		return fmt.Errorf("shm: allocating %d bytes: %w", len(mem), errno)

@@ -9,8 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestFileSizeLimit checks the advice when the limit of the size of files is below that of the memory.
+// TestFileSizeLimit checks the advice when the limit of the size of files is below that of the memory, and that nothing is left of it.
 func TestFileSizeLimit(t *testing.T) {
+	_, _ = inUse(t) // opens the descriptor of Go's poller
+	fds, maps := inUse(t)
 	var was unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &was); err != nil {
 		t.Fatal(err)
@@ -27,6 +29,9 @@ func TestFileSizeLimit(t *testing.T) {
 	}
 	if err == nil || !strings.Contains(err.Error(), "ulimit -f") {
 		t.Errorf("error %v", err)
+	}
+	if f, m := inUse(t); f != fds || m != maps {
+		t.Errorf("%d descriptors and %d mappings; want %d and %d", f, m, fds, maps)
 	}
 }
 

@@ -295,6 +295,7 @@ func TestMapRegionRefuses(t *testing.T) {
 		{"a pipe", pr, 0, page, true},
 		{"no descriptor", -1, 0, page, true},
 		{"far too large", testMemfd(t, page, 0), 0, 1 << 50, true},
+		{"negative as an int64", testMemfd(t, page, 0), 0, 1<<64 - page, true},
 	}
 	for _, tt := range tests {
 		if r, err := MapRegion(tt.fd, tt.off, tt.size, tt.write); !errors.Is(err, ErrMemory) {
@@ -315,6 +316,9 @@ func TestMapRegionRefuses(t *testing.T) {
 	}
 	if fd, err := unix.MemfdCreate("huge", unix.MFD_HUGETLB|unix.MFD_ALLOW_SEALING|unix.MFD_CLOEXEC); err == nil {
 		defer unix.Close(fd)
+		if err := unix.Ftruncate(fd, 1<<30); err != nil {
+			t.Fatal(err)
+		}
 		if r, err := MapRegion(fd, 0, page, true); !errors.Is(err, ErrMemory) {
 			t.Errorf("huge pages: %v", err)
 			if err == nil {
@@ -408,7 +412,8 @@ func TestMapRegionHoles(t *testing.T) {
 // TestIncore checks how holes are found where there is no userfaultfd. That way counts only pages that were
 // written.
 func TestIncore(t *testing.T) {
-	m, err := CreateRegion(5 * 4096)
+	const pages = mincoreChunk + 5
+	m, err := CreateRegion(pages * 4096)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -416,12 +421,14 @@ func TestIncore(t *testing.T) {
 	if !incore(m.data) {
 		t.Error("a region that is allocated has holes")
 	}
-	punch(t, m.FD(), 4*4096, 4096)
-	if incore(m.data) {
-		t.Error("a hole was not found")
-	}
-	if err := Populate(m.data[4*4096+5 : 5*4096-5]); err != nil || !incore(m.data) {
-		t.Errorf("Populate: %v", err)
+	for _, hole := range []int64{0, 4, mincoreChunk - 1, mincoreChunk, pages - 1} {
+		punch(t, m.FD(), hole*4096, 4096)
+		if incore(m.data) {
+			t.Errorf("the hole at page %d was not found", hole)
+		}
+		if err := Populate(m.data[hole*4096+5 : (hole+1)*4096-5]); err != nil || !incore(m.data) {
+			t.Errorf("Populate of page %d: %v", hole, err)
+		}
 	}
 }
 
@@ -440,8 +447,10 @@ func TestPopulate(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Munmap(mem)
-	if err := Populate(mem[4000:8192]); err != nil || allocated(t, fd) != 2*4096 {
-		t.Errorf("%v, %d bytes allocated", err, allocated(t, fd))
+	for _, end := range []int{8192, 8193} { // the end of a page, and a byte of the next one
+		if err := Populate(mem[4000:end]); err != nil || allocated(t, fd) != int64(roundPages(end)) {
+			t.Errorf("to %d: %v, %d bytes allocated", end, err, allocated(t, fd))
+		}
 	}
 	r, err := MapRegion(fd, 4000, 4192, false)
 	if err != nil {
