@@ -3,7 +3,6 @@ package verbs
 import (
 	"crypto/rand"
 	"runtime/debug"
-	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -45,31 +44,5 @@ func TestFault(t *testing.T) {
 		if old, err := q.Atomic(good.STag(), 0, &add); old != want || err != nil {
 			t.Errorf("atomic after the fault: %d, %v; want %d", old, err, want)
 		}
-	}
-}
-
-// TestAtomicsAreAtomic lets four workers add to one word through two regions.
-func TestAtomicsAreAtomic(t *testing.T) {
-	const workers, each = 4, 2000
-	tb := NewTable(rand.Reader)
-	mem := make([]byte, 16)
-	stags := []uint32{mustRegister(t, tb, pdA, mem, 0, accessRW).STag(), mustRegister(t, tb, pdA, mem, 0x100, accessRW).STag()}
-	var wg sync.WaitGroup
-	for w := range workers {
-		wg.Go(func() {
-			q := NewQP(QPConfig{Num: uint32(w), PD: pdA, Table: tb})
-			q.Start(rdmap.Config{})
-			add := rdmap.AtomicOp{Op: rdmap.OpFetchAdd, Data: 1}
-			for range each {
-				if _, err := q.Atomic(stags[w%2], uint64(w%2)*0x100+8, &add); err != nil {
-					panic(err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	q := NewQP(QPConfig{Num: 9, PD: pdA, Table: tb})
-	if got, err := q.Atomic(stags[0], 8, &rdmap.AtomicOp{Op: rdmap.OpFetchAdd}); got != workers*each || err != nil {
-		t.Errorf("sum %d, %v; want %d", got, err, workers*each)
 	}
 }
