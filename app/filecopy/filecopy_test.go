@@ -485,6 +485,50 @@ func TestHostileWindow(t *testing.T) {
 	}
 }
 
+// TestHostileOpen checks that a client begins no transfer that is not the one that it has asked for.
+func TestHostileOpen(t *testing.T) {
+	for _, tt := range []struct {
+		name        string
+		get, resume bool
+		m           message
+	}{
+		{"beyond the end", false, true, message{Size: 1, Hash: XXH128, Offset: 2}},
+		{"another checksum", false, false, message{Size: 1, Hash: SHA256}},
+		{"another size", false, false, message{Size: 2, Hash: XXH128}},
+		{"in the middle", false, false, message{Size: 1, Hash: XXH128, Offset: 1}},
+		{"a get in the middle", true, false, message{Size: 1, Hash: XXH128, Offset: 1}},
+		{"a get of 2^63 bytes", true, false, message{Size: 1 << 63, Hash: XXH128}},
+	} {
+		tt.m.Kind, tt.m.Chunk, tt.m.Slots = kindOpen, 1, 1
+		a, b := memconn.Pair(recvDepth, maxMessage)
+		if err := send(t.Context(), b, &tt.m); err != nil {
+			t.Fatal(err)
+		}
+		c := &Client{Conn: a, Resume: tt.resume, Alloc: func(int) ([]byte, error) {
+			t.Errorf("%s: the client begins", tt.name)
+			return nil, errors.New("no")
+		}}
+		dir := t.TempDir()
+		done := make(chan struct{})
+		go func() {
+			_, _ = recv(context.Background(), b, time.Minute) // the request
+			_, _ = recv(context.Background(), b, time.Minute) // the error
+			b.Close()
+			close(done)
+		}()
+		var err error
+		if tt.get {
+			_, err = c.Get(t.Context(), "f", openStore(t, dir), "f")
+		} else {
+			_, err = c.Put(t.Context(), bytes.NewReader(nil), 1, Attrs{Mode: 0o644}, "f")
+		}
+		if left, _ := os.ReadDir(dir); err == nil || len(left) > 0 {
+			t.Errorf("%s: %v, and %v", tt.name, err, left)
+		}
+		<-done
+	}
+}
+
 // flipper changes one byte of the third RDMA operation.
 type flipper struct {
 	*memconn.Conn

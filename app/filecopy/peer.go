@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math"
 	"path"
 	"slices"
 	"strings"
@@ -186,9 +185,6 @@ func (s *service) get(ctx context.Context, m *message) (Result, error) {
 }
 
 func (s *service) put(ctx context.Context, m *message) (Result, error) {
-	if m.Size > math.MaxInt64 {
-		return Result{}, &Error{CodeNoSpace, fmt.Errorf("%s: too large", m.Name)}
-	}
 	in, err := s.store.Create(m.Name, int64(m.Size), m.options())
 	if err != nil {
 		return Result{}, err
@@ -305,7 +301,7 @@ func (c *Client) Get(ctx context.Context, name string, store *Store, as string) 
 	if err != nil {
 		return Result{}, err
 	}
-	if m.Size > math.MaxInt64 || m.Offset != request.Offset && in == nil {
+	if m.Offset != request.Offset && in == nil {
 		return Result{}, &Error{CodeRequest, errMessage}
 	}
 	if in == nil {

@@ -2,6 +2,7 @@ package filecopy
 
 import (
 	"errors"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -24,6 +25,26 @@ func TestNoNewFiles(t *testing.T) {
 		var e *Error
 		if !errors.As(err, &e) || e.Code != CodePermission || !strings.HasPrefix(err.Error(), name+": its folder was removed, or the file system there takes no new files") {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestNoSetuid checks that of a peer's mode only the permissions count.
+func TestNoSetuid(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir)
+	o := Options{Attrs: Attrs{Mode: uint32(0o750 | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky)}, Preserve: true}
+	in, err := s.Create("file", 0, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(in.Commit(), s.Mkdir("folder", o)); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]fs.FileMode{"file": 0o750, "folder": fs.ModeDir | 0o750} {
+		info, err := os.Stat(filepath.Join(dir, name))
+		if err != nil || info.Mode() != want {
+			t.Errorf("%s: %v, %v; want %v", name, info.Mode(), err, want)
 		}
 	}
 }
