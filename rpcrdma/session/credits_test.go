@@ -195,6 +195,8 @@ func TestAccepted(t *testing.T) {
 		{"a segment of no bytes", "4.4.1", wire.Header{Type: wire.CallInline, Reads: []wire.ReadSegment{rseg(8, 1, 0)}, Writes: []wire.Chunk{chunk(0)}}},
 		{"Write chunks of odd lengths", "4.4.1", wire.Header{Type: wire.CallInline, Writes: []wire.Chunk{chunk(1, 1, 3), chunk(5)}, Reply: chunk(7, 9)}},
 		{"an empty Write chunk", "4.4.1", wire.Header{Type: wire.CallInline, Writes: []wire.Chunk{{}}, Reply: wire.Chunk{}}},
+		{"Read chunks that are each as long as is allowed", "7.3.1", wire.Header{Type: wire.CallInline, Reads: []wire.ReadSegment{rseg(8, 1, 10_000), rseg(16, 2, 10_000)}}},
+		{"a Call chunk of 8 bytes", "6.6.3", wire.Header{Type: wire.CallExternal, Call: []wire.ReadSegment{rseg(0, 1, 8)}}},
 		{"a short Call chunk", "6.6.3", wire.Header{Type: wire.CallExternal, Call: []wire.ReadSegment{rseg(0, 1, 13), rseg(0, 2, 27)}}},
 		{"a Call chunk and others", "6.6.3", wire.Header{Type: wire.CallExternal, Call: []wire.ReadSegment{rseg(0, 1, 40)}, Reads: []wire.ReadSegment{rseg(8, 1, 4)}, Writes: []wire.Chunk{chunk(5)}, Reply: chunk(7, 9)}},
 	} {

@@ -85,7 +85,6 @@ func (s *Session) negotiate(h *wire.Header, err error) bool {
 		}
 		s.version = int(h.Vers)
 		if s.version == 2 {
-			s.limit = h.Credit
 			s.sendProps()
 		}
 		if s.cfg.Auth == nil {
@@ -97,7 +96,7 @@ func (s *Session) negotiate(h *wire.Header, err error) bool {
 		f := h.Failure
 		if f.Low <= 1 && f.High >= 1 && s.cfg.MinVersion <= 1 {
 			// The error may be of version 1 or 2; the bytes are the same.
-			s.version, s.ctrl, s.limit = 1, nil, 0
+			s.version, s.ctrl = 1, nil
 			s.becomeReady()
 		} else {
 			s.close(errors.Join(ErrVersion, &FailureError{f}))
@@ -109,7 +108,6 @@ func (s *Session) negotiate(h *wire.Header, err error) bool {
 		return false
 	}
 	s.version = int(h.Vers)
-	s.limit = h.Credit
 	if s.cfg.Auth == nil {
 		s.becomeReady()
 	}

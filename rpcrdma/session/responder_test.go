@@ -1,6 +1,7 @@
 package session
 
 import (
+	"maps"
 	"testing"
 
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
@@ -35,7 +36,7 @@ var responderCases = []struct {
 	{"position 0 in the data items of an external call", "4.5.1.2", []msg{m(wire.Header{XID: 9, Type: wire.CallExternal, Call: []wire.ReadSegment{rseg(0, 1, 40)}, Reads: []wire.ReadSegment{rseg(0, 1, 4)}})}, 9, wire.Failure{Code: wire.ErrBadXDR}, 0},
 	{"an external call without a chunk", "6.3.5", []msg{m(wire.Header{XID: 9, Type: wire.CallExternal})}, 9, wire.Failure{Code: wire.ErrBadXDR}, 0},
 	{"a call chunk with a position", "6.6.3", []msg{m(wire.Header{XID: 9, Type: wire.CallExternal, Call: []wire.ReadSegment{rseg(0, 1, 40), rseg(4, 1, 40)}})}, 9, wire.Failure{Code: wire.ErrBadXDR}, 0},
-	{"a call chunk of 4 bytes", "7.2", []msg{m(wire.Header{XID: 9, Type: wire.CallExternal, Call: []wire.ReadSegment{rseg(0, 1, 4)}})}, 9, wire.Failure{Code: wire.ErrBadXDR}, 0},
+	{"a call chunk of 7 bytes", "7.2", []msg{m(wire.Header{XID: 9, Type: wire.CallExternal, Call: []wire.ReadSegment{rseg(0, 1, 7)}})}, 9, wire.Failure{Code: wire.ErrBadXDR}, 0},
 	{"a middle message without payload", "6.3.6", []msg{m(wire.Header{XID: 9, Type: wire.CallMiddle, Remaining: 8})}, 9, wire.Failure{Code: wire.ErrBadXDR}, 0},
 	{"another XID in a continued message", "7.2", []msg{m(wire.Header{XID: 9, Type: wire.CallMiddle, Remaining: 8}, callBody(8, 16)...)}, 9, wire.Failure{Code: wire.ErrBadXDR}, 0},
 
@@ -131,6 +132,35 @@ func TestDiscarded(t *testing.T) {
 				t.Errorf("%+v, %+v", p.got, p.evs)
 			}
 		})
+	}
+}
+
+// TestBadXDRInContinued checks that a header that cannot be parsed ends the continued call that it continues, or interrupts with another
+// XID: the rest of that call is not the end of it.
+func TestBadXDRInContinued(t *testing.T) {
+	for _, c := range []struct {
+		xid  uint32
+		want map[uint32]wire.ErrCode // by XID
+	}{
+		{9, map[uint32]wire.ErrCode{9: wire.ErrBadXDR}},
+		{10, map[uint32]wire.ErrCode{9: wire.ErrInvalCont, 10: wire.ErrBadXDR}},
+	} {
+		p := serverPeer(t, nil)
+		p.send(wire.Header{XID: 9, Type: wire.CallMiddle, Remaining: 40}, callBody(9, 16)...)
+		p.raw((&wire.Header{XID: c.xid, Vers: 2, Credit: 1000, Type: wire.CallInline}).Append(nil)[:20])
+		got := map[uint32]wire.ErrCode{}
+		for _, h := range p.got {
+			if h.Type == wire.Error {
+				got[h.XID] = h.Failure.Code
+			}
+		}
+		if !maps.Equal(got, c.want) {
+			t.Errorf("XID %d: errors %v; want %v", c.xid, got, c.want)
+		}
+		p.send(wire.Header{XID: 9, Type: wire.CallInline}, make([]byte, 40)...)
+		if len(p.evs) > 0 {
+			t.Errorf("XID %d: %+v", c.xid, p.evs)
+		}
 	}
 }
 

@@ -270,6 +270,55 @@ func TestVersion1Over(t *testing.T) {
 	}
 }
 
+// TestVersion1Flood checks that a server of version 1 refuses calls far beyond the credits, until it has answered some.
+func TestVersion1Flood(t *testing.T) {
+	cfg := DefaultConfig(true)
+	cfg.Window = 4
+	p := newPeer(t, cfg)
+	most := 2 * cfg.Window
+	call := func(xid int) {
+		p.send(wire.Header{XID: uint32(xid), Vers: 1, Type: wire.Msg1}, callBody(uint32(xid), 40)...)
+	}
+	call(0)
+	one := p.evs[len(p.evs)-1].Call // after EventReady
+	p.clear()
+	for xid := 1; xid < most; xid++ {
+		call(xid)
+	}
+	if len(p.evs) != most-1 || len(p.got) != 0 {
+		t.Fatalf("%d calls after the first, sent %+v; want %d", len(p.evs), p.got, most-1)
+	}
+	p.clear()
+	call(most)
+	if len(p.evs) != 0 || len(p.got) != 1 || p.got[0].XID != uint32(most) || p.got[0].Failure.Code != wire.ErrChunk1 {
+		t.Errorf("one more: %+v, sent %+v", p.evs, p.got)
+	}
+	p.s.Drop(one)
+	call(most + 1)
+	if len(p.evs) != 1 {
+		t.Errorf("after one ended: %+v", p.evs)
+	}
+}
+
+// TestVersion1SameXID checks that a reverse call in a Read chunk is no reply to our call of the same XID (RFC 8167 section 5.2).
+func TestVersion1SameXID(t *testing.T) {
+	cfg := DefaultConfig(false)
+	cfg.Version, cfg.Props.Reverse = 1, wire.ReverseGeneral
+	p := newPeer(t, cfg)
+	p.call(9, callBody(9, 40), &CallChunks{Reply: chunk(40)})
+	p.drain()
+	p.clear()
+	p.send(wire.Header{XID: 9, Vers: 1, Type: wire.NoMsg1, Reads: []wire.ReadSegment{rseg(0, 1, 40)}})
+	if len(p.evs) != 1 || p.evs[0].Kind != EventCall {
+		t.Errorf("%+v, sent %+v", p.evs, p.got)
+	}
+	p.clear()
+	p.send(wire.Header{XID: 9, Vers: 1, Type: wire.NoMsg1, Reply: chunk(40)})
+	if len(p.evs) != 1 || p.evs[0].Err != nil || len(p.s.pending) != 0 {
+		t.Errorf("the reply: %+v, sent %+v", p.evs, p.got)
+	}
+}
+
 // TestVersion1Reverse checks that a client of version 1 accepts reverse calls if it is configured for them, without
 // chunks if it supports none (RFC 8167 section 5.3).
 func TestVersion1Reverse(t *testing.T) {
