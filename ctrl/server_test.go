@@ -120,6 +120,7 @@ func TestObjects(t *testing.T) {
 
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: qp.Qp}}})
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DeregisterMr{DeregisterMr: &ctrlpb.DeregisterMR{Mr: mr.Mr}}})
+	c.fails(cBusy, &ctrlpb.Request{Body: &ctrlpb.Request_DeallocPd{DeallocPd: &ctrlpb.DeallocPD{Pd: pd}}}) // because of the window
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DeallocMw{DeallocMw: &ctrlpb.DeallocMW{Mw: mw.Mw}}})
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DestroyCq{DestroyCq: &ctrlpb.DestroyCQ{Cq: cq}}})
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DeallocPd{DeallocPd: &ctrlpb.DeallocPD{Pd: pd}}})
@@ -170,6 +171,9 @@ func TestRevoked(t *testing.T) {
 func TestForeignHandles(t *testing.T) {
 	h := newHarness(t, Config{})
 	victim, thief := h.hello(t), h.hello(t)
+	for range 100 { // its handles are none of the thief's, which count from 1 too
+		victim.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DeallocPd{DeallocPd: &ctrlpb.DeallocPD{Pd: victim.pd()}}})
+	}
 	pd, cq := victim.pd(), victim.cq()
 	mr := victim.ok(reqMR(pd, 4096), memfd(t, 4096)).GetMr().Mr
 	qp := victim.ok(reqQP(pd, cq)).GetQp().Qp
@@ -178,14 +182,13 @@ func TestForeignHandles(t *testing.T) {
 
 	ch := victim.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateChannel{CreateChannel: &ctrlpb.CreateChannel{}}}).GetChannel().Channel
 
-	ownCQ := thief.cq()                                      // makes the thief's handles differ from the victim's
+	ownCQ := thief.cq()
 	half := func(f func(*ctrlpb.CreateQP)) *ctrlpb.Request { // of what it names is its own
 		r := reqQP(thief.pd(), ownCQ)
 		f(r.GetCreateQp())
 		return r
 	}
 	for _, req := range []*ctrlpb.Request{
-		{Body: &ctrlpb.Request_DeallocPd{DeallocPd: &ctrlpb.DeallocPD{Pd: pd + 1000}}},
 		{Body: &ctrlpb.Request_DeallocPd{DeallocPd: &ctrlpb.DeallocPD{Pd: pd}}},
 		{Body: &ctrlpb.Request_DeregisterMr{DeregisterMr: &ctrlpb.DeregisterMR{Mr: mr}}},
 		{Body: &ctrlpb.Request_DeallocMw{DeallocMw: &ctrlpb.DeallocMW{Mw: mw}}},
@@ -194,19 +197,19 @@ func TestForeignHandles(t *testing.T) {
 		{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qp}}},
 		{Body: &ctrlpb.Request_Accept{Accept: &ctrlpb.Accept{Conn: l, Qp: qp}}},
 		{Body: &ctrlpb.Request_Reject{Reject: &ctrlpb.Reject{Conn: l}}},
-		{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: pd + 1000}}},
-		{Body: &ctrlpb.Request_DestroyCq{DestroyCq: &ctrlpb.DestroyCQ{Cq: cq + 1000}}},
+		{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: pd}}},
+		{Body: &ctrlpb.Request_DestroyCq{DestroyCq: &ctrlpb.DestroyCQ{Cq: cq}}},
 		{Body: &ctrlpb.Request_DestroyChannel{DestroyChannel: &ctrlpb.DestroyChannel{Channel: ch}}},
 		{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 4, Channel: ch}}},
 		reqConnect(qp, "10.0.0.2:7174"),
-		reqQP(pd+1000, ownCQ),
-		reqQP(thief.pd(), cq+1000),
-		half(func(r *ctrlpb.CreateQP) { r.SendCq = cq + 1000 }),
-		half(func(r *ctrlpb.CreateQP) { r.RecvCq = cq + 1000 }),
+		reqQP(pd, ownCQ),
+		reqQP(thief.pd(), cq),
+		half(func(r *ctrlpb.CreateQP) { r.SendCq = cq }),
+		half(func(r *ctrlpb.CreateQP) { r.RecvCq = cq }),
 	} {
 		thief.fails(cNoObject, req)
 	}
-	thief.fails(cNoObject, reqMR(pd+1000, 4096), memfd(t, 4096))
+	thief.fails(cNoObject, reqMR(pd, 4096), memfd(t, 4096))
 	domains := make(map[verbs.PDID]bool)
 	h.mu.Lock()
 	for _, s := range h.sessions {
@@ -254,7 +257,7 @@ func TestInvalidRequests(t *testing.T) {
 		qp(func(r *ctrlpb.CreateQP) { r.RqDepth = 1 << 31 }),
 		qp(func(r *ctrlpb.CreateQP) { r.MaxSge = 0 }),
 		qp(func(r *ctrlpb.CreateQP) { r.MaxSge = 5 }),
-		qp(func(r *ctrlpb.CreateQP) { r.MaxInline = 1 << 31 }),
+		qp(func(r *ctrlpb.CreateQP) { r.MaxInline = 65 }),
 		qp(func(r *ctrlpb.CreateQP) { r.ReceiveWaitMs = 60001 }),
 		qp(func(r *ctrlpb.CreateQP) { r.Srq = otherSRQ }), // of another protection domain
 		{Body: &ctrlpb.Request_ModifyCq{ModifyCq: &ctrlpb.ModifyCQ{Cq: cq, Count: 1, PeriodUs: 1000001}}},
