@@ -11,6 +11,23 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
+// TestServerMemory checks that a peer cannot write to the memory in which a server serves calls, of which it learns STags by the Reads of
+// its chunks (RFC 5042, Appendix A). It cannot read either: a server takes no Read Requests.
+func TestServerMemory(t *testing.T) {
+	g := newRig(t, nil, nil)
+	pool := g.se.PoolMR()
+	at := len(pool.Bytes()) - 1 // no call of this test uses the end of the pool
+	r := g.raw()
+	if err := r.c.Write(g.ctx, pool.RemoteAt(at, 1), []byte{7}); err != nil {
+		t.Fatal(err)
+	}
+	_ = r.c.Send(g.ctx, call(7, 0, nil)) // its answer would show that the Write was accepted
+	_, err := r.c.Recv(g.ctx, make([]byte, 4096))
+	if terminated := new(iwarp.TerminateError); !errors.As(err, &terminated) || pool.Bytes()[at] != 0 {
+		t.Errorf("%v, the byte is %d", err, pool.Bytes()[at])
+	}
+}
+
 // TestExposed checks that a server can access only the memory that a call names, only for the chunk's purpose, and
 // only during the call, and that each call has its own keys (draft section 11.1, RFC 8166 section 8.1).
 func TestExposed(t *testing.T) {
