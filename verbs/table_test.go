@@ -260,6 +260,8 @@ func TestWindows(t *testing.T) {
 		{"above", pdA, r.STag(), 0x1000, 257, RemoteRead, false},
 		{"straddles the end", pdA, r.STag(), 0x10f8, 16, RemoteRead, false},
 		{"behind", pdA, r.STag(), 0x1100, 1, RemoteRead, false},
+		{"beyond the end", pdA, r.STag(), 0x1101, 1, RemoteRead, false},
+		{"atomics on read-only memory", pdA, readOnly.STag(), 0x1000, 16, RemoteAtomic, false},
 		{"write to read-only memory", pdA, readOnly.STag(), 0x1000, 16, RemoteWrite, false},
 		{"local write", pdA, r.STag(), 0x1000, 16, LocalWrite, false},
 		{"right", pdA, r.STag(), 0x1010, 16, RemoteRead | RemoteWrite, true},
