@@ -141,62 +141,53 @@ func TestContainedFar(t *testing.T) {
 	c.fails(cState, attach, fd)
 }
 
-// TestCutWhileFar checks that a client is cut off at once while a request of it waits for its far memory: each access
-// may be almost late, and there may be many.
-func TestCutWhileFar(t *testing.T) {
+// waitFar returns a client with a queue pair and a ModifyQP that waits for its far memory, in which nothing is ever stored.
+func waitFar(t *testing.T) (h *harness, c *tclient, qp uint32) {
+	t.Helper()
 	fd, err := unix.Open("/proc/self/mem", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	h, c := newClient(t, Config{})
+	h, c = newClient(t, Config{})
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AttachMemory{AttachMemory: &ctrlpb.AttachMemory{}}}, fd)
-	num := c.qp()
-	slow := far.New(time.Hour, func() {}) // never started, so that nothing is stored
+	qp = c.qp()
+	stuck := far.New(time.Hour, func() {}) // never started
 	t.Cleanup(func() {
 		if t.Failed() {
-			_ = slow.Start() // otherwise the server waits for ever
+			_ = stuck.Start() // otherwise the server's end waits
 		}
 	})
 	h.mu.Lock()
 	mem := &h.sessions[h.lastID].mem
 	mem.mover.Close()
-	mem.mover = slow
-	slow.NewQueue().Store(mem.far, 0, 1, marked.Bytes{B: []byte{7}})
+	mem.mover = stuck
+	stuck.NewQueue().Store(mem.far, 0, 1, marked.Bytes{B: []byte{7}})
 	h.mu.Unlock()
-	c.send(&ctrlpb.Request{Body: &ctrlpb.Request_ModifyQp{ModifyQp: &ctrlpb.ModifyQP{Qp: num}}})
+	c.send(&ctrlpb.Request{Body: &ctrlpb.Request_ModifyQp{ModifyQp: &ctrlpb.ModifyQP{Qp: qp}}})
 	testenv.Until(t, "the request waits", func() bool {
 		stacks := make([]byte, 1<<20)
 		return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("(*Mover).Fence"))
 	})
+	return h, c, qp
+}
+
+// TestCutWhileFar checks that a client is cut off at once while a request of it waits for its far memory: each access
+// may be almost late, and there may be many.
+func TestCutWhileFar(t *testing.T) {
+	h, _, qp := waitFar(t)
 	h.Reload(Config{Allow: []Rule{{UIDs: []uint32{uint32(os.Getuid())}, Deny: true}}})
-	h.until(t, "the queue pair has ended", func() bool { return h.qps[num] == nil })
+	h.until(t, "the queue pair has ended", func() bool { return h.qps[qp] == nil })
 }
 
 // TestNoReplyWhileFar checks that a request that stopped waiting for far memory because the client is hung up on is not
 // answered: the data may still come, into memory that the client would use for something else.
 func TestNoReplyWhileFar(t *testing.T) {
-	fd, err := unix.Open("/proc/self/mem", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(fd)
-	h, c := newClient(t, Config{})
-	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AttachMemory{AttachMemory: &ctrlpb.AttachMemory{}}}, fd)
-	mr := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_RegisterMr{RegisterMr: &ctrlpb.RegisterMR{Pd: c.pd(), Far: true, Length: 4096, Access: 1}}}).GetMr().Mr
-	slow := far.New(time.Hour, func() {}) // never started, so that nothing is stored
+	h, c, _ := waitFar(t)
 	h.mu.Lock()
 	sess := h.sessions[h.lastID]
-	sess.mem.mover.Close()
-	sess.mem.mover = slow
-	slow.NewQueue().Store(sess.mem.far, 0, 1, marked.Bytes{B: []byte{7}})
 	h.mu.Unlock()
-	c.send(&ctrlpb.Request{Body: &ctrlpb.Request_DeregisterMr{DeregisterMr: &ctrlpb.DeregisterMR{Mr: mr}}})
-	testenv.Until(t, "the request waits", func() bool {
-		stacks := make([]byte, 1<<20)
-		return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("(*Mover).Fence"))
-	})
-	sess.hangUp() // shutdown, before it has shut down the connection
+	sess.hangUp() // as shutdown does before it shuts down the connection
 	if m := c.next(); m != nil {
 		t.Errorf("the client is told %v", m)
 	}
