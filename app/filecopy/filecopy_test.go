@@ -455,33 +455,40 @@ func TestHostilePeer(t *testing.T) {
 	}
 }
 
+// answered returns a client whose first request the server answers with m, which must not make it begin: it fails the test
+// if the client allocates memory. over returns when the client has told the server what is wrong.
+func answered(t *testing.T, m message) (c *Client, over func()) {
+	t.Helper()
+	a, b := memconn.Pair(recvDepth, maxMessage)
+	if err := send(t.Context(), b, &m); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		_, _ = recv(context.Background(), b, time.Minute) // the request
+		_, _ = recv(context.Background(), b, time.Minute) // the error
+		b.Close()
+		close(done)
+	}()
+	c = &Client{Conn: a, Alloc: func(n int) ([]byte, error) {
+		t.Errorf("%+v: the client allocates %d bytes", m, n)
+		return nil, errors.New("no")
+	}}
+	return c, func() { <-done }
+}
+
 // A server offers a window that would make the client allocate without bound.
 func TestHostileWindow(t *testing.T) {
 	for _, m := range []message{
 		{Chunk: 0, Slots: 1}, {Chunk: 1, Slots: 0}, {Chunk: maxChunk + 1, Slots: 1}, {Chunk: 1, Slots: maxSlots + 1}, {Chunk: maxChunk, Slots: maxSlots},
 	} {
 		m.Kind, m.Size, m.Hash = kindOpen, 1, XXH128
-		a, b := memconn.Pair(recvDepth, maxMessage)
-		if err := send(t.Context(), b, &m); err != nil {
-			t.Fatal(err)
-		}
-		b.Fault = func(string, int) error { return nil }
-		c := &Client{Conn: a, Alloc: func(n int) ([]byte, error) {
-			t.Errorf("%+v: the client allocates %d bytes", m, n)
-			return nil, errors.New("no")
-		}}
-		done := make(chan struct{})
-		go func() {
-			_, _ = recv(context.Background(), b, time.Minute) // the request
-			_, _ = recv(context.Background(), b, time.Minute) // the error
-			b.Close()
-			close(done)
-		}()
+		c, over := answered(t, m)
 		_, err := c.Put(t.Context(), bytes.NewReader(nil), 1, Attrs{Mode: 0o644}, "f")
 		if err == nil || !strings.Contains(err.Error(), "not allowed") {
 			t.Errorf("%+v: %v", m, err)
 		}
-		<-done
+		over()
 	}
 }
 
@@ -500,22 +507,9 @@ func TestHostileOpen(t *testing.T) {
 		{"a get of 2^63 bytes", true, false, message{Size: 1 << 63, Hash: XXH128}},
 	} {
 		tt.m.Kind, tt.m.Chunk, tt.m.Slots = kindOpen, 1, 1
-		a, b := memconn.Pair(recvDepth, maxMessage)
-		if err := send(t.Context(), b, &tt.m); err != nil {
-			t.Fatal(err)
-		}
-		c := &Client{Conn: a, Resume: tt.resume, Alloc: func(int) ([]byte, error) {
-			t.Errorf("%s: the client begins", tt.name)
-			return nil, errors.New("no")
-		}}
+		c, over := answered(t, tt.m)
+		c.Resume = tt.resume
 		dir := t.TempDir()
-		done := make(chan struct{})
-		go func() {
-			_, _ = recv(context.Background(), b, time.Minute) // the request
-			_, _ = recv(context.Background(), b, time.Minute) // the error
-			b.Close()
-			close(done)
-		}()
 		var err error
 		if tt.get {
 			_, err = c.Get(t.Context(), "f", openStore(t, dir), "f")
@@ -525,7 +519,7 @@ func TestHostileOpen(t *testing.T) {
 		if left, _ := os.ReadDir(dir); err == nil || len(left) > 0 {
 			t.Errorf("%s: %v, and %v", tt.name, err, left)
 		}
-		<-done
+		over()
 	}
 }
 
