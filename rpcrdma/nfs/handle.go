@@ -58,10 +58,10 @@ func (t *tree) isRoot(st *unix.Stat_t) bool { return st.Dev == t.dev && st.Ino =
 
 // openTree opens the tree at path. The key of its handles is derived from that in keyFile, or
 // random if keyFile is "".
-func openTree(path, keyFile string) (t *tree, err error) {
+func openTree(path, keyFile string) (_ *tree, err error) {
 	defer func() {
 		if err != nil {
-			t, err = nil, fmt.Errorf("nfs: %w", &fs.PathError{Op: "export", Path: path, Err: err})
+			err = fmt.Errorf("nfs: %w", &fs.PathError{Op: "export", Path: path, Err: err})
 		}
 	}()
 	abs, err := filepath.Abs(path)
@@ -73,7 +73,7 @@ func openTree(path, keyFile string) (t *tree, err error) {
 	if err != nil {
 		return nil, err
 	}
-	t = &tree{path: path, root: fd}
+	t := &tree{path: path, root: fd}
 	t.alone()
 	var st unix.Stat_t
 	if err = unix.Fstat(fd, &st); err == nil {
