@@ -172,30 +172,15 @@ func (c *Conn) unacceptable(now clock.Time, s *Segment) {
 		// A needless retransmission: report it with a D-SACK (RFC 2883).
 		c.stats.DuplicateIn++
 		c.noteDSACK(s.Seq, serial.Min(s.Seq.Add(s.Len), c.rcvNxt))
+	}
+	c.lateAck(now, s) // it may carry a new ACK
+	switch {
+	case c.state == Closed:
+	case s.Len > 0 || s.Flags&FIN != 0: // or a window probe, or a retransmitted FIN
 		c.ackNow = true
-		// The segment may carry a new ACK.
-		c.lateAck(now, s)
-		return
+	default: // a keep-alive, or part of an endless exchange of ACKs
+		c.challenge(now)
 	}
-	if s.Len > 0 || s.Flags&FIN != 0 {
-		// A window probe, or a retransmitted FIN.
-		if s.Flags&ACK != 0 && c.state != TimeWait {
-			c.lateAck(now, s)
-		}
-		if c.state == Closed {
-			return
-		}
-		c.ackNow = true
-		return
-	}
-	// A segment without text: a keep-alive, or part of an endless exchange of ACKs.
-	if s.Flags&SYN == 0 {
-		c.lateAck(now, s)
-		if c.state == Closed {
-			return
-		}
-	}
-	c.challenge(now)
 }
 
 // lateAck processes the ACK field of a segment that is otherwise useless. It trusts only a segment just before the window (RFC 9293
