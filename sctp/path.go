@@ -136,11 +136,7 @@ func (a *Assoc) sample(now clock.Time, p *path, sent clock.Time) {
 	if p.srtt == 0 {
 		p.srtt, p.rttvar = r, r/2
 	} else {
-		d := p.srtt - r
-		if d < 0 {
-			d = -d
-		}
-		p.rttvar += (d - p.rttvar) / 4
+		p.rttvar += ((p.srtt - r).Abs() - p.rttvar) / 4
 		p.srtt += (r - p.srtt) / 8
 	}
 	a.setRTO(p)

@@ -32,11 +32,7 @@ func (e *rttState) sampleRTT(now clock.Time, r time.Duration) {
 	if e.srtt == 0 {
 		e.srtt, e.rttvar = r, r/2
 	} else {
-		d := e.srtt - r
-		if d < 0 {
-			d = -d
-		}
-		e.rttvar += (d - e.rttvar) / 4
+		e.rttvar += ((e.srtt - r).Abs() - e.rttvar) / 4
 		e.srtt += (r - e.srtt) / 8
 	}
 	e.rto = min(e.srtt+max(4*e.rttvar, minRTO), e.maxRTO)
