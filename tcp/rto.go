@@ -132,9 +132,7 @@ func (c *Conn) retransmitTimeout(now clock.Time) {
 			// The loss that began this recovery is real, so undo may only revert the further reduction. The window is on its way to ssthresh.
 			c.undo.cwnd = c.w.ssthresh
 		}
-		c.w.ssthresh = c.cc.reduce(&c.w, now, min(c.w.cwnd, c.nxt.Sub(c.una)), false)
-		c.cwrPending = c.ecnOK
-		c.reduced, c.reducedAt = true, c.nxt
+		c.beginReduction(now, false)
 	}
 	// RFC 5682 2.1 (1): not if the same segment times out again.
 	c.frto = frtoOff
