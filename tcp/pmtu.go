@@ -214,10 +214,10 @@ const blackHoleTimeouts = 3
 // blackHole lowers the path MTU when full segments do not get through and no ICMP error reports why (RFC 4821 7.7, RFC 8899 4.3). If segments
 // of that size did before, the path has probably carried nothing for a while, as when a link was down, so it does not stay low for long.
 func (c *Conn) blackHole(now clock.Time) {
-	s := c.q.at(c.q.head)
-	if c.backoff < blackHoleTimeouts || c.state < Established || !c.q.outstanding() {
+	if c.backoff < blackHoleTimeouts {
 		return
 	}
+	s := c.q.at(c.q.head)
 	size, outage := min(c.mtu, int(s.len)+c.overhead()), int(s.len) <= c.proven
 	for _, mtu := range blackHoleMTUs {
 		if mtu < size && mtu >= c.minMTU() {
