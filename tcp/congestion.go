@@ -50,7 +50,7 @@ var algorithms = [...]struct {
 }{
 	CUBIC:   {"cubic", func() congestion { return new(cubic) }},
 	NewReno: {"newreno", func() congestion { return new(newReno) }},
-	DCTCP:   {"dctcp", func() congestion { return newDCTCP() }},
+	DCTCP:   {"dctcp", func() congestion { return &dctcp{alpha: 1} }},
 }
 
 // CongestionControls returns the names of all algorithms, in the order of the constants.

@@ -243,7 +243,7 @@ func TestNewReno(t *testing.T) {
 // TestDCTCP checks RFC 8257 3.3: alpha follows the share of marked bytes, and the window is reduced by the fraction
 // alpha/2.
 func TestDCTCP(t *testing.T) {
-	d := newDCTCP()
+	d := &dctcp{alpha: 1}
 	w := window{cwnd: 100_000, ssthresh: 50_000, mss: 1000}
 	now := simStart
 	for range 200 {

@@ -13,8 +13,6 @@ type dctcp struct {
 	acked, marked int // bytes acknowledged, and those with an ECN echo, in this window
 }
 
-func newDCTCP() *dctcp { return &dctcp{alpha: 1} }
-
 func (d *dctcp) seen(_ *window, a *ackSample) {
 	if a.round && d.acked > 0 {
 		m := float64(d.marked) / float64(d.acked)

@@ -208,10 +208,7 @@ func (r *reassembly) blocks(b []SACKBlock) int {
 	}
 	n := 0
 	add := func(blk SACKBlock) bool {
-		if n == len(b) || blk.Start == blk.End {
-			return false
-		}
-		if slices.Contains(b[:n], blk) {
+		if n == len(b) || blk.Start == blk.End || slices.Contains(b[:n], blk) {
 			return false
 		}
 		b[n] = blk
