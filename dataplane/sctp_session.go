@@ -9,7 +9,6 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
-	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/sctp/session"
 )
 
@@ -143,16 +142,10 @@ func (as *assoc) attach(w *worker, s *stream, a Attachment) {
 		return
 	}
 	s.start()
-	switch {
-	case a.Fail != nil:
+	if a.Fail != nil {
 		s.fail(w, a.Fail)
-	case a.Params.RTR == mpa.RTRNone:
-	case a.Params.Initiator:
-		s.ddp.SendRTR(rtrKind(a.Params.RTR))
-	default:
-		s.ddp.ExpectRTR(rtrKind(a.Params.RTR))
-	}
-	if a.Fail == nil {
+	} else {
+		s.getReady()
 		// Either side may send first (RFC 6581 section 7): a responder does not wait for the RTR.
 		w.event(s, Event{Kind: EventEstablished})
 	}

@@ -207,6 +207,24 @@ func (s *stream) start() {
 	s.mode = modeFull
 }
 
+// getReady sends the ready-to-receive message that was negotiated, if any, or expects it.
+func (s *stream) getReady() {
+	op := rdmap.OpSend
+	switch s.params.RTR {
+	case mpa.RTRNone:
+		return
+	case mpa.RTRWrite:
+		op = rdmap.OpWrite
+	case mpa.RTRRead:
+		op = rdmap.OpRead
+	}
+	if s.params.Initiator {
+		s.ddp.SendRTR(op)
+	} else {
+		s.ddp.ExpectRTR(op)
+	}
+}
+
 // disconnect closes s at the request of the application.
 func (w *worker) disconnect(s *stream, abort bool) {
 	if s.mode == modeSettling {
@@ -570,15 +588,4 @@ func (s *stream) remoteEvents(w *worker) {
 			return
 		}
 	}
-}
-
-// rtrKind returns the RDMAP operation of a ready-to-receive message.
-func rtrKind(r mpa.RTR) rdmap.Op {
-	switch r {
-	case mpa.RTRWrite:
-		return rdmap.OpWrite
-	case mpa.RTRRead:
-		return rdmap.OpRead
-	}
-	return rdmap.OpSend
 }

@@ -3,6 +3,7 @@ package dataplane
 import (
 	"github.com/iwarpd/iwarpd/dataplane/sched"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/mpa"
 )
 
 // byteStream holds the bytes of streaming mode.
@@ -129,14 +130,9 @@ func (c *tcpConn) switchOver(w *worker) {
 		c.fail(w, c.failure)
 		return
 	}
-	switch rtr := rtrKind(p.RTR); {
-	case p.RTR == 0:
+	c.getReady()
+	if p.RTR == mpa.RTRNone || p.Initiator {
 		w.event(&c.stream, Event{Kind: EventEstablished})
-	case p.Initiator:
-		c.ddp.SendRTR(rtr)
-		w.event(&c.stream, Event{Kind: EventEstablished})
-	default:
-		c.ddp.ExpectRTR(rtr)
 	}
 	c.pre = byteStream{in: c.pre.in, inAt: c.pre.inAt}
 	c.takeAhead(w)
