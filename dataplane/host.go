@@ -129,14 +129,6 @@ func (h *hostEnd) finish() {
 // peerRoom returns how many bytes the peer can accept.
 func (h *hostEnd) peerRoom() int { return h.peer.c.room(h.w, hostQueue) }
 
-// end closes h. err is nil if both sides have closed.
-func (h *hostEnd) end(err error) {
-	if h.state == tcp.Closed {
-		return
-	}
-	h.byteEnd.end(err)
-}
-
 // MSS returns the size of a slot.
 func (h *hostEnd) MSS() int { return h.w.link.SlotSize() - headroom }
 

@@ -163,8 +163,11 @@ func (b *byteEnd) goOn() {
 	}
 }
 
-// end closes b and releases unsent slots. err is nil if both sides have closed.
+// end closes b, unless it is closed, and releases unsent slots. err is nil if both sides have closed.
 func (b *byteEnd) end(err error) {
+	if b.state == tcp.Closed {
+		return
+	}
 	b.state, b.err, b.until = tcp.Closed, err, 0
 	for _, o := range b.out[b.outAt:] {
 		b.released = append(b.released, o.buf)
