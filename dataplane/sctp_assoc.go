@@ -308,11 +308,7 @@ func (as *assoc) next() clock.Time {
 }
 
 // startIdle starts the time in which the peer must request a session.
-func (as *assoc) startIdle(w *worker) {
-	if d := w.e.cfg.SCTP.Idle; d > 0 {
-		as.idle = w.now.Add(d)
-	}
-}
+func (as *assoc) startIdle(w *worker) { as.idle = w.deadlineAfter(w.e.cfg.SCTP.Idle) }
 
 // done reports whether an association is no longer needed: it ends with its last session, after
 // the final messages of the sessions have been sent.

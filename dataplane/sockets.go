@@ -68,12 +68,10 @@ func NewSockets(memory int) (*Sockets, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dataplane: epoll: %w", err)
 	}
-	s := &Sockets{
-		Pool: link.NewPool(make([]byte, max(memory, leastSocketMemory)), socketSlot), ep: ep,
+	return &Sockets{
+		Pool: link.NewPool(make([]byte, max(memory, leastSocketMemory)), socketSlot), ep: ep, spare: spareFD(),
 		conns: make(map[int]*socket), listeners: make(map[int]*listener), buf: make([]byte, socketRead),
-	}
-	s.spare = spareFD()
-	return s, nil
+	}, nil
 }
 
 func spareFD() int {

@@ -68,10 +68,9 @@ func (w *Wheel[T]) Arm(t *Timer[T], at clock.Time) {
 
 // Stop disarms t if it is armed.
 func (w *Wheel[T]) Stop(t *Timer[T]) {
-	if !t.Armed() {
-		return
+	if t.Armed() {
+		w.unlink(t)
 	}
-	w.unlink(t)
 }
 
 func (w *Wheel[T]) unlink(t *Timer[T]) {
