@@ -263,12 +263,15 @@ func enlargeSndbuf(fd int) {
 	}
 }
 
-// attach attaches the BPF program prog or, if that is 0, the classic filter.
-func attach(fd, prog int, filter []unix.SockFilter) error {
-	if prog == 0 {
-		return setFilter(fd, filter)
+// attach attaches the BPF program prog or, if that is 0, the classic filter, if it is not empty.
+func attach(fd, prog int, filter []unix.SockFilter) (err error) {
+	switch {
+	case prog != 0:
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, prog)
+	case len(filter) > 0:
+		err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
 	}
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, prog); err != nil {
+	if err != nil {
 		return fmt.Errorf("attach filter: %w", err)
 	}
 	return nil
@@ -280,22 +283,6 @@ func htons(v uint16) uint16 {
 		return v
 	}
 	return bits.ReverseBytes16(v)
-}
-
-// setFilter replaces the classic BPF program that selects the frames to receive. nil selects all.
-func setFilter(fd int, filter []unix.SockFilter) error {
-	if len(filter) == 0 {
-		err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
-		if err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("detach filter: %w", err)
-		}
-		return nil
-	}
-	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &prog); err != nil {
-		return fmt.Errorf("attach filter: %w", err)
-	}
-	return nil
 }
 
 // FD returns the socket's descriptor, for waiting for several links at once.

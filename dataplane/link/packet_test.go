@@ -221,7 +221,7 @@ func TestPortFilter(t *testing.T) {
 		}
 	}
 	// A changed filter applies at once.
-	if err := setFilter(b.fd, PortFilter([]uint16{1})); err != nil {
+	if err := attach(b.fd, 0, PortFilter([]uint16{1})); err != nil {
 		t.Fatal(err)
 	}
 	send(t, a, ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 40))
@@ -512,13 +512,13 @@ func TestPacketSuperInOnePiece(t *testing.T) {
 		t.Errorf("%d super-frames of %d, stats %+v", supers, slots, st)
 	}
 	// The ring fills while the starts are lost.
-	if err := setFilter(b.fd, PortFilter([]uint16{7175})); err != nil {
+	if err := attach(b.fd, 0, PortFilter([]uint16{7175})); err != nil {
 		t.Fatal(err)
 	}
 	for range slots {
 		a.SendSuper(s)
 	}
-	if err := setFilter(b.fd, PortFilter([]uint16{7174})); err != nil {
+	if err := attach(b.fd, 0, PortFilter([]uint16{7174})); err != nil {
 		t.Fatal(err)
 	}
 	s.Parts[0][14+5]++ // another identification
