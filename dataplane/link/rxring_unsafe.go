@@ -70,10 +70,7 @@ func (r *rxRing) header() *unix.Tpacket2Hdr {
 }
 
 // frame returns the frame in the next slot, whose header is h.
-func (r *rxRing) frame(h *unix.Tpacket2Hdr) []byte {
-	n := min(int(h.Snaplen), r.slot-int(h.Mac))
-	return r.mem[r.at+int(h.Mac):][:max(n, 0)]
-}
+func (r *rxRing) frame(h *unix.Tpacket2Hdr) []byte { return r.withRoom(h)[tagLen:] }
 
 // withRoom returns the frame in the next slot, whose header is h, and tagLen bytes before it, which
 // may be overwritten.
@@ -82,9 +79,9 @@ func (r *rxRing) withRoom(h *unix.Tpacket2Hdr) []byte {
 	return r.mem[r.at+int(h.Mac)-tagLen:][:max(n, 0)+tagLen]
 }
 
-// next returns the slot to the kernel.
+// next returns the slot to the kernel, and goes on to the one after it.
 func (r *rxRing) next() {
-	r.status().Store(unix.TP_STATUS_KERNEL)
+	r.giveBack()
 	r.skip()
 }
 
@@ -116,7 +113,7 @@ func (r *rxRing) slots() int { return len(r.mem) / r.block * r.perBlock }
 // seek makes a slot the next one to read.
 func (r *rxRing) seek(slot int) { r.at = slot/r.perBlock*r.block + slot%r.perBlock*r.slot }
 
-// giveBack returns the next slot, which was skipped before, to the kernel.
+// giveBack returns the next slot to the kernel. It may be one that was skipped before.
 func (r *rxRing) giveBack() { r.status().Store(unix.TP_STATUS_KERNEL) }
 
 func (r *rxRing) close() error {
