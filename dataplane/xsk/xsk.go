@@ -282,10 +282,7 @@ func (s *Socket) Flush() {
 
 // SendSuper is link.Segmenter.SendSuper. Frames posted before are sent first.
 func (s *Socket) SendSuper(f *link.Super) bool {
-	if s.Flush(); s.behind {
-		return false
-	}
-	if !s.SuperSocket.SendSuper(f) {
+	if s.Flush(); s.behind || !s.SuperSocket.SendSuper(f) {
 		return false
 	}
 	s.stats.Kicks++
