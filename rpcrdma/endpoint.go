@@ -124,7 +124,7 @@ func (e *Endpoint) reserve(ctx context.Context, peer netip.Addr, server bool) (*
 			e.mu.Unlock()
 			return nil, ErrClosed
 		}
-		s := e.shares.Find(peer, func(bool) holding { return holding{} })
+		s := e.shares.Find(peer, nil)
 		if !server || e.live < e.cfg.MaxConns {
 			e.live++
 			e.shares.Add(s)

@@ -58,7 +58,7 @@ func (f *failedCalls) add(peer string, xid uint32, now time.Time) {
 		f.forget(drop)
 	}
 	a, _ := netip.ParseAddr(peer)
-	by := f.peers.Find(a, func(bool) (none struct{}) { return none })
+	by := f.peers.Find(a, nil)
 	f.peers.Add(by)
 	f.m[k] = failedCall{now, by}
 }

@@ -29,13 +29,16 @@ type Peer[T any] struct {
 type Peers[T any] map[netip.Prefix]*Peer[T]
 
 // Find returns the peer with the address a. If it has no connections it is a new one, with the Value that value returns
-// for the address or the network.
+// for the address or the network, or the zero one if value is nil.
 func (m Peers[T]) Find(a netip.Addr, value func(network bool) T) *Peer[T] {
 	find := func(at netip.Prefix) *Peer[T] {
 		p := m[at]
 		if p == nil {
-			p = &Peer[T]{Value: value(!at.IsSingleIP()), at: at}
+			p = &Peer[T]{at: at}
 			p.Net = p
+			if value != nil {
+				p.Value = value(!at.IsSingleIP())
+			}
 		}
 		return p
 	}

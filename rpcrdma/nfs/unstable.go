@@ -43,7 +43,7 @@ const (
 // writer returns the client with the given address. Called with mu held.
 func (u *unstable) writer(peer string) *writer {
 	a, _ := netip.ParseAddr(peer)
-	return u.writers.Find(a, func(bool) (none struct{}) { return none })
+	return u.writers.Find(a, nil)
 }
 
 // keep keeps the descriptor of o, which belongs to the handle fh and which the client peer has written, unless it has one

@@ -211,7 +211,7 @@ func (c *cache) do(k key, f func() Msg) Msg {
 // client returns the client with the given address. Called with mu held.
 func (c *cache) client(addr string) *client {
 	a, _ := netip.ParseAddr(addr)
-	return c.clients.Find(a, func(bool) (none replies) { return none })
+	return c.clients.Find(a, nil)
 }
 
 // maxLooks is the number of clients and networks that largest looks at: thousands of them may have a reply each.
