@@ -24,7 +24,7 @@ type Client struct {
 	io   int // maximum bytes per READ or WRITE
 }
 
-// Error is an NFS status. errors.Is matches it with fs.ErrNotExist and similar errors.
+// Error is an NFS status, as a client gets it and a server returns it. errors.Is matches it with fs.ErrNotExist and similar errors.
 type Error struct {
 	Op     string
 	Status nfsv3.Nfsstat3

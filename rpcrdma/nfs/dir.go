@@ -417,11 +417,14 @@ type entry struct {
 	name        string
 }
 
-// errCookie means that a cookie is not valid for its directory.
-var errCookie = errors.New("nfs: bad cookie")
+// errCookie means that a cookie is not valid for its directory, errTooSmall that no entry fits in the reply.
+var (
+	errCookie   = &Error{"list", nfsv3.NFS3ERR_BAD_COOKIE}
+	errTooSmall = &Error{"list", nfsv3.NFS3ERR_TOOSMALL}
+)
 
-// entries calls f for each entry of d from cookie on, until f returns false. It reports whether the
-// end was reached. The root is its own parent: the directory above is not exported.
+// entries calls f for each entry of d from cookie on, until f returns false because the entry does not fit. It reports
+// whether the end was reached. The root is its own parent: the directory above is not exported.
 func (s *Server) entries(d *object, cookie uint64, f func(e *entry) bool) (end bool, err error) {
 	root := s.tree.isRoot(&d.st)
 	if _, err := unix.Seek(d.fd, int64(cookie), unix.SEEK_SET); err == unix.EINVAL {
@@ -430,6 +433,7 @@ func (s *Server) entries(d *object, cookie uint64, f func(e *entry) bool) (end b
 		return false, err
 	}
 	buf := make([]byte, 1<<15)
+	full := error(errTooSmall) // until an entry has fit
 	for {
 		n, err := unix.Getdents(d.fd, buf)
 		if err == unix.ENOENT { // it was removed, and a program has it open
@@ -452,9 +456,9 @@ func (s *Server) entries(d *object, cookie uint64, f func(e *entry) bool) (end b
 				e.ino = d.st.Ino
 			}
 			if !f(&e) {
-				return false, nil
+				return false, full
 			}
-			b = b[size:]
+			full, b = nil, b[size:]
 		}
 	}
 }
@@ -487,12 +491,8 @@ func (s *Server) NfsV3Nfsproc3Readdir(ctx context.Context, a *nfsv3.Readdir3args
 			return true
 		})
 	}
-	st := status(err)
-	if err == nil && ok.Reply.Entries == nil && !ok.Reply.Eof {
-		st = nfsv3.NFS3ERR_TOOSMALL
-	}
-	if st != nfsv3.NFS3_OK {
-		return &nfsv3.Readdir3res_default{Status: st, Resfail: nfsv3.Readdir3resfail{DirAttributes: s.post(d.fd)}}, nil
+	if err != nil {
+		return &nfsv3.Readdir3res_default{Status: status(err), Resfail: nfsv3.Readdir3resfail{DirAttributes: s.post(d.fd)}}, nil
 	}
 	ok.DirAttributes = s.post(d.fd)
 	return &nfsv3.Readdir3res_NFS3_OK{Resok: ok}, nil
@@ -527,12 +527,8 @@ func (s *Server) NfsV3Nfsproc3Readdirplus(ctx context.Context, a *nfsv3.Readdirp
 			return true
 		})
 	}
-	st := status(err)
-	if err == nil && ok.Reply.Entries == nil && !ok.Reply.Eof {
-		st = nfsv3.NFS3ERR_TOOSMALL
-	}
-	if st != nfsv3.NFS3_OK {
-		return &nfsv3.Readdirplus3res_default{Status: st, Resfail: nfsv3.Readdirplus3resfail{DirAttributes: s.post(d.fd)}}, nil
+	if err != nil {
+		return &nfsv3.Readdirplus3res_default{Status: status(err), Resfail: nfsv3.Readdirplus3resfail{DirAttributes: s.post(d.fd)}}, nil
 	}
 	ok.DirAttributes = s.post(d.fd)
 	return &nfsv3.Readdirplus3res_NFS3_OK{Resok: ok}, nil

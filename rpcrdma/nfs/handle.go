@@ -210,7 +210,7 @@ func (t *tree) handle(dir int, name string) ([]byte, error) {
 	return append(b, t.mac(b)...), nil
 }
 
-var errHandle = errors.New("nfs: bad file handle")
+var errHandle = &Error{"open", nfsv3.NFS3ERR_BADHANDLE}
 
 // open opens the file of a handle for its attributes. It returns ESTALE if the file no longer exists or
 // belongs to another export.
@@ -289,60 +289,46 @@ func status(err error) nfsv3.Nfsstat3 {
 	if err == nil {
 		return nfsv3.NFS3_OK
 	}
-	if errors.Is(err, errHandle) {
-		return nfsv3.NFS3ERR_BADHANDLE
-	}
-	if errors.Is(err, errCookie) {
-		return nfsv3.NFS3ERR_BAD_COOKIE
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Status
 	}
 	e, ok := errors.AsType[unix.Errno](err)
 	if !ok {
 		return nfsv3.NFS3ERR_SERVERFAULT
 	}
-	switch e {
-	case unix.EPERM:
-		return nfsv3.NFS3ERR_PERM
-	case unix.ENOENT:
-		return nfsv3.NFS3ERR_NOENT
-	case unix.EIO:
-		return nfsv3.NFS3ERR_IO
-	case unix.ENXIO:
-		return nfsv3.NFS3ERR_NXIO
-	// EBUSY: another file system is mounted there. ETXTBSY: it is a program that runs on this host.
-	case unix.EACCES, unix.EBUSY, unix.ETXTBSY:
-		return nfsv3.NFS3ERR_ACCES
-	case unix.EXDEV:
-		return nfsv3.NFS3ERR_XDEV
-	case unix.EEXIST:
-		return nfsv3.NFS3ERR_EXIST
-	case unix.ENODEV:
-		return nfsv3.NFS3ERR_NODEV
-	case unix.ENOTDIR:
-		return nfsv3.NFS3ERR_NOTDIR
-	case unix.EISDIR:
-		return nfsv3.NFS3ERR_ISDIR
-	case unix.EINVAL, unix.ELOOP:
-		return nfsv3.NFS3ERR_INVAL
-	case unix.EFBIG:
-		return nfsv3.NFS3ERR_FBIG
-	case unix.ENOSPC:
-		return nfsv3.NFS3ERR_NOSPC
-	case unix.EROFS:
-		return nfsv3.NFS3ERR_ROFS
-	case unix.EMLINK:
-		return nfsv3.NFS3ERR_MLINK
-	case unix.ENAMETOOLONG:
-		return nfsv3.NFS3ERR_NAMETOOLONG
-	case unix.ENOTEMPTY:
-		return nfsv3.NFS3ERR_NOTEMPTY
-	case unix.EDQUOT:
-		return nfsv3.NFS3ERR_DQUOT
-	case unix.ESTALE:
-		return nfsv3.NFS3ERR_STALE
-	case unix.EOPNOTSUPP:
-		return nfsv3.NFS3ERR_NOTSUPP
-	case unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EAGAIN, unix.EINTR: // EINTR: a signal for the process has ended a call of FUSE
-		return nfsv3.NFS3ERR_JUKEBOX
+	if st, ok := statuses[e]; ok {
+		return st
 	}
 	return nfsv3.NFS3ERR_IO
+}
+
+// statuses has the NFS status of each errno that is not NFS3ERR_IO.
+var statuses = map[unix.Errno]nfsv3.Nfsstat3{
+	unix.EPERM:        nfsv3.NFS3ERR_PERM,
+	unix.ENOENT:       nfsv3.NFS3ERR_NOENT,
+	unix.ENXIO:        nfsv3.NFS3ERR_NXIO,
+	unix.EACCES:       nfsv3.NFS3ERR_ACCES,
+	unix.EBUSY:        nfsv3.NFS3ERR_ACCES, // another file system is mounted there
+	unix.ETXTBSY:      nfsv3.NFS3ERR_ACCES, // it is a program that runs on this host
+	unix.EXDEV:        nfsv3.NFS3ERR_XDEV,
+	unix.EEXIST:       nfsv3.NFS3ERR_EXIST,
+	unix.ENODEV:       nfsv3.NFS3ERR_NODEV,
+	unix.ENOTDIR:      nfsv3.NFS3ERR_NOTDIR,
+	unix.EISDIR:       nfsv3.NFS3ERR_ISDIR,
+	unix.EINVAL:       nfsv3.NFS3ERR_INVAL,
+	unix.ELOOP:        nfsv3.NFS3ERR_INVAL,
+	unix.EFBIG:        nfsv3.NFS3ERR_FBIG,
+	unix.ENOSPC:       nfsv3.NFS3ERR_NOSPC,
+	unix.EROFS:        nfsv3.NFS3ERR_ROFS,
+	unix.EMLINK:       nfsv3.NFS3ERR_MLINK,
+	unix.ENAMETOOLONG: nfsv3.NFS3ERR_NAMETOOLONG,
+	unix.ENOTEMPTY:    nfsv3.NFS3ERR_NOTEMPTY,
+	unix.EDQUOT:       nfsv3.NFS3ERR_DQUOT,
+	unix.ESTALE:       nfsv3.NFS3ERR_STALE,
+	unix.EOPNOTSUPP:   nfsv3.NFS3ERR_NOTSUPP,
+	unix.EMFILE:       nfsv3.NFS3ERR_JUKEBOX,
+	unix.ENFILE:       nfsv3.NFS3ERR_JUKEBOX,
+	unix.ENOMEM:       nfsv3.NFS3ERR_JUKEBOX,
+	unix.EAGAIN:       nfsv3.NFS3ERR_JUKEBOX,
+	unix.EINTR:        nfsv3.NFS3ERR_JUKEBOX, // a signal for the process has ended a call of FUSE
 }

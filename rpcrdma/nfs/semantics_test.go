@@ -537,6 +537,36 @@ func TestBadCookie(t *testing.T) {
 	l.want(nfsv3.NFS3ERR_BAD_COOKIE, root, pReaddirplus, func(w *rpc.Writer) { w.Opaque(l.root); w.U64(math.MaxUint64); w.U64(0); w.U32(4096, 4096) })
 }
 
+// TestTooSmall checks that a reply without room for an entry is an error, and one with some or without more is none.
+func TestTooSmall(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	list := func(cookie uint64, most uint32) func(*rpc.Writer) {
+		return func(w *rpc.Writer) { w.Opaque(l.root); w.U64(cookie); w.U64(0); w.U32(most) }
+	}
+	plus := func(cookie uint64, most uint32) func(*rpc.Writer) {
+		return func(w *rpc.Writer) { list(cookie, 4096)(w); w.U32(most) }
+	}
+	const one = 104 + 28 // of READDIR, with an entry of a name of one or two bytes
+	l.want(nfsv3.NFS3ERR_TOOSMALL, root, pReaddir, list(0, one-1))
+	l.want(nfsv3.NFS3ERR_TOOSMALL, root, pReaddirplus, plus(0, one-1))
+	var last uint64
+	for _, most := range []uint32{one, 4096} {
+		r := l.want(nfsv3.NFS3_OK, root, pReaddir, list(0, most))
+		r.Fixed(88 + 8) // attributes, verifier
+		n := 0
+		for ; r.U32() == 1; n++ {
+			r.U64()
+			r.String(255)
+			last = r.U64()
+		}
+		if end := r.U32() == 1; r.Err() != nil || end != (most > one) || (n == 1) == end {
+			t.Errorf("%d bytes: %d entries, the end %v, %v", most, n, end, r.Err())
+		}
+	}
+	l.want(nfsv3.NFS3_OK, root, pReaddir, list(last, one-1)) // nothing follows
+	l.want(nfsv3.NFS3_OK, root, pReaddirplus, plus(last, one-1))
+}
+
 // TestRelative checks that a folder that is exported by a relative path has an absolute path for clients.
 func TestRelative(t *testing.T) {
 	dir := t.TempDir()
