@@ -28,28 +28,24 @@ func (s *Server) NfsV3Nfsproc3Getattr(_ context.Context, a *nfsv3.Getattr3args) 
 
 // NfsV3Nfsproc3Setattr implements SETATTR.
 func (s *Server) NfsV3Nfsproc3Setattr(ctx context.Context, a *nfsv3.Setattr3args) (nfsv3.Setattr3res, error) {
-	fail := func(o *object, st nfsv3.Nfsstat3) (nfsv3.Setattr3res, error) {
-		w := noWcc()
-		if o != nil {
-			w = s.wcc(o)
-		}
+	fail := func(st nfsv3.Nfsstat3, w nfsv3.WccData) (nfsv3.Setattr3res, error) {
 		return &nfsv3.Setattr3res_default{Status: st, Resfail: nfsv3.Setattr3resfail{ObjWcc: w}}, nil
 	}
 	if s.cfg.ReadOnly {
-		return fail(nil, nfsv3.NFS3ERR_ROFS)
+		return fail(nfsv3.NFS3ERR_ROFS, noWcc())
 	}
 	o, err := s.object(a.Object, unix.O_PATH)
 	if err != nil {
-		return fail(nil, status(err))
+		return fail(status(err), noWcc())
 	}
 	defer o.close()
 	unlock := sync.OnceFunc(s.lock(&o))
 	defer unlock()
 	if err := s.refresh(&o); err != nil {
-		return fail(nil, status(err))
+		return fail(status(err), noWcc())
 	}
 	if g, ok := a.Guard.(*nfsv3.Sattrguard3_TRUE); ok && g.ObjCtime != nfstime(o.st.Ctim) {
-		return fail(&o, nfsv3.NFS3ERR_NOT_SYNC)
+		return fail(nfsv3.NFS3ERR_NOT_SYNC, s.wcc(&o))
 	}
 	err = s.setattr(&exchangeOf(ctx).cred, &o, &a.NewAttributes)
 	w := s.wcc(&o)
@@ -58,7 +54,7 @@ func (s *Server) NfsV3Nfsproc3Setattr(ctx context.Context, a *nfsv3.Setattr3args
 		err = s.syncObject(&o)
 	}
 	if err != nil {
-		return &nfsv3.Setattr3res_default{Status: status(err), Resfail: nfsv3.Setattr3resfail{ObjWcc: w}}, nil
+		return fail(status(err), w)
 	}
 	return &nfsv3.Setattr3res_NFS3_OK{Resok: nfsv3.Setattr3resok{ObjWcc: w}}, nil
 }
