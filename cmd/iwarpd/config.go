@@ -261,8 +261,9 @@ func addFlags(flags *pflag.FlagSet) {
 }
 
 // load reads the settings. Flags take precedence over the environment, the file and the defaults.
-// file may be empty.
+// If file is "", the environment may name one.
 func load(flags *pflag.FlagSet, file string) (*settings, error) {
+	file = cmp.Or(file, os.Getenv(envPrefix+"CONFIG"))
 	v := viper.New()
 	v.AllowEmptyEnv(true)
 	for _, k := range keys {

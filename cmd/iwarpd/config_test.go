@@ -66,6 +66,19 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
+// TestFileOfEnvironment checks that IWARPD_CONFIG names the file, unless --config does.
+func TestFileOfEnvironment(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "iwarpd.yaml")
+	testenv.WriteFile(t, file, []byte("interface: env0\n"), 0o600)
+	t.Setenv("IWARPD_CONFIG", file)
+	if s := parsed(t, ""); !slices.Equal(s.names(), []string{"env0"}) || s.File != file {
+		t.Errorf("without --config: %q of %s", s.names(), s.File)
+	}
+	if s := parsed(t, "interface: flag0\n"); !slices.Equal(s.names(), []string{"flag0"}) {
+		t.Errorf("with --config: %q", s.names())
+	}
+}
+
 // TestCRCKeys checks crc and crc-peers in a file, where YAML might read off as a boolean.
 func TestCRCKeys(t *testing.T) {
 	s := parsed(t, "interface: x\ncrc: off\ncrc-peers: 10.1.0.0/16=required, 10.2.0.7=optional,fd00::/8=off\n")

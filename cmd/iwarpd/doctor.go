@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -164,9 +163,6 @@ func judgeSets(sets []nftset.Name) (findings []hostcheck.Finding) {
 // settingsOf reads the configuration, in which name and transport, unless they are "", replace the interface and the
 // transport.
 func settingsOf(file, name, transport string) (*settings, error) {
-	if file == "" {
-		file = os.Getenv(envPrefix + "CONFIG")
-	}
 	flags := (&cobra.Command{}).Flags()
 	addFlags(flags)
 	for flag, value := range map[string]string{"interface": name, "transport": transport} {

@@ -114,9 +114,6 @@ func rootCommand() *cobra.Command {
 		SilenceUsage:  true,
 		Args:          noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if file == "" {
-				file = os.Getenv(envPrefix + "CONFIG")
-			}
 			read := func() (*settings, error) { return load(cmd.Flags(), file) }
 			if !check {
 				return serve(read)
