@@ -83,11 +83,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	workers, silent := c.workers()
 	for i, w := range workers {
-		up := 1.0
-		if slices.Contains(silent, i) {
-			up = 0
-		}
-		ch <- prometheus.MustNewConstMetric(workerUp, prometheus.GaugeValue, up, strconv.Itoa(i), c.device(i))
+		ch <- prometheus.MustNewConstMetric(workerUp, prometheus.GaugeValue, oneIf(!slices.Contains(silent, i)), strconv.Itoa(i), c.device(i))
 		for _, m := range perWorker {
 			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, float64(m.value(&w)), strconv.Itoa(i), c.device(i))
 		}
@@ -100,23 +96,23 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstHistogram(m.desc, sum.Total(), sum.Sum.Seconds(), cumulative(&sum))
 	}
 	for _, d := range c.status().Devices {
-		up := 1.0
-		if d.Down != "" {
-			up = 0
-		}
-		ch <- prometheus.MustNewConstMetric(interfaceUp, prometheus.GaugeValue, up, d.Interface)
+		ch <- prometheus.MustNewConstMetric(interfaceUp, prometheus.GaugeValue, oneIf(d.Down == ""), d.Interface)
 		if d.Link != "" {
-			up := 0.0
-			if d.Link == "up" {
-				up = 1
-			}
-			ch <- prometheus.MustNewConstMetric(linkUp, prometheus.GaugeValue, up, d.Interface)
+			ch <- prometheus.MustNewConstMetric(linkUp, prometheus.GaugeValue, oneIf(d.Link == "up"), d.Interface)
 		}
 		if d.Speed != 0 {
 			ch <- prometheus.MustNewConstMetric(linkSpeed, prometheus.GaugeValue, float64(d.Speed)/8, d.Interface)
 		}
 		ch <- prometheus.MustNewConstMetric(transportInfo, prometheus.GaugeValue, 1, d.Interface, d.Transport)
 	}
+}
+
+// oneIf returns 1 if ok is true, and 0 otherwise.
+func oneIf(ok bool) float64 {
+	if ok {
+		return 1
+	}
+	return 0
 }
 
 // histograms are the metrics that are histograms of seconds, summed over all workers.
