@@ -40,9 +40,9 @@ func (s *Session) HandleMessage(b []byte) {
 	}
 	if s.version == 1 {
 		s.receive1(h, err, b[n:])
-		return
+	} else {
+		s.receive2(h, err, b[n:])
 	}
-	s.receive2(h, err, b, n)
 }
 
 // badVersion answers a header with an unsupported version.
@@ -114,7 +114,8 @@ func (s *Session) negotiate(h *wire.Header, err error) bool {
 	return true
 }
 
-func (s *Session) receive2(h *wire.Header, err error, b []byte, n int) {
+// receive2 processes a message of version 2.
+func (s *Session) receive2(h *wire.Header, err error, body []byte) {
 	// Accept one message beyond the credits: it may be a Grant, or the peer may read the rule
 	// literally. More would be unbounded.
 	if int32(s.received-s.told) > 1 {
@@ -125,7 +126,6 @@ func (s *Session) receive2(h *wire.Header, err error, b []byte, n int) {
 	if h.Type != wire.Grant {
 		s.payload = true
 	}
-	body := b[min(n, len(b)):]
 	switch {
 	case errors.Is(err, wire.ErrUnknownCode):
 		s.stats.Discarded++
@@ -399,11 +399,10 @@ func (s *Session) finish(h *wire.Header, msg []byte, ext bool) {
 	if ok && len(h.Writes) > 0 {
 		r.Writes = cloneChunks(h.Writes)
 	}
-	switch {
-	case ext:
+	if ext {
 		ok = ok && h.Reply != nil && p.reply != nil && returned(h.Reply, p.reply) && h.Reply.Len() >= 8
 		r.Ext, r.Body = h.Reply.Len(), nil
-	default:
+	} else {
 		ok = ok && h.Reply.Len() == 0 && len(msg) >= 8 && binary.BigEndian.Uint32(msg) == h.XID && binary.BigEndian.Uint32(msg[4:]) == rpcReply
 	}
 	if !ok {

@@ -138,11 +138,10 @@ func (s *Session) invalidate(m *message) uint32 {
 // 3.3.1).
 func (s *Session) poll1(out *Out) bool {
 	var m message
-	switch {
-	case len(s.ctrl) > 0:
+	if len(s.ctrl) > 0 {
 		m = s.ctrl[0]
 		s.ctrl = s.ctrl[1:]
-	default:
+	} else {
 		i := 0
 		for ; i < len(s.queue) && s.queue[i].call && s.flight1 >= min(s.grant1, s.cfg.Window); i++ {
 		}
