@@ -129,7 +129,7 @@ func TestDDP(t *testing.T) {
 		one("stag/deregistered", "D92, D116", taggedErr(0), stag(func(c *conn) uint32 { return c.gone })),
 		one("stag/window bound to nothing", "D92", taggedErr(0), stag(func(c *conn) uint32 { return c.loose.RKey() })),
 		one("stag/window invalidated", "D106, D116", taggedErr(0), stag(func(c *conn) uint32 {
-			s := c.bindWindow("all", 0, 64, iwarp.AccessRemoteWrite)
+			s := c.bindWindow(0, iwarp.AccessRemoteWrite)
 			c.invalidate(s)
 			return s
 		})),
@@ -137,7 +137,7 @@ func TestDDP(t *testing.T) {
 			return c.neighbour(iwarp.AccessRemoteWrite)
 		})),
 		one("stag/window without the right", "D115", taggedErr(0), stag(func(c *conn) uint32 {
-			return c.bindWindow("all", 0, 64, iwarp.AccessRemoteRead)
+			return c.bindWindow(0, iwarp.AccessRemoteRead)
 		})),
 		one("stag/another PD", "D101, D111", taggedErr(2), to("pd2", 0x80000, 8)),
 		one("stag/another client's", "D101, D111", taggedErr(2), to("foreign", 0x90000, 8)),
@@ -158,10 +158,10 @@ func TestDDP(t *testing.T) {
 		one("bounds/sign bit", "D93", taggedErr(1), to("all", 1<<63|0x10000, 8)),
 		one("bounds/another region's address", "D113", taggedErr(1), to("all", 0x30000, 8)),
 		one("bounds/of a window", "D114", taggedErr(1), func(c *conn) []byte {
-			return write(c.bindWindow("all", 64, 64, iwarp.AccessRemoteWrite), 0x10000+124, 8)
+			return write(c.bindWindow(64, iwarp.AccessRemoteWrite), 0x10000+124, 8)
 		}),
 		one("bounds/below a window", "D114", taggedErr(1), func(c *conn) []byte {
-			return write(c.bindWindow("all", 64, 64, iwarp.AccessRemoteWrite), 0x10000+60, 8)
+			return write(c.bindWindow(64, iwarp.AccessRemoteWrite), 0x10000+60, 8)
 		}),
 		one("wrap/at the top", "D95", taggedErr(3), to("top", 0xfffffffffffffffc, 8)),
 		one("wrap/from a region far below", "D95", taggedErr(3), to("all", 0xffffffffffffffff, 8)),

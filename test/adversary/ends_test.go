@@ -57,7 +57,7 @@ func TestEnds(t *testing.T) {
 			c.until("first Send", func() bool { return len(c.got) == 1 })
 		}},
 		state{name: "in a Send with Invalidate", reach: func(c *conn) {
-			s := c.bindWindow("all", 0, 64, iwarp.AccessRemoteWrite)
+			s := c.bindWindow(0, iwarp.AccessRemoteWrite)
 			c.send(peer.Untagged(peer.SendInv, false, s, 0, 1, 0, long[:8]))
 		}},
 		state{name: "in a Write", changed: []string{"all"}, reach: func(c *conn) {
@@ -93,7 +93,7 @@ func TestEnds(t *testing.T) {
 			c.send(peer.ReadReq{Sink: 7, Size: 4, Src: c.regions["all"].RKey(), SrcTO: 0x10000}.Msg(1))
 			c.want(peer.Tagged(peer.ReadResponse, true, 7, 0, c.regions["all"].Bytes()[:4]))
 		}},
-		state{name: "with a window bound", reach: func(c *conn) { c.bindWindow("all", 0, 64, iwarp.AccessRemoteWrite) }},
+		state{name: "with a window bound", reach: func(c *conn) { c.bindWindow(0, iwarp.AccessRemoteWrite) }},
 
 		// Segments after a gap are never processed if the connection ends before the gap is filled.
 		state{name: "with a segment behind a gap", reach: func(c *conn) {
@@ -198,7 +198,6 @@ func TestEnds(t *testing.T) {
 // accepts it, and ends the connection.
 func TestEndsOfInitiator(t *testing.T) {
 	w := newWorld(t)
-	const port = 7174
 	w.host.Listen(port)
 	depths := []byte{0, 4, 0, 4}
 	accepted := reply(enhanced, 2, -1, depths)
@@ -242,7 +241,7 @@ func TestEndsOfInitiator(t *testing.T) {
 				c := &conn{world: w, t: t}
 				c.qp, c.scq, c.rcq = w.newQP(t)
 				c.postRecvs(slots)
-				result := w.connect(c.qp, port, s.setup)
+				result := w.connect(c.qp, s.setup)
 				var err error
 				if c.s, err = w.host.Accept(port); err != nil {
 					t.Fatal(err)

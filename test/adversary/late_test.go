@@ -9,11 +9,11 @@ import (
 	"github.com/iwarpd/iwarpd/test/adversary/peer"
 )
 
-// untilSent waits for the nth completion of the send queue, which must have the status.
-func (c *conn) untilSent(n int, status iwarp.WCStatus) {
+// untilSent waits for the first completion of the send queue, which must have the status.
+func (c *conn) untilSent(status iwarp.WCStatus) {
 	c.t.Helper()
-	c.until("work request completed", func() bool { return len(c.sent) >= n })
-	if wc := c.sent[n-1]; wc.Status != status {
+	c.until("work request completed", func() bool { return len(c.sent) > 0 })
+	if wc := c.sent[0]; wc.Status != status {
 		c.t.Errorf("work request completes as %+v; want status %v", wc, status)
 	}
 }
@@ -141,7 +141,7 @@ func TestNothing(t *testing.T) {
 		last("Send/no bytes far behind the buffer, and the last", "D67, D84", untaggedErr(4), peer.Untagged(peer.Send, true, 0, 0, 1, 0xffffffff, nil)),
 		last("Send with Solicited Event and Invalidate/nowhere", "R122", operation(9), untagged(peer.SendSEInv, nowhere)),
 		{name: "Send with Invalidate/of a window", rules: "R76, R139", want: taggedErr(0), delivered: 1, run: func(c *conn) []byte {
-			s := c.bindWindow("all", 0, 64, iwarp.AccessRemoteWrite)
+			s := c.bindWindow(0, iwarp.AccessRemoteWrite)
 			u := peer.Tagged(peer.Write, true, s, 0x10000, long[:8])
 			c.send(untagged(peer.SendInv, s), u)
 			return u
@@ -162,13 +162,13 @@ func TestNothing(t *testing.T) {
 		{name: "Read Response", rules: "R55, R59", run: func(c *conn) []byte {
 			r := readNothing(c)
 			c.send(peer.Tagged(peer.ReadResponse, true, r.Sink, r.SinkTO, nil))
-			c.untilSent(1, iwarp.WCSuccess)
+			c.untilSent(iwarp.WCSuccess)
 			return nil
 		}},
 		{name: "Read Response/from nowhere", rules: "D59, R59", run: func(c *conn) []byte {
 			readNothing(c)
 			c.send(peer.Tagged(peer.ReadResponse, true, nowhere, ^uint64(0), nil))
-			c.untilSent(1, iwarp.WCSuccess)
+			c.untilSent(iwarp.WCSuccess)
 			return nil
 		}},
 		{name: "Read Response/twice", rules: "R62", want: operation(6), run: func(c *conn) []byte {
@@ -184,7 +184,7 @@ func TestNothing(t *testing.T) {
 		{name: "Read Response/none of the bytes, then all", rules: "D59, R59", changed: []string{"sink"}, run: func(c *conn) []byte {
 			r := c.read(64)
 			c.send(peer.Tagged(peer.ReadResponse, false, nowhere, 0, nil), peer.Tagged(peer.ReadResponse, true, r.Sink, r.SinkTO, long[:64]))
-			c.untilSent(1, iwarp.WCSuccess)
+			c.untilSent(iwarp.WCSuccess)
 			return nil
 		}},
 		one("Read Response/in place of an Atomic Response", "A36", operation(6), func(c *conn) []byte {
@@ -215,7 +215,7 @@ func TestNothing(t *testing.T) {
 			c.begin()
 			c.post(p.wr)
 			c.want(p.want)
-			c.untilSent(1, iwarp.WCSuccess)
+			c.untilSent(iwarp.WCSuccess)
 			return nil
 		}})
 	}
@@ -243,7 +243,7 @@ func TestOutOfTurn(t *testing.T) {
 			return nil
 		}},
 		{name: "Terminate/in a Send with Invalidate, and its rest", rules: "R76, R84", want: taken, run: func(c *conn) []byte {
-			s := c.bindWindow("all", 0, 64, iwarp.AccessRemoteWrite)
+			s := c.bindWindow(0, iwarp.AccessRemoteWrite)
 			c.send(peer.Untagged(peer.SendInv, false, s, 0, 1, 0, long[:8]), term, peer.Untagged(peer.SendInv, true, s, 0, 1, 8, nil))
 			return nil
 		}},
@@ -283,14 +283,14 @@ func TestOutOfTurn(t *testing.T) {
 		{name: "behind L/Atomic Response", rules: "A38", want: untaggedErr(2), changed: []string{"sink"}, run: func(c *conn) []byte {
 			u := peer.AtomicResp(1, c.fetchAdd(), 1)
 			c.send(u)
-			c.untilSent(1, iwarp.WCSuccess)
+			c.untilSent(iwarp.WCSuccess)
 			c.send(u)
 			return u
 		}},
 		{name: "behind L/Atomic Response, with another atomic outstanding", rules: "D43", want: untaggedErr(3), changed: []string{"sink"}, run: func(c *conn) []byte {
 			u := peer.AtomicResp(1, c.fetchAdd(), 1)
 			c.send(u)
-			c.untilSent(1, iwarp.WCSuccess)
+			c.untilSent(iwarp.WCSuccess)
 			c.post(iwarp.SendWR{ID: 2, Op: iwarp.OpFetchAdd, SGEs: []iwarp.SGE{c.regions["sink"].SGE(256, 8)}, RKey: 1, Remote: 8})
 			c.next()
 			c.send(u)
@@ -374,7 +374,7 @@ func TestOutOfTurn(t *testing.T) {
 				c.t.Fatalf("Read Request %+v", r)
 			}
 			c.send(peer.Tagged(peer.ReadResponse, true, r.Sink, r.SinkTO, long[:8]))
-			c.untilSent(1, iwarp.WCSuccess)
+			c.untilSent(iwarp.WCSuccess)
 			return nil
 		}},
 	}
@@ -452,7 +452,7 @@ func TestOutOfTurn(t *testing.T) {
 		attacks = append(attacks, attack{name: "Terminate/about " + name, rules: "R28, R109", want: taken, run: func(c *conn) []byte {
 			c.read(64)
 			c.send(peer.Untagged(peer.Terminate, true, 0, 2, 1, 0, payload))
-			c.untilSent(1, iwarp.WCFlushErr)
+			c.untilSent(iwarp.WCFlushErr)
 			return nil
 		}})
 	}

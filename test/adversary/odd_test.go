@@ -214,13 +214,13 @@ func TestOddFrames(t *testing.T) {
 		return nil
 	}).changed = []string{"atomic"}
 	add("window/read by the peer after it invalidated it", "R139, R127", protection(0, withRDMA), func(c *conn) []byte {
-		s := c.bindWindow("all", 0, 64, iwarp.AccessRemoteRead)
+		s := c.bindWindow(0, iwarp.AccessRemoteRead)
 		u := peer.ReadReq{Sink: 1, Size: 8, Src: s, SrcTO: 0x10000}.Msg(1)
 		c.send(peer.Untagged(peer.SendInv, true, s, 0, 1, 0, long[:8]), u)
 		return u
 	}).delivered = 1
 	add("window/atomic by the peer after it invalidated it", "R139, A70", protection(0, withDDP), func(c *conn) []byte {
-		s := c.bindWindow("all", 0, 64, iwarp.AccessRemoteAtomic)
+		s := c.bindWindow(0, iwarp.AccessRemoteAtomic)
 		u := peer.Atomic{STag: s, TO: 0x10000, Data: 1}.Msg(1)
 		c.send(peer.Untagged(peer.SendInv, true, s, 0, 1, 0, long[:8]), u)
 		return u
@@ -261,13 +261,12 @@ func TestCutFrames(t *testing.T) {
 			s.Forget()
 		}
 	}
-	const port = 7174
 	w.host.Listen(port)
 	rep := reply(enhanced, 2, -1, peer.Enhanced(false, false, false, false, 4, 4))
 	for n := range rep {
 		c := &conn{world: w, t: t}
 		c.qp, c.scq, c.rcq = w.newQP(t)
-		result := w.connect(c.qp, port, iwarp.Startup{NoFallback: true, NoPeerToPeer: true})
+		result := w.connect(c.qp, iwarp.Startup{NoFallback: true, NoPeerToPeer: true})
 		var err error
 		if c.s, err = w.host.Accept(port); err != nil {
 			t.Fatal(err)

@@ -78,7 +78,7 @@ func reads() []attack {
 		from("stag deregistered", "R127, R139", 0, stag(func(c *conn) uint32 { return c.gone }), 8),
 		from("stag of a window bound to nothing", "R127", 0, stag(func(c *conn) uint32 { return c.loose.RKey() }), 8),
 		from("stag of a window invalidated", "R139", 0, stag(func(c *conn) uint32 {
-			s := c.bindWindow("all", 0, 64, iwarp.AccessRemoteRead)
+			s := c.bindWindow(0, iwarp.AccessRemoteRead)
 			c.invalidate(s)
 			return s
 		}), 8),
@@ -88,7 +88,7 @@ func reads() []attack {
 		from("no right: write only", "R138", 2, at("writable", 0x30000), 8),
 		from("no right: local", "R138", 2, at("local", 0x40000), 8),
 		from("no right: atomics", "R138", 2, at("atomic", 0x50000), 8),
-		from("no right: window", "R138", 2, stag(func(c *conn) uint32 { return c.bindWindow("all", 0, 64, iwarp.AccessRemoteWrite) }), 8),
+		from("no right: window", "R138", 2, stag(func(c *conn) uint32 { return c.bindWindow(0, iwarp.AccessRemoteWrite) }), 8),
 		from("below", "R129", 1, at("all", 0xffff), 8),
 		from("behind", "R129", 1, at("all", 0x10000+regionSize), 1),
 		from("one byte too many", "R130", 1, at("all", 0x10000), regionSize+1),
@@ -232,22 +232,22 @@ func invalidations() []attack {
 		inv("a region of another client", "R123, R134", peer.SendInv, func(c *conn) uint32 { return c.regions["foreign"].RKey() }),
 		inv("deregistered", "R122", peer.SendInv, func(c *conn) uint32 { return c.gone }),
 		inv("a window bound to nothing", "R122", peer.SendSEInv, func(c *conn) uint32 { return c.loose.RKey() }),
-		inv("a window with a wrong key", "R122", peer.SendInv, func(c *conn) uint32 { return c.bindWindow("all", 0, 64, iwarp.AccessRemoteWrite) ^ 1 }),
+		inv("a window with a wrong key", "R122", peer.SendInv, func(c *conn) uint32 { return c.bindWindow(0, iwarp.AccessRemoteWrite) ^ 1 }),
 		inv("a window of another stream", "R123, R135", peer.SendInv, func(c *conn) uint32 { return c.neighbour(iwarp.AccessRemoteWrite) }),
 		{name: "invalidate/the same twice", rules: "R76", want: operation(9), delivered: 1, run: func(c *conn) []byte {
-			s := c.bindWindow("all", 0, 64, iwarp.AccessRemoteWrite)
+			s := c.bindWindow(0, iwarp.AccessRemoteWrite)
 			u := peer.Untagged(peer.SendInv, true, s, 0, 2, 0, long[:8])
 			c.send(peer.Untagged(peer.SendInv, true, s, 0, 1, 0, long[:8]), u)
 			return u
 		}},
 		{name: "invalidate/then write there", rules: "R139", want: taggedErr(0), delivered: 1, run: func(c *conn) []byte {
-			s := c.bindWindow("all", 0, 64, iwarp.AccessRemoteWrite)
+			s := c.bindWindow(0, iwarp.AccessRemoteWrite)
 			u := peer.Tagged(peer.Write, true, s, 0x10000, long[:8])
 			c.send(peer.Untagged(peer.SendInv, true, s, 0, 1, 0, long[:8]), u)
 			return u
 		}},
 		{name: "invalidate/right", rules: "R76", delivered: 1, run: func(c *conn) []byte {
-			c.send(peer.Untagged(peer.SendInv, true, c.bindWindow("all", 0, 64, iwarp.AccessRemoteWrite), 0, 1, 0, long[:8]))
+			c.send(peer.Untagged(peer.SendInv, true, c.bindWindow(0, iwarp.AccessRemoteWrite), 0, 1, 0, long[:8]))
 			return nil
 		}, msn: 2},
 		{name: "invalidate/the STag of another message is nothing", rules: "R12", delivered: 1, msn: 2, run: func(c *conn) []byte {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -331,7 +332,6 @@ func TestInitiator(t *testing.T) {
 		{"RTR/Read without an IRD", "E31, E10", p2p, reply(enhanced, 2, -1, []byte{0x80, 0, 0x40, 4}), nil, iwarp.ErrProtocol, peer.Term(2, 0, 7, nil, false)},
 	}
 	w := newWorld(t)
-	const port = 7174
 	w.host.Listen(port)
 	before := w.snapshot()
 	for _, a := range attacks {
@@ -348,7 +348,7 @@ func TestInitiator(t *testing.T) {
 			c := &conn{world: w, t: t}
 			c.qp, c.scq, c.rcq = w.newQP(t)
 			c.postRecvs(slots)
-			result := w.connect(c.qp, port, st)
+			result := w.connect(c.qp, st)
 			var err error
 			if c.s, err = w.host.Accept(port); err != nil {
 				t.Fatal(err)
@@ -399,7 +399,6 @@ func TestInitiator(t *testing.T) {
 // FPDU, whether its own FPDU comes with the Reply or after it.
 func TestInitiatorEarlyFPDU(t *testing.T) {
 	w := newWorld(t)
-	const port = 7174
 	w.host.Listen(port)
 	accepted := reply(enhanced, 2, -1, []byte{0, 4, 0, 4})
 	both := append(bytes.Clone(accepted), peer.FPDU(peer.SendMsg(1, []byte("too early")))...)
@@ -407,7 +406,7 @@ func TestInitiatorEarlyFPDU(t *testing.T) {
 		c := &conn{world: w, t: t}
 		c.qp, c.scq, c.rcq = w.newQP(t)
 		c.postRecvs(slots)
-		result := w.connect(c.qp, port, iwarp.Startup{NoFallback: true, NoPeerToPeer: true})
+		result := w.connect(c.qp, iwarp.Startup{NoFallback: true, NoPeerToPeer: true})
 		var err error
 		if c.s, err = w.host.Accept(port); err != nil {
 			t.Fatal(err)
@@ -433,10 +432,10 @@ func TestInitiatorEarlyFPDU(t *testing.T) {
 }
 
 // connect makes the application connect to the raw peer.
-func (w *world) connect(q *iwarp.QP, port uint16, s iwarp.Startup) chan error {
+func (w *world) connect(q *iwarp.QP, s iwarp.Startup) chan error {
 	result := make(chan error, 1)
 	go func() {
-		_, err := q.Connect(w.ctx, addrPort(port), &iwarp.Config{Startup: s})
+		_, err := q.Connect(w.ctx, netip.AddrPortFrom(peerAddr, port).String(), &iwarp.Config{Startup: s})
 		result <- err
 	}()
 	return result
@@ -460,7 +459,6 @@ func (w *world) result(t testing.TB, ch chan error) (err error) {
 // TestFallback checks that a peer that rejects enhanced setup is asked once more without it (RFC 6581 section 10).
 func TestFallback(t *testing.T) {
 	w := newWorld(t)
-	const port = 7174
 	w.host.Listen(port)
 	for _, f := range []struct {
 		name  string
@@ -480,7 +478,7 @@ func TestFallback(t *testing.T) {
 			c := &conn{world: w, t: t}
 			c.qp, c.scq, c.rcq = w.newQP(t)
 			c.postRecvs(slots)
-			result := w.connect(c.qp, port, f.setup)
+			result := w.connect(c.qp, f.setup)
 			first, err := w.host.Accept(port)
 			if err != nil {
 				t.Fatal(err)

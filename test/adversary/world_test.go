@@ -461,8 +461,8 @@ func (c *conn) fetchAdd() uint32 {
 	return uint32(u[18+4])<<24 | uint32(u[18+5])<<16 | uint32(u[18+6])<<8 | uint32(u[18+7])
 }
 
-// bindWindow makes the application bind a new window to n bytes at off of a region, and returns its STag.
-func (c *conn) bindWindow(region string, off, n int, a iwarp.Access) uint32 {
+// bindWindow makes the application bind a new window to 64 bytes at off of the region all, and returns its STag.
+func (c *conn) bindWindow(off int, a iwarp.Access) uint32 {
 	c.t.Helper()
 	mw, err := c.pd.AllocMW(c.ctx)
 	if err != nil {
@@ -470,7 +470,7 @@ func (c *conn) bindWindow(region string, off, n int, a iwarp.Access) uint32 {
 	}
 	c.t.Cleanup(func() { _ = mw.Close() })
 	c.begin()
-	c.post(iwarp.SendWR{ID: 7, Op: iwarp.OpBindMW, RKey: mw.RKey(), SGEs: []iwarp.SGE{c.regions[region].SGE(off, n)}, Access: a})
+	c.post(iwarp.SendWR{ID: 7, Op: iwarp.OpBindMW, RKey: mw.RKey(), SGEs: []iwarp.SGE{c.regions["all"].SGE(off, 64)}, Access: a})
 	c.local(7)
 	return mw.RKey()
 }
@@ -578,9 +578,10 @@ func (g *good) beat() error {
 func (c *conn) neighbour(a iwarp.Access) uint32 {
 	c.t.Helper()
 	n := c.open(c.t, options{recvs: -1})
-	stag := n.bindWindow("all", 0, 64, a)
+	stag := n.bindWindow(0, a)
 	c.t.(*testing.T).Cleanup(n.destroy)
 	return stag
 }
 
-func addrPort(port uint16) string { return netip.AddrPortFrom(peerAddr, port).String() }
+// port is where the raw peer listens.
+const port = 7174
