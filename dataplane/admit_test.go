@@ -43,7 +43,7 @@ func TestAdmit(t *testing.T) {
 			}
 			a.w.turn()
 			flow := pkt.NewFlow(netip.AddrPortFrom(local.Addr(), port), remote)
-			if err := a.w.connect(a.w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, 0, false); err != nil {
+			if err := a.w.connect(a.w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, 0); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -174,7 +174,7 @@ func (q *twoQueues) connected() (id ConnID, qa, qb *simQP) {
 	b.turn()
 	listen(t, b, 1, &ListenRequest{Local: remote, Backlog: 8})
 	id = w.newID()
-	if err := w.connect(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, time.Minute, false); err != nil {
+	if err := w.connect(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	if ev := q.event(0, EventConnected); ev.Conn != id || ev.Worker != 1 {
@@ -412,7 +412,7 @@ func dialingQueues(t *testing.T) (q *twoQueues, id ConnID, flow pkt.Flow) {
 	b.turn()
 	listen(t, b, 1, &ListenRequest{Local: netip.AddrPortFrom(addrB, 7174), Backlog: 8})
 	id, flow = owner.newID(), pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
-	if err := owner.connect(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, time.Minute, false); err != nil {
+	if err := owner.connect(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	return q, id, flow

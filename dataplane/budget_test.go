@@ -16,17 +16,19 @@ type tiny struct {
 	*sim
 	a, b   *stream
 	qa, qb *simQP
-	n      int
 	most   int // FPDUs of a turn of host 1
 }
 
 // tinyLen is the size of such an FPDU.
 const tinyLen = 24
 
-func newTiny(t *testing.T, n int, cfg link.PipeConfig) *tiny {
-	y := &tiny{sim: newSim(t, cfg), n: n}
+// tinyWrites is the number of Writes.
+const tinyWrites = 8000
+
+func newTiny(t *testing.T, cfg link.PipeConfig) *tiny {
+	y := &tiny{sim: newSim(t, cfg)}
 	y.a, y.b = y.open()
-	y.qa, y.qb = newSimQP(t, y.hosts[0], 4*n), newSimQP(t, y.hosts[1], 4*n)
+	y.qa, y.qb = newSimQP(t, y.hosts[0], 4*tinyWrites), newSimQP(t, y.hosts[1], 4*tinyWrites)
 	qc := y.qa.QP.Config()
 	qc.SQDepth = 8192
 	y.qa.QP = verbs.NewQP(qc)
@@ -34,7 +36,7 @@ func newTiny(t *testing.T, n int, cfg link.PipeConfig) *tiny {
 }
 
 func (y *tiny) post() {
-	for i := range y.n {
+	for i := range tinyWrites {
 		binary.BigEndian.PutUint32(y.qa.mem[4*i:], uint32(i)+1)
 		y.qa.sends = append(y.qa.sends, verbs.SendWR{Op: rdmap.OpWrite, SGEs: y.qa.sge(4*i, 4), RKey: y.qb.reg.STag(), Remote: 0x10000 + uint64(4*i)})
 	}
@@ -45,7 +47,7 @@ func (y *tiny) post() {
 func (y *tiny) grow() {
 	for range 3 {
 		for range 16 {
-			y.qa.sends = append(y.qa.sends, verbs.SendWR{Op: rdmap.OpWrite, SGEs: y.qa.sge(0, 4*y.n), RKey: y.qb.reg.STag(), Remote: 0x10000})
+			y.qa.sends = append(y.qa.sends, verbs.SendWR{Op: rdmap.OpWrite, SGEs: y.qa.sge(0, 4*tinyWrites), RKey: y.qb.reg.STag(), Remote: 0x10000})
 		}
 		done := len(y.qa.wcs) + 16
 		y.hosts[0].w.mark(y.a.lane)
@@ -62,8 +64,8 @@ func (y *tiny) sendAll() {
 	for range 200 {
 		w.turn()
 	}
-	if len(y.qa.wcs) != y.n {
-		y.t.Fatalf("%d of %d Writes are sent: the window is too small for this test", len(y.qa.wcs), y.n)
+	if len(y.qa.wcs) != tinyWrites {
+		y.t.Fatalf("%d of %d Writes are sent: the window is too small for this test", len(y.qa.wcs), tinyWrites)
 	}
 }
 
@@ -79,8 +81,8 @@ func (y *tiny) turn() {
 // budget.
 func (y *tiny) arrive(piece int) {
 	y.t.Helper()
-	last := y.qb.mem[4*(y.n-1):]
-	for n := 0; binary.BigEndian.Uint32(last) != uint32(y.n); n++ {
+	last := y.qb.mem[4*(tinyWrites-1):]
+	for n := 0; binary.BigEndian.Uint32(last) != uint32(tinyWrites); n++ {
 		if n == 20000 {
 			y.t.Fatal("not all arrives")
 		}
@@ -88,7 +90,7 @@ func (y *tiny) arrive(piece int) {
 		y.hosts[0].w.turn()
 		y.now = y.now.Add(time.Millisecond)
 	}
-	for i := range y.n {
+	for i := range tinyWrites {
 		if got := binary.BigEndian.Uint32(y.qb.mem[4*i:]); got != uint32(i)+1 {
 			y.t.Fatalf("Write %d placed %d", i, got)
 		}
@@ -108,7 +110,7 @@ func (y *tiny) arrive(piece int) {
 // A turn processes a bounded number of FPDUs, however many the frames of a burst hold.
 func TestFPDUsAreBounded(t *testing.T) {
 	for _, super := range []link.SuperMode{link.NoSuper, link.SuperWhole} {
-		y := newTiny(t, 8000, link.PipeConfig{MTU: 9000, Super: super})
+		y := newTiny(t, link.PipeConfig{MTU: 9000, Super: super})
 		y.attach(y.a, y.b, y.qa, y.qb, mpa.Params{CRC: true})
 		y.grow()
 		y.post()
@@ -132,7 +134,7 @@ func losing(drop *bool) func(toB bool, f []byte) bool {
 func TestHeldFPDUsAreBounded(t *testing.T) {
 	for _, markers := range []bool{false, true} {
 		drop := false
-		y := newTiny(t, 8000, link.PipeConfig{MTU: 9000, Filter: losing(&drop)})
+		y := newTiny(t, link.PipeConfig{MTU: 9000, Filter: losing(&drop)})
 		y.attachEach(y.a, y.b, y.qa, y.qb, mpa.Params{CRC: true, SendMarkers: markers})
 		y.grow()
 		y.post()
@@ -151,12 +153,12 @@ func TestHeldFPDUsAreBounded(t *testing.T) {
 
 // The same holds for FPDUs that have arrived before full operation begins.
 func TestFPDUsAheadAreBounded(t *testing.T) {
-	y := newTiny(t, 8000, link.PipeConfig{MTU: 9000})
+	y := newTiny(t, link.PipeConfig{MTU: 9000})
 	y.b.conn().wide = true // a whole window may wait
 	params := mpa.Params{CRC: true, Initiator: true}
 	y.hosts[0].w.attach(y.a.id, y.a, Attachment{QP: &y.qa.QPBinding, Params: params})
 	y.post()
-	y.until("all has arrived", func() bool { return y.b.conn().pre.unread() == y.n*tinyLen })
+	y.until("all has arrived", func() bool { return y.b.conn().pre.unread() == tinyWrites*tinyLen })
 	if n := y.hosts[1].w.stats.RxFPDUs; n != 0 {
 		t.Fatalf("%d FPDUs before full operation", n)
 	}
@@ -169,7 +171,7 @@ func TestFPDUsAheadAreBounded(t *testing.T) {
 func TestLateConnectionEnds(t *testing.T) {
 	for _, end := range []string{"reset", "close", "detach", "unplug"} {
 		drop := false
-		y := newTiny(t, 8000, link.PipeConfig{MTU: 9000, Filter: losing(&drop)})
+		y := newTiny(t, link.PipeConfig{MTU: 9000, Filter: losing(&drop)})
 		y.attach(y.a, y.b, y.qa, y.qb, mpa.Params{CRC: true})
 		y.grow()
 		y.post()
@@ -202,7 +204,7 @@ func TestLateConnectionEnds(t *testing.T) {
 		if n := len(w.held.frames) - len(w.held.free); n != 0 || len(w.late) != 0 {
 			t.Errorf("%s: %d frames are held, %d connections late", end, n, len(w.late))
 		}
-		if end == "close" && binary.BigEndian.Uint32(y.qb.mem[4*(y.n-1):]) != uint32(y.n) {
+		if end == "close" && binary.BigEndian.Uint32(y.qb.mem[4*(tinyWrites-1):]) != uint32(tinyWrites) {
 			t.Errorf("%s: not all that came before the end is in place", end)
 		}
 	}

@@ -415,10 +415,10 @@ func TestConnectRefused(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	w := s.hosts[0].w
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 1), netip.AddrPortFrom(addrB, 2))
-	if err := w.connect(w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, 0, false); err != nil {
+	if err := w.connect(w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, 0); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.connect(w.newID(), flow, Hop{}, 0, false); err == nil {
+	if err := w.connect(w.newID(), flow, Hop{}, 0); err == nil {
 		t.Error("a second connection of the same flow was allowed")
 	}
 	if ev := s.closed(0); ev.Err == nil {
@@ -431,7 +431,7 @@ func TestConnectTimeout(t *testing.T) {
 	w := s.hosts[0].w
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 1), netip.AddrPortFrom(addrB, 2))
 	start := s.now
-	if err := w.connect(w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, 2*time.Second, false); err != nil {
+	if err := w.connect(w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, 2*time.Second); err != nil {
 		t.Fatal(err)
 	}
 	if ev := s.closed(0); !errors.Is(ev.Err, ErrTimeout) {
@@ -455,7 +455,7 @@ func TestTimeWaitMakesRoom(t *testing.T) {
 	for i := range 40 {
 		// Host 1 closes first, so that the listener's side is in TIME-WAIT.
 		local := netip.AddrPortFrom(addrA, uint16(1000+i/2%7))
-		if err := w.connect(w.newID(), pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, 0, false); err != nil {
+		if err := w.connect(w.newID(), pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, 0); err != nil {
 			t.Fatalf("connection %d: %v", i, err)
 		}
 		acc := s.event(1, EventAccepted)
@@ -485,7 +485,7 @@ func TestFollowTimeWait(t *testing.T) {
 		w := s.hosts[0].w
 		local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
 		again := func() error {
-			return w.connect(w.newID(), pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, 0, false)
+			return w.connect(w.newID(), pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, 0)
 		}
 		for i := range 3 {
 			a, b := s.open()
@@ -537,7 +537,7 @@ func TestAdoption(t *testing.T) {
 	listen(t, eb.workers[0], 1, &ListenRequest{Local: remote, Backlog: 8})
 	w := ea.workers[0]
 	id := w.newID()
-	if err := w.connect(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, 0, false); err != nil {
+	if err := w.connect(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, 0); err != nil {
 		t.Fatal(err)
 	}
 	for range 100 {

@@ -136,7 +136,7 @@ func (q *twoQueues) openBy(w *worker, port uint16, qa, qb *simQP) *stream {
 	b.turn()
 	listen(q.t, b, ListenerID(port), &ListenRequest{Local: remote, Backlog: 8})
 	id := w.newID()
-	if err := w.connect(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, time.Minute, false); err != nil {
+	if err := w.connect(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, time.Minute); err != nil {
 		q.t.Fatal(err)
 	}
 	q.event(0, EventConnected)

@@ -33,7 +33,7 @@ func (q *twoQueues) openQueues(over string, qa, qb *simQP) *stream {
 	id := w.newID()
 	if over == "TCP" {
 		listen(q.t, b, 1, &ListenRequest{Local: remote, Backlog: 8})
-		if err := w.connect(id, pkt.NewFlow(local, remote), hop, time.Minute, false); err != nil {
+		if err := w.connect(id, pkt.NewFlow(local, remote), hop, time.Minute); err != nil {
 			q.t.Fatal(err)
 		}
 		q.event(0, EventConnected)
@@ -224,7 +224,7 @@ func TestForwardedICMP(t *testing.T) {
 		q := newTwoQueues(t, 0)
 		w := q.workers[0]
 		flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
-		if err := w.connect(w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, time.Minute, false); err != nil {
+		if err := w.connect(w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		w.turn()
@@ -291,7 +291,7 @@ func TestForwarded(t *testing.T) {
 				hosts[to].e.Answer(req.Conn, session.Setup{}, Attachment{QP: &qp[to].QPBinding, Params: p})
 				q.event(from, EventAnswer)
 			} else {
-				if err := w.connect(id, flow, hop, time.Minute, false); err != nil {
+				if err := w.connect(id, flow, hop, time.Minute); err != nil {
 					t.Fatal(err)
 				}
 				q.event(from, EventConnected)

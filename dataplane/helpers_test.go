@@ -50,10 +50,8 @@ func request(flow pkt.Flow, timeout time.Duration) *ConnectRequest {
 	}
 }
 
-func (w *worker) connect(id ConnID, flow pkt.Flow, hop Hop, timeout time.Duration, stream bool) error {
-	r := request(flow, timeout)
-	r.Stream = stream
-	return w.connectTCP(id, r, &hop)
+func (w *worker) connect(id ConnID, flow pkt.Flow, hop Hop, timeout time.Duration) error {
+	return w.connectTCP(id, request(flow, timeout), &hop)
 }
 
 func (w *worker) dialSCTP(t testing.TB, id ConnID, flow pkt.Flow, hop Hop, o SCTP, s session.Setup, most time.Duration) {

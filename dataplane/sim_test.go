@@ -228,7 +228,7 @@ func (s *sim) connectTo(id ConnID, flow pkt.Flow) error {
 	if s.host {
 		return connectHost(w, id, request(flow, 0))
 	}
-	return w.connect(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, 0, false)
+	return w.connect(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, 0)
 }
 
 // A simQP is a queue pair whose work requests and completions are plain slices.

@@ -222,7 +222,7 @@ func TestPartialChecksums(t *testing.T) {
 		ha := s.hosts[0]
 		listen(t, s.hosts[1].w, 1, &ListenRequest{Local: netip.AddrPortFrom(addrB, 7174), Backlog: 8})
 		flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
-		if err := ha.w.connect(ha.w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, 0, false); err != nil {
+		if err := ha.w.connect(ha.w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, 0); err != nil {
 			t.Fatal(err)
 		}
 		s.until("a SYN was dropped", func() bool { return s.hosts[1].w.stats.RxChecksum > 0 })
