@@ -493,22 +493,23 @@ func struck(read bool, guess func(f *foe, i int) (rkey uint32, addr uint64)) fun
 }
 
 // empty requests a list that must not contain the victim.
-func empty(body *ctrlpb.Request, count func(*ctrlpb.Reply) int, most int) func(*foe) error {
+func empty(body *ctrlpb.Request, count func(*ctrlpb.Reply) int) func(*foe) error {
 	return func(f *foe) error {
 		rep, _, err := f.r.must(proto.CloneOf(body))
 		if err != nil {
 			return err
 		}
-		if n := count(rep); n > most {
+		if n := count(rep); n > 0 {
 			return fmt.Errorf("%d objects are shown", n)
 		}
 		return nil
 	}
 }
 
-// until creates objects until the daemon reports that a quota is exceeded.
-func until(code ctrlpb.Code, most int, make func(f *foe, o *own) *ctrlpb.Request) func(*foe) error {
+// untilQuota creates objects until the daemon reports that a quota is exceeded.
+func untilQuota(make func(f *foe, o *own) *ctrlpb.Request) func(*foe) error {
 	return func(f *foe) error {
+		const most = 100_000
 		o, err := f.objects(false)
 		if err != nil {
 			return err
@@ -520,7 +521,7 @@ func until(code ctrlpb.Code, most int, make func(f *foe, o *own) *ctrlpb.Request
 				return err
 			}
 			if rep.Error != nil {
-				if rep.Error.Code != code {
+				if rep.Error.Code != noQuota {
 					return fmt.Errorf("refused as %v: %s", rep.Error.Code, rep.Error.Text)
 				}
 				return nil

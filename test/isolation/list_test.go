@@ -107,11 +107,11 @@ func attacks(j *job) []attack {
 		{"capture its port", refused(req(&ctrlpb.Capture{Port: uint32(v.Port)}), captures(noPerm))},
 		// Lists, which must show only the attacker's own objects.
 		{"show its queue pair", refused(req(&ctrlpb.ListQPs{Qp: v.QP}), noObject)},
-		{"list queue pairs", empty(req(&ctrlpb.ListQPs{}), func(r *ctrlpb.Reply) int { return len(r.GetQps().Qps) }, 0)},
-		{"list memory", empty(req(&ctrlpb.ListMRs{}), func(r *ctrlpb.Reply) int { return len(r.GetMrs().Mrs) }, 0)},
-		{"list completion queues", empty(req(&ctrlpb.ListCQs{}), func(r *ctrlpb.Reply) int { return len(r.GetCqs().Cqs) }, 0)},
-		{"list shared receive queues", empty(req(&ctrlpb.ListSRQs{}), func(r *ctrlpb.Reply) int { return len(r.GetSrqs().Srqs) }, 0)},
-		{"list listeners", empty(req(&ctrlpb.ListListens{}), func(r *ctrlpb.Reply) int { return len(r.GetListens().Listens) }, 0)},
+		{"list queue pairs", empty(req(&ctrlpb.ListQPs{}), func(r *ctrlpb.Reply) int { return len(r.GetQps().Qps) })},
+		{"list memory", empty(req(&ctrlpb.ListMRs{}), func(r *ctrlpb.Reply) int { return len(r.GetMrs().Mrs) })},
+		{"list completion queues", empty(req(&ctrlpb.ListCQs{}), func(r *ctrlpb.Reply) int { return len(r.GetCqs().Cqs) })},
+		{"list shared receive queues", empty(req(&ctrlpb.ListSRQs{}), func(r *ctrlpb.Reply) int { return len(r.GetSrqs().Srqs) })},
+		{"list listeners", empty(req(&ctrlpb.ListListens{}), func(r *ctrlpb.Reply) int { return len(r.GetListens().Listens) })},
 		{"list clients", func(f *foe) error {
 			rep, _, err := f.r.must(req(&ctrlpb.ListClients{}))
 			for _, c := range rep.GetClients().GetClients() {
@@ -121,7 +121,7 @@ func attacks(j *job) []attack {
 			}
 			return err
 		}},
-		{"count its objects", empty(req(&ctrlpb.QueryStatus{}), func(r *ctrlpb.Reply) int { return int(r.GetStatus().Qps + r.GetStatus().Mrs + r.GetStatus().Conns) }, 0)},
+		{"count its objects", empty(req(&ctrlpb.QueryStatus{}), func(r *ctrlpb.Reply) int { return int(r.GetStatus().Qps + r.GetStatus().Mrs + r.GetStatus().Conns) })},
 		// Its memory.
 		{"write its memory over the wire", struck(false, func(*foe, int) (uint32, uint64) { return v.RKey, v.Addr })},
 		{"read its memory over the wire", struck(true, func(*foe, int) (uint32, uint64) { return v.RKey, v.Addr })},
@@ -328,14 +328,14 @@ func attacks(j *job) []attack {
 			return unix.SetNonblock(f.r.bells[1], false)
 		}},
 		// Quantity.
-		{"thousands of domains", until(noQuota, 100_000, func(*foe, *own) *ctrlpb.Request { return req(&ctrlpb.AllocPD{}) })},
-		{"thousands of windows", until(noQuota, 100_000, func(f *foe, o *own) *ctrlpb.Request { return req(&ctrlpb.AllocMW{Pd: o.pd}) })},
-		{"thousands of completion queues", until(noQuota, 100_000, func(*foe, *own) *ctrlpb.Request { return req(&ctrlpb.CreateCQ{Depth: 1}) })},
-		{"deep completion queues", until(noQuota, 100_000, func(*foe, *own) *ctrlpb.Request { return req(&ctrlpb.CreateCQ{Depth: 16384}) })},
-		{"thousands of queue pairs", until(noQuota, 100_000, func(f *foe, o *own) *ctrlpb.Request {
+		{"thousands of domains", untilQuota(func(*foe, *own) *ctrlpb.Request { return req(&ctrlpb.AllocPD{}) })},
+		{"thousands of windows", untilQuota(func(f *foe, o *own) *ctrlpb.Request { return req(&ctrlpb.AllocMW{Pd: o.pd}) })},
+		{"thousands of completion queues", untilQuota(func(*foe, *own) *ctrlpb.Request { return req(&ctrlpb.CreateCQ{Depth: 1}) })},
+		{"deep completion queues", untilQuota(func(*foe, *own) *ctrlpb.Request { return req(&ctrlpb.CreateCQ{Depth: 16384}) })},
+		{"thousands of queue pairs", untilQuota(func(f *foe, o *own) *ctrlpb.Request {
 			return req(&ctrlpb.CreateQP{Pd: o.pd, SendCq: o.cq, RecvCq: o.cq, SqDepth: 1, RqDepth: 1, MaxSge: 1})
 		})},
-		{"thousands of listeners", until(noQuota, 100_000, func(*foe, *own) *ctrlpb.Request { return req(&ctrlpb.Listen{}) })},
+		{"thousands of listeners", untilQuota(func(*foe, *own) *ctrlpb.Request { return req(&ctrlpb.Listen{}) })},
 		{"a queue of 4 billion", refused(req(&ctrlpb.CreateCQ{Depth: ^uint32(0)}), invalid)},
 		{"4 billion pieces", func(f *foe) error {
 			o, err := f.objects(false)
