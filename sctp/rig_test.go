@@ -267,10 +267,9 @@ func (r *rig) recv(flags uint8, tsn int, stream, ssn uint16, s string) {
 	r.send(r.a.tag, dataBytes(flags, rigTSN.Add(tsn), stream, ssn, s))
 }
 
-func (r *rig) push(n int) Buf {
+func (r *rig) push(n int) {
 	r.a.Push(&Message{Buf: Buf(n), Len: n})
 	r.drain(nil)
-	return Buf(n)
 }
 
 func sackBytes(cum serial.Num, rwnd uint32, gaps ...uint16) []byte {

@@ -11,8 +11,9 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// packet makes a frame with n bytes of TCP header and payload.
-func packet(v6 bool, n int) []byte {
+// packet makes a frame with 100 bytes of TCP header and payload.
+func packet(v6 bool) []byte {
+	const n = 100
 	local, remote := netip.MustParseAddrPort("10.0.0.1:40000"), netip.MustParseAddrPort("10.0.0.2:7174")
 	if v6 {
 		local, remote = netip.MustParseAddrPort("[fd00::1]:40000"), netip.MustParseAddrPort("[fd00::2]:7174")
@@ -28,7 +29,7 @@ func packet(v6 bool, n int) []byte {
 
 func TestFragmentParse(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
-		whole := packet(v6, 100)
+		whole := packet(v6)
 		for i, b := range testenv.Cut(whole, 48, 0x1234) {
 			var f pkt.Fragment
 			if err := f.Parse(b); err != nil {
@@ -89,7 +90,7 @@ func withExt(b []byte, hdrs ...[]byte) []byte {
 
 // TestFragmentExtensions checks headers between that of IPv6 and the Fragment header.
 func TestFragmentExtensions(t *testing.T) {
-	whole := packet(true, 100)
+	whole := packet(true)
 	c := testenv.Cut(whole, 48, 1)
 	hop, dst, routing := []byte{0, 0, 1, 4, 0, 0, 0, 0}, append([]byte{60, 1}, make([]byte, 14)...), []byte{43, 0, 0, 0, 0, 0, 0, 0}
 	many := func(n int) (hdrs [][]byte) {
@@ -161,7 +162,7 @@ func mask(b []byte, v6 bool) []byte {
 }
 
 func TestFragmentRefuses(t *testing.T) {
-	v4, v6 := testenv.Cut(packet(false, 100), 48, 1), testenv.Cut(packet(true, 100), 48, 1)
+	v4, v6 := testenv.Cut(packet(false), 48, 1), testenv.Cut(packet(true), 48, 1)
 	edit := func(b []byte, off int, v ...byte) []byte {
 		b = bytes.Clone(b)
 		copy(b[18+off:], v)
@@ -204,7 +205,7 @@ func TestFragmentRefuses(t *testing.T) {
 		{"IPv6 from nobody", edit(v6[0], 8, make([]byte, 16)...), pkt.ErrHeader},
 		{"IPv6 from ourselves", edit(v6[0], 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1), pkt.ErrHeader},
 		{"IPv6 from an address of IPv4", edit(v6[0], 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1), pkt.ErrHeader},
-		{"IPv6 headers in the second", testenv.Cut(packet(true, 100), 16, 1)[0], pkt.ErrHeader},
+		{"IPv6 headers in the second", testenv.Cut(packet(true), 16, 1)[0], pkt.ErrHeader},
 		{"IPv6 two Fragment headers", edit(v6[0], 40, 44), pkt.ErrHeader},
 		{"IPv6 all of a packet", edit(v6[0], 42, 0, 0), pkt.ErrWhole},
 	} {
@@ -217,7 +218,7 @@ func TestFragmentRefuses(t *testing.T) {
 
 func FuzzFragment(f *testing.F) {
 	for _, v6 := range []bool{false, true} {
-		for _, b := range testenv.Cut(packet(v6, 100), 48, 1) {
+		for _, b := range testenv.Cut(packet(v6), 48, 1) {
 			f.Add(b)
 		}
 	}

@@ -334,7 +334,7 @@ func gone(p *peer) bool {
 
 // TestEnds checks ABORT and SHUTDOWN by the peer, our ABORT, and a restart on our side.
 func TestEnds(t *testing.T) {
-	open := func(t *testing.T) (*host, *peer, *testenv.Veth) {
+	open := func(t *testing.T) (*host, *peer) {
 		v := testenv.NewVeth(t, 1500)
 		p := start(t, v, "server", fmt.Sprint(peerPort))
 		h := newHost(t, v, session.RFC5043, false)
@@ -344,10 +344,10 @@ func TestEnds(t *testing.T) {
 		h.mux().Initiate(1, session.Setup{})
 		h.run("the session", func() bool { return h.state(1) == session.Open })
 		h.m.Attach(1, &echo{})
-		return h, p, v
+		return h, p
 	}
 	t.Run("ABORT of the peer's", func(t *testing.T) {
-		h, _, _ := open(t)
+		h, _ := open(t)
 		h.segment(1, []byte("ABORT"))
 		h.run("the end", func() bool { return h.a.State() == sctp.Closed })
 		if _, ok := h.a.Err().(*sctp.AbortError); !ok {
@@ -355,7 +355,7 @@ func TestEnds(t *testing.T) {
 		}
 	})
 	t.Run("SHUTDOWN of the peer's", func(t *testing.T) {
-		h, p, _ := open(t)
+		h, p := open(t)
 		h.segment(1, []byte("SHUTDOWN"))
 		h.run("the end", func() bool { return h.a.State() == sctp.Closed && p.has("done") })
 		if h.a.Err() != nil || !slices.Contains(h.events, sctp.EventShutdown) {
@@ -363,12 +363,12 @@ func TestEnds(t *testing.T) {
 		}
 	})
 	t.Run("ABORT of ours", func(t *testing.T) {
-		h, p, _ := open(t)
+		h, p := open(t)
 		h.a.Abort()
 		h.run("the peer's end", func() bool { return p.has("association lost") || gone(p) })
 	})
 	t.Run("restart of ours", func(t *testing.T) {
-		h, p, _ := open(t)
+		h, p := open(t)
 		h.bufs, h.m, h.events = map[sctp.Buf]message{}, nil, nil // we lose all state
 		h.key[0]++
 		h.cfg.Accept = nil // usrsctp's INIT ACK for a restart has no indication
