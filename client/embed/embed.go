@@ -89,37 +89,9 @@ func Open(cfg Config) (n *Node, err error) {
 		cfg.Logger = zap.NewNop()
 	}
 	opts := ctrl.Options{Logger: cfg.Logger, Resolver: cfg.Resolver}
-	var queues []dataplane.Queue
-	switch {
-	case cfg.Link != nil:
-		n.closers = append(n.closers, cfg.Link.Close)
-		if cfg.Resolver == nil {
-			return n, errors.New("embed: a link needs a resolver")
-		}
-		n.addrs = cfg.Addrs
-		queues = []dataplane.Queue{{Link: cfg.Link, CPU: -1}}
-		opts.Devices = []ctrl.Device{{MTU: cfg.Link.MTU(), Addrs: n.addresses}}
-		opts.NoGuard = true
-	case cfg.Interface != "":
-		if queues, err = n.openInterface(&cfg, &opts); err != nil {
-			return n, err
-		}
-	case cfg.Sockets:
-		if n.addrs = cfg.Addrs; n.addrs == nil {
-			n.addrs = hostnet.Sockets{}.Addrs()
-		}
-		opts.Resolver = hostnet.Sockets{}
-	default:
-		return n, errors.New("embed: neither a link, nor an interface, nor sockets")
-	}
-	if cfg.Sockets {
-		sockets, err := dataplane.NewSockets(socketMemory)
-		if err != nil {
-			return n, fmt.Errorf("embed: %w", err)
-		}
-		n.closers = append(n.closers, sockets.Close)
-		queues = append(queues, dataplane.Queue{Link: sockets, Device: hostnet.AnyInterface, CPU: -1})
-		opts.Devices = append(opts.Devices, ctrl.Device{Name: hostnet.AnyInterface, Sockets: true, MTU: sockets.MTU(), Addrs: n.addresses})
+	queues, err := n.openLinks(&cfg, &opts)
+	if err != nil {
+		return n, err
 	}
 	if n.server, err = ctrl.New(cfg.Ctrl, opts); err != nil {
 		return n, err
@@ -139,19 +111,63 @@ func Open(cfg Config) (n *Node, err error) {
 		n.progress.add(n.engine)
 	}
 	if cfg.Ctrl.Socket != "" {
-		if err = n.server.Listen(); err != nil {
+		if err = n.listen(cfg.Logger); err != nil {
 			return n, err
 		}
-		ctx, cancel := context.WithCancel(context.Background())
-		n.cancel = cancel
-		go func() {
-			if err := n.server.Serve(ctx); err != nil {
-				cfg.Logger.Error("stopped serving the socket", zap.Error(err))
-			}
-		}()
 	}
 	n.device, err = n.NewDevice(context.Background())
 	return n, err
+}
+
+// openLinks opens what carries the Node's connections, and completes opts by it.
+func (n *Node) openLinks(cfg *Config, opts *ctrl.Options) (queues []dataplane.Queue, err error) {
+	switch {
+	case cfg.Link != nil:
+		n.closers = append(n.closers, cfg.Link.Close)
+		if cfg.Resolver == nil {
+			return nil, errors.New("embed: a link needs a resolver")
+		}
+		n.addrs = cfg.Addrs
+		queues = []dataplane.Queue{{Link: cfg.Link, CPU: -1}}
+		opts.Devices = []ctrl.Device{{MTU: cfg.Link.MTU(), Addrs: n.addresses}}
+		opts.NoGuard = true
+	case cfg.Interface != "":
+		if queues, err = n.openInterface(cfg, opts); err != nil {
+			return nil, err
+		}
+	case cfg.Sockets:
+		if n.addrs = cfg.Addrs; n.addrs == nil {
+			n.addrs = hostnet.Sockets{}.Addrs()
+		}
+		opts.Resolver = hostnet.Sockets{}
+	default:
+		return nil, errors.New("embed: neither a link, nor an interface, nor sockets")
+	}
+	if cfg.Sockets {
+		sockets, err := dataplane.NewSockets(socketMemory)
+		if err != nil {
+			return nil, fmt.Errorf("embed: %w", err)
+		}
+		n.closers = append(n.closers, sockets.Close)
+		queues = append(queues, dataplane.Queue{Link: sockets, Device: hostnet.AnyInterface, CPU: -1})
+		opts.Devices = append(opts.Devices, ctrl.Device{Name: hostnet.AnyInterface, Sockets: true, MTU: sockets.MTU(), Addrs: n.addresses})
+	}
+	return queues, nil
+}
+
+// listen serves other processes by the socket of the configuration.
+func (n *Node) listen(log *zap.Logger) error {
+	if err := n.server.Listen(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	n.cancel = cancel
+	go func() {
+		if err := n.server.Serve(ctx); err != nil {
+			log.Error("stopped serving the socket", zap.Error(err))
+		}
+	}()
+	return nil
 }
 
 func (n *Node) addresses() []netip.Addr { return n.addrs }
