@@ -53,42 +53,7 @@ func (c *command) nfsExport() *cobra.Command {
 		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg.Dir = args[0]
-			if memory < 4 || memory > 4096 {
-				return usageError{fmt.Errorf("nfs export: --memory %d: must be 4 to 4096", memory)}
-			}
-			x.Config.Pool = memory << 20
-			x.Config.MaxConns = max(memory*3/4, min(24, 2*memory-8)) // each takes 0.52 MiB
-			for _, f := range []struct {
-				name string
-				port int
-			}{{"mount-port", x.MountPort}, {"portmap-port", x.PortmapPort}, {"tcp-port", x.TCPPort}} {
-				if f.port < 0 || f.port > 65535 {
-					return usageError{fmt.Errorf("nfs export: --%s %d: must be 1 to 65535, or 0 for none", f.name, f.port)}
-				}
-			}
-			addr, err := listenAddr(x.Listen, rpcrdma.Port)
-			if err != nil {
-				return err
-			}
-			x.Listen = addr
-			if cfg.KeyFile == "" {
-				if cfg.KeyFile, err = nfs.DefaultKeyFile(); err != nil {
-					return fileError{err}
-				}
-			}
-			outlive()
-			x.Tell = func(format string, args ...any) { fmt.Fprintln(c.err, reason(fmt.Errorf(format, args...))) }
-			if x.Server, err = nfs.NewServer(cfg); err != nil {
-				return err
-			}
-			defer x.Server.Close()
-			if !x.Server.HandlesLast() {
-				x.Tell("no CAP_DAC_READ_SEARCH, as a plain user: file handles end with this process, and a file renamed on this host is stale until clients look it up again")
-			}
-			if err := x.Run(cmd.Context()); err != nil && cmd.Context().Err() == nil {
-				return portRemedy(err)
-			}
-			return nil
+			return c.runExport(cmd.Context(), x, cfg, memory)
 		},
 	}
 	f := cmd.Flags()
@@ -102,6 +67,46 @@ func (c *command) nfsExport() *cobra.Command {
 	f.StringVar(&cfg.KeyFile, "key-file", "", "file with the secret key of file handles, made if it does not exist; default /var/lib/iwarpd/nfs.key for root")
 	f.IntVar(&memory, "memory", 32, "registered memory, MiB; 32 are for 24 connections")
 	return cmd
+}
+
+// runExport serves a folder by x, with so many MiB of registered memory.
+func (c *command) runExport(ctx context.Context, x *nfs.Export, cfg nfs.Config, memory int) error {
+	if memory < 4 || memory > 4096 {
+		return usageError{fmt.Errorf("nfs export: --memory %d: must be 4 to 4096", memory)}
+	}
+	x.Config.Pool = memory << 20
+	x.Config.MaxConns = max(memory*3/4, min(24, 2*memory-8)) // each takes 0.52 MiB
+	for _, f := range []struct {
+		name string
+		port int
+	}{{"mount-port", x.MountPort}, {"portmap-port", x.PortmapPort}, {"tcp-port", x.TCPPort}} {
+		if f.port < 0 || f.port > 65535 {
+			return usageError{fmt.Errorf("nfs export: --%s %d: must be 1 to 65535, or 0 for none", f.name, f.port)}
+		}
+	}
+	addr, err := listenAddr(x.Listen, rpcrdma.Port)
+	if err != nil {
+		return err
+	}
+	x.Listen = addr
+	if cfg.KeyFile == "" {
+		if cfg.KeyFile, err = nfs.DefaultKeyFile(); err != nil {
+			return fileError{err}
+		}
+	}
+	outlive()
+	x.Tell = func(format string, args ...any) { fmt.Fprintln(c.err, reason(fmt.Errorf(format, args...))) }
+	if x.Server, err = nfs.NewServer(cfg); err != nil {
+		return err
+	}
+	defer x.Server.Close()
+	if !x.Server.HandlesLast() {
+		x.Tell("no CAP_DAC_READ_SEARCH, as a plain user: file handles end with this process, and a file renamed on this host is stale until clients look it up again")
+	}
+	if err := x.Run(ctx); err != nil && ctx.Err() == nil {
+		return portRemedy(err)
+	}
+	return nil
 }
 
 // portRemedy adds a remedy to the error for a port that cannot be used.
