@@ -152,7 +152,7 @@ func (q *Call) secured() *Call {
 	if cred.Whole() {
 		g.Msg = rpc.Msg{Body: q.Msg.AppendFlat(nil)}
 		for _, n := range q.Results {
-			g.Reply += 4 + (n+3)&^3
+			g.Reply += 4 + rpc.Pad(n)
 		}
 		g.Results, g.Into = nil, nil
 	}
@@ -270,7 +270,7 @@ func (x *exchange) reduce(ctx context.Context) (err error) {
 		if p.own {
 			copy(p.b.b, it.Data)
 		}
-		moved += (len(it.Data) + 3) &^ 3
+		moved += rpc.Pad(len(it.Data))
 	}
 	if at == 0 {
 		x.body = m.Body

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
+	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
 )
 
 const (
@@ -472,8 +473,6 @@ func (s *Server) list(ctx context.Context, fh nfsv3.NfsFh3) (object, error) {
 	return d, err
 }
 
-func pad4(n int) int { return (n + 3) &^ 3 }
-
 // NfsV3Nfsproc3Readdir implements READDIR.
 func (s *Server) NfsV3Nfsproc3Readdir(ctx context.Context, a *nfsv3.Readdir3args) (nfsv3.Readdir3res, error) {
 	d, err := s.list(ctx, a.Dir)
@@ -483,7 +482,7 @@ func (s *Server) NfsV3Nfsproc3Readdir(ctx context.Context, a *nfsv3.Readdir3args
 		left := int(min(a.Count, maxDir)) - 104 // attributes, verifier, end
 		next := &ok.Reply.Entries
 		ok.Reply.Eof, err = s.entries(&d, a.Cookie, func(e *entry) bool {
-			if left -= 24 + pad4(len(e.name)); left < 0 {
+			if left -= 24 + rpc.Pad(len(e.name)); left < 0 {
 				return false
 			}
 			*next = &nfsv3.Entry3{Fileid: e.ino, Name: []byte(e.name), Cookie: e.cookie}
@@ -509,14 +508,14 @@ func (s *Server) NfsV3Nfsproc3Readdirplus(ctx context.Context, a *nfsv3.Readdirp
 		next := &ok.Reply.Entries
 		ok.Reply.Eof, err = s.entries(&d, a.Cookie, func(e *entry) bool {
 			n := &nfsv3.Entryplus3{Fileid: e.ino, Name: []byte(e.name), Cookie: e.cookie, NameAttributes: noAttr, NameHandle: &nfsv3.PostOpFh3_FALSE{}}
-			names -= 24 + pad4(len(e.name))
-			size := 24 + pad4(len(e.name)) + 8
+			names -= 24 + rpc.Pad(len(e.name))
+			size := 24 + rpc.Pad(len(e.name)) + 8
 			// Return nothing about the parent, which may be outside of the export.
 			if e.name != ".." && search {
 				if fh, st, err := s.tree.entry(&d, a.Dir.Data, e.name); err == nil {
 					n.NameAttributes = &nfsv3.PostOpAttr_TRUE{Attributes: fattr(&st)}
 					n.NameHandle = &nfsv3.PostOpFh3_TRUE{Handle: nfsv3.NfsFh3{Data: fh}}
-					size += 84 + 4 + pad4(len(fh))
+					size += 84 + 4 + rpc.Pad(len(fh))
 				}
 			}
 			if left -= size; left < 0 || names < 0 && ok.Reply.Entries != nil {

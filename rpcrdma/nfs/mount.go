@@ -26,7 +26,7 @@ type mounts struct {
 type mountEntry struct{ host, dir string }
 
 // size returns the bytes of an entry in the reply to DUMP.
-func (e *mountEntry) size() int { return 12 + pad4(len(e.host)) + pad4(len(e.dir)) }
+func (e *mountEntry) size() int { return 12 + rpc.Pad(len(e.host)) + rpc.Pad(len(e.dir)) }
 
 // maxMounts bounds the bytes of the entries kept for DUMP: a client may have hundreds of short calls in progress, and
 // leave all replies unread. The latest are kept, since clients that are gone leave theirs behind.

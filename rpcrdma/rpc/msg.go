@@ -27,7 +27,7 @@ type Msg struct {
 func (m *Msg) Len() int {
 	n := len(m.Body)
 	for _, it := range m.Items {
-		n += pad(len(it.Data))
+		n += Pad(len(it.Data))
 	}
 	return n
 }
@@ -43,7 +43,8 @@ func (m *Msg) AppendFlat(b []byte) []byte {
 	return append(b, m.Body[at:]...)
 }
 
-func pad(n int) int { return (n + 3) &^ 3 }
+// Pad returns n rounded up to the unit of XDR, which is four bytes.
+func Pad(n int) int { return (n + 3) &^ 3 }
 
 func appendPadded(b, data []byte) []byte {
 	b = append(b, data...)
@@ -107,7 +108,7 @@ func (r *Reader) Err() error {
 func (r *Reader) Left() int {
 	n := len(r.m.Body) - r.off - r.in
 	for _, it := range r.m.Items {
-		n += pad(len(it.Data))
+		n += Pad(len(it.Data))
 	}
 	return n
 }
@@ -149,7 +150,7 @@ func (r *Reader) Fixed(n int) []byte {
 		r.bad = true
 		return nil
 	}
-	b := r.next(pad(n))
+	b := r.next(Pad(n))
 	if b == nil {
 		return nil
 	}
@@ -168,7 +169,7 @@ func (r *Reader) Opaque(limit int) []byte {
 		it := r.m.Items[0]
 		r.m.Items = r.m.Items[1:]
 		// A chunk of version 1 may include the padding (RFC 8166 section 3.4.5.2).
-		if len(it.Data) != int(n) && len(it.Data) != pad(int(n)) {
+		if len(it.Data) != int(n) && len(it.Data) != Pad(int(n)) {
 			r.bad = true
 			return nil
 		}
@@ -208,10 +209,10 @@ func (r *Reader) Read(p []byte) (n int, err error) {
 				n, r.in = n+k, r.in+k
 				continue
 			}
-			k := min(pad(len(d))-r.in, len(p)-n)
+			k := min(Pad(len(d))-r.in, len(p)-n)
 			clear(p[n : n+k])
 			n, r.in = n+k, r.in+k
-			if r.in == pad(len(d)) {
+			if r.in == Pad(len(d)) {
 				r.m.Items, r.in = r.m.Items[1:], 0
 			}
 			continue
@@ -245,7 +246,7 @@ func Place(body []byte, items []Item, pos []uint32) (Msg, bool) {
 			return Msg{}, false
 		}
 		items[i].Pos = int(p - moved)
-		moved += uint64(pad(len(items[i].Data)))
+		moved += uint64(Pad(len(items[i].Data)))
 	}
 	return Msg{body, items}, true
 }

@@ -52,7 +52,7 @@ func TestItems(t *testing.T) {
 		for _, it := range w.Items {
 			items = append(items, Item{Data: it.Data})
 			pos = append(pos, uint32(it.Pos+moved))
-			moved += pad(len(it.Data))
+			moved += Pad(len(it.Data))
 		}
 		m, ok := Place(body, items, pos)
 		if !ok || !bytes.Equal(m.AppendFlat(nil), flat) {
