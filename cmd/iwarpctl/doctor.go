@@ -243,26 +243,21 @@ func mtuInUse(ctx context.Context, dev *iwarp.Device) int {
 // judge derives findings about each step from the result of a first connection with a small
 // transfer, and reports whether there was a connection.
 func judge(addr string, err error) (l []finding, connected bool) {
-	add := func(check, state, text, fix string) { l = append(l, finding{check, state, text, fix}) }
+	route, mpa := finding{"route", "ok", addr + " answers", ""}, finding{"mpa", "ok", "the peer answers MPA", ""}
 	flushed := errors.As(err, new(*iwarp.WCError)) // there was a connection
 	switch {
 	case err == nil:
-		add("route", "ok", addr+" answers", "")
-		add("mpa", "ok", "the peer answers MPA", "")
-		return l, true
+		return []finding{route, mpa}, true
 	case errors.Is(err, iwarp.ErrUnreachable):
-		add("route", "fail", reason(err), "check the address, the route (ip route get) and the cable; iwarpd sends only by its own interface")
+		return []finding{{"route", "fail", reason(err), "check the address, the route (ip route get) and the cable; iwarpd sends only by its own interface"}}, false
 	case errors.Is(err, iwarp.ErrRefused) && !flushed:
-		add("route", "ok", addr+" answers", "")
-		add("tcp", "fail", reason(err), "start a server on that port of the peer: iwarpctl ping -s -P")
+		return []finding{route, {"tcp", "fail", reason(err), "start a server on that port of the peer: iwarpctl ping -s -P"}}, false
 	case errors.Is(err, iwarp.ErrTimeout), errors.Is(err, context.DeadlineExceeded):
-		add("tcp", "fail", reason(err), "a firewall drops it, the peer's server hangs, or the peer does not support MPA on that port")
+		return []finding{{"tcp", "fail", reason(err), "a firewall drops it, the peer's server hangs, or the peer does not support MPA on that port"}}, false
 	case errors.Is(err, iwarp.ErrRejected):
-		add("route", "ok", addr+" answers", "")
-		add("mpa", "warn", "the peer's program rejects this connection, so MPA works; the transfers were not tried", "name the port of iwarpctl ping -s")
+		return []finding{route, {"mpa", "warn", "the peer's program rejects this connection, so MPA works; the transfers were not tried", "name the port of iwarpctl ping -s"}}, false
 	case errors.Is(err, iwarp.ErrProtocol):
-		add("route", "ok", addr+" answers", "")
-		add("mpa", "fail", reason(err), "what listens on that port does not support MPA: name the port of an RDMA server")
+		return []finding{route, {"mpa", "fail", reason(err), "what listens on that port does not support MPA: name the port of an RDMA server"}}, false
 	case errors.As(err, new(*iwarp.Error)) && !flushed:
 		text, fix := reason(err), ""
 		if errors.Is(err, iwarp.ErrPermission) || errors.Is(err, iwarp.ErrQuota) { // of which the daemon says what to do
@@ -270,17 +265,9 @@ func judge(addr string, err error) (l []finding, connected bool) {
 				text, fix = text[:i], text[i+2:]
 			}
 		}
-		add("connection", "fail", text, fix)
+		return []finding{{"connection", "fail", text, fix}}, false
 	case errors.Is(err, rping.ErrMismatch):
-		add("route", "ok", addr+" answers", "")
-		add("mpa", "ok", "the peer answers MPA", "")
-		add("transfer", "fail", reason(err), corrupted)
-		return l, true
-	default: // of a connection that was there
-		add("route", "ok", addr+" answers", "")
-		add("mpa", "ok", "the peer answers MPA", "")
-		add("transfer", "warn", reason(err), "what listens on that port is not a ping server: run iwarpctl ping -s -P there")
-		return l, true
+		return []finding{route, mpa, {"transfer", "fail", reason(err), corrupted}}, true
 	}
-	return l, false
+	return []finding{route, mpa, {"transfer", "warn", reason(err), "what listens on that port is not a ping server: run iwarpctl ping -s -P there"}}, true
 }
