@@ -75,16 +75,6 @@ func (n *nic) setMTU(ifi *net.Interface) {
 	}
 }
 
-// load loads the program. The queues that the interface has now, or more of those that
-// may come in its place, can have a socket.
-func (n *nic) load() (err error) {
-	n.steer, err = bpf.Load(bpf.Options{Queues: max(slices.Max(n.queues)+1, 64), Endpoints: n.s.Endpoints})
-	if err != nil {
-		return bpfError(err)
-	}
-	return nil
-}
-
 // device describes n to the control plane.
 func (n *nic) device() ctrl.Device {
 	return ctrl.Device{

@@ -2,7 +2,9 @@ package main
 
 import (
 	"fmt"
+	"slices"
 
+	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 	"github.com/iwarpd/iwarpd/dataplane"
@@ -93,8 +95,9 @@ func (d *daemon) prepareAFXDP(more int) (l lower, err error) {
 		if len(cpus) > 0 {
 			n.cpus, cpus = cpus[:len(n.queues)], cpus[len(n.queues):]
 		}
-		if err := n.load(); err != nil {
-			return l, err
+		// The queues that the interface has now, or more of those that may come in its place, can have a socket.
+		if n.steer, err = bpf.Load(bpf.Options{Queues: max(slices.Max(n.queues)+1, 64), Endpoints: n.s.Endpoints}); err != nil {
+			return l, bpfError(err)
 		}
 		d.onClose(n.steer.Close)
 		l.options.Devices = append(l.options.Devices, n.device())
