@@ -35,7 +35,7 @@ type queueOf struct {
 }
 
 // A worker owns one NIC queue: its frames, connections, timers and queue pairs. Only its own
-// goroutine accesses its fields, except cmds.
+// goroutine accesses its fields, except cmds, driver and those that are atomic.
 type worker struct {
 	e    *Engine
 	id   int
@@ -54,7 +54,7 @@ type worker struct {
 	listeners listeners
 	timeWait  list.List // of *tcpConn, in the order in which their peers have sent their last segment
 	clients   []*client
-	nextConn  uint64
+	nextConn  atomic.Uint64
 
 	round
 	ending
@@ -125,7 +125,7 @@ func (w *worker) closeFDs() { w.cmds.alarm.Close() }
 
 // newID may be called from any goroutine.
 func (w *worker) newID() ConnID {
-	return ConnID(uint64(w.id)<<48 | atomic.AddUint64(&w.nextConn, 1))
+	return ConnID(uint64(w.id)<<48 | w.nextConn.Add(1))
 }
 
 // post makes the worker call f in its next turn.
