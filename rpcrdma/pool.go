@@ -19,7 +19,7 @@ const pageSize = 4096
 var ErrNoMemory = errors.New("rpcrdma: not enough registered memory")
 
 // pool is a first-fit page allocator over one memory region. A request that cannot be met waits;
-// waiters are served in FIFO order.
+// serve decides which waiter is next.
 type pool struct {
 	mr *iwarp.MR
 
