@@ -176,11 +176,8 @@ void devices_after_fork_child(void)
 {
 	pthread_mutex_init(&lock, NULL);
 	pthread_mutex_init(&addresses_lock, NULL);
-	for (struct device *d = devices; d; d = d->next) {
+	for (struct device *d = devices; d; d = d->next)
 		d->cm = NULL;
-		if (atomic_load(&d->present)) /* another thread may have been scanning */
-			atomic_store(&d->seen, scans);
-	}
 }
 
 /* A thread is not canceled while it scans, so that it releases the lock. */
@@ -195,11 +192,13 @@ struct device *iwv_devices_scan(enum scan how)
 	else if (pthread_mutex_trylock(&lock) != 0)
 		return devices; /* another thread is looking */
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+	thread_opens(1);
 	scans += how == SCAN_ALL;
 	if (!iwv_settings()->off)
 		probe_all(how);
 	for (struct device *d = devices; d; d = d->next)
 		atomic_store(&d->present, atomic_load(&d->seen) == scans);
+	thread_opens(-1);
 	pthread_mutex_unlock(&lock);
 	pthread_setcancelstate(state, NULL);
 	return devices;

@@ -219,10 +219,7 @@ struct context *iwv_context_open(struct device *d, enum scan how);
 /* devices_forget records that the daemon of a device has ended. */
 void devices_forget(const struct device *d);
 
-/*
- * devices_after_fork_child makes the list usable in the child, which opens the devices again, though another thread was
- * scanning.
- */
+/* devices_after_fork_child makes the list usable in the child, which opens the devices again. */
 void devices_after_fork_child(void);
 
 /* iwv_device_address stores address i of a device, and reports whether there is one. */
@@ -284,7 +281,7 @@ bool thread_gone(struct context *c);
 /* daemon_gone is thread_gone for callers without the lock. */
 bool daemon_gone(struct ibv_context *ibv);
 
-/* thread_opens adds n to the number of devices that are being opened, for which a fork waits. */
+/* thread_opens adds n to the number of scans, and of devices that are being opened, for which a fork waits. */
 void thread_opens(int n);
 
 /* thread_runs reports whether this process has the library's thread. The lock is held. */

@@ -14,7 +14,7 @@ enum { TICK_MS = 1000 }; /* how often the thread looks for daemons, and for conn
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int cancel_state; /* of the thread that holds the lock, before it */
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static int opening; /* devices that are being opened, whose sockets a child would have */
+static int opening; /* scans, and devices that are being opened, whose sockets a child would have */
 static bool away; /* the thread looks for daemons, without the lock */
 static struct context *contexts;
 static int epoll = -1;

@@ -440,7 +440,7 @@ func TestAnswer(t *testing.T) {
 	}
 }
 
-// TestForkDuringScan checks that a child can look for devices though another thread of its parent was doing so.
+// TestForkDuringScan checks that a fork waits for another thread that looks for devices, and that the child can look for them then.
 func TestForkDuringScan(t *testing.T) {
 	run := exec.Command(filepath.Join(plain.libraries(t), "iwarpd-run"), compile(t, "fork"), filepath.Join(t.TempDir(), "silent.sock"))
 	if out, err := run.CombinedOutput(); err != nil {
