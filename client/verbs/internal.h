@@ -170,7 +170,7 @@ struct context {
 	struct iwarpd_device *dev;
 	struct device *device;
 	struct iwarpd_device_attr attr; /* its strings belong to the iwarpd_device */
-	struct context *next;  /* list of the library thread */
+	struct context *next;  /* list of all contexts, of thread.c */
 	struct event_queue async;
 	atomic_bool gone;     /* the daemon has ended */
 	_Atomic uint32_t sender; /* number of the QP that sent last */

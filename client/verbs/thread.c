@@ -16,7 +16,7 @@ static int cancel_state; /* of the thread that holds the lock, before it */
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static int opening; /* scans, and devices that are being opened, whose sockets a child would have */
 static bool away; /* the thread looks for daemons, without the lock */
-static struct context *contexts;
+static struct context *contexts; /* all, also those of a parent that are not closed */
 static int epoll = -1;
 static cm_handler *_Atomic handler;
 static cm_timer *_Atomic timer;
@@ -234,7 +234,7 @@ int thread_serve(struct context *c)
 		err = start();
 	if (!err)
 		err = epoll_ctl(epoll, EPOLL_CTL_ADD, iwarpd_event_fd(c->dev), &ev);
-	if (!err) {
+	if (!err && !atomic_load(&c->inherited)) { /* which is in the list already */
 		c->next = contexts;
 		contexts = c;
 	}
@@ -243,12 +243,7 @@ int thread_serve(struct context *c)
 
 void thread_forget(struct context *c)
 {
-	for (struct context **at = &contexts; *at; at = &(*at)->next) {
-		if (*at == c) {
-			*at = c->next;
-			break;
-		}
-	}
+	UNLINK(contexts, c);
 	if (c->dev)
 		epoll_ctl(epoll, EPOLL_CTL_DEL, iwarpd_event_fd(c->dev), NULL);
 }
@@ -273,9 +268,11 @@ static void after_fork_parent(void)
  */
 static void separate(struct context *c)
 {
-	if (iwarpd_after_fork(c->dev)) {
+	bool used = c->dev && iwarpd_after_fork(c->dev);
+
+	if (used || atomic_load(&c->gone)) {
 		atomic_store(&c->gone, true);
-	} else {
+	} else if (c->dev) { /* the parent has not inherited it too */
 		iwarpd_close(c->dev); /* now: the child may close all descriptors, and open files with their numbers */
 		c->dev = NULL;
 		atomic_store(&c->inherited, true);
@@ -295,7 +292,6 @@ static void after_fork_child(void)
 	epoll = -1;
 	for (struct context *c = contexts; c; c = c->next)
 		separate(c);
-	contexts = NULL;
 	away = false;
 	pthread_cond_init(&changed, NULL);
 	pthread_mutex_init(&lock, NULL);

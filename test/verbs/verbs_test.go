@@ -670,7 +670,7 @@ func identifiers(t *testing.T, v *variant) {
 		reused yielded armed gids unsupported probed domains excessive roomy greeting inherited remembered agreed crowded
 		permitted exited abandoned trespassed bequeathed blocked immediate parted occupied forbidden starved lent relent ported said
 		solicited manual owed based retried divided named
-		optional misdirected answered besieged unreturned reported orphaned`) {
+		optional misdirected answered besieged unreturned reported orphaned descended`) {
 		t.Run(mode, func(t *testing.T) { run(t, mode).Succeed() })
 	}
 	t.Run("remembered by an older daemon", func(t *testing.T) {

@@ -4391,6 +4391,44 @@ static void owed(void)
 	rdma_destroy_event_channel(ch);
 }
 
+/*
+ * The child of a child uses a device that none of its parents has used, and its events are its own. It destroys what it has of
+ * theirs, as they do.
+ */
+static void descended(void)
+{
+	struct ibv_context *c = device(0), *other = device(0);
+	struct queues theirs = make(other, NULL);
+	pid_t first = getpid(), pid;
+	int status;
+
+	pid = fork();
+	if (pid == 0)
+		pid = fork();
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		struct queues q = make(c, NULL);
+		struct ibv_srq_init_attr attr = { .attr = { .max_wr = 4, .max_sge = 1 } };
+		struct ibv_srq *srq = ibv_create_srq(q.pd, &attr);
+		struct ibv_qp_init_attr init = {
+			.send_cq = q.cq, .recv_cq = q.cq, .srq = srq, .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 },
+		};
+		struct ibv_qp *qp = srq ? ibv_create_qp(q.pd, &init) : NULL;
+
+		CHECK(qp);
+		to_error(qp);
+		while (!readable(c->async_fd))
+			usleep(1000);
+	} else {
+		CHECK(waitpid(pid, &status, 0) == pid && status == 0 && !readable(c->async_fd));
+	}
+	unmake(&theirs);
+	CHECK(ibv_close_device(other) == 0);
+	if (getpid() != first)
+		_exit(0);
+	CHECK(ibv_close_device(c) == 0);
+}
+
 int main(int argc, char **argv)
 {
 #define MODE(name) { #name, name }
@@ -4411,6 +4449,7 @@ int main(int argc, char **argv)
 		MODE(starved), MODE(lent), MODE(relent), MODE(ported), MODE(said), MODE(solicited), MODE(manual), MODE(owed), MODE(based),
 		MODE(addressed), MODE(retried), MODE(divided), MODE(named), MODE(optional), MODE(misdirected),
 		MODE(answered), MODE(besieged), MODE(unreturned), MODE(withdrawn), MODE(reported), MODE(orphaned),
+		MODE(descended),
 	};
 
 	CHECK(argc == 3);
