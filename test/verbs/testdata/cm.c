@@ -132,6 +132,14 @@ static void end(struct rdma_cm_id *id)
 	CHECK(rdma_destroy_id(id) == 0);
 }
 
+/* part ends both ids of a connection, and their listener. */
+static void part(struct rdma_cm_id *one, struct rdma_cm_id *other, struct rdma_cm_id *l)
+{
+	end(one);
+	end(other);
+	end(l);
+}
+
 static bool readable(int fd)
 {
 	struct pollfd p = { .fd = fd, .events = POLLIN };
@@ -280,9 +288,7 @@ static void twice(void)
 	CHECK(next(server, RDMA_CM_EVENT_DISCONNECTED) == child);
 	CHECK(rdma_disconnect(child) == 0);
 	CHECK(next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
-	end(child);
-	end(id);
-	end(l);
+	part(child, id, l);
 }
 
 /* refused checks that each of some calls for an id fails with EINVAL. */
@@ -359,9 +365,7 @@ static void states(void)
 	refused(id, "blaorcAR");
 	refused(child, "blaorcAR");
 	CHECK(!readable(server->fd) && !readable(client->fd));
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 	rdma_destroy_event_channel(server);
 	rdma_destroy_event_channel(client);
 }
@@ -550,9 +554,7 @@ static void unacceptable(void)
 	CHECK(next(client, RDMA_CM_EVENT_REJECTED) == id);
 	create_qp(child);
 	refused(child, "AR");
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 }
 
 /* An identifier whose bind the daemon refuses, which has no room for more listeners, has no device. */
@@ -646,9 +648,7 @@ static void exact(void)
 		recvs += wc.wr_id == 0;
 	}
 	CHECK(ibv_poll_cq(id->qp->send_cq, 1, &wc) == 0);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 }
 
 /*
@@ -1013,9 +1013,7 @@ static void written(void)
 	ibv_ack_cq_events(got, 1);
 	CHECK(pthread_join(t, NULL) == 0);
 	CHECK(ibv_dereg_mr(to) == 0 && ibv_dereg_mr(from) == 0);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 }
 
 /* forsaken is as written, though a queue pair of the same completion queue was destroyed with a receive. */
@@ -1048,9 +1046,7 @@ static void forsaken(void)
 	CHECK(ibv_get_cq_event(ch, &got, &context) == 0 && got == shared && credit == 42);
 	ibv_ack_cq_events(got, 1);
 	CHECK(ibv_dereg_mr(to) == 0 && ibv_dereg_mr(from) == 0);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 	CHECK(ibv_destroy_cq(shared) == 0 && ibv_destroy_comp_channel(ch) == 0);
 }
 
@@ -1141,9 +1137,7 @@ static void transitions(void)
 		CHECK(qp_state(id->qp) == IBV_QPS_RTS);
 	}
 	CHECK(ibv_modify_qp(id->qp, &rts, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN) == 0);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 }
 
 /* A queue pair that was reset takes no connection of the peer that it had. One that has a receive is not reset. */
@@ -1247,9 +1241,7 @@ static void synchronous(void)
 	CHECK(qp_state(child->qp) == IBV_QPS_ERR);
 	CHECK(rdma_disconnect(child) == 0); /* again */
 	CHECK(next(client, RDMA_CM_EVENT_ESTABLISHED) == id && next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
-	end(child);
-	end(id);
-	end(l);
+	part(child, id, l);
 	rdma_destroy_event_channel(client);
 }
 
@@ -1324,9 +1316,7 @@ static void acknowledged(void)
 	CHECK(pthread_cancel(t) == 0); /* it completes the call */
 	ibv_ack_cq_events(cq, 1);
 	CHECK(pthread_join(t, &context) == 0 && context == NULL && ibv_dealloc_pd(q.pd) == 0 && ibv_destroy_comp_channel(ch) == 0);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 }
 
 /* The end of a queue pair that was destroyed before raises no event that names it. */
@@ -1344,9 +1334,7 @@ static void unnamed(void)
 		CHECK(ibv_get_async_event(id->verbs, &e) == 0 && e.element.qp == child->qp);
 		ibv_ack_async_event(&e);
 	}
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 }
 
 /* Each of several events of a device can be taken. */
@@ -1364,9 +1352,7 @@ static void fatal(void)
 		ibv_ack_async_event(&e[i]);
 	}
 	CHECK((e[0].element.qp == id->qp && e[1].element.qp == child->qp) || (e[0].element.qp == child->qp && e[1].element.qp == id->qp));
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 }
 
 /* A peer that writes where it may not raises another event than one that ends the connection by another mistake. */
@@ -1394,9 +1380,7 @@ static void trespassed(void)
 		ibv_ack_async_event(&e);
 	}
 	CHECK(ibv_dereg_mr(mr) == 0);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 }
 
 /* daemon_pid returns the process of the daemon that a mode stops or ends. */
@@ -1578,9 +1562,7 @@ static void sought(void)
 	CHECK(pthread_create(&t, NULL, bind_nowhere, nowhere) == 0);
 	await_call(tid_of(&busy), SYS_ppoll);
 	establish(server, client, l, &id, &child);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 	still_running(t);
 	CHECK(kill(daemon_pid(), SIGCONT) == 0 && pthread_join(t, NULL) == 0);
 	end(nowhere);
@@ -1832,9 +1814,7 @@ static void moved(void)
 	CHECK(next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
 	CHECK(next(server, RDMA_CM_EVENT_DISCONNECTED) == child);
 	CHECK(ibv_destroy_qp(own) == 0);
-	end(child);
-	end(id);
-	end(l);
+	part(child, id, l);
 }
 
 static struct rdma_cm_id *user, *ended; /* of the calls that are canceled */
@@ -1980,9 +1960,7 @@ static void rereg(void)
 		usleep(1000);
 	CHECK(wc.status == IBV_WC_SUCCESS && near == 42);
 	CHECK(ibv_dereg_mr(there) == 0 && ibv_dereg_mr(here) == 0);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 }
 
 /* Extended attributes that ask for nothing else are those of ibv_create_qp. */
@@ -2110,9 +2088,7 @@ static void ordered(void)
 	for (uint64_t i = 1; i <= 2; i++)
 		expect_flush(id->send_cq, i);
 	CHECK(next(server, RDMA_CM_EVENT_DISCONNECTED) == child);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 }
 
 static _Thread_local void (*unlocked)(void); /* called when this thread has released the lock of the libraries */
@@ -2323,9 +2299,7 @@ static void yielded(void)
 	for (int i = 0; i < 1000 && sender; i++)
 		n += ibv_poll_cq(cq, 1, &wc);
 	CHECK(!sender && n == 1 && wc.wr_id == 1 && wc.status == IBV_WC_SUCCESS);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 	CHECK(ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(receiver) == 0);
 }
 
@@ -2373,9 +2347,7 @@ static void left(void)
 	CHECK(ibv_dereg_mr(from) == 0 && ibv_dereg_mr(to) == 0 && ibv_dereg_mr(in_mr) == 0 && ibv_dereg_mr(out_mr) == 0);
 	free(source);
 	free(sink);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 	for (int i = 0; send_queues() > queues; i++) { /* until the library's thread has freed the first one */
 		CHECK(i < 50);
 		usleep(100000);
@@ -2621,9 +2593,7 @@ static void numbered(void)
 	CHECK(rdma_disconnect(child) == 0 && next(client, RDMA_CM_EVENT_DISCONNECTED) == id);
 	CHECK(qp_state(q.qp) == IBV_QPS_ERR);
 	unmake(&q);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 }
 
 /* last_receive takes the event that a queue pair takes no more receives of its shared queue. */
@@ -2671,9 +2641,7 @@ static void gathered(void)
 	send[0].next = NULL;
 	CHECK(ibv_post_send(id->qp, send, &bad) == EINVAL && bad == send);
 	CHECK(ibv_dereg_mr(mr) == 0);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 }
 
 /*
@@ -2800,9 +2768,7 @@ static void silent(void)
 	CHECK(kill(daemon_pid(), SIGCONT) == 0);
 	await_success(child->recv_cq, 1);
 	CHECK(next(client, RDMA_CM_EVENT_DISCONNECTED) == id && next(server, RDMA_CM_EVENT_DISCONNECTED) == child);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 }
 
 enum { EXITING = 1 << 10 }; /* bytes of a Write */
@@ -2933,9 +2899,7 @@ static void invalidated(void)
 		usleep(1000);
 	CHECK(wc.wr_id == read.wr_id && wc.status == IBV_WC_REM_ACCESS_ERR);
 	CHECK(ibv_dealloc_mw(mw) == 0 && ibv_dereg_mr(mr) == 0 && ibv_dereg_mr(to) == 0);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 }
 
 /* A queue pair refuses what its access flags do not name, in memory that allows it, and permits the rest. */
@@ -3030,9 +2994,7 @@ static void last(void)
 	CHECK(ibv_destroy_qp(qp) == 0 && !readable(child->verbs->async_fd)); /* the event has ended with it */
 	rdma_destroy_qp(child);
 	rdma_destroy_srq(child);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 }
 
 /* A shared receive queue has no limit until the program sets one, whatever its first attributes say. */
@@ -3331,9 +3293,7 @@ static void roomy(void)
 		await_success(child->recv_cq, i);
 	rdma_destroy_qp(child);
 	rdma_destroy_srq(child);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 }
 
 /*
@@ -3615,9 +3575,7 @@ static void answered(void)
 	refused(child, "AR");
 	CHECK(rdma_get_cm_event(client, &e) == 0 && e->event == RDMA_CM_EVENT_REJECTED && e->status == -ECONNREFUSED);
 	CHECK(e->param.conn.private_data_len == 0 && rdma_ack_cm_event(e) == 0);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 	rdma_destroy_event_channel(server);
 	rdma_destroy_event_channel(client);
 }
@@ -3708,9 +3666,7 @@ static void reported(void)
 	to_error(child->qp);
 	fails(client, RDMA_CM_EVENT_DISCONNECTED, 0);
 	CHECK(id_of(id)->end == -ECONNRESET);
-	end(child);
-	end(id);
-	end(l);
+	part(child, id, l);
 
 	/* Nobody listens at the port, or nothing has the address, or no route leads to it. */
 	id = route_to(client, &a);
@@ -3791,9 +3747,7 @@ static void orphaned(void)
 	CHECK(next(client, RDMA_CM_EVENT_REJECTED) == id);
 	rdma_destroy_event_channel(server);
 	rdma_destroy_event_channel(client);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 	end(v4);
 	end(v6);
 }
@@ -3833,9 +3787,7 @@ static void optional(void)
 	child = accept_next(server);
 	CHECK(next(client, RDMA_CM_EVENT_ESTABLISHED) == id);
 	CHECK(ibv_query_qp(id->qp, &attr, IBV_QP_TIMEOUT, &init) == 0 && attr.timeout == byte);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 	rdma_destroy_event_channel(server);
 	rdma_destroy_event_channel(client);
 }
@@ -4046,9 +3998,7 @@ static void agreed(void)
 	CHECK(attr.max_rd_atomic == 2 && attr.max_dest_rd_atomic == 3);
 	CHECK(ibv_query_qp(child->qp, &attr, IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_MAX_DEST_RD_ATOMIC, &init) == 0);
 	CHECK(attr.max_rd_atomic == 3 && attr.max_dest_rd_atomic == 2);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 }
 
 /* A program that posts until its send queue is full, and then polls, loses no completion, and keeps its connection. */
@@ -4078,9 +4028,7 @@ static void crowded(void)
 			posted -= n;
 		}
 	}
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 }
 
 static void *get_event(void *ch)
@@ -4228,9 +4176,7 @@ static void solicited(void)
 	to_error(child->qp);
 	awake(cq);
 	expect_flush(cq, 3);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 	rdma_destroy_event_channel(server);
 	rdma_destroy_event_channel(client);
 }
@@ -4270,9 +4216,7 @@ static void destroy_unasked(unsigned int err)
 	rdma_disconnect(child);
 	CHECK(ibv_get_async_event(l->verbs, &event) == 0 && event.event_type == IBV_EVENT_DEVICE_FATAL);
 	ibv_ack_async_event(&event);
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 }
 
 static void forbidden(void)
@@ -4361,9 +4305,7 @@ static void based(void)
 		CHECK(memcmp(to, "-cde----", sizeof(to)) == 0);
 		CHECK(ibv_dereg_mr(source) == 0 && ibv_dereg_mr(sink) == 0);
 	}
-	end(id);
-	end(child);
-	end(l);
+	part(id, child, l);
 	rdma_destroy_event_channel(server);
 	rdma_destroy_event_channel(client);
 }
