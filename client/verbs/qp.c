@@ -507,6 +507,8 @@ int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
 	OTHERS(ibv->context, ibv_modify_qp, ibv, attr, mask);
 	if (mask & ~QP_ATTR)
 		return iwv_unsupported("ibv_modify_qp: one of the attributes");
+	if (mask & IBV_QP_PORT && attr->port_num != 1)
+		return iwv_fail(-EINVAL, "ibv_modify_qp: the device has port 1 only", NULL);
 	iwv_thread_lock();
 	if ((mask & IBV_QP_STATE) && !passed(qp, attr->qp_state)) {
 		enum ibv_qp_state from = ibv->state;

@@ -3968,6 +3968,9 @@ static void remembered(void)
 		CHECK(ibv_modify_qp(q.qp, &set, 1 << 21) == EOPNOTSUPP && ibv_modify_qp(q.qp, &set, 1 << 30) == EOPNOTSUPP);
 	}
 	CHECK(ibv_modify_qp(q.qp, &set, 0) == 0);
+	for (set.port_num = 0; set.port_num <= 2; set.port_num += 2) /* the device has one port */
+		CHECK(ibv_modify_qp(q.qp, &set, IBV_QP_PORT) == EINVAL);
+	CHECK(ibv_query_qp(q.qp, &got, IBV_QP_PORT, &init) == 0 && got.port_num == 1);
 	set.qp_state = IBV_QPS_ERR;
 	CHECK(ibv_modify_qp(q.qp, &set, IBV_QP_STATE | IBV_QP_CUR_STATE) == 0);
 	unmake(&q);
