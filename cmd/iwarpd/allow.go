@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -259,10 +260,5 @@ func parsePrefix(v string) (netip.Prefix, error) {
 
 // sameRules reports whether two lists of rules are equal.
 func sameRules(a, b []ctrl.Rule) bool {
-	return slices.EqualFunc(a, b, func(x, y ctrl.Rule) bool {
-		return slices.Equal(x.UIDs, y.UIDs) && slices.Equal(x.GIDs, y.GIDs) && x.Deny == y.Deny && x.Admin == y.Admin &&
-			slices.Equal(x.Listen, y.Listen) && slices.Equal(x.Addrs, y.Addrs) &&
-			slices.Equal(x.AcceptFrom, y.AcceptFrom) && slices.Equal(x.ConnectTo, y.ConnectTo) &&
-			(x.Limits == nil) == (y.Limits == nil) && (x.Limits == nil || *x.Limits == *y.Limits)
-	})
+	return slices.EqualFunc(a, b, func(x, y ctrl.Rule) bool { return reflect.DeepEqual(x, y) })
 }

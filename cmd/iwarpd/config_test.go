@@ -193,6 +193,7 @@ func TestLoadRefuses(t *testing.T) {
 		{"rule, no group", "interface: x\nallow:\n  - groups: []\n    admin: true\n", nil, "restrict nothing"},
 		{"rule, ports", "interface: x\nallow:\n  - listen: 9-8\n", nil, "1 to 65535"},
 		{"rule, address", "interface: x\nallow:\n  - addresses: 10.0.0.1/24\n", nil, "did you mean 10.0.0.0/24"},
+		{"rule, address with a zone", "interface: x\nallow:\n  - addresses: fe80::1%eth0\n", nil, `"fe80::1%eth0": must be an address, or a network`},
 		{"rule, empty truth", "interface: x\nallow:\n  - users: [0]\n    deny:\n", nil, `rule 1: deny: "": must be true or false`},
 		{"rule, empty quota", "interface: x\nallow:\n  - users: 5\n    max-qps:\n", nil, `rule 1: max-qps: "": must be a number from 1 to`},
 		{"rule, quota", "interface: x\nallow:\n  - users: 5\n    max-qps: none\n", nil, `rule 1: max-qps: "none": must be a number from 1 to`},
@@ -511,11 +512,17 @@ func TestSlots(t *testing.T) {
 	if limits.QPs != 7 || !reflect.DeepEqual(s.Slots, want) {
 		t.Errorf("slots %+v; want %+v", s.Slots, want)
 	}
+	longest := ctrl.Slots{Folder: "/" + strings.Repeat("a", 89), Count: 4096}
+	if s := parsed(t, "interface: x\nslots: {count: 4096, folder: "+longest.Folder+"}\n"); !reflect.DeepEqual(s.Slots, longest) {
+		t.Errorf("slots %+v; want %+v", s.Slots, longest)
+	}
 	for _, tt := range []struct{ text, want string }{
 		{"slots: 3", "slots: must have keys"},
-		{"slots:\n  count: 5000", `count: "5000": must be a number from 0 to 4096`},
+		{"slots:\n  count: 4097", `count: "4097": must be a number from 0 to 4096`},
+		{"slots:\n  count: -1", `count: "-1": must be a number from 0 to 4096`},
 		{"slots:\n  count: three", `count: "three": must be a number`},
 		{"slots:\n  folder: run", `folder: "run": must be an absolute path`},
+		{"slots:\n  folder: /" + strings.Repeat("a", 90), "must be an absolute path of at most 90 bytes"},
 		{"slots:\n  users: [alice]", "unknown key \"users\": must be one of folder"},
 		{"slots:\n  listen: 0", "must be ports from 1 to 65535"},
 	} {

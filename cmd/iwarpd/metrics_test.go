@@ -22,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl"
@@ -144,14 +145,22 @@ func TestMetricsAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "m")
-	d := &daemon{s: &settings{Metrics: "unix:" + path}, log: zap.NewNop(), server: server}
+	core, logs := observer.New(zap.WarnLevel)
+	d := &daemon{s: &settings{Metrics: "unix:" + path}, log: zap.New(core), server: server}
 	if d.metrics, err = listenMetrics(d.s.Metrics); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { d.metrics.Close() }()
-	d.scrapes = func() { go serveMetrics(t.Context(), d.metrics, metricsHandler(testCollector()), d.log) }
+	ended := make(chan struct{}, 3)
+	d.scrapes = func() {
+		l := d.metrics
+		go func() {
+			serveMetrics(t.Context(), l, metricsHandler(testCollector()), d.log)
+			ended <- struct{}{}
+		}()
+	}
 	d.scrapes()
-	for range 2 {
+	for i := range 2 {
 		scrape(t, "unix", path)
 		if lost := d.warnLost(nil); len(lost) > 0 {
 			t.Errorf("lost %v", lost)
@@ -159,8 +168,14 @@ func TestMetricsAgain(t *testing.T) {
 		if err := os.Remove(path); err != nil {
 			t.Fatal(err)
 		}
-		if lost := d.warnLost(nil); !slices.Equal(lost, []string{path}) {
-			t.Errorf("lost %v; want %s", lost, path)
+		var lost []string
+		for range 2 {
+			if lost = d.warnLost(lost); !slices.Equal(lost, []string{path}) {
+				t.Errorf("lost %v; want %s", lost, path)
+			}
+		}
+		if n := logs.FilterMessageSnippet("is gone or is another program's").Len(); n != i+1 {
+			t.Errorf("%d warnings about a file that is gone; want %d", n, i+1)
 		}
 		testenv.WriteFile(t, path, nil, 0o600)
 		d.relisten()
@@ -171,6 +186,11 @@ func TestMetricsAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		d.relisten()
+		select {
+		case <-ended:
+		case <-time.After(time.Minute):
+			t.Fatal("the listener whose file was gone is still served")
+		}
 	}
 	scrape(t, "unix", path)
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -47,6 +48,7 @@ allow:
     max-rings: 65536
   - users: 7
     deny: true
+  - groups: 60
   - admin: true
 `)
 	if err != nil {
@@ -61,23 +63,37 @@ allow:
 			Limits:     &ctrl.Limits{Clients: 256, PDs: 4096, MRs: 16384, MWs: 4096, CQs: 4096, CQDepth: 262144, QPs: 100, Listens: 256, Ports: 8192, Captures: 2, Registered: 16 << 30, Rings: 65536, Messages: 64 << 20},
 		},
 		{UIDs: []uint32{7}, Deny: true},
+		{GIDs: []uint32{60}},
 		{Admin: true},
 	}
 	if diff := cmp.Diff(want, s.Allow, cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if got := ctrlConfig(s); got.Limits.Rings != 1<<30 || len(got.Allow) != 3 {
+	if got := ctrlConfig(s); got.Limits.Rings != 1<<30 || len(got.Allow) != len(want) {
 		t.Errorf("%+v", got)
 	}
 	if !sameRules(s.Allow, want) || sameRules(s.Allow, want[:2]) || sameRules(s.Allow, []ctrl.Rule{want[0], {}, want[2]}) {
 		t.Error("sameRules")
 	}
-	for _, change := range []func(r *ctrl.Rule){func(r *ctrl.Rule) { r.AcceptFrom = nil }, func(r *ctrl.Rule) { r.ConnectTo = nil }} {
-		other := want[0]
-		change(&other)
-		if sameRules(want[:1], []ctrl.Rule{other}) {
-			t.Error("rules with other peers are the same")
+	for i := range reflect.TypeFor[ctrl.Rule]().NumField() {
+		other := []ctrl.Rule{want[0]}
+		if f := reflect.ValueOf(&other[0]).Elem().Field(i); f.Kind() == reflect.Bool {
+			f.SetBool(!f.Bool())
+		} else {
+			f.SetZero()
 		}
+		if sameRules(want[:1], other) {
+			t.Errorf("rules with another %s are the same", reflect.TypeFor[ctrl.Rule]().Field(i).Name)
+		}
+	}
+	limits := *want[0].Limits
+	other := want[0]
+	other.Limits = &limits
+	if !sameRules(want[:1], []ctrl.Rule{other}) {
+		t.Error("rules with equal quotas differ")
+	}
+	if limits.QPs++; sameRules(want[:1], []ctrl.Rule{other}) {
+		t.Error("rules with other quotas are the same")
 	}
 }
 
@@ -127,6 +143,29 @@ func TestReload(t *testing.T) {
 		if why := d.server.Status().NotReloaded; !strings.Contains(why, key) {
 			t.Errorf("%s: not reloaded: %q", wrong, why)
 		}
+	}
+}
+
+// TestReloadSlots checks that the rights of slots can change, and that their folder and number cannot.
+func TestReloadSlots(t *testing.T) {
+	d := newDaemon(t, "interface: eth0\nslots: {folder: /a, count: 2, listen: 7}\n")
+	for _, tt := range []struct {
+		slots         string
+		changed, kept []string
+	}{
+		{"{folder: /a, count: 2, listen: 7}", nil, nil},
+		{"{folder: /a, count: 2, listen: 8}", []string{"slots"}, nil},
+		{"{folder: /b, count: 2, listen: 8}", nil, []string{"slots"}},
+		{"{folder: /a, count: 3, listen: 8}", nil, []string{"slots"}},
+	} {
+		changed, kept := d.reload(parsed(t, "interface: eth0\nslots: "+tt.slots+"\n"))
+		if !slices.Equal(changed, tt.changed) || !slices.Equal(kept, tt.kept) {
+			t.Errorf("%s: changed %v, kept %v; want %v, %v", tt.slots, changed, kept, tt.changed, tt.kept)
+		}
+	}
+	want := ctrl.Slots{Folder: "/a", Count: 2, Rule: ctrl.Rule{Listen: []ctrl.PortRange{{From: 8, To: 8}}}}
+	if !reflect.DeepEqual(d.s.Slots, want) {
+		t.Errorf("slots %+v; want %+v", d.s.Slots, want)
 	}
 }
 

@@ -35,4 +35,7 @@ func TestUnseen(t *testing.T) {
 			t.Error("lost after the interface was replaced")
 		}
 	}
+	if u.lost(7, 3) || !u.lost(7, 6) || u.missed != 4 {
+		t.Errorf("%d frames were missed; want 4, counted from those of the new interface", u.missed)
+	}
 }
