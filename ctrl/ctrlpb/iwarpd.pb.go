@@ -1777,7 +1777,7 @@ func (x *HelloReply) GetDevices() []*DeviceAttr {
 type DeviceAttr struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Interface      string                 `protobuf:"bytes,1,opt,name=interface,proto3" json:"interface,omitempty"`
-	Addresses      []string               `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"` // with prefix length
+	Addresses      []string               `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	Mtu            uint32                 `protobuf:"varint,3,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	MaxQp          uint32                 `protobuf:"varint,4,opt,name=max_qp,json=maxQp,proto3" json:"max_qp,omitempty"`
 	MaxCq          uint32                 `protobuf:"varint,5,opt,name=max_cq,json=maxCq,proto3" json:"max_cq,omitempty"`
