@@ -141,17 +141,26 @@ func (t *tree) loadKey(file string) (err error) {
 	} else if in {
 		return fmt.Errorf("key file %s is in the folder, where clients can read it; name another with --key-file", file)
 	}
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(t.root, &st); err != nil {
+	fsid, err := t.fsid()
+	if err != nil {
 		return err
-	}
-	fsid := uint64(uint32(st.Fsid.Val[0]))<<32 | uint64(uint32(st.Fsid.Val[1]))
-	if fsid == 0 { // the file system has none, and a device number may change at a reboot
-		fsid = t.dev
 	}
 	own := treeKey(key, fsid, t.ino)
 	t.macs.New = func() any { return hmac.New(sha256.New, own) }
 	return nil
+}
+
+// fsid returns the identifier of the tree's file system.
+func (t *tree) fsid() (uint64, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(t.root, &st); err != nil {
+		return 0, err
+	}
+	id := uint64(uint32(st.Fsid.Val[0]))<<32 | uint64(uint32(st.Fsid.Val[1]))
+	if id == 0 { // it has none, and a device number may change at a reboot
+		id = t.dev
+	}
+	return id, nil
 }
 
 // contains reports whether the file with the given name is in the tree.

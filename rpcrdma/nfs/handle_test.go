@@ -39,6 +39,10 @@ func TestForgedHandle(t *testing.T) {
 	} else {
 		unix.Close(fd)
 	}
+	fsid, err := s.tree.fsid()
+	if err != nil {
+		t.Fatal(err)
+	}
 	id, _ := os.ReadFile("/etc/machine-id")
 	place := binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, s.tree.dev), s.tree.ino)
 	hashed := func(parts ...[]byte) []byte { h := sha256.Sum256(bytes.Join(parts, nil)); return h[:] }
@@ -46,7 +50,7 @@ func TestForgedHandle(t *testing.T) {
 	v2 := []byte{2, byte(k.Type())}
 	for name, key := range map[string][]byte{
 		"machine-id": hashed([]byte("iwarpd nfs handle\x00"), place, id), "no key": nil, "zeros": make([]byte, keySize),
-		"tree of zeros": treeKey([keySize]byte{}, s.tree.dev, s.tree.ino), "place": place,
+		"tree of zeros": treeKey([keySize]byte{}, fsid, s.tree.ino), "place": place,
 	} {
 		for _, head := range [][]byte{v1, v2} {
 			for _, size := range []int{8, macSize} {
@@ -77,6 +81,21 @@ func TestForgedHandle(t *testing.T) {
 	}
 	if _, err := s.tree.open(append(bytes.Clone(s.tree.fh), 0)); !errors.Is(err, unix.ESTALE) {
 		t.Error(err)
+	}
+}
+
+// TestTreeKey checks that each key and each tree, even if another file system has one with its inode number, has its own handles.
+func TestTreeKey(t *testing.T) {
+	all := map[string]bool{}
+	for key := range byte(2) {
+		for fsid := range uint64(2) {
+			for ino := range uint64(2) {
+				all[string(treeKey([keySize]byte{key}, fsid, ino))] = true
+			}
+		}
+	}
+	if len(all) != 8 {
+		t.Errorf("%d keys of 8 trees", len(all))
 	}
 }
 

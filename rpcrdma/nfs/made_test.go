@@ -71,6 +71,11 @@ func TestNotMade(t *testing.T) {
 // root gets all of them, others make their own objects.
 func TestOwnerOfMade(t *testing.T) {
 	l := newLocal(t, nfs.Config{})
+	l.want(nfsv3.NFS3_OK, who{0, 100, nil}, pCreate, create(l.root, "group", 0o600))
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(l.dir, "group"), &st); err != nil || st.Uid != 0 || st.Gid != 100 {
+		t.Errorf("root with the group 100 makes a file of %d:%d, %v", st.Uid, st.Gid, err)
+	}
 	attrs := func(w *rpc.Writer) { w.U32(1, 0o6711, 1, 2000, 1, 200, 0, 0, 0) } // no size, no times
 	for _, p := range []struct {
 		name string
@@ -86,7 +91,6 @@ func TestOwnerOfMade(t *testing.T) {
 	} {
 		for _, c := range []struct{ who, owner who }{{root, bob}, {alice, alice}, {who{1000, 100, []uint32{200}}, who{1000, 200, nil}}} {
 			l.want(nfsv3.NFS3_OK, c.who, p.proc, func(w *rpc.Writer) { name(l.root, "new")(w); p.args(w) })
-			var st unix.Stat_t
 			file := filepath.Join(l.dir, "new")
 			if err := unix.Lstat(file, &st); err != nil {
 				t.Fatalf("%s by %d: %v", p.name, c.who.uid, err)

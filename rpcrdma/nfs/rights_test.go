@@ -2,6 +2,7 @@ package nfs_test
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math"
 	"os"
 	"os/exec"
@@ -223,10 +224,13 @@ func TestRunning(t *testing.T) {
 // no set-user-ID program of root, no set-group-ID program of its group, and no device node.
 func TestRootSquash(t *testing.T) {
 	l := serveLocal(t, nfs.Config{Async: true})
-	l.want(nfsv3.NFS3_OK, root, pCreate, create(l.root, "made", 0o600))
 	var st unix.Stat_t
-	if err := unix.Stat(filepath.Join(l.dir, "made"), &st); err != nil || st.Uid != 65534 || st.Gid != 65534 {
-		t.Errorf("%+v, %v", st, err)
+	for i, c := range []who{root, {0, 100, []uint32{100}}} {
+		made := fmt.Sprint("made", i)
+		l.want(nfsv3.NFS3_OK, c, pCreate, create(l.root, made, 0o600))
+		if err := unix.Stat(filepath.Join(l.dir, made), &st); err != nil || st.Uid != 65534 || st.Gid != 65534 {
+			t.Errorf("%+v makes a file of %d:%d, %v", c, st.Uid, st.Gid, err)
+		}
 	}
 	fh := l.file("f", 0o660, root, "data")
 	for _, c := range []who{root, {1000, 0, nil}, {1000, 100, []uint32{0}}, {0, 0, []uint32{0}}, {1000, 1<<32 - 1, nil}, {1<<32 - 1, 100, nil}, {1000, 100, []uint32{1<<32 - 1}}} {
