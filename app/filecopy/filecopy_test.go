@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
@@ -403,6 +404,21 @@ func TestWrongSize(t *testing.T) {
 		}
 		w.clean(w.there)
 	}
+}
+
+// TestUnreadableEmpty checks that a file of size 0 whose first read fails, such as /proc/self/mem, is not copied as an
+// empty one.
+func TestUnreadableEmpty(t *testing.T) {
+	w := newWorld(t)
+	_, err := w.client.Put(t.Context(), iotest.ErrReader(unix.EIO), 0, Attrs{Mode: 0o644}, "f")
+	if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodeIO || !errors.Is(err, unix.EIO) {
+		t.Errorf("%v; want %v", err, unix.EIO)
+	}
+	w.conn.Close()
+	if err := <-w.served; err == nil {
+		t.Error("the server stored it")
+	}
+	w.clean(w.there)
 }
 
 // A peer that breaks the protocol gets an error, and the server survives.

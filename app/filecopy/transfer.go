@@ -213,8 +213,11 @@ func (t *transfer) checkEmpty(r io.Reader) error {
 	if t.size > 0 {
 		return nil
 	}
-	if n, _ := r.Read(make([]byte, 1)); n > 0 {
+	switch n, err := r.Read(make([]byte, 1)); {
+	case n > 0:
 		return &Error{CodeIO, fmt.Errorf("%s: has content but a size of 0, as files of /proc have: copy it to a file first", t.name)}
+	case err != nil && err != io.EOF:
+		return &Error{CodeIO, err}
 	}
 	return nil
 }
