@@ -142,7 +142,11 @@ var daemonEnded = strings.NewReplacer(
 // peerReason is reason without the peer's address, which the caller prints, and with advice if the connection was lost.
 func peerReason(err error, addr string) string {
 	host, _, _ := net.SplitHostPort(addr)
-	text := strings.ReplaceAll(strings.TrimPrefix(reason(err), host+": "), "wait for completions: ", "")
+	noZone, _, _ := strings.Cut(host, "%") // as the daemon writes it
+	text := strings.ReplaceAll(reason(err), "wait for completions: ", "")
+	for _, prefix := range []string{"rpcrdma: ", host + ": ", noZone + ": "} {
+		text = strings.TrimPrefix(text, prefix)
+	}
 	for _, again := range []string{" (peer " + addr + ")", " of " + addr, " with " + addr, " to " + addr, " from " + addr, addr + ": ", " " + addr} {
 		text = strings.ReplaceAll(text, again, "")
 	}

@@ -47,6 +47,14 @@ func TestReset(t *testing.T) {
 			t.Errorf("%s", got)
 		}
 	}
+	silent := &iwarp.Error{Op: "connection", Code: ctrlpb.Code_CODE_UNREACHABLE, Text: "fe80::1: no answer to ARP or neighbour discovery (asked for fe80::1 on e1)"}
+	if got, want := peerFailed("x", "[fe80::1%e1]:7174", silent).Error(), "x: [fe80::1%e1]:7174: no answer to ARP"; !strings.HasPrefix(got, want) {
+		t.Errorf("link-local: got %q; want %q", got, want)
+	}
+	noRoute := fmt.Errorf("rpcrdma: %w", &iwarp.Error{Op: "connection", Code: ctrlpb.Code_CODE_UNREACHABLE, Text: "10.0.0.1: no route: network is unreachable"})
+	if got, want := peerFailed("nfs", "10.0.0.1:20049", noRoute).Error(), "nfs: 10.0.0.1:20049: no route: network is unreachable: add a route to it (ip route add)"; got != want {
+		t.Errorf("below rpcrdma: got %q; want %q", got, want)
+	}
 	denied := &iwarp.Error{Op: "connection", Code: ctrlpb.Code_CODE_PERMISSION, Text: "uid 7 may not connect to 10.0.0.1: not in connect-to of rule 1"}
 	if got, want := peerFailed("ping", "10.0.0.1:7174", denied).Error(), "ping: 10.0.0.1:7174: "+denied.Text; got != want {
 		t.Errorf("denied: got %q; want %q", got, want)
