@@ -212,6 +212,8 @@ func TestErrors(t *testing.T) {
 		{"qp show nothing", []string{"qp", "show"}, exitUsage, "qp show NUMBER"},
 		{"export a folder that is not there", []string{"nfs", "export", filepath.Join(dir, "no")}, exitFile, "no such file"},
 		{"export, port of MOUNT", []string{"nfs", "export", dir, "--mount-port", "-1"}, exitUsage, "--mount-port -1: must be 1 to 65535, or 0"},
+		{"export, one port for two services", []string{"nfs", "export", dir, "--mount-port", "111"}, exitUsage, "--mount-port and --portmap-port: both are port 111: give different ones"},
+		{"export, port of RDMA for TCP", []string{"nfs", "export", dir, "--tcp-port", "20049"}, exitUsage, "--listen and --tcp-port: both are port 20049"},
 		{"export, port of the portmapper", []string{"nfs", "export", dir, "--portmap-port", "70000"}, exitUsage, "--portmap-port 70000: must be 1 to 65535, or 0"},
 		{"export, port of NFS over TCP", []string{"nfs", "export", dir, "--tcp-port", "65536"}, exitUsage, "--tcp-port 65536: must be 1 to 65535, or 0"},
 		{"capture of no address", []string{"capture", "--host", "foo", "-w", "-"}, exitUsage, `"foo" is not an IP address`},

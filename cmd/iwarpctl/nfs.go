@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -76,19 +77,25 @@ func (c *command) runExport(ctx context.Context, x *nfs.Export, cfg nfs.Config, 
 	}
 	x.Config.Pool = memory << 20
 	x.Config.MaxConns = max(memory*3/4, min(24, 2*memory-8)) // each takes 0.52 MiB
-	for _, f := range []struct {
-		name string
-		port int
-	}{{"mount-port", x.MountPort}, {"portmap-port", x.PortmapPort}, {"tcp-port", x.TCPPort}} {
-		if f.port < 0 || f.port > 65535 {
-			return usageError{fmt.Errorf("nfs export: --%s %d: must be 1 to 65535, or 0 for none", f.name, f.port)}
-		}
-	}
 	addr, err := listenAddr(x.Listen, rpcrdma.Port)
 	if err != nil {
 		return err
 	}
 	x.Listen = addr
+	ports := map[string]string{addr[strings.LastIndexByte(addr, ':')+1:]: "listen"}
+	for _, f := range []struct {
+		name string
+		port int
+	}{{"mount-port", x.MountPort}, {"portmap-port", x.PortmapPort}, {"tcp-port", x.TCPPort}} {
+		port := strconv.Itoa(f.port)
+		switch other, taken := ports[port]; {
+		case f.port < 0 || f.port > 65535:
+			return usageError{fmt.Errorf("nfs export: --%s %d: must be 1 to 65535, or 0 for none", f.name, f.port)}
+		case taken && f.port > 0:
+			return usageError{fmt.Errorf("nfs export: --%s and --%s: both are port %s: give different ones", other, f.name, port)}
+		}
+		ports[port] = f.name
+	}
 	if cfg.KeyFile == "" {
 		if cfg.KeyFile, err = nfs.DefaultKeyFile(); err != nil {
 			return fileError{err}
