@@ -171,14 +171,23 @@ func (c *command) withNFS(ctx context.Context, target string, f func(ctx context
 		return peerFailed("nfs", addr, err)
 	}
 	if err := f(ctx, n, p); err != nil {
-		if _, ok := errors.AsType[*nfs.Error](err); ok {
-			err = fileError{err}
-		} else if lost(err) {
-			err = peerError{err}
-		}
-		return fmt.Errorf("%s: %w", target, err)
+		return nfsFailed(target, os.Geteuid(), err)
 	}
 	return nil
+}
+
+// nfsFailed returns the error of a transfer that the user uid began.
+func nfsFailed(target string, uid int, err error) error {
+	e, answered := errors.AsType[*nfs.Error](err)
+	switch {
+	case answered && e.Status == nfsv3.NFS3ERR_ACCES && uid == 0:
+		err = fileError{fmt.Errorf("%w: root is the user nobody there, unless the server exports with --no-root-squash", err)}
+	case answered:
+		err = fileError{err}
+	case lost(err):
+		err = peerError{err}
+	}
+	return fmt.Errorf("%s: %w", target, err)
 }
 
 // nfsMount connects and mounts the root. A server that cannot be reached is an error at once: only a transfer that has

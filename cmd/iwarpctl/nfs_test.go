@@ -355,3 +355,15 @@ func TestNameJSON(t *testing.T) {
 		t.Errorf("%q, %v", got, err)
 	}
 }
+
+// TestRootIsNobody checks that root learns why a server denies what root may do elsewhere.
+func TestRootIsNobody(t *testing.T) {
+	denied := &nfs.Error{Op: "create f", Status: nfsv3.NFS3ERR_ACCES}
+	const plain = "10.0.0.1:/: nfs: create f: permission denied"
+	for uid, want := range map[int]string{0: plain + ": root is the user nobody there, unless the server exports with --no-root-squash", 7: plain} {
+		err := nfsFailed("10.0.0.1:/", uid, denied)
+		if err.Error() != want || exitCode(t.Context(), err) != exitFile {
+			t.Errorf("uid %d: %q, exit code %d; want %q, %d", uid, err, exitCode(t.Context(), err), want, exitFile)
+		}
+	}
+}
