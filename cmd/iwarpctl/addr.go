@@ -37,6 +37,9 @@ func resolve(ctx context.Context, host string, defaultPort int) (string, error) 
 	if name == "" {
 		return "", usageError{fmt.Errorf("address %q: the host is missing", host)}
 	}
+	if name, _, ok := strings.Cut(name, "%"); ok {
+		return "", usageError{fmt.Errorf("address %q: only a link-local IPv6 address has a zone: write %s", host, name)}
+	}
 	if strings.Contains(name, ".") && strings.Trim(name, "0123456789.") == "" {
 		return "", usageError{fmt.Errorf("address %q: an IPv4 address has four numbers from 0 to 255 without leading zeros", host)}
 	}

@@ -104,7 +104,7 @@ func parseCopy(sources []string, target string, f *cpFlags) (*copyJob, error) {
 			return wrong("%q and %q are both on other hosts: copy to this host first; a local file is written ./%s", s, target, s)
 		case from.host == "" && !j.put:
 			mean := target
-			if _, err := os.Stat(target); err == nil || strings.Contains(target, "/") {
+			if _, err := os.Stat(target); err == nil || strings.Contains(target, "/") || strings.HasPrefix(target, "[") && !strings.HasSuffix(target, "]") {
 				mean = "HOST"
 			}
 			return wrong("neither %q nor %q is on another host: write a remote file as HOST:PATH, such as %s:", s, target, mean)

@@ -219,7 +219,7 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 		case cmd.HasAvailableSubCommands():
 			mean := ""
 			cmd.SuggestionsMinimumDistance = 2
-			if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
+			if s := cmd.SuggestionsFor(args[0]); args[0] != "" && len(s) > 0 { // each name begins with ""
 				mean = " (did you mean " + strings.Join(s, " or ") + "?)"
 			}
 			return usageError{fmt.Errorf("%s has no command %q%s; see %s --help", cmd.CommandPath(), args[0], mean, cmd.CommandPath())}

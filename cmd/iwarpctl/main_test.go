@@ -117,6 +117,7 @@ func TestErrors(t *testing.T) {
 		want string
 	}{
 		{"unknown command", []string{"pingg"}, exitUsage, `no command "pingg" (did you mean ping?); see iwarpctl --help`},
+		{"empty command", []string{""}, exitUsage, `iwarpctl has no command ""; see iwarpctl --help`},
 		{"help for an unknown command", []string{"help", "pingg"}, exitUsage, `no command "pingg" (did you mean ping?); see iwarpctl --help`},
 		{"unknown command of a group", []string{"qp", "fly"}, exitUsage, `iwarpctl qp has no command "fly"; see iwarpctl qp --help`},
 		{"count without a number", []string{"ping", "-c", "-C", "abc"}, exitUsage, `--count "abc": must be a whole number; see iwarpctl ping --help`},
@@ -157,6 +158,7 @@ func TestErrors(t *testing.T) {
 		{"cp with nothing", []string{"cp"}, exitUsage, "SOURCE... TARGET"},
 		{"cp local to local", []string{"cp", file, file}, exitUsage, "write a remote file as HOST:PATH"},
 		{"cp to a host without colon", []string{"cp", file, "server"}, exitUsage, "such as server:"},
+		{"cp to half of an address", []string{"cp", file, "[fd00::1:"}, exitUsage, "such as HOST:"},
 		{"cp to a port without path", []string{"cp", file, "10.0.0.1:7176"}, exitUsage, "10.0.0.1:7176/ or 10.0.0.1:./7176"},
 		{"cp as a user", []string{"cp", file, "me@10.0.0.1:"}, exitUsage, "no users: write it as 10.0.0.1:"},
 		{"cp by URI", []string{"cp", file, "scp://10.0.0.1/x"}, exitUsage, "without scp://"},
@@ -387,6 +389,7 @@ func TestAddresses(t *testing.T) {
 		"0.0.0.0": "means all addresses", "[::]:9": "means all addresses", "::ffff:0.0.0.0": "means all addresses",
 		"224.0.0.1": "multicast", "[ff02::1]:9": "multicast", "::ffff:224.0.0.1": "multicast", "255.255.255.255:9": "broadcast",
 		"http://10.0.0.1": "without a slash", "10.0.0.1/24": "without a slash", "10.0.0": "four numbers", "10.0.0.01:9": "four numbers", "10.0.0.256": "four numbers",
+		"10.0.0.1%eth0": "only a link-local IPv6 address has a zone: write 10.0.0.1", "host%eth0:9": "write host",
 	} {
 		if got, err := resolve(t.Context(), bad, 7); err == nil || !strings.Contains(err.Error(), want) || exitCode(t.Context(), err) != exitUsage {
 			t.Errorf("resolve(%q) = %q, %v; want %q", bad, got, err, want)
