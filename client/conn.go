@@ -132,8 +132,8 @@ func (r *ConnRequest) AcceptConn(ctx context.Context, cfg *Config) (*Conn, error
 		return nil, err
 	}
 	if _, err := r.Accept(ctx, c.qp, cfg); err != nil {
-		if r.refuse(ctx, cfg.PrivateData) != nil { // which may be too long; or the daemon has taken the answer
-			_ = r.refuse(ctx, nil)
+		if r.refuse(ctx, cfg.PrivateData) != nil { // the private data may be too long
+			_ = r.refuse(ctx, nil) // fails if the daemon has taken the answer
 		}
 		c.release()
 		return nil, err

@@ -247,7 +247,7 @@ func TestScriptReceive(t *testing.T) {
 			held 301+100
 			held none
 			> . 1 ack 401`},
-		{name: "issue B: no more than MaxHeld segments are held", opts: sack, conf: func(c *Config) { c.MaxHeld = 2 }, text: `
+		{name: "no more than MaxHeld segments are held", opts: sack, conf: func(c *Config) { c.MaxHeld = 2 }, text: `
 			< P. 101+10 ack 1
 			in hold
 			> . 1 ack 1
@@ -280,7 +280,7 @@ func TestScriptReceive(t *testing.T) {
 			< P. 201+200 ack 1
 			in deliver 201+200
 			> . 1 ack 401`},
-		{name: "issue B: the window is no more than MaxHeld segments", conf: func(c *Config) { c.MaxHeld = 4 }, text: `
+		{name: "the window is no more than MaxHeld segments", conf: func(c *Config) { c.MaxHeld = 4 }, text: `
 			dial
 			> S 0 win 5840`},
 		{name: "9293 3.8.6 text beyond the window is cut off", conf: slow, text: `

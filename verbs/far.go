@@ -71,7 +71,7 @@ func (q *QP) put(m *memory, n uint32, p marked.Bytes) {
 		p.CopyTo(m.b)
 		return
 	}
-	q.cfg.Far.Store(m.far.far, m.addr, n, p) // may fault in p, and is then no Store
+	q.cfg.Far.Store(m.far.far, m.addr, n, p) // if p cannot be read, this faults and does not count as a Store
 	q.stores++
 }
 

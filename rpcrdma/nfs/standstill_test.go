@@ -72,7 +72,7 @@ func mountOn(t *testing.T, ctx context.Context, serve func(*rpc.Request)) *nfs.C
 func TestStandstill(t *testing.T) {
 	for _, c := range []struct {
 		what string
-		next map[uint64]uint64 // the cookie of the entry after a cookie; no entry if there is none
+		next map[uint64]uint64 // the cookie of the entry after that of the key; none for the last
 		seen int
 	}{
 		{"no entries", nil, 0},

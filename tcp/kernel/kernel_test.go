@@ -395,9 +395,9 @@ func relay(ctx context.Context, a, b *tun, out, in impair.Config) {
 }
 
 // TestKernelGoodput compares what we send to the kernel with what the kernel sends
-// to another kernel over the same wire, in the same run (issue B: at least 0.8). With
-// KERNELTCP=full in the environment it holds us to that, on a machine that does nothing
-// else; otherwise to half.
+// to another kernel over the same wire, in the same run. With
+// KERNELTCP=full in the environment we must reach 0.8 of that, on a machine that does
+// nothing else; otherwise half.
 func TestKernelGoodput(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes some seconds")
