@@ -2,7 +2,6 @@ package nfs
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -219,7 +218,7 @@ func (x *Export) serve(ctx context.Context, up func()) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-dev.Done():
-			return errors.Join(errors.New("nfs: the daemon is gone"), dev.Err())
+			return dev.Err()
 		case <-l.Done():
 			return l.Err()
 		}
