@@ -26,7 +26,7 @@ var (
 	ErrState       = errors.New("iwarp: wrong state")
 	ErrBusy        = errors.New("iwarp: object in use")
 	ErrVersion     = errors.New("iwarp: protocol version not supported")
-	ErrProtocol    = errors.New("iwarp: the peer violated the MPA start-up")
+	ErrProtocol    = errors.New("iwarp: the peer violated the MPA start-up or SCTP")
 	ErrInternal    = errors.New("iwarp: internal error of the daemon or the host")
 	ErrCanceled    = errors.New("iwarp: canceled")
 

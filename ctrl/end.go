@@ -109,10 +109,10 @@ func (s *Server) closedEvent(c *conn, err error, timeWait bool) {
 
 // closeCode returns the code of a connection that the engine ended with err.
 func closeCode(err error) ctrlpb.Code {
-	if _, ok := errors.AsType[*ddp.Error](err); ok {
-		return protocol
-	}
+	_, violated := errors.AsType[*ddp.Error](err)
 	switch {
+	case violated, errors.Is(err, sctp.ErrProtocol):
+		return protocol
 	case errors.Is(err, dataplane.ErrTimeout), errors.Is(err, tcp.ErrTimeout), errors.Is(err, sctp.ErrTimeout):
 		return timedOut
 	case errors.Is(err, tcp.ErrUnreachable), errors.Is(err, sctp.ErrUnreachable):

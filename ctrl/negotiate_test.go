@@ -308,6 +308,7 @@ func TestSCTPSetupErrors(t *testing.T) {
 		{tcp.ErrRefused, ctrlpb.Code_CODE_REFUSED},
 		{sctp.ErrTimeout, ctrlpb.Code_CODE_TIMEOUT},
 		{sctp.ErrUnreachable, ctrlpb.Code_CODE_UNREACHABLE},
+		{sctp.ErrProtocol, ctrlpb.Code_CODE_PROTOCOL},
 		{sctp.ErrNoSCTP, ctrlpb.Code_CODE_REFUSED},
 		{errors.New("ABORT"), ctrlpb.Code_CODE_REFUSED},
 		{nil, ctrlpb.Code_CODE_REFUSED},

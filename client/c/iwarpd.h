@@ -67,7 +67,7 @@ enum iwarpd_code {
 	IWARPD_CODE_STATE = 11,      /* EBADFD: not possible in this state of the object */
 	IWARPD_CODE_BUSY = 12,       /* EBUSY: the object is in use */
 	IWARPD_CODE_VERSION = 13,    /* EPROTONOSUPPORT */
-	IWARPD_CODE_PROTOCOL = 14,   /* EPROTO: the peer violated the MPA start-up */
+	IWARPD_CODE_PROTOCOL = 14,   /* EPROTO: the peer violated the MPA start-up or SCTP */
 	IWARPD_CODE_INTERNAL = 15,   /* EIO: internal error of the daemon or the host */
 	IWARPD_CODE_CANCELED = 16,   /* ECANCELED */
 	IWARPD_CODE_DRAINING = 17,   /* ESHUTDOWN: the daemon is stopping; see IWARPD_EVENT_DRAINING */

@@ -51,7 +51,7 @@ const (
 	Code_CODE_STATE       Code = 11 // the object is in a state that does not allow it
 	Code_CODE_BUSY        Code = 12 // other objects still use this one
 	Code_CODE_VERSION     Code = 13 // protocol version not supported
-	Code_CODE_PROTOCOL    Code = 14 // the peer broke the MPA start-up protocol
+	Code_CODE_PROTOCOL    Code = 14 // the peer broke the protocol of the MPA start-up or of SCTP
 	Code_CODE_INTERNAL    Code = 15 // a fault of the daemon or of the host
 	Code_CODE_CANCELED    Code = 16 // disconnected or destroyed meanwhile
 	Code_CODE_DRAINING    Code = 17 // the daemon is stopping and takes no new work
