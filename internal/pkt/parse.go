@@ -223,10 +223,26 @@ func skipExt(next uint8, b []byte, off, total int, first bool) (proto uint8, at 
 		}
 		// A routing header with segments left means that the destination is not the final
 		// one, which the checksum covers.
-		if next == 43 && b[off+3] != 0 {
+		if next == 43 && b[off+3] != 0 || (next == 0 || next == 60) && !skippable(b[off+2:off+n]) {
 			return 0, 0, ErrHeader
 		}
 		next, off = b[off], off+n
 	}
 	return 0, 0, ErrHeader
+}
+
+// skippable reports whether a receiver that knows none of the options but Pad1 may skip them all: the type of another one begins with
+// two bits that say so (RFC 8200, Section 4.2).
+func skippable(options []byte) bool {
+	for len(options) > 0 {
+		switch {
+		case options[0] == 0: // Pad1 has no length
+			options = options[1:]
+		case options[0]>>6 != 0 || len(options) < 2 || len(options) < 2+int(options[1]):
+			return false
+		default:
+			options = options[2+int(options[1]):]
+		}
+	}
+	return true
 }
