@@ -142,11 +142,15 @@ func (r *Resolver) enter() bool {
 	return !r.closed
 }
 
+func (r *Resolver) wrongSource(src netip.Addr) error {
+	return fmt.Errorf("%v is %w %s: choose one of those that iwarpctl status shows", src, dataplane.ErrSource, r.names())
+}
+
 // routeError names the routes that the kernel reports as an invalid argument and as a lack of permission.
 func routeError(err error) error {
 	switch {
 	case errors.Is(err, unix.EINVAL):
-		return errors.New("a blackhole route, or a source address that cannot leave this host")
+		return errors.New("a blackhole route")
 	case errors.Is(err, unix.EACCES):
 		return errors.New("a prohibit route")
 	}
@@ -165,12 +169,14 @@ func (r *Resolver) route(dst, src netip.Addr, by *Device) (hop dataplane.Hop, vi
 	if src.IsValid() {
 		src = src.WithZone("")
 		if !src.IsLoopback() && !r.owns(src, by) {
-			return hop, via, fmt.Errorf("%v is %w %s: choose one of those that iwarpctl status shows", src, dataplane.ErrSource, r.names())
+			return hop, via, r.wrongSource(src)
 		}
 		opts.SrcAddr = src.AsSlice()
 	}
 	routes, err := r.get(dst, by, opts)
 	switch {
+	case errors.Is(err, unix.EINVAL) && src.IsLoopback(): // to another host
+		return hop, via, r.wrongSource(src)
 	case err != nil:
 		return hop, via, fmt.Errorf("%w: %w", r.orGone(ErrNoRoute), routeError(err))
 	case len(routes) == 0:
@@ -187,6 +193,9 @@ func (r *Resolver) route(dst, src netip.Addr, by *Device) (hop dataplane.Hop, vi
 		return hop, via, nil
 	case unix.RTN_BROADCAST, unix.RTN_MULTICAST:
 		return hop, via, dataplane.ErrBroadcast
+	}
+	if src.IsLoopback() { // the kernel forbids that only over IPv4
+		return hop, via, r.wrongSource(src)
 	}
 	r.mu.Lock()
 	f, ok := r.ifaces[rt.LinkIndex]
