@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 
 #include "../../testdata/descriptors.h"
 
@@ -54,4 +55,14 @@ static inline void await_call(pid_t tid, long want)
 		fclose(f);
 		usleep(1000);
 	}
+}
+
+/*
+ * fork_idle forks while the library's thread waits for events: one that starts may hold a lock of the sanitizer, which is
+ * never released in the child.
+ */
+static inline pid_t fork_idle(void)
+{
+	await_call(thread_named("iwarpd-verbs"), SYS_epoll_wait);
+	return fork();
 }

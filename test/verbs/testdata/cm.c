@@ -4347,7 +4347,7 @@ static void descended(void)
 	pid_t first = getpid(), pid;
 	int status;
 
-	pid = fork();
+	pid = fork_idle();
 	if (pid == 0)
 		pid = fork();
 	CHECK(pid >= 0);

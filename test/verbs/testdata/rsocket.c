@@ -1197,7 +1197,7 @@ static void forked(void)
 /* child_connects makes a child that connects, sends n bytes and then waits. */
 static pid_t child_connects(int port, size_t n)
 {
-	pid_t child = fork();
+	pid_t child = fork_idle();
 	struct stream s = { .n = n, .piece = n, .seed = 6 };
 
 	CHECK(child >= 0);
@@ -1254,7 +1254,7 @@ static void exited(void)
 	int l = listener(8);
 
 	for (int i = 0; i < 20; i++) {
-		pid_t child = fork();
+		pid_t child = fork_idle();
 		int fd, status;
 
 		CHECK(child >= 0);
@@ -1286,7 +1286,7 @@ static void unclosed(void)
 	int l = listener(8);
 
 	for (int i = 0; i < 10; i++) {
-		pid_t child = fork();
+		pid_t child = fork_idle();
 		struct stream s = { .n = 1000000, .piece = 1000, .seed = 8, .last = true };
 		int status;
 
